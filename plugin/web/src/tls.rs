@@ -8,9 +8,11 @@ use std::time::{Duration, Instant, SystemTime};
 use rustls::ServerConfig;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
+
+use crate::self_signed::self_signed;
 
 /// How often it is looked whether the files have changed.
 const LOOK: Duration = Duration::from_secs(10);
@@ -38,7 +40,7 @@ pub enum Tls {
 pub(crate) fn config(tls: &Tls) -> Result<Option<Arc<ServerConfig>>, String> {
     let resolver: Arc<dyn ResolvesServerCert> = match tls {
         Tls::Plain => return Ok(None),
-        Tls::SelfSigned => Arc::new(Fixed(Arc::new(self_signed()?))),
+        Tls::SelfSigned => Arc::new(Fixed(Arc::new(made()?))),
         Tls::Files { certificate, key } => Arc::new(Files::open(certificate, key)?),
     };
     let builder = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()));
@@ -58,11 +60,10 @@ impl ResolvesServerCert for Fixed {
     }
 }
 
-fn self_signed() -> Result<CertifiedKey, String> {
-    let names = ["tessera", "localhost", "127.0.0.1", "::1"].map(str::to_owned);
-    let made = rcgen::generate_simple_self_signed(names).map_err(|error| error.to_string())?;
-    let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
-    certified(vec![made.cert.der().clone()], key.into())
+fn made() -> Result<CertifiedKey, String> {
+    let made = self_signed(&["tessera", "localhost", "127.0.0.1", "::1"])
+        .map_err(|error| error.to_string())?;
+    certified(vec![made.certificate.der().clone()], made.key.into())
 }
 
 fn certified(

@@ -263,8 +263,8 @@ pub async fn endpoints(
 /// # Errors
 /// The file system's.
 pub fn certificate(dir: &Path) -> anyhow::Result<()> {
-    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()])?;
-    fs::write(dir.join("tls.crt"), made.cert.pem())?;
-    fs::write(dir.join("tls.key"), made.signing_key.serialize_pem())?;
+    let made = tessera_web::self_signed(&["localhost"])?;
+    fs::write(dir.join("tls.crt"), made.certificate.pem())?;
+    fs::write(dir.join("tls.key"), made.key_pem())?;
     Ok(())
 }

@@ -9,7 +9,7 @@ mod width;
 pub use page::{Page, Tone};
 pub use sheet::{Cell, Column, Sheet};
 pub use table::table;
-pub use width::{shorten, wrap};
+pub use width::{columns, head, shorten, wrap};
 
 use std::io::IsTerminal;
 

@@ -3,7 +3,8 @@
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 /// Columns of a text on a terminal.
-pub(super) fn columns(text: &str) -> usize {
+#[must_use]
+pub fn columns(text: &str) -> usize {
     text.width()
 }
 
@@ -23,7 +24,8 @@ fn fitting(characters: impl Iterator<Item = char>, width: usize) -> usize {
 }
 
 /// The longest beginning of at most `width` columns.
-pub(super) fn head(text: &str, width: usize) -> &str {
+#[must_use]
+pub fn head(text: &str, width: usize) -> &str {
     &text[..fitting(text.chars(), width)]
 }
 

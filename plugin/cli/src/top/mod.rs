@@ -1,12 +1,13 @@
 //! `tessera top`: live use of the node's GPUs. It polls the plugin and computes rates from
 //! one answer to the next.
 //!
-//! [`model`], [`keys`], [`rates`], [`view`] and [`report`] are pure; [`feed`] asks, [`screen`] owns the
+//! [`model`], [`keys`], [`rates`], [`view`], [`picture`] and [`report`] are pure; [`feed`] asks, [`screen`] owns the
 //! terminal.
 
 mod feed;
 mod keys;
 mod model;
+mod picture;
 mod rates;
 mod report;
 mod screen;

@@ -1,7 +1,5 @@
 //! A [`Model`] as plain text and as JSON. Pure.
 
-use ratatui_core::buffer::Buffer;
-use ratatui_core::layout::Rect;
 use serde_json::{Value, json};
 
 use super::model::Model;
@@ -18,12 +16,8 @@ pub(super) fn plain(model: &Model, look: Look, moment: Moment, width: Option<u16
     let status = &model.status;
     // GPUs take a third at most, so three times what they need is enough for everything.
     let lines = 3 * status.gpus.len() + model.shown().len() + status.warnings.len() + 16;
-    let height = u16::try_from(lines).unwrap_or(u16::MAX).min(u16::MAX / width);
-    let area = Rect::new(0, 0, width, height);
-    let mut buffer = Buffer::empty(area);
-    view::draw(model, look, moment, area, &mut buffer);
-    let line = |y| -> String { (0..width).map(|x| buffer[(x, y)].symbol()).collect() };
-    let lines: Vec<String> = (0..height).map(|y| line(y).trim_end().to_owned()).collect();
+    let height = u16::try_from(lines).unwrap_or(u16::MAX);
+    let lines: Vec<String> = view::draw(model, look, moment, (width, height)).text().collect();
     let mut out = String::new();
     // The gap above the warnings is one line here.
     for line in lines.chunk_by(|a, b| a.is_empty() && b.is_empty()) {

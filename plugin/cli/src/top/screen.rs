@@ -1,26 +1,27 @@
 //! The terminal: taken over, drawn upon, and given back however the program ends.
 
 use std::fs::File;
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
 use std::process::ExitCode;
 use std::sync::Once;
 use std::time::Duration;
 
 use anyhow::Context;
+use crossterm::event::{self, Event, KeyCode, KeyEvent, KeyModifiers};
+use crossterm::style::Print;
+use crossterm::terminal::{
+    self, BeginSynchronizedUpdate, Clear, ClearType, EndSynchronizedUpdate, EnterAlternateScreen,
+    LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
+};
+use crossterm::{cursor, execute, queue};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, raise};
-use ratatui_core::terminal::Terminal;
-use ratatui_crossterm::CrosstermBackend;
-use ratatui_crossterm::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyModifiers};
-use ratatui_crossterm::crossterm::terminal::{
-    EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
-};
-use ratatui_crossterm::crossterm::{cursor, execute};
 
 use super::feed::{self, Feed, FeedEvent};
 use super::model::Model;
+use super::picture::Picture;
 use super::view::{self, Moment};
 use tessera_model::clock::unix_ms;
 use tessera_system::terminal::Look;
@@ -33,16 +34,16 @@ pub(super) fn run(mut model: Model, feed: &Feed, every: Duration) -> anyhow::Res
     give_back_on_panic();
     let taken = Taken::take().context("the terminal (`--once` and `-o json` need none)")?;
     let keyboard = Keyboard::open().context("the terminal")?;
-    let mut terminal = empty()?;
+    // What the screen shows.
+    let mut shown = None;
     let look = Look::from_env();
     // Of the stop that we know of, SIGCONT tells once more.
     let mut is_known = false;
     while !model.quit {
         let moment = Moment { now_unix_ms: unix_ms(), every, live: true };
-        terminal.draw(|frame| {
-            let area = frame.area();
-            view::draw(&model, look, moment, area, frame.buffer_mut());
-        })?;
+        let picture = view::draw(&model, look, moment, terminal::size()?);
+        show(shown.as_ref(), &picture)?;
+        shown = Some(picture);
         // Until something has changed; the clock of a plugin that is silent does, too.
         loop {
             let mut changed = false;
@@ -53,7 +54,7 @@ pub(super) fn run(mut model: Model, feed: &Feed, every: Duration) -> anyhow::Res
                 match event::read()? {
                     Event::Key(key) if is_stop(key) => {
                         taken.stop()?;
-                        (terminal, is_known) = (empty()?, true);
+                        (shown, is_known) = (None, true);
                     }
                     Event::Key(key) => model.press(key),
                     _ => {}
@@ -64,12 +65,12 @@ pub(super) fn run(mut model: Model, feed: &Feed, every: Duration) -> anyhow::Res
                 match news {
                     FeedEvent::Stop => {
                         taken.stop()?;
-                        (terminal, is_known) = (empty()?, true);
+                        (shown, is_known) = (None, true);
                     }
                     FeedEvent::Again if is_known => is_known = false,
                     FeedEvent::Again => {
                         taken.take_again()?;
-                        terminal = empty()?;
+                        shown = None;
                     }
                     news => feed::apply(&mut model, news),
                 }
@@ -87,10 +88,26 @@ pub(super) fn run(mut model: Model, feed: &Feed, every: Duration) -> anyhow::Res
     Ok(ExitCode::SUCCESS)
 }
 
-/// The other screen, with nothing on it. (`Terminal::clear` would ask the terminal where its cursor is, and
-/// fail where it does not say.)
-fn empty() -> io::Result<Terminal<CrosstermBackend<io::Stdout>>> {
-    Terminal::new(CrosstermBackend::new(io::stdout()))
+/// Draws the lines in which a picture differs from what is shown.
+fn show(shown: Option<&Picture>, picture: &Picture) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    queue!(out, BeginSynchronizedUpdate)?;
+    let shown = shown.filter(|shown| shown.is_as_large_as(picture));
+    if shown.is_none() {
+        queue!(out, Clear(ClearType::All))?;
+    }
+    for (row, line) in (0..).zip(picture.lines()) {
+        if shown.is_some_and(|shown| shown.lines().get(usize::from(row)) == Some(line)) {
+            continue;
+        }
+        queue!(out, cursor::MoveTo(0, row), Clear(ClearType::UntilNewLine))?;
+        for span in line {
+            queue!(out, Print(span))?;
+        }
+    }
+    queue!(out, cursor::MoveTo(0, u16::try_from(picture.lines().len()).unwrap_or(u16::MAX)))?;
+    queue!(out, Clear(ClearType::FromCursorDown), EndSynchronizedUpdate)?;
+    out.flush()
 }
 
 /// Where keys come from: what crossterm reads. It is waited for here, because crossterm reads a terminal

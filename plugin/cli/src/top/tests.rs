@@ -1,6 +1,4 @@
-use ratatui_core::backend::TestBackend;
-use ratatui_core::terminal::Terminal;
-use ratatui_crossterm::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use tessera_kubelet_api::admin::{
     AllocationState, ComputePolicy, ComputeUse, GpuState, Health, Holder, Plugin, Registration,
 };
@@ -124,14 +122,8 @@ fn model(sort: Sort) -> Model {
 
 /// The picture on a terminal of that size, without the spaces at the ends of lines.
 fn picture(model: &Model, look: Look, width: u16, height: u16) -> String {
-    let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
-    let drawn = terminal.draw(|frame| {
-        let area = frame.area();
-        view::draw(model, look, MOMENT, area, frame.buffer_mut());
-    });
-    let buffer = drawn.unwrap().buffer.clone();
-    let line = |y| (0..width).map(|x| buffer[(x, y)].symbol()).collect::<String>();
-    (0..height).map(|y| line(y).trim_end().to_owned() + "\n").collect()
+    let picture = view::draw(model, look, MOMENT, (width, height));
+    picture.text().map(|line| line + "\n").collect()
 }
 
 fn press(model: &mut Model, keys: &str) {

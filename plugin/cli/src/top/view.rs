@@ -5,13 +5,11 @@ mod gpus;
 
 use std::time::Duration;
 
-use ratatui_core::buffer::Buffer;
-use ratatui_core::layout::Rect;
-use ratatui_core::style::{Color, Modifier, Style};
-use ratatui_core::text::{Line, Span};
+use crossterm::style::{Color, ContentStyle, Stylize};
 
 use super::keys::HELP;
 use super::model::{Model, Sort};
+use super::picture::{Picture, Span, raw, span};
 use tessera_api::print::wrap;
 use tessera_model::duration;
 use tessera_model::time_format;
@@ -22,32 +20,33 @@ use tessera_system::terminal::Look;
 pub(super) struct Paint(pub Look);
 
 impl Paint {
-    fn colour(self, colour: Color) -> Style {
-        if self.0.colour { Style::new().fg(colour) } else { Style::new() }
+    fn colour(self, colour: Color) -> ContentStyle {
+        let plain = ContentStyle::new();
+        if self.0.colour { plain.with(colour) } else { plain }
     }
 
-    fn good(self) -> Style {
-        self.colour(Color::Green)
+    fn good(self) -> ContentStyle {
+        self.colour(Color::DarkGreen)
     }
 
-    fn warn(self) -> Style {
-        self.colour(Color::Yellow)
+    fn warn(self) -> ContentStyle {
+        self.colour(Color::DarkYellow)
     }
 
-    fn bad(self) -> Style {
-        self.colour(Color::Red).add_modifier(Modifier::BOLD)
+    fn bad(self) -> ContentStyle {
+        self.colour(Color::DarkRed).bold()
     }
 
-    fn dim(self) -> Style {
-        Style::new().add_modifier(Modifier::DIM)
+    fn dim(self) -> ContentStyle {
+        ContentStyle::new().dim()
     }
 
-    fn head(self) -> Style {
-        Style::new().add_modifier(Modifier::REVERSED)
+    fn head(self) -> ContentStyle {
+        ContentStyle::new().reverse()
     }
 
     /// A bar, and how it should look by how full it is.
-    fn bar(self, part: u64, whole: u64, width: usize) -> (String, Style) {
+    fn bar(self, part: u64, whole: u64, width: usize) -> (String, ContentStyle) {
         let cells = u128::try_from(width).unwrap_or(0);
         // Full only when it is full, and never empty when it is not.
         let filled = match whole {
@@ -78,10 +77,15 @@ pub(super) struct Moment {
     pub live: bool,
 }
 
-/// Draws the model.
-pub(super) fn draw(model: &Model, look: Look, moment: Moment, area: Rect, buffer: &mut Buffer) {
+/// The model in so many columns and lines.
+pub(super) fn draw(
+    model: &Model,
+    look: Look,
+    moment: Moment,
+    (width, height): (u16, u16),
+) -> Picture {
     let paint = Paint(look);
-    let mut page = Page { area, row: 0, buffer };
+    let mut page = Picture::new(width, height);
     page.line(title(model, paint, moment));
     if let Some(silence) = &model.silence {
         let (since, ago) =
@@ -97,17 +101,18 @@ pub(super) fn draw(model: &Model, look: Look, moment: Moment, area: Rect, buffer
             silence.reason
         );
         for line in wrap(&text, page.width()) {
-            page.line(Line::styled(line, paint.bad()));
+            page.line([span(&line, paint.bad())]);
         }
     }
     if model.help {
-        return help(&mut page, paint);
+        help(&mut page, paint);
+        return page;
     }
     if !model.has_answer() {
         if model.silence.is_none() {
-            page.line(Line::raw("waiting for the plugin's first answer"));
+            page.line([raw("waiting for the plugin's first answer")]);
         }
-        return;
+        return page;
     }
     gpus::draw(model, paint, &mut page);
     let foot = usize::from(moment.live);
@@ -119,55 +124,22 @@ pub(super) fn draw(model: &Model, look: Look, moment: Moment, area: Rect, buffer
     if moment.live {
         page.line(footer(model, paint));
     }
+    page
 }
 
-/// The area, filled from above.
-pub(super) struct Page<'a> {
-    area: Rect,
-    row: u16,
-    buffer: &'a mut Buffer,
-}
-
-impl Page<'_> {
-    fn width(&self) -> usize {
-        self.area.width.into()
-    }
-
-    /// Rows that are left.
-    fn left(&self) -> usize {
-        self.area.height.saturating_sub(self.row).into()
-    }
-
-    fn line(&mut self, line: Line<'_>) {
-        if self.row < self.area.height {
-            let (x, y) = (self.area.x, self.area.y + self.row);
-            self.buffer.set_line(x, y, &line, self.area.width);
-            self.row += 1;
-        }
-    }
-
-    /// Goes on where just `left` rows are left.
-    fn skip_to(&mut self, left: usize) {
-        let row = self.area.height.saturating_sub(u16::try_from(left).unwrap_or(u16::MAX));
-        self.row = self.row.max(row);
-    }
-}
-
-fn title(model: &Model, paint: Paint, moment: Moment) -> Line<'static> {
+fn title(model: &Model, paint: Paint, moment: Moment) -> Vec<Span> {
     let plugin = model.status.plugin.clone().unwrap_or_default();
-    let mut spans = vec![Span::styled("tessera top", Style::new().add_modifier(Modifier::BOLD))];
+    let mut spans = vec![span("tessera top", ContentStyle::new().bold())];
     if model.has_answer() {
         let registration = match plugin.registration() {
-            _ if model.offline => Span::styled("without the plugin", paint.bad()),
-            tessera_kubelet_api::admin::Registration::Live => {
-                Span::styled("registered", paint.good())
-            }
-            _ => Span::styled("not registered", paint.bad()),
+            _ if model.offline => span("without the plugin", paint.bad()),
+            tessera_kubelet_api::admin::Registration::Live => span("registered", paint.good()),
+            _ => span("not registered", paint.bad()),
         };
         let allocations = model.status.allocations.len();
-        spans.push(Span::raw(format!("  {} ", time_format::clock(model.status.at_unix_ms))));
+        spans.push(raw(&format!("  {} ", time_format::clock(model.status.at_unix_ms))));
         spans.push(registration);
-        spans.push(Span::raw(format!(
+        spans.push(raw(&format!(
             "  {}  {}  every {}",
             count(model.status.gpus.len(), "GPU"),
             count(allocations, "allocation"),
@@ -175,9 +147,9 @@ fn title(model: &Model, paint: Paint, moment: Moment) -> Line<'static> {
         )));
     }
     if model.paused {
-        spans.push(Span::styled("  PAUSED", paint.warn().add_modifier(Modifier::BOLD)));
+        spans.push(span("  PAUSED", paint.warn().bold()));
     }
-    Line::from(spans)
+    spans
 }
 
 fn count(n: usize, what: &str) -> String {
@@ -185,24 +157,23 @@ fn count(n: usize, what: &str) -> String {
 }
 
 /// As many warnings as there is room for beside the rows, and how many more there are.
-fn warnings(model: &Model, paint: Paint, left: usize) -> Vec<Line<'static>> {
+fn warnings(model: &Model, paint: Paint, left: usize) -> Vec<[Span; 1]> {
     let all = &model.status.warnings;
     // The rows come first.
     let room = left.saturating_sub(model.shown().len() + 3).min(8).max(usize::from(left > 4));
     let whole = if all.len() <= room { all.len() } else { room.saturating_sub(1) };
-    let mut lines: Vec<Line<'static>> =
-        all[..whole].iter().map(|text| Line::styled(format!("! {text}"), paint.warn())).collect();
+    let line = |text: String| [span(&text, paint.warn())];
+    let mut lines: Vec<_> = all[..whole].iter().map(|text| line(format!("! {text}"))).collect();
     if whole < all.len() && room > 0 {
         let more = all.len() - whole;
-        let text = format!("! {more} warnings that `tessera status` tells");
-        lines.push(Line::styled(text, paint.warn()));
+        lines.push(line(format!("! {more} warnings that `tessera status` tells")));
     }
     lines
 }
 
-fn footer(model: &Model, paint: Paint) -> Line<'static> {
+fn footer(model: &Model, paint: Paint) -> [Span; 1] {
     if model.editing {
-        return Line::raw(format!("/{}_   Enter: keep   Esc: all", model.filter));
+        return [raw(&format!("/{}_   Enter: keep   Esc: all", model.filter))];
     }
     let by = match model.sort {
         Sort::Memory => "memory",
@@ -217,24 +188,21 @@ fn footer(model: &Model, paint: Paint) -> Line<'static> {
         text => format!("  only \"{text}\""),
     };
     let text = format!("q quit  ? help  m c w r n sort: {by}{reverse}  / filter{filter}  p pause");
-    Line::styled(text, paint.dim())
+    [span(&text, paint.dim())]
 }
 
-fn help(page: &mut Page<'_>, paint: Paint) {
-    page.line(Line::raw(""));
+fn help(page: &mut Picture, paint: Paint) {
+    page.line([]);
     for (keys, what) in HELP {
-        page.line(Line::from(vec![
-            Span::styled(format!("  {keys:<24}"), paint.good()),
-            Span::raw(*what),
-        ]));
+        page.line([span(&format!("  {keys:<24}"), paint.good()), raw(what)]);
     }
-    page.line(Line::raw(""));
+    page.line([]);
     for text in [
         "USED/QUOTA  charged and overhead, of what the container may hold",
         "ASK GOT1s GOT10s  thousandths of a GPU: its share, and what it got",
         "WAIT  part of the time that it wanted the GPU and had no lease",
         "REFUSED  requests over the quota in all, and how many a second",
     ] {
-        page.line(Line::raw(format!("  {text}")));
+        page.line([raw(&format!("  {text}"))]);
     }
 }

@@ -11,6 +11,20 @@ use tessera_cluster::{Access, ApiError, Client, Kind, Retry, Server, Verb};
 
 use super::{DRIVER, World, timing, until};
 
+/// Of nobody: its key was never kept.
+const AUTHORITY: &str = "\
+-----BEGIN CERTIFICATE-----
+MIIBeDCCAR+gAwIBAgIUZOBYAbU5hRK+IL5DKeZ8/l9FCGYwCgYIKoZIzj0EAwIw
+ETEPMA0GA1UEAwwGbm9ib2R5MCAXDTI2MTEyNjA2MDgwNVoYDzIxMjYxMTAyMDYw
+ODA1WjARMQ8wDQYDVQQDDAZub2JvZHkwWTATBgcqhkjOPQIBBggqhkjOPQMBBwNC
+AAROVgVuAKncBgcH9nqdHSENmGYWsAjEFvS8Dalk6Wr1YvDOtY4Lm4Ncp2VLJuib
+m7jOajjwRKTjd4nHxJeDMMrIo1MwUTAdBgNVHQ4EFgQUXAMVSmetkLXNlttWslvm
+1oPmzGQwHwYDVR0jBBgwFoAUXAMVSmetkLXNlttWslvm1oPmzGQwDwYDVR0TAQH/
+BAUwAwEB/zAKBggqhkjOPQQDAgNHADBEAiAr/+LhdlwsWdfjDV6HtoVB0AvfFLs/
+HLA3Z2zyWt08wgIgLzBIJkULyW0/nnfvQsrV1W/RSne4lnaH6TRh0utntoQ=
+-----END CERTIFICATE-----
+";
+
 #[tokio::test]
 async fn a_token_that_kubelet_renews_is_used_at_once() {
     let world = World::new();
@@ -164,9 +178,8 @@ async fn a_certificate_of_no_use_leaves_the_others_and_no_certificate_is_an_erro
     let error = client.node_uid().await.unwrap_err().to_string();
     assert!(error.contains("ca.crt"), "{error}");
     // A server that does not speak TLS: no connection, and nothing was sent.
-    let key = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
     let useless = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
-    std::fs::write(&authority, format!("{useless}{}", key.cert.pem())).unwrap();
+    std::fs::write(&authority, format!("{useless}{AUTHORITY}")).unwrap();
     let error = ResourceClient::new(server, DRIVER, "n1", timing()).node_uid().await.unwrap_err();
     assert!(matches!(error, ApiError::Unreachable { .. }), "{error}");
     assert!(world.server.asked().is_empty());

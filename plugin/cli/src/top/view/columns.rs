@@ -1,10 +1,10 @@
 //! A line for each allocation and GPU, in as many columns as there is width for.
 
-use ratatui_core::style::Style;
-use ratatui_core::text::{Line, Span};
+use crossterm::style::ContentStyle;
 
-use super::{Page, Paint};
+use super::Paint;
 use crate::top::model::{Model, Row};
+use crate::top::picture::{Picture, Span, raw, span};
 use crate::top::text::{bytes, cut, dash, per_second, percent};
 use tessera_model::percent::format_cores;
 
@@ -15,7 +15,7 @@ struct Column {
     /// The narrowest terminal that shows it.
     from: usize,
     left: bool,
-    cell: fn(&Row, Paint) -> (String, Style),
+    cell: fn(&Row, Paint) -> (String, ContentStyle),
 }
 
 /// The bar has a width of its own, see [`bar_width`].
@@ -52,7 +52,7 @@ const COLUMNS: &[Column] = &[
         width: 6,
         from: 96,
         left: true,
-        cell: |row, _| (row.policy.to_owned(), Style::new()),
+        cell: |row, _| (row.policy.to_owned(), ContentStyle::new()),
     },
     Column { title: "GATE", width: 6, from: 104, left: true, cell: gate },
     Column {
@@ -60,12 +60,12 @@ const COLUMNS: &[Column] = &[
         width: 9,
         from: 112,
         left: true,
-        cell: |row, _| (row.state.to_owned(), Style::new()),
+        cell: |row, _| (row.state.to_owned(), ContentStyle::new()),
     },
 ];
 
 /// Draws header and rows in `room` lines.
-pub(super) fn draw(model: &Model, paint: Paint, page: &mut Page<'_>, room: usize) {
+pub(super) fn draw(model: &Model, paint: Paint, page: &mut Picture, room: usize) {
     let width = page.width();
     let columns: Vec<&Column> = shown(width);
     let bar = bar_width(width);
@@ -78,13 +78,13 @@ pub(super) fn draw(model: &Model, paint: Paint, page: &mut Page<'_>, room: usize
         head.push(' ');
         head.push_str(&column.pad(column.title, bar));
     }
-    page.line(Line::styled(format!("{head:<width$}"), paint.head()));
+    page.line([span(&format!("{head:<width$}"), paint.head())]);
     if rows.is_empty() {
         let text = match model.filter.as_str() {
             "" => "No allocations.".to_owned(),
             filter => format!("Nothing contains \"{filter}\"."),
         };
-        return page.line(Line::raw(text));
+        return page.line([raw(&text)]);
     }
     let room = room.saturating_sub(1);
     let rest = rows.len().saturating_sub(model.scroll);
@@ -93,7 +93,7 @@ pub(super) fn draw(model: &Model, paint: Paint, page: &mut Page<'_>, room: usize
         page.line(line(row, &columns, bar, name, paint));
     }
     if fits < rest {
-        page.line(Line::styled(format!("  and {} more rows", rest - fits), paint.dim()));
+        page.line([span(&format!("  and {} more rows", rest - fits), paint.dim())]);
     }
 }
 
@@ -130,17 +130,17 @@ impl Column {
     }
 }
 
-fn line(row: &Row, columns: &[&Column], bar: usize, name: usize, paint: Paint) -> Line<'static> {
-    let mut spans = vec![Span::raw(format!("{:<name$}", middle(&title(row), name)))];
+fn line(row: &Row, columns: &[&Column], bar: usize, name: usize, paint: Paint) -> Vec<Span> {
+    let mut spans = vec![raw(&format!("{:<name$}", middle(&title(row), name)))];
     for column in columns {
-        spans.push(Span::raw(" "));
+        spans.push(raw(" "));
         let (text, style) = match column.title {
             BAR => paint.bar(row.used, row.limit, bar),
             _ => (column.cell)(row, paint),
         };
-        spans.push(Span::styled(column.pad(&text, bar), style));
+        spans.push(span(&column.pad(&text, bar), style));
     }
-    Line::from(spans)
+    spans
 }
 
 /// What a row is called.
@@ -169,40 +169,40 @@ fn once(row: &Row, text: String) -> String {
     if row.first { text } else { String::new() }
 }
 
-fn plain(_: &Row, _: Paint) -> (String, Style) {
-    (String::new(), Style::new())
+fn plain(_: &Row, _: Paint) -> (String, ContentStyle) {
+    (String::new(), ContentStyle::new())
 }
 
-fn gpu(row: &Row, _: Paint) -> (String, Style) {
-    (row.gpu.map_or_else(|| "?".to_owned(), |index| index.to_string()), Style::new())
+fn gpu(row: &Row, _: Paint) -> (String, ContentStyle) {
+    (row.gpu.map_or_else(|| "?".to_owned(), |index| index.to_string()), ContentStyle::new())
 }
 
-fn memory(row: &Row, paint: Paint) -> (String, Style) {
+fn memory(row: &Row, paint: Paint) -> (String, ContentStyle) {
     let style = paint.bar(row.used, row.limit, 0).1;
     (format!("{}/{}", bytes(row.used), bytes(row.limit)), style)
 }
 
-fn asked(row: &Row, _: Paint) -> (String, Style) {
-    (format_cores(row.asked_millis), Style::new())
+fn asked(row: &Row, _: Paint) -> (String, ContentStyle) {
+    (format_cores(row.asked_millis), ContentStyle::new())
 }
 
-fn got(row: &Row, millis: Option<u32>, paint: Paint) -> (String, Style) {
-    let style = if row.is_short() { paint.warn() } else { Style::new() };
+fn got(row: &Row, millis: Option<u32>, paint: Paint) -> (String, ContentStyle) {
+    let style = if row.is_short() { paint.warn() } else { ContentStyle::new() };
     (once(row, dash(millis.map(format_cores))), style)
 }
 
-fn waited(row: &Row, paint: Paint) -> (String, Style) {
-    let style = if row.is_short() { paint.warn() } else { Style::new() };
+fn waited(row: &Row, paint: Paint) -> (String, ContentStyle) {
+    let style = if row.is_short() { paint.warn() } else { ContentStyle::new() };
     (once(row, dash(row.rates.waited.map(percent))), style)
 }
 
-fn refused(row: &Row, paint: Paint) -> (String, Style) {
+fn refused(row: &Row, paint: Paint) -> (String, ContentStyle) {
     let now = row.rates.refusals.is_some_and(|rate| rate > 0.0);
-    let style = if now { paint.bad() } else { Style::new() };
+    let style = if now { paint.bad() } else { ContentStyle::new() };
     (once(row, per_count(row.refusals)), style)
 }
 
-fn refused_and_rate(row: &Row, paint: Paint) -> (String, Style) {
+fn refused_and_rate(row: &Row, paint: Paint) -> (String, ContentStyle) {
     let (total, style) = refused(row, paint);
     let rate = row.rates.refusals.filter(|rate| *rate > 0.0);
     let text = match rate {
@@ -212,13 +212,13 @@ fn refused_and_rate(row: &Row, paint: Paint) -> (String, Style) {
     (once(row, text), style)
 }
 
-fn launches(row: &Row, _: Paint) -> (String, Style) {
-    (once(row, dash(row.rates.launches.map(per_second))), Style::new())
+fn launches(row: &Row, _: Paint) -> (String, ContentStyle) {
+    (once(row, dash(row.rates.launches.map(per_second))), ContentStyle::new())
 }
 
-fn gate(row: &Row, _: Paint) -> (String, Style) {
+fn gate(row: &Row, _: Paint) -> (String, ContentStyle) {
     let text = if row.gate.is_empty() { "-" } else { &row.gate };
-    (once(row, text.to_owned()), Style::new())
+    (once(row, text.to_owned()), ContentStyle::new())
 }
 
 #[allow(clippy::cast_precision_loss, reason = "a count for people")]

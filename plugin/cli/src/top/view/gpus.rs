@@ -1,19 +1,20 @@
 //! A line for each GPU.
 
-use ratatui_core::text::{Line, Span};
+use crossterm::style::ContentStyle;
 use tessera_kubelet_api::admin::{Gpu, GpuState, Health};
 
-use super::{Page, Paint};
+use super::Paint;
 use crate::top::model::Model;
+use crate::top::picture::{Picture, raw, span};
 use crate::top::text::{bytes, cut, holder, quantum};
 use tessera_api::admin::words;
 
 /// Draws the GPUs, in a third of what is left at most: a node may have sixteen.
-pub(super) fn draw(model: &Model, paint: Paint, page: &mut Page<'_>) {
+pub(super) fn draw(model: &Model, paint: Paint, page: &mut Picture) {
     let gpus = &model.status.gpus;
     if gpus.is_empty() {
         let text = if model.offline { "GPUs are not known." } else { "No GPUs." };
-        return page.line(Line::raw(text));
+        return page.line([raw(text)]);
     }
     let width = page.width();
     let room = (page.left() / 3).max(1);
@@ -24,7 +25,7 @@ pub(super) fn draw(model: &Model, paint: Paint, page: &mut Page<'_>) {
     let memory = "USED/SOLD/TOTAL";
     let gap = " ".repeat(bar + 1);
     let head = format!("GPU {name}{:<10} {gap}{memory:<20} {:>6} WAIT LEASE", "HEALTH", "QUANT");
-    page.line(Line::styled(format!("{head:<width$}"), paint.head()));
+    page.line([span(&format!("{head:<width$}"), paint.head())]);
     for gpu in gpus.iter().take(shown) {
         let (bars, style) = paint.bar(gpu.memory_used_bytes, gpu.memory_total_bytes, bar);
         let (health, health_style) = health(gpu, paint);
@@ -35,24 +36,24 @@ pub(super) fn draw(model: &Model, paint: Paint, page: &mut Page<'_>) {
             bytes(gpu.memory_total_bytes)
         );
         let name = if named { format!("{:<22} ", cut(&gpu.name, 22)) } else { String::new() };
-        page.line(Line::from(vec![
-            Span::raw(format!("{:>3} {name}", gpu.index)),
-            Span::styled(format!("{health:<10} "), health_style),
-            Span::styled(format!("{bars} "), style),
-            Span::raw(format!(
+        page.line([
+            raw(&format!("{:>3} {name}", gpu.index)),
+            span(&format!("{health:<10} "), health_style),
+            span(&format!("{bars} "), style),
+            raw(&format!(
                 "{memory:<20} {:>6} {:>4} {}",
                 quantum(gpu.lease_quantum_us),
                 gpu.lease_waiting,
                 holder(gpu, &model.status.allocations),
             )),
-        ]));
+        ]);
     }
     if shown < gpus.len() {
-        page.line(Line::styled(format!("    and {} more GPUs", gpus.len() - shown), paint.dim()));
+        page.line([span(&format!("    and {} more GPUs", gpus.len() - shown), paint.dim())]);
     }
 }
 
-fn health(gpu: &Gpu, paint: Paint) -> (&'static str, ratatui_core::style::Style) {
+fn health(gpu: &Gpu, paint: Paint) -> (&'static str, ContentStyle) {
     match (gpu.state(), gpu.health()) {
         _ if !gpu.cordon.is_empty() => ("cordoned", paint.warn()),
         // Held back for another reason than its health.

@@ -83,10 +83,8 @@ impl Api {
         std::fs::create_dir_all(&credentials).unwrap();
         std::fs::write(credentials.join("token"), "secret\n").unwrap();
         // Valid whatever the clock says.
-        let key = rcgen::KeyPair::generate().unwrap();
-        let params = rcgen::CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();
-        let certificate = params.self_signed(&key).unwrap();
-        std::fs::write(credentials.join("ca.crt"), certificate.pem()).unwrap();
+        let made = tessera_web::self_signed(&["127.0.0.1"]).unwrap();
+        std::fs::write(credentials.join("ca.crt"), made.certificate.pem()).unwrap();
 
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -95,7 +93,7 @@ impl Api {
         if temper == Temper::Absent {
             return api;
         }
-        let config = Arc::new(tls(certificate.der().clone(), key.serialize_der()));
+        let config = Arc::new(tls(made.certificate.der().clone(), made.key));
         let (temper, asked) = (Arc::clone(&api.temper), Arc::clone(&api.asked));
         let ends = Arc::clone(&api.ends);
         std::thread::spawn(move || {
@@ -133,11 +131,11 @@ impl Drop for Api {
     }
 }
 
-fn tls(certificate: CertificateDer<'static>, key: Vec<u8>) -> ServerConfig {
+fn tls(certificate: CertificateDer<'static>, key: PrivatePkcs8KeyDer<'static>) -> ServerConfig {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ServerConfig::builder_with_provider(provider);
     let builder = builder.with_safe_default_protocol_versions().unwrap().with_no_client_auth();
-    builder.with_single_cert(vec![certificate], PrivatePkcs8KeyDer::from(key).into()).unwrap()
+    builder.with_single_cert(vec![certificate], key.into()).unwrap()
 }
 
 fn serve(
