@@ -18,7 +18,7 @@ use crate::suite::Suite;
 use crate::wait;
 
 /// Pods in all; `TESSERA_E2E_PODS`.
-const PODS: usize = 200;
+const PODS: usize = 120;
 /// Not over at a time: some wait for a share.
 const AT_A_TIME: usize = 10;
 
