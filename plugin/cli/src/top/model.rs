@@ -1,6 +1,5 @@
 //! What `top` shows: the last answer, its rates, order, filter, and what the keys did. Pure.
 
-use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::time::Duration;
 
@@ -8,7 +7,6 @@ use tessera_kubelet_api::admin::{Allocation, Gpu, GpuUse, StatusResponse};
 
 use super::rates::{Rates, between};
 use tessera_api::admin::words;
-use tessera_model::printable;
 
 /// What rows are sorted by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -110,8 +108,7 @@ impl Model {
     }
 
     /// Takes an answer that came at `at`.
-    pub fn take(&mut self, mut status: StatusResponse, at: Duration) {
-        make_printable(&mut status);
+    pub fn take(&mut self, status: StatusResponse, at: Duration) {
         self.silence = None;
         if self.paused {
             return;
@@ -133,7 +130,6 @@ impl Model {
     /// Takes that there was no answer. What is known stays.
     pub fn miss(&mut self, reason: String, now_unix_ms: i64) {
         let since_unix_ms = self.silence.as_ref().map_or(now_unix_ms, |s| s.since_unix_ms);
-        let reason = printable::line(&reason).into_owned();
         self.silence = Some(Silence { since_unix_ms, reason });
     }
 
@@ -219,41 +215,6 @@ fn rows(allocation: &Allocation, gpus: &[Gpu], rates: Rates) -> Vec<Row> {
         rates,
     };
     allocation.gpus.iter().enumerate().map(row).collect()
-}
-
-/// What `top` shows of a status, printable.
-fn make_printable(status: &mut StatusResponse) {
-    let print = |text: &mut String| {
-        if let Cow::Owned(printed) = printable::line(text) {
-            *text = printed;
-        }
-    };
-    let StatusResponse { plugin, gpus, allocations, warnings, .. } = status;
-    warnings.iter_mut().for_each(print);
-    if let Some(plugin) = plugin {
-        let texts =
-            [&mut plugin.version, &mut plugin.resource_name, &mut plugin.registration_error];
-        texts.into_iter().for_each(print);
-        plugin.resources.iter_mut().for_each(|resource| print(&mut resource.name));
-    }
-    for gpu in gpus {
-        let facts = [&mut gpu.uuid, &mut gpu.name, &mut gpu.pci_bus_id, &mut gpu.lease_holder];
-        let words = [
-            &mut gpu.state_reason,
-            &mut gpu.state_waits_for,
-            &mut gpu.health_reason,
-            &mut gpu.cordon,
-        ];
-        facts.into_iter().chain(words).for_each(print);
-    }
-    for allocation in allocations {
-        print(&mut allocation.id);
-        print(&mut allocation.resource_name);
-        if let Some(holder) = &mut allocation.holder {
-            let names = [&mut holder.namespace, &mut holder.pod, &mut holder.container];
-            names.into_iter().for_each(print);
-        }
-    }
 }
 
 #[cfg(test)]

@@ -267,6 +267,16 @@ fn a_plugin_that_goes_away_is_reported_and_what_it_said_stays() {
 }
 
 #[test]
+fn a_name_moves_no_cursor() {
+    let mut model = model(Sort::Name);
+    model.status.gpus[0].name = "A100\x1b[2J".into();
+    model.miss("gone\r\x1b[31m".into(), 1_795_336_321_000);
+    for text in [picture(&model, PLAIN, 130, 24), report::plain(&model, PLAIN, MOMENT, None)] {
+        assert!(!text.contains('\x1b') && text.contains("A100\\u001b[2J"), "{text}");
+    }
+}
+
+#[test]
 fn help_and_quit() {
     let mut model = model(Sort::Name);
     press(&mut model, "?");
