@@ -12,7 +12,7 @@ pub use crate::GIB;
 pub use admin::{admin, target};
 pub use gpus::{FakeGpus, gpu, replica, uses};
 pub use mount::Mounted;
-pub use node::{SETTINGS, TestNode, id_of, pod};
+pub use node::{HELD, SETTINGS, TestNode, id_of, pod};
 pub use process::{Simulated, stderr, tessera};
 pub use tenant::{Tenant, connect, generation, limit, tenant_process};
 pub use wait::{bounded, until};

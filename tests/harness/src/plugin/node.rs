@@ -118,7 +118,8 @@ impl TestNode {
     fn timing(&self) -> Timing {
         Timing {
             reconcile: Duration::from_millis(50),
-            release_grace: Some(Duration::from_millis(300)),
+            release_grace: (!self.settings.contains("release_after"))
+                .then_some(Duration::from_millis(300)),
             config_debounce: Duration::from_millis(20),
             shim_grace: Duration::from_millis(200),
             discovery: Duration::from_millis(20),
@@ -274,6 +275,10 @@ impl TestNode {
         self.client().await.pre_start_container(request).await.map(drop)
     }
 }
+
+/// Settings of a node whose tests ask for allocations that no pod holds, beside pods: they stay, however long a busy
+/// machine takes.
+pub const HELD: &str = "[ledger]\nrelease_after = \"1h\"\n";
 
 /// The allocation of these replicas.
 pub fn id_of(ids: &[String]) -> AllocationId {

@@ -57,7 +57,7 @@ async fn housekeeping_restores_a_usage_file_that_nobody_asks_about() {
 
 #[tokio::test]
 async fn a_scribbled_usage_page_hurts_its_own_tenant_only() {
-    let node = TestNode::start().await;
+    let node = TestNode::start_with(&format!("{SETTINGS}{HELD}")).await;
     let bad = node.kubelet.run(&pod("bad", 1)).await.unwrap().remove(0);
     let good = node.kubelet.run(&pod("good", 1)).await.unwrap().remove(0);
     let _tenant = Tenant::hold(&node.pages(&good.device_ids), 2 * GIB);

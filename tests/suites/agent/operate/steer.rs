@@ -133,7 +133,7 @@ async fn limits_change_under_a_running_container_and_last_as_long_as_its_allocat
 
 #[tokio::test]
 async fn memory_grows_within_the_capacity_rule_and_free_replicas_make_room() {
-    let node = TestNode::start_with(ROOMY).await;
+    let node = TestNode::start_with(&format!("{ROOMY}{HELD}")).await;
     bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
     let ids = running(&node, "a", 1).await;
     // 8 GiB that nobody had.
@@ -166,7 +166,7 @@ async fn memory_grows_within_the_capacity_rule_and_free_replicas_make_room() {
 
 #[tokio::test]
 async fn memory_does_not_shrink_below_its_use_unless_forced_and_what_is_held_is_not_sold() {
-    let node = TestNode::start_with(ROOMY).await;
+    let node = TestNode::start_with(&format!("{ROOMY}{HELD}")).await;
     let ids = running(&node, "a", 1).await;
     let pages = node.pages(&ids);
     let tenant = Tenant::hold(&pages, 6 * GIB);
