@@ -8,6 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import admitted  # noqa: F401: registers its checks
 import commands
 import engine
 import image  # noqa: F401: registers its checks
@@ -18,13 +19,8 @@ import release  # noqa: F401: registers its checks
 import schema
 import sense  # noqa: F401: registers its checks
 from engine import ROOT, ChartError, objects
+from manifests import value_sets
 from registry import CHECKS, check
-
-def value_sets():
-    """Every set of values that is tested, by name; the defaults first."""
-    sets = {"defaults": {}}
-    sets |= {path.stem: manifests.values(path) for path in manifests.HERE.glob("plain/*.yaml")}
-    return sets | {name: manifests.values(path) for name, path in manifests.cases().items()}
 
 
 def of_kind(items, kind):
@@ -581,7 +577,7 @@ def host_paths_are_mounted_where_the_configuration_has_them():
         assert mounted[name] == path, (name, path, mounted)
     below = lambda path, name: Path(path).is_relative_to(host[name])
     assert below(config["paths"]["pages"], "plugin-dir")
-    assert below(config["paths"]["kubelet"], "device-plugins")
+    assert below(config["paths"].get("kubelet", "/var/lib/kubelet/device-plugins"), "device-plugins")
     assert below(config["paths"]["pod_resources"], "pod-resources")
     assert below(config["paths"]["shim"], "state") and below(config["paths"]["ledger"], "state")
     assert below(config["labels"]["nfd_file"], "nfd")

@@ -83,6 +83,13 @@ def cases():
     return {path.name.removesuffix(".values.yaml"): path for path in sorted(HERE.glob("cases/*.values.yaml"))}
 
 
+def value_sets():
+    """Every set of values that is tested, by name; the defaults first."""
+    sets = {"defaults": {}}
+    sets |= {path.stem: values(path) for path in HERE.glob("plain/*.yaml")}
+    return sets | {name: values(path) for name, path in cases().items()}
+
+
 def rendered():
     """What every rendered file of the repository has to be, by path."""
     files = {}

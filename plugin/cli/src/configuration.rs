@@ -120,7 +120,8 @@ fn check(judged: &Judged) -> anyhow::Result<ExitCode> {
     }
     match gpus {
         Ok(gpus) => {
-            for text in discovery.unsold().into_iter().chain(capacity::remarks(&gpus, config)) {
+            let notes = capacity::remarks(&gpus, config).into_iter().chain(moved_directory(config));
+            for text in discovery.unsold().into_iter().chain(notes) {
                 eprintln!("note: {}", printable::line(&text));
             }
             print(&format!("{}ok\n", admin::offers(&gpus, config)))
@@ -136,6 +137,20 @@ fn check(judged: &Judged) -> anyhow::Result<ExitCode> {
         }
         Err(error) => print(&format!("ok, as far as can be checked without GPUs ({error})\n")),
     }
+}
+
+/// Said of a device plugin directory that only a kubelet of one's own build has, or a stand-in.
+fn moved_directory(config: &Config) -> Option<String> {
+    let usual = Config::default().paths.kubelet;
+    if config.paths.kubelet == usual {
+        return None;
+    }
+    let message = format!(
+        "kubelet's directory for device plugins is {}, whatever its --root-dir: leave the key out unless yours was \
+         built with another",
+        usual.display()
+    );
+    Some(config.source.remark("paths.kubelet", message))
 }
 
 fn plan(

@@ -14,6 +14,10 @@ use tokio::net::UnixListener;
 use tessera_system::files;
 use tessera_system::files::{Dir, SocketFile};
 
+/// Kubelet has it compiled in (`DevicePluginPath` of its device plugin API), so it does not move with --root-dir, as
+/// pod-resources, plugins and `plugins_registry` do.
+const DIRECTORY: &str = "/var/lib/kubelet/device-plugins";
+
 /// Bytes that fit into `sockaddr_un.sun_path` with its NUL (unix(7)).
 const MAX_PATH: usize = 107;
 
@@ -25,8 +29,8 @@ const MAX_SLUG: usize = 32;
 pub enum SocketError {
     /// The directory is not there.
     #[error(
-        "kubelet's device plugin directory {0} does not exist: is kubelet's root directory another \
-         one (--root-dir), or is the directory not mounted into this container?"
+        "kubelet's device plugin directory {0} does not exist: kubelet makes {DIRECTORY} at its start, whatever its \
+         --root-dir; set paths.kubelet to that, and mount it into this container"
     )]
     NoDirectory(PathBuf),
     /// The path would not fit into a socket address.

@@ -76,6 +76,9 @@ checks! {
     names_that_look_like_numbers_stay_strings
     values_of_an_older_chart_are_met_with_advice
     releases_share_no_pods
+    every_release_name_makes_names_that_kubernetes_takes
+    every_container_names_its_resources
+    kubelet_is_met_below_any_root
     notes_name_what_there_is
     documented_commands_work
     documented_blocks_end

@@ -7,9 +7,23 @@
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
 {{- else if contains (include "tessera.name" .) .Release.Name -}}
-{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- include "tessera.object" .Release.Name -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name (include "tessera.name" .) | trunc 40 | trimSuffix "-" -}}
+{{- include "tessera.object" (printf "%s-%s" .Release.Name (include "tessera.name" .)) -}}
+{{- end -}}
+{{- end -}}
+
+{{/*
+The name of objects that `.` gives, with room for a suffix. A release's name may have dots and begin with a digit, a
+Service's may not: where such a name had to be changed, a hash keeps two of them apart.
+*/}}
+{{- define "tessera.object" -}}
+{{- $short := regexReplaceAll "[-.]+$" (trunc 40 .) "" -}}
+{{- if regexMatch "^[a-z][-a-z0-9]*$" $short -}}
+{{- $short -}}
+{{- else -}}
+{{- $plain := regexReplaceAll "^([0-9])" (replace "." "-" .) "t${1}" -}}
+{{- printf "%s-%s" (regexReplaceAll "-+$" (trunc 33 $plain) "") (sha256sum . | trunc 6) -}}
 {{- end -}}
 {{- end -}}
 
@@ -116,7 +130,6 @@ What a profile runs with: dict "root" $ "name" NAME "profile" ENTRY, as JSON. Wh
 paths:
   pages: {{ .Values.kubeletRoot }}/plugins/tessera.dev/pages
   {{- if ne .Values.kubeletRoot "/var/lib/kubelet" }}
-  kubelet: {{ .Values.kubeletRoot }}/device-plugins
   pod_resources: {{ .Values.kubeletRoot }}/pod-resources/kubelet.sock
   plugins_registry: {{ .Values.kubeletRoot }}/plugins_registry
   dra: {{ .Values.kubeletRoot }}/plugins/gpu.tessera.dev

@@ -42,6 +42,14 @@ seLinuxOptions: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
 
+{{/*
+Kubelet's directory for device plugins: below kubeletRoot it is not, since kubelet has the path compiled in, whatever its
+--root-dir. A configuration may name the one of a kubelet that was built with another.
+*/}}
+{{- define "tessera.devicePlugins" -}}
+{{- dig "paths" "kubelet" "" . | default "/var/lib/kubelet/device-plugins" -}}
+{{- end -}}
+
 {{/* Host directory of the CDI specs that a configuration names. */}}
 {{- define "tessera.cdi" -}}
 {{- dig "cdi" "directory" "" . | default "/var/run/cdi" -}}

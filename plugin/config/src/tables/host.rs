@@ -13,7 +13,8 @@ use crate::{Events, LogFormat, MIB, TmpfsPolicy, listen, log_filter};
 table! {
     /// Files, directories and sockets on the host.
     pub struct Paths {
-        /// Kubelet's device-plugin directory.
+        /// Kubelet's device-plugin directory. Kubelet has this one compiled in: it stays where it is under
+        /// another `--root-dir`, with which the next three move.
         kubelet: PathBuf = "/var/lib/kubelet/device-plugins".into(), path(), Restart;
         /// Kubelet's PodResources socket.
         pod_resources: PathBuf = "/var/lib/kubelet/pod-resources/kubelet.sock".into(), path(), Restart;
