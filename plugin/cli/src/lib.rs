@@ -228,6 +228,7 @@ fn execute(command: Command, file: ConfigFile) -> anyhow::Result<ExitCode> {
                 let error = printable::lines(&error);
                 eprintln!("{error}\nthe configuration is bad; the last good one holds");
             }
+            tessera_daemon::set_umask();
             let prepared = tessera_daemon::prepare_host(&config, shim.as_deref())?;
             terminal::print(&format!("{prepared}\n"))?;
             Ok(ExitCode::SUCCESS)
@@ -246,6 +247,7 @@ fn execute(command: Command, file: ConfigFile) -> anyhow::Result<ExitCode> {
 
 fn serve(file: ConfigFile, config_label: Option<&str>) -> anyhow::Result<ExitCode> {
     let ending = Ending::listen()?;
+    tessera_daemon::set_umask();
     // One thread for everything that does not block, and a few for what does: a node agent should
     // not be noticed.
     let runtime = tokio::runtime::Builder::new_current_thread()

@@ -482,6 +482,12 @@ pub fn raise_file_limit() {
     }
 }
 
+/// Directories and files get the modes that the plugin means, whatever umask a unit, a shell or an image hands down:
+/// under 077 nobody but root could enter them, under 0 anybody could replace a shim.
+pub fn set_umask() {
+    nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o022));
+}
+
 /// Prepares the host for a plugin with fewer rights: the pages' tmpfs, the shim.
 ///
 /// # Errors

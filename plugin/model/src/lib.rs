@@ -26,6 +26,7 @@ pub mod quantity;
 pub mod record;
 pub mod replica;
 pub mod sharing;
+pub mod short_name;
 pub mod steered;
 pub mod time_format;
 pub mod topology;

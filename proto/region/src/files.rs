@@ -14,8 +14,17 @@ use crate::layout::{GATE_SOCKET, QUOTA_FILE, SESSION_SOCKET, USAGE_FILE};
 use crate::os::{self, FileKind, Stat};
 use crate::spares::Spares;
 
+/// Of a pages directory: containers enter it, the plugin alone changes it.
+const DIR_MODE: u32 = 0o755;
+
+/// Whether any user of a container may enter the pages directory, and nobody else write there.
+#[must_use]
+pub fn is_open(dir: &Path) -> bool {
+    fs::metadata(dir).is_ok_and(|meta| meta.permissions().mode() & 0o777 == DIR_MODE)
+}
+
 /// Makes the pages directory ready for [`crate::quota::create`] and [`crate::usage::create`]:
-/// creates it where absent, and removes *empty* directories that stand where its files belong,
+/// creates it where absent, opens it to any user of a container, and removes *empty* directories that stand where its files belong,
 /// which containerd makes of mount sources that are missing when a container starts. Also removes
 /// temporary files that a killed plugin left.
 ///
@@ -25,11 +34,16 @@ use crate::spares::Spares;
 /// [`PageFault::IsDirectory`] for such a directory with something in it, which is nobody's to
 /// delete unasked; [`PageFault::NotRegular`] where `dir` is no directory; [`PageFault::Io`].
 pub fn prepare_dir(dir: &Path) -> Result<Vec<PathBuf>, PageError> {
-    match fs::DirBuilder::new().recursive(true).mode(0o755).create(dir) {
+    match fs::DirBuilder::new().recursive(true).mode(DIR_MODE).create(dir) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             return Err(PageError::new(dir, PageFault::NotRegular));
         }
         made => made.map_err(|error| PageError::io(dir, "mkdir", &error))?,
+    }
+    if !is_open(dir) {
+        // Whatever the umask of whoever made it: any user of the container enters it.
+        fs::set_permissions(dir, fs::Permissions::from_mode(DIR_MODE))
+            .map_err(|error| PageError::io(dir, "chmod", &error))?;
     }
     let mut replaced = Vec::new();
     for name in [QUOTA_FILE, USAGE_FILE, SESSION_SOCKET, GATE_SOCKET] {

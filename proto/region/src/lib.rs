@@ -41,7 +41,7 @@ pub use error::{AttachError, AttachFault, ClaimError};
 #[cfg(feature = "std")]
 pub use error::{PageError, PageFault};
 #[cfg(feature = "std")]
-pub use files::{prepare_dir, remove_pages};
+pub use files::{is_open, prepare_dir, remove_pages};
 pub use size::Size;
 #[cfg(feature = "std")]
 pub use spares::{PAIR_BYTES, Spares};

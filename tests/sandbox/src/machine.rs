@@ -45,7 +45,7 @@ impl std::str::FromStr for Mig {
         };
         let profiles: Vec<String> = list.split(',').map(|one| one.trim().to_owned()).collect();
         let is_one = |one: &String| {
-            !one.is_empty() && one.chars().all(|c| c.is_ascii_alphanumeric() || c == '.')
+            !one.is_empty() && one.chars().all(|c| c.is_ascii_alphanumeric() || ".+-".contains(c))
         };
         match profiles.iter().find(|one| !is_one(one)) {
             None => Ok(Self { gpu, profiles }),
@@ -159,6 +159,11 @@ mod tests {
 
     #[test]
     fn mig_is_said_for_one_gpu_or_for_all() {
+        // Attributes of profiles, as `nvidia-smi mig -lgip` lists them.
+        for profile in ["1g.10gb+me", "1g.24gb+gfx", "1g.24gb+me.all", "1g.24gb-me"] {
+            let parsed = profile.parse::<Mig>();
+            assert!(parsed.is_ok(), "{profile}: {parsed:?}");
+        }
         let mig = vec!["1g.10gb".parse().unwrap(), "1=2g.20gb,1g.10gb".parse().unwrap()];
         let table: toml::Table = Machine { mig, ..Machine::default() }.toml(0).parse().unwrap();
         let profiles = |gpu: usize| table["gpu"][gpu]["mig"].as_array().unwrap().len();

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tessera_config::Config;
 use tessera_gpu::Facts;
 use tessera_model::gpu::Gpu;
+use tessera_model::short_name;
 use tessera_rules::shares;
 use tessera_rules::shares::Share;
 
@@ -22,6 +23,8 @@ const MIXED: &str = "mixed";
 /// Most characters of a label's value, and of a key's name behind the slash (Kubernetes, "Labels and
 /// Selectors", "Syntax and character set").
 const LONGEST: usize = 63;
+/// What a product's own key leaves of that.
+const LONGEST_PRODUCT: usize = LONGEST - "gpu.product.".len();
 
 /// The labels of a node with these GPUs, by key; each a valid label.
 #[must_use]
@@ -31,14 +34,19 @@ pub fn labels(gpus: &[Gpu], facts: &Facts, config: &Config) -> BTreeMap<String, 
         labels.insert(format!("{PREFIX}{name}"), value);
     };
     set("count", gpus.len().to_string());
-    let products = gpus.iter().map(|gpu| word(&gpu.name, LONGEST));
-    let mut of_product = BTreeMap::<_, u32>::new();
-    for product in products.clone() {
-        *of_product.entry(product).or_default() += 1;
+    let mut of_product = BTreeMap::<&str, u32>::new();
+    for gpu in gpus {
+        *of_product.entry(&gpu.name).or_default() += 1;
     }
-    set("product", common(products));
-    for (product, count) in &of_product {
-        let name = word(product, LONGEST - "gpu.product.".len());
+    let product = common(of_product.keys().map(ToString::to_string));
+    set("product", word(&product, LONGEST));
+    let names = of_product.keys().map(|name| word(name, LONGEST_PRODUCT)).collect::<Vec<_>>();
+    for ((product, count), name) in of_product.iter().zip(&names) {
+        // Two that differ in what no label may have in it.
+        let name = match names.iter().filter(|other| *other == name).count() {
+            1 => name.clone(),
+            _ => short_name::with_hash(name, LONGEST_PRODUCT, product),
+        };
         set(&format!("product.{name}"), count.to_string());
     }
     let mib = |bytes: u64| (bytes >> 20).to_string();
@@ -90,7 +98,7 @@ fn common(values: impl Iterator<Item = String>) -> String {
 }
 
 /// `text` as a label's value of at most `longest` characters: letters, digits, `-`, `_` and `.` are kept, with
-/// a letter or digit at both ends; anything else becomes one `-`.
+/// a letter or digit at both ends; anything else becomes one `-`. A longer one is cut, and ends with a hash.
 fn word(text: &str, longest: usize) -> String {
     let mut word = String::new();
     for c in text.chars() {
@@ -101,9 +109,11 @@ fn word(text: &str, longest: usize) -> String {
         }
     }
     let ends = |c: char| !c.is_ascii_alphanumeric();
-    let word = word.trim_start_matches(ends);
-    let word = word.get(..longest).unwrap_or(word).trim_end_matches(ends);
-    if word.is_empty() { "unknown".to_owned() } else { word.to_owned() }
+    match word.trim_matches(ends) {
+        "" => "unknown".to_owned(),
+        long if long.len() > longest => short_name::with_hash(long, longest, text),
+        word => word.to_owned(),
+    }
 }
 
 #[cfg(test)]

@@ -106,6 +106,37 @@ fn a_gpu_that_does_not_tell_its_capability_leaves_the_node_without() {
 }
 
 #[test]
+fn a_long_products_name_is_shortened_with_a_hash_and_a_short_one_stays() {
+    let long = "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition MIG";
+    let profiles = ["1g.24gb", "2g.48gb"].map(|profile| format!("{long} {profile}"));
+    let node = |names: &[&str]| {
+        let gpus: Vec<Gpu> = names.iter().map(|name| gpu(0, name, 24)).collect();
+        labels(&gpus, &Facts::default(), &Config::default())
+    };
+    let both = node(&[&profiles[0], &profiles[1]]);
+    assert_eq!(both["tessera.dev/gpu.product"], "mixed");
+    let keys = |labels: &BTreeMap<String, String>| -> Vec<String> {
+        let keys = labels.keys().filter_map(|key| key.strip_prefix("tessera.dev/gpu.product."));
+        keys.map(str::to_owned).collect()
+    };
+    assert_eq!(keys(&both).len(), 2, "{both:#?}");
+    // The same on every node, whatever else is there.
+    for (at, profile) in profiles.iter().enumerate() {
+        let one = node(&[profile]);
+        assert!(keys(&both).contains(&keys(&one)[0]), "{one:#?}");
+        assert_ne!(
+            one["tessera.dev/gpu.product"],
+            node(&[&profiles[1 - at]])["tessera.dev/gpu.product"]
+        );
+        assert!(
+            one["tessera.dev/gpu.product"]
+                .starts_with("NVIDIA-RTX-PRO-6000-Blackwell-Max-Q-Workstation")
+        );
+    }
+    assert_eq!(keys(&node(&["NVIDIA A100 MIG 1g.10gb+me"])), ["NVIDIA-A100-MIG-1g.10gb-me"]);
+}
+
+#[test]
 fn lines_are_what_node_feature_discovery_reads() {
     let labels = BTreeMap::from([("a/b".into(), "1".into()), ("a/c".into(), "x".into())]);
     assert_eq!(lines(&labels), "a/b=1\na/c=x\n");
@@ -122,6 +153,31 @@ fn is_valid(text: &str) -> bool {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
+
+    /// However long and alike: of as many GPUs as there are, and of no product is another's.
+    #[test]
+    fn each_product_has_a_label_of_its_own(
+        stem in "[A-Za-z0-9 .()-]{0,70}",
+        tails in prop::collection::vec("[A-Za-z0-9 .+_-]{0,12}", 1..6),
+        counts in prop::collection::vec(1u32..4, 6),
+    ) {
+        let mut expected = BTreeMap::new();
+        let mut gpus = Vec::new();
+        for (tail, count) in tails.iter().zip(counts) {
+            let name = format!("{stem}{tail}");
+            *expected.entry(name.clone()).or_insert(0) += count;
+            gpus.extend((0..count).map(|n| gpu(n, &name, 16)));
+        }
+        let labels = labels(&gpus, &Facts::default(), &Config::default());
+        let of_products = labels.iter().filter(|(key, _)| key.starts_with("tessera.dev/gpu.product."));
+        let mut found: Vec<u32> = of_products.map(|(_, count)| count.parse().unwrap()).collect();
+        let mut wanted: Vec<u32> = expected.values().copied().collect();
+        found.sort_unstable();
+        wanted.sort_unstable();
+        prop_assert_eq!(found, wanted, "{:#?}", labels);
+        let product = &labels["tessera.dev/gpu.product"];
+        prop_assert_eq!(product == MIXED, expected.len() > 1, "{}", product);
+    }
 
     /// Whatever a driver calls its products and itself.
     #[test]

@@ -44,7 +44,7 @@ pub(super) struct Pages {
 /// The pages of `record` in `dir`, if they are as they should be: judged by reading, which no container can
 /// hold up.
 pub(super) fn whole(dir: &Path, record: &Record) -> Option<Pages> {
-    let abi = quota::abi_in(dir).filter(|abi| abi::speaks(*abi))?;
+    let abi = quota::abi_in(dir).filter(|abi| abi::speaks(*abi) && tessera_region::is_open(dir))?;
     let quota = QuotaWriter::open(dir).ok().filter(|quota| quota.spec() == spec(record))?;
     let usage = UsageFile::open_as(dir, abi).ok()?;
     let whole = usage.is_whole(record.generation);

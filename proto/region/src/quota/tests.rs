@@ -239,6 +239,14 @@ fn empty_directories_in_the_pages_places_are_replaced() {
     assert_eq!(fs::read_dir(&pages).unwrap().count(), 0);
     create(&pages, &spec(1)).unwrap();
     assert!(prepare_dir(&pages).unwrap().is_empty());
+    // As somebody's umask may have made it.
+    for mode in [0o700, 0o777, 0o750] {
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::set_permissions(&pages, std::fs::Permissions::from_mode(mode)).unwrap();
+        assert!(!crate::is_open(&pages));
+        prepare_dir(&pages).unwrap();
+        assert!(crate::is_open(&pages), "{mode:o}");
+    }
 
     fs::create_dir_all(pages.join("usage/something")).unwrap();
     assert!(matches!(prepare_dir(&pages).unwrap_err().fault, PageFault::IsDirectory));

@@ -198,3 +198,59 @@ async fn an_error_names_the_directory_that_is_closed_to_another_user() {
     let end = text.lines().last().unwrap_or_default();
     assert!(end.contains(dir.to_str().unwrap()) && end.contains("ermission denied"), "{text}");
 }
+
+/// Modes below the node's directory of what the plugin made for a pod, by path.
+async fn modes_under(umask: &str) -> std::collections::BTreeMap<String, u32> {
+    let mut node = Simulated::new("replicas = 2\n[ledger]\nfsync = false").await;
+    let script = node.dir.path().join("wrapped");
+    let program = tessera().get_program().to_owned();
+    let text = format!("#!/bin/sh\numask {umask}\nexec {} \"$@\"\n", program.display());
+    std::fs::write(&script, text).unwrap();
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+    node.program = script;
+    let given: Vec<_> = std::fs::read_dir(node.dir.path()).unwrap().flatten().collect();
+    let given: Vec<_> = given.into_iter().map(|entry| entry.path()).collect();
+    node.serve().await;
+    let admitted = node.kubelet.run(&pod("llm", 1)).await.unwrap().remove(0);
+    let pages = node.dir.path().join("pages").join(id_of(&admitted.device_ids).as_str());
+    let mode = |path: &std::path::Path| {
+        std::fs::symlink_metadata(path).unwrap().permissions().mode() & 0o7777
+    };
+    assert_eq!(mode(&pages), 0o755, "umask {umask}: not root in the container");
+    // Of a run of the plugin that made it otherwise.
+    std::fs::set_permissions(&pages, std::fs::Permissions::from_mode(0o700)).unwrap();
+    node.kubelet.start_container(&pod("llm", 1), "main").await.unwrap();
+    assert_eq!(mode(&pages), 0o755, "umask {umask}: made by another");
+    assert_eq!(node.terminate().await, Some(0));
+    let mut modes = std::collections::BTreeMap::new();
+    let mut left = vec![node.dir.path().to_owned()];
+    while let Some(dir) = left.pop() {
+        for entry in std::fs::read_dir(dir).unwrap().flatten() {
+            let (path, is_dir) = (entry.path(), entry.file_type().unwrap().is_dir());
+            // The test's own, the log that it opened, and the simulator's.
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if given.contains(&path) || name == "log" || name.starts_with("simgpu") {
+                continue;
+            }
+            let below = path.strip_prefix(node.dir.path()).unwrap().display().to_string();
+            modes.insert(below, mode(&path));
+            if is_dir {
+                left.push(path);
+            }
+        }
+    }
+    modes
+}
+
+#[tokio::test]
+async fn modes_are_the_plugins_own_whatever_umask_it_is_started_with() {
+    let usual = modes_under("022").await;
+    assert!(usual.len() > 8, "{usual:#?}");
+    for umask in ["077", "000", "027"] {
+        assert_eq!(modes_under(umask).await, usual, "umask {umask}");
+    }
+    // Anybody writes only what a container's processes write.
+    for (path, mode) in usual {
+        assert!(mode & 0o002 == 0 || path.starts_with("pages/"), "{path}: {mode:o}");
+    }
+}

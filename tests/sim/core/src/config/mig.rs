@@ -45,9 +45,9 @@ struct Raw {
     compute: Option<Vec<String>>,
 }
 
-/// `3g.40gb`, `1g.10gb+me`: compute slices, gigabytes.
+/// `3g.40gb`, `1g.10gb+me`, `1g.24gb-me`: compute slices, gigabytes.
 fn profile(text: &str) -> Option<(u32, u64)> {
-    let (plain, _attributes) = text.split_once('+').unwrap_or((text, ""));
+    let (plain, _attributes) = text.split_once(['+', '-']).unwrap_or((text, ""));
     let (slices, memory) = plain.split_once("g.")?;
     let slices = slices.parse().ok().filter(|s| (1..=7).contains(s))?;
     let memory = memory.strip_suffix("gb")?.parse().ok().filter(|m| (1..=1 << 17).contains(m))?;
