@@ -17,7 +17,7 @@ macro_rules! words {
 words! {
     Compute { "burst" => Burst, "strict" => Strict, "none" => None }
     Placement { "packed" => Packed, "distributed" => Distributed }
-    Split { "reject" => Reject, "spread" => Spread }
+    Split { "reject" => Reject, "spread" => Spread, "distinct" => Distinct }
     SoldByOthers { "refuse" => Refuse, "warn" => Warn, "allow" => Allow }
     NoExecute { "unhealthy" => Unhealthy, "cordoned" => Cordoned }
     Inject { "file" => File, "env" => Env }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::percent::format_cores;
 use crate::quantity::format_bytes;
 use crate::replica::Replica;
-use crate::sharing::Placement;
+use crate::sharing::{Placement, Split};
 
 /// Longest reason, bytes: it stands in every record.
 const REASON_KEPT: usize = 512;
@@ -29,7 +29,7 @@ impl PlacementReason {
     pub fn by_preference(
         available: &[String],
         preferred: &[String],
-        placement: Placement,
+        (placement, split): (Placement, Split),
         tell: &dyn Fn(&str) -> String,
     ) -> Self {
         let mut free: BTreeMap<&str, usize> = BTreeMap::new();
@@ -40,9 +40,12 @@ impl PlacementReason {
             preferred.iter().filter_map(|id| Some(Replica::split(id)?.0)).collect();
         chosen.sort_unstable();
         chosen.dedup();
-        let rule = match placement {
-            Placement::Packed => "packed: the fullest GPU with room, so that others stay free",
-            Placement::Distributed => "distributed: the emptiest GPU, so that neighbours are few",
+        let rule = match (split, placement) {
+            (Split::Distinct, _) => "distinct: each of another GPU",
+            (_, Placement::Packed) => "packed: the fullest GPU with room, so that others stay free",
+            (_, Placement::Distributed) => {
+                "distributed: the emptiest GPU, so that neighbours are few"
+            }
         };
         let each = chosen.iter().map(|uuid| {
             let free = free.get(uuid).copied().unwrap_or(0);
@@ -121,7 +124,12 @@ mod tests {
         let tell =
             |uuid: &str| if uuid == "GPU-b" { ", NUMA node 1".to_owned() } else { String::new() };
         let chosen = ids(&["GPU-b::3"]);
-        let placed = PlacementReason::by_preference(&available, &chosen, Placement::Packed, &tell);
+        let placed = PlacementReason::by_preference(
+            &available,
+            &chosen,
+            (Placement::Packed, Split::Spread),
+            &tell,
+        );
         assert_eq!(
             placed.sentence(&chosen),
             "as preferred of 3 free replicas on 2 GPUs (packed: the fullest GPU with room, so that others \
@@ -139,9 +147,12 @@ mod tests {
     fn it_stays_short() {
         let many: Vec<String> =
             (0..16).map(|n| format!("GPU-{}ä::0", "x".repeat(40 + n))).collect();
-        let placed = PlacementReason::by_preference(&many, &many, Placement::Distributed, &|_| {
-            String::new()
-        });
+        let placed = PlacementReason::by_preference(
+            &many,
+            &many,
+            (Placement::Distributed, Split::Spread),
+            &|_| String::new(),
+        );
         assert!(placed.reason.len() <= REASON_KEPT);
     }
 }

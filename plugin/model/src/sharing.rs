@@ -33,11 +33,13 @@ pub enum Placement {
     Distributed,
 }
 
-/// What happens to a container whose replicas lie on several GPUs.
+/// Whether the replicas of a container may, or must, lie on several GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split {
-    /// `Allocate` fails.
+    /// All on one GPU; else `Allocate` fails.
     Reject,
-    /// The container sees several GPUs.
+    /// On as few GPUs as can be. The container sees all of them.
     Spread,
+    /// Each on another GPU; else `Allocate` fails.
+    Distinct,
 }

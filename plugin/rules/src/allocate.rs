@@ -130,11 +130,16 @@ pub fn plan(catalogue: &Catalogue, resource: &str, ids: &[String]) -> Result<Pla
         }
     }
     let split = catalogue.resources.get(resource).map_or(Split::Reject, |terms| terms.split);
-    if plan.grants.len() > 1 && split == Split::Reject {
-        let (resource, count) = (resource.to_owned(), plan.replicas.len());
-        return Err(Refusal::Split { resource, count, gpus: plan.grants.len() });
+    let (count, gpus) = (plan.replicas.len(), plan.grants.len());
+    match split {
+        Split::Reject if gpus > 1 => {
+            Err(Refusal::Split { resource: resource.to_owned(), count, gpus })
+        }
+        Split::Distinct if gpus < count => {
+            Err(Refusal::NotDistinct { resource: resource.to_owned(), count, gpus })
+        }
+        Split::Reject | Split::Spread | Split::Distinct => Ok(plan),
     }
-    Ok(plan)
 }
 
 /// As [`plan`], for a container that kubelet has already admitted: whatever Allocate would say of the
@@ -316,6 +321,31 @@ mod tests {
             prop_assert_eq!(&AllocationId::of("r/x", list.iter().map(String::as_str)), &id);
             prop_assert_ne!(&AllocationId::of("r/y", list.iter().map(String::as_str)), &id);
             prop_assert_eq!(AllocationId::parse(id.as_str()), Some(id));
+        }
+
+        /// Kubelet may give others than those that were preferred.
+        #[test]
+        fn under_distinct_what_shares_a_gpu_is_refused_and_nothing_else(
+            list in prop::collection::btree_set((0usize..2, 0u32..4), 1..8),
+        ) {
+            let mut catalogue = catalogue();
+            catalogue.resources.get_mut(GPU).unwrap().split = Split::Distinct;
+            let ids: Vec<String> =
+                list.iter().map(|(gpu, n)| format!("GPU-{}::{n}", ["a", "b"][*gpu])).collect();
+            let gpus = list.iter().map(|(gpu, _)| gpu).collect::<BTreeSet<_>>().len();
+            match plan(&catalogue, GPU, &ids) {
+                Ok(plan) => {
+                    prop_assert_eq!((plan.grants.len(), ids.len()), (gpus, gpus));
+                    prop_assert!(plan.grants.iter().all(|grant| grant.memory_limit_bytes == 8 << 30));
+                }
+                Err(refused) => {
+                    prop_assert!(gpus < ids.len(), "{}", refused);
+                    let text = refused.to_string();
+                    prop_assert!(text.contains("share.split = \"distinct\""), "{}", text);
+                }
+            }
+            // Who runs keeps its quota.
+            prop_assert!(plan_for_running(&catalogue, GPU, &ids).is_ok());
         }
 
         #[test]

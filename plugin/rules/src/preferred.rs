@@ -1,9 +1,10 @@
 //! `GetPreferredAllocation`: which free replicas suit best. Only a hint: kubelet may assign others.
 //!
-//! In this order: as few GPUs as can be, beside those that kubelet insists on; as few suspect ones; the
-//! nearest to each other (NVLink before a common PCIe switch, before a NUMA node, before the rest); the
-//! fullest (packed), so that whole GPUs stay free, or the emptiest (distributed), so that neighbours are
-//! few; near GPUs that are in use, or (distributed) far from them; the first by UUID.
+//! In this order: as few GPUs as can be, beside those that kubelet insists on, or (`split = "distinct"`) one
+//! for each replica; as few suspect ones; the nearest to each other (NVLink before a common PCIe switch,
+//! before a NUMA node, before the rest); the fullest (packed), so that whole GPUs stay free, or the emptiest
+//! (distributed), so that neighbours are few; near GPUs that are in use, or (distributed) far from them; the
+//! first by UUID.
 //!
 //! It runs while kubelet admits a pod and admits no other. For R replicas on G GPUs it takes
 //! O(R log R + G⁵) steps, a few hundred thousand for sixteen GPUs: from each GPU as the first, the set grows
@@ -14,13 +15,15 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use tessera_model::replica::Replica;
-use tessera_model::sharing::Placement;
+use tessera_model::sharing::{Placement, Split};
 use tessera_model::topology::Topology;
 
 /// What the choice goes by.
 pub struct PlacementContext<'a> {
     /// Packed or distributed.
     pub placement: Placement,
+    /// Whether each replica must be another GPU's.
+    pub split: Split,
     /// How near the GPUs are to each other.
     pub topology: &'a Topology,
     /// GPUs that may not last.
@@ -57,7 +60,11 @@ pub fn preferred(
     let gpus = Gpus::new(&free, &taken, context).choose(size - chosen.len());
     let set: Vec<String> = gpus.into_iter().map(str::to_owned).collect();
     while chosen.len() < size {
-        let mut open = set.iter().filter(|uuid| free.contains_key(*uuid));
+        let may_give = |uuid: &&String| {
+            free.contains_key(*uuid)
+                && !(context.split == Split::Distinct && taken.contains_key(*uuid))
+        };
+        let mut open = set.iter().filter(may_give);
         let next = match context.placement {
             // One after the other, those that must be among them first.
             Placement::Packed => open.next(),
@@ -89,6 +96,8 @@ struct Gpu<'a> {
     uuid: &'a str,
     /// Free replicas.
     free: usize,
+    /// How many of them this container may have.
+    gives: usize,
     /// Already the container's.
     must: bool,
     suspect: bool,
@@ -118,6 +127,11 @@ impl<'a> Gpus<'a> {
             .map(|uuid| Gpu {
                 uuid,
                 free: count(uuid),
+                gives: match (context.split, taken.contains_key(*uuid)) {
+                    (Split::Distinct, true) => 0,
+                    (Split::Distinct, false) => count(uuid).min(1),
+                    (Split::Reject | Split::Spread, _) => count(uuid),
+                },
                 must: taken.contains_key(*uuid),
                 suspect: (context.suspect)(uuid),
                 busy: used.iter().map(|other| weight(uuid, other)).sum(),
@@ -130,9 +144,9 @@ impl<'a> Gpus<'a> {
     /// The GPUs to take `wanted` replicas from: those that must be, then the others.
     fn choose(&self, wanted: usize) -> Vec<&'a str> {
         let base: Vec<usize> = (0..self.list.len()).filter(|&i| self.list[i].must).collect();
-        let missing = wanted.saturating_sub(base.iter().map(|&i| self.list[i].free).sum());
+        let missing = wanted.saturating_sub(base.iter().map(|&i| self.list[i].gives).sum());
         let others = |suspects: bool| -> Vec<usize> {
-            let open = |gpu: &Gpu<'_>| !gpu.must && gpu.free > 0 && (suspects || !gpu.suspect);
+            let open = |gpu: &Gpu<'_>| !gpu.must && gpu.gives > 0 && (suspects || !gpu.suspect);
             (0..self.list.len()).filter(|&i| open(&self.list[i])).collect()
         };
         let all = others(true);
@@ -161,7 +175,7 @@ impl<'a> Gpus<'a> {
 
     /// How many of the pool it takes at least to have `missing` replicas.
     fn fewest(&self, pool: &[usize], missing: usize) -> Option<usize> {
-        let mut counts: Vec<usize> = pool.iter().map(|&i| self.list[i].free).collect();
+        let mut counts: Vec<usize> = pool.iter().map(|&i| self.list[i].gives).collect();
         counts.sort_unstable_by_key(|&count| Reverse(count));
         let mut sum = 0;
         (0..=counts.len()).find(|&n| {
@@ -180,22 +194,23 @@ impl<'a> Gpus<'a> {
         count: usize,
         missing: usize,
     ) -> Option<Vec<usize>> {
-        let total: usize = pool.iter().map(|&i| self.list[i].free).sum();
+        let total: usize = pool.iter().map(|&i| self.list[i].gives).sum();
         let missing = missing.min(total);
-        // The fullest last, so that sums of the most need no sorting.
+        // Who gives least last, so that sums of the most need no sorting.
         let mut left: Vec<usize> = pool.to_vec();
-        left.sort_by_key(|&i| Reverse(self.list[i].free));
+        left.sort_by_key(|&i| Reverse(self.list[i].gives));
         let (mut set, mut have, mut still) = (base.to_vec(), 0, count);
         while still > 0 {
             // One GPU, or two: a pair may be worth more together than each alone.
             let size = |(i, j): (usize, usize)| if i == j { 1 } else { 2 };
-            let free = |(i, j): (usize, usize)| {
-                self.list[i].free + if i == j { 0 } else { self.list[j].free }
+            let gives = |(i, j): (usize, usize)| {
+                self.list[i].gives + if i == j { 0 } else { self.list[j].gives }
             };
             let enough = |&next: &(usize, usize)| {
                 let others = left.iter().filter(|&&k| k != next.0 && k != next.1);
-                let rest: usize = others.take(still - size(next)).map(|&k| self.list[k].free).sum();
-                have + free(next) + rest >= missing
+                let rest: usize =
+                    others.take(still - size(next)).map(|&k| self.list[k].gives).sum();
+                have + gives(next) + rest >= missing
             };
             let next = match first {
                 Some(first) if set.len() == base.len() => {
@@ -217,7 +232,7 @@ impl<'a> Gpus<'a> {
                 }
             };
             left.retain(|&k| k != next.0 && k != next.1);
-            have += free(next);
+            have += gives(next);
             still -= size(next);
             set.push(next.0);
             if next.0 != next.1 {
@@ -275,7 +290,8 @@ mod tests {
         size: usize,
         placement: Placement,
     ) -> Vec<String> {
-        let context = PlacementContext { placement, topology, suspect: &|_| false };
+        let split = Split::Spread;
+        let context = PlacementContext { placement, split, topology, suspect: &|_| false };
         preferred(available, must, size, &context)
     }
 
@@ -377,6 +393,26 @@ mod tests {
     }
 
     #[test]
+    fn distinct_gpus_are_near_to_each_other_and_chosen_by_placement() {
+        let choose = |topology: &Topology, available: &[String], size, placement| {
+            let split = Split::Distinct;
+            let context = PlacementContext { placement, split, topology, suspect: &|_| false };
+            let mut chosen = preferred(available, &[], size, &context);
+            chosen.sort_unstable();
+            gpus_of(&chosen)
+        };
+        let linked = pairs_of_links();
+        for how in [Placement::Packed, Placement::Distributed] {
+            assert_eq!(choose(&linked, &all("acdefg", 4), 2, how), "cd");
+            assert_eq!(choose(&linked, &all("abefgh", 4), 4, how), "efgh");
+        }
+        let plain = Topology::default();
+        let available = ids(&[("GPU-a", 0..4), ("GPU-b", 1..4), ("GPU-c", 2..4)]);
+        assert_eq!(choose(&plain, &available, 2, Placement::Packed), "bc");
+        assert_eq!(choose(&plain, &available, 2, Placement::Distributed), "ab");
+    }
+
+    #[test]
     fn what_must_be_included_draws_its_neighbour() {
         let topology = pairs_of_links();
         let must = all("f", 1);
@@ -391,6 +427,7 @@ mod tests {
             let suspect = |uuid: &str| uuid == "GPU-a";
             let context = PlacementContext {
                 placement: Placement::Packed,
+                split: Split::Spread,
                 topology: &topology,
                 suspect: &suspect,
             };
@@ -404,6 +441,7 @@ mod tests {
         let suspect = |uuid: &str| uuid == "GPU-a";
         let context = PlacementContext {
             placement: Placement::Packed,
+            split: Split::Spread,
             topology: &topology,
             suspect: &suspect,
         };
@@ -468,6 +506,40 @@ mod tests {
             let chosen = choose(&available, &[], size, how);
             let gpus: BTreeSet<_> = chosen.iter().map(|id| id.split("::").next()).collect();
             prop_assert!(!can || gpus.len() == 1, "{chosen:?}");
+        }
+
+        /// Whatever is free and whatever kubelet insists on: each on another GPU where that can be, and never two
+        /// on one.
+        #[test]
+        fn distinct_replicas_are_of_as_many_gpus(
+            offered in prop::collection::btree_set((0u8..6, 0u32..4), 0..20),
+            held in prop::collection::btree_map(0u8..6, 0u32..4, 0..4),
+            extra in 0usize..8,
+            packed: bool,
+            suspects in prop::collection::btree_set(0u8..6, 0..6),
+        ) {
+            let name = |(gpu, n): (u8, u32)| format!("GPU-{gpu}::{n}");
+            let must: Vec<String> = held.iter().map(|(gpu, n)| name((*gpu, *n))).collect();
+            // Kubelet lists among the available those on which it insists.
+            let all: BTreeSet<(u8, u32)> =
+                offered.iter().copied().chain(held.iter().map(|(gpu, n)| (*gpu, *n))).collect();
+            let available: Vec<String> = all.iter().copied().map(name).collect();
+            let size = must.len() + extra;
+            let topology = Topology::default();
+            let suspect = |uuid: &str| suspects.iter().any(|gpu| uuid == format!("GPU-{gpu}"));
+            let context = PlacementContext {
+                placement: if packed { Placement::Packed } else { Placement::Distributed },
+                split: Split::Distinct,
+                topology: &topology,
+                suspect: &suspect,
+            };
+            let chosen = preferred(&available, &must, size, &context);
+            let gpus: BTreeSet<_> = chosen.iter().map(|id| id.split("::").next()).collect();
+            prop_assert_eq!(gpus.len(), chosen.len(), "{:?}", chosen);
+            let possible = all.iter().map(|(gpu, _)| gpu).collect::<BTreeSet<_>>().len();
+            prop_assert_eq!(chosen.len(), size.min(possible), "{:?}", chosen);
+            prop_assert!(must.iter().all(|id| chosen.contains(id)));
+            prop_assert!(chosen.iter().all(|id| available.contains(id)));
         }
 
         #[test]

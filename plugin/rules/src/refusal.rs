@@ -68,6 +68,20 @@ pub enum Refusal {
         /// GPUs they are on.
         gpus: usize,
     },
+    /// Several replicas of one GPU, where each must be another's.
+    #[error(
+        "the {count} replicas of {resource} lie on {gpus} of this node's GPUs and share.split = \"distinct\": there were \
+         no {count} GPUs with one free; ask for fewer, or set share.split = \"spread\" (or split in the \
+         resource's [[layout]]) if several shares of one GPU will do"
+    )]
+    NotDistinct {
+        /// The resource.
+        resource: String,
+        /// Replicas asked for.
+        count: usize,
+        /// GPUs they are on.
+        gpus: usize,
+    },
     /// More GPUs than a page has room for.
     #[error("{0} GPUs in one container; at most {max} are possible", max = layout::MAX_GPUS)]
     TooManyGpus(usize),

@@ -214,6 +214,7 @@ impl Agent {
         let terms = catalogue.resources.get(resource);
         let context = PlacementContext {
             placement: terms.map_or(self.config().share.placement, |terms| terms.placement),
+            split: terms.map_or(self.config().share.split, |terms| terms.split),
             topology: &topology,
             suspect: &|uuid| suspects.contains(uuid),
         };
@@ -224,7 +225,8 @@ impl Agent {
             let numa = numa.map_or_else(String::new, |node| format!(", NUMA node {node}"));
             format!(", {health}{numa}")
         };
-        let placed = PlacementReason::by_preference(available, &chosen, context.placement, &tell);
+        let rule = (context.placement, context.split);
+        let placed = PlacementReason::by_preference(available, &chosen, rule, &tell);
         self.allocations.prefer(resource, placed);
         chosen
     }

@@ -7,7 +7,7 @@ use tessera_model::allocation_id::AllocationId;
 use tessera_model::audit::{Actor, Limits, What};
 use tessera_model::placement_reason::PlacementReason;
 use tessera_model::record::{Grant, Holder, State};
-use tessera_model::sharing::{Compute, Placement};
+use tessera_model::sharing::{Compute, Placement, Split};
 use tessera_model::steered::Override;
 
 const GIB: u64 = 1 << 30;
@@ -37,7 +37,7 @@ fn record() -> Record {
     let placed = PlacementReason::by_preference(
         &["GPU-aaaa::1".to_owned(), "GPU-bbbb::0".to_owned()],
         std::slice::from_ref(&replica),
-        Placement::Packed,
+        (Placement::Packed, Split::Reject),
         &|_| ", healthy, NUMA node 0".to_owned(),
     );
     Record {

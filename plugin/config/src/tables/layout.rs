@@ -64,7 +64,7 @@ table! {
         /// Which GPU is preferred, the same wherever the resource is sold; left out: as `share.placement`
         /// says.
         placement: Option<Placement> = None, given(word());
-        /// Whether one container may have several GPUs, the same wherever the resource is sold; left out: as
+        /// Where the replicas of one container lie, the same wherever the resource is sold; left out: as
         /// `share.split` says.
         split: Option<Split> = None, given(word()), NewPods;
     }

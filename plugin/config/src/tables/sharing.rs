@@ -70,7 +70,9 @@ table! {
         compute: Compute = Compute::Burst, word(), NewPods;
         /// Which GPU is preferred: the fullest with room, so that whole GPUs stay free, or the emptiest.
         placement: Placement = Placement::Packed, word();
-        /// Whether a container whose replicas lie on several GPUs is refused or gets them all.
+        /// Where the replicas of one container lie: `reject`: on one GPU, or it is refused; `spread`: on as few
+        /// as have room; `distinct`: each on another GPU, or it is refused, so that N of a resource are shares of
+        /// N GPUs, as they are by [claims](dra.md#ask-for-a-share).
         split: Split = Split::Reject, word(), NewPods;
     }
 }

@@ -1,5 +1,7 @@
 //! The life of an allocation, through the gRPC calls that a kubelet makes.
 
+use std::collections::BTreeSet;
+
 use tessera_fake_kubelet::{Container, Pod};
 use tessera_gpu::health::Observation;
 use tessera_harness::plugin::*;
@@ -97,6 +99,28 @@ async fn a_spread_container_is_limited_on_each_gpu() {
     assert_eq!(answer.envs["NVIDIA_VISIBLE_DEVICES"], both);
     let quota = tessera_region::quota::QuotaReader::attach(&node.pages(&ids)).unwrap();
     assert_eq!((quota.memory_limit(0), quota.memory_limit(1)), (8 * GIB, 16 * GIB));
+}
+
+/// By kubelet's own calls: it asks which replicas are preferred, and takes them; and where it does not ask.
+#[tokio::test]
+async fn distinct_replicas_are_of_different_gpus_or_the_pod_is_refused() {
+    let node = TestNode::start_with(&format!("{SETTINGS}split = \"distinct\"\n")).await;
+    bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
+    let admitted = node.kubelet.run(&pod("both", 2)).await.unwrap().remove(0);
+    let gpus: BTreeSet<_> =
+        admitted.device_ids.iter().map(|id| id.split("::").next().unwrap().to_owned()).collect();
+    assert_eq!(gpus, [gpu(0).uuid, gpu(1).uuid].into(), "{:?}", admitted.device_ids);
+    let quota =
+        tessera_region::quota::QuotaReader::attach(&node.pages(&admitted.device_ids)).unwrap();
+    assert_eq!((quota.memory_limit(0), quota.memory_limit(1)), (8 * GIB, 8 * GIB));
+    // More than there are GPUs, and what a kubelet takes that follows no preference.
+    let refused = node.kubelet.run(&pod("three", 3)).await.unwrap_err().to_string();
+    assert!(refused.contains("share.split = \"distinct\""), "{refused}");
+    let refused = node.allocate(&[replica(0, 1), replica(0, 2)]).await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::InvalidArgument);
+    assert!(refused.message().contains("no 2 GPUs with one free"), "{refused}");
+    // One is one.
+    node.kubelet.run(&pod("one", 1)).await.unwrap();
 }
 
 #[tokio::test]
