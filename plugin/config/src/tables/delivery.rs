@@ -22,6 +22,11 @@ table! {
         /// How a container gets its GPUs: [shares.md](shares.md#ways-into-the-container) compares the
         /// strategies.
         device_list_strategy: DeviceListStrategy = DeviceListStrategy::Envvar, word(), NewPods;
+        /// Whether kubelet is also told the GPU's device nodes where NVIDIA's toolkit brings them (`envvar`,
+        /// `volume-mounts`): those of `driver.device_nodes` and `/dev/nvidia-modeset` that the plugin sees. A
+        /// node that only the toolkit knows is closed to a running container when systemd or kubelet writes the
+        /// container's device rules again. `PASS_DEVICE_SPECS` of NVIDIA's plugin.
+        pass_device_specs: bool = true, boolean(), NewPods;
     }
 }
 

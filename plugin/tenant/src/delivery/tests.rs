@@ -4,13 +4,18 @@ use tessera_config::CONTAINER_DRIVER_DIR;
 
 const PAGES: &str = "/pages/0123456789abcdef0123456789abcdef";
 
-/// The answer for a container with these GPUs under this configuration.
+/// The answer for a container with these GPUs under this configuration, on a host without device nodes.
 fn delivered(config: &str, gpus: &[&Gpu]) -> ContainerAllocateResponse {
+    delivered_on(tempfile::tempdir().unwrap().path(), config, gpus)
+}
+
+/// On a host with the device nodes below `root`.
+fn delivered_on(root: &Path, config: &str, gpus: &[&Gpu]) -> ContainerAllocateResponse {
     let config = Config::parse(config).unwrap();
     let id = AllocationId::parse("0123456789abcdef0123456789abcdef").unwrap();
     let shim =
         Delivery { shim: "/shims/ab/libtessera.so".into(), preload: "/shims/ab/preload".into() };
-    let parts: Parts = driver::parts(&config, gpus, false).unwrap();
+    let parts: Parts = driver::parts_in(&config, gpus, false, root).unwrap();
     let pages = Path::new(PAGES);
     answer(
         &DeliveryPlan {
@@ -57,6 +62,88 @@ fn the_answer_mounts_pages_read_only_and_the_usage_file_over_them() {
     assert_eq!(answer.envs, [("NVIDIA_VISIBLE_DEVICES".into(), "GPU-a".into())].into());
     assert!(answer.devices.is_empty() && answer.annotations.is_empty());
     assert!(answer.cdi_devices.is_empty());
+}
+
+fn host_with(nodes: &[&str]) -> tempfile::TempDir {
+    let root = tempfile::tempdir().unwrap();
+    for node in nodes {
+        let path = root.path().join(node.trim_start_matches('/'));
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, "").unwrap();
+    }
+    root
+}
+
+fn devices(answer: &ContainerAllocateResponse) -> Vec<(&str, &str, &str)> {
+    let device = answer.devices.iter();
+    device.map(|d| (&*d.host_path, &*d.container_path, &*d.permissions)).collect()
+}
+
+/// A node of which kubelet is not told is closed to the container when its device rules are written again.
+#[test]
+fn every_node_that_a_container_gets_is_told_to_kubelet_or_stands_in_a_spec() {
+    let there = [
+        "/dev/nvidia0",
+        "/dev/nvidia1",
+        "/dev/nvidiactl",
+        "/dev/nvidia-uvm",
+        "/dev/nvidia-modeset",
+    ];
+    let root = host_with(&there);
+    let gpus = [Gpu::example("GPU-a", 0), Gpu::example("GPU-b", 1)];
+    for strategy in ["envvar", "volume-mounts"].map(strategy) {
+        // Its own GPU's, those of all GPUs, and none that is not there (nvidia-uvm-tools).
+        let answer = delivered_on(root.path(), &strategy, &[&gpus[1]]);
+        let expected = ["/dev/nvidia1", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-modeset"];
+        assert_eq!(devices(&answer), expected.map(|node| (node, node, "rw")), "{strategy}");
+        let both = delivered_on(root.path(), &strategy, &gpus.each_ref());
+        assert_eq!(both.devices.len(), 5, "{strategy}");
+        let off = delivered_on(
+            root.path(),
+            &format!("{strategy}pass_device_specs = false\n"),
+            &[&gpus[1]],
+        );
+        assert!(off.devices.is_empty(), "{strategy}");
+        // A host whose nodes the plugin does not see.
+        assert!(delivered(&strategy, &[&gpus[1]]).devices.is_empty(), "{strategy}");
+    }
+    for strategy in ["cdi-cri", "cdi-annotations", "none"].map(strategy) {
+        let answer = delivered_on(root.path(), &strategy, &[&gpus[1]]);
+        assert!(answer.devices.is_empty(), "{strategy}");
+    }
+}
+
+#[test]
+fn nodes_of_a_driver_in_a_container_of_its_own_are_told_by_their_place_on_the_host() {
+    let root = host_with(&[
+        "/run/driver/usr/lib/libcuda.so.1",
+        "/run/driver/dev/nvidiactl",
+        "/run/driver/dev/nvidia0",
+    ]);
+    let place = root.path().join("run/driver");
+    let config = format!("[driver]\nroot = \"{}\"\n", place.display());
+    // The driver's root is the same path for the plugin.
+    let answer = delivered_on(Path::new("/"), &config, &[&Gpu::example("GPU-a", 0)]);
+    let host = |name: &str| place.join(name).display().to_string();
+    let (gpu, control) = (host("dev/nvidia0"), host("dev/nvidiactl"));
+    let expected = [(&*gpu, "/dev/nvidia0", "rw"), (&*control, "/dev/nvidiactl", "rw")];
+    assert_eq!(devices(&answer), expected);
+}
+
+/// The toolkit says what is wrong with an instance; a node fewer is no reason to refuse it.
+#[test]
+fn a_mig_instance_whose_capability_is_unknown_has_the_nodes_of_its_gpu() {
+    let mig = tessera_model::mig::MigInstance {
+        parent_uuid: "GPU-p".into(),
+        parent_index: 0,
+        index: 1,
+        gpu_instance: 2,
+        compute_instance: 0,
+    };
+    let instance = Gpu { mig: Some(mig), ..Gpu::example("MIG-a", 0) };
+    let root = host_with(&["/dev/nvidia0", "/dev/nvidiactl"]);
+    let answer = delivered_on(root.path(), "", &[&instance]);
+    assert_eq!(devices(&answer).len(), 2);
 }
 
 #[test]

@@ -4,7 +4,7 @@
 
 use tessera_kubelet_api::deviceplugin::{ContainerAllocateResponse, Mount};
 
-use super::{DeliveryPlan, VISIBLE_DEVICES};
+use super::{DeliveryPlan, VISIBLE_DEVICES, device_nodes};
 
 /// Where NVIDIA's toolkit looks; the variable names the place, as NVIDIA's device plugin has it.
 const LIST: &str = "/var/run/nvidia-container-devices";
@@ -16,4 +16,5 @@ pub(super) fn add(plan: &DeliveryPlan<'_>, answer: &mut ContainerAllocateRespons
         container_path: format!("{LIST}/{}", gpu.uuid),
         read_only: false,
     }));
+    device_nodes::name(plan, answer);
 }

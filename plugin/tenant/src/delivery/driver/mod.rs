@@ -13,7 +13,7 @@ use tessera_model::gpu::Gpu;
 pub struct Parts {
     /// Libraries.
     pub libraries: Vec<Mount>,
-    /// Device nodes, where the configuration wants our own.
+    /// Device nodes that kubelet or a CDI spec of ours has to name.
     pub nodes: Vec<Node>,
 }
 
@@ -55,19 +55,30 @@ fn wants_nodes(config: &Config, by_cdi: bool) -> bool {
     strategy == DeviceListStrategy::DeviceNodes || is_cdi && config.cdi.gpu_kind.is_none()
 }
 
+/// Whether kubelet is told of the nodes that NVIDIA's toolkit brings. The toolkit opens them by itself, behind the
+/// runtime's back, so whoever writes the container's device rules again from what the runtime knows (`systemctl
+/// daemon-reload`, a resize in place) closes them.
+fn passes_nodes(config: &Config, by_cdi: bool) -> bool {
+    let strategy = config.container.device_list_strategy;
+    let by_toolkit =
+        matches!(strategy, DeviceListStrategy::Envvar | DeviceListStrategy::VolumeMounts);
+    by_toolkit && !by_cdi && config.container.pass_device_specs
+}
+
 /// Looks for what a container with these GPUs needs. `by_cdi`: it is given them by the name of a CDI device.
 ///
 /// # Errors
 /// See [`DriverError`]: without it the container would have no GPU.
 pub fn parts(config: &Config, gpus: &[&Gpu], by_cdi: bool) -> Result<Parts, DriverError> {
-    parts_in(config, gpus, by_cdi, Path::new("/proc"))
+    parts_in(config, gpus, by_cdi, Path::new("/"))
 }
 
-fn parts_in(
+/// As [`parts`], with the `/proc` and the device nodes below `root`.
+pub(super) fn parts_in(
     config: &Config,
     gpus: &[&Gpu],
     by_cdi: bool,
-    proc: &Path,
+    root: &Path,
 ) -> Result<Parts, DriverError> {
     let mut parts = Parts::default();
     let at = |host: PathBuf, container: &Path| Mount {
@@ -83,8 +94,13 @@ fn parts_in(
         let found = root::libraries(root)?;
         parts.libraries.extend(found.into_iter().map(|(name, host)| at(host, &inside.join(name))));
     }
+    let proc = root.join("proc");
     if wants_nodes(config, by_cdi) {
-        parts.nodes = nodes(config, gpus, proc)?;
+        parts.nodes = nodes(config, gpus, &proc)?;
+    } else if passes_nodes(config, by_cdi) {
+        // A node that is not there would keep the container from starting; the toolkit knows them all.
+        let is_there = |node: &Node| root.join(node.host.trim_start_matches('/')).exists();
+        parts.nodes = passed(config, gpus, &proc).into_iter().filter(is_there).collect();
     }
     Ok(parts)
 }
@@ -101,32 +117,57 @@ pub fn nvml(config: &Config) -> Option<PathBuf> {
     libraries.into_iter().find(|(name, _)| name == "libnvidia-ml.so.1").map(|(_, path)| path)
 }
 
+/// Which `/dev/nvidia*` a container may open besides those of `driver.device_nodes` where its image asks the toolkit
+/// for more than compute.
+const MODESET: &str = "/dev/nvidia-modeset";
+
 fn nodes(config: &Config, gpus: &[&Gpu], proc: &Path) -> Result<Vec<Node>, DriverError> {
-    let mut paths: Vec<String> = Vec::new();
-    let mut add = |path: String| {
-        // Two MIG instances share their GPU's node.
-        if !paths.contains(&path) {
-            paths.push(path);
-        }
-    };
-    for pattern in &config.driver.device_nodes {
-        if pattern.contains("{minor}") {
-            gpus.iter().for_each(|gpu| add(pattern.replace("{minor}", &gpu.minor.to_string())));
-        } else {
-            add(pattern.clone());
-        }
-    }
+    let mut paths = general(config, gpus);
     for (gpu, mig) in gpus.iter().filter_map(|gpu| Some((gpu, gpu.mig.as_ref()?))) {
         let of = capabilities::nodes(proc, gpu.minor, mig.gpu_instance, mig.compute_instance)?;
-        of.into_iter().for_each(&mut add);
+        of.into_iter().for_each(|path| add(&mut paths, path));
     }
+    Ok(on_host(config, paths))
+}
+
+/// As far as they are known: what is missing here is the toolkit's to say.
+fn passed(config: &Config, gpus: &[&Gpu], proc: &Path) -> Vec<Node> {
+    nodes(config, gpus, proc)
+        .unwrap_or_else(|_| on_host(config, general(config, gpus)))
+        .into_iter()
+        .chain(on_host(config, vec![MODESET.to_owned()]))
+        .collect()
+}
+
+/// Two MIG instances share their GPU's node.
+fn add(paths: &mut Vec<String>, path: String) {
+    if !paths.contains(&path) {
+        paths.push(path);
+    }
+}
+
+/// The nodes of `driver.device_nodes` for these GPUs.
+fn general(config: &Config, gpus: &[&Gpu]) -> Vec<String> {
+    let mut paths: Vec<String> = Vec::new();
+    for pattern in &config.driver.device_nodes {
+        if pattern.contains("{minor}") {
+            let of = |gpu: &&Gpu| pattern.replace("{minor}", &gpu.minor.to_string());
+            gpus.iter().for_each(|gpu| add(&mut paths, of(gpu)));
+        } else {
+            add(&mut paths, pattern.clone());
+        }
+    }
+    paths
+}
+
+fn on_host(config: &Config, paths: Vec<String>) -> Vec<Node> {
     // A driver that runs in a container of its own has its nodes below its root.
     let base = config.driver.root.as_ref().filter(|root| root.join("dev/nvidiactl").exists());
     let host = |path: &str| match base {
         Some(root) => root.join(path.trim_start_matches('/')).to_string_lossy().into_owned(),
         None => path.to_owned(),
     };
-    Ok(paths.into_iter().map(|path| Node { host: host(&path), container: path }).collect())
+    paths.into_iter().map(|path| Node { host: host(&path), container: path }).collect()
 }
 
 #[cfg(test)]

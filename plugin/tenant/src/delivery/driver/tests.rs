@@ -97,7 +97,8 @@ fn nodes_are_those_of_the_gpus_each_once_and_below_the_root_where_the_driver_has
 
     // NVIDIA's spec has the GPU, or its toolkit.
     assert!(nodes(&text.replace("device-nodes", "cdi-cri")).is_empty());
-    assert!(nodes(&text.replace("device-nodes", "envvar")).is_empty());
+    let toolkit = nodes(&text.replace("device-nodes", "envvar"));
+    assert_eq!(toolkit.len(), 1, "of those that are there kubelet is told: {toolkit:?}");
     let own = format!("{}[cdi]\ngpu_kind = \"\"\n", text.replace("device-nodes", "cdi-cri"));
     assert_eq!(nodes(&own).len(), 3);
 }
@@ -120,7 +121,7 @@ const NODES: &str = "[container]\ndevice_list_strategy = \"device-nodes\"\n\
 fn a_mig_instance_comes_with_its_capabilities() {
     let proc = tempfile::tempdir().unwrap();
     let access = |of: &str, minor: u32| {
-        let path = proc.path().join("driver/nvidia/capabilities").join(of).join("access");
+        let path = proc.path().join("proc/driver/nvidia/capabilities").join(of).join("access");
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         // As the MIG User Guide shows it.
         let text = format!("DeviceFileMinor: {minor}\nDeviceFileMode: 292\nDeviceFileModify: 1\n");
@@ -137,7 +138,7 @@ fn a_mig_instance_comes_with_its_capabilities() {
 
     let gone = parts_in(&config(NODES), &[&mig("MIG-c", 2, 7, 0)], false, proc.path()).unwrap_err();
     assert_eq!(gone, DriverError::NoCapability("gpu2/mig/gi7".into()));
-    // Nobody asked for nodes: NVIDIA's toolkit or spec knows them.
+    // NVIDIA's toolkit knows them, and says so.
     let envvar = config("");
     assert!(
         parts_in(&envvar, &[&mig("MIG-c", 2, 7, 0)], false, proc.path()).unwrap().nodes.is_empty()
@@ -147,14 +148,14 @@ fn a_mig_instance_comes_with_its_capabilities() {
 #[test]
 fn capabilities_are_read_from_the_list_where_the_directory_is_covered() {
     let proc = tempfile::tempdir().unwrap();
-    file(proc.path(), "driver/nvidia-caps/mig-minors");
+    file(proc.path(), "proc/driver/nvidia-caps/mig-minors");
     let list = "config 1\nmonitor 2\ngpu0/gi0/access 3\ngpu0/gi1/access 21\n\
                 gpu0/gi1/ci0/access 22\ngpu0/gi11/access 201\ngpu10/gi1/access 999\n";
-    std::fs::write(proc.path().join("driver/nvidia-caps/mig-minors"), list).unwrap();
+    std::fs::write(proc.path().join("proc/driver/nvidia-caps/mig-minors"), list).unwrap();
     let found = parts_in(&config(NODES), &[&mig("MIG-a", 0, 1, 0)], false, proc.path()).unwrap();
     let hosts: Vec<&str> = found.nodes.iter().map(|node| node.host.as_str()).collect();
     assert_eq!(hosts[2..], ["/dev/nvidia-caps/nvidia-cap21", "/dev/nvidia-caps/nvidia-cap22"]);
     let odd = "gpu0/gi1/access x\ngpu0/gi1/ci0/access\n";
-    std::fs::write(proc.path().join("driver/nvidia-caps/mig-minors"), odd).unwrap();
+    std::fs::write(proc.path().join("proc/driver/nvidia-caps/mig-minors"), odd).unwrap();
     assert!(parts_in(&config(NODES), &[&mig("MIG-a", 0, 1, 0)], false, proc.path()).is_err());
 }
