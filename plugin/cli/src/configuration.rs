@@ -244,3 +244,21 @@ fn reload(known: &Config, output: Format) -> anyhow::Result<ExitCode> {
 fn refusal(problems: &[ConfigurationProblem]) -> ExitCode {
     if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_USAGE) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_plugin_directory_that_was_moved_with_kubelets_root_is_remarked_on() {
+        let of = |text: &str| moved_directory(&Config::parse(text).unwrap());
+        let remark = of("[paths]\nkubelet = \"/var/lib/k0s/kubelet/device-plugins\"\n").unwrap();
+        assert!(remark.contains("paths.kubelet") && remark.contains("--root-dir"), "{remark}");
+        assert!(remark.contains(" /var/lib/kubelet/device-plugins,"), "{remark}");
+        for text in
+            ["", "[paths]\npod_resources = \"/var/lib/k0s/kubelet/pod-resources/kubelet.sock\"\n"]
+        {
+            assert_eq!(of(text), None, "{text}");
+        }
+    }
+}
