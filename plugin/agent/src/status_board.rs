@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
+use tessera_gpu::SilentGpu;
 use tessera_model::clock::unix_ms;
 use tessera_model::warning::{GRAVE, Warning};
 use tessera_system::locks::lock;
@@ -30,6 +31,8 @@ pub struct StatusBoard {
     others_seen_by: Mutex<&'static str>,
     /// How the DRA driver stands, where there is one.
     dra: Mutex<Option<DraStatus>>,
+    /// GPUs that are left out because they do not answer, and since when.
+    silent: Mutex<Vec<(SilentGpu, i64)>>,
     /// Whether the history could last be stored; `None` where it is off, or before the first time.
     history_writing: Mutex<Option<bool>>,
 }
@@ -129,6 +132,23 @@ impl StatusBoard {
     pub(crate) fn forget(&self, name: &str) {
         lock(&self.standing).retain(|(subject, _), _| subject != name);
         lock(&self.notes).retain(|note| !note.text.contains(name));
+    }
+
+    /// Says which GPUs are left out because they do not answer. One that was has been so since then, whatever it
+    /// says now.
+    pub fn set_silent(&self, silent: Vec<SilentGpu>) {
+        let mut known = lock(&self.silent);
+        let since = |gpu: &SilentGpu| {
+            let same = known.iter().find(|(known, _)| known.is(&gpu.gpu));
+            same.map_or_else(unix_ms, |(_, since)| *since)
+        };
+        *known = silent.into_iter().map(|gpu| (gpu.clone(), since(&gpu))).collect();
+    }
+
+    /// GPUs that are left out because they do not answer, and since when, Unix milliseconds.
+    #[must_use]
+    pub fn silent(&self) -> Vec<(SilentGpu, i64)> {
+        lock(&self.silent).clone()
     }
 
     /// Says how it is found out what other plugins sell.

@@ -120,8 +120,9 @@ fn check(judged: &Judged) -> anyhow::Result<ExitCode> {
     }
     match gpus {
         Ok(gpus) => {
+            let silent = discovery.silent().into_iter().map(|gpu| gpu.to_string());
             let notes = capacity::remarks(&gpus, config).into_iter().chain(moved_directory(config));
-            for text in discovery.unsold().into_iter().chain(notes) {
+            for text in discovery.unsold().into_iter().chain(silent).chain(notes) {
                 eprintln!("note: {}", printable::line(&text));
             }
             print(&format!("{}ok\n", admin::offers(&gpus, config)))
@@ -133,6 +134,12 @@ fn check(judged: &Judged) -> anyhow::Result<ExitCode> {
             for text in discovery.unsold() {
                 eprintln!("note: {}", printable::line(&text));
             }
+            Ok(ExitCode::FAILURE)
+        }
+        // The driver answers, and of no GPU does it tell what it takes to sell it.
+        Err(error @ DiscoveryError::Unsellable(_)) => {
+            let error = error.to_string();
+            eprintln!("warning: nothing would be sold here: {}", printable::line(&error));
             Ok(ExitCode::FAILURE)
         }
         Err(error) => print(&format!("ok, as far as can be checked without GPUs ({error})\n")),

@@ -293,10 +293,7 @@ async fn run(
     .await??;
     let labels = labels::Keeper::new(Arc::clone(&agent), Arc::clone(&discovery));
     view.set_agent(Arc::clone(&agent));
-    for unsold in discovery.unsold() {
-        warn!("{unsold}");
-    }
-    board.set_condition("unsold", Some(discovery.unsold().join("; ")).filter(|s| !s.is_empty()));
+    reloader.say_unsold();
 
     let (watched, known) = (Arc::clone(&agent), Arc::clone(&board));
     let reporting = kubernetes::Keeper::new(watched, known, timing.events.clone());
@@ -343,6 +340,7 @@ async fn run(
         () = beat(&agent, timing.heartbeat) => {}
         () = housekeeping(&agent, &pod_resources, &board, &timing) => {}
         () = others.run() => {}
+        () = ask_again(&reloader, &agent) => {}
         () = labels.run(reloader.current(), &board) => {}
         () = reporting.run(reloader.current()) => {}
         () = &mut watching => {}
@@ -382,11 +380,23 @@ async fn discover(
             Ok(Err(error)) => error.to_string(),
             Err(error) => error.to_string(),
         };
+        board.set_silent(discovery.silent());
         let text = format!("waiting for GPUs, nothing is registered: {missing}");
         if board.set_condition("gpus", Some(text.clone())) {
             error!("{text}");
         }
         tokio::time::sleep(interval).await;
+    }
+}
+
+/// Asks GPUs that were left out because they did not answer, as often as those that are sold.
+async fn ask_again(reloader: &Arc<Reloader>, agent: &Agent) {
+    loop {
+        tokio::time::sleep(agent.config().health.probe_interval).await;
+        let asking = Arc::clone(reloader);
+        if let Err(error) = tokio::task::spawn_blocking(move || asking.ask_again()).await {
+            error!(%error, "asking GPUs again");
+        }
     }
 }
 

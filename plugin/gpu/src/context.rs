@@ -15,7 +15,7 @@ const STACK_BYTES: u64 = 1 << 10;
 const STATE_BYTES: u64 = 3 << 19;
 
 /// Compute capability, major and minor.
-type Capability = (i32, i32);
+pub(super) type Capability = (i32, i32);
 
 /// What a context takes of a device, or of an instance of a GPU of this `capability`; `None` where NVML
 /// does not tell. NVML counts the cores of whole GPUs, and the multiprocessors of instances.

@@ -3,17 +3,20 @@
 
 mod context;
 pub mod health;
+mod list;
 mod mig;
 pub mod nvml;
 mod nvml_near;
 mod nvml_watch;
 mod pci;
+mod silent;
 
 use std::collections::BTreeMap;
 use tessera_model::gpu::Gpu;
 use tessera_model::topology;
 
 pub use pci::pcie_root;
+pub use silent::SilentGpu;
 use tessera_config::{self as config, MOST_PROBLEMS};
 use tessera_model::printable;
 
@@ -85,7 +88,7 @@ pub struct GpuProcess {
 
 /// Where GPUs come from: NVML, or a test.
 pub trait Discovery: Send + Sync + 'static {
-    /// All GPUs that `wanted` includes, in NVML's order.
+    /// All GPUs that `wanted` includes and that answer, in NVML's order.
     ///
     /// # Errors
     /// No driver, or no GPUs.
@@ -97,8 +100,8 @@ pub trait Discovery: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// Indexes of GPUs that the driver calls lost, as [`Discovery::gpus`] last found: it no longer tells their UUIDs.
-    fn lost(&self) -> Vec<u32> {
+    /// GPUs that `wanted` may include and that do not answer, as [`Discovery::gpus`] last found.
+    fn silent(&self) -> Vec<SilentGpu> {
         Vec::new()
     }
 

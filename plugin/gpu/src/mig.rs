@@ -5,39 +5,69 @@ use tessera_model::mig::MigInstance;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
 
+use super::silent::{Asked, Unanswered};
 use tessera_model::gpu::Gpu;
 use tessera_model::replica;
+
+/// Whether a GPU is in MIG mode.
+pub(super) fn is_on(device: &Device<'_>) -> Result<bool, Unanswered> {
+    match device.mig_mode() {
+        Ok(mode) => Ok(mode.current == 1),
+        // Of GPUs and drivers before MIG. Instances are in the way of that.
+        Err(error @ (NvmlError::NotSupported | NvmlError::FailedToLoadSymbol(_))) => {
+            match device.mig_device_count() {
+                Ok(1..) => Err(Unanswered { asked: "MIG mode", error }),
+                _ => Ok(false),
+            }
+        }
+        Err(error) => Err(Unanswered { asked: "MIG mode", error }),
+    }
+}
+
+/// An instance, and its device if NVML tells what sells it.
+type Found<'n> = (MigInstance, Result<Device<'n>, Unanswered>);
 
 /// The instances of a GPU in MIG mode, or why nothing of it can be sold.
 pub(super) fn instances<'n>(
     nvml: &'n Nvml,
     device: &Device<'n>,
     whole: &Gpu,
-) -> Result<Result<Vec<(MigInstance, Device<'n>)>, String>, NvmlError> {
+) -> Result<Result<Vec<Found<'n>>, String>, Unanswered> {
     let mut found = Vec::new();
-    for index in 0..device.mig_device_count()? {
+    for index in 0..device.mig_device_count().asked("number of MIG instances")? {
+        let mut instance = MigInstance {
+            parent_uuid: whole.uuid.clone(),
+            parent_index: whole.index,
+            index,
+            // None that there is, until it is known.
+            gpu_instance: u32::MAX - index,
+            compute_instance: 0,
+        };
         let mig = match device.mig_device_by_index(index) {
             Ok(mig) => mig,
             // As many as there could be; "if no valid MIG device was found at index".
             Err(NvmlError::NotFound | NvmlError::InvalidArg) => continue,
-            Err(error) => return Err(error),
+            Err(error) => {
+                found.push((instance, Err(Unanswered { asked: "handle", error })));
+                continue;
+            }
         };
-        let uuid = mig.uuid()?;
-        if !replica::is_uuid(&uuid) {
+        match tessera_nvml::instance_ids(nvml, &mig).asked("instance ids") {
+            Ok(ids) => (instance.gpu_instance, instance.compute_instance) = ids,
+            Err(why) => {
+                found.push((instance, Err(why)));
+                continue;
+            }
+        }
+        if let Ok(uuid) = mig.uuid()
+            && !replica::is_uuid(&uuid)
+        {
             return Ok(Err(format!(
                 "{whole} is in MIG mode and its driver names an instance {uuid:?}, which is no UUID: \
                  nothing of it is sold; drivers from 470.42.01 on give instances UUIDs"
             )));
         }
-        let (gpu_instance, compute_instance) = tessera_nvml::instance_ids(nvml, &mig)?;
-        let instance = MigInstance {
-            parent_uuid: whole.uuid.clone(),
-            parent_index: whole.index,
-            index,
-            gpu_instance,
-            compute_instance,
-        };
-        found.push((instance, mig));
+        found.push((instance, Ok(mig)));
     }
     if found.is_empty() {
         return Ok(Err(format!(

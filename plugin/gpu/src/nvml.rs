@@ -4,24 +4,20 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
+use nvml_wrapper::Nvml;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::struct_wrappers::device::ProcessInfo;
-use nvml_wrapper::{Device, Nvml};
 
-use super::context;
 use super::health::Observation;
-use super::{
-    Discovery, DiscoveryError, Facts, GpuProcess, absent, mig, nvml_near, nvml_watch, pci, selected,
-};
+use super::list::{self, Found};
+use super::silent::SilentGpu;
+use super::{Discovery, DiscoveryError, Facts, GpuProcess, nvml_near, nvml_watch};
 use tessera_config as config;
 use tessera_model::gpu::Gpu;
 use tessera_model::topology::Topology;
 use tessera_system::files;
 use tessera_system::locks::lock;
-
-/// Where the kernel tells a PCI device's NUMA node.
-const PCI_DEVICES: &str = "/sys/bus/pci/devices";
 
 /// [`Discovery`] by NVML. Loads the library at the first call, and again until it can.
 #[derive(Debug)]
@@ -29,7 +25,7 @@ pub struct NvmlDiscovery {
     library: Option<PathBuf>,
     loaded: Mutex<Option<Arc<Nvml>>>,
     unsold: Mutex<Vec<String>>,
-    lost: Mutex<Vec<u32>>,
+    silent: Mutex<Vec<SilentGpu>>,
 }
 
 impl NvmlDiscovery {
@@ -40,7 +36,7 @@ impl NvmlDiscovery {
             library,
             loaded: Mutex::new(None),
             unsold: Mutex::default(),
-            lost: Mutex::default(),
+            silent: Mutex::default(),
         }
     }
 
@@ -75,121 +71,36 @@ impl NvmlDiscovery {
         let mut loaded = lock(&self.loaded);
         loaded.take().map(|nvml| Arc::downgrade(&nvml)).unwrap_or_default()
     }
-
-    /// The selected devices: whole GPUs, and the instances of those in MIG mode.
-    fn selected<'n>(nvml: &'n Nvml, wanted: &config::Gpus) -> Result<Found<'n>, NvmlError> {
-        let (include, exclude) = (&wanted.include, &wanted.exclude);
-        let (mut all, mut unsold, mut cut) = (Vec::new(), Vec::new(), Vec::new());
-        let mut lost = Vec::new();
-        for index in 0..nvml.device_count()? {
-            let described = nvml.device_by_index(index).and_then(|device| {
-                let mut whole = describe(&device, None, index)?;
-                let capability = device.cuda_compute_capability().ok();
-                let capability = capability.map(|of| (of.major, of.minor));
-                whole.context_bytes = context::bytes_of(&device, false, capability);
-                Ok((device, whole, capability))
-            });
-            let (device, whole, capability) = match described {
-                // No reason to leave the others unsold.
-                Err(NvmlError::GpuLost) => {
-                    lost.push(index);
-                    unsold.push(format!(
-                        "GPU {index} is lost; when it is back, restart the plugin to sell it"
-                    ));
-                    continue;
-                }
-                described => described?,
-            };
-            if !device.mig_mode().is_ok_and(|mode| mode.current == 1) {
-                all.push((whole, device));
-                continue;
-            }
-            match mig::instances(nvml, &device, &whole)? {
-                Ok(instances) => {
-                    for (instance, device) in instances {
-                        let gpu = describe(&device, Some(&whole), index)?;
-                        // An instance does not tell its GPU's capability.
-                        let context_bytes = context::bytes_of(&device, true, capability);
-                        all.push((Gpu { mig: Some(instance), context_bytes, ..gpu }, device));
-                    }
-                }
-                Err(why) if selected(&whole, include, exclude) => unsold.push(why),
-                Err(_) => {}
-            }
-            cut.push(whole);
-        }
-        let found = all.iter().map(|(gpu, _)| gpu.clone()).collect();
-        let here: Vec<&Gpu> = all.iter().map(|(gpu, _)| gpu).chain(&cut).collect();
-        let lists = [("gpus.include", include), ("gpus.exclude", exclude)];
-        let absent = lists.into_iter().flat_map(|(key, list)| absent(key, list, &here)).collect();
-        all.retain(|(gpu, _)| selected(gpu, include, exclude));
-        // AdvertisedGpu twice, memory in common would be oversold.
-        let sharers: Vec<u64> =
-            all.iter().map(|(gpu, _)| mig::sharers(gpu, all.iter().map(|(gpu, _)| gpu))).collect();
-        for ((gpu, _), sharers) in all.iter_mut().zip(sharers) {
-            gpu.memory_bytes /= sharers;
-        }
-        Ok(Found { gpus: all, found, unsold, absent, lost })
-    }
-}
-
-struct Found<'n> {
-    gpus: Vec<(Gpu, Device<'n>)>,
-    /// GPUs before the filter.
-    found: Vec<Gpu>,
-    /// See [`Discovery::unsold`].
-    unsold: Vec<String>,
-    /// What the configuration names and this machine does not have. One configuration often serves many
-    /// nodes, so this is no error; but it may be a mistake.
-    absent: Vec<String>,
-    /// See [`Discovery::lost`].
-    lost: Vec<u32>,
-}
-
-fn describe(device: &Device<'_>, parent: Option<&Gpu>, index: u32) -> Result<Gpu, NvmlError> {
-    let pci_bus_id = match (device.pci_info(), parent) {
-        (Ok(pci), _) => pci.bus_id,
-        (Err(_), Some(parent)) => parent.pci_bus_id.clone(),
-        (Err(error), None) => return Err(error),
-    };
-    let numa_node =
-        pci::numa_node(Path::new(PCI_DEVICES), &pci_bus_id).or_else(|| device.numa_node_id().ok());
-    Ok(Gpu {
-        uuid: device.uuid()?,
-        index,
-        minor: device.minor_number().unwrap_or_else(|_| parent.map_or(index, |gpu| gpu.minor)),
-        name: device.name()?,
-        numa_node: numa_node.or_else(|| parent.and_then(|gpu| gpu.numa_node)),
-        pci_bus_id,
-        memory_bytes: device.memory_info()?.total,
-        context_bytes: None,
-        context_measured_bytes: None,
-        mig: None,
-    })
 }
 
 impl Discovery for NvmlDiscovery {
     fn gpus(&self, wanted: &config::Gpus) -> Result<Vec<Gpu>, DiscoveryError> {
         let nvml = self.nvml()?;
-        let Found { gpus, found, unsold, absent, lost } = Self::selected(&nvml, wanted)
-            .map_err(|error| DiscoveryError::Nvml(error.to_string()))?;
+        let Found { gpus, all, mut unsold, absent, silent } =
+            list::list(&nvml, wanted).map_err(|error| DiscoveryError::Nvml(error.to_string()))?;
         *lock(&self.unsold) = unsold.iter().cloned().chain(absent).collect();
-        *lock(&self.lost) = lost;
-        if gpus.is_empty() && !unsold.is_empty() {
-            return Err(DiscoveryError::Unsellable(unsold.join("; ")));
+        unsold.extend(silent.iter().map(ToString::to_string));
+        let is_missing = silent.iter().any(|gpu| gpu.lost);
+        *lock(&self.silent) = silent;
+        if !gpus.is_empty() {
+            return Ok(gpus);
         }
-        if gpus.is_empty() {
-            return Err(DiscoveryError::None { found });
+        if is_missing {
+            // Nothing is watched that would have it initialised again.
+            self.forget();
         }
-        Ok(gpus.into_iter().map(|(gpu, _)| gpu).collect())
+        match unsold.as_slice() {
+            [] => Err(DiscoveryError::None { found: all }),
+            unsold => Err(DiscoveryError::Unsellable(unsold.join("; "))),
+        }
     }
 
     fn unsold(&self) -> Vec<String> {
         lock(&self.unsold).clone()
     }
 
-    fn lost(&self) -> Vec<u32> {
-        lock(&self.lost).clone()
+    fn silent(&self) -> Vec<SilentGpu> {
+        lock(&self.silent).clone()
     }
 
     fn memory_used(&self, uuid: &str) -> Result<u64, String> {

@@ -16,9 +16,9 @@ use nvml_wrapper::sys_exports::field_id;
 use nvml_wrapper::{Device, Nvml};
 use tracing::{debug, info, warn};
 
-use super::DiscoveryError;
 use super::health::{Condition, Observation, Recovery, Silence};
 use super::nvml::NvmlDiscovery;
+use super::{Discovery, DiscoveryError};
 use tessera_model::gpu::Gpu;
 use tessera_system::locks::lock;
 
@@ -233,7 +233,9 @@ impl Watch<'_> {
             (self.sink)(Observation::Driver(Silence { why, gone: true }));
             return Round::DriverAway;
         }
-        let mut round = Round::AllAnswer;
+        // What is left out because it is lost, a new initialisation may find as well.
+        let left_out = self.discovery.silent().iter().any(|gpu| gpu.lost);
+        let mut round = if left_out { Round::SomeGone } else { Round::AllAnswer };
         for (uuid, error) in silences {
             let gone = matches!(error, NvmlError::GpuLost | NvmlError::NotFound);
             if gone {

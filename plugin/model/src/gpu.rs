@@ -39,15 +39,26 @@ impl fmt::Display for Gpu {
 }
 
 impl Gpu {
-    /// Whether an entry of the configuration means this GPU: its UUID, its index, its product name, or
-    /// what names its MIG instance. `*` stands for anything in UUIDs and product names.
+    /// Whether an entry of the configuration means this GPU: its UUID, its index, its PCI address, its product
+    /// name, or what names its MIG instance. `*` stands for anything in UUIDs and product names.
     #[must_use]
     pub fn is_named(&self, entry: &str) -> bool {
         entry.parse() == Ok(self.index)
             || fits(entry, &self.uuid)
             || fits(entry, &self.name)
+            || is_address(entry, &self.pci_bus_id)
             || self.mig.as_ref().is_some_and(|mig| mig.is_named(entry))
     }
+}
+
+/// Whether `entry` is this PCI address: `00000000:65:00.0` as NVML writes it, or `0000:65:00.0` as Linux does.
+fn is_address(entry: &str, address: &str) -> bool {
+    const SHORT: usize = "0000:65:00.0".len();
+    let is_whole = entry.len() >= SHORT && entry.len() <= address.len();
+    let (zeroes, rest) = address
+        .split_at_checked(address.len() - entry.len().min(address.len()))
+        .unwrap_or(("", address));
+    is_whole && rest.eq_ignore_ascii_case(entry) && zeroes.bytes().all(|byte| byte == b'0')
 }
 
 /// Whether `pattern` with its `*`s covers all of `text`.
@@ -95,6 +106,20 @@ mod tests {
         }
         for entry in ["NVIDIA A100", "A100*", "*A100", "*80GB*80GB", "1", "", "GPU-b", "02x"] {
             assert!(!gpu.is_named(entry), "{entry}");
+        }
+    }
+
+    #[test]
+    fn gpus_are_named_by_pci_address_as_nvml_and_linux_write_it() {
+        let gpu = Gpu { pci_bus_id: "00000000:1B:00.0".into(), ..Gpu::example("GPU-a", 2) };
+        for entry in ["00000000:1B:00.0", "00000000:1b:00.0", "0000:1b:00.0"] {
+            assert!(gpu.is_named(entry), "{entry}");
+        }
+        let far = Gpu { pci_bus_id: "00010000:1B:00.0".into(), ..Gpu::example("GPU-a", 2) };
+        assert!(!far.is_named("0000:1b:00.0") && far.is_named("00010000:1b:00.0"));
+        let unknown = Gpu { pci_bus_id: String::new(), ..far };
+        for entry in ["0000:1c:00.0", "1b:00.0", "000000000:1B:00.0", ""] {
+            assert!(!gpu.is_named(entry) && !unknown.is_named(entry), "{entry}");
         }
     }
 }

@@ -3,20 +3,22 @@
 use anyhow::Context;
 
 use tessera_config::{Config, Gpus};
-use tessera_gpu::Discovery;
 use tessera_gpu::nvml::NvmlDiscovery;
+use tessera_gpu::{Discovery, SilentGpu};
 use tessera_model::gpu::Gpu;
 use tessera_model::quantity::format_bytes;
 use tessera_tenant::delivery::driver::nvml as nvml_library;
 
-/// All GPUs of the machine that the configuration includes.
+/// All GPUs of the machine that the configuration includes, and those of them that do not answer.
 ///
 /// # Errors
 /// No NVML, or what it answers; no GPU at all.
-pub(super) fn list(config: &Config) -> anyhow::Result<Vec<Gpu>> {
-    NvmlDiscovery::new(nvml_library(config))
+pub(super) fn list(config: &Config) -> anyhow::Result<(Vec<Gpu>, Vec<SilentGpu>)> {
+    let discovery = NvmlDiscovery::new(nvml_library(config));
+    let gpus = discovery
         .gpus(&config.gpus)
-        .context("no GPU to hold the command on (--sim uses the simulated one instead)")
+        .context("no GPU to hold the command on (--sim uses the simulated one instead)")?;
+    Ok((gpus, discovery.silent()))
 }
 
 /// What the user calls a GPU: its index, and a MIG instance's after it.
@@ -37,23 +39,36 @@ pub(super) fn visible(all: &[Gpu], chosen: &[Gpu], named: bool, has_own: bool) -
     (named || has_instances && !has_own).then(|| uuids.join(","))
 }
 
-/// Whether the command is to have only some of the machine's GPUs: by `--gpu`, or by the configuration.
-pub(super) fn are_named(wanted: &[String], config: &Config) -> bool {
+/// Whether the command is to have only some of the machine's GPUs: by `--gpu`, by the configuration, or because
+/// one does not answer and so cannot be held.
+pub(super) fn are_named(wanted: &[String], config: &Config, silent: &[SilentGpu]) -> bool {
     let Gpus { include, exclude, .. } = &config.gpus;
-    !wanted.is_empty() || !exclude.is_empty() || !include.iter().any(|entry| entry == "*")
+    !wanted.is_empty()
+        || !silent.is_empty()
+        || !exclude.is_empty()
+        || !include.iter().any(|entry| entry == "*")
 }
 
 /// Those of `all` that `wanted` names by UUID or index, of MIG instances as `0:1`; all where it names none.
 ///
 /// # Errors
 /// A name that is no GPU's, with those there are.
-pub(super) fn select(all: &[Gpu], wanted: &[String]) -> anyhow::Result<Vec<Gpu>> {
+pub(super) fn select(
+    (all, silent): (&[Gpu], &[SilentGpu]),
+    wanted: &[String],
+) -> anyhow::Result<Vec<Gpu>> {
     if wanted.is_empty() {
         return Ok(all.to_vec());
     }
     let mut chosen: Vec<Gpu> = Vec::new();
     for name in wanted {
         let Some(gpu) = all.iter().find(|g| g.uuid == *name || label(g) == *name) else {
+            let is_meant = |s: &&SilentGpu| {
+                s.gpu.uuid == *name || label(&s.gpu) == *name || s.gpu.index.to_string() == *name
+            };
+            if let Some(silent) = silent.iter().find(is_meant) {
+                anyhow::bail!("--gpu {name}: {}", silent.unusable());
+            }
             let there: Vec<String> =
                 all.iter().map(|g| format!("{} ({})", label(g), g.uuid)).collect();
             anyhow::bail!("--gpu {name}: no such GPU; there is {}", there.join(", "));
@@ -104,9 +119,10 @@ mod tests {
     #[test]
     fn gpus_are_chosen_by_uuid_and_by_index() {
         let all = two();
-        assert_eq!(select(&all, &[]).unwrap(), all);
-        assert_eq!(select(&all, &["1".into()]).unwrap(), all[1..]);
-        assert_eq!(select(&all, &["GPU-00000000".into(), "0".into()]).unwrap(), all[..1]);
+        let of = |wanted: &[String]| select((&all, &[]), wanted).unwrap();
+        assert_eq!(of(&[]), all);
+        assert_eq!(of(&["1".into()]), all[1..]);
+        assert_eq!(of(&["GPU-00000000".into(), "0".into()]), all[..1]);
     }
 
     #[test]
@@ -122,14 +138,17 @@ mod tests {
             ..Gpu::example(&format!("MIG-{index:08}"), 0)
         };
         let all = [instance(0), instance(1), two().remove(1)];
-        let chosen = select(&all, &["0:1".into()]).unwrap();
+        let chosen = select((&all, &[]), &["0:1".into()]).unwrap();
         assert_eq!(chosen, all[1..2]);
         assert_eq!(visible(&all, &chosen, false, false).as_deref(), Some("MIG-00000001"));
         assert_eq!(visible(&all, &all[2..], false, false).as_deref(), Some("GPU-00000001"));
         assert_eq!(visible(&all, &all, false, true), None, "the user chose");
         assert_eq!(visible(&two(), &two(), false, false), None, "without MIG it is left as it is");
         assert!(
-            select(&all, &["0".into()]).unwrap_err().to_string().contains("0:1 (MIG-00000001)")
+            select((&all, &[]), &["0".into()])
+                .unwrap_err()
+                .to_string()
+                .contains("0:1 (MIG-00000001)")
         );
     }
 
@@ -141,15 +160,15 @@ mod tests {
             assert_eq!(shown.as_deref(), Some("GPU-00000001"));
         }
         let config = |text: &str| Config::parse(text).unwrap();
-        assert!(!are_named(&[], &config("")));
-        assert!(are_named(&["0".into()], &config("")));
-        assert!(are_named(&[], &config("[gpus]\nexclude = [\"1\"]\n")));
-        assert!(are_named(&[], &config("[gpus]\ninclude = [\"1\"]\n")));
+        assert!(!are_named(&[], &config(""), &[]));
+        assert!(are_named(&["0".into()], &config(""), &[]));
+        assert!(are_named(&[], &config("[gpus]\nexclude = [\"1\"]\n"), &[]));
+        assert!(are_named(&[], &config("[gpus]\ninclude = [\"1\"]\n"), &[]));
     }
 
     #[test]
     fn an_unknown_gpu_is_refused_with_those_there_are() {
-        let error = select(&two(), &["7".into()]).unwrap_err().to_string();
+        let error = select((&two(), &[]), &["7".into()]).unwrap_err().to_string();
         assert!(error.contains("--gpu 7") && error.contains("GPU-00000001"), "{error}");
     }
 

@@ -123,8 +123,13 @@ fn hold(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
         None if args.sim => Some(SIM_CONTEXT_OVERHEAD),
         said => said.or(of_gpus.context_overhead_bytes),
     };
-    let all = gpus::list(config)?;
-    let gpus = gpus::select(&all, &args.gpu)?;
+    let (all, silent) = gpus::list(config)?;
+    let gpus = gpus::select((&all, &silent), &args.gpu)?;
+    if args.gpu.is_empty() {
+        for gpu in &silent {
+            eprintln!("tessera: {}", tessera_model::printable::line(&gpu.unusable()));
+        }
+    }
     for gpu in &gpus {
         gpus::check(gpu, args.memory, gpu.context_overhead(of_gpus.context_overhead_bytes))?;
     }
@@ -148,7 +153,7 @@ fn hold(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
         .args(&args.command[1..])
         .envs(granted.iter().flat_map(|given| &given.response.envs))
         .env("LD_PRELOAD", preload(shim.as_os_str(), std::env::var_os("LD_PRELOAD")));
-    let named = gpus::are_named(&args.gpu, config);
+    let named = gpus::are_named(&args.gpu, config, &silent);
     let has_own = std::env::var_os(VISIBLE_DEVICES).is_some();
     if let Some(list) = gpus::visible(&all, &gpus, named, has_own) {
         command.env(VISIBLE_DEVICES, list);

@@ -31,6 +31,7 @@ mod race;
 mod recovery;
 mod report;
 mod shim_file;
+mod silent;
 mod soak;
 mod stats;
 mod storm;
@@ -411,6 +412,11 @@ fn configurations(world: &World, report: &mut Report) -> anyhow::Result<()> {
     report.detail("config_check_ms_good_detail", &good.ms);
     report.detail("config_check_rss_mib_bad_detail", &bad.rss_mib);
     report.detail("config_check_rss_mib_good_detail", &good.rss_mib);
+    note("what is sold beside a GPU that does not answer");
+    let (sold, cases) = silent::run(world)?;
+    let what = "replicas of the others sold beside a sick GPU";
+    report.at_least("start_with_sick_gpu_sold", what, "%", sold, Some(100.0));
+    report.put("start_with_sick_gpu_cases", cases.into());
     Ok(())
 }
 

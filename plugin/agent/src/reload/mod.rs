@@ -7,6 +7,7 @@
 
 mod outcome;
 pub mod plan;
+mod unsold;
 mod watch;
 
 use std::fmt;
@@ -25,7 +26,7 @@ use tessera_config::keys::{Difference, Takes};
 use tessera_config::{
     Config, ConfigError, ConfigFile, Current, Judged, LoadedConfig, Problem, file,
 };
-use tessera_gpu::{Discovery, DiscoveryError};
+use tessera_gpu::Discovery;
 use tessera_model::audit::What;
 use tessera_model::clock::unix_ms;
 use tessera_model::gpu::Gpu;
@@ -177,14 +178,7 @@ impl Reloader {
         if (&now.include, &now.exclude) == (&wanted.include, &wanted.exclude) {
             return Ok(None);
         }
-        let gpus = match self.discovery.gpus(wanted) {
-            Ok(gpus) => gpus,
-            // A node may be left without any on purpose.
-            Err(DiscoveryError::None { .. } | DiscoveryError::Unsellable(_)) => Vec::new(),
-            Err(error) => return Err(error.to_string()),
-        };
-        let topology = self.discovery.topology(&gpus);
-        Ok(Some(GpuSelection { gpus, topology }))
+        self.look(wanted).map(Some)
     }
 
     /// Reads the file, and has it take effect if it is good. Blocking.
@@ -266,7 +260,7 @@ impl Reloader {
             None => self.current.set(Arc::new(config)),
         }
         if listed {
-            self.say("unsold", Some(self.discovery.unsold().join("; ")).filter(|s| !s.is_empty()));
+            self.say_unsold();
         }
         self.keep(&judged.text);
         self.accept(&judged.text, &changes, &waiting);

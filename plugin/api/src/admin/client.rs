@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use tessera_kubelet_api::admin::{LiveRequest, Registration, StatusResponse};
+use tessera_kubelet_api::admin::{Gpu, LiveRequest, Registration, StatusResponse};
 
 use super::reach::{EXIT_UNAVAILABLE, Unreachable, again_if_broken, ask, call};
 use super::{json, text};
@@ -58,7 +58,8 @@ pub fn main(config: &Config, format: StatusFormat, ready: bool) -> anyhow::Resul
     let (status, silence, code) = match answer {
         Ok(status) => {
             // Somebody who waits for GPUs waits for this, too.
-            let code = if status.gpus.is_empty() { EXIT_UNAVAILABLE } else { 0 };
+            let is_left_out = |gpu: &Gpu| gpu.memory_total_bytes == 0;
+            let code = if status.gpus.iter().all(is_left_out) { EXIT_UNAVAILABLE } else { 0 };
             (status, None, code)
         }
         Err(error) => {

@@ -13,7 +13,7 @@ use tessera_kubelet_api::admin::{
 };
 
 pub(crate) use self::parts::{allocated, allocation};
-use self::parts::{dra, health, replicas, resource, state};
+use self::parts::{dra, health, replicas, resource, silent, state};
 use super::{compute, warnings};
 use tessera_agent::Agent;
 use tessera_agent::advertised::NodeSnapshot;
@@ -130,11 +130,6 @@ impl StatusView {
         self.api.get()
     }
 
-    /// Indexes of GPUs that the driver calls lost.
-    pub(crate) fn lost(&self) -> Vec<u32> {
-        self.discovery.lost()
-    }
-
     /// What the agent's jobs say.
     #[must_use]
     pub fn board(&self) -> &Arc<StatusBoard> {
@@ -228,6 +223,7 @@ impl StatusView {
         let at = (Instant::now(), status.at_unix_ms);
         let mut warnings = self.board.warnings(status.at_unix_ms);
         let (Some(agent), Some(books)) = (self.agent.get(), books) else {
+            status.gpus = self.silent();
             (status.warnings, status.warning_details) =
                 warnings::answer(&warnings, status.at_unix_ms);
             return Survey { status, ..Survey::default() };
@@ -338,6 +334,11 @@ impl StatusView {
         }
     }
 
+    /// GPUs that are left out because they do not answer.
+    fn silent(&self) -> Vec<Gpu> {
+        self.board.silent().iter().map(|(gpu, since)| silent(gpu, *since)).collect()
+    }
+
     /// `at`: when the answer was begun, by both clocks. No state is younger than that.
     fn gpus(
         &self,
@@ -405,6 +406,7 @@ impl StatusView {
                 }
             })
             .collect();
+        gpus.extend(self.silent());
         gpus.sort_by(|a, b| (a.index, &a.uuid).cmp(&(b.index, &b.uuid)));
         gpus
     }

@@ -13,7 +13,9 @@ pub(super) fn of(survey: &Survey, monotonic_ms: u64) -> Look {
     let status = &survey.status;
     let memory: HashMap<&str, u64> =
         status.gpus.iter().map(|gpu| (gpu.uuid.as_str(), gpu.memory_total_bytes)).collect();
-    let gpus = status.gpus.iter().map(|gpu| GpuLook {
+    // Of one that is left out because it does not answer nothing is known.
+    let answering = status.gpus.iter().filter(|gpu| gpu.memory_total_bytes > 0);
+    let gpus = answering.map(|gpu| GpuLook {
         uuid: gpu.uuid.clone(),
         memory_used_bytes: gpu.memory_used_bytes,
         memory_limits_bytes: gpu.memory_limits_bytes,

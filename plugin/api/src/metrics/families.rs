@@ -156,7 +156,7 @@ families! {
     GPU_CORES_SOLD: "tessera_gpu_cores_sold" "ratio" Gauge GPU,
         "Sum of the shares of the GPU's time of live allocations";
     GPU_HEALTH: "tessera_gpu_health" "" Gauge &["gpu", "uuid", "state"],
-        "1 for the state that the GPU is in, 0 for the others: healthy, suspect, unhealthy, recovering. A GPU that the plugin's start found lost is unhealthy, its uuid empty";
+        "1 for the state that the GPU is in, 0 for the others: healthy, suspect, unhealthy, recovering. A GPU that is left out because it does not answer is unhealthy, its uuid empty if NVML does not tell it";
     GPU_SOLD_HERE: "tessera_gpu_available" "" Gauge GPU,
         "Whether more of the GPU may be allocated: it is healthy, not cordoned, and no other plugin advertises it";
     GPU_CORDONED: "tessera_gpu_cordoned" "" Gauge GPU,

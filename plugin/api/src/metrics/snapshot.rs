@@ -12,8 +12,7 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
-use tessera_kubelet_api::admin::Dra;
-use tessera_kubelet_api::admin::{AllocationState, Registration};
+use tessera_kubelet_api::admin::{AllocationState, Dra, Gpu, Registration};
 use tessera_region::abi;
 
 use gpus::{write_gpus, write_leases, write_replicas};
@@ -59,8 +58,6 @@ pub(super) struct Snapshot {
     events: Option<[(&'static str, u64); 3]>,
     /// What uses GPUs beside containers with shares, by UUID, as far as somebody has looked.
     outside: HashMap<String, Outside>,
-    /// Indexes of GPUs that the driver calls lost.
-    lost: Vec<u32>,
     api: Option<std::sync::Arc<tessera_web::Counts>>,
     history_writing: Option<bool>,
     process: Process,
@@ -106,7 +103,6 @@ impl Snapshot {
                 let of = |uuid: &String| Some((uuid.clone(), agent.trust().outside(uuid)?));
                 uuids.filter_map(of).collect()
             }),
-            lost: view.lost(),
             api: view.api().cloned(),
             history_writing: view.board().history_writing(),
             process: Process::read(),
@@ -242,7 +238,10 @@ impl Snapshot {
 impl Collector for Snapshot {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut out = Writer(encoder);
-        let gpus = &self.survey.status.gpus;
+        // Of one that is left out nothing but its health is known.
+        let all = self.survey.status.gpus.clone();
+        let (gpus, silent): (Vec<Gpu>, Vec<Gpu>) =
+            all.into_iter().partition(|gpu| gpu.memory_total_bytes > 0);
         let known: Gpus<'_> = gpus
             .iter()
             .map(|gpu| {
@@ -252,9 +251,9 @@ impl Collector for Snapshot {
             })
             .collect();
         self.write_containers(&mut out, &known)?;
-        write_gpus(&mut out, gpus, &known, self)?;
-        write_replicas(&mut out, gpus, &known)?;
-        write_leases(&mut out, gpus, &known, self)?;
+        write_gpus(&mut out, (&gpus, &silent), &known, self)?;
+        write_replicas(&mut out, &gpus, &known)?;
+        write_leases(&mut out, &gpus, &known, self)?;
         self.write_plugin(&mut out)?;
         self.write_arbiter(&mut out)?;
         self.write_process(&mut out)

@@ -15,9 +15,9 @@ table! {
     pub struct Dra {
         /// Whether this node has a DRA driver, `gpu.tessera.dev`, beside the device plugin.
         enabled: bool = false, boolean(), Restart;
-        /// GPUs that the DRA driver sells and the device plugin does not: UUIDs, NVML indexes, or product names,
-        /// as in `gpus.include`. No layout may name one of them. A GPU that moves from one to the other is
-        /// withdrawn at once, and sold by the other when its last container has ended.
+        /// GPUs that the DRA driver sells and the device plugin does not: UUIDs, NVML indexes, PCI addresses, or
+        /// product names, as in `gpus.include`. No layout may name one of them. A GPU that moves from one to the
+        /// other is withdrawn at once, and sold by the other when its last container has ended.
         gpus: Vec<String> = vec!["*".into()], list(name::gpu(), "list, as `gpus.include`");
         /// Memory is claimed in multiples of this; what a claim says is rounded up. Not more than one replica's
         /// share of a GPU.

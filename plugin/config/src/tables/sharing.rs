@@ -23,9 +23,10 @@ table! {
 table! {
     /// Which GPUs are shared, and how much of each is reserved.
     pub struct Gpus {
-        /// GPUs that are shared: UUIDs, NVML indexes, or product names with `*` as a wildcard. For a GPU in
-        /// MIG mode each of these means all its instances; `0:1` is instance 1 of GPU 0.
-        include: Vec<String> = vec!["*".into()], list(name::any(), "list of UUIDs, NVML indexes, product names");
+        /// GPUs that are shared: UUIDs, NVML indexes, PCI addresses, or product names with `*` as a wildcard. For
+        /// a GPU in MIG mode each of these means all its instances; `0:1` is instance 1 of GPU 0.
+        include: Vec<String> = vec!["*".into()],
+            list(name::any(), "list of UUIDs, NVML indexes, PCI addresses, product names");
         /// GPUs that are not shared, likewise; takes precedence over `gpus.include`. Running containers on
         /// such a GPU go on.
         exclude: Vec<String> = Vec::new(), list(name::any(), "list, as `gpus.include`");

@@ -6,7 +6,7 @@ use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
 use tessera_gpu::health::Observation;
-use tessera_gpu::{self as device, Discovery, DiscoveryError, GpuProcess};
+use tessera_gpu::{self as device, Discovery, DiscoveryError, GpuProcess, SilentGpu};
 use tessera_model::gpu::Gpu;
 
 use crate::GIB;
@@ -55,8 +55,14 @@ impl Discovery for FakeGpus {
         if gpus.is_empty() { Err(DiscoveryError::None { found: Vec::new() }) } else { Ok(gpus) }
     }
 
-    fn lost(&self) -> Vec<u32> {
-        self.lost.lock().unwrap().clone()
+    fn silent(&self) -> Vec<SilentGpu> {
+        let silent = |index: &u32| SilentGpu {
+            gpu: Gpu { uuid: String::new(), memory_bytes: 0, ..gpu(*index) },
+            asked: "handle",
+            error: "the GPU is lost".to_owned(),
+            lost: true,
+        };
+        self.lost.lock().unwrap().iter().map(silent).collect()
     }
 
     fn memory_used(&self, _uuid: &str) -> Result<u64, String> {

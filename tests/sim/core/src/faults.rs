@@ -1,9 +1,9 @@
 //! What is wrong with the machine, for tests: ECC errors, rows that cannot be remapped, what the driver
-//! says it takes to repair a GPU, a driver that is not loaded.
+//! says it takes to repair a GPU, a driver that is not loaded, an NVML function that fails.
 
 use crate::layout::MAX_GPUS;
 use crate::session::Session;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 /// In the shared state. All zero: nothing is wrong.
 #[repr(C)]
@@ -19,6 +19,52 @@ struct GpuFaults {
     uncorrectable: AtomicU64,
     remap_failed: AtomicU32,
     recovery: AtomicU32,
+    failing: [Failing; MAX_FAILING],
+}
+
+/// Functions of NVML that may fail for one GPU at one time.
+const MAX_FAILING: usize = 32;
+
+/// A function of NVML that fails for a GPU, or for one of its MIG instances.
+#[repr(C)]
+struct Failing {
+    /// [`mark`] of its name; 0: none.
+    function: AtomicU64,
+    /// What it returns; 0: it works.
+    code: AtomicI32,
+    /// One more than the instance's number; 0: the GPU and all its instances.
+    instance: AtomicU32,
+}
+
+/// Any function, for [`Session::set_failing`].
+pub const ANY_FUNCTION: &str = "all";
+
+/// Some codes of `nvmlReturn_t` and the words for them.
+pub const ERRORS: [(&str, i32); 13] = [
+    ("uninitialized", 1),
+    ("invalid-argument", 2),
+    ("not-supported", 3),
+    ("no-permission", 4),
+    ("not-found", 6),
+    ("insufficient-power", 8),
+    ("timeout", 10),
+    ("irq-issue", 11),
+    ("lost", 15),
+    ("reset-required", 16),
+    ("in-use", 19),
+    ("no-data", 21),
+    ("unknown", 999),
+];
+
+/// A function of NVML, whatever its version: `nvmlDeviceGetMemoryInfo_v2` is `nvmlDeviceGetMemoryInfo`.
+fn mark(function: &str) -> u64 {
+    let name = match function.rsplit_once("_v") {
+        Some((name, version)) if version.bytes().all(|b| b.is_ascii_digit()) => name,
+        _ => function,
+    };
+    // FNV-1a.
+    let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, mix).max(1)
 }
 
 /// What NVML answers of one GPU.
@@ -60,6 +106,50 @@ impl Session {
     pub fn reset_gpu(&self, gpu: usize) {
         let faults = FaultsOf { uncorrectable: 0, recovery: 0, ..self.faults(gpu) };
         self.set_faults(gpu, faults);
+    }
+
+    /// From now on a function of NVML, or [`ANY_FUNCTION`], returns `code` for a GPU and its instances, or for one
+    /// of these alone; 0: it works again. Whether there was room to note it.
+    pub fn set_failing(
+        &self,
+        gpu: usize,
+        instance: Option<u32>,
+        function: &str,
+        code: i32,
+    ) -> bool {
+        let _locked = self.lock();
+        let (function, instance) = (mark(function), instance.map_or(0, |number| number + 1));
+        let failing = &self.shared().faults.gpus[gpu].failing;
+        let is_it = |one: &&Failing| {
+            one.function.load(Ordering::Acquire) == function
+                && one.instance.load(Ordering::Acquire) == instance
+        };
+        let is_free = |one: &&Failing| one.code.load(Ordering::Acquire) == 0;
+        let Some(one) = failing.iter().find(is_it).or_else(|| failing.iter().find(is_free)) else {
+            return false;
+        };
+        one.code.store(0, Ordering::Release);
+        one.function.store(function, Ordering::Release);
+        one.instance.store(instance, Ordering::Release);
+        one.code.store(code, Ordering::Release);
+        true
+    }
+
+    /// What a function of NVML returns for a GPU, or one of its instances, instead of an answer; `None` where it
+    /// works.
+    #[must_use]
+    pub fn failing(&self, gpu: usize, instance: Option<u32>, function: &str) -> Option<i32> {
+        let (wanted, any) = (mark(function), mark(ANY_FUNCTION));
+        self.shared().faults.gpus[gpu].failing.iter().find_map(|one| {
+            let code = one.code.load(Ordering::Acquire);
+            if code == 0 {
+                return None;
+            }
+            let function = one.function.load(Ordering::Acquire);
+            let of = one.instance.load(Ordering::Acquire);
+            let is_meant = of == 0 || Some(of - 1) == instance;
+            (is_meant && (function == wanted || function == any)).then_some(code)
+        })
     }
 
     /// Unloads the driver, or loads it, as far as NVML sees. Loading resets all GPUs.

@@ -35,7 +35,7 @@ pub const MAX_CONFIG: usize = 64 * 1024;
 /// "SIMGPU" and two bytes of the layout's family.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"SIMGPU\x01\x00");
 /// Version of everything below.
-pub const VERSION: u32 = 8;
+pub const VERSION: u32 = 9;
 
 /// Bytes of the file (beyond its end) that are locked, never read.
 pub mod lock_bytes {

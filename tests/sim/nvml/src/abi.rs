@@ -69,6 +69,7 @@ macro_rules! exports {
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $name($($arg: $ty),*) -> tessera_cuda::nvml::nvmlReturn_t {
                 let _whole = simgpu::cancel::Deferred::new();
+                let _call = $crate::state::Call::begin(stringify!($name));
                 let act = || -> $crate::abi::Result<()> { $body };
                 match act() {
                     Ok(()) => tessera_cuda::nvml::NVML_SUCCESS,

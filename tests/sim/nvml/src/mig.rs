@@ -2,7 +2,9 @@
 //! and can't be changed.
 
 use crate::abi::{Result, exports, put};
-use crate::state::{Device, any_even_lost, device, device_or_instance, handle_of, instance_handle};
+use crate::state::{
+    Device, any_even_lost, device, device_or_instance, handle_of, instance_handle, works,
+};
 use simgpu::Config;
 use simgpu::config::MAX_INSTANCES;
 use std::ffi::{c_int, c_uint, c_ulonglong};
@@ -91,6 +93,7 @@ exports! {
         if index as usize >= mig.len() {
             return Err(NVML_ERROR_NOT_FOUND);
         }
+        works(d.session, d.index, Some(index))?;
         put(out, instance_handle(d.units.start + index as usize))
     }
     fn nvmlDeviceIsMigDeviceHandle(handle: nvmlDevice_t, out: *mut c_uint) {

@@ -5,6 +5,7 @@ use crate::plt;
 use simgpu::config::{MAX_GPUS, MAX_UNITS, MigConfig};
 use simgpu::inspect::ProcessOnGpu;
 use simgpu::{GpuConfig, Session};
+use std::cell::Cell;
 use std::ffi::c_uint;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -26,6 +27,31 @@ static INITIALISED: AtomicU32 = AtomicU32::new(0);
 static EPOCH: AtomicU32 = AtomicU32::new(0);
 /// What device handles point into: the GPUs, then the units, of which instances have handles.
 static HANDLES: [u64; MAX_GPUS + MAX_UNITS] = [0; MAX_GPUS + MAX_UNITS];
+
+thread_local! {
+    /// The function that is being called; one may call another.
+    static CALLED: Cell<&'static str> = const { Cell::new("") };
+}
+
+/// A call of an exported function, until it returns; see [`Session::failing`].
+pub(crate) struct Call(&'static str);
+
+impl Call {
+    pub(crate) fn begin(function: &'static str) -> Self {
+        Call(CALLED.replace(function))
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        CALLED.set(self.0);
+    }
+}
+
+/// Whether the function that is being called works for a GPU, or one of its instances.
+pub(crate) fn works(session: &Session, gpu: usize, instance: Option<u32>) -> Result<()> {
+    session.failing(gpu, instance, CALLED.get()).map_or(Ok(()), Err)
+}
 
 /// A GPU, or a MIG instance.
 pub(crate) struct Device {
@@ -116,12 +142,15 @@ pub(crate) fn any_even_lost(handle: nvmlDevice_t) -> Result<Device> {
     let machine = session.config();
     if at < MAX_GPUS {
         let config = machine.gpus.get(at).ok_or(NVML_ERROR_INVALID_ARGUMENT)?;
+        works(session, at, None)?;
         let units = machine.units_of(at);
         return Ok(Device { session, index: at, config, units, instance: None });
     }
     let unit = at - MAX_GPUS;
     let instance = machine.instance(unit).ok_or(NVML_ERROR_INVALID_ARGUMENT)?;
     let index = machine.units[unit].gpu;
+    let number = machine.units[unit].instance.and_then(|number| u32::try_from(number).ok());
+    works(session, index, number)?;
     let config = &machine.gpus[index];
     Ok(Device { session, index, config, units: unit..unit + 1, instance: Some(instance) })
 }

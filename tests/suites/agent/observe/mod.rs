@@ -9,4 +9,5 @@ mod history;
 mod metrics;
 mod others;
 mod overhead;
+mod silent_gpus;
 mod trust;

@@ -4,13 +4,14 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use tessera_kubelet_api::admin::{
-    Allocation, AllocationState, Dra, GpuState, GpuUse, Health, Process, Registration, Replica,
-    Resource,
+    Allocation, AllocationState, Dra, Gpu, GpuState, GpuUse, Health, Process, Registration,
+    Replica, Resource,
 };
 
 use crate::admin::steer;
 use tessera_agent::advertised::NodeSnapshot;
 use tessera_agent::front_end::dra::DraStatus;
+use tessera_gpu::SilentGpu;
 use tessera_kubelet::{Device, Phase, Report};
 use tessera_model::record::{Record, State};
 use tessera_rules::allocate::Catalogue;
@@ -57,6 +58,23 @@ pub(super) fn resource(name: &str, retired: bool, report: &Report, devices: &[De
         registration_error: report.last_error.clone().unwrap_or_default(),
         replicas: count(devices.len()),
         healthy: count(devices.iter().filter(|device| device.healthy).count()),
+    }
+}
+
+/// A GPU that is left out because it does not answer: what NVML did not tell is empty or 0.
+pub(super) fn silent(silent: &SilentGpu, since_unix_ms: i64) -> Gpu {
+    Gpu {
+        uuid: silent.gpu.uuid.clone(),
+        index: silent.gpu.index,
+        name: silent.gpu.name.clone(),
+        pci_bus_id: silent.gpu.pci_bus_id.clone(),
+        health: Health::Unhealthy.into(),
+        health_reason: silent.reason(),
+        state: GpuState::Unhealthy.into(),
+        state_reason: silent.reason(),
+        state_since_unix_ms: since_unix_ms,
+        state_waits_for: "NVML to answer for the GPU".to_owned(),
+        ..Gpu::default()
     }
 }
 

@@ -41,6 +41,10 @@ pub(super) fn say(page: &mut Page, status: &StatusResponse, silent: bool, names:
 
 /// One GPU's trouble in a sentence.
 fn trouble(gpu: &Gpu, now_unix_ms: i64, names: &Names) -> Option<(Tone, String)> {
+    if gpu.memory_total_bytes == 0 {
+        // It was left out, and a warning says why.
+        return None;
+    }
     let name = names.gpu(&gpu.uuid);
     if matches!(gpu.state(), GpuState::Healthy | GpuState::Unspecified) {
         // Held back for another reason than its health.

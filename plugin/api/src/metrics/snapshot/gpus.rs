@@ -16,7 +16,7 @@ fn labels<'s>(gpu: &'s Gpu, known: &'s Gpus<'_>) -> [&'s str; 2] {
 
 pub(super) fn write_gpus(
     out: &mut Writer<'_>,
-    gpus: &[Gpu],
+    (gpus, silent): (&[Gpu], &[Gpu]),
     known: &Gpus<'_>,
     snapshot: &Snapshot,
 ) -> fmt::Result {
@@ -50,8 +50,8 @@ pub(super) fn write_gpus(
             let [index, uuid] = labels(gpu, known);
             write_state(series, [index, uuid], gpu.state())
         })?;
-        snapshot.lost.iter().try_for_each(|index| {
-            write_state(series, [&index.to_string(), ""], GpuState::Unhealthy)
+        silent.iter().try_for_each(|gpu| {
+            write_state(series, [&gpu.index.to_string(), &gpu.uuid], gpu.state())
         })
     })?;
     out.family(&f::GPU_SOLD_HERE, |series| {
@@ -59,8 +59,8 @@ pub(super) fn write_gpus(
             let is_sold = gpu.health() == Health::Healthy && gpu.cordon.is_empty();
             series.gauge(&labels(gpu, known), u64::from(is_sold))
         })?;
-        let mut lost = snapshot.lost.iter();
-        lost.try_for_each(|index| series.gauge(&[&index.to_string(), ""], 0u64))
+        let mut silent = silent.iter();
+        silent.try_for_each(|gpu| series.gauge(&[&gpu.index.to_string(), &gpu.uuid], 0u64))
     })?;
     let cordoned: Figure<Gpu, u64> = (&f::GPU_CORDONED, |gpu| u64::from(!gpu.cordon.is_empty()));
     write_figures(out, gpus.iter(), known, &[cordoned])

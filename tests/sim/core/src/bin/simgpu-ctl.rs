@@ -1,6 +1,6 @@
 //! `simgpu-ctl`: looks at the simulated GPUs, and makes things happen to them.
 
-use simgpu::faults::RECOVERY;
+use simgpu::faults::{ERRORS, RECOVERY};
 use simgpu::{Config, Session};
 use std::process::ExitCode;
 
@@ -18,6 +18,9 @@ usage: simgpu-ctl COMMAND
   remap GPU failed|ok a row of its memory cannot be remapped, or all can
   recovery GPU WHAT   what the driver says it takes: none, reset, reboot, drain, drain-and-reset
   reset GPU           reset it: counters start at zero, the driver asks for nothing
+  fail GPU FUNCTION ERROR|ok
+                      let an NVML function (`all`: each) fail for a GPU, or for its instance as
+                      GPU:INSTANCE: unknown, not-supported, lost, timeout, ..., or a number; or work again
   driver unload|load  take the driver away from NVML, or bring it back
   config              print the configuration that the state was created with
 ";
@@ -80,6 +83,7 @@ fn run(args: &[&str]) -> Result<(), String> {
             session()?.set_driver_loaded(*what == "load");
             Ok(())
         }
+        ["fail", gpu, function, error] => fail(&session()?, gpu, function, error),
         [what @ ("ecc" | "remap" | "recovery"), gpu, value] => fault(&session()?, what, gpu, value),
         _ => Err(USAGE.into()),
     }
@@ -115,6 +119,29 @@ fn fault(session: &Session, what: &str, gpu: &str, value: &str) -> Result<(), St
     }
     session.set_faults(gpu, faults);
     Ok(())
+}
+
+fn fail(session: &Session, gpu: &str, function: &str, error: &str) -> Result<(), String> {
+    let known = ERRORS.iter().find(|(word, _)| *word == error).map(|(_, code)| *code);
+    let code = match error {
+        "ok" => Some(0),
+        _ => known.or_else(|| error.parse().ok()),
+    };
+    let code = code.ok_or_else(|| {
+        let words: Vec<&str> = ERRORS.iter().map(|(word, _)| *word).collect();
+        format!("{error:?}: expected ok, a number, {}", words.join(", "))
+    })?;
+    let (gpu, instance) = match gpu.split_once(':') {
+        Some((gpu, number)) => {
+            let number = number.parse().map_err(|_| format!("{number:?}: expected a number"))?;
+            (gpu, Some(number))
+        }
+        None => (gpu, None),
+    };
+    match session.set_failing(gpu_index(session, gpu)?, instance, function, code) {
+        true => Ok(()),
+        false => Err(format!("GPU {gpu}: too many functions fail already")),
+    }
 }
 
 /// A GPU by index or UUID.
