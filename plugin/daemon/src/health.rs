@@ -66,7 +66,11 @@ impl Watcher {
             while let Some(observation) = receiver.recv().await {
                 debug!(?observation, "health");
                 let events = agent.observe(&observation);
-                if !events.is_empty() && history.try_send(events).is_err() {
+                if events.is_empty() && !agent.inventory().has_unsaved_health() {
+                    continue;
+                }
+                let is_line = !events.is_empty();
+                if history.try_send(events).is_err() && is_line {
                     warn!("the history of GPUs has a gap: the disk does not keep up");
                 }
             }

@@ -377,6 +377,7 @@ fn condition(device: &Device<'_>) -> Condition {
         field_id::NVML_FI_DEV_ECC_DBE_VOL_TOTAL,
         field_id::NVML_FI_DEV_REMAPPED_FAILURE,
         field_id::NVML_FI_DEV_GET_GPU_RECOVERY_ACTION,
+        field_id::NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION,
     ];
     let samples = device.field_values_for(&fields.map(FieldId)).unwrap_or_default();
     let value = |index: usize| {
@@ -390,6 +391,7 @@ fn condition(device: &Device<'_>) -> Condition {
     };
     Condition {
         uncorrectable: value(0),
+        energy_mj: value(3),
         remap_failed: value(1).map(|failed| failed != 0),
         recovery: value(2).map(|action| match action {
             0 => Recovery::None,

@@ -11,6 +11,7 @@ mod unsynced;
 
 use tessera_model::audit::Event;
 use tessera_model::audit::What;
+use tessera_model::health::Remembered;
 use tessera_model::record::Record;
 use tessera_model::steered::Cordon;
 
@@ -35,6 +36,8 @@ pub struct Change {
     pub cordons: Vec<(String, Option<Cordon>)>,
     /// What contexts were seen to take; each in place of what its GPU and driver had before.
     pub contexts: Vec<MeasuredContext>,
+    /// What is known of GPUs' trouble, by UUID; `None`: nothing any more.
+    pub health: Vec<(String, Option<Remembered>)>,
 }
 
 impl Change {
@@ -70,5 +73,6 @@ impl Change {
             && self.events.is_empty()
             && self.cordons.is_empty()
             && self.contexts.is_empty()
+            && self.health.is_empty()
     }
 }

@@ -22,6 +22,10 @@ pub(super) const ALLOCATIONS: TableDefinition<&str, &[u8]> = TableDefinition::ne
 /// [`tessera_model::steered::Cordon`] by GPU UUID, or by [`tessera_model::steered::Cordon::NODE`]. Older versions do not know this table.
 pub(super) const CORDONS: TableDefinition<&str, &[u8]> = TableDefinition::new("cordons");
 
+/// [`tessera_model::health::Remembered`] by GPU UUID, of those that have had trouble. Older versions do not know this
+/// table.
+pub(super) const HEALTH: TableDefinition<&str, &[u8]> = TableDefinition::new("health");
+
 /// [`tessera_model::audit::Event`] by a growing number. Written with the change that it records; the oldest are dropped
 /// beyond [`HISTORY_KEPT`]. What containers can cause is in [`INCIDENTS`].
 pub(super) const HISTORY: TableDefinition<u64, &[u8]> = TableDefinition::new("history");

@@ -8,15 +8,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, StorageError, TableError};
+use redb::{
+    Database, DatabaseError, ReadableDatabase, ReadableTable, StorageError, TableDefinition,
+    TableError, WriteTransaction,
+};
 
 use super::schema::{
-    ALLOCATIONS, CORDONS, HISTORY, INCIDENTS, META, META_GENERATION, META_SCHEMA, SCHEMA,
+    ALLOCATIONS, CORDONS, HEALTH, HISTORY, INCIDENTS, META, META_GENERATION, META_SCHEMA, SCHEMA,
 };
 use super::unsynced::Unsynced;
 use super::{Change, Filter, Lines, MeasuredContext, Trail, history};
 use tessera_config::file::last_good_path;
 use tessera_model::audit::Event;
+use tessera_model::health::Remembered;
 use tessera_model::record::Record;
 use tessera_model::steered::Cordon;
 use tessera_system::files;
@@ -211,6 +215,18 @@ impl Ledger {
         result.map_err(|error| self.failed(&error))
     }
 
+    /// What is known of GPUs' trouble, by UUID. What cannot be read is not sold: `unreadable` says how it stands.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn health(
+        &mut self,
+        unreadable: impl Fn() -> Remembered,
+    ) -> Result<BTreeMap<String, Remembered>, CommitError> {
+        let result = self.read_by_uuid(HEALTH, unreadable);
+        result.map_err(|error| self.failed(&error))
+    }
+
     /// What contexts were seen to take under this driver, bytes by the GPU's product name. Whether a
     /// figure makes sense is for the caller to judge.
     ///
@@ -335,24 +351,33 @@ impl Ledger {
     }
 
     fn read_cordons(&mut self) -> Result<BTreeMap<String, Cordon>, redb::Error> {
+        // Better cordoned for a reason that nobody can read than given out.
+        self.read_by_uuid(CORDONS, || Cordon {
+            at_unix_ms: 0,
+            by: tessera_model::audit::Actor::Plugin,
+            reason: Some("the ledger's entry cannot be read".to_owned()),
+        })
+    }
+
+    /// A table of JSON by UUID, which older versions do not make.
+    fn read_by_uuid<T: serde::de::DeserializeOwned>(
+        &mut self,
+        table: TableDefinition<&str, &[u8]>,
+        unreadable: impl Fn() -> T,
+    ) -> Result<BTreeMap<String, T>, redb::Error> {
         let db = self.db().map_err(Unopened::into_redb)?;
-        let table = match db.begin_read()?.open_table(CORDONS) {
+        let table = match db.begin_read()?.open_table(table) {
             // Nothing ever was.
             Err(TableError::TableDoesNotExist(_)) => return Ok(BTreeMap::new()),
             table => table?,
         };
-        let mut cordons = BTreeMap::new();
+        let mut all = BTreeMap::new();
         for entry in table.iter()? {
             let (uuid, value) = entry?;
-            // Better cordoned for a reason that nobody can read than given out.
-            let cordon = serde_json::from_slice(value.value()).unwrap_or(Cordon {
-                at_unix_ms: 0,
-                by: tessera_model::audit::Actor::Plugin,
-                reason: Some("the ledger's entry cannot be read".to_owned()),
-            });
-            cordons.insert(uuid.value().to_owned(), cordon);
+            let one = serde_json::from_slice(value.value()).unwrap_or_else(|_| unreadable());
+            all.insert(uuid.value().to_owned(), one);
         }
-        Ok(cordons)
+        Ok(all)
     }
 
     fn read_contexts(&mut self, driver: &str) -> Result<BTreeMap<String, u64>, redb::Error> {
@@ -387,23 +412,31 @@ impl Ledger {
                 meta.insert(measured.key().as_str(), measured.bytes)?;
             }
         }
-        if !change.cordons.is_empty() {
-            let mut cordons = write.open_table(CORDONS)?;
-            for (uuid, cordon) in &change.cordons {
-                match cordon {
-                    Some(cordon) => {
-                        cordons.insert(uuid.as_str(), encode(cordon)?.as_slice())?;
-                    }
-                    None => {
-                        cordons.remove(uuid.as_str())?;
-                    }
-                }
-            }
-        }
+        write_by_uuid(&write, CORDONS, &change.cordons)?;
+        write_by_uuid(&write, HEALTH, &change.health)?;
         history::append(&write, &change.events)?;
         write.commit()?;
         Ok(())
     }
+}
+
+/// Writes entries of a table of JSON by UUID, or drops them.
+fn write_by_uuid<T: serde::Serialize>(
+    write: &WriteTransaction,
+    table: TableDefinition<&str, &[u8]>,
+    entries: &[(String, Option<T>)],
+) -> Result<(), redb::Error> {
+    if entries.is_empty() {
+        return Ok(());
+    }
+    let mut table = write.open_table(table)?;
+    for (uuid, entry) in entries {
+        match entry {
+            Some(entry) => table.insert(uuid.as_str(), encode(entry)?.as_slice())?,
+            None => table.remove(uuid.as_str())?,
+        };
+    }
+    Ok(())
 }
 
 fn builder() -> redb::Builder {

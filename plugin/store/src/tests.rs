@@ -8,6 +8,7 @@ use super::*;
 use crate::HISTORY_KEPT;
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::audit::What;
+use tessera_model::health::Moment;
 
 fn record(name: &str, generation: u64) -> Record {
     Record {
@@ -248,4 +249,31 @@ fn measured_contexts_are_kept_by_driver_and_product() {
     assert_eq!(ledger.contexts("570.10").unwrap().len(), 1);
     assert!(ledger.contexts("570").unwrap().is_empty());
     assert_eq!(ledger.load().unwrap().1, 7, "the generation is what it was");
+}
+
+#[test]
+fn trouble_of_gpus_is_kept_and_an_entry_that_cannot_be_read_counts_as_trouble() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("ledger.redb");
+    let unreadable = || Remembered { reason: "unreadable".to_owned(), ..Remembered::default() };
+    let (mut ledger, _) = Ledger::open(&path, true).unwrap();
+    assert!(ledger.health(unreadable).unwrap().is_empty(), "older versions do not make the table");
+    let known = Remembered {
+        at: Moment { boot: "one".into(), monotonic_ms: 7, unix_ms: 8 },
+        state: tessera_model::health::State::Unhealthy,
+        suspicions_ms: vec![3, 1],
+        locked: Some("XID 74".into()),
+        energy_mj: Some(5),
+        ..Remembered::default()
+    };
+    let health = ["a", "b"].map(|uuid| (uuid.to_owned(), Some(known.clone())));
+    ledger.commit(&Change { health: health.to_vec(), ..Change::default() }).unwrap();
+    ledger.commit(&Change { health: vec![("b".into(), None)], ..Change::default() }).unwrap();
+    let write = ledger.db().map_err(Unopened::into_redb).unwrap().begin_write().unwrap();
+    write.open_table(HEALTH).unwrap().insert("c", b"{".as_slice()).unwrap();
+    write.commit().unwrap();
+    drop(ledger);
+    let (mut ledger, _) = Ledger::open(&path, true).unwrap();
+    let all = [("a".to_owned(), known), ("c".to_owned(), unreadable())];
+    assert_eq!(ledger.health(unreadable).unwrap(), all.into());
 }

@@ -37,7 +37,7 @@ use crate::allocations::steer::{ChangeOptions, Changed, QuotaRequest};
 use crate::allocations::{AllocateError, Allocations, Found, Target};
 use crate::engines::Engine;
 use crate::front_end::{Committed, Delivered, FrontDoor, Transaction, device_plugin};
-use crate::inventory::{CordonChange, Inventory, Lift};
+use crate::inventory::{self, CordonChange, Inventory, Lift};
 use crate::journal::Journal;
 use crate::lock_order::LEAF;
 use crate::meters::Meters;
@@ -114,10 +114,15 @@ impl Agent {
             board.note(error.to_string());
             BTreeMap::new()
         });
+        let health = ledger.health(inventory::unreadable).unwrap_or_else(|error| {
+            warn!(%error, "what ailed GPUs before is not known");
+            board.note(error.to_string());
+            BTreeMap::new()
+        });
         let found = Found::of(&mut ledger, (list, generation), &config, &board);
         let journal = Arc::new(Journal::new(ledger, found.generation));
         let inventory =
-            Arc::new(Inventory::new(current.clone(), Arc::clone(&journal), gpus, cordons));
+            Arc::new(Inventory::new(current.clone(), Arc::clone(&journal), gpus, cordons, health));
         let mut allocations = Allocations::new(
             current.clone(),
             delivery,
@@ -348,9 +353,9 @@ impl Agent {
         events
     }
 
-    /// Notes transitions in the audit trail. Blocking.
+    /// Notes transitions in the audit trail, and what a later start has to know. Blocking.
     pub fn record_health(&self, events: Vec<Event>) {
-        self.journal.write(events);
+        self.inventory.save_health(events, false);
     }
 
     /// Takes what others sell of ours; see [`Inventory::withheld`]. Blocking.
@@ -376,6 +381,7 @@ impl Agent {
     /// The end: tenants need not wait for a heartbeat that will not come, and the next plugin need not
     /// wait for the ledger. Blocking.
     pub fn close(&self) {
+        self.inventory.save_health(Vec::new(), true);
         self.allocations.heartbeat(0);
         if let Some(arbiter) = self.allocations.arbiter() {
             arbiter.stop();

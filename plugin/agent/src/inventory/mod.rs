@@ -8,11 +8,13 @@ mod health;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use tessera_config::{Config, Current};
 use tessera_gpu::health::Health;
 use tessera_kubelet::foreign_plugins::ForeignSale;
 use tessera_model::gpu::Gpu;
+use tessera_model::health::Remembered;
 use tessera_model::steered::Cordon;
 use tessera_model::topology::Topology;
 use tessera_rules::allocate::Catalogue;
@@ -23,6 +25,8 @@ use crate::lock_order::{CATALOGUE, HEALTH, LEAF};
 use contexts::Contexts;
 pub(crate) use cordons::CordonChange;
 pub use cordons::Lift;
+use health::moment;
+pub(crate) use health::unreadable;
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -32,6 +36,8 @@ pub struct Inventory {
     /// Shared with plans.
     catalogue: Ranked<Arc<Catalogue>>,
     health: Ranked<Health>,
+    /// What the ledger has of it, by UUID.
+    saved: Ranked<BTreeMap<String, Remembered>>,
     /// How near the GPUs are to each other; asked when it is decided which are sold.
     topology: Ranked<Arc<Topology>>,
     /// GPUs that another plugin sells too, by UUID.
@@ -65,17 +71,26 @@ pub struct GpuSelection {
 }
 
 impl Inventory {
-    /// Of these GPUs, all of them healthy.
+    /// Of these GPUs, healthy but where an earlier plugin knew otherwise.
     pub(crate) fn new(
         config: Current,
         journal: Arc<Journal>,
         gpus: &[Gpu],
         cordons: BTreeMap<String, Cordon>,
+        remembered: BTreeMap<String, Remembered>,
     ) -> Self {
         let now = config.get();
-        let health = Health::new(now.health.clone(), gpus.iter().map(|gpu| gpu.uuid.clone()));
+        let uuids = gpus.iter().map(|gpu| &gpu.uuid);
+        let saved = remembered.clone();
+        let at = (&moment(), Instant::now());
+        let health = Health::new(now.health.clone(), uuids, remembered, at);
+        let mut catalogue = Catalogue::new(gpus, &now);
+        for (uuid, sold) in &mut catalogue.gpus {
+            sold.sick = health.reason(uuid).map(str::to_owned);
+        }
         Inventory {
-            catalogue: Ranked::new(CATALOGUE, Arc::new(Catalogue::new(gpus, &now))),
+            saved: Ranked::new(LEAF, saved),
+            catalogue: Ranked::new(CATALOGUE, Arc::new(catalogue)),
             health: Ranked::new(HEALTH, health),
             topology: Ranked::new(LEAF, Arc::default()),
             others: Ranked::new(LEAF, BTreeMap::new()),
@@ -113,7 +128,8 @@ impl Inventory {
         let mut catalogue = self.catalogue.lock();
         let gpus = selection.map_or_else(|| catalogue.devices(), |selection| selection.gpus);
         let gpus = self.measured(gpus, config);
-        health.configure(config.health.clone(), gpus.iter().map(|gpu| &gpu.uuid));
+        let at = (&moment(), Instant::now());
+        health.configure(config.health.clone(), gpus.iter().map(|gpu| &gpu.uuid), at);
         let mut next = Catalogue::new(&gpus, config);
         next.edition = catalogue.edition + 1;
         for (uuid, sold) in &mut next.gpus {

@@ -40,7 +40,8 @@ impl Reloader {
 
     /// Asks GPUs again that were left out because they did not answer, and has those sold that do. Blocking.
     pub fn ask_again(&self) {
-        if self.board.silent().is_empty() {
+        let silent = self.board.silent();
+        if silent.is_empty() {
             return;
         }
         // A driver that hangs must not keep a new configuration waiting.
@@ -71,8 +72,15 @@ impl Reloader {
             }
             return;
         }
-        let new: Vec<Gpu> = new.into_iter().cloned().collect();
+        let was_lost = |gpu: &&Gpu| silent.iter().any(|(silent, _)| silent.lost && silent.is(gpu));
+        let (new, lost): (Vec<Gpu>, Vec<Gpu>) = (
+            new.iter().copied().cloned().collect(),
+            new.iter().copied().filter(was_lost).cloned().collect(),
+        );
         agent.reload((*now).clone(), Some(selection));
+        for gpu in lost {
+            agent.inventory().was_gone(&gpu.uuid);
+        }
         for gpu in new {
             info!(%gpu, "a GPU answers again and is sold");
         }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::{Condition, Recovery, Silence, View};
 use tessera_config::{Health, XidAction};
 use tessera_model::duration;
-use tessera_model::health::State;
+use tessera_model::health::{Moment, Remembered, State};
 
 /// See the parent's text. The state changes at most once per call.
 #[derive(Clone, Debug, Default)]
@@ -29,6 +29,7 @@ pub(super) struct Machine {
     stands: Option<String>,
     needed_recovery: bool,
     uncorrectable: Option<u64>,
+    energy_mj: Option<u64>,
     /// When it was last sold again, and how often it has fallen ill soon after that.
     recovered: Option<Instant>,
     relapses: u32,
@@ -124,8 +125,11 @@ impl Machine {
         self.uncorrectable = condition.uncorrectable.or(before);
         let fewer = matches!((before, condition.uncorrectable), (Some(b), Some(n)) if n < b);
         let more = matches!((before, condition.uncorrectable), (Some(b), Some(n)) if n > b);
-        // The counter restarts with the GPU.
-        if repaired || fewer {
+        let energy = self.energy_mj;
+        self.energy_mj = condition.energy_mj.or(energy);
+        let anew = matches!((energy, condition.energy_mj), (Some(b), Some(n)) if n < b);
+        // Counters restart with the GPU.
+        if repaired || fewer || anew {
             self.was_reset();
         }
         if let Some(reason) = self.stands.clone() {
@@ -176,9 +180,71 @@ impl Machine {
         self.disturbed.map_or(Duration::MAX, |then| now.saturating_duration_since(then))
     }
 
+    /// The driver had no such GPU, and was asked before this program watched.
+    pub(super) fn was_gone(&mut self) {
+        self.gone = true;
+    }
+
+    /// What a later start has to know; `None` of one that never had trouble.
+    pub(super) fn remember(&self, now: Instant) -> Option<Remembered> {
+        self.since?;
+        let ago = |then: Instant| {
+            u64::try_from(now.saturating_duration_since(then).as_millis()).unwrap_or(u64::MAX)
+        };
+        Some(Remembered {
+            at: Moment::default(),
+            state: self.state,
+            reason: self.reason.clone(),
+            since_ms: self.since.map(ago),
+            disturbed_ms: self.disturbed.map(ago),
+            suspicions_ms: self.suspicions.iter().copied().map(ago).collect(),
+            locked: self.locked.clone(),
+            gone: self.gone,
+            stands: self.stands.clone(),
+            needed_recovery: self.needed_recovery,
+            uncorrectable: self.uncorrectable,
+            energy_mj: self.energy_mj,
+            recovered_ms: self.recovered.map(ago),
+            relapses: self.relapses,
+        })
+    }
+
+    /// Goes on with what was so at an earlier moment, `at` being now. A reboot is a reset.
+    pub(super) fn recall(known: &Remembered, at: &Moment, now: Instant) -> Self {
+        let elapsed = known.at.until(at);
+        let then = |ago_ms: u64| {
+            let ago = Duration::from_millis(ago_ms).saturating_add(elapsed);
+            // A machine that has not run for so long: the time counts from here.
+            now.checked_sub(ago).unwrap_or(now)
+        };
+        let mut machine = Machine {
+            state: known.state,
+            reason: known.reason.clone(),
+            since: known.since_ms.map(then),
+            disturbed: known.disturbed_ms.map(then),
+            suspicions: known.suspicions_ms.iter().copied().map(then).collect(),
+            failed: 0,
+            passed: 0,
+            locked: known.locked.clone(),
+            gone: known.gone,
+            stands: known.stands.clone(),
+            needed_recovery: known.needed_recovery,
+            uncorrectable: known.uncorrectable,
+            energy_mj: known.energy_mj,
+            recovered: known.recovered_ms.map(then),
+            relapses: known.relapses,
+        };
+        if known.at.is_before_boot_of(at) {
+            machine.was_reset();
+            // NVML says anew what stands against it.
+            (machine.stands, machine.needed_recovery, machine.gone) = (None, false, false);
+        }
+        machine
+    }
+
     fn was_reset(&mut self) {
         self.locked = None;
-        self.uncorrectable = None;
+        (self.uncorrectable, self.energy_mj) = (None, None);
     }
 
     fn disturb(&mut self, now: Instant) {

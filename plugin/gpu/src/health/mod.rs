@@ -22,7 +22,7 @@ mod tests;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Instant;
-use tessera_model::health::State;
+use tessera_model::health::{Moment, Remembered, State};
 
 use gpu::Machine;
 use tessera_config::{self as config, XidAction};
@@ -71,6 +71,8 @@ pub struct Silence {
 pub struct Condition {
     /// Uncorrectable ECC errors since the driver initialised the GPU (volatile counter).
     pub uncorrectable: Option<u64>,
+    /// Energy used since then, millijoules.
+    pub energy_mj: Option<u64>,
     /// A row of memory could not be remapped.
     pub remap_failed: Option<bool>,
     /// What the driver says it takes to repair the GPU.
@@ -140,25 +142,54 @@ pub struct View {
 pub struct Health {
     policy: config::Health,
     gpus: BTreeMap<String, Machine>,
+    /// What an earlier plugin knew of GPUs that this one has not seen yet.
+    remembered: BTreeMap<String, Remembered>,
 }
 
 impl Health {
-    /// All healthy.
-    pub fn new(policy: config::Health, gpus: impl IntoIterator<Item = String>) -> Self {
-        let gpus = gpus.into_iter().map(|uuid| (uuid, Machine::default())).collect();
-        Health { policy, gpus }
+    /// All healthy, but those of which an earlier plugin knew otherwise.
+    pub fn new<'a>(
+        policy: config::Health,
+        gpus: impl IntoIterator<Item = &'a String>,
+        remembered: BTreeMap<String, Remembered>,
+        at: (&Moment, Instant),
+    ) -> Self {
+        let mut health = Health { policy: policy.clone(), gpus: BTreeMap::new(), remembered };
+        health.configure(policy, gpus, at);
+        health
     }
 
-    /// Goes on by another policy, with these GPUs: what is known of each stays.
+    /// Goes on by another policy, with these GPUs: what is known of each stays. `at` is now, by both clocks.
     pub fn configure<'a>(
         &mut self,
         policy: config::Health,
         gpus: impl IntoIterator<Item = &'a String>,
+        at: (&Moment, Instant),
     ) {
         self.policy = policy;
         for uuid in gpus {
-            self.gpus.entry(uuid.clone()).or_default();
+            if !self.gpus.contains_key(uuid) {
+                let known = self.remembered.remove(uuid);
+                let machine = known.map(|known| Machine::recall(&known, at.0, at.1));
+                self.gpus.insert(uuid.clone(), machine.unwrap_or_default());
+            }
         }
+    }
+
+    /// The driver had no such GPU before it was watched: one that answers now was initialised again.
+    pub fn was_gone(&mut self, uuid: &str) {
+        if let Some(gpu) = self.gpus.get_mut(uuid) {
+            gpu.was_gone();
+        }
+    }
+
+    /// What a later plugin has to know of the GPUs, by UUID: nothing of one that never had trouble.
+    pub fn remember(&self, at: &Moment, now: Instant) -> BTreeMap<String, Remembered> {
+        let of = |(uuid, gpu): (&String, &Machine)| {
+            let known = gpu.remember(now)?;
+            Some((uuid.clone(), Remembered { at: at.clone(), ..known }))
+        };
+        self.gpus.iter().filter_map(of).collect()
     }
 
     /// Whether this says nothing of any GPU's health, as what a program brings upon itself.

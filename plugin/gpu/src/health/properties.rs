@@ -52,10 +52,15 @@ fn observation(step: &Step) -> Option<Observation> {
     })
 }
 
+fn start(remembered: BTreeMap<String, Remembered>, at: (&Moment, Instant)) -> Health {
+    let gpus = ["GPU-a".to_owned(), "GPU-b".to_owned()];
+    Health::new(config::Health::default(), &gpus, remembered, at)
+}
+
 /// Runs the steps; `look` sees the health after each, with the step and the time.
 fn run(steps: &[Step], mut look: impl FnMut(&Health, &Step, Instant)) -> (Health, Instant) {
-    let mut health = Health::new(config::Health::default(), ["GPU-a".into(), "GPU-b".into()]);
     let mut now = Instant::now();
+    let mut health = start(BTreeMap::new(), (&Moment::default(), now));
     for step in steps {
         if let Step::Wait(seconds) = step {
             now += Duration::from_secs(*seconds);
@@ -159,6 +164,79 @@ proptest! {
         health.observe(&observation(&Step::Silent(true)).unwrap(), now);
         hours_of_quiet(&mut health, now);
         prop_assert_eq!(health.reason("GPU-a"), None);
+    }
+
+    /// A plugin that starts again knows what its predecessor knew: a restart heals nothing, a reset and a reboot lift
+    /// the same, and quiet goes on counting.
+    #[test]
+    fn restarts_change_nothing(
+        steps in prop::collection::vec((step(), prop::sample::select(vec![0u8, 0, 0, 1, 2, 3])), 1..80),
+        clock_set_by in -100_000i64..100_000,
+    ) {
+        let mut now = Instant::now();
+        let mut moment = Moment { boot: "one".into(), monotonic_ms: 1 << 40, unix_ms: 1 << 40 };
+        let (mut once, mut again) = (start(BTreeMap::new(), (&moment, now)), start(BTreeMap::new(), (&moment, now)));
+        let answers = |health: &mut Health, now| {
+            // To recovering, and to healthy.
+            for _ in 0..=config::Health::default().probes_passed {
+                for uuid in ["GPU-a", "GPU-b"] {
+                    let uuid = uuid.to_owned();
+                    health.observe(&Observation::Probe { uuid, answer: Ok(()) }, now);
+                }
+            }
+        };
+        let condition = |energy_mj, recovery| Observation::Condition {
+            uuid: "GPU-a".into(),
+            condition: Condition { energy_mj: Some(energy_mj), recovery, ..Condition::default() },
+        };
+        let mut energy_mj = 0;
+        for (step, then) in steps {
+            if let Step::Wait(seconds) = step {
+                let passed = Duration::from_secs(seconds);
+                now += passed;
+                moment.monotonic_ms += seconds * 1000;
+                moment.unix_ms += i64::try_from(seconds * 1000).unwrap();
+            }
+            let happened = observation(&step);
+            energy_mj += 5;
+            for health in [&mut once, &mut again] {
+                happened.iter().for_each(|observation| drop(health.observe(observation, now)));
+                health.observe(&condition(energy_mj, None), now);
+            }
+            if then > 0 {
+                let known = again.remember(&moment, now);
+                let mut at = moment.clone();
+                match then {
+                    // A clock that is set makes no difference within a boot.
+                    1 => at.unix_ms += clock_set_by,
+                    // While no plugin ran, the GPU was reset.
+                    2 => {
+                        energy_mj = 1;
+                        once.was_gone("GPU-a");
+                    }
+                    _ => {
+                        at.boot.push('+');
+                        at.monotonic_ms = 5000;
+                        energy_mj = 1;
+                        once.was_gone("GPU-a");
+                        once.was_gone("GPU-b");
+                    }
+                }
+                moment = Moment { unix_ms: moment.unix_ms, ..at.clone() };
+                let later = Moment { unix_ms: at.unix_ms.max(moment.unix_ms), ..at };
+                again = start(known, (&later, now));
+                for health in [&mut once, &mut again] {
+                    let none = (then > 1).then_some(Recovery::None);
+                    health.observe(&condition(energy_mj, none), now);
+                    answers(health, now);
+                }
+            }
+            for uuid in ["GPU-a", "GPU-b"] {
+                let (one, other) = (once.view(uuid, now), again.view(uuid, now));
+                prop_assert_eq!((one.state, &one.reason), (other.state, &other.reason), "{:?}", step);
+                prop_assert_eq!(once.reason(uuid), again.reason(uuid));
+            }
+        }
     }
 
     /// Another GPU's trouble is its own, unless the driver as a whole is away.

@@ -16,7 +16,11 @@ impl Bench {
     fn new() -> Self {
         let policy = config::Health::default();
         let gpus = ["GPU-a".to_owned(), "GPU-b".to_owned()];
-        Bench { health: Health::new(policy.clone(), gpus), policy, now: Instant::now() }
+        {
+            let (now, at) = (Instant::now(), Moment::default());
+            let health = Health::new(policy.clone(), &gpus, BTreeMap::new(), (&at, now));
+            Bench { health, policy, now }
+        }
     }
 
     fn tell(&mut self, observation: &Observation) -> Vec<State> {

@@ -19,6 +19,9 @@ struct GpuFaults {
     uncorrectable: AtomicU64,
     remap_failed: AtomicU32,
     recovery: AtomicU32,
+    /// CLOCK_MONOTONIC of the last reset, and the GPU time used by then; 0: there was none.
+    reset_ns: AtomicU64,
+    reset_busy_ns: AtomicU64,
     failing: [Failing; MAX_FAILING],
 }
 
@@ -106,6 +109,24 @@ impl Session {
     pub fn reset_gpu(&self, gpu: usize) {
         let faults = FaultsOf { uncorrectable: 0, recovery: 0, ..self.faults(gpu) };
         self.set_faults(gpu, faults);
+        let busy_ns = self.busy_of(gpu);
+        let shared = &self.shared().faults.gpus[gpu];
+        shared.reset_busy_ns.store(busy_ns, Ordering::Release);
+        shared.reset_ns.store(crate::clock::now_ns(), Ordering::Release);
+    }
+
+    /// Nanoseconds since a GPU was last reset, and of these how many its units were busy, summed.
+    #[must_use]
+    pub fn since_reset(&self, gpu: usize) -> (u64, u64) {
+        let shared = &self.shared().faults.gpus[gpu];
+        let created = self.shared().created_ns.load(Ordering::Acquire);
+        let from = shared.reset_ns.load(Ordering::Acquire).max(created);
+        let busy = self.busy_of(gpu).saturating_sub(shared.reset_busy_ns.load(Ordering::Acquire));
+        (crate::clock::now_ns().saturating_sub(from), busy)
+    }
+
+    fn busy_of(&self, gpu: usize) -> u64 {
+        self.config().units_of(gpu).map(|unit| self.gpu_busy(unit).0).sum()
     }
 
     /// From now on a function of NVML, or [`ANY_FUNCTION`], returns `code` for a GPU and its instances, or for one

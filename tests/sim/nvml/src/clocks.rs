@@ -2,7 +2,7 @@
 
 use crate::abi::{Result, exports, get, put};
 use crate::mig::without_mig;
-use crate::state::device;
+use crate::state::{Device, device};
 use std::ffi::{c_int, c_uint, c_ulonglong};
 use tessera_cuda::nvml::{
     NVML_ERROR_ARGUMENT_VERSION_MISMATCH, NVML_ERROR_INSUFFICIENT_SIZE,
@@ -50,6 +50,13 @@ fn utilisation(handle: nvmlDevice_t) -> Result<c_uint> {
 fn constant(handle: nvmlDevice_t, out: *mut c_uint, value: c_uint) -> Result<()> {
     device(handle)?;
     put(out, value)
+}
+
+/// Energy since the last reset, millijoules: milliwatts times seconds.
+pub(crate) fn energy_mj(d: &Device) -> u64 {
+    let (ns, busy_ns) = d.session.since_reset(d.index);
+    let used = |ns: u64, mw: u32| ns / 1_000_000 * u64::from(mw) / 1_000;
+    used(ns, IDLE_MW) + used(busy_ns, LIMIT_MW - IDLE_MW)
 }
 
 exports! {
@@ -138,9 +145,7 @@ exports! {
     }
     fn nvmlDeviceGetTotalEnergyConsumption(handle: nvmlDevice_t, out: *mut c_ulonglong) {
         let d = device(handle)?;
-        let busy_ns = d.busy_ns();
-        // Millijoule above idle: milliwatts times seconds.
-        put(out, busy_ns / 1_000_000 * u64::from(LIMIT_MW - IDLE_MW) / 1_000)
+        put(out, energy_mj(&d))
     }
 
     fn nvmlDeviceGetMaxPcieLinkGeneration(handle: nvmlDevice_t, out: *mut c_uint) { constant(handle, out, 5) }

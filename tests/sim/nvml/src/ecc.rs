@@ -2,6 +2,7 @@
 //! `simgpu-ctl` makes happen.
 
 use crate::abi::{Result, exports, put};
+use crate::clocks::energy_mj;
 use crate::state::{Device, device};
 use std::ffi::{c_int, c_longlong, c_uint, c_ulonglong};
 use tessera_cuda::nvml::{
@@ -12,6 +13,8 @@ use tessera_cuda::nvml::{
 const UNCORRECTED: c_uint = 1;
 /// `NVML_FI_DEV_ECC_DBE_VOL_TOTAL`.
 const DBE_VOL_TOTAL: c_uint = 4;
+/// `NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION`.
+const TOTAL_ENERGY: c_uint = 83;
 /// `NVML_FI_DEV_REMAPPED_COR` and `NVML_FI_DEV_REMAPPED_UNC`.
 const REMAPPED: [c_uint; 2] = [142, 143];
 /// `NVML_FI_DEV_REMAPPED_PENDING`.
@@ -43,6 +46,7 @@ fn field(d: &Device, id: c_uint) -> Option<(c_uint, u64)> {
     let faults = d.session.faults(d.index);
     match id {
         DBE_VOL_TOTAL => Some((UNSIGNED_LONG_LONG, faults.uncorrectable)),
+        TOTAL_ENERGY => Some((UNSIGNED_LONG_LONG, energy_mj(d))),
         REMAPPED_PENDING => Some((UNSIGNED_INT, 0)),
         REMAPPED_FAILURE => Some((UNSIGNED_INT, u64::from(faults.remap_failed))),
         RECOVERY_ACTION => Some((UNSIGNED_INT, u64::from(faults.recovery))),

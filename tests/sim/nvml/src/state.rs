@@ -110,11 +110,6 @@ impl Device {
     pub(crate) fn utilisation_percent(&self) -> u32 {
         self.units.clone().map(|unit| self.session.utilisation_percent(unit)).max().unwrap_or(0)
     }
-
-    /// GPU time used, of all its units.
-    pub(crate) fn busy_ns(&self) -> u64 {
-        self.units.clone().map(|unit| self.session.gpu_busy(unit).0).sum()
-    }
 }
 
 /// The shared state, between init and shutdown.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tessera_harness::plugin::{GPU, Simulated, bounded, pod};
 use tessera_model::audit::{Event, What};
-use tessera_store::{Filter, Ledger};
+use tessera_store::{Change, Filter, Ledger};
 
 const FAST: &str = "replicas = 4\n[health]\nprobe_interval = \"100ms\"\nprobes_failed = 2\n\
                     probes_passed = 2\nrecovery = \"300ms\"\nrecovery_max = \"1s\"\n\
@@ -45,7 +45,7 @@ impl Node {
         bounded(async {
             loop {
                 let gpu = self.0.json()["gpus"][gpu].clone();
-                let waits = gpu["state_waits_for"].as_str().unwrap();
+                let waits = gpu["state_waits_for"].as_str().unwrap_or_default();
                 if gpu["state"] == state && waits.contains(waits_for) {
                     return gpu;
                 }
@@ -53,6 +53,15 @@ impl Node {
             }
         })
         .await
+    }
+
+    /// Ends the plugin; kubelet forgets it.
+    async fn ends(&mut self, how: &str) {
+        match how {
+            "killed" => self.0.kill(),
+            _ => assert_eq!(self.0.terminate().await, Some(0)),
+        }
+        self.offers(0).await;
     }
 
     /// The transitions that the history has of a GPU, "from>to", after the plugin's end.
@@ -150,6 +159,61 @@ async fn a_driver_that_is_loaded_again_brings_its_gpus_back() {
     node.0.control(&["driver", "load"]);
     node.offers(8).await;
     node.taken_out_by_95("0").await;
+}
+
+/// A restart heals nothing: what a reset must lift, a reset or a reboot lifts, also one while no plugin runs.
+#[tokio::test]
+async fn a_restart_of_the_plugin_forgets_no_sick_gpu() {
+    let mut node = Node::start().await;
+    node.0.control(&["ecc", "1", "3"]);
+    node.stands(1, "suspect", "without trouble").await;
+    for (gpu, xid) in [("0", "74"), ("1", "48")] {
+        node.0.control(&["xid", gpu, xid]);
+    }
+    node.offers(0).await;
+    for end in ["terminated", "killed", "killed"] {
+        node.ends(end).await;
+        node.0.launch();
+        for (gpu, xid) in [(0, "XID 74"), (1, "XID 48")] {
+            let waits_for = format!("a reset of the GPU, because of {xid}");
+            let gpu = node.stands(gpu, "unhealthy", &waits_for).await;
+            assert_eq!(gpu["health_reason"], xid, "after it was {end}");
+        }
+        assert_eq!(node.0.kubelet.allocatable(GPU), 0);
+        let text = String::from_utf8(node.0.run(&["status"]).stdout).unwrap();
+        assert!(text.contains("XID 74") && text.contains("XID 48"), "{text}");
+    }
+    // Without a plugin, as `nvidia-smi --gpu-reset` demands it: one is seen by its counter of errors, the other by
+    // its energy.
+    node.ends("terminated").await;
+    node.0.control(&["reset", "1"]);
+    node.0.launch();
+    node.offers(4).await;
+    node.stands(0, "unhealthy", "a reset of the GPU, because of XID 74").await;
+    node.ends("killed").await;
+    node.0.control(&["reset", "0"]);
+    node.0.launch();
+    node.offers(8).await;
+}
+
+#[tokio::test]
+async fn a_reboot_lifts_what_a_reset_lifts() {
+    let mut node = Node::start().await;
+    node.0.control(&["xid", "0", "74"]);
+    node.offers(4).await;
+    node.ends("terminated").await;
+    let (mut ledger, _) = Ledger::open(&node.0.dir.path().join("ledger.redb"), false).unwrap();
+    let known = ledger.health(Default::default).unwrap();
+    let rebooted = known.into_iter().map(|(uuid, mut known)| {
+        assert_eq!(known.locked.as_deref(), Some("XID 74"));
+        known.at.boot = "another".to_owned();
+        (uuid, Some(known))
+    });
+    let change = Change { health: rebooted.collect(), ..Change::default() };
+    ledger.commit(&change).unwrap();
+    ledger.close();
+    node.0.launch();
+    node.offers(8).await;
 }
 
 #[tokio::test]
