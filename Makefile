@@ -61,6 +61,7 @@ lint: ## formatting, clippy, dependency rules, links and figures of the document
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	tests/lint/dependencies
+	tests/lint/files
 	@# Assembly is checked by assembling, and its names by linking.
 	shim/release $(TARGET)/aarch64 aarch64-unknown-linux-gnu
 	tests/lint/links

@@ -25,6 +25,11 @@ pub trait Core: FrontDoor + 'static {
     /// Counts a call of one claim, for metrics.
     fn observe(&self, _call: Call, _outcome: Outcome, _length: Duration) {}
 
+    /// Says in `status` what is amiss with a topic, or with `None` that nothing is. True if that is news.
+    fn condition(&self, _topic: &'static str, _text: Option<String>) -> bool {
+        true
+    }
+
     /// Live records of claims.
     fn claims(&self) -> Vec<Arc<Record>>;
 
@@ -48,6 +53,10 @@ impl Core for Agent {
 
     fn observe(&self, call: Call, outcome: Outcome, length: Duration) {
         self.meters().observe(call, &Arc::from(names::DRIVER), outcome, length);
+    }
+
+    fn condition(&self, topic: &'static str, text: Option<String>) -> bool {
+        self.board().set_condition(topic, text)
     }
 
     fn claims(&self) -> Vec<Arc<Record>> {

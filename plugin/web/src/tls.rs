@@ -11,6 +11,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
+use tessera_system::files;
 
 use crate::self_signed::self_signed;
 
@@ -126,17 +127,20 @@ fn changed(files: [&std::path::Path; 2]) -> [Option<SystemTime>; 2] {
 }
 
 fn read(certificate: &std::path::Path, key: &std::path::Path) -> Result<CertifiedKey, String> {
-    let chain = CertificateDer::pem_file_iter(certificate)
-        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
-        .map_err(|error| format!("api.tls_cert {}: {error}", certificate.display()))?;
+    let amiss = |name: &str, path: &std::path::Path, error: &dyn std::fmt::Display| {
+        format!("{name} {}: {error}", path.display())
+    };
+    let cert_amiss = |error: &dyn std::fmt::Display| amiss("api.tls_cert", certificate, error);
+    let key_amiss = |error: &dyn std::fmt::Display| amiss("api.tls_key", key, error);
+    let pem = files::read(certificate, files::SMALL).map_err(|error| cert_amiss(&error))?;
+    let chain = CertificateDer::pem_slice_iter(&pem)
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|error| cert_amiss(&error))?;
     if chain.is_empty() {
-        return Err(format!(
-            "api.tls_cert {}: there is no certificate in it",
-            certificate.display()
-        ));
+        return Err(cert_amiss(&"there is no certificate in it"));
     }
-    let key_der = PrivateKeyDer::from_pem_file(key)
-        .map_err(|error| format!("api.tls_key {}: {error}", key.display()))?;
+    let pem = files::read(key, files::SMALL).map_err(|error| key_amiss(&error))?;
+    let key_der = PrivateKeyDer::from_pem_slice(&pem).map_err(|error| key_amiss(&error))?;
     certified(chain, key_der).map_err(|error| {
         format!("api.tls_cert {} and api.tls_key {}: {error}", certificate.display(), key.display())
     })

@@ -112,7 +112,9 @@ impl Preparer {
     /// For the devices of `pool`. `lock` is a file that all instances of the driver on this node share.
     #[must_use]
     pub fn new(core: Arc<dyn Core>, api: Arc<dyn ResourceApi>, pool: &str, lock: &Path) -> Self {
-        let serial = Serial::new(lock);
+        let told = Arc::clone(&core);
+        let say = move |amiss| told.condition("serialize lock", amiss);
+        let serial = Serial::new(lock, Box::new(say));
         let (pool, suspicion) = (pool.to_owned(), Notify::new());
         let repeats = Mutex::default();
         Preparer { inner: Arc::new(Inner { core, api, pool, serial, repeats, suspicion }) }

@@ -299,6 +299,15 @@ impl Dir {
     }
 }
 
+/// Opens a directory, to lock it or to have its names on disk. Links are followed.
+///
+/// # Errors
+/// It is something else; what the system says.
+pub fn open_directory(path: &Path) -> io::Result<File> {
+    let flags = OFlag::O_DIRECTORY | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC | OFlag::O_RDONLY;
+    Ok(File::from(openat(AT_FDCWD, path, flags, Mode::empty())?))
+}
+
 /// Whether it is a directory's.
 #[must_use]
 pub fn is_directory(stat: &FileStat) -> bool {

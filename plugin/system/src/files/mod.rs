@@ -13,9 +13,9 @@ mod socket;
 mod space;
 
 pub use copy::{Copied, CopyError};
-pub use dir::{Dir, is_directory};
+pub use dir::{Dir, is_directory, open_directory};
 pub use patience::{Unresponsive, in_time};
-pub use private::open_private;
+pub use private::{open_lock, open_private};
 pub use read::{FileError, file_or_nothing, open, read, read_from, text, utf8};
 pub use socket::{SocketFile, remove_stale};
 pub use space::available_bytes;

@@ -123,7 +123,7 @@ pub fn read_from(source: impl Read, most: u64) -> Result<Vec<u8>, FileError> {
     }
 }
 
-fn regular(meta: &Metadata) -> Result<(), FileError> {
+pub(super) fn regular(meta: &Metadata) -> Result<(), FileError> {
     let kind = meta.file_type();
     Err(FileError::Kind(match () {
         () if kind.is_file() => return Ok(()),

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use tessera_system::files;
 use tessera_system::locks::lock;
 
 /// How long a plugin that is just ending is waited for: one that was asked to end has released it by then.
@@ -126,7 +127,7 @@ fn failed(path: &Path, error: io::Error) -> DirectoryLockError {
 }
 
 fn locked(path: &Path) -> Result<File, DirectoryLockError> {
-    let directory = File::open(path).map_err(|error| failed(path, error))?;
+    let directory = files::open_directory(path).map_err(|error| failed(path, error))?;
     match directory.try_lock() {
         Ok(()) => Ok(directory),
         Err(TryLockError::WouldBlock) => Err(DirectoryLockError::InUse {

@@ -164,7 +164,7 @@ fn place_at(dir: &Path, name: &str, library: &[u8]) -> Result<Delivery, ShimErro
         .and_then(|shim| Ok(shim | place(&delivery.preload, line.as_bytes(), 0o644)?))
         .and_then(|written| {
             // The names, too, are to survive a power cut: kubelet remembers them.
-            if written { std::fs::File::open(&home)?.sync_all() } else { Ok(()) }
+            if written { files::open_directory(&home)?.sync_all() } else { Ok(()) }
         });
     if placed.is_err() {
         // Only if it holds nothing.

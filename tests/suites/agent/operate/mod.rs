@@ -4,6 +4,7 @@ mod admin_authority;
 mod command_line;
 mod names;
 mod night;
+mod path_kinds;
 mod reload;
 mod reload_process;
 mod steer;
