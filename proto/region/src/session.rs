@@ -148,18 +148,83 @@ impl fmt::Display for DecodeError {
 
 impl core::error::Error for DecodeError {}
 
-const HELLO: u32 = 1;
-const WELCOME: u32 = 2;
-const WANT: u32 = 3;
-const DRAINED: u32 = 4;
-const EVENT: u32 = 5;
-const IDLE: u32 = 6;
-const LATE: u32 = 7;
-const JOINS: u32 = 8;
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $kind:ident = $number:literal, $name:literal;)*) => {
+        /// The kinds of messages, by their numbers.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        #[repr(u32)]
+        pub enum Kind {
+            $($(#[$doc])* $kind = $number,)*
+        }
+
+        impl Kind {
+            /// Every kind that the protocol has.
+            pub const ALL: &[Self] = &[$(Self::$kind),*];
+
+            /// Its name in the documentation.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$kind => $name,)*
+                }
+            }
+
+            fn from_u32(value: u32) -> Option<Self> {
+                match value {
+                    $($number => Some(Self::$kind),)*
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+kinds! {
+    /// [`Message::Hello`].
+    Hello = 1, "hello";
+    /// [`Message::Welcome`].
+    Welcome = 2, "welcome";
+    /// [`Message::Want`].
+    Want = 3, "want";
+    /// [`Message::Drained`].
+    Drained = 4, "drained";
+    /// [`Message::Event`].
+    Event = 5, "event";
+    /// [`Message::Idle`].
+    Idle = 6, "idle";
+    /// [`Message::Late`].
+    Late = 7, "late";
+    /// [`Message::Joins`].
+    Joins = 8, "joins";
+}
+
 /// An event's GPU index when there is none.
 const NO_GPU: u32 = u32::MAX;
 
 impl Message {
+    /// A valid message of this kind, whose fields all follow from `number`: for floods, which say something
+    /// new each time.
+    #[cfg(feature = "std")]
+    pub fn specimen(kind: Kind, number: u64) -> Self {
+        let low = u32::try_from(number % (1 << 32)).unwrap_or(0);
+        let below = |bound: usize| u32::try_from(number % bound as u64).unwrap_or(0);
+        let (gpu, flag) = (below(MAX_GPUS), number.is_multiple_of(2));
+        match kind {
+            Kind::Hello => Self::Hello { slot: below(SLOTS), pid: low, generation: number },
+            Kind::Welcome => Self::Welcome { generation: number },
+            Kind::Want => Self::Want { gpu },
+            Kind::Drained => Self::Drained { gpu, epoch: low, used_ns: number },
+            Kind::Idle => Self::Idle { gpu, epoch: low },
+            Kind::Late => Self::Late { gpu, epoch: low, works: flag },
+            Kind::Joins => Self::Joins { token: number, leads: flag },
+            Kind::Event => {
+                let mut uuid = [0; EVENT_UUID_LEN];
+                uuid[..8].copy_from_slice(&number.to_le_bytes());
+                let kind = EventKind::from_u32(below(5) + 1).unwrap_or(EventKind::OverQuota);
+                Self::Event(Event { kind, gpu: Some(gpu), bytes: number, uuid })
+            }
+        }
+    }
+
     /// The bytes to send, of this program's own version. Does not allocate.
     pub fn encode(&self) -> [u8; MESSAGE_BYTES] {
         self.encode_as(abi::version())
@@ -170,29 +235,29 @@ impl Message {
         let mut packet = Packet::new(abi);
         match *self {
             Self::Hello { slot, pid, generation } => {
-                packet.start(HELLO).u32(slot).u32(pid).u64(generation);
+                packet.start(Kind::Hello).u32(slot).u32(pid).u64(generation);
             }
             Self::Welcome { generation } => {
-                packet.start(WELCOME).u64(generation);
+                packet.start(Kind::Welcome).u64(generation);
             }
             Self::Want { gpu } => {
-                packet.start(WANT).u32(gpu);
+                packet.start(Kind::Want).u32(gpu);
             }
             Self::Drained { gpu, epoch, used_ns } => {
-                packet.start(DRAINED).u32(gpu).u32(epoch).u64(used_ns);
+                packet.start(Kind::Drained).u32(gpu).u32(epoch).u64(used_ns);
             }
             Self::Idle { gpu, epoch } => {
-                packet.start(IDLE).u32(gpu).u32(epoch);
+                packet.start(Kind::Idle).u32(gpu).u32(epoch);
             }
             Self::Late { gpu, epoch, works } => {
-                packet.start(LATE).u32(gpu).u32(epoch).u32(works.into());
+                packet.start(Kind::Late).u32(gpu).u32(epoch).u32(works.into());
             }
             Self::Joins { token, leads } => {
-                packet.start(JOINS).u64(token).u32(leads.into());
+                packet.start(Kind::Joins).u64(token).u32(leads.into());
             }
             Self::Event(event) => {
                 let gpu = event.gpu.unwrap_or(NO_GPU);
-                packet.start(EVENT).u32(event.kind as u32).u32(gpu);
+                packet.start(Kind::Event).u32(event.kind as u32).u32(gpu);
                 packet.u64(event.bytes).bytes(&event.uuid);
             }
         }
@@ -227,34 +292,36 @@ impl Message {
         if !spoken(abi.into()) {
             return Err(DecodeError::Abi(abi));
         }
-        let message = match fields.u32() {
-            HELLO => Self::Hello {
+        let number = fields.u32();
+        let message = match Kind::from_u32(number).ok_or(DecodeError::Unknown(number))? {
+            Kind::Hello => Self::Hello {
                 slot: fields.below(SLOTS, "slot")?,
                 pid: fields.u32(),
                 generation: fields.u64(),
             },
-            WELCOME => Self::Welcome { generation: fields.u64() },
-            WANT => Self::Want { gpu: fields.below(MAX_GPUS, "gpu")? },
-            DRAINED => Self::Drained {
+            Kind::Welcome => Self::Welcome { generation: fields.u64() },
+            Kind::Want => Self::Want { gpu: fields.below(MAX_GPUS, "gpu")? },
+            Kind::Drained => Self::Drained {
                 gpu: fields.below(MAX_GPUS, "gpu")?,
                 epoch: fields.u32(),
                 used_ns: fields.u64(),
             },
-            IDLE => Self::Idle { gpu: fields.below(MAX_GPUS, "gpu")?, epoch: fields.u32() },
-            LATE => Self::Late {
+            Kind::Idle => Self::Idle { gpu: fields.below(MAX_GPUS, "gpu")?, epoch: fields.u32() },
+            Kind::Late => Self::Late {
                 gpu: fields.below(MAX_GPUS, "gpu")?,
                 epoch: fields.u32(),
                 works: fields.below(2, "works")? == 1,
             },
-            JOINS => Self::Joins { token: fields.u64(), leads: fields.below(2, "leads")? == 1 },
-            EVENT => Self::Event(Event {
+            Kind::Joins => {
+                Self::Joins { token: fields.u64(), leads: fields.below(2, "leads")? == 1 }
+            }
+            Kind::Event => Self::Event(Event {
                 kind: EventKind::from_u32(fields.u32())
                     .ok_or(DecodeError::Malformed("event kind"))?,
                 gpu: fields.gpu_or_none()?,
                 bytes: fields.u64(),
                 uuid: fields.bytes(),
             }),
-            unknown => return Err(DecodeError::Unknown(unknown)),
         };
         fields.rest_is_zero()?;
         Ok((message, abi.into()))
@@ -281,9 +348,9 @@ impl Packet {
         Self { bytes: [0; MESSAGE_BYTES], at: 0, abi }
     }
 
-    fn start(&mut self, message: u32) -> &mut Self {
+    fn start(&mut self, kind: Kind) -> &mut Self {
         let abi = u16::try_from(self.abi).unwrap_or(u16::MAX);
-        self.bytes(&MAGIC).bytes(&abi.to_le_bytes()).u32(message)
+        self.bytes(&MAGIC).bytes(&abi.to_le_bytes()).u32(kind as u32)
     }
 
     fn u32(&mut self, value: u32) -> &mut Self {
@@ -415,6 +482,19 @@ mod tests {
                 uuid: uuid.try_into().unwrap(),
             })),
         ]
+    }
+
+    #[test]
+    fn every_kind_has_messages_that_differ_and_are_decoded() {
+        for &kind in Kind::ALL {
+            let all: Vec<Message> = (0..3).map(|number| Message::specimen(kind, number)).collect();
+            assert!(all[0] != all[1] && all[1] != all[2], "{all:?}");
+            for message in all {
+                let bytes = message.encode();
+                assert_eq!(bytes[4..8], (kind as u32).to_le_bytes(), "{}", kind.name());
+                assert_eq!(Message::decode(&bytes), Ok(message));
+            }
+        }
     }
 
     proptest! {
