@@ -113,11 +113,13 @@ pub(super) struct ArbitratedTenant {
     pub own_share: Share,
     pub file: (u64, u64),
     pub connections: GateConnections,
+    /// When it is due next, as the thread has noted it.
+    pub due: Option<Instant>,
     pub drains: DrainTracker,
     /// Where its part of the cycle begins.
     pub phase: u32,
     pub state: GateState,
-    /// Messages of another epoch, repeated ones, and those of a kind that the gate does not take.
+    /// Messages of another epoch, repeated ones, and those of a process with too many shares.
     pub ignored: u64,
     page: QuotaWriter,
     /// Window, in operations and microseconds, and idle time, in microseconds, as written last.
@@ -158,6 +160,7 @@ impl ArbitratedTenant {
             own_share: share,
             file,
             connections,
+            due: None,
             drains,
             phase: page.phase(0),
             state: GateState::Closed,

@@ -47,6 +47,31 @@ struct Process {
     waits: bool,
 }
 
+/// How many processes owe a drain; of those, how many stand still, and how many wait; and how many are idle.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Counts {
+    owe: usize,
+    still: usize,
+    wait: usize,
+    idle: usize,
+}
+
+impl Counts {
+    fn add(&mut self, process: Process) {
+        self.owe += usize::from(process.owes);
+        self.still += usize::from(process.owes && process.still);
+        self.wait += usize::from(process.owes && process.waits);
+        self.idle += usize::from(process.idle);
+    }
+
+    fn remove(&mut self, process: Process) {
+        self.owe -= usize::from(process.owes);
+        self.still -= usize::from(process.owes && process.still);
+        self.wait -= usize::from(process.owes && process.waits);
+        self.idle -= usize::from(process.idle);
+    }
+}
+
 /// One tenant's processes, by a key that is never reused.
 #[derive(Debug)]
 pub(super) struct DrainTracker {
@@ -55,7 +80,8 @@ pub(super) struct DrainTracker {
     inherited: bool,
     /// The first epoch: inherited processes owe its drain.
     first: u32,
-    owing: usize,
+    /// Of how many processes each holds: a report costs no look at the others.
+    counts: Counts,
     /// GPU use that processes reported since the gate closed, nanoseconds: the longest, and the sum.
     used_ns: Option<(u64, u64)>,
     gate: Gate,
@@ -69,7 +95,7 @@ impl DrainTracker {
             processes: BTreeMap::new(),
             inherited: false,
             first: epoch,
-            owing: 0,
+            counts: Counts::default(),
             used_ns: None,
             gate,
         }
@@ -79,102 +105,128 @@ impl DrainTracker {
     pub fn process_came(&mut self, key: u64) {
         let owes = self.inherited && matches!(self.gate, Gate::Closed(_));
         if let Entry::Vacant(entry) = self.processes.entry(key) {
-            entry.insert(Process { owes, ..Process::default() });
-            self.owing += usize::from(owes);
+            self.counts.add(*entry.insert(Process { owes, ..Process::default() }));
         }
     }
 
     /// A process is dead, or has left.
     pub fn process_left(&mut self, key: u64) {
-        if self.processes.remove(&key).is_some_and(|process| process.owes) {
-            self.owing -= 1;
+        if let Some(process) = self.processes.remove(&key) {
+            self.counts.remove(process);
+        }
+    }
+
+    fn set_all(&mut self, process: Process) {
+        self.counts = Counts::default();
+        for each in self.processes.values_mut() {
+            *each = process;
+            self.counts.add(process);
         }
     }
 
     /// The gate closed in a new epoch. All bound processes owe a drain.
     pub fn close(&mut self, epoch: u32) {
         self.gate = Gate::Closed(epoch);
-        self.processes.values_mut().for_each(|p| *p = Process { owes: true, ..Process::default() });
-        self.owing = self.processes.len() + usize::from(self.inherited);
+        self.set_all(Process { owes: true, ..Process::default() });
         self.used_ns = None;
     }
 
     /// The gate opened, or is open in another state.
     pub fn open(&mut self, epoch: u32) {
         self.gate = Gate::Open(epoch);
-        self.processes.values_mut().for_each(|p| *p = Process::default());
+        self.set_all(Process::default());
         self.inherited = false;
-        self.owing = 0;
     }
 
     /// An earlier arbiter may have let processes in that are not bound yet and have work in flight.
     pub fn expect_inherited(&mut self) {
-        self.owing += usize::from(!std::mem::replace(&mut self.inherited, true));
+        self.inherited = true;
     }
 
     /// The grace period of inherited processes has expired.
     pub fn forget_inherited(&mut self) {
-        self.owing -= usize::from(std::mem::take(&mut self.inherited));
+        self.inherited = false;
     }
 
     /// The grace period of inherited processes to drain has expired, too: no lease of this arbiter's waits
     /// for them.
     pub fn waive_inherited(&mut self) {
         if self.gate == Gate::Closed(self.first) {
-            self.processes.values_mut().for_each(|process| process.owes = false);
-            self.owing = usize::from(self.inherited);
+            for process in self.processes.values_mut() {
+                self.counts.remove(*process);
+                process.owes = false;
+                self.counts.add(*process);
+            }
         }
+    }
+
+    /// Lets a bound process's report of this gate change what is known of it.
+    fn report(
+        &mut self,
+        key: u64,
+        gate: Gate,
+        change: impl FnOnce(&mut Process) -> bool,
+    ) -> Option<bool> {
+        let process = self.processes.get_mut(&key).filter(|_| self.gate == gate)?;
+        self.counts.remove(*process);
+        let result = change(process);
+        self.counts.add(*process);
+        Some(result)
     }
 
     /// A process reports that nothing of it is in flight.
     pub fn drained(&mut self, key: u64, epoch: u32, used_ns: u64) -> Drain {
-        match self.processes.get_mut(&key) {
-            Some(process) if process.owes && self.gate == Gate::Closed(epoch) => {
-                process.owes = false;
-                self.owing -= 1;
-                let (longest, sum) = self.used_ns.unwrap_or((0, 0));
-                self.used_ns = Some((longest.max(used_ns), sum.saturating_add(used_ns)));
-                Drain::Counted
-            }
-            _ => Drain::Ignored,
+        let owed = |process: &mut Process| std::mem::replace(&mut process.owes, false);
+        if self.report(key, Gate::Closed(epoch), owed) != Some(true) {
+            return Drain::Ignored;
         }
+        let (longest, sum) = self.used_ns.unwrap_or((0, 0));
+        self.used_ns = Some((longest.max(used_ns), sum.saturating_add(used_ns)));
+        Drain::Counted
     }
 
     /// A process that has not drained reports whether the GPU works for it. The result for the tenant: the
     /// GPU works for it if it works for any process, and waits if all that owe a drain wait.
     pub fn late(&mut self, key: u64, epoch: u32, works: bool) -> Option<bool> {
-        let process = self.processes.get_mut(&key)?;
-        if !process.owes || self.gate != Gate::Closed(epoch) {
+        let said = |process: &mut Process| {
+            process.waits = process.owes && !works;
+            process.owes
+        };
+        if self.report(key, Gate::Closed(epoch), said) != Some(true) {
             return None;
         }
-        process.waits = !works;
-        let all_wait = || self.processes.values().all(|process| !process.owes || process.waits);
-        (works || !self.inherited && all_wait()).then_some(works)
+        let all_wait = self.counts.wait == self.counts.owe;
+        (works || !self.inherited && all_wait).then_some(works)
     }
 
     /// A process reports that it has nothing to do. True if all processes of the tenant have.
     pub fn idle(&mut self, key: u64, epoch: u32) -> bool {
-        let Some(process) = self.processes.get_mut(&key) else { return false };
-        process.idle = self.gate == Gate::Open(epoch);
-        process.idle && self.processes.values().all(|process| process.idle)
+        let idle = |process: &mut Process| {
+            process.idle = true;
+            true
+        };
+        self.report(key, Gate::Open(epoch), idle) == Some(true)
+            && self.counts.idle == self.processes.len()
     }
 
     /// A process reports, at the closed gate, that its work stands still.
     pub fn stands_still(&mut self, key: u64, epoch: u32) -> Still {
-        match self.processes.get_mut(&key) {
-            Some(process) if self.gate == Gate::Closed(epoch) => {
-                process.still = process.owes;
-                if process.owes { Still::Owes } else { Still::Drained }
-            }
-            _ => Still::Ignored,
+        let still = |process: &mut Process| {
+            process.still = process.owes;
+            process.owes
+        };
+        match self.report(key, Gate::Closed(epoch), still) {
+            Some(true) => Still::Owes,
+            Some(false) => Still::Drained,
+            None => Still::Ignored,
         }
     }
 
     /// Whether at least one process owes a drain and all that do stand still: what they have in flight may
     /// wait for other processes of the tenant.
     pub fn is_stuck(&self) -> bool {
-        let mut owing = self.processes.values().filter(|process| process.owes).peekable();
-        owing.peek().is_some() && !self.inherited && owing.all(|process| process.still)
+        let Counts { owe, still, .. } = self.counts;
+        owe > 0 && !self.inherited && owe == still
     }
 
     /// How long the tenant reports that it used the GPU before this closing, and in how many processes at
@@ -188,7 +240,7 @@ impl DrainTracker {
 
     /// Processes that have not drained.
     pub fn owing(&self) -> usize {
-        self.owing
+        self.counts.owe + usize::from(self.inherited)
     }
 
     /// Processes bound.
@@ -358,7 +410,7 @@ mod tests {
     proptest! {
         #[test]
         fn the_count_is_that_of_the_processes(
-            steps in prop::collection::vec((0u8..8, 0u64..4, 0u32..3), 0..200),
+            steps in prop::collection::vec((0u8..11, 0u64..4, 0u32..3), 0..200),
         ) {
             let mut drains = DrainTracker::new(0);
             for (what, key, epoch) in steps {
@@ -370,9 +422,14 @@ mod tests {
                     4 => drains.expect_inherited(),
                     5 => drains.forget_inherited(),
                     6 if epoch == 0 => drains.waive_inherited(),
-                    6 => drop(drains.idle(key, epoch)),
+                    6 | 7 => drop(drains.idle(key, epoch)),
+                    8 => drop(drains.stands_still(key, epoch)),
+                    9 => drop(drains.late(key, epoch, key % 2 == 0)),
                     _ => drop(drains.drained(key, epoch, 0)),
                 }
+                let mut counts = Counts::default();
+                drains.processes.values().for_each(|process| counts.add(*process));
+                prop_assert_eq!(drains.counts, counts);
                 let owing = drains.processes.values().filter(|process| process.owes).count();
                 prop_assert_eq!(drains.owing(), owing + usize::from(drains.inherited));
             }

@@ -51,7 +51,7 @@ pub(super) enum GateEvent {
     /// It sent a message.
     Message(u64, Message),
     /// On this connection speaks the process of that token, which has several shares; whether it keeps to this
-    /// gate.
+    /// gate. Once for a connection.
     Joined(u32, u64, bool),
     /// A connection on which one did has ended.
     Left(u32),
@@ -62,7 +62,10 @@ pub(super) enum GateEvent {
 pub struct ProtocolViolations {
     /// Packets that were no message.
     pub garbage: u64,
-    /// Connections closed because of those.
+    /// Messages that make no sense where they came: of a kind that the gate does not take, before the hello that
+    /// they need, or other words about a process than the connection's first.
+    pub nonsense: u64,
+    /// Connections closed because of either.
     pub dropped: u64,
     /// Connections refused, because there were too many or descriptors were short.
     pub turned_away: u64,
@@ -78,11 +81,13 @@ struct Peer {
     pid: Option<u32>,
     /// Its number, from its hello on.
     process: Option<u64>,
+    /// Packets that were no message or made no sense.
     garbage: u32,
     paused: bool,
     /// Until when the arbiter waits for it.
     leaves: Option<Instant>,
-    has_joined: bool,
+    /// What its process, which has several shares, is called, and whether it keeps to this gate.
+    joined: Option<(u64, bool)>,
 }
 
 #[derive(Debug)]
@@ -228,7 +233,7 @@ impl GateConnections {
             garbage: 0,
             paused: false,
             leaves: None,
-            has_joined: false,
+            joined: None,
         };
         self.peers.insert(number, peer);
         if watched.is_err() {
@@ -279,33 +284,65 @@ impl GateConnections {
                     return self.hung_up(number, reactor, now, events);
                 }
             };
-            match Message::decode_spoken(&packet[..length]) {
-                Ok((Message::Hello { .. }, _)) => self.greet(number, reactor, events),
-                Ok((Message::Joins { token, leads }, _)) => {
-                    peer.has_joined = true;
-                    events.push(GateEvent::Joined(number, token, leads));
-                }
-                Ok((message, _)) => {
-                    events.extend(peer.process.map(|process| GateEvent::Message(process, message)));
-                }
-                Err(_) => {
-                    peer.garbage += 1;
-                    self.violations.garbage += 1;
-                    if peer.garbage >= MAX_GARBAGE {
-                        self.violations.dropped += 1;
-                        return self.hung_up(number, reactor, now, events);
-                    }
-                }
+            let count = match Message::decode_spoken(&packet[..length]) {
+                Ok((message, _)) if self.hear(number, message, reactor, events) => continue,
+                Ok(_) => &mut self.violations.nonsense,
+                Err(_) => &mut self.violations.garbage,
+            };
+            *count += 1;
+            let Some(peer) = self.peers.get_mut(&number) else { return };
+            peer.garbage += 1;
+            if peer.garbage >= MAX_GARBAGE {
+                self.violations.dropped += 1;
+                return self.hung_up(number, reactor, now, events);
             }
         }
+    }
+
+    /// Takes a message. False if it makes no sense here, and then nothing has changed.
+    fn hear(
+        &mut self,
+        number: u32,
+        message: Message,
+        reactor: &Reactor,
+        events: &mut Vec<GateEvent>,
+    ) -> bool {
+        let Some(peer) = self.peers.get_mut(&number) else { return false };
+        match (message, peer.process) {
+            (Message::Hello { .. }, None) => self.greet(number, reactor, events),
+            (Message::Joins { token, leads }, process) => {
+                // Only where it has said hello can it keep to the gate; the others hear nothing but this.
+                if peer.joined.is_none() && (process.is_some() || !leads) {
+                    peer.joined = Some((token, leads));
+                    events.push(GateEvent::Joined(number, token, leads));
+                }
+                return peer.joined == Some((token, leads));
+            }
+            (
+                Message::Want { .. }
+                | Message::Drained { .. }
+                | Message::Idle { .. }
+                | Message::Late { .. },
+                Some(process),
+            ) => events.push(GateEvent::Message(process, message)),
+            // Again, before the hello that it needs, or not for the gate.
+            (
+                Message::Hello { .. }
+                | Message::Want { .. }
+                | Message::Drained { .. }
+                | Message::Idle { .. }
+                | Message::Late { .. }
+                | Message::Welcome { .. }
+                | Message::Event(_),
+                _,
+            ) => return false,
+        }
+        true
     }
 
     /// A process said hello. If it had a connection before, it keeps that one's number and debts.
     fn greet(&mut self, number: u32, reactor: &Reactor, events: &mut Vec<GateEvent>) {
         let Some(peer) = self.peers.get(&number) else { return };
-        if peer.process.is_some() {
-            return;
-        }
         let same = |(other, before): &(&u32, &Peer)| {
             **other != number
                 && before.pid.is_some()
@@ -364,7 +401,7 @@ impl GateConnections {
         events: &mut Vec<GateEvent>,
     ) -> Option<u64> {
         let peer = self.peers.remove(&number)?;
-        if peer.has_joined {
+        if peer.joined.is_some() {
             events.push(GateEvent::Left(number));
         }
         if let Some(death) = &peer.death {
@@ -410,6 +447,12 @@ impl GateConnections {
                 false => self.wake_at(at),
             }
         }
+    }
+
+    /// As if each connection's process were another, in a pid namespace that is not seen.
+    #[cfg(test)]
+    pub fn hide_pids(&mut self) {
+        self.peers.values_mut().for_each(|peer| peer.pid = None);
     }
 
     /// Closes everything.

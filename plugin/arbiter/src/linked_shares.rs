@@ -4,28 +4,37 @@
 //! first one's, and their GPUs are its gang's, for as long as such a process lives. A share that others use
 //! as well (its own processes, or those of another gate) is divided evenly among those that use it, so that
 //! none of it counts twice.
+//!
+//! Each connection says once of which process it is, so there is at most one entry for each; a process has at
+//! most [`MAX_SHARES`] shares, so an entry costs no more than that. Only shares that processes link, directly or
+//! through others, are ever looked at together.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
+
+use tessera_region::share::MAX_SHARES;
 
 use super::policy::{GpuIndex, Share, ShareKind};
 
-/// Gates that one process has joined, by its token.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Joined {
-    /// Connections by the tenant whose gate it is, and whether it keeps to that gate.
-    gates: BTreeMap<(u32, u32), bool>,
-}
-
-impl Joined {
-    fn leads(&self) -> impl Iterator<Item = u32> + '_ {
-        self.gates.iter().filter(|(_, leads)| **leads).map(|((tenant, _), _)| *tenant)
-    }
+/// Connections of one process at one gate.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Gate {
+    connections: u32,
+    /// Those on which it said that it keeps to this gate.
+    leads: u32,
 }
 
 /// Which processes have which shares.
 #[derive(Debug, Default)]
 pub(super) struct LinkedShares {
-    processes: BTreeMap<u64, Joined>,
+    /// What the process of each connection, by tenant and number, is called, and whether it keeps to that gate.
+    connections: BTreeMap<(u32, u32), (u64, bool)>,
+    /// The gates of each process, by tenant.
+    processes: BTreeMap<u64, BTreeMap<u32, Gate>>,
+    /// How many processes keep to the gate of the first tenant and have the share of the second.
+    uses: BTreeMap<(u32, u32), u32>,
+    /// The same pairs, the second tenant first.
+    used_by: BTreeSet<(u32, u32)>,
 }
 
 /// A share, as its own page has it.
@@ -38,74 +47,148 @@ pub(super) struct OwnShare {
 }
 
 impl LinkedShares {
-    /// A process has joined a tenant's gate on this connection. False if that is known.
-    pub fn join(&mut self, token: u64, tenant: u32, connection: u32, leads: bool) -> bool {
-        let gates = &mut self.processes.entry(token).or_default().gates;
-        gates.insert((tenant, connection), leads) != Some(leads)
+    /// A process has joined a tenant's gate on this connection, which has said nothing of the kind before. Adds
+    /// the tenants whose parts that may change to `moved`. False, and nothing else, if it cannot be: the
+    /// connection has joined, or the process has as many shares as it can have.
+    pub fn join(
+        &mut self,
+        token: u64,
+        tenant: u32,
+        connection: u32,
+        leads: bool,
+        moved: &mut BTreeSet<u32>,
+    ) -> bool {
+        let gates = self.processes.get(&token);
+        let is_full =
+            gates.is_some_and(|gates| gates.len() >= MAX_SHARES && !gates.contains_key(&tenant));
+        let Entry::Vacant(entry) = self.connections.entry((tenant, connection)) else {
+            return false;
+        };
+        if is_full {
+            return false;
+        }
+        entry.insert((token, leads));
+        let gate = self.gate(token, tenant);
+        let now = Gate { connections: gate.connections + 1, leads: gate.leads + u32::from(leads) };
+        self.set_gate(token, tenant, now, moved);
+        true
     }
 
-    /// A connection has ended. Whether a process had joined there.
-    pub fn left(&mut self, tenant: u32, connection: u32) -> bool {
-        let mut any = false;
-        self.processes.retain(|_, joined| {
-            any |= joined.gates.remove(&(tenant, connection)).is_some();
-            !joined.gates.is_empty()
-        });
-        any
+    /// A connection has ended. Adds the tenants whose parts that may change to `moved`.
+    pub fn left(&mut self, tenant: u32, connection: u32, moved: &mut BTreeSet<u32>) {
+        let Some((token, leads)) = self.connections.remove(&(tenant, connection)) else { return };
+        let gate = self.gate(token, tenant);
+        let now = Gate {
+            connections: gate.connections.saturating_sub(1),
+            leads: gate.leads.saturating_sub(u32::from(leads)),
+        };
+        self.set_gate(token, tenant, now, moved);
     }
 
-    /// A tenant is no more. Whether any process had joined there.
-    pub fn released(&mut self, tenant: u32) -> bool {
-        let mut any = false;
-        self.processes.retain(|_, joined| {
-            let before = joined.gates.len();
-            joined.gates.retain(|(of, _), _| *of != tenant);
-            any |= joined.gates.len() != before;
-            !joined.gates.is_empty()
-        });
-        any
+    /// A tenant is no more. Adds the tenants whose parts that may change to `moved`.
+    pub fn released(&mut self, tenant: u32, moved: &mut BTreeSet<u32>) {
+        let of = self.connections.range((tenant, 0)..=(tenant, u32::MAX));
+        let ended: Vec<u32> = of.map(|((_, connection), _)| *connection).collect();
+        for connection in ended {
+            self.left(tenant, connection, moved);
+        }
     }
 
-    /// Whether nobody has several shares.
-    pub fn is_empty(&self) -> bool {
-        self.processes.is_empty()
+    /// Whether processes link this share to another, or keep to its gate among others.
+    pub fn has(&self, tenant: u32) -> bool {
+        self.of(tenant).next().is_some() || self.users_of(tenant).next().is_some()
     }
 
-    /// For each tenant, the GPUs that it is to hold together and its share of them.
+    /// This tenant and all that are linked to it, directly or through others.
+    pub fn with(&self, tenant: u32) -> BTreeSet<u32> {
+        let (mut found, mut new) = (BTreeSet::from([tenant]), vec![tenant]);
+        while let Some(tenant) = new.pop() {
+            let near = self.of(tenant).chain(self.users_of(tenant));
+            new.extend(near.filter(|other| found.insert(*other)));
+        }
+        found
+    }
+
+    /// For each of these tenants, the GPUs that it is to hold together and its share of them. They are all that
+    /// are linked to each other.
     pub fn divide(&self, own: &BTreeMap<u32, OwnShare>) -> BTreeMap<u32, (Vec<GpuIndex>, Share)> {
-        let users = self.users(own);
         let part = |of: u32| {
-            let users = users.get(&of).map_or(1, BTreeSet::len).max(1);
-            own[&of].share.millis / u32::try_from(users).unwrap_or(u32::MAX)
+            let leads = self.users_of(of).filter(|lead| *lead != of && own.contains_key(lead));
+            let itself = own[&of].is_used || self.uses.contains_key(&(of, of));
+            let users = leads.count() + usize::from(itself);
+            own[&of].share.millis / u32::try_from(users.max(1)).unwrap_or(u32::MAX)
         };
         own.keys()
             .map(|&tenant| {
-                let uses =
-                    |of: &u32| *of == tenant || users.get(of).is_some_and(|u| u.contains(&tenant));
-                let shares: Vec<u32> = own.keys().copied().filter(uses).collect();
+                let mut shares: BTreeSet<u32> =
+                    self.of(tenant).filter(|share| own.contains_key(share)).collect();
+                shares.insert(tenant);
+                let shares: Vec<u32> = shares.into_iter().collect();
                 (tenant, together(&shares, own, part))
             })
             .collect()
     }
 
-    /// The tenants that use each tenant's share, where it is not itself alone.
-    fn users(&self, own: &BTreeMap<u32, OwnShare>) -> BTreeMap<u32, BTreeSet<u32>> {
-        let mut users: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
-        for joined in self.processes.values() {
-            for lead in joined.leads().filter(|lead| own.contains_key(lead)) {
-                for (tenant, _) in
-                    joined.gates.keys().filter(|(tenant, _)| own.contains_key(tenant))
-                {
-                    users.entry(*tenant).or_default().insert(lead);
+    /// The shares that processes at this tenant's gate have.
+    fn of(&self, tenant: u32) -> impl Iterator<Item = u32> + '_ {
+        self.uses.range((tenant, 0)..=(tenant, u32::MAX)).map(|((_, of), _)| *of)
+    }
+
+    /// The tenants to whose gates processes with this share keep.
+    fn users_of(&self, tenant: u32) -> impl Iterator<Item = u32> + '_ {
+        self.used_by.range((tenant, 0)..=(tenant, u32::MAX)).map(|(_, lead)| *lead)
+    }
+
+    fn gate(&self, token: u64, tenant: u32) -> Gate {
+        let gates = self.processes.get(&token);
+        gates.and_then(|gates| gates.get(&tenant)).copied().unwrap_or_default()
+    }
+
+    /// Changes the connections of a process at a gate, and with them which shares it links.
+    fn set_gate(&mut self, token: u64, tenant: u32, now: Gate, moved: &mut BTreeSet<u32>) {
+        let gates = self.processes.entry(token).or_default();
+        let before = gates.get(&tenant).copied().unwrap_or_default();
+        let pairs = |gate: Gate, gates: &BTreeMap<u32, Gate>| {
+            let mut pairs = Vec::new();
+            if gate.connections > 0 {
+                let leads = |(lead, gate): (&u32, &Gate)| (gate.leads > 0).then_some(*lead);
+                let others = gates.iter().filter(|(other, _)| **other != tenant);
+                pairs.extend(others.clone().filter_map(leads).map(|lead| (lead, tenant)));
+                if gate.leads > 0 {
+                    pairs.extend(others.map(|(other, _)| (tenant, *other)));
+                    pairs.push((tenant, tenant));
+                }
+            }
+            pairs
+        };
+        if (before.connections > 0, before.leads > 0) != (now.connections > 0, now.leads > 0) {
+            let (old, new) = (pairs(before, gates), pairs(now, gates));
+            for pair in new.iter().filter(|pair| !old.contains(pair)) {
+                let count = self.uses.entry(*pair).or_default();
+                *count += 1;
+                if *count == 1 {
+                    self.used_by.insert((pair.1, pair.0));
+                    moved.extend([pair.0, pair.1]);
+                }
+            }
+            for pair in old.iter().filter(|pair| !new.contains(pair)) {
+                let Entry::Occupied(mut count) = self.uses.entry(*pair) else { continue };
+                *count.get_mut() -= 1;
+                if *count.get() == 0 {
+                    count.remove();
+                    self.used_by.remove(&(pair.1, pair.0));
+                    moved.extend([pair.0, pair.1]);
                 }
             }
         }
-        for (tenant, users) in &mut users {
-            if own[tenant].is_used {
-                users.insert(*tenant);
-            }
+        if now == Gate::default() {
+            gates.remove(&tenant);
+        } else {
+            gates.insert(tenant, now);
         }
-        users
+        if gates.is_empty() {
+            self.processes.remove(&token);
+        }
     }
 }
 
@@ -150,10 +233,29 @@ mod tests {
         let mut links = LinkedShares::default();
         for (token, gates) in (1..).zip(processes) {
             for (at, gate) in gates.iter().enumerate() {
-                assert!(links.join(token, *gate, 1, at == 0));
+                assert!(joins(&mut links, token, *gate, u32::try_from(token).unwrap(), at == 0).0);
             }
         }
         links
+    }
+
+    /// Whether it joined, and who moved.
+    fn joins(
+        links: &mut LinkedShares,
+        token: u64,
+        tenant: u32,
+        connection: u32,
+        leads: bool,
+    ) -> (bool, Vec<u32>) {
+        let mut moved = BTreeSet::new();
+        let joined = links.join(token, tenant, connection, leads, &mut moved);
+        (joined, moved.into_iter().collect())
+    }
+
+    fn leaves(links: &mut LinkedShares, tenant: u32, connection: u32) -> Vec<u32> {
+        let mut moved = BTreeSet::new();
+        links.left(tenant, connection, &mut moved);
+        moved.into_iter().collect()
     }
 
     const STRICT: ShareKind = ShareKind::Strict;
@@ -202,13 +304,29 @@ mod tests {
     fn what_has_ended_counts_no_more() {
         let own = own(&[(&[0], 300, BURST, true), (&[0], 200, BURST, false)]);
         let mut links = linked(&[&[0, 1]]);
-        assert!(!links.join(1, 1, 1, false), "said again");
-        assert!(links.left(1, 1) && !links.left(1, 1));
+        assert_eq!(leaves(&mut links, 1, 1), [0, 1]);
+        assert!(leaves(&mut links, 1, 1).is_empty());
         assert_eq!(of(&links, &own, 0).1, 300);
-        assert!(links.left(0, 1) && links.is_empty());
+        leaves(&mut links, 0, 1);
+        assert!(links.connections.is_empty() && links.processes.is_empty());
+        assert!(links.uses.is_empty() && links.used_by.is_empty());
         let mut links = linked(&[&[0, 1]]);
-        assert!(links.released(1));
+        links.released(1, &mut BTreeSet::new());
         assert_eq!(of(&links, &own, 0).1, 300);
+    }
+
+    #[test]
+    fn a_connection_is_of_one_process_and_a_process_has_so_many_shares() {
+        let mut links = linked(&[&[0, 1]]);
+        assert!(!joins(&mut links, 7, 0, 1, true).0, "it is the first one's");
+        assert_eq!(joins(&mut links, 1, 1, 2, false), (true, vec![]), "nothing new");
+        assert!(leaves(&mut links, 1, 1).is_empty(), "the other connection is left");
+        for tenant in 2..40 {
+            assert_eq!(joins(&mut links, 1, tenant, 1, false).0, tenant < 16, "{tenant}");
+        }
+        assert_eq!(links.processes[&1].len(), MAX_SHARES);
+        assert_eq!(links.with(15), (0..16).collect());
+        assert_eq!(links.with(16), BTreeSet::from([16]));
     }
 
     proptest! {
@@ -226,8 +344,9 @@ mod tests {
                 .collect();
             let mut links = LinkedShares::default();
             for (token, gates) in (1..).zip(&processes) {
-                for (connection, gate) in (0..).zip(gates) {
-                    links.join(token, *gate, connection, connection == 0);
+                for (at, gate) in (0..).zip(gates) {
+                    let connection = 10 * u32::try_from(token).unwrap() + at;
+                    joins(&mut links, token, *gate, connection, at == 0);
                 }
                 // The leader is used.
                 if let Some(lead) = own.get_mut(&gates[0]) {
@@ -245,6 +364,53 @@ mod tests {
                     .sum();
                 // A share of less than one for each is one all the same.
                 prop_assert!(got <= all + u32::try_from(shares.len()).unwrap(), "{got} of {all}");
+            }
+        }
+
+        /// After any joining and leaving each tenant has what follows from what is left, and only those that
+        /// were named have moved.
+        #[test]
+        fn what_is_kept_is_what_follows_from_the_connections(
+            steps in prop::collection::vec((any::<bool>(), 0u64..4, 0u32..5, 0u32..4, any::<bool>()), 0..60),
+            used in prop::collection::vec(any::<bool>(), 5),
+        ) {
+            let one = |(at, is_used): (u32, &bool)| {
+                let share = Share { millis: 100 * (at + 1), kind: BURST };
+                (at, OwnShare { gpus: vec![u8::try_from(at % 2).unwrap()], share, is_used: *is_used })
+            };
+            let own: BTreeMap<u32, OwnShare> = (0..).zip(&used).map(one).collect();
+            let mut links = LinkedShares::default();
+            let mut said: BTreeMap<(u32, u32), (u64, bool)> = BTreeMap::new();
+            for (comes, token, tenant, connection, leads) in steps {
+                let before = links.divide(&own);
+                let mut moved = BTreeSet::new();
+                if comes {
+                    if links.join(token, tenant, connection, leads, &mut moved) {
+                        prop_assert!(said.insert((tenant, connection), (token, leads)).is_none());
+                    }
+                } else {
+                    links.left(tenant, connection, &mut moved);
+                    said.remove(&(tenant, connection));
+                }
+                let all = links.divide(&own);
+                // Everybody whose part has changed is told of, or linked to somebody who is.
+                let told: BTreeSet<u32> = moved.iter().flat_map(|at| links.with(*at)).collect();
+                for (tenant, now) in &all {
+                    prop_assert!(told.contains(tenant) || before[tenant] == *now, "{tenant}");
+                }
+                // Those that are linked, alone, come to the same as all.
+                for tenant in own.keys() {
+                    let linked = links.with(*tenant);
+                    let some = own.iter().filter(|(at, _)| linked.contains(at));
+                    let some = links.divide(&some.map(|(at, own)| (*at, own.clone())).collect());
+                    prop_assert_eq!(&some[tenant], &all[tenant]);
+                }
+                prop_assert_eq!(&links.connections, &said);
+                let mut anew = LinkedShares::default();
+                for (&(tenant, connection), &(token, leads)) in &said {
+                    anew.join(token, tenant, connection, leads, &mut BTreeSet::new());
+                }
+                prop_assert_eq!(format!("{links:?}"), format!("{anew:?}"));
             }
         }
     }

@@ -65,6 +65,7 @@ impl Token {
 /// Most events taken at once; the rest follows in turn.
 const BATCH: usize = 64;
 
+#[derive(Debug)]
 pub(super) struct Reactor {
     epoll: Epoll,
     timer: TimerFd,

@@ -1,6 +1,6 @@
 //! The arbiter's thread: receives messages, feeds the policy, and writes its answers into the gates.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError};
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use super::fallback_schedule::{self, Part};
 use super::gate_connections::{GateConnections, GateEvent};
 use super::latency::Latencies;
 use super::linked_shares::{LinkedShares, OwnShare};
-use super::policy::{GateState, GpuIndex, MAX_GPUS, Pace, Policy, TenantId};
+use super::policy::{GateState, GpuIndex, MAX_GPUS, Pace, Policy, Share, TenantId};
 use super::reactor::{Reactor, Ready, Token};
 use super::view::{GpuShare, TenantShare, View};
 use tessera_config::Leases;
@@ -50,6 +50,12 @@ enum Going {
     Abandoned,
 }
 
+impl Going {
+    fn then(self, later: Self) -> Self {
+        if self == Going::On { later } else { self }
+    }
+}
+
 /// One moment, by both clocks.
 #[derive(Clone, Copy)]
 struct Now {
@@ -68,6 +74,7 @@ impl Now {
     }
 }
 
+#[derive(Debug)]
 pub(super) struct Thread {
     reactor: Reactor,
     orders: Receiver<Order>,
@@ -78,6 +85,12 @@ pub(super) struct Thread {
     tenants: BTreeMap<u32, ArbitratedTenant>,
     /// Processes with several shares.
     links: LinkedShares,
+    /// Tenants whose links have changed, and those that need a part of the fallback cycle: the next beat sees to
+    /// them, so that whoever comes and goes costs no more than that.
+    moved: BTreeSet<u32>,
+    unplaced: BTreeSet<u32>,
+    /// When each tenant is due that is, the soonest first.
+    dues: BTreeSet<(Instant, u32)>,
     next_key: u32,
     /// The GPUs' UUIDs by their index in the policy; free ones are `None`.
     gpus: Vec<Option<String>>,
@@ -102,6 +115,9 @@ impl Thread {
             max_processes,
             tenants: BTreeMap::new(),
             links: LinkedShares::default(),
+            moved: BTreeSet::new(),
+            unplaced: BTreeSet::new(),
+            dues: BTreeSet::new(),
             next_key: 0,
             gpus: Vec::new(),
             next_beat_ns: 0,
@@ -125,32 +141,7 @@ impl Thread {
             for token in &ready.tokens {
                 let now = Now::read();
                 let before = self.commands;
-                match *token {
-                    Token::Wake => going_on = self.handle_orders(now),
-                    Token::Timer => {}
-                    Token::Listener(key) => {
-                        if let Some(tenant) = self.tenants.get_mut(&key) {
-                            tenant.connections.accept(&self.reactor, now.instant);
-                        }
-                    }
-                    Token::Peer(key, peer) => {
-                        if let Some(tenant) = self.tenants.get_mut(&key) {
-                            tenant.connections.receive(
-                                peer,
-                                &self.reactor,
-                                now.instant,
-                                &mut self.events,
-                            );
-                            self.handle_events(key, now);
-                        }
-                    }
-                    Token::Death(key, peer) => {
-                        if let Some(tenant) = self.tenants.get_mut(&key) {
-                            tenant.connections.died(peer, &self.reactor, &mut self.events);
-                            self.handle_events(key, now);
-                        }
-                    }
-                }
+                going_on = going_on.then(self.handle(*token, now));
                 if self.commands != before {
                     self.turns.add(monotonic_ns().saturating_sub(now.ns));
                 }
@@ -162,26 +153,58 @@ impl Thread {
         }
     }
 
+    /// Does what a ready event source asks for.
+    fn handle(&mut self, token: Token, now: Now) -> Going {
+        match token {
+            Token::Wake => return self.handle_orders(now),
+            Token::Timer => {}
+            Token::Listener(key) => {
+                if let Some(tenant) = self.tenants.get_mut(&key) {
+                    tenant.connections.accept(&self.reactor, now.instant);
+                    self.note_due(key);
+                }
+            }
+            Token::Peer(key, peer) => {
+                if let Some(tenant) = self.tenants.get_mut(&key) {
+                    let connections = &mut tenant.connections;
+                    connections.receive(peer, &self.reactor, now.instant, &mut self.events);
+                    self.handle_events(key, now);
+                }
+            }
+            Token::Death(key, peer) => {
+                if let Some(tenant) = self.tenants.get_mut(&key) {
+                    tenant.connections.died(peer, &self.reactor, &mut self.events);
+                    self.handle_events(key, now);
+                }
+            }
+        }
+        Going::On
+    }
+
     fn next_due(&self) -> Option<u64> {
         let now = Now::read();
-        let connections = self.tenants.values().filter_map(|tenant| {
-            let waits = [tenant.connections.due(), tenant.inherited_until()];
-            waits.into_iter().flatten().min().map(|at| now.ns_of(at))
-        });
+        let first = self.dues.first().map(|(at, _)| now.ns_of(*at));
         let beat = (!self.tenants.is_empty()).then_some(self.next_beat_ns);
-        connections.chain(self.policy.deadline()).chain(beat).min()
+        first.into_iter().chain(self.policy.deadline()).chain(beat).min()
+    }
+
+    /// Notes when a tenant is due next.
+    fn note_due(&mut self, key: u32) {
+        let Some(tenant) = self.tenants.get_mut(&key) else { return };
+        let due = [tenant.connections.due(), tenant.inherited_until()].into_iter().flatten().min();
+        let before = std::mem::replace(&mut tenant.due, due);
+        if before != due {
+            self.dues.extend(due.map(|at| (at, key)));
+            if let Some(at) = before {
+                self.dues.remove(&(at, key));
+            }
+        }
     }
 
     /// Does what is due.
     fn keep_time(&mut self, now: Now) {
-        let due = |tenant: &ArbitratedTenant| {
-            [tenant.connections.due(), tenant.inherited_until()]
-                .into_iter()
-                .flatten()
-                .any(|at| at <= now.instant)
-        };
-        let keys: Vec<u32> =
-            self.tenants.iter().filter(|(_, tenant)| due(tenant)).map(|(key, _)| *key).collect();
+        let due = self.dues.iter().take_while(|(at, _)| *at <= now.instant);
+        let keys: Vec<u32> = due.map(|(_, key)| *key).collect();
         for key in keys {
             let Some(tenant) = self.tenants.get_mut(&key) else { continue };
             tenant.connections.resume(&self.reactor, now.instant, &mut self.events);
@@ -197,6 +220,8 @@ impl Thread {
     }
 
     fn beat(&mut self, now: Now) {
+        self.relink(now);
+        self.place();
         let busy = self.tenants.values().any(|tenant| tenant.drains.len() > 0);
         self.next_beat_ns = now.ns + if busy { BEAT_NS } else { IDLE_BEAT_NS };
         for (key, tenant) in &mut self.tenants {
@@ -215,13 +240,16 @@ impl Thread {
     fn handle_events(&mut self, key: u32, now: Now) {
         let Some(tenant) = self.tenants.get_mut(&key) else { return self.events.clear() };
         let processes = tenant.drains.len();
-        let (mut is_near, mut is_idle, mut links_moved) = (false, false, false);
+        let (mut is_near, mut is_idle) = (false, false);
         for events in self.events.drain(..) {
             match events {
                 GateEvent::Joined(connection, token, leads) => {
-                    links_moved |= self.links.join(token, key, connection, leads);
+                    let joined = self.links.join(token, key, connection, leads, &mut self.moved);
+                    tenant.ignored += u64::from(!joined);
                 }
-                GateEvent::Left(connection) => links_moved |= self.links.left(key, connection),
+                GateEvent::Left(connection) => {
+                    self.links.left(key, connection, &mut self.moved);
+                }
                 GateEvent::Hello(process) => {
                     tenant.drains.process_came(process);
                     // From now on the process reads the time, and this thread has to renew it.
@@ -268,10 +296,15 @@ impl Thread {
         }
         tenant.forget_inherited(now.instant);
         let (is_used, was_used) = (tenant.drains.len() > 0, processes > 0);
-        if links_moved || is_used != was_used && !self.links.is_empty() {
-            self.relink(now);
+        if is_used != was_used && self.links.has(key) {
+            self.moved.insert(key);
         }
-        let Some(tenant) = self.tenants.get_mut(&key) else { return };
+        if is_used && !was_used {
+            self.unplaced.insert(key);
+        }
+        if !(self.moved.is_empty() && self.unplaced.is_empty()) {
+            self.next_beat_ns = self.next_beat_ns.min(now.ns + BEAT_NS);
+        }
         // What one process has in flight may wait for a launch that waits in another.
         if tenant.state == GateState::Closed
             && tenant.drains.len() > 1
@@ -281,7 +314,6 @@ impl Thread {
             tenant.close_again();
             self.policy.helped(id(key));
         }
-        let is_new = processes == 0 && tenant.drains.len() > 0;
         if tenant.has_settled() {
             self.policy.drained(now.ns, id(key), tenant.drains.used());
         }
@@ -290,9 +322,7 @@ impl Thread {
         if is_near || is_idle {
             self.rouse_after(key);
         }
-        if is_new {
-            self.place(key);
-        }
+        self.note_due(key);
     }
 
     /// Wakes the next tenant where this one is about to drain, once in each closing.
@@ -374,6 +404,7 @@ impl Thread {
                 }
                 if tenant.own_share != share {
                     tenant.own_share = share;
+                    self.moved.insert(key);
                     self.relink(now);
                 }
                 return;
@@ -412,17 +443,19 @@ impl Thread {
             self.policy.adopt(now.ns, id(key));
         }
         self.carry_out(now);
+        self.note_due(key);
     }
 
     fn release(&mut self, key: u32, now: Now) {
         let Some(mut tenant) = self.tenants.remove(&key) else { return };
         self.policy.leave(now.ns, id(key));
-        let links_moved = self.links.released(key);
+        if let Some(at) = tenant.due {
+            self.dues.remove(&(at, key));
+        }
+        self.links.released(key, &mut self.moved);
         tenant.connections.close(&self.reactor);
         tenant.set_free();
-        if links_moved {
-            self.relink(now);
-        }
+        self.relink(now);
         for (index, uuid) in self.gpus.iter_mut().enumerate() {
             let used = |tenant: &ArbitratedTenant| {
                 tenant.gpus.iter().any(|gpu| usize::from(*gpu) == index)
@@ -434,13 +467,24 @@ impl Thread {
         self.carry_out(now);
     }
 
-    /// Gives every tenant what it has now of its own and others' shares.
+    /// Gives the tenants whose links have changed, and those that are linked to them, what they have now of their
+    /// own and others' shares.
     fn relink(&mut self, now: Now) {
-        let own = |(key, tenant): (&u32, &ArbitratedTenant)| {
-            let (gpus, share) = (tenant.own_gpus.clone(), tenant.own_share);
-            (*key, OwnShare { gpus, share, is_used: tenant.drains.len() > 0 })
-        };
-        for (key, (gpus, share)) in self.links.divide(&self.tenants.iter().map(own).collect()) {
+        while let Some(first) = self.moved.pop_first() {
+            let linked = self.links.with(first);
+            self.moved.retain(|key| !linked.contains(key));
+            let own = |key: u32| {
+                let tenant = self.tenants.get(&key)?;
+                let (gpus, share) = (tenant.own_gpus.clone(), tenant.own_share);
+                Some((key, OwnShare { gpus, share, is_used: tenant.drains.len() > 0 }))
+            };
+            let own = linked.into_iter().filter_map(own).collect();
+            self.regroup(self.links.divide(&own), now);
+        }
+    }
+
+    fn regroup(&mut self, parts: BTreeMap<u32, (Vec<GpuIndex>, Share)>, now: Now) {
+        for (key, (gpus, share)) in parts {
             let Some(tenant) = self.tenants.get_mut(&key) else { continue };
             if tenant.gpus == gpus && tenant.share == share {
                 continue;
@@ -463,7 +507,7 @@ impl Thread {
                 }
             }
             self.carry_out(now);
-            self.place(key);
+            self.unplaced.insert(key);
         }
     }
 
@@ -482,9 +526,17 @@ impl Thread {
         GpuIndex::try_from(index).ok()
     }
 
-    /// Assigns parts of the fallback cycle to a tenant and those that share GPUs with it. Tenants without
-    /// processes need none.
-    fn place(&mut self, key: u32) {
+    /// Assigns parts of the fallback cycle to tenants that need one and those that share GPUs with them. Tenants
+    /// without processes need none.
+    fn place(&mut self) {
+        while let Some(key) = self.unplaced.pop_first() {
+            let near = self.place_around(key);
+            self.unplaced.retain(|other| !near.contains(other));
+        }
+    }
+
+    /// All whose parts have been looked at.
+    fn place_around(&mut self, key: u32) -> Vec<u32> {
         let mut near = vec![key];
         let mut gpus: Vec<GpuIndex> =
             self.tenants.get(&key).map(|tenant| tenant.gpus.clone()).unwrap_or_default();
@@ -518,6 +570,7 @@ impl Thread {
                 tenant.set_phase(phase);
             }
         }
+        near
     }
 
     fn view(&self, now: Now) -> View {
@@ -574,3 +627,6 @@ impl Thread {
 fn id(key: u32) -> TenantId {
     TenantId(u64::from(key))
 }
+
+#[cfg(test)]
+mod flooded;

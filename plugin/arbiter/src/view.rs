@@ -42,7 +42,7 @@ pub struct TenantShare {
     pub got_10s_millis: u32,
     /// What it has had since the arbiter took it on.
     pub totals: TenantTotals,
-    /// Messages of another epoch, and repeated ones.
+    /// Messages of another epoch, repeated ones, and those of a process with too many shares.
     pub ignored: u64,
     /// Its protocol violations.
     pub violations: ProtocolViolations,

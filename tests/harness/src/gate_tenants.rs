@@ -140,10 +140,19 @@ impl Peer {
 
     /// The same with these flags.
     pub fn connect_as(dir: &Path, flags: SockFlag) -> Self {
-        let socket = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).unwrap();
-        let address = UnixAddr::new(&dir.join(GATE_SOCKET)).unwrap();
-        connect(socket.as_raw_fd(), &address).unwrap();
-        Peer { socket }
+        Self::try_connect_as(dir, flags).unwrap()
+    }
+
+    /// Without a hello, where the arbiter may be gone.
+    pub fn try_connect(dir: &Path) -> nix::Result<Self> {
+        Self::try_connect_as(dir, SockFlag::SOCK_CLOEXEC)
+    }
+
+    fn try_connect_as(dir: &Path, flags: SockFlag) -> nix::Result<Self> {
+        let socket = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
+        let address = UnixAddr::new(&dir.join(GATE_SOCKET))?;
+        connect(socket.as_raw_fd(), &address)?;
+        Ok(Peer { socket })
     }
 
     /// Bound: its hello has been heard.
@@ -184,7 +193,10 @@ impl Peer {
 /// What a backlogged process does: drains and wants at every closing, until its socket breaks or `stop`
 /// is set.
 pub fn work(dir: &Path, stop: &AtomicBool) {
-    let peer = Peer::connect(dir).hello();
+    work_as(dir, &Peer::connect(dir).hello(), stop);
+}
+
+fn work_as(dir: &Path, peer: &Peer, stop: &AtomicBool) {
     let page = QuotaWriter::open(dir).unwrap();
     let mut seen = None;
     while !stop.load(Ordering::Relaxed) {
@@ -208,9 +220,20 @@ pub struct Worker {
 impl Worker {
     /// Starts it.
     pub fn new(tenant: &Tenant) -> Self {
+        Self::with(tenant, Peer::connect(tenant.path()).hello())
+    }
+
+    /// The process of that token, which has other shares as well and keeps to this gate.
+    pub fn leading(tenant: &Tenant, token: u64) -> Self {
+        let peer = Peer::connect(tenant.path()).hello();
+        assert!(peer.say(Message::Joins { token, leads: true }));
+        Self::with(tenant, peer)
+    }
+
+    fn with(tenant: &Tenant, peer: Peer) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let (stopped, dir) = (Arc::clone(&stop), tenant.path().to_owned());
-        let thread = std::thread::spawn(move || work(&dir, &stopped));
+        let thread = std::thread::spawn(move || work_as(&dir, &peer, &stopped));
         Worker { stop, thread: Some(thread) }
     }
 }

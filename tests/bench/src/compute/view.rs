@@ -53,6 +53,7 @@ fn tenant(tenant: &TenantShare) -> String {
         (tenant.totals.long_waits, "waited a second or more"),
         (tenant.ignored, "messages of another epoch"),
         (violations.garbage, "no message"),
+        (violations.nonsense, "without sense"),
         (violations.dropped, "dropped"),
         (violations.turned_away, "turned away"),
         (violations.throttled, "throttled"),
