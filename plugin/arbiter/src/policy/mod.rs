@@ -31,7 +31,7 @@ mod view;
 
 use std::collections::{BTreeMap, VecDeque};
 
-use fair::{Gpu, SchedEntity};
+use fair::{Gpu, SchedEntity, Virtual};
 use settle::Mask;
 use tenant::{Phase, Slot, Tenant};
 pub use types::{
@@ -76,19 +76,21 @@ impl Policy {
 
     /// Adds a tenant with nothing in flight and closes its gate. A tenant with several GPUs is a gang: it is
     /// granted all or none. GPUs from [`MAX_GPUS`] on are left out; without any GPU the tenant does not
-    /// join. A known tenant with the same GPUs gets the new share; with other GPUs it leaves first.
+    /// join. A known tenant with the same GPUs gets the new share; with other GPUs it leaves first, and keeps what
+    /// it owes: to join again is worth nothing.
     pub fn join(&mut self, now: u64, id: TenantId, gpus: &[GpuIndex], share: Share) {
         let now = self.pass(now);
         let mut own: Vec<GpuIndex> = gpus.to_vec();
         own.retain(|&gpu| usize::from(gpu) < MAX_GPUS);
         own.sort_unstable();
         own.dedup();
+        let mut before = None;
         if let Some(&slot) = self.ids.get(&id) {
             if self.tenants[slot].as_ref().is_some_and(|tenant| tenant.gpus == own) {
                 self.set_share(now, id, share);
                 return;
             }
-            self.leave(now, id);
+            before = self.leave_with_debts(now, id);
         }
         let Some(&last) = own.last() else { return };
         let share = sane(share);
@@ -107,14 +109,35 @@ impl Policy {
             }
             let gpu = &mut self.gpus[gpu];
             gpu.update(now, &self.tenants);
-            // It neither owes time nor is owed any.
-            gpu.entities.push(SchedEntity { slot, v: gpu.v, deadline: gpu.v });
+            // A newcomer neither owes time nor is owed any.
+            let owed = before.as_ref().map_or(0, |(_, owed)| owed / i128::from(share.millis));
+            let v = gpu.v + owed;
+            gpu.entities.push(SchedEntity { slot, v, deadline: v });
         }
         if own.len() > 1 {
             self.gangs.push(slot);
         }
-        self.tenants[slot] = Some(Tenant::new(now, id, own, share, &self.settings));
+        let tenant = Tenant::new(now, id, own, share, &self.settings);
+        self.tenants[slot] = Some(match before {
+            Some((before, _)) => tenant.after(before),
+            None => tenant,
+        });
         self.say_closed(id);
+    }
+
+    /// Removes a tenant that joins again, charged; what it has had more than those it leaves, on the GPU where that is
+    /// most, in virtual time of a share of a thousandth.
+    fn leave_with_debts(&mut self, now: u64, id: TenantId) -> Option<(Tenant, Virtual)> {
+        let (now, slot) = self.event(now, id)?;
+        let tenant = self.tenants[slot].clone()?;
+        let gpus: Vec<usize> = settle::each(self.mask_of(slot)).collect();
+        let had = |gpu: &usize| self.gpus[*gpu].entity(slot).map_or(0, |entity| entity.v);
+        let had: Vec<Virtual> = gpus.iter().map(had).collect();
+        self.leave(now, id);
+        let ahead = |(gpu, had): (&usize, Virtual)| (had - self.gpus[*gpu].v).max(0);
+        let ahead = gpus.iter().zip(had).map(ahead).max().unwrap_or(0);
+        let owed = ahead * i128::from(tenant.share.millis);
+        Some((tenant, owed))
     }
 
     /// To be called right after `join` when the arbiter has restarted: the tenant's gate was open, so it may

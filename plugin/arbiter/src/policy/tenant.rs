@@ -149,6 +149,26 @@ impl Tenant {
         }
     }
 
+    /// This tenant, which was another before: with its cap's debts, its habits and its account.
+    pub(super) fn after(self, before: Self) -> Self {
+        let bucket = match self.strict() && before.strict() {
+            true => before.bucket,
+            false => self.bucket,
+        };
+        Self {
+            bucket,
+            last_active: before.last_active,
+            counts_until: before.counts_until,
+            pauses: before.pauses,
+            handover: before.handover,
+            slack_ns: before.slack_ns,
+            longest_drain: before.longest_drain,
+            totals: before.totals,
+            helped: before.helped,
+            ..self
+        }
+    }
+
     pub(super) fn gang(&self) -> bool {
         self.gpus.len() > 1
     }

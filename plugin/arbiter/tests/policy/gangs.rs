@@ -69,3 +69,41 @@ proptest! {
         }
     }
 }
+
+/// Thousandths of the time for which the first tenant's gate is open beside one of 750, while all want without end.
+/// If it `moves`, it joins with another set of GPUs every 20 ms.
+fn open_millis(share: Share, moves: bool) -> u64 {
+    const STEP: u64 = 50 * US;
+    let mut policy = Policy::new(Settings::default());
+    policy.join(0, TenantId(0), &[0], share);
+    policy.join(0, TenantId(1), &[0], burst(750));
+    let (mut open, mut now, until) = (0, 0, 4 * SECOND);
+    while now < until {
+        now += STEP;
+        if moves && now.is_multiple_of(20 * MS) {
+            let gpus: &[u8] = if now.is_multiple_of(40 * MS) { &[0] } else { &[0, 1] };
+            policy.join(now, TenantId(0), gpus, share);
+        }
+        for id in [TenantId(0), TenantId(1)] {
+            let state = policy.tenant(now, id).expect("a tenant").state;
+            if state == GateState::Closed {
+                policy.drained(now, id, None);
+                policy.want(now, id);
+            } else if id == TenantId(0) {
+                open += STEP;
+            }
+        }
+        policy.tick(now);
+        policy.commands().for_each(drop);
+    }
+    open * 1000 / until
+}
+
+#[test]
+fn a_tenant_that_joins_again_and_again_is_no_newcomer() {
+    for share in [burst(250), strict(250), strict(100)] {
+        let (stays, moves) = (open_millis(share, false), open_millis(share, true));
+        assert!(stays + 10 >= u64::from(share.millis), "{share:?}: {stays}");
+        assert!(moves <= stays + 15, "{share:?}: {stays} where it stays, {moves} where it moves");
+    }
+}
