@@ -21,6 +21,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use closer::{Closer, GuardedSocket};
+use tenant::Heard;
 use tessera_region::layout::SESSION_SOCKET;
 use tessera_region::session::{EventKind, Message};
 use tokio::io::unix::AsyncFd;
@@ -243,25 +244,27 @@ async fn converse(
         }
         match Message::decode_spoken(&packet[..length]) {
             Ok((message, abi)) => {
-                if is_news(&message) {
-                    pages.news();
-                }
-                if tenant.hear(key, &message) {
-                    let welcome = Message::Welcome { generation: pages.generation() };
-                    let welcome = welcome.encode_as(abi);
-                    // A peer that does not read its welcome does without it.
-                    let _ = socket::send(peer.get_ref(), &welcome);
-                }
-            }
-            Err(error) => {
-                garbage += 1;
-                let dropped = garbage >= tenant::MAX_GARBAGE;
-                tenant.garbage(dropped);
-                debug!(%error, "a packet on a session is no message");
-                if dropped {
-                    return Ok(());
+                let heard = tenant.hear(key, &message);
+                if heard != Heard::Nonsense {
+                    if is_news(&message) {
+                        pages.news();
+                    }
+                    if heard == Heard::Greeted {
+                        let welcome = Message::Welcome { generation: pages.generation() };
+                        let welcome = welcome.encode_as(abi);
+                        // A peer that does not read its welcome does without it.
+                        let _ = socket::send(peer.get_ref(), &welcome);
+                    }
+                    continue;
                 }
             }
+            Err(error) => debug!(%error, "a packet on a session is no message"),
+        }
+        garbage += 1;
+        let dropped = garbage >= tenant::MAX_GARBAGE;
+        tenant.garbage(dropped);
+        if dropped {
+            return Ok(());
         }
     }
 }

@@ -37,7 +37,7 @@ pub struct Peer {
 /// Counters since the allocation began or the plugin started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Packets that were no message.
+    /// Packets that were no message, or one that makes no sense in a session.
     pub garbage: u64,
     /// Sessions closed because of it.
     pub dropped: u64,
@@ -53,6 +53,17 @@ pub struct Counters {
     pub unknown_gpu: u64,
     /// Processes that got no slot.
     pub no_slot: u64,
+}
+
+/// What follows from a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Heard {
+    /// Nothing more.
+    Taken,
+    /// It wants a welcome.
+    Greeted,
+    /// It makes no sense in a session, and changes nothing.
+    Nonsense,
 }
 
 /// The sessions of one allocation.
@@ -193,15 +204,18 @@ impl TenantSessions {
         state.counters.dropped += u64::from(dropped);
     }
 
-    /// Takes a message; true if it wants a welcome.
-    pub(super) fn hear(&self, key: u64, message: &Message) -> bool {
+    /// Takes a message.
+    pub(super) fn hear(&self, key: u64, message: &Message) -> Heard {
         let mut state = self.state();
         match message {
             Message::Hello { slot, pid, .. } => {
-                if let Some(peer) = state.peers.get_mut(&key) {
-                    peer.hello = Some((*pid, *slot));
+                let said = (*pid, *slot);
+                // A session is of one process with one slot: another word about them is no word.
+                let known = state.peers.get_mut(&key).map(|peer| *peer.hello.get_or_insert(said));
+                match known.is_none_or(|known| known == said) {
+                    true => Heard::Greeted,
+                    false => Heard::Nonsense,
                 }
-                return true;
             }
             Message::Event(event) => {
                 if event.kind == EventKind::OverQuota {
@@ -210,24 +224,23 @@ impl TenantSessions {
                 let counters = &mut state.counters;
                 let counter = match event.kind {
                     // It only brings the next look at the GPU forward.
-                    EventKind::ContextMade => return false,
+                    EventKind::ContextMade => return Heard::Taken,
                     EventKind::OverQuota => &mut counters.over_quota,
                     EventKind::DriverRefused => &mut counters.driver_refused,
                     EventKind::UnknownGpu => &mut counters.unknown_gpu,
                     EventKind::NoSlot => &mut counters.no_slot,
                 };
                 *counter += 1;
+                Heard::Taken
             }
-            // The gate has a socket of its own, and a tenant has no business sending a welcome:
-            // they change nothing.
+            // The gate has a socket of its own, and a tenant has no business sending a welcome.
             Message::Want { .. }
             | Message::Drained { .. }
             | Message::Idle { .. }
             | Message::Late { .. }
             | Message::Joins { .. }
-            | Message::Welcome { .. } => {}
+            | Message::Welcome { .. } => Heard::Nonsense,
         }
-        false
     }
 }
 

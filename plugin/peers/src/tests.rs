@@ -3,7 +3,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use tessera_region::layout::SESSION_SOCKET;
-use tessera_region::session::{Event, EventKind};
+use tessera_region::session::{Event, EventKind, Kind};
 
 use super::*;
 
@@ -151,6 +151,39 @@ async fn garbage_is_counted_and_then_the_session_is_closed() {
     let other = fixture.connect();
     socket::send(other.get_ref(), &hello()).unwrap();
     until(|| fixture.listener.tenant().peers().iter().any(|peer| peer.hello.is_some())).await;
+}
+
+/// Of every kind that the protocol has, each with other values: what is kept does not grow with them, and who says
+/// what makes no sense is not listened to.
+#[tokio::test]
+async fn no_kind_of_message_grows_what_is_kept() {
+    for &kind in Kind::ALL {
+        let fixture = fixture();
+        let state = || format!("{:?}", fixture.listener.tenant()).len();
+        let quiet = state();
+        let peer = fixture.connect();
+        let makes_sense = kind == Kind::Event;
+        for number in 0..2000 {
+            let packet = Message::specimen(kind, number).encode();
+            while let Err(error) = socket::send(peer.get_ref(), &packet) {
+                if error.kind() != io::ErrorKind::WouldBlock {
+                    break;
+                }
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            tokio::task::yield_now().await;
+        }
+        until(|| {
+            let counters = fixture.counters();
+            let events = counters.over_quota + counters.driver_refused;
+            if makes_sense { events > 700 } else { counters.dropped == 1 }
+        })
+        .await;
+        let counters = fixture.counters();
+        let expected = if makes_sense { 0 } else { u64::from(tenant::MAX_GARBAGE) };
+        assert_eq!(counters.garbage, expected, "{}", kind.name());
+        assert!(state() < quiet + 256, "{}: {quiet}, then {}", kind.name(), state());
+    }
 }
 
 #[tokio::test]
