@@ -4,7 +4,7 @@
 //! `tessera-bench compute` runs one scenario of divided GPU time; `--help` there.
 //!
 //! Options: `--out FILE`, `--artefacts DIR`, `--only PART,…` (overhead, contended, race, recovery,
-//! plugin, dra, configuration, console, soak, storm, flood, api, many, history, compute, shim), `--apis NAME,…` (of races
+//! plugin, dra, configuration, console, soak, storm, flood, gate-flood, api, many, history, compute, shim), `--apis NAME,…` (of races
 //! and recovery; all), `--rest SECONDS` (for how long the DRA driver's requests at rest are counted, beside everything
 //! else; 600),
 //! `--realtime` (before everything else on a machine that is busy with other things; root).
@@ -18,6 +18,7 @@ mod console;
 mod contended;
 mod dra;
 mod flood;
+mod gate_flood;
 mod history;
 mod logged;
 mod machine;
@@ -135,6 +136,9 @@ fn bench() -> anyhow::Result<ExitCode> {
     }
     if wanted("flood") {
         flooded(&world, &mut report)?;
+    }
+    if wanted("gate-flood") {
+        gate_flooded(&mut report)?;
     }
     if wanted("api") {
         answers(&world, &mut report)?;
@@ -462,6 +466,20 @@ fn stormed(world: &World, report: &mut Report) -> anyhow::Result<()> {
             "events_failed": figures.events_failed,
         }),
     );
+    Ok(())
+}
+
+fn gate_flooded(report: &mut Report) -> anyhow::Result<()> {
+    note("neighbours of a tenant that floods its gate");
+    for (at, (kind, loss)) in gate_flood::run()?.into_iter().enumerate() {
+        let key = format!("{}_flood_neighbour_loss_pct", kind.name());
+        let what = match at {
+            0 => "neighbours' time at an open gate, lost to a flood of hellos",
+            _ => "· of the message that the key names",
+        };
+        report.figure(&key, what, "%", loss.median(), Some(2.0));
+        report.detail(&format!("{key}_detail"), &loss);
+    }
     Ok(())
 }
 
