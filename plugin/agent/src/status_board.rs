@@ -161,6 +161,11 @@ impl StatusBoard {
         change(lock(&self.dra).get_or_insert_default());
     }
 
+    /// There is no DRA driver any more.
+    pub fn end_dra(&self) {
+        *lock(&self.dra) = None;
+    }
+
     /// How the DRA driver stands; `None` where there is none.
     #[must_use]
     pub fn dra(&self) -> Option<DraStatus> {

@@ -7,33 +7,36 @@ use anyhow::Context;
 use tessera_agent::Agent;
 use tessera_agent::kubernetes;
 use tessera_agent::status_board::StatusBoard;
-use tessera_cluster::Access;
 use tessera_cluster::resource::{ResourceApi, ResourceClient, Timing};
+use tessera_cluster::{Access, ApiError};
 use tessera_config::{Config, Current};
 use tessera_dra::claim_status::Reporter;
 use tessera_dra::door::Core;
+use tessera_dra::prepare::Preparer;
 use tessera_dra::publish::{Publisher, Status};
-use tessera_dra::serve::{self, Registration, Serving, Settings};
+use tessera_dra::serve::{self, Registration, Rejected, Settings};
 use tessera_dra::{AgentGpus, names};
 use tessera_gpu::Discovery;
 use tokio::sync::watch;
-use tokio::task::JoinSet;
-use tracing::warn;
+use tokio::task::{JoinHandle, JoinSet};
+use tracing::{info, warn};
 
 use crate::own_events::OwnEvents;
 
 /// The condition's topic.
 const TOPIC: &str = "dra";
 
+/// Longest wait for the API server at the driver's end; kubelet removes what is left.
+const WITHDRAWAL: Duration = Duration::from_secs(10);
+
 /// A DRA driver that runs.
 pub(super) struct Driver {
-    serving: Serving,
-    /// Publication, claim status and what views read; they end with it.
-    tasks: JoinSet<()>,
+    registration: watch::Receiver<Registration>,
+    task: JoinHandle<Result<(), Rejected>>,
 }
 
-/// Starts the driver, where the configuration has one. The agent is whole: CDI files and pages are there before
-/// kubelet finds the sockets.
+/// Starts the driver, where the configuration has one, or where claims of the time when it had one have not ended: only
+/// the driver can end them. The agent is whole: CDI files and pages are there before kubelet finds the sockets.
 ///
 /// # Errors
 /// The sockets cannot be had, or the node's name is not known.
@@ -44,46 +47,162 @@ pub(super) fn start(
     stopped: watch::Receiver<bool>,
 ) -> anyhow::Result<Option<Driver>> {
     let config = current.get();
-    if !config.dra.enabled {
+    let is_ending = !config.dra.enabled;
+    let left = tessera_dra::prepare::left(&**agent, &config.paths.dra);
+    if is_ending && left.is_empty() {
         return Ok(None);
     }
-    let board = agent.board();
-    let Some(access) = Access::of_environment() else {
-        let text = "no claim is served: dra.enabled needs the API server, and there is neither a service account's \
-                    token nor KUBECONFIG; mount the token (automountServiceAccountToken), or set dra.enabled to false";
-        warn!("{text}");
-        board.set_condition(TOPIC, Some(text.to_owned()));
-        return Ok(None);
+    match serve_claims((current, &config), agent, discovery, stopped) {
+        Ok(driver) => Ok(Some(driver)),
+        // What else the node sells is served all the same.
+        Err(Unserved::NoServer) => {
+            lack(agent.board(), &without_server(is_ending, &left));
+            Ok(None)
+        }
+        Err(Unserved::Failed(error)) if is_ending => {
+            lack(agent.board(), &without_sockets(&left, &error));
+            Ok(None)
+        }
+        Err(Unserved::Failed(error)) => Err(error),
+    }
+}
+
+/// Why claims are not served.
+enum Unserved {
+    /// There is no way to the API server.
+    NoServer,
+    /// Whatever else.
+    Failed(anyhow::Error),
+}
+
+impl<E: Into<anyhow::Error>> From<E> for Unserved {
+    fn from(error: E) -> Self {
+        Unserved::Failed(error.into())
+    }
+}
+
+/// Says that claims are not served, in `status` and to probes.
+fn lack(board: &StatusBoard, text: &str) {
+    warn!("{text}");
+    board.set_condition(TOPIC, Some(text.to_owned()));
+    board.change_dra(|status| {
+        names::DRIVER.clone_into(&mut status.driver);
+        text.clone_into(&mut status.registration_error);
+    });
+}
+
+fn without_server(is_ending: bool, left: &[String]) -> String {
+    let lacks = "there is neither a service account's token nor KUBECONFIG; mount the token \
+                 (automountServiceAccountToken)";
+    match is_ending {
+        false => format!(
+            "no claim is served: dra.enabled needs the API server, and {lacks}, or set dra.enabled to false"
+        ),
+        true => format!(
+            "{} cannot end, and their pods stay Terminating: the DRA driver, which ends them, needs the API server, \
+             and {lacks}",
+            claims(left)
+        ),
+    }
+}
+
+fn without_sockets(left: &[String], error: &anyhow::Error) -> String {
+    format!(
+        "{} cannot end, and their pods stay Terminating: the DRA driver, which ends them, cannot be served ({error:#}). \
+         With the chart, turn DRA off in two steps: dra.enabled: true with config.dra.enabled: false gives the plugin \
+         the sockets and rights that it needs until the last claim has ended",
+        claims(left)
+    )
+}
+
+/// So many claims, and of which the first ones are called how.
+fn claims(left: &[String]) -> String {
+    let count = match left.len() {
+        1 => "1 claim".to_owned(),
+        several => format!("{several} claims"),
     };
+    format!("{count} ({})", tessera_agent::list(left))
+}
+
+fn serve_claims(
+    (current, config): (&Current, &Config),
+    agent: &Arc<Agent>,
+    discovery: &Arc<dyn Discovery>,
+    stopped: watch::Receiver<bool>,
+) -> Result<Driver, Unserved> {
+    let board = Arc::clone(agent.board());
+    let Some(access) = Access::of_environment() else { return Err(Unserved::NoServer) };
     let node =
         kubernetes::node_name().context("dra.enabled needs the node's name: set NODE_NAME")?;
+    let events = OwnEvents::of_pod(&access, &node);
+    let client = ResourceClient::new(access, names::DRIVER, &node, Timing::default());
+    let api: Arc<dyn ResourceApi> = Arc::new(client);
+    let is_ending = !config.dra.enabled;
+    let (end, ended) = watch::channel(false);
+    let core = Arc::clone(agent) as Arc<dyn Core>;
+    let serving = {
+        let (stopped, ended) = (stopped.clone(), ended.clone());
+        tessera_dra::serve(settings(config, &node), core, Arc::clone(&api), async move {
+            tokio::select! {
+                () = is_set(stopped) => {}
+                () = is_set(ended) => {}
+            }
+        })?
+    };
     board.change_dra(|status| {
         names::DRIVER.clone_into(&mut status.driver);
         status.pool.clone_from(&node);
     });
-    let events = OwnEvents::of_pod(&access, &node);
-    let client = ResourceClient::new(access, names::DRIVER, &node, Timing::default());
-    let api: Arc<dyn ResourceApi> = Arc::new(client);
-    let serving = tessera_dra::serve(
-        settings(&config, &node),
-        Arc::clone(agent) as Arc<dyn Core>,
-        Arc::clone(&api),
-        async move {
-            let mut stopped = stopped;
-            // An error means that the application itself is gone.
-            let _ = stopped.wait_for(|stop| *stop).await;
-        },
-    )?;
     let gpus = Arc::new(AgentGpus::new(Arc::clone(agent), Arc::clone(discovery)));
     let publisher = Publisher::new(Arc::clone(&api), Arc::clone(&gpus), current.clone(), &node);
+    let registration = serving.registration();
+    let left = Left { preparer: Arc::clone(serving.preparer()), is_ending };
     let mut tasks = JoinSet::new();
-    tasks.spawn(show(Arc::clone(board), serving.registration(), publisher.status()));
+    let (shown, published) = (registration.clone(), publisher.status());
+    let changes = agent.advertised().events();
+    tasks.spawn(show(Arc::clone(&board), left, (shown, published, changes), end));
     if let Some(events) = events {
         tasks.spawn(events.report(publisher.status()));
     }
     tasks.spawn(publisher.run());
-    tasks.spawn(Reporter::new(api, gpus).run());
-    Ok(Some(Driver { serving, tasks }))
+    tasks.spawn(Reporter::new(Arc::clone(&api), gpus).run());
+    let task = async move {
+        serving.finished().await?;
+        // Nobody publishes any more.
+        tasks.shutdown().await;
+        if *ended.borrow() && !*stopped.borrow() {
+            withdraw(&*api).await;
+            board.end_dra();
+            board.set_condition(TOPIC, None);
+            info!("the last claim has ended: the DRA driver is turned off");
+        }
+        Ok(())
+    };
+    Ok(Driver { registration, task: tokio::spawn(task) })
+}
+
+async fn is_set(mut signal: watch::Receiver<bool>) {
+    // An error means that the application itself is gone.
+    let _ = signal.wait_for(|set| *set).await;
+}
+
+/// Removes the slices of a driver that has ended.
+async fn withdraw(api: &dyn ResourceApi) {
+    let removing = async {
+        for slice in api.own_slices().await? {
+            if let Some(name) = slice.metadata.name {
+                api.delete_slice(&name).await?;
+            }
+        }
+        Ok::<_, ApiError>(())
+    };
+    match tokio::time::timeout(WITHDRAWAL, removing).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => {
+            info!(%error, "kubelet removes the ResourceSlices, 30 s after the driver's end")
+        }
+        Err(_) => info!("kubelet removes the ResourceSlices, 30 s after the driver's end"),
+    }
 }
 
 impl Driver {
@@ -92,19 +211,30 @@ impl Driver {
     /// # Errors
     /// Kubelet does not take the driver.
     pub(super) async fn finished(self) -> anyhow::Result<()> {
-        let Driver { serving, tasks } = self;
-        serving.finished().await?;
-        drop(tasks);
-        Ok(())
+        // The task can only be cancelled by the runtime's own end, and a panic has been reported.
+        Ok(self.task.await.unwrap_or(Ok(()))?)
     }
 
     /// Done when kubelet has refused the driver.
     pub(super) async fn rejected(&self) {
-        let mut registration = self.serving.registration();
+        let mut registration = self.registration.clone();
         let refused = registration.wait_for(|now| now.rejected.is_some()).await.is_ok();
         if !refused {
             std::future::pending::<()>().await;
         }
+    }
+}
+
+/// What a driver that is turned off still waits for.
+struct Left {
+    preparer: Arc<Preparer>,
+    is_ending: bool,
+}
+
+impl Left {
+    /// By name; `None` where the driver is on.
+    fn names(&self) -> Option<Vec<String>> {
+        self.is_ending.then(|| self.preparer.left())
     }
 }
 
@@ -119,15 +249,28 @@ fn settings(config: &Config, node: &str) -> Settings {
     }
 }
 
-/// Writes to the status board what changes, for as long as it is polled.
+/// Writes to the status board what changes, for as long as it is polled, and ends the driver once nothing is left for
+/// which it was kept.
 async fn show(
     board: Arc<StatusBoard>,
-    mut registration: watch::Receiver<Registration>,
-    mut published: watch::Receiver<Status>,
+    left: Left,
+    (mut registration, mut published, mut changes): (
+        watch::Receiver<Registration>,
+        watch::Receiver<Status>,
+        watch::Receiver<u64>,
+    ),
+    end: watch::Sender<bool>,
 ) {
+    let mut asked = left.preparer.asked();
     loop {
+        changes.mark_unchanged();
+        asked.mark_unchanged();
         let kubelet = registration.borrow_and_update().clone();
         let slices = published.borrow_and_update().clone();
+        let names = left.names();
+        if names.as_ref().is_some_and(Vec::is_empty) {
+            end.send_replace(true);
+        }
         let error = kubelet.rejected.clone().or_else(|| kubelet.last_error.clone());
         board.change_dra(|status| {
             status.registered = kubelet.is_registered;
@@ -141,7 +284,14 @@ async fn show(
             status.wipes = slices.wipes;
         });
         let refused = error.map(|error| format!("the DRA driver is not registered: {error}"));
-        let sentences: Vec<String> = refused.into_iter().chain(slices.sentences()).collect();
+        let ending = names.filter(|names| !names.is_empty()).map(|names| {
+            format!(
+                "dra.enabled is false, and the driver stays until {} have ended; it prepares no other",
+                claims(&names)
+            )
+        });
+        let sentences: Vec<String> =
+            refused.into_iter().chain(ending).chain(slices.sentences()).collect();
         let text = (!sentences.is_empty()).then(|| format!("DRA: {}", sentences.join("; ")));
         if board.set_condition(TOPIC, text.clone())
             && let Some(text) = text
@@ -151,6 +301,8 @@ async fn show(
         tokio::select! {
             changed = registration.changed() => if changed.is_err() { return },
             changed = published.changed() => if changed.is_err() { return },
+            changed = changes.changed(), if left.is_ending => if changed.is_err() { return },
+            changed = asked.changed(), if left.is_ending => if changed.is_err() { return },
         }
         // A burst is one look.
         tokio::time::sleep(Duration::from_millis(20)).await;

@@ -253,7 +253,7 @@ impl Core for FakeCore {
     }
 
     fn config(&self) -> Arc<Config> {
-        Arc::default()
+        Arc::new(Config::parse("[dra]\nenabled = true").expect("a valid configuration"))
     }
 
     fn claims(&self) -> Vec<Arc<Record>> {

@@ -7,3 +7,4 @@ mod node;
 mod operate;
 mod restarts;
 mod shares;
+mod turning_off;

@@ -117,6 +117,29 @@ impl Node {
         until(|| published().then_some(())).await;
     }
 
+    /// Ends the node's plugin, unless it has ended, starts another, and waits until that knows its GPUs.
+    pub async fn restart(&mut self) {
+        if let Some(mut plugin) = self.plugin.take() {
+            plugin.terminate();
+            until(|| plugin.ended()).await;
+        }
+        let plugin = self.launch();
+        let pid = plugin.process.id();
+        self.plugin = Some(plugin);
+        let knows = || {
+            let Output { status, stdout, .. } = self.says(&["status", "-o", "json"]);
+            let status: Value =
+                status.success().then(|| serde_json::from_slice(&stdout).ok())??;
+            (status["plugin"]["pid"] == pid && !status["gpus"].as_array()?.is_empty()).then_some(())
+        };
+        until(knows).await;
+    }
+
+    /// The configuration's file.
+    pub fn file(&self) -> PathBuf {
+        self.dir.path().join("config.toml")
+    }
+
     /// SIGKILL.
     pub fn kill(&mut self) {
         drop(self.plugin.take());
@@ -152,6 +175,12 @@ impl Node {
             .api
             .with(|store| store.slices(Some(DRIVER), Some(NODE)).flat_map(of_slice).collect());
         devices.into_iter().map(|d| (d["name"].as_str().unwrap().to_owned(), d)).collect()
+    }
+
+    /// The names of the slices.
+    pub fn slices(&self) -> Vec<String> {
+        let name = |slice: &Value| slice["metadata"]["name"].to_string();
+        self.api.with(|store| store.slices(Some(DRIVER), Some(NODE)).map(name).collect())
     }
 
     /// Puts a claim where the driver reads it, and prepares it for a pod of its name.

@@ -5,7 +5,7 @@ mod delivering;
 pub(crate) mod grant;
 mod life;
 pub(crate) mod offers;
-mod one_front_end;
+pub(crate) mod one_front_end;
 pub(crate) mod records;
 mod room;
 mod select;

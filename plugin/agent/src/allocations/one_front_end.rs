@@ -1,7 +1,11 @@
 //! A GPU is sold by one front end at a time: by the one that the configuration names, once nothing of the other is
 //! live there any more.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 use tessera_model::origin::Origin;
+use tessera_model::record::Record;
 use tessera_rules::allocate::{AdvertisedGpu, Catalogue};
 use tessera_rules::ask::Plan;
 use tessera_rules::front_end::FrontEnd;
@@ -9,6 +13,9 @@ use tessera_rules::refusal::Refusal;
 
 use super::Allocations;
 use super::records::Records;
+
+/// Most names that a sentence has.
+const MOST_NAMES: usize = 5;
 
 /// The front end that sells what has this origin; the agent's ledger has no runs.
 fn of_origin(origin: &Origin) -> FrontEnd {
@@ -24,6 +31,54 @@ fn left_by_other(records: &Records, uuid: &str, seller: FrontEnd) -> Option<(Fro
     let mut others = others.filter(|front_end| *front_end != seller);
     let other = others.next()?;
     Some((other, 1 + others.count()))
+}
+
+/// GPUs of `catalogue` that wait for allocations of the front end that does not sell them, and GPUs that are not in
+/// it and have claims; a sentence each, which begins with the GPU and names who is waited for.
+#[must_use]
+pub fn kept_by_other<'r>(
+    catalogue: &Catalogue,
+    records: impl IntoIterator<Item = &'r Arc<Record>>,
+) -> Vec<String> {
+    // A claim may have several shares of a GPU.
+    let mut kept: BTreeMap<(&str, &'static str), BTreeMap<&str, String>> = BTreeMap::new();
+    for record in records.into_iter().filter(|record| record.is_live()) {
+        let from = of_origin(&record.origin);
+        for grant in &record.grants {
+            let seller = catalogue.gpus.get(&grant.uuid).map(|sold| sold.seller);
+            if seller.map_or(from == FrontEnd::Dra, |seller| seller != from) {
+                let asked = record.origin.claim().map(|claim| claim.uid.as_str());
+                let who = asked.unwrap_or_else(|| record.id.as_str());
+                kept.entry((&grant.uuid, from.as_str())).or_default().insert(who, record.name());
+            }
+        }
+    }
+    let sentence = |((uuid, from), names): ((&str, &str), BTreeMap<&str, String>)| {
+        let names: Vec<String> = names.into_values().collect();
+        let sold = catalogue.gpus.get(uuid);
+        let gpu = sold.map_or_else(|| format!("GPU {uuid}"), |sold| sold.gpu.to_string());
+        let what = if from == FrontEnd::Dra.as_str() { "claim" } else { "allocation" };
+        let (who, until) = match names.len() {
+            1 => (format!("1 {what} keeps"), "it ends"),
+            several => (format!("{several} {what}s keep"), "they end"),
+        };
+        let then = match sold {
+            Some(sold) => format!("the {} sells it then", sold.seller.as_str()),
+            None => "the configuration leaves it out, and nobody sells it then".to_owned(),
+        };
+        format!("{gpu}: {who} it with {from} until {until} ({}); {then}", list(&names))
+    };
+    kept.into_iter().map(sentence).collect()
+}
+
+/// Names as a sentence has them: of many the first.
+#[must_use]
+pub fn list(names: &[String]) -> String {
+    let shown = names[..names.len().min(MOST_NAMES)].join(", ");
+    match names.len().saturating_sub(MOST_NAMES) {
+        0 => shown,
+        more => format!("{shown}, and {more} more"),
+    }
 }
 
 impl Allocations {

@@ -1,6 +1,6 @@
 //! What a configuration would change.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -11,6 +11,7 @@ use tessera_kubelet_api::admin::{
 
 use super::Reloader;
 use crate::advertised::forecast::{Turn, forecast};
+use crate::allocations::one_front_end::list;
 use tessera_config::keys;
 use tessera_config::keys::{Difference, Takes};
 use tessera_config::{Config, Judged, Problem};
@@ -72,6 +73,7 @@ impl Reloader {
         let records = node.allocations().records();
         let asked = Catalogue::new(&gpus, &config);
         notes.extend(moves(&node.inventory().catalogue(), &asked, &records));
+        notes.extend(driver_stays(&config, &records));
         keys::keep(&mut config, &before);
         let after = Catalogue::new(&gpus, &config);
         let context = PlanContext {
@@ -109,6 +111,7 @@ pub fn offline(
     notes.extend(remarks(new, config));
     let catalogues = (Catalogue::new(old, before), Catalogue::new(new, config));
     notes.extend(moves(&catalogues.0, &catalogues.1, records));
+    notes.extend(driver_stays(config, records));
     let turns = forecast(&catalogues.0, &catalogues.1, records);
     let context = PlanContext {
         before: (before, &catalogues.0),
@@ -173,30 +176,49 @@ fn remarks(gpus: &[Gpu], config: &Config) -> Vec<String> {
     }
 }
 
-/// GPUs that another front end would sell, a sentence each.
+/// GPUs that another front end would sell, or nobody although claims have something of it; a sentence each.
 fn moves(before: &Catalogue, after: &Catalogue, records: &[Arc<Record>]) -> Vec<String> {
-    let moves = after.gpus.iter().filter_map(|(uuid, sold)| {
-        let from = before.gpus.get(uuid)?.seller;
-        (from != sold.seller).then_some((uuid, sold, from))
+    let moves = before.gpus.iter().filter_map(|(uuid, sold)| {
+        let to = after.gpus.get(uuid).map(|sold| sold.seller);
+        (to != Some(sold.seller)).then_some((uuid, sold, to))
     });
-    let sentence = |(uuid, sold, from): (&String, &AdvertisedGpu, FrontEnd)| {
+    let sentence = |(uuid, sold, to): (&String, &AdvertisedGpu, Option<FrontEnd>)| {
         let is_here = |record: &&Arc<Record>| {
             record.is_live() && record.grants.iter().any(|grant| grant.uuid == *uuid)
         };
-        let live = records.iter().filter(is_here).count();
-        let when = match live {
-            0 => "at once: nothing of it is allocated".to_owned(),
-            1 => "when the one allocation there has ended".to_owned(),
-            several => format!("when the {several} allocations there have ended"),
+        let live: Vec<String> = records.iter().filter(is_here).map(|one| one.name()).collect();
+        let names = list(&live);
+        let Some(to) = to else {
+            let is_claimed = sold.seller == FrontEnd::Dra && !live.is_empty();
+            return is_claimed.then(|| {
+                format!("{} is sold no more; what it has goes on until it ends: {names}", sold.gpu)
+            });
         };
-        format!(
+        let when = match live.len() {
+            0 => "at once: nothing of it is allocated".to_owned(),
+            1 => format!("when the one allocation there has ended: {names}"),
+            several => format!("when the {several} allocations there have ended: {names}"),
+        };
+        Some(format!(
             "{} moves from {} to {}: the one offers nothing more of it, and the other begins {when}",
             sold.gpu,
-            from.as_str(),
             sold.seller.as_str(),
-        )
+            to.as_str(),
+        ))
     };
-    moves.map(sentence).collect()
+    moves.filter_map(sentence).collect()
+}
+
+/// The DRA driver that is turned off under claims.
+fn driver_stays(after: &Config, records: &[Arc<Record>]) -> Option<String> {
+    let claims = records.iter().filter_map(|record| record.origin.claim());
+    let count = claims.map(|claim| &claim.uid).collect::<BTreeSet<_>>().len();
+    let claims = if count == 1 { "1 claim has".to_owned() } else { format!("{count} claims have") };
+    (!after.dra.enabled && count > 0).then(|| {
+        format!(
+            "the DRA driver stays registered with kubelet until {claims} ended: it ends them and prepares no other"
+        )
+    })
 }
 
 /// See [`PlanContext`].

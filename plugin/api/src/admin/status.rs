@@ -230,7 +230,9 @@ impl StatusView {
         };
         let standing =
             agent.inventory().others_warnings().into_iter().chain(agent.trust_warnings());
-        let mut found: Vec<Found> = standing.map(warnings::standing).collect();
+        let records = books.allocations.iter().map(|(record, _)| record);
+        let kept = tessera_agent::kept_by_other(&books.catalogue, records);
+        let mut found: Vec<Found> = standing.chain(kept).map(warnings::standing).collect();
         let arbiter = agent.allocations().arbiter().and_then(Arbiter::view);
         let no_view = View::default();
         let compute = arbiter.as_ref().unwrap_or(&no_view);

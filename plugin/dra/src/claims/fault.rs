@@ -85,6 +85,16 @@ pub enum Fault {
         /// What was allocated.
         result: Box<Named>,
     },
+    /// The driver is there for what it has prepared.
+    #[error(
+        "request {}: device {}: DRA is turned off on this node (dra.enabled is false); claims that are prepared go \
+         on until they end, and no other is prepared. Delete the pod, so that it is scheduled again",
+        .result.request, .result.device
+    )]
+    TurnedOff {
+        /// What was allocated.
+        result: Box<Named>,
+    },
     /// A share of fixed size that another claim has.
     #[error(
         "request {}: device {} is held by claim {holder}; the pod can run when that has ended, or when it is \

@@ -120,7 +120,7 @@ fn decide_results(
             return Err(Fault::OtherPool { result: result.into(), own: node.pool.to_owned() });
         }
         let gives = if result.admin_access {
-            let gpu = find(node.gpus, result)?;
+            let gpu = find(node, result)?;
             let sight = (result.request.as_str(), gpu.gpu.uuid.as_str());
             if seen.contains(&sight) {
                 Gives::Nothing
@@ -184,7 +184,7 @@ fn share(claim: &Claim, results: &[&DeviceResult], node: Node<'_>) -> Result<Sha
     let compute = parameters::compute(&claim.config, request)?;
     let mut parts: Vec<SharePart> = Vec::with_capacity(results.len());
     for result in results {
-        let gpu = find(node.gpus, result)?;
+        let gpu = find(node, result)?;
         not_held(result, &share.uid, node.records)?;
         let limits = capacity::limits(result, gpu, node.config)?;
         parts.push(SharePart {
@@ -198,13 +198,16 @@ fn share(claim: &Claim, results: &[&DeviceResult], node: Node<'_>) -> Result<Sha
 }
 
 /// The GPU of a result.
-fn find<'a>(gpus: &'a [DraGpu], result: &DeviceResult) -> Result<&'a DraGpu, Fault> {
+fn find<'a>(node: Node<'a>, result: &DeviceResult) -> Result<&'a DraGpu, Fault> {
+    if !node.config.dra.enabled {
+        return Err(Fault::TurnedOff { result: result.into() });
+    }
     let (device, _) = names::parts(&result.device);
     let is_it = |gpu: &&DraGpu| {
         let name = names::device(&gpu.gpu.uuid);
         name == device || name == result.device
     };
-    gpus.iter().find(is_it).ok_or_else(|| Fault::UnknownDevice { result: result.into() })
+    node.gpus.iter().find(is_it).ok_or_else(|| Fault::UnknownDevice { result: result.into() })
 }
 
 /// A share of fixed size has one holder.

@@ -48,7 +48,7 @@ fn asked() -> ClaimRef {
 
 fn decided(claim: &Claim, records: &[Arc<Record>]) -> Result<Decision, String> {
     let gpus = [gpu("GPU-a", 16), gpu("GPU-b", 24)];
-    let config = Config::default();
+    let config = Config::parse("[dra]\nenabled = true").unwrap();
     let node = Node { pool: "node", gpus: &gpus, records, config: &config };
     decide(&asked(), Some(claim), node).map_err(|error| error.to_string())
 }
@@ -141,7 +141,7 @@ fn what_other_drivers_have_is_theirs() {
 #[test]
 fn claims_that_are_not_what_kubelet_asked_for_are_distinguished() {
     let good = claim(vec![share("gpu", "gpu-a", "s", "1Gi", "10")]);
-    let config = Config::default();
+    let config = Config::parse("[dra]\nenabled = true").unwrap();
     let node = Node { pool: "node", gpus: &[], records: &[], config: &config };
     let error = decide(&asked(), None, node).unwrap_err().to_string();
     assert!(error.contains("claim team/chat") && error.contains("not exist"), "{error}");

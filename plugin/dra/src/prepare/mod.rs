@@ -3,11 +3,12 @@
 //! What is known of a claim is in the core's records alone, so that a restart, or a second instance, goes on where
 //! this one was.
 
+mod asked;
 mod orphans;
 mod repeats;
 mod serial;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -20,14 +21,19 @@ use tessera_model::cdi_name;
 use tessera_model::printable;
 use tessera_rules::ask::{Ask, Plan};
 use tessera_rules::refusal::Refusal;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tracing::{debug, info, warn};
 
 use crate::claims::{self, Decision, Fault, Gives, Node, Share};
 use crate::door::Core;
+use asked::Asked;
 pub use orphans::Sweeping;
 use repeats::Repeats;
 use serial::{Serial, SerialError};
+
+/// In the driver's directory: what instances lock, and claims that hold nothing.
+const LOCK: &str = "serialize.lock";
+const ASKED: &str = "asked";
 
 /// Longest wait for the API server. Kubelet waits 45 s for a call.
 const API: Duration = Duration::from_secs(20);
@@ -96,6 +102,8 @@ struct Inner {
     api: Arc<dyn ResourceApi>,
     pool: String,
     serial: Serial,
+    /// Claims that hold nothing and that kubelet wants unprepared all the same.
+    asked: Asked,
     /// Failures that the log has.
     repeats: Mutex<Repeats>,
     /// Rung when a claim was refused what a claim that is gone may hold.
@@ -109,15 +117,29 @@ impl std::fmt::Debug for Inner {
 }
 
 impl Preparer {
-    /// For the devices of `pool`. `lock` is a file that all instances of the driver on this node share.
+    /// For the devices of `pool`. All instances of the driver on this node share `dir`.
     #[must_use]
-    pub fn new(core: Arc<dyn Core>, api: Arc<dyn ResourceApi>, pool: &str, lock: &Path) -> Self {
+    pub fn new(core: Arc<dyn Core>, api: Arc<dyn ResourceApi>, pool: &str, dir: &Path) -> Self {
         let told = Arc::clone(&core);
         let say = move |amiss| told.condition("serialize lock", amiss);
-        let serial = Serial::new(lock, Box::new(say));
+        let serial = Serial::new(&dir.join(LOCK), Box::new(say));
+        let asked = Asked::open(&dir.join(ASKED));
         let (pool, suspicion) = (pool.to_owned(), Notify::new());
         let repeats = Mutex::default();
-        Preparer { inner: Arc::new(Inner { core, api, pool, serial, repeats, suspicion }) }
+        Preparer { inner: Arc::new(Inner { core, api, pool, serial, asked, repeats, suspicion }) }
+    }
+
+    /// Claims that kubelet has not had unprepared yet, by name: those that hold something, and those that it asked for
+    /// in vain.
+    #[must_use]
+    pub fn left(&self) -> Vec<String> {
+        names(&*self.inner.core, &self.inner.asked)
+    }
+
+    /// Another number of claims holds nothing.
+    #[must_use]
+    pub fn asked(&self) -> watch::Receiver<usize> {
+        self.inner.asked.count()
     }
 
     /// Makes claims usable: exactly one answer a claim. A claim that is prepared already is answered as before.
@@ -201,9 +223,26 @@ impl Preparer {
     }
 }
 
+/// [`Preparer::left`] before there is one; `dir` is the driver's.
+#[must_use]
+pub fn left(core: &dyn Core, dir: &Path) -> Vec<String> {
+    names(core, &Asked::open(&dir.join(ASKED)))
+}
+
+fn names(core: &dyn Core, asked: &Asked) -> Vec<String> {
+    let (records, asked) = (core.claims(), asked.all());
+    // A claim may have several shares.
+    let held = records.iter().filter_map(|record| Some((claims::uid(record)?, record.name())));
+    let asked = asked.iter().map(|claim| {
+        let name = format!("claim {}/{}", claim.namespace, claim.name);
+        (claim.uid.as_str(), name)
+    });
+    held.chain(asked).collect::<BTreeMap<_, _>>().into_values().collect()
+}
+
 /// Kubelet takes an answer for one claim alone.
 fn once_each(mut claims: Vec<ClaimRef>) -> Vec<ClaimRef> {
-    let mut seen = std::collections::BTreeSet::new();
+    let mut seen = BTreeSet::new();
     claims.retain(|claim| seen.insert(claim.uid.clone()));
     claims
 }
@@ -250,7 +289,17 @@ impl Inner {
             });
             (claim, answer)
         };
-        read.into_iter().map(one).collect()
+        let answers: Vec<_> = read.into_iter().map(one).collect();
+        let records = self.core.claims();
+        let holding: BTreeSet<&str> =
+            records.iter().filter_map(|record| claims::uid(record)).collect();
+        for (claim, _) in &answers {
+            match holding.contains(claim.uid.as_str()) {
+                true => self.asked.forget(&claim.uid),
+                false => self.asked.note(claim),
+            }
+        }
+        answers
     }
 
     fn prepare_one(
@@ -343,6 +392,10 @@ impl Inner {
         let records = self.core.claims();
         let of_it = records.iter().filter(|record| claims::uid(record) == Some(uid));
         let ids: Vec<AllocationId> = of_it.map(|record| record.id.clone()).collect();
-        if ids.is_empty() { Ok(()) } else { self.core.release(&ids) }
+        if !ids.is_empty() {
+            self.core.release(&ids)?;
+        }
+        self.asked.forget(uid);
+        Ok(())
     }
 }

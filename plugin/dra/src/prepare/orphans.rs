@@ -29,20 +29,28 @@ impl Default for Sweeping {
     }
 }
 
-/// Shares that were found without a claim, and since when.
+/// What the driver keeps for a claim.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Kept {
+    /// A share.
+    Share(AllocationId),
+    /// The note that kubelet asked for it, by UID.
+    Note(String),
+}
+
+/// What was found without a claim, and since when.
 #[derive(Debug, Default)]
-struct Absences(BTreeMap<AllocationId, Instant>);
+struct Absences(BTreeMap<Kept, Instant>);
 
 impl Absences {
-    /// Takes one answer for each of some shares: true where its claim is gone. Those that have been gone for
-    /// `grace`.
+    /// Takes one answer for each of some: true where its claim is gone. Those that have been gone for `grace`.
     fn judge(
         &mut self,
-        answers: &BTreeMap<AllocationId, bool>,
-        live: &BTreeSet<AllocationId>,
+        answers: &BTreeMap<Kept, bool>,
+        live: &BTreeSet<Kept>,
         grace: Duration,
         now: Instant,
-    ) -> Vec<AllocationId> {
+    ) -> Vec<Kept> {
         self.0.retain(|id, _| live.contains(id));
         let mut gone = Vec::new();
         for (id, is_gone) in answers {
@@ -101,8 +109,9 @@ pub(super) async fn keep(inner: &Arc<Inner>, sweeping: Sweeping) {
 }
 
 async fn sweep(inner: &Arc<Inner>, absences: &mut Absences, grace: Duration) {
-    let records = inner.core.claims();
-    let mut by_claim: BTreeMap<ClaimRef, Vec<&Record>> = BTreeMap::new();
+    let (records, asked) = (inner.core.claims(), inner.asked.all());
+    let mut by_claim: BTreeMap<ClaimRef, Vec<&Record>> =
+        asked.iter().map(|claim| (claim.clone(), Vec::new())).collect();
     for record in &records {
         let Some(share) = record.origin.claim() else { continue };
         let (namespace, name) = (share.namespace.clone(), share.name.clone());
@@ -125,10 +134,13 @@ async fn sweep(inner: &Arc<Inner>, absences: &mut Absences, grace: Duration) {
         };
         for record in records {
             let Some(share) = record.origin.claim() else { continue };
-            answers.insert(record.id.clone(), is_gone(share, found.as_ref()));
+            answers.insert(Kept::Share(record.id.clone()), is_gone(share, found.as_ref()));
         }
+        let is_other = found.is_none_or(|found| found.uid != claim.uid);
+        answers.insert(Kept::Note(claim.uid), is_other);
     }
-    let live = records.iter().map(|record| record.id.clone()).collect();
+    let shares = records.iter().map(|record| Kept::Share(record.id.clone()));
+    let live = shares.chain(asked.into_iter().map(|claim| Kept::Note(claim.uid))).collect();
     let gone = absences.judge(&answers, &live, grace, Instant::now());
     if gone.is_empty() {
         return;
@@ -136,11 +148,21 @@ async fn sweep(inner: &Arc<Inner>, absences: &mut Absences, grace: Duration) {
     let inner = Arc::clone(inner);
     let release = move || {
         let _held = inner.serial.take();
+        let mut shares = Vec::new();
+        for kept in gone {
+            match kept {
+                Kept::Share(id) => shares.push(id),
+                Kept::Note(uid) => inner.asked.forget(&uid),
+            }
+        }
+        if shares.is_empty() {
+            return;
+        }
         info!(
-            shares = gone.len(),
+            shares = shares.len(),
             "claims are gone that kubelet did not unprepare; their shares end"
         );
-        if let Err(error) = inner.core.release(&gone) {
+        if let Err(error) = inner.core.release(&shares) {
             warn!(%error, "shares of claims that are gone cannot be released yet");
         }
     };
@@ -195,7 +217,7 @@ mod tests {
     #[test]
     fn nothing_is_released_before_its_grace_is_over_or_on_one_answer() {
         let mut absences = Absences::default();
-        let (one, two) = (AllocationId::of("a", ["1"]), AllocationId::of("a", ["2"]));
+        let (one, two) = (Kept::Share(AllocationId::of("a", ["1"])), Kept::Note("u-2".to_owned()));
         let live: BTreeSet<_> = [one.clone(), two.clone()].into();
         let answers = |one_gone, two_gone| -> BTreeMap<_, _> {
             [(one.clone(), one_gone), (two.clone(), two_gone)].into()

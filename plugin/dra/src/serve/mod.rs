@@ -148,8 +148,7 @@ pub fn serve(
 ) -> Result<Serving, SocketError> {
     let paths = Paths::new(&settings.registry, &settings.dir, settings.pod_uid.as_deref())?;
     paths.prepare()?;
-    let lock = settings.dir.join("serialize.lock");
-    let preparer = Arc::new(Preparer::new(Arc::clone(&core), api, &settings.node, &lock));
+    let preparer = Arc::new(Preparer::new(Arc::clone(&core), api, &settings.node, &settings.dir));
     let (standing, registration) = watch::channel(Registration::default());
     let driver =
         Driver { settings, core, preparer: Arc::clone(&preparer), paths: paths.clone(), standing };
