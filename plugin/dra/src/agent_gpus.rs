@@ -35,12 +35,6 @@ impl AgentGpus {
     pub fn new(agent: Arc<Agent>, discovery: Arc<dyn Discovery>) -> Self {
         AgentGpus { agent, discovery, facts: Mutex::default() }
     }
-
-    fn live(&self) -> Vec<Arc<Record>> {
-        let mut records = self.agent.allocations().records();
-        records.retain(|record| record.is_live());
-        records
-    }
 }
 
 impl Gpus for AgentGpus {
@@ -52,17 +46,6 @@ impl Gpus for AgentGpus {
             *known = (devices.clone(), self.discovery.facts(&devices));
         }
         self.agent.dra_gpus(&known.1)
-    }
-
-    fn held_bytes(&self) -> BTreeMap<String, u64> {
-        let mut held: BTreeMap<String, u64> = BTreeMap::new();
-        for record in self.live() {
-            for grant in &record.grants {
-                let bytes = held.entry(grant.uuid.clone()).or_default();
-                *bytes = bytes.saturating_add(grant.memory_limit_bytes);
-            }
-        }
-        held
     }
 
     fn events(&self) -> watch::Receiver<u64> {

@@ -1,6 +1,6 @@
 //! For the tests: GPUs, records, and a core in memory.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tessera_agent::front_end::{AllocateError, Committed, Delivered, FrontDoor, Transaction};
@@ -26,6 +26,9 @@ pub fn gpu(uuid: &str, gib: u64) -> DraGpu {
         cuda_version: Some((13, 0)),
         compute_capability: Some((9, 0)),
         memory_bytes: gib << 30,
+        grown_bytes: 0,
+        free_bytes: gib << 30,
+        held: BTreeSet::new(),
         default_memory_bytes: gib << 28,
         default_cores_millis: 250,
         default_compute: Compute::Burst,
@@ -126,6 +129,7 @@ impl FakeCore {
                     uuid: uuid.clone(),
                     asked_bytes: more,
                     held_bytes: bytes,
+                    grown_bytes: 0,
                     sellable_bytes: gpu.memory_bytes,
                 });
             }

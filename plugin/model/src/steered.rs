@@ -68,6 +68,16 @@ impl Record {
         self.overridden.as_ref().map_or(&self.grants, |over| &over.allocated)
     }
 
+    /// Bytes of a GPU that count for it beyond those that it was allocated: a scheduler that counts allocations does not
+    /// know of them.
+    #[must_use]
+    pub fn grown_bytes(&self, uuid: &str) -> u64 {
+        let allocated = self.allocated().iter().filter(|grant| grant.uuid == uuid);
+        let allocated =
+            allocated.map(|grant| grant.memory_limit_bytes).fold(0, u64::saturating_add);
+        self.counted_bytes(uuid).unwrap_or(0).saturating_sub(allocated)
+    }
+
     /// This record with other limits, and what it owes. Drops what says no more than `grants`.
     #[must_use]
     pub fn with_limits(&self, grants: Vec<Grant>, owed: BTreeMap<String, u64>) -> Self {

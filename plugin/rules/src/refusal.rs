@@ -122,10 +122,11 @@ pub enum Refusal {
     },
     /// More memory than the GPU has beside what others hold.
     #[error(
-        "GPU {uuid} has {} to share, of which others hold {}: {} do not fit; the pod can run when \
+        "GPU {uuid} has {} to share, of which others hold {}{}: {} do not fit; the pod can run when \
          something of it ends, or on another GPU",
         format_bytes(*.sellable_bytes),
         format_bytes(*.held_bytes),
+        by_quota(*.grown_bytes),
         format_bytes(*.asked_bytes)
     )]
     MemoryOversold {
@@ -135,6 +136,8 @@ pub enum Refusal {
         asked_bytes: u64,
         /// Bytes that live allocations hold.
         held_bytes: u64,
+        /// Bytes of those that quotas gave beyond what was allocated.
+        grown_bytes: u64,
         /// Bytes that the GPU has to share.
         sellable_bytes: u64,
     },
@@ -177,4 +180,17 @@ pub enum Refusal {
         /// Allocations that it still has there.
         live: String,
     },
+}
+
+/// What of the memory that others hold was not allocated to them.
+fn by_quota(grown_bytes: u64) -> String {
+    match grown_bytes {
+        0 => String::new(),
+        bytes => {
+            format!(
+                " ({} of it by `tessera quota set`, which `tessera quota reset` takes back)",
+                format_bytes(bytes)
+            )
+        }
+    }
 }

@@ -26,7 +26,19 @@ async fn a_shares_quota_is_changed_by_its_claims_name_under_its_tenant() {
     assert_eq!(tenant.ask(&large).result, OUT_OF_MEMORY);
     until(|| (data(&node, "chat")["data"]["limits"]["memory"] == "2048Mi").then_some(())).await;
 
-    node.must(&["quota", "set", "team/chat", "--memory", "3Gi", "--cores", "40"]);
+    // What it takes, and from whom; the scheduler learns of it.
+    let published = || node.devices()[&node.device(0)]["capacity"]["memory"]["value"].clone();
+    assert_eq!(published(), "7936Mi");
+    let said = node.must(&["quota", "set", "team/chat", "--memory", "3Gi", "--cores", "40"]);
+    for part in [
+        "it takes 1 GiB of the 5.7 GiB",
+        "none of more than 4.7 GiB finds room there",
+        "goes from 7.7 GiB to 6.7 GiB",
+        "not prepared yet",
+    ] {
+        assert!(said.contains(part), "{part} is not in:\n{said}");
+    }
+    until(|| (published() == "6912Mi").then_some(())).await;
     let held = tenant.must(&large);
     assert_eq!(tenant.ask("info").values, [GIB - CONTEXT, 3 * GIB]);
     // What is, and what was allocated.
@@ -47,9 +59,14 @@ async fn a_shares_quota_is_changed_by_its_claims_name_under_its_tenant() {
     let Err(error) = node.prepare(&one("next", &node.device(0), "5Gi", "10")).await else {
         panic!("sold twice")
     };
-    assert!(error.to_string().contains("next"), "{error}");
+    let error = error.to_string();
+    assert!(
+        error.contains("next") && error.contains("1 GiB of it by `tessera quota set`"),
+        "{error}"
+    );
     tenant.must(&format!("free {held}"));
     node.must(&["quota", "reset", "team/chat"]);
+    until(|| (published() == "7936Mi").then_some(())).await;
     assert_eq!(tenant.must("total 0"), 2 * GIB);
 }
 

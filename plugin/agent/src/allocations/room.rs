@@ -36,6 +36,7 @@ impl Allocations {
             };
             let before = limits(live(), &grant.uuid);
             let others = limits(live().filter(stays), &grant.uuid);
+            let grown = || live().filter(stays).map(|record| record.grown_bytes(&grant.uuid));
             let capacity = Capacity::of(&sold.gpu, &config);
             let has_room = capacity.grants(before, others, grant.memory_limit_bytes);
             if plan.origin.is_device_plugin() {
@@ -49,6 +50,7 @@ impl Allocations {
                     uuid: grant.uuid.clone(),
                     asked_bytes: grant.memory_limit_bytes,
                     held_bytes: others,
+                    grown_bytes: grown().fold(0, u64::saturating_add),
                     sellable_bytes: capacity.sellable(),
                 });
             }

@@ -7,6 +7,7 @@
 //! see was made after the page said the new limit, and was judged by it.
 
 mod owed;
+mod taken;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -144,6 +145,7 @@ impl Allocations {
             record: Arc::clone(&record),
         };
         self.remark(&after, &mut changed);
+        changed.notes.extend(self.taken(&record, &after));
         if options.dry_run || after == record {
             return Ok(changed);
         }

@@ -1,5 +1,6 @@
 //! What the DRA front end may publish, and how its driver stands.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use tessera_gpu::Facts;
@@ -52,6 +53,12 @@ pub struct DraGpu {
     pub compute_capability: Option<(u32, u32)>,
     /// Bytes that shares may add up to: what the capacity rule leaves.
     pub memory_bytes: u64,
+    /// Bytes of those that quotas gave to claims beyond what was allocated: the scheduler must not give them again.
+    pub grown_bytes: u64,
+    /// Bytes that count for no share.
+    pub free_bytes: u64,
+    /// Devices that claims have of it.
+    pub held: BTreeSet<String>,
     /// Bytes of one replica's share: what a claim gets that states no memory.
     pub default_memory_bytes: u64,
     /// Thousandths of GPU time of one replica's share.
@@ -68,19 +75,34 @@ pub struct DraGpu {
     pub moving: bool,
 }
 
+/// What live shares come to on a GPU.
+#[derive(Clone, Debug, Default)]
+struct Live {
+    counted_bytes: u64,
+    grown_bytes: u64,
+    /// Of claims; of all GPUs of a share.
+    devices: BTreeSet<String>,
+}
+
 impl Agent {
     /// The GPUs that are sold by claims, in NVML's order. `facts` is what the driver says of them.
     #[must_use]
     pub fn dra_gpus(&self, facts: &Facts) -> Vec<DraGpu> {
         let (catalogue, config) = (self.inventory().catalogue(), self.config());
         let sold = catalogue.gpus.values().filter(|sold| sold.seller == FrontEnd::Dra);
+        let live = self.dra_live();
+        let of = |uuid: &str| live.get(uuid).cloned().unwrap_or_default();
         let mut gpus: Vec<DraGpu> = sold
-            .map(|sold| DraGpu {
+            .map(|sold| (sold, Capacity::of(&sold.gpu, &config), of(&sold.gpu.uuid)))
+            .map(|(sold, capacity, live)| DraGpu {
                 gpu: sold.gpu.clone(),
                 driver_version: facts.driver_version.clone(),
                 cuda_version: facts.cuda_version,
                 compute_capability: facts.compute_capability.get(&sold.gpu.uuid).copied(),
-                memory_bytes: Capacity::of(&sold.gpu, &config).sellable(),
+                memory_bytes: capacity.sellable(),
+                grown_bytes: live.grown_bytes,
+                free_bytes: capacity.sellable().saturating_sub(live.counted_bytes),
+                held: live.devices,
                 default_memory_bytes: sold.default_share.limit.memory_bytes,
                 default_cores_millis: sold.default_share.limit.cores_millis,
                 default_compute: sold.default_share.compute,
@@ -92,6 +114,24 @@ impl Agent {
             .collect();
         gpus.sort_by(|a, b| (a.gpu.index, &a.gpu.uuid).cmp(&(b.gpu.index, &b.gpu.uuid)));
         gpus
+    }
+
+    /// What live shares come to on each GPU, by UUID; all of one moment.
+    fn dra_live(&self) -> BTreeMap<String, Live> {
+        let mut all: BTreeMap<String, Live> = BTreeMap::new();
+        for record in self.allocations().all().values().filter(|record| record.is_live()) {
+            let uuids: BTreeSet<&String> = record.grants.iter().map(|grant| &grant.uuid).collect();
+            let devices = record.origin.claim().into_iter().flat_map(|claim| &claim.results);
+            let devices: BTreeSet<&String> = devices.map(|result| &result.device).collect();
+            for uuid in uuids {
+                let live = all.entry(uuid.clone()).or_default();
+                let counted = record.counted_bytes(uuid).unwrap_or(0);
+                live.counted_bytes = live.counted_bytes.saturating_add(counted);
+                live.grown_bytes = live.grown_bytes.saturating_add(record.grown_bytes(uuid));
+                live.devices.extend(devices.iter().copied().cloned());
+            }
+        }
+        all
     }
 
     /// Live records of claims.

@@ -151,7 +151,7 @@ mod tests {
         gpu.gpu.name = "NVIDIA H100 80GB HBM3".to_owned();
         gpu.gpu.pci_bus_id = "00000000:1B:00.0".to_owned();
         gpu.gpu.numa_node = Some(1);
-        let published = Published { gpu, pcie_root: Some("pci0000:16".to_owned()), free_bytes: 0 };
+        let published = Published { gpu, pcie_root: Some("pci0000:16".to_owned()) };
         assert_eq!(
             shown(&published),
             [
@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn an_instance_names_its_gpu_and_profile() {
-        let published = Published { gpu: mig("MIG-a", 2), pcie_root: None, free_bytes: 0 };
+        let published = Published { gpu: mig("MIG-a", 2), pcie_root: None };
         let shown = shown(&published);
         for want in ["parentUUID=GPU-parent", "profile=1g.10gb", "index=2", "parentIndex=0"] {
             assert!(shown.iter().any(|line| line == want), "{want}: {shown:?}");

@@ -383,7 +383,8 @@ impl Controller {
 /// A device that is written to see what is kept of it. It is no GPU, and no pod that tolerated the taint could have
 /// it prepared.
 fn probe() -> Device {
-    let mib = Policy { value: 2 << 20, default: 1 << 20, min: 1 << 20, step: 1 << 20 };
+    let mib =
+        Policy { value: 2 << 20, whole: 2 << 20, default: 1 << 20, min: 1 << 20, step: 1 << 20 };
     let taint = DeviceTaint {
         key: "gpu.tessera.dev/probe".to_owned(),
         effect: NO_SCHEDULE.to_owned(),

@@ -1,5 +1,7 @@
 //! GPUs for tests.
 
+use std::collections::BTreeSet;
+
 use tessera_model::gpu::Gpu;
 use tessera_model::mig::MigInstance;
 use tessera_model::sharing::Compute;
@@ -17,6 +19,9 @@ pub(super) fn gpu(uuid: &str, index: u32) -> DraGpu {
         cuda_version: Some((13, 0)),
         compute_capability: Some((9, 0)),
         memory_bytes: 81_408 * MIB,
+        grown_bytes: 0,
+        free_bytes: 81_408 * MIB,
+        held: BTreeSet::new(),
         default_memory_bytes: 20_352 * MIB,
         default_cores_millis: 250,
         default_compute: Compute::Burst,
@@ -43,6 +48,8 @@ pub(super) fn mig(uuid: &str, index: u32) -> DraGpu {
     instance
 }
 
+/// Nothing of it is held.
 pub(super) fn published(gpu: DraGpu) -> Published {
-    Published { pcie_root: Some("pci0000:00".to_owned()), free_bytes: gpu.memory_bytes, gpu }
+    let gpu = DraGpu { free_bytes: gpu.memory_bytes, ..gpu };
+    Published { pcie_root: Some("pci0000:00".to_owned()), gpu }
 }

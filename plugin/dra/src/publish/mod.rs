@@ -29,7 +29,7 @@ mod plan;
 pub mod policy;
 pub mod pool;
 #[cfg(test)]
-mod scheduler;
+pub(crate) mod scheduler;
 pub mod status;
 pub mod taints;
 pub mod task;

@@ -19,8 +19,6 @@ pub struct Published {
     pub gpu: DraGpu,
     /// The PCIe root that it hangs on: `pci0000:16`.
     pub pcie_root: Option<String>,
-    /// Bytes that no share holds now.
-    pub free_bytes: u64,
 }
 
 /// What there is to publish.
@@ -45,8 +43,9 @@ impl Offer {
             let name = names::device(&gpu.gpu.uuid);
             let Some(memory) = Policy::memory(gpu, config) else {
                 offer.problems.push(format!(
-                    "{} is not published: dra.memory_step is more than all of its memory that can be sold",
-                    gpu.gpu
+                    "{} is not published: dra.memory_step is more than all of its memory that can be sold{}",
+                    gpu.gpu,
+                    if gpu.grown_bytes > 0 { ", beside what quotas have given to claims" } else { "" }
                 ));
                 continue;
             };
@@ -75,7 +74,16 @@ impl Offer {
                 )),
                 ..device.clone()
             };
-            offer.fixed.extend((0..count(memory, cores, config)).map(share));
+            // Free ones as far as there is memory for them: quotas may have given it to those that are held.
+            let mut left = gpu.free_bytes / memory.default;
+            let is_there = |device: &Device| {
+                let is_held = gpu.held.contains(&device.name);
+                let is_there = is_held || left > 0;
+                left -= u64::from(is_there && !is_held);
+                is_there
+            };
+            let shares = (0..count(memory, cores, config)).map(share);
+            offer.fixed.extend(shares.filter(is_there));
         }
         offer
     }
@@ -90,7 +98,7 @@ pub fn fixed_share(gpu: &DraGpu, config: &Config) -> Option<(u64, u64)> {
 
 /// How many shares of fixed size a GPU has: its replicas, as far as rounding leaves room for them.
 fn count(memory: Policy, cores: Policy, config: &Config) -> u32 {
-    let fit = (memory.value / memory.default).min(WHOLE_CORES / cores.default);
+    let fit = (memory.whole / memory.default).min(WHOLE_CORES / cores.default);
     config.share.replicas.min(u32::try_from(fit).unwrap_or(u32::MAX))
 }
 
@@ -109,7 +117,7 @@ fn ordered<'p>(gpus: &'p [Published], config: &Config) -> Vec<&'p Published> {
     order.sort_by_cached_key(|published| {
         let free = match config.share.placement {
             Placement::Packed => 0,
-            Placement::Distributed => published.free_bytes,
+            Placement::Distributed => published.gpu.free_bytes,
         };
         (Reverse(free), place(published))
     });
@@ -127,9 +135,10 @@ mod tests {
 
     #[test]
     fn a_stable_order_packs_and_an_order_by_free_memory_spreads() {
-        let free = |uuid, index, mib: u64| Published {
-            free_bytes: mib * MIB,
-            ..published(gpu(uuid, index))
+        let free = |uuid, index, mib: u64| {
+            let mut one = published(gpu(uuid, index));
+            one.gpu.free_bytes = mib * MIB;
+            one
         };
         let gpus = [free("GPU-b", 1, 70_000), free("GPU-a", 0, 1000), free("GPU-c", 2, 80_000)];
         let packed = Offer::new(&gpus, &Config::default());
@@ -178,6 +187,24 @@ mod tests {
         let sliver =
             DraGpu { default_memory_bytes: 640 * MIB, default_cores_millis: 8, ..gpu("GPU-a", 0) };
         assert_eq!(Offer::new(&[published(sliver)], &config).fixed.len(), 100);
+    }
+
+    #[test]
+    fn what_quotas_gave_away_is_offered_to_nobody() {
+        let config = Config::parse("[share]\nreplicas = 4").unwrap();
+        let mut one = published(gpu("GPU-a", 0));
+        let memory = |device: &Device| device.capacity.as_ref().unwrap()["memory"].value.0.clone();
+        let before = Offer::new(std::slice::from_ref(&one), &config);
+        assert_eq!((memory(&before.shared[0]).as_str(), before.fixed.len()), ("81408Mi", 4));
+        // One of four shares has grown by a half, and there is no room for all of the others.
+        one.gpu.held = [names::fixed_share("GPU-a", 2)].into();
+        one.gpu.grown_bytes = 10_176 * MIB + 1;
+        one.gpu.free_bytes = (81_408 - 20_352 - 10_176) * MIB - 1;
+        let after = Offer::new(&[one], &config);
+        assert_eq!(memory(&after.shared[0]), "71168Mi");
+        assert_eq!(self::names(&after.fixed), ["gpu-a-share-0", "gpu-a-share-1", "gpu-a-share-2"]);
+        // What a share of one size is does not change under those who have one.
+        assert_eq!(memory(&after.fixed[0]), "20352Mi");
     }
 
     #[test]

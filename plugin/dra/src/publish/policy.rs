@@ -18,8 +18,10 @@ pub const WHOLE_CORES: u64 = 100;
 /// A capacity and what may be asked of it, in bytes or hundredths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// All there is.
+    /// All that can be had.
     pub value: u64,
+    /// The same beside what quotas have given away.
+    pub whole: u64,
     /// What a request gets that does not say.
     pub default: u64,
     /// The least that a request gets.
@@ -34,22 +36,23 @@ impl Policy {
     pub fn memory(gpu: &DraGpu, config: &Config) -> Option<Self> {
         let step = config.dra.memory_step_bytes;
         let floor = |bytes: u64| bytes - bytes % step;
-        let value = floor(gpu.memory_bytes);
+        let whole = floor(gpu.memory_bytes);
+        let value = floor(gpu.memory_bytes.saturating_sub(gpu.grown_bytes));
         if value == 0 {
             return None;
         }
-        let default = floor(gpu.default_memory_bytes).clamp(step, value);
+        let default = floor(gpu.default_memory_bytes).clamp(step, whole);
         // One context, and something to use it for.
         let min =
             gpu.context_bytes.saturating_add(step).div_ceil(step).saturating_mul(step).min(default);
-        Some(Policy { value, default, min, step })
+        Some(Policy { value, whole, default, min, step })
     }
 
     /// Time of a GPU.
     #[must_use]
     pub fn cores(gpu: &DraGpu) -> Self {
         let default = u64::from(gpu.default_cores_millis / 10).clamp(1, WHOLE_CORES);
-        Policy { value: WHOLE_CORES, default, min: 1, step: 1 }
+        Policy { value: WHOLE_CORES, whole: WHOLE_CORES, default, min: 1, step: 1 }
     }
 
     /// As a slice says it of a device that is shared.
@@ -64,7 +67,7 @@ impl Policy {
             }
         } else {
             CapacityRequestPolicy {
-                default: Some(unit.quantity(self.default)),
+                default: Some(unit.quantity(self.default.min(self.most()))),
                 valid_range: Some(CapacityRequestPolicyRange {
                     min: unit.quantity(self.min),
                     max: Some(unit.quantity(self.most())),
@@ -157,7 +160,13 @@ mod tests {
         let memory = Policy::memory(&small, &config).unwrap();
         assert_eq!(
             memory,
-            Policy { value: 1024 * MIB, default: 512 * MIB, min: 512 * MIB, step: 256 * MIB }
+            Policy {
+                value: 1024 * MIB,
+                whole: 1024 * MIB,
+                default: 512 * MIB,
+                min: 512 * MIB,
+                step: 256 * MIB
+            }
         );
         // No room for two steps: all or nothing.
         let tiny = DraGpu { memory_bytes: 300 * MIB, ..small.clone() };

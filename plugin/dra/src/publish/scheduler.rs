@@ -4,12 +4,12 @@ use tessera_cluster::k8s_openapi::api::resource::v1::DeviceCapacity;
 use tessera_cluster::k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 /// Units of a quantity.
-pub(super) fn units(quantity: &Quantity) -> u64 {
+pub(crate) fn units(quantity: &Quantity) -> u64 {
     tessera_model::quantity::Quantity::parse(&quantity.0).unwrap().units().unwrap()
 }
 
 /// What is counted for a request of so much; `None` where the device does not suit.
-pub(super) fn consumed(capacity: &DeviceCapacity, asked: Option<u64>) -> Option<u64> {
+pub(crate) fn consumed(capacity: &DeviceCapacity, asked: Option<u64>) -> Option<u64> {
     let value = units(&capacity.value);
     let Some(policy) = &capacity.request_policy else {
         return Some(value).filter(|value| asked.unwrap_or(0) <= *value);

@@ -27,9 +27,7 @@ const WATCH_AGAIN: Duration = Duration::from_secs(5);
 pub trait Gpus: Send + Sync + 'static {
     /// The GPUs that are sold by claims. May block.
     fn gpus(&self) -> Vec<DraGpu>;
-    /// Bytes that live shares hold, by GPU. May block.
-    fn held_bytes(&self) -> BTreeMap<String, u64>;
-    /// Another number after each change of either.
+    /// Another number after each change of them.
     fn events(&self) -> watch::Receiver<u64>;
 }
 
@@ -114,15 +112,14 @@ impl<G: Gpus> Publisher<G> {
 
     async fn offer(&self, roots: &mut BTreeMap<String, Option<String>>) -> Option<Offer> {
         let gpus = Arc::clone(&self.gpus);
-        let ask = tokio::task::spawn_blocking(move || (gpus.gpus(), gpus.held_bytes()));
+        let ask = tokio::task::spawn_blocking(move || gpus.gpus());
         // Without an answer, all stays as it is.
-        let (gpus, held) = ask.await.ok()?;
+        let gpus = ask.await.ok()?;
         let published = |gpu: DraGpu| {
             let address = &gpu.gpu.pci_bus_id;
             let root = || tessera_gpu::pcie_root(&self.pci_devices, address);
             let pcie_root = roots.entry(address.clone()).or_insert_with(root).clone();
-            let held = held.get(&gpu.gpu.uuid).copied().unwrap_or(0);
-            Published { pcie_root, free_bytes: gpu.memory_bytes.saturating_sub(held), gpu }
+            Published { pcie_root, gpu }
         };
         let published: Vec<Published> = gpus.into_iter().map(published).collect();
         Some(Offer::new(&published, &self.config.get()))

@@ -213,7 +213,7 @@ mod tests {
     fn good() -> ResourceSlice {
         let node = Node { name: "n1".to_owned(), uid: "u".to_owned() };
         let gpu = DraGpu { cordon: Some("x".to_owned()), ..gpu("GPU-a", 0) };
-        let published = Published { gpu, pcie_root: Some("pci0000:00".to_owned()), free_bytes: 0 };
+        let published = Published { gpu, pcie_root: Some("pci0000:00".to_owned()) };
         let slice =
             pool::slice(&node, &Offer::new(&[published], &Config::default()).shared, 0, 1, 1);
         assert_eq!(problems(&slice), Vec::<String>::new());
@@ -323,7 +323,9 @@ mod tests {
             one.sick = troubles.0;
             one.cordon = troubles.1;
             one.moving = troubles.3;
-            Published { gpu: one, pcie_root: troubles.2, free_bytes: sizes.0 / 2 }
+            one.free_bytes = sizes.0 / 2;
+            one.grown_bytes = sizes.1 / 2;
+            Published { gpu: one, pcie_root: troubles.2 }
         })
     }
 

@@ -36,7 +36,7 @@ fn config(dir: &Path) -> Config {
 }
 
 /// The agent as a start of the plugin finds the disk.
-fn open(dir: &Path) -> Arc<Agent> {
+pub(super) fn open(dir: &Path) -> Arc<Agent> {
     let config = config(dir);
     let home = config.paths.shim.join("v1");
     std::fs::create_dir_all(&home).unwrap();

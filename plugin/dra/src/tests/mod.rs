@@ -3,5 +3,6 @@
 mod agent;
 mod claims;
 mod lifecycle;
+mod quota;
 mod storms;
 mod support;

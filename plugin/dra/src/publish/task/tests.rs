@@ -17,18 +17,16 @@ use crate::names;
 #[derive(Debug)]
 struct Fake {
     gpus: Mutex<Vec<DraGpu>>,
-    held: Mutex<BTreeMap<String, u64>>,
     events: watch::Sender<u64>,
 }
 
 impl Fake {
     fn new(gpus: Vec<DraGpu>) -> Arc<Self> {
-        let (gpus, held) = (Mutex::new(gpus), Mutex::default());
-        Arc::new(Fake { gpus, held, events: watch::Sender::new(0) })
+        Arc::new(Fake { gpus: Mutex::new(gpus), events: watch::Sender::new(0) })
     }
 
-    fn change(&self, change: impl FnOnce(&mut Vec<DraGpu>, &mut BTreeMap<String, u64>)) {
-        change(&mut lock(&self.gpus), &mut lock(&self.held));
+    fn change(&self, change: impl FnOnce(&mut Vec<DraGpu>)) {
+        change(&mut lock(&self.gpus));
         self.events.send_modify(|count| *count += 1);
     }
 }
@@ -36,10 +34,6 @@ impl Fake {
 impl Gpus for Fake {
     fn gpus(&self) -> Vec<DraGpu> {
         lock(&self.gpus).clone()
-    }
-
-    fn held_bytes(&self) -> BTreeMap<String, u64> {
-        lock(&self.held).clone()
     }
 
     fn events(&self) -> watch::Receiver<u64> {
@@ -89,12 +83,12 @@ async fn what_changes_is_published_and_what_is_wiped_comes_back() {
         .collect();
     assert_eq!(roots, [None, Some("pci0000:16".to_owned())]);
     // Health.
-    fake.change(|gpus, _| gpus[0].sick = Some("XID 79".to_owned()));
+    fake.change(|gpus| gpus[0].sick = Some("XID 79".to_owned()));
     until("the taint", || devices(&api)[0].taints.is_some()).await;
-    fake.change(|gpus, _| gpus[0].sick = None);
+    fake.change(|gpus| gpus[0].sick = None);
     until("no taint", || devices(&api)[0].taints.is_none()).await;
     // Configuration, taken live: the emptiest first.
-    fake.change(|_, held| held.extend([("GPU-a".to_owned(), 4096 * MIB)]));
+    fake.change(|gpus| gpus[0].free_bytes -= 4096 * MIB);
     let distributed = Config::parse("[share]\nplacement = \"distributed\"").unwrap();
     config.set(Arc::new(distributed));
     until("the other order", || names(&api) == ["gpu-b", "gpu-a"]).await;
@@ -104,7 +98,7 @@ async fn what_changes_is_published_and_what_is_wiped_comes_back() {
     assert_eq!(status.borrow().wipes, 1);
     // The API server, while something changes.
     api.set_mood(Mood::Away);
-    fake.change(|gpus, _| gpus.truncate(1));
+    fake.change(|gpus| gpus.truncate(1));
     until("the trouble is said", || status.borrow().error.is_some()).await;
     api.set_mood(Mood::Works);
     until("the change", || names(&api) == ["gpu-a"] && is_published()).await;
@@ -116,7 +110,7 @@ async fn what_changes_is_published_and_what_is_wiped_comes_back() {
     let other = tokio::spawn(publisher.run());
     until("the next instance", || next.borrow().state == State::Published).await;
     task.abort();
-    fake.change(|gpus, _| gpus.push(gpu("GPU-c", 2)));
+    fake.change(|gpus| gpus.push(gpu("GPU-c", 2)));
     until("its first write", || names(&api).len() == 2).await;
     assert_eq!(api.slices().len(), before.len());
     other.abort();
