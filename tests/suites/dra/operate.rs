@@ -30,6 +30,7 @@ async fn a_shares_quota_is_changed_by_its_claims_name_under_its_tenant() {
     let published = || node.devices()[&node.device(0)]["capacity"]["memory"]["value"].clone();
     assert_eq!(published(), "7936Mi");
     let said = node.must(&["quota", "set", "team/chat", "--memory", "3Gi", "--cores", "40"]);
+    let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
     for part in [
         "it takes 1 GiB of the 5.7 GiB",
         "none of more than 4.7 GiB finds room there",
