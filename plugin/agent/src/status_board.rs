@@ -9,6 +9,7 @@ use tessera_model::clock::unix_ms;
 use tessera_model::warning::{GRAVE, Warning};
 use tessera_system::locks::lock;
 
+use crate::allocations::REMOVED;
 use crate::front_end::dra::DraStatus;
 
 /// Most sentences that are kept.
@@ -81,13 +82,26 @@ impl StatusBoard {
     /// Says that something is amiss with a subject for as long as nobody says otherwise: until
     /// [`StatusBoard::lift`], or until the subject is no more ([`StatusBoard::forget`]). What already stands keeps
     /// its age.
-    pub fn stand(&self, subject: impl Into<String>, kind: &'static str, text: String) {
-        self.stand_at(subject.into(), kind, text, unix_ms());
+    /// True if that is news.
+    pub fn stand(&self, subject: impl Into<String>, kind: &'static str, text: String) -> bool {
+        self.stand_at(subject.into(), kind, text, unix_ms())
     }
 
-    fn stand_at(&self, subject: String, kind: &'static str, text: String, now_unix_ms: i64) {
+    fn stand_at(&self, subject: String, kind: &'static str, text: String, now: i64) -> bool {
         let mut standing = lock(&self.standing);
-        standing.entry((subject, kind)).or_insert((String::new(), now_unix_ms)).0 = text;
+        let stood = standing.entry((subject, kind)).or_insert((String::new(), now));
+        let is_news = stood.0 != text;
+        stood.0 = text;
+        is_news
+    }
+
+    /// Directories that were removed although this process has them mounted: until the pod is another, nothing that
+    /// needs them can start.
+    #[must_use]
+    pub fn removed(&self) -> Vec<String> {
+        let standing = lock(&self.standing);
+        let removed = standing.iter().filter(|((_, kind), _)| *kind == REMOVED);
+        removed.map(|(_, (text, _))| text.clone()).collect()
     }
 
     /// What was amiss with a subject is so no longer.
@@ -109,7 +123,9 @@ impl StatusBoard {
     ) {
         match ended {
             Ok(_) => self.lift(subject, kind),
-            Err(error) => self.stand(subject, kind, text(error)),
+            Err(error) => {
+                self.stand(subject, kind, text(error));
+            }
         }
     }
 

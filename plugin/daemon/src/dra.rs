@@ -162,7 +162,7 @@ fn serve_claims(
     let changes = agent.advertised().events();
     tasks.spawn(show(Arc::clone(&board), left, (shown, published, changes), end));
     if let Some(events) = events {
-        tasks.spawn(events.report(publisher.status()));
+        tasks.spawn(events.report(Arc::clone(&board), publisher.status()));
     }
     tasks.spawn(publisher.run());
     tasks.spawn(Reporter::new(Arc::clone(&api), gpus).run());

@@ -1,7 +1,10 @@
-//! Events on the plugin's own pod: what the API server lacks, which no owner of a pod can mend.
+//! Events on the plugin's own pod: what the API server lacks, and directories that were removed under it, which no owner
+//! of a pod can mend.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use tessera_agent::status_board::StatusBoard;
 use tessera_cluster::events::{EventClient, PodEvent};
 use tessera_cluster::{Access, Client};
 use tessera_dra::publish::Status;
@@ -13,6 +16,8 @@ use tracing::{debug, warn};
 const LIMIT: Duration = Duration::from_secs(10);
 /// How long to wait after a failure.
 const AGAIN: Duration = Duration::from_secs(60);
+/// How often it is looked which directories were removed.
+const LOOK: Duration = Duration::from_secs(10);
 /// Longest message that an event may have, bytes (core/v1 Event, validation).
 const LONGEST: usize = 1024;
 
@@ -36,25 +41,33 @@ impl OwnEvents {
         })
     }
 
-    /// Makes an event when the API server turns out to lack something, once for each state of it, for as long as
+    /// Makes an event of what there is to say, once for each state of it, for as long as
     /// it is polled.
-    pub(super) async fn report(self, mut published: watch::Receiver<Status>) {
-        let mut reported: Vec<String> = Vec::new();
+    pub(super) async fn report(
+        self,
+        board: Arc<StatusBoard>,
+        mut published: watch::Receiver<Status>,
+    ) {
+        let mut reported: [Vec<String>; 2] = Default::default();
         loop {
-            let lacks = published.borrow_and_update().lacks();
-            if lacks == reported || self.create(&lacks).await {
-                reported = lacks;
-                if published.changed().await.is_err() {
-                    return;
+            let found = [published.borrow_and_update().lacks(), board.removed()];
+            let mut pause = LOOK;
+            for (at, reason) in ["DRALimited", "DirectoryRemoved"].into_iter().enumerate() {
+                if found[at] == reported[at] || self.create(reason, &found[at]).await {
+                    reported[at].clone_from(&found[at]);
+                } else {
+                    pause = AGAIN;
                 }
-            } else {
-                tokio::time::sleep(AGAIN).await;
+            }
+            tokio::select! {
+                changed = published.changed(), if pause == LOOK => if changed.is_err() { return },
+                () = tokio::time::sleep(pause) => {}
             }
         }
     }
 
     /// False where it is to be tried again.
-    async fn create(&self, lacks: &[String]) -> bool {
+    async fn create(&self, reason: &str, lacks: &[String]) -> bool {
         if lacks.is_empty() {
             return true;
         }
@@ -67,7 +80,7 @@ impl OwnEvents {
             pod: &self.pod,
             uid: self.uid.as_deref(),
             container: "",
-            reason: "DRALimited",
+            reason,
             message: &message,
             warning: true,
             count: 1,
@@ -78,11 +91,11 @@ impl OwnEvents {
         self.client.rest().await;
         match made {
             Ok(name) => {
-                debug!(name, "an event says what the API server lacks");
+                debug!(name, reason, "an event on the own pod");
                 true
             }
             Err(error) => {
-                warn!(%error, "no event says what the API server lacks");
+                warn!(%error, reason, "no event on the own pod");
                 false
             }
         }

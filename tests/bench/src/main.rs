@@ -364,6 +364,8 @@ fn claims(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let median = figures.rebuild_ms.median();
     let what = "start to registered, 64 claims' files gone";
     report.figure("dra_rebuild_ms", what, "ms", median, Some(500.0));
+    let median = figures.repair_ms.median();
+    report.figure("repair_ms", "a claim's lost CDI spec is back", "ms", median, Some(500.0));
     let (rss, own) = figures.rss_kib;
     let (rss, own) = (rss as f64 / 1024.0, own as f64 / 1024.0);
     report.figure("plugin_rss_mib_dra", "plugin's RSS, DRA and metrics on", "MiB", rss, Some(24.0));
@@ -379,6 +381,7 @@ fn claims(world: &World, report: &mut Report) -> anyhow::Result<()> {
     report.detail("dra_prepare_fsync_ms", &figures.fsync_ms);
     report.detail("dra_publish_detail_ms", &figures.publish_ms);
     report.detail("dra_rebuild_detail_ms", &figures.rebuild_ms);
+    report.detail("repair_detail_ms", &figures.repair_ms);
     report.put(
         "dra_detail",
         json!({

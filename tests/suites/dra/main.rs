@@ -5,6 +5,7 @@ mod claim;
 mod moving;
 mod node;
 mod operate;
+mod repair;
 mod restarts;
 mod shares;
 mod turning_off;

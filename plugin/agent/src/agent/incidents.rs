@@ -5,12 +5,12 @@ use std::time::Instant;
 use tessera_system::locks::lock;
 
 use super::Agent;
-use crate::allocations::Allocations;
+use crate::allocations::{Allocations, Mended};
 use crate::incidents::{Incidents, Seen, Time};
 use tessera_arbiter::policy::LONG_WAIT_NS;
 use tessera_arbiter::{TenantShare, View};
 use tessera_model::allocation_id::AllocationId;
-use tessera_model::audit::Behind;
+use tessera_model::audit::{Behind, Event, What};
 use tessera_model::clock::unix_ms;
 use tessera_model::record::Holder;
 
@@ -37,6 +37,18 @@ impl Agent {
     /// and of the trail agrees after it. Blocking.
     pub fn note_incidents_for_view(&self) {
         self.note(Allocations::glance);
+    }
+
+    /// Mends what containers start with, and writes to the audit trail what was not whole; true if anything was not.
+    /// Blocking.
+    pub fn mend(&self) -> bool {
+        let mended = self.allocations.mend();
+        let is_mended = !mended.is_empty();
+        let event = |one: Mended| {
+            Event::of(&one.record, What::Restored { what: one.what.join(", ") }, unix_ms())
+        };
+        self.journal.audit_all(mended.into_iter().map(event).collect());
+        is_mended
     }
 
     fn note(&self, look: impl FnOnce(&Allocations) -> Vec<(AllocationId, Seen)>) {

@@ -53,15 +53,16 @@ impl Allocations {
 
     /// Before a container starts with what it was handed once: that the driver and the spec are there.
     /// The caller holds `writer`, or is alone: two that write one spec would be in each other's way.
-    pub(super) fn ensure_delivered(&self, record: &Record) -> Result<(), AllocateError> {
-        // Which shim it was given is in the spec and nowhere else.
-        let is_known = record.shim.is_some() || !self.specs().is_whole(&record.id);
-        let ensured = self.with_delivery_plan(&self.inventory.catalogue(), record, |plan| {
-            match record.cdi && is_known {
+    pub(super) fn ensure_delivered(&self, record: &Record) -> Result<Put, AllocateError> {
+        let catalogue = self.inventory.catalogue();
+        // Which shim it was given, and how a GPU is reached that is not sold any more, is in the spec and nowhere else.
+        let is_sold = record.grants.iter().all(|grant| catalogue.gpus.contains_key(&grant.uuid));
+        let is_known = record.shim.is_some() && is_sold || !self.specs().is_whole(&record.id);
+        let ensured =
+            self.with_delivery_plan(&catalogue, record, |plan| match record.cdi && is_known {
                 true => self.put_spec(plan),
-                false => Ok(()),
-            }
-        });
+                false => Ok(Put::Unchanged),
+            });
         let text =
             |error: &AllocateError| format!("allocation {} cannot start again: {error}", record.id);
         self.board.keep(record.id.as_str(), "delivery", &ensured, text);
@@ -84,14 +85,15 @@ impl Allocations {
         then(&DeliveryPlan { id: &record.id, gpus, pages: &pages, shim, parts, by_cdi_alone })
     }
 
-    fn put_spec(&self, plan: &DeliveryPlan<'_>) -> Result<(), AllocateError> {
+    fn put_spec(&self, plan: &DeliveryPlan<'_>) -> Result<Put, AllocateError> {
         let spec = cdi::spec(plan, &self.config.get())?;
         let put = self.specs().put(plan.id, &spec)?;
         self.board.lift(CDI_DIRECTORY, "writable");
         if put == Put::Replaced {
             warn!(id = %plan.id, "something else lay where the CDI spec belongs; replaced");
         }
-        Ok(())
+        self.whole.note(&self.specs().path(plan.id));
+        Ok(put)
     }
 
     pub(super) fn remove_spec(&self, id: &AllocationId) {
@@ -133,10 +135,12 @@ impl Allocations {
         Ok(cdi::view_names(gpu, &self.config.get()))
     }
 
-    fn put_view(&self, gpu: &Gpu) -> Result<(), AllocateError> {
+    pub(super) fn put_view(&self, gpu: &Gpu) -> Result<(), AllocateError> {
         let config = self.config.get();
         let parts = driver::parts(&config, &[gpu], true)?;
-        self.specs().put(&cdi::view_id(gpu), &cdi::view_spec(gpu, &parts, &config)?)?;
+        let (specs, id) = (self.specs(), cdi::view_id(gpu));
+        specs.put(&id, &cdi::view_spec(gpu, &parts, &config)?)?;
+        self.whole.note(&specs.path(&id));
         Ok(())
     }
 

@@ -69,7 +69,7 @@ impl Allocations {
         }
         self.started.notify_one();
         admitted?;
-        delivered
+        delivered.map(drop)
     }
 
     /// One round of housekeeping: names holders, completes adopted records, releases what nobody

@@ -4,6 +4,7 @@
 mod delivering;
 pub(crate) mod grant;
 mod life;
+mod mend;
 pub(crate) mod offers;
 pub(crate) mod one_front_end;
 pub(crate) mod records;
@@ -44,6 +45,7 @@ use crate::inventory::Inventory;
 use crate::journal::Journal;
 use crate::lock_order::{HOUSEKEEPING, LEAF, RECORDS};
 use crate::status_board::StatusBoard;
+pub(crate) use mend::{Mended, REMOVED};
 use records::Records;
 pub use select::Target;
 
@@ -65,6 +67,8 @@ pub struct Allocations {
     engines: Vec<Arc<dyn Engine>>,
     /// Every reader of them all shares them: nobody copies a thousand.
     records: Ranked<Records>,
+    /// What containers start with, as it was when it was last seen to be whole.
+    whole: mend::Whole,
     absences: Ranked<Absences>,
     /// When a container of each allocation was first about to start, where there are several resources.
     starts: Ranked<BTreeMap<AllocationId, Start>>,
@@ -164,6 +168,7 @@ impl Allocations {
             paths: now.paths.clone(),
             delivery,
             records: Ranked::new(RECORDS, found.records),
+            whole: mend::Whole::default(),
             absences: Ranked::new(HOUSEKEEPING, Absences::default()),
             starts: Ranked::new(LEAF, BTreeMap::new()),
             unused: Ranked::new(HOUSEKEEPING, Unused::default()),
@@ -205,6 +210,9 @@ impl Allocations {
     /// a warning until it can, or is no more.
     fn admit(&self, record: &Record, mode: Mode) -> Result<Outcome, EngineError> {
         let admitted = self.admit_everywhere(record, mode);
+        if admitted.is_ok() {
+            self.note_pages(record);
+        }
         let text = |error: &EngineError| format!("allocation {} has no pages: {error}", record.id);
         self.board.keep(record.id.as_str(), "pages", &admitted, text);
         admitted

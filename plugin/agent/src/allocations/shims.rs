@@ -26,7 +26,7 @@ impl Allocations {
         }
     }
 
-    fn restore_shim(&self, name: &str) -> Result<bool, shim_install::ShimError> {
+    pub(super) fn restore_shim(&self, name: &str) -> Result<bool, shim_install::ShimError> {
         let paths = &self.paths;
         let source = paths.shim_source.clone().unwrap_or_else(shim_install::default_source);
         let restored = shim_install::restore(&source, &paths.shim, name);

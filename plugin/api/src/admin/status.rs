@@ -172,6 +172,7 @@ impl StatusView {
             }
             _ => amiss.push("starting".to_owned()),
         }
+        amiss.extend(self.board.removed());
         if !amiss.is_empty() {
             amiss.extend(self.board.conditions());
         }

@@ -87,6 +87,9 @@ fn text(event: &Event) -> String {
         What::Rationed => "rationed itself".to_owned(),
         What::Unlisted => "a process was turned away".to_owned(),
         What::Tampered { what } => format!("tampered with: {what}"),
+        What::Restored { what } => {
+            format!("{what}: missing or damaged, so that no container could start; restored")
+        }
         What::Bypassed { pid, bytes } => {
             format!("process {pid} uses the GPU past the shim and holds {}", format_bytes(*bytes))
         }
@@ -123,5 +126,5 @@ pub(super) fn incidents(trail: &[&Event]) -> Vec<Incident> {
 
 /// Whether a line is about something refused, late or wrong.
 fn is_trouble(what: &What) -> bool {
-    what.is_tenants() && *what != What::Started
+    what.is_tenants() && *what != What::Started || matches!(what, What::Restored { .. })
 }

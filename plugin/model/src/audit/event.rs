@@ -139,7 +139,7 @@ impl Event {
                 texts.truncate(16);
                 texts.iter_mut().for_each(cut);
             }
-            What::Tampered { what } => cut(what),
+            What::Tampered { what } | What::Restored { what } => cut(what),
             _ => {}
         }
         self

@@ -156,6 +156,11 @@ pub enum What {
         #[serde(default)]
         bytes: u64,
     },
+    /// Something without which its containers cannot start was missing or damaged, and is whole again.
+    Restored {
+        /// What.
+        what: String,
+    },
 }
 
 impl What {
@@ -187,6 +192,7 @@ impl What {
             What::Unlisted => "unlisted",
             What::Tampered { .. } => "tampered",
             What::Bypassed { .. } => "bypassed",
+            What::Restored { .. } => "restored",
         }
     }
 
@@ -227,7 +233,8 @@ impl What {
             | What::Rationed
             | What::Unlisted
             | What::Tampered { .. }
-            | What::Bypassed { .. } => true,
+            | What::Bypassed { .. }
+            | What::Restored { .. } => true,
             What::SoldByOthers
             | What::SoldAlone
             | What::Health { .. }
@@ -319,7 +326,8 @@ impl What {
             What::Rationed => What::Unlisted,
             What::Unlisted => What::Tampered { what: "usage page".to_owned() },
             What::Tampered { .. } => What::Bypassed { pid: 7, bytes: 1 << 30 },
-            What::Bypassed { .. } => return None,
+            What::Bypassed { .. } => What::Restored { what: "CDI spec".to_owned() },
+            What::Restored { .. } => return None,
         })
     }
 }

@@ -101,13 +101,15 @@ pub fn restore(source: &Path, dir: &Path, known: &str) -> Result<bool, ShimError
     let found = files::read(&shim, files::LIBRARY).ok();
     let same = found.filter(|found| name(found) == known);
     let preload = files::read(&shim.with_file_name(PRELOAD), files::SMALL);
-    let preloads = preload.is_ok_and(|found| found == preload_line().as_bytes());
-    if same.is_some() && is_readable(&shim, 0o755) && preloads {
+    let preloads = preload.is_ok_and(|found| found == preload_line().as_bytes())
+        && is_readable(&shim.with_file_name(PRELOAD), 0o644);
+    let is_readable = is_readable(&shim, 0o755);
+    if same.is_some() && is_readable && preloads {
         return Ok(false);
     }
     let library = same.map_or_else(|| read(source), Ok)?;
     // Another version may have been put there before.
-    let there_already = holds(&shim, &library) && preloads;
+    let there_already = holds(&shim, &library) && is_readable && preloads;
     place_at(dir, known, &library)?;
     Ok(!there_already)
 }

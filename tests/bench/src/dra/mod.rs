@@ -31,6 +31,8 @@ const BATCH: usize = 16;
 /// Claims that are there at a start, and how often it starts.
 const KEPT: usize = 64;
 const STARTS: usize = 10;
+/// Specs that are removed.
+const REPAIRS: usize = 20;
 /// Changes of health.
 const CHANGES: usize = 4;
 /// Scrapes before memory is looked at.
@@ -53,6 +55,8 @@ pub struct Figures {
     pub publish_ms: Sample,
     /// From spawn to registered, with 64 claims whose pages and CDI specs are gone, milliseconds.
     pub rebuild_ms: Sample,
+    /// From the removal of a claim's CDI spec until it is there again, milliseconds, beside 63 other claims.
+    pub repair_ms: Sample,
     /// Resident memory, KiB, with the driver and metrics on, after all claims of above: in all, and its own.
     pub rss_kib: (u64, u64),
     /// Slices and devices of 16 GPUs with four MIG instances each: without a taint, and with one.
@@ -97,6 +101,7 @@ async fn measure(world: &World) -> anyhow::Result<Figures> {
     let mut node = Node::start(&setup).await?;
     let (requests, claims) = requests(&mut node).await?;
     let rebuild_ms = rebuild(&mut node).await?;
+    let repair_ms = repair(&mut node).await?;
     node.end().await;
     let slices = slices(world).await?;
     Ok(Figures {
@@ -105,6 +110,7 @@ async fn measure(world: &World) -> anyhow::Result<Figures> {
         fsync_ms,
         publish_ms,
         rebuild_ms,
+        repair_ms,
         rss_kib,
         slices,
         requests,
@@ -170,6 +176,29 @@ async fn rebuild(node: &mut Node) -> anyhow::Result<Sample> {
         let specs = count(&specs, |name| name.starts_with("tessera.dev-share"))?;
         let pages = count(&pages, |name| name.len() == 32)?;
         anyhow::ensure!((specs, pages) == (KEPT, KEPT), "{specs} specs and {pages} pages");
+    }
+    node.unprepare(&claims).await?;
+    Ok(Sample::new(values))
+}
+
+/// Removes the CDI spec of one claim after the other, each with a pause in which the driver rests.
+async fn repair(node: &mut Node) -> anyhow::Result<Sample> {
+    let claims = (0..KEPT).map(|at| node.claim(at % GPUS)).collect::<anyhow::Result<Vec<_>>>()?;
+    node.prepare(&claims).await?;
+    let [specs, _] = node.delivered();
+    let mut paths =
+        fs::read_dir(specs)?.map(|entry| Ok(entry?.path())).collect::<anyhow::Result<Vec<_>>>()?;
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
+    let mut values = Vec::new();
+    for path in paths.iter().take(REPAIRS) {
+        sleep(Duration::from_millis(500)).await;
+        fs::remove_file(path)?;
+        let began = Instant::now();
+        while !path.exists() {
+            anyhow::ensure!(began.elapsed() < node::PATIENCE, "{} stays away", path.display());
+            sleep(Duration::from_micros(200)).await;
+        }
+        values.push(millis(began.elapsed()));
     }
     node.unprepare(&claims).await?;
     Ok(Sample::new(values))

@@ -25,7 +25,7 @@ const DRIVER: &str = "gpu.tessera.dev";
 const NODE: &str = "n1";
 const NAMESPACE: &str = "bench";
 /// How long the plugin may take for anything.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A machine, and how the plugin is configured.
 #[derive(Clone, Debug)]

@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use super::KIND;
@@ -32,6 +32,12 @@ pub enum FileError {
     /// No room.
     #[error("no room for a CDI spec in cdi.directory {0}: free some space there")]
     Full(PathBuf),
+    /// The directory has no name any more.
+    #[error(
+        "cdi.directory {0} was removed from the node, and the plugin's pod still has what is no more; delete the \
+         plugin's pod, so that its next one mounts what is there now"
+    )]
+    Removed(PathBuf),
     /// A directory with something in it has the file's name.
     #[error("{0} is a directory, and Tessera's CDI spec belongs there; remove it")]
     Occupied(PathBuf),
@@ -117,6 +123,9 @@ impl Specs {
                 ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
                     FileError::Full(self.directory.clone())
                 }
+                ErrorKind::NotFound if is_removed(&self.directory) => {
+                    FileError::Removed(self.directory.clone())
+                }
                 _ => FileError::Io { path, error },
             });
         }
@@ -153,6 +162,11 @@ impl Specs {
         }
         removed
     }
+}
+
+/// Whether a directory is there, mounted or open, that has no name any more.
+fn is_removed(directory: &Path) -> bool {
+    directory.metadata().is_ok_and(|meta| meta.nlink() == 0)
 }
 
 fn id_in(name: &OsString, suffix: &str) -> Option<AllocationId> {

@@ -1,0 +1,327 @@
+//! What a container is started with, mended while nobody asks: kubelet says nothing before the container of a claim starts
+//! again, and the runtime then fails for as long as a file is missing.
+//!
+//! A look costs a stat of each file. What is as it was when it was last whole is whole; what is not is judged, and mended,
+//! as before a start. What a directory's end keeps from being mended is named.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use nix::sys::inotify::AddWatchFlags;
+use tessera_model::record::Record;
+use tessera_region::layout::{QUOTA_FILE, SESSION_SOCKET, USAGE_FILE};
+use tessera_system::locks::Ranked;
+use tessera_tenant::delivery::cdi;
+use tessera_tenant::delivery::cdi::files::Put;
+use tessera_tenant::regions::Mode;
+use tessera_tenant::shim_install;
+use tracing::{error, warn};
+
+use super::Allocations;
+use crate::lock_order::LEAF;
+use crate::news;
+
+/// What `status` says of a directory that is no more although it is mounted.
+pub(crate) const REMOVED: &str = "removed";
+
+/// Names of what is mended.
+const SHIM: &str = "shim";
+const SPEC: &str = "CDI spec";
+const PAGES: &str = "pages";
+
+/// What tells that a file is another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stamp {
+    file: (u64, u64),
+    mode: u32,
+    size: u64,
+    changed: (i64, i64),
+}
+
+impl Stamp {
+    fn of(path: &Path) -> Option<Self> {
+        let meta = path.symlink_metadata().ok()?;
+        let (size, changed) = (meta.size(), (meta.ctime(), meta.ctime_nsec()));
+        Some(Stamp { file: (meta.dev(), meta.ino()), mode: meta.mode(), size, changed })
+    }
+
+    /// Of something that is written to all the time.
+    fn of_living(path: &Path) -> Option<Self> {
+        let stamp = Stamp::of(path)?;
+        let is_dir = stamp.mode & nix::libc::S_IFMT == nix::libc::S_IFDIR;
+        let size = if is_dir { 0 } else { stamp.size };
+        Some(Stamp { size, changed: (0, 0), ..stamp })
+    }
+}
+
+/// Files as they were when they were whole.
+#[derive(Debug)]
+pub(super) struct Whole(Ranked<BTreeMap<PathBuf, Stamp>>);
+
+impl Default for Whole {
+    fn default() -> Self {
+        Whole(Ranked::new(LEAF, BTreeMap::new()))
+    }
+}
+
+impl Whole {
+    /// A file is whole as it is now.
+    pub(super) fn note(&self, path: &Path) {
+        self.put(path, Stamp::of(path));
+    }
+
+    fn note_living(&self, path: &Path) {
+        self.put(path, Stamp::of_living(path));
+    }
+
+    fn put(&self, path: &Path, stamp: Option<Stamp>) {
+        let mut known = self.0.lock();
+        known.remove(path);
+        known.extend(stamp.map(|stamp| (path.to_owned(), stamp)));
+    }
+
+    fn known(&self, path: &Path) -> Option<Stamp> {
+        self.0.lock().get(path).copied()
+    }
+
+    /// Whether it is as it was.
+    fn is(&self, path: &Path) -> bool {
+        self.known(path).is_some_and(|known| Stamp::of(path) == Some(known))
+    }
+
+    /// Whether it is as it was, as far as that is known.
+    fn may_be_living(&self, path: &Path) -> bool {
+        let now = Stamp::of_living(path);
+        now.is_some() && self.known(path).is_none_or(|known| now == Some(known))
+    }
+
+    /// Forgets the rest.
+    fn keep(&self, paths: &BTreeSet<PathBuf>) {
+        self.0.lock().retain(|path, _| paths.contains(path));
+    }
+}
+
+/// An allocation of which something was mended.
+pub(crate) struct Mended {
+    pub(crate) record: Arc<Record>,
+    pub(crate) what: Vec<&'static str>,
+}
+
+impl Allocations {
+    /// Looks at all that containers start with, and mends what is not whole. Blocking.
+    pub(crate) fn mend(&self) -> Vec<Mended> {
+        self.check_directories();
+        let records = self.records();
+        let restored = self.mend_shims(&records);
+        let mut all = Vec::new();
+        for record in &records {
+            let mut what = self.mend_one(record);
+            if record.shim.as_ref().is_some_and(|name| restored.contains(name)) {
+                what.push(SHIM);
+            }
+            if !what.is_empty() {
+                warn!(id = %record.id, ?what, "missing or damaged; restored");
+                all.push(Mended { record: Arc::clone(record), what });
+            }
+        }
+        self.mend_views();
+        self.whole.keep(&self.started_with(&records));
+        all
+    }
+
+    /// Names of shims that were not whole, and are.
+    fn mend_shims(&self, records: &[Arc<Record>]) -> BTreeSet<String> {
+        let mut restored = BTreeSet::new();
+        for name in records.iter().filter_map(|record| record.shim.clone()).collect::<BTreeSet<_>>()
+        {
+            let files = shim_files(&self.paths.shim, &name);
+            if files.iter().all(|file| self.whole.is(file)) {
+                continue;
+            }
+            // Two that write one file would be in each other's way.
+            let _writer = self.journal.writer();
+            match self.restore_shim(&name) {
+                Ok(is_restored) => {
+                    files.iter().for_each(|file| self.whole.note(file));
+                    if is_restored {
+                        restored.insert(name);
+                    }
+                }
+                Err(error) => {
+                    error!(name, %error, "a shim that containers mount cannot be restored")
+                }
+            }
+        }
+        restored
+    }
+
+    /// What of an allocation was not whole, and is.
+    fn mend_one(&self, record: &Record) -> Vec<&'static str> {
+        let mut mended = Vec::new();
+        let spec = self.specs().path(&record.id);
+        let lacks_spec = || record.cdi && !self.whole.is(&spec);
+        let pages = self.page_files(record);
+        if !lacks_spec() && self.are_whole(record, &pages) {
+            return mended;
+        }
+        let mut writer = self.journal.writer();
+        // It may have changed, or ended, since.
+        let Some(record) = self.record(&record.id) else { return mended };
+        if lacks_spec() {
+            // What cannot be done is said in `status`.
+            if let Ok(put) = self.ensure_delivered(&record) {
+                self.whole.note(&spec);
+                if put != Put::Unchanged {
+                    mended.push(SPEC);
+                }
+            }
+        }
+        if !self.are_whole(&record, &pages) {
+            open_up(&pages);
+            if self.admit_recorded(&mut writer, &record, Mode::Adopt).is_ok() {
+                mended.push(PAGES);
+            }
+        }
+        mended
+    }
+
+    /// The directory of an allocation's pages, and the files in it.
+    fn page_files(&self, record: &Record) -> [PathBuf; 4] {
+        let dir = self.pages_of(&record.id);
+        [dir.clone(), dir.join(QUOTA_FILE), dir.join(USAGE_FILE), dir.join(SESSION_SOCKET)]
+    }
+
+    fn are_whole(&self, record: &Record, pages: &[PathBuf; 4]) -> bool {
+        // One that is not open is opened by housekeeping.
+        let Some(region) = self.pages.get(&record.id) else { return true };
+        let spec = region.spec();
+        let is_its = spec.allocation == record.id.as_str() && spec.generation == record.generation;
+        let is_open =
+            |path: &PathBuf| path.symlink_metadata().is_ok_and(|meta| lacking(&meta) == 0);
+        is_its && pages.iter().all(|path| self.whole.may_be_living(path) && is_open(path))
+    }
+
+    /// Pages are as they are now: made, or renewed.
+    pub(super) fn note_pages(&self, record: &Record) {
+        self.page_files(record).iter().for_each(|path| self.whole.note_living(path));
+    }
+
+    fn mend_views(&self) {
+        let (catalogue, specs) = (self.inventory.catalogue(), self.specs());
+        for sold in catalogue.gpus.values() {
+            let spec = specs.path(&cdi::view_id(&sold.gpu));
+            if self.whole.known(&spec).is_none() || self.whole.is(&spec) {
+                continue;
+            }
+            let _writer = self.journal.writer();
+            match self.put_view(&sold.gpu) {
+                Ok(()) => warn!(
+                    gpu = sold.gpu.uuid,
+                    "the CDI spec that shows a GPU was missing or damaged; restored"
+                ),
+                Err(error) => {
+                    warn!(gpu = sold.gpu.uuid, %error, "the CDI spec that shows a GPU cannot be made")
+                }
+            }
+        }
+    }
+
+    /// All that is looked at.
+    fn started_with(&self, records: &[Arc<Record>]) -> BTreeSet<PathBuf> {
+        let specs = self.specs();
+        let shims = records.iter().filter_map(|record| record.shim.as_ref());
+        let shims = shims.flat_map(|name| shim_files(&self.paths.shim, name));
+        let own = records.iter().map(|record| specs.path(&record.id));
+        let pages = records.iter().flat_map(|record| self.page_files(record));
+        let catalogue = self.inventory.catalogue();
+        let views = catalogue.gpus.values().map(|sold| specs.path(&cdi::view_id(&sold.gpu)));
+        shims.chain(own).chain(pages).chain(views).collect()
+    }
+
+    /// The directories of all that, and what is to be heard of them.
+    pub(crate) fn directories(&self) -> news::Wanted {
+        let mut wanted = news::Wanted::new();
+        let config = self.config.get();
+        let mut want = |dir: PathBuf, interest: AddWatchFlags| wanted.insert(dir, interest);
+        want(config.cdi.directory.clone(), news::ALL);
+        want(self.paths.shim.clone(), news::ALL);
+        want(self.pages.root().to_owned(), news::NAMES | AddWatchFlags::IN_ATTRIB);
+        for record in self.records() {
+            if let Some(name) = &record.shim {
+                want(self.paths.shim.join(name), news::ALL);
+            }
+            // A tenant changes its usage page as often as it likes: that is seen at intervals.
+            let [dir, quota, ..] = self.page_files(&record);
+            want(quota, AddWatchFlags::IN_MODIFY | AddWatchFlags::IN_ATTRIB);
+            want(dir, news::NAMES);
+        }
+        wanted
+    }
+
+    /// Says which directory was removed although this process still has it: mounted, it cannot be made again from here.
+    fn check_directories(&self) {
+        let config = self.config.get();
+        let paths = &self.paths;
+        let is_claimed = self.board.dra().is_some();
+        let is_cdi = config.container.device_list_strategy.is_cdi()
+            || self.records.lock().values().any(|record| record.cdi);
+        let all = [
+            ("cdi.directory", &config.cdi.directory, is_cdi || is_claimed),
+            ("paths.shim", &paths.shim, true),
+            ("paths.pages", &paths.pages, true),
+            ("paths.kubelet", &paths.kubelet, true),
+            ("paths.plugins_registry", &paths.plugins_registry, is_claimed),
+            ("paths.dra", &paths.dra, is_claimed),
+        ];
+        for (key, path, is_used) in all {
+            let is_gone = is_used && std::fs::metadata(path).is_ok_and(|meta| meta.nlink() == 0);
+            if !is_gone {
+                self.board.lift(key, REMOVED);
+                continue;
+            }
+            let text = format!(
+                "{key}: {} was removed from the node, and the plugin's pod still has what is no more: no container that \
+                 needs it can start; delete the plugin's pod, so that its next one mounts what is there now",
+                path.display()
+            );
+            if self.board.stand(key, REMOVED, text.clone()) {
+                error!("{text}");
+            }
+        }
+    }
+}
+
+/// Gives containers of any user the rights that they need. Containers have the directory read-only, so none can have
+/// put a link there.
+fn open_up(pages: &[PathBuf]) {
+    // The directory first: what is in it may be out of reach.
+    for path in pages {
+        let Ok(meta) = path.symlink_metadata() else { continue };
+        let lacking = lacking(&meta);
+        let mode = std::fs::Permissions::from_mode(meta.mode() & 0o7777 | lacking);
+        if lacking != 0
+            && !meta.is_symlink()
+            && let Err(error) = std::fs::set_permissions(path, mode)
+        {
+            warn!(path = %path.display(), %error, "containers of other users cannot use it");
+        }
+    }
+}
+
+fn shim_files(dir: &Path, name: &str) -> [PathBuf; 2] {
+    let given = shim_install::at(dir, name);
+    [given.shim, given.preload]
+}
+
+/// Rights that containers of any user lack.
+fn lacking(meta: &std::fs::Metadata) -> u32 {
+    let needed = match meta.file_type() {
+        kind if kind.is_dir() => 0o755,
+        kind if kind.is_file() => 0o444,
+        // A socket: who connects, writes.
+        _ => 0o666,
+    };
+    needed & !meta.mode()
+}

@@ -1,0 +1,198 @@
+//! What a claim's containers start with, damaged in every way while nobody asks: it is whole again, and said.
+
+use std::fs;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use tessera_fake_kubelet::dra::DraError;
+use tessera_harness::metrics::get;
+use tessera_harness::plugin::until;
+
+use super::claim::one;
+use super::node::Node;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Damage {
+    Removed,
+    Truncated,
+    /// Written over in place.
+    Overwritten,
+    /// Another file has its name.
+    Replaced,
+    /// As container runtimes leave where a mount's source was missing.
+    Directory,
+    /// With the directory that it is in.
+    WithDirectory,
+    /// For root alone.
+    Closed,
+}
+
+use Damage::{Closed, Directory, Overwritten, Removed, Replaced, Truncated, WithDirectory};
+
+const FILES: [Damage; 7] =
+    [Removed, Truncated, Overwritten, Replaced, Directory, WithDirectory, Closed];
+
+fn damage(path: &Path, damage: Damage) {
+    match damage {
+        Removed if path.is_dir() => fs::remove_dir_all(path).unwrap(),
+        Removed => fs::remove_file(path).unwrap(),
+        Truncated => drop(fs::File::options().write(true).truncate(true).open(path).unwrap()),
+        Overwritten => {
+            let length = usize::try_from(fs::metadata(path).unwrap().len()).unwrap();
+            let file = fs::File::options().write(true).open(path).unwrap();
+            file.write_all_at(&vec![b'x'; length], 0).unwrap();
+        }
+        Replaced => {
+            let other = path.with_extension("other");
+            fs::write(&other, "something else").unwrap();
+            fs::rename(other, path).unwrap();
+        }
+        Directory => {
+            fs::remove_file(path).unwrap();
+            fs::create_dir(path).unwrap();
+        }
+        WithDirectory => fs::remove_dir_all(path.parent().unwrap()).unwrap(),
+        Closed => {
+            let mode = if path.is_dir() { 0o700 } else { 0o600 };
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        }
+    }
+}
+
+/// What a container needs of a file or directory: its mode, and its bytes, of pages the first few.
+fn look(path: &Path) -> Option<(u32, u64, Vec<u8>)> {
+    let meta = path.symlink_metadata().ok()?;
+    let is_page = path.ends_with("quota") || path.ends_with("usage");
+    let bytes = if meta.is_file() { fs::read(path).ok()? } else { Vec::new() };
+    let length = if meta.is_file() { meta.len() } else { 0 };
+    let shown = if is_page { bytes[..bytes.len().min(8)].to_vec() } else { bytes };
+    Some((meta.permissions().mode(), length, shown))
+}
+
+/// What `explain` has of restored things.
+fn restored(node: &Node) -> u64 {
+    let explained: Value =
+        serde_json::from_str(&node.must(&["explain", "team/chat", "-o", "json"])).unwrap();
+    fn find(value: &Value) -> u64 {
+        match value {
+            Value::Object(map)
+                if map.get("what").is_some_and(|what| what == "restored")
+                    && map.contains_key("first_unix_ms") =>
+            {
+                map["times"].as_u64().unwrap_or(1)
+            }
+            Value::Object(map) => map.values().map(find).sum(),
+            Value::Array(all) => all.iter().map(find).sum(),
+            _ => 0,
+        }
+    }
+    find(&explained)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whatever_a_running_claim_starts_with_is_whole_again_without_a_call() {
+    let mut node = Node::start().await;
+    let chat = one("chat", &node.device(0), "2Gi", "30");
+    let container = node.prepare(&chat).await.unwrap();
+    let pages = &container.shares[0];
+    let id = pages.file_name().unwrap().to_str().unwrap();
+    let spec = node.cdi().join(format!("tessera.dev-share_{id}.json"));
+    let text: Value = serde_json::from_slice(&fs::read(&spec).unwrap()).unwrap();
+    let edits = &text["devices"][0]["containerEdits"]["mounts"];
+    let source = |end: &str| -> PathBuf {
+        let mounts = edits.as_array().unwrap().iter();
+        let mut sources = mounts.map(|mount| mount["hostPath"].as_str().unwrap());
+        sources.find(|source| source.ends_with(end)).unwrap().into()
+    };
+    let (shim, preload) = (source("libtessera.so"), source("ld.so.preload"));
+    let (quota, usage) = (pages.join("quota"), pages.join("usage"));
+    let socket = fs::read_dir(pages)
+        .unwrap()
+        .flatten()
+        .map(|entry| entry.path())
+        .find(|path| path != &quota && path != &usage && !path.is_file());
+    let mut table: Vec<(PathBuf, Vec<Damage>)> = vec![
+        (spec, FILES.to_vec()),
+        (shim, FILES.to_vec()),
+        (preload, FILES.to_vec()),
+        (quota.clone(), vec![Removed, Overwritten, Replaced, Directory, Closed]),
+        // Its tenant may write to it, so no news is heard of that.
+        (usage, vec![Removed, Replaced, Directory]),
+        (pages.clone(), vec![Removed, Closed]),
+    ];
+    table.extend(socket.map(|socket| (socket, vec![Removed, Replaced])));
+    for (path, damages) in table {
+        let whole = look(&path).unwrap();
+        for how in damages {
+            // A look that is under way may have seen it whole.
+            let before = restored(&node);
+            damage(&path, how);
+            let what = format!("{}: {how:?}", path.display());
+            let is_whole = || (look(&path).as_ref() == Some(&whole)).then_some(());
+            let waited =
+                tokio::time::timeout(std::time::Duration::from_secs(60), until(is_whole)).await;
+            assert!(
+                waited.is_ok(),
+                "{what} stays: {:?}",
+                look(&path).map(|(mode, length, _)| (mode, length))
+            );
+            let said = || (restored(&node) > before).then_some(());
+            let waited =
+                tokio::time::timeout(std::time::Duration::from_secs(60), until(said)).await;
+            assert!(
+                waited.is_ok(),
+                "{what}: nothing is said in {}",
+                node.must(&["explain", "team/chat"])
+            );
+        }
+    }
+    // The page that plugin and tenants map: a map of what was truncated ends its reader, and the next plugin mends it.
+    let whole = look(&quota).unwrap();
+    damage(&quota, Truncated);
+    node.restart().await;
+    until(|| (look(&quota).as_ref() == Some(&whole)).then_some(())).await;
+    // Whoever starts from it now is held as before.
+    let again = node.prepare(&chat).await.unwrap();
+    assert_eq!(again.shares, container.shares);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_mounted_directory_that_was_removed_on_the_node_is_named_with_what_to_do() {
+    let node = Node::start().await;
+    let address = until(|| node.plugin.as_ref().unwrap().address()).await;
+    let ready = |wanted: u16| async move {
+        loop {
+            let answer = get(address, "/readyz").await;
+            if answer.status == wanted {
+                return answer.body;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    };
+    ready(200).await;
+    // As a pod sees it whose mount holds what was removed.
+    fs::create_dir_all(node.cdi()).unwrap();
+    let held = fs::File::open(node.cdi()).unwrap();
+    fs::remove_dir_all(node.cdi()).unwrap();
+    let link =
+        format!("/proc/{}/fd/{}", std::process::id(), std::os::fd::AsRawFd::as_raw_fd(&held));
+    std::os::unix::fs::symlink(link, node.cdi()).unwrap();
+    let said = |text: &str| {
+        ["cdi.directory", "was removed", "delete the plugin's pod"]
+            .iter()
+            .all(|part| text.contains(part))
+    };
+    until(|| said(&node.status()["warnings"].to_string()).then_some(())).await;
+    assert!(said(&ready(503).await));
+    let Err(DraError::Claim { error, .. }) =
+        node.prepare(&one("chat", &node.device(0), "2Gi", "30")).await
+    else {
+        panic!("prepared without a spec")
+    };
+    assert!(said(&error), "{error}");
+    // The next pod has a directory again.
+    fs::remove_file(node.cdi()).unwrap();
+    ready(200).await;
+    node.prepare(&one("chat", &node.device(0), "2Gi", "30")).await.unwrap();
+}
