@@ -65,24 +65,8 @@ pub(crate) async fn finish(recorder: Arc<Recorder>) {
 
 fn say(board: &StatusBoard, stored: Result<Option<Found>, FlushError>) {
     let problem = match stored {
-        Ok(None | Some(Found::Existing)) => None,
-        Ok(Some(Found::Created)) => {
-            info!("a new history");
-            None
-        }
-        Ok(Some(Found::Resized)) => {
-            info!(
-                "history.size has changed: the history file was rewritten, with as much of the old one as fits"
-            );
-            None
-        }
-        Ok(Some(Found::Aside { kept_as, reason })) => {
-            let text = format!(
-                "the history could not be used ({reason}); it is kept as {}, and another one goes on",
-                kept_as.display()
-            );
-            warn!("{text}");
-            board.note(text);
+        Ok(found) => {
+            found.iter().for_each(|found| say_found(board, found));
             None
         }
         Err(error) => Some(error.to_string()),
@@ -92,4 +76,33 @@ fn say(board: &StatusBoard, stored: Result<Option<Found>, FlushError>) {
     {
         warn!("{problem}");
     }
+}
+
+fn say_found(board: &StatusBoard, found: &Found) {
+    let text = match found {
+        Found::Existing => return,
+        Found::Created => {
+            info!("a new history");
+            return;
+        }
+        Found::Resized => {
+            info!(
+                "history.size has changed: the history file was rewritten, with as much of the old one as fits"
+            );
+            return;
+        }
+        Found::Older(lost) => format!("the history's file was damaged: {lost}"),
+        Found::Replaced(now) => {
+            say_found(board, now);
+            "the history's file was removed or replaced while it was in use: what was recorded before is \
+             lost, and another file goes on"
+                .to_owned()
+        }
+        Found::Aside { kept_as, reason } => format!(
+            "the history could not be used ({reason}); it is kept as {}, and another one goes on",
+            kept_as.display()
+        ),
+    };
+    warn!("{text}");
+    board.note(text);
 }

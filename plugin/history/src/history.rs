@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use redb::Database;
-use tessera_system::files::{self, Copied, CopyError};
+use tessera_system::files::{self, Copied, CopyError, Identity};
 use tessera_system::panics;
 use tessera_view::history::{Answer, Query};
 
@@ -38,6 +38,8 @@ struct Writer {
     store: Option<Store>,
     /// What the store was opened with.
     opened: Option<Options>,
+    /// The file that was opened last.
+    identity: Option<Identity>,
     closed: bool,
     written: u64,
 }
@@ -140,6 +142,14 @@ impl History {
 
     fn opened(&self, writer: &mut Writer) -> Result<Option<Found>, Trouble> {
         let options = held(&self.options).clone();
+        // Without its name, nobody would ever find what is written.
+        let mut is_replaced = false;
+        if let (Some(store), Some(opened)) = (&writer.store, &writer.opened)
+            && !store.is_at(&opened.path)
+        {
+            is_replaced = true;
+            self.let_go(writer);
+        }
         if let (Some(store), Some(opened)) = (&mut writer.store, &writer.opened) {
             if *opened == options {
                 return Ok(None);
@@ -153,7 +163,11 @@ impl History {
             }
             self.let_go(writer);
         }
+        is_replaced |= writer.opened.as_ref().is_some_and(|opened| opened.path == options.path)
+            && writer.identity.is_some_and(|identity| !identity.has(&options.path));
         let (store, found) = open::open(&options)?;
+        let found = if is_replaced { Found::Replaced(Box::new(found)) } else { found };
+        writer.identity = store.identity().ok();
         *self.db.write().unwrap_or_else(PoisonError::into_inner) = Some(store.db());
         writer.store = Some(store);
         writer.opened = Some(options);
@@ -181,7 +195,10 @@ impl History {
 
     /// Lets go of the file and of all that waits; what is asked is answered from nothing.
     pub fn stop(&self) {
-        self.let_go(&mut held(&self.writer));
+        let mut writer = held(&self.writer);
+        self.let_go(&mut writer);
+        // Until it is switched on again, anybody may take the file away.
+        writer.identity = None;
         *held(&self.folder) = Folder::default();
     }
 
@@ -247,9 +264,11 @@ pub fn offline(
         ),
         error => failed(&error),
     })?;
-    let db = open::open_copy(&copied.path()).map_err(|error| failed(&error))?;
+    let (db, lost) = open::open_copy(&copied.path()).map_err(|error| failed(&error))?;
     let reader = open::read(&db).map_err(|error| failed(&error))?;
     let known = Known { reader: Some(&reader), folder: None };
-    let asked = panics::caught(|| query::answer(query, context, &known, Vec::new()));
+    let lost = lost.map(|lost| format!("the history's file is damaged: {lost}"));
+    let remarks: Vec<String> = lost.into_iter().collect();
+    let asked = panics::caught(|| query::answer(query, context, &known, remarks));
     asked.map_err(|error| failed(&error))
 }

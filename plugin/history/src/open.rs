@@ -12,10 +12,11 @@ use redb::{Database, ReadableDatabase, ReadableTable, TableError};
 use super::backend::{Bounded, Extent};
 use super::level::Level;
 use super::names::Named;
+use super::noted::{Lost, Noted};
 use super::room;
 use super::store::{
-    META, META_AGED, META_BOUND, META_NEXT, META_SCHEMA, NAMES, ROWS, Reader, SCHEMA, Store,
-    UPGRADED, keys, prepare,
+    META, META_AGED, META_BOUND, META_COMMITS, META_NEXT, META_SCHEMA, META_UNTIL, NAMES, ROWS,
+    Reader, SCHEMA, Store, UPGRADED, keys, prepare,
 };
 use tessera_system::{files, panics};
 
@@ -44,6 +45,10 @@ pub enum Found {
     Created,
     /// It was made for another bound; what fits was taken over.
     Resized,
+    /// It was damaged, and is as it was some time before.
+    Older(Lost),
+    /// The one that was in use had been removed, or another had taken its place. How what is there now was found.
+    Replaced(Box<Found>),
     /// It was put aside, and this one made, or taken back.
     Aside {
         /// Where the other is.
@@ -91,7 +96,10 @@ pub(crate) fn open(options: &Options) -> Result<(Store, Found), Trouble> {
         return create(options).map(|store| (store, Found::Created));
     }
     let (kept_as, reason) = match look(options) {
-        Ok(store) => return fit(store, options),
+        Ok((store, lost)) => {
+            let (store, found) = fit(store, options)?;
+            return Ok((store, lost.map_or(found, Found::Older)));
+        }
         Err(Unopened::InUse) => return Err(Trouble::InUse(path.clone())),
         Err(Unopened::Disk(error)) => return Err(io_error(&error)),
         Err(Unopened::Schema(other)) => {
@@ -105,12 +113,16 @@ pub(crate) fn open(options: &Options) -> Result<(Store, Found), Trouble> {
     std::fs::rename(path, &kept_as).map_err(|error| {
         io_error(&format!("{reason}, and it cannot be renamed to {}: {error}", kept_as.display()))
     })?;
-    let found = Found::Aside { kept_as, reason };
+    let found = |reason| Found::Aside { kept_as, reason };
     // What this version left when another took over.
     let ours = left_aside(path);
     if ours.is_file() && std::fs::rename(&ours, path).is_ok() {
         match look(options) {
-            Ok(store) => return fit(store, options).map(|(store, _)| (store, found)),
+            Ok((store, lost)) => {
+                let (store, _) = fit(store, options)?;
+                let lost = lost.map(|lost| format!("; of this version's own, {lost}"));
+                return Ok((store, found(reason + &lost.unwrap_or_default())));
+            }
             Err(Unopened::InUse) => return Err(Trouble::InUse(path.clone())),
             Err(Unopened::Disk(error)) => return Err(io_error(&error)),
             Err(_) => {
@@ -119,7 +131,7 @@ pub(crate) fn open(options: &Options) -> Result<(Store, Found), Trouble> {
             }
         }
     }
-    create(options).map(|store| (store, found))
+    create(options).map(|store| (store, found(reason)))
 }
 
 /// Where another version leaves what this one wrote.
@@ -151,10 +163,10 @@ fn begin(new: &Path, options: &Options) -> Result<Store, Unopened> {
     room::on_disk(dir, options.bound).map_err(Unopened::Disk)?;
     let extent = Extent::new(options.bound);
     let made = || -> Result<Store, Unopened> {
-        let file = FileBackend::new(open_file(new)?)?;
-        let db = database(file, &extent, options)?;
+        let file = open_file(new)?;
+        let db = database(&file, &extent, options)?;
         prepare(&db, &extent).map_err(|error| Unopened::of(&error))?;
-        Store::new(Arc::new(db), Arc::clone(&extent), options.keep)
+        Store::new(Arc::new(db), file, Arc::clone(&extent), options.keep)
             .map_err(|error| Unopened::of(&error))
     };
     let made = made();
@@ -169,11 +181,8 @@ fn open_file(path: &Path) -> Result<File, Unopened> {
     files::open_private(path).map_err(|error| Unopened::Disk(error.to_string()))
 }
 
-fn database(
-    file: FileBackend,
-    extent: &Arc<Extent>,
-    options: &Options,
-) -> Result<Database, Unopened> {
+fn database(file: &File, extent: &Arc<Extent>, options: &Options) -> Result<Database, Unopened> {
+    let file = FileBackend::new(file.try_clone().map_err(redb::Error::from)?)?;
     let backend = Bounded::new(file, Arc::clone(extent), options.sync)
         .map_err(|error| Unopened::Disk(error.to_string()))?;
     let mut builder = Database::builder();
@@ -181,13 +190,15 @@ fn database(
     Ok(builder.create_with_backend(backend)?)
 }
 
-/// Opens a file that is there, and reads all of it once.
-fn look(options: &Options) -> Result<Store, Unopened> {
+/// Opens a file that is there, and reads all of it once; also what of it was lost.
+fn look(options: &Options) -> Result<(Store, Option<Lost>), Unopened> {
     guarded(|| {
-        let file = FileBackend::new(open_file(&options.path)?)?;
+        let file = open_file(&options.path)?;
+        let noted = Noted::read(&file);
         let extent = Extent::new(options.bound);
-        let mut db = database(file, &extent, options)?;
-        db.check_integrity()?;
+        let mut db = database(&file, &extent, options)?;
+        // Whether it repaired something says not what that took: redb has gone back when it was opened, or here.
+        let _is_unharmed: bool = db.check_integrity()?;
         let found = match db.begin_read().map_err(redb::Error::from)?.open_table(META) {
             Ok(meta) => meta.get(META_SCHEMA)?.map_or(0, |found| found.value()),
             Err(TableError::TableDoesNotExist(_)) => {
@@ -202,7 +213,8 @@ fn look(options: &Options) -> Result<Store, Unopened> {
             _ if may_upgrade => upgrade(&db)?,
             other => return Err(Unopened::Schema(other)),
         }
-        Ok(Store::new(Arc::new(db), extent, options.keep)?)
+        let lost = Reader::begin(&db)?.noted()?.lost(noted);
+        Ok((Store::new(Arc::new(db), file, extent, options.keep)?, lost))
     })
 }
 
@@ -239,8 +251,7 @@ fn fit(store: Store, options: &Options) -> Result<(Store, Found), Trouble> {
         copy(&db, &to).map_err(|error| Unopened::of(&error))?;
         drop((store, db));
         std::fs::rename(&new, path).map_err(|error| Unopened::Disk(error.to_string()))?;
-        let to = Store::new(to.db(), Arc::clone(to.extent()), options.keep)?;
-        Ok((to, Found::Resized))
+        Ok((to.again(options.keep)?, Found::Resized))
     };
     guarded(work).map_err(|unopened| trouble(unopened, path))
 }
@@ -297,7 +308,7 @@ fn copy(from: &Database, to: &Store) -> Result<(), redb::Error> {
     }
     let write = to_db.begin_write()?;
     let meta = reader.open_table(META)?;
-    for name in [META_NEXT, META_AGED] {
+    for name in [META_NEXT, META_AGED, META_COMMITS, META_UNTIL] {
         if let Some(number) = meta.get(name)? {
             write.open_table(META)?.insert(name, number.value())?;
         }
@@ -306,8 +317,8 @@ fn copy(from: &Database, to: &Store) -> Result<(), redb::Error> {
     Ok(())
 }
 
-/// A copy of a file, for a look without the plugin. It is never written to by anybody else.
-pub(crate) fn open_copy(path: &Path) -> Result<Arc<Database>, String> {
+/// A copy of a file, for a look without the plugin, and what of it was lost. It is never written to by anybody else.
+pub(crate) fn open_copy(path: &Path) -> Result<(Arc<Database>, Option<Lost>), String> {
     let len = std::fs::metadata(path).map_err(|error| error.to_string())?.len();
     if len == 0 {
         return Err("it is empty: no plugin has stored anything in it yet".to_owned());
@@ -315,7 +326,7 @@ pub(crate) fn open_copy(path: &Path) -> Result<Arc<Database>, String> {
     let bound = len.saturating_mul(4);
     let options = Options { path: path.to_owned(), bound, keep: [u32::MAX; 3], sync: false };
     match look(&options) {
-        Ok(store) => Ok(store.db()),
+        Ok((store, lost)) => Ok((store.db(), lost)),
         Err(unopened) => Err(unopened.text()),
     }
 }

@@ -1,6 +1,8 @@
 //! The redb file: what is written together, what is dropped, what is read.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs::File;
+use std::path::Path;
 use std::sync::Arc;
 
 use redb::{
@@ -13,8 +15,10 @@ use super::cell::Cell;
 use super::chunk::{self, Chunk};
 use super::level::Level;
 use super::names::Named;
+use super::noted::Noted;
 use super::room;
 use super::series::{Key, Series};
+use tessera_system::files::Identity;
 
 /// Version of what the tables hold. Version 1 had no highest shares.
 pub(crate) const SCHEMA: u64 = 2;
@@ -30,6 +34,10 @@ pub(crate) const META_NEXT: &str = "next";
 pub(crate) const META_BOUND: &str = "bound";
 /// In [`META`]: the second by which buckets were old when something was stored last.
 pub(crate) const META_AGED: &str = "aged";
+/// In [`META`]: how often something was stored.
+pub(crate) const META_COMMITS: &str = "commits";
+/// In [`META`]: where the newest bucket of what was stored last ended.
+pub(crate) const META_UNTIL: &str = "until";
 /// [`Named`] by the number of a series.
 pub(crate) const NAMES: TableDefinition<u32, &[u8]> = TableDefinition::new("names");
 /// Rows of [`chunk`] by level, beginning in Unix seconds, and place.
@@ -50,7 +58,11 @@ pub(crate) type Bucket = Vec<(Series, Cell)>;
 /// An open file.
 pub(crate) struct Store {
     db: Arc<Database>,
+    /// The same file, for what redb knows nothing of.
+    file: File,
     extent: Arc<Extent>,
+    /// What was stored last.
+    noted: Noted,
     /// Numbers of series that were written of late, and the last second that their names note.
     known: HashMap<Key, (u32, Named)>,
     /// Pages in use at most, by what was written since they were counted.
@@ -98,6 +110,7 @@ impl Store {
     /// Goes on with a file that has its tables.
     pub(crate) fn new(
         db: Arc<Database>,
+        file: File,
         extent: Arc<Extent>,
         keep: [u32; 3],
     ) -> Result<Self, redb::Error> {
@@ -110,7 +123,35 @@ impl Store {
             }
         })?;
         let clock = AgingClock::new(reader.aged()?);
-        Ok(Store { db, extent, known, used: u64::MAX, keep, clock })
+        let noted = reader.noted()?;
+        noted.write(&file)?;
+        Ok(Store { db, file, extent, noted, known, used: u64::MAX, keep, clock })
+    }
+
+    /// As it is after its tables were written to by somebody else.
+    ///
+    /// # Errors
+    /// As [`Store::new`].
+    pub(crate) fn again(self, keep: [u32; 3]) -> Result<Self, redb::Error> {
+        Store::new(self.db, self.file, self.extent, keep)
+    }
+
+    /// What tells the file from another that has taken its name.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(crate) fn identity(&self) -> std::io::Result<Identity> {
+        Ok(Identity::of(&self.file.metadata()?))
+    }
+
+    /// Whether the file at `path` is still this one, as long as it was left.
+    pub(crate) fn is_at(&self, path: &Path) -> bool {
+        match (std::fs::metadata(path), self.identity()) {
+            (Ok(there), Ok(own)) => Identity::of(&there) == own && there.len() == self.extent.len(),
+            (Err(error), _) => error.kind() != std::io::ErrorKind::NotFound,
+            // A disk that does not tell will refuse what is written, too.
+            (_, Err(_)) => true,
+        }
     }
 
     pub(crate) fn set_keep(&mut self, keep: [u32; 3]) {
@@ -182,7 +223,17 @@ impl Store {
         }
         let aged = self.clock.read(now.wall, now.monotonic);
         let is_coarse_gone = self.age(&write, aged)?;
+        let until = newest.saturating_add(Level::Fine.step_seconds());
+        let noted = Noted { commits: self.noted.commits + 1, until };
+        {
+            let mut meta = write.open_table(META)?;
+            meta.insert(META_COMMITS, noted.commits)?;
+            meta.insert(META_UNTIL, u64::from(noted.until))?;
+        }
         write.commit()?;
+        self.noted = noted;
+        // Without it, a repair would not be noticed; what is stored is stored.
+        let _ = noted.write(&self.file);
         self.used = self.used.saturating_add(need - SPARE);
         for (number, named) in named {
             self.known.insert(named.series.key.clone(), (number, named));
@@ -417,6 +468,14 @@ impl Reader {
         let table = self.0.open_table(ROWS)?;
         let last = table.range(keys(Level::Fine, 0, u32::MAX))?.next_back().transpose()?;
         Ok(last.map(|row| row.0.value().1.saturating_add(Level::Fine.chunk_seconds())))
+    }
+
+    /// What was stored last; nothing by an earlier version.
+    pub(crate) fn noted(&self) -> Result<Noted, redb::Error> {
+        let meta = self.0.open_table(META)?;
+        let commits = meta.get(META_COMMITS)?.map_or(0, |commits| commits.value());
+        let until = meta.get(META_UNTIL)?.map_or(0, |until| until.value());
+        Ok(Noted { commits, until: u32::try_from(until).unwrap_or(u32::MAX) })
     }
 
     /// The second by which buckets are old; of a file that notes none, where it ends.

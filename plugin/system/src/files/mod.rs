@@ -6,6 +6,7 @@
 
 mod copy;
 mod dir;
+mod identity;
 mod patience;
 mod private;
 mod read;
@@ -14,6 +15,7 @@ mod space;
 
 pub use copy::{Copied, CopyError};
 pub use dir::{Dir, is_directory, open_directory};
+pub use identity::Identity;
 pub use patience::{Unresponsive, in_time};
 pub use private::{open_lock, open_private};
 pub use read::{FileError, file_or_nothing, open, read, read_from, text, utf8};

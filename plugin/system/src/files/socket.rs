@@ -3,10 +3,8 @@
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
-use std::time::SystemTime;
 
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
@@ -14,15 +12,7 @@ use nix::sys::stat::{FchmodatFlags, Mode, SFlag, fchmodat};
 
 use super::Dir;
 use super::dir::kind;
-
-/// What distinguishes one file from another that has taken its name: device, inode, and time of birth where the file
-/// system knows it, because an inode number is used again at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Identity {
-    device: u64,
-    inode: u64,
-    born: Option<SystemTime>,
-}
+use super::identity::Identity;
 
 /// A listening socket's file, removed when dropped if it is still the same.
 #[derive(Debug)]
@@ -67,8 +57,7 @@ impl Drop for SocketFile {
 }
 
 fn identity(dir: &Dir, name: &OsStr) -> io::Result<Identity> {
-    let meta = dir.path().join(name).symlink_metadata()?;
-    Ok(Identity { device: meta.dev(), inode: meta.ino(), born: meta.created().ok() })
+    Ok(Identity::of(&dir.path().join(name).symlink_metadata()?))
 }
 
 /// Removes a socket that nobody listens at; `Ok` also where there is nothing.
