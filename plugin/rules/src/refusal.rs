@@ -54,6 +54,15 @@ pub enum Refusal {
         /// The GPU.
         uuid: String,
     },
+    /// The capacity rule, for a container that starts with what others were given meanwhile.
+    #[error(
+        "the limits of others on GPU {uuid} have taken the room of this container since it was allocated: it starts \
+         when one of them ends, or is lowered (`tessera status` lists them, `tessera quota set` changes one)"
+    )]
+    RoomTaken {
+        /// The GPU.
+        uuid: String,
+    },
     /// Several GPUs for one container.
     #[error(
         "the {count} replicas of {resource} lie on {gpus} GPUs and share.split = \"reject\": no \

@@ -8,13 +8,14 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use crate::allocations::Allocations;
+use crate::allocations::is_moving;
 use crate::allocations::offers::Offers;
 use crate::allocations::records::Records;
-use crate::inventory::Inventory;
+use crate::inventory::{Inventory, Standing, Withheld};
 use crate::lock_order::ADVERTISED;
 use tessera_kubelet::Device;
 use tessera_model::record::Record;
-use tessera_rules::allocate::Catalogue;
+use tessera_rules::allocate::{AdvertisedGpu, Catalogue};
 use tessera_system::locks::Ranked;
 use tessera_tenant::regions::Region;
 
@@ -27,6 +28,10 @@ pub struct NodeSnapshot {
     pub allocations: Vec<(Arc<Record>, Option<Arc<Region>>)>,
     /// What is sold, with health, and the reserve.
     pub catalogue: Arc<Catalogue>,
+    /// How each GPU of the catalogue stands.
+    pub standings: BTreeMap<String, Standing>,
+    /// GPUs of which another front end still has something.
+    pub moving: BTreeSet<String>,
     /// The devices of every resource, as kubelet hears of them.
     pub advertised: BTreeMap<String, Vec<Device>>,
 }
@@ -61,7 +66,8 @@ impl Advertised {
         // Held throughout, so that no older answer overtakes a newer one.
         let mut devices = self.devices.lock();
         let catalogue = self.inventory.catalogue();
-        self.tell_devices(&mut devices, &catalogue, &self.allocations.all());
+        let withheld = |uuid: &str| self.inventory.withheld_of(uuid);
+        self.tell_devices(&mut devices, &catalogue, &self.allocations.all(), &withheld);
         drop(devices);
         self.looks.send_modify(|number| *number = number.wrapping_add(1));
     }
@@ -73,10 +79,15 @@ impl Advertised {
     }
 
     /// Tells kubelet what follows from `records`, if that is news.
-    fn tell_devices(&self, devices: &mut Devices, catalogue: &Catalogue, records: &Records) {
+    fn tell_devices(
+        &self,
+        devices: &mut Devices,
+        catalogue: &Catalogue,
+        records: &Records,
+        withheld: &dyn Fn(&str) -> Withheld,
+    ) {
         let Devices { offers, senders } = devices;
-        let withheld = |uuid: &str| self.inventory.withheld_of(uuid);
-        if !offers.renew(catalogue, catalogue.reserve_bytes, records, &withheld) {
+        if !offers.renew(catalogue, catalogue.reserve_bytes, records, withheld) {
             return;
         }
         let all = offers.devices(catalogue);
@@ -115,9 +126,14 @@ impl Advertised {
     pub fn books(&self) -> NodeSnapshot {
         let mut devices = self.devices.lock();
         let records = self.allocations.all();
-        let catalogue = self.inventory.catalogue();
+        let (catalogue, standings) = self.inventory.standings();
+        let withheld =
+            |uuid: &str| standings.get(uuid).map(Standing::keeps_back).unwrap_or_default();
         // The thread that changed a record is about to do it.
-        self.tell_devices(&mut devices, &catalogue, &records);
+        self.tell_devices(&mut devices, &catalogue, &records, &withheld);
+        let moving = |sold: &&AdvertisedGpu| is_moving(&records, sold);
+        let moving = catalogue.gpus.values().filter(moving);
+        let moving = moving.map(|sold| sold.gpu.uuid.clone()).collect();
         let advertised = devices
             .senders
             .iter()
@@ -126,6 +142,7 @@ impl Advertised {
         drop(devices);
         let regions = self.allocations.regions();
         let open = |record: &Arc<Record>| (Arc::clone(record), regions.get(&record.id).cloned());
-        NodeSnapshot { allocations: records.values().map(open).collect(), catalogue, advertised }
+        let allocations = records.values().map(open).collect();
+        NodeSnapshot { allocations, catalogue, standings, moving, advertised }
     }
 }

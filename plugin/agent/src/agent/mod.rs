@@ -4,6 +4,8 @@
 mod incidents;
 mod reload;
 #[cfg(test)]
+mod storm;
+#[cfg(test)]
 mod tests;
 mod trust;
 

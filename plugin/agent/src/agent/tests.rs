@@ -17,8 +17,9 @@ use super::*;
 use crate::allocations::steer::QuotaRequest;
 use crate::engines::EngineError;
 
-const GIB: u64 = 1 << 30;
-const GPU: &str = "GPU-a";
+pub(super) const GIB: u64 = 1 << 30;
+pub(super) const GPU: &str = "GPU-a";
+pub(super) const RESOURCE: &str = "tessera.dev/gpu";
 
 /// Notes its calls; refuses tenants whose memory is an odd number of GiB.
 #[derive(Debug, Default)]
@@ -69,11 +70,11 @@ impl Engine for FakeEngine {
     }
 }
 
-struct Node {
-    agent: Arc<Agent>,
+pub(super) struct Node {
+    pub agent: Arc<Agent>,
     engine: Arc<FakeEngine>,
     dir: tempfile::TempDir,
-    _runtime: tokio::runtime::Runtime,
+    pub runtime: tokio::runtime::Runtime,
 }
 
 fn config(dir: &Path, sells_claims: bool) -> Config {
@@ -116,33 +117,33 @@ fn open(dir: &Path, engine: &Arc<FakeEngine>, sells_claims: bool) -> Arc<Agent> 
 }
 
 /// A node whose GPU is sold by replicas, or by claims.
-fn node(sells_claims: bool) -> Node {
+pub(super) fn node(sells_claims: bool) -> Node {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let (dir, engine) = (tempfile::tempdir().unwrap(), Arc::new(FakeEngine::default()));
     let agent = {
         let _in = runtime.enter();
         open(dir.path(), &engine, sells_claims)
     };
-    Node { agent, engine, dir, _runtime: runtime }
+    Node { agent, engine, dir, runtime }
 }
 
 impl Node {
     fn grant(&self, ask: &Ask) -> Result<Vec<Delivered>, AllocateError> {
-        let _in = self._runtime.enter();
+        let _in = self.runtime.enter();
         let plan = self.agent.plan(ask)?;
         self.agent.commit(&[plan])?.materialise()
     }
 
     /// The same node after its plugin was restarted, perhaps with another seller.
     fn restart(self, sells_claims: bool) -> Node {
-        let Node { agent, engine, dir, _runtime } = self;
+        let Node { agent, engine, dir, runtime } = self;
         agent.close();
         drop(agent);
         let agent = {
-            let _in = _runtime.enter();
+            let _in = runtime.enter();
             open(dir.path(), &engine, sells_claims)
         };
-        Node { agent, engine, dir, _runtime }
+        Node { agent, engine, dir, runtime }
     }
 
     fn pages(&self) -> usize {
@@ -174,7 +175,7 @@ fn claim(uid: &str, gib: u64, cores_millis: u32) -> ShareAsk {
 
 fn replicas(indexes: &[u32]) -> Ask {
     let ids = indexes.iter().map(|index| Replica::id(GPU, *index)).collect();
-    Ask::Replicas { resource: "tessera.dev/gpu".to_owned(), ids }
+    Ask::Replicas { resource: RESOURCE.to_owned(), ids }
 }
 
 #[test]
@@ -282,7 +283,7 @@ fn what_cannot_be_held_is_a_warning_until_it_can_or_is_gone() {
 
 fn offered(node: &Node) -> usize {
     node.agent.advertised().refresh();
-    let devices = node.agent.advertised().devices("tessera.dev/gpu");
+    let devices = node.agent.advertised().devices(RESOURCE);
     devices.borrow().iter().filter(|device| device.healthy).count()
 }
 

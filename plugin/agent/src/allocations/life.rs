@@ -23,7 +23,7 @@ impl Allocations {
     /// takes back what dead processes held.
     ///
     /// # Errors
-    /// Replicas that never were ours, pages that cannot be made (without them the container's first
+    /// Replicas that never were ours, a start without room (see [`Allocations::check_start`]), pages that cannot be made (without them the container's first
     /// driver call would fail), or a shim that is gone (without it there would be no quota). Never for what the ledger's disk or the identity says.
     pub(crate) fn pre_start(&self, resource: &str, ids: &[String]) -> Result<(), AllocateError> {
         let mut writer = self.journal.writer();
@@ -41,12 +41,13 @@ impl Allocations {
             None => {
                 let plan = allocate::plan_for_running(&self.inventory.catalogue(), resource, ids)?;
                 let record = self.new_generation(&mut writer, &plan);
+                self.check_start(&record)?;
                 Record { cdi: record.cdi || self.specs().exists(&id), ..record }
             }
         };
         self.ensure_shim(record.shim.as_deref())?;
         let mut change = Change::default();
-        self.revive(&mut record, &mut change);
+        self.revive(&mut record, &mut change)?;
         record.state = State::Started;
         record.started_unix_ms = unix_ms();
         self.supersede(&record, &mut change);

@@ -46,6 +46,7 @@ use crate::journal::Journal;
 use crate::lock_order::{HOUSEKEEPING, LEAF, RECORDS};
 use crate::status_board::StatusBoard;
 pub(crate) use mend::{Mended, REMOVED};
+pub(crate) use one_front_end::is_moving;
 use records::Records;
 pub use select::Target;
 

@@ -111,6 +111,11 @@ impl Allocations {
     /// Whether the front end that does not sell a GPU still has something of it.
     #[must_use]
     pub fn is_moving(&self, sold: &AdvertisedGpu) -> bool {
-        left_by_other(&self.records.lock(), &sold.gpu.uuid, sold.seller).is_some()
+        is_moving(&self.records.lock(), sold)
     }
+}
+
+/// See [`Allocations::is_moving`].
+pub(crate) fn is_moving(records: &Records, sold: &AdvertisedGpu) -> bool {
+    left_by_other(records, &sold.gpu.uuid, sold.seller).is_some()
 }

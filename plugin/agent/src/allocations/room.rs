@@ -68,6 +68,16 @@ impl Allocations {
         Ok(())
     }
 
+    /// The capacity rule for a container that starts with what is not live: its replicas went to another meanwhile, or
+    /// it was released. Kubelet has admitted it; but the limits of others may have been given its room since.
+    pub(super) fn check_start(&self, record: &Record) -> Result<(), Refusal> {
+        let plan = Plan::of(record);
+        match self.check_room(&self.inventory.catalogue(), &plan, &Change::default()) {
+            Err(Refusal::NoRoom { uuid }) => Err(Refusal::RoomTaken { uuid }),
+            checked => checked,
+        }
+    }
+
     /// Parks every other live allocation that holds a replica of `record`.
     pub(super) fn supersede(&self, record: &Record, change: &mut Change) {
         let records = self.records.lock();

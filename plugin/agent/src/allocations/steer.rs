@@ -25,10 +25,10 @@ use tessera_model::allocation_id::AllocationId;
 use tessera_model::audit::{Actor, Event, Limits, What};
 use tessera_model::clock::unix_ms;
 use tessera_model::quantity::{format_bytes, format_compared};
-use tessera_model::record::{Grant, Record, State};
+use tessera_model::record::{Grant, Record};
 use tessera_model::sharing::Compute;
-use tessera_rules::ask::Plan;
 use tessera_rules::capacity::Capacity;
+use tessera_rules::refusal::Refusal;
 use tessera_store::Change;
 
 /// What somebody wants changed. What is `None` stays.
@@ -315,19 +315,22 @@ impl Allocations {
 
     /// A parked allocation comes back: with its changed limits if there is room for them by now, else with
     /// those it was allocated with, which its replicas stand for.
-    pub(super) fn revive(&self, record: &mut Record, change: &mut Change) {
-        if record.state != State::Parked || record.overridden.is_none() {
-            return;
+    ///
+    /// # Errors
+    /// Others were given the room of these as well.
+    pub(super) fn revive(&self, record: &mut Record, change: &mut Change) -> Result<(), Refusal> {
+        if record.is_live() || self.check_start(record).is_ok() {
+            return Ok(());
         }
-        if self.check_room(&self.inventory.catalogue(), &Plan::of(record), change).is_ok() {
-            return;
-        }
+        let reset = record.with_limits(record.allocated().to_vec(), BTreeMap::new());
+        self.check_start(&reset)?;
         warn!(id = %record.id, "its changed limits have no room any more and are reset");
         let limits = |grants: &[Grant]| grants.iter().map(Limits::from).collect();
         let before = limits(&record.grants);
-        *record = record.with_limits(record.allocated().to_vec(), BTreeMap::new());
+        *record = reset;
         let what = What::QuotaReset { before, after: limits(&record.grants) };
         let reason = "others were given the room while its replicas were elsewhere";
         change.events.push(Event::of(record, what, unix_ms()).by(Actor::Plugin).because(reason));
+        Ok(())
     }
 }

@@ -102,7 +102,7 @@ fn status(error: &AllocateError) -> Status {
         AllocateError::Refused(
             Refusal::Dead { .. } | Refusal::Cordoned { .. } | Refusal::Moving { .. },
         ) => Status::unavailable(text),
-        AllocateError::Refused(Refusal::NoRoom { .. })
+        AllocateError::Refused(Refusal::NoRoom { .. } | Refusal::RoomTaken { .. })
         | AllocateError::Ledger(_)
         | AllocateError::Engine(_) => Status::resource_exhausted(text),
         AllocateError::Refused(_) => Status::invalid_argument(text),

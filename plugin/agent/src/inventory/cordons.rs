@@ -150,12 +150,6 @@ impl Inventory {
         cordons.get(uuid).or_else(|| cordons.get(Cordon::NODE)).map(ToString::to_string)
     }
 
-    /// Whether a GPU is cordoned by itself, whatever the node is.
-    #[must_use]
-    pub fn has_own_cordon(&self, uuid: &str) -> bool {
-        self.cordons.lock().contains_key(uuid)
-    }
-
     /// What is not offered of a GPU that is well.
     pub(crate) fn withheld_of(&self, uuid: &str) -> Withheld {
         let cordons = self.cordons.lock();

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
 use super::Inventory;
-use tessera_gpu::health::{Health, Observation, Transition, View};
+use tessera_gpu::health::{Health, Observation, Transition};
 use tessera_model::audit::{Event, What};
 use tessera_model::clock::{monotonic_ns, unix_ms};
 use tessera_model::health::{Moment, Remembered, State};
@@ -137,12 +137,6 @@ impl Inventory {
     #[must_use]
     pub fn ignores(&self, observation: &Observation) -> bool {
         Health::ignores(&self.config.get().health, observation)
-    }
-
-    /// How a GPU stands.
-    #[must_use]
-    pub fn health(&self, uuid: &str) -> View {
-        self.health.lock().view(uuid, Instant::now())
     }
 
     /// GPUs that may not last, of those that are sold.

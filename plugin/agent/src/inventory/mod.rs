@@ -61,6 +61,29 @@ pub(crate) enum Withheld {
     All,
 }
 
+/// How a GPU of the catalogue stands.
+#[derive(Clone, Debug, Default)]
+pub struct Standing {
+    /// Originator and reason of the cordon, its own or the node's.
+    pub cordon: Option<String>,
+    /// It is cordoned by itself.
+    pub has_own_cordon: bool,
+    /// Why nothing more of it is given out although it is well; see [`Inventory::withheld`].
+    pub withheld: Option<String>,
+    /// Its health.
+    pub health: tessera_gpu::health::View,
+}
+
+impl Standing {
+    pub(crate) fn keeps_back(&self) -> Withheld {
+        match (&self.cordon, &self.withheld) {
+            (Some(_), _) => Withheld::All,
+            (None, Some(_)) => Withheld::Free,
+            (None, None) => Withheld::Nothing,
+        }
+    }
+}
+
 /// What another configuration leaves of the machine.
 #[derive(Clone, Debug)]
 pub struct GpuSelection {
@@ -105,6 +128,27 @@ impl Inventory {
     #[must_use]
     pub fn catalogue(&self) -> Arc<Catalogue> {
         Arc::clone(&self.catalogue.lock())
+    }
+
+    /// The catalogue, and how each of its GPUs stands at the same moment.
+    pub(crate) fn standings(&self) -> (Arc<Catalogue>, BTreeMap<String, Standing>) {
+        // Health is held: the catalogue follows it.
+        let health = self.health.lock();
+        let catalogue = self.catalogue();
+        let cordons = self.cordons.lock().clone();
+        let now = Instant::now();
+        let of = |uuid: &String| {
+            let cordon = cordons.get(uuid).or_else(|| cordons.get(Cordon::NODE));
+            let standing = Standing {
+                cordon: cordon.map(ToString::to_string),
+                has_own_cordon: cordons.contains_key(uuid),
+                withheld: self.withheld(uuid),
+                health: health.view(uuid, now),
+            };
+            (uuid.clone(), standing)
+        };
+        let standings = catalogue.gpus.keys().map(of).collect();
+        (catalogue, standings)
     }
 
     /// How near GPUs are to each other.

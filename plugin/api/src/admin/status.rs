@@ -17,6 +17,7 @@ use self::parts::{dra, health, replicas, resource, silent, state};
 use super::{compute, warnings};
 use tessera_agent::Agent;
 use tessera_agent::advertised::NodeSnapshot;
+use tessera_agent::inventory::Standing;
 use tessera_agent::observe::{PidView, pid_view};
 use tessera_agent::reload::Reloader;
 use tessera_agent::status_board::StatusBoard;
@@ -350,9 +351,11 @@ impl StatusView {
         allocations: &[Allocation],
         at: (Instant, i64),
     ) -> Vec<Gpu> {
-        let NodeSnapshot { catalogue, advertised, .. } = books;
+        let NodeSnapshot { catalogue, standings, advertised, .. } = books;
+        let standing = |uuid: &str| standings.get(uuid).cloned().unwrap_or_default();
         let withheld = |uuid: &str| {
-            agent.inventory().cordon_of(uuid).or_else(|| agent.inventory().withheld(uuid))
+            let Standing { cordon, withheld, .. } = standing(uuid);
+            cordon.or(withheld)
         };
         let mut replicas = replicas(catalogue, advertised, allocations, &withheld);
         let live = || allocations.iter().filter(|a| a.state() != AllocationState::Parked);
@@ -360,14 +363,12 @@ impl StatusView {
             .gpus
             .values()
             .map(|sold| {
-                let inventory = agent.inventory();
-                let cordon = inventory.cordon_of(&sold.gpu.uuid);
                 // A cordon is no illness: it stands for itself.
-                let withheld = inventory.withheld(&sold.gpu.uuid);
+                let Standing { cordon, has_own_cordon, withheld, health: view } =
+                    standing(&sold.gpu.uuid);
                 let uses = || live().flat_map(|a| &a.gpus).filter(|u| u.gpu_uuid == sold.gpu.uuid);
                 let sum =
                     |bytes: fn(&GpuUse) -> u64| uses().map(bytes).fold(0, u64::saturating_add);
-                let view = agent.inventory().health(&sold.gpu.uuid);
                 Gpu {
                     uuid: sold.gpu.uuid.clone(),
                     index: sold.gpu.index,
@@ -400,11 +401,10 @@ impl StatusView {
                         at.1.saturating_sub(i64::try_from(ago).unwrap_or(i64::MAX))
                     }),
                     state_waits_for: view.waits_for,
-                    cordoned_with_node: cordon.is_some()
-                        && !inventory.has_own_cordon(&sold.gpu.uuid),
+                    cordoned_with_node: cordon.is_some() && !has_own_cordon,
                     cordon: cordon.unwrap_or_default(),
                     front_end: sold.seller.as_str().to_owned(),
-                    moving: agent.allocations().is_moving(sold),
+                    moving: books.moving.contains(&sold.gpu.uuid),
                     ..Gpu::default()
                 }
             })
