@@ -65,9 +65,8 @@ async fn try_out(key: String, kind: &'static str) -> Result<(), String> {
     let config = node.dir.path().join("config.toml");
     let mut text = std::fs::read_to_string(&config).unwrap();
     if is_tls {
-        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
-        let files =
-            [("api.tls_cert", made.cert.pem()), ("api.tls_key", made.signing_key.serialize_pem())];
+        let made = tessera_web::self_signed(&["localhost"]).unwrap();
+        let files = [("api.tls_cert", made.certificate.pem()), ("api.tls_key", made.key_pem())];
         for (key, pem) in files {
             let path = node.dir.path().join(key);
             std::fs::write(&path, pem).unwrap();
