@@ -167,10 +167,11 @@ impl Contexts {
         self.take_if(|context| context.is_view && context.place.serial == serial).is_some()
     }
 
-    /// Adds to a context's users; returns how many there are now.
+    /// Adds to a context's users; returns how many there are now. A primary context has none: the driver counts its retains, and
+    /// no document says that detaching ends it.
     pub fn adjust_users(&self, handle: usize, by: i32) -> Option<u32> {
         let mut list = self.list.lock();
-        let (at, _) = list.position(|c| c.handle == handle)?;
+        let (at, _) = list.position(|c| c.handle == handle && c.primary_of.is_none())?;
         let context = &mut list.entries.as_mut()?.as_mut_slice()[at];
         context.users = context.users.saturating_add_signed(by);
         Some(context.users)

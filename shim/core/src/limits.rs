@@ -362,7 +362,7 @@ pub unsafe fn cuLibraryGetKernel(
 }
 
 /// The current context's device.
-fn current_device() -> Option<CUdevice> {
+pub(crate) fn current_device() -> Option<CUdevice> {
     let ask = real::cuCtxGetDevice.get()?;
     let mut device: CUdevice = 0;
     // SAFETY: a valid place for a device.

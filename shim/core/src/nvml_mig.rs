@@ -46,14 +46,14 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    /// Of `device`; `None` where NVML does not tell what it is.
-    pub(crate) fn of(device: nvmlDevice_t, shares: &ShareSet) -> Option<Self> {
+    /// Of `device`: none where NVML does not tell what it is.
+    pub(crate) fn of(device: nvmlDevice_t, shares: &ShareSet) -> Self {
         let mut parts =
             Self { parts: [Part { gpu: 0, device: ptr::null_mut() }; MAX_GPUS], count: 0 };
-        if !parts.add(device, shares)? {
+        if parts.add(device, shares) == Some(false) {
             parts.add_instances(device, shares);
         }
-        Some(parts)
+        parts
     }
 
     /// The page's GPUs among it; none where it was not given to this tenant.

@@ -9,13 +9,19 @@
 //! cannot be distinguished from the neighbours'. There are no samples, which NVML calls "not found".
 #![allow(non_snake_case, reason = "hooks carry NVML's own names")]
 
-use crate::nvml::{missing, tenant_of};
+use crate::nvml::{missing, of_unknown_version, tenant_of};
 use crate::real::Real;
+use crate::state;
 use crate::thread::Depth;
 use core::ffi::{c_uint, c_ulonglong};
 use core::ptr;
 use tessera_cuda::nvml::*;
 use tessera_region::layout::SLOTS;
+
+/// `nvmlProcessDetailList_v1`
+const DETAIL_LIST_V1: c_uint = 24 | 1 << 24;
+/// `nvmlProcessesUtilizationInfo_v1`
+const UTILIZATION_V1: c_uint = 24 | 1 << 24;
 
 type List<T> = Real<unsafe extern "C" fn(nvmlDevice_t, *mut c_uint, *mut T) -> nvmlReturn_t>;
 
@@ -45,10 +51,10 @@ struct Own {
 }
 
 impl Own {
-    /// Those of `device`'s tenant; `None` where this is no tenant.
-    fn on(device: nvmlDevice_t) -> Option<Self> {
-        let (tenant, parts) = tenant_of(device)?;
+    /// Those of `device`'s tenant.
+    fn on(device: nvmlDevice_t) -> Self {
         let mut own = Self::NOBODY;
+        let Some((tenant, parts)) = tenant_of(device) else { return own };
         for part in parts.as_slice() {
             let gpu = usize::from(part.gpu);
             let mut holders = [(0, 0); SLOTS];
@@ -62,7 +68,7 @@ impl Own {
             });
             own.add(entries, tenant.shares().observed_overhead(gpu));
         }
-        Some(own)
+        own
     }
 
     /// Nobody, for lists of other kinds of processes.
@@ -138,15 +144,17 @@ unsafe fn list<T>(
         // SAFETY: the caller's own arguments.
         return unsafe { real(device, count, infos) };
     };
+    if count.is_null() || state::observed().is_none() {
+        // SAFETY: the caller's own arguments.
+        return unsafe { real(device, count, infos) };
+    }
     let mut theirs = 0;
     // SAFETY: a valid count, and no array for no entries.
     let result = unsafe { real(device, &raw mut theirs, ptr::null_mut()) };
-    let own = if count.is_null() || !answered(result) { None } else { Own::on(device) };
-    let Some(own) = own else {
-        // SAFETY: the caller's own arguments.
-        return unsafe { real(device, count, infos) };
-    };
-    let own = if compute { own } else { Own::NOBODY };
+    if !answered(result) {
+        return result; // asked again it might answer with everybody's
+    }
+    let own = if compute { Own::on(device) } else { Own::NOBODY };
     // SAFETY: not null; the caller's array is valid for as many entries as it says.
     unsafe { own.fill(&mut *count, infos, entry) }
 }
@@ -233,9 +241,15 @@ pub unsafe fn nvmlDeviceGetRunningProcessDetailList(
 ) -> nvmlReturn_t {
     let Some(real) = real.get() else { return missing() };
     let depth = Depth::enter();
-    if depth.is_none() || asked.is_null() {
+    if depth.is_none() || asked.is_null() || state::observed().is_none() {
         // SAFETY: the caller's own arguments.
         return unsafe { real(device, asked) };
+    }
+    // SAFETY: not null; every version begins with its number.
+    let version = unsafe { asked.cast::<c_uint>().read_unaligned() };
+    if version != DETAIL_LIST_V1 {
+        // SAFETY: the caller's device, and a place of as many bytes as the version has.
+        return of_unknown_version(version, |place| unsafe { real(device, place.cast()) });
     }
     // SAFETY: not null, the caller's.
     let asked_for = unsafe { *asked };
@@ -246,12 +260,11 @@ pub unsafe fn nvmlDeviceGetRunningProcessDetailList(
     };
     // SAFETY: a list of its own, without room.
     let result = unsafe { real(device, &raw mut theirs) };
-    let Some(own) = answered(result).then(|| Own::on(device)).flatten() else {
-        // SAFETY: the caller's own arguments.
-        return unsafe { real(device, asked) };
-    };
+    if !answered(result) {
+        return result;
+    }
     let computing = matches!(asked_for.mode, NVML_PROCESS_MODE_COMPUTE | NVML_PROCESS_MODE_ALL);
-    let own = if computing { own } else { Own::NOBODY };
+    let own = if computing { Own::on(device) } else { Own::NOBODY };
     let detail = |own: Entry| nvmlProcessDetail_v1_t {
         pid: own.pid,
         usedGpuMemory: own.bytes,
@@ -283,16 +296,16 @@ pub unsafe fn nvmlDeviceGetProcessUtilization(
 ) -> nvmlReturn_t {
     let Some(real) = real.get() else { return missing() };
     let depth = Depth::enter();
-    if depth.is_some() && !count.is_null() {
+    if depth.is_some() && !count.is_null() && state::observed().is_some() {
         let mut theirs = 0;
         // SAFETY: a valid count; without an array it asks for the number.
         let result = unsafe { real(device, ptr::null_mut(), &raw mut theirs, since_us) };
-        let known = answered(result) || result == NVML_ERROR_NOT_FOUND;
-        if known && tenant_of(device).is_some() {
-            // SAFETY: not null, the caller's.
-            unsafe { *count = 0 };
-            return NVML_ERROR_NOT_FOUND;
+        if !answered(result) && result != NVML_ERROR_NOT_FOUND {
+            return result;
         }
+        // SAFETY: not null, the caller's.
+        unsafe { *count = 0 };
+        return NVML_ERROR_NOT_FOUND;
     }
     // SAFETY: the caller's own arguments.
     unsafe { real(device, samples, count, since_us) }
@@ -311,18 +324,24 @@ pub unsafe fn nvmlDeviceGetProcessesUtilizationInfo(
 ) -> nvmlReturn_t {
     let Some(real) = real.get() else { return missing() };
     let depth = Depth::enter();
-    if depth.is_some() && !info.is_null() {
+    if depth.is_some() && !info.is_null() && state::observed().is_some() {
+        // SAFETY: not null; every version begins with its number.
+        let version = unsafe { info.cast::<c_uint>().read_unaligned() };
+        if version != UTILIZATION_V1 {
+            // SAFETY: the caller's device, and a place of as many bytes as the version has.
+            return of_unknown_version(version, |place| unsafe { real(device, place.cast()) });
+        }
         // SAFETY: not null, the caller's.
         let mut theirs = unsafe { *info };
         (theirs.processSamplesCount, theirs.procUtilArray) = (0, ptr::null_mut());
         // SAFETY: a structure of its own, without room.
         let result = unsafe { real(device, &raw mut theirs) };
-        let known = answered(result) || result == NVML_ERROR_NOT_FOUND;
-        if known && tenant_of(device).is_some() {
-            // SAFETY: not null, the caller's.
-            unsafe { (*info).processSamplesCount = 0 };
-            return NVML_ERROR_NOT_FOUND;
+        if !answered(result) && result != NVML_ERROR_NOT_FOUND {
+            return result;
         }
+        // SAFETY: not null, the caller's.
+        unsafe { (*info).processSamplesCount = 0 };
+        return NVML_ERROR_NOT_FOUND;
     }
     // SAFETY: the caller's own arguments.
     unsafe { real(device, info) }

@@ -52,6 +52,8 @@ pub(crate) struct Context {
     local: Mutex<Local>,
     /// Buffers of raised limits are taken when a kernel is launched.
     is_owed: AtomicBool,
+    /// Of `cuCtxCreate` and `cuCtxAttach`; a primary context's are counted by its device.
+    users: AtomicU32,
 }
 
 /// Device memory that a context's limits have taken beyond the defaults.
@@ -169,6 +171,7 @@ impl Context {
             frame: AtomicU64::new(0),
             local: Mutex::default(),
             is_owed: AtomicBool::new(false),
+            users: AtomicU32::new(1),
         }))
     }
 
@@ -579,16 +582,23 @@ exports! {
     fn cuCtxDestroy(ctx: CUcontext) { destroy(ctx) }
     fn cuCtxDestroy_v2(ctx: CUcontext) { destroy(ctx) }
 
-    // Deprecated since 4.0: a usage count that nothing but detaching reads.
+    // Deprecated since 4.0: "decrements the usage count of the context ctx, and destroys the context if the usage count
+    // goes to 0"; of those "passed back by cuCtxCreate() or cuCtxAttach()".
     fn cuCtxAttach(out: *mut CUcontext, flags: c_uint) {
-        if flags != 0 {
+        let context = current()?;
+        if out.is_null() || flags != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        put(out, handle(current()?))
+        context.users.fetch_add(1, Ordering::Relaxed);
+        put(out, handle(context))
     }
     fn cuCtxDetach(ctx: CUcontext) {
-        let _: &Context = resolve(ctx)?;
-        Ok(())
+        let context: &'static Context = resolve(ctx)?;
+        let is_last = context.users.fetch_sub(1, Ordering::Relaxed) == 1;
+        match is_last && !context.primary && context.base.is_none() {
+            true => destroy(ctx),
+            false => Ok(()),
+        }
     }
 
     fn cuCtxPushCurrent(ctx: CUcontext) { push_current(ctx) }

@@ -488,15 +488,18 @@ exports! {
     fn cuMemFree_v2(address: CUdeviceptr) { free_sync(address) }
     fn cuMemFree(address: CUdeviceptr_v1) { free_sync(u64::from(address)) }
 
+    // The driver takes NULL for either, as OptiX and llama.cpp know (Project-HAMi/HAMi-core#322).
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
         let (f, t) = info()?;
-        put(free, usize::try_from(f).unwrap_or(usize::MAX))?;
-        put(total, usize::try_from(t).unwrap_or(usize::MAX))
+        put_if(free, usize::try_from(f).unwrap_or(usize::MAX));
+        put_if(total, usize::try_from(t).unwrap_or(usize::MAX));
+        Ok(())
     }
     fn cuMemGetInfo(free: *mut c_uint, total: *mut c_uint) {
         let (f, t) = info()?;
-        put(free, u32_or_max(f))?;
-        put(total, u32_or_max(t))
+        put_if(free, u32_or_max(f));
+        put_if(total, u32_or_max(t));
+        Ok(())
     }
 
     fn cuDeviceTotalMem_v2(bytes: *mut usize, dev: CUdevice) {
