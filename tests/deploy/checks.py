@@ -417,6 +417,43 @@ def slices_of_other_nodes_are_refused_by_the_policy():
 
 
 @check
+def claims_that_would_loosen_a_limit_are_refused_by_the_policy():
+    class_of = lambda name, said: {"name": name, "expression": "true", "compute": said}
+    more = [class_of("capped", "strict"), class_of("free", "none"), class_of("weighed", "burst")]
+    values = {"dra": {"enabled": True, "deviceClasses": {"more": more}}}
+    made = of_kind(objects(values), "ValidatingAdmissionPolicy")
+    policy = [item for item in made if item["metadata"]["name"].endswith("-claims")]
+    exact = lambda name, of: {"name": name, "exactly": {"deviceClassName": of}}
+    first = lambda name, **of: {"name": name, "firstAvailable": [{"name": n, "deviceClassName": c} for n, c in of.items()]}
+    flat = lambda name, of: {"name": name, "deviceClassName": of}  # v1beta1
+    says = lambda said, *requests, driver="gpu.tessera.dev": {"opaque": {"driver": driver, "parameters": {
+        "apiVersion": "gpu.tessera.dev/v1", "kind": "ShareConfig"} | ({"compute": said} if said else {})}} | (
+        {"requests": list(requests)} if requests else {})
+    silent, capped = exact("a", "gpu.tessera.dev"), exact("b", "capped")
+    for admitted, requests, config in [
+        (True, [silent], None), (True, [silent], [says(None)]), (True, [silent], [says("burst")]),
+        (True, [silent], [says("strict")]), (False, [silent], [says("none")]), (False, [exact("a", "elses")], [says("none")]),
+        (True, [capped], [says("strict")]), (False, [capped], [says("burst")]), (False, [capped], [says("none")]),
+        (True, [exact("a", "free")], [says("none")]), (False, [exact("a", "weighed")], [says("none")]),
+        # The driver names what it does not know.
+        (True, [silent], [says("fast")]),
+        # Of the requests that it is for, and of its own driver alone.
+        (True, [silent, capped], [says("burst", "a")]), (False, [silent, capped], [says("burst", "a", "b")]),
+        (False, [silent, capped], [says("strict", "a"), says("burst")]),
+        (True, [capped], [says("none", driver="gpu.nvidia.com")]),
+        (False, [first("a", big="capped", small="free")], [says("none", "a")]),
+        (True, [first("a", big="capped", small="free")], [says("none", "a/small")]),
+        (False, [first("a", big="capped", small="free")], [says("burst", "a/big")]),
+        (False, [flat("a", "capped")], [says("burst")]), (True, [flat("a", "free")], [says("none")]),
+    ]:
+        spec = {"devices": {"requests": requests} | ({"config": config} if config else {})}
+        for whole in [spec, {"metadata": {}, "spec": spec}]:
+            said = refusal("claims", whole, policy)
+            assert (said is None) is admitted, (whole, said)
+            assert admitted or "looser than DeviceClass " in said, said
+
+
+@check
 def examples_of_dra_name_what_there_is():
     """Every claim names a class of the chart and capacities and attributes of the driver; pods name their claims."""
     made = set(classes(objects({"dra": {"enabled": True}})))

@@ -1,15 +1,17 @@
 //! What a share means, and how replicas are placed.
 
-/// What the compute share means.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+/// What the compute share means. From the loosest to the strictest, which is also their order.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum Compute {
+    /// Compute is not limited.
+    None,
     /// A weight: any tenant may use idle GPU time.
     Burst,
     /// A cap.
     Strict,
-    /// Compute is not limited.
-    None,
 }
 
 impl Compute {
@@ -20,6 +22,16 @@ impl Compute {
             Compute::Burst => "burst",
             Compute::Strict => "strict",
             Compute::None => "none",
+        }
+    }
+
+    /// This one and the stricter ones, as a person may write them: `burst or strict`.
+    #[must_use]
+    pub fn or_stricter(self) -> &'static str {
+        match self {
+            Compute::Burst => "burst or strict",
+            Compute::Strict => "strict",
+            Compute::None => "none, burst or strict",
         }
     }
 }

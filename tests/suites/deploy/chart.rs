@@ -44,6 +44,7 @@ checks! {
     dra_has_its_rights_sockets_and_classes
     device_classes_select_what_they_say
     slices_of_other_nodes_are_refused_by_the_policy
+    claims_that_would_loosen_a_limit_are_refused_by_the_policy
     examples_of_dra_name_what_there_is
     autoscalers_use_metrics_that_there_are
     app_armor_is_a_field_where_there_is_one

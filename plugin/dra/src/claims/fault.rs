@@ -1,8 +1,9 @@
 //! Why a claim cannot be prepared. The text reaches the pod's events, so it says what to do.
 
-use tessera_cluster::resource::{ClaimRef, DeviceResult};
+use tessera_cluster::resource::{Claim, ClaimRef, DeviceResult};
+use tessera_model::sharing::Compute;
 
-use super::parameters::ParameterError;
+use super::parameters::{Looser, ParameterError};
 use crate::names;
 
 /// A claim that cannot be prepared.
@@ -135,4 +136,37 @@ pub enum Fault {
     /// Parameters that make no sense.
     #[error(transparent)]
     Parameters(#[from] ParameterError),
+    /// Parameters of the claim that would loosen a limit.
+    #[error(
+        "request {request}: the claim says compute: {}, and {by} says {}: a claim may be as strict or stricter, never \
+         looser; write {} in the claim, or leave compute out",
+        .asked.name(), .granted.name(), .granted.or_stricter()
+    )]
+    Looser {
+        /// The request.
+        request: String,
+        /// Who grants the limit, and so may loosen it: DeviceClass or node, by name.
+        by: String,
+        /// What the claim says.
+        asked: Compute,
+        /// What the grantor says.
+        granted: Compute,
+    },
+}
+
+impl Fault {
+    /// Of a device of `claim` whose limit the claim would loosen.
+    pub(super) fn looser(claim: &Claim, result: &DeviceResult, looser: Looser) -> Self {
+        let Looser { asked, granted, by_class } = looser;
+        let request = &result.request;
+        let by = match claim.asked.iter().find(|asked| asked.request == *request) {
+            _ if !by_class => format!(
+                "the configuration of node {} (share.compute, or its layout's)",
+                result.pool
+            ),
+            Some(asked) => format!("DeviceClass {}", asked.class),
+            None => "its DeviceClass".to_owned(),
+        };
+        Fault::Looser { request: request.clone(), by, asked, granted }
+    }
 }

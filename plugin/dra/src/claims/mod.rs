@@ -181,7 +181,7 @@ fn share(claim: &Claim, results: &[&DeviceResult], node: Node<'_>) -> Result<Sha
     if let Some(record) = node.records.iter().find(|record| record.id == id) {
         return Ok(Share::Recorded(Arc::clone(record)));
     }
-    let compute = parameters::compute(&claim.config, request)?;
+    let said = parameters::compute(&claim.config, request)?;
     let mut parts: Vec<SharePart> = Vec::with_capacity(results.len());
     for result in results {
         let gpu = find(node, result)?;
@@ -191,7 +191,9 @@ fn share(claim: &Claim, results: &[&DeviceResult], node: Node<'_>) -> Result<Sha
             uuid: gpu.gpu.uuid.clone(),
             memory_bytes: limits.memory_bytes,
             cores_millis: limits.cores_millis,
-            compute: compute.unwrap_or(gpu.default_compute),
+            compute: said
+                .effective(gpu.default_compute)
+                .map_err(|looser| Fault::looser(claim, result, looser))?,
         });
     }
     Ok(Share::New(ShareAsk { id, origin: Origin::Claim(Box::new(share)), parts }))

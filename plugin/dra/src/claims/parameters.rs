@@ -27,29 +27,57 @@ pub struct ParameterError {
     pub why: String,
 }
 
-/// What a request's share of time means, if its parameters say. Those of the claim take precedence over those of
-/// a class, and later ones over earlier ones.
-pub(super) fn compute(
-    config: &[OpaqueConfig],
-    request: &str,
-) -> Result<Option<Compute>, ParameterError> {
-    let ours = |(_, config): &(usize, &OpaqueConfig)| {
-        config.driver == names::DRIVER && config.is_for(request)
-    };
-    let mut compute = None;
-    for from_class in [true, false] {
-        let of_source = config.iter().enumerate().filter(ours);
-        for (index, config) in of_source.filter(|(_, config)| config.from_class == from_class) {
-            let read = read(&config.parameters).map_err(|(field, why)| ParameterError {
-                index,
-                from_class,
-                field,
-                why,
-            })?;
-            compute = read.or(compute);
+/// What parameters say of a request's share of time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Said {
+    /// Those of its DeviceClass.
+    pub class: Option<Compute>,
+    /// Those of the claim.
+    pub claim: Option<Compute>,
+}
+
+/// A claim that asks for a looser limit than it is granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Looser {
+    /// What the claim says.
+    pub asked: Compute,
+    /// What its class or its node says.
+    pub granted: Compute,
+    /// Whether its class says so; otherwise the node.
+    pub by_class: bool,
+}
+
+impl Said {
+    /// The limit on a node that says `node` of its GPU. Who grants a limit, by class or node, may loosen it; a claim's
+    /// author may only make it stricter.
+    ///
+    /// # Errors
+    /// The claim is looser than its class, or than the node where its class does not say.
+    pub fn effective(self, node: Compute) -> Result<Compute, Looser> {
+        let granted = self.class.unwrap_or(node);
+        match self.claim {
+            Some(asked) if asked < granted => {
+                Err(Looser { asked, granted, by_class: self.class.is_some() })
+            }
+            asked => Ok(asked.unwrap_or(granted)),
         }
     }
-    Ok(compute)
+}
+
+/// What parameters say of a request. Of one source, later ones take precedence.
+pub(super) fn compute(config: &[OpaqueConfig], request: &str) -> Result<Said, ParameterError> {
+    let mut said = Said::default();
+    for (index, config) in config.iter().enumerate() {
+        if config.driver != names::DRIVER || !config.is_for(request) {
+            continue;
+        }
+        let from_class = config.from_class;
+        let read = read(&config.parameters);
+        let read = read.map_err(|(field, why)| ParameterError { index, from_class, field, why })?;
+        let of_source = if from_class { &mut said.class } else { &mut said.claim };
+        *of_source = read.or(*of_source);
+    }
+    Ok(said)
 }
 
 /// The field at fault, and why.

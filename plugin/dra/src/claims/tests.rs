@@ -48,8 +48,16 @@ fn asked() -> ClaimRef {
 
 fn decided(claim: &Claim, records: &[Arc<Record>]) -> Result<Decision, String> {
     let gpus = [gpu("GPU-a", 16), gpu("GPU-b", 24)];
-    let config = Config::parse("[dra]\nenabled = true").unwrap();
-    let node = Node { pool: "node", gpus: &gpus, records, config: &config };
+    decided_on(&gpus, claim, records)
+}
+
+fn decided_on(gpus: &[DraGpu], claim: &Claim, records: &[Arc<Record>]) -> Result<Decision, String> {
+    let config = Config::parse(
+        "[dra]
+enabled = true",
+    )
+    .unwrap();
+    let node = Node { pool: "node", gpus, records, config: &config };
     decide(&asked(), Some(claim), node).map_err(|error| error.to_string())
 }
 
@@ -224,26 +232,37 @@ fn monitors_see_and_hold_nothing() {
     assert_eq!(gives, [view("GPU-a"), view("GPU-b"), Gives::Nothing]);
 }
 
+/// Two requests of different classes, on a node that says `node` of its GPUs.
+fn computes(node: Compute, config: Vec<OpaqueConfig>) -> Result<[Compute; 2], String> {
+    let results =
+        vec![share("a", "gpu-a", "1", "1Gi", "1"), share("b/small", "gpu-a", "2", "1Gi", "1")];
+    let class = |request: &str, class: &str| Asked {
+        request: request.into(),
+        class: class.into(),
+        ..Asked::default()
+    };
+    let asked = vec![class("a", "plain"), class("b/large", "other"), class("b/small", "held")];
+    let claim = Claim { config, asked, ..claim(results) };
+    let decision =
+        decided_on(&[DraGpu { default_compute: node, ..gpu("GPU-a", 16) }], &claim, &[])?;
+    Ok([0, 1].map(|at| new(&decision, at).parts[0].compute))
+}
+
 #[test]
 fn parameters_of_the_claim_and_later_ones_take_precedence() {
-    let results =
-        || vec![share("a", "gpu-a", "1", "1Gi", "1"), share("b/small", "gpu-a", "2", "1Gi", "1")];
-    let with = |config: Vec<OpaqueConfig>| {
-        let decision = decided(&Claim { config, ..claim(results()) }, &[]).unwrap();
-        [0, 1].map(|at| new(&decision, at).parts[0].compute)
-    };
     let (burst, strict, none) = (Compute::Burst, Compute::Strict, Compute::None);
-    assert_eq!(with(vec![]), [burst, burst]);
+    let with = |config| computes(none, config).unwrap();
+    assert_eq!(with(vec![]), [none, none]);
     assert_eq!(with(vec![configured(compute("strict"), true, &[])]), [strict, strict]);
     // For a request, its alternatives too; for an alternative, that alone.
-    assert_eq!(with(vec![configured(compute("strict"), false, &["b"])]), [burst, strict]);
-    assert_eq!(with(vec![configured(compute("strict"), false, &["b/small"])]), [burst, strict]);
-    assert_eq!(with(vec![configured(compute("strict"), false, &["b/large"])]), [burst, burst]);
+    assert_eq!(with(vec![configured(compute("strict"), false, &["b"])]), [none, strict]);
+    assert_eq!(with(vec![configured(compute("strict"), false, &["b/small"])]), [none, strict]);
+    assert_eq!(with(vec![configured(compute("strict"), false, &["b/large"])]), [none, none]);
     // The claim's before the class's, however they are listed.
-    let claims = configured(compute("none"), false, &["a"]);
-    let class = configured(compute("strict"), true, &[]);
-    assert_eq!(with(vec![claims.clone(), class.clone()]), [none, strict]);
-    assert_eq!(with(vec![class, claims]), [none, strict]);
+    let claims = configured(compute("strict"), false, &["a"]);
+    let class = configured(compute("burst"), true, &[]);
+    assert_eq!(with(vec![claims.clone(), class.clone()]), [strict, burst]);
+    assert_eq!(with(vec![class, claims]), [strict, burst]);
     let twice = [compute("strict"), compute("burst")];
     assert_eq!(with(twice.map(|c| configured(c, false, &[])).to_vec()), [burst, burst]);
     // Saying nothing changes nothing, and other drivers' parameters are theirs.
@@ -252,6 +271,78 @@ fn parameters_of_the_claim_and_later_ones_take_precedence() {
     let mut foreign = configured(json!("nonsense"), false, &[]);
     foreign.driver = "other".into();
     assert_eq!(with(vec![first, configured(silent, false, &[]), foreign]), [strict, strict]);
+}
+
+#[test]
+fn a_looser_claim_is_told_who_says_what_and_what_to_write() {
+    let class = configured(compute("strict"), true, &["b/small"]);
+    for said in ["none", "burst"] {
+        let claims = configured(compute(said), false, &["b"]);
+        let error = computes(Compute::None, vec![class.clone(), claims]).unwrap_err();
+        for word in [
+            "claim team/chat: request b/small: ",
+            said,
+            "DeviceClass held says strict",
+            "write strict",
+        ] {
+            assert!(error.contains(word), "{word}: {error}");
+        }
+    }
+    let error = computes(Compute::Burst, vec![configured(compute("none"), false, &["a"])]);
+    let error = error.unwrap_err();
+    for word in ["request a: ", "configuration of node node", "says burst", "write burst or strict"]
+    {
+        assert!(error.contains(word), "{word}: {error}");
+    }
+}
+
+fn any_compute() -> impl Strategy<Value = Compute> {
+    prop::sample::select(&[Compute::None, Compute::Burst, Compute::Strict][..])
+}
+
+proptest! {
+    /// Who grants a limit may loosen it, and nobody else.
+    #[test]
+    fn no_claim_is_looser_than_its_class_or_node(
+        node in any_compute(),
+        configs in prop::collection::vec((any_compute(), any::<bool>(), "a|b|b/small|b/large|"), 0..6),
+    ) {
+        // As the limits themselves are ordered: a cap is less than a weight, and a weight less than nothing.
+        let tightness = |compute: Compute| match compute {
+            Compute::None => 0,
+            Compute::Burst => 1,
+            Compute::Strict => 2,
+        };
+        let made = configs.iter().map(|(said, from_class, request)| {
+            let requests = if request.is_empty() { vec![] } else { vec![request.as_str()] };
+            configured(compute(said.name()), *from_class, &requests)
+        });
+        let all: Vec<OpaqueConfig> = made.collect();
+        let classes = all.iter().filter(|one| one.from_class).cloned().collect();
+        let granted = computes(node, classes).unwrap();
+        let of_class = |request| all.iter().any(|one| one.from_class && one.is_for(request));
+        for (request, granted) in ["a", "b/small"].into_iter().zip(granted) {
+            prop_assert!(of_class(request) || granted == node);
+        }
+        let last = |request: &str| {
+            let its = configs.iter().zip(&all).filter(|(_, one)| !one.from_class && one.is_for(request));
+            its.map(|((said, ..), _)| *said).last()
+        };
+        let asked = ["a", "b/small"].map(last);
+        let is_looser = asked.iter().zip(granted).any(|(asked, granted)| {
+            asked.is_some_and(|asked| tightness(asked) < tightness(granted))
+        });
+        match computes(node, all) {
+            Ok(effective) => {
+                prop_assert!(!is_looser);
+                for ((effective, granted), asked) in effective.into_iter().zip(granted).zip(asked) {
+                    prop_assert!(tightness(effective) >= tightness(granted));
+                    prop_assert_eq!(effective, asked.unwrap_or(granted));
+                }
+            }
+            Err(error) => prop_assert!(is_looser && error.contains("looser"), "{}", error),
+        }
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tessera_cluster::fixtures::Mood;
 use tessera_cluster::resource::{DeviceResult, OpaqueConfig};
 use tessera_cluster::{Kind, Verb};
@@ -70,15 +70,17 @@ async fn one_bad_claim_of_a_batch_is_the_only_one_that_fails() {
     let gone = claim("gone", "u3", vec![]);
     let other = claim("other", "u4", vec![share("gpu", "gpu-b", "s4", "24Gi", "100")]);
     let unknown = claim("unknown", "u5", vec![share("gpu", "gpu-z", "s5", "1Gi", "1")]);
-    let bad = OpaqueConfig {
+    let says = |compute: Value| OpaqueConfig {
         from_class: false,
         requests: vec![],
         driver: names::DRIVER.into(),
-        parameters: json!({ "apiVersion": "gpu.tessera.dev/v1", "kind": "ShareConfig", "compute": 1 }),
+        parameters: json!({ "apiVersion": "gpu.tessera.dev/v1", "kind": "ShareConfig", "compute": compute }),
     };
     let mut odd = claim("odd", "u6", vec![share("gpu", "gpu-a", "s6", "1Gi", "1")]);
-    odd.config = vec![bad];
-    let all = [&good, &large, &gone, &other, &unknown, &odd];
+    odd.config = vec![says(json!(1))];
+    let mut free = claim("free", "u7", vec![share("gpu", "gpu-a", "s7", "1Gi", "1")]);
+    free.config = vec![says(json!("none"))];
+    let all = [&good, &large, &gone, &other, &unknown, &odd, &free];
     for claim in all.iter().filter(|claim| claim.name != "gone") {
         node.api.put_claim(claim);
     }
@@ -86,7 +88,7 @@ async fn one_bad_claim_of_a_batch_is_the_only_one_that_fails() {
     // Kubelet asks for each once; two identical requests get one answer.
     batch.push(named(&good));
     let answer = bounded(node.kubelet.call_prepare(&batch)).await.unwrap();
-    assert_eq!(answer.len(), 6);
+    assert_eq!(answer.len(), 7);
     assert!(answer["u1"].is_ok() && answer["u4"].is_ok(), "{answer:?}");
     for (uid, words) in [
         // With numbers.
@@ -94,6 +96,10 @@ async fn one_bad_claim_of_a_batch_is_the_only_one_that_fails() {
         ("u3", ["claim team/gone", "not exist", "pod", "deleted"]),
         ("u5", ["claim team/unknown", "request gpu", "gpu-z", "not on this node"]),
         ("u6", ["claim team/odd", "config[0]", "parameters.compute", "burst"]),
+        (
+            "u7",
+            ["claim team/free", "compute: none", "configuration of node", "write burst or strict"],
+        ),
     ] {
         let error = answer[uid].as_ref().unwrap_err();
         assert!(words.iter().all(|word| error.contains(word)), "{uid}: {error}");
@@ -101,7 +107,7 @@ async fn one_bad_claim_of_a_batch_is_the_only_one_that_fails() {
     assert_eq!(node.recorded().len(), 2);
     // All of them, known or not, are unprepared.
     let answer = bounded(node.kubelet.call_unprepare(&batch)).await.unwrap();
-    assert!(answer.len() == 6 && answer.values().all(String::is_empty), "{answer:?}");
+    assert!(answer.len() == 7 && answer.values().all(String::is_empty), "{answer:?}");
     assert!(node.disk().records.is_empty());
 }
 
