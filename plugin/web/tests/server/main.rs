@@ -6,7 +6,6 @@ mod counted;
 mod explained;
 mod hostile;
 mod plain;
-mod reviews;
 mod rights;
 mod schema;
 mod world;

@@ -140,6 +140,7 @@ fn what_is_wrong_stands_before_the_tables_and_what_is_broken_first() {
         health_reason: "XID 79".into(),
         state_since_unix_ms: 420_000,
         state_waits_for: "a restart".into(),
+        memory_total_bytes: 80 << 30,
         ..Gpu::default()
     };
     let with_node =
