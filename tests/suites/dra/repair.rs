@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use tessera_fake_kubelet::dra::DraError;
 use tessera_harness::metrics::get;
-use tessera_harness::plugin::until;
+use tessera_harness::plugin::{bounded, until};
 
 use super::claim::one;
 use super::node::Node;
@@ -152,6 +152,7 @@ async fn whatever_a_running_claim_starts_with_is_whole_again_without_a_call() {
     damage(&quota, Truncated);
     node.restart().await;
     until(|| (look(&quota).as_ref() == Some(&whole)).then_some(())).await;
+    bounded(node.dra.wait_registered()).await;
     // Whoever starts from it now is held as before.
     let again = node.prepare(&chat).await.unwrap();
     assert_eq!(again.shares, container.shares);
