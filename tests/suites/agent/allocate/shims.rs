@@ -58,21 +58,27 @@ async fn after_an_upgrade_old_containers_keep_their_shim_and_new_ones_get_the_ne
     node.stop_plugin().await;
 }
 
+/// The plugin may have begun to make it again before all of it is gone.
+fn remove(shim: &Path) {
+    let _ = std::fs::remove_dir_all(shim.parent().unwrap());
+}
+
 #[tokio::test]
 async fn a_shim_that_was_removed_by_hand_is_back_before_a_container_starts() {
     let mut node = started_with(OLD).await;
     run(&node, "old").await;
     let shim = mounted(&node, "old").await;
-    std::fs::remove_dir_all(shim.parent().unwrap()).unwrap();
+    remove(&shim);
     assert_eq!(content(&mounted(&node, "old").await), OLD);
     // Of another version's there is no copy; with today's, the quota holds as well.
     upgrade(&mut node, NEW).await;
-    std::fs::remove_dir_all(shim.parent().unwrap()).unwrap();
+    remove(&shim);
     assert_eq!(mounted(&node, "old").await, shim);
     assert_eq!(content(&shim), NEW);
     // What containerd makes of a missing source.
-    std::fs::remove_file(&shim).unwrap();
-    std::fs::create_dir(&shim).unwrap();
+    while std::fs::create_dir(&shim).is_err() {
+        let _ = std::fs::remove_file(&shim);
+    }
     assert_eq!(content(&mounted(&node, "old").await), NEW);
     node.stop_plugin().await;
 }
@@ -82,8 +88,11 @@ async fn a_damaged_old_shim_is_put_right_when_the_plugin_starts() {
     let mut node = started_with(OLD).await;
     run(&node, "old").await;
     let shim = mounted(&node, "old").await;
+    // While it runs it mends by itself, with what it has.
+    node.stop_plugin().await;
     std::fs::write(&shim, &OLD[..4]).unwrap();
-    upgrade(&mut node, NEW).await;
+    std::fs::write(node.dir.path().join("libtessera.so"), NEW).unwrap();
+    node.start_plugin().await;
     assert_eq!(content(&shim), NEW);
     node.stop_plugin().await;
 }
@@ -93,8 +102,8 @@ async fn without_any_shim_to_restore_no_container_starts() {
     let mut node = started_with(OLD).await;
     run(&node, "old").await;
     let shim = mounted(&node, "old").await;
-    std::fs::remove_file(&shim).unwrap();
     std::fs::remove_file(node.dir.path().join("libtessera.so")).unwrap();
+    std::fs::remove_file(&shim).unwrap();
     let error = node.kubelet.start_container(&pod("old", 1), "main").await.unwrap_err();
     assert!(error.to_string().contains("the shim is gone from"), "{error}");
     let error = node.allocate(&[replica(1, 3)]).await.unwrap_err();
