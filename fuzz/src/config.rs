@@ -45,6 +45,7 @@ fn gpu(uuid: &str, index: u32, memory_bytes: u64) -> Gpu {
         pci_bus_id: format!("00000000:{index:02x}:00.0"),
         numa_node: None,
         memory_bytes,
+        driver_bytes: 0,
         context_bytes: None,
         context_measured_bytes: None,
         mig: None,

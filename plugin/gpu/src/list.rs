@@ -54,6 +54,7 @@ pub(super) fn list(nvml: &Nvml, wanted: &config::Gpus) -> Result<Found, NvmlErro
     let sharers: Vec<u64> = found.gpus.iter().map(|gpu| mig::sharers(gpu, with_memory())).collect();
     for (gpu, sharers) in found.gpus.iter_mut().zip(sharers) {
         gpu.memory_bytes /= sharers;
+        gpu.driver_bytes /= sharers;
     }
     Ok(found)
 }
@@ -159,6 +160,7 @@ fn nameless(index: u32) -> Gpu {
         pci_bus_id: String::new(),
         numa_node: None,
         memory_bytes: 0,
+        driver_bytes: 0,
         context_bytes: None,
         context_measured_bytes: None,
         mig: None,
@@ -203,6 +205,7 @@ fn describe(device: &Device<'_>, gpu: Gpu, parent: Option<&Gpu>) -> Result<Gpu, 
         (Err(NvmlError::NotSupported | NvmlError::FailedToLoadSymbol(_)), None) => gpu.index,
         (Err(error), None) => return Err(Unanswered { asked: "minor number", error }),
     };
-    let memory_bytes = device.memory_info().asked("memory")?.total;
-    Ok(Gpu { minor, numa_node, memory_bytes, ..gpu })
+    let memory = device.memory_info().asked("memory")?;
+    let (memory_bytes, driver_bytes) = (memory.total, memory.reserved);
+    Ok(Gpu { minor, numa_node, memory_bytes, driver_bytes, ..gpu })
 }

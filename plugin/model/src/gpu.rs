@@ -21,6 +21,8 @@ pub struct Gpu {
     pub numa_node: Option<u32>,
     /// Bytes on the device; of compute instances that have memory in common, an even share of it.
     pub memory_bytes: u64,
+    /// Bytes of it that the driver keeps for itself (`reserved` of `nvmlDeviceGetMemoryInfo_v2`).
+    pub driver_bytes: u64,
     /// What a CUDA context takes of it, by its multiprocessors; `None` where nobody tells how many.
     pub context_bytes: Option<u64>,
     /// What a bare context of such a GPU was seen to take under this driver; `None` where none was.
@@ -28,6 +30,10 @@ pub struct Gpu {
     /// Which instance it is; a whole GPU: `None`.
     pub mig: Option<MigInstance>,
 }
+
+/// Bytes that the driver takes while processes run, beyond what it keeps and what contexts take: allocations of the
+/// resource manager that are in no process's figure.
+pub const DRIVER_MARGIN: u64 = 128 << 20;
 
 impl fmt::Display for Gpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -48,6 +54,15 @@ impl Gpu {
             || fits(entry, &self.name)
             || is_address(entry, &self.pci_bus_id)
             || self.mig.as_ref().is_some_and(|mig| mig.is_named(entry))
+    }
+
+    /// Bytes that are never sold: the setting, or what the driver takes where that is more.
+    #[must_use]
+    pub fn reserve(&self, setting: u64) -> u64 {
+        match self.driver_bytes {
+            0 => setting,
+            kept => setting.max(kept.saturating_add(DRIVER_MARGIN)),
+        }
     }
 }
 
@@ -87,6 +102,7 @@ impl Gpu {
             pci_bus_id: format!("00000000:{index:02x}:00.0"),
             numa_node: None,
             memory_bytes: 80 << 30,
+            driver_bytes: 0,
             context_bytes: None,
             context_measured_bytes: None,
             mig: None,

@@ -65,7 +65,7 @@ pub fn run(world: &World) -> anyhow::Result<Figures> {
 /// The plugin on a machine of its own, of this name.
 pub(crate) fn setup(world: &World, name: &str) -> anyhow::Result<Setup> {
     let config = "[[gpu]]\nmemory = \"80GiB\"\n".repeat(GPUS)
-        + "[memory]\nreserved = \"256MiB\"\ncontext_overhead = \"32MiB\"\n";
+        + "[memory]\nreserved = \"128MiB\"\ncontext_overhead = \"32MiB\"\n";
     let file = world.path(&format!("{name}.toml"));
     std::fs::write(&file, config)?;
     let state = world.path(&format!("{name}.state"));

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use anyhow::Context;
 use tessera_run::{Artefact, find_artefact};
 
-/// What the simulated driver keeps of each GPU, bytes (its configuration's default).
+/// What is not sold of each GPU, bytes: what its driver keeps, and `tessera_model::gpu::DRIVER_MARGIN`.
 pub const RESERVE: u64 = 256 << 20;
 /// Most GPUs of a simulated machine.
 pub const MOST_GPUS: u32 = 16;
@@ -66,7 +66,7 @@ impl Machine {
     #[must_use]
     pub fn toml(&self, node: usize) -> String {
         let name = toml::Value::from(self.name.clone());
-        let mut text = String::new();
+        let mut text = "[memory]\nreserved = \"128MiB\"\n\n".to_owned();
         for gpu in 0..self.gpus {
             text += &format!(
                 "[[gpu]]\nname = {name}\nmemory = {}\nuuid = \

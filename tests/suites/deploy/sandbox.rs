@@ -265,7 +265,7 @@ fn gpus_that_cannot_be_are_an_error_of_the_command_line() {
         let args = ["sandbox", "--memory", memory, "--script", "/dev/null"];
         let output = command(&tmp, &args).output().unwrap();
         assert_eq!(output.status.code(), Some(64), "{memory}: {}", said(&output));
-        assert!(said(&output).contains("change --memory"), "{memory}: {}", said(&output));
+        assert!(said(&output).contains("--memory"), "{memory}: {}", said(&output));
     }
 }
 

@@ -89,7 +89,7 @@ impl Node {
             )
         };
         let sim =
-            SimGpu::start(&format!("[memory]\ncontext_overhead = \"64MiB\"\n{}{}", gpu(0), gpu(1)));
+            SimGpu::start(&format!("[memory]\nreserved = \"128MiB\"\ncontext_overhead = \"64MiB\"\n{}{}", gpu(0), gpu(1)));
         let dir = tempfile::tempdir().unwrap();
         let kubelet = Kubelet::start(&dir.path().join("kubelet")).await.unwrap();
         let paths = own_paths(

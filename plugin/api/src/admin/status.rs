@@ -383,7 +383,7 @@ impl StatusView {
                         .unwrap_or_default(),
                     memory_total_bytes: sold.gpu.memory_bytes,
                     memory_used_bytes: self.discovery.memory_used(&sold.gpu.uuid).unwrap_or(0),
-                    memory_reserve_bytes: catalogue.reserve_bytes,
+                    memory_reserve_bytes: sold.gpu.reserve(catalogue.reserve_bytes),
                     memory_limits_bytes: sum(|u| u.memory_limit_bytes),
                     memory_charged_bytes: sum(|u| u.memory_charged_bytes),
                     cores_millis: uses().map(|u| u.cores_millis).fold(0, u32::saturating_add),

@@ -30,7 +30,8 @@ table! {
         /// GPUs that are not shared, likewise; takes precedence over `gpus.include`. Running containers on
         /// such a GPU go on.
         exclude: Vec<String> = Vec::new(), list(name::any(), "list, as `gpus.include`");
-        /// Memory of each GPU that no replica gets, because the driver needs some.
+        /// Memory of each GPU that no replica gets, because the driver needs some. Where NVML says that the driver
+        /// keeps more than 384 MiB for itself (551 MiB of an H100, 700 MiB of an H200), it is that and 128 MiB.
         reserve_bytes as "reserve": u64 = 512 * MIB, bytes(0, "");
         /// Memory charged for each CUDA context; less than a replica's memory. `auto` uses what a bare
         /// context took with this GPU and driver. Until one was seen, it is 1 KiB for each resident thread

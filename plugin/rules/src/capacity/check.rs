@@ -53,7 +53,7 @@ fn alike<'g>(gpus: &'g [Gpu], config: &Config) -> Vec<Vec<&'g Gpu>> {
     let of = |gpu: &Gpu| {
         let overhead = gpu.context_overhead(config.gpus.context_overhead_bytes);
         let seller = (front_end_of(gpu, config), shares::layout_of(gpu, config));
-        (gpu.name.clone(), gpu.memory_bytes, overhead, seller)
+        (gpu.name.clone(), gpu.memory_bytes, gpu.driver_bytes, overhead, seller)
     };
     let mut groups: Vec<Vec<&Gpu>> = Vec::new();
     for gpu in gpus {
@@ -98,9 +98,25 @@ pub fn check_all(gpus: &[Gpu], judged: &Judged) -> Vec<Problem> {
             config.gpus.context_overhead_bytes = Some(0);
         }
         found = check(gpus, &config);
+        found.extend(check_reserve(gpus, &config));
         found.retain(|found| !judged.problems.iter().any(|bad| explains(bad, found)));
     }
     together(judged.problems.clone(), found)
+}
+
+/// A reserve that somebody chose and that the driver alone takes more than. A start goes on with the driver's: it may have
+/// become another with an upgrade.
+fn check_reserve(gpus: &[Gpu], config: &Config) -> Option<Problem> {
+    config.source.line_set("gpus.reserve")?;
+    let chosen = config.gpus.reserve_bytes;
+    let gpu = gpus.iter().filter(|gpu| gpu.driver_bytes > chosen).max_by_key(|gpu| gpu.driver_bytes)?;
+    let message = format!(
+        "is {}, and the driver keeps {} of {gpu} for itself: set at least {}, or leave it out and it is that",
+        format_bytes(chosen),
+        format_bytes(gpu.driver_bytes),
+        format_bytes(gpu.reserve(0)),
+    );
+    Some(config.source.problem("gpus.reserve", message))
 }
 
 /// Whether a problem with the text may be the cause of one on a GPU.

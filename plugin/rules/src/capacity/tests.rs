@@ -145,6 +145,37 @@ fn nothing_makes_an_oversold_gpu_worse() {
     assert!(!capacity.grants(100, 70, 31));
 }
 
+/// An idle H200 under driver 550, by `nvidia-smi -q -d MEMORY`: 143,771 MiB, of which the driver keeps 700.
+fn h200() -> Gpu {
+    Gpu { driver_bytes: 700 << 20, ..gpu(143_771 << 20) }
+}
+
+#[test]
+fn what_the_driver_keeps_is_not_sold_whatever_the_reserve_says() {
+    for settings in ["", "[gpus]\nreserve = 0\n", "[gpus]\nreserve = \"512Mi\"\n"] {
+        let config = Config::parse(settings).unwrap();
+        let sold = 4 * crate::shares::equal(&h200(), &config).limit.memory_bytes;
+        assert!(sold <= (143_771 - 700 - 128) << 20, "{settings}: {} MiB", sold >> 20);
+        assert_eq!(check(&[h200()], &config), [], "a start goes on");
+    }
+    let more = Config::parse("[gpus]\nreserve = \"2Gi\"\n").unwrap();
+    assert_eq!(Capacity::of(&h200(), &more).reserve_bytes, 2 * GIB);
+}
+
+#[test]
+fn a_reserve_below_what_the_driver_keeps_is_refused_with_the_figure() {
+    let said = |text: &str| {
+        let judged = Judged::of(text.to_owned(), std::path::Path::new("config.toml"));
+        check_all(&[gpu(80 * GIB), h200()], &judged)
+    };
+    assert_eq!(said(""), [], "the default gives way");
+    assert_eq!(said("[gpus]\nreserve = \"700Mi\"\n"), []);
+    let problems = said("[gpus]\nreserve = \"512Mi\"\n");
+    assert_eq!((problems[0].key.as_str(), problems[0].line), ("gpus.reserve", Some(2)));
+    let message = &problems[0].message;
+    assert!(message.contains("keeps 700 MiB") && message.contains("at least 828 MiB"), "{message}");
+}
+
 fn world() -> impl Strategy<Value = (u64, Vec<Held>, Vec<u64>)> {
     let held = (0..40 * GIB, 0..40 * GIB).prop_map(|(granted, regrant)| held(granted, regrant));
     (

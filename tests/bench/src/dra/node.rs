@@ -47,7 +47,7 @@ impl Setup {
     /// The file system's.
     pub fn new(world: &World, name: &str, gpus: &str, devices: usize) -> anyhow::Result<Self> {
         let file = world.path(&format!("{name}.toml"));
-        let memory = "[memory]\nreserved = \"256MiB\"\ncontext_overhead = \"32MiB\"\n";
+        let memory = "[memory]\nreserved = \"128MiB\"\ncontext_overhead = \"32MiB\"\n";
         fs::write(&file, format!("{gpus}{memory}"))?;
         let mut envs = vec![("LD_LIBRARY_PATH", world.artefacts.path("sim"))];
         envs.extend([

@@ -92,7 +92,7 @@ fn setup(world: &World, fsync: bool) -> anyhow::Result<Setup> {
     for _ in 0..GPUS {
         config += "[[gpu]]\nmemory = \"80GiB\"\n";
     }
-    config += "[memory]\nreserved = \"256MiB\"\ncontext_overhead = \"32MiB\"\n";
+    config += "[memory]\nreserved = \"128MiB\"\ncontext_overhead = \"32MiB\"\n";
     let file = world.path("many.toml");
     std::fs::write(&file, config)?;
     Ok(Setup {

@@ -114,6 +114,7 @@ pub fn gpu(index: u32) -> Gpu {
         pci_bus_id: format!("00000000:{index:02x}:00.0"),
         numa_node: None,
         memory_bytes: 40 * GIB,
+        driver_bytes: 0,
         context_bytes: None,
         context_measured_bytes: None,
         mig: None,
