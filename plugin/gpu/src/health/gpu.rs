@@ -185,9 +185,9 @@ impl Machine {
         self.gone = true;
     }
 
-    /// What a later start has to know; `None` of one that never had trouble.
+    /// What a later start has to know; `None` of one that never had trouble and does not count errors.
     pub(super) fn remember(&self, now: Instant) -> Option<Remembered> {
-        self.since?;
+        self.since.map(drop).or(self.uncorrectable.map(drop))?;
         let ago = |then: Instant| {
             u64::try_from(now.saturating_duration_since(then).as_millis()).unwrap_or(u64::MAX)
         };
