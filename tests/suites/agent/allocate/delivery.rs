@@ -193,9 +193,10 @@ async fn a_spec_is_put_right_before_a_container_starts_or_it_does_not_start() {
     node.kubelet.start_container(&pod, "main").await.unwrap();
     assert_eq!(std::fs::read(&path).unwrap(), whole);
 
-    // What cannot be put right.
-    std::fs::remove_dir_all(node.dir.path().join("cdi")).unwrap();
-    std::fs::write(node.dir.path().join("cdi"), b"a file").unwrap();
+    // What cannot be put right. The plugin may make the directory again meanwhile.
+    while std::fs::write(node.dir.path().join("cdi"), b"a file").is_err() {
+        let _ = std::fs::remove_dir_all(node.dir.path().join("cdi"));
+    }
     let refused = node.kubelet.start_container(&pod, "main").await.unwrap_err();
     assert!(refused.to_string().contains("cannot write the CDI spec"), "{refused}");
     let refused = node.allocate(&[replica(1, 0)]).await.unwrap_err();
