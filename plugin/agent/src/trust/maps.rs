@@ -24,6 +24,8 @@ pub struct Mapped {
     pub shim: bool,
     /// A file named like the driver's library.
     pub cuda: bool,
+    /// A file named like the driver's library for OpenCL.
+    pub opencl: bool,
 }
 
 impl Mapped {
@@ -31,6 +33,9 @@ impl Mapped {
     #[must_use]
     pub fn why(self) -> &'static str {
         match (self.shim, self.cuda) {
+            _ if self.opencl => {
+                "libnvidia-opencl is mapped in it: OpenCL is a driver of its own, which the shim does not limit"
+            }
             (true, _) => "the shim is mapped in it, and was gone around or its page was emptied",
             (false, true) => "libcuda is mapped in it and the shim is not: it was not preloaded",
             (false, false) => {
@@ -42,8 +47,13 @@ impl Mapped {
 
 fn judge(maps: &str) -> Mapped {
     let paths = || maps.lines().filter_map(|line| line.splitn(6, ' ').nth(5)).map(str::trim_start);
-    let is_cuda = |path: &str| path.rsplit('/').next().is_some_and(|f| f.starts_with("libcuda.so"));
-    Mapped { shim: paths().any(|path| path == CONTAINER_SHIM), cuda: paths().any(is_cuda) }
+    let is_mapped =
+        |library: &str| paths().any(|path| path.rsplit('/').next().is_some_and(|file| file.starts_with(library)));
+    Mapped {
+        shim: paths().any(|path| path == CONTAINER_SHIM),
+        cuda: is_mapped("libcuda.so"),
+        opencl: is_mapped("libnvidia-opencl.so"),
+    }
 }
 
 /// Reads it; `None` where that may not be done, and where it takes too long: then by a thread that goes on
@@ -87,11 +97,14 @@ mod tests {
         let shim = line(CONTAINER_SHIM);
         let cuda = line("/usr/lib/x86_64-linux-gnu/libcuda.so.550.54");
         let with = |text: &str| judge(text);
-        assert_eq!(with(&format!("{shim}{cuda}")), Mapped { shim: true, cuda: true });
-        assert_eq!(with(&cuda), Mapped { shim: false, cuda: true });
+        assert_eq!(with(&format!("{shim}{cuda}")), Mapped { shim: true, cuda: true, opencl: false });
+        assert_eq!(with(&cuda), Mapped { cuda: true, ..Mapped::default() });
+        let opencl = line("/usr/lib/x86_64-linux-gnu/libnvidia-opencl.so.580.82.07");
+        let with_opencl = with(&format!("{shim}{opencl}"));
+        assert!(with_opencl.opencl && with_opencl.why().contains("OpenCL"), "{with_opencl:?}");
         assert_eq!(with(&line("/tmp/libtessera.so")), Mapped::default(), "another file");
         assert_eq!(with("7f02-7f03 rw-p 00000000 00:00 0 \n"), Mapped::default());
-        assert!(Mapped { shim: false, cuda: true }.why().contains("not preloaded"));
+        assert!(Mapped { cuda: true, ..Mapped::default() }.why().contains("not preloaded"));
     }
 
     #[test]

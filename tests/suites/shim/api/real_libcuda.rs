@@ -15,6 +15,7 @@ use tessera_cuda::nvml_unhooked::nvml_accounted_for;
 use tessera_cuda::unhooked::place;
 use tessera_harness::external;
 use tessera_harness::routing::Answers;
+use tessera_tenant::delivery::driver::LIBRARIES;
 
 /// The CUDA version of driver 550: hooks from later versions are not there.
 const CUDA_VERSION: u32 = 12_040;
@@ -89,6 +90,32 @@ fn every_export_of_the_real_libraries_is_accounted_for() {
         .filter(|name| !nvml_accounted_for(name))
         .collect();
     assert!(unknown.is_empty(), "libnvidia-ml exports what no list knows: {unknown:?}");
+}
+
+/// What libcuda opens by name and a container needs not from us: the C library's, those of graphics and of Tegra, which
+/// are no part of `compute` and `utility`, and OpenSSL, which is the container's own.
+const OPENED_ELSEWHERE: [&str; 16] = [
+    "libc", "libm", "libdl", "libpthread", "librt", "libcrypto", "libGL", "libEGL", "libEGL_nvidia", "libEGL_tegra",
+    "libGLX_nvidia", "libnvrm_surface", "libnvrm_sync", "libnvscibuf", "libnvscisync", "libnvidia-opencl",
+];
+
+#[test]
+fn every_library_that_the_real_libcuda_opens_is_given_or_an_exception() {
+    let Some(driver) = real_driver("libraries of the real libcuda") else { return };
+    let content = std::fs::read(driver.join("libcuda.so.1")).unwrap();
+    let texts = content.split(|byte| !byte.is_ascii_graphic());
+    let names: BTreeSet<&str> = texts
+        .filter_map(|text| std::str::from_utf8(text).ok())
+        .filter(|text| text.starts_with("lib"))
+        .filter_map(|text| text.split_once(".so").map(|(name, _)| name))
+        .filter(|name| name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-".contains(&b)))
+        .collect();
+    assert!(names.contains("libnvidia-ptxjitcompiler"), "{names:?}");
+    let is_known = |name: &&str| {
+        LIBRARIES.iter().any(|library| library.strip_suffix(".so") == Some(name)) || OPENED_ELSEWHERE.contains(name)
+    };
+    let unknown: Vec<_> = names.iter().filter(|name| !is_known(name)).collect();
+    assert!(unknown.is_empty(), "libcuda opens what driver.root does not give: {unknown:?}");
 }
 
 #[test]

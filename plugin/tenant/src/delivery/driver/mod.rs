@@ -3,6 +3,8 @@
 mod capabilities;
 mod root;
 
+pub use root::LIBRARIES;
+
 use std::path::{Path, PathBuf};
 
 use tessera_config::{CONTAINER_DRIVER_DIR, Config, DeviceListStrategy, Mount};

@@ -25,17 +25,20 @@ const DIRECTORIES: [&str; 13] = [
     "",
 ];
 
-/// The libraries of NVIDIA's driver capabilities `compute` and `utility`, as libnvidia-container
-/// lists them, without version. All but the first may be missing.
-const LIBRARIES: [&str; 13] = [
+/// The libraries of NVIDIA's driver capabilities `compute` and `utility`, as libnvidia-container and NVIDIA's
+/// container toolkit list them, without version. All but the first may be missing. Not OpenCL's: it is a second
+/// driver, which opens the devices itself, past every limit.
+pub const LIBRARIES: [&str; 15] = [
     "libcuda.so",
     "libnvidia-ml.so",
     "libnvidia-ptxjitcompiler.so",
     "libnvidia-nvvm.so",
+    "libnvidia-nvvm70.so",
+    "libnvidia-tileiras.so",
+    "libnvidia-sandboxutils.so",
     "libnvidia-gpucomp.so",
     "libnvidia-fatbinaryloader.so",
     "libnvidia-compiler.so",
-    "libnvidia-opencl.so",
     "libnvidia-allocator.so",
     "libnvidia-pkcs11.so",
     "libnvidia-pkcs11-openssl3.so",

@@ -33,9 +33,11 @@ fn libraries_below_a_root_are_found_with_their_links_followed_inside_it() {
     // Not ours, not a version, leading nowhere, in a circle, out of the root.
     file(root, &format!("{lib}/libc.so.6"));
     file(root, &format!("{lib}/libcuda.so.1.bak"));
+    // A driver of its own that nobody limits.
+    file(root, &format!("{lib}/libnvidia-opencl.so.1"));
     link(root, &format!("{lib}/libnvidia-nvvm.so.4"), "absent");
     link(root, &format!("{lib}/libnvidia-cfg.so.1"), "libnvidia-cfg.so.1");
-    link(root, &format!("{lib}/libnvidia-opencl.so.1"), "/../../../../../../etc/passwd");
+    link(root, &format!("{lib}/libnvidia-pkcs11.so.1"), "/../../../../../../etc/passwd");
     // A second place comes second.
     file(root, "usr/lib64/libcuda.so.1");
     file(root, "usr/lib64/libnvidia-ptxjitcompiler.so.1");
