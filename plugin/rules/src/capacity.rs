@@ -64,7 +64,10 @@ impl Capacity {
     /// Of a GPU under a configuration.
     #[must_use]
     pub fn of(gpu: &Gpu, config: &Config) -> Self {
-        Capacity { memory_bytes: gpu.memory_bytes, reserve_bytes: gpu.reserve(config.gpus.reserve_bytes) }
+        Capacity {
+            memory_bytes: gpu.memory_bytes,
+            reserve_bytes: gpu.reserve(config.gpus.reserve_bytes),
+        }
     }
 
     /// Bytes that limits may add up to.

@@ -17,7 +17,7 @@ use tessera_agent::observe::departed::{ListedProcess, ProcessOwner};
 use tessera_agent::observe::overhead::{OverheadEstimator, Verdict};
 use tessera_agent::observe::procs::Procs;
 use tessera_agent::observe::sample::{Member, compose, join, slot_of};
-use tessera_agent::observe::schedule::LookSchedule;
+use tessera_agent::observe::schedule::{Figure, LookSchedule, Outcome};
 use tessera_gpu::{Discovery, GpuProcess};
 
 /// Looks now and then, and publishes.
@@ -108,17 +108,34 @@ impl Overhead {
                 self.ended.merge(&recovered.tally);
             }
         }
+        let figure = self.figure(snapshot);
+        if !self.schedule.wants_lists(now, figure, self.departing) {
+            self.schedule.polled(now, figure);
+            return self.pace(snapshot);
+        }
         let verdicts: Vec<Verdict> =
             (0..self.gpus.len()).filter_map(|gpu| self.look(gpu, quota, usage)).collect();
         let launches = snapshot.slots.iter().fold(0u64, |sum, s| sum.saturating_add(s.launches));
         let busy = std::mem::replace(&mut self.launches, launches) != launches;
         let now = Instant::now();
-        self.schedule.looked(now, &verdicts, busy);
+        let open = self.gpus.iter().any(|(_, estimator)| estimator.is_falling());
+        self.schedule.looked(now, figure, &verdicts, Outcome { busy, open });
         if let Some(within) = self.gpus.iter().filter_map(|(_, estimator)| estimator.watch()).min()
         {
             self.schedule.watch(now, within);
         }
         self.pace(snapshot)
+    }
+
+    /// What the GPUs have in use beyond what the command's processes are charged.
+    fn figure(&self, snapshot: &Snapshot) -> Figure {
+        let mut figure = 0;
+        for (gpu, (uuid, _)) in self.gpus.iter().enumerate() {
+            let charged =
+                snapshot.slots.iter().map(|slot| i128::from(slot.granted[gpu])).sum::<i128>();
+            figure += i128::from(self.discovery.memory_used(uuid).ok()?) - charged;
+        }
+        Some(figure)
     }
 
     /// When to come again.

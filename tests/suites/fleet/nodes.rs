@@ -88,8 +88,11 @@ impl Node {
                 "[[gpu]]\nuuid = \"GPU-7e55e7a0-0000-4000-8000-0000000000{index}{gpu}\"\nmemory = \"8GiB\"\n"
             )
         };
-        let sim =
-            SimGpu::start(&format!("[memory]\nreserved = \"128MiB\"\ncontext_overhead = \"64MiB\"\n{}{}", gpu(0), gpu(1)));
+        let sim = SimGpu::start(&format!(
+            "[memory]\nreserved = \"128MiB\"\ncontext_overhead = \"64MiB\"\n{}{}",
+            gpu(0),
+            gpu(1)
+        ));
         let dir = tempfile::tempdir().unwrap();
         let kubelet = Kubelet::start(&dir.path().join("kubelet")).await.unwrap();
         let paths = own_paths(

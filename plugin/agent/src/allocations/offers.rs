@@ -185,7 +185,8 @@ fn offer(
         free.extend(std::iter::repeat_n(share.limit.memory_bytes, count));
     }
     let sellable = sold.map_or(0, |sold| {
-        let (memory_bytes, reserve_bytes) = (sold.gpu.memory_bytes, sold.gpu.reserve(reserve_bytes));
+        let (memory_bytes, reserve_bytes) =
+            (sold.gpu.memory_bytes, sold.gpu.reserve(reserve_bytes));
         Capacity { memory_bytes, reserve_bytes }.sellable()
     });
     let verdict = judge(sellable, &held, &free);

@@ -79,6 +79,12 @@ impl Audit {
         findings
     }
 
+    /// Whether the next look may confirm something.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.beyond == 1 || self.strays.iter().any(|who| !self.reported.contains(who))
+    }
+
     /// Whether a reported finding still holds.
     #[must_use]
     pub fn stands(&self) -> bool {

@@ -36,7 +36,7 @@ use self::findings::Kubelet;
 use self::overhead::{CONFIRM, OverheadEstimator, Verdict};
 use self::procs::Procs;
 use self::sample::{Member, compose, divide, join, slot_of};
-use self::schedule::{LookSchedule, SLOW};
+use self::schedule::{Figure, LookSchedule, Outcome, SLOW};
 use crate::Agent;
 use crate::status_board::StatusBoard;
 use crate::trust::FindingKind;
@@ -220,10 +220,21 @@ impl Observer {
             .map(|(uuid, _)| uuid.clone())
             .collect();
         for uuid in &due {
+            let (figure, hurries) = self.figure(uuid, &allocations);
+            if let Some(schedule) = self.gpus.get_mut(uuid)
+                && !schedule.wants_lists(now, figure, hurries)
+            {
+                schedule.polled(now, figure);
+                if hurries {
+                    schedule.hurry(now);
+                }
+                continue;
+            }
             let look = self.look(uuid, &allocations);
             if let Some(schedule) = self.gpus.get_mut(uuid) {
                 let now = Instant::now();
-                schedule.looked(now, &look.verdicts, look.busy);
+                let outcome = Outcome { busy: look.busy, open: look.open };
+                schedule.looked(now, figure, &look.verdicts, outcome);
                 if let Some(within) = look.watch {
                     schedule.watch(now, within);
                 }
@@ -286,6 +297,21 @@ impl Observer {
         }
     }
 
+    /// What a GPU has in use beyond its tenants' ledgers, and whether somebody waits for dead processes' memory.
+    fn figure(&self, uuid: &str, allocations: &[Found]) -> (Figure, bool) {
+        let (mut charged, mut hurries) = (0u64, false);
+        for (record, region) in allocations {
+            let Some(gpu) = record.grants.iter().position(|grant| grant.uuid == uuid) else {
+                continue;
+            };
+            let slots = region.slots();
+            charged = slots.iter().fold(charged, |sum, slot| sum.saturating_add(slot.granted[gpu]));
+            hurries |= region.observed().departing() && !region.tenant().has_hidden_pids();
+        }
+        let used = self.discovery.memory_used(uuid).ok();
+        (used.map(|used| i128::from(used) - i128::from(charged)), hurries)
+    }
+
     /// Looks at one GPU.
     fn look(&mut self, uuid: &str, allocations: &[Found]) -> Look {
         // Without the host's pids no process can be attributed; `status` says so.
@@ -321,7 +347,9 @@ impl Observer {
         } else {
             self.silent.remove(uuid);
         }
-        self.listed.insert(uuid.to_owned(), processes.iter().map(|p| p.pid).collect());
+        let pids: Vec<u32> = processes.iter().map(|p| p.pid).collect();
+        let others = self.listed.get(uuid) != Some(&pids);
+        self.listed.insert(uuid.to_owned(), pids);
         let sites = self.sites();
         self.procs.set_pages(sites.as_ref().map(|sites| sites.pages.clone()));
 
@@ -383,7 +411,7 @@ impl Observer {
         self.look_at_mounts(&tenants, &members, sites.as_ref(), now);
 
         let slack = self.agent.config().gpus.audit_slack_bytes;
-        let mut look = Look { busy: unsettled, ..Look::default() };
+        let mut look = Look { busy: unsettled, open: unsettled || others, ..Look::default() };
         for (at, ((record, region), gpu)) in tenants.iter().enumerate() {
             let after = region.slots();
             self.learn(&record.id, &before[at], &members[at]);
@@ -413,11 +441,13 @@ impl Observer {
             audit.set_slack(slack);
             let verdict = estimator.see(now, &sample);
             look.watch = look.watch.into_iter().chain(estimator.watch()).chain(again).min();
+            look.open |= shown.pending || estimator.is_falling();
             if let Verdict::Publish(bytes) = verdict {
                 region.publish_overhead(*gpu, bytes);
                 debug!(id = %record.id, gpu = uuid, overhead = bytes, "overhead observed");
             }
             let findings = audit.see(&sample);
+            look.open |= audit.is_open();
             let stands = tenant.gpus.iter().any(|figures| figures.audit.stands());
             region.observed().found(u64::try_from(findings.len()).unwrap_or(0), stands);
             for finding in &findings {
@@ -616,6 +646,8 @@ struct Look {
     verdicts: Vec<Verdict>,
     /// Somebody has launched something since the look before, or is to be looked at again.
     busy: bool,
+    /// The next look must tell more.
+    open: bool,
     /// The longest time until the next.
     watch: Option<Duration>,
     /// The driver may have memory of dead processes.

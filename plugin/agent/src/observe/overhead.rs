@@ -129,6 +129,12 @@ impl OverheadEstimator {
         }
     }
 
+    /// Whether less shows than is published, and more looks must say so.
+    #[must_use]
+    pub fn is_falling(&self) -> bool {
+        self.falling.is_some()
+    }
+
     fn rise(&mut self, now: Instant, overhead: u64) -> Verdict {
         let Some((since, first)) = self.rising else {
             self.rising = Some((now, overhead));

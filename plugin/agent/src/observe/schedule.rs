@@ -1,4 +1,9 @@
 //! When to look at a GPU next: at once after news, ever less often while nothing moves. Pure.
+//!
+//! NVML's lists of processes take some 4.5 ms each under a lock that allocations of all processes need, and a GPU's
+//! memory figure takes 12 µs without it (driver 610.57, flightlessmango/MangoHud#2104). So a look first asks for that
+//! figure, and for the lists only where it has moved beyond what the tenants' ledgers explain, after news, while the
+//! last lists left something open, and every [`SLOW`].
 
 use std::time::{Duration, Instant};
 
@@ -14,6 +19,10 @@ const RESTLESS: Duration = Duration::from_secs(1);
 
 /// Between two looks while dead processes' memory may be with the driver.
 const HURRY: Duration = Duration::from_millis(3);
+/// The longest time between two lists meanwhile.
+const HURRIED_LISTS: Duration = Duration::from_millis(50);
+/// Bytes that a GPU's figure may move before the lists are asked what moved.
+const MOVED: u64 = 16 << 20;
 
 /// One GPU's.
 #[derive(Clone, Copy, Debug)]
@@ -22,13 +31,41 @@ pub struct LookSchedule {
     pause: Duration,
     /// When the last look was over.
     looked: Option<Instant>,
+    /// The next look asks for the lists, whatever the figure is.
+    open: bool,
+    /// When the lists were asked last, and the figure then.
+    listed: Option<(Instant, Figure)>,
+    /// The figure at the last look.
+    figure: Figure,
+    /// The longest pause until the next lists.
+    watched: Duration,
+}
+
+/// A GPU's memory in use beyond what its tenants' ledgers say, bytes; `None` where the driver does not tell.
+pub type Figure = Option<i128>;
+
+/// What a look with lists came to.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Outcome {
+    /// A tenant has launched something since the look before.
+    pub busy: bool,
+    /// A second look must confirm what this one saw.
+    pub open: bool,
 }
 
 impl LookSchedule {
     /// Looks at once.
     #[must_use]
     pub fn new(now: Instant) -> Self {
-        LookSchedule { due: now, pause: FIRST, looked: None }
+        LookSchedule {
+            due: now,
+            pause: FIRST,
+            looked: None,
+            open: true,
+            listed: None,
+            figure: None,
+            watched: SLOW,
+        }
     }
 
     /// When to look.
@@ -40,6 +77,7 @@ impl LookSchedule {
     /// Something has happened: a process came, made a context, or went. With `wait`, there is so much
     /// news that it must wait, and brings no more than one look.
     pub fn news(&mut self, now: Instant, wait: Option<Duration>) {
+        self.open = true;
         match wait {
             None => {
                 self.due = self.due.min(now);
@@ -54,15 +92,38 @@ impl LookSchedule {
         self.due = self.due.min(self.looked.map_or(now, |looked| looked + HURRY));
     }
 
-    /// The next look is to be no later than this after the last.
+    /// The next looks are to be no later than this after each other, until the next with lists.
     pub fn watch(&mut self, now: Instant, within: Duration) {
+        self.watched = within;
         self.due = self.due.min(now + within);
     }
 
-    /// A look is over, and came to these verdicts for the tenants there. `busy`: one of them has
-    /// launched something since the look before.
-    pub fn looked(&mut self, now: Instant, verdicts: &[Verdict], busy: bool) {
-        self.looked = Some(now);
+    /// Whether a look at this figure must ask for the lists. `hurries`: as for [`Self::hurry`].
+    #[must_use]
+    pub fn wants_lists(&self, now: Instant, figure: Figure, hurries: bool) -> bool {
+        let (Some((listed, then)), Some(figure)) = (self.listed, figure) else { return true };
+        let (Some(then), false) = (then, self.open) else { return true };
+        let passed = now.saturating_duration_since(listed);
+        if hurries {
+            // Memory comes back in pieces: the lists are asked when it rests.
+            return passed >= HURRIED_LISTS || figure != then && self.figure == Some(figure);
+        }
+        passed >= SLOW || figure.abs_diff(then) >= u128::from(MOVED)
+    }
+
+    /// A look is over that did without the lists.
+    pub fn polled(&mut self, now: Instant, figure: Figure) {
+        (self.looked, self.figure) = (Some(now), figure);
+        self.due = now + self.pause.min(self.watched);
+        self.pause = (self.pause * 2).min(SLOW);
+    }
+
+    /// A look with lists is over, and came to these verdicts for the tenants there.
+    pub fn looked(&mut self, now: Instant, figure: Figure, verdicts: &[Verdict], outcome: Outcome) {
+        (self.looked, self.figure) = (Some(now), figure);
+        (self.listed, self.watched) = (Some((now, figure)), SLOW);
+        let Outcome { busy, open } = outcome;
+        self.open = open || verdicts.iter().any(|verdict| *verdict != Verdict::Steady);
         let any = |wanted: fn(&Verdict) -> bool| verdicts.iter().any(wanted);
         if any(|v| matches!(v, Verdict::Confirm)) {
             self.due = now + 2 * CONFIRM;
@@ -89,7 +150,7 @@ mod tests {
         let mut count = 0;
         while schedule.due() <= start + within {
             let now = schedule.due();
-            schedule.looked(now, &[verdict], busy);
+            schedule.looked(now, None, &[verdict], Outcome { busy, open: false });
             count += 1;
         }
         count
@@ -122,7 +183,7 @@ mod tests {
         let start = Instant::now();
         let mut schedule = LookSchedule::new(start);
         for _ in 0..20 {
-            schedule.looked(schedule.due(), &[], false);
+            schedule.looked(schedule.due(), None, &[], Outcome::default());
         }
         let looked = schedule.looked.unwrap();
         schedule.watch(looked, Duration::from_millis(350));
@@ -136,15 +197,15 @@ mod tests {
         let start = Instant::now();
         let mut schedule = LookSchedule::new(start);
         for _ in 0..20 {
-            schedule.looked(schedule.due(), &[], false);
+            schedule.looked(schedule.due(), None, &[], Outcome::default());
         }
         let later = schedule.due() - Duration::from_secs(5);
         schedule.news(later, None);
         assert_eq!(schedule.due(), later);
-        schedule.looked(later, &[], false);
+        schedule.looked(later, None, &[], Outcome::default());
         assert_eq!(schedule.due(), later + FIRST);
         for _ in 0..20 {
-            schedule.looked(schedule.due(), &[], false);
+            schedule.looked(schedule.due(), None, &[], Outcome::default());
         }
         let before = schedule;
         let later = schedule.due() - Duration::from_secs(5);
@@ -153,5 +214,58 @@ mod tests {
             (schedule.due(), schedule.pause),
             (later + Duration::from_secs(1), before.pause)
         );
+    }
+
+    /// A GPU whose figure is `figure(ms)`; how often the lists are asked in `within`, and when.
+    fn lists(mut figure: impl FnMut(u64) -> i128, hurries: bool, within: Duration) -> Vec<u64> {
+        let start = Instant::now();
+        let (mut schedule, mut all) = (LookSchedule::new(start), Vec::new());
+        while schedule.due() <= start + within {
+            let now = schedule.due();
+            let ms = u64::try_from(now.duration_since(start).as_millis()).unwrap();
+            let figure = Some(figure(ms));
+            if schedule.wants_lists(now, figure, hurries) {
+                all.push(ms);
+                schedule.looked(
+                    now,
+                    figure,
+                    &[Verdict::Steady],
+                    Outcome { busy: true, open: false },
+                );
+            } else {
+                schedule.polled(now, figure);
+            }
+            schedule.watch(now, Duration::from_millis(350));
+            if hurries {
+                schedule.hurry(now);
+            }
+        }
+        all
+    }
+
+    #[test]
+    fn a_gpu_on_which_nothing_moves_is_asked_for_its_processes_every_ten_seconds() {
+        let hour = lists(|_| 1 << 30, false, Duration::from_secs(3600)).len();
+        assert!((340..=361).contains(&hour), "{hour}");
+        // What moves less than is published in steps is no reason.
+        let minute = lists(|ms| i128::from(ms % 1000), false, Duration::from_secs(60)).len();
+        assert!(minute <= 7, "{minute}");
+    }
+
+    #[test]
+    fn memory_that_nobody_explains_is_looked_into_at_the_next_look() {
+        let appears = |ms| if ms < 5000 { 0 } else { 20 << 20 };
+        let all = lists(appears, false, Duration::from_secs(9));
+        assert_eq!(all.len(), 2, "{all:?}");
+        assert!((5000..5400).contains(&all[1]), "{all:?}");
+    }
+
+    #[test]
+    fn while_a_dead_process_s_memory_comes_back_its_end_is_waited_for() {
+        // 0.4 s of falling, and then rest.
+        let falls = |ms: u64| i128::from(400u64.saturating_sub(ms)) << 20;
+        let all = lists(falls, true, Duration::from_millis(430));
+        assert!(all.len() <= 11, "{} lists", all.len());
+        assert!(all.iter().any(|ms| (400..=409).contains(ms)), "{all:?}");
     }
 }

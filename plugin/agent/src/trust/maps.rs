@@ -47,8 +47,9 @@ impl Mapped {
 
 fn judge(maps: &str) -> Mapped {
     let paths = || maps.lines().filter_map(|line| line.splitn(6, ' ').nth(5)).map(str::trim_start);
-    let is_mapped =
-        |library: &str| paths().any(|path| path.rsplit('/').next().is_some_and(|file| file.starts_with(library)));
+    let is_mapped = |library: &str| {
+        paths().any(|path| path.rsplit('/').next().is_some_and(|file| file.starts_with(library)))
+    };
     Mapped {
         shim: paths().any(|path| path == CONTAINER_SHIM),
         cuda: is_mapped("libcuda.so"),
@@ -97,7 +98,10 @@ mod tests {
         let shim = line(CONTAINER_SHIM);
         let cuda = line("/usr/lib/x86_64-linux-gnu/libcuda.so.550.54");
         let with = |text: &str| judge(text);
-        assert_eq!(with(&format!("{shim}{cuda}")), Mapped { shim: true, cuda: true, opencl: false });
+        assert_eq!(
+            with(&format!("{shim}{cuda}")),
+            Mapped { shim: true, cuda: true, opencl: false }
+        );
         assert_eq!(with(&cuda), Mapped { cuda: true, ..Mapped::default() });
         let opencl = line("/usr/lib/x86_64-linux-gnu/libnvidia-opencl.so.580.82.07");
         let with_opencl = with(&format!("{shim}{opencl}"));

@@ -109,7 +109,8 @@ pub fn check_all(gpus: &[Gpu], judged: &Judged) -> Vec<Problem> {
 fn check_reserve(gpus: &[Gpu], config: &Config) -> Option<Problem> {
     config.source.line_set("gpus.reserve")?;
     let chosen = config.gpus.reserve_bytes;
-    let gpu = gpus.iter().filter(|gpu| gpu.driver_bytes > chosen).max_by_key(|gpu| gpu.driver_bytes)?;
+    let gpu =
+        gpus.iter().filter(|gpu| gpu.driver_bytes > chosen).max_by_key(|gpu| gpu.driver_bytes)?;
     let message = format!(
         "is {}, and the driver keeps {} of {gpu} for itself: set at least {}, or leave it out and it is that",
         format_bytes(chosen),

@@ -32,7 +32,8 @@ pub fn host_paths_deleted_under_a_running_plugin(suite: &Suite<'_>) -> Result<()
         } else {
             ensure!(output.code != Some(0), "a GPU without a quota: {}", output.stdout);
             // The usage file is mounted by itself: the new one is in reach through its directory, which is read-only.
-            let is_said = ["absent", "not accessible"].iter().any(|word| output.stderr.contains(word));
+            let is_said =
+                ["absent", "not accessible"].iter().any(|word| output.stderr.contains(word));
             ensure!(is_said, "says nothing of it: {}", output.stderr);
         }
         pod.restart_container(suite)?;

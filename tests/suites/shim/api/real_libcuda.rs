@@ -95,8 +95,22 @@ fn every_export_of_the_real_libraries_is_accounted_for() {
 /// What libcuda opens by name and a container needs not from us: the C library's, those of graphics and of Tegra, which
 /// are no part of `compute` and `utility`, and OpenSSL, which is the container's own.
 const OPENED_ELSEWHERE: [&str; 16] = [
-    "libc", "libm", "libdl", "libpthread", "librt", "libcrypto", "libGL", "libEGL", "libEGL_nvidia", "libEGL_tegra",
-    "libGLX_nvidia", "libnvrm_surface", "libnvrm_sync", "libnvscibuf", "libnvscisync", "libnvidia-opencl",
+    "libc",
+    "libm",
+    "libdl",
+    "libpthread",
+    "librt",
+    "libcrypto",
+    "libGL",
+    "libEGL",
+    "libEGL_nvidia",
+    "libEGL_tegra",
+    "libGLX_nvidia",
+    "libnvrm_surface",
+    "libnvrm_sync",
+    "libnvscibuf",
+    "libnvscisync",
+    "libnvidia-opencl",
 ];
 
 #[test]
@@ -112,7 +126,8 @@ fn every_library_that_the_real_libcuda_opens_is_given_or_an_exception() {
         .collect();
     assert!(names.contains("libnvidia-ptxjitcompiler"), "{names:?}");
     let is_known = |name: &&str| {
-        LIBRARIES.iter().any(|library| library.strip_suffix(".so") == Some(name)) || OPENED_ELSEWHERE.contains(name)
+        LIBRARIES.iter().any(|library| library.strip_suffix(".so") == Some(name))
+            || OPENED_ELSEWHERE.contains(name)
     };
     let unknown: Vec<_> = names.iter().filter(|name| !is_known(name)).collect();
     assert!(unknown.is_empty(), "libcuda opens what driver.root does not give: {unknown:?}");
