@@ -15,5 +15,6 @@ pub mod multi_resource;
 pub mod preferred;
 pub mod reconcile;
 pub mod refusal;
+pub mod room;
 pub mod share_plan;
 pub mod shares;

@@ -192,7 +192,7 @@ export class FleetView {
       h("span", { role: "cell", class: "cell cell3" }, `${format.bytes(gpu.memory_used_bytes)} / ${format.bytes(gpu.memory_limits_bytes)} / ${format.bytes(gpu.memory_total_bytes)}`),
       h("span", { role: "cell", class: "cell cell4", "data-word": "sold" }, format.cores(gpu.cores_millis)),
       h("span", { role: "cell", class: "cell cell5", "data-word": "waiting" }, gpu.lease ? format.number(gpu.lease.waiting) : "-"),
-      h("span", { role: "cell", class: "cell cell6", "data-word": "fits next", title: fitsTitle(gpu) }, format.fits(gpu.fits)),
+      h("span", { role: "cell", class: "cell cell6", "data-word": "fits next", title: fitsTitle(gpu) }, format.fits(gpu)),
     );
   }
 

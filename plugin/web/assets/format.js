@@ -93,10 +93,10 @@ export function fraction(millis) {
   return FRACTIONS.get(millis) ?? cores(millis);
 }
 
-/** What still fits: `1 × ½, 3 × ¼`. */
-export function fits(list) {
-  const some = (list ?? []).filter((fit) => fit.count > 0);
-  if (some.length === 0) return "nothing";
+/** What still fits on a GPU: `1 × ½, 3 × ¼`; or what there is too little of. */
+export function fits(gpu) {
+  const some = (gpu.fits ?? []).filter((fit) => fit.count > 0);
+  if (some.length === 0) return gpu.no_room ? `nothing: too little ${line(gpu.no_room)}` : "nothing";
   return some
     .map((fit) => `${fit.count} × ${fit.cores_millis > 0 ? fraction(fit.cores_millis) : bytes(fit.memory_bytes)}`)
     .join(", ");

@@ -60,7 +60,7 @@ export class GpuView {
         ["reserve", format.bytes(gpu.memory_reserve_bytes)],
         ["for each context", format.bytes(gpu.context_overhead_bytes)],
         ["shares sold", format.cores(gpu.cores_millis)],
-        ["fits next", format.fits(gpu.fits)],
+        ["fits next", format.fits(gpu)],
         ["lease", lease(row)],
         ["waiting", gpu.lease ? format.number(gpu.lease.waiting) : ""],
         ["quantum", gpu.lease ? quantum(gpu.lease.quantum_us) : ""],

@@ -1,5 +1,6 @@
 //! What a tenant sees of its claim, and that it gets no more.
 
+use serde_json::json;
 use tessera_harness::metrics::scrape_until;
 use tessera_harness::plugin::bounded;
 use tessera_harness::{Conversation, GIB, MIB};
@@ -145,6 +146,19 @@ async fn what_does_not_fit_is_refused_with_numbers_and_takes_nothing() {
     // The same fits when the other has ended.
     node.unprepare(&fits).await;
     assert_eq!(node.delivered(), [0, 0]);
-    let memory = node.prepare(&one("memory", &device, "7Gi", "100")).await.unwrap();
+    let memory = node.prepare(&one("memory", &device, "7Gi", "90")).await.unwrap();
     holds(&mut node.tenant(&memory), 0, 7 * GIB);
+    // A GPU without time has no room, and says what it has too little of.
+    let gpu = || {
+        let gpus = node.status()["gpus"].as_array().unwrap().clone();
+        gpus.into_iter().find(|gpu| gpu["uuid"] == node.sim.uuid(0)).unwrap()
+    };
+    let before = gpu();
+    assert_eq!((&before["no_room"], &before["left_cores_millis"]), (&json!(""), &json!(100)));
+    node.prepare(&one("rest", &device, "320Mi", "10")).await.unwrap();
+    let after = gpu();
+    assert_eq!((&after["no_room"], &after["left_cores_millis"]), (&json!("GPU time"), &json!(0)));
+    assert!(after["left_memory_bytes"].as_u64().unwrap() > 300 * MIB, "{after}");
+    let status = node.must(&["status"]);
+    assert!(status.contains("no GPU time"), "{status}");
 }

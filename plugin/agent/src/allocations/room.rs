@@ -10,6 +10,7 @@ use tessera_rules::allocate::Catalogue;
 use tessera_rules::ask::Plan;
 use tessera_rules::capacity::Capacity;
 use tessera_rules::refusal::Refusal;
+use tessera_rules::room::{Lack, Left, WHOLE_MILLIS};
 use tessera_store::Change;
 
 impl Allocations {
@@ -34,35 +35,35 @@ impl Allocations {
             let stays = |record: &&Record| {
                 record.id != plan.id && !record.overlaps(&plan.resource, &plan.replicas)
             };
-            let before = limits(live(), &grant.uuid);
             let others = limits(live().filter(stays), &grant.uuid);
-            let grown = || live().filter(stays).map(|record| record.grown_bytes(&grant.uuid));
             let capacity = Capacity::of(&sold.gpu, &config);
-            let has_room = capacity.grants(before, others, grant.memory_limit_bytes);
             if plan.origin.is_device_plugin() {
-                if !has_room {
+                let before = limits(live(), &grant.uuid);
+                if !capacity.grants(before, others, grant.memory_limit_bytes) {
                     return Err(Refusal::NoRoom { uuid: grant.uuid.clone() });
                 }
                 continue;
             }
-            if !has_room {
-                return Err(Refusal::MemoryOversold {
-                    uuid: grant.uuid.clone(),
-                    asked_bytes: grant.memory_limit_bytes,
-                    held_bytes: others,
-                    grown_bytes: grown().fold(0, u64::saturating_add),
-                    sellable_bytes: capacity.sellable(),
-                });
-            }
-            // As the scheduler counts: by what was allocated, whatever it was changed to since.
-            let held = live().filter(stays).map(|record| allocated_millis(record, &grant.uuid));
-            let held_millis = held.fold(0, u32::saturating_add);
-            if held_millis.saturating_add(grant.cores_millis) > 1000 {
-                return Err(Refusal::CoresOversold {
-                    uuid: grant.uuid.clone(),
-                    asked_millis: grant.cores_millis,
-                    held_millis,
-                });
+            let left = Left::beside(capacity, &grant.uuid, live().filter(stays));
+            match left.lack(grant.memory_limit_bytes, grant.cores_millis) {
+                None => {}
+                Some(Lack::Time) => {
+                    return Err(Refusal::CoresOversold {
+                        uuid: grant.uuid.clone(),
+                        asked_millis: grant.cores_millis,
+                        held_millis: WHOLE_MILLIS - left.cores_millis,
+                    });
+                }
+                Some(Lack::Memory | Lack::Both) => {
+                    let grown = live().filter(stays).map(|record| record.grown_bytes(&grant.uuid));
+                    return Err(Refusal::MemoryOversold {
+                        uuid: grant.uuid.clone(),
+                        asked_bytes: grant.memory_limit_bytes,
+                        held_bytes: others,
+                        grown_bytes: grown.fold(0, u64::saturating_add),
+                        sellable_bytes: capacity.sellable(),
+                    });
+                }
             }
         }
         Ok(())
@@ -90,12 +91,6 @@ impl Allocations {
             change.put(parked, What::Parked, unix_ms());
         }
     }
-}
-
-/// Thousandths of a GPU's time that a record was allocated.
-fn allocated_millis(record: &Record, uuid: &str) -> u32 {
-    let granted = record.allocated().iter().filter(|grant| grant.uuid == uuid);
-    granted.map(|grant| grant.cores_millis).fold(0, u32::saturating_add)
 }
 
 /// What these may hold of a GPU in all, bytes.

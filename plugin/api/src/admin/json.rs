@@ -140,6 +140,11 @@ pub fn gpu_json(gpu: &Gpu) -> Value {
         "context_overhead_bytes": gpu.context_overhead_bytes,
         "context_overhead_source": gpu.context_overhead_source,
         "cores_millis": gpu.cores_millis,
+        "left_memory_bytes": gpu.left_memory_bytes,
+        "left_cores_millis": gpu.left_cores_millis,
+        "no_room": gpu.no_room,
+        "default_memory_bytes": gpu.default_memory_bytes,
+        "default_cores_millis": gpu.default_cores_millis,
         "replicas": replicas.collect::<Vec<_>>(),
     })
 }

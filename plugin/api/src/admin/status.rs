@@ -26,7 +26,11 @@ use tessera_config::{Config, Current};
 use tessera_gpu::Discovery;
 use tessera_kubelet::{Phase, RegistrationStatus};
 use tessera_model::clock::unix_ms;
+use tessera_model::record::Record;
 use tessera_model::warning::{Ages, Found, PAST};
+use tessera_rules::capacity::Capacity;
+use tessera_rules::front_end::FrontEnd;
+use tessera_rules::room::Left;
 use tessera_system::locks::lock;
 use tessera_tenant::regions::{Region, Use};
 
@@ -357,6 +361,8 @@ impl StatusView {
             let Standing { cordon, withheld, .. } = standing(uuid);
             cordon.or(withheld)
         };
+        let lives = |record: &&Record| record.is_live();
+        let live_records = || books.allocations.iter().map(|(record, _)| &**record).filter(lives);
         let mut replicas = replicas(catalogue, advertised, allocations, &withheld);
         let live = || allocations.iter().filter(|a| a.state() != AllocationState::Parked);
         let mut gpus: Vec<Gpu> = catalogue
@@ -367,6 +373,13 @@ impl StatusView {
                 let Standing { cordon, has_own_cordon, withheld, health: view } =
                     standing(&sold.gpu.uuid);
                 let uses = || live().flat_map(|a| &a.gpus).filter(|u| u.gpu_uuid == sold.gpu.uuid);
+                let claimed = (sold.seller == FrontEnd::Dra).then(|| {
+                    let reserve_bytes = catalogue.reserve_bytes;
+                    let capacity = Capacity { memory_bytes: sold.gpu.memory_bytes, reserve_bytes };
+                    Left::beside(capacity, &sold.gpu.uuid, live_records())
+                });
+                let lack = claimed.and_then(|left| left.lack_of_any(sold.context_overhead_bytes));
+                let default = &sold.default_share.limit;
                 let sum =
                     |bytes: fn(&GpuUse) -> u64| uses().map(bytes).fold(0, u64::saturating_add);
                 Gpu {
@@ -405,6 +418,11 @@ impl StatusView {
                     cordon: cordon.unwrap_or_default(),
                     front_end: sold.seller.as_str().to_owned(),
                     moving: books.moving.contains(&sold.gpu.uuid),
+                    left_memory_bytes: claimed.map_or(0, |left| left.memory_bytes),
+                    left_cores_millis: claimed.map_or(0, |left| left.cores_millis),
+                    no_room: lack.map(|lack| lack.to_string()).unwrap_or_default(),
+                    default_memory_bytes: claimed.map_or(0, |_| default.memory_bytes),
+                    default_cores_millis: claimed.map_or(0, |_| default.cores_millis),
                     ..Gpu::default()
                 }
             })

@@ -11,6 +11,7 @@ use crate::admin::left;
 use crate::admin::words;
 use tessera_config::{Config, DeviceListStrategy};
 use tessera_model::audit::{Event, What};
+use tessera_model::counted::plural;
 use tessera_model::record::Record;
 use tessera_rules::front_end::FrontEnd;
 
@@ -125,9 +126,10 @@ fn missing(uuid: &str, why: &str) -> Stand {
 fn stand(gpu: &Gpu) -> Stand {
     let free = gpu.replicas.iter().filter(|r| r.allocation_id.is_empty());
     let free = free.filter(|replica| replica.health() == Health::Healthy).count();
-    let free = match gpu.front_end == FrontEnd::Dra.as_str() {
-        true => format!("for claims {} free now", left(gpu)),
-        false => format!("{free} of {} replicas free now", gpu.replicas.len()),
+    let free = match (gpu.front_end == FrontEnd::Dra.as_str(), gpu.no_room.as_str()) {
+        (true, "") => format!("for claims {} free now", left(gpu)),
+        (true, lack) => format!("for claims nothing free now: too little {lack}"),
+        (false, _) => format!("{free} of {} free now", plural(gpu.replicas.len(), "replica")),
     };
     let stand = Stand {
         gpu_uuid: gpu.uuid.clone(),

@@ -33,6 +33,11 @@ pub(super) fn view(gpu: &Gpu) -> view::Gpu {
         memory_outside_bytes: gpu.memory_outside_bytes,
         context_overhead_bytes: gpu.context_overhead_bytes,
         cores_millis: gpu.cores_millis,
+        left_memory_bytes: gpu.left_memory_bytes,
+        left_cores_millis: gpu.left_cores_millis,
+        no_room: gpu.no_room.clone(),
+        default_memory_bytes: gpu.default_memory_bytes,
+        default_cores_millis: gpu.default_cores_millis,
         lease: lease(gpu),
         replicas: replicas(gpu),
         fits: fits(gpu),
@@ -100,14 +105,11 @@ fn fits(gpu: &Gpu) -> Vec<view::Fit> {
 }
 
 fn left(gpu: &Gpu) -> Option<view::Fit> {
-    let sellable = gpu.memory_total_bytes.saturating_sub(gpu.memory_reserve_bytes);
-    let memory_bytes = sellable.saturating_sub(gpu.memory_limits_bytes);
-    let cores_millis = 1000u32.saturating_sub(gpu.cores_millis);
-    let is_sold = gpu.health() == Health::Healthy && !gpu.moving;
-    (is_sold && memory_bytes > 0).then(|| view::Fit {
+    let is_sold = gpu.health() == Health::Healthy && gpu.cordon.is_empty() && !gpu.moving;
+    (is_sold && gpu.no_room.is_empty()).then(|| view::Fit {
         count: 1,
-        memory_bytes,
-        cores_millis,
+        memory_bytes: gpu.left_memory_bytes,
+        cores_millis: gpu.left_cores_millis,
         ..Default::default()
     })
 }
@@ -154,18 +156,16 @@ mod tests {
         let gpu = Gpu {
             front_end: FrontEnd::Dra.as_str().to_owned(),
             health: Health::Healthy.into(),
-            memory_total_bytes: 80 << 30,
-            memory_reserve_bytes: 1 << 30,
-            memory_limits_bytes: 20 << 30,
-            cores_millis: 250,
+            left_memory_bytes: 59 << 30,
+            left_cores_millis: 750,
             ..Gpu::default()
         };
         let fit =
             view::Fit { count: 1, memory_bytes: 59 << 30, cores_millis: 750, ..Default::default() };
         assert_eq!(view(&gpu).fits, [fit]);
-        let cordoned = Gpu { health: Health::Unhealthy.into(), cordon: "c".into(), ..gpu.clone() };
+        let cordoned = Gpu { cordon: "c".into(), ..gpu.clone() };
         assert!(view(&cordoned).fits.is_empty() && view(&cordoned).withheld.is_empty());
         assert!(view(&Gpu { moving: true, ..gpu.clone() }).fits.is_empty());
-        assert!(view(&Gpu { memory_limits_bytes: u64::MAX, ..gpu }).fits.is_empty());
+        assert!(view(&Gpu { no_room: "GPU time".into(), ..gpu }).fits.is_empty());
     }
 }

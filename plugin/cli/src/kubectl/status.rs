@@ -141,7 +141,11 @@ fn row(entry: &Entry, gpu: &Gpu, wide: bool) -> Vec<String> {
         format_bytes(gpu.memory_limits_bytes),
         format_bytes(gpu.memory_total_bytes),
         format_cores(gpu.cores_millis),
-        if fits.is_empty() { "nothing".to_owned() } else { fits.join(" or ") },
+        match (fits.is_empty(), gpu.no_room.as_str()) {
+            (false, _) => fits.join(" or "),
+            (true, "") => "nothing".to_owned(),
+            (true, lack) => format!("nothing: too little {lack}"),
+        },
     ]
 }
 

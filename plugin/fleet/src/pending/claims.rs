@@ -4,15 +4,22 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 use tessera_cluster::user::objects::{Node, NodeSelector, Pod};
+use tessera_model::counted::plural;
 use tessera_model::printable;
 use tessera_model::quantity::Quantity;
+use tessera_rules::front_end::FrontEnd;
+use tessera_rules::room::Left;
+use tessera_view::gpu::Gpu;
 use tessera_view::node::Node as View;
 
 use super::holds::Holds;
 use super::{Block, BlockKind, Known, affinity, block, ours};
+use crate::answer::quoted;
 
 /// The domain of our driver's classes.
 const DOMAIN: &str = "tessera.dev";
+/// Longest word of a plugin that is passed on.
+const LONGEST: usize = 60;
 /// What the name of a class follows in the resource that every class has.
 const IMPLICIT: &str = "deviceclass.resource.kubernetes.io/";
 
@@ -174,7 +181,7 @@ pub(super) fn here(
             blocks.extend(view.gpus.iter().filter_map(ours::out_of_service));
             blocks.push(block(
                 BlockKind::Capacity,
-                format!("claim {name} asks for {asks}; no GPU has it left"),
+                format!("claim {name} asks for {asks}: {}", lacking(view, &mine)),
             ));
         } else {
             open.push(format!("selectors of the claim {name} and its class are not judged"));
@@ -196,21 +203,54 @@ impl Wanted {
     }
 }
 
-/// How many claims without a size fit on a node's GPUs.
-pub(super) fn shares(view: &View) -> u64 {
-    room(view, &Wanted { class: String::new(), memory_bytes: 0, cores_millis: 0, count: 1 })
+/// One share of the size that a claim gets which states none.
+pub(super) const SHARE: Wanted =
+    Wanted { class: String::new(), memory_bytes: 0, cores_millis: 0, count: 1 };
+
+/// GPUs that are claimed and could give something.
+pub(super) fn in_service(view: &View) -> impl Iterator<Item = &Gpu> {
+    let claimed = view.gpus.iter().filter(|gpu| gpu.front_end == FrontEnd::Dra.as_str());
+    claimed.filter(|gpu| ours::out_of_service(gpu).is_none())
 }
 
-/// How often something fits on a node's GPUs that are claimed.
-fn room(view: &View, way: &Wanted) -> u64 {
-    let gpus = view.gpus.iter().filter(|gpu| ours::out_of_service(gpu).is_none());
-    let fits = gpus.flat_map(|gpu| {
-        let enough = |fit: &&tessera_view::gpu::Fit| {
-            fit.resource_name.is_empty()
-                && fit.memory_bytes >= way.memory_bytes
-                && fit.cores_millis >= way.cores_millis
+/// On how many of a node's GPUs something fits. Each share of one claim is of another GPU.
+pub(super) fn room(view: &View, way: &Wanted) -> u64 {
+    let fits = in_service(view).filter(|gpu| lack(gpu, way).is_none());
+    u64::try_from(fits.count()).unwrap_or(u64::MAX)
+}
+
+/// What of a GPU is missing for it.
+fn lack(gpu: &Gpu, way: &Wanted) -> Option<String> {
+    let Some(fit) = gpu.fits.iter().find(|fit| fit.resource_name.is_empty() && fit.count > 0)
+    else {
+        let lack = if gpu.no_room.is_empty() { "room" } else { &gpu.no_room };
+        return Some(quoted(lack, LONGEST));
+    };
+    let or = |asked, default| if asked == 0 { default } else { asked };
+    let left = Left { memory_bytes: fit.memory_bytes, cores_millis: fit.cores_millis };
+    let memory_bytes = or(way.memory_bytes, gpu.default_memory_bytes);
+    let cores_millis = or(u64::from(way.cores_millis), u64::from(gpu.default_cores_millis));
+    let cores_millis = u32::try_from(cores_millis).unwrap_or(u32::MAX);
+    left.lack(memory_bytes, cores_millis).map(|lack| lack.to_string())
+}
+
+/// Which GPUs have too little of what, for each way.
+pub(super) fn lacking(view: &View, ways: &[&Wanted]) -> String {
+    let mut gpus: BTreeMap<String, BTreeSet<u32>> = BTreeMap::new();
+    for (gpu, way) in in_service(view).flat_map(|gpu| ways.iter().map(move |way| (gpu, way))) {
+        if let Some(lack) = lack(gpu, way) {
+            gpus.entry(lack).or_default().insert(gpu.index);
+        }
+    }
+    if gpus.is_empty() {
+        return match in_service(view).count() {
+            0 => "no GPU is there for claims".to_owned(),
+            there => format!("{} could give one share each", plural(there, "GPU")),
         };
-        gpu.fits.iter().filter(enough).map(|fit| u64::from(fit.count)).max()
+    }
+    let text = gpus.into_iter().map(|(lack, gpus)| {
+        let gpus: Vec<String> = gpus.iter().map(u32::to_string).collect();
+        format!("too little {lack} on GPU {}", gpus.join(", "))
     });
-    fits.fold(0, u64::saturating_add)
+    text.collect::<Vec<_>>().join("; ")
 }

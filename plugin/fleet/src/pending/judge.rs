@@ -6,6 +6,7 @@ use tessera_cluster::user::asked;
 use tessera_cluster::user::objects::{Node, Pod};
 use tessera_model::printable;
 use tessera_view::API_VERSION;
+use tessera_view::node::Node as View;
 
 use super::holds::Holds;
 use super::neighbours::{self, Amounts, Neighbours, amount, has_host_ports, is_alive};
@@ -243,8 +244,13 @@ impl Question<'_> {
 
     /// What leaves a resource open on this node because the scheduler may meet it by claims, as it does where no device
     /// plugin offers any.
-    fn by_claims(&self, node: &Node, resource: &str) -> Option<String> {
-        let has = !resource.contains('/') || self.allocatable(node, resource) > 0;
+    fn by_claims(&self, node: &Node, resource: &str, view: Option<&View>) -> Option<String> {
+        let offers = match self.reads_nodes {
+            true => self.allocatable(node, resource) > 0,
+            // The plugin knows what it offers, whoever may not read nodes.
+            false => view.is_none_or(|view| ours::is_offered(view, resource)),
+        };
+        let has = !resource.contains('/') || offers;
         match &self.facts.extended {
             _ if has => None,
             Ok(names) => names.contains(resource).then(|| {
@@ -290,7 +296,7 @@ impl Question<'_> {
             one.open.push(format!("what the node has cannot be read: {error}"));
             return;
         }
-        if let Some(open) = self.by_claims(node, resource) {
+        if let Some(open) = self.by_claims(node, resource, None) {
             one.open.push(open);
             return;
         }
@@ -319,10 +325,14 @@ impl Question<'_> {
         node: &Node,
         resource: &str,
         amount: u128,
-        view: Option<&tessera_view::node::Node>,
+        view: Option<&View>,
     ) {
-        if let Some(open) = self.by_claims(node, resource).filter(|_| self.reads_nodes) {
-            claimed_resource(one, resource, amount, view, open);
+        if let Some(open) = self.by_claims(node, resource, view) {
+            claimed_resource(one, resource, amount, view, open.clone());
+            // Whether claims serve it at all is not known then.
+            if self.facts.extended.is_err() && !one.open.contains(&open) {
+                one.open.push(open);
+            }
             return;
         }
         let free = view.map(|view| u128::from(ours::free(view, resource)));
@@ -368,14 +378,17 @@ fn claimed_resource(
     one: &mut NodeVerdict,
     resource: &str,
     amount: u128,
-    view: Option<&tessera_view::node::Node>,
+    view: Option<&View>,
     open: String,
 ) {
-    let left = view.map(claims::shares);
+    let left = view.map(|view| claims::room(view, &claims::SHARE));
     if let (Some(view), Some(left)) = (view, left.filter(|left| u128::from(*left) < amount)) {
         one.left.push(format!("{left} × {resource}"));
         one.blocks.extend(view.gpus.iter().filter_map(ours::out_of_service));
-        let text = format!("{resource}: asks {amount}, {left} is left of what claims may have");
+        let text = format!(
+            "{resource}: asks {amount} by claims, each of another GPU: {}",
+            claims::lacking(view, &[&claims::SHARE])
+        );
         one.blocks.push(block(BlockKind::Capacity, text));
         return;
     }

@@ -9,7 +9,7 @@ use tessera_view::fleet::{Entry, Fleet};
 use tessera_view::gpu::{Fit, Gpu};
 use tessera_view::node::Node as View;
 
-use super::{Block, BlockKind, block};
+use super::{Block, BlockKind, block, claims};
 use crate::answer::quoted;
 
 /// The domain of resources that a plugin sells if its configuration names none.
@@ -60,6 +60,11 @@ pub(super) fn free(view: &View, resource: &str) -> u64 {
 /// What the plugin's tenants hold of a resource.
 pub(super) fn held(view: &View, resource: &str) -> u64 {
     replicas(view, resource).map(|(_, one)| u64::from(one.held)).sum()
+}
+
+/// Whether the device plugin has any of a resource.
+pub(super) fn is_offered(view: &View, resource: &str) -> bool {
+    replicas(view, resource).any(|(_, one)| one.count > 0)
 }
 
 fn replicas<'a>(
@@ -125,6 +130,9 @@ pub(super) fn largest(view: &View) -> String {
             };
             format!("{count} × {name}{} on GPU {}", size(*memory_bytes, *cores_millis), gpu.index)
         }
-        None => "nothing".to_owned(),
+        None => match claims::in_service(view).any(|gpu| !gpu.no_room.is_empty()) {
+            true => format!("nothing: {}", claims::lacking(view, &[&claims::SHARE])),
+            false => "nothing".to_owned(),
+        },
     }
 }

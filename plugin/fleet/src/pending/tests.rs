@@ -288,6 +288,84 @@ fn a_claim_is_judged_by_size_place_and_class() {
     assert!(everywhere(&claiming(gone, class())).text.contains("there is no claim team/chat-gpu"));
 }
 
+/// GPUs that are claimed, each with so much left, and what a claim gets that states no size.
+fn claimed(left: &[(u64, u32)]) -> Vec<Gpu> {
+    let gpu = |(index, (memory_bytes, cores_millis)): (usize, &(u64, u32))| {
+        let (memory_bytes, cores_millis) = (*memory_bytes, *cores_millis);
+        let no_room = if cores_millis == 0 { "GPU time" } else { "" };
+        let left = Room { resource_name: String::new(), count: 1, memory_bytes, cores_millis };
+        Gpu {
+            index: u32::try_from(index).unwrap(),
+            state: "healthy".into(),
+            front_end: "DRA".into(),
+            left_memory_bytes: memory_bytes,
+            left_cores_millis: cores_millis,
+            no_room: no_room.into(),
+            default_memory_bytes: 2 << 30,
+            default_cores_millis: 250,
+            fits: if no_room.is_empty() { vec![left] } else { Vec::new() },
+            ..Gpu::default()
+        }
+    };
+    left.iter().enumerate().map(gpu).collect()
+}
+
+fn capacity(verdict: &Verdict) -> Vec<&str> {
+    let blocks = verdict.nodes[0].blocks.iter();
+    blocks.filter(|one| one.kind == BlockKind::Capacity).map(|one| &*one.text).collect()
+}
+
+#[test]
+fn a_gpu_whose_time_is_sold_out_has_no_room_and_what_is_missing_is_said() {
+    let mut known = claiming(claim(asking("1Gi", "10")), class());
+    known.fleet.nodes = vec![entry("a", claimed(&[(3 << 30, 0), (1 << 29, 500)]))];
+    let verdict = judge(&known);
+    assert_eq!(
+        capacity(&verdict),
+        [
+            "claim chat-gpu asks for 1 GiB and 10% of a GPU: too little GPU time on GPU 0; too little memory on GPU 1"
+        ]
+    );
+    // A claim that states no size gets one replica's share, and needs room for it.
+    let mut known = claiming(
+        claim(json!({ "spec": { "devices": { "requests": [{ "name": "gpu", "exactly": {
+            "deviceClassName": "gpu.tessera.dev",
+        }}]}}})),
+        class(),
+    );
+    known.fleet.nodes = vec![entry("a", claimed(&[(3 << 30, 100)]))];
+    let verdict = judge(&known);
+    assert_eq!(
+        capacity(&verdict),
+        ["claim chat-gpu asks for one share: too little GPU time on GPU 0"]
+    );
+    known.fleet.nodes = vec![entry("a", claimed(&[(3 << 30, 0)]))];
+    assert_eq!(judge(&known).nodes[0].largest, "nothing: too little GPU time on GPU 0");
+}
+
+#[test]
+fn shares_by_claims_are_each_of_another_gpu_and_rights_that_lack_are_no_lack_of_room() {
+    let asks =
+        json!({ "containers": [{ "name": "main", "resources": { "limits": { OURS: "3" } } }] });
+    let bare = node("a", json!({ "/status/allocatable": { "pods": "110" } }));
+    let mut known = facts(pod(asks), bare, claimed(&[(3 << 30, 500), (3 << 30, 500)]));
+    known.extended = Ok(BTreeSet::from([OURS.to_owned()]));
+    assert_eq!(
+        capacity(&judge(&known)),
+        [
+            "tessera.dev/gpu: asks 3 by claims, each of another GPU: 2 GPUs could give one share each"
+        ]
+    );
+    // Who may read neither nodes nor device classes: there is room, and that is what cannot be read.
+    known.pod = pod(json!({}));
+    known.nodes = Err("you may not list nodes".into());
+    known.extended = Err("you may not list deviceclasses".into());
+    let verdict = judge(&known);
+    assert_eq!((verdict.nodes[0].fit, kinds(&verdict)), (Fit::May, vec![]));
+    let open = verdict.nodes[0].open.join("; ");
+    assert!(open.contains("you may not list deviceclasses"), "{open}");
+}
+
 #[test]
 fn a_pod_that_does_not_wait_for_us_is_said_to_be_so() {
     let known = |pod: Pod| facts(pod, node("a", json!({})), vec![gpu(0, 4)]);

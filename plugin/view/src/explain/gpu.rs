@@ -64,6 +64,16 @@ pub struct Gpu {
     pub context_overhead_source: String,
     /// Sum of the allocations' shares.
     pub cores_millis: u32,
+    /// What live shares leave of its memory, where claims sell it; 0 where the device plugin does.
+    pub left_memory_bytes: u64,
+    /// What they leave of its time as the scheduler counts it.
+    pub left_cores_millis: u32,
+    /// Why that is too little for any claim: `memory`, `GPU time` or `memory and GPU time`; empty where it is enough.
+    pub no_room: String,
+    /// Memory that a claim gets which states none.
+    pub default_memory_bytes: u64,
+    /// Time that a claim gets which states none.
+    pub default_cores_millis: u32,
     /// What it is cut into.
     pub replicas: Vec<Replica>,
 }

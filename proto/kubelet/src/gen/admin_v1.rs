@@ -412,6 +412,21 @@ pub struct Gpu {
     /// It is cordoned with the whole node, and not by itself.
     #[prost(bool, tag = "53")]
     pub cordoned_with_node: bool,
+    /// What live shares leave of its memory, where claims sell it; 0 where the device plugin does.
+    #[prost(uint64, tag = "54")]
+    pub left_memory_bytes: u64,
+    /// What they leave of its time as the scheduler counts it, thousandths of the GPU.
+    #[prost(uint32, tag = "55")]
+    pub left_cores_millis: u32,
+    /// Why that is too little for any claim: `memory`, `GPU time` or `memory and GPU time`. Empty where it is enough.
+    #[prost(string, tag = "56")]
+    pub no_room: ::prost::alloc::string::String,
+    /// Memory that a claim gets which states none.
+    #[prost(uint64, tag = "57")]
+    pub default_memory_bytes: u64,
+    /// Time that a claim gets which states none, thousandths of the GPU.
+    #[prost(uint32, tag = "58")]
+    pub default_cores_millis: u32,
 }
 /// The unit that kubelet hands out.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -29,11 +29,12 @@ def formats():
             """async () => {
                 const format = await import('/assets/format.js');
                 const fit = (count, cores_millis, memory_bytes = 0) => ({ count, cores_millis, memory_bytes });
-                return [format.fits([fit(1, 500), fit(3, 250)]), format.fits([fit(0, 500)]), format.fits([fit(2, 0, 2 ** 30)]),
+                return [format.fits({ fits: [fit(1, 500), fit(3, 250)] }), format.fits({ fits: [fit(0, 500)] }),
+                    format.fits({ fits: [], no_room: "GPU time" }), format.fits({ fits: [fit(2, 0, 2 ** 30)] }),
                     format.count(1, 'GPU'), format.count(1600, 'GPU'), format.decimal(2.96), format.decimal(1234.5)];
             }"""
         )
-        assert fits == ["1 × ½, 3 × ¼", "nothing", "2 × 1 GiB", "1 GPU", "1,600 GPUs", "3.0", "1,234.5"], fits
+        assert fits == ["1 × ½, 3 × ¼", "nothing", "nothing: too little GPU time", "2 × 1 GiB", "1 GPU", "1,600 GPUs", "3.0", "1,234.5"], fits
 
 
 def events():

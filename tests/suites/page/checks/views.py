@@ -36,7 +36,7 @@ def fleet():
             assert written(one, "cores", gpu["cores_millis"]) in text, text
             assert ("no answer" if not entry["answers"] else gpu["state"]) in text, text
             assert ("cordoned" in text) == (gpu["cordon"] != ""), text
-            assert written(one, "fits", gpu["fits"]) in text, (text, gpu["fits"])
+            assert written(one, "fits", gpu) in text, (text, gpu["fits"])
             one.page.fill("#filter", "")
 
 

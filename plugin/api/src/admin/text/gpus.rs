@@ -73,7 +73,11 @@ fn health(gpu: &Gpu) -> Cell {
 /// `3 of 4`; with several resources, each by its name. Of a GPU that is for claims, what is left of it.
 fn free(gpu: &Gpu) -> String {
     if gpu.front_end == FrontEnd::Dra.as_str() {
-        return if gpu.moving { "moving".to_owned() } else { left_of(gpu).join(", ") };
+        return match (gpu.moving, gpu.no_room.as_str()) {
+            (true, _) => "moving".to_owned(),
+            (false, "") => left_of(gpu).join(", "),
+            (false, lack) => format!("no {lack}"),
+        };
     }
     let mut names: Vec<&str> = gpu.replicas.iter().map(|r| r.resource_name.as_str()).collect();
     names.dedup();
@@ -104,11 +108,7 @@ pub(crate) fn left(gpu: &Gpu) -> String {
 
 /// Memory and GPU time.
 fn left_of(gpu: &Gpu) -> [String; 2] {
-    let sellable = gpu.memory_total_bytes.saturating_sub(gpu.memory_reserve_bytes);
-    [
-        format_bytes(sellable.saturating_sub(gpu.memory_limits_bytes)),
-        format_cores(1000u32.saturating_sub(gpu.cores_millis)),
-    ]
+    [format_bytes(gpu.left_memory_bytes), format_cores(gpu.left_cores_millis)]
 }
 
 /// The holder of a GPU's lease, as a pod where that is known.

@@ -303,15 +303,16 @@ fn what_is_left_for_claims_is_whole_beside_the_longest_names() {
     let gpu = &mut status.gpus[0];
     gpu.front_end = "DRA".into();
     gpu.name = "NVIDIA H100 80GB HBM3 MIG 1g.10gb".into();
-    (gpu.memory_total_bytes, gpu.memory_limits_bytes) = (1024 << 30, 100 << 20);
+    (gpu.left_memory_bytes, gpu.left_cores_millis) = ((1024 << 30) - (100 << 20), 999);
     (gpu.memory_used_bytes, gpu.memory_charged_bytes) = (1023 << 30, 1023 << 30);
-    gpu.cores_millis = 1;
     gpu.lease_holder = "a-lease-holder".repeat(9);
     for width in 40..=120 {
         let text = text(&status, None, Paper { width: Some(width), colour: false });
         let row = text.lines().skip_while(|line| *line != "GPUS").nth(2).unwrap();
         assert!(row.contains("1023.9 GiB, 99.9%"), "{width}: {text}");
     }
+    status.gpus[0].no_room = "GPU time".into();
+    assert_eq!(cell(&plain(&status), "FREE", "GPU-49aa"), "no GPU time");
     status.gpus[0].moving = true;
     let text = plain(&status);
     assert!(text.contains("FREE, moving: for claims, once"), "{text}");
