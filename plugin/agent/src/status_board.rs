@@ -15,6 +15,46 @@ use crate::front_end::dra::DraStatus;
 /// Most sentences that are kept.
 const MOST_NOTES: usize = 64;
 
+/// Most pods that are kept of those that were refused.
+const MOST_REFUSALS: usize = 64;
+/// Most pods of a refused claim that are named.
+const MOST_PODS: usize = 16;
+
+/// Pods that were refused what they were allocated.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Refused {
+    /// What tells it from others: the claim's UID, the allocation's id.
+    pub subject: String,
+    /// The pods' namespace.
+    pub namespace: String,
+    /// The pods; as far as they are known.
+    pub pods: Vec<String>,
+    /// Their claim's name; empty where no claim asked.
+    pub claim: String,
+    /// Why, as kubelet was told.
+    pub reason: String,
+    /// The first time, Unix milliseconds.
+    pub since_unix_ms: i64,
+    /// The last time, likewise.
+    pub last_unix_ms: i64,
+    /// How often.
+    pub times: u64,
+}
+
+impl Refused {
+    fn warning(&self) -> Warning {
+        let pods: Vec<String> =
+            self.pods.iter().map(|pod| format!("{}/{pod}", self.namespace)).collect();
+        let who = match pods.as_slice() {
+            [] => format!("a pod of {}", self.namespace),
+            pods => pods.join(", "),
+        };
+        let text = format!("{who} cannot start: {}", self.reason);
+        let (since_unix_ms, last_unix_ms) = (self.since_unix_ms, self.last_unix_ms);
+        Warning { text, since_unix_ms, last_unix_ms, times: self.times }
+    }
+}
+
 /// By subject and kind: the text, and since when.
 type Standing = BTreeMap<(String, &'static str), (String, i64)>;
 
@@ -28,6 +68,8 @@ pub struct StatusBoard {
     standing: Mutex<Standing>,
     /// What went wrong since the start; a text once.
     notes: Mutex<Vec<Warning>>,
+    /// Pods that were refused, and not granted since; the newest last.
+    refused: Mutex<Vec<Refused>>,
     /// How it is found out what other plugins sell.
     others_seen_by: Mutex<&'static str>,
     /// How the DRA driver stands, where there is one.
@@ -76,7 +118,47 @@ impl StatusBoard {
         }
         notes.retain(|note| now_unix_ms.saturating_sub(note.last_unix_ms) < GRAVE);
         warnings.extend(notes.iter().cloned());
+        warnings.extend(self.refused(now_unix_ms).iter().map(Refused::warning));
         warnings
+    }
+
+    /// Notes that pods were refused. Of a subject there is one note, with the last reason; where there are too many,
+    /// the oldest goes.
+    pub fn refuse(&self, refused: Refused) {
+        self.refuse_at(refused, unix_ms());
+    }
+
+    fn refuse_at(&self, mut refused: Refused, now: i64) {
+        refused.pods.truncate(MOST_PODS);
+        let mut all = lock(&self.refused);
+        let before = all.iter().position(|one| one.subject == refused.subject);
+        let before = before.map(|at| all.remove(at));
+        if let Some(before) = before.as_ref().filter(|_| refused.pods.is_empty()) {
+            // The API server may be away by now.
+            refused.pods.clone_from(&before.pods);
+        }
+        let (since_unix_ms, times) = before.map_or((now, 0), |one| (one.since_unix_ms, one.times));
+        if all.len() >= MOST_REFUSALS {
+            all.remove(0);
+        }
+        all.push(Refused { since_unix_ms, last_unix_ms: now, times: times + 1, ..refused });
+    }
+
+    /// A subject was granted, or is no more.
+    pub fn grant(&self, subject: &str) {
+        lock(&self.refused).retain(|one| one.subject != subject);
+    }
+
+    /// Pods that were refused, no longer ago than [`GRAVE`].
+    #[must_use]
+    pub fn refused(&self, now_unix_ms: i64) -> Vec<Refused> {
+        let mut all = lock(&self.refused);
+        for one in all.iter_mut() {
+            one.since_unix_ms = one.since_unix_ms.min(now_unix_ms);
+            one.last_unix_ms = one.last_unix_ms.min(now_unix_ms);
+        }
+        all.retain(|one| now_unix_ms.saturating_sub(one.last_unix_ms) < GRAVE);
+        all.clone()
     }
 
     /// Says that something is amiss with a subject for as long as nobody says otherwise: until
@@ -282,6 +364,30 @@ mod tests {
         assert!(board.set_condition("gpus", None));
         assert!(!board.set_condition("gpus", None));
         assert!(board.conditions().is_empty());
+    }
+
+    #[test]
+    fn refusals_are_one_for_each_subject_bounded_and_end() {
+        let board = StatusBoard::default();
+        let refused = |n: usize, reason: &str| Refused {
+            subject: n.to_string(),
+            namespace: "team".into(),
+            pods: vec![format!("chat-{n}")],
+            reason: reason.into(),
+            ..Refused::default()
+        };
+        board.refuse_at(refused(0, "no room"), 10);
+        board.refuse_at(Refused { pods: Vec::new(), ..refused(0, "no time") }, 20);
+        let [one] = board.refused(20).try_into().unwrap();
+        assert_eq!((one.since_unix_ms, one.last_unix_ms, one.times), (10, 20, 2));
+        let [warning] = board.warnings(20).try_into().unwrap();
+        assert_eq!(warning.text, "team/chat-0 cannot start: no time");
+        board.grant("0");
+        assert!(board.refused(20).is_empty());
+        (0..2 * MOST_REFUSALS).for_each(|n| board.refuse_at(refused(n, "no room"), 30));
+        let all = board.refused(30);
+        assert_eq!((all.len(), all[0].subject.as_str()), (MOST_REFUSALS, "64"));
+        assert!(board.warnings(30 + GRAVE).is_empty());
     }
 
     #[test]

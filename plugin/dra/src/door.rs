@@ -6,6 +6,8 @@ use std::time::Duration;
 use tessera_agent::Agent;
 use tessera_agent::front_end::{AllocateError, FrontDoor};
 use tessera_agent::meters::{Call, Outcome};
+use tessera_agent::status_board::Refused;
+use tessera_cluster::resource::ClaimRef;
 use tessera_config::Config;
 use tessera_gpu::Facts;
 use tessera_model::record::Record;
@@ -29,6 +31,12 @@ pub trait Core: FrontDoor + 'static {
     fn condition(&self, _topic: &'static str, _text: Option<String>) -> bool {
         true
     }
+
+    /// Pods of a claim were refused, or with a reason of `None` are no longer.
+    fn refused(&self, _claim: &ClaimRef, _pods: &[String], _reason: Option<&str>) {}
+
+    /// Kubelet has been answered: it starts the containers, and can name them.
+    fn prepared(&self) {}
 
     /// Live records of claims.
     fn claims(&self) -> Vec<Arc<Record>>;
@@ -57,6 +65,22 @@ impl Core for Agent {
 
     fn condition(&self, topic: &'static str, text: Option<String>) -> bool {
         self.board().set_condition(topic, text)
+    }
+
+    fn refused(&self, claim: &ClaimRef, pods: &[String], reason: Option<&str>) {
+        let Some(reason) = reason else { return self.board().grant(&claim.uid) };
+        self.board().refuse(Refused {
+            subject: claim.uid.clone(),
+            namespace: claim.namespace.clone(),
+            pods: pods.to_vec(),
+            claim: claim.name.clone(),
+            reason: reason.to_owned(),
+            ..Refused::default()
+        });
+    }
+
+    fn prepared(&self) {
+        self.allocations().expect_start();
     }
 
     fn claims(&self) -> Vec<Arc<Record>> {

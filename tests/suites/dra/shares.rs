@@ -1,6 +1,6 @@
 //! What a tenant sees of its claim, and that it gets no more.
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tessera_harness::metrics::scrape_until;
 use tessera_harness::plugin::bounded;
 use tessera_harness::{Conversation, GIB, MIB};
@@ -138,6 +138,12 @@ async fn what_does_not_fit_is_refused_with_numbers_and_takes_nothing() {
         let text = error.to_string();
         assert!(text.contains(part) && text.contains(name), "{text}");
     }
+    // The pod that was refused is known by name, with what kubelet was told.
+    let told = node.must(&["explain", "team/cores"]);
+    assert!(told.contains("team/cores cannot start") && told.contains("% do not fit"), "{told}");
+    let refused = node.status()["refusals"].as_array().unwrap().clone();
+    let pods: Vec<&Value> = refused.iter().map(|one| &one["pods"][0]).collect();
+    assert_eq!(pods, ["memory", "cores", "gpu"]);
     let Err(error) = node.prepare(&one("nowhere", "gpu-none", "1Gi", "10")).await else {
         panic!("there is no such device")
     };
@@ -148,6 +154,11 @@ async fn what_does_not_fit_is_refused_with_numbers_and_takes_nothing() {
     assert_eq!(node.delivered(), [0, 0]);
     let memory = node.prepare(&one("memory", &device, "7Gi", "90")).await.unwrap();
     holds(&mut node.tenant(&memory), 0, 7 * GIB);
+    assert_eq!(
+        node.status()["refusals"][0]["claim"],
+        "cores",
+        "what was granted is refused no more"
+    );
     // A GPU without time has no room, and says what it has too little of.
     let gpu = || {
         let gpus = node.status()["gpus"].as_array().unwrap().clone();

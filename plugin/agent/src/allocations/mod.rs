@@ -346,6 +346,11 @@ impl Allocations {
         self.preferences.lock().insert(resource.to_owned(), placed);
     }
 
+    /// A claim's containers start, and kubelet may name them by now: no PreStartContainer says so.
+    pub fn expect_start(&self) {
+        self.started.notify_one();
+    }
+
     /// Done when a container has started since the last time: its holder may be known now.
     pub async fn container_started(&self) {
         self.started.notified().await;

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use tessera_kubelet_api::admin::{
-    Allocation, Claim, Configuration, Dra, Gpu, Holder, Plugin, Registration, Resource,
+    Allocation, Claim, Configuration, Dra, Gpu, Holder, Plugin, Refusal, Registration, Resource,
     StatusResponse, Warning,
 };
 use tessera_view::API_VERSION;
@@ -19,7 +19,23 @@ pub fn json(status: &StatusResponse) -> Value {
         "allocations": status.allocations.iter().map(allocation_json).collect::<Vec<_>>(),
         "warnings": status.warnings,
         "warning_details": status.warning_details.iter().map(warning_json).collect::<Vec<_>>(),
+        "refusals": status.refusals.iter().map(refusal_json).collect::<Vec<_>>(),
         "at_unix_ms": status.at_unix_ms,
+    })
+}
+
+/// Pods that were refused.
+#[must_use]
+pub fn refusal_json(refusal: &Refusal) -> Value {
+    let Refusal { namespace, pods, claim, reason, since_unix_ms, last_unix_ms, times } = refusal;
+    json!({
+        "namespace": namespace,
+        "pods": pods,
+        "claim": claim,
+        "reason": reason,
+        "since_unix_ms": since_unix_ms,
+        "last_unix_ms": last_unix_ms,
+        "times": times,
     })
 }
 

@@ -19,7 +19,7 @@ pub use client::{Format, StatusFormat, live, main, unreachable};
 pub use commands::{CordonArgs, QuotaCommand, UncordonArgs, cordon, quota, uncordon};
 pub(crate) use explain::{explain, explanation};
 pub(crate) use json::holder_json;
-pub use json::{allocation_json, configuration_json, gpu_json, json};
+pub use json::{allocation_json, configuration_json, gpu_json, json, refusal_json};
 pub use offers::offers;
 pub use reach::{
     CallError, Cause, EXIT_FORBIDDEN, EXIT_UNAVAILABLE, EXIT_USAGE, Unreachable, ask, call_now,

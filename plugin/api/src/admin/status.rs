@@ -228,6 +228,8 @@ impl StatusView {
         };
         let at = (Instant::now(), status.at_unix_ms);
         let mut warnings = self.board.warnings(status.at_unix_ms);
+        let refused = self.board.refused(status.at_unix_ms);
+        status.refusals = refused.into_iter().map(parts::refusal).collect();
         let (Some(agent), Some(books)) = (self.agent.get(), books) else {
             status.gpus = self.silent();
             (status.warnings, status.warning_details) =

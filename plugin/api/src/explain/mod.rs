@@ -58,7 +58,12 @@ pub struct Facts {
 /// # Errors
 /// It names nothing, or not one thing.
 pub fn answer(facts: &Facts, subject: &str) -> Result<ExplainResponse, Unknown> {
-    let named = subject::find(facts, subject)?;
+    let refusals = subject::refused(facts, subject);
+    let named = match subject::find(facts, subject) {
+        // It holds nothing, because it was refused.
+        Err(Unknown::Nothing { .. }) if !refusals.is_empty() => subject::Named::default(),
+        found => found?,
+    };
     let stories = named.allocations.iter().take(STORIES);
     let gpus = named.gpus.iter().filter_map(|uuid| gpu_story(facts, uuid));
     Ok(ExplainResponse {
@@ -69,6 +74,7 @@ pub fn answer(facts: &Facts, subject: &str) -> Result<ExplainResponse, Unknown> 
         left_out: u32::try_from(named.allocations.len().saturating_sub(STORIES))
             .unwrap_or(u32::MAX),
         remarks: facts.remarks.clone(),
+        refusals,
     })
 }
 

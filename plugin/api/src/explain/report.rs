@@ -28,6 +28,7 @@ fn json(explained: &ExplainResponse) -> Value {
         "trail_since_unix_ms": explained.trail_since_unix_ms,
         "left_out": explained.left_out,
         "remarks": explained.remarks,
+        "refusals": explained.refusals.iter().map(admin::refusal_json).collect::<Vec<_>>(),
         "apart": true,
     })
 }

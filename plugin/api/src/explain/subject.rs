@@ -4,6 +4,8 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
+use tessera_kubelet_api::admin::Refusal;
+
 use super::Facts;
 use tessera_model::audit::Event;
 use tessera_model::record::{Holder, Record};
@@ -100,6 +102,21 @@ pub(super) fn find(facts: &Facts, subject: &str) -> Result<Named, Unknown> {
         Some(uuid) => Ok(Named { allocations: Vec::new(), gpus: vec![uuid.to_owned()] }),
         None => Err(nothing(subject, &holders, &uuids)),
     }
+}
+
+/// What pods or claims that the subject may mean were refused.
+pub(super) fn refused(facts: &Facts, subject: &str) -> Vec<Refusal> {
+    let parts: Vec<&str> = subject.trim().split('/').collect();
+    let (namespace, name) = match parts.as_slice() {
+        [name] => (None, *name),
+        [namespace, name] | [namespace, name, _] => (Some(*namespace), *name),
+        _ => return Vec::new(),
+    };
+    let is_it = |one: &&Refusal| {
+        namespace.is_none_or(|namespace| namespace == one.namespace)
+            && (one.claim == name || one.pods.iter().any(|pod| pod == name))
+    };
+    facts.status.refusals.iter().filter(is_it).cloned().collect()
 }
 
 /// Shares of the claim that `name` or `namespace/name` means.

@@ -1,5 +1,6 @@
 //! `kubectl tessera top`: pods of all nodes, live.
 
+use std::collections::BTreeSet;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -230,6 +231,13 @@ fn hidden(fleet: &Fleet) -> u64 {
     views.map(Node::hidden).sum()
 }
 
+/// Further pods that share its claim, and so its namespace.
+fn others(tenant: &Tenant) -> String {
+    let pods = tenant.other_holders.iter().filter_map(|holder| holder.split('/').nth(1));
+    let pods: BTreeSet<&str> = pods.filter(|pod| *pod != tenant.pod).collect();
+    pods.iter().map(|pod| format!(", {pod}")).collect()
+}
+
 fn used(tenant: &Tenant) -> u64 {
     let of = |one: &tessera_view::tenant::Use| {
         one.memory_charged_bytes.saturating_add(one.memory_overhead_bytes)
@@ -252,7 +260,7 @@ fn rows(fleet: &Fleet, node: &str, tenant: &Tenant, wide: bool) -> Vec<Vec<Strin
     };
     let pod = match tenant.pod.as_str() {
         "" => tenant.id.clone(),
-        pod => format!("{}/{pod}", tenant.namespace),
+        pod => format!("{}/{pod}{}", tenant.namespace, others(tenant)),
     };
     let compute = tenant.compute.as_ref();
     let row = |(at, one): (usize, &tessera_view::tenant::Use)| {
@@ -286,6 +294,18 @@ mod tests {
     use tessera_view::fleet::Entry;
     use tessera_view::node::{Node, Others};
     use tessera_view::tenant::Use;
+
+    #[test]
+    fn pods_that_share_a_claim_are_all_shown() {
+        let tenant = Tenant {
+            namespace: "team".into(),
+            pod: "chat-0".into(),
+            other_holders: vec!["team/chat-0/side".into(), "team/chat-1/main".into()],
+            gpus: vec![Use::default()],
+            ..Tenant::default()
+        };
+        assert_eq!(rows(&Fleet::default(), "a", &tenant, false)[0][0], "team/chat-0, chat-1");
+    }
 
     #[test]
     fn tenants_of_all_nodes_stand_in_one_order() {

@@ -1,6 +1,7 @@
 //! What `top` shows: the last answer, its rates, order, filter, and what the keys did. Pure.
 
 use std::cmp::Ordering;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use tessera_kubelet_api::admin::{Allocation, Gpu, GpuUse, StatusResponse};
@@ -194,11 +195,17 @@ impl Row {
 fn rows(allocation: &Allocation, gpus: &[Gpu], rates: Rates) -> Vec<Row> {
     let holder = allocation.holder.as_ref();
     let compute = allocation.compute.as_ref();
+    // Pods that share a claim are of one namespace.
+    let pods: BTreeSet<&String> = allocation.other_holders.iter().map(|other| &other.pod).collect();
+    let is_other = |pod: &&&String| holder.is_some_and(|holder| holder.pod != ***pod);
+    let others: String = pods.iter().filter(is_other).map(|pod| format!(", {pod}")).collect();
     let row = |(i, used): (usize, &GpuUse)| Row {
         id: allocation.id.clone(),
         first: i == 0,
-        name: holder
-            .map_or_else(|| allocation.id.clone(), |h| format!("{}/{}", h.namespace, h.pod)),
+        name: holder.map_or_else(
+            || allocation.id.clone(),
+            |h| format!("{}/{}{others}", h.namespace, h.pod),
+        ),
         container: holder.map(|h| h.container.clone()).unwrap_or_default(),
         gpu: gpus.iter().find(|gpu| gpu.uuid == used.gpu_uuid).map(|gpu| gpu.index),
         gpu_uuid: used.gpu_uuid.clone(),

@@ -38,6 +38,9 @@ const ASKED: &str = "asked";
 /// Longest wait for the API server. Kubelet waits 45 s for a call.
 const API: Duration = Duration::from_secs(20);
 
+/// After which kubelet lists the pods of a claim that it was told is prepared.
+const LISTED: Duration = Duration::from_millis(500);
+
 /// A device of a prepared claim, as the answer to kubelet has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prepared {
@@ -147,11 +150,25 @@ impl Preparer {
         let began = Instant::now();
         let claims = once_each(claims);
         let read = self.read(&claims).await;
+        let pods = read.iter().map(|(claim, read)| (claim.uid.clone(), pods(read)));
+        let pods: BTreeMap<String, Vec<String>> = pods.collect();
         let inner = Arc::clone(&self.inner);
         let work = move || inner.prepare_all(read);
         let outcome = self.blocking(&claims, work).await;
         self.inner.count(Call::Prepare, &outcome, began);
         self.inner.report("prepared", &claims, &outcome, began);
+        for claim in &claims {
+            let reason = outcome.get(&claim.uid).and_then(|answer| answer.as_ref().err());
+            let pods = pods.get(&claim.uid).map(Vec::as_slice).unwrap_or_default();
+            self.inner.core.refused(claim, pods, reason.map(String::as_str));
+        }
+        if outcome.values().any(Result::is_ok) {
+            let core = Arc::clone(&self.inner.core);
+            tokio::spawn(async move {
+                tokio::time::sleep(LISTED).await;
+                core.prepared();
+            });
+        }
         outcome
     }
 
@@ -165,6 +182,7 @@ impl Preparer {
         let outcome = self.blocking(&claims, move || inner.unprepare_all(all)).await;
         self.inner.count(Call::Unprepare, &outcome, began);
         self.inner.report("unprepared", &claims, &outcome, began);
+        claims.iter().for_each(|claim| self.inner.core.refused(claim, &[], None));
         outcome
     }
 
@@ -238,6 +256,13 @@ fn names(core: &dyn Core, asked: &Asked) -> Vec<String> {
         (claim.uid.as_str(), name)
     });
     held.chain(asked).collect::<BTreeMap<_, _>>().into_values().collect()
+}
+
+/// The pods that a claim is reserved for.
+fn pods(read: &Result<Option<Claim>, Failure>) -> Vec<String> {
+    let claim = read.as_ref().ok().and_then(Option::as_ref);
+    let consumers = claim.into_iter().flat_map(|claim| &claim.reserved_for);
+    consumers.filter(|one| one.resource == "pods").map(|one| one.name.clone()).collect()
 }
 
 /// Kubelet takes an answer for one claim alone.

@@ -32,8 +32,30 @@ pub struct Explanation {
     pub left_out: u32,
     /// What could not be looked at.
     pub remarks: Vec<String>,
+    /// What the pod was refused lately.
+    pub refusals: Vec<Refusal>,
     /// What belongs to others stands in fields of its own. False in the answer of a plugin that is older than that.
     pub apart: bool,
+}
+
+/// Pods that were refused what they were allocated.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Refusal {
+    /// The pods' namespace.
+    pub namespace: String,
+    /// The pods, as far as they are known.
+    pub pods: Vec<String>,
+    /// Their claim's name; empty where no claim asked.
+    pub claim: String,
+    /// Why, as kubelet was told.
+    pub reason: String,
+    /// The first time.
+    pub since_unix_ms: i64,
+    /// The last time.
+    pub last_unix_ms: i64,
+    /// How often.
+    pub times: u64,
 }
 
 /// One generation of an allocation.
@@ -253,15 +275,18 @@ impl Explanations {
 
     /// The namespaces of all that is named in them; an empty one for what nobody named.
     pub fn namespaces(&self) -> impl Iterator<Item = String> {
+        let refusals = self.nodes.iter().flat_map(|one| &one.explanation.refusals);
+        let refused = refusals.map(|one| one.namespace.clone());
         let stories = self.nodes.iter().flat_map(|one| &one.explanation.allocations);
-        stories.flat_map(|story| {
+        let named = stories.flat_map(|story| {
             let now = story.now.iter();
             let behind = story.trail.iter().filter_map(|line| line.behind.as_ref());
             let incidents = story.incidents.iter().filter_map(|incident| incident.behind.as_ref());
             now.flat_map(|now| now.other_holders.iter().map(|holder| holder.namespace.clone()))
                 .chain(behind.chain(incidents).map(|other| other.namespace.clone()))
                 .chain([story.namespace().to_owned()])
-        })
+        });
+        named.chain(refused)
     }
 }
 

@@ -11,7 +11,7 @@ use tessera_model::time_format;
 use crate::tenant::gate_text;
 
 use super::{
-    Explanation, Explanations, GpuStory, Holder, Incident, Limit, OnNode, Story, TrailLine,
+    Explanation, Explanations, GpuStory, Holder, Incident, Limit, OnNode, Refusal, Story, TrailLine,
 };
 
 /// Lines of the trail that people are shown, the newest; JSON has all.
@@ -28,6 +28,10 @@ pub(super) fn text(explained: &Explanation) -> String {
         gap(&mut out, i);
         gpu(&mut out, story, explained.at_unix_ms);
     }
+    for (i, refusal) in explained.refusals.iter().enumerate() {
+        gap(&mut out, i + explained.allocations.len() + explained.gpus.len());
+        refused(&mut out, refusal, explained.at_unix_ms);
+    }
     if explained.left_out > 0 {
         let _ = writeln!(out, "\nand {} older allocations", explained.left_out);
     }
@@ -37,6 +41,20 @@ pub(super) fn text(explained: &Explanation) -> String {
     let since = time_format::utc(explained.trail_since_unix_ms);
     let _ = writeln!(out, "\nTimes are in UTC. The audit trail goes back to {since}.");
     out
+}
+
+fn refused(out: &mut String, refusal: &Refusal, now_unix_ms: i64) {
+    let pods: Vec<String> =
+        refusal.pods.iter().map(|pod| format!("{}/{pod}", refusal.namespace)).collect();
+    let who =
+        if pods.is_empty() { format!("a pod of {}", refusal.namespace) } else { pods.join(", ") };
+    heading(out, &format!("{who} cannot start"));
+    if !refusal.claim.is_empty() {
+        line(out, "claim", &format!("{}/{}", refusal.namespace, refusal.claim));
+    }
+    line(out, "refused", &refusal.reason);
+    let last = time_format::ago(refusal.last_unix_ms, now_unix_ms);
+    line(out, "", &format!("{}, last {last}", times(refusal.times)));
 }
 
 fn gap(out: &mut String, i: usize) {

@@ -27,7 +27,8 @@ fn explanation(one: &mut Explanation, rights: &Rights) -> bool {
     one.left_out = 0;
     // Sentences name files.
     one.remarks.clear();
-    !one.allocations.is_empty()
+    one.refusals.retain(|refusal| rights.may_see(&refusal.namespace));
+    !one.allocations.is_empty() || !one.refusals.is_empty()
 }
 
 fn narrow(story: &mut Story, rights: &Rights) {

@@ -186,6 +186,34 @@ pub struct StatusResponse {
     /// The same warnings in the same order, with their ages.
     #[prost(message, repeated, tag = "6")]
     pub warning_details: ::prost::alloc::vec::Vec<Warning>,
+    /// Pods whose claim or container was refused lately, the newest last. The warnings name them, too.
+    #[prost(message, repeated, tag = "7")]
+    pub refusals: ::prost::alloc::vec::Vec<Refusal>,
+}
+/// A pod that was refused what it was allocated.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Refusal {
+    /// The pods' namespace.
+    #[prost(string, tag = "1")]
+    pub namespace: ::prost::alloc::string::String,
+    /// The pods.
+    #[prost(string, repeated, tag = "2")]
+    pub pods: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Their claim's name; empty where no claim asked.
+    #[prost(string, tag = "3")]
+    pub claim: ::prost::alloc::string::String,
+    /// Why, as kubelet was told.
+    #[prost(string, tag = "4")]
+    pub reason: ::prost::alloc::string::String,
+    /// The first time.
+    #[prost(int64, tag = "5")]
+    pub since_unix_ms: i64,
+    /// The last time.
+    #[prost(int64, tag = "6")]
+    pub last_unix_ms: i64,
+    /// How often.
+    #[prost(uint64, tag = "7")]
+    pub times: u64,
 }
 /// Something that needs somebody's attention.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -691,6 +719,9 @@ pub struct ExplainResponse {
     /// What could not be looked at.
     #[prost(string, repeated, tag = "6")]
     pub remarks: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// What the pod was refused lately.
+    #[prost(message, repeated, tag = "7")]
+    pub refusals: ::prost::alloc::vec::Vec<Refusal>,
 }
 /// One generation of an allocation.
 #[derive(Clone, PartialEq, ::prost::Message)]

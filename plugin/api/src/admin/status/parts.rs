@@ -4,13 +4,14 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use tessera_kubelet_api::admin::{
-    Allocation, AllocationState, Dra, Gpu, GpuState, GpuUse, Health, Process, Registration,
-    Replica, Resource,
+    Allocation, AllocationState, Dra, Gpu, GpuState, GpuUse, Health, Process, Refusal,
+    Registration, Replica, Resource,
 };
 
 use crate::admin::steer;
 use tessera_agent::advertised::NodeSnapshot;
 use tessera_agent::front_end::dra::DraStatus;
+use tessera_agent::status_board::Refused;
 use tessera_gpu::SilentGpu;
 use tessera_kubelet::{Device, Phase, Report};
 use tessera_model::record::{Record, State};
@@ -39,6 +40,12 @@ pub(super) fn dra(status: DraStatus, books: Option<&NodeSnapshot>) -> Dra {
         wipes: status.wipes,
         claims: count(claims),
     }
+}
+
+pub(super) fn refusal(refused: Refused) -> Refusal {
+    let Refused { namespace, pods, claim, reason, since_unix_ms, last_unix_ms, times, .. } =
+        refused;
+    Refusal { namespace, pods, claim, reason, since_unix_ms, last_unix_ms, times }
 }
 
 /// How one resource stands with kubelet.
