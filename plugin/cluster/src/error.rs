@@ -88,6 +88,12 @@ impl Kind {
         }
     }
 
+    /// The path of what is no resource to RBAC.
+    #[must_use]
+    pub fn url(self) -> Option<&'static str> {
+        (self == Kind::Versions).then_some("/apis/resource.k8s.io")
+    }
+
     /// As in a rule of RBAC.
     #[must_use]
     pub fn resource(self) -> &'static str {
@@ -141,6 +147,9 @@ impl Call {
             Kind::PodExec => "\"get\", \"create\"".to_owned(),
             _ => format!("\"{}\"", self.verb.name()),
         };
+        if let Some(url) = self.kind.url() {
+            return format!("{{nonResourceURLs: [\"{url}\"], verbs: [{verbs}]}}");
+        }
         format!(
             "{{apiGroups: [\"{}\"], resources: [\"{}\"], verbs: [{verbs}]}}",
             self.kind.group(),
@@ -151,6 +160,9 @@ impl Call {
 
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(url) = self.kind.url() {
+            return write!(f, "{} {url}", self.verb.name());
+        }
         write!(f, "{} {}", self.verb.name(), self.kind.resource())?;
         if !self.kind.group().is_empty() {
             write!(f, ".{}", self.kind.group())?;
@@ -367,6 +379,14 @@ mod tests {
              {apiGroups: [\"resource.k8s.io\"], resources: [\"resourceclaims/status\"], verbs: [\"patch\"]}"
         );
         assert_eq!(error.retry(), Retry::Later);
+        let versions = Call::new(Verb::Get, Kind::Versions, "");
+        assert_eq!(
+            (versions.to_string().as_str(), versions.rule().as_str()),
+            (
+                "get /apis/resource.k8s.io",
+                "{nonResourceURLs: [\"/apis/resource.k8s.io\"], verbs: [\"get\"]}"
+            )
+        );
         let exec = Call::of(Verb::Create, Kind::PodExec, "tessera", "tessera-x").rule();
         assert!(
             exec.ends_with("resources: [\"pods/exec\"], verbs: [\"get\", \"create\"]}"),

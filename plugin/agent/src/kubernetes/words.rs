@@ -147,8 +147,8 @@ pub fn words(line: &Event) -> Option<Words> {
                     "Tessera's files in the container were tampered with: {}",
                     cut(what.clone(), LONGEST / 2)
                 ),
-                "The pod's volumes or a process of it did that: mount nothing over these files, and write to none of \
-                 them",
+                "The pod's volumes, a process of it or somebody on the node did that: mount nothing over these files, and \
+                 write to none of them",
                 line,
             ),
         ),

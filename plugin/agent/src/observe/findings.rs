@@ -192,7 +192,7 @@ impl Observer {
         tenant.reported = Some(now);
         self.agent.trust().count(FindingKind::UsagePage, new);
         let why = "its usage page was resized, cannot be true, or is kept from being changed: only a \
-                   process of the container can do that. It was put right where that was possible; the \
+                   process of the container, or somebody on the node, can do that. It was put right where that was possible; the \
                    driver's figures count against the quota meanwhile";
         let what = What::Tampered { what: "usage page".to_owned() };
         self.agent.found(record, None, FindingKind::UsagePage, what, why);
@@ -273,7 +273,7 @@ impl Observer {
             let damages = list(&damages);
             let why = format!(
                 "in the container of process {pid}, {damages}: its quota may not hold. The pod's volumes, \
-                 or a process that may mount, did that"
+                 a process that may mount, or somebody on the node did that"
             );
             let what = What::Tampered { what: damages };
             self.agent.found(&record, None, FindingKind::Mount, what, &why);

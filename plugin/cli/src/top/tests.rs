@@ -75,6 +75,7 @@ fn allocation(made: &Made) -> Allocation {
 /// Three pods; as the second of two answers a second apart.
 fn model(sort: Sort) -> Model {
     let status = |at: u64| StatusResponse {
+        refusals: Vec::new(),
         plugin: Some(Plugin {
             version: "1.2.3".into(),
             registration: Registration::Live.into(),

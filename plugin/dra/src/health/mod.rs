@@ -124,7 +124,8 @@ fn reports(gpus: &[DraGpu], claims: &[Arc<Record>], pool: &str, unix_seconds: i6
         let (is_healthy, message) = match gpu {
             None => (false, "the GPU is not shared on this node any more".to_owned()),
             Some(DraGpu { sick: Some(reason), .. }) => (false, reason.clone()),
-            Some(DraGpu { cordon: Some(reason), .. }) => (true, format!("cordoned: {reason}")),
+            // Pods' statuses are not only the operators': by whom and why it is cordoned is.
+            Some(DraGpu { cordon: Some(_), .. }) => (true, "cordoned".to_owned()),
             Some(_) => (true, String::new()),
         };
         let message = printable::brief(&message, LONGEST).into_owned();
@@ -159,7 +160,7 @@ mod tests {
             ("gpu-a", true, ""),
             ("gpu-a-share-1", true, ""),
             ("gpu-b", false, "XID 79"),
-            ("gpu-c", true, "cordoned: a new fan"),
+            ("gpu-c", true, "cordoned"),
             ("gpu-gone", false, "the GPU is not shared on this node any more"),
         ];
         assert_eq!(said, all.map(|(name, healthy, why)| (name.into(), healthy, why.into())));

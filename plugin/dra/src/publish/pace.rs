@@ -14,6 +14,8 @@ const SHORTEST: Duration = Duration::from_millis(250);
 const LONGEST: Duration = Duration::from_secs(30);
 /// Pause after a failure that a person must mend.
 const LATER: Duration = Duration::from_secs(60);
+/// So many failures in a row a 403 counts as one that passes by itself: some 16 s.
+const EARLY: u32 = 6;
 /// Pause after slices were removed by another; it doubles with each time …
 const WIPED: Duration = Duration::from_secs(1);
 /// … that comes within this of the one before.
@@ -68,7 +70,10 @@ impl Pace {
     /// The server did not, or refused.
     pub(super) fn failed(&mut self, error: &ApiError, now: Instant) {
         let doubled = SHORTEST.saturating_mul(1 << self.failures.min(10)).min(LONGEST);
+        let is_early = self.failures < EARLY;
         let pause = match error.retry() {
+            // An API server that has just started denies everything for some seconds.
+            Retry::Later if is_early && matches!(error, ApiError::Forbidden { .. }) => doubled,
             Retry::Soon | Retry::Reread | Retry::Never => doubled,
             Retry::Later => LATER,
         };
@@ -140,8 +145,15 @@ mod tests {
         assert_eq!(pauses[9], LONGEST);
         pace.succeeded();
         assert_eq!(pace.before_asking(now), None);
-        pace.failed(&ApiError::Forbidden { call: call.clone(), message: String::new() }, now);
-        assert_eq!(pace.before_asking(now), Some(LATER));
+        let forbidden = ApiError::Forbidden { call: call.clone(), message: String::new() };
+        let pauses: Vec<_> = (0..EARLY + 2)
+            .map(|_| {
+                pace.failed(&forbidden, now);
+                pace.before_asking(now).unwrap()
+            })
+            .collect();
+        assert_eq!(pauses[..2], [SHORTEST, SHORTEST * 2], "the server may have just started");
+        assert_eq!(pauses[6..], [LATER, LATER], "a right that lacks is asked for once a minute");
         pace.succeeded();
         let after = Some(Duration::from_secs(7));
         pace.failed(&ApiError::Busy { call, status: 429, after, message: String::new() }, now);

@@ -27,11 +27,14 @@ pub fn taints(gpu: &DraGpu, config: &Config) -> Vec<DeviceTaint> {
         true => NO_EXECUTE,
         false => NO_SCHEDULE,
     };
-    let sick = gpu.sick.as_ref().map(|reason| (UNHEALTHY, reason, effect(NoExecute::Unhealthy)));
-    let cordon = gpu.cordon.as_ref().map(|reason| (CORDONED, reason, effect(NoExecute::Cordoned)));
-    let taint = |(key, reason, effect): (&str, &String, &str)| DeviceTaint {
+    let sick = gpu.sick.as_ref();
+    let sick = sick.map(|why| (UNHEALTHY, label_value(why), effect(NoExecute::Unhealthy)));
+    // Slices are for everybody who may read them: who cordoned it and why is the operators'.
+    let cordon = gpu.cordon.as_ref();
+    let cordon = cordon.map(|_| (CORDONED, String::new(), effect(NoExecute::Cordoned)));
+    let taint = |(key, value, effect): (&str, String, &str)| DeviceTaint {
         key: key.to_owned(),
-        value: Some(label_value(reason)).filter(|value| !value.is_empty()),
+        value: Some(value).filter(|value| !value.is_empty()),
         effect: effect.to_owned(),
         time_added: None,
     };
@@ -120,7 +123,7 @@ mod tests {
         let value = "XID-79-number-3-within-10m";
         assert_eq!(
             rows(&taints(&sick(), &Config::default())),
-            [(UNHEALTHY, value, NO_SCHEDULE), (CORDONED, "exchanged-tomorrow-ops", NO_SCHEDULE)]
+            [(UNHEALTHY, value, NO_SCHEDULE), (CORDONED, "", NO_SCHEDULE)]
         );
         let config = Config::parse("[dra]\nno_execute = [\"unhealthy\"]").unwrap();
         let effects: Vec<_> = taints(&sick(), &config).into_iter().map(|t| t.effect).collect();

@@ -98,8 +98,9 @@ pub(super) fn everywhere(pod: &Pod, claim: &Claim, classes: &Classes) -> Vec<Blo
     let Some(name) = &claim.object_name else {
         let of = template.map(|name| format!(" of the template {name}")).unwrap_or_default();
         let text = format!(
-            "its claim \"{}\" is not made{of} yet: does the template exist, and is kube-controller-manager's \
-             resource claim controller on?",
+            "its claim \"{}\" is not made{of} yet: does the template exist, does a ResourceQuota of the namespace forbid \
+             it (`kubectl describe quota`, and events of the pod), and is kube-controller-manager's resource claim \
+             controller on?",
             claim.name
         );
         return vec![block(BlockKind::Claim, text)];

@@ -136,6 +136,11 @@ fn state(pod: &Pod, asks_nothing: bool) -> String {
             "it waits for a node, and asks for no resource and no claim of Tessera".to_owned()
         }
         "" => "it waits for a node".to_owned(),
+        node if pod.metadata.deletion_timestamp.is_some() => {
+            format!(
+                "it is being deleted, and has not ended on node {node} yet: see `kubectl describe pod`"
+            )
+        }
         node if status.phase == "Pending" => {
             format!(
                 "it has node {node} and waits there for its containers: see `kubectl describe pod`"

@@ -284,6 +284,7 @@ fn a_claim_is_judged_by_size_place_and_class() {
     let unmade = Claim { object_name: None, object: Ok(None), ..claim(json!({})) };
     let unmade = everywhere(&claiming(unmade, class()));
     assert!(unmade.text.contains("template small"), "{}", unmade.text);
+    assert!(unmade.text.contains("ResourceQuota"), "{}", unmade.text);
     let gone = Claim { object: Ok(None), ..claim(json!({})) };
     assert!(everywhere(&claiming(gone, class())).text.contains("there is no claim team/chat-gpu"));
 }
@@ -371,6 +372,11 @@ fn a_pod_that_does_not_wait_for_us_is_said_to_be_so() {
     let known = |pod: Pod| facts(pod, node("a", json!({})), vec![gpu(0, 4)]);
     let bound = judge(&known(pod(json!({ "nodeName": "a" }))));
     assert!(!bound.waits && bound.state.contains("has node a"), "{}", bound.state);
+    let mut stuck = pod(json!({ "nodeName": "a" }));
+    stuck.status.phase = "Running".into();
+    stuck.metadata.deletion_timestamp = Some("2026-01-01T00:00:00Z".into());
+    let stuck = judge(&known(stuck)).state;
+    assert!(stuck.contains("is being deleted") && !stuck.contains("Running"), "{stuck}");
     let plain = judge(&known(pod(json!({ "containers": [{ "name": "main" }] }))));
     assert!(!plain.waits && plain.state.contains("no resource and no claim of Tessera"));
     let mut ended = pod(json!({}));

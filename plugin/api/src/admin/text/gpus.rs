@@ -51,8 +51,15 @@ pub(super) fn lay(page: &mut Page, status: &StatusResponse, names: &Names) {
         ]);
     }
     sheet.lay(page);
-    if status.gpus.iter().any(|gpu| gpu.moving) {
+    let moves =
+        |to: FrontEnd| status.gpus.iter().any(|gpu| gpu.moving && gpu.front_end == to.as_str());
+    if moves(FrontEnd::Dra) {
         let text = "FREE, moving: for claims, once the device plugin's pods there have ended";
+        page.say(2, Tone::Plain, text);
+    }
+    if moves(FrontEnd::DevicePlugin) {
+        let text =
+            "FREE, moving: for the device plugin, once the pods with claims there have ended";
         page.say(2, Tone::Plain, text);
     }
 }
@@ -72,11 +79,13 @@ fn health(gpu: &Gpu) -> Cell {
 
 /// `3 of 4`; with several resources, each by its name. Of a GPU that is for claims, what is left of it.
 fn free(gpu: &Gpu) -> String {
+    if gpu.moving {
+        return "moving".to_owned();
+    }
     if gpu.front_end == FrontEnd::Dra.as_str() {
-        return match (gpu.moving, gpu.no_room.as_str()) {
-            (true, _) => "moving".to_owned(),
-            (false, "") => left_of(gpu).join(", "),
-            (false, lack) => format!("no {lack}"),
+        return match gpu.no_room.as_str() {
+            "" => left_of(gpu).join(", "),
+            lack => format!("no {lack}"),
         };
     }
     let mut names: Vec<&str> = gpu.replicas.iter().map(|r| r.resource_name.as_str()).collect();

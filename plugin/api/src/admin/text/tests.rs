@@ -18,6 +18,7 @@ fn holder(pod: &str) -> Option<Holder> {
 
 fn status() -> StatusResponse {
     StatusResponse {
+        refusals: Vec::new(),
         plugin: Some(Plugin {
             version: "1.2.3".into(),
             pid: 7,
@@ -316,6 +317,10 @@ fn what_is_left_for_claims_is_whole_beside_the_longest_names() {
     status.gpus[0].moving = true;
     let text = plain(&status);
     assert!(text.contains("FREE, moving: for claims, once"), "{text}");
+    status.gpus[0].front_end = "device plugin".into();
+    let text = plain(&status);
+    assert!(text.contains("FREE, moving: for the device plugin, once"), "{text}");
+    assert!(!text.contains("for claims, once"), "{text}");
 }
 
 #[test]
@@ -453,6 +458,7 @@ fn any_status() -> impl Strategy<Value = StatusResponse> {
     let warnings = prop::collection::vec(name(), 0..3);
     (plugin, gpus, allocations, warnings, any::<i64>()).prop_map(
         |(plugin, gpus, allocations, warnings, at_unix_ms)| StatusResponse {
+            refusals: Vec::new(),
             plugin: Some(plugin),
             gpus,
             allocations,
