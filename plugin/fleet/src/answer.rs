@@ -104,7 +104,7 @@ pub(crate) fn body(place: &Place, port: u16, passed: &Passed) -> Result<Vec<u8>,
         )),
         502..=504 => AskError::Silent(format!(
             "the API server does not reach port {port} of pod {namespace}/{pod}: {said}; api.listen has to be an \
-             address that other nodes reach, and no NetworkPolicy may be in the way"
+             address that other nodes reach with this port (else name it: --plugin-port), and no NetworkPolicy may be in the way"
         )),
         status => AskError::Silent(format!("HTTP {status}: {said}")),
     })
@@ -205,6 +205,7 @@ mod tests {
             node: "a".into(),
             namespace: "tessera".into(),
             pod: "p".into(),
+            port: 0,
             away: String::new(),
         }
     }
@@ -268,6 +269,7 @@ mod tests {
         let refused =
             r#"{"kind":"Status","message":"error trying to reach service: connection refused"}"#;
         let away = body(&place(), 9481, &passed(503, refused)).unwrap_err().to_string();
+        assert!(away.contains("--plugin-port"), "{away}");
         assert!(away.contains("port 9481") && away.contains("connection refused"), "{away}");
         let long = body(&place(), 9481, &passed(500, &"x".repeat(5000))).unwrap_err().to_string();
         assert!(long.len() < 400, "{}", long.len());

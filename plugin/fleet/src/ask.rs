@@ -15,6 +15,8 @@ use crate::places::Place;
 const LARGEST: usize = 8 << 20;
 /// Most of a node as it is now, which is kept: 16 GPUs with 64 tenants each have less than 1 MiB.
 pub(crate) const LARGEST_VIEW: usize = 2 << 20;
+/// The port of the plugin's JSON API where its pod names none.
+const PORT: u16 = 9481;
 
 /// A question of the JSON API.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -54,7 +56,7 @@ impl Question {
 #[derive(Clone, Debug)]
 pub(crate) struct Asker {
     pub user: UserClient,
-    pub port: u16,
+    pub port: Option<u16>,
     pub viewer: String,
     /// The namespace whose reader the user is, where that is not a reader of all.
     pub namespace: String,
@@ -94,10 +96,11 @@ impl Asker {
         }
         // Never closed.
         let _permit = self.parallel.acquire().await;
+        let port = self.port.or(Some(place.port).filter(|port| *port != 0)).unwrap_or(PORT);
         let proxied = Proxied {
             namespace: place.namespace.clone(),
             pod: place.pod.clone(),
-            port: self.port,
+            port,
             target: question.target(),
             accept,
         };
@@ -105,7 +108,7 @@ impl Asker {
             self.user.through_pod(&proxied, &self.viewer, self.limit, question.largest()).await;
         let viewer = format!("{}/{}", place.namespace, self.viewer);
         let passed = passed.map_err(|error| answer::failed(&error, &viewer))?;
-        answer::body(place, self.port, &passed)
+        answer::body(place, port, &passed)
     }
 
     /// An answer in JSON.

@@ -181,6 +181,7 @@ mod tests {
             node: node.into(),
             namespace: String::new(),
             pod: String::new(),
+            port: 0,
             away: String::new(),
         };
         let mut entries = Entries::default();

@@ -34,8 +34,8 @@ pub struct Options {
     pub plugin_namespace: String,
     /// Labels of the plugin's pods.
     pub labels: String,
-    /// The port of the plugin's JSON API.
-    pub port: u16,
+    /// The port of the plugin's JSON API; the one that each of its pods names `api` where it is not given.
+    pub port: Option<u16>,
     /// The service account in the plugin's namespace whose token is used where the user has none.
     pub viewer: String,
     /// The namespace that is asked about where the user is no reader of all; the context's where it is not given.
@@ -55,7 +55,7 @@ impl Default for Options {
             context: None,
             plugin_namespace: "tessera".to_owned(),
             labels: "app.kubernetes.io/name=tessera".to_owned(),
-            port: 9481,
+            port: None,
             viewer: "tessera-viewer".to_owned(),
             namespace: None,
             nodes: BTreeSet::new(),

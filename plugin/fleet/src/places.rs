@@ -13,6 +13,8 @@ pub struct Place {
     pub namespace: String,
     /// The pod.
     pub pod: String,
+    /// The port of its JSON API, as its container port `api` says; 0 where it says none.
+    pub port: u16,
     /// Why the pod cannot answer; empty where it runs.
     pub away: String,
 }
@@ -40,9 +42,15 @@ pub(crate) fn of(pods: &[Pod]) -> Vec<Place> {
         node: node.to_owned(),
         namespace: pod.metadata.namespace.clone(),
         pod: pod.metadata.name.clone(),
+        port: port(pod),
         away: away(pod),
     };
     best.into_iter().map(place).collect()
+}
+
+fn port(pod: &Pod) -> u16 {
+    let mut ports = pod.spec.containers.iter().flat_map(|container| &container.ports);
+    ports.find(|port| port.name == "api").map_or(0, |port| port.container_port)
 }
 
 fn away(pod: &Pod) -> String {
@@ -71,6 +79,18 @@ mod tests {
             "status": { "phase": phase },
         }))
         .unwrap()
+    }
+
+    #[test]
+    fn a_pod_is_asked_on_the_port_that_its_container_calls_api() {
+        let mut pod = pod("new", "a", "Running", "DaemonSet");
+        assert_eq!(of(std::slice::from_ref(&pod))[0].port, 0);
+        let containers = json!([{ "name": "plugin", "ports": [
+            { "name": "metrics", "containerPort": 9480 },
+            { "name": "api", "containerPort": 19481 },
+        ] }]);
+        pod.spec.containers = serde_json::from_value(containers).unwrap();
+        assert_eq!(of(&[pod])[0].port, 19481);
     }
 
     #[test]

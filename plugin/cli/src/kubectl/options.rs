@@ -37,9 +37,9 @@ pub(crate) struct Common {
         default_value = "app.kubernetes.io/name=tessera"
     )]
     pub plugin_selector: String,
-    /// Port of the plugin's JSON API (api.listen)
-    #[arg(long, global = true, value_name = "PORT", default_value_t = 9481)]
-    pub plugin_port: u16,
+    /// Port of the plugin's JSON API (api.listen), where its pods do not name it
+    #[arg(long, global = true, value_name = "PORT")]
+    pub plugin_port: Option<u16>,
 }
 
 /// How something is printed.

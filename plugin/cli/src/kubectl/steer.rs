@@ -377,6 +377,7 @@ mod tests {
             node: node.into(),
             namespace: "tessera".into(),
             pod: "p".into(),
+            port: 0,
             away: String::new(),
         };
         let held = |node: &str, id: &str| (place(node), id.to_owned());

@@ -166,6 +166,10 @@ pub struct RestartRule {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Port {
+    /// Its name.
+    pub name: String,
+    /// In the container.
+    pub container_port: u16,
     /// On the node; 0 for none.
     pub host_port: u32,
     /// The node's address; empty for all.

@@ -163,10 +163,13 @@ impl Preparer {
             self.inner.core.refused(claim, pods, reason.map(String::as_str));
         }
         if outcome.values().any(Result::is_ok) {
-            let core = Arc::clone(&self.inner.core);
+            // A core that ends meanwhile is not held up.
+            let core = Arc::downgrade(&self.inner.core);
             tokio::spawn(async move {
                 tokio::time::sleep(LISTED).await;
-                core.prepared();
+                if let Some(core) = core.upgrade() {
+                    core.prepared();
+                }
             });
         }
         outcome
