@@ -110,6 +110,8 @@ async fn a_cordon_is_a_taint_and_a_refusal_until_it_is_lifted() {
     let said = until(taint).await;
     assert_eq!(said["key"], format!("{DRIVER}/cordoned"));
     assert_eq!(said["effect"], "NoSchedule");
+    // The operator's words are not for everybody who reads slices.
+    assert!(!said.to_string().contains("replaced"), "{said}");
     assert!(node.devices()[&node.device(1)].get("taints").is_none());
     let late = one("late", &device, "1Gi", "10");
     let Err(error) = node.prepare(&late).await else { panic!("prepared on a cordoned GPU") };

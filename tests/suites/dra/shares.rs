@@ -1,8 +1,10 @@
 //! What a tenant sees of its claim, and that it gets no more.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 use tessera_harness::metrics::scrape_until;
-use tessera_harness::plugin::bounded;
+use tessera_harness::plugin::{bounded, until};
 use tessera_harness::{Conversation, GIB, MIB};
 
 use super::claim::{claim, one};
@@ -129,6 +131,16 @@ async fn what_does_not_fit_is_refused_with_numbers_and_takes_nothing() {
     let device = node.device(0);
     let fits = one("fits", &device, "6Gi", "60");
     node.prepare(&fits).await.unwrap();
+    let name = fits.name();
+    let devices = bounded(node.dra.prepare(&name.name, &[fits.name()])).await.unwrap().remove(0);
+    node.kubelet.run_claiming(("team", "fits"), "main", &name, &devices);
+    let named = until(|| {
+        let pod = node.status()["allocations"][0]["holder"]["pod"].clone();
+        pod.as_str().map(str::to_owned)
+    });
+    // Long before the next round of housekeeping.
+    let named = tokio::time::timeout(Duration::from_secs(4), named).await;
+    assert_eq!(named.expect("it has no name"), "fits");
     for (name, memory, cores, part) in
         [("memory", "2Gi", "10", "GiB"), ("cores", "1Gi", "50", "%"), ("gpu", "80Gi", "10", "80")]
     {
