@@ -8,7 +8,6 @@
 #![cfg_attr(not(test), deny(clippy::print_stdout))]
 #![forbid(unsafe_code)]
 
-mod base;
 mod core;
 mod gpus;
 mod keeper;

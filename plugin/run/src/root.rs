@@ -19,10 +19,9 @@ use anyhow::Context;
 use nix::sys::stat::FileStat;
 use sha2::{Digest, Sha256};
 
-use super::base;
 use super::pages::PREFIX;
 use tessera_model::clock::monotonic_ns;
-use tessera_system::files::{Dir, is_directory};
+use tessera_system::files::{self, Dir, is_directory};
 
 const LOCK: &str = "arbiter.lock";
 /// Tries, where another run removes the directory as the last of them while this one comes.
@@ -45,7 +44,7 @@ impl Root {
     /// It cannot be made, or there is no place where nobody else could change it.
     pub fn open() -> anyhow::Result<Self> {
         let machine = std::env::var_os("SIMGPU_STATE").unwrap_or_default();
-        Self::open_in(&base::find()?, &machine.to_string_lossy())
+        Self::open_in(&files::base()?, &machine.to_string_lossy())
     }
 
     /// `machine`: which simulated one; empty where there is none.

@@ -17,6 +17,7 @@ use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
 use serde::de::DeserializeOwned;
+use tessera_system::files::check_peer;
 use tessera_view::problem::Problem;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
@@ -193,6 +194,7 @@ impl Client {
             Endpoint::Socket(socket) => {
                 let stream = UnixStream::connect(socket).await;
                 let stream = stream.map_err(|error| self.unconnected(socket, &error))?;
+                check_peer(&stream).map_err(|error| self.silent(&error.to_string()))?;
                 self.exchange(stream, path, accept).await
             }
             Endpoint::Plain(address) => {

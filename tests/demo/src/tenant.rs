@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::Context;
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
+use tessera_model::printable;
 use tessera_region::layout::{GATE_CLOSED, gate_state};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
@@ -297,7 +298,7 @@ impl Tenant {
     /// Why it ended, as its standard error says.
     pub fn said(&self, stage: &Stage) -> String {
         let text = self.log(stage).and_then(|log| Ok(std::fs::read_to_string(log)?));
-        last_words(&text.unwrap_or_default(), self.exit)
+        printable::line(&last_words(&text.unwrap_or_default(), self.exit)).into_owned()
     }
 
     fn log(&self, stage: &Stage) -> anyhow::Result<PathBuf> {

@@ -1,15 +1,17 @@
 //! The sandbox's own socket: commands from another terminal, a JSON line each way.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream as Stream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use tessera_system::files::{Dir, check_peer};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
 
 use super::command::Command;
 use super::sandbox::Reply;
@@ -17,8 +19,14 @@ use super::scratch::PREFIX;
 
 /// The socket's file name.
 pub const SOCKET: &str = "control.sock";
-/// Longest request, bytes.
+/// Longest request, and longest reply, bytes.
 const LONGEST: u64 = 64 << 10;
+const LONGEST_REPLY: u64 = 16 << 20;
+
+/// How long the other end may take to be connected, to write a request, or to read a reply.
+const TALK: Duration = Duration::from_secs(5);
+/// How long a command may take, but for one that says how long it waits.
+const WORK: Duration = Duration::from_secs(180);
 
 /// How long a shell that completes a word waits for names.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -50,9 +58,11 @@ pub fn serve(dir: &Path) -> anyhow::Result<mpsc::Receiver<Request>> {
 }
 
 async fn answer(stream: UnixStream, send: &mpsc::Sender<Request>) -> anyhow::Result<()> {
+    check_peer(&stream)?;
     let (read, mut write) = stream.into_split();
     let mut line = String::new();
-    tokio::io::BufReader::new(read.take(LONGEST)).read_line(&mut line).await?;
+    let mut read = tokio::io::BufReader::new(read.take(LONGEST));
+    timeout(TALK, read.read_line(&mut line)).await??;
     let reply = match serde_json::from_str(&line) {
         Ok(command) => {
             let (sender, receiver) = oneshot::channel();
@@ -63,7 +73,8 @@ async fn answer(stream: UnixStream, send: &mpsc::Sender<Request>) -> anyhow::Res
             "this sandbox is of another version of tessera and does not understand ({error})"
         )),
     };
-    write.write_all(format!("{}\n", serde_json::to_string(&reply)?).as_bytes()).await?;
+    let reply = format!("{}\n", serde_json::to_string(&reply)?);
+    timeout(TALK, write.write_all(reply.as_bytes())).await??;
     Ok(())
 }
 
@@ -73,43 +84,54 @@ async fn answer(stream: UnixStream, send: &mpsc::Sender<Request>) -> anyhow::Res
 /// None runs, several do, or it does not answer.
 pub fn ask(dir: Option<&Path>, command: &Command) -> anyhow::Result<Reply> {
     let stream = match dir {
-        Some(dir) => Stream::connect(dir.join(SOCKET)).with_context(|| {
+        // Links on the way to it are the caller's choice.
+        Some(dir) => dir.canonicalize().and_then(|dir| connect(&dir)).with_context(|| {
             format!("no sandbox answers in {}; `tessera sandbox` starts one", dir.display())
         })?,
         None => only()?,
     };
-    exchange(stream, command)
+    let waits = match command {
+        Command::Wait { limit, .. } => *limit,
+        _ => Duration::ZERO,
+    };
+    exchange(stream, command, WORK + waits)
 }
 
 /// Names of the pods of the only sandbox that runs, for a shell that completes a word. Nothing where there is none, or
 /// where it is busy: a key was pressed.
 #[must_use]
 pub fn pods() -> Vec<String> {
-    let asked = only().and_then(|stream| {
-        stream.set_read_timeout(Some(PATIENCE))?;
-        exchange(stream, &Command::Names)
-    });
+    let asked = only().and_then(|stream| exchange(stream, &Command::Names, PATIENCE));
     asked.map(|reply| reply.text.lines().map(str::to_owned).collect()).unwrap_or_default()
 }
 
-fn exchange(mut stream: Stream, command: &Command) -> anyhow::Result<Reply> {
+/// Where this user's sandbox listens: what another user has put there is not talked to.
+fn connect(dir: &Path) -> io::Result<Stream> {
+    Dir::own(dir)?.connect_own(SOCKET, TALK)
+}
+
+/// The reply, with nothing in it that acts on a terminal.
+fn exchange(mut stream: Stream, command: &Command, limit: Duration) -> anyhow::Result<Reply> {
+    stream.set_read_timeout(Some(limit))?;
     stream.write_all(format!("{}\n", serde_json::to_string(command)?).as_bytes())?;
     let mut line = String::new();
-    BufReader::new(stream).read_line(&mut line)?;
-    serde_json::from_str(&line).context("the sandbox ended before it answered")
+    let read = BufReader::new(stream.take(LONGEST_REPLY)).read_line(&mut line);
+    if read.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
+        bail!("the sandbox does not answer within {limit:?}");
+    }
+    read?;
+    let reply: Reply =
+        serde_json::from_str(&line).context("the sandbox ended before it answered")?;
+    Ok(reply.printable())
 }
 
 fn only() -> anyhow::Result<Stream> {
     let tmp = std::env::temp_dir();
-    let dirs: Vec<PathBuf> = std::fs::read_dir(&tmp)
+    let mut running: Vec<(PathBuf, Stream)> = std::fs::read_dir(&tmp)
         .with_context(|| format!("cannot look for sandboxes in {}", tmp.display()))?
         .flatten()
         .filter(|entry| entry.file_name().to_string_lossy().starts_with(PREFIX))
-        .map(|entry| entry.path())
-        .collect();
-    let mut running: Vec<(PathBuf, Stream)> = dirs
-        .into_iter()
-        .filter_map(|dir| Some((dir.clone(), Stream::connect(dir.join(SOCKET)).ok()?)))
+        .filter_map(|entry| Some((entry.path(), connect(&entry.path()).ok()?)))
         .collect();
     if running.len() > 1 {
         let dirs: Vec<String> = running.iter().map(|(dir, _)| dir.display().to_string()).collect();
@@ -121,5 +143,54 @@ fn only() -> anyhow::Result<Stream> {
             "no sandbox runs; `tessera sandbox` starts one, and --dir names one that is not in {}",
             tmp.display()
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::chown;
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    /// What becomes of a question to somebody who answers so.
+    fn asked(answer: Vec<u8>, limit: Duration) -> anyhow::Result<Reply> {
+        let dir = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(dir.path().join(SOCKET)).unwrap();
+        std::thread::scope(|scope| {
+            let stream = connect(dir.path()).unwrap();
+            scope.spawn(move || {
+                let (mut stream, _) = listener.accept().unwrap();
+                // Until the other end has enough of it.
+                let _ = stream.write_all(&answer);
+                let _ = stream.read_to_end(&mut Vec::new());
+            });
+            exchange(stream, &Command::List, limit)
+        })
+    }
+
+    #[test]
+    fn an_answer_is_bounded_and_moves_no_cursor() {
+        let long = Duration::from_secs(60);
+        let reply = Reply::done("a\n\u{1b}[2Jb");
+        let line = serde_json::to_vec(&reply).unwrap();
+        assert_eq!(asked([&line[..], b"\n"].concat(), long).unwrap().text, "a\n\\u001b[2Jb");
+        let error = asked(Vec::new(), Duration::from_millis(50)).unwrap_err();
+        assert!(error.to_string().contains("does not answer within 50ms"), "{error}");
+        let most = usize::try_from(LONGEST_REPLY).unwrap();
+        let error = asked(vec![b'"'; most + 1], long).unwrap_err();
+        assert!(error.to_string().contains("before it answered"), "{error}");
+    }
+
+    #[test]
+    fn what_is_in_a_directory_of_another_user_is_not_asked() {
+        let dir = tempfile::tempdir().unwrap();
+        let _listener = UnixListener::bind(dir.path().join(SOCKET)).unwrap();
+        if chown(dir.path(), Some(65534), None).is_err() {
+            eprintln!("not checked, for only root gives a directory away");
+            return;
+        }
+        let error = format!("{:#}", ask(Some(dir.path()), &Command::List).unwrap_err());
+        assert!(error.contains("uid 65534's"), "{error}");
     }
 }

@@ -45,6 +45,12 @@ impl Reply {
     pub fn failed(text: impl Into<String>) -> Self {
         Self { code: 1, text: text.into(), ends: false }
     }
+
+    /// The same for a terminal: much of it is containers' own words.
+    #[must_use]
+    pub fn printable(self) -> Self {
+        Self { text: printable::lines(&self.text).into_owned(), ..self }
+    }
 }
 
 /// A sandbox that stands.
@@ -84,10 +90,8 @@ impl Sandbox {
 
     /// Does what was asked.
     pub async fn obey(&mut self, command: Command) -> Reply {
-        match self.try_to(command).await {
-            Ok(reply) => reply,
-            Err(error) => Reply::failed(printable::lines(&format!("{error:#}")).into_owned()),
-        }
+        let reply = self.try_to(command).await;
+        reply.unwrap_or_else(|error| Reply::failed(format!("{error:#}"))).printable()
     }
 
     async fn try_to(&mut self, command: Command) -> anyhow::Result<Reply> {
@@ -107,7 +111,7 @@ impl Sandbox {
                     "plugin" => self.node(node.as_deref())?.log(),
                     name => self.pods[self.find(&namespace, name)?].log.clone(),
                 };
-                Ok(Reply::done(printable::lines(&last_lines(&file, lines)).into_owned()))
+                Ok(Reply::done(last_lines(&file, lines)))
             }
             Command::Wait { name, namespace, limit } => {
                 let at = self.find(&namespace, &name)?;

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
+use tessera_system::files::Dir;
 
 use super::keeper::Keeper;
 
@@ -46,21 +47,18 @@ impl Scratch {
     /// It cannot be made, is not a sandbox's, or a sandbox lives in it.
     pub fn named(path: &Path) -> anyhow::Result<Self> {
         let shown = path.display();
-        let fresh = match fs::read_dir(path) {
-            Ok(mut entries) => entries.next().is_none(),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                fs::create_dir_all(path).with_context(|| format!("cannot make {shown}"))?;
-                true
-            }
-            Err(error) => return Err(error).with_context(|| format!("cannot use {shown}")),
-        };
+        if !path.exists() {
+            fs::create_dir_all(path).with_context(|| format!("cannot make {shown}"))?;
+        }
+        // Links on the way to it are the caller's choice.
+        let path = path.canonicalize().with_context(|| format!("cannot use {shown}"))?;
+        let dir = Dir::own(&path).with_context(|| format!("{shown} must be your own"))?;
         anyhow::ensure!(
-            fresh || path.join(LOCK).is_file(),
+            dir.stat(LOCK).is_ok() || dir.names()?.is_empty(),
             "{shown} has other files in it; name an empty directory, or one of an earlier sandbox"
         );
-        fs::set_permissions(path, fs::Permissions::from_mode(0o700))
-            .with_context(|| format!("{shown} must be your own"))?;
-        let path = path.canonicalize().with_context(|| format!("cannot use {shown}"))?;
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o700))
+            .with_context(|| format!("cannot use {shown}"))?;
         Ok(Self { path, keep: true, keeper: None, _lock: None })
     }
 
@@ -87,8 +85,8 @@ impl Scratch {
             "{shown} has {length} characters, and sockets in it could have no name; set TMPDIR, or give \
              --dir, so that it has at most {LONGEST}"
         );
-        let file = fs::File::create(self.path.join(LOCK))
-            .with_context(|| format!("cannot write in {shown}"))?;
+        let file = Dir::own(&self.path).and_then(|dir| dir.open_or_make(LOCK, 0o600));
+        let file = file.with_context(|| format!("cannot write in {shown}"))?;
         let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| {
             match errno {
                 Errno::EAGAIN => anyhow::anyhow!(
@@ -134,6 +132,8 @@ impl Drop for Scratch {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::{chown, symlink};
+
     use super::*;
 
     #[test]
@@ -152,6 +152,29 @@ mod tests {
         let error = Scratch::named(tmp.path()).unwrap_err().to_string();
         assert!(error.contains("has other files in it"), "{error}");
         assert!(tmp.path().join("thesis.tex").exists());
+    }
+
+    #[test]
+    fn a_lock_that_is_a_link_is_not_followed() {
+        let tmp = tempfile::tempdir().unwrap();
+        fs::write(tmp.path().join("precious"), "text").unwrap();
+        let dir = tmp.path().join("s");
+        fs::create_dir(&dir).unwrap();
+        symlink("../precious", dir.join(LOCK)).unwrap();
+        let mut scratch = Scratch::named(&dir).unwrap();
+        scratch.occupy().unwrap_err();
+        assert_eq!(fs::read_to_string(tmp.path().join("precious")).unwrap(), "text");
+    }
+
+    #[test]
+    fn a_directory_of_another_user_is_left_alone() {
+        let tmp = tempfile::tempdir().unwrap();
+        if chown(tmp.path(), Some(65534), None).is_err() {
+            eprintln!("not checked, for only root gives a directory away");
+            return;
+        }
+        let error = format!("{:#}", Scratch::named(tmp.path()).unwrap_err());
+        assert!(error.contains("must be your own: it is uid 65534's"), "{error}");
     }
 
     #[test]

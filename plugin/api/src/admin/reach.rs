@@ -6,13 +6,16 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use hyper_util::rt::TokioIo;
 use tessera_kubelet_api::admin::admin_client::AdminClient;
 use tessera_kubelet_api::admin::{StatusRequest, StatusResponse};
 use tessera_model::printable;
+use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Response, Status};
 
 use tessera_config::Config;
+use tessera_system::files::check_peer;
 use tessera_web::client::{ClientError, socket_beside};
 
 /// How long the plugin may take to answer.
@@ -209,9 +212,19 @@ fn root(error: &(dyn Error + 'static)) -> (Option<io::ErrorKind>, String) {
 /// Nobody answers there, or the socket may not be opened.
 pub async fn connect(socket: &Path) -> Result<AdminClient<Channel>, Unreachable> {
     let unreachable = |cause| Unreachable { socket: socket.to_owned(), cause };
-    let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display()))
-        .map_err(|error| unreachable(Cause::Broken(in_words(&error))))?;
-    let channel = endpoint.connect().await.map_err(|error| {
+    // Not by its address, so that it is seen who listens: with a configuration of somebody else's, anybody may.
+    let path = socket.to_owned();
+    let connector = tower::service_fn(move |_| {
+        let path = path.clone();
+        async move {
+            let stream = UnixStream::connect(path).await?;
+            // Not as what the system says to a caller who may not connect: that one is told to use sudo.
+            check_peer(&stream).map_err(|error| io::Error::other(error.to_string()))?;
+            Ok::<_, io::Error>(TokioIo::new(stream))
+        }
+    });
+    let endpoint = Endpoint::from_static("http://tessera");
+    let channel = endpoint.connect_with_connector(connector).await.map_err(|error| {
         let (kind, words) = root(&error);
         unreachable(match kind {
             Some(io::ErrorKind::NotFound) => Cause::NoSocket,

@@ -7,6 +7,7 @@
 mod copy;
 mod dir;
 mod identity;
+mod own;
 mod patience;
 mod private;
 mod read;
@@ -16,6 +17,7 @@ mod space;
 pub use copy::{Copied, CopyError};
 pub use dir::{Dir, is_directory, open_directory};
 pub use identity::Identity;
+pub use own::{base, check_peer};
 pub use patience::{Unresponsive, in_time};
 pub use private::{open_lock, open_private};
 pub use read::{FileError, file_or_nothing, open, read, read_from, text, utf8};

@@ -1,5 +1,6 @@
 //! The `tessera` program from outside: exit statuses, messages, and the plugin on simulated GPUs.
 
+use std::os::unix::process::CommandExt;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -43,6 +44,42 @@ fn the_defaults_can_be_printed_and_read_back() {
     std::fs::write(&file, tessera().args(["config", "default"]).output().unwrap().stdout).unwrap();
     let checked = tessera().arg("-c").arg(&file).args(["config", "check"]).output().unwrap();
     assert_eq!(checked.status.code(), Some(0), "{}", stderr(&checked));
+}
+
+/// With a configuration that another user wrote, anybody may listen where the plugin is said to.
+#[test]
+fn a_plugin_of_another_user_is_not_asked() {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("not checked, for only root can be another user");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (file, admin) = (dir.path().join("config.toml"), dir.path().join("admin.sock"));
+    std::fs::write(&file, format!("[paths]\nadmin = {admin:?}\n")).unwrap();
+    std::os::unix::fs::chown(dir.path(), Some(65534), None).unwrap();
+    let listen = "import socket, time\nall = [socket.socket(socket.AF_UNIX) for _ in range(2)]\n\
+                  for s, name in zip(all, ['admin.sock', 'api.sock']): s.bind(name); s.listen()\n\
+                  open('ready', 'w')\ntime.sleep(100)";
+    let mut other = std::process::Command::new("python3");
+    let other = other.args(["-c", listen]).current_dir(dir.path()).uid(65534).gid(65534);
+    let mut other = other.spawn().unwrap();
+    while !dir.path().join("ready").exists() {
+        assert_eq!(other.try_wait().unwrap(), None);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let asked = [&["status"][..], &["history", "a"]].map(|words| {
+        let output = tessera().arg("-c").arg(&file).args(words).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned() + &stderr(&output);
+        (output.status.code(), said)
+    });
+    other.kill().unwrap();
+    other.wait().unwrap();
+    for (code, said) in asked {
+        assert_eq!(code, Some(69), "{said}");
+        // In lines of a terminal's width.
+        let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(said.contains("the other end is uid 65534's"), "{said}");
+    }
 }
 
 /// As under `| head`, once it has what it wants.

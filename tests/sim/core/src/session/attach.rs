@@ -42,6 +42,16 @@ pub fn state_path() -> PathBuf {
     }
 }
 
+/// Modes of a state: of this user's alone, and of one that containers of other users share.
+const OWN: u32 = 0o600;
+const SHARED: u32 = 0o666;
+
+/// That of a state at `path`: directly in `/dev/shm`, where every user may make files, it is this user's own. For others
+/// whoever names another directory has chosen who may come.
+fn mode(path: &Path) -> u32 {
+    if path.parent() == Some(Path::new("/dev/shm")) { OWN } else { SHARED }
+}
+
 /// The configuration text that `SIMGPU_CONFIG` names; `None` if unset.
 fn config_text() -> Result<Option<String>, OpenError> {
     let Some(path) = std::env::var_os("SIMGPU_CONFIG").filter(|p| !p.is_empty()) else {
@@ -67,12 +77,13 @@ impl Session {
     /// As [`Session::open`]; no text: whatever the state was created with, or the defaults.
     pub fn open_at(path: &Path, text: Option<&str>) -> Result<Session, OpenError> {
         let error = |reason: String| OpenError { path: path.to_owned(), reason };
+        let mode = mode(path);
         let file = std::fs::OpenOptions::new()
             .read(true)
             .write(true)
             .create(true)
             .truncate(false)
-            .mode(0o666)
+            .mode(mode)
             .custom_flags(libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK)
             .open(path)
             .map_err(|e| error(format!("cannot open the simulator's state (SIMGPU_STATE): {e}")))?;
@@ -80,9 +91,18 @@ impl Session {
         if !meta.is_file() {
             return Err(error("the simulator's state must be a regular file".into()));
         }
+        // SAFETY: geteuid has no preconditions.
+        let caller = unsafe { libc::geteuid() };
+        if mode == OWN && meta.uid() != caller {
+            return Err(error(format!("it is uid {}'s, and this is uid {caller}", meta.uid())));
+        }
         let identity = (meta.dev(), meta.ino());
         let fd = file.as_raw_fd();
-        let mapped = attach(fd, &file, text).map_err(error)?;
+        let mapped = attach(fd, &file, text, mode).map_err(error)?;
+        if mode == OWN {
+            // An older simulator may have left it open to all.
+            let _ = file.set_permissions(std::fs::Permissions::from_mode(mode));
+        }
         let shared = mapped.shared;
         Ok(Session {
             shared,
@@ -131,10 +151,15 @@ struct Mapped {
 }
 
 /// Waits for, or performs, the file's initialisation, and holds the attach lock.
-fn attach(fd: RawFd, file: &std::fs::File, text: Option<&str>) -> Result<Mapped, String> {
+fn attach(
+    fd: RawFd,
+    file: &std::fs::File,
+    text: Option<&str>,
+    mode: u32,
+) -> Result<Mapped, String> {
     for _ in 0..100 {
         if ofd::try_exclusive(fd, lock_bytes::ATTACH) {
-            let shared = prepare(fd, file, text);
+            let shared = prepare(fd, file, text, mode);
             let held = ofd::shared(fd, lock_bytes::ATTACH);
             let shared = shared?;
             if !held {
@@ -165,7 +190,12 @@ fn attach(fd: RawFd, file: &std::fs::File, text: Option<&str>) -> Result<Mapped,
 }
 
 /// Alone with the file: reuses it if it is whole and of the same configuration, else makes it again.
-fn prepare(fd: RawFd, file: &std::fs::File, text: Option<&str>) -> Result<&'static Shared, String> {
+fn prepare(
+    fd: RawFd,
+    file: &std::fs::File,
+    text: Option<&str>,
+    mode: u32,
+) -> Result<&'static Shared, String> {
     let len = file.metadata().map_err(|e| e.to_string())?.len();
     if len == SIZE as u64 {
         let shared = map(fd)?;
@@ -187,8 +217,8 @@ fn prepare(fd: RawFd, file: &std::fs::File, text: Option<&str>) -> Result<&'stat
             std::io::Error::from_raw_os_error(rc)
         ));
     }
-    // Best effort: containers of other users share the state; the umask may be in the way.
-    let _ = file.set_permissions(std::fs::Permissions::from_mode(0o666));
+    // Best effort: the umask may be in the way of containers of other users.
+    let _ = file.set_permissions(std::fs::Permissions::from_mode(mode));
     let shared = map(fd)?;
     initialise(shared, text.unwrap_or(""))?;
     Ok(shared)
@@ -282,4 +312,32 @@ fn map(fd: RawFd) -> Result<&'static Shared, String> {
 fn unmap(shared: &'static Shared) {
     // SAFETY: `shared` came from `map` and its caller does not use it again.
     unsafe { libc::munmap(std::ptr::from_ref(shared).cast_mut().cast(), SIZE) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mode_of(path: &Path) -> u32 {
+        std::fs::metadata(path).unwrap().mode() & 0o777
+    }
+
+    #[test]
+    fn a_state_where_every_user_may_make_files_is_its_users_own() {
+        let own = PathBuf::from(format!("/dev/shm/simgpu-test-{}", std::process::id()));
+        Session::open_at(&own, None).unwrap();
+        let mode = mode_of(&own);
+        let given_away = std::os::unix::fs::chown(&own, Some(65534), None).is_ok();
+        let others = Session::open_at(&own, None).err().map(|error| error.to_string());
+        std::fs::remove_file(&own).unwrap();
+        assert_eq!(mode, 0o600);
+        match given_away {
+            true => assert!(others.is_some(), "another user's was taken"),
+            false => eprintln!("not checked, for only root gives a file away"),
+        }
+        let shared = tempfile::tempdir().unwrap();
+        let shared = shared.path().join("state");
+        Session::open_at(&shared, None).unwrap();
+        assert_eq!(mode_of(&shared), 0o666);
+    }
 }
