@@ -5,6 +5,7 @@ use std::time::Duration;
 use http::HeaderMap;
 use http::header::{CONTENT_TYPE, LOCATION, RETRY_AFTER};
 use serde::Deserialize;
+use tessera_model::printable;
 
 use crate::error::{ApiError, Call};
 
@@ -45,9 +46,14 @@ pub(crate) fn unreadable(call: &Call, headers: &HeaderMap, error: &serde_json::E
     let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     let reason = match kind.starts_with("text/html") {
         true => format!("it is a page in HTML: {IN_ITS_PLACE}"),
-        false => error.to_string(),
+        false => cut(&error.to_string()),
     };
     ApiError::Unreadable { call: call.clone(), reason }
+}
+
+/// What a stranger says: a line that is not too long, and moves no cursor in a log or at a terminal.
+fn cut(text: &str) -> String {
+    printable::line(text).chars().take(LONGEST).collect()
 }
 
 /// The error that an answer is.
@@ -59,12 +65,12 @@ pub(crate) fn refused(call: &Call, status: u16, headers: &HeaderMap, body: &[u8]
     });
     let after = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
     let after = after.or(said.details.retry_after_seconds).map(Duration::from_secs);
-    let message: String = said.message.chars().take(LONGEST).collect();
+    let message = cut(&said.message);
     let call = call.clone();
     match status {
         300..=399 => {
             let to = headers.get(LOCATION).map(|to| String::from_utf8_lossy(to.as_bytes()));
-            let to: String = to.unwrap_or_default().chars().take(LONGEST).collect();
+            let to = cut(&to.unwrap_or_default());
             let to = if to.is_empty() { to } else { format!(" to {to}") };
             ApiError::Unreadable { call, reason: format!("HTTP {status}{to}: {IN_ITS_PLACE}") }
         }
@@ -82,6 +88,7 @@ pub(crate) fn refused(call: &Call, status: u16, headers: &HeaderMap, body: &[u8]
         _ => {
             let field = said.details.causes.into_iter().map(|cause| cause.field);
             let field = field.into_iter().find(|field| !field.is_empty());
+            let field = field.map(|field| cut(&field));
             ApiError::Invalid { call, field, message }
         }
     }
@@ -126,6 +133,30 @@ mod tests {
         assert_eq!(field.as_deref(), Some("spec.devices[0].name"));
         assert_eq!(message.chars().count(), LONGEST);
     }
+
+    #[test]
+    fn no_answer_moves_a_cursor_or_begins_a_line() {
+        let text = "a\u{1b}[2J\r\nb\u{9b}\u{202e}";
+        let body = json!({ "message": text, "details": { "causes": [{ "field": text }] } });
+        for status in [302, 401, 403, 404, 409, 410, 422, 429, 503] {
+            for body in [body.to_string().as_bytes(), text.as_bytes()] {
+                let call = Call::new(Verb::List, Kind::Pods, "");
+                let mut headers = HeaderMap::new();
+                headers.insert(LOCATION, http::HeaderValue::from_bytes(b"a\xc2\x9bb").unwrap());
+                let said = refused(&call, status, &headers, body).to_string();
+                assert_eq!(printable::line(&said), said, "{status}");
+            }
+        }
+        let odd = r#"{"reason":{"\u001b[2J":1}}"#;
+        let error = serde_json::from_str::<std::collections::BTreeMap<String, Verbatim>>(odd);
+        let call = Call::new(Verb::List, Kind::Pods, "");
+        let said = unreadable(&call, &HeaderMap::new(), &error.unwrap_err()).to_string();
+        assert!(said.contains("\\u001b[2J"), "{said}");
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Verbatim {}
 
     #[test]
     fn a_redirection_or_a_page_is_no_api_servers_answer_and_says_where_it_leads() {

@@ -78,10 +78,10 @@ pub fn brief(text: &str, most: usize) -> Cow<'_, str> {
 /// three times as long, and of headers clients take as little as 8 KiB in all.
 const REASON: usize = 1500;
 
-/// Why a request is refused, as its answer says it.
+/// Why a request is refused, as its answer says it: in one line, and nothing in it acts.
 #[must_use]
 pub fn reason(error: &impl std::fmt::Display) -> String {
-    brief(&error.to_string(), REASON).into_owned()
+    brief(&line(&error.to_string()), REASON).into_owned()
 }
 
 /// The beginning and the end of a text that is longer than `most` bytes.
@@ -187,6 +187,7 @@ mod tests {
         #[test]
         fn nothing_that_acts_is_left(text in any::<String>()) {
             prop_assert!(!line(&text).contains(acts));
+            prop_assert!(!reason(&text).contains(acts));
             prop_assert_eq!(lines(&text).matches('\n').count(), text.matches('\n').count());
         }
     }

@@ -229,7 +229,8 @@ fn by(line: &Event) -> String {
     line.by.as_ref().map(|by| format!(", by {}", by.who())).unwrap_or_default()
 }
 
-fn cut(mut text: String, longest: usize) -> String {
+fn cut(text: String, longest: usize) -> String {
+    let mut text = printable::line(&text).into_owned();
     printable::cut(&mut text, longest);
     text
 }

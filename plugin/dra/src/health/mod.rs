@@ -128,7 +128,7 @@ fn reports(gpus: &[DraGpu], claims: &[Arc<Record>], pool: &str, unix_seconds: i6
             Some(DraGpu { cordon: Some(_), .. }) => (true, "cordoned".to_owned()),
             Some(_) => (true, String::new()),
         };
-        let message = printable::brief(&message, LONGEST).into_owned();
+        let message = printable::brief(&printable::line(&message), LONGEST).into_owned();
         Report { pool: pool.to_owned(), device, is_healthy, message, unix_seconds }
     };
     devices.into_iter().map(report).collect()
