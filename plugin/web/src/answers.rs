@@ -20,7 +20,7 @@ use crate::caller::Caller;
 use crate::fleet_cache::FleetCache;
 use crate::own::{self, Meaning};
 use crate::problem::Refusal;
-use crate::query::Parameters;
+use crate::query::{Parameters, namespace_of};
 use crate::routes::{App, Route};
 use crate::source::{Source, SourceError};
 
@@ -55,7 +55,6 @@ pub(crate) async fn answer(
         Route::Tenants => json(&list::tenants(narrowed(&fleet, &rights, asked))),
         Route::Node => node(narrowed(&fleet, &rights, asked)),
         Route::History => {
-            caller.must_see(&rights, &asked.namespace)?;
             let means = own::remembered(&fleet, &only(&rights, asked), &asked.subject);
             let answer = remembered(source, &asked.node, asked.history()?, means).await;
             let answer = answer.map_err(|error| match error {
@@ -64,13 +63,6 @@ pub(crate) async fn answer(
                 }
                 error => said(error, &rights),
             })?;
-            let mut namespaces: BTreeSet<String> =
-                answer.tenants.iter().map(|tenant| tenant.namespace.clone()).collect();
-            let of_events = answer.events.iter().filter_map(|event| event.pod.split_once('/'));
-            namespaces.extend(of_events.map(|(namespace, _)| namespace.to_owned()));
-            let behind = answer.events.iter().filter_map(|event| event.behind.as_ref());
-            namespaces.extend(behind.map(|other| other.namespace.clone()));
-            let rights = more(caller, rights, namespaces).await?;
             let answer = narrow::history(answer, &rights);
             // One pod's history is there for those that may see it; a GPU's totals are everybody's.
             let is_hidden = rights != Rights::All && answer.tenants.is_empty();
@@ -88,15 +80,11 @@ pub(crate) async fn answer(
             let means = own::meaning(&fleet, &only(&rights, asked), &asked.subject);
             let answer = explained(source, asked, means).await;
             let answer = answer.map_err(|error| said(error, &rights))?;
-            let rights = more(caller, rights, answer.namespaces()).await?;
             explanation(answer, &rights, headers)
         }
         Route::Recommend => {
-            caller.must_see(&rights, &asked.namespace)?;
             let advice = source.recommend(asked.scope()).await;
             let advice = advice.map_err(|error| said(error, &rights))?;
-            let namespaces = advice.workloads.iter().map(|one| one.namespace.clone());
-            let rights = more(caller, rights, namespaces).await?;
             let advice = narrow::recommendations(advice, &rights);
             // A source does not answer for a pod that it does not know: one that is another's must look like that.
             let is_hidden = rights != Rights::All && advice.workloads.is_empty();
@@ -106,11 +94,8 @@ pub(crate) async fn answer(
             }
         }
         Route::Waste => {
-            caller.must_see(&rights, &asked.namespace)?;
             let waste = source.waste(asked.scope()).await;
             let waste = waste.map_err(|error| said(error, &rights))?;
-            let namespaces = waste.namespaces.iter().map(|one| one.namespace.clone());
-            let rights = more(caller, rights, namespaces).await?;
             json(&narrow::waste(waste, &rights))
         }
         // Not of a source, or no single answer.
@@ -118,25 +103,48 @@ pub(crate) async fn answer(
     }
 }
 
-/// The fleet, and what the caller may see of it.
+/// The fleet, and what the caller may see of it: known before a source is asked where the question names a namespace, and
+/// then without a look at which namespaces are there.
+///
+/// # Errors
+/// The caller may see nothing, or not what is named; or that is not known now.
 pub(crate) async fn view(
     fleets: &FleetCache,
     caller: &Caller,
     asked: &Parameters,
     age: Duration,
 ) -> Result<(Arc<Fleet>, Rights), Refusal> {
-    let fleet = fleets.get(age).await;
-    let mut namespaces = BTreeSet::new();
-    if let Ok(fleet) = &fleet {
-        let views = fleet.nodes.iter().filter_map(|entry| entry.view.as_ref());
-        let tenants = views.flat_map(|view| &view.tenants);
-        namespaces.extend(tenants.map(|tenant| tenant.namespace.clone()));
+    let named = asked.namespaces();
+    if !named.is_empty() {
+        let rights = caller.rights_on_named(&named).await?;
+        may_see(caller, &rights, asked)?;
+        let fleet = fleets.get(age).await.map_err(|error| said(error, &rights))?;
+        return Ok((fleet, rights));
     }
-    namespaces.insert(asked.namespace.clone());
-    let rights = caller.some_rights(&namespaces, &asked.namespace).await?;
+    let fleet = fleets.get(age).await;
+    let views = fleet.iter().flat_map(|fleet| &fleet.nodes).filter_map(|entry| entry.view.as_ref());
+    let tenants = views.flat_map(|view| &view.tenants);
+    let found = tenants.map(|tenant| tenant.namespace.clone()).collect();
+    let rights = caller.rights_on_found(found).await?;
     // What is amiss is said to those that may know something.
     let fleet = fleet.map_err(|error| said(error, &rights))?;
     Ok((fleet, rights))
+}
+
+/// Refuses what is named and may not be seen, whether or not it is there: a pod or a claim as one that is not.
+fn may_see(caller: &Caller, rights: &Rights, asked: &Parameters) -> Result<(), Refusal> {
+    let is_hidden =
+        |name: &str| namespace_of(name).is_some_and(|namespace| !rights.may_see(namespace));
+    if is_hidden(&asked.subject) {
+        return Err(Refusal::new(StatusCode::NOT_FOUND, NOT_YOURS));
+    }
+    if !asked.namespace.is_empty() && !rights.may_see(&asked.namespace) {
+        return Err(caller.refused(&asked.namespace));
+    }
+    match is_hidden(&asked.pod) {
+        true => Err(Refusal::new(StatusCode::NOT_FOUND, NOT_YOURS)),
+        false => Ok(()),
+    }
 }
 
 /// Rights on one namespace, where one is asked for: it is shown as to a reader of that namespace alone.
@@ -146,17 +154,6 @@ pub(crate) fn only(rights: &Rights, asked: &Parameters) -> Rights {
         namespace if rights.may_see(namespace) => Rights::Namespaces([namespace.to_owned()].into()),
         _ => Rights::Namespaces(BTreeSet::new()),
     }
-}
-
-/// Rights, with those on namespaces that only this answer has.
-async fn more(
-    caller: &Caller,
-    rights: Rights,
-    namespaces: impl IntoIterator<Item = String>,
-) -> Result<Rights, Refusal> {
-    let Rights::Namespaces(some) = &rights else { return Ok(rights) };
-    let namespaces: BTreeSet<String> = namespaces.into_iter().chain(some.iter().cloned()).collect();
-    caller.rights(&namespaces).await
 }
 
 /// The part of a fleet that was asked for and may be seen.

@@ -57,47 +57,33 @@ impl Caller {
         }
     }
 
-    /// What it may see of these namespaces.
+    /// What it may see of the namespaces that a question names.
     ///
     /// # Errors
     /// That is not known now.
-    pub async fn rights(&self, namespaces: &BTreeSet<String>) -> Result<Rights, Refusal> {
+    pub async fn rights_on_named(&self, namespaces: &BTreeSet<String>) -> Result<Rights, Refusal> {
         match self {
             Caller::All => Ok(Rights::All),
-            Caller::User(authoriser, user) => authoriser.rights(user, namespaces).await,
+            Caller::User(authoriser, user) => authoriser.rights_on_named(user, namespaces).await,
         }
     }
 
-    /// As [`Caller::rights`], where there must be some; `asked` is the namespace that was asked for, if one was.
+    /// What it may see of the namespaces that have tenants here.
     ///
     /// # Errors
-    /// There are none, or that is not known now.
-    pub async fn some_rights(
-        &self,
-        namespaces: &BTreeSet<String>,
-        asked: &str,
-    ) -> Result<Rights, Refusal> {
-        let rights = self.rights(namespaces).await?;
-        match (&rights, self) {
-            (Rights::Namespaces(some), Caller::User(_, user)) if some.is_empty() => {
-                Err(authorise::nothing(user, asked))
-            }
-            _ => Ok(rights),
+    /// Nothing, or that is not known now.
+    pub async fn rights_on_found(&self, namespaces: BTreeSet<String>) -> Result<Rights, Refusal> {
+        let Caller::User(authoriser, user) = self else { return Ok(Rights::All) };
+        match authoriser.rights_on_found(user, namespaces).await? {
+            Rights::Namespaces(some) if some.is_empty() => Err(self.refused("")),
+            rights => Ok(rights),
         }
     }
 
-    /// Refuses a namespace that was asked for and may not be seen, whether or not there is one: an empty answer would
-    /// say that nothing is there.
-    ///
-    /// # Errors
-    /// It may not be seen.
-    pub fn must_see(&self, rights: &Rights, namespace: &str) -> Result<(), Refusal> {
-        match self {
-            Caller::User(_, user) if !namespace.is_empty() && !rights.may_see(namespace) => {
-                Err(authorise::nothing(user, namespace))
-            }
-            _ => Ok(()),
-        }
+    /// The refusal of a namespace that may not be seen, whether or not it is there: an empty answer would say that
+    /// nothing is. Where none is named: of all that is there.
+    pub fn refused(&self, namespace: &str) -> Refusal {
+        authorise::nothing(self.name(), namespace)
     }
 
     /// Whose share of streams it takes.

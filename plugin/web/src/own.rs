@@ -3,7 +3,6 @@
 
 use std::collections::BTreeSet;
 
-use tessera_model::allocation_id::AllocationId;
 use tessera_model::written_name::is_written;
 use tessera_view::explain::{Explanation, Explanations};
 use tessera_view::fleet::Fleet;
@@ -27,8 +26,8 @@ pub(crate) enum Meaning {
 /// What `subject` means to a reader with `rights`. Nothing of tenants that the reader may not see counts.
 pub(crate) fn meaning(fleet: &Fleet, rights: &Rights, subject: &str) -> Meaning {
     let Rights::Namespaces(namespaces) = rights else { return Meaning::AsWritten };
-    // A whole id or name is not mistaken for another.
-    if subject.is_empty() || subject.contains('/') || AllocationId::parse(subject).is_some() {
+    // A whole name is not mistaken for another.
+    if subject.is_empty() || subject.contains('/') {
         return Meaning::AsWritten;
     }
     let views = || fleet.nodes.iter().filter_map(|entry| entry.view.as_ref());
@@ -177,7 +176,8 @@ mod tests {
         assert_eq!(of(&tenants, "0"), own, "a container before GPU 0");
         assert_eq!(of(&[], "0"), Meaning::AsWritten, "GPU 0");
         assert_eq!(of(&tenants, "0c1d"), Meaning::Allocations(vec![id.clone()]));
-        assert_eq!(of(&tenants, &id), Meaning::AsWritten);
+        assert_eq!(of(&tenants, &id), Meaning::Allocations(vec![id.clone()]));
+        assert_eq!(of(&[], &id), own, "it may have been the reader's");
         assert_eq!(of(&tenants, "gone-0"), own, "it may have been the reader's");
         assert_eq!(of(&tenants, "eve/pod"), Meaning::AsWritten);
         assert_eq!(meaning(&fleet(vec![]), &Rights::All, "chat"), Meaning::AsWritten);

@@ -1,14 +1,23 @@
 //! The parameters of a request.
 
+use std::collections::BTreeSet;
+
 use axum::http::{StatusCode, Uri};
 use serde::Deserialize;
 use tessera_view::history;
 
+use crate::authorise::is_name;
 use crate::problem::Refusal;
 use crate::source::Scope;
 
 /// Longest name.
 const LONGEST: usize = 1024;
+
+/// The namespace of `NAMESPACE/NAME`.
+pub(crate) fn namespace_of(subject: &str) -> Option<&str> {
+    let (namespace, _) = subject.split_once('/')?;
+    is_name(namespace).then_some(namespace)
+}
 
 /// Every route takes these; what one does not need is ignored there.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -47,6 +56,13 @@ impl Parameters {
             }
         }
         Ok(found)
+    }
+
+    /// The namespaces that the question names: by itself, or before the name of a pod or a claim.
+    pub fn namespaces(&self) -> BTreeSet<String> {
+        let own = (!self.namespace.is_empty()).then_some(self.namespace.as_str());
+        let all = [own, namespace_of(&self.subject), namespace_of(&self.pod)];
+        all.into_iter().flatten().map(str::to_owned).collect()
     }
 
     /// What is asked of a history.

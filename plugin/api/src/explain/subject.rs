@@ -79,9 +79,19 @@ pub(super) fn find(facts: &Facts, subject: &str) -> Result<Named, Unknown> {
         };
     }
     if found.is_empty() {
-        let ids = holders.keys().map(|key| key.id.as_str()).collect();
-        if let Some(id) = written_name::by_beginning(&ids, subject)? {
-            found = holders.keys().filter(|key| key.id == id).cloned().collect();
+        // As readers of one namespace mean it: an allocation there.
+        let (namespace, written) = match parts.as_slice() {
+            [namespace, written] => (Some(*namespace), *written),
+            _ => (None, subject),
+        };
+        let is_there = |holder: &Option<Holder>| {
+            let of = |namespace| holder.as_ref().is_some_and(|held| held.namespace == namespace);
+            namespace.is_none_or(of)
+        };
+        let there = holders.iter().filter(|(_, holder)| is_there(holder)).map(|(key, _)| key);
+        let ids = there.clone().map(|key| key.id.as_str()).collect();
+        if let Some(id) = written_name::by_beginning(&ids, written)? {
+            found = there.filter(|key| key.id == id).cloned().collect();
         }
     }
     if !found.is_empty() {

@@ -78,13 +78,14 @@ pub(crate) fn add<E>(
 /// What a line has in it that names the subject: its pod, its container, or the beginning of its allocation.
 fn names(subject: &str) -> Vec<String> {
     let parts: Vec<&str> = subject.split('/').collect();
-    let beginning = match subject.len() {
-        ..BEGINNING => quoted(subject),
-        _ => format!("\"{subject}"),
+    let beginning = |written: &str| match written.len() {
+        ..BEGINNING => quoted(written),
+        _ => format!("\"{written}"),
     };
     match parts.as_slice() {
-        [_, pod] | [_, pod, _] => vec![quoted(pod), beginning],
-        _ => vec![beginning],
+        [_, id] if id.bytes().all(|byte| byte.is_ascii_hexdigit()) => vec![beginning(id)],
+        [_, pod] | [_, pod, _] => vec![quoted(pod), beginning(subject)],
+        _ => vec![beginning(subject)],
     }
 }
 

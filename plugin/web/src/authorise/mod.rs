@@ -4,6 +4,9 @@
 //! The API server is asked for as little as kubelet asks it for its own endpoints, and what it answers is kept as
 //! long. Without its answer nobody sees anything. Neither a token nor a part of one is logged or kept: what is kept
 //! is found by its SHA-256.
+//!
+//! Namespaces that a question names are asked about apart from those that have tenants here: whether an answer is at hand
+//! says which the reader has named, and nothing of what is there.
 
 mod cache;
 mod reviews;
@@ -104,11 +107,25 @@ pub struct Authoriser {
     reviews: Box<dyn Reviews>,
     /// By the token's hash; `None` for one that the API server does not know.
     tokens: Cache<Hash, Option<Arc<Known>>>,
+    token_reviews: Turns<TOKEN_REVIEWS>,
+    /// Of what questions name: namespaces, and all of them.
+    named: Access,
+    /// Of namespaces that have tenants here.
+    found: Access,
+    times: Times,
+}
+
+/// Answers to questions about access, and turns to ask them.
+struct Access {
     /// By the user's hash and the namespace; empty for all.
     answers: Cache<(Hash, String), bool>,
-    token_reviews: Turns<TOKEN_REVIEWS>,
-    access_reviews: Turns<ACCESS_REVIEWS>,
-    times: Times,
+    reviews: Turns<ACCESS_REVIEWS>,
+}
+
+impl Default for Access {
+    fn default() -> Self {
+        Access { answers: Cache::new(ANSWERS), reviews: Turns::default() }
+    }
 }
 
 /// Turns to ask: so many at a time, and one for each question.
@@ -156,9 +173,9 @@ impl Authoriser {
         Authoriser {
             reviews,
             tokens: Cache::new(TOKENS),
-            answers: Cache::new(ANSWERS),
             token_reviews: Turns::default(),
-            access_reviews: Turns::default(),
+            named: Access::default(),
+            found: Access::default(),
             times,
         }
     }
@@ -187,26 +204,46 @@ impl Authoriser {
         known(user)
     }
 
-    /// What a user may see of these namespaces, and of a service account's own.
+    /// What a user may see of the namespaces that a question names.
     ///
     /// # Errors
-    /// The API server does not answer. Rights on none of them are no error: see [`nothing`].
-    pub(crate) async fn rights(
+    /// The API server does not answer. Rights on none of them are no error.
+    pub(crate) async fn rights_on_named(
         &self,
         known: &Known,
         namespaces: &BTreeSet<String>,
     ) -> Result<Rights, Refusal> {
+        self.rights(known, &self.named, namespaces).await
+    }
+
+    /// What a user may see of the namespaces that have tenants here, and of a service account's own.
+    ///
+    /// # Errors
+    /// As [`Authoriser::rights_on_named`].
+    pub(crate) async fn rights_on_found(
+        &self,
+        known: &Known,
+        mut namespaces: BTreeSet<String>,
+    ) -> Result<Rights, Refusal> {
+        namespaces.extend(known.namespace().map(str::to_owned));
+        self.rights(known, &self.found, &namespaces).await
+    }
+
+    async fn rights(
+        &self,
+        known: &Known,
+        access: &Access,
+        namespaces: &BTreeSet<String>,
+    ) -> Result<Rights, Refusal> {
         self.timed(async {
-            if self.may(known, "").await? {
+            if self.may(known, &self.named, "").await? {
                 return Ok(Rights::All);
             }
-            let own = known.namespace().map(str::to_owned);
-            let asked: BTreeSet<&String> =
-                namespaces.iter().chain(&own).filter(|name| is_name(name)).collect();
             let mut allowed = BTreeSet::new();
-            let asked: Vec<&String> = asked.into_iter().take(NAMESPACES).collect();
+            let asked: Vec<&String> =
+                namespaces.iter().filter(|name| is_name(name)).take(NAMESPACES).collect();
             for some in asked.chunks(ACCESS_REVIEWS) {
-                let answers = some.iter().map(|name| self.may(known, name));
+                let answers = some.iter().map(|name| self.may(known, access, name));
                 for (name, answer) in some.iter().zip(join_all(answers).await) {
                     if answer? {
                         allowed.insert((*name).clone());
@@ -219,19 +256,19 @@ impl Authoriser {
     }
 
     /// Whether a user may get the pods of a namespace; of all where it is empty.
-    async fn may(&self, known: &Known, namespace: &str) -> Result<bool, Refusal> {
+    async fn may(&self, known: &Known, access: &Access, namespace: &str) -> Result<bool, Refusal> {
         let key = (known.hash, namespace.to_owned());
-        if let Some(kept) = self.answers.get(&key, Instant::now()) {
+        if let Some(kept) = access.answers.get(&key, Instant::now()) {
             return Ok(kept);
         }
-        let _turn = self.access_reviews.take(&key).await;
-        if let Some(kept) = self.answers.get(&key, Instant::now()) {
+        let _turn = access.reviews.take(&key).await;
+        if let Some(kept) = access.answers.get(&key, Instant::now()) {
             return Ok(kept);
         }
         let may = self.reviews.may_get_pods(&known.user, namespace).await;
         let may = may.map_err(|error| away(&error))?;
         let time = if may { self.times.allowed } else { self.times.denied };
-        self.answers.put(key, may, Instant::now(), time);
+        access.answers.put(key, may, Instant::now(), time);
         Ok(may)
     }
 
@@ -243,7 +280,7 @@ impl Authoriser {
 
 /// A namespace's name, as the API server would accept it (RFC 1123 label): what a client asks for goes into a
 /// question to the API server and into a cache.
-fn is_name(name: &str) -> bool {
+pub(crate) fn is_name(name: &str) -> bool {
     let letter = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
     (1..=63).contains(&name.len())
         && name.bytes().all(letter)
@@ -279,9 +316,9 @@ fn away(error: &ReviewError) -> Refusal {
     Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text)
 }
 
-/// A user without rights on any namespace that is there or was asked for.
-pub(crate) fn nothing(known: &Known, asked: &str) -> Refusal {
-    let user = tessera_model::printable::line(&known.user.name);
+/// A user without rights on any namespace that is there, or on the one that was asked for.
+pub(crate) fn nothing(user: &str, asked: &str) -> Refusal {
+    let user = tessera_model::printable::line(user);
     let text = match asked {
         "" => format!(
             "{user} may not get pods in any namespace with tenants here; name your own with ?namespace=NAME, or see \

@@ -6,6 +6,7 @@ mod counted;
 mod explained;
 mod hostile;
 mod plain;
+mod reviews;
 mod rights;
 mod schema;
 mod world;

@@ -230,7 +230,9 @@ async fn no_route_names_to_a_reader_what_belongs_to_others() {
             for path in stage.questions(route) {
                 for accept in ["application/json", "text/plain"] {
                     let (status, text) = stage.ask(token, &path, accept).await;
-                    assert!(token != "none" || status == 403, "{path}: {status}");
+                    // A subject that names a namespace is looked for there alone.
+                    let refused = if path.contains("%2F") { 404 } else { 403 };
+                    assert!(token != "none" || status == refused, "{path}: {status}");
                     // What was asked for may be repeated to the asker.
                     let found = hidden.iter().filter(|mark| status < 400 || !path.contains(**mark));
                     said.extend(found.filter_map(|mark| {
