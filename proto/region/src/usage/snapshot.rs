@@ -248,21 +248,21 @@ pub(super) fn parse_slot(index: usize, words: Words<'_>) -> Result<SlotView, Tam
         granted: words.u64s(offset_of!(Slot, granted)),
         peak: words.u64s(offset_of!(Slot, peak)),
         kinds: words.u64s(offset_of!(Slot, kinds)),
-        refusals: words.u64(offset_of!(Slot, refusals)),
-        allocations: words.u64(offset_of!(Slot, allocations)),
-        frees: words.u64(offset_of!(Slot, frees)),
-        driver_refusals: words.u64(offset_of!(Slot, driver_refusals)),
+        refusals: words.count(offset_of!(Slot, refusals)),
+        allocations: words.count(offset_of!(Slot, allocations)),
+        frees: words.count(offset_of!(Slot, frees)),
+        driver_refusals: words.count(offset_of!(Slot, driver_refusals)),
         launches: words
             .u64s::<LAUNCH_SHARDS>(offset_of!(Slot, launches))
             .iter()
-            .fold(0, |sum, shard| sum.saturating_add(*shard)),
-        gate_wait_ns: words.u64(offset_of!(Slot, gate_wait_ns)),
-        gate_waits: words.u64(offset_of!(Slot, gate_waits)),
-        gate_timeouts: words.u64(offset_of!(Slot, gate_timeouts)),
-        window_waits: words.u64(offset_of!(Slot, window_waits)),
-        gpu_time_ns: words.u64(offset_of!(Slot, gpu_time_ns)),
+            .fold(0, |sum, shard| sum + up_to(MAX_COUNT, *shard)),
+        gate_wait_ns: words.nanoseconds(offset_of!(Slot, gate_wait_ns)),
+        gate_waits: words.count(offset_of!(Slot, gate_waits)),
+        gate_timeouts: words.count(offset_of!(Slot, gate_timeouts)),
+        window_waits: words.count(offset_of!(Slot, window_waits)),
+        gpu_time_ns: words.nanoseconds(offset_of!(Slot, gpu_time_ns)),
         last_refused_bytes: words.u64(offset_of!(Slot, last_refused_bytes)),
-        last_refused_ns: words.u64(offset_of!(Slot, last_refused_ns)),
+        last_refused_ns: words.nanoseconds(offset_of!(Slot, last_refused_ns)),
         claimed_ns: words.u64(offset_of!(Slot, claimed_ns)),
         departing_ns: 0,
     };
@@ -304,6 +304,16 @@ pub(super) fn parse_slot(index: usize, words: Words<'_>) -> Result<SlotView, Tam
     Ok(view)
 }
 
+/// No process does anything as often: at a million times a second that takes nine years.
+const MAX_COUNT: u64 = 1 << 48;
+/// No page is that old, all threads of its processes together.
+const MAX_NS: u64 = 1 << 63;
+
+/// What cannot have happened is read as nothing: nobody lives by these words, and who reads them is told no nonsense.
+fn up_to(most: u64, found: u64) -> u64 {
+    if found <= most { found } else { 0 }
+}
+
 fn index(value: u32) -> usize {
     usize::try_from(value).unwrap_or(usize::MAX)
 }
@@ -325,6 +335,16 @@ impl Words<'_> {
 
     pub(super) fn u64(self, at: usize) -> u64 {
         u64::from_le_bytes(self.bytes(at))
+    }
+
+    /// How often something was done.
+    pub(super) fn count(self, at: usize) -> u64 {
+        up_to(MAX_COUNT, self.u64(at))
+    }
+
+    /// How long something took, or when it was.
+    pub(super) fn nanoseconds(self, at: usize) -> u64 {
+        up_to(MAX_NS, self.u64(at))
     }
 
     pub(super) fn u64s<const N: usize>(self, at: usize) -> [u64; N] {

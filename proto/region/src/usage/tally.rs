@@ -67,14 +67,14 @@ impl Tally {
     pub(super) fn of_past(words: Words<'_>) -> Self {
         let peak = words.u64s::<MAX_GPUS>(offset_of!(Past, peak));
         Tally {
-            refusals: words.u64(offset_of!(Past, refusals)),
-            driver_refusals: words.u64(offset_of!(Past, driver_refusals)),
-            launches: words.u64(offset_of!(Past, launches)),
-            gpu_time_ns: words.u64(offset_of!(Past, gpu_time_ns)),
-            gate_wait_ns: words.u64(offset_of!(Past, gate_wait_ns)),
-            gate_waits: words.u64(offset_of!(Past, gate_waits)),
-            gate_timeouts: words.u64(offset_of!(Past, gate_timeouts)),
-            window_waits: words.u64(offset_of!(Past, window_waits)),
+            refusals: words.count(offset_of!(Past, refusals)),
+            driver_refusals: words.count(offset_of!(Past, driver_refusals)),
+            launches: words.count(offset_of!(Past, launches)),
+            gpu_time_ns: words.nanoseconds(offset_of!(Past, gpu_time_ns)),
+            gate_wait_ns: words.nanoseconds(offset_of!(Past, gate_wait_ns)),
+            gate_waits: words.count(offset_of!(Past, gate_waits)),
+            gate_timeouts: words.count(offset_of!(Past, gate_timeouts)),
+            window_waits: words.count(offset_of!(Past, window_waits)),
             peak: peak.map(|bytes| bytes.min(MAX_BYTES)),
         }
     }

@@ -1,4 +1,5 @@
 use std::fs::{self, OpenOptions};
+use std::mem::offset_of;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::time::Duration;
@@ -8,7 +9,10 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::account::{self, Account};
-use crate::layout::{Kind, MAX_GPUS, SLOTS, USAGE_BYTES, USAGE_FILE, slot_lock_offset};
+use crate::layout::{
+    Kind, LAUNCH_SHARDS, MAX_BYTES, MAX_GPUS, Past, SLOTS, Slot, USAGE_BYTES, USAGE_FILE,
+    UsageHeader, slot_lock_offset,
+};
 use crate::quota::{GpuQuota, Policy, QuotaReader, QuotaSpec};
 use crate::{AttachFault, ClaimError, PageFault};
 
@@ -434,6 +438,13 @@ fn sound_page() -> Vec<u8> {
     fs::read(dir.path().join(USAGE_FILE)).unwrap()
 }
 
+/// One of the page's words: of what has ended, of the first slot's counters, or any.
+fn word() -> impl Strategy<Value = usize> {
+    let (past, slot) = (offset_of!(UsageHeader, past), size_of::<UsageHeader>());
+    let counters = slot + offset_of!(Slot, refusals)..slot + offset_of!(Slot, claimed_ns);
+    prop_oneof![past..past + size_of::<Past>(), counters, 0..USAGE_BYTES].prop_map(|at| at / 8)
+}
+
 proptest! {
     #[test]
     fn any_scribbling_is_parsed_without_harm(
@@ -464,6 +475,33 @@ proptest! {
             page[at..at + 8].copy_from_slice(&word.to_le_bytes());
         }
         prop_assert!(parse(&page).is_err());
+    }
+
+    #[test]
+    fn no_figure_exceeds_what_can_happen(
+        marks in prop::collection::vec((word(), prop_oneof![Just(u64::MAX), any::<u64>(), 0..9u64]), 1..9),
+    ) {
+        let mut page = sound_page();
+        for (word, value) in marks {
+            page[word * 8..][..8].copy_from_slice(&value.to_le_bytes());
+        }
+        let Ok(snapshot) = parse(&page) else { return Ok(()) };
+        let of = |slot: &SlotView| {
+            let mut tally = Tally::default();
+            tally.add(slot);
+            tally
+        };
+        for tally in snapshot.slots.iter().map(of).chain([snapshot.past.clone()]) {
+            let Tally { refusals, driver_refusals, launches, gate_waits, gate_timeouts, .. } = tally;
+            let counts = [refusals, driver_refusals, gate_waits, gate_timeouts, tally.window_waits];
+            prop_assert!(counts.iter().all(|count| *count <= 1 << 48), "{tally:?}");
+            prop_assert!(launches <= LAUNCH_SHARDS as u64 * (1 << 48), "{tally:?}");
+            prop_assert!(tally.gpu_time_ns.max(tally.gate_wait_ns) <= 1 << 63, "{tally:?}");
+            prop_assert!(tally.peak.iter().all(|bytes| *bytes <= MAX_BYTES), "{tally:?}");
+        }
+        for slot in &snapshot.slots {
+            prop_assert!(slot.allocations.max(slot.frees) <= 1 << 48, "{slot:?}");
+        }
     }
 
     #[test]

@@ -1,6 +1,9 @@
 //! The same node in `status`, in the JSON API and in `/metrics`: one figure is one figure, in the unit that its name
 //! says. `suites/page` holds the page against the API, and its words against those of the command line.
 
+use std::fs::File;
+use std::mem::offset_of;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -13,6 +16,7 @@ use tessera_harness::plugin::{
     GIB, SETTINGS, Tenant, TestNode, admin as connect, bounded, id_of, pod, target,
 };
 use tessera_kubelet_api::admin::{CordonRequest, SetQuotaRequest, StatusResponse};
+use tessera_region::layout::{Past, USAGE_BYTES, USAGE_FILE, UsageHeader};
 use tessera_view::gpu::Gpu;
 use tessera_view::node::Node;
 use tessera_view::tenant;
@@ -287,4 +291,46 @@ async fn status_the_api_and_metrics_have_the_same_figures() {
     assert_eq!((idle.gpus[0].memory_limit_bytes, idle.gpus[0].cores_millis), (8 * GIB + 1, 333));
     let held: u32 = api.gpus.iter().flat_map(|gpu| &gpu.replicas).map(|cut| cut.held).sum();
     assert_eq!((held, api.gpus.iter().filter(|gpu| !gpu.cordon.is_empty()).count()), (3, 1));
+}
+
+/// All numbers in it.
+fn numbers(value: &serde_json::Value) -> Vec<f64> {
+    match value {
+        serde_json::Value::Number(number) => number.as_f64().into_iter().collect(),
+        serde_json::Value::Array(all) => all.iter().flat_map(numbers).collect(),
+        serde_json::Value::Object(all) => all.values().flat_map(numbers).collect(),
+        _ => Vec::new(),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_of_all_ones_is_no_figure_anywhere() {
+    let node = TestNode::start_with(&settings(SETTINGS)).await;
+    let ids = bounded(node.kubelet.run(&pod("ones-0", 1))).await.unwrap().remove(0).device_ids;
+    let (pages, id) = (node.pages(&ids), id_of(&ids).to_string());
+    let dir = pages.clone();
+    let hold = move || Tenant::hold(&dir, GIB);
+    let _tenant = tokio::task::spawn_blocking(hold).await.unwrap();
+    let past = offset_of!(UsageHeader, past);
+    for ones in [past..past + size_of::<Past>(), 0..USAGE_BYTES] {
+        let is_whole = ones.len() == USAGE_BYTES;
+        let usage = File::options().write(true).open(pages.join(USAGE_FILE)).unwrap();
+        usage.write_all_at(&vec![0xff; ones.len()], ones.start as u64).unwrap();
+        let is_seen = |status: &StatusResponse| {
+            let one = status.allocations.iter().find(|one| one.id == id)?;
+            (is_whole == (one.tamperings > 0)).then_some(())
+        };
+        node.status_until(is_seen).await;
+        let Moment { status, api, metrics } = settled(&node).await;
+        let cli = admin::json(&status);
+        // Milliseconds since 1970 and bytes of a GPU are less.
+        let most = 1e15;
+        for (view, shown) in [("status", cli), ("JSON", serde_json::to_value(&api).unwrap())] {
+            let found = numbers(&shown).into_iter().find(|found| !(0.0..most).contains(found));
+            assert_eq!(found, None, "{view}: {shown:#}");
+        }
+        for sample in &metrics.samples {
+            assert!((0.0..most).contains(&sample.value), "{sample:?}");
+        }
+    }
 }
