@@ -12,12 +12,12 @@ use redb::{Database, ReadableDatabase, ReadableTable, TableError};
 use super::backend::{Bounded, Extent};
 use super::level::Level;
 use super::names::Named;
-use super::noted::{Lost, Noted};
 use super::room;
 use super::store::{
     META, META_AGED, META_BOUND, META_COMMITS, META_NEXT, META_SCHEMA, META_UNTIL, NAMES, ROWS,
     Reader, SCHEMA, Store, UPGRADED, keys, prepare,
 };
+use tessera_system::noted::{Lost, Noted};
 use tessera_system::{files, panics};
 
 /// redb's default would be a gigabyte.

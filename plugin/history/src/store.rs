@@ -15,10 +15,10 @@ use super::cell::Cell;
 use super::chunk::{self, Chunk};
 use super::level::Level;
 use super::names::Named;
-use super::noted::Noted;
 use super::room;
 use super::series::{Key, Series};
 use tessera_system::files::Identity;
+use tessera_system::noted::Noted;
 
 /// Version of what the tables hold. Version 1 had no highest shares.
 pub(crate) const SCHEMA: u64 = 2;

@@ -20,6 +20,7 @@ pub use history::{Lines, Trail};
 pub use measured::MeasuredContext;
 pub use schema::{HISTORY_KEPT, INCIDENTS_KEPT, INCIDENTS_KEPT_EACH};
 pub use store::{CommitError, Commits, Ledger, Listener, OpenError, Opened};
+pub use tessera_system::noted::Lost;
 
 use tessera_model::allocation_id::AllocationId;
 

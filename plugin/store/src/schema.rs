@@ -13,6 +13,9 @@ pub(super) const META_SCHEMA: &str = "schema";
 pub(super) const META_GENERATION: &str = "generation";
 /// In [`META`]: the number of the next line of the history or the incidents.
 pub(super) const META_SEQUENCE: &str = "sequence";
+/// In [`META`]: how often something was committed, and when last, Unix seconds. Versions before do not write it.
+pub(super) const META_COMMITS: &str = "commits";
+pub(super) const META_UNTIL: &str = "until";
 // In META also, as `context/DRIVER/PRODUCT`: bytes of a bare context, see [`super::MeasuredContext`].
 
 /// [`tessera_model::record::Record`] by allocation id. Written by Allocate before kubelet is answered, by

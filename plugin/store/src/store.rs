@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,23 +15,26 @@ use redb::{
 };
 
 use super::schema::{
-    ALLOCATIONS, CORDONS, HEALTH, HISTORY, INCIDENTS, META, META_GENERATION, META_SCHEMA, SCHEMA,
+    ALLOCATIONS, CORDONS, HEALTH, HISTORY, INCIDENTS, META, META_COMMITS, META_GENERATION,
+    META_SCHEMA, META_UNTIL, SCHEMA,
 };
 use super::unsynced::Unsynced;
 use super::{Change, Filter, Lines, MeasuredContext, Trail, history};
+use redb::backends::FileBackend;
 use tessera_config::file::last_good_path;
 use tessera_model::audit::Event;
 use tessera_model::health::Remembered;
 use tessera_model::record::Record;
 use tessera_model::steered::Cordon;
 use tessera_system::files;
+use tessera_system::noted::{Lost, Noted};
 use tessera_system::panics;
 
 /// The ledger is a few hundred KiB at most; redb's default cache would be a gigabyte.
 const CACHE_BYTES: usize = 256 << 10;
 
-/// Makes a database: the file, or a test's storage.
-type Opener = Box<dyn FnMut() -> Result<Database, DatabaseError> + Send>;
+/// Makes a database: of a file, which is told as well, or of a test's storage.
+type Opener = Box<dyn FnMut() -> Result<(Database, Option<File>), DatabaseError> + Send>;
 
 /// The open ledger. Blocking: call it where that is allowed.
 pub struct Ledger {
@@ -38,6 +42,8 @@ pub struct Ledger {
     open: Opener,
     /// `None` after a failed commit, until the next one opens it again.
     db: Option<Database>,
+    /// What was committed last, and the file that it is noted in.
+    noted: (Noted, Option<File>),
     /// Hears of every line of the audit trail that was written.
     listener: Option<Listener>,
     commits: Arc<Commits>,
@@ -81,6 +87,8 @@ pub type Listener = Box<dyn Fn(&Event) + Send + Sync>;
 pub enum Opened {
     /// As it was left.
     Existing,
+    /// It was damaged, and is as it was some time before.
+    Older(Lost),
     /// There was none, and nothing says that there ever was.
     Created,
     /// What was in it is lost: it is gone, or has nothing in it. A new one was made.
@@ -151,20 +159,26 @@ impl Ledger {
         let lost = lost(path);
         let file = path.to_owned();
         let open: Opener = Box::new(move || {
-            if fsync {
-                builder().create_file(files::open_private(&file)?)
+            let file = files::open_private(&file)?;
+            let backend = FileBackend::new(file.try_clone()?)?;
+            let db = if fsync {
+                builder().create_with_backend(backend)
             } else {
-                builder().create_with_backend(Unsynced::open(&file)?)
-            }
+                builder().create_with_backend(Unsynced(backend))
+            };
+            Ok((db?, Some(file)))
         });
         let commits = Arc::default();
-        let mut ledger = Ledger { path: path.to_owned(), open, db: None, listener: None, commits };
+        let noted = Default::default();
+        let mut ledger =
+            Ledger { path: path.to_owned(), open, db: None, noted, listener: None, commits };
         let unreadable = match ledger.try_read() {
-            Ok(()) if lost.is_some() => {
+            Ok(Some(older)) => return Ok((ledger, Opened::Older(older))),
+            Ok(None) if lost.is_some() => {
                 return Ok((ledger, Opened::Lost { found: lost.unwrap_or_default() }));
             }
-            Ok(()) if existed => return Ok((ledger, Opened::Existing)),
-            Ok(()) => return Ok((ledger, Opened::Created)),
+            Ok(None) if existed => return Ok((ledger, Opened::Existing)),
+            Ok(None) => return Ok((ledger, Opened::Created)),
             Err(Unopened::InUse) => return Err(OpenError::InUse(path.to_owned())),
             Err(Unopened::Disk(error)) => return Err(io_error(error)),
             Err(Unopened::Unreadable(reason)) => reason,
@@ -182,13 +196,14 @@ impl Ledger {
     /// What `open` says.
     #[cfg(test)]
     fn with_opener(
-        open: impl FnMut() -> Result<Database, DatabaseError> + Send + 'static,
+        mut open: impl FnMut() -> Result<Database, DatabaseError> + Send + 'static,
     ) -> Result<Self, OpenError> {
         let path = PathBuf::from("(test storage)");
         let mut ledger = Ledger {
             path: path.clone(),
-            open: Box::new(open),
+            open: Box::new(move || Ok((open()?, None))),
             db: None,
+            noted: Default::default(),
             listener: None,
             commits: Arc::default(),
         };
@@ -283,7 +298,7 @@ impl Ledger {
 
     /// Lets go of the file, for the next plugin. Nothing can be read or written any more.
     pub fn close(&mut self) {
-        self.db = None;
+        (self.db, self.noted.1) = (None, None);
         self.open = Box::new(|| Err(DatabaseError::DatabaseAlreadyOpen));
     }
 
@@ -295,8 +310,14 @@ impl Ledger {
     }
 
     fn db(&mut self) -> Result<&Database, Unopened> {
-        if self.db.is_none() {
-            self.try_open()?;
+        if self.db.is_none()
+            && let Some(lost) = self.try_open()?
+        {
+            // What the plugin knows is not in it any more; the next start says so, and goes on with what is there.
+            self.db = None;
+            return Err(Unopened::Unreadable(format!(
+                "it was damaged: {lost}; restart the plugin"
+            )));
         }
         self.db.as_ref().ok_or(Unopened::InUse)
     }
@@ -304,12 +325,14 @@ impl Ledger {
     /// Opens it and reads all of it. redb is meant to report damage, and sometimes panics instead (found
     /// by fuzzing). If it does so later, when the file is damaged under a running plugin, that ends the
     /// process, and the next start finds the damage here.
-    fn try_read(&mut self) -> Result<(), Unopened> {
+    fn try_read(&mut self) -> Result<Option<Lost>, Unopened> {
         let read = panics::caught(|| {
-            self.try_open()?;
+            let lost = self.try_open()?;
             self.read().map_err(|error| Unopened::of(&error))?;
             let trail = self.begin_trail().map_err(|error| Unopened::of(&error))?;
-            trail.touch().map_err(|error| Unopened::of(&error))
+            trail.touch().map_err(|error| Unopened::of(&error))?;
+            self.note();
+            Ok(lost)
         });
         let result = read.unwrap_or_else(|message| Err(Unopened::panicked(&message)));
         if result.is_err() {
@@ -320,13 +343,25 @@ impl Ledger {
         result
     }
 
-    fn try_open(&mut self) -> Result<(), Unopened> {
-        let mut db = (self.open)()?;
-        // Checks every page against its checksum now: a damaged one would end the process later.
-        db.check_integrity()?;
+    /// Says what is lost of what was committed.
+    fn try_open(&mut self) -> Result<Option<Lost>, Unopened> {
+        let (mut db, file) = (self.open)()?;
+        // Checks every page against its checksum now: a damaged one would end the process later. Its answer says
+        // nothing of what redb has gone back by when it was opened; the note does.
+        let _is_unharmed: bool = db.check_integrity()?;
         prepare(&db).map_err(|error| Unopened::of(&error))??;
+        let found = committed(&db).map_err(|error| Unopened::of(&error))?;
+        let lost = file.as_ref().and_then(|file| found.lost(Noted::read(file)));
         self.db = Some(db);
-        Ok(())
+        self.noted = (found, file);
+        Ok(lost)
+    }
+
+    /// Without it, a repair would not be noticed; what is committed is committed.
+    fn note(&self) {
+        if let (noted, Some(file)) = &self.noted {
+            let _ = noted.write(file);
+        }
     }
 
     fn read(&mut self) -> Result<(Vec<Record>, u64, Vec<String>), redb::Error> {
@@ -394,8 +429,10 @@ impl Ledger {
     }
 
     fn write(&mut self, change: &Change) -> Result<(), redb::Error> {
-        let db = self.db().map_err(Unopened::into_redb)?;
-        let write = db.begin_write()?;
+        let write = self.db().map_err(Unopened::into_redb)?.begin_write()?;
+        let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+        let until = u32::try_from(seconds).unwrap_or(u32::MAX);
+        let noted = Noted { commits: self.noted.0.commits + 1, until };
         {
             let mut allocations = write.open_table(ALLOCATIONS)?;
             let mut meta = write.open_table(META)?;
@@ -408,6 +445,8 @@ impl Ledger {
                 generation = generation.max(record.generation);
             }
             meta.insert(META_GENERATION, generation)?;
+            meta.insert(META_COMMITS, noted.commits)?;
+            meta.insert(META_UNTIL, u64::from(noted.until))?;
             for measured in &change.contexts {
                 meta.insert(measured.key().as_str(), measured.bytes)?;
             }
@@ -416,6 +455,8 @@ impl Ledger {
         write_by_uuid(&write, HEALTH, &change.health)?;
         history::append(&write, &change.events)?;
         write.commit()?;
+        self.noted.0 = noted;
+        self.note();
         Ok(())
     }
 }
@@ -451,6 +492,14 @@ pub(super) fn encode(value: &impl serde::Serialize) -> Result<Vec<u8>, redb::Err
 
 fn io_error(message: String) -> redb::Error {
     redb::Error::Io(io::Error::other(message))
+}
+
+/// What was committed last; nothing by an earlier version.
+fn committed(db: &Database) -> Result<Noted, redb::Error> {
+    let meta = db.begin_read()?.open_table(META)?;
+    let commits = meta.get(META_COMMITS)?.map_or(0, |commits| commits.value());
+    let until = meta.get(META_UNTIL)?.map_or(0, |until| until.value());
+    Ok(Noted { commits, until: u32::try_from(until).unwrap_or(u32::MAX) })
 }
 
 /// Makes the tables of a new file, or checks an old one's schema.

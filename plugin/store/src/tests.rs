@@ -133,6 +133,38 @@ fn a_ledger_damaged_anywhere_opens_or_is_kept_aside() {
 }
 
 #[test]
+fn what_a_damaged_commit_takes_is_said_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("ledger.redb");
+    let left = dir.path().join("left.redb");
+    let (mut ledger, _) = Ledger::open(&left, false).unwrap();
+    (0..5).for_each(|n| ledger.commit(&put(&format!("replica-{n}"), n)).unwrap());
+    // As a kill leaves it.
+    let whole = std::fs::read(&left).unwrap();
+    let mut older = 0;
+    // redb's two commits, one of which is the newest.
+    for slot in [64, 192] {
+        let mut damaged = whole.clone();
+        damaged[slot + 8] ^= 1;
+        std::fs::write(&path, &damaged).unwrap();
+        let (mut ledger, opened) = Ledger::open(&path, false).unwrap();
+        let is_all = ledger.load().unwrap().0.len() == 5;
+        match opened {
+            Opened::Older(lost) => {
+                older += 1;
+                assert!(!is_all && lost.stored_until.is_some_and(|until| until >= lost.left_until));
+            }
+            opened => assert!(is_all && opened == Opened::Existing, "{opened:?}"),
+        }
+        drop(ledger);
+        assert_eq!(Ledger::open(&path, false).unwrap().1, Opened::Existing);
+    }
+    assert_eq!(older, 1);
+    std::fs::write(&path, &whole).unwrap();
+    assert_eq!(Ledger::open(&path, false).unwrap().1, Opened::Existing, "a kill loses nothing");
+}
+
+#[test]
 fn a_newer_schema_is_kept_aside() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ledger.redb");

@@ -6,22 +6,13 @@
 
 use std::io;
 use std::ops::Bound;
-use std::path::Path;
 
 use redb::backends::FileBackend;
-use redb::{BackendError, DatabaseError, StorageBackend};
-use tessera_system::files;
+use redb::{BackendError, StorageBackend};
 
 /// A file that is never synced.
 #[derive(Debug)]
-pub(super) struct Unsynced(FileBackend);
-
-impl Unsynced {
-    /// Opens `path`, or makes it.
-    pub(super) fn open(path: &Path) -> Result<Self, DatabaseError> {
-        FileBackend::new(files::open_private(path)?).map(Unsynced)
-    }
-}
+pub(super) struct Unsynced(pub(super) FileBackend);
 
 impl StorageBackend for Unsynced {
     fn sync_data(&self) -> io::Result<()> {

@@ -3,14 +3,16 @@
 //!
 //! **For**: every contact with the file system or a listener that a container could make slow or hostile. One
 //! module for files ([`files`]), one rule for descriptors ([`descriptors`]), one for connections that ask
-//! nothing ([`eviction_queue`]). [`panics`] says what a panic does.
+//! nothing ([`eviction_queue`]). [`panics`] says what a panic does,
+//! [`noted`] what a repaired database lost.
 //!
-//! **May use**: the system's libraries. **Must not**: know anything of GPUs, allocations or Kubernetes.
+//! **May use**: the system's libraries, and `model` for how a time is printed. **Must not**: know anything of GPUs, allocations or Kubernetes.
 #![forbid(unsafe_code)]
 
 pub mod descriptors;
 pub mod eviction_queue;
 pub mod files;
 pub mod locks;
+pub mod noted;
 pub mod panics;
 pub mod terminal;

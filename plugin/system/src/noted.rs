@@ -15,10 +15,10 @@ const LEN: usize = 32;
 
 /// How much was stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Noted {
+pub struct Noted {
     /// How often something was.
     pub commits: u64,
-    /// Where the newest bucket of that ended, Unix seconds.
+    /// Up to when, Unix seconds.
     pub until: u32,
 }
 
@@ -63,8 +63,9 @@ impl Noted {
         is_whole.then_some(Noted { commits: word(1), until })
     }
 
-    /// The note of a file; `None` where it has none that is whole.
-    pub(crate) fn read(file: &File) -> Option<Self> {
+    /// The note of a file of redb's; `None` where it has none that is whole.
+    #[must_use]
+    pub fn read(file: &File) -> Option<Self> {
         let mut bytes = [0; LEN];
         file.read_exact_at(&mut bytes, AT).ok()?;
         Self::decode(&bytes)
@@ -74,12 +75,13 @@ impl Noted {
     ///
     /// # Errors
     /// The system's.
-    pub(crate) fn write(self, file: &File) -> io::Result<()> {
+    pub fn write(self, file: &File) -> io::Result<()> {
         file.write_all_at(&self.encode(), AT)
     }
 
     /// What a database that holds so much has lost, where its file noted `noted`.
-    pub(crate) fn lost(self, noted: Option<Self>) -> Option<Lost> {
+    #[must_use]
+    pub fn lost(self, noted: Option<Self>) -> Option<Lost> {
         match noted {
             // A kill comes between a commit and its note.
             Some(noted) if noted.commits <= self.commits => None,
