@@ -204,8 +204,9 @@ async fn a_reboot_lifts_what_a_reset_lifts() {
     node.ends("terminated").await;
     let (mut ledger, _) = Ledger::open(&node.0.dir.path().join("ledger.redb"), false).unwrap();
     let known = ledger.health(Default::default).unwrap();
+    let locked: Vec<_> = known.values().filter_map(|known| known.locked.as_deref()).collect();
+    assert_eq!(locked, ["XID 74"]);
     let rebooted = known.into_iter().map(|(uuid, mut known)| {
-        assert_eq!(known.locked.as_deref(), Some("XID 74"));
         known.at.boot = "another".to_owned();
         (uuid, Some(known))
     });
