@@ -144,7 +144,7 @@ impl StatusBoard {
         all.push(Refused { since_unix_ms, last_unix_ms: now, times: times + 1, ..refused });
     }
 
-    /// A subject was granted, or is no more.
+    /// Forgets the refusal of a subject, which was granted or has ended.
     pub fn grant(&self, subject: &str) {
         lock(&self.refused).retain(|one| one.subject != subject);
     }

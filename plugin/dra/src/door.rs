@@ -32,7 +32,7 @@ pub trait Core: FrontDoor + 'static {
         true
     }
 
-    /// Pods of a claim were refused, or with a reason of `None` are no longer.
+    /// Notes that the pods of a claim were refused, or with a reason of `None` that the refusal is over.
     fn refused(&self, _claim: &ClaimRef, _pods: &[String], _reason: Option<&str>) {}
 
     /// Kubelet has been answered: it starts the containers, and can name them.

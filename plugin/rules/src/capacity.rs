@@ -37,9 +37,9 @@ pub struct ReplicaLimit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {
     /// Bytes on the device.
-    pub memory_bytes: u64,
+    pub(crate) memory_bytes: u64,
     /// Bytes never sold.
-    pub reserve_bytes: u64,
+    pub(crate) reserve_bytes: u64,
 }
 
 /// A live allocation's part of one GPU.
@@ -64,10 +64,13 @@ impl Capacity {
     /// Of a GPU under a configuration.
     #[must_use]
     pub fn of(gpu: &Gpu, config: &Config) -> Self {
-        Capacity {
-            memory_bytes: gpu.memory_bytes,
-            reserve_bytes: gpu.reserve(config.gpus.reserve_bytes),
-        }
+        Capacity::within(gpu, config.gpus.reserve_bytes)
+    }
+
+    /// Of a GPU where `gpus.reserve` is `setting`, bytes.
+    #[must_use]
+    pub fn within(gpu: &Gpu, setting: u64) -> Self {
+        Capacity { memory_bytes: gpu.memory_bytes, reserve_bytes: gpu.reserve(setting) }
     }
 
     /// Bytes that limits may add up to.

@@ -184,11 +184,7 @@ fn offer(
         let count = holders.iter().filter(|holder| holder.is_none()).count();
         free.extend(std::iter::repeat_n(share.limit.memory_bytes, count));
     }
-    let sellable = sold.map_or(0, |sold| {
-        let (memory_bytes, reserve_bytes) =
-            (sold.gpu.memory_bytes, sold.gpu.reserve(reserve_bytes));
-        Capacity { memory_bytes, reserve_bytes }.sellable()
-    });
+    let sellable = sold.map_or(0, |sold| Capacity::within(&sold.gpu, reserve_bytes).sellable());
     let verdict = judge(sellable, &held, &free);
     let mut free = verdict.free.into_iter();
     // A GPU is sold by one front end at a time.

@@ -247,7 +247,7 @@ mod tests {
     fn a_gpu_on_which_nothing_moves_is_asked_for_its_processes_every_ten_seconds() {
         let hour = lists(|_| 1 << 30, false, Duration::from_secs(3600)).len();
         assert!((340..=361).contains(&hour), "{hour}");
-        // What moves less than is published in steps is no reason.
+        // Less than a published step is not worth the lists.
         let minute = lists(|ms| i128::from(ms % 1000), false, Duration::from_secs(60)).len();
         assert!(minute <= 7, "{minute}");
     }

@@ -376,8 +376,7 @@ impl StatusView {
                     standing(&sold.gpu.uuid);
                 let uses = || live().flat_map(|a| &a.gpus).filter(|u| u.gpu_uuid == sold.gpu.uuid);
                 let claimed = (sold.seller == FrontEnd::Dra).then(|| {
-                    let reserve_bytes = catalogue.reserve_bytes;
-                    let capacity = Capacity { memory_bytes: sold.gpu.memory_bytes, reserve_bytes };
+                    let capacity = Capacity::within(&sold.gpu, catalogue.reserve_bytes);
                     Left::beside(capacity, &sold.gpu.uuid, live_records())
                 });
                 let lack = claimed.and_then(|left| left.lack_of_any(sold.context_overhead_bytes));
