@@ -108,7 +108,6 @@ def _parts(values, namespace, release, path):
 
     try:
         with Chart.load(path) as chart:
-            chart.validate_schema(chart.merge_values(values or {}))
             return chart.render(values=values or {}, name=release, namespace=namespace)
     except helm_python.HelmError as error:
         raise ChartError(str(error)) from error

@@ -3,10 +3,11 @@
 
 use std::path::Path;
 
+use nvml_wrapper::enum_wrappers::device::GpuVirtualizationMode;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
 
-use super::silent::{Asked, SilentGpu, Unanswered};
+use super::silent::{Asked, MEMORY, SilentGpu, Unanswered};
 use super::{absent, context, mig, pci, selected};
 use tessera_config as config;
 use tessera_model::gpu::Gpu;
@@ -81,6 +82,17 @@ impl Found {
             Some(why) if !is_excluded => return self.leave_out(&whole, &why),
             None if !is_excluded => {}
             _ => return self.all.push(whole),
+        }
+        let is_virtual = matches!(device.virtualization_mode(), Ok(GpuVirtualizationMode::Vgpu));
+        let names = |entry: &&String| whole.is_named(entry);
+        if is_virtual && wanted.include.iter().filter(names).all(|entry| entry == "*") {
+            let is_wanted = selected(&whole, &wanted.include, &wanted.exclude);
+            self.unsold.extend(is_wanted.then(|| format!(
+                "{whole} is a hypervisor's virtual GPU (vGPU), which divides the GPU's time in a way that nobody in \
+                 the guest sees: it is not sold. Memory quotas hold on it, shares of GPU time do not; to sell it \
+                 all the same name it in gpus.include"
+            )));
+            return self.all.push(whole);
         }
         // An instance does not tell its GPU's capability.
         let capability = device.cuda_compute_capability().ok().map(|of| (of.major, of.minor));
@@ -205,7 +217,7 @@ fn describe(device: &Device<'_>, gpu: Gpu, parent: Option<&Gpu>) -> Result<Gpu, 
         (Err(NvmlError::NotSupported | NvmlError::FailedToLoadSymbol(_)), None) => gpu.index,
         (Err(error), None) => return Err(Unanswered { asked: "minor number", error }),
     };
-    let memory = device.memory_info().asked("memory")?;
+    let memory = device.memory_info().asked(MEMORY)?;
     let (memory_bytes, driver_bytes) = (memory.total, memory.reserved);
     Ok(Gpu { minor, numa_node, memory_bytes, driver_bytes, ..gpu })
 }

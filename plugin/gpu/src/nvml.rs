@@ -60,6 +60,14 @@ impl NvmlDiscovery {
                 NvmlError::LibloadingError(error) => DiscoveryError::Library(error.to_string()),
                 other => DiscoveryError::Nvml(other.to_string()),
             })?;
+        if let Ok(driver) = nvml.sys_driver_version()
+            && writes_longer_lists(&driver)
+        {
+            return Err(DiscoveryError::Nvml(format!(
+                "driver {driver} writes lists of processes in another layout than its headers before and after: \
+                 pids and memory would be garbage. Install 535.104.05 or newer"
+            )));
+        }
         let nvml = Arc::new(nvml);
         *loaded = Some(Arc::clone(&nvml));
         Ok(nvml)
@@ -156,6 +164,13 @@ impl Discovery for NvmlDiscovery {
     }
 }
 
+/// Whether `nvmlDeviceGetComputeRunningProcesses_v3` of this driver writes entries of 40 bytes, with a field that was
+/// taken out again, in place of 24: R535's before 535.98 (XuehaiPan/nvitop#79, NVIDIA/go-nvml#75).
+fn writes_longer_lists(driver: &str) -> bool {
+    let mut parts = driver.split('.').map(str::parse::<u32>);
+    matches!((parts.next(), parts.next()), (Some(Ok(535)), Some(Ok(minor))) if minor < 98)
+}
+
 /// Each process once: one that computes and draws is in both lists, each time with all its memory
 /// ("The usedGpuMemory field returned is all of the memory used by the application", NVML API,
 /// "Device Queries").
@@ -185,6 +200,16 @@ mod tests {
         let error = discovery.gpus(&gpus).unwrap_err();
         assert!(matches!(error, DiscoveryError::Library(_)), "{error:?}");
         assert!(error.to_string().contains("paths.nvml"), "{error}");
+    }
+
+    #[test]
+    fn drivers_with_longer_lists_are_told_by_their_version() {
+        for driver in ["535.43.02", "535.54.03", "535.86.10"] {
+            assert!(writes_longer_lists(driver), "{driver}");
+        }
+        for driver in ["530.30.02", "535.98", "535.104.05", "535.288.01", "550.54.15", "580", "x"] {
+            assert!(!writes_longer_lists(driver), "{driver}");
+        }
     }
 
     #[test]

@@ -23,7 +23,10 @@ impl SilentGpu {
         SilentGpu {
             gpu: gpu.clone(),
             asked: unanswered.asked,
-            error: unanswered.error.to_string(),
+            error: match (&unanswered.error, unanswered.asked) {
+                (NvmlError::NotSupported, MEMORY) => format!("{}{SHARED}", unanswered.error),
+                (error, _) => error.to_string(),
+            },
             lost: matches!(unanswered.error, NvmlError::GpuLost | NvmlError::NotFound),
         }
     }
@@ -73,6 +76,11 @@ impl fmt::Display for SilentGpu {
         write!(f, "{name} {how}: {reason}; it is asked again, and sold when it answers")
     }
 }
+
+/// Asked for how much memory there is.
+pub(crate) const MEMORY: &str = "memory";
+/// NVML answers so for good where CPU and GPU have one memory (DGX Spark User Guide, "Known Issues": "Memory-Usage: Not Supported").
+const SHARED: &str = " (a GPU whose memory is also the CPU's, as Tegra's and GB10's, has no such figure, and cannot be shared)";
 
 /// A question that NVML did not answer.
 #[derive(Debug)]

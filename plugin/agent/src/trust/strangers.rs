@@ -13,6 +13,9 @@ const QUIET: Duration = Duration::from_secs(3600);
 /// Reported strangers that are remembered.
 const REMEMBERED: usize = 256;
 
+/// As much as `comm` holds of `nvidia-cuda-mps-server` and `nvidia-cuda-mps-control`.
+const MPS: &str = "nvidia-cuda-mps";
+
 /// One process on one GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stranger {
@@ -61,7 +64,14 @@ impl fmt::Display for Stranger {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Stranger { pid, name, .. } = self;
         // A name is up to 15 bytes of the process's choice.
-        write!(f, "process {pid} ({}) of {}", name.escape_debug(), self.whereabouts())?;
+        let mps = match name.as_str() {
+            MPS => {
+                ": CUDA MPS, whose clients run at once, whatever their shares; end it on this node"
+            }
+            _ => "",
+        };
+        let (name, whereabouts) = (name.escape_debug(), self.whereabouts());
+        write!(f, "process {pid} ({name}{mps}) of {whereabouts}")?;
         match self.bytes {
             Some(bytes) => write!(f, " uses {}", format_bytes(bytes)),
             None => f.write_str(" uses it"),
@@ -185,5 +195,7 @@ mod tests {
         assert_eq!(named.to_string(), text);
         assert!(stranger(7, "c").to_string().contains("the pod with UID u, container c ("));
         assert!(stranger(7, "").to_string().contains("of no pod: a process of the host itself"));
+        let mps = Stranger { name: "nvidia-cuda-mps".into(), ..stranger(7, "") };
+        assert!(mps.to_string().contains("(nvidia-cuda-mps: CUDA MPS, "), "{mps}");
     }
 }

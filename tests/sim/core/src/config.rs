@@ -63,6 +63,8 @@ pub struct GpuConfig {
     pub minor: u32,
     /// Board serial number.
     pub serial: String,
+    /// It is a hypervisor's virtual GPU.
+    pub vgpu: bool,
     /// The instances of a GPU in MIG mode, in NVML's order; not in MIG mode: `None`.
     pub mig: Option<Vec<MigConfig>>,
 }
@@ -183,6 +185,7 @@ struct RawGpu {
     pcie_switch: Option<String>,
     minor: Option<u32>,
     serial: Option<String>,
+    vgpu: Option<bool>,
     mig: Option<Vec<toml::Value>>,
 }
 
@@ -546,6 +549,7 @@ fn gpu(index: usize, raw: &RawGpu) -> Result<GpuConfig, ConfigError> {
         pcie_switch: raw.pcie_switch.clone(),
         minor: raw.minor.unwrap_or(i),
         serial: raw.serial.clone().unwrap_or_else(|| format!("16500230000{index:02}")),
+        vgpu: raw.vgpu.unwrap_or(false),
         mig: None,
     };
     if let Some(list) = &raw.mig {

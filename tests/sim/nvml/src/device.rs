@@ -181,9 +181,9 @@ exports! {
         put(out, 0)
     }
     fn nvmlDeviceGetVirtualizationMode(handle: nvmlDevice_t, out: *mut c_uint) {
-        device(handle)?;
-        // NVML_GPU_VIRTUALIZATION_MODE_NONE.
-        put(out, 0)
+        let gpu = device(handle)?;
+        // NVML_GPU_VIRTUALIZATION_MODE_VGPU, else …_NONE.
+        put(out, if gpu.config.vgpu { 2 } else { 0 })
     }
 }
 

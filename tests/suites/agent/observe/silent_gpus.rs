@@ -252,3 +252,37 @@ async fn a_command_is_held_beside_a_gpu_that_does_not_answer() {
     assert!(output.status.success() && text.contains(&shown), "{text} {}", stderr(&output));
     assert!(stderr(&output).contains("GPU 2 "), "{}", stderr(&output));
 }
+
+#[tokio::test]
+async fn a_virtual_gpu_is_sold_only_by_name() {
+    let machine = "[[gpu]]\nmemory = \"16GiB\"\n[[gpu]]\nmemory = \"16GiB\"\nvgpu = true\n";
+    let node = Simulated::on(machine, FAST).await;
+    let (sold, notes) = offered(&node);
+    assert_eq!(sold, [uuid(0)].into());
+    assert!(notes.contains("GPU 1 ") && notes.contains("vGPU"), "{notes}");
+    let config = node.dir.path().join("config.toml");
+    let text = std::fs::read_to_string(&config).unwrap();
+    for (include, count) in [("\"*\", \"1\"", 2), ("\"0\"", 1)] {
+        let gpus = format!("[gpus]\ninclude = [{include}]\n");
+        std::fs::write(&config, text.replace("[gpus]\n", &gpus)).unwrap();
+        let (sold, notes) = offered(&node);
+        assert_eq!((sold.len(), notes), (count, String::new()), "{include}");
+    }
+}
+
+#[tokio::test]
+async fn a_gpu_without_memory_of_its_own_is_called_so() {
+    let node = four().await;
+    node.control(&["fail", "2", "nvmlDeviceGetMemoryInfo", "not-supported"]);
+    let (sold, notes) = offered(&node);
+    assert!(sold.len() == 3 && notes.contains("GB10"), "{notes}");
+}
+
+#[tokio::test]
+async fn a_driver_that_writes_longer_lists_than_it_says_is_refused() {
+    let machine = "driver_version = \"535.54.03\"\n[[gpu]]\nmemory = \"16GiB\"\n";
+    let node = Simulated::on(machine, FAST).await;
+    let output = node.run(&["config", "check"]);
+    let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), stderr(&output));
+    assert!(said.contains("535.104.05"), "{:?}: {said}", output.status);
+}
