@@ -2,7 +2,7 @@
 //! nor put work on the GPU. By name without version and flavour.
 //!
 //! Checked against cuda.h, cudaGL.h, cudaEGL.h, cudaVDPAU.h and cudaProfiler.h of CUDA 12.9 to 13.5
-//! and the exports of libcuda 550; see [`place`](crate::unhooked::place).
+//! and the exports of libcuda 550 and 615; see [`place`](crate::unhooked::place).
 
 /// The functions; see the module text.
 pub const INERT: &[&str] = &[
@@ -36,6 +36,7 @@ pub const INERT: &[&str] = &[
     "cuDeviceRegisterAsyncNotification",
     "cuDeviceSetGraphMemAttribute",
     "cuDeviceUnregisterAsyncNotification",
+    "cuDriverGetGpuCodeIsaVersion",
     "cuDriverGetVersion",
     "cuEGLApiInit",
     "cuFlushGPUDirectRDMAWrites",
@@ -320,6 +321,10 @@ pub const INERT: &[&str] = &[
     "cuGraphReleaseUserObject",
     "cuGraphRemoveDependencies",
     "cuGraphRetainUserObject",
+    // Parts of a graph's node, whose kernels the graph's launch runs (CUDA driver API 13.4, "subgrid management").
+    "cuSubgridCreate",
+    "cuSubgridWorkerGridCreate",
+    "cuSubgridWorksetCreate",
     // Checkpoints: state, not memory.
     "cuCheckpointOperationComplete",
     "cuCheckpointProcessGetRestoreThreadId",
