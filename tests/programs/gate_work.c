@@ -92,6 +92,11 @@ struct config {
 };
 
 #define BYTES ((size_t)1 << 20)
+#ifdef STATIC_TLS
+/* On the stack of every thread, as large as its default allows. */
+__thread volatile char large[STATIC_TLS];
+#endif
+
 static CUcontext context, further;
 static CUfunction spin;
 static CUdeviceptr a, b;

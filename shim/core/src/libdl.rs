@@ -98,8 +98,9 @@ pub(crate) fn at_fork_in_child(handler: extern "C" fn()) {
     }
 }
 
-/// A detached-in-effect thread with a small stack; false where the process can have none. Before
-/// glibc 2.34 threads are libpthread's, which the driver library needs.
+/// A detached-in-effect thread with a small stack, or with one of the default size where static TLS leaves too little
+/// of that (`pthread_create(3)`, `EINVAL`); false where the process can have none. Before glibc 2.34 threads are
+/// libpthread's, which the driver library needs.
 ///
 /// # Safety
 /// `main` may be called with `argument` on another thread, at any time from now on.
@@ -115,8 +116,8 @@ pub(crate) unsafe fn start_thread(
     ) -> c_int;
     type Init = unsafe extern "C" fn(*mut libc::pthread_attr_t) -> c_int;
     type SetStack = unsafe extern "C" fn(*mut libc::pthread_attr_t, usize) -> c_int;
-    /// The driver's own needs, by far.
-    const STACK: usize = 256 << 10;
+    /// The driver's own needs, and those of profilers that it calls back; touched as far as it is used.
+    const STACK: usize = 1 << 20;
     let Some(create) = bound_or_loaded(weak!("pthread_create"), c"pthread_create") else {
         return false;
     };
@@ -141,6 +142,7 @@ pub(crate) unsafe fn start_thread(
         };
         let create = core::mem::transmute::<*mut c_void, Create>(create);
         create(thread.as_mut_ptr(), with, main, argument) == 0
+            || create(thread.as_mut_ptr(), ptr::null(), main, argument) == 0
     }
 }
 

@@ -85,6 +85,13 @@ fn holds_in(stream: &str, program: Preloaded) {
     assert!(out.success() && out.stderr.is_empty(), "{out}");
 }
 
+/// Static TLS lies on each thread's stack, the helper's too (`ld.so`, "Static TLS block").
+#[test]
+fn a_program_with_large_static_tls_drains() {
+    let program = CProgram::new("gate_work").flag("-DSTATIC_TLS=(3<<20)").build();
+    holds_in("own", Preloaded::new(program));
+}
+
 #[test]
 fn a_closed_gate_holds_all_work_in_the_legacy_stream() {
     holds_in("legacy", Preloaded::new(compile_c("gate_work")));
