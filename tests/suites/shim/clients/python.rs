@@ -1,4 +1,5 @@
-//! `cuda-bindings`, `cuda-core`, `numba-cuda`, `nvidia-ml-py` and `nvitop`, unmodified, on the simulated machine: bare, and held to a quota.
+//! `cuda-bindings`, `cuda-core`, `numba-cuda`, `nvidia-ml-py`, `nvitop` and
+//! `tinygrad`, unmodified, on the simulated machine: bare, and held to a quota.
 
 use std::time::Duration;
 
@@ -154,6 +155,21 @@ fn cuda_core_is_held_to_its_quota() {
 #[test]
 fn numba_runs_on_the_bare_simulated_driver() {
     client("numba_client.py", None);
+}
+
+#[test]
+fn tinygrad_runs_on_the_bare_simulated_driver() {
+    client("tinygrad_client.py", None);
+}
+
+#[test]
+fn tinygrad_is_held_to_its_quota() {
+    client("tinygrad_client.py", Some(700 * MIB));
+}
+
+#[test]
+fn tinygrad_runs_beside_a_neighbour_as_it_does_alone() {
+    gated_client("tinygrad_client.py");
 }
 
 #[test]
