@@ -540,7 +540,7 @@ pub fn remove(kubectl: &Kubectl, repo: &Path, node: &str) -> Result<()> {
 }
 
 /// What runs in it first: a namespace is gone only when its pods are.
-fn delete_namespace(kubectl: &Kubectl, name: &str) -> Result<()> {
+pub fn delete_namespace(kubectl: &Kubectl, name: &str) -> Result<()> {
     kubectl.run(&["delete", "daemonset", "--all", "-n", name])?;
     kubectl.delete_pods(name)?;
     kubectl.run(&["delete", "namespace", name, "--ignore-not-found", "--timeout=50s"]).map(drop)

@@ -24,7 +24,7 @@ pub fn kind_example_comes_up_and_serves_a_pod(suite: &Suite<'_>) -> Result<()> {
     suite.plugin.apply_as_deployed(suite.repo)?;
     suite.plugin.wait_for_roll_out()?;
     suite.plugin.wait_until_offered()?;
-    suite.kubectl.run(&["delete", "namespace", SIMULATOR, "--timeout=50s"])?;
+    deploy::delete_namespace(suite.kubectl, SIMULATOR)?;
     outcome
 }
 
