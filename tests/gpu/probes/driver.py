@@ -1,7 +1,8 @@
 """Measures on the bare driver what the shim assumes of it; one JSON line for each fact.
 
 A fact is {"fact", "holds", "figures"}, or {"fact", "skip"} where the driver lacks a function.
-Bytes are differences of NVML's device-wide use, so nobody else may use the GPU meanwhile.
+Bytes are differences of NVML's device-wide use, so nobody else may use the GPU meanwhile. The argument is what a context
+may cost, 0 for the plugin's own formula.
 """
 
 import ctypes
@@ -16,7 +17,6 @@ from suite.report import mib
 
 MIB, PAGE = 1 << 20, 2 << 20
 nvml = Nvml(0)
-context_constant = int(sys.argv[1])
 
 
 def used():
@@ -50,8 +50,18 @@ before = used()
 cuda = cu.Cuda()
 
 
+def constant():
+    """Multiprocessors x (threads of each x 1 KiB + 1.5 MiB): `gpus.context_overhead = "auto"`."""
+    def attribute(which):
+        value = c_int()
+        cuda.call("cuDeviceGetAttribute", byref(value), c_int(which), cuda.device)
+        return value.value
+    return attribute(16) * (attribute(39) * 1024 + 3 * MIB // 2)
+
+
 @fact("a context costs no more than the model's constant")
 def _(name):
+    context_constant = int(sys.argv[1]) or constant()
     cost = used() - before
     own = nvml.processes().get(os.getpid())
     shown = "does not list this pid" if own is None else f"shows {mib(own)} for this pid"

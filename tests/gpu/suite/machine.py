@@ -25,6 +25,12 @@ memory = "8GiB"
 [[kernel]]
 name = "fixed_work"
 parameter = 0
+[[kernel]]
+name = "spin_ns"
+parameter = 0
+[[kernel]]
+name = "other_ns"
+parameter = 0
 """
 
 

@@ -1,5 +1,7 @@
 """Every API is held to the quota, in one process and in many, as NVML sees it from outside."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 from .report import mib
 
 APIS = ("plain", "pitched", "managed", "async", "pool", "vmm", "array", "mipmap", "graph")
@@ -7,6 +9,7 @@ APIS = ("plain", "pitched", "managed", "async", "pool", "vmm", "array", "mipmap"
 POOLS = ("async", "pool", "graph", "pitched")
 POOL_CHUNK = 32 << 20
 PROCESSES = 8
+TENANTS = 4
 # What the tenant exits with where a function is missing (tests/tenant/src/exit.rs).
 DRIVER = 3
 ABSENT = ("returned 500", "returned 801")
@@ -30,6 +33,28 @@ def run(machine, report):
     for api in apis:
         one(machine, report, api)
     many(machine, report, apis)
+    brim(machine, report)
+
+
+def brim(machine, report):
+    """Quotas that sum to all that is sold, each filled at once: nobody is refused below its own (`gpus.reserve`)."""
+    machine.quiet()
+    memory = machine.nvml.memory_v2()
+    # As the plugin: what the driver keeps and a margin, at least the default setting.
+    sold = memory.total - max(memory.reserved + (128 << 20), 128 << 20 if machine.simulated else 512 << 20)
+    quota = sold // TENANTS >> 21 << 21
+    context = 64 << 20 if machine.simulated else 640 << 20
+    greedy = ["greedy", "--apis", "plain", "--chunk", "64Mi", "--min-chunk", "2Mi", "--at-most", 2 * quota, "--for", 2]
+    with ThreadPoolExecutor(TENANTS) as pool:
+        outs = list(pool.map(lambda _: machine.run(machine.held(machine.tenant(*greedy), quota)), range(TENANTS)))
+    full = [[r for r in out.json() if r["event"] == "full"] for out in outs]
+    held = [reports[-1]["held"] if reports else 0 for reports in full]
+    report.check(
+        f"{TENANTS} tenants fill all that is sold at once",
+        all(out.code == 0 for out in outs) and all(quota - context - (2 << 20) <= bytes <= quota for bytes in held),
+        f"{', '.join(map(mib, held))} of {mib(quota)} each; {mib(memory.reserved)} reserved of {mib(memory.total)}"
+        + "".join(f"; {out.tail()}" for out in outs if out.code),
+    )
 
 
 def one(machine, report, api):

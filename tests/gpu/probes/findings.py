@@ -1,0 +1,342 @@
+"""Measures on the bare driver what a simulator's authors easily believe otherwise; one JSON line for each belief.
+
+A line is {"belief", "hardware", "figures"}: whether the driver behaves as NVIDIA's hardware is known to, and by which
+figures; or {"belief", "skip"}. Arguments: NAME… of those to measure, after the bytes that the larger holder takes.
+"""
+
+import ctypes
+import json
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from ctypes import byref, c_int, c_size_t, c_uint, c_ulonglong, c_void_p
+
+from suite import cuda as cu
+from suite.machine import GPU
+from suite.nvml import Nvml, NvmlError
+from suite.report import mib
+
+MIB = 1 << 20
+POINTER_MEMORY_TYPE = 2  # CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+nvml = Nvml(0)
+measures = {}
+
+# The parameter is nanoseconds on the GPU's clock (PTX ISA, "%globaltimer"). `other` is never launched before it matters.
+PTX = b""".version 7.0
+.target sm_70
+.address_size 64
+""" + b"".join(b""".visible .entry %s(.param .u64 ns) {
+  .reg .b64 %%r<4>; .reg .pred %%p;
+  ld.param.u64 %%r1, [ns]; mov.u64 %%r2, %%globaltimer; add.u64 %%r1, %%r1, %%r2;
+again: mov.u64 %%r2, %%globaltimer; setp.lt.u64 %%p, %%r2, %%r1; @%%p bra again; ret; }
+""" % name for name in (b"spin_ns", b"other_ns"))
+
+
+def belief(name):
+    """Names a measurement, which gives whether the hardware is as it is known, and figures."""
+    def keep(measure):
+        measures[name] = measure
+        return measure
+    return keep
+
+
+def timed(call):
+    """Microseconds."""
+    begun = time.perf_counter_ns()
+    call()
+    return (time.perf_counter_ns() - begun) / 1e3
+
+
+def each(count, call):
+    """The median of so many calls, in microseconds."""
+    return statistics.median(timed(call) for _ in range(count))
+
+
+class Spinner:
+    """A context with a kernel that takes as long as it is told."""
+
+    def __init__(self):
+        self.cuda, self.module = cu.Cuda(), c_void_p()
+        self.cuda.call("cuModuleLoadData", byref(self.module), PTX)
+        self.spin = self.function(b"spin_ns")
+        self.launch(self.spin, 1000, None)
+        self.cuda.synchronise()
+
+    def function(self, name):
+        function = c_void_p()
+        self.cuda.call("cuModuleGetFunction", byref(function), self.module, name)
+        return function
+
+    def launch(self, function, ns, stream):
+        value = c_ulonglong(ns)
+        one, params = c_uint(1), (c_void_p * 1)(ctypes.addressof(value))
+        self.cuda.call("cuLaunchKernel", function, one, one, one, one, one, one, c_uint(0), stream, params, None)
+
+    def event(self):
+        event = c_void_p()
+        self.cuda.call("cuEventCreate", byref(event), c_uint(0))
+        return event
+
+    def here(self, call):
+        """`call`, on a thread for which the context is made current."""
+        def body():
+            context = c_void_p()
+            self.cuda.call("cuDevicePrimaryCtxRetain", byref(context), self.cuda.device)
+            self.cuda.call("cuCtxSetCurrent", context)
+            call()
+        thread = threading.Thread(target=body)
+        thread.start()
+        return thread
+
+
+@belief("reserved")
+def _():
+    """nvidia-smi's logs: 328 MiB (A10) to 700 MiB (H200)."""
+    memory = nvml.memory_v2()
+    return memory.reserved > 256 * MIB, f"{mib(memory.reserved)} of {mib(memory.total)}"
+
+
+@belief("lists")
+def _():
+    """MangoHud#2104: 4.5 ms a list, under a lock that allocations take."""
+    cuda = cu.Cuda()
+    used, listed = each(200, nvml.memory), each(50, nvml.processes)
+    def create():
+        cuda.release(cuda.create(2 * MIB))
+    alone, over = each(100, create), threading.Event()
+    def lists():
+        while not over.is_set():
+            nvml.processes()
+    reader = threading.Thread(target=lists)
+    reader.start()
+    beside = statistics.mean(timed(create) for _ in range(100))
+    over.set()
+    reader.join()
+    figures = f"memory {used:.0f} us, list {listed:.0f} us; create and release {alone:.0f} us, beside a reader of lists {beside:.0f} us"
+    return listed > 10 * used and listed > 500, figures
+
+
+@belief("managed")
+def _():
+    """pynvml#63: resident managed memory is in the device's figure and in nobody's."""
+    cuda, size, address = cu.Cuda(), 256 * MIB, c_ulonglong()
+    own = lambda: nvml.processes().get(os.getpid()) or 0
+    device, mine = nvml.memory().used, own()
+    cuda.call("cuMemAllocManaged", byref(address), c_size_t(size), c_uint(1))
+    cuda.call("cuMemsetD8_v2", address, ctypes.c_ubyte(1), c_size_t(size))
+    cuda.synchronise()
+    device, mine = nvml.memory().used - device, own() - mine
+    cuda.free(address.value)
+    return device >= size and mine < size // 2, f"{mib(size)}: device {mib(device)}, process {mib(mine)} more"
+
+
+@belief("imports")
+def _():
+    """RM keeps a sum of duplicates: an importer may be shown what it imported, too."""
+    grown = []
+    for kind in ("ipc", "fd"):
+        out = subprocess.run(
+            [sys.executable, "-B", str(GPU / "probes/importer.py"), kind], capture_output=True, text=True, check=True
+        )
+        steps = json.loads(out.stdout.splitlines()[-1])
+        if "skip" not in steps:
+            by = {step: steps[step]["importer"] or 0 for step in ("before", "imported")}
+            grown.append((kind, by["imported"] - by["before"]))
+    if not grown:
+        raise cu.Missing("nothing can be imported")
+    return any(more > 0 for _, more in grown), "; ".join(f"by {kind} the importer is shown {mib(more)} more" for kind, more in grown)
+
+
+@belief("teardown")
+def _():
+    """sglang#32829: 0.4 to 26 s for a killed process's memory, by its size."""
+    def after(size):
+        idle = nvml.memory().used
+        child = subprocess.Popen(
+            [sys.executable, "-B", str(GPU / "probes/hold.py"), str(size)], stdout=subprocess.PIPE, text=True
+        )
+        if child.stdout.readline().strip() != "holding":
+            raise RuntimeError("the holder did not start")
+        child.kill()
+        child.wait()
+        ended = time.monotonic()
+        while nvml.memory().used > idle and time.monotonic() < ended + 40:
+            time.sleep(0.0005)
+        return (time.monotonic() - ended) * 1e3
+    small, large = after(256 * MIB), after(LARGE)
+    return large > 2 * small, f"{mib(256 * MIB)} {small:.0f} ms, {mib(LARGE)} {large:.0f} ms after the end"
+
+
+@belief("lock")
+def _():
+    """cmssw#37323, torchcomms#2334: a kernel's first launch is loaded under the context's lock, after the GPU's work."""
+    on = Spinner()
+    stream, second, event = on.cuda.stream(), on.cuda.stream(), on.event()
+    other, events = on.function(b"other_ns"), [on.event() for _ in range(100)]
+    on.cuda.call("cuEventRecord", event, second)
+    on.cuda.synchronise(second)
+    query = lambda: on.cuda.code("cuEventQuery", event)
+    idle = each(200, query)
+    on.launch(on.spin, 200_000_000, stream)
+    loader = on.here(lambda: on.launch(other, 1000, second))
+    worst, record, free = 0.0, 0.0, on.cuda.alloc(2 * MIB)
+    # Each is recorded once: one that is in use might be waited for.
+    for fresh in events:
+        worst = max(worst, timed(query))
+        record = max(record, timed(lambda: on.cuda.code("cuEventRecord", fresh, stream)))
+        time.sleep(0.001)
+    freed = timed(lambda: on.cuda.free(free))
+    loader.join()
+    on.cuda.synchronise(stream)
+    figures = f"query {idle:.1f} us idle, at most {worst / 1e3:.1f} ms beside a first launch; record {record / 1e3:.1f} ms; free {freed / 1e3:.1f} ms"
+    return worst > 20_000 or record > 20_000, figures
+
+
+@belief("queue")
+def _():
+    """A launch into a full queue keeps the context's lock while it waits for room."""
+    on = Spinner()
+    stream, second, event = on.cuda.stream(), on.cuda.stream(), on.event()
+    on.cuda.call("cuEventRecord", event, second)
+    on.cuda.synchronise(second)
+    on.launch(on.spin, 100_000_000, stream)
+    def fill():
+        for _ in range(2500):
+            on.launch(on.spin, 1000, stream)
+    filler, worst, longest = on.here(fill), 0.0, 0.0
+    begun = time.monotonic()
+    while filler.is_alive():
+        worst = max(worst, timed(lambda: on.cuda.code("cuEventQuery", event)))
+    longest = time.monotonic() - begun
+    on.cuda.synchronise(stream)
+    return worst > 30_000, f"2500 launches behind 100 ms took {longest * 1e3:.0f} ms, a query meanwhile at most {worst / 1e3:.1f} ms"
+
+
+@belief("records")
+def _():
+    """pixeltrack-standalone#218: records of many threads wait for each other: 0.45 us alone."""
+    on, alone = Spinner(), 0.0
+    figures = {}
+    for threads in (1, 4, 16):
+        took, lock = [], threading.Lock()
+        def body():
+            stream, event = on.cuda.stream(), on.event()
+            mine = [timed(lambda: on.cuda.call("cuEventRecord", event, stream)) for _ in range(300)]
+            with lock:
+                took.extend(mine)
+        running = [on.here(body) for _ in range(threads)]
+        for thread in running:
+            thread.join()
+        figures[threads] = statistics.median(took)
+    # This interpreter runs one thread at a time but in the calls themselves.
+    return None, ", ".join(f"{n} threads {us:.2f} us" for n, us in figures.items())
+
+
+@belief("pointers")
+def _():
+    """vllm#48434: half a microsecond for each question about a pointer."""
+    cuda, value = cu.Cuda(), c_int()
+    address, place = c_ulonglong(cuda.alloc(2 * MIB)), byref(value)
+    memory_type, sm_count = c_int(POINTER_MEMORY_TYPE), c_int(16)
+    ask = lambda: cuda.lib.cuPointerGetAttribute(place, memory_type, address)
+    nothing = lambda: cuda.lib.cuDeviceGetAttribute(place, sm_count, cuda.device)
+    both = [(timed(ask), timed(nothing)) for _ in range(4000)]
+    more = statistics.median(a for a, _ in both) - statistics.median(n for _, n in both)
+    return more > 0.15, f"{more * 1e3:.0f} ns more than cuDeviceGetAttribute"
+
+
+@belief("legacy")
+def _():
+    """CUDA Runtime API, "Stream synchronization behavior": the legacy stream is a barrier for blocking streams."""
+    on = Spinner()
+    streams = [c_void_p(), c_void_p()]
+    for stream in streams:
+        on.cuda.call("cuStreamCreate", byref(stream), c_uint(0))
+    event = on.event()
+    on.launch(on.spin, 200_000_000, streams[0])
+    on.cuda.call("cuEventRecord", event, None)
+    on.launch(on.spin, 1000, streams[1])
+    waited = timed(lambda: on.cuda.synchronise(streams[1]))
+    on.cuda.synchronise()
+    return waited > 150_000, f"a short kernel behind a legacy event behind 200 ms: {waited / 1e3:.0f} ms"
+
+
+@belief("streams")
+def _():
+    """Kernels of several streams run at once (CUDA Programming Guide, "Concurrent Kernel Execution")."""
+    on = Spinner()
+    streams = [on.cuda.stream() for _ in range(4)]
+    def together():
+        for stream in streams:
+            on.launch(on.spin, 20_000_000, stream)
+        for stream in streams:
+            on.cuda.synchronise(stream)
+    took = timed(together)
+    return took < 60_000, f"four kernels of 20 ms in four streams: {took / 1e3:.0f} ms"
+
+
+@belief("foreign")
+def _():
+    """Another process's small copies take their turns from a backlog, because time slices are the context's."""
+    on, rates = Spinner(), {}
+    host, device = c_void_p(), c_ulonglong(on.cuda.alloc(4096))
+    on.cuda.call("cuMemAllocHost_v2", byref(host), c_size_t(4096))
+    stream = on.cuda.stream()
+    def copy():
+        on.cuda.call("cuMemcpyHtoDAsync_v2", device, host, c_size_t(4096), stream)
+        on.cuda.synchronise(stream)
+    for what, work in (("nothing", None), ("copies", copy)):
+        child = subprocess.Popen(
+            [sys.executable, "-B", __file__, "backlog"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        child.stdout.readline()
+        child.stdin.write("\n")
+        child.stdin.flush()
+        end, took = time.monotonic() + BACKLOG_S, []
+        while time.monotonic() < end:
+            if work:
+                took.append(timed(work))
+            time.sleep(0.001)
+        rates[what] = float(child.communicate()[0])
+    lost = 100 * (1 - rates["copies"] / rates["nothing"])
+    figures = f"{rates['nothing']:.0f} kernels of 200 us a second alone, {lost:.1f} % fewer beside {len(took) / BACKLOG_S:.0f} copies a second, which took {statistics.median(took):.0f} us"
+    return None, figures
+
+
+BACKLOG_S = 1.0
+
+
+def backlog():
+    """Kernels of 200 us, two at a time, for as long as is asked; prints how many a second."""
+    on, stream = Spinner(), None
+    stream = on.cuda.stream()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    begun, done = time.monotonic(), 0
+    while time.monotonic() < begun + BACKLOG_S:
+        for _ in range(2):
+            on.launch(on.spin, 200_000, stream)
+        on.cuda.synchronise(stream)
+        done += 2
+    print(done / (time.monotonic() - begun), flush=True)
+
+
+# The interpreter's threads else wait 5 ms for each other.
+sys.setswitchinterval(1e-5)
+if sys.argv[1] == "backlog":
+    backlog()
+    sys.exit()
+LARGE = int(sys.argv[1])
+for name in sys.argv[2:] or measures:
+    measure = measures[name]
+    line = {"belief": name, "about": measure.__doc__.strip()}
+    try:
+        line["hardware"], line["figures"] = measure()
+    except (cu.Missing, NvmlError) as missing:
+        line["skip"] = str(missing)
+    except Exception as error:  # noqa: BLE001: one belief must not hide the others
+        line["failed"] = f"{type(error).__name__}: {error}"
+    print(json.dumps(line), flush=True)
