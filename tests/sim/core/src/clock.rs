@@ -9,6 +9,13 @@ pub fn now_ns() -> u64 {
     u64::try_from(ts.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(ts.tv_nsec).unwrap_or(0)
 }
 
+/// Works until `deadline_ns`.
+pub fn burn_until(deadline_ns: u64) {
+    while now_ns() < deadline_ns {
+        std::hint::spin_loop();
+    }
+}
+
 /// A sleep overshoots (timer slack is 50 µs), so the last stretch is spent yielding.
 const YIELD_BELOW_NS: u64 = 60_000;
 

@@ -34,6 +34,8 @@ pub struct Config {
     pub memory: MemoryConfig,
     /// What operations cost.
     pub costs: Costs,
+    /// What NVML's questions cost.
+    pub nvml: NvmlCosts,
     /// How long kernels take: the first rule whose name matches counts.
     pub kernels: Vec<KernelRule>,
     /// Duration of kernels that no rule names.
@@ -122,6 +124,15 @@ pub struct Costs {
     pub device_bytes_per_us: u64,
 }
 
+/// `[nvml]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NvmlCosts {
+    /// How long a list of a GPU's processes holds the driver's lock; see [`crate::session::Session::occupy`].
+    pub process_list_ns: u64,
+    /// How long a question for a GPU's memory takes. It needs no lock.
+    pub memory_info_ns: u64,
+}
+
 /// `[[kernel]]`: which kernels, and how long they take.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelRule {
@@ -168,6 +179,7 @@ struct Raw {
     nvlink: Vec<NvLinks>,
     memory: RawMemory,
     costs: RawCosts,
+    nvml: RawNvml,
     kernel: Vec<RawKernel>,
     default_kernel_us: f64,
 }
@@ -216,6 +228,13 @@ struct RawCosts {
 }
 
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct RawNvml {
+    process_list_us: f64,
+    memory_info_us: f64,
+}
+
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawKernel {
     name: String,
@@ -241,6 +260,7 @@ impl Default for Raw {
             nvlink: Vec::new(),
             memory: RawMemory::default(),
             costs: RawCosts::default(),
+            nvml: RawNvml::default(),
             kernel: Vec::new(),
             default_kernel_us: 10.0,
         }
@@ -274,6 +294,12 @@ impl Default for RawCosts {
             pcie_gb_per_s: 25.0,
             device_gb_per_s: 2_000.0,
         }
+    }
+}
+
+impl Default for RawNvml {
+    fn default() -> Self {
+        RawNvml { process_list_us: 4_500.0, memory_info_us: 12.0 }
     }
 }
 
@@ -361,6 +387,10 @@ impl Config {
             pcie_bytes_per_us: nanos(c.pcie_gb_per_s, 1e3, "costs.pcie_gb_per_s")?,
             device_bytes_per_us: nanos(c.device_gb_per_s, 1e3, "costs.device_gb_per_s")?,
         };
+        let nvml = NvmlCosts {
+            process_list_ns: nanos(raw.nvml.process_list_us, 1e3, "nvml.process_list_us")?,
+            memory_info_ns: nanos(raw.nvml.memory_info_us, 1e3, "nvml.memory_info_us")?,
+        };
         if costs.time_slice_ns < 10_000 {
             return err("costs.time_slice_us: at least 10");
         }
@@ -375,6 +405,7 @@ impl Config {
             nvlinks: raw.nvlink,
             memory,
             costs,
+            nvml,
             kernels: raw.kernel.iter().map(kernel).collect::<Result<_, _>>()?,
             default_kernel: Duration::Fixed(nanos(
                 raw.default_kernel_us,

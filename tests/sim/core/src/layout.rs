@@ -35,7 +35,7 @@ pub const MAX_CONFIG: usize = 64 * 1024;
 /// "SIMGPU" and two bytes of the layout's family.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"SIMGPU\x01\x00");
 /// Version of everything below.
-pub const VERSION: u32 = 9;
+pub const VERSION: u32 = 10;
 
 /// Bytes of the file (beyond its end) that are locked, never read.
 pub mod lock_bytes {
@@ -68,6 +68,8 @@ pub struct Shared {
     pub commits: AtomicU64,
     /// Slots at and above this index were never used.
     pub slots_used: AtomicU32,
+    /// Until when the driver's own lock is taken; see [`crate::session::Session::occupy`].
+    pub occupied_ns: AtomicU64,
     /// Protects the engine, the slots and memory totals; see [`crate::lock`].
     pub lock: UnsafeCell<libc::pthread_mutex_t>,
     /// Two copies of the engine.

@@ -89,10 +89,11 @@ impl SlotMemory {
 }
 
 impl Session {
-    /// Takes `bytes` of a GPU's memory; false if it has not that many.
+    /// Takes `bytes` of a GPU's memory, under the driver's lock; false if it has not that many.
     pub fn charge(&self, gpu: usize, kind: Use, bytes: u64) -> bool {
         let Some(slot) = self.slot() else { return false };
         let capacity = self.capacity(gpu);
+        self.occupy(0);
         let mut locked = self.lock();
         if locked.used(gpu).saturating_add(bytes) > capacity {
             locked.recover_dead(true);
@@ -105,8 +106,16 @@ impl Session {
         true
     }
 
-    /// Gives `bytes` back.
+    /// Gives `bytes` back, under the driver's lock.
     pub fn uncharge(&self, gpu: usize, kind: Use, bytes: u64) {
+        if bytes > 0 {
+            self.occupy(0);
+        }
+        self.hand_over(gpu, kind, bytes);
+    }
+
+    /// As [`Session::uncharge`], where the memory stays in use as something else.
+    pub(crate) fn hand_over(&self, gpu: usize, kind: Use, bytes: u64) {
         let Some(slot) = self.slot() else { return };
         let word = self.shared().slots[slot].memory[gpu].word(kind);
         let taken = |now: u64| Some(now.saturating_sub(bytes));

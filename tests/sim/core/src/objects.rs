@@ -114,7 +114,7 @@ impl Session {
         // Release: publishes the fields. Until the next line the bytes count twice, which a kill
         // here leaves so until the process's teardown.
         object.live.store(1, Ordering::Release);
-        self.uncharge(gpu, kind, bytes);
+        self.hand_over(gpu, kind, bytes);
         Some(ObjectId { index, generation })
     }
 

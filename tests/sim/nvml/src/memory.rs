@@ -22,7 +22,9 @@ pub struct Bar1 {
 }
 
 fn info(handle: nvmlDevice_t) -> Result<nvmlMemory_v2_t> {
-    let (total, usable, used) = device_or_instance(handle)?.memory();
+    let device = device_or_instance(handle)?;
+    device.ask_for_memory();
+    let (total, usable, used) = device.memory();
     let (reserved, free) = (total - usable, usable.saturating_sub(used));
     Ok(nvmlMemory_v2_t { version: MEMORY_V2, total, reserved, free, used })
 }

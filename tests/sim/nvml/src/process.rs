@@ -86,7 +86,7 @@ fn nobody<T>(
     out: *mut T,
     entry: fn(&Listed) -> T,
 ) -> Result<()> {
-    device_or_instance(handle)?;
+    device_or_instance(handle)?.walk_clients();
     list(&[], count, out, entry)
 }
 
@@ -108,7 +108,10 @@ exports! {
         }
         let processes = match asked.mode {
             NVML_PROCESS_MODE_COMPUTE | NVML_PROCESS_MODE_ALL => visible(handle)?,
-            NVML_PROCESS_MODE_GRAPHICS | NVML_PROCESS_MODE_MPS => Vec::new(),
+            NVML_PROCESS_MODE_GRAPHICS | NVML_PROCESS_MODE_MPS => {
+                device_or_instance(handle)?.walk_clients();
+                Vec::new()
+            }
             _ => return Err(NVML_ERROR_INVALID_ARGUMENT),
         };
         let mut count = asked.numProcArrayEntries;

@@ -4,7 +4,7 @@ use crate::abi::{Result, exports};
 use crate::plt;
 use simgpu::config::{MAX_GPUS, MAX_UNITS, MigConfig};
 use simgpu::inspect::ProcessOnGpu;
-use simgpu::{GpuConfig, Session};
+use simgpu::{GpuConfig, Session, clock};
 use std::cell::Cell;
 use std::ffi::c_uint;
 use std::ops::Range;
@@ -94,6 +94,16 @@ impl Device {
         (total, usable, used)
     }
 
+    /// Takes what a question for the GPU's memory takes.
+    pub(crate) fn ask_for_memory(&self) {
+        clock::burn_until(clock::now_ns() + self.session.config().nvml.memory_info_ns);
+    }
+
+    /// Takes what a list of processes takes, of whichever kind: RM walks all clients for it, under its lock.
+    pub(crate) fn walk_clients(&self) {
+        self.session.occupy(self.session.config().nvml.process_list_ns);
+    }
+
     /// Processes that the caller can see, of all instances where the handle is the GPU's.
     pub(crate) fn processes(&self) -> Vec<Listed> {
         let listed = |unit: usize| {
@@ -103,6 +113,7 @@ impl Device {
             let processes = self.session.processes(unit).into_iter().filter(|p| p.pid > 0);
             processes.map(move |process| Listed { process, gpu_instance: gi, compute_instance: ci })
         };
+        self.walk_clients();
         self.units.clone().flat_map(listed).collect()
     }
 

@@ -84,6 +84,23 @@ impl Session {
         Locked { session: self, _guard: guard }
     }
 
+    /// Takes the driver's one lock for `hold_ns`, in order of arrival: waits for those who came before, then works
+    /// that long. It stands for the lock of NVIDIA's resource manager (RM), which all processes' allocations and
+    /// NVML's process lists need. A time in the shared state is all of it: a holder that is killed leaves it taken
+    /// for the rest of its time, as a system call that has begun goes on.
+    pub fn occupy(&self, hold_ns: u64) {
+        let now = clock::now_ns();
+        let until = |free: u64| (hold_ns > 0).then(|| free.max(now) + hold_ns);
+        let occupied = &self.shared.occupied_ns;
+        let begin = match occupied.fetch_update(Ordering::AcqRel, Ordering::Acquire, until) {
+            Ok(free) | Err(free) => free.max(now),
+        };
+        while clock::now_ns() < begin {
+            clock::sleep_until(begin);
+        }
+        clock::burn_until(begin + hold_ns);
+    }
+
     fn params(&self) -> engine::Params {
         engine::Params {
             slice_ns: self.config.costs.time_slice_ns,

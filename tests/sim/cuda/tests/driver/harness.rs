@@ -7,13 +7,11 @@ use std::sync::OnceLock;
 
 pub const CONFIG: &str = r#"
 default_kernel_us = 20.0
-[memory]
-reserved = 0
-context_overhead = "64MiB"
-module_overhead = 0
-[costs]
-launch_ns = 0
-event_ns = 1000
+memory.reserved = 0
+memory.context_overhead = "64MiB"
+memory.module_overhead = 0
+costs.launch_ns = 0
+costs.event_ns = 1000
 [[kernel]]
 name = "spin"
 parameter = 1
@@ -98,8 +96,18 @@ macro_rules! configured {
 /// The library beside this test's executable, loaded once.
 pub fn library() -> Handle {
     static LIBRARY: OnceLock<usize> = OnceLock::new();
-    let at = LIBRARY.get_or_init(|| {
-        let path: PathBuf = std::env::current_exe().unwrap().with_file_name("libsimcuda.so");
+    loaded(&LIBRARY, "libsimcuda.so")
+}
+
+/// The same of NVML.
+pub fn nvml_library() -> Handle {
+    static LIBRARY: OnceLock<usize> = OnceLock::new();
+    loaded(&LIBRARY, "libsimnvml.so")
+}
+
+fn loaded(library: &OnceLock<usize>, name: &str) -> Handle {
+    let at = library.get_or_init(|| {
+        let path: PathBuf = std::env::current_exe().unwrap().with_file_name(name);
         let path = CString::new(path.to_str().unwrap()).unwrap();
         // SAFETY: a library without constructors.
         let lib = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
@@ -110,14 +118,15 @@ pub fn library() -> Handle {
 }
 
 pub fn symbol(name: &str) -> Handle {
+    let library = if name.starts_with("nvml") { nvml_library() } else { library() };
     let c = CString::new(name).unwrap();
     // SAFETY: a loaded library and a terminated name.
-    let at = unsafe { libc::dlsym(library(), c.as_ptr()) };
+    let at = unsafe { libc::dlsym(library, c.as_ptr()) };
     assert!(!at.is_null(), "no {name}");
     at
 }
 
-/// `cuda!(name(arg: type, …))`: the call's CUresult.
+/// `cuda!(name(arg: type, …))`: the call's CUresult, or NVML's result.
 macro_rules! cuda {
     ($name:ident($($arg:expr => $ty:ty),* $(,)?)) => {{
         type Signature = unsafe extern "C" fn($($ty),*) -> $crate::harness::Result;

@@ -14,6 +14,7 @@ mod graphs;
 mod green;
 mod ipc;
 mod ipc_events;
+mod nvml;
 mod overhead;
 mod pool_sharing;
 mod pools;
