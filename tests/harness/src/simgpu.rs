@@ -103,7 +103,6 @@ fn uuids_in(config_toml: &str) -> Vec<String> {
 
 const DEFAULT: &str = r#"
 [memory]
-reserved = "128MiB"
 context_overhead = "64MiB"
 module_overhead = "2MiB"
 

@@ -66,7 +66,7 @@ impl Machine {
     #[must_use]
     pub fn toml(&self, node: usize) -> String {
         let name = toml::Value::from(self.name.clone());
-        let mut text = "[memory]\nreserved = \"128MiB\"\n\n".to_owned();
+        let mut text = String::new();
         for gpu in 0..self.gpus {
             text += &format!(
                 "[[gpu]]\nname = {name}\nmemory = {}\nuuid = \

@@ -85,8 +85,8 @@ pub struct Unit {
 /// `[memory]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryConfig {
-    /// Memory of each GPU that the driver keeps for itself.
-    pub reserved_bytes: u64,
+    /// Memory of each GPU that the driver keeps for itself; `None`: [`GpuConfig::reserved_bytes`].
+    pub reserved_bytes: Option<u64>,
     /// Charged per context; `None`: [`GpuConfig::context_bytes`].
     pub context_overhead_bytes: Option<u64>,
     /// Charged per loaded module or library.
@@ -97,8 +97,16 @@ pub struct MemoryConfig {
     pub granularity_bytes: u64,
     /// Memory pools take device memory in chunks of this.
     pub pool_chunk_bytes: u64,
-    /// How long a dead process's memory stays in use after its death was seen.
+    /// How long a dead process's memory stays in use after its death was seen: at least this long,
     pub teardown_ns: u64,
+    /// and for each GiB of device memory that it had so much longer,
+    pub teardown_ns_per_gib: u64,
+    /// and for each GiB of host memory that it had pinned.
+    pub teardown_ns_per_pinned_gib: u64,
+    /// Whether NVML counts managed memory for its process.
+    pub managed_is_its_processes: bool,
+    /// Whether NVML counts imported memory for its importers, too.
+    pub imports_are_both_processes: bool,
 }
 
 /// `[costs]`.
@@ -211,6 +219,10 @@ struct RawMemory {
     granularity: Quantity,
     pool_chunk: Quantity,
     teardown_ms: f64,
+    teardown_ms_per_gib: f64,
+    teardown_ms_per_pinned_gib: f64,
+    managed: String,
+    imports: String,
 }
 
 #[derive(Deserialize)]
@@ -270,13 +282,17 @@ impl Default for Raw {
 impl Default for RawMemory {
     fn default() -> Self {
         RawMemory {
-            reserved: Quantity::Bytes(256 * MIB),
+            reserved: Quantity::Text("auto".into()),
             context_overhead: Quantity::Bytes(128 * MIB),
             module_overhead: Quantity::Bytes(2 * MIB),
             function_overhead: Quantity::Bytes(0),
             granularity: Quantity::Bytes(2 * MIB),
             pool_chunk: Quantity::Bytes(32 * MIB),
             teardown_ms: 10.0,
+            teardown_ms_per_gib: 8.0,
+            teardown_ms_per_pinned_gib: 110.0,
+            managed: "nobody".into(),
+            imports: "maker".into(),
         }
     }
 }
@@ -345,11 +361,11 @@ impl Config {
             }
         }
         let memory = MemoryConfig {
-            reserved_bytes: quantity(&raw.memory.reserved, "memory.reserved")?,
-            context_overhead_bytes: match &raw.memory.context_overhead {
-                Quantity::Text(text) if text == "auto" => None,
-                said => Some(quantity(said, "memory.context_overhead")?),
-            },
+            reserved_bytes: quantity_or_auto(&raw.memory.reserved, "memory.reserved")?,
+            context_overhead_bytes: quantity_or_auto(
+                &raw.memory.context_overhead,
+                "memory.context_overhead",
+            )?,
             module_overhead_bytes: quantity(&raw.memory.module_overhead, "memory.module_overhead")?,
             function_overhead_bytes: quantity(
                 &raw.memory.function_overhead,
@@ -358,6 +374,26 @@ impl Config {
             granularity_bytes: quantity(&raw.memory.granularity, "memory.granularity")?,
             pool_chunk_bytes: quantity(&raw.memory.pool_chunk, "memory.pool_chunk")?,
             teardown_ns: nanos(raw.memory.teardown_ms, 1e6, "memory.teardown_ms")?,
+            teardown_ns_per_gib: nanos(
+                raw.memory.teardown_ms_per_gib,
+                1e6,
+                "memory.teardown_ms_per_gib",
+            )?,
+            teardown_ns_per_pinned_gib: nanos(
+                raw.memory.teardown_ms_per_pinned_gib,
+                1e6,
+                "memory.teardown_ms_per_pinned_gib",
+            )?,
+            managed_is_its_processes: either(
+                &raw.memory.managed,
+                ["nobody", "process"],
+                "memory.managed",
+            )?,
+            imports_are_both_processes: either(
+                &raw.memory.imports,
+                ["maker", "both"],
+                "memory.imports",
+            )?,
         };
         if !memory.granularity_bytes.is_power_of_two() || memory.granularity_bytes < 512 {
             return err("memory.granularity: a power of two, at least 512");
@@ -368,10 +404,11 @@ impl Config {
             return err("memory.pool_chunk: a multiple of memory.granularity");
         }
         for g in &gpus {
-            if g.memory_bytes <= memory.reserved_bytes {
+            let reserved = memory.reserved_bytes.unwrap_or_else(|| g.reserved_bytes());
+            if g.memory_bytes <= reserved {
                 return err(format!(
-                    "gpu {:?}: memory {} is not more than memory.reserved {}",
-                    g.name, g.memory_bytes, memory.reserved_bytes
+                    "gpu {:?}: memory {} is not more than memory.reserved {reserved}",
+                    g.name, g.memory_bytes
                 ));
             }
         }
@@ -436,10 +473,16 @@ impl Config {
         match (self.instance(unit), self.units.get(unit).and_then(|u| self.gpus.get(u.gpu))) {
             (Some(mig), _) => (mig.memory_bytes, mig.memory_bytes),
             (None, Some(gpu)) => {
-                (gpu.memory_bytes, gpu.memory_bytes.saturating_sub(self.memory.reserved_bytes))
+                (gpu.memory_bytes, gpu.memory_bytes.saturating_sub(self.reserved_bytes(gpu)))
             }
             (None, None) => (0, 0),
         }
+    }
+
+    /// What the driver keeps of this GPU.
+    #[must_use]
+    pub fn reserved_bytes(&self, gpu: &GpuConfig) -> u64 {
+        self.memory.reserved_bytes.unwrap_or_else(|| gpu.reserved_bytes())
     }
 
     /// What a context of this GPU takes.
@@ -493,6 +536,20 @@ impl GpuConfig {
     #[must_use]
     pub fn context_bytes(&self) -> u64 {
         u64::from(self.sm_count) * (u64::from(self.threads_per_sm()) * 1024 + 3 * MIB / 2)
+    }
+
+    /// Device memory that the driver keeps of it, as `nvidia-smi -q` shows for idle ones: an H200 700 MiB, an L4
+    /// 556, an H100 from 328 to 551 by driver, which is taken for all others, too.
+    #[must_use]
+    pub fn reserved_bytes(&self) -> u64 {
+        let is = |product| self.name.split_whitespace().any(|word| word == product);
+        MIB * if is("H200") {
+            700
+        } else if is("L4") {
+            556
+        } else {
+            551
+        }
     }
 
     /// `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
@@ -620,6 +677,22 @@ fn two(text: &str, key: &str, expected: &str) -> Result<(u32, u32), ConfigError>
         .ok_or_else(|| ConfigError(format!("{key} = {text:?}: expected {expected}")))
 }
 
+/// Whether it is the second of two words.
+fn either(said: &str, words: [&str; 2], key: &str) -> Result<bool, ConfigError> {
+    let at = words.iter().position(|word| *word == said);
+    at.map(|at| at == 1).ok_or_else(|| {
+        ConfigError(format!("{key} = {said:?}: expected {:?} or {:?}", words[0], words[1]))
+    })
+}
+
+/// `None`: "auto".
+fn quantity_or_auto(q: &Quantity, key: &str) -> Result<Option<u64>, ConfigError> {
+    match q {
+        Quantity::Text(text) if text == "auto" => Ok(None),
+        said => quantity(said, key).map(Some),
+    }
+}
+
 fn quantity(q: &Quantity, key: &str) -> Result<u64, ConfigError> {
     let text = match q {
         Quantity::Bytes(n) => return Ok(*n),
@@ -728,6 +801,7 @@ mod tests {
             ("[costs]\ntime_slice_us = 0.1", "at least 10"),
             ("[[kernel]]\nname = \"k\"", "exactly one of"),
             ("[memory]\nreserved = \"1TiB\"", "not more than"),
+            ("[memory]\nimports = \"none\"", "memory.imports"),
             ("[memory]\npool_chunk = \"3MiB\"", "a multiple of memory.granularity"),
         ] {
             let e = Config::parse(text).unwrap_err();
@@ -746,6 +820,16 @@ mod tests {
         assert_eq!(c.kernel_duration("gemm_small"), Duration::PerWave(2_500));
         assert_eq!(c.kernel_duration("spin"), Duration::Parameter(1));
         assert_eq!(c.kernel_duration("other"), Duration::Fixed(10_000));
+    }
+
+    #[test]
+    fn the_driver_keeps_of_a_gpu_as_much_as_its_product_says() {
+        let c = Config::parse("[[gpu]]\n[[gpu]]\nname = \"NVIDIA L4\"\n[[gpu]]\nname = \"A\"");
+        let c = c.unwrap();
+        let kept = |c: &Config| [0, 1, 2].map(|i| (c.memory_of(i).0 - c.memory_of(i).1) / MIB);
+        assert_eq!(kept(&c), [700, 556, 551]);
+        let said = "[memory]\nreserved = \"256MiB\"\n[[gpu]]\n[[gpu]]\n[[gpu]]";
+        assert_eq!(kept(&Config::parse(said).unwrap()), [256; 3]);
     }
 
     #[test]

@@ -20,7 +20,8 @@ pub struct ProcessOnGpu {
     pub pid: i32,
     /// The process's `comm`.
     pub name: String,
-    /// Bytes in use, for whatever.
+    /// Bytes in use as NVML counts them: without managed memory, which is a kernel module's (UVM), and with what it
+    /// has imported, both unless the configuration says otherwise.
     pub used_bytes: u64,
     /// The same by use; those of 0 bytes are left out.
     pub by_use: Vec<(Use, u64)>,
@@ -70,22 +71,27 @@ impl Session {
                 let busy = busy.unwrap_or(Usage::NONE);
                 let mut by_use = memory.by_use();
                 add_up(&mut by_use, shared);
-                found.push((i, by_use, busy.ns, busy.percent(now, WINDOW)));
+                let imported = match self.config().memory.imports_are_both_processes {
+                    true => objects::imported_by(self.shared(), i, gpu),
+                    false => 0,
+                };
+                found.push((i, by_use, imported, busy.ns, busy.percent(now, WINDOW)));
             }
         }
         let mut processes: Vec<ProcessOnGpu> = Vec::new();
-        for (i, by_use, busy_ns, percent) in found {
+        for (i, by_use, imported, busy_ns, percent) in found {
             let pid = self.pid_of(i);
             match processes.iter_mut().find(|process| pid > 0 && process.pid == pid) {
                 Some(same) => {
                     add_up(&mut same.by_use, by_use);
+                    same.used_bytes += imported;
                     same.busy_ns += busy_ns;
                     same.percent = (same.percent + percent).min(100);
                 }
                 None => processes.push(ProcessOnGpu {
                     pid,
                     name: self.shared().slots[i].name_text(),
-                    used_bytes: 0,
+                    used_bytes: imported,
                     by_use,
                     busy_ns,
                     percent,
@@ -93,7 +99,10 @@ impl Session {
             }
         }
         for process in &mut processes {
-            process.used_bytes = process.by_use.iter().map(|(_, n)| n).sum();
+            let shows =
+                |kind: Use| kind != Use::Managed || self.config().memory.managed_is_its_processes;
+            process.used_bytes +=
+                process.by_use.iter().filter(|(kind, _)| shows(*kind)).map(|(_, n)| n).sum::<u64>();
         }
         processes
     }

@@ -134,6 +134,8 @@ pub struct Slot {
     pub release_ns: AtomicU64,
     /// `comm`, NUL-padded, in two words.
     pub name: [AtomicU64; 2],
+    /// Host memory that is pinned, bytes.
+    pub pinned: AtomicU64,
     /// Memory in use, by unit.
     pub memory: [SlotMemory; MAX_UNITS],
 }
@@ -157,6 +159,8 @@ pub struct SlotMemory {
     pub local: AtomicU64,
     /// What no public function obtained.
     pub private: AtomicU64,
+    /// Managed memory.
+    pub managed: AtomicU64,
 }
 
 /// A piece of device memory that more than one process may hold, counted once. It is free again

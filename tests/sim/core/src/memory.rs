@@ -24,11 +24,13 @@ pub enum Use {
     Local,
     /// What no public function obtained.
     Private,
+    /// Managed memory.
+    Managed,
 }
 
 impl Use {
     /// Every use.
-    pub const ALL: [Use; 8] = [
+    pub const ALL: [Use; 9] = [
         Use::Allocation,
         Use::Pool,
         Use::Virtual,
@@ -37,6 +39,7 @@ impl Use {
         Use::Module,
         Use::Local,
         Use::Private,
+        Use::Managed,
     ];
 
     /// What `simgpu-ctl status` calls it.
@@ -51,6 +54,7 @@ impl Use {
             Use::Module => "modules",
             Use::Local => "local memory",
             Use::Private => "private",
+            Use::Managed => "managed",
         }
     }
 }
@@ -66,6 +70,7 @@ impl SlotMemory {
             Use::Module => &self.modules,
             Use::Local => &self.local,
             Use::Private => &self.private,
+            Use::Managed => &self.managed,
         }
     }
 
@@ -120,6 +125,22 @@ impl Session {
         let word = self.shared().slots[slot].memory[gpu].word(kind);
         let taken = |now: u64| Some(now.saturating_sub(bytes));
         let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken);
+    }
+
+    /// Pins host memory, bytes: the kernel unpins it when the process is dead, and takes its time.
+    pub fn pin(&self, bytes: u64) {
+        if let Some(slot) = self.slot() {
+            self.shared().slots[slot].pinned.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// Unpins it.
+    pub fn unpin(&self, bytes: u64) {
+        if let Some(slot) = self.slot() {
+            let pinned = &self.shared().slots[slot].pinned;
+            let taken = |now: u64| Some(now.saturating_sub(bytes));
+            let _ = pinned.fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken);
+        }
     }
 
     /// Bytes of a GPU that processes can use.

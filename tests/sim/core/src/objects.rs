@@ -80,6 +80,15 @@ pub(crate) fn by_use_of(shared: &Shared, slot: usize, gpu: usize) -> Vec<(Use, u
         .collect()
 }
 
+/// Bytes that a slot holds on a GPU and that count for another.
+pub(crate) fn imported_by(shared: &Shared, slot: usize, gpu: usize) -> u64 {
+    used(shared)
+        .iter()
+        .filter(|o| o.gpu.load(Ordering::Relaxed) as usize == gpu && o.is_live())
+        .filter(|o| o.is_held_by(slot) && o.counts_for() != Some(slot))
+        .fold(0, |sum, o| sum.saturating_add(o.bytes.load(Ordering::Relaxed)))
+}
+
 /// A slot's process is gone, or a new one begins: it holds nothing. Under the lock.
 pub(crate) fn forget_holder(shared: &Shared, slot: usize) {
     for object in used(shared) {

@@ -32,7 +32,7 @@ pub(crate) enum Kind {
     Device,
     /// The same below 4 GiB.
     Low,
-    /// `cuMemAllocManaged`; simulated as device memory.
+    /// `cuMemAllocManaged`; simulated as device memory that is resident from the start.
     Managed,
     /// From a memory pool.
     Pooled,
@@ -51,6 +51,20 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
+    /// Which of [`Memory::arenas`] it comes from.
+    fn arena(self) -> usize {
+        match self {
+            Kind::Low => 1,
+            Kind::Managed => 2,
+            _ => 0,
+        }
+    }
+
+    /// What its chunks count as.
+    fn counts_as(self) -> Use {
+        if self == Kind::Managed { Use::Managed } else { Use::Allocation }
+    }
+
     /// Whether it occupies a GPU's memory.
     pub(crate) fn is_device(self) -> bool {
         !matches!(self, Kind::Host | Kind::Registered | Kind::MappedHost)
@@ -84,8 +98,8 @@ impl Allocation {
 
 /// All allocations of the process.
 pub(crate) struct Memory {
-    /// By unit: ordinary and low addresses.
-    arenas: Vec<[Arena; 2]>,
+    /// By unit: ordinary and low addresses, and managed memory.
+    arenas: Vec<[Arena; 3]>,
     by_start: BTreeMap<u64, Allocation>,
     next_id: u64,
     chunk: u64,
@@ -98,7 +112,7 @@ impl Memory {
     pub(crate) fn new(config: &Config) -> Memory {
         let chunk = config.memory.granularity_bytes;
         let arenas =
-            config.units.iter().map(|_| [Arena::new(chunk, false), Arena::new(chunk, true)]);
+            config.units.iter().map(|_| [false, true, false].map(|low| Arena::new(chunk, low)));
         Memory {
             arenas: arenas.collect(),
             by_start: BTreeMap::new(),
@@ -265,13 +279,13 @@ pub(crate) fn allocate(context: &'static Context, size: u64, kind: Kind) -> Resu
 fn try_allocate(driver: &Driver, context: &'static Context, size: u64, kind: Kind) -> Result<u64> {
     let gpu = context.device.gpu;
     let mut memory = driver.memory();
-    let arena = &mut memory.arenas[gpu][usize::from(kind == Kind::Low)];
+    let arena = &mut memory.arenas[gpu][kind.arena()];
     let need = arena.need(size).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-    if need.charge > 0 && !driver.session.charge(gpu, Use::Allocation, need.charge) {
+    if need.charge > 0 && !driver.session.charge(gpu, kind.counts_as(), need.charge) {
         return Err(CUDA_ERROR_OUT_OF_MEMORY);
     }
     let Some(start) = arena.take(need) else {
-        driver.session.uncharge(gpu, Use::Allocation, need.charge);
+        driver.session.uncharge(gpu, kind.counts_as(), need.charge);
         return Err(CUDA_ERROR_OUT_OF_MEMORY);
     };
     memory.insert(start, size, kind, context, 0);
@@ -296,11 +310,11 @@ pub(crate) fn free(driver: &Driver, address: u64) -> Result<Allocation> {
         forget_pages(address, a.size.next_multiple_of(ALIGN));
     }
     let gpu = a.context.device.gpu;
-    let freed = memory.arenas[gpu][usize::from(a.kind == Kind::Low)].give(address, a.size);
+    let freed = memory.arenas[gpu][a.kind.arena()].give(address, a.size);
     let (range, _) = Arena::range_of(memory.chunk, address, a.size);
     let memory = &mut *memory;
     if freed > 0 && !crate::ipc::withdraw(driver, &mut memory.exports, range) {
-        driver.session.uncharge(gpu, Use::Allocation, freed);
+        driver.session.uncharge(gpu, a.kind.counts_as(), freed);
     }
     Ok(a)
 }
@@ -382,7 +396,9 @@ fn allocate_host(size: usize, flags: c_uint) -> Result<*mut c_void> {
     if unsafe { libc::posix_memalign(&raw mut at, 4096, size) } != 0 {
         return Err(CUDA_ERROR_OUT_OF_MEMORY);
     }
-    driver()?.memory().insert(at as u64, size as u64, Kind::Host, context, flags);
+    let driver = driver()?;
+    driver.session.pin(size as u64);
+    driver.memory().insert(at as u64, size as u64, Kind::Host, context, flags);
     Ok(at)
 }
 
@@ -396,8 +412,9 @@ fn forget_host(driver: &Driver, start: u64, kind: Kind) -> Result<()> {
             CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED
         });
     }
-    memory.by_start.remove(&start);
+    let gone = memory.by_start.remove(&start);
     drop(memory);
+    driver.session.unpin(gone.map_or(0, |a| a.size));
     if kind == Kind::Host {
         // SAFETY: it came from posix_memalign in `allocate_host`, and was just forgotten.
         unsafe { libc::free(start as *mut c_void) };
@@ -411,13 +428,15 @@ fn register(start: *mut c_void, len: usize, flags: c_uint) -> Result<()> {
     if start.is_null() || len == 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    let mut memory = driver()?.memory();
+    let driver = driver()?;
+    let mut memory = driver.memory();
     let (from, to) = (start as u64, start as u64 + len as u64);
     let overlaps = memory.by_start.range(..to).next_back().is_some_and(|(s, a)| s + a.size > from);
     if overlaps {
         return Err(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
     }
     memory.insert(from, len as u64, Kind::Registered, context, flags);
+    driver.session.pin(len as u64);
     Ok(())
 }
 

@@ -88,7 +88,7 @@ impl Device {
         let used = self.units.clone().filter(first).map(|unit| self.session.used(unit)).sum();
         if self.config.mig.is_some() && self.instance.is_none() {
             let total = self.config.memory_bytes;
-            return (total, total.saturating_sub(config.memory.reserved_bytes), used);
+            return (total, total.saturating_sub(config.reserved_bytes(self.config)), used);
         }
         let (total, usable) = config.memory_of(self.units.start);
         (total, usable, used)

@@ -91,7 +91,8 @@ fn nvml_has_handles_of_instances_as_documented() {
     // Total, used, free, reserved: an instance's own, and of the GPU.
     let total = 4 * GIB;
     assert_eq!(out.value("gpu0:1.memory"), format!("{total} 0 {total} 0"));
-    let (total, reserved) = (8 * GIB, 256 * MIB);
+    // An H200's.
+    let (total, reserved) = (8 * GIB, 700 * MIB);
     let free = total - reserved;
     assert_eq!(out.value("gpu0.memory"), format!("{total} {reserved} {free} {reserved}"));
 }
@@ -122,7 +123,7 @@ fn nvml_lists_processes_by_instance_and_all_of_them_on_the_gpu() {
     };
     assert_eq!(
         [used("gpu0:0"), used("gpu0:1"), used("gpu0")],
-        [164, 164, 2 * 164 + 256].map(|n| n * MIB)
+        [164, 164, 2 * 164 + 700].map(|n| n * MIB)
     );
 }
 

@@ -1,7 +1,8 @@
 //! Owning a process slot, and recovering those of the dead.
 
 use super::{Locked, Session};
-use crate::layout::{MAX_CHANNELS, MAX_SLOTS, Slot, lock_bytes, slot_state};
+use crate::config::MemoryConfig;
+use crate::layout::{MAX_CHANNELS, MAX_SLOTS, Slot, SlotMemory, lock_bytes, slot_state};
 use crate::{clock, engine, events, objects, ofd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::Ordering;
@@ -27,9 +28,7 @@ impl Session {
             slot.describe();
             objects::forget_holder(self.shared, i);
             events::forget_owner(self.shared, i);
-            for memory in &slot.memory {
-                memory.clear();
-            }
+            slot.forget();
             let used = u32::try_from(i + 1).unwrap_or(u32::MAX);
             self.shared.slots_used.fetch_max(used, Ordering::AcqRel);
             slot.state.store(slot_state::LIVE, Ordering::Release);
@@ -47,9 +46,7 @@ impl Session {
         objects::forget_holder(self.shared, i);
         events::forget_owner(self.shared, i);
         let slot = &self.shared.slots[i];
-        for memory in &slot.memory {
-            memory.clear();
-        }
+        slot.forget();
         slot.state.store(slot_state::FREE, Ordering::Release);
         if let Some(fd) = self.checked_fd() {
             let i = i64::try_from(i).unwrap_or(0);
@@ -98,7 +95,7 @@ impl Locked<'_> {
                         continue;
                     }
                     self.close_channels_of(i);
-                    let release = now + self.session.config.memory.teardown_ns;
+                    let release = now + slot.teardown_ns(&self.session.config.memory);
                     slot.release_ns.store(release, Ordering::Relaxed);
                     slot.state.store(slot_state::DYING, Ordering::Release);
                 }
@@ -110,9 +107,7 @@ impl Locked<'_> {
             {
                 objects::forget_holder(shared, i);
                 events::forget_owner(shared, i);
-                for memory in &slot.memory {
-                    memory.clear();
-                }
+                slot.forget();
                 slot.state.store(slot_state::FREE, Ordering::Release);
             }
         }
@@ -147,6 +142,24 @@ fn pid_namespace() -> u64 {
 }
 
 impl Slot {
+    /// How long what it has takes to come back after its owner's death.
+    fn teardown_ns(&self, config: &MemoryConfig) -> u64 {
+        let device = self.memory.iter().map(SlotMemory::total).sum::<u64>();
+        let pinned = self.pinned.load(Ordering::Relaxed);
+        let of = |bytes: u64, ns_per_gib: u64| (u128::from(bytes) * u128::from(ns_per_gib)) >> 30;
+        let by_size =
+            of(device, config.teardown_ns_per_gib) + of(pinned, config.teardown_ns_per_pinned_gib);
+        config.teardown_ns.saturating_add(u64::try_from(by_size).unwrap_or(u64::MAX))
+    }
+
+    /// It has nothing any more.
+    fn forget(&self) {
+        self.pinned.store(0, Ordering::Relaxed);
+        for memory in &self.memory {
+            memory.clear();
+        }
+    }
+
     fn describe(&self) {
         // SAFETY: getpid has no preconditions.
         self.pid.store(unsafe { libc::getpid() }, Ordering::Relaxed);

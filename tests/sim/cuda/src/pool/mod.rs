@@ -284,8 +284,9 @@ impl Inner {
         };
         let (bytes, start) =
             [whole, fitting].into_iter().filter(|&bytes| bytes <= room).find_map(|bytes| {
-                let charged =
-                    self.device.is_none_or(|d| driver.session.charge(d.gpu, Use::Pool, bytes));
+                let charged = self
+                    .device
+                    .is_none_or(|d| driver.session.charge(d.gpu, self.props.counts_as(), bytes));
                 charged.then_some(bytes).and_then(|bytes| {
                     let gpu = self.device.map_or(0, |d| d.gpu);
                     let start = driver.memory().take_range(gpu, bytes);
@@ -307,7 +308,7 @@ impl Inner {
 
     fn uncharge(&self, driver: &Driver, bytes: u64) {
         if let Some(device) = self.device {
-            driver.session.uncharge(device.gpu, Use::Pool, bytes);
+            driver.session.uncharge(device.gpu, self.props.counts_as(), bytes);
         }
     }
 

@@ -2,6 +2,7 @@
 
 use crate::driver::Driver;
 use crate::errors::Result;
+use simgpu::memory::Use;
 use std::ffi::c_int;
 use tessera_cuda::types::{
     CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUdevice, CUmemLocation, CUmemPoolProps,
@@ -88,6 +89,11 @@ impl Default for Props {
 }
 
 impl Props {
+    /// What its chunks count as.
+    pub(crate) fn counts_as(&self) -> Use {
+        if self.allocation == MANAGED { Use::Managed } else { Use::Pool }
+    }
+
     /// Of a device's default pool.
     pub(crate) fn of_device(ordinal: CUdevice) -> Props {
         Props { location: Location::Device(ordinal), ..Props::default() }

@@ -8,12 +8,18 @@ use std::time::{Duration, Instant};
 
 scenarios! {
     a_list_of_processes_takes_milliseconds
+    managed_memory_is_the_gpus_and_nobodys
+    a_killed_process_s_memory_takes_the_longer_the_more_it_had
+    an_import_counts_for_its_maker
 }
 
 configured! {
     allocations_wait_for_a_list_and_memory_figures_do_not = "nvml.process_list_us = 300000.0\n"
     one_who_is_killed_in_a_list_holds_nobody_up_for_longer = "nvml.process_list_us = 300000.0\n"
     lists_may_cost_nothing = "nvml.process_list_us = 0.0\nnvml.memory_info_us = 0.0\n"
+    managed_memory_may_count_for_its_process = "memory.managed = \"process\"\n"
+    a_killed_process_s_memory_may_come_back_at_once = "memory.teardown_ms = 0.0\nmemory.teardown_ms_per_gib = 0.0\nmemory.teardown_ms_per_pinned_gib = 0.0\n"
+    an_import_may_count_for_both = "memory.imports = \"both\"\n"
 }
 
 /// The first GPU, in NVML's eyes.
@@ -33,6 +39,10 @@ struct Process {
     instances: [c_uint; 2],
 }
 
+/// `CUipcMemHandle`.
+#[repr(C)]
+struct Name([u8; 64]);
+
 /// The processes that compute on it: pid and bytes.
 fn processes(device: Handle) -> Vec<(u32, u64)> {
     let mut found = [Process::default(); 8];
@@ -49,6 +59,79 @@ fn memory(device: Handle) -> [u64; 5] {
     let mut info = [40 | 2 << 24, 0, 0, 0, 0];
     ok(cuda!(nvmlDeviceGetMemoryInfo_v2(device => Handle, info.as_mut_ptr() => *mut u64)));
     info
+}
+
+/// Bytes of managed memory that this process shows, and that the GPU has in use, once it has 100 MiB.
+fn managed() -> (u64, u64) {
+    retain(0);
+    let device = device();
+    let figures = || (processes(device)[0].1, memory(device)[4]);
+    let before = figures();
+    let mut at = 0u64;
+    ok(cuda!(cuMemAllocManaged(&raw mut at => *mut u64, 100 * MIB => usize, 1 => c_uint)));
+    let with = figures();
+    ok(free(at));
+    assert_eq!(figures(), before);
+    (with.0 - before.0, with.1 - before.1)
+}
+
+/// How long the memory of a killed process with 4 GiB of device memory and 1 GiB of pinned memory is in use.
+fn teardown() -> Duration {
+    let mut took = Duration::ZERO;
+    pair(
+        |peer: &Peer| {
+            peer.receive::<1>();
+            let device = device();
+            let killed = Instant::now();
+            peer.send(&[1]);
+            peer.until_gone();
+            while memory(device)[4] > 0 {
+                assert!(killed.elapsed() < Duration::from_secs(60));
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            took = killed.elapsed();
+        },
+        |peer: &Peer| {
+            retain(0);
+            alloc(4096 * MIB).unwrap();
+            let mut pinned = NULL;
+            ok(
+                cuda!(cuMemHostAlloc(&raw mut pinned => *mut Handle, 1024 * MIB => usize, 0 => c_uint)),
+            );
+            peer.send(&[1]);
+            peer.receive::<1>();
+            // SAFETY: kills this very process.
+            unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+        },
+    );
+    took
+}
+
+/// MiB that the driver shows for a maker of 10 MiB and for its importer, contexts left out, and for the GPU.
+fn imported() -> [u64; 3] {
+    let mut shown = [0; 3];
+    pair(
+        |peer: &Peer| {
+            retain(0);
+            let (at, mut name) = (alloc(10 * MIB).unwrap(), Name([0; 64]));
+            ok(cuda!(cuIpcGetMemHandle(&raw mut name => *mut Name, at => u64)));
+            peer.send(&name.0);
+            let importer = u32::from_ne_bytes(peer.receive());
+            let device = device();
+            let listed = processes(device);
+            let of = |pid| listed.iter().find(|(p, _)| *p == pid).unwrap().1 / MIB as u64 - 64;
+            shown = [of(std::process::id()), of(importer), memory(device)[4] / MIB as u64 - 128];
+            peer.meet();
+        },
+        |peer: &Peer| {
+            retain(0);
+            let (name, mut at) = (Name(peer.receive()), 0u64);
+            ok(cuda!(cuIpcOpenMemHandle_v2(&raw mut at => *mut u64, name => Name, 1 => c_uint)));
+            peer.send(&std::process::id().to_ne_bytes());
+            peer.meet();
+        },
+    );
+    shown
 }
 
 /// How long `act` takes.
@@ -140,6 +223,34 @@ mod body {
                 unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
             },
         );
+    }
+
+    /// 60 GB of `cudaMallocManaged` show as 5, of `cudaMalloc` as 58 (gpuopenanalytics/pynvml#63).
+    pub fn managed_memory_is_the_gpus_and_nobodys() {
+        assert_eq!(managed(), (0, 100 * MIB as u64));
+    }
+
+    pub fn managed_memory_may_count_for_its_process() {
+        assert_eq!(managed(), (100 * MIB as u64, 100 * MIB as u64));
+    }
+
+    /// 0.4 to 0.8 s for 67.5 GB, 25.9 s with 243 GB of pinned memory (sgl-project/sglang#32829).
+    pub fn a_killed_process_s_memory_takes_the_longer_the_more_it_had() {
+        assert!(teardown() >= Duration::from_millis(10 + 4 * 8 + 110));
+    }
+
+    pub fn a_killed_process_s_memory_may_come_back_at_once() {
+        assert!((0..20).any(|_| teardown() < Duration::from_millis(10 + 4 * 8 + 110)));
+    }
+
+    /// RM has sums of its own for what a process has made, shared and duplicated; which of them NVML adds up is
+    /// not public.
+    pub fn an_import_counts_for_its_maker() {
+        assert_eq!(imported(), [10, 0, 10]);
+    }
+
+    pub fn an_import_may_count_for_both() {
+        assert_eq!(imported(), [10, 10, 10]);
     }
 
     pub fn lists_may_cost_nothing() {
