@@ -193,7 +193,7 @@ impl Overhead {
                     !slot.is_departing()
                         && self.pids.get(&(slot.index, slot.claimed_ns)) == Some(&pid)
                 };
-                slots.iter().filter(its).fold(0, |sum: u64, s| sum.saturating_add(s.granted[gpu]))
+                slots.iter().filter(its).fold(0, |sum: u64, s| sum.saturating_add(s.shown(gpu)))
             };
             let own = |pid| ProcessOwner::Own(granted(pid, &before).min(granted(pid, &after)));
             let listed: Vec<ListedProcess> = listed

@@ -369,7 +369,7 @@ impl Observer {
             let share = |at: usize, slots: &[usize]| {
                 let ((record, _), gpu) = tenants[at];
                 let its = before[at].iter().filter(|slot| slots.contains(&slot.index));
-                let granted = its.fold(0, |sum: u64, slot| sum.saturating_add(slot.granted[gpu]));
+                let granted = its.fold(0, |sum: u64, slot| sum.saturating_add(slot.shown(gpu)));
                 (granted, record.grants[gpu].memory_limit_bytes)
             };
             let owner = match self.owner(&process, &tenants, &sessions, &before, &kubelet) {
@@ -514,7 +514,7 @@ impl Observer {
                 !slot.is_departing()
                     && tenant.and_then(|t| t.pids.get(&(slot.index, slot.claimed_ns))) == Some(&pid)
             };
-            slots.iter().filter(its).fold(0, |sum: u64, s| sum.saturating_add(s.granted[gpu]))
+            slots.iter().filter(its).fold(0, |sum: u64, s| sum.saturating_add(s.shown(gpu)))
         };
         // In all the shares that it has.
         let granted = |pid: u32, owners: &[usize]| {

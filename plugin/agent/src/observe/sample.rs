@@ -52,8 +52,8 @@ pub struct Sample {
     /// Something was given back during the look: while the driver was asked, less may have been granted than
     /// before and after.
     pub freed: bool,
-    /// Bytes granted to the processes that the driver lists, contexts' constants included: before the
-    /// driver was asked or after, where there were less. A slot
+    /// Bytes granted to the processes that the driver lists, contexts' constants included and managed memory not
+    /// ([`SlotView::shown`]): before the driver was asked or after, where there were less. A slot
     /// whose process it does not list says nothing of those it does, unless one of these has no slot
     /// that is known to be its own: then it may be this.
     pub granted: u64,
@@ -107,7 +107,7 @@ pub fn compose(
     let is_member = |slot: &SlotView| members.iter().any(|m| m.slot == Some(slot.index));
     let counts = |slot: &&SlotView| is_member(slot) || !all_known && !slot.is_departing();
     let granted = |slots: &[SlotView]| {
-        let granted = slots.iter().filter(counts).map(|slot| slot.granted[gpu]);
+        let granted = slots.iter().filter(counts).map(|slot| slot.shown(gpu));
         granted.fold(0, u64::saturating_add)
     };
     // What nobody owns any more is not the tenant's doing.
@@ -120,7 +120,7 @@ pub fn compose(
     };
     let contexts =
         |member: &Member| slot_of(member).map_or(0, |slot| slot.kinds[Kind::Overhead as usize]);
-    let own = |member: &Member| slot_of(member).map_or(0, |slot| slot.granted[gpu]);
+    let own = |member: &Member| slot_of(member).map_or(0, |slot| slot.shown(gpu));
     Sample {
         quiet: owned_before.len() == owned_after.len()
             && owned_before.iter().zip(&owned_after).all(|(a, b)| unmoved(a, b, gpu)),
@@ -195,6 +195,19 @@ mod tests {
         assert_eq!(sample.most_beyond(), 2);
         let sample = compose(&slots, &slots, 0, vec![member(1, Some(14))]);
         assert_eq!(sample.overhead(), Some(0), "a ledger ahead of the driver is no overhead");
+    }
+
+    #[test]
+    fn managed_memory_is_not_expected_in_the_drivers_figure() {
+        let mut one = slot(0, 100);
+        one.kinds[Kind::Managed as usize] = 60;
+        let own = Member { slot: Some(0), ..member(1, Some(45)) };
+        let sample = compose(&[one.clone()], &[one.clone()], 0, vec![own]);
+        assert_eq!((sample.granted, sample.overhead(), &sample.own[..]), (40, Some(5), &[40][..]));
+        // Some of it may be on another GPU.
+        one.granted[1] = 50;
+        let sample = compose(&[one.clone()], &[one], 0, vec![own]);
+        assert_eq!((sample.granted, sample.overhead()), (90, Some(0)));
     }
 
     #[test]

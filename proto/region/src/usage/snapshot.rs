@@ -6,7 +6,7 @@ use core::ops::Range;
 
 use super::tally::Tally;
 use crate::layout::{
-    KINDS, LAUNCH_SHARDS, MAX_BYTES, MAX_GPUS, Past, SLOTS, Slot, USAGE_BYTES, USAGE_MAGIC,
+    KINDS, Kind, LAUNCH_SHARDS, MAX_BYTES, MAX_GPUS, Past, SLOTS, Slot, USAGE_BYTES, USAGE_MAGIC,
     UsageHeader, is_departing,
 };
 
@@ -69,6 +69,16 @@ impl SlotView {
     /// Whether its owner is dead, and the driver may have its memory still.
     pub fn is_departing(&self) -> bool {
         self.departing_ns != 0
+    }
+
+    /// How much of what is granted on a GPU the driver shows as the process's: managed memory is in no process's
+    /// figure (NVML counts it for the device alone: gpuopenanalytics/pynvml#63). The page has its sum over all GPUs, so
+    /// beside another GPU only as much of it is left out as cannot be there.
+    pub fn shown(&self, gpu: usize) -> u64 {
+        let others = self.granted.iter().enumerate().filter(|(other, _)| *other != gpu);
+        let others = others.fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes));
+        let managed = self.kinds[Kind::Managed as usize].saturating_sub(others);
+        self.granted[gpu].saturating_sub(managed)
     }
 }
 
