@@ -82,6 +82,13 @@ pub const POLICY_STRICT: u32 = 1;
 /// Compute policy: compute is not limited.
 pub const POLICY_NONE: u32 = 2;
 
+/// [`QuotaGpu::departing`]: the driver has none.
+pub const DEPARTING_NONE: u32 = 1;
+/// [`QuotaGpu::departing`]: it has some.
+pub const DEPARTING_SOME: u32 = 2;
+/// After so many nanoseconds without a heartbeat the plugin's word of what departs is an old one.
+pub const HEARTBEAT_STALE_NS: u64 = 5_000_000_000;
+
 /// One GPU's limits, 192 bytes.
 #[repr(C, align(64))]
 #[derive(Debug)]
@@ -111,7 +118,9 @@ pub struct QuotaGpu {
     pub window_us: AtomicU32,
     /// Microseconds that a tenant may be idle while YIELD before it says so; 0 counts as 100.
     pub idle_us: AtomicU32,
-    reserved: [u8; 68],
+    /// `DEPARTING_*`: whether the driver has memory of dead processes on this GPU, whosever they were.
+    pub departing: AtomicU32,
+    reserved: [u8; 64],
 }
 
 /// The quota page, 4096 bytes.
@@ -157,6 +166,7 @@ const _: () = {
     assert!(offset_of!(QuotaGpu, window) == 104);
     assert!(offset_of!(QuotaGpu, window_us) == 108);
     assert!(offset_of!(QuotaGpu, idle_us) == 112);
+    assert!(offset_of!(QuotaGpu, departing) == 116);
     assert!(size_of::<QuotaPage>() == QUOTA_BYTES);
     assert!(offset_of!(QuotaPage, abi) == 8);
     assert!(offset_of!(QuotaPage, gpu_count) == 12);

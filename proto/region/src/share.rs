@@ -203,6 +203,14 @@ impl ShareSet {
         self.sum(gpu, |share, gpu| share.quota.observed_overhead(gpu))
     }
 
+    /// Whether the driver has memory of dead processes on a GPU; see [`QuotaReader::departing`].
+    pub fn departing(&self, gpu: usize, now_ns: u64) -> Option<bool> {
+        self.each(gpu)
+            .map(|(share, gpu)| share.quota.departing(gpu, now_ns))
+            .reduce(|all, one| Some(all? | one?))
+            .flatten()
+    }
+
     /// Bytes to charge for a context: a constant of the GPU's model.
     pub fn context_overhead(&self, gpu: usize) -> u64 {
         self.each(gpu).map(|(share, gpu)| share.quota.context_overhead(gpu)).max().unwrap_or(0)

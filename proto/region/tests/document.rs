@@ -42,7 +42,8 @@ fn the_quota_page_is_as_documented() {
     let page = fields!(QuotaPage: magic abi gpu_count generation heartbeat_ns allocation arbiter_ns departure_us gpus);
     check("## Quota page", page, &["reserved", "tail"]);
     let gpu = fields!(QuotaGpu: uuid memory_limit_bytes context_overhead_bytes
-        observed_overhead_bytes cores_millis policy gate phase_millis window window_us idle_us);
+        observed_overhead_bytes cores_millis policy gate phase_millis window window_us idle_us
+        departing);
     check("One GPU:", gpu, &["reserved"]);
 }
 

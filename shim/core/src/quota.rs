@@ -14,9 +14,14 @@ use tessera_region::account::{self, Overrun, Refused, Reservation};
 use tessera_region::layout::Kind;
 use tessera_region::session::{Event, EventKind};
 
-/// How long a request that fits the quota insists when the driver refuses it: the driver tears a killed
-/// process down later than the kernel ends it, and nobody here sees whether a neighbour's is.
+/// How long a request that fits the quota insists when the driver refuses it and no plugin says whether dead
+/// processes' memory is with the driver still, which tears a killed process down later than the kernel ends it.
 const INSIST_NS: u64 = 2_000_000_000;
+/// The same where the plugin sees none: it may see one a moment later.
+const GLANCE_NS: u64 = 500_000_000;
+/// The same where it sees some. A driver takes seconds for what was large, and half a minute and more where host
+/// memory was pinned (sgl-project/sglang#32829, #37485).
+const DEPARTING_NS: u64 = 120_000_000_000;
 /// How long after one has insisted in vain others do so only briefly: then it was no process's end, and
 /// the GPU is full.
 const FULL_NS: u64 = 3_000_000_000;
@@ -173,8 +178,8 @@ pub(crate) fn keep(
     }
 }
 
-/// Runs the driver's call; again for up to [`INSIST_NS`], with back-off, while it refuses what the
-/// quota grants.
+/// Runs the driver's call; again, with back-off, while it refuses what the quota grants and dead processes' memory
+/// may be why.
 #[inline]
 pub(crate) fn insist(
     process: &'static Process,
@@ -203,17 +208,29 @@ fn refused_by_driver(
     let began = now_ns();
     let full = FULL_SINCE.load(Ordering::Relaxed);
     let is_full = full != 0 && began.saturating_sub(full) < FULL_NS;
-    // Of an own dead process the driver has memory for sure.
-    let patience =
-        if is_full && !account.any_departing(usize::from(gpu)) { BRIEFLY_NS } else { INSIST_NS };
+    let patience = || {
+        // Of an own dead process the driver has memory for sure.
+        let own = account.any_departing(usize::from(gpu));
+        match account.shares().departing(usize::from(gpu), now_ns()) {
+            Some(true) => DEPARTING_NS,
+            _ if is_full && !own => BRIEFLY_NS,
+            Some(false) if !own => GLANCE_NS,
+            _ => INSIST_NS,
+        }
+    };
     let mut wait_us = 500;
-    while now_ns().saturating_sub(began) < patience {
+    loop {
+        // Before the call: what was there no more by then is free for it.
+        let patience = patience();
         sleep_us(wait_us);
         wait_us = (wait_us * 2).min(8_000);
         let result = call();
         if result != CUDA_ERROR_OUT_OF_MEMORY {
             FULL_SINCE.store(0, Ordering::Relaxed);
             return result;
+        }
+        if now_ns().saturating_sub(began) >= patience {
+            break;
         }
     }
     if !is_full {

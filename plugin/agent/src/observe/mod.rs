@@ -151,6 +151,8 @@ struct Observer {
     silent: BTreeMap<String, String>,
     /// Pids that the driver listed at the last look, by GPU.
     listed: BTreeMap<String, Vec<u32>>,
+    /// GPUs of which it listed dead processes then.
+    ending: BTreeSet<String>,
     /// Processes of no tenant, by GPU.
     strangers: BTreeMap<String, Strangers>,
     reported_stranger: Option<Instant>,
@@ -171,6 +173,7 @@ impl Observer {
             tenants: BTreeMap::new(),
             silent: BTreeMap::new(),
             listed: BTreeMap::new(),
+            ending: BTreeSet::new(),
             strangers: BTreeMap::new(),
             reported_stranger: None,
             sweep: Sweep::new(Instant::now(), SWEEP_START),
@@ -201,6 +204,7 @@ impl Observer {
         let sold = |uuid: &String| sold.contains(uuid.as_str());
         self.gpus.retain(|uuid, _| sold(uuid));
         self.listed.retain(|uuid, _| sold(uuid));
+        self.ending.retain(sold);
         self.strangers.retain(|uuid, _| sold(uuid));
         self.agent.trust().keep_outside(|uuid| sold(&uuid.to_owned()));
         let silent = self.silent.len();
@@ -221,6 +225,12 @@ impl Observer {
             .collect();
         for uuid in &due {
             let (figure, hurries) = self.figure(uuid, &allocations);
+            let hurries = hurries || self.ending.contains(uuid);
+            for (record, region) in &allocations {
+                if let Some(gpu) = record.grants.iter().position(|grant| grant.uuid == *uuid) {
+                    region.publish_departing(gpu, hurries);
+                }
+            }
             if let Some(schedule) = self.gpus.get_mut(uuid)
                 && !schedule.wants_lists(now, figure, hurries)
             {
@@ -238,9 +248,13 @@ impl Observer {
                 if let Some(within) = look.watch {
                     schedule.watch(now, within);
                 }
-                if look.departing {
+                if look.departing || look.ending {
                     schedule.hurry(now);
                 }
+                match look.ending {
+                    true => self.ending.insert(uuid.clone()),
+                    false => self.ending.remove(uuid),
+                };
             }
         }
         if !due.is_empty() || silent != self.silent.len() {
@@ -355,6 +369,7 @@ impl Observer {
 
         let mut members: Vec<Vec<Member>> = vec![Vec::new(); tenants.len()];
         let mut strangers = Vec::new();
+        let mut ending = false;
         let sessions = sessions(&tenants);
         let dead = self.departing(&tenants, &before);
         let mut listed = Vec::new();
@@ -392,6 +407,7 @@ impl Observer {
                 }
                 Owner::Gone => {
                     let GpuProcess { pid, used_bytes } = process;
+                    ending |= used_bytes != Some(0);
                     let was = (0..dead.len()).map(|at| (at, departing(at)));
                     let was: Vec<_> = was.filter(|(_, was)| !was.is_empty()).collect();
                     let shares: Vec<_> = was.iter().map(|(at, was)| share(*at, was)).collect();
@@ -411,7 +427,8 @@ impl Observer {
         self.look_at_mounts(&tenants, &members, sites.as_ref(), now);
 
         let slack = self.agent.config().gpus.audit_slack_bytes;
-        let mut look = Look { busy: unsettled, open: unsettled || others, ..Look::default() };
+        let open = unsettled || others;
+        let mut look = Look { busy: unsettled, open, ending, ..Look::default() };
         for (at, ((record, region), gpu)) in tenants.iter().enumerate() {
             let after = region.slots();
             self.learn(&record.id, &before[at], &members[at]);
@@ -650,8 +667,10 @@ struct Look {
     open: bool,
     /// The longest time until the next.
     watch: Option<Duration>,
-    /// The driver may have memory of dead processes.
+    /// The driver may have memory of dead processes of tenants that are there.
     departing: bool,
+    /// It lists dead processes, whosever they were.
+    ending: bool,
 }
 
 /// Processes with a session, by their pids on the host: the tenants, by their places in the round, each with

@@ -19,8 +19,11 @@ const RESTLESS: Duration = Duration::from_secs(1);
 
 /// Between two looks while dead processes' memory may be with the driver.
 const HURRY: Duration = Duration::from_millis(3);
-/// The longest time between two lists meanwhile.
+/// The longest time between two lists meanwhile, and the part of the time since then that it grows to: a teardown
+/// may take half a minute, under the lock that the lists take.
 const HURRIED_LISTS: Duration = Duration::from_millis(50);
+/// See [`HURRIED_LISTS`].
+const HURRIED_PART: u32 = 8;
 /// Bytes that a GPU's figure may move before the lists are asked what moved.
 const MOVED: u64 = 16 << 20;
 
@@ -39,6 +42,8 @@ pub struct LookSchedule {
     figure: Figure,
     /// The longest pause until the next lists.
     watched: Duration,
+    /// Since when somebody may wait for dead processes' memory.
+    hurried: Option<Instant>,
 }
 
 /// A GPU's memory in use beyond what its tenants' ledgers say, bytes; `None` where the driver does not tell.
@@ -65,6 +70,7 @@ impl LookSchedule {
             listed: None,
             figure: None,
             watched: SLOW,
+            hurried: None,
         }
     }
 
@@ -89,6 +95,7 @@ impl LookSchedule {
 
     /// Dead processes' memory may be with the driver: somebody may wait for it.
     pub fn hurry(&mut self, now: Instant) {
+        self.hurried.get_or_insert(now);
         self.due = self.due.min(self.looked.map_or(now, |looked| looked + HURRY));
     }
 
@@ -100,13 +107,16 @@ impl LookSchedule {
 
     /// Whether a look at this figure must ask for the lists. `hurries`: as for [`Self::hurry`].
     #[must_use]
-    pub fn wants_lists(&self, now: Instant, figure: Figure, hurries: bool) -> bool {
+    pub fn wants_lists(&mut self, now: Instant, figure: Figure, hurries: bool) -> bool {
+        self.hurried = self.hurried.filter(|_| hurries);
         let (Some((listed, then)), Some(figure)) = (self.listed, figure) else { return true };
         let (Some(then), false) = (then, self.open) else { return true };
         let passed = now.saturating_duration_since(listed);
         if hurries {
             // Memory comes back in pieces: the lists are asked when it rests.
-            return passed >= HURRIED_LISTS || figure != then && self.figure == Some(figure);
+            let since = self.hurried.map_or(Duration::ZERO, |since| now - since);
+            return passed >= HURRIED_LISTS.max(since / HURRIED_PART)
+                || figure != then && self.figure == Some(figure);
         }
         passed >= SLOW || figure.abs_diff(then) >= u128::from(MOVED)
     }
@@ -258,6 +268,14 @@ mod tests {
         let all = lists(appears, false, Duration::from_secs(9));
         assert_eq!(all.len(), 2, "{all:?}");
         assert!((5000..5400).contains(&all[1]), "{all:?}");
+    }
+
+    #[test]
+    fn a_teardown_of_half_a_minute_is_not_slowed_by_the_one_who_waits() {
+        let comes_back = |ms: u64| if ms < 26_000 { 60 << 30 } else { 0 };
+        let all = lists(comes_back, true, Duration::from_secs(27));
+        assert!(all.len() < 60, "{} lists", all.len());
+        assert!(all.iter().any(|ms| (26_000..=26_009).contains(ms)), "{all:?}");
     }
 
     #[test]

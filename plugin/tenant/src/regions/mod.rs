@@ -328,6 +328,11 @@ impl Region {
         lock(&self.quota).set_observed_overhead(gpu, bytes);
     }
 
+    /// Publishes whether the driver has memory of dead processes on the page's `gpu`-th GPU, whosever they were.
+    pub fn publish_departing(&self, gpu: usize, any: bool) {
+        lock(&self.quota).set_departing(gpu, any);
+    }
+
     /// The slots in use as they stand, with nothing recovered or repaired; none if the page cannot be
     /// believed.
     #[must_use]

@@ -42,7 +42,7 @@ use words::Words;
 pub const PATIENCE: Duration = Duration::from_secs(5);
 /// How long a request that would fit waits for what dead processes held. The plugin keeps that charged
 /// for as long as it sees the driver hold it.
-pub const DEPARTURE_PATIENCE: Duration = Duration::from_secs(20);
+pub const DEPARTURE_PATIENCE: Duration = Duration::from_secs(120);
 
 /// The account of this process in the pages of its shares: a slot in each. Shared by all its threads; kept
 /// until the process ends. A forked child must neither use nor drop it: see [`crate::usage`].

@@ -7,8 +7,8 @@ use super::{Policy, name_in};
 use crate::attach;
 use crate::error::{AttachError, AttachFault};
 use crate::layout::{
-    DEPARTURE_NS, MAX_BYTES, MAX_GPUS, QUOTA_BYTES, QUOTA_FILE, QUOTA_MAGIC, QuotaGpu, QuotaPage,
-    UUID_LEN,
+    DEPARTING_NONE, DEPARTING_SOME, DEPARTURE_NS, HEARTBEAT_STALE_NS, MAX_BYTES, MAX_GPUS,
+    QUOTA_BYTES, QUOTA_FILE, QUOTA_MAGIC, QuotaGpu, QuotaPage, UUID_LEN,
 };
 use crate::os::Map;
 
@@ -103,6 +103,19 @@ impl QuotaReader {
     pub fn observed_overhead(&self, gpu: usize) -> u64 {
         // Relaxed: it stands for itself, as a limit does.
         self.gpu(gpu).observed_overhead_bytes.load(Ordering::Relaxed).min(MAX_BYTES)
+    }
+
+    /// Whether the driver has memory of dead processes on this GPU, whosever they were, as the plugin says at
+    /// `now_ns` (`CLOCK_MONOTONIC`); `None` where none says it.
+    pub fn departing(&self, gpu: usize, now_ns: u64) -> Option<bool> {
+        if now_ns.saturating_sub(self.heartbeat_ns()) > HEARTBEAT_STALE_NS {
+            return None;
+        }
+        match self.gpu(gpu).departing.load(Ordering::Relaxed) {
+            DEPARTING_NONE => Some(false),
+            DEPARTING_SOME => Some(true),
+            _ => None,
+        }
     }
 
     /// Bytes that charges may reach on this GPU, now: the limit less the observed overhead. By this

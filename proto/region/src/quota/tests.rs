@@ -7,7 +7,8 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::layout::{
-    GATE_CLOSED, GATE_SOLO, MAX_BYTES, QUOTA_FILE, gate_epoch, gate_state, gate_word,
+    GATE_CLOSED, GATE_SOLO, HEARTBEAT_STALE_NS, MAX_BYTES, QUOTA_FILE, gate_epoch, gate_state,
+    gate_word,
 };
 use crate::{AttachFault, PageFault, prepare_dir, remove_pages};
 
@@ -105,6 +106,13 @@ fn what_the_plugin_changes_the_tenant_sees() {
     writer.set_observed_overhead(0, u64::MAX);
     assert_eq!((writer.observed_overhead(0), reader.observed_overhead(0)), (MAX_BYTES, MAX_BYTES));
     writer.set_observed_overhead(0, 0);
+    writer.set_heartbeat(7);
+    let stale = 8 + HEARTBEAT_STALE_NS;
+    assert_eq!(reader.departing(0, 8), None);
+    for any in [true, false] {
+        writer.set_departing(0, any);
+        assert_eq!((reader.departing(0, 8), reader.departing(0, stale)), (Some(any), None));
+    }
     writer.set_heartbeat(99);
     writer.set_window(0, 4, 500);
     writer.set_cores(0, 500, Policy::Burst);

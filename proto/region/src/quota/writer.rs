@@ -13,8 +13,8 @@ use crate::abi;
 use crate::error::{PageError, PageFault};
 use crate::files;
 use crate::layout::{
-    DEPARTURE_NS, GATE_SOLO, MAX_BYTES, MAX_GPUS, QUOTA_BYTES, QUOTA_FILE, QUOTA_MAGIC, QuotaGpu,
-    QuotaPage, gate_epoch, gate_word,
+    DEPARTING_NONE, DEPARTING_SOME, DEPARTURE_NS, GATE_SOLO, MAX_BYTES, MAX_GPUS, QUOTA_BYTES,
+    QUOTA_FILE, QUOTA_MAGIC, QuotaGpu, QuotaPage, gate_epoch, gate_word,
 };
 use crate::os::{Map, Stat};
 use crate::spares::Spares;
@@ -214,6 +214,12 @@ impl QuotaWriter {
     /// What [`Self::set_observed_overhead`] published last, by this plugin or the one before.
     pub fn observed_overhead(&self, gpu: usize) -> u64 {
         self.gpu(gpu).observed_overhead_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Publishes whether the driver has memory of dead processes on a GPU, whosever they were.
+    pub fn set_departing(&self, gpu: usize, any: bool) {
+        let word = if any { DEPARTING_SOME } else { DEPARTING_NONE };
+        self.gpu(gpu).departing.store(word, Ordering::Relaxed);
     }
 
     /// Changes the compute share of a GPU.

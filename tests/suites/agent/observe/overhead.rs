@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use tessera_gpu::GpuProcess;
+use tessera_harness::monotonic_ns;
 use tessera_harness::plugin::*;
 use tessera_model::audit::What;
 use tessera_region::layout::DEPARTURE_NS;
@@ -19,6 +20,12 @@ fn overhead(pages: &Path) -> u64 {
 
 async fn until_overhead(pages: &Path, bytes: u64) {
     until(|| (overhead(pages) == bytes).then_some(())).await;
+}
+
+/// Until the tenant of `pages` reads whether the driver has memory of dead processes.
+async fn until_departing(pages: &Path, any: bool) {
+    let quota = QuotaReader::attach(pages).unwrap();
+    until(|| (quota.departing(0, monotonic_ns()) == Some(any)).then_some(())).await;
 }
 
 #[tokio::test]
@@ -46,6 +53,9 @@ async fn what_the_driver_shows_beyond_the_charges_is_published_and_ends_with_the
     let pid = tenant.pid();
     tenant.kill();
     until(|| (usage.charged_total(0) == 3 * GIB && usage.living_total(0) == 0).then_some(())).await;
+    // Its neighbours need to know: they wait for that memory, too.
+    let neighbours = node.pages(&neighbour.device_ids);
+    until_departing(&neighbours, true).await;
     tokio::time::sleep(std::time::Duration::from_nanos(DEPARTURE_NS) * 5 / 4).await;
     assert_eq!((usage.charged_total(0), overhead(&pages)), (3 * GIB, 112 * MIB));
     // Part of it is gone, then all.
@@ -53,6 +63,10 @@ async fn what_the_driver_shows_beyond_the_charges_is_published_and_ends_with_the
     until(|| (usage.charged_total(0) == GIB).then_some(())).await;
     node.gpus.show(&[uses(other.pid(), GIB)]);
     until(|| (usage.charged_total(0) == 0 && overhead(&pages) == 0).then_some(())).await;
+    until_departing(&neighbours, false).await;
+    // Of one that is dead and in no account any more.
+    node.gpus.show(&[uses(pid, GIB), uses(other.pid(), GIB)]);
+    until_departing(&neighbours, true).await;
 }
 
 #[tokio::test]

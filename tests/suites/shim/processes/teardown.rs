@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use tessera_harness::{Conversation, Pages, Preloaded, SimGpu, compile_c};
+use tessera_harness::{Conversation, Pages, Preloaded, SimGpu, compile_c, monotonic_ns};
 
 const MIB: u64 = 1 << 20;
 const OUT_OF_MEMORY: i64 = 2;
@@ -60,6 +60,44 @@ fn what_fits_waits_for_a_neighbours_killed_process() {
         let pointer = survivor.must("alloc 629145600");
         survivor.must(&format!("free {pointer}"));
     }
+}
+
+/// A GPU whose driver takes `teardown_ms` for what died, 900 MiB of it full, and the pages of one who needs 600.
+fn full(teardown_ms: u32, dies: bool) -> (SimGpu, Pages, Conversation, Conversation) {
+    let sim = SimGpu::start(&format!(
+        "[memory]\nreserved = \"0\"\ncontext_overhead = \"8Mi\"\nteardown_ms = {teardown_ms}.0\n\
+         [[gpu]]\nuuid = \"GPU-7e55e7a0-0000-4000-8000-000000000000\"\nmemory = \"1Gi\"\n",
+    ));
+    let [pages, other] = [(); 2].map(|()| Pages::create(&[(sim.uuid(0), 900 * MIB)]));
+    let late = tenant(&sim, &pages);
+    let mut neighbour = tenant(&sim, &other);
+    neighbour.must("alloc 629145600");
+    if dies {
+        neighbour.kill();
+    }
+    pages.quota().set_departing(0, dies);
+    // It lives for longer than the test.
+    pages.quota().set_heartbeat(monotonic_ns() + 3_600_000_000_000);
+    (sim, pages, late, neighbour)
+}
+
+/// The driver takes up to 26 s (sgl-project/sglang#32829).
+#[test]
+fn what_the_plugin_sees_departing_is_waited_for_as_long_as_it_sees_it() {
+    let (_sim, _pages, mut late, _neighbour) = full(4_000, true);
+    late.must("alloc 629145600");
+}
+
+#[test]
+fn where_nothing_departs_nobody_retries_for_seconds() {
+    let took = || {
+        let (_sim, _pages, mut late, _neighbour) = full(400, false);
+        let asked = Instant::now();
+        assert_eq!(late.ask("alloc 629145600").result, OUT_OF_MEMORY);
+        asked.elapsed()
+    };
+    // A busy machine may be slow once.
+    assert!((0..9).any(|_| took() < Duration::from_secs(2)));
 }
 
 #[test]
