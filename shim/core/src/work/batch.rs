@@ -2,7 +2,7 @@
 #![allow(non_snake_case, reason = "hooks carry the driver's own names")]
 #![allow(clippy::too_many_arguments, reason = "the driver's signatures")]
 
-use super::direction::Transfer;
+use super::direction::{Transfer, sample};
 use super::{LONG, memory_type};
 use crate::gate::{self, Pass, Stream};
 use crate::real::Real;
@@ -20,16 +20,19 @@ struct Batch {
 }
 
 impl Batch {
-    /// Whether some copy of it stays on the GPU.
-    unsafe fn is_on_device(&self) -> bool {
+    /// Whether some copy of it stays on the GPU, by a sample of them.
+    unsafe fn is_on_device(
+        &self,
+        mut memory_type: impl FnMut(CUdeviceptr) -> CUmemorytype,
+    ) -> bool {
         !self.dsts.is_null()
             && !self.srcs.is_null()
-            && (0..self.count).any(|i| {
-                // SAFETY: the caller promises `count` addresses in each.
+            && sample(self.count).any(|i| {
+                // SAFETY: below `count`; the caller promises `count` addresses in each.
                 let ends = unsafe {
                     [ptr::read_unaligned(self.dsts.add(i)), ptr::read_unaligned(self.srcs.add(i))]
                 };
-                ends.is_on_device(memory_type)
+                ends.is_on_device(&mut memory_type)
             })
     }
 
@@ -50,7 +53,7 @@ impl Batch {
             return Ok(Pass::Flag(busy));
         }
         // SAFETY: the caller's promise.
-        if state::passes() || !unsafe { self.is_on_device() } {
+        if state::passes() || !unsafe { self.is_on_device(memory_type) } {
             return Ok(Pass::Free);
         }
         gate::admit_work(self.stream)
@@ -101,4 +104,55 @@ batches! {
         attributes: *mut CUmemcpyAttributes, indices: *mut usize, attribute_count: usize;
         stream: CUstream
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A pinned pool on the host, and caches on the device.
+    fn asked(dsts: &[CUdeviceptr], srcs: &[CUdeviceptr]) -> (bool, usize) {
+        const DEVICE: CUdeviceptr = 1 << 40;
+        let sizes = vec![LONG; dsts.len()];
+        let batch = Batch {
+            dsts: dsts.as_ptr(),
+            srcs: srcs.as_ptr(),
+            sizes: sizes.as_ptr(),
+            count: dsts.len(),
+            stream: Stream::new(ptr::null_mut(), false),
+        };
+        let mut questions = 0;
+        let memory_type = |at: CUdeviceptr| {
+            questions += 1;
+            if at < DEVICE { CU_MEMORYTYPE_HOST } else { CU_MEMORYTYPE_DEVICE }
+        };
+        // SAFETY: as many of each as `count` says.
+        (unsafe { batch.is_on_device(memory_type) }, questions)
+    }
+
+    #[test]
+    fn a_batch_of_8192_costs_a_few_questions_in_either_direction() {
+        for count in [1, 2, 17, 8192] {
+            let host: Vec<CUdeviceptr> = (0..count).map(|i| i << 16).collect();
+            let device: Vec<CUdeviceptr> = (0..count).map(|i| (1 << 40) + (i << 16)).collect();
+            for (dsts, srcs) in [(&device, &host), (&host, &device)] {
+                let (on_device, questions) = asked(dsts, srcs);
+                assert!(!on_device && questions <= 32, "{count}: {questions}");
+            }
+            assert_eq!(asked(&device, &device), (true, 2), "{count}");
+        }
+        assert_eq!(asked(&[], &[]), (false, 0));
+    }
+
+    #[test]
+    fn a_batch_whose_end_or_every_second_copy_stays_on_the_gpu_is_seen() {
+        let host: Vec<CUdeviceptr> = (0..8192).map(|i| i << 16).collect();
+        let device: Vec<CUdeviceptr> = host.iter().map(|at| at + (1 << 40)).collect();
+        let mut last = host.clone();
+        last[8191] = device[8191];
+        assert!(asked(&device, &last).0);
+        let mixed: Vec<_> =
+            (0..8192).map(|i| if i % 2 == 0 { host[i] } else { device[i] }).collect();
+        assert!(asked(&device, &mixed).0);
+    }
 }

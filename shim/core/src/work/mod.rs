@@ -103,7 +103,8 @@ unsafe fn is_on_device(kind: Kind, arguments: &[usize; ARGUMENTS]) -> bool {
             Kind::Operations => {
                 const BYTES: usize = size_of::<CUDA_MEMCPY3D_BATCH_OP>();
                 second != 0
-                    && (0..first).any(|i| described::<CUDA_MEMCPY3D_BATCH_OP>(second + i * BYTES))
+                    && direction::sample(first)
+                        .any(|i| described::<CUDA_MEMCPY3D_BATCH_OP>(second + i * BYTES))
             }
         }
     }
