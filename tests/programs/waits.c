@@ -151,6 +151,8 @@ static unsigned long long persistent(void) {
                           ".version 6.0\n.target sm_50\n.address_size 64\n"
                           ".visible .entry until(.param .u64 at, .param .u64 value) { ret; }\n"));
     MUST(cuModuleGetFunction(&until, module, "until"));
+    /* Loaded lazily behind the kernel that the host ends, this one would wait for its end for ever. */
+    launch(0, gpus[0].other);
     while (!is_over()) {
         unsigned long long at = words[0], value = ++step;
         void *params[] = {&at, &value};

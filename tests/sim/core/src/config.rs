@@ -36,6 +36,8 @@ pub struct Config {
     pub costs: Costs,
     /// What NVML's questions cost.
     pub nvml: NvmlCosts,
+    /// What the driver's calls wait for.
+    pub driver: DriverConfig,
     /// How long kernels take: the first rule whose name matches counts.
     pub kernels: Vec<KernelRule>,
     /// Duration of kernels that no rule names.
@@ -109,6 +111,18 @@ pub struct MemoryConfig {
     pub imports_are_both_processes: bool,
 }
 
+/// `[driver]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DriverConfig {
+    /// Calls of a context exclude each other.
+    pub context_lock: bool,
+    /// Loading code waits for the context's work.
+    pub loads_drain: bool,
+    /// A kernel's code is loaded at its first launch, where `CUDA_MODULE_LOADING` does not say.
+    pub lazy_loading: bool,
+}
+
 /// `[costs]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Costs {
@@ -116,6 +130,14 @@ pub struct Costs {
     pub launch_ns: u64,
     /// CPU time that every launch call spends, busy.
     pub launch_cpu_ns: u64,
+    /// CPU time that recording an event takes at least, busy.
+    pub record_cpu_ns: u64,
+    /// CPU time that asking about an event or a stream takes at least, busy.
+    pub query_cpu_ns: u64,
+    /// CPU time that asking what a pointer is takes at least, busy.
+    pub pointer_query_cpu_ns: u64,
+    /// How long loading a kernel's code takes.
+    pub load_ns: u64,
     /// GPU time of recording an event.
     pub event_ns: u64,
     /// GPU time of a memory write by a stream (`cuStreamWriteValue`).
@@ -188,6 +210,7 @@ struct Raw {
     memory: RawMemory,
     costs: RawCosts,
     nvml: RawNvml,
+    driver: DriverConfig,
     kernel: Vec<RawKernel>,
     default_kernel_us: f64,
 }
@@ -230,6 +253,10 @@ struct RawMemory {
 struct RawCosts {
     launch_ns: u64,
     launch_cpu_ns: u64,
+    record_cpu_ns: u64,
+    query_cpu_ns: u64,
+    pointer_query_cpu_ns: u64,
+    load_us: f64,
     event_ns: u64,
     marker_ns: u64,
     context_switch_us: f64,
@@ -273,6 +300,7 @@ impl Default for Raw {
             memory: RawMemory::default(),
             costs: RawCosts::default(),
             nvml: RawNvml::default(),
+            driver: DriverConfig::default(),
             kernel: Vec::new(),
             default_kernel_us: 10.0,
         }
@@ -297,11 +325,21 @@ impl Default for RawMemory {
     }
 }
 
+impl Default for DriverConfig {
+    fn default() -> Self {
+        DriverConfig { context_lock: true, loads_drain: true, lazy_loading: true }
+    }
+}
+
 impl Default for RawCosts {
     fn default() -> Self {
         RawCosts {
             launch_ns: 1_000,
             launch_cpu_ns: 0,
+            record_cpu_ns: 450,
+            query_cpu_ns: 200,
+            pointer_query_cpu_ns: 300,
+            load_us: 100.0,
             event_ns: 500,
             marker_ns: 500,
             context_switch_us: 50.0,
@@ -416,6 +454,10 @@ impl Config {
         let costs = Costs {
             launch_ns: c.launch_ns,
             launch_cpu_ns: c.launch_cpu_ns,
+            record_cpu_ns: c.record_cpu_ns,
+            query_cpu_ns: c.query_cpu_ns,
+            pointer_query_cpu_ns: c.pointer_query_cpu_ns,
+            load_ns: nanos(c.load_us, 1e3, "costs.load_us")?,
             event_ns: c.event_ns,
             marker_ns: c.marker_ns,
             context_switch_ns: nanos(c.context_switch_us, 1e3, "costs.context_switch_us")?,
@@ -443,6 +485,7 @@ impl Config {
             memory,
             costs,
             nvml,
+            driver: raw.driver,
             kernels: raw.kernel.iter().map(kernel).collect::<Result<_, _>>()?,
             default_kernel: Duration::Fixed(nanos(
                 raw.default_kernel_us,

@@ -1,7 +1,7 @@
 //! Contexts: CUDA Driver API, "Context Management" and "Primary Context Management".
 
 use crate::abi::{exports, get, put, put_if};
-use crate::driver::{Device, driver, lock};
+use crate::driver::{CallLock, Device, driver, lock};
 use crate::errors::Result;
 use crate::handle::{Header, Object, enliven, handle, kill, resolve};
 use crate::pool;
@@ -52,6 +52,8 @@ pub(crate) struct Context {
     local: Mutex<Local>,
     /// Buffers of raised limits are taken when a kernel is launched.
     is_owed: AtomicBool,
+    /// What its calls take, and those of its green contexts.
+    pub calls: CallLock,
     /// Of `cuCtxCreate` and `cuCtxAttach`; a primary context's are counted by its device.
     users: AtomicU32,
 }
@@ -171,6 +173,7 @@ impl Context {
             frame: AtomicU64::new(0),
             local: Mutex::default(),
             is_owed: AtomicBool::new(false),
+            calls: CallLock::default(),
             users: AtomicU32::new(1),
         }))
     }
@@ -344,6 +347,7 @@ impl Context {
     pub(crate) fn synchronize(&'static self) -> Result<()> {
         self.check_alive()?;
         crate::capture::permit_context(self)?;
+        drop(self.owner().calls.shared());
         self.wait()
     }
 

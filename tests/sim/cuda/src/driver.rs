@@ -13,7 +13,9 @@ use crate::work::Lane;
 use simgpu::{GpuConfig, Session};
 use std::ffi::{c_int, c_uint};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{
+    Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+};
 use tessera_cuda::types::{
     CUDA_ERROR_DEINITIALIZED, CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_VALUE,
     CUDA_ERROR_NO_DEVICE, CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_UNKNOWN,
@@ -51,6 +53,35 @@ pub(crate) struct Device {
     pub pools: Mutex<DevicePools>,
     /// Its host function thread.
     pub caller: Caller,
+}
+
+/// The lock of one context's calls: the driver's own is a `pthread_rwlock`, which a record takes for
+/// writing (cms-sw/cmssw#37323), and the loading of code for as long as it lasts
+/// (meta-pytorch/torchcomms#2334).
+#[derive(Default)]
+pub(crate) struct CallLock(RwLock<()>);
+
+impl CallLock {
+    /// For a call that changes the context or submits to it.
+    pub(crate) fn alone(&self) -> Option<RwLockWriteGuard<'_, ()>> {
+        is_locking().then(|| self.0.write().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// For a call that asks.
+    pub(crate) fn shared(&self) -> Option<RwLockReadGuard<'_, ()>> {
+        is_locking().then(|| self.0.read().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+fn is_locking() -> bool {
+    driver().is_ok_and(|d| d.session.config().driver.context_lock)
+}
+
+/// Spends CPU time until `ns` after `since`, as a call of the driver's does.
+pub(crate) fn spend(since: u64, ns: u64) {
+    while ns > 0 && simgpu::clock::now_ns() < since + ns {
+        std::hint::spin_loop();
+    }
 }
 
 const LIVE: u32 = 1;

@@ -2,8 +2,8 @@
 
 use crate::abi::{exports, exports_both, put};
 use crate::capture;
-use crate::context::current;
-use crate::driver::{Device, driver, lock};
+use crate::context::{Context, current};
+use crate::driver::{Device, driver, lock, spend};
 use crate::errors::Result;
 use crate::graph::kind::Kind;
 use crate::handle::{Header, Object, Recycler, enliven, handle, kill, resolve};
@@ -80,6 +80,7 @@ impl Recorded {
 #[derive(Clone, Copy)]
 struct Record {
     device: &'static Device,
+    context: &'static Context,
     seq: u64,
     finish_ns: Option<u64>,
 }
@@ -119,6 +120,11 @@ impl Event {
         let (channel, seq) = driver.session.recorded_event(id)?;
         let own = driver.devices.iter().find(|d| d.lane.channel() == channel);
         Some(Recorded { channel, seq, own, home })
+    }
+
+    /// The context of the last record, if it is this process's.
+    fn context(&self) -> Option<&'static Context> {
+        lock(&self.record).map(|r| r.context)
     }
 
     /// What it is to other processes too.
@@ -165,14 +171,18 @@ fn record(event: CUevent, s: CUstream, flavour: Flavour, external: bool) -> Resu
         }
         return capture::add(s, |_| Ok(Kind::EventRecord(event))).map(|_| ());
     }
-    if capture::record(event, s)? { Ok(()) } else { record_in(event, s) }
+    if capture::record(event, s)? {
+        return Ok(());
+    }
+    record_in(event, s, driver()?.session.config().costs.record_cpu_ns)
 }
 
-/// Records an event in a stream.
-pub(crate) fn record_in(event: &'static Event, s: &'static Stream) -> Result<()> {
+/// Records an event in a stream, in a call that takes `least_ns`.
+pub(crate) fn record_in(event: &'static Event, s: &'static Stream, least_ns: u64) -> Result<()> {
     let cost = driver()?.session.config().costs.event_ns;
-    let seq = s.submit_for(Op::Mark(cost), Some(event))?;
-    *lock(&event.record) = Some(Record { device: s.device(), seq, finish_ns: None });
+    let seq = s.submit_for(Op::Mark(cost), Some(event), least_ns)?;
+    *lock(&event.record) =
+        Some(Record { device: s.device(), context: s.context().owner(), seq, finish_ns: None });
     if let Some(common) = event.common() {
         driver()?.session.record_event(common.id, s.device().lane.channel(), seq);
     }
@@ -240,8 +250,12 @@ exports! {
     fn cuEventDestroy_v2(event: CUevent) { destroy(event) }
 
     fn cuEventQuery(event: CUevent) {
-        driver()?;
-        match asked(event)?.recorded() {
+        let costs = &driver()?.session.config().costs;
+        let event = asked(event)?;
+        let context = event.context();
+        let _shared = context.and_then(|c| c.calls.shared());
+        spend(simgpu::clock::now_ns(), costs.query_cpu_ns);
+        match event.recorded() {
             Some(last) if !last.is_complete()? => Err(CUDA_ERROR_NOT_READY),
             Some(last) => last.home.check(),
             // Never recorded: nothing was captured, which is complete.
@@ -251,7 +265,9 @@ exports! {
 
     fn cuEventSynchronize(event: CUevent) {
         driver()?;
-        if let Some(last) = asked(event)?.recorded() {
+        let event = asked(event)?;
+        drop(event.context().and_then(|c| c.calls.shared()));
+        if let Some(last) = event.recorded() {
             last.wait()?;
         }
         pool::synchronized();

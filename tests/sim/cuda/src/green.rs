@@ -386,7 +386,7 @@ exports! {
     }
     fn cuGreenCtxRecordEvent(green: *mut c_void, event: CUevent) {
         driver()?;
-        record_in(resolve::<Event>(event)?, whole(resolve::<Green>(green)?.view)?)
+        record_in(resolve::<Event>(event)?, whole(resolve::<Green>(green)?.view)?, 0)
     }
     fn cuGreenCtxWaitEvent(green: *mut c_void, event: CUevent) {
         driver()?;
@@ -394,7 +394,7 @@ exports! {
     }
     fn cuCtxRecordEvent(context: CUcontext, event: CUevent) {
         driver()?;
-        record_in(resolve::<Event>(event)?, whole(context_or_current(context)?)?)
+        record_in(resolve::<Event>(event)?, whole(context_or_current(context)?)?, 0)
     }
     fn cuCtxWaitEvent(context: CUcontext, event: CUevent) {
         driver()?;

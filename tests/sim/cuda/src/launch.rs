@@ -3,7 +3,7 @@
 use crate::abi::{exports, exports_both, get, put};
 use crate::capture;
 use crate::context::current;
-use crate::driver::driver;
+use crate::driver::{driver, spend};
 use crate::errors::Result;
 use crate::graph::kind::{Kernel, KernelParams};
 use crate::handle::resolve;
@@ -124,9 +124,7 @@ fn launch(
     }
     let costs = &driver()?.session.config().costs;
     let ns = duration(function, shape, s.context().sm_count(), params, extra)?;
-    if costs.launch_cpu_ns > 0 {
-        spin(costs.launch_cpu_ns);
-    }
+    spend(simgpu::clock::now_ns(), costs.launch_cpu_ns);
     s.submit(Op::Compute(ns.saturating_add(costs.launch_ns))).map(|_| ())
 }
 
@@ -142,14 +140,6 @@ pub(crate) fn run_kernel(kernel: &Kernel, s: &'static Stream) -> Result<()> {
     };
     let launch_ns = driver()?.session.config().costs.launch_ns;
     s.submit(Op::Compute(ns.saturating_add(launch_ns))).map(|_| ())
-}
-
-/// Spends CPU time, as a driver's launch does.
-fn spin(ns: u64) {
-    let until = simgpu::clock::now_ns() + ns;
-    while simgpu::clock::now_ns() < until {
-        std::hint::spin_loop();
-    }
 }
 
 exports_both! {

@@ -278,6 +278,7 @@ pub(crate) fn allocate(context: &'static Context, size: u64, kind: Kind) -> Resu
 
 fn try_allocate(driver: &Driver, context: &'static Context, size: u64, kind: Kind) -> Result<u64> {
     let gpu = context.device.gpu;
+    let _alone = context.owner().calls.alone();
     let mut memory = driver.memory();
     let arena = &mut memory.arenas[gpu][kind.arena()];
     let need = arena.need(size).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
@@ -355,6 +356,7 @@ fn free_sync(address: u64) -> Result<()> {
         return pool::free(driver, address, None).then_some(()).ok_or(CUDA_ERROR_INVALID_VALUE);
     }
     capture::permit(capture::Call::Free)?;
+    let _alone = owner.calls.alone();
     owner.wait()?;
     if let Some(freed) = crate::graph::memory::free_outside(address) {
         return freed.map(drop);

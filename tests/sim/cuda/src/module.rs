@@ -17,8 +17,8 @@ use simgpu::config::Duration;
 use simgpu::memory::Use;
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::{Mutex, OnceLock};
 use tessera_cuda::types::{
     CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUdevice,
     CUdeviceptr, CUfunction, CUkernel, CUlibrary, CUmodule,
@@ -98,7 +98,36 @@ fn add(context: &'static Context, image: ptx::Image) -> Result<&'static Module> 
         code: Mutex::default(),
     }));
     lock(&LOADED).push(module);
-    Ok(enliven(module))
+    let module = enliven(module);
+    let alone = context.calls.alone();
+    drain(context)?;
+    drop(alone);
+    if is_eager(driver) {
+        for name in module.image.entries() {
+            module.function(name)?;
+        }
+    }
+    Ok(module)
+}
+
+/// Waits for the context's work, as the driver does before it changes the code that the GPU can reach.
+fn drain(context: &'static Context) -> Result<()> {
+    let drains = driver()?.session.config().driver.loads_drain;
+    if drains { context.wait() } else { Ok(()) }
+}
+
+/// Whether a module's code is loaded with the module. Lazy loading is the default since 12.2: CUDA
+/// Programming Guide, "Lazy Loading".
+fn is_eager(driver: &Driver) -> bool {
+    static EAGER: OnceLock<bool> = OnceLock::new();
+    *EAGER.get_or_init(|| match std::env::var("CUDA_MODULE_LOADING").as_deref() {
+        Ok("EAGER") => true,
+        Ok("LAZY") => false,
+        _ => {
+            let config = driver.session.config();
+            !config.driver.lazy_loading || config.cuda_version < 12_020
+        }
+    })
 }
 
 fn load_file(context: &'static Context, path: *const c_char) -> Result<&'static Module> {
@@ -124,6 +153,14 @@ fn unload(driver: &Driver, module: &'static Module) {
     driver.session.uncharge(module.context.device.gpu, Use::Module, overhead);
 }
 
+fn unload_now(driver: &Driver, module: &'static Module) -> Result<()> {
+    let alone = module.context.calls.alone();
+    drain(module.context)?;
+    drop(alone);
+    unload(driver, module);
+    Ok(())
+}
+
 /// Unloads what belongs to a context that ends.
 pub(crate) fn unload_all_of(driver: &Driver, context: &'static Context) {
     let loaded: Vec<_> =
@@ -135,6 +172,14 @@ pub(crate) fn unload_all_of(driver: &Driver, context: &'static Context) {
 
 impl Module {
     fn function(&'static self, name: &str) -> Result<&'static Function> {
+        let function = self.find(name)?;
+        if is_eager(driver()?) {
+            function.load()?;
+        }
+        Ok(function)
+    }
+
+    fn find(&'static self, name: &str) -> Result<&'static Function> {
         if !self.image.has_entry(name) {
             return Err(NOT_FOUND);
         }
@@ -181,7 +226,7 @@ impl Module {
 }
 
 impl Function {
-    /// Loads its code, as lazy loading does at its first use.
+    /// Loads its code, as lazy loading does at its first use: the context's other calls wait.
     #[inline]
     pub(crate) fn load(&self) -> Result<()> {
         if self.loaded.load(Ordering::Relaxed) { Ok(()) } else { self.load_now() }
@@ -200,6 +245,12 @@ impl Function {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
         *code += bytes;
+        let _alone = self.module.context.calls.alone();
+        drain(self.module.context)?;
+        let load_ns = driver.session.config().costs.load_ns;
+        if load_ns > 0 {
+            simgpu::clock::sleep_until(simgpu::clock::now_ns() + load_ns);
+        }
         self.loaded.store(true, Ordering::Relaxed);
         Ok(())
     }
@@ -282,8 +333,7 @@ exports! {
     }
     fn cuModuleUnload(module: CUmodule) {
         let driver = driver()?;
-        unload(driver, resolve(module)?);
-        Ok(())
+        unload_now(driver, resolve(module)?)
     }
     fn cuModuleGetFunction(out: *mut CUfunction, module: CUmodule, name: *const c_char) {
         driver()?;
@@ -297,9 +347,8 @@ exports! {
         put_global(at, size, get_global(module, name)?)
     }
     fn cuModuleGetLoadingMode(mode: *mut c_int) {
-        driver()?;
-        // CU_MODULE_LAZY_LOADING.
-        put(mode, 2)
+        // CU_MODULE_EAGER_LOADING, …_LAZY_LOADING.
+        put(mode, if is_eager(driver()?) { 1 } else { 2 })
     }
 
     fn cuLibraryLoadData(out: *mut CUlibrary, code: *const c_void, _jit: *mut c_int, _jit_values: *mut *mut c_void, _jit_count: c_uint, _options: *mut c_int, _values: *mut *mut c_void, _count: c_uint) {
@@ -310,8 +359,7 @@ exports! {
     }
     fn cuLibraryUnload(library: CUlibrary) {
         let driver = driver()?;
-        unload(driver, resolve(library)?);
-        Ok(())
+        unload_now(driver, resolve(library)?)
     }
     fn cuLibraryGetKernel(out: *mut CUkernel, library: CUlibrary, name: *const c_char) {
         driver()?;

@@ -1,7 +1,8 @@
 //! What a pointer is: CUDA Driver API, "Unified Addressing".
 
 use crate::abi::{exports, get, put};
-use crate::driver::driver;
+use crate::context::current;
+use crate::driver::{driver, spend};
 use crate::errors::Result;
 use crate::handle::{Object, handle};
 use crate::memory::Kind;
@@ -102,18 +103,29 @@ fn attribute(which: c_int, address: u64) -> Result<Value> {
     })
 }
 
+/// What a question costs, whatever it asks: a look-up under the lock of the context that has the address.
+fn ask(address: u64) -> Result<()> {
+    let driver = driver()?;
+    let owner = driver.memory().find(address, 0).map(|(_, a)| a.context);
+    let context = owner.or_else(|| current().ok()).map(|c| c.owner());
+    let _shared = context.and_then(|c| c.calls.shared());
+    spend(simgpu::clock::now_ns(), driver.session.config().costs.pointer_query_cpu_ns);
+    Ok(())
+}
+
 exports! {
     fn cuPointerGetAttribute(value: *mut c_void, which: c_int, address: CUdeviceptr) {
         if value.is_null() {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
+        ask(address)?;
         attribute(which, address)?.put(value)
     }
 
     // "Unlike cuPointerGetAttribute, this function will not return an error when the ptr
     // encountered is not a valid CUDA pointer": such attributes are null.
     fn cuPointerGetAttributes(count: c_uint, which: *mut c_int, values: *mut *mut c_void, address: CUdeviceptr) {
-        driver()?;
+        ask(address)?;
         for i in 0..count as usize {
             let (w, value) = (get(which.wrapping_add(i))?, get(values.wrapping_add(i))?);
             let value_now = match attribute(w, address) {

@@ -8,7 +8,7 @@
 use crate::abi::{exports, exports_both, put, put_if};
 use crate::capture::{self, sequence::Wait};
 use crate::context::{Context, current};
-use crate::driver::{Device, lock};
+use crate::driver::{Device, driver, lock, spend};
 use crate::errors::Result;
 use crate::event::Event;
 use crate::handle::{Header, Object, Recycler, enliven, handle, kill, resolve};
@@ -191,11 +191,26 @@ impl Stream {
     /// Submits an operation; its number.
     #[inline]
     pub(crate) fn submit(&self, op: Op) -> Result<u64> {
-        self.submit_for(op, None)
+        self.submit_for(op, None, 0)
     }
 
-    /// Submits an operation that records `event`.
-    pub(crate) fn submit_for(&self, op: Op, event: Option<&'static Event>) -> Result<u64> {
+    /// Submits an operation that records `event`, in a call that takes `least_ns`. The context's calls
+    /// wait for it, for room in the queue, too (openucx/ucx#11705).
+    pub(crate) fn submit_for(
+        &self,
+        op: Op,
+        event: Option<&'static Event>,
+        least_ns: u64,
+    ) -> Result<u64> {
+        let _alone = self.context().owner().calls.alone();
+        let since = simgpu::clock::now_ns();
+        let seq = self.submit_held(op, event)?;
+        spend(since, least_ns);
+        Ok(seq)
+    }
+
+    /// The same by a caller that holds the lock of the context's calls.
+    pub(crate) fn submit_held(&self, op: Op, event: Option<&'static Event>) -> Result<u64> {
         let context = self.context();
         context.check_alive()?;
         let seq = context.device.submit_with(op, event)?;
@@ -223,6 +238,7 @@ impl Stream {
     pub(crate) fn synchronize(&'static self) -> Result<()> {
         self.context().check_alive()?;
         self.permit()?;
+        drop(self.context().owner().calls.shared());
         match self.awaited() {
             Some(seq) => self.device().wait(seq),
             None => self.device().check(),
@@ -302,6 +318,8 @@ exports_both! {
         let s = stream(s, flavour)?;
         s.device().check()?;
         s.permit()?;
+        let _shared = s.context().owner().calls.shared();
+        spend(simgpu::clock::now_ns(), driver()?.session.config().costs.query_cpu_ns);
         match s.awaited() {
             Some(seq) if !s.device().is_complete(seq)? => Err(CUDA_ERROR_NOT_READY),
             _ => Ok(()),

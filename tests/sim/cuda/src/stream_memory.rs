@@ -232,8 +232,10 @@ fn write(s: &'static Stream, address: u64, value: Value) -> Result<()> {
     let cost = driver()?.session.config().costs.marker_ns;
     let device = s.device();
     let submit = || {
+        // Before the writes': who holds this one may settle them.
+        let _alone = s.context().owner().calls.alone();
         let mut writes = lock(&device.lane.writes.writes);
-        let seq = s.submit(Op::Mark(cost))?;
+        let seq = s.submit_held(Op::Mark(cost), None)?;
         writes.push_back(Write { seq, address, value });
         device.lane.writes.count.fetch_add(1, Ordering::AcqRel);
         Ok(seq)

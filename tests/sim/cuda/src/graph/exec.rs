@@ -220,7 +220,7 @@ impl State {
                 Kind::Memset(fill) => fill.run(s)?,
                 Kind::Host(host) => crate::host_function::run(host.function, host.data, s)?,
                 Kind::EventWait(event) => s.wait_for(event)?,
-                Kind::EventRecord(event) => crate::event::record_in(event, s)?,
+                Kind::EventRecord(event) => crate::event::record_in(event, s, 0)?,
                 Kind::MemAlloc(a) => {
                     if lasting.iter().any(|other| other.at == a.at) {
                         memory::enliven(self.number, a);

@@ -168,7 +168,14 @@ pub fn free_bytes() -> usize {
     free
 }
 
+/// A kernel that is loaded: the first launch of another waits for the context's work.
 pub fn kernel(name: &str) -> Handle {
+    let function = unloaded(name);
+    ok(cuda!(cuFuncLoad(function => Handle)));
+    function
+}
+
+pub fn unloaded(name: &str) -> Handle {
     let ptx = c".version 8.0\n.entry spin()\n.entry wave()\n.entry plain()\n.entry until()\n";
     let (mut module, mut function) = (NULL, NULL);
     let name = CString::new(name).unwrap();

@@ -121,6 +121,7 @@ mod body {
             |peer: &Peer| {
                 retain(0);
                 let (event, stream) = (open(Name(peer.receive())).unwrap(), new_stream());
+                let plain = kernel("plain");
                 assert_eq!(query(event), 0, "never recorded");
                 wait(stream, event);
                 synchronize(stream);
@@ -128,7 +129,6 @@ mod body {
                 peer.meet();
                 assert_eq!(query(event), NOT_READY);
                 wait(stream, event);
-                let plain = kernel("plain");
                 ok(launch(plain, 1, stream, std::ptr::null_mut()));
                 // The GPU is free: only the event is waited for.
                 std::thread::sleep(Duration::from_millis(20));

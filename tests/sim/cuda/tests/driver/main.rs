@@ -15,6 +15,7 @@ mod green;
 mod ipc;
 mod ipc_events;
 mod nvml;
+mod locks;
 mod overhead;
 mod pool_sharing;
 mod pools;

@@ -136,7 +136,7 @@ mod body {
             ok(cuda!(cuFuncIsLoaded(&raw mut state => *mut c_int, f => Handle)));
             state
         };
-        let (launched, loaded) = (kernel("plain"), kernel("wave"));
+        let (launched, loaded) = (unloaded("plain"), unloaded("wave"));
         assert_eq!((is_loaded(launched), is_loaded(loaded)), (0, 0));
         ok(launch(launched, 1, NULL, std::ptr::null_mut()));
         ok(cuda!(cuFuncLoad(loaded => Handle)));

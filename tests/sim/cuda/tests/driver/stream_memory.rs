@@ -50,12 +50,12 @@ mod body {
     pub fn a_stream_waits_until_the_host_writes() {
         retain(0);
         let (s, (at, words)) = (new_stream(), pinned());
-        let device = alloc(64).unwrap();
+        let (device, plain) = (alloc(64).unwrap(), kernel("plain"));
         ok(wait(s, at, 1, GEQ));
         // Behind the wait, and submitted without waiting for it: a fill, a copy back, a kernel.
         ok(cuda!(cuMemsetD32Async(device => u64, 7 => c_uint, 1 => usize, s => Handle)));
         ok(cuda!(cuMemcpyDtoHAsync_v2(at + 8 => u64, device => u64, 4 => usize, s => Handle)));
-        ok(launch(kernel("plain"), 1, s, std::ptr::null_mut()));
+        ok(launch(plain, 1, s, std::ptr::null_mut()));
         std::thread::sleep(Duration::from_millis(20));
         assert_eq!((query(s), words[2].load(Ordering::SeqCst)), (600, 0));
         words[0].store(1, Ordering::SeqCst);

@@ -1,0 +1,214 @@
+//! What a context's calls wait for: its lock, and the loading of code under it.
+
+use crate::harness::*;
+use std::ffi::{c_int, c_uint};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+scenarios! {
+    a_first_launch_waits_for_the_contexts_work_and_other_calls_for_it
+    a_free_that_waits_keeps_other_calls_waiting
+    a_launch_without_room_keeps_queries_waiting
+    a_loaded_kernel_is_launched_behind_work_at_once
+    questions_take_their_time
+}
+
+configured! {
+    without_the_lock_calls_pass_a_first_launch = "driver = { context_lock = false }\n"
+    without_drains_a_first_launch_waits_for_nothing = "driver = { loads_drain = false }\n"
+    eagerly_a_kernel_is_loaded_with_its_module = "driver = { lazy_loading = false }\n"
+    before_12_2_a_kernel_is_loaded_with_its_module = "cuda_version = \"12.1\"\n"
+}
+
+fn is_loaded(function: Handle) -> bool {
+    let mut state = 9;
+    ok(cuda!(cuFuncIsLoaded(&raw mut state => *mut c_int, function => Handle)));
+    state == 1
+}
+
+fn mode() -> c_int {
+    let mut mode = 0;
+    ok(cuda!(cuModuleGetLoadingMode(&raw mut mode => *mut c_int)));
+    mode
+}
+
+fn query(event: Handle) -> Result {
+    cuda!(cuEventQuery(event => Handle))
+}
+
+/// The word that ends the GPU's work.
+static WORD: AtomicU32 = AtomicU32::new(0);
+
+/// Whether `others` return while a second thread is in `call` of this context, which waits for work
+/// that goes on until they return, or for `patience`.
+fn pass(patience: Duration, call: impl FnOnce() + Send, others: impl FnOnce()) -> bool {
+    let context = retain(0) as usize;
+    let (begun, returned) = (AtomicBool::new(false), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            ok(cuda!(cuCtxSetCurrent(context as Handle => Handle)));
+            begun.store(true, Ordering::SeqCst);
+            call();
+        });
+        while !begun.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        // It is in the call by then; later, a test proves less, and fails as little.
+        std::thread::sleep(Duration::from_millis(20));
+        let ended = scope.spawn(|| {
+            let since = Instant::now();
+            while !returned.load(Ordering::SeqCst) && since.elapsed() < patience {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let in_time = returned.load(Ordering::SeqCst);
+            WORD.store(1, Ordering::SeqCst);
+            in_time
+        });
+        others();
+        returned.store(true, Ordering::SeqCst);
+        ended.join().unwrap()
+    })
+}
+
+const SHORT: Duration = Duration::from_millis(100);
+const LONG: Duration = Duration::from_secs(60);
+
+/// What `cuPointerGetAttribute` says of registered memory.
+fn is_host(at: u64) {
+    let mut kind = 0u32;
+    ok(cuda!(cuPointerGetAttribute(&raw mut kind => *mut u32, 2 => c_int, at => u64)));
+    assert_eq!(kind, 1);
+}
+
+/// What the driver's callers do all the time.
+fn ask(event: Handle) {
+    let _ = query(event);
+}
+
+mod body {
+    use super::*;
+
+    struct Work {
+        until: Handle,
+        busy: Handle,
+        other: Handle,
+        event: Handle,
+        cold: Handle,
+    }
+
+    /// Two streams, a complete event of the other one, a kernel that runs until the word is written, and
+    /// one that was never launched.
+    fn work() -> Work {
+        retain(0);
+        let (until, cold) = (kernel("until"), unloaded("plain"));
+        let (busy, other, event) = (new_stream(), new_stream(), new_event());
+        ok(cuda!(cuMemHostRegister_v2((&raw const WORD).cast_mut() => *mut AtomicU32,
+                 4 => usize, 0 => c_uint)));
+        record(event, other);
+        synchronize(other);
+        Work { until, busy, other, event, cold }
+    }
+
+    fn keep_it_busy(work: &Work) {
+        WORD.store(0, Ordering::SeqCst);
+        let (mut address, mut value) = ((&raw const WORD).addr() as u64, 1u64);
+        let mut params = [(&raw mut address).cast(), (&raw mut value).cast()];
+        ok(launch(work.until, 1, work.busy, params.as_mut_ptr()));
+    }
+
+    fn is_busy(work: &Work) -> bool {
+        cuda!(cuStreamQuery(work.busy => Handle)) == 600
+    }
+
+    fn first_launch(cold: usize, stream: usize) {
+        ok(launch(cold as Handle, 1, stream as Handle, std::ptr::null_mut()));
+    }
+
+    fn passes_a_first_launch(patience: Duration) -> bool {
+        let work = work();
+        keep_it_busy(&work);
+        let (cold, to) = (work.cold as usize, work.other as usize);
+        let passed = pass(patience, || first_launch(cold, to), || ask(work.event));
+        synchronize(work.busy);
+        assert_eq!((mode(), is_loaded(work.cold)), (2, true));
+        passed
+    }
+
+    /// The reproducer of meta-pytorch/torchcomms#2334, with a query in place of the copy.
+    pub fn a_first_launch_waits_for_the_contexts_work_and_other_calls_for_it() {
+        assert!(!passes_a_first_launch(SHORT));
+    }
+
+    pub fn without_the_lock_calls_pass_a_first_launch() {
+        assert!(passes_a_first_launch(LONG));
+    }
+
+    pub fn without_drains_a_first_launch_waits_for_nothing() {
+        let work = work();
+        keep_it_busy(&work);
+        first_launch(work.cold as usize, work.other as usize);
+        assert!(is_busy(&work));
+        WORD.store(1, Ordering::SeqCst);
+    }
+
+    pub fn a_loaded_kernel_is_launched_behind_work_at_once() {
+        let work = work();
+        ok(cuda!(cuFuncLoad(work.cold => Handle)));
+        keep_it_busy(&work);
+        first_launch(work.cold as usize, work.other as usize);
+        assert!(is_busy(&work));
+        WORD.store(1, Ordering::SeqCst);
+    }
+
+    pub fn a_free_that_waits_keeps_other_calls_waiting() {
+        let work = work();
+        let others: [fn(&Work); 4] = [
+            |work| ask(work.event),
+            |work| record(work.event, work.other),
+            |_| assert_eq!(free(alloc(64).unwrap()), 0),
+            |_| is_host((&raw const WORD).addr() as u64),
+        ];
+        for others in others {
+            let memory = alloc(1 << 20).unwrap();
+            keep_it_busy(&work);
+            assert!(!pass(SHORT, || assert_eq!(free(memory), 0), || others(&work)));
+        }
+    }
+
+    pub fn a_launch_without_room_keeps_queries_waiting() {
+        let work = work();
+        ok(cuda!(cuFuncLoad(work.cold => Handle)));
+        keep_it_busy(&work);
+        let (cold, to) = (work.cold as usize, work.other as usize);
+        // The queue holds 1,024 operations.
+        let fill = || (0..1024).for_each(|_| first_launch(cold, to));
+        assert!(!pass(SHORT, fill, || ask(work.event)));
+    }
+
+    fn eager() {
+        retain(0);
+        assert_eq!((mode(), is_loaded(unloaded("plain"))), (1, true));
+    }
+
+    pub fn eagerly_a_kernel_is_loaded_with_its_module() {
+        eager();
+    }
+
+    pub fn before_12_2_a_kernel_is_loaded_with_its_module() {
+        eager();
+    }
+
+    pub fn questions_take_their_time() {
+        retain(0);
+        let (event, since) = (new_event(), Instant::now());
+        (0..100).for_each(|_| record(event, NULL));
+        let recorded = since.elapsed();
+        (0..100).for_each(|_| ask(event));
+        let asked = since.elapsed() - recorded;
+        assert!(recorded >= Duration::from_micros(45) && asked >= Duration::from_micros(20));
+        work();
+        let since = Instant::now();
+        (0..100).for_each(|_| is_host((&raw const WORD).addr() as u64));
+        assert!(since.elapsed() >= Duration::from_micros(30));
+    }
+}
