@@ -144,6 +144,8 @@ pub struct Costs {
     pub marker_ns: u64,
     /// GPU time lost at a switch between processes.
     pub context_switch_ns: u64,
+    /// For so long after it kernels run at half their speed.
+    pub cold_ns: u64,
     /// How long a process runs while others wait.
     pub time_slice_ns: u64,
     /// Fixed time of a copy.
@@ -260,6 +262,7 @@ struct RawCosts {
     event_ns: u64,
     marker_ns: u64,
     context_switch_us: f64,
+    cold_us: f64,
     time_slice_us: f64,
     copy_ns: u64,
     pcie_gb_per_s: f64,
@@ -343,6 +346,7 @@ impl Default for RawCosts {
             event_ns: 500,
             marker_ns: 500,
             context_switch_us: 50.0,
+            cold_us: 100.0,
             time_slice_us: 2_000.0,
             copy_ns: 1_500,
             pcie_gb_per_s: 25.0,
@@ -461,6 +465,7 @@ impl Config {
             event_ns: c.event_ns,
             marker_ns: c.marker_ns,
             context_switch_ns: nanos(c.context_switch_us, 1e3, "costs.context_switch_us")?,
+            cold_ns: nanos(c.cold_us, 1e3, "costs.cold_us")?,
             time_slice_ns: nanos(c.time_slice_us, 1e3, "costs.time_slice_us")?,
             copy_ns: c.copy_ns,
             pcie_bytes_per_us: nanos(c.pcie_gb_per_s, 1e3, "costs.pcie_gb_per_s")?,

@@ -336,7 +336,8 @@ fn two_busy_processes_get_half_the_gpu_each() {
     assert!(took >= 38 * MS, "no interference: {took} ns");
     let mine = s.busy_ns(0);
     let theirs = s.processes(0)[0].busy_ns;
-    assert_eq!(mine, alone);
+    // Caches are cold behind each switch.
+    assert!((alone..alone + 2 * MS).contains(&mine), "{mine}");
     // The other had its slices meanwhile, and runs on until we look.
     assert!(theirs + 5 * MS >= mine, "{mine} against {theirs}");
     other.kill();

@@ -69,6 +69,8 @@ pub struct Params {
     pub slice_ns: u64,
     /// Lost at a switch between processes.
     pub switch_ns: u64,
+    /// For so long after it what needs the GPU runs at half its speed: caches and TLB are cold.
+    pub cold_ns: u64,
 }
 
 /// A GPU goes from one process's channel to another's.
@@ -162,6 +164,8 @@ pub struct Gpu {
     pub switches: u32,
     /// `current` runs from here (the end of a switch).
     pub run_from: u64,
+    /// The end of the last switch: work runs at half its speed from here on, for `cold_ns`.
+    pub cold_from: u64,
     /// `current` may be replaced from here.
     pub slice_end: u64,
     /// When work last ran.
@@ -214,6 +218,7 @@ impl State {
             current: NONE,
             switches: 0,
             run_from: 0,
+            cold_from: 0,
             slice_end: 0,
             ran_until: now,
             busy: Usage::NONE,
@@ -285,6 +290,22 @@ impl State {
                     && c.read == c.completed + loaded
                     && i < self.channels_used as usize)
         })
+    }
+}
+
+impl Gpu {
+    /// Work that is done by time `t` since the last switch.
+    fn done(&self, cold_ns: u64, t: u64) -> u64 {
+        let ran = t.saturating_sub(self.cold_from);
+        ran - ran.min(cold_ns).div_ceil(2)
+    }
+
+    /// When work that begins at `start` and takes `left` of a warm GPU is done.
+    fn end(&self, cold_ns: u64, start: u64, left: u64) -> u64 {
+        let work = self.done(cold_ns, start).saturating_add(left);
+        let warm = self.cold_from.saturating_add(work).saturating_add(cold_ns.div_ceil(2));
+        let cold = self.cold_from.saturating_add(work.saturating_mul(2));
+        if left == 0 { start } else { warm.min(cold) }
     }
 }
 

@@ -159,7 +159,7 @@ impl State {
             return plan.limit;
         }
         let left = self.channels[g.current as usize].left;
-        plan.limit.min(g.now.max(g.run_from).saturating_add(left))
+        plan.limit.min(g.end(params.cold_ns, g.now.max(g.run_from), left))
     }
 
     /// One event: false when the GPU reached `to`.
@@ -177,7 +177,7 @@ impl State {
             return false;
         }
         if plan.running {
-            self.run_current(queues, g, plan.limit);
+            self.run_current(queues, params, g, plan.limit);
         } else {
             self.gpus[g].now = plan.limit;
         }
@@ -239,6 +239,7 @@ impl State {
                     };
                     queues.switched(members.gpu, state.switches, switch);
                     state.switches = state.switches.wrapping_add(1);
+                    state.cold_from = state.run_from;
                 }
                 state.current = next;
                 state.slice_end = state.run_from + params.slice_ns;
@@ -256,7 +257,7 @@ impl State {
     }
 
     /// Runs the current channel's kernels back to back until `limit`.
-    fn run_current<Q: Queues>(&mut self, queues: &mut Q, g: usize, limit: u64) {
+    fn run_current<Q: Queues>(&mut self, queues: &mut Q, params: &Params, g: usize, limit: u64) {
         let id = self.gpus[g].current;
         loop {
             let state = &mut self.gpus[g];
@@ -266,8 +267,8 @@ impl State {
                 return;
             }
             let c = &mut self.channels[id as usize];
-            let end = start.saturating_add(c.left).min(limit);
-            c.left -= end - start;
+            let end = state.end(params.cold_ns, start, c.left).min(limit);
+            c.left -= state.done(params.cold_ns, end) - state.done(params.cold_ns, start);
             c.busy.add(start, end);
             if c.marking {
                 c.mark_ns += end - start;

@@ -105,6 +105,7 @@ impl Session {
         engine::Params {
             slice_ns: self.config.costs.time_slice_ns,
             switch_ns: self.config.costs.context_switch_ns,
+            cold_ns: self.config.costs.cold_ns,
         }
     }
 
