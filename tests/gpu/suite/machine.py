@@ -15,11 +15,37 @@ from .nvml import Nvml, NvmlError
 GPU = Path(__file__).resolve().parent.parent
 ROOT = GPU.parent.parent
 
-# Small and quick, but of the default model: the suite's own test runs on it.
+# What the simulator's authors believed, and what it does by default: of imports either is possible.
+BELIEFS = {
+    "old": """
+reserved = "256MiB"
+teardown_ms_per_gib = 0.0
+managed = "process"
+imports = "maker"
+[nvml]
+process_list_us = 0.0
+memory_info_us = 0.0
+[driver]
+context_lock = false
+loads_drain = false
+lazy_loading = false
+queues = 1
+[costs]
+cold_us = 0.0
+record_cpu_ns = 0
+query_cpu_ns = 0
+pointer_query_cpu_ns = 0
+""",
+    "new": """
+imports = "both"
+""",
+}
+# Small and quick: the suite's own test runs on it.
 SIMULATED = """
 [memory]
 context_overhead = "64MiB"
 teardown_ms = 5.0
+%s
 [[gpu]]
 memory = "8GiB"
 [[kernel]]
@@ -72,7 +98,7 @@ class Outcome:
 class Machine:
     """Where everything runs."""
 
-    def __init__(self, artefacts, simulated, quota):
+    def __init__(self, artefacts, simulated, quota, beliefs="new"):
         self.artefacts, self.simulated = Path(artefacts), simulated
         for name in ("tessera", "libtessera.so", "tessera-tenant"):
             if not (self.artefacts / name).exists():
@@ -87,7 +113,7 @@ class Machine:
         library = "libnvidia-ml.so.1"
         if simulated:
             sim = self.artefacts / "sim"
-            (Path(self.scratch.name) / "simgpu.toml").write_text(SIMULATED)
+            (Path(self.scratch.name) / "simgpu.toml").write_text(SIMULATED % BELIEFS[beliefs])
             settings = {
                 "SIMGPU_CONFIG": f"{self.scratch.name}/simgpu.toml",
                 "SIMGPU_STATE": f"{self.scratch.name}/simgpu.state",
