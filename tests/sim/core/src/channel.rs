@@ -1,6 +1,6 @@
 //! Submitting work to a GPU and waiting for it.
 
-use crate::engine::{NONE, Op};
+use crate::engine::{NONE, Op, QUEUES};
 use crate::layout::{RING, kind};
 use crate::session::{Session, entry};
 use crate::{clock, engine};
@@ -34,9 +34,9 @@ impl Session {
         Some(channel)
     }
 
-    /// Submits one operation; its number. Waits while [`RING`] are in flight, as a launch on a
+    /// Submits one operation to a queue of the channel; its number. Waits while [`RING`] are in flight, as a launch on a
     /// full hardware queue does. One thread at a time for each channel.
-    pub fn submit(&self, channel: u32, op: Op) -> u64 {
+    pub fn submit(&self, channel: u32, queue: usize, op: Op) -> u64 {
         let ring = &self.shared().rings[channel as usize];
         let seq = ring.submitted.load(Ordering::Relaxed);
         if seq - ring.completed.load(Ordering::Acquire) >= RING as u64 {
@@ -52,14 +52,21 @@ impl Session {
         };
         let e = entry(self.shared(), channel, seq);
         e.arrival_ns.store(clock::now_ns(), Ordering::Relaxed);
-        e.kind.store(tag, Ordering::Relaxed);
+        e.kind.store(tag | (queue % QUEUES) as u64 * kind::QUEUE, Ordering::Relaxed);
         e.value.store(value, Ordering::Relaxed);
-        if tag & 0xff == kind::WAIT {
+        if matches!(op, Op::Wait { channel: other, .. } if other != channel) {
             ring.waits.fetch_add(1, Ordering::Release);
         }
         // Release: pairs with Acquire in `Rings::submitted`.
         ring.submitted.store(seq + 1, Ordering::Release);
         seq
+    }
+
+    /// Whether an operation and all before it are known to be complete, without looking further.
+    #[must_use]
+    pub fn is_settled(&self, channel: u32, seq: u64) -> bool {
+        // Acquire: pairs with Release in `Locked::commit`.
+        self.shared().rings[channel as usize].completed.load(Ordering::Acquire) > seq
     }
 
     /// Whether an operation is complete now.
@@ -71,7 +78,7 @@ impl Session {
         }
         let mut locked = self.lock();
         locked.advance();
-        locked.state().is_complete(channel, seq)
+        locked.is_complete(channel, seq)
     }
 
     /// Waits until an operation is complete.
@@ -84,7 +91,7 @@ impl Session {
                 let mut locked = self.lock();
                 locked.recover_dead(false);
                 let now = locked.advance();
-                if locked.state().is_complete(channel, seq) {
+                if locked.is_complete(channel, seq) {
                     return;
                 }
                 locked.predict(channel, seq, now + LOOK_AGAIN_NS).unwrap_or(now + POLL_NS)
@@ -97,14 +104,13 @@ impl Session {
     #[must_use]
     pub fn finish_ns(&self, channel: u32, seq: u64) -> Option<u64> {
         let ring = &self.shared().rings[channel as usize];
-        let known = ring.completed.load(Ordering::Acquire) > seq
-            && ring.submitted.load(Ordering::Relaxed) <= seq + RING as u64;
+        let known = ring.submitted.load(Ordering::Relaxed) <= seq + RING as u64;
         known.then(|| entry(self.shared(), channel, seq).finish_ns.load(Ordering::Relaxed))
     }
 
     /// Declares operation `seq`, a host function or a kernel that the host ends, finished.
     pub fn host_done(&self, channel: u32, seq: u64) {
-        self.shared().rings[channel as usize].host_done.store(seq + 1, Ordering::Release);
+        entry(self.shared(), channel, seq).value.store(1, Ordering::Release);
     }
 
     /// GPU time this process used on a GPU so far.

@@ -4,6 +4,7 @@ mod mig;
 
 pub use mig::{MAX_INSTANCES, MigConfig};
 
+use crate::engine::QUEUES;
 use crate::links::{self, NvLinks};
 use serde::Deserialize;
 use std::fmt;
@@ -119,6 +120,8 @@ pub struct DriverConfig {
     pub context_lock: bool,
     /// Loading code waits for the context's work.
     pub loads_drain: bool,
+    /// Queues that the streams of a process share on a GPU: `CUDA_DEVICE_MAX_CONNECTIONS` may say fewer.
+    pub queues: u32,
     /// A kernel's code is loaded at its first launch, where `CUDA_MODULE_LOADING` does not say.
     pub lazy_loading: bool,
 }
@@ -330,7 +333,7 @@ impl Default for RawMemory {
 
 impl Default for DriverConfig {
     fn default() -> Self {
-        DriverConfig { context_lock: true, loads_drain: true, lazy_loading: true }
+        DriverConfig { context_lock: true, loads_drain: true, lazy_loading: true, queues: 8 }
     }
 }
 
@@ -453,6 +456,9 @@ impl Config {
                     g.name, g.memory_bytes
                 ));
             }
+        }
+        if !(1..=QUEUES).contains(&(raw.driver.queues as usize)) {
+            return err(format!("driver.queues: 1 to {QUEUES}"));
         }
         let c = &raw.costs;
         let costs = Costs {

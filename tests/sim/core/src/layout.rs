@@ -35,7 +35,7 @@ pub const MAX_CONFIG: usize = 64 * 1024;
 /// "SIMGPU" and two bytes of the layout's family.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"SIMGPU\x01\x00");
 /// Version of everything below.
-pub const VERSION: u32 = 10;
+pub const VERSION: u32 = 11;
 
 /// Bytes of the file (beyond its end) that are locked, never read.
 pub mod lock_bytes {
@@ -240,8 +240,6 @@ pub struct Ring {
     pub submitted: AtomicU64,
     /// `Wait` operations submitted so far.
     pub waits: AtomicU64,
-    /// Host functions finished: those with a lower number.
-    pub host_done: AtomicU64,
     /// Copy of the engine's `completed`, of a committed state (Release), for readers without the lock.
     pub completed: AtomicU64,
     /// The operations, by number modulo [`RING`].
@@ -253,9 +251,9 @@ pub struct Ring {
 pub struct Entry {
     /// When it was submitted.
     pub arrival_ns: AtomicU64,
-    /// Kind in the low 8 bits, the other channel of a wait above bit 32.
+    /// Kind in the low 8 bits, the queue in the next 8, the channel of a wait above bit 32.
     pub kind: AtomicU64,
-    /// Nanoseconds, or the number waited for.
+    /// Nanoseconds, or the number waited for; 1 once the host has ended what it ends.
     pub value: AtomicU64,
     /// When it was complete; valid once `completed` passed it.
     pub finish_ns: AtomicU64,
@@ -263,6 +261,8 @@ pub struct Entry {
 
 /// Kinds of [`Entry`].
 pub mod kind {
+    /// One in the queue's bits.
+    pub const QUEUE: u64 = 1 << 8;
     /// Needs the GPU.
     pub const COMPUTE: u64 = 0;
     /// Occupies the channel.

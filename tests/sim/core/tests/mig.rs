@@ -49,7 +49,7 @@ fn instances_do_not_take_each_others_time() {
     let s = machine(&dir);
     // Of one process, which would be one queue on one GPU.
     let channels = [0, 1, 2, 3].map(|unit| s.open_channel(unit).unwrap());
-    let last = channels.map(|channel| s.submit(channel, Op::Compute(50 * MS)));
+    let last = channels.map(|channel| s.submit(channel, 0, Op::Compute(50 * MS)));
     for (channel, last) in channels.into_iter().zip(last) {
         s.wait(channel, last);
     }

@@ -290,7 +290,7 @@ fn a_storm_of_kills_leaves_a_whole_state() {
                     started.raise();
                     loop {
                         s.charge(0, Use::Allocation, MIB);
-                        let seq = s.submit(channel, Op::Compute(20_000));
+                        let seq = s.submit(channel, 0, Op::Compute(20_000));
                         s.is_complete(channel, seq);
                         s.uncharge(0, Use::Allocation, MIB);
                     }
@@ -300,7 +300,7 @@ fn a_storm_of_kills_leaves_a_whole_state() {
         started.reached(3);
         std::thread::sleep(Duration::from_micros(100 + 37 * round));
         drop(children);
-        let seq = keeper.submit(channel, Op::Compute(1_000));
+        let seq = keeper.submit(channel, 0, Op::Compute(1_000));
         keeper.wait(channel, seq);
         let mut locked = keeper.lock();
         locked.advance();
@@ -323,13 +323,13 @@ fn two_busy_processes_get_half_the_gpu_each() {
         let channel = s.open_channel(0).unwrap();
         ready.raise();
         loop {
-            s.submit(channel, Op::Compute(100_000));
+            s.submit(channel, 0, Op::Compute(100_000));
         }
     });
     ready.reached(1);
     let alone = 20 * MS;
     let since = Instant::now();
-    let last = (0..200).map(|_| s.submit(channel, Op::Compute(alone / 200))).last().unwrap();
+    let last = (0..200).map(|_| s.submit(channel, 0, Op::Compute(alone / 200))).last().unwrap();
     s.wait(channel, last);
     let took = u64::try_from(since.elapsed().as_nanos()).unwrap();
     // 10 slices of 2 ms against as many of the other's, and the switches between.
@@ -353,14 +353,14 @@ fn work_of_the_dead_does_not_delay_the_living() {
     let hog = Child::run(|| {
         let s = open_and_claim(&path);
         let channel = s.open_channel(0).unwrap();
-        s.submit(channel, Op::Compute(3_600_000 * MS));
+        s.submit(channel, 0, Op::Compute(3_600_000 * MS));
         ready.raise();
         sleep_forever()
     });
     ready.reached(1);
     hog.kill();
     let since = Instant::now();
-    let seq = s.submit(channel, Op::Compute(40 * MS));
+    let seq = s.submit(channel, 0, Op::Compute(40 * MS));
     s.wait(channel, seq);
     // The dead had an hour of work; the machine that runs this may be busy.
     assert!(since.elapsed() < Duration::from_secs(5), "{:?}", since.elapsed());
@@ -373,7 +373,7 @@ fn a_full_queue_makes_the_submitter_wait() {
     let channel = s.open_channel(0).unwrap();
     let since = Instant::now();
     for _ in 0..simgpu::layout::RING + 10 {
-        s.submit(channel, Op::Compute(MS));
+        s.submit(channel, 0, Op::Compute(MS));
     }
     assert!(since.elapsed() >= Duration::from_millis(10), "{:?}", since.elapsed());
 }

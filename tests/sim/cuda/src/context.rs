@@ -6,6 +6,7 @@ use crate::errors::Result;
 use crate::handle::{Header, Object, enliven, handle, kill, resolve};
 use crate::pool;
 use crate::stream::{HIGHEST_PRIORITY, Stream};
+use crate::work::{Tails, each};
 use simgpu::memory::Use;
 use std::cell::{Cell, RefCell};
 use std::ffi::{c_int, c_uint};
@@ -30,10 +31,8 @@ pub(crate) struct Context {
     header: Header,
     /// Its GPU.
     pub device: &'static Device,
-    /// One more than the last operation; 0: none.
-    pub last: AtomicU64,
-    /// One more than the last operation of a blocking stream.
-    pub last_blocking: AtomicU64,
+    /// Its work.
+    pub tails: Tails,
     alive: AtomicBool,
     flags: AtomicU32,
     id: u64,
@@ -125,7 +124,7 @@ impl Context {
         }
         let id = next_id();
         let context = Context::stand_in(device, flags, primary, id);
-        let _ = context.legacy.set(Stream::create(context, 0, 0));
+        let _ = context.legacy.set(Stream::create_legacy(context));
         Ok(enliven(context))
     }
 
@@ -159,8 +158,7 @@ impl Context {
         Box::leak(Box::new(Context {
             header: Header::new(),
             device,
-            last: AtomicU64::new(0),
-            last_blocking: AtomicU64::new(0),
+            tails: Tails::default(),
             alive: AtomicBool::new(true),
             flags: AtomicU32::new(flags),
             id,
@@ -217,20 +215,27 @@ impl Context {
         kill(self);
     }
 
-    /// Notes that it has operation `seq`, in a blocking stream or another.
-    pub(crate) fn note(&self, seq: u64, blocking: bool) {
+    /// Notes that it has operation `seq` in a queue, in a blocking stream or another.
+    pub(crate) fn note(&self, queue: usize, seq: u64, blocking: bool) {
         for context in [Some(self), self.base].into_iter().flatten() {
-            context.last.fetch_max(seq + 1, Ordering::Relaxed);
+            context.tails.all[queue].fetch_max(seq + 1, Ordering::Relaxed);
             if blocking {
-                context.last_blocking.fetch_max(seq + 1, Ordering::Relaxed);
+                context.tails.blocking[queue].fetch_max(seq + 1, Ordering::Relaxed);
             }
+        }
+    }
+
+    /// Notes that its legacy default stream has operation `seq`.
+    pub(crate) fn note_legacy(&self, seq: u64) {
+        for context in [Some(self), self.base].into_iter().flatten() {
+            context.tails.legacy.fetch_max(seq + 1, Ordering::Relaxed);
         }
     }
 
     /// Its legacy default stream.
     #[inline]
     pub(crate) fn legacy(&'static self) -> &'static Stream {
-        self.legacy.get_or_init(|| Stream::create(self, 0, 0))
+        self.legacy.get_or_init(|| Stream::create_legacy(self))
     }
 
     /// Fails once the context was destroyed.
@@ -353,10 +358,8 @@ impl Context {
 
     /// The same, beside captures too: the driver's own wait.
     pub(crate) fn wait(&self) -> Result<()> {
-        match self.last.load(Ordering::Relaxed).checked_sub(1) {
-            Some(seq) => self.device.wait(seq),
-            None => self.device.check(),
-        }
+        each(&self.tails.all).try_for_each(|seq| self.device.wait(seq))?;
+        self.device.check()
     }
 
     /// Ends it with everything it holds.
@@ -366,10 +369,8 @@ impl Context {
             return Err(CUDA_ERROR_CONTEXT_IS_DESTROYED);
         }
         // Work in flight completes first: memory is not pulled from under a running kernel.
-        if let Some(seq) = self.last.load(Ordering::Relaxed).checked_sub(1) {
-            // A lost GPU's work is over too.
-            let _ = self.device.wait(seq);
-        }
+        // A lost GPU's work is over too.
+        let _ = self.wait();
         crate::ipc::close_all_of(driver, self);
         crate::memory::free_all_of(driver, self);
         crate::array::free_all_of(driver, self);

@@ -10,6 +10,7 @@ use crate::host_function::Caller;
 use crate::memory::Memory;
 use crate::pool::DevicePools;
 use crate::work::Lane;
+use simgpu::engine::QUEUES;
 use simgpu::{GpuConfig, Session};
 use std::ffi::{c_int, c_uint};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -51,8 +52,8 @@ pub(crate) struct Device {
     pub nobody: OnceLock<&'static Context>,
     /// Its memory pools.
     pub pools: Mutex<DevicePools>,
-    /// Its host function thread.
-    pub caller: Caller,
+    /// Its host function threads, by queue.
+    pub callers: [Caller; QUEUES],
 }
 
 /// The lock of one context's calls: the driver's own is a `pthread_rwlock`, which a record takes for
@@ -183,7 +184,7 @@ pub(crate) fn initialise(flags: c_uint) -> Result<()> {
             lane: Lane::default(),
             nobody: OnceLock::new(),
             pools: Mutex::default(),
-            caller: Caller::default(),
+            callers: Default::default(),
         })
         .collect();
     let memory = Mutex::new(Memory::new(session.config()));

@@ -52,8 +52,10 @@ pub(crate) struct Recorded {
     pub channel: u32,
     /// The operation.
     pub seq: u64,
-    /// The GPU of the queue if it is this process's.
+    /// The GPU of the channel if it is this process's.
     pub own: Option<&'static Device>,
+    /// The queue, where it is known.
+    pub queue: Option<usize>,
     /// The GPU to ask whether it is lost.
     home: &'static Device,
 }
@@ -80,6 +82,7 @@ impl Recorded {
 #[derive(Clone, Copy)]
 struct Record {
     device: &'static Device,
+    queue: usize,
     context: &'static Context,
     seq: u64,
     finish_ns: Option<u64>,
@@ -113,13 +116,14 @@ impl Event {
         let Some(Common { id, home, .. }) = self.common() else {
             return lock(&self.record).map(|r| {
                 let (channel, seq) = (r.device.lane.channel(), r.seq);
-                Recorded { channel, seq, own: Some(r.device), home: r.device }
+                let queue = Some(r.queue);
+                Recorded { channel, seq, own: Some(r.device), queue, home: r.device }
             });
         };
         let driver = driver().ok()?;
         let (channel, seq) = driver.session.recorded_event(id)?;
         let own = driver.devices.iter().find(|d| d.lane.channel() == channel);
-        Some(Recorded { channel, seq, own, home })
+        Some(Recorded { channel, seq, own, queue: None, home })
     }
 
     /// The context of the last record, if it is this process's.
@@ -181,8 +185,13 @@ fn record(event: CUevent, s: CUstream, flavour: Flavour, external: bool) -> Resu
 pub(crate) fn record_in(event: &'static Event, s: &'static Stream, least_ns: u64) -> Result<()> {
     let cost = driver()?.session.config().costs.event_ns;
     let seq = s.submit_for(Op::Mark(cost), Some(event), least_ns)?;
-    *lock(&event.record) =
-        Some(Record { device: s.device(), context: s.context().owner(), seq, finish_ns: None });
+    *lock(&event.record) = Some(Record {
+        device: s.device(),
+        queue: s.queue(),
+        context: s.context().owner(),
+        seq,
+        finish_ns: None,
+    });
     if let Some(common) = event.common() {
         driver()?.session.record_event(common.id, s.device().lane.channel(), seq);
     }

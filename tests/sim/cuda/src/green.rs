@@ -317,11 +317,18 @@ fn destroy(green: *mut c_void) -> Result<()> {
     release_primary(device)
 }
 
-/// Records all work of a context in an event, or makes it wait for one: through its default stream,
-/// which all of a process's work on the GPU is in order with.
-fn whole(context: &'static Context) -> Result<&'static Stream> {
+/// Records all work of a context in an event: in its default stream, behind all others'.
+fn record_all(event: CUevent, context: &'static Context) -> Result<()> {
     capture::permit_context(context)?;
-    Ok(context.legacy())
+    let stream = context.legacy();
+    stream.join_all()?;
+    record_in(resolve::<Event>(event)?, stream, 0)
+}
+
+/// Makes all later work of a context wait for an event: that of every queue.
+fn wait_all(event: CUevent, context: &'static Context) -> Result<()> {
+    capture::permit_context(context)?;
+    context.legacy().wait_for_everywhere(resolve::<Event>(event)?)
 }
 
 fn green_of(s: &Stream) -> *mut c_void {
@@ -386,19 +393,19 @@ exports! {
     }
     fn cuGreenCtxRecordEvent(green: *mut c_void, event: CUevent) {
         driver()?;
-        record_in(resolve::<Event>(event)?, whole(resolve::<Green>(green)?.view)?, 0)
+        record_all(event, resolve::<Green>(green)?.view)
     }
     fn cuGreenCtxWaitEvent(green: *mut c_void, event: CUevent) {
         driver()?;
-        whole(resolve::<Green>(green)?.view)?.wait_for(resolve::<Event>(event)?)
+        wait_all(event, resolve::<Green>(green)?.view)
     }
     fn cuCtxRecordEvent(context: CUcontext, event: CUevent) {
         driver()?;
-        record_in(resolve::<Event>(event)?, whole(context_or_current(context)?)?, 0)
+        record_all(event, context_or_current(context)?)
     }
     fn cuCtxWaitEvent(context: CUcontext, event: CUevent) {
         driver()?;
-        whole(context_or_current(context)?)?.wait_for(resolve::<Event>(event)?)
+        wait_all(event, context_or_current(context)?)
     }
     fn cuStreamGetGreenCtx(s: CUstream, out: *mut *mut c_void) {
         driver()?;

@@ -1,7 +1,7 @@
 //! Host functions in streams: `cuLaunchHostFunc`, `cuStreamAddCallback` (CUDA Driver API, "Stream
 //! Management").
 //!
-//! One thread per GPU waits for its queue to reach the function, calls it, and lets the queue go
+//! A thread for each queue of a GPU waits for it to reach the function, calls it, and lets the queue go
 //! on. Copies submitted behind a host function wait for it, because it may write what they read.
 
 use crate::abi::exports_both;
@@ -32,14 +32,16 @@ enum Call {
 
 struct Job {
     seq: u64,
+    /// The operation before it in its queue.
+    before: Option<u64>,
     call: Call,
 }
 
-/// The way to a GPU's host function thread, once there is one.
+/// The way to a queue's host function thread, once there is one.
 #[derive(Default)]
 pub(crate) struct Caller(Mutex<Option<Sender<Job>>>);
 
-/// Calls on behalf of one GPU's queue until the process ends.
+/// Calls on behalf of one of a GPU's queues until the process ends.
 fn spawn(device: &'static Device) -> Result<Sender<Job>> {
     let (sender, jobs) = channel::<Job>();
     let run = move || {
@@ -51,7 +53,7 @@ fn spawn(device: &'static Device) -> Result<Sender<Job>> {
                 device.settle_writes();
                 continue;
             }
-            if let Some(before) = job.seq.checked_sub(1) {
+            if let Some(before) = job.before {
                 driver.session.wait(channel, before);
             }
             // SAFETY: the caller of cuLaunchHostFunc promises a function that may be called once
@@ -84,8 +86,8 @@ fn spawn(device: &'static Device) -> Result<Sender<Job>> {
 }
 
 /// Submits memory writes, and has them done when the queue gets there.
-pub(crate) fn after(device: &'static Device, writes: impl FnOnce() -> Result<u64>) -> Result<()> {
-    submit(device, writes, Call::Writes)
+pub(crate) fn after(s: &'static Stream, writes: impl FnOnce() -> Result<u64>) -> Result<()> {
+    submit(s, || Ok((writes()?, None)), Call::Writes)
 }
 
 /// Has `f` called when the queue gets there.
@@ -94,28 +96,33 @@ pub(crate) fn run(f: HostFn, data: usize, s: &'static Stream) -> Result<()> {
         let host = HostNode { function: f, data };
         return capture::add(s, |_| Ok(Kind::Host(host))).map(|_| ());
     }
-    submit(s.device(), || s.submit(Op::Host), Call::Plain(f, data))
+    submit(s, || s.submit_behind(Op::Host), Call::Plain(f, data))
 }
 
 /// Has `work` done when the queue gets there, which then waits for its end.
 pub(crate) fn later(s: &'static Stream, work: Box<dyn FnOnce() + Send>) -> Result<()> {
-    submit(s.device(), || s.submit(Op::Host), Call::Work(work))
+    submit(s, || s.submit_behind(Op::Host), Call::Work(work))
 }
 
 /// Has a kernel run until `work`, which is begun when the queue gets there, is done.
 pub(crate) fn until(s: &'static Stream, work: Box<dyn FnOnce() + Send>) -> Result<()> {
-    submit(s.device(), || s.submit(Op::Until), Call::Work(work))
+    submit(s, || s.submit_behind(Op::Until), Call::Work(work))
 }
 
-fn submit(device: &'static Device, submit: impl FnOnce() -> Result<u64>, call: Call) -> Result<()> {
-    let mut sender = lock(&device.caller.0);
+fn submit(
+    s: &'static Stream,
+    submit: impl FnOnce() -> Result<(u64, Option<u64>)>,
+    call: Call,
+) -> Result<()> {
+    let (device, queue) = (s.device(), s.queue());
+    let mut sender = lock(&device.callers[queue].0);
     let sender = match &mut *sender {
         Some(sender) => sender,
         none => none.insert(spawn(device)?),
     };
-    let seq = submit()?;
-    device.lane.host_function(seq);
-    sender.send(Job { seq, call }).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)
+    let (seq, before) = submit()?;
+    device.lane.host_function(queue, seq);
+    sender.send(Job { seq, before, call }).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)
 }
 
 exports_both! {
@@ -139,6 +146,6 @@ exports_both! {
         if s.is_capturing() {
             return capture::fail(s);
         }
-        submit(s.device(), || s.submit(Op::Host), Call::Callback(f, handle, data as usize))
+        submit(s, || s.submit_behind(Op::Host), Call::Callback(f, handle, data as usize))
     }
 }

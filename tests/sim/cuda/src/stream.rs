@@ -1,9 +1,8 @@
 //! Streams.
 //!
-//! All streams of a process on one GPU feed one queue in order of submission: a legal schedule for
-//! any program, with none of the concurrency between kernels that hardware may offer. So legacy
-//! default stream semantics (CUDA Driver API, "Stream synchronization behavior") hold by
-//! construction, and only waiting must know which operations a stream waits for.
+//! The streams of a process on one GPU share some queues, as they share the connections of hardware: work
+//! of streams in different queues is in no order but that of events, and of the legacy default stream
+//! (CUDA Driver API, "Stream synchronization behavior"), which waits in its queue for all blocking ones.
 
 use crate::abi::{exports, exports_both, put, put_if};
 use crate::capture::{self, sequence::Wait};
@@ -14,11 +13,12 @@ use crate::event::Event;
 use crate::handle::{Header, Object, Recycler, enliven, handle, kill, resolve};
 use crate::pool;
 use crate::stream_attributes::Attributes;
-use simgpu::engine::Op;
+use crate::work::each;
+use simgpu::engine::{Op, QUEUES};
 use std::cell::RefCell;
 use std::ffi::{c_int, c_uint};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
 use tessera_cuda::types::{
     CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY, CUcontext, CUdevice,
     CUevent, CUstream,
@@ -40,6 +40,16 @@ const CU_STREAM_NON_BLOCKING: u32 = 1;
 /// Priorities: 0 is lowest, −5 highest, as on Hopper.
 pub(crate) const HIGHEST_PRIORITY: i32 = -5;
 
+/// How many queues a process has to a GPU.
+fn queues() -> u64 {
+    static QUEUES: OnceLock<u64> = OnceLock::new();
+    *QUEUES.get_or_init(|| {
+        let configured = driver().map_or(1, |d| u64::from(d.session.config().driver.queues));
+        let chosen = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok().and_then(|n| n.parse().ok());
+        chosen.map_or(configured, |chosen: u64| chosen.clamp(1, configured))
+    })
+}
+
 /// A stream.
 #[repr(C)]
 pub(crate) struct Stream {
@@ -50,6 +60,10 @@ pub(crate) struct Stream {
     id: AtomicU64,
     /// One more than its last operation; 0: none.
     last: AtomicU64,
+    /// Its queue.
+    queue: AtomicU32,
+    /// Up to which operation of the legacy default stream it waits already.
+    behind: AtomicU64,
     /// It takes part in a capture.
     capturing: AtomicBool,
     attributes: Mutex<Attributes>,
@@ -79,6 +93,8 @@ impl Stream {
             priority: AtomicI32::default(),
             id: AtomicU64::default(),
             last: AtomicU64::default(),
+            queue: AtomicU32::default(),
+            behind: AtomicU64::default(),
             capturing: AtomicBool::default(),
             attributes: Mutex::new(Attributes::DEFAULT),
         });
@@ -86,9 +102,27 @@ impl Stream {
         stream.context.store(std::ptr::from_ref(context).cast_mut(), Ordering::Relaxed);
         stream.flags.store(flags, Ordering::Relaxed);
         stream.priority.store(priority.clamp(HIGHEST_PRIORITY, 0), Ordering::Relaxed);
-        stream.id.store(NEXT_ID.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        stream.id.store(id, Ordering::Relaxed);
+        let others = queues().saturating_sub(1);
+        let queue = if others == 0 { 0 } else { 1 + u32::try_from(id % others).unwrap_or(0) };
+        stream.queue.store(queue, Ordering::Relaxed);
+        stream.behind.store(0, Ordering::Relaxed);
         stream.last.store(0, Ordering::Relaxed);
         enliven(stream)
+    }
+
+    /// A context's legacy default stream: its queue is its own.
+    pub(crate) fn create_legacy(context: &'static Context) -> &'static Stream {
+        let stream = Stream::create(context, 0, 0);
+        stream.queue.store(0, Ordering::Relaxed);
+        stream
+    }
+
+    /// Its queue.
+    #[inline]
+    pub(crate) fn queue(&self) -> usize {
+        self.queue.load(Ordering::Relaxed) as usize
     }
 
     /// Ends the handle; its work goes on.
@@ -126,7 +160,10 @@ impl Stream {
     pub(crate) fn wait_for(&self, event: &Event) -> Result<()> {
         match event.recorded() {
             // The queue's order makes later work wait; synchronising must as well.
-            Some(last) if last.own.is_some_and(|device| std::ptr::eq(device, self.device())) => {
+            Some(last)
+                if last.queue == Some(self.queue())
+                    && last.own.is_some_and(|device| std::ptr::eq(device, self.device())) =>
+            {
                 self.note(last.seq);
             }
             Some(last) => {
@@ -140,6 +177,20 @@ impl Stream {
             None => {}
         }
         pool::order::waited(std::ptr::from_ref(event).addr(), self);
+        Ok(())
+    }
+
+    /// As [`Stream::wait_for`], for all queues of its GPU.
+    pub(crate) fn wait_for_everywhere(&self, event: &Event) -> Result<()> {
+        self.wait_for(event)?;
+        if let Some(last) = event.recorded() {
+            let _alone = self.context().owner().calls.alone();
+            let op = Op::Wait { channel: last.channel, seq: last.seq };
+            for queue in (1..QUEUES).take(queues() as usize - 1) {
+                let (seq, _) = self.device().submit_with(queue, op, None)?;
+                self.context().note(queue, seq, false);
+            }
+        }
         Ok(())
     }
 
@@ -209,29 +260,87 @@ impl Stream {
         Ok(seq)
     }
 
-    /// The same by a caller that holds the lock of the context's calls.
-    pub(crate) fn submit_held(&self, op: Op, event: Option<&'static Event>) -> Result<u64> {
+    /// As [`Stream::submit`]; the number, and that of the operation before it in its queue.
+    pub(crate) fn submit_behind(&self, op: Op) -> Result<(u64, Option<u64>)> {
+        let _alone = self.context().owner().calls.alone();
+        self.submit_now(op, None)
+    }
+
+    /// Makes what follows wait as the legacy default stream's order demands: that stream for all
+    /// blocking ones, they for it ("Stream synchronization behavior").
+    fn submit_barrier(&self) -> Result<()> {
+        if queues() == 1 {
+            return Ok(());
+        }
+        let (context, device) = (self.context(), self.device());
+        let channel = device.lane.channel();
+        let wait = |last: u64, behind: &AtomicU64| {
+            let is_new = behind.fetch_max(last, Ordering::Relaxed) < last;
+            match last.checked_sub(1).filter(|_| is_new) {
+                Some(seq) if !driver()?.session.is_settled(channel, seq) => {
+                    let op = Op::Wait { channel, seq };
+                    device.submit_with(self.queue(), op, None).map(|_| ())
+                }
+                _ => Ok(()),
+            }
+        };
+        if self.is_legacy() {
+            let queues = context.tails.blocking.iter().zip(&context.tails.joined).skip(1);
+            for (last, joined) in queues {
+                wait(last.load(Ordering::Relaxed), joined)?;
+            }
+        } else if self.is_blocking() {
+            wait(context.tails.legacy.load(Ordering::Relaxed), &self.behind)?;
+        }
+        Ok(())
+    }
+
+    fn submit_now(&self, op: Op, event: Option<&'static Event>) -> Result<(u64, Option<u64>)> {
         let context = self.context();
         context.check_alive()?;
-        let seq = context.device.submit_with(op, event)?;
+        self.submit_barrier()?;
+        let (seq, before) = context.device.submit_with(self.queue(), op, event)?;
         self.note(seq);
-        Ok(seq)
+        Ok((seq, before))
+    }
+
+    /// Makes the next operations in this stream wait for all work of its context.
+    pub(crate) fn join_all(&self) -> Result<()> {
+        let channel = self.device().lane.channel();
+        each(&self.context().tails.all)
+            .try_for_each(|seq| self.submit(Op::Wait { channel, seq }).map(|_| ()))
+    }
+
+    /// The same by a caller that holds the lock of the context's calls.
+    pub(crate) fn submit_held(&self, op: Op, event: Option<&'static Event>) -> Result<u64> {
+        self.submit_now(op, event).map(|(seq, _)| seq)
     }
 
     /// Synchronising this stream, or what it blocks, now waits for operation `seq` of its GPU. A
     /// maximum: other threads may have noted later ones.
     fn note(&self, seq: u64) {
         self.last.fetch_max(seq + 1, Ordering::Relaxed);
-        self.context().note(seq, self.is_blocking());
+        self.context().note(self.queue(), seq, self.is_blocking());
+        if self.is_legacy() {
+            self.context().note_legacy(seq);
+        }
     }
 
-    /// The operation that synchronising this stream waits for.
-    pub(crate) fn awaited(&self) -> Option<u64> {
+    /// The operations that synchronising this stream waits for.
+    fn awaited(&self) -> impl Iterator<Item = u64> {
         let context = self.context();
         // The legacy stream waits for all blocking streams.
-        let last =
-            if std::ptr::eq(self, context.legacy()) { &context.last_blocking } else { &self.last };
-        last.load(Ordering::Relaxed).checked_sub(1)
+        let blocking = self.is_legacy().then(|| each(&context.tails.blocking));
+        let own = blocking.is_none().then(|| self.last.load(Ordering::Relaxed).checked_sub(1));
+        blocking.into_iter().flatten().chain(own.flatten())
+    }
+
+    /// The place that its submissions have reached, as one operation; `None`: nothing to wait for.
+    pub(crate) fn place(&self) -> Option<u64> {
+        if self.is_legacy() && self.awaited().next().is_some() && queues() > 1 {
+            return self.submit(Op::Delay(0)).ok();
+        }
+        self.awaited().max()
     }
 
     /// Waits for everything submitted so far.
@@ -239,10 +348,8 @@ impl Stream {
         self.context().check_alive()?;
         self.permit()?;
         drop(self.context().owner().calls.shared());
-        match self.awaited() {
-            Some(seq) => self.device().wait(seq),
-            None => self.device().check(),
-        }
+        self.awaited().try_for_each(|seq| self.device().wait(seq))?;
+        self.device().check()
     }
 }
 
@@ -320,10 +427,12 @@ exports_both! {
         s.permit()?;
         let _shared = s.context().owner().calls.shared();
         spend(simgpu::clock::now_ns(), driver()?.session.config().costs.query_cpu_ns);
-        match s.awaited() {
-            Some(seq) if !s.device().is_complete(seq)? => Err(CUDA_ERROR_NOT_READY),
-            _ => Ok(()),
+        for seq in s.awaited() {
+            if !s.device().is_complete(seq)? {
+                return Err(CUDA_ERROR_NOT_READY);
+            }
         }
+        Ok(())
     }
 
     fn cuStreamWaitEvent, cuStreamWaitEvent_ptsz(s: CUstream, event: CUevent, flags: c_uint) |flavour| {

@@ -2,9 +2,9 @@
 //!
 //! A write takes effect when the queue gets there: a caller that then waits for or asks about the queue
 //! does it, and a thread does it for those who only watch the memory. A wait is a host function that
-//! watches the word: the queue goes on when somebody has written it. All streams of a process on a
-//! GPU are one queue, so a wait that only a later operation of it would end never ends, as the
-//! manual warns ("may deadlock the application").
+//! watches the word: the queue goes on when somebody has written it. Streams may share a queue, so a
+//! wait that only a later operation of another stream would end may never end, as the manual warns
+//! ("may deadlock the application").
 
 use crate::abi::{exports_both, get};
 use crate::capture;
@@ -140,14 +140,14 @@ impl Device {
         let Ok(driver) = driver() else { return };
         let channel = self.lane.channel();
         let mut writes = lock(&self.lane.writes.writes);
-        while let Some(w) = writes.front().copied() {
-            if !driver.session.is_complete(channel, w.seq) {
-                return;
+        writes.retain(|w| {
+            let is_due = driver.session.is_complete(channel, w.seq);
+            if is_due {
+                w.value.store(w.address);
+                self.lane.writes.count.fetch_sub(1, Ordering::AcqRel);
             }
-            w.value.store(w.address);
-            writes.pop_front();
-            self.lane.writes.count.fetch_sub(1, Ordering::AcqRel);
-        }
+            !is_due
+        });
     }
 }
 
@@ -240,7 +240,7 @@ fn write(s: &'static Stream, address: u64, value: Value) -> Result<()> {
         device.lane.writes.count.fetch_add(1, Ordering::AcqRel);
         Ok(seq)
     };
-    after(device, submit)
+    after(s, submit)
 }
 
 /// A caller's batch, checked.

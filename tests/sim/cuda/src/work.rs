@@ -4,7 +4,7 @@ use crate::driver::{Device, Driver, driver, lock};
 use crate::errors::Result;
 use crate::event::Event;
 use crate::stream_memory::PendingWrites;
-use simgpu::engine::Op;
+use simgpu::engine::{Op, QUEUES};
 use simgpu::layout::RING;
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -16,8 +16,8 @@ const CLOSED: u32 = u32::MAX;
 /// The queue: a channel of the shared state, opened with the first context.
 pub(crate) struct Lane {
     channel: AtomicU32,
-    /// One more than the last host function; 0: none.
-    last_host: AtomicU64,
+    /// One more than each queue's last host function; 0: none.
+    last_host: [AtomicU64; QUEUES],
     submitter: Mutex<Submitter>,
     /// Memory writes that the queue has not reached.
     pub writes: PendingWrites,
@@ -28,15 +28,38 @@ struct Submitter {
     /// Recorded events whose time has not been fetched, oldest first.
     recorded: VecDeque<(u64, &'static Event)>,
     next: u64,
+    /// One more than each queue's last operation; 0: none.
+    tails: [u64; QUEUES],
     /// The process is ending: the channel is about to be another's.
     stopped: bool,
+}
+
+/// One more than the last operation, of each queue; 0: none.
+pub(crate) type Last = [AtomicU64; QUEUES];
+
+/// What a context has submitted.
+#[derive(Default)]
+pub(crate) struct Tails {
+    /// In any stream.
+    pub all: Last,
+    /// In streams that the legacy default stream waits for, and that for them: itself included.
+    pub blocking: Last,
+    /// In the legacy default stream.
+    pub legacy: AtomicU64,
+    /// Up to where the legacy default stream waits already.
+    pub joined: Last,
+}
+
+/// The last operations of all queues.
+pub(crate) fn each(last: &Last) -> impl Iterator<Item = u64> {
+    last.iter().filter_map(|last| last.load(Ordering::Relaxed).checked_sub(1))
 }
 
 impl Default for Lane {
     fn default() -> Self {
         Lane {
             channel: AtomicU32::new(CLOSED),
-            last_host: AtomicU64::new(0),
+            last_host: Default::default(),
             submitter: Mutex::default(),
             writes: PendingWrites::default(),
         }
@@ -65,14 +88,9 @@ impl Lane {
         }
     }
 
-    /// Notes that operation `seq` is a host function.
-    pub(crate) fn host_function(&self, seq: u64) {
-        self.last_host.store(seq + 1, Ordering::Release);
-    }
-
-    /// The last host function, if there ever was one.
-    pub(crate) fn last_host_function(&self) -> Option<u64> {
-        self.last_host.load(Ordering::Acquire).checked_sub(1)
+    /// Notes that operation `seq` of a queue is a host function.
+    pub(crate) fn host_function(&self, queue: usize, seq: u64) {
+        self.last_host[queue].fetch_max(seq + 1, Ordering::Release);
     }
 
     /// Opens the channel; idempotent.
@@ -88,8 +106,14 @@ impl Lane {
 }
 
 impl Device {
-    /// Submits one operation, and remembers the event that records it.
-    pub(crate) fn submit_with(&self, op: Op, event: Option<&'static Event>) -> Result<u64> {
+    /// Submits one operation to a queue, and remembers the event that records it: its number, and that of
+    /// the one before it in the queue.
+    pub(crate) fn submit_with(
+        &self,
+        queue: usize,
+        op: Op,
+        event: Option<&'static Event>,
+    ) -> Result<(u64, Option<u64>)> {
         let session = &driver()?.session;
         let channel = self.lane.channel();
         let mut s = lock(&self.lane.submitter);
@@ -105,12 +129,25 @@ impl Device {
             old.fetch(seq);
             s.recorded.pop_front();
         }
-        let seq = session.submit(channel, op);
+        let seq = session.submit(channel, queue, op);
+        let before = std::mem::replace(&mut s.tails[queue], seq + 1).checked_sub(1);
         s.next = seq + 1;
         if let Some(event) = event {
             s.recorded.push_back((seq, event));
         }
-        Ok(seq)
+        Ok((seq, before))
+    }
+
+    /// Whether host functions of any queue are outstanding: what they write may be copied.
+    pub(crate) fn has_host_functions(&self) -> Result<bool> {
+        for last in &self.lane.last_host {
+            if let Some(seq) = last.load(Ordering::Acquire).checked_sub(1)
+                && !self.is_complete(seq)?
+            {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Whether an operation is complete.

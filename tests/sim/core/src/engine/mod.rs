@@ -3,12 +3,15 @@
 //! Pure: time and the processes' queues are arguments. [`State`] is plain data, so a process that
 //! dies in the middle of advancing a private copy leaves nothing torn.
 //!
-//! - A **channel** is one process's work on one GPU: a FIFO of operations, across its streams.
+//! - A **channel** is one process's work on one GPU, submitted in one order to several **queues**, which
+//!   its streams share. A queue is a FIFO; queues wait for each other only where an operation says so.
+//! - Of a process's kernels one runs at a time, the first submitted of those that can; events and markers
+//!   go before, and kernels that the host ends run beside it, taking nothing from it.
 //! - A MIG instance is a GPU of its own: instances do not take each other's time.
 //! - A GPU runs one channel at a time. While others have work, a channel runs for a time slice;
 //!   a switch to another process costs time. A kernel is preempted at the end of a slice and
 //!   resumes where it was (compute preemption, as on Pascal and later).
-//! - Copies between host and device occupy their channel, not the GPU (a copy engine's work).
+//! - Copies between host and device occupy their queue, not the GPU (a copy engine's work).
 
 mod step;
 #[cfg(test)]
@@ -23,6 +26,10 @@ pub const BUCKET_NS: u64 = 100_000_000;
 /// … and this many of them.
 pub const BUCKETS: usize = 16;
 
+/// Queues of a channel: a process has 8 connections to a GPU, which its streams share (CUDA Programming
+/// Guide, `CUDA_DEVICE_MAX_CONNECTIONS`).
+pub const QUEUES: usize = 8;
+
 /// One operation of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
@@ -30,11 +37,11 @@ pub enum Op {
     Compute(u64),
     /// The same for an event or a marker: accounted apart from work.
     Mark(u64),
-    /// Occupies its channel only.
+    /// Occupies its queue only.
     Delay(u64),
-    /// Waits until operation `seq` of another channel is complete.
+    /// Waits until operation `seq` of a channel is complete: an earlier one, if it is the same.
     Wait {
-        /// The other channel.
+        /// The channel.
         channel: u32,
         /// Its operation.
         seq: u64,
@@ -51,9 +58,11 @@ pub trait Queues {
     fn submitted(&self, channel: u32) -> u64;
     /// Operation number `seq` and its time of arrival; `seq < submitted`.
     fn op(&self, channel: u32, seq: u64) -> (u64, Op);
-    /// How many operations that it ends the process declared finished: all with `seq` below.
-    fn host_done(&self, channel: u32) -> u64;
-    /// How many `Wait` operations were ever submitted to the channel.
+    /// The queue that it is in.
+    fn queue(&self, channel: u32, seq: u64) -> usize;
+    /// Whether the process declared operation `seq`, which it ends, finished.
+    fn host_done(&self, channel: u32, seq: u64) -> bool;
+    /// How many `Wait` operations for other channels were ever submitted to the channel.
     fn waits(&self, channel: u32) -> u64;
     /// Called once per completed operation.
     fn completed(&mut self, channel: u32, seq: u64, at: u64);
@@ -88,7 +97,7 @@ pub struct Switch {
     pub run_from: u64,
 }
 
-/// The operation at a channel's head.
+/// The operation at a queue's head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Head {
@@ -104,6 +113,48 @@ pub enum Head {
     Host = 4,
 }
 
+/// Operations of a channel that are done in their order.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Queue {
+    /// What is at the head.
+    pub head: Head,
+    /// For [`Head::Wait`]: the channel waited for.
+    pub dependency: u32,
+    /// See [`Head`].
+    pub left: u64,
+    /// The number of what is at the head.
+    pub seq: u64,
+    /// The next operation of the channel to look at.
+    pub read: u64,
+    /// Whether the operation at the head is an event or a marker.
+    pub marking: bool,
+    /// Whether the operation at the head, which needs the GPU, is over when the process says so.
+    pub until: bool,
+}
+
+impl Queue {
+    const EMPTY: Queue = Queue {
+        head: Head::Empty,
+        dependency: NONE,
+        left: 0,
+        seq: 0,
+        read: 0,
+        marking: false,
+        until: false,
+    };
+
+    /// All its operations with lower numbers are complete.
+    fn pending(&self) -> u64 {
+        if self.head == Head::Empty { self.read } else { self.seq }
+    }
+
+    /// Whether it takes the GPU's time until it ends by itself.
+    fn is_timed(&self) -> bool {
+        self.head == Head::Compute && !self.until
+    }
+}
+
 /// One process's work on one GPU.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -112,19 +163,15 @@ pub struct Channel {
     pub gpu: u32,
     /// The process slot that owns it.
     pub slot: u32,
-    /// What is at the head.
-    pub head: Head,
-    /// For [`Head::Wait`]: the channel waited for.
-    pub dependency: u32,
-    /// See [`Head`].
-    pub left: u64,
-    /// Next operation to load.
-    pub read: u64,
-    /// Operations completed: all with a lower number.
+    /// Its queues.
+    pub queues: [Queue; QUEUES],
+    /// The queue whose kernel, event or marker runs when the channel does; none: [`NONE`].
+    pub turn: u32,
+    /// Operations completed: all with a lower number, and some others.
     pub completed: u64,
     /// The first operation's number.
     pub opened: u64,
-    /// `Wait` operations completed.
+    /// `Wait` operations for other channels completed.
     pub waits_done: u64,
     /// GPU time used.
     pub busy: Usage,
@@ -134,10 +181,6 @@ pub struct Channel {
     pub marks: u64,
     /// GPU time of events and markers, part of `busy`.
     pub mark_ns: u64,
-    /// Whether the operation at the head is an event or a marker.
-    pub marking: bool,
-    /// Whether the operation at the head, which needs the GPU, is over when the process says so.
-    pub until: bool,
 }
 
 /// GPU time used: in total, and lately.
@@ -189,14 +232,17 @@ pub struct State {
 }
 
 impl Channel {
+    /// Whether anything in it needs the GPU.
+    fn is_runnable(&self) -> bool {
+        self.queues.iter().any(|q| q.head == Head::Compute)
+    }
+
     /// A channel that nobody owns.
     pub const FREE: Channel = Channel {
         gpu: NONE,
         slot: NONE,
-        head: Head::Empty,
-        dependency: NONE,
-        left: 0,
-        read: 0,
+        queues: [Queue::EMPTY; QUEUES],
+        turn: NONE,
         completed: 0,
         opened: 0,
         waits_done: 0,
@@ -204,8 +250,6 @@ impl Channel {
         kernels: 0,
         marks: 0,
         mark_ns: 0,
-        marking: false,
-        until: false,
     };
 }
 
@@ -245,7 +289,7 @@ impl State {
         *channel = Channel {
             gpu,
             slot,
-            read: submitted,
+            queues: [Queue { read: submitted, ..Queue::EMPTY }; QUEUES],
             completed: submitted,
             opened: submitted,
             waits_done: waits,
@@ -276,18 +320,22 @@ impl State {
 
     /// Whether operation `seq` of `channel` is complete. A channel that was closed has nothing left.
     #[must_use]
-    pub fn is_complete(&self, channel: u32, seq: u64) -> bool {
-        self.channels.get(channel as usize).is_none_or(|c| c.gpu == NONE || c.completed > seq)
+    pub fn is_complete<Q: Queues>(&self, queues: &Q, channel: u32, seq: u64) -> bool {
+        self.channels.get(channel as usize).is_none_or(|c| {
+            c.gpu == NONE
+                || c.completed > seq
+                || c.queues.get(queues.queue(channel, seq)).is_some_and(|q| q.pending() > seq)
+        })
     }
 
     /// `is_valid` of every invariant that does not depend on the queues.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         self.channels.iter().enumerate().all(|(i, c)| {
-            let loaded = u64::from(c.head != Head::Empty);
             c.gpu == NONE
                 || (c.gpu < self.gpu_count
-                    && c.read == c.completed + loaded
+                    && c.queues.iter().map(Queue::pending).min() == Some(c.completed)
+                    && c.queues.iter().all(|q| q.head == Head::Empty || q.seq < q.read)
                     && i < self.channels_used as usize)
         })
     }

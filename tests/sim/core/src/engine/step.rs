@@ -1,6 +1,6 @@
 //! Advancing the model from event to event.
 
-use super::{Head, NONE, Op, Params, Queues, State, Switch};
+use super::{Head, NONE, Op, Params, QUEUES, Queue, Queues, State, Switch};
 use crate::layout::MAX_CHANNELS;
 
 /// Channels of one GPU.
@@ -50,8 +50,11 @@ impl<Q: Queues> Queues for Watch<'_, Q> {
     fn op(&self, channel: u32, seq: u64) -> (u64, Op) {
         self.queues.op(channel, seq)
     }
-    fn host_done(&self, channel: u32) -> u64 {
-        self.queues.host_done(channel)
+    fn queue(&self, channel: u32, seq: u64) -> usize {
+        self.queues.queue(channel, seq)
+    }
+    fn host_done(&self, channel: u32, seq: u64) -> bool {
+        self.queues.host_done(channel, seq)
     }
     fn waits(&self, channel: u32) -> u64 {
         self.queues.waits(channel)
@@ -133,14 +136,18 @@ impl State {
         let gpu = self.channels.get(channel as usize).map(|c| c.gpu).filter(|&g| g != NONE)?;
         let members = Members::of(self, gpu);
         let mut watch = Watch { queues, channel, seq, at: None };
-        if self.is_complete(channel, seq) {
+        if self.is_complete(queues, channel, seq) {
             return Some(self.gpus[gpu as usize].now);
         }
         while watch.at.is_none() && self.step(&mut watch, params, &members, horizon, Waits::Release)
         {
         }
-        let c = &self.channels[channel as usize];
-        let waits = c.until || matches!(c.head, Head::Wait | Head::Host);
+        let outside = |q: &Queue| match q.head {
+            Head::Wait => q.dependency != channel,
+            Head::Host => true,
+            _ => q.until,
+        };
+        let waits = self.channels[channel as usize].queues.iter().any(outside);
         watch.at.or((!waits).then_some(horizon))
     }
 
@@ -158,7 +165,8 @@ impl State {
         if !plan.running {
             return plan.limit;
         }
-        let left = self.channels[g.current as usize].left;
+        let c = &self.channels[g.current as usize];
+        let Some(left) = c.queues.get(c.turn as usize).map(|q| q.left) else { return plan.limit };
         plan.limit.min(g.end(params.cold_ns, g.now.max(g.run_from), left))
     }
 
@@ -184,8 +192,36 @@ impl State {
         true
     }
 
-    /// Settles what is complete now, chooses who runs, and finds the next event of the others.
+    /// Settles what is complete now, chooses what runs, and finds the next event of the others.
     fn plan<Q: Queues>(
+        &mut self,
+        queues: &mut Q,
+        params: &Params,
+        members: &Members,
+        to: u64,
+        waits: Waits,
+    ) -> Plan {
+        let plan = self.plan_channel(queues, params, members, to, waits);
+        if plan.running {
+            self.choose(self.gpus[members.gpu as usize].current);
+        }
+        plan
+    }
+
+    /// Chooses the queue of a channel that runs: events and markers first, then what ran before, then what
+    /// was submitted first.
+    fn choose(&mut self, id: u32) {
+        let c = &mut self.channels[id as usize];
+        let first = |of: &dyn Fn(&Queue) -> bool| {
+            let all = (0..).zip(&c.queues).filter(|(_, q)| q.is_timed() && of(q));
+            all.min_by_key(|(_, q)| q.seq).map(|(k, _)| k)
+        };
+        let ran = c.queues.get(c.turn as usize).is_some_and(Queue::is_timed).then_some(c.turn);
+        c.turn = first(&|q| q.marking).or(ran).or_else(|| first(&|_| true)).unwrap_or(NONE);
+    }
+
+    /// The same without the choice among a channel's queues.
+    fn plan_channel<Q: Queues>(
         &mut self,
         queues: &mut Q,
         params: &Params,
@@ -198,17 +234,19 @@ impl State {
         let mut limit = to.max(now);
         for id in members.iter() {
             self.settle(queues, id, now, waits);
-            let c = &self.channels[id as usize];
-            match c.head {
-                Head::Empty if queues.submitted(id) > c.read => {
-                    limit = limit.min(queues.op(id, c.read).0.max(now));
+            for q in &self.channels[id as usize].queues {
+                match q.head {
+                    // Its own next one: `settle` looked at all others.
+                    Head::Empty if queues.submitted(id) > q.read => {
+                        limit = limit.min(queues.op(id, q.read).0.max(now));
+                    }
+                    Head::Delay => limit = limit.min(q.left),
+                    _ => {}
                 }
-                Head::Delay => limit = limit.min(c.left),
-                _ => {}
             }
         }
         let current = self.gpus[g].current;
-        let runnable = |id: u32| self.channels[id as usize].head == Head::Compute;
+        let runnable = |id: u32| self.channels[id as usize].is_runnable();
         // Round robin: the first runnable channel after the current one, wrapping.
         let other = members
             .iter()
@@ -247,7 +285,7 @@ impl State {
                 let waiting = current_runs
                     || members
                         .iter()
-                        .any(|id| id != next && self.channels[id as usize].head == Head::Compute);
+                        .any(|id| id != next && self.channels[id as usize].is_runnable());
                 if waiting {
                     limit = limit.min(self.gpus[g].slice_end);
                 }
@@ -256,7 +294,7 @@ impl State {
         Plan { limit, running: true }
     }
 
-    /// Runs the current channel's kernels back to back until `limit`.
+    /// Runs the current channel until `limit`, or until anything else is to be planned.
     fn run_current<Q: Queues>(&mut self, queues: &mut Q, params: &Params, g: usize, limit: u64) {
         let id = self.gpus[g].current;
         loop {
@@ -267,21 +305,31 @@ impl State {
                 return;
             }
             let c = &mut self.channels[id as usize];
-            let end = state.end(params.cold_ns, start, c.left).min(limit);
-            c.left -= state.done(params.cold_ns, end) - state.done(params.cold_ns, start);
+            let timed = c.queues.get_mut(c.turn as usize);
+            let end = match &timed {
+                Some(q) => state.end(params.cold_ns, start, q.left).min(limit),
+                None => limit,
+            };
             c.busy.add(start, end);
-            if c.marking {
-                c.mark_ns += end - start;
-            }
             state.busy.add(start, end);
             state.now = end;
             state.ran_until = end;
-            if c.left > 0 {
+            let Some(q) = timed else { return };
+            q.left -= state.done(params.cold_ns, end) - state.done(params.cold_ns, start);
+            if q.marking {
+                c.mark_ns += end - start;
+            }
+            if q.left > 0 {
                 return;
             }
-            self.complete(queues, id, end);
+            let turn = c.turn as usize;
+            self.complete(queues, id, turn, end);
             self.settle(queues, id, end, Waits::Hold);
-            if end >= limit || self.channels[id as usize].head != Head::Compute {
+            let c = &self.channels[id as usize];
+            let idle = |q: &Queue| q.head == Head::Empty && queues.submitted(id) <= q.read;
+            let alone = (0..).zip(&c.queues).all(|(k, q)| k == c.turn || idle(q));
+            let goes_on = c.queues.get(c.turn as usize).is_some_and(Queue::is_timed);
+            if end >= limit || !alone || !goes_on {
                 return;
             }
         }
@@ -291,25 +339,54 @@ impl State {
     fn settle<Q: Queues>(&mut self, queues: &mut Q, id: u32, now: u64, waits: Waits) -> bool {
         let mut any = false;
         loop {
-            let c = self.channels[id as usize];
-            let done = match c.head {
+            // One queue may wait for another.
+            let mut again = false;
+            for k in 0..QUEUES {
+                again |= self.settle_queue(queues, id, k, now, waits);
+            }
+            if !again {
+                break;
+            }
+            any = true;
+        }
+        let c = &mut self.channels[id as usize];
+        c.completed = c.queues.iter().map(Queue::pending).min().unwrap_or(c.completed);
+        any
+    }
+
+    fn settle_queue<Q: Queues>(
+        &mut self,
+        queues: &mut Q,
+        id: u32,
+        k: usize,
+        now: u64,
+        waits: Waits,
+    ) -> bool {
+        let mut any = false;
+        loop {
+            let q = self.channels[id as usize].queues[k];
+            let done = match q.head {
                 Head::Empty => {
-                    if queues.submitted(id) <= c.read {
+                    let submitted = queues.submitted(id);
+                    let others = |seq: &u64| queues.queue(id, *seq) != k;
+                    let read = (q.read..submitted).find(|seq| !others(seq)).unwrap_or(submitted);
+                    let q = &mut self.channels[id as usize].queues[k];
+                    q.read = read.max(q.read);
+                    if read >= submitted {
                         return any;
                     }
-                    let (arrival, op) = queues.op(id, c.read);
+                    let (arrival, op) = queues.op(id, read);
                     if arrival > now {
                         return any;
                     }
-                    let c = &mut self.channels[id as usize];
-                    c.read += 1;
-                    c.marking = matches!(op, Op::Mark(_));
-                    c.until = op == Op::Until;
-                    (c.head, c.left) = match op {
+                    (q.seq, q.read) = (read, read + 1);
+                    q.marking = matches!(op, Op::Mark(_));
+                    q.until = op == Op::Until;
+                    (q.head, q.left) = match op {
                         Op::Compute(ns) | Op::Mark(ns) => (Head::Compute, ns),
                         Op::Delay(ns) => (Head::Delay, now.saturating_add(ns)),
                         Op::Wait { channel, seq } => {
-                            c.dependency = channel;
+                            q.dependency = channel;
                             (Head::Wait, seq)
                         }
                         Op::Host => (Head::Host, 0),
@@ -317,31 +394,34 @@ impl State {
                     };
                     continue;
                 }
-                Head::Compute => c.left == 0 || c.until && queues.host_done(id) >= c.read,
-                Head::Delay => c.left <= now,
-                Head::Wait => waits == Waits::Release && self.is_complete(c.dependency, c.left),
-                Head::Host => queues.host_done(id) >= c.read,
+                Head::Compute => q.left == 0 || q.until && queues.host_done(id, q.seq),
+                Head::Delay => q.left <= now,
+                Head::Wait => {
+                    (waits == Waits::Release || q.dependency == id)
+                        && self.is_complete(queues, q.dependency, q.left)
+                }
+                Head::Host => queues.host_done(id, q.seq),
             };
             if !done {
                 return any;
             }
-            self.complete(queues, id, now);
+            self.complete(queues, id, k, now);
             any = true;
         }
     }
 
-    fn complete<Q: Queues>(&mut self, queues: &mut Q, id: u32, at: u64) {
+    fn complete<Q: Queues>(&mut self, queues: &mut Q, id: u32, k: usize, at: u64) {
         let c = &mut self.channels[id as usize];
-        match c.head {
-            Head::Wait => c.waits_done += 1,
-            Head::Compute if c.marking => c.marks += 1,
+        let q = &mut c.queues[k];
+        match q.head {
+            Head::Wait => c.waits_done += u64::from(q.dependency != id),
+            Head::Compute if q.marking => c.marks += 1,
             Head::Compute => c.kernels += 1,
             _ => {}
         }
-        c.head = Head::Empty;
-        c.left = 0;
-        let seq = c.completed;
-        c.completed += 1;
-        queues.completed(id, seq, at);
+        q.head = Head::Empty;
+        q.left = 0;
+        q.until = false;
+        queues.completed(id, q.seq, at);
     }
 }

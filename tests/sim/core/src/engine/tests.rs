@@ -2,7 +2,7 @@
 
 use super::{Op, Params, Queues, State};
 use proptest::prelude::*;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 const US: u64 = 1_000;
 const PARAMS: Params = Params { slice_ns: 2_000 * US, switch_ns: 50 * US, cold_ns: 0 };
@@ -10,16 +10,19 @@ const COLD: Params = Params { cold_ns: 100 * US, ..PARAMS };
 
 #[derive(Default, Clone)]
 struct Plain {
-    ops: HashMap<u32, Vec<(u64, Op)>>,
-    host: HashMap<u32, u64>,
+    ops: HashMap<u32, Vec<(u64, usize, Op)>>,
+    host: HashSet<(u32, u64)>,
     done: HashMap<(u32, u64), u64>,
     switches: std::collections::BTreeMap<(u32, u32), super::Switch>,
 }
 
 impl Plain {
     fn push(&mut self, channel: u32, at: u64, op: Op) -> u64 {
+        self.push_to(channel, 0, at, op)
+    }
+    fn push_to(&mut self, channel: u32, queue: usize, at: u64, op: Op) -> u64 {
         let ops = self.ops.entry(channel).or_default();
-        ops.push((at, op));
+        ops.push((at, queue, op));
         ops.len() as u64 - 1
     }
     fn finish(&self, channel: u32, seq: u64) -> Option<u64> {
@@ -32,14 +35,19 @@ impl Queues for Plain {
         self.ops.get(&channel).map_or(0, |o| o.len() as u64)
     }
     fn op(&self, channel: u32, seq: u64) -> (u64, Op) {
-        self.ops[&channel][usize::try_from(seq).unwrap()]
+        let (at, _, op) = self.ops[&channel][usize::try_from(seq).unwrap()];
+        (at, op)
     }
-    fn host_done(&self, channel: u32) -> u64 {
-        self.host.get(&channel).copied().unwrap_or(0)
+    fn queue(&self, channel: u32, seq: u64) -> usize {
+        self.ops[&channel].get(usize::try_from(seq).unwrap()).map_or(0, |op| op.1)
+    }
+    fn host_done(&self, channel: u32, seq: u64) -> bool {
+        self.host.contains(&(channel, seq))
     }
     fn waits(&self, channel: u32) -> u64 {
         let ops = self.ops.get(&channel).map_or(&[][..], |o| o);
-        ops.iter().filter(|(_, op)| matches!(op, Op::Wait { .. })).count() as u64
+        let other = |op| matches!(op, Op::Wait { channel: other, .. } if other != channel);
+        ops.iter().filter(|op| other(op.2)).count() as u64
     }
     fn completed(&mut self, channel: u32, seq: u64, at: u64) {
         assert!(self.done.insert((channel, seq), at).is_none(), "completed twice");
@@ -153,13 +161,38 @@ fn a_wait_across_gpus_ends_with_its_dependency() {
 }
 
 #[test]
-fn a_host_function_holds_its_channel() {
+fn a_queue_does_not_hold_another_of_its_channel() {
+    let (mut s, mut q) = (two_channels([0, 0]), Plain::default());
+    q.push_to(0, 1, 0, Op::Delay(500 * US));
+    let behind = q.push_to(0, 1, 0, Op::Compute(10 * US));
+    q.push_to(0, 2, 0, Op::Host);
+    let until = q.push_to(0, 3, 0, Op::Until);
+    let kernels = [4, 4, 5].map(|queue| q.push_to(0, queue, 0, Op::Compute(30 * US)));
+    let mark = q.push_to(0, 6, 40 * US, Op::Mark(US));
+    s.advance(&mut q, &PARAMS, 1_000 * US);
+    assert_eq!(q.finish(0, behind), Some(510 * US));
+    assert_eq!(kernels.map(|k| q.finish(0, k)), [30, 61, 91].map(|t| Some(t * US)), "one by one");
+    assert_eq!(q.finish(0, mark), Some(41 * US), "beside a kernel");
+    assert_eq!((q.finish(0, until), s.channels[0].busy.ns), (None, 1_000 * US));
+    assert!(s.is_complete(&q, 0, mark) && !s.is_complete(&q, 0, until));
+    assert_eq!(s.channels[0].completed, 2, "all before the host function");
+    let after = q.push_to(0, 5, 1_000 * US, Op::Wait { channel: 0, seq: until });
+    let last = q.push_to(0, 5, 1_000 * US, Op::Compute(US));
+    s.advance(&mut q, &PARAMS, 2_000 * US);
+    assert!(!s.is_complete(&q, 0, after));
+    q.host.insert((0, until));
+    s.advance(&mut q, &PARAMS, 3_000 * US);
+    assert_eq!(q.finish(0, last), Some(2_001 * US));
+}
+
+#[test]
+fn a_host_function_holds_its_queue() {
     let (mut s, mut q) = (two_channels([0, 0]), Plain::default());
     let host = q.push(0, 0, Op::Host);
     q.push(0, 0, Op::Compute(10 * US));
     s.advance(&mut q, &PARAMS, 100 * US);
     assert_eq!(q.finish(0, host), None);
-    q.host.insert(0, host + 1);
+    q.host.insert((0, host));
     s.advance(&mut q, &PARAMS, 200 * US);
     assert_eq!(q.finish(0, 1), Some(110 * US));
 }
@@ -175,7 +208,7 @@ fn a_kernel_without_an_end_of_its_own_takes_its_turns_until_it_is_over() {
     q.push(1, 100 * US, Op::Compute(3_000 * US));
     s.advance(&mut q, &PARAMS, 50_000 * US);
     assert!(q.finish(1, 0).is_some() && q.finish(0, until).is_none());
-    q.host.insert(0, until + 1);
+    q.host.insert((0, until));
     s.advance(&mut q, &PARAMS, 50_100 * US);
     assert_eq!(q.finish(0, until), Some(50_000 * US));
     assert_eq!(q.finish(0, 1), Some(50_010 * US));
@@ -191,7 +224,7 @@ fn closing_a_channel_frees_the_gpu_for_the_others() {
     s.close_channel(0);
     s.advance(&mut q, &PARAMS, 4_000 * US);
     assert_eq!(q.finish(1, 0), Some(3_100 * US));
-    assert!(s.is_complete(0, 0), "nobody waits for the dead");
+    assert!(s.is_complete(&q, 0, 0), "nobody waits for the dead");
 }
 
 #[test]
@@ -216,10 +249,10 @@ fn any_op() -> impl Strategy<Value = Op> {
 
 proptest! {
     /// However time is cut into advances, the same happens at the same times; work is conserved;
-    /// each channel is FIFO.
+    /// each queue is FIFO.
     #[test]
     fn advancing_in_pieces_changes_nothing(
-        work in prop::collection::vec((0u32..3, 0u64..20_000, any_op()), 1..60),
+        work in prop::collection::vec((0u32..3, 0u64..20_000, any_op(), 0usize..3), 1..60),
         cuts in prop::collection::vec(1u64..400_000_000, 0..20),
         cold in any::<bool>(),
     ) {
@@ -233,8 +266,8 @@ proptest! {
             mine.sort_by_key(|w| w.1);
             mine
         }) {
-            for (c, at, op) in ops {
-                q.push(c, at * US, op);
+            for (c, at, op, queue) in ops {
+                q.push_to(c, queue, at * US, op);
             }
         }
         let end = 2_000_000 * US;
@@ -258,7 +291,8 @@ proptest! {
                 let (arrival, _) = q.op(c, seq);
                 let at = q.finish(c, seq);
                 prop_assert!(at.is_some_and(|t| t >= arrival));
-                prop_assert!(seq == 0 || at >= q.finish(c, seq - 1));
+                let earlier = (0..seq).filter(|s| q.queue(c, *s) == q.queue(c, seq));
+                prop_assert!(earlier.max().is_none_or(|before| at >= q.finish(c, before)));
             }
         }
     }
@@ -266,13 +300,13 @@ proptest! {
     /// A prediction is what happens if nothing more is submitted.
     #[test]
     fn prediction_comes_true(
-        work in prop::collection::vec((0u32..2, any_op()), 1..40),
+        work in prop::collection::vec((0u32..2, any_op(), 0usize..3), 1..40),
         which in any::<prop::sample::Index>(),
     ) {
         let mut s = two_channels([0, 0]);
         let mut q = Plain::default();
-        for (c, op) in work {
-            q.push(c, 0, op);
+        for (c, op, queue) in work {
+            q.push_to(c, queue, 0, op);
         }
         let submitted = usize::try_from(q.submitted(0)).unwrap();
         prop_assume!(submitted > 0);

@@ -111,7 +111,11 @@ impl Session {
             identity,
             path: path.to_owned(),
             slot: OnceLock::new(),
-            scratch: UnsafeCell::new(Scratch { state: State::new(0, 0), commit: u64::MAX }),
+            scratch: UnsafeCell::new(Scratch {
+                state: State::new(0, 0),
+                commit: u64::MAX,
+                spare: State::new(0, 0),
+            }),
         })
     }
 

@@ -33,10 +33,12 @@ pub struct Session {
     scratch: UnsafeCell<Scratch>,
 }
 
-/// This process's private copy of the engine, and which commit it equals.
+/// This process's private copy of the engine, which commit it equals, and room for predictions: a thread's
+/// stack has none.
 struct Scratch {
     state: Box<State>,
     commit: u64,
+    spare: Box<State>,
 }
 
 // SAFETY: `scratch` is touched only while the shared lock is held, which excludes other threads too.
@@ -148,12 +150,20 @@ impl Locked<'_> {
         now
     }
 
+    /// Whether an operation is complete as of the last advance.
+    pub(crate) fn is_complete(&mut self, channel: u32, seq: u64) -> bool {
+        let rings = Rings { shared: self.session.shared };
+        self.state().is_complete(&rings, channel, seq)
+    }
+
     /// When `seq` of `channel` will be complete if nothing more is submitted, at most `horizon`.
     pub(crate) fn predict(&mut self, channel: u32, seq: u64, horizon: u64) -> Option<u64> {
-        let mut copy = self.state().clone();
         let params = self.session.params();
         let rings = Rings { shared: self.session.shared };
-        copy.predict(&rings, &params, channel, seq, horizon)
+        // SAFETY: as in `state`.
+        let scratch = unsafe { &mut *self.session.scratch.get() };
+        copy_state(&scratch.state, &mut scratch.spare);
+        scratch.spare.predict(&rings, &params, channel, seq, horizon)
     }
 
     /// Publishes the private copy: the inactive buffer, then the flip, then the readers' hints.
@@ -227,8 +237,13 @@ impl engine::Queues for Rings {
         (e.arrival_ns.load(Ordering::Relaxed), op)
     }
 
-    fn host_done(&self, channel: u32) -> u64 {
-        self.shared.rings[channel as usize].host_done.load(Ordering::Acquire)
+    fn queue(&self, channel: u32, seq: u64) -> usize {
+        (self.entry(channel, seq).kind.load(Ordering::Relaxed) >> 8 & 0xff) as usize
+    }
+
+    fn host_done(&self, channel: u32, seq: u64) -> bool {
+        // Acquire: pairs with Release in `Session::host_done`.
+        self.entry(channel, seq).value.load(Ordering::Acquire) != 0
     }
 
     fn waits(&self, channel: u32) -> u64 {

@@ -80,10 +80,12 @@ fn check(address: u64, len: usize, end: End, written: bool) -> Result<bool> {
 /// Waits for host functions submitted before: they may write what is about to be copied.
 fn after_host_functions(s: &'static Stream) -> Result<()> {
     s.context().check_alive()?;
-    match s.device().lane.last_host_function() {
-        Some(seq) => s.device().wait(seq),
-        None => Ok(()),
+    if !s.device().has_host_functions()? {
+        return Ok(());
     }
+    // Behind the stream's own work, which waits for those that it has to.
+    let seq = s.submit(Op::Delay(0))?;
+    s.device().wait(seq)
 }
 
 /// Whether the driver knows all of this memory: of a device, or pinned.
@@ -98,16 +100,11 @@ fn in_order(
     may_come_later: bool,
     act: impl FnOnce() + Send + 'static,
 ) -> Result<()> {
-    s.context().check_alive()?;
-    match s.device().lane.last_host_function() {
-        Some(seq) if !s.device().is_complete(seq)? => {
-            if may_come_later {
-                return later(s, Box::new(act));
-            }
-            s.device().wait(seq)?;
-        }
-        _ => {}
+    if may_come_later && s.device().has_host_functions()? {
+        s.context().check_alive()?;
+        return later(s, Box::new(act));
     }
+    after_host_functions(s)?;
     act();
     Ok(())
 }

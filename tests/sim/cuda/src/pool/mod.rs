@@ -188,10 +188,8 @@ impl Pool {
         if allows(2)
             && let Some((start, after)) = inner.space.take_pending(len, |_| true)
         {
-            if !std::ptr::eq(after.device, stream.device()) {
-                let channel = after.device.lane.channel();
-                let _ = stream.submit(Op::Wait { channel, seq: after.seq });
-            }
+            let channel = after.device.lane.channel();
+            let _ = stream.submit(Op::Wait { channel, seq: after.seq });
             return Ok(inner.taken(start));
         }
         Err(CUDA_ERROR_OUT_OF_MEMORY)

@@ -44,7 +44,7 @@ impl After {
     /// The place that `stream` has reached with its submissions; `None`: nothing to wait for.
     pub(crate) fn now_in(stream: &'static Stream) -> Option<After> {
         FOLLOWING.store(true, Ordering::Relaxed);
-        stream.awaited().map(|seq| After {
+        stream.place().map(|seq| After {
             device: stream.device(),
             seq,
             stream: stream.number(),

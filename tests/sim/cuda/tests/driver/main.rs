@@ -19,6 +19,7 @@ mod locks;
 mod overhead;
 mod pool_sharing;
 mod pools;
+mod queues;
 mod semaphores;
 mod stream_memory;
 mod vmm;
