@@ -108,6 +108,8 @@ pub struct MemoryConfig {
     pub teardown_ns_per_pinned_gib: u64,
     /// Whether NVML counts managed memory for its process.
     pub managed_is_its_processes: bool,
+    /// Whether a descriptor of exported memory keeps it, when nobody else has it.
+    pub descriptors_keep: bool,
     /// Whether NVML counts imported memory for its importers, too.
     pub imports_are_both_processes: bool,
 }
@@ -251,6 +253,7 @@ struct RawMemory {
     teardown_ms_per_pinned_gib: f64,
     managed: String,
     imports: String,
+    descriptors: String,
 }
 
 #[derive(Deserialize)]
@@ -327,6 +330,7 @@ impl Default for RawMemory {
             teardown_ms_per_pinned_gib: 110.0,
             managed: "nobody".into(),
             imports: "maker".into(),
+            descriptors: "keep".into(),
         }
     }
 }
@@ -433,6 +437,11 @@ impl Config {
                 &raw.memory.managed,
                 ["nobody", "process"],
                 "memory.managed",
+            )?,
+            descriptors_keep: either(
+                &raw.memory.descriptors,
+                ["nothing", "keep"],
+                "memory.descriptors",
             )?,
             imports_are_both_processes: either(
                 &raw.memory.imports,

@@ -164,8 +164,8 @@ pub struct SlotMemory {
 }
 
 /// A piece of device memory that more than one process may hold, counted once. It is free again
-/// when nobody holds it; `holders` is the only word that a holder's death changes, and an object
-/// without a holder counts for nothing, so there is no moment at which a kill could tear it.
+/// when nobody holds it and no exported descriptor of it is open; `holders` is the only word that a holder's death
+/// changes, and an object without either counts for nothing, so there is no moment at which a kill could tear it.
 #[repr(C)]
 pub struct Object {
     /// 1 once the other fields are written.
@@ -180,6 +180,8 @@ pub struct Object {
     pub generation: AtomicU64,
     /// Its size.
     pub bytes: AtomicU64,
+    /// Device and inode of the file of which a descriptor was exported; none: 0.
+    pub file: [AtomicU64; 2],
     /// The slots that hold it, one bit each.
     pub holders: [AtomicU64; MAX_SLOTS / 64],
 }

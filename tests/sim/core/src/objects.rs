@@ -1,7 +1,8 @@
 //! Device memory that more than one process may hold: exported memory, IPC.
 //!
 //! An object begins as a part of its maker's own count ([`Session::share`]) and is counted once from
-//! then on, for its maker while that holds it, else for the first of the others. Rules of
+//! then on, for its maker while that holds it, else for the first of the others, and for nobody while only an
+//! exported descriptor keeps it. Rules of
 //! [`crate::layout`]: `live` is stored last, and what a death ends are bits of `holders`.
 
 use crate::layout::{MAX_OBJECTS, MAX_SLOTS, Object, Shared};
@@ -41,13 +42,27 @@ impl Object {
     }
 
     fn is_live(&self) -> bool {
-        self.live.load(Ordering::Acquire) == 1 && self.counts_for().is_some()
+        self.live.load(Ordering::Acquire) == 1
+            && (self.counts_for().is_some() || self.descriptor_is_open())
+    }
+
+    /// Whether a descriptor that was exported is open anywhere, on its way in a message too: each has a lock of its
+    /// own on the file (fcntl(2), open file description locks), which the kernel shows until the last is closed.
+    fn descriptor_is_open(&self) -> bool {
+        let [device, inode] = [0, 1].map(|i| self.file[i].load(Ordering::Relaxed));
+        if inode == 0 {
+            return false;
+        }
+        let (major, minor) = (libc::major(device), libc::minor(device));
+        let name = format!(" {major:02x}:{minor:02x}:{inode} ");
+        // Unreadable: nothing is given back on a doubt.
+        std::fs::read_to_string("/proc/locks").map_or(true, |locks| locks.contains(&name))
     }
 
     fn drop_holder(&self, slot: usize) {
         let (word, bit) = word_and_bit(slot);
         self.holders[word].fetch_and(!bit, Ordering::AcqRel);
-        if self.counts_for().is_none() {
+        if !self.is_live() {
             self.live.store(0, Ordering::Release);
         }
     }
@@ -114,6 +129,7 @@ impl Session {
         object.kind.store(u32::try_from(number).ok()?, Ordering::Relaxed);
         object.owner.store(u32::try_from(slot).ok()?, Ordering::Relaxed);
         object.bytes.store(bytes, Ordering::Relaxed);
+        object.file.iter().for_each(|word| word.store(0, Ordering::Relaxed));
         let generation = object.generation.fetch_add(1, Ordering::Relaxed) + 1;
         let (word, bit) = word_and_bit(slot);
         for (i, holders) in object.holders.iter().enumerate() {
@@ -135,6 +151,18 @@ impl Session {
         let (word, bit) = word_and_bit(slot);
         object.holders[word].fetch_or(bit, Ordering::AcqRel);
         Some((object.gpu.load(Ordering::Relaxed) as usize, object.bytes.load(Ordering::Relaxed)))
+    }
+
+    /// A descriptor of its file, with this device and inode, is about to be exported.
+    pub fn exported(&self, id: ObjectId, file: (u64, u64)) {
+        if !self.config().memory.descriptors_keep {
+            return;
+        }
+        let _locked = self.lock();
+        if let Some(object) = self.object(id) {
+            object.file[0].store(file.0, Ordering::Relaxed);
+            object.file[1].store(file.1, Ordering::Relaxed);
+        }
     }
 
     /// Holds it no longer.

@@ -142,6 +142,15 @@ impl SharedFile {
         (fd >= 0).then_some(fd)
     }
 
+    /// A descriptor that keeps the memory by itself, for the application: of an open file description of its own,
+    /// with a lock that lasts as long as that.
+    pub(crate) fn export(&self) -> Option<(RawFd, (u64, u64))> {
+        let path = format!("/proc/self/fd/{}", self.descriptor()?);
+        let file = std::fs::OpenOptions::new().read(true).write(true).open(path).ok()?;
+        let fd = OwnedFd::from(file).into_raw_fd();
+        simgpu::ofd::shared(fd, 0).then_some((fd, self.identity))
+    }
+
     /// Writes the header.
     pub(crate) fn write_header(&self, header: &Header) -> bool {
         // SAFETY: a plain structure, read as bytes.

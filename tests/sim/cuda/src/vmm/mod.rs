@@ -238,7 +238,11 @@ fn export(driver: &Driver, handle: u64, handle_type: i32) -> Result<i32> {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
     }
-    file.duplicate().ok_or(CUDA_ERROR_OUT_OF_MEMORY)
+    let (fd, identity) = file.export().ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+    if let Some(object) = memory.object {
+        driver.session.exported(object, identity);
+    }
+    Ok(fd)
 }
 
 fn import(driver: &'static Driver, fd: i32) -> Result<u64> {

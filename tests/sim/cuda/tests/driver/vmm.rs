@@ -4,7 +4,7 @@
 use crate::harness::*;
 use crate::pair::{Peer, pair};
 use std::ffi::{c_int, c_uint, c_void};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 scenarios! {
     memory_is_created_mapped_and_accessed
@@ -25,6 +25,11 @@ scenarios! {
     processes_share_memory
     memory_moves_to_the_importer_that_survives
     a_multicast_object_keeps_bound_memory
+    an_open_descriptor_keeps_memory
+}
+
+configured! {
+    a_descriptor_may_keep_nothing = "memory.descriptors = \"nothing\"\n"
 }
 
 /// `CUmemAllocationProp`.
@@ -438,7 +443,7 @@ mod body {
                 retain(0);
                 let (handle, at) = mapped(2 * GRAIN, EXPORTABLE);
                 ok(fill(at, 1, 2 * GRAIN));
-                peer.send_fd(export(handle).unwrap());
+                peer.send_fd(descriptor(handle).as_raw_fd());
                 peer.meet();
                 assert_eq!(read::<2>(at), [2, 1], "the other wrote here");
                 peer.meet();
@@ -487,8 +492,9 @@ mod body {
                 assert_eq!(read::<1>(at), [7]);
                 ok(release(handle));
                 ok(unmap(at, GRAIN));
+                assert_eq!(used_by_me(), 64 * MIB + GRAIN, "the descriptor is open");
+                drop(fd);
                 assert_eq!(used_by_me(), 64 * MIB);
-                assert_eq!(import(fd.as_raw_fd()), Err(1), "nobody holds it any more");
             },
             |peer: &Peer| {
                 retain(0);
@@ -501,6 +507,52 @@ mod body {
                 unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
             },
         );
+    }
+
+    fn descriptor(handle: u64) -> OwnedFd {
+        // SAFETY: exported for the test, which closes it.
+        unsafe { OwnedFd::from_raw_fd(export(handle).unwrap()) }
+    }
+
+    /// "The memory [is] freed when all outstanding […] references", of which a descriptor is one, on its way in a
+    /// message too.
+    pub fn an_open_descriptor_keeps_memory() {
+        pair(
+            |peer: &Peer| {
+                retain(0);
+                let (handle, at) = mapped(GRAIN, EXPORTABLE);
+                ok(fill(at, 7, 1));
+                let fd = descriptor(handle);
+                ok(release(handle));
+                ok(unmap(at, GRAIN));
+                assert_eq!(used_by_me(), 64 * MIB + GRAIN);
+                peer.send_fd(fd.as_raw_fd());
+                drop(fd);
+                assert_eq!(used_by_me(), 64 * MIB + GRAIN, "on its way");
+                peer.send(&[1]);
+                peer.until_gone();
+                // Its teardown takes a moment.
+                while used_by_me() != 64 * MIB {
+                    std::thread::sleep(std::time::Duration::from_millis(2));
+                }
+            },
+            |peer: &Peer| {
+                let fd = peer.receive_fd();
+                peer.receive::<1>();
+                retain(0);
+                let handle = import(fd.as_raw_fd()).unwrap();
+                assert_eq!(read::<1>(view(handle, GRAIN)), [7]);
+                ok(cuda!(cuDevicePrimaryCtxReset_v2(0 => c_int)));
+            },
+        );
+    }
+
+    pub fn a_descriptor_may_keep_nothing() {
+        retain(0);
+        let handle = create(GRAIN, EXPORTABLE).unwrap();
+        let fd = descriptor(handle);
+        ok(release(handle));
+        assert_eq!((used_by_me(), import(fd.as_raw_fd())), (64 * MIB, Err(1)));
     }
 
     /// "All participating devices must be added to the multicast object before memory can be bound
