@@ -7,7 +7,7 @@ use anyhow::Context;
 use tessera_run::{Artefact, find_artefact};
 
 /// What is not sold of each GPU, bytes: what its driver keeps, and `tessera_model::gpu::DRIVER_MARGIN`.
-pub const RESERVE: u64 = 256 << 20;
+pub const RESERVE: u64 = (551 << 20) + tessera_model::gpu::DRIVER_MARGIN;
 /// Most GPUs of a simulated machine.
 pub const MOST_GPUS: u32 = 16;
 

@@ -19,6 +19,20 @@ use tessera_harness::{
 
 use super::claim::Claim;
 
+/// Two GPUs of which 7,936 MiB are sold: 700 are the driver's, an H200's, and 128 the margin.
+const MACHINE: &str = r#"
+[memory]
+context_overhead = "64MiB"
+
+[[gpu]]
+uuid = "GPU-7e55e7a0-0000-4000-8000-000000000000"
+memory = "8764MiB"
+
+[[gpu]]
+uuid = "GPU-7e55e7a0-0000-4000-8000-000000000001"
+memory = "8764MiB"
+"#;
+
 /// In slices and claims.
 pub const DRIVER: &str = "gpu.tessera.dev";
 /// The node's name, and its pool's.
@@ -52,7 +66,7 @@ impl Node {
 
     /// With a plugin of these settings, which publishes a device.
     pub async fn start_with(settings: &str) -> Self {
-        let (sim, dir) = (SimGpu::start_default(), tempfile::tempdir().unwrap());
+        let (sim, dir) = (SimGpu::start(MACHINE), tempfile::tempdir().unwrap());
         let root = dir.path().join("kubelet");
         let kubelet = Kubelet::start(&root).await.unwrap();
         // A kubelet that lists no pods at all has just started, and is not believed.
@@ -79,7 +93,7 @@ impl Node {
             ],
         );
         let text = format!(
-            "[gpus]\nreserve = \"256Mi\"\ncontext_overhead = \"64Mi\"\n[share]\nreplicas = 4\n{settings}\n\
+            "[gpus]\nreserve = \"828Mi\"\ncontext_overhead = \"64Mi\"\n[share]\nreplicas = 4\n{settings}\n\
              [ledger]\nrelease_after = \"1s\"\n[metrics]\nlisten = \"127.0.0.1:0\"\n[api]\nlisten = \"\"\n{paths}"
         );
         fs::write(self.dir.path().join("config.toml"), text).unwrap();
