@@ -5,8 +5,10 @@ use std::time::Duration;
 use http::HeaderMap;
 use http::header::{CONTENT_TYPE, LOCATION, RETRY_AFTER};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use tessera_model::printable;
 
+use crate::bounded;
 use crate::error::{ApiError, Call};
 
 pub(crate) use hyper::body::Bytes;
@@ -56,9 +58,17 @@ fn cut(text: &str) -> String {
     printable::line(text).chars().take(LONGEST).collect()
 }
 
+/// What an answer, or a line of a watch, says.
+///
+/// # Errors
+/// It is no JSON of this type, or is far larger in memory than on its way.
+pub(crate) fn read<T: DeserializeOwned>(body: &[u8]) -> serde_json::Result<T> {
+    bounded::read(body, bounded::KUBERNETES)
+}
+
 /// The error that an answer is.
 pub(crate) fn refused(call: &Call, status: u16, headers: &HeaderMap, body: &[u8]) -> ApiError {
-    let said: Option<Status> = serde_json::from_slice(body).ok();
+    let said: Option<Status> = read(body).ok();
     let said = said.unwrap_or_else(|| {
         let message = String::from_utf8_lossy(body).trim().to_owned();
         Status { message, ..Status::default() }

@@ -238,6 +238,20 @@ pub enum ApiError {
         /// Objects in them.
         objects: usize,
     },
+    /// A list that is larger than any cluster's.
+    #[error(
+        "{call}: the list is too large: {objects} objects in {parts} parts came, and there are more; at most {} \
+         objects are read, and {} MiB of them: name a namespace, or see what answers in the API server's place",
+        crate::user::OBJECTS, crate::user::MEMORY >> 20
+    )]
+    TooLarge {
+        /// The request.
+        call: Call,
+        /// Parts that were read.
+        parts: usize,
+        /// Objects in them.
+        objects: usize,
+    },
     /// 401: it does not know us.
     #[error(
         "{call}: the API server does not accept the credentials: {message}; see to the service account's token"
@@ -332,6 +346,7 @@ impl ApiError {
             | ApiError::Kubeconfig { call, .. }
             | ApiError::Expired { call, .. }
             | ApiError::Endless { call, .. }
+            | ApiError::TooLarge { call, .. }
             | ApiError::Slow { call, .. }
             | ApiError::Busy { call, .. }
             | ApiError::Unauthorized { call, .. }
@@ -358,6 +373,7 @@ impl ApiError {
             | ApiError::Unauthorized { .. }
             | ApiError::Forbidden { .. }
             | ApiError::NotServed { .. }
+            | ApiError::TooLarge { .. }
             | ApiError::Unreadable { .. } => Retry::Later,
             ApiError::Conflict { .. } | ApiError::NotFound { .. } => Retry::Reread,
             ApiError::Exists { .. } | ApiError::Invalid { .. } => Retry::Never,

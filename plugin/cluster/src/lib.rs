@@ -8,6 +8,7 @@
 
 mod access;
 mod answer;
+pub mod bounded;
 mod client;
 mod counts;
 pub mod error;

@@ -11,6 +11,7 @@ use kube::core::params::WatchParams;
 use serde::Deserialize;
 use tokio::time::timeout;
 
+use crate::answer;
 use crate::client::Client;
 use crate::error::{ApiError, Call, Kind, Verb};
 
@@ -64,7 +65,7 @@ impl NodeLabels {
         let call = Call::new(Verb::Get, Kind::Nodes, &self.node);
         let request = nodes().get_metadata(&self.node, &GetParams::default());
         let body = self.client.send(&call, request).await?;
-        let node: Node = serde_json::from_slice(&body)
+        let node: Node = answer::read(&body)
             .map_err(|error| ApiError::Unreadable { call, reason: error.to_string() })?;
         let Metadata { labels, resource_version: version } = node.metadata;
         Ok(Labels { labels, version })

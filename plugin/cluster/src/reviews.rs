@@ -11,6 +11,7 @@ use kube::core::Request;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::answer;
 use crate::client::Client;
 use crate::error::{ApiError, Call, Kind, Verb};
 
@@ -100,7 +101,7 @@ impl ReviewClient {
         let path = format!("/apis/{group}/v1/{}", call.kind.resource());
         let request = Request::new(path).create(&PostParams::default(), body);
         let answer = self.client.send(call, request).await?;
-        serde_json::from_slice(&answer).map_err(unreadable)
+        answer::read(&answer).map_err(unreadable)
     }
 }
 

@@ -11,7 +11,6 @@
 pub mod advice;
 mod answer;
 mod ask;
-mod bounded;
 mod entries;
 mod fleet;
 mod live;

@@ -201,7 +201,9 @@ fn verdict(failure: &ApiError) -> Verdict {
         | ApiError::Exists { .. }
         | ApiError::Invalid { .. } => Verdict::Never,
         // What a proxy or a login page answers in the API server's place says nothing of the event.
-        ApiError::Unreadable { .. } | ApiError::Kubeconfig { .. } => Verdict::Later,
+        ApiError::Unreadable { .. } | ApiError::TooLarge { .. } | ApiError::Kubeconfig { .. } => {
+            Verdict::Later
+        }
     }
 }
 

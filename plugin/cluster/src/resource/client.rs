@@ -13,6 +13,7 @@ use tokio::sync::mpsc;
 
 use super::versions::{self, GROUP};
 use super::{Answer, Claim, ClaimRef, DeviceStatus, ResourceApi, SliceEvent, Version, watch};
+use crate::answer;
 use crate::client::Client;
 use crate::counts::Outcomes;
 use crate::error::{ApiError, Call, Kind, Verb};
@@ -270,8 +271,7 @@ impl ResourceApi for ResourceClient {
             let request =
                 Request::new("/api/v1/nodes").get_metadata(&self.node, &GetParams::default());
             let body = self.client.send(&call, request).await?;
-            let node: Node =
-                serde_json::from_slice(&body).map_err(|error| unreadable(&call, &error))?;
+            let node: Node = answer::read(&body).map_err(|error| unreadable(&call, &error))?;
             Ok(node.metadata.uid)
         })
     }

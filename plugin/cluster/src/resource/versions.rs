@@ -7,6 +7,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::Version;
+use crate::answer;
 
 /// The API group.
 pub(super) const GROUP: &str = "resource.k8s.io";
@@ -31,7 +32,7 @@ impl Version {
         struct Named {
             version: String,
         }
-        let group: Group = serde_json::from_slice(group).map_err(|error| error.to_string())?;
+        let group: Group = answer::read(group).map_err(|error| error.to_string())?;
         let served: Vec<String> = group.versions.into_iter().map(|named| named.version).collect();
         let newest = Version::ALL
             .into_iter()
@@ -65,8 +66,8 @@ pub(super) fn written(
 /// Why it is none.
 pub(super) fn read(body: &[u8], version: Version) -> Result<ResourceSlice, serde_json::Error> {
     match version {
-        Version::V1 => serde_json::from_slice(body),
-        _ => of_object(serde_json::from_slice(body)?, version),
+        Version::V1 => answer::read(body),
+        _ => of_object(answer::read(body)?, version),
     }
 }
 
@@ -83,10 +84,10 @@ pub(super) fn read_list(
         items: Option<Vec<T>>,
     }
     if version == Version::V1 {
-        let list: List<ResourceSlice> = serde_json::from_slice(body)?;
+        let list: List<ResourceSlice> = answer::read(body)?;
         return Ok(list.items.unwrap_or_default());
     }
-    let list: List<Value> = serde_json::from_slice(body)?;
+    let list: List<Value> = answer::read(body)?;
     list.items.unwrap_or_default().into_iter().map(|object| of_object(object, version)).collect()
 }
 
@@ -153,6 +154,16 @@ mod tests {
             let list = json!({ "items": [object] }).to_string();
             assert_eq!(read_list(list.as_bytes(), version).unwrap(), [slice()]);
             assert_eq!(read_list(b"{\"items\":null}", version).unwrap(), []);
+        }
+    }
+
+    #[test]
+    fn a_list_of_empty_slices_is_refused_before_it_takes_gibibytes() {
+        let list = format!("{{\"items\":[{}]}}", vec!["{}"; 100_000].join(","));
+        for version in Version::ALL {
+            let slices = read_list(list.as_bytes(), version).map(|slices| slices.len());
+            let error = slices.unwrap_err().to_string();
+            assert!(error.contains("more entries than text"), "{version}: {error}");
         }
     }
 

@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::SliceEvent;
 use super::client::{ResourceClient, slices};
+use crate::answer;
 use crate::error::{ApiError, Call, Kind, Retry, Verb};
 
 /// Longest line. Objects come as their metadata alone; an API server that cannot do so sends all of a slice.
@@ -208,7 +209,7 @@ impl Line {
             name: String,
             resource_version: String,
         }
-        let Event { kind, object } = match serde_json::from_slice(line) {
+        let Event { kind, object } = match answer::read(line) {
             Ok(event) => event,
             Err(error) => return Line::Error(format!("a line that makes no sense: {error}")),
         };

@@ -137,7 +137,7 @@ impl UserClient {
         }
         let unreadable = |reason: String| ApiError::Unreadable { call: call.clone(), reason };
         let made: TokenRequest =
-            serde_json::from_slice(&body).map_err(|error| unreadable(error.to_string()))?;
+            answer::read(&body).map_err(|error| unreadable(error.to_string()))?;
         let token = HeaderValue::try_from(format!("Bearer {}", made.status.token));
         let mut token = token.map_err(|_| unreadable("the token is no word".to_owned()))?;
         token.set_sensitive(true);

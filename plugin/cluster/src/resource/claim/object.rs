@@ -6,6 +6,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{Asked, Claim, Consumer, DeviceResult, OpaqueConfig};
+use crate::answer;
 
 impl Claim {
     /// From an object of any version.
@@ -17,7 +18,7 @@ impl Claim {
     }
 
     pub(crate) fn read(body: &[u8]) -> Result<Self, String> {
-        serde_json::from_slice(body).map_err(|error| error.to_string()).and_then(Self::of)
+        answer::read(body).map_err(|error| error.to_string()).and_then(Self::of)
     }
 
     fn of(object: Object) -> Result<Self, String> {

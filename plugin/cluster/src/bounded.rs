@@ -12,21 +12,37 @@ use serde::de::{
     Visitor,
 };
 
-/// Bytes in memory for each byte of text: an answer of a plugin has names for all its figures, and takes one or two.
-const TIMES: usize = 4;
+/// Bytes in memory for each byte of text in an answer of Kubernetes: objects leave most of their fields out.
+pub(crate) const KUBERNETES: usize = 16;
 /// Bytes in memory that any text may take.
 const FREE: usize = 64 << 10;
 /// No figure is larger: seconds of thirty million years, or a cost in any currency.
 const LARGEST: f64 = 1e15;
 
-/// Reads a text.
+/// Reads a text, which may take `times` as many bytes in memory.
 ///
 /// # Errors
 /// It is no JSON of this type, it is out of proportion, or a figure is none that can be measured.
-pub(crate) fn read<T: DeserializeOwned>(text: &[u8]) -> serde_json::Result<T> {
-    let meter = Meter { left: Cell::new(text.len().saturating_mul(TIMES).saturating_add(FREE)) };
+pub fn read<T: DeserializeOwned>(text: &[u8], times: usize) -> serde_json::Result<T> {
+    read_part(text, times, &mut { usize::MAX })
+}
+
+/// As [`read`], for a text that is one of several: `left` is what all of them may still take in memory, in bytes, and
+/// 0 where this one took too much.
+///
+/// # Errors
+/// As [`read`].
+pub(crate) fn read_part<T: DeserializeOwned>(
+    text: &[u8],
+    times: usize,
+    left: &mut usize,
+) -> serde_json::Result<T> {
+    let most = text.len().saturating_mul(times).saturating_add(FREE).min(*left);
+    let meter = Meter { left: Cell::new(most) };
     let mut json = serde_json::Deserializer::from_slice(text);
-    let value = T::deserialize(Metered { inner: &mut json, meter: &meter })?;
+    let value = T::deserialize(Metered { inner: &mut json, meter: &meter });
+    *left -= most - meter.left.get();
+    let value = value?;
     json.end()?;
     Ok(value)
 }
@@ -38,11 +54,10 @@ struct Meter {
 
 impl Meter {
     fn take<E: Error>(&self, bytes: usize) -> Result<(), E> {
-        let left = self.left.get().checked_sub(bytes).ok_or_else(|| {
-            E::custom("it has far more entries than text: most of them are empty")
-        })?;
-        self.left.set(left);
-        Ok(())
+        let left = self.left.get().checked_sub(bytes);
+        self.left.set(left.unwrap_or_default());
+        left.map(drop)
+            .ok_or_else(|| E::custom("it has far more entries than text: most of them are empty"))
     }
 }
 
@@ -241,154 +256,20 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for Metered<'_, A> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
-    use serde::Serialize;
-    use serde_json::{Value, json};
-    use tessera_view::advice::{Recommendations, Waste};
-    use tessera_view::explain::Explanation;
-    use tessera_view::{fleet, history};
-
-    /// Whether what is read is no larger than in proportion to its text. What it is as JSON again stands for memory:
-    /// each value takes at least its name there.
-    fn kept<T: DeserializeOwned + Serialize>(text: &str) -> Result<bool, String> {
-        let value: T = read(text.as_bytes()).map_err(|error| error.to_string())?;
-        let again = serde_json::to_vec(&value).unwrap().len();
-        assert!(again < 8 * text.len() + (256 << 10), "{} became {again}", text.len());
-        Ok(true)
-    }
-
-    /// Every list of every answer, by the way to it.
-    const LISTS: [&str; 31] = [
-        "nodes",
-        "nodes.view.gpus",
-        "nodes.view.tenants",
-        "nodes.view.others",
-        "nodes.view.warnings",
-        "nodes.view.gpus.replicas",
-        "nodes.view.gpus.fits",
-        "nodes.view.tenants.gpus",
-        "nodes.view.tenants.other_holders",
-        "nodes.view.plugin.amiss",
-        "gpus",
-        "gpus.points",
-        "tenants",
-        "tenants.points",
-        "events",
-        "remarks",
-        "workloads",
-        "workloads.pods",
-        "workloads.evidence",
-        "workloads.changes",
-        "namespaces",
-        "namespaces.tenants",
-        "allocations",
-        "allocations.trail",
-        "allocations.limits",
-        "allocations.incidents",
-        "allocations.now.gpus",
-        "allocations.now.processes",
-        "allocations.placement.stands",
-        "gpus.trail",
-        "gpus.gpu.replicas",
-    ];
-
-    /// An answer with so many of `element` in the list at `path`; the lists on the way have one element.
-    fn flood(path: &str, element: &str, count: usize) -> String {
-        let single = ["view", "plugin", "now", "placement", "gpu"];
-        let mut text = format!("[{}]", vec![element; count].join(","));
-        let mut names: Vec<&str> = path.split('.').collect();
-        while let Some(name) = names.pop() {
-            let parent = names.last().copied();
-            text = format!("{{\"{name}\":{text}}}");
-            if parent.is_some_and(|parent| !single.contains(&parent)) {
-                text = format!("[{text}]");
-            }
-        }
-        text
-    }
 
     #[test]
-    fn no_list_of_any_answer_grows_out_of_proportion() {
-        let mut refused = 0;
-        for path in LISTS {
-            for element in ["{}", "\"\""] {
-                let text = flood(path, element, 100_000);
-                let all = [
-                    kept::<fleet::Fleet>(&text),
-                    kept::<history::Answer>(&text),
-                    kept::<Explanation>(&text),
-                    kept::<Recommendations>(&text),
-                    kept::<Waste>(&text),
-                ];
-                let sentence = |one: &Result<bool, String>| matches!(one, Err(error) if error.contains("more entries than text"));
-                refused += all.iter().filter(|one| sentence(one)).count();
-            }
+    fn what_one_part_takes_the_next_ones_have_less() {
+        let text = format!("[{}]", vec!["\"0123456789\""; 1000].join(","));
+        let mut left = 100_000;
+        let takes = 1000 * (size_of::<String>() + 10);
+        for part in 1..=2 {
+            let read = read_part::<Vec<String>>(text.as_bytes(), KUBERNETES, &mut left).unwrap();
+            // The end of a list is asked for like an element.
+            assert_eq!((read.len(), left), (1000, 100_000 - part * (takes + size_of::<String>())));
         }
-        assert!(refused >= LISTS.len(), "{refused}");
-    }
-
-    #[test]
-    fn a_full_node_is_read() {
-        let used = json!({ "gpu_uuid": "GPU-0" });
-        let tenant = json!({ "id": "3f2a", "namespace": "a", "pod": "b", "gpus": [used] });
-        let gpu = json!({ "uuid": "GPU-0", "replicas": [{ "count": 64 }], "fits": [{}] });
-        let view = json!({ "gpus": vec![gpu; 16], "tenants": vec![tenant; 16 * 64] });
-        let short = json!({ "nodes": [{ "view": view }] }).to_string();
-        let whole: fleet::Fleet = serde_json::from_str(&short).unwrap();
-        // As a plugin writes it, with every field.
-        let text = serde_json::to_string(&whole).unwrap();
-        assert_eq!(read::<fleet::Fleet>(text.as_bytes()).unwrap(), whole);
-        assert!(text.len() < crate::ask::LARGEST_VIEW / 2, "{}", text.len());
-    }
-
-    #[test]
-    fn figures_that_nothing_measures_are_refused() {
-        let read = |figure: &str| {
-            let text = format!(r#"{{"price_per_gpu_hour":{figure}}}"#);
-            super::read::<Waste>(text.as_bytes()).map_err(|error| error.to_string())
-        };
-        for figure in ["1e308", "-1e308", "-1", "-0.5", "1e400", "99999999999999999999", "null"] {
-            assert!(read(figure).is_err(), "{figure}");
-        }
-        for figure in ["0", "0.0", "2.5", "7", "1e15", "1e-300"] {
-            assert!(read(figure).is_ok(), "{figure}: {:?}", read(figure));
-        }
-        // What is optional is a figure too.
-        let idle = r#"{"namespaces":[{"tenants":[{"idle_seconds":-1e9}]}]}"#;
-        assert!(super::read::<Waste>(idle.as_bytes()).is_err());
-    }
-
-    /// Any JSON with the names of the views.
-    fn anything() -> impl Strategy<Value = Value> {
-        let leaf = prop_oneof![
-            Just(Value::Null),
-            any::<bool>().prop_map(Value::from),
-            any::<i64>().prop_map(Value::from),
-            any::<f64>().prop_map(Value::from),
-            ".{0,8}".prop_map(Value::from),
-        ];
-        let names = LISTS.iter().flat_map(|path| path.split('.')).collect::<Vec<_>>();
-        leaf.prop_recursive(5, 64, 8, move |inner| {
-            let name = proptest::sample::select(names.clone()).prop_map(str::to_owned);
-            prop_oneof![
-                prop::collection::vec(inner.clone(), 0..8).prop_map(Value::from),
-                prop::collection::vec((name, inner), 0..6)
-                    .prop_map(|all| Value::Object(all.into_iter().collect())),
-            ]
-        })
-    }
-
-    proptest! {
-        /// Whatever is read is what it is without bounds.
-        #[test]
-        fn bounds_change_nothing_that_they_let_pass(value in anything()) {
-            let text = value.to_string();
-            if let Ok(bounded) = read::<history::Answer>(text.as_bytes()) {
-                prop_assert_eq!(bounded, serde_json::from_str::<history::Answer>(&text).unwrap());
-            }
-            if let Ok(bounded) = read::<Explanation>(text.as_bytes()) {
-                prop_assert_eq!(bounded, serde_json::from_str::<Explanation>(&text).unwrap());
-            }
-        }
+        let faulty = read_part::<Vec<String>>(b"[1]", KUBERNETES, &mut left);
+        assert!(faulty.is_err() && left > 0, "{left}");
+        read_part::<Vec<String>>(text.as_bytes(), KUBERNETES, &mut left).unwrap_err();
+        assert_eq!(left, 0);
     }
 }
