@@ -3,12 +3,13 @@
 //!
 //! **For**: every contact with the file system or a listener that a container could make slow or hostile. One
 //! module for files ([`files`]), one rule for descriptors ([`descriptors`]), one for connections that ask
-//! nothing ([`eviction_queue`]). [`panics`] says what a panic does,
-//! [`noted`] what a repaired database lost.
+//! nothing ([`eviction_queue`]). [`child`] runs a command and leaves nothing of
+//! it behind. [`panics`] says what a panic does, [`noted`] what a repaired database lost.
 //!
 //! **May use**: the system's libraries, and `model` for how a time is printed. **Must not**: know anything of GPUs, allocations or Kubernetes.
 #![forbid(unsafe_code)]
 
+pub mod child;
 pub mod descriptors;
 pub mod eviction_queue;
 pub mod files;
