@@ -1,6 +1,7 @@
 //! Where the API server is, and the credentials for it.
 
 mod kubeconfig;
+mod login;
 
 use std::path::{Path, PathBuf};
 
@@ -11,6 +12,7 @@ use rustls::pki_types::pem::PemObject;
 use tessera_system::files;
 
 pub(crate) use kubeconfig::{Origin, in_use, merged, names};
+pub(crate) use login::log_in;
 
 /// Where Kubernetes puts a pod's credentials ("Accessing the Kubernetes API from a Pod").
 pub(crate) const CREDENTIALS: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -71,6 +73,13 @@ impl From<Server> for Access {
 pub(crate) enum NoConnection {
     /// The kubeconfig is wrong: its file, the field, and what to do.
     Kubeconfig(String),
+    /// The credential plugin came to nothing.
+    Login {
+        /// The plugin.
+        command: String,
+        /// What it did, where it is named, and what to do.
+        reason: String,
+    },
     /// Anything else, which may pass.
     Unreachable(String),
 }

@@ -6,7 +6,7 @@ use std::error::Error;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper_util::client::legacy::Builder;
@@ -19,15 +19,15 @@ use tokio::time::timeout;
 use tower::{BoxError, ServiceBuilder};
 use tracing::debug;
 
-use crate::access::{Access, NoConnection};
+use crate::access::{self, Access, NoConnection};
 use crate::answer::{self, Bytes};
 use crate::counts::{Counts, Outcomes};
 use crate::error::{ApiError, Call, Kind, Verb};
 
 /// Most of an answer that is read. A slice of 128 devices has some 200 KiB.
 const LARGEST: usize = 8 << 20;
-/// Longest time for reading credentials: a plugin of a kubeconfig may wait for a person to log in.
-const LOGIN: Duration = Duration::from_secs(300);
+/// How long before credentials end they are asked for again.
+const EARLY: Duration = Duration::from_secs(60);
 /// How long a connection waits for its next request.
 const IDLE: Duration = Duration::from_secs(10);
 /// Connections that wait.
@@ -59,6 +59,8 @@ struct Connection {
     has_token: bool,
     /// Where the API server is, as configured.
     server: String,
+    /// When the credentials end, where that is known.
+    until: Option<SystemTime>,
 }
 
 impl Connection {
@@ -123,18 +125,10 @@ impl Client {
         limit: Duration,
         largest: usize,
     ) -> Result<(http::response::Parts, Bytes), ApiError> {
-        // A credential plugin may wait for a person, who logs in with a browser.
-        let connected = timeout(LOGIN, self.connection(call)).await;
-        let connected =
-            connected.unwrap_or(Err(ApiError::Slow { call: call.clone(), limit: LOGIN }));
-        if let Err(error) = connected {
-            self.counts.count(call.verb, call.kind, false);
-            return Err(error);
-        }
+        let connection = self.counted_connection(call).await?;
         let exchange = async {
             let mut request = request.map_err(|error| unreachable(call, &error))?;
             self.complete(call, &mut request).await?;
-            let connection = self.connection(call).await?;
             let sent = connection.client.send(request.map(Body::from)).await;
             let sent = sent.map_err(|error| connection.unreachable(call, &error));
             let (head, body) = sent?.into_parts();
@@ -180,8 +174,9 @@ impl Client {
     /// # Errors
     /// See [`ApiError`].
     pub(crate) async fn send(&self, call: &Call, request: Request) -> Result<Bytes, ApiError> {
+        let connection = self.counted_connection(call).await?;
         let exchange = async {
-            let body = self.begin(call, request).await?;
+            let body = self.begin(call, &connection, request).await?;
             let whole = Limited::new(body, LARGEST).collect().await;
             Ok(whole.map_err(|error| unreachable(call, &*error))?.to_bytes())
         };
@@ -193,7 +188,8 @@ impl Client {
     /// # Errors
     /// See [`ApiError`].
     pub(crate) async fn stream(&self, call: &Call, request: Request) -> Result<Body, ApiError> {
-        self.limited(call, self.begin(call, request)).await
+        let connection = self.counted_connection(call).await?;
+        self.limited(call, self.begin(call, &connection, request)).await
     }
 
     async fn limited<T>(
@@ -220,10 +216,14 @@ impl Client {
         result
     }
 
-    async fn begin(&self, call: &Call, request: Request) -> Result<Body, ApiError> {
+    async fn begin(
+        &self,
+        call: &Call,
+        connection: &Connection,
+        request: Request,
+    ) -> Result<Body, ApiError> {
         let mut request = request.map_err(|error| unreachable(call, &error))?;
         self.complete(call, &mut request).await?;
-        let connection = self.connection(call).await?;
         let sent = connection.client.send(request.map(Body::from)).await;
         let response = sent.map_err(|error| connection.unreachable(call, &error))?;
         let (head, body) = response.into_parts();
@@ -264,9 +264,20 @@ impl Client {
         Ok(())
     }
 
+    /// What a request is sent with. It is outside of the request's limit: a login has one of its own.
+    async fn counted_connection(&self, call: &Call) -> Result<Connection, ApiError> {
+        let connection = self.connection(call).await;
+        if connection.is_err() {
+            self.counts.count(call.verb, call.kind, false);
+        }
+        connection
+    }
+
     async fn connection(&self, call: &Call) -> Result<Connection, ApiError> {
         let mut current = self.connection.lock().await;
-        if let Some(connection) = &*current {
+        let now = SystemTime::now();
+        let is_good = |until: SystemTime| until.duration_since(now).is_ok_and(|left| left > EARLY);
+        if let Some(connection) = current.as_ref().filter(|one| one.until.is_none_or(is_good)) {
             return Ok(connection.clone());
         }
         let (access, limit, idle) = (Arc::clone(&self.access), self.limit, self.idle);
@@ -286,6 +297,7 @@ fn connect(
     complete: bool,
 ) -> Result<Connection, NoConnection> {
     let (mut config, origin) = access.config()?;
+    let until = access::log_in(&origin, &mut config.auth_info)?;
     if let (true, Access::Server(server)) = (complete, access) {
         config.auth_info.token_file = Some(server.token.display().to_string());
     }
@@ -297,9 +309,10 @@ fn connect(
     let tls = tls.map_err(|error| origin.no_identity(&chain(&error)))?;
     let mut builder = Builder::new(TokioExecutor::new());
     builder.pool_timer(TokioTimer::new()).pool_idle_timeout(IDLE).pool_max_idle_per_host(idle);
-    // `kube` ends the thread by a panic on a token that is no word, which a credential plugin may give.
+    // `kube` ends the thread by a panic on a token that is no word, which an auth-provider may hold.
     let auth = catch_unwind(AssertUnwindSafe(|| config.auth_layer()));
-    let auth = auth.map_err(|_| origin.no_word())?.map_err(|error| origin.no_login(&error))?;
+    let auth =
+        auth.map_err(|_| origin.no_word())?.map_err(|error| origin.no_credentials(&error))?;
     let of_user = &config.auth_info;
     let has_token = matches!(access, Access::Server(_))
         || auth.is_some() && of_user.username.is_none() && of_user.impersonate.is_none();
@@ -313,7 +326,7 @@ fn connect(
         .service(builder.build(tls));
     let server = config.cluster_url.to_string();
     let client = kube::Client::new(service, config.default_namespace);
-    Ok(Connection { client, has_token, server })
+    Ok(Connection { client, has_token, server, until })
 }
 
 /// Carries the token in a header of ours as well, where the request says [`PASS_ON`]: the API server passes no
@@ -338,6 +351,9 @@ async fn blocking<T: Send + 'static>(
     let call = || call.clone();
     done.map_err(|error| match error {
         NoConnection::Kubeconfig(reason) => ApiError::Kubeconfig { call: call(), reason },
+        NoConnection::Login { command, reason } => {
+            ApiError::Login { call: call(), command, reason }
+        }
         NoConnection::Unreachable(reason) => ApiError::Unreachable { call: call(), reason },
     })
 }

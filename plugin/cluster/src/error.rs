@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use tessera_model::printable;
+
 /// What a request does, as RBAC names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Verb {
@@ -175,10 +177,9 @@ impl fmt::Display for Call {
 }
 
 /// Why a request came to nothing. The text says what to do where a person has to do something.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ApiError {
     /// No connection, one that broke, or credentials that cannot be read.
-    #[error("{call}: the API server cannot be reached: {reason}")]
     Unreachable {
         /// The request.
         call: Call,
@@ -186,15 +187,22 @@ pub enum ApiError {
         reason: String,
     },
     /// The kubeconfig is wrong, and nothing was asked.
-    #[error("{call}: the kubeconfig is wrong: {reason}")]
     Kubeconfig {
         /// The request.
         call: Call,
         /// The file, the field, and what to do.
         reason: String,
     },
+    /// The credential plugin of the kubeconfig came to nothing, and nothing was asked.
+    Login {
+        /// The request.
+        call: Call,
+        /// The plugin.
+        command: String,
+        /// What it did, and what to do.
+        reason: String,
+    },
     /// No answer in time. The request may have been served nevertheless.
-    #[error("{call}: the API server did not answer within {limit:?}")]
     Slow {
         /// The request.
         call: Call,
@@ -202,7 +210,6 @@ pub enum ApiError {
         limit: Duration,
     },
     /// 408, 429, 5xx: the server can not now.
-    #[error("{call}: the API server is busy or failing (HTTP {status}): {message}")]
     Busy {
         /// The request.
         call: Call,
@@ -214,9 +221,6 @@ pub enum ApiError {
         message: String,
     },
     /// 410: the server has forgotten the state from which the request goes on.
-    #[error(
-        "{call}: the API server has forgotten the state from which the request goes on (HTTP 410): {message}; ask again"
-    )]
     Expired {
         /// The request.
         call: Call,
@@ -224,10 +228,6 @@ pub enum ApiError {
         message: String,
     },
     /// A list in parts that took too long as a whole.
-    #[error(
-        "{call}: the list did not end within {limit:?}: {objects} objects in {parts} parts came, and there are more; the \
-         API server is slow, or what answers in its place goes on for ever"
-    )]
     Endless {
         /// The request.
         call: Call,
@@ -239,11 +239,6 @@ pub enum ApiError {
         objects: usize,
     },
     /// A list that is larger than any cluster's.
-    #[error(
-        "{call}: the list is too large: {objects} objects in {parts} parts came, and there are more; at most {} \
-         objects are read, and {} MiB of them: name a namespace, or see what answers in the API server's place",
-        crate::user::OBJECTS, crate::user::MEMORY >> 20
-    )]
     TooLarge {
         /// The request.
         call: Call,
@@ -253,9 +248,6 @@ pub enum ApiError {
         objects: usize,
     },
     /// 401: it does not know us.
-    #[error(
-        "{call}: the API server does not accept the credentials: {message}; see to the service account's token"
-    )]
     Unauthorized {
         /// The request.
         call: Call,
@@ -263,7 +255,6 @@ pub enum ApiError {
         message: String,
     },
     /// 403: it knows us, and RBAC or an admission policy says no.
-    #[error("{call}: the API server answered 403: {message}; grant it: {}", call.rule())]
     Forbidden {
         /// The request.
         call: Call,
@@ -271,7 +262,6 @@ pub enum ApiError {
         message: String,
     },
     /// There is no such object (any more).
-    #[error("{call}: there is no such object: {message}")]
     NotFound {
         /// The request.
         call: Call,
@@ -279,9 +269,6 @@ pub enum ApiError {
         message: String,
     },
     /// The API server does not serve the group or any version of it that we know.
-    #[error(
-        "{call}: the API server does not serve resource.k8s.io in v1, v1beta2 or v1beta1: {message}; it needs Kubernetes 1.32 or newer with DynamicResourceAllocation on"
-    )]
     NotServed {
         /// The request.
         call: Call,
@@ -289,7 +276,6 @@ pub enum ApiError {
         message: String,
     },
     /// Somebody changed the object in between: read it and try again.
-    #[error("{call}: it was changed in between: {message}")]
     Conflict {
         /// The request.
         call: Call,
@@ -297,7 +283,6 @@ pub enum ApiError {
         message: String,
     },
     /// There is an object of this name already.
-    #[error("{call}: it exists already: {message}")]
     Exists {
         /// The request.
         call: Call,
@@ -305,7 +290,6 @@ pub enum ApiError {
         message: String,
     },
     /// The object is not valid to the server: the same object will never be accepted.
-    #[error("{call}: the API server refuses the object{}: {message}", field.as_deref().map(|field| format!(" because of {field}")).unwrap_or_default())]
     Invalid {
         /// The request.
         call: Call,
@@ -315,13 +299,77 @@ pub enum ApiError {
         message: String,
     },
     /// An answer that we cannot read.
-    #[error("{call}: the API server's answer makes no sense: {reason}")]
     Unreadable {
         /// The request.
         call: Call,
         /// Why not.
         reason: String,
     },
+}
+
+impl std::error::Error for ApiError {}
+
+/// In one line: credential plugins, servers and what answers in their place have words in it.
+impl fmt::Display for ApiError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let said = match self {
+            ApiError::Unreachable { call, reason } => {
+                format!("{call}: the API server cannot be reached: {reason}")
+            }
+            ApiError::Kubeconfig { call, reason } => {
+                format!("{call}: the kubeconfig is wrong: {reason}")
+            }
+            ApiError::Login { call, command, reason } => {
+                format!("{call}: the credential plugin {command:?} gave no login: {reason}")
+            }
+            ApiError::Slow { call, limit } => {
+                format!("{call}: the API server did not answer within {limit:?}")
+            }
+            ApiError::Busy { call, status, message, .. } => {
+                format!("{call}: the API server is busy or failing (HTTP {status}): {message}")
+            }
+            ApiError::Expired { call, message } => format!(
+                "{call}: the API server has forgotten the state from which the request goes on (HTTP 410): {message}; \
+                 ask again"
+            ),
+            ApiError::Endless { call, limit, parts, objects } => format!(
+                "{call}: the list did not end within {limit:?}: {objects} objects in {parts} parts came, and there are \
+                 more; the API server is slow, or what answers in its place goes on for ever"
+            ),
+            ApiError::TooLarge { call, parts, objects } => format!(
+                "{call}: the list is too large: {objects} objects in {parts} parts came, and there are \
+                 more; at most {} objects are read, and {} MiB of them: name a namespace, or see what answers in the \
+                 API server's place",
+                crate::user::OBJECTS,
+                crate::user::MEMORY >> 20
+            ),
+            ApiError::Unauthorized { call, message } => format!(
+                "{call}: the API server does not accept the credentials: {message}; see to the service account's token"
+            ),
+            ApiError::Forbidden { call, message } => {
+                format!("{call}: the API server answered 403: {message}; grant it: {}", call.rule())
+            }
+            ApiError::NotFound { call, message } => {
+                format!("{call}: there is no such object: {message}")
+            }
+            ApiError::NotServed { call, message } => format!(
+                "{call}: the API server does not serve resource.k8s.io in v1, v1beta2 or v1beta1: {message}; \
+                 it needs Kubernetes 1.32 or newer with DynamicResourceAllocation on"
+            ),
+            ApiError::Conflict { call, message } => {
+                format!("{call}: it was changed in between: {message}")
+            }
+            ApiError::Exists { call, message } => format!("{call}: it exists already: {message}"),
+            ApiError::Invalid { call, field, message } => format!(
+                "{call}: the API server refuses the object{}: {message}",
+                field.as_deref().map(|field| format!(" because of {field}")).unwrap_or_default()
+            ),
+            ApiError::Unreadable { call, reason } => {
+                format!("{call}: the API server's answer makes no sense: {reason}")
+            }
+        };
+        f.write_str(&printable::line(&said))
+    }
 }
 
 /// Whether the same request may succeed another time.
@@ -344,6 +392,7 @@ impl ApiError {
         match self {
             ApiError::Unreachable { call, .. }
             | ApiError::Kubeconfig { call, .. }
+            | ApiError::Login { call, .. }
             | ApiError::Expired { call, .. }
             | ApiError::Endless { call, .. }
             | ApiError::TooLarge { call, .. }
@@ -370,6 +419,7 @@ impl ApiError {
             | ApiError::Expired { .. }
             | ApiError::Endless { .. } => Retry::Soon,
             ApiError::Kubeconfig { .. }
+            | ApiError::Login { .. }
             | ApiError::Unauthorized { .. }
             | ApiError::Forbidden { .. }
             | ApiError::NotServed { .. }
@@ -384,6 +434,36 @@ impl ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_error_moves_a_cursor_or_begins_a_line() {
+        let odd = || "a\u{1b}[2J\r\nb\u{9b}\u{202e}".to_owned();
+        let call = || Call::new(Verb::Get, Kind::Pods, &odd());
+        let (limit, status, after) = (Duration::from_secs(1), 503, None);
+        let all = [
+            ApiError::Unreachable { call: call(), reason: odd() },
+            ApiError::Kubeconfig { call: call(), reason: odd() },
+            ApiError::Login { call: call(), command: odd(), reason: odd() },
+            ApiError::Slow { call: call(), limit },
+            ApiError::Busy { call: call(), status, after, message: odd() },
+            ApiError::Expired { call: call(), message: odd() },
+            ApiError::Endless { call: call(), limit, parts: 1, objects: 1 },
+            ApiError::TooLarge { call: call(), parts: 1, objects: 1 },
+            ApiError::Unauthorized { call: call(), message: odd() },
+            ApiError::Forbidden { call: call(), message: odd() },
+            ApiError::NotFound { call: call(), message: odd() },
+            ApiError::NotServed { call: call(), message: odd() },
+            ApiError::Conflict { call: call(), message: odd() },
+            ApiError::Exists { call: call(), message: odd() },
+            ApiError::Invalid { call: call(), field: Some(odd()), message: odd() },
+            ApiError::Unreadable { call: call(), reason: odd() },
+        ];
+        for error in all {
+            let said = error.to_string();
+            assert_eq!(printable::line(&said), said);
+            assert!(said.contains("\\u001b[2J\\r\\nb\\u009b\\u202e"), "{said}");
+        }
+    }
 
     #[test]
     fn what_is_forbidden_names_verb_object_and_the_rule_that_is_missing() {

@@ -201,9 +201,10 @@ fn verdict(failure: &ApiError) -> Verdict {
         | ApiError::Exists { .. }
         | ApiError::Invalid { .. } => Verdict::Never,
         // What a proxy or a login page answers in the API server's place says nothing of the event.
-        ApiError::Unreadable { .. } | ApiError::TooLarge { .. } | ApiError::Kubeconfig { .. } => {
-            Verdict::Later
-        }
+        ApiError::Unreadable { .. }
+        | ApiError::TooLarge { .. }
+        | ApiError::Kubeconfig { .. }
+        | ApiError::Login { .. } => Verdict::Later,
     }
 }
 

@@ -53,33 +53,44 @@ impl Origin {
         self.of_user("exec, auth-provider", what)
     }
 
-    /// A login that `kube` does not take.
-    pub fn no_login(&self, error: &kube::Error) -> NoConnection {
+    /// The credential plugin gave what is no credential.
+    pub fn no_credential(&self, error: &str) -> NoConnection {
+        let what = format!("{error}: correct the command, or log in by another way");
+        self.of_user("exec", &format!("the command prints no ExecCredential: {what}"))
+    }
+
+    /// The credential plugin cannot be started.
+    pub fn no_plugin(&self, error: &str) -> NoConnection {
+        let hint = match self.hint.trim() {
+            "" => "install it, or correct the path".to_owned(),
+            hint => format!("install it: {hint}"),
+        };
+        self.of_user("exec.command", &format!("the credential plugin cannot run ({error}): {hint}"))
+    }
+
+    /// The credential plugin runs, so the kubeconfig is right: a login may have to be done, or its server is away.
+    pub fn no_login(&self, command: &str, what: &str) -> NoConnection {
+        let Origin { files, user, .. } = self;
+        NoConnection::Login {
+            command: command.to_owned(),
+            reason: format!(
+                "it {what}; run the command by itself to see why ({files}: user {user:?})"
+            ),
+        }
+    }
+
+    /// Credentials that `kube` does not take.
+    pub fn no_credentials(&self, error: &kube::Error) -> NoConnection {
         let said = chain(error);
-        let kube::Error::Auth(auth) = error else { return self.of_user("token", &said) };
-        match auth {
-            AuthError::AuthExecStart(_) => {
-                let hint = match self.hint.trim() {
-                    "" => "install it, or correct the path".to_owned(),
-                    hint => format!("install it: {hint}"),
-                };
-                self.of_user(
-                    "exec.command",
-                    &format!("the credential plugin cannot run ({said}): {hint}"),
-                )
-            }
-            // The plugin runs, so the kubeconfig is right: a login may have to be done, or its server is away.
-            AuthError::AuthExecRun { .. } => NoConnection::Unreachable(format!(
-                "{}: user {:?}: {said}; run the command to see why",
-                self.files, self.user
-            )),
-            AuthError::ReadTokenFile(..) => {
+        match error {
+            kube::Error::Auth(AuthError::ReadTokenFile(..)) => {
                 self.of_user("tokenFile", &format!("{said}: correct the path, or log in again"))
             }
-            _ => self.of_user(
-                "exec, auth-provider",
-                &format!("{said}: correct the field, or log in by another way"),
-            ),
+            kube::Error::Auth(_) => {
+                let what = format!("{said}: correct the field, or log in by another way");
+                self.of_user("auth-provider", &what)
+            }
+            _ => self.of_user("token", &said),
         }
     }
 
@@ -241,7 +252,12 @@ fn check_login(origin: &Origin, login: &AuthInfo) -> Result<Option<AuthInfo>, No
             })?;
         }
     }
-    let is_word = |token: &str| HeaderValue::try_from(format!("Bearer {token}")).is_ok();
+    if login.auth_provider.as_ref().is_some_and(|provider| provider.config.contains_key("cmd-path"))
+    {
+        let what =
+            "kubectl takes no command there since 1.26: use exec, with gke-gcloud-auth-plugin";
+        return Err(origin.of_user("auth-provider.config.cmd-path", what));
+    }
     // The one way to read the secret without another crate.
     let mut written = serde_json::to_value(login).unwrap_or_default();
     if written["token"].as_str().is_some_and(|token| !is_word(token)) {
@@ -262,6 +278,11 @@ fn check_login(origin: &Origin, login: &AuthInfo) -> Result<Option<AuthInfo>, No
         }
     }
     Ok(None)
+}
+
+/// Whether a request can carry it.
+pub(super) fn is_word(token: &str) -> bool {
+    HeaderValue::try_from(format!("Bearer {token}")).is_ok()
 }
 
 /// Takes a server without a scheme as kubectl takes it: with TLS where something of TLS is set, else without.

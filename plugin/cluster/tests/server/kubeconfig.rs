@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tessera_cluster::user::UserClient;
 use tessera_cluster::{Access, ApiError};
+use tessera_model::printable;
 
 use super::World;
 
@@ -121,11 +122,34 @@ async fn a_server_that_is_away_and_a_login_that_fails_are_no_mistakes_of_the_kub
     assert!(matches!(away, Err(ApiError::Unreachable { .. })), "{away:?}");
     let failing = "exec: {apiVersion: client.authentication.k8s.io/v1, interactiveMode: Never, command: 'false'}";
     let failed = asked(&world, context, "server: 'http://127.0.0.1:1'", failing).await;
-    let Err(ApiError::Unreachable { reason, .. }) = &failed else { panic!("{failed:?}") };
+    let Err(ApiError::Login { command, reason, .. }) = &failed else { panic!("{failed:?}") };
     assert!(reason.contains("/broken: user \"u\"") && reason.contains("to see why"), "{reason}");
+    assert_eq!(command, "false");
     let dir = world.dir.path();
     let access = world.server.access();
     let server = format!("server: 'http://{}:{}'", access.host, access.port);
     let file = format!("tokenFile: '{}'", dir.join("token").display());
     asked(&world, context, &server, &file).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_login_that_fails_or_leaves_something_running_is_said_in_one_line_and_not_waited_for() {
+    let world = World::new();
+    let access = world.server.access();
+    let server = format!("server: 'http://{}:{}'", access.host, access.port);
+    let login = |script: &str| {
+        let exec =
+            "apiVersion: client.authentication.k8s.io/v1, interactiveMode: Never, command: sh";
+        format!("exec: {{{exec}, args: ['-c', '{script}']}}")
+    };
+    let context = "cluster: s, user: u";
+    let says = r#"{"kind": "ExecCredential", "status": {"token": "secret"}}"#;
+    std::fs::write(world.dir.path().join("credential"), says).unwrap();
+    let credential = format!("cat {}", world.dir.path().join("credential").display());
+    asked(&world, context, &server, &login(&format!("sleep 4000 & {credential}"))).await.unwrap();
+    for script in ["printf \"\\033[2Jgone\\rall\" >&2; exit 1", "printf \"\\033[2Jgone\\rall\""] {
+        let error = asked(&world, context, &server, &login(script)).await.unwrap_err().to_string();
+        assert_eq!(printable::line(&error), error, "{error}");
+        assert!(error.contains("/broken: user \"u\""), "{error}");
+    }
 }
