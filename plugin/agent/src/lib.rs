@@ -14,6 +14,7 @@ pub mod advertised;
 mod agent;
 pub mod allocations;
 pub mod engines;
+pub mod fixtures;
 pub mod foreign_watch;
 pub mod front_end;
 pub mod histogram;

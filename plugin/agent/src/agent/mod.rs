@@ -92,7 +92,7 @@ impl Agent {
     }
 
     /// As [`Agent::open`], with engines beside pages and leases.
-    fn open_with(
+    pub(crate) fn open_with(
         current: impl Into<Current>,
         gpus: &[Gpu],
         delivery: Delivery,

@@ -4,7 +4,6 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tessera_config::Config;
 use tessera_model::origin::{ClaimResult, ClaimShare, Origin};
 use tessera_model::record::Record;
 use tessera_model::replica::Replica;
@@ -16,10 +15,7 @@ use tessera_tenant::regions::{Mode, Outcome};
 use super::*;
 use crate::allocations::steer::QuotaRequest;
 use crate::engines::EngineError;
-
-pub(super) const GIB: u64 = 1 << 30;
-pub(super) const GPU: &str = "GPU-a";
-pub(super) const RESOURCE: &str = "tessera.dev/gpu";
+use crate::fixtures::{self, GIB, GPU, RESOURCE};
 
 /// Notes its calls; refuses tenants whose memory is an odd number of GiB.
 #[derive(Debug, Default)]
@@ -77,41 +73,8 @@ pub(super) struct Node {
     pub runtime: tokio::runtime::Runtime,
 }
 
-fn config(dir: &Path, sells_claims: bool) -> Config {
-    let at = |name: &str| dir.join(name).display().to_string();
-    Config::parse(&format!(
-        "[paths]\nledger = \"{}\"\npages = \"{}\"\nshim = \"{}\"\nadmin = \"{}\"\n\
-         [cdi]\ndirectory = \"{}\"\ngpu_kind = \"nvidia.com/gpu\"\n\
-         [container]\ndevice_list_strategy = \"cdi-cri\"\n\
-         [gpus]\nreserve = 0\n[share]\nreplicas = 4\n\
-         [dra]\nenabled = {sells_claims}\n",
-        at("ledger"),
-        at("pages"),
-        at("shim"),
-        at("admin"),
-        at("cdi"),
-    ))
-    .unwrap()
-}
-
 fn open(dir: &Path, engine: &Arc<FakeEngine>, sells_claims: bool) -> Arc<Agent> {
-    let config = config(dir, sells_claims);
-    let home = config.paths.shim.join("v1");
-    std::fs::create_dir_all(&home).unwrap();
-    std::fs::create_dir_all(&config.paths.pages).unwrap();
-    let delivery = Delivery {
-        shim: home.join(tessera_tenant::shim_install::SHIM),
-        preload: home.join(tessera_tenant::shim_install::PRELOAD),
-    };
-    std::fs::write(&delivery.shim, "a library").unwrap();
-    std::fs::write(&delivery.preload, "a line").unwrap();
-    let gpu = Gpu {
-        memory_bytes: 16 * GIB,
-        context_measured_bytes: Some(256 << 20),
-        ..Gpu::example(GPU, 0)
-    };
-    let engines: Vec<Arc<dyn Engine>> = vec![Arc::clone(engine) as _];
-    let agent = Agent::open_with(config, &[gpu], delivery, Arc::default(), engines).unwrap();
+    let agent = fixtures::open(dir, vec![Arc::clone(engine) as _], sells_claims);
     *engine.agent.lock().unwrap() = Arc::downgrade(&agent);
     agent
 }

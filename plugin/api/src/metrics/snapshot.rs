@@ -292,3 +292,114 @@ fn write_dra(out: &mut Writer<'_>, dra: &Dra) -> fmt::Result {
     out.family(&f::DRA_SLICE_WIPES, |series| series.counter(&[], dra.wipes))?;
     out.gauge(&f::DRA_CLAIMS, u64::from(dra.claims))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use proptest::prelude::*;
+    use proptest::strategy::ValueTree;
+    use proptest::test_runner::TestRunner;
+    use tessera_agent::fixtures::{self, GPU, MEMORY, Step};
+    use tessera_gpu::{Discovery, DiscoveryError, GpuProcess, health};
+    use tessera_kubelet_api::admin::{Health, StatusResponse};
+    use tessera_model::gpu::Gpu;
+    use tessera_view::node::Node;
+
+    use super::*;
+
+    /// A driver that nothing asks for GPUs.
+    struct Driver;
+
+    impl Discovery for Driver {
+        fn gpus(&self, _: &tessera_config::Gpus) -> Result<Vec<Gpu>, DiscoveryError> {
+            Ok(Vec::new())
+        }
+
+        fn memory_used(&self, _: &str) -> Result<u64, String> {
+            Ok(0)
+        }
+
+        fn processes(&self, _: &str) -> Result<Vec<GpuProcess>, String> {
+            Ok(Vec::new())
+        }
+
+        fn watch(
+            &self,
+            _: &[Gpu],
+            _: std::time::Duration,
+            _: &(dyn Fn() -> bool + Sync),
+            _: &(dyn Fn(health::Observation) + Sync),
+        ) -> Result<(), String> {
+            Ok(())
+        }
+    }
+
+    fn status_agrees(status: &StatusResponse) {
+        let gpu = &status.gpus[0];
+        let live = || status.allocations.iter().filter(|a| a.state() != AllocationState::Parked);
+        let sold = live().flat_map(|a| &a.gpus).map(|used| used.memory_limit_bytes).sum::<u64>();
+        assert_eq!(gpu.memory_limits_bytes, sold);
+        let cores = live().flat_map(|a| &a.gpus).map(|used| used.cores_millis).sum::<u32>();
+        assert_eq!(gpu.cores_millis, cores);
+        let free = gpu.replicas.iter();
+        let free =
+            free.filter(|one| one.allocation_id.is_empty() && one.health() == Health::Healthy);
+        let free: u64 = free.map(|replica| replica.memory_limit_bytes).sum();
+        assert!(sold + free <= MEMORY, "{sold} sold and {free} free of {MEMORY}");
+        // Each replica is held by the allocation that names it, and by no other.
+        let holders = gpu.replicas.iter().filter(|replica| !replica.allocation_id.is_empty());
+        let mut held: Vec<_> = holders.map(|one| (&one.allocation_id, &one.id)).collect();
+        held.sort();
+        let named = live().flat_map(|a| a.replica_ids.iter().map(move |id| (&a.id, id)));
+        let mut named: Vec<_> = named.collect();
+        named.sort();
+        assert_eq!(held, named);
+    }
+
+    fn view_agrees(node: &Node) {
+        let gpu = &node.gpus[0];
+        let live = node.tenants.iter().filter(|tenant| tenant.state != "parked");
+        let sold: u64 =
+            live.flat_map(|tenant| &tenant.gpus).map(|used| used.memory_limit_bytes).sum();
+        assert_eq!(gpu.memory_limits_bytes, sold);
+        let fits: u64 = gpu.fits.iter().map(|fit| u64::from(fit.count) * fit.memory_bytes).sum();
+        assert!(sold + fits <= MEMORY, "{sold} sold and {fits} fit of {MEMORY}");
+        let replicas = &gpu.replicas[0];
+        assert!(replicas.held + replicas.free <= replicas.count, "{replicas:?}");
+    }
+
+    fn metrics_agree(text: &str) {
+        let sum = |family: &str| -> f64 {
+            let of = |line: &&str| line.starts_with(&format!("{family}{{")) && line.contains(GPU);
+            let lines = text.lines().filter(of);
+            lines.map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()).sum()
+        };
+        let sold = sum("tessera_gpu_memory_sold_bytes");
+        let each = sum("tessera_container_memory_limit_bytes");
+        assert!(text.contains("tessera_gpu_memory_sold_bytes{"), "{text}");
+        assert!(each <= sold && sold <= MEMORY as f64, "{each} of {sold} of {MEMORY}");
+    }
+
+    #[test]
+    fn no_view_beside_a_storm_shows_more_sold_than_there_is_or_sums_that_contradict() {
+        let (dir, runtime) =
+            (tempfile::tempdir().unwrap(), tokio::runtime::Runtime::new().unwrap());
+        let _in = runtime.enter();
+        let agent = fixtures::open(dir.path(), Vec::new(), false);
+        let config = fixtures::config(dir.path(), false);
+        let view = StatusView::new(config.into(), Arc::new(Driver), Arc::default());
+        view.set_agent(Arc::clone(&agent));
+        let mut runner = TestRunner::deterministic();
+        let steps = prop::collection::vec(any::<u64>().prop_map(Step::of), 200);
+        let steps = (0..3).map(|_| steps.new_tree(&mut runner).unwrap().current()).collect();
+        let mut totals = RunningTotals::new(Instant::now());
+        let looks = fixtures::storm(&agent, runtime.handle(), steps, || {
+            let status = view.status();
+            status_agrees(&status);
+            view_agrees(&crate::view::node("n", &status, Vec::new()));
+            metrics_agree(&Snapshot::collect(&view, &mut totals).text().unwrap());
+        });
+        assert!(looks > 0);
+    }
+}
