@@ -153,7 +153,7 @@ export class GpuRow {
   /** What a filter looks at, in small letters. */
   words() {
     if (!this.found) {
-      const pods = this.tenants.map(({ tenant }) => `${tenant.namespace}/${tenant.pod}`.toLowerCase());
+      const pods = this.tenants.flatMap(({ tenant }) => podsOf(tenant)).map((pod) => pod.toLowerCase());
       this.found = {
         node: [this.entry.node.toLowerCase()],
         namespace: this.tenants.map(({ tenant }) => tenant.namespace.toLowerCase()),
@@ -208,10 +208,11 @@ export function matches(row, filter) {
 
 /** Whether a tenant is one of those: what a bar keeps bright. */
 export function tenantMatches(tenant, filter) {
-  const pod = `${tenant.namespace}/${tenant.pod}`.toLowerCase();
+  const pods = podsOf(tenant).map((pod) => pod.toLowerCase());
+  const has = (word) => pods.some((pod) => pod.includes(word));
   return filter
-    .filter(({ field, word }) => field === "pod" || field === "namespace" || (field === "" && pod.includes(word)))
-    .every(({ field, word }) => (field === "namespace" ? tenant.namespace.toLowerCase() : pod).includes(word));
+    .filter(({ field, word }) => field === "pod" || field === "namespace" || (field === "" && has(word)))
+    .every(({ field, word }) => (field === "namespace" ? tenant.namespace.toLowerCase().includes(word) : has(word)));
 }
 
 /** Orders of GPUs, by the names that the page's select has. */
@@ -225,8 +226,15 @@ export const ORDERS = {
   free: { title: "what fits next", by: (row) => -row.freeMillis },
 };
 
-/** The name of a tenant for people, printable. */
+/** The pods that hold a tenant, `namespace/pod`: of a claim, all that share it. */
+export function podsOf(tenant) {
+  const others = tenant.other_holders.map((holder) => holder.split("/").slice(0, 2).join("/"));
+  return [...new Set([`${tenant.namespace}/${tenant.pod}`, ...others])];
+}
+
+/** The name of a tenant for people, printable; pods that share a claim are of its namespace. */
 export function tenantName(tenant) {
   if (tenant.pod === "") return `allocation ${format.short(tenant.id)}`;
-  return `${format.line(tenant.namespace)}/${format.line(tenant.pod)}`;
+  const [first, ...others] = podsOf(tenant).map(format.line);
+  return [first, ...others.map((pod) => pod.split("/")[1])].join(", ");
 }

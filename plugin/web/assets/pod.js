@@ -5,7 +5,7 @@ import { awayNote, command, crumbs, facts, tenantTable, wanted } from "./facts.j
 import { h } from "./dom.js";
 import * as format from "./format.js";
 import { History } from "./history.js";
-import { tenantName } from "./model.js";
+import { podsOf, tenantName } from "./model.js";
 import { gpuLink, link } from "./router.js";
 
 const AGAIN_MS = 15_000;
@@ -34,7 +34,7 @@ export class PodView {
 
   /** Its tenants with their GPUs. */
   find() {
-    const mine = (tenant) => (this.kind === "pod" ? tenant.namespace === this.namespace && tenant.pod === this.pod : tenant.id === this.id);
+    const mine = (tenant) => (this.kind === "pod" ? podsOf(tenant).includes(`${this.namespace}/${this.pod}`) : tenant.id === this.id);
     return this.app.model.gpus().flatMap((row) => row.tenants.filter(({ tenant }) => mine(tenant)).map((one) => ({ ...one, row })));
   }
 

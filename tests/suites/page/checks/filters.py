@@ -66,3 +66,14 @@ def filters():
             " return JSON.stringify(have.map((a) => a.dataset.gpu)) === JSON.stringify(order) }",
             order,
         )
+        # All pods of a shared claim are named, and found.
+        shared = one.evaluate(
+            """async () => {
+                const { parseFilter, tenantMatches, tenantName } = await import('/assets/model.js');
+                const other_holders = ['team/chat-0/side', 'team/chat-1/main'];
+                const tenant = { id: 'i', namespace: 'team', pod: 'chat-0', other_holders };
+                const found = (text) => tenantMatches(tenant, parseFilter(text));
+                return [tenantName(tenant), found('pod:chat-1'), found('chat-1'), found('pod:chat-2')];
+            }"""
+        )
+        assert shared == ["team/chat-0, chat-1", True, True, False], shared
