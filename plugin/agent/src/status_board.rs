@@ -31,7 +31,7 @@ pub struct Refused {
     pub pods: Vec<String>,
     /// Their claim's name; empty where no claim asked.
     pub claim: String,
-    /// Why, as kubelet was told.
+    /// The reason, in the words that kubelet got.
     pub reason: String,
     /// The first time, Unix milliseconds.
     pub since_unix_ms: i64,

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use sha2::{Digest, Sha256};
 use tokio::net::UnixListener;
 
+use tessera_model::short_name;
 use tessera_system::files;
 use tessera_system::files::{Dir, SocketFile};
 
@@ -98,12 +98,9 @@ impl Names {
             .map(|c| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' })
             .collect();
         // Kubernetes allows names that would not fit into a socket's path.
-        let slug = if slug.len() > MAX_SLUG {
-            let hash = Sha256::digest(resource_name);
-            let hash: String = hash[..4].iter().map(|byte| format!("{byte:02x}")).collect();
-            format!("{}-{hash}", &slug[..MAX_SLUG - 9])
-        } else {
-            slug
+        let slug = match slug.len() > MAX_SLUG {
+            true => short_name::with_hash(&slug, MAX_SLUG, resource_name),
+            false => slug,
         };
         let start_ms =
             SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis());

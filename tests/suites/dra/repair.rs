@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use tessera_fake_kubelet::dra::DraError;
+use tessera_harness::PATIENCE;
 use tessera_harness::metrics::get;
 use tessera_harness::plugin::{bounded, until};
 
@@ -130,16 +131,14 @@ async fn whatever_a_running_claim_starts_with_is_whole_again_without_a_call() {
             damage(&path, how);
             let what = format!("{}: {how:?}", path.display());
             let is_whole = || (look(&path).as_ref() == Some(&whole)).then_some(());
-            let waited =
-                tokio::time::timeout(std::time::Duration::from_secs(60), until(is_whole)).await;
+            let waited = tokio::time::timeout(PATIENCE, until(is_whole)).await;
             assert!(
                 waited.is_ok(),
                 "{what} stays: {:?}",
                 look(&path).map(|(mode, length, _)| (mode, length))
             );
             let said = || (restored(&node) > before).then_some(());
-            let waited =
-                tokio::time::timeout(std::time::Duration::from_secs(60), until(said)).await;
+            let waited = tokio::time::timeout(PATIENCE, until(said)).await;
             assert!(
                 waited.is_ok(),
                 "{what}: nothing is said in {}",

@@ -7,7 +7,7 @@ use serde_json::Value;
 use tessera_fake_kubelet::dra::DraError;
 use tessera_fake_kubelet::{Container, Pod};
 use tessera_harness::plugin::{GPU, bounded, until};
-use tessera_harness::{GIB, Random};
+use tessera_harness::{GIB, PATIENCE, Random};
 
 use super::claim::{Claim, one};
 use super::node::{Node, contained};
@@ -38,7 +38,7 @@ async fn ended(node: &Node, claim: &Claim) {
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
     };
-    let waited = tokio::time::timeout(std::time::Duration::from_secs(60), ending).await;
+    let waited = tokio::time::timeout(PATIENCE, ending).await;
     assert!(waited.is_ok(), "{} stays Terminating: {:#}", claim.name().name, node.status());
 }
 

@@ -9,6 +9,7 @@ use tessera_model::record::Record;
 use tessera_model::sharing::Compute;
 use tessera_rules::capacity::Capacity;
 use tessera_rules::front_end::FrontEnd;
+use tessera_rules::room::Left;
 
 use super::AllocateError;
 use crate::Agent;
@@ -78,10 +79,28 @@ pub struct DraGpu {
 /// What live shares come to on a GPU.
 #[derive(Clone, Debug, Default)]
 struct Live {
-    counted_bytes: u64,
     grown_bytes: u64,
     /// Of claims; of all GPUs of a share.
     devices: BTreeSet<String>,
+}
+
+impl Live {
+    /// By UUID, of records that are live.
+    fn by_gpu(records: &[Arc<Record>]) -> BTreeMap<&str, Self> {
+        let mut all: BTreeMap<&str, Self> = BTreeMap::new();
+        for record in records {
+            let uuids: BTreeSet<&str> =
+                record.grants.iter().map(|grant| grant.uuid.as_str()).collect();
+            let devices = record.origin.claim().into_iter().flat_map(|claim| &claim.results);
+            let devices: BTreeSet<&String> = devices.map(|result| &result.device).collect();
+            for uuid in uuids {
+                let live = all.entry(uuid).or_default();
+                live.grown_bytes = live.grown_bytes.saturating_add(record.grown_bytes(uuid));
+                live.devices.extend(devices.iter().copied().cloned());
+            }
+        }
+        all
+    }
 }
 
 impl Agent {
@@ -90,7 +109,12 @@ impl Agent {
     pub fn dra_gpus(&self, facts: &Facts) -> Vec<DraGpu> {
         let (catalogue, config) = (self.inventory().catalogue(), self.config());
         let sold = catalogue.gpus.values().filter(|sold| sold.seller == FrontEnd::Dra);
-        let live = self.dra_live();
+        // All of one moment.
+        let mut records = self.allocations().records();
+        records.retain(|record| record.is_live());
+        let left =
+            |capacity, uuid: &str| Left::beside(capacity, uuid, records.iter().map(|one| &**one));
+        let live = Live::by_gpu(&records);
         let of = |uuid: &str| live.get(uuid).cloned().unwrap_or_default();
         let mut gpus: Vec<DraGpu> = sold
             .map(|sold| (sold, Capacity::of(&sold.gpu, &config), of(&sold.gpu.uuid)))
@@ -101,7 +125,7 @@ impl Agent {
                 compute_capability: facts.compute_capability.get(&sold.gpu.uuid).copied(),
                 memory_bytes: capacity.sellable(),
                 grown_bytes: live.grown_bytes,
-                free_bytes: capacity.sellable().saturating_sub(live.counted_bytes),
+                free_bytes: left(capacity, &sold.gpu.uuid).memory_bytes,
                 held: live.devices,
                 default_memory_bytes: sold.default_share.limit.memory_bytes,
                 default_cores_millis: sold.default_share.limit.cores_millis,
@@ -114,24 +138,6 @@ impl Agent {
             .collect();
         gpus.sort_by(|a, b| (a.gpu.index, &a.gpu.uuid).cmp(&(b.gpu.index, &b.gpu.uuid)));
         gpus
-    }
-
-    /// What live shares come to on each GPU, by UUID; all of one moment.
-    fn dra_live(&self) -> BTreeMap<String, Live> {
-        let mut all: BTreeMap<String, Live> = BTreeMap::new();
-        for record in self.allocations().all().values().filter(|record| record.is_live()) {
-            let uuids: BTreeSet<&String> = record.grants.iter().map(|grant| &grant.uuid).collect();
-            let devices = record.origin.claim().into_iter().flat_map(|claim| &claim.results);
-            let devices: BTreeSet<&String> = devices.map(|result| &result.device).collect();
-            for uuid in uuids {
-                let live = all.entry(uuid.clone()).or_default();
-                let counted = record.counted_bytes(uuid).unwrap_or(0);
-                live.counted_bytes = live.counted_bytes.saturating_add(counted);
-                live.grown_bytes = live.grown_bytes.saturating_add(record.grown_bytes(uuid));
-                live.devices.extend(devices.iter().copied().cloned());
-            }
-        }
-        all
     }
 
     /// Live records of claims.

@@ -202,7 +202,7 @@ pub struct Refusal {
     /// Their claim's name; empty where no claim asked.
     #[prost(string, tag = "3")]
     pub claim: ::prost::alloc::string::String,
-    /// Why, as kubelet was told.
+    /// The reason, in the words that kubelet got.
     #[prost(string, tag = "4")]
     pub reason: ::prost::alloc::string::String,
     /// The first time.
