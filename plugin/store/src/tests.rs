@@ -165,6 +165,39 @@ fn what_a_damaged_commit_takes_is_said_once() {
 }
 
 #[test]
+fn a_ledger_that_went_back_under_a_running_plugin_refuses_until_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut older = 0;
+    // redb's two commits, one of which is the newest.
+    for slot in [64, 192] {
+        let path = dir.path().join(format!("{slot}.redb"));
+        let (mut ledger, _) = Ledger::open(&path, false).unwrap();
+        (0..5).for_each(|n| ledger.commit(&put(&format!("replica-{n}"), n)).unwrap());
+        let mut damaged = std::fs::read(&path).unwrap();
+        damaged[slot + 8] ^= 1;
+        // A disk that fails has it opened again.
+        ledger.failed(&"the disk failed");
+        std::fs::write(&path, damaged).unwrap();
+        let Err(error) = ledger.load() else { continue };
+        older += 1;
+        let again = [ledger.commit(&put("x", 9)).unwrap_err(), ledger.load().unwrap_err()];
+        for error in again.into_iter().chain([error]) {
+            assert!(error.to_string().contains("restart the plugin"), "{error}");
+        }
+        drop(ledger);
+        let (mut next, opened) = Ledger::open(&path, false).unwrap();
+        assert!(matches!(opened, Opened::Older(_)), "{opened:?}");
+        let left = next.load().unwrap().0.len();
+        assert!(left < 5);
+        next.commit(&put("x", 9)).unwrap();
+        // From here on, nothing is lost.
+        next.failed(&"the disk failed");
+        assert_eq!(next.load().unwrap().0.len(), left + 1);
+    }
+    assert_eq!(older, 1);
+}
+
+#[test]
 fn a_newer_schema_is_kept_aside() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ledger.redb");
