@@ -142,6 +142,12 @@ pub fn ok(result: Result) {
     assert_eq!(result, 0);
 }
 
+/// Sets a variable, in a process of its own and before `cuInit`.
+pub fn set(variable: &str, value: &str) {
+    // SAFETY: no other thread of the process reads or sets variables.
+    unsafe { std::env::set_var(variable, value) };
+}
+
 pub fn retain(ordinal: c_int) -> Handle {
     let mut context = NULL;
     ok(cuda!(cuInit(0 => c_uint)));

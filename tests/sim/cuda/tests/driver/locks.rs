@@ -17,6 +17,7 @@ configured! {
     without_the_lock_calls_pass_a_first_launch = "driver = { context_lock = false }\n"
     without_drains_a_first_launch_waits_for_nothing = "driver = { loads_drain = false }\n"
     eagerly_a_kernel_is_loaded_with_its_module = "driver = { lazy_loading = false }\n"
+    the_variable_goes_before_the_configuration = "driver = { lazy_loading = false }\n"
     before_12_2_a_kernel_is_loaded_with_its_module = "cuda_version = \"12.1\"\n"
 }
 
@@ -192,6 +193,12 @@ mod body {
 
     pub fn eagerly_a_kernel_is_loaded_with_its_module() {
         eager();
+    }
+
+    pub fn the_variable_goes_before_the_configuration() {
+        set("CUDA_MODULE_LOADING", "LAZY");
+        retain(0);
+        assert_eq!((mode(), is_loaded(unloaded("plain"))), (2, false));
     }
 
     pub fn before_12_2_a_kernel_is_loaded_with_its_module() {

@@ -12,6 +12,7 @@ scenarios! {
     an_event_in_the_legacy_stream_is_a_barrier
     a_stream_waits_for_an_event_of_another
     all_of_a_context_is_waited_for
+    with_one_connection_a_stream_holds_another
 }
 
 configured! {
@@ -103,6 +104,11 @@ mod body {
         run(plain, s);
         assert!(is_held(s));
         let_go(&[word, s]);
+    }
+
+    pub fn with_one_connection_a_stream_holds_another() {
+        set("CUDA_DEVICE_MAX_CONNECTIONS", "1");
+        in_one_queue_a_stream_holds_another();
     }
 
     pub fn the_legacy_stream_waits_for_blocking_streams_and_they_for_it() {
