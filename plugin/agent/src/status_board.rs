@@ -7,6 +7,7 @@ use std::sync::Mutex;
 use tessera_gpu::SilentGpu;
 use tessera_model::clock::unix_ms;
 use tessera_model::warning::{GRAVE, Warning};
+use tessera_rules::reconcile::Kubelet;
 use tessera_system::locks::lock;
 
 use crate::allocations::REMOVED;
@@ -147,6 +148,20 @@ impl StatusBoard {
     /// Forgets the refusal of a subject, which was granted or has ended.
     pub fn grant(&self, subject: &str) {
         lock(&self.refused).retain(|one| one.subject != subject);
+    }
+
+    /// Forgets refused pods that kubelet knows no more. A claim's refusal ends when the claim does.
+    pub fn forget_refused(&self, kubelet: &Kubelet<'_>) {
+        let ago = i64::try_from(kubelet.asked.elapsed().as_millis()).unwrap_or(i64::MAX);
+        let asked_unix_ms = unix_ms().saturating_sub(ago);
+        let is_there = |one: &Refused| {
+            let mut holdings = kubelet.holdings.iter();
+            holdings.any(|held| held.namespace == one.namespace && one.pods.contains(&held.pod))
+        };
+        lock(&self.refused).retain(|one| {
+            let is_younger = kubelet.pods == 0 || one.last_unix_ms >= asked_unix_ms;
+            !one.claim.is_empty() || is_younger || is_there(one)
+        });
     }
 
     /// Pods that were refused, no longer ago than [`GRAVE`].
@@ -294,6 +309,10 @@ mod tests {
 
     use proptest::prelude::*;
 
+    use std::time::Instant;
+
+    use tessera_model::holding::Holding;
+
     use super::*;
 
     /// What happens to a board.
@@ -388,6 +407,37 @@ mod tests {
         let all = board.refused(30);
         assert_eq!((all.len(), all[0].subject.as_str()), (MOST_REFUSALS, "64"));
         assert!(board.warnings(30 + GRAVE).is_empty());
+    }
+
+    #[test]
+    fn a_refused_pod_is_forgotten_when_kubelet_knows_it_no_more() {
+        let board = StatusBoard::default();
+        let refused = |claim: &str, pod: &str| Refused {
+            subject: format!("{claim}{pod}"),
+            namespace: "team".into(),
+            pods: vec![pod.into()],
+            claim: claim.into(),
+            ..Refused::default()
+        };
+        for (claim, pod) in [("", "stays"), ("", "gone"), ("claim", "gone")] {
+            board.refuse_at(refused(claim, pod), 10);
+        }
+        let holding = Holding {
+            namespace: "team".into(),
+            pod: "stays".into(),
+            container: "c".into(),
+            resource_name: "r".into(),
+            device_ids: Vec::new(),
+        };
+        let holdings = [holding];
+        let left = |pods, holdings| {
+            board.forget_refused(&Kubelet { pods, holdings, asked: Instant::now() });
+            board.refused(20).into_iter().map(|one| one.subject).collect::<Vec<_>>()
+        };
+        assert_eq!(left(0, &[]).len(), 3, "kubelet has just started");
+        assert_eq!(left(1, &holdings), ["stays", "claimgone"]);
+        board.refuse_at(refused("", "new"), i64::MAX);
+        assert_eq!(left(1, &holdings).len(), 3, "it came after kubelet was asked");
     }
 
     #[test]

@@ -258,6 +258,7 @@ impl Agent {
 
     /// One round of housekeeping; see [`Allocations::reconcile`]. Blocking.
     pub fn reconcile(&self, kubelet: Kubelet<'_>, grace: Duration) {
+        self.board.forget_refused(&kubelet);
         if self.allocations.reconcile(kubelet, grace) {
             self.advertised.refresh();
         }

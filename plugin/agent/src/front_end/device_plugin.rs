@@ -11,9 +11,11 @@ use tracing::warn;
 use super::{AllocateError, FrontDoor};
 use crate::Agent;
 use crate::meters::{Call, Outcome};
+use crate::status_board::Refused;
 use tessera_kubelet::pod_resources::PodResources;
 use tessera_kubelet::{Device, DevicePlugin};
 use tessera_model::allocation_id::AllocationId;
+use tessera_model::holding::Holding;
 use tessera_model::printable;
 use tessera_rules::ask::Ask;
 use tessera_rules::multi_resource;
@@ -55,6 +57,24 @@ impl Service {
             }
             None => Ok(()),
         }
+    }
+
+    /// Notes a refused start with its pod's name. Of a pod that kubelet does not name, its event alone says why.
+    async fn note_refused(self, id: AllocationId, reason: String) {
+        let asking = self.pod_resources.census(Duration::ZERO);
+        let Ok(Ok(census)) = tokio::time::timeout(PATIENCE, asking).await else { return };
+        let is_it = |holding: &&Holding| {
+            let ids = holding.device_ids.iter().map(String::as_str);
+            *holding.resource_name == *self.resource && AllocationId::of(&self.resource, ids) == id
+        };
+        let Some(holding) = census.holdings.iter().find(is_it) else { return };
+        self.agent.board().refuse(Refused {
+            subject: id.to_string(),
+            namespace: holding.namespace.clone(),
+            pods: vec![holding.pod.clone()],
+            reason,
+            ..Refused::default()
+        });
     }
 
     async fn blocking<T: Send + 'static>(
@@ -137,13 +157,26 @@ impl DevicePlugin for Service {
 
     async fn pre_start(&self, ids: Vec<String>) -> Result<(), Status> {
         let began = Instant::now();
-        if let Err(refused) = self.refuse_double(&ids).await {
-            let call = (Call::PreStart, Outcome::Refused);
-            self.agent.meters().observe(call.0, &self.resource, call.1, began.elapsed());
-            return Err(refused);
+        let id = AllocationId::of(&self.resource, ids.iter().map(String::as_str));
+        let started = match self.refuse_double(&ids).await {
+            Err(refused) => {
+                let (call, outcome) = (Call::PreStart, Outcome::Refused);
+                self.agent.meters().observe(call, &self.resource, outcome, began.elapsed());
+                Err(refused)
+            }
+            Ok(()) => {
+                let call = (Call::PreStart, began);
+                self.blocking(call, move |agent, resource| agent.pre_start(resource, &ids)).await
+            }
+        };
+        match &started {
+            Ok(()) => self.agent.board().grant(id.as_str()),
+            // Kubelet does not wait for it.
+            Err(refused) => {
+                drop(tokio::spawn(self.clone().note_refused(id, refused.message().to_owned())));
+            }
         }
-        let call = (Call::PreStart, began);
-        self.blocking(call, move |agent, resource| agent.pre_start(resource, &ids)).await
+        started
     }
 }
 

@@ -2,7 +2,7 @@
 
 use tessera_fake_kubelet::{Admitted, Container, Pod};
 use tessera_harness::plugin::*;
-use tessera_kubelet_api::admin::Registration;
+use tessera_kubelet_api::admin::{Refusal, Registration, StatusResponse};
 use tessera_kubelet_api::deviceplugin::{
     AllocateRequest, ContainerAllocateRequest, PreStartContainerRequest,
 };
@@ -277,12 +277,19 @@ async fn a_container_with_two_of_our_resources_is_refused_before_it_starts() {
         assert!(text.contains("container server of pod default/greedy asks for"), "{text}");
         assert!(text.contains(&format!("{LARGE} and {SMALL}")), "{text}");
     }
+    // Who asks why the pod waits finds it by its name.
+    let named = |status: &StatusResponse| {
+        let is_it = |one: &Refusal| one.pods == ["greedy"] && one.reason.contains("asks for");
+        status.refusals.iter().any(is_it).then_some(())
+    };
+    node.status_until(named).await;
     // One each in two containers of a pod is fine, and so is the next pod.
     let pair = Pod::new("default", "pair")
         .with(Container::new("a").asking(LARGE, 1))
         .with(Container::new("b").asking(SMALL, 1));
     bounded(node.kubelet.run(&pair)).await.unwrap();
     node.kubelet.remove("default", "greedy");
+    node.status_until(|status| status.refusals.is_empty().then_some(())).await;
     let next = run(&node, "next", LARGE, 1).await;
     assert_eq!(next.device_ids, [replica(0, 0)]);
 }
