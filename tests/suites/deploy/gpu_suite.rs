@@ -35,6 +35,18 @@ fn its_checks_hold_on_the_simulated_gpu() {
     }
 }
 
+/// Of those that do not hang on how busy this machine is.
+#[test]
+fn what_is_known_of_hardware_is_confirmed_and_by_the_old_beliefs_refuted() {
+    for (beliefs, verdict) in [("new", "PASS"), ("old", "FAIL")] {
+        let said = text(&suite(&["findings", "--simulated", "--beliefs", beliefs]));
+        for belief in ["reserved", "managed", "imports", "lock", "queue", "queues"] {
+            assert!(said.contains(&format!("\n{verdict}  {belief}: ")), "{belief}: {said}");
+        }
+        assert!(!said.contains("the probe ends in order"), "{said}");
+    }
+}
+
 #[test]
 fn without_a_gpu_it_says_so_and_what_to_do() {
     if std::path::Path::new("/dev/nvidiactl").exists() {
