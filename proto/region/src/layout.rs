@@ -199,6 +199,9 @@ pub enum Kind {
     /// Contexts and other memory that no hook sees.
     Overhead = 7,
 }
+/// The entry of [`Slot::kinds`] for what its owner has of other processes' memory by 64-byte handles. It is granted to
+/// its maker, and the driver may show it for both.
+pub const IMPORTED: usize = 8;
 /// Entries of [`Slot::kinds`].
 pub const KINDS: usize = 12;
 /// Entries of [`Slot::imports`].

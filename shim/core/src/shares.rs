@@ -23,6 +23,7 @@ use crate::list::{Full, List};
 use crate::log::now_ns;
 use crate::pages::Zeroed;
 use crate::quota;
+use crate::real;
 use crate::spin::Spin;
 use crate::state::Process;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -142,10 +143,35 @@ struct Exported {
 struct Imported {
     pointer: u64,
     mark: u64,
+    bytes: u64,
     /// Opens less closes.
     users: u32,
     /// Serial of the context it was opened in.
     context: u32,
+}
+
+impl Imported {
+    /// The driver has just opened it.
+    fn begin(process: &Process, pointer: u64, bytes: u64, mark: u64, context: u32) -> Self {
+        process.account.note_imported(bytes, true);
+        Self { pointer, mark, bytes, users: 1, context }
+    }
+
+    /// It is closed.
+    fn end(self, process: &Process) {
+        process.account.note_imported(self.bytes, false);
+        unmark_import(process, self.mark);
+    }
+}
+
+/// How large what begins at `pointer` is; 0 where the driver does not tell.
+fn size_at(pointer: u64) -> u64 {
+    let (mut base, mut bytes) = (0, 0);
+    if let Some(ask) = real::cuMemGetAddressRange_v2.get() {
+        // SAFETY: valid places for both answers.
+        unsafe { ask(&raw mut base, &raw mut bytes, pointer) };
+    }
+    u64::try_from(bytes).unwrap_or(0)
 }
 
 /// Bytes that the driver keeps for somebody else.
@@ -256,7 +282,7 @@ impl Shares {
         }
         let mut imported = self.imported.lock();
         while let Some(gone) = imported.take(|known| known.context == context) {
-            unmark_import(process, gone.mark);
+            gone.end(process);
         }
     }
 
@@ -316,6 +342,7 @@ impl Shares {
     /// An IPC handle was opened, which was marked before. A handle opened again in the same context
     /// gives the same pointer and counts (CUDA Driver API, `cuIpcOpenMemHandle`).
     pub(crate) fn opened(&self, process: &'static Process, pointer: u64, mark: u64, context: u32) {
+        let bytes = size_at(pointer);
         let mut imported = self.imported.lock();
         if let Some(known) = imported.iter_mut().find(|known| known.pointer == pointer) {
             if known.mark == mark {
@@ -323,13 +350,13 @@ impl Shares {
                 unmark_import(process, mark);
             } else {
                 // Another's memory at the address: the old one is gone, though we saw no close.
-                unmark_import(process, known.mark);
-                *known = Imported { pointer, mark, users: 1, context };
+                known.end(process);
+                *known = Imported::begin(process, pointer, bytes, mark, context);
             }
             return;
         }
         // Without memory for the table the mark stays, which is the safe side.
-        let _ = imported.push(Imported { pointer, mark, users: 1, context });
+        let _ = imported.push(Imported::begin(process, pointer, bytes, mark, context));
     }
 
     /// An IPC pointer was closed.
@@ -338,7 +365,7 @@ impl Shares {
         let Some(at) = imported.iter().position(|known| known.pointer == pointer) else { return };
         imported[at].users -= 1;
         if imported[at].users == 0 {
-            unmark_import(process, imported.remove(at).mark);
+            imported.remove(at).end(process);
         }
     }
 }

@@ -19,7 +19,7 @@ fn look(overhead: u64, pids: &[u32]) -> Sample {
         granted,
         used: Some(granted + overhead),
         members: members(pids),
-        own: Vec::new(),
+        ..Sample::default()
     }
 }
 
@@ -233,7 +233,7 @@ impl Busy {
             granted: before[1].min(after[1]) * MIB,
             used: Some(driver[0] * MIB),
             members: members(&[1]),
-            own: Vec::new(),
+            ..Sample::default()
         }
     }
 }

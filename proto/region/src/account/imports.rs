@@ -8,7 +8,7 @@
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 
 use super::Account;
-use crate::layout::Slot;
+use crate::layout::{IMPORTED, Slot};
 
 impl Account {
     /// Marks an import, before the driver is asked for it: in the slot of each share, with what `mark` says for
@@ -32,6 +32,18 @@ impl Account {
                 let less = |more: u32| more.checked_sub(1);
                 let _ = slot.more_imports.fetch_update(Ordering::Release, Ordering::Relaxed, less);
             }
+        }
+    }
+
+    /// Notes that so many bytes of others' memory are here, or no longer here.
+    pub fn note_imported(&self, bytes: u64, here: bool) {
+        for slot in &self.slots {
+            let imported = &slot.words().kinds[IMPORTED];
+            let now = |old: u64| match here {
+                true => Some(old.saturating_add(bytes)),
+                false => Some(old.saturating_sub(bytes)),
+            };
+            let _ = imported.fetch_update(Ordering::Relaxed, Ordering::Relaxed, now);
         }
     }
 

@@ -135,8 +135,18 @@ uuid = "GPU-7e55e7a0-0000-4000-8000-000000000002"
 memory = "4GiB"
 "#;
 
+/// The same with another figure for modules, or other keys.
+fn with_modules_of(module_overhead: &str) -> SimGpu {
+    SimGpu::start(&HEAVY_MODULES.replace("\"100MiB\"", module_overhead))
+}
+
 /// `calls` under `tessera run`, which observes as the plugin does.
 fn observed(sim: &SimGpu, memory: &str) -> Conversation {
+    observed_program("calls", sim, memory)
+}
+
+/// The same of another program.
+fn observed_program(name: &str, sim: &SimGpu, memory: &str) -> Conversation {
     let tessera = Preloaded::bare(artefacts().tessera()).sim(sim);
     let shim = artefacts().shim();
     Conversation::start(
@@ -145,7 +155,7 @@ fn observed(sim: &SimGpu, memory: &str) -> Conversation {
             .fold(tessera, |run, argument| run.arg(argument))
             .arg(&shim)
             .arg("--")
-            .arg(compile_c("calls")),
+            .arg(compile_c(name)),
     )
 }
 
@@ -206,6 +216,65 @@ fn free_memory_is_the_same_before_and_after_while_the_observer_looks() {
         tenant.must(&format!("free {small}"));
         tenant.must(&format!("free {large}"));
         assert_eq!(tenant.must("info"), before);
+    }
+}
+
+/// What modules, cuBLAS and NCCL take beyond a context's constant is from 0.3 to 1 GiB.
+#[test]
+fn what_libraries_take_is_seen_whatever_it_is() {
+    for (modules, seen) in [(300, 304), (1024, 1024)] {
+        let sim = with_modules_of(&format!("\"{modules}MiB\""));
+        let mut tenant = observed(&sim, "2Gi");
+        tenant.must("init");
+        tenant.must("retain 0");
+        tenant.must("launch");
+        until_free(&mut tenant, (2048 - 64 - seen) * MIB);
+        assert_eq!(tenant.ask(&format!("alloc {}", 1960 * MIB)).result, 2);
+        tenant.must(&format!("alloc {}", (2048 - 64 - seen) * MIB));
+    }
+}
+
+/// The driver shows managed memory for no process.
+#[test]
+fn managed_memory_hides_nothing_of_what_modules_take() {
+    let sim = SimGpu::start(HEAVY_MODULES);
+    let mut tenant = observed(&sim, "600Mi");
+    tenant.must("init");
+    tenant.must("retain 0");
+    tenant.must("managed 209715200 1");
+    tenant.must("launch");
+    until_free(&mut tenant, (600 - 64 - 200 - 112) * MIB);
+}
+
+/// Whether the driver counts imported memory for the importer, too, is not public.
+#[test]
+fn what_is_imported_is_no_overhead_whoever_it_counts_for() {
+    for imports in ["maker", "both"] {
+        let keys = format!("teardown_ms = 1.0\nimports = {imports:?}");
+        let heavy = HEAVY_MODULES.replace("64MiB", "164MiB").replace("teardown_ms = 1.0", &keys);
+        let sim = SimGpu::start(&heavy);
+        let [mut exporter, mut importer] = [(); 2].map(|()| observed_program("vmm", &sim, "600Mi"));
+        for one in [&mut exporter, &mut importer] {
+            one.must("init");
+            one.must("retain 0");
+        }
+        let pointer = exporter.must("alloc 314572800");
+        let name = exporter.ask(&format!("getipc {pointer}"));
+        let words: Vec<String> = name.values.iter().map(u64::to_string).collect();
+        let open = importer.must(&format!("openipc {}", words.join(" ")));
+        // A second context is a reason to look; both take 164 MiB, of which 64 are charged.
+        importer.must("ctx 0");
+        let settled = (600 - 2 * 64 - 208) * MIB;
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while importer.must("info") != settled {
+            assert!(Instant::now() < deadline, "{imports}: {}", importer.must("info"));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // It stays, as looks go by.
+        std::thread::sleep(Duration::from_millis(800));
+        assert_eq!(importer.must("info"), settled, "{imports}");
+        importer.must(&format!("closeipc {open}"));
+        assert_eq!(importer.must("info"), settled, "{imports}");
     }
 }
 
