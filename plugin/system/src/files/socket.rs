@@ -30,13 +30,12 @@ impl SocketFile {
     /// `AddrInUse`: somebody listens. `AlreadyExists`: something else is there. What the system says.
     pub fn listen(path: &Path) -> io::Result<(Self, UnixListener)> {
         let (dir, name) = Dir::of(path)?;
-        remove_stale(&dir, name)?;
-        // Through the descriptor: also shorter than what a socket's address holds.
-        let listener = UnixListener::bind(dir.path().join(name))?;
-        let identity = identity(&dir, name)?;
-        // In the directory that was opened, where nobody but its owner has changed the name since.
-        let only_this_user = Mode::S_IRUSR | Mode::S_IWUSR;
-        fchmodat(dir.fd(), name, only_this_user, FchmodatFlags::FollowSymlink)?;
+        let made = match make(&dir, name) {
+            // Its predecessor's file was removed meanwhile, by itself.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => make(&dir, name),
+            made => made,
+        };
+        let (identity, listener) = made?;
         Ok((SocketFile { dir, name: name.to_owned(), identity }, listener))
     }
 
@@ -54,6 +53,17 @@ impl Drop for SocketFile {
             let _ = self.dir.remove(&self.name);
         }
     }
+}
+
+fn make(dir: &Dir, name: &OsStr) -> io::Result<(Identity, UnixListener)> {
+    remove_stale(dir, name)?;
+    // Through the descriptor: also shorter than what a socket's address holds.
+    let listener = UnixListener::bind(dir.path().join(name))?;
+    let identity = identity(dir, name)?;
+    // In the directory that was opened, where nobody but its owner has changed the name since.
+    let only_this_user = Mode::S_IRUSR | Mode::S_IWUSR;
+    fchmodat(dir.fd(), name, only_this_user, FchmodatFlags::FollowSymlink)?;
+    Ok((identity, listener))
 }
 
 fn identity(dir: &Dir, name: &OsStr) -> io::Result<Identity> {
@@ -95,6 +105,20 @@ mod tests {
     use nix::sys::socket::{Backlog, bind, listen};
 
     use super::*;
+
+    #[test]
+    fn one_whose_predecessor_goes_meanwhile_listens() {
+        let base = tempfile::tempdir().unwrap();
+        let path = base.path().join("socket");
+        for _ in 0..500 {
+            let (file, listener) = SocketFile::listen(&path).unwrap();
+            drop(listener);
+            let ends = std::thread::spawn(move || drop(file));
+            let next = SocketFile::listen(&path).map(drop);
+            ends.join().unwrap();
+            next.unwrap();
+        }
+    }
 
     #[test]
     fn only_a_dead_socket_gives_way() {
