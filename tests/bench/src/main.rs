@@ -232,6 +232,9 @@ fn overheads(world: &World, report: &mut Report) -> anyhow::Result<()> {
     note("cuMemGetInfo");
     let pair = overhead::call(world, "mem-get-info")?;
     report.pair("mem_get_info_overhead_ns", "cuMemGetInfo", "ns", &pair, 50.0);
+    note("offloading");
+    let pair = overhead::call(world, "offload")?;
+    report.difference("offload_batch_us", "a call with 8,192 copies", "µs", &pair, Some(100.0));
     note("first calls");
     let pair = overhead::first_call(world)?;
     report.pair("first_call_overhead_us", "to the first context", "µs", &pair, 1000.0);

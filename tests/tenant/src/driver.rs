@@ -167,6 +167,8 @@ driver! {
             (CUstream, CUdeviceptr, u64, c_uint);
         launch_host_func "cuLaunchHostFunc" "cuLaunchHostFunc"
             (CUstream, Option<unsafe extern "C" fn(*mut c_void)>, *mut c_void);
+        copy_batch "cuMemcpyBatchAsync_v2" "cuMemcpyBatchAsync"
+            (*mut CUdeviceptr, *mut CUdeviceptr, *mut usize, usize, *mut c_void, *mut usize, usize, CUstream);
         wait_value "cuStreamWaitValue64_v2" "cuStreamWaitValue64"
             (CUstream, CUdeviceptr, u64, c_uint);
     }

@@ -41,6 +41,7 @@ pub fn main(task: &[String]) -> anyhow::Result<()> {
         ["vmm"] => vmm(),
         ["array"] => array(),
         ["mem-get-info"] => mem_get_info(),
+        ["offload"] => offload(),
         ["first-call"] => first_call(),
         ["contended", ms] => contended(ms.parse()?),
         ["race", threads] => race::run(threads.parse()?),
@@ -157,6 +158,26 @@ fn array() -> anyhow::Result<()> {
 fn mem_get_info() -> anyhow::Result<()> {
     let cuda = open()?;
     measure(|| cuda.mem_info().map(|_| ()).map_err(failed), || Ok(()))
+}
+
+/// A call that copies 8,192 pieces to the device, as vLLM sends 4,096 to 12,288 (vllm-project/vllm#38460). Microseconds.
+fn offload() -> anyhow::Result<()> {
+    const COPIES: usize = 8192;
+    const CALLS: usize = 40;
+    let cuda = open()?;
+    let stream = cuda.stream().map_err(failed)?;
+    let mut pieces = cuda.offload(COPIES).map_err(failed)?;
+    let mut call = || -> anyhow::Result<f64> {
+        let start = Instant::now();
+        cuda.copy_batch(&mut pieces, stream).map_err(failed)?;
+        let elapsed = start.elapsed();
+        cuda.synchronise(stream).map_err(failed)?;
+        Ok(elapsed.as_secs_f64() * 1e6)
+    };
+    call()?;
+    let values: anyhow::Result<Vec<f64>> = (0..CALLS).map(|_| call()).collect();
+    println!("{}", Sample::new(values?).median());
+    Ok(())
 }
 
 /// From nothing to a context: loading the driver, `cuInit`, the primary context. Microseconds.
