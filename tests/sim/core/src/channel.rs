@@ -52,7 +52,7 @@ impl Session {
         };
         let e = entry(self.shared(), channel, seq);
         e.arrival_ns.store(clock::now_ns(), Ordering::Relaxed);
-        e.kind.store(tag | (queue % QUEUES) as u64 * kind::QUEUE, Ordering::Relaxed);
+        e.kind.store(tag | ((queue % QUEUES) as u64 * kind::QUEUE), Ordering::Relaxed);
         e.value.store(value, Ordering::Relaxed);
         if matches!(op, Op::Wait { channel: other, .. } if other != channel) {
             ring.waits.fetch_add(1, Ordering::Release);

@@ -186,7 +186,7 @@ impl Stream {
         if let Some(last) = event.recorded() {
             let _alone = self.context().owner().calls.alone();
             let op = Op::Wait { channel: last.channel, seq: last.seq };
-            for queue in (1..QUEUES).take(queues() as usize - 1) {
+            for (queue, _) in (1..QUEUES).zip(1..queues()) {
                 let (seq, _) = self.device().submit_with(queue, op, None)?;
                 self.context().note(queue, seq, false);
             }

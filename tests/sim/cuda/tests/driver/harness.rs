@@ -143,6 +143,7 @@ pub fn ok(result: Result) {
 }
 
 /// Sets a variable, in a process of its own and before `cuInit`.
+#[expect(clippy::disallowed_methods, reason = "the test that calls it has the process to itself")]
 pub fn set(variable: &str, value: &str) {
     // SAFETY: no other thread of the process reads or sets variables.
     unsafe { std::env::set_var(variable, value) };
