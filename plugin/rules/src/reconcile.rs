@@ -128,10 +128,10 @@ pub fn decide(
             continue;
         }
         let since = absences.since(record, now);
-        let wanted_again = record.state == State::Parked
-            && records.values().any(|other| covers(other, record) && held.contains_key(&other.id));
+        let is_init =
+            records.values().any(|other| covers(other, record) && held.contains_key(&other.id));
         let long_gone = now.saturating_duration_since(since) >= grace;
-        if long_gone && !wanted_again && !in_use(id) {
+        if long_gone && !is_init && !in_use(id) {
             actions.push(Action::Release(id.clone()));
         }
     }
@@ -155,13 +155,17 @@ fn named(holding: &Holding) -> Holder {
     }
 }
 
-/// Whether `parked` may belong to an init container of the pod that holds `other`: kubelet gives its
-/// replicas to the next container with more, lists only the latter, and starts the former again when
-/// the sandbox dies.
-fn covers(other: &Record, parked: &Record) -> bool {
-    other.is_live()
-        && other.resource == parked.resource
-        && parked.replicas.iter().all(|replica| other.replicas.contains(replica))
+/// Whether `record` may belong to an init container of the pod that holds `other`: kubelet gives its
+/// replicas to the next container with more, and lists only the latter. The former runs before it, and again when
+/// the sandbox dies. What kubelet once listed as another pod's is not.
+fn covers(other: &Record, record: &Record) -> bool {
+    let pod =
+        |record: &'_ Record| record.holder.as_ref().map(|h| (h.namespace.clone(), h.pod.clone()));
+    let is_anothers = pod(record).is_some_and(|of| pod(other).is_some_and(|than| of != than));
+    (other.is_live() || record.is_live())
+        && !is_anothers
+        && other.resource == record.resource
+        && record.replicas.iter().all(|replica| other.replicas.contains(replica))
 }
 
 /// Kubelets before 1.34 list finished pods too: of several holders one that was not known before is
@@ -328,6 +332,37 @@ mod tests {
         assert_eq!(world.at(Duration::from_secs(12)), [], "the answer is from before its start");
         let named = [Action::Name(id, holder("web-0"))];
         assert_eq!(world.at(Duration::from_secs(14)), named);
+    }
+
+    /// Kubelet lists the app's container alone, which has not begun.
+    #[test]
+    fn a_running_init_containers_allocation_stays_while_its_pod_does() {
+        let mut world = world();
+        let init = world.record(&["a"], State::Started);
+        let app = world.record(&["a", "b"], State::Parked);
+        world.hold("pod", &["a", "b"]);
+        world.at(Duration::ZERO);
+        assert_eq!(world.at(GRACE * 2), []);
+        world.holdings.clear();
+        world.at(GRACE * 3);
+        let actions = world.at(GRACE * 5);
+        assert!(actions.contains(&Action::Release(init)), "{actions:?}");
+        assert!(actions.contains(&Action::Release(app)), "{actions:?}");
+    }
+
+    /// Kubelets before 1.34 list them.
+    #[test]
+    fn a_finished_pod_keeps_no_allocation_of_another() {
+        let mut world = world();
+        let ended = world.record(&["a"], State::Started);
+        let finished = world.record(&["a", "b"], State::Parked);
+        for (id, pod) in [(&ended, "ended"), (&finished, "finished")] {
+            let (namespace, container) = ("ns".into(), "c".into());
+            world.change(id).holder = Some(Holder { namespace, pod: pod.into(), container });
+        }
+        world.hold("finished", &["a", "b"]);
+        world.at(Duration::ZERO);
+        assert_eq!(world.at(GRACE * 2), [Action::Release(ended)]);
     }
 
     #[test]
