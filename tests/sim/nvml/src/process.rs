@@ -6,7 +6,10 @@
 use crate::abi::{Result, exports, get, put};
 use crate::mig::without_mig;
 use crate::state::{Listed, device, device_or_instance};
+use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{c_uint, c_ulonglong};
+use std::sync::{Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
 use tessera_cuda::nvml::*;
 
 /// `nvmlUtilization_t`, percent.
@@ -90,6 +93,45 @@ fn nobody<T>(
     list(&[], count, out, entry)
 }
 
+/// "The CPU timestamp in microseconds": drivers give Unix time.
+fn unix_us() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// What a question found: its time, Unix microseconds, and the busy time of each process until then, nanoseconds.
+type Question = (u64, Vec<(i32, u64)>);
+
+/// The last questions of this process, by unit.
+static QUESTIONS: Mutex<BTreeMap<usize, VecDeque<Question>>> = Mutex::new(BTreeMap::new());
+/// So many are remembered of a unit, and so far before `lastSeenTimeStamp` one may be.
+const REMEMBERED: usize = 64;
+const NEAR_US: u64 = 1_000_000;
+
+/// Percent of the time since `since_us` in which each process kept the GPU busy: "Set lastSeenTimeStamp to a timeStamp
+/// retrieved from a previous query to read utilization since the previous query." Else, of the last second: "based on
+/// all the samples maintained by the driver's internal sample buffer".
+fn utilisation_since(unit: usize, since_us: u64, now_us: u64, processes: &[Listed]) -> Vec<c_uint> {
+    let mut all = QUESTIONS.lock().unwrap_or_else(PoisonError::into_inner);
+    let questions = all.entry(unit).or_default();
+    let before = questions.iter().rev().find(|(at, _)| *at <= since_us);
+    let before = before.filter(|(at, _)| since_us - at < NEAR_US);
+    let percent = |p: &Listed| {
+        let Some((at, then)) = before else { return p.process.percent };
+        let of = then.iter().find(|(pid, _)| *pid == p.process.pid);
+        let busy_ns = p.process.busy_ns.saturating_sub(of.map_or(0, |(_, ns)| *ns));
+        let part = busy_ns / 10 / now_us.saturating_sub(*at).max(1);
+        c_uint::try_from(part.min(100)).unwrap_or(100)
+    };
+    let percents = processes.iter().map(percent).collect();
+    let busy = processes.iter().map(|p| (p.process.pid, p.process.busy_ns)).collect();
+    questions.push_back((now_us, busy));
+    if questions.len() > REMEMBERED {
+        questions.pop_front();
+    }
+    percents
+}
+
 exports! {
     fn nvmlDeviceGetComputeRunningProcesses(d: nvmlDevice_t, n: *mut c_uint, out: *mut nvmlProcessInfo_v1_t) { computing(d, n, out, first) }
     fn nvmlDeviceGetComputeRunningProcesses_v2(d: nvmlDevice_t, n: *mut c_uint, out: *mut nvmlProcessInfo_t) { computing(d, n, out, second) }
@@ -142,13 +184,12 @@ exports! {
     fn nvmlDeviceGetProcessUtilization(handle: nvmlDevice_t, out: *mut nvmlProcessUtilizationSample_t, count: *mut c_uint, since_us: c_ulonglong) {
         // "On MIG-enabled GPUs, querying process utilization is not currently supported."
         let d = without_mig(handle)?;
-        let now_us = simgpu::clock::now_ns() / 1_000;
-        let samples: Vec<_> = d
-            .processes()
-            .into_iter()
-            .filter(|p| p.process.percent > 0 && now_us > since_us)
-            .collect();
-        if samples.is_empty() {
+        let processes = d.processes();
+        let now_us = unix_us();
+        let percents = utilisation_since(d.units.start, since_us, now_us, &processes);
+        // "had some non-zero utilization during the last sample period"
+        let samples: Vec<_> = processes.iter().zip(percents).filter(|(_, percent)| *percent > 0).collect();
+        if samples.is_empty() || now_us <= since_us {
             return Err(NVML_ERROR_NOT_FOUND);
         }
         let room = get(count)? as usize;
@@ -156,11 +197,11 @@ exports! {
         if out.is_null() || samples.len() > room {
             return Err(NVML_ERROR_INSUFFICIENT_SIZE);
         }
-        for (i, p) in samples.iter().enumerate() {
+        for (i, (p, percent)) in samples.into_iter().enumerate() {
             let sample = nvmlProcessUtilizationSample_t {
                 pid: pid(p),
                 timeStamp: now_us,
-                smUtil: p.process.percent,
+                smUtil: percent,
                 ..Default::default()
             };
             put(out.wrapping_add(i), sample)?;

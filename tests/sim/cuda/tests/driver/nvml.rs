@@ -7,6 +7,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 scenarios! {
+    utilisation_is_a_process_s_part_of_the_time_since_the_question_before
     a_list_of_processes_takes_milliseconds
     managed_memory_is_the_gpus_and_nobodys
     a_killed_process_s_memory_takes_the_longer_the_more_it_had
@@ -37,6 +38,26 @@ struct Process {
     pid: c_uint,
     used_bytes: u64,
     instances: [c_uint; 2],
+}
+
+/// `nvmlProcessUtilizationSample_t`: memory, encoder and decoder last.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Utilisation {
+    pid: c_uint,
+    unix_us: u64,
+    percent: c_uint,
+    others: [c_uint; 3],
+}
+
+/// Of the only process that has used the GPU since `unix_us`.
+fn utilisation(device: Handle, since_unix_us: u64) -> Option<Utilisation> {
+    let (mut found, mut count) = ([Utilisation::default(); 2], 2);
+    let result = cuda!(nvmlDeviceGetProcessUtilization(device => Handle, found.as_mut_ptr() => *mut Utilisation,
+                       &raw mut count => *mut c_uint, since_unix_us => u64));
+    let not_found = 6;
+    assert!(result == not_found || result == 0 && count == 1, "{result} {count}");
+    (result == 0).then_some(found[0])
 }
 
 /// `CUipcMemHandle`.
@@ -156,6 +177,32 @@ fn begin_a_list() -> (Instant, std::thread::JoinHandle<()>) {
 
 mod body {
     use super::*;
+
+    pub fn utilisation_is_a_process_s_part_of_the_time_since_the_question_before() {
+        retain(0);
+        let (device, stream, spin) = (device(), new_stream(), kernel("spin"));
+        let (mut unused, mut ns) = (0u64, 30_000_000u64);
+        let mut params = [(&raw mut unused).cast(), (&raw mut ns).cast()];
+        let mut work = |times| {
+            for _ in 0..times {
+                ok(launch(spin, 1, stream, params.as_mut_ptr()));
+                synchronize(stream);
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        };
+        work(3);
+        let before = utilisation(device, 0).unwrap();
+        assert_eq!(before.pid, std::process::id());
+        work(20);
+        let after = utilisation(device, before.unix_us).unwrap();
+        let part = 20 * 30_000 * 100 / (after.unix_us - before.unix_us);
+        assert!(u64::from(after.percent).abs_diff(part) <= 1, "{} {part}", after.percent);
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(utilisation(device, after.unix_us).is_none(), "nothing since");
+        // Asked in between, and of the time before that.
+        let whole = utilisation(device, before.unix_us).unwrap();
+        assert!((1..=after.percent).contains(&whole.percent), "{}", whole.percent);
+    }
 
     /// 4.49 ms, to count them as well as to tell them, of whichever kind: flightlessmango/MangoHud#2104.
     pub fn a_list_of_processes_takes_milliseconds() {
