@@ -14,7 +14,7 @@ use tessera_region::usage::{SlotView, UsageFile};
 use super::ArbiterError;
 use super::drain_tracker::DrainTracker;
 use super::gate_connections::GateConnections;
-use super::policy::{GateState, GpuIndex, Pace, Share, ShareKind};
+use super::policy::{GateState, GpuIndex, Pace, Share, ShareKind, TenantTotals};
 use tessera_config::Leases;
 use tessera_peers::socket::ListeningSocket;
 
@@ -25,8 +25,9 @@ const INHERITED_WAIT: Duration = Duration::from_millis(250);
 const INHERITED_DRAIN: Duration = Duration::from_secs(1);
 /// Predicted work in flight where another tenant may wake that must not wait for a whole window.
 const NARROW: Duration = Duration::from_micros(250);
-/// How far back GPU time is remembered, and how finely.
-const REMEMBERED_NS: u64 = 10_000_000_000;
+/// How far back GPU time is remembered, and how finely. Of a tenant that is alone it is measured every ten seconds or
+/// so; two such times have one in any case.
+const REMEMBERED_NS: u64 = 20_000_000_000;
 const SAMPLE_NS: u64 = 100_000_000;
 
 /// Quota pages by allocation: device and inode.
@@ -132,8 +133,38 @@ pub(super) struct ArbitratedTenant {
     inherited: Option<(Instant, usize)>,
     /// Until when it waits for those that came to drain.
     inherited_drain: Option<Instant>,
-    /// Time, and GPU time leased until then; the newest last.
-    samples: VecDeque<(u64, u64)>,
+    /// The newest last.
+    samples: VecDeque<Sample>,
+}
+
+/// GPU time of a tenant until a moment, nanoseconds.
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    at_ns: u64,
+    leased_ns: u64,
+    used_ns: u64,
+    measured_ns: u64,
+}
+
+impl Sample {
+    fn of(at_ns: u64, totals: &TenantTotals) -> Self {
+        let &TenantTotals { leased_ns, used_ns, measured_ns, .. } = totals;
+        Sample { at_ns, leased_ns, used_ns, measured_ns }
+    }
+
+    /// Thousandths of the GPU in which work ran since `before`; `None` where more than half of the leased time was not
+    /// measured. The rest is taken to be like the measured half.
+    fn used_millis(&self, before: &Sample) -> Option<u32> {
+        let leased_ns = u128::from(self.leased_ns.saturating_sub(before.leased_ns));
+        let measured_ns = u128::from(self.measured_ns.saturating_sub(before.measured_ns));
+        let used_ns = u128::from(self.used_ns.saturating_sub(before.used_ns));
+        if measured_ns * 2 < leased_ns {
+            return None;
+        }
+        let time_ns = u128::from(self.at_ns.saturating_sub(before.at_ns).max(1));
+        let millis = used_ns * leased_ns * 1000 / (measured_ns.max(1) * time_ns);
+        u32::try_from(millis).ok()
+    }
 }
 
 impl ArbitratedTenant {
@@ -284,24 +315,39 @@ impl ArbitratedTenant {
 
     /// Whether [`ArbitratedTenant::sample`] is due.
     pub fn wants_sample(&self, now_ns: u64) -> bool {
-        self.samples.back().is_none_or(|(at, _)| now_ns >= at.saturating_add(SAMPLE_NS))
+        self.samples.back().is_none_or(|last| now_ns >= last.at_ns.saturating_add(SAMPLE_NS))
     }
 
     /// Records the GPU time until now.
-    pub fn sample(&mut self, now_ns: u64, leased_ns: u64) {
-        self.samples.push_back((now_ns, leased_ns));
+    pub fn sample(&mut self, now_ns: u64, totals: &TenantTotals) {
+        self.samples.push_back(Sample::of(now_ns, totals));
         let begin = now_ns.saturating_sub(REMEMBERED_NS + SAMPLE_NS);
-        while self.samples.front().is_some_and(|(at, _)| *at < begin) {
+        while self.samples.front().is_some_and(|first| first.at_ns < begin) {
             self.samples.pop_front();
         }
     }
 
+    /// The last sample before the last `ns`, or the first.
+    fn sample_before(&self, now_ns: u64, ns: u64) -> Option<&Sample> {
+        let begin = now_ns.saturating_sub(ns);
+        let since = self.samples.iter().rev().find(|sample| sample.at_ns <= begin);
+        since.or(self.samples.front())
+    }
+
+    /// Thousandths of a GPU in which its work ran in the last ten seconds, or in the last twenty where nothing was
+    /// measured in ten; `None`: unknown.
+    pub fn used_millis(&self, now_ns: u64, totals: &TenantTotals) -> Option<u32> {
+        let now = Sample::of(now_ns, totals);
+        [REMEMBERED_NS / 2, REMEMBERED_NS].into_iter().find_map(|ns| {
+            self.sample_before(now_ns, ns).map_or(Some(0), |before| now.used_millis(before))
+        })
+    }
+
     /// Thousandths of a GPU that it got in the last `ns`, or since the first sample.
     pub fn got_millis(&self, now_ns: u64, leased_ns: u64, ns: u64) -> u32 {
-        let begin = now_ns.saturating_sub(ns);
-        let since = self.samples.iter().rev().find(|(at, _)| *at <= begin);
-        let Some((at, before)) = since.or(self.samples.front()) else { return 0 };
-        let (time, got) = (now_ns.saturating_sub(*at), leased_ns.saturating_sub(*before));
+        let Some(before) = self.sample_before(now_ns, ns) else { return 0 };
+        let time = now_ns.saturating_sub(before.at_ns);
+        let got = leased_ns.saturating_sub(before.leased_ns);
         let millis = u128::from(got) * 1000 / u128::from(time.max(1));
         u32::try_from(millis).unwrap_or(u32::MAX)
     }

@@ -143,6 +143,12 @@ impl Arbiter {
         self.order(Order::Configure(leases.clone()));
     }
 
+    /// Somebody has measured how long the allocation's work ran since the last call, nanoseconds; `None` where nobody
+    /// can. Without such calls the time in which it is alone stays unmeasured.
+    pub fn measured(&self, allocation: &str, busy_ns: Option<u64>) {
+        self.order(Order::Measured(allocation.to_owned(), busy_ns));
+    }
+
     /// A view of all tenants and GPUs; `None` if the thread does not answer.
     #[must_use]
     pub fn view(&self) -> Option<View> {

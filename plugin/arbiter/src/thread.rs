@@ -34,6 +34,8 @@ pub(super) enum Order {
     Release(String),
     /// Changes the settings.
     Configure(Leases),
+    /// How long an allocation's work ran since the last such order, nanoseconds.
+    Measured(String, Option<u64>),
     /// Asks for a view.
     View(SyncSender<View>),
     /// Ends; tenants are informed.
@@ -231,7 +233,7 @@ impl Thread {
                 && tenant.wants_sample(now.ns)
                 && let Some(view) = self.policy.tenant(now.ns, id(*key))
             {
-                tenant.sample(now.ns, view.totals.leased_ns);
+                tenant.sample(now.ns, &view.totals);
             }
         }
     }
@@ -366,6 +368,11 @@ impl Thread {
                     }
                 }
                 Ok(Order::Configure(leases)) => self.configure(leases),
+                Ok(Order::Measured(allocation, busy_ns)) => {
+                    if let Some(key) = self.key(&allocation) {
+                        self.policy.measured(now.ns, id(key), busy_ns);
+                    }
+                }
                 // The asking thread may have given up.
                 Ok(Order::View(answer)) => drop(answer.try_send(self.view(now))),
                 Ok(Order::Stop) | Err(TryRecvError::Disconnected) => return Going::Stopped,
@@ -604,6 +611,7 @@ impl Thread {
                 waiting_ns: view.waiting_since.map(|since| now.ns.saturating_sub(since)),
                 got_1s_millis: got(Duration::from_secs(1)),
                 got_10s_millis: got(Duration::from_secs(10)),
+                used_10s_millis: tenant.used_millis(now.ns, &view.totals),
                 totals: view.totals,
                 ignored: tenant.ignored,
                 violations: tenant.connections.violations(),

@@ -36,10 +36,12 @@ pub struct TenantShare {
     pub owing: usize,
     /// For how long it has been waiting for a lease, nanoseconds.
     pub waiting_ns: Option<u64>,
-    /// Thousandths of a GPU that it got in the last second.
+    /// Thousandths of a GPU that it had leased in the last second.
     pub got_1s_millis: u32,
     /// The same for the last ten seconds.
     pub got_10s_millis: u32,
+    /// Thousandths of a GPU in which its work ran, in the last ten seconds that were measured; `None`: unknown.
+    pub used_10s_millis: Option<u32>,
     /// What it has had since the arbiter took it on.
     pub totals: TenantTotals,
     /// Messages of another epoch, repeated ones, and those of a process with too many shares.

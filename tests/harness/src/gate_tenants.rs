@@ -186,7 +186,13 @@ impl Peer {
 
     /// Says that nothing of that epoch is in flight.
     pub fn drained(&self, epoch: u32) -> bool {
-        self.say(Message::Drained { gpu: 0, epoch, used_ns: 0 })
+        self.drained_after(epoch, Duration::ZERO)
+    }
+
+    /// The same, and that it used the GPU for so long.
+    fn drained_after(&self, epoch: u32, used: Duration) -> bool {
+        let used_ns = u64::try_from(used.as_nanos()).unwrap_or(u64::MAX);
+        self.say(Message::Drained { gpu: 0, epoch, used_ns })
     }
 }
 
@@ -198,14 +204,15 @@ pub fn work(dir: &Path, stop: &AtomicBool) {
 
 fn work_as(dir: &Path, peer: &Peer, stop: &AtomicBool) {
     let page = QuotaWriter::open(dir).unwrap();
-    let mut seen = None;
+    let (mut seen, mut opened) = (None, Instant::now());
     while !stop.load(Ordering::Relaxed) {
         let word = page.gate(0);
-        if seen.replace(word) != Some(word)
-            && gate_state(word) == GATE_CLOSED
-            && !(peer.drained(gate_epoch(word)) && peer.want())
-        {
-            return;
+        if seen.replace(word) != Some(word) {
+            if gate_state(word) != GATE_CLOSED {
+                opened = Instant::now();
+            } else if !(peer.drained_after(gate_epoch(word), opened.elapsed()) && peer.want()) {
+                return;
+            }
         }
         std::thread::sleep(Duration::from_micros(50));
     }

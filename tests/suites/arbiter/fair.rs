@@ -27,6 +27,25 @@ fn a_tenant_is_closed_until_it_wants_and_alone_it_is_solo() {
 }
 
 #[test]
+fn a_lone_tenant_used_as_much_as_was_measured_and_not_what_it_leased() {
+    let arbiter = arbiter();
+    let tenant = Tenant::new("alone", 250).at(&arbiter);
+    let peer = Peer::bound(&tenant, &arbiter);
+    peer.want();
+    until("it is solo", || tenant.state() == GATE_SOLO);
+    arbiter.measured("alone", None);
+    until("much is leased", || tenant.share(&arbiter).totals.leased_ns > 400_000_000);
+    let share = tenant.share(&arbiter);
+    assert!(share.got_10s_millis > 500 && share.totals.used_ns == 0, "{share:?}");
+    assert_eq!(share.used_10s_millis, None, "nobody knows");
+    arbiter.measured("alone", Some(share.totals.leased_ns / 10));
+    until("that is known", || tenant.share(&arbiter).used_10s_millis.is_some());
+    let share = tenant.share(&arbiter);
+    assert!(share.used_10s_millis.unwrap() <= 100, "{share:?}");
+    assert!(share.totals.measured_ns > 0 && share.totals.measured_ns <= share.totals.leased_ns);
+}
+
+#[test]
 fn two_that_want_all_get_their_shares() {
     let arbiter = arbiter();
     let (large, small) =

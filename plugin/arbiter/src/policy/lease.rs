@@ -2,7 +2,7 @@
 
 use super::fair::cost;
 use super::tenant::{DrainNotice, Lease, Phase, Slot, Tenant};
-use super::types::{Command, MS, Used};
+use super::types::{Command, GateState, MS, Used};
 use super::{Policy, moving_mean};
 
 /// How long after its closing a late and silent tenant is charged: what a stopped process had in flight is
@@ -63,6 +63,10 @@ impl Policy {
         let Some(tenant) = &mut self.tenants[slot] else { return };
         tenant.charged_at = from.max(now);
         tenant.totals.leased_ns += used;
+        if tenant.lease().is_some_and(|lease| lease.state == GateState::Solo) {
+            tenant.was_solo = true;
+            tenant.solo_ns += used;
+        }
         tenant.lease_ns += used;
         if tenant.strict() {
             let burst = tenant.burst(&self.settings);
@@ -119,6 +123,7 @@ impl Policy {
         tenant.late_leases += u32::from(matches!(tenant.phase, Phase::Late { .. }));
         tenant.pauses.granted();
         tenant.lease_ns = 0;
+        tenant.was_solo = false;
         tenant.granted_at = now;
         tenant.waited(now.saturating_sub(tenant.since));
         tenant.since = now;
@@ -238,6 +243,29 @@ impl Policy {
             let mean = &mut self.gpus[usize::from(gpu)].handover;
             *mean = moving_mean(*mean, lost, HANDOVER_WEIGHT);
         }
+    }
+
+    /// Adds what the tenant reports of a lease that has drained to what it used. Of a lease that was SOLO it does not
+    /// know.
+    pub(super) fn note_used(&mut self, slot: Slot, used: Option<Used>) {
+        let Some(tenant) = &mut self.tenants[slot] else { return };
+        if let Some(used) = used.filter(|_| !tenant.was_solo) {
+            tenant.totals.used_ns += used.ns.min(tenant.lease_ns);
+            tenant.totals.measured_ns += tenant.lease_ns;
+        }
+    }
+
+    /// Adds what was measured from outside, of all its work, since the last measurement: the part that no report has
+    /// told belongs to the time in which it was SOLO. `None`: nothing is known of that time.
+    pub(super) fn note_measured(&mut self, slot: Slot, busy_ns: Option<u64>) {
+        let Some(tenant) = &mut self.tenants[slot] else { return };
+        let solo_ns = std::mem::take(&mut tenant.solo_ns);
+        if let Some(busy_ns) = busy_ns {
+            let told = tenant.totals.used_ns - tenant.used_then;
+            tenant.totals.used_ns += busy_ns.saturating_sub(told).min(solo_ns);
+            tenant.totals.measured_ns += solo_ns;
+        }
+        tenant.used_then = tenant.totals.used_ns;
     }
 
     /// Ends the lease; everything is charged already.

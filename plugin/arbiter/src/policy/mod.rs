@@ -241,10 +241,19 @@ impl Policy {
         let Some((now, slot)) = self.event(now, id) else { return };
         let phase = self.tenants[slot].as_ref().map(|tenant| tenant.phase);
         if matches!(phase, Some(Phase::Draining { .. } | Phase::Late { .. })) {
+            self.note_used(slot, used);
             self.credit(now, slot, used);
             self.note_handover(now, slot, used);
             self.end(now, slot, true);
             self.settle(now, self.mask_of(slot));
+        }
+    }
+
+    /// How long the tenant's work ran since the last call, nanoseconds, as somebody else has measured it; `None` where
+    /// nobody can. It counts where the tenant was SOLO, and decides nothing.
+    pub fn measured(&mut self, now: u64, id: TenantId, busy_ns: Option<u64>) {
+        if let Some((_, slot)) = self.event(now, id) {
+            self.note_measured(slot, busy_ns);
         }
     }
 
@@ -279,6 +288,8 @@ impl Policy {
         let Some(tenant) = &mut self.tenants[slot] else { return };
         tenant.wanting = false;
         tenant.contends = false;
+        // Nobody can tell any more what they did.
+        tenant.solo_ns = 0;
         let held = tenant.lease().is_some();
         if held {
             self.say_closed(id);

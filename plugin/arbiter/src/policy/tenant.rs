@@ -94,6 +94,12 @@ pub(super) struct Tenant {
     pub(super) granted_at: u64,
     pub(super) lease_ns: u64,
     pub(super) switched: bool,
+    /// Part of this lease was SOLO.
+    pub(super) was_solo: bool,
+    /// Leased alone, and not measured yet, nanoseconds.
+    pub(super) solo_ns: u64,
+    /// Of `totals.used_ns`, what was known at the last measurement from outside.
+    pub(super) used_then: u64,
     /// Moving mean of what its leases lose to waking threads, nanoseconds.
     pub(super) handover: u64,
     /// What can still be given back to the cap of leases that have ended, nanoseconds.
@@ -137,6 +143,9 @@ impl Tenant {
             granted_at: now,
             lease_ns: 0,
             switched: false,
+            was_solo: false,
+            solo_ns: 0,
+            used_then: 0,
             handover: 0,
             slack_ns: 0,
             word: DrainNotice::None,
@@ -163,6 +172,8 @@ impl Tenant {
             handover: before.handover,
             slack_ns: before.slack_ns,
             longest_drain: before.longest_drain,
+            solo_ns: before.solo_ns,
+            used_then: before.used_then,
             totals: before.totals,
             helped: before.helped,
             ..self

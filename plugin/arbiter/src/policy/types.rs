@@ -55,6 +55,10 @@ pub struct Used {
 pub struct TenantTotals {
     /// GPU time charged, nanoseconds (of one GPU, where there are several).
     pub leased_ns: u64,
+    /// Of that, how long its work ran, as far as that is known, nanoseconds.
+    pub used_ns: u64,
+    /// The leased time of which `used_ns` is known, nanoseconds.
+    pub measured_ns: u64,
     /// Time without a lease that it wanted, nanoseconds.
     pub waited_ns: u64,
     /// Waits of [`super::LONG_WAIT_NS`] and more that have ended.

@@ -13,7 +13,7 @@ mod woken;
 use tessera_arbiter::policy::model::{
     Change, Figures, LateWakes, Load, Scenario, TenantFigures, simulate,
 };
-use tessera_arbiter::policy::{GateState, MS, Policy, Settings, Share, ShareKind, TenantId};
+use tessera_arbiter::policy::{GateState, MS, Policy, Settings, Share, ShareKind, TenantId, Used};
 
 const US: u64 = 1_000;
 const SECOND: u64 = 1_000 * MS;

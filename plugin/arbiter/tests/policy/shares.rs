@@ -202,3 +202,48 @@ fn a_hundred_and_twenty_eight_tenants_share_one_gpu() {
     assert!(figures.share_error_pp(1) < 1.0, "{}", figures.share_error_pp(1));
     assert!(figures.tenants.iter().all(|tenant| tenant.leases > 0));
 }
+
+#[test]
+fn used_is_what_was_reported_or_measured_and_no_leased_time_is_used_by_itself() {
+    let mut policy = Policy::new(Settings::default());
+    let (one, other) = (TenantId(1), TenantId(2));
+    for id in [one, other] {
+        policy.join(0, id, &[0], burst(500));
+    }
+    policy.want(0, one);
+    let now = |policy: &Policy, at: u64| {
+        let totals = policy.tenant(at, one).unwrap().totals;
+        [totals.leased_ns, totals.measured_ns, totals.used_ns].map(|ns| ns / MS)
+    };
+    assert_eq!(policy.tenant(0, one).unwrap().state, GateState::Solo);
+    assert_eq!(now(&policy, 10 * SECOND), [10_000, 0, 0], "nobody has measured it");
+    policy.measured(10 * SECOND, one, None);
+    policy.measured(20 * SECOND, one, Some(SECOND));
+    assert_eq!(now(&policy, 20 * SECOND), [20_000, 10_000, 1_000]);
+    // Nobody uses more than there was.
+    policy.measured(21 * SECOND, one, Some(9 * SECOND));
+    assert_eq!(now(&policy, 21 * SECOND), [21_000, 11_000, 2_000]);
+    // In SOLO it does not know what it used, whatever it says at the end.
+    policy.want(22 * SECOND, other);
+    policy.tick(22 * SECOND + 10 * MS);
+    let used = |ms| Some(Used { ns: ms * MS, processes: 1 });
+    policy.drained(22 * SECOND + 10 * MS, one, used(1010));
+    assert_eq!(now(&policy, 23 * SECOND)[1..], [11_000, 2_000]);
+    // A lease beside others it reports; of what is measured after it, this part is known.
+    let at = 22 * SECOND + 100 * MS;
+    policy.want(at - 80 * MS, one);
+    policy.tick(at);
+    policy.drained(at, other, used(80));
+    policy.want(at + 5 * MS, other);
+    let mut is_closed = |at: &u64| {
+        policy.tick(*at);
+        policy.tenant(*at, one).unwrap().state == GateState::Closed
+    };
+    let end = (0..100).map(|n| at + n * 10 * MS).find(|at| is_closed(at)).unwrap();
+    policy.drained(end, one, used(12));
+    let lease_ms = (end - at) / MS;
+    assert_eq!(now(&policy, end)[1..], [11_000 + lease_ms, 2_012]);
+    // The second before the other came it was alone.
+    policy.measured(end, one, Some(112 * MS));
+    assert_eq!(now(&policy, end)[1..], [12_000 + lease_ms, 2_112]);
+}

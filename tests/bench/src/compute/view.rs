@@ -87,6 +87,7 @@ mod tests {
             waiting_ns: None,
             got_1s_millis: 290,
             got_10s_millis: 300,
+            used_10s_millis: Some(250),
             totals: TenantTotals {
                 leased_ns: 1_500_000_000,
                 waited_ns: 250_000_000,
