@@ -12,6 +12,7 @@ mod pci;
 mod silent;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 use tessera_model::gpu::Gpu;
 use tessera_model::topology;
 
@@ -116,6 +117,15 @@ pub trait Discovery: Send + Sync + 'static {
     /// # Errors
     /// The driver's word for a GPU that does not answer.
     fn processes(&self, uuid: &str) -> Result<Vec<GpuProcess>, String>;
+
+    /// In how many percent of the last `time` each process kept a GPU busy; `None`: of as much as the driver remembers.
+    /// Processes that did nothing are left out.
+    ///
+    /// # Errors
+    /// The driver's word where it does not tell.
+    fn utilisation(&self, _uuid: &str, _time: Option<Duration>) -> Result<Vec<(u32, u32)>, String> {
+        Err("not supported".to_owned())
+    }
 
     /// How near these GPUs are to each other. What can't be found out is unknown, never an
     /// error.

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enums::device::UsedGpuMemory;
@@ -124,6 +124,21 @@ impl Discovery for NvmlDiscovery {
         // Compute-only drivers and simulators need not know the second list.
         let graphics = device.running_graphics_processes().unwrap_or_default();
         Ok(merged(compute.into_iter().chain(graphics)))
+    }
+
+    fn utilisation(&self, uuid: &str, time: Option<Duration>) -> Result<Vec<(u32, u32)>, String> {
+        let nvml = self.nvml().map_err(|error| error.to_string())?;
+        let device = nvml.device_by_uuid(uuid).map_err(|error| error.to_string())?;
+        // "The CPU timestamp in microseconds at which utilization samples were last read": Unix time.
+        let since = time
+            .and_then(|time| SystemTime::now().checked_sub(time)?.duration_since(UNIX_EPOCH).ok());
+        let since_us = since.and_then(|since| u64::try_from(since.as_micros()).ok());
+        match device.process_utilization_stats(since_us) {
+            Ok(samples) => Ok(samples.iter().map(|of| (of.pid, of.sm_util.min(100))).collect()),
+            // Nobody has used it since.
+            Err(NvmlError::NotFound) => Ok(Vec::new()),
+            Err(error) => Err(error.to_string()),
+        }
     }
 
     fn topology(&self, gpus: &[Gpu]) -> Topology {

@@ -16,6 +16,7 @@ pub mod overhead;
 pub mod procs;
 pub mod sample;
 pub mod schedule;
+mod used;
 mod view;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -37,6 +38,7 @@ use self::overhead::{CONFIRM, OverheadEstimator, Verdict};
 use self::procs::Procs;
 use self::sample::{Member, compose, divide, join, slot_of};
 use self::schedule::{Figure, LookSchedule, Outcome, SLOW};
+use self::used::UseMeter;
 use crate::Agent;
 use crate::status_board::StatusBoard;
 use crate::trust::FindingKind;
@@ -160,6 +162,7 @@ struct Observer {
     sweep: Sweep,
     /// When the mounts of processes outside pods were last looked at.
     looked: HashMap<(u32, u64), Instant>,
+    uses: UseMeter,
 }
 
 impl Observer {
@@ -178,6 +181,7 @@ impl Observer {
             reported_stranger: None,
             sweep: Sweep::new(Instant::now(), SWEEP_START),
             looked: HashMap::new(),
+            uses: UseMeter::new(Instant::now()),
         }
     }
 
@@ -187,7 +191,11 @@ impl Observer {
         let looks =
             self.gpus.values().map(LookSchedule::due).min().map_or(idle, |due| due.min(idle));
         // Without a tenant there is nobody to look for.
-        if self.tenants.is_empty() { looks } else { looks.min(self.sweep.due()) }
+        if self.tenants.is_empty() {
+            looks
+        } else {
+            looks.min(self.sweep.due()).min(self.uses.due())
+        }
     }
 
     fn round(&mut self) {
@@ -217,6 +225,7 @@ impl Observer {
         if !allocations.is_empty() && self.sweep.due() <= now {
             self.sweep(&allocations, now);
         }
+        self.measure_use(&allocations, now);
         let due: Vec<String> = self
             .gpus
             .iter()
