@@ -48,10 +48,10 @@ def quantile(q, metric):
 
 # A plugin that is down has no series of its own. The chart puts its objects' name into `job`.
 NOTHING = f"{node('tessera_ready')} == 0 or on (cluster, node) {node('up', JOB)} == 0"
-BUSY = f"sum by (cluster, node, uuid) ({per_second(node('tessera_container_gpu_seconds_total'))}) > 0.01"
+BUSY = f"sum by (cluster, node, uuid) ({per_second(node('tessera_container_gpu_used_seconds_total'))}) > 0.01"
 LAST_WORK = (
     "max by (cluster, node, namespace, pod) (max_over_time(timestamp(increase("
-    + pod("tessera_container_gpu_seconds_total") + "[5m]) > 0)[24h:5m]))"
+    + pod("tessera_container_gpu_used_seconds_total") + "[5m]) > 0)[24h:5m]))"
 )
 PODS = f"max by (cluster, node, namespace, pod) ({pod('tessera_container_info')})"
 
@@ -100,8 +100,8 @@ ROWS = [
          [(f"{node('tessera_gpu_memory_sold_bytes')} / {node('tessera_gpu_memory_total_bytes')}", OF_GPU)], {"top": 1, "alert": "TesseraGpuOversold"}),
         ("GPU memory in use", "Of all processes, as the driver counts, as a part of the GPU's memory.", "percentunit", "gpu",
          [(f"{node('tessera_gpu_memory_used_bytes')} / {node('tessera_gpu_memory_total_bytes')}", OF_GPU)], {"top": 1}),
-        ("GPU time used by pods", "All pods of a GPU together; 100 % is a GPU that is always leased.", "percentunit", "gpu",
-         [(f"sum by (cluster, node, gpu, uuid) ({per_second(node('tessera_container_gpu_seconds_total'))})", OF_GPU)], {"top": 1}),
+        ("GPU time used by pods", "All pods of a GPU together, as far as it is known; 100 % is a GPU that always works.", "percentunit", "gpu",
+         [(f"sum by (cluster, node, gpu, uuid) ({per_second(node('tessera_container_gpu_used_seconds_total'))})", OF_GPU)], {"top": 1}),
         ("GPUs that are not healthy", "1 while a GPU is suspect, unhealthy or recovering.", "short", "gpu",
          [(f"{node('tessera_gpu_health', ILL)} == 1", OF_GPU + " {{state}}")], {"alert": "TesseraGpuUnhealthy"}),
         ("GPU memory of processes without a share", "What they hold beyond the reserve is missing to pods.", "bytes", "gpu",
@@ -119,10 +119,10 @@ ROWS = [
         ("GPU memory requests refused", "By the pod's limit, or by the driver although the limit had room.", "reqps", "pod",
          [(f"{per_second(pod('tessera_container_out_of_memory_total'))} > 0", OF_POD + " by its limit"),
           (f"{per_second(pod('tessera_container_driver_refusals_total'))} > 0", OF_POD + " by the driver")], {"alert": "TesseraMemoryRefused"}),
-        ("GPU time that a pod had", "The part of a GPU's time that each container had.", "percentunit", "pod",
-         [(per_second(pod("tessera_container_gpu_seconds_total")), OF_POD)], {}),
-        ("GPU time that a pod had, of its share", "Above 100 %: time that others did not need.", "percentunit", "pod",
-         [(f"{per_second(pod('tessera_container_gpu_seconds_total'))} / {pod('tessera_container_cores_ratio')}", OF_POD)], {}),
+        ("GPU time that a pod used", "The part of the time in which each container's work ran.", "percentunit", "pod",
+         [(per_second(pod("tessera_container_gpu_used_seconds_total")), OF_POD)], {}),
+        ("GPU time that a pod used, of its share", "Above 100 %: time that others did not need.", "percentunit", "pod",
+         [(f"{per_second(pod('tessera_container_gpu_used_seconds_total'))} / {pod('tessera_container_cores_ratio')}", OF_POD)], {}),
         ("Time that a pod waited for the GPU", "The part of the time in which it wanted the GPU and did not have it.", "percentunit", "pod",
          [(per_second(pod("tessera_container_gate_wait_seconds_total")), OF_POD)], {"top": 1, "alert": "TesseraLongGateWaits"}),
         ("Waiting by node, 95th percentile", "19 of 20 pods of the node wait for a smaller part of their time.", "percentunit", "node",

@@ -106,7 +106,9 @@ impl Made {
                 memory_limit_bytes: limits.memory_bytes,
                 cores_millis: limits.cores_millis,
                 got_seconds: hour.got,
-                got_peak_millis: hour.busiest.max(crate::sample::ceil(hour.got / 3.6)),
+                used_seconds: hour.got,
+                measured_seconds: hour.got,
+                used_peak_millis: hour.busiest.max(crate::sample::ceil(hour.got / 3.6)),
                 waited_seconds: hour.waited,
                 // As the history counts it, which does not know the policy.
                 capped_seconds: if hour.got >= 3.6 * 0.95 * f64::from(limits.cores_millis) {

@@ -21,6 +21,8 @@ use crate::{Observed, Question};
 pub(crate) const MEMORY_STEP: u64 = 64 << 20;
 /// Advised shares are whole multiples of this, thousandths: what a claim can say.
 pub(crate) const CORES_STEP: u32 = 10;
+/// No share is advised where more than such a part of the time it is unknown what was used.
+const UNMEASURED: u64 = 10;
 /// A difference of less than such a part is not worth a change.
 const WORTH: u64 = 10;
 /// How much more than it has is advised at least where requests were refused, percent.
@@ -315,17 +317,30 @@ fn cores(
                 .to_owned(),
         );
     }
-    let of = |figure: fn(&Sample) -> u32| samples.iter().map(figure);
+    let ms = |samples: &mut dyn Iterator<Item = &Sample>| {
+        samples.map(|sample| sample.observed_ms).fold(0, u64::saturating_add)
+    };
+    let unmeasured_ms = ms(&mut samples.iter().filter(|sample| !sample.is_measured));
+    if unmeasured_ms > ms(&mut samples.iter()) / UNMEASURED {
+        evidence.push(format!(
+            "GPU time: for {} nobody measured how much of what it had leased it used, so no share is advised; if that \
+             was long ago, ask for a shorter time (--since)",
+            length(unmeasured_ms)
+        ));
+        return Cores { millis: now.cores_millis, divided: false, capped: false };
+    }
+    let of = |figure: fn(&Sample) -> u32| samples.iter().filter(|one| one.is_measured).map(figure);
     let highest = of(|sample| sample.highest_millis).max().unwrap_or(0);
-    let weighed = samples.iter().map(|sample| (sample.wanted_millis, sample.observed_ms));
+    let weighed = samples.iter().filter(|sample| sample.is_measured);
+    let weighed = weighed.map(|sample| (sample.wanted_millis, sample.observed_ms));
     let usual = percentile(weighed, settings.cores_percentile).unwrap_or(0);
     let with_margin = up(usual.into(), settings.cores_margin.into());
     let with_margin = u32::try_from(with_margin).unwrap_or(WHOLE).min(WHOLE);
     if wanted_any {
         evidence.push(format!(
-            "GPU time: got {} on average, {} at most in ten seconds; got and waited for, {}% of the time no more than {}, with \
+            "GPU time: used {} on average, {} at most in ten seconds; used and waited for, {}% of the time no more than {}, with \
              {}% on top {}",
-            format_cores(mean(samples, |sample| sample.got_millis)),
+            format_cores(mean(samples, |sample| sample.used_millis)),
             format_cores(highest),
             settings.cores_percentile,
             format_cores(usual),
@@ -336,7 +351,8 @@ fn cores(
     let capped_ms = samples.iter().filter(|sample| sample.capped).map(|sample| sample.observed_ms);
     let capped_ms = capped_ms.fold(0, u64::saturating_add);
     let strict = policies.contains("strict");
-    let at_cap = samples.iter().any(|one| one.got_millis > 0 && one.got_millis >= one.cores_millis);
+    let at_cap =
+        samples.iter().any(|one| one.leased_millis > 0 && one.leased_millis >= one.cores_millis);
     // The history does not know the policy, so without a live tenant what waited speaks for a cap.
     let capped = strict && at_cap || capped_ms > 0 && (strict || policies.is_empty());
     if capped {
@@ -347,7 +363,7 @@ fn cores(
         ));
     } else if highest > now.cores_millis && now.cores_millis > 0 {
         evidence.push(format!(
-            "it had more than its share of {}: time that others left idle",
+            "it used more than its share of {}, in time that others left idle",
             format_cores(now.cores_millis)
         ));
     }

@@ -20,13 +20,17 @@ pub(crate) struct Sample {
     pub limit_bytes: u64,
     /// The share then.
     pub cores_millis: u32,
-    /// GPU time that it got.
-    pub got_millis: u32,
-    /// The most that it got in any ten seconds, as far as that is known.
+    /// GPU time that it had leased.
+    pub leased_millis: u32,
+    /// GPU time in which its work ran; where that is unknown, what it had leased: more it cannot be.
+    pub used_millis: u32,
+    /// Whether that is known.
+    pub is_measured: bool,
+    /// The most that it used in any ten seconds, as far as that is known.
     pub highest_millis: u32,
-    /// Only the mean of what it got is known.
+    /// Only the mean of what it used is known.
     pub hides_peaks: bool,
-    /// What it got and waited for.
+    /// What it used and waited for.
     pub wanted_millis: u32,
     /// It waited because its own share was spent.
     pub capped: bool,
@@ -43,18 +47,23 @@ impl Sample {
     pub fn of(point: &TenantPoint) -> Option<Self> {
         let seconds = Some(point.seconds).filter(|s| s.is_finite() && *s > 0.0)?.min(LONGEST);
         let within = |value: f64| if value.is_finite() { value.clamp(0.0, seconds) } else { 0.0 };
-        let got = within(point.got_seconds);
-        let wanted = within(got + within(point.waited_seconds));
-        let got_millis = millis(got / seconds);
+        let leased = within(point.got_seconds);
+        let measured = point.used().map(within);
+        let used = measured.unwrap_or(leased);
+        let wanted = within(used + within(point.waited_seconds));
+        let used_millis = millis(used / seconds);
+        let highest_millis = if measured.is_some() { point.used_peak_millis.min(WHOLE) } else { 0 };
         Some(Sample {
             at_unix_ms: point.at_unix_ms,
             observed_ms: u64::from(ceil(seconds * 1000.0).max(1)),
             peak_bytes: point.memory_peak_bytes.max(point.memory_used_bytes),
             limit_bytes: point.memory_limit_bytes,
             cores_millis: point.cores_millis.min(WHOLE),
-            got_millis,
-            highest_millis: got_millis.max(point.got_peak_millis.min(WHOLE)),
-            hides_peaks: got > 0.0 && point.got_peak_millis == 0,
+            leased_millis: millis(leased / seconds),
+            used_millis,
+            is_measured: measured.is_some(),
+            highest_millis: used_millis.max(highest_millis),
+            hides_peaks: used > 0.0 && point.used_peak_millis == 0,
             wanted_millis: millis(wanted / seconds),
             capped: within(point.capped_seconds) > 0.0,
             refusals: point.refusals,
@@ -118,7 +127,8 @@ mod tests {
             ..point(1e300)
         };
         let sample = Sample::of(&liar).unwrap();
-        assert_eq!((sample.got_millis, sample.wanted_millis, sample.capped), (1000, 1000, false));
+        assert_eq!((sample.used_millis, sample.wanted_millis, sample.capped), (1000, 1000, false));
+        assert!(!sample.is_measured);
         assert_eq!(sample.end_unix_ms(), i64::MAX);
     }
 
@@ -144,11 +154,13 @@ mod tests {
     fn shares_of_time_are_rounded_up_once() {
         let point = TenantPoint {
             seconds: 10.0,
-            got_seconds: 2.5,
+            got_seconds: 5.0,
+            used_seconds: 2.0,
+            measured_seconds: 4.0,
             waited_seconds: 1.0001,
             ..TenantPoint::default()
         };
         let sample = Sample::of(&point).unwrap();
-        assert_eq!((sample.got_millis, sample.wanted_millis), (250, 351));
+        assert_eq!((sample.used_millis, sample.wanted_millis), (250, 351));
     }
 }

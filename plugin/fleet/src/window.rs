@@ -80,7 +80,8 @@ pub(crate) fn fit(answer: &mut Answer, query: &Query, now_unix_ms: i64) -> Resul
     for point in answer.tenants.iter_mut().flat_map(|tenant| &mut tenant.points) {
         let TenantPoint { seconds, got_seconds: got, waited_seconds: waited, .. } = point;
         let (capped, rationed) = (&mut point.capped_seconds, &mut point.rationed_seconds);
-        fit(seconds, &mut [got, waited, capped, rationed]);
+        let (used, measured) = (&mut point.used_seconds, &mut point.measured_seconds);
+        fit(seconds, &mut [got, waited, capped, rationed, used, measured]);
     }
     if is_absurd {
         return Err(nonsense("a bucket has more seconds than can be".to_owned()));
@@ -88,7 +89,7 @@ pub(crate) fn fit(answer: &mut Answer, query: &Query, now_unix_ms: i64) -> Resul
     let peaks =
         answer.gpus.iter().flat_map(|gpu| &gpu.points).map(|point| point.leased_peak_millis);
     let tenants = answer.tenants.iter().flat_map(|tenant| &tenant.points);
-    match peaks.chain(tenants.map(|point| point.got_peak_millis)).any(|peak| peak > WHOLE_MILLIS) {
+    match peaks.chain(tenants.map(|point| point.used_peak_millis)).any(|peak| peak > WHOLE_MILLIS) {
         true => Err(nonsense("a share of GPU time is more than a GPU".to_owned())),
         false => Ok(()),
     }
@@ -160,7 +161,7 @@ mod tests {
         let error = fit(&mut long, &Query::default(), NOW).unwrap_err().to_string();
         assert!(error.contains("more seconds"), "{error}");
         let mut busy = answer(NOW, 10, &[NOW - HOUR]);
-        busy.tenants[0].points[0].got_peak_millis = 1001;
+        busy.tenants[0].points[0].used_peak_millis = 1001;
         let error = fit(&mut busy, &Query::default(), NOW).unwrap_err().to_string();
         assert!(error.contains("more than a GPU"), "{error}");
     }

@@ -4,12 +4,16 @@ use super::level::Level;
 
 /// What is counted of a tenant; of a GPU see [`gpu`].
 pub(crate) mod tenant {
+    /// Leased.
     pub(crate) const GOT: usize = 0;
     pub(crate) const WAITED: usize = 1;
     pub(crate) const CAPPED: usize = 2;
     pub(crate) const RATIONED: usize = 3;
-    pub(crate) const REFUSALS: usize = 4;
-    pub(crate) const LAUNCHES: usize = 5;
+    /// Of the leased time, what it used, as far as that is known; and the leased time of which it is.
+    pub(crate) const USED: usize = 4;
+    pub(crate) const MEASURED: usize = 5;
+    pub(crate) const REFUSALS: usize = 6;
+    pub(crate) const LAUNCHES: usize = 7;
 }
 
 /// What is counted of a GPU. The mean of the sum of limits is in [`super::Cell::overhead_kib`].
@@ -17,17 +21,16 @@ pub(crate) mod gpu {
     pub(crate) const LEASED: usize = 0;
     pub(crate) const UNHEALTHY: usize = 1;
     pub(crate) const CORDONED: usize = 2;
+    /// Leased again, where a tenant has what its [`super::Cell::busiest_millis`] is of.
+    pub(crate) const BUSY: [usize; 2] = [super::tenant::USED, super::tenant::MEASURED];
 }
 
 /// How many figures are counted.
-pub(crate) const COUNTS: usize = 6;
+pub(crate) const COUNTS: usize = 8;
 /// The first of them are times.
-pub(crate) const TIMES: usize = 4;
+pub(crate) const TIMES: usize = 6;
 /// Times are stored in so many microseconds.
 pub(crate) const TICK_US: u64 = 100;
-/// Of the counts, the GPU time: what [`Cell::busiest_millis`] is of.
-const BUSY: usize = tenant::GOT;
-const _: () = assert!(BUSY == gpu::LEASED);
 /// A share of less time than this says nothing, milliseconds: two clocks are read for it.
 const LEAST_MS: u64 = 1000;
 
@@ -46,24 +49,36 @@ pub(crate) struct Cell {
     pub overhead_kib: u64,
     /// The share at the end, thousandths.
     pub cores_millis: u32,
-    /// The highest share of GPU time in any ten seconds of the bucket, thousandths, rounded up. 0 where it had none, and
-    /// where it had some before this was recorded.
+    /// The highest share of GPU time that a tenant used, or that was leased of a GPU, in any ten seconds of the bucket,
+    /// thousandths, rounded up. 0 where it had none, and where it had some before this was recorded.
     pub busiest_millis: u32,
     /// Times in ticks, then numbers.
     pub counts: [u64; COUNTS],
 }
 
 impl Cell {
-    /// The share of GPU time over the whole of what was observed, thousandths, rounded up.
+    /// The share of GPU time over the whole of what was observed, thousandths, rounded up. Where half of the leased time
+    /// or more was measured, the rest was like it.
     pub(crate) fn share_millis(&self) -> u32 {
-        let ticks = u128::from(self.counts[BUSY]) * u128::from(TICK_US);
-        let millis = ticks.div_ceil(u128::from(self.ms.max(LEAST_MS)));
+        let [leased, used, measured] =
+            [tenant::GOT, tenant::USED, tenant::MEASURED].map(|at| u128::from(self.counts[at]));
+        let (by, of) = match measured < leased && measured * 2 >= leased {
+            true => (leased, measured),
+            false => (1, 1),
+        };
+        let ticks = used.saturating_mul(by).saturating_mul(TICK_US.into());
+        let millis = ticks.div_ceil(of * u128::from(self.ms.max(LEAST_MS)));
         u32::try_from(millis).unwrap_or(u32::MAX).min(1000)
     }
 
     /// It had GPU time, and of which ten seconds is not known.
     fn is_unknown(&self) -> bool {
-        self.busiest_millis == 0 && self.counts[BUSY] > 0
+        self.busiest_millis == 0 && self.counts[tenant::USED] > 0
+    }
+
+    /// The highest share, where it is of measured time: older versions noted that of leased time.
+    fn measured_millis(&self) -> u32 {
+        if self.counts[tenant::MEASURED] > 0 { self.busiest_millis } else { 0 }
     }
 
     /// Adds what was seen later of the same bucket of this level.
@@ -79,7 +94,7 @@ impl Cell {
         counts.iter_mut().zip(later.counts).for_each(|(sum, more)| *sum = sum.saturating_add(more));
         let busiest_millis = match self.is_unknown() || later.is_unknown() {
             true => 0,
-            false => self.busiest_millis.max(later.busiest_millis),
+            false => self.measured_millis().max(later.measured_millis()),
         };
         *self = Cell {
             ms,
@@ -137,9 +152,11 @@ impl Filling {
 mod tests {
     use super::*;
 
-    fn got(seconds: u64, ticks: u64, busiest_millis: u32) -> Cell {
+    fn used(seconds: u64, ticks: u64, busiest_millis: u32) -> Cell {
         let mut cell = Cell { ms: seconds * 1000, busiest_millis, ..Cell::default() };
-        cell.counts[tenant::GOT] = ticks;
+        for at in [tenant::GOT, tenant::USED, tenant::MEASURED] {
+            cell.counts[at] = ticks;
+        }
         cell
     }
 
@@ -151,26 +168,42 @@ mod tests {
 
     #[test]
     fn the_busiest_ten_seconds_of_an_hour_are_kept() {
-        let (busy, calm) = (got(10, 90_000, 900), got(10, 1000, 10));
+        let (busy, calm) = (used(10, 90_000, 900), used(10, 1000, 10));
         assert_eq!((busy.share_millis(), calm.share_millis()), (900, 10));
         assert_eq!(sum(Level::Coarse, busy, calm), 900);
         assert_eq!(sum(Level::Coarse, calm, busy), 900);
-        assert_eq!(sum(Level::Coarse, busy, got(10, 0, 0)), 900);
+        assert_eq!(sum(Level::Coarse, busy, used(10, 0, 0)), 900);
         // Two parts of the same ten seconds, as a restart leaves them.
-        assert_eq!(sum(Level::Fine, got(5, 50_000, 1000), got(5, 0, 0)), 500);
+        assert_eq!(sum(Level::Fine, used(5, 50_000, 1000), used(5, 0, 0)), 500);
     }
 
     #[test]
     fn what_an_older_version_did_not_note_stays_unknown() {
-        let (old, new) = (got(3000, 5_000_000, 0), got(10, 1000, 10));
+        let (old, new) = (used(3000, 5_000_000, 0), used(10, 1000, 10));
         assert_eq!(sum(Level::Coarse, old, new), 0);
         assert_eq!(sum(Level::Coarse, new, old), 0);
     }
 
     #[test]
+    fn leased_time_is_not_used_and_what_was_not_measured_is_like_the_rest() {
+        let mut alone = used(10, 1000, 0);
+        alone.counts[tenant::GOT] = 100_000;
+        assert_eq!(alone.share_millis(), 10, "too little was measured to tell more");
+        alone.counts[tenant::MEASURED] = 50_000;
+        assert_eq!(alone.share_millis(), 20);
+        alone.counts[tenant::MEASURED] = 100_000;
+        assert_eq!(alone.share_millis(), 10);
+        // Older versions noted of leased time which ten seconds had most of it.
+        let mut old = used(3000, 0, 1000);
+        old.counts[tenant::GOT] = 30_000_000;
+        alone.busiest_millis = 10;
+        assert_eq!(sum(Level::Coarse, old, alone), 10);
+    }
+
+    #[test]
     fn a_moment_says_nothing_of_a_share() {
         // A tenth of a second, all of it: of a second it is a tenth.
-        let mut moment = got(0, 1000, 0);
+        let mut moment = used(0, 1000, 0);
         moment.ms = 100;
         assert_eq!(moment.share_millis(), 100);
     }

@@ -24,10 +24,12 @@ const PEAK: u64 = 1 << 2;
 const LIMIT: u64 = 1 << 3;
 const OVERHEAD: u64 = 1 << 4;
 const CORES: u64 = 1 << 5;
-/// The first of the counts.
-const COUNT: u32 = 6;
+/// Those of the counts, in their order. Rows of schema 2 and before have neither what was used nor what was measured.
+const COUNT: [u32; COUNTS] = [6, 7, 8, 9, 13, 14, 10, 11];
 /// The highest share, in buckets of more than ten seconds. Rows of schema 1 have none.
-const BUSIEST: u64 = 1 << (COUNT as usize + COUNTS);
+const BUSIEST: u64 = 1 << 12;
+/// Beyond all flags.
+const END: u64 = 1 << 15;
 
 /// As rows.
 pub(crate) fn encode(level: Level, chunk: &Chunk) -> Vec<Vec<u8>> {
@@ -65,7 +67,7 @@ fn encode_series(level: Level, buckets: &Buckets, out: &mut Vec<u8>) {
         mark(LIMIT, cell.limit_kib != before.limit_kib);
         mark(OVERHEAD, cell.overhead_kib != before.overhead_kib);
         mark(CORES, cell.cores_millis != before.cores_millis);
-        cell.counts.iter().zip(COUNT..).for_each(|(count, bit)| mark(1 << bit, *count != 0));
+        cell.counts.iter().zip(COUNT).for_each(|(count, bit)| mark(1 << bit, *count != 0));
         mark(BUSIEST, level != Level::Fine && cell.busiest_millis != 0);
         put(out, flags);
         if flags & NOT_ALL != 0 {
@@ -136,7 +138,7 @@ pub(crate) fn visit(
 
 fn decode_cell(level: Level, reader: &mut Reader<'_>, before: &Cell) -> Option<Cell> {
     let flags = reader.number()?;
-    if flags >= BUSIEST << 1 {
+    if flags >= END {
         return None;
     }
     let has = |flag: u64| flags & flag != 0;
@@ -158,7 +160,7 @@ fn decode_cell(level: Level, reader: &mut Reader<'_>, before: &Cell) -> Option<C
     if has(CORES) {
         cell.cores_millis = u32::try_from(reader.number()?).ok()?;
     }
-    for (count, bit) in cell.counts.iter_mut().zip(COUNT..) {
+    for (count, bit) in cell.counts.iter_mut().zip(COUNT) {
         if has(1 << bit) {
             *count = reader.number()?;
         }
@@ -176,6 +178,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::cell::tenant;
 
     fn cell() -> impl Strategy<Value = Cell> {
         let parts =
@@ -217,7 +220,7 @@ mod tests {
             }
             let mut read = Chunk::new();
             for row in encode(level, &series) {
-                prop_assert!(row.len() <= ROW || row.len() < 12 * 140);
+                prop_assert!(row.len() <= ROW || row.len() < 12 * 160);
                 prop_assert_eq!(decode(level, &row, &mut read), Some(()));
             }
             prop_assert_eq!(read, series);
@@ -228,6 +231,29 @@ mod tests {
             let mut read = Chunk::new();
             let _ = decode(level, &row, &mut read);
         }
+    }
+
+    #[test]
+    fn rows_of_the_schema_before_are_read_and_do_not_say_what_was_used() {
+        let mut row = Vec::new();
+        let [got, waited, refusals, launches, busiest] = [6, 7, 10, 11, 12].map(|bit| 1 << bit);
+        let flags = got | waited | refusals | launches | busiest;
+        for number in [7, 1, flags, 36_000_000, 70, 3, 9, 1000] {
+            put(&mut row, number);
+        }
+        let mut read = Chunk::new();
+        assert_eq!(decode(Level::Coarse, &row, &mut read), Some(()));
+        let mut counts = [0; COUNTS];
+        for (at, count) in [
+            (tenant::GOT, 36_000_000),
+            (tenant::WAITED, 70),
+            (tenant::REFUSALS, 3),
+            (tenant::LAUNCHES, 9),
+        ] {
+            counts[at] = count;
+        }
+        let cell = Cell { ms: 3_600_000, busiest_millis: 1000, counts, ..Cell::default() };
+        assert_eq!(read[&7][&0], cell);
     }
 
     #[test]

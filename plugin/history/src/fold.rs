@@ -16,6 +16,8 @@ use super::store::Moment;
 const LONGEST_MS: u64 = 3_600_000;
 /// Nanoseconds that a launch or a refusal takes at least: a tenant's word is believed no further.
 const LEAST_NS: u64 = 10;
+/// Use of more time before than this becomes known no more, microseconds.
+const LAGGING_US: u64 = 60_000_000;
 /// Of its share, thousandths that a tenant has had when it is its share that it waits for.
 const SPENT: u64 = 950;
 /// Most buckets that wait for being stored; the oldest go first.
@@ -46,6 +48,11 @@ struct Account {
     waited_us: u64,
     /// Seen and not yet spread: the arbiter's clock is read a little before or after the look's.
     owed: [u64; 2],
+    /// Of what its work used, and the time of which that is known; of a tenant that was alone, of up to the last ten
+    /// seconds.
+    uses: [u64; 2],
+    /// Seen and not yet spread.
+    owed_uses: [u64; 2],
     /// The arbiter's figures are a beginning to count from.
     based: bool,
     /// What its processes count; `None` before its page could be read.
@@ -136,6 +143,9 @@ impl Folder {
     fn gpu(&mut self, one: &GpuLook, leased_us: u64, span: Span) {
         let mut counts = [0; COUNTS];
         counts[gpu::LEASED] = leased_us;
+        for at in gpu::BUSY {
+            counts[at] = leased_us;
+        }
         counts[gpu::UNHEALTHY] = if one.healthy { 0 } else { span.ms * 1000 };
         counts[gpu::CORDONED] = if one.cordoned { span.ms * 1000 } else { 0 };
         let key = Key { gpu_uuid: one.uuid.clone(), ..Key::default() };
@@ -332,6 +342,7 @@ impl Account {
         let mut counts = [0; COUNTS];
         let before = [self.leased_us, self.waited_us];
         let now = [one.leased_us, one.waited_us];
+        let uses = [one.used_us, one.measured_us];
         if self.based && !one.unheard {
             for (i, at) in [tenant::GOT, tenant::WAITED].into_iter().enumerate() {
                 // The arbiter's count restarts with the allocation's page.
@@ -341,11 +352,24 @@ impl Account {
                 // More than a second beyond the clock is nobody's.
                 self.owed[i] = (owed - counts[at]).min(1_000_000);
             }
+            let added = |i: usize| uses[i].checked_sub(self.uses[i]).unwrap_or(uses[i]);
+            let [used, measured] = [0, 1].map(|i| self.owed_uses[i].saturating_add(added(i)));
+            // It becomes known all at once, and belongs to all the time of which it is known.
+            let part = measured.min(us);
+            let its =
+                u128::from(used.min(measured)) * u128::from(part) / u128::from(measured.max(1));
+            counts[tenant::USED] = u64::try_from(its).unwrap_or(0);
+            counts[tenant::MEASURED] = part;
+            self.owed_uses = match measured - part {
+                ..=LAGGING_US => [used.min(measured) - counts[tenant::USED], measured - part],
+                _ => [0; 2],
+            };
         }
         // What was not said is no restart.
         if !one.unheard {
             self.based = true;
             [self.leased_us, self.waited_us] = now;
+            self.uses = uses;
         }
         self.memory.resize(one.uses.len(), [0; 2]);
         self.peaks.resize(one.uses.len(), u64::MAX);

@@ -261,3 +261,24 @@ proptest! {
         prop_assert!(total(tenant::LAUNCHES) <= observed * 100_000 + 60);
     }
 }
+
+#[test]
+fn use_that_becomes_known_later_belongs_to_the_time_of_which_it_is_known() {
+    let mut folder = Folder::default();
+    let alone = |ten: u64, [used_us, measured_us]: [u64; 2]| {
+        let one = TenantLook { used_us, measured_us, ..tenant_look(ten * 10_000_000, 0) };
+        look(i64::try_from(ten * 10).unwrap(), ten * 10, vec![one])
+    };
+    folder.look(&alone(1000, [0, 0]));
+    // Measured every ten seconds, once between no two looks and once twice.
+    for (ten, known) in [(1001, 1), (1002, 1), (1003, 3), (1004, 4), (1005, 5)] {
+        folder.look(&alone(ten, [known * 1_000_000, known * 10_000_000]));
+    }
+    let cells: Vec<_> = folder.pending().values().map(|cells| cells[&0].cell()).collect();
+    let known = |cell: &crate::cell::Cell| {
+        [tenant::GOT, tenant::MEASURED, tenant::USED].map(|at| cell.counts[at] / 1000)
+    };
+    let all: Vec<_> = cells.iter().map(known).collect();
+    assert_eq!(all, [[100, 100, 10], [100, 0, 0], [100, 100, 10], [100, 100, 10], [100, 100, 10]]);
+    assert!(cells.iter().all(|cell| cell.busiest_millis <= 100));
+}

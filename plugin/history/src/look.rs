@@ -45,12 +45,16 @@ pub struct TenantLook {
     pub read: bool,
     /// Each of its GPUs.
     pub uses: Vec<UseLook>,
-    /// The arbiter did not say how much GPU time it had: the two figures below are none.
+    /// The arbiter did not say how much GPU time it had: the four figures below are none.
     pub unheard: bool,
     /// GPU time since the arbiter took it on, microseconds; each of its GPUs had as much.
     pub leased_us: u64,
     /// Time that it waited, microseconds.
     pub waited_us: u64,
+    /// Of the leased time, how long its work ran, as far as that is known, microseconds.
+    pub used_us: u64,
+    /// The leased time of which that is known, microseconds.
+    pub measured_us: u64,
     /// Times that a process rationed itself.
     pub rations: u64,
     /// Refused requests for memory.

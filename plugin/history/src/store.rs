@@ -21,7 +21,7 @@ use tessera_system::files::Identity;
 use tessera_system::noted::Noted;
 
 /// Version of what the tables hold. Version 1 had no highest shares.
-pub(crate) const SCHEMA: u64 = 2;
+pub(crate) const SCHEMA: u64 = 3;
 /// Versions whose tables this one reads, and writes on in.
 pub(crate) const UPGRADED: std::ops::Range<u64> = 1..SCHEMA;
 /// Numbers by name.

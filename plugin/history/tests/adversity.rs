@@ -38,6 +38,8 @@ fn look(second: i64, pods: u64) -> Look {
             read: true,
             uses: vec![used],
             leased_us: second.cast_unsigned() * 200_000,
+            used_us: second.cast_unsigned() * 200_000,
+            measured_us: second.cast_unsigned() * 200_000,
             launches: second.cast_unsigned() * 10,
             ..TenantLook::default()
         }
@@ -169,7 +171,7 @@ fn schema_of(path: &Path) -> u64 {
 #[test]
 fn another_versions_file_is_kept_for_it_and_ours_comes_back() {
     // A newer one's, and one that an older version has written since.
-    for schema in [3, 1] {
+    for schema in [4, 1] {
         ours_comes_back_from(schema);
     }
 }
@@ -181,7 +183,7 @@ fn ours_comes_back_from(schema: u64) {
     record(&ours, 0..=600, 2);
     ours.close().unwrap();
     // The other version keeps ours as we keep its own.
-    fs::rename(&path, dir.path().join("history.redb.schema-2")).unwrap();
+    fs::rename(&path, dir.path().join("history.redb.schema-3")).unwrap();
     of_schema(&path, schema);
     let back = history(&path);
     let found = back.flush(false).unwrap();
@@ -196,18 +198,24 @@ fn ours_comes_back_from(schema: u64) {
 
 #[test]
 fn an_older_versions_file_is_gone_on_with() {
+    // Rows of schema 1 are those without highest shares, of 2 those without what was used.
+    for schema in [1, 2] {
+        goes_on_from(schema);
+    }
+}
+
+fn goes_on_from(schema: u64) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("history.redb");
     let before = history(&path);
     record(&before, 0..=600, 2);
     before.close().unwrap();
-    // Rows of schema 1 are those without highest shares.
-    of_schema(&path, 1);
+    of_schema(&path, schema);
     let after = history(&path);
     assert_eq!(after.flush(false), Ok(Some(Found::Existing)));
     assert_eq!(known(&after, "pod-1").0, 6000);
     after.close().unwrap();
-    assert_eq!(schema_of(&path), 2);
+    assert_eq!(schema_of(&path), 3);
     assert_eq!(aside(dir.path()), Vec::<String>::new());
 }
 

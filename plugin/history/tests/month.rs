@@ -110,6 +110,8 @@ impl Tenant {
         did.peak = used.memory_used_bytes;
         let look = &mut self.look;
         look.leased_us += did.got_us;
+        look.used_us = look.leased_us;
+        look.measured_us = look.leased_us;
         look.waited_us += did.waited_us;
         look.launches += did.launches;
         look.refusals += did.refusals;
@@ -257,7 +259,7 @@ fn sums(answer: &Answer) -> Sums {
                 refusals: point.refusals,
                 ms: us(point.seconds) / 1000,
                 peak: point.memory_peak_bytes,
-                busiest: point.got_peak_millis,
+                busiest: point.used_peak_millis,
             };
             let slot = u64::from_str_radix(&series.id, 16).unwrap();
             sums.entry((name(slot, series.generation), hour(second))).or_default().add(&sum);

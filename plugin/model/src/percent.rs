@@ -23,6 +23,12 @@ pub fn format_cores(millis: impl Into<u64>) -> String {
     format_percent(millis.into().saturating_mul(100))
 }
 
+/// GPU time that was used, as a share of a GPU's time: `?` where it is unknown.
+#[must_use]
+pub fn format_used(millis: Option<u32>) -> String {
+    millis.map_or_else(|| "?".to_owned(), format_cores)
+}
+
 /// A percentage, of thousandths of a percent.
 #[must_use]
 pub fn format_percent(part: u64) -> String {

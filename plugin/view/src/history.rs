@@ -165,12 +165,16 @@ pub struct TenantPoint {
     pub memory_overhead_bytes: u64,
     /// The share at the bucket's end.
     pub cores_millis: u32,
-    /// Seconds of GPU time that it got.
+    /// Seconds of GPU time that it had leased.
     pub got_seconds: f64,
-    /// The highest share of the GPU that it got in any ten seconds of the bucket, thousandths. 0 beside a time above 0:
+    /// Of those, seconds in which its work ran, as far as that is known; see [`TenantPoint::used`].
+    pub used_seconds: f64,
+    /// The leased seconds of which that is known. It may become known ten seconds later.
+    pub measured_seconds: f64,
+    /// The highest share of the GPU that it used in any ten seconds of the bucket, thousandths. 0 beside a time above 0:
     /// not recorded.
-    pub got_peak_millis: u32,
-    /// Seconds that it waited for GPU time: what it wanted is got and waited together.
+    pub used_peak_millis: u32,
+    /// Seconds that it waited for GPU time: what it wanted is used and waited together.
     pub waited_seconds: f64,
     /// Of those, seconds that it waited because its own cap or share was spent.
     pub capped_seconds: f64,
@@ -180,6 +184,19 @@ pub struct TenantPoint {
     pub refusals: u64,
     /// Launches.
     pub launches: u64,
+}
+
+impl TenantPoint {
+    /// Seconds in which its work ran; `None` where less than half of what it had leased was measured. The rest was like
+    /// what was measured.
+    #[must_use]
+    pub fn used(&self) -> Option<f64> {
+        let TenantPoint { used_seconds: used, measured_seconds: measured, .. } = *self;
+        let is_known = measured * 2.0 >= self.got_seconds;
+        is_known.then(|| {
+            if measured > 0.0 { used * (self.got_seconds / measured).max(1.0) } else { 0.0 }
+        })
+    }
 }
 
 /// Something that happened.

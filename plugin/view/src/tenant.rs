@@ -87,12 +87,18 @@ pub struct Use {
 pub struct Compute {
     /// `solo`, `open`, `yield` or `closed`.
     pub gate: String,
-    /// Got in the last second.
+    /// Leased in the last second.
     pub got_1s_millis: u32,
-    /// Got in the last ten.
+    /// Leased in the last ten.
     pub got_10s_millis: u32,
+    /// In which its work ran, in the last ten seconds that were measured; none where nobody can tell.
+    pub used_10s_millis: Option<u32>,
     /// Leased since the arbiter took it on.
     pub leased_us: u64,
+    /// Of that, how long its work ran, as far as it was measured.
+    pub used_us: u64,
+    /// The leased time of which that is known.
+    pub measured_us: u64,
     /// Waited for leases.
     pub waited_us: u64,
     /// Waiting now, for so long.

@@ -114,6 +114,8 @@ fn look(second: u64) -> Look {
             // A tenth of the time on average, and twice that waited.
             leased_us: second * 100_000 + noise % 400_000,
             waited_us: second * 200_000 + noise % 700_000,
+            used_us: second * 100_000 + noise % 400_000,
+            measured_us: second * 100_000 + noise % 400_000,
             rations: 0,
             refusals: second / 3600,
             launches: second * 900 + noise % 900,

@@ -195,7 +195,9 @@ proptest! {
                 memory_limit_bytes: bytes,
                 cores_millis: millis,
                 got_seconds: got,
-                got_peak_millis: cores,
+                used_seconds: got,
+                measured_seconds: got,
+                used_peak_millis: cores,
                 waited_seconds: waited,
                 refusals: bytes,
                 ..Default::default()

@@ -28,7 +28,7 @@ fn a_large_share_that_is_hardly_used_becomes_a_small_one() {
         ]
     );
     says(&advice.evidence, "at most 4 GiB of 40 GiB");
-    says(&advice.evidence, "got 5% on average, 5% at most in ten seconds");
+    says(&advice.evidence, "used 5% on average, 5% at most in ten seconds");
     says(&advice.evidence, "99% of the time no more than 4 GiB, with 15% on top 4.6 GiB");
 }
 
@@ -101,14 +101,14 @@ fn ten_busy_seconds_of_an_hour_count() {
     hours[50].busiest = 420;
     let advice = only(&[Made::new().pod("chat-0", HALF, &hours)]);
     assert_eq!((advice.recommended_cores_millis, &*advice.confidence), (420, "high"));
-    says(&advice.evidence, "got 1% on average, 42% at most in ten seconds");
+    says(&advice.evidence, "used 1% on average, 42% at most in ten seconds");
 }
 
 #[test]
 fn hours_of_which_only_the_mean_is_known_say_so() {
     let mut made = Made::new().pod("chat-0", EIGHTH, &[busy(7000, 450.0, 900.0); 80]);
     // As an older plugin recorded it.
-    made.history.tenants[0].points[7].got_peak_millis = 0;
+    made.history.tenants[0].points[7].used_peak_millis = 0;
     let advice = only(&[made.clone()]);
     assert_eq!(advice.confidence, "medium");
     says(&advice.evidence, "of some hours only the mean of its GPU time is known");
@@ -120,7 +120,7 @@ fn hours_of_which_only_the_mean_is_known_say_so() {
 #[test]
 fn time_that_others_left_idle_is_named() {
     let advice = only(&[Made::new().pod("chat-0", EIGHTH, &[busy(7000, 1800.0, 0.0); 30])]);
-    says(&advice.evidence, "more than its share of 12.5%: time that others left idle");
+    says(&advice.evidence, "more than its share of 12.5%, in time that others left idle");
     assert!(advice.recommended_cores_millis >= 500);
 }
 
@@ -222,4 +222,30 @@ fn the_smallest_share_stays_and_only_the_quota_changes() {
         &advice.evidence,
         "no share here comes closer than what it asks for: 1 × tessera.dev/gpu of 8 GiB",
     );
+}
+
+/// Alone on its GPU it has all of it leased, and works for a tenth of the time.
+fn alone(measured: f64) -> crate::fixtures::Made {
+    let mut made = Made::new().pod("chat-0", EIGHTH, &[busy(2048, 360.0, 0.0); 30]);
+    for point in &mut made.history.tenants[0].points {
+        point.got_seconds = 3600.0;
+        point.measured_seconds = 3600.0 * measured;
+        point.used_seconds = 360.0 * measured;
+    }
+    made
+}
+
+#[test]
+fn time_that_nobody_else_wanted_is_not_used_and_asks_for_no_larger_share() {
+    let advice = only(&[alone(1.0)]);
+    assert_eq!(advice.recommended_cores_millis, 125, "{advice:?}");
+    says(&advice.evidence, "used 10% on average");
+    assert_eq!(only(&[alone(0.6)]).recommended_cores_millis, 125, "the rest was like it");
+}
+
+#[test]
+fn where_nobody_measured_what_was_used_no_share_is_advised() {
+    let advice = only(&[alone(0.0)]);
+    assert_eq!(advice.recommended_cores_millis, 125);
+    says(&advice.evidence, "nobody measured how much of what it had leased it used");
 }

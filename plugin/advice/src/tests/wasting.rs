@@ -106,13 +106,16 @@ fn more_than_was_asked_at_one_time_makes_up_for_nothing_at_another() {
 fn told_in(got: &[u8], step: usize) -> Made {
     let mut made = Made::new().pod("chat-0", HALF, &[Hour::default()]);
     made.history.step_seconds = u32::try_from(step).unwrap();
+    let seconds = |tens: &[u8]| tens.iter().map(|got| f64::from(*got) / 10.0).sum();
     let points = got.chunks(step / 10).enumerate().map(|(nth, tens)| TenantPoint {
         at_unix_ms: MIDNIGHT + i64::try_from(nth * step).unwrap() * 1000,
         seconds: 10.0 * tens.len() as f64,
         memory_peak_bytes: 4 * GIB,
         memory_limit_bytes: HALF.memory_bytes,
         cores_millis: HALF.cores_millis,
-        got_seconds: tens.iter().map(|got| f64::from(*got) / 10.0).sum(),
+        got_seconds: seconds(tens),
+        used_seconds: seconds(tens),
+        measured_seconds: seconds(tens),
         launches: 1,
         ..TenantPoint::default()
     });

@@ -26,6 +26,9 @@ pub(super) fn of_allocation(share: &TenantShare) -> ComputeUse {
         overlaps: share.totals.overlaps,
         processes: count(share.processes),
         undrained: count(share.owing),
+        used_us: share.totals.used_ns / 1000,
+        measured_us: share.totals.measured_ns / 1000,
+        used_10s_millis: share.used_10s_millis,
     }
 }
 
@@ -56,7 +59,10 @@ pub(super) fn json(compute: &ComputeUse) -> Value {
         "gate": compute.gate,
         "got_1s_millis": compute.got_1s_millis,
         "got_10s_millis": compute.got_10s_millis,
+        "used_10s_millis": compute.used_10s_millis,
         "leased_us": compute.leased_us,
+        "used_us": compute.used_us,
+        "measured_us": compute.measured_us,
         "waited_us": compute.waited_us,
         "waiting_us": compute.waiting_us,
         "leases": compute.leases,
@@ -91,6 +97,9 @@ mod tests {
             overlaps: 2,
             processes: 3,
             undrained: 1,
+            used_us: 5_000_000,
+            measured_us: 6_000_000,
+            used_10s_millis: None,
         };
         StatusResponse {
             gpus: vec![Gpu {
@@ -118,7 +127,7 @@ mod tests {
         let expected = serde_json::json!({
             "gate": "closed", "got_1s_millis": 620, "got_10s_millis": 505, "leased_us": 7_000_000,
             "waited_us": 3_000_000, "waiting_us": 1500, "leases": 900, "overlaps": 2, "processes": 3,
-            "undrained": 1,
+            "undrained": 1, "used_10s_millis": null, "used_us": 5_000_000, "measured_us": 6_000_000,
         });
         assert_eq!(json["allocations"][0]["compute"], expected);
         assert!(json["allocations"][1]["compute"].is_null(), "nobody divides its time");

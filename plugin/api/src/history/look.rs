@@ -70,6 +70,8 @@ fn tenant(one: &Allocation, read: bool, memory: &HashMap<&str, u64>) -> TenantLo
         unheard: one.compute.is_none(),
         leased_us: compute.leased_us,
         waited_us: compute.waited_us,
+        used_us: compute.used_us,
+        measured_us: compute.measured_us,
         rations: one.gate_timeouts,
         refusals: one.refusals,
         launches: one.launches,

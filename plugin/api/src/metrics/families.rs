@@ -105,7 +105,9 @@ families! {
     CONTAINER_CORES: "tessera_container_cores" "ratio" Gauge CONTAINER,
         "The container's share of the GPU's time";
     CONTAINER_GPU_TIME: "tessera_container_gpu" "seconds" Counter CONTAINER,
-        "GPU time that the container had, by the arbiter's clock; a container of several GPUs has them together";
+        "GPU time that the container had leased, by the arbiter's clock; a container of several GPUs has them together";
+    CONTAINER_GPU_USED: "tessera_container_gpu_used" "seconds" Counter CONTAINER,
+        "GPU time in which the container's work ran; absent where nobody can tell. Of a container that is alone the driver is asked every ten seconds";
     CONTAINER_GATE_WAIT: "tessera_container_gate_wait" "seconds" Counter CONTAINER,
         "Time that the container waited for the GPU, by the arbiter's clock";
     CONTAINER_GATE_WAITING: "tessera_container_gate_waiting" "seconds" Gauge CONTAINER,

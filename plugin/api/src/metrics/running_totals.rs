@@ -44,6 +44,7 @@ pub(super) struct Totals {
     pub gate_waits: u64,
     pub gate_timeouts: u64,
     pub leased_us: u64,
+    pub used_us: u64,
     pub waited_us: u64,
     pub leases: u64,
     pub overlaps: u64,
@@ -60,20 +61,20 @@ struct Account {
     /// The look that last saw work.
     worked: Instant,
     reported: [Counter; 5],
-    counted: [Counter; 6],
+    counted: [Counter; 7],
 }
 
 impl Account {
     /// What grows as long as there is work.
     fn work(&self) -> [u64; 3] {
-        let Totals { launches, leased_us, waited_us, .. } = self.totals(self.worked);
-        [launches, leased_us, waited_us]
+        let Totals { launches, used_us, waited_us, .. } = self.totals(self.worked);
+        [launches, used_us, waited_us]
     }
 
     fn totals(&self, now: Instant) -> Totals {
         let [refusals, driver_refusals, launches, gate_waits, gate_timeouts] =
             self.reported.map(|counter| counter.total);
-        let [leased_us, waited_us, leases, overlaps, tamperings, unaccounted] =
+        let [leased_us, used_us, waited_us, leases, overlaps, tamperings, unaccounted] =
             self.counted.map(|counter| counter.total);
         Totals {
             refusals,
@@ -82,6 +83,7 @@ impl Account {
             gate_waits,
             gate_timeouts,
             leased_us,
+            used_us,
             waited_us,
             leases,
             overlaps,
@@ -125,6 +127,7 @@ impl RunningTotals {
         let compute = allocation.compute.as_ref();
         let counts = [
             compute.map(|compute| compute.leased_us),
+            compute.map(|compute| compute.used_us),
             compute.map(|compute| compute.waited_us),
             compute.map(|compute| compute.leases),
             compute.map(|compute| compute.overlaps),
@@ -198,7 +201,7 @@ mod tests {
     use super::*;
 
     fn allocation(id: &str, generation: u64, launches: u64, leased_us: u64) -> Allocation {
-        let compute = Some(ComputeUse { leased_us, ..ComputeUse::default() });
+        let compute = Some(ComputeUse { leased_us, used_us: leased_us, ..ComputeUse::default() });
         Allocation { id: id.to_owned(), generation, launches, compute, ..Allocation::default() }
     }
 
@@ -261,7 +264,11 @@ mod tests {
         let start = Instant::now();
         let mut running_totals = RunningTotals::new(start);
         let mut see = |n: u32, compute: Option<u64>| {
-            let compute = compute.map(|leased_us| ComputeUse { leased_us, ..Default::default() });
+            let compute = compute.map(|leased_us| ComputeUse {
+                leased_us,
+                used_us: leased_us,
+                ..Default::default()
+            });
             let one = Allocation { compute, ..allocation("a", 1, 0, 0) };
             let totals = running_totals.update(&one, true, false, start + n * SECOND);
             (totals.leased_us, totals.idle)

@@ -60,7 +60,9 @@ impl Documented {
                 cores_millis,
                 got_seconds,
                 // Noted, and no more than the mean.
-                got_peak_millis: u32::from(got_seconds > 0.0),
+                used_seconds: got_seconds,
+                measured_seconds: got_seconds,
+                used_peak_millis: u32::from(got_seconds > 0.0),
                 launches: if got_seconds > 0.0 { 1000 } else { 0 },
                 ..TenantPoint::default()
             }

@@ -13,7 +13,7 @@ pub(super) struct Column {
     pub limit: u64,
     /// Share, thousandths.
     pub cores_millis: u32,
-    /// Parts of the observed time: got, or leased.
+    /// Parts of the observed time: used, or of a GPU leased.
     pub got: f64,
     /// Parts of the observed time: waited.
     pub waited: f64,

@@ -11,7 +11,7 @@ pub(super) fn csv(answer: &Answer) -> String {
         "of,node,gpu_uuid,namespace,pod,container,workload,id,generation,live,at,step_seconds,seconds,\
          memory_used_bytes,memory_peak_bytes,memory_limit_bytes,memory_overhead_bytes,cores_millis,got_seconds,\
          waited_seconds,capped_seconds,rationed_seconds,refusals,launches,unhealthy_seconds,cordoned_seconds,\
-         got_peak_millis\r\n",
+         used_peak_millis,used_seconds,measured_seconds\r\n",
     );
     let step = answer.step_seconds;
     for one in &answer.tenants {
@@ -21,7 +21,7 @@ pub(super) fn csv(answer: &Answer) -> String {
                 .join(",");
         for point in &one.points {
             out.push_str(&format!(
-                "tenant,{},{names},{},{},{},{step},{:.3},{},{},{},{},{},{:.4},{:.4},{:.4},{:.4},{},{},,,{}\r\n",
+                "tenant,{},{names},{},{},{},{step},{:.3},{},{},{},{},{},{:.4},{:.4},{:.4},{:.4},{},{},,,{},{:.4},{:.4}\r\n",
                 quoted(&answer.node),
                 one.generation,
                 one.live,
@@ -38,14 +38,16 @@ pub(super) fn csv(answer: &Answer) -> String {
                 point.rationed_seconds,
                 point.refusals,
                 point.launches,
-                point.got_peak_millis,
+                point.used_peak_millis,
+                point.used_seconds,
+                point.measured_seconds,
             ));
         }
     }
     for one in &answer.gpus {
         for point in &one.points {
             out.push_str(&format!(
-                "gpu,{},{},,,,,,,,{},{step},{:.3},{},{},{},,,{:.4},,,,,,{:.3},{:.3},{}\r\n",
+                "gpu,{},{},,,,,,,,{},{step},{:.3},{},{},{},,,{:.4},,,,,,{:.3},{:.3},{},,\r\n",
                 quoted(&answer.node),
                 quoted(&one.gpu_uuid),
                 time_format::rfc3339(point.at_unix_ms),

@@ -14,7 +14,10 @@ fn tenant(pod: &str, points: usize) -> TenantSeries {
         memory_peak_bytes: 9 * GIB,
         memory_limit_bytes: 12 * GIB,
         cores_millis: 250,
-        got_seconds: 75.0,
+        // Alone, it had all of it leased.
+        got_seconds: 300.0,
+        used_seconds: 75.0,
+        measured_seconds: 300.0,
         waited_seconds: 150.0,
         refusals: u64::from(n == 3) * 12,
         ..TenantPoint::default()
@@ -79,7 +82,7 @@ fn a_pods_chart_has_use_against_quota_and_what_it_got_against_its_share() {
         "note: a remark",
         "team/chat-0, container server, on GPU-49aa2e6a-33f3-99dd-e08b-ea4beb0e0d28:\nlives",
         "memory: █ mean, ░ peak (9 GiB), ─ quota (12 GiB)",
-        "GPU time: █ got (25.0%), ░ wanted (75.0%), ─ share (25%)",
+        "GPU time: █ used (25.0%), ░ wanted (75.0%), ─ share (25%)",
         "refused memory 12 times",
         "· nothing was seen then",
         "team/chat-0: limits set from 12Gi to 16Gi",
@@ -108,7 +111,9 @@ fn tens(n: i64, like: &TenantPoint) -> TenantPoint {
     TenantPoint {
         at_unix_ms: T0 + n * 10_000,
         seconds: 10.0,
-        got_seconds: 2.5,
+        got_seconds: 10.0,
+        used_seconds: 2.5,
+        measured_seconds: 10.0,
         waited_seconds: 5.0,
         ..like.clone()
     }
@@ -146,6 +151,14 @@ fn a_bucket_is_as_wide_as_its_time() {
     let known: Vec<usize> = (0..80).filter(|n| columns[*n].seconds > 0.0).collect();
     assert_eq!(known, (0..40).chain(60..80).collect::<Vec<_>>());
     assert_eq!(columns.iter().map(|column| column.refusals).sum::<u64>(), 3);
+}
+
+#[test]
+fn where_nobody_measured_what_was_used_the_chart_says_so() {
+    let mut alone = answer("chat-0");
+    alone.tenants[0].points.iter_mut().for_each(|point| point.measured_seconds = 0.0);
+    let text = drawn(&alone, 200, true);
+    assert!(text.contains("used (-)") && text.contains("unknown for 100.0% of the time"), "{text}");
 }
 
 #[test]

@@ -130,8 +130,13 @@ impl Report<'_> {
         self.memory(&columns, top);
         let (got, waited, seconds) = totals(&one.points);
         let share = one.points.last().map_or(0, |point| point.cores_millis);
+        let observed: f64 = one.points.iter().map(|point| point.seconds).sum();
+        let unknown = match observed - seconds > observed / 100.0 {
+            true => format!(", unknown for {} of the time", percent(observed - seconds, observed)),
+            false => String::new(),
+        };
         let heading = format!(
-            "GPU time: {full} got ({}), {beyond} wanted ({}), {line} share ({})",
+            "GPU time: {full} used ({}), {beyond} wanted ({}), {line} share ({}){unknown}",
             percent(got, seconds),
             percent(got + waited, seconds),
             format_cores(share)
@@ -258,7 +263,7 @@ impl Report<'_> {
         }
     }
 
-    /// A line for each tenant: its name and the GPU time that it got.
+    /// A line for each tenant: its name and the GPU time that it used.
     fn short(&mut self, tenants: &[&TenantSeries]) {
         let name_width = NAME.min(self.style.width.saturating_sub(14) / 2).max(8);
         let left = self.style.width.saturating_sub(name_width + 12).min(WIDEST);
@@ -397,7 +402,7 @@ fn part(point: &TenantPoint) -> Part {
         peak: point.memory_peak_bytes,
         limit: point.memory_limit_bytes,
         cores_millis: point.cores_millis,
-        got: share(point.got_seconds),
+        got: share(point.used().unwrap_or(0.0)),
         waited: share(point.waited_seconds),
         refusals: point.refusals,
         ..Column::default()
@@ -405,10 +410,11 @@ fn part(point: &TenantPoint) -> Part {
     Part { at_unix_ms: point.at_unix_ms, column }
 }
 
-/// Seconds got, waited and observed.
+/// Seconds used, waited and observed, of the points of which it is known what was used.
 fn totals(points: &[TenantPoint]) -> (f64, f64, f64) {
-    points.iter().fold((0.0, 0.0, 0.0), |(got, waited, seconds), point| {
-        (got + point.got_seconds, waited + point.waited_seconds, seconds + point.seconds)
+    let known = points.iter().filter_map(|point| Some((point, point.used()?)));
+    known.fold((0.0, 0.0, 0.0), |(sum, waited, seconds), (point, used)| {
+        (sum + used, waited + point.waited_seconds, seconds + point.seconds)
     })
 }
 

@@ -78,7 +78,7 @@ fn text(node: &str, answer: &Answer, window: (i64, i64), wide: bool) -> String {
                 limit => ratio(point.memory_used_bytes, limit),
             };
             let got = |point: &TenantPoint| match point.seconds > 0.0 {
-                true => point.got_seconds / point.seconds,
+                true => point.used().unwrap_or(0.0) / point.seconds,
                 false => 0.0,
             };
             let cells = |of: &dyn Fn(&TenantPoint) -> f64| {

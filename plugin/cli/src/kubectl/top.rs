@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tessera_fleet::Fleet as Cluster;
 use tessera_model::counted::plural;
-use tessera_model::percent::format_cores;
+use tessera_model::percent::{format_cores, format_used};
 use tessera_model::quantity::format_bytes;
 use tessera_model::{duration, printable};
 use tessera_system::terminal;
@@ -44,7 +44,7 @@ pub(crate) struct Args {
 enum Sort {
     /// Memory, the most first
     Memory,
-    /// GPU time got, the most first
+    /// GPU time used, the most first
     Share,
     /// Requests refused, the most first
     Refusals,
@@ -180,7 +180,7 @@ fn frame(fleet: &Fleet, namespace: &str, sort: Sort, wide: bool, width: usize) -
     tenants.sort_by(|(_, a), (_, b)| {
         let order = match sort {
             Sort::Memory => used(b).cmp(&used(a)),
-            Sort::Share => got(b).cmp(&got(a)),
+            Sort::Share => used_time(b).cmp(&used_time(a)),
             Sort::Refusals => b.refusals.cmp(&a.refusals),
             Sort::Name => std::cmp::Ordering::Equal,
         };
@@ -217,7 +217,7 @@ fn frame(fleet: &Fleet, namespace: &str, sort: Sort, wide: bool, width: usize) -
         right("USED"),
         right("QUOTA"),
         right("SHARE"),
-        right("GOT 10s"),
+        right("USED 10s"),
         left("WAITS"),
         right("REFUSED"),
     ];
@@ -245,8 +245,8 @@ fn used(tenant: &Tenant) -> u64 {
     tenant.gpus.iter().map(of).fold(0, u64::saturating_add)
 }
 
-fn got(tenant: &Tenant) -> u32 {
-    tenant.compute.as_ref().map_or(0, |compute| compute.got_10s_millis)
+fn used_time(tenant: &Tenant) -> u32 {
+    tenant.compute.as_ref().and_then(|compute| compute.used_10s_millis).unwrap_or(0)
 }
 
 fn rows(fleet: &Fleet, node: &str, tenant: &Tenant, wide: bool) -> Vec<Vec<String>> {
@@ -277,10 +277,7 @@ fn rows(fleet: &Fleet, node: &str, tenant: &Tenant, wide: bool) -> Vec<Vec<Strin
             format_bytes(one.memory_charged_bytes.saturating_add(one.memory_overhead_bytes)),
             format_bytes(one.memory_limit_bytes),
             if one.cores_millis == 0 { "-".to_owned() } else { format_cores(one.cores_millis) },
-            first(
-                compute
-                    .map_or_else(|| "-".to_owned(), |compute| format_cores(compute.got_10s_millis)),
-            ),
+            first(compute.map_or_else(|| "-".to_owned(), |one| format_used(one.used_10s_millis))),
             first(waits),
             first(tenant.refusals.to_string()),
         ]

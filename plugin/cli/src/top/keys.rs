@@ -7,7 +7,7 @@ use super::model::{Model, Sort};
 /// Keys and what they do, for the help.
 pub(super) const HELP: &[(&str, &str)] = &[
     ("m", "sort by memory"),
-    ("c", "sort by share of GPU time got in 10 s"),
+    ("c", "sort by share of GPU time used in 10 s"),
     ("w", "sort by time waited"),
     ("r", "sort by refusals"),
     ("n", "sort by name"),

@@ -14,7 +14,7 @@ use tessera_api::admin::words;
 pub enum Sort {
     /// Memory charged, the most first.
     Memory,
-    /// GPU time got in the last ten seconds, the most first.
+    /// GPU time used in the last ten seconds, the most first.
     Share,
     /// Part of the time that was waited, the most first.
     Waiting,
@@ -40,7 +40,8 @@ pub(super) struct Row {
     pub limit: u64,
     pub asked_millis: u32,
     pub policy: &'static str,
-    pub got_1s_millis: Option<u32>,
+    /// The second `None`: unknown.
+    pub used_10s_millis: Option<Option<u32>>,
     pub got_10s_millis: Option<u32>,
     /// For how long it has been waiting now.
     pub waiting_us: Option<u64>,
@@ -162,7 +163,7 @@ impl Model {
         #[allow(clippy::cast_precision_loss, reason = "only compared")]
         match self.sort {
             Sort::Memory => by(|row| row.used as f64),
-            Sort::Share => by(|row| row.got_10s_millis.unwrap_or(0).into()),
+            Sort::Share => by(|row| row.used_10s_millis.flatten().unwrap_or(0).into()),
             Sort::Waiting => by(|row| row.rates.waited.unwrap_or(0.0)),
             Sort::Refusals => by(|row| row.refusals as f64),
             Sort::Name => by_name(a, b),
@@ -213,7 +214,7 @@ fn rows(allocation: &Allocation, gpus: &[Gpu], rates: Rates) -> Vec<Row> {
         limit: used.memory_limit_bytes,
         asked_millis: used.cores_millis,
         policy: words::policy(used.policy()),
-        got_1s_millis: compute.map(|c| c.got_1s_millis),
+        used_10s_millis: compute.map(|c| c.used_10s_millis),
         got_10s_millis: compute.map(|c| c.got_10s_millis),
         waiting_us: compute.and_then(|c| c.waiting_us),
         gate: compute.map(|c| words::gate(c).to_owned()).unwrap_or_default(),

@@ -63,7 +63,7 @@ fn allocation(made: &Made) -> Allocation {
         launches: made.waited_us,
         compute: Some(ComputeUse {
             gate: "closed".into(),
-            got_1s_millis: made.got,
+            used_10s_millis: Some(made.got),
             got_10s_millis: made.got,
             waited_us: made.waited_us,
             ..ComputeUse::default()
@@ -149,7 +149,7 @@ tessera top  08:32:01 registered  2 GPUs  3 allocations  every 1s
 GPU HEALTH            USED/SOLD/TOTAL       QUANT WAIT LEASE
   0 healthy    ###... 21G/20G/40G           5.0ms    1 prod/llama-7d4b9c-x2
   1 healthy    ###... 21G/20G/40G           5.0ms    0 -
-POD/CONTAINER        GPU      USED/QUOTA    ASK GOT1s GOT10s WAIT REFUSED LNCH/s
+POD/CONTAINER        GPU      USED/QUOTA    ASK  USED LEASED WAIT REFUSED LNCH/s
 prod/llam~-x2/server   0 ###. 9.6G/10G      50%   62%    62%   1%      24    10k
 prod/train/server      0 #... 3G/10G        50%   30%    30%   0%       0      0
                        1 #... 3G/10G        50%

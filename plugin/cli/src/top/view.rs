@@ -199,7 +199,7 @@ fn help(page: &mut Picture, paint: Paint) {
     page.line([]);
     for text in [
         "USED/QUOTA  charged and overhead, of what the container may hold",
-        "ASK GOT1s GOT10s  thousandths of a GPU: its share, and what it got",
+        "ASK USED LEASED  parts of ten seconds: its share, what it used (?: unknown) and what it had leased",
         "WAIT  part of the time that it wanted the GPU and had no lease",
         "REFUSED  requests over the quota in all, and how many a second",
     ] {

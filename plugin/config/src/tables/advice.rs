@@ -21,7 +21,7 @@ table! {
         memory_percentile: u32 = 99, whole(50..=100);
         /// What is added to that, percent.
         memory_margin: u32 = 15, whole(0..=400);
-        /// Which part of the observed time the advised share covers, percent, of GPU time got and waited for.
+        /// Which part of the observed time the advised share covers, percent, of GPU time used and waited for.
         cores_percentile: u32 = 95, whole(50..=100);
         /// What is added to that, percent.
         cores_margin: u32 = 15, whole(0..=400);

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use tessera_model::counted::times;
-use tessera_model::percent::format_cores;
+use tessera_model::percent::{format_cores, format_used};
 use tessera_model::printable;
 use tessera_model::quantity::format_bytes;
 use tessera_model::time_format;
@@ -206,8 +206,8 @@ fn limit_lines(story: &Story, limit: &Limit) -> Vec<String> {
     }
     if let Some(compute) = now.and_then(|now| now.compute.as_ref()) {
         lines.push(format!(
-            "  got {} in 1 s, {} in 10 s; waited {} s for it in all; gate {}",
-            format_cores(compute.got_1s_millis),
+            "  used {} in 10 s, had leased {}; waited {} s for it in all; gate {}",
+            format_used(compute.used_10s_millis),
             format_cores(compute.got_10s_millis),
             compute.waited_us / 1_000_000,
             gate_text(&compute.gate, compute.waiting_us)

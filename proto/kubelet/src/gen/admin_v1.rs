@@ -618,6 +618,15 @@ pub struct ComputeUse {
     /// Those of them that have not since the gate closed.
     #[prost(uint32, tag = "10")]
     pub undrained: u32,
+    /// Of leased_us, how long its work ran, as far as that is known.
+    #[prost(uint64, tag = "11")]
+    pub used_us: u64,
+    /// The part of leased_us of which used_us is known.
+    #[prost(uint64, tag = "12")]
+    pub measured_us: u64,
+    /// Thousandths of a GPU in which its work ran, in the last ten seconds that were measured; absent where unknown.
+    #[prost(uint32, optional, tag = "13")]
+    pub used_10s_millis: ::core::option::Option<u32>,
 }
 /// The container that holds an allocation.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -47,6 +47,8 @@ fn write_past(node: &Simulated, gpu_uuid: &str, limit_bytes: u64, cores_millis: 
             read: true,
             uses: vec![used],
             leased_us: second * 50_000,
+            used_us: second * 50_000,
+            measured_us: second * 50_000,
             launches: second,
             ..TenantLook::default()
         };

@@ -156,6 +156,10 @@ fn assert_tenant(metrics: &Exposition, gpus: &[Gpu], tenant: &tenant::Tenant) {
             ),
             ("tessera_container_cores_ratio", Some(f64::from(used.cores_millis) / 1000.0)),
             ("tessera_container_gpu_seconds_total", Some(compute.leased_us as f64 / 1e6)),
+            (
+                "tessera_container_gpu_used_seconds_total",
+                compute.used_10s_millis.map(|_| compute.used_us as f64 / 1e6),
+            ),
         ];
         for (name, value) in figures {
             assert_is(metrics, name, &labels, value);
@@ -268,7 +272,8 @@ fn assert_status(status: &StatusResponse, api: &Node) {
         ] {
             assert_eq!(said["gpus"][0][name], shown["gpus"][0][name], "{name}");
         }
-        for name in ["leased_us", "waited_us", "leases", "got_10s_millis"] {
+        for name in ["leased_us", "waited_us", "leases", "got_10s_millis", "used_us", "measured_us"]
+        {
             assert_eq!(said["compute"][name], shown["compute"][name], "{name}");
         }
         assert_eq!(said["processes"].as_array().unwrap().len(), tenant.processes as usize);

@@ -11,3 +11,4 @@ mod others;
 mod overhead;
 mod silent_gpus;
 mod trust;
+mod used;

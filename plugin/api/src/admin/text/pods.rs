@@ -5,7 +5,7 @@ use tessera_kubelet_api::admin::{Allocation, GpuUse, StatusResponse};
 use super::super::words::{gate, policy, state_name};
 use super::names::Names;
 use crate::print::{Cell, Column, Page, Sheet, Tone};
-use tessera_model::percent::format_cores;
+use tessera_model::percent::{format_cores, format_used};
 use tessera_model::quantity::format_bytes;
 
 const COLUMNS: &[Column] = &[
@@ -16,8 +16,8 @@ const COLUMNS: &[Column] = &[
     Column::number("USED"),
     Column::number("QUOTA"),
     Column::text("TIME SHARE").rank(1),
-    Column::number("GOT 1s").rank(4),
-    Column::number("GOT 10s").rank(2),
+    Column::number("USED 10s").rank(2),
+    Column::number("LEASED").rank(4),
     Column::text("GATE").rank(2),
     Column::number("REFUSED").rank(1),
     Column::text("ID").rank(3),
@@ -35,8 +35,8 @@ const WIDE: &[Column] = &[
     Column::number("OVERHEAD"),
     Column::number("NVML"),
     Column::text("TIME SHARE"),
-    Column::number("GOT 1s"),
-    Column::number("GOT 10s"),
+    Column::number("USED 10s"),
+    Column::number("LEASED"),
     Column::text("GATE"),
     Column::number("PROCESSES"),
     Column::number("REFUSED"),
@@ -92,7 +92,7 @@ const CLAIM: &str = "claim ";
 
 fn short(allocation: &Allocation, used: &GpuUse, i: usize, names: &Names) -> Vec<Cell> {
     let once = |text: String| if i == 0 { text } else { String::new() };
-    let [got_1s, got_10s, gate] = compute(allocation).map(|text| once(text).into());
+    let [used_time, leased, gate] = compute(allocation).map(|text| once(text).into());
     vec![
         once(name(allocation)).into(),
         once(state_name(allocation.state()).to_owned()).into(),
@@ -101,8 +101,8 @@ fn short(allocation: &Allocation, used: &GpuUse, i: usize, names: &Names) -> Vec
         memory(used),
         changed(format_bytes(used.memory_limit_bytes), used).into(),
         share(used).into(),
-        got_1s,
-        got_10s,
+        used_time,
+        leased,
         gate,
         refused(allocation, i),
         once(names.id(&allocation.id).to_owned()).into(),
@@ -114,7 +114,7 @@ fn wide(allocation: &Allocation, used: &GpuUse, i: usize, names: &Names) -> Vec<
     let once = |text: String| if i == 0 { text } else { String::new() };
     let replicas = allocation.replica_ids.iter().filter_map(|id| id.rsplit_once("::"));
     let replicas = replicas.filter(|(uuid, _)| *uuid == used.gpu_uuid).map(|(_, index)| index);
-    let [got_1s, got_10s, gate] = compute(allocation).map(|text| once(text).into());
+    let [used_time, leased, gate] = compute(allocation).map(|text| once(text).into());
     vec![
         once(name(allocation)).into(),
         once(state_name(allocation.state()).to_owned()).into(),
@@ -131,8 +131,8 @@ fn wide(allocation: &Allocation, used: &GpuUse, i: usize, names: &Names) -> Vec<
         format_bytes(used.memory_overhead_bytes).into(),
         used.memory_nvml_bytes.map_or_else(|| "-".to_owned(), format_bytes).into(),
         share(used).into(),
-        got_1s,
-        got_10s,
+        used_time,
+        leased,
         gate,
         once(allocation.processes.len().to_string()).into(),
         refused(allocation, i),
@@ -175,11 +175,11 @@ fn changed(text: String, used: &GpuUse) -> String {
     if used.allocated.is_some() { text + "*" } else { text }
 }
 
-/// What it got in the last second and in the last ten, and what its gate says.
+/// What it used and what it had leased in the last ten seconds, and what its gate says.
 fn compute(allocation: &Allocation) -> [String; 3] {
     match &allocation.compute {
         Some(compute) => [
-            format_cores(compute.got_1s_millis),
+            format_used(compute.used_10s_millis),
             format_cores(compute.got_10s_millis),
             gate(compute).to_owned(),
         ],

@@ -99,7 +99,7 @@ fn text_says_who_holds_what_in_labelled_columns() {
         ("USED", "1.5 GiB"),
         ("QUOTA", "8 GiB"),
         ("TIME SHARE", "50% burst"),
-        ("GOT 1s", "-"),
+        ("USED 10s", "-"),
         ("GATE", "-"),
         ("REFUSED", "4"),
         ("ID", "01234567"),
@@ -259,6 +259,7 @@ fn the_lease_and_what_each_got_stand_in_columns_of_their_own() {
         gate: "closed".into(),
         got_1s_millis: 620,
         got_10s_millis: 505,
+        used_10s_millis: Some(410),
         waiting_us: Some(900),
         ..ComputeUse::default()
     };
@@ -275,10 +276,19 @@ fn the_lease_and_what_each_got_stand_in_columns_of_their_own() {
     let text = plain(&status);
     assert_eq!(cell(&text, "LEASE", "GPU-49aa"), "ns/llm-0 and late id-gone (2 wait)");
     let pods = &text[text.find("ALLOCATIONS").unwrap()..];
-    assert_eq!(cell(pods, "GOT 1s", "llm-0"), "62%");
-    assert_eq!(cell(pods, "GOT 10s", "llm-0"), "50.5%");
+    assert_eq!(cell(pods, "USED 10s", "llm-0"), "41%");
+    assert_eq!(cell(pods, "LEASED", "llm-0"), "50.5%");
     assert_eq!(cell(pods, "GATE", "llm-0"), "closed");
-    assert_eq!(cell(pods, "GOT 1s", "quiet"), "-");
+    if let Some(compute) = &mut status.allocations[0].compute {
+        compute.used_10s_millis = None;
+    }
+    let unknown = plain(&status);
+    let pods = &unknown[unknown.find("ALLOCATIONS").unwrap()..];
+    assert_eq!(
+        (cell(pods, "USED 10s", "llm-0"), cell(pods, "LEASED", "llm-0")),
+        ("?".into(), "50.5%".into())
+    );
+    assert_eq!(cell(pods, "USED 10s", "quiet"), "-");
     assert!(text.contains("GATE closed: it waits"), "{text}");
     status.gpus[0].lease_holder.clear();
     status.gpus[0].lease_late.clear();

@@ -138,6 +138,15 @@ fn write_container_totals(
             false => Ok(()),
         })
     })?;
+    out.family(&f::CONTAINER_GPU_USED, |series| {
+        each_gpu(containers, known, |container, _, labels| {
+            match container.allocation.compute.as_ref().and_then(|compute| compute.used_10s_millis)
+            {
+                Some(_) => series.counter(labels, seconds(container.totals.used_us)),
+                None => Ok(()),
+            }
+        })
+    })?;
     out.family(&f::CONTAINER_GATE_WAIT, |series| {
         let mut waited = containers.iter().filter(|one| divided(one));
         waited.try_for_each(|one| series.counter(&one.labels(), seconds(one.totals.waited_us)))

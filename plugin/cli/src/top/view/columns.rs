@@ -6,7 +6,7 @@ use super::Paint;
 use crate::top::model::{Model, Row};
 use crate::top::picture::{Picture, Span, raw, span};
 use crate::top::text::{bytes, cut, dash, per_second, percent};
-use tessera_model::percent::format_cores;
+use tessera_model::percent::{format_cores, format_used};
 
 /// A column of fixed width; the name takes what they leave.
 struct Column {
@@ -30,18 +30,18 @@ const COLUMNS: &[Column] = &[
     Column { title: "USED/QUOTA", width: 11, from: 0, left: true, cell: memory },
     Column { title: "ASK", width: 5, from: 44, left: false, cell: asked },
     Column {
-        title: "GOT1s",
+        title: "USED",
         width: 5,
         from: 0,
         left: false,
-        cell: |row, p| got(row, row.got_1s_millis, p),
+        cell: |row, p| got(row, row.used_10s_millis.map(format_used), p),
     },
     Column {
-        title: "GOT10s",
+        title: "LEASED",
         width: 6,
         from: 70,
         left: false,
-        cell: |row, p| got(row, row.got_10s_millis, p),
+        cell: |row, p| got(row, row.got_10s_millis.map(format_cores), p),
     },
     Column { title: "WAIT", width: 4, from: 36, left: false, cell: waited },
     Column { title: "REFUSED", width: 12, from: 100, left: false, cell: refused_and_rate },
@@ -186,9 +186,9 @@ fn asked(row: &Row, _: Paint) -> (String, ContentStyle) {
     (format_cores(row.asked_millis), ContentStyle::new())
 }
 
-fn got(row: &Row, millis: Option<u32>, paint: Paint) -> (String, ContentStyle) {
+fn got(row: &Row, share: Option<String>, paint: Paint) -> (String, ContentStyle) {
     let style = if row.is_short() { paint.warn() } else { ContentStyle::new() };
-    (once(row, dash(millis.map(format_cores))), style)
+    (once(row, dash(share)), style)
 }
 
 fn waited(row: &Row, paint: Paint) -> (String, ContentStyle) {

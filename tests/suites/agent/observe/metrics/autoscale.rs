@@ -206,7 +206,7 @@ async fn autoscalers_see_what_the_plugin_did() {
 
     // Enough to make a rate of, while they contend.
     let wait = "tessera_container_gate_wait_seconds_total";
-    let gpu = "tessera_container_gpu_seconds_total";
+    let gpu = "tessera_container_gpu_used_seconds_total";
     bounded(async {
         loop {
             let now = unix_now();
