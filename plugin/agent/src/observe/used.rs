@@ -1,10 +1,9 @@
-//! How long the work of tenants ran that are alone on their GPUs: they say nothing of it themselves, so the driver is
-//! asked (`nvmlDeviceGetProcessUtilization`), once for each such GPU and [`SLOW`], and the arbiter is told.
+//! How long the work of tenants ran while nobody else wanted their GPUs: they say nothing of it themselves, so the
+//! driver is asked (`nvmlDeviceGetProcessUtilization`), once for each such GPU and [`SLOW`], and the arbiter is told.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use tessera_arbiter::policy::GateState;
 use tessera_arbiter::{Arbiter, TenantShare};
 
 use super::schedule::SLOW;
@@ -16,13 +15,13 @@ pub(super) struct UseMeter {
     due: Instant,
     /// GPUs that have answered, and when.
     asked: BTreeMap<String, Instant>,
-    /// Tenants that were alone then.
-    solo: BTreeSet<String>,
+    /// Tenants that had been alone then.
+    alone: BTreeSet<String>,
 }
 
 impl UseMeter {
     pub fn new(now: Instant) -> Self {
-        UseMeter { due: now + SLOW, asked: BTreeMap::new(), solo: BTreeSet::new() }
+        UseMeter { due: now + SLOW, asked: BTreeMap::new(), alone: BTreeSet::new() }
     }
 
     pub fn due(&self) -> Instant {
@@ -34,7 +33,7 @@ impl UseMeter {
 type Busy = Option<BTreeMap<u32, Duration>>;
 
 impl Observer {
-    /// Measures what tenants use that are alone, if that is due.
+    /// Measures what tenants used that were alone, if that is due.
     pub(super) fn measure_use(&mut self, allocations: &[Found], now: Instant) {
         if now < self.uses.due {
             return;
@@ -43,12 +42,9 @@ impl Observer {
         let agent = std::sync::Arc::clone(&self.agent);
         let Some(arbiter) = agent.allocations().arbiter() else { return };
         let Some(view) = Arbiter::view(arbiter) else { return };
-        // Of one that is not alone any more, the end of that time is to be measured.
-        let is_solo = |share: &&TenantShare| share.state == GateState::Solo;
-        let solo = std::mem::take(&mut self.uses.solo);
-        let was_solo = |share: &&TenantShare| solo.contains(&share.id);
-        let shares: Vec<&TenantShare> =
-            view.tenants.iter().filter(|share| is_solo(share) || was_solo(share)).collect();
+        let is_unmeasured = |share: &&TenantShare| share.totals.alone_ns > 0;
+        let before = std::mem::take(&mut self.uses.alone);
+        let shares: Vec<&TenantShare> = view.tenants.iter().filter(is_unmeasured).collect();
         let uuids: BTreeSet<&String> = shares.iter().flat_map(|share| &share.uuids).collect();
         self.uses.asked.retain(|uuid, _| uuids.contains(uuid));
         let busy: BTreeMap<&String, Busy> =
@@ -57,7 +53,7 @@ impl Observer {
         for share in &shares {
             let pids = self.pids_of(&share.id, allocations);
             // The time before the first answer is nobody's.
-            let is_known = !hidden && !pids.is_empty() && was_solo(share);
+            let is_known = !hidden && !pids.is_empty() && before.contains(&share.id);
             let on = |uuid: &String| {
                 let busy = busy.get(uuid)?.as_ref()?;
                 Some(pids.iter().filter_map(|pid| busy.get(pid)).sum())
@@ -68,7 +64,7 @@ impl Observer {
             let ns = used.map(|used| u64::try_from(used.as_nanos()).unwrap_or(u64::MAX));
             arbiter.measured(&share.id, ns);
         }
-        self.uses.solo = shares.into_iter().filter(is_solo).map(|share| share.id.clone()).collect();
+        self.uses.alone = shares.into_iter().map(|share| share.id.clone()).collect();
     }
 
     /// Asks one GPU.

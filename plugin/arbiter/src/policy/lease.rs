@@ -2,7 +2,7 @@
 
 use super::fair::cost;
 use super::tenant::{DrainNotice, Lease, Phase, Slot, Tenant};
-use super::types::{Command, GateState, MS, Used};
+use super::types::{Command, MS, Used};
 use super::{Policy, moving_mean};
 
 /// How long after its closing a late and silent tenant is charged: what a stopped process had in flight is
@@ -63,9 +63,9 @@ impl Policy {
         let Some(tenant) = &mut self.tenants[slot] else { return };
         tenant.charged_at = from.max(now);
         tenant.totals.leased_ns += used;
-        if tenant.lease().is_some_and(|lease| lease.state == GateState::Solo) {
-            tenant.was_solo = true;
-            tenant.solo_ns += used;
+        if tenant.is_alone() {
+            tenant.lease_alone_ns += used;
+            tenant.totals.alone_ns += used;
         }
         tenant.lease_ns += used;
         if tenant.strict() {
@@ -123,7 +123,7 @@ impl Policy {
         tenant.late_leases += u32::from(matches!(tenant.phase, Phase::Late { .. }));
         tenant.pauses.granted();
         tenant.lease_ns = 0;
-        tenant.was_solo = false;
+        tenant.lease_alone_ns = 0;
         tenant.granted_at = now;
         tenant.waited(now.saturating_sub(tenant.since));
         tenant.since = now;
@@ -245,25 +245,32 @@ impl Policy {
         }
     }
 
-    /// Adds what the tenant reports of a lease that has drained to what it used. Of a lease that was SOLO it does not
-    /// know.
+    /// Adds what the tenant reports of a lease that has drained to what it used. Its report has its pauses where
+    /// nobody else wanted the GPU: where that is most of the lease, the lease is left to be measured.
     pub(super) fn note_used(&mut self, slot: Slot, used: Option<Used>) {
         let Some(tenant) = &mut self.tenants[slot] else { return };
-        if let Some(used) = used.filter(|_| !tenant.was_solo) {
-            tenant.totals.used_ns += used.ns.min(tenant.lease_ns);
-            tenant.totals.measured_ns += tenant.lease_ns;
+        let (lease_ns, alone_ns) = (tenant.lease_ns, tenant.lease_alone_ns);
+        let totals = &mut tenant.totals;
+        if alone_ns * 2 > lease_ns {
+            totals.alone_ns += lease_ns - alone_ns;
+            return;
+        }
+        totals.alone_ns = totals.alone_ns.saturating_sub(alone_ns);
+        if let Some(used) = used {
+            totals.used_ns += used.ns.min(lease_ns);
+            totals.measured_ns = (totals.measured_ns + lease_ns).min(totals.leased_ns);
         }
     }
 
     /// Adds what was measured from outside, of all its work, since the last measurement: the part that no report has
-    /// told belongs to the time in which it was SOLO. `None`: nothing is known of that time.
+    /// told belongs to the time in which it was alone. `None`: nothing is known of that time.
     pub(super) fn note_measured(&mut self, slot: Slot, busy_ns: Option<u64>) {
         let Some(tenant) = &mut self.tenants[slot] else { return };
-        let solo_ns = std::mem::take(&mut tenant.solo_ns);
+        let alone_ns = std::mem::take(&mut tenant.totals.alone_ns);
         if let Some(busy_ns) = busy_ns {
             let told = tenant.totals.used_ns - tenant.used_then;
-            tenant.totals.used_ns += busy_ns.saturating_sub(told).min(solo_ns);
-            tenant.totals.measured_ns += solo_ns;
+            tenant.totals.used_ns += busy_ns.saturating_sub(told).min(alone_ns);
+            tenant.totals.measured_ns += alone_ns;
         }
         tenant.used_then = tenant.totals.used_ns;
     }

@@ -250,7 +250,7 @@ impl Policy {
     }
 
     /// How long the tenant's work ran since the last call, nanoseconds, as somebody else has measured it; `None` where
-    /// nobody can. It counts where the tenant was SOLO, and decides nothing.
+    /// nobody can. It counts where the tenant was alone, and decides nothing.
     pub fn measured(&mut self, now: u64, id: TenantId, busy_ns: Option<u64>) {
         if let Some((_, slot)) = self.event(now, id) {
             self.note_measured(slot, busy_ns);
@@ -289,7 +289,7 @@ impl Policy {
         tenant.wanting = false;
         tenant.contends = false;
         // Nobody can tell any more what they did.
-        tenant.solo_ns = 0;
+        tenant.totals.alone_ns = 0;
         let held = tenant.lease().is_some();
         if held {
             self.say_closed(id);

@@ -94,10 +94,8 @@ pub(super) struct Tenant {
     pub(super) granted_at: u64,
     pub(super) lease_ns: u64,
     pub(super) switched: bool,
-    /// Part of this lease was SOLO.
-    pub(super) was_solo: bool,
-    /// Leased alone, and not measured yet, nanoseconds.
-    pub(super) solo_ns: u64,
+    /// The part of `lease_ns` in which nobody else wanted the GPU.
+    pub(super) lease_alone_ns: u64,
     /// Of `totals.used_ns`, what was known at the last measurement from outside.
     pub(super) used_then: u64,
     /// Moving mean of what its leases lose to waking threads, nanoseconds.
@@ -143,8 +141,7 @@ impl Tenant {
             granted_at: now,
             lease_ns: 0,
             switched: false,
-            was_solo: false,
-            solo_ns: 0,
+            lease_alone_ns: 0,
             used_then: 0,
             handover: 0,
             slack_ns: 0,
@@ -172,12 +169,17 @@ impl Tenant {
             handover: before.handover,
             slack_ns: before.slack_ns,
             longest_drain: before.longest_drain,
-            solo_ns: before.solo_ns,
             used_then: before.used_then,
             totals: before.totals,
             helped: before.helped,
             ..self
         }
+    }
+
+    /// It holds a lease, and nobody else wants its GPUs.
+    pub(super) fn is_alone(&self) -> bool {
+        let lease = self.lease();
+        lease.is_some_and(|lease| matches!(lease.state, GateState::Solo | GateState::Open))
     }
 
     pub(super) fn gang(&self) -> bool {

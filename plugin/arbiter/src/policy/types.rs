@@ -59,6 +59,9 @@ pub struct TenantTotals {
     pub used_ns: u64,
     /// The leased time of which `used_ns` is known, nanoseconds.
     pub measured_ns: u64,
+    /// The leased time in which nobody else wanted the GPU, so that the tenant does not say when it idles, as far as
+    /// nobody has measured it yet, nanoseconds.
+    pub alone_ns: u64,
     /// Time without a lease that it wanted, nanoseconds.
     pub waited_ns: u64,
     /// Waits of [`super::LONG_WAIT_NS`] and more that have ended.

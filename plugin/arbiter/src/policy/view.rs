@@ -70,6 +70,7 @@ impl Policy {
             totals: TenantTotals {
                 leased_ns: tenant.totals.leased_ns + running,
                 waited_ns: tenant.totals.waited_ns + waiting,
+                alone_ns: tenant.totals.alone_ns + if tenant.is_alone() { running } else { 0 },
                 ..tenant.totals
             },
         })

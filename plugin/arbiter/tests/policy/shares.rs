@@ -243,7 +243,18 @@ fn used_is_what_was_reported_or_measured_and_no_leased_time_is_used_by_itself() 
     policy.drained(end, one, used(12));
     let lease_ms = (end - at) / MS;
     assert_eq!(now(&policy, end)[1..], [11_000 + lease_ms, 2_012]);
-    // The second before the other came it was alone.
+    // The second before the other came it was alone, to the end of that lease.
     policy.measured(end, one, Some(112 * MS));
-    assert_eq!(now(&policy, end)[1..], [12_000 + lease_ms, 2_112]);
+    assert_eq!(now(&policy, end)[1..], [12_010 + lease_ms, 2_112]);
+    // Nobody else wanted it for most of this lease, so it did not say when it idled.
+    let begin = end + 100 * MS;
+    policy.gone(begin, other);
+    policy.want(begin, one);
+    assert_eq!(policy.tenant(begin, one).unwrap().state, GateState::Open);
+    policy.want(begin + 500 * MS, other);
+    policy.tick(begin + 600 * MS);
+    policy.drained(begin + 600 * MS, one, used(600));
+    assert_eq!(now(&policy, begin + 600 * MS)[1..], [12_010 + lease_ms, 2_112]);
+    policy.measured(begin + SECOND, one, Some(60 * MS));
+    assert_eq!(now(&policy, begin + SECOND)[1..], [12_610 + lease_ms, 2_172]);
 }
