@@ -15,6 +15,7 @@ mod linked_shares;
 pub mod policy;
 mod reactor;
 mod thread;
+pub mod trace;
 mod view;
 
 use nix::sys::eventfd::EventFd;
@@ -40,6 +41,7 @@ use tessera_peers::socket;
 use tessera_peers::tenant::max_processes;
 use tessera_system::locks::lock;
 use thread::{Order, Thread};
+use trace::{TraceError, Tracing};
 
 /// The name of its thread, by which its CPU time can be found in `/proc/<pid>/task`.
 pub const THREAD_NAME: &str = "arbiter";
@@ -155,6 +157,15 @@ impl Arbiter {
         let (answer, view) = sync_channel(1);
         self.order(Order::View(answer));
         view.recv_timeout(PATIENCE).ok()
+    }
+
+    /// Begins to trace what it does; see [`Tracing`]. It waits for the thread, for a second at most.
+    ///
+    /// # Errors
+    /// See [`TraceError`].
+    pub fn trace(&self) -> Result<Tracing, TraceError> {
+        let orders = lock(&self.orders).clone();
+        Tracing::begin(orders, Arc::clone(&self.waker))
     }
 
     /// Ends, and informs the tenants, which ration themselves from then on.

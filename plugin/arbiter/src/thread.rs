@@ -14,8 +14,9 @@ use super::fallback_schedule::{self, Part};
 use super::gate_connections::{GateConnections, GateEvent};
 use super::latency::Latencies;
 use super::linked_shares::{LinkedShares, OwnShare};
-use super::policy::{GateState, GpuIndex, MAX_GPUS, Pace, Policy, Share, TenantId};
+use super::policy::{GateState, GpuIndex, IdleTotals, MAX_GPUS, Pace, Policy, Share, TenantId};
 use super::reactor::{Reactor, Ready, Token};
+use super::trace::{ASKERS, Askers, Begun, EndAnswer, Noted, TraceAnswer, TraceError, Tracing};
 use super::view::{GpuShare, TenantShare, View};
 use tessera_config::Leases;
 use tessera_model::clock::monotonic_ns;
@@ -38,6 +39,10 @@ pub(super) enum Order {
     Measured(String, Option<u64>),
     /// Asks for a view.
     View(SyncSender<View>),
+    /// Begins to note what happens.
+    BeginTrace(Tracing, TraceAnswer),
+    /// An asker has enough, or is gone.
+    EndTrace(Option<EndAnswer>),
     /// Ends; tenants are informed.
     Stop,
     /// Ends; another arbiter takes over.
@@ -100,6 +105,10 @@ pub(super) struct Thread {
     events: Vec<GateEvent>,
     turns: Latencies,
     commands: u64,
+    /// Those that trace.
+    askers: Option<Askers>,
+    /// Idle time of GPUs that no tenant has now, by UUID.
+    idle_before: BTreeMap<String, IdleTotals>,
 }
 
 impl Thread {
@@ -126,6 +135,8 @@ impl Thread {
             events: Vec::with_capacity(16),
             turns: Latencies::default(),
             commands: 0,
+            askers: None,
+            idle_before: BTreeMap::new(),
         }
     }
 
@@ -375,10 +386,43 @@ impl Thread {
                 }
                 // The asking thread may have given up.
                 Ok(Order::View(answer)) => drop(answer.try_send(self.view(now))),
+                Ok(Order::BeginTrace(trace, answer)) => self.begin_trace(trace, &answer, now),
+                Ok(Order::EndTrace(answer)) => self.end_trace(answer, now),
                 Ok(Order::Stop) | Err(TryRecvError::Disconnected) => return Going::Stopped,
                 Ok(Order::Abandon) => return Going::Abandoned,
                 Err(TryRecvError::Empty) => return Going::On,
             }
+        }
+    }
+
+    /// Askers share one ring.
+    fn begin_trace(&mut self, mut trace: Tracing, answer: &TraceAnswer, now: Now) {
+        if self.askers.as_ref().is_some_and(|askers| askers.count >= ASKERS) {
+            drop(answer.try_send(Err(TraceError::Busy)));
+            return;
+        }
+        let tenants = self.tenants.iter().map(|(key, tenant)| (id(*key), tenant.id.clone()));
+        let gpus = self.gpus.iter().zip(0..).filter_map(|(gpu, at)| Some((at, gpu.clone()?)));
+        let askers = self.askers.get_or_insert_with(|| Askers {
+            count: 0,
+            tenants: tenants.collect(),
+            gpus: gpus.collect(),
+        });
+        askers.count += 1;
+        trace.begun = Some(Begun::now(&mut self.policy, now.ns));
+        // Where the asker is gone, this ends it.
+        drop(answer.try_send(Ok(trace)));
+    }
+
+    fn end_trace(&mut self, answer: Option<EndAnswer>, now: Now) {
+        let Some(askers) = &mut self.askers else { return };
+        if let Some((begun, answer)) = answer {
+            drop(answer.try_send(Noted::until(&mut self.policy, now.ns, begun, askers)));
+        }
+        askers.count -= 1;
+        if askers.count == 0 {
+            self.askers = None;
+            self.policy.end_notes();
         }
     }
 
@@ -444,6 +488,9 @@ impl Thread {
         let idle_ns = self.policy.settings().idle;
         tenant.set_pace(&self.leases, Pace { idle_ns, is_narrow: false });
         tenant.beat(now.ns);
+        if let Some(askers) = &mut self.askers {
+            askers.tenants.insert(id(key), tenant.id.clone());
+        }
         self.tenants.insert(key, tenant);
         self.policy.join(now.ns, id(key), &gpus, share);
         if adopted {
@@ -467,8 +514,11 @@ impl Thread {
             let used = |tenant: &ArbitratedTenant| {
                 tenant.gpus.iter().any(|gpu| usize::from(*gpu) == index)
             };
-            if !self.tenants.values().any(used) {
-                *uuid = None;
+            if !self.tenants.values().any(used)
+                && let Some(uuid) = uuid.take()
+                && let Ok(index) = GpuIndex::try_from(index)
+            {
+                self.idle_before.insert(uuid, self.policy.idle_totals(now.ns, index));
             }
         }
         self.carry_out(now);
@@ -529,8 +579,15 @@ impl Thread {
         if index == self.gpus.len() {
             self.gpus.push(None);
         }
-        self.gpus[index] = Some(uuid.to_owned());
-        GpuIndex::try_from(index).ok()
+        let gpu = GpuIndex::try_from(index).ok()?;
+        if self.gpus[index].replace(uuid.to_owned()).is_none() {
+            let idle = self.idle_before.remove(uuid).unwrap_or_default();
+            self.policy.set_idle_totals(gpu, idle);
+        }
+        if let Some(askers) = &mut self.askers {
+            askers.gpus.insert(gpu, uuid.to_owned());
+        }
+        Some(gpu)
     }
 
     /// Assigns parts of the fallback cycle to tenants that need one and those that share GPUs with them. Tenants
@@ -621,6 +678,10 @@ impl Thread {
         shares.sort_by(|a, b| a.id.cmp(&b.id));
         let mut gpus: Vec<GpuShare> = self.gpus.iter().enumerate().filter_map(gpu).collect();
         gpus.sort_by(|a, b| a.uuid.cmp(&b.uuid));
+        let mut idle = self.idle_before.clone();
+        idle.extend(self.gpus.iter().zip(0..).filter_map(|(uuid, gpu)| {
+            uuid.clone().map(|uuid| (uuid, self.policy.idle_totals(now.ns, gpu)))
+        }));
         View {
             gpus,
             tenants: shares,
@@ -628,6 +689,7 @@ impl Thread {
             turn_p50_ns: self.turns.quantile(500),
             turn_p99_ns: self.turns.quantile(990),
             turns: self.turns.turns(),
+            idle,
         }
     }
 }

@@ -2,7 +2,8 @@
 
 use super::gate_connections::ProtocolViolations;
 use super::latency::TurnHistogram;
-use super::policy::{GateState, Share, ShareKind, TenantTotals};
+use super::policy::{GateState, IdleTotals, Share, ShareKind, TenantTotals};
+use std::collections::BTreeMap;
 
 /// One GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -73,4 +74,6 @@ pub struct View {
     pub turn_p99_ns: u64,
     /// The whole histogram.
     pub turns: TurnHistogram,
+    /// How long GPUs were idle while somebody wanted them, by UUID: of all that tenants have or had.
+    pub idle: BTreeMap<String, IdleTotals>,
 }

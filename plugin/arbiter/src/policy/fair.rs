@@ -6,6 +6,7 @@
 //! ahead, the next is the one that would first have had a quantum. So a heavy tenant does not wait for one
 //! quantum of every light one.
 
+use super::idle::IdleAccount;
 use super::tenant::{Phase, Slot, Tenant};
 use super::types::{MS, Settings};
 
@@ -48,6 +49,8 @@ pub(super) struct Gpu {
     pub(super) handover: u64,
     /// When something falls due.
     pub(super) next: Option<u64>,
+    /// Its time idle while somebody wanted it.
+    pub(super) idle: IdleAccount,
 }
 
 /// The order of tenants: the smallest comes first.

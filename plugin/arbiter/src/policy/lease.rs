@@ -1,6 +1,7 @@
 //! The life of a lease: granted, charged, closed, late, ended.
 
 use super::fair::cost;
+use super::journal::{Note, Why};
 use super::tenant::{DrainNotice, Lease, Phase, Slot, Tenant};
 use super::types::{Command, MS, Used};
 use super::{Policy, moving_mean};
@@ -20,7 +21,7 @@ const DRAIN_WEIGHT: u64 = 8;
 const HANDOVER_WEIGHT: u64 = 16;
 /// A hand-over counts for no more than this: one thread that woke very late, or one report of no use, does
 /// not make leases as long as they may be.
-const HANDOVER_MOST: u64 = 4 * MS;
+pub(super) const HANDOVER_MOST: u64 = 4 * MS;
 
 impl Policy {
     /// Charges every tenant with a lease on `slot`'s GPUs up to `now`. To be called before anything changes.
@@ -147,6 +148,7 @@ impl Policy {
         }
         let command = Command { tenant: tenant.id, state, pace };
         self.commands.push_back(command);
+        self.note(now, slot, Note::Granted(state));
     }
 
     /// Gives a holder that is still first another quantum.
@@ -167,7 +169,7 @@ impl Policy {
     }
 
     /// Closes the gate; the lease ends when everything has drained.
-    pub(super) fn close(&mut self, now: u64, slot: Slot) {
+    pub(super) fn close(&mut self, now: u64, slot: Slot, why: Why) {
         let Some(tenant) = &mut self.tenants[slot] else { return };
         let deadline = now.saturating_add(tenant.patience(&self.settings));
         tenant.phase = Phase::Draining { since: now, deadline };
@@ -175,6 +177,7 @@ impl Policy {
         tenant.overlap_noted = false;
         let id = tenant.id;
         self.say_closed(id);
+        self.note(now, slot, Note::Closed(why));
     }
 
     /// The drain has passed its deadline: the lease has ended for others, and is still charged.
@@ -184,6 +187,7 @@ impl Policy {
             tenant.phase = Phase::Late { since };
             // A launch that has waited since the closing waits for the next lease since now.
             tenant.since = now;
+            self.note(now, slot, Note::Late);
         }
     }
 
@@ -277,6 +281,9 @@ impl Policy {
 
     /// Ends the lease; everything is charged already.
     pub(super) fn end(&mut self, now: u64, slot: Slot, drained: bool) {
+        if self.tenants[slot].as_ref().is_some_and(Tenant::has_lease) {
+            self.note(now, slot, Note::Ended);
+        }
         let Some(tenant) = &mut self.tenants[slot] else { return };
         if let (true, Phase::Draining { since, .. } | Phase::Late { since }) =
             (drained, tenant.phase)

@@ -15,12 +15,16 @@
 //! | `lease` | granting, charging, closing, late drains |
 //! | `settle` | the decision pass after each event |
 //! | `pace` | how long a pause is waited for, how much may be in flight |
+//! | `idle` | time that a GPU was idle while somebody wanted it |
+//! | `journal` | what is noted for a trace |
 //!
 //! `docs/compute.md`, "The policy", has the reasons and bounds.
 
 mod bucket;
 mod fair;
 mod gang;
+mod idle;
+mod journal;
 mod lease;
 pub mod model;
 mod pace;
@@ -32,6 +36,8 @@ mod view;
 use std::collections::{BTreeMap, VecDeque};
 
 use fair::{Gpu, SchedEntity, Virtual};
+pub use idle::{Cause, IdleTotals};
+pub use journal::{Event, Note, RING, Ring, Why};
 use settle::Mask;
 use tenant::{Phase, Slot, Tenant};
 pub use types::{
@@ -55,6 +61,8 @@ pub struct Policy {
     /// Tenants with several GPUs.
     gangs: Vec<Slot>,
     commands: VecDeque<Command>,
+    /// What happens, while somebody traces it.
+    notes: Option<Box<Ring>>,
     /// The latest time of any event: time does not go back.
     now: u64,
 }
@@ -70,6 +78,7 @@ impl Policy {
             gpus: Vec::new(),
             gangs: Vec::new(),
             commands: VecDeque::new(),
+            notes: None,
             now: 0,
         }
     }
@@ -155,6 +164,7 @@ impl Policy {
                 self.gpus[gpu].leases.push(slot);
             }
             self.unreserve(slot);
+            self.note(now, slot, Note::Closed(Why::Gone));
         }
         self.settle(now, self.mask_of(slot));
     }
@@ -163,6 +173,7 @@ impl Policy {
     pub fn leave(&mut self, now: u64, id: TenantId) {
         let Some((now, slot)) = self.event(now, id) else { return };
         let mask = self.mask_of(slot);
+        self.note(now, slot, Note::Gone);
         self.end(now, slot, false);
         self.unreserve(slot);
         for gpu in settle::each(mask) {
@@ -197,6 +208,7 @@ impl Policy {
                 tenant.bucket = bucket::CapBucket::new(now, share.millis, settings.burst);
             }
             tenant.share = share;
+            self.note(now, slot, Note::Share(share));
         }
         self.settle(now, self.mask_of(slot));
     }
@@ -217,6 +229,7 @@ impl Policy {
             if now >= tenant.counts_until && !tenant.has_lease() {
                 tenant.bucket.forget(millis, burst);
             }
+            self.note(now, slot, Note::Waits);
             self.settle(now, self.mask_of(slot));
         }
     }
@@ -230,7 +243,7 @@ impl Policy {
         {
             let begun = (lease.idle_ns <= self.settings.idle).then_some(lease.since);
             tenant.pauses.idle(begun, now.saturating_sub(lease.idle_ns));
-            self.close(now, slot);
+            self.close(now, slot, Why::Idle);
             self.settle(now, self.mask_of(slot));
         }
     }
@@ -244,6 +257,7 @@ impl Policy {
             self.note_used(slot, used);
             self.credit(now, slot, used);
             self.note_handover(now, slot, used);
+            self.note_lost(now, slot, used);
             self.end(now, slot, true);
             self.settle(now, self.mask_of(slot));
         }
@@ -291,6 +305,7 @@ impl Policy {
         // Nobody can tell any more what they did.
         tenant.totals.alone_ns = 0;
         let held = tenant.lease().is_some();
+        self.note(now, slot, Note::Gone);
         if held {
             self.say_closed(id);
         }
@@ -346,6 +361,7 @@ impl Policy {
             for tenant in self.tenants.iter_mut().flatten() {
                 tenant.charged_at = tenant.charged_at.saturating_add(stood).min(self.now);
             }
+            self.gpus.iter_mut().for_each(|gpu| gpu.idle.skip(stood, self.now));
         }
         self.now
     }

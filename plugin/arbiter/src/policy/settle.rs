@@ -2,6 +2,7 @@
 
 use super::Policy;
 use super::fair::{SchedEntity, contends, cost};
+use super::journal::Why;
 use super::tenant::{Phase, Slot, Tenant};
 use super::types::GateState;
 
@@ -43,6 +44,7 @@ impl Policy {
         }
         for gpu in each(mask) {
             self.gpus[gpu].next = self.next_of(gpu);
+            self.note_idle(now, gpu);
         }
     }
 
@@ -127,12 +129,17 @@ impl Policy {
         let competes = self.competes(slot);
         let strict = tenant.strict();
         let over = competes && now >= lease.until;
-        if (strict && tenant.bucket.empty())
-            || (lease.state == GateState::Solo && (competes || strict))
-            || (competes && lease.preempt.is_some_and(|at| at <= now))
-            || (over && self.yields(slot))
-        {
-            self.close(now, slot);
+        let why = if strict && tenant.bucket.empty() {
+            Some(Why::Cap)
+        } else if lease.state == GateState::Solo && (competes || strict) {
+            Some(Why::Newcomer)
+        } else if competes && lease.preempt.is_some_and(|at| at <= now) {
+            Some(Why::Owed)
+        } else {
+            (over && self.yields(slot)).then_some(Why::Quantum)
+        };
+        if let Some(why) = why {
+            self.close(now, slot, why);
             return;
         }
         if over {

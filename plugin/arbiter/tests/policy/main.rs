@@ -8,6 +8,7 @@ mod pauses;
 mod shares;
 mod steps;
 mod tied;
+mod traced;
 mod woken;
 
 use tessera_arbiter::policy::model::{
