@@ -3,6 +3,7 @@
 use std::fmt;
 
 use prometheus_client::encoding::EncodeGaugeValue;
+use tessera_arbiter::policy::Cause;
 use tessera_kubelet_api::admin::{Gpu, GpuState, Health, Replica};
 
 use super::writer::{Series, Writer};
@@ -151,5 +152,16 @@ pub(super) fn write_leases(
         (&f::GPU_LEASE_WAITING, |gpu| f64::from(gpu.lease_waiting)),
         (&f::GPU_LEASE_QUANTUM, |gpu| gpu.lease_quantum_us as f64 / 1e6),
     ];
-    write_figures(out, shared, known, &figures)
+    write_figures(out, shared, known, &figures)?;
+    let Some(view) = arbiter else { return Ok(()) };
+    out.family(&f::GPU_IDLE_WANTED, |series| {
+        for gpu in gpus {
+            let [index, uuid] = labels(gpu, known);
+            let Some(idle) = view.idle.get(uuid) else { continue };
+            for (cause, ns) in Cause::ALL.into_iter().zip(idle) {
+                series.counter(&[index, uuid, cause.name()], *ns as f64 / 1e9)?;
+            }
+        }
+        Ok(())
+    })
 }
