@@ -126,3 +126,28 @@ fn those_that_run_have_parts_of_the_cycle_of_their_own() {
         phases == [0, 250, 500, 750]
     });
 }
+
+#[test]
+fn a_gpus_idle_time_is_kept_while_its_tenants_come_and_go() {
+    let arbiter = arbiter();
+    let total = || -> u64 {
+        let view = arbiter.view().unwrap();
+        view.idle.get("GPU-0").map_or(0, |idle| idle.iter().sum())
+    };
+    let pair = |names: [&str; 2]| names.map(|name| Tenant::new(name, 500).at(&arbiter));
+    let both = pair(["one", "other"]);
+    assert_eq!(total(), 0);
+    let workers = both.each_ref().map(Worker::new);
+    // What they say of their leases is that nothing was in flight.
+    until("the GPU was idle", || total() > 1_000_000);
+    drop(workers);
+    both.iter().for_each(|tenant| arbiter.release(&tenant.id));
+    until("nobody has it", || arbiter.view().unwrap().gpus.is_empty());
+    let kept = total();
+    assert!(kept > 1_000_000);
+    // Another GPU takes its place.
+    let elsewhere = Tenant::with("elsewhere", &["GPU-9"], 500, Policy::Burst).at(&arbiter);
+    assert_eq!(arbiter.view().unwrap().idle.get("GPU-9"), Some(&[0; 6]));
+    let _back = pair(["third", "fourth"]);
+    assert_eq!((total(), elsewhere.share(&arbiter).processes), (kept, 0));
+}
