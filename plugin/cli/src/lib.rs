@@ -12,6 +12,7 @@ mod history;
 mod kubectl;
 mod plan_text;
 mod top;
+mod trace;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -108,6 +109,8 @@ enum Command {
     Uncordon(admin::UncordonArgs),
     /// Show what was: memory against quota, GPU time against share, waits, refusals, events
     History(history::Args),
+    /// Record what the arbiter does for some seconds, to be drawn by Perfetto
+    Trace(trace::Args),
     /// Say what workloads could ask for instead, by what they used
     Recommend(advice::RecommendArgs),
     /// Show what is held and not used, by namespace and pod
@@ -211,6 +214,7 @@ fn execute(command: Command, file: ConfigFile) -> anyhow::Result<ExitCode> {
         Command::Cordon(args) => admin::cordon(args, &asking(&file)?),
         Command::Uncordon(args) => admin::uncordon(args, &asking(&file)?),
         Command::History(args) => history::main(&args, &asking(&file)?),
+        Command::Trace(args) => trace::main(&args, &asking(&file)?),
         Command::Recommend(args) => advice::recommend(&args, &asking(&file)?),
         Command::Waste(args) => advice::waste(&args, &asking(&file)?),
         Command::Run(args) => tessera_run::main(args, &strict(&file)?),

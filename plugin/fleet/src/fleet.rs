@@ -12,6 +12,7 @@ use tessera_model::clock::unix_ms;
 use tessera_view::advice::{Recommendations, Waste};
 use tessera_view::explain::Explanation;
 use tessera_view::node::Node;
+use tessera_view::trace::Trace;
 use tessera_view::{API_VERSION, fleet, history};
 use tessera_web::source::Scope;
 use tokio::sync::Semaphore;
@@ -368,6 +369,26 @@ impl Fleet {
             Question::new("explain").with("subject", asked).with("namespace", namespace)
         };
         Ok(self.all(&places, question).await)
+    }
+
+    /// Traces by node, of the node that is named or of all: of tenants of this namespace alone, or of all where it is
+    /// empty.
+    ///
+    /// # Errors
+    /// See [`FleetError`].
+    pub async fn traces(
+        &self,
+        node: &str,
+        namespace: &str,
+        seconds: u32,
+    ) -> Result<Vec<(String, Result<Trace, AskError>)>, FleetError> {
+        let places = self.places_of(node, "", "").await?;
+        let question = |_: &Place| {
+            Question::new("trace").with("namespace", namespace).with("seconds", seconds)
+        };
+        let mut asker = self.inner.asker.clone();
+        asker.limit += Duration::from_secs(seconds.into());
+        Ok(asker.all(&places, question).await)
     }
 
     /// Advice of all nodes together, and why some gave none.

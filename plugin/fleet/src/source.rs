@@ -2,13 +2,14 @@
 
 use tessera_view::advice::{Recommendations, Waste};
 use tessera_view::explain::Explanations;
+use tessera_view::trace::Trace;
 use tessera_view::{fleet, history};
 use tessera_web::source::{Answer, Scope};
 use tessera_web::{Source, SourceError};
 
 use crate::fleet::{Fleet, FleetError};
 use crate::live::Live;
-use crate::merge;
+use crate::merge::{self, answered};
 
 fn unavailable(error: FleetError) -> SourceError {
     match error {
@@ -38,6 +39,14 @@ impl Source for Live {
 
     fn waste(&self, scope: Scope) -> Answer<'_, Waste> {
         Box::pin(async move { self.fleet.waste(&scope).await.map_err(unavailable) })
+    }
+
+    fn trace<'a>(&'a self, node: &'a str, seconds: u32) -> Answer<'a, Trace> {
+        Box::pin(async move {
+            let traces = self.fleet.traces(node, "", seconds).await.map_err(unavailable)?;
+            let (traces, _) = answered(traces).map_err(SourceError::from)?;
+            Ok(Trace::joined(traces))
+        })
     }
 }
 

@@ -392,3 +392,38 @@ async fn instants_are_asked_for_by_each_nodes_clock() {
         assert!((since - (since_unix_ms - behind)).abs() < 60_000, "{what}: {}", asked.target);
     }
 }
+
+#[tokio::test]
+async fn traces_of_all_nodes_are_one_and_a_node_that_refuses_hides_no_other() {
+    let trace = |begun: i64| {
+        let name =
+            json!({ "ph": "M", "name": "process_name", "pid": 1, "args": { "name": "GPU 0" } });
+        let lease =
+            json!({ "ph": "X", "name": "lease", "ts": 1.0, "dur": 2.0, "pid": 1, "tid": 1 });
+        let text = json!({ "api_version": "tessera.dev/v1", "otherData": { "begun_unix_ms": begun },
+            "traceEvents": [name, lease] });
+        Some(Behind::Serves([("trace", text.to_string())].into()))
+    };
+    let busy = refusal(503, "4 others trace this node already");
+    let world = World::new(&[("a", trace(1000)), ("b", Some(busy)), ("c", trace(1005))]);
+    let fleet = world.fleet();
+    let each = fleet.traces("", "team", 7).await.unwrap();
+    let (_, refused) = each.iter().find(|(node, _)| node == "b").unwrap();
+    assert!(refused.as_ref().unwrap_err().to_string().contains("4 others"), "{refused:?}");
+    let asked = world.server.asked();
+    let asked: Vec<_> = asked.iter().filter(|one| one.target.contains("/trace?")).collect();
+    assert_eq!(asked.len(), 3);
+    assert!(asked.iter().all(|one| one.target.contains("namespace=team&seconds=7")));
+
+    let live = Live::start(world.fleet(), Duration::from_millis(50));
+    let all = live.trace("", 1).await.unwrap();
+    let is_name = |name: &&&str| name.contains(", GPU 0");
+    let names = all.events.iter().filter_map(|event| Some(event.args.as_ref()?.name.as_str()));
+    let names: Vec<&str> = names.collect();
+    assert_eq!(names.iter().filter(is_name).count(), 2, "{names:?}");
+    let times: Vec<f64> =
+        all.events.iter().filter_map(|event| event.dur.map(|_| event.ts)).collect();
+    assert_eq!(times, [1.0, 5001.0]);
+    assert_eq!(live.trace("c", 1).await.unwrap().events.len(), 2);
+    assert!(live.trace("b", 1).await.unwrap_err().to_string().contains("4 others"));
+}

@@ -21,6 +21,7 @@ pub mod narrow;
 pub mod node;
 pub mod problem;
 pub mod tenant;
+pub mod trace;
 pub mod workload;
 
 /// The version that every answer carries in `api_version`.

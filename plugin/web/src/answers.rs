@@ -98,6 +98,12 @@ pub(crate) async fn answer(
             let waste = waste.map_err(|error| said(error, &rights))?;
             json(&narrow::waste(waste, &rights))
         }
+        Route::Trace => {
+            let seconds = asked.seconds()?;
+            let trace = source.trace(&asked.node, seconds).await;
+            let trace = trace.map_err(|error| said(error, &rights))?;
+            json(&trace.narrowed(&only(&rights, asked)))
+        }
         // Not of a source, or no single answer.
         Route::Schema | Route::Stream => Err(Refusal::new(StatusCode::NOT_FOUND, "not here")),
     }

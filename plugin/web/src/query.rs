@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use axum::http::{StatusCode, Uri};
 use serde::Deserialize;
-use tessera_view::history;
+use tessera_view::{history, trace};
 
 use crate::authorise::is_name;
 use crate::problem::Refusal;
@@ -37,6 +37,8 @@ pub(crate) struct Parameters {
     pub until_unix_ms: i64,
     /// Length of a bucket.
     pub step_seconds: u32,
+    /// Length of a trace.
+    pub seconds: Option<u32>,
 }
 
 impl Parameters {
@@ -87,6 +89,21 @@ impl Parameters {
             until_unix_ms: self.until_unix_ms,
             step_seconds: self.step_seconds,
         })
+    }
+
+    /// How long to trace, seconds.
+    ///
+    /// # Errors
+    /// Not at all, or for too long.
+    pub fn seconds(&self) -> Result<u32, Refusal> {
+        let seconds = self.seconds.unwrap_or(trace::USUAL);
+        match (1..=trace::LONGEST).contains(&seconds) {
+            true => Ok(seconds),
+            false => {
+                let text = format!("a trace takes 1 to {} seconds, not {seconds}", trace::LONGEST);
+                Err(Refusal::new(StatusCode::BAD_REQUEST, text))
+            }
+        }
     }
 
     pub fn scope(&self) -> Scope {

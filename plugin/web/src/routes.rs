@@ -47,6 +47,8 @@ pub enum Route {
     Recommend,
     /// What is paid for and not used.
     Waste,
+    /// What the arbiter does for some seconds.
+    Trace,
     /// Events.
     Stream,
     /// The schema of all these.
@@ -55,7 +57,7 @@ pub enum Route {
 
 impl Route {
     /// All of them.
-    pub const ALL: [Route; 10] = [
+    pub const ALL: [Route; 11] = [
         Route::Fleet,
         Route::Node,
         Route::Gpus,
@@ -64,6 +66,7 @@ impl Route {
         Route::Explain,
         Route::Recommend,
         Route::Waste,
+        Route::Trace,
         Route::Stream,
         Route::Schema,
     ];
@@ -80,6 +83,7 @@ impl Route {
             Route::Explain => "/api/v1/explain",
             Route::Recommend => "/api/v1/recommend",
             Route::Waste => "/api/v1/waste",
+            Route::Trace => "/api/v1/trace",
             Route::Stream => "/api/v1/stream",
             Route::Schema => "/api/v1/schema",
         }
@@ -155,6 +159,10 @@ async fn ask(app: Arc<App>, route: Route, request: Request) -> Response<Body> {
     let Some(connection) = head.extensions.get::<Connection>().cloned() else {
         return Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "no connection").response();
     };
+    let asked = Parameters::of(&head.uri);
+    let tracing = asked.as_ref().ok().filter(|_| route == Route::Trace);
+    let tracing = tracing.and_then(|asked| asked.seconds().ok()).unwrap_or(0);
+    let limit = ANSWER + Duration::from_secs(tracing.into());
     let answer = async {
         // No secret, and of use to those that have no token yet.
         if route == Route::Schema && connection.origin() != Origin::Stranger {
@@ -163,7 +171,7 @@ async fn ask(app: Arc<App>, route: Route, request: Request) -> Response<Body> {
             return Ok(schema);
         }
         let caller = Caller::of(connection.origin(), &head.headers, &app.authorisation).await?;
-        let asked = Parameters::of(&head.uri)?;
+        let asked = asked?;
         if route == Route::Stream && head.method == Method::GET {
             return stream::begin(
                 Arc::clone(&app),
@@ -176,7 +184,7 @@ async fn ask(app: Arc<App>, route: Route, request: Request) -> Response<Body> {
         }
         answers::answer(route, &app, &caller, &head.headers, &asked).await
     };
-    let answer = tokio::time::timeout(ANSWER, answer).await.unwrap_or_else(|_| {
+    let answer = tokio::time::timeout(limit, answer).await.unwrap_or_else(|_| {
         let text = "the node, its driver or a file system does not answer in time; try again";
         Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text))
     });

@@ -7,6 +7,7 @@ use tessera_view::advice::{Recommendations, Waste};
 use tessera_view::explain::Explanations;
 use tessera_view::fleet::Fleet;
 use tessera_view::history;
+use tessera_view::trace::Trace;
 
 /// Why something cannot be shown.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -48,4 +49,7 @@ pub trait Source: Send + Sync + 'static {
     fn recommend(&self, scope: Scope) -> Answer<'_, Recommendations>;
     /// What is asked and not used.
     fn waste(&self, scope: Scope) -> Answer<'_, Waste>;
+    /// What the arbiter does from now on for so many seconds, of one node (empty: all). Whoever drops the answer ends
+    /// the trace.
+    fn trace<'a>(&'a self, node: &'a str, seconds: u32) -> Answer<'a, Trace>;
 }

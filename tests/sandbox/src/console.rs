@@ -12,11 +12,13 @@ use tessera_system::locks::lock;
 use tessera_view::advice::{Recommendations, Waste};
 use tessera_view::explain::Explanations;
 use tessera_view::fleet::{Entry, Fleet};
+use tessera_view::trace::Trace;
 use tessera_view::{API_VERSION, history};
 use tessera_web::Source;
 use tessera_web::client::{Client, ClientError, Endpoint, query};
 use tessera_web::server::{Options, Server};
 use tessera_web::source::{Answer, Scope};
+use tokio::task::JoinSet;
 
 use super::node::Node;
 
@@ -79,6 +81,9 @@ struct Asked {
 }
 
 struct Nodes(Vec<Asked>);
+
+/// How long a trace may take beyond its time.
+const TRACED: Duration = Duration::from_secs(20);
 
 impl Asked {
     /// Its entry: of now, or its last one with why there is none.
@@ -191,6 +196,22 @@ impl Source for Nodes {
         Box::pin(async move {
             let path = format!("/api/v1/waste{}", asked(&scope));
             Ok(merge::waste(self.each("", &path).await, scope.since_unix_ms, unix_ms()))
+        })
+    }
+
+    fn trace<'a>(&'a self, node: &'a str, seconds: u32) -> Answer<'a, Trace> {
+        Box::pin(async move {
+            let path = format!("/api/v1/trace?seconds={seconds}");
+            let limit = TRACED + Duration::from_secs(seconds.into());
+            // At the same time.
+            let mut asked = JoinSet::new();
+            for one in self.named(node) {
+                let (name, path) = (one.name.clone(), path.clone());
+                let client = one.client.clone().with_limit(limit);
+                asked.spawn(async move { (name, client.get(&path).await.map_err(refused)) });
+            }
+            let (traces, _) = merge::answered(asked.join_all().await)?;
+            Ok(Trace::joined(traces))
         })
     }
 }

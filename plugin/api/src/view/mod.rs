@@ -8,6 +8,7 @@ mod gpu;
 mod past;
 mod source;
 mod tenant;
+mod trace;
 
 use tessera_kubelet_api::admin::StatusResponse;
 use tessera_view::API_VERSION;

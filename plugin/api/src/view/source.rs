@@ -2,13 +2,16 @@
 
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
+use tessera_arbiter::trace::Tracing;
 use tessera_model::clock::unix_ms;
 use tessera_tenant::regions::Region;
 use tessera_view::advice::{Recommendations, Waste};
 use tessera_view::explain::Explanations;
 use tessera_view::fleet::{Entry, Fleet};
 use tessera_view::node::Node;
+use tessera_view::trace::Trace;
 use tessera_view::{API_VERSION, history};
 use tessera_web::source::{Answer, Scope, Source, SourceError};
 use tokio::runtime::Handle;
@@ -21,6 +24,11 @@ use crate::explain;
 /// Questions that are worked on at a time, each on a thread that may block: the others are left to kubelet's calls
 /// and to metrics.
 const AT_WORK: usize = 2;
+
+/// Why there is nothing to trace.
+const STARTS: &str = "the plugin has not found its GPUs yet; try again";
+const NO_ARBITER: &str =
+    "nobody divides GPU time on this node: its arbiter could not start; `tessera status` says why";
 
 /// See the module. A clone is the same source.
 #[derive(Clone)]
@@ -91,6 +99,14 @@ impl Shared {
         super::node(&self.name, &status, self.view.amiss())
     }
 
+    fn tracing(&self) -> Result<Tracing, SourceError> {
+        let unavailable = |text: String| SourceError::Unavailable(text);
+        let agent = self.view.agent().ok_or_else(|| unavailable(STARTS.to_owned()))?;
+        let arbiter = agent.allocations().arbiter();
+        let arbiter = arbiter.ok_or_else(|| unavailable(NO_ARBITER.to_owned()))?;
+        arbiter.trace().map_err(|error| unavailable(error.to_string()))
+    }
+
     fn asked<T>(
         &self,
         ask: impl FnOnce(&dyn Past, &Node) -> Result<T, SourceError>,
@@ -154,5 +170,21 @@ impl Source for NodeSource {
 
     fn waste(&self, scope: Scope) -> Answer<'_, Waste> {
         Box::pin(self.at_work(move |shared| shared.asked(|past, now| past.waste(now, &scope))))
+    }
+
+    fn trace<'a>(&'a self, node: &'a str, seconds: u32) -> Answer<'a, Trace> {
+        Box::pin(async move {
+            self.check(node)?;
+            let begun = self.at_work(|shared| Ok((shared.node(), shared.tracing()?, unix_ms())));
+            let (before, tracing, begun_unix_ms) = begun.await?;
+            // Whoever asked may be gone before: then `tracing` is dropped here, and no turn is taken.
+            tokio::time::sleep(Duration::from_secs(seconds.into())).await;
+            self.at_work(move |shared| {
+                let recording = tracing.end();
+                let recording = recording.map_err(|e| SourceError::Unavailable(e.to_string()))?;
+                Ok(super::trace::trace(&recording, &before, &shared.node(), begun_unix_ms))
+            })
+            .await
+        })
     }
 }

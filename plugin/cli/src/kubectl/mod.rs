@@ -23,7 +23,7 @@ use clap::{Parser, Subcommand};
 use serde::Serialize;
 
 pub(crate) use console::{Args as ConsoleArgs, main as console};
-use failure::Failure;
+pub(crate) use failure::Failure;
 pub(crate) use failure::exit;
 pub(crate) use options::Common;
 use options::Format;
@@ -65,6 +65,8 @@ enum Command {
     Explain(explain::Args),
     /// Show what pods and GPUs used over time
     History(history::Args),
+    /// Record what arbiters do for some seconds, to be drawn by Perfetto
+    Trace(crate::trace::Args),
     /// Say what workloads could ask for instead
     Recommend(advice::RecommendArgs),
     /// Show what is asked and not used, by namespace
@@ -125,6 +127,7 @@ fn run(Cli { common, command }: Cli) -> Result<ExitCode, Failure> {
             Command::Top(args) => top::main(&fleet, &common, &args).await,
             Command::Explain(args) => explain::main(&fleet, &common, &args).await,
             Command::History(args) => history::main(&fleet, &common, &args).await,
+            Command::Trace(args) => crate::trace::of_fleet(&fleet, &common, &args).await,
             Command::Recommend(args) => advice::recommend(&fleet, &common, &args).await,
             Command::Waste(args) => advice::waste(&fleet, &common, &args).await,
             Command::WhyPending(args) => pending::main(&fleet, &common, &args).await,

@@ -9,6 +9,7 @@ use tessera_view::fleet::{Entry, Fleet};
 use tessera_view::history;
 use tessera_view::node::Node;
 use tessera_view::tenant::Tenant;
+use tessera_view::trace::Trace;
 use tessera_web::source::{Answer, Scope};
 use tessera_web::{Authorisation, Counts, Options, Server, Source, SourceError, Tls};
 
@@ -19,6 +20,7 @@ pub struct Script {
     pub history: history::Answer,
     pub recommendations: Recommendations,
     pub waste: Waste,
+    pub trace: Trace,
     /// By subject.
     pub explanations: Vec<(String, Explanations)>,
     /// What every question but the fleet's comes to, where that is set.
@@ -99,6 +101,10 @@ impl Source for Scripted {
 
     fn waste(&self, _: Scope) -> Answer<'_, Waste> {
         self.say(|script| script.waste.clone())
+    }
+
+    fn trace<'a>(&'a self, _: &'a str, _: u32) -> Answer<'a, Trace> {
+        self.say(|script| script.trace.clone())
     }
 }
 

@@ -22,7 +22,12 @@ fn questions(route: Route) -> Vec<String> {
     let mut all =
         vec![with(&[]), with(&[("node", "n1")]), with(&[("node", "n2")]), with(&[("node", "n9")])];
     match route {
-        Route::Fleet | Route::Node | Route::Gpus | Route::Tenants | Route::Stream => {}
+        Route::Fleet
+        | Route::Node
+        | Route::Gpus
+        | Route::Tenants
+        | Route::Trace
+        | Route::Stream => {}
         Route::Recommend | Route::Waste => all.push(with(&[("pod", "ns-alpha pod")])),
         Route::History | Route::Explain => {
             let names = subjects().into_iter().map(|(subject, _)| subject);

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value, json};
-use tessera_view::{advice, explain, fleet, history, list, node, problem};
+use tessera_view::{advice, explain, fleet, history, list, node, problem, trace};
 use tessera_web::Route;
 
 fn file(name: &str) -> PathBuf {
@@ -24,6 +24,7 @@ fn answer(route: Route, generator: &mut SchemaGenerator) -> Value {
         Route::History => of::<history::Answer>(generator),
         Route::Recommend => of::<advice::Recommendations>(generator),
         Route::Waste => of::<advice::Waste>(generator),
+        Route::Trace => of::<trace::Trace>(generator),
         // An event's data: all, or the entries that changed.
         Route::Stream => {
             let (all, some) = (of::<fleet::Fleet>(generator), of::<Vec<fleet::Entry>>(generator));

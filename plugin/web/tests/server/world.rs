@@ -16,6 +16,7 @@ use tessera_view::gpu::{Gpu, Lease};
 use tessera_view::history::{self, Event, GpuSeries, TenantSeries};
 use tessera_view::node::{Node, Plugin, Warning};
 use tessera_view::tenant::{Compute, Tenant, Use};
+use tessera_view::trace::{self, Args, Trace};
 use tessera_web::authorise::Times;
 use tessera_web::counts::CountedReviews;
 use tessera_web::{Authorisation, Counts, Server, Tls};
@@ -118,6 +119,32 @@ pub fn subjects() -> Vec<(String, Vec<&'static str>)> {
     all
 }
 
+/// A track for each namespace and for nobody.
+fn trace() -> Trace {
+    let mut trace = Trace::begun(1);
+    for (mark, tid) in NAMESPACES.into_iter().chain([NOBODY]).zip(1..) {
+        let namespace = if mark == NOBODY { "" } else { mark };
+        let args = Args {
+            name: format!("{mark} pod"),
+            namespace: namespace.into(),
+            allocation: format!("{mark} id"),
+            ..Args::default()
+        };
+        trace.events.push(trace::name("thread_name", 1, tid, args));
+        let args = Some(Box::new(Args { share: format!("{mark} share"), ..Args::default() }));
+        let lease = trace::Event {
+            ph: "X".into(),
+            name: "lease".into(),
+            pid: 1,
+            tid,
+            args,
+            ..Default::default()
+        };
+        trace.events.push(lease);
+    }
+    trace
+}
+
 pub fn script() -> Script {
     let mut tenants: Vec<Tenant> = Vec::new();
     for number in 0..10 {
@@ -165,6 +192,7 @@ pub fn script() -> Script {
         )
     });
     Script {
+        trace: trace(),
         queries: Vec::new(),
         fleet: Fleet { nodes: vec![entry, silent], ..Fleet::default() },
         history: history::Answer {

@@ -174,6 +174,7 @@ impl Stage {
                 let others = ["0", "1", "GPU-0", "GPU-", "absent"].map(str::to_owned);
                 all.extend(names.chain(ids).chain(others).map(|name| with(&[("subject", &name)])));
             }
+            Route::Trace => all = vec![with(&[("seconds", "1")])],
             Route::Schema => all.clear(),
         }
         all

@@ -23,6 +23,7 @@ const ASKING: &[&[&str]] = &[
     &["history"],
     &["recommend"],
     &["waste"],
+    &["trace", "-o", "-"],
 ];
 /// What the plugin listens at, in one directory: for the program's own protocol, and for the API.
 const SOCKETS: [&str; 2] = ["admin.sock", "api.sock"];

@@ -1,0 +1,183 @@
+//! `tessera trace` and `kubectl tessera trace`: what the arbiter does, for some seconds, as a file for Perfetto.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use tessera_api::admin::Unreachable;
+use tessera_config::Config;
+use tessera_fleet::{Fleet, answered};
+use tessera_model::printable;
+use tessera_system::terminal;
+use tessera_view::trace::Trace;
+use tessera_web::client::{Client, query};
+
+use crate::kubectl::{Common, Failure};
+
+/// How long an answer may take beyond the trace.
+const BEYOND: Duration = Duration::from_secs(20);
+
+/// Arguments of both commands.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// How long to trace, 1 to 30
+    #[arg(long, value_name = "SECONDS", default_value_t = tessera_view::trace::USUAL,
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(tessera_view::trace::LONGEST)))]
+    seconds: u32,
+    /// The file to write; - is standard output
+    #[arg(long, short, value_name = "FILE", default_value = "trace.json")]
+    output: PathBuf,
+}
+
+/// Where a trace goes: opened before it begins, so that nobody waits for one that cannot be kept. A file that was
+/// there stays as it is until the trace has come.
+enum Target {
+    Stdout,
+    File { file: File, path: PathBuf, is_new: bool },
+}
+
+impl Target {
+    fn open(path: &Path) -> Result<Self, String> {
+        if path == Path::new("-") {
+            return Ok(Target::Stdout);
+        }
+        let is_new = !path.exists();
+        // Not truncated: see the type.
+        let file = OpenOptions::new().write(true).create(true).truncate(false).open(path);
+        let file = file.map_err(|error| format!("{}: {error}", path.display()))?;
+        Ok(Target::File { file, path: path.to_owned(), is_new })
+    }
+
+    /// There is no trace.
+    fn give_up(self) {
+        if let Target::File { path, is_new: true, .. } = self {
+            // It is empty.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+
+    fn write(self, trace: &Trace) -> Result<(), String> {
+        let text = serde_json::to_string(trace).map_err(|error| error.to_string())?;
+        match self {
+            Target::Stdout => terminal::print(&(text + "\n")).map_err(|error| error.to_string()),
+            Target::File { mut file, path, .. } => {
+                // A device has no length to set.
+                let emptied = if file.metadata().is_ok_and(|of| of.is_file()) {
+                    file.set_len(0)
+                } else {
+                    Ok(())
+                };
+                let written = emptied.and_then(|()| file.write_all(text.as_bytes()));
+                written.map_err(|error| format!("{}: {error}", path.display()))?;
+                let said = terminal::print(&printable::lines(&summary(trace, &path)));
+                said.map_err(|error| error.to_string())
+            }
+        }
+    }
+}
+
+fn summary(trace: &Trace, path: &Path) -> String {
+    let names = |kind: &str| trace.events.iter().filter(|event| event.name == kind).count();
+    let (gpus, tracks) = (names("process_name"), names("thread_name"));
+    let lost = match trace.about.lost_events {
+        0 => String::new(),
+        lost => format!(
+            "the first {lost} events had no room, so the trace begins after them; a shorter one has all\n"
+        ),
+    };
+    format!(
+        "{}: {:.1} s, GPUs: {gpus}, tenants: {}, events: {}; open it at https://ui.perfetto.dev or chrome://tracing\n{lost}",
+        path.display(),
+        trace.about.duration_us / 1e6,
+        tracks.saturating_sub(gpus),
+        trace.events.len() - gpus - tracks,
+    )
+}
+
+/// Runs `tessera trace`.
+///
+/// # Errors
+/// No runtime, or the file.
+pub(crate) fn main(args: &Args, config: &Config) -> anyhow::Result<ExitCode> {
+    let target = Target::open(&args.output).map_err(anyhow::Error::msg)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let limit = BEYOND + Duration::from_secs(args.seconds.into());
+    let client = Client::beside(&config.paths.admin).with_limit(limit);
+    let seconds = args.seconds.to_string();
+    let path = format!("/api/v1/trace{}", query(&[("seconds", &seconds)]));
+    let error = match runtime.block_on(client.get::<Trace>(&path)) {
+        Ok(trace) => {
+            target.write(&trace).map_err(anyhow::Error::msg)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        Err(error) => error,
+    };
+    target.give_up();
+    let (text, status) = match Unreachable::of_api(&error, &config.paths.admin) {
+        Some(silent) => (silent.sentence(config), silent.exit_status()),
+        None => (error.to_string(), error.exit()),
+    };
+    eprintln!("tessera: {}", printable::line(&text));
+    Ok(ExitCode::from(status))
+}
+
+/// Runs `kubectl tessera trace`.
+pub(crate) async fn of_fleet(
+    fleet: &Fleet,
+    common: &Common,
+    args: &Args,
+) -> Result<ExitCode, Failure> {
+    let target = Target::open(&args.output).map_err(Failure::failed)?;
+    let namespace = common.namespace.as_deref().unwrap_or_default();
+    let traces = async {
+        let traces = fleet.traces(common.one_node()?, namespace, args.seconds).await?;
+        Ok::<_, Failure>(answered(traces)?)
+    };
+    match traces.await {
+        Ok((traces, silent)) => {
+            target.write(&Trace::joined(traces)).map_err(Failure::failed)?;
+            for line in silent {
+                eprintln!("{}", printable::line(&line));
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+        Err(failure) => {
+            target.give_up();
+            Err(failure)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_cannot_be_written_is_refused_and_one_that_stays_empty_is_removed() {
+        let dir = std::env::temp_dir().join(format!("tessera-trace-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let refused = Target::open(&dir.join("none/trace.json")).err().unwrap();
+        assert!(refused.contains("none/trace.json: No such file"), "{refused}");
+        let (new, old) = (dir.join("new"), dir.join("old"));
+        Target::open(&new).unwrap().give_up();
+        assert!(!new.exists());
+        std::fs::write(&old, "x".repeat(4096)).unwrap();
+        Target::open(&old).unwrap().give_up();
+        assert_eq!(std::fs::read_to_string(&old).unwrap().len(), 4096);
+        Target::open(&old).unwrap().write(&Trace::begun(5)).unwrap();
+        let trace: Trace = serde_json::from_slice(&std::fs::read(&old).unwrap()).unwrap();
+        assert_eq!(trace, Trace::begun(5));
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn a_trace_that_had_no_room_says_so() {
+        let mut trace = Trace::begun(5);
+        assert!(!summary(&trace, Path::new("t")).contains("no room"));
+        trace.about.lost_events = 7;
+        let text = summary(&trace, Path::new("t"));
+        assert!(text.contains("the first 7 events had no room"), "{text}");
+    }
+}
