@@ -205,6 +205,9 @@ async fn a_trace_shows_both_tenants_of_a_gpu_in_turns_and_ends_with_whoever_aske
     assert!(names[0].contains("/one-0, ") && names[1].contains("/two-0, "), "{names:?}");
     let refused = client.get::<Trace>("/api/v1/trace?seconds=31").await.unwrap_err();
     assert_eq!((refused.exit(), refused.to_string().contains("1 to 30 seconds")), (64, true));
+    node.agent().allocations().arbiter().unwrap().stop();
+    let silent = client.get::<Trace>("/api/v1/trace?seconds=1").await.unwrap_err();
+    assert_eq!((silent.exit(), silent.to_string().contains("arbiter does not answer")), (69, true));
 }
 
 #[tokio::test(flavor = "multi_thread")]
