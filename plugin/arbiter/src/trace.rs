@@ -220,6 +220,7 @@ pub fn items<'a>(events: impl IntoIterator<Item = &'a Event>, from: u64, until: 
         let state = tenants.entry(id).or_insert_with(|| State {
             // Events before this one were lost.
             phase: match note {
+                Note::Closed(Why::Found) => Phase::Out,
                 Note::Closed(_) => Phase::Held(from, None),
                 Note::Late | Note::Ended => Phase::Draining(from),
                 _ => Phase::Out,

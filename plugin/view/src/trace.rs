@@ -87,7 +87,8 @@ pub struct Args {
     /// What a lease's gate said first: `solo`, `open` or `yield`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub gate: String,
-    /// Why it was closed: `idle`, `quantum`, `owed`, `cap`, `newcomer` or `gone`.
+    /// Why it was closed: `idle`, `quantum`, `owed`, `cap` or `newcomer`; empty where it goes on, or its processes are
+    /// gone.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub closed: String,
     /// The new share, thousandths of the GPU, and its policy.

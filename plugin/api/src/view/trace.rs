@@ -129,7 +129,7 @@ fn reason(why: Why) -> &'static str {
         Why::Owed => "owed",
         Why::Cap => "cap",
         Why::Newcomer => "newcomer",
-        Why::Gone => "gone",
+        Why::Found => "found",
     }
 }
 

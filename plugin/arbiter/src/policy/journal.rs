@@ -22,8 +22,8 @@ pub enum Why {
     Cap,
     /// It was alone, and another came.
     Newcomer,
-    /// Not closed by this policy: an arbiter before it left it open, or its processes are gone.
-    Gone,
+    /// It was found to drain: when the trace began, or as an arbiter before this one left it.
+    Found,
 }
 
 /// One thing that happened.
@@ -144,7 +144,7 @@ impl Policy {
             let phase = match tenant.phase {
                 Phase::Out => None,
                 Phase::Held(lease) => Some(Note::Granted(lease.state)),
-                Phase::Draining { .. } => Some(Note::Closed(Why::Gone)),
+                Phase::Draining { .. } => Some(Note::Closed(Why::Found)),
                 Phase::Late { .. } => Some(Note::Late),
             };
             let waits = tenant.wanting.then_some(Note::Waits);

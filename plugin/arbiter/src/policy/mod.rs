@@ -164,7 +164,7 @@ impl Policy {
                 self.gpus[gpu].leases.push(slot);
             }
             self.unreserve(slot);
-            self.note(now, slot, Note::Closed(Why::Gone));
+            self.note(now, slot, Note::Closed(Why::Found));
         }
         self.settle(now, self.mask_of(slot));
     }

@@ -184,3 +184,31 @@ fn a_gpu_that_waits_for_a_bucket_is_idle_for_it_and_one_that_nobody_wants_is_not
     assert_eq!(totals[Cause::Bucket as usize], 5 * MS);
     assert_eq!(totals.iter().sum::<u64>(), 5 * MS);
 }
+
+#[test]
+fn a_trace_that_begins_amid_leases_has_what_stands_from_its_beginning() {
+    let mut policy = Policy::new(Settings::default());
+    let (one, other) = (TenantId(1), TenantId(2));
+    for tenant in [one, other] {
+        policy.join(0, tenant, &[0], burst(500));
+        policy.want(0, tenant);
+    }
+    policy.tick(10 * MS);
+    assert!(policy.tenant(10 * MS, one).is_some_and(|view| view.state == GateState::Closed));
+    let (number, standing) = policy.begin_notes(11 * MS, 64);
+    policy.drained(12 * MS, one, None);
+    let (lost, events) = policy.notes_since(15 * MS, number);
+    let all = cut(standing.iter().chain(&events), 11 * MS, 15 * MS);
+    let mut drawn: Vec<_> = all
+        .iter()
+        .map(|item| (item.from / MS, item.ns.map(|ns| ns / MS), item.tenant, item.kind))
+        .collect();
+    drawn.sort_by_key(|one| one.0);
+    let held = Kind::Lease(Some(GateState::Open), None);
+    let want = [
+        (11, Some(1), Some(one), Kind::Drain),
+        (11, Some(1), Some(other), Kind::Wait),
+        (12, Some(3), Some(other), held),
+    ];
+    assert_eq!((lost, drawn), (0, want.to_vec()));
+}
