@@ -37,6 +37,16 @@ macro_rules! stream_of {
          $stream:ident $($rest:ident)*)) => { Stream::new($stream, $ptsz) };
 }
 
+/// What a launch launches, from its arguments.
+macro_rules! kernel_of {
+    (cuLaunchKernelEx $config:ident $f:ident $($rest:ident)*) => {
+        $f
+    };
+    ($body:ident $f:ident $($rest:ident)*) => {
+        $f
+    };
+}
+
 /// One exported function: the row's class decides what it is handed to.
 macro_rules! export {
     (launch cuLaunchCooperativeKernelMultiDevice $export:ident $flavour:ident
@@ -48,9 +58,9 @@ macro_rules! export {
             $launches: $ty, $devices: $devices_ty, $flags: $flags_ty,
         ) -> CUresult {
             // SAFETY: the caller's own arguments.
-            let streams = unsafe { Stream::of_launches($launches, $devices) };
+            let launches = unsafe { Stream::of_launches($launches, $devices) };
             // SAFETY: the same, for a function of this very signature.
-            launch::on_several(&real::$export, streams, |real| unsafe {
+            launch::on_several(&real::$export, launches, |real| unsafe {
                 real($launches, $devices, $flags)
             })
         }
@@ -84,14 +94,15 @@ macro_rules! export {
         /// As the driver's.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $export($($arg: $ty),*) -> CUresult {
-            /// A first launch, a closed gate, pass-through: apart, and called with the very same
+            /// A first launch, a closed gate, a frame to be charged, pass-through: apart, and called with the very same
             /// arguments, so that the hot path leaves them where they are.
             #[cold]
             #[inline(never)]
             unsafe extern "C" fn otherwise($($arg: $ty),*) -> CUresult {
                 // SAFETY: the caller's own arguments, for a function of this very signature.
                 let call = |real: unsafe extern "C" fn($($ty),*) -> CUresult| unsafe { real($($arg),*) };
-                launch::otherwise(&real::$export, stream_of!($flavour $body ($($arg)*)), call)
+                let stream = stream_of!($flavour $body ($($arg)*));
+                launch::otherwise(&real::$export, kernel_of!($body $($arg)*), stream, call)
             }
             match launch::at_once(&real::$export, stream_of!($flavour $body ($($arg)*))) {
                 // SAFETY: as above.

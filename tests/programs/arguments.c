@@ -135,6 +135,7 @@ static word object(const char *name) {
     IS("kernel") return made("cuLibraryGetKernel", object("library"), AT("tessera_test"), 0, 0);
     IS("graph") return made("cuGraphCreate", 0, 0, 0, 0);
     IS("exec") return made("cuGraphInstantiateWithFlags", object("graph"), 0, 0, 0);
+    IS("node") return made("cuGraphAddEmptyNode", object("graph"), 0, 0, 0);
     IS("array") { prepare(structure, "array"); return made("cuArrayCreate_v2", AT(structure), 0, 0, 0); }
     IS("mipmap") { prepare(structure, "array3"); return made("cuMipmappedArrayCreate", AT(structure), 1, 0, 0); }
     IS("pool") { prepare(structure, "allocation"); return made("cuMemPoolCreate", AT(structure), 0, 0, 0); }

@@ -186,6 +186,14 @@ macro_rules! for_each_hook {
                  outcome: *mut CUgraphExecUpdateResult);
             graph cuGraphExecUpdate_v2 { cuGraphExecUpdate_v2 @ 12000 legacy }
                 (exec: CUgraphExec, graph: CUgraph, outcome: *mut CUgraphExecUpdateResultInfo);
+            graph cuGraphExecKernelNodeSetParams_v1 {
+                cuGraphExecKernelNodeSetParams @ 10010 legacy
+            } (exec: CUgraphExec, node: CUgraphNode, params: *const CUDA_KERNEL_NODE_PARAMS_v1);
+            graph cuGraphExecKernelNodeSetParams {
+                cuGraphExecKernelNodeSetParams_v2 @ 12000 legacy
+            } (exec: CUgraphExec, node: CUgraphNode, params: *const CUDA_KERNEL_NODE_PARAMS);
+            graph cuGraphExecNodeSetParams { cuGraphExecNodeSetParams @ 12020 legacy }
+                (exec: CUgraphExec, node: CUgraphNode, params: *mut CUgraphNodeParams);
             graph cuGraphUpload { cuGraphUpload @ 11010 legacy, cuGraphUpload_ptsz @ 11010 ptsz }
                 (exec: CUgraphExec, stream: CUstream);
             graph cuDeviceGraphMemTrim { cuDeviceGraphMemTrim @ 11040 legacy } (dev: CUdevice);

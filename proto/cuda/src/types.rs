@@ -248,8 +248,55 @@ pub struct CUDA_ARRAY_MEMORY_REQUIREMENTS {
 }
 
 /// `CUgraphNodeType`.
+pub const CU_GRAPH_NODE_TYPE_KERNEL: c_int = 0;
 pub const CU_GRAPH_NODE_TYPE_GRAPH: c_int = 4;
 pub const CU_GRAPH_NODE_TYPE_MEM_ALLOC: c_int = 10;
+
+/// `CUDA_KERNEL_NODE_PARAMS_v1` (cuda.h 12.9).
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CUDA_KERNEL_NODE_PARAMS_v1 {
+    pub func: CUfunction,
+    /// Grid, block, bytes of shared memory.
+    pub shape: [c_uint; 7],
+    pub kernelParams: *mut *mut c_void,
+    pub extra: *mut *mut c_void,
+}
+const _: () = assert!(core::mem::size_of::<CUDA_KERNEL_NODE_PARAMS_v1>() == 56);
+
+/// `CUDA_KERNEL_NODE_PARAMS_v2` and, as far as it goes, `_v3` (cuda.h 12.9).
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CUDA_KERNEL_NODE_PARAMS {
+    pub func: CUfunction,
+    /// Grid, block, bytes of shared memory.
+    pub shape: [c_uint; 7],
+    pub kernelParams: *mut *mut c_void,
+    pub extra: *mut *mut c_void,
+    pub kern: CUkernel,
+    pub ctx: CUcontext,
+}
+const _: () = assert!(core::mem::size_of::<CUDA_KERNEL_NODE_PARAMS>() == 72);
+
+impl From<CUDA_KERNEL_NODE_PARAMS_v1> for CUDA_KERNEL_NODE_PARAMS {
+    fn from(v1: CUDA_KERNEL_NODE_PARAMS_v1) -> Self {
+        let CUDA_KERNEL_NODE_PARAMS_v1 { func, shape, kernelParams, extra } = v1;
+        let (kern, ctx) = (core::ptr::null_mut(), core::ptr::null_mut());
+        Self { func, shape, kernelParams, extra, kern, ctx }
+    }
+}
+
+/// `CUgraphNodeParams` (cuda.h 12.9), with a kernel node's.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CUgraphNodeParams {
+    pub r#type: c_int,
+    pub reserved0: [c_int; 3],
+    /// Where `type` is `CU_GRAPH_NODE_TYPE_KERNEL`.
+    pub kernel: CUDA_KERNEL_NODE_PARAMS,
+    pub rest: [u8; 168],
+}
+const _: () = assert!(core::mem::size_of::<CUgraphNodeParams>() == 256);
 
 /// `CUDA_MEM_ALLOC_NODE_PARAMS_v1` (cuda.h 12.9).
 #[repr(C)]

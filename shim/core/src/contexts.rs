@@ -4,7 +4,7 @@
 //! overhead. Allocations carry their context's *serial*, never its handle: the driver reuses handles
 //! as soon as a context is destroyed.
 
-use crate::limits::Local;
+use crate::limits::{Frames, Local};
 use crate::pages::{Table, Zeroed};
 use crate::spin::Spin;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -50,6 +50,8 @@ pub struct Contexts {
     list: Spin<List>,
     /// Moves on when a context goes or changes, so that threads' cached places become void.
     epoch: AtomicU64,
+    /// Handles of kernels with large frames; written under `list`.
+    pub(crate) frames: Frames,
 }
 
 #[derive(Debug)]
@@ -85,6 +87,7 @@ impl Contexts {
         Self {
             list: Spin::new(List { entries: None, promised: 0, last_serial: 0 }),
             epoch: AtomicU64::new(1),
+            frames: Frames::new(),
         }
     }
 
@@ -189,6 +192,20 @@ impl Contexts {
         if let Some(entries) = &mut list.entries {
             change(&mut entries.as_mut_slice()[at].local);
         }
+        self.frames.recount(list.lowest_frame());
+    }
+
+    /// Remembers that a kernel's frame is to be charged at its launch, if it is not yet everywhere. False
+    /// where there is no place for it.
+    pub(crate) fn remember_frame(&self, handle: usize, frame: u32, is_of_every: bool) -> bool {
+        let list = self.list.lock();
+        self.frames.remember(handle, frame, is_of_every, list.lowest_frame())
+    }
+
+    /// The frame of `handle` is charged, or it is another function's now.
+    pub(crate) fn forget_frame(&self, handle: usize, if_of_every: bool) {
+        let list = self.list.lock();
+        self.frames.forget(handle, if_of_every, list.lowest_frame());
     }
 
     /// Every live context's handle.
@@ -210,6 +227,7 @@ impl Contexts {
     }
 
     fn changed(&self) {
+        self.frames.recount(self.list.lock().lowest_frame());
         // Release: pairs with the Acquire in `epoch`.
         self.epoch.fetch_add(1, Ordering::Release);
     }
@@ -220,6 +238,13 @@ impl List {
         let entries = self.entries.as_ref()?.as_slice();
         let at = entries.iter().position(|c| c.handle != 0 && wanted(c))?;
         Some((at, entries[at]))
+    }
+
+    /// The frame that every context is charged; 0 where there is none.
+    fn lowest_frame(&self) -> u32 {
+        let entries = self.entries.as_ref().map_or(&[][..], Table::as_slice);
+        let bases = entries.iter().filter(|c| c.handle != 0 && !c.is_view && c.place.gpu.is_some());
+        bases.map(|c| c.local.frame()).min().unwrap_or(0)
     }
 
     fn remove(&mut self, wanted: impl Fn(&Context) -> bool) -> Option<Context> {

@@ -11,25 +11,31 @@
 //! - by the launch of a kernel with a larger frame, without any call, and for good: "The driver
 //!   automatically increases the per-thread stack size for each kernel launch as needed. This size
 //!   isn't reset back to the original value after each launch". A frame is an attribute of its
-//!   function, so it is looked at where a function's handle comes from, and launches cost nothing: a
-//!   handle whose kernel does not fit is `CUDA_ERROR_OUT_OF_MEMORY`.
+//!   function, so it is looked at where a function's handle comes from. The few handles with a frame beyond
+//!   the default are remembered ([`Frames`]), and charged at their first launch, which is
+//!   `CUDA_ERROR_OUT_OF_MEMORY` where it does not fit. Other launches cost a load. A captured launch is
+//!   one; kernel nodes made by hand are charged at the instantiation or the change of an executable graph.
 //!
 //! The charge of a context is what its limits need now, as the driver reports them, less what they
 //! needed when the first hook looked; it ends with the context. A lowered stack is given back, but not
-//! below the frames; a lowered heap or buffer is not, as no document says that the driver does. Handles out of an enumeration
-//! (`cuModuleEnumerateFunctions`, `cuLibraryEnumerateKernels`) are not looked at; observation sees what
-//! their kernels take.
+//! below the frames; a lowered heap or buffer is not, as no document says that the driver does. Not looked at
+//! are handles out of an enumeration (`cuModuleEnumerateFunctions`, `cuLibraryEnumerateKernels`), launches by
+//! the device, and nodes made by hand in the body of a conditional node; observation sees what their kernels
+//! take.
 #![allow(non_snake_case, reason = "hooks carry the driver's own names")]
 
 use crate::contexts::Place;
+use crate::gate::Stream;
 use crate::memory::footprint;
 use crate::place::{self, Look};
 use crate::quota::{self, Asked};
 use crate::real::{self, Real};
+use crate::spin::Spin;
 use crate::state::{self, Process, Standing};
 use crate::thread::Depth;
 use core::ffi::{c_char, c_int};
 use core::ptr;
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use tessera_cuda::types::*;
 use tessera_region::layout::Kind;
 
@@ -60,7 +66,7 @@ pub struct Local {
     known: bool,
     /// The limits then, which the context's constant pays for.
     base: [u64; LIMITS],
-    /// The largest frame of a function that was handed out.
+    /// The largest frame that is charged.
     frame: u32,
     /// The largest buffers: [`PRINTF`] and [`HEAP`].
     buffers: [u64; 2],
@@ -87,6 +93,106 @@ impl Local {
     /// Bytes charged.
     pub(crate) fn charged(&self) -> u64 {
         self.charged
+    }
+
+    /// The largest frame that is charged.
+    pub(crate) fn frame(&self) -> u32 {
+        self.frame
+    }
+}
+
+/// Handles that are remembered.
+const REMEMBERED: usize = 64;
+/// In [`Remembered::frame`]: a `CUkernel`, which every context may launch. A `CUfunction` is one context's.
+const OF_EVERY: u32 = 1 << 31;
+
+/// Remembered handles that some context is not charged for, for launches to look at before anything else. A
+/// forked child inherits it, and then finds nothing in its own table.
+static UNPAID: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether any remembered handle is to be charged when it is launched.
+#[inline(always)]
+pub(crate) fn any_unpaid() -> bool {
+    UNPAID.load(Ordering::Relaxed) != 0
+}
+
+/// The handles of kernels with large frames. Launches read it without a lock; the lock of the contexts, by
+/// whose charges it is judged, serialises changes.
+#[derive(Debug)]
+pub(crate) struct Frames {
+    cells: [Remembered; REMEMBERED],
+    /// Held while one is charged: of two threads only the first needs the bytes.
+    charging: Spin<()>,
+}
+
+/// `handle` 0 is an unused cell.
+#[derive(Debug)]
+struct Remembered {
+    handle: AtomicUsize,
+    /// Bytes, and [`OF_EVERY`].
+    frame: AtomicU32,
+}
+
+impl Remembered {
+    const fn none() -> Self {
+        Self { handle: AtomicUsize::new(0), frame: AtomicU32::new(0) }
+    }
+
+    fn frame(&self) -> u32 {
+        self.frame.load(Ordering::Relaxed) & !OF_EVERY
+    }
+
+    fn is_of_every(&self) -> bool {
+        self.frame.load(Ordering::Relaxed) & OF_EVERY != 0
+    }
+}
+
+impl Frames {
+    /// None yet.
+    pub(crate) const fn new() -> Self {
+        Self { cells: [const { Remembered::none() }; REMEMBERED], charging: Spin::new(()) }
+    }
+
+    fn find(&self, handle: usize) -> Option<&Remembered> {
+        // Acquire: pairs with the Release in `remember`, so that the frame is this handle's.
+        self.cells.iter().find(|cell| cell.handle.load(Ordering::Acquire) == handle && handle != 0)
+    }
+
+    /// See [`Contexts::remember_frame`](crate::contexts::Contexts::remember_frame); every context is charged
+    /// `lowest`.
+    pub(crate) fn remember(
+        &self,
+        handle: usize,
+        frame: u32,
+        is_of_every: bool,
+        lowest: u32,
+    ) -> bool {
+        let known = self.find(handle);
+        let is_of_every = is_of_every || known.is_some_and(Remembered::is_of_every);
+        if !is_of_every && frame <= lowest {
+            return true;
+        }
+        let unused = || self.cells.iter().find(|cell| cell.handle.load(Ordering::Relaxed) == 0);
+        let Some(cell) = known.or_else(unused) else { return false };
+        let mark = if is_of_every { OF_EVERY } else { 0 };
+        cell.frame.store(frame | mark, Ordering::Relaxed);
+        cell.handle.store(handle, Ordering::Release);
+        self.recount(lowest);
+        true
+    }
+
+    /// See [`Contexts::forget_frame`](crate::contexts::Contexts::forget_frame).
+    pub(crate) fn forget(&self, handle: usize, if_of_every: bool, lowest: u32) {
+        if let Some(cell) = self.find(handle).filter(|cell| if_of_every || !cell.is_of_every()) {
+            cell.handle.store(0, Ordering::Relaxed);
+        }
+        self.recount(lowest);
+    }
+
+    /// What contexts are charged has changed.
+    pub(crate) fn recount(&self, lowest: u32) {
+        let used = self.cells.iter().filter(|cell| cell.handle.load(Ordering::Relaxed) != 0);
+        UNPAID.store(used.filter(|cell| cell.frame() > lowest).count(), Ordering::Relaxed);
     }
 }
 
@@ -159,6 +265,21 @@ impl Current {
         if less > 0 {
             quota::release(self.process, self.gpu, less, Kind::Overhead);
         }
+    }
+
+    /// Charges a frame.
+    fn charge(&self, name: &str, frame: u32) -> CUresult {
+        let mut is_charged = false;
+        self.process.contexts.local(self.handle, |local| is_charged = frame <= local.frame);
+        if is_charged {
+            return CUDA_SUCCESS;
+        }
+        match self.reserve(name, frame, |_| {}) {
+            // Also where a raised limit pays for it: that may be lowered.
+            Ok(reserved) => self.settle(frame, reserved),
+            Err(refusal) => return refusal,
+        }
+        CUDA_SUCCESS
     }
 
     /// Sets aside what the context needs beyond its charge, with `change` made to its limits.
@@ -256,25 +377,99 @@ pub unsafe fn cuCtxSetLimit(
     result
 }
 
-/// A function whose frame is `local_bytes` was handed out; `name` is the call that did.
-fn handed_out(name: &str, local_bytes: c_int) -> CUresult {
+/// `handle`, whose frame is `local_bytes`, was handed out; `name` is the call that did.
+fn handed_out(name: &str, handle: usize, local_bytes: c_int, is_of_every: bool) -> CUresult {
     /// What every context's constant pays for.
     const DEFAULT: u32 = 1024;
     let frame = u32::try_from(local_bytes).unwrap_or(0);
     if frame <= DEFAULT {
+        if let Some(process) = state::armed()
+            && process.contexts.frames.find(handle).is_some()
+        {
+            process.contexts.forget_frame(handle, true); // a handle made again
+        }
         return CUDA_SUCCESS;
     }
+    // The context is noted, so that what it is charged tells what is to be remembered.
     let current = match Current::find() {
         Ok(Some(current)) => current,
         Ok(None) => return CUDA_SUCCESS,
         Err(refusal) => return refusal,
     };
-    match current.reserve(name, frame, |_| {}) {
-        Ok(None) => {}
-        Ok(reserved) => current.settle(frame, reserved),
-        Err(refusal) => return refusal,
+    if current.process.contexts.remember_frame(handle, frame, is_of_every) {
+        return CUDA_SUCCESS;
     }
-    CUDA_SUCCESS
+    current.charge(name, frame)
+}
+
+/// `function`, which may be a `CUkernel`, is about to be launched into `stream`: its frame is charged.
+///
+/// # Errors
+/// `CUDA_ERROR_OUT_OF_MEMORY`: it does not fit, and the launch must not be.
+#[cold]
+pub(crate) fn launching(function: CUfunction, stream: Stream) -> Result<(), CUresult> {
+    let Some(process) = state::armed() else { return Ok(()) };
+    if process.contexts.frames.find(function.addr()).is_none() {
+        return Ok(());
+    }
+    let Some(_depth) = Depth::enter() else { return Ok(()) };
+    let mut context: CUcontext = ptr::null_mut();
+    if !stream.is_default()
+        && let Some(ask) = real::cuStreamGetCtx.get()
+    {
+        // SAFETY: the caller's stream, and a valid place for a handle. Allowed while capturing.
+        unsafe { ask(stream.handle(), &raw mut context) };
+    }
+    launching_in(process, function.addr(), context)
+}
+
+/// As [`launching`], in a context; null is the current one.
+fn launching_in(
+    process: &'static Process,
+    handle: usize,
+    context: CUcontext,
+) -> Result<(), CUresult> {
+    let frames = &process.contexts.frames;
+    let _one_at_a_time = frames.charging.lock();
+    let Some(frame) = frames.find(handle).map(Remembered::frame) else { return Ok(()) };
+    let _current = Pushed::new(context);
+    let Some(current) = Current::find()? else { return Ok(()) };
+    match current.charge("a kernel with much local memory", frame) {
+        CUDA_SUCCESS => process.contexts.forget_frame(handle, false),
+        refusal => return Err(refusal),
+    }
+    Ok(())
+}
+
+/// As [`launching`], for a node of a graph with these parameters; inside a hook.
+pub(crate) fn node(params: &CUDA_KERNEL_NODE_PARAMS) -> Result<(), CUresult> {
+    let Some(process) = state::armed() else { return Ok(()) };
+    // "This field is ignored if func is set" (`CUDA_KERNEL_NODE_PARAMS`, kern and ctx).
+    match params.func.is_null() {
+        true => launching_in(process, params.kern.addr(), params.ctx),
+        false => launching_in(process, params.func.addr(), ptr::null_mut()),
+    }
+}
+
+/// While it lives, a context is current.
+struct Pushed(bool);
+
+impl Pushed {
+    fn new(context: CUcontext) -> Self {
+        let push = real::cuCtxPushCurrent_v2.get().filter(|_| !context.is_null());
+        // SAFETY: a context that the driver or the application has named.
+        Self(push.is_some_and(|push| unsafe { push(context) } == CUDA_SUCCESS))
+    }
+}
+
+impl Drop for Pushed {
+    fn drop(&mut self) {
+        let mut context: CUcontext = ptr::null_mut();
+        if let Some(pop) = real::cuCtxPopCurrent_v2.get().filter(|_| self.0) {
+            // SAFETY: what was pushed, and a valid place for a handle.
+            unsafe { pop(&raw mut context) };
+        }
+    }
 }
 
 /// `CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES`: "The size in bytes of local memory used by each thread of this
@@ -309,7 +504,8 @@ pub unsafe fn cuModuleGetFunction(
         return result;
     }
     // SAFETY: the driver wrote it.
-    handed_out("cuModuleGetFunction", frame_of(unsafe { *function }))
+    let function = unsafe { *function };
+    handed_out("cuModuleGetFunction", function.addr(), frame_of(function), false)
 }
 
 /// CUDA Driver API, "Library Management".
@@ -329,11 +525,11 @@ pub unsafe fn cuKernelGetFunction(
         return result;
     }
     // SAFETY: the driver wrote it.
-    handed_out("cuKernelGetFunction", frame_of(unsafe { *function }))
+    let function = unsafe { *function };
+    handed_out("cuKernelGetFunction", function.addr(), frame_of(function), false)
 }
 
-/// CUDA Driver API, "Library Management": a kernel of every context, and it is the current one that is
-/// most likely to launch it.
+/// CUDA Driver API, "Library Management": a kernel of every context.
 ///
 /// # Safety
 /// As the driver's.
@@ -354,11 +550,13 @@ pub unsafe fn cuLibraryGetKernel(
         return result;
     };
     let mut bytes: c_int = 0;
+    // SAFETY: the driver wrote it.
+    let kernel = unsafe { *kernel };
     // SAFETY: the driver has just named the kernel; a valid place for the value.
-    if unsafe { ask(&raw mut bytes, LOCAL_SIZE, *kernel, device) } != CUDA_SUCCESS {
+    if unsafe { ask(&raw mut bytes, LOCAL_SIZE, kernel, device) } != CUDA_SUCCESS {
         return result;
     }
-    handed_out("cuLibraryGetKernel", bytes)
+    handed_out("cuLibraryGetKernel", kernel.addr(), bytes, true)
 }
 
 /// The current context's device.
@@ -391,6 +589,20 @@ mod tests {
         assert!(local().due(&stack(u64::MAX), 0, THREADS) > 1 << 60, "more than any quota");
         let framed = Local { frame: 2048, ..local() };
         assert_eq!(framed.due(&stack(0), 0, THREADS), 264 * MIB, "a frame stays");
+    }
+
+    #[test]
+    fn a_function_is_forgotten_once_it_is_charged_and_a_kernel_once_it_is_another() {
+        let frames = Frames::new();
+        assert!(frames.remember(0x10, 2048, false, 0) && frames.remember(0x20, 2048, true, 0));
+        assert!(frames.remember(0x30, 2048, false, 4096) && frames.find(0x30).is_none());
+        frames.forget(0x10, false, 2048);
+        frames.forget(0x20, false, 2048);
+        assert!(frames.find(0x10).is_none() && frames.find(0x20).is_some());
+        frames.forget(0x20, true, 2048);
+        assert!(frames.find(0x20).is_none() && frames.find(0).is_none());
+        assert!((1..=REMEMBERED).all(|handle| frames.remember(handle, 2048, false, 0)));
+        assert!(!frames.remember(0x1000, 2048, false, 0) && frames.remember(1, 4096, false, 0));
     }
 
     #[test]

@@ -238,6 +238,8 @@ asked! { Cuda CUresult;
     cuFuncGetAttribute (value: *mut c_int, attribute: c_int, function: CUfunction);
     cuGraphChildGraphNodeGetGraph (node: CUgraphNode, graph: *mut CUgraph);
     cuGraphGetNodes (graph: CUgraph, nodes: *mut CUgraphNode, count: *mut usize);
+    cuGraphKernelNodeGetParams (node: CUgraphNode, params: *mut CUDA_KERNEL_NODE_PARAMS);
+    cuGraphKernelNodeGetParams_v2 (node: CUgraphNode, params: *mut CUDA_KERNEL_NODE_PARAMS);
     cuGraphMemAllocNodeGetParams (node: CUgraphNode, params: *mut CUDA_MEM_ALLOC_NODE_PARAMS);
     cuGraphNodeGetType (node: CUgraphNode, kind: *mut c_int);
     cuKernelGetAttribute

@@ -1,7 +1,7 @@
 //! Kinds of streams, as far as the gate needs to distinguish them.
 
 use core::ffi::c_void;
-use tessera_cuda::types::{CUlaunchConfig, CUstream};
+use tessera_cuda::types::{CUfunction, CUlaunchConfig, CUstream};
 
 /// A stream, with the default streams by their own handles (CUDA Driver API, "Stream
 /// synchronization behavior"): what NULL means depends on the flavour of the function.
@@ -38,19 +38,20 @@ impl Stream {
         }
     }
 
-    /// Those of `cuLaunchCooperativeKernelMultiDevice`.
+    /// Those of `cuLaunchCooperativeKernelMultiDevice`, each with what is launched.
     ///
     /// # Safety
     /// `launches` is null or points to `devices` elements.
     pub unsafe fn of_launches(
         launches: *const c_void,
         devices: u32,
-    ) -> impl Iterator<Item = Self> + Clone {
+    ) -> impl Iterator<Item = (CUfunction, Self)> + Clone {
         let launches = launches.cast::<LaunchParams>();
         let count = if launches.is_null() { 0 } else { devices };
         (0..count as usize).map(move |at| {
             // SAFETY: the caller's word.
-            Self::new(unsafe { (*launches.add(at)).stream }, false)
+            let launch = unsafe { &*launches.add(at) };
+            (launch.function, Self::new(launch.stream, false))
         })
     }
 
@@ -67,7 +68,7 @@ impl Stream {
 /// `CUDA_LAUNCH_PARAMS` (cuda.h 12.9).
 #[repr(C)]
 struct LaunchParams {
-    function: *mut c_void,
+    function: CUfunction,
     /// Grid, block, bytes of shared memory.
     shape: [u32; 7],
     stream: CUstream,
@@ -105,7 +106,7 @@ mod tests {
         let launches = [params(0x10), params(0), params(0x30)];
         // SAFETY: three elements.
         let streams = unsafe { Stream::of_launches(launches.as_ptr().cast(), 3) };
-        assert!(streams.eq([Stream(0x10), Stream::LEGACY, Stream(0x30)]));
+        assert!(streams.map(|(_, stream)| stream).eq([Stream(0x10), Stream::LEGACY, Stream(0x30)]));
         // SAFETY: null is allowed.
         assert_eq!(unsafe { Stream::of_launches(ptr::null(), 3) }.count(), 0);
     }

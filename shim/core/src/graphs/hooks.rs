@@ -5,6 +5,7 @@ use super::run::{self, Run};
 use super::walk::needs_of;
 use super::{Needs, any_with_memory};
 use crate::gate::{self, Stream};
+use crate::limits;
 use crate::pools::ask::is_capturing;
 use crate::pools::hooks::is_per_thread;
 use crate::quota;
@@ -22,7 +23,10 @@ const INSTANTIATE: &str = "cuGraphInstantiate";
 fn instantiate(graph: CUgraph, pexec: *mut CUgraphExec, call: impl Fn() -> CUresult) -> CUresult {
     let Some(_depth) = Depth::enter() else { return call() };
     let Some(process) = state::armed() else { return call() };
-    let Ok(needs) = needs_of(process, graph) else { return quota::refuse_unnoted(INSTANTIATE) };
+    let needs = match needs_of(process, INSTANTIATE, graph) {
+        Ok(needs) => needs,
+        Err(refusal) => return refusal,
+    };
     let result = call();
     if result != CUDA_SUCCESS || pexec.is_null() {
         return result;
@@ -42,7 +46,10 @@ fn instantiate_and_upload(
 ) -> CUresult {
     let Some(_depth) = Depth::enter() else { return call(params) };
     let Some(process) = state::armed() else { return call(params) };
-    let Ok(needs) = needs_of(process, graph) else { return quota::refuse_unnoted(INSTANTIATE) };
+    let needs = match needs_of(process, INSTANTIATE, graph) {
+        Ok(needs) => needs,
+        Err(refusal) => return refusal,
+    };
     if needs.is_nothing() || pexec.is_null() {
         return call(params);
     }
@@ -204,19 +211,21 @@ pub unsafe fn cuGraphExecDestroy(
 
 /// Updates `exec` from `graph` with `call`, and notes what it may take then.
 fn update(exec: CUgraphExec, graph: CUgraph, call: impl FnOnce() -> CUresult) -> CUresult {
-    if !any_with_memory() {
+    if !any_with_memory() && !limits::any_unpaid() {
         return call();
     }
     let Some(_depth) = Depth::enter() else { return call() };
     let Some(process) = state::armed() else { return call() };
-    if process.graphs.find(exec.addr()).is_none() {
+    let is_known = process.graphs.find(exec.addr()).is_some();
+    if !is_known && !limits::any_unpaid() {
         return call();
     }
-    let Ok(needs) = needs_of(process, graph) else {
-        return quota::refuse_unnoted("cuGraphExecUpdate");
+    let needs = match needs_of(process, "cuGraphExecUpdate", graph) {
+        Ok(needs) => needs,
+        Err(refusal) => return refusal,
     };
     let result = call();
-    if result == CUDA_SUCCESS {
+    if result == CUDA_SUCCESS && is_known {
         // There is room: its own entry is replaced.
         process.graphs.insert(exec.addr(), needs);
     }
@@ -261,6 +270,79 @@ pub unsafe fn cuGraphExecUpdate_v2(
     let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
     // SAFETY: the caller's own arguments.
     update(exec, graph, || unsafe { real(exec, graph, outcome) })
+}
+
+/// Gives a kernel node of an executable graph these parameters with `call`; null ones are the driver's to
+/// refuse.
+fn set_kernel(
+    params: Option<&CUDA_KERNEL_NODE_PARAMS>,
+    call: impl FnOnce() -> CUresult,
+) -> CUresult {
+    if limits::any_unpaid()
+        && let Some(params) = params
+        && let Some(_depth) = Depth::enter()
+        && let Err(refusal) = limits::node(params)
+    {
+        return refusal;
+    }
+    call()
+}
+
+/// CUDA Driver API, "Graph Management": the form of before CUDA 12.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn cuGraphExecKernelNodeSetParams_v1(
+    real: &Real<
+        unsafe extern "C" fn(
+            CUgraphExec,
+            CUgraphNode,
+            *const CUDA_KERNEL_NODE_PARAMS_v1,
+        ) -> CUresult,
+    >,
+    exec: CUgraphExec,
+    node: CUgraphNode,
+    params: *const CUDA_KERNEL_NODE_PARAMS_v1,
+) -> CUresult {
+    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
+    // SAFETY: null, or the caller's own parameters, which the driver reads too.
+    let whole = unsafe { params.as_ref() }.map(|&v1| CUDA_KERNEL_NODE_PARAMS::from(v1));
+    // SAFETY: the caller's own arguments.
+    set_kernel(whole.as_ref(), || unsafe { real(exec, node, params) })
+}
+
+/// CUDA Driver API, "Graph Management".
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn cuGraphExecKernelNodeSetParams(
+    real: &Real<
+        unsafe extern "C" fn(CUgraphExec, CUgraphNode, *const CUDA_KERNEL_NODE_PARAMS) -> CUresult,
+    >,
+    exec: CUgraphExec,
+    node: CUgraphNode,
+    params: *const CUDA_KERNEL_NODE_PARAMS,
+) -> CUresult {
+    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
+    // SAFETY: null, or the caller's own parameters, which the driver reads too; its own arguments.
+    unsafe { set_kernel(params.as_ref(), || real(exec, node, params)) }
+}
+
+/// CUDA Driver API, "Graph Management".
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn cuGraphExecNodeSetParams(
+    real: &Real<unsafe extern "C" fn(CUgraphExec, CUgraphNode, *mut CUgraphNodeParams) -> CUresult>,
+    exec: CUgraphExec,
+    node: CUgraphNode,
+    params: *mut CUgraphNodeParams,
+) -> CUresult {
+    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
+    // SAFETY: null, or the caller's own parameters, which the driver reads too.
+    let kernel = unsafe { params.as_ref() }.filter(|any| any.r#type == CU_GRAPH_NODE_TYPE_KERNEL);
+    // SAFETY: the caller's own arguments.
+    set_kernel(kernel.map(|any| &any.kernel), || unsafe { real(exec, node, params) })
 }
 
 /// CUDA Driver API, "Graph Management": maps the graph's memory.

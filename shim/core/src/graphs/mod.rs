@@ -6,7 +6,8 @@
 //! which the graph will execute is unknown. Mapping is done instead during graph launch" (CUDA
 //! Programming Guide, "Graph Memory Nodes"), or by `cuGraphUpload`. So:
 //!
-//! - instantiation looks through the graph ([`walk`]) and remembers what its nodes may take;
+//! - instantiation looks through the graph ([`walk`]) and remembers what its nodes may take; frames of
+//!   kernels are charged then;
 //! - uploads and launches of a graph that is remembered reserve that and settle ([`run`]);
 //! - all others cost one load: no graph of this process has such nodes.
 

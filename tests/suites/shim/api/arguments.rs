@@ -119,6 +119,7 @@ fn argument(body: &str, name: &str, kind: &str) -> Argument {
         ("CUkernel", _) => place("$kernel"),
         ("CUgraph", _) => place("$graph"),
         ("CUgraphExec", _) => place("$exec"),
+        ("CUgraphNode", _) => place("$node"),
         ("CUarray", _) => place("$array"),
         ("CUmipmappedArray", _) => place("$mipmap"),
         ("CUmemoryPool", _) => place("$pool"),

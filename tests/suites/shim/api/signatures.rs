@@ -79,12 +79,13 @@ fn rust_type(parameter: &str) -> String {
         "void" => "c_void".to_owned(),
         "size_t" => "usize".to_owned(),
         "unsigned long long" => "c_ulonglong".to_owned(),
-        // Struct versions that are current; those of before CUDA 3.2 are types of their own.
+        // Struct versions that are current; earlier ones are types of their own.
         old @ ("CUdeviceptr_v1"
         | "CUDA_ARRAY_DESCRIPTOR_v1"
         | "CUDA_ARRAY3D_DESCRIPTOR_v1"
         | "CUDA_MEMCPY2D_v1"
-        | "CUDA_MEMCPY3D_v1") => old.to_owned(),
+        | "CUDA_MEMCPY3D_v1"
+        | "CUDA_KERNEL_NODE_PARAMS_v1") => old.to_owned(),
         other => base_name(other).to_owned(),
     };
     let pointer = if constant { "*const " } else { "*mut " };

@@ -88,26 +88,134 @@ fn a_stack_is_charged_for_every_resident_thread_until_it_is_lowered_or_its_conte
 /// "The driver automatically increases the per-thread stack size for each kernel launch as needed. This
 /// size isn't reset back to the original value after each launch."
 #[test]
-fn a_kernels_frame_is_charged_where_its_handle_comes_from() {
-    for from in ["kernel", "library"] {
+fn a_kernels_frame_is_charged_at_its_first_launch() {
+    for from in ["kernel", "library", "cukernel"] {
         let (sim, pages, mut witness) = machine(GIB);
         let before = witness.must("info");
         let mut tenant = tenant(&sim, &pages);
-        tenant.must(&format!("{from} 1024"));
-        assert_eq!(pages.charged(0), 64 * MIB, "{from}: within the default");
-        assert_eq!(tenant.ask(&format!("{from} 8192")).result, OUT_OF_MEMORY, "{from}");
+        let within = tenant.must(&format!("{from} 1024"));
         let function = tenant.must(&format!("{from} 3072"));
-        assert_eq!(pages.charged(0), 64 * MIB + 2048 * THREADS, "{from}");
+        let large = tenant.must(&format!("{from} 8192"));
+        tenant.must(&format!("launch {within}"));
+        assert_eq!(pages.charged(0), 64 * MIB, "{from}: looked up, or within the default");
+        let all = tenant.must(&format!("alloc {}", GIB - 64 * MIB));
+        assert_eq!(tenant.ask(&format!("launch {function}")).result, OUT_OF_MEMORY, "{from}");
+        tenant.must(&format!("launch {within}"));
+        tenant.must(&format!("free {all}"));
+        assert_eq!(tenant.ask(&format!("launch {large}")).result, OUT_OF_MEMORY, "{from}");
+        assert_eq!(pages.charged(0), 64 * MIB, "{from}: refused");
         tenant.must(&format!("launch {function}"));
+        assert_eq!(pages.charged(0), 64 * MIB + 2048 * THREADS, "{from}");
         tenant.must("sync");
         assert_eq!(before - witness.must("info"), pages.charged(0), "{from}");
-        tenant.must(&format!("{from} 2048"));
+        let smaller = tenant.must(&format!("{from} 2048"));
+        tenant.must(&format!("launch {smaller}"));
         tenant.must(&format!("limit {STACK} 1024"));
         assert_eq!(before - witness.must("info"), pages.charged(0), "{from}: it stays");
         assert_eq!(pages.charged(0), 64 * MIB + 2048 * THREADS, "{from}");
         tenant.must("reset 0");
         assert_eq!((pages.charged(0), before - witness.must("info")), (0, 0), "{from}");
+        let said = tenant.finish().stderr;
+        assert!(said.contains("a kernel with much local memory asks for"), "{said}");
     }
+}
+
+#[test]
+fn every_way_to_launch_charges_the_frame() {
+    let (sim, pages, mut witness) = machine(GIB);
+    let before = witness.must("info");
+    for way in 0..9 {
+        let mut tenant = tenant(&sim, &pages);
+        let within = tenant.must("kernel 512");
+        let function = tenant.must("kernel 3072");
+        let large = tenant.must("kernel 8192");
+        tenant.must(&format!("launch {within} {way}"));
+        assert_eq!(tenant.ask(&format!("launch {large} {way}")).result, OUT_OF_MEMORY, "{way}");
+        assert_eq!(pages.charged(0), 64 * MIB, "{way}: looked up only");
+        tenant.must(&format!("launch {function} {way}"));
+        assert_eq!(pages.charged(0), 64 * MIB + 2048 * THREADS, "{way}");
+        tenant.must("sync");
+        assert_eq!(before - witness.must("info"), pages.charged(0), "{way}");
+        tenant.must("reset 0");
+    }
+}
+
+/// A captured launch is one; a node made by hand is charged before an executable graph has it.
+#[test]
+fn a_graph_is_charged_the_frames_of_its_kernels() {
+    let (sim, pages, mut witness) = machine(GIB);
+    let before = witness.must("info");
+    for how in ["capture", "make", "nest", "update", "set 0", "set 1", "set 2"] {
+        let mut tenant = tenant(&sim, &pages);
+        let within = tenant.must("kernel 512");
+        let [function, large] = [3072, 8192].map(|frame| tenant.must(&format!("kernel {frame}")));
+        let (first, more) = how.split_once(' ').unwrap_or((how, ""));
+        let mut exec = 0;
+        let mut charge = |function: u64| {
+            let graph = match first {
+                "capture" => tenant.ask(&format!("capture {function}")),
+                "set" => tenant.ask(&format!("make {within}")),
+                _ => tenant.ask(&format!("make {function}")),
+            };
+            if graph.result != 0 {
+                return graph.result;
+            }
+            let mut graph = graph.values[0];
+            if first == "nest" {
+                graph = tenant.must(&format!("nest {graph}"));
+            }
+            if !matches!(first, "set" | "update") {
+                let made = tenant.ask(&format!("instantiate {graph}"));
+                exec = made.values[0];
+                return made.result;
+            }
+            assert_eq!(pages.charged(0), 64 * MIB, "{how}: no executable graph has it");
+            let other = tenant.must(&format!("make {within}"));
+            exec = tenant.must(&format!("instantiate {other}"));
+            let change = match first {
+                "set" => format!("set {exec} {function} {more}"),
+                _ => format!("update {exec} {graph}"),
+            };
+            tenant.ask(&change).result
+        };
+        assert_eq!(charge(large), OUT_OF_MEMORY, "{how}");
+        assert_eq!(charge(function), 0, "{how}");
+        assert_eq!(pages.charged(0), 64 * MIB + 2048 * THREADS, "{how}");
+        tenant.must(&format!("run {exec}"));
+        tenant.must("sync");
+        assert_eq!(before - witness.must("info"), pages.charged(0), "{how}");
+        tenant.must("reset 0");
+    }
+}
+
+/// A kernel is one of every context.
+#[test]
+fn a_kernel_is_charged_in_each_context_that_launches_it() {
+    let (sim, pages, mut witness) = machine(2 * GIB);
+    let before = witness.must("info");
+    let mut tenant = tenant(&sim, &pages);
+    let kernel = tenant.must("cukernel 2048");
+    for contexts in 1..3 {
+        tenant.must(&format!("launch {kernel}"));
+        tenant.must("sync");
+        assert_eq!(pages.charged(0), contexts * (64 * MIB + 1024 * THREADS));
+        assert_eq!(before - witness.must("info"), pages.charged(0));
+        tenant.must("ctx 0");
+    }
+}
+
+/// The table of handles is bounded. What it has no place for is charged at the look-up.
+#[test]
+fn what_is_not_remembered_is_charged_at_the_look_up() {
+    let (sim, pages, _witness) = machine(GIB);
+    let mut tenant = tenant(&sim, &pages);
+    for _ in 0..64 {
+        tenant.must("kernel 8192");
+    }
+    assert_eq!(pages.charged(0), 64 * MIB);
+    tenant.must("kernel 2048");
+    assert_eq!(pages.charged(0), 64 * MIB + 1024 * THREADS);
+    assert_eq!(tenant.ask("kernel 8192").result, OUT_OF_MEMORY);
 }
 
 /// Whatever limits, frames, contexts and allocations come in what order: the driver holds no more than
@@ -127,6 +235,8 @@ fn what_limits_take_is_charged_whatever_comes_in_what_order() {
             state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) % below
     };
+    // Of the current context.
+    let mut functions = Vec::new();
     let (mut refused, mut done) = (0, 0);
     for step in 0..400 {
         let command = match random(12) {
@@ -134,12 +244,21 @@ fn what_limits_take_is_charged_whatever_comes_in_what_order() {
             3 => format!("limit {HEAP} {}", random(1200) * MIB),
             4 => format!("limit {PRINTF} {}", random(200) * MIB),
             5 => format!("limit {PENDING} {}", random(60_000)),
-            6 => format!("kernel {}", random(7000)),
-            7 => format!("library {}", random(7000)),
+            6 => format!("{} {}", ["kernel", "library"][random(2) as usize], random(7000)),
+            7 if !functions.is_empty() => {
+                let function: u64 = functions[random(functions.len() as u64) as usize];
+                let how = random(3);
+                if how < 2 {
+                    format!("launch {function} {}", how * 8)
+                } else {
+                    format!("capture {function}")
+                }
+            }
             8 => "ctx 0".to_owned(),
             9 if contexts.len() > 1 => {
                 let gone = contexts.pop().expect("more than one");
                 let last = contexts.last().expect("one");
+                functions.clear();
                 tenant.must(&format!("destroy {gone}"));
                 format!("current {last}")
             }
@@ -147,10 +266,11 @@ fn what_limits_take_is_charged_whatever_comes_in_what_order() {
         };
         let reply = tenant.ask(&command);
         match (reply.result, command.split(' ').next()) {
-            (0, Some("ctx")) => contexts.push(reply.values[0]),
-            (0, Some("kernel" | "library")) => {
-                tenant.must(&format!("launch {}", reply.values[0]));
+            (0, Some("ctx")) => {
+                functions.clear();
+                contexts.push(reply.values[0]);
             }
+            (0, Some("kernel" | "library")) => functions.push(reply.values[0]),
             (0, _) => {}
             (OUT_OF_MEMORY, _) => refused += 1,
             (other, _) => panic!("step {step}: {command}: {other}"),

@@ -2,7 +2,7 @@
 
 use super::add::{host, kernel, kernel_v2, mem_ops, memcpy, memset, settable};
 use super::exec::{Exec, Step, flatten};
-use super::kind::{HostParams, KernelParams, KernelParamsV2, Kind, MemOpsParams, Memset};
+use super::kind::{HostParams, Kind, MemOpsParams, Memset};
 use super::{CUgraph, CUgraphNode, Graph, Node};
 use crate::abi::{exports, get, put, put_if};
 use crate::copy::Copy3d;
@@ -10,10 +10,11 @@ use crate::driver::driver;
 use crate::errors::Result;
 use crate::event::Event;
 use crate::handle::{handle, resolve};
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_int, c_uint};
 use tessera_cuda::types::{
-    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUcontext, CUevent, CUgraphExec,
-    CUgraphExecUpdateResultInfo as Info, CUresult,
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_KERNEL_NODE_PARAMS,
+    CUDA_KERNEL_NODE_PARAMS_v1, CUcontext, CUevent, CUgraphExec,
+    CUgraphExecUpdateResultInfo as Info, CUgraphNodeParams, CUresult,
 };
 
 const CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE: CUresult = 910;
@@ -173,11 +174,11 @@ exports! {
             }
         }
     }
-    fn cuGraphExecKernelNodeSetParams(exec: CUgraphExec, node: CUgraphNode, params: *const KernelParams) {
-        set(exec, node, || kernel(&get(params)?))
+    fn cuGraphExecKernelNodeSetParams(exec: CUgraphExec, node: CUgraphNode, params: *const CUDA_KERNEL_NODE_PARAMS_v1) {
+        set(exec, node, || kernel(&get(params.cast())?))
     }
-    fn cuGraphExecKernelNodeSetParams_v2(exec: CUgraphExec, node: CUgraphNode, params: *const KernelParamsV2) {
-        set(exec, node, || kernel_v2(&get(params)?))
+    fn cuGraphExecKernelNodeSetParams_v2(exec: CUgraphExec, node: CUgraphNode, params: *const CUDA_KERNEL_NODE_PARAMS) {
+        set(exec, node, || kernel_v2(&get(params.cast())?))
     }
     fn cuGraphExecMemcpyNodeSetParams(exec: CUgraphExec, node: CUgraphNode, copy: *const Copy3d, _ctx: CUcontext) {
         set(exec, node, || memcpy(copy))
@@ -200,7 +201,7 @@ exports! {
     fn cuGraphExecChildGraphNodeSetParams(exec: CUgraphExec, node: CUgraphNode, graph: CUgraph) {
         set_child(exec, node, graph)
     }
-    fn cuGraphExecNodeSetParams(exec: CUgraphExec, node: CUgraphNode, params: *mut c_void) {
+    fn cuGraphExecNodeSetParams(exec: CUgraphExec, node: CUgraphNode, params: *mut CUgraphNodeParams) {
         set(exec, node, || settable(params.cast())?.ok_or(CUDA_ERROR_NOT_SUPPORTED))
     }
     fn cuGraphNodeSetEnabled(exec: CUgraphExec, node: CUgraphNode, enabled: c_uint) {
