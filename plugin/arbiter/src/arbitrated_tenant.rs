@@ -29,6 +29,8 @@ const NARROW: Duration = Duration::from_micros(250);
 /// so; two such times have one in any case.
 const REMEMBERED_NS: u64 = 20_000_000_000;
 const SAMPLE_NS: u64 = 100_000_000;
+/// What is older than a second is remembered by the second.
+const SPARSE_NS: u64 = 1_000_000_000;
 
 /// Quota pages by allocation: device and inode.
 pub(super) type Served = BTreeMap<String, (u64, u64)>;
@@ -133,8 +135,36 @@ pub(super) struct ArbitratedTenant {
     inherited: Option<(Instant, usize)>,
     /// Until when it waits for those that came to drain.
     inherited_drain: Option<Instant>,
-    /// The newest last.
-    samples: VecDeque<Sample>,
+    samples: Samples,
+}
+
+/// The newest last.
+#[derive(Debug, Default)]
+struct Samples(VecDeque<Sample>);
+
+impl Samples {
+    fn push(&mut self, sample: Sample) {
+        let now_ns = sample.at_ns;
+        self.0.push_back(sample);
+        let begin = now_ns.saturating_sub(REMEMBERED_NS + SPARSE_NS);
+        while self.0.front().is_some_and(|first| first.at_ns < begin) {
+            self.0.pop_front();
+        }
+        // The newest of those that are a second old is what the last second is counted from.
+        let old = now_ns.saturating_sub(SPARSE_NS);
+        let newest = self.0.iter().rposition(|sample| sample.at_ns <= old);
+        if let Some(at) = newest.filter(|at| *at >= 2)
+            && self.0[at - 1].at_ns - self.0[at - 2].at_ns < SPARSE_NS
+        {
+            self.0.remove(at - 1);
+        }
+    }
+
+    /// The last before the last `ns`, or the first.
+    fn before(&self, now_ns: u64, ns: u64) -> Option<&Sample> {
+        let begin = now_ns.saturating_sub(ns);
+        self.0.iter().rev().find(|sample| sample.at_ns <= begin).or(self.0.front())
+    }
 }
 
 /// GPU time of a tenant until a moment, nanoseconds.
@@ -202,7 +232,7 @@ impl ArbitratedTenant {
             roused: false,
             inherited: (in_use > 0).then_some((now + INHERITED_WAIT, in_use)),
             inherited_drain: (in_use > 0).then_some(now + INHERITED_DRAIN),
-            samples: VecDeque::new(),
+            samples: Samples::default(),
         }
     }
 
@@ -315,23 +345,12 @@ impl ArbitratedTenant {
 
     /// Whether [`ArbitratedTenant::sample`] is due.
     pub fn wants_sample(&self, now_ns: u64) -> bool {
-        self.samples.back().is_none_or(|last| now_ns >= last.at_ns.saturating_add(SAMPLE_NS))
+        self.samples.0.back().is_none_or(|last| now_ns >= last.at_ns.saturating_add(SAMPLE_NS))
     }
 
     /// Records the GPU time until now.
     pub fn sample(&mut self, now_ns: u64, totals: &TenantTotals) {
-        self.samples.push_back(Sample::of(now_ns, totals));
-        let begin = now_ns.saturating_sub(REMEMBERED_NS + SAMPLE_NS);
-        while self.samples.front().is_some_and(|first| first.at_ns < begin) {
-            self.samples.pop_front();
-        }
-    }
-
-    /// The last sample before the last `ns`, or the first.
-    fn sample_before(&self, now_ns: u64, ns: u64) -> Option<&Sample> {
-        let begin = now_ns.saturating_sub(ns);
-        let since = self.samples.iter().rev().find(|sample| sample.at_ns <= begin);
-        since.or(self.samples.front())
+        self.samples.push(Sample::of(now_ns, totals));
     }
 
     /// Thousandths of a GPU in which its work ran in the last ten seconds, or in the last twenty where nothing was
@@ -339,13 +358,13 @@ impl ArbitratedTenant {
     pub fn used_millis(&self, now_ns: u64, totals: &TenantTotals) -> Option<u32> {
         let now = Sample::of(now_ns, totals);
         [REMEMBERED_NS / 2, REMEMBERED_NS].into_iter().find_map(|ns| {
-            self.sample_before(now_ns, ns).map_or(Some(0), |before| now.used_millis(before))
+            self.samples.before(now_ns, ns).map_or(Some(0), |before| now.used_millis(before))
         })
     }
 
     /// Thousandths of a GPU that it got in the last `ns`, or since the first sample.
     pub fn got_millis(&self, now_ns: u64, leased_ns: u64, ns: u64) -> u32 {
-        let Some(before) = self.sample_before(now_ns, ns) else { return 0 };
+        let Some(before) = self.samples.before(now_ns, ns) else { return 0 };
         let time = now_ns.saturating_sub(before.at_ns);
         let got = leased_ns.saturating_sub(before.leased_ns);
         let millis = u128::from(got) * 1000 / u128::from(time.max(1));
@@ -360,4 +379,23 @@ fn set(page: &QuotaWriter, word: u32) -> u32 {
         let _ = page.set_gate(gpu, word);
     }
     epoch
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_samples_remember_twenty_seconds_and_the_last_by_the_tenth() {
+        let mut samples = Samples::default();
+        for at_ns in (0..600).map(|n| n * SAMPLE_NS) {
+            samples.push(Sample { at_ns, leased_ns: at_ns, used_ns: 0, measured_ns: 0 });
+            assert!(samples.0.len() <= 32, "{}", samples.0.len());
+            for ns in [SPARSE_NS, REMEMBERED_NS / 2, REMEMBERED_NS] {
+                let since = at_ns - samples.before(at_ns, ns).unwrap().at_ns;
+                let spare = if ns == SPARSE_NS { SAMPLE_NS } else { SPARSE_NS };
+                assert!(since >= ns.min(at_ns) && since < ns + spare, "{since} of {ns} at {at_ns}");
+            }
+        }
+    }
 }
