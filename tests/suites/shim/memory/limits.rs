@@ -244,9 +244,10 @@ fn what_limits_take_is_charged_whatever_comes_in_what_order() {
             3 => format!("limit {HEAP} {}", random(1200) * MIB),
             4 => format!("limit {PRINTF} {}", random(200) * MIB),
             5 => format!("limit {PENDING} {}", random(60_000)),
-            6 => format!("{} {}", ["kernel", "library"][random(2) as usize], random(7000)),
+            6 => format!("{} {}", if random(2) == 0 { "kernel" } else { "library" }, random(7000)),
             7 if !functions.is_empty() => {
-                let function: u64 = functions[random(functions.len() as u64) as usize];
+                let function: u64 =
+                    functions[usize::try_from(random(functions.len() as u64)).unwrap()];
                 let how = random(3);
                 if how < 2 {
                     format!("launch {function} {}", how * 8)
