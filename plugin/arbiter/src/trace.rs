@@ -174,7 +174,7 @@ impl Drop for Tracing {
     }
 }
 
-/// Who waits for the beginning, and for the end.
+/// The askers that wait for the beginning, and those that wait for the end.
 pub(super) type TraceAnswer = SyncSender<Result<Tracing, TraceError>>;
 pub(super) type EndAnswer = (Begun, SyncSender<Noted>);
 

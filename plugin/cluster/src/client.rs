@@ -309,7 +309,7 @@ fn connect(
     let tls = tls.map_err(|error| origin.no_identity(&chain(&error)))?;
     let mut builder = Builder::new(TokioExecutor::new());
     builder.pool_timer(TokioTimer::new()).pool_idle_timeout(IDLE).pool_max_idle_per_host(idle);
-    // `kube` ends the thread by a panic on a token that is no word, which an auth-provider may hold.
+    // `kube` ends the thread by a panic on a token that is not a word, which an auth-provider may hold.
     let auth = catch_unwind(AssertUnwindSafe(|| config.auth_layer()));
     let auth =
         auth.map_err(|_| origin.no_word())?.map_err(|error| origin.no_credentials(&error))?;

@@ -129,9 +129,9 @@ pub fn decide(
         }
         let since = absences.since(record, now);
         let is_init =
-            records.values().any(|other| covers(other, record) && held.contains_key(&other.id));
+            || records.values().any(|other| held.contains_key(&other.id) && covers(other, record));
         let long_gone = now.saturating_duration_since(since) >= grace;
-        if long_gone && !is_init && !in_use(id) {
+        if long_gone && !is_init() && !in_use(id) {
             actions.push(Action::Release(id.clone()));
         }
     }
@@ -159,9 +159,10 @@ fn named(holding: &Holding) -> Holder {
 /// replicas to the next container with more, and lists only the latter. The former runs before it, and again when
 /// the sandbox dies. What kubelet once listed as another pod's is not.
 fn covers(other: &Record, record: &Record) -> bool {
-    let pod =
-        |record: &'_ Record| record.holder.as_ref().map(|h| (h.namespace.clone(), h.pod.clone()));
-    let is_anothers = pod(record).is_some_and(|of| pod(other).is_some_and(|than| of != than));
+    let is_anothers = match (&record.holder, &other.holder) {
+        (Some(of), Some(than)) => (&of.namespace, &of.pod) != (&than.namespace, &than.pod),
+        _ => false,
+    };
     (other.is_live() || record.is_live())
         && !is_anothers
         && other.resource == record.resource

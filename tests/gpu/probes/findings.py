@@ -207,7 +207,7 @@ def _():
     def fill():
         for _ in range(2500):
             on.launch(on.spin, 1000, stream)
-    filler, worst, longest = on.here(fill), 0.0, 0.0
+    filler, worst = on.here(fill), 0.0
     begun = time.monotonic()
     while filler.is_alive():
         worst = max(worst, timed(lambda: on.cuda.code("cuEventQuery", event)))
@@ -219,8 +219,7 @@ def _():
 @belief("records")
 def _():
     """pixeltrack-standalone#218: records of many threads wait for each other: 0.45 us alone."""
-    on, alone = Spinner(), 0.0
-    figures = {}
+    on, figures = Spinner(), {}
     for threads in (1, 4, 16):
         took, lock = [], threading.Lock()
         def body():
@@ -326,7 +325,7 @@ BACKLOG_S = 1.0
 
 def backlog():
     """Kernels of 200 us, two at a time, for as long as is asked; prints how many a second."""
-    on, stream = Spinner(), None
+    on = Spinner()
     stream = on.cuda.stream()
     print("ready", flush=True)
     sys.stdin.readline()

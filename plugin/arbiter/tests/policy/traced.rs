@@ -38,7 +38,7 @@ fn follow(items: &[Item], gpu: u8, of: fn(&Kind) -> bool) -> Result<u64, TestCas
     Ok(these.iter().map(|(from, to)| to - from).sum())
 }
 
-/// Who has a lease or drains one at the end.
+/// The tenants that have a lease, or drain one, at the end.
 fn ended(items: &[Item], until: u64) -> Vec<(u8, Option<TenantId>)> {
     let stands = |item: &&Item| is_leased(&item.kind) && item.from + item.ns.unwrap_or(0) == until;
     let mut all: Vec<_> = items.iter().filter(stands).map(|item| (item.gpu, item.tenant)).collect();

@@ -53,7 +53,7 @@ impl Origin {
         self.of_user("exec, auth-provider", what)
     }
 
-    /// The credential plugin gave what is no credential.
+    /// The credential plugin printed something else than a credential.
     pub fn no_credential(&self, error: &str) -> NoConnection {
         let what = format!("{error}: correct the command, or log in by another way");
         self.of_user("exec", &format!("the command prints no ExecCredential: {what}"))
@@ -236,7 +236,7 @@ fn check_cluster(origin: &Origin, cluster: &Cluster) -> Result<(), NoConnection>
     }
 }
 
-/// As [`check_cluster`]. `kube` ends the thread by a panic on a token that is no word, and takes no file with a line
+/// As [`check_cluster`]. `kube` ends the thread by a panic on a token that is not a word, and takes no file with a line
 /// end, as `kubectl create token` writes it: then this gives a login with the file's token, which is read again when
 /// the API server does not take it any more.
 fn check_login(origin: &Origin, login: &AuthInfo) -> Result<Option<AuthInfo>, NoConnection> {
