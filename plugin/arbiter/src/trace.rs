@@ -9,7 +9,9 @@ use std::sync::mpsc::{Sender, SyncSender, sync_channel};
 
 use nix::sys::eventfd::EventFd;
 
-use super::policy::{Cause, Event, GateState, GpuIndex, Note, Policy, RING, Share, TenantId, Why};
+use super::policy::{
+    Cause, Event, GateState, GpuIndex, Mask, Note, Policy, RING, Share, TenantId, Why, each,
+};
 use super::thread::Order;
 use super::{PATIENCE, reactor};
 
@@ -187,7 +189,7 @@ fn send(orders: &Sender<Order>, waker: &EventFd, order: Order) {
 /// A tenant as its events tell.
 #[derive(Clone, Copy, Debug, Default)]
 struct State {
-    gpus: u128,
+    gpus: Mask,
     wants: bool,
     /// Since when it waits; `None` where it does not, or has a lease.
     waits: Option<u64>,
@@ -299,20 +301,20 @@ impl Drawn {
         }
     }
 
-    fn interval(&mut self, gpus: u128, tenant: Option<TenantId>, from: u64, to: u64, kind: Kind) {
+    fn interval(&mut self, gpus: Mask, tenant: Option<TenantId>, from: u64, to: u64, kind: Kind) {
         let from = from.max(self.from);
         let ns = Some(to.saturating_sub(from));
-        self.items.extend(each(gpus).map(|gpu| Item { gpu, tenant, from, ns, kind }));
+        self.items.extend(indexes(gpus).map(|gpu| Item { gpu, tenant, from, ns, kind }));
     }
 
-    fn instant(&mut self, id: TenantId, gpus: u128, at: u64, kind: Kind) {
+    fn instant(&mut self, id: TenantId, gpus: Mask, at: u64, kind: Kind) {
         let item = |gpu| Item { gpu, tenant: Some(id), from: at, ns: None, kind };
-        self.items.extend(each(gpus).map(item));
+        self.items.extend(indexes(gpus).map(item));
     }
 }
 
-fn each(gpus: u128) -> impl Iterator<Item = GpuIndex> {
-    (0..128_u8).filter(move |gpu| gpus >> gpu & 1 == 1)
+fn indexes(gpus: Mask) -> impl Iterator<Item = GpuIndex> {
+    each(gpus).filter_map(|gpu| GpuIndex::try_from(gpu).ok())
 }
 
 #[cfg(test)]

@@ -148,7 +148,7 @@ impl Policy {
         let lasted = now.saturating_sub(tenant.granted_at);
         let (granted_at, lost) = (tenant.granted_at, lasted.saturating_sub(used.ns));
         let was_idle = tenant.pauses.is_idle();
-        for gpu in super::settle::each(self.mask_of(slot)) {
+        for gpu in super::each(self.mask_of(slot)) {
             let others = self.gpus[gpu].entities.iter().map(|entity| entity.slot);
             let waits =
                 |other: Slot| (other != slot && contends(&self.tenants, other)).then_some(other);

@@ -38,7 +38,7 @@ use std::collections::{BTreeMap, VecDeque};
 use fair::{Gpu, SchedEntity, Virtual};
 pub use idle::{Cause, IdleTotals};
 pub use journal::{Event, Note, RING, Ring, Why};
-use settle::Mask;
+pub(crate) use settle::{Mask, each};
 use tenant::{Phase, Slot, Tenant};
 pub use types::{
     Command, GateState, GpuIndex, MAX_GPUS, MS, Pace, Settings, Share, ShareKind, TenantId,

@@ -7,10 +7,10 @@ use super::tenant::{Phase, Slot, Tenant};
 use super::types::GateState;
 
 /// A set of GPUs.
-pub(super) type Mask = u128;
+pub(crate) type Mask = u128;
 
 /// The GPUs in a set, ascending.
-pub(super) fn each(mut mask: Mask) -> impl Iterator<Item = usize> {
+pub(crate) fn each(mut mask: Mask) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let gpu = mask.trailing_zeros();
         mask &= mask.wrapping_sub(1);
