@@ -5,7 +5,7 @@ use tracing::warn;
 
 use super::Agent;
 use crate::trust::strangers::Stranger;
-use crate::trust::{FindingKind, Trust, list};
+use crate::trust::{FindingKind, Trust};
 use tessera_model::audit::{Actor, Event, What};
 use tessera_model::clock::unix_ms;
 use tessera_model::record::{Holder, Record};
@@ -66,14 +66,6 @@ impl Agent {
     #[must_use]
     pub fn trust_warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
-        for (id, damages) in self.trust.damages() {
-            let Some(record) = self.allocations.record(&id) else { continue };
-            warnings.push(format!(
-                "{}: {}: its quota may not hold; see docs/trust.md",
-                record.name(),
-                list(&damages)
-            ));
-        }
         for uuid in self.inventory.catalogue().gpus.keys() {
             let Some(outside) = self.trust.outside(uuid) else { continue };
             let [first, rest @ ..] = outside.who.as_slice() else { continue };

@@ -1,19 +1,15 @@
 //! Turns findings into reports: cause, owner, and recipients.
 
 use std::cell::OnceCell;
-use std::collections::HashSet;
 use std::time::Instant;
 
 use super::audit::Finding;
-use super::sample::Member;
-use super::{Found, Observer, TELL};
+use super::{Observer, TELL};
 use crate::Agent;
 use crate::trust::cgroup::PodContainer;
-use crate::trust::mounts::{Mounts, Source, Sources};
+use crate::trust::mounts::{Mounts, Source};
 use crate::trust::strangers::Stranger;
-use crate::trust::sweep;
-use crate::trust::sweep::{Report, SweepContext};
-use crate::trust::{FindingKind, Outside, list, maps, pods};
+use crate::trust::{FindingKind, Outside, maps, pods};
 use tessera_kubelet::foreign_plugins::checkpoint;
 use tessera_kubelet::foreign_plugins::checkpoint::Entry;
 use tessera_model::allocation_id::AllocationId;
@@ -49,15 +45,6 @@ impl<'a> Kubelet<'a> {
             AllocationId::of(&entry.resource, entry.device_ids.iter().map(String::as_str))
         });
         ids.into_iter().find(|id| self.agent.allocations().record(id).is_some())
-    }
-
-    /// Whether kubelet gave a container of this pod an allocation that is one of ours.
-    fn holds(&self, place: &PodContainer) -> bool {
-        let is_its = |entry: &&Entry| entry.pod_uid == place.pod_uid;
-        self.entries().iter().filter(is_its).any(|entry| {
-            let ids = entry.device_ids.iter().map(String::as_str);
-            self.agent.allocations().record(&AllocationId::of(&entry.resource, ids)).is_some()
-        })
     }
 
     /// Names a stranger's pod.
@@ -129,7 +116,7 @@ impl Observer {
     pub(super) fn report(&self, record: &Record, uuid: &str, finding: Finding) {
         match finding {
             Finding::NoSlot { pid, bytes } => {
-                let cause = self.cause(record, pid);
+                let cause = self.cause(pid);
                 let why = format!(
                     "process {pid} of the container holds {} and is in no slot of its usage page: \
                      {cause}. The memory counts against the quota, and nothing refuses it more",
@@ -158,16 +145,7 @@ impl Observer {
     }
 
     /// Why a process is in no slot, as far as known.
-    fn cause(&self, record: &Record, pid: u32) -> String {
-        let damages = self.sites().and_then(|sites| {
-            let text = self.procs.mountinfo(pid)?;
-            let preload = self.agent.config().container.inject_file();
-            Some(Mounts::parse(&text).damages(&record.id, preload, &sites))
-        });
-        let damages = damages.unwrap_or_default();
-        if !damages.is_empty() {
-            return list(&damages);
-        }
+    fn cause(&self, pid: u32) -> String {
         match maps::mapped(self.procs.root(), pid) {
             Some(mapped) => mapped.why().to_owned(),
             None => {
@@ -198,99 +176,11 @@ impl Observer {
         self.agent.found(record, None, FindingKind::UsagePage, what, why);
     }
 
-    /// Looks through all containers that hold shares.
-    pub(super) fn sweep(&mut self, allocations: &[Found], now: Instant) {
-        let (agent, sites) = (&self.agent, self.sites());
-        let kubelet = Kubelet::new(agent);
-        let is_live =
-            |id: &AllocationId| super::place(allocations, |(record, _)| &record.id, id).is_some();
-        let context = SweepContext {
-            sources: sites.as_ref(),
-            preload: agent.config().container.inject_file(),
-            is_live: &is_live,
-            holds: &|place| kubelet.holds(place),
-            given: &|place, name| kubelet.given(place, name),
-        };
-        let reports = self.sweep.sweep(&mut self.procs, &context, now);
-        for (id, place) in self.sweep.homes() {
-            if let Some(holder) =
-                agent.allocations().record(id).and_then(|record| record.holder.clone())
-            {
-                agent.trust().learn(&holder.namespace, &holder.pod, &place.pod_uid);
-            }
-        }
-        self.tell_damages(reports);
-    }
-
-    /// Looks at the mounts of tenants' processes that are in no pod, which no sweep finds: now and then,
-    /// and again while something is to be confirmed.
-    pub(super) fn look_at_mounts(
-        &mut self,
-        tenants: &[(&Found, usize)],
-        members: &[Vec<Member>],
-        sites: Option<&Sources>,
-        now: Instant,
-    ) {
-        let Some(sites) = sites else { return };
-        let preload = self.agent.config().container.inject_file();
-        let context = SweepContext {
-            sources: Some(sites),
-            preload,
-            is_live: &|_| true,
-            holds: &|_| false,
-            given: &|_, _| None,
-        };
-        let mut reports = Vec::new();
-        for (((record, _), _), members) in tenants.iter().zip(members) {
-            for member in members {
-                let who = (member.pid, member.start);
-                let Some(identity) = self.procs.living(member.pid) else { continue };
-                // One that neither mounts nor a pod make a container's is a test's, or `docker exec`'s.
-                if identity.place.is_some() || identity.allocations.is_empty() {
-                    continue;
-                }
-                let looked = self.looked.get(&who).map(|at| now.saturating_duration_since(*at));
-                let pause = match self.sweep.waits() {
-                    true => crate::trust::integrity::CONFIRM,
-                    false => sweep::USUAL,
-                };
-                if looked.is_some_and(|ago| ago < pause) {
-                    continue;
-                }
-                self.looked.insert(who, now);
-                reports.extend(self.sweep.look(&self.procs, who, &record.id, None, &context, now));
-            }
-        }
-        let listed: HashSet<u32> = self.listed.values().flatten().copied().collect();
-        self.looked.retain(|(pid, _), _| listed.contains(pid));
-        self.tell_damages(reports);
-    }
-
-    fn tell_damages(&self, reports: Vec<Report>) {
-        for Report { allocation, pid, damages } in reports {
-            self.agent.trust().count(FindingKind::Mount, 1);
-            let Some(record) = self.agent.allocations().record(&allocation) else { continue };
-            let damages = list(&damages);
-            let why = format!(
-                "in the container of process {pid}, {damages}: its quota may not hold. The pod's volumes, \
-                 a process that may mount, or somebody on the node did that"
-            );
-            let what = What::Tampered { what: damages };
-            self.agent.found(&record, None, FindingKind::Mount, what, &why);
-        }
-        self.agent.trust().set_damages(self.sweep.confirmed());
-    }
-
-    /// Where pages and shims lie, by the plugin's own mounts: they may be mounted again at any time.
-    pub(super) fn sites(&self) -> Option<Sources> {
+    /// Where the pages lie, by the plugin's own mounts: they may be mounted again at any time.
+    pub(super) fn pages_source(&self) -> Option<Source> {
         let text = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
-        let own = Mounts::parse(&text);
-        let paths = self.agent.allocations().paths();
-        let at = |path: &std::path::Path| {
-            // As the kernel names it, whatever links lead there.
-            let path = path.canonicalize().ok()?;
-            Source::of(&own, path.to_str()?)
-        };
-        Some(Sources { pages: at(&paths.pages)?, shim: at(&paths.shim)? })
+        // As the kernel names it, whatever links lead there.
+        let pages = self.agent.allocations().paths().pages.canonicalize().ok()?;
+        Source::of(&Mounts::parse(&text), pages.to_str()?)
     }
 }

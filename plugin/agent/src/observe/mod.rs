@@ -43,7 +43,6 @@ use crate::Agent;
 use crate::status_board::StatusBoard;
 use crate::trust::FindingKind;
 use crate::trust::strangers::{Stranger, Strangers};
-use crate::trust::sweep::Sweep;
 use tessera_gpu::{Discovery, GpuProcess};
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::counted::plural;
@@ -58,8 +57,6 @@ const NEWS_RATE: u32 = 1;
 
 /// The first look is left until kubelet has been served.
 const START: Duration = Duration::from_secs(1);
-/// And the first sweep until the node has come to rest.
-const SWEEP_START: Duration = Duration::from_secs(5);
 /// A new allocation has no process yet, and the first that comes is news.
 const FRESH: Duration = Duration::from_millis(100);
 /// What has been looked at rests for so many times as long as that took, so that looking costs at
@@ -128,8 +125,6 @@ struct ObservedTenant {
     launches: u64,
     /// Times that its usage page was found tampered with, as far as reported.
     tamperings: u64,
-    /// When a container of it last started.
-    started_unix_ms: i64,
 }
 
 /// What is known of a tenant on one GPU.
@@ -158,10 +153,6 @@ struct Observer {
     /// Processes of no tenant, by GPU.
     strangers: BTreeMap<String, Strangers>,
     reported_stranger: Option<Instant>,
-    /// What containers still have of what they were given.
-    sweep: Sweep,
-    /// When the mounts of processes outside pods were last looked at.
-    looked: HashMap<(u32, u64), Instant>,
     uses: UseMeter,
 }
 
@@ -179,8 +170,6 @@ impl Observer {
             ending: BTreeSet::new(),
             strangers: BTreeMap::new(),
             reported_stranger: None,
-            sweep: Sweep::new(Instant::now(), SWEEP_START),
-            looked: HashMap::new(),
             uses: UseMeter::new(Instant::now()),
         }
     }
@@ -191,11 +180,7 @@ impl Observer {
         let looks =
             self.gpus.values().map(LookSchedule::due).min().map_or(idle, |due| due.min(idle));
         // Without a tenant there is nobody to look for.
-        if self.tenants.is_empty() {
-            looks
-        } else {
-            looks.min(self.sweep.due()).min(self.uses.due())
-        }
+        if self.tenants.is_empty() { looks } else { looks.min(self.uses.due()) }
     }
 
     fn round(&mut self) {
@@ -221,9 +206,6 @@ impl Observer {
         for (record, region) in &allocations {
             self.meet(record, region, now);
             self.hear_of_tampering(record, region, now);
-        }
-        if !allocations.is_empty() && self.sweep.due() <= now {
-            self.sweep(&allocations, now);
         }
         self.measure_use(&allocations, now);
         let due: Vec<String> = self
@@ -291,15 +273,8 @@ impl Observer {
                 reported: None,
                 launches: 0,
                 tamperings: 0,
-                started_unix_ms: 0,
             };
             self.tenants.insert(record.id.clone(), tenant);
-        }
-        if let Some(tenant) = self.tenants.get_mut(&record.id)
-            && tenant.started_unix_ms != record.started_unix_ms
-        {
-            tenant.started_unix_ms = record.started_unix_ms;
-            self.sweep.started(now);
         }
         if region.observed().departing() && !region.tenant().has_hidden_pids() {
             for grant in &record.grants {
@@ -373,8 +348,7 @@ impl Observer {
         let pids: Vec<u32> = processes.iter().map(|p| p.pid).collect();
         let others = self.listed.get(uuid) != Some(&pids);
         self.listed.insert(uuid.to_owned(), pids);
-        let sites = self.sites();
-        self.procs.set_pages(sites.as_ref().map(|sites| sites.pages.clone()));
+        self.procs.set_pages(self.pages_source());
 
         let mut members: Vec<Vec<Member>> = vec![Vec::new(); tenants.len()];
         let mut strangers = Vec::new();
@@ -433,7 +407,6 @@ impl Observer {
         // Without the host's pids everybody is a stranger.
         let hidden = self.are_pids_hidden(allocations);
         let unsettled = self.judge_strangers(uuid, strangers, hidden, now);
-        self.look_at_mounts(&tenants, &members, sites.as_ref(), now);
 
         let slack = self.agent.config().gpus.audit_slack_bytes;
         let open = unsettled || others;
@@ -595,15 +568,13 @@ impl Observer {
     ) -> Owner {
         let Some(identity) = self.procs.living(process.pid) else { return Owner::Gone };
         let at = |id: &AllocationId| place(tenants, |((record, _), _)| &record.id, id);
-        let home = || identity.place.as_ref().map_or(&[][..], |place| self.sweep.home(place));
         let given = || {
             let (place, name) = (identity.place.as_ref()?, identity.container.as_deref()?);
             kubelet.given(place, name)
         };
         let by_proc = || {
             let mounted = &identity.allocations;
-            let known = if mounted.is_empty() { home() } else { mounted };
-            if known.is_empty() { given().into_iter().collect() } else { known.to_vec() }
+            if mounted.is_empty() { given().into_iter().collect() } else { mounted.clone() }
         };
         let mut elsewhere = None;
         let slot = |at: usize, named| slot_of(&slots[at], named, identity.namespace_pid);

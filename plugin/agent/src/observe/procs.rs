@@ -104,12 +104,6 @@ impl Procs {
         cgroup::place(&self.file(pid, "cgroup")?)
     }
 
-    /// All pids, as far as they can be seen from here.
-    pub fn pids(&self) -> impl Iterator<Item = u32> {
-        let entries = std::fs::read_dir(&self.root).into_iter().flatten().flatten();
-        entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-    }
-
     /// Where proc(5) is mounted.
     #[must_use]
     pub fn root(&self) -> &Path {

@@ -2,27 +2,22 @@
 //! nothing here touches a pod. `docs/trust.md` says how certain each finding is, and what is not seen.
 //!
 //! [`crate::observe`] compares the driver's figures with the ledger and finds processes that are in no
-//! session. This module finds their owners ([`cgroup`], [`pods`]), processes that use a shared GPU without a share
-//! ([`strangers`]), whether containers still have their mounts ([`mounts`], [`integrity`],
-//! [`sweep`]), and why a process goes past the shim ([`maps`]). All of it is read from `/proc` of the host,
+//! session. This module finds their owners ([`mounts`], [`cgroup`], [`pods`]), processes that use a shared GPU without a
+//! share ([`strangers`]), and why a process goes past the shim ([`maps`]). All of it is read from `/proc` of the host,
 //! with no capability but where [`maps`] says so, and nothing below `/proc/<pid>/root` is touched.
 
 pub mod cgroup;
-pub mod integrity;
 pub mod maps;
 pub mod mounts;
 pub mod pods;
 pub mod strangers;
-pub mod sweep;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::kubernetes::Counts;
-use mounts::Damage;
 use tessera_kubelet::pod_resources::Census;
-use tessera_model::allocation_id::AllocationId;
 use tessera_system::locks::lock;
 
 /// Pods whose UIDs are remembered.
@@ -40,18 +35,15 @@ pub enum FindingKind {
     Stranger,
     /// A usage page that cannot be true, was resized, or is held up.
     UsagePage,
-    /// Pages, shim or preload file that were shadowed, replaced or taken away.
-    Mount,
 }
 
 impl FindingKind {
     /// All, in the order of [`Trust::counts`].
-    pub const ALL: [FindingKind; 5] = [
+    pub const ALL: [FindingKind; 4] = [
         FindingKind::Bypass,
         FindingKind::Unaccounted,
         FindingKind::Stranger,
         FindingKind::UsagePage,
-        FindingKind::Mount,
     ];
 
     /// Its name, as a label's value.
@@ -62,7 +54,6 @@ impl FindingKind {
             FindingKind::Unaccounted => "unaccounted",
             FindingKind::Stranger => "stranger",
             FindingKind::UsagePage => "usage_page",
-            FindingKind::Mount => "mount",
         }
     }
 }
@@ -83,7 +74,6 @@ pub struct Outside {
 pub struct Trust {
     counts: [AtomicU64; FindingKind::ALL.len()],
     outside: Mutex<BTreeMap<String, Outside>>,
-    damages: Mutex<BTreeMap<AllocationId, Vec<Damage>>>,
     uids: Mutex<BTreeMap<(String, String), String>>,
     census: Mutex<Option<Arc<Census>>>,
     events: Arc<Counts>,
@@ -122,17 +112,6 @@ impl Trust {
         lock(&self.outside).retain(|uuid, _| looked_at(uuid));
     }
 
-    /// What containers lack of what they were given, by allocation.
-    #[must_use]
-    pub fn damages(&self) -> BTreeMap<AllocationId, Vec<Damage>> {
-        lock(&self.damages).clone()
-    }
-
-    /// See [`Trust::damages`].
-    pub fn set_damages(&self, damages: BTreeMap<AllocationId, Vec<Damage>>) {
-        *lock(&self.damages) = damages;
-    }
-
     /// Remembers the UID of a pod.
     pub fn learn(&self, namespace: &str, pod: &str, uid: &str) {
         let mut uids = lock(&self.uids);
@@ -168,13 +147,6 @@ impl Trust {
     }
 }
 
-/// Damages as a sentence's part.
-#[must_use]
-pub fn list(damages: &[Damage]) -> String {
-    let texts: Vec<String> = damages.iter().map(ToString::to_string).collect();
-    texts.join(", ")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -182,13 +154,10 @@ mod tests {
     #[test]
     fn findings_are_counted_by_kind() {
         let trust = Trust::default();
-        trust.count(FindingKind::Mount, 2);
+        trust.count(FindingKind::UsagePage, 2);
         trust.count(FindingKind::Bypass, 1);
         let counts = trust.counts().map(|(kind, count)| (kind.name(), count));
-        assert_eq!(
-            counts,
-            [("bypass", 1), ("unaccounted", 0), ("stranger", 0), ("usage_page", 0), ("mount", 2)]
-        );
+        assert_eq!(counts, [("bypass", 1), ("unaccounted", 0), ("stranger", 0), ("usage_page", 2)]);
     }
 
     #[test]

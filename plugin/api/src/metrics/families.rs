@@ -134,8 +134,6 @@ families! {
         "How long the container has had no work on a GPU, as scrapes see it: no launch, no GPU time, no waiting for it";
     CONTAINER_PROCESSES: "tessera_container_processes" "" Gauge CONTAINER,
         "Processes of the container that use CUDA now";
-    CONTAINER_DAMAGED: "tessera_container_damaged_mounts" "" Gauge CONTAINER,
-        "Files of the plugin in the container that are now shadowed, replaced, removed or writable";
 
     GPU_INFO: "tessera_gpu" "" Info &["gpu", "uuid", "name", "pci_bus_id", "numa_node"],
         "Product, PCI address and NUMA node of a GPU or MIG instance";

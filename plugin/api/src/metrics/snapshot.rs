@@ -53,8 +53,6 @@ pub(super) struct Snapshot {
     commits: Option<(u64, u64)>,
     adopted: Option<u64>,
     findings: Option<[(trust::FindingKind, u64); trust::FindingKind::ALL.len()]>,
-    /// Damaged mounts of each container, by allocation.
-    damaged: HashMap<String, u64>,
     events: Option<[(&'static str, u64); 3]>,
     /// What uses GPUs beside containers with shares, by UUID, as far as somebody has looked.
     outside: HashMap<String, Outside>,
@@ -93,10 +91,6 @@ impl Snapshot {
             adopted: agent.map(|agent| agent.allocations().adopted() as u64),
             commits: agent.map(|agent| agent.journal().commits().counts()),
             findings: agent.map(|agent| agent.trust().counts()),
-            damaged: agent.map_or_else(HashMap::new, |agent| {
-                let damages = agent.trust().damages().into_iter();
-                damages.map(|(id, list)| (id.to_string(), list.len() as u64)).collect()
-            }),
             events: agent.map(|agent| agent.trust().events().all()),
             outside: agent.map_or_else(HashMap::new, |agent| {
                 let uuids = survey.status.gpus.iter().map(|gpu| &gpu.uuid);

@@ -17,8 +17,8 @@ use crate::random::{self, Random, number_of};
 use crate::suite::Suite;
 use crate::wait;
 
-/// Pods in all; `TESSERA_E2E_PODS`.
-const PODS: usize = 120;
+/// Pods in all; `TESSERA_E2E_PODS`. Each kind of moment comes some four times.
+const PODS: usize = 40;
 /// Not over at a time: some wait for a share.
 const AT_A_TIME: usize = 10;
 
@@ -34,12 +34,11 @@ enum Moment {
 }
 
 impl Moment {
-    fn choose(random: &mut Random) -> Self {
-        match random.below(3) {
-            0 => Moment::Commit,
-            1 => Moment::Pages,
-            _ => Moment::After(random.below(1500)),
-        }
+    /// Each kind once, in any order.
+    fn round(random: &mut Random) -> [Self; 3] {
+        let mut round = [Moment::Commit, Moment::Pages, Moment::After(random.below(1500))];
+        random.shuffle(&mut round);
+        round
     }
 
     /// Waits for the moment, some seconds at most, and kills. Prints whether it came.
@@ -108,8 +107,15 @@ pub fn plugin_is_killed_at_random_moments_of_pod_churn(suite: &Suite<'_>) -> Res
 fn kill(suite: &Suite<'_>, seed: u64, done: &AtomicBool) -> Result<BTreeMap<&'static str, usize>> {
     let mut random = Random::new(seed);
     let mut kills = BTreeMap::new();
+    let mut round = Vec::new();
     while !done.load(Ordering::Relaxed) {
-        let moment = Moment::choose(&mut random);
+        let moment = match round.pop() {
+            Some(moment) => moment,
+            None => {
+                round.extend(Moment::round(&mut random));
+                continue;
+            }
+        };
         let came = suite.host(&moment.script())?;
         let name = match (moment, came.trim()) {
             (Moment::After(_), _) => "at random",

@@ -124,7 +124,6 @@ pub const CASES: &[Case] = cases![
     others::plugin_has_no_rights_to_speak_of,
     others::plugin_without_pids_and_privileges_holds_quotas,
     trust::process_without_a_share_is_flagged_by_its_pods_name,
-    trust::volumes_over_what_a_container_is_given_are_flagged,
     trust::what_concerns_a_pod_is_shown_in_its_description,
     restarts::crash_loop_keeps_the_limit,
     restarts::plugin_pod_is_replaced,

@@ -77,13 +77,7 @@ impl Snapshot {
             })
         })?;
         write_memory(out, &containers, known)?;
-        write_container_totals(out, &containers, known)?;
-        out.family(&f::CONTAINER_DAMAGED, |series| {
-            containers.iter().try_for_each(|one| {
-                let amiss = self.damaged.get(&one.allocation.id).copied().unwrap_or(0);
-                series.gauge(&one.labels(), amiss)
-            })
-        })
+        write_container_totals(out, &containers, known)
     }
 }
 
