@@ -29,6 +29,7 @@ impl Session {
         let submitted = ring.submitted.load(Ordering::Acquire);
         let waits = ring.waits.load(Ordering::Acquire);
         ring.completed.store(submitted, Ordering::Release);
+        ring.writes.forget();
         let channel = locked.state().open_channel(gpu, slot, submitted, waits, at)?;
         locked.commit();
         Some(channel)

@@ -21,6 +21,8 @@ pub const MAX_SLOTS: usize = 512;
 pub const MAX_CHANNELS: usize = 256;
 /// Operations in flight in one channel; a launch beyond them waits, as it does on hardware.
 pub const RING: usize = 1024;
+/// Words of a channel that wait to be written.
+pub const WRITES: usize = 256;
 /// Pieces of device memory that processes share at one time.
 pub const MAX_OBJECTS: usize = 8192;
 /// Interprocess events at one time.
@@ -35,7 +37,7 @@ pub const MAX_CONFIG: usize = 64 * 1024;
 /// "SIMGPU" and two bytes of the layout's family.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"SIMGPU\x01\x00");
 /// Version of everything below.
-pub const VERSION: u32 = 11;
+pub const VERSION: u32 = 12;
 
 /// Bytes of the file (beyond its end) that are locked, never read.
 pub mod lock_bytes {
@@ -88,6 +90,10 @@ pub struct Shared {
     pub gpus: [GpuShared; MAX_GPUS],
     /// GPU time of processes that are gone, by unit.
     pub retired_busy_ns: [AtomicU64; MAX_UNITS],
+    /// The last sign of a GPU thread, CLOCK_MONOTONIC; 0: there is none. See [`crate::writes`].
+    pub served_ns: AtomicU64,
+    /// 1 once there is something for it, a futex.
+    pub gpu_bell: AtomicU32,
     /// The low half of `xids_written`, a futex.
     pub xid_bell: AtomicU32,
     /// XID events written so far.
@@ -244,8 +250,32 @@ pub struct Ring {
     pub waits: AtomicU64,
     /// Copy of the engine's `completed`, of a committed state (Release), for readers without the lock.
     pub completed: AtomicU64,
+    /// Words to be written when an operation is complete.
+    pub writes: Writes,
     /// The operations, by number modulo [`RING`].
     pub entries: [Entry; RING],
+}
+
+/// See [`crate::writes`]. One process adds, the lock's holder takes away.
+#[repr(C)]
+pub struct Writes {
+    /// Words taken away so far, from the first on.
+    pub first: AtomicU64,
+    /// Words added so far; one is published by adding one (Release).
+    pub next: AtomicU64,
+    /// The words, by number modulo [`WRITES`].
+    pub words: [WriteWord; WRITES],
+}
+
+/// One word.
+#[repr(C)]
+pub struct WriteWord {
+    /// The operation after which it is written.
+    pub seq: AtomicU64,
+    /// Where, with 1 added for a word of 4 bytes; 0: it is written.
+    pub address: AtomicU64,
+    /// The word.
+    pub value: AtomicU64,
 }
 
 /// One operation.

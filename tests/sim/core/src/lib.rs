@@ -7,6 +7,7 @@
 //! - [`session`]: attaching, owning a process slot, recovering the slots of the dead.
 //! - [`objects`]: device memory that processes share.
 //! - [`events`]: events that processes share.
+//! - [`writes`]: words that the GPU writes.
 //! - [`memory`], [`channel`], [`inspect`], [`control`]: what a process does with an attached state.
 //!
 //! State advances lazily: a caller that needs to know moves the model to `now` under a lock that the
@@ -31,6 +32,7 @@ pub mod memory;
 pub mod objects;
 pub mod ofd;
 pub mod session;
+pub mod writes;
 
 pub use config::{Config, GpuConfig};
 pub use session::{OpenError, Session};

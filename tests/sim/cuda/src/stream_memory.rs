@@ -1,7 +1,7 @@
 //! Waiting for and writing words of memory: CUDA Driver API, "Stream memory operations".
 //!
-//! A write takes effect when the queue gets there: a caller that then waits for or asks about the queue
-//! does it, and a thread does it for those who only watch the memory. A wait is a host function that
+//! A write takes effect when the queue gets there ([`simgpu::writes`]): the machine's GPU thread does it. Where there is
+//! none, a caller that then waits for or asks about the queue does, and a thread for those who only watch the memory. A wait is a host function that
 //! watches the word: the queue goes on when somebody has written it. Streams may share a queue, so a
 //! wait that only a later operation of another stream would end may never end, as the manual warns
 //! ("may deadlock the application").
@@ -14,10 +14,10 @@ use crate::graph::kind::{Kind, MemOps};
 use crate::host_function::{after, later, until};
 use crate::stream::{Stream, stream};
 use simgpu::engine::Op;
-use std::collections::VecDeque;
+use simgpu::writes::Word;
 use std::ffi::c_uint;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 use tessera_cuda::types::{
     CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUdeviceptr, CUstream,
@@ -61,20 +61,6 @@ mod wait {
 /// "count must be less than 256".
 const MOST: c_uint = 255;
 
-/// Writes that the queue has not reached, oldest first.
-#[derive(Default)]
-pub(crate) struct PendingWrites {
-    count: AtomicUsize,
-    writes: Mutex<VecDeque<Write>>,
-}
-
-#[derive(Clone, Copy)]
-struct Write {
-    seq: u64,
-    address: u64,
-    value: Value,
-}
-
 #[derive(Clone, Copy)]
 enum Value {
     Word(u32),
@@ -89,21 +75,10 @@ impl Value {
         }
     }
 
-    /// Writes it to memory that the driver knows, at an address aligned to its size.
-    fn store(self, address: u64) {
-        // SAFETY: when it was submitted the address lay in memory that the driver knows, aligned;
-        // the caller promises to keep it until the operation is complete.
-        unsafe {
-            match self {
-                Value::Word(v) => (*(address as *const AtomicU32)).store(v, Ordering::Release),
-                Value::Double(v) => (*(address as *const AtomicU64)).store(v, Ordering::Release),
-            }
-        }
-    }
-
     /// Whether a wait for it at `address` is over: comparisons are cyclic.
     fn is_met(self, address: u64, flags: c_uint) -> bool {
-        // SAFETY: as in `store`.
+        // SAFETY: when it was submitted the address lay in memory that the driver knows, aligned;
+        // the caller promises to keep it until the operation is complete.
         let (now, wanted, negative) = unsafe {
             match self {
                 Value::Word(v) => {
@@ -130,24 +105,13 @@ impl Device {
     /// Does the writes that the queue has reached.
     #[inline]
     pub(crate) fn settle_writes(&self) {
-        if self.lane.writes.count.load(Ordering::Acquire) > 0 {
-            self.settle_pending();
-        }
-    }
-
-    #[cold]
-    fn settle_pending(&self) {
-        let Ok(driver) = driver() else { return };
         let channel = self.lane.channel();
-        let mut writes = lock(&self.lane.writes.writes);
-        writes.retain(|w| {
-            let is_due = driver.session.is_complete(channel, w.seq);
-            if is_due {
-                w.value.store(w.address);
-                self.lane.writes.count.fetch_sub(1, Ordering::AcqRel);
-            }
-            !is_due
-        });
+        if let Ok(driver) = driver()
+            && let Some(ring) = driver.session.shared().rings.get(channel as usize)
+            && ring.writes.wait()
+        {
+            driver.session.land_writes(channel);
+        }
     }
 }
 
@@ -229,18 +193,19 @@ fn watch(address: u64, value: Value, flags: c_uint) {
 }
 
 fn write(s: &'static Stream, address: u64, value: Value) -> Result<()> {
-    let cost = driver()?.session.config().costs.marker_ns;
-    let device = s.device();
-    let submit = || {
-        // Before the writes': who holds this one may settle them.
-        let _alone = s.context().owner().calls.alone();
-        let mut writes = lock(&device.lane.writes.writes);
-        let seq = s.submit_held(Op::Mark(cost), None)?;
-        writes.push_back(Write { seq, address, value });
-        device.lane.writes.count.fetch_add(1, Ordering::AcqRel);
-        Ok(seq)
+    let session = &driver()?.session;
+    let cost = session.config().costs.marker_ns;
+    let word = match value {
+        Value::Word(v) => Word::Short(v),
+        Value::Double(v) => Word::Long(v),
     };
-    after(s, submit)
+    after(s, || {
+        let _alone = s.context().owner().calls.alone();
+        let _writer = lock(&s.device().lane.writer);
+        let seq = s.submit_held(Op::Mark(cost), None)?;
+        session.write_after(s.device().lane.channel(), seq, address, word);
+        Ok(seq)
+    })
 }
 
 /// A caller's batch, checked.

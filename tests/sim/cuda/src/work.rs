@@ -3,7 +3,6 @@
 use crate::driver::{Device, Driver, driver, lock};
 use crate::errors::Result;
 use crate::event::Event;
-use crate::stream_memory::PendingWrites;
 use simgpu::engine::{Op, QUEUES};
 use simgpu::layout::RING;
 use std::collections::VecDeque;
@@ -19,8 +18,8 @@ pub(crate) struct Lane {
     /// One more than each queue's last host function; 0: none.
     last_host: [AtomicU64; QUEUES],
     submitter: Mutex<Submitter>,
-    /// Memory writes that the queue has not reached.
-    pub writes: PendingWrites,
+    /// Who adds a word to be written.
+    pub writer: Mutex<()>,
 }
 
 #[derive(Default)]
@@ -61,7 +60,7 @@ impl Default for Lane {
             channel: AtomicU32::new(CLOSED),
             last_host: Default::default(),
             submitter: Mutex::default(),
-            writes: PendingWrites::default(),
+            writer: Mutex::default(),
         }
     }
 }

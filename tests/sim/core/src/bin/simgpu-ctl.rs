@@ -3,6 +3,7 @@
 use simgpu::faults::{ERRORS, RECOVERY};
 use simgpu::{Config, Session};
 use std::process::ExitCode;
+use std::sync::atomic::AtomicBool;
 
 const USAGE: &str = "\
 usage: simgpu-ctl COMMAND
@@ -21,6 +22,7 @@ usage: simgpu-ctl COMMAND
   fail GPU FUNCTION ERROR|ok
                       let an NVML function (`all`: each) fail for a GPU, or for its instance as
                       GPU:INSTANCE: unknown, not-supported, lost, timeout, ..., or a number; or work again
+  serve               write the words that processes have the GPUs write, as long as this runs
   driver unload|load  take the driver away from NVML, or bring it back
   config              print the configuration that the state was created with
 ";
@@ -77,6 +79,10 @@ fn run(args: &[&str]) -> Result<(), String> {
         ["reset", gpu] => {
             let s = session()?;
             s.reset_gpu(gpu_index(&s, gpu)?);
+            Ok(())
+        }
+        ["serve"] => {
+            session()?.serve(&AtomicBool::new(false));
             Ok(())
         }
         ["driver", what @ ("unload" | "load")] => {

@@ -117,6 +117,11 @@ impl Session {
 }
 
 impl Locked<'_> {
+    /// The process slot, once claimed.
+    pub(crate) fn slot(&self) -> Option<usize> {
+        self.session.slot()
+    }
+
     /// The engine, as of the last [`Locked::advance`] or the last commit of anyone.
     pub(crate) fn state(&mut self) -> &mut State {
         // SAFETY: the lock is held and `&mut self` excludes a second reference.

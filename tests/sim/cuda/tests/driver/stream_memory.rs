@@ -12,6 +12,7 @@ scenarios! {
     what_can_not_be_done_is_refused
     a_batch_is_a_graph_node
     a_kernel_runs_until_the_host_writes
+    the_gpu_writes_without_a_thread_of_the_process
 }
 
 const GEQ: c_uint = 0;
@@ -46,6 +47,28 @@ struct MemOp(u32, u64, u64, u32, u64, u64);
 
 mod body {
     use super::*;
+
+    /// What watches the words here calls no driver, and no thread of the driver's is there that would.
+    pub fn the_gpu_writes_without_a_thread_of_the_process() {
+        let _gpu = simgpu::writes::GpuThread::start(simgpu::Session::open().unwrap()).unwrap();
+        retain(0);
+        let (s, (at, words)) = (new_stream(), pinned());
+        let begun = std::time::Instant::now();
+        for n in 1..=600u32 {
+            ok(launch(kernel("plain"), 1, s, std::ptr::null_mut()));
+            let write = |s: Handle| cuda!(cuStreamWriteValue32_v2(s => Handle, at => u64, n => u32, 0 => c_uint));
+            ok(write(s));
+        }
+        while words[0].load(Ordering::Acquire) != 600 {
+            assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", words[0]);
+            std::thread::yield_now();
+        }
+        let threads = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+        let names = threads.map(|task| std::fs::read_to_string(task.path().join("comm")).unwrap());
+        let names: Vec<String> = names.collect();
+        assert!(!names.iter().any(|name| name.trim() == "simgpu-host"), "{names:?}");
+        ok(cuda!(cuStreamSynchronize(s => Handle)));
+    }
 
     pub fn a_stream_waits_until_the_host_writes() {
         retain(0);
