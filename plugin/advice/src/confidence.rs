@@ -19,7 +19,6 @@ pub enum Confidence {
 pub(crate) struct Seen {
     /// Over all pods.
     pub observed_ms: u64,
-    /// Pods.
     pub pods: usize,
     /// The hours of the day that were seen, a bit each.
     pub hours: u32,
@@ -27,7 +26,6 @@ pub(crate) struct Seen {
 
 impl Confidence {
     /// As it is printed.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Confidence::Low => "low",

@@ -14,7 +14,6 @@ pub(crate) enum Part<'a> {
     Whole,
     /// That of this request of a claim.
     Request(&'a str),
-    /// That of this resource.
     Resource(&'a str),
     /// This one, where two are called the same.
     Allocation(&'a str),

@@ -2,7 +2,6 @@
 
 /// The smallest of the values that covers `percent` of all weight: that much weight has this value or less.
 /// `None` where nothing has any weight.
-#[must_use]
 pub fn percentile<V: Copy + Ord>(
     values: impl IntoIterator<Item = (V, u64)>,
     percent: u32,

@@ -30,7 +30,6 @@ const REFUSED_MARGIN: u64 = 10;
 
 /// Advice for every workload and container in question, in order of names. An empty list means that nothing of
 /// what was asked for was seen or lives.
-#[must_use]
 pub fn recommend(
     observed: &[Observed<'_>],
     settings: &Advice,

@@ -58,7 +58,6 @@ struct Bucket {
 /// highest memory in the window and of the GPU time wanted within the hour, and nothing while the container was
 /// idle: without work on a GPU for longer than `idle_after`. What it did on the CPU does not matter. Buckets of any
 /// length give the same, because an hour is compared with an hour.
-#[must_use]
 pub fn waste(observed: &[Observed<'_>], settings: &Advice, question: &Question<'_>) -> Waste {
     let mut holders = holders(observed, question);
     let price = settings.price_per_gpu_hour();

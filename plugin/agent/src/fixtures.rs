@@ -32,7 +32,6 @@ pub const MEMORY: u64 = 16 * GIB;
 ///
 /// # Panics
 /// Never, while its keys are keys.
-#[must_use]
 pub fn config(dir: &Path, sells_claims: bool) -> Config {
     let at = |name: &str| dir.join(name).display().to_string();
     Config::parse(&format!(
@@ -54,7 +53,6 @@ pub fn config(dir: &Path, sells_claims: bool) -> Config {
 ///
 /// # Panics
 /// Where `dir` cannot be written.
-#[must_use]
 pub fn open(dir: &Path, engines: Vec<Arc<dyn Engine>>, sells_claims: bool) -> Arc<Agent> {
     let config = config(dir, sells_claims);
     let home = config.paths.shim.join("v1");
@@ -88,7 +86,6 @@ pub enum Step {
 
 impl Step {
     /// The step that a number stands for: any number is one.
-    #[must_use]
     pub fn of(number: u64) -> Self {
         let mut rest = number;
         let mut next = |most: u64| {
@@ -140,7 +137,6 @@ impl Step {
 }
 
 /// The replicas of a set.
-#[must_use]
 pub fn ids(set: u8) -> Vec<String> {
     (0..4).filter(|bit| set >> bit & 1 == 1).map(|bit| Replica::id(GPU, bit)).collect()
 }

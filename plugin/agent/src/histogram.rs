@@ -34,7 +34,6 @@ impl Histogram {
     }
 
     /// As it is now.
-    #[must_use]
     pub fn counts(&self) -> Counts {
         let bounds = BOUNDS.into_iter().chain([f64::INFINITY]);
         let counts = self.counts.iter().map(|count| count.load(Ordering::Relaxed));

@@ -6,7 +6,6 @@ use tessera_model::record::Holder;
 use tessera_model::sharing::Compute;
 
 /// What a compute share means.
-#[must_use]
 pub fn compute_policy(compute: Compute) -> admin::ComputePolicy {
     match compute {
         Compute::Burst => admin::ComputePolicy::Burst,
@@ -16,7 +15,6 @@ pub fn compute_policy(compute: Compute) -> admin::ComputePolicy {
 }
 
 /// What an allocation is of a claim.
-#[must_use]
 pub fn claim(share: &ClaimShare) -> admin::Claim {
     admin::Claim {
         namespace: share.namespace.clone(),
@@ -34,7 +32,6 @@ pub fn claim(share: &ClaimShare) -> admin::Claim {
 }
 
 /// The container that holds an allocation.
-#[must_use]
 pub fn holder(holder: &Holder) -> admin::Holder {
     admin::Holder {
         namespace: holder.namespace.clone(),

@@ -11,7 +11,6 @@ use tessera_system::locks::lock;
 /// A call of kubelet's that is timed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Call {
-    /// Allocate.
     Allocate,
     /// PreStartContainer.
     PreStart,
@@ -37,7 +36,6 @@ impl Outcome {
     pub const ALL: [Outcome; 3] = [Outcome::Ok, Outcome::Refused, Outcome::Failed];
 
     /// As a label has it.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Outcome::Ok => "ok",
@@ -65,7 +63,6 @@ pub struct Meters {
 /// Reloads of the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reloads {
-    /// Taken.
     pub taken: u64,
     /// Refused, the last good one stayed.
     pub refused: u64,
@@ -77,7 +74,6 @@ pub struct Reloads {
 
 impl Meters {
     /// Of a plugin that starts now.
-    #[must_use]
     pub fn new(now_unix_ms: i64) -> Self {
         Meters { configured_unix_ms: AtomicI64::new(now_unix_ms), ..Meters::default() }
     }
@@ -92,7 +88,6 @@ impl Meters {
     }
 
     /// Counts of a call, by resource and outcome.
-    #[must_use]
     pub fn calls(&self, call: Call) -> Vec<(Arc<str>, Outcome, Counts)> {
         let calls = lock(&self.calls);
         let of_it = calls.iter().filter(|((kind, ..), _)| *kind == call);
@@ -111,7 +106,6 @@ impl Meters {
     }
 
     /// See [`Reloads`].
-    #[must_use]
     pub fn reloads(&self) -> Reloads {
         Reloads {
             taken: self.reloads.load(Ordering::Relaxed),

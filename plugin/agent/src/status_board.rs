@@ -95,14 +95,12 @@ impl StatusBoard {
     }
 
     /// The problems, in the order of topics.
-    #[must_use]
     pub fn conditions(&self) -> Vec<String> {
         lock(&self.conditions).values().map(|(text, _)| text.clone()).collect()
     }
 
     /// The problems with their ages, in the order of topics, then those of single subjects, then what was noted and is
     /// no older than [`GRAVE`].
-    #[must_use]
     pub fn warnings(&self, now_unix_ms: i64) -> Vec<Warning> {
         // A clock that was set back makes nothing younger than it is, and nothing stay.
         let standing = |(text, since): &(String, i64)| Warning {
@@ -165,7 +163,6 @@ impl StatusBoard {
     }
 
     /// Pods that were refused, no longer ago than [`GRAVE`].
-    #[must_use]
     pub fn refused(&self, now_unix_ms: i64) -> Vec<Refused> {
         let mut all = lock(&self.refused);
         for one in all.iter_mut() {
@@ -194,7 +191,6 @@ impl StatusBoard {
 
     /// Directories that were removed although this process has them mounted: until the pod is another, nothing that
     /// needs them can start.
-    #[must_use]
     pub fn removed(&self) -> Vec<String> {
         let standing = lock(&self.standing);
         let removed = standing.iter().filter(|((_, kind), _)| *kind == REMOVED);
@@ -259,7 +255,6 @@ impl StatusBoard {
     }
 
     /// GPUs that are left out because they do not answer, and since when, Unix milliseconds.
-    #[must_use]
     pub fn silent(&self) -> Vec<(SilentGpu, i64)> {
         lock(&self.silent).clone()
     }
@@ -280,7 +275,6 @@ impl StatusBoard {
     }
 
     /// How the DRA driver stands; `None` where there is none.
-    #[must_use]
     pub fn dra(&self) -> Option<DraStatus> {
         lock(&self.dra).clone()
     }
@@ -291,13 +285,11 @@ impl StatusBoard {
     }
 
     /// Whether the history could last be stored; `None` where it is off, or before the first time.
-    #[must_use]
     pub fn history_writing(&self) -> Option<bool> {
         *lock(&self.history_writing)
     }
 
     /// How it is found out what other plugins sell; empty where nobody looks.
-    #[must_use]
     pub fn others_seen_by(&self) -> &'static str {
         *lock(&self.others_seen_by)
     }

@@ -17,7 +17,6 @@ pub enum SteerError {
     /// The capacity rule.
     #[error("{0}")]
     NoRoom(String),
-    /// The ledger.
     #[error(transparent)]
     Ledger(#[from] CommitError),
 }

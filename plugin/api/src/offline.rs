@@ -37,7 +37,6 @@ pub(crate) struct Books {
 
 /// Pods with their limits, as `tessera status` has them: by the pages, with the names that the ledger knows. No
 /// GPUs, and of GPU time nothing. What could not be read is among the warnings.
-#[must_use]
 pub fn status(config: &Config) -> StatusResponse {
     let mut warnings = Vec::new();
     let books = match books(&config.paths.ledger) {

@@ -22,7 +22,6 @@ pub(crate) const CREDENTIALS: &str = "/var/run/secrets/kubernetes.io/serviceacco
 pub struct Server {
     /// Host name or address.
     pub host: String,
-    /// Port.
     pub port: u16,
     /// The token, read again for each request: kubelet renews it.
     pub token: PathBuf,
@@ -32,7 +31,6 @@ pub struct Server {
 
 impl Server {
     /// As kubelet tells a pod; `None` outside of pods, and in those without a service account's token.
-    #[must_use]
     pub fn of_pod() -> Option<Self> {
         let dir = Path::new(CREDENTIALS);
         let (token, authority) = (dir.join("token"), dir.join("ca.crt"));
@@ -87,7 +85,6 @@ pub(crate) enum NoConnection {
 impl Access {
     /// What the environment offers: a pod's service account, or else the files that `KUBECONFIG` names. `None`
     /// where there is neither.
-    #[must_use]
     pub fn of_environment() -> Option<Self> {
         let files = || {
             let names = std::env::var_os("KUBECONFIG")?;

@@ -29,9 +29,6 @@ pub fn read<T: DeserializeOwned>(text: &[u8], times: usize) -> serde_json::Resul
 
 /// As [`read`], for a text that is one of several: `left` is what all of them may still take in memory, in bytes, and
 /// 0 where this one took too much.
-///
-/// # Errors
-/// As [`read`].
 pub(crate) fn read_part<T: DeserializeOwned>(
     text: &[u8],
     times: usize,

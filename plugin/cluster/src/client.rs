@@ -83,7 +83,6 @@ impl fmt::Debug for Client {
 
 impl Client {
     /// For requests that may take `limit` each, connecting included.
-    #[must_use]
     pub fn new(access: impl Into<Access>, limit: Duration) -> Self {
         Client {
             access: Arc::new(access.into()),
@@ -95,7 +94,6 @@ impl Client {
     }
 
     /// Keeps so many connections for the next requests, for one that asks much at once.
-    #[must_use]
     pub(crate) fn keeping(self, idle: usize) -> Self {
         Client { idle, ..self }
     }
@@ -106,9 +104,6 @@ impl Client {
 
     /// Whether requests carry a bearer token of their user: not those of a kubeconfig with a client certificate, nor
     /// those that impersonate another user (`as`).
-    ///
-    /// # Errors
-    /// See [`ApiError`].
     pub(crate) async fn has_token(&self, call: &Call) -> Result<bool, ApiError> {
         Ok(self.connection(call).await?.has_token)
     }
@@ -149,9 +144,6 @@ impl Client {
     }
 
     /// A client of `kube` for calls that need more than a request and its answer.
-    ///
-    /// # Errors
-    /// See [`ApiError`].
     pub(crate) async fn upgradable(&self, call: &Call) -> Result<kube::Client, ApiError> {
         let (access, limit, idle) = (Arc::clone(&self.access), self.limit, self.idle);
         let connection = blocking(call, move || connect(&access, limit, idle, true)).await?;
@@ -159,7 +151,6 @@ impl Client {
     }
 
     /// The requests so far, of all clones.
-    #[must_use]
     pub fn requests(&self) -> BTreeMap<(Verb, Kind), Outcomes> {
         self.counts.all()
     }
@@ -170,9 +161,6 @@ impl Client {
     }
 
     /// The body of a successful answer.
-    ///
-    /// # Errors
-    /// See [`ApiError`].
     pub(crate) async fn send(&self, call: &Call, request: Request) -> Result<Bytes, ApiError> {
         let connection = self.counted_connection(call).await?;
         let exchange = async {
@@ -184,9 +172,6 @@ impl Client {
     }
 
     /// The body of a successful answer, of which only the beginning has to come in time.
-    ///
-    /// # Errors
-    /// See [`ApiError`].
     pub(crate) async fn stream(&self, call: &Call, request: Request) -> Result<Body, ApiError> {
         let connection = self.counted_connection(call).await?;
         self.limited(call, self.begin(call, &connection, request)).await

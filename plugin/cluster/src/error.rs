@@ -26,7 +26,6 @@ pub enum Verb {
 
 impl Verb {
     /// As in a rule of RBAC.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Verb::Get => "get",
@@ -73,7 +72,6 @@ pub enum Kind {
 
 impl Kind {
     /// The API group; empty for the core group.
-    #[must_use]
     pub fn group(self) -> &'static str {
         match self {
             Kind::Events
@@ -91,13 +89,11 @@ impl Kind {
     }
 
     /// The path of what is no resource to RBAC.
-    #[must_use]
     pub fn url(self) -> Option<&'static str> {
         (self == Kind::Versions).then_some("/apis/resource.k8s.io")
     }
 
     /// As in a rule of RBAC.
-    #[must_use]
     pub fn resource(self) -> &'static str {
         match self {
             Kind::Events => "events",
@@ -130,19 +126,16 @@ pub struct Call {
 
 impl Call {
     /// On the object of that name that lies in no namespace; on all of the kind where `name` is empty.
-    #[must_use]
     pub fn new(verb: Verb, kind: Kind, name: &str) -> Self {
         Call { verb, kind, object: name.to_owned() }
     }
 
     /// On an object in a namespace.
-    #[must_use]
     pub fn of(verb: Verb, kind: Kind, namespace: &str, name: &str) -> Self {
         Call { verb, kind, object: format!("{namespace}/{name}") }
     }
 
     /// The rule of RBAC that allows it, as YAML on one line.
-    #[must_use]
     pub fn rule(&self) -> String {
         let verbs = match self.kind {
             // Which of both is asked depends on the API server's version: the request is GET, and begins a command.
@@ -206,7 +199,6 @@ pub enum ApiError {
     Slow {
         /// The request.
         call: Call,
-        /// The limit.
         limit: Duration,
     },
     /// 408, 429, 5xx: the server can not now.
@@ -235,7 +227,6 @@ pub enum ApiError {
         limit: Duration,
         /// Parts that came.
         parts: usize,
-        /// Objects in them.
         objects: usize,
     },
     /// A list that is larger than any cluster's.
@@ -244,7 +235,6 @@ pub enum ApiError {
         call: Call,
         /// Parts that were read.
         parts: usize,
-        /// Objects in them.
         objects: usize,
     },
     /// 401: it does not know us.
@@ -387,7 +377,6 @@ pub enum Retry {
 
 impl ApiError {
     /// The request that failed.
-    #[must_use]
     pub fn call(&self) -> &Call {
         match self {
             ApiError::Unreachable { call, .. }
@@ -410,7 +399,6 @@ impl ApiError {
     }
 
     /// Whether and when to try again.
-    #[must_use]
     pub fn retry(&self) -> Retry {
         match self {
             ApiError::Unreachable { .. }

@@ -22,10 +22,8 @@ pub const LONGEST_MESSAGE: usize = 1024;
 /// Longest name of an object (RFC 1123 subdomain).
 const LONGEST_NAME: usize = 253;
 
-/// One event on a pod.
 #[derive(Clone, Copy, Debug)]
 pub struct PodEvent<'a> {
-    /// The pod's namespace.
     pub namespace: &'a str,
     /// The pod's name.
     pub pod: &'a str,
@@ -56,15 +54,11 @@ pub struct EventClient {
 
 impl EventClient {
     /// Over this client.
-    #[must_use]
     pub fn new(client: Client, node: String) -> Self {
         EventClient { client, node }
     }
 
     /// Makes an event. Gives its name.
-    ///
-    /// # Errors
-    /// See [`ApiError`].
     pub async fn create(&self, event: &PodEvent<'_>) -> Result<String, ApiError> {
         let name = name(event);
         let call = Call::of(Verb::Create, Kind::Events, event.namespace, &name);

@@ -36,7 +36,6 @@ pub struct NodeLabels {
 impl NodeLabels {
     /// For the node of that name. A request may take `limit`, connecting included; a watch is asked for again after
     /// `watch`. Nothing is asked yet.
-    #[must_use]
     pub fn new(
         access: impl Into<crate::Access>,
         node: &str,
@@ -47,9 +46,6 @@ impl NodeLabels {
     }
 
     /// The node's labels now.
-    ///
-    /// # Errors
-    /// See [`ApiError`].
     pub async fn get(&self) -> Result<Labels, ApiError> {
         #[derive(Deserialize)]
         struct Node {
@@ -72,9 +68,6 @@ impl NodeLabels {
     }
 
     /// Returns when the node may have changed since `seen`: something came, or the watch ended.
-    ///
-    /// # Errors
-    /// See [`ApiError`].
     pub async fn changed(&self, seen: &Labels) -> Result<(), ApiError> {
         let call = &Call::new(Verb::Watch, Kind::Nodes, &self.node);
         let seconds = u32::try_from(self.watch.as_secs()).unwrap_or(u32::MAX).max(1);

@@ -18,11 +18,9 @@ use crate::error::{ApiError, Call, Kind, Verb};
 /// A user, as the API server describes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct User {
-    /// Its name.
     pub name: String,
     /// Its UID; empty where it has none.
     pub uid: String,
-    /// Its groups.
     pub groups: Vec<String>,
     /// What else an authenticator said.
     pub extra: BTreeMap<String, Vec<String>>,
@@ -36,7 +34,6 @@ pub struct ReviewClient {
 
 impl ReviewClient {
     /// Over this client.
-    #[must_use]
     pub fn new(client: Client) -> Self {
         ReviewClient { client }
     }
@@ -57,9 +54,6 @@ impl ReviewClient {
     }
 
     /// Whether a user may do this with the pods of a namespace; of all where it is empty.
-    ///
-    /// # Errors
-    /// See [`ApiError`].
     pub async fn may(&self, user: &User, verb: Verb, namespace: &str) -> Result<bool, ApiError> {
         let call = &Call::new(Verb::Create, Kind::AccessReviews, "");
         let attributes = ResourceAttributes {

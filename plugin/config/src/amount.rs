@@ -16,7 +16,6 @@ pub enum Amount {
 
 impl Amount {
     /// In units of the whole, rounded down; `None` for [`Amount::Auto`].
-    #[must_use]
     pub fn of(self, whole: u64) -> Option<u64> {
         match self {
             Amount::Auto => None,

@@ -12,7 +12,6 @@ pub struct Current(Arc<watch::Sender<Arc<Config>>>);
 
 impl Current {
     /// A caller that needs several related values takes them from one answer.
-    #[must_use]
     pub fn get(&self) -> Arc<Config> {
         Arc::clone(&self.0.borrow())
     }
@@ -24,7 +23,6 @@ impl Current {
     }
 
     /// Hears of each that takes its place, the newest only.
-    #[must_use]
     pub fn changes(&self) -> watch::Receiver<Arc<Config>> {
         self.0.subscribe()
     }

@@ -64,13 +64,11 @@ pub struct Judged {
 
 impl ConfigFile {
     /// Where it is, or would be.
-    #[must_use]
     pub fn path(&self) -> &Path {
         self.asked.as_deref().unwrap_or(Path::new(DEFAULT_FILE))
     }
 
     /// Reads it.
-    #[must_use]
     pub fn judge(&self) -> Judged {
         let path = self.path();
         match files::text(path, CONFIGURATION) {
@@ -170,14 +168,12 @@ impl ConfigFile {
 
 impl Judged {
     /// A text that came from `file`.
-    #[must_use]
     pub fn of(text: String, file: &Path) -> Self {
         let (config, problems) = parse::parse(&text, Some(file));
         Judged { config, text, problems }
     }
 
     /// A file that is not read at all.
-    #[must_use]
     pub fn unread(file: &Path, error: &FileError) -> Self {
         let problems = vec![Problem::new("", None, &unread(error))];
         let source = Source { file: Some(file.to_owned()), ..Source::default() };
@@ -185,7 +181,6 @@ impl Judged {
     }
 
     /// Whether it could be read which GPUs it is about.
-    #[must_use]
     pub fn names_gpus(&self) -> bool {
         let others = ["", "gpus", "gpus.include", "gpus.exclude"];
         !self.problems.iter().any(|problem| others.contains(&problem.key.as_str()))
@@ -210,21 +205,18 @@ pub(super) fn unread(error: &FileError) -> String {
 }
 
 /// A short name of a text: the first 16 hexadecimal digits of its SHA-256.
-#[must_use]
 pub fn hash(text: &str) -> String {
     let digest = Sha256::digest(text.as_bytes());
     digest[..8].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Where the last good configuration is kept: on the disk of the ledger, which outlives the pod.
-#[must_use]
 pub fn last_good_path(ledger: &Path) -> PathBuf {
     let name = ledger.file_name().unwrap_or_default().to_string_lossy();
     ledger.with_file_name(format!("{name}.config.toml"))
 }
 
 /// The last good configuration and its text, if there is one.
-#[must_use]
 pub fn last_good(ledger: &Path) -> Option<(Config, String)> {
     let path = last_good_path(ledger);
     let text = files::text(&path, CONFIGURATION).ok()?;

@@ -218,7 +218,6 @@ pub struct Source {
 
 impl DeviceListStrategy {
     /// Whether containers get pages and shim through a CDI spec.
-    #[must_use]
     pub fn is_cdi(self) -> bool {
         matches!(self, DeviceListStrategy::CdiAnnotations | DeviceListStrategy::CdiCri)
     }
@@ -246,9 +245,6 @@ impl Config {
     }
 
     /// The file that was asked for, or [`DEFAULT_FILE`] where it exists, or the defaults.
-    ///
-    /// # Errors
-    /// As [`Config::load`].
     pub fn find(asked: Option<&Path>) -> Result<Self, ConfigError> {
         match asked {
             Some(file) => Config::load(file),
@@ -274,25 +270,21 @@ fn accept(
 
 impl Source {
     /// A [`Problem`] at the line where `key` was set.
-    #[must_use]
     pub fn problem(&self, key: &str, message: String) -> Problem {
         Problem::new(key, self.line(key), &message)
     }
 
     /// Where `key` was set; none for one that was not.
-    #[must_use]
     pub fn line_set(&self, key: &str) -> Option<usize> {
         self.lines.get(key).copied()
     }
 
     /// Where `key` was set; for one that was not, where the table that it belongs into begins.
-    #[must_use]
     pub fn line(&self, key: &str) -> Option<usize> {
         line_of(&self.lines, key)
     }
 
     /// A sentence about `key`, with the place where it was set.
-    #[must_use]
     pub fn remark(&self, key: &str, message: String) -> String {
         let problems = vec![self.problem(key, message)];
         ConfigError { file: self.file.clone(), problems }.to_string()

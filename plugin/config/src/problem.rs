@@ -37,7 +37,6 @@ pub struct ConfigError {
 
 impl Problem {
     /// A problem with `key`; of what is too long to be read, the beginning and the end.
-    #[must_use]
     pub fn new(key: &str, line: Option<usize>, message: &str) -> Self {
         let key = printable::brief(key, KEY).into_owned();
         let message = printable::brief(message, MESSAGE).into_owned();
@@ -97,13 +96,11 @@ impl Problems {
 }
 
 /// Of too many problems the first by line, and how many others there are; all of few, as they are.
-#[must_use]
 pub fn first(all: Vec<Problem>) -> Vec<Problem> {
     if all.len() <= MOST_PROBLEMS { all } else { in_order(&all) }
 }
 
 /// Two lists, each of which may end with how many it leaves out, as one that does.
-#[must_use]
 pub fn together(mut some: Vec<Problem>, more: Vec<Problem>) -> Vec<Problem> {
     if more.is_empty() {
         return some;

@@ -17,7 +17,6 @@ const STATE_DIR_ENV: &str = "TESSERA_STATE_DIR";
 const LONGEST: u64 = 4096;
 
 /// Where the plugin keeps what outlives it, if the configuration does not say so: beside the default ledger.
-#[must_use]
 pub fn state_dir() -> PathBuf {
     let default = || Config::default().paths.ledger.with_file_name("");
     std::env::var_os(STATE_DIR_ENV).map_or_else(default, PathBuf::from)

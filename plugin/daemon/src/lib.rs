@@ -144,9 +144,6 @@ pub struct StartOptions {
 }
 
 /// As [`start`], for a plugin whose configuration may be the last good one, and may change.
-///
-/// # Errors
-/// As [`start`].
 pub fn start_with(
     beginning: StartOptions,
     discovery: Arc<dyn Discovery>,
@@ -224,19 +221,16 @@ async fn choose(node_config: Option<NodeConfig>, board: Arc<StatusBoard>) {
 
 impl App {
     /// What `tessera status` would say.
-    #[must_use]
     pub fn view(&self) -> &Arc<StatusView> {
         &self.view
     }
 
     /// Where the JSON API and the page are served over TCP, once they are.
-    #[must_use]
     pub fn api_address(&self) -> Option<SocketAddr> {
         self.api.server.as_ref().and_then(tessera_web::Server::address)
     }
 
     /// What the JSON API shows: it has a history once kubelet is served.
-    #[must_use]
     pub fn source(&self) -> &NodeSource {
         &self.api.source
     }

@@ -74,7 +74,6 @@ impl NodeConfig {
     }
 
     /// What the plugin reads its configuration through.
-    #[must_use]
     pub fn file(&self) -> ConfigFile {
         ConfigFile { asked: Some(self.link.clone()) }
     }

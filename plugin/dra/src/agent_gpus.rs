@@ -30,8 +30,6 @@ impl std::fmt::Debug for AgentGpus {
 }
 
 impl AgentGpus {
-    /// Of this agent.
-    #[must_use]
     pub fn new(agent: Arc<Agent>, discovery: Arc<dyn Discovery>) -> Self {
         AgentGpus { agent, discovery, facts: Mutex::default() }
     }

@@ -18,7 +18,6 @@ use tokio::sync::watch;
 use crate::door::{Core, DraGpu};
 
 /// A GPU with so many GiB to share; a replica is a quarter of it.
-#[must_use]
 pub fn gpu(uuid: &str, gib: u64) -> DraGpu {
     DraGpu {
         gpu: Gpu { memory_bytes: gib << 30, ..Gpu::example(uuid, 0) },
@@ -40,7 +39,6 @@ pub fn gpu(uuid: &str, gib: u64) -> DraGpu {
 }
 
 /// The record of a claim's request with these devices, and nothing granted.
-#[must_use]
 pub fn claim_record(uid: &str, request: &str, devices: &[(&str, Option<&str>)]) -> Arc<Record> {
     let result = |(device, share): &(&str, Option<&str>)| ClaimResult {
         device: (*device).to_owned(),
@@ -83,7 +81,6 @@ pub struct FakeCore {
 
 impl FakeCore {
     /// With these GPUs, over what an earlier one left.
-    #[must_use]
     pub fn new(gpus: Vec<DraGpu>, disk: Arc<Mutex<Disk>>) -> Self {
         FakeCore { disk, gpus: Mutex::new(gpus), events: watch::Sender::new(0) }
     }

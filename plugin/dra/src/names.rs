@@ -18,7 +18,6 @@ const LONGEST: usize = 63 - "-share-999".len();
 
 /// The name of a GPU's device: its UUID as a DNS label. It survives reboots, other orders of GPUs and other
 /// configurations.
-#[must_use]
 pub fn device(uuid: &str) -> String {
     let label: String = uuid
         .chars()
@@ -39,13 +38,11 @@ pub fn device(uuid: &str) -> String {
 }
 
 /// The name of the `n`-th share of fixed size of a GPU, where the cluster cannot divide devices.
-#[must_use]
 pub fn fixed_share(uuid: &str, n: u32) -> String {
     format!("{}-share-{n}", device(uuid))
 }
 
 /// A device's name in its parts: the GPU's device, and which fixed share of it.
-#[must_use]
 pub fn parts(device: &str) -> (&str, Option<u32>) {
     let fixed = device.rsplit_once("-share-").and_then(|(gpu, n)| Some((gpu, n.parse().ok()?)));
     fixed.map_or((device, None), |(gpu, n)| (gpu, Some(n)))

@@ -52,7 +52,6 @@ fn is_asked(asked: &str, namespace: &str, pods: &[String]) -> bool {
 
 impl ByNode {
     /// Of what every node advises for all its workloads; `pod` is the one whose workload is asked for.
-    #[must_use]
     pub fn of(answers: Vec<(String, Result<Recommendations, AskError>)>, pod: &str) -> Self {
         let (answers, remarks) = split(answers);
         let mut all = ByNode { remarks, ..ByNode::default() };
@@ -81,7 +80,6 @@ impl ByNode {
     }
 
     /// Nodes whose series are needed, and since when.
-    #[must_use]
     pub fn needed(&self) -> (BTreeSet<String>, i64) {
         let nodes = self.spread.values().flat_map(|(nodes, _)| nodes.iter().cloned()).collect();
         let since = self.spread.values().map(|(_, since)| *since).min().unwrap_or(0);
@@ -89,7 +87,6 @@ impl ByNode {
     }
 
     /// The advice, with what was seen on the nodes that were needed.
-    #[must_use]
     pub fn judged(
         mut self,
         seen: Vec<(String, Result<Seen, AskError>)>,

@@ -69,7 +69,6 @@ impl Default for Options {
 /// Why nothing can be asked at all. The text says what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FleetError {
-    /// The kubeconfig.
     #[error("{0}")]
     Kubeconfig(String),
     /// The API server.
@@ -150,19 +149,16 @@ impl Fleet {
     }
 
     /// What the kubeconfig says of the context in use.
-    #[must_use]
     pub fn context(&self) -> &Context {
         &self.inner.context
     }
 
     /// The API server, with the user's rights.
-    #[must_use]
     pub fn user(&self) -> &UserClient {
         &self.inner.asker.user
     }
 
     /// Where the plugin's pods are.
-    #[must_use]
     pub fn options(&self) -> &Options {
         &self.inner.options
     }
@@ -225,14 +221,12 @@ impl Fleet {
     }
 
     /// Why no node gives its view, by the last look; `None` where one does, or none was looked at.
-    #[must_use]
     pub fn refusal(&self) -> Option<FleetError> {
         let answers = self.entries().answers();
         merge::worst(&answers).map(FleetError::from)
     }
 
     /// What is known now.
-    #[must_use]
     pub fn known(&self) -> fleet::Fleet {
         fleet::Fleet {
             api_version: API_VERSION.to_owned(),
@@ -277,9 +271,6 @@ impl Fleet {
 
     /// Histories by node: of the node that is named, of those where the subject is, or else of all. Instants are by
     /// our clock, also where a node's differs.
-    ///
-    /// # Errors
-    /// See [`FleetError`].
     pub async fn histories(
         &self,
         node: &str,
@@ -355,9 +346,6 @@ impl Fleet {
     }
 
     /// Explanations by node: of the node that is named, of those where the subject is, or else of all that know it.
-    ///
-    /// # Errors
-    /// See [`FleetError`].
     pub async fn explanations(
         &self,
         node: &str,
@@ -373,9 +361,6 @@ impl Fleet {
 
     /// Traces by node, of the node that is named or of all: of tenants of this namespace alone, or of all where it is
     /// empty.
-    ///
-    /// # Errors
-    /// See [`FleetError`].
     pub async fn traces(
         &self,
         node: &str,
@@ -392,9 +377,6 @@ impl Fleet {
     }
 
     /// Advice of all nodes together, and why some gave none.
-    ///
-    /// # Errors
-    /// See [`FleetError`].
     pub async fn recommendations(&self, scope: &Scope) -> Result<Recommendations, FleetError> {
         let mut places = self.places().await?;
         // The workload of a pod may have others on nodes that do not know this one.
@@ -415,9 +397,6 @@ impl Fleet {
     }
 
     /// What is asked and not used on all nodes together, and why some said nothing.
-    ///
-    /// # Errors
-    /// See [`FleetError`].
     pub async fn waste(&self, scope: &Scope) -> Result<Waste, FleetError> {
         let places = self.places().await?;
         self.set_clocks(&places, scope.since_unix_ms).await;
@@ -492,9 +471,6 @@ impl Fleet {
 
     /// Allocations that live and whose id is written so, in full or by its beginning, as far as the user's rights show
     /// them: their nodes' places and their ids.
-    ///
-    /// # Errors
-    /// See [`FleetError`].
     pub async fn allocations(&self, written: &str) -> Result<Vec<(Place, String)>, FleetError> {
         let places = self.places().await?;
         let found = subject::allocations(&self.located(&places).await, written).into_iter();

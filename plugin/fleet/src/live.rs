@@ -36,7 +36,6 @@ impl Drop for Live {
 
 impl Live {
     /// Asks each node `every` so often. To be called within a runtime.
-    #[must_use]
     pub fn start(fleet: Fleet, every: Duration) -> Self {
         let looked_ms = Arc::new(AtomicU64::new(0));
         let (round, rounds) = watch::channel((0, None));

@@ -43,9 +43,6 @@ pub(crate) fn worst<T>(answers: &[(String, Result<T, AskError>)]) -> Option<AskE
 }
 
 /// One history of all nodes, with a remark for each that did not answer.
-///
-/// # Errors
-/// See [`answered`].
 pub fn history(
     answers: Vec<(String, Result<history::Answer, AskError>)>,
 ) -> Result<history::Answer, AskError> {
@@ -56,9 +53,6 @@ pub fn history(
 }
 
 /// The explanations of all nodes. The first has a remark for each node that did not answer.
-///
-/// # Errors
-/// See [`answered`].
 pub fn explanations(
     answers: Vec<(String, Result<Explanation, AskError>)>,
 ) -> Result<Explanations, AskError> {
@@ -98,7 +92,6 @@ pub(crate) fn split<T>(answers: Vec<(String, Result<T, AskError>)>) -> Answered<
 
 /// The waste of all nodes by namespace, the largest first. `since` is what was asked for. A node without figures says
 /// nothing of the window, and nothing of prices.
-#[must_use]
 pub fn waste(
     answers: Vec<(String, Result<Waste, AskError>)>,
     since: i64,

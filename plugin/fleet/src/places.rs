@@ -11,7 +11,6 @@ pub struct Place {
     pub node: String,
     /// The pod's namespace.
     pub namespace: String,
-    /// The pod.
     pub pod: String,
     /// The port of its JSON API, as its container port `api` says; 0 where it says none.
     pub port: u16,
@@ -21,7 +20,6 @@ pub struct Place {
 
 /// One place for each node with a pod of a DaemonSet. Of several pods on a node, as during an update, the one that
 /// runs and stays.
-#[must_use]
 pub(crate) fn of(pods: &[Pod]) -> Vec<Place> {
     let mut best: BTreeMap<&str, (&Pod, (bool, bool, bool))> = BTreeMap::new();
     for pod in pods {

@@ -7,7 +7,6 @@ use tessera_view::fleet::{Entry, Fleet};
 
 /// Nodes where something that lives is called so: a pod (`NAME`, `NAMESPACE/NAME`, also with a container), an
 /// allocation, a claim or a GPU by its UUID. Empty where there is none: of what is gone, nodes themselves know.
-#[must_use]
 pub(crate) fn nodes(fleet: &Fleet, namespace: &str, subject: &str) -> BTreeSet<String> {
     let parts: Vec<&str> = subject.split('/').collect();
     let mut nodes = BTreeSet::new();
@@ -40,7 +39,6 @@ pub(crate) fn nodes(fleet: &Fleet, namespace: &str, subject: &str) -> BTreeSet<S
 }
 
 /// Allocations that live and whose id is written so, in full or by its beginning: their nodes and ids.
-#[must_use]
 pub(crate) fn allocations(fleet: &Fleet, written: &str) -> Vec<(String, String)> {
     let of = |entry: &Entry| {
         let tenants = entry.view.iter().flat_map(|view| &view.tenants);

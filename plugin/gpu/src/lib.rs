@@ -57,7 +57,6 @@ pub enum DiscoveryError {
 
 impl DiscoveryError {
     /// Whether there are GPUs, which the configuration leaves out.
-    #[must_use]
     pub fn has_gpus(&self) -> bool {
         matches!(self, DiscoveryError::None { found } if !found.is_empty())
     }
@@ -153,7 +152,6 @@ pub trait Discovery: Send + Sync + 'static {
 }
 
 /// Whether `gpus.include` and `gpus.exclude` leave this GPU in.
-#[must_use]
 pub fn selected(gpu: &Gpu, include: &[String], exclude: &[String]) -> bool {
     let names = |list: &[String]| list.iter().any(|entry| gpu.is_named(entry));
     names(include) && !names(exclude)

@@ -30,7 +30,6 @@ pub struct NvmlDiscovery {
 
 impl NvmlDiscovery {
     /// `library` where the loader would not find it.
-    #[must_use]
     pub fn new(library: Option<PathBuf>) -> Self {
         NvmlDiscovery {
             library,

@@ -11,7 +11,6 @@ pub(super) fn numa_node(root: &Path, pci_bus_id: &str) -> Option<u32> {
 /// The PCIe root complex that a device hangs on, `pci0000:16`: the first part that says so of where its link below
 /// the directory `root` (`/sys/bus/pci/devices`) leads. Devices with the same one reach each other without
 /// passing through a processor's interconnect.
-#[must_use]
 pub fn pcie_root(root: &Path, pci_bus_id: &str) -> Option<String> {
     let target = std::fs::read_link(root.join(name(pci_bus_id)?)).ok()?;
     let parts = target.components().filter_map(|part| part.as_os_str().to_str());

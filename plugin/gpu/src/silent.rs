@@ -32,13 +32,11 @@ impl SilentGpu {
     }
 
     /// Why it is not sold.
-    #[must_use]
     pub fn reason(&self) -> String {
         format!("NVML: {}, asked for its {}", self.error, self.asked)
     }
 
     /// That a command cannot use it, in a sentence.
-    #[must_use]
     pub fn unusable(&self) -> String {
         format!("{} cannot be used: {}", self.name(), self.reason())
     }
@@ -56,7 +54,6 @@ impl SilentGpu {
     }
 
     /// Whether this is the same GPU or instance, by its place.
-    #[must_use]
     pub fn is(&self, gpu: &Gpu) -> bool {
         let number = |gpu: &Gpu| gpu.mig.as_ref().map(|mig| mig.index);
         // Of a GPU that does not say whether it is in MIG mode, every instance.

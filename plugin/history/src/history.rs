@@ -18,7 +18,6 @@ use super::series::Series;
 use super::store::{Bucket, Store};
 
 /// The history's file, beside the ledger.
-#[must_use]
 pub fn beside(ledger: &Path) -> PathBuf {
     ledger.with_file_name("history.redb")
 }
@@ -72,7 +71,6 @@ fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl History {
     /// Of a file that [`History::flush`] opens.
-    #[must_use]
     pub fn new(options: Options) -> Self {
         History {
             options: Mutex::new(options),
@@ -94,7 +92,6 @@ impl History {
 
     /// Tenants by id and generation that are gone, wait to be stored, and were never named: a pod that lives for a few
     /// seconds is named after the last look at it, if at all.
-    #[must_use]
     pub fn nameless(&self) -> BTreeSet<(String, u64)> {
         held(&self.folder).nameless()
     }
@@ -182,9 +179,6 @@ impl History {
     }
 
     /// Stores all, and lets go of the file for the next plugin. Nothing is stored after that.
-    ///
-    /// # Errors
-    /// As [`History::flush`].
     pub fn close(&self) -> Result<(), FlushError> {
         let stored = self.flush(true).map(|_| ());
         let mut writer = held(&self.writer);
@@ -203,7 +197,6 @@ impl History {
     }
 
     /// Bytes of the file, 0 where there is none, and buckets of ten seconds that could not be stored and were lost.
-    #[must_use]
     pub fn extent(&self) -> (u64, u64) {
         let len = held(&self.writer).store.as_ref().map_or(0, |store| store.extent().len());
         (len, held(&self.folder).dropped())

@@ -16,7 +16,6 @@ impl Level {
     pub const ALL: [Level; 3] = [Level::Fine, Level::Middle, Level::Coarse];
 
     /// Length of a bucket, seconds.
-    #[must_use]
     pub const fn step_seconds(self) -> u32 {
         match self {
             Level::Fine => 10,
@@ -25,8 +24,6 @@ impl Level {
         }
     }
 
-    /// The level of a step.
-    #[must_use]
     pub fn of_step(seconds: u32) -> Option<Level> {
         Level::ALL.into_iter().find(|level| level.step_seconds() == seconds)
     }

@@ -7,16 +7,12 @@ pub struct Look {
     pub at_unix_ms: i64,
     /// By a clock that is never set, milliseconds: how long ago the look before was.
     pub monotonic_ms: u64,
-    /// GPUs.
     pub gpus: Vec<GpuLook>,
-    /// Tenants.
     pub tenants: Vec<TenantLook>,
 }
 
-/// A GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GpuLook {
-    /// Its UUID.
     pub uuid: String,
     /// Memory in use as the driver says, bytes.
     pub memory_used_bytes: u64,
@@ -24,11 +20,9 @@ pub struct GpuLook {
     pub memory_limits_bytes: u64,
     /// Its health lets it be sold.
     pub healthy: bool,
-    /// It is cordoned.
     pub cordoned: bool,
 }
 
-/// A tenant.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TenantLook {
     /// The allocation.
@@ -37,9 +31,7 @@ pub struct TenantLook {
     pub generation: u64,
     /// The pod's namespace; empty while unknown.
     pub namespace: String,
-    /// The pod.
     pub pod: String,
-    /// The container.
     pub container: String,
     /// Its usage page could be read. Without, memory and what its processes count are unknown.
     pub read: bool,
@@ -59,14 +51,12 @@ pub struct TenantLook {
     pub rations: u64,
     /// Refused requests for memory.
     pub refusals: u64,
-    /// Launches.
     pub launches: u64,
 }
 
 /// A tenant on one GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UseLook {
-    /// The GPU.
     pub gpu_uuid: String,
     /// Charged, with observed overhead, bytes.
     pub memory_used_bytes: u64,

@@ -7,7 +7,6 @@ pub struct Key {
     pub id: String,
     /// Which Allocate of this id; 0 for a GPU's own.
     pub generation: u64,
-    /// The GPU.
     pub gpu_uuid: String,
 }
 
@@ -18,15 +17,12 @@ pub struct Series {
     pub key: Key,
     /// The pod's namespace; empty where kubelet never named it.
     pub namespace: String,
-    /// The pod.
     pub pod: String,
-    /// The container.
     pub container: String,
 }
 
 impl Series {
     /// It is a GPU's own.
-    #[must_use]
     pub fn is_gpu(&self) -> bool {
         self.key.id.is_empty()
     }

@@ -129,9 +129,6 @@ impl Store {
     }
 
     /// As it is after its tables were written to by somebody else.
-    ///
-    /// # Errors
-    /// As [`Store::new`].
     pub(crate) fn again(self, keep: [u32; 3]) -> Result<Self, redb::Error> {
         Store::new(self.db, self.file, self.extent, keep)
     }
@@ -448,7 +445,6 @@ impl Reader {
         Ok(first.map(|row| row.0.value().1))
     }
 
-    /// A level's oldest bucket.
     pub(crate) fn oldest_bucket(&self, level: Level) -> Result<Option<u32>, redb::Error> {
         let Some(start) = self.oldest(level)? else { return Ok(None) };
         let table = self.0.open_table(ROWS)?;

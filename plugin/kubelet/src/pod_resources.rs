@@ -96,18 +96,12 @@ impl PodResources {
 
     /// All containers that hold devices of any plugin, from an answer no older than `max_age`. Calls
     /// to kubelet are at least half a second apart; asking sooner waits.
-    ///
-    /// # Errors
-    /// See [`PodResourcesError`].
     pub async fn list(&self, max_age: Duration) -> Result<Vec<Holding>, PodResourcesError> {
         Ok(self.census(max_age).await?.holdings.clone())
     }
 
     /// As [`PodResources::list`], with the number of pods that kubelet knows at all: 0 means that it
     /// has just started, and that nobody's absence means anything.
-    ///
-    /// # Errors
-    /// As [`PodResources::list`].
     pub async fn census(&self, max_age: Duration) -> Result<Arc<Census>, PodResourcesError> {
         // An answer given after this call was made is fresh, whatever `max_age`.
         let since = Instant::now().checked_sub(max_age);
@@ -155,9 +149,6 @@ impl PodResources {
 
     /// The devices of `resource_name` that kubelet offers: healthy ones of a connected plugin, used or
     /// not.
-    ///
-    /// # Errors
-    /// See [`PodResourcesError`].
     pub async fn allocatable(
         &self,
         resource_name: &str,
@@ -171,9 +162,6 @@ impl PodResources {
     }
 
     /// What every connected plugin offers, used or not.
-    ///
-    /// # Errors
-    /// See [`PodResourcesError`].
     pub async fn offers(&self) -> Result<Vec<Offer>, PodResourcesError> {
         let mut state = self.state.lock().await;
         let call = |mut client: Client| async move {

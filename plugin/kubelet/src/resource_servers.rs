@@ -19,7 +19,6 @@ pub struct ResourceServers {
 
 impl ResourceServers {
     /// The registration of each resource. Clones may outlive this.
-    #[must_use]
     pub fn status(&self) -> RegistrationStatus {
         self.status.clone()
     }
@@ -37,14 +36,12 @@ pub struct RegistrationStatus(watch::Receiver<BTreeMap<String, Readiness>>);
 
 impl RegistrationStatus {
     /// Each resource that is served now.
-    #[must_use]
     pub fn reports(&self) -> BTreeMap<String, Report> {
         let members = self.0.borrow();
         members.iter().map(|(name, readiness)| (name.clone(), readiness.report())).collect()
     }
 }
 
-/// One resource's server.
 struct ResourceServer {
     // Dropping it stops the server too.
     stop: watch::Sender<bool>,

@@ -27,7 +27,6 @@ const MAX_SLUG: usize = 32;
 /// Why the plugin's socket cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
-    /// The directory is not there.
     #[error(
         "kubelet's device plugin directory {0} does not exist: kubelet makes {DIRECTORY} at its start, whatever its \
          --root-dir; set paths.kubelet to that, and mount it into this container"

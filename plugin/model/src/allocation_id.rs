@@ -30,14 +30,12 @@ impl AllocationId {
     }
 
     /// Reads a directory name back. `None` for what [`AllocationId::of`] would not have written.
-    #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         let hex = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
         (name.len() == 32 && name.bytes().all(hex)).then(|| AllocationId(name.to_owned()))
     }
 
     /// The digits.
-    #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }

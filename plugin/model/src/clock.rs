@@ -5,14 +5,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use nix::time::{ClockId, clock_gettime};
 
 /// Unix time in milliseconds.
-#[must_use]
 pub fn unix_ms() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
 /// `CLOCK_MONOTONIC` in nanoseconds, the clock of the pages.
-#[must_use]
 pub fn monotonic_ns() -> u64 {
     let time = clock_gettime(ClockId::CLOCK_MONOTONIC);
     let nanos = |t: nix::sys::time::TimeSpec| {

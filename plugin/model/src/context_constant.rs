@@ -19,7 +19,6 @@ pub enum ContextSource {
 
 impl ContextSource {
     /// As `status`, `explain` and metrics call it.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             ContextSource::Configured => "configured",
@@ -33,7 +32,6 @@ impl ContextSource {
 impl Gpu {
     /// Bytes that each context is charged, and where the figure comes from: what the configuration
     /// says, else what was measured, else what the GPU's size suggests.
-    #[must_use]
     pub fn context_constant(&self, configured: Option<u64>) -> (u64, ContextSource) {
         let measured =
             self.context_measured_bytes.filter(|bytes| self.is_plausible_context(*bytes));
@@ -47,7 +45,6 @@ impl Gpu {
     }
 
     /// Bytes that each context is charged.
-    #[must_use]
     pub fn context_overhead(&self, configured: Option<u64>) -> u64 {
         self.context_constant(configured).0
     }
@@ -55,7 +52,6 @@ impl Gpu {
     /// Whether a context of this GPU may take so many bytes: from three quarters of what the formula
     /// says to one and a half of it. What is measured is measured of containers' processes, which may
     /// make a context look larger or, by a smaller stack, be smaller than others will be.
-    #[must_use]
     pub fn is_plausible_context(&self, bytes: u64) -> bool {
         let Some(formula) = self.context_bytes else { return false };
         (formula / 4 * 3..=formula.saturating_add(formula / 2)).contains(&bytes)

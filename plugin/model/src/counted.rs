@@ -1,7 +1,6 @@
 //! Counts in words.
 
 /// How often: `once`, `twice`, `3 times`.
-#[must_use]
 pub fn times(count: u64) -> String {
     match count {
         1 => "once".to_owned(),
@@ -11,7 +10,6 @@ pub fn times(count: u64) -> String {
 }
 
 /// How many: `1 GPU`, `2 GPUs`.
-#[must_use]
 pub fn plural(count: usize, one: &str) -> String {
     if count == 1 { format!("1 {one}") } else { format!("{count} {one}s") }
 }

@@ -19,7 +19,6 @@ pub fn parse(text: &str) -> Result<Duration, String> {
 }
 
 /// Writes one: in the largest unit that loses nothing, and never finer than a second from 1 s on.
-#[must_use]
 pub fn format(duration: Duration) -> String {
     let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
     let millis = if millis >= 1000 { millis.div_ceil(1000) * 1000 } else { millis };

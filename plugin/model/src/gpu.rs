@@ -47,7 +47,6 @@ impl fmt::Display for Gpu {
 impl Gpu {
     /// Whether an entry of the configuration means this GPU: its UUID, its index, its PCI address, its product
     /// name, or what names its MIG instance. `*` stands for anything in UUIDs and product names.
-    #[must_use]
     pub fn is_named(&self, entry: &str) -> bool {
         entry.parse() == Ok(self.index)
             || fits(entry, &self.uuid)
@@ -57,7 +56,6 @@ impl Gpu {
     }
 
     /// Bytes that are never sold: the setting, or what the driver takes where that is more.
-    #[must_use]
     pub fn reserve(&self, setting: u64) -> u64 {
         match self.driver_bytes {
             0 => setting,
@@ -92,7 +90,6 @@ fn fits(pattern: &str, text: &str) -> bool {
 
 impl Gpu {
     /// A GPU for tests.
-    #[must_use]
     pub fn example(uuid: &str, index: u32) -> Self {
         Gpu {
             uuid: uuid.into(),

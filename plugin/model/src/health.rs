@@ -21,13 +21,11 @@ pub enum State {
 
 impl State {
     /// Whether kubelet may hand it out.
-    #[must_use]
     pub fn is_sold(self) -> bool {
         matches!(self, State::Healthy | State::Suspect)
     }
 
     /// In lower case.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             State::Healthy => "healthy",
@@ -44,7 +42,6 @@ impl State {
 pub struct Remembered {
     /// When this was true.
     pub at: Moment,
-    /// Its state.
     pub state: State,
     /// Why.
     pub reason: String,
@@ -86,14 +83,12 @@ pub struct Moment {
 
 impl Moment {
     /// Whether the node was started again between this and a later moment. Every GPU was reset then.
-    #[must_use]
     pub fn is_before_boot_of(&self, later: &Moment) -> bool {
         !self.boot.is_empty() && !later.boot.is_empty() && self.boot != later.boot
     }
 
     /// How long it is until a later moment: by the clock that nobody sets, or after a reboot by the one that people
     /// read. No less than nothing.
-    #[must_use]
     pub fn until(&self, later: &Moment) -> Duration {
         let unix_ms = later.unix_ms.saturating_sub(self.unix_ms);
         Duration::from_millis(match self.boot == later.boot {

@@ -20,13 +20,11 @@ pub struct Holding {
 
 impl Holding {
     /// Whether a claim has it.
-    #[must_use]
     pub fn is_claim(&self) -> bool {
         self.resource_name == cdi_name::SHARE_KIND
     }
 
     /// The allocation that this is, if it is one of ours.
-    #[must_use]
     pub fn allocation(&self) -> AllocationId {
         let claimed = || AllocationId::parse(self.device_ids.first()?);
         let of_replicas =

@@ -21,7 +21,6 @@ impl MigInstance {
     /// Whether an entry of `gpus.include` or `gpus.exclude` means this instance, by something else
     /// than its own UUID: its GPU's UUID or index, which mean all of the GPU's instances, or
     /// `<GPU's index>:<index>`, the form of NVIDIA's tools, which means it alone.
-    #[must_use]
     pub fn is_named(&self, entry: &str) -> bool {
         entry == self.parent_uuid
             || entry.parse() == Ok(self.parent_index)

@@ -22,7 +22,6 @@ pub enum Origin {
 
 impl Origin {
     /// As views and the audit trail call it.
-    #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
             Origin::DevicePlugin => "device-plugin",
@@ -32,7 +31,6 @@ impl Origin {
     }
 
     /// The claim's share, where a claim asked.
-    #[must_use]
     pub fn claim(&self) -> Option<&ClaimShare> {
         match self {
             Origin::Claim(share) => Some(share),
@@ -41,7 +39,6 @@ impl Origin {
     }
 
     /// Whether the device plugin asked, as for every record that says nothing else.
-    #[must_use]
     pub fn is_device_plugin(&self) -> bool {
         *self == Origin::DevicePlugin
     }
@@ -53,9 +50,7 @@ impl Origin {
 pub struct ClaimShare {
     /// The claim's UID. A claim that is made again has another.
     pub uid: String,
-    /// The claim's namespace.
     pub namespace: String,
-    /// The claim's name.
     pub name: String,
     /// The request, with the alternative that was chosen: `gpu`, or `gpu/small`.
     pub request: String,
@@ -81,7 +76,6 @@ pub struct ClaimResult {
 impl ClaimShare {
     /// The allocation's name: the same for every Prepare of the same results, another once the scheduler has
     /// allocated again.
-    #[must_use]
     pub fn allocation_id(&self) -> AllocationId {
         // No resource has a name with a colon, so no replicas have this id.
         let scope = format!("claim:{}", self.uid);
@@ -95,7 +89,6 @@ impl ClaimShare {
 
     /// What the request asked for, as a sentence has it: `6 GiB of memory and 30 % of the time`, or that it stated
     /// no size. What is no quantity stays as it is.
-    #[must_use]
     pub fn asked_text(&self) -> String {
         let bytes = |text: &String| parse_bytes(text).map_or_else(|_| text.clone(), format_bytes);
         match (self.asked.get("memory").map(bytes), self.asked.get("cores")) {
@@ -108,7 +101,6 @@ impl ClaimShare {
 }
 
 /// A request as a pod names it: without the alternative that was chosen.
-#[must_use]
 pub fn base_request(request: &str) -> &str {
     request.split_once('/').map_or(request, |(base, _)| base)
 }

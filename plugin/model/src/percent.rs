@@ -18,19 +18,16 @@ pub fn parse_cores(text: &str) -> Result<u32, String> {
 }
 
 /// A share of a GPU's time for people, `25%`, of thousandths of the GPU.
-#[must_use]
 pub fn format_cores(millis: impl Into<u64>) -> String {
     format_percent(millis.into().saturating_mul(100))
 }
 
 /// GPU time that was used, as a share of a GPU's time: `?` where it is unknown.
-#[must_use]
 pub fn format_used(millis: Option<u32>) -> String {
     millis.map_or_else(|| "?".to_owned(), format_cores)
 }
 
 /// A percentage, of thousandths of a percent.
-#[must_use]
 pub fn format_percent(part: u64) -> String {
     let (whole, rest) = (part / 1000, part % 1000);
     let text = if rest == 0 { whole.to_string() } else { format!("{whole}.{rest:03}") };

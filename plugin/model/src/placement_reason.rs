@@ -25,7 +25,6 @@ pub struct PlacementReason {
 
 impl PlacementReason {
     /// What was preferred of what kubelet could give, and why. `tell` says how a GPU stood.
-    #[must_use]
     pub fn by_preference(
         available: &[String],
         preferred: &[String],
@@ -67,20 +66,16 @@ impl PlacementReason {
     }
 
     /// Of an Allocate that followed no preference.
-    #[must_use]
     pub fn unasked() -> Self {
         let reason = "kubelet did not ask which replicas are preferred".to_owned();
         PlacementReason { preferred: Vec::new(), reason }
     }
 
     /// Whether kubelet took just what was preferred.
-    #[must_use]
     pub fn is_followed(&self, replicas: &[String]) -> bool {
         !self.preferred.is_empty() && self.preferred == replicas
     }
 
-    /// All of it in a sentence.
-    #[must_use]
     pub fn sentence(&self, replicas: &[String]) -> String {
         match (self.preferred.is_empty(), self.is_followed(replicas)) {
             (true, _) => self.reason.clone(),
@@ -98,7 +93,6 @@ impl PlacementReason {
 
 impl PlacementReason {
     /// What the audit trail says of an Allocate: replicas, why these, and limits.
-    #[must_use]
     pub fn of_allocation(&self, replicas: &[String], grants: &[crate::record::Grant]) -> String {
         let limits = grants.iter().map(|grant| {
             let memory = format_bytes(grant.memory_limit_bytes);

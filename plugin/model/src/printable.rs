@@ -17,13 +17,11 @@ fn acts(c: char) -> bool {
 
 /// The text as one line: what acts is written as `\u` and four hexadecimal digits, which JSON takes too; line
 /// ends, returns and tabs as `\n`, `\r` and `\t`.
-#[must_use]
 pub fn line(text: &str) -> Cow<'_, str> {
     escape(text, |_| false)
 }
 
 /// The same for a text of several lines of our own.
-#[must_use]
 pub fn lines(text: &str) -> Cow<'_, str> {
     escape(text, |c| c == '\n')
 }
@@ -52,7 +50,6 @@ const WORD: usize = 320;
 
 /// A text of at most about `most` bytes, for a message that quotes somebody: of a word that is too long, and
 /// of a text that is, the beginning and the end.
-#[must_use]
 pub fn brief(text: &str, most: usize) -> Cow<'_, str> {
     let word = WORD.min(most);
     if text.len() <= word {
@@ -79,7 +76,6 @@ pub fn brief(text: &str, most: usize) -> Cow<'_, str> {
 const REASON: usize = 1500;
 
 /// Why a request is refused, as its answer says it: in one line, and nothing in it acts.
-#[must_use]
 pub fn reason(error: &impl std::fmt::Display) -> String {
     brief(&line(&error.to_string()), REASON).into_owned()
 }

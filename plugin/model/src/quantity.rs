@@ -35,9 +35,6 @@ const MAX_NANOS: i128 = i64::MAX as i128 * NANO;
 
 impl Quantity {
     /// Parses Kubernetes' notation.
-    ///
-    /// # Errors
-    /// See [`QuantityError`].
     pub fn parse(text: &str) -> Result<Self, QuantityError> {
         let (negative, rest) = match text.as_bytes().first() {
             Some(b'-') => (true, &text[1..]),
@@ -187,13 +184,11 @@ impl Scale {
 }
 
 /// `bytes` for people, with the largest binary suffix that is exact, or one decimal.
-#[must_use]
 pub fn format_bytes(bytes: u64) -> String {
     tessera_region::Size(bytes).to_string()
 }
 
 /// Two amounts that a sentence compares: as [`format_bytes`], with as many decimals as tell them apart.
-#[must_use]
 pub fn format_compared(one: u64, other: u64) -> [String; 2] {
     let texts = |digits: usize| {
         [one, other].map(|bytes| format!("{:.digits$}", tessera_region::Size(bytes)))

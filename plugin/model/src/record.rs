@@ -49,7 +49,6 @@ pub struct Holder {
 
 impl Holder {
     /// Whether it is a container of this pod, in this namespace if one is named.
-    #[must_use]
     pub fn is_of(&self, namespace: Option<&str>, pod: &str) -> bool {
         self.pod == pod && namespace.is_none_or(|name| name == self.namespace)
     }
@@ -110,7 +109,6 @@ pub struct Record {
 
 impl Record {
     /// One that has just begun: no replicas yet, nobody holds it, no container has started.
-    #[must_use]
     pub fn new(id: AllocationId, generation: u64, grants: Vec<Grant>) -> Self {
         Record {
             id,
@@ -133,7 +131,6 @@ impl Record {
     }
 
     /// Its holder's name, or else its own.
-    #[must_use]
     pub fn name(&self) -> String {
         match (&self.holder, self.origin.claim()) {
             (Some(holder), _) => holder.to_string(),
@@ -148,13 +145,11 @@ impl Record {
     }
 
     /// Whether its limits count towards capacity.
-    #[must_use]
     pub fn is_live(&self) -> bool {
         self.state != State::Parked
     }
 
     /// Whether it holds one of these replicas of a resource.
-    #[must_use]
     pub fn overlaps(&self, resource: &str, replicas: &[String]) -> bool {
         self.resource == resource && self.replicas.iter().any(|replica| replicas.contains(replica))
     }

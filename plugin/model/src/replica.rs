@@ -20,14 +20,12 @@ pub struct Replica {
 
 impl Replica {
     /// Reads an id back. `None` for anything [`Replica::to_string`] would not have written.
-    #[must_use]
     pub fn parse(id: &str) -> Option<Self> {
         let (uuid, index) = Replica::split(id)?;
         Some(Replica { uuid: uuid.to_owned(), index })
     }
 
     /// As [`Replica::parse`], without a copy: UUID and index.
-    #[must_use]
     pub fn split(id: &str) -> Option<(&str, u32)> {
         let (uuid, digits) = id.rsplit_once("::")?;
         // One spelling per replica: "07" or "+7" would be a second name for the same share.
@@ -39,7 +37,6 @@ impl Replica {
 
 impl Replica {
     /// The id of the `index`-th replica of this GPU.
-    #[must_use]
     pub fn id(uuid: &str, index: u32) -> String {
         format!("{uuid}::{index}")
     }
@@ -53,7 +50,6 @@ impl fmt::Display for Replica {
 
 /// Whether `uuid` can be a part of a replica id: a UUID's characters, and short enough. What drivers before
 /// 470.42.01 call MIG instances (`MIG-GPU-…/1/0`) can't: `/` has no place in names of devices.
-#[must_use]
 pub fn is_uuid(uuid: &str) -> bool {
     let longest = MAX_ID_LEN - "::".len() - (MAX_PER_GPU - 1).to_string().len();
     !uuid.is_empty()

@@ -16,7 +16,6 @@ pub enum Compute {
 
 impl Compute {
     /// As the configuration has it.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Compute::Burst => "burst",
@@ -26,7 +25,6 @@ impl Compute {
     }
 
     /// This one and the stricter ones, as a person may write them: `burst or strict`.
-    #[must_use]
     pub fn or_stricter(self) -> &'static str {
         match self {
             Compute::Burst => "burst or strict",

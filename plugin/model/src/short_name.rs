@@ -7,7 +7,6 @@ const HASH: usize = 8;
 
 /// The beginning of `text`, which is ASCII, and a hash of `whole`, of at most `longest` characters together.
 /// `text` may be `whole` as far as the name's alphabet has it.
-#[must_use]
 pub fn with_hash(text: &str, longest: usize, whole: &str) -> String {
     let hash: String =
         Sha256::digest(whole)[..HASH / 2].iter().map(|byte| format!("{byte:02x}")).collect();

@@ -49,7 +49,6 @@ impl fmt::Display for Cordon {
 impl Record {
     /// Bytes of a GPU that count as its own by the capacity rule: its limit, and what it has yet to let
     /// go of. `None` where it has no limit there.
-    #[must_use]
     pub fn counted_bytes(&self, uuid: &str) -> Option<u64> {
         let granted = self.grants.iter().filter(|grant| grant.uuid == uuid);
         let limit = granted.map(|grant| grant.memory_limit_bytes).reduce(u64::saturating_add)?;
@@ -57,20 +56,17 @@ impl Record {
     }
 
     /// See [`Override::owed`].
-    #[must_use]
     pub fn owed_bytes(&self, uuid: &str) -> u64 {
         self.overridden.as_ref().and_then(|over| over.owed.get(uuid).copied()).unwrap_or(0)
     }
 
     /// The limits that it was allocated with.
-    #[must_use]
     pub fn allocated(&self) -> &[Grant] {
         self.overridden.as_ref().map_or(&self.grants, |over| &over.allocated)
     }
 
     /// Bytes of a GPU that count for it beyond those that it was allocated: a scheduler that counts allocations does not
     /// know of them.
-    #[must_use]
     pub fn grown_bytes(&self, uuid: &str) -> u64 {
         let allocated = self.allocated().iter().filter(|grant| grant.uuid == uuid);
         let allocated =
@@ -79,7 +75,6 @@ impl Record {
     }
 
     /// This record with other limits, and what it owes. Drops what says no more than `grants`.
-    #[must_use]
     pub fn with_limits(&self, grants: Vec<Grant>, owed: BTreeMap<String, u64>) -> Self {
         let allocated = self.allocated().to_vec();
         let overridden = (allocated != grants || !owed.is_empty())

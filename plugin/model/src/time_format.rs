@@ -3,7 +3,6 @@
 use jiff::Timestamp;
 
 /// `2026-11-22 08:32:01` of a Unix time in milliseconds; a dash for 0, which stands for "never".
-#[must_use]
 pub fn utc(unix_ms: i64) -> String {
     if unix_ms == 0 {
         return "-".to_owned();
@@ -12,13 +11,11 @@ pub fn utc(unix_ms: i64) -> String {
 }
 
 /// `08:32:01` of a Unix time in milliseconds.
-#[must_use]
 pub fn clock(unix_ms: i64) -> String {
     timestamp(unix_ms).strftime("%H:%M:%S").to_string()
 }
 
 /// `2026-11-22T08:32:01Z` of a Unix time in milliseconds: RFC 3339, to the second, as Kubernetes writes times.
-#[must_use]
 pub fn rfc3339(unix_ms: i64) -> String {
     timestamp(unix_ms).to_string()
 }
@@ -30,7 +27,6 @@ fn timestamp(unix_ms: i64) -> Timestamp {
 }
 
 /// How long ago something was, in its two largest units: `3d 4h`, `12m 5s`, `8s`.
-#[must_use]
 pub fn ago(since_unix_ms: i64, now_unix_ms: i64) -> String {
     let seconds = now_unix_ms.saturating_sub(since_unix_ms).max(0) / 1000;
     match (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60, seconds % 60) {

@@ -27,7 +27,6 @@ pub enum Nearness {
 impl Nearness {
     /// For sums over the pairs of a set. The steps are those of NVIDIA's go-gpuallocator
     /// (`gpuallocator/device.go`): an NVLink outweighs every PCIe path, and several links one.
-    #[must_use]
     pub fn weight(self) -> u32 {
         match self {
             Nearness::Unknown => 0,
@@ -74,19 +73,16 @@ impl Topology {
     }
 
     /// With nothing but NUMA nodes.
-    #[must_use]
     pub fn by_numa(gpus: &[Gpu]) -> Self {
         Self::of(gpus, |_, _| Nearness::Unknown)
     }
 
     /// All GPUs, sorted.
-    #[must_use]
     pub fn uuids(&self) -> &[String] {
         &self.uuids
     }
 
     /// How near two are; nothing is known of a GPU that it does not have, or of one and itself.
-    #[must_use]
     pub fn nearness(&self, a: &str, b: &str) -> Nearness {
         let place = |uuid: &str| self.uuids.binary_search_by(|known| known.as_str().cmp(uuid)).ok();
         match (place(a), place(b)) {

@@ -14,7 +14,6 @@ pub const GRAVE: i64 = 24 * PAST;
 /// Ages below that are not said, milliseconds.
 const NOW: i64 = 60_000;
 
-/// A warning.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Warning {
     /// A sentence.
@@ -29,7 +28,6 @@ pub struct Warning {
 
 impl Warning {
     /// The sentence with its age.
-    #[must_use]
     pub fn aged(&self, now_unix_ms: i64) -> String {
         let is_old = |at: i64| now_unix_ms.saturating_sub(at) >= NOW;
         let times = match self.times {

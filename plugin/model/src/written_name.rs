@@ -19,7 +19,6 @@ pub struct Several {
 
 impl Several {
     /// What is written begins these, which may say where each of them is.
-    #[must_use]
     pub fn new(written: &str, ids: impl IntoIterator<Item = String>) -> Several {
         let ids = ids.into_iter().take(PROPOSED).collect();
         Several { written: written.to_owned(), ids }
@@ -27,7 +26,6 @@ impl Several {
 }
 
 /// Whether an id is written so, in full or by its beginning of at least four characters.
-#[must_use]
 pub fn is_written(id: &str, written: &str) -> bool {
     id == written || written.len() >= BEGINNING && id.starts_with(written)
 }
@@ -62,7 +60,6 @@ pub fn by_beginning<'a>(
 
 /// Of all names those with the written one's last part in them, or the first ones where there is none such. The last
 /// item may be the number of further ones.
-#[must_use]
 pub fn proposals(all: BTreeSet<String>, written: &str) -> Vec<String> {
     let last = written.rsplit('/').next().unwrap_or(written).to_lowercase();
     let is_alike = |name: &&String| name.to_lowercase().contains(&last);
@@ -77,7 +74,6 @@ pub fn proposals(all: BTreeSet<String>, written: &str) -> Vec<String> {
 }
 
 /// The end of a sentence that says that nothing is called so.
-#[must_use]
 pub fn there_is(proposals: &[String]) -> String {
     match proposals {
         [] => String::new(),

@@ -86,13 +86,11 @@ impl Listener {
     }
 
     /// One that listens nowhere.
-    #[must_use]
     pub fn closed() -> Self {
         Listener { tenant: Arc::default(), task: None }
     }
 
     /// What the sessions said.
-    #[must_use]
     pub fn tenant(&self) -> &Arc<TenantSessions> {
         &self.tenant
     }

@@ -31,7 +31,6 @@ const BACKLOG: i32 = 128;
 /// A listening socket, and whether messages with descriptors are refused at their sender.
 #[derive(Debug)]
 pub struct ListeningSocket {
-    /// The socket.
     pub socket: OwnedFd,
     /// Whether messages with descriptors are refused at their sender.
     pub refuses: bool,

@@ -121,26 +121,22 @@ impl TenantSessions {
     }
 
     /// Processes with a session.
-    #[must_use]
     pub fn peers(&self) -> Vec<Peer> {
         self.state().peers.values().copied().collect()
     }
 
     /// See [`Counters`].
-    #[must_use]
     pub fn counters(&self) -> Counters {
         self.state().counters
     }
 
     /// The largest request over the quota reported since the call before, bytes, and the GPU of
     /// the last one, as the page counts.
-    #[must_use]
     pub fn take_refused(&self) -> (u64, Option<u32>) {
         std::mem::take(&mut self.state().refused)
     }
 
     /// Whether a process came whose pid on the host cannot be known: the plugin lacks hostPID.
-    #[must_use]
     pub fn has_hidden_pids(&self) -> bool {
         self.state().hidden_pids
     }
@@ -176,7 +172,6 @@ impl TenantSessions {
 
     /// The pid on the host of the process that last said it was `pid` in its own namespace and had this
     /// slot; it may have ended.
-    #[must_use]
     pub fn host_pid(&self, pid: u32, slot: u32) -> Option<u32> {
         let state = self.state();
         let mut all = state.gone.iter().chain(state.peers.values()).rev();
@@ -184,7 +179,6 @@ impl TenantSessions {
     }
 
     /// Whether a process with this pid on the host has, or had lately, a session.
-    #[must_use]
     pub fn knows(&self, host_pid: u32) -> bool {
         let state = self.state();
         state.gone.iter().chain(state.peers.values()).any(|peer| peer.host_pid == Some(host_pid))

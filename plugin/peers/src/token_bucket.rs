@@ -13,28 +13,22 @@ pub struct TokenBucket {
 
 impl TokenBucket {
     /// `rate` tokens a second, at most `size` at once.
-    #[must_use]
     pub fn new(size: u32, rate: u32, now: Instant) -> Self {
         Self::every(size, Duration::from_secs(1) / rate.max(1), now)
     }
 
     /// A token comes back every `interval`, at most `size` at once.
-    #[must_use]
     pub fn every(size: u32, interval: Duration, now: Instant) -> Self {
         TokenBucket { tokens: size, size, interval, refilled: now }
     }
 
     /// Whether as many tokens are there as can be.
-    #[must_use]
     pub fn is_full(&self, now: Instant) -> bool {
         let missing = self.size - self.tokens;
         now.saturating_duration_since(self.refilled) >= self.interval * missing
     }
 
     /// Whether [`TokenBucket::take`] would succeed.
-    ///
-    /// # Errors
-    /// As [`TokenBucket::take`].
     pub fn peek(&self, now: Instant) -> Result<(), Duration> {
         self.clone().take(now)
     }

@@ -77,7 +77,6 @@ pub struct Incoming {
 
 impl Incoming {
     /// Connections of `listener`, as `limits` allows.
-    #[must_use]
     pub fn new(listener: UnixListener, limits: Limits) -> Self {
         let most = limits.listener.max_connections();
         Self { listener, limits, most, table: Arc::default(), pause: None, is_failing: false }

@@ -40,7 +40,6 @@ pub struct AdvertisedGpu {
 
 impl AdvertisedGpu {
     /// Its replicas of a resource, if it has any.
-    #[must_use]
     pub fn share(&self, resource: &str) -> Option<&Share> {
         self.shares.iter().find(|share| share.resource == resource)
     }
@@ -70,7 +69,6 @@ impl AdvertisedGpu {
 
 impl Catalogue {
     /// What the configuration makes of these GPUs; all of them healthy.
-    #[must_use]
     pub fn new(gpus: &[Gpu], config: &Config) -> Self {
         let sold = |gpu: &Gpu| {
             let (context_overhead_bytes, context_source) =
@@ -93,7 +91,6 @@ impl Catalogue {
     }
 
     /// The GPUs, in NVML's order.
-    #[must_use]
     pub fn devices(&self) -> Vec<Gpu> {
         let mut gpus: Vec<Gpu> = self.gpus.values().map(|sold| sold.gpu.clone()).collect();
         gpus.sort_by(|a, b| (a.index, &a.uuid).cmp(&(b.index, &b.uuid)));
@@ -102,7 +99,6 @@ impl Catalogue {
 
     /// What new allocations of these replicas of a resource would get of a GPU, in bytes. Retired
     /// ones get nothing.
-    #[must_use]
     pub fn regrant_bytes(&self, resource: &str, uuid: &str, replicas: &[String]) -> u64 {
         let Some(share) = self.gpus.get(uuid).and_then(|sold| sold.share(resource)) else {
             return 0;

@@ -62,7 +62,6 @@ pub struct Plan {
 
 impl Plan {
     /// The plan of what is recorded, as it is.
-    #[must_use]
     pub fn of(record: &Record) -> Self {
         Plan {
             id: record.id.clone(),

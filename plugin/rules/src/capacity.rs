@@ -62,19 +62,16 @@ pub struct Verdict {
 
 impl Capacity {
     /// Of a GPU under a configuration.
-    #[must_use]
     pub fn of(gpu: &Gpu, config: &Config) -> Self {
         Capacity::within(gpu, config.gpus.reserve_bytes)
     }
 
     /// Of a GPU where `gpus.reserve` is `setting`, bytes.
-    #[must_use]
     pub fn within(gpu: &Gpu, setting: u64) -> Self {
         Capacity { memory_bytes: gpu.memory_bytes, reserve_bytes: gpu.reserve(setting) }
     }
 
     /// Bytes that limits may add up to.
-    #[must_use]
     pub fn sellable(self) -> u64 {
         self.memory_bytes.saturating_sub(self.reserve_bytes)
     }
@@ -82,7 +79,6 @@ impl Capacity {
     /// Whether an allocation may be given `new_bytes` beside `others_bytes` of live limits, where all
     /// live limits were `before_bytes`. Limits that exceed the GPU already, because the reserve was
     /// raised, may be replaced by less; nothing may make it worse.
-    #[must_use]
     pub fn grants(self, before_bytes: u64, others_bytes: u64, new_bytes: u64) -> bool {
         let others = Held { granted_bytes: others_bytes, regrant_bytes: 0 };
         judge(self.sellable(), &[others], &[new_bytes]).free[0]
@@ -91,7 +87,6 @@ impl Capacity {
 }
 
 /// The rule; see the module. `free` are the limits of the free replicas in the configuration's order.
-#[must_use]
 pub fn judge(sellable: u64, held: &[Held], free: &[u64]) -> Verdict {
     let mut used: u128 = held.iter().map(|held| u128::from(held.granted_bytes)).sum();
     let mut keep = |demands: Vec<u64>| {

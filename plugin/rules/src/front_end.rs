@@ -14,7 +14,6 @@ pub enum FrontEnd {
 
 impl FrontEnd {
     /// As `status` and `explain` call it.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             FrontEnd::DevicePlugin => "device plugin",
@@ -24,7 +23,6 @@ impl FrontEnd {
 }
 
 /// Which one the configuration wants to sell this GPU. What it sold before may not have ended yet.
-#[must_use]
 pub fn front_end_of(gpu: &Gpu, config: &Config) -> FrontEnd {
     let dra = &config.dra;
     match dra.enabled && dra.gpus.iter().any(|entry| gpu.is_named(entry)) {

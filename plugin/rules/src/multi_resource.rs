@@ -40,7 +40,6 @@ impl fmt::Display for MultiResourceContainer {
 }
 
 /// How far apart the generations of one container's allocations may be, of so many resources.
-#[must_use]
 pub fn generations(resources: usize) -> u64 {
     u64::try_from(resources.saturating_sub(1)).unwrap_or(u64::MAX)
 }
@@ -51,7 +50,6 @@ pub fn generations(resources: usize) -> u64 {
 /// Kubelet starts no container before it has all its devices: `had_started` says whether one of the first
 /// allocation was about to start when the second was made. No clock is asked: one admission may take as long
 /// as it likes.
-#[must_use]
 pub fn siblings<'a>(
     record: &Record,
     records: impl Iterator<Item = &'a Arc<Record>>,
@@ -72,7 +70,6 @@ pub fn siblings<'a>(
 }
 
 /// Whether the holder of the allocation `id` holds one of its `siblings` as well.
-#[must_use]
 pub fn find(
     id: &AllocationId,
     siblings: &[AllocationId],

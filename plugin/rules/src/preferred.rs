@@ -32,7 +32,6 @@ pub struct PlacementContext<'a> {
 
 /// Chooses `size` of `available`, all of `must_include` among them. Ids that are no replica's are
 /// never proposed, but kept where kubelet insists on them.
-#[must_use]
 pub fn preferred(
     available: &[String],
     must_include: &[String],

@@ -32,13 +32,10 @@ pub enum Action {
     NameOthers(AllocationId, Vec<Holder>),
     /// Its record was lost and kubelet names what it is.
     Complete {
-        /// The allocation.
         id: AllocationId,
-        /// Its resource.
         resource: String,
         /// Its replicas, sorted.
         replicas: Vec<String>,
-        /// The holder.
         holder: Holder,
     },
 }

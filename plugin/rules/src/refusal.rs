@@ -22,9 +22,7 @@ pub enum Refusal {
          now; delete the pod, so that it is scheduled again"
     )]
     Retired {
-        /// The id.
         id: String,
-        /// Its resource.
         resource: String,
         /// Replicas of that resource that the GPU has now.
         replicas: u32,
@@ -70,11 +68,9 @@ pub enum Refusal {
          in the resource's [[layout]]) if the program can use several GPUs"
     )]
     Split {
-        /// The resource.
         resource: String,
         /// Replicas asked for.
         count: usize,
-        /// GPUs they are on.
         gpus: usize,
     },
     /// Several replicas of one GPU, where each must be another's.
@@ -84,11 +80,9 @@ pub enum Refusal {
          resource's [[layout]]) if several shares of one GPU will do"
     )]
     NotDistinct {
-        /// The resource.
         resource: String,
         /// Replicas asked for.
         count: usize,
-        /// GPUs they are on.
         gpus: usize,
     },
     /// More GPUs than a page has room for.
@@ -97,7 +91,6 @@ pub enum Refusal {
     /// It was recorded, and has ended since.
     #[error("allocation {0} has ended meanwhile; the pod can run when it is scheduled again")]
     Ended(AllocationId),
-    /// A share of a GPU that is not here.
     #[error(
         "GPU {0} is not shared on this node; was it replaced, or does the configuration leave it out \
          (gpus.include, gpus.exclude)?"
@@ -113,7 +106,6 @@ pub enum Refusal {
     TooSmall {
         /// The GPU.
         uuid: String,
-        /// Bytes asked for.
         asked_bytes: u64,
         /// Bytes that a context takes.
         context_bytes: u64,
@@ -141,7 +133,6 @@ pub enum Refusal {
     MemoryOversold {
         /// The GPU.
         uuid: String,
-        /// Bytes asked for.
         asked_bytes: u64,
         /// Bytes that live allocations hold.
         held_bytes: u64,

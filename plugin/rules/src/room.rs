@@ -15,7 +15,6 @@ pub const LEAST_MILLIS: u32 = 10;
 /// What live shares leave of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Left {
-    /// Bytes.
     pub memory_bytes: u64,
     /// Thousandths of its time.
     pub cores_millis: u32,
@@ -24,9 +23,7 @@ pub struct Left {
 /// What there is too little of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lack {
-    /// Memory.
     Memory,
-    /// Time.
     Time,
     /// Memory and time.
     Both,
@@ -35,7 +32,6 @@ pub enum Lack {
 impl Left {
     /// Beside these records, which are live. Memory counts as it is held; time as the scheduler counts it: by what was
     /// allocated, whatever it was changed to since.
-    #[must_use]
     pub fn beside<'a>(
         capacity: Capacity,
         uuid: &str,
@@ -49,7 +45,6 @@ impl Left {
     }
 
     /// What is missing for a share of this size.
-    #[must_use]
     pub fn lack(self, memory_bytes: u64, cores_millis: u32) -> Option<Lack> {
         match (memory_bytes > self.memory_bytes, cores_millis > self.cores_millis) {
             (true, true) => Some(Lack::Both),
@@ -60,7 +55,6 @@ impl Left {
     }
 
     /// What is missing for any share at all: one in which a context fits, with some of the GPU's time.
-    #[must_use]
     pub fn lack_of_any(self, context_bytes: u64) -> Option<Lack> {
         self.lack(context_bytes.saturating_add(1), LEAST_MILLIS)
     }

@@ -35,14 +35,12 @@ pub struct Terms {
 }
 
 /// Which layout counts for a GPU, as its place in the configuration; `None`: `[share]` does.
-#[must_use]
 pub fn layout_of(gpu: &Gpu, config: &Config) -> Option<usize> {
     config.layouts.iter().position(|layout| layout.gpus.iter().any(|entry| gpu.is_named(entry)))
 }
 
 /// What a GPU is cut into for the device plugin, in the configuration's order: nothing where it is sold by
 /// another front end.
-#[must_use]
 pub fn cut(gpu: &Gpu, config: &Config) -> Vec<Share> {
     if front_end_of(gpu, config) != FrontEnd::DevicePlugin {
         return Vec::new();
@@ -71,7 +69,6 @@ pub fn cut(gpu: &Gpu, config: &Config) -> Vec<Share> {
 
 /// The equal replicas that `[share]` makes of a GPU, whichever front end sells it. By DRA, one of them is what a
 /// claim gets that says no size, and what a cluster without consumable capacity is offered.
-#[must_use]
 pub fn equal(gpu: &Gpu, config: &Config) -> Share {
     let share = &config.share;
     let exact = |units: Option<u64>| units.map_or(Amount::Auto, Amount::Exact);
@@ -90,7 +87,6 @@ pub fn equal(gpu: &Gpu, config: &Config) -> Share {
 }
 
 /// How requests for `resource` are met. The configuration has seen to it that layouts agree.
-#[must_use]
 pub fn terms(resource: &str, config: &Config) -> Terms {
     let said = config
         .layouts

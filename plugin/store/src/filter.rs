@@ -20,32 +20,27 @@ pub struct Filter {
 
 impl Filter {
     /// Every line.
-    #[must_use]
     pub fn all() -> Self {
         Filter { words: None, without_allocation: false, written: i64::MIN..=i64::MAX }
     }
 
     /// Lines with any of these in a string of theirs; a word may begin and end with the string's quotation marks.
-    #[must_use]
     pub fn mentioning<W: AsRef<[u8]>>(words: impl IntoIterator<Item = W>) -> Self {
         Filter { words: AhoCorasick::new(words).ok(), ..Filter::all() }
     }
 
     /// As [`Filter::mentioning`], with ASCII letters of either case.
-    #[must_use]
     pub fn like<W: AsRef<[u8]>>(words: impl IntoIterator<Item = W>) -> Self {
         let search = AhoCorasickBuilder::new().ascii_case_insensitive(true).build(words);
         Filter { words: search.ok(), ..Filter::all() }
     }
 
     /// Also those that are of no allocation, but of a GPU or the node.
-    #[must_use]
     pub fn or_without_allocation(self) -> Self {
         Filter { without_allocation: true, ..self }
     }
 
     /// Of these alone those that say that they are of this time, Unix milliseconds.
-    #[must_use]
     pub fn written(self, written: RangeInclusive<i64>) -> Self {
         Filter { written, ..self }
     }

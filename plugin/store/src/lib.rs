@@ -67,7 +67,6 @@ impl Change {
     }
 
     /// Nothing to do.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.put.is_empty()
             && self.remove.is_empty()

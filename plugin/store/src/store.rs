@@ -63,7 +63,6 @@ impl Commits {
     }
 
     /// Those that were written, and those that were not.
-    #[must_use]
     pub fn counts(&self) -> (u64, u64) {
         (self.done.load(Ordering::Relaxed), self.failed.load(Ordering::Relaxed))
     }
@@ -291,7 +290,6 @@ impl Ledger {
     }
 
     /// How many there were; to be asked without waiting for the disk.
-    #[must_use]
     pub fn commits(&self) -> Arc<Commits> {
         Arc::clone(&self.commits)
     }

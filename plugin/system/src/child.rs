@@ -51,16 +51,12 @@ pub enum ChildError {
 }
 
 /// Whether a command could ask a person: not while a live view reads the keys.
-#[must_use]
 pub fn has_terminal() -> bool {
     stdin().is_terminal() && !is_raw_mode_enabled().unwrap_or(false)
 }
 
 /// Runs a command in a process group of its own. With `terminal` it has our standard input and error, and the
 /// terminal's foreground as long as it runs.
-///
-/// # Errors
-/// See [`ChildError`].
 pub fn run(mut command: Command, terminal: bool, limit: Duration) -> Result<Ended, ChildError> {
     let until = Instant::now() + limit;
     command.process_group(0).stdout(Stdio::piped());

@@ -51,7 +51,6 @@ impl<P: Clone + Eq + Hash, H> EvictionQueue<P, H> {
     }
 
     /// Connections that wait.
-    #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "only compared with a limit")]
     pub fn len(&self) -> usize {
         self.order.len()

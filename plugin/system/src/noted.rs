@@ -64,7 +64,6 @@ impl Noted {
     }
 
     /// The note of a file of redb's; `None` where it has none that is whole.
-    #[must_use]
     pub fn read(file: &File) -> Option<Self> {
         let mut bytes = [0; LEN];
         file.read_exact_at(&mut bytes, AT).ok()?;
@@ -80,7 +79,6 @@ impl Noted {
     }
 
     /// What a database that holds so much has lost, where its file noted `noted`.
-    #[must_use]
     pub fn lost(self, noted: Option<Self>) -> Option<Lost> {
         match noted {
             // A kill comes between a commit and its note.

@@ -41,9 +41,6 @@ pub fn print(text: &str) -> io::Result<()> {
 }
 
 /// As [`print`]; whether the reader is still there.
-///
-/// # Errors
-/// As [`print`].
 pub fn print_while_read(text: &str) -> io::Result<bool> {
     let mut out = stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -54,7 +51,6 @@ pub fn print_while_read(text: &str) -> io::Result<bool> {
 }
 
 /// Columns and rows of the terminal that standard output is. `None` where it is none, or does not tell.
-#[must_use]
 pub fn size() -> Option<(u16, u16)> {
     // crossterm asks the controlling terminal, also for a pipe.
     if !stdout().is_terminal() {

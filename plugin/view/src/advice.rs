@@ -74,7 +74,6 @@ pub struct Recommendation {
 
 impl Recommendation {
     /// The container, with which of its allocations is meant.
-    #[must_use]
     pub fn container_and_part(&self) -> String {
         match self.part.as_str() {
             "" => self.container.clone(),

@@ -16,9 +16,7 @@ use crate::fleet::Fleet;
 /// How large a fleet is, and what is wrong with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Nodes.
     pub nodes: usize,
-    /// GPUs of each.
     pub gpus: usize,
     /// Tenants of each GPU, at most; a GPU in five has fewer.
     pub tenants: usize,
@@ -57,20 +55,17 @@ pub struct MadeUp {
 
 impl MadeUp {
     /// A fleet as it is at an instant; none is earlier than a day after its layout's `since_unix_ms`.
-    #[must_use]
     pub fn new(layout: Layout, now_unix_ms: i64) -> Self {
         let earliest = layout.since_unix_ms.saturating_add(24 * HOUR_MS);
         MadeUp { layout, now_unix_ms: now_unix_ms.max(earliest), away: BTreeSet::new() }
     }
 
     /// What it is made of.
-    #[must_use]
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
     /// Its instant.
-    #[must_use]
     pub fn now_unix_ms(&self) -> i64 {
         self.now_unix_ms
     }
@@ -95,13 +90,11 @@ impl MadeUp {
     }
 
     /// All nodes.
-    #[must_use]
     pub fn fleet(&self) -> Fleet {
         fleet::fleet(self)
     }
 
     /// What was, of one node; of the first where none is named. `None` where no node is called so.
-    #[must_use]
     pub fn history(
         &self,
         node: &str,
@@ -111,13 +104,11 @@ impl MadeUp {
     }
 
     /// Advice; of one namespace and one pod, where they are named.
-    #[must_use]
     pub fn recommendations(&self, namespace: &str, pod: &str) -> Recommendations {
         advice::recommendations(self, namespace, pod)
     }
 
     /// What is asked and not used, of all namespaces or one.
-    #[must_use]
     pub fn waste(&self, namespace: &str) -> Waste {
         advice::waste(self, namespace)
     }

@@ -50,7 +50,6 @@ pub struct Answer {
 impl Answer {
     /// Several answers as one: of several nodes, or of one node to several questions. What two of them know of a GPU or
     /// an event is there once. The node is named where it is the same.
-    #[must_use]
     pub fn joined(answers: impl IntoIterator<Item = Answer>) -> Answer {
         let mut all = Answer { api_version: crate::API_VERSION.to_owned(), ..Answer::default() };
         let (mut first, mut gpus) = (true, HashSet::new());
@@ -189,7 +188,6 @@ pub struct TenantPoint {
 impl TenantPoint {
     /// Seconds in which its work ran; `None` where less than half of what it had leased was measured. The rest was like
     /// what was measured.
-    #[must_use]
     pub fn used(&self) -> Option<f64> {
         let TenantPoint { used_seconds: used, measured_seconds: measured, .. } = *self;
         let is_known = measured * 2.0 >= self.got_seconds;
@@ -229,7 +227,6 @@ pub struct Event {
 
 impl Event {
     /// What [`Event::text`] says of the other fields.
-    #[must_use]
     pub fn sentence(&self) -> String {
         let because = words::because(&self.reason, self.behind.as_ref());
         let mut text = match self.happened.as_str() {

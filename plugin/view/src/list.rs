@@ -55,7 +55,6 @@ pub struct NodeTenant {
 }
 
 /// The GPUs of a fleet.
-#[must_use]
 pub fn gpus(fleet: Fleet) -> Gpus {
     let of = |(node, gpu)| NodeGpu { node, gpu };
     let all = fleet.nodes.into_iter().flat_map(|entry| {
@@ -70,7 +69,6 @@ pub fn gpus(fleet: Fleet) -> Gpus {
 }
 
 /// The tenants of a fleet.
-#[must_use]
 pub fn tenants(fleet: Fleet) -> Tenants {
     let of = |(node, tenant)| NodeTenant { node, tenant };
     let all = fleet.nodes.into_iter().flat_map(|entry| {

@@ -23,7 +23,6 @@ pub enum Rights {
 impl Rights {
     /// Whether tenants of a namespace may be seen. A tenant that nobody named is nobody's: only [`Rights::All`]
     /// sees it.
-    #[must_use]
     pub fn may_see(&self, namespace: &str) -> bool {
         match self {
             Rights::All => true,
@@ -33,7 +32,6 @@ impl Rights {
 }
 
 /// Leaves out of a node what the reader may not see. Holders of a shared claim are in one namespace, as the claim.
-#[must_use]
 pub fn node(mut node: Node, rights: &Rights) -> Node {
     if *rights == Rights::All {
         return node;
@@ -86,7 +84,6 @@ pub fn node(mut node: Node, rights: &Rights) -> Node {
 }
 
 /// As [`node`], of an entry of a fleet.
-#[must_use]
 pub fn entry(mut entry: Entry, rights: &Rights) -> Entry {
     entry.view = entry.view.map(|view| node(view, rights));
     if *rights != Rights::All && !entry.error.is_empty() {
@@ -96,14 +93,12 @@ pub fn entry(mut entry: Entry, rights: &Rights) -> Entry {
 }
 
 /// As [`entry`], of each entry of a fleet.
-#[must_use]
 pub fn fleet(mut fleet: Fleet, rights: &Rights) -> Fleet {
     fleet.nodes = fleet.nodes.into_iter().map(|one| entry(one, rights)).collect();
     fleet
 }
 
 /// Leaves out of a history what the reader may not see: other tenants, and what happened to them.
-#[must_use]
 pub fn history(mut answer: history::Answer, rights: &Rights) -> history::Answer {
     if *rights == Rights::All {
         return answer;
@@ -123,7 +118,6 @@ pub fn history(mut answer: history::Answer, rights: &Rights) -> history::Answer 
 }
 
 /// Leaves out advice for others.
-#[must_use]
 pub fn recommendations(
     mut advice: advice::Recommendations,
     rights: &Rights,
@@ -137,7 +131,6 @@ pub fn recommendations(
 }
 
 /// Leaves out the waste of others.
-#[must_use]
 pub fn waste(mut waste: advice::Waste, rights: &Rights) -> advice::Waste {
     if *rights != Rights::All {
         waste.namespaces.retain(|namespace| rights.may_see(&namespace.namespace));

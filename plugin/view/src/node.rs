@@ -32,7 +32,6 @@ pub struct Node {
 
 impl Node {
     /// Tenants that the reader may not see. Where the node does not count them, each is counted on each of its GPUs.
-    #[must_use]
     pub fn hidden(&self) -> u64 {
         match self.hidden_tenants {
             0 => self.others.iter().map(|others| u64::from(others.tenants)).sum(),

@@ -110,7 +110,6 @@ pub struct Compute {
 }
 
 /// What a gate says, for people: one that is closed to a pod that does not wait is `idle`.
-#[must_use]
 pub fn gate_text(gate: &str, waiting_us: Option<u64>) -> &str {
     match (gate, waiting_us) {
         ("closed", None) => "idle",

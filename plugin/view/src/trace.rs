@@ -100,7 +100,6 @@ pub struct Args {
 }
 
 /// A name of the process (`tid` 0 of `process_name`) or of a thread.
-#[must_use]
 pub fn name(kind: &str, pid: u32, tid: u32, args: Args) -> Event {
     Event {
         ph: "M".to_owned(),
@@ -114,7 +113,6 @@ pub fn name(kind: &str, pid: u32, tid: u32, args: Args) -> Event {
 
 impl Trace {
     /// Without events.
-    #[must_use]
     pub fn begun(begun_unix_ms: i64) -> Self {
         Trace {
             api_version: API_VERSION.to_owned(),
@@ -125,7 +123,6 @@ impl Trace {
     }
 
     /// Those of several nodes as one, by their own clocks. Each GPU is named with its node.
-    #[must_use]
     pub fn joined(traces: Vec<(String, Trace)>) -> Self {
         let begun = traces.iter().map(|(_, trace)| trace.about.begun_unix_ms).min().unwrap_or(0);
         let mut all = Trace::begun(begun);
@@ -151,7 +148,6 @@ impl Trace {
 
     /// Leaves out what a reader may not see: of GPUs that no tenant of the reader's has, everything; of others' tenants
     /// on the rest, everything but when they had the GPU.
-    #[must_use]
     pub fn narrowed(mut self, rights: &Rights) -> Self {
         if *rights == Rights::All {
             return self;

@@ -6,7 +6,6 @@ const GENERATED: &str = "bcdfghjklmnpqrstvwxz2456789";
 /// The workload of a pod: `web` of `web-7c9d8f6b5-x2v4q` (Deployment), of `web-29412345-x2v4q` (CronJob: the minute that
 /// it was planned for, since 1970), of `web-0` (StatefulSet) and of `web-x2v4q` (DaemonSet, Job); else the pod's own
 /// name.
-#[must_use]
 pub fn of(pod: &str) -> &str {
     let generated = |text: &str| !text.is_empty() && text.chars().all(|c| GENERATED.contains(c));
     let hash = |text: &str| (6..=10).contains(&text.len()) && generated(text);

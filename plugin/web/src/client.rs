@@ -32,7 +32,6 @@ const LARGEST: usize = 64 << 20;
 pub const SOCKET: &str = "api.sock";
 
 /// Root's socket, beside the admin socket.
-#[must_use]
 pub fn socket_beside(admin: &Path) -> PathBuf {
     admin.with_file_name(SOCKET)
 }
@@ -79,7 +78,6 @@ pub enum ClientError {
 impl ClientError {
     /// The exit status, after `sysexits.h`: 69 the plugin does not answer or cannot now, 77 no permission, 64 the
     /// question makes no sense, 1 nothing is called so, 76 an answer that cannot be read.
-    #[must_use]
     pub fn exit(&self) -> u8 {
         match self {
             ClientError::Missing(_) | ClientError::Deserted(_) | ClientError::NoAnswer { .. } => 69,
@@ -125,35 +123,28 @@ pub struct Client {
 
 impl Client {
     /// Of a server.
-    #[must_use]
     pub fn new(endpoint: Endpoint) -> Self {
         Client { endpoint, token: None, limit: LIMIT }
     }
 
     /// Of root's socket beside this admin socket.
-    #[must_use]
     pub fn beside(admin: &Path) -> Self {
         Self::new(Endpoint::Socket(socket_beside(admin)))
     }
 
     /// Sends this token.
-    #[must_use]
     pub fn with_token(mut self, token: &str) -> Self {
         self.token = Some(token.to_owned());
         self
     }
 
     /// Waits so long for an answer.
-    #[must_use]
     pub fn with_limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
         self
     }
 
     /// A path with its query, such as `/api/v1/history?subject=chat`; parameters written by [`query`].
-    ///
-    /// # Errors
-    /// See [`ClientError`].
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
         let body = self.bytes(path, "application/json").await?;
         serde_json::from_slice(&body).map_err(|error| ClientError::Unreadable {
@@ -163,9 +154,6 @@ impl Client {
     }
 
     /// The bytes of an answer, of the type that is asked for.
-    ///
-    /// # Errors
-    /// See [`ClientError`].
     pub async fn bytes(&self, path: &str, accept: &'static str) -> Result<Bytes, ClientError> {
         let asking = async {
             let response = self.ask(path, accept).await?;
@@ -182,9 +170,6 @@ impl Client {
     }
 
     /// The whole response, whatever its status; its body may be a stream.
-    ///
-    /// # Errors
-    /// See [`ClientError`].
     pub async fn ask(
         &self,
         path: &str,
@@ -256,7 +241,6 @@ impl Client {
 }
 
 /// A query string of these parameters; those that are empty are left out.
-#[must_use]
 pub fn query(parameters: &[(&str, &str)]) -> String {
     let given: Vec<_> = parameters.iter().filter(|(_, value)| !value.is_empty()).collect();
     let text = serde_urlencoded::to_string(&given).unwrap_or_default();

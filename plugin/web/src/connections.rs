@@ -122,7 +122,6 @@ impl Connections {
 }
 
 impl Permit {
-    /// The connection.
     pub fn connection(&self) -> &Connection {
         &self.connection
     }

@@ -54,7 +54,6 @@ impl Counts {
     }
 
     /// Whether TCP is served; `None` where it is not to be.
-    #[must_use]
     pub fn listening(&self) -> Option<bool> {
         let is_expected = self.is_expected.load(Ordering::Relaxed);
         is_expected.then(|| self.is_listening.load(Ordering::Relaxed))
@@ -67,14 +66,12 @@ impl Counts {
     }
 
     /// Answers over TCP by code.
-    #[must_use]
     pub fn requests(&self) -> Vec<(u16, u64)> {
         let requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
         requests.iter().map(|(code, count)| (*code, *count)).collect()
     }
 
     /// Questions to the API server by kind and outcome; none where it is never asked.
-    #[must_use]
     pub fn reviews(&self) -> Vec<(&'static str, &'static str, u64)> {
         if !self.is_reviewed.load(Ordering::Relaxed) {
             return Vec::new();

@@ -112,7 +112,6 @@ pub(crate) struct Encodings {
 
 #[derive(Debug, Default)]
 struct Kept {
-    /// The fleet that they are of.
     of: Weak<Fleet>,
     /// By rights and the node that was asked for, the newest last.
     all: Vec<(Rights, String, Arc<Encoded>)>,

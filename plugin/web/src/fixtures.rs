@@ -23,7 +23,6 @@ pub struct Fixture {
 
 impl Fixture {
     /// Time stands still until somebody moves it.
-    #[must_use]
     pub fn new(made: MadeUp) -> Self {
         Fixture { made: Arc::new(Mutex::new(made)), live: Arc::default() }
     }

@@ -9,7 +9,6 @@ use axum::http::{HeaderValue, Response};
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
                       connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// Adds them.
 pub(crate) fn add<B>(response: &mut Response<B>) {
     let headers = response.headers_mut();
     for (name, value) in [

@@ -15,7 +15,6 @@ const NAMESPACES: usize = 8;
 /// How a source is asked for a subject.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Meaning {
-    /// As it was written.
     AsWritten,
     /// As something in each of these namespaces. With none of them it is not there.
     In(Vec<String>),

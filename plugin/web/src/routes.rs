@@ -33,7 +33,6 @@ pub const SCHEMA: &str = include_str!("../../../docs/api.schema.json");
 pub enum Route {
     /// Everything.
     Fleet,
-    /// One node.
     Node,
     /// GPUs of all nodes.
     Gpus,
@@ -71,8 +70,6 @@ impl Route {
         Route::Schema,
     ];
 
-    /// Its path.
-    #[must_use]
     pub fn path(self) -> &'static str {
         match self {
             Route::Fleet => "/api/v1/fleet",

@@ -20,7 +20,6 @@ pub struct SelfSigned {
 
 impl SelfSigned {
     /// The key, in PEM.
-    #[must_use]
     pub fn key_pem(&self) -> String {
         pem::encode(&pem::Pem::new("PRIVATE KEY", self.key.secret_pkcs8_der()))
     }

@@ -100,7 +100,6 @@ impl fmt::Debug for Options {
 
 impl Options {
     /// Nothing but a source, once a second: callers add where it is served.
-    #[must_use]
     pub fn new(source: Arc<dyn Source>) -> Self {
         Options {
             source,
@@ -144,7 +143,6 @@ impl Server {
     }
 
     /// Where TCP is served, once it is.
-    #[must_use]
     pub fn address(&self) -> Option<SocketAddr> {
         *self.address.borrow()
     }

@@ -29,7 +29,6 @@ pub enum Tls {
     Files {
         /// The certificate, and those between it and the authority.
         certificate: PathBuf,
-        /// Its key.
         key: PathBuf,
     },
 }

@@ -4,7 +4,7 @@
 //! The table is the single source for the shim's exports and real pointers, for its `dlsym` and
 //! `cuGetProcAddress` answers, for the simulated driver's entry checks and for the coverage test.
 //! This crate has no dependencies and no code that runs on a hot path.
-
+#![warn(missing_docs)]
 #![no_std]
 
 pub mod hooks;

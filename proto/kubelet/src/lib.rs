@@ -4,6 +4,7 @@
 //! The `.proto` files are in `proto/`; the code under `src/gen` is generated from them and committed,
 //! so that building needs no protobuf compiler. `proto/generate` writes it again, and `make lint` says when it
 //! must.
+#![warn(missing_docs)]
 
 /// Device plugin API v1beta1: served by the plugin, `Registration` by kubelet.
 pub mod deviceplugin {

@@ -1,5 +1,6 @@
 //! What NVML reports about MIG instances and `nvml-wrapper` does not pass on: their ids, and which of them an
 //! event is about. The plugin itself forbids unsafe code.
+#![warn(missing_docs)]
 
 use std::mem;
 

@@ -12,6 +12,7 @@
 //! asserted at compile time in [`layout`]. This crate depends on `libc` alone, because the shim
 //! links it into strangers' processes. For the same reason the tenant's side does without std (feature
 //! `std` off): the printer of backtraces alone would be a third of the shim.
+#![warn(missing_docs)]
 #![cfg_attr(not(feature = "std"), no_std)]
 
 extern crate alloc;

@@ -25,9 +25,6 @@ const KIND: [(&str, &str); 2] =
     [("plugin", "localhost/tessera:dev"), ("simulator", "localhost/tessera-simulator:dev")];
 
 /// Puts the images of deploy/examples/kind on the nodes.
-///
-/// # Errors
-/// As [`load`].
 pub fn load_kind(cluster: &Cluster, repo: &Path, artefacts: &Path) -> Result<()> {
     let work = Workspace::new()?;
     for (name, image) in KIND {
@@ -76,9 +73,6 @@ pub fn load(cluster: &Cluster, repo: &Path, artefacts: &Path) -> Result<()> {
 
 /// Puts [`NEXT`] on the nodes: copies of plugin and shim in which the version of the pages that they
 /// speak is raised by one (`proto/region/src/abi.rs`). So the shim has another content, too.
-///
-/// # Errors
-/// As [`load`].
 pub fn load_next(cluster: &Cluster, repo: &Path, artefacts: &Path) -> Result<()> {
     let work = Workspace::new()?;
     let next = work.0.join("artefacts");

@@ -316,9 +316,6 @@ impl Kubelet {
     /// Admits a pod: init containers, then app containers, get their devices through
     /// GetPreferredAllocation and Allocate. A pod admitted before keeps what it has, and the plugin is
     /// not asked. On an error the pod has nothing, as the failed pod of a real kubelet.
-    ///
-    /// # Errors
-    /// See [`StandinError`].
     pub async fn admit(&self, pod: &Pod) -> Result<Vec<Admitted>, StandinError> {
         let _serial = self.0.admission.lock().await;
         let admitted = self.admit_containers(pod).await;
@@ -446,9 +443,6 @@ impl Kubelet {
     }
 
     /// Admits a pod and starts all its containers in order.
-    ///
-    /// # Errors
-    /// See [`StandinError`].
     pub async fn run(&self, pod: &Pod) -> Result<Vec<Admitted>, StandinError> {
         let admitted = self.admit(pod).await?;
         for (_, container) in pod.containers().filter(|(_, c)| !c.requests.is_empty()) {

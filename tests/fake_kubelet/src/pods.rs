@@ -31,14 +31,12 @@ impl Pod {
     }
 
     /// Adds a container.
-    #[must_use]
     pub fn with(mut self, container: Container) -> Self {
         self.app_containers.push(container);
         self
     }
 
     /// Adds an init container.
-    #[must_use]
     pub fn with_init(mut self, container: Container) -> Self {
         self.init_containers.push(container);
         self
@@ -67,7 +65,6 @@ impl Container {
     }
 
     /// Asks for `count` devices.
-    #[must_use]
     pub fn asking(mut self, resource_name: &str, count: usize) -> Self {
         self.requests.insert(resource_name.to_owned(), count);
         self

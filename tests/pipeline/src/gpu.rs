@@ -61,7 +61,6 @@ type Answer = Result<Vec<u8>, String>;
 #[derive(Clone, Debug)]
 pub struct Gpu {
     requests: mpsc::Sender<(Vec<u8>, oneshot::Sender<Answer>)>,
-    /// UUID of the GPU.
     pub uuid: String,
     /// What this process sees of its memory.
     pub memory_bytes: u64,

@@ -68,14 +68,12 @@ pub struct Consumed {
 }
 
 /// What a device of a slice has in all; `None` for one that has no such capacity.
-#[must_use]
 pub fn whole(device: &Value) -> Option<Consumed> {
     let of = |name: &str| number(&device["capacity"][name]["value"]);
     Some(Consumed { memory: of("memory")?, cores: of("cores")? })
 }
 
 /// What this size takes of it: the policy's default where nothing is asked, else whole steps (KEP 5075).
-#[must_use]
 pub fn consumed(device: &Value, size: Size) -> Option<Consumed> {
     let of = |name: &str, asked: Option<u64>| {
         let capacity = &device["capacity"][name];

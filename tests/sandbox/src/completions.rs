@@ -9,7 +9,6 @@ use super::control;
 const TAKE_A_POD: [&str; 6] = ["rm", "logs", "wait", "start", "restart", "kill"];
 
 /// `tessera sandbox`, whose arguments know the pods that they take.
-#[must_use]
 pub fn with_names(sandbox: Command) -> Command {
     sandbox.mut_subcommands(|command| {
         if !TAKE_A_POD.contains(&command.get_name()) {

@@ -67,7 +67,6 @@ impl Console {
     }
 
     /// Where it is.
-    #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }

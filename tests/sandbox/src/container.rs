@@ -102,7 +102,6 @@ impl Means {
 
 impl Surroundings {
     /// Those of a container that kubelet starts with these options; `scratch` is an empty directory.
-    #[must_use]
     pub fn of(options: RunOptions, scratch: PathBuf) -> Self {
         let mount = |m: tessera_kubelet_api::deviceplugin::Mount| Mount {
             host: m.host_path.into(),

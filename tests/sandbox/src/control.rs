@@ -99,7 +99,6 @@ pub fn ask(dir: Option<&Path>, command: &Command) -> anyhow::Result<Reply> {
 
 /// Names of the pods of the only sandbox that runs, for a shell that completes a word. Nothing where there is none, or
 /// where it is busy: a key was pressed.
-#[must_use]
 pub fn pods() -> Vec<String> {
     let asked = only().and_then(|stream| exchange(stream, &Command::Names, PATIENCE));
     asked.map(|reply| reply.text.lines().map(str::to_owned).collect()).unwrap_or_default()

@@ -74,19 +74,16 @@ impl Dra {
     }
 
     /// How the plugin reaches the API server.
-    #[must_use]
     pub fn kubeconfig(&self) -> PathBuf {
         self.dir.join("kubeconfig")
     }
 
     /// Where drivers register.
-    #[must_use]
     pub fn registry(&self) -> &Path {
         self.kubelet.registry()
     }
 
     /// Where CDI specs are, below the node's directory.
-    #[must_use]
     pub fn cdi(dir: &Path) -> PathBuf {
         dir.join("cdi")
     }

@@ -10,14 +10,12 @@ use super::sandbox::Sandbox;
 pub const PROMETHEUS: &str = "prometheus.yml";
 
 /// A command of `tessera` that asks this node's plugin.
-#[must_use]
 pub fn command(node: &Node, words: &[&str]) -> String {
     let program = std::env::current_exe().unwrap_or_else(|_| "tessera".into());
     format!("{} -c {} {}", program.display(), node.file().display(), words.join(" "))
 }
 
 /// Exact lines for everything that can look at the sandbox.
-#[must_use]
 pub fn text(sandbox: &Sandbox) -> String {
     let mut out = String::new();
     let dir = sandbox.scratch.path();
@@ -61,7 +59,6 @@ pub fn text(sandbox: &Sandbox) -> String {
 }
 
 /// Prometheus' configuration for all nodes.
-#[must_use]
 pub fn prometheus(nodes: &[Node]) -> String {
     let mut text = String::from(
         "# Written by `tessera sandbox`.\nglobal:\n  scrape_interval: 5s\nscrape_configs:\n- job_name: tessera\n  \

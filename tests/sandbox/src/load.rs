@@ -30,7 +30,6 @@ fn whole(bytes: u64) -> u64 {
 impl Load {
     /// Arguments of `tessera-tenant` under a quota of `quota` bytes on the GPU `device`, of which each context is
     /// charged `overhead`. `memory` is what it takes, contexts aside, where that is not left to it.
-    #[must_use]
     pub fn arguments(
         self,
         quota: u64,

@@ -63,7 +63,6 @@ impl Default for Machine {
 
 impl Machine {
     /// The simulator's configuration; UUIDs are of this node alone.
-    #[must_use]
     pub fn toml(&self, node: usize) -> String {
         let name = toml::Value::from(self.name.clone());
         let mut text = String::new();
@@ -111,13 +110,11 @@ impl Simulation {
     }
 
     /// The variables by which a process finds the machine.
-    #[must_use]
     pub fn envs(&self) -> [(&'static str, &Path); 2] {
         [("SIMGPU_CONFIG", &self.config), ("SIMGPU_STATE", &self.state)]
     }
 
     /// NVML's library.
-    #[must_use]
     pub fn nvml(&self) -> PathBuf {
         self.libraries.join("libnvidia-ml.so.1")
     }

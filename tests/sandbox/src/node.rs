@@ -110,19 +110,16 @@ impl Node {
     }
 
     /// The plugin's configuration file.
-    #[must_use]
     pub fn file(&self) -> PathBuf {
         self.spec.dir.join("config.toml")
     }
 
     /// The plugin's log.
-    #[must_use]
     pub fn log(&self) -> PathBuf {
         self.spec.dir.join("plugin.log")
     }
 
     /// All resources that the configuration sells.
-    #[must_use]
     pub fn resources(&self) -> Vec<String> {
         let shares = self.config.layouts.iter().flat_map(|layout| &layout.shares);
         let mut all = vec![self.config.resource.name.clone()];
@@ -133,7 +130,6 @@ impl Node {
     }
 
     /// How many of a resource are healthy and held by nobody.
-    #[must_use]
     pub fn free(&self, resource: &str) -> usize {
         let held = self.kubelet.held(resource);
         let devices = self.kubelet.devices(resource);
@@ -274,7 +270,6 @@ impl Node {
     }
 
     /// The plugin's pid, while it runs.
-    #[must_use]
     pub fn plugin_pid(&self) -> Option<u32> {
         self.plugin.as_ref().and_then(Child::id)
     }
@@ -313,7 +308,6 @@ fn free_ports() -> anyhow::Result<[SocketAddr; 2]> {
 }
 
 /// The last lines of a file, for an error.
-#[must_use]
 pub fn last_lines(file: &Path, count: usize) -> String {
     let text = fs::read(file).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);

@@ -97,13 +97,11 @@ impl Placement {
     }
 
     /// Bytes that it may hold of its first GPU.
-    #[must_use]
     pub fn memory(&self) -> u64 {
         self.quota.memory_limit(0)
     }
 
     /// UUIDs of its GPUs.
-    #[must_use]
     pub fn uuids(&self) -> Vec<String> {
         (0..self.quota.gpu_count()).map(|gpu| self.quota.uuid(gpu).to_owned()).collect()
     }

@@ -91,7 +91,6 @@ pub struct Ways<'a> {
 
 impl Pod {
     /// A placed pod whose container has not started.
-    #[must_use]
     pub fn new(
         (namespace, name): (String, String),
         (node, resource): (usize, String),
@@ -104,7 +103,6 @@ impl Pod {
     }
 
     /// `namespace/name`.
-    #[must_use]
     pub fn full_name(&self) -> String {
         format!("{}/{}", self.namespace, self.name)
     }
@@ -179,7 +177,6 @@ impl Pod {
     }
 
     /// What it does, for people, as far as it says so.
-    #[must_use]
     pub fn says(&self) -> String {
         let heard = lock(&self.heard);
         let number = |key: &str| heard.progress.as_ref()?.get(key)?.as_u64();

@@ -35,19 +35,16 @@ pub struct Reply {
 
 impl Reply {
     /// It is done.
-    #[must_use]
     pub fn done(text: impl Into<String>) -> Self {
         Self { text: text.into(), ..Self::default() }
     }
 
     /// It is not.
-    #[must_use]
     pub fn failed(text: impl Into<String>) -> Self {
         Self { code: 1, text: text.into(), ends: false }
     }
 
     /// The same for a terminal: much of it is containers' own words.
-    #[must_use]
     pub fn printable(self) -> Self {
         Self { text: printable::lines(&self.text).into_owned(), ..self }
     }
@@ -76,7 +73,6 @@ pub struct Sandbox {
 
 impl Sandbox {
     /// One of these nodes, without pods.
-    #[must_use]
     pub fn new(
         nodes: Vec<Node>,
         means: Means,

@@ -45,7 +45,6 @@ pub struct Places<'a> {
 }
 
 /// The configuration's text: what `user` says, but for what describes a host.
-#[must_use]
 pub fn text(mut user: Table, places: &Places<'_>) -> String {
     for section in OF_THE_HOST {
         user.remove(section);
@@ -105,14 +104,12 @@ pub fn text(mut user: Table, places: &Places<'_>) -> String {
 }
 
 /// Whether the user's configuration sells GPUs by claims.
-#[must_use]
 pub fn serves_claims(user: &Table) -> bool {
     let enabled = user.get("dra").and_then(|dra| dra.get("enabled"));
     enabled.and_then(Value::as_bool).unwrap_or(false)
 }
 
 /// What of the user's configuration does not count here, as dotted names.
-#[must_use]
 pub fn set_aside(user: &Table) -> Vec<String> {
     let sections = OF_THE_HOST.iter().filter(|name| user.contains_key(**name));
     let keys = OF_THE_HOST_TOO.iter().filter(|(section, key)| {

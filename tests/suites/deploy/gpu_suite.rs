@@ -74,7 +74,6 @@ fn results(dir: &Path) -> Vec<Value> {
     lines.lines().map(|line| serde_json::from_str(line).expect("whole lines of JSON")).collect()
 }
 
-/// The results of a part.
 fn of<'a>(results: &'a [Value], part: &str) -> Vec<&'a Value> {
     results.iter().filter(|line| line["part"] == part).collect()
 }

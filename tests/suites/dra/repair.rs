@@ -23,7 +23,6 @@ enum Damage {
     Replaced,
     /// As container runtimes leave where a mount's source was missing.
     Directory,
-    /// With the directory that it is in.
     WithDirectory,
     /// For root alone.
     Closed,

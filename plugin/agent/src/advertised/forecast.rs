@@ -29,7 +29,6 @@ type Listed = BTreeMap<(String, String), BTreeMap<u32, bool>>;
 
 /// What becomes of each GPU's replicas of each resource where `after` takes the place of `before`, beside
 /// `records`, and nothing is withheld.
-#[must_use]
 pub fn forecast(
     before: &Catalogue,
     after: &Catalogue,
@@ -90,7 +89,6 @@ fn listed(catalogue: &Catalogue, records: &Records, withheld: &dyn Fn(&str) -> W
 
 impl Advertised {
     /// [`forecast`] for this node as it is now.
-    #[must_use]
     pub fn forecast(&self, after: &Catalogue) -> BTreeMap<(String, String), Turn> {
         let (before, after) = (self.inventory.catalogue(), self.inventory.with_health(after));
         let withheld = |uuid: &str| self.inventory.withheld_of(uuid);

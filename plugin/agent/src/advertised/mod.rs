@@ -73,7 +73,6 @@ impl Advertised {
     }
 
     /// Another number after each change of GPUs, health, cordons, limits or what is live.
-    #[must_use]
     pub fn events(&self) -> watch::Receiver<u64> {
         self.looks.subscribe()
     }
@@ -109,20 +108,17 @@ impl Advertised {
     }
 
     /// The devices of a resource, now and after every change.
-    #[must_use]
     pub fn devices(&self, resource: &str) -> watch::Receiver<Vec<Device>> {
         self.devices.lock().senders.entry(resource.to_owned()).or_default().subscribe()
     }
 
     /// Resources to serve to kubelet, now and after every change: those that the configuration sells,
     /// and retired ones that containers still hold.
-    #[must_use]
     pub fn resources(&self) -> watch::Receiver<BTreeSet<String>> {
         self.resources.subscribe()
     }
 
     /// The node at one moment; see [`NodeSnapshot`].
-    #[must_use]
     pub fn books(&self) -> NodeSnapshot {
         let mut devices = self.devices.lock();
         let records = self.allocations.all();

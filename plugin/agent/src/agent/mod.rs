@@ -153,43 +153,36 @@ impl Agent {
     }
 
     /// The configuration in force. It may be another at the next call.
-    #[must_use]
     pub fn config(&self) -> Arc<Config> {
         self.config.get()
     }
 
     /// The durable side.
-    #[must_use]
     pub fn journal(&self) -> &Arc<Journal> {
         &self.journal
     }
 
     /// What GPUs there are.
-    #[must_use]
     pub fn inventory(&self) -> &Arc<Inventory> {
         &self.inventory
     }
 
     /// The allocations and their holders.
-    #[must_use]
     pub fn allocations(&self) -> &Arc<Allocations> {
         &self.allocations
     }
 
     /// What is advertised to kubelet.
-    #[must_use]
     pub fn advertised(&self) -> &Advertised {
         &self.advertised
     }
 
     /// What jobs publish.
-    #[must_use]
     pub fn board(&self) -> &Arc<StatusBoard> {
         &self.board
     }
 
     /// What is counted where it happens.
-    #[must_use]
     pub fn meters(&self) -> &Meters {
         &self.meters
     }
@@ -240,16 +233,12 @@ impl Agent {
 
     /// Allocations of other resources that may have been made for the container that is about to start; see
     /// [`tessera_rules::multi_resource`].
-    #[must_use]
     pub fn siblings(&self, resource: &str, ids: &[String]) -> Vec<AllocationId> {
         let resources = self.advertised.resources().borrow().len();
         self.allocations.siblings(resources, resource, ids)
     }
 
     /// `PreStartContainer`; see [`Allocations::pre_start`]. Blocking.
-    ///
-    /// # Errors
-    /// See [`Allocations::pre_start`].
     pub fn pre_start(&self, resource: &str, ids: &[String]) -> Result<(), AllocateError> {
         let result = self.allocations.pre_start(resource, ids);
         self.advertised.refresh();

@@ -12,7 +12,6 @@ use tessera_model::record::{Holder, Record};
 
 impl Agent {
     /// What was found so far.
-    #[must_use]
     pub fn trust(&self) -> &Trust {
         &self.trust
     }
@@ -63,7 +62,6 @@ impl Agent {
     }
 
     /// What `status` warns of.
-    #[must_use]
     pub fn trust_warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         for uuid in self.inventory.catalogue().gpus.keys() {

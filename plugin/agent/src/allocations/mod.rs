@@ -88,7 +88,6 @@ pub struct Allocations {
 struct Start {
     /// Of the allocation.
     generation: u64,
-    /// The latest that there was.
     latest: u64,
 }
 
@@ -234,25 +233,21 @@ impl Allocations {
     }
 
     /// The directory of an allocation's pages.
-    #[must_use]
     pub fn pages_of(&self, id: &AllocationId) -> PathBuf {
         regions::dir(self.pages.root(), id)
     }
 
     /// What divides GPU time, if it runs.
-    #[must_use]
     pub fn arbiter(&self) -> Option<&Arbiter> {
         self.leases.arbiter()
     }
 
     /// Where things are on this node; that stays for as long as the plugin runs.
-    #[must_use]
     pub fn paths(&self) -> &Paths {
         &self.paths
     }
 
     /// Where the shim is.
-    #[must_use]
     pub fn delivery(&self) -> &Delivery {
         &self.delivery
     }
@@ -267,20 +262,15 @@ impl Allocations {
         self.pages.lock()
     }
 
-    /// All records.
-    #[must_use]
     pub fn records(&self) -> Vec<Arc<Record>> {
         self.records.lock().values().cloned().collect()
     }
 
-    /// The record of an allocation.
-    #[must_use]
     pub fn record(&self, id: &AllocationId) -> Option<Arc<Record>> {
         self.records.lock().get(id).cloned()
     }
 
     /// All records, with the regions that are open, in the order of ids.
-    #[must_use]
     pub fn with_regions(&self) -> Vec<(Arc<Record>, Option<Arc<Region>>)> {
         let records = self.records();
         let regions = self.pages.lock();
@@ -293,13 +283,11 @@ impl Allocations {
 
     /// Whether what a container holds is an allocation of ours. The resources of pages without a record
     /// are not known otherwise.
-    #[must_use]
     pub fn knows(&self, holding: &Holding) -> bool {
         self.records.lock().contains_key(&holding.allocation())
     }
 
     /// Resources that are ours, now or when an allocation was made.
-    #[must_use]
     pub fn own_resources(&self) -> BTreeSet<String> {
         let mut names: BTreeSet<String> =
             self.records.lock().values().map(|record| record.resource.clone()).collect();
@@ -312,7 +300,6 @@ impl Allocations {
 
     /// Allocations of other resources that may have been made for the container that is about to start with
     /// these replicas; see [`tessera_rules::multi_resource`].
-    #[must_use]
     pub(crate) fn siblings(
         &self,
         resources: usize,
@@ -357,19 +344,16 @@ impl Allocations {
     }
 
     /// Allocations up to this generation are older than this plugin.
-    #[must_use]
     pub fn adopted_until(&self) -> u64 {
         self.adopted_until
     }
 
     /// How many allocations the start found by their pages alone, because their records were lost.
-    #[must_use]
     pub fn adopted(&self) -> usize {
         self.adopted
     }
 
     /// Rung when there is news of an allocation's memory.
-    #[must_use]
     pub fn bell(&self) -> &Arc<Bell> {
         self.pages.bell()
     }

@@ -35,7 +35,6 @@ fn left_by_other(records: &Records, uuid: &str, seller: FrontEnd) -> Option<(Fro
 
 /// GPUs of `catalogue` that wait for allocations of the front end that does not sell them, and GPUs that are not in
 /// it and have claims; a sentence each, which begins with the GPU and names who is waited for.
-#[must_use]
 pub fn kept_by_other<'r>(
     catalogue: &Catalogue,
     records: impl IntoIterator<Item = &'r Arc<Record>>,
@@ -72,7 +71,6 @@ pub fn kept_by_other<'r>(
 }
 
 /// Names as a sentence has them: of many the first.
-#[must_use]
 pub fn list(names: &[String]) -> String {
     let shown = names[..names.len().min(MOST_NAMES)].join(", ");
     match names.len().saturating_sub(MOST_NAMES) {
@@ -109,7 +107,6 @@ impl Allocations {
     }
 
     /// Whether the front end that does not sell a GPU still has something of it.
-    #[must_use]
     pub fn is_moving(&self, sold: &AdvertisedGpu) -> bool {
         is_moving(&self.records.lock(), sold)
     }

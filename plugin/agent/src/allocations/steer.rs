@@ -34,7 +34,6 @@ use tessera_store::Change;
 /// What somebody wants changed. What is `None` stays.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct QuotaRequest {
-    /// Bytes.
     pub memory_limit_bytes: Option<u64>,
     /// Thousandths of the GPU's time.
     pub cores_millis: Option<u32>,
@@ -74,7 +73,6 @@ pub struct Changed {
 
 impl Changed {
     /// False where it had these limits already.
-    #[must_use]
     pub fn is_change(&self) -> bool {
         self.before != self.after
     }

@@ -16,7 +16,6 @@ use tessera_tenant::regions::{Mode, Outcome, RegionError};
 /// Why a tenant cannot be held, so that it must not run.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
-    /// Its pages.
     #[error("cannot make the pages of the allocation: {0}")]
     Pages(#[from] RegionError),
     /// Another engine.

@@ -39,7 +39,6 @@ impl Leases {
     }
 
     /// The thread that divides GPU time.
-    #[must_use]
     pub fn arbiter(&self) -> Option<&Arbiter> {
         self.arbiter.as_ref()
     }

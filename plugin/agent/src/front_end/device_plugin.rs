@@ -34,7 +34,6 @@ const PATIENCE: Duration = Duration::from_secs(3);
 
 impl Service {
     /// For `resource`.
-    #[must_use]
     pub fn new(agent: Arc<Agent>, resource: &str, pod_resources: Arc<PodResources>) -> Self {
         Service { agent, resource: resource.into(), pod_resources }
     }

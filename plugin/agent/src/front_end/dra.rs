@@ -105,7 +105,6 @@ impl Live {
 
 impl Agent {
     /// The GPUs that are sold by claims, in NVML's order. `facts` is what the driver says of them.
-    #[must_use]
     pub fn dra_gpus(&self, facts: &Facts) -> Vec<DraGpu> {
         let (catalogue, config) = (self.inventory().catalogue(), self.config());
         let sold = catalogue.gpus.values().filter(|sold| sold.seller == FrontEnd::Dra);
@@ -141,7 +140,6 @@ impl Agent {
     }
 
     /// Live records of claims.
-    #[must_use]
     pub fn dra_records(&self) -> Vec<Arc<Record>> {
         let mut records = self.allocations().records();
         records.retain(|record| record.is_live() && record.origin.claim().is_some());

@@ -77,7 +77,6 @@ pub fn grant(door: &dyn FrontDoor, asks: &[Ask]) -> Result<Vec<Delivered>, Alloc
 /// A record in the ledger, between commit and materialise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Committed {
-    /// The record.
     pub record: Arc<Record>,
     /// False where it was there before: what is live stays untouched then.
     pub is_new: bool,
@@ -98,10 +97,8 @@ pub enum AllocateError {
     /// The request.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// The ledger.
     #[error(transparent)]
     Ledger(#[from] CommitError),
-    /// An engine.
     #[error(transparent)]
     Engine(#[from] EngineError),
     /// The driver, as far as we deliver it.

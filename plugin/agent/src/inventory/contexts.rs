@@ -69,7 +69,6 @@ impl Inventory {
     }
 
     /// Whether a bare context of a GPU is worth a closer look: none was measured, or all took more.
-    #[must_use]
     pub fn wants_context(&self, uuid: &str, bytes: u64) -> bool {
         let catalogue = self.catalogue();
         let Some(AdvertisedGpu { gpu, .. }) = catalogue.gpus.get(uuid) else { return false };

@@ -22,7 +22,6 @@ pub(crate) struct CordonChange {
     pub standing: Vec<(String, Cordon)>,
 }
 
-/// Which cordons are to be lifted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lift<'a> {
     /// Those of the GPUs that are named so.
@@ -144,7 +143,6 @@ impl Inventory {
     }
 
     /// What keeps a GPU from being given out, where it is cordoned.
-    #[must_use]
     pub fn cordon_of(&self, uuid: &str) -> Option<String> {
         let cordons = self.cordons.lock();
         cordons.get(uuid).or_else(|| cordons.get(Cordon::NODE)).map(ToString::to_string)

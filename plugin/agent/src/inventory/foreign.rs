@@ -13,13 +13,11 @@ use tessera_store::Change;
 
 impl Inventory {
     /// What others sell of ours, by UUID.
-    #[must_use]
     pub fn sold_by_others(&self) -> BTreeMap<String, ForeignSale> {
         self.others.lock().clone()
     }
 
     /// Why nothing more of a GPU is given out although it is well.
-    #[must_use]
     pub fn withheld(&self, uuid: &str) -> Option<String> {
         let others = self.others.lock();
         others.get(uuid).filter(|_| self.refuses_sold_by_others()).map(ToString::to_string)
@@ -57,7 +55,6 @@ impl Inventory {
     }
 
     /// What `status` warns of.
-    #[must_use]
     pub fn others_warnings(&self) -> Vec<String> {
         let consequence = self.consequence();
         self.others

@@ -100,7 +100,6 @@ impl Inventory {
     }
 
     /// Whether the ledger has yet to be told of a GPU's trouble.
-    #[must_use]
     pub fn has_unsaved_health(&self) -> bool {
         !self.unsaved_health(false).is_empty()
     }
@@ -134,13 +133,11 @@ impl Inventory {
     }
 
     /// Whether that would change nothing, whatever went before.
-    #[must_use]
     pub fn ignores(&self, observation: &Observation) -> bool {
         Health::ignores(&self.config.get().health, observation)
     }
 
     /// GPUs that may not last, of those that are sold.
-    #[must_use]
     pub fn suspects(&self) -> BTreeSet<String> {
         let health = self.health.lock();
         let catalogue = self.catalogue.lock();

@@ -51,7 +51,6 @@ pub struct Inventory {
 /// What is not offered of a GPU that is well.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Withheld {
-    /// Nothing.
     #[default]
     Nothing,
     /// Free replicas: another plugin sells the GPU too. Held ones stay as they are: kubelet would not
@@ -70,7 +69,6 @@ pub struct Standing {
     pub has_own_cordon: bool,
     /// Why nothing more of it is given out although it is well; see [`Inventory::withheld`].
     pub withheld: Option<String>,
-    /// Its health.
     pub health: tessera_gpu::health::View,
 }
 
@@ -125,7 +123,6 @@ impl Inventory {
     }
 
     /// What is sold, with health.
-    #[must_use]
     pub fn catalogue(&self) -> Arc<Catalogue> {
         Arc::clone(&self.catalogue.lock())
     }
@@ -152,7 +149,6 @@ impl Inventory {
     }
 
     /// How near GPUs are to each other.
-    #[must_use]
     pub fn topology(&self) -> Arc<Topology> {
         Arc::clone(&self.topology.lock())
     }

@@ -102,7 +102,6 @@ impl Journal {
     }
 
     /// Lines that wait to be drawn together.
-    #[must_use]
     pub fn waiting_events(&self) -> Vec<Event> {
         self.pending.lock().0.values().filter_map(|(_, waiting)| waiting.clone()).collect()
     }

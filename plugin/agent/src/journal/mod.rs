@@ -44,7 +44,6 @@ impl Journal {
     }
 
     /// Transactions of the ledger.
-    #[must_use]
     pub fn commits(&self) -> &Commits {
         &self.commits
     }

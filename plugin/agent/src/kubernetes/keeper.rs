@@ -35,7 +35,6 @@ fn is_wanted(config: &Config) -> bool {
 
 impl Keeper {
     /// From now on, [`Keeper::run`] is to send what happens, if the configuration wants it.
-    #[must_use]
     pub fn new(agent: Arc<Agent>, board: Arc<StatusBoard>, timing: Timing) -> Self {
         let server = timing.server.clone().or_else(Server::of_pod);
         let mut keeper = Keeper { agent, board, server, timing, lines: None };

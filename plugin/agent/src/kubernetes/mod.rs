@@ -40,7 +40,6 @@ pub struct Counts {
 
 impl Counts {
     /// Sent, failed and dropped.
-    #[must_use]
     pub fn all(&self) -> [(&'static str, u64); 3] {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         [
@@ -60,7 +59,6 @@ pub struct EventSender {
 
 impl EventSender {
     /// A teller, and the end where its lines come out.
-    #[must_use]
     pub fn new(counts: Arc<Counts>) -> (Self, mpsc::Receiver<Event>) {
         let (queue, lines) = mpsc::channel(QUEUE);
         (EventSender { queue, counts }, lines)

@@ -111,7 +111,6 @@ impl Events {
     }
 
     /// The next to send: new ones at once, counts now and then.
-    #[must_use]
     pub fn due(&self, now: Instant) -> Option<usize> {
         self.list.iter().position(|series| series.due(now))
     }
@@ -141,7 +140,6 @@ impl Events {
     }
 
     /// When something will be due, if anything waits.
-    #[must_use]
     pub fn next(&self) -> Option<Instant> {
         let waiting = self.list.iter().filter(|series| series.waits());
         let at = |series: &Series| {
@@ -152,7 +150,6 @@ impl Events {
     }
 
     /// One of them, by its place.
-    #[must_use]
     pub fn get(&self, at: usize) -> Option<&Series> {
         self.list.get(at)
     }
@@ -179,7 +176,6 @@ impl Events {
     }
 
     /// How many wait.
-    #[must_use]
     pub fn waiting(&self) -> usize {
         self.list.iter().filter(|series| series.waits()).count()
     }

@@ -300,7 +300,6 @@ fn subjects(agent: &Agent, line: &Event) -> Vec<Subject> {
 }
 
 /// The node's name in the cluster: as the pod is given it, or else the host's, which kubelet takes by default.
-#[must_use]
 pub fn node_name() -> Option<String> {
     let named = std::env::var("NODE_NAME").ok().filter(|name| !name.is_empty());
     named.or_else(|| Some(hostname()?.to_lowercase())).filter(|name| !name.is_empty())

@@ -16,16 +16,13 @@ use tessera_model::{health, printable};
 /// Reason, type and message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Words {
-    /// The reason.
     pub reason: &'static str,
     /// `Warning`, or else `Normal`.
     pub warning: bool,
-    /// The message.
     pub message: String,
 }
 
 /// Whether pods get events about this at all.
-#[must_use]
 pub fn concerns_pods(what: &What) -> bool {
     match what {
         What::Health { to, .. } => matches!(to, health::State::Unhealthy | health::State::Healthy),
@@ -48,13 +45,11 @@ pub fn concerns_pods(what: &What) -> bool {
 
 /// Whether a line that names neither allocation nor holder concerns every pod on its GPU. What a stranger does is
 /// no news for the pods beside it.
-#[must_use]
 pub fn concerns_neighbours(what: &What) -> bool {
     matches!(what, What::Health { .. } | What::Cordoned | What::Uncordoned)
 }
 
 /// Words for a line whose holder is the pod that gets them; `None` if pods get no event about it.
-#[must_use]
 pub fn words(line: &Event) -> Option<Words> {
     let gpu = line.gpu.as_deref().unwrap_or("its GPU");
     let (reason, warning, message) = match &line.what {

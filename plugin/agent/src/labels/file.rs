@@ -31,9 +31,6 @@ pub(super) fn put(path: &Path, text: &str) -> io::Result<bool> {
 }
 
 /// Removes the file, if it is there.
-///
-/// # Errors
-/// As [`put`].
 pub(super) fn remove(path: &Path) -> io::Result<()> {
     let removed = match files::read(path, files::SMALL) {
         Ok(found) if !is_ours(&found) => return Err(not_ours()),

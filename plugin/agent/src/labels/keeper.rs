@@ -65,7 +65,6 @@ pub struct Keeper {
 
 impl Keeper {
     /// Of a node. Nothing is asked and nothing written yet.
-    #[must_use]
     pub fn new(agent: Arc<Agent>, discovery: Arc<dyn Discovery>) -> Arc<Self> {
         Arc::new(Self::of(Box::new(Live { agent, discovery })))
     }

@@ -27,7 +27,6 @@ const LONGEST: usize = 63;
 const LONGEST_PRODUCT: usize = LONGEST - "gpu.product.".len();
 
 /// The labels of a node with these GPUs, by key; each a valid label.
-#[must_use]
 pub fn labels(gpus: &[Gpu], facts: &Facts, config: &Config) -> BTreeMap<String, String> {
     let mut labels = BTreeMap::new();
     let mut set = |name: &str, value: String| {
@@ -83,7 +82,6 @@ pub fn labels(gpus: &[Gpu], facts: &Facts, config: &Config) -> BTreeMap<String, 
 }
 
 /// A line for each label, `key=value`: what node feature discovery reads, and `kubectl label` takes.
-#[must_use]
 pub fn lines(labels: &BTreeMap<String, String>) -> String {
     labels.iter().map(|(key, value)| format!("{key}={value}\n")).collect()
 }

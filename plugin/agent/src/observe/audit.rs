@@ -37,7 +37,6 @@ pub struct Audit {
 
 impl Audit {
     /// Nothing found yet. `slack`: bytes beyond the charges that are nothing unusual.
-    #[must_use]
     pub fn new(slack: u64) -> Self {
         Audit { slack, strays: Vec::new(), reported: Vec::new(), beyond: 0 }
     }
@@ -80,13 +79,11 @@ impl Audit {
     }
 
     /// Whether the next look may confirm something.
-    #[must_use]
     pub fn is_open(&self) -> bool {
         self.beyond == 1 || self.strays.iter().any(|who| !self.reported.contains(who))
     }
 
     /// Whether a reported finding still holds.
-    #[must_use]
     pub fn stands(&self) -> bool {
         self.beyond >= 2 || !self.reported.is_empty()
     }

@@ -34,7 +34,6 @@ pub enum ProcessOwner {
 /// The fates of those of a tenant's departing slots, each with its process's pid on the host as far as that is
 /// known, that hold bytes of a GPU (as the page counts). `is_others`: whether a pid on the host is known to
 /// be, or to have been, another tenant's.
-#[must_use]
 pub fn fates(
     departing: &[(&SlotView, Option<u32>)],
     gpu: usize,

@@ -71,13 +71,11 @@ pub enum Verdict {
 
 impl OverheadEstimator {
     /// Begins with what is published already, by this plugin or the one before it.
-    #[must_use]
     pub fn new(published: u64) -> Self {
         OverheadEstimator { published, rising: None, falling: None, members: Vec::new() }
     }
 
     /// What is published.
-    #[must_use]
     pub fn published(&self) -> u64 {
         self.published
     }
@@ -120,7 +118,6 @@ impl OverheadEstimator {
     }
 
     /// The longest time until the next look.
-    #[must_use]
     pub fn watch(&self) -> Option<Duration> {
         match (self.published, self.falling) {
             (0, _) => None,
@@ -130,7 +127,6 @@ impl OverheadEstimator {
     }
 
     /// Whether less shows than is published, and more looks must say so.
-    #[must_use]
     pub fn is_falling(&self) -> bool {
         self.falling.is_some()
     }

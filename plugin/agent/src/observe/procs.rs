@@ -54,7 +54,6 @@ impl Default for Procs {
 
 impl Procs {
     /// With proc(5) mounted at `root`.
-    #[must_use]
     pub fn at(root: &Path) -> Self {
         Procs { root: root.to_owned(), pages: None, known: HashMap::new() }
     }
@@ -81,7 +80,6 @@ impl Procs {
 
     /// Whether `pid` has this file mapped, by device and inode (proc_pid_maps(5)). False where
     /// that may not be asked: of other users' processes.
-    #[must_use]
     pub fn maps(&self, pid: u32, (device, inode): (u64, u64)) -> bool {
         let maps = self.file(pid, "maps").unwrap_or_default();
         maps_file(&maps, device, inode)
@@ -93,19 +91,16 @@ impl Procs {
     }
 
     /// Its mounts; `None` if it has ended.
-    #[must_use]
     pub fn mountinfo(&self, pid: u32) -> Option<String> {
         self.file(pid, "mountinfo").map(|text| String::from_utf8_lossy(&text).into_owned())
     }
 
     /// Where the kernel says it is.
-    #[must_use]
     pub fn place(&self, pid: u32) -> Option<PodContainer> {
         cgroup::place(&self.file(pid, "cgroup")?)
     }
 
     /// Where proc(5) is mounted.
-    #[must_use]
     pub fn root(&self) -> &Path {
         &self.root
     }

@@ -30,7 +30,6 @@ pub fn join(members: &mut Vec<Member>, member: Member, departing: impl IntoItera
 /// Divides what the driver says of one process among its shares of the GPU, each with what it is granted
 /// there and the share's limit: to each what it is granted, and what is beyond that to the largest, which has
 /// the most room for it.
-#[must_use]
 pub fn divide(used: Option<u64>, shares: &[(u64, u64)]) -> Vec<Option<u64>> {
     let largest = (0..shares.len()).rev().max_by_key(|&at| shares[at].1);
     let all = shares.iter().fold(0, |sum: u64, (granted, _)| sum.saturating_add(*granted));
@@ -69,14 +68,12 @@ pub struct Sample {
 
 impl Sample {
     /// What the driver shows beyond everything charged, if this look can tell.
-    #[must_use]
     pub fn overhead(&self) -> Option<u64> {
         self.most().filter(|_| self.quiet)
     }
 
     /// The most that the driver shows beyond everything charged, also where the ledger grew meanwhile. Where it
     /// also shrank ([`Sample::freed`]), this is a guess.
-    #[must_use]
     pub fn most(&self) -> Option<u64> {
         // Pools are settled late, pages freed lazily: less than the ledger is no overhead.
         let beyond = self.used?.saturating_sub(self.granted);
@@ -87,7 +84,6 @@ impl Sample {
     }
 
     /// The pid of the process that holds most beyond what its own slot says; 0 if none is known.
-    #[must_use]
     pub fn most_beyond(&self) -> u32 {
         let own = self.own.iter().copied().chain(std::iter::repeat(0));
         let beyond = self.members.iter().zip(own).map(|((member, _), own)| {
@@ -100,7 +96,6 @@ impl Sample {
 /// Puts a look together. `before` and `after` are the slots of the usage page around the driver's
 /// answer, dead owners' recovered; a page that cannot be believed has none, and then all that the
 /// driver shows is beyond the ledger, which is what its tenant made of it.
-#[must_use]
 pub fn compose(
     before: &[SlotView],
     after: &[SlotView],
@@ -162,7 +157,6 @@ fn kept(before: &SlotView, after: &SlotView) -> bool {
 /// The slot of a process: the one its session named, else the one that carries its pid in its own
 /// pid namespace. Both are the tenant's words; a false one hides no bytes, because sums are over
 /// the tenant.
-#[must_use]
 pub fn slot_of(slots: &[SlotView], named: Option<u32>, namespace_pid: u32) -> Option<usize> {
     let named = named.and_then(|named| usize::try_from(named).ok());
     // What is departing was the same pid's before an exec.

@@ -60,7 +60,6 @@ pub struct Outcome {
 
 impl LookSchedule {
     /// Looks at once.
-    #[must_use]
     pub fn new(now: Instant) -> Self {
         LookSchedule {
             due: now,
@@ -75,7 +74,6 @@ impl LookSchedule {
     }
 
     /// When to look.
-    #[must_use]
     pub fn due(&self) -> Instant {
         self.due
     }
@@ -106,7 +104,6 @@ impl LookSchedule {
     }
 
     /// Whether a look at this figure must ask for the lists. `hurries`: as for [`Self::hurry`].
-    #[must_use]
     pub fn wants_lists(&mut self, now: Instant, figure: Figure, hurries: bool) -> bool {
         self.hurried = self.hurried.filter(|_| hurries);
         let (Some((listed, then)), Some(figure)) = (self.listed, figure) else { return true };

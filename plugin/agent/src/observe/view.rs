@@ -9,7 +9,6 @@ const FIRST: u64 = 0xEFFF_FFFC;
 /// See the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PidView {
-    /// The host's.
     Host,
     /// Those of a pid namespace of its own: no tenant's.
     Own,
@@ -19,7 +18,6 @@ pub enum PidView {
 }
 
 /// How it is with this process.
-#[must_use]
 pub fn pid_view() -> PidView {
     let proc = Path::new("/proc");
     let inode = std::fs::metadata(proc.join("self/ns/pid")).ok().map(|meta| meta.ino());

@@ -64,7 +64,6 @@ impl fmt::Debug for Reloader {
 
 impl Reloader {
     /// For a plugin that begins with `given`.
-    #[must_use]
     pub fn new(
         file: Option<ConfigFile>,
         given: &LoadedConfig,
@@ -102,19 +101,16 @@ impl Reloader {
     }
 
     /// Where the configuration comes from.
-    #[must_use]
     pub fn file(&self) -> Option<&ConfigFile> {
         self.file.as_ref()
     }
 
     /// What is in force.
-    #[must_use]
     pub fn current(&self) -> &Current {
         &self.current
     }
 
     /// How it stands.
-    #[must_use]
     pub fn state(&self) -> ReloadState {
         lock(&self.state).clone()
     }

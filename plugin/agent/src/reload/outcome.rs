@@ -57,7 +57,6 @@ pub struct ReloadState {
 
 impl ReloadState {
     /// Whether the file as it is is in force.
-    #[must_use]
     pub fn is_successful(&self) -> bool {
         self.errors.is_empty()
     }

@@ -41,7 +41,6 @@ pub struct PlanContext<'a> {
 
 impl Reloader {
     /// What `text` would change in this plugin. Blocking: it may ask the driver.
-    #[must_use]
     pub fn plan(&self, text: String, file: &Path) -> PlanResponse {
         let judged = Judged::of(text, file);
         let (mut config, mut problems) = (judged.config.clone(), judged.problems.clone());
@@ -89,7 +88,6 @@ impl Reloader {
 }
 
 /// What a plan is without a plugin: by what the disk says.
-#[must_use]
 pub fn offline(
     before: &Config,
     judged: &Judged,
@@ -125,7 +123,6 @@ pub fn offline(
 }
 
 /// Problems as the admin service reports them.
-#[must_use]
 pub fn problems(problems: &[Problem]) -> Vec<ConfigurationProblem> {
     let problem = |problem: &Problem| ConfigurationProblem {
         key: problem.key.clone(),
@@ -136,7 +133,6 @@ pub fn problems(problems: &[Problem]) -> Vec<ConfigurationProblem> {
 }
 
 /// Differences as the admin service reports them.
-#[must_use]
 pub fn changes(differences: &[Difference]) -> Vec<ConfigurationChange> {
     let change = |difference: &Difference| ConfigurationChange {
         key: difference.key.clone(),
@@ -222,7 +218,6 @@ fn driver_stays(after: &Config, records: &[Arc<Record>]) -> Option<String> {
 }
 
 /// See [`PlanContext`].
-#[must_use]
 pub fn plan(context: &PlanContext<'_>, differences: &[Difference]) -> PlanResponse {
     let share = |catalogue: &Catalogue, uuid: &str, resource: &str| {
         catalogue.gpus.get(uuid).and_then(|sold| sold.share(resource)).map(view)
@@ -328,7 +323,6 @@ fn successor(record: &Record, grant: &Grant, context: &PlanContext<'_>) -> Optio
 }
 
 /// Limits as people read them.
-#[must_use]
 pub fn limits(memory_bytes: u64, cores_millis: u32, compute: Compute) -> String {
     let word = match compute {
         Compute::Burst => "burst",

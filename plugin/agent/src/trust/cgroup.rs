@@ -24,7 +24,6 @@ pub struct PodContainer {
 }
 
 /// Where a process is; `None` for one that is in no pod.
-#[must_use]
 pub fn place(cgroup: &[u8]) -> Option<PodContainer> {
     let text = String::from_utf8_lossy(cgroup);
     // `id:controllers:path`; of a hierarchy that kubelet does not use the path says nothing.

@@ -30,7 +30,6 @@ pub struct Mapped {
 
 impl Mapped {
     /// Why such a process is in no slot.
-    #[must_use]
     pub fn why(self) -> &'static str {
         match (self.shim, self.cuda) {
             _ if self.opencl => {
@@ -59,7 +58,6 @@ fn judge(maps: &str) -> Mapped {
 
 /// Reads it; `None` where that may not be done, and where it takes too long: then by a thread that goes on
 /// by itself, of which there is one at most.
-#[must_use]
 pub fn mapped(proc: &Path, pid: u32) -> Option<Mapped> {
     static BUSY: OnceLock<Arc<AtomicBool>> = OnceLock::new();
     let path = proc.join(pid.to_string()).join("maps");

@@ -47,7 +47,6 @@ impl FindingKind {
     ];
 
     /// Its name, as a label's value.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             FindingKind::Bypass => "bypass",
@@ -86,13 +85,11 @@ impl Trust {
     }
 
     /// Findings since the plugin started.
-    #[must_use]
     pub fn counts(&self) -> [(FindingKind, u64); FindingKind::ALL.len()] {
         FindingKind::ALL.map(|kind| (kind, self.counts[kind as usize].load(Ordering::Relaxed)))
     }
 
     /// Processes that hold no share of a GPU that is shared, as of the last look at it; `None` where nobody looks.
-    #[must_use]
     pub fn outside(&self, uuid: &str) -> Option<Outside> {
         lock(&self.outside).get(uuid).cloned()
     }
@@ -124,19 +121,16 @@ impl Trust {
     }
 
     /// The UID of a pod, if it was learnt.
-    #[must_use]
     pub fn uid(&self, namespace: &str, pod: &str) -> Option<String> {
         lock(&self.uids).get(&(namespace.to_owned(), pod.to_owned())).cloned()
     }
 
     /// The state of sending it to pods as Kubernetes events.
-    #[must_use]
     pub fn events(&self) -> &Arc<Counts> {
         &self.events
     }
 
     /// What kubelet said last of pods and devices.
-    #[must_use]
     pub fn census(&self) -> Option<Arc<Census>> {
         lock(&self.census).clone()
     }

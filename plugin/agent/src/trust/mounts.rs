@@ -18,7 +18,6 @@ pub struct Source {
 
 impl Source {
     /// Where a directory of ours lies, by our own mounts.
-    #[must_use]
     pub fn of(own: &Mounts<'_>, directory: &str) -> Option<Self> {
         let mount = own.leads_to(directory)?;
         let below = directory.strip_prefix(mount.point.trim_end_matches('/'))?;
@@ -33,7 +32,6 @@ impl Source {
     }
 }
 
-/// One mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Mount<'a> {
     id: u64,
@@ -51,7 +49,6 @@ pub struct Mounts<'a> {
 
 impl<'a> Mounts<'a> {
     /// Reads them; lines that are none are left out.
-    #[must_use]
     pub fn parse(text: &'a str) -> Self {
         Mounts { list: text.lines().filter_map(line).collect() }
     }
@@ -61,7 +58,6 @@ impl<'a> Mounts<'a> {
     /// the plugin's own lie, only what is of there counts: a volume can have a directory of any name. None
     /// also if several are mounted where one of an older plugin belongs, which only a pod with the host's
     /// directories can have.
-    #[must_use]
     pub fn allocations(&self, pages: Option<&Source>) -> Vec<AllocationId> {
         let of = |mount: &Mount<'a>| {
             AllocationId::parse(match pages {
@@ -89,7 +85,6 @@ impl<'a> Mounts<'a> {
     /// The pod's UID and the container's name, by what kubelet mounts into every container: the file for
     /// its termination message, `<kubelet>/pods/<uid>/containers/<name>/<8 digits>` (`makeMounts` in
     /// `pkg/kubelet/kuberuntime`). A process that may mount can forge it.
-    #[must_use]
     pub fn container(&self) -> Option<(&'a str, &'a str)> {
         self.list.iter().find_map(|mount| {
             let (_, rest) = mount.root.rsplit_once("/pods/")?;

@@ -23,7 +23,6 @@ const LONGEST_LOG: usize = 255 - 4;
 
 /// The name of a pod by the devices that it holds. `None` if it holds none, or kubelet's two sources
 /// disagree.
-#[must_use]
 pub fn by_devices(
     place: &PodContainer,
     container: Option<&str>,
@@ -63,7 +62,6 @@ pub fn by_devices(
 }
 
 /// The name of a container by kubelet's directory of logs. Blocking; reads names alone.
-#[must_use]
 pub fn by_log(directory: &Path, container_id: &str) -> Option<Holder> {
     if container_id.len() < 64 {
         return None;

@@ -37,7 +37,6 @@ pub struct Stranger {
 
 impl Stranger {
     /// Where it is, for people, and how that is known.
-    #[must_use]
     pub fn whereabouts(&self) -> String {
         let id = |id: &str| id.get(..12).unwrap_or(id).to_owned();
         match (&self.holder, &self.place) {
@@ -105,13 +104,11 @@ impl Strangers {
     }
 
     /// Whether one is there that was seen once.
-    #[must_use]
     pub fn waits(&self) -> bool {
         self.before.len() > self.known.len()
     }
 
     /// Whether this one was confirmed.
-    #[must_use]
     pub fn knows(&self, stranger: &Stranger) -> bool {
         self.known.contains(&(stranger.pid, stranger.start))
     }

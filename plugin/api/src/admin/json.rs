@@ -25,7 +25,6 @@ pub fn json(status: &StatusResponse) -> Value {
 }
 
 /// Pods that were refused.
-#[must_use]
 pub fn refusal_json(refusal: &Refusal) -> Value {
     let Refusal { namespace, pods, claim, reason, since_unix_ms, last_unix_ms, times } = refusal;
     json!({
@@ -113,7 +112,6 @@ fn resource_json(resource: &Resource) -> Value {
 }
 
 /// A GPU, as `status -o json` has it.
-#[must_use]
 pub fn gpu_json(gpu: &Gpu) -> Value {
     let replicas = gpu.replicas.iter().map(|replica| {
         json!({
@@ -166,7 +164,6 @@ pub fn gpu_json(gpu: &Gpu) -> Value {
 }
 
 /// An allocation, as `status -o json` has it.
-#[must_use]
 pub fn allocation_json(allocation: &Allocation) -> Value {
     let gpus = allocation.gpus.iter().map(|used| {
         json!({

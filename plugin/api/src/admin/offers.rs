@@ -7,7 +7,6 @@ use tessera_model::quantity::format_bytes;
 use tessera_rules::shares;
 
 /// What each GPU would be sold as.
-#[must_use]
 pub fn offers(gpus: &[tessera_model::gpu::Gpu], config: &Config) -> String {
     let header = ["GPU", "NAME", "UUID", "RESOURCE", "REPLICAS", "MEMORY", "CORES"];
     let rows = gpus.iter().flat_map(|gpu| {

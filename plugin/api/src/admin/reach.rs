@@ -43,7 +43,6 @@ pub struct Unreachable {
 /// What stands in the way to the plugin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// There is no socket.
     NoSocket,
     /// There is one, and nobody listens.
     NobodyListens,
@@ -66,7 +65,6 @@ pub struct Traces {
 
 impl Traces {
     /// Of this machine.
-    #[must_use]
     pub fn look(config: &Config) -> Self {
         // What may not be looked at is there, as far as anybody can tell.
         let is_there = |path: &Path| path.try_exists().unwrap_or(true);
@@ -84,7 +82,6 @@ impl Traces {
 
 impl Unreachable {
     /// Where the API's socket beside this admin socket was asked, and nobody answered. `None` where the plugin did.
-    #[must_use]
     pub fn of_api(error: &ClientError, admin: &Path) -> Option<Self> {
         let cause = match error {
             ClientError::Missing(_) => Cause::NoSocket,
@@ -99,19 +96,16 @@ impl Unreachable {
     }
 
     /// The exit status of a command that cannot do without the plugin.
-    #[must_use]
     pub fn exit_status(&self) -> u8 {
         if self.cause == Cause::Forbidden { EXIT_FORBIDDEN } else { EXIT_UNAVAILABLE }
     }
 
     /// What is wrong and what to do, with what this machine tells besides.
-    #[must_use]
     pub fn sentence(&self, config: &Config) -> String {
         self.in_view_of(Traces::look(config))
     }
 
     /// See [`Unreachable::sentence`].
-    #[must_use]
     pub fn in_view_of(&self, traces: Traces) -> String {
         let socket = self.socket.display();
         match (&self.cause, traces) {

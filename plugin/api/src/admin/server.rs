@@ -68,9 +68,6 @@ pub struct Server {
 
 impl Server {
     /// Listens at `path`. Call it within a runtime.
-    ///
-    /// # Errors
-    /// See [`AdminError`].
     pub fn start(path: &Path, view: Arc<StatusView>) -> Result<Self, AdminError> {
         let (file, listener) = bind(path).map_err(|error| match error.kind() {
             io::ErrorKind::AddrInUse => AdminError::InUse(path.to_owned()),

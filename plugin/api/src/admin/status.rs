@@ -79,7 +79,6 @@ impl std::fmt::Debug for StatusView {
 
 impl StatusView {
     /// With nothing but the configuration so far.
-    #[must_use]
     pub fn new(config: Current, discovery: Arc<dyn Discovery>, board: Arc<StatusBoard>) -> Self {
         StatusView {
             stands_by: AtomicBool::new(false),
@@ -108,13 +107,11 @@ impl StatusView {
         let _ = self.agent.set(agent);
     }
 
-    /// The reloader is there.
     pub fn set_reloader(&self, reloader: Arc<Reloader>) {
         let _ = self.reloader.set(reloader);
     }
 
     /// The reloader of the configuration.
-    #[must_use]
     pub fn reloader(&self) -> Option<&Arc<Reloader>> {
         self.reloader.get()
     }
@@ -130,20 +127,17 @@ impl StatusView {
     }
 
     /// What the JSON API was asked, where there is one.
-    #[must_use]
     pub fn api(&self) -> Option<&Arc<tessera_web::Counts>> {
         self.api.get()
     }
 
     /// What the agent's jobs say.
-    #[must_use]
     pub fn board(&self) -> &Arc<StatusBoard> {
         &self.board
     }
 
     /// What keeps the node from offering every resource that is sold; nothing if it offers them all. Cheap:
     /// reads no page.
-    #[must_use]
     pub fn amiss(&self) -> Vec<String> {
         if self.stands_by.load(Ordering::Relaxed) {
             return Vec::new();
@@ -196,7 +190,6 @@ impl StatusView {
     }
 
     /// Where metrics are served, if they are.
-    #[must_use]
     pub fn metrics_address(&self) -> Option<SocketAddr> {
         self.metrics.get().copied()
     }
@@ -212,7 +205,6 @@ impl StatusView {
     }
 
     /// The answer. Reads every usage page and asks the driver for memory in use.
-    #[must_use]
     pub fn status(&self) -> StatusResponse {
         self.survey(&|region| Some(region.recover_and_snapshot())).status
     }

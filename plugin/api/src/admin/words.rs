@@ -10,7 +10,6 @@ pub use tessera_model::counted::{plural, times};
 use tessera_view::tenant::gate_text;
 
 /// A GPU's state, in lower case.
-#[must_use]
 pub fn state_of_gpu(state: GpuState) -> &'static str {
     match state {
         GpuState::Healthy => "healthy",
@@ -22,7 +21,6 @@ pub fn state_of_gpu(state: GpuState) -> &'static str {
 }
 
 /// An allocation's state, in lower case.
-#[must_use]
 pub fn state_name(state: AllocationState) -> &'static str {
     match state {
         AllocationState::Allocated => "allocated",
@@ -33,7 +31,6 @@ pub fn state_name(state: AllocationState) -> &'static str {
 }
 
 /// A compute policy, as the configuration has it.
-#[must_use]
 pub fn policy(policy: ComputePolicy) -> &'static str {
     match policy {
         ComputePolicy::Burst => "burst",
@@ -44,7 +41,6 @@ pub fn policy(policy: ComputePolicy) -> &'static str {
 }
 
 /// See [`gate_text`].
-#[must_use]
 pub fn gate(compute: &ComputeUse) -> &str {
     gate_text(&compute.gate, compute.waiting_us)
 }

@@ -19,7 +19,6 @@ pub struct Args {
     /// first four characters are enough
     #[arg(value_name = "POD|ALLOCATION|GPU")]
     subject: String,
-    /// Output format
     #[arg(long, short, value_enum, default_value = "text")]
     output: StatusFormat,
 }
@@ -28,7 +27,6 @@ pub struct Args {
 const TEXT: usize = 13;
 
 /// An explanation's text as standard output takes it: long lines are broken.
-#[must_use]
 pub fn on_paper(text: &str, paper: Paper) -> String {
     let mut page = Page::new(paper);
     page.lines(TEXT, text);

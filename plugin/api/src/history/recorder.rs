@@ -36,7 +36,6 @@ impl fmt::Debug for Recorder {
 }
 
 /// Where and how the history of a node with this configuration is kept.
-#[must_use]
 pub fn options(config: &Config) -> Options {
     Options {
         path: tessera_history::beside(&config.paths.ledger),
@@ -62,14 +61,12 @@ fn series(tenant: &Tenant) -> impl Iterator<Item = Series> {
 
 impl Recorder {
     /// Of a node. Nothing is opened yet.
-    #[must_use]
     pub fn new(view: Arc<StatusView>) -> Self {
         let history = History::new(options(&view.config()));
         Recorder { view, history, unheard: AtomicU32::new(0) }
     }
 
     /// Whether the configuration in force has it.
-    #[must_use]
     pub fn is_on(&self) -> bool {
         self.view.config().history.enabled
     }
@@ -104,9 +101,6 @@ impl Recorder {
     }
 
     /// Stores everything and lets go of the file.
-    ///
-    /// # Errors
-    /// As [`Recorder::flush`].
     pub fn close(&self) -> Result<(), FlushError> {
         self.name_gone();
         self.history.close()

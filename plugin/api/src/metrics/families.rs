@@ -17,7 +17,6 @@ pub enum MetricKind {
     Info,
 }
 
-/// One metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Family {
     /// Its name without unit and suffix.
@@ -34,7 +33,6 @@ pub struct Family {
 
 impl Family {
     /// As it is called in a query; a histogram's series have `_bucket`, `_sum` and `_count` behind that.
-    #[must_use]
     pub fn name(&self) -> String {
         let mut name = self.base.to_owned();
         if !self.unit.is_empty() {

@@ -13,7 +13,6 @@ use tessera_kubelet_api::admin::Allocation;
 /// Nanoseconds that a launch or a refusal takes at least, of all threads of a container together.
 const LEAST_NS: u64 = 10;
 
-/// One counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Counter {
     seen: u64,

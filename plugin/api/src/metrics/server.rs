@@ -51,7 +51,6 @@ impl Server {
     /// Listens at the first of these addresses that can be had, now or later; that none can is no reason
     /// not to serve kubelet. Call it within a runtime: whether that one's threads turn is what
     /// `/healthz` tells.
-    #[must_use]
     pub fn start(listen: Vec<SocketAddr>, view: Arc<StatusView>) -> Option<Self> {
         if listen.is_empty() {
             return None;

@@ -63,9 +63,6 @@ impl TextCache {
     }
 
     /// The text, not older than a second.
-    ///
-    /// # Errors
-    /// See [`TextError`].
     pub async fn get(self: &Arc<Self>, format: Format) -> Result<Bytes, TextError> {
         let mut made = self.made.lock().await;
         let text = match made.take().filter(|made| made.at.elapsed() < FRESH) {

@@ -31,7 +31,6 @@ pub struct Paper {
 
 impl Paper {
     /// Of this process; with `wide`, nothing is shortened.
-    #[must_use]
     pub fn of_stdout(wide: bool) -> Self {
         let terminal = terminal::size().map(|(columns, _)| usize::from(columns));
         let width = terminal.unwrap_or(WIDEST).clamp(NARROWEST, WIDEST);
@@ -42,7 +41,6 @@ impl Paper {
     }
 
     /// For a file or a test: no colour.
-    #[must_use]
     pub fn plain() -> Self {
         Paper { width: Some(WIDEST), colour: false }
     }

@@ -12,7 +12,6 @@ pub enum Tone {
     /// As it is.
     #[default]
     Plain,
-    /// A heading.
     Head,
     /// Somebody should look at it.
     Warn,
@@ -43,13 +42,11 @@ pub struct Page {
 
 impl Page {
     /// An empty one.
-    #[must_use]
     pub fn new(paper: Paper) -> Self {
         Page { paper, out: String::new() }
     }
 
     /// Whether nothing is to be shortened.
-    #[must_use]
     pub fn is_wide(&self) -> bool {
         self.paper.width.is_none()
     }
@@ -99,7 +96,6 @@ impl Page {
     }
 
     /// All of it.
-    #[must_use]
     pub fn finish(self) -> String {
         self.out
     }

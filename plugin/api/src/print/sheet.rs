@@ -30,31 +30,26 @@ enum Kind {
 
 impl Column {
     /// Of words, which are shortened after names.
-    #[must_use]
     pub const fn text(title: &'static str) -> Self {
         Column { title, kind: Kind::Text, least: LEAST, rank: 0 }
     }
 
     /// Of names, which may be of any length and are shortened first.
-    #[must_use]
     pub const fn name(title: &'static str) -> Self {
         Column { kind: Kind::Name, ..Column::text(title) }
     }
 
     /// Of numbers with their units, which are never shortened.
-    #[must_use]
     pub const fn number(title: &'static str) -> Self {
         Column { kind: Kind::Number, ..Column::text(title) }
     }
 
     /// So many columns of the page stay, where there is that much to show.
-    #[must_use]
     pub const fn least(self, least: usize) -> Self {
         Column { least, ..self }
     }
 
     /// Where there is no room, columns of the highest rank are left out first; of one rank, the rightmost.
-    #[must_use]
     pub const fn rank(self, rank: u8) -> Self {
         Column { rank, ..self }
     }
@@ -68,8 +63,6 @@ pub struct Cell {
 }
 
 impl Cell {
-    /// With a tone.
-    #[must_use]
     pub fn toned(text: impl Into<String>, tone: Tone) -> Self {
         Cell { text: text.into(), tone }
     }
@@ -90,7 +83,6 @@ pub struct Sheet {
 
 impl Sheet {
     /// Without rows.
-    #[must_use]
     pub fn new(columns: &[Column]) -> Self {
         Sheet { columns: columns.to_vec(), rows: Vec::new() }
     }
@@ -102,7 +94,6 @@ impl Sheet {
     }
 
     /// Without the columns of this title.
-    #[must_use]
     pub fn without(mut self, title: &str) -> Self {
         while let Some(at) = self.columns.iter().position(|column| column.title == title) {
             self.leave_out(at);

@@ -3,7 +3,6 @@
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 /// Columns of a text on a terminal.
-#[must_use]
 pub fn columns(text: &str) -> usize {
     text.width()
 }
@@ -24,7 +23,6 @@ fn fitting(characters: impl Iterator<Item = char>, width: usize) -> usize {
 }
 
 /// The longest beginning of at most `width` columns.
-#[must_use]
 pub fn head(text: &str, width: usize) -> &str {
     &text[..fitting(text.chars(), width)]
 }
@@ -36,7 +34,6 @@ fn tail(text: &str, width: usize) -> &str {
 
 /// At most `width` columns: of a longer text the beginning and the end, because pods of one Deployment differ
 /// at their ends.
-#[must_use]
 pub fn shorten(text: &str, width: usize) -> String {
     if columns(text) <= width {
         return text.to_owned();
@@ -60,7 +57,6 @@ pub(super) fn broken(text: &str, width: usize) -> (&str, &str) {
 }
 
 /// Lines of at most `width` columns, broken between words, and within those that are too long.
-#[must_use]
 pub fn wrap(text: &str, width: usize) -> Vec<String> {
     let width = width.max(4);
     let (mut lines, mut line, mut used) = (Vec::new(), String::new(), 0);

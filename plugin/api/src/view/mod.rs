@@ -20,7 +20,6 @@ pub use source::NodeSource;
 use crate::admin::words;
 
 /// The node, as `status` has it. `amiss` is what keeps it from offering everything, a sentence each.
-#[must_use]
 pub fn node(name: &str, status: &StatusResponse, amiss: Vec<String>) -> Node {
     Node {
         api_version: API_VERSION.to_owned(),

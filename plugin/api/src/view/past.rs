@@ -15,24 +15,15 @@ const HOUR_S: u32 = 3600;
 /// A history of this node. Blocking: it reads files. `now` is the node at this moment.
 pub trait Past: Send + Sync + 'static {
     /// What was, with what happened.
-    ///
-    /// # Errors
-    /// See [`SourceError`].
     fn history(&self, now: &Node, query: &Query) -> Result<Answer, SourceError>;
 
     /// What was, without what happened: advice is judged by figures alone.
-    ///
-    /// # Errors
-    /// See [`SourceError`].
     fn figures(&self, now: &Node, query: &Query) -> Result<Answer, SourceError>;
 
     /// What advice is judged by now.
     fn settings(&self) -> Advice;
 
     /// What to ask for instead.
-    ///
-    /// # Errors
-    /// See [`SourceError`].
     fn recommend(&self, now: &Node, scope: &Scope) -> Result<Recommendations, SourceError> {
         let settings = self.settings();
         let since_unix_ms = since(now, scope, &settings);
@@ -55,9 +46,6 @@ pub trait Past: Send + Sync + 'static {
     /// Figures for advice. Many neighbours make the history answer in hours, in whose means the minutes vanish in
     /// which a pod used much. So those of one pod's namespace are asked for in minutes, too, and have these where
     /// they are still kept.
-    ///
-    /// # Errors
-    /// See [`SourceError`].
     fn fine_figures(
         &self,
         now: &Node,
@@ -77,9 +65,6 @@ pub trait Past: Send + Sync + 'static {
     }
 
     /// What is asked and not used.
-    ///
-    /// # Errors
-    /// See [`SourceError`].
     fn waste(&self, now: &Node, scope: &Scope) -> Result<Waste, SourceError> {
         let settings = self.settings();
         let since_unix_ms = since(now, scope, &settings);

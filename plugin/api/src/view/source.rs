@@ -54,7 +54,6 @@ impl fmt::Debug for NodeSource {
 
 impl NodeSource {
     /// Of a node of this name. Call it within the runtime whose threads may block.
-    #[must_use]
     pub fn new(name: String, view: Arc<StatusView>) -> Self {
         let (past, turns) = (RwLock::default(), Arc::new(Semaphore::new(AT_WORK)));
         NodeSource { shared: Arc::new(Shared { view, name, past, turns }), main: Handle::current() }

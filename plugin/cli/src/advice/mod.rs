@@ -82,7 +82,6 @@ enum WasteFormat {
 
 impl RecommendArgs {
     /// What is asked, as a path of the API.
-    #[must_use]
     pub fn path(&self, now_unix_ms: i64) -> String {
         let since =
             self.since.map_or_else(String::new, |since| since.before(now_unix_ms).to_string());
@@ -106,7 +105,6 @@ impl RecommendArgs {
 
 impl WasteArgs {
     /// What is asked, as a path of the API.
-    #[must_use]
     pub fn path(&self, now_unix_ms: i64) -> String {
         let since = self.since.unwrap_or(Since::hours(WASTE_HOURS)).before(now_unix_ms).to_string();
         let namespace = self.namespace.as_deref().unwrap_or_default();

@@ -14,13 +14,11 @@ pub struct Since(Duration);
 
 impl Since {
     /// So many hours.
-    #[must_use]
     pub fn hours(hours: u64) -> Self {
         Since(Duration::from_secs(hours.saturating_mul(HOUR)))
     }
 
     /// The instant, Unix milliseconds; at least 1, because 0 stands for the beginning.
-    #[must_use]
     pub fn before(self, now_unix_ms: i64) -> i64 {
         let back = i64::try_from(self.0.as_millis()).unwrap_or(i64::MAX);
         now_unix_ms.saturating_sub(back).max(1)

@@ -18,7 +18,6 @@ pub struct ClaimRef {
     pub uid: String,
 }
 
-/// A claim.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Claim {
     /// `metadata.uid`.
@@ -43,8 +42,6 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Which claim it is.
-    #[must_use]
     pub fn reference(&self) -> ClaimRef {
         let (namespace, name, uid) = (&self.namespace, &self.name, &self.uid);
         ClaimRef { namespace: namespace.clone(), name: name.clone(), uid: uid.clone() }
@@ -71,11 +68,8 @@ pub struct Asked {
 pub struct DeviceResult {
     /// The request that it is for, `request` or `request/alternative`.
     pub request: String,
-    /// The driver.
     pub driver: String,
-    /// The pool.
     pub pool: String,
-    /// The device.
     pub device: String,
     /// Distinguishes shares of one device; `None` for a whole device.
     pub share_id: Option<String>,
@@ -92,7 +86,6 @@ pub struct OpaqueConfig {
     pub from_class: bool,
     /// The requests that it is for; all if empty. A request's name stands for its alternatives too.
     pub requests: Vec<String>,
-    /// The driver that it is for.
     pub driver: String,
     /// The parameters; not checked.
     pub parameters: Value,
@@ -100,7 +93,6 @@ pub struct OpaqueConfig {
 
 impl OpaqueConfig {
     /// Whether it is for this request, as [`DeviceResult::request`] names it.
-    #[must_use]
     pub fn is_for(&self, request: &str) -> bool {
         let base = request.split('/').next().unwrap_or(request);
         self.requests.is_empty() || self.requests.iter().any(|name| name == request || name == base)
@@ -115,7 +107,6 @@ pub struct Consumer {
     pub resource: String,
     /// Its name, in the claim's namespace.
     pub name: String,
-    /// Its UID.
     pub uid: String,
 }
 

@@ -54,7 +54,6 @@ pub struct ResourceClient {
 
 impl ResourceClient {
     /// For the slices and statuses of a driver on a node. Nothing is asked yet.
-    #[must_use]
     pub fn new(access: impl Into<crate::Access>, driver: &str, node: &str, timing: Timing) -> Self {
         ResourceClient {
             client: Client::new(access, timing.limit),
@@ -66,7 +65,6 @@ impl ResourceClient {
     }
 
     /// The requests so far, of all clones.
-    #[must_use]
     pub fn requests(&self) -> BTreeMap<(Verb, Kind), Outcomes> {
         self.client.requests()
     }
@@ -131,7 +129,6 @@ impl ResourceClient {
     }
 }
 
-/// Requests on slices.
 pub(super) fn slices(version: Version) -> Request {
     Request::new(format!("/apis/{GROUP}/{version}/resourceslices"))
 }

@@ -43,7 +43,6 @@ impl Version {
     pub const ALL: [Version; 3] = [Version::V1, Version::V1beta2, Version::V1beta1];
 
     /// As in a path.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Version::V1beta1 => "v1beta1",
@@ -71,9 +70,6 @@ pub trait ResourceApi: fmt::Debug + Send + Sync {
 
     /// One claim; `None` where there is none of that name. The caller compares the UID: a claim of the same name
     /// may be another one.
-    ///
-    /// # Errors
-    /// See [`ApiError`].
     fn claim<'a>(&'a self, namespace: &'a str, name: &'a str) -> Answer<'a, Option<Claim>>;
 
     /// Makes these entries the driver's part of the claim's `status.devices`. Other drivers' entries stay; entries
@@ -89,9 +85,6 @@ pub trait ResourceApi: fmt::Debug + Send + Sync {
     ) -> Answer<'a, ()>;
 
     /// All slices of this driver and node, in the server's order.
-    ///
-    /// # Errors
-    /// See [`ApiError`].
     fn own_slices(&self) -> Answer<'_, Vec<ResourceSlice>>;
 
     /// Makes a slice; the answer is what the server kept. A field that it dropped is missing there.
@@ -109,9 +102,6 @@ pub trait ResourceApi: fmt::Debug + Send + Sync {
     fn update_slice<'a>(&'a self, slice: &'a ResourceSlice) -> Answer<'a, ResourceSlice>;
 
     /// Removes a slice; one that is gone already is no error.
-    ///
-    /// # Errors
-    /// See [`ApiError`].
     fn delete_slice<'a>(&'a self, name: &'a str) -> Answer<'a, ()>;
 
     /// Follows changes of this driver's slices on this node, by whomever: kubelet removes them when it starts. The
@@ -120,8 +110,5 @@ pub trait ResourceApi: fmt::Debug + Send + Sync {
     fn watch_own_slices(&self) -> mpsc::Receiver<SliceEvent>;
 
     /// The UID of the node, for owner references.
-    ///
-    /// # Errors
-    /// See [`ApiError`].
     fn node_uid(&self) -> Answer<'_, String>;
 }

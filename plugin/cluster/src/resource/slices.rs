@@ -11,14 +11,11 @@ pub enum SliceEvent {
     Failed(ApiError),
     /// A slice was made or changed. The writer knows its own change by the resource version of the answer.
     Changed {
-        /// The slice's name.
         name: String,
         /// `metadata.resourceVersion`.
         resource_version: String,
     },
-    /// A slice was removed.
     Removed {
-        /// The slice's name.
         name: String,
     },
 }

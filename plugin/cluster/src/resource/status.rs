@@ -22,7 +22,6 @@ pub struct DeviceStatus {
 
 impl DeviceStatus {
     /// As an entry of `status.devices`.
-    #[must_use]
     pub fn object(&self) -> Value {
         let mut object = json!({ "driver": self.driver, "pool": self.pool, "device": self.device });
         if let Some(share_id) = &self.share_id {
@@ -38,7 +37,6 @@ impl DeviceStatus {
     }
 
     /// The entries of a claim, of all drivers, with `driver`'s replaced by `devices`.
-    #[must_use]
     pub fn merged(before: Vec<Value>, driver: &str, devices: &[DeviceStatus]) -> Vec<Value> {
         let others = before.into_iter().filter(|entry| entry["driver"] != driver);
         others.chain(devices.iter().map(DeviceStatus::object)).collect()

@@ -59,7 +59,6 @@ pub struct Context {
 
 impl UserClient {
     /// Each request may take `limit`; up to `parallel` connections wait for the next one.
-    #[must_use]
     pub fn new(access: Access, limit: Duration, parallel: usize) -> Self {
         let client = Client::new(access, limit).keeping(parallel);
         UserClient { client, limit, viewer: Arc::default() }
@@ -104,18 +103,12 @@ impl UserClient {
 
     /// Reads the kubeconfig and what it names, as the first request does, and may run its credential plugin. Sends
     /// nothing.
-    ///
-    /// # Errors
-    /// See [`ApiError`].
     pub async fn prepare(&self) -> Result<(), ApiError> {
         let call = Call::new(Verb::List, Kind::Pods, "");
         self.client.has_token(&call).await.map(|_| ())
     }
 
     /// Pods of a namespace (empty: all) with these labels (empty: any).
-    ///
-    /// # Errors
-    /// See [`ApiError`].
     pub async fn pods(&self, namespace: &str, labels: &str) -> Result<Vec<Pod>, ApiError> {
         let path = match namespace {
             "" => "/api/v1/pods".to_owned(),
@@ -130,9 +123,6 @@ impl UserClient {
     }
 
     /// A pod; `None` where there is none of that name.
-    ///
-    /// # Errors
-    /// See [`ApiError`].
     pub async fn pod(&self, namespace: &str, name: &str) -> Result<Option<Pod>, ApiError> {
         let call = Call::of(Verb::Get, Kind::Pods, namespace, name);
         let path = format!("/api/v1/namespaces/{}/pods/{}", escaped(namespace), escaped(name));
@@ -140,17 +130,11 @@ impl UserClient {
     }
 
     /// All nodes.
-    ///
-    /// # Errors
-    /// See [`ApiError`].
     pub async fn nodes(&self) -> Result<Vec<Node>, ApiError> {
         self.list(&Call::new(Verb::List, Kind::Nodes, ""), "/api/v1/nodes", "").await
     }
 
     /// A claim as the API server has it, in the newest version that it serves; `None` where there is none.
-    ///
-    /// # Errors
-    /// See [`ApiError`].
     pub async fn claim(&self, namespace: &str, name: &str) -> Result<Option<Value>, ApiError> {
         let call = Call::of(Verb::Get, Kind::Claims, namespace, name);
         let rest = format!("namespaces/{}/resourceclaims/{}", escaped(namespace), escaped(name));
@@ -158,18 +142,12 @@ impl UserClient {
     }
 
     /// A device class; `None` where there is none.
-    ///
-    /// # Errors
-    /// See [`ApiError`].
     pub async fn device_class(&self, name: &str) -> Result<Option<Value>, ApiError> {
         let call = Call::new(Verb::Get, Kind::Classes, name);
         self.resource(&call, &format!("deviceclasses/{}", escaped(name))).await
     }
 
     /// All device classes; none where the API server has no such objects.
-    ///
-    /// # Errors
-    /// See [`ApiError`].
     pub async fn device_classes(&self) -> Result<Vec<Value>, ApiError> {
         let call = Call::new(Verb::List, Kind::Classes, "");
         for version in Version::ALL {
@@ -283,7 +261,6 @@ fn found<T>(answer: Result<T, ApiError>) -> Result<Option<T>, ApiError> {
 }
 
 /// A part of a path or of a query: everything but letters, digits and `-._~` is encoded.
-#[must_use]
 pub fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {

@@ -31,11 +31,9 @@ pub(super) struct ListMeta {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Meta {
-    /// Its name.
     pub name: String,
     /// Its namespace; empty where it lies in none.
     pub namespace: String,
-    /// Labels.
     pub labels: BTreeMap<String, String>,
     /// Set while it is deleted.
     pub deletion_timestamp: Option<String>,
@@ -49,11 +47,9 @@ pub struct Meta {
 pub struct Owner {
     /// Its kind, such as `DaemonSet`.
     pub kind: String,
-    /// Its name.
     pub name: String,
 }
 
-/// A pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Pod {
@@ -77,7 +73,6 @@ pub struct PodSpec {
     pub affinity: Option<Affinity>,
     /// Taints that it tolerates.
     pub tolerations: Vec<Toleration>,
-    /// Its containers.
     pub containers: Vec<Container>,
     /// Those that run before.
     pub init_containers: Vec<Container>,
@@ -95,7 +90,6 @@ pub struct PodSpec {
     pub scheduler_name: String,
     /// The higher, the earlier it is placed.
     pub priority: i32,
-    /// Its volumes.
     pub volumes: Vec<Volume>,
     /// It is in the node's network namespace.
     pub host_network: bool,
@@ -106,13 +100,11 @@ pub struct PodSpec {
     pub unknown: BTreeSet<String>,
 }
 
-/// A volume of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Volume {
     /// Within the pod.
     pub name: String,
-    /// The claim that it is.
     pub persistent_volume_claim: Option<VolumeClaim>,
     /// Its kind, where that is another one that a filter of the scheduler may read.
     #[serde(flatten, deserialize_with = "unknown::of_volume")]
@@ -131,21 +123,17 @@ pub struct VolumeClaim {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Named {
-    /// The name.
     pub name: String,
 }
 
-/// A container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Container {
-    /// Its name.
     pub name: String,
     /// What it asks.
     pub resources: Resources,
     /// `Always` for an init container that goes on.
     pub restart_policy: String,
-    /// Ports.
     pub ports: Vec<Port>,
     /// What its end brings about.
     pub restart_policy_rules: Vec<RestartRule>,
@@ -166,9 +154,7 @@ pub struct RestartRule {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Port {
-    /// Its name.
     pub name: String,
-    /// In the container.
     pub container_port: u16,
     /// On the node; 0 for none.
     pub host_port: u32,
@@ -205,7 +191,6 @@ pub struct PodClaim {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Affinity {
-    /// On nodes.
     pub node_affinity: Option<NodeAffinity>,
     /// On pods that must be near.
     pub pod_affinity: Option<PodAffinity>,
@@ -233,7 +218,6 @@ pub struct PodAffinity {
 pub struct PodTerm {
     /// Which pods; absent for none.
     pub label_selector: Option<LabelSelector>,
-    /// Of which namespaces.
     pub namespaces: Vec<String>,
     /// And of which others; without either, of the pod's own.
     pub namespace_selector: Option<LabelSelector>,
@@ -250,7 +234,6 @@ pub struct PodTerm {
 pub struct LabelSelector {
     /// Labels with their values.
     pub match_labels: BTreeMap<String, String>,
-    /// Requirements on labels.
     pub match_expressions: Vec<Requirement>,
 }
 
@@ -269,7 +252,6 @@ pub struct NodeAffinity {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct NodeSelector {
-    /// The terms.
     pub node_selector_terms: Vec<Term>,
 }
 
@@ -344,7 +326,6 @@ pub struct PodStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct ContainerStatus {
-    /// The container.
     pub name: String,
     /// What kubelet grants it.
     pub allocated_resources: Quantities,
@@ -352,7 +333,6 @@ pub struct ContainerStatus {
     pub resources: Option<Resources>,
 }
 
-/// A condition.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Condition {
@@ -377,7 +357,6 @@ pub struct ClaimStatus {
     pub resource_claim_name: Option<String>,
 }
 
-/// A node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Node {
@@ -395,7 +374,6 @@ pub struct Node {
 pub struct NodeSpec {
     /// Cordoned.
     pub unschedulable: bool,
-    /// Taints.
     pub taints: Vec<Taint>,
 }
 
@@ -403,9 +381,7 @@ pub struct NodeSpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Taint {
-    /// Its key.
     pub key: String,
-    /// Its value.
     pub value: String,
     /// `NoSchedule`, `PreferNoSchedule` or `NoExecute`.
     pub effect: String,

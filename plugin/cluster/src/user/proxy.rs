@@ -43,7 +43,6 @@ impl std::fmt::Debug for Viewer {
 pub struct Proxied {
     /// The pod's namespace.
     pub namespace: String,
-    /// The pod.
     pub pod: String,
     /// Its port, which speaks TLS.
     pub port: u16,
@@ -58,7 +57,6 @@ pub struct Proxied {
 pub struct Passed {
     /// HTTP's status.
     pub status: u16,
-    /// The body.
     pub body: Bytes,
 }
 

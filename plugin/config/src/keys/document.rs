@@ -33,7 +33,6 @@ parts of 1 (`tessera_container_cores_ratio`).
 ";
 
 /// The whole page.
-#[must_use]
 pub fn reference() -> String {
     let mut page = HEAD.to_owned();
     for section in Config::KEYS {
@@ -84,7 +83,6 @@ const TOML_HEAD: &str = "\
 ";
 
 /// `config.toml`: every key with its default and what it means.
-#[must_use]
 pub fn commented() -> String {
     let mut file = TOML_HEAD.to_owned();
     for section in Config::KEYS {

@@ -28,7 +28,6 @@ pub enum Takes {
 
 impl Takes {
     /// In words.
-    #[must_use]
     pub fn text(self) -> &'static str {
         match self {
             Takes::AtOnce => "at once",
@@ -56,7 +55,6 @@ pub struct Row {
 }
 
 /// All keys, in the order of `config.toml`.
-#[must_use]
 pub fn rows() -> Vec<Row> {
     let mut found = Vec::new();
     table::rows::<Config>("", &mut found);
@@ -64,7 +62,6 @@ pub fn rows() -> Vec<Row> {
 }
 
 /// What a file may say, as JSON Schema (draft 7). [`super::table`] says what it does not know.
-#[must_use]
 pub fn schema() -> Value {
     let mut schema = table::schema::<Config>();
     schema["$schema"] = "http://json-schema.org/draft-07/schema#".into();
@@ -102,7 +99,6 @@ pub struct Shown {
 }
 
 /// What differs, in the order of `config.toml`.
-#[must_use]
 pub fn differences(before: &Config, after: &Config) -> Vec<Difference> {
     let values = |config, key: &table::Key<Config>| {
         let mut found = Vec::new();

@@ -48,7 +48,6 @@ fn currency(text: &str) -> Result<String, String> {
 
 impl Advice {
     /// The price of a whole GPU for an hour, in [`Advice::currency`].
-    #[must_use]
     pub fn price_per_gpu_hour(&self) -> f64 {
         // A price beyond 2^53 thousandths is nobody's.
         self.price_millis_per_gpu_hour as f64 / 1000.0

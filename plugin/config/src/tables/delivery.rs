@@ -32,13 +32,11 @@ table! {
 
 impl Container {
     /// Whether `/etc/ld.so.preload` is mounted.
-    #[must_use]
     pub fn inject_file(&self) -> bool {
         self.inject.contains(&Inject::File)
     }
 
     /// Whether `LD_PRELOAD` is set.
-    #[must_use]
     pub fn inject_env(&self) -> bool {
         self.inject.contains(&Inject::Env)
     }

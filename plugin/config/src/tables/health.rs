@@ -63,7 +63,6 @@ fn check(health: &Health, checks: &mut Checks<'_, '_>) {
 
 impl Health {
     /// What an XID means.
-    #[must_use]
     pub fn action(&self, xid: u64) -> XidAction {
         let named = u32::try_from(xid).ok().and_then(|xid| self.xid.get(&xid));
         named.copied().unwrap_or(self.xid_default)

@@ -51,7 +51,6 @@ fn check(history: &History, checks: &mut Checks<'_, '_>) {
 
 impl History {
     /// Seconds that buckets of 10 s, 5 min and 1 h are kept.
-    #[must_use]
     pub fn keep_seconds(&self) -> [u32; 3] {
         [self.keep_10s, self.keep_5m, self.keep_1h]
             .map(|keep| u32::try_from(keep.as_secs()).unwrap_or(u32::MAX))

@@ -27,7 +27,6 @@ pub use task::{Claims, Reporter};
 const ENGINE: &str = "shim";
 
 /// The status of all claims' devices, by claim. `sick`: why a GPU is not sold, by UUID.
-#[must_use]
 pub fn of(
     records: &[Arc<Record>],
     sick: &BTreeMap<String, String>,

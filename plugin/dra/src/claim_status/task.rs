@@ -35,7 +35,6 @@ pub struct Reporter<C> {
 
 impl<C: Claims> Reporter<C> {
     /// Of these claims.
-    #[must_use]
     pub fn new(api: Arc<dyn ResourceApi>, claims: Arc<C>) -> Self {
         Reporter { api, claims }
     }

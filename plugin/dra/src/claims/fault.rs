@@ -19,11 +19,8 @@ pub struct ClaimError {
 /// A result of an allocation, as far as an error names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Named {
-    /// The request.
     pub request: String,
-    /// The pool.
     pub pool: String,
-    /// The device.
     pub device: String,
 }
 
@@ -64,7 +61,6 @@ pub enum Fault {
         driver = names::DRIVER
     )]
     NothingOfOurs,
-    /// A device of another node.
     #[error(
         "request {}: device {} is of pool {}, and this node's is {own}; the pod runs on another node than its \
          claim was allocated for: delete the pod",
@@ -76,7 +72,6 @@ pub enum Fault {
         /// The node's pool.
         own: String,
     },
-    /// A device that is not here.
     #[error(
         "request {}: device {} is not on this node; was the GPU replaced, or does the configuration give it to \
          the device plugin (dra.gpus)? Delete the pod, so that it is scheduled again",
@@ -143,7 +138,6 @@ pub enum Fault {
         .asked.name(), .granted.name(), .granted.or_stricter()
     )]
     Looser {
-        /// The request.
         request: String,
         /// Who grants the limit, and so may loosen it: DeviceClass or node, by name.
         by: String,

@@ -58,11 +58,8 @@ pub enum Share {
 pub struct Device {
     /// The request as a pod names it.
     pub request: String,
-    /// The pool.
     pub pool: String,
-    /// The device.
     pub device: String,
-    /// The share's id.
     pub share_id: Option<String>,
     /// What its containers are given with it.
     pub gives: Gives,
@@ -199,7 +196,6 @@ fn share(claim: &Claim, results: &[&DeviceResult], node: Node<'_>) -> Result<Sha
     Ok(Share::New(ShareAsk { id, origin: Origin::Claim(Box::new(share)), parts }))
 }
 
-/// The GPU of a result.
 fn find<'a>(node: Node<'a>, result: &DeviceResult) -> Result<&'a DraGpu, Fault> {
     if !node.config.dra.enabled {
         return Err(Fault::TurnedOff { result: result.into() });
@@ -233,7 +229,6 @@ fn not_held(result: &DeviceResult, uid: &str, records: &[Arc<Record>]) -> Result
 
 impl Share {
     /// The allocation's name.
-    #[must_use]
     pub fn id(&self) -> &AllocationId {
         match self {
             Share::Recorded(record) => &record.id,
@@ -243,7 +238,6 @@ impl Share {
 }
 
 /// The UID of the claim that a record is of.
-#[must_use]
 pub fn uid(record: &Record) -> Option<&str> {
     record.origin.claim().map(|claim| claim.uid.as_str())
 }

@@ -30,7 +30,6 @@ const LONGEST: usize = 960;
 /// What is said of one device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// Its pool.
     pub pool: String,
     /// Its name.
     pub device: String,
@@ -60,13 +59,11 @@ impl std::fmt::Debug for Health {
 
 impl Health {
     /// Of the devices of `pool`, until `stop` is true.
-    #[must_use]
     pub fn new(core: Arc<dyn Core>, pool: &str, stop: watch::Receiver<bool>) -> Self {
         Health { core, pool: pool.into(), heartbeat: HEARTBEAT, stop }
     }
 
     /// With another heartbeat, for tests.
-    #[must_use]
     pub fn with_heartbeat(self, heartbeat: Duration) -> Self {
         Health { heartbeat, ..self }
     }

@@ -46,11 +46,8 @@ const LISTED: Duration = Duration::from_millis(500);
 pub struct Prepared {
     /// The request as a pod names it.
     pub request: String,
-    /// The pool.
     pub pool: String,
-    /// The device.
     pub device: String,
-    /// The share's id.
     pub share_id: Option<String>,
     /// Qualified names of CDI devices.
     pub cdi_devices: Vec<String>,
@@ -121,7 +118,6 @@ impl std::fmt::Debug for Inner {
 
 impl Preparer {
     /// For the devices of `pool`. All instances of the driver on this node share `dir`.
-    #[must_use]
     pub fn new(core: Arc<dyn Core>, api: Arc<dyn ResourceApi>, pool: &str, dir: &Path) -> Self {
         let told = Arc::clone(&core);
         let say = move |amiss| told.condition("serialize lock", amiss);
@@ -134,13 +130,11 @@ impl Preparer {
 
     /// Claims that kubelet has not had unprepared yet, by name: those that hold something, and those that it asked for
     /// in vain.
-    #[must_use]
     pub fn left(&self) -> Vec<String> {
         names(&*self.inner.core, &self.inner.asked)
     }
 
     /// Another number of claims holds nothing.
-    #[must_use]
     pub fn asked(&self) -> watch::Receiver<usize> {
         self.inner.asked.count()
     }
@@ -245,7 +239,6 @@ impl Preparer {
 }
 
 /// [`Preparer::left`] before there is one; `dir` is the driver's.
-#[must_use]
 pub fn left(core: &dyn Core, dir: &Path) -> Vec<String> {
     names(core, &Asked::open(&dir.join(ASKED)))
 }

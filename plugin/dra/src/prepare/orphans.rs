@@ -32,7 +32,6 @@ impl Default for Sweeping {
 /// What the driver keeps for a claim.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Kept {
-    /// A share.
     Share(AllocationId),
     /// The note that kubelet asked for it, by UID.
     Note(String),

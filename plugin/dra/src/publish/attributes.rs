@@ -13,7 +13,6 @@ const LONGEST: usize = 64;
 const ENGINE: &str = "shim";
 
 /// The attributes of a device, by name. What is not known is left out.
-#[must_use]
 pub fn attributes(published: &Published) -> BTreeMap<String, DeviceAttribute> {
     let gpu = &published.gpu;
     let device = &gpu.gpu;

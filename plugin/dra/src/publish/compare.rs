@@ -12,7 +12,6 @@ use tessera_cluster::k8s_openapi::jiff::Timestamp;
 pub(super) struct Dropped {
     /// What makes a device shareable: `allowMultipleAllocations`, or a capacity's `requestPolicy`.
     pub shares: bool,
-    /// Taints.
     pub taints: bool,
     /// Anything else.
     pub other: bool,

@@ -99,7 +99,6 @@ pub struct Controller {
 
 impl Controller {
     /// For the pool of this node, of which nothing is known.
-    #[must_use]
     pub fn new(node: &str) -> Self {
         Controller {
             name: node.to_owned(),
@@ -124,7 +123,6 @@ impl Controller {
     }
 
     /// How it stands.
-    #[must_use]
     pub fn status(&self) -> &Status {
         &self.status
     }
@@ -153,7 +151,6 @@ impl Controller {
         }
     }
 
-    /// The next step.
     pub fn next(&mut self, now: Instant) -> Step {
         let step = self.choose(now);
         self.status.mode = match self.shares {

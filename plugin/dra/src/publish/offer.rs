@@ -34,7 +34,6 @@ pub struct Offer {
 
 impl Offer {
     /// Of these GPUs. What still belongs to another front end is left out.
-    #[must_use]
     pub fn new(gpus: &[Published], config: &Config) -> Self {
         let mut offer = Offer::default();
         let mut names = BTreeSet::new();
@@ -91,7 +90,6 @@ impl Offer {
 
 /// What a device of fixed size has, bytes and hundredths of the GPU's time: the same that a shared device gives to
 /// a claim that says no size. `None` where the GPU is not published.
-#[must_use]
 pub fn fixed_share(gpu: &DraGpu, config: &Config) -> Option<(u64, u64)> {
     Some((Policy::memory(gpu, config)?.default, Policy::cores(gpu).default))
 }

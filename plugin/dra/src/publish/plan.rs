@@ -8,7 +8,6 @@ use tessera_cluster::k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 
 use super::pool::{self, Node};
 
-/// One write.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Write {
     /// Of a slice without a name.

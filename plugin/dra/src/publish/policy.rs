@@ -32,7 +32,6 @@ pub struct Policy {
 
 impl Policy {
     /// Memory of a GPU; `None` where there is less than one step of it.
-    #[must_use]
     pub fn memory(gpu: &DraGpu, config: &Config) -> Option<Self> {
         let step = config.dra.memory_step_bytes;
         let floor = |bytes: u64| bytes - bytes % step;
@@ -49,14 +48,12 @@ impl Policy {
     }
 
     /// Time of a GPU.
-    #[must_use]
     pub fn cores(gpu: &DraGpu) -> Self {
         let default = u64::from(gpu.default_cores_millis / 10).clamp(1, WHOLE_CORES);
         Policy { value: WHOLE_CORES, whole: WHOLE_CORES, default, min: 1, step: 1 }
     }
 
     /// As a slice says it of a device that is shared.
-    #[must_use]
     pub fn shared(self, unit: Unit) -> DeviceCapacity {
         let policy = if self.value < self.min + self.step {
             // A range must have room for one step.
@@ -80,7 +77,6 @@ impl Policy {
     }
 
     /// As a slice says it of a device that has one share and no more.
-    #[must_use]
     pub fn fixed(self, unit: Unit) -> DeviceCapacity {
         DeviceCapacity { value: unit.quantity(self.default), request_policy: None }
     }

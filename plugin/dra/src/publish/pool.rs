@@ -26,7 +26,6 @@ pub struct Node {
 }
 
 /// Devices by slice, in order; one slice without any where there are none, which says that the driver is up.
-#[must_use]
 pub fn cut(devices: &[Device]) -> Vec<&[Device]> {
     let mut slices = Vec::new();
     let (mut begin, mut tainted) = (0, false);
@@ -46,7 +45,6 @@ pub fn cut(devices: &[Device]) -> Vec<&[Device]> {
 
 /// The slice of a pool of `count` slices that has these devices. Its name begins with its index, so that the
 /// scheduler, which goes by name, keeps the order of devices.
-#[must_use]
 pub fn slice(
     node: &Node,
     devices: &[Device],
@@ -58,13 +56,11 @@ pub fn slice(
 }
 
 /// A slice with one device that no scheduler reads, because its generation is less than the pool's.
-#[must_use]
 pub fn probe(node: &Node, device: Device) -> ResourceSlice {
     named(node, &[device], PROBE, 1, 0)
 }
 
 /// Which slice of its pool this is, by its name; `None` for one that is not of the pool.
-#[must_use]
 pub fn index(slice: &ResourceSlice) -> Option<usize> {
     let name = slice.metadata.name.as_deref()?;
     let rest = name.strip_prefix(DRIVER)?.strip_prefix('-')?;
@@ -73,7 +69,6 @@ pub fn index(slice: &ResourceSlice) -> Option<usize> {
 }
 
 /// Whether the slice belongs to the node as it is now.
-#[must_use]
 pub fn is_of(slice: &ResourceSlice, node: &Node) -> bool {
     let owners = slice.metadata.owner_references.iter().flatten();
     let mut owned = owners.filter(|owner| owner.kind == "Node" && owner.uid == node.uid);

@@ -3,7 +3,6 @@
 use tessera_cluster::k8s_openapi::api::resource::v1::DeviceCapacity;
 use tessera_cluster::k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-/// Units of a quantity.
 pub(crate) fn units(quantity: &Quantity) -> u64 {
     tessera_model::quantity::Quantity::parse(&quantity.0).unwrap().units().unwrap()
 }

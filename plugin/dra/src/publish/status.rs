@@ -14,7 +14,6 @@ pub enum Mode {
 
 impl Mode {
     /// In lower case.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Mode::Unknown => "unknown",
@@ -40,7 +39,6 @@ pub enum State {
 
 impl State {
     /// In lower case.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             State::Starting => "starting",
@@ -80,7 +78,6 @@ pub struct Status {
 
 impl Status {
     /// What a person should know, a sentence each; empty when all is well.
-    #[must_use]
     pub fn sentences(&self) -> Vec<String> {
         let mut said = self.lacks();
         if let Some(error) = &self.error {
@@ -91,7 +88,6 @@ impl Status {
     }
 
     /// What the API server lacks that the driver uses, a sentence each.
-    #[must_use]
     pub fn lacks(&self) -> Vec<String> {
         let mut said = Vec::new();
         if self.mode == Mode::Fixed {

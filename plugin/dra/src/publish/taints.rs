@@ -21,7 +21,6 @@ pub const NO_EXECUTE: &str = "NoExecute";
 const LONGEST: usize = 63;
 
 /// The taints of a GPU. When they were added is not said yet; see [`Since`].
-#[must_use]
 pub fn taints(gpu: &DraGpu, config: &Config) -> Vec<DeviceTaint> {
     let effect = |cause: NoExecute| match config.dra.no_execute.contains(&cause) {
         true => NO_EXECUTE,

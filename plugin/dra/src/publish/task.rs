@@ -44,7 +44,6 @@ pub struct Publisher<G> {
 
 impl<G: Gpus> Publisher<G> {
     /// Of the node with this name.
-    #[must_use]
     pub fn new(api: Arc<dyn ResourceApi>, gpus: Arc<G>, config: Current, node: &str) -> Self {
         Publisher {
             api,
@@ -57,14 +56,12 @@ impl<G: Gpus> Publisher<G> {
     }
 
     /// With another place where Linux lists PCI devices.
-    #[must_use]
     pub fn with_pci_devices(mut self, directory: &Path) -> Self {
         directory.clone_into(&mut self.pci_devices);
         self
     }
 
     /// How it stands, at any time.
-    #[must_use]
     pub fn status(&self) -> watch::Receiver<Status> {
         self.status.subscribe()
     }

@@ -10,7 +10,6 @@ use tessera_cluster::k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use super::pool::{MOST, MOST_TAINTED};
 
 /// What the API server would refuse of a slice, each with its field.
-#[must_use]
 pub fn problems(slice: &ResourceSlice) -> Vec<String> {
     let mut found = Vec::new();
     let spec = &slice.spec;

@@ -97,19 +97,16 @@ pub struct Serving {
 
 impl Serving {
     /// How it stands with kubelet.
-    #[must_use]
     pub fn registration(&self) -> watch::Receiver<Registration> {
         self.registration.clone()
     }
 
     /// What prepares claims.
-    #[must_use]
     pub fn preparer(&self) -> &Arc<Preparer> {
         &self.preparer
     }
 
     /// Where it serves: the registrar, and the driver itself.
-    #[must_use]
     pub fn sockets(&self) -> [&Path; 2] {
         [&self.paths.registrar, &self.paths.dra]
     }

@@ -18,7 +18,6 @@ const MAX_PATH: usize = 107;
 /// Why the sockets cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
-    /// Kubelet's registry is not there.
     #[error(
         "kubelet's plugin registry {0} does not exist: is kubelet's root directory another one \
          (--root-dir), or is the directory not mounted into this container?"
@@ -35,7 +34,6 @@ pub enum SocketError {
     /// The path would not fit into a socket address.
     #[error("the socket path {0} is longer than {MAX_PATH} bytes: use a shorter directory")]
     TooLong(PathBuf),
-    /// Another instance serves there.
     #[error(
         "another instance of the DRA driver serves at {0}: end it first, or give each the UID of its pod \
          (POD_UID), so that they can run side by side"

@@ -13,7 +13,6 @@ pub struct Calls(Arc<Preparer>);
 
 impl Calls {
     /// Over this preparer.
-    #[must_use]
     pub fn new(preparer: Arc<Preparer>) -> Self {
         Calls(preparer)
     }

@@ -14,11 +14,9 @@ use crate::fleet::{Fleet, FleetError};
 /// See the module's text.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Facts {
-    /// The pod.
     pub pod: Pod,
     /// The nodes that are asked about; empty for all.
     pub only: BTreeSet<String>,
-    /// All nodes.
     pub nodes: Known<Vec<Node>>,
     /// All pods of the cluster.
     pub pods: Known<Vec<Pod>>,

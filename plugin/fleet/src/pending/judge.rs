@@ -16,7 +16,6 @@ use crate::answer::quoted;
 
 /// Why the pod waits, on each node. A node [`Fit::Fits`] only where nothing is left open: the scheduler's rules on
 /// resources, taints, labels and claims, with these facts, would place the pod there.
-#[must_use]
 pub fn judge(facts: &Facts) -> Verdict {
     let pod = &facts.pod;
     let resources = ours::resources(&facts.fleet);

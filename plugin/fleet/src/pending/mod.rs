@@ -61,7 +61,6 @@ pub enum Fit {
 /// A node, for the pod.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct NodeVerdict {
-    /// The node.
     pub node: String,
     /// Whether it has room.
     pub fit: Fit,
@@ -78,7 +77,6 @@ pub struct NodeVerdict {
 /// Something in the way.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Block {
-    /// Of which kind.
     pub kind: BlockKind,
     /// A sentence.
     pub text: String,
@@ -96,9 +94,7 @@ pub enum BlockKind {
     Class,
     /// The node is not ready.
     NotReady,
-    /// The node is cordoned.
     NodeCordon,
-    /// A taint.
     Taint,
     /// The pod's node selector.
     Selector,
@@ -122,7 +118,6 @@ pub enum BlockKind {
 
 impl BlockKind {
     /// As people read it.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             BlockKind::Gate => "gate",

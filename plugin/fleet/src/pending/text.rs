@@ -12,7 +12,6 @@ const WIDTH: usize = 118;
 const SHOWN: usize = 20;
 
 /// At most 120 columns wide.
-#[must_use]
 pub fn text(verdict: &Verdict) -> String {
     let mut out = String::new();
     wrapped(&mut out, "", &format!("{}: {}.", verdict.pod, verdict.state));

@@ -84,7 +84,6 @@ pub struct Condition {
 pub enum Recovery {
     /// Nothing.
     None,
-    /// A reset.
     Reset,
     /// A reboot of the node.
     Reboot,
@@ -127,7 +126,6 @@ pub struct Transition {
 /// How a GPU stands.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct View {
-    /// Its state.
     pub state: State,
     /// Why; empty for one that never had trouble.
     pub reason: String,
@@ -193,7 +191,6 @@ impl Health {
     }
 
     /// Whether this says nothing of any GPU's health, as what a program brings upon itself.
-    #[must_use]
     pub fn ignores(policy: &config::Health, observation: &Observation) -> bool {
         matches!(observation, Observation::Xid { xid, .. } if policy.action(*xid) == XidAction::Ignore)
     }
@@ -213,20 +210,17 @@ impl Health {
     }
 
     /// Why a GPU is not sold; `None` for one that is.
-    #[must_use]
     pub fn reason(&self, uuid: &str) -> Option<&str> {
         let gpu = self.gpus.get(uuid)?;
         (!gpu.state().is_sold()).then(|| gpu.reason())
     }
 
     /// Whether a GPU should be preferred last.
-    #[must_use]
     pub fn is_suspect(&self, uuid: &str) -> bool {
         self.gpus.get(uuid).is_some_and(|gpu| gpu.state() != State::Healthy)
     }
 
     /// How a GPU stands.
-    #[must_use]
     pub fn view(&self, uuid: &str, now: Instant) -> View {
         self.gpus.get(uuid).map(|gpu| gpu.view(&self.policy, now)).unwrap_or_default()
     }

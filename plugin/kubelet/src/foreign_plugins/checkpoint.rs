@@ -87,9 +87,6 @@ pub fn offers(dir: &Path) -> Result<Vec<Offer>, String> {
 }
 
 /// Which pods' containers hold what. Entries of pods that have ended may still be among them. Blocking.
-///
-/// # Errors
-/// As [`offers`].
 pub fn entries(dir: &Path) -> Result<Vec<Entry>, String> {
     read(dir, parse_entries)
 }

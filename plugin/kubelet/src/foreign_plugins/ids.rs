@@ -39,7 +39,6 @@ pub enum Meaning {
 }
 
 /// What device `id` of `resource` means.
-#[must_use]
 pub fn meaning(resource: &str, id: &str, ours: &[Known]) -> Meaning {
     let matching = |is_it: &dyn Fn(&Known) -> bool| -> Option<Meaning> {
         let found: Vec<usize> = (0..ours.len()).filter(|at| is_it(&ours[*at])).collect();

@@ -8,9 +8,7 @@ use super::ids::{Known, Meaning, meaning};
 /// Devices of one resource, offered by its plugin or held by a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// The resource.
     pub resource: String,
-    /// Its devices.
     pub device_ids: Vec<String>,
     /// `namespace/pod` of the holder; `None` for what a plugin offers.
     pub holder: Option<String>,
@@ -45,7 +43,6 @@ impl std::fmt::Display for ForeignSale {
 
 /// Which of `gpus` others sell, by UUID. `ours` are resources that are our own, now or from an earlier
 /// configuration.
-#[must_use]
 pub fn judge(
     offers: &[Offer],
     ours: &BTreeSet<String>,
@@ -91,7 +88,6 @@ pub struct CurrentFindings {
 
 impl CurrentFindings {
     /// No findings; each will stand for `grace` after it was last made.
-    #[must_use]
     pub fn new(grace: Duration) -> Self {
         CurrentFindings { grace, current: BTreeMap::new() }
     }
@@ -106,7 +102,6 @@ impl CurrentFindings {
     }
 
     /// GPUs with a standing finding.
-    #[must_use]
     pub fn current(&self) -> BTreeMap<String, ForeignSale> {
         self.current.iter().map(|(uuid, (finding, _))| (uuid.clone(), finding.clone())).collect()
     }

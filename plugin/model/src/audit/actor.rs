@@ -42,7 +42,6 @@ pub enum Actor {
 
 impl Actor {
     /// The originator, without the command.
-    #[must_use]
     pub fn who(&self) -> String {
         match self {
             Actor::Kubelet => "kubelet".to_owned(),

@@ -24,7 +24,6 @@ pub struct Event {
     /// Which Allocate of it.
     #[serde(default)]
     pub generation: u64,
-    /// What.
     pub what: What,
     /// On which GPU, where it is about one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -54,7 +53,6 @@ fn is_once(times: &u64) -> bool {
 
 impl Event {
     /// What happened to the node, at a Unix time in milliseconds, by whom it usually is.
-    #[must_use]
     pub fn of_node(what: What, at_unix_ms: i64) -> Self {
         let by = Some(what.usually_by());
         Event {
@@ -71,13 +69,11 @@ impl Event {
     }
 
     /// What happened to a GPU.
-    #[must_use]
     pub fn of_gpu(uuid: &str, what: What, reason: String, at_unix_ms: i64) -> Self {
         Event::of_node(what, at_unix_ms).on_gpu(uuid).because(reason)
     }
 
     /// What happened to an allocation.
-    #[must_use]
     pub fn of(record: &Record, what: What, at_unix_ms: i64) -> Self {
         Event {
             id: Some(record.id.clone()),
@@ -88,37 +84,31 @@ impl Event {
     }
 
     /// Names who did it.
-    #[must_use]
     pub fn by(self, by: Actor) -> Self {
         Event { by: Some(by), ..self }
     }
 
     /// Says why.
-    #[must_use]
     pub fn because(self, reason: impl Into<String>) -> Self {
         Event { reason: Some(reason.into()), ..self }
     }
 
     /// Says on which GPU.
-    #[must_use]
     pub fn on_gpu(self, uuid: &str) -> Self {
         Event { gpu: Some(uuid.to_owned()), ..self }
     }
 
     /// Says how often.
-    #[must_use]
     pub fn times(self, times: u64) -> Self {
         Event { times, ..self }
     }
 
     /// Whether the reason is about its own allocation alone: the plugin wrote it, and it names no other.
-    #[must_use]
     pub fn reason_is_own(&self) -> bool {
         self.what.reason_is_own()
     }
 
     /// This one after another of its kind that was not written yet, as one line.
-    #[must_use]
     pub fn after(self, before: &Event) -> Self {
         let times = self.times.saturating_add(before.times);
         let reason = self.reason.clone().or_else(|| before.reason.clone());
@@ -127,7 +117,6 @@ impl Event {
     }
 
     /// With no text longer than [`TEXT_KEPT`]: a line's size is bounded, whatever its source.
-    #[must_use]
     pub fn bounded(mut self) -> Self {
         self.reason.iter_mut().for_each(cut);
         if let Some(Actor::Admin { command, .. }) = &mut self.by {

@@ -42,7 +42,6 @@ pub enum Behind {
     Nobody,
     /// This one.
     Allocation {
-        /// Its id.
         id: String,
         /// The container that holds it, if known.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -143,10 +142,7 @@ pub enum What {
     /// A process of it found no free slot, or saw a GPU that it was not given.
     Unlisted,
     /// Something that holds it to its quota was changed or is missing.
-    Tampered {
-        /// What.
-        what: String,
-    },
+    Tampered { what: String },
     /// A process of it uses the GPU past the shim, or a process that nobody can explain does.
     Bypassed {
         /// Its pid on the host; 0 where unknown.
@@ -157,15 +153,11 @@ pub enum What {
         bytes: u64,
     },
     /// Something without which its containers cannot start was missing or damaged, and is whole again.
-    Restored {
-        /// What.
-        what: String,
-    },
+    Restored { what: String },
 }
 
 impl What {
     /// Its name, as in the JSON.
-    #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
             What::Allocated => "allocated",
@@ -197,7 +189,6 @@ impl What {
     }
 
     /// Whether a container can cause it, as often as it likes.
-    #[must_use]
     pub fn is_tenants(&self) -> bool {
         matches!(
             self,
@@ -282,7 +273,6 @@ impl What {
 
 impl What {
     /// One of each kind, for tests.
-    #[must_use]
     pub fn examples() -> Vec<Self> {
         let mut all = vec![What::Allocated];
         while let Some(next) = all.last().and_then(What::next_example) {

@@ -17,7 +17,6 @@ const SPARES_BYTES: u64 = 3 * MIB;
 
 /// What of the configuration is impossible on these GPUs; empty when all is well. Of many the first, and how
 /// many more.
-#[must_use]
 pub fn check(gpus: &[Gpu], config: &Config) -> Vec<Problem> {
     let mut problems = Vec::new();
     for alike in alike(gpus, config) {
@@ -85,7 +84,6 @@ fn called(alike: &[&Gpu]) -> String {
 /// What is wrong with a text, and with what it says on these GPUs. Of that, what no problem with the text may
 /// be the cause of: a key that is wrong counts as the least that it can be, and where there is no least, what
 /// depends on it is left out.
-#[must_use]
 pub fn check_all(gpus: &[Gpu], judged: &Judged) -> Vec<Problem> {
     let mut found = Vec::new();
     if judged.names_gpus() {
@@ -135,7 +133,6 @@ fn explains(bad: &Problem, found: &Problem) -> bool {
 }
 
 /// What is odd about a configuration on these GPUs and no error, a sentence each.
-#[must_use]
 pub fn remarks(gpus: &[Gpu], config: &Config) -> Vec<String> {
     let mut remarks = idle_layouts(gpus, config);
     remarks.extend(tight_pages(gpus, config));

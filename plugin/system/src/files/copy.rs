@@ -53,7 +53,6 @@ impl Copied {
     }
 
     /// Where the copy is.
-    #[must_use]
     pub fn path(&self) -> PathBuf {
         self.dir.path().join("copy.redb")
     }

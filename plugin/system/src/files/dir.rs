@@ -39,9 +39,6 @@ impl Dir {
 
     /// The same, of an absolute path where links are followed that nobody else can have put there: those that
     /// root, or this process's user, owns.
-    ///
-    /// # Errors
-    /// As [`Dir::open`].
     pub fn open_trusted(path: &Path) -> io::Result<Self> {
         match Self::open(path) {
             Err(error) if is_link(path) => {
@@ -90,9 +87,6 @@ impl Dir {
     }
 
     /// A directory in it.
-    ///
-    /// # Errors
-    /// As [`Dir::open`].
     pub fn sub(&self, name: &OsStr) -> io::Result<Self> {
         Self::at(self.fd.as_fd(), name)
     }
@@ -126,13 +120,11 @@ impl Dir {
     }
 
     /// Its descriptor.
-    #[must_use]
     pub fn fd(&self) -> std::os::fd::BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
     /// A path that leads here whatever happens to the directory's name, for calls that take no descriptor.
-    #[must_use]
     pub fn path(&self) -> PathBuf {
         use std::os::fd::AsRawFd;
         Path::new("/proc/self/fd").join(self.fd.as_raw_fd().to_string())
@@ -309,7 +301,6 @@ pub fn open_directory(path: &Path) -> io::Result<File> {
 }
 
 /// Whether it is a directory's.
-#[must_use]
 pub fn is_directory(stat: &FileStat) -> bool {
     kind(stat) == SFlag::S_IFDIR
 }

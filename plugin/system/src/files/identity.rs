@@ -16,13 +16,11 @@ pub struct Identity {
 
 impl Identity {
     /// Of the file that this was asked of.
-    #[must_use]
     pub fn of(meta: &Metadata) -> Self {
         Identity { device: meta.dev(), inode: meta.ino(), born: meta.created().ok() }
     }
 
     /// Whether the file at `path`, which links may lead to, is this one.
-    #[must_use]
     pub fn has(&self, path: &Path) -> bool {
         std::fs::metadata(path).is_ok_and(|meta| Identity::of(&meta) == *self)
     }

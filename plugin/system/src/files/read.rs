@@ -28,7 +28,6 @@ pub enum FileError {
 
 impl FileError {
     /// The system's word for it.
-    #[must_use]
     pub fn kind(&self) -> io::ErrorKind {
         match self {
             FileError::Io(error) => error.kind(),

@@ -40,7 +40,6 @@ impl SocketFile {
     }
 
     /// Whether nothing has its name any more.
-    #[must_use]
     pub fn is_gone(&self) -> bool {
         self.dir.stat(&self.name).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
     }
@@ -71,9 +70,6 @@ fn identity(dir: &Dir, name: &OsStr) -> io::Result<Identity> {
 }
 
 /// Removes a socket that nobody listens at; `Ok` also where there is nothing.
-///
-/// # Errors
-/// As [`SocketFile::listen`].
 pub fn remove_stale(dir: &Dir, name: &OsStr) -> io::Result<()> {
     let before = match dir.stat(name) {
         Ok(stat) => stat,

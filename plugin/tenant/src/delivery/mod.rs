@@ -41,13 +41,11 @@ pub struct Delivery {
 /// All that a container of one allocation is given.
 #[derive(Clone, Debug)]
 pub struct DeliveryPlan<'a> {
-    /// The allocation.
     pub id: &'a AllocationId,
     /// Its GPUs, in the order of its pages.
     pub gpus: Vec<&'a Gpu>,
     /// The directory of its pages on the host.
     pub pages: &'a Path,
-    /// The shim.
     pub shim: &'a Delivery,
     /// What the host has of the driver.
     pub parts: driver::Parts,
@@ -67,7 +65,6 @@ fn driver_env(config: &Config) -> Vec<(String, String)> {
 
 /// Kubelet's answer: paths and names only. What the limits are stands in the quota page, because a
 /// pod's own environment would override ours.
-#[must_use]
 pub fn answer(plan: &DeliveryPlan<'_>, config: &Config) -> ContainerAllocateResponse {
     let mut answer = ContainerAllocateResponse::default();
     let strategy = config.container.device_list_strategy;

@@ -28,7 +28,6 @@ pub enum DirectoryLockError {
          own paths.pages, paths.ledger and paths.admin"
     )]
     InUse {
-        /// The directory.
         path: PathBuf,
         /// What is known of the holder.
         holder: String,
@@ -36,7 +35,6 @@ pub enum DirectoryLockError {
     /// The directory cannot be made or locked.
     #[error("paths.pages {path}: {error}")]
     Io {
-        /// The directory.
         path: PathBuf,
         /// What the system said.
         error: io::Error,
@@ -55,9 +53,6 @@ pub struct DirectoryLock {
 impl DirectoryLock {
     /// Makes the directory where there is none, and takes it. Waits up to 3 s for one that is ending; blocks.
     /// `about` describes this plugin to one that is refused meanwhile: one line.
-    ///
-    /// # Errors
-    /// See [`DirectoryLockError`].
     pub fn take(path: &Path, about: &str) -> Result<Self, DirectoryLockError> {
         std::fs::create_dir_all(path).map_err(|error| failed(path, error))?;
         let began = Instant::now();
@@ -82,16 +77,12 @@ impl DirectoryLock {
     }
 
     /// Whether another plugin has the directory now. It may have ended a moment later, or another may have come.
-    #[must_use]
     pub fn is_taken(path: &Path) -> bool {
         matches!(locked(path), Err(DirectoryLockError::InUse { .. }))
     }
 
     /// Takes the directory that is there now, if it is another one: somebody has removed it or mounted over
     /// it. Does nothing while there is none.
-    ///
-    /// # Errors
-    /// See [`DirectoryLockError`].
     pub fn renew(&self) -> Result<(), DirectoryLockError> {
         let mut directory = lock(&self.directory);
         let held = directory.metadata().map_err(|error| failed(&self.path, error))?;

@@ -63,7 +63,6 @@ pub struct Outcome {
 /// Why an allocation has no pages.
 #[derive(Debug, thiserror::Error)]
 pub enum RegionError {
-    /// A page.
     #[error(transparent)]
     Page(#[from] PageError),
     /// A page cannot be changed for now: its tenant does not let go of it, or there is no thread to do it in.
@@ -86,7 +85,6 @@ pub enum RegionError {
 
 impl RegionError {
     /// Whether the file system has no room.
-    #[must_use]
     pub fn is_full(&self) -> bool {
         match self {
             RegionError::Page(error) => matches!(error.fault, PageFault::NoSpace(_)),
@@ -146,13 +144,11 @@ pub struct Region {
 }
 
 /// The directory of an allocation.
-#[must_use]
 pub fn dir(root: &Path, id: &AllocationId) -> PathBuf {
     root.join(id.as_str())
 }
 
 /// Ids of all directories under `root` that are named like allocations.
-#[must_use]
 pub fn existing(root: &Path) -> Vec<AllocationId> {
     let entries = std::fs::read_dir(root).into_iter().flatten().flatten();
     let mut ids: Vec<_> =
@@ -162,14 +158,12 @@ pub fn existing(root: &Path) -> Vec<AllocationId> {
 }
 
 /// What the quota page of a directory without a record says, so that it can be adopted.
-#[must_use]
 pub fn read_spec(root: &Path, id: &AllocationId) -> Option<QuotaSpec> {
     let spec = QuotaWriter::open(&dir(root, id)).ok()?.spec();
     (spec.allocation == id.as_str()).then_some(spec)
 }
 
 /// What the quota page of a directory says of overhead on its `gpu`-th GPU, without a plugin.
-#[must_use]
 pub fn read_overhead(root: &Path, id: &AllocationId, gpu: usize) -> u64 {
     QuotaWriter::open(&dir(root, id)).map_or(0, |quota| quota.observed_overhead(gpu))
 }
@@ -267,19 +261,16 @@ impl Region {
     }
 
     /// The directory on the host.
-    #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
     /// What its sessions said.
-    #[must_use]
     pub fn tenant(&self) -> Arc<TenantSessions> {
         Arc::clone(self.open().listener.tenant())
     }
 
     /// Times the usage page was found impossible, its file wrong, or changing it held up.
-    #[must_use]
     pub fn tamperings(&self) -> u64 {
         self.tamperings.load(Ordering::Relaxed)
     }
@@ -290,7 +281,6 @@ impl Region {
     }
 
     /// Limits as the quota page has them.
-    #[must_use]
     pub fn spec(&self) -> QuotaSpec {
         lock(&self.quota).spec()
     }
@@ -306,19 +296,16 @@ impl Region {
     }
 
     /// Whether any process holds a slot. A page that cannot be asked counts as in use.
-    #[must_use]
     pub fn in_use(&self) -> bool {
         self.open().usage.any_slot_locked().unwrap_or(true)
     }
 
     /// What the driver shows of it; see `tessera_agent::observe`.
-    #[must_use]
     pub fn observed(&self) -> &Observed {
         &self.observed
     }
 
     /// What is published as overhead on the page's `gpu`-th GPU, bytes.
-    #[must_use]
     pub fn overhead(&self, gpu: usize) -> u64 {
         lock(&self.quota).observed_overhead(gpu)
     }
@@ -335,27 +322,23 @@ impl Region {
 
     /// The slots in use as they stand, with nothing recovered or repaired; none if the page cannot be
     /// believed.
-    #[must_use]
     pub fn slots(&self) -> Vec<SlotView> {
         self.open().usage.glance().unwrap_or_default().slots
     }
 
     /// What is in use. What dead processes held is taken back; what a tenant did to the page as a whole is
     /// put right; a page that still cannot be true is flagged. Blocking.
-    #[must_use]
     pub fn recover_and_snapshot(&self) -> Use {
         self.snapshot_by(UsageFile::snapshot)
     }
 
     /// As [`Region::recover_and_snapshot`], at the slots below the high-water mark alone; see [`UsageFile::glance`].
-    #[must_use]
     pub fn snapshot_active(&self) -> Use {
         self.snapshot_by(UsageFile::glance)
     }
 
     /// What is in use as it stands: nothing is recovered, repaired or flagged, and no tenant can make this
     /// wait for more than a moment. `None` if that is unknown for now.
-    #[must_use]
     pub fn try_snapshot(&self) -> Option<Use> {
         // Another thread's look is over sooner, unless its tenant holds it up.
         let open = (0..PEEKS).find_map(|nth| {

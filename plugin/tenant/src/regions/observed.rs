@@ -71,7 +71,6 @@ impl Observed {
 
     /// Bytes of its processes on the page's `gpu`-th GPU as the driver said at the last look; `None`
     /// if it did not.
-    #[must_use]
     pub fn used(&self, gpu: usize) -> Option<u64> {
         lock(&self.used).get(gpu).copied().flatten()
     }
@@ -84,19 +83,16 @@ impl Observed {
     }
 
     /// Times that memory outside the account was found.
-    #[must_use]
     pub fn findings(&self) -> u64 {
         self.findings.load(Ordering::Relaxed)
     }
 
     /// Whether there is any now.
-    #[must_use]
     pub fn stands(&self) -> bool {
         self.stands.load(Ordering::Relaxed)
     }
 
     /// Whether the driver may have memory of dead processes of it.
-    #[must_use]
     pub fn departing(&self) -> bool {
         self.departing.load(Ordering::Relaxed)
     }

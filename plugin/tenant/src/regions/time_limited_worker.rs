@@ -28,7 +28,6 @@ pub enum HeldUp {
 
 impl HeldUp {
     /// Whether it is the tenant that keeps it from being done.
-    #[must_use]
     pub fn is_tampering(self) -> bool {
         self == HeldUp::ByTenant
     }

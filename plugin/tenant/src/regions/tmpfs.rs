@@ -31,7 +31,6 @@ pub enum Found {
 
 impl Found {
     /// What somebody should know of it.
-    #[must_use]
     pub fn warning(&self) -> Option<&str> {
         match self {
             Found::Dedicated { kept, .. } => kept.as_deref(),
@@ -65,9 +64,6 @@ pub enum TmpfsError {
 }
 
 /// Makes `dir` a tmpfs of its own of `bytes`, as far as `policy` asks and the kernel allows.
-///
-/// # Errors
-/// See [`TmpfsError`].
 pub fn ensure(dir: &Path, policy: TmpfsPolicy, bytes: u64) -> Result<Found, TmpfsError> {
     let path = || dir.display().to_string();
     std::fs::create_dir_all(dir).map_err(|error| TmpfsError::Directory { path: path(), error })?;

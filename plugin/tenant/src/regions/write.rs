@@ -184,7 +184,6 @@ fn remove_file(path: &Path) -> Result<(), PageError> {
 }
 
 /// What the quota page of a record says.
-#[must_use]
 pub fn spec(record: &Record) -> QuotaSpec {
     QuotaSpec {
         allocation: record.id.to_string(),
@@ -203,7 +202,6 @@ fn gpu_quota(grant: &Grant) -> GpuQuota {
     }
 }
 
-/// As the page has it.
 pub(super) fn policy(compute: Compute) -> Policy {
     match compute {
         Compute::Burst => Policy::Burst,
@@ -213,7 +211,6 @@ pub(super) fn policy(compute: Compute) -> Policy {
 }
 
 /// The limits of a page, to adopt it.
-#[must_use]
 pub fn grants(spec: &QuotaSpec) -> Vec<Grant> {
     let grant = |gpu: &GpuQuota| Grant {
         uuid: gpu.uuid.clone(),

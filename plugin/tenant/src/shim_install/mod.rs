@@ -74,7 +74,6 @@ impl ShimError {
 }
 
 /// The shim to install where the configuration names none: beside the executable.
-#[must_use]
 pub fn default_source() -> PathBuf {
     let executable = std::env::current_exe().unwrap_or_default();
     executable.with_file_name(SHIM)
@@ -82,9 +81,6 @@ pub fn default_source() -> PathBuf {
 
 /// Installs `source` under `dir`. Cheap when it is there already, and then nothing is written: the
 /// file system may be read-only.
-///
-/// # Errors
-/// See [`ShimError`].
 pub fn install(source: &Path, dir: &Path) -> Result<Delivery, ShimError> {
     let library = read(source)?;
     place_at(dir, &name(&library), &library)
@@ -93,9 +89,6 @@ pub fn install(source: &Path, dir: &Path) -> Result<Delivery, ShimError> {
 /// Makes the shim that containers were given under `name` whole again if it is missing or damaged: a
 /// dynamic linker leaves out what it can't load, and the quota with it. Where the very same one can't
 /// be had, it is `source`. True if there was something to do.
-///
-/// # Errors
-/// See [`ShimError`].
 pub fn restore(source: &Path, dir: &Path, known: &str) -> Result<bool, ShimError> {
     let shim = dir.join(known).join(SHIM);
     let found = files::read(&shim, files::LIBRARY).ok();
@@ -120,14 +113,12 @@ fn name(library: &[u8]) -> String {
 }
 
 /// Where the shim called `name` is, or would be.
-#[must_use]
 pub fn at(dir: &Path, name: &str) -> Delivery {
     let home = dir.join(name);
     Delivery { shim: home.join(SHIM), preload: home.join(PRELOAD) }
 }
 
 /// The name under which `delivery` was installed.
-#[must_use]
 pub fn name_of(delivery: &Delivery) -> Option<String> {
     let home = delivery.shim.parent()?;
     home.file_name().and_then(OsStr::to_str).map(str::to_owned)

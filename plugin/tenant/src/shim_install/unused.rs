@@ -53,7 +53,6 @@ impl Unused {
 }
 
 /// Names of the shims installed under `dir`; whatever else is there is nobody's business.
-#[must_use]
 pub fn installed(dir: &Path) -> Vec<String> {
     let hex = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();

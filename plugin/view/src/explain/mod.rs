@@ -266,7 +266,6 @@ pub struct OnNode {
 
 impl Explanations {
     /// Of these nodes.
-    #[must_use]
     pub fn of(explained: Vec<(String, Explanation)>) -> Self {
         let on = |(node, explanation)| OnNode { node, explanation };
         let nodes = explained.into_iter().map(on).collect();
@@ -292,7 +291,6 @@ impl Explanations {
 
 impl Story {
     /// Whose it is: its pod's namespace, or its claim's while kubelet has not named the pod; empty for nobody's.
-    #[must_use]
     pub fn namespace(&self) -> &str {
         let holder = self.holder.as_ref().map(|holder| holder.namespace.as_str());
         let claim = || self.now.as_ref()?.claim.as_ref().map(|claim| claim.namespace.as_str());

@@ -298,7 +298,6 @@ fn trail(out: &mut String, trail: &[TrailLine], named: bool) {
 
 impl Explanation {
     /// For people. Safe to print.
-    #[must_use]
     pub fn text(&self) -> String {
         printable::lines(&text(self)).into_owned()
     }
@@ -306,7 +305,6 @@ impl Explanation {
 
 impl Explanations {
     /// For people: one node's explanation after the other's. Safe to print.
-    #[must_use]
     pub fn text(&self) -> String {
         match self.nodes.as_slice() {
             [one] => one.explanation.text(),

@@ -66,7 +66,6 @@ impl TrailLine {
 
 impl Limit {
     /// Where limits come from that somebody set.
-    #[must_use]
     pub fn set(at_unix_ms: i64, by: &str) -> String {
         format!("set {} by {by}", time_format::utc(at_unix_ms))
     }
@@ -74,7 +73,6 @@ impl Limit {
 
 impl Stand {
     /// In a sentence.
-    #[must_use]
     pub fn sentence(&self) -> String {
         if !self.missing.is_empty() {
             return format!("{}: {}", self.gpu_uuid, self.missing);

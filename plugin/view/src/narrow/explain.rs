@@ -5,7 +5,6 @@ use crate::explain::words::originator;
 use crate::explain::{Behind, Explanation, Explanations, Limit, Stand, Story, TrailLine};
 
 /// Leaves out of explanations what the reader may not see; none where nothing is left.
-#[must_use]
 pub fn explanations(mut all: Explanations, rights: &Rights) -> Option<Explanations> {
     if *rights != Rights::All {
         all.nodes.retain_mut(|one| explanation(&mut one.explanation, rights));

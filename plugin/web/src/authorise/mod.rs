@@ -90,13 +90,11 @@ impl fmt::Debug for Authorisation {
 
 impl Authorisation {
     /// Asks an API server.
-    #[must_use]
     pub fn kubernetes(reviews: impl Reviews) -> Self {
         Self::kubernetes_for(reviews, Times::default())
     }
 
     /// As [`Authorisation::kubernetes`], with other times.
-    #[must_use]
     pub fn kubernetes_for(reviews: impl Reviews, times: Times) -> Self {
         Authorisation::Kubernetes(Arc::new(Authoriser::new(Box::new(reviews), times)))
     }
@@ -217,9 +215,6 @@ impl Authoriser {
     }
 
     /// What a user may see of the namespaces that have tenants here, and of a service account's own.
-    ///
-    /// # Errors
-    /// As [`Authoriser::rights_on_named`].
     pub(crate) async fn rights_on_found(
         &self,
         known: &Known,

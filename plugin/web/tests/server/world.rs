@@ -28,7 +28,6 @@ use crate::explained;
 pub const NAMESPACES: [&str; 4] = ["ns-alpha", "ns-beta", "ns-gamma", "ns-delta"];
 /// In all that is of a tenant that nobody named.
 pub const NOBODY: &str = "named-by-nobody";
-/// In all that is the operators'.
 pub const OPERATORS: &str = "for-operators-only";
 /// What a pod may be called where nobody checks.
 const HOSTILE: [&str; 5] =

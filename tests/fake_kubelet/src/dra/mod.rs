@@ -194,7 +194,6 @@ impl DraKubelet {
     }
 
     /// Where drivers put their registration sockets.
-    #[must_use]
     pub fn registry(&self) -> &Path {
         &self.0.registry
     }
@@ -240,13 +239,11 @@ impl DraKubelet {
     }
 
     /// Registrations that it accepted since the beginning.
-    #[must_use]
     pub fn registrations(&self) -> u64 {
         self.0.state().registrations
     }
 
     /// Registration sockets of the plugins that it knows, in the order in which they came.
-    #[must_use]
     pub fn plugins(&self) -> Vec<PathBuf> {
         let state = self.0.state();
         let mut plugins: Vec<_> = state.plugins.iter().collect();
@@ -255,13 +252,11 @@ impl DraKubelet {
     }
 
     /// The service that it uses of the newest plugin.
-    #[must_use]
     pub fn service(&self) -> Option<&'static str> {
         self.0.plugin().map(|(service, _)| service)
     }
 
     /// Where the newest plugin serves.
-    #[must_use]
     pub fn endpoint(&self) -> Option<PathBuf> {
         let state = self.0.state();
         let newest = state.plugins.values().max_by_key(|plugin| plugin.order)?;
@@ -283,13 +278,11 @@ impl DraKubelet {
     }
 
     /// The health of devices as the driver last said it, by pool and name.
-    #[must_use]
     pub fn health(&self) -> BTreeMap<(String, String), Reported> {
         self.0.state().health.all()
     }
 
     /// Messages of health streams since the beginning.
-    #[must_use]
     pub fn health_messages(&self) -> u64 {
         self.0.state().health.messages()
     }

@@ -298,7 +298,6 @@ async fn status_the_api_and_metrics_have_the_same_figures() {
     assert_eq!((held, api.gpus.iter().filter(|gpu| !gpu.cordon.is_empty()).count()), (3, 1));
 }
 
-/// All numbers in it.
 fn numbers(value: &serde_json::Value) -> Vec<f64> {
     match value {
         serde_json::Value::Number(number) => number.as_f64().into_iter().collect(),

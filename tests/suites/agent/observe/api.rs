@@ -17,7 +17,6 @@ use tessera_web::client::{Client, ClientError, Endpoint, socket_beside};
 
 /// Fields that the API has under other names than `status -o json`, or that only one of them has: of a GPU.
 const OTHER_OF_GPU: &[&str] = &["lease", "replicas", "fits", "withheld"];
-/// Of a tenant.
 const OTHER_OF_TENANT: &[&str] = &[
     "namespace",
     "pod",

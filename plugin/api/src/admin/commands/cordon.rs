@@ -28,7 +28,6 @@ pub struct CordonArgs {
     /// Why, for the audit trail
     #[arg(long, value_name = "TEXT", default_value = "")]
     reason: String,
-    /// Output format
     #[arg(long, short, value_enum, default_value = "text")]
     output: Format,
 }
@@ -48,7 +47,6 @@ pub struct UncordonArgs {
     /// Why, for the audit trail
     #[arg(long, value_name = "TEXT", default_value = "")]
     reason: String,
-    /// Output format
     #[arg(long, short, value_enum, default_value = "text")]
     output: Format,
 }

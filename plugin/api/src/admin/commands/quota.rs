@@ -32,7 +32,6 @@ pub enum QuotaCommand {
         /// Only this pod (`name` or `namespace/name`) or allocation (its id, or four characters and more of it)
         #[arg(value_name = "POD|ALLOCATION")]
         name: Option<String>,
-        /// Output format
         #[arg(long, short, value_enum, default_value = "text")]
         output: Format,
     },
@@ -52,7 +51,6 @@ pub struct TargetArgs {
     container: Option<String>,
 }
 
-/// How.
 #[derive(Debug, Args)]
 pub struct HowArgs {
     /// Also below what is in use: it keeps what it has, and everything new is refused until it fits
@@ -64,7 +62,6 @@ pub struct HowArgs {
     /// Why, for the audit trail
     #[arg(long, value_name = "TEXT", default_value = "")]
     reason: String,
-    /// Output format
     #[arg(long, short, value_enum, default_value = "text")]
     output: Format,
 }

@@ -67,7 +67,6 @@ pub(super) fn write_gpus(
     write_figures(out, gpus.iter(), known, &[cordoned])
 }
 
-/// A series for each state.
 fn write_state(series: &mut Series<'_, '_>, of: [&str; 2], now: GpuState) -> fmt::Result {
     let states = [
         ("healthy", GpuState::Healthy),

@@ -70,25 +70,21 @@ pub struct Specs {
 
 impl Specs {
     /// Those in `directory`, which need not exist yet.
-    #[must_use]
     pub fn new(directory: &Path) -> Self {
         Specs { directory: directory.to_owned() }
     }
 
     /// Where the spec of an allocation is.
-    #[must_use]
     pub fn path(&self, id: &AllocationId) -> PathBuf {
         self.directory.join(format!("{PREFIX}{id}{SUFFIX}"))
     }
 
     /// Whether something that could be its spec is there.
-    #[must_use]
     pub fn exists(&self, id: &AllocationId) -> bool {
         self.path(id).symlink_metadata().is_ok_and(|meta| meta.is_file())
     }
 
     /// Whether a spec of ours is there that a runtime can read.
-    #[must_use]
     pub fn is_whole(&self, id: &AllocationId) -> bool {
         is_ours(&self.path(id))
     }

@@ -27,13 +27,11 @@ pub use tessera_model::cdi_name::SHARE_KIND as KIND;
 const ANNOTATION: &str = "cdi.k8s.io/tessera.share_";
 
 /// The qualified name of an allocation's device.
-#[must_use]
 pub fn name(id: &AllocationId) -> String {
     format!("{KIND}={id}")
 }
 
 /// The qualified names of all that a container of this allocation needs.
-#[must_use]
 pub fn names(plan: &DeliveryPlan<'_>, config: &Config) -> Vec<String> {
     let mut names = Vec::with_capacity(plan.gpus.len() + 1);
     let is_given = config.container.device_list_strategy != DeviceListStrategy::None;
@@ -89,14 +87,12 @@ pub fn spec(plan: &DeliveryPlan<'_>, config: &Config) -> Result<Spec, SpecError>
 }
 
 /// The name under which a GPU is shown to those that monitor it: no pages, no shim, nothing granted.
-#[must_use]
 pub fn view_id(gpu: &Gpu) -> AllocationId {
     // No resource has a name with a colon, and no claim's share this one.
     AllocationId::of("view:", [gpu.uuid.as_str()])
 }
 
 /// The qualified names of all that a container needs to see a GPU.
-#[must_use]
 pub fn view_names(gpu: &Gpu, config: &Config) -> Vec<String> {
     let mut names = vec![name(&view_id(gpu))];
     if let Some(kind) = &config.cdi.gpu_kind {
@@ -106,9 +102,6 @@ pub fn view_names(gpu: &Gpu, config: &Config) -> Vec<String> {
 }
 
 /// The spec of the sight of a GPU: the driver, and the device where no other spec has it.
-///
-/// # Errors
-/// As [`spec`].
 pub fn view_spec(gpu: &Gpu, parts: &Parts, config: &Config) -> Result<Spec, SpecError> {
     let mounts = parts.libraries.iter().chain(&config.driver.mounts).map(Mount::bind).collect();
     let mut env = vec![format!("{VISIBLE_DEVICES}={VOID}")];

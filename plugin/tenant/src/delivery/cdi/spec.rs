@@ -37,12 +37,10 @@ pub struct ContainerEdits {
     /// Device nodes; type and number are the host's.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub device_nodes: Vec<DeviceNode>,
-    /// Mounts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mounts: Vec<Mount>,
 }
 
-/// A device node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DeviceNode {
@@ -55,13 +53,10 @@ pub struct DeviceNode {
     pub permissions: String,
 }
 
-/// A mount.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Mount {
-    /// On the host.
     pub host_path: String,
-    /// In the container.
     pub container_path: String,
     /// As `mount(8)` has them.
     pub options: Vec<String>,
@@ -70,7 +65,6 @@ pub struct Mount {
 /// What CDI cannot express.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
-    /// A name.
     #[error(transparent)]
     Name(#[from] NameError),
     /// A runtime refuses the whole file.
@@ -101,9 +95,6 @@ impl Mount {
 
 impl Spec {
     /// A spec of that kind.
-    ///
-    /// # Errors
-    /// See [`SpecError`].
     pub fn new(kind: &str, devices: Vec<Device>) -> Result<Self, SpecError> {
         cdi_name::kind(kind)?;
         let mut names = std::collections::BTreeSet::new();
@@ -122,7 +113,6 @@ impl Spec {
     }
 
     /// The file's content.
-    #[must_use]
     pub fn to_json(&self) -> Vec<u8> {
         // Strings, lists and maps with string keys: there is nothing that JSON lacks.
         let mut json = serde_json::to_vec_pretty(self).unwrap_or_default();
@@ -130,8 +120,6 @@ impl Spec {
         json
     }
 
-    /// Its kind.
-    #[must_use]
     pub fn kind(&self) -> &str {
         &self.kind
     }

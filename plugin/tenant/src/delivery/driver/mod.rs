@@ -13,7 +13,6 @@ use tessera_model::gpu::Gpu;
 /// What there is for one container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Parts {
-    /// Libraries.
     pub libraries: Vec<Mount>,
     /// Device nodes that kubelet or a CDI spec of ours has to name.
     pub nodes: Vec<Node>,
@@ -22,16 +21,13 @@ pub struct Parts {
 /// A device node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
-    /// On the host.
     pub host: String,
-    /// In the container.
     pub container: String,
 }
 
 /// What is missing. Each message says what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DriverError {
-    /// No driver there.
     #[error(
         "no libcuda.so.1 below driver.root {root}; is the driver installed there, and the directory \
          mounted into the plugin at the same path? (A directory with nothing but the driver's \
@@ -109,7 +105,6 @@ pub(super) fn parts_in(
 
 /// The NVML that the plugin loads: `paths.nvml`, or the driver's own below `driver.root`; `None` lets the
 /// loader find it.
-#[must_use]
 pub fn nvml(config: &Config) -> Option<PathBuf> {
     if let Some(path) = &config.paths.nvml {
         return Some(path.clone());

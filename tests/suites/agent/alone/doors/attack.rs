@@ -51,7 +51,6 @@ pub const ALL: [Manner; 11] = [
 
 /// Connections that one flood keeps open, the newest.
 const KEPT: usize = 3000;
-/// One turn.
 const TURN: Duration = Duration::from_millis(5);
 
 /// A flood, until it is dropped.
