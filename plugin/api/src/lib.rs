@@ -2,7 +2,7 @@
 //!
 //! **For**: composing what the agent knows into answers for people and machines. [`admin`] serves and asks the
 //! admin socket, [`metrics`] the HTTP port, [`explain`] the story of one container, [`history`] what was, [`view`]
-//! the JSON API; [`offline`] reads what there is without a plugin, [`print`] lays text out for people.
+//! the JSON API; [`print`] lays text out for people.
 //!
 //! **May use**: the agent and everything below it. **Must not**: decide anything, or keep state that the agent
 //! would need.
@@ -15,6 +15,5 @@ pub mod admin;
 pub mod explain;
 pub mod history;
 pub mod metrics;
-pub mod offline;
 pub mod print;
 pub mod view;

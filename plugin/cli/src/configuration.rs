@@ -20,11 +20,12 @@ use tessera_gpu::nvml::NvmlDiscovery;
 use tessera_gpu::{Discovery, DiscoveryError};
 use tessera_model::gpu::Gpu;
 use tessera_model::printable;
-use tessera_model::record::{Record, State};
+use tessera_model::record::Record;
 use tessera_rules::capacity;
+use tessera_store::Ledger;
+use tessera_system::files::Copied;
 use tessera_system::{files, terminal};
 use tessera_tenant::delivery::driver::nvml as nvml_library;
-use tessera_tenant::regions;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum ConfigCommand {
@@ -211,26 +212,21 @@ fn by_the_disk(known: &Config, judged: &Judged, why: String) -> PlanResponse {
     offline(known, judged, gpus, &records, notes)
 }
 
+/// The ledger's records, of a copy: a plugin that was killed leaves a ledger that must be repaired first.
 fn records(known: &Config, notes: &mut Vec<String>) -> Vec<Arc<Record>> {
-    match tessera_api::offline::records(&known.paths.ledger) {
-        Ok(records) => records.into_iter().map(Arc::new).collect(),
-        Err(error) => {
-            notes.push(format!(
-                "{error}: allocations are those that have pages, and which replicas and pods they are is not known"
-            ));
-            let root = &known.paths.pages;
-            let ids = regions::existing(root).into_iter();
-            let specs = ids.filter_map(|id| {
-                let spec = regions::read_spec(root, &id)?;
-                Some((id, spec))
-            });
-            let record = |(id, spec): (_, tessera_region::quota::QuotaSpec)| Record {
-                state: State::Started,
-                ..Record::new(id, spec.generation, regions::grants(&spec))
-            };
-            specs.map(record).map(Arc::new).collect()
-        }
-    }
+    let path = &known.paths.ledger;
+    let read = || -> anyhow::Result<Vec<Record>> {
+        let copied = Copied::of(path, files::LEDGER)?;
+        let (mut ledger, _) = Ledger::open(&copied.path(), false)?;
+        Ok(ledger.load()?.0)
+    };
+    read().map(|records| records.into_iter().map(Arc::new).collect()).unwrap_or_else(|error| {
+        notes.push(format!(
+            "the ledger {} cannot be read ({error:#}): allocations are not known",
+            path.display()
+        ));
+        Vec::new()
+    })
 }
 
 fn reload(known: &Config, output: Format) -> anyhow::Result<ExitCode> {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use redb::Database;
-use tessera_system::files::{self, Copied, CopyError, Identity};
+use tessera_system::files::Identity;
 use tessera_system::panics;
 use tessera_view::history::{Answer, Query};
 
@@ -235,33 +235,4 @@ fn buckets(folder: &Folder, pending: &Pending) -> BTreeMap<u32, Bucket> {
         cells.iter().filter_map(|(number, cell)| Some((of(number)?, cell.cell()))).collect()
     };
     pending.iter().map(|(second, bucket)| (*second, cells(bucket))).collect()
-}
-
-/// The history of a plugin that does not run, read from a copy of its file.
-///
-/// # Errors
-/// Why there is none, a sentence.
-pub fn offline(
-    path: &Path,
-    query: &Query,
-    context: &Context<'_>,
-) -> Result<Result<Answer, QueryError>, String> {
-    let failed = |error: &dyn fmt::Display| {
-        format!("the history {} cannot be read ({error})", path.display())
-    };
-    let copied = Copied::of(path, files::LEDGER).map_err(|error| match error {
-        CopyError::InUse => format!(
-            "the history {} is in use by a plugin that does not answer on this socket. Does --config name the \
-             plugin's configuration?",
-            path.display()
-        ),
-        error => failed(&error),
-    })?;
-    let (db, lost) = open::open_copy(&copied.path()).map_err(|error| failed(&error))?;
-    let reader = open::read(&db).map_err(|error| failed(&error))?;
-    let known = Known { reader: Some(&reader), folder: None };
-    let lost = lost.map(|lost| format!("the history's file is damaged: {lost}"));
-    let remarks: Vec<String> = lost.into_iter().collect();
-    let asked = panics::caught(|| query::answer(query, context, &known, remarks));
-    asked.map_err(|error| failed(&error))
 }

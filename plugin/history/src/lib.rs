@@ -23,7 +23,7 @@ mod store;
 mod subject;
 mod wire;
 
-pub use history::{FlushError, History, beside, offline};
+pub use history::{FlushError, History, beside};
 pub use level::Level;
 pub use look::{GpuLook, Look, TenantLook, UseLook};
 pub use open::{Found, Options, Trouble};

@@ -317,20 +317,6 @@ fn copy(from: &Database, to: &Store) -> Result<(), redb::Error> {
     Ok(())
 }
 
-/// A copy of a file, for a look without the plugin, and what of it was lost. It is never written to by anybody else.
-pub(crate) fn open_copy(path: &Path) -> Result<(Arc<Database>, Option<Lost>), String> {
-    let len = std::fs::metadata(path).map_err(|error| error.to_string())?.len();
-    if len == 0 {
-        return Err("it is empty: no plugin has stored anything in it yet".to_owned());
-    }
-    let bound = len.saturating_mul(4);
-    let options = Options { path: path.to_owned(), bound, keep: [u32::MAX; 3], sync: false };
-    match look(&options) {
-        Ok((store, lost)) => Ok((store.db(), lost)),
-        Err(unopened) => Err(unopened.text()),
-    }
-}
-
 /// The whole of a file can be read.
 pub(crate) fn read(db: &Database) -> Result<Reader, String> {
     let read = panics::caught(|| Reader::begin(db).map_err(|error| error.to_string()));

@@ -1,4 +1,4 @@
-//! `tessera status`: asks the plugin; without one, reads the ledger and the pages.
+//! `tessera status`: asks the plugin.
 
 use std::process::ExitCode;
 
@@ -6,7 +6,6 @@ use tessera_kubelet_api::admin::{Gpu, LiveRequest, Registration, StatusResponse}
 
 use super::reach::{EXIT_UNAVAILABLE, Unreachable, again_if_broken, ask, call};
 use super::{json, text};
-use crate::offline;
 use crate::print::Paper;
 use tessera_config::Config;
 use tessera_model::printable;
@@ -32,14 +31,8 @@ pub enum StatusFormat {
     Json,
 }
 
-/// Why there is no plugin's answer, and what is shown instead.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Silence {
-    /// What is wrong and what to do.
-    pub sentence: String,
-    /// When the plugin last wrote its ledger, if it ever did.
-    pub wrote_unix_ms: Option<i64>,
-}
+/// What goes on while there is no plugin.
+const WHAT_HOLDS: &str = "running pods keep their limits, and new ones wait for the plugin";
 
 /// Prints the status. With `ready`, prints problems only, and the exit status says
 /// whether the node offers the resource: a readiness probe.
@@ -55,45 +48,24 @@ pub fn main(config: &Config, format: StatusFormat, ready: bool) -> anyhow::Resul
             Err(error) => unreachable(&error, config),
         });
     }
-    let (status, silence, code) = match answer {
-        Ok(status) => {
-            // Somebody who waits for GPUs waits for this, too.
-            let is_left_out = |gpu: &Gpu| gpu.memory_total_bytes == 0;
-            let code = if status.gpus.iter().all(is_left_out) { EXIT_UNAVAILABLE } else { 0 };
-            (status, None, code)
-        }
+    let status = match answer {
+        Ok(status) => status,
         Err(error) => {
-            let sentence = error.sentence(config);
-            let wrote_unix_ms = offline::last_write(config);
-            (
-                offline::status(config),
-                Some(Silence { sentence, wrote_unix_ms }),
-                error.exit_status(),
-            )
+            let code = unreachable(&error, config);
+            eprintln!("tessera: {WHAT_HOLDS}");
+            return Ok(code);
         }
     };
+    // Somebody who waits for GPUs waits for this, too.
+    let is_left_out = |gpu: &Gpu| gpu.memory_total_bytes == 0;
+    let code = if status.gpus.iter().all(is_left_out) { EXIT_UNAVAILABLE } else { 0 };
     let paper = Paper::of_stdout(format == StatusFormat::Wide);
     let text = match format {
-        StatusFormat::Text | StatusFormat::Wide => text::text(&status, silence.as_ref(), paper),
-        StatusFormat::Json => format!("{:#}\n", with_silence(&status, silence.as_ref())),
+        StatusFormat::Text | StatusFormat::Wide => text::text(&status, paper),
+        StatusFormat::Json => format!("{:#}\n", json::json(&status)),
     };
     terminal::print(&text)?;
     Ok(ExitCode::from(code))
-}
-
-/// The status for programs, and why it is not the plugin's.
-fn with_silence(status: &StatusResponse, silence: Option<&Silence>) -> serde_json::Value {
-    let mut value = json::json(status);
-    value["plugin_silent"] = silence.map_or(serde_json::Value::Null, |silence| {
-        serde_json::json!({
-            "reason": silence.sentence,
-            "last_write_unix_ms": silence.wrote_unix_ms,
-        })
-    });
-    if let (Some(silence), Some(warnings)) = (silence, value["warnings"].as_array_mut()) {
-        warnings.insert(0, format!("{}; {}", silence.sentence, offline::WHAT_HOLDS).into());
-    }
-    value
 }
 
 fn readiness(status: &StatusResponse) -> ExitCode {

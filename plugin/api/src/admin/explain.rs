@@ -48,7 +48,6 @@ pub(crate) fn explanation(
             gpus: Vec::new(),
             page_versions: Default::default(),
             remarks: vec!["the plugin is still starting".to_owned()],
-            alone: false,
         },
     };
     explain::answer(&facts, subject).map_err(|unknown| match unknown {
@@ -82,7 +81,6 @@ fn facts(view: &StatusView, agent: &Arc<Agent>, subject: &str) -> Facts {
         config: view.config(),
         gpus,
         remarks: Vec::new(),
-        alone: false,
     };
     let journal = agent.journal();
     let read = journal.read_trail(|trail| {

@@ -26,5 +26,5 @@ pub use reach::{
 };
 pub use server::{AdminError, Server};
 pub use status::StatusView;
-pub(crate) use status::{Survey, allocated, allocation};
+pub(crate) use status::Survey;
 pub(crate) use text::left;

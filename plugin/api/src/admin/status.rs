@@ -12,7 +12,7 @@ use tessera_kubelet_api::admin::{
     Allocation, AllocationState, Gpu, GpuUse, Plugin, Registration, Resource, StatusResponse,
 };
 
-pub(crate) use self::parts::{allocated, allocation};
+pub(crate) use self::parts::allocation;
 use self::parts::{dra, health, replicas, resource, silent, state};
 use super::{compute, warnings};
 use tessera_agent::Agent;

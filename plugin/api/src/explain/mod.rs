@@ -1,9 +1,8 @@
 //! `tessera explain`: why a pod, an allocation or a GPU is as it is. [`answer`] is pure: it takes what the
-//! plugin knows, or what can be read without it, and puts together what concerns the subject.
+//! plugin knows, and puts together what concerns the subject.
 
 mod client;
 mod lines;
-mod offline;
 mod origin;
 mod report;
 mod story;
@@ -49,8 +48,6 @@ pub struct Facts {
     pub page_versions: BTreeMap<String, u32>,
     /// What could not be looked at.
     pub remarks: Vec<String>,
-    /// There is no plugin to ask: nothing is known of GPUs and their time.
-    pub alone: bool,
 }
 
 /// Everything about what `subject` names.

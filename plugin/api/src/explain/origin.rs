@@ -53,7 +53,7 @@ pub(super) fn of(facts: &Facts, record: &Record, grant: &Grant, trail: &[&Event]
         return Origin { memory: asked("memory"), cores: asked("cores"), ..Origin::default() };
     }
     let Some(gpu) = facts.gpus.iter().find(|gpu| gpu.uuid == grant.uuid) else {
-        let why = if facts.alone { "" } else { "; the GPU is gone" };
+        let why = "; the GPU is gone";
         return Origin::of_both(format!("as of its Allocate{why}"));
     };
     let table = table(gpu, &facts.config);

@@ -85,7 +85,6 @@ fn living(
         let gpu = facts.status.gpus.iter().find(|gpu| gpu.uuid == grant.uuid);
         match gpu {
             Some(gpu) => stand(gpu),
-            None if facts.alone => missing(&grant.uuid, "how it stands only the plugin knows"),
             None => missing(&grant.uuid, "gone"),
         }
     });
@@ -169,7 +168,7 @@ fn enforcement(facts: &Facts, record: &Record, now: Option<&Allocation>) -> Enfo
             if now.processes.is_empty() {
                 remarks.push("no process of it uses CUDA now".to_owned());
             }
-            if now.compute.is_none() && !facts.alone {
+            if now.compute.is_none() {
                 remarks.push("its GPU time is not divided: no process has launched anything yet, or its policy is none".to_owned());
             }
         }

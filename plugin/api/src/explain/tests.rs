@@ -116,7 +116,6 @@ pub(super) fn facts() -> Facts {
         gpus: vec![Gpu::example("GPU-aaaa", 0)],
         page_versions: [(record().id.to_string(), 2)].into(),
         remarks: Vec::new(),
-        alone: false,
     }
 }
 

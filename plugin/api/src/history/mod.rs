@@ -6,8 +6,6 @@
 
 pub mod events;
 mod look;
-mod offline;
 mod recorder;
 
-pub use offline::offline;
 pub use recorder::{Recorder, options};

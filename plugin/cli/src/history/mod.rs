@@ -7,9 +7,8 @@ mod text;
 
 use std::process::ExitCode;
 
-use tessera_api::admin::{Cause, Unreachable};
+use tessera_api::admin::Unreachable;
 use tessera_config::Config;
-use tessera_history::QueryError;
 use tessera_model::clock::unix_ms;
 use tessera_model::printable;
 use tessera_system::terminal;
@@ -147,20 +146,7 @@ pub fn main(args: &Args, config: &Config) -> anyhow::Result<ExitCode> {
             let Some(silent) = Unreachable::of_api(&error, &config.paths.admin) else {
                 return failed(&error.to_string(), error.exit());
             };
-            let (why, exit) = (silent.sentence(config), silent.exit_status());
-            // A user that may not ask the plugin may not read its files.
-            if silent.cause == Cause::Forbidden {
-                return failed(&why, exit);
-            }
-            match tessera_api::history::offline(config, &asked, &why) {
-                Ok(answer) => {
-                    args.print(&answer, &asked)?;
-                    Ok(ExitCode::from(exit))
-                }
-                Err(QueryError::NotFound(text)) => failed(&format!("{why}; {text}"), exit),
-                Err(QueryError::Invalid(text)) => failed(&text, crate::EXIT_USAGE),
-                Err(QueryError::Unavailable(text)) => failed(&text, exit),
-            }
+            failed(&silent.sentence(config), silent.exit_status())
         }
     }
 }

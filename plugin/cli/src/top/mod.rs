@@ -23,7 +23,6 @@ use model::Model;
 pub use model::Sort;
 use tessera_api::admin;
 use tessera_api::admin::Format;
-use tessera_api::offline;
 use tessera_config::Config;
 use tessera_model::clock::unix_ms;
 use tessera_model::duration;
@@ -100,9 +99,6 @@ fn once(mut model: Model, args: &Args, config: &Config) -> anyhow::Result<ExitCo
             ExitCode::SUCCESS
         }
         Err(error) => {
-            // The limits hold without the plugin, and what they are can be read.
-            model.take(offline::status(config), began.elapsed());
-            model.offline = true;
             model.miss(error.sentence(config), unix_ms());
             ExitCode::from(error.exit_status())
         }

@@ -80,8 +80,6 @@ pub(super) struct Model {
     /// Rows that are scrolled past.
     pub scroll: usize,
     pub silence: Option<Silence>,
-    /// What is shown comes from the pages, without a plugin.
-    pub offline: bool,
 }
 
 impl Model {
@@ -100,7 +98,6 @@ impl Model {
             quit: false,
             scroll: 0,
             silence: None,
-            offline: false,
         }
     }
 

@@ -90,11 +90,7 @@ pub(super) fn draw(
     if let Some(silence) = &model.silence {
         let (since, ago) =
             (silence.since_unix_ms, time_format::ago(silence.since_unix_ms, moment.now_unix_ms));
-        let shown = match (model.has_answer(), model.offline) {
-            (false, _) => "",
-            (true, true) => "; this is from the ledger and the pages, which know no GPU time",
-            (true, false) => "; shown is what it said before",
-        };
+        let shown = if model.has_answer() { "; shown is what it said before" } else { "" };
         let text = format!(
             "no answer since {} ({ago}): {}{shown}",
             time_format::clock(since),
@@ -132,7 +128,6 @@ fn title(model: &Model, paint: Paint, moment: Moment) -> Vec<Span> {
     let mut spans = vec![span("tessera top", ContentStyle::new().bold())];
     if model.has_answer() {
         let registration = match plugin.registration() {
-            _ if model.offline => span("without the plugin", paint.bad()),
             tessera_kubelet_api::admin::Registration::Live => span("registered", paint.good()),
             _ => span("not registered", paint.bad()),
         };

@@ -1,11 +1,10 @@
 //! Commands that ask the plugin, where it cannot be asked: each reason has a sentence with what to do and an exit
-//! status, and pods keep their names.
+//! status.
 
 use std::os::unix::fs::PermissionsExt;
 use std::process::Output;
 
-use serde_json::Value;
-use tessera_harness::plugin::{GPU, Simulated, bounded, pod, stderr, tessera};
+use tessera_harness::plugin::{Simulated, bounded, stderr, tessera};
 
 /// Every command that asks the plugin.
 const ASKING: &[&[&str]] = &[
@@ -105,53 +104,6 @@ fn a_user_that_may_not_ask_is_refused_with_77() {
             || text.contains("Permission denied: only root may ask");
         assert!(reported && text.contains("uid 1000") && text.contains("sudo"), "{args:?}: {text}");
     }
-}
-
-#[tokio::test]
-async fn a_plugin_that_was_killed_leaves_pods_with_their_names() {
-    let mut node = Simulated::new("replicas = 4").await;
-    node.serve().await;
-    bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
-    node.kubelet.run(&pod("llm", 1)).await.unwrap();
-    bounded(async {
-        while node.json()["allocations"][0]["holder"]["pod"] != "llm" {
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-        }
-    })
-    .await;
-    assert!(node.run(&["cordon", "1", "--reason", "fans"]).status.success());
-    node.kill();
-
-    let output = node.run(&["status"]);
-    let text = said(&output);
-    assert_eq!(output.status.code(), Some(69));
-    for part in [
-        "The plugin does not answer: nobody listens at",
-        "It last wrote its ledger at",
-        "default/llm/main",
-        "running pods keep their limits",
-        "cordoned by",
-        "fans",
-    ] {
-        assert!(text.contains(part), "{part}: {text}");
-    }
-    assert!(!text.contains("pid 0") && !text.contains("No GPUs"), "{text}");
-    let json: Value = serde_json::from_slice(&node.run(&["status", "-o", "json"]).stdout).unwrap();
-    assert_eq!(json["allocations"][0]["holder"]["pod"], "llm");
-    assert!(json["plugin"].is_null(), "{}", json["plugin"]);
-    assert!(json["plugin_silent"]["last_write_unix_ms"].as_i64().unwrap() > 0);
-    let top = node.run(&["top", "--once"]);
-    assert_eq!(top.status.code(), Some(69));
-    assert!(said(&top).contains("default/llm/main"), "{}", said(&top));
-    // A name that nobody knows is not known not to be there.
-    let why = node.run(&["explain", "nobody"]);
-    assert_eq!(why.status.code(), Some(69));
-    assert!(
-        said(&why).contains("by the ledger and the pages, nothing is called"),
-        "{}",
-        said(&why)
-    );
-    assert_eq!(node.run(&["explain", "llm"]).status.code(), Some(69));
 }
 
 #[tokio::test]

@@ -8,10 +8,10 @@ use crate::print::{Page, Tone};
 use tessera_model::time_format;
 
 /// Everything that needs somebody, a sentence each, with what to do where we know.
-pub(super) fn say(page: &mut Page, status: &StatusResponse, silent: bool, names: &Names) {
+pub(super) fn say(page: &mut Page, status: &StatusResponse, names: &Names) {
     let mut all = Vec::new();
     let plugin = status.plugin.clone().unwrap_or_default();
-    if !silent && plugin.registration() != Registration::Live {
+    if plugin.registration() != Registration::Live {
         let why = match plugin.registration_error.as_str() {
             "" => "kubelet has not answered yet; is it running?".to_owned(),
             error => format!("last error: {error}"),
@@ -25,9 +25,7 @@ pub(super) fn say(page: &mut Page, status: &StatusResponse, silent: bool, names:
     all.extend(cordons.map(|gpu| (Tone::Warn, cordon(gpu, names))));
     all.extend(status.warnings.iter().map(|warning| (Tone::Warn, warning.clone())));
     if all.is_empty() {
-        if !silent {
-            page.say(0, Tone::Plain, "Nothing needs attention.");
-        }
+        page.say(0, Tone::Plain, "Nothing needs attention.");
         return;
     }
     page.gap();

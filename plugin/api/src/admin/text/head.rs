@@ -2,11 +2,8 @@
 
 use tessera_kubelet_api::admin::{Dra, Registration, StatusResponse};
 
-use super::super::client::Silence;
 use super::super::words::{plural, registration};
-use crate::offline;
 use crate::print::{Column, Page, Sheet, Tone};
-use tessera_model::time_format;
 
 /// The plugin in a line, and what is odd about the node it serves.
 pub(super) fn plugin(page: &mut Page, status: &StatusResponse) {
@@ -27,29 +24,6 @@ pub(super) fn plugin(page: &mut Page, status: &StatusResponse) {
     }
     if let Some(dra) = &plugin.dra {
         page.say(0, Tone::Plain, &dra_line(dra));
-    }
-}
-
-/// Why there is no plugin's answer.
-pub(super) fn silent(page: &mut Page, silence: &Silence, status: &StatusResponse) {
-    let mut letters = silence.sentence.chars();
-    let first = letters.next().map(|letter| letter.to_uppercase().to_string());
-    page.say(0, Tone::Bad, &format!("{}{}.", first.unwrap_or_default(), letters.as_str()));
-    if let Some(at) = silence.wrote_unix_ms {
-        let ago = time_format::ago(at, status.at_unix_ms);
-        let text = format!("It last wrote its ledger at {} UTC ({ago} ago).", time_format::utc(at));
-        page.say(0, Tone::Plain, &text);
-    }
-    if status.allocations.is_empty() {
-        if silence.wrote_unix_ms.is_some() {
-            page.say(0, Tone::Plain, "Ledger and pages know of no allocation.");
-        }
-    } else {
-        let text = format!(
-            "What follows is from the ledger and the pages: {}. GPUs and GPU time are not known.",
-            offline::WHAT_HOLDS
-        );
-        page.say(0, Tone::Plain, &text);
     }
 }
 

@@ -9,7 +9,7 @@ use super::*;
 use crate::admin::json::json;
 
 fn plain(status: &StatusResponse) -> String {
-    text(status, None, Paper::plain())
+    text(status, Paper::plain())
 }
 
 fn holder(pod: &str) -> Option<Holder> {
@@ -112,7 +112,7 @@ fn text_says_who_holds_what_in_labelled_columns() {
 
 #[test]
 fn wide_text_has_whole_ids_and_every_column() {
-    let wide = text(&status(), None, Paper { width: None, colour: false });
+    let wide = text(&status(), Paper { width: None, colour: false });
     for part in
         ["0123456789abcdef", "GPU-49aabbcc-0000", "PROCESSES", "OVERHEAD", "NVML", "  0,2  "]
     {
@@ -168,26 +168,6 @@ fn a_plugin_that_kubelet_does_not_know_is_the_first_thing_said() {
     plugin.registration_error = "no such socket".into();
     let text = plain(&status);
     assert!(text.contains("  new pods get no GPU here: last error: no such socket\n"), "{text}");
-}
-
-#[test]
-fn without_a_plugin_no_plugin_is_made_up_and_pods_have_their_names() {
-    let silence =
-        Silence { sentence: "nobody listens at /run/x.sock".into(), wrote_unix_ms: Some(570_000) };
-    let mut status = StatusResponse { plugin: None, gpus: Vec::new(), ..status() };
-    let said = text(&status, Some(&silence), Paper::plain());
-    assert!(said.starts_with("Nobody listens at /run/x.sock.\n"), "{said}");
-    assert!(said.contains("1970-01-01 00:09:30 UTC (30s ago)"), "{said}");
-    assert!(said.contains("ns/llm-0/server") && said.contains("running pods keep"), "{said}");
-    for wrong in ["pid 0", "No GPUs", "Nothing needs"] {
-        assert!(!said.contains(wrong), "{wrong}: {said}");
-    }
-    // Of a GPU that nobody lists there is the UUID's beginning.
-    let pods = &said[said.find("ALLOCATIONS").unwrap()..];
-    assert_eq!(cell(pods, "GPU", "llm-0"), "GPU-49aa");
-    status.allocations.clear();
-    let said = text(&status, Some(&silence), Paper::plain());
-    assert!(said.ends_with("Ledger and pages know of no allocation.\n"), "{said}");
 }
 
 #[test]
@@ -318,7 +298,7 @@ fn what_is_left_for_claims_is_whole_beside_the_longest_names() {
     (gpu.memory_used_bytes, gpu.memory_charged_bytes) = (1023 << 30, 1023 << 30);
     gpu.lease_holder = "a-lease-holder".repeat(9);
     for width in 40..=120 {
-        let text = text(&status, None, Paper { width: Some(width), colour: false });
+        let text = text(&status, Paper { width: Some(width), colour: false });
         let row = text.lines().skip_while(|line| *line != "GPUS").nth(2).unwrap();
         assert!(row.contains("1023.9 GiB, 99.9%"), "{width}: {text}");
     }
@@ -360,7 +340,7 @@ fn json_has_words_for_enumerations_and_a_version() {
 fn colour_is_only_added() {
     let mut status = status();
     status.warnings = vec!["take care".into()];
-    let painted = text(&status, None, Paper { colour: true, ..Paper::plain() });
+    let painted = text(&status, Paper { colour: true, ..Paper::plain() });
     assert!(painted.contains("\x1b["), "{painted}");
     let bare = ["\x1b[1;31m", "\x1b[33m", "\x1b[1m", "\x1b[0m"];
     let bare = bare.iter().fold(painted, |text, code| text.replace(code, ""));
@@ -484,16 +464,15 @@ proptest! {
 
     /// Whatever is on a node, and however it is called: no line is wider than the paper, and none does anything.
     #[test]
-    fn no_line_is_wider_than_the_paper(status in any_status(), width in 40usize..=120, offline in any::<bool>(), reason in name()) {
-        let silence = Silence { sentence: reason, wrote_unix_ms: Some(status.at_unix_ms) };
+    fn no_line_is_wider_than_the_paper(status in any_status(), width in 40usize..=120) {
         let paper = Paper { width: Some(width), colour: false };
-        let said = text(&status, offline.then_some(&silence), paper);
+        let said = text(&status, paper);
         for line in said.lines() {
             prop_assert!(line.width() <= width, "{} columns: {line:?}", line.width());
             prop_assert!(!line.chars().any(|c| c.is_control() || c == '\u{202e}'), "{line:?}");
         }
         // A title is whole, or left out.
-        let wide = text(&status, offline.then_some(&silence), Paper { width: None, colour: false });
+        let wide = text(&status, Paper { width: None, colour: false });
         let heads = |said: &str| -> Vec<String> {
             let lines = said.lines().zip(said.lines().skip(1));
             let heads = lines.filter(|(line, _)| matches!(*line, "GPUS" | "ALLOCATIONS" | "RESOURCES"));

@@ -13,8 +13,7 @@ use tessera_api::admin::words;
 pub(super) fn draw(model: &Model, paint: Paint, page: &mut Picture) {
     let gpus = &model.status.gpus;
     if gpus.is_empty() {
-        let text = if model.offline { "GPUs are not known." } else { "No GPUs." };
-        return page.line([raw(text)]);
+        return page.line([raw("No GPUs.")]);
     }
     let width = page.width();
     let room = (page.left() / 3).max(1);
