@@ -6,7 +6,7 @@
 //! thread of its own for those who only watch the memory.
 
 use crate::engine::NONE;
-use crate::layout::{MAX_CHANNELS, WRITES, Writes};
+use crate::layout::{MAX_CHANNELS, WRITES, WriteWord, Writes};
 use crate::session::{Locked, Session};
 use crate::{clock, futex};
 use std::io;
@@ -72,6 +72,10 @@ impl Writes {
         self.first.load(Ordering::Acquire) != self.next.load(Ordering::Acquire)
     }
 
+    fn word(&self, number: u64) -> &WriteWord {
+        &self.words[usize::try_from(number % WRITES as u64).unwrap_or(0)]
+    }
+
     pub(crate) fn forget(&self) {
         let next = self.next.load(Ordering::Acquire);
         self.first.store(next, Ordering::Release);
@@ -117,7 +121,7 @@ impl Session {
         let writes = &self.shared().rings[channel as usize].writes;
         let next = writes.next.load(Ordering::Relaxed);
         while next - writes.first.load(Ordering::Acquire) >= WRITES as u64 {
-            let oldest = &writes.words[(next % WRITES as u64) as usize];
+            let oldest = writes.word(next);
             self.wait(channel, oldest.seq.load(Ordering::Relaxed));
             self.land_writes(channel);
         }
@@ -125,7 +129,7 @@ impl Session {
             Word::Short(v) => (u64::from(v), SHORT),
             Word::Long(v) => (v, 0),
         };
-        let entry = &writes.words[(next % WRITES as u64) as usize];
+        let entry = writes.word(next);
         entry.seq.store(seq, Ordering::Relaxed);
         entry.value.store(value, Ordering::Relaxed);
         entry.address.store(address | short, Ordering::Relaxed);
@@ -212,7 +216,7 @@ impl Locked<'_> {
         let (mut first, mut is_first) = (None, true);
         // Acquire: pairs with Release in `write_after`.
         for at in writes.first.load(Ordering::Relaxed)..writes.next.load(Ordering::Acquire) {
-            let entry = &writes.words[(at % WRITES as u64) as usize];
+            let entry = writes.word(at);
             let address = entry.address.load(Ordering::Relaxed);
             let seq = entry.seq.load(Ordering::Relaxed);
             if address != 0 && self.is_complete(channel, seq) {

@@ -4,7 +4,6 @@ use std::os::unix::process::CommandExt;
 use std::process::Stdio;
 use std::time::Duration;
 
-use serde_json::Value;
 use tessera_harness::plugin::{GPU, Simulated, bounded, pod, stderr, tessera};
 
 #[test]
