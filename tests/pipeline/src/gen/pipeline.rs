@@ -81,11 +81,13 @@ pub mod stage_client {
         ///
         /// This requires the server to support it otherwise it might respond with an
         /// error.
+        #[must_use]
         pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
             self.inner = self.inner.send_compressed(encoding);
             self
         }
         /// Enable decompressing responses.
+        #[must_use]
         pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
             self.inner = self.inner.accept_compressed(encoding);
             self
@@ -93,6 +95,7 @@ pub mod stage_client {
         /// Limits the maximum size of a decoded message.
         ///
         /// Default: `4MB`
+        #[must_use]
         pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
             self.inner = self.inner.max_decoding_message_size(limit);
             self
@@ -100,6 +103,7 @@ pub mod stage_client {
         /// Limits the maximum size of an encoded message.
         ///
         /// Default: `usize::MAX`
+        #[must_use]
         pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
@@ -178,11 +182,13 @@ pub mod stage_server {
             InterceptedService::new(Self::new(inner), interceptor)
         }
         /// Enable decompressing requests with the given encoding.
+        #[must_use]
         pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
             self.accept_compression_encodings.enable(encoding);
             self
         }
         /// Compress responses with the given encoding, if the client supports it.
+        #[must_use]
         pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
             self.send_compression_encodings.enable(encoding);
             self
@@ -190,6 +196,7 @@ pub mod stage_server {
         /// Limits the maximum size of a decoded message.
         ///
         /// Default: `4MB`
+        #[must_use]
         pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
             self.max_decoding_message_size = Some(limit);
             self
@@ -197,6 +204,7 @@ pub mod stage_server {
         /// Limits the maximum size of an encoded message.
         ///
         /// Default: `usize::MAX`
+        #[must_use]
         pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
             self.max_encoding_message_size = Some(limit);
             self
