@@ -31,7 +31,7 @@ pub enum StatusFormat {
     Json,
 }
 
-/// What goes on while there is no plugin.
+/// Pods while there is no plugin.
 const WHAT_HOLDS: &str = "running pods keep their limits, and new ones wait for the plugin";
 
 /// Prints the status. With `ready`, prints problems only, and the exit status says

@@ -53,8 +53,7 @@ pub(super) fn of(facts: &Facts, record: &Record, grant: &Grant, trail: &[&Event]
         return Origin { memory: asked("memory"), cores: asked("cores"), ..Origin::default() };
     }
     let Some(gpu) = facts.gpus.iter().find(|gpu| gpu.uuid == grant.uuid) else {
-        let why = "; the GPU is gone";
-        return Origin::of_both(format!("as of its Allocate{why}"));
+        return Origin::of_both("as of its Allocate; the GPU is gone".to_owned());
     };
     let table = table(gpu, &facts.config);
     let cut = shares::cut(gpu, &facts.config);

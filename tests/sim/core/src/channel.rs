@@ -7,7 +7,7 @@ use crate::{clock, engine};
 use std::sync::atomic::Ordering;
 
 /// Without a prediction (a wait on another GPU, a host function) look again after this long …
-const POLL_NS: u64 = 200_000;
+pub(crate) const POLL_NS: u64 = 200_000;
 /// … and with one after this long at most: another process's death may let us finish early.
 const LOOK_AGAIN_NS: u64 = 10_000_000;
 

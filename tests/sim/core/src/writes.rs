@@ -5,6 +5,7 @@
 //! (process_vm_writev(2)). Where none serves, each process does its own when it calls the driver, and a
 //! thread of its own for those who only watch the memory.
 
+use crate::channel::POLL_NS;
 use crate::engine::NONE;
 use crate::layout::{MAX_CHANNELS, WRITES, WriteWord, Writes};
 use crate::session::{Locked, Session};
@@ -15,8 +16,6 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Without a prediction look again after this long.
-const POLL_NS: u64 = 200_000;
 /// The GPU thread has ended if it gave no sign for so long.
 const SILENT_NS: u64 = 100_000_000;
 /// How long it sleeps at most.
@@ -35,6 +34,15 @@ pub enum Word {
 }
 
 impl Word {
+    /// Its size.
+    #[must_use]
+    pub fn bytes(self) -> u64 {
+        match self {
+            Self::Short(_) => 4,
+            Self::Long(_) => 8,
+        }
+    }
+
     /// Writes it in this process.
     ///
     /// # Safety

@@ -1,10 +1,10 @@
 //! Waiting for and writing words of memory: CUDA Driver API, "Stream memory operations".
 //!
-//! A write takes effect when the queue gets there ([`simgpu::writes`]): the machine's GPU thread does it. Where there is
-//! none, a caller that then waits for or asks about the queue does, and a thread for those who only watch the memory. A wait is a host function that
-//! watches the word: the queue goes on when somebody has written it. Streams may share a queue, so a
-//! wait that only a later operation of another stream would end may never end, as the manual warns
-//! ("may deadlock the application").
+//! A write takes effect when the queue gets there ([`simgpu::writes`]): the machine's GPU thread does it. Where there
+//! is none, a caller that then waits for or asks about the queue does, and a thread for those who only watch the
+//! memory. A wait is a host function that watches the word: the queue goes on when somebody has written it. Streams
+//! may share a queue, so a wait that only a later operation of another stream would end may never end, as the manual
+//! warns ("may deadlock the application").
 
 use crate::abi::{exports_both, get};
 use crate::capture;
@@ -61,43 +61,28 @@ mod wait {
 /// "count must be less than 256".
 const MOST: c_uint = 255;
 
-#[derive(Clone, Copy)]
-enum Value {
-    Word(u32),
-    Double(u64),
-}
-
-impl Value {
-    fn bytes(self) -> u64 {
-        match self {
-            Value::Word(_) => 4,
-            Value::Double(_) => 8,
-        }
-    }
-
-    /// Whether a wait for it at `address` is over: comparisons are cyclic.
-    fn is_met(self, address: u64, flags: c_uint) -> bool {
-        // SAFETY: when it was submitted the address lay in memory that the driver knows, aligned;
-        // the caller promises to keep it until the operation is complete.
-        let (now, wanted, negative) = unsafe {
-            match self {
-                Value::Word(v) => {
-                    let now = (*(address as *const AtomicU32)).load(Ordering::Acquire);
-                    (u64::from(now), u64::from(v), now.wrapping_sub(v).cast_signed() < 0)
-                }
-                Value::Double(v) => {
-                    let now = (*(address as *const AtomicU64)).load(Ordering::Acquire);
-                    (now, v, now.wrapping_sub(v).cast_signed() < 0)
-                }
+/// Whether a wait for `word` at `address` is over: comparisons are cyclic.
+fn is_met(word: Word, address: u64, flags: c_uint) -> bool {
+    // SAFETY: when it was submitted the address lay in memory that the driver knows, aligned;
+    // the caller promises to keep it until the operation is complete.
+    let (now, wanted, negative) = unsafe {
+        match word {
+            Word::Short(v) => {
+                let now = (*(address as *const AtomicU32)).load(Ordering::Acquire);
+                (u64::from(now), u64::from(v), now.wrapping_sub(v).cast_signed() < 0)
             }
-        };
-        let all = if self.bytes() == 4 { u64::from(u32::MAX) } else { u64::MAX };
-        match flags {
-            wait::GEQ => !negative,
-            wait::EQ => now == wanted,
-            wait::AND => now & wanted != 0,
-            _ => !(now | wanted) & all != 0,
+            Word::Long(v) => {
+                let now = (*(address as *const AtomicU64)).load(Ordering::Acquire);
+                (now, v, now.wrapping_sub(v).cast_signed() < 0)
+            }
         }
+    };
+    let all = if word.bytes() == 4 { u64::from(u32::MAX) } else { u64::MAX };
+    match flags {
+        wait::GEQ => !negative,
+        wait::EQ => now == wanted,
+        wait::AND => now & wanted != 0,
+        _ => !(now | wanted) & all != 0,
     }
 }
 
@@ -121,11 +106,11 @@ impl MemOp {
     }
 
     /// The word that it waits for or writes.
-    fn value(&self) -> Option<Value> {
+    fn value(&self) -> Option<Word> {
         let [a, b, c, d, ..] = self.value.to_le_bytes();
         match self.kind {
-            kind::WAIT_32 | kind::WRITE_32 => Some(Value::Word(u32::from_le_bytes([a, b, c, d]))),
-            kind::WAIT_64 | kind::WRITE_64 => Some(Value::Double(self.value)),
+            kind::WAIT_32 | kind::WRITE_32 => Some(Word::Short(u32::from_le_bytes([a, b, c, d]))),
+            kind::WAIT_64 | kind::WRITE_64 => Some(Word::Long(self.value)),
             _ => None,
         }
     }
@@ -143,7 +128,7 @@ impl MemOp {
             kind::WRITE_32 | kind::WRITE_64 if self.word_flags <= 1 => {}
             _ => return Err(CUDA_ERROR_INVALID_VALUE),
         }
-        let bytes = self.value().map_or(8, Value::bytes);
+        let bytes = self.value().map_or(8, Word::bytes);
         if !self.address.is_multiple_of(bytes) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
@@ -166,12 +151,12 @@ impl MemOp {
 
 /// Writes a double word at an address of the driver's own.
 pub(crate) fn write_at(s: &'static Stream, address: u64, value: u64) -> Result<()> {
-    write(s, address, Value::Double(value))
+    write(s, address, Word::Long(value))
 }
 
 /// Waits until a double word at an address of the driver's own has reached `value`.
 pub(crate) fn wait_at(s: &'static Stream, address: u64, value: u64) -> Result<()> {
-    later(s, Box::new(move || watch(address, Value::Double(value), wait::GEQ)))
+    later(s, Box::new(move || watch(address, Word::Long(value), wait::GEQ)))
 }
 
 /// A kernel that looks at a word until that has reached the lower half of `value`, cyclically. It has the
@@ -184,26 +169,22 @@ pub(crate) fn run_until(s: &'static Stream, address: u64, value: u64) -> Result<
 }
 
 /// Waits until a word is as wanted, or the process ends.
-fn watch(address: u64, value: Value, flags: c_uint) {
+fn watch(address: u64, value: Word, flags: c_uint) {
     let mut pause = Duration::from_micros(10);
-    while !value.is_met(address, flags) && driver().is_ok() {
+    while !is_met(value, address, flags) && driver().is_ok() {
         std::thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(1));
     }
 }
 
-fn write(s: &'static Stream, address: u64, value: Value) -> Result<()> {
+fn write(s: &'static Stream, address: u64, value: Word) -> Result<()> {
     let session = &driver()?.session;
     let cost = session.config().costs.marker_ns;
-    let word = match value {
-        Value::Word(v) => Word::Short(v),
-        Value::Double(v) => Word::Long(v),
-    };
     after(s, || {
         let _alone = s.context().owner().calls.alone();
         let _writer = lock(&s.device().lane.writer);
         let seq = s.submit_held(Op::Mark(cost), None)?;
-        session.write_after(s.device().lane.channel(), seq, address, word);
+        session.write_after(s.device().lane.channel(), seq, address, value);
         Ok(seq)
     })
 }
