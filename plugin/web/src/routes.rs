@@ -70,6 +70,11 @@ impl Route {
         Route::Schema,
     ];
 
+    /// Whether an answer takes as long as it is asked for, and not as long as it costs.
+    pub fn lasts(self) -> bool {
+        matches!(self, Route::Trace | Route::Stream)
+    }
+
     pub fn path(self) -> &'static str {
         match self {
             Route::Fleet => "/api/v1/fleet",

@@ -51,8 +51,7 @@ pub fn run(world: &World) -> anyhow::Result<Vec<Answers>> {
         sleep(RECORDED).await;
         let mut answers = Vec::new();
         // Those two last as long as they are asked to.
-        let is_lasting = |route: &Route| matches!(route, Route::Stream | Route::Trace);
-        for route in Route::ALL.into_iter().filter(|route| !is_lasting(route)) {
+        for route in Route::ALL.into_iter().filter(|route| !route.lasts()) {
             for (at, listener) in ["tls", "socket"].into_iter().enumerate() {
                 answers.push(of_route(&mut asked, route, at, listener).await?);
             }

@@ -41,6 +41,7 @@ mod world;
 
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -101,59 +102,34 @@ fn bench() -> anyhow::Result<ExitCode> {
         true => Some(Resting::begin(&world, rest).context("a node at rest")?),
         false => None,
     };
-    if wanted("overhead") {
-        overheads(&world, &mut report)?;
-    }
-    if wanted("contended") {
-        contention(&world, &mut report)?;
-    }
-    if wanted("race") {
-        races(&world, &apis, &mut report).with_context(|| world.complaints())?;
-    }
-    if wanted("mayfly") {
-        mayflies(&world, &mut report).with_context(|| world.complaints())?;
-    }
-    if wanted("recovery") {
-        recoveries(&world, &apis, &mut report).with_context(|| world.complaints())?;
-    }
-    if wanted("plugin") {
-        plugins(&world, &mut report)?;
-    }
-    if wanted("dra") {
-        claims(&world, &mut report)?;
-    }
-    if wanted("configuration") {
-        configurations(&world, &mut report)?;
-    }
-    if wanted("console") {
-        consoles(&world, &mut report)?;
-    }
-    if wanted("soak") {
-        soaked(&world, &mut report)?;
-    }
-    if wanted("storm") {
-        stormed(&world, &mut report)?;
-    }
-    if wanted("flood") {
-        flooded(&world, &mut report)?;
-    }
-    if wanted("gate-flood") {
-        gate_flooded(&mut report)?;
-    }
-    if wanted("api") {
-        answers(&world, &mut report)?;
-    }
-    if wanted("many") {
-        manifold(&world, &mut report)?;
-    }
-    if wanted("history") {
-        historical(&world, &mut report)?;
-    }
-    if wanted("compute") {
-        compute::run(&world, &mut report)?;
-    }
-    if wanted("shim") {
-        shim(&world, &mut report)?;
+    type Part<'a> = &'a dyn Fn(&mut Report) -> anyhow::Result<()>;
+    let parts: [(&str, Part<'_>); 18] = [
+        ("overhead", &|report| overheads(&world, report)),
+        ("contended", &|report| contention(&world, report)),
+        ("race", &|report| races(&world, &apis, report).with_context(|| world.complaints())),
+        ("mayfly", &|report| mayflies(&world, report).with_context(|| world.complaints())),
+        ("recovery", &|report| {
+            recoveries(&world, &apis, report).with_context(|| world.complaints())
+        }),
+        ("plugin", &|report| plugins(&world, report)),
+        ("dra", &|report| claims(&world, report)),
+        ("configuration", &|report| configurations(&world, report)),
+        ("console", &|report| consoles(&world, report)),
+        ("soak", &|report| soaked(&world, report)),
+        ("storm", &|report| stormed(&world, report)),
+        ("flood", &|report| flooded(&world, report)),
+        ("gate-flood", &gate_flooded),
+        ("api", &|report| answers(&world, report)),
+        ("many", &|report| manifold(&world, report)),
+        ("history", &|report| historical(&world, report)),
+        ("compute", &|report| compute::run(&world, report)),
+        ("shim", &|report| shim(&world, report)),
+    ];
+    for (name, part) in parts {
+        if wanted(name) {
+            let _within = Limit::of(name);
+            part(&mut report)?;
+        }
     }
     if let Some(resting) = resting {
         rested(resting, &mut report)?;
@@ -176,6 +152,28 @@ fn bench() -> anyhow::Result<ExitCode> {
         .with_context(|| format!("cannot write {}", out.display()))?;
     println!("Summary: {}", out.display());
     Ok(ExitCode::SUCCESS)
+}
+
+/// The longest that one part may take. The longest one needs some six minutes.
+const PART_LIMIT: Duration = Duration::from_secs(15 * 60);
+
+/// Ends the bench with the name of a part that takes longer than [`PART_LIMIT`].
+struct Limit(#[expect(dead_code, reason = "its drop ends the watch")] mpsc::Sender<()>);
+
+impl Limit {
+    fn of(part: &str) -> Self {
+        let (running, over) = mpsc::channel();
+        let part = part.to_owned();
+        std::thread::spawn(move || {
+            if over.recv_timeout(PART_LIMIT) == Err(mpsc::RecvTimeoutError::Timeout) {
+                eprintln!(
+                    "tessera-bench: {part} took more than {PART_LIMIT:?}; see it alone: --only {part}"
+                );
+                std::process::exit(1);
+            }
+        });
+        Self(running)
+    }
 }
 
 fn note(what: &str) {

@@ -95,7 +95,7 @@ async fn see(node: &Node, api: Api) -> anyhow::Result<()> {
 /// # Errors
 /// It does not answer.
 pub async fn ask(endpoints: &[Endpoint]) -> anyhow::Result<()> {
-    let whole = Route::ALL.into_iter().filter(|r| !matches!(r, Route::Stream | Route::Explain));
+    let whole = Route::ALL.into_iter().filter(|r| !r.lasts() && *r != Route::Explain);
     for route in whole.cycle().take(LOOKS * Route::ALL.len()) {
         for endpoint in endpoints {
             let client = Client::new(endpoint.clone());
