@@ -81,22 +81,17 @@ nodeSelector: {{- toYaml . | nindent 2 }}
 {{- end -}}
 {{- $affinity := deepCopy (.profile.affinity | default dict) -}}
 {{- if not $affinity -}}
-{{- $unprofiled := list -}}
-{{- if eq .name "default" -}}
-{{- $unprofiled = list (dict "key" "tessera.dev/profile" "operator" "NotIn" "values" $others) -}}
-{{- if not $others -}}{{- $unprofiled = list -}}{{- end -}}
+{{- $expressions := list (dict "key" "tessera.dev/gpu.present" "operator" "NotIn" "values" (list "false")) -}}
+{{- if and (eq .name "default") $others -}}
+{{- $expressions = append $expressions (dict "key" "tessera.dev/profile" "operator" "NotIn" "values" $others) -}}
 {{- end -}}
 {{- $terms := list -}}
 {{- range .profile.gpuNodeLabels -}}
 {{- $expression := dict "key" . "operator" "In" "values" (list "true") -}}
-{{- $terms = append $terms (dict "matchExpressions" (concat (list $expression) $unprofiled)) -}}
+{{- $terms = append $terms (dict "matchExpressions" (concat (list $expression) $expressions)) -}}
 {{- end -}}
-{{- if and (not $terms) $unprofiled -}}
-{{- $terms = list (dict "matchExpressions" $unprofiled) -}}
-{{- end -}}
-{{- if $terms -}}
+{{- $terms = $terms | default (list (dict "matchExpressions" $expressions)) -}}
 {{- $affinity = dict "nodeAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" (dict "nodeSelectorTerms" $terms)) -}}
-{{- end -}}
 {{- end -}}
 {{- if and $others (not (hasKey $affinity "podAntiAffinity")) -}}
 {{- $expressions := list
