@@ -1,4 +1,4 @@
-"""Steers a node over the admin socket: `admin_client.py SOCKET POD GIBIBYTES`. docs/steering.md shows it."""
+"""Steers a node over the admin socket: `admin_client.py SOCKET POD GIBIBYTES`. docs/steering.md names it."""
 
 import sys
 

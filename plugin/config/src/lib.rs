@@ -89,7 +89,7 @@ table! {
         history: History = History::default(), form::section();
         /// What the plugin reports to Kubernetes, beyond what kubelet asks.
         kubernetes: Kubernetes = Kubernetes::default(), form::section();
-        /// What `tessera recommend` and `tessera waste` judge by. [advice.md](advice.md) says how.
+        /// What `tessera recommend` and `tessera waste` judge by. [views.md](views.md#advice) says how.
         advice: Advice = Advice::default(), form::section();
         /// Where metrics and probes are served.
         metrics: Metrics = Metrics::default(), form::section();

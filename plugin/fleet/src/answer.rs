@@ -98,7 +98,7 @@ pub(crate) fn body(place: &Place, port: u16, passed: &Passed) -> Result<Vec<u8>,
         )),
         403 => AskError::Forbidden(format!(
             "the API server forbids its proxy: {said}; ask for `get` on pods/proxy in namespace {namespace} \
-             (docs/kubectl.md, \"Readers\")"
+             (docs/views.md, \"Readers\")"
         )),
         404 => AskError::Silent(format!(
             "the pod {namespace}/{pod} is gone, or serves no JSON API: its plugin may be older than this program"

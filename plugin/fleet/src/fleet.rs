@@ -521,7 +521,7 @@ fn explained(error: ApiError, namespace: &str) -> FleetError {
     match error {
         ApiError::Forbidden { message, .. } => FleetError::Forbidden(format!(
             "you may not see the plugin's pods: {message}; ask for `list` on pods and `get` on pods/proxy in namespace \
-             {namespace} (docs/kubectl.md, \"Readers\"), or name another with --plugin-namespace"
+             {namespace} (docs/views.md, \"Readers\"), or name another with --plugin-namespace"
         )),
         error => error.into(),
     }

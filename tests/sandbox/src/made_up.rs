@@ -14,7 +14,7 @@ use super::console::{Console, INTERVAL};
 use super::live::Ends;
 use super::start::Layout;
 
-/// As `docs/page.md` measures it: most nodes, and GPUs of each.
+/// As `docs/benchmarks.md` measures it: most nodes, and GPUs of each.
 const MOST: (u32, u32) = (1000, 16);
 /// Tenants of a GPU.
 const TENANTS: usize = 10;

@@ -137,16 +137,10 @@ impl Drop for Node {
     }
 }
 
-/// The client that `docs/steering.md` shows, on gRPC that sends the socket's path as `:authority`.
+/// The client that `docs/steering.md` names, on gRPC that sends the socket's path as `:authority`.
 #[test]
 fn a_python_client_steers_as_the_documentation_says() {
     let client = workspace().join("tests/python/admin_client.py");
-    let text = std::fs::read_to_string(&client).expect("in the repository");
-    let shown = std::fs::read_to_string(workspace().join("docs/steering.md")).expect("as well");
-    let shown = shown.split("```python\n").nth(1).and_then(|rest| rest.split("```").next());
-    let body = text.split_once("\"\"\"\n\n").map(|(_, body)| body);
-    assert_eq!(shown, body, "the documentation shows tests/python/admin_client.py");
-
     let python = match external::python_of("clients") {
         Ok(python) => python,
         Err(reason) => return external::skip("admin_client.py", &reason),

@@ -1,4 +1,4 @@
-//! The samples of `docs/advice.md` are what the commands print about this node.
+//! The samples of `docs/views.md` are what the commands print about this node.
 
 use tessera_advice::{Observed, Question};
 use tessera_api::print::Paper;
@@ -117,10 +117,10 @@ impl Documented {
 
 /// The page has this command with this output.
 fn assert_documented(command: &str, output: &str) {
-    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/advice.md");
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/views.md");
     let page = std::fs::read_to_string(page).unwrap();
     let sample = format!("```\n$ {command}\n{output}```\n");
-    assert!(page.contains(&sample), "docs/advice.md has another sample than:\n{sample}");
+    assert!(page.contains(&sample), "docs/views.md has another sample than:\n{sample}");
 }
 
 #[test]

@@ -39,7 +39,7 @@ const AFTER_HELP: &str = "\
 Exit statuses: 0 done; 1 failed, or nothing is called so; 64 the command line or the kubeconfig is wrong; 69 the API \
 server or every plugin does not answer; 77 you may not. `quota`, `cordon` and `uncordon` exit as the plugin's own command does.
 
-What you see is what your rights on pods allow: see docs/kubectl.md.";
+What you see is what your rights on pods allow: see docs/views.md.";
 
 /// Shows and steers shared GPUs on all nodes of a cluster.
 #[derive(Debug, Parser)]

@@ -1,4 +1,4 @@
-//! `[advice]`: what recommendations and waste are judged by; `docs/advice.md` has the rules.
+//! `[advice]`: what recommendations and waste are judged by; `docs/views.md` has the rules.
 
 use std::time::Duration;
 

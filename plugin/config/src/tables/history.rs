@@ -1,4 +1,4 @@
-//! `[history]`: what was, in buckets of time; `docs/history.md` has the reasons.
+//! `[history]`: what was, in buckets of time; `docs/views.md` shows it.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ const fn hours(hours: u64) -> Duration {
 
 table! {
     /// What was: memory, GPU time, waits and refusals of each tenant and GPU, in a file beside `paths.ledger`. See
-    /// [history.md](history.md).
+    /// [views.md](views.md#history).
     pub struct History: check {
         /// Whether the history is recorded. Without it, `tessera history`, `recommend` and `waste` have no answer; what
         /// was recorded stays in the file.
