@@ -14,10 +14,10 @@ import engine
 import image  # noqa: F401: registers its checks
 import manifests
 import monitoring  # noqa: F401: registers its checks
-import readme  # noqa: F401: registers its checks
 import release  # noqa: F401: registers its checks
 import schema
 import sense  # noqa: F401: registers its checks
+import variants  # noqa: F401: registers its checks
 from engine import ROOT, ChartError, objects
 from manifests import value_sets
 from registry import CHECKS, check
@@ -789,7 +789,6 @@ def update():
     """Writes the schema first: rendering judges the values by it."""
     schema.FILE.write_text(schema.make())
     monitoring.DASHBOARD.write_text(monitoring.dashboard())
-    readme.FILE.write_text(readme.make())
     for path, text in manifests.rendered().items():
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.is_file() or path.read_text() != text:

@@ -64,7 +64,7 @@ checks! {
     chart_is_packaged_whole
     a_release_that_failed_midway_can_be_run_again
     krew_manifest_fits_its_archives
-    readme_has_every_value
+    icon_is_the_files
     node_configs_are_chosen_by_label
     a_config_map_of_ones_own_is_mounted
     security_contexts_are_laid_over_the_charts
