@@ -71,12 +71,12 @@ mod tests {
 
     #[test]
     fn the_documentation_has_the_table() {
-        let text = include_str!("../../../docs/plugin.md");
+        let text = include_str!("../../../docs/health.md");
         for (xid, action, reason) in XIDS {
             let (word, _) =
                 <XidAction as Words>::WORDS.iter().find(|(_, known)| known == action).unwrap();
             let row = format!("| {xid} | {word} | {reason} |");
-            assert!(text.contains(&row), "docs/plugin.md lacks: {row}");
+            assert!(text.contains(&row), "docs/health.md lacks: {row}");
         }
     }
 

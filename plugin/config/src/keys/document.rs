@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{Row, Shown};
+use super::{Row, Shown, Takes};
 use crate::Config;
 use crate::table::{Key, Table, plain};
 use crate::tables::EXAMPLE;
@@ -16,20 +16,14 @@ const HEAD: &str = "\
 exists, else it uses the defaults. [config.toml](../config.toml) has every key with its default. A key that is left out
 keeps its default; an unknown key or an impossible value is an error.
 
-- `tessera config check FILE` reports every error, with line and key, also against this machine's GPUs.
-- `tessera config plan FILE` shows what a file would change, for the node and for each running allocation.
+- `tessera config check FILE` reports every error, with line and key, also against this machine's GPUs; `tessera config
+  plan FILE` shows what it would change; `tessera config schema` prints a JSON Schema, which the chart's contains.
 - A running plugin reads its file again when the file changes, on SIGHUP, and by `tessera config reload`. It refuses a
-  bad file and keeps the [last good one](plugin.md#changing-the-configuration), also over a restart.
-- `tessera config schema` prints a JSON Schema of the file. The chart's `values.schema.json` contains it, so Helm
-  refuses what the plugin would refuse.
-
-**A change takes effect** *at once*, for everybody; *for new pods*, while running ones keep what they have; or *after a
-restart* of the plugin, which running pods do not notice. Until then the old value applies, and `tessera status` says so.
-
-**Quantities** are Kubernetes': `123Mi`, `129M`, `129e6`, `1.5Gi`, or a plain number. **Times** are written
-`500ms`, `10s`, `5m`, `1h`. A **share** of a GPU's time is a percentage, a string such as `\"25%\"`; `\"250m\"` and
-`0.25` GPUs mean the same. JSON output has whole thousandths of a GPU (`cores_millis`, `got_1s_millis`), metrics have
-parts of 1 (`tessera_container_cores_ratio`).
+  bad file and keeps the [last good one](shares.md#changing-the-configuration), also over a restart.
+- **A change takes effect at once**, for everybody, unless the meaning ends with *For new pods* (running ones keep what they
+  have) or *After a restart* of the plugin, which running pods do not notice.
+- **Quantities** are Kubernetes': `123Mi`, `129M`, `129e6`, `1.5Gi`, or a plain number; **times** `500ms`, `10s`, `5m`, `1h`; a
+  **share** of a GPU's time is `\"25%\"`, `\"250m\"` or `0.25` GPUs.
 ";
 
 /// The whole page.
@@ -41,8 +35,7 @@ pub fn reference() -> String {
         // Writing to a string does not fail.
         let _ = write!(
             page,
-            "\n## `{header}`\n\n{}\n\n| Key | May be | Default | A change takes effect | Meaning |\n\
-             |---|---|---|---|---|\n",
+            "\n## `{header}`\n\n{}\n\n| Key | May be | Default | Meaning |\n|---|---|---|---|\n",
             section.doc.join("").trim()
         );
         for Row { key, accepts, default, required, takes, doc } in rows {
@@ -51,8 +44,12 @@ pub fn reference() -> String {
                 (None, true) => "required".to_owned(),
                 (None, false) => "–".to_owned(),
             };
-            let _ =
-                writeln!(page, "| `{key}` | {accepts} | {default} | {} | {doc} |", takes.text());
+            let effect = match takes {
+                Takes::AtOnce => "",
+                Takes::NewPods => " *For new pods.*",
+                Takes::Restart => " *After a restart.*",
+            };
+            let _ = writeln!(page, "| `{key}` | {accepts} | {default} | {doc}{effect} |");
         }
     }
     page

@@ -16,17 +16,16 @@ const fn hours(hours: u64) -> Duration {
 table! {
     /// What `tessera recommend` and `tessera waste` judge by.
     pub struct Advice {
-        /// Which part of the observed time the advised memory covers, percent. Beyond it the highest use
-        /// counts: no less is advised.
+        /// Part of the observed time that the advised memory covers, percent. No less than the highest use is
+        /// advised.
         memory_percentile: u32 = 99, whole(50..=100);
         /// What is added to that, percent.
         memory_margin: u32 = 15, whole(0..=400);
-        /// Which part of the observed time the advised share covers, percent, of GPU time used and waited for.
+        /// Part of the observed time that the advised share covers, percent, of GPU time used and waited for.
         cores_percentile: u32 = 95, whole(50..=100);
         /// What is added to that, percent.
         cores_margin: u32 = 15, whole(0..=400);
-        /// How long a tenant must have had no work on a GPU to count as idle. Nothing that it held in that time
-        /// counts as used.
+        /// How long a tenant must have had no work on a GPU to count as idle.
         idle_after: Duration = hours(4), time(Duration::from_secs(60), hours(31 * 24));
         /// How far back advice looks where the question does not say.
         window: Duration = hours(7 * 24), time(hours(1), hours(366 * 24));

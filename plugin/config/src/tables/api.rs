@@ -14,18 +14,16 @@ const PORT: u16 = 9481;
 table! {
     /// The JSON API and the page of this node.
     pub struct Api {
-        /// Address of `/api/v1` and the page: all interfaces, one, or none. [api.md](api.md) describes both. Root's
-        /// socket, `api.sock` beside `paths.admin`, is served in any case.
+        /// Address of the [JSON API](api.md) and the page: all interfaces, one, or none. Root's socket is
+        /// served in any case.
         listen: Vec<SocketAddr> = vec![SocketAddr::from(([127, 0, 0, 1], PORT))],
             parsed(listen::parse, |all| listen::show(all), "`:PORT`, `IP:PORT`, or empty", listen::schema), Restart;
-        /// What a caller over the network must show. `kubernetes`: a token that the API server accepts; the rights of
-        /// its user on pods decide what is shown, and TLS protects it. `none`: nothing, on a loopback address
-        /// alone, where every process of the host may read everything. `auto`: `kubernetes` where the plugin's pod has
-        /// a service account's token, else `none`.
+        /// What a caller over the network must show. `kubernetes`: a token, over TLS; its user's rights on pods
+        /// decide what is shown. `none`: nothing, on a loopback address alone. `auto`: `kubernetes` where the
+        /// plugin's pod has a service account's token, else `none`.
         authorisation: ApiAuthorisation = ApiAuthorisation::Auto, word(), Restart;
-        /// PEM file of the server's certificate, with those between it and the authority. Read again when it changes.
-        /// Empty: a certificate of the plugin's own, as kubelet serves without one; the API server's proxy takes
-        /// both.
+        /// PEM file of the server's certificate, read again when it changes. Empty: a certificate of the
+        /// plugin's own.
         tls_cert: Option<PathBuf> = None, optional_path(), Restart;
         /// PEM file of its key.
         tls_key: Option<PathBuf> = None, optional_path(), Restart;

@@ -26,8 +26,8 @@ table! {
         quantum_max: Duration = millis(20), time(SHORTEST, LONGEST);
         /// Most operations (kernels, graphs) that a tenant may have in flight while its lease can end.
         window: u32 = 64, whole(2..=1 << 16);
-        /// Most predicted work that a tenant may have in flight then; two operations are always allowed. A
-        /// smaller value ends leases more precisely, a larger one keeps the GPU busier.
+        /// Most predicted work in flight then; two operations are always allowed. Less ends leases more
+        /// precisely, more keeps the GPU busier.
         window_time: Duration = millis(1), time(SHORTEST, LONGEST);
         /// Most GPU time that is owed to a tenant that returns from a pause.
         credit: Duration = millis(20), time(SHORTEST, LONGEST);

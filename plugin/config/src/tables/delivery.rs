@@ -14,18 +14,17 @@ use tessera_model::cdi_name;
 table! {
     /// What a container is given besides its pages.
     pub struct Container {
-        /// How the shim gets into every process. `file` mounts a read-only `/etc/ld.so.preload`, which a
-        /// container cannot unset. `env` sets `LD_PRELOAD`, which replaces the image's own (for instance its
-        /// allocator's); it is needed only for images whose glibc reads another file (Nix).
+        /// How the shim gets into every process. `file` mounts a read-only `/etc/ld.so.preload`. `env` sets
+        /// `LD_PRELOAD`, which replaces the image's own; only images whose glibc reads another file (Nix) need
+        /// it.
         inject: Vec<Inject> = vec![Inject::File], list(word(), "list of `file`, `env`; not empty")
             .not_empty("without the shim no quota would hold; name \"file\", \"env\" or both"), NewPods;
         /// How a container gets its GPUs: [shares.md](shares.md#ways-into-the-container) compares the
         /// strategies.
         device_list_strategy: DeviceListStrategy = DeviceListStrategy::Envvar, word(), NewPods;
-        /// Whether kubelet is also told the GPU's device nodes where NVIDIA's toolkit brings them (`envvar`,
-        /// `volume-mounts`): those of `driver.device_nodes` and `/dev/nvidia-modeset` that the plugin sees. A
-        /// node that only the toolkit knows is closed to a running container when systemd or kubelet writes the
-        /// container's device rules again. `PASS_DEVICE_SPECS` of NVIDIA's plugin.
+        /// Whether kubelet is told the GPU's device nodes, too, where NVIDIA's toolkit brings them (`envvar`,
+        /// `volume-mounts`), so that they stay open when systemd or kubelet writes the container's device rules
+        /// again.
         pass_device_specs: bool = true, boolean(), NewPods;
     }
 }
@@ -48,17 +47,15 @@ pub const CONTAINER_DRIVER_DIR: &str = "/usr/local/tessera/driver";
 table! {
     /// Where driver libraries and device nodes come from, beyond NVIDIA's own toolkit.
     pub struct Driver: check_driver {
-        /// Host directory with libcuda and libnvidia-ml. It is mounted into containers at
-        /// `/usr/local/tessera/driver` and named in `LD_LIBRARY_PATH`. Empty: NVIDIA's toolkit provides the
-        /// libraries.
+        /// Host directory with libcuda and libnvidia-ml, mounted into containers at
+        /// `/usr/local/tessera/driver`. Empty: NVIDIA's toolkit provides them.
         libraries: Option<PathBuf> = None, optional_path(), NewPods;
         /// Root of a driver's installation on the host (`/run/nvidia/driver`, `/`), instead of
-        /// `driver.libraries`. The libraries that compute needs are found below it and mounted one by one.
-        /// The plugin must see the same path. Where `paths.nvml` is empty, NVML is loaded from there too,
-        /// until the next restart.
+        /// `driver.libraries`; the plugin must see the same path. Where `paths.nvml` is empty, NVML is loaded
+        /// from there too, from the next start on.
         root: Option<PathBuf> = None, optional_path(), NewPods;
         /// Device nodes for the strategy `device-nodes`, and for CDI without `cdi.gpu_kind`. `{minor}` is the
-        /// GPU's minor number. The capability nodes of MIG instances are added automatically.
+        /// GPU's minor number. Those of MIG instances are added.
         device_nodes: Vec<String> = ["/dev/nvidia{minor}", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"]
             .map(String::from).to_vec(),
             list(parsed(node, String::clone, "absolute path", || json!({ "pattern": "^/" })), "list of absolute paths"),
@@ -121,11 +118,10 @@ fn elsewhere(text: &str) -> Result<PathBuf, String> {
 table! {
     /// The Container Device Interface, where `container.device_list_strategy` asks for it.
     pub struct Cdi {
-        /// Directory where the plugin writes specs, one file per allocation, and the container runtime reads
-        /// them.
+        /// Where the plugin writes specs, one file per allocation, and the runtime reads them.
         directory: PathBuf = "/var/run/cdi".into(), path(), Restart;
-        /// Kind of the spec that has the GPU itself: the one that NVIDIA's toolkit generates (`nvidia-ctk cdi
-        /// generate`). Empty: Tessera writes it, from `[driver]`.
+        /// Kind of the spec that has the GPU itself, as `nvidia-ctk cdi generate` makes it. Empty: Tessera
+        /// writes it, from `[driver]`.
         gpu_kind: Option<String> = Some("nvidia.com/gpu".into()),
             parsed(kind, |kind| kind.clone().unwrap_or_default(), "`vendor/class`, or empty", kind_schema), NewPods;
         /// What that spec calls a GPU. An index may mean another GPU after a reboot.

@@ -15,15 +15,13 @@ table! {
     pub struct Dra {
         /// Whether this node has a DRA driver, `gpu.tessera.dev`, beside the device plugin.
         enabled: bool = false, boolean(), Restart;
-        /// GPUs that the DRA driver sells and the device plugin does not: UUIDs, NVML indexes, PCI addresses, or
-        /// product names, as in `gpus.include`. No layout may name one of them. A GPU that moves from one to the
-        /// other is withdrawn at once, and sold by the other when its last container has ended.
+        /// GPUs that the DRA driver sells and the device plugin does not. No layout may name one of them. One
+        /// that moves is withdrawn at once, and sold by the other when its last container has ended.
         gpus: Vec<String> = vec!["*".into()], list(name::gpu(), "list, as `gpus.include`");
-        /// Memory is claimed in multiples of this; what a claim says is rounded up. Not more than one replica's
-        /// share of a GPU.
+        /// Memory is claimed in multiples of this, rounded up. Not more than one replica's share of a GPU.
         memory_step_bytes as "memory_step": u64 = 64 * MIB, bytes(MIB, NO_STEP).in_whole_mib();
-        /// What makes Kubernetes evict pods from a GPU, by a NoExecute taint. By default, a GPU that is not
-        /// sold gets no new pods, and those that it has go on.
+        /// What makes Kubernetes evict pods from a GPU. Else a GPU that is not sold gets no new pods, and those
+        /// that it has go on.
         no_execute: Vec<NoExecute> = Vec::new(), list(word(), "list of `unhealthy`, `cordoned`");
     }
 }

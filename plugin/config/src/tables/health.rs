@@ -34,10 +34,10 @@ table! {
         suspect_count: u32 = 3, whole(1..=100);
         /// How long a suspicion counts. A suspect GPU is sold, but preferred last.
         suspect_window: Duration = seconds(10 * 60), time(SHORTEST, DAY);
-        /// What an XID (NVIDIA's error number) means that `health.xid` does not name: nothing, a suspicion,
-        /// unhealthy until the GPU has been quiet, or unhealthy until the driver shows a reset.
+        /// What an XID means that `health.xid` does not name: nothing, a suspicion, unhealthy until the GPU has
+        /// been quiet, or until the driver shows a reset.
         xid_default: XidAction = XidAction::Suspect, word();
-        /// What single XIDs mean. Entries change rows of the built-in table in [plugin.md](plugin.md#health).
+        /// What single XIDs mean: changes rows of the [built-in table](health.md#xids).
         xid: BTreeMap<u32, XidAction> = XIDS.iter().map(|(xid, action, _)| (*xid, *action)).collect(),
             Mapping::new(number, r"^\+?[0-9]+$", word(), wrong, "table: XID = as `health.xid_default`").each();
     }

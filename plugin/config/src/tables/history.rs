@@ -18,11 +18,11 @@ table! {
     /// What was: memory, GPU time, waits and refusals of each tenant and GPU, in a file beside `paths.ledger`. See
     /// [views.md](views.md#history).
     pub struct History: check {
-        /// Whether the history is recorded. Without it, `tessera history`, `recommend` and `waste` have no answer; what
-        /// was recorded stays in the file.
+        /// Whether the history is recorded, which `tessera history`, `recommend` and `waste` need. What was
+        /// recorded stays.
         enabled: bool = true, boolean();
-        /// Most bytes of the file, on disk and at any time. Where it does not suffice for what follows, the oldest
-        /// of the finest buckets go first. A change makes a new file, with as much of the old one as fits.
+        /// Most bytes of the file, at any time; the oldest of the finest buckets go first. A change makes a new
+        /// file, with as much of the old one as fits.
         size_bytes as "size": u64 = 8 * MIB,
             bytes(4 * MIB, "must be at least 4Mi; 8Mi keep 64 busy tenants");
         /// How long buckets of 10 seconds are kept.

@@ -13,8 +13,8 @@ use crate::{Events, LogFormat, MIB, TmpfsPolicy, listen, log_filter};
 table! {
     /// Files, directories and sockets on the host.
     pub struct Paths {
-        /// Kubelet's device-plugin directory. Kubelet has this one compiled in: it stays where it is under
-        /// another `--root-dir`, with which the next three move.
+        /// Kubelet's device-plugin directory, which kubelet has compiled in: another `--root-dir` moves only
+        /// the next three.
         kubelet: PathBuf = "/var/lib/kubelet/device-plugins".into(), path(), Restart;
         /// Kubelet's PodResources socket.
         pod_resources: PathBuf = "/var/lib/kubelet/pod-resources/kubelet.sock".into(), path(), Restart;
@@ -22,13 +22,12 @@ table! {
         plugins_registry: PathBuf = "/var/lib/kubelet/plugins_registry".into(), path(), Restart;
         /// The DRA driver's own socket and lock, a directory below kubelet's `plugins`.
         dra: PathBuf = "/var/lib/kubelet/plugins/gpu.tessera.dev".into(), path(), Restart;
-        /// Kubelet's links to containers' logs. Their names identify a container that uses a GPU without a
-        /// share. The logs are not read, and may be absent.
+        /// Kubelet's links to containers' logs, whose names identify a container without a share. The logs are
+        /// not read.
         container_logs: PathBuf = "/var/log/containers".into(), path(), Restart;
-        /// Quota and usage pages, one directory per allocation. It should be a tmpfs of its own, because
-        /// containers can fill it; see `[pages]`.
+        /// Quota and usage pages, one directory per allocation; a tmpfs of its own, see `[pages]`.
         pages: PathBuf = "/run/tessera/pages".into(), path(), Restart;
-        /// Installed shims, by content. The directory must be on persistent disk and not mounted noexec.
+        /// Installed shims, by content: on persistent disk, not mounted noexec.
         shim: PathBuf = "/var/lib/tessera/shim".into(), path(), Restart;
         /// The libtessera.so to install. Empty: the one beside the `tessera` executable.
         shim_source: Option<PathBuf> = None, optional_path(), Restart;
@@ -44,9 +43,8 @@ table! {
 table! {
     /// The file system that holds the pages.
     pub struct Pages {
-        /// What happens where `paths.pages` is not a tmpfs of its own. `require` and `prefer` mount one;
-        /// where that is not permitted, `require` does not start, and `prefer` warns and uses the directory.
-        /// `off` never mounts.
+        /// Where `paths.pages` is not a tmpfs of its own, `require` and `prefer` mount one; where that is not
+        /// permitted, `require` does not start, and `prefer` warns and uses the directory.
         tmpfs: TmpfsPolicy = TmpfsPolicy::Prefer, word(), Restart;
         /// Size of the tmpfs; one allocation takes 140 KiB.
         size_bytes as "size": u64 = 64 * MIB,
@@ -57,11 +55,11 @@ table! {
 table! {
     /// The durable record.
     pub struct Ledger {
-        /// Whether the plugin waits for the disk before each answer to kubelet. Without it, a power cut may
-        /// lose the newest records; no running pod depends on them.
+        /// Whether the plugin waits for the disk before each answer to kubelet. Else a power cut may lose the
+        /// newest records.
         fsync: bool = true, boolean(), Restart;
-        /// How long kubelet must not have listed a container before its record and its memory are released;
-        /// none of its processes may use a GPU any more.
+        /// How long kubelet must not have listed a container, and none of its processes used a GPU, before its
+        /// share is released.
         release_after: Duration = Duration::from_secs(30), time(Duration::from_secs(1), Duration::from_secs(3600));
     }
 }
@@ -69,9 +67,8 @@ table! {
 table! {
     /// What the plugin reports to Kubernetes, beyond what kubelet asks.
     pub struct Kubernetes {
-        /// Whether pods get Kubernetes events (`kubectl describe pod`): refused memory, long waits, bypass,
-        /// tampering, sick GPUs, changed quotas. `auto`: where the plugin's pod has a service account's
-        /// token; see [trust.md](trust.md).
+        /// Whether pods get [Kubernetes events](trust.md#kubernetes-events). `auto`: where the plugin's pod has
+        /// a service account's token.
         events: Events = Events::Auto, word();
     }
 }
@@ -79,8 +76,7 @@ table! {
 table! {
     /// Where metrics and probes are served.
     pub struct Metrics {
-        /// Address of `/metrics`, `/healthz` and `/readyz`, over plain HTTP: all interfaces, one, or none.
-        /// [metrics.md](metrics.md) lists the metrics.
+        /// Address of [`/metrics`, `/healthz` and `/readyz`](metrics.md): all interfaces, one, or none.
         listen: Vec<SocketAddr> = listen::everywhere(listen::DEFAULT_PORT),
             parsed(listen::parse, |all| listen::show(all), "`:PORT`, `IP:PORT`, or empty", listen::schema), Restart;
     }
@@ -89,9 +85,8 @@ table! {
 table! {
     /// Node labels, with which pods choose among different nodes.
     pub struct Labels {
-        /// File of node labels for node feature discovery (its worker's `local` source), for instance
-        /// `/etc/kubernetes/node-feature-discovery/features.d/tessera`. Empty: no file.
-        /// [deploy/README.md](../deploy/README.md#node-labels) lists the labels.
+        /// File of [node labels](../deploy/README.md#node-labels) for node feature discovery, such as
+        /// `/etc/kubernetes/node-feature-discovery/features.d/tessera`. Empty: none.
         nfd_file: Option<PathBuf> = None, optional_path();
     }
 }

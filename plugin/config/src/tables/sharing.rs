@@ -23,27 +23,25 @@ table! {
 table! {
     /// Which GPUs are shared, and how much of each is reserved.
     pub struct Gpus {
-        /// GPUs that are shared: UUIDs, NVML indexes, PCI addresses, or product names with `*` as a wildcard. For
-        /// a GPU in MIG mode each of these means all its instances; `0:1` is instance 1 of GPU 0.
+        /// GPUs that are shared. A product name may have `*`. A GPU in MIG mode means all its instances; `0:1`
+        /// is instance 1 of GPU 0.
         include: Vec<String> = vec!["*".into()],
             list(name::any(), "list of UUIDs, NVML indexes, PCI addresses, product names");
-        /// GPUs that are not shared, likewise; takes precedence over `gpus.include`. Running containers on
-        /// such a GPU go on.
+        /// GPUs that are not shared, although `gpus.include` has them. Running containers on such a GPU go on.
         exclude: Vec<String> = Vec::new(), list(name::any(), "list, as `gpus.include`");
-        /// Memory of each GPU that no replica gets, because the driver needs some. Where NVML says that the driver
-        /// keeps more than 384 MiB for itself (551 MiB of an H100, 700 MiB of an H200), it is that and 128 MiB.
+        /// Memory of each GPU that is not sold. Where the driver keeps more than 384 MiB for itself (551 MiB of
+        /// an H100), it is that and 128 MiB.
         reserve_bytes as "reserve": u64 = 512 * MIB, bytes(0, "");
-        /// Memory charged for each CUDA context; less than a replica's memory. `auto` uses what a bare
-        /// context took with this GPU and driver. Until one was seen, it is 1 KiB for each resident thread
-        /// and 1.5 MiB for each multiprocessor (174 MiB on an L4, 462 MiB on an H100), or 512 MiB where NVML
-        /// does not know. [Observed overhead](plugin.md#memory-that-no-hook-sees) covers the difference.
+        /// Memory charged for each CUDA context; less than a replica's memory. `auto` is what a bare context
+        /// took with this GPU and driver, until then a formula (174 MiB on an L4, 462 MiB on an H100), or 512
+        /// MiB where NVML does not tell. [Observed overhead](plugin.md#memory-that-no-hook-sees) covers the
+        /// difference.
         context_overhead_bytes as "context_overhead": Option<u64> = None, auto(bytes(0, "")), NewPods;
-        /// A container that holds more than this beyond its charges on a GPU is reported in the log, the
-        /// history and `tessera status`: a program may bypass the shim. Nothing is stopped.
+        /// A container that holds more than this beyond its charges on a GPU is reported: a program may bypass
+        /// the shim. Nothing is stopped.
         audit_slack_bytes as "audit_slack": u64 = 1024 * MIB, bytes(1, NO_SLACK);
-        /// What happens with a GPU that another device plugin of this node sells too. `refuse`: no more of it
-        /// is given out meanwhile, and running pods go on. `warn`: it is sold, and `status` warns. `allow`:
-        /// the plugin does not check.
+        /// A GPU that another device plugin of this node sells too: `refuse` gives out no more of it, `warn`
+        /// sells it and warns, `allow` does not check.
         sold_by_others: SoldByOthers = SoldByOthers::Refuse, word();
     }
 }
@@ -57,12 +55,11 @@ pub(super) const NO_MEMORY: &str = "is not more than 0: not one CUDA context wou
 table! {
     /// What one replica is.
     pub struct Share: check_share {
-        /// Replicas of each GPU: the unit that kubelet assigns, `<UUID>::<n>`. With a smaller number the
-        /// highest ones are retired, and listed as Unhealthy while they are held. With a larger number new
-        /// ones appear as far as there is room beside running containers.
+        /// Replicas of each GPU. With fewer, the highest ones are retired; with more, new ones appear as far as
+        /// there is room.
         replicas: u32 = 4, whole(1..=MAX_PER_GPU);
-        /// Memory of one replica, more than `gpus.context_overhead`. `auto` divides what the reserve leaves
-        /// evenly. A container with several replicas of a GPU gets their sum.
+        /// Memory of one replica, more than `gpus.context_overhead`. `auto` divides what the reserve leaves. A
+        /// container with several of a GPU gets their sum.
         memory_bytes as "memory": Option<u64> = None, auto(bytes(1, NO_MEMORY)), NewPods;
         /// Compute of one replica: a part of the GPU's time. All replicas together have at most 100%. `auto`
         /// divides evenly.
@@ -73,8 +70,8 @@ table! {
         /// Which GPU is preferred: the fullest with room, so that whole GPUs stay free, or the emptiest.
         placement: Placement = Placement::Packed, word();
         /// Where the replicas of one container lie: `reject`: on one GPU, or it is refused; `spread`: on as few
-        /// as have room; `distinct`: each on another GPU, or it is refused, so that N of a resource are shares of
-        /// N GPUs, as they are by [claims](dra.md#ask-for-a-share).
+        /// as have room; `distinct`: each on another GPU, or it is refused, as by
+        /// [claims](dra.md#ask-for-a-share).
         split: Split = Split::Reject, word(), NewPods;
     }
 }
