@@ -277,9 +277,11 @@ def documented():
     table = (ROOT / "docs/metrics.md").read_text().partition("<!-- table -->")[2]
     # Prometheus' own.
     known = {"up": OF_TARGETS}
-    for name, kind, names in re.findall(r"(?m)^\| `(\w+)` \| (\w+) \| ([^|]*) \|", table):
+    for name, histogram, names in re.findall(r"(?m)^\| `(\w+)`( \(histogram\))? \| ([^|]*) \|", table):
         own = set(re.findall(r"`(\w+)`", names)) | OF_TARGETS
-        known |= {name: own} if kind != "histogram" else {f"{name}_sum": own, f"{name}_count": own, f"{name}_bucket": own | {"le"}}
+        if "a container's" in names:
+            own |= {"namespace", "pod", "container", "gpu", "uuid", "allocation"}
+        known |= {f"{name}_sum": own, f"{name}_count": own, f"{name}_bucket": own | {"le"}} if histogram else {name: own}
     return known
 
 

@@ -250,23 +250,24 @@ fn collect(value: &serde_json::Value, queries: &mut Vec<String>) {
     }
 }
 
+/// What each series of a container has.
+const OF_CONTAINERS: &[&str] = &["namespace", "pod", "container", "gpu", "uuid", "allocation"];
+
 /// The tables of the reference as they must be.
 fn reference() -> String {
-    let mut out = String::from("| Metric | Type | Labels | Meaning |\n|---|---|---|---|\n");
+    let mut out = String::from("| Metric | Labels | Meaning |\n|---|---|---|\n");
     for family in ALL {
-        let kind = match family.kind {
-            MetricKind::Counter => "counter",
-            MetricKind::Gauge => "gauge",
-            MetricKind::Histogram => "histogram",
-            MetricKind::Info => "info",
+        let histogram = match family.kind {
+            MetricKind::Histogram => " (histogram)",
+            _ => "",
         };
-        let labels: Vec<String> = family.labels.iter().map(|label| format!("`{label}`")).collect();
-        out += &format!(
-            "| `{}` | {kind} | {} | {} |\n",
-            family.name(),
-            labels.join(", "),
-            family.help
-        );
+        let (mut labels, own) = match family.labels.strip_prefix(OF_CONTAINERS) {
+            Some(own) => (vec!["a container's".to_owned()], own),
+            None => (Vec::new(), family.labels),
+        };
+        labels.extend(own.iter().map(|label| format!("`{label}`")));
+        let labels = labels.join(", ");
+        out += &format!("| `{}`{histogram} | {labels} | {} |\n", family.name(), family.help);
     }
     out
 }
