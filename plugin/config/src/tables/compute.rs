@@ -31,10 +31,10 @@ table! {
         window_time: Duration = millis(1), time(SHORTEST, LONGEST);
         /// Most GPU time that is owed to a tenant that returns from a pause.
         credit: Duration = millis(20), time(SHORTEST, LONGEST);
-        /// Shortest time that a tenant has to drain before the next tenant may use the GPU beside it; at most
+        /// Shortest time to drain before the next tenant may use the GPU beside it; at most
         /// `compute.drain_max`.
         drain_min: Duration = millis(20), time(SHORTEST, LONGEST);
-        /// Longest such time. Between the two it is three times the tenant's longest recent drain.
+        /// Longest such time. Between the two it is three times the longest recent drain.
         drain_max: Duration = millis(200), time(SHORTEST, LONGEST);
     }
 }

@@ -21,12 +21,11 @@ table! {
     pub struct Health: check {
         /// How often each GPU is asked whether it answers.
         probe_interval: Duration = seconds(10), time(SHORTEST, DAY);
-        /// Unanswered probes in a row after which a GPU counts as lost and all its replicas are Unhealthy.
+        /// Unanswered probes in a row after which a GPU counts as lost.
         probes_failed: u32 = 3, whole(1..=100);
         /// Answered probes in a row after which its recovery begins.
         probes_passed: u32 = 3, whole(1..=100);
-        /// How long a recovering GPU must be without trouble before it is sold again. Each relapse doubles
-        /// the time.
+        /// How long a recovering GPU must be without trouble before it is sold again. Each relapse doubles it.
         recovery: Duration = seconds(5 * 60), time(SHORTEST, DAY);
         /// Longest recovery time; at least `health.recovery`.
         recovery_max: Duration = seconds(60 * 60), time(SHORTEST, DAY);

@@ -18,9 +18,9 @@ table! {
         kubelet: PathBuf = "/var/lib/kubelet/device-plugins".into(), path(), Restart;
         /// Kubelet's PodResources socket.
         pod_resources: PathBuf = "/var/lib/kubelet/pod-resources/kubelet.sock".into(), path(), Restart;
-        /// Where kubelet finds the sockets of plugins that register themselves: the DRA driver's.
+        /// Where kubelet finds the DRA driver's socket.
         plugins_registry: PathBuf = "/var/lib/kubelet/plugins_registry".into(), path(), Restart;
-        /// The DRA driver's own socket and lock, a directory below kubelet's `plugins`.
+        /// The DRA driver's own socket and lock.
         dra: PathBuf = "/var/lib/kubelet/plugins/gpu.tessera.dev".into(), path(), Restart;
         /// Kubelet's links to containers' logs, whose names identify a container without a share. The logs are
         /// not read.
@@ -29,13 +29,13 @@ table! {
         pages: PathBuf = "/run/tessera/pages".into(), path(), Restart;
         /// Installed shims, by content: on persistent disk, not mounted noexec.
         shim: PathBuf = "/var/lib/tessera/shim".into(), path(), Restart;
-        /// The libtessera.so to install. Empty: the one beside the `tessera` executable.
+        /// The libtessera.so to install. Empty: the one beside `tessera`.
         shim_source: Option<PathBuf> = None, optional_path(), Restart;
         /// The durable record. The last good configuration is kept beside it.
         ledger: PathBuf = "/var/lib/tessera/ledger.redb".into(), path(), Restart;
         /// Socket of the admin service, for `tessera status` and similar commands; only root may use it.
         admin: PathBuf = "/run/tessera/admin.sock".into(), path(), Restart;
-        /// Path of libnvidia-ml. Empty: the library below `driver.root`, or the loader's `libnvidia-ml.so.1`.
+        /// Path of libnvidia-ml. Empty: below `driver.root`, or the loader's.
         nvml: Option<PathBuf> = None, optional_path(), Restart;
     }
 }

@@ -35,8 +35,7 @@ const NO_SHARES: &str = "must list at least one { resource = \"tessera.dev/gpu-l
 table! {
     /// Unequal shares of the GPUs that it names. The first layout that names a GPU applies to it.
     pub struct Layout: check_sums {
-        /// GPUs that are divided into the shares below. The first layout that names a GPU applies to it;
-        /// `[share]` applies to GPUs that no layout names.
+        /// GPUs that are divided so. The first layout that names a GPU applies to it, `[share]` to all others.
         gpus: Vec<String> = Vec::new(), list(name::gpu(),
             "list, as `gpus.include`").not_empty(NO_GPUS), AtOnce, required NO_GPUS;
         /// The shares of each of these GPUs; each resource appears once.
@@ -59,13 +58,11 @@ table! {
         /// Compute of one replica: a part of the GPU's time, rounded down to 0.1%. `auto` divides what the
         /// other shares leave.
         cores: Amount = Amount::Auto, amount(cores()), NewPods;
-        /// What its compute share means; left out: as `share.compute` says.
+        /// As `share.compute`, which it is where left out.
         compute: Option<Compute> = None, given(word()), NewPods;
-        /// Which GPU is preferred, the same wherever the resource is sold; left out: as `share.placement`
-        /// says.
+        /// As `share.placement`, likewise; the same wherever the resource is sold.
         placement: Option<Placement> = None, given(word());
-        /// Where the replicas of one container lie, the same wherever the resource is sold; left out: as
-        /// `share.split` says.
+        /// As `share.split`, likewise; the same wherever the resource is sold.
         split: Option<Split> = None, given(word()), NewPods;
     }
 }

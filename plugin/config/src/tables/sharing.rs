@@ -13,8 +13,7 @@ use tessera_model::sharing::{Compute, Placement, Split};
 table! {
     /// The extended resource that pods ask for.
     pub struct Resource {
-        /// Name of the resource in a pod's `resources.limits`. An earlier name is served as long as a
-        /// container holds some of it.
+        /// Its name in `resources.limits`. An earlier one is served as long as a container holds some of it.
         name: String = "tessera.dev/gpu".into(),
             name::resource("`domain/name`, an extended resource's name");
     }
@@ -61,8 +60,7 @@ table! {
         /// Memory of one replica, more than `gpus.context_overhead`. `auto` divides what the reserve leaves. A
         /// container with several of a GPU gets their sum.
         memory_bytes as "memory": Option<u64> = None, auto(bytes(1, NO_MEMORY)), NewPods;
-        /// Compute of one replica: a part of the GPU's time. All replicas together have at most 100%. `auto`
-        /// divides evenly.
+        /// Compute of one replica: a part of the GPU's time, at most 100% together. `auto` divides evenly.
         cores_millis as "cores": Option<u32> = None, auto(cores()), NewPods;
         /// What that part means: `burst` is a weight (idle time is anybody's), `strict` also a cap, `none` no
         /// limit.
