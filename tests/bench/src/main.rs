@@ -125,10 +125,14 @@ fn bench() -> anyhow::Result<ExitCode> {
         ("compute", &|report| compute::run(&world, report)),
         ("shim", &|report| shim(&world, report)),
     ];
+    let mut failed = Vec::new();
     for (name, part) in parts {
         if wanted(name) {
             let _within = Limit::of(name);
-            part(&mut report)?;
+            if let Err(error) = part(&mut report) {
+                eprintln!("tessera-bench: {name}: {error:#}");
+                failed.push(name);
+            }
         }
     }
     if let Some(resting) = resting {
@@ -151,6 +155,7 @@ fn bench() -> anyhow::Result<ExitCode> {
     std::fs::write(out, format!("{:#}\n", report.summary()))
         .with_context(|| format!("cannot write {}", out.display()))?;
     println!("Summary: {}", out.display());
+    anyhow::ensure!(failed.is_empty(), "not measured, see above: {}", failed.join(", "));
     Ok(ExitCode::SUCCESS)
 }
 
