@@ -75,11 +75,23 @@ pub(crate) fn seen(region: &Region, used: &Use) -> Seen {
     }
 }
 
+/// Waiting is judged over no less: questions look, too, and within milliseconds everybody waits now and then.
+const JUDGED: Duration = Duration::from_secs(10);
+
+/// One allocation at the look before.
+#[derive(Debug)]
+struct Known {
+    generation: u64,
+    /// Its time is that of the look with which the next judgement begins,
+    seen: Seen,
+    /// so long ago.
+    age: Duration,
+}
+
 /// See the module's documentation.
 #[derive(Debug, Default)]
 pub struct Incidents {
-    /// By allocation, with its generation.
-    known: BTreeMap<String, (u64, Seen)>,
+    known: BTreeMap<String, Known>,
     /// There was a look already: what is not known has begun since.
     looked: bool,
 }
@@ -97,20 +109,27 @@ impl Incidents {
     ) -> Vec<Event> {
         let mut before = std::mem::take(&mut self.known);
         let mut events = Vec::new();
-        for (record, seen) in seen {
+        for (record, mut seen) in seen {
+            let generation = record.generation;
             let old = before.remove(record.id.as_str());
-            let old = match old.filter(|(generation, _)| *generation == record.generation) {
-                Some((_, old)) => Some(old),
-                None if self.looked || record.generation > adopted_until => {
-                    Some(Seen::fresh(&seen))
+            let old = match old.filter(|old| old.generation == generation) {
+                Some(old) => Some(Known { age: old.age.saturating_add(passed), ..old }),
+                None if self.looked || generation > adopted_until => {
+                    Some(Known { generation, seen: Seen::fresh(&seen), age: passed })
                 }
                 // The plugin has just started: the one before has reported all this.
                 None => None,
             };
+            let mut age = Duration::ZERO;
             if let Some(old) = old {
-                events.extend(news(record, &old, &seen, passed, now_unix_ms));
+                events.extend(news(record, &old, &seen, now_unix_ms));
+                if old.age < JUDGED && seen.time.is_some() && old.seen.time.is_some() {
+                    age = old.age;
+                    let overlaps = seen.time.as_ref().map_or(0, |time| time.overlaps);
+                    seen.time = old.seen.time.map(|time| Time { overlaps, ..time });
+                }
             }
-            self.known.insert(record.id.to_string(), (record.generation, seen));
+            self.known.insert(record.id.to_string(), Known { generation, seen, age });
         }
         self.looked = true;
         events
@@ -129,8 +148,8 @@ fn more(old: u64, new: u64) -> u64 {
     new.saturating_sub(old)
 }
 
-fn news(record: &Record, old: &Seen, new: &Seen, passed: Duration, at: i64) -> Vec<Event> {
-    let within = duration::format(Duration::from_secs(passed.as_secs().max(1)));
+fn news(record: &Record, known: &Known, new: &Seen, at: i64) -> Vec<Event> {
+    let old = &known.seen;
     let mut events = Vec::new();
     let mut tell = |times: u64, gpu: Option<usize>, what: What, reason: String| {
         if times > 0 {
@@ -174,7 +193,8 @@ fn news(record: &Record, old: &Seen, new: &Seen, passed: Duration, at: i64) -> V
             What::Overlapped,
             "others ran beside it".to_owned(),
         );
-        if let Some((what, reason)) = delayed(old, new, passed, &within) {
+        let delayed = (known.age >= JUDGED).then(|| delayed(old, new, known.age)).flatten();
+        if let Some((what, reason)) = delayed {
             tell(1, None, what, reason);
         }
     }
@@ -195,15 +215,16 @@ fn of_memory(bytes: u64, memory: Option<(u64, u64)>) -> String {
 }
 
 /// It waited for half of the time and got less than nine tenths of its share; or for long at once.
-fn delayed(old: &Time, new: &Time, passed: Duration, within: &str) -> Option<(What, String)> {
+fn delayed(old: &Time, new: &Time, passed: Duration) -> Option<(What, String)> {
     let waited = more(old.waited_ns, new.waited_ns);
     let passed_ns = u64::try_from(passed.as_nanos()).unwrap_or(u64::MAX);
     let short = u64::from(new.got_millis) * 10 < u64::from(new.asked_millis) * 9;
-    let much = waited >= passed_ns / 2 && passed_ns > 0;
+    let much = waited >= passed_ns / 2;
     let long = more(old.long_waits, new.long_waits) > 0;
     if !(much && short || long) {
         return None;
     }
+    let within = duration::format(Duration::from_secs(passed.as_secs()));
     let seconds = |ns: u64| format!("{}.{} s", ns / 1_000_000_000, ns / 100_000_000 % 10);
     let mut reason = format!(
         "waited {} of {within} for the GPU and got {} of the {} that it asks for",
@@ -326,6 +347,26 @@ mod tests {
             [],
             "it did not want more"
         );
+    }
+
+    #[test]
+    fn waiting_is_judged_over_ten_seconds_however_often_anybody_looks() {
+        let record = record(1);
+        let mut incidents = Incidents::default();
+        let step = Duration::from_millis(10);
+        let mut late = Vec::new();
+        // It waits for each third step as a whole, and then for each of ten seconds.
+        let waits = (0..4000_u64).map(|at| at < 2000 && at % 3 == 0 || at >= 3000);
+        let mut now = waiting(0, 100);
+        for (at, waits) in waits.enumerate() {
+            let time = now.time.as_mut().unwrap();
+            time.waited_ns += u64::from(waits) * 10_000_000;
+            if !incidents.update(vec![(&record, now.clone())], 3, step, NOW).is_empty() {
+                late.push(at);
+            }
+        }
+        let [at] = late.as_slice() else { panic!("{late:?}") };
+        assert!((3500..=4000).contains(at), "{at}");
     }
 
     #[test]

@@ -119,6 +119,7 @@ fn is_beyond_the_schema(problem: &str, value: &Value) -> bool {
         "must be at least 1Mi",
         "must be at least 4Mi",
         "is not a whole number of MiB",
+        "bytes; write a unit",
     ];
     let between = [
         "more than one GPU; lower",
@@ -139,7 +140,7 @@ fn is_beyond_the_schema(problem: &str, value: &Value) -> bool {
 fn values() -> impl Strategy<Value = Value> {
     // What each form takes, and what is nearly that.
     const QUANTITY: &str =
-        r"[-+]?[0-9]{0,4}(\.[0-9]{0,3})?([KMGTPE]i|[numkMGTPE]|e[0-9]|E-[0-9]|Mib|B)?";
+        r"[-+]?[0-9]{0,4}(\.[0-9]{0,3})?([KMGTPE]iB?|[numkMGTPE]|e[0-9]|E-[0-9]|Mib|B)?";
     const PERCENT: &str = r"[-+]?[0-9]{0,4}(\.[0-9]{0,3})?[mn]? ?%{1,2}";
     let texts = prop_oneof![
         Just(String::new()),
@@ -323,5 +324,18 @@ fn what_a_chart_is_often_given_is_refused() {
         assert!(!accepts(&schema, &values), "{values}");
         let text = toml::to_string(&values).unwrap();
         assert!(Config::parse(&text).is_err(), "{text}");
+    }
+}
+
+#[test]
+fn bytes_are_read_as_people_write_them() {
+    let size = |value: Value| reads("share.memory", &value);
+    for good in ["12GiB", "12Gi", "512MiB", "1e9"] {
+        assert_eq!(size(json!(good)), Ok(()), "{good}");
+    }
+    assert!(size(json!("12GB")).is_err(), "1000³ or 1024³: nobody knows");
+    for bare in [json!("12"), json!(12), json!("64Ki")] {
+        let why = size(bare.clone()).unwrap_err();
+        assert!(why.contains("bytes; write a unit, such as 512Mi or 12Gi"), "{bare}: {why}");
     }
 }

@@ -7,8 +7,8 @@ pub(super) const NUMBER: &str = r"([0-9]+\.?[0-9]*|\.[0-9]+)";
 pub(super) const POSITIVE: &str = r"([0-9]*[1-9][0-9]*\.?[0-9]*|[0-9]*\.[0-9]*[1-9][0-9]*)";
 /// A fraction less than 1 that is not 0.
 const SMALL: &str = r"0*\.[0-9]*[1-9][0-9]*";
-/// A quantity's suffix, or none.
-pub(super) const SUFFIX: &str = "([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?";
+/// The suffix of a quantity of bytes, or none.
+pub(super) const SUFFIX: &str = "([KMGTPE]iB?|[numkMGTPE]|[eE][+-]?[0-9]+)?";
 
 /// The whole text.
 pub(super) fn whole(pattern: &str) -> String {

@@ -103,6 +103,13 @@ impl MadeUp {
         history::answer(self, node, query)
     }
 
+    /// Tenants of each GPU of a node that have a millisecond each, in turns, and wait meanwhile. `None` where no node is
+    /// called so.
+    pub fn trace(&self, node: &str, seconds: u32) -> Option<crate::trace::Trace> {
+        let entry = self.fleet().nodes.into_iter().find(|entry| entry.node == node)?;
+        Some(history::turns(&entry.view?, seconds))
+    }
+
     /// Advice; of one namespace and one pod, where they are named.
     pub fn recommendations(&self, namespace: &str, pod: &str) -> Recommendations {
         advice::recommendations(self, namespace, pod)

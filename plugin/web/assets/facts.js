@@ -20,16 +20,23 @@ export function command(text) {
   return h("code", { class: "command", tabindex: 0 }, format.line(text));
 }
 
-/** What a tenant wants: what it got and its waiting. */
+/** What a tenant wants: what it used, or had where nobody can tell, and its waiting. */
 export function wanted(model, tenant) {
   const waits = model.rates.waits(tenant);
   if (!tenant.compute || waits === null) return null;
-  return Math.min(1000, tenant.compute.got_10s_millis + waits);
+  return Math.min(1000, (tenant.compute.used_10s_millis ?? tenant.compute.got_10s_millis) + waits);
+}
+
+/** The part of the last ten seconds in which a tenant's work ran on the GPU. */
+export function usedTime({ compute }) {
+  if (!compute) return "-";
+  const used = compute.used_10s_millis;
+  return used === null || used === undefined ? "unknown" : format.cores(used);
 }
 
 /** Tenants with their figures, one line for each GPU that they use. */
 export function tenantTable(model, rows, { tone, withGpu = false, label }) {
-  const head = ["pod", withGpu ? "GPU" : "", "state", "quota | used | peak", "memory used / quota", "peak", "share", "got (10s)", "wanted", "refusals"].filter(Boolean);
+  const head = ["pod", withGpu ? "GPU" : "", "state", "quota | used | peak", "memory used / quota", "peak", "share", "used (10s)", "leased (10s)", "wanted", "refusals"].filter(Boolean);
   return h(
     "div",
     { class: "scroll", tabindex: 0, role: "region", "aria-label": label },
@@ -58,6 +65,7 @@ export function tenantTable(model, rows, { tone, withGpu = false, label }) {
             h("td", { class: "figure" }, `${format.bytes(use.memory_charged_bytes + use.memory_overhead_bytes)} / ${format.bytes(use.memory_limit_bytes)}`),
             h("td", { class: "figure" }, format.bytes(use.memory_peak_bytes)),
             h("td", { class: "figure" }, `${format.cores(use.cores_millis)} ${format.line(use.policy)}`),
+            h("td", { class: "figure" }, usedTime(tenant)),
             h("td", { class: `figure${short ? " tone warn" : ""}` }, tenant.compute ? format.cores(tenant.compute.got_10s_millis) : "-", short ? " ▼" : ""),
             h("td", { class: "figure" }, want === null ? "-" : format.cores(want)),
             h("td", { class: `figure${tenant.refusals > 0 ? " tone warn" : ""}` }, format.number(tenant.refusals)),

@@ -4,7 +4,7 @@ import { bar, health } from "./bars.js";
 import { h } from "./dom.js";
 import * as format from "./format.js";
 import { matches, ORDERS, parseFilter, tenantMatches } from "./model.js";
-import { gpuLink, setQuery } from "./router.js";
+import { gpuLink, link, setQuery } from "./router.js";
 
 const HEAD_PX = 40;
 const MARGIN_PX = 400;
@@ -12,6 +12,16 @@ const narrow = matchMedia("(max-width: 760px)");
 
 /** The height of a GPU's row, as style.css has it. */
 const rowPx = () => (narrow.matches ? 96 : 46);
+
+/** What `show` leaves. */
+const SHOWN = {
+  trouble: { title: "with trouble", keep: (row) => row.trouble > 0 },
+  sick: { title: "not healthy", keep: (row) => row.gpu.state !== "healthy" },
+  cordoned: { title: "cordoned", keep: (row) => row.gpu.cordon !== "" },
+  away: { title: "without an answer", keep: (row) => !row.entry.answers },
+  waiting: { title: "with waiting", keep: (row) => row.waiting > 0 },
+  free: { title: "with room", keep: (row) => row.freeMillis > 0 },
+};
 
 /** Rows that a filter leaves, and their heads where they are in the order of nodes. */
 export function list(model, query) {
@@ -25,13 +35,12 @@ export function list(model, query) {
     (filter.length === 0 || matches(row, filter)) &&
     (namespace === "" || row.tenants.some(({ tenant }) => tenant.namespace === namespace)) &&
     (name === "" || row.gpu.name === name) &&
-    (only !== "trouble" || row.trouble > 0) &&
-    (only !== "waiting" || row.waiting > 0) &&
-    (only !== "free" || row.freeMillis > 0);
+    (SHOWN[only]?.keep(row) ?? true);
   const bright = (tenant) => (namespace === "" || tenant.namespace === namespace) && tenantMatches(tenant, filter);
   const items = [];
   if (order === ORDERS.node) {
-    for (const node of model.nodes.values()) {
+    const nodes = [...model.nodes.values()].sort((a, b) => b.trouble - a.trouble);
+    for (const node of nodes) {
       const gpus = node.gpus.filter(keep);
       const empty = node.gpus.length === 0 && nodeMatches(node, filter, asks, only);
       if (gpus.length === 0 && !empty) continue;
@@ -50,7 +59,7 @@ export function list(model, query) {
 function nodeMatches(node, filter, asks, only) {
   if (!asks) return true;
   const name = node.entry.node.toLowerCase();
-  return (only === "" || only === "trouble") && filter.every(({ field, word }) => (field === "" || field === "node") && name.includes(word));
+  return ["", "trouble", "away"].includes(only) && filter.every(({ field, word }) => (field === "" || field === "node") && name.includes(word));
 }
 
 /** The fleet's view. */
@@ -224,7 +233,7 @@ export class FleetView {
       ),
       select("namespace", "namespace", [["", "all"], ...[...this.app.colours.names.keys()].map((name) => [name, format.line(name) || "not named yet"])]),
       select("model", "model", [["", "all"], ...model.models().map((name) => [name, format.model(name)])]),
-      select("show", "show", [["", "all GPUs"], ["trouble", "with trouble"], ["waiting", "with waiting"], ["free", "with room"]]),
+      select("show", "show", [["", "all GPUs"], ...Object.entries(SHOWN).map(([value, { title }]) => [value, title])]),
       select("sort", "sort", Object.entries(ORDERS).map(([value, { title }]) => [value === "node" ? "" : value, title])),
     );
   }
@@ -285,11 +294,14 @@ function emptyText(model, asks) {
 
 function totalsLine(model) {
   const all = model.totals();
-  const more = (n, word) => (n > 0 ? ` (${format.number(n)} ${word})` : "");
-  const sick = [all.sick > 0 ? `${format.number(all.sick)} not healthy` : "", all.cordoned > 0 ? `${format.number(all.cordoned)} cordoned` : ""].filter(Boolean).join(", ");
+  const withTrouble = (n, ...kinds) => {
+    const some = kinds.filter(([count]) => count > 0);
+    const links = some.map(([count, word, show], i) => [i > 0 ? ", " : " (", h("a", { href: link([], { show }) }, `${format.number(count)} ${word}`)]);
+    return [format.number(n), links, some.length > 0 ? ")" : null];
+  };
   const facts = [
-    ["nodes", `${format.number(all.nodes)}${more(all.away, all.away === 1 ? "does not answer" : "do not answer")}`],
-    ["GPUs", `${format.number(all.gpus)}${sick ? ` (${sick})` : ""}`],
+    ["nodes", withTrouble(all.nodes, [all.away, all.away === 1 ? "does not answer" : "do not answer", "away"])],
+    ["GPUs", withTrouble(all.gpus, [all.sick, "not healthy", "sick"], [all.cordoned, "cordoned", "cordoned"])],
     ["tenants", format.number(all.tenants)],
     ["memory used / sold / total", `${format.bytes(all.usedBytes)} / ${format.bytes(all.soldBytes)} / ${format.bytes(all.totalBytes)}`],
     ["shares sold", all.gpus > 0 ? format.cores(Math.round(all.soldMillis / all.gpus)) : "-"],

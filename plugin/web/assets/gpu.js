@@ -7,6 +7,7 @@ import * as format from "./format.js";
 import { History } from "./history.js";
 import { tenantName } from "./model.js";
 import { link, podLink } from "./router.js";
+import { TraceView } from "./trace.js";
 
 /** The length of a lease. */
 function quantum(us) {
@@ -21,6 +22,7 @@ export class GpuView {
     this.node = node ?? "";
     this.uuid = uuid ?? "";
     this.history = new History(app);
+    this.trace = new TraceView(app);
   }
 
   find() {
@@ -72,6 +74,7 @@ export class GpuView {
       h("h2", {}, "Tenants"),
       row.tenants.length === 0 ? h("p", { class: "muted" }, "None that you may see.") : tenantTable(model, row.tenants.map((one) => ({ ...one, row })), { tone, label: "tenants" }),
       row.others ? h("p", { class: "muted" }, `And ${format.count(row.others.tenants, "tenant")} of other namespaces: ${format.bytes(row.others.memory_limit_bytes)} and ${format.cores(row.others.cores_millis)} in all.`) : null,
+      gpu.lease ? [h("h2", {}, "Trace"), h("section", { key: "trace", "aria-label": "trace" }, this.trace.draw(entry.node, gpu.uuid, this.app.width()))] : null,
       h("h2", {}, "History"),
       h("section", { class: "history", key: "history", "aria-label": "history" }, this.history.draw(entry.node, gpu.uuid, name, this.app.width(), { pod: query.get("pod") ?? "", tones: index })),
     ];
@@ -79,6 +82,7 @@ export class GpuView {
 
   close() {
     this.history.stop();
+    this.trace.stop();
   }
 }
 

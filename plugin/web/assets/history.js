@@ -303,7 +303,7 @@ function eventTable(events, node) {
   if (events.length === 0) return h("p", { class: "muted", key: "events-none" }, "No events in this time.");
   return h(
     "div",
-    { class: "scroll", key: "event-table", tabindex: 0, role: "region", "aria-label": "events" },
+    { class: "scroll events", key: "event-table", tabindex: 0, role: "region", "aria-label": "events" },
     h(
       "table",
       {},

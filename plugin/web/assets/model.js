@@ -92,7 +92,8 @@ export class Model {
     }
     for (const row of gpus) row.finish();
     const namespaces = new Set((view?.tenants ?? []).map((tenant) => tenant.namespace));
-    return { entry, gpus, namespaces, totals: totals(entry, gpus) };
+    const trouble = entry.answers && gpus.every((row) => row.trouble === 0) ? 0 : 1;
+    return { entry, gpus, namespaces, trouble, totals: totals(entry, gpus) };
   }
 
   gpu(entry, view, gpu) {
@@ -160,10 +161,17 @@ export class GpuRow {
         pod: pods,
         model: [this.gpu.name.toLowerCase()],
         gpu: [this.gpu.uuid.toLowerCase()],
+        state: states(this),
       };
     }
     return this.found;
   }
+}
+
+/** The words for how a GPU is. */
+function states({ entry, gpu }) {
+  const words = entry.answers ? [gpu.state] : ["no answer", "away"];
+  return gpu.cordon === "" ? words : [...words, "cordoned"];
 }
 
 const EMPTY = {
@@ -190,10 +198,10 @@ function totals(entry, gpus) {
   };
 }
 
-/** What a filter asks: words that all must be there, some of one field (`node:`, `namespace:`, `pod:`, `model:`, `gpu:`). */
+/** What a filter asks: words that all must be there, some of one field (`node:`, `namespace:`, `pod:`, `model:`, `gpu:`, `state:`). */
 export function parseFilter(text) {
   return text.toLowerCase().split(/\s+/).filter(Boolean).map((word) => {
-    const match = /^(node|namespace|ns|pod|model|gpu):(.*)$/s.exec(word);
+    const match = /^(node|namespace|ns|pod|model|gpu|state):(.*)$/s.exec(word);
     const field = match?.[1] === "ns" ? "namespace" : match?.[1];
     return match ? { field, word: match[2] } : { field: "", word };
   });
@@ -202,8 +210,9 @@ export function parseFilter(text) {
 /** Whether a GPU is one of those that a filter asks for. */
 export function matches(row, filter) {
   const words = row.words();
-  const has = (list, word) => list.some((text) => text.includes(word));
-  return filter.every(({ field, word }) => (field ? has(words[field], word) : Object.values(words).some((list) => has(list, word))));
+  // A state from its beginning, for `healthy` is a part of `unhealthy`.
+  const has = (name, word) => words[name].some((text) => (name === "state" ? text.startsWith(word) : text.includes(word)));
+  return filter.every(({ field, word }) => (field ? has(field, word) : Object.keys(words).some((name) => has(name, word))));
 }
 
 /** Whether a tenant is one of those: what a bar keeps bright. */
@@ -217,8 +226,8 @@ export function tenantMatches(tenant, filter) {
 
 /** Orders of GPUs, by the names that the page's select has. */
 export const ORDERS = {
-  node: { title: "node", by: () => 0 },
-  trouble: { title: "trouble first", by: (row) => -row.trouble },
+  node: { title: "nodes, trouble first", by: () => 0 },
+  trouble: { title: "GPUs, trouble first", by: (row) => -row.trouble },
   used: { title: "memory used", by: (row) => -row.usedBytes },
   sold: { title: "memory sold", by: (row) => -row.gpu.memory_limits_bytes },
   waiting: { title: "waiting", by: (row) => -row.waiting },

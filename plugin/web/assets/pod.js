@@ -1,7 +1,7 @@
 // A pod: what it may use, uses and wants; why; what was; what would suit it better.
 
 import { json, text } from "./api.js";
-import { awayNote, command, crumbs, facts, tenantTable, wanted } from "./facts.js";
+import { awayNote, command, crumbs, facts, tenantTable, usedTime, wanted } from "./facts.js";
 import { h } from "./dom.js";
 import * as format from "./format.js";
 import { History } from "./history.js";
@@ -82,11 +82,12 @@ export class PodView {
         ["workload", format.line(tenant.workload)],
         ["asked as", tenant.claim ? `claim ${format.line(tenant.claim)}, ${format.line(tenant.request)}` : format.line(tenant.resource_name)],
         ["quota", format.bytes(use.memory_limit_bytes)],
-        ["used", format.bytes(use.memory_charged_bytes + use.memory_overhead_bytes)],
+        ["memory used", format.bytes(use.memory_charged_bytes + use.memory_overhead_bytes)],
         ["overhead", use.memory_overhead_bytes > 0 ? format.bytes(use.memory_overhead_bytes) : ""],
         ["peak of a process", format.bytes(use.memory_peak_bytes)],
         ["share", `${format.cores(use.cores_millis)} ${format.line(use.policy)}${use.changed ? ", changed while it runs" : ""}`],
-        ["got", tenant.compute ? `${format.cores(tenant.compute.got_1s_millis)} in 1s, ${format.cores(tenant.compute.got_10s_millis)} in 10s` : "its GPU time is not divided"],
+        ["GPU time used", tenant.compute ? `${usedTime(tenant)} in 10s` : ""],
+        ["leased", tenant.compute ? `${format.cores(tenant.compute.got_1s_millis)} in 1s, ${format.cores(tenant.compute.got_10s_millis)} in 10s` : "its GPU time is not divided"],
         ["wanted", want === null ? "" : format.cores(want)],
         ["waiting now", waiting !== null && waiting !== undefined ? `for ${Math.ceil(waiting / 1000)}ms` : ""],
         ["gate", format.line(tenant.compute?.gate ?? "")],

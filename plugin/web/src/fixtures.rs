@@ -85,8 +85,9 @@ impl Source for Fixture {
         now(Ok(self.made().waste(&scope.namespace)))
     }
 
-    fn trace<'a>(&'a self, _: &'a str, _: u32) -> Answer<'a, Trace> {
-        now(Ok(Trace::begun(0)))
+    fn trace<'a>(&'a self, node: &'a str, seconds: u32) -> Answer<'a, Trace> {
+        let trace = self.made().trace(node, seconds);
+        now(trace.ok_or_else(|| SourceError::NotFound(format!("no node is called {node}"))))
     }
 }
 

@@ -46,6 +46,7 @@ const ASSETS: &[File] = &[
     file!("router.js", SCRIPT),
     file!("stream.js", SCRIPT),
     file!("style.css", STYLE),
+    file!("trace.js", SCRIPT),
 ];
 
 /// The page itself.

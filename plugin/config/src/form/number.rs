@@ -177,9 +177,18 @@ impl Leaf for Bytes {
     type Value = u64;
 
     fn parse(&self, value: &DeValue<'_>) -> Result<u64, String> {
-        let bytes = quantity(value, Quantity::units)?;
+        // As many write it, and no Kubernetes quantity means anything else by it.
+        let text =
+            value.as_str().and_then(|text| text.strip_suffix('B')).filter(|t| t.ends_with('i'));
+        let bytes = match text {
+            Some(text) => parsed(text, Quantity::units)?,
+            None => quantity(value, Quantity::units)?,
+        };
         if bytes < self.least {
             return Err(self.less.to_owned());
+        }
+        if 0 < bytes && bytes < MIB {
+            return Err(format!("is {bytes} bytes; write a unit, such as 512Mi or 12Gi"));
         }
         if self.whole_mib && !bytes.is_multiple_of(MIB) {
             let more = bytes.div_ceil(MIB);
@@ -298,7 +307,11 @@ impl Leaf for Money {
     }
 
     fn schema(&self) -> Value {
-        bytes(0, "").schema()
+        let (pattern, mut schema) = bytes(0, "").pattern();
+        schema["type"] = json!(["string", "number"]);
+        // Money has no bytes.
+        schema["pattern"] = pattern::whole(&pattern.replace("iB?", "i")).into();
+        schema
     }
 }
 
@@ -375,6 +388,13 @@ fn quantity(
         DeValue::Float(float) => float.as_str(),
         other => return Err(wrong_type("a quantity", other)),
     };
+    parsed(text, read)
+}
+
+fn parsed(
+    text: &str,
+    read: impl FnOnce(Quantity) -> Result<u64, QuantityError>,
+) -> Result<u64, String> {
     Quantity::parse(text).and_then(read).map_err(|error| error.to_string())
 }
 

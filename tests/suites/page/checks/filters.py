@@ -39,6 +39,13 @@ def filters():
         name = gpus(model)[0][1]["name"]
         one.page.fill("#filter", f"model:{name.split()[1]}")
         settle(one, {gpu["uuid"] for _, gpu in gpus(model) if name.split()[1] in gpu["name"]})
+        for word in ("unhealthy", "state:healthy", "cordoned"):
+            state = word.removeprefix("state:")
+            one.page.fill("#filter", word)
+            settle(one, {
+                gpu["uuid"] for entry, gpu in gpus(model)
+                if (gpu["cordon"] if word == "cordoned" else entry["answers"] and gpu["state"] == state)
+            })
         one.page.fill("#filter", "no such thing at all")
         one.until_text("No GPU is like that")
         one.page.press("#filter", "Escape")

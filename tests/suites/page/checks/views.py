@@ -24,6 +24,16 @@ def fleet():
         assert sick > 0 and cordoned > 0 and len(away) == 1, "the made-up fleet has trouble"
         assert f"{len(all_gpus)} ({sick} not healthy, {cordoned} cordoned)" in totals, totals
         assert "6 (1 does not answer)" in totals, totals
+        # Nodes with trouble stand first.
+        first = one.page.locator("#rows .node strong").first.inner_text()
+        assert first == next(
+            entry["node"] for entry in model["nodes"]
+            if not entry["answers"] or any(gpu["state"] != "healthy" or gpu["cordon"] for gpu in entry["view"]["gpus"])
+        ), first
+        one.page.click(f"text={sick} not healthy")
+        one.until_text(f"{sick} GPUs of {len(all_gpus)}", ".count")
+        one.go("#/")
+        one.until("() => document.querySelector('.count').innerText === ''")
         for entry, gpu in all_gpus:
             row = one.page.locator(f'a[data-gpu="{gpu["uuid"]}"]')
             one.page.locator("#rows").evaluate("(rows, top) => scrollTo(0, top)", 0)
@@ -77,6 +87,18 @@ def gpu():
             assert written(one, "bytes", use["memory_peak_bytes"]) in line, line
             assert written(one, "cores", use["cores_millis"]) in line, line
             assert written(one, "cores", tenant["compute"]["got_10s_millis"]) in line, line
+            ran = tenant["compute"]["used_10s_millis"]
+            assert ("unknown" if ran is None else written(one, "cores", ran)) in line, line
+        one.page.click("text=Record 10 seconds")
+        one.until_text(f"{mine[0]['pod']}: 1,000 leases of 1,000.0 ms, waited 1,000.0 ms")
+        assert one.page.locator(".lane").count() == len(mine)
+        drawn = one.page.locator(".lane .lease").first.get_attribute("d").count("M")
+        assert 100 <= drawn <= 102, drawn
+        one.page.click("text=100 ms")
+        one.until("() => document.querySelector('.lane .lease').getAttribute('d').split('M').length < 14")
+        with one.page.expect_download() as saved:
+            one.page.click("text=Save it for Perfetto")
+        assert saved.value.suggested_filename.startswith("trace-"), saved.value.suggested_filename
         cordoned_entry, cordoned = next((e, g) for e, g in gpus(model) if g["cordon"])
         one.go(gpu_address(cordoned_entry["node"], cordoned))
         one.until_text(cordoned["cordon"])
