@@ -74,7 +74,7 @@ export class GpuView {
       h("h2", {}, "Tenants"),
       row.tenants.length === 0 ? h("p", { class: "muted" }, "None that you may see.") : tenantTable(model, row.tenants.map((one) => ({ ...one, row })), { tone, label: "tenants" }),
       row.others ? h("p", { class: "muted" }, `And ${format.count(row.others.tenants, "tenant")} of other namespaces: ${format.bytes(row.others.memory_limit_bytes)} and ${format.cores(row.others.cores_millis)} in all.`) : null,
-      gpu.lease ? [h("h2", {}, "Trace"), h("section", { key: "trace", "aria-label": "trace" }, this.trace.draw(entry.node, gpu.uuid, this.app.width()))] : null,
+      gpu.lease ? [h("h2", {}, "Trace"), h("section", { key: "trace", "aria-label": "trace" }, this.trace.draw(entry.node, gpu.uuid, this.app.width(), index))] : null,
       h("h2", {}, "History"),
       h("section", { class: "history", key: "history", "aria-label": "history" }, this.history.draw(entry.node, gpu.uuid, name, this.app.width(), { pod: query.get("pod") ?? "", tones: index })),
     ];

@@ -43,30 +43,32 @@ export class TraceView {
   stop() {
     this.controller?.abort();
     this.controller = null;
-    if (this.file) URL.revokeObjectURL(this.file);
-    this.file = null;
   }
 
-  draw(node, uuid, width) {
+  draw(node, uuid, width, tones) {
     const asking = this.controller !== null;
     return [
       h(
         "p",
         { class: "choice", key: "ask" },
         h("button", { type: "button", disabled: asking ? "" : null, onclick: () => this.ask(node) }, asking ? `Recording ${SECONDS} seconds` : `Record ${SECONDS} seconds`),
-        this.trace ? h("a", { href: this.address(), download: `trace-${format.short(uuid)}.json` }, "Save it for Perfetto") : null,
+        this.trace ? h("button", { type: "button", onclick: () => this.save(`trace-${format.short(uuid)}.json`) }, "Save it for Perfetto") : null,
       ),
       this.error ? h("p", { class: "warning", key: "error" }, `No trace: ${format.line(this.error)}`) : null,
-      this.trace ? this.lanes(lanesOf(this.trace, uuid), width) : null,
+      this.trace ? this.lanes(lanesOf(this.trace, uuid), width, tones) : null,
     ];
   }
 
-  address() {
-    this.file ??= URL.createObjectURL(new Blob([JSON.stringify(this.trace)], { type: "application/json" }));
-    return this.file;
+  save(name) {
+    // Of this page's own making: links to elsewhere are refused where views are drawn.
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([JSON.stringify(this.trace)], { type: "application/json" }));
+    link.download = name;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
   }
 
-  lanes(lanes, width) {
+  lanes(lanes, width, tones) {
     if (lanes.length === 0) return h("p", { class: "muted" }, "No tenant of this GPU that you may see asked for time.");
     const length = Math.min(Math.max(1, (this.trace.otherData?.duration_us ?? 0) / 1000), 60_000);
     const span = Math.min(this.zoom, length);
@@ -104,7 +106,7 @@ export class TraceView {
           s(
             "svg",
             { class: "chart", width, height: LANE, viewBox: `0 0 ${width} ${LANE}`, role: "img", "aria-label": `${lane.name}: ${said(lane)}` },
-            Object.entries(KINDS).map(([kind, [y, height]]) => s("path", { key: kind, class: `trace ${kind} c${lane.tid % 10}`, d: rectangles(lane[kind], x, y, height, from, span) }, s("title", {}, kind))),
+            Object.entries(KINDS).map(([kind, [y, height]]) => s("path", { key: kind, class: `trace ${kind} c${tones.get(lane.allocation) ?? 8}`, d: rectangles(lane[kind], x, y, height, from, span) }, s("title", {}, kind))),
           ),
         ),
       ),
@@ -139,9 +141,9 @@ export function lanesOf(trace, uuid) {
   const lanes = new Map();
   for (const one of events) {
     if (pid === undefined || one.pid !== pid) continue;
-    if (!lanes.has(one.tid)) lanes.set(one.tid, { tid: one.tid, name: "", wait: [], drain: [], late: [], lease: [], idle: [] });
+    if (!lanes.has(one.tid)) lanes.set(one.tid, { tid: one.tid, name: "", allocation: "", wait: [], drain: [], late: [], lease: [], idle: [] });
     const lane = lanes.get(one.tid);
-    if (one.name === "thread_name") lane.name = format.line(one.args?.name ?? "");
+    if (one.name === "thread_name") Object.assign(lane, { name: format.line(one.args?.name ?? ""), allocation: one.args?.allocation ?? "" });
     if (one.ph !== "X" || !(one.ts >= 0) || !(one.dur >= 0)) continue;
     const kind = one.name.startsWith("idle") ? "idle" : one.name;
     if (kind in KINDS) lane[kind].push(one);
