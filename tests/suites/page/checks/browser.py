@@ -126,6 +126,14 @@ def gpus(fleet):
     return [(entry, gpu) for entry in fleet["nodes"] for gpu in entry["view"]["gpus"]]
 
 
+def in_order(fleet):
+    """GPUs as the fleet shows them: nodes with trouble first."""
+    def is_well(entry):
+        return entry["answers"] and all(gpu["state"] == "healthy" and not gpu["cordon"] for gpu in entry["view"]["gpus"])
+
+    return gpus({"nodes": sorted(fleet["nodes"], key=is_well)})
+
+
 def gpu_address(node, gpu):
     return f"#/gpu/{quote(node)}/{quote(gpu['uuid'])}"
 

@@ -1,6 +1,6 @@
 """Everything by keyboard alone."""
 
-from browser import gpus, page
+from browser import in_order, page
 
 
 def focused(one):
@@ -9,7 +9,8 @@ def focused(one):
 
 def keyboard():
     with page("--nodes", 12, "--gpus", 4, height=600) as (one, server):
-        uuids = [gpu["uuid"] for _, gpu in gpus(server("fleet"))]
+        rows = in_order(server("fleet"))
+        uuids = [gpu["uuid"] for _, gpu in rows]
         press = one.page.keyboard.press
         press("?")
         one.page.wait_for_selector("dialog[open] >> text=Keys")
@@ -49,7 +50,7 @@ def keyboard():
         one.page.keyboard.type("node:gpu-011")
         one.until("() => location.hash.includes('gpu-011')")
         press("ArrowDown")
-        assert focused(one) == uuids[40]
+        assert focused(one) == next(gpu["uuid"] for entry, gpu in rows if entry["node"] == "gpu-011")
         press("Escape")
         one.until("() => !location.hash.includes('q=')")
         press("n")

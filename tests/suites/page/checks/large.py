@@ -1,6 +1,6 @@
 """200 nodes with 8 GPUs and 10 tenants each."""
 
-from browser import gpus, page
+from browser import gpus, in_order, page
 from views import written
 
 
@@ -12,7 +12,7 @@ def large():
         # What is in sight is in the document, and little more.
         assert one.evaluate("() => document.querySelectorAll('*').length") < 4000
         one.page.keyboard.press("End")
-        last = gpus(model)[-1][1]["uuid"]
+        last = in_order(model)[-1][1]["uuid"]
         one.until("(uuid) => document.activeElement?.dataset?.gpu === uuid", last)
         server("tick", 60_000)
         one.until_text(f"refusals\n{written(one, 'number', server('refusals'))}", ".totals")
