@@ -178,24 +178,58 @@ async fn a_node_that_is_known_not_to_answer_delays_no_answer_and_is_named_in_it(
 }
 
 #[tokio::test]
-async fn a_waiting_pod_is_judged_by_what_the_user_may_read() {
-    let world = World::new(&[("a", Some(Behind::Answers(200, view("a"))))]);
+async fn a_waiting_pod_has_the_schedulers_sentence_and_what_each_node_has_left() {
+    let mut full: Value = serde_json::from_str(&view("full")).unwrap();
+    let replicas = |free| json!([{ "resource_name": "tessera.dev/gpu", "count": 4, "free": free }]);
+    full["nodes"][0]["view"]["gpus"][0]["replicas"] = replicas(0);
+    full["nodes"][0]["view"]["gpus"][0]["cordon"] = "fans".into();
+    let mut free: Value = serde_json::from_str(&view("free")).unwrap();
+    free["nodes"][0]["view"]["gpus"][0]["replicas"] = replicas(3);
+    let world = World::new(&[
+        ("free", Some(Behind::Answers(200, free.to_string()))),
+        ("full", Some(Behind::Answers(200, full.to_string()))),
+        ("stalls", Some(Behind::Stalls)),
+    ]);
+    let says = "0/3 nodes are available: 3 node(s) had untolerated taint {k: v}.";
+    let event = |pod: &str, last: &str, count: u64| {
+        json!({ "involvedObject": { "kind": "Pod", "name": pod }, "message": says, "eventTime": null,
+            "lastTimestamp": last, "count": count })
+    };
     world.server.with(|store| {
         let pod = json!({
             "metadata": { "name": "chat", "namespace": "team" },
-            "spec": { "containers": [{ "name": "m", "resources": { "limits": { "tessera.dev/gpu": "1" } } }] },
-            "status": { "phase": "Pending" },
+            "spec": { "containers": [{ "name": "m", "resources": { "limits": { "tessera.dev/gpu": "2" } } }] },
+            "status": { "phase": "Pending",
+                "conditions": [{ "type": "PodScheduled", "status": "False", "message": says }] },
         });
         store.pods.insert(("team".into(), "chat".into()), pod);
+        store.events = vec![
+            event("chat", "2026-11-22T10:00:00Z", 1),
+            event("chat", "2026-11-22T11:00:00Z", 7),
+            event("other", "2026-11-22T12:00:00Z", 9),
+        ];
     });
-    world.server.forbid("GET", "pods everywhere", true);
-    world.server.forbid("GET", "nodes", true);
     let fleet = world.fleet();
-    let facts = pending::facts(&fleet, "team", "chat").await.unwrap().unwrap();
-    let verdict = pending::judge(&facts);
-    assert!(verdict.waits && verdict.unread.len() == 2, "{verdict:#?}");
-    assert!(verdict.nodes.iter().all(|node| node.fit != pending::Fit::Fits), "{verdict:#?}");
-    assert!(pending::facts(&fleet, "team", "other").await.unwrap().is_none());
+    let waits = pending::pending(&fleet, "team", "chat").await.unwrap().unwrap();
+    assert!(waits.waits && waits.unread.is_empty(), "{waits:#?}");
+    assert_eq!(
+        (waits.asks, waits.scheduler_says),
+        (vec!["2 × tessera.dev/gpu".to_owned()], says.to_owned())
+    );
+    let event = waits.event.unwrap();
+    assert_eq!((event.times, event.last.as_str()), (7, "2026-11-22T11:00:00Z"));
+    let nodes: Vec<_> =
+        waits.nodes.iter().map(|node| (node.node.as_str(), node.has_room)).collect();
+    assert_eq!(nodes, [("free", Some(true)), ("stalls", None), ("full", Some(false))]);
+    assert_eq!(waits.nodes[0].left, ["3 of 4 × tessera.dev/gpu"]);
+    assert!(waits.nodes[1].error.contains("did not answer"), "{:?}", waits.nodes);
+    assert_eq!(waits.nodes[2].amiss, ["GPU 0 is cordoned: fans"]);
+    // What the user may not read is said, and hides nothing else.
+    world.server.forbid("GET", "events", true);
+    let waits = pending::pending(&fleet, "team", "chat").await.unwrap().unwrap();
+    assert_eq!(waits.unread, ["the scheduler's events: you may not list events team"]);
+    assert_eq!(waits.scheduler_says, says);
+    assert!(pending::pending(&fleet, "team", "other").await.unwrap().is_none());
 }
 
 /// A node with one pod of the workload `chat`, seen for an hour.

@@ -1,5 +1,8 @@
-//! Tables of at most 120 columns. Pure.
+//! Tables and sentences of at most 120 columns. Pure.
 
+use std::fmt::Write;
+
+use tessera_api::print::wrap;
 use tessera_model::printable;
 
 /// Widest line.
@@ -25,6 +28,15 @@ pub(super) const fn right(title: &'static str) -> Column {
 
 pub(super) const fn gives(title: &'static str) -> Column {
     Column { title, right: false, gives: true }
+}
+
+/// A sentence behind a title, the lines after the first below its end.
+pub(super) fn put(out: &mut String, title: &str, text: &str) {
+    let indent = title.chars().count();
+    for (at, line) in wrap(&printable::line(text), WIDTH - indent).iter().enumerate() {
+        let title = if at == 0 { title } else { "" };
+        let _ = writeln!(out, "{title:indent$}{line}");
+    }
 }
 
 /// Fewest characters of a column that gives.

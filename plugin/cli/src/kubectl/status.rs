@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::process::ExitCode;
 
 use tessera_fleet::Fleet as Cluster;
+use tessera_fleet::pending::trouble;
 use tessera_model::counted::plural;
 use tessera_model::percent::format_cores;
 use tessera_model::quantity::format_bytes;
@@ -48,9 +49,7 @@ fn text(fleet: &Fleet, wide: bool) -> String {
     );
     for entry in &fleet.nodes {
         for sentence in amiss(entry, fleet.at_unix_ms) {
-            for line in wrapped(&format!("! {}: {sentence}", entry.node), "    ") {
-                let _ = writeln!(out, "{line}");
-            }
+            columns::put(&mut out, "! ", &format!("{}: {sentence}", entry.node));
         }
     }
     let rows: Vec<Vec<String>> = fleet
@@ -88,19 +87,7 @@ fn amiss(entry: &Entry, now_unix_ms: i64) -> Vec<String> {
         all.push(format!("does not answer{since}: {}", entry.error));
     }
     let Some(view) = &entry.view else { return all };
-    for gpu in &view.gpus {
-        if !gpu.cordon.is_empty() {
-            let by =
-                if gpu.cordon == "cordoned" { String::new() } else { format!(": {}", gpu.cordon) };
-            all.push(format!("GPU {} is cordoned{by}", gpu.index));
-        } else if !matches!(gpu.state.as_str(), "" | "healthy") {
-            let waits = match gpu.state_waits_for.as_str() {
-                "" => String::new(),
-                text => format!("; it waits for {text}"),
-            };
-            all.push(format!("GPU {} is {}: {}{waits}", gpu.index, gpu.state, gpu.state_reason));
-        }
-    }
+    all.extend(view.gpus.iter().filter_map(trouble));
     all.extend(view.plugin.amiss.iter().cloned());
     if !view.plugin.config_error.is_empty() {
         all.push(format!("the configuration was refused: {}", view.plugin.config_error));
@@ -147,35 +134,6 @@ fn row(entry: &Entry, gpu: &Gpu, wide: bool) -> Vec<String> {
             (true, lack) => format!("nothing: too little {lack}"),
         },
     ]
-}
-
-/// Lines of at most [`WIDTH`], all but the first indented.
-fn wrapped(text: &str, indent: &str) -> Vec<String> {
-    let mut lines = Vec::new();
-    let mut line = String::new();
-    let mut width = 0;
-    for word in text.split(' ') {
-        let length = word.chars().count();
-        if width > indent.len() && width + 1 + length > WIDTH {
-            lines.push(std::mem::take(&mut line));
-            line.push_str(indent);
-            width = indent.len();
-        } else if width > 0 {
-            line.push(' ');
-            width += 1;
-        }
-        for c in word.chars() {
-            if width >= WIDTH {
-                lines.push(std::mem::take(&mut line));
-                line.push_str(indent);
-                width = indent.len();
-            }
-            line.push(c);
-            width += 1;
-        }
-    }
-    lines.push(line);
-    lines
 }
 
 #[cfg(test)]

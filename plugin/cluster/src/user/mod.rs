@@ -5,7 +5,6 @@ mod exec;
 pub mod objects;
 mod proxy;
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +22,7 @@ use crate::error::{ApiError, Call, Kind, Verb};
 use crate::resource::Version;
 
 pub use exec::{ExecError, Finished};
-use objects::{List, Node, Pod};
+use objects::{Event, List, Pod};
 use proxy::Viewer;
 pub use proxy::{Passed, Proxied};
 
@@ -129,9 +128,16 @@ impl UserClient {
         found(self.get(&call, &path).await)
     }
 
-    /// All nodes.
-    pub async fn nodes(&self) -> Result<Vec<Node>, ApiError> {
-        self.list(&Call::new(Verb::List, Kind::Nodes, ""), "/api/v1/nodes", "").await
+    /// The newest event that says why the scheduler found no node for a pod; `None` where Kubernetes has none, or none
+    /// any more.
+    pub async fn unscheduled(&self, namespace: &str, pod: &str) -> Result<Option<Event>, ApiError> {
+        let path = format!("/api/v1/namespaces/{}/events", escaped(namespace));
+        let fields =
+            format!("involvedObject.kind=Pod,involvedObject.name={pod},reason=FailedScheduling");
+        let selector = format!("&fieldSelector={}", escaped(&fields));
+        let call = Call::new(Verb::List, Kind::Events, namespace);
+        let events: Vec<Event> = self.list(&call, &path, &selector).await?;
+        Ok(events.into_iter().max_by(|a, b| a.last_at().cmp(b.last_at())))
     }
 
     /// A claim as the API server has it, in the newest version that it serves; `None` where there is none.
@@ -145,19 +151,6 @@ impl UserClient {
     pub async fn device_class(&self, name: &str) -> Result<Option<Value>, ApiError> {
         let call = Call::new(Verb::Get, Kind::Classes, name);
         self.resource(&call, &format!("deviceclasses/{}", escaped(name))).await
-    }
-
-    /// All device classes; none where the API server has no such objects.
-    pub async fn device_classes(&self) -> Result<Vec<Value>, ApiError> {
-        let call = Call::new(Verb::List, Kind::Classes, "");
-        for version in Version::ALL {
-            let path = format!("/apis/resource.k8s.io/{}/deviceclasses", version.name());
-            match self.list(&call, &path, "").await {
-                Err(ApiError::NotServed { .. }) => {}
-                answer => return answer,
-            }
-        }
-        Ok(Vec::new())
     }
 
     async fn resource(&self, call: &Call, rest: &str) -> Result<Option<Value>, ApiError> {
@@ -272,62 +265,6 @@ pub fn escaped(text: &str) -> String {
         }
     }
     out
-}
-
-/// What a pod asks in all, as the scheduler sums it, with every quantity in `read`'s unit: the containers and the
-/// init containers that go on together, or an init container with those that go on beside it, whichever is more;
-/// and the overhead.
-pub fn asked<E>(
-    pod: &Pod,
-    read: impl Fn(&str, &str) -> Result<u128, E>,
-) -> Result<BTreeMap<String, u128>, E> {
-    let mut all: BTreeMap<String, u128> = BTreeMap::new();
-    let mut beside: BTreeMap<String, u128> = BTreeMap::new();
-    let mut first: BTreeMap<String, u128> = BTreeMap::new();
-    let requests = |container: &objects::Container| -> Result<BTreeMap<String, u128>, E> {
-        // The API server fills requests in from limits; a file has perhaps limits alone.
-        let mut whole = container.resources.limits.clone();
-        whole.extend(container.resources.requests.clone());
-        whole.iter().map(|(name, text)| Ok((name.clone(), read(name, text)?))).collect()
-    };
-    let add = |to: &mut BTreeMap<String, u128>, what: &BTreeMap<String, u128>| {
-        for (name, amount) in what {
-            let sum = to.entry(name.clone()).or_default();
-            *sum = sum.saturating_add(*amount);
-        }
-    };
-    for container in &pod.spec.containers {
-        add(&mut all, &requests(container)?);
-    }
-    for container in &pod.spec.init_containers {
-        let mut now = requests(container)?;
-        if container.restart_policy == "Always" {
-            add(&mut beside, &now);
-            now = beside.clone();
-        } else {
-            add(&mut now, &beside);
-        }
-        for (name, amount) in now {
-            let most = first.entry(name).or_default();
-            *most = (*most).max(amount);
-        }
-    }
-    add(&mut all, &beside);
-    for (name, amount) in first {
-        let most = all.entry(name).or_default();
-        *most = (*most).max(amount);
-    }
-    if let Some(resources) = &pod.spec.resources {
-        // Resources of the whole pod stand in for the sums.
-        for (name, text) in &resources.requests {
-            all.insert(name.clone(), read(name, text)?);
-        }
-    }
-    for (name, text) in &pod.spec.overhead {
-        let sum = all.entry(name.clone()).or_default();
-        *sum = sum.saturating_add(read(name, text)?);
-    }
-    Ok(all)
 }
 
 #[cfg(test)]

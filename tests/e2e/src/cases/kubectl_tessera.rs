@@ -65,7 +65,7 @@ pub fn kubectl_tessera_shows_and_steers_for_an_administrator(suite: &Suite<'_>) 
     sees(suite, &owner)?;
     let wide = [Container::idle("main", REPLICAS)];
     Pod::create(suite.kubectl, "wide", Restart::Always, &[], &wide)?;
-    let is_judged = |said: &str| said.contains("scheduler ");
+    let is_judged = |said: &str| said.contains("nodes are available");
     let why = owner.says_at_last("the scheduler judges", &["why-pending", "wide"], is_judged)?;
     contains(&why, &[&suite.node, "has no room", "largest that fits", "tessera.dev/gpu"])?;
     let running = owner.says(&["why-pending", "chat"])?;
