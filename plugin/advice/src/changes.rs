@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tessera_model::quantity::format_bytes;
+use tessera_view::advice::{Ask, What};
 use tessera_view::gpu::Gpu;
 use tessera_view::tenant::Tenant;
 
@@ -33,7 +34,7 @@ pub(crate) struct Target {
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
     /// Commands and lines, the least effort first.
-    pub lines: Vec<String>,
+    pub lines: Vec<What>,
     /// Why a manifest's line is missing.
     pub evidence: Vec<String>,
 }
@@ -151,7 +152,7 @@ fn commands(
     live: &[&Tenant],
     part: Part<'_>,
     observed: &[Observed<'_>],
-) -> (Vec<String>, usize) {
+) -> (Vec<What>, usize) {
     let differs = |tenant: &&&Tenant| {
         tenant.gpus.iter().any(|used| {
             target.memory_changes && used.memory_limit_bytes != target.memory_bytes
@@ -161,78 +162,44 @@ fn commands(
     let live: Vec<&&Tenant> = live.iter().filter(differs).collect();
     let first = live.iter().take(COMMANDS);
     let names: Vec<Option<Named<'_>>> = first.map(|tenant| named(tenant, part, observed)).collect();
-    let mut lines: Vec<String> =
-        names.iter().flatten().map(|name| command(target, *name)).collect();
+    let mut lines: Vec<What> = names.iter().flatten().map(|name| quota(target, *name)).collect();
     let nameless = names.len() - lines.len();
     if let Some(count) = live.len().checked_sub(COMMANDS).filter(|count| *count > 0) {
-        lines.push(more(count));
+        lines.push(What::More(count as u64));
     }
     (lines, nameless)
 }
 
 /// What changes one allocation.
-pub(crate) fn command(target: Target, name: Named<'_>) -> String {
-    let mut line = match name {
-        Named::Container(namespace, pod, container) => {
-            let mut line = format!("tessera quota set {}", quoted(&format!("{namespace}/{pod}")));
-            if !container.is_empty() {
-                line += &format!(" --container {}", quoted(container));
-            }
-            line
-        }
-        Named::Allocation(id) => format!("tessera quota set {}", quoted(id)),
+fn quota(target: Target, name: Named<'_>) -> What {
+    let (of, container) = match name {
+        Named::Container(namespace, pod, container) => (format!("{namespace}/{pod}"), container),
+        Named::Allocation(id) => (id.to_owned(), ""),
     };
-    if target.memory_changes {
-        line += &format!(" --memory {}MiB", target.memory_bytes.div_ceil(1 << 20));
-    }
-    if target.cores_change {
-        let (whole, tenth) = (target.cores_millis / 10, target.cores_millis % 10);
-        line += &format!(" --cores {whole}");
-        if tenth > 0 {
-            line += &format!(".{tenth}");
-        }
-    }
-    line
-}
-
-/// Stands for the commands that are not written out.
-pub(crate) fn more(count: usize) -> String {
-    format!("# and likewise for {count} more of its pods")
-}
-
-/// As a shell takes it: names come from pods.
-pub(crate) fn quoted(text: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._/".contains(&byte);
-    match !text.is_empty() && !text.starts_with('-') && text.bytes().all(plain) {
-        true => text.to_owned(),
-        false => format!("'{}'", text.replace('\'', r"'\''")),
+    What::Quota {
+        of,
+        container: container.to_owned(),
+        memory_bytes: target.memory_changes.then_some(target.memory_bytes),
+        cores_millis: target.cores_change.then_some(target.cores_millis),
     }
 }
 
 /// Of the claim, or its template.
-pub(crate) fn capacity(target: Target, request: &str) -> String {
-    let mut amounts = vec![format!("memory: {}Mi", target.memory_bytes.div_ceil(1 << 20))];
-    if target.divided {
-        amounts.push(format!("cores: \"{}\"", target.cores_millis.div_ceil(10)));
+fn capacity(target: Target, request: &str) -> What {
+    What::Capacity {
+        request: request.to_owned(),
+        memory_bytes: target.memory_bytes,
+        cores_millis: target.divided.then_some(target.cores_millis),
     }
-    format!("capacity: {{requests: {{{}}}}}  # request {request} of its claim", amounts.join(", "))
 }
 
 /// Of the pod template.
-fn limits(best: Choice<'_>, now: Option<Choice<'_>>, gpus: usize, container: &str) -> String {
-    let of = |choice: Choice<'_>| u64::from(choice.count).saturating_mul(gpus as u64);
-    let now = now.map(|now| (now.offer.resource, of(now)));
-    limits_line((best.offer.resource, of(best)), now, container)
-}
-
-/// A line of a container's resources: what to ask for, and what it asks for now.
-pub(crate) fn limits_line(
-    (resource, count): (&str, u64),
-    now: Option<(&str, u64)>,
-    container: &str,
-) -> String {
-    let now = now.map_or_else(String::new, |(name, count)| format!(", now {name}: {count}"));
-    format!("limits: {{{resource}: {count}}}  # container {container}{now}")
+fn limits(best: Choice<'_>, now: Option<Choice<'_>>, gpus: usize, container: &str) -> What {
+    let ask = |choice: Choice<'_>| Ask {
+        resource: choice.offer.resource.to_owned(),
+        count: u64::from(choice.count).saturating_mul(gpus as u64),
+    };
+    What::Limits { container: container.to_owned(), ask: ask(best), now: now.map(ask) }
 }
 
 /// What GPUs are cut into, with the most replicas that one GPU has of it.
@@ -283,17 +250,4 @@ fn smallest<'a>(target: Target, offers: &BTreeMap<Offer<'a>, u32>) -> Option<Cho
     fits.min_by_key(|choice| {
         (choice.memory_bytes(), choice.cores_millis(), choice.count, choice.offer)
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_name_is_never_run() {
-        assert_eq!(quoted("default/chat-0"), "default/chat-0");
-        assert_eq!(quoted("a/$(reboot)"), "'a/$(reboot)'");
-        assert_eq!(quoted("it's"), r"'it'\''s'");
-        assert_eq!(quoted("--all"), "'--all'");
-    }
 }

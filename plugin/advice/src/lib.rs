@@ -4,12 +4,11 @@
 //! console judge alike. Pure: series and views go in, [`tessera_view::advice`] comes out.
 //!
 //! **May use**: the view, the configuration's table `[advice]`. **Must not**: do I/O, or know where series come
-//! from. What another node says is not believed: no number that it may send overflows, and no name of its is run.
+//! from.
 #![forbid(unsafe_code)]
 
 mod changes;
 mod confidence;
-mod genuine;
 mod naming;
 mod parts;
 mod percentile;
@@ -24,7 +23,6 @@ mod fixtures;
 mod tests;
 
 pub use confidence::Confidence;
-pub use genuine::keep_genuine;
 pub use percentile::percentile;
 pub use recommend::recommend;
 pub use waste::{largest_first, waste};

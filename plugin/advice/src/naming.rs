@@ -56,12 +56,6 @@ pub(crate) fn named<'a>(
     beginnings.into_iter().find(is_free).map(Named::Allocation)
 }
 
-/// Whether this is a beginning of an id as [`named`] writes it: digits and the letters a to f alone.
-pub(crate) fn is_beginning(text: &str) -> bool {
-    let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-    (SHORTEST..=32).contains(&text.len()) && text.bytes().all(is_digit)
-}
-
 /// All containers that hold it: namespace, pod, container.
 fn holders(tenant: &Tenant) -> impl Iterator<Item = (&str, &str, &str)> {
     let first = (&*tenant.namespace, &*tenant.pod, &*tenant.container);

@@ -7,7 +7,7 @@ use tessera_config::Advice;
 use tessera_model::percent::format_cores;
 use tessera_model::quantity::format_bytes;
 use tessera_model::time_format;
-use tessera_view::advice::{Recommendation, Recommendations, Settings};
+use tessera_view::advice::{Change, Recommendation, Recommendations, Settings};
 
 use crate::changes::{Target, changes};
 use crate::confidence::Confidence;
@@ -141,7 +141,8 @@ fn one(
     let label = advice.container_and_part();
     let changes = changes(target, workload, (&label, part), observed);
     advice.evidence.extend(changes.evidence);
-    advice.changes = changes.lines;
+    let written = |what| Change::written(what, "tessera");
+    advice.changes = changes.lines.into_iter().map(written).collect();
     if !target.memory_changes && !target.cores_change {
         advice.evidence.push("what it has fits: nothing to change".to_owned());
     }

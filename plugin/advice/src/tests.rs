@@ -34,3 +34,8 @@ fn waste(made: &[Made], settings: &Advice) -> Waste {
 fn says(list: &[String], part: &str) {
     assert!(list.iter().any(|text| text.contains(part)), "\"{part}\" in {list:#?}");
 }
+
+/// The commands and lines of the change.
+fn lines(advice: &Recommendation) -> Vec<String> {
+    advice.changes.iter().map(|change| change.text.clone()).collect()
+}

@@ -5,13 +5,12 @@ use std::time::Duration;
 use http::HeaderMap;
 use http::header::{CONTENT_TYPE, LOCATION, RETRY_AFTER};
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use tessera_model::printable;
 
-use crate::bounded;
 use crate::error::{ApiError, Call};
 
 pub(crate) use hyper::body::Bytes;
+pub(crate) use serde_json::from_slice as read;
 
 /// Longest message of a server that is passed on, in characters.
 const LONGEST: usize = 400;
@@ -56,14 +55,6 @@ pub(crate) fn unreadable(call: &Call, headers: &HeaderMap, error: &serde_json::E
 /// What a stranger says: a line that is not too long, and moves no cursor in a log or at a terminal.
 fn cut(text: &str) -> String {
     printable::line(text).chars().take(LONGEST).collect()
-}
-
-/// What an answer, or a line of a watch, says.
-///
-/// # Errors
-/// It is no JSON of this type, or is far larger in memory than on its way.
-pub(crate) fn read<T: DeserializeOwned>(body: &[u8]) -> serde_json::Result<T> {
-    bounded::read(body, bounded::KUBERNETES)
 }
 
 /// The error that an answer is.

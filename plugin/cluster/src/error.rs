@@ -328,10 +328,7 @@ impl fmt::Display for ApiError {
             ),
             ApiError::TooLarge { call, parts, objects } => format!(
                 "{call}: the list is too large: {objects} objects in {parts} parts came, and there are \
-                 more; at most {} objects are read, and {} MiB of them: name a namespace, or see what answers in the \
-                 API server's place",
-                crate::user::OBJECTS,
-                crate::user::MEMORY >> 20
+                 more: name a namespace, or see what answers in the API server's place"
             ),
             ApiError::Unauthorized { call, message } => format!(
                 "{call}: the API server does not accept the credentials: {message}; see to the service account's token"

@@ -8,7 +8,6 @@
 
 mod access;
 mod answer;
-pub mod bounded;
 mod client;
 mod counts;
 pub mod error;

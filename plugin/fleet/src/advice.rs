@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tessera_advice::{Observed, Question};
 use tessera_config::Advice;
-use tessera_view::advice::{Recommendation, Recommendations, Settings};
+use tessera_view::advice::{Change, Recommendation, Recommendations, Settings};
 use tessera_view::node::Node;
 use tessera_view::{API_VERSION, history};
 use tessera_web::source::Scope;
@@ -31,13 +31,6 @@ pub type Seen = (Node, history::Answer);
 
 fn key(one: &Recommendation) -> Key {
     (one.namespace.clone(), one.workload.clone(), one.container.clone(), one.part.clone())
-}
-
-/// Turns a command for a node's shell into the one for where people sit.
-pub(crate) fn from_here(change: &mut String) {
-    if change.starts_with("tessera quota set ") {
-        change.insert_str(0, "kubectl ");
-    }
 }
 
 /// Whether one of these pods is asked for, as `pod` or `namespace/pod`; empty for all.
@@ -114,15 +107,9 @@ impl ByNode {
         let wanted = judged.workloads.into_iter().map(|one| (key(&one), one));
         let wanted = wanted.filter(|(key, _)| self.spread.contains_key(key));
         self.single.extend(wanted);
-        for one in self.single.values_mut() {
-            let left_out = tessera_advice::keep_genuine(one);
-            if left_out > 0 {
-                self.remarks.push(format!(
-                    "{}/{}: {left_out} of the changes that its node writes do not follow from its figures, and are \
-                     left out",
-                    one.namespace, one.workload
-                ));
-            }
+        // Written for where people sit, and from figures and names alone.
+        for change in self.single.values_mut().flat_map(|one| &mut one.changes) {
+            *change = Change::written(change.what.clone(), "kubectl tessera");
         }
         Recommendations {
             api_version: API_VERSION.to_owned(),
@@ -138,13 +125,11 @@ impl ByNode {
 fn careful(all: &[Settings]) -> Advice {
     let most = |of: fn(&Settings) -> u32, or: u32| all.iter().map(of).max().unwrap_or(or);
     let default = Advice::default();
-    // What a node says is bounded as its configuration is.
     Advice {
-        memory_percentile: most(|one| one.memory_percentile, default.memory_percentile)
-            .clamp(50, 100),
-        memory_margin: most(|one| one.memory_margin, default.memory_margin).min(400),
-        cores_percentile: most(|one| one.cores_percentile, default.cores_percentile).clamp(50, 100),
-        cores_margin: most(|one| one.cores_margin, default.cores_margin).min(400),
+        memory_percentile: most(|one| one.memory_percentile, default.memory_percentile),
+        memory_margin: most(|one| one.memory_margin, default.memory_margin),
+        cores_percentile: most(|one| one.cores_percentile, default.cores_percentile),
+        cores_margin: most(|one| one.cores_margin, default.cores_margin),
         ..default
     }
 }

@@ -2,8 +2,8 @@
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use tessera_cluster::ApiError;
 use tessera_cluster::user::Passed;
-use tessera_cluster::{ApiError, bounded};
 use tessera_model::printable;
 use tessera_view::API_VERSION;
 use tessera_view::fleet::Fleet;
@@ -12,8 +12,6 @@ use tessera_web::SourceError;
 
 use crate::places::Place;
 
-/// Bytes in memory for each byte of text: an answer of a plugin has names for all its figures, and takes one or two.
-const TIMES: usize = 4;
 /// Longest text of a node that is passed on, in characters.
 const LONGEST: usize = 300;
 
@@ -136,7 +134,7 @@ pub(crate) fn read<T: DeserializeOwned>(text: &[u8]) -> Result<T, AskError> {
             quoted(&version.api_version, 60)
         )));
     }
-    bounded::read(text, TIMES).map_err(nonsense)
+    serde_json::from_slice(text).map_err(nonsense)
 }
 
 /// The view of the node of a place, and of no other.
@@ -274,164 +272,5 @@ mod tests {
         assert!(away.contains("port 9481") && away.contains("connection refused"), "{away}");
         let long = body(&place(), 9481, &passed(500, &"x".repeat(5000))).unwrap_err().to_string();
         assert!(long.len() < 400, "{}", long.len());
-    }
-}
-
-#[cfg(test)]
-mod bounds {
-    use super::{DeserializeOwned, TIMES, bounded};
-    use proptest::prelude::*;
-    use serde::Serialize;
-    use serde_json::{Value, json};
-    use tessera_view::advice::{Recommendations, Waste};
-    use tessera_view::explain::Explanation;
-    use tessera_view::{fleet, history};
-
-    fn read<T: DeserializeOwned>(text: &[u8]) -> serde_json::Result<T> {
-        bounded::read(text, TIMES)
-    }
-
-    /// Whether what is read is no larger than in proportion to its text. What it is as JSON again stands for memory:
-    /// each value takes at least its name there.
-    fn kept<T: DeserializeOwned + Serialize>(text: &str) -> Result<bool, String> {
-        let value: T = read(text.as_bytes()).map_err(|error| error.to_string())?;
-        let again = serde_json::to_vec(&value).unwrap().len();
-        assert!(again < 8 * text.len() + (256 << 10), "{} became {again}", text.len());
-        Ok(true)
-    }
-
-    /// Every list of every answer, by the way to it.
-    const LISTS: [&str; 31] = [
-        "nodes",
-        "nodes.view.gpus",
-        "nodes.view.tenants",
-        "nodes.view.others",
-        "nodes.view.warnings",
-        "nodes.view.gpus.replicas",
-        "nodes.view.gpus.fits",
-        "nodes.view.tenants.gpus",
-        "nodes.view.tenants.other_holders",
-        "nodes.view.plugin.amiss",
-        "gpus",
-        "gpus.points",
-        "tenants",
-        "tenants.points",
-        "events",
-        "remarks",
-        "workloads",
-        "workloads.pods",
-        "workloads.evidence",
-        "workloads.changes",
-        "namespaces",
-        "namespaces.tenants",
-        "allocations",
-        "allocations.trail",
-        "allocations.limits",
-        "allocations.incidents",
-        "allocations.now.gpus",
-        "allocations.now.processes",
-        "allocations.placement.stands",
-        "gpus.trail",
-        "gpus.gpu.replicas",
-    ];
-
-    /// An answer with so many of `element` in the list at `path`; the lists on the way have one element.
-    fn flood(path: &str, element: &str, count: usize) -> String {
-        let single = ["view", "plugin", "now", "placement", "gpu"];
-        let mut text = format!("[{}]", vec![element; count].join(","));
-        let mut names: Vec<&str> = path.split('.').collect();
-        while let Some(name) = names.pop() {
-            let parent = names.last().copied();
-            text = format!("{{\"{name}\":{text}}}");
-            if parent.is_some_and(|parent| !single.contains(&parent)) {
-                text = format!("[{text}]");
-            }
-        }
-        text
-    }
-
-    #[test]
-    fn no_list_of_any_answer_grows_out_of_proportion() {
-        let mut refused = 0;
-        for path in LISTS {
-            for element in ["{}", "\"\""] {
-                let text = flood(path, element, 100_000);
-                let all = [
-                    kept::<fleet::Fleet>(&text),
-                    kept::<history::Answer>(&text),
-                    kept::<Explanation>(&text),
-                    kept::<Recommendations>(&text),
-                    kept::<Waste>(&text),
-                ];
-                let sentence = |one: &Result<bool, String>| matches!(one, Err(error) if error.contains("more entries than text"));
-                refused += all.iter().filter(|one| sentence(one)).count();
-            }
-        }
-        assert!(refused >= LISTS.len(), "{refused}");
-    }
-
-    #[test]
-    fn a_full_node_is_read() {
-        let used = json!({ "gpu_uuid": "GPU-0" });
-        let tenant = json!({ "id": "3f2a", "namespace": "a", "pod": "b", "gpus": [used] });
-        let gpu = json!({ "uuid": "GPU-0", "replicas": [{ "count": 64 }], "fits": [{}] });
-        let view = json!({ "gpus": vec![gpu; 16], "tenants": vec![tenant; 16 * 64] });
-        let short = json!({ "nodes": [{ "view": view }] }).to_string();
-        let whole: fleet::Fleet = serde_json::from_str(&short).unwrap();
-        // As a plugin writes it, with every field.
-        let text = serde_json::to_string(&whole).unwrap();
-        assert_eq!(read::<fleet::Fleet>(text.as_bytes()).unwrap(), whole);
-        assert!(text.len() < crate::ask::LARGEST_VIEW / 2, "{}", text.len());
-    }
-
-    #[test]
-    fn figures_that_nothing_measures_are_refused() {
-        let waste = |figure: &str| {
-            let text = format!(r#"{{"price_per_gpu_hour":{figure}}}"#);
-            read::<Waste>(text.as_bytes()).map_err(|error| error.to_string())
-        };
-        for figure in ["1e308", "-1e308", "-1", "-0.5", "1e400", "99999999999999999999", "null"] {
-            assert!(waste(figure).is_err(), "{figure}");
-        }
-        for figure in ["0", "0.0", "2.5", "7", "1e15", "1e-300"] {
-            assert!(waste(figure).is_ok(), "{figure}: {:?}", waste(figure));
-        }
-        // What is optional is a figure too.
-        let idle = r#"{"namespaces":[{"tenants":[{"idle_seconds":-1e9}]}]}"#;
-        assert!(read::<Waste>(idle.as_bytes()).is_err());
-    }
-
-    /// Any JSON with the names of the views.
-    fn anything() -> impl Strategy<Value = Value> {
-        let leaf = prop_oneof![
-            Just(Value::Null),
-            any::<bool>().prop_map(Value::from),
-            any::<i64>().prop_map(Value::from),
-            any::<f64>().prop_map(Value::from),
-            ".{0,8}".prop_map(Value::from),
-        ];
-        let names = LISTS.iter().flat_map(|path| path.split('.')).collect::<Vec<_>>();
-        leaf.prop_recursive(5, 64, 8, move |inner| {
-            let name = proptest::sample::select(names.clone()).prop_map(str::to_owned);
-            prop_oneof![
-                prop::collection::vec(inner.clone(), 0..8).prop_map(Value::from),
-                prop::collection::vec((name, inner), 0..6)
-                    .prop_map(|all| Value::Object(all.into_iter().collect())),
-            ]
-        })
-    }
-
-    proptest! {
-        /// Whatever is read is what it is without bounds.
-        #[test]
-        fn bounds_change_nothing_that_they_let_pass(value in anything()) {
-            let text = value.to_string();
-            if let Ok(bounded) = read::<history::Answer>(text.as_bytes()) {
-                prop_assert_eq!(bounded, serde_json::from_str::<history::Answer>(&text).unwrap());
-            }
-            if let Ok(bounded) = read::<Explanation>(text.as_bytes()) {
-                prop_assert_eq!(bounded, serde_json::from_str::<Explanation>(&text).unwrap());
-            }
-        }
     }
 }

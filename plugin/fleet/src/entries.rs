@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tessera_model::time_format;
 use tessera_view::fleet::Entry;
+use tessera_view::history;
 use tessera_view::node::{Node, Warning};
 
 use crate::answer::AskError;
@@ -155,6 +156,21 @@ pub(crate) fn ahead(at_unix_ms: i64, now_unix_ms: i64) -> i64 {
     if differs(ahead) { ahead } else { 0 }
 }
 
+/// Moves a node's history to our clock.
+pub(crate) fn by_our_clock(history: &mut history::Answer, now_unix_ms: i64) {
+    let ahead = ahead(history.at_unix_ms, now_unix_ms);
+    let moved = |at: &mut i64| *at = at.saturating_sub(ahead);
+    let gpus = history.gpus.iter_mut().flat_map(|one| &mut one.points);
+    gpus.for_each(|point| moved(&mut point.at_unix_ms));
+    let tenants = history.tenants.iter_mut().flat_map(|one| &mut one.points);
+    tenants.for_each(|point| moved(&mut point.at_unix_ms));
+    history.events.iter_mut().for_each(|event| moved(&mut event.at_unix_ms));
+    if history.since_unix_ms != 0 {
+        moved(&mut history.since_unix_ms);
+    }
+    history.at_unix_ms = now_unix_ms;
+}
+
 /// Whether clocks differ by more than the way of an answer explains.
 pub(crate) fn differs(ahead_ms: i64) -> bool {
     u128::from(ahead_ms.unsigned_abs()) > SKEW.as_millis()
@@ -242,6 +258,28 @@ mod tests {
         assert!(all.silent(60_000).is_empty(), "long ago");
         all.take("a", Ok(Node::default()), 0, 2000);
         assert!(all.silent(2000).is_empty(), "it answers again");
+    }
+
+    #[test]
+    fn a_history_of_a_node_whose_clock_is_hours_ahead_is_shown_by_ours() {
+        const NOW: i64 = 1_800_000_000_000;
+        const HOUR: i64 = 3_600_000;
+        for (clock, ahead) in [(5 * HOUR, 5 * HOUR), (1000, 0), (-1000, 0)] {
+            let at_unix_ms = NOW - HOUR + ahead;
+            let point = history::TenantPoint { at_unix_ms, ..Default::default() };
+            let series = history::TenantSeries { points: vec![point], ..Default::default() };
+            let mut one = history::Answer {
+                at_unix_ms: NOW + clock,
+                since_unix_ms: at_unix_ms,
+                tenants: vec![series],
+                events: vec![history::Event { at_unix_ms, ..Default::default() }],
+                ..Default::default()
+            };
+            by_our_clock(&mut one, NOW);
+            assert_eq!((one.at_unix_ms, one.since_unix_ms), (NOW, NOW - HOUR));
+            assert_eq!(one.tenants[0].points[0].at_unix_ms, NOW - HOUR);
+            assert_eq!(one.events[0].at_unix_ms, NOW - HOUR);
+        }
     }
 
     #[test]

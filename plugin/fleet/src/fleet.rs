@@ -20,9 +20,9 @@ use tokio::task::JoinSet;
 
 use crate::answer::{self, AskError};
 use crate::ask::{Asker, Question};
-use crate::entries::Entries;
+use crate::entries::{Entries, by_our_clock};
 use crate::places::{self, Place};
-use crate::{advice, merge, subject, window};
+use crate::{advice, merge, subject};
 
 /// Where the cluster is, and where in it the plugin.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -312,16 +312,15 @@ impl Fleet {
                 .with("until_unix_ms", shifted(query.until_unix_ms))
                 .with("step_seconds", query.step_seconds)
         };
-        let answers: Vec<(String, Result<history::Answer, AskError>)> =
+        let mut answers: Vec<(String, Result<history::Answer, AskError>)> =
             self.all(places, question).await;
-        let fit = |(node, answer): (String, Result<history::Answer, AskError>)| {
-            let answer = answer.and_then(|mut one| {
-                one.node.clone_from(&node);
-                window::fit(&mut one, query, unix_ms()).map(|()| one)
-            });
-            (node, answer)
-        };
-        answers.into_iter().map(fit).collect()
+        for (node, answer) in &mut answers {
+            if let Ok(answer) = answer {
+                answer.node.clone_from(node);
+                by_our_clock(answer, unix_ms());
+            }
+        }
+        answers
     }
 
     /// The node of each of these places with its history.
@@ -391,9 +390,7 @@ impl Fleet {
         let namespace = scope.namespace.clone();
         let query = history::Query { namespace, since_unix_ms, ..history::Query::default() };
         let seen = self.seen(&places, &query).await;
-        let mut all = by_node.judged(seen, scope, unix_ms());
-        all.workloads.iter_mut().flat_map(|one| &mut one.changes).for_each(advice::from_here);
-        Ok(all)
+        Ok(by_node.judged(seen, scope, unix_ms()))
     }
 
     /// What is asked and not used on all nodes together, and why some said nothing.

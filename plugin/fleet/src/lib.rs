@@ -4,8 +4,8 @@
 //! **For**: `kubectl tessera` and `tessera console`. **May use**: the view, the advice, the web server, the cluster.
 //! **Must not**: know the agent, or decide what a reader may see: nodes do.
 //!
-//! What a node says is checked and never believed: it may stall, answer for another node, with megabytes, or with
-//! nonsense. Each such answer becomes a sentence beside that node, and changes nothing for the others.
+//! A node may stall, answer for another node or with too many bytes, or speak another version. Each such answer becomes a
+//! sentence beside that node, and changes nothing for the others.
 #![forbid(unsafe_code)]
 
 pub mod advice;
@@ -19,7 +19,6 @@ pub mod pending;
 mod places;
 mod source;
 mod subject;
-mod window;
 
 pub use answer::AskError;
 pub use fleet::{Fleet, FleetError, Options};

@@ -256,38 +256,6 @@ fn with_history(node: &str, peak_gib: u64) -> Behind {
 }
 
 #[tokio::test]
-async fn one_nodes_absurd_history_is_a_remark_and_spoils_no_chart() {
-    let says = |history: Value| {
-        let mut history = history;
-        history["api_version"] = "tessera.dev/v1".into();
-        Some(Behind::Serves([("history", history.to_string())].into()))
-    };
-    let empty = vec![json!({}); 200_000];
-    let world = World::new(&[
-        ("good", Some(with_history("good", 2))),
-        ("empty", says(json!({ "step_seconds": 10, "tenants": empty }))),
-        ("future", says(json!({ "step_seconds": 10, "at_unix_ms": i64::MAX }))),
-        ("infinite", says(json!({ "gpus": [{ "points": [{ "seconds": 1e308 }] }] }))),
-        ("stalls", Some(Behind::Stalls)),
-        ("steps", says(json!({ "step_seconds": u32::MAX }))),
-    ]);
-    let live = Live::start(world.fleet(), Duration::from_millis(50));
-    let all = live.history("", tessera_view::history::Query::default()).await.unwrap();
-    for (node, why) in [
-        ("empty", "more entries than text"),
-        ("infinite", "1e308 is not from 0"),
-        ("stalls", "did not answer within 3 s"),
-        ("steps", "buckets have 4294967295 s"),
-    ] {
-        let begins = format!("node {node} is left out");
-        let is = |remark: &&String| remark.starts_with(&begins) && remark.contains(why);
-        assert!(all.remarks.iter().any(|remark| is(&remark)), "{node}: {:?}", all.remarks);
-    }
-    assert_eq!((all.remarks.len(), all.tenants.len(), all.step_seconds), (4, 1, 3600));
-    assert!(all.at_unix_ms <= tessera_model::clock::unix_ms(), "{}", all.at_unix_ms);
-}
-
-#[tokio::test]
 async fn advice_for_a_workload_on_two_nodes_comes_from_the_series_of_both() {
     let world = World::new(&[("a", Some(with_history("a", 2))), ("b", Some(with_history("b", 8)))]);
     let scope = Scope { pod: "team/chat-a".into(), ..Scope::default() };

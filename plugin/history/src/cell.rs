@@ -81,6 +81,19 @@ impl Cell {
         if self.counts[tenant::MEASURED] > 0 { self.busiest_millis } else { 0 }
     }
 
+    /// As it is shown: a bucket that a clock which was set back filled twice has its length, and its shares.
+    pub(crate) fn within(mut self, level: Level) -> Self {
+        let whole = u64::from(level.step_seconds()) * 1000;
+        if self.ms > whole {
+            for ticks in &mut self.counts[..TIMES] {
+                let part = u128::from(*ticks) * u128::from(whole) / u128::from(self.ms);
+                *ticks = u64::try_from(part).unwrap_or(u64::MAX);
+            }
+            self.ms = whole;
+        }
+        self
+    }
+
     /// Adds what was seen later of the same bucket of this level.
     pub(crate) fn add(&mut self, level: Level, later: &Cell) {
         let ms = self.ms + later.ms;
@@ -198,6 +211,15 @@ mod tests {
         old.counts[tenant::GOT] = 30_000_000;
         alone.busiest_millis = 10;
         assert_eq!(sum(Level::Coarse, old, alone), 10);
+    }
+
+    #[test]
+    fn a_bucket_that_was_filled_twice_is_shown_with_its_length_and_shares() {
+        let twice = used(20, 50_000, 250);
+        let shown = twice.within(Level::Fine);
+        assert_eq!((shown.ms, shown.counts[tenant::USED]), (10_000, 25_000));
+        assert_eq!(shown.share_millis(), twice.share_millis());
+        assert_eq!(twice.within(Level::Middle), twice);
     }
 
     #[test]

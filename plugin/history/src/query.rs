@@ -153,7 +153,7 @@ pub(crate) fn answer(
             gpus.push(GpuSeries {
                 gpu_uuid: key.gpu_uuid.clone(),
                 index: index.map(|(index, _)| *index),
-                points: cells.iter().map(|(second, cell)| gpu_point(*second, cell)).collect(),
+                points: points(&cells, level, gpu_point),
             });
         } else {
             let is_live = |folder: &Folder| folder.is_live(&key.id, key.generation);
@@ -166,7 +166,7 @@ pub(crate) fn answer(
                 workload: workload::of(&series.pod).to_owned(),
                 gpu_uuid: key.gpu_uuid.clone(),
                 live: new.contains(key) || known.folder.is_some_and(is_live),
-                points: cells.iter().map(|(second, cell)| tenant_point(*second, cell)).collect(),
+                points: points(&cells, level, tenant_point),
             });
         }
     }
@@ -284,6 +284,10 @@ fn read(
         "more than {MOST_ASKED} buckets are too many for one answer: name a pod or GPU, ask for a shorter window or \
          a longer step"
     )))
+}
+
+fn points<P>(cells: &Cells, level: Level, point: fn(u32, &Cell) -> P) -> Vec<P> {
+    cells.iter().map(|(second, cell)| point(*second, &cell.within(level))).collect()
 }
 
 fn seconds(ticks: u64) -> f64 {

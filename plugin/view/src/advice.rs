@@ -2,6 +2,7 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use tessera_model::printable;
 
 /// Advice for workloads.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -69,7 +70,98 @@ pub struct Recommendation {
     /// Thousandths of GPUs that would be free; negative where more is needed.
     pub saves_cores_millis: i64,
     /// The exact change: commands or lines of a manifest, the least effort first. Empty where nothing should change.
-    pub changes: Vec<String>,
+    pub changes: Vec<Change>,
+}
+
+/// A command, or a line of a manifest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Change {
+    /// As a shell or a manifest takes it where it was asked for.
+    pub text: String,
+    /// What `text` is written from.
+    pub what: What,
+}
+
+/// What is to change.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum What {
+    /// The quota of an allocation that lives, until it ends.
+    Quota {
+        /// `namespace/pod`, or the beginning of an allocation's id.
+        of: String,
+        /// Empty for all of the pod's, and beside an id.
+        container: String,
+        memory_bytes: Option<u64>,
+        cores_millis: Option<u32>,
+    },
+    /// The same of so many more of its pods.
+    More(u64),
+    /// What a request of its claim asks for.
+    Capacity { request: String, memory_bytes: u64, cores_millis: Option<u32> },
+    /// The container's limits in the pod's template.
+    Limits { container: String, ask: Ask, now: Option<Ask> },
+}
+
+/// So many of a resource.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Ask {
+    pub resource: String,
+    pub count: u64,
+}
+
+impl Change {
+    /// Written for those that call the program `program`, such as `kubectl tessera`.
+    pub fn written(what: What, program: &str) -> Self {
+        let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+        let line = match &what {
+            What::Quota { of, container, memory_bytes, cores_millis } => {
+                let mut line = format!("{program} quota set {}", quoted(of));
+                if !container.is_empty() {
+                    line += &format!(" --container {}", quoted(container));
+                }
+                if let Some(bytes) = memory_bytes {
+                    line += &format!(" --memory {}MiB", mib(*bytes));
+                }
+                match cores_millis.map(|millis| (millis / 10, millis % 10)) {
+                    None => {}
+                    Some((whole, 0)) => line += &format!(" --cores {whole}"),
+                    Some((whole, tenth)) => line += &format!(" --cores {whole}.{tenth}"),
+                }
+                line
+            }
+            What::More(pods) => format!("# and likewise for {pods} more of its pods"),
+            What::Capacity { request, memory_bytes, cores_millis } => {
+                let cores =
+                    cores_millis.map(|millis| format!(", cores: \"{}\"", millis.div_ceil(10)));
+                format!(
+                    "capacity: {{requests: {{memory: {}Mi{}}}}}  # request {request} of its claim",
+                    mib(*memory_bytes),
+                    cores.unwrap_or_default()
+                )
+            }
+            What::Limits { container, ask, now } => {
+                let now = now.as_ref().map(|now| format!(", now {}: {}", now.resource, now.count));
+                format!(
+                    "limits: {{{}: {}}}  # container {container}{}",
+                    quoted(&ask.resource),
+                    ask.count,
+                    now.unwrap_or_default()
+                )
+            }
+        };
+        // A name may hold a line's end, and a shell runs the next line.
+        Change { text: printable::line(&line).into_owned(), what }
+    }
+}
+
+/// A word as a shell takes it: names come from pods.
+pub fn quoted(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._/".contains(&byte);
+    match !text.is_empty() && !text.starts_with('-') && text.bytes().all(plain) {
+        true => text.to_owned(),
+        false => format!("'{}'", text.replace('\'', r"'\''")),
+    }
 }
 
 impl Recommendation {
@@ -150,4 +242,32 @@ pub struct TenantWaste {
     pub cost: f64,
     /// `low`, `medium` or `high`.
     pub confidence: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_name_is_run_wherever_a_line_is_pasted() {
+        assert_eq!(quoted("default/chat-0"), "default/chat-0");
+        assert_eq!(quoted("it's"), r"'it'\''s'");
+        assert_eq!(quoted("--all"), "'--all'");
+        for name in ["$(reboot)", "a;reboot", "a\nreboot", "`reboot`", "a|reboot", "a&reboot"] {
+            let (of, container, resource) = (name.to_owned(), name.to_owned(), name.to_owned());
+            let ask = Ask { resource, count: 2 };
+            let quota =
+                What::Quota { of, container, memory_bytes: Some(1 << 30), cores_millis: Some(125) };
+            let capacity =
+                What::Capacity { request: name.into(), memory_bytes: 1, cores_millis: None };
+            let limits = What::Limits { container: name.into(), ask: ask.clone(), now: Some(ask) };
+            for what in [quota, capacity, limits] {
+                let line = Change::written(what, "tessera").text;
+                let code = line.split('#').next().unwrap();
+                let bare: String = code.split('\'').step_by(2).collect();
+                assert!(!bare.contains(['$', ';', '`', '|', '&']), "{line}");
+                assert!(!line.contains('\n'), "{line}");
+            }
+        }
+    }
 }

