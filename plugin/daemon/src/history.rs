@@ -86,9 +86,7 @@ fn say_found(board: &StatusBoard, found: &Found) {
             return;
         }
         Found::Resized => {
-            info!(
-                "history.size has changed: the history file was rewritten, with as much of the old one as fits"
-            );
+            info!("history.size has changed: the history has what fits");
             return;
         }
         Found::Older(lost) => format!("the history's file was damaged: {lost}"),

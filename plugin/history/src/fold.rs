@@ -10,7 +10,6 @@ use super::cell::{COUNTS, Filling, gpu, tenant};
 use super::level::Level;
 use super::look::{GpuLook, Look, TenantLook, UseLook};
 use super::series::{Key, Series};
-use super::store::Moment;
 
 /// Longest time between looks that is spread, milliseconds.
 const LONGEST_MS: u64 = 3_600_000;
@@ -204,13 +203,10 @@ impl Folder {
         }
     }
 
-    /// When was looked last.
-    pub(crate) fn looked(&self) -> Moment {
-        let (wall_ms, monotonic_ms) = self.looked_ms.unwrap_or_default();
-        Moment {
-            wall: u32::try_from(wall_ms / 1000).unwrap_or(u32::MAX),
-            monotonic: monotonic_ms / 1000,
-        }
+    /// When was looked last, by the wall clock, Unix seconds.
+    pub(crate) fn looked(&self) -> u32 {
+        let (wall_ms, _) = self.looked_ms.unwrap_or_default();
+        u32::try_from(wall_ms / 1000).unwrap_or(u32::MAX)
     }
 
     /// What waits for being stored, without taking it.

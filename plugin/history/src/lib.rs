@@ -6,7 +6,6 @@
 //! **May use**: the view, the configuration. **Must not**: know the agent; it is handed looks.
 #![forbid(unsafe_code)]
 
-mod aging;
 mod backend;
 mod cell;
 mod chunk;

@@ -7,16 +7,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use redb::backends::FileBackend;
-use redb::{Database, ReadableDatabase, ReadableTable, TableError};
+use redb::{Database, ReadableDatabase, TableError};
 
 use super::backend::{Bounded, Extent};
-use super::level::Level;
-use super::names::Named;
 use super::room;
-use super::store::{
-    META, META_AGED, META_BOUND, META_COMMITS, META_NEXT, META_SCHEMA, META_UNTIL, NAMES, ROWS,
-    Reader, SCHEMA, Store, UPGRADED, keys, prepare,
-};
+use super::store::{META, META_BOUND, META_SCHEMA, Reader, SCHEMA, Store, UPGRADED, prepare};
 use tessera_system::noted::{Lost, Noted};
 use tessera_system::{files, panics};
 
@@ -43,7 +38,7 @@ pub enum Found {
     Existing,
     /// There was none.
     Created,
-    /// It was made for another bound; what fits was taken over.
+    /// It was made for another bound; what fits is there.
     Resized,
     /// It was damaged, and is as it was some time before.
     Older(Lost),
@@ -234,87 +229,31 @@ fn guarded<T>(work: impl FnOnce() -> Result<T, Unopened>) -> Result<T, Unopened>
     })
 }
 
-/// Rewrites a file that was made for another bound.
-fn fit(store: Store, options: &Options) -> Result<(Store, Found), Trouble> {
+/// Makes a file that was made for another bound as large as this one allows.
+fn fit(mut store: Store, options: &Options) -> Result<(Store, Found), Trouble> {
     let path = &options.path;
     let work = || -> Result<(Store, Found), Unopened> {
-        let db = store.db();
         let bound = {
-            let meta = db.begin_read().map_err(redb::Error::from)?.open_table(META)?;
+            let meta = store.db().begin_read().map_err(redb::Error::from)?.open_table(META)?;
             meta.get(META_BOUND)?.map_or(0, |bound| bound.value())
         };
         if bound == options.bound && store.extent().len() <= options.bound {
             return Ok((store, Found::Existing));
         }
-        let new = beside(path, "new");
-        let to = begin(&new, options)?;
-        copy(&db, &to).map_err(|error| Unopened::of(&error))?;
-        drop((store, db));
-        std::fs::rename(&new, path).map_err(|error| Unopened::Disk(error.to_string()))?;
-        Ok((to.again(options.keep)?, Found::Resized))
+        let len = store.extent().len();
+        if len > options.bound {
+            store.shrink()?;
+        }
+        let dir = path.parent().unwrap_or(Path::new("."));
+        room::on_disk(dir, options.bound.saturating_sub(len)).map_err(Unopened::Disk)?;
+        let db = store.db();
+        room::take(&db, store.extent())?;
+        let write = db.begin_write()?;
+        write.open_table(META)?.insert(META_BOUND, options.bound)?;
+        write.commit()?;
+        Ok((store, Found::Resized))
     };
     guarded(work).map_err(|unopened| trouble(unopened, path))
-}
-
-/// As much as fits: the newest names in a half of it, then the coarsest level's newest, and so on.
-fn copy(from: &Database, to: &Store) -> Result<(), redb::Error> {
-    const TOGETHER: usize = 128;
-    let reader = from.begin_read()?;
-    let to_db = to.db();
-    let mut left = room::ceiling(to.extent()).saturating_sub(200) * 9 / 10 * 4096;
-    let mut names = Vec::new();
-    for entry in reader.open_table(NAMES)?.iter()? {
-        let (number, bytes) = entry?;
-        let bytes = bytes.value().to_vec();
-        let last = Named::decode(&bytes).map_or(0, |named| named.last);
-        names.push((last, number.value(), bytes));
-    }
-    names.sort_by_key(|(last, number, _)| std::cmp::Reverse((*last, *number)));
-    let mut for_names = left / 2;
-    names.retain(|(_, _, bytes)| {
-        let fits = bytes.len() as u64 * 2 <= for_names;
-        for_names = if fits { for_names - bytes.len() as u64 * 2 } else { 0 };
-        fits
-    });
-    for some in names.chunks(TOGETHER) {
-        let write = to_db.begin_write()?;
-        for (_, number, bytes) in some {
-            left = left.saturating_sub(bytes.len() as u64 * 2);
-            write.open_table(NAMES)?.insert(number, bytes.as_slice())?;
-        }
-        write.commit()?;
-    }
-    let rows = reader.open_table(ROWS)?;
-    for level in Level::ALL.into_iter().rev() {
-        let mut newest = rows.range(keys(level, 0, u32::MAX))?.rev().peekable();
-        while newest.peek().is_some() && left > 0 {
-            let write = to_db.begin_write()?;
-            for row in newest.by_ref().take(TOGETHER) {
-                let (key, bytes) = row?;
-                // A row of more than half a page has it for itself.
-                let bytes = bytes.value();
-                left = left.saturating_sub(if bytes.len() > 1900 {
-                    4096
-                } else {
-                    bytes.len() as u64 * 2
-                });
-                if left == 0 {
-                    break;
-                }
-                write.open_table(ROWS)?.insert(key.value(), bytes)?;
-            }
-            write.commit()?;
-        }
-    }
-    let write = to_db.begin_write()?;
-    let meta = reader.open_table(META)?;
-    for name in [META_NEXT, META_AGED, META_COMMITS, META_UNTIL] {
-        if let Some(number) = meta.get(name)? {
-            write.open_table(META)?.insert(name, number.value())?;
-        }
-    }
-    write.commit()?;
-    Ok(())
 }
 
 /// The whole of a file can be read.

@@ -17,16 +17,9 @@ const LARGEST: u64 = 64 << 20;
 const LEDGERS: u64 = 16 << 20;
 
 const FILL: TableDefinition<u64, &[u8]> = TableDefinition::new("fill");
-/// Each has one row, which is never touched: as long as there is one in a file's upper half, redb does not
-/// shorten the file.
-const PILLARS: [TableDefinition<u64, &[u8]>; 6] = [
-    TableDefinition::new("pillar-1"),
-    TableDefinition::new("pillar-2"),
-    TableDefinition::new("pillar-3"),
-    TableDefinition::new("pillar-4"),
-    TableDefinition::new("pillar-5"),
-    TableDefinition::new("pillar-6"),
-];
+/// Has one row, which is written last and never again: as long as it is in a file's upper half, redb does not shorten the
+/// file.
+const PILLAR: TableDefinition<u64, &[u8]> = TableDefinition::new("pillar-6");
 
 /// Pages in a file of this length.
 pub(crate) fn pages(len: u64) -> u64 {
@@ -72,12 +65,16 @@ pub(crate) fn on_disk(dir: &Path, bound: u64) -> Result<(), String> {
     ))
 }
 
-/// Makes a new database, whose tables are there, as large as it may be.
+/// Makes a database as large as it may be.
 pub(crate) fn take(db: &Database, extent: &Extent) -> Result<(), redb::Error> {
     if extent.bound() > LARGEST {
         return Ok(());
     }
     let limit = (extent.bound() / PAGE).saturating_sub(1);
+    // What a kill left of it.
+    let write = db.begin_write()?;
+    write.delete_table(FILL)?;
+    write.commit()?;
     for attempt in 0..8 {
         let Some(by) = next(pages(extent.len()), limit) else { break };
         let value = vec![0; usize::try_from(by * PAGE).unwrap_or(0).saturating_sub(512)];
@@ -97,16 +94,10 @@ pub(crate) fn take(db: &Database, extent: &Extent) -> Result<(), redb::Error> {
     {
         let row = [0u8; 4000];
         let mut fill = write.open_table(FILL)?;
-        let mut pillars = PILLARS.iter();
         for n in 0..free {
             fill.insert(8 + n, row.as_slice())?;
-            // One after each eighth of the second half, and the last near the end.
-            if n >= free / 2 && (n - free / 2).is_multiple_of((free / 12).max(1)) {
-                for pillar in pillars.by_ref().take(1) {
-                    write.open_table(*pillar)?.insert(0, [0u8; 8].as_slice())?;
-                }
-            }
         }
+        write.open_table(PILLAR)?.insert(0, [0u8; 8].as_slice())?;
     }
     write.commit()?;
     let write = db.begin_write()?;

@@ -9,7 +9,6 @@ use redb::{
     Database, ReadTransaction, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction,
 };
 
-use super::aging::AgingClock;
 use super::backend::Extent;
 use super::cell::Cell;
 use super::chunk::{self, Chunk};
@@ -32,8 +31,6 @@ pub(crate) const META_SCHEMA: &str = "schema";
 pub(crate) const META_NEXT: &str = "next";
 /// In [`META`]: the bound that the file was made for.
 pub(crate) const META_BOUND: &str = "bound";
-/// In [`META`]: the second by which buckets were old when something was stored last.
-pub(crate) const META_AGED: &str = "aged";
 /// In [`META`]: how often something was stored.
 pub(crate) const META_COMMITS: &str = "commits";
 /// In [`META`]: where the newest bucket of what was stored last ended.
@@ -45,7 +42,7 @@ pub(crate) const ROWS: TableDefinition<(u8, u32, u16), &[u8]> = TableDefinition:
 
 /// How long a name is kept that the file has nothing of, seconds: its last second is noted once in half of that.
 const LATE: u32 = 7200;
-/// Chunks of a level that age takes in one transaction.
+/// Chunks of a level that age takes as one begins.
 const AGED: usize = 2;
 /// Rows that are dropped in one transaction.
 const DROPPED: usize = 48;
@@ -69,17 +66,6 @@ pub(crate) struct Store {
     used: u64,
     /// Seconds that each level keeps.
     keep: [u32; 3],
-    /// What they are old by.
-    clock: AgingClock,
-}
-
-/// When something is stored.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Moment {
-    /// By the wall clock, Unix seconds.
-    pub wall: u32,
-    /// By the clock that is never set, seconds.
-    pub monotonic: u64,
 }
 
 /// Cells by series and bucket.
@@ -122,15 +108,9 @@ impl Store {
                 known.insert(named.series.key.clone(), (number, named));
             }
         })?;
-        let clock = AgingClock::new(reader.aged()?);
         let noted = reader.noted()?;
         noted.write(&file)?;
-        Ok(Store { db, file, extent, noted, known, used: u64::MAX, keep, clock })
-    }
-
-    /// As it is after its tables were written to by somebody else.
-    pub(crate) fn again(self, keep: [u32; 3]) -> Result<Self, redb::Error> {
-        Store::new(self.db, self.file, self.extent, keep)
+        Ok(Store { db, file, extent, noted, known, used: u64::MAX, keep })
     }
 
     /// What tells the file from another that has taken its name.
@@ -164,11 +144,12 @@ impl Store {
         &self.extent
     }
 
-    /// Adds buckets of ten seconds, by their beginnings, to all levels; all of it, or on an error nothing.
+    /// Adds buckets of ten seconds, by their beginnings, to all levels; all of it, or on an error nothing. `now` is of the
+    /// wall clock, Unix seconds.
     pub(crate) fn add(
         &mut self,
         buckets: &BTreeMap<u32, Bucket>,
-        now: Moment,
+        now: u32,
     ) -> Result<(), redb::Error> {
         let Some(newest) = buckets.keys().next_back().copied() else { return Ok(()) };
         let write = self.db.begin_write()?;
@@ -199,7 +180,7 @@ impl Store {
             self.used = write.stats()?.allocated_pages();
             if self.used + need > room::ceiling(&self.extent) {
                 write.abort()?;
-                self.make_room(need, now.wall)?;
+                self.make_room(need, now)?;
                 return self.add(buckets, now);
             }
         }
@@ -218,8 +199,10 @@ impl Store {
                 }
             }
         }
-        let aged = self.clock.read(now.wall, now.monotonic);
-        let is_coarse_gone = self.age(&write, aged)?;
+        let mut is_coarse_gone = false;
+        for (level, ..) in rows.iter().filter(|(_, _, was, _)| was.is_empty()) {
+            is_coarse_gone |= self.age(&write, *level, now)? && *level == Level::Coarse;
+        }
         let until = newest.saturating_add(Level::Fine.step_seconds());
         let noted = Noted { commits: self.noted.commits + 1, until };
         {
@@ -290,42 +273,54 @@ impl Store {
         Ok(chunks)
     }
 
-    /// Drops the oldest chunks that are older than what is kept. Whether one of the coarsest is among them.
-    fn age(&self, write: &WriteTransaction, now: u32) -> Result<bool, redb::Error> {
-        write.open_table(META)?.insert(META_AGED, u64::from(now))?;
+    /// Drops the oldest chunks of a level that are older than what is kept; whether there were such. No more than a few go
+    /// as one begins, so that a clock that is ahead for a while takes little.
+    fn age(&self, write: &WriteTransaction, level: Level, now: u32) -> Result<bool, redb::Error> {
         let mut table = write.open_table(ROWS)?;
-        let mut is_coarse_gone = false;
-        for (level, keep) in Level::ALL.into_iter().zip(self.keep) {
-            let until = now.saturating_sub(keep).saturating_sub(level.chunk_seconds());
-            let mut old = Vec::new();
-            let mut chunks = HashSet::new();
-            for row in table.range(keys(level, 0, until))? {
-                let key = row?.0.value();
-                chunks.insert(key.1);
-                if chunks.len() > AGED {
-                    break;
-                }
-                old.push(key);
+        let keep = self.keep[level as usize];
+        let until = now.saturating_sub(keep).saturating_sub(level.chunk_seconds());
+        let mut old = Vec::new();
+        let mut chunks = HashSet::new();
+        for row in table.range(keys(level, 0, until))? {
+            let key = row?.0.value();
+            chunks.insert(key.1);
+            if chunks.len() > AGED {
+                break;
             }
-            is_coarse_gone |= level == Level::Coarse && !old.is_empty();
-            for key in old {
-                table.remove(key)?;
-            }
+            old.push(key);
         }
-        Ok(is_coarse_gone)
+        for key in &old {
+            table.remove(key)?;
+        }
+        Ok(!old.is_empty())
     }
 
-    /// Drops the oldest of the finest until so many pages are free, in small transactions: each needs pages itself
-    /// before it frees some.
+    /// Drops the oldest until so many pages are free.
     fn make_room(&mut self, need: u64, now: u32) -> Result<(), redb::Error> {
+        let ceiling = room::ceiling(&self.extent);
         // A little more than is needed, so that not every transaction has to.
-        let want = need + room::ceiling(&self.extent) / 32;
+        self.drop_until(ceiling.saturating_sub(need + ceiling / 32), now)
+    }
+
+    /// Makes the file so short that it can be made as large as its bound again: redb grows it by doubling.
+    pub(crate) fn shrink(&mut self) -> Result<(), redb::Error> {
+        let half = room::pages(self.extent.bound()) / 2;
+        self.drop_until(half.saturating_sub(2 * SPARE), u32::MAX)?;
+        // Whoever opens it has it alone.
+        if let Some(db) = Arc::get_mut(&mut self.db) {
+            db.compact()?;
+        }
+        Ok(())
+    }
+
+    /// Drops the oldest of the finest until no more pages are used, in small transactions: each needs pages itself before
+    /// it frees some.
+    fn drop_until(&mut self, most: u64, now: u32) -> Result<(), redb::Error> {
         let mut coarse_gone = false;
         loop {
             let write = self.db.begin_write()?;
             self.used = write.stats()?.allocated_pages();
-            let ceiling = room::ceiling(&self.extent);
-            if self.used + want <= ceiling {
+            if self.used <= most {
                 write.abort()?;
                 break;
             }
@@ -472,15 +467,6 @@ impl Reader {
         let commits = meta.get(META_COMMITS)?.map_or(0, |commits| commits.value());
         let until = meta.get(META_UNTIL)?.map_or(0, |until| until.value());
         Ok(Noted { commits, until: u32::try_from(until).unwrap_or(u32::MAX) })
-    }
-
-    /// The second by which buckets are old; of a file that notes none, where it ends.
-    fn aged(&self) -> Result<Option<u32>, redb::Error> {
-        let noted = self.0.open_table(META)?.get(META_AGED)?.map(|second| second.value());
-        match noted {
-            Some(second) => Ok(Some(u32::try_from(second).unwrap_or(u32::MAX))),
-            None => self.newest(),
-        }
     }
 
     /// Buckets that begin from one second to another, both included, of the series that are wanted; `None` where

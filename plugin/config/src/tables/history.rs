@@ -21,8 +21,8 @@ table! {
         /// Whether the history is recorded, which `tessera history`, `recommend` and `waste` need. What was
         /// recorded stays.
         enabled: bool = true, boolean();
-        /// Most bytes of the file, at any time; the oldest of the finest buckets go first. A change makes a new
-        /// file, with as much of the old one as fits.
+        /// Most bytes of the file, at any time; the oldest of the finest buckets go first. After a change, what fits
+        /// stays.
         size_bytes as "size": u64 = 8 * MIB,
             bytes(4 * MIB, "must be at least 4Mi; 8Mi keep 64 busy tenants");
         /// How long buckets of 10 seconds are kept.
