@@ -99,7 +99,14 @@ pub(crate) fn changes(
         changes.lines.extend(requests.into_iter().map(|request| capacity(target, request)));
         return changes;
     }
-    let offers = offers(observed);
+    let (offers, uneven) = offers(observed);
+    if !uneven.is_empty() {
+        let names: Vec<&str> = uneven.into_iter().collect();
+        changes.evidence.push(format!(
+            "shares of {} are not equally large on all GPUs here: no number of them is advised",
+            names.join(", ")
+        ));
+    }
     if offers.is_empty() {
         return changes;
     }
@@ -202,9 +209,10 @@ fn limits(best: Choice<'_>, now: Option<Choice<'_>>, gpus: usize, container: &st
     What::Limits { container: container.to_owned(), ask: ask(best), now: now.map(ask) }
 }
 
-/// What GPUs are cut into, with the most replicas that one GPU has of it.
-fn offers<'a>(observed: &[Observed<'a>]) -> BTreeMap<Offer<'a>, u32> {
-    let mut offers = BTreeMap::new();
+/// What GPUs are cut into, with the most replicas that one GPU has of it; and resources whose replicas differ in size,
+/// of which a number says nothing.
+fn offers<'a>(observed: &[Observed<'a>]) -> (BTreeMap<Offer<'a>, u32>, BTreeSet<&'a str>) {
+    let mut offers: BTreeMap<Offer<'a>, u32> = BTreeMap::new();
     let gpus = observed.iter().flat_map(|one| &one.node.gpus);
     for cut in gpus.flat_map(|gpu: &'a Gpu| &gpu.replicas) {
         let offer = Offer {
@@ -217,7 +225,11 @@ fn offers<'a>(observed: &[Observed<'a>]) -> BTreeMap<Offer<'a>, u32> {
             *most = cut.count.max(*most);
         }
     }
-    offers
+    let mut names = BTreeSet::new();
+    let is_again = |offer: &&Offer<'a>| !names.insert(offer.resource);
+    let uneven: BTreeSet<&str> = offers.keys().filter(is_again).map(|one| one.resource).collect();
+    offers.retain(|offer, _| !uneven.contains(offer.resource));
+    (offers, uneven)
 }
 
 /// What a tenant has, as it was allocated.

@@ -127,13 +127,18 @@ fn one(
             .saves_cores_millis
             .saturating_add(i64::from(used.cores_millis) - i64::from(cores.millis));
     }
+    if Confidence::of(workload.seen) == Confidence::Low {
+        advice.evidence.push("less than an hour was seen: no change is written yet".to_owned());
+        return advice;
+    }
     let all = || workload.live.iter().flat_map(|tenant| &tenant.gpus);
     let target = Target {
         memory_bytes: memory,
-        cores_millis: cores.millis,
+        cores_millis: if cores.is_of_idle { now.cores_millis } else { cores.millis },
         memory_changes: all().any(|used| used.memory_limit_bytes != memory)
             || memory != now.memory_bytes,
         cores_change: cores.divided
+            && !cores.is_of_idle
             && (all().any(|used| used.cores_millis != cores.millis)
                 || cores.millis != now.cores_millis),
         divided: cores.divided,
@@ -143,7 +148,7 @@ fn one(
     advice.evidence.extend(changes.evidence);
     let written = |what| Change::written(what, "tessera");
     advice.changes = changes.lines.into_iter().map(written).collect();
-    if !target.memory_changes && !target.cores_change {
+    if !target.memory_changes && !target.cores_change && !cores.is_of_idle {
         advice.evidence.push("what it has fits: nothing to change".to_owned());
     }
     advice
@@ -289,6 +294,14 @@ struct Cores {
     divided: bool,
     /// It was seen at its cap.
     capped: bool,
+    /// More than it has, of time alone that others left idle.
+    is_of_idle: bool,
+}
+
+impl Cores {
+    fn undivided(millis: u32) -> Self {
+        Cores { millis, divided: false, capped: false, is_of_idle: false }
+    }
 }
 
 fn cores(
@@ -309,7 +322,7 @@ fn cores(
     let undivided = policies.iter().all(|policy| *policy == "none") && !policies.is_empty();
     if !wanted_any && (undivided || launched) {
         evidence.push("GPU time: nobody divides it here, so no share is advised".to_owned());
-        return Cores { millis: now.cores_millis, divided: false, capped: false };
+        return Cores::undivided(now.cores_millis);
     }
     if !wanted_any {
         evidence.push(
@@ -327,7 +340,7 @@ fn cores(
              was long ago, ask for a shorter time (--since)",
             length(unmeasured_ms)
         ));
-        return Cores { millis: now.cores_millis, divided: false, capped: false };
+        return Cores::undivided(now.cores_millis);
     }
     let of = |figure: fn(&Sample) -> u32| samples.iter().filter(|one| one.is_measured).map(figure);
     let highest = of(|sample| sample.highest_millis).max().unwrap_or(0);
@@ -361,16 +374,28 @@ fn cores(
              that it wants more",
             format_cores(now.cores_millis)
         ));
-    } else if highest > now.cores_millis && now.cores_millis > 0 {
-        evidence.push(format!(
-            "it used more than its share of {}, in time that others left idle",
-            format_cores(now.cores_millis)
-        ));
     }
     let wanted = with_margin.max(highest).max(CORES_STEP);
     let advised = wanted.next_multiple_of(CORES_STEP).min(WHOLE);
     let millis = worth(now.cores_millis.into(), advised.into(), highest.into(), CORES_STEP.into());
-    Cores { millis: u32::try_from(millis).unwrap_or(WHOLE), divided: true, capped }
+    let millis = u32::try_from(millis).unwrap_or(WHOLE);
+    // What it used beyond its share while it did not wait, nobody else wanted.
+    let contended = samples.iter().filter(|sample| sample.is_measured).map(|sample| {
+        let waited = sample.wanted_millis > sample.used_millis;
+        let most = if waited { WHOLE } else { sample.cores_millis };
+        (sample.wanted_millis.min(most), sample.observed_ms)
+    });
+    let contended = percentile(contended, settings.cores_percentile).unwrap_or(0);
+    let is_of_idle = !capped && millis > now.cores_millis && contended <= now.cores_millis;
+    if !capped && highest > now.cores_millis && now.cores_millis > 0 {
+        let no_change =
+            if is_of_idle { ": no change of the share is written for that" } else { "" };
+        evidence.push(format!(
+            "it used more than its share of {}, in time that others left idle{no_change}",
+            format_cores(now.cores_millis)
+        ));
+    }
+    Cores { millis, divided: true, capped, is_of_idle }
 }
 
 /// Over all observed time.

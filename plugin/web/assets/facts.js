@@ -79,8 +79,8 @@ export function tenantTable(model, rows, { tone, withGpu = false, label }) {
 /** Above a view whose node does not answer. */
 export function awayNote(model, entry) {
   if (entry.answers) return null;
-  const since = entry.answered_unix_ms > 0 ? `${format.ago(entry.answered_unix_ms, model.now())} (${format.utc(entry.answered_unix_ms)} UTC)` : "the start";
-  return h("p", { class: "note bad", role: "status" }, h("bdi", {}, format.line(entry.node)), ` does not answer since ${since}: ${format.line(entry.error)} What you see is its last answer.`);
+  const shown = entry.answered_unix_ms > 0 ? ` What you see is its last answer, of ${format.ago(entry.answered_unix_ms, model.now())} ago (${format.utc(entry.answered_unix_ms)} UTC).` : "";
+  return h("p", { class: "note bad", role: "status" }, h("bdi", {}, format.line(entry.node)), ` does not answer: ${format.line(entry.error)}${shown}`);
 }
 
 /** Where a view is. */

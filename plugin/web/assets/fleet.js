@@ -149,7 +149,7 @@ export class FleetView {
 
   head({ entry, gpus, totals }, props) {
     const away = !entry.answers;
-    const since = entry.answered_unix_ms > 0 ? `does not answer since ${format.ago(entry.answered_unix_ms, this.app.model.now())}` : "has not answered yet";
+    const since = entry.answered_unix_ms > 0 ? `does not answer (last answer ${format.ago(entry.answered_unix_ms, this.app.model.now())} ago)` : "has not answered yet";
     const plugin = entry.view?.plugin;
     const amiss = away ? "" : plugin?.config_error || (plugin?.amiss ?? []).join("; ");
     return h(

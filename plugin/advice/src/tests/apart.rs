@@ -46,7 +46,7 @@ fn add(made: Made, called: &Called, hours: &[Hour]) -> Made {
 fn two_requests_of_a_container_are_judged_apart() {
     let made = Made::new();
     let made = add(made, &claim("0c1d2e3f", "small", "x"), &[busy(1024, 36.0, 0.0); 30]);
-    let made = add(made, &claim("abcd2e3f", "large", "x"), &[busy(6500, 1800.0, 0.0); 30]);
+    let made = add(made, &claim("abcd2e3f", "large", "x"), &[busy(6500, 1800.0, 900.0); 30]);
     let all = recommend(&[made]).workloads;
     let [large, small] = all.as_slice() else { panic!("{all:#?}") };
     assert_eq!((&*large.container, &*large.part), ("main", "request large"));

@@ -120,8 +120,47 @@ fn hours_of_which_only_the_mean_is_known_say_so() {
 #[test]
 fn time_that_others_left_idle_is_named() {
     let advice = only(&[Made::new().pod("chat-0", EIGHTH, &[busy(7000, 1800.0, 0.0); 30])]);
-    says(&advice.evidence, "more than its share of 12.5%, in time that others left idle");
+    says(
+        &advice.evidence,
+        "more than its share of 12.5%, in time that others left idle: no change",
+    );
     assert!(advice.recommended_cores_millis >= 500);
+    assert_eq!(lines(&advice), [""; 0]);
+    // What it waited for, others had.
+    let advice = only(&[Made::new().pod("chat-0", EIGHTH, &[busy(7000, 1800.0, 900.0); 30])]);
+    says(&lines(&advice), "--cores ");
+}
+
+#[test]
+fn no_change_is_written_before_an_hour_was_seen() {
+    let mut made = Made::new().pod("chat-0", HALF, &[busy(2048, 36.0, 0.0)]);
+    made.history.tenants[0].points[0].seconds = 3599.0;
+    let advice = only(&[made.clone()]);
+    assert!(advice.memory_bytes < 4 * GIB && advice.confidence == "low", "{advice:?}");
+    assert_eq!(lines(&advice), [""; 0]);
+    says(&advice.evidence, "less than an hour was seen");
+    made.history.tenants[0].points[0].seconds = 3600.0;
+    says(&lines(&only(&[made])), "--memory");
+}
+
+#[test]
+fn a_number_of_shares_is_advised_where_they_are_equally_large_on_all_gpus() {
+    let mut made = Made::new().pod("chat-0", HALF, &[busy(6500, 36.0, 0.0); 30]);
+    made.node.tenants[0].resource_name = "tessera.dev/gpu-large".into();
+    says(&lines(&only(&[made.clone()])), "limits: {tessera.dev/gpu: 1}");
+    // A MIG instance beside it is cut into smaller shares of the same resource.
+    let mut instance = made.node.gpus[0].clone();
+    instance.uuid = "MIG-a".into();
+    for replicas in &mut instance.replicas {
+        replicas.memory_limit_bytes /= 4;
+    }
+    made.node.gpus.push(instance);
+    let advice = only(&[made]);
+    assert!(lines(&advice).iter().all(|line| !line.starts_with("limits")), "{advice:?}");
+    says(
+        &advice.evidence,
+        "shares of tessera.dev/gpu, tessera.dev/gpu-large are not equally large",
+    );
 }
 
 #[test]

@@ -82,7 +82,7 @@ fn amiss(entry: &Entry, now_unix_ms: i64) -> Vec<String> {
     if !entry.answers {
         let since = match entry.answered_unix_ms {
             0 => String::new(),
-            at => format!(" (last answer {})", time_format::ago(at, now_unix_ms)),
+            at => format!(" (last answer {} ago)", time_format::ago(at, now_unix_ms)),
         };
         all.push(format!("does not answer{since}: {}", entry.error));
     }

@@ -44,7 +44,7 @@ def node_away():
         server("away", "gpu-002")
         one.until_text("gpu-002", "#rows .node.away")
         text = one.text("#rows .node.away")
-        assert "does not answer since" in text and "kubectl get node" in text, text
+        assert "does not answer (last answer" in text and "kubectl get node" in text, text
         assert one.page.locator("#rows .row.away").count() == 2
         assert "3 (1 does not answer)" in one.text(".totals")
         entry, card = gpus(server("fleet"))[2]
