@@ -219,24 +219,6 @@ pub enum ApiError {
         /// The server's words.
         message: String,
     },
-    /// A list in parts that took too long as a whole.
-    Endless {
-        /// The request.
-        call: Call,
-        /// The limit for all parts.
-        limit: Duration,
-        /// Parts that came.
-        parts: usize,
-        objects: usize,
-    },
-    /// A list that is larger than any cluster's.
-    TooLarge {
-        /// The request.
-        call: Call,
-        /// Parts that were read.
-        parts: usize,
-        objects: usize,
-    },
     /// 401: it does not know us.
     Unauthorized {
         /// The request.
@@ -322,14 +304,6 @@ impl fmt::Display for ApiError {
                 "{call}: the API server has forgotten the state from which the request goes on (HTTP 410): {message}; \
                  ask again"
             ),
-            ApiError::Endless { call, limit, parts, objects } => format!(
-                "{call}: the list did not end within {limit:?}: {objects} objects in {parts} parts came, and there are \
-                 more; the API server is slow, or what answers in its place goes on for ever"
-            ),
-            ApiError::TooLarge { call, parts, objects } => format!(
-                "{call}: the list is too large: {objects} objects in {parts} parts came, and there are \
-                 more: name a namespace, or see what answers in the API server's place"
-            ),
             ApiError::Unauthorized { call, message } => format!(
                 "{call}: the API server does not accept the credentials: {message}; see to the service account's token"
             ),
@@ -380,8 +354,6 @@ impl ApiError {
             | ApiError::Kubeconfig { call, .. }
             | ApiError::Login { call, .. }
             | ApiError::Expired { call, .. }
-            | ApiError::Endless { call, .. }
-            | ApiError::TooLarge { call, .. }
             | ApiError::Slow { call, .. }
             | ApiError::Busy { call, .. }
             | ApiError::Unauthorized { call, .. }
@@ -401,14 +373,12 @@ impl ApiError {
             ApiError::Unreachable { .. }
             | ApiError::Slow { .. }
             | ApiError::Busy { .. }
-            | ApiError::Expired { .. }
-            | ApiError::Endless { .. } => Retry::Soon,
+            | ApiError::Expired { .. } => Retry::Soon,
             ApiError::Kubeconfig { .. }
             | ApiError::Login { .. }
             | ApiError::Unauthorized { .. }
             | ApiError::Forbidden { .. }
             | ApiError::NotServed { .. }
-            | ApiError::TooLarge { .. }
             | ApiError::Unreadable { .. } => Retry::Later,
             ApiError::Conflict { .. } | ApiError::NotFound { .. } => Retry::Reread,
             ApiError::Exists { .. } | ApiError::Invalid { .. } => Retry::Never,
@@ -432,8 +402,6 @@ mod tests {
             ApiError::Slow { call: call(), limit },
             ApiError::Busy { call: call(), status, after, message: odd() },
             ApiError::Expired { call: call(), message: odd() },
-            ApiError::Endless { call: call(), limit, parts: 1, objects: 1 },
-            ApiError::TooLarge { call: call(), parts: 1, objects: 1 },
             ApiError::Unauthorized { call: call(), message: odd() },
             ApiError::Forbidden { call: call(), message: odd() },
             ApiError::NotFound { call: call(), message: odd() },

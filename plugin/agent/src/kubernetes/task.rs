@@ -187,8 +187,7 @@ fn verdict(failure: &ApiError) -> Verdict {
         ApiError::Unreachable { .. }
         | ApiError::Slow { .. }
         | ApiError::Busy { .. }
-        | ApiError::Expired { .. }
-        | ApiError::Endless { .. } => Verdict::Later,
+        | ApiError::Expired { .. } => Verdict::Later,
         // A namespace that is being deleted takes nothing new.
         ApiError::Forbidden { message, .. } if message.contains("being terminated") => {
             Verdict::Never
@@ -201,10 +200,9 @@ fn verdict(failure: &ApiError) -> Verdict {
         | ApiError::Exists { .. }
         | ApiError::Invalid { .. } => Verdict::Never,
         // What a proxy or a login page answers in the API server's place says nothing of the event.
-        ApiError::Unreadable { .. }
-        | ApiError::TooLarge { .. }
-        | ApiError::Kubeconfig { .. }
-        | ApiError::Login { .. } => Verdict::Later,
+        ApiError::Unreadable { .. } | ApiError::Kubeconfig { .. } | ApiError::Login { .. } => {
+            Verdict::Later
+        }
     }
 }
 

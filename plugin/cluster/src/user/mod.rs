@@ -27,9 +27,7 @@ pub use proxy::{Passed, Proxied};
 
 /// Most of a list that is asked for at once.
 const PAGE: usize = 500;
-/// Most parts of a list: more pods than any cluster has (Kubernetes, "Considerations for large clusters").
-const PAGES: usize = 400;
-/// The limit for a whole list, in limits of one request: 200,000 pods in parts of 0.1 s need less.
+/// The limit for a whole list, in limits of one request.
 const WHOLE: u32 = 6;
 /// Most of a page: 500 pods of some 40 KiB.
 const LARGEST: usize = 24 << 20;
@@ -177,48 +175,23 @@ impl UserClient {
         path: &str,
         selector: &str,
     ) -> Result<Vec<T>, ApiError> {
-        let (mut all, mut next, mut parts) = (Vec::new(), String::new(), 0);
-        // The first part has a limit of its own: a person may have to log in for it.
-        let mut ends = None;
-        let mut restarted = false;
-        for _ in 0..PAGES {
-            let target = format!("{path}?limit={PAGE}{selector}{next}");
-            let page = self.get(call, &target);
-            let page: Result<List<T>, ApiError> = match ends {
-                None => page.await,
-                Some(ends) => match tokio::time::timeout_at(ends, page).await {
-                    Ok(page) => page,
-                    Err(_) => {
-                        let (call, limit, objects) = (call.clone(), self.whole(), all.len());
-                        return Err(ApiError::Endless { call, limit, parts, objects });
-                    }
-                },
-            };
-            ends = ends.or_else(|| Some(tokio::time::Instant::now() + self.whole()));
-            let page = match page {
-                // The API server keeps the state of a list for minutes. Without it, the list begins anew.
-                Err(ApiError::Expired { .. }) if !restarted && !next.is_empty() => {
-                    restarted = true;
-                    all.clear();
-                    next.clear();
-                    parts = 0;
-                    continue;
+        // A person may have to log in, which has a limit of its own.
+        self.client.has_token(call).await?;
+        let limit = self.limit * WHOLE;
+        let parts = async {
+            let (mut all, mut next) = (Vec::new(), String::new());
+            loop {
+                let target = format!("{path}?limit={PAGE}{selector}{next}");
+                let page: List<T> = self.get(call, &target).await?;
+                all.extend(page.items.into_iter().flatten());
+                match page.metadata.next.filter(|next| !next.is_empty()) {
+                    Some(more) => next = format!("&continue={}", escaped(&more)),
+                    None => return Ok(all),
                 }
-                page => page?,
-            };
-            parts += 1;
-            all.extend(page.items.into_iter().flatten());
-            match page.metadata.next.filter(|next| !next.is_empty()) {
-                Some(more) => next = format!("&continue={}", escaped(&more)),
-                None => return Ok(all),
             }
-        }
-        Err(ApiError::TooLarge { call: call.clone(), parts, objects: all.len() })
-    }
-
-    /// The limit for all parts of a list after the first.
-    fn whole(&self) -> Duration {
-        self.limit * WHOLE
+        };
+        let slow = || ApiError::Slow { call: call.clone(), limit };
+        tokio::time::timeout(limit, parts).await.unwrap_or_else(|_| Err(slow()))
     }
 }
 

@@ -193,6 +193,23 @@ fn user(world: &World, kubeconfig: &str) -> UserClient {
 }
 
 #[tokio::test]
+async fn a_list_in_parts_is_whole() {
+    let world = World::new();
+    world.server.with(|store| {
+        for n in 0..1200 {
+            let name = format!("p{n:04}");
+            let pod = serde_json::json!({ "metadata": { "name": name, "namespace": "team" } });
+            store.pods.insert(("team".to_owned(), name), pod);
+        }
+    });
+    let user = UserClient::new(world.server.access().into(), Duration::from_secs(60), 4);
+    let pods = user.pods("team", "").await.unwrap();
+    let names: Vec<String> = pods.into_iter().map(|pod| pod.metadata.name).collect();
+    assert_eq!((names.len(), names[1199].as_str()), (1200, "p1199"));
+    assert_eq!(world.count("GET /api/v1/namespaces/team/pods"), 3);
+}
+
+#[tokio::test]
 async fn a_credential_plugin_may_wait_for_a_person() {
     let world = World::new();
     let slow = r#"{exec: {apiVersion: client.authentication.k8s.io/v1, interactiveMode: Never, command: sh, args: ["-c",

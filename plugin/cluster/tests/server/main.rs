@@ -3,7 +3,6 @@
 
 mod connection;
 mod kubeconfig;
-mod lists;
 mod node;
 mod objects;
 mod reviews;
