@@ -53,9 +53,7 @@ pub(super) fn judge(latencies: &Latencies, real: bool) -> Judgement {
         ));
     }
     let (mut broken, mut chance) = (Vec::new(), None);
-    let mut kept = String::from(
-        "chat's p99 beside greedy and crash is no more than twice that alone and 5 ms",
-    );
+    let mut kept = String::from("chat's p99 is no more than twice its own, and 5 ms");
     if let Some([alone, beside]) = latencies.neighbour
         && beside.us > 2 * alone.us + NEIGHBOUR_US
     {
