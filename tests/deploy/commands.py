@@ -224,7 +224,7 @@ def documented_blocks_end():
     """A block is pasted whole: only its last command may go on until somebody ends it, and what needs a container comes
     after a wait for it."""
     endless = re.compile(r"\blogs\b.*\s(-f|--follow)\b|\btail\b.*\s-f\b|\bget\b.*\s(-w|--watch)\b|\bport-forward\b|\btessera (top|serve)\b")
-    pages = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("deploy/**/README.md")]
+    pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("deploy/**/README.md")]
     for page in pages:
         for language, text in blocks(page.relative_to(ROOT)):
             if language != "sh":
@@ -241,7 +241,7 @@ def documented_blocks_end():
 def named_commands_are_there():
     """With their options, on every page."""
     count, wrong = 0, []
-    for page in [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "deploy/README.md", *sorted(ROOT.glob("docs/*.md"))]:
+    for page in [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "deploy/README.md", *sorted(ROOT.glob("docs/**/*.md"))]:
         for line in set(named(page)) - NO_COMMANDS:
             try:
                 count += is_there(line) is not None
@@ -256,7 +256,7 @@ def documented_values_and_configurations_are_accepted():
     """YAML for the chart is accepted by its schema and makes a configuration that the plugin accepts; so is TOML. In all
     of the documentation."""
     found = {"yaml": 0, "toml": 0}
-    for page in sorted(ROOT.glob("docs/*.md")) + [ROOT / "deploy/README.md"]:
+    for page in sorted(ROOT.glob("docs/**/*.md")) + [ROOT / "deploy/README.md"]:
         for language, text in blocks(page.relative_to(ROOT)):
             try:
                 if language == "yaml" and not re.search(r"(?m)^(kind|---)", text) and (values := values_of(text)):

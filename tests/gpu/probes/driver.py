@@ -24,7 +24,7 @@ def used():
 
 
 def footprint(size):
-    """proto and docs/shim.md: pages for what is larger than half of one, else steps of 512 bytes."""
+    """proto and docs/internals/shim.md: pages for what is larger than half of one, else steps of 512 bytes."""
     return -(-size // PAGE) * PAGE if size > PAGE // 2 else -(-size // 512) * 512
 
 

@@ -92,7 +92,7 @@ def many(machine, report, apis):
     churn(machine, report, [api for api in apis if api not in POOLS], 0)
     if pools:
         # What a pool takes beyond the request shows only after the call; the shim frees it again
-        # where the quota has no room (docs/shim.md, "Pools"). A chunk for each pool at most.
+        # where the quota has no room (docs/internals/shim.md, "Pools"). A chunk for each pool at most.
         churn(machine, report, apis, PROCESSES * len(pools) * POOL_CHUNK)
 
 

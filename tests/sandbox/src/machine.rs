@@ -1,4 +1,4 @@
-//! The simulated machine of a node: its GPUs, as `docs/simulator.md` configures them.
+//! The simulated machine of a node: its GPUs, as `docs/internals/simulator.md` configures them.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

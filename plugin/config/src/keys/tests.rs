@@ -125,7 +125,7 @@ fn a_links_words_stay_where_they_are_not_its_targets_name() {
         "deploy/README.md has it"
     );
     assert_eq!(
-        plain("[Observed overhead](plugin.md#z) covers it"),
-        "Observed overhead (docs/plugin.md) covers it"
+        plain("[Observed overhead](internals/plugin.md#z) covers it"),
+        "Observed overhead (docs/internals/plugin.md) covers it"
     );
 }

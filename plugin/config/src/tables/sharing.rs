@@ -33,7 +33,7 @@ table! {
         reserve_bytes as "reserve": u64 = 512 * MIB, bytes(0, "");
         /// Memory charged for each CUDA context; less than a replica's memory. `auto` is what a bare context
         /// took with this GPU and driver, until then a formula (174 MiB on an L4, 462 MiB on an H100), or 512
-        /// MiB where NVML does not tell. [Observed overhead](plugin.md#memory-that-no-hook-sees) covers the
+        /// MiB where NVML does not tell. [Observed overhead](internals/plugin.md#memory-that-no-hook-sees) covers the
         /// difference.
         context_overhead_bytes as "context_overhead": Option<u64> = None, auto(bytes(0, "")), NewPods;
         /// A container that holds more than this beyond its charges on a GPU is reported: a program may bypass

@@ -2,7 +2,7 @@
 //! Tessera accounts for; some are killed.
 //!
 //! Every request is for a chunk of 32 MiB: whole pages for what is charged by its footprint, and
-//! just one of the chunks in which pools reserve (`docs/shim.md`, "Memory"). A thread has at most
+//! just one of the chunks in which pools reserve (`docs/internals/shim.md`, "Memory"). A thread has at most
 //! one, held or on its way back, so what fits is known in advance whatever the APIs are.
 //!
 //! - **Contended rounds.** The limit leaves room for fewer chunks than there are threads. At one

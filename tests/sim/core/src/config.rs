@@ -833,7 +833,7 @@ mod tests {
 
     #[test]
     fn the_documented_configurations_are_valid_and_the_first_is_the_default() {
-        let text = include_str!("../../../../docs/simulator.md");
+        let text = include_str!("../../../../docs/internals/simulator.md");
         let blocks: Vec<&str> =
             text.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
         assert_eq!(Config::parse(blocks[0]).unwrap(), Config::default());

@@ -12,7 +12,7 @@
 //!
 //! State advances lazily: a caller that needs to know moves the model to `now` under a lock that the
 //! kernel releases when its holder dies ([`lock`]). No duration depends on a sleeping thread.
-//! `docs/simulator.md` describes the model, its configuration and its limits.
+//! `docs/internals/simulator.md` describes the model, its configuration and its limits.
 
 pub mod account;
 pub mod cancel;

@@ -2,7 +2,7 @@
 //!
 //! One module per noun of the API. Every export converts its arguments, decides in safe code, and
 //! returns a `CUresult`; [`abi`] is the only place that follows a caller's pointers, [`handle`] the
-//! one that follows its handles. `docs/simulator.md` says what is simulated and what is not.
+//! one that follows its handles. `docs/internals/simulator.md` says what is simulated and what is not.
 
 mod abi;
 mod arena;

@@ -2,7 +2,7 @@
 //!
 //! One module per noun of the API. As the real library does, some functions call others through
 //! the dynamic symbol table, so that an interposed function sees those calls; see [`plt`].
-//! `docs/simulator.md` says what is simulated and what is not.
+//! `docs/internals/simulator.md` says what is simulated and what is not.
 
 mod abi;
 mod clocks;

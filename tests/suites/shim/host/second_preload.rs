@@ -80,10 +80,10 @@ fn behind_the_shim_a_dlsym_of_somebody_else_changes_nothing() {
     let linked = linked.links_driver().build();
     assert!(refused(&behind, &dlsym));
     assert!(refused(&behind, &linked));
-    // Before the shim it answers first, and from libc, past the shim: a limit, docs/shim.md. What
+    // Before the shim it answers first, and from libc, past the shim: a limit, docs/internals/shim.md. What
     // reaches the driver in other ways is held.
     assert!(refused(&before, &linked));
-    assert!(!refused(&before, &dlsym), "no limit any more? then docs/shim.md is behind");
+    assert!(!refused(&before, &dlsym), "no limit any more? then docs/internals/shim.md is behind");
 }
 
 #[test]
