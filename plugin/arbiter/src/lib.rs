@@ -1,4 +1,4 @@
-//! The arbiter decides which tenant may use a GPU now. `docs/compute.md` is the contract with the shim.
+//! The arbiter decides which tenant may use a GPU now. `docs/internals/compute.md` is the contract with the shim.
 //!
 //! One thread receives from all tenants of the node and writes all gates. It must not wait for any other
 //! work of the plugin, so it shares no lock, opens no file and runs on no runtime. [`policy`] decides and is

@@ -69,7 +69,7 @@ table! {
         /// two ways suits which cluster.
         dra: Dra = Dra::default(), form::section();
         /// How GPU time is divided where `share.compute` is not `none`: one tenant at a time has a lease of the GPU.
-        /// [compute.md](compute.md) has the reasons.
+        /// [compute.md](internals/compute.md) has the reasons.
         compute: Leases = Leases::default(), form::section();
         /// When a GPU is no longer sold, and when it is again.
         health: Health = Health::default(), form::section();

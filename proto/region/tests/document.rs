@@ -1,4 +1,4 @@
-//! The tables of docs/pages.md say what the types say.
+//! The tables of docs/internals/pages.md say what the types say.
 
 use std::mem::offset_of;
 
@@ -6,7 +6,7 @@ use tessera_region::layout::{QuotaGpu, QuotaPage, Slot, UsageHeader};
 
 /// The rows `| offset | bytes | `field` |` of the table that follows `heading`.
 fn rows(heading: &str) -> Vec<(usize, usize, String)> {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/pages.md");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/internals/pages.md");
     let text = std::fs::read_to_string(path).unwrap();
     let table = text.split_once(heading).unwrap_or_else(|| panic!("no {heading:?}")).1;
     let table = table.lines().skip_while(|line| !line.starts_with("| 0 |"));

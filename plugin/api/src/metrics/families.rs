@@ -168,7 +168,7 @@ families! {
     GPU_LEASE_QUANTUM: "tessera_gpu_lease_quantum" "seconds" Gauge GPU,
         "How long a lease lasts now";
     GPU_IDLE_WANTED: "tessera_gpu_idle_while_wanted" "seconds" Counter &["gpu", "uuid", "cause"],
-        "Time that the GPU was idle while a container waited for it: hand_over, idle_report, no_cpu, drain, bucket or gang (docs/compute.md)";
+        "Time that the GPU was idle while a container waited for it: hand_over, idle_report, no_cpu, drain, bucket or gang (docs/internals/compute.md)";
 
     BUILD: "tessera_build" "" Info &["version", "page_abi"],
         "The plugin's version, and that of its pages";

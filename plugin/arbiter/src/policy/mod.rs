@@ -18,7 +18,7 @@
 //! | `idle` | time that a GPU was idle while somebody wanted it |
 //! | `journal` | what is noted for a trace |
 //!
-//! `docs/compute.md`, "The policy", has the reasons and bounds.
+//! `docs/internals/compute.md`, "The policy", has the reasons and bounds.
 
 mod bucket;
 mod fair;

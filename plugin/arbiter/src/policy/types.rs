@@ -28,7 +28,7 @@ pub struct Share {
     pub kind: ShareKind,
 }
 
-/// The state of a tenant's gate; see `docs/compute.md`.
+/// The state of a tenant's gate; see `docs/internals/compute.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GateState {
     /// The tenant is alone and not capped: launches pass, and what is in flight is not bounded.
@@ -97,7 +97,7 @@ pub struct Command {
 /// Nanoseconds in a millisecond.
 pub const MS: u64 = 1_000_000;
 
-/// The policy's constants, nanoseconds. `docs/compute.md` gives the reasons.
+/// The policy's constants, nanoseconds. `docs/internals/compute.md` gives the reasons.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// How long a lease lasts while others wait, where nothing calls for another length.

@@ -1,4 +1,4 @@
-//! `[compute]`: how GPU time is divided; `docs/compute.md` has the reasons.
+//! `[compute]`: how GPU time is divided; `docs/internals/compute.md` has the reasons.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The connection to the arbiter on `gate.sock`; docs/compute.md has the messages. No thread waits for it;
+//! The connection to the arbiter on `gate.sock`; docs/internals/compute.md has the messages. No thread waits for it;
 //! what could not be sent is sent again later.
 
 use crate::cancel::Deferred;

@@ -20,7 +20,7 @@
 //! [`closing`] is the closer's side, which the [`helper`] thread takes; [`streams`] knows what is to be
 //! drained; [`flight`] and [`window`] bound what is in flight while the gate is open; [`cycle`] opens and
 //! closes a gate of the process's own while the arbiter is silent; [`bind`] starts all of it when there is
-//! an arbiter. docs/compute.md is the contract.
+//! an arbiter. docs/internals/compute.md is the contract.
 
 mod bind;
 pub mod capture;

@@ -200,7 +200,7 @@ fn thousands_of_short_threads_launch_through_a_gate_that_opens_and_closes() {
     assert_eq!(worked.kernels, 32 * 64 + 1, "each ran once");
 }
 
-/// "each process rations itself" (docs/compute.md), and goes back to the arbiter when there is one.
+/// "each process rations itself" (docs/internals/compute.md), and goes back to the arbiter when there is one.
 #[test]
 fn without_an_arbiter_work_goes_on_by_the_cycle_and_with_it_again_by_the_gate() {
     let stage = Stage::new();

@@ -1,7 +1,7 @@
 //! The policy against simulated tenants and GPUs, in simulated time: which tenant gets how much, by the
 //! simulation's own account. For tests, and for figures with more tenants than a machine can run.
 //!
-//! The simulated tenant keeps the shim's side of `docs/compute.md`: it fills its window while its gate is
+//! The simulated tenant keeps the shim's side of `docs/internals/compute.md`: it fills its window while its gate is
 //! open, sends `want` and `drained` when closed and `idle` while YIELD; messages and commands take time. A
 //! GPU serves all tenants with work in equal parts, as time slices do. Operations may wait for others that
 //! are not launched yet and that the gate may hold back: such a tenant does not drain.
