@@ -22,8 +22,8 @@ keeps its default; an unknown key or an impossible value is an error.
   bad file and keeps the [last good one](shares.md#changing-the-configuration), also over a restart.
 - **A change takes effect at once**, for everybody, unless the meaning ends with *For new pods* (running ones keep what they
   have) or *After a restart* of the plugin, which running pods do not notice.
-- **Quantities** are Kubernetes': `123Mi`, `129M`, `129e6`, `1.5Gi`, or a plain number; **times** `500ms`, `10s`, `5m`, `1h`; a
-  **share** of a GPU's time is `\"25%\"`, `\"250m\"` or `0.25` GPUs.
+- **Quantities** are Kubernetes': `123Mi` or `123MiB`, `1.5Gi`, `129M`, `129e6`; **times** `500ms`, `10s`, `5m`, `1h`; a **share** of
+  a GPU's time is `\"25%\"`, `\"250m\"` or `0.25` GPUs.
 ";
 
 /// The whole page.
