@@ -6,7 +6,7 @@
 //! - **session socket** (`session.sock`, `SOCK_SEQPACKET`): fixed 64-byte messages.
 //!
 //! [`usage`] describes the life of a slot, [`ledger`] how processes share a limit without a lock, and why
-//! that is right; [`account`] is what the shim calls. `docs/internals/pages.md` has every byte and ordering.
+//! that is right; [`account`] is what the shim calls. `docs/internals/pages.md` has the orderings and why.
 //!
 //! Both pages carry magic and ABI version; the magic is published last with `Release`. Offsets are
 //! asserted at compile time in [`layout`]. This crate depends on `libc` alone, because the shim
