@@ -9,7 +9,9 @@ use std::time::Duration;
 use tessera_cluster::Client as ClusterClient;
 use tessera_cluster::fixtures::ApiServer;
 use tessera_cluster::reviews::ReviewClient;
-use tessera_view::advice::{NamespaceWaste, Recommendation, Recommendations, TenantWaste, Waste};
+use tessera_view::advice::{
+    Change, NamespaceWaste, Recommendation, Recommendations, TenantWaste, Waste, What,
+};
 use tessera_view::explain::Explanations;
 use tessera_view::fleet::{Entry, Fleet};
 use tessera_view::gpu::{Gpu, Lease};
@@ -174,7 +176,15 @@ pub fn script() -> Script {
         container: format!("{mark} container"),
         pods: vec![format!("{mark} pod")],
         evidence: vec![format!("{mark} evidence")],
-        changes: vec![format!("{mark} change")],
+        changes: vec![Change::written(
+            What::Quota {
+                of: format!("{mark} pod"),
+                container: format!("{mark} container"),
+                memory_bytes: None,
+                cores_millis: None,
+            },
+            "tessera",
+        )],
         ..Recommendation::default()
     };
     let waste = |mark: &str, namespace: &str| NamespaceWaste {
