@@ -213,7 +213,7 @@ fn refused_by_driver(
         let own = account.any_departing(usize::from(gpu));
         match account.shares().departing(usize::from(gpu), now_ns()) {
             Some(true) => DEPARTING_NS,
-            _ if is_full && !own => BRIEFLY_NS,
+            _ if (is_full || limit_of_cgroup().is_some()) && !own => BRIEFLY_NS,
             Some(false) if !own => GLANCE_NS,
             _ => INSIST_NS,
         }
@@ -237,16 +237,59 @@ fn refused_by_driver(
         FULL_SINCE.store(now_ns().max(1), Ordering::Relaxed);
     }
     account.count_driver_refusal(usize::from(gpu));
-    FULL.say(format_args!(
-        "out of memory: the driver refuses {:.3} on {}, which the quota of this container allows: the GPU itself is \
-         full, or its memory fragmented; ask those who run the node",
-        Size(bytes),
-        account.shares().uuid(usize::from(gpu))
-    ));
+    let uuid = account.shares().uuid(usize::from(gpu));
+    match limit_of_cgroup() {
+        Some(limit) => FULL.say(format_args!(
+            "out of memory: the driver refuses {:.3} on {uuid}, which the quota of this container allows: its cgroup \
+             allows {:.3} (dmem.max, set by nvidia-smi memory-limits); ask those who run the node",
+            Size(bytes),
+            Size(limit),
+        )),
+        None => FULL.say(format_args!(
+            "out of memory: the driver refuses {:.3} on {uuid}, which the quota of this container allows: the GPU \
+             itself is full, or its memory fragmented; ask those who run the node",
+            Size(bytes),
+        )),
+    }
     if DRIVER_EVENTS.allows(now_ns(), EVENT_NS) {
         process.tell(Some(event(EventKind::DriverRefused, Some(gpu), bytes)));
     }
     CUDA_ERROR_OUT_OF_MEMORY
+}
+
+/// The least limit of GPU memory, bytes, that somebody else gave this container's cgroup, as it was when first asked: from
+/// r615 on the driver keeps one in the kernel's `dmem` controller (NVIDIA MPS documentation, "Memory limits"), and beyond
+/// it has no memory, however empty the GPU is.
+#[cold]
+fn limit_of_cgroup() -> Option<u64> {
+    static LIMIT: AtomicU64 = AtomicU64::new(0);
+    const NONE: u64 = u64::MAX;
+    let mut limit = LIMIT.load(Ordering::Relaxed);
+    if limit == 0 {
+        let mut text = [0u8; 1024];
+        // SAFETY: a path with its NUL; as many bytes as the buffer has; the descriptor is this function's own.
+        let length = unsafe {
+            let fd =
+                libc::open(c"/sys/fs/cgroup/dmem.max".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
+            let length = libc::read(fd, text.as_mut_ptr().cast(), text.len());
+            libc::close(fd);
+            length
+        };
+        let text = text.get(..usize::try_from(length).unwrap_or(0)).unwrap_or_default();
+        limit = least_limit(text).unwrap_or(NONE);
+        LIMIT.store(limit, Ordering::Relaxed);
+    }
+    (limit != NONE).then_some(limit)
+}
+
+/// Of lines such as `nvidia/0000:65:00.0/vidmem 12884901888`, or `max` for none (Linux, cgroup-v2, "DMEM").
+fn least_limit(text: &[u8]) -> Option<u64> {
+    let text = core::str::from_utf8(text).ok()?;
+    let of = |line: &str| {
+        let (region, limit) = line.split_once(' ')?;
+        region.starts_with("nvidia/").then(|| limit.trim().parse().ok()).flatten()
+    };
+    text.lines().filter_map(of).min().filter(|limit| *limit > 0)
 }
 
 /// What the application asked for, in its own words: what the driver would have taken for it is another
@@ -459,6 +502,18 @@ mod tests {
         // A pool has part of it.
         assert_eq!(text(Asked::Bytes(40 << 20), 8 << 20), "40 MiB");
         assert_eq!(text(Asked::Context, 512 << 20), "a context, which takes 512 MiB");
+    }
+
+    #[test]
+    fn the_least_limit_of_a_cgroup_is_that_of_nvidias_memory() {
+        let text = b"drm/0000:03:00.0/vram0 4096\nnvidia/0000:65:00.0/vidmem 12884901888\n\
+            nvidia/0000:66:00.0/vidmem max\nnvidia/0000:67:00.0/vidmem 17179869184\n";
+        assert_eq!(least_limit(text), Some(12 << 30));
+        for none in
+            [&b""[..], b"nvidia/0000:65:00.0/vidmem max", b"\xff\xfe", b"nvidia/x y", b"max"]
+        {
+            assert_eq!(least_limit(none), None);
+        }
     }
 
     #[test]
