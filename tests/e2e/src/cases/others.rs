@@ -82,6 +82,8 @@ pub fn gpu_that_another_plugin_sells_is_given_out_no_more(suite: &Suite<'_>) -> 
     // Older kubelets remember a plugin for five minutes, or until they restart.
     suite.stop_kubelet()?;
     suite.start_kubelet()?;
+    // And the plugin takes what it found for half a minute, unless it looks for the first time.
+    suite.reconfigure(None)?;
     wait::until("the GPU is given out again", wait::LIMIT, || {
         let now = suite.plugin.allocatable()?;
         Ok(Look::when(now == REPLICAS, format!("{now} replicas")))
