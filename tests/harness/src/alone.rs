@@ -59,3 +59,24 @@ pub fn in_own_process(test: &str) -> bool {
     );
     false
 }
+
+/// Processes that use all the CPU that they get; ended when dropped.
+#[derive(Debug)]
+pub struct Spinners(Vec<std::process::Child>);
+
+impl Spinners {
+    /// Starts so many.
+    pub fn start(count: usize) -> Self {
+        let spin = || std::process::Command::new("sh").args(["-c", "while :; do :; done"]).spawn();
+        Self((0..count).map(|_| spin().expect("there is a shell")).collect())
+    }
+}
+
+impl Drop for Spinners {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}

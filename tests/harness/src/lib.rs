@@ -56,7 +56,7 @@ pub mod scripted;
 pub use tessera_fake_kubelet::http2;
 
 pub use again::again;
-pub use alone::{Alone, Beside, alone, beside, in_own_process};
+pub use alone::{Alone, Beside, Spinners, alone, beside, in_own_process};
 pub use arbiter::{Arbiter, Heard, monotonic_ns};
 pub use artefacts::{Artefacts, artefacts, target_dir, workspace};
 pub use child::{Output, Preloaded, Running, can_contain};

@@ -75,3 +75,34 @@ fn a_tenant_that_reports_no_use_lengthens_leases_to_the_longest_and_gains_nothin
     let off = figures.share_error_pp(10);
     assert!(off <= 0.5, "{off} pp");
 }
+
+/// Kernels of 500 µs, on a host that takes the CPUs away for 1 to 80 ms at a time; what each used, thousandths of the time.
+fn preempted<const N: usize>(shares: [Share; N], seed: u64) -> [u64; N] {
+    let load = |share| Load::backlogged(share, (500 * US, 500 * US));
+    let load = |share| load(share).preempted((MS, 20 * MS), (MS, 80 * MS));
+    let loads = shares.map(load).to_vec();
+    let figures = simulate(&Scenario { seed, ..scenario(loads, 60 * SECOND) });
+    assert_eq!(figures.double_grants, 0);
+    std::array::from_fn(|i| figures.tenants[i].used_ns / (60 * MS))
+}
+
+/// The GPU has nothing to do while the threads stand still, and time leased is not time used: a sixth of the cap is.
+#[test]
+fn a_cap_alone_is_kept_and_used_by_one_that_loses_its_cpu() {
+    for seed in 1..=3 {
+        for millis in [100, 300] {
+            let [got] = preempted([strict(millis)], seed);
+            let millis = u64::from(millis);
+            assert!((millis / 10..=millis).contains(&got), "{millis}: {got}");
+        }
+    }
+}
+
+#[test]
+fn two_that_lose_their_cpu_both_work_and_the_larger_has_the_larger_part() {
+    for seed in 1..=3 {
+        let [large, small] = preempted([burst(750), burst(250)], seed);
+        let part = large * 1000 / (large + small);
+        assert!(large + small >= 150 && (700..=850).contains(&part), "{large} and {small}");
+    }
+}

@@ -2,5 +2,6 @@
 
 mod deaths;
 mod gate_tied;
+mod loaded;
 mod starved;
 mod storms;

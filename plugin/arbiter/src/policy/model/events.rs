@@ -19,6 +19,19 @@ impl World {
                 let load = self.players[i].load.clone();
                 self.tell(|policy, now| policy.join(now, id(i), &load.gpus, load.share));
                 self.act(i);
+                self.runs(i);
+            }
+            Event::Preempted(i) => {
+                if let Some(cpu) = self.players[i].load.cpu {
+                    self.players[i].preempted = true;
+                    let stands = self.random.within(cpu.stands);
+                    self.at(self.now + stands, Event::Runs(i));
+                }
+            }
+            Event::Runs(i) => {
+                self.players[i].preempted = false;
+                self.runs(i);
+                self.go_on(i);
             }
             Event::Gate(i, epoch, word, pace) => self.gate(i, epoch, word, pace),
             Event::Want(i) if self.speaks(i) => self.tell(|policy, now| policy.want(now, id(i))),
@@ -44,7 +57,10 @@ impl World {
             Event::IdleCheck(i, stamp, epoch) => {
                 let player = &self.players[i];
                 let idle = !player.busy() && player.stamp() == stamp;
-                if idle && player.seen == epoch && player.gate == GateWord::Yield && !player.stopped
+                if idle
+                    && player.seen == epoch
+                    && player.gate == GateWord::Yield
+                    && !player.stands()
                 {
                     self.later(Event::Idle(i, epoch));
                 }
@@ -66,6 +82,23 @@ impl World {
             | Event::Tick(_)
             | Event::Look(..)
             | Event::Works(..) => {}
+        }
+    }
+
+    /// Its threads have a CPU for a while.
+    fn runs(&mut self, i: usize) {
+        if let Some(cpu) = self.players[i].load.cpu {
+            let runs = self.random.within(cpu.runs);
+            self.at(self.now + runs, Event::Preempted(i));
+        }
+    }
+
+    /// A process that stood still goes on.
+    fn go_on(&mut self, i: usize) {
+        if !self.players[i].stands() {
+            self.players[i].last_served = self.now;
+            self.act(i);
+            self.watch_idle(i);
         }
     }
 
@@ -101,7 +134,7 @@ impl World {
     pub(super) fn look(&mut self, i: usize, timed: bool) {
         let player = &self.players[i];
         let closed = player.gate == GateWord::Closed && !player.drained_said;
-        let dumb = player.stopped || player.load.never_drains || !self.speaks(i);
+        let dumb = player.stands() || player.load.never_drains || !self.speaks(i);
         if !closed || dumb || player.flight.is_empty() {
             return;
         }
@@ -135,9 +168,7 @@ impl World {
             Change::Stop(i) => self.players[i].stopped = true,
             Change::Continue(i) => {
                 self.players[i].stopped = false;
-                self.players[i].last_served = self.now;
-                self.act(i);
-                self.watch_idle(i);
+                self.go_on(i);
             }
         }
     }

@@ -47,6 +47,8 @@ pub struct Load {
     pub never_drains: bool,
     /// Processes that do all this at once, each with a window of its own.
     pub processes: u32,
+    /// When its threads run.
+    pub cpu: Option<Cpu>,
     /// When it begins.
     pub begin: u64,
 }
@@ -68,8 +70,15 @@ impl Load {
             host: None,
             never_drains: false,
             processes: 1,
+            cpu: None,
             begin: 0,
         }
+    }
+
+    /// The same on a host that takes its CPU away: its threads run for so long, and stand still for so long.
+    #[must_use]
+    pub fn preempted(self, runs: (u64, u64), stands: (u64, u64)) -> Self {
+        Self { cpu: Some(Cpu { runs, stands }), ..self }
     }
 
     /// The same, with operations of which so many wait for each other.
@@ -83,6 +92,16 @@ impl Load {
     pub fn pausing(self, batch: u32, think: (u64, u64)) -> Self {
         Self { batch, think, ..self }
     }
+}
+
+/// Times for which all threads of a tenant run and then stand still, shortest and longest, nanoseconds. What is in flight
+/// goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cpu {
+    /// Run.
+    pub runs: (u64, u64),
+    /// Stand still.
+    pub stands: (u64, u64),
 }
 
 /// A change during the simulation, of the tenant at this place in the list of loads.

@@ -32,6 +32,9 @@ pub(super) enum Event {
     /// The pause is over.
     Resume(usize),
     Change(usize),
+    /// A tenant's threads lose their CPU, and get it back.
+    Preempted(usize),
+    Runs(usize),
     /// Only the last one set counts.
     Tick(u64),
 }
@@ -50,6 +53,8 @@ pub(super) struct Player {
     pub(super) there: bool,
     pub(super) alive: bool,
     pub(super) stopped: bool,
+    /// Its threads have no CPU.
+    pub(super) preempted: bool,
     pub(super) thinking: bool,
     /// The gate as it sees it, and as the policy said last.
     pub(super) gate: GateWord,
@@ -319,7 +324,7 @@ impl World {
     fn note_starvation(&mut self, i: usize) {
         let player = &mut self.players[i];
         let since = self.now.saturating_sub(player.last_served);
-        if player.there && player.alive && !player.stopped && !player.thinking {
+        if player.there && player.alive && !player.stands() && !player.thinking {
             let worst = &mut self.figures.tenants[i].starved_ns;
             *worst = (*worst).max(since);
         }
@@ -351,7 +356,7 @@ impl World {
     /// What the tenant does by itself now: launch, want, drain.
     pub(super) fn act(&mut self, i: usize) {
         let player = &self.players[i];
-        if player.stopped || !player.alive || !player.there {
+        if player.stands() || !player.alive || !player.there {
             return;
         }
         match player.gate {
@@ -429,6 +434,7 @@ impl Player {
             there: false,
             alive: true,
             stopped: false,
+            preempted: false,
             thinking: false,
             gate: GateWord::Closed,
             pace: Pace { idle_ns: u64::MAX, is_narrow: false },
@@ -480,11 +486,16 @@ impl Player {
         is_operation && self.launches < (first / group + 1) * group
     }
 
+    /// Its threads do not run.
+    pub(super) fn stands(&self) -> bool {
+        self.stopped || self.preempted
+    }
+
     /// It would launch if it could.
     fn has_work(&self) -> bool {
         self.there
             && self.alive
-            && !self.stopped
+            && !self.stands()
             && !self.thinking
             && (self.load.batch == 0 || self.left > 0)
     }
