@@ -33,7 +33,7 @@ impl Default for Stage {
 impl Stage {
     /// A machine on which nobody works.
     pub fn new() -> Self {
-        let sim = SimGpu::start(SIM);
+        let sim = SimGpu::start(SIM).that_writes();
         let pages = Pages::create(&[(sim.uuid(0), 1024 * MIB)]);
         Self { sim, pages }
     }

@@ -1,6 +1,9 @@
 //! A simulated machine with GPUs of its own for one test.
 
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 
 use tempfile::TempDir;
 
@@ -11,6 +14,7 @@ use crate::artefacts;
 pub struct SimGpu {
     dir: TempDir,
     uuids: Vec<String>,
+    gpu: Option<Child>,
 }
 
 /// See [`SimGpu::worked`].
@@ -27,12 +31,32 @@ impl SimGpu {
     pub fn start(config_toml: &str) -> Self {
         let dir = tempfile::tempdir().expect("a writable temporary directory");
         std::fs::write(dir.path().join("sim.toml"), config_toml).expect("just made");
-        Self { dir, uuids: uuids_in(config_toml) }
+        Self { dir, uuids: uuids_in(config_toml), gpu: None }
     }
 
     /// Two GPUs of 8 GiB whose contexts cost 64 MiB: small enough to fill in a test.
     pub fn start_default() -> Self {
         Self::start(DEFAULT)
+    }
+
+    /// With somebody who is the GPU where that writes words of memory (`cuStreamWriteValue64`): without, such words need a
+    /// CPU of the process that they are for, and the device says that it has none.
+    pub fn that_writes(mut self) -> Self {
+        let mut gpu = Command::new(artefacts().simgpu_ctl());
+        gpu.arg("serve").envs(self.envs()).stdin(Stdio::null()).stdout(Stdio::piped());
+        // SAFETY: prctl is async-signal-safe.
+        unsafe {
+            gpu.pre_exec(|| {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                Ok(())
+            });
+        }
+        let mut gpu = gpu.spawn().expect("simgpu-ctl is an artefact");
+        let mut said = String::new();
+        let _ = BufReader::new(gpu.stdout.take().expect("piped")).read_line(&mut said);
+        assert_eq!(said, "serving\n");
+        self.gpu = Some(gpu);
+        self
     }
 
     /// The configuration's `index`-th GPU's UUID.
@@ -58,7 +82,7 @@ impl SimGpu {
     /// Nanoseconds that the GPU has worked for a process, markers aside, and kernels that it has run,
     /// by the simulator's own account.
     pub fn worked(&self, gpu: usize, pid: u32) -> Worked {
-        let out = std::process::Command::new(artefacts().simgpu_ctl())
+        let out = Command::new(artefacts().simgpu_ctl())
             .arg("account")
             .envs(self.envs())
             .output()
@@ -89,6 +113,15 @@ impl SimGpu {
             ("SIMGPU_CONFIG".to_owned(), text(self.config())),
             ("SIMGPU_STATE".to_owned(), text(self.state())),
         ]
+    }
+}
+
+impl Drop for SimGpu {
+    fn drop(&mut self) {
+        if let Some(mut gpu) = self.gpu.take() {
+            let _ = gpu.kill();
+            let _ = gpu.wait();
+        }
     }
 }
 

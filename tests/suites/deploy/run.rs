@@ -21,7 +21,7 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
-        let sim = SimGpu::start_default();
+        let sim = SimGpu::start_default().that_writes();
         Self { sim, base: tempfile::tempdir().expect("a writable temporary directory") }
     }
 

@@ -124,7 +124,6 @@ const FIXED: &[(c_int, c_int)] = &[
     (119, 1),
     (120, 1),
     (121, 1),
-    (122, 1),
     (123, 0),
     (124, 0),
     (125, 0),
@@ -167,6 +166,8 @@ fn attribute(device: &Device, which: c_int) -> Result<c_int> {
         97 => size(SHARED_OPT_IN),
         // The GPU has no NUMA memory of its own; the host's node near it.
         131 => -1,
+        // Without a GPU thread its words wait for a CPU.
+        122 => driver()?.session.is_served().into(),
         134 => gpu.numa_node,
         _ => {
             let i = FIXED.binary_search_by_key(&which, |a| a.0);

@@ -36,7 +36,7 @@ struct Stage {
 impl Stage {
     fn new() -> Self {
         let base = tempfile::tempdir().expect("a writable temporary directory");
-        Self { sim: SimGpu::start(MACHINE), base }
+        Self { sim: SimGpu::start(MACHINE).that_writes(), base }
     }
 
     fn start(&self, program: &Path, share: Option<(&str, &str)>, shape: &str, ms: u64) -> Tied {

@@ -25,7 +25,7 @@ struct Stage {
 impl Stage {
     fn new() -> Self {
         let base = tempfile::tempdir().expect("a writable temporary directory");
-        Self { sim: SimGpu::start_default(), base }
+        Self { sim: SimGpu::start_default().that_writes(), base }
     }
 
     /// A tenant that launches kernels of 500 µs without end.

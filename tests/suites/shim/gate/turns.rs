@@ -23,7 +23,7 @@ memory = "4GiB"
 const QUIET: Duration = Duration::from_millis(300);
 
 fn machine() -> (SimGpu, Pages) {
-    let sim = SimGpu::start(MACHINE);
+    let sim = SimGpu::start(MACHINE).that_writes();
     let pages = Pages::create(&[(sim.uuid(0), 1024 * MIB)]);
     (sim, pages)
 }

@@ -1,9 +1,9 @@
 //! `simgpu-ctl`: looks at the simulated GPUs, and makes things happen to them.
 
 use simgpu::faults::{ERRORS, RECOVERY};
+use simgpu::writes::GpuThread;
 use simgpu::{Config, Session};
 use std::process::ExitCode;
-use std::sync::atomic::AtomicBool;
 
 const USAGE: &str = "\
 usage: simgpu-ctl COMMAND
@@ -22,7 +22,7 @@ usage: simgpu-ctl COMMAND
   fail GPU FUNCTION ERROR|ok
                       let an NVML function (`all`: each) fail for a GPU, or for its instance as
                       GPU:INSTANCE: unknown, not-supported, lost, timeout, ..., or a number; or work again
-  serve               write the words that processes have the GPUs write, as long as this runs
+  serve               be the GPUs that write words of memory, as long as this runs: says `serving` first
   driver unload|load  take the driver away from NVML, or bring it back
   config              print the configuration that the state was created with
 ";
@@ -82,8 +82,11 @@ fn run(args: &[&str]) -> Result<(), String> {
             Ok(())
         }
         ["serve"] => {
-            session()?.serve(&AtomicBool::new(false));
-            Ok(())
+            let _gpu = GpuThread::start(session()?).map_err(|e| e.to_string())?;
+            println!("serving");
+            loop {
+                std::thread::park();
+            }
         }
         ["driver", what @ ("unload" | "load")] => {
             session()?.set_driver_loaded(*what == "load");
