@@ -17,6 +17,11 @@ pub struct Account {
     pub busy_ns: u64,
     /// Switches between processes so far.
     pub switches: u32,
+    /// How often the GPU was idle for longer than [`crate::engine::LONG_IDLE_NS`] before work began, switches left out,
+    /// and by how much longer in all.
+    pub long_idles: u64,
+    /// See [`Self::long_idles`].
+    pub long_idle_ns: u64,
     /// The processes that have a context.
     pub contexts: Vec<Context>,
     /// The switches asked for that are still remembered, oldest first.
@@ -83,6 +88,7 @@ impl Session {
             let state = locked.state();
             let gpu = &state.gpus[unit];
             (account.busy_ns, account.switches) = (gpu.busy.ns, gpu.switches);
+            (account.long_idles, account.long_idle_ns) = (gpu.long_idles, gpu.long_idle_ns);
             for c in &state.channels[..state.channels_used as usize] {
                 if c.gpu == NONE || c.gpu as usize != unit {
                     continue;
@@ -137,11 +143,13 @@ impl Account {
             idle.get((idle.len() * permille / 1000).min(last)).copied().unwrap_or(0)
         };
         let mut text = format!(
-            "{{\"now_ns\":{},\"busy_ns\":{},\"switches\":{},\"handovers\":{{\"count\":{},\
+            "{{\"now_ns\":{},\"busy_ns\":{},\"switches\":{},\"long_idles\":{},\"long_idle_ns\":{},\"handovers\":{{\"count\":{},\
              \"idle_p50_ns\":{},\"idle_p99_ns\":{},\"idle_max_ns\":{}}},\"contexts\":[",
             self.now_ns,
             self.busy_ns,
             self.switches,
+            self.long_idles,
+            self.long_idle_ns,
             idle.len(),
             at(500),
             at(990),

@@ -21,6 +21,8 @@ use crate::layout::{MAX_CHANNELS, MAX_UNITS};
 
 /// No channel, no GPU.
 pub const NONE: u32 = u32::MAX;
+/// A GPU that is idle for no longer is being handed over.
+pub const LONG_IDLE_NS: u64 = 200_000;
 /// Utilisation is remembered in buckets of this length …
 pub const BUCKET_NS: u64 = 100_000_000;
 /// … and this many of them.
@@ -215,6 +217,11 @@ pub struct Gpu {
     pub ran_until: u64,
     /// GPU time used by all, switches left out.
     pub busy: Usage,
+    /// How often it was idle for longer than [`LONG_IDLE_NS`] between one work and the next, switches left out, and by how
+    /// much longer in all.
+    pub long_idles: u64,
+    /// See [`Self::long_idles`].
+    pub long_idle_ns: u64,
 }
 
 /// The whole engine.
@@ -266,6 +273,8 @@ impl State {
             slice_end: 0,
             ran_until: now,
             busy: Usage::NONE,
+            long_idles: 0,
+            long_idle_ns: 0,
         };
         Box::new(State {
             channels_used: 0,
@@ -342,6 +351,16 @@ impl State {
 }
 
 impl Gpu {
+    /// Work runs again from `start` on.
+    fn note_idle(&mut self, switch_ns: u64, start: u64) {
+        let switch = if start == self.run_from { switch_ns } else { 0 };
+        let idle = start.saturating_sub(self.ran_until).saturating_sub(switch);
+        if idle > LONG_IDLE_NS {
+            self.long_idles += 1;
+            self.long_idle_ns += idle - LONG_IDLE_NS;
+        }
+    }
+
     /// Work that is done by time `t` since the last switch.
     fn done(&self, cold_ns: u64, t: u64) -> u64 {
         let ran = t.saturating_sub(self.cold_from);

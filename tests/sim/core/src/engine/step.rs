@@ -311,6 +311,7 @@ impl State {
                 None => limit,
             };
             c.busy.add(start, end);
+            state.note_idle(params.switch_ns, start);
             state.busy.add(start, end);
             state.now = end;
             state.ran_until = end;
