@@ -47,6 +47,16 @@ macro_rules! kernel_of {
     };
 }
 
+/// The configuration of a launch that has one.
+macro_rules! config_of {
+    (cuLaunchKernelEx $config:ident $($rest:ident)*) => {
+        $config
+    };
+    ($body:ident $($rest:ident)*) => {
+        core::ptr::null()
+    };
+}
+
 /// One exported function: the row's class decides what it is handed to.
 macro_rules! export {
     (launch cuLaunchCooperativeKernelMultiDevice $export:ident $flavour:ident
@@ -102,7 +112,10 @@ macro_rules! export {
                 // SAFETY: the caller's own arguments, for a function of this very signature.
                 let call = |real: unsafe extern "C" fn($($ty),*) -> CUresult| unsafe { real($($arg),*) };
                 let stream = stream_of!($flavour $body ($($arg)*));
-                launch::otherwise(&real::$export, kernel_of!($body $($arg)*), stream, call)
+                let config = config_of!($body $($arg)*);
+                // SAFETY: the caller's own configuration.
+                let is_chained = unsafe { launch::is_chained(config) };
+                launch::otherwise(&real::$export, kernel_of!($body $($arg)*), stream, is_chained, call)
             }
             match launch::at_once(&real::$export, stream_of!($flavour $body ($($arg)*))) {
                 // SAFETY: as above.

@@ -153,13 +153,18 @@ static unsigned long long persistent(void) {
     MUST(cuModuleGetFunction(&until, module, "until"));
     /* Loaded lazily behind the kernel that the host ends, this one would wait for its end for ever. */
     launch(0, gpus[0].other);
+    CUstream a, b;
+    MUST(cuStreamCreate(&a, 0));
+    MUST(cuStreamCreate(&b, 0));
     while (!is_over()) {
         unsigned long long at = words[0], value = ++step;
         void *params[] = {&at, &value};
-        MUST(cuLaunchKernel(until, 1, 1, 1, 1, 1, 1, 0, gpus[0].stream, params, NULL));
-        launch(0, gpus[0].other);
+        MUST(cuLaunchKernel(until, 1, 1, 1, 1, 1, 1, 0, a, params, NULL));
+        launch(0, b);
+        MUST(cuStreamSynchronize(b));
         shared->word[0] = step;
         MUST(cuCtxSynchronize());
+        launch(0, NULL);
     }
     return step;
 }

@@ -1,6 +1,7 @@
 //! One tenant of the arbiter: its page, its processes, its connections.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -13,10 +14,10 @@ use tessera_region::usage::{SlotView, UsageFile};
 
 use super::ArbiterError;
 use super::drain_tracker::DrainTracker;
+use super::flights::Flights;
 use super::gate_connections::GateConnections;
 use super::policy::{GateState, GpuIndex, Pace, Share, ShareKind, TenantTotals};
 use tessera_config::Leases;
-use tessera_peers::socket::ListeningSocket;
 
 /// How long the arbiter waits for processes that an earlier arbiter served: they read the gate at least
 /// every 100 ms.
@@ -49,7 +50,7 @@ pub(super) struct OpenedPages {
     /// Processes that may have work in flight, as far as known.
     pub in_use: usize,
     /// `None` where the present socket is kept.
-    pub listening: Option<ListeningSocket>,
+    pub listening: Option<OwnedFd>,
 }
 
 impl OpenedPages {
@@ -119,6 +120,10 @@ pub(super) struct ArbitratedTenant {
     /// When it is due next, as the thread has noted it.
     pub due: Option<Instant>,
     pub drains: DrainTracker,
+    /// The flight pages of those processes that have sent one.
+    pub flights: Flights,
+    /// When its words may be read again.
+    pub looks_ns: u64,
     /// Where its part of the cycle begins.
     pub phase: u32,
     pub state: GateState,
@@ -129,8 +134,6 @@ pub(super) struct ArbitratedTenant {
     pace: Option<(u32, u32, u32)>,
     /// Whether the policy knows that this closing is drained.
     settled: bool,
-    /// Whether the next tenant has been woken for the end of this closing.
-    roused: bool,
     /// Until when the arbiter waits for processes that an earlier arbiter served, and how many there are.
     inherited: Option<(Instant, usize)>,
     /// Until when it waits for those that came to drain.
@@ -208,6 +211,7 @@ impl ArbitratedTenant {
     ) -> Self {
         let OpenedPages { id, uuids, page, file, in_use, .. } = opened;
         let epoch = set(&page, GATE_CLOSED);
+        page.set_takes_flight(true);
         let mut drains = DrainTracker::new(epoch);
         if in_use > 0 {
             drains.expect_inherited();
@@ -223,13 +227,14 @@ impl ArbitratedTenant {
             connections,
             due: None,
             drains,
+            flights: Flights::default(),
+            looks_ns: 0,
             phase: page.phase(0),
             state: GateState::Closed,
             ignored: 0,
             page,
             pace: None,
             settled: in_use == 0,
-            roused: false,
             inherited: (in_use > 0).then_some((now + INHERITED_WAIT, in_use)),
             inherited_drain: (in_use > 0).then_some(now + INHERITED_DRAIN),
             samples: Samples::default(),
@@ -237,7 +242,7 @@ impl ArbitratedTenant {
     }
 
     /// Writes a state to all gates, in a new epoch.
-    pub fn set(&mut self, state: GateState) {
+    pub fn set(&mut self, now_ns: u64, state: GateState) {
         let word = match state {
             GateState::Solo => GATE_SOLO,
             GateState::Open => GATE_OPEN,
@@ -250,14 +255,40 @@ impl ArbitratedTenant {
         if state == GateState::Closed && is_closed {
             return;
         }
+        if is_closed {
+            self.flights.opened(now_ns);
+        }
+        if state == GateState::Solo {
+            self.flights.solo();
+        }
         let epoch = set(&self.page, word);
         match state {
             GateState::Closed => {
                 self.drains.close(epoch);
-                (self.settled, self.roused) = (false, false);
+                self.settled = false;
+                self.look_at_flight(now_ns);
             }
             _ => self.drains.open(epoch),
         }
+    }
+
+    /// Takes those of its processes to have drained whose pages show it.
+    pub fn look_at_flight(&mut self, now_ns: u64) {
+        if self.state == GateState::Closed && self.drains.owing() > 0 {
+            for (process, used_ns) in self.flights.landed(now_ns, self.page.gate(0)) {
+                self.drains.landed(process, used_ns);
+            }
+        }
+    }
+
+    /// Whether all its processes show in their pages what they do.
+    pub fn is_seen(&self) -> bool {
+        self.flights.len() > 0 && self.flights.len() == self.drains.len()
+    }
+
+    /// Whether a thread of it polls at its closed gate, as its pages show.
+    pub fn is_awake(&self, now_ns: u64) -> bool {
+        self.state == GateState::Closed && self.flights.is_awake(now_ns, self.page.gate(0))
     }
 
     /// Closes the closed gate in a new epoch: each process that has drained lets one waiting launch pass,
@@ -273,12 +304,6 @@ impl ArbitratedTenant {
         let news = self.state == GateState::Closed && !self.settled && self.drains.owing() == 0;
         self.settled |= news;
         news
-    }
-
-    /// True once for each closing, so that a tenant which repeats that its end is near keeps no thread
-    /// awake.
-    pub fn is_first_notice(&mut self) -> bool {
-        !std::mem::replace(&mut self.roused, true)
     }
 
     /// Wakes one thread that waits at the gate, because it is about to open.
@@ -319,6 +344,7 @@ impl ArbitratedTenant {
     /// As [`ArbitratedTenant::set_free`], for a page of no arbitrated tenant.
     pub fn free(page: &QuotaWriter) {
         page.set_arbiter(0);
+        page.set_takes_flight(false);
         if gate_state(page.gate(0)) != GATE_SOLO {
             set(page, GATE_SOLO);
         }

@@ -45,6 +45,8 @@ struct Process {
     still: bool,
     /// It owes, and reports that the GPU does not work for it.
     waits: bool,
+    /// It owes nothing more, as its flight page showed: its report may still come.
+    landed: bool,
 }
 
 /// How many processes owe a drain; of those, how many stand still, and how many wait; and how many are idle.
@@ -174,12 +176,33 @@ impl DrainTracker {
         Some(result)
     }
 
-    /// A process reports that nothing of it is in flight.
+    /// A process reports that nothing of it is in flight. What it says of a drain that its page has shown before comes
+    /// too late to count.
     pub fn drained(&mut self, key: u64, epoch: u32, used_ns: u64) -> Drain {
-        let owed = |process: &mut Process| std::mem::replace(&mut process.owes, false);
-        if self.report(key, Gate::Closed(epoch), owed) != Some(true) {
-            return Drain::Ignored;
+        let mut landed = false;
+        let owed = |process: &mut Process| {
+            landed = std::mem::take(&mut process.landed);
+            std::mem::take(&mut process.owes)
+        };
+        match self.report(key, Gate::Closed(epoch), owed) {
+            Some(true) => self.add_use(used_ns),
+            Some(false) if landed => Drain::Counted,
+            _ => Drain::Ignored,
         }
+    }
+
+    /// The same of a process whose flight page shows it, in the present closing.
+    pub fn landed(&mut self, key: u64, used_ns: u64) {
+        let owed = |process: &mut Process| {
+            process.landed |= process.owes;
+            std::mem::take(&mut process.owes)
+        };
+        if self.report(key, self.gate, owed) == Some(true) {
+            self.add_use(used_ns);
+        }
+    }
+
+    fn add_use(&mut self, used_ns: u64) -> Drain {
         let (longest, sum) = self.used_ns.unwrap_or((0, 0));
         self.used_ns = Some((longest.max(used_ns), sum.saturating_add(used_ns)));
         Drain::Counted

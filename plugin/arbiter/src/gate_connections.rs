@@ -10,10 +10,11 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use tessera_region::flight::FlightReader;
 use tessera_region::layout::GATE_SOCKET;
 use tessera_region::session::Message;
 
@@ -21,7 +22,7 @@ use super::reactor::{PEER_NUMBERS, Reactor, Token};
 use tessera_peers::TokenBucket;
 use tessera_peers::closer::Closer;
 use tessera_peers::socket;
-use tessera_peers::socket::{ListeningSocket, PACKET};
+use tessera_peers::socket::PACKET;
 use tessera_peers::tenant::MAX_GARBAGE;
 use tessera_system::descriptors::ListenerKind;
 
@@ -42,10 +43,12 @@ const PAUSE: Duration = Duration::from_millis(5);
 const RESUMED: usize = 16;
 
 /// An event of a tenant's processes. A process keeps its number through reconnects.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) enum GateEvent {
     /// It has said hello.
     Hello(u64),
+    /// With its hello came its flight page.
+    Page(u64, FlightReader),
     /// It is dead, or has left.
     Exited(u64),
     /// It sent a message.
@@ -56,6 +59,9 @@ pub(super) enum GateEvent {
     /// A connection on which one did has ended.
     Left(u32),
 }
+
+/// A descriptor came that nobody takes.
+struct Refused;
 
 /// Protocol violations of a tenant since the arbiter took it on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -95,7 +101,6 @@ pub(super) struct GateConnections {
     /// Its number in tokens.
     tenant: u32,
     listener: OwnedFd,
-    refuses: bool,
     peers: BTreeMap<u32, Peer>,
     next_peer: u32,
     next_process: u64,
@@ -113,23 +118,21 @@ pub(super) struct GateConnections {
 
 impl GateConnections {
     /// Listens at `gate.sock` in `dir`, replacing what was there.
-    pub fn listen(dir: &Path) -> io::Result<ListeningSocket> {
-        socket::listen(dir, GATE_SOCKET, true)
+    pub fn listen(dir: &Path) -> io::Result<OwnedFd> {
+        socket::listen(dir, GATE_SOCKET, false)
     }
 
     pub fn open(
-        listening: ListeningSocket,
+        listener: OwnedFd,
         tenant: u32,
         max_processes: usize,
         reactor: &Reactor,
         now: Instant,
     ) -> io::Result<Self> {
-        let ListeningSocket { socket: listener, refuses } = listening;
         reactor.watch(&listener, Token::Listener(tenant))?;
         Ok(GateConnections {
             tenant,
             listener,
-            refuses,
             peers: BTreeMap::new(),
             next_peer: 0,
             next_process: 0,
@@ -145,14 +148,9 @@ impl GateConnections {
     }
 
     /// Listens at another socket; present connections stay.
-    pub fn replace_listener(
-        &mut self,
-        listening: ListeningSocket,
-        reactor: &Reactor,
-    ) -> io::Result<()> {
+    pub fn replace_listener(&mut self, listener: OwnedFd, reactor: &Reactor) -> io::Result<()> {
         reactor.forget(&self.listener);
-        self.listener = listening.socket;
-        self.refuses &= listening.refuses;
+        self.listener = listener;
         self.listens = true;
         reactor.watch(&self.listener, Token::Listener(self.tenant))
     }
@@ -266,17 +264,18 @@ impl GateConnections {
                 return self.wake_at(now + wait.max(PAUSE));
             }
             let mut packet = [0; PACKET];
-            let read = match self.refuses {
-                true => socket::receive_refused(socket, &mut packet),
-                false => socket::receive(socket, &mut packet),
+            // Before its hello it may send its flight page, and never anything else.
+            let read = match peer.process {
+                None => socket::receive_one(socket, &mut packet, &self.closer),
+                Some(_) => socket::receive(socket, &mut packet).map(|length| (length, None)),
             };
-            let length = match read {
-                Ok(0) => return self.hung_up(number, reactor, now, events),
-                Ok(length) => length,
+            let (length, descriptor) = match read {
+                Ok((0, _)) => return self.hung_up(number, reactor, now, events),
+                Ok(read) => read,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => {
-                    // Reset, or it carries descriptors, which no valid message does.
+                    // Reset, or it carries descriptors that no valid message does.
                     if error.kind() == io::ErrorKind::PermissionDenied {
                         self.violations.garbage += 1;
                         self.violations.dropped += 1;
@@ -284,8 +283,19 @@ impl GateConnections {
                     return self.hung_up(number, reactor, now, events);
                 }
             };
-            let count = match Message::decode_spoken(&packet[..length]) {
-                Ok((message, _)) if self.hear(number, message, reactor, events) => continue,
+            let message = Message::decode_spoken(&packet[..length]).map(|(message, _)| message);
+            let is_hello = matches!(message, Ok(Message::Hello { .. }));
+            let page = match descriptor.map(|descriptor| self.map(descriptor, is_hello)).transpose()
+            {
+                Ok(page) => page.flatten(),
+                Err(Refused) => {
+                    self.violations.garbage += 1;
+                    self.violations.dropped += 1;
+                    return self.hung_up(number, reactor, now, events);
+                }
+            };
+            let count = match message {
+                Ok(message) if self.hear(number, message, page, reactor, events) => continue,
                 Ok(_) => &mut self.violations.nonsense,
                 Err(_) => &mut self.violations.garbage,
             };
@@ -299,17 +309,31 @@ impl GateConnections {
         }
     }
 
+    /// The flight page behind a descriptor, which is closed. `None` where descriptors are short: the process is as one
+    /// that has no page.
+    fn map(&self, file: OwnedFd, is_hello: bool) -> Result<Option<FlightReader>, Refused> {
+        match FlightReader::map(file.as_fd()) {
+            Ok(page) if is_hello => Ok((!ListenerKind::Pages.is_reserved(&file)).then_some(page)),
+            Ok(_) => Err(Refused),
+            Err(_) => {
+                self.closer.leave(file);
+                Err(Refused)
+            }
+        }
+    }
+
     /// Takes a message. False if it makes no sense here, and then nothing has changed.
     fn hear(
         &mut self,
         number: u32,
         message: Message,
+        page: Option<FlightReader>,
         reactor: &Reactor,
         events: &mut Vec<GateEvent>,
     ) -> bool {
         let Some(peer) = self.peers.get_mut(&number) else { return false };
         match (message, peer.process) {
-            (Message::Hello { .. }, None) => self.greet(number, reactor, events),
+            (Message::Hello { .. }, None) => self.greet(number, page, reactor, events),
             (Message::Joins { token, leads }, process) => {
                 // Only where it has said hello can it keep to the gate; the others hear nothing but this.
                 if peer.joined.is_none() && (process.is_some() || !leads) {
@@ -340,8 +364,15 @@ impl GateConnections {
         true
     }
 
-    /// A process said hello. If it had a connection before, it keeps that one's number and debts.
-    fn greet(&mut self, number: u32, reactor: &Reactor, events: &mut Vec<GateEvent>) {
+    /// A process said hello. If it had a connection before, it keeps that one's number and debts, and its page if none
+    /// came.
+    fn greet(
+        &mut self,
+        number: u32,
+        page: Option<FlightReader>,
+        reactor: &Reactor,
+        events: &mut Vec<GateEvent>,
+    ) {
         let Some(peer) = self.peers.get(&number) else { return };
         let same = |(other, before): &(&u32, &Peer)| {
             **other != number
@@ -364,6 +395,7 @@ impl GateConnections {
         if let Some(peer) = self.peers.get_mut(&number) {
             peer.process = Some(process);
         }
+        events.extend(page.map(|page| GateEvent::Page(process, page)));
     }
 
     /// End-of-file, or closed by the arbiter. Where deaths are not visible it counts as one.

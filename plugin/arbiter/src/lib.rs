@@ -9,6 +9,7 @@
 mod arbitrated_tenant;
 mod drain_tracker;
 mod fallback_schedule;
+mod flights;
 mod gate_connections;
 mod latency;
 mod linked_shares;

@@ -14,7 +14,9 @@ use super::fallback_schedule::{self, Part};
 use super::gate_connections::{GateConnections, GateEvent};
 use super::latency::Latencies;
 use super::linked_shares::{LinkedShares, OwnShare};
-use super::policy::{GateState, GpuIndex, IdleTotals, MAX_GPUS, Pace, Policy, Share, TenantId};
+use super::policy::{
+    GateState, GpuIndex, IdleTotals, MAX_GPUS, Pace, Policy, Share, TenantId, Watch,
+};
 use super::reactor::{Reactor, Ready, Token};
 use super::trace::{ASKERS, Askers, Begun, EndAnswer, Noted, TraceAnswer, TraceError, Tracing};
 use super::view::{GpuShare, TenantShare, View};
@@ -25,6 +27,10 @@ use tessera_model::clock::monotonic_ns;
 /// node should cost nothing, and a new process must not find an old time.
 const BEAT_NS: u64 = 20_000_000;
 const IDLE_BEAT_NS: u64 = 400_000_000;
+/// The part of the time, as a divisor, that reading words may take: of each tenant's, and of all.
+const LOOKING: u64 = 32;
+/// A look that took longer was interrupted.
+const LOOK_MOST_NS: u64 = 100_000;
 
 /// Orders to the thread.
 #[derive(Debug)]
@@ -102,6 +108,12 @@ pub(super) struct Thread {
     /// The GPUs' UUIDs by their index in the policy; free ones are `None`.
     gpus: Vec<Option<String>>,
     next_beat_ns: u64,
+    /// When words were read last, what that took, and how long after it they are read again.
+    looked_ns: u64,
+    look_ns: u64,
+    look_after: Option<u64>,
+    /// Whether the policy may wait for other words than it did when it was asked last.
+    has_news: bool,
     events: Vec<GateEvent>,
     turns: Latencies,
     commands: u64,
@@ -132,6 +144,10 @@ impl Thread {
             next_key: 0,
             gpus: Vec::new(),
             next_beat_ns: 0,
+            looked_ns: 0,
+            look_ns: 0,
+            look_after: None,
+            has_news: false,
             events: Vec::with_capacity(16),
             turns: Latencies::default(),
             commands: 0,
@@ -198,7 +214,68 @@ impl Thread {
         let now = Now::read();
         let first = self.dues.first().map(|(at, _)| now.ns_of(*at));
         let beat = (!self.tenants.is_empty()).then_some(self.next_beat_ns);
-        first.into_iter().chain(self.policy.deadline()).chain(beat).min()
+        first.into_iter().chain(self.policy.deadline()).chain(self.look_due()).chain(beat).min()
+    }
+
+    /// When words are to be read next.
+    fn look_due(&self) -> Option<u64> {
+        let after = self.look_after?.max(self.look_ns * LOOKING);
+        Some(self.looked_ns.saturating_add(after))
+    }
+
+    /// Asks the policy how often to read words, where that may have changed: it costs a look at all tenants.
+    fn plan_looks(&mut self) {
+        if std::mem::take(&mut self.has_news) {
+            self.look_after = self.policy.look_after();
+        }
+    }
+
+    /// Reads the words that the policy waits for.
+    fn look(&mut self, now: Now) {
+        self.looked_ns = now.ns;
+        self.has_news = true;
+        let watches: Vec<(TenantId, Watch)> = self.policy.watches().collect();
+        let mut can_tell = false;
+        for (id, watch) in watches {
+            let key = u32::try_from(id.0).unwrap_or(u32::MAX);
+            let Some(tenant) = self.tenants.get_mut(&key) else { continue };
+            if tenant.flights.len() == 0 {
+                continue;
+            }
+            can_tell = true;
+            if tenant.looks_ns > now.ns {
+                continue;
+            }
+            match watch {
+                Watch::Drained => {
+                    tenant.look_at_flight(now.ns);
+                    if tenant.has_settled() {
+                        self.policy.drained(now.ns, id, tenant.drains.used());
+                    }
+                }
+                Watch::Quiet if tenant.is_seen() => {
+                    if let Some(since) = tenant.flights.quiet_since(now.ns) {
+                        self.policy.quiet(now.ns, id, since);
+                    }
+                }
+                Watch::Awake if tenant.is_seen() => match tenant.is_awake(now.ns) {
+                    true => self.policy.awake(now.ns, id),
+                    false => self.policy.asleep(now.ns, id),
+                },
+                Watch::Quiet | Watch::Awake => {}
+            }
+            let Some(tenant) = self.tenants.get_mut(&key) else { continue };
+            // Of a launch whose thread has no CPU to say that it waits.
+            if tenant.state == GateState::Closed && tenant.flights.waits() && !self.policy.wants(id)
+            {
+                self.policy.want(now.ns, id);
+            }
+            tenant.looks_ns = now.ns.saturating_add(tenant.flights.cost_ns() * LOOKING);
+        }
+        self.carry_out(now);
+        // Of those that have no pages nothing is seen, however often.
+        self.look_after = self.look_after.filter(|_| can_tell);
+        self.look_ns = monotonic_ns().saturating_sub(now.ns).min(LOOK_MOST_NS);
     }
 
     /// Notes when a tenant is due next.
@@ -225,7 +302,11 @@ impl Thread {
         }
         if self.policy.deadline().is_some_and(|at| at <= now.ns) {
             self.policy.tick(now.ns);
+            self.has_news = true;
             self.carry_out(now);
+        }
+        if self.look_due().is_some_and(|at| at <= now.ns) {
+            self.look(now);
         }
         if now.ns >= self.next_beat_ns {
             self.beat(now);
@@ -253,7 +334,6 @@ impl Thread {
     fn handle_events(&mut self, key: u32, now: Now) {
         let Some(tenant) = self.tenants.get_mut(&key) else { return self.events.clear() };
         let processes = tenant.drains.len();
-        let (mut is_near, mut is_idle) = (false, false);
         for events in self.events.drain(..) {
             match events {
                 GateEvent::Joined(connection, token, leads) => {
@@ -269,7 +349,9 @@ impl Thread {
                     tenant.beat(now.ns);
                     self.next_beat_ns = self.next_beat_ns.min(now.ns + BEAT_NS);
                 }
+                GateEvent::Page(process, page) => tenant.flights.insert(now.ns, process, page),
                 GateEvent::Exited(process) => {
+                    tenant.flights.remove(process);
                     tenant.drains.process_left(process);
                     if tenant.drains.len() == 0 {
                         self.policy.gone(now.ns, id(key));
@@ -279,11 +361,18 @@ impl Thread {
                     // A want that crossed the opening has been answered by it.
                     if tenant.state == GateState::Closed {
                         self.policy.want(now.ns, id(key));
+                        self.has_news = true;
+                        if tenant.is_awake(now.ns) {
+                            self.policy.awake(now.ns, id(key));
+                        }
                     }
                 }
                 GateEvent::Message(process, Message::Drained { epoch, used_ns, .. }) => {
                     let drain = tenant.drains.drained(process, epoch, used_ns);
                     tenant.ignored += u64::from(drain == Drain::Ignored);
+                    if drain == Drain::Counted {
+                        tenant.flights.drained(process);
+                    }
                 }
                 GateEvent::Message(process, Message::Idle { epoch, .. }) => match tenant.state {
                     GateState::Closed
@@ -293,14 +382,12 @@ impl Thread {
                     }
                     GateState::Yield if tenant.drains.idle(process, epoch) => {
                         self.policy.idle(now.ns, id(key));
-                        is_idle = true;
                     }
                     _ => {}
                 },
                 GateEvent::Message(process, Message::Late { epoch, works, .. }) => {
                     if let Some(works) = tenant.drains.late(process, epoch, works) {
                         self.policy.works(now.ns, id(key), works);
-                        is_near |= works && tenant.drains.owing() == 1;
                     }
                 }
                 // Not a message for the gate.
@@ -331,39 +418,42 @@ impl Thread {
             self.policy.drained(now.ns, id(key), tenant.drains.used());
         }
         self.carry_out(now);
-        // An idle tenant has nothing to drain.
-        if is_near || is_idle {
-            self.rouse_after(key);
-        }
         self.note_due(key);
-    }
-
-    /// Wakes the next tenant where this one is about to drain, once in each closing.
-    fn rouse_after(&mut self, key: u32) {
-        let Some(next) = self.policy.successor(id(key)) else { return };
-        if !self.tenants.get_mut(&key).is_some_and(ArbitratedTenant::is_first_notice) {
-            return;
-        }
-        if let Some(next) = u32::try_from(next.0).ok().and_then(|next| self.tenants.get(&next)) {
-            next.rouse();
-        }
     }
 
     /// Writes the policy's commands until there are none left.
     fn carry_out(&mut self, now: Now) {
         let mut commands: VecDeque<_> = self.policy.commands().collect();
-        while let Some(command) = commands.pop_front() {
-            let key = u32::try_from(command.tenant.0).unwrap_or(u32::MAX);
-            let Some(tenant) = self.tenants.get_mut(&key) else { continue };
-            if command.state != GateState::Closed {
-                tenant.set_pace(&self.leases, command.pace);
+        loop {
+            while let Some(command) = commands.pop_front() {
+                let key = u32::try_from(command.tenant.0).unwrap_or(u32::MAX);
+                let Some(tenant) = self.tenants.get_mut(&key) else { continue };
+                if command.state != GateState::Closed {
+                    tenant.set_pace(&self.leases, command.pace);
+                }
+                tenant.set(now.ns, command.state);
+                self.commands += 1;
+                self.has_news = true;
+                // A tenant without bound processes, or with nothing in flight, has drained when it is closed.
+                if tenant.has_settled() {
+                    self.policy.drained(now.ns, command.tenant, tenant.drains.used());
+                    commands.extend(self.policy.commands());
+                }
             }
-            tenant.set(command.state);
-            self.commands += 1;
-            // A tenant without bound processes has drained when it is closed.
-            if tenant.has_settled() {
-                self.policy.drained(now.ns, command.tenant, tenant.drains.used());
-                commands.extend(self.policy.commands());
+            let rouses: Vec<TenantId> = self.policy.rouses().collect();
+            self.has_news |= !rouses.is_empty();
+            for id in rouses {
+                let key = u32::try_from(id.0).unwrap_or(u32::MAX);
+                let Some(tenant) = self.tenants.get(&key) else { continue };
+                // One whose threads cannot say that they are awake counts as awake.
+                if !tenant.is_seen() || tenant.is_awake(now.ns) {
+                    self.policy.awake(now.ns, id);
+                }
+                tenant.rouse();
+            }
+            commands.extend(self.policy.commands());
+            if commands.is_empty() {
+                return self.plan_looks();
             }
         }
     }
@@ -554,7 +644,7 @@ impl Thread {
                 // Another gang: it joins again, and drains what it has in flight before anything else.
                 tenant.gpus.clone_from(&gpus);
                 let wanted = self.policy.wants(id(key));
-                tenant.set(GateState::Closed);
+                tenant.set(now.ns, GateState::Closed);
                 self.policy.join(now.ns, id(key), &gpus, share);
                 if tenant.drains.owing() > 0 {
                     self.policy.adopt(now.ns, id(key));

@@ -1,6 +1,6 @@
 //! Closing sockets that a container has put something into.
 //!
-//! A message can carry descriptors (`SCM_RIGHTS`, unix(7)). Nothing here takes them, but dropping
+//! A message can carry descriptors (`SCM_RIGHTS`, unix(7)). Of those only a gate's hello has one that is taken; dropping
 //! the message closes them, and the last close of a stranger's file can block for as long as the
 //! stranger chooses: a TCP socket with `SO_LINGER`, a file on a dead server. From Linux 6.16 on such
 //! messages are refused at the sender; before, they are recognised unread and left to a thread that has
@@ -39,7 +39,8 @@ impl Closer {
         }
     }
 
-    fn leave(&self, fd: OwnedFd) {
+    /// Closes a descriptor that may be anybody's, elsewhere.
+    pub fn leave(&self, fd: OwnedFd) {
         let mut queue = lock(&self.queue);
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let sender = queue.get_or_insert_with(|| {

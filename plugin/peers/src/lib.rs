@@ -71,7 +71,7 @@ impl Listener {
         pages: Arc<dyn Pages>,
         tenant: Arc<TenantSessions>,
     ) -> io::Result<Self> {
-        Self::serve(socket::listen(dir, SESSION_SOCKET, true)?.socket, pages, tenant)
+        Self::serve(socket::listen(dir, SESSION_SOCKET, true)?, pages, tenant)
     }
 
     fn serve(

@@ -5,6 +5,7 @@
 
 use std::ffi::OsStr;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
@@ -12,14 +13,15 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{getsockopt, sockopt};
 use nix::sys::stat::{FchmodatFlags, Mode, fchmodat};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendFlags, SocketAddrUnix,
-    SocketFlags, SocketType, recvmsg,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags,
+    SocketAddrUnix, SocketFlags, SocketType, recvmsg,
 };
 use rustix::process::{Pid, PidfdFlags, pidfd_open, setpriority_process};
 use tessera_region::session::MESSAGE_BYTES;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use super::closer::Closer;
 use tessera_system::files::Dir;
 
 /// One more than a message, so that a longer packet does not pass for one.
@@ -28,17 +30,9 @@ pub const PACKET: usize = MESSAGE_BYTES + 1;
 /// Processes of one container that may wait to be accepted.
 const BACKLOG: i32 = 128;
 
-/// A listening socket, and whether messages with descriptors are refused at their sender.
-#[derive(Debug)]
-pub struct ListeningSocket {
-    pub socket: OwnedFd,
-    /// Whether messages with descriptors are refused at their sender.
-    pub refuses: bool,
-}
-
 /// A socket listening at `name` in `dir`, in place of whatever was there. Messages with descriptors
 /// are refused at the sender, if `refuse`; older kernels cannot.
-pub fn listen(dir: &Path, name: &str, refuse: bool) -> io::Result<ListeningSocket> {
+pub fn listen(dir: &Path, name: &str, refuse: bool) -> io::Result<OwnedFd> {
     // Socket paths end after 107 bytes; a path through the directory's descriptor is always short.
     let dir = Dir::open(dir)?;
     let path = dir.path().join(name);
@@ -54,10 +48,12 @@ pub fn listen(dir: &Path, name: &str, refuse: bool) -> io::Result<ListeningSocke
     // Connecting needs write permission; any user of the container may.
     let anybody = Mode::from_bits_truncate(0o666);
     fchmodat(dir.fd(), name, anybody, FchmodatFlags::FollowSymlink)?;
-    // Accepted sockets inherit it. Where the kernel does not know it, see `closer`.
-    let refuses = refuse && tessera_region::session::refuse_descriptors(socket.as_fd()).is_ok();
+    if refuse {
+        // Accepted sockets inherit it. Where the kernel does not know it, see `closer`.
+        let _ = tessera_region::session::refuse_descriptors(socket.as_fd());
+    }
     rustix::net::listen(&socket, BACKLOG)?;
-    Ok(ListeningSocket { socket, refuses })
+    Ok(socket)
 }
 
 /// Whether nothing is left in it that closing it would have to throw away.
@@ -120,8 +116,7 @@ pub fn set_thread_niceness(niceness: i32) -> io::Result<()> {
     Ok(setpriority_process(None, niceness)?)
 }
 
-/// One packet of a peer that can send no descriptors; see [`ListeningSocket::refuses`].
-pub fn receive_refused(socket: impl AsFd, packet: &mut [u8; PACKET]) -> io::Result<usize> {
+fn receive_plain(socket: impl AsFd, packet: &mut [u8; PACKET]) -> io::Result<usize> {
     Ok(rustix::net::recv(socket, &mut packet[..], RecvFlags::DONTWAIT)?.0)
 }
 
@@ -131,7 +126,43 @@ pub fn receive(socket: impl AsFd, packet: &mut [u8; PACKET]) -> io::Result<usize
     if peek(&socket)?.1.contains(ReturnFlags::CTRUNC) {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
-    receive_refused(socket, packet)
+    receive_plain(socket, packet)
+}
+
+/// The same of a packet that may carry one descriptor. It is a stranger's: to close it can wait, see
+/// [`super::closer`], where those of a packet with several go.
+pub fn receive_one(
+    socket: impl AsFd,
+    packet: &mut [u8; PACKET],
+    closer: &Closer,
+) -> io::Result<(usize, Option<OwnedFd>)> {
+    if !peek(&socket)?.1.contains(ReturnFlags::CTRUNC) {
+        return Ok((receive_plain(socket, packet)?, None));
+    }
+    let (mut carried, all) = peek_descriptors(&socket)?;
+    if carried.len() > 1 || !all {
+        carried.into_iter().for_each(|fd| closer.leave(fd));
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    // The packet's own references go here, and are not the last.
+    Ok((receive_plain(socket, packet)?, carried.pop()))
+}
+
+/// Up to two descriptors of the next packet, which is left where it is; and whether these are all.
+fn peek_descriptors(socket: impl AsFd) -> io::Result<(Vec<OwnedFd>, bool)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    let mut parts = [io::IoSliceMut::new(&mut byte)];
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT | RecvFlags::TRUNC | RecvFlags::CMSG_CLOEXEC;
+    let found = recvmsg(socket, &mut parts, &mut control, flags)?;
+    let mut carried = Vec::with_capacity(2);
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+            carried.extend(descriptors);
+        }
+    }
+    Ok((carried, !found.flags.contains(ReturnFlags::CTRUNC)))
 }
 
 pub(crate) fn send(socket: impl AsFd, packet: &[u8]) -> io::Result<usize> {

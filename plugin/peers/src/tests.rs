@@ -39,7 +39,7 @@ fn fixture() -> Fixture {
 fn fixture_with(pages: FakePages, refuse: bool) -> Fixture {
     let dir = tempfile::tempdir().unwrap();
     let pages = Arc::new(pages);
-    let socket = socket::listen(dir.path(), SESSION_SOCKET, refuse).unwrap().socket;
+    let socket = socket::listen(dir.path(), SESSION_SOCKET, refuse).unwrap();
     let listener = Listener::serve(socket, Arc::clone(&pages) as _, Arc::default()).unwrap();
     Fixture { dir, pages, listener }
 }

@@ -16,6 +16,11 @@ impl Fd {
     pub(crate) fn as_raw_fd(&self) -> c_int {
         self.0
     }
+
+    /// Leaves it open, to the caller.
+    pub(crate) fn into_raw_fd(self) -> c_int {
+        core::mem::ManuallyDrop::new(self).0
+    }
 }
 
 impl Drop for Fd {

@@ -145,7 +145,9 @@ pub struct QuotaPage {
     /// Microseconds that a dead process's bytes stay charged where nobody sees that the driver has
     /// given them back; 0 counts as [`DEPARTURE_NS`].
     pub departure_us: AtomicU32,
-    reserved: [u8; 148],
+    /// 1: the arbiter takes the descriptor of a [flight page](crate::flight) with a hello.
+    pub takes_flight: AtomicU32,
+    reserved: [u8; 144],
     /// Limits per GPU; a tenant's ordinal in both pages is the index here.
     pub gpus: [QuotaGpu; MAX_GPUS],
     tail: [u8; 768],
@@ -175,6 +177,7 @@ const _: () = {
     assert!(offset_of!(QuotaPage, allocation) == 32);
     assert!(offset_of!(QuotaPage, arbiter_ns) == 96);
     assert!(offset_of!(QuotaPage, departure_us) == 104);
+    assert!(offset_of!(QuotaPage, takes_flight) == 108);
     assert!(offset_of!(QuotaPage, gpus) == 256);
 };
 

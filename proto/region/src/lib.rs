@@ -24,6 +24,7 @@ pub mod error;
 mod fd;
 #[cfg(feature = "std")]
 mod files;
+pub mod flight;
 pub mod layout;
 pub mod ledger;
 mod os;

@@ -38,6 +38,38 @@ pub(crate) fn open(path: &CStr, access: c_int) -> Result<Fd, i32> {
     Ok(unsafe { Fd::new(fd) })
 }
 
+/// A file in memory of so many bytes, which nobody can shorten, lengthen or unseal (`memfd_create(2)`).
+pub(crate) fn sealed(name: &CStr, bytes: u64) -> Result<Fd, i32> {
+    /// `MFD_NOEXEC_SEAL` (Linux 6.3), which some systems insist on and older ones refuse.
+    const NOEXEC_SEAL: libc::c_uint = 8;
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    let make = |flags: libc::c_uint| {
+        // By number: C libraries have it since glibc 2.27 only.
+        // SAFETY: `name` is NUL-terminated and outlives the call.
+        retry(|| unsafe {
+            c_int::try_from(libc::syscall(libc::SYS_memfd_create, name.as_ptr(), flags))
+                .unwrap_or(-1)
+        })
+    };
+    let fd = make(flags | NOEXEC_SEAL).or_else(|_| make(flags))?;
+    // SAFETY: just made; nobody else owns it.
+    let file = unsafe { Fd::new(fd) };
+    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+    let bytes = libc::off_t::try_from(bytes).unwrap_or(libc::off_t::MAX);
+    // SAFETY: our own descriptor; no pointers.
+    retry(|| unsafe { libc::ftruncate(fd, bytes) })?;
+    // SAFETY: as above.
+    retry(|| unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, seals) })?;
+    Ok(file)
+}
+
+/// The seals of a file in memory; `None`: it is another file. Nothing is asked of a file system, so it never waits.
+#[cfg(feature = "std")]
+pub(crate) fn seals(fd: c_int) -> Option<c_int> {
+    // SAFETY: no pointers.
+    retry(|| unsafe { libc::fcntl(fd, libc::F_GET_SEALS) }).ok()
+}
+
 /// What `fstat` says, as far as this crate cares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stat {

@@ -86,7 +86,7 @@ fn pair() -> CUresult {
 fn hooked() -> CUresult {
     match launch::at_once(&REAL, Stream::LEGACY) {
         Some((function, _busy)) => call(function),
-        None => launch::otherwise(&REAL, ptr::null_mut(), Stream::LEGACY, call),
+        None => launch::otherwise(&REAL, ptr::null_mut(), Stream::LEGACY, false, call),
     }
 }
 

@@ -26,6 +26,7 @@
 
 use crate::contexts::Place;
 use crate::gate::Stream;
+use crate::launch;
 use crate::memory::footprint;
 use crate::place::{self, Look};
 use crate::quota::{self, Asked};
@@ -381,6 +382,7 @@ pub unsafe fn cuCtxSetLimit(
 fn handed_out(name: &str, handle: usize, local_bytes: c_int, is_of_every: bool) -> CUresult {
     /// What every context's constant pays for.
     const DEFAULT: u32 = 1024;
+    launch::handed_out(handle, !is_of_every);
     let frame = u32::try_from(local_bytes).unwrap_or(0);
     if frame <= DEFAULT {
         if let Some(process) = state::armed()

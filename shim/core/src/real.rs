@@ -236,6 +236,8 @@ asked! { Cuda CUresult;
     cuEventQuery (event: CUevent);
     cuEventRecord (event: CUevent, stream: CUstream);
     cuFuncGetAttribute (value: *mut c_int, attribute: c_int, function: CUfunction);
+    cuFuncIsLoaded (state: *mut c_int, function: CUfunction);
+    cuFuncLoad (function: CUfunction);
     cuGraphChildGraphNodeGetGraph (node: CUgraphNode, graph: *mut CUgraph);
     cuGraphGetNodes (graph: CUgraph, nodes: *mut CUgraphNode, count: *mut usize);
     cuGraphKernelNodeGetParams (node: CUgraphNode, params: *mut CUDA_KERNEL_NODE_PARAMS);
@@ -245,6 +247,8 @@ asked! { Cuda CUresult;
     cuKernelGetAttribute
         (value: *mut c_int, attribute: c_int, kernel: CUkernel, dev: CUdevice);
     cuMemGetAddressRange_v2 (base: *mut CUdeviceptr, size: *mut usize, pointer: CUdeviceptr);
+    cuMemHostGetDevicePointer_v2 (address: *mut CUdeviceptr, host: *mut c_void, flags: c_uint);
+    cuMemHostRegister_v2 (host: *mut c_void, bytes: usize, flags: c_uint);
     cuMemGetAllocationPropertiesFromHandle
         (prop: *mut CUmemAllocationProp, handle: CUmemGenericAllocationHandle);
     cuMemPoolGetAttribute (pool: CUmemoryPool, attribute: c_int, value: *mut c_void);
@@ -255,6 +259,8 @@ asked! { Cuda CUresult;
     cuStreamGetGreenCtx (stream: CUstream, green: *mut CUgreenCtx);
     cuStreamIsCapturing (stream: CUstream, status: *mut c_int);
     cuStreamIsCapturing_ptsz (stream: CUstream, status: *mut c_int);
+    cuStreamWriteValue64_v2
+        (stream: CUstream, address: CUdeviceptr, value: u64, flags: c_uint);
     cuThreadExchangeStreamCaptureMode (mode: *mut c_int);
 }
 asked! { Nvml nvmlReturn_t;

@@ -1,4 +1,5 @@
-//! One cache line per launching thread: its busy flag, and what the hot path needs beside it.
+//! A record per launching thread: its busy flag, and what the hot path needs beside it, in one cache line;
+//! in others what the thread launched at an open gate.
 //!
 //! The closer of the gate must wait until no thread is between "looked at the gate" and "the
 //! driver has the launch". So every launching thread owns a record with a flag that it alone writes
@@ -11,6 +12,7 @@
 use crate::pages;
 use crate::spin::Spin;
 use crate::state::Process;
+use core::mem::offset_of;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use tessera_region::layout::LAUNCH_SHARDS;
@@ -34,22 +36,43 @@ pub struct Record {
     shard: AtomicU16,
     /// At a gate that says SOLO a launch whose number has none of these bits goes the long way.
     pub(crate) solo_mask: AtomicU16,
-    /// Launches at an open gate that the driver has; only the owner writes it. Wraps.
+    /// When such a one was last, microseconds.
+    pub(crate) solo_us: AtomicU32,
+    /// The stream that was launched into last without being counted, which is among the dirty ones; 0 is none.
+    pub(crate) stream: AtomicUsize,
+    /// Streams that were launched into at an open gate lately.
+    pub(crate) flown: [Flown; STREAMS],
+    /// Which of them is given to another stream next.
+    pub(crate) oldest: AtomicU32,
+}
+const _: () = assert!(offset_of!(Record, flown) <= 64);
+
+/// Streams of a thread whose launches are counted apart, so that one that takes turns need not mark each.
+pub(crate) const STREAMS: usize = 4;
+
+/// Launches of a thread into one stream at an open gate.
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct Flown {
+    /// 0: none. The owner writes it and `ctx` while nothing is unmarked.
+    pub(crate) stream: AtomicUsize,
+    pub(crate) ctx: AtomicUsize,
+    /// Launches that the driver has; only the owner writes it. Wraps.
     pub(crate) sent: AtomicU32,
-    /// Those of them that a marker covers; written under the streams' lock. The others are all into
-    /// `stream`.
-    pub(crate) marked: AtomicU32,
+    /// Those of them that a marker covers; written under the streams' lock.
+    marked: AtomicU32,
     /// When the first of the others was, microseconds.
     pub(crate) since_us: AtomicU32,
     /// The graphs among either.
     pub(crate) graphs_sent: AtomicU32,
-    pub(crate) graphs_marked: AtomicU32,
-    /// The stream that was launched into last, which is among the dirty ones; 0 is none.
-    pub(crate) stream: AtomicUsize,
+    graphs_marked: AtomicU32,
+    /// Launches that may yet be followed by one that begins before its predecessor's end; and whether a marker is due
+    /// all the same. The owner's.
+    pub(crate) chained: AtomicU32,
+    pub(crate) is_overdue: AtomicU32,
 }
-const _: () = assert!(size_of::<Record>() == 64);
 
-impl Record {
+impl Flown {
     /// Launches that no marker covers yet.
     pub(crate) fn unmarked(&self) -> u32 {
         self.sent.load(Ordering::Acquire).wrapping_sub(self.marked.load(Ordering::Relaxed))
@@ -68,6 +91,13 @@ impl Record {
         let graphs = sent.wrapping_sub(self.graphs_marked.load(Ordering::Relaxed));
         self.graphs_marked.store(sent, Ordering::Relaxed);
         Unmarked { operations, graphs }
+    }
+}
+
+impl Record {
+    /// The owner's thread id.
+    pub(crate) fn tid(&self) -> u32 {
+        self.tid.load(Ordering::Relaxed)
     }
 
     /// Whether the owner is its launch counter's only writer, and its flag needs no locked
@@ -165,10 +195,6 @@ impl Records {
         let gate = if hot { gate.load(Ordering::Relaxed) } else { ptr::null_mut() };
         record.busy.store(0, Ordering::Relaxed);
         record.stream.store(0, Ordering::Relaxed);
-        record.sent.store(0, Ordering::Relaxed);
-        record.marked.store(0, Ordering::Relaxed);
-        record.graphs_sent.store(0, Ordering::Relaxed);
-        record.graphs_marked.store(0, Ordering::Relaxed);
         record.shard.store(u16::try_from(shard).unwrap_or(0), Ordering::Relaxed);
         record.solo_mask.store(0, Ordering::Relaxed);
         record.launches.store(ptr::from_ref(&shards[shard]).cast_mut(), Ordering::Relaxed);
@@ -199,9 +225,9 @@ impl Records {
         }
     }
 
-    /// Every record's launches that no marker covers yet: they are the caller's to mark. It holds
-    /// the streams' lock. `take` may call the driver, so it is called without the pool's.
-    pub(crate) fn take_unmarked(&self, mut take: impl FnMut(usize, Unmarked, u32)) {
+    /// Has all records looked at for launches that no marker covers yet. The caller holds the streams' lock. `look`
+    /// may call the driver, so it is called without the pool's.
+    pub(crate) fn each_unmarked(&self, mut look: impl FnMut(&'static Record, &'static Flown)) {
         for index in 0.. {
             let record = {
                 let pool = self.pool.lock();
@@ -211,12 +237,18 @@ impl Records {
                 pool.at(index)
             };
             let Some(record) = record else { continue };
-            let taken = record.take_unmarked();
-            if taken.operations != 0 {
-                let stream = record.stream.load(Ordering::Relaxed);
-                take(stream, taken, record.since_us.load(Ordering::Relaxed));
+            for flown in record.flown.iter().filter(|flown| flown.unmarked() != 0) {
+                look(record, flown);
             }
         }
+    }
+
+    /// Whether all streams are so that threads have launched into lately.
+    pub(crate) fn all_streams(&self, so: impl Fn(usize) -> bool) -> bool {
+        self.pool.lock().each().all(|record| {
+            let flown = record.flown.iter().map(|flown| &flown.stream);
+            flown.chain([&record.stream]).all(|stream| so(stream.load(Ordering::Relaxed)))
+        })
     }
 
     /// The next launch of every thread notes its stream again. The caller holds the streams' lock.
@@ -228,9 +260,22 @@ impl Records {
 
     /// As [`Self::forget_streams`], for threads that launched into `stream`.
     pub(crate) fn forget_stream(&self, stream: usize) {
-        for record in self.pool.lock().each() {
-            if record.stream.load(Ordering::Relaxed) == stream {
-                record.stream.store(0, Ordering::Relaxed);
+        let forget = |known: &AtomicUsize| {
+            if known.load(Ordering::Relaxed) == stream {
+                known.store(0, Ordering::Relaxed);
+            }
+        };
+        self.pool.lock().each().for_each(|record| {
+            forget(&record.stream);
+            record.flown.iter().for_each(|flown| forget(&flown.stream));
+        });
+    }
+
+    /// As [`Self::forget_stream`], for the streams of a context.
+    pub(crate) fn forget_context(&self, ctx: usize) {
+        for flown in self.pool.lock().each().flat_map(|record| &record.flown) {
+            if flown.ctx.load(Ordering::Relaxed) == ctx {
+                flown.stream.store(0, Ordering::Relaxed);
             }
         }
     }

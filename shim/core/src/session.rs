@@ -128,11 +128,57 @@ impl Socket {
     }
 
     pub(crate) fn put(self, message: &Message) -> bool {
-        let bytes = message.encode();
+        self.put_with(message, None)
+    }
+
+    /// Sends `message`, and a descriptor of `file`.
+    pub(crate) fn put_with(self, message: &Message, file: Option<Kept>) -> bool {
+        let mut bytes = message.encode();
+        let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+        let mut control = [0u64; 4];
+        // SAFETY: all-zero is a valid msghdr.
+        let mut packet: libc::msghdr = unsafe { core::mem::zeroed() };
+        (packet.msg_iov, packet.msg_iovlen) = (&raw mut part, 1);
+        if let Some(file) = file.filter(Kept::is_ours) {
+            const BYTES: u32 = 4;
+            const _: () = assert!(BYTES as usize == size_of::<c_int>());
+            // SAFETY: room for a header and one descriptor, aligned as a header, in `control` (`cmsg(3)`).
+            unsafe {
+                const { assert!(libc::CMSG_SPACE(BYTES) as usize <= size_of::<[u64; 4]>()) };
+                packet.msg_control = control.as_mut_ptr().cast();
+                packet.msg_controllen = libc::CMSG_SPACE(BYTES) as _;
+                let header = libc::CMSG_FIRSTHDR(&raw const packet);
+                (*header).cmsg_level = libc::SOL_SOCKET;
+                (*header).cmsg_type = libc::SCM_RIGHTS;
+                (*header).cmsg_len = libc::CMSG_LEN(BYTES) as _;
+                libc::CMSG_DATA(header).cast::<c_int>().write_unaligned(file.fd);
+            }
+        }
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-        // SAFETY: `bytes` is valid for its length.
-        let sent = unsafe { libc::send(self.fd, bytes.as_ptr().cast(), bytes.len(), flags) };
+        // SAFETY: `packet` points to what lives until here.
+        let sent = unsafe { libc::sendmsg(self.fd, &raw const packet, flags) };
         usize::try_from(sent).is_ok_and(|sent| sent == bytes.len())
+    }
+}
+
+/// A file of ours, on a descriptor that is ours as long as nobody has taken its number.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kept {
+    fd: c_int,
+    device: libc::dev_t,
+    inode: libc::ino_t,
+}
+
+impl Kept {
+    /// Keeps `fd`, which is the caller's, out of the way of others.
+    pub(crate) fn keep(fd: c_int) -> Option<Self> {
+        let fd = lift(fd);
+        stat_of(fd).map(|stat| Self { fd, device: stat.st_dev, inode: stat.st_ino })
+    }
+
+    fn is_ours(&self) -> bool {
+        let is_same = |stat: libc::stat| (stat.st_dev, stat.st_ino) == (self.device, self.inode);
+        stat_of(self.fd).is_some_and(is_same)
     }
 }
 
@@ -164,14 +210,18 @@ fn lift(low: c_int) -> c_int {
     high
 }
 
-fn identify(fd: c_int) -> Option<Socket> {
+fn stat_of(fd: c_int) -> Option<libc::stat> {
     let mut stat = MaybeUninit::<libc::stat>::uninit();
     // SAFETY: `stat` is a valid place; fstat writes it when it returns 0.
     if unsafe { libc::fstat(fd, stat.as_mut_ptr()) } != 0 {
         return None;
     }
     // SAFETY: written, as just checked.
-    let stat = unsafe { stat.assume_init() };
+    Some(unsafe { stat.assume_init() })
+}
+
+fn identify(fd: c_int) -> Option<Socket> {
+    let stat = stat_of(fd)?;
     (stat.st_mode & libc::S_IFMT == libc::S_IFSOCK).then_some(Socket {
         fd,
         device: stat.st_dev,
@@ -255,6 +305,53 @@ mod tests {
         assert!(identify(fd).is_none(), "still the host's file, and open");
         // SAFETY: the test's own descriptor.
         assert_eq!(unsafe { libc::close(fd) }, 0);
+    }
+
+    /// The descriptor that comes with the next message, if one does.
+    fn receive_file(peer: &OwnedFd) -> Option<OwnedFd> {
+        let mut packet = [0u8; MESSAGE_BYTES];
+        let mut part = libc::iovec { iov_base: packet.as_mut_ptr().cast(), iov_len: packet.len() };
+        let mut control = [0u64; 8];
+        // SAFETY: all-zero is a valid msghdr; what it points to lives until the end of the call, and a descriptor that
+        // comes is this test's.
+        unsafe {
+            let mut message: libc::msghdr = core::mem::zeroed();
+            (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
+            message.msg_control = control.as_mut_ptr().cast();
+            message.msg_controllen = size_of_val(&control) as _;
+            assert!(libc::recvmsg(peer.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC) > 0);
+            let header = libc::CMSG_FIRSTHDR(&raw const message);
+            if header.is_null() {
+                return None;
+            }
+            assert_eq!((*header).cmsg_type, libc::SCM_RIGHTS);
+            let fd = libc::CMSG_DATA(header).cast::<c_int>().read_unaligned();
+            Some(OwnedFd::from_raw_fd(fd))
+        }
+    }
+
+    #[test]
+    fn a_file_of_ours_goes_with_a_message_and_a_strangers_on_its_number_does_not() {
+        use tessera_region::flight::FlightPage;
+        let dir = tempfile::tempdir().expect("a directory");
+        let listener = listen(&path_in(&dir));
+        let socket = Socket::connect(&path_in(&dir)).expect("a connection");
+        let peer = accept(&listener);
+        let (fd, page) = FlightPage::create().expect("a page");
+        let kept = Kept::keep(fd).expect("a number");
+        assert!(socket.put_with(&HELLO, Some(kept)));
+        let file = receive_file(&peer).expect("a descriptor");
+        let size = stat_of(file.as_raw_fd()).expect("it is open").st_size;
+        assert_eq!(usize::try_from(size), Ok(size_of_val(page)));
+        // The host has closed the number, and opened another file there.
+        let other = std::fs::File::open("/dev/null").expect("a file");
+        // SAFETY: the number is this test's.
+        assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), kept.fd) }, kept.fd);
+        assert!(socket.put_with(&WANT, Some(kept)));
+        assert!(receive_file(&peer).is_none());
+        // SAFETY: as above.
+        unsafe { libc::close(kept.fd) };
+        Socket::close(&mut Some(socket));
     }
 
     #[test]

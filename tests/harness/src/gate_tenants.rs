@@ -1,5 +1,6 @@
 //! Tenants with pages, and peers that speak the gate's protocol.
 
+use std::io::IoSlice;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
@@ -8,11 +9,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, connect, send, socket,
+    AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, connect, send, sendmsg,
+    socket,
 };
 use tempfile::TempDir;
 use tessera_arbiter::{Arbiter, TenantShare};
 use tessera_config::Leases;
+use tessera_region::flight::{self, FlightPage};
 use tessera_region::layout::{
     GATE_CLOSED, GATE_OPEN, GATE_SOCKET, GATE_SOLO, GATE_YIELD, gate_epoch, gate_state,
 };
@@ -22,6 +25,8 @@ use tessera_region::{quota, usage};
 
 use crate::PATIENCE;
 
+/// What a process says first.
+pub const HELLO: Message = Message::Hello { slot: 0, pid: 1, generation: 1 };
 /// States in which a gate lets work through.
 pub const OPEN: [u32; 3] = [GATE_SOLO, GATE_OPEN, GATE_YIELD];
 
@@ -175,8 +180,27 @@ impl Peer {
 
     /// Says hello.
     pub fn hello(self) -> Self {
-        self.say(Message::Hello { slot: 0, pid: 1, generation: 1 });
+        self.say(HELLO);
         self
+    }
+
+    /// Bound, with a flight page that the test writes.
+    pub fn with_page(tenant: &Tenant, arbiter: &Arbiter) -> (Self, &'static FlightPage) {
+        let before = tenant.share(arbiter).processes;
+        let peer = Self::connect(tenant.path());
+        let (file, page) = flight::create().unwrap();
+        assert!(peer.send_with(HELLO, &[&file]));
+        until("it is bound", || tenant.share(arbiter).processes > before);
+        (peer, page)
+    }
+
+    /// Sends a message with these files; whether the arbiter still listens.
+    pub fn send_with(&self, message: Message, files: &[&OwnedFd]) -> bool {
+        let files: Vec<_> = files.iter().map(|file| file.as_raw_fd()).collect();
+        let (bytes, rights) = (message.encode(), [ControlMessage::ScmRights(&files)]);
+        let parts = [IoSlice::new(&bytes)];
+        let fd = self.socket.as_raw_fd();
+        sendmsg::<UnixAddr>(fd, &parts, &rights, MsgFlags::MSG_NOSIGNAL, None).is_ok()
     }
 
     /// Wants the GPU.

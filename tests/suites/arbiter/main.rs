@@ -9,3 +9,4 @@ mod process;
 mod restart;
 mod several;
 mod tied;
+mod words;

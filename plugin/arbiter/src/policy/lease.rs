@@ -121,6 +121,7 @@ impl Policy {
         let Some(tenant) = &mut self.tenants[slot] else { return };
         tenant.contends = false;
         tenant.wanting = false;
+        tenant.awake = false;
         tenant.late_leases += u32::from(matches!(tenant.phase, Phase::Late { .. }));
         tenant.pauses.granted();
         tenant.lease_ns = 0;
@@ -178,6 +179,8 @@ impl Policy {
         let id = tenant.id;
         self.say_closed(id);
         self.note(now, slot, Note::Closed(why));
+        let next = self.successor_of(slot);
+        next.into_iter().for_each(|next| self.rouse(next));
     }
 
     /// The drain has passed its deadline: the lease has ended for others, and is still charged.

@@ -9,6 +9,7 @@
 //!
 //! | File | What |
 //! |---|---|
+//! | `awake` | who is awake, and what words are looked for |
 //! | `fair` | the order on one GPU: earliest eligible virtual deadline first |
 //! | `bucket` | the cap of a strict share |
 //! | `gang` | tenants with several GPUs; why they cannot block each other |
@@ -20,6 +21,7 @@
 //!
 //! `docs/internals/compute.md`, "The policy", has the reasons and bounds.
 
+mod awake;
 mod bucket;
 mod fair;
 mod gang;
@@ -42,7 +44,7 @@ pub(crate) use settle::{Mask, each};
 use tenant::{Phase, Slot, Tenant};
 pub use types::{
     Command, GateState, GpuIndex, MAX_GPUS, MS, Pace, Settings, Share, ShareKind, TenantId,
-    TenantTotals, Used,
+    TenantTotals, Used, Watch,
 };
 pub use view::{GpuView, TenantView};
 
@@ -61,6 +63,8 @@ pub struct Policy {
     /// Tenants with several GPUs.
     gangs: Vec<Slot>,
     commands: VecDeque<Command>,
+    /// Tenants to be woken.
+    rouses: VecDeque<TenantId>,
     /// What happens, while somebody traces it.
     notes: Option<Box<Ring>>,
     /// The latest time of any event: time does not go back.
@@ -78,6 +82,7 @@ impl Policy {
             gpus: Vec::new(),
             gangs: Vec::new(),
             commands: VecDeque::new(),
+            rouses: VecDeque::new(),
             notes: None,
             now: 0,
         }
@@ -183,6 +188,7 @@ impl Policy {
         self.tenants[slot] = None;
         self.ids.remove(&id);
         self.commands.retain(|command| command.tenant != id);
+        self.rouses.retain(|&rouse| rouse != id);
         self.settle(now, mask);
     }
 

@@ -77,7 +77,9 @@ pub(super) struct Tenant {
     pub(super) phase: Phase,
     /// A launch waits.
     pub(super) wanting: bool,
-    /// Since when.
+    /// A thread of it polls at the closed gate.
+    pub(super) awake: bool,
+    /// Since when it wants.
     pub(super) since: u64,
     /// Takes part in the competition: it wants, neither holds nor drains in time, and has tokens.
     pub(super) contends: bool,
@@ -131,6 +133,7 @@ impl Tenant {
             share,
             phase: Phase::Out,
             wanting: false,
+            awake: false,
             since: now,
             contends: false,
             overdue_at: u64::MAX,

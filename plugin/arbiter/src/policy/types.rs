@@ -94,6 +94,18 @@ pub struct Command {
     pub pace: Pace,
 }
 
+/// What the caller should look for in a tenant's words now; see [`super::Policy::watches`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Watch {
+    /// A thread of it polls at its closed gate: [`super::Policy::awake`]; or none does any more:
+    /// [`super::Policy::asleep`].
+    Awake,
+    /// It holds a lease that another waits for, and has nothing in flight: [`super::Policy::quiet`].
+    Quiet,
+    /// It was closed, and has nothing in flight any more: [`super::Policy::drained`].
+    Drained,
+}
+
 /// Nanoseconds in a millisecond.
 pub const MS: u64 = 1_000_000;
 

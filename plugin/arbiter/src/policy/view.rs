@@ -77,9 +77,7 @@ impl Policy {
     }
 
     /// The tenant that gets the lease next, as things stand, after one that drains.
-    #[must_use]
-    pub fn successor(&self, id: TenantId) -> Option<TenantId> {
-        let &slot = self.ids.get(&id)?;
+    pub(super) fn successor_of(&self, slot: Slot) -> Option<Slot> {
         let tenant = self.tenants[slot].as_ref()?;
         if !matches!(tenant.phase, Phase::Draining { .. }) {
             return None;
@@ -87,8 +85,7 @@ impl Policy {
         let gpu = &self.gpus[usize::from(*tenant.gpus.first()?)];
         let quantum = gpu.quantum(gpu.contenders(&self.tenants), &self.settings);
         let best = || Some(gpu.best_single(quantum, &self.tenants)?.slot());
-        let next = gpu.reserved.or_else(best).filter(|&next| next != slot)?;
-        Some(self.tenants[next].as_ref()?.id)
+        gpu.reserved.or_else(best).filter(|&next| next != slot)
     }
 
     /// All tenants, in the order of their ids.

@@ -192,6 +192,11 @@ impl QuotaReader {
         }
     }
 
+    /// Whether the arbiter takes the descriptor of a [flight page](crate::flight) with a hello.
+    pub fn takes_flight(&self) -> bool {
+        self.page.takes_flight.load(Ordering::Relaxed) == 1
+    }
+
     /// The plugin's last sign of life, `CLOCK_MONOTONIC` nanoseconds; 0 where no plugin serves.
     pub fn heartbeat_ns(&self) -> u64 {
         self.page.heartbeat_ns.load(Ordering::Relaxed)

@@ -275,6 +275,11 @@ impl QuotaWriter {
         self.map.arbiter_ns.store(ns, Ordering::Release);
     }
 
+    /// Says whether this arbiter takes the descriptors of flight pages.
+    pub fn set_takes_flight(&self, takes: bool) {
+        self.map.takes_flight.store(u32::from(takes), Ordering::Relaxed);
+    }
+
     /// Where this tenant's part of the cycle begins without an arbiter, in thousandths.
     pub fn set_phase(&self, gpu: usize, millis: u32) {
         self.gpu(gpu).phase_millis.store(millis, Ordering::Relaxed);

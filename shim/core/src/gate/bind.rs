@@ -8,10 +8,12 @@ use super::joined;
 use super::local::{ALONE, BOUND, Helper, UNBOUND, WATCHED};
 use crate::cancel::Deferred;
 use crate::log::{errno, set_errno};
+use crate::session::Kept;
 use crate::spin::pause;
 use crate::state::{self, Process};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, Ordering};
+use tessera_region::flight::FlightPage;
 use tessera_region::layout::{GATE_SOLO, gate_state};
 use tessera_region::quota::{Policy, QuotaReader};
 
@@ -45,6 +47,7 @@ fn bind(process: &'static Process) {
     if matches!(gate.bound.load(Ordering::Acquire), UNBOUND | WATCHED) {
         let arbitrated = is_arbitrated(process.gate_quota());
         if arbitrated {
+            show_flight(process);
             // Before anything is launched: who is not known of is not waited for.
             joined::connect(process);
         }
@@ -62,6 +65,16 @@ fn bind(process: &'static Process) {
     }
     drop(its_helper);
     set_errno(errno);
+}
+
+/// Counts what is in flight, and has markers written, where the arbiter can see it; where the kernel has memory for that.
+fn show_flight(process: &Process) {
+    if let Ok((fd, page)) = FlightPage::create() {
+        let gate = &process.gate;
+        *gate.flight_file.lock() = Kept::keep(fd);
+        gate.show_flight(page);
+        gate.streams.lock().lanes.begin(page);
+    }
 }
 
 /// Longest sleep of a helper for whom there is no arbiter, nanoseconds. The gate's first move ends it.

@@ -65,9 +65,9 @@ pub fn ended(order: Option<Order>, stream: Stream) {
 /// `stream` is no more. Where a capture began in it, nobody can end that any more: "capture must be
 /// ended on the same stream in which it was initiated" (`cuStreamBeginCapture`).
 pub fn destroyed(order: Option<Order>, stream: Stream) {
-    if let Some(mut order) = order
-        && order.was_origin(stream)
-    {
+    let Some(mut order) = order else { return };
+    order.stream_ended(stream);
+    if order.was_origin(stream) {
         order.gate().captures.ended();
     }
 }

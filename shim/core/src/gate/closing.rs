@@ -10,6 +10,7 @@
 
 use super::flight;
 use super::nap::Naps;
+use crate::pools::ask::Uncaptured;
 use crate::spin::sleep_us;
 use crate::state::Process;
 use core::cell::Cell;
@@ -74,6 +75,32 @@ pub(super) fn flags_are_down(process: &Process, still: impl Fn() -> bool) -> boo
     }
 }
 
+/// A thread comes to wait at the gate that was closed with `word`: it marks what was launched, its own first of all. If
+/// no thread is in the driver, that is all there is, and it is shown.
+pub(super) fn mark(process: &Process, word: u32) {
+    let gate = &process.gate;
+    // Its holder may be inside the driver, or draining.
+    let Some(mut streams) = gate.streams.lock_soon() else { return };
+    let capturing = gate.captures.any();
+    let _uncaptured = capturing.then(Uncaptured::enter);
+    flight::mark_all(process, &mut streams);
+    if gate.parked.load(Ordering::Acquire) || gate.flight().closed.load(Ordering::Relaxed) == word {
+        return;
+    }
+    streams.take_up(process);
+    everybody_passes_a_barrier(process);
+    if process.records.busy_from(0).is_some() || process.crowd.load(Ordering::Acquire) != 0 {
+        return; // the helper waits for them
+    }
+    let is_marked = flight::mark_all(process, &mut streams);
+    streams.draw_all(process);
+    streams.drain(process, capturing);
+    if is_marked && streams.is_marked() {
+        // Release: what is marked is admitted.
+        gate.flight().closed.store(word, Ordering::Release);
+    }
+}
+
 /// A round of waiting for everything that is in flight.
 pub(super) struct Drain {
     naps: Naps,
@@ -81,23 +108,38 @@ pub(super) struct Drain {
     missed_us: Cell<Option<u32>>,
     /// How long what was left then was expected to take.
     left_us: Cell<Option<u32>>,
+    /// When it was last asked whether contexts are broken.
+    asked_us: Cell<u32>,
+    /// The gate word, if it is a closed one.
+    closed: Option<u32>,
+    /// Whether all launches are marked.
+    is_marked: Cell<bool>,
 }
+
+/// Where nothing lands for so long it is asked whether contexts are broken, microseconds.
+const BROKEN_US: u32 = 10_000;
 
 impl Drain {
     /// Takes up everything launched so far. `None` when `still` no longer holds; the next round has
     /// it then.
     pub(super) fn begin(process: &Process, still: impl Fn() -> bool) -> Option<Self> {
+        let gate = &process.gate;
+        let word = gate.gate().load(Ordering::Acquire);
+        let closed = (gate_state(word) == GATE_CLOSED).then_some(word);
         {
-            let mut streams = process.gate.streams.lock();
+            let mut streams = gate.streams.lock();
             flight::mark_all(process, &mut streams);
             streams.take_up(process);
         }
         if !flags_are_down(process, still) {
             return None;
         }
-        process.gate.streams.lock().draw_all(process);
+        let mut streams = gate.streams.lock();
+        let is_marked = Cell::new(flight::mark_all(process, &mut streams));
+        streams.draw_all(process);
         let (missed_us, left_us) = (Cell::new(None), Cell::new(None));
-        Some(Self { naps: Naps::new(), missed_us, left_us })
+        let asked_us = Cell::new(flight::now_us());
+        Some(Self { naps: Naps::new(), missed_us, left_us, asked_us, closed, is_marked })
     }
 
     /// Whether everything is complete.
@@ -111,29 +153,58 @@ impl Drain {
         let capturing = gate.captures.any();
         let now_us = flight::now_us();
         let left = streams.left();
-        let is_drained = streams.drain(capturing);
-        if streams.left() < left {
+        if !self.is_marked.get() {
+            self.is_marked.set(flight::mark_all(process, &mut streams));
+        }
+        let is_drained = streams.drain(process, capturing);
+        let is_progress = streams.left() < left;
+        if is_progress {
             gate.progress.made(now_us, gate.expected_us());
         }
-        if !is_drained {
-            // What can be seen of it is progress, too.
-            flight::land(process, &mut streams, true);
+        let is_marked = self.is_marked.get() && streams.is_marked();
+        if let Some(word) = self.closed
+            && is_marked
+            && !gate.is_own()
+        {
+            // Release: what is marked is admitted.
+            gate.flight().closed.store(word, Ordering::Release);
         }
-        if !is_drained || gate.going.load(Ordering::Acquire) != 0 {
+        // What can be seen of it is progress, too.
+        let landed = flight::land(process, &mut streams, true);
+        let is_left = !is_drained || !is_marked || !streams.flying.is_empty();
+        if is_left || gate.going.load(Ordering::Acquire) != 0 {
+            if landed || is_progress {
+                self.asked_us.set(now_us);
+            } else if now_us.wrapping_sub(self.asked_us.get()) >= BROKEN_US {
+                self.asked_us.set(now_us);
+                streams.lanes.drop_broken();
+            }
             self.missed_us.set(Some(now_us));
             self.left_us.set(flight::left_us(gate, &streams));
             return false;
         }
-        if flight::land(process, &mut streams, true)
-            && let Some(missed_us) = self.missed_us.get()
-        {
+        if landed && let Some(missed_us) = self.missed_us.get() {
             // Some time since the last look.
             gate.end_use(now_us.wrapping_sub(now_us.wrapping_sub(missed_us) / 2));
         }
-        if gate_state(gate.gate().load(Ordering::Acquire)) == GATE_CLOSED {
-            gate.all_landed();
-        }
         true
+    }
+
+    /// All is complete, and no ticket is out or was taken since: what was admitted and nobody has marked is settled.
+    pub(super) fn settle(&self, process: &Process) {
+        let gate = &process.gate;
+        let Some(word) = self.closed else { return };
+        let streams = gate.streams.lock();
+        if !streams.draining.is_empty() || !streams.flying.is_empty() {
+            return; // a stream was marked that ends
+        }
+        let flight = gate.flight();
+        let left = flight.admitted.load(Ordering::SeqCst).wrapping_sub(flight.complete());
+        // As long as the gate is closed nothing is admitted.
+        if gate.gate().load(Ordering::SeqCst) == word && left.cast_signed() >= 0 {
+            flight.settled.fetch_add(left, Ordering::Release);
+            gate.make_room();
+        }
     }
 
     /// Looks at what has been marked, while a thread is still in the driver: it may wait there for what
@@ -145,7 +216,7 @@ impl Drain {
             return;
         }
         let left = streams.left();
-        streams.drop_over();
+        streams.drop_over(gate);
         if streams.left() < left {
             gate.progress.made(flight::now_us(), gate.expected_us());
         }
@@ -156,11 +227,6 @@ impl Drain {
     pub(super) fn waits_elsewhere(&self, process: &Process) -> bool {
         let Some(mut streams) = process.gate.streams.lock_soon() else { return false };
         !process.gate.parked.load(Ordering::Acquire) && streams.waits_elsewhere()
-    }
-
-    /// Whether the end is expected so soon that the next tenant should be awake.
-    pub(super) fn is_near(&self, process: &Process) -> bool {
-        self.left_us.get().is_some_and(|left_us| process.gate.lateness.is_near(left_us))
     }
 
     /// Sleeps until it is worth looking again.

@@ -80,7 +80,7 @@ pub(super) fn run(process: &Process, helper: &mut Helper) {
             drained = false;
         }
         if !is_open && !drained {
-            drained = drain(process, 0, || !part_of(process).is_open, || {}, |_, _| {}).is_some();
+            drained = drain(process, 0, || !part_of(process).is_open, || {}, |_| {}).is_some();
         } else {
             sleep_us(u32::try_from(left_ns.min(LOOK_NS) / 1_000).unwrap_or(0).max(1));
         }
@@ -96,14 +96,13 @@ pub(super) fn run(process: &Process, helper: &mut Helper) {
 
 /// Waits until nothing is in flight, as long as `still`, and lets launches pass that it may wait for:
 /// how many. So many, `due`, pass at once, because another process may wait for them. Calls
-/// `stuck` once if it stands still all the same, and `late` at each look: whether it waits for the host, and
-/// whether it is expected to end at once.
+/// `stuck` once if it stands still all the same, and `late` at each look: whether it waits for the host.
 pub(super) fn drain(
     process: &Process,
     due: u32,
     still: impl Fn() -> bool,
     stuck: impl Fn(),
-    late: impl Fn(bool, bool),
+    late: impl Fn(bool),
 ) -> Option<u32> {
     let relief = Relief::new(process);
     relief.pass(due);
@@ -128,11 +127,12 @@ pub(super) fn drain(
                 relief.give_up();
                 return None;
             }
-            late(!relief.is_at_hand() && drain.waits_elsewhere(process), drain.is_near(process));
+            late(!relief.is_at_hand() && drain.waits_elsewhere(process));
             drain.nap(process);
         }
         relief.await_due(&still);
         if !relief.was_taken() {
+            drain.settle(process);
             return Some(relief.passes());
         }
     }

@@ -2,28 +2,28 @@
 //! elsewhere. While a stream is at one of them the GPU does nothing for it, so no tenant should wait or pay
 //! for that.
 //!
-//! The shim puts each between two events of its own. When the first is complete and the second is not, the
+//! The shim puts each between two signals of its own. When the first is complete and the second is not, the
 //! stream is at it.
 
 use super::Stream;
-use super::events;
+use super::lanes::Signal;
 use super::streams::{Marker, Streams};
+use super::{events, flight};
 use crate::cancel::Deferred;
-use crate::list::List;
 use crate::pages::Zeroed;
 use crate::pools::ask::Uncaptured;
 use crate::state::{self, Process};
 
-/// Two events around what the GPU does not do.
+/// Two signals around what the GPU does not do.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pause {
     stream: usize,
     ctx: usize,
-    before: usize,
-    after: usize,
+    before: Signal,
+    after: Signal,
 }
 
-// SAFETY: integers.
+// SAFETY: integers, and signals.
 unsafe impl Zeroed for Pause {}
 
 /// Of more than so many the rest is taken for work.
@@ -35,7 +35,7 @@ pub struct Begun {
     process: &'static Process,
     stream: Stream,
     ctx: usize,
-    before: usize,
+    before: Signal,
 }
 
 /// Before the driver's call. `None` where nobody would ask.
@@ -47,11 +47,13 @@ pub fn begin(stream: Stream) -> Option<Begun> {
     let capturing = process.gate.captures.any();
     let _uncaptured = capturing.then(Uncaptured::enter);
     let ctx = if stream.is_default() { events::current() } else { events::context_of(stream) };
+    // What the GPU is to do before it is not to be awaited together with it.
+    flight::mark_before(process, &mut streams, stream);
     streams.forget_pauses();
     if streams.pauses.len() >= MANY {
         return None;
     }
-    let before = streams.event_in(stream, ctx, capturing)?;
+    let before = streams.signal_in(stream, ctx, capturing)?;
     Some(Begun { process, stream, ctx, before })
 }
 
@@ -61,11 +63,11 @@ impl Begun {
         let Self { process, stream, ctx, before } = self;
         let _deferred = Deferred::new();
         let Some(mut streams) = process.gate.streams.lock_soon() else {
-            return events::destroy(before);
+            return before.destroy();
         };
         let capturing = process.gate.captures.any();
         let _uncaptured = capturing.then(Uncaptured::enter);
-        let Some(after) = streams.event_in(stream, ctx, capturing) else {
+        let Some(after) = streams.signal_in(stream, ctx, capturing) else {
             return streams.spare(ctx, before);
         };
         if streams.pauses.push(Pause { stream: stream.0, ctx, before, after }).is_err() {
@@ -79,8 +81,10 @@ impl Streams {
     /// Lets go of those that are over.
     fn forget_pauses(&mut self) {
         let mut at = 0;
-        while let Some(&Pause { ctx, before, after, .. }) = self.pauses.get(at) {
-            if events::is_over(after) {
+        while let Some(&Pause { stream, ctx, before, after }) = self.pauses.get(at) {
+            // Those behind one that is not over are not: only the oldest of a stream is asked about.
+            let is_behind = |other: &Pause| (other.stream, other.ctx) == (stream, ctx);
+            if !self.pauses[..at].iter().any(is_behind) && after.is_over() {
                 self.pauses.remove(at);
                 self.spare(ctx, before);
                 self.spare(ctx, after);
@@ -90,20 +94,10 @@ impl Streams {
         }
     }
 
-    /// Whether all that a drain waits for is in streams that are at something which the GPU does not do.
-    pub(super) fn waits_elsewhere(&mut self) -> bool {
-        self.all_wait(|streams| &streams.draining)
-    }
-
-    /// The same of what is in flight of an open lease, as far as it is marked.
-    pub(super) fn flight_waits_elsewhere(&mut self) -> bool {
-        self.all_wait(|streams| &streams.flying)
-    }
-
     /// Whether any stream is at something which the GPU does not do.
     pub(super) fn is_at_pause(&mut self) -> bool {
         self.forget_pauses();
-        self.pauses.iter().any(|pause| events::is_over(pause.before))
+        self.pauses.iter().any(|pause| pause.before.is_over())
     }
 
     /// Whether something is in the stream that the GPU does not do, and is not over.
@@ -112,13 +106,14 @@ impl Streams {
         self.pauses.iter().any(|pause| pause.stream == stream.0)
     }
 
-    /// A default stream waits for the others.
-    fn all_wait(&mut self, of: impl Fn(&Self) -> &List<Marker>) -> bool {
+    /// Whether all that is in flight, as far as it is marked, is in streams that are at something which the GPU does
+    /// not do. A default stream waits for the others.
+    pub(super) fn waits_elsewhere(&mut self) -> bool {
         if self.pauses.is_empty() {
             return false;
         }
         self.forget_pauses();
-        let is_at = |pause: &Pause| events::is_over(pause.before);
+        let is_at = |pause: &Pause| pause.before.is_over();
         if !self.pauses.iter().any(is_at) {
             return false;
         }
@@ -126,15 +121,15 @@ impl Streams {
             let own = |pause: &Pause| pause.stream == marker.stream && is_at(pause);
             Stream(marker.stream).is_default() || self.pauses.iter().any(own)
         };
-        let is_left = |marker: &&Marker| marker.event == 0 || !events::is_over(marker.event);
-        of(self).iter().filter(is_left).all(waits)
+        let is_left = |marker: &&Marker| !marker.signal.is_put() || !marker.signal.is_over();
+        self.draining.iter().chain(self.flying.iter()).filter(is_left).all(waits)
     }
 
     /// Takes those of a context away that may end.
     pub(super) fn leave_pauses(&mut self, ctx: usize) {
         while let Some(pause) = self.pauses.take(|pause| pause.ctx == ctx) {
-            events::destroy(pause.before);
-            events::destroy(pause.after);
+            pause.before.destroy();
+            pause.after.destroy();
         }
     }
 }

@@ -80,6 +80,13 @@ pub(super) fn is_over(event: usize) -> bool {
     unsafe { query(handle(event)) != CUDA_ERROR_NOT_READY }
 }
 
+/// Whether the context of `event`, which was never recorded, is broken: all calls fail then.
+pub(super) fn is_broken(event: usize) -> bool {
+    let Some(query) = real::cuEventQuery.get() else { return false };
+    // SAFETY: an event of ours.
+    !matches!(unsafe { query(handle(event)) }, CUDA_SUCCESS | CUDA_ERROR_NOT_READY)
+}
+
 pub(super) fn destroy(event: usize) {
     if let Some(destroy) = real::cuEventDestroy_v2.get() {
         // SAFETY: an event of ours that nobody keeps.

@@ -82,22 +82,18 @@ const LATE_EVERY_NS: u64 = 10_000_000;
 struct LateNotice {
     at_ns: u64,
     works: bool,
-    near: bool,
 }
 
 impl LateNotice {
     fn new(now_ns: u64) -> Self {
-        Self { at_ns: now_ns, works: true, near: false }
+        Self { at_ns: now_ns, works: true }
     }
 
-    /// Says now and then whether the GPU works for the process, at once when that changes, and once when
-    /// the end is near.
-    fn tell(mut self, process: &Process, word: u32, waits: bool, near: bool) -> Self {
+    /// Says now and then whether the GPU works for the process, and at once when that changes.
+    fn tell(mut self, process: &Process, word: u32, waits: bool) -> Self {
         let now_ns = now_ns();
         let is_due = now_ns.saturating_sub(self.at_ns) >= LATE_EVERY_NS;
-        let is_near = near && !waits && !self.near;
-        if is_due || self.works == waits || is_near {
-            self.near |= is_near;
+        if is_due || self.works == waits {
             (self.at_ns, self.works) = (now_ns, !waits);
             let late = Message::Late { gpu: 0, epoch: gate_epoch(word), works: !waits };
             // One that is lost is said again.
@@ -167,7 +163,7 @@ impl Helper {
         let now_ns = now_ns();
         self.keep_connected(process, now_ns);
         let unheard = now_ns.saturating_sub(self.connected_ns) > ARBITER_STALE_NS
-            && gate.waiting.load(Ordering::Relaxed) != 0;
+            && gate.flight().waiting.load(Ordering::Relaxed) != 0;
         if cycle::is_silent(process, now_ns) || unheard {
             cycle::run(process, self);
             self.drained = None;
@@ -181,7 +177,7 @@ impl Helper {
                 if self.drained != Some(word) {
                     self.close(process, word);
                 }
-                if gate.waiting.load(Ordering::Relaxed) != 0 {
+                if gate.flight().waiting.load(Ordering::Relaxed) != 0 {
                     want(process, word);
                 }
             }
@@ -217,7 +213,7 @@ impl Helper {
             let _ = process.gate.link.say(&idle);
         };
         let notice = Cell::new(LateNotice::new(now_ns()));
-        let late = |waits, near| notice.set(notice.get().tell(process, word, waits, near));
+        let late = |waits| notice.set(notice.get().tell(process, word, waits));
         let drained = cycle::drain(process, due, still, stuck, late);
         self.stuck = is_stuck.get().then_some(word);
         let Some(passes) = drained else { return };
@@ -229,7 +225,6 @@ impl Helper {
         let drained = Message::Drained { gpu: 0, epoch: gate_epoch(word), used_ns };
         if process.gate.link.say(&drained) {
             self.drained = Some(word);
-            process.gate.drained.store(word, Ordering::Relaxed);
             if passes > 0 && !again {
                 // It would have stood still.
                 stuck();
@@ -243,7 +238,7 @@ impl Helper {
     fn watch(&mut self, process: &Process, word: u32) {
         let gate = &process.gate;
         let page = gate.page();
-        let issued = || gate.issued.load(Ordering::Relaxed);
+        let issued = || gate.flight().admitted.load(Ordering::Relaxed);
         let synchronised = || gate.synchronised.load(Ordering::Relaxed);
         // So long nothing may be in flight and nothing be launched before that is called idle.
         let patience_ns = process.gate_quota().idle_ns(0);
@@ -257,7 +252,7 @@ impl Helper {
             }
             // A thread that waits for room wants to launch, whatever the GPU does meanwhile.
             let is_busy = process.records.busy_from(0).is_some()
-                || gate.roomless.load(Ordering::Relaxed) != 0;
+                || gate.flight().roomless.load(Ordering::Relaxed) != 0;
             if issued() != seen || is_busy {
                 (seen, round, complete_ns) = (issued(), None, None);
                 if is_busy || synchronised() == waits {

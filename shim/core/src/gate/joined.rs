@@ -46,7 +46,9 @@ impl Joined {
 pub(super) fn connect(process: &Process) -> Connection {
     let (gate, shares) = (&process.gate, process.account.shares());
     let lead = shares.lead_index();
-    let connection = gate.link.connect(&process.sockets[lead].gate, &process.hello(lead));
+    let flight = *gate.flight_file.lock();
+    let flight = flight.filter(|_| process.gate_quota().takes_flight());
+    let connection = gate.link.connect(&process.sockets[lead].gate, &process.hello(lead), flight);
     if shares.shares().len() > 1 {
         let token = gate.joined.token();
         if connection == Connection::New {
@@ -56,7 +58,7 @@ pub(super) fn connect(process: &Process) -> Connection {
         for (at, share) in shares.shares().iter().enumerate() {
             if at != lead && share.quota.policy(0) != Policy::None {
                 let joins = Message::Joins { token, leads: false };
-                let _ = gate.joined.links[at].connect(&process.sockets[at].gate, &joins);
+                let _ = gate.joined.links[at].connect(&process.sockets[at].gate, &joins, None);
             }
         }
     }

@@ -2,7 +2,7 @@
 //! what could not be sent is sent again later.
 
 use crate::cancel::Deferred;
-use crate::session::Socket;
+use crate::session::{Kept, Socket};
 use crate::spin::Spin;
 use core::ffi::CStr;
 use tessera_region::session::Message;
@@ -23,7 +23,8 @@ impl Link {
     }
 
     /// Whether there is a connection, after an attempt to make one if there was none.
-    pub(super) fn connect(&self, path: &CStr, hello: &Message) -> Connection {
+    /// With the first message goes a descriptor of `file`.
+    pub(super) fn connect(&self, path: &CStr, hello: &Message, file: Option<Kept>) -> Connection {
         let _deferred = Deferred::new();
         let mut socket = self.0.lock();
         Socket::check(&mut socket);
@@ -31,7 +32,7 @@ impl Link {
             return Connection::Old;
         }
         *socket = Socket::connect(path);
-        if socket.is_some_and(|socket| !socket.put(hello)) {
+        if socket.is_some_and(|socket| !socket.put_with(hello, file)) {
             Socket::close(&mut socket);
         }
         if socket.is_some() { Connection::New } else { Connection::None }

@@ -8,11 +8,16 @@ use super::progress::Progress;
 use super::streams::{Noted, Streams};
 use super::tickets::Tickets;
 use super::window::{Estimate, Limits};
+use crate::session::Kept;
 use crate::spin::Spin;
 use crate::state::Process;
 use core::ptr;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use tessera_region::flight::FlightPage;
 use tessera_region::layout::{GATE_CLOSED, gate_word};
+
+/// The page of a process that nobody asks about what is in flight, or has no memory for one.
+static UNSEEN: FlightPage = FlightPage::unseen();
 
 /// See the module.
 #[derive(Debug)]
@@ -36,25 +41,23 @@ pub struct Local {
     pub(super) captures: Captures,
     /// Contexts being destroyed.
     pub(super) going: AtomicU32,
-    /// Threads that wait at a closed gate.
-    pub(super) waiting: AtomicU32,
-    /// Threads that wait at an open one for room in the window.
-    pub(super) roomless: AtomicU32,
-    /// Those of the first that may be let pass one by one.
+    /// What is in flight, and who waits: [`Self::flight`], and its memfd.
+    flight: AtomicPtr<FlightPage>,
+    pub(super) flight_file: Spin<Option<Kept>>,
+    /// Of those who wait at a closed gate, those that may be let pass one by one.
     pub(super) tickets: Tickets,
     pub(super) progress: Progress,
+    /// Held by the thread that polls at a closed gate.
+    pub(super) awake: Spin<()>,
     /// The closed gate word for which `want` was said.
     pub(super) wanted: AtomicU32,
-    /// The closed gate word for which `drained` was said.
-    pub(super) drained: AtomicU32,
     /// The process is ending: the helper calls the driver no more.
     pub(super) parked: AtomicBool,
     /// Times that the application waited for the GPU while others waited for the tenant. Wraps.
     pub(super) synchronised: AtomicU32,
-    /// Operations admitted at an open gate, and those of them known to be complete. Wrap.
-    pub(super) issued: AtomicU32,
-    pub(super) completed: AtomicU32,
-    /// The graphs among them.
+    /// Operations that were admitted and are known to be complete, or take no room in the window. Wraps.
+    pub(super) completed: AtomicU64,
+    /// The graphs among those admitted, and among those complete. Wrap.
     pub(super) graphs_issued: AtomicU32,
     pub(super) graphs_completed: AtomicU32,
     /// [`Limits`]
@@ -107,16 +110,15 @@ impl Local {
             noted: Spin::new(Noted::new()),
             captures: Captures::new(),
             going: AtomicU32::new(0),
-            waiting: AtomicU32::new(0),
-            roomless: AtomicU32::new(0),
+            flight: AtomicPtr::new((&raw const UNSEEN).cast_mut()),
+            flight_file: Spin::new(None),
             tickets: Tickets::new(),
             progress: Progress::new(),
+            awake: Spin::new(()),
             wanted: AtomicU32::new(0),
-            drained: AtomicU32::new(0),
             parked: AtomicBool::new(false),
             synchronised: AtomicU32::new(0),
-            issued: AtomicU32::new(0),
-            completed: AtomicU32::new(0),
+            completed: AtomicU64::new(0),
             graphs_issued: AtomicU32::new(0),
             graphs_completed: AtomicU32::new(0),
             single: AtomicU32::new(Limits::NARROWEST.single),
@@ -178,6 +180,7 @@ impl Local {
         if self.begun_us.load(Ordering::Relaxed) == 0 {
             self.begun_us.store(since_us.max(1), Ordering::Relaxed);
             self.ended_us.store(since_us, Ordering::Relaxed);
+            self.flight().begun_us.store(since_us.max(1), Ordering::Relaxed);
         }
     }
 
@@ -188,6 +191,7 @@ impl Local {
 
     /// From the first to the last of it, nanoseconds; and starts again.
     pub(super) fn take_use_ns(&self) -> u64 {
+        self.flight().begun_us.store(0, Ordering::Relaxed);
         match self.begun_us.swap(0, Ordering::Relaxed) {
             0 => 0,
             begun => {
@@ -214,11 +218,32 @@ impl Local {
         }
     }
 
-    /// Nothing is in flight any more.
-    pub(super) fn all_landed(&self) {
+    /// The page of this process's flight.
+    #[inline]
+    pub(super) fn flight(&self) -> &'static FlightPage {
+        // SAFETY: `UNSEEN`, or a page that is never unmapped. Acquire: pairs with the Release in `show_flight`.
+        unsafe { &*self.flight.load(Ordering::Acquire) }
+    }
+
+    /// Counts in `page` from now on, before anything was counted.
+    pub(super) fn show_flight(&self, page: &'static FlightPage) {
+        self.completed.store(0, Ordering::Relaxed);
+        self.flight.store(ptr::from_ref(page).cast_mut(), Ordering::Release);
+    }
+
+    /// So many operations are complete, of which so many have written no word.
+    pub(super) fn complete(&self, operations: u32, settled: u32) {
+        self.completed.fetch_add(operations.into(), Ordering::Relaxed);
+        if settled != 0 {
+            self.flight().settled.fetch_add(settled.into(), Ordering::Release);
+        }
+    }
+
+    /// All the window has room for is there again.
+    pub(super) fn make_room(&self) {
         let graphs = self.graphs_issued.load(Ordering::Relaxed);
-        let issued = self.issued.load(Ordering::Relaxed);
+        let admitted = self.flight().admitted.load(Ordering::Relaxed);
         self.graphs_completed.store(graphs, Ordering::Relaxed);
-        self.completed.store(issued, Ordering::Relaxed);
+        self.completed.store(admitted, Ordering::Relaxed);
     }
 }

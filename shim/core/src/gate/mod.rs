@@ -32,6 +32,7 @@ mod flight;
 mod futex;
 mod helper;
 mod joined;
+mod lanes;
 mod link;
 pub(crate) mod local;
 #[cfg(test)]
@@ -51,7 +52,7 @@ pub use streams::Order;
 
 use crate::log::{errno, now_ns, set_errno};
 use crate::own::record;
-use crate::records::Record;
+use crate::records::{Flown, Record};
 use crate::state::{self, Process, Standing};
 use core::hint::spin_loop;
 use core::sync::atomic::{AtomicU32, Ordering, compiler_fence};
@@ -134,8 +135,8 @@ pub fn admit_at_once(stream: Stream, is_launch: bool) -> Option<Busy> {
 #[derive(Debug)]
 pub struct Counted {
     process: &'static Process,
-    record: &'static Record,
-    is_graph: bool,
+    flown: &'static Flown,
+    kind: Kind,
     /// Dropped last.
     _busy: Busy,
 }
@@ -143,7 +144,7 @@ pub struct Counted {
 impl Drop for Counted {
     #[inline(never)]
     fn drop(&mut self) {
-        flight::launched(self.process, self.record, self.is_graph);
+        flight::launched(self.process, self.flown, self.kind);
     }
 }
 
@@ -151,6 +152,7 @@ impl Drop for Counted {
 #[derive(Debug)]
 pub struct Own {
     process: &'static Process,
+    is_counted: bool,
     /// Dropped last.
     _busy: Busy,
 }
@@ -159,7 +161,7 @@ impl Drop for Own {
     #[inline(never)]
     fn drop(&mut self) {
         let errno = errno();
-        streams::launched_beside_a_capture(self.process);
+        streams::launched_beside_a_capture(self.process, self.is_counted);
         set_errno(errno);
     }
 }
@@ -171,6 +173,8 @@ enum Kind {
     Work,
     /// A launch, which the usage page counts.
     Launch,
+    /// The same, of a kernel that may begin before the one before it has ended.
+    Chained,
     /// The same, of a graph: a unit of its own.
     Graph,
 }
@@ -194,6 +198,14 @@ pub fn admit_work(stream: Stream) -> Result<Pass, CUresult> {
 /// As [`admit_work`].
 pub fn admit(stream: Stream) -> Result<Pass, CUresult> {
     admit_as(Kind::Launch, stream)
+}
+
+/// As [`admit`], of a kernel that may be one that begins before the one before it has ended.
+///
+/// # Errors
+/// As [`admit_work`].
+pub fn admit_one(stream: Stream, is_chained: bool) -> Result<Pass, CUresult> {
+    admit_as(if is_chained { Kind::Chained } else { Kind::Launch }, stream)
 }
 
 /// As [`admit_work`], for a graph launch.
@@ -262,19 +274,38 @@ fn admit_as(kind: Kind, stream: Stream) -> Result<Pass, CUresult> {
         let state = gate_state(word);
         let is_free = !may_wait
             || !matches!(state, GATE_OPEN | GATE_YIELD | GATE_CLOSED)
-            || process.gate.captures.is_of(stream)
-            || state == GATE_CLOSED && process.gate.tickets.take(ticket);
+            || process.gate.captures.is_of(stream);
         let is_open = matches!(state, GATE_OPEN | GATE_YIELD);
-        if is_free || is_open && flight::take_room(&process.gate, kind == Kind::Graph, has_room) {
-            let is_counted = is_open && !is_free;
-            if is_counted && kind == Kind::Graph && record.unmarked() != 0 {
-                // So that the graph's marker tells the graph's duration.
-                flight::mark(process, record);
-            }
+        let is_graph = kind == Kind::Graph;
+        let is_counted = !is_free
+            && match is_open {
+                true => flight::take_room(&process.gate, is_graph, has_room),
+                false => {
+                    let has_ticket = process.gate.tickets.take(ticket);
+                    if has_ticket && is_graph {
+                        // As an operation it was counted by who offered the ticket.
+                        process.gate.graphs_issued.fetch_add(1, Ordering::Relaxed);
+                    }
+                    has_ticket
+                }
+            };
+        if is_counted
+            && is_open
+            // SeqCst: after room was taken; see `tessera_region::flight`.
+            && gate_state(process.gate.gate().load(Ordering::SeqCst)) == GATE_CLOSED
+        {
+            flight::returned(&process.gate, is_graph);
+            continue;
+        }
+        if is_free || is_counted {
             // Beside a capture only the thread itself can mark its own default stream.
             let is_own = stream == Stream::PER_THREAD && process.gate.captures.any();
-            if !is_own {
-                note(process, record, stream, is_counted);
+            let flown = match is_counted && !is_own {
+                true => flight::flown(process, record, stream, kind),
+                false => None,
+            };
+            if flown.is_none() && !is_own {
+                note(process, record, stream);
             }
             if kind != Kind::Work {
                 // SAFETY: set together with `process`: a word of this process's slot, which stays
@@ -288,16 +319,12 @@ fn admit_as(kind: Kind, stream: Stream) -> Result<Pass, CUresult> {
                 }
             }
             if is_own {
-                if is_counted {
-                    flight::returned(&process.gate, kind == Kind::Graph);
-                }
-                return Ok(Pass::Own(Own { process, _busy: busy }));
+                return Ok(Pass::Own(Own { process, is_counted, _busy: busy }));
             }
-            if is_free {
-                return Ok(Pass::Flag(busy));
-            }
-            let is_graph = kind == Kind::Graph;
-            return Ok(Pass::Counted(Counted { process, record, is_graph, _busy: busy }));
+            return Ok(match flown {
+                Some(flown) => Pass::Counted(Counted { process, flown, kind, _busy: busy }),
+                None => Pass::Flag(busy),
+            });
         }
         drop(busy);
         let errno = errno();
@@ -318,14 +345,10 @@ fn is_solo_due(process: &Process, record: &Record) -> bool {
         && solo::is_due(record, launches.load(Ordering::Relaxed).wrapping_add(1))
 }
 
-/// `stream` is launched into: closing will drain it. The flag is up.
+/// `stream` is launched into and that is not counted: closing will drain it. The flag is up.
 #[inline]
-fn note(process: &Process, record: &Record, stream: Stream, counted: bool) {
-    let before = record.stream.load(Ordering::Relaxed);
-    if before != stream.0 {
-        if counted && before != 0 && record.unmarked() != 0 {
-            flight::mark(process, record);
-        }
+fn note(process: &Process, record: &Record, stream: Stream) {
+    if record.stream.load(Ordering::Relaxed) != stream.0 {
         note_again(process, record, stream);
     }
 }
@@ -346,13 +369,27 @@ fn admit_to_crowd(process: &'static Process, stream: Stream) -> Pass {
     loop {
         process.crowd.fetch_add(1, Ordering::SeqCst);
         let pass = Pass::Crowd(&process.crowd);
-        let state = gate_state(process.gate.gate().load(Ordering::Acquire));
-        if !may_wait
-            || state != GATE_CLOSED
-            || process.gate.captures.is_of(stream)
-            || process.gate.tickets.take(ticket)
-        {
-            streams::note(&process.gate.noted, stream, || {});
+        let gate = &process.gate;
+        let is_closed = |order| gate_state(gate.gate().load(order)) == GATE_CLOSED;
+        let is_free = !may_wait || gate.captures.is_of(stream);
+        let flight = gate.flight();
+        let passes = is_free
+            || match is_closed(Ordering::Acquire) {
+                true => gate.tickets.take(ticket),
+                false => {
+                    // Nobody marks it: a closing settles it.
+                    flight.admitted.fetch_add(1, Ordering::SeqCst);
+                    let passes = !is_closed(Ordering::SeqCst);
+                    if !passes {
+                        flight.admitted.fetch_sub(1, Ordering::Relaxed);
+                    }
+                    passes
+                }
+            };
+        if passes {
+            // The window has nothing to do with it.
+            gate.completed.fetch_add(u64::from(!is_free), Ordering::Relaxed);
+            streams::note(&gate.noted, stream, || {});
             if let Some(shared) = process.account.launches().last() {
                 shared.fetch_add(1, Ordering::Relaxed);
             }
@@ -363,15 +400,46 @@ fn admit_to_crowd(process: &'static Process, stream: Stream) -> Pass {
     }
 }
 
-/// The application has waited for the GPU. A holder for whom others wait may well be idle now, and
-/// the helper looks at once instead of at its leisure.
+/// What the application has waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waited {
+    /// All that was in a stream of the current context.
+    Stream(Stream),
+    /// All that was in a context.
+    Context(usize),
+    /// Something.
+    Event,
+}
+
+/// The application has waited for the GPU: what it knows to be complete needs no marker. A holder for whom others
+/// wait may well be idle now, and the helper looks at once instead of at its leisure.
 #[inline]
-pub fn synchronised() {
+pub fn synchronised(waited: Waited) {
     if let Some(process) = state::armed()
         && process.gate.is_bound()
-        && gate_state(process.gate.page().load(Ordering::Relaxed)) == GATE_YIELD
     {
-        nudge(process);
+        if waited != Waited::Event {
+            flight::waited(process, waited);
+        }
+        if gate_state(process.gate.page().load(Ordering::Relaxed)) == GATE_YIELD {
+            nudge(process);
+        }
+    }
+}
+
+/// Whether somebody moves this process's gate.
+pub(crate) fn is_bound() -> bool {
+    state::armed().is_some_and(|process| process.gate.is_bound())
+}
+
+/// Something is about to be handed to the driver for `stream` that no lease is needed for: what the GPU is to do before
+/// it is not to be awaited together with it.
+#[inline]
+pub(crate) fn passing(stream: Stream) {
+    if let Some(process) = state::armed()
+        && process.gate.is_bound()
+    {
+        flight::passing(process, stream);
     }
 }
 
@@ -384,8 +452,9 @@ fn nudge(process: &Process) {
     set_errno(errno);
 }
 
-/// How long who is woken for it stays awake.
-const ROUSED_NS: u64 = 400_000;
+/// How long who comes to wait, or is woken for it, stays awake.
+const NEW_US: u32 = 300;
+const ROUSED_US: u32 = 600;
 /// How long a sleep at the gate lasts at most.
 const NAP_NS: u64 = 100_000_000;
 
@@ -399,7 +468,10 @@ fn wait_at(process: &Process, stream: Stream) -> (bool, u32) {
     let begun_ns = now_ns();
     let mut may_wait = true;
     let ticket = gate.tickets.enter(stream);
-    gate.waiting.fetch_add(1, Ordering::Relaxed);
+    // The same one to the end of this: binding changes it.
+    let flight = gate.flight();
+    flight.waiting.fetch_add(1, Ordering::Relaxed);
+    let mut awake_us = NEW_US;
     loop {
         let word = gate.gate();
         let seen = word.load(Ordering::Acquire);
@@ -407,12 +479,16 @@ fn wait_at(process: &Process, stream: Stream) -> (bool, u32) {
             break;
         }
         if !gate.is_own() {
-            want(process, seen);
+            if want(process, seen) {
+                // The first that comes does what the helper may get no processor for.
+                closing::mark(process, seen);
+            }
+            if awake_us != 0 && stay_awake(process, seen, ticket, awake_us) {
+                continue;
+            }
         }
-        let woken = futex::wait(word, seen, NAP_NS);
-        if woken && gate.drained.load(Ordering::Relaxed) == seen {
-            await_opening(word, seen);
-        }
+        // Somebody woke this thread, and the gate is as it was: it may be about to open.
+        awake_us = if futex::wait(word, seen, NAP_NS) { ROUSED_US } else { 0 };
         if !gate.is_bound() {
             // An arbiter that takes the tenant on closes first, and is there a moment later.
             let now_ns = now_ns();
@@ -423,27 +499,38 @@ fn wait_at(process: &Process, stream: Stream) -> (bool, u32) {
             }
         }
     }
-    gate.waiting.fetch_sub(1, Ordering::Relaxed);
+    flight.waiting.fetch_sub(1, Ordering::Relaxed);
     gate.tickets.leave(ticket);
     process.account.add_gate_wait(now_ns().saturating_sub(begun_ns));
     (may_wait, ticket)
 }
 
-/// Somebody woke this thread, and the gate is as it was: it is about to open.
-fn await_opening(word: &AtomicU32, seen: u32) {
-    let begun_ns = now_ns();
-    while word.load(Ordering::Relaxed) == seen && now_ns().saturating_sub(begun_ns) < ROUSED_NS {
+/// Waits without a sleep for the gate to open, so that the launch follows at once, and shows that. One thread of a
+/// process does. False when nothing happened for so long.
+fn stay_awake(process: &Process, seen: u32, ticket: u32, awake_us: u32) -> bool {
+    let (gate, flight) = (&process.gate, process.gate.flight());
+    let Some(_only) = gate.awake.try_lock() else { return false };
+    let begun_us = flight::now_us();
+    let mut now_us = begun_us;
+    let mut is_over = false;
+    while !is_over && now_us.wrapping_sub(begun_us) < awake_us {
+        flight.awake_us.store(now_us, Ordering::Relaxed);
+        flight.awake.store(seen, Ordering::Release);
         spin_loop();
+        is_over = gate.gate().load(Ordering::Relaxed) != seen || gate.tickets.is_offered(ticket);
+        now_us = flight::now_us();
     }
+    flight.awake.store(0, Ordering::Relaxed);
+    is_over
 }
 
-/// Says once per closing that somebody waits.
-fn want(process: &Process, closed: u32) {
+/// Says once per closing that somebody waits. Whether this was the time.
+fn want(process: &Process, closed: u32) -> bool {
     let wanted = &process.gate.wanted;
-    if wanted.swap(closed, Ordering::Relaxed) != closed
-        && !process.gate.link.say(&Message::Want { gpu: 0 })
-    {
+    let is_first = wanted.swap(closed, Ordering::Relaxed) != closed;
+    if is_first && !process.gate.link.say(&Message::Want { gpu: 0 }) {
         // The helper says it when there is a connection again.
         wanted.store(0, Ordering::Relaxed);
     }
+    is_first
 }

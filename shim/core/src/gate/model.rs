@@ -268,3 +268,190 @@ fn a_ticket_taken_before_the_flag_is_up_would_let_a_launch_pass_unseen() {
 fn a_ticket_that_nobody_asks_about_would_let_a_launch_pass_unseen() {
     explore(Flaw::TicketForgotten);
 }
+
+/// A launch that is counted, and an arbiter that ends its lease by what it reads alone: no flag, no barrier of the
+/// process's, no thread of it. What the parts do is what [`super::admit_as`], [`super::flight::take_room`] and
+/// `FlightPage::in_flight` do.
+mod counted {
+    use std::collections::HashSet;
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Flaw {
+        None,
+        /// The gate is looked at before the count alone.
+        NoSecondLook,
+        /// The arbiter's store waits in its processor's buffer.
+        NoBarrier,
+        AdmittedReadFirst,
+        /// A context that ends settles its operations before it zeroes its lanes.
+        SettledFirst,
+    }
+
+    #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+    struct World {
+        /// Closings and openings so far, as launchers see it; odd is closed.
+        gate: u8,
+        /// The arbiter has stored it, and nobody sees it yet.
+        buffered: bool,
+        admitted: i8,
+        settled: i8,
+        /// In two contexts.
+        landed: [i8; 2],
+        launchers: [u8; 2],
+        launches: u8,
+        /// In the driver, not complete.
+        flying: i8,
+        /// The first context ends: how far that is, and what was counted there.
+        ending: u8,
+        queued: i8,
+        arbiter: u8,
+        read: i8,
+        /// The closing that counts as drained.
+        drained: u8,
+    }
+
+    impl World {
+        fn is_closed(&self) -> bool {
+            self.gate % 2 == 1
+        }
+
+        fn launcher(mut self, who: usize, flaw: Flaw) -> Option<Self> {
+            let step = &mut self.launchers[who];
+            match *step {
+                0 if self.gate % 2 == 1 || self.launches >= 3 => return None,
+                0 => *step = 1,
+                1 => {
+                    self.admitted += 1;
+                    *step = 2;
+                }
+                2 if self.gate % 2 == 1 && flaw != Flaw::NoSecondLook => {
+                    self.admitted -= 1;
+                    *step = 0;
+                }
+                2 => *step = 3,
+                _ => {
+                    *step = 0;
+                    let gate = self.gate + u8::from(self.buffered);
+                    let is_late = gate % 2 == 1 && self.drained == gate;
+                    assert!(!is_late, "launched after drained: {self:?}");
+                    self.flying += 1;
+                    self.launches += 1;
+                }
+            }
+            Some(self)
+        }
+
+        fn gpu(mut self, context: usize) -> Option<Self> {
+            (self.flying > 0 && (context == 1 || self.ending == 0)).then(|| {
+                self.flying -= 1;
+                self.landed[context] += 1;
+                self
+            })
+        }
+
+        /// A context ends, all that was in it complete.
+        fn context(mut self, flaw: Flaw) -> Option<Self> {
+            let zeroes = (self.ending == 0) == (flaw != Flaw::SettledFirst);
+            match self.ending {
+                0 if self.landed[0] == 0 => return None,
+                0 => self.queued = self.landed[0],
+                1 => {}
+                _ => return None,
+            }
+            match zeroes {
+                true => self.landed[0] = 0,
+                false => self.settled += self.queued,
+            }
+            self.ending += 1;
+            Some(self)
+        }
+
+        fn arbiter(mut self, flaw: Flaw) -> Option<Self> {
+            match self.arbiter {
+                0 if self.gate == 3 || self.buffered => return None,
+                0 if self.is_closed() => {
+                    self.gate += 1;
+                    return Some(self);
+                }
+                0 if flaw == Flaw::NoBarrier => self.buffered = true,
+                0 => self.gate += 1,
+                1 if flaw == Flaw::AdmittedReadFirst => self.read = self.admitted,
+                1 => self.read = -self.settled,
+                2 => self.read -= self.landed[0],
+                3 => self.read -= self.landed[1],
+                4 if flaw == Flaw::AdmittedReadFirst => self.read -= self.settled,
+                4 => self.read += self.admitted,
+                _ if self.read != 0 => {
+                    self.arbiter = 1;
+                    return Some(self);
+                }
+                _ => {
+                    assert_eq!(self.flying, 0, "drained with work in flight: {self:?}");
+                    self.drained = self.gate + u8::from(self.buffered);
+                    self.arbiter = 0;
+                    return Some(self);
+                }
+            }
+            self.arbiter += 1;
+            Some(self)
+        }
+
+        fn flush(mut self) -> Option<Self> {
+            self.buffered.then(|| {
+                self.buffered = false;
+                self.gate += 1;
+                self
+            })
+        }
+    }
+
+    fn explore(flaw: Flaw) -> usize {
+        let mut seen = HashSet::new();
+        let mut ahead = vec![World::default()];
+        while let Some(world) = ahead.pop() {
+            if !seen.insert(world.clone()) {
+                continue;
+            }
+            let next = [
+                world.clone().launcher(0, flaw),
+                world.clone().launcher(1, flaw),
+                world.clone().gpu(0),
+                world.clone().gpu(1),
+                world.clone().context(flaw),
+                world.clone().flush(),
+                world.arbiter(flaw),
+            ];
+            ahead.extend(next.into_iter().flatten());
+        }
+        seen.len()
+    }
+
+    #[test]
+    fn what_counts_nothing_in_flight_at_a_closed_gate_is_right() {
+        assert!(explore(Flaw::None) > 500);
+    }
+
+    #[test]
+    #[should_panic(expected = "drained")]
+    fn without_a_second_look_at_the_gate_a_launch_would_pass_unseen() {
+        explore(Flaw::NoSecondLook);
+    }
+
+    #[test]
+    #[should_panic(expected = "drained")]
+    fn without_the_arbiters_barrier_a_launch_would_pass_unseen() {
+        explore(Flaw::NoBarrier);
+    }
+
+    #[test]
+    #[should_panic(expected = "drained with work in flight")]
+    fn what_was_admitted_must_be_read_last() {
+        explore(Flaw::AdmittedReadFirst);
+    }
+
+    #[test]
+    #[should_panic(expected = "drained")]
+    fn a_context_that_settled_first_would_be_counted_twice() {
+        explore(Flaw::SettledFirst);
+    }
+}

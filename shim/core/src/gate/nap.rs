@@ -18,10 +18,8 @@ const SHORT: u32 = 64;
 const LONG_US: u32 = 50;
 /// The same where nobody waits.
 const IDLE_US: u32 = 100;
-/// What is expected to end within so long ends soon, microseconds: the next tenant's thread takes that to wake.
-const NEAR_US: u32 = 100;
-/// And within so long at once: then it is looked at without a sleep, so often at most, with so many pauses
-/// of the processor in between, some microseconds.
+/// What is expected to end within so long, microseconds, is looked at without a sleep, so often at most,
+/// with so many pauses of the processor in between, some microseconds.
 const DUE_US: u32 = 20;
 const MOST_LOOKS: u32 = 64;
 const PAUSES: u32 = 40;
@@ -54,13 +52,7 @@ impl Lateness {
         self.0.store(sum - sum / WEIGHT + late_us.min(OUTLIER_US), Ordering::Relaxed);
     }
 
-    /// Whether what is expected to take so long ends so soon that the next tenant should be awake.
-    pub(super) fn is_near(&self, left_us: u32) -> bool {
-        // Two threads are to be woken: the arbiter's, and that of the next tenant.
-        left_us <= NEAR_US + 2 * self.mean_us()
-    }
-
-    /// Whether it ends before a sleep would.
+    /// Whether what is expected to take so long ends before a sleep would.
     fn is_due(&self, left_us: u32) -> bool {
         left_us <= DUE_US + self.mean_us()
     }
@@ -117,13 +109,11 @@ mod tests {
     }
 
     #[test]
-    fn sleeps_that_end_late_end_sooner_and_wake_the_next_tenant_sooner() {
+    fn sleeps_that_end_late_end_sooner() {
         let prompt = after([2; 50]);
         assert!(!prompt.is_due(30) && prompt.is_due(20));
-        assert!(!prompt.is_near(120) && prompt.is_near(100));
         let late = after([50; 50]);
         assert!(!late.is_due(80) && late.is_due(60));
-        assert!(!late.is_near(210) && late.is_near(180));
     }
 
     #[test]
@@ -151,7 +141,6 @@ mod tests {
         ) {
             let lateness = after(each);
             prop_assert!(lateness.is_due(left_us) <= (left_us <= DUE_US + MOST_LATE_US));
-            prop_assert!(lateness.is_near(left_us) <= (left_us <= NEAR_US + 2 * MOST_LATE_US));
         }
     }
 }

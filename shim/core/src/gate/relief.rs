@@ -99,7 +99,8 @@ impl<'a> Relief<'a> {
         }
         let is_long = still_us >= patience_us.saturating_mul(BEHIND);
         let most = if is_known || is_long { u32::MAX } else { 1 };
-        let offered = gate.waiting.load(Ordering::Relaxed) != 0 && self.offer(now_us, most);
+        let offered =
+            gate.flight().waiting.load(Ordering::Relaxed) != 0 && self.offer(now_us, most);
         // Its own launches first: they are at hand.
         (!offered || self.passes.get() > 1) && !self.is_said.replace(true)
     }
@@ -107,7 +108,7 @@ impl<'a> Relief<'a> {
     /// Whether what is in flight is known to wait for the host, which waits with a launch: no need to guess.
     fn is_paused(&self) -> bool {
         let gate = &self.process.gate;
-        gate.waiting.load(Ordering::Relaxed) != 0
+        gate.flight().waiting.load(Ordering::Relaxed) != 0
             && self.passes.get() < MOST_PAUSED
             && now_us().wrapping_sub(self.begun_us) <= ALONE_US
             && gate.streams.lock_soon().is_some_and(|mut streams| streams.is_at_pause())
@@ -117,6 +118,8 @@ impl<'a> Relief<'a> {
     fn offer(&self, now_us: u32, most: u32) -> bool {
         let gate = &self.process.gate;
         let streams = gate.streams.lock_soon();
+        // What passes by it counts from now on: before it is known whether anybody takes it.
+        gate.flight().admitted.fetch_add(1, Ordering::SeqCst);
         let rank = |stream, ctx| streams.as_ref().map_or(1, |streams| streams.rank(stream, ctx));
         let offered = gate.tickets.offer(rank, most);
         if let (true, Some(mut streams)) = (offered, streams) {
@@ -125,6 +128,8 @@ impl<'a> Relief<'a> {
         if offered {
             self.offered_us.set(Some(now_us));
             futex::wake(gate.gate());
+        } else {
+            gate.flight().admitted.fetch_sub(1, Ordering::Relaxed);
         }
         offered
     }
@@ -138,7 +143,10 @@ impl<'a> Relief<'a> {
 
     fn withdraw(&self, now_us: u32) {
         match self.process.gate.tickets.withdraw() {
-            true => self.offered_us.set(None),
+            true => {
+                self.process.gate.flight().admitted.fetch_sub(1, Ordering::Relaxed);
+                self.offered_us.set(None);
+            }
             false => self.was_passed(now_us),
         }
     }
@@ -156,7 +164,7 @@ impl<'a> Relief<'a> {
         if now_us.wrapping_sub(self.begun_us) > ALONE_US {
             return false;
         }
-        let waits = gate.waiting.load(Ordering::Relaxed) != 0;
+        let waits = gate.flight().waiting.load(Ordering::Relaxed) != 0;
         gate.progress.is_hopeful(now_us, gate.expected_us(), if waits { BEHIND } else { 1 })
     }
 

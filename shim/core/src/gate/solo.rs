@@ -108,6 +108,7 @@ pub(super) fn bound(process: &Process, record: &Record) {
                 break;
             }
             if waited_us > room.patience_us {
+                streams.lanes.drop_broken();
                 streams.room.widen();
                 break;
             }
@@ -118,7 +119,7 @@ pub(super) fn bound(process: &Process, record: &Record) {
         sleep_us(20);
     }
     let now_us = now_us();
-    let between_us = now_us.wrapping_sub(record.since_us.swap(now_us, Ordering::Relaxed));
+    let between_us = now_us.wrapping_sub(record.solo_us.swap(now_us, Ordering::Relaxed));
     record.solo_mask.store(follow(mask, between_us, landed), Ordering::Relaxed);
 }
 
@@ -129,20 +130,20 @@ impl Streams {
             true => events::current(),
             false => events::context_of(stream),
         };
-        if let Some(event) = self.event_in(stream, ctx, capturing)
-            && self.alone.push(Marker { operations, ..Marker::of(stream, ctx, event) }).is_err()
+        if let Some(signal) = self.signal_in(stream, ctx, capturing)
+            && self.alone.push(Marker { operations, ..Marker::of(stream, ctx, signal) }).is_err()
         {
-            self.spare(ctx, event);
+            self.spare(ctx, signal);
         }
     }
 
     /// Takes off those that are complete; the launches of those in `stream`.
     fn land_alone(&mut self, stream: Stream) -> u32 {
         let (mut at, mut landed) = (0, 0);
-        while let Some(&Marker { ctx, event, operations, .. }) = self.alone.get(at) {
-            if events::is_over(event) {
+        while let Some(&Marker { ctx, signal, operations, .. }) = self.alone.get(at) {
+            if signal.is_over() {
                 landed += if self.alone.remove(at).stream == stream.0 { operations } else { 0 };
-                self.spare(ctx, event);
+                self.spare(ctx, signal);
             } else {
                 at += 1;
             }
@@ -157,7 +158,7 @@ impl Streams {
     /// Takes those of a context away that may end.
     pub(super) fn leave_alone(&mut self, ctx: usize) {
         while let Some(marker) = self.alone.take(|marker| marker.ctx == ctx) {
-            events::destroy(marker.event);
+            marker.signal.destroy();
         }
     }
 }

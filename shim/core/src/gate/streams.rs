@@ -2,9 +2,9 @@
 //! captures and from the end of streams and contexts.
 //!
 //! A stream is *dirty* from the first launch into it until a drain takes it up. The drain marks every dirty
-//! stream with an event and waits for the events. Default streams, legacy and per thread, are marked by an
-//! event in the legacy stream of every known context: the per-thread ones are blocking streams, and
-//! synchronise with it ("Stream synchronization behavior").
+//! stream and waits for the markers. Default streams, legacy and per thread, are marked in the legacy stream
+//! of every known context: the per-thread ones are blocking streams, and synchronise with it ("Stream
+//! synchronization behavior").
 //!
 //! Hooks of calls that end a stream, or put it into a capture, make their call while they hold an [`Order`];
 //! a marker is recorded under the same lock. So a marker never meets a stream that has ended, and never
@@ -12,8 +12,10 @@
 
 use super::elsewhere::Pause;
 use super::events::{self, Capturing, Pushed};
+use super::lanes::{Lanes, Signal};
+use super::local::Local;
 use super::solo::Room;
-use super::{Stream, local};
+use super::{Stream, flight};
 use crate::cancel::Deferred;
 use crate::list::List;
 use crate::pages::Zeroed;
@@ -24,12 +26,12 @@ use crate::state::{self, Process};
 use core::sync::atomic::Ordering;
 use tessera_cuda::types::CUcontext;
 
-/// An event of ours: recorded in a stream, or (0) still to be.
+/// What is put into a stream, or still to be.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Marker {
     pub(super) stream: usize,
     pub(super) ctx: usize,
-    pub(super) event: usize,
+    pub(super) signal: Signal,
     /// Operations that are complete with it.
     pub(super) operations: u32,
     /// Those of them that are graphs.
@@ -40,16 +42,21 @@ pub(super) struct Marker {
     pub(super) is_tainted: u32,
 }
 
-// SAFETY: integers.
+// SAFETY: integers, and a signal.
 unsafe impl Zeroed for Marker {}
 
 impl Marker {
-    pub(super) const fn of(stream: Stream, ctx: usize, event: usize) -> Self {
-        Self { stream: stream.0, ctx, event, operations: 0, graphs: 0, since_us: 0, is_tainted: 0 }
+    pub(super) const fn of(stream: Stream, ctx: usize, signal: Signal) -> Self {
+        Self { stream: stream.0, ctx, signal, operations: 0, graphs: 0, since_us: 0, is_tainted: 0 }
+    }
+
+    /// One that is still to be put.
+    pub(super) const fn due(stream: Stream, ctx: usize) -> Self {
+        Self::of(stream, ctx, Signal::NONE)
     }
 }
 
-/// The dirty streams; markers without events. Under a lock of their own, which nobody holds over a call
+/// The dirty streams; markers that are not put. Under a lock of their own, which nobody holds over a call
 /// that may wait: launching threads need it.
 #[derive(Debug)]
 pub(crate) struct Noted(List<Marker>);
@@ -59,38 +66,34 @@ impl Noted {
         Self(List::new())
     }
 
-    /// The context of a stream that is there.
-    fn context_of(&self, stream: Stream) -> Option<usize> {
-        self.0.iter().rfind(|dirty| dirty.stream == stream.0).map(|dirty| dirty.ctx)
-    }
-
     fn add(&mut self, stream: Stream, ctx: usize) {
         if !self.0.iter().any(|dirty| (dirty.stream, dirty.ctx) == (stream.0, ctx)) {
-            let _ = self.0.push(Marker::of(stream, ctx, 0));
+            let _ = self.0.push(Marker::due(stream, ctx));
         }
     }
 }
 
 /// The context of a stream that the calling thread launches into.
-pub(super) fn context_of(noted: &Spin<Noted>, stream: Stream) -> usize {
-    let known = match stream.is_default() {
-        true => None,
-        false => noted.lock().context_of(stream),
-    };
-    // The driver is asked outside the lock.
-    known.unwrap_or_else(|| match stream.is_default() {
+pub(super) fn context_of(stream: Stream) -> usize {
+    match stream.is_default() {
         true => events::current(),
         false => events::context_of(stream),
-    })
+    }
 }
 
 /// The calling thread is about to launch into `stream`; `then` is done under the same lock.
 pub(super) fn note(noted: &Spin<Noted>, stream: Stream, then: impl FnOnce()) {
     let _deferred = Deferred::new();
-    let ctx = context_of(noted, stream);
+    // The driver is asked outside the lock.
+    let ctx = context_of(stream);
     let mut noted = noted.lock();
     noted.add(stream, ctx);
     then();
+}
+
+/// Whether all dirty streams are so.
+pub(super) fn are_noted(noted: &Spin<Noted>, so: impl Fn(usize) -> bool) -> bool {
+    noted.lock().0.iter().all(|dirty| so(dirty.stream))
 }
 
 /// What is known of the process's streams. Where a table gets no memory from the kernel, a stream is
@@ -115,11 +118,13 @@ pub(crate) struct Streams {
     /// Markers of launches at a gate that says SOLO, and how many there may be.
     pub(super) alone: List<Marker>,
     pub(super) room: Room,
+    pub(super) lanes: Lanes,
 }
 
 /// What became of an attempt to mark.
+#[derive(Clone, Copy)]
 enum Mark {
-    Event(usize),
+    Put(Signal),
     /// A capture forbids it.
     Later,
     /// There is nothing to wait for: the stream is being captured, or its context is broken.
@@ -140,6 +145,7 @@ impl Streams {
             pauses: List::new(),
             alone: List::new(),
             room: Room::new(),
+            lanes: Lanes::new(),
         }
     }
 
@@ -169,9 +175,11 @@ impl Streams {
     }
 
     fn draw(&mut self, stream: usize, ctx: usize) {
-        let same = |marker: &Marker| (marker.stream, marker.ctx, marker.event) == (stream, ctx, 0);
+        let same = |marker: &Marker| {
+            (marker.stream, marker.ctx) == (stream, ctx) && !marker.signal.is_put()
+        };
         if ctx != 0 && !self.draining.iter().any(same) {
-            let _ = self.draining.push(Marker::of(Stream(stream), ctx, 0));
+            let _ = self.draining.push(Marker::due(Stream(stream), ctx));
         }
     }
 
@@ -186,16 +194,21 @@ impl Streams {
     }
 
     /// Drops what is over of what has been marked.
-    pub(super) fn drop_over(&mut self) {
+    pub(super) fn drop_over(&mut self, gate: &Local) {
         let mut at = 0;
-        while let Some(&Marker { ctx, event, .. }) = self.draining.get(at) {
-            if event != 0 && events::is_over(event) {
-                self.draining.remove(at);
-                self.spare(ctx, event);
-            } else {
-                at += 1;
+        while let Some(&marker) = self.draining.get(at) {
+            match marker.signal.is_put() && marker.signal.is_over() {
+                true => self.drop_drained(gate, at),
+                false => at += 1,
             }
         }
+    }
+
+    fn drop_drained(&mut self, gate: &Local, at: usize) {
+        let Marker { ctx, signal, operations, graphs, .. } = self.draining.remove(at);
+        gate.graphs_completed.fetch_add(graphs, Ordering::Relaxed);
+        gate.complete(operations, if signal.is_word() { 0 } else { operations });
+        self.spare(ctx, signal);
     }
 
     /// How much of what is in flight a launch into `stream` of `ctx` would queue up behind: 2 where the
@@ -207,54 +220,85 @@ impl Streams {
     }
 
     /// Marks what can be marked and drops what is over; true when nothing is left.
-    pub(super) fn drain(&mut self, capturing: bool) -> bool {
-        let mut at = 0;
-        while let Some(&marker) = self.draining.get(at) {
-            let Marker { stream, ctx, event, .. } = marker;
-            let over = match event {
-                0 => match self.mark_from_elsewhere(Stream(stream), ctx, capturing) {
-                    Mark::Event(event) => {
-                        self.draining[at].event = event;
-                        false
-                    }
-                    Mark::Later => false,
-                    Mark::Nothing => true,
-                },
-                event => events::is_over(event),
-            };
-            if over {
-                self.draining.remove(at);
-                self.spare(ctx, event);
-            } else {
-                at += 1;
-            }
+    pub(super) fn drain(&mut self, process: &Process, capturing: bool) -> bool {
+        let gate = &process.gate;
+        self.drop_over(gate);
+        self.put_due(gate, |stream| !stream.is_default(), capturing);
+        if !self.is_marked() && flight::may_mark_defaults(process, self) {
+            self.put_due(gate, Stream::is_default, capturing);
         }
         self.draining.is_empty()
     }
 
-    /// A new event in `stream`, where it can have one.
-    pub(super) fn event_in(
+    /// Whether all that is to be drained is marked.
+    pub(super) fn is_marked(&self) -> bool {
+        self.draining.iter().all(|marker| marker.signal.is_put())
+    }
+
+    /// Puts markers that are due into streams that are `wanted`.
+    fn put_due(&mut self, gate: &Local, wanted: impl Fn(Stream) -> bool, capturing: bool) {
+        let mut at = 0;
+        while let Some(&Marker { stream, signal, .. }) = self.draining.get(at) {
+            at += 1;
+            if signal.is_put() || !wanted(Stream(stream)) {
+                continue;
+            }
+            if let Mark::Nothing = self.put_one(gate, at - 1, capturing) {
+                at -= 1;
+                self.drop_drained(gate, at);
+            }
+        }
+    }
+
+    /// Puts a marker that is due. One that covers nothing that was counted is an operation by itself.
+    fn put_one(&mut self, gate: &Local, at: usize, capturing: bool) -> Mark {
+        let Marker { stream, ctx, operations, .. } = self.draining[at];
+        let (admitted, stream) = (u32::from(operations == 0), Stream(stream));
+        let flight = gate.flight();
+        // First: what is complete is read before.
+        flight.admitted.fetch_add(admitted.into(), Ordering::SeqCst);
+        let mark = self.mark_from_elsewhere(stream, ctx, operations + admitted, capturing);
+        match mark {
+            Mark::Put(signal) => {
+                let marker = &mut self.draining[at];
+                (marker.signal, marker.operations) = (signal, operations + admitted);
+            }
+            Mark::Later | Mark::Nothing => {
+                _ = flight.admitted.fetch_sub(admitted.into(), Ordering::Relaxed)
+            }
+        }
+        mark
+    }
+
+    /// A signal behind what is in `stream`, where it can have one.
+    pub(super) fn signal_in(
         &mut self,
         stream: Stream,
         ctx: usize,
         capturing: bool,
-    ) -> Option<usize> {
-        match self.mark_from_elsewhere(stream, ctx, capturing) {
-            Mark::Event(event) => Some(event),
+    ) -> Option<Signal> {
+        match self.mark_from_elsewhere(stream, ctx, 0, capturing) {
+            Mark::Put(signal) => Some(signal),
             Mark::Later | Mark::Nothing => None,
         }
     }
 
     /// As [`Self::mark`], whatever the thread's context is.
-    fn mark_from_elsewhere(&mut self, stream: Stream, ctx: usize, capturing: bool) -> Mark {
+    fn mark_from_elsewhere(
+        &mut self,
+        stream: Stream,
+        ctx: usize,
+        operations: u32,
+        capturing: bool,
+    ) -> Mark {
         match Pushed::new(ctx) {
-            Some(_pushed) => self.mark(stream, ctx, capturing),
+            Some(_pushed) => self.mark(stream, ctx, operations, capturing),
             None => Mark::Nothing,
         }
     }
 
-    /// Records an event in `stream`, of the current context.
-    fn mark(&mut self, stream: Stream, ctx: usize, capturing: bool) -> Mark {
+    /// Puts a marker into `stream`, of the current context, behind so many operations that are counted.
+    fn mark(&mut self, stream: Stream, ctx: usize, operations: u32, capturing: bool) -> Mark {
         if capturing {
             match events::capturing(stream) {
                 Capturing::No => {}
@@ -262,77 +306,82 @@ impl Streams {
                 Capturing::Another => return Mark::Later,
             }
         }
-        let spare = self.spares.take(|spare| spare.ctx == ctx).map(|spare| spare.event);
+        if let Some(signal) = self.lanes.put(stream, ctx, operations) {
+            return Mark::Put(signal);
+        }
+        let spare = self.spares.take(|spare| spare.ctx == ctx).map(|spare| spare.signal.as_event());
         let Some(event) = spare.or_else(events::create) else { return Mark::Nothing };
         if events::record(event, stream) {
-            return Mark::Event(event);
+            return Mark::Put(Signal::event(event));
         }
         events::destroy(event);
         Mark::Nothing
     }
 
-    /// A marker of the calling thread's own launches into `stream`, or of another's.
+    /// A marker of the calling thread's own launches into `stream` of `ctx`, or of another's.
     pub(super) fn fly(
         &mut self,
-        noted: &Spin<Noted>,
         stream: Stream,
+        ctx: usize,
         covers: Unmarked,
         since_us: u32,
         capturing: bool,
     ) {
         let Unmarked { operations, graphs } = covers;
-        // A launch has just noted it, unless a drain has taken it up since.
-        let known = noted.lock().context_of(stream);
-        let ctx = known.unwrap_or_else(events::current);
-        if let Mark::Event(event) = self.mark_from_elsewhere(stream, ctx, capturing) {
-            // What is behind a pause is complete some time after it: that is no operation's duration.
-            let is_tainted = u32::from(self.has_pause(stream));
-            let of = Marker::of(stream, ctx, event);
-            let marker = Marker { operations, graphs, since_us, is_tainted, ..of };
-            if self.flying.push(marker).is_ok() {
-                return;
+        let marker = Marker { operations, graphs, since_us, ..Marker::due(stream, ctx) };
+        match self.mark_from_elsewhere(stream, ctx, operations, capturing) {
+            Mark::Put(signal) => {
+                // What is behind a pause is complete some time after it: that is no operation's duration.
+                let is_tainted = u32::from(self.has_pause(stream));
+                if self.flying.push(Marker { signal, is_tainted, ..marker }).is_err() {
+                    self.spare(ctx, signal);
+                }
             }
-            self.spare(ctx, event);
+            Mark::Later => _ = self.draining.push(marker),
+            // Its end is unknown from now on.
+            Mark::Nothing => _ = self.flying.push(marker),
         }
-        // Its end is unknown from now on.
-        let lost = Marker { operations, graphs, since_us, ..Marker::of(stream, 0, 0) };
-        let _ = self.flying.push(lost);
     }
 
-    pub(super) fn spare(&mut self, ctx: usize, event: usize) {
-        if event != 0 && self.spares.push(Marker::of(Stream(0), ctx, event)).is_err() {
-            events::destroy(event);
+    /// Whether all that is in flight, as far as it is known, is in default streams.
+    pub(super) fn only_defaults_left(&self) -> bool {
+        let is_over = |marker: &Marker| marker.signal.is_put() && marker.signal.is_over();
+        let mut all = self.draining.iter().chain(self.flying.iter());
+        all.all(|marker| Stream(marker.stream).is_default() || is_over(marker))
+    }
+
+    /// Keeps a signal's event for another one.
+    pub(super) fn spare(&mut self, ctx: usize, signal: Signal) {
+        let signal = Signal::event(signal.as_event());
+        if signal.is_put() && self.spares.push(Marker::of(Stream(0), ctx, signal)).is_err() {
+            signal.destroy();
         }
     }
 
     /// Before `stream` ends or is captured: marks it, while that is possible.
-    fn leave(&mut self, noted: &Spin<Noted>, stream: Stream, capturing: bool, watched: bool) {
+    fn leave(&mut self, gate: &Local, stream: Stream, capturing: bool) {
         if self.draining.len() > MANY {
-            self.drain(capturing);
+            self.drop_over(gate);
         }
+        let is_due = |marker: &Marker| marker.stream == stream.0 && !marker.signal.is_put();
         // One that ends together with its context's release is not awaited any more.
-        let ends = |marker: &Marker| (marker.stream, marker.event) == (stream.0, 0);
-        while !stream.is_default() && self.leaving.take(ends).is_some() {}
+        while !stream.is_default() && self.leaving.take(is_due).is_some() {}
         let was_dirty = {
-            let mut noted = noted.lock();
+            let mut noted = gate.noted.lock();
             match stream.is_default() {
                 // Other threads' streams of their own stay dirty.
                 true => noted.0.iter().find(|dirty| dirty.stream == stream.0).copied(),
                 false => noted.0.take(|dirty| dirty.stream == stream.0),
             }
         };
-        let was_drawn = self.draining.take(|m| m.stream == stream.0 && m.event == 0);
-        let Some(ctx) = was_dirty.map(|dirty| dirty.ctx).or(was_drawn.map(|marker| marker.ctx))
-        else {
-            return;
-        };
-        if !watched {
-            return; // nobody drains
+        if let Some(dirty) = was_dirty {
+            self.draw(dirty.stream, dirty.ctx);
         }
-        if let Mark::Event(event) = self.mark_from_elsewhere(stream, ctx, capturing)
-            && self.draining.push(Marker::of(stream, ctx, event)).is_err()
-        {
-            self.spare(ctx, event);
+        if gate.is_watched() {
+            self.put_due(gate, |due| due == stream, capturing);
+        } else {
+            // Nobody drains.
+            while self.draining.take(is_due).is_some() {}
         }
     }
 
@@ -349,39 +398,27 @@ impl Streams {
                 process.records.forget_stream(Stream::PER_THREAD.0);
             }
         }
-        let mut at = 0;
-        while let Some(&Marker { stream, ctx, event, .. }) = self.draining.get(at) {
-            if event == 0 && Stream(stream).is_default() {
-                match self.mark_from_elsewhere(Stream(stream), ctx, capturing) {
-                    Mark::Event(event) => self.draining[at].event = event,
-                    Mark::Later => {}
-                    Mark::Nothing => {
-                        self.draining.remove(at);
-                        continue;
-                    }
-                }
-            }
-            at += 1;
-        }
+        self.put_due(&process.gate, Stream::is_default, capturing);
     }
 
     /// The calling thread has launched into its own default stream beside a live capture: marks that,
     /// because nobody else can.
-    fn leave_own(&mut self, capturing: bool) {
+    fn leave_own(&mut self, gate: &Local, operations: u32, capturing: bool) {
         if self.draining.len() > MANY {
-            self.drop_over();
+            self.drop_over(gate);
         }
-        let (own, ctx) = (Stream::PER_THREAD, events::current());
-        if let Mark::Event(event) = self.mark(own, ctx, capturing)
-            && self.draining.push(Marker::of(own, ctx, event)).is_err()
+        let due = Marker::due(Stream::PER_THREAD, events::current());
+        let at = self.draining.len();
+        if self.draining.push(Marker { operations, ..due }).is_ok()
+            && !matches!(self.put_one(gate, at, capturing), Mark::Put(_))
         {
-            self.spare(ctx, event);
+            self.drop_drained(gate, at);
         }
     }
 
     /// A capture began in `stream`.
     fn is_origin(&mut self, stream: Stream) {
-        let _ = self.origins.push(Marker::of(stream, 0, 0));
+        let _ = self.origins.push(Marker::due(stream, 0));
     }
 
     /// Whether a live capture began in `stream`; it is forgotten.
@@ -398,38 +435,40 @@ impl Streams {
         while let Some(dirty) = noted.0.take(|dirty| dirty.ctx == ctx) {
             let stream = Stream(dirty.stream);
             let stream = if stream.is_default() { Stream::LEGACY } else { stream };
-            let _ = self.leaving.push(Marker::of(stream, ctx, 0));
+            let _ = self.leaving.push(Marker::due(stream, ctx));
         }
         drop(noted);
         while let Some(marker) = self.draining.take(|marker| marker.ctx == ctx) {
             let _ = self.leaving.push(marker);
         }
-        for marker in self.flying.iter_mut().filter(|marker| marker.ctx == ctx) {
-            Self::destroy(marker.event);
-            marker.event = 0;
+        let is_event = |marker: &&mut Marker| marker.ctx == ctx && marker.signal.as_event() != 0;
+        for marker in self.flying.iter_mut().filter(is_event) {
+            marker.signal.destroy();
+            marker.signal = Signal::NONE;
         }
         while let Some(spare) = self.spares.take(|spare| spare.ctx == ctx) {
-            Self::destroy(spare.event);
+            spare.signal.destroy();
         }
     }
 
     /// What became of a context that might have ended. If it has not, it is drained as before; if it
     /// has, its events are no more.
-    fn came_back(&mut self, ctx: usize, is_gone: bool) {
+    fn came_back(&mut self, gate: &Local, ctx: usize, is_gone: bool) {
         while let Some(marker) = self.leaving.take(|marker| marker.ctx == ctx) {
+            let Marker { operations, signal, .. } = marker;
             if is_gone {
+                gate.complete(operations, if signal.is_word() { 0 } else { operations });
                 continue;
             }
-            match marker.event {
-                0 => self.draw(marker.stream, ctx),
-                _ => _ = self.draining.push(marker),
+            match signal.is_put() || operations != 0 {
+                false => self.draw(marker.stream, ctx),
+                true => _ = self.draining.push(marker),
             }
         }
-    }
-
-    fn destroy(event: usize) {
-        if event != 0 {
-            events::destroy(event);
+        if is_gone {
+            let ended = self.flying.iter_mut().filter(|marker| marker.ctx == ctx);
+            ended.for_each(|marker| marker.signal = marker.signal.ended());
+            self.lanes.context_ended(ctx);
         }
     }
 }
@@ -456,13 +495,14 @@ impl Order {
         let gate = &self.process.gate;
         let capturing = gate.captures.any();
         let _uncaptured = capturing.then(Uncaptured::enter);
-        self.streams.leave(&gate.noted, stream, capturing, gate.is_watched());
+        flight::mark_those(self.process, &mut self.streams, |flown| flown == stream);
+        self.streams.leave(gate, stream, capturing);
         self.process.records.forget_stream(stream.0);
     }
 }
 
 /// The calling thread has launched into its per-thread default stream beside a live capture.
-pub(super) fn launched_beside_a_capture(process: &Process) {
+pub(super) fn launched_beside_a_capture(process: &Process, is_counted: bool) {
     let gate = &process.gate;
     let _deferred = Deferred::new();
     let Some(mut streams) = gate.streams.lock_soon() else {
@@ -471,7 +511,7 @@ pub(super) fn launched_beside_a_capture(process: &Process) {
     };
     if gate.is_watched() {
         let _uncaptured = Uncaptured::enter();
-        streams.leave_own(true);
+        streams.leave_own(gate, is_counted.into(), true);
     }
 }
 
@@ -483,11 +523,12 @@ impl Order {
         if gate.is_watched() {
             let capturing = gate.captures.any();
             let _uncaptured = capturing.then(Uncaptured::enter);
+            flight::mark_defaults(self.process, &mut self.streams);
             self.streams.leave_defaults(self.process, capturing);
         }
     }
 
-    pub(super) fn gate(&self) -> &local::Local {
+    pub(super) fn gate(&self) -> &Local {
         &self.process.gate
     }
 
@@ -497,6 +538,10 @@ impl Order {
 
     pub(super) fn was_origin(&mut self, stream: Stream) -> bool {
         self.streams.was_origin(stream)
+    }
+
+    pub(super) fn stream_ended(&mut self, stream: Stream) {
+        self.streams.lanes.stream_ended(stream);
     }
 }
 
@@ -528,7 +573,7 @@ impl Drop for Going {
     fn drop(&mut self) {
         let gate = &self.process.gate;
         let _deferred = Deferred::new();
-        gate.streams.lock().came_back(self.ctx, self.is_gone);
+        gate.streams.lock().came_back(gate, self.ctx, self.is_gone);
         gate.going.fetch_sub(1, Ordering::Release);
     }
 }
@@ -540,14 +585,18 @@ pub fn context_going(ctx: CUcontext) -> Option<Going> {
     let process = order.process;
     process.gate.going.fetch_add(1, Ordering::Acquire);
     let ctx = ctx.expose_provenance();
+    let _uncaptured = process.gate.captures.any().then(Uncaptured::enter);
+    flight::mark_context(process, &mut order.streams, ctx);
     order.streams.leave_context(&process.gate.noted, ctx);
     process.records.forget_streams();
+    process.records.forget_context(ctx);
     Some(Going { process, ctx, is_gone: false })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use core::sync::atomic::AtomicU32;
 
     #[test]
     fn a_capture_ends_with_the_stream_it_began_in_and_with_no_other() {
@@ -564,26 +613,30 @@ mod tests {
         assert!(streams.origins.is_empty());
     }
 
+    static WORD: AtomicU32 = AtomicU32::new(0);
+
     #[test]
     fn what_is_in_flight_in_a_context_that_lives_on_is_drained_as_before() {
         let (own, other, ctx) = (0x1000, 0x2000, 0x10);
         let left = |is_gone: bool, ended: Option<usize>| {
-            let (mut streams, noted) = (Streams::new(), Spin::new(Noted::new()));
+            let (mut streams, gate) = (Streams::new(), Local::new(&raw const WORD));
+            let noted = &gate.noted;
             for stream in [own, Stream::PER_THREAD.0] {
                 noted.lock().add(Stream(stream), ctx);
             }
             noted.lock().add(Stream(other), 0x20);
-            streams.draining.push(Marker::of(Stream(own), ctx, 0)).unwrap();
-            streams.draining.push(Marker::of(Stream(0x3000), ctx, 77)).unwrap();
-            streams.leave_context(&noted, ctx);
+            streams.draining.push(Marker::due(Stream(own), ctx)).unwrap();
+            streams.draining.push(Marker::of(Stream(0x3000), ctx, Signal::event(77))).unwrap();
+            streams.leave_context(noted, ctx);
             assert!(streams.draining.is_empty(), "nothing is asked of it meanwhile");
             if let Some(ended) = ended {
-                streams.leave(&noted, Stream(ended), false, false);
+                streams.leave(&gate, Stream(ended), false);
             }
-            streams.came_back(ctx, is_gone);
+            streams.came_back(&gate, ctx, is_gone);
             assert!(streams.leaving.is_empty());
             assert!(noted.lock().0.iter().map(|dirty| dirty.stream).eq([other]));
-            let mut left: Vec<_> = streams.draining.iter().map(|m| (m.stream, m.event)).collect();
+            let mut left: Vec<_> =
+                streams.draining.iter().map(|m| (m.stream, m.signal.as_event())).collect();
             left.sort_unstable();
             left
         };

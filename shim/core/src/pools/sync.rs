@@ -5,7 +5,7 @@
 #![allow(non_snake_case, reason = "hooks carry the driver's own names")]
 
 use super::FREES;
-use crate::gate;
+use crate::gate::{self, Stream, Waited};
 use crate::real::Real;
 use crate::state;
 use crate::thread::Depth;
@@ -14,8 +14,8 @@ use tessera_cuda::types::*;
 
 /// Some loads and branches where nothing was freed into a pool and nobody waits for the tenant's lease.
 #[inline]
-fn synchronised(result: CUresult) -> CUresult {
-    gate::synchronised();
+fn synchronised(result: CUresult, waited: Waited) -> CUresult {
+    gate::synchronised(if result == CUDA_SUCCESS { waited } else { Waited::Event });
     if FREES.load(Ordering::Relaxed) && result == CUDA_SUCCESS {
         settle();
     }
@@ -41,9 +41,11 @@ pub unsafe fn cuStreamSynchronize(
     real: &Real<unsafe extern "C" fn(CUstream) -> CUresult>,
     stream: CUstream,
 ) -> CUresult {
+    let per_thread = real.symbol().work.per_thread;
     let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
+    let waited = Waited::Stream(Stream::new(stream, per_thread));
     // SAFETY: the caller's own argument.
-    synchronised(unsafe { real(stream) })
+    synchronised(unsafe { real(stream) }, waited)
 }
 
 /// CUDA Driver API, "Event Management".
@@ -56,7 +58,7 @@ pub unsafe fn cuEventSynchronize(
 ) -> CUresult {
     let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
     // SAFETY: the caller's own argument.
-    synchronised(unsafe { real(event) })
+    synchronised(unsafe { real(event) }, Waited::Event)
 }
 
 /// CUDA Driver API, "Context Management".
@@ -66,7 +68,7 @@ pub unsafe fn cuEventSynchronize(
 pub unsafe fn cuCtxSynchronize(real: &Real<unsafe extern "C" fn() -> CUresult>) -> CUresult {
     let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
     // SAFETY: no arguments.
-    synchronised(unsafe { real() })
+    synchronised(unsafe { real() }, Waited::Context(0))
 }
 
 /// CUDA Driver API, "Context Management".
@@ -79,5 +81,5 @@ pub unsafe fn cuCtxSynchronize_v2(
 ) -> CUresult {
     let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
     // SAFETY: the caller's own argument.
-    synchronised(unsafe { real(ctx) })
+    synchronised(unsafe { real(ctx) }, Waited::Context(ctx.addr()))
 }

@@ -54,6 +54,10 @@ impl Batch {
         }
         // SAFETY: the caller's promise.
         if state::passes() || !unsafe { self.is_on_device(memory_type) } {
+            // SAFETY: the caller's promise.
+            if unsafe { self.may_be_long() } {
+                gate::passing(self.stream);
+            }
             return Ok(Pass::Free);
         }
         gate::admit_work(self.stream)

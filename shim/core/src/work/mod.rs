@@ -70,6 +70,9 @@ unsafe fn ask(
 ) -> Result<Pass, CUresult> {
     // SAFETY: the arguments are those of this function.
     if state::passes() || !unsafe { is_on_device(symbol.work.kind, arguments) } {
+        if may_be_long(symbol.work.kind, arguments) {
+            gate::passing(stream);
+        }
         return Ok(Pass::Free);
     }
     gate::admit_work(stream)

@@ -1,0 +1,113 @@
+//! Who is awake, who is to be roused, and what the caller should look for in words. A holder that does nothing is closed
+//! for whoever is awake, and who comes next is roused with the closing.
+
+use super::Policy;
+use super::fair::contends;
+use super::journal::Why;
+use super::tenant::{Phase, Slot};
+use super::types::{GateState, TenantId, Watch};
+
+/// How often words should be read while somebody awake waits, or something drains, nanoseconds.
+const LOOK_SOON: u64 = 60_000;
+/// And while those who wait sleep.
+const LOOK: u64 = 500_000;
+/// A holder that does nothing is waited for so long by whoever is awake, nanoseconds.
+const QUIET: u64 = 50_000;
+
+impl Policy {
+    /// A thread of the tenant polls at the closed gate: it launches as soon as the gate opens. That stays true until
+    /// [`Self::asleep`] or the next grant. Of a tenant whose threads cannot say it, the caller says so as soon as the
+    /// tenant is to be roused.
+    pub fn awake(&mut self, now: u64, id: TenantId) {
+        let Some((now, slot)) = self.event(now, id) else { return };
+        let Some(tenant) = &mut self.tenants[slot] else { return };
+        if tenant.lease().is_none() {
+            tenant.awake = true;
+            self.settle(now, self.mask_of(slot));
+        }
+    }
+
+    /// None polls any more.
+    pub fn asleep(&mut self, now: u64, id: TenantId) {
+        let Some((now, slot)) = self.event(now, id) else { return };
+        let Some(tenant) = &mut self.tenants[slot] else { return };
+        if std::mem::take(&mut tenant.awake) {
+            self.settle(now, self.mask_of(slot));
+        }
+    }
+
+    /// The holder has nothing in flight, and neither launched nor waits for room, since `since`, as the caller has
+    /// read; `since` is the opening of the gate at the earliest. Not of a gate that says SOLO: its launches are not
+    /// counted.
+    pub fn quiet(&mut self, now: u64, id: TenantId, since: u64) {
+        let Some((now, slot)) = self.event(now, id) else { return };
+        let Some(tenant) = &mut self.tenants[slot] else { return };
+        let Some(lease) = tenant.lease() else { return };
+        let since = since.clamp(lease.since, now);
+        if lease.state == GateState::Solo || now - since < QUIET || !self.is_awaited(slot) {
+            return;
+        }
+        let Some(tenant) = &mut self.tenants[slot] else { return };
+        tenant.pauses.idle(None, since);
+        self.close(now, slot, Why::Idle);
+        self.settle(now, self.mask_of(slot));
+    }
+
+    /// Tenants of which a thread should be woken, without a change of the gate word: each is returned once for each
+    /// time. To be called after [`Self::commands`].
+    pub fn rouses(&mut self) -> impl Iterator<Item = TenantId> + '_ {
+        self.rouses.drain(..)
+    }
+
+    /// What the caller should look for in the words of which tenants.
+    pub fn watches(&self) -> impl Iterator<Item = (TenantId, Watch)> + '_ {
+        self.tenants.iter().enumerate().filter_map(|(slot, tenant)| {
+            let tenant = tenant.as_ref()?;
+            let watch = match tenant.phase {
+                Phase::Held(lease) if lease.state != GateState::Solo && self.competes(slot) => {
+                    Watch::Quiet
+                }
+                Phase::Draining { .. } => Watch::Drained,
+                Phase::Out | Phase::Late { .. } if tenant.wanting => Watch::Awake,
+                Phase::Late { .. } => Watch::Drained,
+                Phase::Out | Phase::Held(_) => return None,
+            };
+            Some((tenant.id, watch))
+        })
+    }
+
+    /// How long after the last look the next is due, nanoseconds; `None` where nobody waits for anything that words
+    /// can tell.
+    #[must_use]
+    pub fn look_after(&self) -> Option<u64> {
+        let of = |(id, watch): (TenantId, Watch)| {
+            let slot = self.ids.get(&id).copied()?;
+            match watch {
+                Watch::Quiet if self.is_awaited(slot) => Some(LOOK_SOON),
+                Watch::Quiet => Some(LOOK),
+                Watch::Drained => Some(LOOK_SOON),
+                Watch::Awake => None,
+            }
+        };
+        self.watches().filter_map(of).min()
+    }
+
+    /// Whether a tenant that is awake waits for one of `slot`'s GPUs.
+    fn is_awaited(&self, slot: Slot) -> bool {
+        let waits = |other: Slot| {
+            other != slot
+                && contends(&self.tenants, other)
+                && self.tenants[other].as_ref().is_some_and(|other| other.awake)
+        };
+        self.gpus_of(slot)
+            .any(|gpu| self.gpus[gpu].entities.iter().any(|entity| waits(entity.slot)))
+    }
+
+    /// Has `slot` woken.
+    pub(super) fn rouse(&mut self, slot: Slot) {
+        let Some(tenant) = &self.tenants[slot] else { return };
+        if !tenant.awake && !self.rouses.contains(&tenant.id) {
+            self.rouses.push_back(tenant.id);
+        }
+    }
+}
