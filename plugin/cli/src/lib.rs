@@ -125,7 +125,7 @@ enum Command {
         again: tessera_sandbox::Again,
     },
     /// Show the whole of Tessera on a simulated GPU
-    Demo(tessera_demo::Args),
+    Demo(tessera_sandbox::demo::Args),
     /// Serve the page for all nodes of a cluster, with a kubeconfig or in a pod
     Console(ConsoleCommand),
     /// Check a configuration, show what it would change, have it read again
@@ -220,7 +220,7 @@ fn execute(command: Command, file: ConfigFile) -> anyhow::Result<ExitCode> {
         Command::Run(args) => tessera_run::main(args, &strict(&file)?),
         Command::Sandbox(args) => tessera_sandbox::main(args, file.asked.as_deref()),
         Command::InSandbox { again } => tessera_sandbox::again(again),
-        Command::Demo(args) => tessera_demo::main(args, &strict(&file)?),
+        Command::Demo(args) => tessera_sandbox::demo::main(&args, file.asked.as_deref()),
         Command::Console(ConsoleCommand { common, args }) => {
             Ok(kubectl::exit("tessera", kubectl::console(&args, &common)))
         }

@@ -56,8 +56,6 @@ pub enum Kind {
     TokenReviews,
     /// `subjectaccessreviews`.
     AccessReviews,
-    /// Which versions of `resource.k8s.io` there are: every service account may ask.
-    Versions,
     /// `deviceclasses`.
     Classes,
     /// `pods`.
@@ -82,15 +80,8 @@ impl Kind {
             | Kind::ServiceAccountToken => "",
             Kind::TokenReviews => "authentication.k8s.io",
             Kind::AccessReviews => "authorization.k8s.io",
-            Kind::Claims | Kind::ClaimStatus | Kind::Slices | Kind::Versions | Kind::Classes => {
-                "resource.k8s.io"
-            }
+            Kind::Claims | Kind::ClaimStatus | Kind::Slices | Kind::Classes => "resource.k8s.io",
         }
-    }
-
-    /// The path of what is no resource to RBAC.
-    pub fn url(self) -> Option<&'static str> {
-        (self == Kind::Versions).then_some("/apis/resource.k8s.io")
     }
 
     /// As in a rule of RBAC.
@@ -103,7 +94,6 @@ impl Kind {
             Kind::Slices => "resourceslices",
             Kind::TokenReviews => "tokenreviews",
             Kind::AccessReviews => "subjectaccessreviews",
-            Kind::Versions => "versions",
             Kind::Classes => "deviceclasses",
             Kind::Pods => "pods",
             Kind::PodProxy => "pods/proxy",
@@ -142,9 +132,6 @@ impl Call {
             Kind::PodExec => "\"get\", \"create\"".to_owned(),
             _ => format!("\"{}\"", self.verb.name()),
         };
-        if let Some(url) = self.kind.url() {
-            return format!("{{nonResourceURLs: [\"{url}\"], verbs: [{verbs}]}}");
-        }
         format!(
             "{{apiGroups: [\"{}\"], resources: [\"{}\"], verbs: [{verbs}]}}",
             self.kind.group(),
@@ -155,9 +142,6 @@ impl Call {
 
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(url) = self.kind.url() {
-            return write!(f, "{} {url}", self.verb.name());
-        }
         write!(f, "{} {}", self.verb.name(), self.kind.resource())?;
         if !self.kind.group().is_empty() {
             write!(f, ".{}", self.kind.group())?;
@@ -314,8 +298,8 @@ impl fmt::Display for ApiError {
                 format!("{call}: there is no such object: {message}")
             }
             ApiError::NotServed { call, message } => format!(
-                "{call}: the API server does not serve resource.k8s.io in v1, v1beta2 or v1beta1: {message}; \
-                 it needs Kubernetes 1.32 or newer with DynamicResourceAllocation on"
+                "{call}: the API server does not serve {}/v1: {message}; DRA needs Kubernetes 1.36",
+                call.kind.group()
             ),
             ApiError::Conflict { call, message } => {
                 format!("{call}: it was changed in between: {message}")
@@ -428,14 +412,6 @@ mod tests {
              {apiGroups: [\"resource.k8s.io\"], resources: [\"resourceclaims/status\"], verbs: [\"patch\"]}"
         );
         assert_eq!(error.retry(), Retry::Later);
-        let versions = Call::new(Verb::Get, Kind::Versions, "");
-        assert_eq!(
-            (versions.to_string().as_str(), versions.rule().as_str()),
-            (
-                "get /apis/resource.k8s.io",
-                "{nonResourceURLs: [\"/apis/resource.k8s.io\"], verbs: [\"get\"]}"
-            )
-        );
         let exec = Call::of(Verb::Create, Kind::PodExec, "tessera", "tessera-x").rule();
         assert!(
             exec.ends_with("resources: [\"pods/exec\"], verbs: [\"get\", \"create\"]}"),

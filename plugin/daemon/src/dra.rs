@@ -276,7 +276,6 @@ async fn show(
             status.registered = kubelet.is_registered;
             status.registration_error = error.clone().unwrap_or_default();
             status.publication = slices.state.as_str();
-            status.mode = slices.mode.as_str();
             status.devices = slices.devices;
             status.slices = slices.slices;
             status.generation = slices.generation;

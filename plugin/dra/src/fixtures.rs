@@ -1,6 +1,6 @@
 //! For the tests: GPUs, records, and a core in memory.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tessera_agent::front_end::{AllocateError, Committed, Delivered, FrontDoor, Transaction};
@@ -27,7 +27,6 @@ pub fn gpu(uuid: &str, gib: u64) -> DraGpu {
         memory_bytes: gib << 30,
         grown_bytes: 0,
         free_bytes: gib << 30,
-        held: BTreeSet::new(),
         default_memory_bytes: gib << 28,
         default_cores_millis: 250,
         default_compute: Compute::Burst,

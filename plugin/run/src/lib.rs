@@ -21,7 +21,7 @@ mod supervise;
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 use anyhow::Context;
@@ -114,7 +114,7 @@ pub fn main(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
 
 fn hold(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
     if args.sim {
-        enter_simulation(&[])?;
+        enter_simulation()?;
     }
     let shim = shim::find(Artefact::Shim, args.shim.as_deref())?;
     let mut of_gpus = config.gpus.clone();
@@ -202,19 +202,15 @@ fn preload(shim: &OsStr, inherited: Option<OsString>) -> OsString {
 }
 
 /// Puts the simulated libraries first on the loader's path, which takes a fresh start of this
-/// program: the loader reads `LD_LIBRARY_PATH` once. `envs` are set with it. Returns where all that
-/// has been done already.
+/// program: the loader reads `LD_LIBRARY_PATH` once. Returns where that has been done already.
 ///
 /// # Errors
 /// No simulated GPU beside this program.
-pub fn enter_simulation(envs: &[(&str, &Path)]) -> anyhow::Result<()> {
+fn enter_simulation() -> anyhow::Result<()> {
     let sim = shim::find(Artefact::Simulation, None)?;
     let path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     let first = std::env::split_paths(&path).next();
-    let same = |(name, value): &(&str, &Path)| {
-        std::env::var_os(name).is_some_and(|v| v.as_os_str() == value.as_os_str())
-    };
-    if first.as_deref() == Some(sim.as_path()) && envs.iter().all(same) {
+    if first.as_deref() == Some(sim.as_path()) {
         return Ok(());
     }
     let rest = std::env::split_paths(&path).filter(|p| !p.as_os_str().is_empty() && *p != sim);
@@ -227,7 +223,7 @@ pub fn enter_simulation(envs: &[(&str, &Path)]) -> anyhow::Result<()> {
     if let Some(name) = name {
         again.arg0(name);
     }
-    again.args(arguments).env("LD_LIBRARY_PATH", with_sim).envs(envs.iter().copied());
+    again.args(arguments).env("LD_LIBRARY_PATH", with_sim);
     Err(again.exec()).context("cannot start again with the simulated GPU")
 }
 

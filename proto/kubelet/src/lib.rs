@@ -36,11 +36,6 @@ pub mod dra {
     pub mod v1 {
         include!("gen/dra_v1.rs");
     }
-
-    /// DRA API v1beta1, which knows no share ids.
-    pub mod v1beta1 {
-        include!("gen/dra_v1beta1.rs");
-    }
 }
 
 /// Health of DRA devices: served by the driver. Both versions have the same messages.

@@ -78,10 +78,6 @@ pub fn consumed(device: &Value, size: Size) -> Option<Consumed> {
     let of = |name: &str, asked: Option<u64>| {
         let capacity = &device["capacity"][name];
         let policy = &capacity["requestPolicy"];
-        if policy.is_null() {
-            // A device that is not shared is given whole.
-            return number(&capacity["value"]);
-        }
         let Some(asked) = asked else { return number(&policy["default"]) };
         let range = &policy["validRange"];
         let min = number(&range["min"]).unwrap_or(0);
@@ -142,9 +138,5 @@ mod tests {
         assert_eq!(of("memory=1000Mi,cores=30"), Consumed { memory: 1024 << 20, cores: 30 });
         assert_eq!(of("cores=30"), Consumed { memory: 3968 << 20, cores: 30 });
         assert_eq!(of("memory=1Mi"), Consumed { memory: 128 << 20, cores: 25 });
-        let fixed =
-            json!({ "capacity": { "memory": { "value": "1Gi" }, "cores": { "value": "100" } } });
-        let all = Consumed { memory: 1 << 30, cores: 100 };
-        assert_eq!(consumed(&fixed, Size::default()), Some(all));
     }
 }

@@ -1,4 +1,4 @@
-//! What can be asked of a sandbox: at its prompt, in a script, or from another terminal.
+//! What can be asked of a sandbox.
 
 use std::time::Duration;
 
@@ -8,14 +8,24 @@ use serde::{Deserialize, Serialize};
 use super::claim::Size;
 use super::load::Load;
 
-/// A line at the prompt.
+/// Commands of `tessera` that are asked of a node's plugin.
+pub const ASKED: [&str; 11] = [
+    "status",
+    "explain",
+    "top",
+    "history",
+    "trace",
+    "recommend",
+    "waste",
+    "quota",
+    "cordon",
+    "uncordon",
+    "config",
+];
+
+/// A line of a script.
 #[derive(Debug, Parser)]
-#[command(
-    no_binary_name = true,
-    name = "",
-    disable_version_flag = true,
-    help_template = "{subcommands}"
-)]
+#[command(no_binary_name = true)]
 struct Line {
     #[command(subcommand)]
     command: Command,
@@ -107,7 +117,7 @@ pub enum Command {
     /// End the sandbox
     #[command(visible_alias = "quit")]
     Exit,
-    /// Any command of `tessera` that asks a plugin: status, explain, quota, cordon …; --node NAME for another node
+    /// A command of `tessera`, of [`ASKED`]
     #[command(external_subcommand)]
     Tessera(Vec<String>),
 }
@@ -193,25 +203,29 @@ fn seconds(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_secs(seconds.into()))
 }
 
-/// What a line asks for.
+/// What these words ask for.
 ///
 /// # Errors
-/// The text of `--help`, or what is wrong; both for people, and whether it is help.
-pub fn parse(words: &[String]) -> Result<Command, (String, bool)> {
-    let help = words.first().is_some_and(|word| word == "?");
-    let words: &[String] = if help { &["help".to_owned()] } else { words };
-    match Line::try_parse_from(words) {
-        Ok(line) => Ok(line.command),
-        Err(error) => Err((error.render().to_string().trim_end().to_owned(), !error.use_stderr())),
-    }
+/// The text of `--help`, or what is wrong.
+pub fn parse(words: &[&str]) -> Result<Command, clap::Error> {
+    Line::try_parse_from(words).map(|line| line.command)
+}
+
+/// That a command is not one of these.
+pub fn unknown(word: &str) -> String {
+    format!(
+        "tessera sandbox: there is no command {word:?}; `tessera sandbox help` lists its own, and a node's plugin is asked \
+         by {}",
+        ASKED.join(", ")
+    )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn line(text: &str) -> Result<Command, (String, bool)> {
-        parse(&super::super::words::words(text).unwrap())
+    fn line(text: &str) -> Result<Command, clap::Error> {
+        parse(&text.split(' ').collect::<Vec<_>>())
     }
 
     #[test]
@@ -220,10 +234,10 @@ mod tests {
             panic!("it was not understood");
         };
         assert_eq!((run.gpu, run.load, run.memory), (2, Load::Idle, Some(4 << 30)));
-        let Ok(Command::Run(run)) = line("run a -- sh -c 'echo --load'") else {
+        let Ok(Command::Run(run)) = line("run a -- echo --load") else {
             panic!("it was not understood");
         };
-        assert_eq!(run.command, ["sh", "-c", "echo --load"]);
+        assert_eq!(run.command, ["echo", "--load"]);
     }
 
     #[test]
@@ -240,8 +254,9 @@ mod tests {
             ("run a --load idle -- true", "cannot be used"),
             ("xid 0 many", "many"),
         ] {
-            let (said, help) = line(text).unwrap_err();
-            assert!(said.contains(part) && !help, "{text}: {said}");
+            let error = line(text).unwrap_err();
+            let said = error.to_string();
+            assert!(said.contains(part) && error.use_stderr(), "{text}: {said}");
         }
     }
 
@@ -249,7 +264,5 @@ mod tests {
     fn what_is_not_the_sandboxs_own_is_tesseras() {
         let command = line("quota set chat --memory 2Gi").unwrap();
         assert!(matches!(&command, Command::Tessera(words) if words[0] == "quota"), "{command:?}");
-        assert!(line("help").unwrap_err().1);
-        assert!(line("run --help").unwrap_err().1);
     }
 }

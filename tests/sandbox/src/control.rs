@@ -14,6 +14,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
 use super::command::Command;
+use super::live::HERE;
 use super::sandbox::Reply;
 use super::scratch::PREFIX;
 
@@ -78,18 +79,12 @@ async fn answer(stream: UnixStream, send: &mpsc::Sender<Request>) -> anyhow::Res
     Ok(())
 }
 
-/// Asks the sandbox in `dir`, or the only one that runs.
+/// Asks the sandbox in `dir`; without, that in which this process runs, or the only one.
 ///
 /// # Errors
 /// None runs, several do, or it does not answer.
 pub fn ask(dir: Option<&Path>, command: &Command) -> anyhow::Result<Reply> {
-    let stream = match dir {
-        // Links on the way to it are the caller's choice.
-        Some(dir) => dir.canonicalize().and_then(|dir| connect(&dir)).with_context(|| {
-            format!("no sandbox answers in {}; `tessera sandbox` starts one", dir.display())
-        })?,
-        None => only()?,
-    };
+    let stream = find(dir)?;
     let waits = match command {
         Command::Wait { limit, .. } => *limit,
         _ => Duration::ZERO,
@@ -97,10 +92,21 @@ pub fn ask(dir: Option<&Path>, command: &Command) -> anyhow::Result<Reply> {
     exchange(stream, command, WORK + waits)
 }
 
-/// Names of the pods of the only sandbox that runs, for a shell that completes a word. Nothing where there is none, or
+fn find(dir: Option<&Path>) -> anyhow::Result<Stream> {
+    let here = std::env::var_os(HERE).map(PathBuf::from);
+    match dir.or(here.as_deref()) {
+        // Links on the way to it are the caller's choice.
+        Some(dir) => dir.canonicalize().and_then(|dir| connect(&dir)).with_context(|| {
+            format!("no sandbox answers in {}; `tessera sandbox` starts one", dir.display())
+        }),
+        None => only(),
+    }
+}
+
+/// Names of the pods of a sandbox, found as by [`ask`], for a shell that completes a word. Nothing where there is none, or
 /// where it is busy: a key was pressed.
 pub fn pods() -> Vec<String> {
-    let asked = only().and_then(|stream| exchange(stream, &Command::Names, PATIENCE));
+    let asked = find(None).and_then(|stream| exchange(stream, &Command::Names, PATIENCE));
     asked.map(|reply| reply.text.lines().map(str::to_owned).collect()).unwrap_or_default()
 }
 

@@ -88,15 +88,12 @@ impl Dra {
         dir.join("cdi")
     }
 
-    /// Devices that are published, without the one by which the plugin finds out what the server keeps.
+    /// Devices that are published.
     fn devices(&self) -> Vec<Value> {
         let of_slice =
             |slice: &Value| slice["spec"]["devices"].as_array().cloned().unwrap_or_default();
         let node = self.node.clone();
-        let devices: Vec<Value> = self
-            .api
-            .with(|store| store.slices(Some(DRIVER), Some(&node)).flat_map(of_slice).collect());
-        devices.into_iter().filter(|device| device["name"] != "probe").collect()
+        self.api.with(|store| store.slices(Some(DRIVER), Some(&node)).flat_map(of_slice).collect())
     }
 
     /// Waits until kubelet knows the driver and its devices are published.

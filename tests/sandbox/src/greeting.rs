@@ -10,13 +10,16 @@ use super::sandbox::Sandbox;
 pub const PROMETHEUS: &str = "prometheus.yml";
 
 /// A command of `tessera` that asks this node's plugin.
-pub fn command(node: &Node, words: &[&str]) -> String {
-    let program = std::env::current_exe().unwrap_or_else(|_| "tessera".into());
-    format!("{} -c {} {}", program.display(), node.file().display(), words.join(" "))
+fn command(node: &Node, words: &[&str]) -> String {
+    format!("{} -c {} {}", program(), node.file().display(), words.join(" "))
 }
 
-/// Exact lines for everything that can look at the sandbox.
-pub fn text(sandbox: &Sandbox) -> String {
+fn program() -> String {
+    std::env::current_exe().map_or("tessera".to_owned(), |path| path.display().to_string())
+}
+
+/// Exact lines for everything that can look at the sandbox. `has_shell`: a shell runs in it.
+pub fn text(sandbox: &Sandbox, has_shell: bool) -> String {
     let mut out = String::new();
     let dir = sandbox.scratch.path();
     let _ = writeln!(out, "{}, in {}\n", sandbox.described, dir.display());
@@ -50,10 +53,19 @@ pub fn text(sandbox: &Sandbox) -> String {
     }
     let file = dir.join(PROMETHEUS);
     let _ = writeln!(out, "Prometheus          prometheus --config.file={}", file.display());
+    let named = match sandbox.scratch.is_kept() {
+        true => format!(" --dir {}", dir.display()),
+        false => String::new(),
+    };
+    let here =
+        if has_shell { "in this shell or another terminal" } else { "from another terminal" };
     let _ = write!(
         out,
-        "\nPlace pods here with `run chat --load serve`, or from another terminal with\n\
-         `tessera sandbox run chat --load serve`; `help` lists all commands. Ctrl-C ends and removes everything."
+        "\nPlace pods {here}; `tessera sandbox help` lists all commands:\n  \
+         {} sandbox{named} run chat --load serve\n{} ends{}.",
+        program(),
+        if has_shell { "`exit`" } else { "Ctrl-C" },
+        if sandbox.scratch.is_kept() { " it" } else { " and removes everything" }
     );
     out
 }

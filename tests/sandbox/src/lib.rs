@@ -3,8 +3,8 @@
 //! Each node is a kubelet that runs no containers (`tests/fake_kubelet`), a simulated machine (`tests/sim`) and a
 //! plugin, `tessera serve`, as a process of its own. Pods are placed by command; the container of each is a real
 //! process under the shim, in the surroundings that Allocate's answer describes ([`container`]). Everything lives in
-//! one directory ([`scratch`]), and nothing outlives the sandbox ([`keeper`]). `tessera demo` plays on the same
-//! stage.
+//! one directory ([`scratch`]), and nothing outlives the sandbox ([`keeper`]). `tessera demo` is a script in one
+//! ([`demo`]).
 //!
 //! **May use**: what an operator's program may: `tessera_api`'s clients, the fake kubelet. **Must not**: know the
 //! agent, or start a cluster.
@@ -13,14 +13,17 @@
 #![cfg_attr(not(test), deny(clippy::print_stdout))]
 #![forbid(unsafe_code)]
 
+mod account;
 pub mod claim;
 pub mod command;
 pub mod completions;
 mod console;
 pub mod container;
 mod control;
+pub mod demo;
 pub mod dra;
 mod greeting;
+mod judge;
 pub mod keeper;
 mod list;
 mod live;
@@ -30,13 +33,11 @@ mod made_up;
 pub mod node;
 pub mod placement;
 mod pod;
+mod relay;
 mod sandbox;
 pub mod scratch;
-mod script;
 pub mod settings;
 mod start;
-mod values;
-mod words;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -57,20 +58,18 @@ const UNAVAILABLE: u8 = 69;
 #[command(
     after_help = "Examples:\n  tessera sandbox\n  tessera sandbox --layout 4x8 --memory 80Gi\n  \
     tessera sandbox -c my-config.toml --gpu-name 'NVIDIA H100 80GB HBM3' --memory 80Gi\n  \
-    tessera sandbox --values values.yaml\n  \
-    tessera sandbox --script try.txt\n  tessera sandbox run chat --load serve     (from another terminal)\n\n\
+    tessera sandbox -- sh try.sh\n  tessera sandbox run chat --load serve     (in its shell, or another terminal)\n\n\
+    A node's plugin is asked by status, explain, top, history, trace, recommend, waste, quota, cordon,\n\
+    uncordon and config; --node says which.\n\n\
     A configuration (-c) is tried as it is, but for what describes a host: paths, driver, addresses."
 )]
 pub struct Args {
     /// Nodes and GPUs of each
     #[arg(long, value_name = "NODESxGPUS", default_value = "1x2")]
     layout: Layout,
-    /// Try the chart's values: what `config` says in this file, instead of -c
-    #[arg(long, value_name = "FILE", conflicts_with = "made_up")]
-    values: Option<PathBuf>,
-    /// Memory of each GPU
-    #[arg(long, value_name = "Q", default_value = "16Gi", value_parser = command::memory)]
-    memory: u64,
+    /// Memory of each GPU; without, 16Gi, or 80Gi with --mig
+    #[arg(long, value_name = "Q", value_parser = command::memory)]
+    memory: Option<u64>,
     /// Product name of the GPUs, which a configuration's `gpus.include` and layouts go by
     #[arg(long, value_name = "NAME", default_value = "Simulated GPU")]
     gpu_name: String,
@@ -78,7 +77,7 @@ pub struct Args {
     #[arg(long, value_name = "[GPU=]PROFILES")]
     mig: Vec<Mig>,
     /// Serve the page of a made-up fleet of any size, without plugins and pods
-    #[arg(long, conflicts_with_all = ["script", "dir", "mig"])]
+    #[arg(long, conflicts_with_all = ["run", "dir", "mig"])]
     made_up: bool,
     /// Sell all GPUs by claims (dra.enabled), which `run --claim` asks for; a configuration may divide them
     #[arg(long, conflicts_with = "made_up")]
@@ -86,12 +85,9 @@ pub struct Args {
     /// Directory for everything, which stays at the end; or where the sandbox is that is asked
     #[arg(long, value_name = "DIR", global = true)]
     dir: Option<PathBuf>,
-    /// Do what the file says, a command a line, and end; fail at the first line that fails
-    #[arg(long, value_name = "FILE")]
-    script: Option<PathBuf>,
-    /// Stay up when the script is done
-    #[arg(long, requires = "script")]
-    stay: bool,
+    /// What runs in it; the sandbox ends with it, and has its exit status. Without, and at a terminal, your shell
+    #[arg(last = true, value_name = "COMMAND")]
+    run: Vec<OsString>,
     #[command(subcommand)]
     command: Option<Command>,
 }
@@ -102,13 +98,11 @@ impl Args {
         let default = Layout { nodes: 1, gpus: 2 };
         let given = [
             ("layout", self.layout != default),
-            ("memory", self.memory != 16 << 30),
+            ("memory", self.memory.is_some()),
             ("gpu-name", self.gpu_name != "Simulated GPU"),
             ("mig", !self.mig.is_empty()),
             ("made-up", self.made_up),
             ("dra", self.dra),
-            ("values", self.values.is_some()),
-            ("script", self.script.is_some()),
         ];
         given.into_iter().find(|(_, is_given)| *is_given).map(|(option, _)| option)
     }
@@ -124,6 +118,13 @@ pub enum Again {
         /// What to become
         #[arg(last = true)]
         command: Vec<OsString>,
+    },
+    /// Print what NVML says of these GPUs, again and again
+    Account {
+        /// NVML's library
+        library: PathBuf,
+        /// Their UUIDs
+        gpus: Vec<String>,
     },
     /// Clean up after a sandbox, when it ends
     Keep {
@@ -144,6 +145,7 @@ pub fn again(again: Again) -> anyhow::Result<ExitCode> {
         Again::EnterContainer { surroundings, command } => {
             container::enter(&surroundings, &command)?;
         }
+        Again::Account { library, gpus } => account::main(&library, &gpus)?,
         Again::Keep { directory, temporary } => keeper::main(&directory, temporary),
     }
     Ok(ExitCode::SUCCESS)
@@ -154,14 +156,6 @@ pub fn again(again: Again) -> anyhow::Result<ExitCode> {
 /// # Errors
 /// What kept it from starting.
 pub fn main(args: Args, config: Option<&Path>) -> anyhow::Result<ExitCode> {
-    if let (Some(file), Some(values)) = (config, &args.values) {
-        eprintln!(
-            "--values {} and -c {}: a sandbox tries one configuration; give one of them",
-            values.display(),
-            file.display()
-        );
-        return Ok(ExitCode::from(USAGE));
-    }
     if let Some(command) = &args.command {
         if let Some(option) = args.of_a_start() {
             eprintln!(
@@ -169,18 +163,17 @@ pub fn main(args: Args, config: Option<&Path>) -> anyhow::Result<ExitCode> {
             );
             return Ok(ExitCode::from(USAGE));
         }
-        return Ok(asked(args.dir.as_deref(), command));
+        return match command {
+            Command::Tessera(words) => relay::run(args.dir.as_deref(), words),
+            command => Ok(asked(args.dir.as_deref(), command)),
+        };
     }
     let wrong = |text: String| {
         eprintln!("{text}");
         Ok(ExitCode::from(USAGE))
     };
-    let script = match args.script.as_deref().map(script::read).transpose() {
-        Ok(script) => script,
-        Err(text) => return wrong(text),
-    };
     if !args.made_up
-        && let Err(text) = args.layout.check()
+        && let Err(text) = args.layout.check(&args.mig)
     {
         return wrong(text);
     }
@@ -195,10 +188,8 @@ pub fn main(args: Args, config: Option<&Path>) -> anyhow::Result<ExitCode> {
             started = start::start(&args, config) => started?,
             () = ends.wait() => return Ok(ExitCode::from(live::INTERRUPTED)),
         };
-        live::live(sandbox, script, args.stay, &ends).await
+        live::live(sandbox, &args.run, &ends).await
     });
-    // A thread may still be reading from the terminal.
-    runtime.shutdown_background();
     match outcome {
         Err(error) if error.is::<node::BadConfiguration>() => {
             eprintln!("{error}");
@@ -220,9 +211,11 @@ fn asked(dir: Option<&Path>, command: &Command) -> ExitCode {
             eprintln!("{}", reply.text);
             ExitCode::from(reply.code)
         }
-        Err(error) => {
-            eprintln!("tessera: {error:#}");
-            ExitCode::from(UNAVAILABLE)
-        }
+        Err(error) => no_sandbox(&error),
     }
+}
+
+fn no_sandbox(error: &anyhow::Error) -> ExitCode {
+    eprintln!("tessera: {error:#}");
+    ExitCode::from(UNAVAILABLE)
 }

@@ -1,9 +1,9 @@
 //! What `list` and `run` print, and the names that a shell completes.
 
+use clap::ValueEnum;
 use tessera_api::print::table;
 use tessera_model::quantity::format_bytes;
 
-use super::load::Load;
 use super::node::Node;
 use super::pod::{Pod, State, Work};
 use super::sandbox::Sandbox;
@@ -70,13 +70,10 @@ pub fn placed(pod: &Pod, node: &Node) -> String {
 
 fn work(work: &Work) -> String {
     match work {
-        Work::Load(load, _) => match load {
-            Load::Serve => "serve",
-            Load::Train => "train",
-            Load::Idle => "idle",
-            Load::Greedy => "greedy",
+        Work::Load(load, _) => {
+            let value = load.to_possible_value();
+            value.map_or_else(String::new, |value| value.get_name().to_owned())
         }
-        .to_owned(),
         Work::Command(words) => words.first().cloned().unwrap_or_default(),
     }
 }

@@ -1,26 +1,28 @@
-//! A sandbox that stands: commands from the terminal, a script and other terminals, until its end.
+//! A sandbox that stands: what runs in it, and commands from other terminals, until its end.
 
-use std::io::{self, BufRead, IsTerminal};
+use std::ffi::OsString;
+use std::io::{self, IsTerminal};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
+
+use anyhow::Context;
 use tessera_system::terminal;
-
+use tokio::process::{Child, Command};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::{Mutex, mpsc};
+use tokio::sync::Mutex;
 
-use super::USAGE;
-use super::command::{self, Command};
 use super::control;
 use super::greeting;
-use super::sandbox::{Reply, Sandbox};
-use super::script::Line;
-use super::words::words;
+use super::keeper::MARK;
+use super::sandbox::Sandbox;
 
 /// `128 + SIGINT`.
 pub const INTERRUPTED: u8 = 130;
 /// How often it is looked for what ended by itself.
 const LOOK: Duration = Duration::from_millis(500);
-const PROMPT: &str = "sandbox> ";
+/// In the environment of what runs in a sandbox: the directory, for `tessera sandbox`.
+pub const HERE: &str = "TESSERA_SANDBOX_DIR";
 
 /// Signals that end a sandbox in order.
 #[derive(Debug)]
@@ -45,188 +47,97 @@ impl Ends {
     }
 }
 
-/// Runs until Ctrl-C, `exit`, or the script's end.
+/// Runs `command` in it, or at a terminal the user's shell, and ends with it; without either, at Ctrl-C.
 ///
 /// # Errors
-/// No socket for other terminals.
+/// No socket for commands; no such program.
 pub async fn live(
     mut sandbox: Sandbox,
-    script: Option<Vec<Line>>,
-    stay: bool,
+    command: &[OsString],
     ends: &Ends,
 ) -> anyhow::Result<ExitCode> {
-    let mut requests = match control::serve(sandbox.scratch.path()) {
-        Ok(requests) => requests,
+    let at_terminal = io::stdin().is_terminal() && io::stdout().is_terminal();
+    let shell = std::env::var_os("SHELL").unwrap_or_else(|| "/bin/sh".into());
+    let shell = (command.is_empty() && at_terminal).then_some(vec![shell]);
+    let started = control::serve(sandbox.scratch.path()).and_then(|requests| {
+        if command.is_empty() {
+            say(&greeting::text(&sandbox, shell.is_some()));
+        }
+        let run = shell.as_deref().unwrap_or(command);
+        let child = run.split_first().map(|(program, arguments)| {
+            let mut inner = inside(program, sandbox.scratch.path());
+            if shell.is_none() {
+                // What it leaves ends with the sandbox.
+                inner.env(MARK, sandbox.scratch.path());
+            }
+            let child = inner.args(arguments).spawn();
+            child.with_context(|| format!("cannot run {}", Path::new(program).display()))
+        });
+        Ok((requests, child.transpose()?))
+    });
+    let (mut requests, mut child) = match started {
+        Ok(started) => started,
         Err(error) => {
             sandbox.strike().await;
             return Err(error);
         }
     };
-    say(&greeting::text(&sandbox));
-    let mut code = ExitCode::SUCCESS;
-    if let Some(lines) = &script {
-        let ended = tokio::select! {
-            ended = play(&mut sandbox, lines) => Some(ended),
-            () = ends.wait() => None,
-        };
-        let on = matches!(ended, Some(Played::Through)) && stay;
-        match ended {
-            None => code = ExitCode::from(INTERRUPTED),
-            Some(Played::Failed(failed)) => code = ExitCode::from(failed),
-            Some(Played::Through | Played::Exit) => {}
-        }
-        if !on {
-            sandbox.strike().await;
-            return Ok(code);
-        }
-    }
-    let terminal = io::stdin().is_terminal() && io::stdout().is_terminal();
-    let mut lines = read_lines();
     let mut look = tokio::time::interval(LOOK);
-    let mut open = true;
-    prompt(terminal);
-    loop {
-        let (command, tell) = tokio::select! {
-            () = ends.wait() => break,
-            line = lines.recv(), if open => match line {
-                Some(line) => match understand(&line) {
-                    Some(command) => (command, None),
-                    None => { prompt(terminal); continue }
-                },
-                // Ctrl-D at the prompt; where nobody types, commands come from other terminals.
-                None if terminal => break,
-                None => { open = false; continue }
-            },
-            Some((command, tell)) = requests.recv() => (command, Some(tell)),
+    let code = loop {
+        let (asked, tell) = tokio::select! {
+            () = ends.wait() => break if command.is_empty() { 0 } else { INTERRUPTED },
+            code = ended(&mut child) => break if command.is_empty() { 0 } else { code },
+            Some(request) = requests.recv() => request,
             _ = look.tick() => {
                 let news = sandbox.news();
                 if !news.is_empty() {
-                    say(&format!("{}{}", if terminal { "\n" } else { "" }, news.join("\n")));
-                    prompt(terminal);
+                    say(&format!("{}{}", if at_terminal { "\n" } else { "" }, news.join("\n")));
                 }
                 continue;
             }
         };
         let reply = tokio::select! {
-            reply = sandbox.obey(command) => reply,
-            () = ends.wait() => break,
+            reply = sandbox.obey(asked) => reply,
+            () = ends.wait() => break INTERRUPTED,
         };
         sandbox.settle();
         let ends_now = reply.ends;
-        match tell {
-            Some(tell) => {
-                let _ = tell.send(reply);
-            }
-            None => {
-                show(&reply);
-            }
-        }
+        let _ = tell.send(reply);
         if ends_now {
             // What was just answered is still on its way.
             tokio::time::sleep(Duration::from_millis(50)).await;
-            break;
-        }
-        prompt(terminal);
-    }
-    if terminal {
-        say("");
-    }
-    sandbox.strike().await;
-    Ok(code)
-}
-
-/// How a script ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Played {
-    Through,
-    Exit,
-    /// With the script's exit status.
-    Failed(u8),
-}
-
-async fn play(sandbox: &mut Sandbox, lines: &[Line]) -> Played {
-    for line in lines {
-        say(&format!("{PROMPT}{}", line.text));
-        let reply = sandbox.obey(line.command.clone()).await;
-        sandbox.settle();
-        if reply.ends {
-            return Played::Exit;
-        }
-        match (reply.code == 0, line.must_fail) {
-            (true, false) => show(&reply),
-            (false, true) => say(&format!("{} (as it must)", reply.text)),
-            (false, false) => {
-                eprintln!("{}: {}: {}", line.place, line.text, reply.text);
-                // A line that is no command makes the script wrong, whatever ran before it.
-                return Played::Failed(if reply.code == USAGE { USAGE } else { 1 });
-            }
-            (true, true) => {
-                let said = &reply.text;
-                eprintln!("{}: {}: it was to fail, and did not: {said}", line.place, line.text);
-                return Played::Failed(1);
-            }
-        }
-    }
-    Played::Through
-}
-
-fn understand(line: &str) -> Option<Command> {
-    let words = match words(line) {
-        Ok(words) => words,
-        Err(error) => {
-            eprintln!("{error}");
-            return None;
+            break 0;
         }
     };
-    if words.is_empty() {
-        return None;
-    }
-    match command::parse(&words) {
-        Ok(command) => Some(command),
-        Err((text, true)) => {
-            say(&text);
-            None
-        }
-        Err((text, false)) => {
-            eprintln!("{text}");
-            None
-        }
-    }
+    drop(child);
+    sandbox.strike().await;
+    Ok(ExitCode::from(code))
 }
 
-/// Lines of standard input, from a thread that ends with the program.
-fn read_lines() -> mpsc::Receiver<String> {
-    let (send, lines) = mpsc::channel(1);
-    std::thread::spawn(move || {
-        for line in io::stdin().lock().lines() {
-            let Ok(line) = line else { break };
-            if send.blocking_send(line).is_err() {
-                break;
-            }
-        }
-    });
-    lines
+/// A program that knows in which sandbox it is, and finds `tessera`.
+fn inside(program: &std::ffi::OsStr, dir: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.env(HERE, dir).kill_on_drop(true);
+    let own = std::env::current_exe().ok();
+    let own = own.as_deref().and_then(Path::parent).map(Path::to_owned);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let path = std::env::join_paths(own.into_iter().chain(std::env::split_paths(&path)));
+    if let Ok(path) = path {
+        command.env("PATH", path);
+    }
+    command
 }
 
-fn show(reply: &Reply) {
-    if reply.code != 0 {
-        eprintln!("{}", reply.text);
-    } else if !reply.text.is_empty() {
-        say(&reply.text);
-    }
-}
-
-fn prompt(terminal: bool) {
-    if terminal {
-        emit(PROMPT);
-    }
+/// Its exit status, or 128 and the signal; without a child, never.
+async fn ended(child: &mut Option<Child>) -> u8 {
+    use std::os::unix::process::ExitStatusExt;
+    let Some(child) = child else { return std::future::pending().await };
+    let Ok(status) = child.wait().await else { return 1 };
+    let code = status.code().or(status.signal().map(|signal| 128 + signal));
+    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
 }
 
 fn say(text: &str) {
-    emit(&format!("{text}\n"));
-}
-
-fn emit(text: &str) {
     // A full disk must not end the sandbox before it has cleaned up.
-    let _ = terminal::print(text);
+    let _ = terminal::print(&format!("{text}\n"));
 }

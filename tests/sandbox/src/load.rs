@@ -6,8 +6,10 @@ use serde::{Deserialize, Serialize};
 const MIB: u64 = 1 << 20;
 /// Times the quota's memory that a greedy one would take where nothing held it.
 const GREED: u64 = 256 * MIB;
-/// Processes of a greedy one.
-pub const GREEDY_PROCESSES: u64 = 3;
+/// Processes of a greedy one, and of one that floods.
+const PROCESSES: u64 = 3;
+/// GPU time of one kernel of those that need no memory, microseconds.
+const KERNEL_US: u32 = 500;
 
 /// Kinds of load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -20,6 +22,10 @@ pub enum Load {
     Idle,
     /// Asks for more than its quota by every API from three processes, again and again
     Greedy,
+    /// Steps of 4 ms (8 kernels), each after the last: the tokens of an answer
+    Steps,
+    /// Launches without end from three processes
+    Flood,
 }
 
 /// A number of bytes as devices have it: whole chunks of 2 MiB.
@@ -28,6 +34,11 @@ fn whole(bytes: u64) -> u64 {
 }
 
 impl Load {
+    /// Processes that say that they are at work.
+    pub fn processes(self) -> u64 {
+        if matches!(self, Self::Greedy | Self::Flood) { PROCESSES } else { 1 }
+    }
+
     /// Arguments of `tessera-tenant` under a quota of `quota` bytes on the GPU `device`, of which each context is
     /// charged `overhead`. `memory` is what it takes, contexts aside, where that is not left to it.
     pub fn arguments(
@@ -54,7 +65,7 @@ impl Load {
             Self::Train => infer(takes(usable / 2), 0, 5000),
             Self::Idle => vec!["hold".into(), format!("--bytes={}", takes(usable / 2))],
             Self::Greedy => vec![
-                format!("--processes={GREEDY_PROCESSES}"),
+                format!("--processes={PROCESSES}"),
                 "greedy".into(),
                 format!("--chunk={}", whole((quota / 64).max(2 * MIB))),
                 format!("--min-chunk={}", 2 * MIB),
@@ -62,6 +73,17 @@ impl Load {
                 "--for=0".into(),
                 // Where nothing holds it, it must not take a machine's whole GPU.
                 format!("--at-most={}", quota + GREED),
+            ],
+            Self::Steps => vec![
+                "load".into(),
+                "--closed".into(),
+                format!("--kernel-us={KERNEL_US}"),
+                "--kernels=8".into(),
+            ],
+            Self::Flood => vec![
+                format!("--processes={PROCESSES}"),
+                "load".into(),
+                format!("--kernel-us={KERNEL_US}"),
             ],
         };
         [vec![format!("--device={device}")], own].concat()

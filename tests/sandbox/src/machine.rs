@@ -27,7 +27,8 @@ pub struct Machine {
 /// Which GPU is in MIG mode (`None`: each), with which instances: `1g.10gb,2g.20gb`, or `0=1g.10gb,2g.20gb`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mig {
-    gpu: Option<u32>,
+    /// None for each.
+    pub gpu: Option<u32>,
     profiles: Vec<String>,
 }
 

@@ -1,5 +1,7 @@
 //! A node: a kubelet that runs no containers, and the plugin as a process of its own.
 
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -9,6 +11,7 @@ use std::time::Duration;
 use anyhow::Context;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use serde::{Deserialize, Serialize};
 use tessera_config::Config;
 use tessera_fake_kubelet::Kubelet;
 use tokio::process::{Child, Command};
@@ -44,8 +47,6 @@ pub struct NodeSpec {
     pub shim: PathBuf,
     /// The simulated machine; without one, this machine's GPUs.
     pub simulation: Option<Simulation>,
-    /// NVML's library where it is not the loader's and nothing is simulated.
-    pub nvml: Option<PathBuf>,
     /// The user's configuration.
     pub user: Table,
     /// Whether metrics and API are served, on ports that are free.
@@ -68,6 +69,27 @@ pub struct Node {
     /// Where the API and the page are.
     pub api: Option<SocketAddr>,
     plugin: Option<Child>,
+}
+
+/// How `tessera` finds a node's plugin.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Asked {
+    /// The node's name.
+    pub node: String,
+    config: PathBuf,
+    envs: BTreeMap<String, String>,
+}
+
+impl Asked {
+    /// Gives it to a command that is `tessera`, with these arguments.
+    pub fn give(&self, command: &mut std::process::Command, arguments: &[impl AsRef<OsStr>]) {
+        command.arg("--config").arg(&self.config).args(arguments);
+        // Neither the user's cluster nor what a plugin of this machine has left is the sandbox's.
+        for name in ["KUBECONFIG", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"] {
+            command.env_remove(name);
+        }
+        command.envs(&self.envs);
+    }
 }
 
 /// Why a configuration cannot be tried: the text of `config check`, a problem in each line.
@@ -97,7 +119,6 @@ impl Node {
             kubelet: &kubelet,
             shim: &spec.shim,
             simulation: spec.simulation.as_ref(),
-            nvml: spec.nvml.as_deref(),
             dra: dra.as_ref().map(Dra::registry),
             metrics,
             api,
@@ -146,21 +167,26 @@ impl Node {
     /// `/proc` is not mounted.
     pub fn command(&self, arguments: &[&str]) -> anyhow::Result<std::process::Command> {
         let mut command = Surroundings::default().command(&std::env::current_exe()?)?;
-        command.arg("--config").arg(self.file()).args(arguments).stdin(Stdio::null());
-        // Neither the user's cluster nor what a plugin of this machine has left is the sandbox's.
-        for name in ["KUBECONFIG", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"] {
-            command.env_remove(name);
-        }
-        if let Some(dra) = &self.dra {
-            command.env("KUBECONFIG", dra.kubeconfig());
-            command.env("POD_UID", format!("plugin-of-{}", self.spec.name));
-        }
-        command.env("TESSERA_STATE_DIR", self.spec.dir.join("state"));
-        command.env("NODE_NAME", &self.spec.name).env(MARK, &self.spec.mark);
-        if let Some(simulation) = &self.spec.simulation {
-            command.envs(simulation.envs());
-        }
+        self.asked().give(&mut command, arguments);
+        command.stdin(Stdio::null()).env(MARK, &self.spec.mark);
         Ok(command)
+    }
+
+    /// How `tessera` finds this node's plugin.
+    pub fn asked(&self) -> Asked {
+        let (spec, text) = (&self.spec, |path: &Path| path.to_string_lossy().into_owned());
+        let mut envs = vec![
+            ("TESSERA_STATE_DIR", text(&spec.dir.join("state"))),
+            ("NODE_NAME", spec.name.clone()),
+        ];
+        if let Some(dra) = &self.dra {
+            envs.push(("KUBECONFIG", text(&dra.kubeconfig())));
+            envs.push(("POD_UID", format!("plugin-of-{}", spec.name)));
+        }
+        let simulation = spec.simulation.as_ref().map(Simulation::envs).into_iter().flatten();
+        envs.extend(simulation.map(|(name, path)| (name, text(path))));
+        let envs = envs.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+        Asked { node: spec.name.clone(), config: self.file(), envs }
     }
 
     /// Runs `config check` on what the plugin would be started with.

@@ -17,7 +17,7 @@ use tokio::process::{Child, Command};
 
 use super::container::Means;
 use super::keeper::MARK;
-use super::load::{GREEDY_PROCESSES, Load};
+use super::load::Load;
 use super::node::last_lines;
 use super::placement::Placement;
 
@@ -117,8 +117,7 @@ impl Pod {
             Work::Load(load, memory) => {
                 let quota = self.placement.memory();
                 let arguments = load.arguments(quota, means.overhead, &device, *memory);
-                let ready = if *load == Load::Greedy { GREEDY_PROCESSES } else { 1 };
-                (means.program.to_owned(), arguments, ready)
+                (means.program.to_owned(), arguments, load.processes())
             }
             Work::Command(words) => {
                 let (first, rest) = words.split_first().context("no command")?;
@@ -218,11 +217,17 @@ impl Pod {
         self.state
     }
 
-    fn signal(&self, signal: Signal) {
+    /// The process group of its container, while that runs.
+    pub fn group(&self) -> Option<Pid> {
         // While the child was not waited for, its pid and group are its own.
-        let pid = self.child.as_ref().and_then(Child::id).and_then(|pid| i32::try_from(pid).ok());
-        if let Some(pid) = pid {
-            let _ = killpg(Pid::from_raw(pid), signal);
+        let pid = self.child.as_ref().and_then(Child::id);
+        pid.and_then(|pid| i32::try_from(pid).ok()).map(Pid::from_raw)
+    }
+
+    /// Sends a signal to all processes of its container.
+    pub fn signal(&self, signal: Signal) {
+        if let Some(group) = self.group() {
+            let _ = killpg(group, signal);
         }
     }
 }

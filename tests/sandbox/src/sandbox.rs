@@ -1,8 +1,8 @@
 //! A sandbox: nodes, pods, and what becomes of each command.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
@@ -19,8 +19,8 @@ use super::placement::Placement;
 use super::pod::{Pod, State, Ways, Work};
 use super::scratch::Scratch;
 
-/// Longest run of a command of `tessera`; one that goes on without end belongs into a terminal of its own.
-const COMMAND: Duration = Duration::from_secs(30);
+/// More than a bare context takes on any GPU, bytes.
+const REAL_CONTEXT: u64 = 1 << 30;
 
 /// What became of a command.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -152,11 +152,14 @@ impl Sandbox {
             }
             Command::Restore { gpu, node } => {
                 self.control(node.as_deref(), &["restore", &gpu])?;
-                Ok(Reply::done(format!("GPU {gpu}: is back")))
+                Ok(Reply::done(format!(
+                    "GPU {gpu}: reset; the plugin sells it again after health.recovery without trouble, and `status` \
+                     says what it is now"
+                )))
             }
-            Command::Where => Ok(Reply::done(greeting::text(self))),
+            Command::Where => Ok(Reply::done(greeting::text(self, false))),
             Command::Exit => Ok(Reply { ends: true, ..Reply::default() }),
-            Command::Tessera(words) => self.tessera(words).await,
+            Command::Tessera(words) => self.relayed(words),
         }
     }
 
@@ -346,41 +349,22 @@ impl Sandbox {
         simulation.control(args).map(drop)
     }
 
-    /// Runs a command of `tessera` on a node: that of `--node`, or each.
-    async fn tessera(&mut self, mut words: Vec<String>) -> anyhow::Result<Reply> {
+    /// Whose plugin a command of `tessera` is for, and the command: for the relay.
+    fn relayed(&self, mut words: Vec<String>) -> anyhow::Result<Reply> {
         let node = take_option(&mut words, "--node");
-        let first = words.first().map_or("", String::as_str);
-        anyhow::ensure!(
-            !["sandbox", "demo", "serve", "console", "prepare-host"].contains(&first),
-            "`{first}` is no command of the sandbox; `help` lists them"
-        );
-        let at: Vec<usize> = match (&node, first) {
-            (Some(name), _) => vec![self.node_at(Some(name))?],
-            (None, "status" | "config" | "waste" | "recommend") => (0..self.nodes.len()).collect(),
-            (None, _) => vec![self.node_at(None)?],
+        let (first, rest) = words.split_first().context("no command")?;
+        let is_named =
+            |pod: &&Pod| rest.iter().any(|one| *one == pod.name || *one == pod.full_name());
+        let of_pods: BTreeSet<usize> =
+            self.pods.iter().filter(is_named).map(|pod| pod.node).collect();
+        let at: Vec<usize> = match (node, first.as_str()) {
+            (Some(name), _) => vec![self.node_at(Some(&name))?],
+            _ if of_pods.len() == 1 => of_pods.into_iter().collect(),
+            (_, "status" | "config" | "waste" | "recommend") => (0..self.nodes.len()).collect(),
+            _ => vec![self.node_at(None)?],
         };
-        let mut reply = Reply::default();
-        for at in at {
-            let node = &self.nodes[at];
-            let words: Vec<&str> = words.iter().map(String::as_str).collect();
-            let mut command = tokio::process::Command::from(node.command(&words)?);
-            let ran = command.kill_on_drop(true).output();
-            let Ok(output) = tokio::time::timeout(COMMAND, ran).await else {
-                bail!(
-                    "it goes on; run it in another terminal:\n  {}",
-                    greeting::command(node, &words)
-                );
-            };
-            let output = output?;
-            if self.nodes.len() > 1 {
-                reply.text += &format!("{}:\n", node.spec.name);
-            }
-            reply.text += &String::from_utf8_lossy(&output.stdout);
-            reply.text += &String::from_utf8_lossy(&output.stderr);
-            reply.code =
-                reply.code.max(output.status.code().map_or(1, |c| u8::try_from(c).unwrap_or(1)));
-        }
-        Ok(Reply { text: reply.text.trim_end().to_owned(), ..reply })
+        let asked: Vec<_> = at.into_iter().map(|at| self.nodes[at].asked()).collect();
+        Ok(Reply::done(serde_json::to_string(&(asked, words))?))
     }
 
     /// What has ended by itself since the last time, a line each.
@@ -430,8 +414,13 @@ impl Sandbox {
 
 /// A pod's ways on a node.
 fn ways<'a>(means: &Means, program: &'a Path, mark: &'a Path, node: &Node) -> Ways<'a> {
-    let overhead = node.config.gpus.context_overhead_bytes.unwrap_or(SIM_CONTEXT_OVERHEAD);
-    Ways { means: *means, program, mark, overhead: overhead.max(SIM_CONTEXT_OVERHEAD) }
+    Ways { means: *means, program, mark, overhead: overhead(node) }
+}
+
+/// Bytes that a load leaves free for its context.
+pub fn overhead(node: &Node) -> u64 {
+    let least = if node.spec.simulation.is_some() { SIM_CONTEXT_OVERHEAD } else { REAL_CONTEXT };
+    node.config.gpus.context_overhead_bytes.unwrap_or(0).max(least)
 }
 
 /// Takes `--name VALUE` or `--name=VALUE` out of the words.

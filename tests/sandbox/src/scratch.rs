@@ -62,11 +62,6 @@ impl Scratch {
         Ok(Self { path, keep: true, keeper: None, _lock: None })
     }
 
-    /// One that this program made before it started itself again.
-    pub fn adopted(path: PathBuf) -> Self {
-        Self { path, keep: false, keeper: None, _lock: None }
-    }
-
     /// Leaves the directory where it is at the end.
     pub fn keep(&mut self) {
         self.keep = true;
@@ -99,6 +94,11 @@ impl Scratch {
         self._lock = Some(lock);
         self.keeper = Some(Keeper::start(&self.path, !self.keep)?);
         Ok(())
+    }
+
+    /// Whether it stays at the end.
+    pub fn is_kept(&self) -> bool {
+        self.keep
     }
 
     /// Where it is.

@@ -34,8 +34,6 @@ pub struct Places<'a> {
     pub shim: &'a Path,
     /// The simulated driver; without one, the machine's own.
     pub simulation: Option<&'a Simulation>,
-    /// NVML's library where it is not the loader's and nothing is simulated.
-    pub nvml: Option<&'a Path>,
     /// Where DRA drivers register, where claims are served.
     pub dra: Option<&'a Path>,
     /// Where metrics are served; nowhere without.
@@ -46,6 +44,8 @@ pub struct Places<'a> {
 
 /// The configuration's text: what `user` says, but for what describes a host.
 pub fn text(mut user: Table, places: &Places<'_>) -> String {
+    // What a real machine's GPUs are reached by is its own.
+    let nvml = user.get("paths").and_then(|paths| paths.get("nvml")).cloned();
     for section in OF_THE_HOST {
         user.remove(section);
     }
@@ -57,8 +57,10 @@ pub fn text(mut user: Table, places: &Places<'_>) -> String {
     let path = |path: &Path| Value::from(path.to_string_lossy().into_owned());
     let address = |at: Option<SocketAddr>| at.map_or_else(String::new, |at| at.to_string());
     let at = |name: &str| path(&places.dir.join(name));
-    let nvml = places.simulation.map(Simulation::nvml);
-    let nvml = nvml.as_deref().or(places.nvml).unwrap_or(Path::new(""));
+    let nvml = match places.simulation {
+        Some(simulation) => path(&simulation.nvml()),
+        None => nvml.unwrap_or_else(|| "".into()),
+    };
     let mut ours = vec![
         ("paths", "kubelet", path(places.kubelet.device_plugins_dir())),
         ("paths", "pod_resources", path(places.kubelet.pod_resources_socket())),
@@ -70,7 +72,7 @@ pub fn text(mut user: Table, places: &Places<'_>) -> String {
         ("paths", "shim_source", path(places.shim)),
         ("paths", "ledger", at("ledger.redb")),
         ("paths", "admin", at("admin.sock")),
-        ("paths", "nvml", path(nvml)),
+        ("paths", "nvml", nvml),
         // The plugin removes specs there that are of no allocation of its own: never those of a real one.
         ("cdi", "directory", path(&Dra::cdi(places.dir))),
         // Root alone may mount one, and nothing here fills a disk.
@@ -82,7 +84,11 @@ pub fn text(mut user: Table, places: &Places<'_>) -> String {
         // Device nodes and driver are the host's own; a process needs neither handed to it.
         ("container", "device_list_strategy", "none".into()),
     ];
-    let mut defaults = vec![("ledger", "release_after", Value::from("2s"))];
+    // Nobody at a sandbox waits for minutes.
+    let mut defaults = vec![
+        ("ledger", "release_after", Value::from("2s")),
+        ("health", "recovery", Value::from("5s")),
+    ];
     if let Some(simulation) = places.simulation {
         let envs = simulation.envs().map(|(name, file)| (name.to_owned(), path(file)));
         ours.push(("driver", "libraries", path(&simulation.libraries)));
@@ -168,7 +174,6 @@ mod tests {
                 kubelet: &kubelet,
                 shim: Path::new("/shim.so"),
                 simulation,
-                nvml: None,
                 dra: None,
                 metrics: Some("127.0.0.1:4711".parse().unwrap()),
                 api: Some("127.0.0.1:4712".parse().unwrap()),

@@ -1,6 +1,6 @@
 //! How a sandbox comes to stand.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anyhow::Context;
@@ -13,12 +13,11 @@ use super::Args;
 use super::console::Console;
 use super::container::Means;
 use super::greeting;
-use super::machine::{MOST_GPUS, Machine, Simulation};
+use super::machine::{MOST_GPUS, Machine, Mig, Simulation};
 use super::node::{BadConfiguration, Node, NodeSpec};
 use super::sandbox::Sandbox;
 use super::scratch::{PREFIX, Scratch};
 use super::settings;
-use super::values::{self, Values};
 
 /// Most nodes that have plugins of their own.
 const MOST_NODES: u32 = 8;
@@ -45,11 +44,17 @@ impl FromStr for Layout {
 }
 
 impl Layout {
-    /// What plugins of their own can be started for.
+    /// What plugins of their own can be started for, with these instances.
     ///
     /// # Errors
-    /// It is too large.
-    pub fn check(self) -> Result<(), String> {
+    /// It is too large, or has no such GPU.
+    pub fn check(self, mig: &[Mig]) -> Result<(), String> {
+        if let Some(gpu) = mig.iter().filter_map(|mig| mig.gpu).find(|gpu| *gpu >= self.gpus) {
+            return Err(format!(
+                "--mig {gpu}=…: a node has GPUs 0 to {} (--layout {self})",
+                self.gpus - 1
+            ));
+        }
         if self.nodes <= MOST_NODES && self.gpus <= MOST_GPUS {
             return Ok(());
         }
@@ -66,66 +71,76 @@ impl std::fmt::Display for Layout {
     }
 }
 
+/// What a sandbox is made of.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Nodes.
+    pub nodes: u32,
+    /// GPUs of each node; without, one node with this machine's own.
+    pub machine: Option<Machine>,
+    /// The user's configuration.
+    pub user: Table,
+    /// Its file.
+    pub file: Option<PathBuf>,
+    /// Whether metrics and API are served, on ports that are free.
+    pub listens: bool,
+}
+
 /// Starts everything but pods.
 ///
 /// # Errors
 /// No artefacts, no directory, a plugin that does not register; [`BadConfiguration`].
 pub async fn start(args: &Args, file: Option<&Path>) -> anyhow::Result<Sandbox> {
-    let Layout { nodes: count, gpus } = args.layout;
-    let machine =
-        Machine { gpus, memory: args.memory, name: args.gpu_name.clone(), mig: args.mig.clone() };
-    let user = match &args.values {
-        Some(values) => {
-            let Values { config, aside } = values::read(values)?;
-            if !aside.is_empty() {
-                let aside = aside.join(", ");
-                eprintln!(
-                    "note: of {}, `config` alone is used here: not {aside}",
-                    values.display()
-                );
-            }
-            config
-        }
-        None => file.map(read).transpose()?.unwrap_or_default(),
-    };
-    let file = args.values.as_deref().or(file);
+    let Layout { nodes, gpus } = args.layout;
+    // Profiles are named by the memory that an A100 or H100 has for them.
+    let usual = if args.mig.is_empty() { Machine::default().memory } else { 80 << 30 };
+    let memory = args.memory.unwrap_or(usual);
+    let machine = Machine { gpus, memory, name: args.gpu_name.clone(), mig: args.mig.clone() };
+    let user = file.map(read).transpose()?.unwrap_or_default();
     let user = if args.dra { selling_claims(user)? } else { user };
-    let shim = find_artefact(Artefact::Shim, None)?;
-    let program = find_artefact(Artefact::Tenant, None)?;
-    let mut scratch = match &args.dir {
+    let scratch = match &args.dir {
         Some(dir) => Scratch::named(dir)?,
         None => Scratch::temporary(PREFIX)?,
     };
+    let (machine, file) = (Some(machine), file.map(Path::to_owned));
+    stand(Plan { nodes, machine, user, file, listens: true }, scratch).await
+}
+
+/// The same, of a plan, in this directory.
+///
+/// # Errors
+/// As [`start`].
+pub async fn stand(plan: Plan, mut scratch: Scratch) -> anyhow::Result<Sandbox> {
+    let Plan { nodes: count, machine, user, file, listens } = plan;
+    let file = file.as_deref();
+    let shim = find_artefact(Artefact::Shim, None)?;
+    let program = find_artefact(Artefact::Tenant, None)?;
     scratch.occupy()?;
     if let (Some(file), aside @ [_, ..]) = (file, settings::set_aside(&user).as_slice()) {
         eprintln!("note: {} describes a host; not used here: {}", file.display(), aside.join(", "));
     }
     let of =
         |count: u32, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
-    let described = format!(
-        "{} of {} each ({:?}, {}, simulated)",
-        of(count, "node"),
-        of(gpus, "GPU"),
-        machine.name,
-        format_bytes(machine.memory)
-    );
+    let described = machine.as_ref().map_or("this machine's GPUs".to_owned(), |machine| {
+        format!(
+            "{} of {} each ({:?}, {}, simulated)",
+            of(count, "node"),
+            of(machine.gpus, "GPU"),
+            machine.name,
+            format_bytes(machine.memory)
+        )
+    });
     let mut nodes = Vec::new();
     for index in 0..usize::try_from(count)? {
         let name = format!("n{index}");
         let dir = scratch.dir(&name)?;
-        let simulation = Simulation::of(&dir)?;
-        std::fs::write(&simulation.config, machine.toml(index))?;
-        simulation.control(&["config"]).map_err(no_such_gpus)?;
-        let spec = NodeSpec {
-            name,
-            dir,
-            mark: scratch.path().to_owned(),
-            shim: shim.clone(),
-            simulation: Some(simulation),
-            nvml: None,
-            user: user.clone(),
-            listens: true,
-        };
+        let simulation = machine.as_ref().map(|_| Simulation::of(&dir)).transpose()?;
+        if let (Some(machine), Some(simulation)) = (&machine, &simulation) {
+            std::fs::write(&simulation.config, machine.toml(index))?;
+            simulation.control(&["config"]).map_err(no_such_gpus)?;
+        }
+        let (mark, shim, user) = (scratch.path().to_owned(), shim.clone(), user.clone());
+        let spec = NodeSpec { name, dir, mark, shim, simulation, user, listens };
         let mut node = Node::prepare(spec).await?;
         let checked = if index == 0 { node.check() } else { Ok(()) };
         checked.map_err(|error| in_the_users_words(error, &node, file, &described))?;
@@ -147,7 +162,7 @@ fn no_such_gpus(error: anyhow::Error) -> anyhow::Error {
         return error;
     }
     let text = format!(
-        "the simulator has no such GPUs: {error:#}; change --memory (16Gi is the default), --gpu-name, --mig or \
+        "the simulator has no such GPUs: {error:#}; change --memory, --gpu-name, --mig or \
          --layout"
     );
     BadConfiguration(text).into()
@@ -162,7 +177,7 @@ fn selling_claims(mut user: Table) -> anyhow::Result<Table> {
 }
 
 /// The user's configuration, sound by itself.
-fn read(file: &Path) -> anyhow::Result<Table> {
+pub fn read(file: &Path) -> anyhow::Result<Table> {
     // Its errors have the file's lines.
     Config::find(Some(file))?;
     let text =
@@ -208,8 +223,11 @@ mod tests {
         for wrong in ["", "4", "x", "0x1", "1x0", "4x8x2", "-1x2"] {
             assert!(wrong.parse::<Layout>().is_err(), "{wrong}");
         }
-        assert!(Layout { nodes: MOST_NODES, gpus: MOST_GPUS }.check().is_ok());
+        assert!(Layout { nodes: MOST_NODES, gpus: MOST_GPUS }.check(&[]).is_ok());
         let large = Layout { nodes: MOST_NODES + 1, gpus: 1 };
-        assert!(large.check().unwrap_err().contains("--made-up"));
+        assert!(large.check(&[]).unwrap_err().contains("--made-up"));
+        let mig = |text: &str| Layout { nodes: 1, gpus: 2 }.check(&[text.parse().unwrap()]);
+        assert!(mig("1=1g.10gb").is_ok() && mig("1g.10gb").is_ok());
+        assert!(mig("9=1g.10gb").unwrap_err().contains("GPUs 0 to 1"));
     }
 }

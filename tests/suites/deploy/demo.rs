@@ -25,7 +25,9 @@ fn quotas_hold_and_nothing_is_left_behind() {
     let out = demo(&artefacts().tessera(), &tmp);
     let said = String::from_utf8_lossy(&out.stdout);
     assert_eq!(out.status.code(), Some(0), "{said}\n{}", String::from_utf8_lossy(&out.stderr));
-    assert!(said.contains("OK: no quota was exceeded"), "{said}");
+    assert!(said.ends_with("OK: no quota was exceeded\n"), "{said}");
+    // What can be looked at on a node is shown.
+    assert!(said.contains("$ explain greedy\ndefault/greedy"), "{said}");
     for tenant in ["chat", "greedy", "crash", "large"] {
         assert!(said.lines().any(|line| line.starts_with(tenant)), "{tenant}: {said}");
     }
@@ -57,7 +59,7 @@ fn a_shim_that_does_nothing_fails_it() {
     let said = String::from_utf8_lossy(&out.stderr);
     assert_eq!(out.status.code(), Some(1), "{said}");
     // The greedy one gets more than its quota (6), or a neighbour finds no memory (2).
-    let expected = ["greedy ended with exit code 6", "ended with exit code 2"];
+    let expected = ["greedy: its container ended with exit code 6", "ended with exit code 2"];
     assert!(expected.iter().any(|reason| said.contains(reason)), "{said}");
     assert_eq!(std::fs::read_dir(tmp.path()).expect("just made").count(), 0);
 }

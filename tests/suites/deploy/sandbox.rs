@@ -214,7 +214,12 @@ fn two_sandboxes_stand_side_by_side_and_a_named_directory_stays() {
     let name = kept.path().join("kept").display().to_string();
     let mut second = Sandbox::start(&["--dir", &name]);
     first.must(&["run", "a", "--node", "n1"]);
-    second.must(&["run", "b", "--dir", &name]);
+    // As it prints it.
+    let out = second.out();
+    let printed = out.lines().find(|line| line.contains(" run chat")).unwrap();
+    let printed = printed.replace("run chat", "run b");
+    let placed = Command::new("sh").args(["-c", &printed]).output().unwrap();
+    assert!(placed.status.success(), "{}", said(&placed));
     let listed = second.must(&["list", "--dir", &name]);
     assert!(listed.contains("default/b") && !listed.contains("default/a"), "{listed}");
     // Nobody takes a directory in which one lives.
@@ -227,45 +232,66 @@ fn two_sandboxes_stand_side_by_side_and_a_named_directory_stays() {
 }
 
 #[test]
-fn a_script_says_how_it_went() {
+fn what_runs_in_a_sandbox_asks_it_by_name_and_ends_it_with_its_status() {
     let tmp = temporary();
+    // Another one, which is not meant.
+    let other = Sandbox::start(&["--layout", "1x1"]);
     let run = |script: &str| {
-        let file = tmp.path().join("script");
-        std::fs::write(&file, script).unwrap();
-        let file = file.display().to_string();
-        command(&tmp, &["sandbox", "--script", &file]).output().unwrap()
+        let script = format!("set -e\n{script}");
+        let mut command = command(&tmp, &["sandbox", "--", "sh", "-c", &script]);
+        command.env("TMPDIR", other.tmp.path()).output().unwrap()
     };
-    let good = "run a --gpu 2 --load idle\n! run b --gpu 9\nkill plugin\nstart plugin\nlist\n\
-                run c -- true\nwait c\nrm a\n";
+    let good = "tessera sandbox run a --gpu 2 --load idle\n\
+                if tessera sandbox run b --gpu 9; then exit 3; fi\n\
+                tessera sandbox kill plugin\ntessera sandbox start plugin\ntessera sandbox list\n\
+                tessera sandbox run c -- true\ntessera sandbox wait c\ntessera sandbox explain a\n\
+                sleep 1000 &\n";
     let output = run(good);
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
     assert!(said(&output).contains("do not fit: n0 has 6 free"), "{}", said(&output));
-    let output = run("list\nrm nobody\nlist\n");
+    assert!(said(&output).contains("default/a"), "{}", said(&output));
+    let output = run("tessera sandbox list; exit 7");
+    assert_eq!(output.status.code(), Some(7), "{}", said(&output));
+    let output = run("kill -KILL $$");
+    assert_eq!(output.status.code(), Some(137), "{}", said(&output));
+    let output = command(&tmp, &["sandbox", "--", "/none/such"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
-    assert!(
-        said(&output).contains("script:2: rm nobody: there is no pod yet"),
-        "{}",
-        said(&output)
-    );
-    let output = run("run a\n! list\n");
-    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
-    // Nothing starts for a script that could not be done.
-    let output = run("run a\nrun B\n");
-    assert_eq!(output.status.code(), Some(64), "{}", said(&output));
-    assert!(said(&output).contains("script:2: "), "{}", said(&output));
-    assert!(!said(&output).contains("simulated"), "{}", said(&output));
-    let names = std::fs::read_dir(tmp.path()).unwrap().count();
-    assert_eq!(names, 1, "only the script is left");
+    assert!(said(&output).contains("cannot run /none/such"), "{}", said(&output));
+    let left = std::fs::read_dir(other.tmp.path()).unwrap().count();
+    assert_eq!(left, 1, "only the other one is left");
+}
+
+#[test]
+fn a_word_that_is_no_command_is_answered_by_the_sandbox() {
+    let tmp = temporary();
+    for word in ["frobnicate", "serve", "demo"] {
+        let output = command(&tmp, &["sandbox", word]).output().unwrap();
+        assert_eq!(output.status.code(), Some(64), "{}", said(&output));
+        let wanted = format!("tessera sandbox: there is no command \"{word}\"");
+        assert!(said(&output).starts_with(&wanted), "{}", said(&output));
+    }
+    let help = said(&command(&tmp, &["sandbox", "help"]).output().unwrap());
+    for one in ["run", "restore", "where", "exit", "explain, top, history"] {
+        assert!(help.contains(one), "{one}: {help}");
+    }
 }
 
 #[test]
 fn gpus_that_cannot_be_are_an_error_of_the_command_line() {
     let tmp = temporary();
     for memory in ["1", "256Mi"] {
-        let args = ["sandbox", "--memory", memory, "--script", "/dev/null"];
+        let args = ["sandbox", "--memory", memory, "--", "true"];
         let output = command(&tmp, &args).output().unwrap();
         assert_eq!(output.status.code(), Some(64), "{memory}: {}", said(&output));
         assert!(said(&output).contains("--memory"), "{memory}: {}", said(&output));
+    }
+    let output = command(&tmp, &["sandbox", "--mig", "9=1g.10gb", "--", "true"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(64), "{}", said(&output));
+    assert!(said(&output).contains("GPUs 0 to 1"), "{}", said(&output));
+    // As docs/sandbox.md has it.
+    for mig in ["1g.10gb+me,2g.20gb", "0=1g.10gb"] {
+        let output = command(&tmp, &["sandbox", "--mig", mig, "--", "true"]).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{mig}: {}", said(&output));
     }
 }
 
@@ -276,7 +302,7 @@ fn a_bad_configuration_says_what_is_wrong_with_it() {
         let file = tmp.path().join("mine.toml");
         std::fs::write(&file, text).unwrap();
         let file = file.display().to_string();
-        let args = ["-c", &file, "sandbox", "--script", "/dev/null"];
+        let args = ["-c", &file, "sandbox", "--", "true"];
         command(&tmp, &args).output().unwrap()
     };
     let output = try_with("[share]\nreplicas = 4\nmemery = \"1Gi\"\n");
@@ -297,38 +323,6 @@ fn a_bad_configuration_says_what_is_wrong_with_it() {
     assert!(!Path::new("/var/lib/elsewhere").exists());
     let files = std::fs::read_dir(tmp.path()).unwrap().count();
     assert_eq!(files, 1, "only the configuration is left");
-}
-
-#[test]
-fn values_of_the_chart_are_tried_and_a_mistake_names_its_key() {
-    let tmp = temporary();
-    let try_with = |text: &str, more: &[&str]| {
-        let file = tmp.path().join("values.yaml");
-        std::fs::write(&file, text).unwrap();
-        let file = file.display().to_string();
-        let args = [&["sandbox", "--values", &file, "--script", "/dev/null"], more].concat();
-        command(&tmp, &args).output().unwrap()
-    };
-    for (text, says) in [
-        ("config: {share: {replicas: four}}\n", "values.yaml: config.share.replicas: "),
-        ("config: {share: {memery: 1Gi}}\n", "did you mean `memory`?"),
-        ("confg: {share: {replicas: 2}}\n", "config: is missing"),
-        ("config: {share: {memory: 12Gi}}\n", "values.yaml: share.memory: "),
-    ] {
-        let output = try_with(text, &[]);
-        assert_eq!(output.status.code(), Some(64), "{text}: {}", said(&output));
-        assert!(said(&output).contains(says), "{text}: {}", said(&output));
-    }
-    let good =
-        "image: {tag: x}\nconfig:\n  resource: {name: example.com/slice}\n  share: {replicas: 2}\n";
-    let output = try_with(good, &[]);
-    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
-    assert!(said(&output).contains("is used here: not image"), "{}", said(&output));
-    let output = try_with(good, &["-c", "/dev/null"]);
-    assert_eq!(output.status.code(), Some(64), "{}", said(&output));
-    let output = try_with(good, &["run", "chat"]);
-    assert_eq!(output.status.code(), Some(64), "{}", said(&output));
-    assert!(said(&output).contains("--values is for a sandbox that starts"), "{}", said(&output));
 }
 
 #[test]
@@ -457,6 +451,13 @@ fn trouble_shows_and_goes() {
         });
     };
     health("unhealthy");
+    // Bad until the driver shows a reset, which this is.
+    sandbox.must(&["restore", "1"]);
+    health("healthy");
+    sandbox.must(&["xid", "1", "79"]);
+    health("unhealthy");
+    sandbox.must(&["restore", "1"]);
+    health("healthy");
     let output = sandbox.ask(&["xid", "9", "79"]);
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
     assert!(said(&output).contains("expected 0 to 1"), "{}", said(&output));
@@ -495,6 +496,9 @@ fn one_page_is_over_all_nodes_and_says_which_does_not_answer() {
         let tenants = nodes.flat_map(|node| node["view"]["tenants"].as_array().unwrap());
         tenants.map(|tenant| tenant["pod"].as_str().unwrap().to_owned()).collect()
     };
+    // The sandbox placed it, so it is not asked on which node.
+    assert!(sandbox.must(&["explain", "b"]).contains("default/b"));
+    assert!(!sandbox.ask(&["explain", "nobody"]).status.success());
     until("the page lacks a pod", || (pods(&fleet()) == ["a", "b"]).then_some(()));
     let of_b = get(&page, "/api/v1/explain?subject=b");
     assert!(of_b.contains("\"b\"") || of_b.contains("default/b"), "{of_b}");

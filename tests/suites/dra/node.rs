@@ -123,12 +123,7 @@ impl Node {
         let before = self.dra.registrations();
         self.plugin = Some(self.launch());
         bounded(self.dra.wait_until(|kubelet| kubelet.registrations() > before)).await;
-        // Before the first devices it is found out what the API server keeps of one.
-        let published = || {
-            let devices = self.devices();
-            !devices.is_empty() && !devices.contains_key("probe")
-        };
-        until(|| published().then_some(())).await;
+        until(|| (!self.devices().is_empty()).then_some(())).await;
     }
 
     /// Ends the node's plugin, unless it has ended, starts another, and waits until that knows its GPUs.

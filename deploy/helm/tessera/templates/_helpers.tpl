@@ -116,15 +116,6 @@ What a profile runs with: dict "root" $ "name" NAME "profile" ENTRY, as JSON. Wh
 {{- get (include "tessera.lay" (list (index . 1) $own) | fromJson) "v" | toJson -}}
 {{- end -}}
 
-{{/* The newest version of resource.k8s.io that the cluster has; v1 where that is not known. */}}
-{{- define "tessera.dra.version" -}}
-{{- $found := "resource.k8s.io/v1" -}}
-{{- range list "v1beta1" "v1beta2" "v1" -}}
-{{- if include "tessera.has" (list $ (printf "resource.k8s.io/%s" .)) -}}{{- $found = printf "resource.k8s.io/%s" . -}}{{- end -}}
-{{- end -}}
-{{- $found -}}
-{{- end -}}
-
 {{/* The configuration that the manifests need. */}}
 {{- define "tessera.derived" -}}
 paths:

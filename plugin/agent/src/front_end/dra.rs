@@ -1,6 +1,5 @@
 //! What the DRA front end may publish, and how its driver stands.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use tessera_gpu::Facts;
@@ -27,8 +26,6 @@ pub struct DraStatus {
     pub pool: String,
     /// What the API server has, in a word.
     pub publication: &'static str,
-    /// As what GPUs are published, in a word.
-    pub mode: &'static str,
     /// Devices that should be published.
     pub devices: usize,
     /// ResourceSlices that they take.
@@ -58,8 +55,6 @@ pub struct DraGpu {
     pub grown_bytes: u64,
     /// Bytes that count for no share.
     pub free_bytes: u64,
-    /// Devices that claims have of it.
-    pub held: BTreeSet<String>,
     /// Bytes of one replica's share: what a claim gets that states no memory.
     pub default_memory_bytes: u64,
     /// Thousandths of GPU time of one replica's share.
@@ -76,33 +71,6 @@ pub struct DraGpu {
     pub moving: bool,
 }
 
-/// What live shares come to on a GPU.
-#[derive(Clone, Debug, Default)]
-struct Live {
-    grown_bytes: u64,
-    /// Of claims; of all GPUs of a share.
-    devices: BTreeSet<String>,
-}
-
-impl Live {
-    /// By UUID, of records that are live.
-    fn by_gpu(records: &[Arc<Record>]) -> BTreeMap<&str, Self> {
-        let mut all: BTreeMap<&str, Self> = BTreeMap::new();
-        for record in records {
-            let uuids: BTreeSet<&str> =
-                record.grants.iter().map(|grant| grant.uuid.as_str()).collect();
-            let devices = record.origin.claim().into_iter().flat_map(|claim| &claim.results);
-            let devices: BTreeSet<&String> = devices.map(|result| &result.device).collect();
-            for uuid in uuids {
-                let live = all.entry(uuid).or_default();
-                live.grown_bytes = live.grown_bytes.saturating_add(record.grown_bytes(uuid));
-                live.devices.extend(devices.iter().copied().cloned());
-            }
-        }
-        all
-    }
-}
-
 impl Agent {
     /// The GPUs that are sold by claims, in NVML's order. `facts` is what the driver says of them.
     pub fn dra_gpus(&self, facts: &Facts) -> Vec<DraGpu> {
@@ -113,19 +81,19 @@ impl Agent {
         records.retain(|record| record.is_live());
         let left =
             |capacity, uuid: &str| Left::beside(capacity, uuid, records.iter().map(|one| &**one));
-        let live = Live::by_gpu(&records);
-        let of = |uuid: &str| live.get(uuid).cloned().unwrap_or_default();
+        let grown = |uuid: &str| {
+            records.iter().map(|one| one.grown_bytes(uuid)).fold(0, u64::saturating_add)
+        };
         let mut gpus: Vec<DraGpu> = sold
-            .map(|sold| (sold, Capacity::of(&sold.gpu, &config), of(&sold.gpu.uuid)))
-            .map(|(sold, capacity, live)| DraGpu {
+            .map(|sold| (sold, Capacity::of(&sold.gpu, &config)))
+            .map(|(sold, capacity)| DraGpu {
                 gpu: sold.gpu.clone(),
                 driver_version: facts.driver_version.clone(),
                 cuda_version: facts.cuda_version,
                 compute_capability: facts.compute_capability.get(&sold.gpu.uuid).copied(),
                 memory_bytes: capacity.sellable(),
-                grown_bytes: live.grown_bytes,
+                grown_bytes: grown(&sold.gpu.uuid),
                 free_bytes: left(capacity, &sold.gpu.uuid).memory_bytes,
-                held: live.devices,
                 default_memory_bytes: sold.default_share.limit.memory_bytes,
                 default_cores_millis: sold.default_share.limit.cores_millis,
                 default_compute: sold.default_share.compute,

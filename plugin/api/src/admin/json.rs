@@ -75,7 +75,6 @@ fn dra_json(dra: &Dra) -> Value {
         "registration_error": dra.registration_error,
         "pool": dra.pool,
         "publication": dra.publication,
-        "mode": dra.mode,
         "devices": dra.devices,
         "slices": dra.slices,
         "generation": dra.generation,

@@ -184,8 +184,8 @@ families! {
         "How long PreStartContainer took, likewise";
     DRA_REGISTERED: "tessera_dra_registered" "" Gauge NONE,
         "Whether kubelet has registered the DRA driver; no series of the DRA driver where there is none";
-    DRA_PUBLISHED: "tessera_dra_published" "" Gauge &["mode"],
-        "Whether the API server has the ResourceSlices that it should, and as what GPUs are published: shared, fixed or unknown";
+    DRA_PUBLISHED: "tessera_dra_published" "" Gauge &[],
+        "Whether the API server has the ResourceSlices that it should";
     DRA_DEVICES: "tessera_dra_devices" "" Gauge NONE,
         "Devices in the ResourceSlices";
     DRA_SLICE_WRITES: "tessera_dra_slice_writes" "" Counter NONE,

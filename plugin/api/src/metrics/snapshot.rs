@@ -278,9 +278,7 @@ fn write_api(out: &mut Writer<'_>, api: &tessera_web::Counts) -> fmt::Result {
 
 fn write_dra(out: &mut Writer<'_>, dra: &Dra) -> fmt::Result {
     out.gauge(&f::DRA_REGISTERED, u64::from(dra.registration() == Registration::Live))?;
-    out.family(&f::DRA_PUBLISHED, |series| {
-        series.gauge(&[&dra.mode], u64::from(dra.publication == "published"))
-    })?;
+    out.gauge(&f::DRA_PUBLISHED, u64::from(dra.publication == "published"))?;
     out.gauge(&f::DRA_DEVICES, u64::from(dra.devices))?;
     out.family(&f::DRA_SLICE_WRITES, |series| series.counter(&[], dra.writes))?;
     out.family(&f::DRA_SLICE_WIPES, |series| series.counter(&[], dra.wipes))?;

@@ -1,7 +1,7 @@
 //! [`ResourceApi`] over the network.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::resource::v1::ResourceSlice;
@@ -11,10 +11,9 @@ use serde::Deserialize;
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use super::versions::{self, GROUP};
-use super::{Answer, Claim, ClaimRef, DeviceStatus, ResourceApi, SliceEvent, Version, watch};
+use super::{Answer, Claim, ClaimRef, DeviceStatus, ResourceApi, SliceEvent, watch};
 use crate::answer;
-use crate::client::Client;
+use crate::client::{Client, Request as Sent};
 use crate::counts::Outcomes;
 use crate::error::{ApiError, Call, Kind, Verb};
 
@@ -49,7 +48,6 @@ pub struct ResourceClient {
     pub(super) timing: Timing,
     driver: Arc<str>,
     node: Arc<str>,
-    version: Arc<Mutex<Option<Version>>>,
 }
 
 impl ResourceClient {
@@ -60,7 +58,6 @@ impl ResourceClient {
             timing,
             driver: driver.into(),
             node: node.into(),
-            version: Arc::default(),
         }
     }
 
@@ -74,67 +71,23 @@ impl ResourceClient {
         format!("spec.driver={},spec.nodeName={}", self.driver, self.node)
     }
 
-    /// The version is found out again with the next request: the server may be another one now.
-    pub(super) fn forget_version(&self) {
-        *self.version.lock().unwrap_or_else(PoisonError::into_inner) = None;
-    }
-
-    async fn negotiated(&self) -> Result<Version, ApiError> {
-        let known = *self.version.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(version) = known {
-            return Ok(version);
-        }
-        let call = Call::new(Verb::Get, Kind::Versions, "");
-        let request = Request::new("/apis").get(GROUP, &GetParams::default());
-        let group = self.client.send(&call, request).await?;
-        let newest = Version::newest(&group);
-        let version = newest.map_err(|message| ApiError::NotServed { call, message })?;
-        *self.version.lock().unwrap_or_else(PoisonError::into_inner) = Some(version);
-        Ok(version)
-    }
-
-    /// Asks in the version of both; once more if the server has another one by now.
-    pub(super) async fn asked<T, F>(&self, ask: impl Fn(Version) -> F) -> Result<T, ApiError>
-    where
-        F: Future<Output = Result<T, ApiError>>,
-    {
-        let version = self.negotiated().await?;
-        match ask(version).await {
-            Err(error @ ApiError::NotServed { .. }) => {
-                self.forget_version();
-                match self.negotiated().await? {
-                    newer if newer != version => ask(newer).await,
-                    _ => Err(error),
-                }
-            }
-            answer => answer,
-        }
-    }
-
-    async fn sent_slice(
-        &self,
-        call: &Call,
-        slice: &ResourceSlice,
-        request: impl Fn(Version, Vec<u8>) -> crate::client::Request,
-    ) -> Result<ResourceSlice, ApiError> {
-        self.asked(|version| {
-            let request = &request;
-            async move {
-                let body = versions::written(slice, version).map_err(|e| unreadable(call, &e))?;
-                let body = self.client.send(call, request(version, body)).await?;
-                versions::read(&body, version).map_err(|error| unreadable(call, &error))
-            }
-        })
-        .await
+    async fn sent_slice(&self, call: &Call, request: Sent) -> Result<ResourceSlice, ApiError> {
+        let body = self.client.send(call, request).await?;
+        answer::read(&body).map_err(|error| unreadable(call, &error))
     }
 }
 
-pub(super) fn slices(version: Version) -> Request {
-    Request::new(format!("/apis/{GROUP}/{version}/resourceslices"))
+pub(super) fn slices() -> Request {
+    Request::new("/apis/resource.k8s.io/v1/resourceslices")
 }
 
-fn claims(version: Version, namespace: &str) -> Request {
-    Request::new(format!("/apis/{GROUP}/{version}/namespaces/{namespace}/resourceclaims"))
+fn claims(namespace: &str) -> Request {
+    Request::new(format!("/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims"))
+}
+
+/// A slice as a request's body.
+fn written(call: &Call, slice: &ResourceSlice) -> Result<Vec<u8>, ApiError> {
+    serde_json::to_vec(slice).map_err(|error| unreadable(call, &error))
 }
 
 fn unreadable(call: &Call, error: &dyn std::fmt::Display) -> ApiError {
@@ -142,18 +95,11 @@ fn unreadable(call: &Call, error: &dyn std::fmt::Display) -> ApiError {
 }
 
 impl ResourceApi for ResourceClient {
-    fn version(&self) -> Answer<'_, Version> {
-        Box::pin(self.negotiated())
-    }
-
     fn claim<'a>(&'a self, namespace: &'a str, name: &'a str) -> Answer<'a, Option<Claim>> {
         Box::pin(async move {
             let call = &Call::of(Verb::Get, Kind::Claims, namespace, name);
-            let get = |version| async move {
-                let request = claims(version, namespace).get(name, &GetParams::default());
-                self.client.send(call, request).await
-            };
-            match self.asked(get).await {
+            let get = claims(namespace).get(name, &GetParams::default());
+            match self.client.send(call, get).await {
                 Ok(body) => {
                     Claim::read(&body).map(Some).map_err(|reason| unreadable(call, &reason))
                 }
@@ -175,21 +121,15 @@ impl ResourceApi for ResourceClient {
             let call = &Call::of(Verb::Patch, Kind::ClaimStatus, namespace, name);
             let entries: Vec<_> = devices.iter().map(DeviceStatus::object).collect();
             let params = &PatchParams::apply(&self.driver).force();
-            let apply = |version: Version| {
-                let object = json!({
-                    "apiVersion": version.api_version(),
-                    "kind": "ResourceClaim",
-                    "metadata": { "namespace": namespace, "name": name, "uid": uid },
-                    "status": { "devices": entries },
-                });
-                async move {
-                    let requests = claims(version, namespace);
-                    let request =
-                        requests.patch_subresource("status", name, params, &Patch::Apply(object));
-                    self.client.send(call, request).await.map(drop)
-                }
-            };
-            self.asked(apply).await.map_err(|error| match error {
+            let object = json!({
+                "apiVersion": "resource.k8s.io/v1",
+                "kind": "ResourceClaim",
+                "metadata": { "namespace": namespace, "name": name, "uid": uid },
+                "status": { "devices": entries },
+            });
+            let apply =
+                claims(namespace).patch_subresource("status", name, params, &Patch::Apply(object));
+            self.client.send(call, apply).await.map(drop).map_err(|error| match error {
                 // Another claim has the name now.
                 ApiError::Conflict { call, message } if message.contains("UID") => {
                     ApiError::NotFound { call, message }
@@ -205,22 +145,24 @@ impl ResourceApi for ResourceClient {
     }
 
     fn own_slices(&self) -> Answer<'_, Vec<ResourceSlice>> {
+        #[derive(Deserialize)]
+        struct List {
+            items: Option<Vec<ResourceSlice>>,
+        }
         Box::pin(async move {
             let call = &Call::new(Verb::List, Kind::Slices, "");
             let params = &ListParams::default().fields(&self.own());
-            let list = |version| async move {
-                let body = self.client.send(call, slices(version).list(params)).await?;
-                versions::read_list(&body, version).map_err(|error| unreadable(call, &error))
-            };
-            self.asked(list).await
+            let body = self.client.send(call, slices().list(params)).await?;
+            let list: List = answer::read(&body).map_err(|error| unreadable(call, &error))?;
+            Ok(list.items.unwrap_or_default())
         })
     }
 
     fn create_slice<'a>(&'a self, slice: &'a ResourceSlice) -> Answer<'a, ResourceSlice> {
         Box::pin(async move {
             let call = Call::new(Verb::Create, Kind::Slices, "");
-            let create = |version, body| slices(version).create(&PostParams::default(), body);
-            self.sent_slice(&call, slice, create).await
+            let create = slices().create(&PostParams::default(), written(&call, slice)?);
+            self.sent_slice(&call, create).await
         })
     }
 
@@ -228,20 +170,16 @@ impl ResourceApi for ResourceClient {
         Box::pin(async move {
             let name = slice.metadata.name.as_deref().unwrap_or_default();
             let call = Call::new(Verb::Update, Kind::Slices, name);
-            let replace =
-                |version, body| slices(version).replace(name, &PostParams::default(), body);
-            self.sent_slice(&call, slice, replace).await
+            let replace = slices().replace(name, &PostParams::default(), written(&call, slice)?);
+            self.sent_slice(&call, replace).await
         })
     }
 
     fn delete_slice<'a>(&'a self, name: &'a str) -> Answer<'a, ()> {
         Box::pin(async move {
             let call = &Call::new(Verb::Delete, Kind::Slices, name);
-            let delete = |version| async move {
-                let request = slices(version).delete(name, &DeleteParams::default());
-                self.client.send(call, request).await.map(drop)
-            };
-            match self.asked(delete).await {
+            let delete = slices().delete(name, &DeleteParams::default());
+            match self.client.send(call, delete).await.map(drop) {
                 Err(ApiError::NotFound { .. }) => Ok(()),
                 answer => answer,
             }

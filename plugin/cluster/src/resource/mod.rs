@@ -1,13 +1,11 @@
-//! DRA's objects, `resource.k8s.io`: claims are read one by one, slices are the driver's own.
+//! DRA's objects, `resource.k8s.io/v1`: claims are read one by one, slices are the driver's own.
 //!
-//! Slices are exchanged as `k8s_openapi`'s v1 types, claims as [`Claim`]. Where the API server has an older
-//! version, the crate converts; callers see v1.
+//! Slices are exchanged as `k8s_openapi`'s types, claims as [`Claim`].
 
 mod claim;
 mod client;
 mod slices;
 mod status;
-mod versions;
 mod watch;
 
 use std::fmt;
@@ -27,47 +25,9 @@ pub use status::DeviceStatus;
 /// An answer that is on its way.
 pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, ApiError>> + Send + 'a>>;
 
-/// A version of `resource.k8s.io`; newer is greater.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Version {
-    /// Kubernetes 1.32.
-    V1beta1,
-    /// Kubernetes 1.33.
-    V1beta2,
-    /// Kubernetes 1.34 and newer.
-    V1,
-}
-
-impl Version {
-    /// All, the newest first: the order in which they are preferred.
-    pub const ALL: [Version; 3] = [Version::V1, Version::V1beta2, Version::V1beta1];
-
-    /// As in a path.
-    pub fn name(self) -> &'static str {
-        match self {
-            Version::V1beta1 => "v1beta1",
-            Version::V1beta2 => "v1beta2",
-            Version::V1 => "v1",
-        }
-    }
-}
-
-impl fmt::Display for Version {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
 /// The API server, for one driver on one node. Every call is one request, or two where a conflict is retried;
-/// nothing is remembered between calls but the version. Each call ends within the client's limit of time.
+/// nothing is remembered between calls. Each call ends within the client's limit of time.
 pub trait ResourceApi: fmt::Debug + Send + Sync {
-    /// The newest version that server and client share. Asked for once, and again after a server said that it
-    /// does not serve it any more.
-    ///
-    /// # Errors
-    /// [`ApiError::NotServed`] where there is none, and whatever keeps the server from answering.
-    fn version(&self) -> Answer<'_, Version>;
-
     /// One claim; `None` where there is none of that name. The caller compares the UID: a claim of the same name
     /// may be another one.
     fn claim<'a>(&'a self, namespace: &'a str, name: &'a str) -> Answer<'a, Option<Claim>>;

@@ -67,8 +67,6 @@ impl Watch {
                 End::Over => {}
                 End::Expired => self.at = None,
                 End::Failed(error) => {
-                    // A server that was away may be a newer one when it is back.
-                    self.client.forget_version();
                     let later = error.retry() == Retry::Later;
                     if !self.failing {
                         self.failing = true;
@@ -94,12 +92,8 @@ impl Watch {
         let (fields, at) = (self.client.own(), self.at.clone().unwrap_or_default());
         let seconds = u32::try_from(self.client.timing.watch.as_secs()).unwrap_or(u32::MAX).max(1);
         let params = &WatchParams::default().fields(&fields).timeout(seconds);
-        let client = &self.client;
-        let begin = |version| {
-            let request = slices(version).watch_metadata(params, &at);
-            async move { client.client.stream(call, request).await }
-        };
-        let body = match client.asked(begin).await {
+        let begin = slices().watch_metadata(params, &at);
+        let body = match self.client.client.stream(call, begin).await {
             Ok(body) => body,
             // 410: it remembers no more as far back.
             Err(ApiError::Expired { .. }) => return Ok(End::Expired),

@@ -18,7 +18,6 @@ use crate::access::{self, Access};
 use crate::answer;
 use crate::client::Client;
 use crate::error::{ApiError, Call, Kind, Verb};
-use crate::resource::Version;
 
 pub use exec::{ExecError, Finished};
 use objects::{Event, List, Pod};
@@ -133,7 +132,7 @@ impl UserClient {
         Ok(events.into_iter().max_by(|a, b| a.last_at().cmp(b.last_at())))
     }
 
-    /// A claim as the API server has it, in the newest version that it serves; `None` where there is none.
+    /// A claim as the API server has it; `None` where there is none.
     pub async fn claim(&self, namespace: &str, name: &str) -> Result<Option<Value>, ApiError> {
         let call = Call::of(Verb::Get, Kind::Claims, namespace, name);
         let rest = format!("namespaces/{}/resourceclaims/{}", escaped(namespace), escaped(name));
@@ -147,16 +146,7 @@ impl UserClient {
     }
 
     async fn resource(&self, call: &Call, rest: &str) -> Result<Option<Value>, ApiError> {
-        let mut last = None;
-        for version in Version::ALL {
-            let path = format!("/apis/resource.k8s.io/{}/{rest}", version.name());
-            match found(self.get(call, &path).await) {
-                Err(error @ ApiError::NotServed { .. }) => last = Some(error),
-                answer => return answer,
-            }
-        }
-        let message = "no version".to_owned();
-        Err(last.unwrap_or(ApiError::NotServed { call: call.clone(), message }))
+        found(self.get(call, &format!("/apis/resource.k8s.io/v1/{rest}")).await)
     }
 
     async fn get<T: DeserializeOwned>(&self, call: &Call, path: &str) -> Result<T, ApiError> {

@@ -2,32 +2,23 @@
 
 use serde_json::{Value, json};
 use tessera_cluster::fixtures::Gates;
-use tessera_cluster::resource::{ClaimRef, DeviceStatus, ResourceApi, Version};
+use tessera_cluster::resource::{ClaimRef, DeviceStatus, ResourceApi};
 use tessera_cluster::{ApiError, Kind, Retry, Verb};
 
 use super::{DRIVER, World, slice, slice_of};
 
 #[tokio::test]
-async fn slices_live_through_every_version() {
-    for version in Version::ALL {
-        let world = World::new();
-        world.server.set_versions(&[version]);
-        let api = &world.client;
-        assert_eq!(api.version().await.unwrap(), version);
-        let made = api.create_slice(&slice()).await.unwrap();
-        assert_eq!(made.spec, slice().spec, "{version}");
-        let mut changed = made.clone();
-        changed.spec.pool.generation = 2;
-        let kept = api.update_slice(&changed).await.unwrap();
-        assert_eq!(kept.spec, changed.spec);
-        assert_eq!(api.own_slices().await.unwrap(), vec![kept.clone()]);
-        api.delete_slice(kept.metadata.name.as_deref().unwrap()).await.unwrap();
-        assert_eq!(api.own_slices().await.unwrap(), []);
-        let bodies: Vec<Value> = world.server.asked().into_iter().map(|asked| asked.body).collect();
-        let device = &bodies[1]["spec"]["devices"][0];
-        assert_eq!(device.get("basic").is_some(), version == Version::V1beta1);
-        assert_eq!(world.count("GET /apis/resource.k8s.io"), 1 + 2, "asked for the version once");
-    }
+async fn a_slice_is_made_changed_listed_and_removed() {
+    let World { client, .. } = &World::new();
+    let made = client.create_slice(&slice()).await.unwrap();
+    assert_eq!(made.spec, slice().spec);
+    let mut changed = made.clone();
+    changed.spec.pool.generation = 2;
+    let kept = client.update_slice(&changed).await.unwrap();
+    assert_eq!(kept.spec, changed.spec);
+    assert_eq!(client.own_slices().await.unwrap(), vec![kept.clone()]);
+    client.delete_slice(kept.metadata.name.as_deref().unwrap()).await.unwrap();
+    assert_eq!(client.own_slices().await.unwrap(), []);
 }
 
 #[tokio::test]
@@ -127,7 +118,7 @@ async fn a_claim_is_one_request_and_one_that_is_not_there_is_none() {
     assert_eq!(read.allocated.unwrap()[1].share_id.as_deref(), Some("s2"));
     assert_eq!(world.client.claim("team", "other").await.unwrap(), None);
     assert_eq!(world.count("GET /apis/resource.k8s.io/v1/namespaces/team/resourceclaims/"), 2);
-    assert_eq!(world.server.asked().len(), 3, "and the version");
+    assert_eq!(world.server.asked().len(), 2);
 }
 
 #[tokio::test]
@@ -190,22 +181,13 @@ async fn what_is_forbidden_says_which_rule_is_missing() {
 }
 
 #[tokio::test]
-async fn a_server_of_another_version_is_followed_and_one_without_dra_is_said_so() {
+async fn a_server_without_dra_is_said_so_and_asked_again() {
     let world = World::new();
-    world.server.set_versions(&[Version::V1beta1]);
     world.client.create_slice(&slice()).await.unwrap();
-    // It was upgraded.
-    world.server.set_versions(&[Version::V1beta2, Version::V1]);
-    assert_eq!(world.client.own_slices().await.unwrap().len(), 1);
-    assert_eq!(world.client.version().await.unwrap(), Version::V1);
-    world.server.set_versions(&[]);
-    for error in [
-        world.client.own_slices().await.map(drop).unwrap_err(),
-        world.client.version().await.map(drop).unwrap_err(),
-    ] {
-        assert!(matches!(error, ApiError::NotServed { .. }), "{error}");
-        assert!(error.to_string().contains("Kubernetes 1.32 or newer"), "{error}");
-    }
-    world.server.set_versions(&[Version::V1]);
+    world.server.serve_dra(false);
+    let error = world.client.own_slices().await.unwrap_err();
+    assert!(matches!(error, ApiError::NotServed { .. }), "{error}");
+    assert!(error.to_string().contains("Kubernetes 1.36"), "{error}");
+    world.server.serve_dra(true);
     assert_eq!(world.client.own_slices().await.unwrap().len(), 1);
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tessera_cluster::ApiError;
 use tessera_cluster::fixtures::Temper;
-use tessera_cluster::resource::{ResourceApi, SliceEvent, Timing, Version};
+use tessera_cluster::resource::{ResourceApi, SliceEvent, Timing};
 use tokio::sync::mpsc::Receiver;
 use tokio::time::timeout;
 
@@ -170,18 +170,4 @@ async fn it_ends_with_its_listener_and_takes_the_connection_along() {
     assert!(world.server.open() > 0);
     drop(watch);
     until(|| world.server.with(|store| store.open_watches()) == 0).await;
-}
-
-#[tokio::test]
-async fn a_server_that_was_upgraded_is_watched_in_its_new_version() {
-    let world = World::new();
-    world.server.set_versions(&[Version::V1beta1]);
-    let mut watch = world.client.watch_own_slices();
-    assert_eq!(next(&mut watch).await, SliceEvent::Restarted);
-    world.server.set_temper(Temper::Answers(503, "upgrading".into()));
-    assert!(matches!(next(&mut watch).await, SliceEvent::Failed(_)));
-    world.server.set_versions(&[Version::V1beta2, Version::V1beta1]);
-    world.server.set_temper(Temper::Works);
-    assert_eq!(next(&mut watch).await, SliceEvent::Restarted);
-    assert_eq!(world.count("GET /apis/resource.k8s.io/v1beta2/resourceslices?watch=true"), 1);
 }

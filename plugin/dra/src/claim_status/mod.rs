@@ -53,7 +53,7 @@ fn device(
     result: &ClaimResult,
     sick: &BTreeMap<String, String>,
 ) -> Option<DeviceStatus> {
-    let is_on = |device: &str, uuid: &str| names::parts(device).0 == names::device(uuid);
+    let is_on = |device: &str, uuid: &str| device == names::device(uuid);
     let index = record.grants.iter().position(|grant| is_on(&result.device, &grant.uuid))?;
     let grant = &record.grants[index];
     let together = share.results.iter().filter(|other| is_on(&other.device, &grant.uuid)).count();
@@ -204,7 +204,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_changed_quota_shows_both_limits() {
-        let mut record = record("chat", "gpu", &["gpu-a-share-2"], &[("GPU-a", 8192, 255)]);
+        let mut record = record("chat", "gpu", &["gpu-a"], &[("GPU-a", 8192, 255)]);
         let mut before = record.grants.clone();
         (before[0].memory_limit_bytes, before[0].cores_millis) = (4 << 30, 250);
         record.overridden = Some(Box::new(Override { allocated: before, owed: BTreeMap::new() }));

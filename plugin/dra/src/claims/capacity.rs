@@ -1,13 +1,11 @@
 //! Limits, from what the scheduler counts: never from what was asked for.
 
 use tessera_cluster::resource::DeviceResult;
-use tessera_config::Config;
 use tessera_model::printable;
 use tessera_model::quantity::Quantity;
 
 use super::fault::Fault;
-use crate::door::DraGpu;
-use crate::{names, publish};
+use crate::names;
 
 /// Thousandths of a GPU in one unit of the capacity `cores`.
 const MILLIS: u64 = 10;
@@ -23,22 +21,8 @@ pub(super) struct Limits {
     pub(super) cores_millis: u32,
 }
 
-/// The limits of one result. A share of fixed size has no consumed capacity: it has what is published of it.
-pub(super) fn limits(
-    result: &DeviceResult,
-    gpu: &DraGpu,
-    config: &Config,
-) -> Result<Limits, Fault> {
-    let (device, fixed) = names::parts(&result.device);
-    let is_fixed = fixed.is_some() && device == names::device(&gpu.gpu.uuid);
-    if is_fixed && result.consumed_capacity.is_empty() {
-        let published = publish::fixed_share(gpu, config);
-        let (memory_bytes, cores) =
-            published.ok_or_else(|| Fault::UnknownDevice { result: result.into() })?;
-        // A default is no more than all of the GPU.
-        let cores_millis = u32::try_from(cores.saturating_mul(MILLIS)).unwrap_or(u32::MAX);
-        return Ok(Limits { memory_bytes, cores_millis });
-    }
+/// The limits of one result.
+pub(super) fn limits(result: &DeviceResult) -> Result<Limits, Fault> {
     let memory = amount(result, names::MEMORY)?;
     let memory_bytes = memory.units().map_err(|why| bad(result, names::MEMORY, &why))?;
     let cores = amount(result, names::CORES)?;

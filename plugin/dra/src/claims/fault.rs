@@ -91,23 +91,11 @@ pub enum Fault {
         /// What was allocated.
         result: Box<Named>,
     },
-    /// A share of fixed size that another claim has.
-    #[error(
-        "request {}: device {} is held by claim {holder}; the pod can run when that has ended, or when it is \
-         scheduled again",
-        .result.request, .result.device
-    )]
-    Held {
-        /// What was allocated.
-        result: Box<Named>,
-        /// The other claim.
-        holder: String,
-    },
     /// The whole GPU was handed out.
     #[error(
         "request {}: device {} was allocated whole: consumedCapacity.{name} is missing, because the cluster \
-         does not divide devices (feature gate DRAConsumableCapacity); delete the pod, so that it is \
-         scheduled again with what is published now",
+         does not divide devices: it needs Kubernetes 1.36 (DRAConsumableCapacity); delete the pod, so that it \
+         is scheduled again",
         .result.request, .result.device
     )]
     NotDivided {

@@ -10,7 +10,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tessera_cluster::resource::{Claim, ClaimRef, DeviceResult};
-use tessera_config::Config;
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::origin::{ClaimResult, ClaimShare, Origin, base_request};
 use tessera_model::record::Record;
@@ -29,8 +28,8 @@ pub struct Node<'a> {
     pub gpus: &'a [DraGpu],
     /// Live records of claims.
     pub records: &'a [Arc<Record>],
-    /// The configuration, which says how large a share of fixed size is.
-    pub config: &'a Config,
+    /// DRA is turned on; where it is not, nothing more is prepared.
+    pub is_on: bool,
 }
 
 /// What has to be there before a claim is prepared.
@@ -182,8 +181,7 @@ fn share(claim: &Claim, results: &[&DeviceResult], node: Node<'_>) -> Result<Sha
     let mut parts: Vec<SharePart> = Vec::with_capacity(results.len());
     for result in results {
         let gpu = find(node, result)?;
-        not_held(result, &share.uid, node.records)?;
-        let limits = capacity::limits(result, gpu, node.config)?;
+        let limits = capacity::limits(result)?;
         parts.push(SharePart {
             uuid: gpu.gpu.uuid.clone(),
             memory_bytes: limits.memory_bytes,
@@ -197,34 +195,11 @@ fn share(claim: &Claim, results: &[&DeviceResult], node: Node<'_>) -> Result<Sha
 }
 
 fn find<'a>(node: Node<'a>, result: &DeviceResult) -> Result<&'a DraGpu, Fault> {
-    if !node.config.dra.enabled {
+    if !node.is_on {
         return Err(Fault::TurnedOff { result: result.into() });
     }
-    let (device, _) = names::parts(&result.device);
-    let is_it = |gpu: &&DraGpu| {
-        let name = names::device(&gpu.gpu.uuid);
-        name == device || name == result.device
-    };
+    let is_it = |gpu: &&DraGpu| names::device(&gpu.gpu.uuid) == result.device;
     node.gpus.iter().find(is_it).ok_or_else(|| Fault::UnknownDevice { result: result.into() })
-}
-
-/// A share of fixed size has one holder.
-fn not_held(result: &DeviceResult, uid: &str, records: &[Arc<Record>]) -> Result<(), Fault> {
-    if result.share_id.is_some() {
-        return Ok(());
-    }
-    let claims = records.iter().filter_map(|record| record.origin.claim());
-    let mut others = claims.filter(|claim| claim.uid != uid);
-    let has_it = |claim: &&ClaimShare| {
-        claim.results.iter().any(|held| held.device == result.device && held.share_id.is_none())
-    };
-    match others.find(has_it) {
-        Some(other) => {
-            let holder = format!("{}/{}", other.namespace, other.name);
-            Err(Fault::Held { result: result.into(), holder })
-        }
-        None => Ok(()),
-    }
 }
 
 impl Share {

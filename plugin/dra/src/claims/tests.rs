@@ -52,12 +52,7 @@ fn decided(claim: &Claim, records: &[Arc<Record>]) -> Result<Decision, String> {
 }
 
 fn decided_on(gpus: &[DraGpu], claim: &Claim, records: &[Arc<Record>]) -> Result<Decision, String> {
-    let config = Config::parse(
-        "[dra]
-enabled = true",
-    )
-    .unwrap();
-    let node = Node { pool: "node", gpus, records, config: &config };
+    let node = Node { pool: "node", gpus, records, is_on: true };
     decide(&asked(), Some(claim), node).map_err(|error| error.to_string())
 }
 
@@ -149,8 +144,7 @@ fn what_other_drivers_have_is_theirs() {
 #[test]
 fn claims_that_are_not_what_kubelet_asked_for_are_distinguished() {
     let good = claim(vec![share("gpu", "gpu-a", "s", "1Gi", "10")]);
-    let config = Config::parse("[dra]\nenabled = true").unwrap();
-    let node = Node { pool: "node", gpus: &[], records: &[], config: &config };
+    let node = Node { pool: "node", gpus: &[], records: &[], is_on: true };
     let error = decide(&asked(), None, node).unwrap_err().to_string();
     assert!(error.contains("claim team/chat") && error.contains("not exist"), "{error}");
     for (claim, words) in [
@@ -193,18 +187,6 @@ fn results_that_make_no_sense_name_request_device_and_field() {
 }
 
 #[test]
-fn a_share_of_fixed_size_is_one_replica() {
-    let fixed = result("gpu", "gpu-a-share-2", "", &[]);
-    let decision = decided(&claim(vec![fixed.clone()]), &[]).unwrap();
-    assert_eq!(limits(new(&decision, 0)), [("GPU-a", 4 * GIB, 250, Compute::Burst)]);
-    // Another claim has it; its neighbour is free.
-    let held = [claim_record("other", "gpu", &[("gpu-a-share-2", None)])];
-    let error = decided(&claim(vec![fixed]), &held).unwrap_err();
-    assert!(error.contains("held by claim team/claim-other"), "{error}");
-    assert!(decided(&claim(vec![result("gpu", "gpu-a-share-3", "", &[])]), &held).is_ok());
-}
-
-#[test]
 fn a_recorded_share_stays_as_it_is_whatever_is_said_now() {
     let record = claim_record("u", "gpu", &[("gpu-a", Some("s"))]);
     let other = claim_record("u", "gpu", &[("gpu-a", Some("before"))]);
@@ -224,7 +206,7 @@ fn monitors_see_and_hold_nothing() {
         admin_access: true,
         ..share(request, device, "s", "16Gi", "100")
     };
-    let results = vec![view("all", "gpu-a"), view("all", "gpu-b"), view("all", "gpu-b-share-0")];
+    let results = vec![view("all", "gpu-a"), view("all", "gpu-b"), view("all", "gpu-b")];
     let decision = decided(&claim(results), &[]).unwrap();
     assert!(decision.shares.is_empty());
     let gives: Vec<_> = decision.devices.into_iter().map(|device| device.gives).collect();
@@ -375,8 +357,7 @@ fn malformed_parameters_name_claim_and_field() {
 
 fn any_result() -> impl Strategy<Value = DeviceResult> {
     let device = prop_oneof![
-        8 => "gpu-[ab]",
-        2 => "gpu-[ab]-share-[0-3]",
+        10 => "gpu-[ab]",
         1 => "[a-z]{0,8}",
     ];
     let quantity = prop_oneof![
@@ -434,10 +415,8 @@ proptest! {
         let counted = ours.iter().filter(|r| !r.admin_access).count();
         let parts: Vec<_> = (0..given).flat_map(|at| new(&decision, at).parts.clone()).collect();
         prop_assert_eq!(parts.len(), counted);
-        let memory = |result: &&&DeviceResult| match result.consumed_capacity.get("memory") {
-            Some(text) => tessera_model::quantity::parse_bytes(text).unwrap(),
-            None if result.device.starts_with("gpu-a") => 4 * GIB,
-            None => 6 * GIB,
+        let memory = |result: &&&DeviceResult| {
+            tessera_model::quantity::parse_bytes(&result.consumed_capacity["memory"]).unwrap()
         };
         let wanted: u64 = ours.iter().filter(|r| !r.admin_access).map(|r| memory(&r)).sum();
         prop_assert_eq!(parts.iter().map(|part| part.memory_bytes).sum::<u64>(), wanted);

@@ -113,11 +113,7 @@ fn reports(gpus: &[DraGpu], claims: &[Arc<Record>], pool: &str, unix_seconds: i6
     let mut devices: BTreeSet<String> = held.collect();
     devices.extend(gpus.iter().map(|gpu| names::device(&gpu.gpu.uuid)));
     let report = |device: String| {
-        let (name, _) = names::parts(&device);
-        let gpu = gpus.iter().find(|gpu| {
-            let own = names::device(&gpu.gpu.uuid);
-            own == name || own == device
-        });
+        let gpu = gpus.iter().find(|gpu| names::device(&gpu.gpu.uuid) == device);
         let (is_healthy, message) = match gpu {
             None => (false, "the GPU is not shared on this node any more".to_owned()),
             Some(DraGpu { sick: Some(reason), .. }) => (false, reason.clone()),
@@ -142,7 +138,7 @@ mod tests {
         gpus[1].sick = Some("XID 79".into());
         gpus[2].cordon = Some("a new fan".into());
         let records = [
-            claim_record("u", "gpu", &[("gpu-a-share-1", None)]),
+            claim_record("u", "gpu", &[("gpu-a", Some("r"))]),
             claim_record("v", "gpu", &[("gpu-gone", Some("s"))]),
             claim_record("w", "gpu", &[("gpu-b", Some("t"))]),
         ];
@@ -155,7 +151,6 @@ mod tests {
             .collect();
         let all = [
             ("gpu-a", true, ""),
-            ("gpu-a-share-1", true, ""),
             ("gpu-b", false, "XID 79"),
             ("gpu-c", true, "cordoned"),
             ("gpu-gone", false, "the GPU is not shared on this node any more"),

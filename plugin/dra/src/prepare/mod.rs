@@ -328,14 +328,11 @@ impl Inner {
         asked: &ClaimRef,
         found: Option<&Claim>,
     ) -> Result<Vec<Prepared>, Failure> {
-        let (gpus, records, config) = (self.core.gpus(), self.core.claims(), self.core.config());
-        let node = Node { pool: &self.pool, gpus: &gpus, records: &records, config: &config };
-        let decision = claims::decide(asked, found, node).map_err(|error| {
-            if matches!(*error.fault, Fault::Held { .. }) {
-                self.suspicion.notify_one();
-            }
-            Failure::of(asked, *error.fault)
-        })?;
+        let (gpus, records) = (self.core.gpus(), self.core.claims());
+        let is_on = self.core.config().dra.enabled;
+        let node = Node { pool: &self.pool, gpus: &gpus, records: &records, is_on };
+        let decision =
+            claims::decide(asked, found, node).map_err(|error| Failure::of(asked, *error.fault))?;
         let core = |error: AllocateError| Failure::of(asked, error);
         if !decision.stale.is_empty() {
             info!(claim = asked.name, "the scheduler allocated it again: its shares of before end");

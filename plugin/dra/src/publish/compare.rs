@@ -121,9 +121,9 @@ mod tests {
         let node = Node { name: "n1".to_owned(), uid: "u".to_owned() };
         let sick = DraGpu { cordon: Some("x".to_owned()), ..gpu("GPU-a", 0) };
         let offer = Offer::new(&[published(sick), published(gpu("GPU-b", 1))], &Config::default());
-        assert!(offer.shared.iter().all(is_shared) && !offer.fixed.iter().any(is_shared));
-        assert_eq!(offer.shared[0].taints.as_ref().unwrap()[0].key, taints::CORDONED);
-        slice(&node, &offer.shared, 0, 1, 1)
+        assert!(offer.devices.iter().all(is_shared));
+        assert_eq!(offer.devices[0].taints.as_ref().unwrap()[0].key, taints::CORDONED);
+        slice(&node, &offer.devices, 0, 1, 1)
     }
 
     fn kept(change: impl Fn(&mut Device)) -> ResourceSlice {

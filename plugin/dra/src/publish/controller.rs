@@ -1,11 +1,10 @@
 //! The publication as a state machine: what is wanted, what there is, the time; then the next step. Pure.
 //!
-//! **Nothing unshared is ever sold.** An API server without consumable capacity drops what makes a device
-//! shareable, and a scheduler would give the whole GPU to one pod. So before a shared device is published, one is
-//! written into a slice of generation 0 beside a slice of the pool with a higher one: schedulers ignore such a
-//! slice, and the answer shows what the server keeps. It is removed at once. A server that drops fields later
-//! (another one answers, its gates have changed) is noticed by the answer to each write; the device is removed
-//! at once then, before anything else.
+//! **Nothing unshared stays.** An API server without consumable capacity (KEP 5075, on by default since Kubernetes
+//! 1.36) drops what makes a device shareable, and a scheduler would give the whole GPU to one pod. The answer to each
+//! write shows what the server kept: a slice with such a device is removed before anything else, and nothing is
+//! published until other devices are wanted or [`REFUSED_FOR`] is over. A claim that was allocated in between is
+//! refused when kubelet has it prepared.
 //!
 //! **Two instances** during an update of the driver publish the same and find it there; of the times at which they
 //! noticed a taint, both take the earlier. Where they differ otherwise (in their configuration), each writes when the
@@ -15,7 +14,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use tessera_cluster::error::ApiError;
-use tessera_cluster::k8s_openapi::api::resource::v1::{Device, DeviceTaint, ResourceSlice};
+use tessera_cluster::k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use tessera_cluster::k8s_openapi::jiff::Timestamp;
 use tessera_cluster::resource::SliceEvent;
 
@@ -23,19 +22,19 @@ use super::compare::{Dropped, is_shared, same};
 use super::offer::Offer;
 use super::pace::Pace;
 use super::plan::{Standing, Write};
-use super::policy::{Policy, Unit};
 use super::pool::{self, Node};
-use super::status::{Mode, State, Status};
-use super::taints::{NO_SCHEDULE, Since};
-use super::validate;
-use crate::names;
+use super::status::{State, Status};
+use super::taints::Since;
 
 /// Own writes that are recognised when the watch reports them.
 const REMEMBERED: usize = 256;
-/// How long slices that the server refused as invalid are not sent again, unless others are wanted.
+/// How long devices that the server refused, or kept unshared, are not sent again, unless others are wanted.
 const REFUSED_FOR: Duration = Duration::from_secs(600);
 /// How often slices are listed while no watch works.
 const WITHOUT_WATCH: Duration = Duration::from_secs(60);
+/// Why nothing is published by an API server that cannot share devices.
+const CANNOT_SHARE: &str = "needs Kubernetes 1.36 (DRAConsumableCapacity): the API server dropped \
+    allowMultipleAllocations or a requestPolicy, so the slice was removed again";
 
 /// What to do next.
 #[derive(Clone, Debug, PartialEq)]
@@ -74,9 +73,7 @@ pub struct Controller {
     node: Option<Node>,
     offer: Option<Offer>,
     since: Since,
-    /// Whether the API server keeps what makes devices shareable, once known.
-    shares: Option<bool>,
-    /// Whether it keeps taints.
+    /// Whether the API server keeps taints.
     taints: bool,
     /// What there is, by name; `None` before the first list.
     observed: Option<BTreeMap<String, ResourceSlice>>,
@@ -105,7 +102,6 @@ impl Controller {
             node: None,
             offer: None,
             since: Since::default(),
-            shares: None,
             taints: true,
             observed: None,
             stale: true,
@@ -129,7 +125,7 @@ impl Controller {
 
     /// From now on this is to be published. `at`: when its new taints were added.
     pub fn want(&mut self, mut offer: Offer, at: Timestamp) {
-        self.since.stamp(offer.shared.iter_mut().chain(&mut offer.fixed), at);
+        self.since.stamp(&mut offer.devices, at);
         self.status.problems.clone_from(&offer.problems);
         self.offer = Some(offer);
     }
@@ -153,11 +149,6 @@ impl Controller {
 
     pub fn next(&mut self, now: Instant) -> Step {
         let step = self.choose(now);
-        self.status.mode = match self.shares {
-            None => Mode::Unknown,
-            Some(true) => Mode::Shared,
-            Some(false) => Mode::Fixed,
-        };
         self.status.without_taints = !self.taints;
         self.status.state = match &self.status.error {
             Some(_) => State::Failing,
@@ -224,7 +215,7 @@ impl Controller {
             (_, Answer::NodeUid(uid)) => self.node = Some(Node { name: self.name.clone(), uid }),
             (_, Answer::Listed(slices)) => self.take_list(slices, now),
             (Step::Create(sent) | Step::Update(sent), Answer::Kept(kept)) => {
-                self.take_kept(sent, *kept)
+                self.take_kept(sent, *kept, now)
             }
             (Step::Delete(name), _) => {
                 remember(&mut self.own_deletions, name.clone());
@@ -242,9 +233,6 @@ impl Controller {
             // Every taint of it has its time by now.
             self.want(offer, Timestamp::MAX);
         }
-        if self.observed.is_none() && slices.iter().flat_map(devices).any(is_shared) {
-            self.shares = Some(true);
-        }
         let name = |slice: &ResourceSlice| slice.metadata.name.clone().unwrap_or_default();
         let slices: BTreeMap<_, _> =
             slices.into_iter().map(|slice| (name(&slice), slice)).collect();
@@ -256,12 +244,10 @@ impl Controller {
         (self.stale, self.listed) = (false, Some(now));
     }
 
-    fn take_kept(&mut self, sent: &ResourceSlice, kept: ResourceSlice) {
+    fn take_kept(&mut self, sent: &ResourceSlice, kept: ResourceSlice, now: Instant) {
         let dropped = Dropped::of(sent, &kept);
         if dropped.shares {
-            self.shares = Some(false);
-        } else if devices(sent).any(is_shared) {
-            self.shares.get_or_insert(true);
+            self.refused = Some((self.wanted(), now, CANNOT_SHARE.to_owned()));
         }
         self.taints &= !dropped.taints;
         self.status.other_fields_dropped = dropped.other;
@@ -297,14 +283,6 @@ impl Controller {
     /// The write that is due, whether or not it may be made now.
     fn write(&mut self, node: &Node, now: Instant) -> Option<Write> {
         let observed = self.observed.as_ref()?;
-        let offer = self.offer.as_ref()?;
-        if self.shares.is_none() && !offer.shared.is_empty() {
-            let standing = Standing::of(observed.values(), node, 1);
-            if standing.generation() > 0 {
-                return Some(Write::Create(Box::new(pool::probe(node, probe()))));
-            }
-            // What follows publishes an empty pool.
-        }
         let devices = self.wanted();
         if self.refused_until(now).is_some() {
             return None;
@@ -325,17 +303,7 @@ impl Controller {
         (self.status.devices, self.status.slices) = (devices.len(), parts);
         self.status.generation = generation;
         self.aim = Some((devices, generation));
-        let write = write?;
-        if let Write::Create(slice) | Write::Update(slice) = &write {
-            let problems = validate::problems(slice);
-            if !problems.is_empty() {
-                let why = format!("not sent, it would be invalid: {}", problems.join("; "));
-                self.status.error = Some(why.clone());
-                self.refused = Some((self.wanted(), now, why));
-                return None;
-            }
-        }
-        Some(write)
+        write
     }
 
     /// Until when the server is not asked again for what it has refused, and its words; `None` where something else
@@ -348,24 +316,17 @@ impl Controller {
 
     /// The devices that are to be published, as far as the server can keep them.
     fn wanted(&self) -> Vec<Device> {
-        let Some(offer) = &self.offer else { return Vec::new() };
-        let devices = match self.shares {
-            Some(true) => &offer.shared,
-            Some(false) => &offer.fixed,
-            None => return Vec::new(),
-        };
+        let devices = self.offer.iter().flat_map(|offer| &offer.devices);
         let is_well =
             |device: &&Device| self.taints || device.taints.as_ref().is_none_or(Vec::is_empty);
-        devices.iter().filter(is_well).cloned().collect()
+        devices.filter(is_well).cloned().collect()
     }
 
     /// A slice with a GPU that would go to one pod as a whole.
     fn unshared(&self) -> Option<String> {
-        let is_whole =
-            |device: &Device| names::parts(&device.name).1.is_none() && !is_shared(device);
-        let all = self.observed.iter().flatten();
-        let mut found = all.filter(|(_, slice)| devices(slice).any(is_whole));
-        found.next().map(|(name, _)| name.clone())
+        let mut all = self.observed.iter().flatten();
+        let found = all.find(|(_, slice)| !devices(slice).all(is_shared));
+        found.map(|(name, _)| name.clone())
     }
 
     /// Whether the server has kept of `wanted` what it can, and nobody has changed it since.
@@ -374,25 +335,6 @@ impl Controller {
         self.written.get(name).is_some_and(|(version, sent)| {
             there.metadata.resource_version.as_ref() == Some(version) && same(sent, wanted)
         })
-    }
-}
-
-/// A device that is written to see what is kept of it. It is no GPU, and no pod that tolerated the taint could have
-/// it prepared.
-fn probe() -> Device {
-    let mib =
-        Policy { value: 2 << 20, whole: 2 << 20, default: 1 << 20, min: 1 << 20, step: 1 << 20 };
-    let taint = DeviceTaint {
-        key: "gpu.tessera.dev/probe".to_owned(),
-        effect: NO_SCHEDULE.to_owned(),
-        ..DeviceTaint::default()
-    };
-    Device {
-        name: "probe".to_owned(),
-        allow_multiple_allocations: Some(true),
-        capacity: Some(BTreeMap::from([(names::MEMORY.to_owned(), mib.shared(Unit::Bytes))])),
-        taints: Some(vec![taint]),
-        ..Device::default()
     }
 }
 

@@ -1,7 +1,5 @@
 //! GPUs for tests.
 
-use std::collections::BTreeSet;
-
 use tessera_model::gpu::Gpu;
 use tessera_model::mig::MigInstance;
 use tessera_model::sharing::Compute;
@@ -21,7 +19,6 @@ pub(super) fn gpu(uuid: &str, index: u32) -> DraGpu {
         memory_bytes: 81_408 * MIB,
         grown_bytes: 0,
         free_bytes: 81_408 * MIB,
-        held: BTreeSet::new(),
         default_memory_bytes: 20_352 * MIB,
         default_cores_millis: 250,
         default_compute: Compute::Burst,

@@ -7,14 +7,12 @@
 //! ```
 //!
 //! - [`policy`], [`attributes`], [`taints`]: the parts of a device; [`offer`]: all devices, in their order
-//! - [`pool`]: devices cut into slices; [`validate`]: Kubernetes' limits
+//! - [`pool`]: devices cut into slices
 //! - [`controller`]: which write comes next, pure; [`task`]: does it
 //! - [`status`]: how it stands
 //!
-//! **One device per GPU** that many claims share, where the API server knows consumable capacity. One that does not
-//! drops what makes a device shareable, and the scheduler would give the whole GPU to one pod. So the driver tries
-//! it out first on a slice that no scheduler reads: see [`controller`]. Where it was dropped, each GPU is
-//! published as shares of one fixed size.
+//! **One device per GPU** that many claims share (consumable capacity, KEP 5075). What an API server without it does to
+//! such a device: see [`controller`].
 //!
 //! **Order**: the scheduler takes the first device that fits, so the order of devices packs or spreads.
 
@@ -33,8 +31,7 @@ pub(crate) mod scheduler;
 pub mod status;
 pub mod taints;
 pub mod task;
-pub mod validate;
 
-pub use offer::{Offer, Published, fixed_share};
-pub use status::{Mode, State, Status};
+pub use offer::{Offer, Published};
+pub use status::{State, Status};
 pub use task::{Gpus, Publisher};

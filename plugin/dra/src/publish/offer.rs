@@ -3,11 +3,11 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use tessera_cluster::k8s_openapi::api::resource::v1::{Device, DeviceCapacity};
+use tessera_cluster::k8s_openapi::api::resource::v1::Device;
 use tessera_config::{Config, Placement};
 
 use super::attributes::attributes;
-use super::policy::{Policy, Unit, WHOLE_CORES};
+use super::policy::{Policy, Unit};
 use super::taints::taints;
 use crate::names;
 use tessera_agent::front_end::dra::DraGpu;
@@ -25,9 +25,7 @@ pub struct Published {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Offer {
     /// One device per GPU, for any number of claims.
-    pub shared: Vec<Device>,
-    /// Shares of one size, each for one claim: for an API server that cannot share devices.
-    pub fixed: Vec<Device>,
+    pub devices: Vec<Device>,
     /// GPUs that cannot be published, and why.
     pub problems: Vec<String>,
 }
@@ -54,54 +52,20 @@ impl Offer {
             }
             let cores = Policy::cores(gpu);
             let taints = Some(taints(gpu, config)).filter(|taints| !taints.is_empty());
-            let device =
-                Device { attributes: Some(attributes(published)), taints, ..Device::default() };
-            offer.shared.push(Device {
+            offer.devices.push(Device {
                 name,
+                attributes: Some(attributes(published)),
                 allow_multiple_allocations: Some(true),
-                capacity: Some(capacities(
-                    memory.shared(Unit::Bytes),
-                    cores.shared(Unit::Hundredths),
-                )),
-                ..device.clone()
+                capacity: Some(BTreeMap::from([
+                    (names::MEMORY.to_owned(), memory.capacity(Unit::Bytes)),
+                    (names::CORES.to_owned(), cores.capacity(Unit::Hundredths)),
+                ])),
+                taints,
+                ..Device::default()
             });
-            let share = |n| Device {
-                name: names::fixed_share(&gpu.gpu.uuid, n),
-                capacity: Some(capacities(
-                    memory.fixed(Unit::Bytes),
-                    cores.fixed(Unit::Hundredths),
-                )),
-                ..device.clone()
-            };
-            // Free ones as far as there is memory for them: quotas may have given it to those that are held.
-            let mut left = gpu.free_bytes / memory.default;
-            let is_there = |device: &Device| {
-                let is_held = gpu.held.contains(&device.name);
-                let is_there = is_held || left > 0;
-                left -= u64::from(is_there && !is_held);
-                is_there
-            };
-            let shares = (0..count(memory, cores, config)).map(share);
-            offer.fixed.extend(shares.filter(is_there));
         }
         offer
     }
-}
-
-/// What a device of fixed size has, bytes and hundredths of the GPU's time: the same that a shared device gives to
-/// a claim that says no size. `None` where the GPU is not published.
-pub fn fixed_share(gpu: &DraGpu, config: &Config) -> Option<(u64, u64)> {
-    Some((Policy::memory(gpu, config)?.default, Policy::cores(gpu).default))
-}
-
-/// How many shares of fixed size a GPU has: its replicas, as far as rounding leaves room for them.
-fn count(memory: Policy, cores: Policy, config: &Config) -> u32 {
-    let fit = (memory.whole / memory.default).min(WHOLE_CORES / cores.default);
-    config.share.replicas.min(u32::try_from(fit).unwrap_or(u32::MAX))
-}
-
-fn capacities(memory: DeviceCapacity, cores: DeviceCapacity) -> BTreeMap<String, DeviceCapacity> {
-    BTreeMap::from([(names::MEMORY.to_owned(), memory), (names::CORES.to_owned(), cores)])
 }
 
 /// By index, so that the first are filled first; or by what is free, so that the emptiest is.
@@ -140,16 +104,16 @@ mod tests {
         };
         let gpus = [free("GPU-b", 1, 70_000), free("GPU-a", 0, 1000), free("GPU-c", 2, 80_000)];
         let packed = Offer::new(&gpus, &Config::default());
-        assert_eq!(names(&packed.shared), ["gpu-a", "gpu-b", "gpu-c"]);
+        assert_eq!(names(&packed.devices), ["gpu-a", "gpu-b", "gpu-c"]);
         let config = Config::parse("[share]\nplacement = \"distributed\"").unwrap();
-        assert_eq!(names(&Offer::new(&gpus, &config).shared), ["gpu-c", "gpu-b", "gpu-a"]);
+        assert_eq!(names(&Offer::new(&gpus, &config).devices), ["gpu-c", "gpu-b", "gpu-a"]);
     }
 
     #[test]
     fn a_gpu_that_another_front_end_still_sells_is_left_out() {
         let moving = published(DraGpu { moving: true, ..gpu("GPU-a", 0) });
         let offer = Offer::new(&[moving, published(gpu("GPU-b", 1))], &Config::default());
-        assert_eq!(names(&offer.shared), ["gpu-b"]);
+        assert_eq!(names(&offer.devices), ["gpu-b"]);
     }
 
     #[test]
@@ -157,52 +121,18 @@ mod tests {
         let gpus =
             [published(mig("MIG-b", 1)), published(mig("MIG-a", 0)), published(gpu("GPU-c", 1))];
         let offer = Offer::new(&gpus, &Config::default());
-        assert_eq!(names(&offer.shared), ["mig-a", "mig-b", "gpu-c"]);
-        let attributes = offer.shared[0].attributes.as_ref().unwrap();
+        assert_eq!(names(&offer.devices), ["mig-a", "mig-b", "gpu-c"]);
+        let attributes = offer.devices[0].attributes.as_ref().unwrap();
         assert!(attributes.contains_key("profile") && attributes.contains_key("parentUUID"));
-        assert!(!offer.shared[2].attributes.as_ref().unwrap().contains_key("profile"));
-    }
-
-    #[test]
-    fn shares_of_fixed_size_are_the_replicas() {
-        let config = Config::parse("[share]\nreplicas = 3").unwrap();
-        let third = DraGpu {
-            default_memory_bytes: 27_136 * MIB,
-            default_cores_millis: 333,
-            ..gpu("GPU-a", 0)
-        };
-        let offer = Offer::new(&[published(third.clone())], &config);
-        assert_eq!(names(&offer.fixed), ["gpu-a-share-0", "gpu-a-share-1", "gpu-a-share-2"]);
-        let capacity = offer.fixed[0].capacity.as_ref().unwrap();
-        assert_eq!(
-            (capacity["memory"].value.0.as_str(), capacity["cores"].value.0.as_str()),
-            ("27136Mi", "33")
-        );
-        assert_eq!(offer.fixed[0].allow_multiple_allocations, None);
-        assert_eq!(fixed_share(&third, &config), Some((27_136 * MIB, 33)));
-        // More replicas than there are hundredths.
-        let config = Config::parse("[share]\nreplicas = 120").unwrap();
-        let sliver =
-            DraGpu { default_memory_bytes: 640 * MIB, default_cores_millis: 8, ..gpu("GPU-a", 0) };
-        assert_eq!(Offer::new(&[published(sliver)], &config).fixed.len(), 100);
+        assert!(!offer.devices[2].attributes.as_ref().unwrap().contains_key("profile"));
     }
 
     #[test]
     fn what_quotas_gave_away_is_offered_to_nobody() {
-        let config = Config::parse("[share]\nreplicas = 4").unwrap();
         let mut one = published(gpu("GPU-a", 0));
-        let memory = |device: &Device| device.capacity.as_ref().unwrap()["memory"].value.0.clone();
-        let before = Offer::new(std::slice::from_ref(&one), &config);
-        assert_eq!((memory(&before.shared[0]).as_str(), before.fixed.len()), ("81408Mi", 4));
-        // One of four shares has grown by a half, and there is no room for all of the others.
-        one.gpu.held = [names::fixed_share("GPU-a", 2)].into();
         one.gpu.grown_bytes = 10_176 * MIB + 1;
-        one.gpu.free_bytes = (81_408 - 20_352 - 10_176) * MIB - 1;
-        let after = Offer::new(&[one], &config);
-        assert_eq!(memory(&after.shared[0]), "71168Mi");
-        assert_eq!(self::names(&after.fixed), ["gpu-a-share-0", "gpu-a-share-1", "gpu-a-share-2"]);
-        // What a share of one size is does not change under those who have one.
-        assert_eq!(memory(&after.fixed[0]), "20352Mi");
+        let offer = Offer::new(&[one], &Config::default());
+        assert_eq!(offer.devices[0].capacity.as_ref().unwrap()["memory"].value.0, "71168Mi");
     }
 
     #[test]
@@ -211,7 +141,7 @@ mod tests {
         let tiny = published(DraGpu { memory_bytes: 900 * MIB, ..gpu("GPU-a", 0) });
         let twins = [tiny, published(gpu("GPU-b", 1)), published(gpu("GPU-b", 2))];
         let offer = Offer::new(&twins, &config);
-        assert_eq!(names(&offer.shared), ["gpu-b"]);
+        assert_eq!(names(&offer.devices), ["gpu-b"]);
         assert_eq!(offer.problems.len(), 2);
         assert!(offer.problems[0].starts_with("GPU 0 (Example, GPU-a) is not published"));
     }

@@ -20,8 +20,6 @@ pub const WHOLE_CORES: u64 = 100;
 pub struct Policy {
     /// All that can be had.
     pub value: u64,
-    /// The same beside what quotas have given away.
-    pub whole: u64,
     /// What a request gets that does not say.
     pub default: u64,
     /// The least that a request gets.
@@ -44,17 +42,17 @@ impl Policy {
         // One context, and something to use it for.
         let min =
             gpu.context_bytes.saturating_add(step).div_ceil(step).saturating_mul(step).min(default);
-        Some(Policy { value, whole, default, min, step })
+        Some(Policy { value, default, min, step })
     }
 
     /// Time of a GPU.
     pub fn cores(gpu: &DraGpu) -> Self {
         let default = u64::from(gpu.default_cores_millis / 10).clamp(1, WHOLE_CORES);
-        Policy { value: WHOLE_CORES, whole: WHOLE_CORES, default, min: 1, step: 1 }
+        Policy { value: WHOLE_CORES, default, min: 1, step: 1 }
     }
 
-    /// As a slice says it of a device that is shared.
-    pub fn shared(self, unit: Unit) -> DeviceCapacity {
+    /// As a slice says it.
+    pub fn capacity(self, unit: Unit) -> DeviceCapacity {
         let policy = if self.value < self.min + self.step {
             // A range must have room for one step.
             CapacityRequestPolicy {
@@ -74,11 +72,6 @@ impl Policy {
             }
         };
         DeviceCapacity { value: unit.quantity(self.value), request_policy: Some(policy) }
-    }
-
-    /// As a slice says it of a device that has one share and no more.
-    pub fn fixed(self, unit: Unit) -> DeviceCapacity {
-        DeviceCapacity { value: unit.quantity(self.default), request_policy: None }
     }
 
     /// The most that one request may ask: the last multiple of a step above `min`.
@@ -139,13 +132,11 @@ mod tests {
             default_memory_bytes: 19_975 * MIB,
             ..gpu("GPU-a", 0)
         };
-        let memory = Policy::memory(&gpu, &config).unwrap().shared(Unit::Bytes);
+        let memory = Policy::memory(&gpu, &config).unwrap().capacity(Unit::Bytes);
         // 512 MiB for a context of a GPU that does not tell, and a step.
         assert_eq!(text(&memory), ["78Gi", "19968Mi", "576Mi", "78Gi", "64Mi"]);
-        let cores = Policy::cores(&gpu).shared(Unit::Hundredths);
+        let cores = Policy::cores(&gpu).capacity(Unit::Hundredths);
         assert_eq!(text(&cores), ["100", "25", "1", "100", "1"]);
-        let fixed = Policy::memory(&gpu, &config).unwrap().fixed(Unit::Bytes);
-        assert_eq!((fixed.value.0.as_str(), fixed.request_policy), ("19968Mi", None));
     }
 
     #[test]
@@ -156,17 +147,11 @@ mod tests {
         let memory = Policy::memory(&small, &config).unwrap();
         assert_eq!(
             memory,
-            Policy {
-                value: 1024 * MIB,
-                whole: 1024 * MIB,
-                default: 512 * MIB,
-                min: 512 * MIB,
-                step: 256 * MIB
-            }
+            Policy { value: 1024 * MIB, default: 512 * MIB, min: 512 * MIB, step: 256 * MIB }
         );
         // No room for two steps: all or nothing.
         let tiny = DraGpu { memory_bytes: 300 * MIB, ..small.clone() };
-        let policy = Policy::memory(&tiny, &config).unwrap().shared(Unit::Bytes).request_policy;
+        let policy = Policy::memory(&tiny, &config).unwrap().capacity(Unit::Bytes).request_policy;
         assert_eq!(policy.unwrap().valid_values, Some(vec![Quantity("256Mi".to_owned())]));
         assert_eq!(Policy::memory(&DraGpu { memory_bytes: 100 * MIB, ..small }, &config), None);
     }
@@ -180,8 +165,8 @@ mod tests {
             default_memory_bytes: 4096 * MIB,
             ..gpu("GPU-a", 0)
         };
-        let memory = Policy::memory(&gpu, &config).unwrap().shared(Unit::Bytes);
-        let cores = Policy::cores(&gpu).shared(Unit::Hundredths);
+        let memory = Policy::memory(&gpu, &config).unwrap().capacity(Unit::Bytes);
+        let cores = Policy::cores(&gpu).capacity(Unit::Hundredths);
         for (capacity, asked, counted) in [
             (&memory, None, Some(4096 * MIB)),
             (&memory, Some(1), Some(576 * MIB)),
@@ -197,16 +182,6 @@ mod tests {
             (&cores, Some(101), None),
         ] {
             assert_eq!(scheduler::consumed(capacity, asked), counted, "{asked:?}");
-        }
-        // A device of one share is taken whole, whatever is asked of it.
-        let fixed = Policy::memory(&gpu, &config).unwrap().fixed(Unit::Bytes);
-        for (asked, counted) in [
-            (None, Some(4096 * MIB)),
-            (Some(1), Some(4096 * MIB)),
-            (Some(4096 * MIB), Some(4096 * MIB)),
-            (Some(4097 * MIB), None),
-        ] {
-            assert_eq!(scheduler::consumed(&fixed, asked), counted, "{asked:?}");
         }
     }
 
@@ -228,7 +203,7 @@ mod tests {
                 prop_assert!(memory < step * MIB);
                 return Ok(());
             };
-            let capacity = policy.shared(Unit::Bytes);
+            let capacity = policy.capacity(Unit::Bytes);
             prop_assert!(policy.value <= memory);
             let mut free = policy.value;
             for ask in asks {

@@ -13,8 +13,6 @@ pub const MOST: usize = 128;
 pub const MOST_TAINTED: usize = 64;
 /// Longest name from which the API server makes another, less a dash.
 const LONGEST: usize = 57;
-/// The index of the slice that is tried out, in its name.
-const PROBE: &str = "probe";
 
 /// The node that the slices are of.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,37 +50,7 @@ pub fn slice(
     count: usize,
     generation: i64,
 ) -> ResourceSlice {
-    named(node, devices, &format!("{index:03}"), count, generation)
-}
-
-/// A slice with one device that no scheduler reads, because its generation is less than the pool's.
-pub fn probe(node: &Node, device: Device) -> ResourceSlice {
-    named(node, &[device], PROBE, 1, 0)
-}
-
-/// Which slice of its pool this is, by its name; `None` for one that is not of the pool.
-pub fn index(slice: &ResourceSlice) -> Option<usize> {
-    let name = slice.metadata.name.as_deref()?;
-    let rest = name.strip_prefix(DRIVER)?.strip_prefix('-')?;
-    let (index, _) = rest.split_once('-')?;
-    index.parse().ok()
-}
-
-/// Whether the slice belongs to the node as it is now.
-pub fn is_of(slice: &ResourceSlice, node: &Node) -> bool {
-    let owners = slice.metadata.owner_references.iter().flatten();
-    let mut owned = owners.filter(|owner| owner.kind == "Node" && owner.uid == node.uid);
-    slice.spec.driver == DRIVER && slice.spec.pool.name == node.name && owned.next().is_some()
-}
-
-fn named(
-    node: &Node,
-    devices: &[Device],
-    index: &str,
-    count: usize,
-    generation: i64,
-) -> ResourceSlice {
-    let mut base = format!("{DRIVER}-{index}-{}", node.name);
+    let mut base = format!("{DRIVER}-{index:03}-{}", node.name);
     base.truncate(LONGEST);
     let base = base.trim_end_matches(|c: char| !c.is_ascii_alphanumeric());
     ResourceSlice {
@@ -112,10 +80,30 @@ fn named(
     }
 }
 
+/// Which slice of its pool this is, by its name; `None` for one that is not of the pool.
+pub fn index(slice: &ResourceSlice) -> Option<usize> {
+    let name = slice.metadata.name.as_deref()?;
+    let rest = name.strip_prefix(DRIVER)?.strip_prefix('-')?;
+    let (index, _) = rest.split_once('-')?;
+    index.parse().ok()
+}
+
+/// Whether the slice belongs to the node as it is now.
+pub fn is_of(slice: &ResourceSlice, node: &Node) -> bool {
+    let owners = slice.metadata.owner_references.iter().flatten();
+    let mut owned = owners.filter(|owner| owner.kind == "Node" && owner.uid == node.uid);
+    slice.spec.driver == DRIVER && slice.spec.pool.name == node.name && owned.next().is_some()
+}
+
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+    use tessera_cluster::fixtures::FakeApi;
     use tessera_cluster::k8s_openapi::api::resource::v1::DeviceTaint;
+    use tessera_config::Config;
 
+    use super::super::fixtures::{gpu, mig};
+    use super::super::{Offer, Published};
     use super::*;
 
     fn devices(count: usize, tainted: &[usize]) -> Vec<Device> {
@@ -164,9 +152,6 @@ mod tests {
             };
             let names: Vec<String> = (0..20).map(name).collect();
             assert!(names.is_sorted(), "{names:?}");
-            let mut probe = probe(&node, Device::default());
-            probe.metadata.name = probe.metadata.generate_name.clone();
-            assert_eq!(index(&probe), None);
         }
     }
 
@@ -179,5 +164,61 @@ mod tests {
         let mut other = own.clone();
         other.spec.pool.name = "n1/more".to_owned();
         assert!(!is_of(&other, &node));
+    }
+
+    fn any_gpu() -> impl Strategy<Value = Published> {
+        let text = || prop_oneof![r"[A-Za-z0-9 _.:/-]{0,80}", r"\PC{0,30}"];
+        let ids = (
+            prop_oneof![r"(GPU|MIG)-[0-9a-f]{8}-[0-9a-f]{4}", r"\PC{1,90}"],
+            0u32..20,
+            any::<bool>(),
+        );
+        let words = (text(), text(), prop_oneof![r"[0-9]{1,3}(\.[0-9]{1,3}){0,3}", r"\PC{0,20}"]);
+        let sizes = (0u64..200 << 30, 0u64..200 << 30, 0u32..=1000, 0u64..8 << 30);
+        let troubles = (
+            prop::option::of(text()),
+            prop::option::of(text()),
+            prop::option::of(text()),
+            any::<bool>(),
+        );
+        (ids, words, sizes, troubles).prop_map(|(ids, words, sizes, troubles)| {
+            let mut one = if ids.2 { mig(&ids.0, ids.1) } else { gpu(&ids.0, ids.1) };
+            (one.gpu.name, one.gpu.pci_bus_id) = (words.0, words.1);
+            one.driver_version = Some(words.2);
+            one.context_bytes = sizes.3;
+            (one.memory_bytes, one.default_memory_bytes, one.default_cores_millis) =
+                (sizes.0, sizes.1, sizes.2);
+            one.sick = troubles.0;
+            one.cordon = troubles.1;
+            one.moving = troubles.3;
+            one.free_bytes = sizes.0 / 2;
+            one.grown_bytes = sizes.1 / 2;
+            Published { gpu: one, pcie_root: troubles.2 }
+        })
+    }
+
+    proptest! {
+        /// Whatever GPUs and configurations there are, the API server takes what is published of them.
+        #[test]
+        fn what_is_published_is_valid(
+            gpus in prop::collection::vec(any_gpu(), 0..40),
+            step in 1u64..4096, replicas in 1u32..=256, packed in any::<bool>(), evict in any::<bool>(),
+            node in r"[a-z0-9]([-a-z0-9]{0,20}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,40}[a-z0-9])?){0,3}",
+        ) {
+            let placement = if packed { "packed" } else { "distributed" };
+            let evict = if evict { "\"unhealthy\", \"cordoned\"" } else { "" };
+            let config = Config::parse(&format!(
+                "[share]\nreplicas = {replicas}\nplacement = \"{placement}\"\n[dra]\nmemory_step = \"{step}Mi\"\n\
+                 no_execute = [{evict}]\n"
+            )).unwrap();
+            let api = FakeApi::new(DRIVER, &node);
+            let node = Node { name: node, uid: "u".to_owned() };
+            let devices = Offer::new(&gpus, &config).devices;
+            let parts = cut(&devices);
+            for (i, part) in parts.iter().enumerate() {
+                let taken = api.put_slice(&slice(&node, part, i, parts.len(), 1));
+                prop_assert!(taken.is_ok(), "{:?}", taken);
+            }
+        }
     }
 }

@@ -10,9 +10,7 @@ pub(crate) fn units(quantity: &Quantity) -> u64 {
 /// What is counted for a request of so much; `None` where the device does not suit.
 pub(crate) fn consumed(capacity: &DeviceCapacity, asked: Option<u64>) -> Option<u64> {
     let value = units(&capacity.value);
-    let Some(policy) = &capacity.request_policy else {
-        return Some(value).filter(|value| asked.unwrap_or(0) <= *value);
-    };
+    let policy = capacity.request_policy.as_ref().expect("a device that is shared");
     let Some(asked) = asked else {
         return policy.default.as_ref().map(units);
     };

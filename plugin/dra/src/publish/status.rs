@@ -1,28 +1,5 @@
 //! How the publication stands: for `status`, metrics and an event.
 
-/// As what GPUs are published.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
-    /// The API server has not said yet what it can do.
-    #[default]
-    Unknown,
-    /// One device per GPU, any size.
-    Shared,
-    /// Shares of one size: the API server cannot share devices.
-    Fixed,
-}
-
-impl Mode {
-    /// In lower case.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Mode::Unknown => "unknown",
-            Mode::Shared => "shared",
-            Mode::Fixed => "fixed",
-        }
-    }
-}
-
 /// Whether the API server has what it should.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum State {
@@ -54,8 +31,6 @@ impl State {
 pub struct Status {
     /// Whether the API server has what it should.
     pub state: State,
-    /// As what GPUs are published.
-    pub mode: Mode,
     /// Devices that should be published.
     pub devices: usize,
     /// Slices that they take.
@@ -90,14 +65,6 @@ impl Status {
     /// What the API server lacks that the driver uses, a sentence each.
     pub fn lacks(&self) -> Vec<String> {
         let mut said = Vec::new();
-        if self.mode == Mode::Fixed {
-            said.push(
-                "the API server dropped allowMultipleAllocations and requestPolicy from the ResourceSlices (feature \
-                 gate DRAConsumableCapacity; on by default since Kubernetes 1.36): each GPU is published as shares of \
-                 one size, share.replicas of them"
-                    .to_owned(),
-            );
-        }
         if self.without_taints {
             said.push(
                 "the API server dropped the taints of devices (feature gate DRADeviceTaints): GPUs that are sick or \

@@ -148,10 +148,8 @@ impl<G: Gpus> Publisher<G> {
                 warn!("{sentence}");
             }
             if shown.state != status.state {
-                let (state, mode) = (status.state.as_str(), status.mode.as_str());
                 info!(
-                    state,
-                    mode,
+                    state = status.state.as_str(),
                     devices = status.devices,
                     slices = status.slices,
                     "ResourceSlices"

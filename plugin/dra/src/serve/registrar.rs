@@ -12,9 +12,8 @@ use tracing::{error, info};
 
 use crate::names;
 
-/// What is served. Kubelet takes the first that it knows.
-const SERVICES: [&str; 4] =
-    ["v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"];
+/// What is served. Kubelet 1.36 asks for health in v1alpha1.
+const SERVICES: [&str; 3] = ["v1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"];
 /// Most bytes of kubelet's reason that are kept.
 const LONGEST: usize = 1000;
 

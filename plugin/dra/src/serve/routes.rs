@@ -3,8 +3,7 @@
 use std::convert::Infallible;
 use std::task::{Context, Poll};
 
-use tessera_kubelet_api::dra::v1::dra_plugin_server::DraPluginServer as DraV1;
-use tessera_kubelet_api::dra::v1beta1::dra_plugin_server::DraPluginServer as DraV1beta1;
+use tessera_kubelet_api::dra::v1::dra_plugin_server::DraPluginServer;
 use tessera_kubelet_api::dra_health::v1::dra_resource_health_server::DraResourceHealthServer as HealthV1;
 use tessera_kubelet_api::dra_health::v1alpha1::dra_resource_health_server::DraResourceHealthServer as HealthV1alpha1;
 use tonic::body::Body;
@@ -17,8 +16,7 @@ use crate::wire::Calls;
 /// All services of the DRA socket.
 #[derive(Clone, Debug)]
 pub(super) struct Routes {
-    dra_v1: DraV1<Calls>,
-    dra_v1beta1: DraV1beta1<Calls>,
+    dra: DraPluginServer<Calls>,
     health_v1: HealthV1<Health>,
     health_v1alpha1: HealthV1alpha1<Health>,
 }
@@ -26,8 +24,7 @@ pub(super) struct Routes {
 impl Routes {
     pub(super) fn new(calls: Calls, health: Health) -> Self {
         Routes {
-            dra_v1: DraV1::new(calls.clone()),
-            dra_v1beta1: DraV1beta1::new(calls),
+            dra: DraPluginServer::new(calls),
             health_v1: HealthV1::new(health.clone()),
             health_v1alpha1: HealthV1alpha1::new(health),
         }
@@ -56,10 +53,8 @@ where
 
     fn call(&mut self, request: http::Request<B>) -> Self::Future {
         let path = request.uri().path();
-        if is_of::<DraV1<Calls>>(path) {
-            self.dra_v1.call(request)
-        } else if is_of::<DraV1beta1<Calls>>(path) {
-            self.dra_v1beta1.call(request)
+        if is_of::<DraPluginServer<Calls>>(path) {
+            self.dra.call(request)
         } else if is_of::<HealthV1<Health>>(path) {
             self.health_v1.call(request)
         } else if is_of::<HealthV1alpha1<Health>>(path) {

@@ -10,10 +10,9 @@ use tessera_kubelet_api::pluginregistration::{InfoRequest, PluginInfo};
 use super::support::{Node, bounded, claim, named, share, sockets};
 
 #[tokio::test]
-async fn kubelet_finds_the_driver_and_uses_the_newest_version_it_knows() {
+async fn kubelet_finds_the_driver_and_forgets_one_that_has_ended() {
     let node = Node::new();
     let plugin = node.plugin().await;
-    assert_eq!(node.kubelet.service(), Some("v1.DRAPlugin"));
     let serving = plugin.serving();
     let mut registration = serving.registration();
     bounded(registration.wait_for(|standing| standing.is_registered)).await.unwrap();
@@ -22,11 +21,6 @@ async fn kubelet_finds_the_driver_and_uses_the_newest_version_it_knows() {
     bounded(serving.probe()).await.unwrap();
     plugin.stop().await;
     bounded(node.kubelet.wait_until(|kubelet| kubelet.plugins().is_empty())).await;
-
-    let services = vec!["v1beta1.DRAPlugin"];
-    node.kubelet.set_behaviour(DraBehaviour { services, ..DraBehaviour::default() });
-    let _plugin = node.plugin().await;
-    assert_eq!(node.kubelet.service(), Some("v1beta1.DRAPlugin"));
 }
 
 #[tokio::test]
@@ -40,12 +34,7 @@ async fn every_client_is_answered_whatever_authority_it_sends() {
         let path = "/pluginregistration.Registration/GetInfo";
         let answer: Answer<PluginInfo> = bounded(client.call(path, &InfoRequest {}, 7)).await;
         let Answer::Ok(info) = answer else { panic!("{answer:?}") };
-        let versions = [
-            "v1.DRAPlugin",
-            "v1beta1.DRAPlugin",
-            "v1.DRAResourceHealth",
-            "v1alpha1.DRAResourceHealth",
-        ];
+        let versions = ["v1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"];
         assert_eq!(info.supported_versions, versions);
         assert_eq!((info.r#type.as_str(), info.name.as_str()), ("DRAPlugin", "gpu.tessera.dev"));
     }

@@ -1,6 +1,6 @@
 //! Quotas that change under claims: what is published is what can be prepared.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use proptest::prelude::*;
@@ -19,7 +19,7 @@ use tessera_rules::ask::{Ask, ShareAsk, SharePart};
 use super::agent::open;
 use crate::names;
 use crate::publish::scheduler::{consumed, units};
-use crate::publish::{Offer, Published, fixed_share};
+use crate::publish::{Offer, Published};
 
 const MIB: u64 = 1 << 20;
 const GPUS: [&str; 2] = ["GPU-a", "GPU-b"];
@@ -64,7 +64,6 @@ struct Claim {
 struct World {
     agent: Arc<Agent>,
     config: Arc<Config>,
-    is_fixed: bool,
     claims: Vec<Claim>,
     made: usize,
 }
@@ -79,16 +78,7 @@ impl World {
     /// Bytes of a GPU that the scheduler has not given away.
     fn offered(&self, gpu: usize) -> u64 {
         let offer = self.offer();
-        let of_it = |name: &str| names::parts(name).0 == names::device(GPUS[gpu]);
-        let given: BTreeSet<&str> = self.claims.iter().map(|one| one.device.as_str()).collect();
-        if self.is_fixed {
-            let free = offer.fixed.iter().filter(|device| of_it(&device.name));
-            let free = free.filter(|device| !given.contains(device.name.as_str()));
-            return free
-                .map(|device| units(&device.capacity.as_ref().unwrap()["memory"].value))
-                .sum();
-        }
-        let device = offer.shared.iter().find(|device| of_it(&device.name));
+        let device = offer.devices.iter().find(|device| device.name == names::device(GPUS[gpu]));
         let value =
             device.map_or(0, |device| units(&device.capacity.as_ref().unwrap()["memory"].value));
         let taken: u64 = self.claims.iter().filter(|one| one.gpu == gpu).map(|one| one.bytes).sum();
@@ -98,15 +88,7 @@ impl World {
     /// What the scheduler allocates for a request, if anything: a device, and bytes.
     fn schedule(&self, gpu: usize, mib: u64) -> Option<(String, u64)> {
         let (offer, name) = (self.offer(), names::device(GPUS[gpu]));
-        if self.is_fixed {
-            let given: BTreeSet<&str> = self.claims.iter().map(|one| one.device.as_str()).collect();
-            let mut free = offer.fixed.iter().filter(|device| names::parts(&device.name).0 == name);
-            let device = free.find(|device| !given.contains(device.name.as_str()))?;
-            let gpus = self.agent.dra_gpus(&Facts::default());
-            let (bytes, _) = fixed_share(&gpus[gpu], &self.config)?;
-            return Some((device.name.clone(), bytes));
-        }
-        let device = offer.shared.iter().find(|device| device.name == name)?;
+        let device = offer.devices.iter().find(|device| device.name == name)?;
         let bytes = consumed(&device.capacity.as_ref()?["memory"], Some(mib * MIB))?;
         (bytes <= self.offered(gpu)).then_some((name, bytes))
     }
@@ -115,7 +97,7 @@ impl World {
         self.made += 1;
         let uid = format!("u{}", self.made);
         let claim = &self.claims[at];
-        let share_id = (!self.is_fixed).then(|| format!("s-{uid}"));
+        let share_id = Some(format!("s-{uid}"));
         let share = ClaimShare {
             namespace: "team".into(),
             name: format!("claim-{uid}"),
@@ -197,14 +179,14 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, max_shrink_iters: 60, ..ProptestConfig::default() })]
     #[test]
     fn nothing_is_offered_that_a_quota_has_taken(
-        steps in prop::collection::vec(step(), 1..24), is_fixed in any::<bool>(),
+        steps in prop::collection::vec(step(), 1..24),
     ) {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let _within = runtime.enter();
         let dir = tempfile::tempdir().unwrap();
         let agent = open(dir.path());
         let config = agent.config();
-        let mut world = World { agent, config, is_fixed, claims: Vec::new(), made: 0 };
+        let mut world = World { agent, config, claims: Vec::new(), made: 0 };
         for step in &steps {
             world.step(step)?;
         }

@@ -55,8 +55,6 @@ pub enum Need {
     Kubelet,
     /// Claims share devices. Every GPU is theirs in such a case.
     SharedDevices,
-    /// Claims take whole devices only.
-    WholeDevices,
 }
 
 impl Need {
@@ -64,14 +62,8 @@ impl Need {
     pub fn unmet(self, kubelet: bool, claims: Claims) -> Option<&'static str> {
         match (self, claims) {
             (Need::Kubelet, _) => (!kubelet).then_some("kubelet is out of reach"),
-            (Need::SharedDevices, Claims::Shared) | (Need::WholeDevices, Claims::Whole) => None,
-            (_, Claims::Absent) => Some("needs resource.k8s.io/v1: Kubernetes 1.34 or newer"),
-            (Need::SharedDevices, _) => {
-                Some("needs the feature gate DRAConsumableCapacity, on since Kubernetes 1.36")
-            }
-            (Need::WholeDevices, _) => {
-                Some("is for API servers without the feature gate DRAConsumableCapacity")
-            }
+            (Need::SharedDevices, Claims::Shared) => None,
+            (Need::SharedDevices, Claims::Absent) => Some("needs Kubernetes 1.36"),
         }
     }
 }
@@ -86,7 +78,6 @@ macro_rules! cases {
     };
     (@need restarts_kubelet) => { Need::Kubelet };
     (@need shared_devices) => { Need::SharedDevices };
-    (@need whole_devices) => { Need::WholeDevices };
 }
 
 /// In the order in which they run: what later ones rely on comes first. Up to the rolling update the
@@ -146,7 +137,6 @@ pub const CASES: &[Case] = cases![
     host_paths::host_paths_deleted_under_a_running_plugin restarts_kubelet,
     host_paths::host_paths_deleted_while_the_plugin_is_away restarts_kubelet,
     reboot::node_reboot_keeps_every_pod_and_its_quota restarts_kubelet,
-    dra::dra_shares_are_whole_devices_where_claims_share_none whole_devices restarts_kubelet,
     dra::dra_gpus_are_published_as_devices_that_claims_share shared_devices,
     dra::dra_claims_of_any_size_are_held_in_their_containers shared_devices,
     dra::dra_claim_that_does_not_fit_waits_for_room shared_devices,

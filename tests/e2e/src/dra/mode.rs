@@ -22,9 +22,7 @@ pub const ALL: &str =
 pub enum Claims {
     /// Of any part of a device.
     Shared,
-    /// Of whole devices, so that each share of a GPU has to be one.
-    Whole,
-    /// Unknown to it.
+    /// Unknown to it, or of whole devices alone.
     Absent,
 }
 
@@ -52,7 +50,7 @@ impl Claims {
         let kept = kubectl.try_run(&create, Some(&slice.to_string()))?.success("a probe slice")?;
         let kept: Value = serde_json::from_str(&kept).context("a probe slice")?;
         let is_kept = kept["spec"]["devices"][0]["allowMultipleAllocations"] == true;
-        Ok(if is_kept { Self::Shared } else { Self::Whole })
+        Ok(if is_kept { Self::Shared } else { Self::Absent })
     }
 }
 

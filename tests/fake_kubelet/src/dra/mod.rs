@@ -4,8 +4,8 @@
 //!
 //! As the real one:
 //! - The registrar is dialled with the socket's path as `:authority`, the driver's own socket with `localhost`.
-//! - Of the driver's services, the first that kubelet knows is used. A plugin whose sockets are gone is forgotten;
-//!   of several plugins of one driver, the newest that is connected is called.
+//! - A plugin whose sockets are gone is forgotten; of several plugins of one driver, the newest that is connected is
+//!   called, in DRA v1.
 //! - All claims of a pod that are not prepared go to the driver in one call. The pod fails at the first claim's
 //!   error, and where the answer has a claim too many or too few.
 //! - What is prepared is remembered until kubelet restarts; the pods of a claim are remembered longer (its
@@ -55,7 +55,7 @@ pub struct PreparedDevice {
     pub device: String,
     /// What containers get.
     pub cdi_devices: Vec<String>,
-    /// The share's id; v1beta1 has none.
+    /// The share's id.
     pub share_id: Option<String>,
 }
 
@@ -99,8 +99,6 @@ pub enum DraError {
 /// How the stand-in treats drivers.
 #[derive(Clone, Debug)]
 pub struct DraBehaviour {
-    /// Services that it knows; 1.33 and older know v1beta1 alone.
-    pub services: Vec<&'static str>,
     /// Registration is refused with these words.
     pub reject: Option<String>,
     /// The health service that it calls; 1.36 calls v1alpha1.
@@ -112,7 +110,6 @@ pub struct DraBehaviour {
 impl Default for DraBehaviour {
     fn default() -> Self {
         DraBehaviour {
-            services: vec!["v1.DRAPlugin", "v1beta1.DRAPlugin"],
             reject: None,
             health: Some("v1alpha1.DRAResourceHealth"),
             health_retry: Duration::from_secs(5),
@@ -151,7 +148,6 @@ struct Plugin {
     order: u64,
     /// Device, inode and birth of its registration socket.
     identity: registry::Identity,
-    service: &'static str,
     channel: Channel,
     endpoint: PathBuf,
     health: Option<JoinHandle<()>>,
@@ -251,11 +247,6 @@ impl DraKubelet {
         plugins.into_iter().map(|(path, _)| path.clone()).collect()
     }
 
-    /// The service that it uses of the newest plugin.
-    pub fn service(&self) -> Option<&'static str> {
-        self.0.plugin().map(|(service, _)| service)
-    }
-
     /// Where the newest plugin serves.
     pub fn endpoint(&self) -> Option<PathBuf> {
         let state = self.0.state();
@@ -265,7 +256,7 @@ impl DraKubelet {
 
     /// Waits until a plugin is registered. Bound it with a timeout.
     pub async fn wait_registered(&self) {
-        self.wait_until(|kubelet| kubelet.0.plugin().is_some()).await;
+        self.wait_until(|kubelet| kubelet.0.channel().is_some()).await;
     }
 
     /// Waits until `condition` holds; looks after every change. Bound it with a timeout.
@@ -297,10 +288,10 @@ impl DraKubelet {
         claims: &[ClaimName],
     ) -> Result<Vec<Vec<PreparedDevice>>, DraError> {
         let _one = self.0.calls.lock().await;
-        let (service, channel) = self.0.plugin().ok_or_else(|| self.0.not_registered())?;
+        let channel = self.0.channel().ok_or_else(|| self.0.not_registered())?;
         let batch = self.0.note(pod, claims)?;
         if !batch.is_empty() {
-            let call = prepare(service, channel, batch.clone());
+            let call = prepare(channel, batch.clone());
             let answer = tokio::time::timeout(CALL, call).await;
             let answer = answer
                 .unwrap_or_else(|_| Err(tonic::Status::deadline_exceeded("no answer in 45 s")));
@@ -325,8 +316,8 @@ impl DraKubelet {
         if batch.is_empty() {
             return Ok(());
         }
-        let (service, channel) = self.0.plugin().ok_or_else(|| self.0.not_registered())?;
-        let answer = tokio::time::timeout(CALL, unprepare(service, channel, batch.clone())).await;
+        let channel = self.0.channel().ok_or_else(|| self.0.not_registered())?;
+        let answer = tokio::time::timeout(CALL, unprepare(channel, batch.clone())).await;
         let answer =
             answer.unwrap_or_else(|_| Err(tonic::Status::deadline_exceeded("no answer in 45 s")));
         let answer = answer.map_err(|status| failed("NodeUnprepareResources", &status))?;
@@ -356,8 +347,8 @@ impl DraKubelet {
         &self,
         claims: &[ClaimName],
     ) -> Result<BTreeMap<String, Result<Vec<PreparedDevice>, String>>, DraError> {
-        let (service, channel) = self.0.plugin().ok_or_else(|| self.0.not_registered())?;
-        let answer = prepare(service, channel, claims.to_vec()).await;
+        let channel = self.0.channel().ok_or_else(|| self.0.not_registered())?;
+        let answer = prepare(channel, claims.to_vec()).await;
         answer.map_err(|status| failed("NodePrepareResources", &status))
     }
 
@@ -369,8 +360,8 @@ impl DraKubelet {
         &self,
         claims: &[ClaimName],
     ) -> Result<BTreeMap<String, String>, DraError> {
-        let (service, channel) = self.0.plugin().ok_or_else(|| self.0.not_registered())?;
-        let answer = unprepare(service, channel, claims.to_vec()).await;
+        let channel = self.0.channel().ok_or_else(|| self.0.not_registered())?;
+        let answer = unprepare(channel, claims.to_vec()).await;
         answer.map_err(|status| failed("NodeUnprepareResources", &status))
     }
 }
@@ -406,10 +397,11 @@ impl Inner {
         DraError::NotRegistered(self.driver.clone())
     }
 
-    fn plugin(&self) -> Option<(&'static str, Channel)> {
+    /// To the newest plugin.
+    fn channel(&self) -> Option<Channel> {
         let state = self.state();
         let newest = state.plugins.values().max_by_key(|plugin| plugin.order)?;
-        Some((newest.service, newest.channel.clone()))
+        Some(newest.channel.clone())
     }
 
     /// Notes the pod at its claims; those that are to be prepared.

@@ -128,10 +128,9 @@ fn take(
     if info.r#type != "DRAPlugin" || info.name != inner.driver {
         return Err(format!("{} {} is not what is expected here", info.r#type, info.name));
     }
-    // The plugin's order decides.
-    let known = |name: &String| behaviour.services.iter().find(|known| *known == name);
-    let service = info.supported_versions.iter().find_map(known).copied();
-    let service = service.ok_or("the plugin serves none of the versions that are known")?;
+    if !info.supported_versions.iter().any(|name| name == "v1.DRAPlugin") {
+        return Err("the plugin does not serve v1.DRAPlugin".to_owned());
+    }
     let endpoint = PathBuf::from(&info.endpoint);
     if state.plugins.values().any(|plugin| plugin.endpoint == endpoint) {
         return Err(format!("endpoint {} already registered", endpoint.display()));
@@ -146,7 +145,7 @@ fn take(
     });
     state.registrations += 1;
     let order = state.registrations;
-    let plugin = Plugin { order, identity, service, channel, endpoint, health };
+    let plugin = Plugin { order, identity, channel, endpoint, health };
     state.plugins.insert(socket.to_owned(), plugin);
     Ok(())
 }

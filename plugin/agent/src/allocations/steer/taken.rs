@@ -35,8 +35,6 @@ impl Allocations {
     pub(super) fn taken(&self, before: &Record, after: &Record) -> Vec<String> {
         let (catalogue, config) = (self.inventory.catalogue(), self.config.get());
         let step = config.dra.memory_step_bytes;
-        // Shares of one size: the slice has fewer of them.
-        let is_fixed = self.board.dra().is_some_and(|dra| dra.mode == "fixed");
         let records = self.records.lock();
         let claimed = after.grants.iter().filter_map(|grant| catalogue.gpus.get(&grant.uuid));
         let claimed = claimed.filter(|sold| sold.seller == FrontEnd::Dra);
@@ -45,9 +43,6 @@ impl Allocations {
             let room = |own| Room::of(&records, &sold.gpu.uuid, capacity, step, own);
             let (was, is) = (room(before), room(after));
             let slice = match was.published == is.published {
-                _ if is_fixed => {
-                    "; its ResourceSlice has no more free shares than fit into that".to_owned()
-                }
                 true => String::new(),
                 false => format!(
                     "; the memory in its ResourceSlice goes from {} to {}",

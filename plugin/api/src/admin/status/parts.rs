@@ -32,7 +32,7 @@ pub(super) fn dra(status: DraStatus, books: Option<&NodeSnapshot>) -> Dra {
         registration_error: status.registration_error,
         pool: status.pool,
         publication: status.publication.to_owned(),
-        mode: status.mode.to_owned(),
+        mode: String::new(),
         devices: count(status.devices),
         slices: count(status.slices),
         generation: status.generation,

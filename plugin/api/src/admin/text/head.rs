@@ -27,7 +27,7 @@ pub(super) fn plugin(page: &mut Page, status: &StatusResponse) {
     }
 }
 
-/// `DRA driver gpu.tessera.dev: registered; 4 devices in 1 slice published (shared); 12 claims prepared`.
+/// `DRA driver gpu.tessera.dev: registered; 4 devices in 1 slice published, pool n1; 12 claims prepared`.
 fn dra_line(dra: &Dra) -> String {
     let registration = match dra.registration() {
         Registration::Live => "registered".to_owned(),
@@ -36,12 +36,11 @@ fn dra_line(dra: &Dra) -> String {
     };
     let plural = |n: u32, one: &str| plural(usize::try_from(n).unwrap_or(usize::MAX), one);
     format!(
-        "DRA driver {}: {registration}; {} in {} {} ({}), pool {}; {} prepared",
+        "DRA driver {}: {registration}; {} in {} {}, pool {}; {} prepared",
         dra.driver,
         plural(dra.devices, "device"),
         plural(dra.slices, "slice"),
         dra.publication,
-        dra.mode,
         dra.pool,
         plural(dra.claims, "claim"),
     )

@@ -1,4 +1,4 @@
-//! How a claim looks in JSON, in every version: v1beta1 has no `exactly`.
+//! How a claim looks in JSON.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::{Asked, Claim, Consumer, DeviceResult, OpaqueConfig};
 use crate::answer;
 
 impl Claim {
-    /// From an object of any version.
+    /// From an object.
     ///
     /// # Errors
     /// What is wrong with it.
@@ -81,15 +81,12 @@ struct SpecDevices {
     requests: Vec<Request>,
 }
 
-/// v1beta1 has the fields of `exactly` in the request itself.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Request {
     name: String,
-    exactly: Option<Exact>,
+    exactly: Exact,
     first_available: Vec<Exact>,
-    #[serde(flatten)]
-    flat: Exact,
 }
 
 #[derive(Default, Deserialize)]
@@ -112,9 +109,9 @@ struct Capacity {
 
 impl Request {
     fn asked(self) -> Vec<Asked> {
-        let Request { name, exactly, first_available, flat } = self;
+        let Request { name, exactly, first_available } = self;
         if first_available.is_empty() {
-            return vec![exactly.unwrap_or(flat).asked(name)];
+            return vec![exactly.asked(name)];
         }
         let one = |one: Exact| {
             let request = format!("{name}/{}", one.alternative);

@@ -59,16 +59,6 @@ fn a_claim_is_read_as_far_as_a_driver_needs_it() {
 }
 
 #[test]
-fn requests_of_v1beta1_have_no_exactly() {
-    let requests = json!([{ "name": "gpu", "deviceClassName": "l4", "count": 3,
-                            "capacity": { "requests": { "cores": "30" } } }]);
-    let claim = Claim::of_object(object(&requests)).unwrap();
-    let asked = &claim.asked[0];
-    assert_eq!((asked.request.as_str(), asked.class.as_str(), asked.count), ("gpu", "l4", Some(3)));
-    assert_eq!(asked.capacity["cores"], "30");
-}
-
-#[test]
 fn a_claim_without_allocation_or_with_a_broken_one_is_distinguished() {
     let mut claim = object(&json!([]));
     claim["status"] = json!({});

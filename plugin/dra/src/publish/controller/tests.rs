@@ -11,6 +11,7 @@ use tessera_config::Config;
 use super::super::fixtures::{gpu, mig, published};
 use super::super::{Published, taints};
 use super::*;
+use crate::names;
 use tessera_agent::front_end::dra::DraGpu;
 
 const NODE: &str = "n1";
@@ -38,7 +39,7 @@ fn block<T>(future: impl Future<Output = T>) -> T {
 
 fn offer(gpus: &[DraGpu]) -> Offer {
     let gpus: Vec<Published> = gpus.iter().cloned().map(published).collect();
-    Offer::new(&gpus, &Config::parse("[share]\nreplicas = 2").unwrap())
+    Offer::new(&gpus, &Config::default())
 }
 
 fn cordoned(gpu: DraGpu) -> DraGpu {
@@ -89,13 +90,15 @@ impl World {
         self.unix += i64::from(seconds);
     }
 
+    /// Resource versions by name.
+    fn there(&self) -> BTreeMap<String, String> {
+        let text = |text: Option<String>| text.unwrap_or_default();
+        let slices = self.api.slices().into_iter();
+        slices.map(|s| (text(s.metadata.name), text(s.metadata.resource_version))).collect()
+    }
+
     fn tell(&mut self, i: usize) {
-        let slices = self.api.slices();
-        let text = |text: &Option<String>| text.clone().unwrap_or_default();
-        let there: BTreeMap<String, String> = slices
-            .iter()
-            .map(|s| (text(&s.metadata.name), text(&s.metadata.resource_version)))
-            .collect();
+        let there = self.there();
         let Instance { controller, seen } = &mut self.instances[i];
         for (name, version) in &there {
             if seen.get(name) != Some(version) {
@@ -152,6 +155,12 @@ impl World {
             let pauses = self.instances.iter_mut().filter_map(|one| waits(one, now));
             match pauses.min() {
                 None if quiet => return steps,
+                // Until what the server refused is tried again.
+                Some(pause) if pause > WITHOUT_WATCH => {
+                    if quiet {
+                        return steps;
+                    }
+                }
                 None => {}
                 Some(pause) => self.now += pause,
             }
@@ -182,14 +191,16 @@ impl World {
         let read = self.read();
         let all: Vec<&Device> = read.iter().flat_map(devices).collect();
         let names: BTreeSet<&str> = all.iter().map(|device| device.name.as_str()).collect();
-        for device in &all {
-            let (gpu, share) = names::parts(&device.name);
-            if share.is_none() && !is_shared(device) && gpu != "probe" {
-                return Err(format!("{} is there for one pod as a whole", device.name));
-            }
-            if share.is_some() && names.contains(gpu) {
-                return Err(format!("{gpu} is sold twice"));
-            }
+        let unshared = all.iter().find(|device| !is_shared(device));
+        // It is about to, or has not heard of it.
+        let removes = |one: &Instance| {
+            let Instance { controller, seen } = one;
+            controller.unshared().is_some() || controller.stale || *seen != self.there()
+        };
+        if let Some(device) = unshared
+            && !self.instances.iter().any(removes)
+        {
+            return Err(format!("{} stays there for one pod as a whole", device.name));
         }
         if names.len() != all.len() {
             return Err("a device is there twice".to_owned());
@@ -203,14 +214,18 @@ impl World {
         let read = self.read();
         assert_eq!(slices.len(), read.len(), "outdated slices are left");
         for slice in &read {
-            assert_eq!(validate::problems(slice), Vec::<String>::new());
             assert_eq!(slice.spec.pool.resource_slice_count, i64::try_from(read.len()).unwrap());
         }
+        assert!(read.iter().flat_map(devices).all(is_shared));
         let controller = &self.instances[0].controller;
+        let status = controller.status();
+        if status.error.as_ref().is_some_and(|error| error.contains("DRAConsumableCapacity")) {
+            assert_eq!((status.state, slices.len()), (State::Failing, 0));
+            return;
+        }
         let wanted: Vec<String> = controller.wanted().into_iter().map(|d| d.name).collect();
         assert_eq!(self.names(), wanted);
-        assert_eq!(controller.status().state, State::Published, "{:?}", controller.status());
-        assert_eq!(controller.status().error, None);
+        assert_eq!((status.state, &status.error), (State::Published, &None));
     }
 }
 
@@ -235,12 +250,11 @@ fn without_shares() -> Gates {
 }
 
 #[test]
-fn a_first_start_tries_out_what_the_server_keeps_before_it_sells() {
+fn a_first_start_publishes_in_one_write_and_the_next_finds_it_there() {
     let gpus = [gpu("GPU-a", 0), gpu("GPU-b", 1)];
     let mut world = World::new(Gates::default(), offer(&gpus));
-    assert_eq!(short(&world.settle()), ["N", "L", "C1:0", "C0:1", "D", "U1:2"]);
+    assert_eq!(short(&world.settle()), ["N", "L", "C1:2"]);
     world.check_settled();
-    assert_eq!(world.status().mode, Mode::Shared);
     let [slice] = &world.read()[..] else { panic!("one slice") };
     let owner = &slice.metadata.owner_references.as_ref().unwrap()[0];
     assert_eq!(
@@ -255,23 +269,24 @@ fn a_first_start_tries_out_what_the_server_keeps_before_it_sells() {
 }
 
 #[test]
-fn without_consumable_capacity_shares_of_one_size_are_published() {
+fn without_consumable_capacity_the_slice_goes_at_once_and_the_version_is_said() {
     let gpus = [gpu("GPU-a", 0), cordoned(gpu("GPU-b", 1))];
     let mut world = World::new(without_shares(), offer(&gpus));
-    assert_eq!(short(&world.settle()), ["N", "L", "C1:0", "C0:1", "D", "U1:4"]);
-    world.check_settled();
-    assert_eq!(world.names()[1..3], ["gpu-a-share-1", "gpu-b-share-0"]);
-    assert_eq!(world.status().mode, Mode::Fixed);
-    assert!(world.status().sentences()[0].contains("DRAConsumableCapacity"));
-    // Another instance finds out for itself, without harm; the cluster may have been upgraded.
-    world.instances.clear();
-    world.start();
-    assert_eq!(short(&world.settle()), ["N", "L", "C0:1", "D"]);
+    assert_eq!(short(&world.settle()), ["N", "L", "C1:2", "D"]);
+    assert_eq!(world.api.slices(), []);
+    assert_eq!(world.status().state, State::Failing);
+    let said = world.status().sentences();
+    assert!(said[0].contains("needs Kubernetes 1.36 (DRAConsumableCapacity)"), "{said:?}");
+    // It is left in peace for a while, and noticed when it has been upgraded.
+    let left = world.instances[0].controller.next(world.now);
+    assert!(matches!(left, Step::Wait(Some(pause)) if pause > REFUSED_FOR / 2), "{left:?}");
+    world.pass(600);
+    assert_eq!(short(&world.settle()), ["C1:2", "D"]);
     world.api.set_gates(Gates::default());
-    world.instances.clear();
-    world.start();
-    assert_eq!(short(&world.settle()), ["N", "L", "C0:1", "D", "U1:2"]);
+    world.pass(600);
+    assert_eq!(short(&world.settle()), ["C1:2"]);
     world.check_settled();
+    assert_eq!(world.status().sentences(), Vec::<String>::new());
 }
 
 #[test]
@@ -285,13 +300,23 @@ fn a_server_that_begins_to_drop_fields_is_noticed_by_the_next_answer() {
     while !matches!(world.step(0), Some(Step::Create(_))) {
         world.pass(1);
     }
-    // The scheduler may see it for as long as a request takes.
-    assert!(world.check().is_err());
     let Some(Step::Delete(_)) = world.step(0) else { panic!("nothing is as urgent") };
-    world.check().unwrap();
+    assert_eq!(world.api.slices(), []);
+}
+
+#[test]
+fn shares_of_one_size_that_an_older_driver_published_are_removed() {
+    let mut world = World::new(Gates::default(), offer(&[gpu("GPU-a", 0)]));
     world.settle();
+    let mut slice = world.read().remove(0);
+    let device = &mut slice.spec.devices.as_mut().unwrap()[0];
+    device.name = "gpu-a-share-0".to_owned();
+    device.allow_multiple_allocations = None;
+    device.capacity.as_mut().unwrap().values_mut().for_each(|one| one.request_policy = None);
+    slice.metadata.resource_version = None;
+    block(world.api.update_slice(&slice)).unwrap();
+    assert_eq!(short(&world.settle()), ["L", "D", "C1:1"]);
     world.check_settled();
-    assert_eq!(world.status().mode, Mode::Fixed);
 }
 
 #[test]
@@ -347,20 +372,20 @@ fn more_slices_are_a_new_generation_and_one_write_is_none() {
     let mut gpus = many(130);
     let mut world = World::new(Gates::default(), offer(&gpus));
     let steps = short(&world.settle());
-    assert_eq!(steps, ["N", "L", "C1:0", "C0:1", "D", "U2:128", "C2:2"]);
+    assert_eq!(steps, ["N", "L", "C1:128", "C1:2"]);
     // A taint in the second slice: one write.
     gpus[129] = cordoned(gpus[129].clone());
     world.want(offer(&gpus));
-    assert_eq!(short(&world.settle()), ["U2:2"]);
+    assert_eq!(short(&world.settle()), ["U1:2"]);
     // In the first: all devices move.
     gpus[0] = cordoned(gpus[0].clone());
     world.want(offer(&gpus));
-    assert_eq!(short(&world.settle()), ["U3:64", "U3:65", "C3:1"]);
+    assert_eq!(short(&world.settle()), ["U2:64", "U2:65", "C2:1"]);
     world.check_settled();
     // Fewer: what is obsolete goes first.
     gpus.truncate(3);
     world.want(offer(&gpus));
-    assert_eq!(short(&world.settle()), ["D", "D", "U3:3"]);
+    assert_eq!(short(&world.settle()), ["D", "D", "U2:3"]);
     world.check_settled();
 }
 
@@ -559,8 +584,13 @@ fn take(world: &mut World, op: Op) -> Result<(), String> {
                 world.pass(4);
             }
         }
-        Op::Wipe => drop(world.api.wipe_slices()),
+        Op::Wipe => {
+            // What was made since is reported before its end is.
+            (0..count).for_each(|i| world.tell(i));
+            world.api.wipe_slices();
+        }
         Op::Remove(i) => {
+            (0..count).for_each(|i| world.tell(i));
             let slices = world.api.slices();
             if let Some(slice) = slices.get(i) {
                 world.api.remove_slice(slice.metadata.name.as_deref().unwrap());
@@ -619,8 +649,12 @@ proptest! {
         world.pass(700);
         world.settle();
         world.check_settled();
-        let mode = if consumable_capacity { Mode::Shared } else { Mode::Fixed };
-        prop_assert!(world.offer.shared.is_empty() || world.status().mode == mode);
+        let published = world.status().state == State::Published;
+        if !consumable_capacity {
+            prop_assert!(world.read().iter().all(|slice| slice.spec.devices.is_none()));
+            return Ok(());
+        }
+        prop_assert!(published);
         // An idle hour.
         let calls = world.api.all_calls();
         for _ in 0..3 {
@@ -629,11 +663,10 @@ proptest! {
         }
         prop_assert_eq!(world.api.all_calls(), calls);
         // Without taints, what is sick is not there; with them, it is.
-        let sick = world.offer.shared.iter().filter(|device| device.taints.is_some()).count();
+        let sick = world.offer.devices.iter().filter(|device| device.taints.is_some()).count();
         let tainted = world.read().iter().flat_map(devices)
             .filter(|device| device.taints.iter().flatten().any(|taint| taint.key == taints::CORDONED))
             .count();
-        let per_gpu = if consumable_capacity { 1 } else { 2 };
-        prop_assert_eq!(tainted, if device_taints { sick * per_gpu } else { 0 });
+        prop_assert_eq!(tainted, if device_taints { sick } else { 0 });
     }
 }

@@ -9,7 +9,6 @@ mod publish;
 mod sharing;
 mod sizes;
 mod steer;
-mod whole;
 
 pub use beside::*;
 pub use examples::*;
@@ -19,4 +18,3 @@ pub use publish::*;
 pub use sharing::*;
 pub use sizes::*;
 pub use steer::*;
-pub use whole::*;

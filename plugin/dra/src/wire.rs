@@ -1,4 +1,6 @@
-//! DRA v1.
+//! Kubelet's calls: DRA v1.
+
+use std::sync::Arc;
 
 use tessera_cluster::resource::ClaimRef;
 use tessera_kubelet_api::dra::v1::dra_plugin_server::DraPlugin;
@@ -9,8 +11,18 @@ use tessera_kubelet_api::dra::v1::{
 };
 use tonic::{Request, Response, Status};
 
-use super::Calls;
-use crate::prepare::Prepared;
+use crate::prepare::{Prepared, Preparer};
+
+/// The service, over one [`Preparer`].
+#[derive(Clone, Debug)]
+pub struct Calls(Arc<Preparer>);
+
+impl Calls {
+    /// Over this preparer.
+    pub fn new(preparer: Arc<Preparer>) -> Self {
+        Calls(preparer)
+    }
+}
 
 #[tonic::async_trait]
 impl DraPlugin for Calls {
