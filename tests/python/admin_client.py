@@ -1,26 +1,34 @@
 """Steers a node over the admin socket: `admin_client.py SOCKET POD GIBIBYTES`. docs/steering.md names it."""
 
+import http.client
+import json
+import socket
 import sys
 
-import grpc
+path, pod, gibibytes = sys.argv[1:]
 
-import admin_v1_pb2 as v1
-import admin_v1_pb2_grpc
 
-socket, pod, gibibytes = sys.argv[1:]
-with grpc.insecure_channel(f"unix:{socket}") as channel:
-    admin = admin_v1_pb2_grpc.AdminStub(channel)
-    for allocation in admin.Status(v1.StatusRequest(), timeout=10).allocations:
-        for gpu in allocation.gpus:
-            print(allocation.holder.pod or allocation.id, gpu.gpu_uuid, gpu.memory_limit_bytes)
-    request = v1.SetQuotaRequest(
-        target=v1.Target(name=pod),
-        memory_limit_bytes=int(gibibytes) << 30,
-        reason="asked for by a program",
-    )
-    try:
-        answer = admin.SetQuota(request, timeout=10)
-    except grpc.RpcError as error:
-        sys.exit(f"{error.code().name}: {error.details()}")
-    for gpu in answer.gpus:
-        print(gpu.gpu_uuid, gpu.before.memory_limit_bytes, "->", gpu.after.memory_limit_bytes)
+def ask(method, route, body=None):
+    connection = http.client.HTTPConnection("localhost", timeout=10)
+    connection.sock = socket.socket(socket.AF_UNIX)
+    connection.sock.connect(path)
+    connection.request(method, "/api/v1" + route, body and json.dumps(body))
+    response = connection.getresponse()
+    answer = json.load(response)
+    if response.status != 200:
+        sys.exit(f"{response.status}: {answer['error']}")
+    return answer
+
+
+for allocation in ask("GET", "/status")["allocations"]:
+    for gpu in allocation["gpus"]:
+        name = (allocation["holder"] or {}).get("pod") or allocation["id"]
+        print(name, gpu["gpu_uuid"], gpu["memory_limit_bytes"])
+request = {
+    "target": {"name": pod},
+    "memory_limit_bytes": int(gibibytes) << 30,
+    "reason": "asked for by a program",
+}
+for gpu in ask("POST", "/quota/set", request)["gpus"]:
+    before, after = (gpu[when]["memory_limit_bytes"] for when in ("before", "after"))
+    print(gpu["gpu_uuid"], before, "->", after)

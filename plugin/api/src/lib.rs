@@ -1,4 +1,4 @@
-//! Views of the agent: the admin service, metrics and probes, explanations.
+//! Views of the agent: status and what root asks, metrics and probes, explanations.
 //!
 //! **For**: composing what the agent knows into answers for people and machines. [`admin`] serves and asks the
 //! admin socket, [`metrics`] the HTTP port, [`explain`] the story of one container, [`history`] what was, [`view`]

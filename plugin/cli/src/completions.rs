@@ -14,8 +14,8 @@ use clap_complete::engine::{ArgValueCandidates, CompletionCandidate};
 use clap_complete::env::{CompleteEnv, Shells};
 use tessera_api::admin;
 use tessera_config::ConfigFile;
-use tessera_kubelet_api::admin::StatusResponse;
 use tessera_system::terminal;
+use tessera_view::status::Status;
 
 /// Set by the shell's function when it wants completions.
 const ASKED: &str = "TESSERA_COMPLETE";
@@ -128,7 +128,7 @@ fn with_names(command: Command, config: Option<&Path>) -> Command {
 }
 
 /// The plugin's answer, if it comes at once.
-fn ask(asked: Option<PathBuf>) -> Option<StatusResponse> {
+fn ask(asked: Option<PathBuf>) -> Option<Status> {
     let config = ConfigFile { asked }.judge().config;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
     let answer = async { tokio::time::timeout(WAIT, admin::ask(&config.paths.admin)).await };
@@ -136,7 +136,7 @@ fn ask(asked: Option<PathBuf>) -> Option<StatusResponse> {
 }
 
 /// Names, and what is said of them.
-fn names(status: &StatusResponse, kinds: &[Kind]) -> BTreeMap<String, String> {
+fn names(status: &Status, kinds: &[Kind]) -> BTreeMap<String, String> {
     let mut names = BTreeMap::new();
     // What a shell would take for something else completes nothing.
     let mut add = |name: &str, help: String| {
@@ -173,7 +173,7 @@ fn names(status: &StatusResponse, kinds: &[Kind]) -> BTreeMap<String, String> {
 
 #[cfg(test)]
 mod tests {
-    use tessera_kubelet_api::admin::{Allocation, Gpu, Holder, Replica};
+    use tessera_view::status::{Allocation, Gpu, Holder, Replica};
 
     use super::*;
 
@@ -210,14 +210,14 @@ mod tests {
         };
         let of =
             |pod: &str| Allocation { id: pod.into(), holder: holder(pod), ..Allocation::default() };
-        let status = StatusResponse {
+        let status = Status {
             allocations: ["llm-0", "$(reboot)", "a b", "-x", "`id`", "a;b", "é"].map(of).into(),
             gpus: vec![Gpu {
                 uuid: "GPU-a".into(),
                 replicas: vec![Replica { resource_name: "x.dev/gpu".into(), ..Replica::default() }],
                 ..Gpu::default()
             }],
-            ..StatusResponse::default()
+            ..Status::default()
         };
         let listed = |kinds: &[Kind]| names(&status, kinds).into_keys().collect::<Vec<_>>();
         assert_eq!(listed(&[Kind::Pod]), ["ns/-x", "ns/llm-0"]);

@@ -4,17 +4,13 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use clap::Subcommand;
-use tessera_kubelet_api::admin::{
-    ConfigurationProblem, PlanRequest, PlanResponse, ReloadRequest, ReloadResponse,
-};
-
 use super::EXIT_USAGE;
-use super::plan_text::{plan_json, plan_text, reload_json, reload_text};
+use super::plan_text::{plan_text, reload_text};
+use clap::Subcommand;
 use tessera_agent::reload::plan::offline;
 use tessera_api::admin;
-use tessera_api::admin::Format;
-use tessera_api::admin::{CallError, call_now};
+use tessera_api::admin::{Format, Unreachable, call, now};
+use tessera_api::print::json;
 use tessera_config::{Config, ConfigError, ConfigFile, Judged, keys};
 use tessera_gpu::nvml::NvmlDiscovery;
 use tessera_gpu::{Discovery, DiscoveryError};
@@ -26,6 +22,8 @@ use tessera_store::Ledger;
 use tessera_system::files::Copied;
 use tessera_system::{files, terminal};
 use tessera_tenant::delivery::driver::nvml as nvml_library;
+use tessera_view::API_VERSION;
+use tessera_view::change::{ConfigurationProblem, PlanRequest, PlanResponse, ReloadRequest};
 
 #[derive(Debug, Subcommand)]
 pub(super) enum ConfigCommand {
@@ -171,23 +169,27 @@ fn plan(
     let name = judged.config.source.file.as_deref().unwrap_or(path).display().to_string();
     let unreadable = judged.text.is_empty() && !judged.problems.is_empty();
     let request = PlanRequest { text: judged.text.clone(), file: name.clone() };
-    let answer = call_now(&known.paths.admin, async |mut client| client.plan(request).await)?;
-    let response = match answer {
+    let socket = &known.paths.admin;
+    let response = match now(call(socket, &request))? {
         Ok(response) if !unreadable => response,
         Ok(_) => offline(&known, judged, None, &[], Vec::new()),
-        Err(CallError::Refused(status)) => anyhow::bail!(status.message().to_owned()),
-        Err(CallError::Unreachable(error)) => {
-            let why = format!(
-                "{}. This goes by what is on the disk, and by the file as it is, which the plugin may not \
-                 have taken on",
-                error.sentence(&known)
-            );
-            by_the_disk(&known, judged, why)
-        }
+        Err(error) => match Unreachable::of(&error, socket) {
+            Some(error) => {
+                let why = format!(
+                    "{}. This goes by what is on the disk, and by the file as it is, which the plugin may not \
+                     have taken on",
+                    error.sentence(&known)
+                );
+                by_the_disk(&known, judged, why)
+            }
+            None => anyhow::bail!(error.to_string()),
+        },
     };
+    let response =
+        PlanResponse { api_version: API_VERSION.to_owned(), file: name.clone(), ..response };
     match output {
         Format::Text => print(&plan_text(&response, &name))?,
-        Format::Json => print(&format!("{:#}\n", plan_json(&response, &name)))?,
+        Format::Json => print(&json(&response)?)?,
     };
     Ok(refusal(&response.problems))
 }
@@ -231,15 +233,16 @@ fn records(known: &Config, notes: &mut Vec<String>) -> Vec<Arc<Record>> {
 
 fn reload(known: &Config, output: Format) -> anyhow::Result<ExitCode> {
     let socket = &known.paths.admin;
-    let answer = call_now(socket, async |mut client| client.reload(ReloadRequest {}).await)?;
-    let response: ReloadResponse = match answer {
+    let response = match now(call(socket, &ReloadRequest {}))? {
         Ok(response) => response,
-        Err(CallError::Unreachable(error)) => return Ok(admin::unreachable(&error, known)),
-        Err(CallError::Refused(status)) => anyhow::bail!(status.message().to_owned()),
+        Err(error) => match Unreachable::of(&error, socket) {
+            Some(error) => return Ok(admin::unreachable(&error, known)),
+            None => anyhow::bail!(error.to_string()),
+        },
     };
     match output {
         Format::Text => print(&reload_text(&response))?,
-        Format::Json => print(&format!("{:#}\n", reload_json(&response)))?,
+        Format::Json => print(&json(&response)?)?,
     };
     Ok(refusal(&response.problems))
 }

@@ -2,19 +2,14 @@
 
 use std::fmt::Write;
 
-use serde_json::{Value, json};
-use tessera_kubelet_api::admin::{
-    AllocationChange, ConfigurationChange, ConfigurationProblem, PlanResponse, ReloadResponse,
-    ShareChange, ShareView,
-};
-
-use tessera_api::admin;
-use tessera_api::admin::words;
 use tessera_api::print::{Page, Paper, Tone, table};
 use tessera_model::percent::format_cores;
 use tessera_model::printable;
 use tessera_model::quantity::format_bytes;
-use tessera_view::API_VERSION;
+use tessera_view::change::{
+    AllocationChange, ConfigurationChange, ConfigurationProblem, PlanResponse, ReloadResponse,
+    ShareChange, ShareView,
+};
 
 fn problem_lines(problems: &[ConfigurationProblem], file: &str) -> String {
     let mut out = String::new();
@@ -152,9 +147,7 @@ fn share_row(change: &ShareChange) -> Vec<String> {
         change.resource_name.clone(),
         both(&|view| view.replicas.to_string()),
         both(&|view| format_bytes(view.memory_bytes)),
-        both(&|view| {
-            format!("{} {}", format_cores(view.cores_millis), words::policy(view.policy()))
-        }),
+        both(&|view| format!("{} {}", format_cores(view.cores_millis), view.policy.name())),
         words.join(", "),
     ]
 }
@@ -179,81 +172,4 @@ pub(super) fn reload_text(answer: &ReloadResponse) -> String {
         change_table(&mut out, &answer.waiting);
     }
     out
-}
-
-fn problems_json(problems: &[ConfigurationProblem]) -> Value {
-    let problem =
-        |p: &ConfigurationProblem| json!({"key": p.key, "line": p.line, "message": p.message});
-    problems.iter().map(problem).collect()
-}
-
-fn changes_json(changes: &[ConfigurationChange]) -> Value {
-    let change = |c: &ConfigurationChange| {
-        json!({
-            "key": c.key, "before": c.before, "after": c.after, "takes_effect": c.takes_effect,
-            "absent": c.absent,
-        })
-    };
-    changes.iter().map(change).collect()
-}
-
-fn view_json(view: &ShareView) -> Value {
-    json!({
-        "replicas": view.replicas,
-        "memory_bytes": view.memory_bytes,
-        "cores_millis": view.cores_millis,
-        "policy": words::policy(view.policy()),
-    })
-}
-
-/// With the field names of `admin_v1.proto`.
-pub(super) fn plan_json(plan: &PlanResponse, file: &str) -> Value {
-    let share = |change: &ShareChange| {
-        json!({
-            "gpu_uuid": change.gpu_uuid,
-            "gpu_index": change.gpu_index,
-            "resource_name": change.resource_name,
-            "before": change.before.as_ref().map(view_json),
-            "after": change.after.as_ref().map(view_json),
-            "appear": change.appear,
-            "retire": change.retire,
-            "retire_held": change.retire_held,
-            "no_room": change.no_room,
-        })
-    };
-    let allocation = |change: &AllocationChange| {
-        let holder = change.holder.as_ref().map(|holder| {
-            json!({
-                "namespace": holder.namespace, "pod": holder.pod, "container": holder.container,
-            })
-        });
-        json!({
-            "id": change.id,
-            "holder": holder,
-            "resource_name": change.resource_name,
-            "effects": change.effects,
-        })
-    };
-    json!({
-        "api_version": API_VERSION,
-        "file": file,
-        "problems": problems_json(&plan.problems),
-        "changes": changes_json(&plan.changes),
-        "shares": plan.shares.iter().map(share).collect::<Vec<_>>(),
-        "allocations": plan.allocations.iter().map(allocation).collect::<Vec<_>>(),
-        "notes": plan.notes,
-    })
-}
-
-/// With the field names of `admin_v1.proto`.
-pub(super) fn reload_json(answer: &ReloadResponse) -> Value {
-    let configuration = answer.configuration.clone().unwrap_or_default();
-    json!({
-        "api_version": API_VERSION,
-        "file": answer.file,
-        "problems": problems_json(&answer.problems),
-        "changes": changes_json(&answer.changes),
-        "waiting": changes_json(&answer.waiting),
-        "configuration": admin::configuration_json(&configuration),
-    })
 }

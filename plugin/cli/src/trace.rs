@@ -104,7 +104,7 @@ pub(crate) fn main(args: &Args, config: &Config) -> anyhow::Result<ExitCode> {
     let target = Target::open(&args.output).map_err(anyhow::Error::msg)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let limit = BEYOND + Duration::from_secs(args.seconds.into());
-    let client = Client::beside(&config.paths.admin).with_limit(limit);
+    let client = Client::at(&config.paths.admin).with_limit(limit);
     let seconds = args.seconds.to_string();
     let path = format!("/api/v1/trace{}", query(&[("seconds", &seconds)]));
     let error = match runtime.block_on(client.get::<Trace>(&path)) {
@@ -115,7 +115,7 @@ pub(crate) fn main(args: &Args, config: &Config) -> anyhow::Result<ExitCode> {
         Err(error) => error,
     };
     target.give_up();
-    let (text, status) = match Unreachable::of_api(&error, &config.paths.admin) {
+    let (text, status) = match Unreachable::of(&error, &config.paths.admin) {
         Some(silent) => (silent.sentence(config), silent.exit_status()),
         None => (error.to_string(), error.exit()),
     };

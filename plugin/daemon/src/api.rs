@@ -1,18 +1,18 @@
 //! The JSON API and the page of this node.
 
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tessera_agent::kubernetes::node_name;
 use tessera_agent::status_board::StatusBoard;
-use tessera_api::admin::StatusView;
+use tessera_api::admin::{StatusView, routes};
 use tessera_api::view::NodeSource;
 use tessera_cluster::reviews::ReviewClient;
 use tessera_cluster::{Client, Server};
 use tessera_config::{ApiAuthorisation, Config};
-use tessera_web::client::socket_beside;
 use tessera_web::counts::CountedReviews;
-use tessera_web::{Authorisation, Counts, Listener, Options, Tls};
+use tessera_web::{Authorisation, Counts, Listener, Options, RootSocket, Tls};
 use tracing::warn;
 
 /// How long one question to the API server may take.
@@ -27,22 +27,48 @@ pub(crate) struct Api {
     pub server: Option<tessera_web::Server>,
 }
 
+/// Listens at root's socket.
+///
+/// # Errors
+/// Another plugin answers there, or it cannot be made.
+pub(crate) fn bind(path: &Path) -> anyhow::Result<RootSocket> {
+    RootSocket::bind(path).map_err(|error| match error.kind() {
+        io::ErrorKind::AddrInUse => anyhow::anyhow!(
+            "another Tessera plugin answers at {}; stop it, or give each its own paths.admin, paths.ledger and \
+             paths.pages",
+            path.display()
+        ),
+        _ => anyhow::anyhow!("paths.admin {}: {error}", path.display()),
+    })
+}
+
+/// Serves root alone, for a plugin that stands by.
+pub(crate) fn serve_root(socket: RootSocket, view: Arc<StatusView>) -> Option<tessera_web::Server> {
+    let source = NodeSource::new(node_name().unwrap_or_default(), Arc::clone(&view));
+    let mut options = Options::new(Arc::new(source));
+    options.socket = Some(socket);
+    options.root = routes(view);
+    tessera_web::Server::start(options).ok()
+}
+
 /// Serves it. That it cannot be served is no reason not to serve kubelet. Call it within the runtime that serves
 /// kubelet.
 pub(crate) fn start(
     config: &Config,
+    socket: RootSocket,
     cluster: Option<Server>,
     view: &Arc<StatusView>,
     board: &Arc<StatusBoard>,
 ) -> Api {
     let source = NodeSource::new(node_name().unwrap_or_default(), Arc::clone(view));
     let mut options = Options::new(Arc::new(source.clone()));
-    options.socket = Some(socket_beside(&config.paths.admin));
+    options.socket = Some(socket);
+    options.root = routes(Arc::clone(view));
     let published = Arc::clone(board);
     options.report = Arc::new(move |listener, problem| {
         let topic = match listener {
             Listener::Network => "api",
-            Listener::Socket => "api socket",
+            Listener::Socket => "admin socket",
         };
         if published.set_condition(topic, problem.clone())
             && let Some(problem) = problem

@@ -33,7 +33,6 @@ use tessera_agent::observe;
 use tessera_agent::reload;
 use tessera_agent::reload::{Reloader, SetFilter};
 use tessera_agent::status_board::StatusBoard;
-use tessera_api::admin;
 use tessera_api::admin::StatusView;
 use tessera_api::history::Recorder;
 use tessera_api::metrics;
@@ -112,9 +111,8 @@ pub struct App {
     view: Arc<StatusView>,
     main: JoinHandle<anyhow::Result<()>>,
     stop: watch::Sender<bool>,
-    // Dropped last: `status` answers until the end.
-    _admin: admin::Server,
     _metrics: Option<metrics::Server>,
+    // Dropped late: `status` answers until the end.
     api: api::Api,
     _pages_lock: Arc<DirectoryLock>,
 }
@@ -161,12 +159,12 @@ pub fn start_with(
     let asked = Arc::clone(&discovery);
     let reloader = Arc::new(Reloader::new(file, &given, current, asked, set_filter, &board));
     view.set_reloader(Arc::clone(&reloader));
-    let admin = admin::Server::start(&config.paths.admin, Arc::clone(&view))?;
+    let socket = api::bind(&config.paths.admin)?;
     // Before anything in the directory, or of the file system there, is touched.
     let pages_lock = Arc::new(DirectoryLock::take(&config.paths.pages, &about(&config))?);
     let metrics = metrics::Server::start(config.metrics.listen.clone(), Arc::clone(&view));
     let cluster = timing.events.server.clone().or_else(tessera_cluster::Server::of_pod);
-    let api = api::start(&config, cluster, &view, &board);
+    let api = api::start(&config, socket, cluster, &view, &board);
     let pages = tmpfs::ensure(&config.paths.pages, config.pages.tmpfs, config.pages.size_bytes)?;
     pages_lock.renew()?;
     info!(shim = %delivery.shim.display(), pages = %config.paths.pages.display(), "{pages}");
@@ -186,7 +184,7 @@ pub fn start_with(
             () = chosen => Ok(()),
         }
     });
-    Ok(App { view, main, stop, _admin: admin, _metrics: metrics, api, _pages_lock: pages_lock })
+    Ok(App { view, main, stop, _metrics: metrics, api, _pages_lock: pages_lock })
 }
 
 /// What this plugin leaves for another to read, beside its pid.

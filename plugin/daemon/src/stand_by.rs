@@ -6,12 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tessera_agent::status_board::StatusBoard;
-use tessera_api::admin::{self, StatusView};
+use tessera_api::admin::StatusView;
 use tessera_api::metrics;
 use tessera_config::{Config, Current};
 use tessera_gpu::Discovery;
 use tessera_tenant::regions::directory_lock::DirectoryLock;
 use tracing::{debug, info};
+
+use crate::api;
 
 /// How often it is tried to take over.
 const STEP: Duration = Duration::from_millis(50);
@@ -34,8 +36,8 @@ pub async fn stand_by(config: &Config, discovery: &Arc<dyn Discovery>) {
     let _probes = metrics::Server::start(config.metrics.listen.clone(), Arc::clone(&view));
     // For the startup probe, without which no other probe counts. Where the other plugin has the same path, it
     // answers there.
-    let _admin =
-        admin::Server::start(&config.paths.admin, view).inspect_err(|error| debug!("{error}")).ok();
+    let socket = api::bind(&config.paths.admin).inspect_err(|error| debug!("{error}")).ok();
+    let _api = socket.and_then(|socket| api::serve_root(socket, view));
     while !is_free(pages) {
         tokio::time::sleep(STEP).await;
     }

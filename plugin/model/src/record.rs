@@ -25,15 +25,27 @@ pub struct Grant {
 }
 
 /// Where an allocation is in its life. A released one is in the history only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
     /// Allocated; no container has started with it.
+    #[default]
     Allocated,
     /// A container has started.
     Started,
     /// Its replicas went to a newer allocation: no longer counted, kept until nothing uses its pages.
     Parked,
+}
+
+impl State {
+    /// In lower case.
+    pub fn name(self) -> &'static str {
+        match self {
+            State::Allocated => "allocated",
+            State::Started => "started",
+            State::Parked => "parked",
+        }
+    }
 }
 
 /// The container that holds an allocation, as PodResources says.

@@ -2,13 +2,23 @@
 
 /// What the compute share means. From the loosest to the strictest, which is also their order.
 #[derive(
-    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    serde::Serialize,
+    serde::Deserialize,
 )]
 #[serde(rename_all = "lowercase")]
 pub enum Compute {
     /// Compute is not limited.
     None,
     /// A weight: any tenant may use idle GPU time.
+    #[default]
     Burst,
     /// A cap.
     Strict,

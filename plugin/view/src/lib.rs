@@ -2,7 +2,7 @@
 //!
 //! **For**: the types of `/api/v1` and rules on them: what a reader with rights in some namespaces may see
 //! ([`narrow`]), what fits next, which workload a pod belongs to ([`workload`]). JSON has the field names of these
-//! types; a field has the name of the same figure in `admin_v1.proto`.
+//! types.
 //!
 //! **May use**: the model. **Must not**: do I/O, or know where a view comes from.
 //!
@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 pub mod advice;
+pub mod change;
 pub mod explain;
 pub mod fixtures;
 pub mod fleet;
@@ -20,6 +21,7 @@ pub mod list;
 pub mod narrow;
 pub mod node;
 pub mod problem;
+pub mod status;
 pub mod tenant;
 pub mod trace;
 pub mod workload;

@@ -65,6 +65,8 @@ pub struct Use {
     pub memory_charged_bytes: u64,
     /// Granted by the driver.
     pub memory_granted_bytes: u64,
+    /// What counts against the limit: charged, and held beyond that.
+    pub memory_used_bytes: u64,
     /// Highest sum that a process reached.
     pub memory_peak_bytes: u64,
     /// Held beyond what is charged, and taken from the limit.

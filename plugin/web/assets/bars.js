@@ -29,7 +29,7 @@ export function parts(row) {
   const { gpu } = row;
   const list = [];
   for (const { tenant, use } of row.tenants) {
-    const used = use.memory_charged_bytes + use.memory_overhead_bytes;
+    const used = use.memory_used_bytes;
     list.push({ kind: "tenant", tenant, use, bytes: use.memory_limit_bytes, used: Math.min(used, use.memory_limit_bytes) });
   }
   if (row.others) {
@@ -102,7 +102,7 @@ export function bar(row, { colour, bright = () => true, open = null }) {
 /** One tenant's quota, use and peak. */
 export function useBar(use, tone) {
   const scale = 100 / Math.max(1, use.memory_limit_bytes, use.memory_peak_bytes);
-  const used = use.memory_charged_bytes + use.memory_overhead_bytes;
+  const used = use.memory_used_bytes;
   const label = `${format.bytes(used)} used, ${format.bytes(use.memory_peak_bytes)} peak, of ${format.bytes(use.memory_limit_bytes)}`;
   return s(
     "svg",

@@ -62,7 +62,7 @@ export function tenantTable(model, rows, { tone, withGpu = false, label }) {
             withGpu ? h("td", {}, h("a", { href: gpuLink(row.entry.node, row.gpu.uuid) }, `${format.line(row.entry.node)} · GPU ${row.gpu.index}`)) : null,
             h("td", {}, format.line(tenant.state)),
             h("td", { class: "barcell" }, useBar(use, tone(tenant, i))),
-            h("td", { class: "figure" }, `${format.bytes(use.memory_charged_bytes + use.memory_overhead_bytes)} / ${format.bytes(use.memory_limit_bytes)}`),
+            h("td", { class: "figure" }, `${format.bytes(use.memory_used_bytes)} / ${format.bytes(use.memory_limit_bytes)}`),
             h("td", { class: "figure" }, format.bytes(use.memory_peak_bytes)),
             h("td", { class: "figure" }, `${format.cores(use.cores_millis)} ${format.line(use.policy)}`),
             h("td", { class: "figure" }, usedTime(tenant)),

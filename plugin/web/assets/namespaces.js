@@ -127,7 +127,7 @@ function sums(model) {
     }
     one.tenants += 1;
     for (const use of tenant.gpus) {
-      one.used += use.memory_charged_bytes + use.memory_overhead_bytes;
+      one.used += use.memory_used_bytes;
       one.limit += use.memory_limit_bytes;
       one.cores += use.cores_millis;
     }

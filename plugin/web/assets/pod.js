@@ -82,7 +82,7 @@ export class PodView {
         ["workload", format.line(tenant.workload)],
         ["asked as", tenant.claim ? `claim ${format.line(tenant.claim)}, ${format.line(tenant.request)}` : format.line(tenant.resource_name)],
         ["quota", format.bytes(use.memory_limit_bytes)],
-        ["memory used", format.bytes(use.memory_charged_bytes + use.memory_overhead_bytes)],
+        ["memory used", format.bytes(use.memory_used_bytes)],
         ["overhead", use.memory_overhead_bytes > 0 ? format.bytes(use.memory_overhead_bytes) : ""],
         ["peak of a process", format.bytes(use.memory_peak_bytes)],
         ["share", `${format.cores(use.cores_millis)} ${format.line(use.policy)}${use.changed ? ", changed while it runs" : ""}`],

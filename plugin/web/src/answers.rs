@@ -325,7 +325,7 @@ fn said(error: SourceError, rights: &Rights) -> Refusal {
         SourceError::NotFound(_) | SourceError::Invalid(_) => {
             Refusal::new(StatusCode::NOT_FOUND, NOT_YOURS)
         }
-        SourceError::Unavailable(_) => {
+        SourceError::Conflict(_) | SourceError::NoRoom(_) | SourceError::Unavailable(_) => {
             let text = "that is not known now; try again, or ask whoever runs Tessera here";
             Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text)
         }

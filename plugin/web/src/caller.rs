@@ -21,6 +21,15 @@ pub(crate) enum Origin {
     Network,
 }
 
+/// The process at the other end of root's socket, as the kernel names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its user when it connected.
+    pub uid: u32,
+    /// Its pid in this pid namespace; 0 where it has none there.
+    pub pid: u32,
+}
+
 /// A caller that may ask.
 #[derive(Clone)]
 pub(crate) enum Caller {
@@ -42,10 +51,7 @@ impl Caller {
     ) -> Result<Self, Refusal> {
         match (origin, authorisation) {
             (Origin::Root, _) => Ok(Caller::All),
-            (Origin::Stranger, _) => Err(Refusal::new(
-                StatusCode::FORBIDDEN,
-                "this socket is for root and the plugin's own user",
-            )),
+            (Origin::Stranger, _) => Err(Self::stranger()),
             (Origin::Network, Authorisation::None) => {
                 is_local(headers)?;
                 Ok(Caller::All)
@@ -55,6 +61,11 @@ impl Caller {
                 Ok(Caller::User(Arc::clone(authoriser), user))
             }
         }
+    }
+
+    /// The refusal of somebody else at root's socket.
+    pub fn stranger() -> Refusal {
+        Refusal::new(StatusCode::FORBIDDEN, "this socket is for root and the plugin's own user")
     }
 
     /// What it may see of the namespaces that a question names.

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use http_body_util::{BodyExt, Empty, Limited};
+use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
-use hyper::header::{ACCEPT, AUTHORIZATION, HOST, HeaderValue};
-use hyper::{Request, Response, StatusCode};
+use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
+use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use rustls::client::danger::HandshakeSignatureValid;
 use rustls::client::danger::{ServerCertVerified, ServerCertVerifier};
@@ -18,6 +18,7 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
 use serde::de::DeserializeOwned;
 use tessera_system::files::check_peer;
+use tessera_view::change::Call;
 use tessera_view::problem::Problem;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
@@ -27,14 +28,6 @@ use tokio_rustls::TlsConnector;
 const LIMIT: Duration = Duration::from_secs(20);
 /// Most bytes of an answer.
 const LARGEST: usize = 64 << 20;
-
-/// Name of root's socket, in the directory of `paths.admin`.
-pub const SOCKET: &str = "api.sock";
-
-/// Root's socket, beside the admin socket.
-pub fn socket_beside(admin: &Path) -> PathBuf {
-    admin.with_file_name(SOCKET)
-}
 
 /// Why there is no answer. Each kind has an exit status of its own.
 #[derive(Debug, thiserror::Error)]
@@ -62,6 +55,14 @@ pub enum ClientError {
         /// The system's words.
         reason: String,
     },
+    /// It does not answer in time. What was asked may still be done.
+    #[error("the plugin does not answer at {at}: nothing within {seconds} s")]
+    Late {
+        /// Where.
+        at: String,
+        /// How long it was waited for.
+        seconds: u64,
+    },
     /// It answers, and not with what was asked for.
     #[error("{}", .0.error)]
     Refused(Problem),
@@ -80,7 +81,10 @@ impl ClientError {
     /// question makes no sense, 1 nothing is called so, 76 an answer that cannot be read.
     pub fn exit(&self) -> u8 {
         match self {
-            ClientError::Missing(_) | ClientError::Deserted(_) | ClientError::NoAnswer { .. } => 69,
+            ClientError::Missing(_)
+            | ClientError::Deserted(_)
+            | ClientError::NoAnswer { .. }
+            | ClientError::Late { .. } => 69,
             ClientError::Forbidden(_) | ClientError::Denied(_) => 77,
             ClientError::Unreadable { .. } => 76,
             ClientError::Refused(problem) => match problem.code {
@@ -88,6 +92,14 @@ impl ClientError {
                 404 => 1,
                 _ => 69,
             },
+        }
+    }
+
+    /// The HTTP status of a refusal.
+    pub fn code(&self) -> Option<u16> {
+        match self {
+            ClientError::Refused(problem) => Some(problem.code),
+            _ => None,
         }
     }
 }
@@ -127,9 +139,9 @@ impl Client {
         Client { endpoint, token: None, limit: LIMIT }
     }
 
-    /// Of root's socket beside this admin socket.
-    pub fn beside(admin: &Path) -> Self {
-        Self::new(Endpoint::Socket(socket_beside(admin)))
+    /// Of root's socket, `paths.admin`.
+    pub fn at(socket: &Path) -> Self {
+        Self::new(Endpoint::Socket(socket.to_owned()))
     }
 
     /// Sends this token.
@@ -146,8 +158,18 @@ impl Client {
 
     /// A path with its query, such as `/api/v1/history?subject=chat`; parameters written by [`query`].
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
-        let body = self.bytes(path, "application/json").await?;
-        serde_json::from_slice(&body).map_err(|error| ClientError::Unreadable {
+        self.read(&self.bytes(path, "application/json").await?)
+    }
+
+    /// What root alone may ask, over its socket.
+    pub async fn call<C: Call>(&self, request: &C) -> Result<C::Answer, ClientError> {
+        let body = serde_json::to_vec(request).map_err(|error| self.silent(&error.to_string()))?;
+        let answer = self.whole(Question { path: C::PATH, accept: "application/json", body });
+        self.read(&answer.await?)
+    }
+
+    fn read<T: DeserializeOwned>(&self, body: &[u8]) -> Result<T, ClientError> {
+        serde_json::from_slice(body).map_err(|error| ClientError::Unreadable {
             at: self.endpoint.to_string(),
             reason: error.to_string(),
         })
@@ -155,8 +177,12 @@ impl Client {
 
     /// The bytes of an answer, of the type that is asked for.
     pub async fn bytes(&self, path: &str, accept: &'static str) -> Result<Bytes, ClientError> {
+        self.whole(Question { path, accept, body: Vec::new() }).await
+    }
+
+    async fn whole(&self, question: Question<'_>) -> Result<Bytes, ClientError> {
         let asking = async {
-            let response = self.ask(path, accept).await?;
+            let response = self.response(question).await?;
             let status = response.status();
             let body = Limited::new(response.into_body(), LARGEST).collect().await;
             let body = body.map_err(|error| self.silent(&error.to_string()))?.to_bytes();
@@ -165,7 +191,8 @@ impl Client {
                 false => Err(refused(status, &body)),
             }
         };
-        let late = || self.silent(&format!("nothing within {} s", self.limit.as_secs()));
+        let seconds = self.limit.as_secs();
+        let late = || ClientError::Late { at: self.endpoint.to_string(), seconds };
         tokio::time::timeout(self.limit, asking).await.unwrap_or_else(|_| Err(late()))
     }
 
@@ -175,17 +202,24 @@ impl Client {
         path: &str,
         accept: &'static str,
     ) -> Result<Response<hyper::body::Incoming>, ClientError> {
+        self.response(Question { path, accept, body: Vec::new() }).await
+    }
+
+    async fn response(
+        &self,
+        question: Question<'_>,
+    ) -> Result<Response<hyper::body::Incoming>, ClientError> {
         match &self.endpoint {
             Endpoint::Socket(socket) => {
                 let stream = UnixStream::connect(socket).await;
                 let stream = stream.map_err(|error| self.unconnected(socket, &error))?;
                 check_peer(&stream).map_err(|error| self.silent(&error.to_string()))?;
-                self.exchange(stream, path, accept).await
+                self.exchange(stream, question).await
             }
             Endpoint::Plain(address) => {
                 let stream = TcpStream::connect(address).await;
                 let stream = stream.map_err(|error| self.silent(&error.to_string()))?;
-                self.exchange(stream, path, accept).await
+                self.exchange(stream, question).await
             }
             Endpoint::Unverified(address) => {
                 let stream = TcpStream::connect(address).await;
@@ -193,7 +227,7 @@ impl Client {
                 let name = ServerName::IpAddress(address.ip().into());
                 let shaken = TlsConnector::from(unverified()).connect(name, stream).await;
                 let stream = shaken.map_err(|error| self.silent(&error.to_string()))?;
-                self.exchange(stream, path, accept).await
+                self.exchange(stream, question).await
             }
         }
     }
@@ -214,8 +248,7 @@ impl Client {
     async fn exchange<S>(
         &self,
         stream: S,
-        path: &str,
-        accept: &'static str,
+        question: Question<'_>,
     ) -> Result<Response<hyper::body::Incoming>, ClientError>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -225,8 +258,12 @@ impl Client {
         let (mut sender, connection) = handshake.map_err(silent)?;
         // Ends with the response's body.
         tokio::spawn(connection);
+        let Question { path, accept, body } = question;
         let mut request =
             Request::builder().uri(path).header(HOST, "localhost").header(ACCEPT, accept);
+        if !body.is_empty() {
+            request = request.method(Method::POST).header(CONTENT_TYPE, "application/json");
+        }
         if let Some(token) = &self.token {
             let value = HeaderValue::try_from(format!("Bearer {token}"));
             let mut value =
@@ -234,10 +271,17 @@ impl Client {
             value.set_sensitive(true);
             request = request.header(AUTHORIZATION, value);
         }
-        let request = request.body(Empty::<Bytes>::new());
+        let request = request.body(Full::new(Bytes::from(body)));
         let request = request.map_err(|error| self.silent(&error.to_string()))?;
         sender.send_request(request).await.map_err(silent)
     }
+}
+
+/// What is asked: with a body, a POST.
+struct Question<'a> {
+    path: &'a str,
+    accept: &'static str,
+    body: Vec<u8>,
 }
 
 /// A query string of these parameters; those that are empty are left out.

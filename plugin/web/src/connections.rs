@@ -16,10 +16,14 @@ use crate::caller::Origin;
 const ANSWER: Duration = Duration::from_secs(30);
 /// How long a connection may wait for its next request, with the end of the last answer unread or not.
 const IDLE: Duration = Duration::from_secs(60);
+/// How often it is looked whether those that make room have left.
+const LEAVE: Duration = Duration::from_millis(1);
 
 #[derive(Debug, Default)]
 struct State {
     open: usize,
+    /// Those that were closed for others, and have not left yet.
+    leaving: usize,
     /// Those that have no request under way.
     idle: EvictionQueue<Option<IpAddr>, Arc<Shared>>,
 }
@@ -35,6 +39,7 @@ pub(crate) struct Connections {
 struct Shared {
     close: Notify,
     is_closed: AtomicBool,
+    makes_room: AtomicBool,
     /// When it has to be done; `None` for a stream.
     until: Mutex<Option<Instant>>,
     moved: Notify,
@@ -104,8 +109,10 @@ impl Connections {
     ) -> Option<Arc<Permit>> {
         let mut state = lock(&self.state);
         if state.open >= self.most || crowded {
-            // It leaves when it hears of it; till then there is one more.
-            state.idle.shed()?.close();
+            let shed = state.idle.shed()?;
+            shed.makes_room.store(true, Ordering::Release);
+            shed.close();
+            state.leaving += 1;
         }
         state.open += 1;
         let shared = Arc::<Shared>::default();
@@ -118,6 +125,13 @@ impl Connections {
             connection: Connection { shared, origin },
             idle: Mutex::new(Some(idle)),
         }))
+    }
+
+    /// Waits until those that made room have left: each has its descriptor until then.
+    pub async fn room(&self) {
+        while lock(&self.state).leaving > 0 {
+            tokio::time::sleep(LEAVE).await;
+        }
     }
 }
 
@@ -172,6 +186,7 @@ impl Drop for Permit {
     fn drop(&mut self) {
         let mut state = lock(&self.connections.state);
         state.open -= 1;
+        state.leaving -= usize::from(self.connection.shared.makes_room.load(Ordering::Acquire));
         if let Some(idle) = lock(&self.idle).take() {
             drop(state.idle.leave(idle));
         }

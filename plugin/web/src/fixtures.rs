@@ -7,6 +7,7 @@ use tessera_view::advice::{Recommendations, Waste};
 use tessera_view::explain::{self, Explanation, Explanations};
 use tessera_view::fixtures::MadeUp;
 use tessera_view::fleet::Fleet;
+use tessera_view::status::{Allocation, GpuUse, Holder};
 use tessera_view::tenant::{self, Tenant};
 use tessera_view::trace::Trace;
 use tessera_view::{API_VERSION, history};
@@ -98,7 +99,6 @@ fn explain(tenant: &Tenant) -> Explanation {
         memory_limit_bytes: used.memory_limit_bytes,
         memory_origin: "1 × share.memory".to_owned(),
         cores_millis: used.cores_millis,
-        policy: used.policy.clone(),
         cores_origin: "1 × share.cores".to_owned(),
         ..explain::Limit::default()
     };
@@ -108,22 +108,18 @@ fn explain(tenant: &Tenant) -> Explanation {
         reason_is_own: true,
         ..explain::Incident::default()
     });
-    let holder = explain::Holder {
+    let holder = Holder {
         namespace: tenant.namespace.clone(),
         pod: tenant.pod.clone(),
         container: tenant.container.clone(),
     };
-    let used = |used: &tenant::Use| explain::Use {
+    let used = |used: &tenant::Use| GpuUse {
         gpu_uuid: used.gpu_uuid.clone(),
         memory_charged_bytes: used.memory_charged_bytes,
         memory_peak_bytes: used.memory_peak_bytes,
-        ..explain::Use::default()
+        ..GpuUse::default()
     };
-    let now = explain::Allocation {
-        state: tenant.state.clone(),
-        gpus: tenant.gpus.iter().map(used).collect(),
-        ..explain::Allocation::default()
-    };
+    let now = Allocation { gpus: tenant.gpus.iter().map(used).collect(), ..Allocation::default() };
     let story = explain::Story {
         id: tenant.id.clone(),
         generation: tenant.generation,

@@ -34,9 +34,10 @@ mod stream;
 mod tls;
 
 pub use authorise::Authorisation;
+pub use caller::Peer;
 pub use counts::Counts;
 pub use routes::{Route, SCHEMA};
 pub use self_signed::{SelfSigned, self_signed};
-pub use server::{Listener, Options, Report, Server};
+pub use server::{Listener, Options, Report, RootSocket, Server};
 pub use source::{Source, SourceError};
 pub use tls::Tls;

@@ -3,6 +3,7 @@
 use axum::body::Body;
 use axum::http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, Response, StatusCode};
+use axum::response::IntoResponse;
 use tessera_view::{API_VERSION, problem as view};
 
 use crate::source::SourceError;
@@ -45,8 +46,16 @@ impl From<SourceError> for Refusal {
         let status = match &error {
             SourceError::NotFound(_) => StatusCode::NOT_FOUND,
             SourceError::Invalid(_) => StatusCode::BAD_REQUEST,
+            SourceError::Conflict(_) => StatusCode::CONFLICT,
+            SourceError::NoRoom(_) => StatusCode::UNPROCESSABLE_ENTITY,
             SourceError::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
         };
         Refusal::new(status, error.to_string())
+    }
+}
+
+impl IntoResponse for SourceError {
+    fn into_response(self) -> Response<Body> {
+        Refusal::from(self).response()
     }
 }

@@ -8,6 +8,7 @@ use axum::body::Body;
 use axum::extract::{Path, Request, State};
 use axum::http::header::{ALLOW, CACHE_CONTROL};
 use axum::http::{HeaderValue, Method, Response, StatusCode};
+use axum::middleware::Next;
 use axum::routing::any;
 
 use crate::answers;
@@ -122,6 +123,14 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/assets/{name}", any(asset))
         .fallback(|| async { nothing().response() })
         .with_state(app)
+}
+
+/// Lets root through, and nobody else.
+pub(crate) async fn only_root(request: Request, next: Next) -> Response<Body> {
+    match request.extensions().get::<Connection>().map(Connection::origin) {
+        Some(Origin::Root) => next.run(request).await,
+        _ => Caller::stranger().response(),
+    }
 }
 
 async fn asset(Path(name): Path<String>, request: Request) -> Response<Body> {

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -13,6 +13,9 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes, HttpBody};
+use axum::http::{Method, StatusCode};
+use axum::middleware::from_fn;
+use http_body_util::{BodyExt, Limited};
 use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -29,13 +32,14 @@ use tower::ServiceExt;
 use tracing::{debug, info, warn};
 
 use crate::authorise::Authorisation;
-use crate::caller::Origin;
+use crate::caller::{Origin, Peer};
 use crate::connections::{Busy, Connections, Permit};
 use crate::counts::Counts;
 use crate::encoded::Encodings;
 use crate::fleet_cache::FleetCache;
 use crate::headers;
-use crate::routes::{App, router};
+use crate::problem::Refusal;
+use crate::routes::{App, only_root, router};
 use crate::source::Source;
 use crate::tls::{self, Tls};
 
@@ -44,10 +48,10 @@ use crate::tls::{self, Tls};
 const HEAD: Duration = Duration::from_secs(10);
 const HEAD_BYTES: usize = 64 << 10;
 const HEAD_FIELDS: usize = 100;
+/// A request's body at root's socket: a configuration, quoted.
+const BODY: usize = 4 << 20;
 /// Connections that the kernel keeps while this thread has no turn (listen(2)).
 const BACKLOG: u32 = 256;
-/// Connections of root's socket.
-const ROOTS: usize = 32;
 /// How often an address that cannot be had is tried, and a removed socket looked for.
 const AGAIN: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_secs(1);
@@ -66,8 +70,31 @@ pub enum Listener {
 /// Hears what keeps a listener from being served, and `None` once it is.
 pub type Report = Arc<dyn Fn(Listener, Option<String>) + Send + Sync>;
 
+/// Root's socket: only this user may connect to it.
+#[derive(Debug)]
+pub struct RootSocket {
+    path: PathBuf,
+    bound: Option<Bound>,
+}
+
+type Bound = (SocketFile, std::os::unix::net::UnixListener);
+
+impl RootSocket {
+    /// Listens at once: clients wait until it is served.
+    ///
+    /// # Errors
+    /// `AddrInUse`: somebody listens there. `AlreadyExists`: something else is there. What the system says.
+    pub fn bind(path: &Path) -> io::Result<Self> {
+        Ok(RootSocket { path: path.to_owned(), bound: Some(SocketFile::listen(path)?) })
+    }
+
+    /// To be had as soon as there is room for it.
+    pub fn at(path: PathBuf) -> Self {
+        RootSocket { path, bound: None }
+    }
+}
+
 /// What is served, where, and to whom.
-#[derive(Clone)]
 pub struct Options {
     /// What is shown.
     pub source: Arc<dyn Source>,
@@ -78,7 +105,9 @@ pub struct Options {
     /// The readers' rights over TCP.
     pub authorisation: Authorisation,
     /// A socket whose callers, root and this process's user, may see everything.
-    pub socket: Option<PathBuf>,
+    pub socket: Option<RootSocket>,
+    /// What they may ask there besides. Each request has its [`Peer`] among its extensions, and its whole body.
+    pub root: Router,
     /// How often a stream looks for changes.
     pub interval: Duration,
     /// Each listener is reported for itself: that one is served says nothing of the other.
@@ -107,6 +136,7 @@ impl Options {
             tls: Tls::Plain,
             authorisation: Authorisation::None,
             socket: None,
+            root: Router::new(),
             interval: Duration::from_secs(1),
             report: Arc::new(|_, _| {}),
             counts: Arc::default(),
@@ -165,7 +195,8 @@ impl Drop for Server {
 }
 
 async fn serve(options: Options, known: watch::Sender<Option<SocketAddr>>) {
-    let Options { source, listen, tls, authorisation, socket, interval, report, counts } = options;
+    let Options { source, listen, tls, authorisation, socket, root, interval, report, counts } =
+        options;
     let app = Arc::new(App {
         fleets: FleetCache::new(Arc::clone(&source)),
         source,
@@ -175,9 +206,9 @@ async fn serve(options: Options, known: watch::Sender<Option<SocketAddr>>) {
         interval,
     });
     let router = router(app);
-    if let Some(path) = socket {
-        let (router, report) = (router.clone(), Arc::clone(&report));
-        tokio::spawn(serve_root(path, router, report));
+    if let Some(socket) = socket {
+        let root = root.layer(from_fn(only_root)).merge(router.clone());
+        tokio::spawn(serve_root(socket, root, Arc::clone(&report)));
     }
     if !listen.is_empty() {
         counts.expect_listener();
@@ -248,15 +279,18 @@ async fn serve_network(
             tokio::time::sleep(PAUSE).await;
             continue;
         };
+        connections.room().await;
         let _ = stream.set_nodelay(true);
         let (router, acceptor) = (router.clone(), acceptor.clone());
         let counts = Some(Arc::clone(counts));
         tokio::spawn(async move {
             match acceptor {
-                None => converse(stream, permit, router, counts).await,
+                None => converse(stream, permit, router, None, counts).await,
                 Some(acceptor) => tokio::select! {
                     shaken = timeout(HEAD, acceptor.accept(stream)) => match shaken {
-                        Ok(Ok(stream)) => converse(stream, Arc::clone(&permit), router, counts).await,
+                        Ok(Ok(stream)) => {
+                            converse(stream, Arc::clone(&permit), router, None, counts).await;
+                        }
                         Ok(Err(error)) => debug!(%error, "a handshake"),
                         Err(_) => debug!("a handshake takes too long"),
                     },
@@ -267,12 +301,15 @@ async fn serve_network(
     }
 }
 
-/// A removed socket is made again, as the admin socket is.
-async fn serve_root(path: PathBuf, router: Router, report: Report) {
-    let connections = Connections::new(ROOTS);
+/// A removed socket is made again: no client could reach the old one, and the readiness probe would fail until the next
+/// start.
+async fn serve_root(socket: RootSocket, router: Router, report: Report) {
+    let RootSocket { path, mut bound } = socket;
+    let connections = Connections::new(ListenerKind::Admin.max_connections());
     let mut warned = false;
     loop {
-        let bound = SocketFile::listen(&path).and_then(|(file, listener)| {
+        let bound = bound.take().map_or_else(|| SocketFile::listen(&path), Ok);
+        let bound = bound.and_then(|(file, listener)| {
             listener.set_nonblocking(true)?;
             Ok((file, UnixListener::from_std(listener)?))
         });
@@ -282,7 +319,7 @@ async fn serve_root(path: PathBuf, router: Router, report: Report) {
                 if !warned {
                     warned = true;
                     let text = format!(
-                        "tessera history, recommend and waste have nobody to ask: {}: {error}",
+                        "the command line has nobody to ask on this node: {}: {error}",
                         path.display()
                     );
                     warn!("{text}");
@@ -302,10 +339,11 @@ async fn serve_root(path: PathBuf, router: Router, report: Report) {
                 _ = looks.tick() => {}
                 accepted = listener.accept() => match accepted {
                     Ok((stream, _)) => {
-                        let origin = origin_of(&stream);
+                        let (origin, peer) = origin_of(&stream);
                         let crowded = ListenerKind::Admin.is_reserved(&stream);
                         let Some(permit) = connections.admit(None, origin, crowded) else { continue };
-                        tokio::spawn(converse(stream, permit, router.clone(), None));
+                        connections.room().await;
+                        tokio::spawn(converse(stream, permit, router.clone(), Some(peer), None));
                     }
                     Err(error) => {
                         debug!(%error, "accept");
@@ -314,29 +352,67 @@ async fn serve_root(path: PathBuf, router: Router, report: Report) {
                 },
             }
         }
+        warn!(path = %path.display(), "the admin socket was removed; making a new one");
     }
 }
 
 /// The socket's mode keeps others away already; a process that was root when it connected says so here.
-fn origin_of(stream: &UnixStream) -> Origin {
+fn origin_of(stream: &UnixStream) -> (Origin, Peer) {
     let own = nix::unistd::geteuid().as_raw();
-    match stream.peer_cred() {
-        Ok(peer) if peer.uid() == 0 || peer.uid() == own => Origin::Root,
-        _ => Origin::Stranger,
+    let peer = stream.peer_cred().map(|peer| {
+        let pid = peer.pid().and_then(|pid| u32::try_from(pid).ok());
+        Peer { uid: peer.uid(), pid: pid.unwrap_or(0) }
+    });
+    match peer {
+        Ok(peer) if peer.uid == 0 || peer.uid == own => (Origin::Root, peer),
+        Ok(peer) => (Origin::Stranger, peer),
+        // Whom the kernel does not name is nobody, in the sense of `nobody`.
+        Err(_) => (Origin::Stranger, Peer { uid: 65534, pid: 0 }),
     }
 }
 
-async fn converse<S>(stream: S, permit: Arc<Permit>, router: Router, counts: Option<Arc<Counts>>)
-where
+/// The whole request: a connection that has not sent it is waiting, and may be closed for another.
+async fn whole(request: hyper::Request<Incoming>) -> Result<hyper::Request<Body>, Refusal> {
+    let (head, body) = request.into_parts();
+    if head.method != Method::POST {
+        return Ok(hyper::Request::from_parts(head, Body::empty()));
+    }
+    let refused = |status, text| Err(Refusal::new(status, text));
+    match timeout(HEAD, Limited::new(body, BODY).collect()).await {
+        Ok(Ok(body)) => Ok(hyper::Request::from_parts(head, Body::from(body.to_bytes()))),
+        Ok(Err(_)) => refused(StatusCode::PAYLOAD_TOO_LARGE, "a request is at most 4 MiB"),
+        Err(_) => refused(StatusCode::REQUEST_TIMEOUT, "the request did not come in time"),
+    }
+}
+
+async fn converse<S>(
+    stream: S,
+    permit: Arc<Permit>,
+    router: Router,
+    peer: Option<Peer>,
+    counts: Option<Arc<Counts>>,
+) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let service = service_fn(|request: hyper::Request<Incoming>| {
-        let (busy, router) = (permit.begin(), router.clone());
-        let mut request = request.map(Body::new);
-        request.extensions_mut().insert(permit.connection().clone());
-        let counts = counts.clone();
+        let (permit, router, counts) = (Arc::clone(&permit), router.clone(), counts.clone());
         async move {
-            let mut response = router.oneshot(request).await?;
+            let request = match peer {
+                // Whatever is sent over TCP, it is not read.
+                None => Ok(request.map(Body::new)),
+                Some(_) => whole(request).await,
+            };
+            let busy = permit.begin();
+            let mut response = match request {
+                Ok(mut request) => {
+                    request.extensions_mut().insert(permit.connection().clone());
+                    if let Some(peer) = peer {
+                        request.extensions_mut().insert(peer);
+                    }
+                    router.oneshot(request).await?
+                }
+                Err(refusal) => refusal.response(),
+            };
             if let Some(counts) = counts {
                 counts.answered(response.status().as_u16());
             }

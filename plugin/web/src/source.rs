@@ -18,6 +18,12 @@ pub enum SourceError {
     /// The question makes no sense. The text says what to ask instead.
     #[error("{0}")]
     Invalid(String),
+    /// It cannot be done as things stand. The text says what stands against it.
+    #[error("{0}")]
+    Conflict(String),
+    /// There is no room for it. The text says how much there is.
+    #[error("{0}")]
+    NoRoom(String),
     /// It is not known now: the node, the ledger or the history does not answer.
     #[error("{0}")]
     Unavailable(String),

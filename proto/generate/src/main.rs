@@ -7,8 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 /// Directory of a crate, name of a file in its `proto`, and the package that the file declares.
-const PROTOS: [(&str, &str, &str); 8] = [
-    ("proto/kubelet", "admin_v1", "tessera.admin.v1"),
+const PROTOS: [(&str, &str, &str); 7] = [
     ("proto/kubelet", "deviceplugin_v1beta1", "v1beta1"),
     ("proto/kubelet", "dra_health_v1", "v1"),
     ("proto/kubelet", "dra_health_v1alpha1", "v1alpha1"),

@@ -1,5 +1,4 @@
-//! The gRPC contracts of the node: kubelet's device plugin, pod resources, plugin registration and DRA
-//! APIs, and Tessera's own admin service.
+//! The gRPC contracts of the node: kubelet's device plugin, pod resources, plugin registration and DRA APIs.
 //!
 //! The `.proto` files are in `proto/`; the code under `src/gen` is generated from them and committed,
 //! so that building needs no protobuf compiler. `proto/generate` writes it again, and `make lint` says when it
@@ -49,9 +48,4 @@ pub mod dra_health {
     pub mod v1alpha1 {
         include!("gen/dra_health_v1alpha1.rs");
     }
-}
-
-/// Tessera's admin service v1: what `tessera status` shows.
-pub mod admin {
-    include!("gen/admin_v1.rs");
 }

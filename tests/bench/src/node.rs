@@ -12,7 +12,7 @@ use tessera_fake_kubelet::Kubelet;
 use tessera_kubelet_api::deviceplugin::device_plugin_client::DevicePluginClient;
 use tessera_kubelet_api::deviceplugin::{AllocateRequest, ContainerAllocateRequest};
 use tessera_model::allocation_id::AllocationId;
-use tessera_web::client::{self, socket_beside};
+use tessera_web::client;
 use tokio::process::{Child, Command};
 use tonic::transport::{Channel, Endpoint};
 
@@ -251,7 +251,7 @@ pub async fn endpoints(
     api: Api,
 ) -> anyhow::Result<[client::Endpoint; 2]> {
     let address = logged::address(log, logged::API).await?;
-    let socket = client::Endpoint::Socket(socket_beside(&dir.join("admin.sock")));
+    let socket = client::Endpoint::Socket(dir.join("admin.sock"));
     Ok(match api {
         Api::Tls => [client::Endpoint::Unverified(address), socket],
         Api::Plain | Api::Off => [client::Endpoint::Plain(address), socket],

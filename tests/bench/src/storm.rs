@@ -10,10 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use tessera_kubelet_api::admin::admin_client::AdminClient;
-use tessera_kubelet_api::admin::{SetQuotaRequest, Target};
+use tessera_view::change::{SetQuotaRequest, Target};
+use tessera_web::client::Client;
 use tokio::time::sleep;
-use tonic::transport::{Channel, Endpoint};
 
 use crate::node::Node;
 use crate::soak::{PODS, address, churn, scrape, setup, start};
@@ -84,9 +83,8 @@ pub fn run(world: &World) -> anyhow::Result<Figures> {
 
 async fn storm(node: &Node, address: SocketAddr, clock: &std::fs::File) -> anyhow::Result<Figures> {
     let stop = Arc::new(AtomicBool::new(false));
-    let socket = node.dir().join("admin.sock");
-    let channel = Endpoint::from_shared(format!("unix://{}", socket.display()))?.connect().await?;
-    let steering = tokio::spawn(steer(AdminClient::new(channel), Arc::clone(&stop)));
+    let admin = Client::at(&node.dir().join("admin.sock"));
+    let steering = tokio::spawn(steer(admin, Arc::clone(&stop)));
     let (mut anonymous_kib, mut churned, mut jumps) = ((0, 0), 0, 0);
     for second in 0..SECONDS {
         let began = Instant::now();
@@ -119,19 +117,16 @@ async fn storm(node: &Node, address: SocketAddr, clock: &std::fs::File) -> anyho
 }
 
 /// Changes quotas until `stop` is set; how many, and which is the last of each pod.
-async fn steer(
-    mut admin: AdminClient<Channel>,
-    stop: Arc<AtomicBool>,
-) -> anyhow::Result<(u64, Vec<u64>)> {
+async fn steer(admin: Client, stop: Arc<AtomicBool>) -> anyhow::Result<(u64, Vec<u64>)> {
     let (mut changed, mut limits) = (0u64, vec![0; STEERED]);
     while !stop.load(Ordering::Relaxed) || changed < STEERED as u64 {
         let at = usize::try_from(changed)? % STEERED;
         let bytes = (1 << 30) + (changed % 1000) * (1 << 20);
         let name = format!("bench/stay-{at}");
-        let target = Some(Target { name, ..Target::default() });
+        let target = Target { name, ..Target::default() };
         let memory_limit_bytes = Some(bytes);
         let request = SetQuotaRequest { target, memory_limit_bytes, ..Default::default() };
-        admin.set_quota(request).await?;
+        admin.call(&request).await?;
         limits[at] = bytes;
         changed += 1;
         sleep(Duration::from_millis(10)).await;

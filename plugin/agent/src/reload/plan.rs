@@ -4,11 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
-use tessera_kubelet_api::admin::{
-    AllocationChange, ConfigurationChange, ConfigurationProblem, PlanResponse, ShareChange,
-    ShareView,
-};
-
 use super::Reloader;
 use crate::advertised::forecast::{Turn, forecast};
 use crate::allocations::one_front_end::list;
@@ -26,6 +21,10 @@ use tessera_rules::capacity;
 use tessera_rules::front_end::FrontEnd;
 use tessera_rules::shares::Share;
 use tessera_system::locks::lock;
+use tessera_view::change::{
+    AllocationChange, ConfigurationChange, ConfigurationProblem, PlanResponse, ShareChange,
+    ShareView,
+};
 
 /// All that a plan is made of.
 pub struct PlanContext<'a> {
@@ -122,7 +121,7 @@ pub fn offline(
     response
 }
 
-/// Problems as the admin service reports them.
+/// Problems as they are reported.
 pub fn problems(problems: &[Problem]) -> Vec<ConfigurationProblem> {
     let problem = |problem: &Problem| ConfigurationProblem {
         key: problem.key.clone(),
@@ -132,7 +131,7 @@ pub fn problems(problems: &[Problem]) -> Vec<ConfigurationProblem> {
     problems.iter().map(problem).collect()
 }
 
-/// Differences as the admin service reports them.
+/// Differences as they are reported.
 pub fn changes(differences: &[Difference]) -> Vec<ConfigurationChange> {
     let change = |difference: &Difference| ConfigurationChange {
         key: difference.key.clone(),
@@ -244,11 +243,10 @@ pub fn plan(context: &PlanContext<'_>, differences: &[Difference]) -> PlanRespon
     let mut changes = changes(differences);
     mark_absent(&mut changes, context.after.0);
     PlanResponse {
-        problems: Vec::new(),
         changes,
         shares,
         allocations: live.map(|record| allocation(record, context, differences)).collect(),
-        notes: Vec::new(),
+        ..PlanResponse::default()
     }
 }
 
@@ -257,7 +255,7 @@ fn view(share: &Share) -> ShareView {
         replicas: share.count,
         memory_bytes: share.limit.memory_bytes,
         cores_millis: share.limit.cores_millis,
-        policy: crate::messages::compute_policy(share.compute).into(),
+        policy: share.compute,
     }
 }
 
@@ -287,7 +285,7 @@ fn allocation(
     }
     AllocationChange {
         id: record.id.to_string(),
-        holder: record.holder.as_ref().map(crate::messages::holder),
+        holder: record.holder.as_ref().map(Into::into),
         resource_name: match record.origin.claim() {
             Some(claim) => claim.to_string(),
             None => record.resource.clone(),

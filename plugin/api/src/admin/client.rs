@@ -2,14 +2,13 @@
 
 use std::process::ExitCode;
 
-use tessera_kubelet_api::admin::{Gpu, LiveRequest, Registration, StatusResponse};
-
-use super::reach::{EXIT_UNAVAILABLE, Unreachable, again_if_broken, ask, call};
-use super::{json, text};
-use crate::print::Paper;
+use super::reach::{self, EXIT_UNAVAILABLE, Unreachable, ask, now};
+use super::text;
+use crate::print::{self, Paper};
 use tessera_config::Config;
 use tessera_model::printable;
 use tessera_system::terminal;
+use tessera_view::status::{Gpu, LIVE, Registration, Status};
 
 /// How to print.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -40,8 +39,7 @@ const WHAT_HOLDS: &str = "running pods keep their limits, and new ones wait for 
 /// # Errors
 /// The answer cannot be printed.
 pub fn main(config: &Config, format: StatusFormat, ready: bool) -> anyhow::Result<ExitCode> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let answer = runtime.block_on(ask(&config.paths.admin));
+    let answer = now(ask(&config.paths.admin))?;
     if ready {
         return Ok(match answer {
             Ok(status) => readiness(&status),
@@ -62,15 +60,15 @@ pub fn main(config: &Config, format: StatusFormat, ready: bool) -> anyhow::Resul
     let paper = Paper::of_stdout(format == StatusFormat::Wide);
     let text = match format {
         StatusFormat::Text | StatusFormat::Wide => text::text(&status, paper),
-        StatusFormat::Json => format!("{:#}\n", json::json(&status)),
+        StatusFormat::Json => print::json(&status)?,
     };
     terminal::print(&text)?;
     Ok(ExitCode::from(code))
 }
 
-fn readiness(status: &StatusResponse) -> ExitCode {
-    let plugin = status.plugin.clone().unwrap_or_default();
-    if plugin.registration() == Registration::Live {
+fn readiness(status: &Status) -> ExitCode {
+    let plugin = &status.plugin;
+    if plugin.registration == Registration::Live {
         return ExitCode::SUCCESS;
     }
     let why = match plugin.registration_error.as_str() {
@@ -96,16 +94,15 @@ pub fn unreachable(error: &Unreachable, config: &Config) -> ExitCode {
 /// # Errors
 /// No runtime.
 pub fn live(config: &Config) -> anyhow::Result<ExitCode> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let live = async || {
-        call(&config.paths.admin, async |mut client| client.live(LiveRequest {}).await).await
-    };
-    Ok(match runtime.block_on(again_if_broken(live)) {
+    let answer = now(reach::get::<serde_json::Value>(&config.paths.admin, LIVE))?;
+    Ok(match answer {
         Ok(_) => ExitCode::SUCCESS,
-        Err(super::reach::CallError::Unreachable(error)) => unreachable(&error, config),
-        Err(super::reach::CallError::Refused(status)) => {
-            eprintln!("tessera: {}", printable::line(status.message()));
-            ExitCode::from(EXIT_UNAVAILABLE)
-        }
+        Err(error) => match Unreachable::of(&error, &config.paths.admin) {
+            Some(error) => unreachable(&error, config),
+            None => {
+                eprintln!("tessera: {}", printable::line(&error.to_string()));
+                ExitCode::from(EXIT_UNAVAILABLE)
+            }
+        },
     })
 }

@@ -1,7 +1,6 @@
 //! GPU time in `status`: the holder of each GPU, shares, and time received.
 
-use serde_json::{Value, json};
-use tessera_kubelet_api::admin::{ComputeUse, Gpu};
+use tessera_view::status::{ComputeUse, Gpu};
 
 use tessera_arbiter::policy::GateState;
 use tessera_arbiter::{TenantShare, View};
@@ -51,85 +50,4 @@ pub(super) fn violations(share: &TenantShare) -> [(u64, &'static str); 5] {
         (violations.turned_away, "opens too many connections to its gate"),
         (share.totals.overlaps, "drained the GPU too late, so that others ran beside it"),
     ]
-}
-
-/// [`ComputeUse`] with the names of `admin_v1.proto`.
-pub(super) fn json(compute: &ComputeUse) -> Value {
-    json!({
-        "gate": compute.gate,
-        "got_1s_millis": compute.got_1s_millis,
-        "got_10s_millis": compute.got_10s_millis,
-        "used_10s_millis": compute.used_10s_millis,
-        "leased_us": compute.leased_us,
-        "used_us": compute.used_us,
-        "measured_us": compute.measured_us,
-        "waited_us": compute.waited_us,
-        "waiting_us": compute.waiting_us,
-        "leases": compute.leases,
-        "overlaps": compute.overlaps,
-        "processes": compute.processes,
-        "undrained": compute.undrained,
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use tessera_kubelet_api::admin::{Allocation, GpuUse, Holder, StatusResponse};
-
-    use super::*;
-    use crate::admin::json;
-
-    fn pod(id: &str, pod: &str, compute: Option<ComputeUse>) -> Allocation {
-        let holder = Holder { namespace: "ns".into(), pod: pod.into(), container: "c".into() };
-        let gpus = vec![GpuUse { gpu_uuid: "GPU-a".into(), ..GpuUse::default() }];
-        Allocation { id: id.into(), holder: Some(holder), gpus, compute, ..Allocation::default() }
-    }
-
-    fn status() -> StatusResponse {
-        let got = ComputeUse {
-            gate: "closed".into(),
-            got_1s_millis: 620,
-            got_10s_millis: 505,
-            leased_us: 7_000_000,
-            waited_us: 3_000_000,
-            waiting_us: Some(1500),
-            leases: 900,
-            overlaps: 2,
-            processes: 3,
-            undrained: 1,
-            used_us: 5_000_000,
-            measured_us: 6_000_000,
-            used_10s_millis: None,
-        };
-        StatusResponse {
-            gpus: vec![Gpu {
-                uuid: "GPU-a".into(),
-                lease_holder: "id-a".into(),
-                lease_late: vec!["id-gone".into()],
-                lease_waiting: 2,
-                lease_quantum_us: 5000,
-                ..Gpu::default()
-            }],
-            allocations: vec![pod("id-a", "llm-0", Some(got)), pod("id-b", "quiet", None)],
-            ..StatusResponse::default()
-        }
-    }
-
-    #[test]
-    fn json_has_the_lease_and_all_that_the_arbiter_counts() {
-        let json = json::json(&status());
-        let gpu = &json["gpus"][0];
-        assert_eq!((&gpu["lease_holder"], &gpu["lease_waiting"]), (&"id-a".into(), &2.into()));
-        assert_eq!(
-            (&gpu["lease_late"][0], &gpu["lease_quantum_us"]),
-            (&"id-gone".into(), &5000.into())
-        );
-        let expected = serde_json::json!({
-            "gate": "closed", "got_1s_millis": 620, "got_10s_millis": 505, "leased_us": 7_000_000,
-            "waited_us": 3_000_000, "waiting_us": 1500, "leases": 900, "overlaps": 2, "processes": 3,
-            "undrained": 1, "used_10s_millis": null, "used_us": 5_000_000, "measured_us": 6_000_000,
-        });
-        assert_eq!(json["allocations"][0]["compute"], expected);
-        assert!(json["allocations"][1]["compute"].is_null(), "nobody divides its time");
-    }
 }

@@ -1,21 +1,26 @@
-//! The configuration over the admin socket: plans, and reading the file again.
+//! The configuration, asked by root: plans, and reading the file again.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use tessera_kubelet_api::admin::{Configuration, PlanRequest, PlanResponse, ReloadResponse};
-use tonic::Status;
+use tessera_view::change::{PlanRequest, PlanResponse, ReloadResponse};
+use tessera_view::status::Configuration;
 
+use super::server::failed;
 use super::status::StatusView;
 use tessera_agent::reload::plan::{changes, problems};
 use tessera_agent::reload::{ReloadCause, ReloadState, Reloader};
 use tessera_model::audit::Actor;
+use tessera_view::API_VERSION;
+use tessera_web::SourceError;
 
 /// Larger ones are no configuration.
 const LONGEST: usize = 1 << 20;
 
-fn reloader(view: &StatusView) -> Result<Arc<Reloader>, Status> {
-    view.reloader().cloned().ok_or_else(|| Status::unavailable("the plugin is still starting"))
+fn reloader(view: &StatusView) -> Result<Arc<Reloader>, SourceError> {
+    view.reloader()
+        .cloned()
+        .ok_or_else(|| SourceError::Unavailable("the plugin is still starting".to_owned()))
 }
 
 /// How it stands with the file.
@@ -31,33 +36,37 @@ pub(super) fn state(state: &ReloadState) -> Configuration {
     }
 }
 
-pub(super) async fn plan(view: &StatusView, request: PlanRequest) -> Result<PlanResponse, Status> {
+pub(super) async fn plan(
+    view: &StatusView,
+    request: PlanRequest,
+) -> Result<PlanResponse, SourceError> {
     let reloader = reloader(view)?;
     if request.text.len() > LONGEST {
-        return Err(Status::invalid_argument("a configuration is at most 1 MiB"));
+        return Err(SourceError::Invalid("a configuration is at most 1 MiB".to_owned()));
     }
     let file = PathBuf::from(request.file);
     let planned = tokio::task::spawn_blocking(move || reloader.plan(request.text, &file)).await;
-    planned.map_err(|error| Status::internal(error.to_string()))
+    planned.map_err(failed)
 }
 
 pub(super) async fn reload(
     view: &StatusView,
     actor: Option<Actor>,
-) -> Result<ReloadResponse, Status> {
+) -> Result<ReloadResponse, SourceError> {
     let reloader = reloader(view)?;
     let Some(file) = reloader.file().map(|file| file.path().display().to_string()) else {
-        return Err(Status::failed_precondition("this plugin was started without a file"));
+        return Err(SourceError::Conflict("this plugin was started without a file".to_owned()));
     };
     let reading = Arc::clone(&reloader);
     let read =
         tokio::task::spawn_blocking(move || reading.reload(&ReloadCause::Asked(actor))).await;
-    let outcome = read.map_err(|error| Status::internal(error.to_string()))?;
+    let outcome = read.map_err(failed)?;
     Ok(ReloadResponse {
         problems: problems(&outcome.problems),
         changes: changes(&outcome.changes),
         waiting: changes(&outcome.waiting),
-        configuration: Some(state(&reloader.state())),
+        configuration: state(&reloader.state()),
         file,
+        api_version: API_VERSION.to_owned(),
     })
 }

@@ -1,40 +1,21 @@
 //! Explain: what the plugin knows, put together for [`crate::explain`].
 
-use std::path::Path;
 use std::sync::Arc;
 
-use tessera_kubelet_api::admin::{ExplainRequest, ExplainResponse};
-use tonic::{Code, Status};
-
-use super::reach::{CallError, call};
 use super::status::StatusView;
 use crate::explain;
 use crate::explain::{Facts, Unknown};
 use tessera_agent::Agent;
 use tessera_model::printable;
 use tessera_store::Lines;
+use tessera_view::explain::Explanation;
 use tessera_web::SourceError;
 
 /// Longest subject, bytes: a namespace, a pod and a container are no longer.
 const LONGEST: usize = 512;
 
-/// Answers the admin service.
-pub(super) fn answer(
-    view: &StatusView,
-    request: &ExplainRequest,
-) -> Result<ExplainResponse, Status> {
-    explanation(view, &request.subject).map_err(|error| match error {
-        SourceError::NotFound(text) => Status::not_found(text),
-        SourceError::Invalid(text) => Status::invalid_argument(text),
-        SourceError::Unavailable(text) => Status::unavailable(text),
-    })
-}
-
 /// Answers. Blocking: it reads the pages and the ledger, and asks the driver.
-pub(crate) fn explanation(
-    view: &StatusView,
-    subject: &str,
-) -> Result<ExplainResponse, SourceError> {
+pub(crate) fn explanation(view: &StatusView, subject: &str) -> Result<Explanation, SourceError> {
     if subject.trim().is_empty() || subject.len() > LONGEST {
         return Err(SourceError::Invalid("name a pod, an allocation or a GPU".to_owned()));
     }
@@ -92,21 +73,4 @@ fn facts(view: &StatusView, agent: &Arc<Agent>, subject: &str) -> Facts {
         facts.remarks.push(format!("the audit trail cannot be read: {error}"));
     }
     facts
-}
-
-/// The plugin's answer to Explain.
-///
-/// # Errors
-/// It does not answer, or nothing is called so.
-pub(crate) async fn explain(socket: &Path, subject: &str) -> Result<ExplainResponse, CallError> {
-    let request = ExplainRequest { subject: subject.to_owned() };
-    let answer = call(socket, async |mut client| client.explain(request).await).await;
-    answer.map_err(|error| match error {
-        CallError::Refused(status) if status.code() == Code::Unimplemented => {
-            CallError::Refused(Status::unimplemented(
-                "the plugin that runs here is of an earlier version, which explains nothing",
-            ))
-        }
-        error => error,
-    })
 }

@@ -6,17 +6,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use hyper_util::rt::TokioIo;
-use tessera_kubelet_api::admin::admin_client::AdminClient;
-use tessera_kubelet_api::admin::{StatusRequest, StatusResponse};
-use tessera_model::printable;
-use tokio::net::UnixStream;
-use tonic::transport::{Channel, Endpoint};
-use tonic::{Response, Status};
-
+use serde::de::DeserializeOwned;
 use tessera_config::Config;
-use tessera_system::files::check_peer;
-use tessera_web::client::{ClientError, socket_beside};
+use tessera_model::printable;
+use tessera_view::change::Call;
+use tessera_view::status::{STATUS, Status};
+use tessera_web::client::{Client, ClientError};
 
 /// How long the plugin may take to answer.
 pub const TIMEOUT: Duration = Duration::from_secs(10);
@@ -27,9 +22,6 @@ pub const EXIT_FORBIDDEN: u8 = 77;
 
 /// Exit status when the command line is wrong, and trying again will not help: `EX_USAGE`.
 pub const EXIT_USAGE: u8 = 64;
-
-/// Most bytes of an answer: a node has thousands of allocations at most.
-const LARGEST: usize = 64 << 20;
 
 /// The plugin cannot be asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,8 +40,8 @@ pub enum Cause {
     NobodyListens,
     /// The caller is not root.
     Forbidden,
-    /// It took the call and did not answer in time.
-    Late,
+    /// It took the call and did not answer within so many seconds.
+    Late(u64),
     /// The connection broke, or anything else: the system's words.
     Broken(String),
 }
@@ -81,18 +73,19 @@ impl Traces {
 }
 
 impl Unreachable {
-    /// Where the API's socket beside this admin socket was asked, and nobody answered. `None` where the plugin did.
-    pub fn of_api(error: &ClientError, admin: &Path) -> Option<Self> {
+    /// Where the plugin was asked at this socket, and nobody answered. `None` where the plugin did.
+    pub fn of(error: &ClientError, socket: &Path) -> Option<Self> {
         let cause = match error {
             ClientError::Missing(_) => Cause::NoSocket,
             ClientError::Deserted(_) => Cause::NobodyListens,
             ClientError::Forbidden(_) => Cause::Forbidden,
+            ClientError::Late { seconds, .. } => Cause::Late(*seconds),
             ClientError::NoAnswer { reason, .. } => Cause::Broken(in_words(reason)),
             ClientError::Denied(_) | ClientError::Refused(_) | ClientError::Unreadable { .. } => {
                 return None;
             }
         };
-        Some(Unreachable { socket: socket_beside(admin), cause })
+        Some(Unreachable { socket: socket.to_owned(), cause })
     }
 
     /// The exit status of a command that cannot do without the plugin.
@@ -150,11 +143,10 @@ impl fmt::Display for Unreachable {
                  with sudo, or in the plugin's pod: {IN_POD}",
                 nix::unistd::geteuid()
             ),
-            Cause::Late => write!(
+            Cause::Late(seconds) => write!(
                 f,
-                "the plugin does not answer at {socket} within {} s: it hangs, or the machine is overloaded; \
+                "the plugin does not answer at {socket} within {seconds} s: it hangs, or the machine is overloaded; \
                  its pod's log says more, and kubelet restarts it when its liveness probe fails",
-                TIMEOUT.as_secs()
             ),
             Cause::Broken(why) => write!(
                 f,
@@ -167,17 +159,6 @@ impl fmt::Display for Unreachable {
 
 impl Error for Unreachable {}
 
-/// Why a call has no result.
-#[derive(Debug, thiserror::Error)]
-pub enum CallError {
-    /// Nobody could be asked.
-    #[error(transparent)]
-    Unreachable(#[from] Unreachable),
-    /// The plugin refuses.
-    #[error("{}", .0.message())]
-    Refused(Status),
-}
-
 /// The system's words without its number.
 fn in_words(error: &dyn fmt::Display) -> String {
     let text = error.to_string();
@@ -185,127 +166,58 @@ fn in_words(error: &dyn fmt::Display) -> String {
     printable::line(text).into_owned()
 }
 
-/// The last in the chain of causes; tonic's own text is only "transport error".
-fn root(error: &(dyn Error + 'static)) -> (Option<io::ErrorKind>, String) {
-    let mut cause: &(dyn Error + 'static) = error;
-    let mut kind = None;
-    loop {
-        if let Some(io) = cause.downcast_ref::<io::Error>() {
-            kind = Some(io.kind());
-        }
-        match cause.source() {
-            Some(source) => cause = source,
-            None => return (kind, in_words(&cause)),
-        }
-    }
-}
-
-/// A client of the admin service at `socket`.
-///
-/// # Errors
-/// Nobody answers there, or the socket may not be opened.
-pub async fn connect(socket: &Path) -> Result<AdminClient<Channel>, Unreachable> {
-    let unreachable = |cause| Unreachable { socket: socket.to_owned(), cause };
-    // Not by its address, so that it is seen who listens: with a configuration of somebody else's, anybody may.
-    let path = socket.to_owned();
-    let connector = tower::service_fn(move |_| {
-        let path = path.clone();
-        async move {
-            let stream = UnixStream::connect(path).await?;
-            // Not as what the system says to a caller who may not connect: that one is told to use sudo.
-            check_peer(&stream).map_err(|error| io::Error::other(error.to_string()))?;
-            Ok::<_, io::Error>(TokioIo::new(stream))
-        }
-    });
-    let endpoint = Endpoint::from_static("http://tessera");
-    let channel = endpoint.connect_with_connector(connector).await.map_err(|error| {
-        let (kind, words) = root(&error);
-        unreachable(match kind {
-            Some(io::ErrorKind::NotFound) => Cause::NoSocket,
-            Some(io::ErrorKind::ConnectionRefused) => Cause::NobodyListens,
-            Some(io::ErrorKind::PermissionDenied) => Cause::Forbidden,
-            _ => Cause::Broken(words),
-        })
-    })?;
-    Ok(AdminClient::new(channel).max_decoding_message_size(LARGEST))
-}
-
 /// How often a broken connection is made again, and after how long.
 const ATTEMPTS: usize = 3;
-const BETWEEN: std::time::Duration = std::time::Duration::from_millis(100);
+const BETWEEN: Duration = Duration::from_millis(100);
 
-/// Asks the plugin one thing.
+/// A client of the plugin at `socket`, `paths.admin`.
+pub fn client(socket: &Path) -> Client {
+    Client::at(socket).with_limit(TIMEOUT)
+}
+
+/// Asks the plugin for a change, or to judge one.
 ///
 /// # Errors
 /// It does not answer, or refuses.
-pub async fn call<T, F>(
-    socket: &Path,
-    ask: impl FnOnce(AdminClient<Channel>) -> F,
-) -> Result<T, CallError>
-where
-    F: Future<Output = Result<Response<T>, Status>>,
-{
-    let unreachable = |cause| Unreachable { socket: socket.to_owned(), cause };
-    let asking = async {
-        ask(connect(socket).await?).await.map(Response::into_inner).map_err(|status| {
-            // What the plugin itself says has no cause on this side.
-            match status.source() {
-                Some(source) => unreachable(Cause::Broken(root(source).1)).into(),
-                None => CallError::Refused(status),
-            }
-        })
-    };
-    let answer = tokio::time::timeout(TIMEOUT, asking).await;
-    answer.unwrap_or_else(|_| Err(unreachable(Cause::Late).into()))
+pub async fn call<C: Call>(socket: &Path, request: &C) -> Result<C::Answer, ClientError> {
+    client(socket).call(request).await
 }
 
-/// Asks again what may be asked twice, where the connection broke: a plugin whose socket is flooded makes room by
-/// closing connections, and the next one is served.
+/// What may be asked twice: again, where the connection broke. A plugin whose socket is flooded makes room by closing
+/// connections, and the next one is served.
 ///
 /// # Errors
 /// As the last attempt's.
-pub(super) async fn again_if_broken<T>(
-    ask: impl AsyncFn() -> Result<T, CallError>,
-) -> Result<T, CallError> {
+pub(super) async fn get<T: DeserializeOwned>(socket: &Path, path: &str) -> Result<T, ClientError> {
     for _ in 1..ATTEMPTS {
-        match ask().await {
-            Err(CallError::Unreachable(Unreachable { cause: Cause::Broken(_), .. })) => {
-                tokio::time::sleep(BETWEEN).await;
-            }
+        match client(socket).get(path).await {
+            Err(ClientError::NoAnswer { .. }) => tokio::time::sleep(BETWEEN).await,
             answer => return answer,
         }
     }
-    ask().await
+    client(socket).get(path).await
 }
 
-/// The same for who has no runtime.
+/// Waits for an answer where there is no runtime.
 ///
 /// # Errors
-/// It does not answer, or refuses; the outer error: no runtime.
-pub fn call_now<T, F>(
-    socket: &Path,
-    ask: impl FnOnce(AdminClient<Channel>) -> F,
-) -> io::Result<Result<T, CallError>>
-where
-    F: Future<Output = Result<Response<T>, Status>>,
-{
+/// No runtime.
+pub fn now<T>(answer: impl Future<Output = T>) -> io::Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    Ok(runtime.block_on(call(socket, ask)))
+    Ok(runtime.block_on(answer))
 }
 
-/// The plugin's answer to Status.
+/// The plugin's status.
 ///
 /// # Errors
 /// It does not answer.
-pub async fn ask(socket: &Path) -> Result<StatusResponse, Unreachable> {
-    let status =
-        async || call(socket, async |mut client| client.status(StatusRequest {}).await).await;
-    again_if_broken(status).await.map_err(|error| match error {
-        CallError::Unreachable(unreachable) => unreachable,
-        CallError::Refused(status) => Unreachable {
+pub async fn ask(socket: &Path) -> Result<Status, Unreachable> {
+    let status = get(socket, STATUS).await;
+    status.map_err(|error| {
+        Unreachable::of(&error, socket).unwrap_or_else(|| Unreachable {
             socket: socket.to_owned(),
-            cause: Cause::Broken(printable::line(status.message()).into_owned()),
-        },
+            cause: Cause::Broken(printable::line(&error.to_string()).into_owned()),
+        })
     })
 }
 
@@ -323,7 +235,7 @@ mod tests {
             Cause::NoSocket,
             Cause::NobodyListens,
             Cause::Forbidden,
-            Cause::Late,
+            Cause::Late(10),
             Cause::Broken("broken pipe".into()),
         ];
         let mut all = Vec::new();
@@ -343,7 +255,7 @@ mod tests {
     fn only_a_missing_permission_exits_with_77() {
         assert_eq!(unreachable(Cause::Forbidden).exit_status(), 77);
         assert_eq!(unreachable(Cause::NoSocket).exit_status(), 69);
-        assert_eq!(unreachable(Cause::Late).exit_status(), 69);
+        assert_eq!(unreachable(Cause::Late(10)).exit_status(), 69);
     }
 
     #[tokio::test]

@@ -1,4 +1,4 @@
-//! Builds the admin service's answer to `status`.
+//! Builds the answer to `status`.
 
 mod parts;
 
@@ -8,12 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
-use tessera_kubelet_api::admin::{
-    Allocation, AllocationState, Gpu, GpuUse, Plugin, Registration, Resource, StatusResponse,
-};
-
 pub(crate) use self::parts::allocation;
-use self::parts::{dra, health, replicas, resource, silent, state};
+use self::parts::{dra, replicas, resource, silent};
 use super::{compute, warnings};
 use tessera_agent::Agent;
 use tessera_agent::advertised::NodeSnapshot;
@@ -33,6 +29,10 @@ use tessera_rules::front_end::FrontEnd;
 use tessera_rules::room::Left;
 use tessera_system::locks::lock;
 use tessera_tenant::regions::{Region, Use};
+use tessera_view::API_VERSION;
+use tessera_view::status::{
+    Allocation, AllocationState, Gpu, GpuUse, Health, Plugin, Registration, Resource, Status,
+};
 
 /// Everything that `status` looks at. What comes later in the start is filled in later: the service
 /// answers while the plugin still waits for GPUs.
@@ -59,7 +59,7 @@ pub struct StatusView {
 #[derive(Debug, Default)]
 pub(crate) struct Survey {
     /// As `status` has it.
-    pub status: StatusResponse,
+    pub status: Status,
     /// Allocations whose usage page could not be read, by id.
     pub unread: HashSet<String>,
     /// How the arbiter stands; `None` if it does not answer.
@@ -205,7 +205,7 @@ impl StatusView {
     }
 
     /// The answer. Reads every usage page and asks the driver for memory in use.
-    pub fn status(&self) -> StatusResponse {
+    pub fn status(&self) -> Status {
         self.survey(&|region| Some(region.recover_and_snapshot())).status
     }
 
@@ -213,10 +213,11 @@ impl StatusView {
     pub(crate) fn survey(&self, look: &Look) -> Survey {
         let mut unread = HashSet::new();
         let books = self.agent.get().map(|agent| agent.advertised().books());
-        let mut status = StatusResponse {
-            plugin: Some(self.plugin(books.as_ref())),
+        let mut status = Status {
+            api_version: API_VERSION.to_owned(),
+            plugin: self.plugin(books.as_ref()),
             at_unix_ms: unix_ms(),
-            ..StatusResponse::default()
+            ..Status::default()
         };
         let at = (Instant::now(), status.at_unix_ms);
         let mut warnings = self.board.warnings(status.at_unix_ms);
@@ -277,10 +278,8 @@ impl StatusView {
         }
         warnings.extend(lock(&self.ages).update(found, status.at_unix_ms));
         (status.warnings, status.warning_details) = warnings::answer(&warnings, status.at_unix_ms);
-        if let Some(plugin) = &mut status.plugin {
-            plugin.sees_host_pids = !hidden;
-            plugin.shim_path = agent.allocations().delivery().shim.display().to_string();
-        }
+        status.plugin.sees_host_pids = !hidden;
+        status.plugin.shim_path = agent.allocations().delivery().shim.display().to_string();
         status.gpus = self.gpus(agent, &books, &status.allocations, at);
         status.gpus.iter_mut().for_each(|gpu| compute::add_lease(gpu, compute));
         Survey { status, unread, arbiter, books: Some(books) }
@@ -320,8 +319,8 @@ impl StatusView {
             resource_name: names.join(", "),
             // A node may sell by claims alone, or stand by.
             registration: farthest.unwrap_or_else(|| match self.amiss().is_empty() {
-                true => Registration::Live.into(),
-                false => Registration::Waiting.into(),
+                true => Registration::Live,
+                false => Registration::Waiting,
             }),
             registered_unix_ms: resources.iter().map(|r| r.registered_unix_ms).max().unwrap_or(0),
             registrations: resources.iter().map(|resource| resource.registrations).sum(),
@@ -358,7 +357,7 @@ impl StatusView {
         let lives = |record: &&Record| record.is_live();
         let live_records = || books.allocations.iter().map(|(record, _)| &**record).filter(lives);
         let mut replicas = replicas(catalogue, advertised, allocations, &withheld);
-        let live = || allocations.iter().filter(|a| a.state() != AllocationState::Parked);
+        let live = || allocations.iter().filter(|a| a.state != AllocationState::Parked);
         let mut gpus: Vec<Gpu> = catalogue
             .gpus
             .values()
@@ -381,7 +380,7 @@ impl StatusView {
                     name: sold.gpu.name.clone(),
                     pci_bus_id: sold.gpu.pci_bus_id.clone(),
                     numa_node: sold.gpu.numa_node.map(i64::from),
-                    health: health(sold.sick.is_none() && withheld.is_none()).into(),
+                    health: Health::of(sold.sick.is_none() && withheld.is_none()),
                     health_reason: sold
                         .sick
                         .clone()
@@ -400,7 +399,7 @@ impl StatusView {
                         .map_or(0, |outside| outside.bytes),
                     context_overhead_bytes: sold.context_overhead_bytes,
                     context_overhead_source: sold.context_source.as_str().to_owned(),
-                    state: state(view.state).into(),
+                    state: view.state,
                     state_reason: view.reason,
                     state_since_unix_ms: view.since.map_or(0, |since| {
                         let ago = at.0.saturating_duration_since(since).as_millis();

@@ -1,17 +1,10 @@
-//! The admin service's changes: quotas and cordons.
+//! Changes that root asks for: quotas and cordons.
 
 use std::path::Path;
 use std::sync::Arc;
 
-use tessera_kubelet_api::admin::{
-    ComputePolicy, CordonRequest, CordonResponse, Limits, QuotaChange, QuotaResponse,
-    ResetQuotaRequest, SetQuotaRequest, StandingCordon,
-};
-use tonic::transport::server::UdsConnectInfo;
-use tonic::{Request, Response, Status};
-
 use super::StatusView;
-use super::words::policy as policy_name;
+use super::server::failed;
 use tessera_agent::allocations::Target;
 use tessera_agent::allocations::steer::{ChangeOptions, Changed, QuotaRequest, SteerError};
 use tessera_agent::{Agent, Cordons, Lift};
@@ -19,89 +12,101 @@ use tessera_model::audit::Actor;
 use tessera_model::percent::format_cores;
 use tessera_model::printable;
 use tessera_model::quantity::format_bytes;
-use tessera_model::sharing::Compute;
 use tessera_model::steered::Cordon;
 use tessera_system::files;
+use tessera_view::API_VERSION;
+use tessera_view::change::{
+    self as view, CordonRequest, CordonResponse, QuotaChange, QuotaResponse, ResetQuotaRequest,
+    SetQuotaRequest, StandingCordon, UncordonRequest,
+};
+use tessera_view::status::Limits;
+use tessera_web::{Peer, SourceError};
 
-/// `SetQuota`.
 pub(super) async fn set_quota(
     view: &StatusView,
-    request: Request<SetQuotaRequest>,
-) -> Result<Response<QuotaResponse>, Status> {
-    let actor = actor(&request, set_command(request.get_ref()));
-    let request = request.into_inner();
-    let compute = match request.policy() {
-        ComputePolicy::Unspecified => None,
-        ComputePolicy::Burst => Some(Compute::Burst),
-        ComputePolicy::Strict => Some(Compute::Strict),
-        ComputePolicy::None => Some(Compute::None),
-    };
+    request: SetQuotaRequest,
+    peer: Peer,
+) -> Result<QuotaResponse, SourceError> {
+    let actor = actor(peer, set_command(&request));
+    let dry_run = request.dry_run;
     let change = QuotaRequest {
         memory_limit_bytes: request.memory_limit_bytes,
         cores_millis: request.cores_millis,
-        compute,
+        compute: request.policy,
         gpu: some(request.gpu),
-        options: ChangeOptions {
-            force: request.force,
-            dry_run: request.dry_run,
-            reason: some(request.reason),
-        },
+        options: ChangeOptions { force: request.force, dry_run, reason: some(request.reason) },
     };
     let target = target(request.target);
     let changed = blocking(view, move |agent| agent.set_quota(&target, &change, actor)).await?;
-    Ok(Response::new(answer(&changed)))
+    Ok(answer(&changed, dry_run))
 }
 
-/// `ResetQuota`.
 pub(super) async fn reset_quota(
     view: &StatusView,
-    request: Request<ResetQuotaRequest>,
-) -> Result<Response<QuotaResponse>, Status> {
-    let actor = actor(&request, reset_command(request.get_ref()));
-    let request = request.into_inner();
-    let options = ChangeOptions {
-        force: request.force,
-        dry_run: request.dry_run,
-        reason: some(request.reason),
-    };
-    let target = target(request.target);
+    request: ResetQuotaRequest,
+    peer: Peer,
+) -> Result<QuotaResponse, SourceError> {
+    let actor = actor(peer, reset_command(&request));
+    let ResetQuotaRequest { target: whose, force, dry_run, reason } = request;
+    let options = ChangeOptions { force, dry_run, reason: some(reason) };
+    let target = target(whose);
     let changed = blocking(view, move |agent| agent.reset_quota(&target, &options, actor)).await?;
-    Ok(Response::new(answer(&changed)))
+    Ok(answer(&changed, dry_run))
 }
 
-/// `Cordon`, and with `again` `Uncordon`.
 pub(super) async fn cordon(
     view: &StatusView,
-    request: Request<CordonRequest>,
-    again: bool,
-) -> Result<Response<CordonResponse>, Status> {
-    let CordonRequest { gpu, all, reason, each } = request.get_ref();
-    let verb = if again { "uncordon" } else { "cordon" };
-    let what = match (*all, *each && again) {
+    request: CordonRequest,
+    peer: Peer,
+) -> Result<CordonResponse, SourceError> {
+    let CordonRequest { gpu, all, reason } = request;
+    named(&gpu, all)?;
+    let mut command = format!("cordon {}", if all { "--all" } else { &gpu });
+    with_reason(&mut command, &reason);
+    let actor = actor(peer, command);
+    let gpu = (!all).then_some(gpu);
+    let done = blocking(view, move |agent| agent.cordon(gpu.as_deref(), some(reason), actor));
+    Ok(cordons(view, done.await?))
+}
+
+pub(super) async fn uncordon(
+    view: &StatusView,
+    request: UncordonRequest,
+    peer: Peer,
+) -> Result<CordonResponse, SourceError> {
+    let UncordonRequest { gpu, all, each, reason } = request;
+    named(&gpu, all)?;
+    if each && !all {
+        return Err(SourceError::Invalid("each goes with all".to_owned()));
+    }
+    let what = match (all, each) {
         (true, true) => "--all --each",
         (true, false) => "--all",
-        (false, _) => gpu,
+        (false, _) => &gpu,
     };
-    let mut command = format!("{verb} {what}");
-    with_reason(&mut command, reason);
-    let actor = actor(&request, command);
-    let CordonRequest { gpu, all, reason, each } = request.into_inner();
-    if gpu.is_empty() && !all {
-        return Err(Status::invalid_argument("name a GPU by UUID or index, or say --all"));
-    }
-    if each && !(all && again) {
-        return Err(Status::invalid_argument("each goes with all, to uncordon"));
-    }
+    let mut command = format!("uncordon {what}");
+    with_reason(&mut command, &reason);
+    let actor = actor(peer, command);
     let done = blocking(view, move |agent| {
-        let gpu = (!all).then_some(gpu.as_str());
-        match (again, gpu) {
-            (false, gpu) => agent.cordon(gpu, some(reason), actor),
-            (true, Some(gpu)) => agent.uncordon(Lift::Gpu(gpu), some(reason), actor),
-            (true, None) if each => agent.uncordon(Lift::Each, some(reason), actor),
-            (true, None) => agent.uncordon(Lift::Node, some(reason), actor),
-        }
+        let lift = match (all, each) {
+            (true, true) => Lift::Each,
+            (true, false) => Lift::Node,
+            (false, _) => Lift::Gpu(&gpu),
+        };
+        agent.uncordon(lift, some(reason), actor)
     });
-    let Cordons { changed, standing, running } = done.await?;
+    Ok(cordons(view, done.await?))
+}
+
+fn named(gpu: &str, all: bool) -> Result<(), SourceError> {
+    if gpu.is_empty() && !all {
+        return Err(SourceError::Invalid("name a GPU by UUID or index, or say --all".to_owned()));
+    }
+    Ok(())
+}
+
+fn cordons(view: &StatusView, cordons: Cordons) -> CordonResponse {
+    let Cordons { changed, standing, running } = cordons;
     let gpus = view.agent().map(|agent| agent.inventory().catalogue());
     let index = |uuid: &str| Some(gpus.as_ref()?.gpus.get(uuid)?.gpu.index);
     let one = |(uuid, cordon): &(String, Cordon)| StandingCordon {
@@ -111,45 +116,44 @@ pub(super) async fn cordon(
         by: cordon.by.who(),
         reason: cordon.reason.clone().unwrap_or_default(),
     };
-    Ok(Response::new(CordonResponse {
+    CordonResponse {
+        api_version: API_VERSION.to_owned(),
         changed,
         cordoned: standing.iter().map(|(uuid, _)| uuid.clone()).collect(),
         running: u32::try_from(running).unwrap_or(u32::MAX),
         standing: standing.iter().map(one).collect(),
-    }))
+    }
 }
 
 /// Does what waits for the disk where that is allowed.
 async fn blocking<T: Send + 'static>(
     view: &StatusView,
     work: impl FnOnce(&Agent) -> Result<T, SteerError> + Send + 'static,
-) -> Result<T, Status> {
+) -> Result<T, SourceError> {
     let Some(agent) = view.agent() else {
-        return Err(Status::unavailable(
+        return Err(SourceError::Unavailable(
             "the plugin waits for GPUs: there are no allocations yet; `tessera status` says what it \
-             lacks",
+             lacks"
+                .to_owned(),
         ));
     };
     let agent = Arc::clone(agent);
     let done = tokio::task::spawn_blocking(move || work(&agent)).await;
-    done.map_err(|error| Status::internal(error.to_string()))?.map_err(|error| {
+    done.map_err(failed)?.map_err(|error| {
         let text = printable::reason(&error);
         match error {
-            SteerError::NotFound(_) => Status::not_found(text),
-            SteerError::Invalid(_) => Status::invalid_argument(text),
-            SteerError::Refused(_) => Status::failed_precondition(text),
-            SteerError::NoRoom(_) => Status::resource_exhausted(text),
-            SteerError::Ledger(_) => Status::unavailable(text),
+            SteerError::NotFound(_) => SourceError::NotFound(text),
+            SteerError::Invalid(_) => SourceError::Invalid(text),
+            SteerError::Refused(_) => SourceError::Conflict(text),
+            SteerError::NoRoom(_) => SourceError::NoRoom(text),
+            SteerError::Ledger(_) => SourceError::Unavailable(text),
         }
     })
 }
 
 /// The caller, as the kernel says.
-pub(super) fn actor<T>(request: &Request<T>, command: String) -> Actor {
-    let peer = request.extensions().get::<UdsConnectInfo>().and_then(|info| info.peer_cred);
-    let pid = peer.and_then(|peer| peer.pid()).and_then(|pid| u32::try_from(pid).ok()).unwrap_or(0);
-    // Whom the kernel does not name is nobody, in the sense of `nobody`.
-    let uid = peer.map_or(65534, |peer| peer.uid());
+pub(super) fn actor(peer: Peer, command: String) -> Actor {
+    let Peer { uid, pid } = peer;
     let login_uid = login_uid(pid);
     // Not by the C library, which may ask a directory over the network.
     let users = files::text(Path::new("/etc/passwd"), USERS).unwrap_or_default();
@@ -184,17 +188,12 @@ fn some(text: String) -> Option<String> {
     Some(text).filter(|text| !text.is_empty())
 }
 
-fn target(target: Option<tessera_kubelet_api::admin::Target>) -> Target {
-    let target = target.unwrap_or_default();
-    Target {
-        name: target.name,
-        namespace: some(target.namespace),
-        container: some(target.container),
-    }
+fn target(target: view::Target) -> Target {
+    let view::Target { name, namespace, container } = target;
+    Target { name, namespace: some(namespace), container: some(container) }
 }
 
-fn target_words(target: Option<&tessera_kubelet_api::admin::Target>) -> String {
-    let Some(target) = target else { return String::new() };
+fn target_words(target: &view::Target) -> String {
     let mut words = target.name.clone();
     for (flag, value) in [("namespace", &target.namespace), ("container", &target.container)] {
         if !value.is_empty() {
@@ -205,7 +204,7 @@ fn target_words(target: Option<&tessera_kubelet_api::admin::Target>) -> String {
 }
 
 fn set_command(request: &SetQuotaRequest) -> String {
-    let mut text = format!("quota set {}", target_words(request.target.as_ref()));
+    let mut text = format!("quota set {}", target_words(&request.target));
     if !request.gpu.is_empty() {
         text.push_str(&format!(" --gpu {}", request.gpu));
     }
@@ -216,8 +215,8 @@ fn set_command(request: &SetQuotaRequest) -> String {
         let percent = format_cores(millis);
         text.push_str(&format!(" --cores {}", percent.trim_end_matches('%')));
     }
-    if request.policy() != ComputePolicy::Unspecified {
-        text.push_str(&format!(" --policy {}", policy_name(request.policy())));
+    if let Some(policy) = request.policy {
+        text.push_str(&format!(" --policy {}", policy.name()));
     }
     if request.force {
         text.push_str(" --force");
@@ -227,7 +226,7 @@ fn set_command(request: &SetQuotaRequest) -> String {
 }
 
 fn reset_command(request: &ResetQuotaRequest) -> String {
-    let mut text = format!("quota reset {}", target_words(request.target.as_ref()));
+    let mut text = format!("quota reset {}", target_words(&request.target));
     if request.force {
         text.push_str(" --force");
     }
@@ -241,35 +240,39 @@ fn with_reason(command: &mut String, reason: &str) {
     }
 }
 
-/// The message that tells limits.
+/// Limits as they are shown.
 pub(super) fn limits(limits: &tessera_model::audit::Limits) -> Limits {
     Limits {
         memory_limit_bytes: limits.memory_limit_bytes,
         cores_millis: limits.cores_millis,
-        policy: tessera_agent::messages::compute_policy(limits.compute).into(),
+        policy: limits.compute,
     }
 }
 
-fn answer(changed: &Changed) -> QuotaResponse {
+fn answer(changed: &Changed, dry_run: bool) -> QuotaResponse {
     let gpus = changed.before.iter().zip(&changed.after).zip(&changed.in_use);
     QuotaResponse {
+        api_version: API_VERSION.to_owned(),
         allocation_id: changed.record.id.to_string(),
-        holder: changed.record.holder.as_ref().map(tessera_agent::messages::holder),
+        holder: changed.record.holder.as_ref().map(Into::into),
         gpus: gpus
             .map(|((before, after), in_use)| QuotaChange {
                 gpu_uuid: after.uuid.clone(),
-                before: Some(limits(before)),
-                after: Some(limits(after)),
+                before: limits(before),
+                after: limits(after),
                 memory_in_use_bytes: *in_use,
             })
             .collect(),
         changed: changed.is_change(),
+        dry_run,
         notes: changed.notes.clone(),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use tessera_model::sharing::Compute;
+
     use super::*;
 
     #[test]
@@ -285,17 +288,13 @@ mod tests {
     fn the_trail_tells_the_command_as_one_would_type_it() {
         let target = |name: &str| {
             let container = "main".to_owned();
-            Some(tessera_kubelet_api::admin::Target {
-                name: name.into(),
-                container,
-                ..Default::default()
-            })
+            view::Target { name: name.into(), container, ..Default::default() }
         };
         let request = SetQuotaRequest {
             target: target("one/llm"),
             memory_limit_bytes: Some(12 << 30),
             cores_millis: Some(405),
-            policy: ComputePolicy::Strict.into(),
+            policy: Some(Compute::Strict),
             gpu: "0".into(),
             force: true,
             reason: "too slow".into(),

@@ -1,9 +1,9 @@
 //! What `status` warns of, with ages.
 
-use tessera_kubelet_api::admin;
 use tessera_model::warning::{Found, GRAVE, PAST, Warning};
 use tessera_peers::Counters;
 use tessera_tenant::regions::Region;
+use tessera_view::node;
 
 /// Something that stands, and is about what its text begins with: the rest may change from look to look.
 pub(super) fn standing(text: String) -> Found {
@@ -54,10 +54,10 @@ pub(super) fn counted<const N: usize>(
     counts.into_iter().filter(|(times, _)| *times > 0).map(found).collect::<Vec<_>>().into_iter()
 }
 
-/// As the admin service has them: sentences, and the same with their ages.
-pub(super) fn answer(warnings: &[Warning], now_unix_ms: i64) -> (Vec<String>, Vec<admin::Warning>) {
+/// As they are shown: sentences, and the same with their ages.
+pub(super) fn answer(warnings: &[Warning], now_unix_ms: i64) -> (Vec<String>, Vec<node::Warning>) {
     let sentence = |warning: &Warning| warning.aged(now_unix_ms);
-    let detail = |warning: &Warning| admin::Warning {
+    let detail = |warning: &Warning| node::Warning {
         text: warning.text.clone(),
         since_unix_ms: warning.since_unix_ms,
         last_unix_ms: warning.last_unix_ms,

@@ -2,15 +2,15 @@
 
 use std::process::ExitCode;
 
-use tessera_kubelet_api::admin::ExplainResponse;
-
-use super::report;
 use crate::admin;
-use crate::admin::{CallError, EXIT_USAGE, StatusFormat};
-use crate::print::{Page, Paper};
+use crate::admin::reach::client;
+use crate::admin::{EXIT_USAGE, StatusFormat, Unreachable, now};
+use crate::print::{self, Page, Paper};
 use tessera_config::Config;
 use tessera_model::printable;
 use tessera_system::terminal;
+use tessera_view::explain::Explanation;
+use tessera_web::client::query;
 
 /// Arguments of `tessera explain`.
 #[derive(Debug, clap::Args)]
@@ -42,24 +42,25 @@ pub fn main(args: &Args, config: &Config) -> anyhow::Result<ExitCode> {
         eprintln!("tessera: name a pod, an allocation or a GPU");
         return Ok(ExitCode::from(EXIT_USAGE));
     }
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let answer = runtime.block_on(admin::explain(&config.paths.admin, &args.subject));
-    let explained = match answer {
+    let socket = &config.paths.admin;
+    let path = format!("/api/v1/explain{}", query(&[("subject", &args.subject)]));
+    let explained = match now(client(socket).get::<Explanation>(&path))? {
         Ok(explained) => explained,
-        Err(CallError::Refused(status)) => anyhow::bail!(status.message().to_owned()),
-        Err(CallError::Unreachable(error)) => return Ok(admin::unreachable(&error, config)),
+        Err(error) => match Unreachable::of(&error, socket) {
+            Some(error) => return Ok(admin::unreachable(&error, config)),
+            None => anyhow::bail!(error.to_string()),
+        },
     };
     print(&explained, args.output)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn print(explained: &ExplainResponse, format: StatusFormat) -> anyhow::Result<()> {
-    let shown = report::view(explained)?;
+fn print(explained: &Explanation, format: StatusFormat) -> anyhow::Result<()> {
     let text = match format {
         StatusFormat::Text | StatusFormat::Wide => {
-            on_paper(&shown.text(), Paper::of_stdout(format == StatusFormat::Wide))
+            on_paper(&explained.text(), Paper::of_stdout(format == StatusFormat::Wide))
         }
-        StatusFormat::Json => format!("{:#}\n", serde_json::to_value(&shown)?),
+        StatusFormat::Json => print::json(explained)?,
     };
     Ok(terminal::print(&printable::lines(&text))?)
 }

@@ -2,14 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use tessera_kubelet_api::admin::{Incident, TrailLine};
-
 use tessera_model::audit::{Behind, Event, Limits, What};
 use tessera_model::counted::times;
 use tessera_model::percent::format_cores;
 use tessera_model::quantity::format_bytes;
+use tessera_view::explain::{self as view, Incident, TrailLine};
 
-/// A line as the admin service tells it.
+/// A line as it is shown.
 pub(crate) fn line(event: &Event) -> TrailLine {
     TrailLine {
         at_unix_ms: event.at_unix_ms,
@@ -23,17 +22,21 @@ pub(crate) fn line(event: &Event) -> TrailLine {
         allocation_id: event.id.as_ref().map(ToString::to_string).unwrap_or_default(),
         generation: event.generation,
         times: event.times,
-        holder: event.holder.as_ref().map(tessera_agent::messages::holder),
+        holder: event.holder.as_ref().map(Into::into),
     }
 }
 
 /// The allocation that had the GPU meanwhile.
-fn behind(event: &Event) -> Option<tessera_kubelet_api::admin::Behind> {
+fn behind(event: &Event) -> Option<view::Behind> {
     let What::Delayed { behind: Behind::Allocation { id, holder }, .. } = &event.what else {
         return None;
     };
-    let holder = holder.as_ref().map(tessera_agent::messages::holder);
-    Some(tessera_kubelet_api::admin::Behind { allocation_id: id.clone(), holder })
+    let holder = holder.as_ref();
+    Some(view::Behind {
+        allocation_id: id.clone(),
+        namespace: holder.map(|holder| holder.namespace.clone()).unwrap_or_default(),
+        pod: holder.map(|holder| holder.pod.clone()).unwrap_or_default(),
+    })
 }
 
 fn text(event: &Event) -> String {

@@ -4,7 +4,6 @@
 mod client;
 mod lines;
 mod origin;
-mod report;
 mod story;
 mod subject;
 pub(crate) mod trail;
@@ -12,11 +11,8 @@ pub(crate) mod trail;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use tessera_kubelet_api::admin::{ExplainResponse, GpuStory, StatusResponse};
-
 pub use client::{Args, main, on_paper};
 pub(crate) use lines::line;
-pub(crate) use report::view;
 pub use subject::Unknown;
 
 use tessera_config::Config;
@@ -25,6 +21,9 @@ use tessera_model::gpu::Gpu;
 use tessera_model::record::Record;
 use tessera_rules::shares;
 use tessera_store::Lines;
+use tessera_view::API_VERSION;
+use tessera_view::explain::{Explanation, GpuStory};
+use tessera_view::status::Status;
 
 /// Most allocations that are explained in full; of a Deployment's pods, or of a name that comes again and again.
 const STORIES: usize = 8;
@@ -35,7 +34,7 @@ const LINES: usize = 200;
 #[derive(Clone, Debug)]
 pub struct Facts {
     /// As `tessera status` has it.
-    pub status: StatusResponse,
+    pub status: Status,
     /// What the ledger records.
     pub records: Vec<Arc<Record>>,
     /// Lines of the audit trail: at least those that concern the subject.
@@ -54,7 +53,7 @@ pub struct Facts {
 ///
 /// # Errors
 /// It names nothing, or not one thing.
-pub fn answer(facts: &Facts, subject: &str) -> Result<ExplainResponse, Unknown> {
+pub fn answer(facts: &Facts, subject: &str) -> Result<Explanation, Unknown> {
     let refusals = subject::refused(facts, subject);
     let named = match subject::find(facts, subject) {
         // It holds nothing, because it was refused.
@@ -63,7 +62,8 @@ pub fn answer(facts: &Facts, subject: &str) -> Result<ExplainResponse, Unknown> 
     };
     let stories = named.allocations.iter().take(STORIES);
     let gpus = named.gpus.iter().filter_map(|uuid| gpu_story(facts, uuid));
-    Ok(ExplainResponse {
+    Ok(Explanation {
+        api_version: API_VERSION.to_owned(),
         allocations: stories.map(|key| story::tell(facts, key)).collect(),
         gpus: gpus.collect(),
         at_unix_ms: facts.status.at_unix_ms,
@@ -72,6 +72,7 @@ pub fn answer(facts: &Facts, subject: &str) -> Result<ExplainResponse, Unknown> 
             .unwrap_or(u32::MAX),
         remarks: facts.remarks.clone(),
         refusals,
+        apart: true,
     })
 }
 
@@ -108,9 +109,7 @@ fn gpu_story(facts: &Facts, uuid: &str) -> Option<GpuStory> {
     let line = |event: &&Event| {
         let mut line = lines::line(event);
         // Its holder is known by now.
-        line.holder = line
-            .holder
-            .or_else(|| Some(tessera_agent::messages::holder(subject::of(&holders, event)?)));
+        line.holder = line.holder.or_else(|| Some(subject::of(&holders, event)?.into()));
         line
     };
     let trail = concerned[concerned.len().saturating_sub(LINES)..].iter().map(line).collect();

@@ -1,14 +1,11 @@
 //! One generation of an allocation, from beginning to end.
 
-use tessera_kubelet_api::admin::{
-    Allocation, AllocationState, AllocationStory, Enforcement, Gpu, GpuState, Health, Limit,
-    Placement, Stand,
-};
+use tessera_view::explain::{Enforcement, Limit, Placement, Stand, Story};
+use tessera_view::status::{Allocation, AllocationState, Gpu, GpuState, Health};
 
 use super::subject::{Key, holder};
-use super::{Facts, LINES, lines, origin, report};
+use super::{Facts, LINES, lines, origin};
 use crate::admin::left;
-use crate::admin::words;
 use tessera_config::{Config, DeviceListStrategy};
 use tessera_model::audit::{Event, What};
 use tessera_model::counted::plural;
@@ -16,7 +13,7 @@ use tessera_model::record::Record;
 use tessera_rules::front_end::FrontEnd;
 
 /// All that is known of it.
-pub(super) fn tell(facts: &Facts, key: &Key) -> AllocationStory {
+pub(super) fn tell(facts: &Facts, key: &Key) -> Story {
     let same = |id: &str, generation: u64| id == key.id && generation == key.generation;
     let trail: Vec<&Event> = facts
         .trail
@@ -28,10 +25,10 @@ pub(super) fn tell(facts: &Facts, key: &Key) -> AllocationStory {
     let now = facts.status.allocations.iter().find(|a| same(&a.id, a.generation));
     let at = |what: &What| trail.iter().rev().find(|e| e.what == *what).map_or(0, |e| e.at_unix_ms);
     let lines: Vec<_> = trail.iter().map(|event| lines::line(event)).collect();
-    let story = AllocationStory {
+    let story = Story {
         id: key.id.clone(),
         generation: key.generation,
-        holder: holder(facts, key).as_ref().map(tessera_agent::messages::holder),
+        holder: holder(facts, key).as_ref().map(Into::into),
         now: now.cloned(),
         allocated_unix_ms: at(&What::Allocated),
         started_unix_ms: at(&What::Started),
@@ -39,7 +36,7 @@ pub(super) fn tell(facts: &Facts, key: &Key) -> AllocationStory {
         placement: Some(placement_of_trail(&trail)),
         incidents: lines::incidents(&trail),
         trail: lines[lines.len().saturating_sub(LINES)..].to_vec(),
-        ..AllocationStory::default()
+        ..Story::default()
     };
     match record {
         Some(record) => living(story, facts, record, now, &trail),
@@ -55,12 +52,12 @@ fn placement_of_trail(trail: &[&Event]) -> Placement {
 }
 
 fn living(
-    story: AllocationStory,
+    story: Story,
     facts: &Facts,
     record: &Record,
     now: Option<&Allocation>,
     trail: &[&Event],
-) -> AllocationStory {
+) -> Story {
     let limits = record.grants.iter().map(|grant| {
         let origin = origin::of(facts, record, grant, trail);
         let used = now.and_then(|now| now.gpus.iter().find(|gpu| gpu.gpu_uuid == grant.uuid));
@@ -70,10 +67,7 @@ fn living(
             memory_limit_bytes: used.map_or(grant.memory_limit_bytes, |u| u.memory_limit_bytes),
             memory_origin: origin.memory,
             cores_millis: used.map_or(grant.cores_millis, |used| used.cores_millis),
-            policy: used
-                .map_or(tessera_agent::messages::compute_policy(grant.compute).into(), |used| {
-                    used.policy
-                }),
+            policy: used.map_or(grant.compute, |used| used.policy),
             cores_origin: origin.cores,
             set_unix_ms: origin.set_unix_ms,
             set_by: origin.set_by,
@@ -89,7 +83,7 @@ fn living(
         }
     });
     let stands: Vec<Stand> = stands.collect();
-    let gpus = stands.iter().map(|stand| report::stand(stand).sentence());
+    let gpus = stands.iter().map(Stand::sentence);
     let placement = match &record.placed {
         Some(placed) => Placement {
             preferred_replica_ids: placed.preferred.clone(),
@@ -104,7 +98,7 @@ fn living(
             ..story.placement.clone().unwrap_or_default()
         },
     };
-    AllocationStory {
+    Story {
         resource_name: record.resource.clone(),
         replica_ids: record.replicas.clone(),
         allocated_unix_ms: record.allocated_unix_ms,
@@ -124,7 +118,7 @@ fn missing(uuid: &str, why: &str) -> Stand {
 /// How a GPU stands now.
 fn stand(gpu: &Gpu) -> Stand {
     let free = gpu.replicas.iter().filter(|r| r.allocation_id.is_empty());
-    let free = free.filter(|replica| replica.health() == Health::Healthy).count();
+    let free = free.filter(|replica| replica.health == Health::Healthy).count();
     let free = match (gpu.front_end == FrontEnd::Dra.as_str(), gpu.no_room.as_str()) {
         (true, "") => format!("for claims {} free now", left(gpu)),
         (true, lack) => format!("for claims nothing free now: too little {lack}"),
@@ -137,19 +131,19 @@ fn stand(gpu: &Gpu) -> Stand {
         name: gpu.name.clone(),
         numa_node: gpu.numa_node,
         pci_bus_id: gpu.pci_bus_id.clone(),
-        state: words::gpu(gpu.state()).to_owned(),
+        state: gpu.state,
         state_reason: gpu.state_reason.clone(),
         cordon: gpu.cordon.clone(),
         withheld: String::new(),
         free,
     };
-    match (gpu.health(), gpu.state()) {
+    match (gpu.health, gpu.state) {
         (Health::Unhealthy, GpuState::Healthy) if gpu.cordon.is_empty() => {
             Stand { withheld: gpu.health_reason.clone(), ..stand }
         }
         (Health::Unhealthy, _) if gpu.cordon.is_empty() => {
             let state_reason = gpu.health_reason.clone();
-            Stand { state: "unhealthy".to_owned(), state_reason, ..stand }
+            Stand { state: GpuState::Unhealthy, state_reason, ..stand }
         }
         _ => stand,
     }
@@ -161,7 +155,7 @@ fn enforcement(facts: &Facts, record: &Record, now: Option<&Allocation>) -> Enfo
     match now {
         None => remarks.push("its pages cannot be read: what is in use is unknown".to_owned()),
         Some(now) => {
-            if now.state() == AllocationState::Parked {
+            if now.state == AllocationState::Parked {
                 let text = "parked: its replicas went to a newer allocation, and it counts no more";
                 remarks.push(text.to_owned());
             }

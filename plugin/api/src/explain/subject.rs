@@ -4,7 +4,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use tessera_kubelet_api::admin::Refusal;
+use tessera_view::status::Refusal;
 
 use super::Facts;
 use tessera_model::audit::Event;

@@ -1,4 +1,4 @@
-use tessera_kubelet_api::admin::{
+use tessera_view::status::{
     Allocation, AllocationState, ComputePolicy, Gpu as AdminGpu, GpuState, GpuUse, Health,
 };
 
@@ -76,33 +76,33 @@ pub(super) fn facts() -> Facts {
         refused(12, 200),
         Event::of_gpu("GPU-aaaa", What::Cordoned, "for repair".into(), NOW - 1000),
     ];
-    let status = StatusResponse {
+    let status = Status {
         gpus: vec![AdminGpu {
             uuid: "GPU-aaaa".into(),
             name: "NVIDIA L4".into(),
             numa_node: Some(0),
-            health: Health::Healthy.into(),
-            state: GpuState::Healthy.into(),
+            health: Health::Healthy,
+            state: GpuState::Healthy,
             ..AdminGpu::default()
         }],
         allocations: vec![Allocation {
             id: record().id.to_string(),
             generation: 7,
-            state: AllocationState::Started.into(),
+            state: AllocationState::Started,
             gpus: vec![GpuUse {
                 gpu_uuid: "GPU-aaaa".into(),
                 memory_limit_bytes: 8 * GIB,
                 memory_charged_bytes: 7 * GIB,
                 memory_overhead_bytes: 64 << 20,
                 cores_millis: 250,
-                policy: ComputePolicy::Burst.into(),
+                policy: ComputePolicy::Burst,
                 ..GpuUse::default()
             }],
             ..Allocation::default()
         }],
         warnings: vec!["prod/llama-0 (server): floods its gate socket".into(), "other".into()],
         at_unix_ms: NOW,
-        ..StatusResponse::default()
+        ..Status::default()
     };
     Facts {
         status,
@@ -167,7 +167,7 @@ fn a_living_pod_is_explained_from_placement_to_refusals() {
     let [incident] = story.incidents.as_slice() else { panic!("{:?}", story.incidents) };
     assert_eq!((incident.what.as_str(), incident.times), ("refused-memory", 13));
     assert_eq!(incident.last_unix_ms - incident.first_unix_ms, 100_000);
-    let text = report::view(&explained).unwrap().text();
+    let text = explained.text();
     for part in [
         "prod/llama-0, container server: started",
         "memory 8 GiB, 1 × share.memory",
@@ -191,7 +191,7 @@ fn a_pod_that_is_gone_is_explained_from_the_trail() {
         (3, true, true)
     );
     assert_eq!(story.released_unix_ms, NOW - 80_000_000);
-    let text = report::view(&explained).unwrap().text();
+    let text = explained.text();
     assert!(text.contains("prod/batch-9, container server: released"), "{text}");
     assert!(text.contains("why there  GPU-aaaa::1 as preferred of 8 free replicas"), "{text}");
 }
@@ -261,7 +261,7 @@ fn a_gpu_is_explained_with_what_happened_on_it() {
     let explained = answer(&facts(), "GPU-aaaa").unwrap();
     let whats: Vec<&str> = explained.gpus[0].trail.iter().map(|line| line.what.as_str()).collect();
     assert_eq!(whats, ["allocated", "refused-memory", "refused-memory", "cordoned"]);
-    let text = report::view(&explained).unwrap().text();
+    let text = explained.text();
     assert!(text.contains("GPU 0, GPU-aaaa, NVIDIA L4: healthy"), "{text}");
     assert!(text.contains("cordoned: nothing more of it is given out: for repair"), "{text}");
 }
@@ -269,7 +269,7 @@ fn a_gpu_is_explained_with_what_happened_on_it() {
 #[test]
 fn json_has_everything() {
     let explained = answer(&facts(), "llama-0").unwrap();
-    let json = serde_json::to_value(report::view(&explained).unwrap()).unwrap();
+    let json = serde_json::to_value(&explained).unwrap();
     let story = &json["allocations"][0];
     assert_eq!(story["now"]["gpus"][0]["memory_charged_bytes"], 7 * GIB);
     assert_eq!(story["limits"][0]["policy"], "burst");
@@ -307,7 +307,7 @@ fn a_clock_that_was_set_back_changes_no_order_and_makes_no_ages() {
     assert_eq!(whats, ["rationed", "driver-refused", "refused-memory"], "the latest first");
     let whats: Vec<&str> = story.trail.iter().rev().map(|line| line.what.as_str()).collect();
     assert_eq!(&whats[..2], ["rationed", "driver-refused"], "as it was written");
-    let text = report::view(&explained).unwrap().text();
+    let text = explained.text();
     let allocated = text.lines().find(|line| line.contains("allocated  ")).unwrap();
     assert!(allocated.ends_with("(the node's clock was set back since)"), "{allocated}");
     let started = text.lines().find(|line| line.contains("started  ")).unwrap();

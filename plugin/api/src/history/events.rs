@@ -7,7 +7,6 @@ use tessera_history::{Key, Series};
 use tessera_model::audit::{self, What};
 use tessera_model::record::Holder;
 use tessera_store::{Filter, HISTORY_KEPT, Lines};
-use tessera_view::explain::Behind;
 use tessera_view::history::{Answer, Event, Query};
 
 use crate::explain::line;
@@ -106,11 +105,6 @@ fn described(event: &audit::Event, pod: Option<(&str, &str)>) -> Event {
         event.holder.as_ref().map(|holder| (holder.namespace.as_str(), holder.pod.as_str()));
     let pod = holder.or(pod.filter(|(_, pod)| !pod.is_empty()));
     let is_operators = matches!(event.by, Some(audit::Actor::Admin { .. }));
-    let behind = line.behind.map(|other| {
-        let holder = other.holder.unwrap_or_default();
-        let (namespace, pod) = (holder.namespace, holder.pod);
-        Behind { allocation_id: other.allocation_id, namespace, pod }
-    });
     let event = Event {
         at_unix_ms: event.at_unix_ms,
         what: line.what,
@@ -126,7 +120,7 @@ fn described(event: &audit::Event, pod: Option<(&str, &str)>) -> Event {
         happened: line.text,
         reason: line.reason,
         reason_is_own: line.reason_is_own,
-        behind,
+        behind: line.behind,
         by: if is_operators { line.by } else { String::new() },
     };
     Event { text: event.sentence(), ..event }

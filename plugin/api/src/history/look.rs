@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use tessera_history::{GpuLook, Look, TenantLook, UseLook};
-use tessera_kubelet_api::admin::{Allocation, AllocationState, GpuState};
+use tessera_view::status::{Allocation, AllocationState};
 
 use crate::admin::Survey;
 
@@ -19,10 +19,7 @@ pub(super) fn of(survey: &Survey, monotonic_ms: u64) -> Look {
         uuid: gpu.uuid.clone(),
         memory_used_bytes: gpu.memory_used_bytes,
         memory_limits_bytes: gpu.memory_limits_bytes,
-        healthy: matches!(
-            gpu.state(),
-            GpuState::Healthy | GpuState::Suspect | GpuState::Unspecified
-        ),
+        healthy: gpu.state.is_sold(),
         cordoned: !gpu.cordon.is_empty(),
     });
     let tenants = status.allocations.iter().map(|one| {
@@ -44,15 +41,14 @@ fn tenant(one: &Allocation, read: bool, memory: &HashMap<&str, u64>) -> TenantLo
         (true, Some(claim)) => claim.namespace.clone(),
         _ => holder.namespace,
     };
-    let is_parked = one.state() == AllocationState::Parked;
+    let is_parked = one.state == AllocationState::Parked;
     let compute = one.compute.clone().unwrap_or_default();
     let uses = one.gpus.iter().map(|used| {
         // A page is its tenant's word: nobody holds more than there is.
         let most = memory.get(used.gpu_uuid.as_str()).copied().unwrap_or(u64::MAX);
-        let charged = used.memory_charged_bytes.saturating_add(used.memory_overhead_bytes);
         UseLook {
             gpu_uuid: used.gpu_uuid.clone(),
-            memory_used_bytes: charged.min(most),
+            memory_used_bytes: used.memory_used_bytes.min(most),
             process_peak_bytes: used.memory_peak_bytes.min(most),
             memory_limit_bytes: if is_parked { 0 } else { used.memory_limit_bytes },
             memory_overhead_bytes: used.memory_overhead_bytes.min(most),
@@ -80,7 +76,7 @@ fn tenant(one: &Allocation, read: bool, memory: &HashMap<&str, u64>) -> TenantLo
 
 #[cfg(test)]
 mod tests {
-    use tessera_kubelet_api::admin::{ComputeUse, Gpu, GpuUse, Holder, StatusResponse};
+    use tessera_view::status::{ComputeUse, Gpu, GpuState, GpuUse, Holder, Status};
 
     use super::*;
 
@@ -91,12 +87,12 @@ mod tests {
             memory_total_bytes: 100,
             memory_used_bytes: 60,
             cordon: "uid 0: tessera cordon 0".into(),
-            state: GpuState::Recovering.into(),
+            state: GpuState::Recovering,
             ..Gpu::default()
         };
         let used = GpuUse {
             gpu_uuid: "GPU-a".into(),
-            memory_charged_bytes: u64::MAX,
+            memory_used_bytes: u64::MAX,
             memory_overhead_bytes: 7,
             memory_peak_bytes: 1 << 60,
             memory_limit_bytes: 50,
@@ -107,7 +103,7 @@ mod tests {
         let one = |id: &str, state: AllocationState| Allocation {
             id: id.into(),
             generation: 3,
-            state: state.into(),
+            state,
             holder: Some(holder.clone()),
             gpus: vec![used.clone()],
             compute: Some(ComputeUse { leased_us: 5, waited_us: 6, ..ComputeUse::default() }),
@@ -116,8 +112,7 @@ mod tests {
         };
         let allocations =
             vec![one("a", AllocationState::Started), one("b", AllocationState::Parked)];
-        let status =
-            StatusResponse { gpus: vec![gpu], allocations, at_unix_ms: 77, ..Default::default() };
+        let status = Status { gpus: vec![gpu], allocations, at_unix_ms: 77, ..Default::default() };
         let survey = Survey { status, unread: ["b".to_owned()].into(), ..Survey::default() };
         let look = of(&survey, 5);
         assert_eq!((look.at_unix_ms, look.monotonic_ms), (77, 5));

@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use tessera_kubelet_api::admin::Allocation;
+use tessera_view::status::Allocation;
 
 /// Nanoseconds that a launch or a refusal takes at least, of all threads of a container together.
 const LEAST_NS: u64 = 10;
@@ -195,7 +195,7 @@ fn most(elapsed: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use tessera_kubelet_api::admin::ComputeUse;
+    use tessera_view::status::ComputeUse;
 
     use super::*;
 

@@ -12,8 +12,8 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
-use tessera_kubelet_api::admin::{AllocationState, Dra, Gpu, Registration};
 use tessera_region::abi;
+use tessera_view::status::{AllocationState, Dra, Gpu, Registration};
 
 use gpus::{write_gpus, write_leases, write_replicas};
 use writer::Writer;
@@ -114,13 +114,13 @@ impl Snapshot {
     }
 
     fn write_plugin(&self, out: &mut Writer<'_>) -> fmt::Result {
-        let plugin = self.survey.status.plugin.clone().unwrap_or_default();
+        let plugin = &self.survey.status.plugin;
         let abi = abi::version().to_string();
         out.family(&f::BUILD, |series| series.info(&[&plugin.version, &abi]))?;
         out.gauge(&f::READY, u64::from(self.ready))?;
         out.family(&f::REGISTERED, |series| {
             plugin.resources.iter().try_for_each(|resource| {
-                let live = resource.registration() == Registration::Live;
+                let live = resource.registration == Registration::Live;
                 series.gauge(&[&resource.name], u64::from(live))
             })
         })?;
@@ -191,13 +191,13 @@ impl Snapshot {
                 ("parked", AllocationState::Parked),
             ];
             states.into_iter().try_for_each(|(name, state)| {
-                let count = allocations.iter().filter(|one| one.state() == state).count();
+                let count = allocations.iter().filter(|one| one.state == state).count();
                 series.gauge(&[name], count as u64)
             })
         })?;
         let unnamed = allocations
             .iter()
-            .filter(|one| one.holder.is_none() && one.state() != AllocationState::Parked);
+            .filter(|one| one.holder.is_none() && one.state != AllocationState::Parked);
         out.gauge(&f::UNNAMED, unnamed.count() as u64)
     }
 
@@ -277,7 +277,7 @@ fn write_api(out: &mut Writer<'_>, api: &tessera_web::Counts) -> fmt::Result {
 }
 
 fn write_dra(out: &mut Writer<'_>, dra: &Dra) -> fmt::Result {
-    out.gauge(&f::DRA_REGISTERED, u64::from(dra.registration() == Registration::Live))?;
+    out.gauge(&f::DRA_REGISTERED, u64::from(dra.registered))?;
     out.gauge(&f::DRA_PUBLISHED, u64::from(dra.publication == "published"))?;
     out.gauge(&f::DRA_DEVICES, u64::from(dra.devices))?;
     out.family(&f::DRA_SLICE_WRITES, |series| series.counter(&[], dra.writes))?;
@@ -294,9 +294,9 @@ mod tests {
     use proptest::test_runner::TestRunner;
     use tessera_agent::fixtures::{self, GPU, MEMORY, Step};
     use tessera_gpu::{Discovery, DiscoveryError, GpuProcess, health};
-    use tessera_kubelet_api::admin::{Health, StatusResponse};
     use tessera_model::gpu::Gpu;
     use tessera_view::node::Node;
+    use tessera_view::status::{Health, Status};
 
     use super::*;
 
@@ -327,16 +327,15 @@ mod tests {
         }
     }
 
-    fn status_agrees(status: &StatusResponse) {
+    fn status_agrees(status: &Status) {
         let gpu = &status.gpus[0];
-        let live = || status.allocations.iter().filter(|a| a.state() != AllocationState::Parked);
+        let live = || status.allocations.iter().filter(|a| a.state != AllocationState::Parked);
         let sold = live().flat_map(|a| &a.gpus).map(|used| used.memory_limit_bytes).sum::<u64>();
         assert_eq!(gpu.memory_limits_bytes, sold);
         let cores = live().flat_map(|a| &a.gpus).map(|used| used.cores_millis).sum::<u32>();
         assert_eq!(gpu.cores_millis, cores);
         let free = gpu.replicas.iter();
-        let free =
-            free.filter(|one| one.allocation_id.is_empty() && one.health() == Health::Healthy);
+        let free = free.filter(|one| one.allocation_id.is_empty() && one.health == Health::Healthy);
         let free: u64 = free.map(|replica| replica.memory_limit_bytes).sum();
         assert!(sold + free <= MEMORY, "{sold} sold and {free} free of {MEMORY}");
         // Each replica is held by the allocation that names it, and by no other.

@@ -2,14 +2,12 @@
 
 use std::cmp::Reverse;
 
-use tessera_kubelet_api::admin::{Gpu, Health, Replica};
 use tessera_rules::front_end::FrontEnd;
 use tessera_view::gpu as view;
-
-use crate::admin::words;
+use tessera_view::status::{Gpu, Health, Replica};
 
 pub(super) fn view(gpu: &Gpu) -> view::Gpu {
-    let is_withheld = gpu.health() == Health::Unhealthy && gpu.cordon.is_empty();
+    let is_withheld = gpu.health == Health::Unhealthy && gpu.cordon.is_empty();
     let withheld = if is_withheld { gpu.health_reason.clone() } else { String::new() };
     view::Gpu {
         uuid: gpu.uuid.clone(),
@@ -17,7 +15,7 @@ pub(super) fn view(gpu: &Gpu) -> view::Gpu {
         name: gpu.name.clone(),
         pci_bus_id: gpu.pci_bus_id.clone(),
         numa_node: gpu.numa_node,
-        state: words::gpu(gpu.state()).to_owned(),
+        state: gpu.state.name().to_owned(),
         state_reason: gpu.state_reason.clone(),
         state_since_unix_ms: gpu.state_since_unix_ms,
         state_waits_for: gpu.state_waits_for.clone(),
@@ -54,7 +52,7 @@ fn lease(gpu: &Gpu) -> Option<view::Lease> {
 }
 
 fn is_free(replica: &Replica) -> bool {
-    replica.allocation_id.is_empty() && replica.health() == Health::Healthy
+    replica.allocation_id.is_empty() && replica.health == Health::Healthy
 }
 
 /// One entry for each resource, in the order of the configuration.
@@ -105,7 +103,7 @@ fn fits(gpu: &Gpu) -> Vec<view::Fit> {
 }
 
 fn left(gpu: &Gpu) -> Option<view::Fit> {
-    let is_sold = gpu.health() == Health::Healthy && gpu.cordon.is_empty() && !gpu.moving;
+    let is_sold = gpu.health == Health::Healthy && gpu.cordon.is_empty() && !gpu.moving;
     (is_sold && gpu.no_room.is_empty()).then(|| view::Fit {
         count: 1,
         memory_bytes: gpu.left_memory_bytes,
@@ -155,7 +153,7 @@ mod tests {
     fn of_a_gpu_for_claims_fits_what_is_left_while_it_is_sold() {
         let gpu = Gpu {
             front_end: FrontEnd::Dra.as_str().to_owned(),
-            health: Health::Healthy.into(),
+            health: Health::Healthy,
             left_memory_bytes: 59 << 30,
             left_cores_millis: 750,
             ..Gpu::default()

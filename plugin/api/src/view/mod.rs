@@ -10,17 +10,15 @@ mod source;
 mod tenant;
 mod trace;
 
-use tessera_kubelet_api::admin::StatusResponse;
 use tessera_view::API_VERSION;
-use tessera_view::node::{Node, Plugin, Warning};
+use tessera_view::node::{Node, Plugin};
+use tessera_view::status::Status;
 
 pub use past::Past;
 pub use source::NodeSource;
 
-use crate::admin::words;
-
 /// The node, as `status` has it. `amiss` is what keeps it from offering everything, a sentence each.
-pub fn node(name: &str, status: &StatusResponse, amiss: Vec<String>) -> Node {
+pub fn node(name: &str, status: &Status, amiss: Vec<String>) -> Node {
     Node {
         api_version: API_VERSION.to_owned(),
         node: name.to_owned(),
@@ -30,30 +28,21 @@ pub fn node(name: &str, status: &StatusResponse, amiss: Vec<String>) -> Node {
         tenants: status.allocations.iter().map(tenant::view).collect(),
         others: Vec::new(),
         hidden_tenants: 0,
-        warnings: status.warning_details.iter().map(warning).collect(),
+        warnings: status.warning_details.clone(),
     }
 }
 
-fn plugin(status: &StatusResponse, amiss: Vec<String>) -> Plugin {
-    let plugin = status.plugin.clone().unwrap_or_default();
+fn plugin(status: &Status, amiss: Vec<String>) -> Plugin {
+    let plugin = &status.plugin;
     let errors = plugin.configuration.as_ref().map(|one| one.errors.join("; "));
     Plugin {
         version: plugin.version.clone(),
         started_unix_ms: plugin.started_unix_ms,
-        registration: words::registration_name(plugin.registration()).to_owned(),
+        registration: plugin.registration.name().to_owned(),
         ready: amiss.is_empty(),
         amiss,
-        resources: plugin.resources.into_iter().map(|resource| resource.name).collect(),
-        dra_driver: plugin.dra.map(|dra| dra.driver).unwrap_or_default(),
+        resources: plugin.resources.iter().map(|resource| resource.name.clone()).collect(),
+        dra_driver: plugin.dra.as_ref().map(|dra| dra.driver.clone()).unwrap_or_default(),
         config_error: errors.unwrap_or_default(),
-    }
-}
-
-fn warning(warning: &tessera_kubelet_api::admin::Warning) -> Warning {
-    Warning {
-        text: warning.text.clone(),
-        since_unix_ms: warning.since_unix_ms,
-        last_unix_ms: warning.last_unix_ms,
-        times: warning.times,
     }
 }

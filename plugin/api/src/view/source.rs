@@ -19,7 +19,6 @@ use tokio::sync::Semaphore;
 
 use super::Past;
 use crate::admin::{self, StatusView};
-use crate::explain;
 
 /// Questions that are worked on at a time, each on a thread that may block: the others are left to kubelet's calls
 /// and to metrics.
@@ -151,13 +150,7 @@ impl Source for NodeSource {
             let subject = subject.to_owned();
             self.at_work(move |shared| {
                 let explanation = admin::explanation(&shared.view, &subject)?;
-                let shown = explain::view(&explanation).map_err(|error| {
-                    tracing::error!(%error, "an explanation cannot be shown");
-                    SourceError::Unavailable(
-                        "the plugin failed on this; its log says more".to_owned(),
-                    )
-                })?;
-                Ok(Explanations::of(vec![(shared.name.clone(), shown)]))
+                Ok(Explanations::of(vec![(shared.name.clone(), explanation)]))
             })
             .await
         })

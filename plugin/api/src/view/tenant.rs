@@ -1,9 +1,7 @@
 //! An allocation, as a tenant.
 
-use tessera_kubelet_api::admin::{Allocation, ComputeUse, GpuUse, Holder};
+use tessera_view::status::{Allocation, ComputeUse, GpuUse, Holder};
 use tessera_view::{tenant as view, workload};
-
-use crate::admin::words;
 
 pub(super) fn view(allocation: &Allocation) -> view::Tenant {
     let holder = allocation.holder.clone().unwrap_or_default();
@@ -16,7 +14,7 @@ pub(super) fn view(allocation: &Allocation) -> view::Tenant {
     view::Tenant {
         id: allocation.id.clone(),
         generation: allocation.generation,
-        state: words::allocation(allocation.state()).to_owned(),
+        state: allocation.state.name().to_owned(),
         namespace,
         workload: workload::of(&holder.pod).to_owned(),
         pod: holder.pod,
@@ -49,12 +47,13 @@ fn used(gpu: &GpuUse) -> view::Use {
         memory_limit_bytes: gpu.memory_limit_bytes,
         memory_charged_bytes: gpu.memory_charged_bytes,
         memory_granted_bytes: gpu.memory_granted_bytes,
+        memory_used_bytes: gpu.memory_used_bytes,
         memory_peak_bytes: gpu.memory_peak_bytes,
         memory_overhead_bytes: gpu.memory_overhead_bytes,
         context_overhead_bytes: gpu.context_overhead_bytes,
         memory_nvml_bytes: gpu.memory_nvml_bytes,
         cores_millis: gpu.cores_millis,
-        policy: words::policy(gpu.policy()).to_owned(),
+        policy: gpu.policy.name().to_owned(),
         changed: gpu.allocated.is_some(),
     }
 }

@@ -160,14 +160,14 @@ fn ask<T: DeserializeOwned>(
     print: impl FnOnce(&T) -> anyhow::Result<String>,
 ) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    match runtime.block_on(Client::beside(&config.paths.admin).get(path)) {
+    match runtime.block_on(Client::at(&config.paths.admin).get(path)) {
         Ok(answer) => {
             let text = print(&answer)?;
             terminal::print(&text)?;
             Ok(ExitCode::SUCCESS)
         }
         Err(error) => {
-            let (text, exit) = match Unreachable::of_api(&error, &config.paths.admin) {
+            let (text, exit) = match Unreachable::of(&error, &config.paths.admin) {
                 Some(silent) => (silent.sentence(config), silent.exit_status()),
                 None => (error.to_string(), error.exit()),
             };

@@ -132,7 +132,7 @@ fn path(query_: &Query) -> String {
 pub fn main(args: &Args, config: &Config) -> anyhow::Result<ExitCode> {
     let asked = args.query(unix_ms());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let client = Client::beside(&config.paths.admin);
+    let client = Client::at(&config.paths.admin);
     let failed = |text: &str, code: u8| {
         eprintln!("tessera: {}", printable::line(text));
         Ok(ExitCode::from(code))
@@ -143,7 +143,7 @@ pub fn main(args: &Args, config: &Config) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Err(error) => {
-            let Some(silent) = Unreachable::of_api(&error, &config.paths.admin) else {
+            let Some(silent) = Unreachable::of(&error, &config.paths.admin) else {
                 return failed(&error.to_string(), error.exit());
             };
             failed(&silent.sentence(config), silent.exit_status())

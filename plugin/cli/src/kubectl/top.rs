@@ -239,10 +239,7 @@ fn others(tenant: &Tenant) -> String {
 }
 
 fn used(tenant: &Tenant) -> u64 {
-    let of = |one: &tessera_view::tenant::Use| {
-        one.memory_charged_bytes.saturating_add(one.memory_overhead_bytes)
-    };
-    tenant.gpus.iter().map(of).fold(0, u64::saturating_add)
+    tenant.gpus.iter().map(|one| one.memory_used_bytes).fold(0, u64::saturating_add)
 }
 
 fn used_time(tenant: &Tenant) -> u32 {
@@ -274,7 +271,7 @@ fn rows(fleet: &Fleet, node: &str, tenant: &Tenant, wide: bool) -> Vec<Vec<Strin
             first(tenant.container.clone()),
             first(node.to_owned()),
             gpu(&one.gpu_uuid),
-            format_bytes(one.memory_charged_bytes.saturating_add(one.memory_overhead_bytes)),
+            format_bytes(one.memory_used_bytes),
             format_bytes(one.memory_limit_bytes),
             if one.cores_millis == 0 { "-".to_owned() } else { format_cores(one.cores_millis) },
             first(compute.map_or_else(|| "-".to_owned(), |one| format_used(one.used_10s_millis))),

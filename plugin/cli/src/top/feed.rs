@@ -6,7 +6,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use nix::libc::{SIGCONT, SIGTSTP};
-use tessera_kubelet_api::admin::StatusResponse;
+use tessera_view::status::Status;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::model::Model;
@@ -17,7 +17,7 @@ use tessera_model::clock::unix_ms;
 /// What comes in.
 pub(super) enum FeedEvent {
     /// The plugin's answer, and when it came.
-    Answer(Box<StatusResponse>, Duration),
+    Answer(Box<Status>, Duration),
     /// It does not answer, and why.
     Silence(String),
     /// A signal asked the process to end.

@@ -4,10 +4,9 @@ use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use tessera_kubelet_api::admin::{Allocation, Gpu, GpuUse, StatusResponse};
+use tessera_view::status::{Allocation, Gpu, GpuUse, Status};
 
 use super::rates::{Rates, between};
-use tessera_api::admin::words;
 
 /// What rows are sorted by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -63,7 +62,7 @@ pub(super) struct Silence {
 /// See the module's documentation.
 #[derive(Clone, Debug)]
 pub(super) struct Model {
-    pub status: StatusResponse,
+    pub status: Status,
     /// When it came, by a clock that does not jump; `None` before the first.
     at: Option<Duration>,
     /// From the answer before to this one.
@@ -85,7 +84,7 @@ pub(super) struct Model {
 impl Model {
     pub fn new(sort: Sort, reverse: bool) -> Self {
         Model {
-            status: StatusResponse::default(),
+            status: Status::default(),
             at: None,
             interval: None,
             rows: Vec::new(),
@@ -107,7 +106,7 @@ impl Model {
     }
 
     /// Takes an answer that came at `at`.
-    pub fn take(&mut self, status: StatusResponse, at: Duration) {
+    pub fn take(&mut self, status: Status, at: Duration) {
         self.silence = None;
         if self.paused {
             return;
@@ -207,15 +206,15 @@ fn rows(allocation: &Allocation, gpus: &[Gpu], rates: Rates) -> Vec<Row> {
         container: holder.map(|h| h.container.clone()).unwrap_or_default(),
         gpu: gpus.iter().find(|gpu| gpu.uuid == used.gpu_uuid).map(|gpu| gpu.index),
         gpu_uuid: used.gpu_uuid.clone(),
-        used: used.memory_charged_bytes.saturating_add(used.memory_overhead_bytes),
+        used: used.memory_used_bytes,
         limit: used.memory_limit_bytes,
         asked_millis: used.cores_millis,
-        policy: words::policy(used.policy()),
+        policy: used.policy.name(),
         used_10s_millis: compute.map(|c| c.used_10s_millis),
         got_10s_millis: compute.map(|c| c.got_10s_millis),
         waiting_us: compute.and_then(|c| c.waiting_us),
-        gate: compute.map(|c| words::gate(c).to_owned()).unwrap_or_default(),
-        state: words::allocation(allocation.state()),
+        gate: compute.map(|c| c.gate_text().to_owned()).unwrap_or_default(),
+        state: allocation.state.name(),
         refusals: allocation.refusals,
         rates,
     };

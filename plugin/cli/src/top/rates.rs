@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use tessera_kubelet_api::admin::{Allocation, StatusResponse};
+use tessera_view::status::{Allocation, Status};
 
 /// An allocation's counters over an interval. `None` where they cannot be compared: the first answer, a
 /// new generation, a plugin that started in between.
@@ -20,11 +20,7 @@ pub(super) struct Rates {
 
 /// Rates by allocation id, from `before` to `after`, which came `seconds` later by a clock that does not
 /// jump.
-pub(super) fn between(
-    before: &StatusResponse,
-    after: &StatusResponse,
-    seconds: f64,
-) -> HashMap<String, Rates> {
+pub(super) fn between(before: &Status, after: &Status, seconds: f64) -> HashMap<String, Rates> {
     let old: HashMap<&str, &Allocation> =
         before.allocations.iter().map(|a| (a.id.as_str(), a)).collect();
     let same_plugin = started(before) == started(after);
@@ -47,8 +43,8 @@ pub(super) fn between(
     after.allocations.iter().map(|new| (new.id.clone(), rates(new))).collect()
 }
 
-fn started(status: &StatusResponse) -> (u32, i64) {
-    status.plugin.as_ref().map_or((0, 0), |plugin| (plugin.pid, plugin.started_unix_ms))
+fn started(status: &Status) -> (u32, i64) {
+    (status.plugin.pid, status.plugin.started_unix_ms)
 }
 
 /// A counter that a container may write: one that went back says nothing.
@@ -59,13 +55,13 @@ fn rate(before: u64, after: u64, seconds: f64) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
-    use tessera_kubelet_api::admin::{ComputeUse, Plugin};
+    use tessera_view::status::{ComputeUse, Plugin};
 
     use super::*;
 
-    fn status(pid: u32, generation: u64, launches: u64, waited_us: u64) -> StatusResponse {
-        StatusResponse {
-            plugin: Some(Plugin { pid, ..Plugin::default() }),
+    fn status(pid: u32, generation: u64, launches: u64, waited_us: u64) -> Status {
+        Status {
+            plugin: Plugin { pid, ..Plugin::default() },
             allocations: vec![Allocation {
                 id: "a".into(),
                 generation,
@@ -74,7 +70,7 @@ mod tests {
                 compute: Some(ComputeUse { waited_us, ..ComputeUse::default() }),
                 ..Allocation::default()
             }],
-            ..StatusResponse::default()
+            ..Status::default()
         }
     }
 
@@ -90,7 +86,7 @@ mod tests {
     fn what_cannot_be_compared_has_no_rate() {
         let none = Rates::default();
         assert_eq!(between(&status(1, 1, 9, 9), &status(1, 2, 9, 9), 1.0)["a"], none, "generation");
-        assert_eq!(between(&StatusResponse::default(), &status(1, 1, 9, 9), 1.0)["a"], none, "new");
+        assert_eq!(between(&Status::default(), &status(1, 1, 9, 9), 1.0)["a"], none, "new");
         assert_eq!(between(&status(1, 1, 9, 9), &status(1, 1, 9, 9), 0.0)["a"], none, "no time");
         let restarted = between(&status(1, 1, 10, 90), &status(2, 1, 20, 95), 1.0)["a"];
         assert_eq!((restarted.waited, restarted.launches), (None, Some(10.0)));

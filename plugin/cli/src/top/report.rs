@@ -4,8 +4,9 @@ use serde_json::{Value, json};
 
 use super::model::Model;
 use super::view::{self, Moment};
-use tessera_api::admin;
 use tessera_system::terminal::Look;
+use tessera_view::API_VERSION;
+use tessera_view::status::Status;
 
 /// What a pipe gets: wide enough for every column.
 const WIDTH: u16 = 140;
@@ -35,7 +36,8 @@ pub(super) fn json(model: &Model) -> Value {
         .silence
         .as_ref()
         .map(|silence| json!({ "since_unix_ms": silence.since_unix_ms, "reason": silence.reason }));
-    let mut whole = admin::json(&model.status);
+    let status = Status { api_version: API_VERSION.to_owned(), ..model.status.clone() };
+    let mut whole = serde_json::to_value(&status).unwrap_or_default();
     let shown: Vec<&str> =
         model.shown().iter().filter(|row| row.first).map(|row| row.id.as_str()).collect();
     if let Some(allocations) = whole["allocations"].as_array_mut() {

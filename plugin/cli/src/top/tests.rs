@@ -1,5 +1,5 @@
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
-use tessera_kubelet_api::admin::{
+use tessera_view::status::{
     AllocationState, ComputePolicy, ComputeUse, GpuState, Health, Holder, Plugin, Registration,
 };
 
@@ -19,8 +19,8 @@ fn gpu(index: u32, lease_holder: &str, waiting: u32) -> Gpu {
         uuid: format!("GPU-{index}"),
         index,
         name: "NVIDIA A100-SXM4-40GB".into(),
-        health: Health::Healthy.into(),
-        state: GpuState::Healthy.into(),
+        health: Health::Healthy,
+        state: GpuState::Healthy,
         memory_total_bytes: 40 * GIB,
         memory_used_bytes: 21 * GIB,
         memory_limits_bytes: 20 * GIB,
@@ -44,15 +44,15 @@ fn allocation(made: &Made) -> Allocation {
     let gpus = made.gpus.iter().map(|index| GpuUse {
         gpu_uuid: format!("GPU-{index}"),
         memory_limit_bytes: 10 * GIB,
-        memory_charged_bytes: made.used,
+        memory_used_bytes: made.used,
         cores_millis: 500,
-        policy: ComputePolicy::Burst.into(),
+        policy: ComputePolicy::Burst,
         ..GpuUse::default()
     });
     Allocation {
         id: format!("id-{}", made.pod),
         generation: 1,
-        state: AllocationState::Started.into(),
+        state: AllocationState::Started,
         holder: Some(Holder {
             namespace: "prod".into(),
             pod: made.pod.into(),
@@ -74,13 +74,14 @@ fn allocation(made: &Made) -> Allocation {
 
 /// Three pods; as the second of two answers a second apart.
 fn model(sort: Sort) -> Model {
-    let status = |at: u64| StatusResponse {
+    let status = |at: u64| Status {
+        api_version: String::new(),
         refusals: Vec::new(),
-        plugin: Some(Plugin {
+        plugin: Plugin {
             version: "1.2.3".into(),
-            registration: Registration::Live.into(),
+            registration: Registration::Live,
             ..Plugin::default()
-        }),
+        },
         gpus: vec![gpu(0, "id-llama-7d4b9c-x2", 1), gpu(1, "", 0)],
         allocations: [
             Made {
@@ -188,7 +189,7 @@ fn wide_terminals_show_policy_gate_and_state() {
 #[test]
 fn a_gpu_that_is_held_back_says_so() {
     let mut model = model(Sort::Name);
-    model.status.gpus[0].health = Health::Unhealthy.into();
+    model.status.gpus[0].health = Health::Unhealthy;
     model.status.gpus[1].cordon = "cordoned by uid 0".into();
     let text = picture(&model, PLAIN, 80, 24);
     assert!(text.contains("0 withheld") && text.contains("1 cordoned"), "{text}");
@@ -246,11 +247,11 @@ fn a_paused_view_stands_still() {
     let mut model = model(Sort::Name);
     let before = names(&model).len();
     press(&mut model, "p");
-    model.take(StatusResponse::default(), Duration::from_secs(3));
+    model.take(Status::default(), Duration::from_secs(3));
     assert_eq!(names(&model).len(), before);
     assert!(picture(&model, PLAIN, 80, 24).contains("PAUSED"));
     press(&mut model, " ");
-    model.take(StatusResponse::default(), Duration::from_secs(4));
+    model.take(Status::default(), Duration::from_secs(4));
     assert!(names(&model).is_empty());
 }
 
@@ -263,7 +264,7 @@ fn a_plugin_that_goes_away_is_reported_and_what_it_said_stays() {
     assert!(text.contains("no answer since 08:32:01 (9s): Connection refused"), "{text}");
     assert!(text.contains("prod/asr-0/server"), "{text}");
     assert_eq!(report::json(&model)["plugin_silent"]["since_unix_ms"], 1_795_336_321_000_i64);
-    model.take(StatusResponse::default(), Duration::from_secs(9));
+    model.take(Status::default(), Duration::from_secs(9));
     assert!(!picture(&model, PLAIN, 90, 24).contains("no answer"));
 }
 
@@ -295,7 +296,7 @@ fn help_and_quit() {
 fn many_rows_scroll_and_the_rest_is_counted() {
     let mut model = Model::new(Sort::Name, false);
     let mut status =
-        StatusResponse { gpus: (0..16).map(|i| gpu(i, "", 0)).collect(), ..Default::default() };
+        Status { gpus: (0..16).map(|i| gpu(i, "", 0)).collect(), ..Default::default() };
     for i in 0..100 {
         let made = Made { pod: "x", gpus: &[0], used: 0, got: 0, waited_us: 0, refusals: 0 };
         let mut one = allocation(&made);
@@ -350,14 +351,14 @@ proptest::proptest! {
         let mut one = allocation(&Made { pod: "x", gpus: &[0, 9], used: n(0), got: 7, waited_us: n(1), refusals: n(2) });
         one.launches = n(3);
         one.gpus[0].memory_limit_bytes = n(4);
-        one.gpus[0].memory_overhead_bytes = n(5);
+        one.gpus[0].memory_used_bytes = n(5);
         one.holder.as_mut().unwrap().pod = name;
         let mut model = Model::new(Sort::Memory, false);
         for i in [6, 7] {
             let mut gpu = gpu(0, "nobody", u32::MAX);
             (gpu.memory_used_bytes, gpu.memory_total_bytes, gpu.lease_quantum_us) = (n(i), n(8), n(6));
             one.launches = one.launches.wrapping_add(n(i));
-            let status = StatusResponse { gpus: vec![gpu], allocations: vec![one.clone()], at_unix_ms: i64::MAX, ..Default::default() };
+            let status = Status { gpus: vec![gpu], allocations: vec![one.clone()], at_unix_ms: i64::MAX, ..Default::default() };
             model.take(status, Duration::from_nanos(n(i) & 0xffff_ffff));
         }
         picture(&model, PLAIN, width, height);

@@ -1,6 +1,6 @@
 //! Numbers in few characters.
 
-use tessera_kubelet_api::admin::{Allocation, Gpu};
+use tessera_view::status::{Allocation, Gpu};
 
 /// A size in at most five characters: `512M`, `9.8G`, `39.7G`, `1.5T`.
 pub(super) fn bytes(bytes: u64) -> String {

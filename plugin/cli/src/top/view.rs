@@ -14,6 +14,7 @@ use tessera_api::print::wrap;
 use tessera_model::duration;
 use tessera_model::time_format;
 use tessera_system::terminal::Look;
+use tessera_view::status::Registration;
 
 /// Styles and characters. Without colour, weight and reversal still distinguish things.
 #[derive(Clone, Copy)]
@@ -124,11 +125,10 @@ pub(super) fn draw(
 }
 
 fn title(model: &Model, paint: Paint, moment: Moment) -> Vec<Span> {
-    let plugin = model.status.plugin.clone().unwrap_or_default();
     let mut spans = vec![span("tessera top", ContentStyle::new().bold())];
     if model.has_answer() {
-        let registration = match plugin.registration() {
-            tessera_kubelet_api::admin::Registration::Live => span("registered", paint.good()),
+        let registration = match model.status.plugin.registration {
+            Registration::Live => span("registered", paint.good()),
             _ => span("not registered", paint.bad()),
         };
         let allocations = model.status.allocations.len();

@@ -33,7 +33,7 @@ table! {
         shim_source: Option<PathBuf> = None, optional_path(), Restart;
         /// The durable record. The last good configuration is kept beside it.
         ledger: PathBuf = "/var/lib/tessera/ledger.redb".into(), path(), Restart;
-        /// Socket of the admin service, for `tessera status` and similar commands; only root may use it.
+        /// Root's socket: `tessera status` and similar commands, and the JSON API; only root may use it.
         admin: PathBuf = "/run/tessera/admin.sock".into(), path(), Restart;
         /// Path of libnvidia-ml. Empty: below `driver.root`, or the loader's.
         nvml: Option<PathBuf> = None, optional_path(), Restart;

@@ -2,17 +2,15 @@
 //! same as text. What belongs to others stands in fields of its own, so that [`crate::narrow`] can take it out; text is
 //! made of what is left.
 
-mod allocation;
-mod gpu;
 mod text;
 pub(crate) mod words;
 
-pub use allocation::{Allocation, Claim, Compute, Holder, Process, Quota, Use};
-pub use gpu::{Gpu, Replica};
 pub use words::Behind;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+use crate::status::{Allocation, ComputePolicy, Gpu, GpuState, Holder, Refusal};
 
 /// An explanation by one node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -36,26 +34,6 @@ pub struct Explanation {
     pub refusals: Vec<Refusal>,
     /// What belongs to others stands in fields of its own. False in the answer of a plugin that is older than that.
     pub apart: bool,
-}
-
-/// Pods that were refused what they were allocated.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
-pub struct Refusal {
-    /// The pods' namespace.
-    pub namespace: String,
-    /// The pods, as far as they are known.
-    pub pods: Vec<String>,
-    /// Their claim's name; empty where no claim asked.
-    pub claim: String,
-    /// The reason, in the words that kubelet got.
-    pub reason: String,
-    /// The first time.
-    pub since_unix_ms: i64,
-    /// The last time.
-    pub last_unix_ms: i64,
-    /// How often.
-    pub times: u64,
 }
 
 /// One generation of an allocation.
@@ -125,7 +103,8 @@ pub struct Stand {
     /// PCI address.
     pub pci_bus_id: String,
     /// `healthy`, `suspect`, `unhealthy` or `recovering`.
-    pub state: String,
+    #[schemars(with = "String")]
+    pub state: GpuState,
     /// Why; empty for a GPU without trouble.
     pub state_reason: String,
     /// The cordon's originator and reason; empty where there is none.
@@ -149,7 +128,8 @@ pub struct Limit {
     /// Its share.
     pub cores_millis: u32,
     /// `burst`, `strict` or `none`.
-    pub policy: String,
+    #[schemars(with = "String")]
+    pub policy: ComputePolicy,
     /// Where both come from, in words.
     pub cores_origin: String,
     /// When somebody set both; 0 where nobody did.

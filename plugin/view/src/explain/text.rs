@@ -8,11 +8,9 @@ use tessera_model::printable;
 use tessera_model::quantity::format_bytes;
 use tessera_model::time_format;
 
-use crate::tenant::gate_text;
+use crate::status::{ComputePolicy, Holder, Refusal};
 
-use super::{
-    Explanation, Explanations, GpuStory, Holder, Incident, Limit, OnNode, Refusal, Story, TrailLine,
-};
+use super::{Explanation, Explanations, GpuStory, Incident, Limit, OnNode, Story, TrailLine};
 
 /// Lines of the trail that people are shown, the newest; JSON has all.
 const SHOWN: usize = 20;
@@ -87,7 +85,7 @@ fn allocation(out: &mut String, story: &Story, explained: &Explanation) {
     };
     let ago = |at: i64| ago(at, explained.at_unix_ms);
     let state = match (&story.now, story.released_unix_ms) {
-        (Some(now), _) => now.state.clone(),
+        (Some(now), _) => now.state.name().to_owned(),
         (None, 0) if story.enforcement.is_some() => "recorded".to_owned(),
         (None, 0) => "gone".to_owned(),
         (None, at) => format!("released {}", ago(at)),
@@ -177,12 +175,11 @@ fn ago(at_unix_ms: i64, now_unix_ms: i64) -> String {
 fn limit_lines(story: &Story, limit: &Limit) -> Vec<String> {
     let memory = format_bytes(limit.memory_limit_bytes);
     let cores = format_cores(limit.cores_millis);
-    let policy = limit.policy.as_str();
-    let what = match policy {
-        "strict" => "a hard cap",
-        "burst" => "its part while others want the GPU, more while they do not",
-        "none" => "GPU time is not divided",
-        _ => "unknown",
+    let policy = limit.policy.name();
+    let what = match limit.policy {
+        ComputePolicy::Strict => "a hard cap",
+        ComputePolicy::Burst => "its part while others want the GPU, more while they do not",
+        ComputePolicy::None => "GPU time is not divided",
     };
     let mut lines = vec![
         format!("{}: memory {memory}, {}", limit.gpu_uuid, limit.memory_origin),
@@ -210,7 +207,7 @@ fn limit_lines(story: &Story, limit: &Limit) -> Vec<String> {
             format_used(compute.used_10s_millis),
             format_cores(compute.got_10s_millis),
             compute.waited_us / 1_000_000,
-            gate_text(&compute.gate, compute.waiting_us)
+            compute.gate_text()
         ));
     }
     lines
@@ -218,7 +215,7 @@ fn limit_lines(story: &Story, limit: &Limit) -> Vec<String> {
 
 fn gpu(out: &mut String, story: &GpuStory, now_unix_ms: i64) {
     let gpu = story.gpu.clone().unwrap_or_default();
-    heading(out, &format!("GPU {}, {}, {}: {}", gpu.index, gpu.uuid, gpu.name, gpu.state));
+    heading(out, &format!("GPU {}, {}, {}: {}", gpu.index, gpu.uuid, gpu.name, gpu.state.name()));
     if !gpu.state_reason.is_empty() {
         let ago = time_format::ago(gpu.state_since_unix_ms, now_unix_ms);
         line(out, "health", &format!("{} since {ago}", gpu.state_reason));
@@ -321,17 +318,23 @@ impl Explanations {
 #[cfg(test)]
 mod tests {
     use super::super::{
-        Allocation, Compute, Enforcement, Explanation, GpuStory, Holder, Incident, Limit,
-        Placement, Story, TrailLine,
+        Enforcement, Explanation, GpuStory, Incident, Limit, Placement, Story, TrailLine,
     };
+    use crate::status::{Allocation, ComputeUse, Gpu, Holder};
     use serde_json::Value;
+
+    /// Fields of few words, which nothing else is read as.
+    const WORDS: [&str; 3] = ["state", "health", "policy"];
 
     /// Every text in it, whatever it is of.
     fn with_every_text(value: &mut Value, text: &str) {
         match value {
             Value::String(old) => text.clone_into(old),
             Value::Array(all) => all.iter_mut().for_each(|one| with_every_text(one, text)),
-            Value::Object(all) => all.values_mut().for_each(|one| with_every_text(one, text)),
+            Value::Object(all) => {
+                let free = all.iter_mut().filter(|(key, _)| !WORDS.contains(&key.as_str()));
+                free.for_each(|(_, one)| with_every_text(one, text));
+            }
             _ => {}
         }
     }
@@ -343,7 +346,7 @@ mod tests {
             holder: Some(Holder::default()),
             now: Some(Allocation {
                 other_holders: vec![Holder::default()],
-                compute: Some(Compute::default()),
+                compute: Some(ComputeUse::default()),
                 ..Allocation::default()
             }),
             replica_ids: one(),
@@ -359,11 +362,8 @@ mod tests {
             trail: vec![TrailLine::default()],
             ..Story::default()
         };
-        let gpu = GpuStory {
-            gpu: Some(crate::explain::Gpu::default()),
-            cut: one(),
-            trail: vec![TrailLine::default()],
-        };
+        let gpu =
+            GpuStory { gpu: Some(Gpu::default()), cut: one(), trail: vec![TrailLine::default()] };
         let whole = Explanation {
             allocations: vec![story],
             gpus: vec![gpu],
@@ -383,7 +383,8 @@ mod tests {
     #[test]
     fn a_gate_that_is_closed_to_a_pod_that_does_not_wait_is_idle() {
         let of = |gate: &str, waiting_us| {
-            let compute = Some(Compute { gate: gate.to_owned(), waiting_us, ..Compute::default() });
+            let compute =
+                Some(ComputeUse { gate: gate.to_owned(), waiting_us, ..ComputeUse::default() });
             let now = Some(Allocation { compute, ..Allocation::default() });
             let story = Story { now, limits: vec![Limit::default()], ..Story::default() };
             Explanation { allocations: vec![story], ..Explanation::default() }.text()

@@ -82,8 +82,8 @@ impl Stand {
             None => "NUMA node unknown".to_owned(),
         };
         let health = match (self.cordon.as_str(), self.withheld.as_str()) {
-            ("", "") if self.state_reason.is_empty() => self.state.clone(),
-            ("", "") => format!("{} ({})", self.state, self.state_reason),
+            ("", "") if self.state_reason.is_empty() => self.state.name().to_owned(),
+            ("", "") => format!("{} ({})", self.state.name(), self.state_reason),
             ("", withheld) => format!("not given out ({withheld})"),
             (cordon, _) => cordon.to_owned(),
         };

@@ -1,9 +1,9 @@
 //! Explanations in which everybody is named, wherever somebody can be.
 
 use tessera_view::explain::{
-    Allocation, Behind, Claim, Enforcement, Explanation, Gpu, GpuStory, Holder, Incident, Limit,
-    Placement, Stand, Story, TrailLine,
+    Behind, Enforcement, Explanation, GpuStory, Incident, Limit, Placement, Stand, Story, TrailLine,
 };
+use tessera_view::status::{Allocation, Claim, Gpu, Holder};
 
 use crate::world::{NAMESPACES, NOBODY, everybody};
 

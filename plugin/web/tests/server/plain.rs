@@ -2,11 +2,14 @@
 
 use std::sync::Arc;
 
+use axum::routing::post;
+use axum::{Extension, Json, Router};
 use serde_json::Value;
+use tessera_view::change::{Call, CordonRequest, CordonResponse};
 use tessera_view::explain::{Explanation, Explanations, Story};
 use tessera_view::fleet::Fleet;
-use tessera_web::client::{Client, ClientError, Endpoint, query, socket_beside};
-use tessera_web::{Authorisation, Listener, Options, Route, Server, Tls};
+use tessera_web::client::{Client, ClientError, Endpoint, query};
+use tessera_web::{Authorisation, Listener, Options, Peer, RootSocket, Route, Server, Tls};
 
 use crate::common::{Scripted, serve, small};
 
@@ -20,13 +23,10 @@ async fn every_route_answers_json_with_its_version_on_both_listeners() {
     source.0.lock().unwrap().explanations.push(("chat-0".into(), explanation));
     let mut options = Options::new(Arc::new(source));
     options.listen = vec!["127.0.0.1:0".parse().unwrap()];
-    let socket = socket_beside(&dir.path().join("admin.sock"));
-    options.socket = Some(socket.clone());
+    let socket = dir.path().join("admin.sock");
+    options.socket = Some(RootSocket::bind(&socket).unwrap());
     let server = Server::start(options).unwrap();
     let address = server.bound().await.unwrap();
-    while !socket.exists() {
-        tokio::task::yield_now().await;
-    }
     for endpoint in [Endpoint::Plain(address), Endpoint::Socket(socket)] {
         let client = Client::new(endpoint);
         for route in Route::ALL.into_iter().filter(|route| *route != Route::Stream) {
@@ -44,6 +44,27 @@ async fn every_route_answers_json_with_its_version_on_both_listeners() {
     }
 }
 
+/// Over TCP there is no way to change anything, whoever asks.
+#[tokio::test]
+async fn what_root_alone_asks_is_served_at_the_socket_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut options = Options::new(Arc::new(Scripted::new(small())));
+    options.listen = vec!["127.0.0.1:0".parse().unwrap()];
+    let socket = dir.path().join("admin.sock");
+    options.socket = Some(RootSocket::bind(&socket).unwrap());
+    let handler = |Extension(peer): Extension<Peer>, Json(asked): Json<CordonRequest>| async move {
+        let running = peer.pid;
+        Json(CordonResponse { changed: vec![asked.gpu], running, ..CordonResponse::default() })
+    };
+    options.root = Router::new().route(CordonRequest::PATH, post(handler));
+    let server = Server::start(options).unwrap();
+    let request = CordonRequest { gpu: "0".into(), ..CordonRequest::default() };
+    let network = Client::new(Endpoint::Plain(server.bound().await.unwrap()));
+    assert_eq!(network.call(&request).await.unwrap_err().code(), Some(404));
+    let answer = Client::at(&socket).call(&request).await.unwrap();
+    assert_eq!((answer.changed, answer.running), (vec!["0".to_owned()], std::process::id()));
+}
+
 #[tokio::test]
 async fn each_listener_is_reported_for_itself() {
     let dir = tempfile::tempdir().unwrap();
@@ -54,7 +75,7 @@ async fn each_listener_is_reported_for_itself() {
     let (send, mut reports) = tokio::sync::mpsc::unbounded_channel();
     let mut options = Options::new(Arc::new(Scripted::new(small())));
     options.listen = vec![taken.local_addr().unwrap()];
-    options.socket = Some(later.join("api.sock"));
+    options.socket = Some(RootSocket::at(later.join("admin.sock")));
     options.report = Arc::new(move |listener, problem| {
         let _ = send.send((listener, problem.is_some()));
     });

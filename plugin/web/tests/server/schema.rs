@@ -4,7 +4,11 @@ use std::path::{Path, PathBuf};
 
 use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value, json};
-use tessera_view::{advice, explain, fleet, history, list, node, problem, trace};
+use tessera_view::change::{
+    Call, CordonRequest, PlanRequest, ReloadRequest, ResetQuotaRequest, SetQuotaRequest,
+    UncordonRequest,
+};
+use tessera_view::{advice, explain, fleet, history, list, node, problem, status, trace};
 use tessera_web::Route;
 
 fn file(name: &str) -> PathBuf {
@@ -39,18 +43,40 @@ fn answer(route: Route, generator: &mut SchemaGenerator) -> Value {
     }
 }
 
+/// What is posted by root, and what comes back.
+fn call<C: Call + JsonSchema>(
+    posted: &mut Map<String, Value>,
+    answers: &mut Map<String, Value>,
+    generator: &mut SchemaGenerator,
+) where
+    C::Answer: JsonSchema,
+{
+    posted.insert(C::PATH.to_owned(), generator.subschema_for::<C>().to_value());
+    answers.insert(C::PATH.to_owned(), generator.subschema_for::<C::Answer>().to_value());
+}
+
 fn schema() -> Value {
     let mut generator = SchemaGenerator::default();
     let mut paths = Map::new();
     for route in Route::ALL {
         paths.insert(route.path().to_owned(), answer(route, &mut generator));
     }
+    let mut posted = Map::new();
+    call::<SetQuotaRequest>(&mut posted, &mut paths, &mut generator);
+    call::<ResetQuotaRequest>(&mut posted, &mut paths, &mut generator);
+    call::<CordonRequest>(&mut posted, &mut paths, &mut generator);
+    call::<UncordonRequest>(&mut posted, &mut paths, &mut generator);
+    call::<PlanRequest>(&mut posted, &mut paths, &mut generator);
+    call::<ReloadRequest>(&mut posted, &mut paths, &mut generator);
+    let whole = generator.subschema_for::<status::Status>().to_value();
+    paths.insert(status::STATUS.to_owned(), whole);
     let error = generator.subschema_for::<problem::Problem>().to_value();
     json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Tessera's JSON API, tessera.dev/v1",
-        "description": "Answers by path, and that of every status from 400 on. A reader ignores fields that it does not know.",
+        "description": "Answers by path, what is posted by path (at root's socket alone), and that of every status from 400 on. A reader ignores fields that it does not know.",
         "properties": paths,
+        "posted": posted,
         "error": error,
         "$defs": generator.take_definitions(true),
     })

@@ -10,12 +10,12 @@ use tessera_config::{Config, ConfigFile};
 use tessera_daemon::{self as app, App, StartOptions, Timing};
 use tessera_fake_kubelet::{Container, Kubelet, Pod};
 use tessera_gpu::Discovery;
-use tessera_kubelet_api::admin::{Allocation, StatusResponse};
 use tessera_kubelet_api::deviceplugin::device_plugin_client::DevicePluginClient;
 use tessera_kubelet_api::deviceplugin::{
     AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse, PreStartContainerRequest,
 };
 use tessera_model::allocation_id::AllocationId;
+use tessera_view::status::{Allocation, Status};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tonic::transport::{Channel, Endpoint};
@@ -203,13 +203,13 @@ impl TestNode {
     }
 
     /// What `tessera status` gets.
-    pub async fn status(&self) -> StatusResponse {
+    pub async fn status(&self) -> Status {
         let sources = Arc::clone(&self.running.as_ref().unwrap().sources);
         tokio::task::spawn_blocking(move || sources.status()).await.unwrap()
     }
 
     /// Waits until the status has something to say.
-    pub async fn status_until<T>(&self, mut look: impl FnMut(&StatusResponse) -> Option<T>) -> T {
+    pub async fn status_until<T>(&self, mut look: impl FnMut(&Status) -> Option<T>) -> T {
         bounded(async {
             loop {
                 if let Some(found) = look(&self.status().await) {

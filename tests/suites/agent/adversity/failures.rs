@@ -6,9 +6,9 @@ use std::os::unix::fs::FileExt;
 
 use tessera_config::ConfigError;
 use tessera_harness::plugin::*;
-use tessera_kubelet_api::admin::{Registration, StatusResponse};
 use tessera_region::layout::{USAGE_BYTES, USAGE_FILE, slot_lock_offset};
 use tessera_store::OpenError;
+use tessera_view::status::{Registration, Status};
 
 fn usage_file(pages: &std::path::Path) -> std::fs::File {
     std::fs::OpenOptions::new().write(true).open(pages.join(USAGE_FILE)).unwrap()
@@ -172,7 +172,7 @@ async fn a_full_disk_refuses_new_pods_and_no_running_one() {
     node.start_plugin().await;
     let running = node.kubelet.run(&pod("running", 1)).await.unwrap().remove(0);
     // The history takes nothing of a disk that has little.
-    let history = |status: &StatusResponse| {
+    let history = |status: &Status| {
         let of_history = |warning: &&String| warning.starts_with("history ");
         status.warnings.iter().find(of_history).cloned()
     };
@@ -211,7 +211,7 @@ async fn a_second_plugin_is_refused_before_it_touches_anything() {
     let mut node = TestNode::start().await;
     let error = node.try_app().unwrap_err();
     assert!(error.to_string().contains("another Tessera plugin answers"), "{error}");
-    assert_eq!(node.status().await.plugin.unwrap().registration, Registration::Live as i32);
+    assert_eq!(node.status().await.plugin.registration, Registration::Live);
     // With an admin socket of its own it still shares the ledger.
     let ledger = tessera_store::Ledger::open(&node.ledger(), true);
     assert!(matches!(ledger, Err(OpenError::InUse(_))));
@@ -276,7 +276,7 @@ async fn what_cannot_be_read_is_left_alone_and_forgotten_once_it_is_released() {
     let quota = std::fs::File::options().write(true).open(pages.join("quota")).unwrap();
     quota.write_all_at(&newer.to_le_bytes(), 8).unwrap();
     node.start_plugin().await;
-    let warned = |status: &StatusResponse| status.warnings.iter().any(|w| w.contains("page ABI"));
+    let warned = |status: &Status| status.warnings.iter().any(|w| w.contains("page ABI"));
     assert!(warned(&node.status().await), "{:?}", node.status().await.warnings);
     assert_eq!(tessera_region::quota::abi_in(&pages), Some(newer));
     node.kubelet.remove("default", "newer");

@@ -6,9 +6,9 @@ use std::time::Duration;
 use tessera_fake_kubelet::{Allocatable, Behaviour, Container, Pod, StandinError};
 use tessera_harness::plugin::*;
 use tessera_kubelet::{self as kubelet, ContainerAllocateResponse, Device, DevicePlugin};
-use tessera_kubelet_api::admin::{Health, StatusResponse};
 use tessera_model::audit::{Event, What};
 use tessera_store::{Filter, Ledger};
+use tessera_view::status::{self, Health};
 use tokio::sync::{oneshot, watch};
 use tonic::Status;
 
@@ -64,9 +64,9 @@ impl Foreign {
     }
 }
 
-fn unhealthy(status: &StatusResponse, gpu_index: u32) -> bool {
+fn unhealthy(status: &status::Status, gpu_index: u32) -> bool {
     let uuid = gpu(gpu_index).uuid;
-    status.gpus.iter().any(|gpu| gpu.uuid == uuid && gpu.health() == Health::Unhealthy)
+    status.gpus.iter().any(|gpu| gpu.uuid == uuid && gpu.health == Health::Unhealthy)
 }
 
 fn history(node: &TestNode) -> Vec<Event> {
@@ -94,7 +94,7 @@ async fn a_gpu_that_others_sell_is_given_out_no_more_until_they_have_gone() {
     assert!(!unhealthy(&status, 0));
     let [warning] = &status.warnings[..] else { panic!("{:?}", status.warnings) };
     assert!(warning.contains("gpus.exclude") && warning.contains("gpus.sold_by_others"));
-    assert_eq!(status.plugin.unwrap().others_seen_by, "GetAllocatableResources");
+    assert_eq!(status.plugin.others_seen_by, "GetAllocatableResources");
 
     // A container with a share keeps it, and may start again.
     assert_eq!(node.kubelet.devices(GPU).iter().filter(|d| d.id == ids[0]).count(), 1);
@@ -178,7 +178,7 @@ async fn warn_sells_on_and_allow_does_not_even_look() {
     tokio::time::sleep(Duration::from_millis(200)).await;
     let status = node.status().await;
     assert_eq!(status.warnings, Vec::<String>::new());
-    assert_eq!(status.plugin.unwrap().others_seen_by, "");
+    assert_eq!(status.plugin.others_seen_by, "");
     assert_eq!(node.kubelet.allocatable(GPU), 8);
 }
 
@@ -191,7 +191,7 @@ async fn on_older_kubelets_the_checkpoint_tells_and_status_says_so() {
         node.start_plugin().await;
         bounded(node.kubelet.wait_allocatable(GPU, 4)).await;
         let status = node.status().await;
-        assert_eq!(status.plugin.unwrap().others_seen_by, "kubelet's checkpoint");
+        assert_eq!(status.plugin.others_seen_by, "kubelet's checkpoint");
         assert!(unhealthy(&node.status().await, 0));
         foreign.stop().await;
         // Kubelet writes it again when any plugin lists its devices.

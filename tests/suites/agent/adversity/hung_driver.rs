@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tessera_kubelet_api::admin::{ExplainRequest, LiveRequest, StatusRequest};
-
+use serde_json::Value;
 use tessera_harness::plugin::{TestNode, admin, bounded, replica};
+use tessera_view::status::{LIVE, STATUS, Status};
 
 /// As many as `tessera serve` has.
 const THREADS: usize = 8;
@@ -25,23 +25,22 @@ fn status_of_a_driver_that_hangs_leaves_threads_for_allocate() {
         gpus.hangs.store(true, Ordering::Relaxed);
         let mut calls = tokio::task::JoinSet::new();
         for n in 0..40 {
-            let mut admin = admin(node.dir.path()).await;
+            let admin = admin(node.dir.path());
             calls.spawn(async move {
                 // Some give up, which frees no thread.
                 let patience = Duration::from_millis(if n % 2 == 0 { 50 } else { 3_600_000 });
-                let _ =
-                    tokio::time::timeout(patience, admin.status(StatusRequest::default())).await;
-                let _ = admin.explain(ExplainRequest::default()).await;
+                let _ = tokio::time::timeout(patience, admin.get::<Status>(STATUS)).await;
+                let _ = admin.get::<Value>("/api/v1/explain?subject=a").await;
             });
         }
         tokio::time::sleep(Duration::from_millis(300)).await;
         for n in 0..4 {
             bounded(node.allocate(&[replica(0, n)])).await.unwrap();
         }
-        let mut admin = admin(node.dir.path()).await;
-        bounded(admin.live(LiveRequest {})).await.unwrap();
+        let admin = admin(node.dir.path());
+        bounded(admin.get::<Value>(LIVE)).await.unwrap();
         gpus.hangs.store(false, Ordering::Relaxed);
         bounded(async { while calls.join_next().await.is_some() {} }).await;
-        bounded(admin.status(StatusRequest::default())).await.unwrap();
+        bounded(admin.get::<Status>(STATUS)).await.unwrap();
     });
 }

@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 use tessera_fake_kubelet::{Container, Pod};
 use tessera_gpu::health::Observation;
 use tessera_harness::plugin::*;
-use tessera_kubelet_api::admin::AllocationState;
 use tessera_model::audit::What;
 use tessera_region::layout::{SESSION_SOCKET, USAGE_FILE};
 use tessera_store::{Filter, Ledger};
+use tessera_view::status::AllocationState;
 
 #[tokio::test]
 async fn a_pod_gets_its_quota_and_the_shim() {
@@ -56,7 +56,7 @@ async fn status_names_pods_quota_and_use() {
         })
         .await;
     assert_eq!(allocation.holder.unwrap().pod, "llm-0");
-    assert_eq!(allocation.state, AllocationState::Started as i32);
+    assert_eq!(allocation.state, AllocationState::Started);
     assert_eq!(allocation.gpus[0].memory_charged_bytes, 3 * GIB);
     let status = node.status().await;
     assert_eq!(status.gpus[0].memory_limits_bytes, 8 * GIB);

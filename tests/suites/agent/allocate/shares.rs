@@ -2,11 +2,11 @@
 
 use tessera_fake_kubelet::{Admitted, Container, Pod};
 use tessera_harness::plugin::*;
-use tessera_kubelet_api::admin::{Refusal, Registration, StatusResponse};
 use tessera_kubelet_api::deviceplugin::{
     AllocateRequest, ContainerAllocateRequest, PreStartContainerRequest,
 };
 use tessera_model::allocation_id::AllocationId;
+use tessera_view::status::{Refusal, Registration, Status};
 
 const LARGE: &str = "tessera.dev/gpu-large";
 const SMALL: &str = "tessera.dev/gpu-small";
@@ -77,11 +77,11 @@ async fn a_gpu_is_sold_as_unequal_shares_under_their_own_names() {
     let mut held: Vec<_> = status
         .allocations
         .iter()
-        .map(|a| (a.resource_name.as_str(), a.gpus[0].memory_limit_bytes / GIB, a.state))
+        .map(|a| (a.resource_name.as_str(), a.gpus[0].memory_limit_bytes / GIB, a.state.name()))
         .collect();
     held.sort_unstable();
     // Equal ids have parked nobody.
-    assert_eq!(held, [(LARGE, 20, 2), (SMALL, 10, 2), (SMALL, 20, 2)]);
+    assert_eq!(held, [(LARGE, 20, "started"), (SMALL, 10, "started"), (SMALL, 20, "started")]);
     let sold: Vec<_> = status.gpus[0]
         .replicas
         .iter()
@@ -90,9 +90,9 @@ async fn a_gpu_is_sold_as_unequal_shares_under_their_own_names() {
     assert_eq!(sold, [(LARGE, 0, 20, 500), (SMALL, 0, 10, 250), (SMALL, 1, 10, 250)]);
     assert!(status.gpus[0].replicas[..2].iter().all(|r| !r.allocation_id.is_empty()));
     assert_ne!(status.gpus[0].replicas[0].allocation_id, status.gpus[0].replicas[1].allocation_id);
-    let plugin = status.plugin.unwrap();
+    let plugin = status.plugin;
     assert_eq!(plugin.resource_name, format!("{LARGE}, {SMALL}"));
-    assert_eq!(plugin.registration(), Registration::Live);
+    assert_eq!(plugin.registration, Registration::Live);
     assert_eq!(plugin.resources.len(), 2);
     assert_eq!(status.warnings, Vec::<String>::new());
 }
@@ -114,15 +114,11 @@ async fn ready_means_all_resources_and_all_come_back_after_kubelet() {
     let node = start(LAYOUT).await;
     offered(&node, 2, 4).await;
     let before = (node.kubelet.endpoint(LARGE), node.kubelet.endpoint(SMALL));
-    node.status_until(|status| {
-        (status.plugin.as_ref()?.registration() == Registration::Live).then_some(())
-    })
-    .await;
+    node.status_until(|status| (status.plugin.registration == Registration::Live).then_some(()))
+        .await;
     node.kubelet.stop().await;
-    node.status_until(|status| {
-        (status.plugin.as_ref()?.registration() != Registration::Live).then_some(())
-    })
-    .await;
+    node.status_until(|status| (status.plugin.registration != Registration::Live).then_some(()))
+        .await;
     node.kubelet.resume().await.unwrap();
     offered(&node, 2, 4).await;
     assert_ne!(node.kubelet.endpoint(LARGE), before.0);
@@ -134,8 +130,8 @@ async fn ready_means_all_resources_and_all_come_back_after_kubelet() {
     assert_eq!(node.kubelet.endpoint(SMALL), other);
     let plugin = node
         .status_until(|status| {
-            let plugin = status.plugin.clone()?;
-            (plugin.registration() == Registration::Live).then_some(plugin)
+            let plugin = status.plugin.clone();
+            (plugin.registration == Registration::Live).then_some(plugin)
         })
         .await;
     assert_eq!(plugin.registrations, 5);
@@ -179,14 +175,8 @@ async fn a_retired_resource_is_served_while_it_is_held_and_counts() {
     let refused = allocate(&node, LARGE, &[replica(1, 0)]).await.unwrap_err();
     assert!(refused.message().contains("retired"), "{refused}");
     let status = node.status().await;
-    let retired: Vec<_> = status
-        .plugin
-        .unwrap()
-        .resources
-        .into_iter()
-        .filter(|r| r.retired)
-        .map(|r| r.name)
-        .collect();
+    let retired: Vec<_> =
+        status.plugin.resources.into_iter().filter(|r| r.retired).map(|r| r.name).collect();
     assert_eq!(retired, [LARGE]);
     assert_eq!(status.gpus[0].replicas[2].health_reason, "retired");
     // With its last holder the resource goes, and the room is free.
@@ -278,7 +268,7 @@ async fn a_container_with_two_of_our_resources_is_refused_before_it_starts() {
         assert!(text.contains(&format!("{LARGE} and {SMALL}")), "{text}");
     }
     // Who asks why the pod waits finds it by its name.
-    let named = |status: &StatusResponse| {
+    let named = |status: &Status| {
         let is_it = |one: &Refusal| one.pods == ["greedy"] && one.reason.contains("asks for");
         status.refusals.iter().any(is_it).then_some(())
     };

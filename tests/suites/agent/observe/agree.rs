@@ -8,23 +8,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tessera_api::admin;
 use tessera_harness::exposition::{Exposition, Sample};
 use tessera_harness::gate_tenants::work;
 use tessera_harness::metrics::{address, scrape, settings};
 use tessera_harness::plugin::{
-    GIB, SETTINGS, Tenant, TestNode, admin as connect, bounded, id_of, pod, target,
+    GIB, SETTINGS, Tenant, TestNode, admin, bounded, id_of, pod, target,
 };
-use tessera_kubelet_api::admin::{CordonRequest, SetQuotaRequest, StatusResponse};
 use tessera_region::layout::{Past, USAGE_BYTES, USAGE_FILE, UsageHeader};
+use tessera_view::change::{CordonRequest, SetQuotaRequest};
 use tessera_view::gpu::Gpu;
 use tessera_view::node::Node;
+use tessera_view::status::Status;
 use tessera_view::tenant;
-use tessera_web::client::{Client, Endpoint, socket_beside};
 
 /// What one moment is in each of the three.
 struct Moment {
-    status: StatusResponse,
+    status: Status,
     api: Node,
     metrics: Exposition,
 }
@@ -42,33 +41,32 @@ async fn stage() -> (TestNode, Vec<Tenant>) {
     let stopped = Arc::clone(&stop);
     let worker = std::thread::spawn(move || work(&pages, &stopped));
     let id = id_of(&busy).to_string();
-    let has_leased = |status: &StatusResponse| {
+    let has_leased = |status: &Status| {
         let busy = status.allocations.iter().find(|one| one.id == id)?;
         (busy.compute.as_ref()?.leased_us > 0).then_some(())
     };
     node.status_until(has_leased).await;
-    let are_named = |status: &StatusResponse| {
-        status.allocations.iter().all(|one| one.holder.is_some()).then_some(())
-    };
+    let are_named =
+        |status: &Status| status.allocations.iter().all(|one| one.holder.is_some()).then_some(());
     node.status_until(are_named).await;
     stop.store(true, Ordering::Relaxed);
     tokio::task::spawn_blocking(move || worker.join().unwrap()).await.unwrap();
-    let mut root = connect(node.dir.path()).await;
+    let root = admin(node.dir.path());
     let change = SetQuotaRequest {
         target: target("idle-0"),
         cores_millis: Some(333),
         memory_limit_bytes: Some(8 * GIB + 1),
         ..Default::default()
     };
-    root.set_quota(change).await.unwrap();
+    root.call(&change).await.unwrap();
     let cordon = CordonRequest { gpu: "1".into(), reason: "fans".into(), ..Default::default() };
-    root.cordon(cordon).await.unwrap();
+    root.call(&cordon).await.unwrap();
     (node, vec![tenant])
 }
 
 /// The node at a moment at which nothing changed: it looked the same before and after.
 async fn settled(node: &TestNode) -> Moment {
-    let client = Client::new(Endpoint::Socket(socket_beside(&node.dir.path().join("admin.sock"))));
+    let client = admin(node.dir.path());
     let address = address(node).await;
     // It moves with every text that is made: one that is reused may be of a moment before.
     let is_made_after = |new: &Exposition, old: &Exposition| {
@@ -144,9 +142,8 @@ fn assert_tenant(metrics: &Exposition, gpus: &[Gpu], tenant: &tenant::Tenant) {
         let index = gpus.iter().find(|gpu| gpu.uuid == used.gpu_uuid).unwrap().index.to_string();
         let on = [("gpu", index.as_str()), ("uuid", used.gpu_uuid.as_str())];
         let labels = [&names[..], &on].concat();
-        let charged = used.memory_charged_bytes + used.memory_overhead_bytes;
         let figures = [
-            ("tessera_container_memory_used_bytes", Some(charged as f64)),
+            ("tessera_container_memory_used_bytes", Some(used.memory_used_bytes as f64)),
             ("tessera_container_memory_limit_bytes", Some(used.memory_limit_bytes as f64)),
             ("tessera_container_memory_peak_bytes", Some(used.memory_peak_bytes as f64)),
             ("tessera_container_memory_overhead_bytes", Some(used.memory_overhead_bytes as f64)),
@@ -225,8 +222,8 @@ fn assert_gpu(metrics: &Exposition, gpu: &Gpu, tenants: &[tenant::Tenant]) {
 }
 
 /// The command line's JSON has the same of what people look at.
-fn assert_status(status: &StatusResponse, api: &Node) {
-    let cli = admin::json(status);
+fn assert_status(status: &Status, api: &Node) {
+    let cli = serde_json::to_value(status).unwrap();
     let gpus = cli["gpus"].as_array().unwrap();
     assert_eq!(
         (gpus.len(), cli["allocations"].as_array().unwrap().len()),
@@ -320,13 +317,13 @@ async fn a_page_of_all_ones_is_no_figure_anywhere() {
         let is_whole = ones.len() == USAGE_BYTES;
         let usage = File::options().write(true).open(pages.join(USAGE_FILE)).unwrap();
         usage.write_all_at(&vec![0xff; ones.len()], ones.start as u64).unwrap();
-        let is_seen = |status: &StatusResponse| {
+        let is_seen = |status: &Status| {
             let one = status.allocations.iter().find(|one| one.id == id)?;
             (is_whole == (one.tamperings > 0)).then_some(())
         };
         node.status_until(is_seen).await;
         let Moment { status, api, metrics } = settled(&node).await;
-        let cli = admin::json(&status);
+        let cli = serde_json::to_value(&status).unwrap();
         // Milliseconds since 1970 and bytes of a GPU are less.
         let most = 1e15;
         for (view, shown) in [("status", cli), ("JSON", serde_json::to_value(&api).unwrap())] {

@@ -5,15 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde_json::Value;
-use tessera_api::admin;
 use tessera_harness::gate_tenants::work;
-use tessera_harness::plugin::{
-    GPU, TestNode, admin as connect, bounded, id_of, pod, stderr, tessera,
-};
-use tessera_kubelet_api::admin::CordonRequest;
+use tessera_harness::plugin::{GPU, TestNode, admin, bounded, id_of, pod, stderr, tessera};
+use tessera_view::change::CordonRequest;
 use tessera_view::trace::{Event, Trace};
 use tessera_web::Source;
-use tessera_web::client::{Client, ClientError, Endpoint, socket_beside};
+use tessera_web::client::{Client, ClientError};
 
 /// Fields that the API has under other names than `status -o json`, or that only one of them has: of a GPU.
 const OTHER_OF_GPU: &[&str] = &["lease", "replicas", "fits", "withheld"];
@@ -45,7 +42,7 @@ fn assert_same(api: &Value, cli: &Value, others: &[&str], what: &str) -> usize {
 
 async fn node() -> (TestNode, Client) {
     let node = TestNode::start().await;
-    let client = Client::new(Endpoint::Socket(socket_beside(&node.dir.path().join("admin.sock"))));
+    let client = admin(node.dir.path());
     (node, client)
 }
 
@@ -67,7 +64,7 @@ async fn the_api_has_the_figures_of_the_command_line() {
                 && before.allocations == after.allocations
                 && before.gpus == after.gpus
             {
-                break (admin::json(&after), api);
+                break (serde_json::to_value(&after).unwrap(), api);
             }
         }
     };
@@ -96,15 +93,15 @@ async fn the_api_has_the_figures_of_the_command_line() {
 #[tokio::test(flavor = "multi_thread")]
 async fn without_a_plugin_the_client_says_what_is_missing() {
     let dir = tempfile::tempdir().unwrap();
-    let client = Client::beside(&dir.path().join("admin.sock"));
+    let client = admin(dir.path());
     let error = client.get::<Value>("/api/v1/node").await.unwrap_err();
     assert!(matches!(error, ClientError::Missing(_)) && error.exit() == 69, "{error}");
 }
 
 /// Two pods on one GPU, which want all of it until the flag is set.
 async fn two_backlogs(node: &TestNode) -> (Arc<AtomicBool>, Vec<std::thread::JoinHandle<()>>) {
-    let mut root = connect(node.dir.path()).await;
-    root.cordon(CordonRequest { gpu: "1".into(), ..Default::default() }).await.unwrap();
+    let cordon = CordonRequest { gpu: "1".into(), ..Default::default() };
+    admin(node.dir.path()).call(&cordon).await.unwrap();
     bounded(node.kubelet.wait_allocatable(GPU, 4)).await;
     let stop = Arc::new(AtomicBool::new(false));
     let mut workers = Vec::new();

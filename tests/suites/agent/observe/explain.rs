@@ -5,21 +5,18 @@ use std::os::fd::OwnedFd;
 
 use nix::sys::socket::{MsgFlags, send};
 use tessera_harness::plugin::{GIB, TestNode, admin, bounded, connect, id_of, pod};
-use tessera_kubelet_api::admin::{AllocationStory, ExplainRequest, ExplainResponse};
 use tessera_region::session::{EVENT_UUID_LEN, Event, EventKind, Message};
 use tessera_store::Filter;
+use tessera_view::explain::{Explanation, Story};
+use tessera_web::client::{ClientError, query};
 
-async fn explain(node: &TestNode, subject: &str) -> Result<ExplainResponse, tonic::Status> {
-    let request = ExplainRequest { subject: subject.to_owned() };
-    Ok(admin(node.dir.path()).await.explain(request).await?.into_inner())
+async fn explain(node: &TestNode, subject: &str) -> Result<Explanation, ClientError> {
+    let path = format!("/api/v1/explain{}", query(&[("subject", subject)]));
+    admin(node.dir.path()).get(&path).await
 }
 
 /// The pod's story, once it satisfies.
-async fn story_until(
-    node: &TestNode,
-    subject: &str,
-    enough: impl Fn(&AllocationStory) -> bool,
-) -> AllocationStory {
+async fn story_until(node: &TestNode, subject: &str, enough: impl Fn(&Story) -> bool) -> Story {
     bounded(async {
         loop {
             if let Ok(mut answer) = explain(node, subject).await
@@ -122,10 +119,10 @@ async fn what_nobody_knows_is_answered_with_what_there_is() {
     let node = TestNode::start().await;
     node.kubelet.run(&pod("llm", 1)).await.unwrap();
     let unknown = explain(&node, "lmm").await.unwrap_err();
-    assert_eq!(unknown.code(), tonic::Code::NotFound);
-    assert!(unknown.message().contains("GPU-00000000-"), "{unknown}");
-    assert_eq!(explain(&node, " ").await.unwrap_err().code(), tonic::Code::InvalidArgument);
-    assert_eq!(explain(&node, "GPU-").await.unwrap_err().code(), tonic::Code::InvalidArgument);
+    assert_eq!(unknown.code(), Some(404));
+    assert!(unknown.to_string().contains("GPU-00000000-"), "{unknown}");
+    assert_eq!(explain(&node, " ").await.unwrap_err().code(), Some(400));
+    assert_eq!(explain(&node, "GPU-").await.unwrap_err().code(), Some(400));
     assert_eq!(explain(&node, "1").await.unwrap().gpus[0].gpu.as_ref().unwrap().index, 1);
 }
 

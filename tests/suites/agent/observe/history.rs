@@ -3,14 +3,13 @@
 use std::time::Duration;
 
 use tessera_harness::plugin::{TestNode, admin, bounded, id_of, pod, target};
-use tessera_kubelet_api::admin::{CordonRequest, SetQuotaRequest};
+use tessera_view::change::{CordonRequest, SetQuotaRequest};
 use tessera_view::history::Answer;
-use tessera_web::client::{Client, ClientError, Endpoint, query, socket_beside};
+use tessera_web::client::{ClientError, query};
 
 async fn ask(node: &TestNode, subject: &str) -> Result<Answer, ClientError> {
-    let socket = socket_beside(&node.dir.path().join("admin.sock"));
     let path = format!("/api/v1/history{}", query(&[("subject", subject)]));
-    Client::new(Endpoint::Socket(socket)).get(&path).await
+    admin(node.dir.path()).get(&path).await
 }
 
 /// The answer, once it satisfies.
@@ -48,7 +47,7 @@ async fn a_pod_that_is_gone_is_found_by_its_name_also_after_a_restart() {
         memory_limit_bytes,
         ..Default::default()
     };
-    admin(node.dir.path()).await.set_quota(change).await.unwrap();
+    admin(node.dir.path()).call(&change).await.unwrap();
     let is_set = |answer: &Answer| {
         let points = answer.tenants.iter().flat_map(|one| &one.points);
         points.last().is_some_and(|point| point.memory_limit_bytes == 9 << 30)
@@ -82,7 +81,7 @@ async fn a_gpus_history_has_its_tenants_and_cordons() {
     let node = TestNode::start().await;
     let admitted = bounded(node.kubelet.run(&pod("chat-0", 1))).await.unwrap().remove(0);
     let request = CordonRequest { gpu: "0".into(), reason: "fans".into(), ..Default::default() };
-    admin(node.dir.path()).await.cordon(request).await.unwrap();
+    admin(node.dir.path()).call(&request).await.unwrap();
     let cordoned = |answer: &Answer| {
         let points = answer.gpus.iter().flat_map(|gpu| &gpu.points);
         points.last().is_some_and(|point| point.cordoned_seconds > 0.0)

@@ -12,12 +12,12 @@ use tessera_cluster::fixtures::ApiServer;
 use tessera_cluster::reviews::ReviewClient;
 use tessera_fake_kubelet::{Container, Pod};
 use tessera_harness::plugin::{GIB, GPU, TestNode, admin, bounded, connect, id_of, target};
-use tessera_kubelet_api::admin::{CordonRequest, SetQuotaRequest};
 use tessera_model::audit::{Actor, Behind, Event, What};
 use tessera_model::record::Record;
 use tessera_region::session::{self, EVENT_UUID_LEN, EventKind, Message};
 use tessera_store::{Filter, Trail};
-use tessera_web::client::{Client, Endpoint, query, socket_beside};
+use tessera_view::change::{CordonRequest, SetQuotaRequest};
+use tessera_web::client::{Client, Endpoint, query};
 use tessera_web::{Authorisation, Options, Route, Server};
 
 /// In every name that is the reader's own.
@@ -96,7 +96,7 @@ impl Stage {
             refused(&session);
             sessions.push(session);
         }
-        let named = |status: &tessera_kubelet_api::admin::StatusResponse| {
+        let named = |status: &tessera_view::status::Status| {
             let all = &status.allocations;
             (all.iter().all(|one| one.holder.is_some())).then_some(())
         };
@@ -118,7 +118,7 @@ impl Stage {
         let of = |mark: &str| records.iter().find(|record| record.name().contains(mark)).unwrap();
         tell(&node, of(MINE), of(THEIRS));
         tell(&node, of(THEIRS), of(MINE));
-        let mut root = admin(node.dir.path()).await;
+        let root = admin(node.dir.path());
         let memory_limit_bytes = Some(9 * GIB);
         let change = |mark: &str, other: &str| SetQuotaRequest {
             target: target(&format!("pod-{mark}")),
@@ -126,11 +126,11 @@ impl Stage {
             reason: format!("{OPERATORS}: as ns-{other}/pod-{other}"),
             ..Default::default()
         };
-        root.set_quota(change(MINE, THEIRS)).await.unwrap();
-        root.set_quota(change(THEIRS, MINE)).await.unwrap();
+        root.call(&change(MINE, THEIRS)).await.unwrap();
+        root.call(&change(THEIRS, MINE)).await.unwrap();
         let reason = format!("{OPERATORS}: ns-{THEIRS} harms ns-{MINE}");
         let cordon = CordonRequest { all: true, reason, ..Default::default() };
-        root.cordon(cordon).await.unwrap();
+        root.call(&cordon).await.unwrap();
 
         let cluster = ApiServer::start(node.dir.path());
         cluster.with(|store| {
@@ -202,7 +202,7 @@ impl Stage {
                     memory_limit_bytes: Some(bytes),
                     ..Default::default()
                 };
-                admin(self.node.dir.path()).await.set_quota(change).await.unwrap();
+                admin(self.node.dir.path()).call(&change).await.unwrap();
             }
         }
         (status, text)
@@ -281,8 +281,7 @@ async fn a_reader_is_still_explained_what_is_its_own_and_root_everything() {
         "{text}"
     );
 
-    let socket = socket_beside(&stage.node.dir.path().join("admin.sock"));
-    let root = Stage { client: Client::new(Endpoint::Socket(socket)), ..stage };
+    let root = Stage { client: admin(stage.node.dir.path()), ..stage };
     let (_, text) = root.ask("", &path, "text/plain").await;
     for says in [
         "ns-theirs/pod-theirs had the lease",

@@ -98,7 +98,7 @@ async fn a_process_outside_the_account_is_flagged_and_counts_against_the_quota()
     // In a session and in no slot: the kernel vouches for whose it is.
     let _session = connect(&pages);
     node.gpus.show(&[uses(std::process::id(), 700 * MIB)]);
-    let found = |status: &tessera_kubelet_api::admin::StatusResponse| {
+    let found = |status: &tessera_view::status::Status| {
         // The count is the region's and the warning the node's: one may be a moment earlier.
         let reported = status.warnings.iter().any(|w| w.contains("outside its account"));
         (status.allocations.first()?.unaccounted == 1 && reported).then_some(())
@@ -133,7 +133,7 @@ async fn an_emptied_usage_page_hides_nothing() {
     let file = std::fs::File::options().write(true).open(pages.join("usage")).unwrap();
     file.set_len(0).unwrap();
     until(|| (overhead(&pages) >= GIB - 2 * MIB).then_some(())).await;
-    let unaccounted = |status: &tessera_kubelet_api::admin::StatusResponse| {
+    let unaccounted = |status: &tessera_view::status::Status| {
         (status.allocations[0].unaccounted > 0).then_some(status.allocations[0].tamperings)
     };
     assert!(node.status_until(unaccounted).await > 0);
@@ -147,7 +147,7 @@ async fn where_the_driver_does_not_tell_nothing_is_published_and_status_says_so(
     let tenant = Tenant::hold(&pages, GIB);
     node.gpus.show(&[GpuProcess { pid: tenant.pid(), used_bytes: None }]);
     let _next = Tenant::hold(&pages, MIB);
-    let reported = |status: &tessera_kubelet_api::admin::StatusResponse| {
+    let reported = |status: &tessera_view::status::Status| {
         let says = |w: &&String| w.contains("does not tell what processes hold");
         status.warnings.iter().find(says).cloned()
     };

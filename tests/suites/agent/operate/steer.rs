@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use tessera_harness::PATIENCE;
 use tessera_harness::plugin::*;
-use tessera_kubelet_api::admin::{
-    AllocationState, ComputePolicy, CordonRequest, Health, QuotaResponse, ResetQuotaRequest,
-    SetQuotaRequest, StatusResponse,
-};
 use tessera_model::audit::{Actor, Event, What};
 use tessera_region::quota::{Policy, QuotaReader, QuotaWriter};
 use tessera_store::{Filter, Ledger};
+use tessera_view::change::{
+    CordonRequest, QuotaResponse, ResetQuotaRequest, SetQuotaRequest, UncordonRequest,
+};
+use tessera_view::status::{AllocationState, ComputePolicy, Health, Status};
+use tessera_web::client::ClientError;
 use tonic::Code;
 
 /// 40 GiB, and 4 replicas of 8 GiB: 8 GiB are nobody's.
@@ -23,21 +24,23 @@ fn memory(name: &str, bytes: u64) -> SetQuotaRequest {
     SetQuotaRequest { target: target(name), memory_limit_bytes, ..Default::default() }
 }
 
-async fn set(node: &TestNode, request: SetQuotaRequest) -> Result<QuotaResponse, tonic::Status> {
-    Ok(admin(node.dir.path()).await.set_quota(request).await?.into_inner())
+async fn set(node: &TestNode, request: SetQuotaRequest) -> Result<QuotaResponse, ClientError> {
+    admin(node.dir.path()).call(&request).await
 }
 
-async fn reset(node: &TestNode, name: &str) -> Result<QuotaResponse, tonic::Status> {
+async fn reset(node: &TestNode, name: &str) -> Result<QuotaResponse, ClientError> {
     let request = ResetQuotaRequest { target: target(name), ..Default::default() };
-    Ok(admin(node.dir.path()).await.reset_quota(request).await?.into_inner())
+    admin(node.dir.path()).call(&request).await
 }
 
-async fn cordon(node: &TestNode, gpu: &str, again: bool) -> Result<Vec<String>, tonic::Status> {
+async fn cordon(node: &TestNode, gpu: &str, again: bool) -> Result<Vec<String>, ClientError> {
     let (all, each) = (gpu.starts_with("--all"), gpu.ends_with("--each"));
-    let request = CordonRequest { gpu: gpu.to_owned(), all, each, reason: "fans".into() };
-    let mut admin = admin(node.dir.path()).await;
-    let answer = if again { admin.uncordon(request).await } else { admin.cordon(request).await };
-    Ok(answer?.into_inner().cordoned)
+    let (gpu, reason, admin) = (gpu.to_owned(), "fans".to_owned(), admin(node.dir.path()));
+    let answer = match again {
+        true => admin.call(&UncordonRequest { gpu, all, each, reason }).await,
+        false => admin.call(&CordonRequest { gpu, all, reason }).await,
+    };
+    Ok(answer?.cordoned)
 }
 
 /// A container that runs: its replicas. Waits until it can be named.
@@ -69,7 +72,7 @@ async fn limits_change_under_a_running_container_and_last_as_long_as_its_allocat
     let before = (inode("quota"), inode("usage"));
     let request = SetQuotaRequest {
         cores_millis: Some(400),
-        policy: ComputePolicy::Strict.into(),
+        policy: Some(ComputePolicy::Strict),
         reason: "peak hours".into(),
         ..memory("default/llm", 12 * GIB)
     };
@@ -81,8 +84,8 @@ async fn limits_change_under_a_running_container_and_last_as_long_as_its_allocat
     let answer = set(&node, request.clone()).await.unwrap();
     assert_eq!(answer.gpus, dry.gpus);
     let change = &answer.gpus[0];
-    assert_eq!(change.before.unwrap().memory_limit_bytes, 8 * GIB);
-    assert_eq!(change.after.unwrap().memory_limit_bytes, 12 * GIB);
+    assert_eq!(change.before.memory_limit_bytes, 8 * GIB);
+    assert_eq!(change.after.memory_limit_bytes, 12 * GIB);
     assert_eq!(change.memory_in_use_bytes, Some(0));
     let holds = |pages: &std::path::Path, gib: u64, cores: u32, policy: Policy| {
         let quota = QuotaReader::attach(pages).unwrap();
@@ -152,8 +155,8 @@ async fn memory_grows_within_the_capacity_rule_and_free_replicas_make_room() {
     assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
     // Nothing is left but what it has: 40 - 8 - 8.
     let refused = set(&node, memory("a", 25 * GIB)).await.unwrap_err();
-    assert_eq!(refused.code(), Code::ResourceExhausted);
-    assert!(refused.message().contains("at most 24 GiB are possible"), "{refused}");
+    assert_eq!(refused.code(), Some(422));
+    assert!(refused.to_string().contains("at most 24 GiB are possible"), "{refused}");
     assert_eq!(limit(&node.pages(&ids)), 17 * GIB);
     set(&node, memory("a", 24 * GIB)).await.unwrap();
 
@@ -171,9 +174,9 @@ async fn memory_does_not_shrink_below_its_use_unless_forced_and_what_is_held_is_
     let pages = node.pages(&ids);
     let tenant = Tenant::hold(&pages, 6 * GIB);
     let refused = set(&node, memory("a", 5 * GIB)).await.unwrap_err();
-    assert_eq!(refused.code(), Code::FailedPrecondition);
-    assert!(refused.message().contains("uses 6 GiB"), "{refused}");
-    assert!(refused.message().contains("--force"), "{refused}");
+    assert_eq!(refused.code(), Some(409));
+    assert!(refused.to_string().contains("uses 6 GiB"), "{refused}");
+    assert!(refused.to_string().contains("--force"), "{refused}");
     assert_eq!(limit(&pages), 8 * GIB, "the page is as before");
     set(&node, memory("a", 6 * GIB)).await.unwrap();
 
@@ -187,7 +190,7 @@ async fn memory_does_not_shrink_below_its_use_unless_forced_and_what_is_held_is_
     node.allocate(&others[..1]).await.unwrap();
     let other = id_of(&others[..1]).to_string();
     let refused = set(&node, memory(&other, 35 * GIB)).await.unwrap_err();
-    assert!(refused.message().contains("at most 34 GiB are possible"), "{refused}");
+    assert!(refused.to_string().contains("at most 34 GiB are possible"), "{refused}");
     // It ends, and the room is there.
     tenant.kill();
     until_async(async || set(&node, memory(&other, 39 * GIB)).await.is_ok()).await;
@@ -210,21 +213,21 @@ async fn what_makes_no_sense_is_refused_with_what_to_do() {
     running(&node, "a", 1).await;
     let refused = async |request| {
         let status = set(&node, request).await.unwrap_err();
-        (status.code(), status.message().to_owned())
+        (status.code(), status.to_string())
     };
     let nothing = SetQuotaRequest { target: target("a"), ..Default::default() };
     let (code, text) = refused(nothing.clone()).await;
-    assert!(code == Code::InvalidArgument && text.contains("--memory"), "{text}");
+    assert!(code == Some(400) && text.contains("--memory"), "{text}");
     let (code, text) = refused(memory("b", GIB)).await;
-    assert!(code == Code::NotFound && text.contains("these do: default/a"), "{text}");
+    assert!(code == Some(404) && text.contains("these do: default/a"), "{text}");
     let (code, text) = refused(memory("a", 1 << 20)).await;
-    assert!(code == Code::InvalidArgument && text.contains("one CUDA context"), "{text}");
+    assert!(code == Some(400) && text.contains("one CUDA context"), "{text}");
     let (code, _) = refused(SetQuotaRequest { cores_millis: Some(1001), ..nothing.clone() }).await;
-    assert_eq!(code, Code::InvalidArgument);
+    assert_eq!(code, Some(400));
     let (code, text) = refused(SetQuotaRequest { gpu: "7".into(), ..memory("a", GIB) }).await;
-    assert!(code == Code::NotFound && text.contains(&gpu(0).uuid), "{text}");
-    assert_eq!(cordon(&node, "7", false).await.unwrap_err().code(), Code::NotFound);
-    assert_eq!(cordon(&node, "", false).await.unwrap_err().code(), Code::InvalidArgument);
+    assert!(code == Some(404) && text.contains(&gpu(0).uuid), "{text}");
+    assert_eq!(cordon(&node, "7", false).await.unwrap_err().code(), Some(404));
+    assert_eq!(cordon(&node, "", false).await.unwrap_err().code(), Some(400));
 }
 
 #[tokio::test]
@@ -239,7 +242,7 @@ async fn each_gpu_of_a_container_may_have_its_own_memory() {
     assert_eq!((quota.memory_limit(0), quota.memory_limit(1)), (8 * GIB, 12 * GIB));
     let cores = SetQuotaRequest { cores_millis: Some(100), gpu: "1".into(), ..memory(&id, GIB) };
     let refused = set(&node, cores).await.unwrap_err();
-    assert!(refused.message().contains("leased together"), "{refused}");
+    assert!(refused.to_string().contains("leased together"), "{refused}");
     set(&node, memory(&id, 10 * GIB)).await.unwrap();
     assert_eq!((quota.memory_limit(0), quota.memory_limit(1)), (10 * GIB, 10 * GIB));
 }
@@ -280,7 +283,7 @@ async fn quotas_that_race_with_allocate_never_oversell() {
         let (node, stop) = (Arc::clone(&node), Arc::clone(&stop));
         let (yes, no, counter) = (count(true), count(false), Arc::clone(&counter));
         tasks.push(tokio::spawn(async move {
-            let mut admin = admin(node.dir.path()).await;
+            let admin = admin(node.dir.path());
             let mut client = node.client().await;
             let mut random = 0x9e37_79b9_7f4a_7c15 ^ worker;
             while !stop.load(Ordering::Relaxed) {
@@ -298,7 +301,7 @@ async fn quotas_that_race_with_allocate_never_oversell() {
                     let nth = counter.fetch_add(1, Ordering::Relaxed);
                     let bytes = (1 + random / 4 % 30) * GIB + nth;
                     let request = memory(id_of(&ids).as_str(), bytes);
-                    admin.set_quota(request).await.is_ok()
+                    admin.call(&request).await.is_ok()
                 };
                 if ok { &yes } else { &no }.fetch_add(1, Ordering::Relaxed);
             }
@@ -332,13 +335,13 @@ async fn quotas_that_race_with_allocate_never_oversell() {
     let counts = || [&granted, &refused].map(|count| count.load(Ordering::Relaxed));
     let is_enough = || begun.elapsed() > Duration::from_secs(2) && counts().iter().all(|n| *n > 10);
     // What is sold, and what kubelet may give away beside it.
-    let assert_fits = |status: &StatusResponse| {
+    let assert_fits = |status: &Status| {
         let gpu = &status.gpus[0];
         let free = gpu.replicas.iter();
-        let free = free.filter(|one| one.allocation_id.is_empty() && one.health == 1);
+        let free = free.filter(|one| one.allocation_id.is_empty() && one.health == Health::Healthy);
         let free: u64 = free.map(|replica| replica.memory_limit_bytes).sum();
         let sold = gpu.memory_limits_bytes;
-        let live = status.allocations.iter().filter(|a| a.state() != AllocationState::Parked);
+        let live = status.allocations.iter().filter(|a| a.state != AllocationState::Parked);
         let of_gpu = live.flat_map(|a| &a.gpus).filter(|used| used.gpu_uuid == gpu.uuid);
         assert_eq!(sold, of_gpu.map(|used| used.memory_limit_bytes).sum::<u64>());
         assert!(sold + free <= 40 * GIB, "{} and {} free of 40 GiB", sold / GIB, free / GIB);
@@ -384,7 +387,7 @@ async fn a_cordoned_gpu_goes_to_nobody_else_and_its_containers_go_on() {
     let shown = status.gpus.iter().find(|g| g.uuid == uuid).unwrap();
     assert!(shown.cordon.ends_with(": fans"), "{}", shown.cordon);
     // A cordon is no illness: it keeps its replicas back, and stands for itself.
-    assert_eq!((shown.health(), &*shown.health_reason), (Health::Healthy, ""));
+    assert_eq!((shown.health, &*shown.health_reason), (Health::Healthy, ""));
     assert!(!shown.cordoned_with_node);
     assert!(shown.replicas.iter().all(|replica| replica.health_reason == shown.cordon));
     assert_eq!(limit(&node.pages(&ids)), 9 * GIB);
@@ -412,8 +415,8 @@ async fn a_node_is_cordoned_as_a_whole() {
     assert_eq!(cordon(&node, "--all", false).await.unwrap(), ["*".to_owned(), gpu(1).uuid]);
     bounded(node.kubelet.wait_allocatable(GPU, 0)).await;
     let refused = cordon(&node, "0", true).await.unwrap_err();
-    assert_eq!(refused.code(), Code::FailedPrecondition);
-    assert!(refused.message().contains("uncordon --all"), "{refused}");
+    assert_eq!(refused.code(), Some(409));
+    assert!(refused.to_string().contains("uncordon --all"), "{refused}");
     let status = node.status().await;
     let with_node = |index: u32| {
         let gpu = status.gpus.iter().find(|gpu| gpu.index == index).unwrap();

@@ -3,9 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use serde_json::{Value, json};
-use tessera_kubelet_api::admin::{CordonRequest, CordonResponse, StandingCordon};
-use tessera_view::API_VERSION;
+use tessera_view::change::{CordonRequest, CordonResponse, StandingCordon, UncordonRequest};
 
 use super::{ask, show};
 use crate::admin::client::Format;
@@ -57,15 +55,9 @@ pub struct UncordonArgs {
 /// No runtime, or the answer cannot be printed.
 pub fn cordon(args: CordonArgs, config: &Config) -> anyhow::Result<ExitCode> {
     let CordonArgs { gpu, all, reason, output } = args;
-    let request = CordonRequest { gpu: gpu.unwrap_or_default(), all, reason, each: false };
-    let answer = ask(config, async |mut admin| admin.cordon(request).await)?;
-    show(
-        answer,
-        output,
-        config,
-        |answer| text(answer, false, unix_ms(), Paper::of_stdout(false)),
-        json,
-    )
+    let request = CordonRequest { gpu: gpu.unwrap_or_default(), all, reason };
+    let answer = ask(config, &request)?;
+    show(answer, output, config, |answer| text(answer, false, unix_ms(), Paper::of_stdout(false)))
 }
 
 /// `tessera uncordon`.
@@ -74,15 +66,9 @@ pub fn cordon(args: CordonArgs, config: &Config) -> anyhow::Result<ExitCode> {
 /// No runtime, or the answer cannot be printed.
 pub fn uncordon(args: UncordonArgs, config: &Config) -> anyhow::Result<ExitCode> {
     let UncordonArgs { gpu, all, each, reason, output } = args;
-    let request = CordonRequest { gpu: gpu.unwrap_or_default(), all, reason, each };
-    let answer = ask(config, async |mut admin| admin.uncordon(request).await)?;
-    show(
-        answer,
-        output,
-        config,
-        |answer| text(answer, true, unix_ms(), Paper::of_stdout(false)),
-        json,
-    )
+    let request = UncordonRequest { gpu: gpu.unwrap_or_default(), all, each, reason };
+    let answer = ask(config, &request)?;
+    show(answer, output, config, |answer| text(answer, true, unix_ms(), Paper::of_stdout(false)))
 }
 
 fn text(answer: &CordonResponse, again: bool, now_unix_ms: i64, paper: Paper) -> String {
@@ -135,26 +121,6 @@ fn standing(one: &StandingCordon, now_unix_ms: i64) -> String {
     format!("{name}, since {ago} by {}{reason}; `tessera uncordon {lift}` lifts it", one.by)
 }
 
-/// With the field names of `admin_v1.proto`.
-fn json(answer: &CordonResponse) -> Value {
-    let standing = answer.standing.iter().map(|one| {
-        json!({
-            "gpu_uuid": one.gpu_uuid,
-            "gpu_index": one.gpu_index,
-            "since_unix_ms": one.since_unix_ms,
-            "by": one.by,
-            "reason": one.reason,
-        })
-    });
-    json!({
-        "api_version": API_VERSION,
-        "changed": answer.changed,
-        "cordoned": answer.cordoned,
-        "running": answer.running,
-        "standing": standing.collect::<Vec<_>>(),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -176,6 +142,7 @@ mod tests {
             cordoned: vec!["*".into(), "GPU-a".into()],
             running: 1,
             standing: vec![standing_on("*", None, ""), standing_on("GPU-a", Some(3), "fans")],
+            ..CordonResponse::default()
         };
         let said = text(&answer, false, 60_001, Paper::plain());
         let lines: Vec<&str> = said.lines().collect();
@@ -188,9 +155,6 @@ mod tests {
                 "  GPU 3 (GPU-a), since 1m 0s by root (logged in as alice): fans; `tessera uncordon GPU-a` lifts it",
             ]
         );
-        let json = json(&answer);
-        assert_eq!(json["api_version"], API_VERSION);
-        assert_eq!(json["standing"][1]["gpu_index"], 3);
         let none = CordonResponse::default();
         assert_eq!(text(&none, true, 0, Paper::plain()), "nothing to do\nnothing is cordoned\n");
     }

@@ -5,13 +5,13 @@ mod quota;
 
 use std::process::ExitCode;
 
-use serde_json::Value;
-use tessera_kubelet_api::admin::admin_client::AdminClient;
-use tonic::transport::Channel;
-use tonic::{Code, Response, Status};
+use serde::Serialize;
+use tessera_view::change::Call;
+use tessera_web::client::ClientError;
 
 use super::client::{Format, unreachable};
-use super::reach::{CallError, Cause, Unreachable, call_now};
+use super::reach::{Cause, Unreachable, call, now};
+use crate::print;
 pub use cordon::{CordonArgs, UncordonArgs, cordon, uncordon};
 pub use quota::{QuotaCommand, quota};
 use tessera_config::Config;
@@ -27,29 +27,23 @@ enum Failed {
     Said(String),
 }
 
-fn ask<T, F: Future<Output = Result<Response<T>, Status>>>(
-    config: &Config,
-    call: impl FnOnce(AdminClient<Channel>) -> F,
-) -> anyhow::Result<Result<T, Failed>> {
-    Ok(call_now(&config.paths.admin, call)?.map_err(|error| {
-        match error {
-        CallError::Unreachable(error) => Failed::Unreachable(error),
-        CallError::Refused(status) if status.code() == Code::Unimplemented => Failed::Said(
-            "the plugin that runs here is of an older version and cannot do that; `tessera status` \
-             says which"
-                .to_owned(),
-        ),
-        CallError::Refused(status) => Failed::Said(status.message().to_owned()),
+fn failed(error: &ClientError, config: &Config) -> Failed {
+    match Unreachable::of(error, &config.paths.admin) {
+        Some(error) => Failed::Unreachable(error),
+        None => Failed::Said(error.to_string()),
     }
-    }))
 }
 
-fn show<T>(
+fn ask<C: Call>(config: &Config, request: &C) -> anyhow::Result<Result<C::Answer, Failed>> {
+    let answer = now(call(&config.paths.admin, request))?;
+    Ok(answer.map_err(|error| failed(&error, config)))
+}
+
+fn show<T: Serialize>(
     answer: Result<T, Failed>,
     output: Format,
     config: &Config,
     text: impl FnOnce(&T) -> String,
-    json: impl FnOnce(&T) -> Value,
 ) -> anyhow::Result<ExitCode> {
     let answer = match answer {
         Ok(answer) => answer,
@@ -59,7 +53,7 @@ fn show<T>(
         }
         Err(Failed::Unreachable(error)) => {
             let code = unreachable(&error, config);
-            if error.cause == Cause::Late {
+            if matches!(error.cause, Cause::Late(_)) {
                 eprintln!("what was asked may still be done");
             }
             return Ok(code);
@@ -67,7 +61,7 @@ fn show<T>(
     };
     let text = match output {
         Format::Text => text(&answer),
-        Format::Json => format!("{:#}\n", json(&answer)),
+        Format::Json => print::json(&answer)?,
     };
     terminal::print(&text)?;
     Ok(ExitCode::SUCCESS)

@@ -3,22 +3,19 @@
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand, ValueEnum};
-use serde_json::{Value, json};
-use tessera_kubelet_api::admin::{
-    Allocation, ComputePolicy, Limits, QuotaResponse, ResetQuotaRequest, SetQuotaRequest,
-    StatusRequest, StatusResponse, Target,
-};
-use tessera_view::API_VERSION;
+use serde::Serialize;
 
-use super::{Failed, ask, show};
+use super::{Failed, ask, now, show};
 use crate::admin::client::Format;
-use crate::admin::json::{allocation_json, holder_json};
+use crate::admin::reach::ask as ask_status;
 use crate::admin::text::Names;
-use crate::admin::words::policy as policy_name;
 use crate::print::{Cell, Column, Page, Paper, Sheet, Tone};
 use tessera_config::Config;
 use tessera_model::percent::{format_cores, parse_cores};
 use tessera_model::quantity::{format_bytes, parse_bytes};
+use tessera_model::sharing::Compute;
+use tessera_view::change::{QuotaResponse, ResetQuotaRequest, SetQuotaRequest, Target};
+use tessera_view::status::{Allocation, Limits, Status};
 
 /// What of quotas.
 #[derive(Debug, Subcommand)]
@@ -121,40 +118,46 @@ impl From<TargetArgs> for Target {
 pub fn quota(command: QuotaCommand, config: &Config) -> anyhow::Result<ExitCode> {
     match command {
         QuotaCommand::Set(args) => {
-            let policy = args.policy.map_or(ComputePolicy::Unspecified, |policy| match policy {
-                Policy::Burst => ComputePolicy::Burst,
-                Policy::Strict => ComputePolicy::Strict,
-                Policy::None => ComputePolicy::None,
+            let policy = args.policy.map(|policy| match policy {
+                Policy::Burst => Compute::Burst,
+                Policy::Strict => Compute::Strict,
+                Policy::None => Compute::None,
             });
             let (dry_run, output) = (args.how.dry_run, args.how.output);
             let request = SetQuotaRequest {
-                target: Some(args.target.into()),
+                target: args.target.into(),
                 memory_limit_bytes: args.memory,
                 cores_millis: args.cores,
-                policy: policy.into(),
+                policy,
                 gpu: args.gpu,
                 force: args.how.force,
                 dry_run,
                 reason: args.how.reason,
             };
-            let answer = ask(config, async |mut admin| admin.set_quota(request).await)?;
+            let answer = ask(config, &request)?;
             changed(answer, output, dry_run, config)
         }
         QuotaCommand::Reset(ResetArgs { target, how }) => {
             let (dry_run, output) = (how.dry_run, how.output);
             let (force, reason) = (how.force, how.reason);
-            let request = ResetQuotaRequest { target: Some(target.into()), force, dry_run, reason };
-            let answer = ask(config, async |mut admin| admin.reset_quota(request).await)?;
+            let request = ResetQuotaRequest { target: target.into(), force, dry_run, reason };
+            let answer = ask(config, &request)?;
             changed(answer, output, dry_run, config)
         }
         QuotaCommand::Show { name, output } => {
-            let answer = ask(config, async |mut admin| admin.status(StatusRequest {}).await)?;
+            let answer = now(ask_status(&config.paths.admin))?.map_err(Failed::Unreachable);
             let answer = answer.and_then(|status| {
                 let meant = meant(&status.allocations, name.as_deref())?;
-                Ok(StatusResponse { allocations: meant, ..status })
+                Ok(Status { allocations: meant, ..status })
             });
-            let text = |status: &StatusResponse| show_text(status, Paper::of_stdout(false));
-            show(answer, output, config, text, show_json)
+            let answer = match output {
+                Format::Text => answer,
+                // The allocations alone.
+                Format::Json => {
+                    return show(answer.map(Shown::of), output, config, |_| String::new());
+                }
+            };
+            show(answer, output, config, |status| show_text(status, Paper::of_stdout(false)))
         }
     }
 }
@@ -166,13 +169,13 @@ fn changed(
     config: &Config,
 ) -> anyhow::Result<ExitCode> {
     let text = |answer: &QuotaResponse| quota_text(answer, dry_run, Paper::of_stdout(false));
-    show(answer, output, config, text, |answer| quota_json(answer, dry_run))
+    show(answer, output, config, text)
 }
 
 fn limits_cells(limits: &Limits) -> [String; 2] {
     [
         format_bytes(limits.memory_limit_bytes),
-        format!("{} {}", format_cores(limits.cores_millis), policy_name(limits.policy())),
+        format!("{} {}", format_cores(limits.cores_millis), limits.policy.name()),
     ]
 }
 
@@ -202,8 +205,8 @@ fn quota_text(answer: &QuotaResponse, dry_run: bool, paper: Paper) -> String {
         Column::number("IN USE"),
     ]);
     for gpu in &answer.gpus {
-        let [memory, cores] = limits_cells(&gpu.before.unwrap_or_default());
-        let [memory_after, cores_after] = limits_cells(&gpu.after.unwrap_or_default());
+        let [memory, cores] = limits_cells(&gpu.before);
+        let [memory_after, cores_after] = limits_cells(&gpu.after);
         sheet.row(vec![
             gpu.gpu_uuid.as_str().into(),
             arrow(memory, memory_after).into(),
@@ -214,35 +217,6 @@ fn quota_text(answer: &QuotaResponse, dry_run: bool, paper: Paper) -> String {
     sheet.lay(&mut page);
     answer.notes.iter().for_each(|note| page.say(2, Tone::Plain, &format!("note: {note}")));
     page.finish()
-}
-
-fn limits_json(limits: &Limits) -> Value {
-    json!({
-        "memory_limit_bytes": limits.memory_limit_bytes,
-        "cores_millis": limits.cores_millis,
-        "policy": policy_name(limits.policy()),
-    })
-}
-
-/// With the field names of `admin_v1.proto`.
-fn quota_json(answer: &QuotaResponse, dry_run: bool) -> Value {
-    let gpus = answer.gpus.iter().map(|gpu| {
-        json!({
-            "gpu_uuid": gpu.gpu_uuid,
-            "before": gpu.before.as_ref().map(limits_json),
-            "after": gpu.after.as_ref().map(limits_json),
-            "memory_in_use_bytes": gpu.memory_in_use_bytes,
-        })
-    });
-    json!({
-        "api_version": API_VERSION,
-        "allocation_id": answer.allocation_id,
-        "holder": answer.holder.as_ref().map(holder_json),
-        "gpus": gpus.collect::<Vec<_>>(),
-        "changed": answer.changed,
-        "dry_run": dry_run,
-        "notes": answer.notes,
-    })
 }
 
 /// Fewest characters of an id's beginning.
@@ -279,7 +253,7 @@ fn meant(all: &[Allocation], name: Option<&str>) -> Result<Vec<Allocation>, Fail
 /// Most names that an error lists.
 const LISTED: usize = 8;
 
-fn show_text(status: &StatusResponse, paper: Paper) -> String {
+fn show_text(status: &Status, paper: Paper) -> String {
     let mut page = Page::new(paper);
     if status.allocations.is_empty() {
         page.say(0, Tone::Plain, "No allocations: no running container holds a GPU here.");
@@ -325,23 +299,30 @@ fn show_text(status: &StatusResponse, paper: Paper) -> String {
     page.finish()
 }
 
-/// The allocations as `status -o json` has them.
-fn show_json(status: &StatusResponse) -> Value {
-    json!({
-        "api_version": API_VERSION,
-        "allocations": status.allocations.iter().map(allocation_json).collect::<Vec<_>>(),
-        "at_unix_ms": status.at_unix_ms,
-    })
+/// What JSON has: the allocations as `status -o json` has them.
+#[derive(Serialize)]
+struct Shown {
+    api_version: String,
+    allocations: Vec<Allocation>,
+    at_unix_ms: i64,
+}
+
+impl Shown {
+    fn of(status: Status) -> Self {
+        let Status { api_version, allocations, at_unix_ms, .. } = status;
+        Shown { api_version, allocations, at_unix_ms }
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use tessera_kubelet_api::admin::{GpuUse, Holder, QuotaChange};
+    use tessera_view::change::QuotaChange;
+    use tessera_view::status::{GpuUse, Holder};
 
     use super::*;
 
     fn limits(gib: u64, cores_millis: u32) -> Limits {
-        let policy = ComputePolicy::Strict.into();
+        let policy = Compute::Strict;
         Limits { memory_limit_bytes: gib << 30, cores_millis, policy }
     }
 
@@ -351,8 +332,8 @@ mod tests {
             allocation_id: "abc".into(),
             gpus: vec![QuotaChange {
                 gpu_uuid: "GPU-a".into(),
-                before: Some(limits(8, 400)),
-                after: Some(limits(12, 400)),
+                before: limits(8, 400),
+                after: limits(12, 400),
                 memory_in_use_bytes: Some(1 << 30),
             }],
             changed: true,
@@ -364,9 +345,6 @@ mod tests {
         assert!(text.contains("8 GiB -> 12 GiB  40% strict   1 GiB"), "{text}");
         assert!(text.contains("note: take care"), "{text}");
         assert!(quota_text(&answer, true, Paper::plain()).contains("dry run"));
-        let json = quota_json(&answer, false);
-        assert_eq!((&json["api_version"], &json["changed"]), (&API_VERSION.into(), &true.into()));
-        assert_eq!(json["gpus"][0]["after"]["memory_limit_bytes"], 12u64 << 30);
     }
 
     #[test]
@@ -382,7 +360,7 @@ mod tests {
                 gpu_uuid: "GPU-a".into(),
                 memory_limit_bytes: 12 << 30,
                 cores_millis: 400,
-                policy: ComputePolicy::Burst.into(),
+                policy: Compute::Burst,
                 allocated,
                 ..Default::default()
             }],
@@ -391,7 +369,7 @@ mod tests {
         let all = [allocation("x", Some(limits(8, 250))), allocation("y", None)];
         let status = |name: Option<&str>| {
             let allocations = meant(&all, name)?;
-            Ok::<_, Failed>(StatusResponse { allocations, ..Default::default() })
+            Ok::<_, Failed>(Status { allocations, ..Default::default() })
         };
         let text = |name| show_text(&status(name).unwrap(), Paper::plain());
         let whole = text(None);
@@ -403,8 +381,5 @@ mod tests {
         // Somebody mistyped, and wants to know it.
         let Err(Failed::Said(why)) = status(Some("z")) else { panic!("there is no z") };
         assert!(why.ends_with("there is one/x, one/y"), "{why}");
-        let json = show_json(&status(Some("x")).unwrap());
-        assert_eq!(json["allocations"][0]["gpus"][0]["allocated"]["cores_millis"], 250);
-        assert_eq!(json["allocations"].as_array().unwrap().len(), 1);
     }
 }

@@ -3,24 +3,22 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use tessera_kubelet_api::admin::{
-    Allocation, AllocationState, Dra, Gpu, GpuState, GpuUse, Health, Process, Refusal,
-    Registration, Replica, Resource,
-};
-
 use crate::admin::steer;
 use tessera_agent::advertised::NodeSnapshot;
 use tessera_agent::front_end::dra::DraStatus;
 use tessera_agent::status_board::Refused;
 use tessera_gpu::SilentGpu;
 use tessera_kubelet::{Device, Phase, Report};
-use tessera_model::record::{Record, State};
+use tessera_model::record::Record;
 use tessera_rules::allocate::Catalogue;
 use tessera_tenant::regions::{Region, Use};
+use tessera_view::status::{
+    Allocation, AllocationState, Dra, Gpu, GpuState, GpuUse, Health, Limits, Process, Refusal,
+    Registration, Replica, Resource,
+};
 
 /// How the DRA driver stands.
 pub(super) fn dra(status: DraStatus, books: Option<&NodeSnapshot>) -> Dra {
-    let registration = if status.registered { Registration::Live } else { Registration::Waiting };
     let claims = books.map_or(0, |books| {
         let claimed = books.allocations.iter().filter_map(|(record, _)| record.origin.claim());
         claimed.map(|claim| &claim.uid).collect::<std::collections::BTreeSet<_>>().len()
@@ -28,11 +26,10 @@ pub(super) fn dra(status: DraStatus, books: Option<&NodeSnapshot>) -> Dra {
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     Dra {
         driver: status.driver,
-        registration: registration.into(),
+        registered: status.registered,
         registration_error: status.registration_error,
         pool: status.pool,
         publication: status.publication.to_owned(),
-        mode: String::new(),
         devices: count(status.devices),
         slices: count(status.slices),
         generation: status.generation,
@@ -59,7 +56,7 @@ pub(super) fn resource(name: &str, retired: bool, report: &Report, devices: &[De
     Resource {
         name: name.to_owned(),
         retired,
-        registration: registration.into(),
+        registration,
         registered_unix_ms: report.registered_at.map_or(0, to_unix_ms),
         registrations: report.registrations,
         registration_error: report.last_error.clone().unwrap_or_default(),
@@ -75,9 +72,9 @@ pub(super) fn silent(silent: &SilentGpu, since_unix_ms: i64) -> Gpu {
         index: silent.gpu.index,
         name: silent.gpu.name.clone(),
         pci_bus_id: silent.gpu.pci_bus_id.clone(),
-        health: Health::Unhealthy.into(),
+        health: Health::Unhealthy,
         health_reason: silent.reason(),
-        state: GpuState::Unhealthy.into(),
+        state: GpuState::Unhealthy,
         state_reason: silent.reason(),
         state_since_unix_ms: since_unix_ms,
         state_waits_for: "NVML to answer for the GPU".to_owned(),
@@ -93,7 +90,7 @@ pub(super) fn replicas(
     withheld: &dyn Fn(&str) -> Option<String>,
 ) -> HashMap<String, Vec<Replica>> {
     let mut holders: HashMap<(&str, &str), &str> = HashMap::new();
-    for allocation in allocations.iter().filter(|a| a.state() != AllocationState::Parked) {
+    for allocation in allocations.iter().filter(|a| a.state != AllocationState::Parked) {
         for id in &allocation.replica_ids {
             holders.insert((&allocation.resource_name, id), &allocation.id);
         }
@@ -119,7 +116,7 @@ pub(super) fn replicas(
             let replica = Replica {
                 id: device.id.clone(),
                 index,
-                health: health(device.healthy).into(),
+                health: Health::of(device.healthy),
                 health_reason: reason,
                 memory_limit_bytes: share.map_or(0, |share| share.limit.memory_bytes),
                 cores_millis: share.map_or(0, |share| share.limit.cores_millis),
@@ -141,50 +138,33 @@ pub(super) fn replicas(
         .collect()
 }
 
-pub(super) fn health(healthy: bool) -> Health {
-    if healthy { Health::Healthy } else { Health::Unhealthy }
-}
-
-pub(super) fn state(state: tessera_model::health::State) -> GpuState {
-    use tessera_model::health::State;
-    match state {
-        State::Healthy => GpuState::Healthy,
-        State::Suspect => GpuState::Suspect,
-        State::Unhealthy => GpuState::Unhealthy,
-        State::Recovering => GpuState::Recovering,
-    }
-}
-
 fn to_unix_ms(time: SystemTime) -> i64 {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
 /// The limits at Allocate, where others are in force by now.
-pub(crate) fn allocated(record: &Record, gpu: usize) -> Option<tessera_kubelet_api::admin::Limits> {
+pub(crate) fn allocated(record: &Record, gpu: usize) -> Option<Limits> {
     let before = record.overridden.as_ref()?.allocated.get(gpu)?;
     let is_changed = record.grants.get(gpu) != Some(before);
     is_changed.then(|| steer::limits(&tessera_model::audit::Limits::from(before)))
 }
 
 pub(crate) fn allocation(record: &Record, region: Option<&Region>, used: &Use) -> Allocation {
-    let state = match record.state {
-        State::Allocated => AllocationState::Allocated,
-        State::Started => AllocationState::Started,
-        State::Parked => AllocationState::Parked,
-    };
     let snapshot = &used.snapshot;
+    let overhead = |gpu| region.map_or(0, |region| region.overhead(gpu));
     let gpus = record.grants.iter().enumerate().map(|(gpu, grant)| GpuUse {
         gpu_uuid: grant.uuid.clone(),
         // Not as its page has it, which follows: see `NodeSnapshot`.
         memory_limit_bytes: grant.memory_limit_bytes,
+        memory_used_bytes: snapshot.charged(gpu).saturating_add(overhead(gpu)),
         memory_charged_bytes: snapshot.charged(gpu),
         memory_granted_bytes: snapshot.granted(gpu),
         memory_peak_bytes: used.tally.peak.get(gpu).copied().unwrap_or(0),
         context_overhead_bytes: grant.context_overhead_bytes,
         cores_millis: grant.cores_millis,
-        policy: tessera_agent::messages::compute_policy(grant.compute).into(),
-        memory_overhead_bytes: region.map_or(0, |region| region.overhead(gpu)),
+        policy: grant.compute,
+        memory_overhead_bytes: overhead(gpu),
         memory_nvml_bytes: region.and_then(|region| region.observed().used(gpu)),
         allocated: allocated(record, gpu),
         memory_owed_bytes: record.owed_bytes(&grant.uuid),
@@ -207,10 +187,10 @@ pub(crate) fn allocation(record: &Record, region: Option<&Region>, used: &Use) -
     });
     Allocation {
         id: record.id.to_string(),
-        state: state.into(),
+        state: record.state,
         generation: record.generation,
         replica_ids: record.replicas.clone(),
-        holder: record.holder.as_ref().map(tessera_agent::messages::holder),
+        holder: record.holder.as_ref().map(Into::into),
         allocated_unix_ms: record.allocated_unix_ms,
         started_unix_ms: record.started_unix_ms,
         gpus: gpus.collect(),
@@ -228,7 +208,7 @@ pub(crate) fn allocation(record: &Record, region: Option<&Region>, used: &Use) -
         unaccounted: region.map_or(0, |region| region.observed().findings()),
         pages_dir: region.map(|region| region.dir().display().to_string()).unwrap_or_default(),
         resource_name: record.resource.clone(),
-        claim: record.origin.claim().map(tessera_agent::messages::claim),
-        other_holders: record.others.iter().map(tessera_agent::messages::holder).collect(),
+        claim: record.origin.claim().map(Into::into),
+        other_holders: record.others.iter().map(Into::into).collect(),
     }
 }

@@ -1,17 +1,17 @@
 //! What is wrong, before anything else.
 
-use tessera_kubelet_api::admin::{Gpu, GpuState, Registration, StatusResponse};
+use tessera_view::status::{Gpu, GpuState, Registration, Status};
 
-use super::super::words::{plural, state_of_gpu};
+use super::super::words::plural;
 use super::names::Names;
 use crate::print::{Page, Tone};
 use tessera_model::time_format;
 
 /// Everything that needs somebody, a sentence each, with what to do where we know.
-pub(super) fn say(page: &mut Page, status: &StatusResponse, names: &Names) {
+pub(super) fn say(page: &mut Page, status: &Status, names: &Names) {
     let mut all = Vec::new();
-    let plugin = status.plugin.clone().unwrap_or_default();
-    if plugin.registration() != Registration::Live {
+    let plugin = &status.plugin;
+    if plugin.registration != Registration::Live {
         let why = match plugin.registration_error.as_str() {
             "" => "kubelet has not answered yet; is it running?".to_owned(),
             error => format!("last error: {error}"),
@@ -44,19 +44,19 @@ fn trouble(gpu: &Gpu, now_unix_ms: i64, names: &Names) -> Option<(Tone, String)>
         return None;
     }
     let name = names.gpu(&gpu.uuid);
-    if matches!(gpu.state(), GpuState::Healthy | GpuState::Unspecified) {
+    if gpu.state == GpuState::Healthy {
         // Held back for another reason than its health.
         let held = gpu.cordon.is_empty() && !gpu.health_reason.is_empty();
         let text = format!("GPU {name} is not given out: {}", gpu.health_reason);
         return held.then_some((Tone::Warn, text));
     }
-    let state = state_of_gpu(gpu.state());
+    let state = gpu.state.name();
     let ago = time_format::ago(gpu.state_since_unix_ms, now_unix_ms);
     let mut text = format!("GPU {name} is {state} since {ago}: {}", gpu.state_reason);
     if !gpu.state_waits_for.is_empty() {
         text.push_str(&format!("; waits for {}", gpu.state_waits_for));
     }
-    let is_bad = gpu.state() == GpuState::Unhealthy;
+    let is_bad = gpu.state == GpuState::Unhealthy;
     Some((if is_bad { Tone::Bad } else { Tone::Warn }, text))
 }
 

@@ -2,9 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use tessera_kubelet_api::admin::{Gpu, GpuState, Health, Replica, StatusResponse};
+use tessera_view::status::{Gpu, GpuState, Health, Replica, Status};
 
-use super::super::words::state_of_gpu;
 use super::names::Names;
 use crate::print::{Cell, Column, Page, Sheet, Tone};
 use tessera_model::percent::format_cores;
@@ -27,7 +26,7 @@ const COLUMNS: &[Column] = &[
 ];
 
 /// A line for each.
-pub(super) fn lay(page: &mut Page, status: &StatusResponse, names: &Names) {
+pub(super) fn lay(page: &mut Page, status: &Status, names: &Names) {
     if status.gpus.is_empty() {
         let text = "No GPUs: the plugin has found none that it may share on this node. What it waits for \
                     stands above; `tessera config check` lists what gpus.include and gpus.exclude leave.";
@@ -66,14 +65,12 @@ pub(super) fn lay(page: &mut Page, status: &StatusResponse, names: &Names) {
 
 /// In a word; the sentence stands above.
 fn health(gpu: &Gpu) -> Cell {
-    match (gpu.state(), gpu.health()) {
-        (GpuState::Unhealthy, _) => Cell::toned(state_of_gpu(gpu.state()), Tone::Bad),
-        (GpuState::Suspect | GpuState::Recovering, _) => {
-            Cell::toned(state_of_gpu(gpu.state()), Tone::Warn)
-        }
+    match (gpu.state, gpu.health) {
+        (GpuState::Unhealthy, _) => Cell::toned(gpu.state.name(), Tone::Bad),
+        (GpuState::Suspect | GpuState::Recovering, _) => Cell::toned(gpu.state.name(), Tone::Warn),
         _ if !gpu.cordon.is_empty() => Cell::toned("cordoned", Tone::Warn),
         (_, Health::Unhealthy) => Cell::toned("withheld", Tone::Warn),
-        (state, _) => state_of_gpu(state).into(),
+        (state, _) => state.name().into(),
     }
 }
 
@@ -92,7 +89,7 @@ fn free(gpu: &Gpu) -> String {
     names.dedup();
     let count = |name: &str| {
         let of = gpu.replicas.iter().filter(|replica| replica.resource_name == name);
-        let free = |r: &&Replica| r.allocation_id.is_empty() && r.health() == Health::Healthy;
+        let free = |r: &&Replica| r.allocation_id.is_empty() && r.health == Health::Healthy;
         format!("{} of {}", of.clone().filter(free).count(), of.count())
     };
     match names.as_slice() {

@@ -1,19 +1,19 @@
 //! The plugin, or why it is silent, and what it sells.
 
-use tessera_kubelet_api::admin::{Dra, Registration, StatusResponse};
+use tessera_view::status::{Dra, Registration, Status};
 
-use super::super::words::{plural, registration};
+use super::super::words::plural;
 use crate::print::{Column, Page, Sheet, Tone};
 
 /// The plugin in a line, and what is odd about the node it serves.
-pub(super) fn plugin(page: &mut Page, status: &StatusResponse) {
-    let plugin = status.plugin.clone().unwrap_or_default();
-    let state = registration(plugin.registration());
+pub(super) fn plugin(page: &mut Page, status: &Status) {
+    let plugin = &status.plugin;
+    let state = plugin.registration.text();
     let text = format!(
         "tessera {} (pid {}) serves {}: {state}",
         plugin.version, plugin.pid, plugin.resource_name
     );
-    let is_live = plugin.registration() == Registration::Live;
+    let is_live = plugin.registration == Registration::Live;
     page.say(0, if is_live { Tone::Head } else { Tone::Bad }, &text);
     if !matches!(plugin.others_seen_by.as_str(), "" | "GetAllocatableResources") {
         let text = format!(
@@ -29,8 +29,8 @@ pub(super) fn plugin(page: &mut Page, status: &StatusResponse) {
 
 /// `DRA driver gpu.tessera.dev: registered; 4 devices in 1 slice published, pool n1; 12 claims prepared`.
 fn dra_line(dra: &Dra) -> String {
-    let registration = match dra.registration() {
-        Registration::Live => "registered".to_owned(),
+    let registration = match dra.registered {
+        true => "registered".to_owned(),
         _ if dra.registration_error.is_empty() => "not registered".to_owned(),
         _ => format!("not registered ({})", dra.registration_error),
     };
@@ -47,9 +47,8 @@ fn dra_line(dra: &Dra) -> String {
 }
 
 /// Each resource, where there are several or one is retired.
-pub(super) fn resources(page: &mut Page, status: &StatusResponse) {
-    let resources = status.plugin.as_ref().map(|plugin| plugin.resources.as_slice());
-    let resources = resources.unwrap_or_default();
+pub(super) fn resources(page: &mut Page, status: &Status) {
+    let resources = status.plugin.resources.as_slice();
     if resources.len() < 2 && !resources.iter().any(|resource| resource.retired) {
         return;
     }
@@ -62,7 +61,7 @@ pub(super) fn resources(page: &mut Page, status: &StatusResponse) {
         Column::number("REPLICAS"),
     ]);
     for resource in resources {
-        let state = registration(resource.registration());
+        let state = resource.registration.text();
         let retired = if resource.retired { "; retired, served while it is held" } else { "" };
         sheet.row(vec![
             resource.name.as_str().into(),

@@ -8,14 +8,14 @@ mod pods;
 #[cfg(test)]
 mod tests;
 
-use tessera_kubelet_api::admin::StatusResponse;
+use tessera_view::status::Status;
 
 use crate::print::{Page, Paper};
 pub(crate) use gpus::left;
 pub(super) use names::Names;
 
 /// Aligned text.
-pub(super) fn text(status: &StatusResponse, paper: Paper) -> String {
+pub(super) fn text(status: &Status, paper: Paper) -> String {
     let names = Names::of(status, paper.width.is_none());
     let mut page = Page::new(paper);
     head::plugin(&mut page, status);

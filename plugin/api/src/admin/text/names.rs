@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use tessera_kubelet_api::admin::StatusResponse;
+use tessera_view::status::{Allocation, Status};
 
 /// Fewest characters of an id, and of a GPU's UUID behind its kind.
 const LEAST: usize = 8;
@@ -17,7 +17,7 @@ pub(in crate::admin) struct Names {
 
 impl Names {
     /// Of everything that a status names; `whole`: nothing is shortened.
-    pub fn of(status: &StatusResponse, whole: bool) -> Self {
+    pub fn of(status: &Status, whole: bool) -> Self {
         let uses = status.allocations.iter().flat_map(|allocation| &allocation.gpus);
         let uuids = status.gpus.iter().map(|gpu| gpu.uuid.as_str());
         let uuids: Vec<&str> = uuids.chain(uses.map(|used| used.gpu_uuid.as_str())).collect();
@@ -29,7 +29,7 @@ impl Names {
             });
             shorten(ids, &mut short, |_| LEAST);
         }
-        let pod = |a: &tessera_kubelet_api::admin::Allocation| {
+        let pod = |a: &Allocation| {
             let holder = a.holder.as_ref()?;
             Some((a.id.clone(), format!("{}/{}", holder.namespace, holder.pod)))
         };

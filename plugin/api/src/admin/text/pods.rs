@@ -1,8 +1,7 @@
 //! Allocations, by the pods that hold them.
 
-use tessera_kubelet_api::admin::{Allocation, GpuUse, StatusResponse};
+use tessera_view::status::{Allocation, GpuUse, Status};
 
-use super::super::words::{gate, policy, state_name};
 use super::names::Names;
 use crate::print::{Cell, Column, Page, Sheet, Tone};
 use tessera_model::percent::{format_cores, format_used};
@@ -47,7 +46,7 @@ const STATE: &str = "STATE";
 const RESOURCE: &str = "RESOURCE";
 
 /// A line for each GPU of each.
-pub(super) fn lay(page: &mut Page, status: &StatusResponse, names: &Names) {
+pub(super) fn lay(page: &mut Page, status: &Status, names: &Names) {
     if status.allocations.is_empty() {
         return page.say(0, Tone::Plain, "No allocations: no running container holds a GPU here.");
     }
@@ -70,8 +69,8 @@ pub(super) fn lay(page: &mut Page, status: &StatusResponse, names: &Names) {
     };
     if !is_wide {
         // What all have in common tells nothing.
-        let state = same(|a| state_name(a.state()).to_owned());
-        if state.is_some_and(|state| state == "started" || state == "unknown") {
+        let state = same(|a| a.state.name().to_owned());
+        if state.is_some_and(|state| state == "started") {
             sheet = sheet.without(STATE);
         }
         if same(resource).is_some_and(|name| !name.starts_with(CLAIM)) {
@@ -83,7 +82,11 @@ pub(super) fn lay(page: &mut Page, status: &StatusResponse, names: &Names) {
     if used().any(|used| used.allocated.is_some()) {
         page.say(2, Tone::Plain, "* changed while it runs; see `tessera quota show`");
     }
-    if status.allocations.iter().any(|a| a.compute.as_ref().is_some_and(|c| gate(c) == "closed")) {
+    if status
+        .allocations
+        .iter()
+        .any(|a| a.compute.as_ref().is_some_and(|c| c.gate_text() == "closed"))
+    {
         page.say(2, Tone::Plain, "GATE closed: it waits, because another has the GPU's time now");
     }
 }
@@ -95,7 +98,7 @@ fn short(allocation: &Allocation, used: &GpuUse, i: usize, names: &Names) -> Vec
     let [used_time, leased, gate] = compute(allocation).map(|text| once(text).into());
     vec![
         once(name(allocation)).into(),
-        once(state_name(allocation.state()).to_owned()).into(),
+        once(allocation.state.name().to_owned()).into(),
         once(resource(allocation)).into(),
         names.gpu(&used.gpu_uuid).into(),
         memory(used),
@@ -117,7 +120,7 @@ fn wide(allocation: &Allocation, used: &GpuUse, i: usize, names: &Names) -> Vec<
     let [used_time, leased, gate] = compute(allocation).map(|text| once(text).into());
     vec![
         once(name(allocation)).into(),
-        once(state_name(allocation.state()).to_owned()).into(),
+        once(allocation.state.name().to_owned()).into(),
         once(resource(allocation)).into(),
         match &allocation.claim {
             Some(claim) => once(claim.request.clone()),
@@ -158,16 +161,16 @@ fn resource(allocation: &Allocation) -> String {
     }
 }
 
-/// Charged, and what was observed beyond; a use that fills the quota stands out.
+/// A use that fills the quota stands out.
 fn memory(used: &GpuUse) -> Cell {
-    let bytes = used.memory_charged_bytes.saturating_add(used.memory_overhead_bytes);
+    let bytes = used.memory_used_bytes;
     let is_full = used.memory_limit_bytes > 0 && bytes >= used.memory_limit_bytes / 100 * 95;
     let tone = if is_full { Tone::Warn } else { Tone::Plain };
-    Cell::toned(format_bytes(used.memory_charged_bytes), tone)
+    Cell::toned(format_bytes(bytes), tone)
 }
 
 fn share(used: &GpuUse) -> String {
-    changed(format!("{} {}", format_cores(used.cores_millis), policy(used.policy())), used)
+    changed(format!("{} {}", format_cores(used.cores_millis), used.policy.name()), used)
 }
 
 /// Marks a limit that was changed while the allocation ran.
@@ -181,7 +184,7 @@ fn compute(allocation: &Allocation) -> [String; 3] {
         Some(compute) => [
             format_used(compute.used_10s_millis),
             format_cores(compute.got_10s_millis),
-            gate(compute).to_owned(),
+            compute.gate_text().to_owned(),
         ],
         None => ["-", "-", "-"].map(str::to_owned),
     }

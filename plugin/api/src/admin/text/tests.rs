@@ -1,14 +1,13 @@
 use proptest::prelude::*;
-use tessera_kubelet_api::admin::{
+use tessera_view::status::{
     Allocation, AllocationState, Claim, ComputePolicy, ComputeUse, Dra, Gpu, GpuState, GpuUse,
     Health, Holder, Limits, Plugin, Process, Registration, Replica, Resource,
 };
 use unicode_width::UnicodeWidthStr;
 
 use super::*;
-use crate::admin::json::json;
 
-fn plain(status: &StatusResponse) -> String {
+fn plain(status: &Status) -> String {
     text(status, Paper::plain())
 }
 
@@ -16,36 +15,37 @@ fn holder(pod: &str) -> Option<Holder> {
     Some(Holder { namespace: "ns".into(), pod: pod.into(), container: "server".into() })
 }
 
-fn status() -> StatusResponse {
-    StatusResponse {
+fn status() -> Status {
+    Status {
+        api_version: tessera_view::API_VERSION.into(),
         refusals: Vec::new(),
-        plugin: Some(Plugin {
+        plugin: Plugin {
             version: "1.2.3".into(),
             pid: 7,
             resource_name: "tessera.dev/gpu".into(),
-            registration: Registration::Live.into(),
+            registration: Registration::Live,
             ..Plugin::default()
-        }),
+        },
         gpus: vec![Gpu {
             uuid: "GPU-49aabbcc-0000".into(),
             name: "Example".into(),
-            health: Health::Healthy.into(),
-            state: GpuState::Healthy.into(),
+            health: Health::Healthy,
+            state: GpuState::Healthy,
             memory_total_bytes: 80 << 30,
             ..Gpu::default()
         }],
         allocations: vec![Allocation {
             id: "0123456789abcdef".into(),
-            state: AllocationState::Started.into(),
+            state: AllocationState::Started,
             resource_name: "tessera.dev/gpu".into(),
             replica_ids: vec!["GPU-49aabbcc-0000::0".into(), "GPU-49aabbcc-0000::2".into()],
             holder: holder("llm-0"),
             gpus: vec![GpuUse {
                 gpu_uuid: "GPU-49aabbcc-0000".into(),
                 memory_limit_bytes: 8 << 30,
-                memory_charged_bytes: 3 << 29,
+                memory_used_bytes: 3 << 29,
                 cores_millis: 500,
-                policy: ComputePolicy::Burst.into(),
+                policy: ComputePolicy::Burst,
                 ..GpuUse::default()
             }],
             processes: vec![Process { host_pid: 12, ..Process::default() }],
@@ -56,6 +56,10 @@ fn status() -> StatusResponse {
         warnings: Vec::new(),
         at_unix_ms: 600_000,
     }
+}
+
+fn json(status: &Status) -> serde_json::Value {
+    serde_json::to_value(status).unwrap()
 }
 
 /// The cell below the header `title` in the row that has `of`.
@@ -127,16 +131,16 @@ fn what_is_wrong_stands_before_the_tables_and_what_is_broken_first() {
     let cordoned = Gpu {
         uuid: "GPU-b".into(),
         index: 1,
-        state: GpuState::Healthy.into(),
-        health: Health::Healthy.into(),
+        state: GpuState::Healthy,
+        health: Health::Healthy,
         cordon: "cordoned by root: fans".into(),
         ..Gpu::default()
     };
     let broken = Gpu {
         uuid: "GPU-c".into(),
         index: 2,
-        state: GpuState::Unhealthy.into(),
-        health: Health::Unhealthy.into(),
+        state: GpuState::Unhealthy,
+        health: Health::Unhealthy,
         state_reason: "XID 79".into(),
         health_reason: "XID 79".into(),
         state_since_unix_ms: 420_000,
@@ -163,8 +167,8 @@ fn what_is_wrong_stands_before_the_tables_and_what_is_broken_first() {
 #[test]
 fn a_plugin_that_kubelet_does_not_know_is_the_first_thing_said() {
     let mut status = status();
-    let plugin = status.plugin.as_mut().unwrap();
-    plugin.registration = Registration::Waiting.into();
+    let plugin = &mut status.plugin;
+    plugin.registration = Registration::Waiting;
     plugin.registration_error = "no such socket".into();
     let text = plain(&status);
     assert!(text.contains("  new pods get no GPU here: last error: no such socket\n"), "{text}");
@@ -200,17 +204,16 @@ fn several_resources_are_distinguished() {
     let named = |name: &str, retired, healthy| Resource {
         name: name.into(),
         retired,
-        registration: Registration::Live.into(),
+        registration: Registration::Live,
         replicas: 2,
         healthy,
         ..Resource::default()
     };
-    status.plugin.as_mut().unwrap().resources =
-        vec![named("x.dev/large", false, 1), named("x.dev/old", true, 0)];
+    status.plugin.resources = vec![named("x.dev/large", false, 1), named("x.dev/old", true, 0)];
     let replica = |name: &str, holder: &str| Replica {
         resource_name: name.into(),
         allocation_id: holder.into(),
-        health: Health::Healthy.into(),
+        health: Health::Healthy,
         ..Default::default()
     };
     status.gpus[0].replicas = vec![replica("x.dev/large", ""), replica("x.dev/small", "id")];
@@ -357,10 +360,15 @@ fn name() -> impl Strategy<Value = String> {
     ]
 }
 
+fn state() -> impl Strategy<Value = GpuState> {
+    use GpuState::{Healthy, Recovering, Suspect, Unhealthy};
+    prop_oneof![Just(Healthy), Just(Suspect), Just(Unhealthy), Just(Recovering)]
+}
+
 fn gpu() -> impl Strategy<Value = Gpu> {
     let texts = (name(), name(), name(), name(), name(), name());
     let numbers = (any::<u64>(), any::<u64>(), any::<u32>(), any::<u32>(), any::<i64>());
-    (texts, numbers, 0..6i32, 0..4i32, any::<bool>()).prop_map(
+    (texts, numbers, state(), any::<bool>(), any::<bool>()).prop_map(
         |(texts, numbers, state, health, flag)| {
             let replica = Replica { resource_name: texts.5.clone(), ..Replica::default() };
             Gpu {
@@ -380,7 +388,7 @@ fn gpu() -> impl Strategy<Value = Gpu> {
                 lease_waiting: numbers.2,
                 state_since_unix_ms: numbers.4,
                 state,
-                health,
+                health: Health::of(health),
                 cordoned_with_node: flag,
                 replicas: vec![replica.clone(), Replica { resource_name: "x".into(), ..replica }],
                 ..Gpu::default()
@@ -393,18 +401,20 @@ fn one_allocation() -> impl Strategy<Value = Allocation> {
     let texts = (name(), name(), name(), name(), name(), name());
     let numbers = (any::<u64>(), any::<u64>(), any::<u32>(), any::<u32>());
     let flags = (any::<bool>(), any::<bool>(), any::<bool>());
-    (texts, numbers, 0..5i32, flags).prop_map(|(texts, numbers, state, flags)| {
+    (texts, numbers, flags).prop_map(|(texts, numbers, flags)| {
+        let state = if flags.0 { AllocationState::Started } else { AllocationState::Parked };
+        let policy = if flags.1 { ComputePolicy::Burst } else { ComputePolicy::None };
         let holder =
             Holder { namespace: texts.1, pod: texts.2.clone(), container: texts.3.clone() };
-        let limits = Limits { memory_limit_bytes: numbers.0, cores_millis: numbers.2, policy: 1 };
+        let limits = Limits { memory_limit_bytes: numbers.0, cores_millis: numbers.2, policy };
         let claim =
             Claim { namespace: texts.3, name: texts.2, request: texts.4, ..Claim::default() };
         let used = GpuUse {
             gpu_uuid: texts.5,
             memory_limit_bytes: numbers.0,
-            memory_charged_bytes: numbers.1,
+            memory_used_bytes: numbers.1,
             cores_millis: numbers.2,
-            policy: state,
+            policy,
             allocated: flags.2.then_some(limits),
             ..GpuUse::default()
         };
@@ -428,9 +438,10 @@ fn one_allocation() -> impl Strategy<Value = Allocation> {
     })
 }
 
-fn any_status() -> impl Strategy<Value = StatusResponse> {
-    let plugin =
-        (name(), name(), name(), name(), 0..4i32).prop_map(|(a, b, c, d, registration)| Plugin {
+fn any_status() -> impl Strategy<Value = Status> {
+    let plugin = (name(), name(), name(), name(), any::<bool>()).prop_map(|(a, b, c, d, live)| {
+        let registration = if live { Registration::Live } else { Registration::Waiting };
+        Plugin {
             version: a.clone(),
             resource_name: b.clone(),
             registration_error: c.clone(),
@@ -442,14 +453,16 @@ fn any_status() -> impl Strategy<Value = StatusResponse> {
                 Resource { name: d, replicas: u32::MAX, ..Resource::default() },
             ],
             ..Plugin::default()
-        });
+        }
+    });
     let gpus = prop::collection::vec(gpu(), 0..9);
     let allocations = prop::collection::vec(one_allocation(), 0..5);
     let warnings = prop::collection::vec(name(), 0..3);
     (plugin, gpus, allocations, warnings, any::<i64>()).prop_map(
-        |(plugin, gpus, allocations, warnings, at_unix_ms)| StatusResponse {
+        |(plugin, gpus, allocations, warnings, at_unix_ms)| Status {
             refusals: Vec::new(),
-            plugin: Some(plugin),
+            plugin,
+            api_version: String::new(),
             gpus,
             allocations,
             warnings,

@@ -2,11 +2,10 @@
 
 use std::fmt;
 
-use tessera_kubelet_api::admin::Allocation;
+use tessera_view::status::{Allocation, GpuUse};
 
 use super::writer::Writer;
 use super::{Figure, Gpus, Snapshot};
-use crate::admin::words;
 use crate::metrics::families as f;
 use crate::metrics::families::Family;
 use crate::metrics::running_totals::Totals;
@@ -68,8 +67,7 @@ impl Snapshot {
         out.family(&f::CONTAINER_INFO, |series| {
             containers.iter().try_for_each(|container| {
                 let allocation = container.allocation;
-                let policy =
-                    allocation.gpus.first().map_or("", |used| words::policy(used.policy()));
+                let policy = allocation.gpus.first().map_or("", |used| used.policy.name());
                 let claim = allocation.claim.as_ref().map_or("", |claim| claim.name.as_str());
                 let resource = allocation.resource_name.as_str();
                 let more = [resource, policy, claim];
@@ -87,11 +85,9 @@ fn write_memory(
     known: &Gpus<'_>,
 ) -> fmt::Result {
     /// Bytes, or `None` where they are not known now.
-    type Bytes = fn(&tessera_kubelet_api::admin::GpuUse, bool) -> Option<u64>;
+    type Bytes = fn(&GpuUse, bool) -> Option<u64>;
     let families: [(&Family, Bytes); 5] = [
-        (&f::CONTAINER_MEMORY_USED, |used, read| {
-            read.then(|| used.memory_charged_bytes.saturating_add(used.memory_overhead_bytes))
-        }),
+        (&f::CONTAINER_MEMORY_USED, |used, read| read.then_some(used.memory_used_bytes)),
         (&f::CONTAINER_MEMORY_LIMIT, |used, _| Some(used.memory_limit_bytes)),
         (&f::CONTAINER_MEMORY_PEAK, |used, read| read.then_some(used.memory_peak_bytes)),
         (&f::CONTAINER_MEMORY_OVERHEAD, |used, _| Some(used.memory_overhead_bytes)),
@@ -181,7 +177,7 @@ fn write_container_totals(
 fn each_gpu(
     containers: &[Container<'_>],
     known: &Gpus<'_>,
-    mut write: impl FnMut(&Container<'_>, &tessera_kubelet_api::admin::GpuUse, &[&str]) -> fmt::Result,
+    mut write: impl FnMut(&Container<'_>, &GpuUse, &[&str]) -> fmt::Result,
 ) -> fmt::Result {
     containers.iter().try_for_each(|container| {
         container.allocation.gpus.iter().try_for_each(|used| {

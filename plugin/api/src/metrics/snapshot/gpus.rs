@@ -4,7 +4,7 @@ use std::fmt;
 
 use prometheus_client::encoding::EncodeGaugeValue;
 use tessera_arbiter::policy::Cause;
-use tessera_kubelet_api::admin::{Gpu, GpuState, Health, Replica};
+use tessera_view::status::{Gpu, GpuState, Health, Replica};
 
 use super::writer::{Series, Writer};
 use super::{Figure, Gpus, Snapshot};
@@ -49,15 +49,15 @@ pub(super) fn write_gpus(
     out.family(&f::GPU_HEALTH, |series| {
         gpus.iter().try_for_each(|gpu| {
             let [index, uuid] = labels(gpu, known);
-            write_state(series, [index, uuid], gpu.state())
+            write_state(series, [index, uuid], gpu.state)
         })?;
-        silent.iter().try_for_each(|gpu| {
-            write_state(series, [&gpu.index.to_string(), &gpu.uuid], gpu.state())
-        })
+        silent
+            .iter()
+            .try_for_each(|gpu| write_state(series, [&gpu.index.to_string(), &gpu.uuid], gpu.state))
     })?;
     out.family(&f::GPU_SOLD_HERE, |series| {
         gpus.iter().try_for_each(|gpu| {
-            let is_sold = gpu.health() == Health::Healthy && gpu.cordon.is_empty();
+            let is_sold = gpu.health == Health::Healthy && gpu.cordon.is_empty();
             series.gauge(&labels(gpu, known), u64::from(is_sold))
         })?;
         let mut silent = silent.iter();
@@ -112,7 +112,7 @@ fn write_figures<'g, V: EncodeGaugeValue>(
 }
 
 pub(super) fn write_replicas(out: &mut Writer<'_>, gpus: &[Gpu], known: &Gpus<'_>) -> fmt::Result {
-    let state = |replica: &Replica| match (replica.allocation_id.is_empty(), replica.health()) {
+    let state = |replica: &Replica| match (replica.allocation_id.is_empty(), replica.health) {
         (false, _) => "held",
         (true, Health::Healthy) => "free",
         (true, _) => "unhealthy",

@@ -1,13 +1,12 @@
 //! A line for each GPU.
 
 use crossterm::style::ContentStyle;
-use tessera_kubelet_api::admin::{Gpu, GpuState, Health};
+use tessera_view::status::{Gpu, GpuState, Health};
 
 use super::Paint;
 use crate::top::model::Model;
 use crate::top::picture::{Picture, raw, span};
 use crate::top::text::{bytes, cut, holder, quantum};
-use tessera_api::admin::words;
 
 /// Draws the GPUs, in a third of what is left at most: a node may have sixteen.
 pub(super) fn draw(model: &Model, paint: Paint, page: &mut Picture) {
@@ -53,15 +52,12 @@ pub(super) fn draw(model: &Model, paint: Paint, page: &mut Picture) {
 }
 
 fn health(gpu: &Gpu, paint: Paint) -> (&'static str, ContentStyle) {
-    match (gpu.state(), gpu.health()) {
+    match (gpu.state, gpu.health) {
         _ if !gpu.cordon.is_empty() => ("cordoned", paint.warn()),
         // Held back for another reason than its health.
-        (GpuState::Healthy | GpuState::Unspecified, Health::Unhealthy) => ("withheld", paint.bad()),
-        (GpuState::Unspecified, _) => ("-", paint.dim()),
+        (GpuState::Healthy, Health::Unhealthy) => ("withheld", paint.bad()),
         (GpuState::Healthy, _) => ("healthy", paint.good()),
-        (state @ (GpuState::Suspect | GpuState::Recovering), _) => {
-            (words::gpu(state), paint.warn())
-        }
-        (state, _) => (words::gpu(state), paint.bad()),
+        (state @ (GpuState::Suspect | GpuState::Recovering), _) => (state.name(), paint.warn()),
+        (state, _) => (state.name(), paint.bad()),
     }
 }

@@ -76,22 +76,14 @@ async fn silent_admin_connections_leave_descriptors_for_allocate() {
 #[tokio::test]
 async fn admin_connections_that_greet_and_ask_nothing_leave_descriptors_for_allocate() {
     let _alone = alone();
-    admin_flood(PREFACE).await;
+    admin_flood(b"GET /api/v1/status HTTP/1.1\r\n").await;
 }
 
 #[tokio::test]
 async fn admin_connections_that_never_end_their_request_leave_descriptors_for_allocate() {
     let _alone = alone();
-    // HEADERS of a request whose body never comes.
-    let path = b"/tessera.admin.v1.Admin/Status";
-    let mut block = vec![0x83, 0x86, 0x41, 9];
-    block.extend_from_slice(b"localhost");
-    block.extend_from_slice(&[0x04, u8::try_from(path.len()).unwrap()]);
-    block.extend_from_slice(path);
-    let mut bytes = PREFACE.to_vec();
-    bytes.extend_from_slice(&[0, 0, u8::try_from(block.len()).unwrap(), 1, 4, 0, 0, 0, 1]);
-    bytes.extend_from_slice(&block);
-    admin_flood(&bytes).await;
+    // The body never comes.
+    admin_flood(b"POST /api/v1/plan HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n").await;
 }
 
 #[tokio::test]

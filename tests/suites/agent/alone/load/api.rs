@@ -38,7 +38,7 @@ async fn bears(temper: Temper) {
         plugin.run(name).await;
     }
     plugin.named(&stay).await;
-    let mut admin = admin(plugin.node.dir.path()).await;
+    let admin = admin(plugin.node.dir.path());
     let mut before = 0;
     for round in 0..ROUNDS {
         if round == WARM_UP {
@@ -50,8 +50,8 @@ async fn bears(temper: Temper) {
         }
         for name in &stay {
             let request = memory(name, (300 + round) * MIB, "sent to nobody");
-            let changed = timeout(SOON, admin.set_quota(request)).await.expect("in time").unwrap();
-            assert!(changed.into_inner().changed);
+            let changed = timeout(SOON, admin.call(&request)).await.expect("in time").unwrap();
+            assert!(changed.changed);
         }
         let metrics = timeout(SOON, scrape(address)).await.expect("in time");
         let has = pods_of(&metrics);

@@ -61,7 +61,7 @@ async fn a_clock_that_jumps_by_hours_stops_nothing_and_loses_nothing() {
     }
     plugin.named(&stay).await;
     let wanting = Wanting::new(&pages[..2]);
-    let mut admin = admin(plugin.node.dir.path()).await;
+    let admin = admin(plugin.node.dir.path());
     let generations: Vec<u64> =
         pages.iter().map(|dir| QuotaReader::attach(dir).unwrap().generation()).collect();
     for (n, jump) in JUMPS.into_iter().enumerate() {
@@ -95,9 +95,9 @@ async fn a_clock_that_jumps_by_hours_stops_nothing_and_loses_nothing() {
 
         // Quotas are set, the trail has it, and a pod gets its event at once, by the clock of now.
         let request = memory("stay-0", (300 + n as u64) * MIB, &format!("jump-{n}"));
-        assert!(set(&mut admin, request).await.unwrap().changed);
+        assert!(set(&admin, request).await.unwrap().changed);
         let other = &stay[n + 1];
-        assert!(set(&mut admin, memory(other, 300 * MIB, "event")).await.unwrap().changed);
+        assert!(set(&admin, memory(other, 300 * MIB, "event")).await.unwrap().changed);
         until(|| {
             let asked = api.asked();
             asked.iter().any(|event| event["involvedObject"]["name"] == **other).then_some(())

@@ -5,9 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::Value;
-use tessera_kubelet_api::admin::admin_client::AdminClient;
-use tessera_kubelet_api::admin::{QuotaResponse, ResetQuotaRequest, SetQuotaRequest};
-use tonic::transport::Channel;
+use tessera_view::change::{QuotaResponse, ResetQuotaRequest, SetQuotaRequest};
+use tessera_web::client::{Client, ClientError};
 
 use tessera_harness::exposition::Exposition;
 
@@ -102,11 +101,8 @@ pub fn reset(name: &str, reason: &str) -> ResetQuotaRequest {
     ResetQuotaRequest { target: target(name), reason: reason.into(), ..Default::default() }
 }
 
-pub async fn set(
-    admin: &mut AdminClient<Channel>,
-    request: SetQuotaRequest,
-) -> Result<QuotaResponse, tonic::Status> {
-    bounded(admin.set_quota(request)).await.map(tonic::Response::into_inner)
+pub async fn set(admin: &Client, request: SetQuotaRequest) -> Result<QuotaResponse, ClientError> {
+    bounded(admin.call(&request)).await
 }
 
 /// Containers that have series, by their pods' names.

@@ -11,11 +11,14 @@ use tessera_harness::{Random, alone};
 
 use serde_json::Value;
 use tessera_fake_kubelet::Kubelet;
-use tessera_kubelet_api::admin::{ExplainRequest, Gpu, StatusRequest};
 use tessera_model::audit::{Event, Limits, What};
 use tessera_model::record::Record;
 use tessera_region::quota::QuotaReader;
 use tessera_store::{Filter, Ledger};
+use tessera_view::change::ReloadRequest;
+use tessera_view::explain::Explanation;
+use tessera_view::status::{Gpu, Health, STATUS, Status};
+use tessera_web::client::Client;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::plugin::*;
@@ -154,7 +157,7 @@ async fn start(
     let mut random = Random(seed);
     let mut tasks = Vec::new();
     for _ in 0..3 {
-        let (admin, race) = (admin(plugin.node.dir.path()).await, Arc::clone(race));
+        let (admin, race) = (admin(plugin.node.dir.path()), Arc::clone(race));
         let random = Random(random.number());
         let pages = plugin.node.dir.path().join("pages");
         tasks.push(tokio::spawn(async move { steer(admin, &race, random, &pages).await }));
@@ -165,14 +168,14 @@ async fn start(
         tasks.push(tokio::spawn(async move { churn(kubelet, &race, random, n).await }));
     }
     let file = plugin.node.dir.path().join("config.toml");
-    let (mut reloading, until) = (admin(plugin.node.dir.path()).await, Arc::clone(race));
+    let (reloading, until) = (admin(plugin.node.dir.path()), Arc::clone(race));
     tasks.push(tokio::spawn(async move {
         let text = std::fs::read_to_string(&file).unwrap();
         for n in 0.. {
             let other = ["replicas = 32\nmemory = \"256Mi\"", "replicas = 24\nmemory = \"320Mi\""];
             std::fs::write(&file, text.replace(other[0], other[n % 2])).unwrap();
             // Its file's own news may come first, or the plugin be gone.
-            let _ = reloading.reload(tessera_kubelet_api::admin::ReloadRequest::default()).await;
+            let _ = reloading.call(&ReloadRequest {}).await;
             until.line(1);
             tokio::time::sleep(Duration::from_millis(200)).await;
             if !until.goes_on() {
@@ -181,15 +184,15 @@ async fn start(
         }
         std::fs::write(&file, text).unwrap();
     }));
-    let (mut asking, until) = (admin(plugin.node.dir.path()).await, Arc::clone(race));
+    let (asking, until) = (admin(plugin.node.dir.path()), Arc::clone(race));
     tasks.push(tokio::spawn(async move {
         while until.goes_on() {
-            let Ok(status) = asking.status(StatusRequest::default()).await else { return };
+            let Ok(status) = asking.get::<Status>(STATUS).await else { return };
             tokio::time::sleep(Duration::from_millis(5)).await;
-            status.into_inner().gpus.iter().for_each(assert_fits);
-            let request = ExplainRequest { subject: "0".into() };
-            let Ok(answer) = asking.explain(request).await else { return };
-            answer.into_inner().gpus.into_iter().filter_map(|story| story.gpu).for_each(|gpu| {
+            status.gpus.iter().for_each(assert_fits);
+            let answer = asking.get::<Explanation>("/api/v1/explain?subject=0").await;
+            let Ok(answer) = answer else { return };
+            answer.gpus.into_iter().filter_map(|story| story.gpu).for_each(|gpu| {
                 assert_fits(&gpu);
             });
         }
@@ -210,7 +213,10 @@ async fn start(
 /// No GPU has sold more than there is, and what kubelet may give away fits beside that.
 fn assert_fits(gpu: &Gpu) {
     let most = gpu.memory_total_bytes - gpu.memory_reserve_bytes;
-    let free = gpu.replicas.iter().filter(|one| one.allocation_id.is_empty() && one.health == 1);
+    let free = gpu
+        .replicas
+        .iter()
+        .filter(|one| one.allocation_id.is_empty() && one.health == Health::Healthy);
     let free: u64 = free.map(|replica| replica.memory_limit_bytes).sum();
     let sold = gpu.memory_limits_bytes;
     let mib = [sold, free, most].map(|bytes| bytes / MIB);
@@ -244,12 +250,7 @@ async fn try_scrape(address: SocketAddr) -> Option<Exposition> {
     whole.then(|| Exposition::parse(body, Format::Open))
 }
 
-async fn steer(
-    mut admin: tessera_kubelet_api::admin::admin_client::AdminClient<tonic::transport::Channel>,
-    race: &Race,
-    mut random: Random,
-    pages: &Path,
-) {
+async fn steer(admin: Client, race: &Race, mut random: Random, pages: &Path) {
     while race.goes_on() {
         let ids: Vec<String> = limits(pages).into_keys().collect();
         if ids.is_empty() {
@@ -260,27 +261,26 @@ async fn steer(
         let n = race.count.fetch_add(1, Ordering::Relaxed);
         let reason = format!("change-{n}");
         let answer = match random.below(4) {
-            0 => admin.reset_quota(reset(id, &reason)).await,
+            0 => admin.call(&reset(id, &reason)).await,
             // Mostly small, and sometimes nearly all there is.
-            1 => admin.set_quota(memory(id, (1 + random.below(12)) * 1024 * MIB, &reason)).await,
-            _ => admin.set_quota(memory(id, (100 + random.below(900)) * MIB, &reason)).await,
+            1 => admin.call(&memory(id, (1 + random.below(12)) * 1024 * MIB, &reason)).await,
+            _ => admin.call(&memory(id, (100 + random.below(900)) * MIB, &reason)).await,
         };
         let mut changes = race.changes.lock().unwrap();
-        match answer.map(|answer| answer.into_inner().changed) {
+        match answer.map(|answer| answer.changed) {
             Ok(true) => {
                 changes.done.insert(n);
                 race.line(1);
             }
             Ok(false) => changes.refused += 1,
-            Err(status) => match status.code() {
-                tonic::Code::NotFound
-                | tonic::Code::ResourceExhausted
-                | tonic::Code::FailedPrecondition => changes.refused += 1,
-                tonic::Code::Unavailable | tonic::Code::Unknown | tonic::Code::Cancelled => {
+            Err(error) => match error.code() {
+                Some(404 | 409 | 422) => changes.refused += 1,
+                // It ends, or has ended.
+                Some(503) | None => {
                     changes.open.insert(n);
                     return;
                 }
-                _ => panic!("{status:?}"),
+                _ => panic!("{error:?}"),
             },
         }
     }

@@ -223,7 +223,7 @@ async fn a_server_that_hangs_or_fails_holds_nothing_up_and_gets_events_later() {
         // Meanwhile everything goes its way.
         let other = node.kubelet.run(&pod("b", 1)).await.unwrap().remove(0);
         drop(Tenant::hold(&node.pages(&other.device_ids), GIB));
-        let says = |s: &tessera_kubelet_api::admin::StatusResponse| {
+        let says = |s: &tessera_view::status::Status| {
             s.warnings.iter().any(|w| w.contains("Kubernetes events")).then_some(())
         };
         node.status_until(says).await;
@@ -342,7 +342,7 @@ async fn events_are_switched_on_and_off_while_the_plugin_runs() {
     happens(&node, &ids, What::Tampered { what: "x".into() }).await;
     node.status_until(|s| s.warnings.iter().any(|w| w.contains("grant it")).then_some(())).await;
     switch(&mut node, "off");
-    let plugin = node.status_until(|s| s.plugin.clone().filter(|_| s.warnings.is_empty())).await;
+    let plugin = node.status_until(|s| s.warnings.is_empty().then(|| s.plugin.clone())).await;
     assert!(plugin.configuration.unwrap().waiting_keys.is_empty());
     sends_nothing(&node).await;
     api.turn(Mood::Takes);

@@ -6,9 +6,9 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use tessera_harness::plugin::*;
-use tessera_kubelet_api::admin::StatusResponse;
 use tessera_model::audit::{Event, What};
 use tessera_store::{Filter, Ledger};
+use tessera_view::status::Status;
 
 const MIB: u64 = 1 << 20;
 
@@ -76,7 +76,7 @@ fn container(node: &TestNode, pages: &Path) -> Option<Idle> {
     None
 }
 
-fn warns(status: &StatusResponse, parts: &[&str]) -> Option<String> {
+fn warns(status: &Status, parts: &[&str]) -> Option<String> {
     let has = |warning: &&String| parts.iter().all(|part| warning.contains(part));
     status.warnings.iter().find(has).cloned()
 }
@@ -211,7 +211,7 @@ async fn a_ruined_usage_page_is_in_the_audit_trail() {
         file.set_len(0).unwrap();
         node.status().await;
     }
-    let tamperings = |s: &StatusResponse| (s.allocations[0].tamperings >= 1).then_some(());
+    let tamperings = |s: &Status| (s.allocations[0].tamperings >= 1).then_some(());
     node.status_until(tamperings).await;
     tokio::time::sleep(std::time::Duration::from_millis(300)).await;
     let events = trail(&mut node).await;

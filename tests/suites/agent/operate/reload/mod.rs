@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use tessera_fake_kubelet::{Container, Pod};
 use tessera_harness::plugin::{GIB, GPU, TestNode, bounded, limit, pod, replica};
-use tessera_kubelet_api::admin::{Configuration, StatusResponse};
+use tessera_view::status::{Configuration, Status};
 
 /// 40 GiB in parts of 10.
 const FOUR: &str = "[gpus]\nreserve = 0\n[share]\nreplicas = 4\n";
@@ -44,8 +44,8 @@ impl Reloading {
     }
 
     async fn configuration(&self, look: impl Fn(&Configuration) -> bool) -> Configuration {
-        let found = |status: &StatusResponse| {
-            let configuration = status.plugin.as_ref()?.configuration.clone()?;
+        let found = |status: &Status| {
+            let configuration = status.plugin.configuration.clone()?;
             look(&configuration).then_some(configuration)
         };
         self.node.status_until(found).await

@@ -9,11 +9,12 @@ use tessera_agent::allocations::Target;
 use tessera_agent::allocations::steer::{ChangeOptions, QuotaRequest};
 use tessera_agent::reload::{ReloadCause, Reloader, plan};
 use tessera_config::file;
-use tessera_kubelet_api::admin::{Health, PlanResponse};
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::audit::Actor;
 use tessera_model::record::{Grant, Record};
 use tessera_region::quota::QuotaReader;
+use tessera_view::change::PlanResponse;
+use tessera_view::status::Health;
 
 use super::replace;
 use tessera_harness::Random;
@@ -202,7 +203,7 @@ impl Sequence {
             assert!(now <= sellable.max(before), "{now} of {sellable} after {step}: {gpu:?}");
             assert!(now <= gpu.memory_total_bytes, "{now} after {step}: {gpu:?}");
             let free = gpu.replicas.iter().filter(|replica| {
-                replica.allocation_id.is_empty() && replica.health() == Health::Healthy
+                replica.allocation_id.is_empty() && replica.health == Health::Healthy
             });
             let free: u64 = free.map(|replica| replica.memory_limit_bytes).sum();
             assert!(free == 0 || now + free <= sellable, "{now} + {free} after {step}: {gpu:?}");

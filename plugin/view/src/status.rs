@@ -1,0 +1,534 @@
+//! A node as root sees it: what `tessera status -o json` and `/api/v1/status` say.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use tessera_model::origin::{ClaimResult, ClaimShare};
+use tessera_model::record;
+
+pub use tessera_model::health::State as GpuState;
+pub use tessera_model::record::State as AllocationState;
+pub use tessera_model::sharing::Compute as ComputePolicy;
+
+use crate::node::Warning;
+use crate::tenant::gate_text;
+
+/// Where root asks for [`Status`].
+pub const STATUS: &str = "/api/v1/status";
+/// Where root asks whether the plugin answers at all.
+pub const LIVE: &str = "/api/v1/live";
+
+/// The node's state at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Status {
+    /// [`crate::API_VERSION`].
+    pub api_version: String,
+    /// The plugin itself.
+    pub plugin: Plugin,
+    /// GPUs, in NVML's order.
+    pub gpus: Vec<Gpu>,
+    /// Allocations that hold replicas, and parked ones that still have something locked.
+    pub allocations: Vec<Allocation>,
+    /// What needs somebody's attention, a sentence each. Empty when all is well.
+    pub warnings: Vec<String>,
+    /// The same warnings in the same order, with their ages.
+    pub warning_details: Vec<Warning>,
+    /// Pods whose claim or container was refused lately, the newest last. The warnings name them, too.
+    pub refusals: Vec<Refusal>,
+    /// When this was put together.
+    pub at_unix_ms: i64,
+}
+
+/// The plugin process.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "StatusPlugin")]
+#[serde(default)]
+pub struct Plugin {
+    /// Its version.
+    pub version: String,
+    /// Its pid on the host.
+    pub pid: u32,
+    /// When it started.
+    pub started_unix_ms: i64,
+    /// The resources it sells, separated by ", ".
+    pub resource_name: String,
+    /// The DRA driver; absent where there is none.
+    pub dra: Option<Dra>,
+    /// How it stands with kubelet: as the resource that is farthest from live.
+    pub registration: Registration,
+    /// When kubelet last accepted a Register; 0 for never.
+    pub registered_unix_ms: i64,
+    /// Registrations that kubelet accepted since the start.
+    pub registrations: u64,
+    /// The last failures to register, empty after successes.
+    pub registration_error: String,
+    /// Host pids of tenants' processes are known. False without hostPID: then there is no audit.
+    pub sees_host_pids: bool,
+    /// The configuration file in force; empty for the built-in defaults.
+    pub config_path: String,
+    /// The shim that new containers get.
+    pub shim_path: String,
+    /// How it is found out what other device plugins sell: "GetAllocatableResources", "kubelet's checkpoint" or "what
+    /// pods hold". Empty before the first look, and where nobody looks (`gpus.sold_by_others`).
+    pub others_seen_by: String,
+    /// Each resource by itself, by name.
+    pub resources: Vec<Resource>,
+    /// How it stands with the configuration's file.
+    pub configuration: Option<Configuration>,
+}
+
+/// How the DRA driver stands.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Dra {
+    /// Its name.
+    pub driver: String,
+    /// Kubelet has registered it.
+    pub registered: bool,
+    /// Why kubelet has not registered it; empty where it has.
+    pub registration_error: String,
+    /// The pool, which is the node's name; empty while that is not known.
+    pub pool: String,
+    /// What the API server has: `starting`, `writing`, `published` or `failing`.
+    pub publication: String,
+    /// Devices that should be published.
+    pub devices: u32,
+    /// ResourceSlices that they take.
+    pub slices: u32,
+    /// The pool's generation.
+    pub generation: i64,
+    /// Writes of slices since the start.
+    pub writes: u64,
+    /// Times that another removed slices.
+    pub wipes: u64,
+    /// Claims that are prepared.
+    pub claims: u32,
+}
+
+/// An extended resource, served on a socket of its own.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Resource {
+    /// Its name.
+    pub name: String,
+    /// The configuration does not sell it any more; it is served while containers hold it.
+    pub retired: bool,
+    /// How it stands with kubelet.
+    pub registration: Registration,
+    /// When kubelet last accepted a Register; 0 for never.
+    pub registered_unix_ms: i64,
+    /// Registrations that kubelet accepted since the start.
+    pub registrations: u64,
+    /// The last failure to register, empty after a success.
+    pub registration_error: String,
+    /// Replicas as advertised.
+    pub replicas: u32,
+    /// Those of them that are Healthy.
+    pub healthy: u32,
+}
+
+/// How it stands with the configuration's file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Configuration {
+    /// The text in force: the first 16 hexadecimal digits of its SHA-256.
+    pub hash: String,
+    /// When the file was last read because there was news of it.
+    pub attempted_unix_ms: i64,
+    /// When a file last took effect; the start counts.
+    pub succeeded_unix_ms: i64,
+    /// What is wrong with the file as it is, a line each. Empty if the file is in force.
+    pub errors: Vec<String>,
+    /// Keys whose values in the file wait for a restart of the plugin.
+    pub waiting_keys: Vec<String>,
+    /// How often a file took effect since the start.
+    pub applied: u64,
+    /// How often one was refused.
+    pub refused: u64,
+}
+
+/// How the plugin stands with kubelet.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Registration {
+    /// Not registered: no kubelet, or it refused.
+    #[default]
+    Waiting,
+    /// Kubelet accepted, but has not opened ListAndWatch.
+    Accepted,
+    /// Kubelet reads ListAndWatch: the node offers the resource.
+    Live,
+}
+
+impl Registration {
+    /// For programs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Registration::Waiting => "waiting",
+            Registration::Accepted => "accepted",
+            Registration::Live => "live",
+        }
+    }
+
+    /// For people.
+    pub fn text(self) -> &'static str {
+        match self {
+            Registration::Waiting => "not registered",
+            Registration::Accepted => "registered, kubelet does not watch yet",
+            Registration::Live => "registered, kubelet watches",
+        }
+    }
+}
+
+/// Whether something may be handed out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Health {
+    /// Yes.
+    #[default]
+    Healthy,
+    /// No; the reason stands beside it.
+    Unhealthy,
+}
+
+impl Health {
+    /// Of something that may be handed out, or not.
+    pub fn of(is_healthy: bool) -> Self {
+        if is_healthy { Health::Healthy } else { Health::Unhealthy }
+    }
+}
+
+/// Pods that were refused what they were allocated.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Refusal {
+    /// The pods' namespace.
+    pub namespace: String,
+    /// The pods, as far as they are known.
+    pub pods: Vec<String>,
+    /// Their claim's name; empty where no claim asked.
+    pub claim: String,
+    /// The reason, in the words that kubelet got.
+    pub reason: String,
+    /// The first time.
+    pub since_unix_ms: i64,
+    /// The last time.
+    pub last_unix_ms: i64,
+    /// How often.
+    pub times: u64,
+}
+
+/// A GPU or MIG instance.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "StatusGpu")]
+#[serde(default)]
+pub struct Gpu {
+    /// As NVML prints it.
+    pub uuid: String,
+    /// NVML's index.
+    pub index: u32,
+    /// Product name.
+    pub name: String,
+    /// PCI address.
+    pub pci_bus_id: String,
+    /// NUMA node, where known.
+    pub numa_node: Option<i64>,
+    /// Whether its own health, or another seller, keeps it from being handed out. A cordon, which does so too, stands for
+    /// itself.
+    pub health: Health,
+    /// Why it is not handed out.
+    pub health_reason: String,
+    /// `healthy`, `suspect`, `unhealthy` or `recovering`.
+    #[schemars(with = "String")]
+    pub state: GpuState,
+    /// Why; empty for a GPU without trouble.
+    pub state_reason: String,
+    /// Since when; 0 for a GPU without trouble.
+    pub state_since_unix_ms: i64,
+    /// What it takes to be healthy; empty where it is.
+    pub state_waits_for: String,
+    /// The cordon's originator and reason; empty where there is none.
+    pub cordon: String,
+    /// It is cordoned with the whole node, and not by itself.
+    pub cordoned_with_node: bool,
+    /// `device plugin` or `DRA`.
+    pub front_end: String,
+    /// The other front end still has something of it.
+    pub moving: bool,
+    /// The allocation that holds the lease; empty for none.
+    pub lease_holder: String,
+    /// Allocations that drain too late.
+    pub lease_late: Vec<String>,
+    /// How many allocations wait for the lease.
+    pub lease_waiting: u32,
+    /// How long a lease lasts now.
+    pub lease_quantum_us: u64,
+    /// Memory on the device.
+    pub memory_total_bytes: u64,
+    /// In use as the driver says.
+    pub memory_used_bytes: u64,
+    /// Never sold.
+    pub memory_reserve_bytes: u64,
+    /// Sum of the allocations' limits.
+    pub memory_limits_bytes: u64,
+    /// Sum of what allocations have charged.
+    pub memory_charged_bytes: u64,
+    /// Used by processes of no tenant.
+    pub memory_outside_bytes: u64,
+    /// Charged for each context of pods that come now.
+    pub context_overhead_bytes: u64,
+    /// Where that comes from: `configured`, `measured`, `formula` or `default`.
+    pub context_overhead_source: String,
+    /// Sum of the allocations' shares.
+    pub cores_millis: u32,
+    /// What live shares leave of its memory, where claims sell it; 0 where the device plugin does.
+    pub left_memory_bytes: u64,
+    /// What they leave of its time as the scheduler counts it.
+    pub left_cores_millis: u32,
+    /// Why that is too little for any claim: `memory`, `GPU time` or `memory and GPU time`; empty where it is enough.
+    pub no_room: String,
+    /// Memory that a claim gets which states none.
+    pub default_memory_bytes: u64,
+    /// Time that a claim gets which states none.
+    pub default_cores_millis: u32,
+    /// What it is cut into.
+    pub replicas: Vec<Replica>,
+}
+
+/// The unit that kubelet hands out.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Replica {
+    /// `<UUID>::<n>`.
+    pub id: String,
+    /// The resource.
+    pub resource_name: String,
+    /// n, counted for each resource and GPU.
+    pub index: u32,
+    /// As advertised to kubelet.
+    pub health: Health,
+    /// Why it is unhealthy.
+    pub health_reason: String,
+    /// Its part of the memory.
+    pub memory_limit_bytes: u64,
+    /// Its share.
+    pub cores_millis: u32,
+    /// The allocation that holds it; empty for a free one.
+    pub allocation_id: String,
+}
+
+/// An allocation.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Allocation {
+    /// Its id.
+    pub id: String,
+    /// `allocated`, `started` or `parked`.
+    #[schemars(with = "String")]
+    pub state: AllocationState,
+    /// Which Allocate of this id, from 1.
+    pub generation: u64,
+    /// The resource; empty for a claim.
+    pub resource_name: String,
+    /// The replicas.
+    pub replica_ids: Vec<String>,
+    /// The container that holds it; absent while unknown.
+    pub holder: Option<Holder>,
+    /// Further containers that hold it.
+    pub other_holders: Vec<Holder>,
+    /// When it was allocated.
+    pub allocated_unix_ms: i64,
+    /// When a container last started with it; 0 for never.
+    pub started_unix_ms: i64,
+    /// What it is of a resource claim; absent where no claim asked.
+    pub claim: Option<Claim>,
+    /// Quota and use for each of its GPUs.
+    pub gpus: Vec<GpuUse>,
+    /// Processes that use CUDA now.
+    pub processes: Vec<Process>,
+    /// Requests refused because of the quota.
+    pub refusals: u64,
+    /// Requests within the quota that the driver refused.
+    pub driver_refusals: u64,
+    /// Kernel and graph launches.
+    pub launches: u64,
+    /// GPU time used.
+    pub gpu_time_us: u64,
+    /// Time waited at the gate.
+    pub gate_wait_us: u64,
+    /// Launches that waited at the gate.
+    pub gate_waits: u64,
+    /// Times that a process rationed itself.
+    pub gate_timeouts: u64,
+    /// Times that the window was full while the gate was open.
+    pub window_waits: u64,
+    /// Its part of GPU time; absent where nobody divides it.
+    pub compute: Option<ComputeUse>,
+    /// Times that its usage page was found tampered with.
+    pub tamperings: u64,
+    /// Times that memory outside its account was found.
+    pub unaccounted: u64,
+    /// Its pages on the host.
+    pub pages_dir: String,
+}
+
+/// A container.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Holder {
+    /// The pod's namespace.
+    pub namespace: String,
+    /// The pod.
+    pub pod: String,
+    /// The container.
+    pub container: String,
+}
+
+/// One request of a resource claim.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Claim {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its UID.
+    pub uid: String,
+    /// The request, with the alternative that was chosen.
+    pub request: String,
+    /// The pool of the devices.
+    pub pool: String,
+    /// The devices' names, one for each result.
+    pub devices: Vec<String>,
+    /// The shares' ids, one for each result.
+    pub share_ids: Vec<String>,
+}
+
+/// Quota and use on one GPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "AllocationUse")]
+#[serde(default)]
+pub struct GpuUse {
+    /// The GPU.
+    pub gpu_uuid: String,
+    /// What it may hold.
+    pub memory_limit_bytes: u64,
+    /// Charged: granted, and reserved for calls under way.
+    pub memory_charged_bytes: u64,
+    /// Granted by the driver.
+    pub memory_granted_bytes: u64,
+    /// What counts against the limit: charged, and held beyond that.
+    pub memory_used_bytes: u64,
+    /// Highest sum that a process reached.
+    pub memory_peak_bytes: u64,
+    /// Charged for each context.
+    pub context_overhead_bytes: u64,
+    /// Held beyond what is charged, and taken from the limit.
+    pub memory_overhead_bytes: u64,
+    /// All memory of its processes as the driver says, where it does.
+    pub memory_nvml_bytes: Option<u64>,
+    /// Its share.
+    pub cores_millis: u32,
+    /// `burst`, `strict` or `none`.
+    #[schemars(with = "String")]
+    pub policy: ComputePolicy,
+    /// Limits at Allocate, where they were changed since.
+    pub allocated: Option<Limits>,
+    /// Held beyond a limit that was forced below it.
+    pub memory_owed_bytes: u64,
+}
+
+/// Limits on one GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "Quota")]
+#[serde(default)]
+pub struct Limits {
+    /// What it may hold.
+    pub memory_limit_bytes: u64,
+    /// Its share.
+    pub cores_millis: u32,
+    /// `burst`, `strict` or `none`.
+    #[schemars(with = "String")]
+    pub policy: ComputePolicy,
+}
+
+/// A process that uses CUDA.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Process {
+    /// Its pid on the host; 0 where unknown.
+    pub host_pid: u32,
+    /// Its pid in the container.
+    pub container_pid: u32,
+    /// Its slot in the usage page.
+    pub slot: u32,
+    /// What it has charged on all GPUs.
+    pub memory_charged_bytes: u64,
+}
+
+/// What it got of GPU time, by the arbiter's clock.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "AllocationCompute")]
+#[serde(default)]
+pub struct ComputeUse {
+    /// `solo`, `open`, `yield` or `closed`.
+    pub gate: String,
+    /// Leased in the last second.
+    pub got_1s_millis: u32,
+    /// Leased in the last ten.
+    pub got_10s_millis: u32,
+    /// In which its work ran, in the last ten seconds that were measured; none where nobody can tell.
+    pub used_10s_millis: Option<u32>,
+    /// Leased since the arbiter took it on.
+    pub leased_us: u64,
+    /// Of that, how long its work ran, as far as it was measured.
+    pub used_us: u64,
+    /// The leased time of which that is known.
+    pub measured_us: u64,
+    /// Waited for leases.
+    pub waited_us: u64,
+    /// Waiting now, for so long.
+    pub waiting_us: Option<u64>,
+    /// Leases.
+    pub leases: u64,
+    /// Drains that passed the deadline.
+    pub overlaps: u64,
+    /// Processes at its gate.
+    pub processes: u32,
+    /// Processes that have yet to drain.
+    pub undrained: u32,
+}
+
+impl ComputeUse {
+    /// See [`gate_text`].
+    pub fn gate_text(&self) -> &str {
+        gate_text(&self.gate, self.waiting_us)
+    }
+}
+
+impl From<&record::Holder> for Holder {
+    fn from(holder: &record::Holder) -> Self {
+        Holder {
+            namespace: holder.namespace.clone(),
+            pod: holder.pod.clone(),
+            container: holder.container.clone(),
+        }
+    }
+}
+
+impl From<&ClaimShare> for Claim {
+    fn from(share: &ClaimShare) -> Self {
+        let id = |result: &ClaimResult| result.share_id.clone();
+        Claim {
+            namespace: share.namespace.clone(),
+            name: share.name.clone(),
+            uid: share.uid.clone(),
+            request: share.request.clone(),
+            pool: share.pool.clone(),
+            devices: share.results.iter().map(|result| result.device.clone()).collect(),
+            share_ids: share.results.iter().map(|one| id(one).unwrap_or_default()).collect(),
+        }
+    }
+}
