@@ -8,21 +8,6 @@ use serde::{Deserialize, Serialize};
 use super::claim::Size;
 use super::load::Load;
 
-/// Commands of `tessera` that are asked of a node's plugin.
-pub const ASKED: [&str; 11] = [
-    "status",
-    "explain",
-    "top",
-    "history",
-    "trace",
-    "recommend",
-    "waste",
-    "quota",
-    "cordon",
-    "uncordon",
-    "config",
-];
-
 /// A line of a script.
 #[derive(Debug, Parser)]
 #[command(no_binary_name = true)]
@@ -117,9 +102,63 @@ pub enum Command {
     /// End the sandbox
     #[command(visible_alias = "quit")]
     Exit,
-    /// A command of `tessera`, of [`ASKED`]
-    #[command(external_subcommand)]
-    Tessera(Vec<String>),
+    #[command(flatten)]
+    Tessera(Tessera),
+}
+
+/// Commands of `tessera` by which the plugin of a pod's node is asked, or that of `--node`.
+#[derive(Clone, Debug, PartialEq, Eq, Subcommand, Serialize, Deserialize)]
+pub enum Tessera {
+    /// `tessera status`, of each node
+    Status(Words),
+    /// `tessera explain`
+    Explain(Words),
+    /// `tessera top`
+    Top(Words),
+    /// `tessera history`
+    History(Words),
+    /// `tessera trace`
+    Trace(Words),
+    /// `tessera recommend`, of each node
+    Recommend(Words),
+    /// `tessera waste`, of each node
+    Waste(Words),
+    /// `tessera quota`
+    Quota(Words),
+    /// `tessera cordon`
+    Cordon(Words),
+    /// `tessera uncordon`
+    Uncordon(Words),
+    /// `tessera config`, of each node
+    Config(Words),
+}
+
+/// All that follows.
+#[derive(Args, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Words {
+    /// As the same command of `tessera` takes them; its own --help says which
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    words: Vec<String>,
+}
+
+impl Tessera {
+    /// With its own name.
+    pub fn words(self) -> Vec<String> {
+        let (name, Words { words }) = match self {
+            Self::Status(words) => ("status", words),
+            Self::Explain(words) => ("explain", words),
+            Self::Top(words) => ("top", words),
+            Self::History(words) => ("history", words),
+            Self::Trace(words) => ("trace", words),
+            Self::Recommend(words) => ("recommend", words),
+            Self::Waste(words) => ("waste", words),
+            Self::Quota(words) => ("quota", words),
+            Self::Cordon(words) => ("cordon", words),
+            Self::Uncordon(words) => ("uncordon", words),
+            Self::Config(words) => ("config", words),
+        };
+        [vec![name.to_owned()], words].concat()
+    }
 }
 
 /// What is started, restarted or killed.
@@ -211,15 +250,6 @@ pub fn parse(words: &[&str]) -> Result<Command, clap::Error> {
     Line::try_parse_from(words).map(|line| line.command)
 }
 
-/// That a command is not one of these.
-pub fn unknown(word: &str) -> String {
-    format!(
-        "tessera sandbox: there is no command {word:?}; `tessera sandbox help` lists its own, and a node's plugin is asked \
-         by {}",
-        ASKED.join(", ")
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -262,7 +292,11 @@ mod tests {
 
     #[test]
     fn what_is_not_the_sandboxs_own_is_tesseras() {
-        let command = line("quota set chat --memory 2Gi").unwrap();
-        assert!(matches!(&command, Command::Tessera(words) if words[0] == "quota"), "{command:?}");
+        for text in ["quota set chat --memory 2Gi", "status -o json", "top", "explain a --node n1"]
+        {
+            let Ok(Command::Tessera(asked)) = line(text) else { panic!("{text}") };
+            assert_eq!(asked.words().join(" "), text);
+        }
+        assert!(line("frobnicate").is_err() && line("serve").is_err());
     }
 }

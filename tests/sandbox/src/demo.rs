@@ -168,7 +168,7 @@ impl Demo {
 
     /// Does a line of the script, which must succeed.
     async fn must(&mut self, line: &str) -> anyhow::Result<()> {
-        say(&format!("\n$ {line}"))?;
+        say(&format!("\n$ tessera sandbox {line}"))?;
         let words: Vec<&str> = line.split(' ').collect();
         let command = match command::parse(&words)? {
             command::Command::Tessera(_) => {

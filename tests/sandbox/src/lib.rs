@@ -59,8 +59,6 @@ const UNAVAILABLE: u8 = 69;
     after_help = "Examples:\n  tessera sandbox\n  tessera sandbox --layout 4x8 --memory 80Gi\n  \
     tessera sandbox -c my-config.toml --gpu-name 'NVIDIA H100 80GB HBM3' --memory 80Gi\n  \
     tessera sandbox -- sh try.sh\n  tessera sandbox run chat --load serve     (in its shell, or another terminal)\n\n\
-    A node's plugin is asked by status, explain, top, history, trace, recommend, waste, quota, cordon,\n\
-    uncordon and config; --node says which.\n\n\
     A configuration (-c) is tried as it is, but for what describes a host: paths, driver, addresses."
 )]
 pub struct Args {
@@ -86,7 +84,7 @@ pub struct Args {
     #[arg(long, value_name = "DIR", global = true)]
     dir: Option<PathBuf>,
     /// What runs in it; the sandbox ends with it, and has its exit status. Without, and at a terminal, your shell
-    #[arg(last = true, value_name = "COMMAND")]
+    #[arg(last = true, value_name = "PROGRAM")]
     run: Vec<OsString>,
     #[command(subcommand)]
     command: Option<Command>,
@@ -164,7 +162,7 @@ pub fn main(args: Args, config: Option<&Path>) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::from(USAGE));
         }
         return match command {
-            Command::Tessera(words) => relay::run(args.dir.as_deref(), words),
+            Command::Tessera(_) => relay::run(args.dir.as_deref(), command),
             command => Ok(asked(args.dir.as_deref(), command)),
         };
     }

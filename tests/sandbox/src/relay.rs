@@ -8,21 +8,15 @@ use std::process::{Command, ExitCode};
 use anyhow::Context;
 use tessera_system::terminal;
 
-use super::command::{self, ASKED};
+use super::control;
 use super::node::Asked;
-use super::{USAGE, control};
 
 /// Asks the sandbox whom, and becomes the command; of several nodes, one after the other.
 ///
 /// # Errors
 /// This program cannot be started.
-pub fn run(dir: Option<&Path>, words: &[String]) -> anyhow::Result<ExitCode> {
-    let first = words.first().map_or("", String::as_str);
-    if !ASKED.contains(&first) {
-        eprintln!("{}", command::unknown(first));
-        return Ok(ExitCode::from(USAGE));
-    }
-    let reply = match control::ask(dir, &command::Command::Tessera(words.to_vec())) {
+pub fn run(dir: Option<&Path>, command: &super::Command) -> anyhow::Result<ExitCode> {
+    let reply = match control::ask(dir, command) {
         Ok(reply) => reply,
         Err(error) => return Ok(super::no_sandbox(&error)),
     };

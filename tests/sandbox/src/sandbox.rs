@@ -159,7 +159,7 @@ impl Sandbox {
             }
             Command::Where => Ok(Reply::done(greeting::text(self, false))),
             Command::Exit => Ok(Reply { ends: true, ..Reply::default() }),
-            Command::Tessera(words) => self.relayed(words),
+            Command::Tessera(asked) => self.relayed(asked.words()),
         }
     }
 

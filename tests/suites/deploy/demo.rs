@@ -27,7 +27,7 @@ fn quotas_hold_and_nothing_is_left_behind() {
     assert_eq!(out.status.code(), Some(0), "{said}\n{}", String::from_utf8_lossy(&out.stderr));
     assert!(said.ends_with("OK: no quota was exceeded\n"), "{said}");
     // What can be looked at on a node is shown.
-    assert!(said.contains("$ explain greedy\ndefault/greedy"), "{said}");
+    assert!(said.contains("$ tessera sandbox explain greedy\ndefault/greedy"), "{said}");
     for tenant in ["chat", "greedy", "crash", "large"] {
         assert!(said.lines().any(|line| line.starts_with(tenant)), "{tenant}: {said}");
     }
