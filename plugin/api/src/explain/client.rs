@@ -19,6 +19,9 @@ pub struct Args {
     /// first four characters are enough
     #[arg(value_name = "POD|ALLOCATION|GPU")]
     subject: String,
+    /// The pod's namespace
+    #[arg(long, short, value_name = "NAMESPACE")]
+    namespace: Option<String>,
     #[arg(long, short, value_enum, default_value = "text")]
     output: StatusFormat,
 }
@@ -43,7 +46,11 @@ pub fn main(args: &Args, config: &Config) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::from(EXIT_USAGE));
     }
     let socket = &config.paths.admin;
-    let path = format!("/api/v1/explain{}", query(&[("subject", &args.subject)]));
+    let subject = match &args.namespace {
+        Some(namespace) if !args.subject.contains('/') => format!("{namespace}/{}", args.subject),
+        _ => args.subject.clone(),
+    };
+    let path = format!("/api/v1/explain{}", query(&[("subject", &subject)]));
     let explained = match now(client(socket).get::<Explanation>(&path))? {
         Ok(explained) => explained,
         Err(error) => match Unreachable::of(&error, socket) {

@@ -50,6 +50,9 @@ pub struct Args {
     /// Sort the other way round
     #[arg(long)]
     reverse: bool,
+    /// Show only pods of this namespace
+    #[arg(long, short, value_name = "NAMESPACE")]
+    namespace: Option<String>,
     /// Show only pods, containers, GPUs and allocations whose names contain this
     #[arg(long, short, value_name = "TEXT", default_value = "", hide_default_value = true)]
     filter: String,
@@ -74,6 +77,7 @@ pub(crate) fn at_least(least: Duration, text: &str) -> Result<Duration, String> 
 pub fn main(args: &Args, config: &Config) -> anyhow::Result<ExitCode> {
     let mut model = Model::new(args.sort, args.reverse);
     model.filter.clone_from(&args.filter);
+    model.namespace.clone_from(&args.namespace);
     if args.once {
         return once(model, args, config);
     }

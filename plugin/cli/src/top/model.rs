@@ -71,6 +71,8 @@ pub(super) struct Model {
     pub sort: Sort,
     pub reverse: bool,
     pub filter: String,
+    /// Only pods of this namespace.
+    pub namespace: Option<String>,
     /// The filter is being typed.
     pub editing: bool,
     pub paused: bool,
@@ -91,6 +93,7 @@ impl Model {
             sort,
             reverse,
             filter: String::new(),
+            namespace: None,
             editing: false,
             paused: false,
             help: false,
@@ -120,7 +123,12 @@ impl Model {
             let rates = rates.get(&allocation.id).copied().unwrap_or_default();
             rows(allocation, &status.gpus, rates)
         };
-        self.rows = status.allocations.iter().flat_map(row).collect();
+        let is_in = |allocation: &&Allocation| {
+            let holder = allocation.holder.as_ref();
+            let is_of = |name: &String| holder.is_some_and(|holder| holder.namespace == *name);
+            self.namespace.as_ref().is_none_or(is_of)
+        };
+        self.rows = status.allocations.iter().filter(is_in).flat_map(row).collect();
         self.status = status;
         self.at = Some(at);
     }

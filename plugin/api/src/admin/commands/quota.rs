@@ -29,6 +29,9 @@ pub enum QuotaCommand {
         /// Only this pod (`name` or `namespace/name`) or allocation (its id, or four characters and more of it)
         #[arg(value_name = "POD|ALLOCATION")]
         name: Option<String>,
+        /// Only pods of this namespace
+        #[arg(long, short, value_name = "NAMESPACE")]
+        namespace: Option<String>,
         #[arg(long, short, value_enum, default_value = "text")]
         output: Format,
     },
@@ -65,11 +68,12 @@ pub struct HowArgs {
 
 /// Arguments of `tessera quota set`.
 #[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("change").args(["memory", "cores", "policy"]).multiple(true).required(true))]
 pub struct SetArgs {
     #[command(flatten)]
     target: TargetArgs,
     /// Memory that all its processes may hold on each of its GPUs: 12GiB, 12Gi, 512Mi
-    #[arg(long, short, value_name = "QUANTITY", value_parser = parse_bytes, required_unless_present_any = ["cores", "policy"])]
+    #[arg(long, short, value_name = "QUANTITY", value_parser = parse_bytes)]
     memory: Option<u64>,
     /// GPU time, in percent of a GPU: 40
     #[arg(long, value_name = "PERCENT", value_parser = parse_cores)]
@@ -144,10 +148,11 @@ pub fn quota(command: QuotaCommand, config: &Config) -> anyhow::Result<ExitCode>
             let answer = ask(config, &request)?;
             changed(answer, output, dry_run, config)
         }
-        QuotaCommand::Show { name, output } => {
+        QuotaCommand::Show { name, namespace, output } => {
             let answer = now(ask_status(&config.paths.admin))?.map_err(Failed::Unreachable);
             let answer = answer.and_then(|status| {
-                let meant = meant(&status.allocations, name.as_deref())?;
+                let all = of_namespace(&status.allocations, namespace.as_deref());
+                let meant = meant(&all, name.as_deref())?;
                 Ok(Status { allocations: meant, ..status })
             });
             let answer = match output {
@@ -221,6 +226,15 @@ fn quota_text(answer: &QuotaResponse, dry_run: bool, paper: Paper) -> String {
 
 /// Fewest characters of an id's beginning.
 const BEGINNING: usize = 4;
+
+/// Those of a namespace; all without one.
+fn of_namespace(all: &[Allocation], namespace: Option<&str>) -> Vec<Allocation> {
+    let is_in = |allocation: &&Allocation| {
+        let holder = allocation.holder.as_ref();
+        namespace.is_none_or(|name| holder.is_some_and(|holder| holder.namespace == name))
+    };
+    all.iter().filter(is_in).cloned().collect()
+}
 
 /// Those that are called so; all without a name.
 fn meant(all: &[Allocation], name: Option<&str>) -> Result<Vec<Allocation>, Failed> {
