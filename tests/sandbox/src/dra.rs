@@ -108,7 +108,10 @@ impl Dra {
             }
         };
         tokio::time::timeout(PUBLISHED, published).await.with_context(|| {
-            format!("the DRA driver of {} published nothing; `logs plugin` says why", self.node)
+            format!(
+                "the DRA driver of {} published nothing; `tessera sandbox logs plugin` says why",
+                self.node
+            )
         })
     }
 
@@ -129,7 +132,7 @@ impl Dra {
             left.push(format!("{name} has {} and {cores} % left", format_bytes(memory)));
         }
         match left.as_slice() {
-            [] => bail!("{} publishes no device: `status` says why", self.node),
+            [] => bail!("{} publishes no device: `tessera sandbox status` says why", self.node),
             left => bail!("{size} does not fit: {}; remove a pod, or claim less", left.join(", ")),
         }
     }

@@ -25,7 +25,7 @@ pub fn text(sandbox: &mut Sandbox) -> String {
     });
     table(&mut out, &["NODE", "PLUGIN", "FREE"], nodes.collect());
     if sandbox.pods.is_empty() {
-        return out + "\nno pods; `run chat` places one";
+        return out + "\nno pods; `tessera sandbox run chat` places one";
     }
     out.push('\n');
     let names: Vec<String> = sandbox.nodes.iter().map(|node| node.spec.name.clone()).collect();

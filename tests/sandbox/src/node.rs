@@ -245,7 +245,7 @@ impl Node {
         });
         let name = &self.spec.name;
         tokio::time::timeout(REGISTRATION, offered).await.with_context(|| {
-            format!("the plugin of {name} did not register; `logs plugin` says why")
+            format!("the plugin of {name} did not register; `tessera sandbox logs plugin` says why")
         })
     }
 

@@ -142,18 +142,20 @@ impl Sandbox {
             }
             Command::Xid { gpu, code, node } => {
                 self.control(node.as_deref(), &["xid", &gpu, &code.to_string()])?;
-                Ok(Reply::done(format!("GPU {gpu}: XID {code}; `status` says what comes of it")))
+                Ok(Reply::done(format!(
+                    "GPU {gpu}: XID {code}; `tessera sandbox status` says what comes of it"
+                )))
             }
             Command::Lose { gpu, node } => {
                 self.control(node.as_deref(), &["lose", &gpu])?;
                 Ok(Reply::done(format!(
-                    "GPU {gpu}: fell off the bus; `restore {gpu}` brings it back"
+                    "GPU {gpu}: fell off the bus; `tessera sandbox restore {gpu}` brings it back"
                 )))
             }
             Command::Restore { gpu, node } => {
                 self.control(node.as_deref(), &["restore", &gpu])?;
                 Ok(Reply::done(format!(
-                    "GPU {gpu}: reset; the plugin sells it again after health.recovery without trouble, and `status` \
+                    "GPU {gpu}: reset; the plugin sells it again after health.recovery without trouble, and `tessera sandbox status` \
                      says what it is now"
                 )))
             }
@@ -191,7 +193,7 @@ impl Sandbox {
         }
         let names: Vec<String> = self.pods.iter().map(Pod::full_name).collect();
         match names.as_slice() {
-            [] => bail!("there is no pod yet; `run {name}` places one"),
+            [] => bail!("there is no pod yet; `tessera sandbox run {name}` places one"),
             names => bail!("no pod is called {namespace}/{name}; there are {}", names.join(", ")),
         }
     }
@@ -200,7 +202,7 @@ impl Sandbox {
         let RunArgs { name, namespace, gpu, share, claim, node, load, memory, command } = args;
         let full = format!("{namespace}/{name}");
         let taken = self.pods.iter().any(|pod| pod.full_name() == full);
-        anyhow::ensure!(!taken, "{full} is there already; `rm {name}` removes it");
+        anyhow::ensure!(!taken, "{full} is there already; `tessera sandbox rm {name}` removes it");
         let count = if share.is_some() { 1 } else { usize::from(gpu) };
         let (at, resource) = match claim {
             Some(size) => (self.with_claims(node.as_deref())?, format!("claim {size}")),
@@ -280,7 +282,7 @@ impl Sandbox {
         };
         anyhow::ensure!(
             !candidates.iter().all(by_claims),
-            "all GPUs are sold by claims here: run NAME --claim memory=4Gi,cores=30"
+            "all GPUs are sold by claims here: tessera sandbox run NAME --claim memory=4Gi,cores=30"
         );
         let has = |resource: &str| {
             candidates.iter().any(|at| !self.nodes[*at].kubelet.devices(resource).is_empty())
@@ -326,19 +328,27 @@ impl Sandbox {
     async fn kill(&mut self, what: &What) -> anyhow::Result<String> {
         match what.what.as_str() {
             "kubelet" => {
-                bail!("kubelet is part of the sandbox; `restart kubelet` is what it can do")
+                bail!(
+                    "kubelet is part of the sandbox; `tessera sandbox restart kubelet` is what it can do"
+                )
             }
             "plugin" => {
                 let node = self.node(what.node.as_deref())?;
                 anyhow::ensure!(node.plugin_runs(), "no plugin runs on {}", node.spec.name);
                 node.kill_plugin().await;
-                Ok(format!("plugin of {}: killed; `start plugin` brings it back", node.spec.name))
+                Ok(format!(
+                    "plugin of {}: killed; `tessera sandbox start plugin` brings it back",
+                    node.spec.name
+                ))
             }
             name => {
                 let at = self.find(&what.namespace, name)?;
                 let pod = &mut self.pods[at];
                 pod.kill().await;
-                Ok(format!("{}: killed; `start {name}` brings it back", pod.full_name()))
+                Ok(format!(
+                    "{}: killed; `tessera sandbox start {name}` brings it back",
+                    pod.full_name()
+                ))
             }
         }
     }
