@@ -462,10 +462,14 @@ fn trouble_shows_and_goes() {
     let output = sandbox.ask(&["xid", "9", "79"]);
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
     assert!(said(&output).contains("expected 0 to 1"), "{}", said(&output));
-    sandbox.must(&["cordon", "0", "--reason", "try"]);
+    for gpu in ["0", "1"] {
+        sandbox.must(&["cordon", gpu, "--reason", "try"]);
+    }
     let output = sandbox.ask(&["run", "late"]);
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
-    sandbox.must(&["uncordon", "0"]);
+    for gpu in ["0", "1"] {
+        sandbox.must(&["uncordon", gpu]);
+    }
     let listed = sandbox.must(&["list"]);
     let pid = listed.split("pid ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
     let pid: libc::pid_t = pid.parse().expect("the plugin's pid");

@@ -48,6 +48,9 @@ pub(super) fn violations(share: &TenantShare) -> [(u64, &'static str); 5] {
         (violations.nonsense, "sends its gate messages that make no sense there"),
         (violations.throttled, "floods its gate socket and is slowed down"),
         (violations.turned_away, "opens too many connections to its gate"),
-        (share.totals.overlaps, "drained the GPU too late, so that others ran beside it"),
+        (
+            share.totals.overlaps,
+            "drained the GPU too late, so that others ran beside it; give it more CPU, or launch shorter kernels",
+        ),
     ]
 }

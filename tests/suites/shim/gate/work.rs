@@ -158,8 +158,7 @@ fn drained_is_said_when_what_was_in_flight_is_over() {
         let before = stage.worked_ns(&tenant);
         tenant.must(&format!("do kernel {stream} 30000"));
         let epoch = arbiter.shut();
-        std::thread::sleep(Duration::from_millis(5));
-        assert!(!arbiter.has_drained(tenant.pid(), epoch), "{stream}: it runs");
+        // Looked at when it is heard: a busy machine may have done the work by then, and never the other way round.
         arbiter.await_drained(tenant.pid(), epoch);
         assert!(stage.worked_ns(&tenant) >= before + 30_000_000, "{stream}");
     }
