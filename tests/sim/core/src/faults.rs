@@ -81,6 +81,10 @@ pub struct FaultsOf {
     pub recovery: u32,
 }
 
+/// How long the driver of a new machine has been loaded already: a reset in its first seconds shows by the energy that was
+/// counted before, as on a node that has run for days.
+const LOADED_NS: u64 = 3_600_000_000_000;
+
 /// The words for [`FaultsOf::recovery`], by number.
 pub const RECOVERY: [&str; 5] = ["none", "reset", "reboot", "drain", "drain-and-reset"];
 
@@ -120,7 +124,8 @@ impl Session {
     pub fn since_reset(&self, gpu: usize) -> (u64, u64) {
         let shared = &self.shared().faults.gpus[gpu];
         let created = self.shared().created_ns.load(Ordering::Acquire);
-        let from = shared.reset_ns.load(Ordering::Acquire).max(created);
+        let reset = shared.reset_ns.load(Ordering::Acquire);
+        let from = if reset > created { reset } else { created.saturating_sub(LOADED_NS) };
         let busy = self.busy_of(gpu).saturating_sub(shared.reset_busy_ns.load(Ordering::Acquire));
         (crate::clock::now_ns().saturating_sub(from), busy)
     }
