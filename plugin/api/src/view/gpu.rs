@@ -121,7 +121,7 @@ mod tests {
             resource_name: resource.into(),
             memory_limit_bytes: gib << 30,
             allocation_id: holder.into(),
-            health: health.into(),
+            health,
             ..Replica::default()
         }
     }

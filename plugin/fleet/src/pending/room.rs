@@ -374,7 +374,7 @@ mod tests {
         // Without a size it is one of the default size.
         let unsized_claim = claim(&json!({ "deviceClassName": "gpu.tessera.dev" }));
         assert_eq!(
-            of(vec![claimed(0, 2 << 30, 250)], &[unsized_claim.clone()]).has_room,
+            of(vec![claimed(0, 2 << 30, 250)], std::slice::from_ref(&unsized_claim)).has_room,
             Some(true)
         );
         assert_eq!(of(vec![claimed(0, 2 << 30, 249)], &[unsized_claim]).has_room, Some(false));
@@ -402,7 +402,7 @@ mod tests {
     #[test]
     fn what_is_not_known_is_neither_room_nor_none() {
         let unmade = Ask::Nothing("claim \"gpu\"".into());
-        assert_eq!(of(vec![replicas(4)], &[unmade.clone()]).has_room, None);
+        assert_eq!(of(vec![replicas(4)], std::slice::from_ref(&unmade)).has_room, None);
         let asks = [unmade, Ask::Resource(OURS.into(), 5)];
         assert_eq!(of(vec![replicas(4)], &asks).has_room, Some(false));
         let entry = Entry { error: "it did not answer within 5 s".into(), ..Entry::default() };

@@ -156,11 +156,8 @@ impl World {
             match pauses.min() {
                 None if quiet => return steps,
                 // Until what the server refused is tried again.
-                Some(pause) if pause > WITHOUT_WATCH => {
-                    if quiet {
-                        return steps;
-                    }
-                }
+                Some(pause) if pause > WITHOUT_WATCH && quiet => return steps,
+                Some(pause) if pause > WITHOUT_WATCH => {}
                 None => {}
                 Some(pause) => self.now += pause,
             }
