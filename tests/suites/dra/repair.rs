@@ -50,7 +50,10 @@ fn damage(path: &Path, damage: Damage) {
         }
         Directory => {
             fs::remove_file(path).unwrap();
-            fs::create_dir(path).unwrap();
+            // The plugin may put it back in between.
+            while fs::create_dir(path).is_err() {
+                let _ = fs::remove_file(path);
+            }
         }
         WithDirectory => fs::remove_dir_all(path.parent().unwrap()).unwrap(),
         Closed => {
