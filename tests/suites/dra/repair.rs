@@ -49,11 +49,8 @@ fn damage(path: &Path, damage: Damage) {
             fs::rename(other, path).unwrap();
         }
         Directory => {
-            fs::remove_file(path).unwrap();
             // The plugin may put it back in between.
-            while fs::create_dir(path).is_err() {
-                let _ = fs::remove_file(path);
-            }
+            while fs::remove_file(path).and_then(|()| fs::create_dir(path)).is_err() {}
         }
         WithDirectory => fs::remove_dir_all(path.parent().unwrap()).unwrap(),
         Closed => {
