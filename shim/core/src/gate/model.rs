@@ -3,6 +3,7 @@
 //! what [`super::admit_at_once`], [`super::admit_as`] and [`super::closing`] do, in their order.
 
 use std::collections::HashSet;
+use std::hash::Hash;
 
 /// What is left out or done in another order, to see that the model finds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -208,24 +209,30 @@ impl World {
     }
 }
 
-/// Looks at every state that can be reached; panics where a promise is broken.
-fn explore(flaw: Flaw) -> usize {
+/// Looks at every state that can be reached, of which `next` gives those that follow one; panics where a promise is broken.
+fn reach<W: Clone + Default + Eq + Hash, const N: usize>(
+    next: impl Fn(W) -> [Option<W>; N],
+) -> usize {
     let mut seen = HashSet::new();
-    let mut ahead = vec![World::default()];
+    let mut ahead = vec![W::default()];
     while let Some(world) = ahead.pop() {
-        if !seen.insert(world.clone()) {
-            continue;
+        if seen.insert(world.clone()) {
+            ahead.extend(next(world).into_iter().flatten());
         }
-        let next = [
+    }
+    seen.len()
+}
+
+fn explore(flaw: Flaw) -> usize {
+    reach(|world: World| {
+        [
             world.clone().launcher(flaw),
             world.clone().drain_buffer(),
             world.clone().arbiter(),
             world.clone().offer(),
             world.helper(flaw),
-        ];
-        ahead.extend(next.into_iter().flatten());
-    }
-    seen.len()
+        ]
+    })
 }
 
 #[test]
@@ -273,7 +280,7 @@ fn a_ticket_that_nobody_asks_about_would_let_a_launch_pass_unseen() {
 /// process's, no thread of it. What the parts do is what [`super::admit_as`], [`super::flight::take_room`] and
 /// `FlightPage::in_flight` do.
 mod counted {
-    use std::collections::HashSet;
+    use super::reach;
 
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     enum Flaw {
@@ -406,13 +413,8 @@ mod counted {
     }
 
     fn explore(flaw: Flaw) -> usize {
-        let mut seen = HashSet::new();
-        let mut ahead = vec![World::default()];
-        while let Some(world) = ahead.pop() {
-            if !seen.insert(world.clone()) {
-                continue;
-            }
-            let next = [
+        reach(|world: World| {
+            [
                 world.clone().launcher(0, flaw),
                 world.clone().launcher(1, flaw),
                 world.clone().gpu(0),
@@ -420,10 +422,8 @@ mod counted {
                 world.clone().context(flaw),
                 world.clone().flush(),
                 world.arbiter(flaw),
-            ];
-            ahead.extend(next.into_iter().flatten());
-        }
-        seen.len()
+            ]
+        })
     }
 
     #[test]
