@@ -258,10 +258,9 @@ impl Thread {
                         self.policy.quiet(now.ns, id, since);
                     }
                 }
-                Watch::Awake if tenant.is_seen() => match tenant.is_awake(now.ns) {
-                    true => self.policy.awake(now.ns, id),
-                    false => self.policy.asleep(now.ns, id),
-                },
+                Watch::Awake if tenant.is_seen() && tenant.is_awake(now.ns) => {
+                    self.policy.awake(now.ns, id);
+                }
                 Watch::Quiet | Watch::Awake => {}
             }
             let Some(tenant) = self.tenants.get_mut(&key) else { continue };

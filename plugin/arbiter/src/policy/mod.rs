@@ -28,7 +28,6 @@ mod gang;
 mod idle;
 mod journal;
 mod lease;
-pub mod model;
 mod pace;
 mod settle;
 mod tenant;

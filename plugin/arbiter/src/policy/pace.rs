@@ -23,6 +23,8 @@ const MOST: u32 = 8;
 /// tenant taken for idle in the middle of its work waits for its next lease.
 const LONG: i32 = 8;
 const LONG_AGAIN: i32 = 1000;
+/// No longer pause is waited for, nanoseconds: about what it takes to hand the GPU over and back.
+const WAITED: u64 = 300_000;
 /// Leases in a row without an idle report after which pauses are measured again.
 const LOOK_AGAIN: u32 = 32;
 
@@ -94,7 +96,7 @@ impl PausePattern {
 
     /// How long its next pause is worth waiting for.
     fn patience(&self, set: &Settings) -> u64 {
-        let expected = self.short >= ENOUGH && self.pause <= self.work / 2;
+        let expected = self.short >= ENOUGH && self.pause <= WAITED.min(self.work / 2);
         if !expected || self.leases >= LOOK_AGAIN {
             return self.least(set);
         }

@@ -97,8 +97,7 @@ pub struct Command {
 /// What the caller should look for in a tenant's words now; see [`super::Policy::watches`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Watch {
-    /// A thread of it polls at its closed gate: [`super::Policy::awake`]; or none does any more:
-    /// [`super::Policy::asleep`].
+    /// A thread of it polls at its closed gate: [`super::Policy::awake`].
     Awake,
     /// It holds a lease that another waits for, and has nothing in flight: [`super::Policy::quiet`].
     Quiet,

@@ -2,8 +2,8 @@
 //! time. What a machine's CPUs do to it is left out.
 
 use serde_json::json;
-use tessera_arbiter::policy::model::{Figures, Load, Scenario, simulate};
 use tessera_arbiter::policy::{MS, Settings, Share, ShareKind};
+use tessera_arbiter_model::{Figures, Load, Scenario, simulate};
 
 use super::Report;
 
@@ -58,6 +58,8 @@ fn play(millis: impl Fn(u32) -> u32, seed: u64) -> Figures {
         changes: Vec::new(),
         delay: (20_000, 60_000),
         late_wakes: None,
+        bare: false,
+        words: true,
         switch: 0,
         seed,
         until: SECONDS * 1000 * MS,

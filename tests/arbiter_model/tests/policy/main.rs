@@ -3,6 +3,7 @@
 mod caps;
 mod gangs;
 mod late;
+mod law;
 mod nonsense;
 mod pauses;
 mod shares;
@@ -11,10 +12,8 @@ mod tied;
 mod traced;
 mod woken;
 
-use tessera_arbiter::policy::model::{
-    Change, Figures, LateWakes, Load, Scenario, TenantFigures, simulate,
-};
 use tessera_arbiter::policy::{GateState, MS, Policy, Settings, Share, ShareKind, TenantId, Used};
+use tessera_arbiter_model::{Change, Figures, LateWakes, Load, Scenario, TenantFigures, simulate};
 
 const US: u64 = 1_000;
 const SECOND: u64 = 1_000 * MS;
@@ -31,7 +30,18 @@ fn strict(millis: u32) -> Share {
 
 fn scenario(loads: Vec<Load>, until: u64) -> Scenario {
     let (settings, changes) = (Settings::default(), vec![]);
-    Scenario { settings, loads, changes, delay: DELAY, late_wakes: None, switch: 0, seed: 1, until }
+    Scenario {
+        settings,
+        loads,
+        changes,
+        delay: DELAY,
+        late_wakes: None,
+        bare: false,
+        words: true,
+        switch: 0,
+        seed: 1,
+        until,
+    }
 }
 
 fn play(loads: Vec<Load>, until: u64) -> Figures {

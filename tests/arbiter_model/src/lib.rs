@@ -10,6 +10,7 @@ mod events;
 mod figures;
 mod op;
 mod random;
+mod words;
 mod world;
 
 pub use figures::{Figures, TenantFigures};
@@ -17,7 +18,7 @@ pub use op::HostFunctions;
 pub use random::Random;
 pub use world::World;
 
-use super::types::{GpuIndex, Settings, Share};
+use tessera_arbiter::policy::{GpuIndex, Settings, Share};
 
 /// The load of a simulated tenant.
 #[derive(Clone, Debug)]
@@ -142,6 +143,10 @@ pub struct Scenario {
     pub delay: (u64, u64),
     /// Threads that the host wakes late.
     pub late_wakes: Option<LateWakes>,
+    /// Nobody arbitrates: the GPU serves all that the tenants launch.
+    pub bare: bool,
+    /// The arbiter reads in shared memory what its tenants do; without, it goes by their messages.
+    pub words: bool,
     /// What a change of the GPU to another tenant's work takes, nanoseconds.
     pub switch: u64,
     /// The seed.

@@ -2,7 +2,7 @@
 //! operations: what is charged is what could be used.
 
 use proptest::prelude::*;
-use tessera_arbiter::policy::model::HostFunctions;
+use tessera_arbiter_model::HostFunctions;
 
 use super::*;
 

@@ -1,9 +1,9 @@
 //! Traces, and the account of idle time, against the policy's own account and the simulated GPU's.
 
 use proptest::prelude::*;
-use tessera_arbiter::policy::model::World;
 use tessera_arbiter::policy::{Cause, Used};
 use tessera_arbiter::trace::{Item, Kind, items as cut};
+use tessera_arbiter_model::World;
 
 use super::*;
 
@@ -133,6 +133,7 @@ fn told(share: Share, steps: &[(u64, Option<Used>, bool)]) -> [u64; 6] {
     policy.join(0, other, &[0], burst(500));
     policy.want(0, one);
     policy.want(MS, other);
+    policy.awake(MS, other);
     let mut last = 0;
     for &(at, used, is_idle) in steps {
         if is_idle {

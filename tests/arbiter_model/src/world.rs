@@ -3,10 +3,10 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use super::super::Policy;
-use super::super::types::{Pace, TenantId};
-use super::op::{Op, Slices, Turn};
-use super::{Change, Figures, LateWakes, Load, Random, Scenario, TenantFigures};
+use crate::op::{Op, Slices, Turn};
+use crate::{Change, Figures, LateWakes, Load, Random, Scenario, TenantFigures};
+use tessera_arbiter::policy::Policy;
+use tessera_arbiter::policy::{Pace, TenantId};
 
 /// Work in flight of a holder while another tenant may be woken, nanoseconds.
 const NARROW: u64 = 250_000;
@@ -15,7 +15,7 @@ const SOLO_WINDOWS: usize = 4;
 const SECOND: u64 = 1_000_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Event {
+pub(crate) enum Event {
     Begin(usize),
     /// A command arrives.
     /// Of what epoch, and how the lease is to be used.
@@ -35,12 +35,16 @@ pub(super) enum Event {
     /// A tenant's threads lose their CPU, and get it back.
     Preempted(usize),
     Runs(usize),
+    /// A thread that waits since this epoch is woken.
+    Roused(usize, u64),
+    /// The arbiter reads words. Only the last one set counts.
+    Read(u64),
     /// Only the last one set counts.
     Tick(u64),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum GateWord {
+pub(crate) enum GateWord {
     Solo,
     Open,
     Yield,
@@ -48,64 +52,79 @@ pub(super) enum GateWord {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Player {
-    pub(super) load: Load,
-    pub(super) there: bool,
-    pub(super) alive: bool,
-    pub(super) stopped: bool,
+pub(crate) struct Player {
+    pub(crate) load: Load,
+    pub(crate) there: bool,
+    pub(crate) alive: bool,
+    pub(crate) stopped: bool,
     /// Its threads have no CPU.
-    pub(super) preempted: bool,
-    pub(super) thinking: bool,
+    pub(crate) preempted: bool,
+    pub(crate) thinking: bool,
     /// The gate as it sees it, and as the policy said last.
-    pub(super) gate: GateWord,
-    pub(super) pace: Pace,
-    pub(super) seen: u64,
-    pub(super) said: u64,
+    pub(crate) gate: GateWord,
+    pub(crate) pace: Pace,
+    pub(crate) seen: u64,
+    pub(crate) said: u64,
     /// Remaining nanoseconds of what is in flight.
-    pub(super) flight: VecDeque<Op>,
+    pub(crate) flight: VecDeque<Op>,
     /// Whether its last report was that the GPU works for it.
-    pub(super) works_said: Option<bool>,
+    pub(crate) works_said: Option<bool>,
     /// Whether the policy has heard that the GPU does not work for it.
-    pub(super) waits: bool,
-    pub(super) left: u32,
+    pub(crate) waits: bool,
+    pub(crate) left: u32,
     /// When it had its batch to do.
-    pub(super) resumed_at: u64,
-    pub(super) launches: u64,
-    pub(super) completed: u64,
-    pub(super) want_said: bool,
-    pub(super) drained_said: bool,
-    pub(super) wanted_at: Option<u64>,
+    pub(crate) resumed_at: u64,
+    pub(crate) launches: u64,
+    pub(crate) completed: u64,
+    pub(crate) want_said: bool,
+    pub(crate) drained_said: bool,
+    pub(crate) wanted_at: Option<u64>,
     /// When the policy said CLOSED; `None` while it holds.
-    pub(super) closed_at: Option<u64>,
+    pub(crate) closed_at: Option<u64>,
     /// Whether it may have something in flight, as far as the policy knows.
-    pub(super) possesses: bool,
-    pub(super) last_served: u64,
+    pub(crate) possesses: bool,
+    pub(crate) last_served: u64,
     /// What is left of the change to its work, or from one of its processes to the next.
     switching: f64,
     turn: Turn,
     /// When something was first and last in flight, since it was open.
-    pub(super) flown: Option<(u64, u64)>,
+    pub(crate) flown: Option<(u64, u64)>,
+    /// Until when its thread polls at the closed gate.
+    pub(crate) polls_until: u64,
+    /// It is woken at the gate of this epoch as soon as it has a CPU.
+    pub(crate) roused: Option<u64>,
+    /// Since when it has nothing in flight.
+    pub(crate) emptied_at: u64,
+    /// Its launches when it was first read to have nothing in flight, and when that was.
+    pub(crate) quiet: Option<(u64, u64)>,
 }
 
 /// See [`super::simulate`].
 pub struct World {
     /// The policy under test.
     pub policy: Policy,
-    pub(super) now: u64,
-    pub(super) queue: BinaryHeap<Reverse<(u64, u64, Event)>>,
-    pub(super) order: u64,
-    pub(super) players: Vec<Player>,
-    pub(super) changes: Vec<(u64, Change)>,
-    pub(super) random: Random,
+    pub(crate) now: u64,
+    pub(crate) queue: BinaryHeap<Reverse<(u64, u64, Event)>>,
+    pub(crate) order: u64,
+    pub(crate) players: Vec<Player>,
+    pub(crate) changes: Vec<(u64, Change)>,
+    pub(crate) random: Random,
     delay: (u64, u64),
     late_wakes: Option<LateWakes>,
     switch: u64,
     /// Per GPU: the tenant whose work ran last.
     ran: Vec<Option<usize>>,
-    pub(super) until: u64,
-    pub(super) drain_least: u64,
-    pub(super) tick: (Option<u64>, u64),
-    pub(super) figures: Figures,
+    pub(crate) until: u64,
+    pub(crate) drain_least: u64,
+    pub(crate) tick: (Option<u64>, u64),
+    pub(crate) bare: bool,
+    /// The arbiter reads words: when it did last, and when it is to do so next.
+    pub(crate) words: bool,
+    pub(crate) read_at: u64,
+    pub(crate) reading: (Option<u64>, u64),
+    /// Per GPU: for how long nothing has run although a tenant waited.
+    idle_run: Vec<u64>,
+    pub(crate) figures: Figures,
 }
 
 impl World {
@@ -129,6 +148,11 @@ impl World {
             until: scenario.until,
             drain_least: scenario.settings.drain_least,
             tick: (None, 0),
+            bare: scenario.bare,
+            words: scenario.words,
+            read_at: 0,
+            reading: (None, 0),
+            idle_run: vec![0; gpus],
             figures: Figures {
                 tenants: vec![TenantFigures::default(); scenario.loads.len()],
                 idle_wanted_ns: vec![0; gpus],
@@ -186,18 +210,18 @@ impl World {
         self.figures
     }
 
-    pub(super) fn at(&mut self, at: u64, event: Event) {
+    pub(crate) fn at(&mut self, at: u64, event: Event) {
         self.order += 1;
         self.queue.push(Reverse((at, self.order, event)));
     }
 
-    pub(super) fn later(&mut self, event: Event) {
+    pub(crate) fn later(&mut self, event: Event) {
         let delay = self.wake();
         self.at(self.now + delay, event);
     }
 
     /// How long it takes until a thread acts on a message, a command or a timer, nanoseconds.
-    pub(super) fn wake(&mut self) -> u64 {
+    pub(crate) fn wake(&mut self) -> u64 {
         let delay = self.random.within(self.delay);
         let is_late = |late: &LateWakes, n: u64| n.is_multiple_of(late.one_in.max(1));
         match self.late_wakes {
@@ -279,10 +303,14 @@ impl World {
             figures.used_by_second[second] += used;
         }
         for gpu in 0..self.figures.busy_ns.len() {
-            if busy >> gpu & 1 == 1 {
-                self.figures.busy_ns[gpu] += passed;
-            } else if wanted >> gpu & 1 == 1 {
+            if busy >> gpu & 1 == 0 && wanted >> gpu & 1 == 1 {
                 self.figures.idle_wanted_ns[gpu] += passed;
+                self.idle_run[gpu] += passed;
+                continue;
+            }
+            self.figures.busy_ns[gpu] += if busy >> gpu & 1 == 1 { passed } else { 0 };
+            if self.idle_run[gpu] > 0 {
+                self.figures.idle_runs.push(std::mem::take(&mut self.idle_run[gpu]));
             }
         }
         self.now = to;
@@ -296,6 +324,7 @@ impl World {
             {
                 self.players[i].completed += 1;
                 let on_host = self.players[i].flight.pop_front().is_some_and(|op| op.on_host);
+                self.players[i].emptied_at = self.now;
                 self.pass_turn(i);
                 if !on_host {
                     let begun = self.players[i].flown.map_or(self.now, |(begun, _)| begun);
@@ -345,7 +374,7 @@ impl World {
         self.act(i);
     }
 
-    pub(super) fn watch_idle(&mut self, i: usize) {
+    pub(crate) fn watch_idle(&mut self, i: usize) {
         let player = &self.players[i];
         if player.gate == GateWord::Yield && (player.flight.is_empty() || player.waits_for_host()) {
             let check = Event::IdleCheck(i, player.stamp(), player.seen);
@@ -354,7 +383,7 @@ impl World {
     }
 
     /// What the tenant does by itself now: launch, want, drain.
-    pub(super) fn act(&mut self, i: usize) {
+    pub(crate) fn act(&mut self, i: usize) {
         let player = &self.players[i];
         if player.stands() || !player.alive || !player.there {
             return;
@@ -364,6 +393,7 @@ impl World {
                 if player.has_work() && !player.want_said {
                     self.players[i].want_said = true;
                     self.players[i].wanted_at.get_or_insert(self.now);
+                    self.begins_to_poll(i);
                     self.later(Event::Want(i));
                 }
                 let player = &mut self.players[i];
@@ -378,6 +408,10 @@ impl World {
     }
 
     fn launch(&mut self, i: usize) {
+        // The word in shared memory says so before the thread is told.
+        if self.words && self.players[i].closed_at.is_some() {
+            return;
+        }
         loop {
             let player = &mut self.players[i];
             let room = if player.gate == GateWord::Solo { SOLO_WINDOWS } else { 1 };
@@ -454,6 +488,10 @@ impl Player {
             works_said: None,
             waits: false,
             flown: None,
+            polls_until: 0,
+            roused: None,
+            emptied_at: 0,
+            quiet: None,
         }
     }
 
@@ -464,22 +502,22 @@ impl Player {
     }
 
     /// The host has work before the GPU has.
-    pub(super) fn waits_for_host(&self) -> bool {
+    pub(crate) fn waits_for_host(&self) -> bool {
         self.flight.front().is_some_and(|op| op.on_host)
     }
 
     /// Updates when the GPU had work.
-    pub(super) fn stamp(&self) -> u64 {
+    pub(crate) fn stamp(&self) -> u64 {
         if self.flight.is_empty() { self.launches } else { self.completed }
     }
 
     /// The GPU has work of it.
-    pub(super) fn busy(&self) -> bool {
+    pub(crate) fn busy(&self) -> bool {
         self.flight.front().is_some_and(|op| !op.on_host) && !self.is_stuck()
     }
 
     /// Whether the first operation in flight waits for one that is not launched yet.
-    pub(super) fn is_stuck(&self) -> bool {
+    pub(crate) fn is_stuck(&self) -> bool {
         let group = u64::from(self.load.group.max(1));
         let first = self.launches - self.flight.iter().filter(|op| !op.on_host).count() as u64;
         let is_operation = self.flight.front().is_some_and(|op| !op.on_host);
@@ -487,7 +525,7 @@ impl Player {
     }
 
     /// Its threads do not run.
-    pub(super) fn stands(&self) -> bool {
+    pub(crate) fn stands(&self) -> bool {
         self.stopped || self.preempted
     }
 
@@ -505,6 +543,6 @@ impl Player {
     }
 }
 
-pub(super) fn id(i: usize) -> TenantId {
+pub(crate) fn id(i: usize) -> TenantId {
     TenantId(i as u64)
 }

@@ -2,22 +2,28 @@
 
 use std::time::Instant;
 
-use super::super::Policy;
-use super::super::types::{Command, GateState, Pace, Used};
-use super::Change;
-use super::world::{Event, GateWord, World, id};
+use crate::Change;
+use crate::words::POLLED;
+use crate::world::{Event, GateWord, World, id};
+use tessera_arbiter::policy::Policy;
+use tessera_arbiter::policy::{Command, GateState, Pace, TenantId};
 
 /// Time between two repeated reports of a helper, nanoseconds.
 const LOOK_EVERY: u64 = 10_000_000;
 
 impl World {
-    pub(super) fn handle(&mut self, event: Event) {
+    pub(crate) fn handle(&mut self, event: Event) {
         match event {
             Event::Begin(i) => {
                 self.players[i].there = true;
                 self.players[i].last_served = self.now;
-                let load = self.players[i].load.clone();
-                self.tell(|policy, now| policy.join(now, id(i), &load.gpus, load.share));
+                if self.bare {
+                    self.players[i].gate = GateWord::Solo;
+                    self.players[i].closed_at = None;
+                } else {
+                    let load = self.players[i].load.clone();
+                    self.tell(|policy, now| policy.join(now, id(i), &load.gpus, load.share));
+                }
                 self.act(i);
                 self.runs(i);
             }
@@ -34,13 +40,14 @@ impl World {
                 self.go_on(i);
             }
             Event::Gate(i, epoch, word, pace) => self.gate(i, epoch, word, pace),
-            Event::Want(i) if self.speaks(i) => self.tell(|policy, now| policy.want(now, id(i))),
+            Event::Want(i) if self.speaks(i) => {
+                self.tell(|policy, now| policy.want(now, id(i)));
+                if self.polls(i) {
+                    self.tell(|policy, now| policy.awake(now, id(i)));
+                }
+            }
             Event::Drained(i, epoch) if self.speaks(i) && epoch == self.players[i].said => {
-                let player = &mut self.players[i];
-                player.possesses = false;
-                let used = player.flown.take().map_or(0, |(begun, ended)| ended - begun);
-                let ns = if player.load.lies { 0 } else { used };
-                let used = Used { ns, processes: player.load.processes };
+                let used = self.takes_back(i);
                 self.tell(|policy, now| policy.drained(now, id(i), Some(used)));
             }
             Event::Idle(i, epoch) if self.speaks(i) && epoch == self.players[i].said => {
@@ -76,7 +83,10 @@ impl World {
                 self.tick.0 = None;
                 self.tell(Policy::tick);
             }
+            Event::Roused(i, epoch) => self.is_roused(i, epoch),
+            Event::Read(set) if set == self.reading.1 => self.read_words(),
             Event::Want(_)
+            | Event::Read(_)
             | Event::Drained(..)
             | Event::Idle(..)
             | Event::Tick(_)
@@ -99,10 +109,13 @@ impl World {
             self.players[i].last_served = self.now;
             self.act(i);
             self.watch_idle(i);
+            if let Some(epoch) = self.players[i].roused.take() {
+                self.is_roused(i, epoch);
+            }
         }
     }
 
-    fn speaks(&self, i: usize) -> bool {
+    pub(crate) fn speaks(&self, i: usize) -> bool {
         self.players[i].there && self.players[i].alive
     }
 
@@ -131,7 +144,7 @@ impl World {
 
     /// The helper's look at a closed gate: it reports at once that its work waits for the host, and from
     /// time to time that the GPU still works.
-    pub(super) fn look(&mut self, i: usize, timed: bool) {
+    pub(crate) fn look(&mut self, i: usize, timed: bool) {
         let player = &self.players[i];
         let closed = player.gate == GateWord::Closed && !player.drained_said;
         let dumb = player.stands() || player.load.never_drains || !self.speaks(i);
@@ -174,16 +187,22 @@ impl World {
     }
 
     /// Passes an event to the policy and carries its commands out.
-    fn tell(&mut self, event: impl FnOnce(&mut Policy, u64)) {
+    pub(crate) fn tell(&mut self, event: impl FnOnce(&mut Policy, u64)) {
         let begun = Instant::now();
         event(&mut self.policy, self.now);
-        let commands: Vec<Command> = self.policy.commands().collect();
-        let deadline = self.policy.deadline();
         self.figures.policy_ns += u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
         self.figures.events += 1;
-        for command in commands {
-            self.carry_out(command);
+        loop {
+            let commands: Vec<Command> = self.policy.commands().collect();
+            let rouses: Vec<TenantId> = self.policy.rouses().collect();
+            if commands.is_empty() && rouses.is_empty() {
+                break;
+            }
+            commands.into_iter().for_each(|command| self.carry_out(command));
+            rouses.into_iter().for_each(|id| self.rouse(id));
         }
+        self.plan_reading();
+        let deadline = self.policy.deadline();
         if deadline == self.tick.0 {
             return;
         }
@@ -195,8 +214,18 @@ impl World {
         }
     }
 
+    /// Has a thread woken. One that nobody can read counts as awake.
+    fn rouse(&mut self, id: TenantId) {
+        let Ok(i) = usize::try_from(id.0) else { return };
+        if !self.words || self.players[i].load.never_drains || self.polls(i) {
+            self.policy.awake(self.now, id);
+        }
+        self.later(Event::Roused(i, self.players[i].said));
+    }
+
     fn carry_out(&mut self, command: Command) {
         let Ok(i) = usize::try_from(command.tenant.0) else { return };
+        let polled = self.polls(i);
         let word = match command.state {
             GateState::Solo => GateWord::Solo,
             GateState::Open => GateWord::Open,
@@ -205,7 +234,9 @@ impl World {
         };
         if word == GateWord::Closed {
             self.players[i].closed_at = Some(self.now);
+            self.players[i].want_said = false;
             self.players[i].waits = false;
+            self.reads_landed(i);
         } else {
             if let Some(closed_at) = self.players[i].closed_at.take() {
                 self.judge_grant(i, closed_at);
@@ -214,7 +245,11 @@ impl World {
         }
         self.players[i].said += 1;
         let epoch = self.players[i].said;
-        self.later(Event::Gate(i, epoch, word, command.pace));
+        let gate = Event::Gate(i, epoch, word, command.pace);
+        match self.words && (word == GateWord::Closed || polled) {
+            true => self.at(self.now + POLLED, gate),
+            false => self.later(gate),
+        }
     }
 
     /// No other tenant may have the GPU, unless its time to drain is over; nor may one that was closed at

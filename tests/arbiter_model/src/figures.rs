@@ -1,6 +1,6 @@
 //! The results of a simulation.
 
-use super::super::types::Share;
+use tessera_arbiter::policy::Share;
 
 /// One tenant, by the simulated GPU's own account.
 #[derive(Clone, Debug, Default)]
@@ -34,6 +34,8 @@ pub struct Figures {
     pub elapsed_ns: u64,
     /// Per GPU: time that nothing ran although a tenant waited, nanoseconds.
     pub idle_wanted_ns: Vec<u64>,
+    /// Each time that nothing ran on a GPU although a tenant waited, nanoseconds.
+    pub idle_runs: Vec<u64>,
     /// Per GPU: time that something ran.
     pub busy_ns: Vec<u64>,
     /// Grants of a GPU that another still held within its drain deadline.

@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
-use super::super::types::GpuIndex;
-use super::Load;
+use crate::Load;
+use tessera_arbiter::policy::GpuIndex;
 
 /// A host function in the middle of a stream: the GPU does nothing for it, and what follows waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,13 +16,13 @@ pub struct HostFunctions {
 
 /// One operation, or one host function.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Op {
+pub(crate) struct Op {
     /// Remaining nanoseconds.
-    pub(super) left: f64,
+    pub(crate) left: f64,
     /// Runs on the host.
-    pub(super) on_host: bool,
+    pub(crate) on_host: bool,
     /// Index of the tenant's process.
-    pub(super) process: u32,
+    pub(crate) process: u32,
 }
 
 /// How long the hardware serves a process while another has work, nanoseconds.
@@ -31,7 +31,7 @@ const SLICE: f64 = 2e6;
 /// The order in which the GPU serves a tenant's processes: one after the other, each for a slice or until
 /// its queue is empty.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Turn {
+pub(crate) struct Turn {
     process: u32,
     /// Nanoseconds that it has been served.
     served: f64,
@@ -39,12 +39,12 @@ pub(super) struct Turn {
 
 impl Turn {
     /// How much the served process has had.
-    pub(super) fn serve(&mut self, ns: f64) {
+    pub(crate) fn serve(&mut self, ns: f64) {
         self.served += ns;
     }
 
     /// Moves the operation that is served next to the front. True if it is another process's.
-    pub(super) fn pass(&mut self, flight: &mut VecDeque<Op>) -> bool {
+    pub(crate) fn pass(&mut self, flight: &mut VecDeque<Op>) -> bool {
         let place = |process| flight.iter().position(|op| op.process == process);
         let own = place(self.process);
         let after = flight.iter().map(|op| op.process).filter(|&other| other != self.process);
@@ -67,27 +67,27 @@ impl Turn {
 
 /// A part of a GPU that one tenant has beside others: a hardware slice for each process with work.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Slices {
+pub(crate) struct Slices {
     /// Processes of the tenant, and of all with work on the GPU.
-    pub(super) own: u32,
-    pub(super) all: u32,
+    pub(crate) own: u32,
+    pub(crate) all: u32,
 }
 
 impl Slices {
     /// The part of a nanosecond of the GPU that it gets.
-    pub(super) fn rate(self) -> f64 {
+    pub(crate) fn rate(self) -> f64 {
         f64::from(self.own) / f64::from(self.all.max(1))
     }
 }
 
 impl Load {
     /// Whether it has this GPU.
-    pub(super) fn is_on(&self, gpu: GpuIndex) -> bool {
+    pub(crate) fn is_on(&self, gpu: GpuIndex) -> bool {
         self.gpus.contains(&gpu)
     }
 
     /// Processes, at least one.
-    pub(super) fn slices(&self) -> u32 {
+    pub(crate) fn slices(&self) -> u32 {
         self.processes.max(1)
     }
 }
