@@ -11,11 +11,10 @@ use tessera_cluster::resource::{ResourceApi, ResourceClient, Timing};
 use tessera_cluster::{Access, ApiError};
 use tessera_config::{Config, Current};
 use tessera_dra::claim_status::Reporter;
-use tessera_dra::door::Core;
+use tessera_dra::names;
 use tessera_dra::prepare::Preparer;
 use tessera_dra::publish::{Publisher, Status};
 use tessera_dra::serve::{self, Registration, Rejected, Settings};
-use tessera_dra::{AgentGpus, names};
 use tessera_gpu::Discovery;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
@@ -48,7 +47,7 @@ pub(super) fn start(
 ) -> anyhow::Result<Option<Driver>> {
     let config = current.get();
     let is_ending = !config.dra.enabled;
-    let left = tessera_dra::prepare::left(&**agent, &config.paths.dra);
+    let left = tessera_dra::prepare::left(agent, &config.paths.dra);
     if is_ending && left.is_empty() {
         return Ok(None);
     }
@@ -139,24 +138,28 @@ fn serve_claims(
     let api: Arc<dyn ResourceApi> = Arc::new(client);
     let is_ending = !config.dra.enabled;
     let (end, ended) = watch::channel(false);
-    let core = Arc::clone(agent) as Arc<dyn Core>;
     let serving = {
         let (stopped, ended) = (stopped.clone(), ended.clone());
-        tessera_dra::serve(settings(config, &node), core, Arc::clone(&api), async move {
-            tokio::select! {
-                () = is_set(stopped) => {}
-                () = is_set(ended) => {}
-            }
-        })?
+        tessera_dra::serve(
+            settings(config, &node),
+            Arc::clone(agent),
+            Arc::clone(&api),
+            async move {
+                tokio::select! {
+                    () = is_set(stopped) => {}
+                    () = is_set(ended) => {}
+                }
+            },
+        )?
     };
     board.change_dra(|status| {
         names::DRIVER.clone_into(&mut status.driver);
         status.pool.clone_from(&node);
     });
-    let gpus = Arc::new(AgentGpus::new(Arc::clone(agent), Arc::clone(discovery)));
-    let publisher = Publisher::new(Arc::clone(&api), Arc::clone(&gpus), current.clone(), &node);
+    let sources = (Arc::clone(agent), Arc::clone(discovery));
+    let publisher = Publisher::new(Arc::clone(&api), sources, current.clone(), &node);
     let registration = serving.registration();
-    let left = Left { preparer: Arc::clone(serving.preparer()), is_ending };
+    let left = Left { preparer: serving.preparer().clone(), is_ending };
     let mut tasks = JoinSet::new();
     let (shown, published) = (registration.clone(), publisher.status());
     let changes = agent.advertised().events();
@@ -165,7 +168,7 @@ fn serve_claims(
         tasks.spawn(events.report(Arc::clone(&board), publisher.status()));
     }
     tasks.spawn(publisher.run());
-    tasks.spawn(Reporter::new(Arc::clone(&api), gpus).run());
+    tasks.spawn(Reporter::new(Arc::clone(&api), Arc::clone(agent)).run());
     let task = async move {
         serving.finished().await?;
         // Nobody publishes any more.
@@ -227,7 +230,7 @@ impl Driver {
 
 /// What a driver that is turned off still waits for.
 struct Left {
-    preparer: Arc<Preparer>,
+    preparer: Preparer,
     is_ending: bool,
 }
 

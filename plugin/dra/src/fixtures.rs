@@ -1,40 +1,72 @@
-//! For the tests: GPUs, records, and a core in memory.
+//! For the tests: GPUs, records, and how the scheduler of Kubernetes counts requests.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-use tessera_agent::front_end::{AllocateError, Committed, Delivered, FrontDoor, Transaction};
+use tessera_cluster::k8s_openapi::api::resource::v1::DeviceCapacity;
+use tessera_cluster::k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use tessera_config::Config;
-use tessera_kubelet_api::deviceplugin::ContainerAllocateResponse;
-use tessera_model::allocation_id::AllocationId;
 use tessera_model::gpu::Gpu;
+use tessera_model::mig::MigInstance;
 use tessera_model::origin::{ClaimResult, ClaimShare, Origin};
-use tessera_model::record::{Grant, Record};
-use tessera_model::sharing::Compute;
-use tessera_rules::ask::{Ask, Plan};
-use tessera_rules::refusal::Refusal;
-use tokio::sync::watch;
+use tessera_model::record::Record;
+use tessera_rules::allocate::Catalogue;
 
-use crate::door::{Core, DraGpu};
+use crate::publish::Published;
 
-/// A GPU with so many GiB to share; a replica is a quarter of it.
-pub fn gpu(uuid: &str, gib: u64) -> DraGpu {
-    DraGpu {
-        gpu: Gpu { memory_bytes: gib << 30, ..Gpu::example(uuid, 0) },
-        driver_version: Some("580.65.06".into()),
+pub const MIB: u64 = 1 << 20;
+
+/// What a node sells by claims.
+pub fn catalogue(uuids: &[&str]) -> Catalogue {
+    let config = Config::parse("[dra]\nenabled = true").expect("a configuration");
+    let gpus: Vec<Gpu> = uuids.iter().zip(0..).map(|(uuid, at)| Gpu::example(uuid, at)).collect();
+    Catalogue::new(&gpus, &config)
+}
+
+/// A GPU of 80 GiB, a quarter of which is a replica's share. Nothing of it is held.
+pub fn gpu(uuid: &str, index: u32) -> Published {
+    let mut sold = catalogue(&[uuid]).gpus.remove(uuid).expect("it is in the catalogue");
+    sold.gpu.index = index;
+    sold.context_overhead_bytes = 512 * MIB;
+    let memory_bytes = 81_408 * MIB;
+    (sold.default_share.limit.memory_bytes, sold.default_share.limit.cores_millis) =
+        (memory_bytes / 4, 250);
+    Published {
+        sold,
+        driver_version: Some("580.65.06".to_owned()),
         cuda_version: Some((13, 0)),
         compute_capability: Some((9, 0)),
-        memory_bytes: gib << 30,
+        pcie_root: Some("pci0000:00".to_owned()),
+        memory_bytes,
         grown_bytes: 0,
-        free_bytes: gib << 30,
-        default_memory_bytes: gib << 28,
-        default_cores_millis: 250,
-        default_compute: Compute::Burst,
-        context_bytes: 0,
-        sick: None,
-        cordon: None,
-        moving: false,
+        free_bytes: memory_bytes,
+        is_cordoned: false,
+        is_moving: false,
     }
+}
+
+/// One with so many bytes, so many of which are a replica's share.
+pub fn gpu_of(memory_bytes: u64, replica_bytes: u64) -> Published {
+    let mut gpu = Published { memory_bytes, ..gpu("GPU-a", 0) };
+    gpu.sold.default_share.limit.memory_bytes = replica_bytes;
+    gpu
+}
+
+/// An instance of GPU 0.
+pub fn mig(uuid: &str, index: u32) -> Published {
+    let mut instance = gpu(uuid, 0);
+    instance.sold.gpu.name = "NVIDIA A100-SXM4-80GB MIG 1g.10gb".to_owned();
+    instance.sold.gpu.mig = Some(MigInstance {
+        parent_uuid: "GPU-parent".to_owned(),
+        parent_index: 0,
+        index,
+        gpu_instance: index + 7,
+        compute_instance: 0,
+    });
+    instance.memory_bytes = 9216 * MIB;
+    instance.free_bytes = 9216 * MIB;
+    instance.sold.default_share.limit.memory_bytes = 2304 * MIB;
+    instance
 }
 
 /// The record of a claim's request with these devices, and nothing granted.
@@ -56,211 +88,27 @@ pub fn claim_record(uid: &str, request: &str, devices: &[(&str, Option<&str>)]) 
     Arc::new(Record { origin: Origin::Claim(Box::new(share)), cdi: true, ..record })
 }
 
-/// What outlives a plugin: ledger, pages and CDI files, as far as the tests look at them.
-#[derive(Debug, Default)]
-pub struct Disk {
-    /// The ledger.
-    pub records: BTreeMap<AllocationId, Arc<Record>>,
-    /// How often the pages of an allocation were made.
-    pub pages: BTreeMap<AllocationId, u32>,
-    generation: u64,
-    /// Commits that will fail.
-    pub refuse_commits: u32,
-    /// Deliveries that will fail, as with a CDI directory that is read-only.
-    pub refuse_deliveries: u32,
+/// A quantity as a number.
+pub fn units(quantity: &Quantity) -> u64 {
+    tessera_model::quantity::Quantity::parse(&quantity.0).unwrap().units().unwrap()
 }
 
-/// A core in memory, over a disk that outlives it.
-#[derive(Debug)]
-pub struct FakeCore {
-    disk: Arc<Mutex<Disk>>,
-    gpus: Mutex<Vec<DraGpu>>,
-    events: watch::Sender<u64>,
-}
-
-impl FakeCore {
-    /// With these GPUs, over what an earlier one left.
-    pub fn new(gpus: Vec<DraGpu>, disk: Arc<Mutex<Disk>>) -> Self {
-        FakeCore { disk, gpus: Mutex::new(gpus), events: watch::Sender::new(0) }
-    }
-
-    /// What outlives it.
-    pub fn disk(&self) -> MutexGuard<'_, Disk> {
-        self.disk.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Changes a GPU, and says so.
-    pub fn change(&self, uuid: &str, change: impl FnOnce(&mut DraGpu)) {
-        let mut gpus = self.gpus.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(gpu) = gpus.iter_mut().find(|gpu| gpu.gpu.uuid == uuid) {
-            change(gpu);
+/// What is counted for a request of so much; `None` where the device does not suit.
+pub fn consumed(capacity: &DeviceCapacity, asked: Option<u64>) -> Option<u64> {
+    let value = units(&capacity.value);
+    let policy = capacity.request_policy.as_ref().expect("a device that is shared");
+    let Some(asked) = asked else {
+        return policy.default.as_ref().map(units);
+    };
+    let rounded = match (&policy.valid_range, &policy.valid_values) {
+        (Some(range), None) => {
+            let (min, step) = (units(&range.min), range.step.as_ref().map_or(1, units));
+            let above = asked.saturating_sub(min);
+            let rounded = min + above.div_ceil(step) * step;
+            Some(rounded).filter(|bytes| range.max.as_ref().is_none_or(|max| *bytes <= units(max)))
         }
-        drop(gpus);
-        self.events.send_modify(|number| *number += 1);
-    }
-
-    fn gpu(&self, uuid: &str) -> Option<DraGpu> {
-        self.gpus().into_iter().find(|gpu| gpu.gpu.uuid == uuid)
-    }
-
-    /// The capacity rule, simply: what is live and these fit into the GPU.
-    fn check_room(&self, disk: &Disk, plans: &[Plan]) -> Result<(), Refusal> {
-        let live = disk.records.values().flat_map(|record| &record.grants);
-        for asked in plans.iter().flat_map(|plan| &plan.grants) {
-            let uuid = &asked.uuid;
-            let gpu = self.gpu(uuid).ok_or_else(|| Refusal::UnknownGpu(uuid.clone()))?;
-            if let Some(reason) = gpu.cordon {
-                return Err(Refusal::Cordoned { uuid: uuid.clone(), reason });
-            }
-            let held = live.clone().filter(|grant| grant.uuid == *uuid);
-            let (bytes, millis) = held.fold((0, 0), |(bytes, millis), grant| {
-                (bytes + grant.memory_limit_bytes, millis + grant.cores_millis)
-            });
-            let all = plans.iter().flat_map(|plan| &plan.grants).filter(|g| g.uuid == *uuid);
-            let (more, time) = all.fold((0, 0), |(bytes, millis), grant| {
-                (bytes + grant.memory_limit_bytes, millis + grant.cores_millis)
-            });
-            if bytes + more > gpu.memory_bytes {
-                return Err(Refusal::MemoryOversold {
-                    uuid: uuid.clone(),
-                    asked_bytes: more,
-                    held_bytes: bytes,
-                    grown_bytes: 0,
-                    sellable_bytes: gpu.memory_bytes,
-                });
-            }
-            if millis + time > 1000 {
-                let (asked_millis, held_millis) = (time, millis);
-                let uuid = uuid.clone();
-                return Err(Refusal::CoresOversold { uuid, asked_millis, held_millis });
-            }
-        }
-        Ok(())
-    }
-}
-
-struct FakeTransaction<'a> {
-    core: &'a FakeCore,
-    committed: Vec<Committed>,
-}
-
-impl Transaction for FakeTransaction<'_> {
-    fn committed(&self) -> &[Committed] {
-        &self.committed
-    }
-
-    fn materialise(self: Box<Self>) -> Result<Vec<Delivered>, AllocateError> {
-        let FakeTransaction { core, committed } = *self;
-        let mut disk = core.disk();
-        if disk.refuse_deliveries > 0 {
-            disk.refuse_deliveries -= 1;
-            for one in committed.iter().filter(|one| one.is_new) {
-                disk.records.remove(&one.record.id);
-            }
-            return Err(Refusal::NoRoom { uuid: "GPU-read-only-cdi".into() }.into());
-        }
-        let deliver = |one: &Committed| {
-            if one.is_new {
-                *disk.pages.entry(one.record.id.clone()).or_default() += 1;
-            }
-            let cdi_devices = vec![format!("tessera.dev/share={}", one.record.id)];
-            Delivered { response: ContainerAllocateResponse::default(), cdi_devices }
-        };
-        Ok(committed.iter().map(deliver).collect())
-    }
-}
-
-impl FrontDoor for FakeCore {
-    fn plan(&self, ask: &Ask) -> Result<Plan, Refusal> {
-        let ask = match ask {
-            Ask::Share(ask) => ask,
-            Ask::Recorded(id) => {
-                let record = self.disk().records.get(id).cloned();
-                let record = record.ok_or_else(|| Refusal::Ended(id.clone()))?;
-                return Ok(Plan::of(&record));
-            }
-            Ask::Replicas { .. } => return Err(Refusal::Empty),
-        };
-        let mut grants: BTreeMap<&str, Grant> = BTreeMap::new();
-        for part in &ask.parts {
-            let gpu = self.gpu(&part.uuid).ok_or_else(|| Refusal::UnknownGpu(part.uuid.clone()))?;
-            if let Some(reason) = gpu.sick {
-                return Err(Refusal::Dead { uuid: part.uuid.clone(), reason });
-            }
-            let grant = grants.entry(&part.uuid).or_insert_with(|| Grant {
-                uuid: part.uuid.clone(),
-                memory_limit_bytes: 0,
-                context_overhead_bytes: 0,
-                cores_millis: 0,
-                compute: part.compute,
-            });
-            grant.memory_limit_bytes += part.memory_bytes;
-            grant.cores_millis += part.cores_millis;
-        }
-        Ok(Plan {
-            id: ask.id.clone(),
-            resource: String::new(),
-            replicas: Vec::new(),
-            grants: grants.into_values().collect(),
-            origin: ask.origin.clone(),
-        })
-    }
-
-    fn commit(&self, plans: &[Plan]) -> Result<Box<dyn Transaction + '_>, AllocateError> {
-        let mut disk = self.disk();
-        let is_new = |plan: &&Plan| !disk.records.contains_key(&plan.id);
-        let new: Vec<Plan> = plans.iter().filter(is_new).cloned().collect();
-        self.check_room(&disk, &new)?;
-        if disk.refuse_commits > 0 {
-            disk.refuse_commits -= 1;
-            return Err(Refusal::NoRoom { uuid: "GPU-full-disk".into() }.into());
-        }
-        let commit = |plan: &Plan| {
-            if let Some(record) = disk.records.get(&plan.id) {
-                return Committed { record: Arc::clone(record), is_new: false };
-            }
-            disk.generation += 1;
-            let record = Record::new(plan.id.clone(), disk.generation, plan.grants.clone());
-            let record = Arc::new(Record { origin: plan.origin.clone(), cdi: true, ..record });
-            disk.records.insert(plan.id.clone(), Arc::clone(&record));
-            Committed { record, is_new: true }
-        };
-        let committed = plans.iter().map(commit).collect();
-        drop(disk);
-        self.events.send_modify(|number| *number += 1);
-        Ok(Box::new(FakeTransaction { core: self, committed }))
-    }
-
-    fn release(&self, ids: &[AllocationId]) -> Result<(), AllocateError> {
-        let mut disk = self.disk();
-        for id in ids {
-            disk.records.remove(id);
-            disk.pages.remove(id);
-        }
-        drop(disk);
-        self.events.send_modify(|number| *number += 1);
-        Ok(())
-    }
-
-    fn events(&self) -> watch::Receiver<u64> {
-        self.events.subscribe()
-    }
-}
-
-impl Core for FakeCore {
-    fn gpus(&self) -> Vec<DraGpu> {
-        self.gpus.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn config(&self) -> Arc<Config> {
-        Arc::new(Config::parse("[dra]\nenabled = true").expect("a valid configuration"))
-    }
-
-    fn claims(&self) -> Vec<Arc<Record>> {
-        self.disk().records.values().cloned().collect()
-    }
-
-    fn view(&self, uuid: &str) -> Result<Vec<String>, AllocateError> {
-        Ok(vec![format!("tessera.dev/view={}", crate::names::device(uuid))])
-    }
+        (None, Some(values)) => values.iter().map(units).find(|value| asked <= *value),
+        other => panic!("not one of range and values: {other:?}"),
+    };
+    rounded.filter(|bytes| *bytes <= value)
 }

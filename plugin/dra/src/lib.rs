@@ -6,20 +6,17 @@
 //! - [`names`]: how the driver, its devices and its parameters are called
 //! - [`publish`]: the slices, and what keeps them as they should be
 //! - [`claim_status`]: what claims say of their devices
-//! - [`door`]: the core as this front end sees it
 //! - [`claims`]: what an allocated claim comes to on this node; pure
-//! - [`prepare`]: claims prepared and unprepared, and those that kubelet forgot
-//! - [`wire`]: kubelet's calls, in both versions; [`health`]: what kubelet hears of devices
+//! - [`prepare`]: kubelet's calls: claims prepared and unprepared, and those that kubelet forgot
+//! - [`health`]: what kubelet hears of devices
 //! - [`serve`]: the sockets, and registration with kubelet
 //!
-//! **May use**: the agent through [`door`], the API server through `tessera-cluster`, gRPC on Unix sockets.
+//! **May use**: the agent, the API server through `tessera-cluster`, gRPC on Unix sockets.
 //! **Must not**: know pages, shims, leases or the ledger; keep in memory alone what a second instance needs.
 #![forbid(unsafe_code)]
 
-mod agent_gpus;
 pub mod claim_status;
 pub mod claims;
-pub mod door;
 #[cfg(test)]
 mod fixtures;
 pub mod health;
@@ -27,9 +24,15 @@ pub mod names;
 pub mod prepare;
 pub mod publish;
 pub mod serve;
+/// The driver as kubelet meets it: sockets, a stand-in kubelet, an API server in memory, and the agent.
 #[cfg(test)]
-mod tests;
-pub mod wire;
+mod tests {
+    mod agent;
+    mod claims;
+    mod lifecycle;
+    mod quota;
+    mod storms;
+    pub mod support;
+}
 
-pub use agent_gpus::AgentGpus;
 pub use serve::{Rejected, Serving, Settings, serve};

@@ -1,11 +1,10 @@
-//! `Allocate`: replica ids to a plan. Pure. What becomes of the plan is `tessera_tenant::delivery`'s.
+//! `Allocate`: what replica ids come to. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use tessera_model::allocation_id::AllocationId;
 
 use tessera_region::layout;
 
-pub use crate::ask::Plan;
 use crate::front_end::{FrontEnd, front_end_of};
 pub use crate::refusal::Refusal;
 use crate::shares;
@@ -13,9 +12,8 @@ use crate::shares::{Share, Terms};
 use tessera_config::Config;
 use tessera_model::context_constant::ContextSource;
 use tessera_model::gpu::Gpu;
-use tessera_model::origin::Origin;
 use tessera_model::printable;
-use tessera_model::record::Grant;
+use tessera_model::record::{Grant, Record};
 use tessera_model::replica::Replica;
 use tessera_model::sharing::Split;
 
@@ -112,13 +110,13 @@ impl Catalogue {
 /// Most bytes of an unknown id that an error quotes.
 const LONGEST_ID: usize = 160;
 
-/// What `ids` of `resource` come to.
+/// What `ids` of `resource` come to: a record of no generation, which is not stored yet.
 ///
 /// # Errors
 /// Ids that are unknown or retired, a dead GPU, a split that is not allowed. *Not* a replica that is
 /// in use: kubelet owns assignment (an init container's replicas are allocated again to the next
 /// container, a deleted pod's to its successor at once).
-pub fn plan(catalogue: &Catalogue, resource: &str, ids: &[String]) -> Result<Plan, Refusal> {
+pub fn plan(catalogue: &Catalogue, resource: &str, ids: &[String]) -> Result<Record, Refusal> {
     let plan = plan_for_running(catalogue, resource, ids)?;
     for grant in &plan.grants {
         if let Some(reason) = catalogue.gpus.get(&grant.uuid).and_then(|sold| sold.sick.clone()) {
@@ -147,7 +145,7 @@ pub fn plan_for_running(
     catalogue: &Catalogue,
     resource: &str,
     ids: &[String],
-) -> Result<Plan, Refusal> {
+) -> Result<Record, Refusal> {
     let mut shares: BTreeMap<&str, (&AdvertisedGpu, &Share, u32)> = BTreeMap::new();
     let replicas: BTreeSet<&String> = ids.iter().collect();
     for id in &replicas {
@@ -178,12 +176,11 @@ pub fn plan_for_running(
         cores_millis: share.limit.cores_millis.saturating_mul(*count).min(1000),
         compute: share.compute,
     });
-    Ok(Plan {
-        id: AllocationId::of(resource, ids.iter().map(String::as_str)),
+    let id = AllocationId::of(resource, ids.iter().map(String::as_str));
+    Ok(Record {
         resource: resource.to_owned(),
-        grants: grants.collect(),
         replicas: replicas.into_iter().cloned().collect(),
-        origin: Origin::DevicePlugin,
+        ..Record::new(id, 0, grants.collect())
     })
 }
 

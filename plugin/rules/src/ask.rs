@@ -1,9 +1,15 @@
-//! What a front end asks for, and what it comes to. Pure.
+//! What a front end asks for, and what a share of some GPUs comes to, as a claim or `tessera run` asks for it. Pure.
+
+use std::collections::BTreeMap;
 
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::origin::Origin;
 use tessera_model::record::{Grant, Record};
 use tessera_model::sharing::Compute;
+use tessera_region::layout;
+
+use crate::allocate::Catalogue;
+use crate::refusal::Refusal;
 
 /// What a front end asks for: one tenant's part of the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +25,14 @@ pub enum Ask {
     Share(ShareAsk),
     /// What is recorded already, as it is: for a front end that is asked again for it.
     Recorded(AllocationId),
+}
+
+impl Ask {
+    /// The claim's request that it is for, if it is for a new share of one.
+    pub fn request(&self) -> Option<&str> {
+        let Ask::Share(ask) = self else { return None };
+        Some(ask.origin.claim()?.request.as_str())
+    }
 }
 
 /// A tenant's limits, as a claim or a person states them.
@@ -45,30 +59,135 @@ pub struct SharePart {
     pub compute: Compute,
 }
 
-/// What one tenant will get.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plan {
-    /// Its name.
-    pub id: AllocationId,
-    /// The resource of its replicas; empty where no replicas were asked for.
-    pub resource: String,
-    /// Replica ids, sorted.
-    pub replicas: Vec<String>,
-    /// Limits per GPU, sorted by UUID.
-    pub grants: Vec<Grant>,
-    /// The front end that asked.
-    pub origin: Origin,
+/// What a share comes to: a record of no generation, which is not stored yet. Parts of one GPU add up.
+///
+/// # Errors
+/// No part, a GPU that is not here or unhealthy, memory that no context fits into or that the GPU does not have,
+/// no part of its time, more GPUs than a page has room for.
+pub fn plan(catalogue: &Catalogue, ask: &ShareAsk) -> Result<Record, Refusal> {
+    let plan = plan_for_running(catalogue, ask)?;
+    for grant in &plan.grants {
+        let reason = catalogue.gpus.get(&grant.uuid).and_then(|sold| sold.sick.clone());
+        if let Some(reason) = reason {
+            return Err(Refusal::Dead { uuid: grant.uuid.clone(), reason });
+        }
+    }
+    Ok(plan)
 }
 
-impl Plan {
-    /// The plan of what is recorded, as it is.
-    pub fn of(record: &Record) -> Self {
-        Plan {
-            id: record.id.clone(),
-            resource: record.resource.clone(),
-            replicas: record.replicas.clone(),
-            grants: record.grants.clone(),
-            origin: record.origin.clone(),
+/// As [`plan`], whatever the GPU's health is today: for a share that was given out before.
+///
+/// # Errors
+/// As [`plan`], without health.
+pub fn plan_for_running(catalogue: &Catalogue, ask: &ShareAsk) -> Result<Record, Refusal> {
+    let mut grants: BTreeMap<&str, Grant> = BTreeMap::new();
+    for part in &ask.parts {
+        let granted = grant(catalogue, part)?;
+        grants
+            .entry(&part.uuid)
+            .and_modify(|sum| {
+                sum.memory_limit_bytes =
+                    sum.memory_limit_bytes.saturating_add(granted.memory_limit_bytes);
+                sum.cores_millis = sum.cores_millis.saturating_add(granted.cores_millis).min(1000);
+            })
+            .or_insert(granted);
+    }
+    match grants.len() {
+        0 => return Err(Refusal::Empty),
+        gpus if gpus > layout::MAX_GPUS => return Err(Refusal::TooManyGpus(gpus)),
+        _ => {}
+    }
+    for Grant { uuid, memory_limit_bytes, context_overhead_bytes, .. } in grants.values() {
+        if memory_limit_bytes <= context_overhead_bytes {
+            return Err(Refusal::TooSmall {
+                uuid: uuid.clone(),
+                asked_bytes: *memory_limit_bytes,
+                context_bytes: *context_overhead_bytes,
+            });
         }
+    }
+    let grants = grants.into_values().collect();
+    Ok(Record { origin: ask.origin.clone(), ..Record::new(ask.id.clone(), 0, grants) })
+}
+
+fn grant(catalogue: &Catalogue, part: &SharePart) -> Result<Grant, Refusal> {
+    let SharePart { uuid, memory_bytes, cores_millis, compute } = part;
+    let Some(sold) = catalogue.gpus.get(uuid) else {
+        return Err(Refusal::UnknownGpu(uuid.clone()));
+    };
+    if !(1..=1000).contains(cores_millis) {
+        return Err(Refusal::BadCores { uuid: uuid.clone(), cores_millis: *cores_millis });
+    }
+    Ok(Grant {
+        uuid: uuid.clone(),
+        memory_limit_bytes: *memory_bytes,
+        context_overhead_bytes: sold.context_overhead_bytes,
+        cores_millis: *cores_millis,
+        compute: *compute,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn part(uuid: &str, gib: u64, cores_millis: u32) -> SharePart {
+        let (uuid, memory_bytes) = (uuid.to_owned(), gib * GIB);
+        SharePart { uuid, memory_bytes, cores_millis, compute: Compute::Strict }
+    }
+
+    fn ask(parts: Vec<SharePart>) -> ShareAsk {
+        ShareAsk { id: AllocationId::of("claim:u", ["r"]), origin: Origin::Run, parts }
+    }
+
+    #[test]
+    fn a_share_is_what_was_asked_and_not_a_multiple_of_replicas() {
+        let plan = plan(&Catalogue::example(), &ask(vec![part("GPU-b", 3, 123)])).unwrap();
+        let granted: Vec<_> = plan
+            .grants
+            .iter()
+            .map(|g| (g.uuid.as_str(), g.memory_limit_bytes / GIB, g.cores_millis, g.compute))
+            .collect();
+        assert_eq!(granted, [("GPU-b", 3, 123, Compute::Strict)]);
+        assert_eq!((plan.replicas.len(), plan.resource.as_str()), (0, ""));
+        assert_eq!(plan.grants[0].context_overhead_bytes, 256 << 20);
+    }
+
+    #[test]
+    fn parts_of_one_gpu_add_up_and_gpus_stay_apart() {
+        let parts = vec![part("GPU-b", 3, 700), part("GPU-a", 1, 100), part("GPU-b", 2, 400)];
+        let plan = plan(&Catalogue::example(), &ask(parts)).unwrap();
+        let granted: Vec<_> = plan
+            .grants
+            .iter()
+            .map(|g| (g.uuid.as_str(), g.memory_limit_bytes / GIB, g.cores_millis))
+            .collect();
+        assert_eq!(granted, [("GPU-a", 1, 100), ("GPU-b", 5, 1000)]);
+    }
+
+    #[test]
+    fn what_cannot_run_is_refused_by_name() {
+        let catalogue = Catalogue::example();
+        let refused = |parts| plan(&catalogue, &ask(parts)).unwrap_err();
+        assert_eq!(refused(vec![]), Refusal::Empty);
+        assert_eq!(refused(vec![part("GPU-z", 1, 1)]), Refusal::UnknownGpu("GPU-z".into()));
+        let small = SharePart { memory_bytes: 256 << 20, ..part("GPU-a", 0, 100) };
+        let text = refused(vec![small]).to_string();
+        assert!(text.contains("256 MiB") && text.contains("GPU-a"), "{text}");
+        for cores in [0, 1001] {
+            let refusal = refused(vec![part("GPU-a", 1, cores)]);
+            assert!(matches!(refusal, Refusal::BadCores { .. }), "{refusal}");
+        }
+    }
+
+    #[test]
+    fn a_sick_gpu_gives_nothing_new_and_keeps_what_it_gave() {
+        let mut catalogue = Catalogue::example();
+        catalogue.gpus.get_mut("GPU-a").unwrap().sick = Some("XID 79".into());
+        let wanted = ask(vec![part("GPU-a", 1, 100)]);
+        assert!(matches!(plan(&catalogue, &wanted), Err(Refusal::Dead { .. })));
+        assert!(plan_for_running(&catalogue, &wanted).is_ok());
     }
 }

@@ -16,5 +16,4 @@ pub mod preferred;
 pub mod reconcile;
 pub mod refusal;
 pub mod room;
-pub mod share_plan;
 pub mod shares;

@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex};
 
 use tessera_agent::engines::EngineError;
-use tessera_agent::front_end::{AllocateError, Committed, Delivered, FrontDoor, Transaction};
+use tessera_agent::front_end::{AllocateError, ContainerAllocateResponse, FrontDoor};
 use tessera_config::{Config, Leases};
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::clock::{monotonic_ns, unix_ms};
@@ -14,12 +14,10 @@ use tessera_model::sharing::Compute;
 use tessera_region::layout::PAGES_DIR_ENV;
 use tessera_region::quota::QuotaSpec;
 use tessera_rules::allocate::Catalogue;
-use tessera_rules::ask::{Ask, Plan};
+use tessera_rules::ask::{self, Ask};
 use tessera_rules::refusal::Refusal;
-use tessera_rules::share_plan;
 use tessera_system::locks::lock;
 use tessera_tenant::regions;
-use tokio::sync::watch;
 
 use crate::keeper::Keeper;
 use crate::pages::{self, Pages};
@@ -32,8 +30,6 @@ pub(super) struct PrivateCore {
     /// Of this run, in the pages and among those of this user: see [`crate::nesting`].
     name: String,
     state: Mutex<State>,
-    /// Nothing ever changes here by itself.
-    events: watch::Sender<u64>,
 }
 
 struct State {
@@ -58,7 +54,6 @@ impl PrivateCore {
             // Pids come again, and what a killed run has left may still be served.
             name: format!("run-{}-{:x}", std::process::id(), monotonic_ns()),
             state: Mutex::new(State { root: Some(root), held: None }),
-            events: watch::Sender::default(),
         }
     }
 
@@ -83,57 +78,32 @@ impl PrivateCore {
     }
 }
 
-/// What is about to be made; there is nothing to take back before.
-struct Granting<'a> {
-    core: &'a PrivateCore,
-    committed: Vec<Committed>,
-}
-
-impl Transaction for Granting<'_> {
-    fn committed(&self) -> &[Committed] {
-        &self.committed
-    }
-
-    fn materialise(self: Box<Self>) -> Result<Vec<Delivered>, AllocateError> {
-        let mut state = lock(&self.core.state);
+impl FrontDoor for PrivateCore {
+    fn grant(&self, asks: &[Ask]) -> Result<Vec<ContainerAllocateResponse>, AllocateError> {
+        let planned = asks.iter().map(|ask| match ask {
+            Ask::Share(share) => ask::plan(&self.catalogue, share),
+            // Kubelet's alone, and of what is kept longer than a run.
+            Ask::Replicas { .. } | Ask::Recorded(_) => Err(Refusal::Empty),
+        });
+        let planned = planned.collect::<Result<Vec<Record>, _>>()?;
+        let mut state = lock(&self.state);
         let mut delivered = Vec::new();
-        for Committed { record, .. } in &self.committed {
+        for planned in planned {
+            let record = Record { generation: 1, allocated_unix_ms: unix_ms(), ..planned };
             let Some(mut root) = state.root.take() else {
                 return Err(Refusal::Ended(record.id.clone()).into());
             };
-            let pages = self.core.make(&mut root, record)?;
-            let keeper = Keeper::start(root, &self.core.leases);
+            let pages = self.make(&mut root, &record)?;
+            let keeper = Keeper::start(root, &self.leases);
             if record.grants.iter().any(|grant| grant.compute != Compute::None) {
                 keeper.wait_for(pages.dir());
             }
-            let mut given = Delivered::default();
             let dir = pages.dir().to_string_lossy().into_owned();
-            given.response.envs.insert(PAGES_DIR_ENV.to_owned(), dir);
-            delivered.push(given);
+            let envs = [(PAGES_DIR_ENV.to_owned(), dir)].into();
+            delivered.push(ContainerAllocateResponse { envs, ..Default::default() });
             state.held = Some(Held { id: record.id.clone(), pages, keeper });
         }
         Ok(delivered)
-    }
-}
-
-impl FrontDoor for PrivateCore {
-    fn plan(&self, ask: &Ask) -> Result<Plan, Refusal> {
-        match ask {
-            Ask::Share(share) => share_plan::plan(&self.catalogue, share),
-            // Kubelet's alone, and of what is kept longer than a run.
-            Ask::Replicas { .. } | Ask::Recorded(_) => Err(Refusal::Empty),
-        }
-    }
-
-    fn commit(&self, plans: &[Plan]) -> Result<Box<dyn Transaction + '_>, AllocateError> {
-        let record = |plan: &Plan| Record {
-            allocated_unix_ms: unix_ms(),
-            origin: plan.origin.clone(),
-            ..Record::new(plan.id.clone(), 1, plan.grants.clone())
-        };
-        let committed = |plan| Committed { record: Arc::new(record(plan)), is_new: true };
-        let committed = plans.iter().map(committed).collect();
-        Ok(Box::new(Granting { core: self, committed }))
     }
 
     fn release(&self, ids: &[AllocationId]) -> Result<(), AllocateError> {
@@ -147,16 +117,11 @@ impl FrontDoor for PrivateCore {
         }
         Ok(())
     }
-
-    fn events(&self) -> watch::Receiver<u64> {
-        self.events.subscribe()
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tessera_agent::front_end;
     use tessera_model::origin::Origin;
     use tessera_region::quota::QuotaReader;
     use tessera_rules::ask::{ShareAsk, SharePart};
@@ -182,9 +147,9 @@ mod tests {
     fn a_run_gets_pages_by_the_same_door_and_leaves_nothing() {
         let base = tempfile::tempdir().unwrap();
         let core = core(base.path());
-        let granted = front_end::grant(&core, &[ask(&core, &["GPU-b", "GPU-a"])]).unwrap();
+        let granted = core.grant(&[ask(&core, &["GPU-b", "GPU-a"])]).unwrap();
         let pages = core.pages().unwrap();
-        let dir = std::path::PathBuf::from(&granted[0].response.envs[PAGES_DIR_ENV]);
+        let dir = std::path::PathBuf::from(&granted[0].envs[PAGES_DIR_ENV]);
         assert_eq!(dir, pages.dir());
         let quota = QuotaReader::attach(&dir).unwrap();
         let uuids: Vec<String> = (0..2).map(|gpu| quota.uuid(gpu).to_string()).collect();
@@ -200,7 +165,7 @@ mod tests {
     fn what_no_gpu_here_can_give_is_refused_before_anything_is_made() {
         let base = tempfile::tempdir().unwrap();
         let core = core(base.path());
-        let error = front_end::grant(&core, &[ask(&core, &["GPU-z"])]).unwrap_err().to_string();
+        let error = core.grant(&[ask(&core, &["GPU-z"])]).unwrap_err().to_string();
         assert!(error.contains("GPU-z is not shared"), "{error}");
         assert!(core.pages().is_none());
     }

@@ -27,7 +27,7 @@ use std::process::{Command, ExitCode};
 use anyhow::Context;
 
 use crate::core::PrivateCore;
-use tessera_agent::front_end::{self, FrontDoor};
+use tessera_agent::front_end::FrontDoor;
 use tessera_config::Config;
 use tessera_gpu::nvml::NvmlDiscovery;
 use tessera_model::gpu::Gpu;
@@ -144,13 +144,13 @@ fn hold(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
     let id = core.id();
     let parts = gpus.iter().map(part).collect();
     let ask = Ask::Share(ShareAsk { id: id.clone(), origin: Origin::Run, parts });
-    let granted = front_end::grant(&core, std::slice::from_ref(&ask))?;
+    let granted = core.grant(std::slice::from_ref(&ask))?;
     let pages = core.pages().context("the pages are gone")?;
 
     let mut command = Command::new(&args.command[0]);
     command
         .args(&args.command[1..])
-        .envs(granted.iter().flat_map(|given| &given.response.envs))
+        .envs(granted.iter().flat_map(|given| &given.envs))
         .env("LD_PRELOAD", preload(shim.as_os_str(), std::env::var_os("LD_PRELOAD")));
     let named = gpus::are_named(&args.gpu, config, &silent);
     let has_own = std::env::var_os(VISIBLE_DEVICES).is_some();

@@ -23,22 +23,19 @@ use tessera_model::clock::unix_ms;
 use tessera_model::gpu::Gpu;
 use tessera_model::placement_reason::PlacementReason;
 use tessera_model::steered::Cordon;
-use tessera_rules::ask::{Ask, Plan};
+use tessera_rules::ask::Ask;
 use tessera_rules::preferred::{PlacementContext, preferred};
 use tessera_rules::reconcile::Kubelet;
-use tessera_rules::refusal::Refusal;
 use tessera_store::{Ledger, OpenError, Opened};
 use tessera_system::locks::Ranked;
 use tessera_tenant::delivery::Delivery;
-use tokio::sync::watch;
 use tracing::{error, warn};
 
 use crate::advertised::Advertised;
-use crate::allocations::grant::Granting;
 use crate::allocations::steer::{ChangeOptions, Changed, QuotaRequest};
 use crate::allocations::{AllocateError, Allocations, Found, Target};
 use crate::engines::Engine;
-use crate::front_end::{Committed, Delivered, FrontDoor, Transaction, device_plugin};
+use crate::front_end::FrontDoor;
 use crate::inventory::{self, CordonChange, Inventory, Lift};
 use crate::journal::Journal;
 use crate::lock_order::LEAF;
@@ -196,7 +193,9 @@ impl Agent {
         resource: &str,
         containers: &[Vec<String>],
     ) -> Result<Vec<ContainerAllocateResponse>, AllocateError> {
-        device_plugin::allocate(self, resource, containers)
+        let ask =
+            |ids: &Vec<String>| Ask::Replicas { resource: resource.to_owned(), ids: ids.clone() };
+        self.grant(&containers.iter().map(ask).collect::<Vec<_>>())
     }
 
     /// `GetPreferredAllocation`: chooses `size` of `available`, all of `must_include` among them, and remembers why
@@ -383,48 +382,18 @@ impl Agent {
 }
 
 impl FrontDoor for Agent {
-    fn plan(&self, ask: &Ask) -> Result<Plan, Refusal> {
-        self.allocations.plan(ask)
-    }
-
-    fn commit(&self, plans: &[Plan]) -> Result<Box<dyn Transaction + '_>, AllocateError> {
-        let granting = Some(self.allocations.commit(plans)?);
-        Ok(Box::new(Announced { agent: self, granting }))
+    fn grant(&self, asks: &[Ask]) -> Result<Vec<ContainerAllocateResponse>, AllocateError> {
+        let granted = self.allocations.grant(asks);
+        if granted.as_ref().err().is_none_or(|error| error.refusal().is_none()) {
+            self.advertised.refresh();
+        }
+        granted
     }
 
     fn release(&self, ids: &[AllocationId]) -> Result<(), AllocateError> {
         self.allocations.release(ids)?;
         self.advertised.refresh();
         Ok(())
-    }
-
-    fn events(&self) -> watch::Receiver<u64> {
-        self.advertised.events()
-    }
-}
-
-/// A transaction whose end is passed on to what is advertised.
-struct Announced<'a> {
-    agent: &'a Agent,
-    /// Until it ends.
-    granting: Option<Granting<'a>>,
-}
-
-impl Transaction for Announced<'_> {
-    fn committed(&self) -> &[Committed] {
-        self.granting.as_ref().map_or(&[], Granting::committed)
-    }
-
-    fn materialise(mut self: Box<Self>) -> Result<Vec<Delivered>, AllocateError> {
-        self.granting.take().map_or_else(|| Ok(Vec::new()), Granting::materialise)
-    }
-}
-
-impl Drop for Announced<'_> {
-    fn drop(&mut self) {
-        // Withdrawn, where nobody has materialised it.
-        drop(self.granting.take());
-        self.agent.advertised.refresh();
     }
 }
 

@@ -91,10 +91,9 @@ pub(super) fn node(sells_claims: bool) -> Node {
 }
 
 impl Node {
-    fn grant(&self, ask: &Ask) -> Result<Vec<Delivered>, AllocateError> {
+    fn grant(&self, ask: &Ask) -> Result<Vec<ContainerAllocateResponse>, AllocateError> {
         let _in = self.runtime.enter();
-        let plan = self.agent.plan(ask)?;
-        self.agent.commit(&[plan])?.materialise()
+        self.agent.grant(std::slice::from_ref(ask))
     }
 
     /// The same node after its plugin was restarted, perhaps with another seller.
@@ -174,6 +173,21 @@ fn a_tenant_that_one_engine_cannot_hold_leaves_nothing_with_the_others() {
 }
 
 #[test]
+fn containers_are_all_granted_what_they_ask_for_or_none_is() {
+    let node = node(false);
+    let _in = node.runtime.enter();
+    for bad in [replicas(&[9]), Ask::Replicas { resource: RESOURCE.to_owned(), ids: vec![] }] {
+        node.agent.grant(&[replicas(&[0]), bad]).unwrap_err();
+    }
+    // The second has pages and is refused by the last engine.
+    node.engine.refuses.store(true, Ordering::Relaxed);
+    node.agent.grant(&[replicas(&[0]), replicas(&[1])]).unwrap_err();
+    assert_eq!((node.pages(), node.agent.allocations().records().len()), (0, 0));
+    node.engine.refuses.store(false, Ordering::Relaxed);
+    assert_eq!(node.agent.grant(&[replicas(&[0]), replicas(&[1])]).unwrap().len(), 2);
+}
+
+#[test]
 fn a_claim_that_is_prepared_again_keeps_its_pages_and_its_record() {
     let mut node = node(true);
     let ask = Ask::Share(claim("u", 2, 100));
@@ -207,7 +221,7 @@ fn shares_of_claims_are_judged_beside_each_other_with_numbers() {
 #[test]
 fn every_change_of_what_is_live_is_an_event() {
     let node = node(true);
-    let mut events = node.agent.events();
+    let mut events = node.agent.advertised().events();
     events.mark_unchanged();
     node.grant(&Ask::Share(claim("u", 2, 100))).unwrap();
     assert!(events.has_changed().unwrap());
@@ -252,21 +266,24 @@ fn offered(node: &Node) -> usize {
 
 #[test]
 fn a_gpu_that_moves_is_sold_by_nobody_until_the_last_of_the_other_has_ended() {
-    let facts = tessera_gpu::Facts::default();
     let node = node(false);
-    assert_eq!((offered(&node), node.agent.dra_gpus(&facts).len()), (4, 0));
+    let is_moving = |node: &Node| {
+        let catalogue = node.agent.inventory().catalogue();
+        node.agent.allocations().is_moving(&catalogue.gpus[GPU])
+    };
+    assert_eq!(offered(&node), 4);
     let error = node.grant(&Ask::Share(claim("u", 2, 100))).unwrap_err().to_string();
     assert!(error.contains("sold by device plugin"), "{error}");
     node.grant(&replicas(&[1])).unwrap();
     // To claims.
     let node = node.restart(true);
     assert_eq!(offered(&node), 0);
-    assert!(node.agent.dra_gpus(&facts)[0].moving);
+    assert!(is_moving(&node));
     let error = node.grant(&Ask::Share(claim("u", 2, 100))).unwrap_err().to_string();
     assert!(error.contains("moving from device plugin") && error.contains("1 share"), "{error}");
     let id = node.agent.allocations().records()[0].id.clone();
     node.agent.release(&[id]).unwrap();
-    assert!(!node.agent.dra_gpus(&facts)[0].moving);
+    assert!(!is_moving(&node));
     node.grant(&Ask::Share(claim("u", 2, 100))).unwrap();
     // And back.
     let node = node.restart(false);

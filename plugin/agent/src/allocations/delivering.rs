@@ -7,8 +7,8 @@ use nix::unistd::{AccessFlags, access};
 use tracing::{error, info, warn};
 
 use super::{AllocateError, Allocations};
-use crate::front_end::Delivered;
 use tessera_config::Config;
+use tessera_kubelet_api::deviceplugin::{CdiDevice, ContainerAllocateResponse};
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::gpu::Gpu;
 use tessera_model::record::Record;
@@ -37,17 +37,18 @@ impl Allocations {
         &self,
         catalogue: &Catalogue,
         record: &Record,
-    ) -> Result<Delivered, AllocateError> {
+    ) -> Result<ContainerAllocateResponse, AllocateError> {
         self.with_delivery_plan(catalogue, record, |plan| {
             if record.cdi {
                 self.put_spec(plan)?;
             }
             if record.origin.claim().is_some() {
-                let cdi_devices = cdi::names(plan, &self.config.get());
-                return Ok(Delivered { cdi_devices, ..Delivered::default() });
+                // Kubelet's DRA manager knows nothing else.
+                let names = cdi::names(plan, &self.config.get()).into_iter();
+                let cdi_devices = names.map(|name| CdiDevice { name }).collect();
+                return Ok(ContainerAllocateResponse { cdi_devices, ..Default::default() });
             }
-            let response = delivery::answer(plan, &self.config.get());
-            Ok(Delivered { response, ..Delivered::default() })
+            Ok(delivery::answer(plan, &self.config.get()))
         })
     }
 

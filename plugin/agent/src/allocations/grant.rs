@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use tessera_kubelet_api::deviceplugin::ContainerAllocateResponse;
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::audit::{Event, What};
 use tessera_model::clock::unix_ms;
@@ -11,134 +12,126 @@ use tessera_model::placement_reason::PlacementReason;
 use tessera_model::quantity::format_bytes;
 use tessera_model::record::Record;
 use tessera_rules::allocate::{self, Catalogue};
-use tessera_rules::ask::{Ask, Plan};
+use tessera_rules::ask::{self, Ask, ShareAsk};
 use tessera_rules::refusal::Refusal;
-use tessera_rules::share_plan;
 use tessera_store::Change;
-use tessera_system::locks::RankedGuard;
 use tessera_tenant::regions::Mode;
 use tessera_tenant::shim_install;
 use tracing::{info, warn};
 
 use super::Allocations;
 use crate::engines::EngineError;
-use crate::front_end::{AllocateError, Committed, Delivered};
+use crate::front_end::AllocateError;
 use crate::journal::Writer;
 
-/// Plans that are in the ledger, under its writer; see [`crate::front_end::Transaction`].
-pub(crate) struct Granting<'a> {
-    allocations: &'a Allocations,
-    writer: RankedGuard<'a, Writer>,
-    committed: Vec<Committed>,
-    is_done: bool,
-}
-
-impl Granting<'_> {
-    /// See [`crate::front_end::Transaction::committed`].
-    pub(crate) fn committed(&self) -> &[Committed] {
-        &self.committed
-    }
-
-    /// See [`crate::front_end::Transaction::materialise`].
-    pub(crate) fn materialise(mut self) -> Result<Vec<Delivered>, AllocateError> {
-        let catalogue = self.allocations.inventory.catalogue();
-        let mut delivered = Vec::with_capacity(self.committed.len());
-        for one in &self.committed {
-            delivered.push(self.allocations.materialise(&mut self.writer, &catalogue, one)?);
-            let Record { id, resource, replicas, origin, .. } = &*one.record;
+impl Allocations {
+    /// See [`crate::front_end::FrontDoor::grant`].
+    pub(crate) fn grant(
+        &self,
+        asks: &[Ask],
+    ) -> Result<Vec<ContainerAllocateResponse>, AllocateError> {
+        // Until all is delivered: what is replaced still has its old limits in its pages.
+        let mut writer = self.journal.writer();
+        // One, so that each ask is judged by one configuration.
+        let catalogue = self.inventory.catalogue();
+        let stored = self.commit(&mut writer, &catalogue, asks)?;
+        let deliver = |(record, mode): &(Arc<Record>, Mode)| {
+            let delivered = self.materialise(&mut writer, &catalogue, record, *mode)?;
+            let Record { id, resource, replicas, origin, .. } = &**record;
             match origin.claim() {
-                Some(claim) => info!(%id, %claim, again = !one.is_new, "prepared"),
+                Some(claim) => info!(%id, %claim, again = *mode == Mode::Adopt, "prepared"),
                 None => info!(%id, resource, ?replicas, "allocated"),
             }
+            Ok(delivered)
+        };
+        let delivered: Result<Vec<_>, _> = stored.iter().map(deliver).collect();
+        if delivered.is_err() {
+            self.withdraw(&mut writer, &stored);
         }
-        self.is_done = true;
-        Ok(delivered)
-    }
-}
-
-impl Drop for Granting<'_> {
-    /// Takes back what is new; what was there before stays.
-    fn drop(&mut self) {
-        let new = self.committed.iter().filter(|one| one.is_new && !self.is_done);
-        let ids: Vec<AllocationId> = new.map(|one| one.record.id.clone()).collect();
-        if ids.is_empty() {
-            return;
-        }
-        let change = Change { remove: ids, ..Change::default() };
-        if let Err(error) = self.writer.ledger.commit(&change) {
-            warn!(%error, "a failed allocation stays in the ledger until it is released");
-            return;
-        }
-        self.allocations.store(&change);
-        for id in &change.remove {
-            self.allocations.remove_spec(id);
-            self.allocations.dismiss(id);
-        }
-    }
-}
-
-impl Allocations {
-    /// See [`crate::front_end::FrontDoor::plan`].
-    pub(crate) fn plan(&self, ask: &Ask) -> Result<Plan, Refusal> {
-        let catalogue = self.inventory.catalogue();
-        match ask {
-            Ask::Replicas { resource, ids } => allocate::plan(&catalogue, resource, ids),
-            Ask::Share(share) => share_plan::plan(&catalogue, share),
-            Ask::Recorded(id) => self
-                .record(id)
-                .filter(|record| record.is_live())
-                .map(|record| Plan::of(&record))
-                .ok_or_else(|| Refusal::Ended(id.clone())),
-        }
+        delivered
     }
 
-    /// See [`crate::front_end::FrontDoor::commit`].
-    pub(crate) fn commit(&self, plans: &[Plan]) -> Result<Granting<'_>, AllocateError> {
-        let mut writer = self.journal.writer();
-        let catalogue = self.inventory.catalogue();
+    /// Enters what is asked for in the ledger, all of it or nothing: room, cordons and the seller of each GPU are judged
+    /// here, beside all that is live. What it stored, in the order of the asks, with new pages or, where it was there
+    /// before, with those that it has.
+    fn commit(
+        &self,
+        writer: &mut Writer,
+        catalogue: &Catalogue,
+        asks: &[Ask],
+    ) -> Result<Vec<(Arc<Record>, Mode)>, AllocateError> {
         let shim = shim_install::name_of(&self.delivery);
         self.ensure_shim(shim.as_deref())?;
         let mut change = Change::default();
-        let mut order = Vec::with_capacity(plans.len());
-        for plan in plans {
-            if let Some(id) = self.claimed(plan, &mut change) {
-                order.push((id, false));
+        let mut order = Vec::with_capacity(asks.len());
+        for ask in asks {
+            if let Some(id) = self.known(ask, &mut change) {
+                order.push((id, Mode::Adopt));
                 continue;
             }
-            self.inventory.check_cordons(plan)?;
-            self.check_front_end(&catalogue, plan)?;
-            self.check_room(&catalogue, plan, &change)?;
-            let record = Record { shim: shim.clone(), ..self.new_generation(&mut writer, plan) };
-            let (record, reason) = self.placed(record, plan);
+            let planned =
+                self.planned(catalogue, ask, &change).map_err(|refusal| match ask.request() {
+                    Some(request) => {
+                        AllocateError::Request { request: request.to_owned(), refusal }
+                    }
+                    None => AllocateError::Refused(refusal),
+                })?;
+            let record = Record { shim: shim.clone(), ..self.new_generation(writer, planned) };
+            let (record, reason) = self.placed(record);
             self.supersede(&record, &mut change);
-            order.push((record.id.clone(), true));
+            order.push((record.id.clone(), Mode::Fresh));
             change.put_because(record, What::Allocated, reason, unix_ms());
         }
         if !change.is_empty() {
             writer.ledger.commit(&change)?;
             self.store(&change);
         }
-        let committed = |(id, is_new)| Some(Committed { record: self.record(&id)?, is_new });
-        let committed = order.into_iter().filter_map(committed).collect();
-        Ok(Granting { allocations: self, writer, committed, is_done: false })
+        let stored = order.into_iter().filter_map(|(id, mode)| Some((self.record(&id)?, mode)));
+        Ok(stored.collect())
     }
 
-    /// The record of a claim's share that is in the ledger already, if it is. One that was adopted from its pages
-    /// alone, because its record was lost, becomes the claim's: nothing else has such an id.
-    fn claimed(&self, plan: &Plan, change: &mut Change) -> Option<AllocationId> {
-        plan.origin.claim()?;
-        let known = self.record(&plan.id).filter(|record| record.is_live())?;
-        if known.origin.claim().is_none() {
-            let origin = plan.origin.clone();
-            change.put.push(Record { origin, cdi: true, ..Record::clone(&known) });
+    /// What an ask comes to, if there is room for it beside what is live and what `change` makes so.
+    fn planned(
+        &self,
+        catalogue: &Catalogue,
+        ask: &Ask,
+        change: &Change,
+    ) -> Result<Record, Refusal> {
+        let planned = match ask {
+            Ask::Replicas { resource, ids } => allocate::plan(catalogue, resource, ids)?,
+            Ask::Share(share) => ask::plan(catalogue, share)?,
+            Ask::Recorded(id) => return Err(Refusal::Ended(id.clone())),
+        };
+        self.inventory.check_cordons(&planned)?;
+        self.check_front_end(catalogue, &planned)?;
+        self.check_room(catalogue, &planned, change)?;
+        Ok(planned)
+    }
+
+    /// The record of a claim's share that is in the ledger already, if it is: it stays as it is. One that was adopted
+    /// from its pages alone, because its record was lost, becomes the claim's: nothing else has such an id.
+    fn known(&self, ask: &Ask, change: &mut Change) -> Option<AllocationId> {
+        let (id, origin) = match ask {
+            Ask::Share(ShareAsk { id, origin, .. }) if origin.claim().is_some() => {
+                (id, Some(origin))
+            }
+            Ask::Recorded(id) => (id, None),
+            Ask::Share(_) | Ask::Replicas { .. } => return None,
+        };
+        let known = self.record(id).filter(|record| record.is_live());
+        if let (Some(known), Some(origin)) = (&known, origin)
+            && known.origin.claim().is_none()
+        {
+            let origin = origin.clone();
+            change.put.push(Record { origin, cdi: true, ..Record::clone(known) });
         }
-        Some(plan.id.clone())
+        known.map(|known| known.id.clone())
     }
 
     /// Why it lies where it does, in the record and as a sentence.
-    fn placed(&self, record: Record, plan: &Plan) -> (Record, String) {
-        if let Some(claim) = plan.origin.claim() {
-            let got = plan.grants.iter().map(|grant| {
+    fn placed(&self, record: Record) -> (Record, String) {
+        if let Some(claim) = record.origin.claim() {
+            let got = record.grants.iter().map(|grant| {
                 let (memory, cores) = (grant.memory_limit_bytes, grant.cores_millis);
                 let (memory, cores) = (format_bytes(memory), format_cores(cores));
                 format!("{memory} and {cores} of GPU {}", grant.uuid)
@@ -151,33 +144,27 @@ impl Allocations {
             );
             return (record, reason);
         }
-        let placed = self.take_preference(plan);
-        let reason = placed.of_allocation(&plan.replicas, &plan.grants);
+        // What was preferred, if kubelet asked just before.
+        let last = self.preferences.lock().remove(&record.resource);
+        let fits = last.filter(|placed| placed.preferred.len() == record.replicas.len());
+        let placed = fits.unwrap_or_else(PlacementReason::unasked);
+        let reason = placed.of_allocation(&record.replicas, &record.grants);
         (Record { placed: Some(placed), ..record }, reason)
     }
 
-    /// What was preferred for this plan, if kubelet asked just before.
-    fn take_preference(&self, plan: &Plan) -> PlacementReason {
-        let last = self.preferences.lock().remove(&plan.resource);
-        let fits = last.filter(|placed| placed.preferred.len() == plan.replicas.len());
-        fits.unwrap_or_else(PlacementReason::unasked)
-    }
-
-    /// The record of a plan, as of now.
-    pub(super) fn new_generation(&self, writer: &mut Writer, plan: &Plan) -> Record {
+    /// What was planned, as of now.
+    pub(super) fn new_generation(&self, writer: &mut Writer, planned: Record) -> Record {
         writer.generation += 1;
-        let before = self.record(&plan.id);
+        let before = self.record(&planned.id);
         // Kubelet's DRA manager knows CDI devices alone.
-        let cdi = plan.origin.claim().is_some()
+        let cdi = planned.origin.claim().is_some()
             || self.config.get().container.device_list_strategy.is_cdi();
         Record {
-            resource: plan.resource.clone(),
-            replicas: plan.replicas.clone(),
+            generation: writer.generation,
             allocated_unix_ms: unix_ms(),
             predecessor: before.and_then(|record| record.holder.clone()),
             cdi,
-            origin: plan.origin.clone(),
-            ..Record::new(plan.id.clone(), writer.generation, plan.grants.clone())
+            ..planned
         }
     }
 
@@ -186,12 +173,31 @@ impl Allocations {
         &self,
         writer: &mut Writer,
         catalogue: &Catalogue,
-        Committed { record, is_new }: &Committed,
-    ) -> Result<Delivered, AllocateError> {
-        let mode = if *is_new { Mode::Fresh } else { Mode::Adopt };
+        record: &Record,
+        mode: Mode,
+    ) -> Result<ContainerAllocateResponse, AllocateError> {
         self.ensure_shim(record.shim.as_deref())?;
         self.admit_recorded(writer, record, mode)?;
         self.deliver(catalogue, record)
+    }
+
+    /// Takes back what is new; what was there before stays.
+    fn withdraw(&self, writer: &mut Writer, stored: &[(Arc<Record>, Mode)]) {
+        let new = stored.iter().filter(|(_, mode)| *mode == Mode::Fresh);
+        let ids: Vec<AllocationId> = new.map(|(record, _)| record.id.clone()).collect();
+        if ids.is_empty() {
+            return;
+        }
+        let change = Change { remove: ids, ..Change::default() };
+        if let Err(error) = writer.ledger.commit(&change) {
+            warn!(%error, "a failed allocation stays in the ledger until it is released");
+            return;
+        }
+        self.store(&change);
+        for id in &change.remove {
+            self.remove_spec(id);
+            self.dismiss(id);
+        }
     }
 
     /// Has the engines hold a tenant; what they found goes to the audit trail.

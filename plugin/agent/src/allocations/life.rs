@@ -39,8 +39,9 @@ impl Allocations {
             }
             // Released, or record and pages were lost. What kubelet has admitted gets its quota.
             None => {
-                let plan = allocate::plan_for_running(&self.inventory.catalogue(), resource, ids)?;
-                let record = self.new_generation(&mut writer, &plan);
+                let planned =
+                    allocate::plan_for_running(&self.inventory.catalogue(), resource, ids)?;
+                let record = self.new_generation(&mut writer, planned);
                 self.check_start(&record)?;
                 Record { cdi: record.cdi || self.specs().exists(&id), ..record }
             }

@@ -2,7 +2,7 @@
 //! changes them, under [`Journal::writer`].
 
 mod delivering;
-pub(crate) mod grant;
+mod grant;
 mod life;
 mod mend;
 pub(crate) mod offers;

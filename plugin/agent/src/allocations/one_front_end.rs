@@ -7,7 +7,6 @@ use std::sync::Arc;
 use tessera_model::origin::Origin;
 use tessera_model::record::Record;
 use tessera_rules::allocate::{AdvertisedGpu, Catalogue};
-use tessera_rules::ask::Plan;
 use tessera_rules::front_end::FrontEnd;
 use tessera_rules::refusal::Refusal;
 
@@ -84,11 +83,11 @@ impl Allocations {
     pub(super) fn check_front_end(
         &self,
         catalogue: &Catalogue,
-        plan: &Plan,
+        planned: &Record,
     ) -> Result<(), Refusal> {
-        let asks = of_origin(&plan.origin);
+        let asks = of_origin(&planned.origin);
         let records = self.records.lock();
-        for grant in &plan.grants {
+        for grant in &planned.grants {
             let Some(sold) = catalogue.gpus.get(&grant.uuid) else { continue };
             if sold.seller != asks {
                 let (uuid, seller) = (grant.uuid.clone(), sold.seller.as_str());

@@ -7,25 +7,24 @@ use tessera_model::audit::What;
 use tessera_model::clock::unix_ms;
 use tessera_model::record::{Record, State};
 use tessera_rules::allocate::Catalogue;
-use tessera_rules::ask::Plan;
 use tessera_rules::capacity::Capacity;
 use tessera_rules::refusal::Refusal;
 use tessera_rules::room::{Lack, Left, WHOLE_MILLIS};
 use tessera_store::Change;
 
 impl Allocations {
-    /// The capacity rule for one plan, beside what is live and what `change` makes so. What kubelet
+    /// The capacity rule for what was planned, beside what is live and what `change` makes so. What kubelet
     /// was sent lets it never ask for more; but the newest change may not have reached it.
     pub(super) fn check_room(
         &self,
         catalogue: &Catalogue,
-        plan: &Plan,
+        planned: &Record,
         change: &Change,
     ) -> Result<(), Refusal> {
         let config = self.config.get();
         let records = self.records.lock();
         let newer = |id: &AllocationId| change.put.iter().any(|record| record.id == *id);
-        for grant in &plan.grants {
+        for grant in &planned.grants {
             let Some(sold) = catalogue.gpus.get(&grant.uuid) else { continue };
             let live = || {
                 let known = records.on(&grant.uuid).map(AsRef::as_ref);
@@ -33,11 +32,11 @@ impl Allocations {
                 known.chain(change.put.iter().filter(|record| record.is_live()))
             };
             let stays = |record: &&Record| {
-                record.id != plan.id && !record.overlaps(&plan.resource, &plan.replicas)
+                record.id != planned.id && !record.overlaps(&planned.resource, &planned.replicas)
             };
             let others = limits(live().filter(stays), &grant.uuid);
             let capacity = Capacity::of(&sold.gpu, &config);
-            if plan.origin.is_device_plugin() {
+            if planned.origin.is_device_plugin() {
                 let before = limits(live(), &grant.uuid);
                 if !capacity.grants(before, others, grant.memory_limit_bytes) {
                     return Err(Refusal::NoRoom { uuid: grant.uuid.clone() });
@@ -72,8 +71,7 @@ impl Allocations {
     /// The capacity rule for a container that starts with what is not live: its replicas went to another meanwhile, or
     /// it was released. Kubelet has admitted it; but the limits of others may have been given its room since.
     pub(super) fn check_start(&self, record: &Record) -> Result<(), Refusal> {
-        let plan = Plan::of(record);
-        match self.check_room(&self.inventory.catalogue(), &plan, &Change::default()) {
+        match self.check_room(&self.inventory.catalogue(), record, &Change::default()) {
             Err(Refusal::NoRoom { uuid }) => Err(Refusal::RoomTaken { uuid }),
             checked => checked,
         }

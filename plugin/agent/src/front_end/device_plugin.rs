@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use tonic::Status;
 use tracing::warn;
 
-use super::{AllocateError, FrontDoor};
+use super::AllocateError;
 use crate::Agent;
 use crate::meters::{Call, Outcome};
 use crate::status_board::Refused;
@@ -17,7 +17,6 @@ use tessera_kubelet::{Device, DevicePlugin};
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::holding::Holding;
 use tessera_model::printable;
-use tessera_rules::ask::Ask;
 use tessera_rules::multi_resource;
 use tessera_rules::refusal::Refusal;
 
@@ -97,21 +96,6 @@ impl Service {
     }
 }
 
-/// `Allocate` of a resource: all containers of the request or none. Blocking.
-///
-/// # Errors
-/// See [`AllocateError`]; nothing was granted then.
-pub fn allocate(
-    door: &dyn FrontDoor,
-    resource: &str,
-    containers: &[Vec<String>],
-) -> Result<Vec<ContainerAllocateResponse>, AllocateError> {
-    let ask = |ids: &Vec<String>| Ask::Replicas { resource: resource.to_owned(), ids: ids.clone() };
-    let asks: Vec<Ask> = containers.iter().map(ask).collect();
-    let delivered = super::grant(door, &asks)?;
-    Ok(delivered.into_iter().map(|given| given.response).collect())
-}
-
 fn status(error: &AllocateError) -> Status {
     let text = printable::reason(error);
     match error {
@@ -124,7 +108,7 @@ fn status(error: &AllocateError) -> Status {
         AllocateError::Refused(Refusal::NoRoom { .. } | Refusal::RoomTaken { .. })
         | AllocateError::Ledger(_)
         | AllocateError::Engine(_) => Status::resource_exhausted(text),
-        AllocateError::Refused(_) => Status::invalid_argument(text),
+        AllocateError::Refused(_) | AllocateError::Request { .. } => Status::invalid_argument(text),
         AllocateError::Shim { .. }
         | AllocateError::Driver(_)
         | AllocateError::Spec(_)
@@ -151,7 +135,7 @@ impl DevicePlugin for Service {
         containers: Vec<Vec<String>>,
     ) -> Result<Vec<ContainerAllocateResponse>, Status> {
         let call = (Call::Allocate, Instant::now());
-        self.blocking(call, move |agent, resource| allocate(agent, resource, &containers)).await
+        self.blocking(call, move |agent, resource| agent.allocate(resource, &containers)).await
     }
 
     async fn pre_start(&self, ids: Vec<String>) -> Result<(), Status> {
@@ -176,116 +160,5 @@ impl DevicePlugin for Service {
             }
         }
         started
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::Mutex;
-
-    use super::super::{Committed, Delivered, Transaction};
-    use super::*;
-    use tessera_model::record::Record;
-    use tessera_rules::ask::Plan;
-
-    /// A core that notes its calls; it refuses `bad` replicas and cannot make `unmade` ones.
-    #[derive(Default)]
-    struct FakeCore {
-        calls: Mutex<Vec<String>>,
-    }
-
-    impl FakeCore {
-        fn note(&self, call: String) {
-            self.calls.lock().unwrap().push(call);
-        }
-    }
-
-    struct FakeTransaction<'a> {
-        core: &'a FakeCore,
-        committed: Vec<Committed>,
-    }
-
-    impl Transaction for FakeTransaction<'_> {
-        fn committed(&self) -> &[Committed] {
-            &self.committed
-        }
-
-        fn materialise(self: Box<Self>) -> Result<Vec<Delivered>, AllocateError> {
-            self.core.note(format!("materialise {}", self.committed.len()));
-            let deliver = |one: &Committed| {
-                let mut given = Delivered::default();
-                for id in &one.record.replicas {
-                    if id == "unmade" {
-                        return Err(Refusal::Ended(one.record.id.clone()).into());
-                    }
-                    given.response.envs.insert(id.clone(), String::new());
-                }
-                Ok(given)
-            };
-            self.committed.iter().map(deliver).collect()
-        }
-    }
-
-    impl FrontDoor for FakeCore {
-        fn plan(&self, ask: &Ask) -> Result<Plan, Refusal> {
-            let Ask::Replicas { resource, ids } = ask else { panic!("{ask:?}") };
-            self.note(format!("plan {resource} {}", ids.join(" ")));
-            if ids.iter().any(|id| id == "bad") {
-                return Err(Refusal::Unknown("bad".to_owned()));
-            }
-            let (resource, replicas) = (resource.clone(), ids.clone());
-            let id = AllocationId::of(&resource, replicas.iter().map(String::as_str));
-            let origin = tessera_model::origin::Origin::DevicePlugin;
-            Ok(Plan { id, resource, replicas, grants: Vec::new(), origin })
-        }
-
-        fn commit(&self, plans: &[Plan]) -> Result<Box<dyn Transaction + '_>, AllocateError> {
-            self.note(format!("commit {}", plans.len()));
-            let record = |plan: &Plan| Record {
-                replicas: plan.replicas.clone(),
-                ..Record::new(plan.id.clone(), 1, Vec::new())
-            };
-            let committed = |plan| Committed { record: Arc::new(record(plan)), is_new: true };
-            let committed = plans.iter().map(committed).collect();
-            Ok(Box::new(FakeTransaction { core: self, committed }))
-        }
-
-        fn release(&self, _ids: &[AllocationId]) -> Result<(), AllocateError> {
-            panic!("kubelet releases nothing")
-        }
-
-        fn events(&self) -> watch::Receiver<u64> {
-            watch::Sender::default().subscribe()
-        }
-    }
-
-    fn ask(core: &FakeCore, containers: &[&[&str]]) -> Result<Vec<Vec<String>>, String> {
-        let owned = |ids: &&[&str]| ids.iter().map(ToString::to_string).collect();
-        let containers: Vec<Vec<String>> = containers.iter().map(owned).collect();
-        let answers = allocate(core, "x.dev/r", &containers).map_err(|error| error.to_string())?;
-        Ok(answers.into_iter().map(|answer| answer.envs.into_keys().collect()).collect())
-    }
-
-    #[test]
-    fn all_containers_are_planned_before_one_is_committed() {
-        let core = FakeCore::default();
-        let answers = ask(&core, &[&["a"], &["b"]]).unwrap();
-        assert_eq!(answers, [["a".to_owned()], ["b".to_owned()]]);
-        let calls = core.calls.into_inner().unwrap();
-        assert_eq!(calls, ["plan x.dev/r a", "plan x.dev/r b", "commit 2", "materialise 2"]);
-    }
-
-    #[test]
-    fn nothing_is_committed_where_one_container_is_refused() {
-        let core = FakeCore::default();
-        let error = ask(&core, &[&["a"], &["bad"]]).unwrap_err();
-        assert!(error.contains("unknown replica bad"), "{error}");
-        assert_eq!(core.calls.into_inner().unwrap().len(), 2);
-    }
-
-    #[test]
-    fn kubelet_is_refused_with_the_cores_own_words() {
-        let error = ask(&FakeCore::default(), &[&["unmade"]]).unwrap_err();
-        assert!(error.contains("has ended"), "{error}");
     }
 }

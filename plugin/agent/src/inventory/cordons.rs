@@ -9,8 +9,9 @@ use super::Withheld;
 use crate::steer_error::SteerError;
 use tessera_model::audit::{Actor, Event, What};
 use tessera_model::clock::unix_ms;
+use tessera_model::record::Record;
 use tessera_model::steered::Cordon;
-use tessera_rules::allocate::{Plan, Refusal};
+use tessera_rules::refusal::Refusal;
 use tessera_store::Change;
 
 /// What a change of cordons is about.
@@ -161,8 +162,8 @@ impl Inventory {
     }
 
     /// Refuses what kubelet asks for before it has heard of a cordon.
-    pub(crate) fn check_cordons(&self, plan: &Plan) -> Result<(), Refusal> {
-        for grant in &plan.grants {
+    pub(crate) fn check_cordons(&self, planned: &Record) -> Result<(), Refusal> {
+        for grant in &planned.grants {
             if let Some(reason) = self.cordon_of(&grant.uuid) {
                 return Err(Refusal::Cordoned { uuid: grant.uuid.clone(), reason });
             }

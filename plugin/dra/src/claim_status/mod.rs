@@ -21,7 +21,7 @@ use tessera_model::record::{Grant, Record};
 
 use crate::names;
 
-pub use task::{Claims, Reporter};
+pub use task::Reporter;
 
 /// What enforces a share's limits.
 const ENGINE: &str = "shim";

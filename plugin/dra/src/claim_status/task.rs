@@ -1,14 +1,12 @@
 //! Writes the status of claims' devices after Prepare, and when limits or health change.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tessera_agent::Agent;
 use tessera_cluster::k8s_openapi::jiff::Timestamp;
 use tessera_cluster::resource::ResourceApi;
 use tessera_model::clock::unix_ms;
-use tessera_model::record::Record;
-use tokio::sync::watch;
 use tracing::warn;
 
 use super::reports::Reports;
@@ -16,36 +14,30 @@ use super::reports::Reports;
 /// How long changes are gathered: a claim's requests are prepared one after the other.
 const GATHER: Duration = Duration::from_millis(100);
 
-/// What the status needs of the core.
-pub trait Claims: Send + Sync + 'static {
-    /// Live records of claims. May block.
-    fn records(&self) -> Vec<Arc<Record>>;
-    /// Why GPUs are not sold, by UUID. May block.
-    fn sick(&self) -> BTreeMap<String, String>;
-    /// Another number after each change of either.
-    fn events(&self) -> watch::Receiver<u64>;
-}
-
 /// See the module's text.
 #[derive(Debug)]
-pub struct Reporter<C> {
+pub struct Reporter {
     api: Arc<dyn ResourceApi>,
-    claims: Arc<C>,
+    agent: Arc<Agent>,
 }
 
-impl<C: Claims> Reporter<C> {
-    /// Of these claims.
-    pub fn new(api: Arc<dyn ResourceApi>, claims: Arc<C>) -> Self {
-        Reporter { api, claims }
+impl Reporter {
+    pub fn new(api: Arc<dyn ResourceApi>, agent: Arc<Agent>) -> Self {
+        Reporter { api, agent }
     }
 
     /// Writes until it is dropped.
     pub async fn run(self) {
-        let (mut reports, mut events) = (Reports::default(), self.claims.events());
+        let (mut reports, mut events) = (Reports::default(), self.agent.advertised().events());
         loop {
             events.mark_unchanged();
-            let claims = Arc::clone(&self.claims);
-            let ask = move || super::of(&claims.records(), &claims.sick());
+            let agent = Arc::clone(&self.agent);
+            let ask = move || {
+                let catalogue = agent.inventory().catalogue();
+                let gpus = catalogue.gpus.iter();
+                let sick = gpus.filter_map(|(uuid, sold)| Some((uuid.clone(), sold.sick.clone()?)));
+                super::of(&agent.claims(), &sick.collect())
+            };
             if let Ok(wanted) = tokio::task::spawn_blocking(ask).await {
                 let now = Timestamp::from_millisecond(unix_ms()).unwrap_or(Timestamp::UNIX_EPOCH);
                 reports.want(wanted, now);

@@ -1,20 +1,10 @@
 //! Why a claim cannot be prepared. The text reaches the pod's events, so it says what to do.
 
-use tessera_cluster::resource::{Claim, ClaimRef, DeviceResult};
+use tessera_cluster::resource::{Claim, DeviceResult};
 use tessera_model::sharing::Compute;
 
 use super::parameters::{Looser, ParameterError};
 use crate::names;
-
-/// A claim that cannot be prepared.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("claim {}/{}: {fault}", claim.namespace, claim.name)]
-pub struct ClaimError {
-    /// The claim that kubelet asked for.
-    pub claim: ClaimRef,
-    /// Why.
-    pub fault: Box<Fault>,
-}
 
 /// A result of an allocation, as far as an error names it.
 #[derive(Clone, Debug, PartialEq, Eq)]

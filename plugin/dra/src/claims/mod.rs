@@ -1,31 +1,39 @@
 //! What an allocated claim comes to on this node. Pure.
 
-mod capacity;
 mod fault;
 mod parameters;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use tessera_cluster::resource::{Claim, ClaimRef, DeviceResult};
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::origin::{ClaimResult, ClaimShare, Origin, base_request};
+use tessera_model::printable;
+use tessera_model::quantity::Quantity;
 use tessera_model::record::Record;
-use tessera_rules::ask::{ShareAsk, SharePart};
+use tessera_rules::allocate::{AdvertisedGpu, Catalogue};
+use tessera_rules::ask::{Ask, ShareAsk, SharePart};
+use tessera_rules::front_end::FrontEnd;
 
-use crate::door::DraGpu;
 use crate::names;
-pub use fault::{ClaimError, Fault};
+pub use fault::Fault;
+
+/// Thousandths of a GPU in one unit of the capacity `cores`.
+const MILLIS: u64 = 10;
+/// All of a GPU's time.
+const WHOLE: u64 = 1000;
+/// Most bytes of a malformed value that an error quotes.
+const LONGEST: usize = 64;
 
 /// What is known of the node.
 #[derive(Clone, Copy, Debug)]
 pub struct Node<'a> {
     /// The name of its pool.
     pub pool: &'a str,
-    /// GPUs that this front end sells.
-    pub gpus: &'a [DraGpu],
+    pub catalogue: &'a Catalogue,
     /// Live records of claims.
     pub records: &'a [Arc<Record>],
     /// DRA is turned on; where it is not, nothing more is prepared.
@@ -35,21 +43,13 @@ pub struct Node<'a> {
 /// What has to be there before a claim is prepared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// One a request, in the claim's order; those for monitoring have none.
-    pub shares: Vec<Share>,
+    /// Its shares, one a request, in the claim's order; those for monitoring have none. What is recorded stays as it
+    /// is, with whatever limits it has by now.
+    pub asks: Vec<Ask>,
     /// One a result, in the claim's order.
     pub devices: Vec<Device>,
     /// Records of this claim that the scheduler's allocation does not have any more.
     pub stale: Vec<AllocationId>,
-}
-
-/// The share that a request's tenant has.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Share {
-    /// It is recorded: it stays as it is, with whatever limits it has by now.
-    Recorded(Arc<Record>),
-    /// It is not.
-    New(ShareAsk),
 }
 
 /// A device of the answer.
@@ -67,7 +67,7 @@ pub struct Device {
 /// What containers are given with a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Gives {
-    /// The share of this place in [`Decision::shares`]. Only the first device of a request gives it: a request's
+    /// The share of this place in [`Decision::asks`]. Only the first device of a request gives it: a request's
     /// devices go to containers together, and a CDI device that is named twice may be applied twice.
     Share(usize),
     /// What the first device of its request gives.
@@ -79,39 +79,27 @@ pub enum Gives {
 /// What `claim`, as the API server has it now, comes to.
 ///
 /// # Errors
-/// [`ClaimError`] names the claim, and the request and field at fault.
-pub fn decide(
-    asked: &ClaimRef,
-    claim: Option<&Claim>,
-    node: Node<'_>,
-) -> Result<Decision, ClaimError> {
-    let error = |fault| ClaimError { claim: asked.clone(), fault: Box::new(fault) };
-    let claim = claim.ok_or_else(|| error(Fault::Gone))?;
+/// [`Fault`] names the request and field at fault.
+pub fn decide(asked: &ClaimRef, claim: Option<&Claim>, node: Node<'_>) -> Result<Decision, Fault> {
+    let claim = claim.ok_or(Fault::Gone)?;
     if claim.uid != asked.uid {
-        return Err(error(Fault::MadeAgain { found: claim.uid.clone() }));
+        return Err(Fault::MadeAgain { found: claim.uid.clone() });
     }
     if claim.deleting && claim.reserved_for.is_empty() {
-        return Err(error(Fault::Deleting));
+        return Err(Fault::Deleting);
     }
-    let allocated = claim.allocated.as_ref().ok_or_else(|| error(Fault::NotAllocated))?;
+    let allocated = claim.allocated.as_ref().ok_or(Fault::NotAllocated)?;
     let ours: Vec<&DeviceResult> =
         allocated.iter().filter(|result| result.driver == names::DRIVER).collect();
     if ours.is_empty() {
-        return Err(error(Fault::NothingOfOurs));
+        return Err(Fault::NothingOfOurs);
     }
-    decide_results(claim, &ours, node).map_err(error)
-}
-
-fn decide_results(
-    claim: &Claim,
-    ours: &[&DeviceResult],
-    node: Node<'_>,
-) -> Result<Decision, Fault> {
-    let mut shares: Vec<Share> = Vec::new();
+    let mut asks: Vec<Ask> = Vec::new();
+    let mut current: Vec<AllocationId> = Vec::new();
     let mut devices = Vec::with_capacity(ours.len());
-    let mut by_request: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut by_request: BTreeSet<&str> = BTreeSet::new();
     let mut seen: Vec<(&str, &str)> = Vec::new();
-    for &result in ours {
+    for &result in &ours {
         if result.pool != node.pool {
             return Err(Fault::OtherPool { result: result.into(), own: node.pool.to_owned() });
         }
@@ -124,7 +112,7 @@ fn decide_results(
                 seen.push(sight);
                 Gives::View(gpu.gpu.uuid.clone())
             }
-        } else if by_request.contains_key(result.request.as_str()) {
+        } else if by_request.contains(result.request.as_str()) {
             Gives::Nothing
         } else {
             let request: Vec<&DeviceResult> = ours
@@ -132,9 +120,11 @@ fn decide_results(
                 .copied()
                 .filter(|other| other.request == result.request && !other.admin_access)
                 .collect();
-            shares.push(share(claim, &request, node)?);
-            by_request.insert(&result.request, shares.len() - 1);
-            Gives::Share(shares.len() - 1)
+            let (id, ask) = share(claim, &request, node)?;
+            current.push(id);
+            asks.push(ask);
+            by_request.insert(&result.request);
+            Gives::Share(asks.len() - 1)
         };
         devices.push(Device {
             request: base_request(&result.request).to_owned(),
@@ -144,14 +134,17 @@ fn decide_results(
             gives,
         });
     }
-    let current: Vec<&AllocationId> = shares.iter().map(Share::id).collect();
     let of_it = node.records.iter().filter(|record| uid(record) == Some(claim.uid.as_str()));
     let stale = of_it.map(|record| &record.id).filter(|id| !current.contains(id));
-    Ok(Decision { stale: stale.cloned().collect(), shares, devices })
+    Ok(Decision { stale: stale.cloned().collect(), asks, devices })
 }
 
-/// The share of one request.
-fn share(claim: &Claim, results: &[&DeviceResult], node: Node<'_>) -> Result<Share, Fault> {
+/// The share of one request, and its name.
+fn share(
+    claim: &Claim,
+    results: &[&DeviceResult],
+    node: Node<'_>,
+) -> Result<(AllocationId, Ask), Fault> {
     let request = &results[0].request;
     let share = ClaimShare {
         uid: claim.uid.clone(),
@@ -174,42 +167,68 @@ fn share(claim: &Claim, results: &[&DeviceResult], node: Node<'_>) -> Result<Sha
             .collect(),
     };
     let id = share.allocation_id();
-    if let Some(record) = node.records.iter().find(|record| record.id == id) {
-        return Ok(Share::Recorded(Arc::clone(record)));
+    if node.records.iter().any(|record| record.id == id) {
+        return Ok((id.clone(), Ask::Recorded(id)));
     }
     let said = parameters::compute(&claim.config, request)?;
     let mut parts: Vec<SharePart> = Vec::with_capacity(results.len());
     for result in results {
         let gpu = find(node, result)?;
-        let limits = capacity::limits(result)?;
+        let (memory_bytes, cores_millis) = limits(result)?;
         parts.push(SharePart {
             uuid: gpu.gpu.uuid.clone(),
-            memory_bytes: limits.memory_bytes,
-            cores_millis: limits.cores_millis,
+            memory_bytes,
+            cores_millis,
             compute: said
-                .effective(gpu.default_compute)
+                .effective(gpu.default_share.compute)
                 .map_err(|looser| Fault::looser(claim, result, looser))?,
         });
     }
-    Ok(Share::New(ShareAsk { id, origin: Origin::Claim(Box::new(share)), parts }))
+    let origin = Origin::Claim(Box::new(share));
+    Ok((id.clone(), Ask::Share(ShareAsk { id, origin, parts })))
 }
 
-fn find<'a>(node: Node<'a>, result: &DeviceResult) -> Result<&'a DraGpu, Fault> {
+fn find<'a>(node: Node<'a>, result: &DeviceResult) -> Result<&'a AdvertisedGpu, Fault> {
     if !node.is_on {
         return Err(Fault::TurnedOff { result: result.into() });
     }
-    let is_it = |gpu: &&DraGpu| names::device(&gpu.gpu.uuid) == result.device;
-    node.gpus.iter().find(is_it).ok_or_else(|| Fault::UnknownDevice { result: result.into() })
+    let is_it = |sold: &&AdvertisedGpu| {
+        sold.seller == FrontEnd::Dra && names::device(&sold.gpu.uuid) == result.device
+    };
+    node.catalogue
+        .gpus
+        .values()
+        .find(is_it)
+        .ok_or_else(|| Fault::UnknownDevice { result: result.into() })
 }
 
-impl Share {
-    /// The allocation's name.
-    pub fn id(&self) -> &AllocationId {
-        match self {
-            Share::Recorded(record) => &record.id,
-            Share::New(ask) => &ask.id,
-        }
+/// Bytes, and thousandths of a GPU's time, from what the scheduler counts: never from what was asked for.
+fn limits(result: &DeviceResult) -> Result<(u64, u32), Fault> {
+    let memory = amount(result, names::MEMORY)?;
+    let memory_bytes = memory.units().map_err(|why| bad(result, names::MEMORY, &why))?;
+    let cores = amount(result, names::CORES)?;
+    let thousandths = cores.millis().map_err(|why| bad(result, names::CORES, &why))?;
+    // Hundredths of a GPU are the unit, so these are hundred-thousandths.
+    let cores_millis = thousandths.div_ceil(1000 / MILLIS);
+    if memory_bytes == 0 {
+        return Err(bad(result, names::MEMORY, &"a share needs some memory"));
     }
+    match u32::try_from(cores_millis) {
+        Ok(millis) if (1..=WHOLE).contains(&cores_millis) => Ok((memory_bytes, millis)),
+        _ => Err(bad(result, names::CORES, &"a GPU's time is shared in parts of 1 to 100")),
+    }
+}
+
+fn amount(result: &DeviceResult, name: &'static str) -> Result<Quantity, Fault> {
+    let value = result.consumed_capacity.get(name);
+    let value = value.ok_or_else(|| Fault::NotDivided { result: result.into(), name })?;
+    Quantity::parse(value).map_err(|why| bad(result, name, &why))
+}
+
+fn bad(result: &DeviceResult, name: &'static str, why: &dyn std::fmt::Display) -> Fault {
+    let value = result.consumed_capacity.get(name).map(String::as_str).unwrap_or_default();
+    let value = printable::brief(value, LONGEST).into_owned();
+    Fault::Capacity { result: result.into(), name, value, why: why.to_string() }
 }
 
 /// The UID of the claim that a record is of.

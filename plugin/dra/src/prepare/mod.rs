@@ -1,6 +1,6 @@
-//! Claims prepared and unprepared: the API server and the core on one side, kubelet's words on the other.
+//! Kubelet's calls, DRA v1: claims prepared and unprepared.
 //!
-//! What is known of a claim is in the core's records alone, so that a restart, or a second instance, goes on where
+//! What is known of a claim is in the agent's records alone, so that a restart, or a second instance, goes on where
 //! this one was.
 
 mod asked;
@@ -13,19 +13,28 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use tessera_agent::front_end::{AllocateError, Delivered};
+use tessera_agent::Agent;
+use tessera_agent::front_end::{AllocateError, ContainerAllocateResponse, FrontDoor};
 use tessera_agent::meters::{self, Call};
+use tessera_agent::status_board::Refused;
 use tessera_cluster::resource::{Claim, ClaimRef, ResourceApi};
+use tessera_kubelet_api::dra::v1::dra_plugin_server::DraPlugin;
+use tessera_kubelet_api::dra::v1::{
+    self, Device, NodePrepareResourceResponse, NodePrepareResourcesRequest,
+    NodePrepareResourcesResponse, NodeUnprepareResourceResponse, NodeUnprepareResourcesRequest,
+    NodeUnprepareResourcesResponse,
+};
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::cdi_name;
 use tessera_model::printable;
-use tessera_rules::ask::{Ask, Plan};
+use tessera_rules::ask::Ask;
 use tessera_rules::refusal::Refusal;
 use tokio::sync::{Notify, watch};
+use tonic::{Request, Response, Status};
 use tracing::{debug, info, warn};
 
-use crate::claims::{self, Decision, Fault, Gives, Node, Share};
-use crate::door::Core;
+use crate::claims::{self, Fault, Gives, Node};
+use crate::names;
 use asked::Asked;
 pub use orphans::Sweeping;
 use repeats::Repeats;
@@ -40,18 +49,6 @@ const API: Duration = Duration::from_secs(20);
 
 /// After which kubelet lists the pods of a claim that it was told is prepared.
 const LISTED: Duration = Duration::from_millis(500);
-
-/// A device of a prepared claim, as the answer to kubelet has it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Prepared {
-    /// The request as a pod names it.
-    pub request: String,
-    pub pool: String,
-    pub device: String,
-    pub share_id: Option<String>,
-    /// Qualified names of CDI devices.
-    pub cdi_devices: Vec<String>,
-}
 
 /// Why a claim was not prepared or unprepared. The text reaches the pod's events.
 #[derive(Debug, thiserror::Error)]
@@ -69,10 +66,8 @@ enum Why {
     Api(#[from] tessera_cluster::ApiError),
     #[error("the API server did not answer within {} s; kubelet tries again", API.as_secs())]
     Silent,
-    #[error("request {request}: {refusal}")]
-    Refused { request: String, refusal: Refusal },
     #[error(transparent)]
-    Core(#[from] AllocateError),
+    Agent(#[from] AllocateError),
     #[error("{0}; kubelet tries again")]
     Serial(#[from] SerialError),
     #[error("the plugin failed while it worked on the claim; its log says how")]
@@ -92,13 +87,14 @@ type Of<T> = (ClaimRef, Result<T, Failure>);
 pub type Outcome<T> = BTreeMap<String, Result<T, String>>;
 
 /// Prepares claims, and takes that back.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Preparer {
     inner: Arc<Inner>,
 }
 
+#[derive(Debug)]
 struct Inner {
-    core: Arc<dyn Core>,
+    agent: Arc<Agent>,
     api: Arc<dyn ResourceApi>,
     pool: String,
     serial: Serial,
@@ -110,28 +106,50 @@ struct Inner {
     suspicion: Notify,
 }
 
-impl std::fmt::Debug for Inner {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Inner").field("pool", &self.pool).finish_non_exhaustive()
+#[tonic::async_trait]
+impl DraPlugin for Preparer {
+    async fn node_prepare_resources(
+        &self,
+        request: Request<NodePrepareResourcesRequest>,
+    ) -> Result<Response<NodePrepareResourcesResponse>, Status> {
+        let outcome = self.prepare(once_each(request.into_inner().claims)).await.into_iter();
+        let answer = |prepared: Result<Vec<Device>, String>| match prepared {
+            Ok(devices) => NodePrepareResourceResponse { devices, error: String::new() },
+            Err(error) => NodePrepareResourceResponse { devices: Vec::new(), error },
+        };
+        let claims = outcome.map(|(uid, prepared)| (uid, answer(prepared))).collect();
+        Ok(Response::new(NodePrepareResourcesResponse { claims }))
+    }
+
+    async fn node_unprepare_resources(
+        &self,
+        request: Request<NodeUnprepareResourcesRequest>,
+    ) -> Result<Response<NodeUnprepareResourcesResponse>, Status> {
+        let outcome = self.unprepare(once_each(request.into_inner().claims)).await.into_iter();
+        let answer = |unprepared: Result<(), String>| NodeUnprepareResourceResponse {
+            error: unprepared.err().unwrap_or_default(),
+        };
+        let claims = outcome.map(|(uid, unprepared)| (uid, answer(unprepared))).collect();
+        Ok(Response::new(NodeUnprepareResourcesResponse { claims }))
     }
 }
 
 impl Preparer {
     /// For the devices of `pool`. All instances of the driver on this node share `dir`.
-    pub fn new(core: Arc<dyn Core>, api: Arc<dyn ResourceApi>, pool: &str, dir: &Path) -> Self {
-        let told = Arc::clone(&core);
-        let say = move |amiss| told.condition("serialize lock", amiss);
+    pub fn new(agent: Arc<Agent>, api: Arc<dyn ResourceApi>, pool: &str, dir: &Path) -> Self {
+        let board = Arc::clone(agent.board());
+        let say = move |amiss| board.set_condition("serialize lock", amiss);
         let serial = Serial::new(&dir.join(LOCK), Box::new(say));
         let asked = Asked::open(&dir.join(ASKED));
         let (pool, suspicion) = (pool.to_owned(), Notify::new());
         let repeats = Mutex::default();
-        Preparer { inner: Arc::new(Inner { core, api, pool, serial, asked, repeats, suspicion }) }
+        Preparer { inner: Arc::new(Inner { agent, api, pool, serial, asked, repeats, suspicion }) }
     }
 
     /// Claims that kubelet has not had unprepared yet, by name: those that hold something, and those that it asked for
     /// in vain.
     pub fn left(&self) -> Vec<String> {
-        names(&*self.inner.core, &self.inner.asked)
+        names(&self.inner.agent, &self.inner.asked)
     }
 
     /// Another number of claims holds nothing.
@@ -140,9 +158,8 @@ impl Preparer {
     }
 
     /// Makes claims usable: exactly one answer a claim. A claim that is prepared already is answered as before.
-    pub async fn prepare(&self, claims: Vec<ClaimRef>) -> Outcome<Vec<Prepared>> {
+    async fn prepare(&self, claims: Vec<ClaimRef>) -> Outcome<Vec<Device>> {
         let began = Instant::now();
-        let claims = once_each(claims);
         let read = self.read(&claims).await;
         let pods = read.iter().map(|(claim, read)| (claim.uid.clone(), pods(read)));
         let pods: BTreeMap<String, Vec<String>> = pods.collect();
@@ -154,15 +171,15 @@ impl Preparer {
         for claim in &claims {
             let reason = outcome.get(&claim.uid).and_then(|answer| answer.as_ref().err());
             let pods = pods.get(&claim.uid).map(Vec::as_slice).unwrap_or_default();
-            self.inner.core.refused(claim, pods, reason.map(String::as_str));
+            self.inner.note_refused(claim, pods, reason);
         }
         if outcome.values().any(Result::is_ok) {
-            // A core that ends meanwhile is not held up.
-            let core = Arc::downgrade(&self.inner.core);
+            // An agent that ends meanwhile is not held up.
+            let agent = Arc::downgrade(&self.inner.agent);
             tokio::spawn(async move {
                 tokio::time::sleep(LISTED).await;
-                if let Some(core) = core.upgrade() {
-                    core.prepared();
+                if let Some(agent) = agent.upgrade() {
+                    agent.allocations().expect_start();
                 }
             });
         }
@@ -171,15 +188,14 @@ impl Preparer {
 
     /// Takes back what [`Preparer::prepare`] did. Claims that are unknown are unprepared already. Needs no API
     /// server: the claims may be gone.
-    pub async fn unprepare(&self, claims: Vec<ClaimRef>) -> Outcome<()> {
+    async fn unprepare(&self, claims: Vec<ClaimRef>) -> Outcome<()> {
         let began = Instant::now();
-        let claims = once_each(claims);
         let inner = Arc::clone(&self.inner);
         let all = claims.clone();
         let outcome = self.blocking(&claims, move || inner.unprepare_all(all)).await;
         self.inner.count(Call::Unprepare, &outcome, began);
         self.inner.report("unprepared", &claims, &outcome, began);
-        claims.iter().for_each(|claim| self.inner.core.refused(claim, &[], None));
+        claims.iter().for_each(|claim| self.inner.note_refused(claim, &[], None));
         outcome
     }
 
@@ -239,12 +255,12 @@ impl Preparer {
 }
 
 /// [`Preparer::left`] before there is one; `dir` is the driver's.
-pub fn left(core: &dyn Core, dir: &Path) -> Vec<String> {
-    names(core, &Asked::open(&dir.join(ASKED)))
+pub fn left(agent: &Agent, dir: &Path) -> Vec<String> {
+    names(agent, &Asked::open(&dir.join(ASKED)))
 }
 
-fn names(core: &dyn Core, asked: &Asked) -> Vec<String> {
-    let (records, asked) = (core.claims(), asked.all());
+fn names(agent: &Agent, asked: &Asked) -> Vec<String> {
+    let (records, asked) = (agent.claims(), asked.all());
     // A claim may have several shares.
     let held = records.iter().filter_map(|record| Some((claims::uid(record)?, record.name())));
     let asked = asked.iter().map(|claim| {
@@ -262,10 +278,10 @@ fn pods(read: &Result<Option<Claim>, Failure>) -> Vec<String> {
 }
 
 /// Kubelet takes an answer for one claim alone.
-fn once_each(mut claims: Vec<ClaimRef>) -> Vec<ClaimRef> {
+fn once_each(claims: Vec<v1::Claim>) -> Vec<ClaimRef> {
     let mut seen = BTreeSet::new();
-    claims.retain(|claim| seen.insert(claim.uid.clone()));
-    claims
+    let once = claims.into_iter().filter(|claim| seen.insert(claim.uid.clone()));
+    once.map(|v1::Claim { namespace, name, uid }| ClaimRef { namespace, name, uid }).collect()
 }
 
 impl Inner {
@@ -297,11 +313,25 @@ impl Inner {
     fn count<T>(&self, call: Call, outcome: &Outcome<T>, began: Instant) {
         for answer in outcome.values() {
             let ended = if answer.is_ok() { meters::Outcome::Ok } else { meters::Outcome::Refused };
-            self.core.observe(call, ended, began.elapsed());
+            self.agent.meters().observe(call, &names::DRIVER.into(), ended, began.elapsed());
         }
     }
 
-    fn prepare_all(&self, read: Vec<Of<Option<Claim>>>) -> Vec<Of<Vec<Prepared>>> {
+    /// Notes for `status` that the pods of a claim were refused, or with a reason of `None` that the refusal is over.
+    fn note_refused(&self, claim: &ClaimRef, pods: &[String], reason: Option<&String>) {
+        let board = self.agent.board();
+        let Some(reason) = reason else { return board.grant(&claim.uid) };
+        board.refuse(Refused {
+            subject: claim.uid.clone(),
+            namespace: claim.namespace.clone(),
+            pods: pods.to_vec(),
+            claim: claim.name.clone(),
+            reason: reason.clone(),
+            ..Refused::default()
+        });
+    }
+
+    fn prepare_all(&self, read: Vec<Of<Option<Claim>>>) -> Vec<Of<Vec<Device>>> {
         let serial = self.serial.take();
         let one = |(claim, read): Of<Option<Claim>>| {
             let answer = read.and_then(|found| match &serial {
@@ -311,7 +341,7 @@ impl Inner {
             (claim, answer)
         };
         let answers: Vec<_> = read.into_iter().map(one).collect();
-        let records = self.core.claims();
+        let records = self.agent.claims();
         let holding: BTreeSet<&str> =
             records.iter().filter_map(|record| claims::uid(record)).collect();
         for (claim, _) in &answers {
@@ -323,74 +353,54 @@ impl Inner {
         answers
     }
 
-    fn prepare_one(
-        &self,
-        asked: &ClaimRef,
-        found: Option<&Claim>,
-    ) -> Result<Vec<Prepared>, Failure> {
-        let (gpus, records) = (self.core.gpus(), self.core.claims());
-        let is_on = self.core.config().dra.enabled;
-        let node = Node { pool: &self.pool, gpus: &gpus, records: &records, is_on };
+    fn prepare_one(&self, asked: &ClaimRef, found: Option<&Claim>) -> Result<Vec<Device>, Failure> {
+        let (catalogue, records) = (self.agent.inventory().catalogue(), self.agent.claims());
+        let is_on = self.agent.config().dra.enabled;
+        let node = Node { pool: &self.pool, catalogue: &catalogue, records: &records, is_on };
         let decision =
-            claims::decide(asked, found, node).map_err(|error| Failure::of(asked, *error.fault))?;
-        let core = |error: AllocateError| Failure::of(asked, error);
+            claims::decide(asked, found, node).map_err(|fault| Failure::of(asked, fault))?;
+        let failed = |error: AllocateError| Failure::of(asked, error);
         if !decision.stale.is_empty() {
             info!(claim = asked.name, "the scheduler allocated it again: its shares of before end");
-            self.core.release(&decision.stale).map_err(core)?;
+            self.agent.release(&decision.stale).map_err(failed)?;
         }
-        let delivered = self.deliver(asked, &decision)?;
+        let delivered = self.deliver(&decision.asks).map_err(failed)?;
         let mut prepared = Vec::with_capacity(decision.devices.len());
         for device in decision.devices {
-            let mut cdi_devices = match &device.gives {
+            let mut cdi_device_ids = match &device.gives {
                 Gives::Share(at) => {
-                    delivered.get(*at).map(|share| share.cdi_devices.clone()).unwrap_or_default()
+                    let given = delivered.get(*at).into_iter().flat_map(|given| &given.cdi_devices);
+                    given.map(|device| device.name.clone()).collect()
                 }
                 Gives::Nothing => Vec::new(),
-                Gives::View(uuid) => self.core.view(uuid).map_err(core)?,
+                Gives::View(uuid) => self.agent.view(uuid).map_err(failed)?,
             };
             // Kubelet shows the first name in the pod's status: that of the share, not of the GPU.
-            cdi_devices.sort_by_key(|name| !name.starts_with(cdi_name::SHARE_KIND));
-            let (request, pool) = (device.request, device.pool);
-            let (device, share_id) = (device.device, device.share_id);
-            prepared.push(Prepared { request, pool, device, share_id, cdi_devices });
+            cdi_device_ids.sort_by_key(|name| !name.starts_with(cdi_name::SHARE_KIND));
+            prepared.push(Device {
+                request_names: vec![device.request],
+                pool_name: device.pool,
+                device_name: device.device,
+                cdi_device_ids,
+                share_id: device.share_id,
+            });
         }
         Ok(prepared)
     }
 
-    /// Shares of a claim, in the decision's order: what is recorded as it is, and the rest all or none.
-    fn deliver(&self, asked: &ClaimRef, decision: &Decision) -> Result<Vec<Delivered>, Failure> {
-        let refused = |refusal: &Refusal| {
-            if matches!(
-                refusal,
-                Refusal::NoRoom { .. }
-                    | Refusal::MemoryOversold { .. }
-                    | Refusal::CoresOversold { .. }
-            ) {
-                self.suspicion.notify_one();
-            }
-        };
-        let plan = |share: &Share| {
-            let (ask, origin) = match share {
-                Share::Recorded(record) => (Ask::Recorded(record.id.clone()), &record.origin),
-                Share::New(ask) => (Ask::Share(ask.clone()), &ask.origin),
-            };
-            self.core.plan(&ask).map_err(|refusal| {
-                refused(&refusal);
-                let request = origin.claim().map(|claim| claim.request.clone()).unwrap_or_default();
-                Failure::of(asked, Why::Refused { request, refusal })
-            })
-        };
-        let plans = decision.shares.iter().map(plan).collect::<Result<Vec<Plan>, _>>()?;
-        if plans.is_empty() {
+    /// Shares of a claim, in their order: what is recorded as it is, and the rest all or none.
+    fn deliver(&self, asks: &[Ask]) -> Result<Vec<ContainerAllocateResponse>, AllocateError> {
+        if asks.is_empty() {
             return Ok(Vec::new());
         }
-        let core = |error: AllocateError| {
-            if let AllocateError::Refused(refusal) = &error {
-                refused(refusal);
-            }
-            Failure::of(asked, error)
-        };
-        self.core.commit(&plans).map_err(core)?.materialise().map_err(core)
+        let delivered = self.agent.grant(asks);
+        let refusal = delivered.as_ref().err().and_then(AllocateError::refusal);
+        if refusal.is_some_and(|refusal| {
+            matches!(refusal, Refusal::MemoryOversold { .. } | Refusal::CoresOversold { .. })
+        }) {
+            self.suspicion.notify_one();
+        }
+        delivered
     }
 
     fn unprepare_all(&self, claims: Vec<ClaimRef>) -> Vec<Of<()>> {
@@ -407,11 +417,11 @@ impl Inner {
 
     /// Ends all that a claim holds.
     fn release(&self, uid: &str) -> Result<(), AllocateError> {
-        let records = self.core.claims();
+        let records = self.agent.claims();
         let of_it = records.iter().filter(|record| claims::uid(record) == Some(uid));
         let ids: Vec<AllocationId> = of_it.map(|record| record.id.clone()).collect();
         if !ids.is_empty() {
-            self.core.release(&ids)?;
+            self.agent.release(&ids)?;
         }
         self.asked.forget(uid);
         Ok(())

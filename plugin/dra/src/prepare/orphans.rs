@@ -11,6 +11,8 @@ use tessera_model::origin::ClaimShare;
 use tessera_model::record::Record;
 use tracing::{info, warn};
 
+use tessera_agent::front_end::FrontDoor;
+
 use super::Inner;
 use crate::names;
 
@@ -108,7 +110,7 @@ pub(super) async fn keep(inner: &Arc<Inner>, sweeping: Sweeping) {
 }
 
 async fn sweep(inner: &Arc<Inner>, absences: &mut Absences, grace: Duration) {
-    let (records, asked) = (inner.core.claims(), inner.asked.all());
+    let (records, asked) = (inner.agent.claims(), inner.asked.all());
     let mut by_claim: BTreeMap<ClaimRef, Vec<&Record>> =
         asked.iter().map(|claim| (claim.clone(), Vec::new())).collect();
     for record in &records {
@@ -161,7 +163,7 @@ async fn sweep(inner: &Arc<Inner>, absences: &mut Absences, grace: Duration) {
             shares = shares.len(),
             "claims are gone that kubelet did not unprepare; their shares end"
         );
-        if let Err(error) = inner.core.release(&shares) {
+        if let Err(error) = inner.agent.release(&shares) {
             warn!(%error, "shares of claims that are gone cannot be released yet");
         }
     };

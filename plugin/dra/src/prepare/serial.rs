@@ -27,6 +27,12 @@ pub(super) struct Serial {
 /// Hears of a file that cannot be locked, or with `None` that it can be; whether that is news.
 pub(super) type Say = Box<dyn Fn(Option<String>) -> bool + Send + Sync>;
 
+impl std::fmt::Debug for Serial {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Serial").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
 /// The lock, taken; free again when it is dropped, or when the process ends.
 #[derive(Debug)]
 pub(super) struct Held<'a> {

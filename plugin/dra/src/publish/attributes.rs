@@ -14,9 +14,8 @@ const ENGINE: &str = "shim";
 
 /// The attributes of a device, by name. What is not known is left out.
 pub fn attributes(published: &Published) -> BTreeMap<String, DeviceAttribute> {
-    let gpu = &published.gpu;
-    let device = &gpu.gpu;
-    let (capability, cuda) = (gpu.compute_capability, gpu.cuda_version);
+    let device = &published.sold.gpu;
+    let (capability, cuda) = (published.compute_capability, published.cuda_version);
     let two = |(major, minor): (u32, u32)| format!("{major}.{minor}.0");
     let mut found = BTreeMap::new();
     let mut put = |name: &str, attribute: Option<DeviceAttribute>| {
@@ -27,7 +26,7 @@ pub fn attributes(published: &Published) -> BTreeMap<String, DeviceAttribute> {
     put("brand", string(brand(&device.name)));
     put("architecture", capability.and_then(architecture).and_then(string));
     put("cudaComputeCapability", capability.map(two).and_then(version));
-    put("driverVersion", gpu.driver_version.as_deref().and_then(semver).and_then(version));
+    put("driverVersion", published.driver_version.as_deref().and_then(semver).and_then(version));
     put("cudaDriverVersion", cuda.map(two).and_then(version));
     put("index", int(device.mig.as_ref().map_or(device.index, |mig| mig.index)));
     put("engine", string(ENGINE));
@@ -126,9 +125,8 @@ fn pci_bus_id(address: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixtures::{gpu, mig};
     use super::*;
-    use tessera_agent::front_end::dra::DraGpu;
+    use crate::fixtures::{gpu, mig};
 
     fn shown(published: &Published) -> Vec<String> {
         let show = |(name, attribute): (String, DeviceAttribute)| {
@@ -141,16 +139,11 @@ mod tests {
 
     #[test]
     fn a_gpu_says_what_it_is_and_where() {
-        let mut gpu = DraGpu {
-            driver_version: Some("580.65.06".to_owned()),
-            cuda_version: Some((13, 0)),
-            compute_capability: Some((9, 0)),
-            ..gpu("GPU-a", 3)
-        };
-        gpu.gpu.name = "NVIDIA H100 80GB HBM3".to_owned();
-        gpu.gpu.pci_bus_id = "00000000:1B:00.0".to_owned();
-        gpu.gpu.numa_node = Some(1);
-        let published = Published { gpu, pcie_root: Some("pci0000:16".to_owned()) };
+        let mut published =
+            Published { pcie_root: Some("pci0000:16".to_owned()), ..gpu("GPU-a", 3) };
+        published.sold.gpu.name = "NVIDIA H100 80GB HBM3".to_owned();
+        published.sold.gpu.pci_bus_id = "00000000:1B:00.0".to_owned();
+        published.sold.gpu.numa_node = Some(1);
         assert_eq!(
             shown(&published),
             [
@@ -172,7 +165,7 @@ mod tests {
 
     #[test]
     fn an_instance_names_its_gpu_and_profile() {
-        let published = Published { gpu: mig("MIG-a", 2), pcie_root: None };
+        let published = mig("MIG-a", 2);
         let shown = shown(&published);
         for want in ["parentUUID=GPU-parent", "profile=1g.10gb", "index=2", "parentIndex=0"] {
             assert!(shown.iter().any(|line| line == want), "{want}: {shown:?}");

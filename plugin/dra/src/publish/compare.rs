@@ -110,17 +110,16 @@ fn number(capacity: &mut DeviceCapacity) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixtures::{gpu, published};
     use super::super::pool::{Node, slice};
-    use super::super::{Offer, taints};
+    use super::super::{Offer, Published, taints};
     use super::*;
-    use tessera_agent::front_end::dra::DraGpu;
+    use crate::fixtures::gpu;
     use tessera_config::Config;
 
     fn sent() -> ResourceSlice {
         let node = Node { name: "n1".to_owned(), uid: "u".to_owned() };
-        let sick = DraGpu { cordon: Some("x".to_owned()), ..gpu("GPU-a", 0) };
-        let offer = Offer::new(&[published(sick), published(gpu("GPU-b", 1))], &Config::default());
+        let cordoned = Published { is_cordoned: true, ..gpu("GPU-a", 0) };
+        let offer = Offer::new(&[cordoned, gpu("GPU-b", 1)], &Config::default());
         assert!(offer.devices.iter().all(is_shared));
         assert_eq!(offer.devices[0].taints.as_ref().unwrap()[0].key, taints::CORDONED);
         slice(&node, &offer.devices, 0, 1, 1)

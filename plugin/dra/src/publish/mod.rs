@@ -19,19 +19,15 @@
 pub mod attributes;
 mod compare;
 pub mod controller;
-#[cfg(test)]
-mod fixtures;
 pub mod offer;
 mod pace;
 mod plan;
 pub mod policy;
 pub mod pool;
-#[cfg(test)]
-pub(crate) mod scheduler;
 pub mod status;
 pub mod taints;
 pub mod task;
 
 pub use offer::{Offer, Published};
 pub use status::{State, Status};
-pub use task::{Gpus, Publisher};
+pub use task::Publisher;

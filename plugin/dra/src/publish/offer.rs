@@ -3,22 +3,72 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
+use tessera_agent::Agent;
 use tessera_cluster::k8s_openapi::api::resource::v1::Device;
 use tessera_config::{Config, Placement};
+use tessera_gpu::Facts;
+use tessera_rules::allocate::AdvertisedGpu;
+use tessera_rules::capacity::Capacity;
+use tessera_rules::front_end::FrontEnd;
+use tessera_rules::room::Left;
 
 use super::attributes::attributes;
 use super::policy::{Policy, Unit};
 use super::taints::taints;
 use crate::names;
-use tessera_agent::front_end::dra::DraGpu;
 
-/// A GPU with what the slices say beside what the core knows of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A GPU that is sold by claims, with what the slices say beside what is sold of it.
+#[derive(Clone, Debug)]
 pub struct Published {
-    /// What may be claimed.
-    pub gpu: DraGpu,
+    pub sold: AdvertisedGpu,
+    /// The driver's version, as NVML prints it, where it is known.
+    pub driver_version: Option<String>,
+    /// The CUDA version that the driver speaks, major and minor, where it is known.
+    pub cuda_version: Option<(u32, u32)>,
+    /// CUDA compute capability, major and minor, where it is known.
+    pub compute_capability: Option<(u32, u32)>,
     /// The PCIe root that it hangs on: `pci0000:16`.
     pub pcie_root: Option<String>,
+    /// Bytes that shares may add up to: what the capacity rule leaves.
+    pub memory_bytes: u64,
+    /// Bytes of those that quotas gave to claims beyond what was allocated: the scheduler must not give them again.
+    pub grown_bytes: u64,
+    /// Bytes that count for no share.
+    pub free_bytes: u64,
+    pub is_cordoned: bool,
+    /// The device plugin still has allocations on it: it is not published yet.
+    pub is_moving: bool,
+}
+
+impl Published {
+    /// All of them. `facts` is what the driver says of them, and `root` finds the PCIe root of a PCI address.
+    pub fn all(
+        agent: &Agent,
+        facts: &Facts,
+        root: &mut dyn FnMut(&str) -> Option<String>,
+    ) -> Vec<Self> {
+        let (catalogue, config) = (agent.inventory().catalogue(), agent.config());
+        // All of one moment.
+        let mut records = agent.allocations().records();
+        records.retain(|record| record.is_live());
+        let live = || records.iter().map(AsRef::as_ref);
+        let published = |sold: &AdvertisedGpu| {
+            let (uuid, capacity) = (&sold.gpu.uuid, Capacity::of(&sold.gpu, &config));
+            Published {
+                sold: sold.clone(),
+                driver_version: facts.driver_version.clone(),
+                cuda_version: facts.cuda_version,
+                compute_capability: facts.compute_capability.get(uuid).copied(),
+                pcie_root: root(&sold.gpu.pci_bus_id),
+                memory_bytes: capacity.sellable(),
+                grown_bytes: live().map(|one| one.grown_bytes(uuid)).fold(0, u64::saturating_add),
+                free_bytes: Left::beside(capacity, uuid, live()).memory_bytes,
+                is_cordoned: agent.inventory().cordon_of(uuid).is_some(),
+                is_moving: agent.allocations().is_moving(sold),
+            }
+        };
+        catalogue.gpus.values().filter(|sold| sold.seller == FrontEnd::Dra).map(published).collect()
+    }
 }
 
 /// What there is to publish.
@@ -36,22 +86,22 @@ impl Offer {
         let mut offer = Offer::default();
         let mut names = BTreeSet::new();
         for published in ordered(gpus, config) {
-            let gpu = &published.gpu;
-            let name = names::device(&gpu.gpu.uuid);
-            let Some(memory) = Policy::memory(gpu, config) else {
+            let gpu = &published.sold.gpu;
+            let name = names::device(&gpu.uuid);
+            let Some(memory) = Policy::memory(published, config) else {
                 offer.problems.push(format!(
                     "{} is not published: dra.memory_step is more than all of its memory that can be sold{}",
-                    gpu.gpu,
-                    if gpu.grown_bytes > 0 { ", beside what quotas have given to claims" } else { "" }
+                    gpu,
+                    if published.grown_bytes > 0 { ", beside what quotas have given to claims" } else { "" }
                 ));
                 continue;
             };
             if !names.insert(name.clone()) {
-                offer.problems.push(format!("{} is not published: there are two of it", gpu.gpu));
+                offer.problems.push(format!("{gpu} is not published: there are two of it"));
                 continue;
             }
-            let cores = Policy::cores(gpu);
-            let taints = Some(taints(gpu, config)).filter(|taints| !taints.is_empty());
+            let cores = Policy::cores(published);
+            let taints = Some(taints(published, config)).filter(|taints| !taints.is_empty());
             offer.devices.push(Device {
                 name,
                 attributes: Some(attributes(published)),
@@ -70,16 +120,16 @@ impl Offer {
 
 /// By index, so that the first are filled first; or by what is free, so that the emptiest is.
 fn ordered<'p>(gpus: &'p [Published], config: &Config) -> Vec<&'p Published> {
-    let mut order: Vec<&Published> = gpus.iter().filter(|gpu| !gpu.gpu.moving).collect();
+    let mut order: Vec<&Published> = gpus.iter().filter(|gpu| !gpu.is_moving).collect();
     let place = |published: &Published| {
-        let gpu = &published.gpu.gpu;
+        let gpu = &published.sold.gpu;
         let instance = gpu.mig.as_ref().map(|mig| mig.index);
         (gpu.index, instance, gpu.uuid.clone())
     };
     order.sort_by_cached_key(|published| {
         let free = match config.share.placement {
             Placement::Packed => 0,
-            Placement::Distributed => published.gpu.free_bytes,
+            Placement::Distributed => published.free_bytes,
         };
         (Reverse(free), place(published))
     });
@@ -88,8 +138,8 @@ fn ordered<'p>(gpus: &'p [Published], config: &Config) -> Vec<&'p Published> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixtures::{MIB, gpu, mig, published};
     use super::*;
+    use crate::fixtures::{MIB, gpu, mig};
 
     fn names(devices: &[Device]) -> Vec<&str> {
         devices.iter().map(|device| device.name.as_str()).collect()
@@ -97,11 +147,7 @@ mod tests {
 
     #[test]
     fn a_stable_order_packs_and_an_order_by_free_memory_spreads() {
-        let free = |uuid, index, mib: u64| {
-            let mut one = published(gpu(uuid, index));
-            one.gpu.free_bytes = mib * MIB;
-            one
-        };
+        let free = |uuid, index, mib| Published { free_bytes: mib * MIB, ..gpu(uuid, index) };
         let gpus = [free("GPU-b", 1, 70_000), free("GPU-a", 0, 1000), free("GPU-c", 2, 80_000)];
         let packed = Offer::new(&gpus, &Config::default());
         assert_eq!(names(&packed.devices), ["gpu-a", "gpu-b", "gpu-c"]);
@@ -111,15 +157,14 @@ mod tests {
 
     #[test]
     fn a_gpu_that_another_front_end_still_sells_is_left_out() {
-        let moving = published(DraGpu { moving: true, ..gpu("GPU-a", 0) });
-        let offer = Offer::new(&[moving, published(gpu("GPU-b", 1))], &Config::default());
+        let moving = Published { is_moving: true, ..gpu("GPU-a", 0) };
+        let offer = Offer::new(&[moving, gpu("GPU-b", 1)], &Config::default());
         assert_eq!(names(&offer.devices), ["gpu-b"]);
     }
 
     #[test]
     fn instances_are_devices_of_their_own() {
-        let gpus =
-            [published(mig("MIG-b", 1)), published(mig("MIG-a", 0)), published(gpu("GPU-c", 1))];
+        let gpus = [mig("MIG-b", 1), mig("MIG-a", 0), gpu("GPU-c", 1)];
         let offer = Offer::new(&gpus, &Config::default());
         assert_eq!(names(&offer.devices), ["mig-a", "mig-b", "gpu-c"]);
         let attributes = offer.devices[0].attributes.as_ref().unwrap();
@@ -129,8 +174,7 @@ mod tests {
 
     #[test]
     fn what_quotas_gave_away_is_offered_to_nobody() {
-        let mut one = published(gpu("GPU-a", 0));
-        one.gpu.grown_bytes = 10_176 * MIB + 1;
+        let one = Published { grown_bytes: 10_176 * MIB + 1, ..gpu("GPU-a", 0) };
         let offer = Offer::new(&[one], &Config::default());
         assert_eq!(offer.devices[0].capacity.as_ref().unwrap()["memory"].value.0, "71168Mi");
     }
@@ -138,8 +182,8 @@ mod tests {
     #[test]
     fn what_cannot_be_published_is_named() {
         let config = Config::parse("[dra]\nmemory_step = \"1Gi\"").unwrap();
-        let tiny = published(DraGpu { memory_bytes: 900 * MIB, ..gpu("GPU-a", 0) });
-        let twins = [tiny, published(gpu("GPU-b", 1)), published(gpu("GPU-b", 2))];
+        let tiny = Published { memory_bytes: 900 * MIB, ..gpu("GPU-a", 0) };
+        let twins = [tiny, gpu("GPU-b", 1), gpu("GPU-b", 2)];
         let offer = Offer::new(&twins, &config);
         assert_eq!(names(&offer.devices), ["gpu-b"]);
         assert_eq!(offer.problems.len(), 2);

@@ -10,7 +10,7 @@ use tessera_cluster::k8s_openapi::api::resource::v1::{
 use tessera_cluster::k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use tessera_config::Config;
 
-use tessera_agent::front_end::dra::DraGpu;
+use super::Published;
 
 /// Hundredths in a GPU: the unit of the capacity `cores`.
 pub const WHOLE_CORES: u64 = 100;
@@ -30,7 +30,7 @@ pub struct Policy {
 
 impl Policy {
     /// Memory of a GPU; `None` where there is less than one step of it.
-    pub fn memory(gpu: &DraGpu, config: &Config) -> Option<Self> {
+    pub fn memory(gpu: &Published, config: &Config) -> Option<Self> {
         let step = config.dra.memory_step_bytes;
         let floor = |bytes: u64| bytes - bytes % step;
         let whole = floor(gpu.memory_bytes);
@@ -38,16 +38,22 @@ impl Policy {
         if value == 0 {
             return None;
         }
-        let default = floor(gpu.default_memory_bytes).clamp(step, whole);
+        let default = floor(gpu.sold.default_share.limit.memory_bytes).clamp(step, whole);
         // One context, and something to use it for.
-        let min =
-            gpu.context_bytes.saturating_add(step).div_ceil(step).saturating_mul(step).min(default);
+        let min = gpu
+            .sold
+            .context_overhead_bytes
+            .saturating_add(step)
+            .div_ceil(step)
+            .saturating_mul(step)
+            .min(default);
         Some(Policy { value, default, min, step })
     }
 
     /// Time of a GPU.
-    pub fn cores(gpu: &DraGpu) -> Self {
-        let default = u64::from(gpu.default_cores_millis / 10).clamp(1, WHOLE_CORES);
+    pub fn cores(gpu: &Published) -> Self {
+        let default =
+            u64::from(gpu.sold.default_share.limit.cores_millis / 10).clamp(1, WHOLE_CORES);
         Policy { value: WHOLE_CORES, default, min: 1, step: 1 }
     }
 
@@ -105,11 +111,8 @@ impl Unit {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::fixtures::gpu;
-    use super::super::scheduler;
     use super::*;
-
-    const MIB: u64 = 1 << 20;
+    use crate::fixtures::{MIB, consumed, gpu_of};
 
     fn text(capacity: &DeviceCapacity) -> [String; 5] {
         let policy = capacity.request_policy.as_ref().unwrap();
@@ -127,11 +130,7 @@ mod tests {
     #[test]
     fn the_default_is_one_replicas_share_and_memory_comes_in_steps() {
         let config = Config::default();
-        let gpu = DraGpu {
-            memory_bytes: 79_900 * MIB,
-            default_memory_bytes: 19_975 * MIB,
-            ..gpu("GPU-a", 0)
-        };
+        let gpu = gpu_of(79_900 * MIB, 19_975 * MIB);
         let memory = Policy::memory(&gpu, &config).unwrap().capacity(Unit::Bytes);
         // 512 MiB for a context of a GPU that does not tell, and a step.
         assert_eq!(text(&memory), ["78Gi", "19968Mi", "576Mi", "78Gi", "64Mi"]);
@@ -142,29 +141,24 @@ mod tests {
     #[test]
     fn a_share_that_is_no_larger_than_a_context_is_the_least() {
         let config = Config::parse("[dra]\nmemory_step = \"256Mi\"").unwrap();
-        let small =
-            DraGpu { memory_bytes: 1024 * MIB, default_memory_bytes: 600 * MIB, ..gpu("GPU-a", 0) };
+        let small = gpu_of(1024 * MIB, 600 * MIB);
         let memory = Policy::memory(&small, &config).unwrap();
         assert_eq!(
             memory,
             Policy { value: 1024 * MIB, default: 512 * MIB, min: 512 * MIB, step: 256 * MIB }
         );
         // No room for two steps: all or nothing.
-        let tiny = DraGpu { memory_bytes: 300 * MIB, ..small.clone() };
+        let tiny = Published { memory_bytes: 300 * MIB, ..small.clone() };
         let policy = Policy::memory(&tiny, &config).unwrap().capacity(Unit::Bytes).request_policy;
         assert_eq!(policy.unwrap().valid_values, Some(vec![Quantity("256Mi".to_owned())]));
-        assert_eq!(Policy::memory(&DraGpu { memory_bytes: 100 * MIB, ..small }, &config), None);
+        assert_eq!(Policy::memory(&Published { memory_bytes: 100 * MIB, ..small }, &config), None);
     }
 
     /// Below the least, between two steps, nothing said, too much.
     #[test]
     fn requests_are_rounded_as_the_scheduler_rounds_them() {
         let config = Config::default();
-        let gpu = DraGpu {
-            memory_bytes: 16 * 1024 * MIB,
-            default_memory_bytes: 4096 * MIB,
-            ..gpu("GPU-a", 0)
-        };
+        let gpu = gpu_of(16 * 1024 * MIB, 4096 * MIB);
         let memory = Policy::memory(&gpu, &config).unwrap().capacity(Unit::Bytes);
         let cores = Policy::cores(&gpu).capacity(Unit::Hundredths);
         for (capacity, asked, counted) in [
@@ -181,7 +175,7 @@ mod tests {
             (&cores, Some(100), Some(100)),
             (&cores, Some(101), None),
         ] {
-            assert_eq!(scheduler::consumed(capacity, asked), counted, "{asked:?}");
+            assert_eq!(consumed(capacity, asked), counted, "{asked:?}");
         }
     }
 
@@ -194,11 +188,7 @@ mod tests {
             asks in prop::collection::vec(prop::option::of(0u64..100 * 1024 * MIB), 1..40),
         ) {
             let config = Config::parse(&format!("[dra]\nmemory_step = \"{step}Mi\"")).unwrap();
-            let gpu = DraGpu {
-                memory_bytes: memory,
-                default_memory_bytes: memory / replicas,
-                ..gpu("GPU-a", 0)
-            };
+            let gpu = gpu_of(memory, memory / replicas);
             let Some(policy) = Policy::memory(&gpu, &config) else {
                 prop_assert!(memory < step * MIB);
                 return Ok(());
@@ -207,7 +197,7 @@ mod tests {
             prop_assert!(policy.value <= memory);
             let mut free = policy.value;
             for ask in asks {
-                let Some(bytes) = scheduler::consumed(&capacity, ask) else {
+                let Some(bytes) = consumed(&capacity, ask) else {
                     prop_assert!(ask.unwrap() > policy.value - step * MIB);
                     continue;
                 };

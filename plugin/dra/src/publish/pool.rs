@@ -102,9 +102,9 @@ mod tests {
     use tessera_cluster::k8s_openapi::api::resource::v1::DeviceTaint;
     use tessera_config::Config;
 
-    use super::super::fixtures::{gpu, mig};
     use super::super::{Offer, Published};
     use super::*;
+    use crate::fixtures::{gpu, mig};
 
     fn devices(count: usize, tainted: &[usize]) -> Vec<Device> {
         let device = |i| Device {
@@ -175,25 +175,23 @@ mod tests {
         );
         let words = (text(), text(), prop_oneof![r"[0-9]{1,3}(\.[0-9]{1,3}){0,3}", r"\PC{0,20}"]);
         let sizes = (0u64..200 << 30, 0u64..200 << 30, 0u32..=1000, 0u64..8 << 30);
-        let troubles = (
-            prop::option::of(text()),
-            prop::option::of(text()),
-            prop::option::of(text()),
-            any::<bool>(),
-        );
+        let troubles =
+            (prop::option::of(text()), any::<bool>(), prop::option::of(text()), any::<bool>());
         (ids, words, sizes, troubles).prop_map(|(ids, words, sizes, troubles)| {
             let mut one = if ids.2 { mig(&ids.0, ids.1) } else { gpu(&ids.0, ids.1) };
-            (one.gpu.name, one.gpu.pci_bus_id) = (words.0, words.1);
+            (one.sold.gpu.name, one.sold.gpu.pci_bus_id) = (words.0, words.1);
             one.driver_version = Some(words.2);
-            one.context_bytes = sizes.3;
-            (one.memory_bytes, one.default_memory_bytes, one.default_cores_millis) =
-                (sizes.0, sizes.1, sizes.2);
-            one.sick = troubles.0;
-            one.cordon = troubles.1;
-            one.moving = troubles.3;
+            one.sold.context_overhead_bytes = sizes.3;
+            one.memory_bytes = sizes.0;
+            let limit = &mut one.sold.default_share.limit;
+            (limit.memory_bytes, limit.cores_millis) = (sizes.1, sizes.2);
+            one.sold.sick = troubles.0;
+            one.is_cordoned = troubles.1;
+            one.is_moving = troubles.3;
             one.free_bytes = sizes.0 / 2;
             one.grown_bytes = sizes.1 / 2;
-            Published { gpu: one, pcie_root: troubles.2 }
+            one.pcie_root = troubles.2;
+            one
         })
     }
 

@@ -7,7 +7,7 @@ use tessera_cluster::k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tessera_cluster::k8s_openapi::jiff::Timestamp;
 use tessera_config::{Config, NoExecute};
 
-use tessera_agent::front_end::dra::DraGpu;
+use super::Published;
 
 /// A GPU that its health keeps from being sold.
 pub const UNHEALTHY: &str = "gpu.tessera.dev/unhealthy";
@@ -21,16 +21,16 @@ pub const NO_EXECUTE: &str = "NoExecute";
 const LONGEST: usize = 63;
 
 /// The taints of a GPU. When they were added is not said yet; see [`Since`].
-pub fn taints(gpu: &DraGpu, config: &Config) -> Vec<DeviceTaint> {
+pub fn taints(gpu: &Published, config: &Config) -> Vec<DeviceTaint> {
     let effect = |cause: NoExecute| match config.dra.no_execute.contains(&cause) {
         true => NO_EXECUTE,
         false => NO_SCHEDULE,
     };
-    let sick = gpu.sick.as_ref();
+    let sick = gpu.sold.sick.as_ref();
     let sick = sick.map(|why| (UNHEALTHY, label_value(why), effect(NoExecute::Unhealthy)));
     // Slices are for everybody who may read them: who cordoned it and why is the operators'.
-    let cordon = gpu.cordon.as_ref();
-    let cordon = cordon.map(|_| (CORDONED, String::new(), effect(NoExecute::Cordoned)));
+    let cordon = (CORDONED, String::new(), effect(NoExecute::Cordoned));
+    let cordon = gpu.is_cordoned.then_some(cordon);
     let taint = |(key, value, effect): (&str, String, &str)| DeviceTaint {
         key: key.to_owned(),
         value: Some(value).filter(|value| !value.is_empty()),
@@ -96,12 +96,13 @@ fn key(device: &Device, taint: &DeviceTaint) -> (String, String, String) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixtures::gpu;
     use super::*;
+    use crate::fixtures::gpu;
 
-    fn sick() -> DraGpu {
-        let sick = Some("XID 79, number 3 within 10m".to_owned());
-        DraGpu { sick, cordon: Some("exchanged tomorrow (ops)".to_owned()), ..gpu("GPU-a", 0) }
+    fn sick() -> Published {
+        let mut sick = Published { is_cordoned: true, ..gpu("GPU-a", 0) };
+        sick.sold.sick = Some("XID 79, number 3 within 10m".to_owned());
+        sick
     }
 
     fn rows(taints: &[DeviceTaint]) -> Vec<(&str, &str, &str)> {

@@ -1,53 +1,69 @@
-//! Publishes: asks the core what there is, takes the controller's steps, and listens.
+//! Publishes: asks the agent what there is, takes the controller's steps, and listens.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tessera_agent::Agent;
 use tessera_cluster::error::ApiError;
 use tessera_cluster::k8s_openapi::jiff::Timestamp;
 use tessera_cluster::resource::{ResourceApi, SliceEvent};
 use tessera_config::Current;
+use tessera_gpu::{Discovery, Facts};
 use tessera_model::clock::unix_ms;
+use tessera_model::gpu::Gpu;
 use tokio::sync::{mpsc, watch};
 use tracing::{debug, info, warn};
 
 use super::controller::{Answer, Controller, Step};
 use super::offer::{Offer, Published};
 use super::status::Status;
-use tessera_agent::front_end::dra::DraGpu;
 
 /// Where Linux lists PCI devices.
 pub const PCI_DEVICES: &str = "/sys/bus/pci/devices";
 /// How long to wait before a watch is begun again that has ended.
 const WATCH_AGAIN: Duration = Duration::from_secs(5);
 
-/// What the publication needs of the core.
-pub trait Gpus: Send + Sync + 'static {
-    /// The GPUs that are sold by claims. May block.
-    fn gpus(&self) -> Vec<DraGpu>;
-    /// Another number after each change of them.
-    fn events(&self) -> watch::Receiver<u64>;
-}
-
 /// Keeps the node's ResourceSlices as they should be. See the parent's text.
-#[derive(Debug)]
-pub struct Publisher<G> {
+pub struct Publisher {
     api: Arc<dyn ResourceApi>,
-    gpus: Arc<G>,
+    agent: Arc<Agent>,
+    discovery: Arc<dyn Discovery>,
     config: Current,
     node: String,
     pci_devices: PathBuf,
     status: watch::Sender<Status>,
 }
 
-impl<G: Gpus> Publisher<G> {
+impl std::fmt::Debug for Publisher {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Publisher").field("node", &self.node).finish_non_exhaustive()
+    }
+}
+
+/// What is asked once of each GPU.
+#[derive(Default)]
+struct Known {
+    /// Of which the driver was asked: it is again when there are others.
+    gpus: Vec<Gpu>,
+    facts: Facts,
+    /// By PCI address.
+    roots: BTreeMap<String, Option<String>>,
+}
+
+impl Publisher {
     /// Of the node with this name.
-    pub fn new(api: Arc<dyn ResourceApi>, gpus: Arc<G>, config: Current, node: &str) -> Self {
+    pub fn new(
+        api: Arc<dyn ResourceApi>,
+        (agent, discovery): (Arc<Agent>, Arc<dyn Discovery>),
+        config: Current,
+        node: &str,
+    ) -> Self {
         Publisher {
             api,
-            gpus,
+            agent,
+            discovery,
             config,
             node: node.to_owned(),
             pci_devices: PCI_DEVICES.into(),
@@ -69,14 +85,14 @@ impl<G: Gpus> Publisher<G> {
     /// Publishes until it is dropped. The slices stay: another instance takes them over, or kubelet removes them.
     pub async fn run(self) {
         let mut controller = Controller::new(&self.node);
-        let (mut events, mut changes) = (self.gpus.events(), self.config.changes());
+        let (mut events, mut changes) = (self.agent.advertised().events(), self.config.changes());
         let mut heard = self.api.watch_own_slices();
-        let mut roots = BTreeMap::new();
+        let mut known = Known::default();
         let mut offered = None;
         loop {
             events.mark_unchanged();
             changes.mark_unchanged();
-            if let Some(offer) = self.offer(&mut roots).await
+            if let Some(offer) = self.offer(&mut known).await
                 && offered.as_ref() != Some(&offer)
             {
                 offered = Some(offer.clone());
@@ -107,18 +123,25 @@ impl<G: Gpus> Publisher<G> {
         }
     }
 
-    async fn offer(&self, roots: &mut BTreeMap<String, Option<String>>) -> Option<Offer> {
-        let gpus = Arc::clone(&self.gpus);
-        let ask = tokio::task::spawn_blocking(move || gpus.gpus());
-        // Without an answer, all stays as it is.
-        let gpus = ask.await.ok()?;
-        let published = |gpu: DraGpu| {
-            let address = &gpu.gpu.pci_bus_id;
-            let root = || tessera_gpu::pcie_root(&self.pci_devices, address);
-            let pcie_root = roots.entry(address.clone()).or_insert_with(root).clone();
-            Published { pcie_root, gpu }
+    async fn offer(&self, known: &mut Known) -> Option<Offer> {
+        let (agent, discovery) = (Arc::clone(&self.agent), Arc::clone(&self.discovery));
+        let (pci_devices, mut asked) = (self.pci_devices.clone(), std::mem::take(known));
+        let ask = move || {
+            let devices = agent.inventory().catalogue().devices();
+            // A driver that did not answer may by now.
+            if asked.gpus != devices || asked.facts.driver_version.is_none() {
+                (asked.facts, asked.gpus) = (discovery.facts(&devices), devices);
+            }
+            let Known { facts, roots, .. } = &mut asked;
+            let mut root = |address: &str| {
+                let find = || tessera_gpu::pcie_root(&pci_devices, address);
+                roots.entry(address.to_owned()).or_insert_with(find).clone()
+            };
+            (Published::all(&agent, facts, &mut root), asked)
         };
-        let published: Vec<Published> = gpus.into_iter().map(published).collect();
+        // Without an answer, all stays as it is.
+        let (published, asked) = tokio::task::spawn_blocking(ask).await.ok()?;
+        *known = asked;
         Some(Offer::new(&published, &self.config.get()))
     }
 

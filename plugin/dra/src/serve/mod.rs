@@ -4,7 +4,6 @@
 //! Two instances may serve side by side during a rolling update; the pod's UID keeps their sockets apart. An
 //! instance removes its own sockets, and those of instances that are dead.
 
-mod probe;
 mod registrar;
 mod routes;
 mod sockets;
@@ -13,18 +12,22 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use tessera_agent::Agent;
 use tessera_cluster::resource::ResourceApi;
+use tessera_kubelet_api::dra::v1::NodePrepareResourcesRequest;
+use tessera_kubelet_api::dra::v1::dra_plugin_client::DraPluginClient;
+use tessera_kubelet_api::pluginregistration::InfoRequest;
+use tessera_kubelet_api::pluginregistration::registration_client::RegistrationClient;
 use tessera_kubelet_api::pluginregistration::registration_server::RegistrationServer;
 use tessera_rpc::incoming::{Incoming, Limits};
 use tessera_system::descriptors::ListenerKind;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tonic::transport::{Channel, Endpoint};
 use tracing::{info, warn};
 
-use crate::door::Core;
 use crate::health::Health;
 use crate::prepare::{Preparer, Sweeping};
-use crate::wire::Calls;
 pub use registrar::Registration;
 use routes::Routes;
 pub use sockets::SocketError;
@@ -41,6 +44,9 @@ const REGISTRAR_LIMITS: Limits = Limits {
     silence: Limits::SILENCE,
     answer: Some(Duration::from_secs(30)),
 };
+
+/// Longest call of a probe; kubelet gives GetInfo a second.
+const LIMIT: Duration = Duration::from_secs(1);
 
 /// Where and as what to serve.
 #[derive(Clone, Debug)]
@@ -90,7 +96,7 @@ pub struct Rejected(pub String);
 #[derive(Debug)]
 pub struct Serving {
     registration: watch::Receiver<Registration>,
-    preparer: Arc<Preparer>,
+    preparer: Preparer,
     task: JoinHandle<Result<(), Rejected>>,
     paths: Paths,
 }
@@ -102,7 +108,7 @@ impl Serving {
     }
 
     /// What prepares claims.
-    pub fn preparer(&self) -> &Arc<Preparer> {
+    pub fn preparer(&self) -> &Preparer {
         &self.preparer
     }
 
@@ -116,7 +122,18 @@ impl Serving {
     /// # Errors
     /// Which one is not, and why.
     pub async fn probe(&self) -> Result<(), String> {
-        probe::ask(&self.paths).await
+        // GetInfo of the registrar, and a Prepare of nothing.
+        let failed =
+            |path: &Path, what: &dyn std::fmt::Display| format!("{}: {what}", path.display());
+        let channel =
+            connect(&self.paths.registrar).await.map_err(|e| failed(&self.paths.registrar, &e))?;
+        let info = RegistrationClient::new(channel).get_info(InfoRequest {}).await;
+        info.map_err(|status| failed(&self.paths.registrar, &status.message()))?;
+        let channel = connect(&self.paths.dra).await.map_err(|e| failed(&self.paths.dra, &e))?;
+        let nothing = NodePrepareResourcesRequest::default();
+        let prepared = DraPluginClient::new(channel).node_prepare_resources(nothing).await;
+        prepared.map_err(|status| failed(&self.paths.dra, &status.message()))?;
+        Ok(())
     }
 
     /// Waits for the end: the shutdown future is done, and the sockets are removed.
@@ -139,16 +156,16 @@ impl Serving {
 /// Outside of a tokio runtime.
 pub fn serve(
     settings: Settings,
-    core: Arc<dyn Core>,
+    agent: Arc<Agent>,
     api: Arc<dyn ResourceApi>,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> Result<Serving, SocketError> {
     let paths = Paths::new(&settings.registry, &settings.dir, settings.pod_uid.as_deref())?;
     paths.prepare()?;
-    let preparer = Arc::new(Preparer::new(Arc::clone(&core), api, &settings.node, &settings.dir));
+    let preparer = Preparer::new(Arc::clone(&agent), api, &settings.node, &settings.dir);
     let (standing, registration) = watch::channel(Registration::default());
     let driver =
-        Driver { settings, core, preparer: Arc::clone(&preparer), paths: paths.clone(), standing };
+        Driver { settings, agent, preparer: preparer.clone(), paths: paths.clone(), standing };
     let first = driver.listen()?;
     let task = tokio::spawn(driver.run(first, shutdown));
     Ok(Serving { registration, preparer, task, paths })
@@ -156,8 +173,8 @@ pub fn serve(
 
 struct Driver {
     settings: Settings,
-    core: Arc<dyn Core>,
-    preparer: Arc<Preparer>,
+    agent: Arc<Agent>,
+    preparer: Preparer,
     paths: Paths,
     standing: watch::Sender<Registration>,
 }
@@ -186,14 +203,13 @@ impl Driver {
     fn listen(&self) -> Result<Servers, SocketError> {
         let (socket, listener) = Socket::listen(&self.paths.dra)?;
         let (stop, stopped) = watch::channel(false);
-        let calls = Calls::new(Arc::clone(&self.preparer));
-        let health = Health::new(Arc::clone(&self.core), &self.settings.node, stopped.clone())
+        let health = Health::new(Arc::clone(&self.agent), &self.settings.node, stopped.clone())
             .with_heartbeat(self.settings.timing.heartbeat);
         let task = tokio::spawn(
             tonic::transport::Server::builder()
                 .max_concurrent_streams(MAX_STREAMS)
                 .serve_with_incoming_shutdown(
-                    Routes::new(calls, health),
+                    Routes::new(self.preparer.clone(), health),
                     Incoming::new(listener, LIMITS),
                     ended(stopped),
                 ),
@@ -311,4 +327,9 @@ impl Server {
 
 async fn ended(mut stop: watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
+}
+
+async fn connect(path: &Path) -> Result<Channel, tonic::transport::Error> {
+    let address = format!("unix:{}", path.display());
+    Endpoint::try_from(address)?.connect_timeout(LIMIT).timeout(LIMIT).connect().await
 }

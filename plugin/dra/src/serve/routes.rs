@@ -11,20 +11,20 @@ use tonic::codegen::{Body as HttpBody, BoxFuture, Service, StdError, http};
 use tonic::server::NamedService;
 
 use crate::health::Health;
-use crate::wire::Calls;
+use crate::prepare::Preparer;
 
 /// All services of the DRA socket.
 #[derive(Clone, Debug)]
 pub(super) struct Routes {
-    dra: DraPluginServer<Calls>,
+    dra: DraPluginServer<Preparer>,
     health_v1: HealthV1<Health>,
     health_v1alpha1: HealthV1alpha1<Health>,
 }
 
 impl Routes {
-    pub(super) fn new(calls: Calls, health: Health) -> Self {
+    pub(super) fn new(preparer: Preparer, health: Health) -> Self {
         Routes {
-            dra: DraPluginServer::new(calls),
+            dra: DraPluginServer::new(preparer),
             health_v1: HealthV1::new(health.clone()),
             health_v1alpha1: HealthV1alpha1::new(health),
         }
@@ -53,7 +53,7 @@ where
 
     fn call(&mut self, request: http::Request<B>) -> Self::Future {
         let path = request.uri().path();
-        if is_of::<DraPluginServer<Calls>>(path) {
+        if is_of::<DraPluginServer<Preparer>>(path) {
             self.dra.call(request)
         } else if is_of::<HealthV1<Health>>(path) {
             self.health_v1.call(request)

@@ -8,7 +8,7 @@ use tessera_cluster::resource::{DeviceResult, OpaqueConfig};
 use tessera_cluster::{Kind, Verb};
 use tessera_fake_kubelet::dra::ClaimName;
 
-use super::support::{Node, bounded, claim, named, share};
+use super::support::{Node, bounded, claim, cordon, fall_ill, named, recover, share};
 use crate::names;
 use crate::prepare::Sweeping;
 
@@ -35,7 +35,7 @@ async fn a_claim_gets_its_shares_and_containers_their_devices() {
     assert!(devices.iter().all(|device| device.pool == "node"));
     // Each share is a tenant with a CDI device of its own, named once.
     let cdi: Vec<usize> = devices.iter().map(|device| device.cdi_devices.len()).collect();
-    assert_eq!(cdi, [1, 1, 0]);
+    assert_eq!(cdi, [3, 2, 0], "the share, and its GPUs");
     assert_ne!(devices[0].cdi_devices, devices[1].cdi_devices);
     let recorded = [
         ("pair".into(), "chat".into(), 12 * GIB, 600),
@@ -43,7 +43,7 @@ async fn a_claim_gets_its_shares_and_containers_their_devices() {
     ];
     assert_eq!(node.recorded(), recorded);
     bounded(node.kubelet.unprepare("pod")).await.unwrap();
-    assert!(node.disk().records.is_empty() && node.disk().pages.is_empty());
+    assert!(node.agent.claims().is_empty() && node.pages().is_empty());
 }
 
 #[tokio::test]
@@ -108,7 +108,7 @@ async fn one_bad_claim_of_a_batch_is_the_only_one_that_fails() {
     // All of them, known or not, are unprepared.
     let answer = bounded(node.kubelet.call_unprepare(&batch)).await.unwrap();
     assert!(answer.len() == 7 && answer.values().all(String::is_empty), "{answer:?}");
-    assert!(node.disk().records.is_empty());
+    assert!(node.agent.claims().is_empty());
 }
 
 #[tokio::test]
@@ -176,21 +176,21 @@ async fn an_api_server_that_does_not_answer_keeps_pods_from_starting_and_not_fro
         let error = ask().await.unwrap_err();
         assert!(error.contains("claim team/chat") && error.contains(words), "{mood:?}: {error}");
     }
-    assert!(node.disk().records.is_empty());
+    assert!(node.agent.claims().is_empty());
     node.api.set_mood(Mood::Slow(Duration::from_millis(100)));
     ask().await.unwrap();
     node.api.set_mood(Mood::Away);
     let before = node.api.all_calls();
     let answer = bounded(node.kubelet.call_unprepare(&[named(&chat)])).await.unwrap();
     assert_eq!(answer["u1"], "");
-    assert!(node.disk().records.is_empty());
+    assert!(node.agent.claims().is_empty());
     assert_eq!(node.api.all_calls(), before, "unprepare needs no API server");
 }
 
 #[tokio::test]
 async fn gpus_that_are_sick_or_cordoned_take_nothing_new_and_keep_what_they_have() {
     let node = Node::new();
-    let plugin = node.plugin().await;
+    let _plugin = node.plugin().await;
     let old = claim("old", "u1", vec![share("gpu", "gpu-a", "s", "1Gi", "10")]);
     let new = claim("new", "u2", vec![share("gpu", "gpu-a", "t", "1Gi", "10")]);
     node.api.put_claim(&old);
@@ -203,18 +203,16 @@ async fn gpus_that_are_sick_or_cordoned_take_nothing_new_and_keep_what_they_have
         }
     };
     let before = ask(named(&old)).await.unwrap();
-    plugin.core.change("GPU-a", |gpu| gpu.sick = Some("XID 79".into()));
+    fall_ill(&node.agent, "GPU-a");
     let error = ask(named(&new)).await.unwrap_err();
     assert!(error.contains("claim team/new") && error.contains("XID 79"), "{error}");
     assert_eq!(ask(named(&old)).await.unwrap(), before);
-    plugin.core.change("GPU-a", |gpu| {
-        gpu.sick = None;
-        gpu.cordon = Some("cordoned by kim".into());
-    });
+    bounded(recover(&node.agent, "GPU-a")).await;
+    cordon(&node.agent, "GPU-a", true);
     let error = ask(named(&new)).await.unwrap_err();
-    assert!(error.contains("cordoned by kim"), "{error}");
+    assert!(error.contains("request gpu: ") && error.contains("a new fan"), "{error}");
     assert_eq!(ask(named(&old)).await.unwrap(), before);
-    plugin.core.change("GPU-a", |gpu| gpu.cordon = None);
+    cordon(&node.agent, "GPU-a", false);
     ask(named(&new)).await.unwrap();
 }
 
@@ -229,26 +227,9 @@ async fn monitors_see_a_full_gpu_and_hold_nothing() {
     node.api.put_claim(&monitor);
     bounded(node.kubelet.prepare("full", &[named(&full)])).await.unwrap();
     let devices = bounded(node.kubelet.prepare("monitor", &[named(&monitor)])).await.unwrap();
-    assert_eq!(devices[0][0].cdi_devices, ["tessera.dev/view=gpu-a"]);
+    assert_eq!(devices[0][0].cdi_devices[1], "nvidia.com/gpu=GPU-a");
     assert_eq!(node.recorded().len(), 1);
     bounded(node.kubelet.unprepare("monitor")).await.unwrap();
-}
-
-#[tokio::test]
-async fn a_disk_that_refuses_leaves_nothing_behind() {
-    let node = Node::new();
-    let _plugin = node.plugin().await;
-    let chat = claim("chat", "u1", vec![share("gpu", "gpu-a", "s", "6Gi", "30")]);
-    node.api.put_claim(&chat);
-    node.disk().refuse_commits = 1;
-    let error = bounded(node.kubelet.prepare("pod", &[named(&chat)])).await.unwrap_err();
-    assert!(error.to_string().contains("claim team/chat"), "{error}");
-    assert!(node.disk().records.is_empty());
-    node.disk().refuse_deliveries = 1;
-    bounded(node.kubelet.prepare("pod", &[named(&chat)])).await.unwrap_err();
-    assert!(node.disk().records.is_empty());
-    bounded(node.kubelet.prepare("pod", &[named(&chat)])).await.unwrap();
-    assert_eq!(node.recorded().len(), 1);
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@ use tessera_fake_kubelet::http2::{Answer, Client};
 use tessera_kubelet_api::dra::v1::NodePrepareResourcesResponse;
 use tessera_kubelet_api::pluginregistration::{InfoRequest, PluginInfo};
 
-use super::support::{Node, bounded, claim, named, share, sockets};
+use super::support::{Node, bounded, claim, fall_ill, named, recover, share, sockets};
 
 #[tokio::test]
 async fn kubelet_finds_the_driver_and_forgets_one_that_has_ended() {
@@ -66,6 +66,7 @@ async fn pods_outlive_restarts_of_kubelet_and_driver() {
     let chat = claim("chat", "u1", vec![share("gpu", "gpu-a", "s", "6Gi", "30")]);
     node.api.put_claim(&chat);
     let first = bounded(node.kubelet.prepare("pod", &[named(&chat)])).await.unwrap();
+    let before = node.agent.claims();
     plugin.kill();
     let plugin = node.plugin().await;
     node.kubelet.restart();
@@ -79,10 +80,10 @@ async fn pods_outlive_restarts_of_kubelet_and_driver() {
     assert!(error.contains("not registered"), "{error}");
     let _plugin = node.plugin().await;
     assert_eq!(node.recorded(), [("chat".into(), "gpu".into(), 6 << 30, 300)]);
-    assert!(node.disk().pages.values().all(|made| *made == 1), "live pages were made again");
+    assert_eq!(node.agent.claims(), before, "live pages were made again");
     node.api.remove_claim("team", "chat");
     bounded(node.kubelet.unprepare("pod")).await.unwrap();
-    assert!(node.disk().records.is_empty());
+    assert!(node.agent.claims().is_empty());
 }
 
 #[tokio::test]
@@ -102,7 +103,7 @@ async fn a_rolling_update_has_two_instances_for_a_while() {
     old.stop().await;
     bounded(node.kubelet.wait_until(|kubelet| kubelet.plugins().len() == 1)).await;
     bounded(node.kubelet.unprepare("pod")).await.unwrap();
-    assert!(node.disk().records.is_empty());
+    assert!(node.agent.claims().is_empty());
     new.stop().await;
     assert_eq!(sockets(node.kubelet.registry()), 0);
 }
@@ -164,12 +165,12 @@ async fn kubelet_hears_of_health_at_once_and_by_heartbeat_in_both_versions() {
         };
         is("gpu-a", DeviceState::Healthy).await;
         let began = Instant::now();
-        plugin.core.change("GPU-a", |gpu| gpu.sick = Some("XID 79".into()));
+        fall_ill(&node.agent, "GPU-a");
         is("gpu-a", DeviceState::Unhealthy).await;
         assert!(began.elapsed() < Duration::from_secs(5));
         assert_eq!(node.kubelet.health()[&of("gpu-a")].message, "XID 79");
         is("gpu-b", DeviceState::Healthy).await;
-        plugin.core.change("GPU-a", |gpu| gpu.sick = None);
+        bounded(recover(&node.agent, "GPU-a")).await;
         is("gpu-a", DeviceState::Healthy).await;
         // Nothing changes, and it is said all the same.
         let before = node.kubelet.health_messages();

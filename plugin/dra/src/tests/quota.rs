@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use tessera_agent::Agent;
 use tessera_agent::allocations::Target;
 use tessera_agent::allocations::steer::{ChangeOptions, QuotaRequest};
-use tessera_agent::front_end::{FrontDoor, grant};
+use tessera_agent::front_end::FrontDoor;
 use tessera_config::Config;
 use tessera_gpu::Facts;
 use tessera_model::allocation_id::AllocationId;
@@ -16,9 +16,9 @@ use tessera_model::origin::{ClaimResult, ClaimShare, Origin};
 use tessera_model::sharing::Compute;
 use tessera_rules::ask::{Ask, ShareAsk, SharePart};
 
-use super::agent::open;
+use super::support::{config, open};
+use crate::fixtures::{consumed, units};
 use crate::names;
-use crate::publish::scheduler::{consumed, units};
 use crate::publish::{Offer, Published};
 
 const MIB: u64 = 1 << 20;
@@ -70,9 +70,8 @@ struct World {
 
 impl World {
     fn offer(&self) -> Offer {
-        let gpus = self.agent.dra_gpus(&Facts::default());
-        let published = |gpu| Published { gpu, pcie_root: None };
-        Offer::new(&gpus.into_iter().map(published).collect::<Vec<_>>(), &self.config)
+        let gpus = Published::all(&self.agent, &Facts::default(), &mut |_| None);
+        Offer::new(&gpus, &self.config)
     }
 
     /// Bytes of a GPU that the scheduler has not given away.
@@ -116,7 +115,7 @@ impl World {
         };
         let ask =
             ShareAsk { id: id.clone(), origin: Origin::Claim(Box::new(share)), parts: vec![part] };
-        grant(&*self.agent, &[Ask::Share(ask)]).map_err(|error| error.to_string())?;
+        self.agent.grant(&[Ask::Share(ask)]).map_err(|error| error.to_string())?;
         self.claims[at].id = Some(id);
         Ok(())
     }
@@ -167,7 +166,7 @@ impl World {
         for (at, gpu) in GPUS.iter().enumerate() {
             let records = self.agent.allocations().records();
             let counted: u64 = records.iter().filter_map(|record| record.counted_bytes(gpu)).sum();
-            let free = (16u64 << 30).saturating_sub(counted);
+            let free = ([16u64, 24][at] << 30).saturating_sub(counted);
             let offered = self.offered(at);
             prop_assert!(offered <= free, "{}: {} are offered of {} free", gpu, offered, free);
         }
@@ -184,7 +183,7 @@ proptest! {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let _within = runtime.enter();
         let dir = tempfile::tempdir().unwrap();
-        let agent = open(dir.path());
+        let agent = open(config(dir.path(), ""));
         let config = agent.config();
         let mut world = World { agent, config, claims: Vec::new(), made: 0 };
         for step in &steps {

@@ -9,8 +9,9 @@ use serde_json::json;
 use tessera_cluster::fixtures::Mood;
 use tessera_cluster::resource::{Claim, DeviceResult, OpaqueConfig};
 use tessera_fake_kubelet::dra::PreparedDevice;
+use tessera_model::allocation_id::AllocationId;
 
-use super::support::{Node, Plugin, bounded, claim, named, share};
+use super::support::{Node, Plugin, bounded, claim, cordon, fall_ill, gpus, named, recover, share};
 use crate::names;
 use crate::prepare::Sweeping;
 
@@ -41,8 +42,8 @@ enum Step {
     Api(Mood),
     Sick(bool),
     Cordoned(bool),
-    FullDisk,
-    ReadOnlyCdi,
+    /// Whether something lies where the CDI directory belongs.
+    Cdi(bool),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -73,8 +74,7 @@ fn step() -> impl Strategy<Value = Step> {
         3 => moods.prop_map(Step::Api),
         1 => any::<bool>().prop_map(Step::Sick),
         1 => any::<bool>().prop_map(Step::Cordoned),
-        1 => Just(Step::FullDisk),
-        1 => Just(Step::ReadOnlyCdi),
+        2 => any::<bool>().prop_map(Step::Cdi),
     ]
 }
 
@@ -88,6 +88,8 @@ struct Storm {
     /// Claims of each pod that was prepared.
     pods: BTreeMap<u8, Vec<Claim>>,
     uids: u32,
+    /// Generations of live records.
+    made: BTreeMap<AllocationId, u64>,
 }
 
 impl Storm {
@@ -96,8 +98,8 @@ impl Storm {
             Sweeping { interval: Duration::from_secs(900), grace: Duration::from_secs(900) };
         let node = Node { sweeping, ..Node::new() };
         let plugin = Some(node.plugin().await);
-        let (claims, given, pods) = Default::default();
-        Storm { node, plugin, claims, given, pods, uids: 0 }
+        let (claims, given, pods, made) = Default::default();
+        Storm { node, plugin, claims, given, pods, uids: 0, made }
     }
 
     fn make(&mut self, name: u8, results: &[(u8, u8, u8)], is_malformed: bool) {
@@ -121,6 +123,20 @@ impl Storm {
         }
         self.node.api.put_claim(&claim);
         self.claims.insert(claim.name.clone(), claim);
+    }
+
+    fn block_cdi(&self, is_away: bool) {
+        let [cdi, away] = ["cdi", "cdi.away"].map(|name| self.node.root.path().join(name));
+        if is_away == cdi.is_file() {
+            return;
+        }
+        if is_away {
+            let _ = std::fs::rename(&cdi, &away);
+            std::fs::write(&cdi, "in the way").unwrap();
+        } else {
+            std::fs::remove_file(&cdi).unwrap();
+            let _ = std::fs::rename(&away, &cdi);
+        }
     }
 
     async fn restart(&mut self) {
@@ -208,52 +224,43 @@ impl Storm {
             }
             Step::Api(mood) => api.set_mood(*mood),
             Step::Sick(sick) => {
-                let sick = sick.then(|| "XID 79".to_owned());
-                self.plugin.as_ref().unwrap().core.change("GPU-a", |gpu| gpu.sick = sick);
+                if *sick {
+                    fall_ill(&self.node.agent, "GPU-a");
+                } else {
+                    bounded(recover(&self.node.agent, "GPU-a")).await;
+                }
             }
-            Step::Cordoned(cordoned) => {
-                let cordon = cordoned.then(|| "cordoned".to_owned());
-                self.plugin.as_ref().unwrap().core.change("GPU-b", |gpu| gpu.cordon = cordon);
-            }
-            Step::FullDisk => self.node.disk().refuse_commits = 1,
-            Step::ReadOnlyCdi => self.node.disk().refuse_deliveries = 1,
+            Step::Cordoned(cordoned) => cordon(&self.node.agent, "GPU-b", *cordoned),
+            Step::Cdi(is_away) => self.block_cdi(*is_away),
         }
     }
 
     /// What must be true whenever nothing is under way.
-    fn check(&self) {
-        let disk = self.node.disk();
-        for gpu in &self.node.gpus {
-            let grants = disk.records.values().flat_map(|record| &record.grants);
-            let held: Vec<_> = grants.filter(|grant| grant.uuid == gpu.gpu.uuid).collect();
+    fn check(&mut self) {
+        let records = self.node.agent.claims();
+        for gpu in gpus() {
+            let grants = records.iter().flat_map(|record| &record.grants);
+            let held: Vec<_> = grants.filter(|grant| grant.uuid == gpu.uuid).collect();
             let memory: u64 = held.iter().map(|grant| grant.memory_limit_bytes).sum();
             let cores: u32 = held.iter().map(|grant| grant.cores_millis).sum();
-            assert!(
-                memory <= gpu.memory_bytes && cores <= 1000,
-                "{}: {memory} {cores}",
-                gpu.gpu.uuid
-            );
+            assert!(memory <= gpu.memory_bytes && cores <= 1000, "{gpu}: {memory} {cores}");
         }
-        assert!(
-            disk.pages.values().all(|made| *made == 1),
-            "pages of a live share were made again"
-        );
-        assert_eq!(
-            disk.pages.keys().collect::<Vec<_>>(),
-            disk.records.keys().collect::<Vec<_>>(),
-            "pages without a record, or a record without"
-        );
+        // What is live stays as it was made, and so do its pages.
+        self.made.retain(|id, _| records.iter().any(|record| record.id == *id));
+        let pages = self.node.pages();
+        for record in &records {
+            let made = self.made.entry(record.id.clone()).or_insert(record.generation);
+            assert_eq!(*made, record.generation, "a live share was made again");
+        }
+        let names: Vec<_> = pages.iter().map(|path| path.file_name().unwrap()).collect();
+        let ids: Vec<_> = records.iter().map(|record| record.id.as_str()).collect();
+        assert_eq!(names, ids, "pages without a record, or a record without");
         // Every pod that runs has all that its claims were allocated, to the byte.
         for claim in self.pods.values().flatten() {
             let of_it = |uid: &str| uid == claim.uid;
-            let records = disk
-                .records
-                .values()
-                .filter(|record| crate::claims::uid(record).is_some_and(of_it));
-            let held: u64 = records
-                .flat_map(|record| &record.grants)
-                .map(|grant| grant.memory_limit_bytes)
-                .sum();
+            let of_it = records.iter().filter(|one| crate::claims::uid(one).is_some_and(of_it));
+            let held: u64 =
+                of_it.flat_map(|record| &record.grants).map(|grant| grant.memory_limit_bytes).sum();
             let wanted: u64 = claim
                 .allocated
                 .iter()
@@ -269,6 +276,7 @@ impl Storm {
     /// All pods end, and claims that are held without a pod are gone: nothing is left.
     async fn end(mut self) {
         self.node.api.set_mood(Mood::Works);
+        self.block_cdi(false);
         for pod in 0..8 {
             bounded(self.node.kubelet.unprepare(&u8::to_string(&pod))).await.unwrap();
         }
@@ -281,12 +289,12 @@ impl Storm {
             Sweeping { interval: Duration::from_millis(5), grace: Duration::from_millis(10) };
         self.restart().await;
         let emptied = async {
-            while !self.node.disk().records.is_empty() {
+            while !self.node.agent.claims().is_empty() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
         bounded(emptied).await;
-        assert!(self.node.disk().pages.is_empty());
+        assert!(self.node.pages().is_empty());
         self.plugin.take().unwrap().stop().await;
     }
 }

@@ -1,24 +1,94 @@
-//! A node: kubelet, API server, and what is on disk; drivers come and go.
+//! A node as its kubelet and its scheduler see it: a stand-in kubelet, an API server in memory, and the agent over a
+//! directory; drivers come and go.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use tessera_agent::{Agent, Lift};
 use tessera_cluster::fixtures::FakeApi;
 use tessera_cluster::resource::{Claim, Consumer, DeviceResult};
+use tessera_config::{Config, Current};
 use tessera_fake_kubelet::dra::{ClaimName, DraBehaviour, DraKubelet};
+use tessera_gpu::health::{Observation, Silence};
+use tessera_model::audit::Actor;
+use tessera_model::gpu::Gpu;
+use tessera_tenant::delivery::Delivery;
+use tessera_tenant::shim_install::{PRELOAD, SHIM};
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 
-use crate::door::DraGpu;
-use crate::fixtures::{Disk, FakeCore, gpu};
 use crate::names;
 use crate::prepare::Sweeping;
 use crate::serve::{Serving, Settings, SocketError, Timing, serve};
 
+const GIB: u64 = 1 << 30;
+
 /// Bounds whatever a test waits for.
 pub async fn bounded<T>(work: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(30), work).await.expect("an answer in time")
+}
+
+/// The configuration of a node whose files are in `dir`, with these lines.
+pub fn config(dir: &Path, more: &str) -> Config {
+    let at = |name: &str| dir.join(name).display().to_string();
+    Config::parse(&format!(
+        "[paths]\nledger = \"{}\"\npages = \"{}\"\nshim = \"{}\"\nadmin = \"{}\"\n\
+         [cdi]\ndirectory = \"{}\"\ngpu_kind = \"nvidia.com/gpu\"\n[gpus]\nreserve = 0\n[dra]\nenabled = true\n\
+         [health]\nprobes_passed = 1\nrecovery = \"100ms\"\nrecovery_max = \"100ms\"\n{more}",
+        at("ledger"),
+        at("pages"),
+        at("shim"),
+        at("admin"),
+        at("cdi"),
+    ))
+    .unwrap()
+}
+
+/// `GPU-a` of 16 GiB and `GPU-b` of 24.
+pub fn gpus() -> [Gpu; 2] {
+    [("GPU-a", 0, 16), ("GPU-b", 1, 24)].map(|(uuid, index, gib)| Gpu {
+        memory_bytes: gib * GIB,
+        context_measured_bytes: Some(256 << 20),
+        ..Gpu::example(uuid, index)
+    })
+}
+
+/// The agent as a start of the plugin finds the disk.
+pub fn open(config: impl Into<Current>) -> Arc<Agent> {
+    let current: Current = config.into();
+    let paths = current.get().paths.clone();
+    let home = paths.shim.join("v1");
+    std::fs::create_dir_all(&home).unwrap();
+    std::fs::create_dir_all(&paths.pages).unwrap();
+    let delivery = Delivery { shim: home.join(SHIM), preload: home.join(PRELOAD) };
+    std::fs::write(&delivery.shim, "a library").unwrap();
+    std::fs::write(&delivery.preload, "a line").unwrap();
+    Agent::open(current, &gpus(), delivery, Arc::default()).unwrap()
+}
+
+/// Has a GPU fall ill.
+pub fn fall_ill(agent: &Agent, uuid: &str) {
+    agent.observe(&Observation::Xid { uuid: uuid.into(), xid: 79 });
+}
+
+/// Has the driver reset a GPU, and waits until it is sold again.
+pub async fn recover(agent: &Agent, uuid: &str) {
+    let probe = |answer| agent.observe(&Observation::Probe { uuid: uuid.into(), answer });
+    probe(Err(Silence { why: "it is reset".into(), gone: true }));
+    while agent.inventory().catalogue().gpus[uuid].sick.is_some() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        probe(Ok(()));
+    }
+}
+
+pub fn cordon(agent: &Agent, uuid: &str, is_cordoned: bool) {
+    let changed = match is_cordoned {
+        true => agent.cordon(Some(uuid), Some("a new fan".into()), Actor::Plugin),
+        false => agent.uncordon(Lift::Gpu(uuid), None, Actor::Plugin),
+    };
+    // Lifting what does not stand is an error.
+    assert!(changed.is_ok() || !is_cordoned);
 }
 
 /// See the module.
@@ -26,13 +96,13 @@ pub struct Node {
     pub root: tempfile::TempDir,
     pub kubelet: DraKubelet,
     pub api: FakeApi,
-    pub disk: Arc<Mutex<Disk>>,
-    pub gpus: Vec<DraGpu>,
+    /// It outlives drivers: two share one ledger in turn.
+    pub agent: Arc<Agent>,
     pub sweeping: Sweeping,
 }
 
 impl Node {
-    /// With `GPU-a` of 16 GiB and `GPU-b` of 24.
+    /// Call it within a runtime.
     pub fn new() -> Self {
         let root = tempfile::tempdir().unwrap();
         let kubelet = DraKubelet::start(root.path(), names::DRIVER).unwrap();
@@ -42,8 +112,7 @@ impl Node {
         Node {
             kubelet,
             api: FakeApi::new(names::DRIVER, "node"),
-            disk: Arc::default(),
-            gpus: vec![gpu("GPU-a", 16), gpu("GPU-b", 24)],
+            agent: open(config(root.path(), "")),
             // Tests that look at orphans set their own.
             sweeping: Sweeping {
                 interval: Duration::from_secs(900),
@@ -68,6 +137,14 @@ impl Node {
         }
     }
 
+    /// The node's own restart, without a driver: the agent finds the disk as it is.
+    pub fn reboot(self) -> Node {
+        let Node { root, kubelet, api, agent, sweeping } = self;
+        agent.close();
+        drop(agent);
+        Node { kubelet, api, agent: open(config(root.path(), "")), sweeping, root }
+    }
+
     /// Starts a driver over what is on disk.
     pub fn try_plugin(&self, pod_uid: Option<&str>) -> Result<Plugin, SocketError> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -75,12 +152,11 @@ impl Node {
             .enable_all()
             .build()
             .unwrap();
-        let core = Arc::new(FakeCore::new(self.gpus.clone(), Arc::clone(&self.disk)));
         let (stop, stopped) = oneshot::channel::<()>();
         let served = {
             let _entered = runtime.enter();
-            let api = Arc::new(self.api.clone());
-            serve(self.settings(pod_uid), Arc::<FakeCore>::clone(&core), api, async move {
+            let (agent, api) = (Arc::clone(&self.agent), Arc::new(self.api.clone()));
+            serve(self.settings(pod_uid), agent, api, async move {
                 let _ = stopped.await;
             })
         };
@@ -92,13 +168,7 @@ impl Node {
             }
         };
         let sockets = serving.sockets().map(Path::to_owned);
-        Ok(Plugin {
-            core,
-            serving: Some(serving),
-            stop: Some(stop),
-            runtime: Some(runtime),
-            sockets,
-        })
+        Ok(Plugin { serving: Some(serving), stop: Some(stop), runtime: Some(runtime), sockets })
     }
 
     /// Starts a driver and waits until kubelet has registered it.
@@ -114,23 +184,31 @@ impl Node {
         bounded(self.kubelet.wait_until(|kubelet| kubelet.registrations() >= registrations)).await;
     }
 
-    pub fn disk(&self) -> MutexGuard<'_, Disk> {
-        self.disk.lock().unwrap_or_else(PoisonError::into_inner)
+    /// What is visible in a directory of the node's.
+    pub fn files(&self, of: &str) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(self.root.path().join(of)).into_iter().flatten().flatten();
+        let visible =
+            |entry: &std::fs::DirEntry| !entry.file_name().to_string_lossy().starts_with('.');
+        let mut files: Vec<_> = entries.filter(visible).map(|entry| entry.path()).collect();
+        files.sort();
+        files
+    }
+
+    /// The allocations that have pages, by name.
+    pub fn pages(&self) -> Vec<PathBuf> {
+        self.files("pages").into_iter().filter(|path| path.is_dir()).collect()
     }
 
     /// The limits that are recorded, by the claim's name and request: bytes and thousandths in all.
     pub fn recorded(&self) -> Vec<(String, String, u64, u32)> {
-        let disk = self.disk();
-        let mut all: Vec<_> = disk
-            .records
-            .values()
-            .map(|record| {
-                let claim = record.origin.claim().expect("a claim's");
-                let memory = record.grants.iter().map(|grant| grant.memory_limit_bytes).sum();
-                let cores = record.grants.iter().map(|grant| grant.cores_millis).sum();
-                (claim.name.clone(), claim.request.clone(), memory, cores)
-            })
-            .collect();
+        let records = self.agent.claims();
+        let row = records.iter().map(|record| {
+            let claim = record.origin.claim().expect("a claim's");
+            let memory = record.grants.iter().map(|grant| grant.memory_limit_bytes).sum();
+            let cores = record.grants.iter().map(|grant| grant.cores_millis).sum();
+            (claim.name.clone(), claim.request.clone(), memory, cores)
+        });
+        let mut all: Vec<_> = row.collect();
         all.sort();
         all
     }
@@ -138,7 +216,6 @@ impl Node {
 
 /// A driver that runs.
 pub struct Plugin {
-    pub core: Arc<FakeCore>,
     pub serving: Option<Serving>,
     stop: Option<oneshot::Sender<()>>,
     runtime: Option<Runtime>,

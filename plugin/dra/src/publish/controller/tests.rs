@@ -8,11 +8,10 @@ use tessera_cluster::fixtures::{FakeApi, Gates, Mood};
 use tessera_cluster::resource::ResourceApi;
 use tessera_config::Config;
 
-use super::super::fixtures::{gpu, mig, published};
 use super::super::{Published, taints};
 use super::*;
+use crate::fixtures::{gpu, mig};
 use crate::names;
-use tessera_agent::front_end::dra::DraGpu;
 
 const NODE: &str = "n1";
 
@@ -37,16 +36,15 @@ fn block<T>(future: impl Future<Output = T>) -> T {
     RUNTIME.with(|runtime| runtime.block_on(future))
 }
 
-fn offer(gpus: &[DraGpu]) -> Offer {
-    let gpus: Vec<Published> = gpus.iter().cloned().map(published).collect();
-    Offer::new(&gpus, &Config::default())
+fn offer(gpus: &[Published]) -> Offer {
+    Offer::new(gpus, &Config::default())
 }
 
-fn cordoned(gpu: DraGpu) -> DraGpu {
-    DraGpu { cordon: Some("x".to_owned()), ..gpu }
+fn cordoned(gpu: Published) -> Published {
+    Published { is_cordoned: true, ..gpu }
 }
 
-fn many(count: u32) -> Vec<DraGpu> {
+fn many(count: u32) -> Vec<Published> {
     (0..count).map(|i| mig(&format!("MIG-{i:03}"), i)).collect()
 }
 
@@ -607,7 +605,7 @@ fn take(world: &mut World, op: Op) -> Result<(), String> {
         Op::Want { count, sick, apart } => {
             let sick: Vec<u32> = sick.into_iter().collect();
             let gpus = many(count).into_iter().zip(0..);
-            let gpus: Vec<DraGpu> =
+            let gpus: Vec<Published> =
                 gpus.map(|(gpu, i)| if sick.contains(&i) { cordoned(gpu) } else { gpu }).collect();
             world.want_one_after_the_other(offer(&gpus), apart);
         }

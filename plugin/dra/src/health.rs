@@ -4,20 +4,22 @@
 //! Kubelet holds a device for unknown 30 s after it last heard of it, and all of them when the stream ends. So the
 //! full list goes out as a heartbeat, and at once after a change.
 
-mod v1;
-mod v1alpha1;
-
 use std::collections::BTreeSet;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tessera_agent::Agent;
 use tessera_model::clock::unix_ms;
 use tessera_model::printable;
 use tessera_model::record::Record;
+use tessera_rules::allocate::Catalogue;
+use tessera_rules::front_end::FrontEnd;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{Stream, StreamExt};
+use tonic::{Request, Response, Status};
 
-use crate::door::{Core, DraGpu};
 use crate::names;
 
 /// Between two messages without a change. Kubelet's limit is 30 s.
@@ -42,25 +44,19 @@ pub struct Report {
 }
 
 /// The services of both versions.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Health {
-    core: Arc<dyn Core>,
+    agent: Arc<Agent>,
     pool: Arc<str>,
     heartbeat: Duration,
     /// Becomes true when streams are to end.
     stop: watch::Receiver<bool>,
 }
 
-impl std::fmt::Debug for Health {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Health").field("pool", &self.pool).finish_non_exhaustive()
-    }
-}
-
 impl Health {
     /// Of the devices of `pool`, until `stop` is true.
-    pub fn new(core: Arc<dyn Core>, pool: &str, stop: watch::Receiver<bool>) -> Self {
-        Health { core, pool: pool.into(), heartbeat: HEARTBEAT, stop }
+    pub fn new(agent: Arc<Agent>, pool: &str, stop: watch::Receiver<bool>) -> Self {
+        Health { agent, pool: pool.into(), heartbeat: HEARTBEAT, stop }
     }
 
     /// With another heartbeat, for tests.
@@ -84,7 +80,7 @@ impl Health {
     }
 
     async fn send(&self, sender: &mpsc::Sender<Vec<Report>>) {
-        let mut events = self.core.events();
+        let mut events = self.agent.advertised().events();
         loop {
             events.borrow_and_update();
             if sender.send(self.list()).await.is_err() {
@@ -92,7 +88,7 @@ impl Health {
             }
             let changed = async {
                 if events.changed().await.is_err() {
-                    // The core has ended; what was said last holds until the plugin has, too.
+                    // The agent has ended; what was said last holds until the plugin has, too.
                     std::future::pending::<()>().await;
                 }
                 tokio::time::sleep(DEBOUNCE).await;
@@ -102,23 +98,32 @@ impl Health {
     }
 
     fn list(&self) -> Vec<Report> {
-        reports(&self.core.gpus(), &self.core.claims(), &self.pool, unix_ms() / 1000)
+        let inventory = self.agent.inventory();
+        let is_cordoned = |uuid: &str| inventory.cordon_of(uuid).is_some();
+        let node = (&*inventory.catalogue(), &is_cordoned as &dyn Fn(&str) -> bool);
+        reports(node, &self.agent.claims(), &self.pool, unix_ms() / 1000)
     }
 }
 
-/// What is said of the devices of these GPUs, and of those that claims hold.
-fn reports(gpus: &[DraGpu], claims: &[Arc<Record>], pool: &str, unix_seconds: i64) -> Vec<Report> {
+/// What is said of the devices of the GPUs that are sold by claims, and of those that claims hold.
+fn reports(
+    (catalogue, is_cordoned): (&Catalogue, &dyn Fn(&str) -> bool),
+    claims: &[Arc<Record>],
+    pool: &str,
+    unix_seconds: i64,
+) -> Vec<Report> {
     let held = claims.iter().filter_map(|record| record.origin.claim());
     let held = held.flat_map(|claim| &claim.results).map(|result| result.device.clone());
     let mut devices: BTreeSet<String> = held.collect();
-    devices.extend(gpus.iter().map(|gpu| names::device(&gpu.gpu.uuid)));
+    let sold = || catalogue.gpus.values().filter(|sold| sold.seller == FrontEnd::Dra);
+    devices.extend(sold().map(|sold| names::device(&sold.gpu.uuid)));
     let report = |device: String| {
-        let gpu = gpus.iter().find(|gpu| names::device(&gpu.gpu.uuid) == device);
-        let (is_healthy, message) = match gpu {
+        let found = sold().find(|sold| names::device(&sold.gpu.uuid) == device);
+        let (is_healthy, message) = match found.map(|sold| (&sold.sick, &sold.gpu.uuid)) {
             None => (false, "the GPU is not shared on this node any more".to_owned()),
-            Some(DraGpu { sick: Some(reason), .. }) => (false, reason.clone()),
+            Some((Some(reason), _)) => (false, reason.clone()),
             // Pods' statuses are not only the operators': by whom and why it is cordoned is.
-            Some(DraGpu { cordon: Some(_), .. }) => (true, "cordoned".to_owned()),
+            Some((None, uuid)) if is_cordoned(uuid) => (true, "cordoned".to_owned()),
             Some(_) => (true, String::new()),
         };
         let message = printable::brief(&printable::line(&message), LONGEST).into_owned();
@@ -127,22 +132,75 @@ fn reports(gpus: &[DraGpu], claims: &[Arc<Record>], pool: &str, unix_seconds: i6
     devices.into_iter().map(report).collect()
 }
 
+/// The service of one version; their messages are the same, and types of their own.
+macro_rules! serve {
+    ($version:ident) => {
+        mod $version {
+            use tessera_kubelet_api::dra_health::$version::dra_resource_health_server::DraResourceHealth;
+            use tessera_kubelet_api::dra_health::$version::{
+                DeviceHealth, DeviceIdentifier, HealthStatus, NodeWatchResourcesRequest,
+                NodeWatchResourcesResponse,
+            };
+
+            use super::*;
+
+            #[tonic::async_trait]
+            impl DraResourceHealth for Health {
+                type NodeWatchResourcesStream = Pin<
+                    Box<dyn Stream<Item = Result<NodeWatchResourcesResponse, Status>> + Send + 'static>,
+                >;
+
+                async fn node_watch_resources(
+                    &self,
+                    _: Request<NodeWatchResourcesRequest>,
+                ) -> Result<Response<Self::NodeWatchResourcesStream>, Status> {
+                    let answer = |reports: Vec<Report>| {
+                        Ok(NodeWatchResourcesResponse {
+                            devices: reports.into_iter().map(device).collect(),
+                        })
+                    };
+                    Ok(Response::new(Box::pin(self.watch().map(answer))))
+                }
+            }
+
+            fn device(report: Report) -> DeviceHealth {
+                let Report { pool: pool_name, device: device_name, .. } = report;
+                let health = match report.is_healthy {
+                    true => HealthStatus::Healthy,
+                    false => HealthStatus::Unhealthy,
+                };
+                DeviceHealth {
+                    device: Some(DeviceIdentifier { pool_name, device_name }),
+                    health: health.into(),
+                    last_updated_time: report.unix_seconds,
+                    health_check_timeout_seconds: 0,
+                    message: report.message,
+                }
+            }
+        }
+    };
+}
+
+serve!(v1);
+serve!(v1alpha1);
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixtures::{claim_record, gpu};
+    use crate::fixtures::{catalogue, claim_record};
+
+    const NONE: &dyn Fn(&str) -> bool = &|_| false;
 
     #[test]
     fn each_gpu_and_each_held_device_is_reported() {
-        let mut gpus = vec![gpu("GPU-a", 16), gpu("GPU-b", 16), gpu("GPU-c", 16)];
-        gpus[1].sick = Some("XID 79".into());
-        gpus[2].cordon = Some("a new fan".into());
+        let mut catalogue = catalogue(&["GPU-a", "GPU-b", "GPU-c"]);
+        catalogue.gpus.get_mut("GPU-b").unwrap().sick = Some("XID 79".into());
         let records = [
             claim_record("u", "gpu", &[("gpu-a", Some("r"))]),
             claim_record("v", "gpu", &[("gpu-gone", Some("s"))]),
             claim_record("w", "gpu", &[("gpu-b", Some("t"))]),
         ];
-        let said: Vec<_> = reports(&gpus, &records, "node", 7)
+        let said: Vec<_> = reports((&catalogue, &|uuid| uuid == "GPU-c"), &records, "node", 7)
             .into_iter()
             .map(|report| {
                 assert_eq!((report.pool.as_str(), report.unix_seconds), ("node", 7));
@@ -160,9 +218,9 @@ mod tests {
 
     #[test]
     fn a_message_is_no_longer_than_kubelet_shows() {
-        let mut gpus = [gpu("GPU-a", 16)];
-        gpus[0].sick = Some("ü".repeat(2000));
-        let reports = reports(&gpus, &[], "node", 0);
+        let mut catalogue = catalogue(&["GPU-a"]);
+        catalogue.gpus.get_mut("GPU-a").unwrap().sick = Some("ü".repeat(2000));
+        let reports = reports((&catalogue, NONE), &[], "node", 0);
         assert!(reports[0].message.len() <= 1024, "{}", reports[0].message.len());
     }
 }
