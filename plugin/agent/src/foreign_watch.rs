@@ -11,7 +11,7 @@ use crate::Agent;
 use crate::status_board::StatusBoard;
 use tessera_config::SoldByOthers;
 use tessera_kubelet::foreign_plugins::Offer;
-use tessera_kubelet::foreign_plugins::judge::{CurrentFindings, ForeignSale, judge};
+use tessera_kubelet::foreign_plugins::{CurrentFindings, ForeignSale, judge};
 use tessera_kubelet::foreign_plugins::{Known, checkpoint};
 use tessera_kubelet::pod_resources::{PodResources, PodResourcesError};
 use tessera_model::gpu::Gpu;

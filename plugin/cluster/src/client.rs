@@ -21,8 +21,8 @@ use tracing::debug;
 
 use crate::access::{self, Access, NoConnection};
 use crate::answer::{self, Bytes};
-use crate::counts::{Counts, Outcomes};
 use crate::error::{ApiError, Call, Kind, Verb};
+use tessera_system::locks::lock;
 
 /// Most of an answer that is read. A slice of 128 devices has some 200 KiB.
 const LARGEST: usize = 8 << 20;
@@ -37,6 +37,17 @@ const IDLE_CONNECTIONS: usize = 2;
 pub(crate) const PASSED_ON: &str = "tessera-authorization";
 /// The header's value that stands for the token of `Authorization`.
 pub(crate) const PASS_ON: &str = "as-authorization";
+
+/// Requests of one verb on one kind of object, for metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outcomes {
+    /// Requests with an answer that is a success. A watch counts when it begins.
+    pub served: u64,
+    /// All others.
+    pub failed: u64,
+}
+
+type Counts = std::sync::Mutex<BTreeMap<(Verb, Kind), Outcomes>>;
 
 /// A request before it has credentials.
 pub(crate) type Request = Result<http::Request<Vec<u8>>, request::Error>;
@@ -139,7 +150,7 @@ impl Client {
         };
         let slow = || ApiError::Slow { call: call.clone(), limit };
         let result = timeout(limit, exchange).await.unwrap_or_else(|_| Err(slow()));
-        self.counts.count(call.verb, call.kind, result.is_ok());
+        self.count(call.verb, call.kind, result.is_ok());
         result
     }
 
@@ -152,7 +163,16 @@ impl Client {
 
     /// The requests so far, of all clones.
     pub fn requests(&self) -> BTreeMap<(Verb, Kind), Outcomes> {
-        self.counts.all()
+        lock(&self.counts).clone()
+    }
+
+    fn count(&self, verb: Verb, kind: Kind, served: bool) {
+        let mut counts = lock(&self.counts);
+        let outcomes = counts.entry((verb, kind)).or_default();
+        match served {
+            true => outcomes.served += 1,
+            false => outcomes.failed += 1,
+        }
     }
 
     /// Lets the connections go, once no request uses them any more.
@@ -185,7 +205,7 @@ impl Client {
         let begun = Instant::now();
         let slow = || ApiError::Slow { call: call.clone(), limit: self.limit };
         let result = timeout(self.limit, exchange).await.unwrap_or_else(|_| Err(slow()));
-        self.counts.count(call.verb, call.kind, result.is_ok());
+        self.count(call.verb, call.kind, result.is_ok());
         match &result {
             Ok(_) => debug!(%call, took = ?begun.elapsed(), "a request"),
             Err(error) => debug!(%error, took = ?begun.elapsed(), "a request"),
@@ -253,7 +273,7 @@ impl Client {
     async fn counted_connection(&self, call: &Call) -> Result<Connection, ApiError> {
         let connection = self.connection(call).await;
         if connection.is_err() {
-            self.counts.count(call.verb, call.kind, false);
+            self.count(call.verb, call.kind, false);
         }
         connection
     }

@@ -10,7 +10,6 @@ mod health;
 mod history;
 pub mod node_config;
 mod own_events;
-mod stand_by;
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -103,7 +102,7 @@ impl Default for Timing {
     }
 }
 
-pub use stand_by::stand_by;
+pub use dra::stand_by;
 
 /// A plugin that has started; see [`start`].
 #[derive(Debug)]

@@ -13,7 +13,6 @@ mod fold;
 mod history;
 mod level;
 mod look;
-mod names;
 mod open;
 mod query;
 mod room;

@@ -13,9 +13,8 @@ use super::backend::Extent;
 use super::cell::Cell;
 use super::chunk::{self, Chunk};
 use super::level::Level;
-use super::names::Named;
 use super::room;
-use super::series::{Key, Series};
+use super::series::{Key, Named, Series};
 use tessera_system::files::Identity;
 use tessera_system::noted::Noted;
 

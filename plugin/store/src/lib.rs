@@ -4,7 +4,6 @@
 
 mod filter;
 mod history;
-mod measured;
 mod schema;
 mod store;
 mod unsynced;
@@ -17,8 +16,7 @@ use tessera_model::steered::Cordon;
 
 pub use filter::Filter;
 pub use history::{Lines, Trail};
-pub use measured::MeasuredContext;
-pub use schema::{HISTORY_KEPT, INCIDENTS_KEPT, INCIDENTS_KEPT_EACH};
+pub use schema::{HISTORY_KEPT, INCIDENTS_KEPT, INCIDENTS_KEPT_EACH, MeasuredContext};
 pub use store::{CommitError, Commits, Ledger, Listener, OpenError, Opened};
 pub use tessera_system::noted::Lost;
 

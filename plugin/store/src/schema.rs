@@ -1,4 +1,4 @@
-//! The tables of the ledger file. Values are JSON: small, and readable with any redb tool.
+//! The tables of the ledger file, and what has no other name there. Values are JSON: small, and readable with any redb tool.
 
 use redb::TableDefinition;
 
@@ -48,3 +48,26 @@ pub const INCIDENTS_KEPT_EACH: u64 = 32;
 
 /// Incidents that are kept in all; beyond, the oldest go, whose ever they are.
 pub const INCIDENTS_KEPT: u64 = 4096;
+
+/// What a bare context was measured to take on this node, kept for the next start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MeasuredContext {
+    /// The driver's version, as NVML prints it.
+    pub driver: String,
+    /// The GPU's product name.
+    pub product: String,
+    /// Bytes of device memory.
+    pub bytes: u64,
+}
+
+impl MeasuredContext {
+    /// Its entry's name in [`META`].
+    pub(super) fn key(&self) -> String {
+        format!("{}{}", Self::prefix(&self.driver), self.product)
+    }
+
+    /// What the names of all entries of one driver begin with.
+    pub(super) fn prefix(driver: &str) -> String {
+        format!("context/{driver}/")
+    }
+}

@@ -4,7 +4,7 @@
 mod incidents;
 mod reload;
 #[cfg(test)]
-mod storm;
+mod storm_tests;
 #[cfg(test)]
 mod tests;
 mod trust;

@@ -18,36 +18,6 @@ use tessera_system::locks::lock;
 /// replaced, and node feature discovery's directory may have been cleared.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// The source of the GPUs and of the facts in their labels.
-trait Source: std::fmt::Debug + Send + Sync {
-    /// The GPUs that the configuration in force includes.
-    fn gpus(&self) -> Vec<Gpu>;
-    /// What else there is to say of them. Blocking: asks the driver.
-    fn facts(&self, gpus: &[Gpu]) -> Facts;
-}
-
-/// A node's, and its driver's.
-struct Live {
-    agent: Arc<Agent>,
-    discovery: Arc<dyn Discovery>,
-}
-
-impl std::fmt::Debug for Live {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Live").finish_non_exhaustive()
-    }
-}
-
-impl Source for Live {
-    fn gpus(&self) -> Vec<Gpu> {
-        self.agent.inventory().catalogue().devices()
-    }
-
-    fn facts(&self, gpus: &[Gpu]) -> Facts {
-        self.discovery.facts(gpus)
-    }
-}
-
 #[derive(Debug, Default)]
 struct State {
     /// Where the file is that this plugin wrote.
@@ -57,20 +27,22 @@ struct State {
 }
 
 /// See the module's text.
-#[derive(Debug)]
 pub struct Keeper {
-    source: Box<dyn Source>,
+    agent: Arc<Agent>,
+    discovery: Arc<dyn Discovery>,
     state: Mutex<State>,
+}
+
+impl std::fmt::Debug for Keeper {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Keeper").finish_non_exhaustive()
+    }
 }
 
 impl Keeper {
     /// Of a node. Nothing is asked and nothing written yet.
     pub fn new(agent: Arc<Agent>, discovery: Arc<dyn Discovery>) -> Arc<Self> {
-        Arc::new(Self::of(Box::new(Live { agent, discovery })))
-    }
-
-    fn of(source: Box<dyn Source>) -> Self {
-        Keeper { source, state: Mutex::default() }
+        Arc::new(Keeper { agent, discovery, state: Mutex::default() })
     }
 
     /// Looks now and then, for ever. What goes wrong is a condition of `status`.
@@ -99,22 +71,38 @@ impl Keeper {
         }
     }
 
-    /// Makes the file what this configuration wants, of the GPUs that are included now. Blocking.
+    /// Makes the file what this configuration wants, of the GPUs that are included now. Blocking: asks the driver.
     ///
     /// # Errors
     /// What to do about a directory that can't be written to.
     pub fn refresh(&self, config: &Config) -> Result<(), String> {
+        let gpus = self.agent.inventory().catalogue().devices();
+        lock(&self.state).refresh(config, gpus, |gpus| self.discovery.facts(gpus))
+    }
+
+    /// Removes the file that was written: a node without the plugin has no shares to choose.
+    pub fn remove(&self) {
+        lock(&self.state).remove();
+    }
+}
+
+impl State {
+    fn refresh(
+        &mut self,
+        config: &Config,
+        gpus: Vec<Gpu>,
+        ask: impl Fn(&[Gpu]) -> Facts,
+    ) -> Result<(), String> {
         let wanted = config.labels.nfd_file.as_ref();
-        let State { written, asked } = &mut *lock(&self.state);
+        let State { written, asked } = self;
         if let Some(old) = written.as_ref().filter(|old| Some(*old) != wanted) {
             file::remove(old)
                 .map_err(|error| format!("cannot remove {}: {error}", old.display()))?;
             *written = None;
         }
         let Some(path) = wanted else { return Ok(()) };
-        let gpus = self.source.gpus();
         if asked.as_ref().is_none_or(|(known, _)| *known != gpus) {
-            let facts = self.source.facts(&gpus);
+            let facts = ask(&gpus);
             *asked = Some((gpus, facts));
         }
         let Some((gpus, facts)) = asked else { return Ok(()) };
@@ -133,9 +121,8 @@ impl Keeper {
         Ok(())
     }
 
-    /// Removes the file that was written: a node without the plugin has no shares to choose.
-    pub fn remove(&self) {
-        if let Some(path) = lock(&self.state).written.take()
+    fn remove(&mut self) {
+        if let Some(path) = self.written.take()
             && let Err(error) = file::remove(&path)
         {
             warn!(file = %path.display(), %error, "node labels stay");
@@ -147,29 +134,14 @@ impl Keeper {
 mod tests {
     use super::*;
 
-    /// GPUs of compute capability 9.0, as many as there are now.
-    #[derive(Clone, Debug)]
-    struct Fake(Arc<Mutex<Vec<Gpu>>>);
-
-    impl Source for Fake {
-        fn gpus(&self) -> Vec<Gpu> {
-            lock(&self.0).clone()
-        }
-
-        fn facts(&self, gpus: &[Gpu]) -> Facts {
-            let capability = |gpu: &Gpu| (gpu.uuid.clone(), (9, 0));
-            Facts {
-                driver_version: None,
-                cuda_version: None,
-                compute_capability: gpus.iter().map(capability).collect(),
-            }
-        }
-    }
-
-    fn keeper(gpus: &[&str]) -> (Keeper, Fake) {
+    /// Of GPUs of compute capability 9.0.
+    fn refresh(state: &mut State, config: &Config, gpus: &[&str]) -> Result<(), String> {
         let gpus = gpus.iter().zip(0..).map(|(uuid, index)| Gpu::example(uuid, index));
-        let fake = Fake(Arc::new(Mutex::new(gpus.collect())));
-        (Keeper::of(Box::new(fake.clone())), fake)
+        let capability = |gpu: &Gpu| (gpu.uuid.clone(), (9, 0));
+        state.refresh(config, gpus.collect(), |gpus| Facts {
+            compute_capability: gpus.iter().map(capability).collect(),
+            ..Facts::default()
+        })
     }
 
     #[test]
@@ -178,21 +150,19 @@ mod tests {
         let mut config = Config::default();
         let path = dir.path().join("tessera");
         config.labels.nfd_file = Some(path.clone());
-        let (keeper, gpus) = keeper(&["GPU-a"]);
+        let mut state = State::default();
         let label = |name: &str| {
             let text = std::fs::read_to_string(&path).unwrap();
             let key = format!("tessera.dev/gpu.{name}=");
             text.lines().find_map(|line| Some(line.strip_prefix(&key)?.to_owned()))
         };
-        keeper.refresh(&config).unwrap();
+        refresh(&mut state, &config, &["GPU-a"]).unwrap();
         assert_eq!(label("count").as_deref(), Some("1"));
         // One more, of which the driver was not asked before.
-        lock(&gpus.0).push(Gpu::example("GPU-b", 1));
-        keeper.refresh(&config).unwrap();
+        refresh(&mut state, &config, &["GPU-a", "GPU-b"]).unwrap();
         assert_eq!(label("count").as_deref(), Some("2"));
         assert_eq!(label("compute.major").as_deref(), Some("9"), "of both");
-        lock(&gpus.0).remove(0);
-        keeper.refresh(&config).unwrap();
+        refresh(&mut state, &config, &["GPU-b"]).unwrap();
         assert_eq!(label("count").as_deref(), Some("1"));
     }
 
@@ -200,7 +170,7 @@ mod tests {
     fn the_file_follows_the_configuration_and_goes_at_the_end() {
         let dir = tempfile::tempdir().unwrap();
         let (one, two) = (dir.path().join("one"), dir.path().join("two"));
-        let (keeper, _) = keeper(&["GPU-a"]);
+        let mut state = State::default();
         let with = |path: Option<&PathBuf>, replicas: u32| {
             let mut config = Config::default();
             config.labels.nfd_file = path.cloned();
@@ -212,23 +182,23 @@ mod tests {
             text.lines()
                 .find_map(|line| Some(line.strip_prefix("tessera.dev/gpu.replicas=")?.to_owned()))
         };
-        keeper.refresh(&with(None, 4)).unwrap();
+        refresh(&mut state, &with(None, 4), &["GPU-a"]).unwrap();
         assert!(!one.exists());
-        keeper.refresh(&with(Some(&one), 4)).unwrap();
+        refresh(&mut state, &with(Some(&one), 4), &["GPU-a"]).unwrap();
         assert_eq!(replicas(&one).as_deref(), Some("4"));
         // Another configuration, and somebody who removes it.
-        keeper.refresh(&with(Some(&one), 7)).unwrap();
+        refresh(&mut state, &with(Some(&one), 7), &["GPU-a"]).unwrap();
         assert_eq!(replicas(&one).as_deref(), Some("7"));
         std::fs::remove_file(&one).unwrap();
-        keeper.refresh(&with(Some(&one), 7)).unwrap();
+        refresh(&mut state, &with(Some(&one), 7), &["GPU-a"]).unwrap();
         assert!(one.exists());
         // Another place; then none.
-        keeper.refresh(&with(Some(&two), 7)).unwrap();
+        refresh(&mut state, &with(Some(&two), 7), &["GPU-a"]).unwrap();
         assert!(!one.exists() && two.exists());
-        keeper.refresh(&with(None, 7)).unwrap();
+        refresh(&mut state, &with(None, 7), &["GPU-a"]).unwrap();
         assert!(!two.exists());
-        keeper.refresh(&with(Some(&two), 7)).unwrap();
-        keeper.remove();
+        refresh(&mut state, &with(Some(&two), 7), &["GPU-a"]).unwrap();
+        state.remove();
         assert!(!two.exists());
     }
 
@@ -238,8 +208,7 @@ mod tests {
         std::fs::write(dir.path().join("file"), "").unwrap();
         let mut config = Config::default();
         config.labels.nfd_file = Some(dir.path().join("file/tessera"));
-        let (keeper, _) = keeper(&["GPU-a"]);
-        let error = keeper.refresh(&config).unwrap_err();
+        let error = refresh(&mut State::default(), &config, &["GPU-a"]).unwrap_err();
         assert!(error.contains("labels.nfd_file") && error.contains("mount"), "{error}");
     }
 }

@@ -17,7 +17,6 @@ pub mod procs;
 pub mod sample;
 pub mod schedule;
 mod used;
-mod view;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -26,9 +25,9 @@ use std::time::{Duration, Instant};
 
 use tracing::{debug, info, warn};
 
+pub use procs::{PidView, pid_view};
 use tessera_region::usage::{Fate, SlotView};
 use tessera_tenant::regions::observed::Bell;
-pub use view::{PidView, pid_view};
 
 use self::audit::{Audit, Finding};
 use self::context::ContextEstimator;

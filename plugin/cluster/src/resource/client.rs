@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::resource::v1::ResourceSlice;
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use kube::api::{DeleteParams, GetParams, ListParams, Patch, PatchParams, PostParams};
 use kube::core::Request;
 use serde::Deserialize;
@@ -13,8 +13,7 @@ use tokio::sync::mpsc;
 
 use super::{Answer, Claim, ClaimRef, DeviceStatus, ResourceApi, SliceEvent, watch};
 use crate::answer;
-use crate::client::{Client, Request as Sent};
-use crate::counts::Outcomes;
+use crate::client::{Client, Outcomes, Request as Sent};
 use crate::error::{ApiError, Call, Kind, Verb};
 
 /// Intervals; tests shorten them.
@@ -101,7 +100,11 @@ impl ResourceApi for ResourceClient {
             let get = claims(namespace).get(name, &GetParams::default());
             match self.client.send(call, get).await {
                 Ok(body) => {
-                    Claim::read(&body).map(Some).map_err(|reason| unreadable(call, &reason))
+                    let read =
+                        answer::read::<ResourceClaim>(&body).map_err(|error| error.to_string());
+                    read.and_then(Claim::try_from)
+                        .map(Some)
+                        .map_err(|reason| unreadable(call, &reason))
                 }
                 Err(ApiError::NotFound { .. }) => Ok(None),
                 Err(error) => Err(error),

@@ -4,8 +4,6 @@
 
 mod claim;
 mod client;
-mod slices;
-mod status;
 mod watch;
 
 use std::fmt;
@@ -13,14 +11,14 @@ use std::future::Future;
 use std::pin::Pin;
 
 use k8s_openapi::api::resource::v1::ResourceSlice;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use crate::error::ApiError;
 
 pub use claim::{Asked, Claim, ClaimRef, Consumer, DeviceResult, OpaqueConfig};
 pub use client::{ResourceClient, Timing};
-pub use slices::SliceEvent;
-pub use status::DeviceStatus;
 
 /// An answer that is on its way.
 pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, ApiError>> + Send + 'a>>;
@@ -71,4 +69,62 @@ pub trait ResourceApi: fmt::Debug + Send + Sync {
 
     /// The UID of the node, for owner references.
     fn node_uid(&self) -> Answer<'_, String>;
+}
+
+/// What happened to the driver's own slices. Small: the object itself is not kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SliceEvent {
+    /// The watch began, or began once more after a gap: list them to know what there is.
+    Restarted,
+    /// The watch broke or cannot begin, for this reason; it tries again by itself. Once for each row of failures.
+    Failed(ApiError),
+    /// A slice was made or changed. The writer knows its own change by the resource version of the answer.
+    Changed {
+        name: String,
+        /// `metadata.resourceVersion`.
+        resource_version: String,
+    },
+    Removed {
+        name: String,
+    },
+}
+
+/// What a driver says of a device in a claim's status (KEP 4817): one entry of `status.devices`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeviceStatus {
+    /// The driver; entries of other drivers are refused.
+    pub driver: String,
+    /// The pool, as in the allocation.
+    pub pool: String,
+    /// The device, as in the allocation.
+    pub device: String,
+    /// The share, as in the allocation: a device with shares may be there more than once.
+    pub share_id: Option<String>,
+    /// At most 8, of different types.
+    pub conditions: Vec<Condition>,
+    /// Whatever the driver has to say, as an object; at most 10 KiB as JSON.
+    pub data: Option<Value>,
+}
+
+impl DeviceStatus {
+    /// As an entry of `status.devices`.
+    pub fn object(&self) -> Value {
+        let mut object = json!({ "driver": self.driver, "pool": self.pool, "device": self.device });
+        if let Some(share_id) = &self.share_id {
+            object["shareID"] = json!(share_id);
+        }
+        if !self.conditions.is_empty() {
+            object["conditions"] = json!(self.conditions);
+        }
+        if let Some(data) = &self.data {
+            object["data"] = data.clone();
+        }
+        object
+    }
+
+    /// The entries of a claim, of all drivers, with `driver`'s replaced by `devices`.
+    pub fn merged(before: Vec<Value>, driver: &str, devices: &[DeviceStatus]) -> Vec<Value> {
+        let others = before.into_iter().filter(|entry| entry["driver"] != driver);
+        others.chain(devices.iter().map(DeviceStatus::object)).collect()
+    }
 }

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use http_body_util::BodyExt;
+use k8s_openapi::api::resource::v1::ResourceSlice;
 use kube::client::Body;
 use kube::core::params::WatchParams;
-use serde::Deserialize;
+use kube::core::{PartialObjectMeta, WatchEvent};
 use tokio::sync::mpsc::Sender;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -121,16 +122,31 @@ impl Watch {
             let Ok(data) = frame.into_data() else { continue };
             lines.take(&data);
             loop {
-                match lines.next() {
-                    Next::More => break,
-                    Next::Line(Line::At(at)) => self.at = Some(at),
-                    Next::Line(Line::Event(event, at)) => {
-                        self.at = Some(at);
-                        self.say(event).await?;
+                let event = match lines.next() {
+                    Ok(None) => break,
+                    Ok(Some(event)) => event,
+                    Err(reason) => return broken(reason),
+                };
+                let event = match event {
+                    WatchEvent::Added(slice) | WatchEvent::Modified(slice) => {
+                        let resource_version = slice.metadata.resource_version.unwrap_or_default();
+                        self.at = Some(resource_version.clone());
+                        let name = slice.metadata.name.unwrap_or_default();
+                        SliceEvent::Changed { name, resource_version }
                     }
-                    Next::Line(Line::Expired) => return Ok(End::Expired),
-                    Next::Line(Line::Error(reason)) => return broken(reason),
-                }
+                    WatchEvent::Deleted(slice) => {
+                        self.at = slice.metadata.resource_version;
+                        SliceEvent::Removed { name: slice.metadata.name.unwrap_or_default() }
+                    }
+                    WatchEvent::Bookmark(bookmark) => {
+                        self.at = Some(bookmark.metadata.resource_version);
+                        continue;
+                    }
+                    // The resource version to begin with is too old.
+                    WatchEvent::Error(status) if status.code == 410 => return Ok(End::Expired),
+                    WatchEvent::Error(status) => return broken(status.message),
+                };
+                self.say(event).await?;
             }
         }
     }
@@ -142,118 +158,64 @@ struct Lines {
     rest: Vec<u8>,
 }
 
-enum Next {
-    /// There is no whole line.
-    More,
-    Line(Line),
-}
-
-#[derive(Debug, PartialEq)]
-enum Line {
-    Event(SliceEvent, String),
-    /// Nothing happened up to here.
-    At(String),
-    /// The resource version to begin with is too old.
-    Expired,
-    Error(String),
-}
-
 impl Lines {
     fn take(&mut self, data: &[u8]) {
         self.rest.extend_from_slice(data);
     }
 
-    fn next(&mut self) -> Next {
+    /// What the next line says; `None` where there is no whole one.
+    fn next(&mut self) -> Result<Option<WatchEvent<PartialObjectMeta<ResourceSlice>>>, String> {
         let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') else {
-            if self.rest.len() > LONGEST {
-                return Next::Line(Line::Error(format!(
-                    "a line of more than {} MiB",
-                    LONGEST >> 20
-                )));
-            }
-            return Next::More;
+            return match self.rest.len() > LONGEST {
+                true => Err(format!("a line of more than {} MiB", LONGEST >> 20)),
+                false => Ok(None),
+            };
         };
         let line: Vec<u8> = self.rest.drain(..=end).collect();
         if self.rest.is_empty() {
             // Between changes nothing of it stays in memory.
             self.rest = Vec::new();
         }
-        Next::Line(Line::of(&line))
-    }
-}
-
-impl Line {
-    fn of(line: &[u8]) -> Self {
-        #[derive(Deserialize)]
-        struct Event {
-            #[serde(rename = "type")]
-            kind: String,
-            object: Object,
-        }
-        #[derive(Default, Deserialize)]
-        #[serde(default)]
-        struct Object {
-            metadata: Metadata,
-            code: u16,
-            message: String,
-        }
-        #[derive(Default, Deserialize)]
-        #[serde(default, rename_all = "camelCase")]
-        struct Metadata {
-            name: String,
-            resource_version: String,
-        }
-        let Event { kind, object } = match answer::read(line) {
-            Ok(event) => event,
-            Err(error) => return Line::Error(format!("a line that makes no sense: {error}")),
-        };
-        let Metadata { name, resource_version: at } = object.metadata;
-        match kind.as_str() {
-            "ADDED" | "MODIFIED" => {
-                let resource_version = at.clone();
-                Line::Event(SliceEvent::Changed { name, resource_version }, at)
-            }
-            "DELETED" => Line::Event(SliceEvent::Removed { name }, at),
-            "BOOKMARK" => Line::At(at),
-            "ERROR" if object.code == 410 => Line::Expired,
-            _ => Line::Error(format!("{kind}: {}", object.message)),
-        }
+        answer::read(&line)
+            .map(Some)
+            .map_err(|error| format!("a line that makes no sense: {error}"))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
     use super::*;
 
     #[test]
     fn lines_come_in_pieces_and_say_name_and_resource_version() {
         let text = concat!(
-            r#"{"type":"ADDED","object":{"kind":"PartialObjectMetadata","metadata":{"name":"s","resourceVersion":"7"}}}"#,
+            r#"{"type":"ADDED","object":{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{"name":"s","resourceVersion":"7"}}}"#,
             "\n",
-            r#"{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"9"}}}"#,
+            r#"{"type":"BOOKMARK","object":{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{"resourceVersion":"9"}}}"#,
             "\n",
             r#"{"type":"DELETED","object":{"metadata":{"name":"s","resourceVersion":"10"}}}"#,
             "\n",
             r#"{"type":"ERROR","object":{"kind":"Status","code":410,"message":"too old"}}"#,
             "\n",
-            r#"{"type":"ERROR","object":{"code":500,"message":"etcd"}}"#,
-            "\nnonsense\n",
+            "nonsense\n",
         );
-        let mut lines = Lines::default();
-        let mut seen = Vec::new();
+        let (mut lines, mut seen) = (Lines::default(), Vec::new());
         for piece in text.as_bytes().chunks(7) {
             lines.take(piece);
-            while let Next::Line(line) = lines.next() {
-                seen.push(line);
+            while let Some(event) = lines.next().transpose() {
+                seen.push(event);
             }
         }
-        let changed = SliceEvent::Changed { name: "s".into(), resource_version: "7".into() };
-        assert_eq!(seen[0], Line::Event(changed, "7".into()));
-        assert_eq!(seen[1], Line::At("9".into()));
-        assert_eq!(seen[2], Line::Event(SliceEvent::Removed { name: "s".into() }, "10".into()));
-        assert_eq!(seen[3], Line::Expired);
-        assert_eq!(seen[4], Line::Error("ERROR: etcd".into()));
-        assert!(matches!(&seen[5], Line::Error(text) if text.contains("no sense")));
-        assert_eq!((seen.len(), lines.rest.capacity()), (6, 0));
+        let Ok(WatchEvent::Added(slice)) = &seen[0] else { panic!("{:?}", seen[0]) };
+        let ObjectMeta { name, resource_version, .. } = &slice.metadata;
+        assert_eq!((name.as_deref(), resource_version.as_deref()), (Some("s"), Some("7")));
+        let Ok(WatchEvent::Bookmark(bookmark)) = &seen[1] else { panic!("{:?}", seen[1]) };
+        assert_eq!(bookmark.metadata.resource_version, "9");
+        assert!(matches!(&seen[2], Ok(WatchEvent::Deleted(_))));
+        assert!(matches!(&seen[3], Ok(WatchEvent::Error(status)) if status.code == 410));
+        assert!(matches!(&seen[4], Err(text) if text.contains("no sense")));
+        assert_eq!((seen.len(), lines.rest.capacity()), (5, 0));
     }
 }

@@ -15,7 +15,7 @@
 
 mod gpu;
 #[cfg(test)]
-mod properties;
+mod property_tests;
 #[cfg(test)]
 mod tests;
 

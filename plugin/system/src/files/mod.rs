@@ -6,23 +6,27 @@
 
 mod copy;
 mod dir;
-mod identity;
 mod own;
 mod patience;
 mod private;
 mod read;
 mod socket;
-mod space;
+
+use std::fs::Metadata;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::SystemTime;
+
+use nix::sys::statvfs::statvfs;
 
 pub use copy::{Copied, CopyError};
 pub use dir::{Dir, is_directory, open_directory};
-pub use identity::Identity;
 pub use own::{base, check_peer};
 pub use patience::{Unresponsive, in_time};
 pub use private::{open_lock, open_private};
 pub use read::{FileError, file_or_nothing, open, read, read_from, text, utf8};
 pub use socket::{SocketFile, remove_stale};
-pub use space::available_bytes;
 
 /// Most bytes of a configuration: what a ConfigMap can hold.
 pub const CONFIGURATION: u64 = 1 << 20;
@@ -32,3 +36,46 @@ pub const SMALL: u64 = 1 << 20;
 pub const LIBRARY: u64 = 64 << 20;
 /// Most bytes of a ledger that is copied to be looked at.
 pub const LEDGER: u64 = 1 << 30;
+
+/// What distinguishes one file from another that has taken its name: device, inode, and time of birth where the file
+/// system knows it, because an inode number is used again at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    device: u64,
+    inode: u64,
+    born: Option<SystemTime>,
+}
+
+impl Identity {
+    /// Of the file that this was asked of.
+    pub fn of(meta: &Metadata) -> Self {
+        Identity { device: meta.dev(), inode: meta.ino(), born: meta.created().ok() }
+    }
+
+    /// Whether the file at `path`, which links may lead to, is this one.
+    pub fn has(&self, path: &Path) -> bool {
+        std::fs::metadata(path).is_ok_and(|meta| Identity::of(&meta) == *self)
+    }
+}
+
+/// Bytes that programs without root's reserve may still write on the file system of `path` (statvfs(3), `f_bavail`).
+///
+/// # Errors
+/// There is nothing at `path`, or the system does not tell.
+pub fn available_bytes(path: &Path) -> io::Result<u64> {
+    let stat = statvfs(path)?;
+    Ok(stat.blocks_available().saturating_mul(stat.fragment_size()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_has_space_and_nothing_has_none() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(available_bytes(dir.path()).unwrap() > 0);
+        let error = available_bytes(&dir.path().join("none")).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+    }
+}

@@ -11,8 +11,8 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, soc
 use nix::sys::stat::{FchmodatFlags, Mode, SFlag, fchmodat};
 
 use super::Dir;
+use super::Identity;
 use super::dir::kind;
-use super::identity::Identity;
 
 /// A listening socket's file, removed when dropped if it is still the same.
 #[derive(Debug)]

@@ -15,7 +15,7 @@ use tessera_kubelet_api::deviceplugin::{CdiDevice, ContainerAllocateResponse};
 use tessera_region::layout;
 
 use super::driver::Parts;
-use super::{DeliveryPlan, VISIBLE_DEVICES, VOID, edits};
+use super::{DeliveryPlan, VISIBLE_DEVICES, VOID, mounts};
 use spec::{ContainerEdits, Device, DeviceNode, Mount, Spec, SpecError};
 use tessera_config::{Config, DeviceListStrategy, GpuNames};
 use tessera_model::allocation_id::AllocationId;
@@ -81,7 +81,7 @@ pub fn spec(plan: &DeliveryPlan<'_>, config: &Config) -> Result<Spec, SpecError>
         env.extend(variables(config));
     }
     let device_nodes = device_nodes(&plan.parts, config);
-    let mounts = edits::mounts(plan, config).iter().map(Mount::bind).collect();
+    let mounts = mounts(plan, config).iter().map(Mount::bind).collect();
     let container_edits = ContainerEdits { env, device_nodes, mounts };
     Spec::new(KIND, vec![Device { name: plan.id.to_string(), container_edits }])
 }

@@ -1,6 +1,5 @@
 //! The host's parts of the driver, where no toolkit brings it: libraries and device nodes.
 
-mod capabilities;
 mod root;
 
 pub use root::LIBRARIES;
@@ -121,7 +120,7 @@ const MODESET: &str = "/dev/nvidia-modeset";
 fn nodes(config: &Config, gpus: &[&Gpu], proc: &Path) -> Result<Vec<Node>, DriverError> {
     let mut paths = general(config, gpus);
     for (gpu, mig) in gpus.iter().filter_map(|gpu| Some((gpu, gpu.mig.as_ref()?))) {
-        let of = capabilities::nodes(proc, gpu.minor, mig.gpu_instance, mig.compute_instance)?;
+        let of = instance_nodes(proc, gpu.minor, mig.gpu_instance, mig.compute_instance)?;
         of.into_iter().for_each(|path| add(&mut paths, path));
     }
     Ok(on_host(config, paths))
@@ -165,6 +164,43 @@ fn on_host(config: &Config, paths: Vec<String>) -> Vec<Node> {
         None => path.to_owned(),
     };
     paths.into_iter().map(|path| Node { host: host(&path), container: path }).collect()
+}
+
+/// The nodes of one instance: of the GPU instance, of the compute instance. `proc` is `/proc`. To use an
+/// instance, a process needs, beside the GPU's own node, access to the capabilities of both: `/dev/nvidia-caps/nvidia-capN`,
+/// N as `/proc` says. (MIG User Guide, "Device Nodes and Capabilities".)
+///
+/// # Errors
+/// The driver does not know the instance.
+fn instance_nodes(
+    proc: &Path,
+    gpu_minor: u32,
+    gpu_instance: u32,
+    compute_instance: u32,
+) -> Result<[String; 2], DriverError> {
+    let gpu_instance = format!("gi{gpu_instance}");
+    let compute_instance = format!("{gpu_instance}/ci{compute_instance}");
+    let node = |instance: String| {
+        minor(proc, gpu_minor, &instance)
+            .map(|minor| format!("/dev/nvidia-caps/nvidia-cap{minor}"))
+            .ok_or_else(|| DriverError::NoCapability(format!("gpu{gpu_minor}/mig/{instance}")))
+    };
+    Ok([node(gpu_instance)?, node(compute_instance)?])
+}
+
+fn minor(proc: &Path, gpu: u32, instance: &str) -> Option<u32> {
+    let of = format!("driver/nvidia/capabilities/gpu{gpu}/mig/{instance}/access");
+    if let Ok(text) = std::fs::read_to_string(proc.join(of)) {
+        let line = text.lines().find_map(|line| line.strip_prefix("DeviceFileMinor:"))?;
+        return line.trim().parse().ok();
+    }
+    // Where NVIDIA's toolkit covers the directory, there is still the list of all minor numbers.
+    let list = std::fs::read_to_string(proc.join("driver/nvidia-caps/mig-minors")).ok()?;
+    let wanted = format!("gpu{gpu}/{instance}/access");
+    list.lines().find_map(|line| {
+        let (name, minor) = line.split_once(' ')?;
+        if name == wanted { minor.trim().parse().ok() } else { None }
+    })
 }
 
 #[cfg(test)]
