@@ -6,9 +6,8 @@ use std::time::Duration;
 
 use http_body_util::BodyExt;
 use kube::api::GetParams;
-use kube::core::Request;
 use kube::core::params::WatchParams;
-use serde::Deserialize;
+use kube::core::{ObjectMeta, PartialObjectMeta, Request};
 use tokio::time::timeout;
 
 use crate::answer;
@@ -47,24 +46,16 @@ impl NodeLabels {
 
     /// The node's labels now.
     pub async fn get(&self) -> Result<Labels, ApiError> {
-        #[derive(Deserialize)]
-        struct Node {
-            metadata: Metadata,
-        }
-        #[derive(Deserialize)]
-        #[serde(rename_all = "camelCase")]
-        struct Metadata {
-            #[serde(default)]
-            labels: BTreeMap<String, String>,
-            resource_version: String,
-        }
         let call = Call::new(Verb::Get, Kind::Nodes, &self.node);
         let request = nodes().get_metadata(&self.node, &GetParams::default());
         let body = self.client.send(&call, request).await?;
-        let node: Node = answer::read(&body)
+        let node: PartialObjectMeta = answer::read(&body)
             .map_err(|error| ApiError::Unreadable { call, reason: error.to_string() })?;
-        let Metadata { labels, resource_version: version } = node.metadata;
-        Ok(Labels { labels, version })
+        let ObjectMeta { labels, resource_version, .. } = node.metadata;
+        Ok(Labels {
+            labels: labels.unwrap_or_default(),
+            version: resource_version.unwrap_or_default(),
+        })
     }
 
     /// Returns when the node may have changed since `seen`: something came, or the watch ended.

@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use kube::api::{DeleteParams, GetParams, ListParams, Patch, PatchParams, PostParams};
-use kube::core::Request;
-use serde::Deserialize;
+use kube::core::{ObjectList, PartialObjectMeta, Request};
 use serde_json::json;
 use tokio::sync::mpsc;
 
@@ -148,16 +147,13 @@ impl ResourceApi for ResourceClient {
     }
 
     fn own_slices(&self) -> Answer<'_, Vec<ResourceSlice>> {
-        #[derive(Deserialize)]
-        struct List {
-            items: Option<Vec<ResourceSlice>>,
-        }
         Box::pin(async move {
             let call = &Call::new(Verb::List, Kind::Slices, "");
             let params = &ListParams::default().fields(&self.own());
             let body = self.client.send(call, slices().list(params)).await?;
-            let list: List = answer::read(&body).map_err(|error| unreadable(call, &error))?;
-            Ok(list.items.unwrap_or_default())
+            let list: ObjectList<ResourceSlice> =
+                answer::read(&body).map_err(|error| unreadable(call, &error))?;
+            Ok(list.items)
         })
     }
 
@@ -196,21 +192,14 @@ impl ResourceApi for ResourceClient {
     }
 
     fn node_uid(&self) -> Answer<'_, String> {
-        #[derive(Deserialize)]
-        struct Node {
-            metadata: Metadata,
-        }
-        #[derive(Deserialize)]
-        struct Metadata {
-            uid: String,
-        }
         Box::pin(async move {
             let call = Call::new(Verb::Get, Kind::Nodes, &self.node);
             let request =
                 Request::new("/api/v1/nodes").get_metadata(&self.node, &GetParams::default());
             let body = self.client.send(&call, request).await?;
-            let node: Node = answer::read(&body).map_err(|error| unreadable(&call, &error))?;
-            Ok(node.metadata.uid)
+            let node: PartialObjectMeta =
+                answer::read(&body).map_err(|error| unreadable(&call, &error))?;
+            node.metadata.uid.ok_or_else(|| unreadable(&call, &"metadata.uid is missing"))
         })
     }
 }

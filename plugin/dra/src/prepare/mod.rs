@@ -5,12 +5,10 @@
 
 mod asked;
 mod orphans;
-mod repeats;
-mod serial;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tessera_agent::Agent;
@@ -26,9 +24,11 @@ use tessera_kubelet_api::dra::v1::{
 };
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::cdi_name;
+use tessera_model::clock::unix_ms;
 use tessera_model::printable;
 use tessera_rules::ask::Ask;
 use tessera_rules::refusal::Refusal;
+use tessera_system::locks::lock;
 use tokio::sync::{Notify, watch};
 use tonic::{Request, Response, Status};
 use tracing::{debug, info, warn};
@@ -37,11 +37,8 @@ use crate::claims::{self, Fault, Gives, Node};
 use crate::names;
 use asked::Asked;
 pub use orphans::Sweeping;
-use repeats::Repeats;
-use serial::{Serial, SerialError};
 
-/// In the driver's directory: what instances lock, and claims that hold nothing.
-const LOCK: &str = "serialize.lock";
+/// In the driver's directory: claims that hold nothing.
 const ASKED: &str = "asked";
 
 /// Longest wait for the API server. Kubelet waits 45 s for a call.
@@ -68,8 +65,6 @@ enum Why {
     Silent,
     #[error(transparent)]
     Agent(#[from] AllocateError),
-    #[error("{0}; kubelet tries again")]
-    Serial(#[from] SerialError),
     #[error("the plugin failed while it worked on the claim; its log says how")]
     Panicked,
 }
@@ -97,11 +92,11 @@ struct Inner {
     agent: Arc<Agent>,
     api: Arc<dyn ResourceApi>,
     pool: String,
-    serial: Serial,
+    /// Held while claims change: each is judged by what those before it left. Other instances of the driver have no
+    /// part in it, because an instance begins when the one before has let go of the ledger.
+    changing: Mutex<()>,
     /// Claims that hold nothing and that kubelet wants unprepared all the same.
     asked: Asked,
-    /// Failures that the log has.
-    repeats: Mutex<Repeats>,
     /// Rung when a claim was refused what a claim that is gone may hold.
     suspicion: Notify,
 }
@@ -137,13 +132,9 @@ impl DraPlugin for Preparer {
 impl Preparer {
     /// For the devices of `pool`. All instances of the driver on this node share `dir`.
     pub fn new(agent: Arc<Agent>, api: Arc<dyn ResourceApi>, pool: &str, dir: &Path) -> Self {
-        let board = Arc::clone(agent.board());
-        let say = move |amiss| board.set_condition("serialize lock", amiss);
-        let serial = Serial::new(&dir.join(LOCK), Box::new(say));
         let asked = Asked::open(&dir.join(ASKED));
-        let (pool, suspicion) = (pool.to_owned(), Notify::new());
-        let repeats = Mutex::default();
-        Preparer { inner: Arc::new(Inner { agent, api, pool, serial, asked, repeats, suspicion }) }
+        let (pool, changing, suspicion) = (pool.to_owned(), Mutex::default(), Notify::new());
+        Preparer { inner: Arc::new(Inner { agent, api, pool, changing, asked, suspicion }) }
     }
 
     /// Claims that kubelet has not had unprepared yet, by name: those that hold something, and those that it asked for
@@ -167,11 +158,11 @@ impl Preparer {
         let work = move || inner.prepare_all(read);
         let outcome = self.blocking(&claims, work).await;
         self.inner.count(Call::Prepare, &outcome, began);
-        self.inner.report("prepared", &claims, &outcome, began);
         for claim in &claims {
             let reason = outcome.get(&claim.uid).and_then(|answer| answer.as_ref().err());
             let pods = pods.get(&claim.uid).map(Vec::as_slice).unwrap_or_default();
-            self.inner.note_refused(claim, pods, reason);
+            let is_news = self.inner.note_refused(claim, pods, reason);
+            report("prepared", claim, is_news, reason, began);
         }
         if outcome.values().any(Result::is_ok) {
             // An agent that ends meanwhile is not held up.
@@ -194,8 +185,11 @@ impl Preparer {
         let all = claims.clone();
         let outcome = self.blocking(&claims, move || inner.unprepare_all(all)).await;
         self.inner.count(Call::Unprepare, &outcome, began);
-        self.inner.report("unprepared", &claims, &outcome, began);
-        claims.iter().for_each(|claim| self.inner.note_refused(claim, &[], None));
+        for claim in &claims {
+            self.inner.note_refused(claim, &[], None);
+            let reason = outcome.get(&claim.uid).and_then(|answer| answer.as_ref().err());
+            report("unprepared", claim, true, reason, began);
+        }
         outcome
     }
 
@@ -270,6 +264,23 @@ fn names(agent: &Agent, asked: &Asked) -> Vec<String> {
     held.chain(asked).collect::<BTreeMap<_, _>>().into_values().collect()
 }
 
+/// Logs what became of a claim. Kubelet repeats what fails every few seconds, for as long as the pod waits: only what is
+/// news is a warning, and `status` counts the rest.
+fn report(
+    what: &'static str,
+    claim: &ClaimRef,
+    is_news: bool,
+    error: Option<&String>,
+    began: Instant,
+) {
+    let ClaimRef { namespace, name, uid } = claim;
+    match error {
+        Some(error) if is_news => warn!(namespace, name, uid, "not {what}: {error}"),
+        Some(error) => debug!(namespace, name, uid, "still not {what}: {error}"),
+        None => info!(namespace, name, uid, ms = began.elapsed().as_millis(), "{what}"),
+    }
+}
+
 /// The pods that a claim is reserved for.
 fn pods(read: &Result<Option<Claim>, Failure>) -> Vec<String> {
     let claim = read.as_ref().ok().and_then(Option::as_ref);
@@ -285,30 +296,6 @@ fn once_each(claims: Vec<v1::Claim>) -> Vec<ClaimRef> {
 }
 
 impl Inner {
-    /// Logs what became of each claim; a failure that kubelet's repetitions meet again, now and then.
-    fn report<T>(
-        &self,
-        what: &'static str,
-        claims: &[ClaimRef],
-        outcome: &Outcome<T>,
-        began: Instant,
-    ) {
-        let (now, ms) = (Instant::now(), began.elapsed().as_millis());
-        let mut repeats = self.repeats.lock().unwrap_or_else(PoisonError::into_inner);
-        for ClaimRef { namespace, name, uid } in claims {
-            let Some(Err(error)) = outcome.get(uid) else {
-                repeats.succeeded(what, uid);
-                info!(namespace, name, uid, ms, "{what}");
-                continue;
-            };
-            match repeats.failed(what, uid, error, now) {
-                Some(0) => warn!(namespace, name, uid, "not {what}: {error}"),
-                Some(more) => warn!(namespace, name, uid, more, "still not {what}: {error}"),
-                None => debug!(namespace, name, uid, "not {what}: {error}"),
-            }
-        }
-    }
-
     /// Counts what became of each claim of a batch, all of them with the batch's length.
     fn count<T>(&self, call: Call, outcome: &Outcome<T>, began: Instant) {
         for answer in outcome.values() {
@@ -318,9 +305,15 @@ impl Inner {
     }
 
     /// Notes for `status` that the pods of a claim were refused, or with a reason of `None` that the refusal is over.
-    fn note_refused(&self, claim: &ClaimRef, pods: &[String], reason: Option<&String>) {
+    /// Whether it was not refused for this reason before.
+    fn note_refused(&self, claim: &ClaimRef, pods: &[String], reason: Option<&String>) -> bool {
         let board = self.agent.board();
-        let Some(reason) = reason else { return board.grant(&claim.uid) };
+        let Some(reason) = reason else {
+            board.grant(&claim.uid);
+            return false;
+        };
+        let is_it = |one: &Refused| one.subject == claim.uid && one.reason == *reason;
+        let is_news = !board.refused(unix_ms()).iter().any(is_it);
         board.refuse(Refused {
             subject: claim.uid.clone(),
             namespace: claim.namespace.clone(),
@@ -329,15 +322,13 @@ impl Inner {
             reason: reason.clone(),
             ..Refused::default()
         });
+        is_news
     }
 
     fn prepare_all(&self, read: Vec<Of<Option<Claim>>>) -> Vec<Of<Vec<Device>>> {
-        let serial = self.serial.take();
+        let _changing = lock(&self.changing);
         let one = |(claim, read): Of<Option<Claim>>| {
-            let answer = read.and_then(|found| match &serial {
-                Ok(_held) => self.prepare_one(&claim, found.as_ref()),
-                Err(error) => Err(Failure::of(&claim, error.clone())),
-            });
+            let answer = read.and_then(|found| self.prepare_one(&claim, found.as_ref()));
             (claim, answer)
         };
         let answers: Vec<_> = read.into_iter().map(one).collect();
@@ -404,12 +395,9 @@ impl Inner {
     }
 
     fn unprepare_all(&self, claims: Vec<ClaimRef>) -> Vec<Of<()>> {
-        let serial = self.serial.take();
+        let _changing = lock(&self.changing);
         let one = |claim: ClaimRef| {
-            let answer = match &serial {
-                Ok(_held) => self.release(&claim.uid).map_err(|error| Failure::of(&claim, error)),
-                Err(error) => Err(Failure::of(&claim, error.clone())),
-            };
+            let answer = self.release(&claim.uid).map_err(|error| Failure::of(&claim, error));
             (claim, answer)
         };
         claims.into_iter().map(one).collect()

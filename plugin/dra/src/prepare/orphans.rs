@@ -9,6 +9,7 @@ use tessera_cluster::resource::{Claim, ClaimRef};
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::origin::ClaimShare;
 use tessera_model::record::Record;
+use tessera_system::locks::lock;
 use tracing::{info, warn};
 
 use tessera_agent::front_end::FrontDoor;
@@ -148,7 +149,7 @@ async fn sweep(inner: &Arc<Inner>, absences: &mut Absences, grace: Duration) {
     }
     let inner = Arc::clone(inner);
     let release = move || {
-        let _held = inner.serial.take();
+        let _changing = lock(&inner.changing);
         let mut shares = Vec::new();
         for kept in gone {
             match kept {
