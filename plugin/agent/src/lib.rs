@@ -34,6 +34,6 @@ mod steer_error;
 pub mod trust;
 
 pub use agent::{Agent, Cordons};
-pub use allocations::one_front_end::{kept_by_other, list};
+pub use allocations::room::{kept_by_other, list};
 pub use front_end::device_plugin::Service;
 pub use inventory::Lift;

@@ -6,9 +6,8 @@ mod grant;
 mod life;
 mod mend;
 pub(crate) mod offers;
-pub(crate) mod one_front_end;
 pub(crate) mod records;
-mod room;
+pub(crate) mod room;
 mod select;
 mod shims;
 pub mod steer;
@@ -36,8 +35,8 @@ use tessera_tenant::shim_install::unused::Unused;
 use tokio::sync::Notify;
 use tracing::{error, info, warn};
 
+use crate::engines::Leases;
 use crate::engines::memory::{Pages, Regions};
-use crate::engines::time::Leases;
 use crate::engines::{Engine, EngineError};
 pub use crate::front_end::AllocateError;
 use crate::incidents::Seen;
@@ -46,8 +45,8 @@ use crate::journal::Journal;
 use crate::lock_order::{HOUSEKEEPING, LEAF, RECORDS};
 use crate::status_board::StatusBoard;
 pub(crate) use mend::{Mended, REMOVED};
-pub(crate) use one_front_end::is_moving;
 use records::Records;
+pub(crate) use room::is_moving;
 pub use select::Target;
 
 /// See the module's documentation.

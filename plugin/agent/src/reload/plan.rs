@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::Reloader;
 use crate::advertised::forecast::{Turn, forecast};
-use crate::allocations::one_front_end::list;
+use crate::allocations::room::list;
 use tessera_config::keys;
 use tessera_config::keys::{Difference, Takes};
 use tessera_config::{Config, Judged, Problem};
