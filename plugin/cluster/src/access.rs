@@ -73,7 +73,6 @@ pub(crate) enum NoConnection {
     Kubeconfig(String),
     /// The credential plugin came to nothing.
     Login {
-        /// The plugin.
         command: String,
         /// What it did, where it is named, and what to do.
         reason: String,

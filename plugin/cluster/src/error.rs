@@ -106,9 +106,7 @@ impl Kind {
 /// One request: the verb, and on what.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// What it does.
     pub verb: Verb,
-    /// The kind of object.
     pub kind: Kind,
     /// The object, `namespace/name` or `name`; empty for all of a kind.
     pub object: String,
@@ -157,110 +155,57 @@ impl fmt::Display for Call {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ApiError {
     /// No connection, one that broke, or credentials that cannot be read.
-    Unreachable {
-        /// The request.
-        call: Call,
-        /// The network's or the file's words.
-        reason: String,
-    },
+    Unreachable { call: Call, reason: String },
     /// The kubeconfig is wrong, and nothing was asked.
     Kubeconfig {
-        /// The request.
         call: Call,
         /// The file, the field, and what to do.
         reason: String,
     },
     /// The credential plugin of the kubeconfig came to nothing, and nothing was asked.
     Login {
-        /// The request.
         call: Call,
-        /// The plugin.
         command: String,
         /// What it did, and what to do.
         reason: String,
     },
     /// No answer in time. The request may have been served nevertheless.
-    Slow {
-        /// The request.
-        call: Call,
-        limit: Duration,
-    },
+    Slow { call: Call, limit: Duration },
     /// 408, 429, 5xx: the server can not now.
     Busy {
-        /// The request.
         call: Call,
-        /// HTTP's.
         status: u16,
         /// When to ask again, if the server says so.
         after: Option<Duration>,
-        /// The server's words.
         message: String,
     },
     /// 410: the server has forgotten the state from which the request goes on.
-    Expired {
-        /// The request.
-        call: Call,
-        /// The server's words.
-        message: String,
-    },
+    Expired { call: Call, message: String },
     /// 401: it does not know us.
-    Unauthorized {
-        /// The request.
-        call: Call,
-        /// The server's words.
-        message: String,
-    },
+    Unauthorized { call: Call, message: String },
     /// 403: it knows us, and RBAC or an admission policy says no.
     Forbidden {
-        /// The request.
         call: Call,
         /// The server's words. They distinguish a missing RBAC rule from an admission policy.
         message: String,
     },
     /// There is no such object (any more).
-    NotFound {
-        /// The request.
-        call: Call,
-        /// The server's words.
-        message: String,
-    },
+    NotFound { call: Call, message: String },
     /// The API server does not serve the group or any version of it that we know.
-    NotServed {
-        /// The request.
-        call: Call,
-        /// What it serves.
-        message: String,
-    },
+    NotServed { call: Call, message: String },
     /// Somebody changed the object in between: read it and try again.
-    Conflict {
-        /// The request.
-        call: Call,
-        /// The server's words.
-        message: String,
-    },
+    Conflict { call: Call, message: String },
     /// There is an object of this name already.
-    Exists {
-        /// The request.
-        call: Call,
-        /// The server's words.
-        message: String,
-    },
+    Exists { call: Call, message: String },
     /// The object is not valid to the server: the same object will never be accepted.
     Invalid {
-        /// The request.
         call: Call,
         /// The first field at fault, if it is named.
         field: Option<String>,
-        /// The server's words.
         message: String,
     },
     /// An answer that we cannot read.
-    Unreadable {
-        /// The request.
-        call: Call,
-        /// Why not.
-        reason: String,
-    },
+    Unreadable { call: Call, reason: String },
 }
 
 impl std::error::Error for ApiError {}

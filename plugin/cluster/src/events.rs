@@ -25,7 +25,6 @@ const LONGEST_NAME: usize = 253;
 #[derive(Clone, Copy, Debug)]
 pub struct PodEvent<'a> {
     pub namespace: &'a str,
-    /// The pod's name.
     pub pod: &'a str,
     /// The pod's UID, without which `kubectl describe pod` does not show the event.
     pub uid: Option<&'a str>,
@@ -53,7 +52,6 @@ pub struct EventClient {
 }
 
 impl EventClient {
-    /// Over this client.
     pub fn new(client: Client, node: String) -> Self {
         EventClient { client, node }
     }

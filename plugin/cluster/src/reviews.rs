@@ -33,7 +33,6 @@ pub struct ReviewClient {
 }
 
 impl ReviewClient {
-    /// Over this client.
     pub fn new(client: Client) -> Self {
         ReviewClient { client }
     }

@@ -75,7 +75,6 @@ pub(super) fn start(
 enum Unserved {
     /// There is no way to the API server.
     NoServer,
-    /// Whatever else.
     Failed(anyhow::Error),
 }
 

@@ -52,7 +52,6 @@ pub enum FlushError {
     /// It could not be written. It is opened again the next time.
     #[error("history {path} cannot be written: {error}; it is tried again every minute")]
     Unwritten {
-        /// The file.
         path: PathBuf,
         /// What the system or redb said.
         error: String,

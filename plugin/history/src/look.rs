@@ -25,7 +25,6 @@ pub struct GpuLook {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TenantLook {
-    /// The allocation.
     pub id: String,
     /// Which Allocate of this id.
     pub generation: u64,

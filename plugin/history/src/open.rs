@@ -21,7 +21,6 @@ const CACHE_BYTES: usize = 256 << 10;
 /// How the file is kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// The file.
     pub path: PathBuf,
     /// Most bytes that it may have.
     pub bound: u64,
@@ -48,7 +47,6 @@ pub enum Found {
     Aside {
         /// Where the other is.
         kept_as: PathBuf,
-        /// Why.
         reason: String,
     },
 }
@@ -64,12 +62,7 @@ pub enum Trouble {
         "history {path}: {error}; nothing is recorded. Free space on the disk, make the directory of paths.ledger \
          writable, or set history.enabled = false"
     )]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        error: String,
-    },
+    Io { path: PathBuf, error: String },
 }
 
 /// Opens the file, or makes it. Blocking.

@@ -46,7 +46,6 @@ pub enum PodResourcesError {
     Unreachable {
         /// The socket.
         path: PathBuf,
-        /// Why.
         reason: String,
     },
     /// No answer in time.

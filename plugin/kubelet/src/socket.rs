@@ -38,14 +38,8 @@ pub enum SocketError {
          or resource name"
     )]
     TooLong(PathBuf),
-    /// The kernel refused.
     #[error("cannot listen on {path}: {source}")]
-    Listen {
-        /// Where.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Listen { path: PathBuf, source: io::Error },
 }
 
 /// What distinguishes one file from another that has taken its name. The inode number alone does not: tmpfs

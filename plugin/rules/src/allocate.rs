@@ -20,7 +20,6 @@ use tessera_model::sharing::Split;
 /// One GPU as allocation sees it.
 #[derive(Clone, Debug)]
 pub struct AdvertisedGpu {
-    /// The device.
     pub gpu: Gpu,
     /// The front end that sells it, by configuration.
     pub seller: FrontEnd,

@@ -16,7 +16,6 @@ use crate::refusal::Refusal;
 pub enum Ask {
     /// Replicas of a resource that kubelet assigned to one container.
     Replicas {
-        /// The extended resource.
         resource: String,
         /// Replica ids, in any order.
         ids: Vec<String>,
@@ -38,7 +37,6 @@ impl Ask {
 /// A tenant's limits, as a claim or a person states them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShareAsk {
-    /// The allocation's name.
     pub id: AllocationId,
     /// The front end, and what it calls the share.
     pub origin: Origin,

@@ -20,7 +20,6 @@ use tessera_model::record::Record;
 pub struct MultiResourceContainer {
     /// The pod, `namespace/name`.
     pub pod: String,
-    /// The container's name.
     pub container: String,
     /// Its resources of ours, sorted.
     pub resources: Vec<String>,

@@ -29,16 +29,10 @@ pub enum Refusal {
     },
     /// The GPU is unhealthy.
     #[error("GPU {uuid} is unhealthy ({reason}); the pod can run when another GPU has room")]
-    Dead {
-        /// The GPU.
-        uuid: String,
-        /// Why.
-        reason: String,
-    },
+    Dead { uuid: String, reason: String },
     /// Somebody keeps it from being given out.
     #[error("GPU {uuid} is {reason}; the pod can run when another GPU has room")]
     Cordoned {
-        /// The GPU.
         uuid: String,
         /// Originator and reason.
         reason: String,
@@ -48,43 +42,27 @@ pub enum Refusal {
         "GPU {uuid} has no room for this allocation beside the limits of those that live there: \
          kubelet had not yet heard of a change; the pod can run when it is scheduled again"
     )]
-    NoRoom {
-        /// The GPU.
-        uuid: String,
-    },
+    NoRoom { uuid: String },
     /// The capacity rule, for a container that starts with what others were given meanwhile.
     #[error(
         "the limits of others on GPU {uuid} have taken the room of this container since it was allocated: it starts \
          when one of them ends, or is lowered (`tessera status` lists them, `tessera quota set` changes one)"
     )]
-    RoomTaken {
-        /// The GPU.
-        uuid: String,
-    },
+    RoomTaken { uuid: String },
     /// Several GPUs for one container.
     #[error(
         "the {count} replicas of {resource} lie on {gpus} GPUs and share.split = \"reject\": no \
          single GPU had that many free; ask for fewer, or set share.split = \"spread\" (or split \
          in the resource's [[layout]]) if the program can use several GPUs"
     )]
-    Split {
-        resource: String,
-        /// Replicas asked for.
-        count: usize,
-        gpus: usize,
-    },
+    Split { resource: String, count: usize, gpus: usize },
     /// Several replicas of one GPU, where each must be another's.
     #[error(
         "the {count} replicas of {resource} lie on {gpus} of this node's GPUs and share.split = \"distinct\": there were \
          no {count} GPUs with one free; ask for fewer, or set share.split = \"spread\" (or split in the \
          resource's [[layout]]) if several shares of one GPU will do"
     )]
-    NotDistinct {
-        resource: String,
-        /// Replicas asked for.
-        count: usize,
-        gpus: usize,
-    },
+    NotDistinct { resource: String, count: usize, gpus: usize },
     /// More GPUs than a page has room for.
     #[error("{0} GPUs in one container; at most {max} are possible", max = layout::MAX_GPUS)]
     TooManyGpus(usize),
@@ -104,7 +82,6 @@ pub enum Refusal {
         format_compared(*.asked_bytes, *.context_bytes)[1]
     )]
     TooSmall {
-        /// The GPU.
         uuid: String,
         asked_bytes: u64,
         /// Bytes that a context takes.
@@ -116,7 +93,6 @@ pub enum Refusal {
         f64::from(*.cores_millis) / 10.0
     )]
     BadCores {
-        /// The GPU.
         uuid: String,
         /// Thousandths asked for.
         cores_millis: u32,
@@ -131,7 +107,6 @@ pub enum Refusal {
         format_bytes(*.asked_bytes)
     )]
     MemoryOversold {
-        /// The GPU.
         uuid: String,
         asked_bytes: u64,
         /// Bytes that live allocations hold.
@@ -149,7 +124,6 @@ pub enum Refusal {
         f64::from(*.asked_millis) / 10.0
     )]
     CoresOversold {
-        /// The GPU.
         uuid: String,
         /// Thousandths asked for.
         asked_millis: u32,
@@ -162,7 +136,6 @@ pub enum Refusal {
          run when it asks there"
     )]
     OtherFrontEnd {
-        /// The GPU.
         uuid: String,
         /// The front end that sells it.
         seller: &'static str,
@@ -173,7 +146,6 @@ pub enum Refusal {
          allocated; the pod can run when these have ended"
     )]
     Moving {
-        /// The GPU.
         uuid: String,
         /// The front end that sold it before.
         from: &'static str,

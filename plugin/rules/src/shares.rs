@@ -15,7 +15,6 @@ const WHOLE_MILLIS: u64 = 1000;
 /// Equal replicas of one GPU, sold under one name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// The extended resource.
     pub resource: String,
     /// How many there are.
     pub count: u32,

@@ -54,7 +54,6 @@ pub const INCIDENTS_KEPT: u64 = 4096;
 pub struct MeasuredContext {
     /// The driver's version, as NVML prints it.
     pub driver: String,
-    /// The GPU's product name.
     pub product: String,
     /// Bytes of device memory.
     pub bytes: u64,

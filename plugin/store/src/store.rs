@@ -117,12 +117,7 @@ pub enum OpenError {
     #[error(
         "ledger {path}: {error}; check that paths.ledger lies on a writable disk with free space"
     )]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        error: String,
-    },
+    Io { path: PathBuf, error: String },
 }
 
 /// Why a transaction was not written. Nothing of it was.

@@ -52,7 +52,6 @@ pub struct ChangeOptions {
     pub force: bool,
     /// Judged, not done.
     pub dry_run: bool,
-    /// Why.
     pub reason: Option<String>,
 }
 

@@ -10,7 +10,6 @@ use crate::Agent;
 /// How the DRA driver stands, for views.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DraStatus {
-    /// The driver's name.
     pub driver: String,
     /// Kubelet has registered it.
     pub registered: bool,

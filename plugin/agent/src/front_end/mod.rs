@@ -40,7 +40,6 @@ pub trait FrontDoor {
 /// Why a front end gets no allocation.
 #[derive(Debug, thiserror::Error)]
 pub enum AllocateError {
-    /// The request.
     #[error(transparent)]
     Refused(#[from] Refusal),
     #[error("request {request}: {refusal}")]
@@ -67,7 +66,6 @@ pub enum AllocateError {
     Shim {
         /// Where containers mount it from.
         path: PathBuf,
-        /// Why not.
         error: ShimError,
     },
 }

@@ -110,7 +110,6 @@ impl Reloader {
         &self.current
     }
 
-    /// How it stands.
     pub fn state(&self) -> ReloadState {
         lock(&self.state).clone()
     }

@@ -9,21 +9,15 @@ use serde_json::Value;
 /// Which claim: a name can be used again, a UID cannot.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClaimRef {
-    /// `metadata.namespace`.
     pub namespace: String,
-    /// `metadata.name`.
     pub name: String,
-    /// `metadata.uid`.
     pub uid: String,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Claim {
-    /// `metadata.uid`.
     pub uid: String,
-    /// `metadata.namespace`.
     pub namespace: String,
-    /// `metadata.name`.
     pub name: String,
     /// What its author asked for, of every driver: for views. Alternatives are entries of their own.
     pub asked: Vec<Asked>,

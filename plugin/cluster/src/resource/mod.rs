@@ -81,7 +81,6 @@ pub enum SliceEvent {
     /// A slice was made or changed. The writer knows its own change by the resource version of the answer.
     Changed {
         name: String,
-        /// `metadata.resourceVersion`.
         resource_version: String,
     },
     Removed {

@@ -34,7 +34,6 @@ pub enum ExecError {
     Broken {
         /// The pod, as `namespace/name`.
         pod: String,
-        /// Why.
         reason: String,
     },
 }

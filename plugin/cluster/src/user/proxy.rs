@@ -41,7 +41,6 @@ impl std::fmt::Debug for Viewer {
 /// A place behind the proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proxied {
-    /// The pod's namespace.
     pub namespace: String,
     pub pod: String,
     /// Its port, which speaks TLS.

@@ -57,7 +57,6 @@ pub enum Fault {
         .result.request, .result.device, .result.pool
     )]
     OtherPool {
-        /// What was allocated.
         result: Box<Named>,
         /// The node's pool.
         own: String,
@@ -67,20 +66,14 @@ pub enum Fault {
          the device plugin (dra.gpus)? Delete the pod, so that it is scheduled again",
         .result.request, .result.device
     )]
-    UnknownDevice {
-        /// What was allocated.
-        result: Box<Named>,
-    },
+    UnknownDevice { result: Box<Named> },
     /// The driver is there for what it has prepared.
     #[error(
         "request {}: device {}: DRA is turned off on this node (dra.enabled is false); claims that are prepared go \
          on until they end, and no other is prepared. Delete the pod, so that it is scheduled again",
         .result.request, .result.device
     )]
-    TurnedOff {
-        /// What was allocated.
-        result: Box<Named>,
-    },
+    TurnedOff { result: Box<Named> },
     /// The whole GPU was handed out.
     #[error(
         "request {}: device {} was allocated whole: consumedCapacity.{name} is missing, because the cluster \
@@ -88,18 +81,11 @@ pub enum Fault {
          is scheduled again",
         .result.request, .result.device
     )]
-    NotDivided {
-        /// What was allocated.
-        result: Box<Named>,
-        /// The capacity.
-        name: &'static str,
-    },
+    NotDivided { result: Box<Named>, name: &'static str },
     /// A capacity that makes no sense.
     #[error("request {}: device {}: consumedCapacity.{name} is \"{value}\": {why}", .result.request, .result.device)]
     Capacity {
-        /// What was allocated.
         result: Box<Named>,
-        /// The capacity.
         name: &'static str,
         /// As it was written.
         value: String,

@@ -118,7 +118,6 @@ impl Controller {
         }
     }
 
-    /// How it stands.
     pub fn status(&self) -> &Status {
         &self.status
     }

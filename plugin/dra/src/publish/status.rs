@@ -15,7 +15,6 @@ pub enum State {
 }
 
 impl State {
-    /// In lower case.
     pub fn as_str(self) -> &'static str {
         match self {
             State::Starting => "starting",

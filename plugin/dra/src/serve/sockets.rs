@@ -25,12 +25,7 @@ pub enum SocketError {
     NoRegistry(PathBuf),
     /// The driver's directory cannot be made.
     #[error("cannot make the DRA driver's directory {path}: {source}")]
-    NoDirectory {
-        /// Where.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    NoDirectory { path: PathBuf, source: io::Error },
     /// The path would not fit into a socket address.
     #[error("the socket path {0} is longer than {MAX_PATH} bytes: use a shorter directory")]
     TooLong(PathBuf),
@@ -39,14 +34,8 @@ pub enum SocketError {
          (POD_UID), so that they can run side by side"
     )]
     Taken(PathBuf),
-    /// The kernel refused.
     #[error("cannot listen on {path}: {source}")]
-    Listen {
-        /// Where.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Listen { path: PathBuf, source: io::Error },
 }
 
 /// Where an instance of the driver listens.

@@ -33,21 +33,18 @@ use tessera_config::{self as config, XidAction};
 pub enum Observation {
     /// An XID event on a GPU.
     Xid {
-        /// The GPU.
         uuid: String,
         /// NVIDIA's number.
         xid: u64,
     },
     /// A GPU answered, or did not.
     Probe {
-        /// The GPU.
         uuid: String,
         /// The driver's word.
         answer: Result<(), Silence>,
     },
     /// NVML's facts about a GPU's memory and about what it would take to repair it.
     Condition {
-        /// The GPU.
         uuid: String,
         /// What is known.
         condition: Condition,
@@ -59,7 +56,6 @@ pub enum Observation {
 /// Why a GPU did not answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Silence {
-    /// The driver's word.
     pub why: String,
     /// The driver has no such GPU, or is itself not loaded. A GPU that answers after this has been
     /// initialised again.
@@ -113,7 +109,6 @@ impl fmt::Display for Recovery {
 /// A GPU went from one state to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transition {
-    /// The GPU.
     pub uuid: String,
     /// From this …
     pub from: State,

@@ -38,9 +38,7 @@ struct Data {
 pub struct Entry {
     /// The pod's UID; of a static pod the hash of its manifest.
     pub pod_uid: String,
-    /// The container's name.
     pub container: String,
-    /// The extended resource.
     pub resource: String,
     /// Device ids, sorted.
     pub device_ids: Vec<String>,

@@ -34,11 +34,7 @@ pub enum DirectoryLockError {
     },
     /// The directory cannot be made or locked.
     #[error("paths.pages {path}: {error}")]
-    Io {
-        path: PathBuf,
-        /// What the system said.
-        error: io::Error,
-    },
+    Io { path: PathBuf, error: io::Error },
 }
 
 /// A pages directory that is this plugin's, until it is dropped.

@@ -67,20 +67,10 @@ pub enum RegionError {
     Page(#[from] PageError),
     /// A page cannot be changed for now: its tenant does not let go of it, or there is no thread to do it in.
     #[error("{path}: {error}")]
-    HeldUp {
-        /// The directory.
-        path: PathBuf,
-        /// Why.
-        error: HeldUp,
-    },
+    HeldUp { path: PathBuf, error: HeldUp },
     /// The session socket.
     #[error("{path}: session socket: {error}")]
-    Socket {
-        /// The directory.
-        path: PathBuf,
-        /// What the system said.
-        error: io::Error,
-    },
+    Socket { path: PathBuf, error: io::Error },
 }
 
 impl RegionError {

@@ -44,23 +44,13 @@ impl Found {
 pub enum TmpfsError {
     /// The directory cannot be made.
     #[error("paths.pages {path}: {error}")]
-    Directory {
-        /// The directory.
-        path: String,
-        /// What the system said.
-        error: std::io::Error,
-    },
+    Directory { path: String, error: std::io::Error },
     /// `pages.tmpfs = "require"` and it can't be.
     #[error(
         "paths.pages {path} is not a tmpfs of its own and none can be mounted there ({error}); run \
          `tessera prepare-host` as root on the host, or set pages.tmpfs = \"prefer\""
     )]
-    Required {
-        /// The directory.
-        path: String,
-        /// What the system said.
-        error: String,
-    },
+    Required { path: String, error: String },
 }
 
 /// Makes `dir` a tmpfs of its own of `bytes`, as far as `policy` asks and the kernel allows.

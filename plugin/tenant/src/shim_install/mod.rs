@@ -49,17 +49,11 @@ pub enum ShimError {
          or choose another directory"
     )]
     ReadOnly(PathBuf),
-    /// No room.
     #[error("no room for the shim at {0}: free some space on its disk; nothing was changed")]
     Full(PathBuf),
     /// The disk refuses.
     #[error("cannot install the shim at {path}: {error}")]
-    Io {
-        /// Where.
-        path: PathBuf,
-        /// What the system said.
-        error: io::Error,
-    },
+    Io { path: PathBuf, error: io::Error },
 }
 
 impl ShimError {

@@ -29,7 +29,6 @@ pub enum FileError {
          container runtime reads (cdi_spec_dirs in containerd's configuration)"
     )]
     ReadOnly(PathBuf),
-    /// No room.
     #[error("no room for a CDI spec in cdi.directory {0}: free some space there")]
     Full(PathBuf),
     /// The directory has no name any more.
@@ -41,14 +40,8 @@ pub enum FileError {
     /// A directory with something in it has the file's name.
     #[error("{0} is a directory, and Tessera's CDI spec belongs there; remove it")]
     Occupied(PathBuf),
-    /// Whatever else.
     #[error("cannot write the CDI spec {path}: {error}")]
-    Io {
-        /// Where.
-        path: PathBuf,
-        /// What the system said.
-        error: io::Error,
-    },
+    Io { path: PathBuf, error: io::Error },
 }
 
 /// What [`Specs::put`] came to.
