@@ -336,7 +336,7 @@ pub async fn stand_by(config: &Config, discovery: &Arc<dyn Discovery>) {
     );
     view.stand_by();
     let view = Arc::new(view);
-    let _probes = metrics::Server::start(config.metrics.listen.clone(), Arc::clone(&view));
+    let _probes = metrics::serve(config.metrics.listen.clone(), Arc::clone(&view));
     // For the startup probe, without which no other probe counts. Where the other plugin has the same path, it
     // answers there.
     let socket = api::bind(&config.paths.admin).inspect_err(|error| debug!("{error}")).ok();

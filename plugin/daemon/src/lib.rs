@@ -110,7 +110,7 @@ pub struct App {
     view: Arc<StatusView>,
     main: JoinHandle<anyhow::Result<()>>,
     stop: watch::Sender<bool>,
-    _metrics: Option<metrics::Server>,
+    _metrics: Option<tessera_web::Server>,
     // Dropped late: `status` answers until the end.
     api: api::Api,
     _pages_lock: Arc<DirectoryLock>,
@@ -161,7 +161,7 @@ pub fn start_with(
     let socket = api::bind(&config.paths.admin)?;
     // Before anything in the directory, or of the file system there, is touched.
     let pages_lock = Arc::new(DirectoryLock::take(&config.paths.pages, &about(&config))?);
-    let metrics = metrics::Server::start(config.metrics.listen.clone(), Arc::clone(&view));
+    let metrics = metrics::serve(config.metrics.listen.clone(), Arc::clone(&view));
     let cluster = timing.events.server.clone().or_else(tessera_cluster::Server::of_pod);
     let api = api::start(&config, socket, cluster, &view, &board);
     let pages = tmpfs::ensure(&config.paths.pages, config.pages.tmpfs, config.pages.size_bytes)?;

@@ -19,14 +19,13 @@ use super::service::{Events, Service};
 use super::socket::{Names, Socket, SocketError, remove_stale};
 use super::watch::{Snapshot, Watcher};
 use super::{DevicePlugin, Options};
-use tessera_rpc::incoming::{Incoming, Limits};
-use tessera_system::descriptors::ListenerKind;
+use tessera_rpc::incoming::{SILENCE, incoming};
+use tessera_system::connections::Limits;
 
 /// Streams that one connection may have open; kubelet uses a handful.
 const MAX_STREAMS: u32 = 64;
 /// Its device stream is one answer, for days.
-const LIMITS: Limits =
-    Limits { listener: ListenerKind::Kubelet, silence: Limits::SILENCE, answer: None };
+const LIMITS: Limits = Limits { silence: SILENCE, answer: None, idle: None };
 /// Longest pause between two looks whether kubelet offers the resource.
 const VERIFY_PAUSE: Duration = Duration::from_secs(2);
 
@@ -181,7 +180,7 @@ impl<P: DevicePlugin> Driver<P> {
         let mut signal = stopped;
         let serving = tonic::transport::Server::builder()
             .max_concurrent_streams(MAX_STREAMS)
-            .serve_with_incoming_shutdown(service, Incoming::new(listener, LIMITS), async move {
+            .serve_with_incoming_shutdown(service, incoming(listener, LIMITS), async move {
                 let _ = signal.wait_for(|stop| *stop).await;
             });
         self.server = Some(Server { socket, stop, task: tokio::spawn(serving) });

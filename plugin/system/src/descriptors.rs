@@ -41,7 +41,7 @@ impl ListenerKind {
         let (part, least, most) = match self {
             // Each of its allocations has a share: `session::tenant`.
             ListenerKind::Pages => (1, 8, u64::MAX),
-            ListenerKind::Metrics => (4, 16, 2048),
+            ListenerKind::Metrics => (4, 16, 256),
             ListenerKind::Api => (8, 8, 256),
             ListenerKind::Admin | ListenerKind::Kubelet => (16, 8, 64),
         };

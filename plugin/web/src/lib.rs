@@ -5,7 +5,7 @@
 //!
 //! **May use**: the view, the cluster. **Must not**: know the agent or kubelet.
 //!
-//! - [`server`]: listeners, their thread; `connections`: how many there may be, and which one makes room
+//! - [`server`]: listeners and their thread, for metrics and probes too
 //! - `routes`: which path is which question; `answers`: what it answers; `stream`: events; `page`: files
 //! - [`authorise`], `caller`: which tenants a caller may see
 //! - [`counts`]: what was asked and answered, for metrics
@@ -16,7 +16,6 @@ mod answers;
 pub mod authorise;
 mod caller;
 pub mod client;
-mod connections;
 pub mod counts;
 mod encoded;
 pub mod fixtures;

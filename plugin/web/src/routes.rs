@@ -10,11 +10,11 @@ use axum::http::header::{ALLOW, CACHE_CONTROL};
 use axum::http::{HeaderValue, Method, Response, StatusCode};
 use axum::middleware::Next;
 use axum::routing::any;
+use tessera_system::connections::Connection;
 
 use crate::answers;
 use crate::authorise::Authorisation;
 use crate::caller::{Caller, Origin};
-use crate::connections::Connection;
 use crate::encoded::Encodings;
 use crate::fleet_cache::FleetCache;
 use crate::page;
@@ -127,7 +127,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
 
 /// Lets root through, and nobody else.
 pub(crate) async fn only_root(request: Request, next: Next) -> Response<Body> {
-    match request.extensions().get::<Connection>().map(Connection::origin) {
+    match request.extensions().get::<Origin>() {
         Some(Origin::Root) => next.run(request).await,
         _ => Caller::stranger().response(),
     }
@@ -166,8 +166,10 @@ async fn ask(app: Arc<App>, route: Route, request: Request) -> Response<Body> {
         return read_only();
     }
     let (head, _) = request.into_parts();
-    // The server puts it there.
-    let Some(connection) = head.extensions.get::<Connection>().cloned() else {
+    // The server puts them there.
+    let connection = head.extensions.get::<Connection>().cloned();
+    let Some((connection, origin)) = connection.zip(head.extensions.get::<Origin>().copied())
+    else {
         return Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "no connection").response();
     };
     let asked = Parameters::of(&head.uri);
@@ -176,12 +178,12 @@ async fn ask(app: Arc<App>, route: Route, request: Request) -> Response<Body> {
     let limit = ANSWER + Duration::from_secs(tracing.into());
     let answer = async {
         // No secret, and of use to those that have no token yet.
-        if route == Route::Schema && connection.origin() != Origin::Stranger {
+        if route == Route::Schema && origin != Origin::Stranger {
             let mut schema = answers::with_type("application/schema+json", SCHEMA);
             schema.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
             return Ok(schema);
         }
-        let caller = Caller::of(connection.origin(), &head.headers, &app.authorisation).await?;
+        let caller = Caller::of(origin, &head.headers, &app.authorisation).await?;
         let asked = asked?;
         if route == Route::Stream && head.method == Method::GET {
             return stream::begin(

@@ -1,5 +1,6 @@
 //! The listeners, TCP and root's socket, on a thread of their own: whatever connects, what else the process does goes
-//! on beside it.
+//! on beside it. Metrics and probes have a second such thread ([`Server::metrics`]), which nothing that the API is
+//! asked can hold up.
 
 use std::fmt;
 use std::io;
@@ -13,17 +14,18 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes, HttpBody};
-use axum::http::{Method, StatusCode};
+use axum::http::{Extensions, Method, StatusCode};
 use axum::middleware::from_fn;
 use http_body_util::{BodyExt, Limited};
 use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use tessera_system::connections::{Busy, Connections, Limits, Permit, client_at};
 use tessera_system::descriptors::ListenerKind;
 use tessera_system::files::SocketFile;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, TcpSocket, UnixListener, UnixStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream};
 use tokio::runtime::Builder;
 use tokio::sync::{oneshot, watch};
 use tokio::time::timeout;
@@ -33,7 +35,6 @@ use tracing::{debug, info, warn};
 
 use crate::authorise::Authorisation;
 use crate::caller::{Origin, Peer};
-use crate::connections::{Busy, Connections, Permit};
 use crate::counts::Counts;
 use crate::encoded::Encodings;
 use crate::fleet_cache::FleetCache;
@@ -50,13 +51,17 @@ const HEAD_BYTES: usize = 64 << 10;
 const HEAD_FIELDS: usize = 100;
 /// A request's body at root's socket: a configuration, quoted.
 const BODY: usize = 4 << 20;
-/// Connections that the kernel keeps while this thread has no turn (listen(2)).
-const BACKLOG: u32 = 256;
+const LIMITS: Limits = Limits {
+    silence: Some(Duration::from_secs(60)),
+    answer: Some(Duration::from_secs(30)),
+    idle: Some(Duration::from_secs(60)),
+};
+/// Connections that the kernel keeps while this thread has no turn (listen(2)): half a second of a flood. More
+/// would only wait longer.
+const BACKLOG: u32 = 1024;
 /// How often an address that cannot be had is tried, and a removed socket looked for.
 const AGAIN: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_secs(1);
-/// How long nobody is accepted while there is no room.
-const PAUSE: Duration = Duration::from_millis(50);
 
 /// What is listened at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,13 +163,35 @@ impl Server {
     /// # Errors
     /// No thread.
     pub fn start(options: Options) -> io::Result<Self> {
+        Self::on_thread("api", move |known| serve(options, known))
+    }
+
+    /// Serves a router of metrics and probes at the first of these addresses that can be had. Each request has its
+    /// [`Connection`](tessera_system::connections::Connection) among its extensions; what an answer has among its own
+    /// is dropped when the answer has been read.
+    ///
+    /// # Errors
+    /// No thread.
+    pub fn metrics(listen: Vec<SocketAddr>, router: Router, report: Report) -> io::Result<Self> {
+        Self::on_thread("metrics", move |known| async move {
+            let kind = ListenerKind::Metrics;
+            let network = Network { listen, tls: Tls::Plain, kind, known, report, counts: None };
+            network.serve(router).await;
+        })
+    }
+
+    fn on_thread<F: Future<Output = ()> + Send + 'static>(
+        name: &str,
+        serve: impl FnOnce(watch::Sender<Option<SocketAddr>>) -> F,
+    ) -> io::Result<Self> {
         let (stop, stopped) = oneshot::channel();
         let (known, address) = watch::channel(None);
         let runtime = Builder::new_current_thread().enable_all().build()?;
-        let thread = std::thread::Builder::new().name("api".into()).stack_size(1 << 20);
+        let thread = std::thread::Builder::new().name(name.into()).stack_size(1 << 20);
+        let serving = serve(known);
         let thread = thread.spawn(move || {
             // A task among those of the connections: the future of `block_on` itself would have more turns.
-            runtime.spawn(serve(options, known));
+            runtime.spawn(serving);
             let _ = runtime.block_on(stopped);
             // Nobody waits for a file or an API server that does not answer.
             runtime.shutdown_background();
@@ -178,9 +205,9 @@ impl Server {
     }
 
     /// As [`Server::address`]; waits for it.
-    pub async fn bound(&self) -> Option<SocketAddr> {
+    pub fn bound(&self) -> impl Future<Output = Option<SocketAddr>> + Send + use<> {
         let mut address = self.address.clone();
-        address.wait_for(Option::is_some).await.ok().and_then(|address| *address)
+        async move { address.wait_for(Option::is_some).await.ok().and_then(|address| *address) }
     }
 }
 
@@ -212,7 +239,9 @@ async fn serve(options: Options, known: watch::Sender<Option<SocketAddr>>) {
     }
     if !listen.is_empty() {
         counts.expect_listener();
-        serve_network(&listen, &tls, router, &known, &report, &counts).await;
+        let kind = ListenerKind::Api;
+        let network = Network { listen, tls, kind, known, report, counts: Some(counts) };
+        network.serve(router).await;
     }
     std::future::pending::<()>().await;
 }
@@ -225,87 +254,100 @@ fn listen_at(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-fn bind(listen: &[SocketAddr]) -> Result<TcpListener, String> {
-    let mut failed = "no address".to_owned();
-    for address in listen {
-        match listen_at(*address) {
-            Ok(listener) => return Ok(listener),
-            // The last one is the plain one.
-            Err(error) => failed = format!("{address}: {error}; see api.listen"),
-        }
-    }
-    Err(failed)
+/// What is served over TCP.
+struct Network {
+    listen: Vec<SocketAddr>,
+    tls: Tls,
+    kind: ListenerKind,
+    known: watch::Sender<Option<SocketAddr>>,
+    report: Report,
+    counts: Option<Arc<Counts>>,
 }
 
-async fn serve_network(
-    listen: &[SocketAddr],
-    tls: &Tls,
-    router: Router,
-    known: &watch::Sender<Option<SocketAddr>>,
-    report: &Report,
-    counts: &Arc<Counts>,
-) {
-    let (listener, acceptor) = loop {
-        match bind(listen).and_then(|listener| Ok((listener, tls::config(tls)?))) {
-            Ok((listener, config)) => break (listener, config.map(TlsAcceptor::from)),
-            Err(error) => {
-                let text = format!("the JSON API and the page are not served: {error}");
-                report(Listener::Network, Some(text));
-                tokio::time::sleep(AGAIN).await;
+impl Network {
+    /// In messages, with the key that says where.
+    fn name(&self) -> (&'static str, &'static str) {
+        match self.kind {
+            ListenerKind::Metrics => ("metrics and probes", "metrics.listen"),
+            _ => ("the JSON API and the page", "api.listen"),
+        }
+    }
+
+    fn bind(&self) -> Result<TcpListener, String> {
+        let mut failed = "no address".to_owned();
+        for address in &self.listen {
+            match listen_at(*address) {
+                Ok(listener) => return Ok(listener),
+                // The last one is the plain one.
+                Err(error) => failed = format!("{address}: {error}; see {}", self.name().1),
             }
         }
-    };
-    report(Listener::Network, None);
-    counts.listens();
-    if let Ok(address) = listener.local_addr() {
-        known.send_replace(Some(address));
-        info!(%address, tls = acceptor.is_some(), "serving the JSON API and the page");
+        Err(failed)
     }
-    let connections = Connections::new(ListenerKind::Api.max_connections());
-    loop {
-        let (stream, address) = match listener.accept().await {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                debug!(%error, "accept");
-                tokio::time::sleep(PAUSE).await;
-                continue;
+
+    async fn serve(self, router: Router) {
+        let name = self.name().0;
+        let (listener, acceptor) = loop {
+            match self.bind().and_then(|listener| Ok((listener, tls::config(&self.tls)?))) {
+                Ok((listener, config)) => break (listener, config.map(TlsAcceptor::from)),
+                Err(error) => {
+                    let text = format!("{name} are not served: {error}");
+                    (self.report)(Listener::Network, Some(text));
+                    tokio::time::sleep(AGAIN).await;
+                }
             }
         };
-        let crowded = ListenerKind::Api.is_reserved(&stream);
-        let client = Some(address.ip().to_canonical());
-        let Some(permit) = connections.admit(client, Origin::Network, crowded) else {
-            // Everybody inside is being answered: it may come again.
-            drop(stream);
-            tokio::time::sleep(PAUSE).await;
-            continue;
-        };
-        connections.room().await;
-        let _ = stream.set_nodelay(true);
-        let (router, acceptor) = (router.clone(), acceptor.clone());
-        let counts = Some(Arc::clone(counts));
-        tokio::spawn(async move {
-            match acceptor {
-                None => converse(stream, permit, router, None, counts).await,
-                Some(acceptor) => tokio::select! {
-                    shaken = timeout(HEAD, acceptor.accept(stream)) => match shaken {
-                        Ok(Ok(stream)) => {
-                            converse(stream, Arc::clone(&permit), router, None, counts).await;
-                        }
-                        Ok(Err(error)) => debug!(%error, "a handshake"),
-                        Err(_) => debug!("a handshake takes too long"),
+        (self.report)(Listener::Network, None);
+        if let Some(counts) = &self.counts {
+            counts.listens();
+        }
+        if let Ok(address) = listener.local_addr() {
+            self.known.send_replace(Some(address));
+            info!(%address, tls = acceptor.is_some(), "serving {name}");
+        }
+        let connections = Connections::new(self.kind, LIMITS);
+        let next = || async { Ok(listener.accept().await?.0) };
+        let client =
+            |stream: &TcpStream| stream.peer_addr().map_or(0, |address| client_at(address.ip()));
+        loop {
+            let (stream, permit) = connections.accept(next, client).await;
+            let _ = stream.set_nodelay(true);
+            let caller = (Origin::Network, None);
+            let (router, acceptor, counts) =
+                (router.clone(), acceptor.clone(), self.counts.clone());
+            tokio::spawn(async move {
+                match acceptor {
+                    None => converse(stream, permit, router, caller, counts, reset).await,
+                    Some(acceptor) => tokio::select! {
+                        shaken = timeout(HEAD, acceptor.accept(stream)) => match shaken {
+                            Ok(Ok(stream)) => {
+                                let permit = Arc::clone(&permit);
+                                converse(stream, permit, router, caller, counts, |stream| {
+                                    reset(stream.get_ref().0);
+                                }).await;
+                            }
+                            Ok(Err(error)) => debug!(%error, "a handshake"),
+                            Err(_) => debug!("a handshake takes too long"),
+                        },
+                        () = permit.over() => {}
                     },
-                    () = permit.over() => {}
-                },
-            }
-        });
+                }
+            });
+        }
     }
+}
+
+/// Closes without the farewell that the kernel would remember for a minute (`SO_LINGER`, socket(7)): of a flood it would
+/// remember each.
+fn reset(stream: &TcpStream) {
+    let _ = stream.set_zero_linger();
 }
 
 /// A removed socket is made again: no client could reach the old one, and the readiness probe would fail until the next
 /// start.
 async fn serve_root(socket: RootSocket, router: Router, report: Report) {
     let RootSocket { path, mut bound } = socket;
-    let connections = Connections::new(ListenerKind::Admin.max_connections());
+    let connections = Connections::new(ListenerKind::Admin, LIMITS);
     let mut warned = false;
     loop {
         let bound = bound.take().map_or_else(|| SocketFile::listen(&path), Ok);
@@ -333,24 +375,23 @@ async fn serve_root(socket: RootSocket, router: Router, report: Report) {
             warned = false;
             report(Listener::Socket, None);
         }
-        let mut looks = tokio::time::interval(LOOK);
-        while !file.is_gone() {
-            tokio::select! {
-                _ = looks.tick() => {}
-                accepted = listener.accept() => match accepted {
-                    Ok((stream, _)) => {
-                        let (origin, peer) = origin_of(&stream);
-                        let crowded = ListenerKind::Admin.is_reserved(&stream);
-                        let Some(permit) = connections.admit(None, origin, crowded) else { continue };
-                        connections.room().await;
-                        tokio::spawn(converse(stream, permit, router.clone(), Some(peer), None));
-                    }
-                    Err(error) => {
-                        debug!(%error, "accept");
-                        tokio::time::sleep(PAUSE).await;
-                    }
-                },
+        let gone = async {
+            while !file.is_gone() {
+                tokio::time::sleep(LOOK).await;
             }
+        };
+        let next = || async { Ok(listener.accept().await?.0) };
+        let serving = async {
+            loop {
+                let (stream, permit) = connections.accept(next, |_| 0).await;
+                let (origin, peer) = origin_of(&stream);
+                let router = router.clone();
+                tokio::spawn(converse(stream, permit, router, (origin, Some(peer)), None, |_| {}));
+            }
+        };
+        tokio::select! {
+            () = gone => {}
+            () = serving => {}
         }
         warn!(path = %path.display(), "the admin socket was removed; making a new one");
     }
@@ -385,12 +426,14 @@ async fn whole(request: hyper::Request<Incoming>) -> Result<hyper::Request<Body>
     }
 }
 
+/// Serves the requests of one connection; `reset` is for one that is closed before its end.
 async fn converse<S>(
     stream: S,
     permit: Arc<Permit>,
     router: Router,
-    peer: Option<Peer>,
+    (origin, peer): (Origin, Option<Peer>),
     counts: Option<Arc<Counts>>,
+    reset: impl FnOnce(&S),
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -405,9 +448,11 @@ async fn converse<S>(
             let busy = permit.begin();
             let mut response = match request {
                 Ok(mut request) => {
-                    request.extensions_mut().insert(permit.connection().clone());
+                    let extensions = request.extensions_mut();
+                    extensions.insert(permit.connection().clone());
+                    extensions.insert(origin);
                     if let Some(peer) = peer {
-                        request.extensions_mut().insert(peer);
+                        extensions.insert(peer);
                     }
                     router.oneshot(request).await?
                 }
@@ -417,7 +462,8 @@ async fn converse<S>(
                 counts.answered(response.status().as_u16());
             }
             headers::add(&mut response);
-            Ok::<_, std::convert::Infallible>(response.map(|body| Answer { body, _busy: busy }))
+            let held = (busy, std::mem::take(response.extensions_mut()));
+            Ok::<_, std::convert::Infallible>(response.map(|body| Answer { body, _held: held }))
         }
     });
     let mut server = http1::Builder::new();
@@ -426,19 +472,22 @@ async fn converse<S>(
         .header_read_timeout(HEAD)
         .max_buf_size(HEAD_BYTES)
         .max_headers(HEAD_FIELDS);
-    let connection = server.serve_connection(TokioIo::new(stream), service);
+    let mut connection = server.serve_connection(TokioIo::new(stream), service);
     tokio::select! {
-        ended = connection => if let Err(error) = ended {
+        ended = &mut connection => if let Err(error) = ended {
             debug!(%error, "a client of the API");
         },
-        () = permit.over() => debug!("a client of the API has had its time"),
+        () = permit.over() => {
+            debug!("a client of the API has had its time");
+            reset(connection.into_parts().io.inner());
+        }
     }
 }
 
-/// A body, and that its request is under way.
+/// A body, that its request is under way, and what is held until it is read: the response's extensions.
 struct Answer {
     body: Body,
-    _busy: Busy,
+    _held: (Busy, Extensions),
 }
 
 impl HttpBody for Answer {

@@ -11,12 +11,12 @@ use axum::body::{Body, Bytes};
 use axum::http::header::CACHE_CONTROL;
 use axum::http::{HeaderMap, HeaderValue, Response, StatusCode};
 use futures_util::{StreamExt, stream};
+use tessera_system::connections::Connection;
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use crate::answers::{broken, only, view, with_type};
-use crate::caller::Caller;
-use crate::connections::Connection;
+use crate::caller::{Caller, Origin};
 use crate::encoded::{Digest, Encoded};
 use crate::problem::Refusal;
 use crate::query::Parameters;
@@ -120,8 +120,9 @@ async fn follow(
             _ = ticks.tick() => {}
             () = events.closed() => return,
         }
+        // Of root's socket nobody is a user.
         if let Caller::User(..) = caller {
-            match Caller::of(connection.origin(), headers, &app.authorisation).await {
+            match Caller::of(Origin::Network, headers, &app.authorisation).await {
                 Ok(same) => caller = same,
                 Err(refusal) => return fail(events, connection, &refusal).await,
             }

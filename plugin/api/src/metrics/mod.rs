@@ -6,20 +6,51 @@
 //! - `running_totals`: counters that never decrease, computed from figures that may
 //! - `text`: the two text formats, and which of them a client accepts
 //! - `text_cache`: the text, built at most once a second and never on the thread that serves kubelet
-//! - `server`: the listener and its thread, bounded against slow clients and floods
-//! - `connection_limits`: how many connections there may be, and which one is closed for a new one
 //! - `liveness`: whether the thread that serves kubelet makes progress
-//! - `answers`: the response to each request
+//! - `answers`: the response to each request, and who may have how many long ones
 
 mod answers;
-mod connection_limits;
 pub mod families;
 mod liveness;
 mod process;
 mod running_totals;
-mod server;
 mod snapshot;
 mod text;
 mod text_cache;
 
-pub use server::Server;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tokio::runtime::Handle;
+use tracing::warn;
+
+use crate::admin::StatusView;
+
+/// Serves metrics and probes at the first of these addresses that can be had, now or later, until dropped; that none
+/// can is no reason not to serve kubelet. Call it within a runtime: whether that one's threads turn is what
+/// `/healthz` tells.
+pub fn serve(listen: Vec<SocketAddr>, view: Arc<StatusView>) -> Option<tessera_web::Server> {
+    if listen.is_empty() {
+        return None;
+    }
+    let known = Arc::clone(&view);
+    let report = Arc::new(move |_, problem: Option<String>| {
+        if known.board().set_condition("metrics", problem.clone())
+            && let Some(problem) = problem
+        {
+            warn!("{problem}");
+        }
+    });
+    let router = answers::router(Arc::clone(&view), Handle::current());
+    let server = tessera_web::Server::metrics(listen, router, report);
+    let server = server
+        .inspect_err(|error| warn!(%error, "metrics and probes are not served: no thread"))
+        .ok()?;
+    let bound = server.bound();
+    tokio::spawn(async move {
+        if let Some(address) = bound.await {
+            view.set_metrics_address(address);
+        }
+    });
+    Some(server)
+}

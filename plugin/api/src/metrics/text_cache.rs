@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use hyper::body::Bytes;
+use axum::body::Bytes;
 use tokio::runtime::Handle;
 use tokio::sync::Mutex;
 

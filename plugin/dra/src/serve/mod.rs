@@ -19,8 +19,8 @@ use tessera_kubelet_api::dra::v1::dra_plugin_client::DraPluginClient;
 use tessera_kubelet_api::pluginregistration::InfoRequest;
 use tessera_kubelet_api::pluginregistration::registration_client::RegistrationClient;
 use tessera_kubelet_api::pluginregistration::registration_server::RegistrationServer;
-use tessera_rpc::incoming::{Incoming, Limits};
-use tessera_system::descriptors::ListenerKind;
+use tessera_rpc::incoming::{SILENCE, incoming};
+use tessera_system::connections::Limits;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tonic::transport::{Channel, Endpoint};
@@ -37,13 +37,10 @@ use sockets::{Paths, Socket};
 const MAX_STREAMS: u32 = 64;
 /// Kubelet connects as soon as the driver is registered, and asks when there is a pod; the health stream is one
 /// answer, for days.
-const LIMITS: Limits = Limits { listener: ListenerKind::Kubelet, silence: None, answer: None };
+const LIMITS: Limits = Limits { silence: None, answer: None, idle: None };
 /// Kubelet connects to the registrar for each of its two calls.
-const REGISTRAR_LIMITS: Limits = Limits {
-    listener: ListenerKind::Kubelet,
-    silence: Limits::SILENCE,
-    answer: Some(Duration::from_secs(30)),
-};
+const REGISTRAR_LIMITS: Limits =
+    Limits { silence: SILENCE, answer: Some(Duration::from_secs(30)), idle: None };
 
 /// Longest call of a probe; kubelet gives GetInfo a second.
 const LIMIT: Duration = Duration::from_secs(1);
@@ -210,7 +207,7 @@ impl Driver {
                 .max_concurrent_streams(MAX_STREAMS)
                 .serve_with_incoming_shutdown(
                     Routes::new(self.preparer.clone(), health),
-                    Incoming::new(listener, LIMITS),
+                    incoming(listener, LIMITS),
                     ended(stopped),
                 ),
         );
@@ -225,7 +222,7 @@ impl Driver {
                 .max_concurrent_streams(MAX_STREAMS)
                 .serve_with_incoming_shutdown(
                     RegistrationServer::new(service),
-                    Incoming::new(listener, REGISTRAR_LIMITS),
+                    incoming(listener, REGISTRAR_LIMITS),
                     ended(stopped),
                 ),
         );
