@@ -39,7 +39,7 @@ fn accepts(schema: &Value, value: &Value) -> bool {
     };
     let known = schema["properties"].as_object();
     schema.as_object().expect("a schema").iter().all(|(keyword, argument)| match keyword.as_str() {
-        "description" | "title" | "$schema" => true,
+        "description" | "title" | "default" | "$schema" => true,
         "type" => argument.as_array().map_or_else(|| is(argument), |kinds| kinds.iter().any(is)),
         "enum" => argument.as_array().expect("values").contains(value),
         "pattern" => value.as_str().is_none_or(|text| matches(argument, text)),

@@ -8,8 +8,6 @@
 
 #[cfg(test)]
 mod agreement;
-mod amount;
-mod current;
 pub mod file;
 mod form;
 pub mod keys;
@@ -19,8 +17,6 @@ mod name;
 mod parse;
 mod pattern;
 mod problem;
-mod report;
-mod steps;
 mod table;
 mod tables;
 mod trace;
@@ -29,15 +25,16 @@ pub mod xids;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use tessera_system::files;
+use tokio::sync::watch;
 
-use report::{Checks, line_of};
+use parse::{Checks, line_of};
 use table::table;
 
-pub use amount::Amount;
-pub use current::Current;
 pub use file::{CannotAsk, ConfigFile, Forbidden, Judged, LoadedConfig};
+pub use form::Amount;
 pub use listen::parse as addresses;
 pub use problem::{ConfigError, MOST_PROBLEMS, Problem, first, together};
 pub use tables::{
@@ -47,6 +44,10 @@ pub use tables::{
 };
 pub use tessera_model::sharing::{Compute, Placement, Split};
 pub use trace::state_dir;
+pub use words::{
+    ApiAuthorisation, DeviceListStrategy, Events, GpuNames, Inject, LogFormat, NoExecute,
+    SoldByOthers, TmpfsPolicy,
+};
 pub use xids::XidAction;
 
 /// Where `tessera` looks when `--config` is not given. May be absent: the defaults hold then.
@@ -104,106 +105,11 @@ table! {
     }
 }
 
-fn check(config: &Config, checks: &mut Checks<'_, '_>) {
+fn check(config: &Config, checks: &mut Checks<'_>) {
     tables::check_terms(&config.layouts, checks);
     tables::check_memory(config, checks);
     tables::check_step(config, checks);
     tables::check_api(config, checks);
-}
-
-/// What to do about GPUs that another plugin sells too: `gpus.sold_by_others`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SoldByOthers {
-    /// Nothing more of them is given out.
-    Refuse,
-    /// They are sold, and `status` warns.
-    Warn,
-    /// They are sold, and nobody looks.
-    Allow,
-}
-
-/// What makes a GPU's taint evict the pods that have claimed it: `dra.no_execute`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NoExecute {
-    /// Its health keeps it from being sold.
-    Unhealthy,
-    /// It is cordoned.
-    Cordoned,
-}
-
-/// How the shim gets into a container's processes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Inject {
-    /// `/etc/ld.so.preload`.
-    File,
-    /// `LD_PRELOAD`.
-    Env,
-}
-
-/// What a GPU is called in NVIDIA's spec, as `nvidia-ctk cdi generate --device-name-strategy`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GpuNames {
-    /// By UUID.
-    Uuid,
-    /// By NVML's index.
-    Index,
-}
-
-/// How a container gets its GPUs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DeviceListStrategy {
-    /// `NVIDIA_VISIBLE_DEVICES`, read by NVIDIA's container toolkit.
-    Envvar,
-    /// `/dev/null` mounted once per GPU, which NVIDIA's container toolkit reads as the list.
-    VolumeMounts,
-    /// Names of CDI devices in the container's annotations, read by the runtime.
-    CdiAnnotations,
-    /// Names of CDI devices in the CRI's own field: Kubernetes 1.28 and later.
-    CdiCri,
-    /// Device nodes, as `driver.device_nodes` lists them.
-    DeviceNodes,
-    /// Nothing: the simulated GPU needs none.
-    None,
-}
-
-/// What to do when `paths.pages` is not a tmpfs of its own and none can be mounted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TmpfsPolicy {
-    /// Do not start.
-    Require,
-    /// Start, warn and say so in `tessera status`.
-    Prefer,
-    /// Use the directory as it is.
-    Off,
-}
-
-/// Whether events are sent to the API server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Events {
-    /// Where the pod has a service account's token.
-    Auto,
-    /// Never.
-    Off,
-}
-
-/// What a caller of the JSON API must show.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ApiAuthorisation {
-    /// A token where the pod has a service account's token, else nothing.
-    Auto,
-    /// Nothing: on loopback alone.
-    None,
-    /// A token that the API server accepts.
-    Kubernetes,
-}
-
-/// Line format of the log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LogFormat {
-    /// For people.
-    Text,
-    /// One JSON object per line.
-    Json,
 }
 
 /// Where each key was set.
@@ -215,13 +121,6 @@ pub struct Source {
 }
 
 // === impl Config ===
-
-impl DeviceListStrategy {
-    /// Whether containers get pages and shim through a CDI spec.
-    pub fn is_cdi(self) -> bool {
-        matches!(self, DeviceListStrategy::CdiAnnotations | DeviceListStrategy::CdiCri)
-    }
-}
 
 impl Config {
     /// Reads `text` as TOML over the defaults.
@@ -288,5 +187,33 @@ impl Source {
     pub fn remark(&self, key: &str, message: String) -> String {
         let problems = vec![self.problem(key, message)];
         ConfigError { file: self.file.clone(), problems }.to_string()
+    }
+}
+
+/// The configuration in force: shared by all readers, replaced as a whole. Clones are the same one.
+#[derive(Clone, Debug)]
+pub struct Current(Arc<watch::Sender<Arc<Config>>>);
+
+impl Current {
+    /// A caller that needs several related values takes them from one answer.
+    pub fn get(&self) -> Arc<Config> {
+        Arc::clone(&self.0.borrow())
+    }
+
+    /// Replaces the configuration. The caller sees to it that what was made of the one before
+    /// follows.
+    pub fn set(&self, config: Arc<Config>) {
+        self.0.send_replace(config);
+    }
+
+    /// Hears of each that takes its place, the newest only.
+    pub fn changes(&self) -> watch::Receiver<Arc<Config>> {
+        self.0.subscribe()
+    }
+}
+
+impl From<Config> for Current {
+    fn from(config: Config) -> Self {
+        Current(Arc::new(watch::Sender::new(Arc::new(config))))
     }
 }

@@ -1,18 +1,17 @@
 //! Turns text into a [`Config`], and finds all faults of the text.
 //!
-//! **After a syntax error.** Where the text without the faulty lines is sound TOML, all its keys are read
-//! and their faults are noted, except keys that may be missing only because of the error. Otherwise an error
-//! may have changed the meaning of what follows it, so only what stands before the first one is noted.
+//! **Once and certain.** A fault is noted where it is, and its consequences are not: a check between keys uses only keys
+//! that could be read. Where the text is no TOML, that alone is said: an error may change the meaning of what follows.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use toml::Spanned;
 use toml::de::{DeTable, Error};
 
-use super::report::Report;
-use super::steps;
-use super::table::read;
-use super::{Config, Problem, Source};
+use super::problem::Problems;
+use super::table::{join, read};
+use super::{Config, MOST_PROBLEMS, Problem, Source};
 
 /// Most bytes of a text of which every syntax error is looked for: it may have one at each byte, and the parser
 /// keeps them all.
@@ -23,30 +22,12 @@ const SEARCHED: usize = 64 << 10;
 pub(super) fn parse(text: &str, file: Option<&Path>) -> (Config, Vec<Problem>) {
     let mut report = Report::new(text);
     let mut config = Config::default();
-    match errors(text) {
+    match root(text) {
         Ok(root) => read("", root.get_ref(), &mut config, &mut report),
         Err(errors) => {
-            let starts = errors.iter().map(|error| error.span().map_or(0, |span| span.start));
-            let starts: Vec<usize> = starts.collect();
-            for (error, start) in errors.iter().zip(&starts) {
-                report.fault("", *start, error.message());
-            }
-            report.broken = true;
-            let mended = without(text, &starts);
-            match mended.as_deref().and_then(|mended| DeTable::parse(mended).ok()) {
-                Some(root) => read("", root.get_ref(), &mut config, &mut report),
-                None => {
-                    let (readable, first) = match text.len() <= SEARCHED {
-                        true => (text, starts.iter().min().copied().unwrap_or(0)),
-                        false => {
-                            let sound = sound(text);
-                            (sound, sound.len())
-                        }
-                    };
-                    report.doubtful = Some(report.line(first));
-                    let (root, _) = DeTable::parse_recoverable(readable);
-                    read("", root.get_ref(), &mut config, &mut report);
-                }
+            for error in errors {
+                let start = error.span().map_or(0, |span| span.start);
+                report.fault("", start, error.message());
             }
         }
     }
@@ -55,9 +36,8 @@ pub(super) fn parse(text: &str, file: Option<&Path>) -> (Config, Vec<Problem>) {
     (Config { source, ..config }, problems.finish())
 }
 
-/// The text's root, or its syntax errors; of a large text the first.
-fn errors(text: &str) -> Result<Spanned<DeTable<'_>>, Vec<Error>> {
-    steps::count(text.len());
+/// The text's root, or its syntax errors; of a large text one.
+fn root(text: &str) -> Result<Spanned<DeTable<'_>>, Vec<Error>> {
     if text.len() > SEARCHED {
         return DeTable::parse(text).map_err(|error| vec![error]);
     }
@@ -65,41 +45,127 @@ fn errors(text: &str) -> Result<Spanned<DeTable<'_>>, Vec<Error>> {
     if errors.is_empty() { Ok(root) } else { Err(errors) }
 }
 
-/// What comes in a large text before something is wrong in it, but for the last lines. The parser names one of
-/// the errors, which need not be the first.
-fn sound(text: &str) -> &str {
-    let mut sound = 0;
-    let mut end = 0;
-    while let Some(rest) = text.as_bytes().get(end + SEARCHED..)
-        && let Some(line) = rest.iter().position(|byte| *byte == b'\n')
-    {
-        end += SEARCHED + line + 1;
-        steps::count(end);
-        if DeTable::parse(&text[..end]).is_err() {
-            break;
-        }
-        sound = end;
-    }
-    &text[..sound]
+/// What was found so far: where each key stands, and the faults.
+pub(super) struct Report {
+    /// Where lines end.
+    ends: Vec<usize>,
+    pub(super) problems: Problems,
+    pub(super) lines: BTreeMap<String, usize>,
+    /// Keys with a problem in them, of those that are declared.
+    bad: BTreeSet<String>,
 }
 
-/// The text with spaces instead of the lines in which errors begin; `None` if one of them is a table's header,
-/// without which the keys below it would be another table's.
-fn without(text: &str, errors: &[usize]) -> Option<String> {
-    let mut mended = text.as_bytes().to_vec();
-    for &error in errors {
-        let error = error.min(text.len());
-        let begin = text.as_bytes()[..error].iter().rposition(|byte| *byte == b'\n');
-        let begin = begin.map_or(0, |end| end + 1);
-        let length = text.as_bytes()[begin..].iter().position(|byte| *byte == b'\n');
-        let end = length.map_or(text.len(), |length| begin + length);
-        steps::count(end - begin);
-        if text.as_bytes()[begin..end].trim_ascii_start().starts_with(b"[") {
-            return None;
+impl Report {
+    fn new(text: &str) -> Self {
+        Report {
+            ends: text.match_indices('\n').map(|(end, _)| end).collect(),
+            problems: Problems::default(),
+            lines: BTreeMap::new(),
+            bad: BTreeSet::new(),
         }
-        mended[begin..end].fill(b' ');
     }
-    String::from_utf8(mended).ok()
+
+    fn line(&self, offset: usize) -> usize {
+        self.ends.partition_point(|end| *end < offset) + 1
+    }
+
+    /// Notes a problem with a value that begins at `offset`.
+    pub(super) fn fault(&mut self, key: &str, offset: usize, message: &str) {
+        self.problems.push(key, Some(self.line(offset)), message);
+    }
+
+    /// Notes a problem with a key: at its line, or where its table begins.
+    pub(super) fn problem(&mut self, key: &str, message: &str) {
+        self.problems.push(key, line_of(&self.lines, key), message);
+    }
+
+    /// Reads a declared key, whose value begins at `offset`, with `read`.
+    pub(super) fn within(&mut self, key: &str, offset: usize, read: impl FnOnce(&mut Self)) {
+        let line = self.line(offset);
+        self.lines.insert(key.to_owned(), line);
+        let before = self.problems.count();
+        read(self);
+        if self.problems.count() > before {
+            self.bad.insert(key.to_owned());
+        }
+    }
+
+    /// Notes every key of a table that is not declared.
+    pub(super) fn unknown(&mut self, at: &str, table: &DeTable<'_>, known: &BTreeSet<&str>) {
+        let mut unknown: Vec<(usize, &str)> = table
+            .iter()
+            .map(|(key, _)| (key.span().start, key.get_ref().as_ref()))
+            .filter(|(_, name)| !known.contains(name))
+            .collect();
+        // Only those are looked at that can be said.
+        if unknown.len() > MOST_PROBLEMS {
+            unknown.select_nth_unstable(MOST_PROBLEMS);
+            self.problems.and_more(unknown.len() - MOST_PROBLEMS);
+            unknown.truncate(MOST_PROBLEMS);
+        }
+        for (start, name) in unknown {
+            let message = match nearest(name, known) {
+                Some(known) => format!("unknown key; did you mean `{known}`?"),
+                None => {
+                    let known = known.iter().copied().collect::<Vec<_>>().join(", ");
+                    format!("unknown key; known here: {known}")
+                }
+            };
+            self.fault(&join(at, name), start, &message);
+        }
+    }
+}
+
+/// A table whose keys were read, to check what must hold between them.
+pub struct Checks<'r> {
+    pub(super) at: &'r str,
+    pub(super) report: &'r mut Report,
+}
+
+impl Checks<'_> {
+    /// Whether these keys of the table are known to be what the file says, or their defaults.
+    pub(super) fn are_sound(&self, keys: &[&str]) -> bool {
+        !keys.iter().any(|key| self.report.bad.contains(&join(self.at, key)))
+    }
+
+    /// Notes a problem with one of the table's keys: at the key's line, or where its table begins.
+    pub(super) fn problem(&mut self, key: &str, message: &str) {
+        self.report.problem(&join(self.at, key), message);
+    }
+}
+
+/// Where a key was set; for one that was not, where the table that it belongs into begins.
+pub(super) fn line_of(lines: &BTreeMap<String, usize>, key: &str) -> Option<usize> {
+    let table = || key.rsplit_once('.').and_then(|(table, _)| lines.get(table));
+    lines.get(key).or_else(table).copied()
+}
+
+/// The known key that a mistyped one most likely means.
+fn nearest<'k>(name: &str, known: &BTreeSet<&'k str>) -> Option<&'k str> {
+    // A name that is longer by so much means none of them.
+    let longest = known.iter().map(|candidate| candidate.len() + 2.max(candidate.len() / 3)).max();
+    known
+        .iter()
+        .filter(|_| longest.is_some_and(|longest| name.len() <= longest))
+        .map(|candidate| (distance(name, candidate), *candidate))
+        .filter(|(distance, candidate)| *distance <= 2.max(candidate.len() / 3))
+        .min()
+        .map(|(_, candidate)| candidate)
+}
+
+/// Levenshtein distance.
+fn distance(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.bytes().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.bytes().enumerate() {
+            let substitute = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = substitute.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
 }
 
 #[cfg(test)]

@@ -5,8 +5,6 @@ use std::path::PathBuf;
 
 use tessera_model::printable;
 
-use super::steps;
-
 /// Most problems of one configuration that an error lists; it gives the number of the others.
 pub const MOST_PROBLEMS: usize = 50;
 /// Most bytes of a key, and of a message, in an error.
@@ -67,7 +65,6 @@ impl Problems {
             return;
         }
         self.more += 1;
-        steps::count(self.kept.len());
         let last = self.kept.iter_mut().max_by_key(|kept| kept.line);
         if let Some(last) = last.filter(|last| line < last.line) {
             *last = Problem::new(key, line, message);

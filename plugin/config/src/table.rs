@@ -32,7 +32,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::keys::{Row, Shown, Takes};
-use super::report::{Checks, Report};
+use super::parse::{Checks, Report};
 
 /// One key of a table.
 pub struct Key<T: 'static> {
@@ -52,7 +52,7 @@ pub trait Table: Clone + Default + 'static {
     const KEYS: &'static [Key<Self>];
 
     /// Notes what does not hold between keys.
-    fn check(&self, _: &mut Checks<'_, '_>) {}
+    fn check(&self, _: &mut Checks<'_>) {}
 }
 
 /// A value in the file, with its dotted key.
@@ -68,7 +68,7 @@ pub trait Form {
     type Value: Clone;
 
     /// Reads what stands at a place; what is wrong there is noted, and `to` stays as far as that goes.
-    fn read(&self, at: Place<'_, '_>, to: &mut Self::Value, report: &mut Report<'_>);
+    fn read(&self, at: Place<'_, '_>, to: &mut Self::Value, report: &mut Report);
 
     /// The value as TOML; `None` for one that is not written.
     fn show(&self, value: &Self::Value) -> Option<String>;
@@ -101,7 +101,7 @@ pub trait Form {
 /// One field of a table, whatever its form.
 pub trait Field<T> {
     /// See [`Form::read`].
-    fn read(&self, at: Place<'_, '_>, to: &mut T, report: &mut Report<'_>);
+    fn read(&self, at: Place<'_, '_>, to: &mut T, report: &mut Report);
     /// See [`Form::values`].
     fn values(&self, table: &T, key: &str, takes: Takes, found: &mut Vec<Shown>);
     /// See [`Form::keep`].
@@ -120,7 +120,7 @@ pub struct Lens<T, F: Form> {
 }
 
 impl<T, F: Form> Field<T> for Lens<T, F> {
-    fn read(&self, at: Place<'_, '_>, to: &mut T, report: &mut Report<'_>) {
+    fn read(&self, at: Place<'_, '_>, to: &mut T, report: &mut Report) {
         self.form.read(at, (self.get_mut)(to), report);
     }
 
@@ -144,14 +144,14 @@ impl<T, F: Form> Field<T> for Lens<T, F> {
 }
 
 /// Reads a table over what `to` has: every key, and what must hold between them.
-pub(super) fn read<T: Table>(key: &str, table: &DeTable<'_>, to: &mut T, report: &mut Report<'_>) {
+pub(super) fn read<T: Table>(key: &str, table: &DeTable<'_>, to: &mut T, report: &mut Report) {
     for declared in T::KEYS {
         let key = join(key, declared.name);
         match table.get(declared.name) {
             Some(value) => report.within(&key, value.span().start, |report| {
                 declared.field.read(Place { key: &key, value }, to, report);
             }),
-            None => declared.missing.into_iter().for_each(|message| report.missing(&key, message)),
+            None => declared.missing.into_iter().for_each(|message| report.problem(&key, message)),
         }
     }
     report.unknown(key, table, &T::KEYS.iter().map(|key| key.name).collect());
@@ -172,9 +172,20 @@ pub(super) fn keep<T: Table>(to: &mut T, from: &T) {
 
 /// See [`Form::schema`].
 pub(super) fn schema<T: Table>() -> Value {
+    let default = T::default();
     let property = |key: &Key<T>| {
         let mut schema = key.field.schema();
         schema["description"] = plain(&key.doc.join("")).into();
+        let mut rows = Vec::new();
+        let (name, required) = (key.name.to_owned(), key.missing.is_some());
+        key.field.rows(&default, Row { key: name, required, ..Row::default() }, &mut rows);
+        // A table has rows with longer names.
+        if let [Row { key: name, default: Some(text), .. }] = rows.as_slice()
+            && name == key.name
+            && let Ok(mut file) = toml::from_str::<Map<String, Value>>(&format!("{name} = {text}"))
+        {
+            schema["default"] = file[name].take();
+        }
         (key.name.to_owned(), schema)
     };
     let properties: Map<String, Value> = T::KEYS.iter().map(property).collect();
@@ -270,7 +281,7 @@ macro_rules! table {
                 },
             )+];
 
-            $(fn check(&self, checks: &mut $crate::report::Checks<'_, '_>) {
+            $(fn check(&self, checks: &mut $crate::parse::Checks<'_>) {
                 $check(self, checks);
             })?
         }

@@ -5,19 +5,21 @@
 //! `RESET_GPU` or more. What restarts an application and no more hurts that application alone; one of
 //! those that may also announce a fault of the hardware is a suspicion, as is whatever is not listed.
 
+use crate::words::words;
 use XidAction::{Ignore, Suspect, Unhealthy, UntilReset};
 
-/// What an XID means for the GPU that reports it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum XidAction {
-    /// Nothing: a program's own fault.
-    Ignore,
-    /// One is a warning, several within a time are not.
-    Suspect,
-    /// Out of service until it has been quiet.
-    Unhealthy,
-    /// Out of service until the driver shows that it was reset.
-    UntilReset,
+words! {
+    /// What an XID means for the GPU that reports it.
+    XidAction {
+        /// Nothing: a program's own fault.
+        Ignore = "ignore",
+        /// One is a warning, several within a time are not.
+        Suspect = "suspect",
+        /// Out of service until it has been quiet.
+        Unhealthy = "unhealthy",
+        /// Out of service until the driver shows that it was reset.
+        UntilReset = "until-reset",
+    }
 }
 
 /// Number, meaning, reason; by number.

@@ -6,6 +6,7 @@ CONFIGURATION, as it goes to the ConfigMap. The plugin has the same rules betwee
 {{- $root := index . 0 -}}
 {{- $where := index . 1 -}}
 {{- $config := index . 2 -}}
+{{- $known := ($root.Files.Get "files/schema.json" | fromJson).definitions.config.properties -}}
 {{- range $table, $keys := dict "metrics" "metrics.enabled, metrics.address and metrics.port" "api" "api.enabled, api.address and api.port" -}}
 {{- if ne (dig $table "listen" "" $config) (get (get (include "tessera.derived" $root | fromYaml) $table) "listen") -}}
 {{- fail (printf "%s.%s.listen: probes, ports and policies follow the values %s; set these" $where $table $keys) -}}
@@ -31,27 +32,26 @@ CONFIGURATION, as it goes to the ConfigMap. The plugin has the same rules betwee
 {{- end -}}
 {{- end -}}
 {{- $share := get $config "share" | default dict -}}
-{{- $replicas := get $share "replicas" | default 4 | int64 -}}
+{{- $replicas := get $share "replicas" | default $known.share.properties.replicas.default | int64 -}}
 {{- $cores := include "tessera.thousandths" (get $share "cores" | default "auto") | int64 -}}
 {{- if gt (mul $cores $replicas) 1000 -}}
 {{- fail (printf "%s.share.cores: %d replicas of %v are more than one GPU; lower cores or replicas" $where $replicas (get $share "cores")) -}}
 {{- end -}}
 {{- $memory := get $share "memory" -}}
-{{- $overhead := dig "gpus" "context_overhead" "auto" $config | toString -}}
+{{- $overhead := dig "gpus" "context_overhead" $known.gpus.properties.context_overhead.default $config | toString -}}
 {{- if and (has $memory (list nil "" "auto") | not) (ne $overhead "auto") -}}
 {{- if le (include "tessera.bytes" $memory | int64) (include "tessera.bytes" $overhead | int64) -}}
 {{- fail (printf "%s.share.memory: %v is not more than gpus.context_overhead (%v); raise the memory, or lower context_overhead" $where $memory $overhead) -}}
 {{- end -}}
 {{- end -}}
 {{- if and (dig "dra" "enabled" false $config) (has $memory (list nil "" "auto") | not) -}}
-{{- $step := dig "dra" "memory_step" "64Mi" $config -}}
+{{- $step := dig "dra" "memory_step" $known.dra.properties.memory_step.default $config -}}
 {{- if gt (include "tessera.bytes" $step | int64) (include "tessera.bytes" $memory | int64) -}}
 {{- fail (printf "%s.dra.memory_step: %v is more than share.memory (%v); lower the step, or raise the share" $where $step $memory) -}}
 {{- end -}}
 {{- end -}}
-{{- $schema := $root.Files.Get "files/schema.json" | fromJson -}}
-{{- range $table, $known := $schema.definitions.config.properties -}}
-{{- range $key, $may := get $known "properties" | default dict -}}
+{{- range $table, $section := $known -}}
+{{- range $key, $may := get $section "properties" | default dict -}}
 {{- $value := get (get $config $table | default dict) $key -}}
 {{- if and (hasKey $may "exclusiveMinimum") (has $value (list nil "" "auto") | not) -}}
 {{- $least := int64 $may.exclusiveMinimum | add 1 -}}
@@ -68,17 +68,18 @@ CONFIGURATION, as it goes to the ConfigMap. The plugin has the same rules betwee
 {{- end -}}
 {{- end -}}
 {{- range list
-      (list "compute" "quantum_min" "2ms" "quantum" "5ms")
-      (list "compute" "quantum" "5ms" "quantum_max" "20ms")
-      (list "compute" "drain_min" "20ms" "drain_max" "200ms")
-      (list "health" "recovery" "5m" "recovery_max" "1h")
-      (list "history" "keep_10s" "6h" "keep_5m" "168h")
-      (list "history" "keep_5m" "168h" "keep_1h" "840h") -}}
+      (list "compute" "quantum_min" "quantum")
+      (list "compute" "quantum" "quantum_max")
+      (list "compute" "drain_min" "drain_max")
+      (list "health" "recovery" "recovery_max")
+      (list "history" "keep_10s" "keep_5m")
+      (list "history" "keep_5m" "keep_1h") -}}
 {{- $table := get $config (index . 0) | default dict -}}
-{{- $short := get $table (index . 1) | default (index . 2) -}}
-{{- $long := get $table (index . 3) | default (index . 4) -}}
+{{- $keys := (get $known (index . 0)).properties -}}
+{{- $short := get $table (index . 1) | default (get $keys (index . 1)).default -}}
+{{- $long := get $table (index . 2) | default (get $keys (index . 2)).default -}}
 {{- if gt (include "tessera.millis" $short | int64) (include "tessera.millis" $long | int64) -}}
-{{- fail (printf "%s.%s: %s (%s) is longer than %s (%s)" $where (index . 0) (index . 1) $short (index . 3) $long) -}}
+{{- fail (printf "%s.%s: %s (%s) is longer than %s (%s)" $where (index . 0) (index . 1) $short (index . 2) $long) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

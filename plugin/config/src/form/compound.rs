@@ -7,9 +7,10 @@ use serde_json::{Value, json};
 use toml::Spanned;
 use toml::de::DeValue;
 
+use super::text::write_string;
 use super::{Leaf, wrong_type};
-use crate::keys::{Row, Shown, Takes, toml as write};
-use crate::report::Report;
+use crate::keys::{Row, Shown, Takes};
+use crate::parse::Report;
 use crate::table::{self, Form, Place, Table};
 
 /// A list of values.
@@ -100,7 +101,7 @@ fn entries<'a, 'i>(
     at: Place<'a, 'i>,
     want: &str,
     empty: Option<&str>,
-    report: &mut Report<'_>,
+    report: &mut Report,
 ) -> Option<&'a [Spanned<DeValue<'i>>]> {
     let start = at.value.span().start;
     match (at.value.get_ref().as_array(), empty) {
@@ -114,7 +115,7 @@ fn entries<'a, 'i>(
 impl<F: Leaf> Form for List<F> {
     type Value = Vec<F::Value>;
 
-    fn read(&self, at: Place<'_, '_>, to: &mut Self::Value, report: &mut Report<'_>) {
+    fn read(&self, at: Place<'_, '_>, to: &mut Self::Value, report: &mut Report) {
         let Some(entries) = entries(at, "an array of strings", self.empty, report) else { return };
         to.clear();
         for (i, entry) in entries.iter().enumerate() {
@@ -146,7 +147,7 @@ impl<F: Leaf> Form for List<F> {
 impl<K: Ord + Clone + ToString, F: Leaf> Form for Mapping<K, F> {
     type Value = BTreeMap<K, F::Value>;
 
-    fn read(&self, at: Place<'_, '_>, to: &mut Self::Value, report: &mut Report<'_>) {
+    fn read(&self, at: Place<'_, '_>, to: &mut Self::Value, report: &mut Report) {
         let value = at.value.get_ref();
         let Some(table) = value.as_table() else {
             return report.fault(at.key, at.value.span().start, &wrong_type("a table", value));
@@ -163,7 +164,7 @@ impl<K: Ord + Clone + ToString, F: Leaf> Form for Mapping<K, F> {
 
     fn show(&self, value: &Self::Value) -> Option<String> {
         let entry = |(key, value): (&K, &F::Value)| {
-            let key = write::string(&key.to_string());
+            let key = write_string(&key.to_string());
             Some(format!("{key} = {}", self.entry.show(value)?))
         };
         let entries: Vec<String> = value.iter().filter_map(entry).collect();
@@ -201,7 +202,7 @@ impl<K: Ord + Clone + ToString, F: Leaf> Form for Mapping<K, F> {
 impl<T: Table> Form for Section<T> {
     type Value = T;
 
-    fn read(&self, at: Place<'_, '_>, to: &mut T, report: &mut Report<'_>) {
+    fn read(&self, at: Place<'_, '_>, to: &mut T, report: &mut Report) {
         match at.value.get_ref() {
             DeValue::Table(found) => table::read(at.key, found, to, report),
             other => report.fault(at.key, at.value.span().start, &wrong_type("a table", other)),
@@ -236,7 +237,7 @@ impl<T: Table> Form for Section<T> {
 impl<T: Table> Form for Tables<T> {
     type Value = Vec<T>;
 
-    fn read(&self, at: Place<'_, '_>, to: &mut Vec<T>, report: &mut Report<'_>) {
+    fn read(&self, at: Place<'_, '_>, to: &mut Vec<T>, report: &mut Report) {
         let Some(entries) = entries(at, "an array of tables", self.empty, report) else { return };
         to.clear();
         for (i, entry) in entries.iter().enumerate() {

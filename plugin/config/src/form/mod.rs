@@ -7,11 +7,12 @@ mod text;
 use serde_json::Value;
 use toml::de::DeValue;
 
-use super::report::Report;
+use super::parse::Report;
 use super::table::{Form, Place};
 
 pub(super) use compound::{Mapping, list, section, tables};
-pub(super) use number::{amount, auto, boolean, bytes, cores, money, time, whole};
+pub use number::Amount;
+pub(super) use number::{WHOLE_PERCENT, amount, auto, boolean, bytes, cores, money, time, whole};
 pub(super) use text::{Parsed, Words, absolute, given, optional_path, parsed, path, quoted, word};
 
 /// A value of one piece: it is right or wrong as a whole.
@@ -31,7 +32,7 @@ pub trait Leaf {
 impl<L: Leaf> Form for L {
     type Value = L::Value;
 
-    fn read(&self, at: Place<'_, '_>, to: &mut Self::Value, report: &mut Report<'_>) {
+    fn read(&self, at: Place<'_, '_>, to: &mut Self::Value, report: &mut Report) {
         match self.parse(at.value.get_ref()) {
             Ok(value) => *to = value,
             Err(message) => report.fault(at.key, at.value.span().start, &message),

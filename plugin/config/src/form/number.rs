@@ -6,13 +6,42 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use toml::de::DeValue;
 
+use super::text::write_string;
 use super::{Leaf, string, wrong_type};
 use crate::MIB;
-use crate::amount::{Amount, WHOLE_PERCENT};
-use crate::keys::toml as write;
 use crate::pattern;
+use tessera_model::duration;
+use tessera_model::percent::{format_cores, format_percent};
 use tessera_model::quantity::{Quantity, QuantityError};
-use tessera_model::{duration, percent::format_percent};
+
+/// Thousandths of a percent in a whole.
+pub const WHOLE_PERCENT: u32 = 100_000;
+
+/// The size of a layout's share, relative to the whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Amount {
+    /// What the others leave, evenly.
+    Auto,
+    /// Thousandths of a percent of the whole.
+    Percent(u32),
+    /// So many units.
+    Exact(u64),
+}
+
+impl Amount {
+    /// In units of the whole, rounded down; `None` for [`Amount::Auto`].
+    pub fn of(self, whole: u64) -> Option<u64> {
+        match self {
+            Amount::Auto => None,
+            Amount::Exact(units) => Some(units),
+            Amount::Percent(part) => {
+                let units = u128::from(whole) * u128::from(part) / u128::from(WHOLE_PERCENT);
+                // At most 100 %, so it fits.
+                Some(u64::try_from(units).unwrap_or(u64::MAX))
+            }
+        }
+    }
+}
 
 /// `true` or `false`.
 pub struct Boolean;
@@ -144,7 +173,7 @@ impl Leaf for Time {
     }
 
     fn show(&self, value: &Duration) -> Option<String> {
-        Some(write::time(*value))
+        Some(write_time(*value))
     }
 
     fn accepts(&self) -> String {
@@ -198,7 +227,7 @@ impl Leaf for Bytes {
     }
 
     fn show(&self, value: &u64) -> Option<String> {
-        Some(write::bytes(*value))
+        Some(write_bytes(*value))
     }
 
     fn accepts(&self) -> String {
@@ -207,7 +236,7 @@ impl Leaf for Bytes {
             0 => format!("quantity, {unit}"),
             1 => format!("quantity, {unit}, more than 0"),
             least => {
-                let least = write::bytes(least);
+                let least = write_bytes(least);
                 format!("quantity, {unit}, at least `{}`", least.trim_matches('"'))
             }
         }
@@ -240,7 +269,7 @@ impl Units for Bytes {
     }
 
     fn write(units: u64) -> String {
-        write::bytes(units)
+        write_bytes(units)
     }
 }
 
@@ -260,7 +289,7 @@ impl Leaf for Cores {
     }
 
     fn show(&self, value: &u32) -> Option<String> {
-        Some(write::cores((*value).into()))
+        Some(write_cores((*value).into()))
     }
 
     fn accepts(&self) -> String {
@@ -285,7 +314,7 @@ impl Units for Cores {
     }
 
     fn write(units: u64) -> String {
-        write::cores(units)
+        write_cores(units)
     }
 }
 
@@ -326,7 +355,7 @@ impl<L: Leaf> Leaf for Auto<L> {
     }
 
     fn show(&self, value: &Self::Value) -> Option<String> {
-        value.as_ref().map_or_else(|| Some(write::string("auto")), |value| self.0.show(value))
+        value.as_ref().map_or_else(|| Some(write_string("auto")), |value| self.0.show(value))
     }
 
     fn accepts(&self) -> String {
@@ -357,8 +386,8 @@ impl<L: Units> Leaf for Shared<L> {
 
     fn show(&self, value: &Amount) -> Option<String> {
         Some(match value {
-            Amount::Auto => write::string("auto"),
-            Amount::Percent(part) => write::string(&format_percent((*part).into())),
+            Amount::Auto => write_string("auto"),
+            Amount::Percent(part) => write_string(&format_percent((*part).into())),
             Amount::Exact(units) => L::write(*units),
         })
     }
@@ -405,4 +434,24 @@ fn percent(text: &str) -> Result<u32, String> {
         Ok(Ok(part @ 1..=WHOLE_PERCENT)) => Ok(part),
         _ => Err("a percentage must be more than 0% and at most 100%".to_owned()),
     }
+}
+
+/// Bytes, with the largest suffix that says them exactly.
+fn write_bytes(bytes: u64) -> String {
+    let suffixes = [(40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki")];
+    let fits = |(bits, _): &&(u32, &str)| bytes > 0 && bytes.trailing_zeros() >= *bits;
+    match suffixes.iter().find(fits) {
+        Some((bits, suffix)) => write_string(&format!("{}{suffix}", bytes >> bits)),
+        None => bytes.to_string(),
+    }
+}
+
+/// A share of a GPU's time, of thousandths.
+fn write_cores(millis: u64) -> String {
+    write_string(&format_cores(millis))
+}
+
+/// A length of time.
+fn write_time(length: Duration) -> String {
+    write_string(&duration::format(length))
 }

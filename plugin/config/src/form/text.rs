@@ -7,7 +7,6 @@ use serde_json::{Value, json};
 use toml::de::DeValue;
 
 use super::{Leaf, string};
-use crate::keys::toml as write;
 
 /// A value for which the file has a few words.
 pub trait Words: Copy + PartialEq + 'static {
@@ -80,7 +79,7 @@ impl<T: Words> Leaf for Word<T> {
 
     fn show(&self, value: &T) -> Option<String> {
         let found = T::WORDS.iter().find(|(_, known)| known == value);
-        found.map(|(word, _)| write::string(word))
+        found.map(|(word, _)| write_string(word))
     }
 
     fn accepts(&self) -> String {
@@ -128,7 +127,7 @@ impl Leaf for Path {
     }
 
     fn show(&self, value: &PathBuf) -> Option<String> {
-        Some(write::path(Some(value)))
+        Some(write_path(Some(value)))
     }
 
     fn accepts(&self) -> String {
@@ -149,7 +148,7 @@ impl Leaf for OptionalPath {
     }
 
     fn show(&self, value: &Self::Value) -> Option<String> {
-        Some(write::path(value.as_deref()))
+        Some(write_path(value.as_deref()))
     }
 
     fn accepts(&self) -> String {
@@ -169,7 +168,7 @@ impl<T: Clone> Leaf for Parsed<T> {
     }
 
     fn show(&self, value: &T) -> Option<String> {
-        Some(write::string(&(self.show)(value)))
+        Some(write_string(&(self.show)(value)))
     }
 
     fn accepts(&self) -> String {
@@ -181,4 +180,14 @@ impl<T: Clone> Leaf for Parsed<T> {
         schema["type"] = "string".into();
         schema
     }
+}
+
+/// A string as TOML.
+pub(crate) fn write_string(text: &str) -> String {
+    toml::Value::String(text.to_owned()).to_string()
+}
+
+/// A path; an empty string where there is none.
+pub(crate) fn write_path(path: Option<&std::path::Path>) -> String {
+    write_string(&path.map(|path| path.display().to_string()).unwrap_or_default())
 }

@@ -16,8 +16,9 @@ const HEAD: &str = "\
 exists, else it uses the defaults. [config.toml](../config.toml) has every key with its default. A key that is left out
 keeps its default; an unknown key or an impossible value is an error.
 
-- `tessera config check FILE` reports every error, with line and key, also against this machine's GPUs; `tessera config
-  plan FILE` shows what it would change; `tessera config schema` prints a JSON Schema, which the chart's contains.
+- `tessera config check FILE` reports every error, with line and key, also against this machine's GPUs, as soon as the
+  file is sound TOML; `tessera config plan FILE` shows what it would change; `tessera config schema` prints a JSON Schema,
+  which the chart's contains.
 - A running plugin reads its file again when the file changes, on SIGHUP, and by `tessera config reload`. It refuses a
   bad file and keeps the [last good one](shares.md#changing-the-configuration), also over a restart.
 - **A change takes effect at once**, for everybody, unless the meaning ends with *For new pods* (running ones keep what they

@@ -2,7 +2,6 @@
 //! schema, and what differs between two configurations and when that takes effect.
 
 mod document;
-pub mod toml;
 
 use std::collections::BTreeMap;
 use std::fmt;

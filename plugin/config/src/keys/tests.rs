@@ -4,16 +4,16 @@ use super::super::parse::tests::example_layouts;
 use super::*;
 
 /// Keys of a parsed file as the table names them.
-fn names(prefix: &str, value: &::toml::Value, found: &mut BTreeSet<String>) {
+fn names(prefix: &str, value: &toml::Value, found: &mut BTreeSet<String>) {
     let join =
         |key: &str| if prefix.is_empty() { key.to_owned() } else { format!("{prefix}.{key}") };
     match value {
-        ::toml::Value::Table(table) if !rows().iter().any(|row| row.key == prefix) => {
+        toml::Value::Table(table) if !rows().iter().any(|row| row.key == prefix) => {
             for (key, value) in table {
                 names(&join(key), value, found);
             }
         }
-        ::toml::Value::Array(entries) if entries.iter().any(::toml::Value::is_table) => {
+        toml::Value::Array(entries) if entries.iter().any(toml::Value::is_table) => {
             for entry in entries {
                 names(&format!("{prefix}[]"), entry, found);
             }
@@ -28,7 +28,7 @@ fn names(prefix: &str, value: &::toml::Value, found: &mut BTreeSet<String>) {
 fn the_commented_file_and_the_table_have_the_same_keys() {
     let mut file = BTreeSet::new();
     for text in [include_str!("../../../../config.toml"), &example_layouts()] {
-        names("", &::toml::from_str(text).unwrap(), &mut file);
+        names("", &toml::from_str(text).unwrap(), &mut file);
     }
     let table: BTreeSet<String> = rows().into_iter().map(|row| row.key).collect();
     let missing: Vec<_> = table.symmetric_difference(&file).collect();

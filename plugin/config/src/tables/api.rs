@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use crate::form::{optional_path, parsed, word};
-use crate::report::Checks;
+use crate::parse::Checks;
 use crate::table::table;
 use crate::{ApiAuthorisation, Config, listen};
 
@@ -31,7 +31,7 @@ table! {
 }
 
 /// What must hold between the keys.
-pub(crate) fn check_api(config: &Config, checks: &mut Checks<'_, '_>) {
+pub(crate) fn check_api(config: &Config, checks: &mut Checks<'_>) {
     let Api { listen, authorisation, tls_cert, tls_key } = &config.api;
     let is_open = listen.iter().any(|address| !address.ip().is_loopback());
     if *authorisation == ApiAuthorisation::None

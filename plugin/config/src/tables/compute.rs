@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::form::{time, whole};
-use crate::report::Checks;
+use crate::parse::Checks;
 use crate::table::table;
 use tessera_model::duration;
 
@@ -39,7 +39,7 @@ table! {
     }
 }
 
-fn check(leases: &Leases, checks: &mut Checks<'_, '_>) {
+fn check(leases: &Leases, checks: &mut Checks<'_>) {
     for (key, shorter, other, longer) in [
         ("quantum_min", leases.quantum_min, "quantum", leases.quantum),
         ("quantum", leases.quantum, "quantum_max", leases.quantum_max),

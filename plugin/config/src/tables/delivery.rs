@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 
 use crate::form::{Mapping, absolute, boolean, list, optional_path, parsed, path, tables, word};
-use crate::report::Checks;
+use crate::parse::Checks;
 use crate::table::table;
 use crate::{DeviceListStrategy, GpuNames, Inject, name};
 use tessera_model::cdi_name;
@@ -83,7 +83,7 @@ fn wrong_variable(name: &str, why: &str) -> String {
     format!("{name}: {why}")
 }
 
-fn check_driver(driver: &Driver, checks: &mut Checks<'_, '_>) {
+fn check_driver(driver: &Driver, checks: &mut Checks<'_>) {
     if driver.root.is_some() && driver.libraries.is_some() {
         let message = "libraries are found below driver.root or lie in driver.libraries: set one";
         checks.problem("root", message);

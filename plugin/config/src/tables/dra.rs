@@ -2,7 +2,7 @@
 
 use crate::form::{boolean, bytes, list, word};
 use crate::name;
-use crate::report::Checks;
+use crate::parse::Checks;
 use crate::table::table;
 use crate::{Config, MIB, NoExecute};
 use tessera_model::quantity::format_compared;
@@ -27,7 +27,7 @@ table! {
 }
 
 /// What must hold between the step and a replica whose memory is written in bytes.
-pub(crate) fn check_step(config: &Config, checks: &mut Checks<'_, '_>) {
+pub(crate) fn check_step(config: &Config, checks: &mut Checks<'_>) {
     let step = config.dra.memory_step_bytes;
     let Some(share) = config.share.memory_bytes.filter(|share| *share < step) else { return };
     if config.dra.enabled && checks.are_sound(&["dra.memory_step", "share.memory"]) {

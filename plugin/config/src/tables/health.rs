@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::form::{Mapping, quoted, time, whole, word};
-use crate::report::Checks;
+use crate::parse::Checks;
 use crate::table::table;
 use crate::xids::{XIDS, XidAction};
 use tessera_model::duration;
@@ -50,7 +50,7 @@ fn wrong(xid: &str, _: &str) -> String {
     format!("{xid}: must be one of {}", quoted::<XidAction>())
 }
 
-fn check(health: &Health, checks: &mut Checks<'_, '_>) {
+fn check(health: &Health, checks: &mut Checks<'_>) {
     if health.recovery_max < health.recovery && checks.are_sound(&["recovery", "recovery_max"]) {
         let message = format!(
             "is shorter than health.recovery ({}); a relapse would recover sooner than a first fault",

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::MIB;
 use crate::form::{boolean, bytes, time};
-use crate::report::Checks;
+use crate::parse::Checks;
 use crate::table::table;
 use tessera_model::duration;
 
@@ -34,7 +34,7 @@ table! {
     }
 }
 
-fn check(history: &History, checks: &mut Checks<'_, '_>) {
+fn check(history: &History, checks: &mut Checks<'_>) {
     for (key, coarser, other, finer) in [
         ("keep_5m", history.keep_5m, "keep_10s", history.keep_10s),
         ("keep_1h", history.keep_1h, "keep_5m", history.keep_5m),

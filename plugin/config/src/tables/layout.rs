@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use crate::amount::{Amount, WHOLE_PERCENT};
+use crate::form::{Amount, WHOLE_PERCENT};
 use crate::form::{amount, bytes, cores, given, list, tables, whole, word};
 use crate::name;
-use crate::report::Checks;
+use crate::parse::Checks;
 use crate::table::table;
 use tessera_model::percent::{format_cores, format_percent};
 use tessera_model::replica::MAX_PER_GPU;
@@ -69,7 +69,7 @@ table! {
 
 /// What must hold between the shares of a layout, whatever GPUs there are; the rest is
 /// `tessera_rules::capacity`'s.
-fn check_sums(layout: &Layout, checks: &mut Checks<'_, '_>) {
+fn check_sums(layout: &Layout, checks: &mut Checks<'_>) {
     let shares = &layout.shares;
     let mut seen = BTreeMap::new();
     for (i, share) in shares.iter().enumerate().filter(|(_, share)| !share.resource.is_empty()) {
@@ -126,7 +126,7 @@ fn check_sums(layout: &Layout, checks: &mut Checks<'_, '_>) {
 }
 
 /// What must hold between layouts: how kubelet is answered about a resource does not depend on the GPU.
-pub(crate) fn check_terms(layouts: &[Layout], checks: &mut Checks<'_, '_>) {
+pub(crate) fn check_terms(layouts: &[Layout], checks: &mut Checks<'_>) {
     let mut seen: BTreeMap<&str, (&LayoutShare, String)> = BTreeMap::new();
     let all = layouts.iter().enumerate().flat_map(|(i, layout)| {
         layout.shares.iter().enumerate().map(move |(j, share)| (i, j, share))

@@ -11,7 +11,7 @@ mod host;
 mod layout;
 mod sharing;
 
-use super::report::Checks;
+use super::parse::Checks;
 use super::{Amount, Config};
 
 pub use advice::Advice;
@@ -30,7 +30,7 @@ pub(super) use dra::check_step;
 pub(super) use layout::{EXAMPLE, check_terms};
 
 /// What must hold between memory and what a context takes, whatever GPUs there are.
-pub(super) fn check_memory(config: &Config, checks: &mut Checks<'_, '_>) {
+pub(super) fn check_memory(config: &Config, checks: &mut Checks<'_>) {
     let share = config.share.memory_bytes.map(|bytes| ("share.memory".to_owned(), bytes));
     let layouts = config.layouts.iter().enumerate().flat_map(|(i, layout)| {
         let shares = layout.shares.iter().enumerate();

@@ -2,7 +2,7 @@
 
 use crate::form::{auto, bytes, cores, list, whole, word};
 use crate::name;
-use crate::report::Checks;
+use crate::parse::Checks;
 use crate::table::table;
 use crate::{MIB, SoldByOthers};
 use tessera_model::percent::format_cores;
@@ -74,7 +74,7 @@ table! {
     }
 }
 
-fn check_share(share: &Share, checks: &mut Checks<'_, '_>) {
+fn check_share(share: &Share, checks: &mut Checks<'_>) {
     if let Some(cores) = share.cores_millis.map(u64::from)
         && cores * u64::from(share.replicas) > 1000
         && checks.are_sound(&["cores", "replicas"])
