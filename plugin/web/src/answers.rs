@@ -17,12 +17,11 @@ use tessera_view::narrow::{self, Rights};
 use tessera_view::{history, list};
 
 use crate::caller::Caller;
-use crate::fleet_cache::FleetCache;
 use crate::own::{self, Meaning};
 use crate::problem::Refusal;
 use crate::query::{Parameters, namespace_of};
 use crate::routes::{App, Route};
-use crate::source::{Source, SourceError};
+use crate::source::{FleetCache, Source, SourceError};
 
 /// For how long a look at everything serves all that ask.
 const FRESH: Duration = Duration::from_millis(250);

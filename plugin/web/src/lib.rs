@@ -19,8 +19,6 @@ pub mod client;
 pub mod counts;
 mod encoded;
 pub mod fixtures;
-mod fleet_cache;
-mod headers;
 mod own;
 mod page;
 mod problem;

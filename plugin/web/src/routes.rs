@@ -16,11 +16,10 @@ use crate::answers;
 use crate::authorise::Authorisation;
 use crate::caller::{Caller, Origin};
 use crate::encoded::Encodings;
-use crate::fleet_cache::FleetCache;
 use crate::page;
 use crate::problem::Refusal;
 use crate::query::Parameters;
-use crate::source::Source;
+use crate::source::{FleetCache, Source};
 use crate::stream::{self, Streams};
 
 /// How long an answer may take, from the request on.

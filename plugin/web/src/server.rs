@@ -14,7 +14,10 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes, HttpBody};
-use axum::http::{Extensions, Method, StatusCode};
+use axum::http::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderName, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
+};
+use axum::http::{Extensions, HeaderValue, Method, Response, StatusCode};
 use axum::middleware::from_fn;
 use http_body_util::{BodyExt, Limited};
 use hyper::body::{Frame, Incoming, SizeHint};
@@ -37,11 +40,9 @@ use crate::authorise::Authorisation;
 use crate::caller::{Origin, Peer};
 use crate::counts::Counts;
 use crate::encoded::Encodings;
-use crate::fleet_cache::FleetCache;
-use crate::headers;
 use crate::problem::Refusal;
 use crate::routes::{App, only_root, router};
-use crate::source::Source;
+use crate::source::{FleetCache, Source};
 use crate::tls::{self, Tls};
 
 /// A request's head: how long it may take, handshake included; how large it may be, a token in it; how many fields
@@ -62,6 +63,10 @@ const BACKLOG: u32 = 1024;
 /// How often an address that cannot be had is tried, and a removed socket looked for.
 const AGAIN: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_secs(1);
+
+/// The page loads its own files and nothing else, and nobody frames it.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
+                      connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// What is listened at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -461,7 +466,7 @@ async fn converse<S>(
             if let Some(counts) = counts {
                 counts.answered(response.status().as_u16());
             }
-            headers::add(&mut response);
+            add_headers(&mut response);
             let held = (busy, std::mem::take(response.extensions_mut()));
             Ok::<_, std::convert::Infallible>(response.map(|body| Answer { body, _held: held }))
         }
@@ -482,6 +487,22 @@ async fn converse<S>(
             reset(connection.into_parts().io.inner());
         }
     }
+}
+
+/// Headers that every answer has.
+fn add_headers<B>(response: &mut Response<B>) {
+    let headers = response.headers_mut();
+    for (name, value) in [
+        (CONTENT_SECURITY_POLICY, POLICY),
+        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (REFERRER_POLICY, "no-referrer"),
+        (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+        (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    // What is somebody's is not left in caches; files of the page say what holds for them.
+    headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
 }
 
 /// A body, that its request is under way, and what is held until it is read: the response's extensions.

@@ -2,12 +2,15 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use tessera_view::advice::{Recommendations, Waste};
 use tessera_view::explain::Explanations;
 use tessera_view::fleet::Fleet;
 use tessera_view::history;
 use tessera_view::trace::Trace;
+use tokio::sync::Mutex;
 
 /// Why something cannot be shown.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -58,4 +61,35 @@ pub trait Source: Send + Sync + 'static {
     /// What the arbiter does from now on for so many seconds, of one node (empty: all). Whoever drops the answer ends
     /// the trace.
     fn trace<'a>(&'a self, node: &'a str, seconds: u32) -> Answer<'a, Trace>;
+}
+
+/// The fleet as it was a moment ago: however many ask, the source is asked once at a time.
+pub(crate) struct FleetCache {
+    source: Arc<dyn Source>,
+    kept: Mutex<Option<(Instant, Arc<Fleet>)>>,
+}
+
+impl FleetCache {
+    pub fn new(source: Arc<dyn Source>) -> Self {
+        FleetCache { source, kept: Mutex::default() }
+    }
+
+    /// Not older than `age`.
+    ///
+    /// # Errors
+    /// As the source says.
+    pub async fn get(&self, age: Duration) -> Result<Arc<Fleet>, SourceError> {
+        let mut kept = self.kept.lock().await;
+        if let Some((at, fleet)) = &*kept
+            && at.elapsed() < age
+        {
+            return Ok(Arc::clone(fleet));
+        }
+        // What is old goes first: a fleet may be large.
+        *kept = None;
+        let at = Instant::now();
+        let fleet = Arc::new(self.source.fleet().await?);
+        *kept = Some((at, Arc::clone(&fleet)));
+        Ok(fleet)
+    }
 }

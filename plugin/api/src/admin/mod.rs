@@ -19,6 +19,7 @@ pub use commands::{CordonArgs, QuotaCommand, UncordonArgs, cordon, quota, uncord
 pub(crate) use explain::explanation;
 pub use offers::offers;
 pub use reach::{Cause, EXIT_FORBIDDEN, EXIT_UNAVAILABLE, EXIT_USAGE, Unreachable, ask, call, now};
+pub(crate) use server::Turns;
 pub use server::routes;
 pub use status::StatusView;
 pub(crate) use status::Survey;

@@ -29,20 +29,25 @@ const LONGEST: Duration = Duration::from_secs(25);
 #[derive(Clone)]
 struct Service {
     view: Arc<StatusView>,
-    turns: Arc<Semaphore>,
-    /// The runtime that serves kubelet, whose threads may block.
+    turns: Turns,
+}
+
+/// Work in the runtime that serves kubelet: so much at a time, the other threads are left to kubelet's calls.
+#[derive(Clone)]
+pub(crate) struct Turns {
+    free: Arc<Semaphore>,
     main: Handle,
 }
 
 /// The routes. Call it within the runtime that serves kubelet.
 pub fn routes(view: Arc<StatusView>) -> Router {
-    let service = Service { view, turns: Arc::new(Semaphore::new(CALLS)), main: Handle::current() };
+    let service = Service { view, turns: Turns::new(CALLS) };
     let router = Router::new()
         // Whether the threads that serve kubelet still turn: asks nobody. A liveness probe.
         .route(
             LIVE,
             get(|State(service): State<Service>| async move {
-                let turned = service.main.spawn(async {}).await;
+                let turned = service.turns.main.spawn(async {}).await;
                 turned.map(|()| Json(serde_json::json!({}))).map_err(failed)
             }),
         )
@@ -105,28 +110,46 @@ fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, SourceError> {
 }
 
 pub(super) fn failed(error: impl std::fmt::Display) -> SourceError {
-    tracing::error!(%error, "a question of root's");
+    tracing::error!(%error, "a question");
     SourceError::Unavailable("the plugin failed on this; its log says more".to_owned())
 }
 
 impl Service {
-    /// Does this when it may: it goes on, and counts, also when nobody waits for it any more.
     async fn at_work<T, F>(&self, call: impl FnOnce(Arc<StatusView>) -> F) -> Result<T, SourceError>
     where
         T: Send + 'static,
         F: Future<Output = Result<T, SourceError>> + Send + 'static,
     {
         let late = |_| SourceError::Unavailable("it takes longer; ask again".to_owned());
-        tokio::time::timeout(LONGEST, async {
-            let turn = Arc::clone(&self.turns).acquire_owned().await.map_err(failed)?;
-            let call = call(Arc::clone(&self.view));
-            let done = self.main.spawn(async move {
-                let _turn = turn;
-                call.await
-            });
-            done.await.map_err(failed)?
-        })
-        .await
-        .map_err(late)?
+        let call = self.turns.take(call(Arc::clone(&self.view)));
+        tokio::time::timeout(LONGEST, call).await.map_err(late)?
+    }
+}
+
+impl Turns {
+    /// So many. Call it within that runtime.
+    pub fn new(most: usize) -> Self {
+        Turns { free: Arc::new(Semaphore::new(most)), main: Handle::current() }
+    }
+
+    /// Does this when it may: it goes on, and counts, also when nobody waits for it any more.
+    pub async fn take<T: Send + 'static>(
+        &self,
+        call: impl Future<Output = Result<T, SourceError>> + Send + 'static,
+    ) -> Result<T, SourceError> {
+        let turn = Arc::clone(&self.free).acquire_owned().await.map_err(failed)?;
+        let done = self.main.spawn(async move {
+            let _turn = turn;
+            call.await
+        });
+        done.await.map_err(failed)?
+    }
+
+    /// The same on a thread that may block.
+    pub async fn block<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, SourceError> + Send + 'static,
+    ) -> Result<T, SourceError> {
+        self.take(async { tokio::task::spawn_blocking(work).await.map_err(failed)? }).await
     }
 }

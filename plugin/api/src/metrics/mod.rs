@@ -12,7 +12,6 @@
 mod answers;
 pub mod families;
 mod liveness;
-mod process;
 mod running_totals;
 mod snapshot;
 mod text;

@@ -16,10 +16,9 @@ use tessera_region::abi;
 use tessera_view::status::{AllocationState, Dra, Gpu, Registration};
 
 use gpus::{write_gpus, write_leases, write_replicas};
-use writer::Writer;
+use writer::{Process, Writer};
 
 use super::families::{self as f, Family};
-use super::process::Process;
 use super::running_totals::{RunningTotals, Totals};
 use crate::admin::{StatusView, Survey};
 use tessera_agent::histogram::Counts;

@@ -14,11 +14,9 @@ use tessera_view::node::Node;
 use tessera_view::trace::Trace;
 use tessera_view::{API_VERSION, history};
 use tessera_web::source::{Answer, Scope, Source, SourceError};
-use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
 
 use super::Past;
-use crate::admin::{self, StatusView};
+use crate::admin::{self, StatusView, Turns};
 
 /// Questions that are worked on at a time, each on a thread that may block: the others are left to kubelet's calls
 /// and to metrics.
@@ -33,16 +31,13 @@ const NO_ARBITER: &str =
 #[derive(Clone)]
 pub struct NodeSource {
     shared: Arc<Shared>,
-    /// Whose threads may block.
-    main: Handle,
 }
 
 struct Shared {
     view: Arc<StatusView>,
     name: String,
     past: RwLock<Option<Arc<dyn Past>>>,
-    /// Turns: one that is at work keeps its own, whether a client still waits or not.
-    turns: Arc<Semaphore>,
+    turns: Turns,
 }
 
 impl fmt::Debug for NodeSource {
@@ -54,8 +49,8 @@ impl fmt::Debug for NodeSource {
 impl NodeSource {
     /// Of a node of this name. Call it within the runtime whose threads may block.
     pub fn new(name: String, view: Arc<StatusView>) -> Self {
-        let (past, turns) = (RwLock::default(), Arc::new(Semaphore::new(AT_WORK)));
-        NodeSource { shared: Arc::new(Shared { view, name, past, turns }), main: Handle::current() }
+        let (past, turns) = (RwLock::default(), Turns::new(AT_WORK));
+        NodeSource { shared: Arc::new(Shared { view, name, past, turns }) }
     }
 
     /// From now on, this answers what was; with `None`, nothing does.
@@ -68,17 +63,8 @@ impl NodeSource {
         &self,
         work: impl FnOnce(&Shared) -> Result<T, SourceError> + Send + 'static,
     ) -> Result<T, SourceError> {
-        let turn = Arc::clone(&self.shared.turns).acquire_owned().await;
         let shared = Arc::clone(&self.shared);
-        let done = self.main.spawn_blocking(move || {
-            let _turn = turn;
-            work(&shared)
-        });
-        let done = done.await;
-        done.unwrap_or_else(|error| {
-            tracing::error!(%error, "a question of the JSON API");
-            Err(SourceError::Unavailable("the plugin failed on this; its log says more".to_owned()))
-        })
+        self.shared.turns.block(move || work(&shared)).await
     }
 
     fn check(&self, node: &str) -> Result<(), SourceError> {

@@ -9,27 +9,61 @@
 //! says which the reader has named, and nothing of what is there.
 
 mod cache;
-mod reviews;
 mod token;
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::{HeaderMap, StatusCode};
 use futures_util::future::join_all;
 use sha2::{Digest, Sha256};
+use tessera_cluster::Verb;
+use tessera_cluster::reviews::ReviewClient;
 use tessera_view::narrow::Rights;
 use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use crate::problem::Refusal;
 use cache::Cache;
-pub use reviews::{Review, ReviewError, Reviews, User};
+pub use tessera_cluster::reviews::User;
 use token::NoToken;
 pub use token::TESSERA_AUTHORIZATION;
+
+/// Why the API server's word is not known.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ReviewError(pub String);
+
+/// An answer that takes time.
+pub type Review<'a, T> = Pin<Box<dyn Future<Output = Result<T, ReviewError>> + Send + 'a>>;
+
+/// An API server that knows users and their rights.
+pub trait Reviews: Send + Sync + 'static {
+    /// The user of a token (`TokenReview`); `None` if it is not accepted.
+    fn user<'a>(&'a self, token: &'a str) -> Review<'a, Option<User>>;
+    /// Whether a user may `get pods` in a namespace (`SubjectAccessReview`); in all where it is empty.
+    fn may_get_pods<'a>(&'a self, user: &'a User, namespace: &'a str) -> Review<'a, bool>;
+}
+
+impl Reviews for ReviewClient {
+    fn user<'a>(&'a self, token: &'a str) -> Review<'a, Option<User>> {
+        Box::pin(async move {
+            let user = ReviewClient::user(self, token).await;
+            user.map_err(|error| ReviewError(error.to_string()))
+        })
+    }
+
+    fn may_get_pods<'a>(&'a self, user: &'a User, namespace: &'a str) -> Review<'a, bool> {
+        Box::pin(async move {
+            let may = self.may(user, Verb::Get, namespace).await;
+            may.map_err(|error| ReviewError(error.to_string()))
+        })
+    }
+}
 
 /// For how long answers are kept, and waited for.
 #[derive(Clone, Copy, Debug)]
