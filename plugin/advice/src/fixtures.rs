@@ -3,7 +3,7 @@
 use tessera_view::gpu::{Gpu, Replicas};
 use tessera_view::history::{Answer, TenantPoint, TenantSeries};
 use tessera_view::node::Node;
-use tessera_view::tenant::{Tenant, Use};
+use tessera_view::tenant::{ComputePolicy, Tenant, Use};
 use tessera_view::workload;
 
 pub(crate) const GIB: u64 = 1 << 30;
@@ -39,11 +39,11 @@ pub(crate) fn busy(peak_mib: u64, got: f64, waited: f64) -> Hour {
 pub(crate) struct Limits {
     pub memory_bytes: u64,
     pub cores_millis: u32,
-    pub policy: &'static str,
+    pub policy: ComputePolicy,
 }
 
 pub(crate) const EIGHTH: Limits =
-    Limits { memory_bytes: 8 * GIB, cores_millis: 125, policy: "burst" };
+    Limits { memory_bytes: 8 * GIB, cores_millis: 125, policy: ComputePolicy::Burst };
 
 impl Made {
     pub fn new() -> Self {
@@ -76,7 +76,7 @@ impl Made {
             gpu_uuid: "GPU-a".into(),
             memory_limit_bytes: limits.memory_bytes,
             cores_millis: limits.cores_millis,
-            policy: limits.policy.into(),
+            policy: limits.policy,
             ..Use::default()
         };
         self.node.tenants.push(Tenant {

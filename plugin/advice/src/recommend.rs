@@ -8,6 +8,7 @@ use tessera_model::percent::format_cores;
 use tessera_model::quantity::format_bytes;
 use tessera_model::time_format;
 use tessera_view::advice::{Change, Recommendation, Recommendations, Settings};
+use tessera_view::tenant::ComputePolicy;
 
 use crate::changes::{Target, changes};
 use crate::confidence::Confidence;
@@ -311,15 +312,12 @@ fn cores(
     evidence: &mut Vec<String>,
 ) -> Cores {
     let samples = &workload.samples;
-    let policies: BTreeSet<&str> = workload
-        .live
-        .iter()
-        .flat_map(|tenant| &tenant.gpus)
-        .map(|used| used.policy.as_str())
-        .collect();
+    let policies: BTreeSet<ComputePolicy> =
+        workload.live.iter().flat_map(|tenant| &tenant.gpus).map(|used| used.policy).collect();
     let wanted_any = samples.iter().any(|sample| sample.wanted_millis > 0);
     let launched = samples.iter().any(|sample| sample.launched);
-    let undivided = policies.iter().all(|policy| *policy == "none") && !policies.is_empty();
+    let undivided =
+        policies.iter().all(|policy| *policy == ComputePolicy::None) && !policies.is_empty();
     if !wanted_any && (undivided || launched) {
         evidence.push("GPU time: nobody divides it here, so no share is advised".to_owned());
         return Cores::undivided(now.cores_millis);
@@ -363,7 +361,7 @@ fn cores(
     }
     let capped_ms = samples.iter().filter(|sample| sample.capped).map(|sample| sample.observed_ms);
     let capped_ms = capped_ms.fold(0, u64::saturating_add);
-    let strict = policies.contains("strict");
+    let strict = policies.contains(&ComputePolicy::Strict);
     let at_cap =
         samples.iter().any(|one| one.leased_millis > 0 && one.leased_millis >= one.cores_millis);
     // The history does not know the policy, so without a live tenant what waited speaks for a cap.

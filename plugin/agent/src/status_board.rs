@@ -6,12 +6,13 @@ use std::sync::Mutex;
 
 use tessera_gpu::SilentGpu;
 use tessera_model::clock::unix_ms;
-use tessera_model::warning::{GRAVE, Warning};
 use tessera_rules::reconcile::Kubelet;
 use tessera_system::locks::lock;
+use tessera_view::status::Dra;
+pub use tessera_view::status::Refusal;
+use tessera_view::warning::{GRAVE, Warning};
 
 use crate::allocations::REMOVED;
-use crate::front_end::dra::DraStatus;
 
 /// Most sentences that are kept.
 const MOST_NOTES: usize = 64;
@@ -21,38 +22,12 @@ const MOST_REFUSALS: usize = 64;
 /// Most pods of a refused claim that are named.
 const MOST_PODS: usize = 16;
 
-/// Pods that were refused what they were allocated.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Refused {
-    /// What tells it from others: the claim's UID, the allocation's id.
-    pub subject: String,
-    /// The pods' namespace.
-    pub namespace: String,
-    /// The pods; as far as they are known.
-    pub pods: Vec<String>,
-    /// Their claim's name; empty where no claim asked.
-    pub claim: String,
-    /// The reason, in the words that kubelet got.
-    pub reason: String,
-    /// The first time, Unix milliseconds.
-    pub since_unix_ms: i64,
-    /// The last time, likewise.
-    pub last_unix_ms: i64,
-    /// How often.
-    pub times: u64,
-}
-
-impl Refused {
-    fn warning(&self) -> Warning {
-        let pods: Vec<String> =
-            self.pods.iter().map(|pod| format!("{}/{pod}", self.namespace)).collect();
-        let who = match pods.as_slice() {
-            [] => format!("a pod of {}", self.namespace),
-            pods => pods.join(", "),
-        };
-        let text = format!("{who} cannot start: {}", self.reason);
-        let (since_unix_ms, last_unix_ms) = (self.since_unix_ms, self.last_unix_ms);
-        Warning { text, since_unix_ms, last_unix_ms, times: self.times }
+fn warning(refusal: &Refusal) -> Warning {
+    Warning {
+        text: format!("{} cannot start: {}", refusal.who(), refusal.reason),
+        since_unix_ms: refusal.since_unix_ms,
+        last_unix_ms: refusal.last_unix_ms,
+        times: refusal.times,
     }
 }
 
@@ -70,11 +45,11 @@ pub struct StatusBoard {
     /// What went wrong since the start; a text once.
     notes: Mutex<Vec<Warning>>,
     /// Pods that were refused, and not granted since; the newest last.
-    refused: Mutex<Vec<Refused>>,
+    refused: Mutex<Vec<Refusal>>,
     /// How it is found out what other plugins sell.
     others_seen_by: Mutex<&'static str>,
     /// How the DRA driver stands, where there is one.
-    dra: Mutex<Option<DraStatus>>,
+    dra: Mutex<Option<Dra>>,
     /// GPUs that are left out because they do not answer, and since when.
     silent: Mutex<Vec<(SilentGpu, i64)>>,
     /// Whether the history could last be stored; `None` where it is off, or before the first time.
@@ -117,17 +92,17 @@ impl StatusBoard {
         }
         notes.retain(|note| now_unix_ms.saturating_sub(note.last_unix_ms) < GRAVE);
         warnings.extend(notes.iter().cloned());
-        warnings.extend(self.refused(now_unix_ms).iter().map(Refused::warning));
+        warnings.extend(self.refused(now_unix_ms).iter().map(warning));
         warnings
     }
 
     /// Notes that pods were refused. Of a subject there is one note, with the last reason; where there are too many,
     /// the oldest goes.
-    pub fn refuse(&self, refused: Refused) {
+    pub fn refuse(&self, refused: Refusal) {
         self.refuse_at(refused, unix_ms());
     }
 
-    fn refuse_at(&self, mut refused: Refused, now: i64) {
+    fn refuse_at(&self, mut refused: Refusal, now: i64) {
         refused.pods.truncate(MOST_PODS);
         let mut all = lock(&self.refused);
         let before = all.iter().position(|one| one.subject == refused.subject);
@@ -140,7 +115,7 @@ impl StatusBoard {
         if all.len() >= MOST_REFUSALS {
             all.remove(0);
         }
-        all.push(Refused { since_unix_ms, last_unix_ms: now, times: times + 1, ..refused });
+        all.push(Refusal { since_unix_ms, last_unix_ms: now, times: times + 1, ..refused });
     }
 
     /// Forgets the refusal of a subject, which was granted or has ended.
@@ -152,7 +127,7 @@ impl StatusBoard {
     pub fn forget_refused(&self, kubelet: &Kubelet<'_>) {
         let ago = i64::try_from(kubelet.asked.elapsed().as_millis()).unwrap_or(i64::MAX);
         let asked_unix_ms = unix_ms().saturating_sub(ago);
-        let is_there = |one: &Refused| {
+        let is_there = |one: &Refusal| {
             let mut holdings = kubelet.holdings.iter();
             holdings.any(|held| held.namespace == one.namespace && one.pods.contains(&held.pod))
         };
@@ -163,7 +138,7 @@ impl StatusBoard {
     }
 
     /// Pods that were refused, no longer ago than [`GRAVE`].
-    pub fn refused(&self, now_unix_ms: i64) -> Vec<Refused> {
+    pub fn refused(&self, now_unix_ms: i64) -> Vec<Refusal> {
         let mut all = lock(&self.refused);
         for one in all.iter_mut() {
             one.since_unix_ms = one.since_unix_ms.min(now_unix_ms);
@@ -265,7 +240,7 @@ impl StatusBoard {
     }
 
     /// Says how the DRA driver stands.
-    pub fn change_dra(&self, change: impl FnOnce(&mut DraStatus)) {
+    pub fn change_dra(&self, change: impl FnOnce(&mut Dra)) {
         change(lock(&self.dra).get_or_insert_default());
     }
 
@@ -275,7 +250,7 @@ impl StatusBoard {
     }
 
     /// How the DRA driver stands; `None` where there is none.
-    pub fn dra(&self) -> Option<DraStatus> {
+    pub fn dra(&self) -> Option<Dra> {
         lock(&self.dra).clone()
     }
 
@@ -380,15 +355,15 @@ mod tests {
     #[test]
     fn refusals_are_one_for_each_subject_bounded_and_end() {
         let board = StatusBoard::default();
-        let refused = |n: usize, reason: &str| Refused {
+        let refused = |n: usize, reason: &str| Refusal {
             subject: n.to_string(),
             namespace: "team".into(),
             pods: vec![format!("chat-{n}")],
             reason: reason.into(),
-            ..Refused::default()
+            ..Refusal::default()
         };
         board.refuse_at(refused(0, "no room"), 10);
-        board.refuse_at(Refused { pods: Vec::new(), ..refused(0, "no time") }, 20);
+        board.refuse_at(Refusal { pods: Vec::new(), ..refused(0, "no time") }, 20);
         let [one] = board.refused(20).try_into().unwrap();
         assert_eq!((one.since_unix_ms, one.last_unix_ms, one.times), (10, 20, 2));
         let [warning] = board.warnings(20).try_into().unwrap();
@@ -404,12 +379,12 @@ mod tests {
     #[test]
     fn a_refused_pod_is_forgotten_when_kubelet_knows_it_no_more() {
         let board = StatusBoard::default();
-        let refused = |claim: &str, pod: &str| Refused {
+        let refused = |claim: &str, pod: &str| Refusal {
             subject: format!("{claim}{pod}"),
             namespace: "team".into(),
             pods: vec![pod.into()],
             claim: claim.into(),
-            ..Refused::default()
+            ..Refusal::default()
         };
         for (claim, pod) in [("", "stays"), ("", "gone"), ("claim", "gone")] {
             board.refuse_at(refused(claim, pod), 10);

@@ -94,6 +94,10 @@ fn lack(board: &StatusBoard, text: &str) {
     });
 }
 
+fn count(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}
+
 fn without_server(is_ending: bool, left: &[String]) -> String {
     let lacks = "there is neither a service account's token nor KUBECONFIG; mount the token \
                  (automountServiceAccountToken)";
@@ -282,9 +286,9 @@ async fn show(
         board.change_dra(|status| {
             status.registered = kubelet.is_registered;
             status.registration_error = error.clone().unwrap_or_default();
-            status.publication = slices.state.as_str();
-            status.devices = slices.devices;
-            status.slices = slices.slices;
+            slices.state.as_str().clone_into(&mut status.publication);
+            status.devices = count(slices.devices);
+            status.slices = count(slices.slices);
             status.generation = slices.generation;
             status.writes = slices.writes;
             status.wipes = slices.wipes;

@@ -30,5 +30,4 @@ pub mod short_name;
 pub mod steered;
 pub mod time_format;
 pub mod topology;
-pub mod warning;
 pub mod written_name;

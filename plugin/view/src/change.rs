@@ -4,7 +4,8 @@ use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::status::{ComputePolicy, Configuration, Holder, Limits};
+use crate::status::{ComputePolicy, Configuration, Holder};
+use crate::tenant::Limits;
 
 /// A request, with its path and its answer.
 pub trait Call: Serialize + DeserializeOwned + Send + 'static {

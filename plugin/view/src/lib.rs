@@ -24,6 +24,7 @@ pub mod problem;
 pub mod status;
 pub mod tenant;
 pub mod trace;
+pub mod warning;
 pub mod workload;
 
 /// The version that every answer carries in `api_version`.

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::gpu::Gpu;
 use crate::tenant::Tenant;
+pub use crate::warning::Warning;
 
 /// A node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -78,18 +79,4 @@ pub struct Others {
     pub cores_millis: u32,
     /// Sum of what they got in the last ten seconds.
     pub got_10s_millis: u32,
-}
-
-/// Something that needs attention.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
-pub struct Warning {
-    /// A sentence: what, and what to do.
-    pub text: String,
-    /// Since when; 0 where that is not known.
-    pub since_unix_ms: i64,
-    /// The last time it was seen; 0 where it stands.
-    pub last_unix_ms: i64,
-    /// How often; 0 where it stands.
-    pub times: u64,
 }

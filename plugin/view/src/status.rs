@@ -7,10 +7,10 @@ use tessera_model::record;
 
 pub use tessera_model::health::State as GpuState;
 pub use tessera_model::record::State as AllocationState;
-pub use tessera_model::sharing::Compute as ComputePolicy;
 
-use crate::node::Warning;
-use crate::tenant::gate_text;
+pub use crate::tenant::ComputePolicy;
+use crate::tenant::{Compute, Use};
+use crate::warning::Warning;
 
 /// Where root asks for [`Status`].
 pub const STATUS: &str = "/api/v1/status";
@@ -37,6 +37,14 @@ pub struct Status {
     pub refusals: Vec<Refusal>,
     /// When this was put together.
     pub at_unix_ms: i64,
+}
+
+impl Status {
+    /// Takes what needs attention, as of [`Status::at_unix_ms`].
+    pub fn set_warnings(&mut self, warnings: Vec<Warning>) {
+        self.warnings = warnings.iter().map(|warning| warning.aged(self.at_unix_ms)).collect();
+        self.warning_details = warnings;
+    }
 }
 
 /// The plugin process.
@@ -204,6 +212,9 @@ impl Health {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Refusal {
+    /// What tells it from others: the claim's UID, the allocation's id.
+    #[serde(skip)]
+    pub subject: String,
     /// The pods' namespace.
     pub namespace: String,
     /// The pods, as far as they are known.
@@ -218,6 +229,17 @@ pub struct Refusal {
     pub last_unix_ms: i64,
     /// How often.
     pub times: u64,
+}
+
+impl Refusal {
+    /// Who, in words.
+    pub fn who(&self) -> String {
+        let pods = self.pods.iter().map(|pod| format!("{}/{pod}", self.namespace));
+        match self.pods.as_slice() {
+            [] => format!("a pod of {}", self.namespace),
+            _ => pods.collect::<Vec<_>>().join(", "),
+        }
+    }
 }
 
 /// A GPU or MIG instance.
@@ -345,7 +367,7 @@ pub struct Allocation {
     /// What it is of a resource claim; absent where no claim asked.
     pub claim: Option<Claim>,
     /// Quota and use for each of its GPUs.
-    pub gpus: Vec<GpuUse>,
+    pub gpus: Vec<Use>,
     /// Processes that use CUDA now.
     pub processes: Vec<Process>,
     /// Requests refused because of the quota.
@@ -365,7 +387,7 @@ pub struct Allocation {
     /// Times that the window was full while the gate was open.
     pub window_waits: u64,
     /// Its part of GPU time; absent where nobody divides it.
-    pub compute: Option<ComputeUse>,
+    pub compute: Option<Compute>,
     /// Times that its usage page was found tampered with.
     pub tamperings: u64,
     /// Times that memory outside its account was found.
@@ -406,54 +428,6 @@ pub struct Claim {
     pub share_ids: Vec<String>,
 }
 
-/// Quota and use on one GPU.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[schemars(rename = "AllocationUse")]
-#[serde(default)]
-pub struct GpuUse {
-    /// The GPU.
-    pub gpu_uuid: String,
-    /// What it may hold.
-    pub memory_limit_bytes: u64,
-    /// Charged: granted, and reserved for calls under way.
-    pub memory_charged_bytes: u64,
-    /// Granted by the driver.
-    pub memory_granted_bytes: u64,
-    /// What counts against the limit: charged, and held beyond that.
-    pub memory_used_bytes: u64,
-    /// Highest sum that a process reached.
-    pub memory_peak_bytes: u64,
-    /// Charged for each context.
-    pub context_overhead_bytes: u64,
-    /// Held beyond what is charged, and taken from the limit.
-    pub memory_overhead_bytes: u64,
-    /// All memory of its processes as the driver says, where it does.
-    pub memory_nvml_bytes: Option<u64>,
-    /// Its share.
-    pub cores_millis: u32,
-    /// `burst`, `strict` or `none`.
-    #[schemars(with = "String")]
-    pub policy: ComputePolicy,
-    /// Limits at Allocate, where they were changed since.
-    pub allocated: Option<Limits>,
-    /// Held beyond a limit that was forced below it.
-    pub memory_owed_bytes: u64,
-}
-
-/// Limits on one GPU.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[schemars(rename = "Quota")]
-#[serde(default)]
-pub struct Limits {
-    /// What it may hold.
-    pub memory_limit_bytes: u64,
-    /// Its share.
-    pub cores_millis: u32,
-    /// `burst`, `strict` or `none`.
-    #[schemars(with = "String")]
-    pub policy: ComputePolicy,
-}
-
 /// A process that uses CUDA.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
@@ -466,46 +440,6 @@ pub struct Process {
     pub slot: u32,
     /// What it has charged on all GPUs.
     pub memory_charged_bytes: u64,
-}
-
-/// What it got of GPU time, by the arbiter's clock.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[schemars(rename = "AllocationCompute")]
-#[serde(default)]
-pub struct ComputeUse {
-    /// `solo`, `open`, `yield` or `closed`.
-    pub gate: String,
-    /// Leased in the last second.
-    pub got_1s_millis: u32,
-    /// Leased in the last ten.
-    pub got_10s_millis: u32,
-    /// In which its work ran, in the last ten seconds that were measured; none where nobody can tell.
-    pub used_10s_millis: Option<u32>,
-    /// Leased since the arbiter took it on.
-    pub leased_us: u64,
-    /// Of that, how long its work ran, as far as it was measured.
-    pub used_us: u64,
-    /// The leased time of which that is known.
-    pub measured_us: u64,
-    /// Waited for leases.
-    pub waited_us: u64,
-    /// Waiting now, for so long.
-    pub waiting_us: Option<u64>,
-    /// Leases.
-    pub leases: u64,
-    /// Drains that passed the deadline.
-    pub overlaps: u64,
-    /// Processes at its gate.
-    pub processes: u32,
-    /// Processes that have yet to drain.
-    pub undrained: u32,
-}
-
-impl ComputeUse {
-    /// See [`gate_text`].
-    pub fn gate_text(&self) -> &str {
-        gate_text(&self.gate, self.waiting_us)
-    }
 }
 
 impl From<&record::Holder> for Holder {

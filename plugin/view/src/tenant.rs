@@ -3,6 +3,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use tessera_model::sharing::Compute as ComputePolicy;
+
 /// A tenant.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
@@ -78,9 +80,28 @@ pub struct Use {
     /// Its share.
     pub cores_millis: u32,
     /// `burst`, `strict` or `none`.
-    pub policy: String,
+    #[schemars(with = "String")]
+    pub policy: ComputePolicy,
     /// Its limits were changed while it runs.
     pub changed: bool,
+    /// Limits at Allocate, where they were changed since.
+    pub allocated: Option<Limits>,
+    /// Held beyond a limit that was forced below it.
+    pub memory_owed_bytes: u64,
+}
+
+/// Limits on one GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "Quota")]
+#[serde(default)]
+pub struct Limits {
+    /// What it may hold.
+    pub memory_limit_bytes: u64,
+    /// Its share.
+    pub cores_millis: u32,
+    /// `burst`, `strict` or `none`.
+    #[schemars(with = "String")]
+    pub policy: ComputePolicy,
 }
 
 /// What a tenant got of GPU time, by the arbiter's clock.
@@ -109,12 +130,18 @@ pub struct Compute {
     pub leases: u64,
     /// Drains that passed the deadline.
     pub overlaps: u64,
+    /// Processes at its gate.
+    pub processes: u32,
+    /// Processes that have yet to drain.
+    pub undrained: u32,
 }
 
-/// What a gate says, for people: one that is closed to a pod that does not wait is `idle`.
-pub fn gate_text(gate: &str, waiting_us: Option<u64>) -> &str {
-    match (gate, waiting_us) {
-        ("closed", None) => "idle",
-        (gate, _) => gate,
+impl Compute {
+    /// What its gate says, for people: one that is closed to a pod that does not wait is `idle`.
+    pub fn gate_text(&self) -> &str {
+        match (self.gate.as_str(), self.waiting_us) {
+            ("closed", None) => "idle",
+            (gate, _) => gate,
+        }
     }
 }

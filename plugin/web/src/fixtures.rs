@@ -7,7 +7,7 @@ use tessera_view::advice::{Recommendations, Waste};
 use tessera_view::explain::{self, Explanation, Explanations};
 use tessera_view::fixtures::MadeUp;
 use tessera_view::fleet::Fleet;
-use tessera_view::status::{Allocation, GpuUse, Holder};
+use tessera_view::status::{Allocation, Holder};
 use tessera_view::tenant::{self, Tenant};
 use tessera_view::trace::Trace;
 use tessera_view::{API_VERSION, history};
@@ -113,13 +113,7 @@ fn explain(tenant: &Tenant) -> Explanation {
         pod: tenant.pod.clone(),
         container: tenant.container.clone(),
     };
-    let used = |used: &tenant::Use| GpuUse {
-        gpu_uuid: used.gpu_uuid.clone(),
-        memory_charged_bytes: used.memory_charged_bytes,
-        memory_peak_bytes: used.memory_peak_bytes,
-        ..GpuUse::default()
-    };
-    let now = Allocation { gpus: tenant.gpus.iter().map(used).collect(), ..Allocation::default() };
+    let now = Allocation { gpus: tenant.gpus.clone(), ..Allocation::default() };
     let story = explain::Story {
         id: tenant.id.clone(),
         generation: tenant.generation,

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 use tessera_config::Advice;
 use tessera_view::advice::Recommendation;
+use tessera_view::tenant::ComputePolicy;
 
 use super::{lines, observed, only, waste};
 use crate::Question;
@@ -26,7 +27,11 @@ fn hours() -> impl Strategy<Value = Vec<Hour>> {
 }
 
 fn limits() -> impl Strategy<Value = Limits> {
-    let policy = prop::sample::select(vec!["burst", "strict", "none"]);
+    let policy = prop::sample::select(vec![
+        ComputePolicy::Burst,
+        ComputePolicy::Strict,
+        ComputePolicy::None,
+    ]);
     (1u64..79, 1u32..100, policy).prop_map(|(gib, cores, policy)| Limits {
         memory_bytes: gib * GIB,
         cores_millis: cores * 10,
@@ -62,7 +67,7 @@ proptest! {
         let peak = hours.iter().map(|hour| hour.peak_mib << 20).max().unwrap();
         prop_assert!(advice.memory_bytes >= peak, "{advice:?}");
         let got = hours.iter().map(|hour| hour.got).fold(0.0, f64::max);
-        if advice.recommended_cores_millis != limits.cores_millis || limits.policy != "none" {
+        if advice.recommended_cores_millis != limits.cores_millis || limits.policy != ComputePolicy::None {
             prop_assert!(f64::from(advice.recommended_cores_millis) >= got / 3.6 - 1e-3, "{advice:?}");
             // A list of many workloads is judged by hours, and must not miss what ten seconds had.
             let busiest = hours.iter().map(|hour| hour.busiest).max().unwrap();
@@ -172,7 +177,7 @@ proptest! {
         ),
         total in any::<u64>(), reserve in any::<u64>(), limit in any::<u64>(), cores in any::<u32>(), replica in any::<u64>(),
     ) {
-        let limits = Limits { memory_bytes: limit, cores_millis: cores, policy: "strict" };
+        let limits = Limits { memory_bytes: limit, cores_millis: cores, policy: ComputePolicy::Strict };
         let mut made = Made::new().pod("chat-0", limits, &[]);
         made.node.gpus[0].memory_total_bytes = total;
         made.node.gpus[0].memory_reserve_bytes = reserve;

@@ -1,12 +1,14 @@
 //! Single workloads, and what is said of them.
 
 use tessera_view::history::Answer;
+use tessera_view::tenant::ComputePolicy;
 
 use super::{lines, only, recommend, says};
 use crate::Question;
 use crate::fixtures::{EIGHTH, GIB, Hour, Limits, MIDNIGHT, Made, busy};
 
-const HALF: Limits = Limits { memory_bytes: 40 * GIB, cores_millis: 500, policy: "burst" };
+const HALF: Limits =
+    Limits { memory_bytes: 40 * GIB, cores_millis: 500, policy: ComputePolicy::Burst };
 
 #[test]
 fn a_large_share_that_is_hardly_used_becomes_a_small_one() {
@@ -85,7 +87,7 @@ fn refused_memory_is_never_less() {
 
 #[test]
 fn a_capped_tenant_is_said_to_be_capped() {
-    let strict = Limits { policy: "strict", ..EIGHTH };
+    let strict = Limits { policy: ComputePolicy::Strict, ..EIGHTH };
     let hours = [busy(7000, 450.0, 900.0); 80];
     let capped = only(&[Made::new().pod("chat-0", strict, &hours)]);
     let free = only(&[Made::new().pod("chat-0", EIGHTH, &hours)]);
@@ -165,7 +167,7 @@ fn a_number_of_shares_is_advised_where_they_are_equally_large_on_all_gpus() {
 
 #[test]
 fn undivided_time_gets_no_advice() {
-    let none = Limits { policy: "none", ..EIGHTH };
+    let none = Limits { policy: ComputePolicy::None, ..EIGHTH };
     let advice = only(&[Made::new().pod("chat-0", none, &[busy(2048, 0.0, 0.0); 30])]);
     assert_eq!(advice.recommended_cores_millis, 125);
     says(&advice.evidence, "nobody divides it here");

@@ -4,12 +4,14 @@ use proptest::prelude::*;
 use tessera_config::Advice;
 use tessera_view::advice::Waste;
 use tessera_view::history::TenantPoint;
+use tessera_view::tenant::ComputePolicy;
 
 use super::waste;
 use crate::fixtures::{GIB, HOUR, Hour, Limits, MIDNIGHT, Made, busy};
 use crate::{Observed, Question};
 
-const HALF: Limits = Limits { memory_bytes: 40 * GIB, cores_millis: 500, policy: "burst" };
+const HALF: Limits =
+    Limits { memory_bytes: 40 * GIB, cores_millis: 500, policy: ComputePolicy::Burst };
 
 fn near(a: f64, b: f64) -> bool {
     (a - b).abs() < 1e-9

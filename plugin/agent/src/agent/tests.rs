@@ -8,9 +8,9 @@ use tessera_model::origin::{ClaimResult, ClaimShare, Origin};
 use tessera_model::record::Record;
 use tessera_model::replica::Replica;
 use tessera_model::sharing::Compute;
-use tessera_model::warning::GRAVE;
 use tessera_rules::ask::{ShareAsk, SharePart};
 use tessera_tenant::regions::{Mode, Outcome};
+use tessera_view::warning::GRAVE;
 
 use super::*;
 use crate::allocations::steer::QuotaRequest;

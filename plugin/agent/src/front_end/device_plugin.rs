@@ -11,7 +11,6 @@ use tracing::warn;
 use super::AllocateError;
 use crate::Agent;
 use crate::meters::{Call, Outcome};
-use crate::status_board::Refused;
 use tessera_kubelet::pod_resources::PodResources;
 use tessera_kubelet::{Device, DevicePlugin};
 use tessera_model::allocation_id::AllocationId;
@@ -66,12 +65,12 @@ impl Service {
             *holding.resource_name == *self.resource && AllocationId::of(&self.resource, ids) == id
         };
         let Some(holding) = census.holdings.iter().find(is_it) else { return };
-        self.agent.board().refuse(Refused {
+        self.agent.board().refuse(crate::status_board::Refusal {
             subject: id.to_string(),
             namespace: holding.namespace.clone(),
             pods: vec![holding.pod.clone()],
             reason,
-            ..Refused::default()
+            ..crate::status_board::Refusal::default()
         });
     }
 

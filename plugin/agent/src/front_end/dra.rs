@@ -1,4 +1,4 @@
-//! What the DRA front end asks beside the door, and how its driver stands.
+//! What the DRA front end asks beside the door.
 
 use std::sync::Arc;
 
@@ -6,30 +6,6 @@ use tessera_model::record::Record;
 
 use super::AllocateError;
 use crate::Agent;
-
-/// How the DRA driver stands, for views.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct DraStatus {
-    pub driver: String,
-    /// Kubelet has registered it.
-    pub registered: bool,
-    /// Why kubelet has not; empty where it has.
-    pub registration_error: String,
-    /// The pool, which is the node's name; empty while that is not known.
-    pub pool: String,
-    /// What the API server has, in a word.
-    pub publication: &'static str,
-    /// Devices that should be published.
-    pub devices: usize,
-    /// ResourceSlices that they take.
-    pub slices: usize,
-    /// The pool's generation.
-    pub generation: i64,
-    /// Writes of slices since the start.
-    pub writes: u64,
-    /// Times that another removed slices.
-    pub wipes: u64,
-}
 
 impl Agent {
     /// Live records of claims.

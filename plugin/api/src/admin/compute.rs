@@ -1,12 +1,13 @@
 //! GPU time in `status`: the holder of each GPU, shares, and time received.
 
-use tessera_view::status::{ComputeUse, Gpu};
+use tessera_view::status::Gpu;
+use tessera_view::tenant::Compute;
 
 use tessera_arbiter::policy::GateState;
 use tessera_arbiter::{TenantShare, View};
 
 /// What an allocation got.
-pub(super) fn of_allocation(share: &TenantShare) -> ComputeUse {
+pub(super) fn of_allocation(share: &TenantShare) -> Compute {
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     let gate = match share.state {
         GateState::Solo => "solo",
@@ -14,7 +15,7 @@ pub(super) fn of_allocation(share: &TenantShare) -> ComputeUse {
         GateState::Yield => "yield",
         GateState::Closed => "closed",
     };
-    ComputeUse {
+    Compute {
         gate: gate.to_owned(),
         got_1s_millis: share.got_1s_millis,
         got_10s_millis: share.got_10s_millis,

@@ -23,7 +23,6 @@ use tessera_gpu::Discovery;
 use tessera_kubelet::{Phase, RegistrationStatus};
 use tessera_model::clock::unix_ms;
 use tessera_model::record::Record;
-use tessera_model::warning::{Ages, Found, PAST};
 use tessera_rules::capacity::Capacity;
 use tessera_rules::front_end::FrontEnd;
 use tessera_rules::room::Left;
@@ -31,8 +30,10 @@ use tessera_system::locks::lock;
 use tessera_tenant::regions::{Region, Use};
 use tessera_view::API_VERSION;
 use tessera_view::status::{
-    Allocation, AllocationState, Gpu, GpuUse, Health, Plugin, Registration, Resource, Status,
+    Allocation, AllocationState, Gpu, Health, Plugin, Registration, Resource, Status,
 };
+use tessera_view::tenant;
+use tessera_view::warning::{Ages, Found, PAST};
 
 /// Everything that `status` looks at. What comes later in the start is filled in later: the service
 /// answers while the plugin still waits for GPUs.
@@ -221,12 +222,10 @@ impl StatusView {
         };
         let at = (Instant::now(), status.at_unix_ms);
         let mut warnings = self.board.warnings(status.at_unix_ms);
-        let refused = self.board.refused(status.at_unix_ms);
-        status.refusals = refused.into_iter().map(parts::refusal).collect();
+        status.refusals = self.board.refused(status.at_unix_ms);
         let (Some(agent), Some(books)) = (self.agent.get(), books) else {
             status.gpus = self.silent();
-            (status.warnings, status.warning_details) =
-                warnings::answer(&warnings, status.at_unix_ms);
+            status.set_warnings(warnings);
             return Survey { status, ..Survey::default() };
         };
         let standing =
@@ -277,7 +276,7 @@ impl StatusView {
             ));
         }
         warnings.extend(lock(&self.ages).update(found, status.at_unix_ms));
-        (status.warnings, status.warning_details) = warnings::answer(&warnings, status.at_unix_ms);
+        status.set_warnings(warnings);
         status.plugin.sees_host_pids = !hidden;
         status.plugin.shim_path = agent.allocations().delivery().shim.display().to_string();
         status.gpus = self.gpus(agent, &books, &status.allocations, at);
@@ -373,7 +372,7 @@ impl StatusView {
                 let lack = claimed.and_then(|left| left.lack_of_any(sold.context_overhead_bytes));
                 let default = &sold.default_share.limit;
                 let sum =
-                    |bytes: fn(&GpuUse) -> u64| uses().map(bytes).fold(0, u64::saturating_add);
+                    |bytes: fn(&tenant::Use) -> u64| uses().map(bytes).fold(0, u64::saturating_add);
                 Gpu {
                     uuid: sold.gpu.uuid.clone(),
                     index: sold.gpu.index,

@@ -19,7 +19,7 @@ use tessera_view::change::{
     self as view, CordonRequest, CordonResponse, QuotaChange, QuotaResponse, ResetQuotaRequest,
     SetQuotaRequest, StandingCordon, UncordonRequest,
 };
-use tessera_view::status::Limits;
+use tessera_view::tenant::Limits;
 use tessera_web::{Peer, SourceError};
 
 pub(super) async fn set_quota(

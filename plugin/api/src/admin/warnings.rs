@@ -1,9 +1,8 @@
 //! What `status` warns of, with ages.
 
-use tessera_model::warning::{Found, GRAVE, PAST, Warning};
 use tessera_peers::Counters;
 use tessera_tenant::regions::Region;
-use tessera_view::node;
+use tessera_view::warning::{Found, GRAVE, PAST};
 
 /// Something that stands, and is about what its text begins with: the rest may change from look to look.
 pub(super) fn standing(text: String) -> Found {
@@ -52,16 +51,4 @@ pub(super) fn counted<const N: usize>(
         shown,
     };
     counts.into_iter().filter(|(times, _)| *times > 0).map(found).collect::<Vec<_>>().into_iter()
-}
-
-/// As they are shown: sentences, and the same with their ages.
-pub(super) fn answer(warnings: &[Warning], now_unix_ms: i64) -> (Vec<String>, Vec<node::Warning>) {
-    let sentence = |warning: &Warning| warning.aged(now_unix_ms);
-    let detail = |warning: &Warning| node::Warning {
-        text: warning.text.clone(),
-        since_unix_ms: warning.since_unix_ms,
-        last_unix_ms: warning.last_unix_ms,
-        times: warning.times,
-    };
-    (warnings.iter().map(sentence).collect(), warnings.iter().map(detail).collect())
 }

@@ -1,6 +1,7 @@
 use tessera_view::status::{
-    Allocation, AllocationState, ComputePolicy, Gpu as AdminGpu, GpuState, GpuUse, Health,
+    Allocation, AllocationState, ComputePolicy, Gpu as AdminGpu, GpuState, Health,
 };
+use tessera_view::tenant::Use;
 
 use super::*;
 use tessera_model::allocation_id::AllocationId;
@@ -89,14 +90,14 @@ pub(super) fn facts() -> Facts {
             id: record().id.to_string(),
             generation: 7,
             state: AllocationState::Started,
-            gpus: vec![GpuUse {
+            gpus: vec![Use {
                 gpu_uuid: "GPU-aaaa".into(),
                 memory_limit_bytes: 8 * GIB,
                 memory_charged_bytes: 7 * GIB,
                 memory_overhead_bytes: 64 << 20,
                 cores_millis: 250,
                 policy: ComputePolicy::Burst,
-                ..GpuUse::default()
+                ..Use::default()
             }],
             ..Allocation::default()
         }],

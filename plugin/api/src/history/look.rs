@@ -76,7 +76,8 @@ fn tenant(one: &Allocation, read: bool, memory: &HashMap<&str, u64>) -> TenantLo
 
 #[cfg(test)]
 mod tests {
-    use tessera_view::status::{ComputeUse, Gpu, GpuState, GpuUse, Holder, Status};
+    use tessera_view::status::{Gpu, GpuState, Holder, Status};
+    use tessera_view::tenant::{Compute, Use};
 
     use super::*;
 
@@ -90,14 +91,14 @@ mod tests {
             state: GpuState::Recovering,
             ..Gpu::default()
         };
-        let used = GpuUse {
+        let used = Use {
             gpu_uuid: "GPU-a".into(),
             memory_used_bytes: u64::MAX,
             memory_overhead_bytes: 7,
             memory_peak_bytes: 1 << 60,
             memory_limit_bytes: 50,
             cores_millis: 500,
-            ..GpuUse::default()
+            ..Use::default()
         };
         let holder = Holder { namespace: "ns".into(), pod: "p".into(), container: "c".into() };
         let one = |id: &str, state: AllocationState| Allocation {
@@ -106,7 +107,7 @@ mod tests {
             state,
             holder: Some(holder.clone()),
             gpus: vec![used.clone()],
-            compute: Some(ComputeUse { leased_us: 5, waited_us: 6, ..ComputeUse::default() }),
+            compute: Some(Compute { leased_us: 5, waited_us: 6, ..Compute::default() }),
             launches: 9,
             ..Allocation::default()
         };

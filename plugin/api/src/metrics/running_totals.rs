@@ -195,12 +195,12 @@ fn most(elapsed: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use tessera_view::status::ComputeUse;
+    use tessera_view::tenant::Compute;
 
     use super::*;
 
     fn allocation(id: &str, generation: u64, launches: u64, leased_us: u64) -> Allocation {
-        let compute = Some(ComputeUse { leased_us, used_us: leased_us, ..ComputeUse::default() });
+        let compute = Some(Compute { leased_us, used_us: leased_us, ..Compute::default() });
         Allocation { id: id.to_owned(), generation, launches, compute, ..Allocation::default() }
     }
 
@@ -263,7 +263,7 @@ mod tests {
         let start = Instant::now();
         let mut running_totals = RunningTotals::new(start);
         let mut see = |n: u32, compute: Option<u64>| {
-            let compute = compute.map(|leased_us| ComputeUse {
+            let compute = compute.map(|leased_us| Compute {
                 leased_us,
                 used_us: leased_us,
                 ..Default::default()

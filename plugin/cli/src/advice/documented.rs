@@ -72,7 +72,7 @@ impl Documented {
             gpu_uuid: gpu_uuid.clone(),
             memory_limit_bytes,
             cores_millis,
-            policy: "burst".into(),
+            policy: tessera_view::tenant::ComputePolicy::Burst,
             ..Use::default()
         };
         let (id, workload) = (format!("id-{pod}"), workload::of(pod).to_owned());

@@ -212,7 +212,7 @@ fn seen(id: &str, pod: &str, container: &str, request: &str, peak: u64) -> (Tena
         gpu_uuid: gpu_uuid.clone(),
         memory_limit_bytes: 8 << 30,
         cores_millis: 125,
-        policy: "burst".into(),
+        policy: tessera_view::tenant::ComputePolicy::Burst,
         ..Use::default()
     };
     let tenant = Tenant {

@@ -4,7 +4,8 @@ use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use tessera_view::status::{Allocation, Gpu, GpuUse, Status};
+use tessera_view::status::{Allocation, Gpu, Status};
+use tessera_view::tenant::Use;
 
 use super::rates::{Rates, between};
 
@@ -204,7 +205,7 @@ fn rows(allocation: &Allocation, gpus: &[Gpu], rates: Rates) -> Vec<Row> {
     let pods: BTreeSet<&String> = allocation.other_holders.iter().map(|other| &other.pod).collect();
     let is_other = |pod: &&&String| holder.is_some_and(|holder| holder.pod != ***pod);
     let others: String = pods.iter().filter(is_other).map(|pod| format!(", {pod}")).collect();
-    let row = |(i, used): (usize, &GpuUse)| Row {
+    let row = |(i, used): (usize, &Use)| Row {
         id: allocation.id.clone(),
         first: i == 0,
         name: holder.map_or_else(

@@ -55,7 +55,8 @@ fn rate(before: u64, after: u64, seconds: f64) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
-    use tessera_view::status::{ComputeUse, Plugin};
+    use tessera_view::status::Plugin;
+    use tessera_view::tenant::Compute;
 
     use super::*;
 
@@ -67,7 +68,7 @@ mod tests {
                 generation,
                 launches,
                 refusals: launches / 10,
-                compute: Some(ComputeUse { waited_us, ..ComputeUse::default() }),
+                compute: Some(Compute { waited_us, ..Compute::default() }),
                 ..Allocation::default()
             }],
             ..Status::default()

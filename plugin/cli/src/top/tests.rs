@@ -1,7 +1,8 @@
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use tessera_view::status::{
-    AllocationState, ComputePolicy, ComputeUse, GpuState, Health, Holder, Plugin, Registration,
+    AllocationState, ComputePolicy, GpuState, Health, Holder, Plugin, Registration,
 };
+use tessera_view::tenant::{Compute, Use};
 
 use super::*;
 use crate::top::report;
@@ -41,13 +42,13 @@ struct Made {
 }
 
 fn allocation(made: &Made) -> Allocation {
-    let gpus = made.gpus.iter().map(|index| GpuUse {
+    let gpus = made.gpus.iter().map(|index| Use {
         gpu_uuid: format!("GPU-{index}"),
         memory_limit_bytes: 10 * GIB,
         memory_used_bytes: made.used,
         cores_millis: 500,
         policy: ComputePolicy::Burst,
-        ..GpuUse::default()
+        ..Use::default()
     });
     Allocation {
         id: format!("id-{}", made.pod),
@@ -61,12 +62,12 @@ fn allocation(made: &Made) -> Allocation {
         gpus: gpus.collect(),
         refusals: made.refusals,
         launches: made.waited_us,
-        compute: Some(ComputeUse {
+        compute: Some(Compute {
             gate: "closed".into(),
             used_10s_millis: Some(made.got),
             got_10s_millis: made.got,
             waited_us: made.waited_us,
-            ..ComputeUse::default()
+            ..Compute::default()
         }),
         ..Allocation::default()
     }

@@ -56,7 +56,7 @@ fn seen(node: &str, hours: std::ops::Range<i64>, pods: &[(&str, u64)]) -> Seen {
                 gpu_uuid: gpu.clone(),
                 memory_limit_bytes: 40 * GIB,
                 cores_millis: 500,
-                policy: "burst".into(),
+                policy: tessera_view::tenant::ComputePolicy::Burst,
                 ..Use::default()
             }],
             ..Tenant::default()

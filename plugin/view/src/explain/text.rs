@@ -42,11 +42,7 @@ pub(super) fn text(explained: &Explanation) -> String {
 }
 
 fn refused(out: &mut String, refusal: &Refusal, now_unix_ms: i64) {
-    let pods: Vec<String> =
-        refusal.pods.iter().map(|pod| format!("{}/{pod}", refusal.namespace)).collect();
-    let who =
-        if pods.is_empty() { format!("a pod of {}", refusal.namespace) } else { pods.join(", ") };
-    heading(out, &format!("{who} cannot start"));
+    heading(out, &format!("{} cannot start", refusal.who()));
     if !refusal.claim.is_empty() {
         line(out, "claim", &format!("{}/{}", refusal.namespace, refusal.claim));
     }
@@ -320,7 +316,8 @@ mod tests {
     use super::super::{
         Enforcement, Explanation, GpuStory, Incident, Limit, Placement, Story, TrailLine,
     };
-    use crate::status::{Allocation, ComputeUse, Gpu, Holder};
+    use crate::status::{Allocation, Gpu, Holder};
+    use crate::tenant::Compute;
     use serde_json::Value;
 
     /// Fields of few words, which nothing else is read as.
@@ -346,7 +343,7 @@ mod tests {
             holder: Some(Holder::default()),
             now: Some(Allocation {
                 other_holders: vec![Holder::default()],
-                compute: Some(ComputeUse::default()),
+                compute: Some(Compute::default()),
                 ..Allocation::default()
             }),
             replica_ids: one(),
@@ -383,8 +380,7 @@ mod tests {
     #[test]
     fn a_gate_that_is_closed_to_a_pod_that_does_not_wait_is_idle() {
         let of = |gate: &str, waiting_us| {
-            let compute =
-                Some(ComputeUse { gate: gate.to_owned(), waiting_us, ..ComputeUse::default() });
+            let compute = Some(Compute { gate: gate.to_owned(), waiting_us, ..Compute::default() });
             let now = Some(Allocation { compute, ..Allocation::default() });
             let story = Story { now, limits: vec![Limit::default()], ..Story::default() };
             Explanation { allocations: vec![story], ..Explanation::default() }.text()

@@ -15,7 +15,8 @@ use tessera_model::percent::{format_cores, parse_cores};
 use tessera_model::quantity::{format_bytes, parse_bytes};
 use tessera_model::sharing::Compute;
 use tessera_view::change::{QuotaResponse, ResetQuotaRequest, SetQuotaRequest, Target};
-use tessera_view::status::{Allocation, Limits, Status};
+use tessera_view::status::{Allocation, Status};
+use tessera_view::tenant::Limits;
 
 /// What of quotas.
 #[derive(Debug, Subcommand)]
@@ -331,7 +332,8 @@ impl Shown {
 #[cfg(test)]
 mod tests {
     use tessera_view::change::QuotaChange;
-    use tessera_view::status::{GpuUse, Holder};
+    use tessera_view::status::Holder;
+    use tessera_view::tenant::Use;
 
     use super::*;
 
@@ -370,7 +372,7 @@ mod tests {
                 pod: pod.into(),
                 container: "main".into(),
             }),
-            gpus: vec![GpuUse {
+            gpus: vec![Use {
                 gpu_uuid: "GPU-a".into(),
                 memory_limit_bytes: 12 << 30,
                 cores_millis: 400,

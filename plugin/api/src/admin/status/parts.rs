@@ -5,44 +5,24 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::admin::steer;
 use tessera_agent::advertised::NodeSnapshot;
-use tessera_agent::front_end::dra::DraStatus;
-use tessera_agent::status_board::Refused;
 use tessera_gpu::SilentGpu;
 use tessera_kubelet::{Device, Phase, Report};
 use tessera_model::record::Record;
 use tessera_rules::allocate::Catalogue;
 use tessera_tenant::regions::{Region, Use};
 use tessera_view::status::{
-    Allocation, AllocationState, Dra, Gpu, GpuState, GpuUse, Health, Limits, Process, Refusal,
-    Registration, Replica, Resource,
+    Allocation, AllocationState, Dra, Gpu, GpuState, Health, Process, Registration, Replica,
+    Resource,
 };
+use tessera_view::tenant::{self, Limits};
 
-/// How the DRA driver stands.
-pub(super) fn dra(status: DraStatus, books: Option<&NodeSnapshot>) -> Dra {
+/// How the DRA driver stands, with the claims that are prepared.
+pub(super) fn dra(status: Dra, books: Option<&NodeSnapshot>) -> Dra {
     let claims = books.map_or(0, |books| {
         let claimed = books.allocations.iter().filter_map(|(record, _)| record.origin.claim());
         claimed.map(|claim| &claim.uid).collect::<std::collections::BTreeSet<_>>().len()
     });
-    let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-    Dra {
-        driver: status.driver,
-        registered: status.registered,
-        registration_error: status.registration_error,
-        pool: status.pool,
-        publication: status.publication.to_owned(),
-        devices: count(status.devices),
-        slices: count(status.slices),
-        generation: status.generation,
-        writes: status.writes,
-        wipes: status.wipes,
-        claims: count(claims),
-    }
-}
-
-pub(super) fn refusal(refused: Refused) -> Refusal {
-    let Refused { namespace, pods, claim, reason, since_unix_ms, last_unix_ms, times, .. } =
-        refused;
-    Refusal { namespace, pods, claim, reason, since_unix_ms, last_unix_ms, times }
+    Dra { claims: u32::try_from(claims).unwrap_or(u32::MAX), ..status }
 }
 
 /// How one resource stands with kubelet.
@@ -153,7 +133,7 @@ pub(crate) fn allocated(record: &Record, gpu: usize) -> Option<Limits> {
 pub(crate) fn allocation(record: &Record, region: Option<&Region>, used: &Use) -> Allocation {
     let snapshot = &used.snapshot;
     let overhead = |gpu| region.map_or(0, |region| region.overhead(gpu));
-    let gpus = record.grants.iter().enumerate().map(|(gpu, grant)| GpuUse {
+    let gpus = record.grants.iter().enumerate().map(|(gpu, grant)| tenant::Use {
         gpu_uuid: grant.uuid.clone(),
         // Not as its page has it, which follows: see `NodeSnapshot`.
         memory_limit_bytes: grant.memory_limit_bytes,
@@ -166,6 +146,7 @@ pub(crate) fn allocation(record: &Record, region: Option<&Region>, used: &Use) -
         policy: grant.compute,
         memory_overhead_bytes: overhead(gpu),
         memory_nvml_bytes: region.and_then(|region| region.observed().used(gpu)),
+        changed: allocated(record, gpu).is_some(),
         allocated: allocated(record, gpu),
         memory_owed_bytes: record.owed_bytes(&grant.uuid),
     });

@@ -1,6 +1,7 @@
 //! Allocations, by the pods that hold them.
 
-use tessera_view::status::{Allocation, GpuUse, Status};
+use tessera_view::status::{Allocation, Status};
+use tessera_view::tenant::Use;
 
 use super::names::Names;
 use crate::print::{Cell, Column, Page, Sheet, Tone};
@@ -93,7 +94,7 @@ pub(super) fn lay(page: &mut Page, status: &Status, names: &Names) {
 
 const CLAIM: &str = "claim ";
 
-fn short(allocation: &Allocation, used: &GpuUse, i: usize, names: &Names) -> Vec<Cell> {
+fn short(allocation: &Allocation, used: &Use, i: usize, names: &Names) -> Vec<Cell> {
     let once = |text: String| if i == 0 { text } else { String::new() };
     let [used_time, leased, gate] = compute(allocation).map(|text| once(text).into());
     vec![
@@ -112,7 +113,7 @@ fn short(allocation: &Allocation, used: &GpuUse, i: usize, names: &Names) -> Vec
     ]
 }
 
-fn wide(allocation: &Allocation, used: &GpuUse, i: usize, names: &Names) -> Vec<Cell> {
+fn wide(allocation: &Allocation, used: &Use, i: usize, names: &Names) -> Vec<Cell> {
     // What belongs to the whole allocation stands in its first row.
     let once = |text: String| if i == 0 { text } else { String::new() };
     let replicas = allocation.replica_ids.iter().filter_map(|id| id.rsplit_once("::"));
@@ -162,19 +163,19 @@ fn resource(allocation: &Allocation) -> String {
 }
 
 /// A use that fills the quota stands out.
-fn memory(used: &GpuUse) -> Cell {
+fn memory(used: &Use) -> Cell {
     let bytes = used.memory_used_bytes;
     let is_full = used.memory_limit_bytes > 0 && bytes >= used.memory_limit_bytes / 100 * 95;
     let tone = if is_full { Tone::Warn } else { Tone::Plain };
     Cell::toned(format_bytes(bytes), tone)
 }
 
-fn share(used: &GpuUse) -> String {
+fn share(used: &Use) -> String {
     changed(format!("{} {}", format_cores(used.cores_millis), used.policy.name()), used)
 }
 
 /// Marks a limit that was changed while the allocation ran.
-fn changed(text: String, used: &GpuUse) -> String {
+fn changed(text: String, used: &Use) -> String {
     if used.allocated.is_some() { text + "*" } else { text }
 }
 

@@ -1,8 +1,9 @@
 use proptest::prelude::*;
 use tessera_view::status::{
-    Allocation, AllocationState, Claim, ComputePolicy, ComputeUse, Dra, Gpu, GpuState, GpuUse,
-    Health, Holder, Limits, Plugin, Process, Registration, Replica, Resource,
+    Allocation, AllocationState, Claim, ComputePolicy, Dra, Gpu, GpuState, Health, Holder, Plugin,
+    Process, Registration, Replica, Resource,
 };
+use tessera_view::tenant::{Compute, Limits, Use};
 use unicode_width::UnicodeWidthStr;
 
 use super::*;
@@ -40,13 +41,13 @@ fn status() -> Status {
             resource_name: "tessera.dev/gpu".into(),
             replica_ids: vec!["GPU-49aabbcc-0000::0".into(), "GPU-49aabbcc-0000::2".into()],
             holder: holder("llm-0"),
-            gpus: vec![GpuUse {
+            gpus: vec![Use {
                 gpu_uuid: "GPU-49aabbcc-0000".into(),
                 memory_limit_bytes: 8 << 30,
                 memory_used_bytes: 3 << 29,
                 cores_millis: 500,
                 policy: ComputePolicy::Burst,
-                ..GpuUse::default()
+                ..Use::default()
             }],
             processes: vec![Process { host_pid: 12, ..Process::default() }],
             refusals: 4,
@@ -238,13 +239,13 @@ fn several_resources_are_distinguished() {
 #[test]
 fn the_lease_and_what_each_got_stand_in_columns_of_their_own() {
     let mut status = status();
-    let got = ComputeUse {
+    let got = Compute {
         gate: "closed".into(),
         got_1s_millis: 620,
         got_10s_millis: 505,
         used_10s_millis: Some(410),
         waiting_us: Some(900),
-        ..ComputeUse::default()
+        ..Compute::default()
     };
     status.allocations[0].compute = Some(got);
     status.allocations.push(Allocation {
@@ -282,7 +283,7 @@ fn the_lease_and_what_each_got_stand_in_columns_of_their_own() {
 #[test]
 fn a_pod_that_does_not_wait_is_not_said_to() {
     let mut status = status();
-    let idle = ComputeUse { gate: "closed".into(), waiting_us: None, ..ComputeUse::default() };
+    let idle = Compute { gate: "closed".into(), waiting_us: None, ..Compute::default() };
     status.allocations[0].compute = Some(idle);
     let text = plain(&status);
     let pods = &text[text.find("ALLOCATIONS").unwrap()..];
@@ -409,14 +410,14 @@ fn one_allocation() -> impl Strategy<Value = Allocation> {
         let limits = Limits { memory_limit_bytes: numbers.0, cores_millis: numbers.2, policy };
         let claim =
             Claim { namespace: texts.3, name: texts.2, request: texts.4, ..Claim::default() };
-        let used = GpuUse {
+        let used = Use {
             gpu_uuid: texts.5,
             memory_limit_bytes: numbers.0,
             memory_used_bytes: numbers.1,
             cores_millis: numbers.2,
             policy,
             allocated: flags.2.then_some(limits),
-            ..GpuUse::default()
+            ..Use::default()
         };
         Allocation {
             id: texts.0,
@@ -426,12 +427,12 @@ fn one_allocation() -> impl Strategy<Value = Allocation> {
             refusals: numbers.1,
             state,
             gpus: vec![used.clone(), used],
-            compute: flags.2.then(|| ComputeUse {
+            compute: flags.2.then(|| Compute {
                 waiting_us: flags.0.then_some(numbers.1),
                 gate: "closed".into(),
                 got_1s_millis: numbers.3,
                 got_10s_millis: numbers.2,
-                ..ComputeUse::default()
+                ..Compute::default()
             }),
             ..Allocation::default()
         }

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use tessera_view::status::{Allocation, GpuUse};
+use tessera_view::status::Allocation;
+use tessera_view::tenant::Use;
 
 use super::writer::Writer;
 use super::{Figure, Gpus, Snapshot};
@@ -85,7 +86,7 @@ fn write_memory(
     known: &Gpus<'_>,
 ) -> fmt::Result {
     /// Bytes, or `None` where they are not known now.
-    type Bytes = fn(&GpuUse, bool) -> Option<u64>;
+    type Bytes = fn(&Use, bool) -> Option<u64>;
     let families: [(&Family, Bytes); 5] = [
         (&f::CONTAINER_MEMORY_USED, |used, read| read.then_some(used.memory_used_bytes)),
         (&f::CONTAINER_MEMORY_LIMIT, |used, _| Some(used.memory_limit_bytes)),
@@ -177,7 +178,7 @@ fn write_container_totals(
 fn each_gpu(
     containers: &[Container<'_>],
     known: &Gpus<'_>,
-    mut write: impl FnMut(&Container<'_>, &GpuUse, &[&str]) -> fmt::Result,
+    mut write: impl FnMut(&Container<'_>, &Use, &[&str]) -> fmt::Result,
 ) -> fmt::Result {
     containers.iter().try_for_each(|container| {
         container.allocation.gpus.iter().try_for_each(|used| {

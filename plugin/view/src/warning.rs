@@ -5,7 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::time_format::ago;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use tessera_model::time_format::ago;
 
 /// How long something is shown after it last happened, milliseconds.
 pub const PAST: i64 = 3_600_000;
@@ -14,15 +16,17 @@ pub const GRAVE: i64 = 24 * PAST;
 /// Ages below that are not said, milliseconds.
 const NOW: i64 = 60_000;
 
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// Something that needs attention.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct Warning {
-    /// A sentence.
+    /// A sentence: what, and what to do.
     pub text: String,
-    /// Since when it stands, or when it was first seen; Unix milliseconds.
+    /// Since when; 0 where that is not known.
     pub since_unix_ms: i64,
-    /// When it was last seen; 0 for what stands.
+    /// The last time it was seen; 0 where it stands.
     pub last_unix_ms: i64,
-    /// How often; 0 for what stands.
+    /// How often; 0 where it stands.
     pub times: u64,
 }
 
