@@ -6,9 +6,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tessera_model::audit::{Behind, Event, What};
-use tessera_model::duration;
 use tessera_model::percent::format_cores;
-use tessera_model::quantity::format_bytes;
 use tessera_model::record::Record;
 use tessera_tenant::regions::{Region, Use};
 
@@ -151,10 +149,10 @@ fn more(old: u64, new: u64) -> u64 {
 fn news(record: &Record, known: &Known, new: &Seen, at: i64) -> Vec<Event> {
     let old = &known.seen;
     let mut events = Vec::new();
-    let mut tell = |times: u64, gpu: Option<usize>, what: What, reason: String| {
+    let mut tell = |times: u64, gpu: Option<usize>, what: What, reason: Option<String>| {
         if times > 0 {
             let gpu = gpu.or_else(|| (record.grants.len() == 1).then_some(0));
-            let event = Event::of(record, what, at).because(reason).times(times);
+            let event = Event { reason, ..Event::of(record, what, at) }.times(times);
             events.push(match gpu.and_then(|gpu| record.grants.get(gpu)) {
                 Some(grant) => event.on_gpu(&grant.uuid),
                 None => event,
@@ -164,54 +162,19 @@ fn news(record: &Record, known: &Known, new: &Seen, at: i64) -> Vec<Event> {
     let gpu = new.refused_gpu.or_else(|| (new.memory.len() == 1).then_some(0));
     let memory = gpu.and_then(|gpu| new.memory.get(gpu).copied());
     let (charged_bytes, limit_bytes) = memory.unwrap_or_default();
-    let bytes = new.largest_refused;
-    let refused = What::RefusedMemory { bytes, charged_bytes, limit_bytes };
-    tell(more(old.refused, new.refused), gpu, refused, of_memory(bytes, memory));
-    tell(
-        more(old.driver_refused, new.driver_refused),
-        None,
-        What::DriverRefused,
-        "within the quota: the GPU itself was full, or its memory fragmented".to_owned(),
-    );
-    tell(
-        more(old.rationed, new.rationed),
-        None,
-        What::Rationed,
-        "a process kept to its part of the cycle by itself: the arbiter was silent or out of reach"
-            .to_owned(),
-    );
-    tell(
-        more(old.unlisted, new.unlisted),
-        None,
-        What::Unlisted,
-        "a process found no free slot, or saw a GPU that is not in its quota".to_owned(),
-    );
+    let refused = What::RefusedMemory { bytes: new.largest_refused, charged_bytes, limit_bytes };
+    tell(more(old.refused, new.refused), gpu, refused, None);
+    tell(more(old.driver_refused, new.driver_refused), None, What::DriverRefused, None);
+    tell(more(old.rationed, new.rationed), None, What::Rationed, None);
+    tell(more(old.unlisted, new.unlisted), None, What::Unlisted, None);
     if let (Some(old), Some(new)) = (&old.time, &new.time) {
-        tell(
-            more(old.overlaps, new.overlaps),
-            None,
-            What::Overlapped,
-            "others ran beside it".to_owned(),
-        );
+        tell(more(old.overlaps, new.overlaps), None, What::Overlapped, None);
         let delayed = (known.age >= JUDGED).then(|| delayed(old, new, known.age)).flatten();
         if let Some((what, reason)) = delayed {
-            tell(1, None, what, reason);
+            tell(1, None, what, Some(reason));
         }
     }
     events
-}
-
-fn of_memory(bytes: u64, memory: Option<(u64, u64)>) -> String {
-    let asked = match bytes {
-        0 => "asked for more than its quota".to_owned(),
-        bytes => format!("asked for up to {}", format_bytes(bytes)),
-    };
-    match memory {
-        Some((used, limit)) => {
-            format!("{asked}, {} of {} in use", format_bytes(used), format_bytes(limit))
-        }
-        None => asked,
-    }
 }
 
 /// It waited for half of the time and got less than nine tenths of its share; or for long at once.
@@ -224,14 +187,9 @@ fn delayed(old: &Time, new: &Time, passed: Duration) -> Option<(What, String)> {
     if !(much && short || long) {
         return None;
     }
-    let within = duration::format(Duration::from_secs(passed.as_secs()));
     let seconds = |ns: u64| format!("{}.{} s", ns / 1_000_000_000, ns / 100_000_000 % 10);
-    let mut reason = format!(
-        "waited {} of {within} for the GPU and got {} of the {} that it asks for",
-        seconds(waited),
-        format_cores(new.got_millis),
-        format_cores(new.asked_millis)
-    );
+    let (got, asked) = (format_cores(new.got_millis), format_cores(new.asked_millis));
+    let mut reason = format!("it got {got} of the {asked} that it asks for");
     if long {
         reason += &format!("; its longest wait was {}", seconds(new.longest_ns));
     }
@@ -306,7 +264,6 @@ mod tests {
         let events = last_events(&record(1), &[&seen(5), &seen(17)]);
         let [event] = events.as_slice() else { panic!("{events:?}") };
         assert_eq!((event.times, event.gpu.as_deref()), (12, Some("GPU-0")));
-        assert_eq!(event.reason.as_deref(), Some("asked for up to 1 GiB, 9 GiB of 10 GiB in use"));
         let (bytes, charged_bytes, limit_bytes) = (1 << 30, 9 << 30, 10 << 30);
         assert_eq!(event.what, What::RefusedMemory { bytes, charged_bytes, limit_bytes });
         assert_eq!(last_events(&record(1), &[&seen(17), &seen(17)]), []);
@@ -339,7 +296,7 @@ mod tests {
         let [event] = last_events(&record(1), &[&before, &waiting(8, 100)]).try_into().unwrap();
         let what = What::Delayed { waited_ms: 8000, within_ms: 10_000, behind: other() };
         assert_eq!(event.what, what);
-        let reason = "waited 8.0 s of 10s for the GPU and got 10% of the 50% that it asks for";
+        let reason = "it got 10% of the 50% that it asks for";
         assert_eq!(event.reason.as_deref(), Some(reason));
         assert_eq!(last_events(&record(1), &[&before, &waiting(8, 490)]), [], "it got its share");
         assert_eq!(

@@ -25,12 +25,12 @@ impl Agent {
         what: What,
         why: &str,
     ) {
+        let event = Event::of(record, what, unix_ms()).because(why);
         let (namespace, pod, container) = names(record.holder.as_ref());
         warn!(
             id = %record.id, namespace, pod, container, gpu, finding = kind.name(),
-            "{why}"
+            "{}: {why}. {}", event.sentence("the GPU"), event.advice()
         );
-        let event = Event::of(record, what, unix_ms()).because(why);
         self.journal.audit(match gpu {
             Some(uuid) => event.on_gpu(uuid),
             None => event,
@@ -41,10 +41,8 @@ impl Agent {
     pub fn found_stranger(&self, uuid: &str, stranger: &Stranger) {
         let (namespace, pod, container) = names(stranger.holder.as_ref());
         let uid = stranger.place.as_ref().map(|place| place.pod_uid.as_str());
-        let why = format!(
-            "{stranger} of a shared GPU, and holds no share of it: no quota holds it, and what it takes \
-             is promised to others"
-        );
+        let what = What::Bypassed { pid: stranger.pid, bytes: stranger.bytes.unwrap_or(0) };
+        let event = Event::of_gpu(uuid, what, stranger.to_string(), unix_ms()).by(Actor::Plugin);
         warn!(
             gpu = uuid,
             namespace,
@@ -54,10 +52,10 @@ impl Agent {
             pid = stranger.pid,
             bytes = stranger.bytes,
             finding = FindingKind::Stranger.name(),
-            "{why}"
+            "{}: {stranger}. {}",
+            event.sentence("the GPU"),
+            event.advice()
         );
-        let what = What::Bypassed { pid: stranger.pid, bytes: stranger.bytes.unwrap_or(0) };
-        let event = Event::of_gpu(uuid, what, why, unix_ms()).by(Actor::Plugin);
         self.journal.audit(Event { holder: stranger.holder.clone(), ..event });
     }
 
@@ -71,9 +69,10 @@ impl Agent {
                 0 => String::new(),
                 n => format!(", and {n} more"),
             };
+            let what = What::Bypassed { pid: 0, bytes: 0 };
+            let advice = Event::of_node(what, 0).advice();
             warnings.push(format!(
-                "GPU {uuid}: {first} of it{more}, and no share of it is theirs: no quota holds them; see \
-                 docs/trust.md"
+                "GPU {uuid}: {first} of it{more}, and has no share of it. {advice} (docs/trust.md)"
             ));
         }
         warnings

@@ -156,7 +156,7 @@ impl Allocations {
         };
         let mut event = Event::of(&after, what, unix_ms()).by(actor);
         event.reason.clone_from(&options.reason);
-        info!(id = %after.id, by = ?event.by, what = ?event.what, "limits changed");
+        info!(id = %after.id, by = ?event.by, "{}", event.sentence("it"));
         let change =
             Change { put: vec![Record::clone(&after)], events: vec![event], ..Change::default() };
         if let Err(error) = writer.ledger.commit(&change) {

@@ -106,7 +106,7 @@ impl Inventory {
             event.gpu = (uuid != Cordon::NODE).then(|| uuid.clone());
             event.by = cordon.map(|cordon| cordon.by.clone()).or_else(|| actor.clone());
             event.reason = cordon.and_then(|cordon| cordon.reason.clone()).or(reason.clone());
-            info!(gpu = uuid, by = ?event.by, reason = ?event.reason, "{}", event.what.name());
+            info!(gpu = uuid, by = ?event.by, reason = event.detail(), "{}", event.sentence("it"));
             change.events.push(event);
             change.cordons.push((uuid.clone(), cordon.cloned()));
         }

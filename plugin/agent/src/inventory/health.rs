@@ -68,11 +68,17 @@ impl Inventory {
     pub(crate) fn observe(&self, observation: &Observation) -> (Vec<Event>, bool) {
         let mut health = self.health.lock();
         let transitions = health.observe(observation, Instant::now());
-        for Transition { uuid, from, to, reason } in &transitions {
-            let (from, to) = (from.name(), to.name());
+        let at_unix_ms = unix_ms();
+        let event = |Transition { uuid, from, to, reason }: Transition| {
+            Event::of_gpu(&uuid, What::Health { from, to }, reason, at_unix_ms)
+        };
+        let events: Vec<Event> = transitions.into_iter().map(event).collect();
+        for event in &events {
+            let (uuid, sentence) =
+                (event.gpu.as_deref().unwrap_or_default(), event.sentence("the GPU"));
             match health.reason(uuid) {
-                Some(_) => warn!(gpu = %uuid, from, to, %reason, "a GPU is not sold"),
-                None => info!(gpu = %uuid, from, to, %reason, "a GPU is sold"),
+                Some(_) => warn!(gpu = uuid, "{sentence}: {}", event.detail()),
+                None => info!(gpu = uuid, "{sentence}: {}", event.detail()),
             }
         }
         // Also the reason of a GPU that stays ill may be another by now.
@@ -85,13 +91,7 @@ impl Inventory {
                 changed = true;
             }
         }
-        drop(catalogue);
-        drop(health);
-        let at_unix_ms = unix_ms();
-        let event = |Transition { uuid, from, to, reason }: Transition| {
-            Event::of_gpu(&uuid, What::Health { from, to }, reason, at_unix_ms)
-        };
-        (transitions.into_iter().map(event).collect(), changed)
+        (events, changed)
     }
 
     /// The driver had no such GPU before it was watched; see [`Health::was_gone`].

@@ -1,4 +1,4 @@
-//! What a line of the audit trail is called as an event on a pod, and what its owner can do about it. Pure.
+//! What a line of the audit trail is called as an event on a pod. Pure.
 //!
 //! An owner has rights in one namespace: no other tenant is named. What a line gives as its reason may name neighbours
 //! or repeat what a process calls itself, so no reason is repeated but the driver's about a GPU. `tessera explain` has
@@ -9,9 +9,8 @@
 
 use tessera_cluster::events::LONGEST_MESSAGE as LONGEST;
 use tessera_model::audit::{Event, What};
-use tessera_model::percent::format_cores;
-use tessera_model::quantity::format_bytes;
-use tessera_model::{health, printable};
+use tessera_model::health::State;
+use tessera_model::printable;
 
 /// Reason, type and message.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,25 +21,31 @@ pub struct Words {
     pub message: String,
 }
 
+/// The reason, and whether it is a warning; `None` where pods get no event.
+fn reason(what: &What) -> Option<(&'static str, bool)> {
+    Some(match what {
+        What::RefusedMemory { .. } => ("GPUMemoryRefused", true),
+        What::DriverRefused => ("GPUMemoryFull", true),
+        What::Overlapped => ("GPUTimeOverrun", false),
+        What::Rationed => ("GPUTimeRationed", false),
+        What::Unlisted => ("GPUNotGranted", true),
+        What::Delayed { .. } => ("GPUTimeDelayed", false),
+        What::Bypassed { .. } => ("GPUQuotaBypassed", true),
+        What::Unaccounted => ("GPUMemoryUnaccounted", true),
+        What::Tampered { .. } => ("GPUQuotaTampered", true),
+        What::Health { to: State::Unhealthy, .. } => ("GPUUnhealthy", true),
+        What::Health { to: State::Healthy, .. } => ("GPUHealthy", false),
+        What::Cordoned => ("GPUCordoned", false),
+        What::Uncordoned => ("GPUUncordoned", false),
+        What::QuotaSet { .. } => ("GPUQuotaChanged", false),
+        What::QuotaReset { .. } => ("GPUQuotaReset", false),
+        _ => return None,
+    })
+}
+
 /// Whether pods get events about this at all.
 pub fn concerns_pods(what: &What) -> bool {
-    match what {
-        What::Health { to, .. } => matches!(to, health::State::Unhealthy | health::State::Healthy),
-        What::Unaccounted
-        | What::Cordoned
-        | What::Uncordoned
-        | What::QuotaSet { .. }
-        | What::QuotaReset { .. }
-        | What::RefusedMemory { .. }
-        | What::Delayed { .. }
-        | What::DriverRefused
-        | What::Overlapped
-        | What::Rationed
-        | What::Unlisted
-        | What::Tampered { .. }
-        | What::Bypassed { .. } => true,
-        _ => false,
-    }
+    reason(what).is_some()
 }
 
 /// Whether a line that names neither allocation nor holder concerns every pod on its GPU. What a stranger does is
@@ -51,177 +56,33 @@ pub fn concerns_neighbours(what: &What) -> bool {
 
 /// Words for a line whose holder is the pod that gets them; `None` if pods get no event about it.
 pub fn words(line: &Event) -> Option<Words> {
-    let gpu = line.gpu.as_deref().unwrap_or("its GPU");
-    let (reason, warning, message) = match &line.what {
-        _ if !concerns_pods(&line.what) => return None,
-        What::RefusedMemory { bytes, charged_bytes, limit_bytes } => {
-            let asked = match bytes {
-                0 => "a request".to_owned(),
-                bytes => format!("a request for {}", format_bytes(*bytes)),
-            };
-            let text = match limit_bytes {
-                0 => format!("{asked} for device memory was refused because of the quota"),
-                limit => format!(
-                    "{asked} was refused: {} of {} device memory were in use",
-                    format_bytes(*charged_bytes),
-                    format_bytes(*limit)
-                ),
-            };
-            let advice = "Ask for a larger share (more replicas of the resource, or a larger claim), or use less: \
-                          a smaller batch, a shorter context";
-            ("GPUMemoryRefused", true, advised(&text, advice, line))
+    let (reason, warning) = reason(&line.what)?;
+    let mut message = line.sentence(line.gpu.as_deref().unwrap_or("its GPU"));
+    match (&line.what, &line.by) {
+        // What the driver says of a GPU names no pod.
+        (What::Health { .. }, _) if !line.detail().is_empty() => {
+            message = format!("{message}: {}", line.detail());
         }
-        What::DriverRefused => (
-            "GPUMemoryFull",
-            true,
-            advised(
-                "a request within the quota was refused by the driver: the GPU itself is full, or its memory \
-                 fragmented",
-                "It is not this pod's fault: ask those who run the node",
-                line,
-            ),
-        ),
-        What::Overlapped => (
-            "GPUTimeOverrun",
-            false,
-            advised(
-                "its work went on beyond the end of its lease, so that others ran beside it",
-                "Long kernels and graphs make neighbours and itself slower: divide them where that is possible",
-                line,
-            ),
-        ),
-        What::Rationed => (
-            "GPUTimeRationed",
-            false,
-            advised(
-                "it kept to its part of GPU time by itself, because the plugin did not answer",
-                "Nothing is to be done if it ends; else ask those who run the node",
-                line,
-            ),
-        ),
-        What::Unlisted => (
-            "GPUNotGranted",
-            true,
-            advised(
-                "a process found no free slot, or saw a GPU that was not granted to its container",
-                "End processes that use CUDA without need, and leave CUDA_VISIBLE_DEVICES and \
-                 NVIDIA_VISIBLE_DEVICES as they are",
-                line,
-            ),
-        ),
-        What::Delayed { waited_ms, within_ms, .. } => {
-            let within = match within_ms {
-                0 => String::new(),
-                ms => format!(" in {:.1} s", *ms as f64 / 1000.0),
-            };
-            let waited = *waited_ms as f64 / 1000.0;
-            let text = format!("waited {waited:.1} s{within} for its part of GPU time");
-            let advice = "Others want the GPU as well: ask for a larger share, or for one whose policy is burst \
-                          where it is strict";
-            ("GPUTimeDelayed", false, advised(&text, advice, line))
-        }
-        What::Bypassed { pid, bytes } => {
-            ("GPUQuotaBypassed", true, bypassed(*pid, *bytes, gpu, line))
-        }
-        What::Unaccounted => (
-            "GPUMemoryUnaccounted",
-            true,
-            advised(
-                "its processes hold far more device memory than calls obtained; it counts against the quota",
-                "Large modules and kernels' local memory look like that, and those who run the node can then raise \
-                 gpus.context_overhead; else something goes past Tessera's library: link programs dynamically, and \
-                 leave LD_PRELOAD as it is",
-                line,
-            ),
-        ),
-        What::Tampered { what } => (
-            "GPUQuotaTampered",
-            true,
-            advised(
-                &format!(
-                    "Tessera's files in the container were tampered with: {}",
-                    cut(what.clone(), LONGEST / 2)
-                ),
-                "The pod's volumes, a process of it or somebody on the node did that: mount nothing over these files, and \
-                 write to none of them",
-                line,
-            ),
-        ),
-        What::Health { to: health::State::Unhealthy, .. } => {
-            let because = line.reason.as_deref();
-            let because = because.map(|reason| format!(": {reason}")).unwrap_or_default();
-            let advice = "New pods do not get this GPU. This one is left alone, but its work on the GPU may have \
-                          failed: if CUDA calls fail, delete the pod, so that its controller starts another";
-            ("GPUUnhealthy", true, advised(&format!("{gpu} is unhealthy{because}"), advice, line))
-        }
-        What::Health { .. } => {
-            let advice = "If CUDA calls still fail, restart the pod";
-            ("GPUHealthy", false, advised(&format!("{gpu} is healthy again"), advice, line))
-        }
-        What::Cordoned => {
-            let text = format!("{gpu} is cordoned{}: new pods do not get it", by(line));
-            let advice = "This one runs on, unless the operator or dra.no_execute evicts it: ask those who run the \
-                          node how long it may stay";
-            ("GPUCordoned", false, advised(&text, advice, line))
-        }
-        What::Uncordoned => {
-            ("GPUUncordoned", false, format!("{gpu} is no longer cordoned{}", by(line)))
-        }
-        What::QuotaSet { after, forced, .. } => {
-            let text = limits(after);
-            let force = if *forced { ", below what was in use" } else { "" };
-            ("GPUQuotaChanged", false, format!("the quota is now {text}{force}{}", by(line)))
-        }
-        What::QuotaReset { after, .. } => {
-            ("GPUQuotaReset", false, format!("the quota is again {}{}", limits(after), by(line)))
-        }
-        _ => return None,
-    };
-    Some(Words { reason, warning, message: cut(message, LONGEST) })
-}
-
-/// A process past the quota: of a container that has one, or of a pod without a share of this GPU.
-fn bypassed(pid: u32, bytes: u64, gpu: &str, line: &Event) -> String {
-    let uses = match bytes {
-        0 => gpu.to_owned(),
-        bytes => format!("{} of {gpu}", format_bytes(bytes)),
-    };
-    if line.id.is_some() {
-        let text = format!(
-            "process {pid} uses {uses} past Tessera's library; the memory counts against the quota, and no request \
-             of this process is refused"
-        );
-        let advice =
-            "Link programs dynamically, and leave LD_PRELOAD and /etc/ld.so.preload as they are";
-        return advised(&text, advice, line);
+        // Without the command, in which an operator gives a reason: that may name anybody.
+        (
+            What::Cordoned | What::Uncordoned | What::QuotaSet { .. } | What::QuotaReset { .. },
+            Some(by),
+        ) => message = format!("{message}, by {}", by.who()),
+        _ => {}
     }
-    // No share, nothing to explain.
-    format!(
-        "process {pid} uses {uses}, which is shared, and the pod has no share of it. Request one, or keep the GPU \
-         from the pod: it must not be privileged, and NVIDIA_VISIBLE_DEVICES (which CUDA's images set to all) must \
-         be void"
-    )
-}
-
-/// What happened, what to do about it, and where there is more.
-fn advised(text: &str, advice: &str, line: &Event) -> String {
-    let more = line.holder.as_ref().map(|holder| {
+    let message = cut(message, LONGEST / 2);
+    let advice = line.advice();
+    if advice.is_empty() {
+        return Some(Words { reason, warning, message });
+    }
+    // A pod without a share has nothing to explain.
+    let is_strangers = matches!(line.what, What::Bypassed { .. }) && line.id.is_none();
+    let holder = line.holder.as_ref().filter(|_| !is_strangers);
+    let more = holder.map_or_else(String::new, |holder| {
         format!("; `kubectl tessera explain {} -n {}` has more", holder.pod, holder.namespace)
     });
-    format!("{text}. {advice}{}", more.unwrap_or_default())
-}
-
-fn limits(limits: &[tessera_model::audit::Limits]) -> String {
-    let one = |l: &tessera_model::audit::Limits| {
-        let (memory, cores) = (format_bytes(l.memory_limit_bytes), format_cores(l.cores_millis));
-        format!("{memory} and {cores} of {}", l.uuid)
-    };
-    limits.iter().map(one).collect::<Vec<_>>().join(", ")
-}
-
-/// Without the command, in which an operator gives a reason: that may name anybody.
-fn by(line: &Event) -> String {
-    line.by.as_ref().map(|by| format!(", by {}", by.who())).unwrap_or_default()
+    let message = cut(format!("{message}. {advice}{more}"), LONGEST);
+    Some(Words { reason, warning, message })
 }
 
 fn cut(text: String, longest: usize) -> String {
@@ -235,6 +96,7 @@ mod tests {
     use super::*;
     use tessera_model::allocation_id::AllocationId;
     use tessera_model::audit::{Actor, Behind};
+    use tessera_model::health;
     use tessera_model::record::Holder;
 
     fn line(what: What) -> Event {
@@ -273,8 +135,7 @@ mod tests {
         let what = What::Bypassed { pid: 7, bytes: 1 << 30 };
         let stranger = Event { holder: Some(holder("team", "chat")), ..line(what).on_gpu("GPU-1") };
         let sent = words(&stranger).unwrap();
-        let text =
-            "process 7 uses 1 GiB of GPU-1, which is shared, and the pod has no share of it. ";
+        let text = "process 7 uses 1 GiB of GPU-1, which is shared, and has no share of it. ";
         assert!(sent.message.starts_with(text), "{}", sent.message);
         let sent = words(&Event { id: id(), ..stranger }).unwrap();
         let text = "process 7 uses 1 GiB of GPU-1 past Tessera's library; ";
@@ -360,6 +221,6 @@ mod tests {
         let sent = words(&Event { what, ..line.clone() }).unwrap();
         assert!(sent.message.len() <= LONGEST && sent.message.ends_with("has more"), "with advice");
         let sent = words(&line.on_gpu(&"ä".repeat(LONGEST))).unwrap();
-        assert!(sent.message.len() <= LONGEST && sent.message.ends_with("ä…"));
+        assert!(sent.message.len() <= LONGEST && sent.message.ends_with("has more"));
     }
 }

@@ -116,21 +116,13 @@ impl Observer {
     pub(super) fn report(&self, record: &Record, uuid: &str, finding: Finding) {
         match finding {
             Finding::NoSlot { pid, bytes } => {
-                let cause = self.cause(pid);
-                let why = format!(
-                    "process {pid} of the container holds {} and is in no slot of its usage page: \
-                     {cause}. The memory counts against the quota, and nothing refuses it more",
-                    format_bytes(bytes)
-                );
+                let why = format!("it is in no slot of its usage page: {}", self.cause(pid));
                 let what = What::Bypassed { pid, bytes };
                 self.agent.found(record, Some(uuid), FindingKind::Bypass, what, &why);
             }
             Finding::Beyond { bytes, pid } => {
                 let why = format!(
-                    "the container's processes hold {} of device memory beyond what is charged, contexts \
-                     included, process {pid} most of it. Modules, local memory and half-empty pages can \
-                     take that much, and gpus.context_overhead should then be higher; else something \
-                     goes past the shim. The memory counts against the quota",
+                    "{} beyond what is charged, contexts included, process {pid} most of it",
                     format_bytes(bytes)
                 );
                 self.agent.found(
@@ -169,9 +161,8 @@ impl Observer {
         tenant.tamperings = seen;
         tenant.reported = Some(now);
         self.agent.trust().count(FindingKind::UsagePage, new);
-        let why = "its usage page was resized, cannot be true, or is kept from being changed: only a \
-                   process of the container, or somebody on the node, can do that. It was put right where that was possible; the \
-                   driver's figures count against the quota meanwhile";
+        let why = "it was resized, cannot be true, or is kept from being changed; it was put right where that was \
+                   possible, and the driver's figures count against the quota meanwhile";
         let what = What::Tampered { what: "usage page".to_owned() };
         self.agent.found(record, None, FindingKind::UsagePage, what, why);
     }

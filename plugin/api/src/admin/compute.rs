@@ -40,18 +40,3 @@ pub(super) fn add_lease(gpu: &mut Gpu, view: &View) {
     gpu.lease_waiting = u32::try_from(lease.waiting).unwrap_or(u32::MAX);
     gpu.lease_quantum_us = lease.quantum_ns / 1000;
 }
-
-/// What is wrong with how a tenant behaves at its gate, and how often.
-pub(super) fn violations(share: &TenantShare) -> [(u64, &'static str); 5] {
-    let violations = share.violations;
-    [
-        (violations.garbage, "sends garbage to its gate socket"),
-        (violations.nonsense, "sends its gate messages that make no sense there"),
-        (violations.throttled, "floods its gate socket and is slowed down"),
-        (violations.turned_away, "opens too many connections to its gate"),
-        (
-            share.totals.overlaps,
-            "drained the GPU too late, so that others ran beside it; give it more CPU, or launch shorter kernels",
-        ),
-    ]
-}

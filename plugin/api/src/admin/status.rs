@@ -33,7 +33,7 @@ use tessera_view::status::{
     Allocation, AllocationState, Gpu, Health, Plugin, Registration, Resource, Status,
 };
 use tessera_view::tenant;
-use tessera_view::warning::{Ages, Found, PAST};
+use tessera_view::warning::{Ages, Found};
 
 /// Everything that `status` looks at. What comes later in the start is filled in later: the service
 /// answers while the plugin still waits for GPUs.
@@ -243,22 +243,15 @@ impl StatusView {
                 unread.insert(record.id.to_string());
             }
             let used = used.unwrap_or_default();
-            let counters = region.as_ref().map(|region| region.tenant().counters());
             if let Some(region) = region {
                 hidden |= region.tenant().has_hidden_pids();
                 seen |= region.tenant().peers().iter().any(|peer| peer.host_pid.is_some());
             }
             let parked_and_idle = !record.is_live() && used.snapshot.slots.is_empty();
             let name = record.name();
-            if let Some(region) = region {
-                let counters = counters.unwrap_or_default();
-                found.extend(warnings::of_tenant(record.id.as_str(), &name, region, counters));
-            }
             let share = compute.tenants.iter().find(|share| share.id == record.id.as_str());
-            if let Some(share) = share {
-                let violations = compute::violations(share);
-                found.extend(warnings::counted(record.id.as_str(), &name, PAST, violations));
-            }
+            let id = record.id.as_str();
+            found.extend(warnings::of_tenant(id, &name, region.as_deref(), share));
             if !parked_and_idle {
                 let compute = share.map(compute::of_allocation);
                 let allocation = allocation(record, region.as_deref(), &used);

@@ -1,6 +1,7 @@
 //! What `status` warns of, with ages.
 
-use tessera_peers::Counters;
+use tessera_arbiter::TenantShare;
+use tessera_model::audit::{Event, What};
 use tessera_tenant::regions::Region;
 use tessera_view::warning::{Found, GRAVE, PAST};
 
@@ -10,45 +11,48 @@ pub(super) fn standing(text: String) -> Found {
     Found { key, text, times: 0, shown: 0 }
 }
 
-/// What is wrong with a tenant, by its pages and sessions.
-pub(super) fn of_tenant(id: &str, name: &str, region: &Region, counters: Counters) -> Vec<Found> {
+/// What is wrong with a tenant, by its pages, its sessions and its gate.
+pub(super) fn of_tenant(
+    id: &str,
+    name: &str,
+    region: Option<&Region>,
+    share: Option<&TenantShare>,
+) -> Vec<Found> {
     let mut found = Vec::new();
-    if region.observed().stands() {
-        found.push(Found {
-            key: format!("{id} unaccounted"),
-            text: format!(
-                "{name}: holds device memory outside its account; the log says which process, and \
-                 docs/trust.md what it may be"
-            ),
-            times: 0,
-            shown: 0,
-        });
+    let mut add = |times, shown, text: &str| {
+        let (key, text) = (format!("{id} {text}"), format!("{name}: {text}"));
+        found.push(Found { key, text, times, shown });
+    };
+    let counters = region.map(|region| region.tenant().counters()).unwrap_or_default();
+    if region.is_some_and(|region| region.observed().stands()) {
+        add(0, 0, &told(What::Unaccounted));
     }
-    let tampered = [(region.tamperings(), "its usage page was tampered with")];
-    found.extend(counted(id, name, GRAVE, tampered));
-    let behaviour = [
-        (counters.garbage, "sends garbage to its session socket"),
-        (counters.throttled, "floods its session socket and is slowed down"),
-        (counters.turned_away, "opens too many sessions"),
-        (counters.unknown_gpu, "sees a GPU that is not in its quota, and may not use it"),
-        (counters.no_slot, "has more CUDA processes than there are slots"),
+    let tampered = told(What::Tampered { what: "usage page".to_owned() });
+    let (violations, overlaps) =
+        share.map(|share| (share.violations, share.totals.overlaps)).unwrap_or_default();
+    let counted = [
+        (region.map_or(0, Region::tamperings), GRAVE, tampered.as_str()),
+        (counters.garbage, PAST, "sends garbage to its session socket"),
+        (counters.throttled, PAST, "floods its session socket and is slowed down"),
+        (counters.turned_away, PAST, "opens too many sessions"),
+        (counters.unknown_gpu, PAST, "sees a GPU that is not in its quota, and may not use it"),
+        (counters.no_slot, PAST, "has more CUDA processes than there are slots"),
+        (violations.garbage, PAST, "sends garbage to its gate socket"),
+        (violations.nonsense, PAST, "sends its gate messages that make no sense there"),
+        (violations.throttled, PAST, "floods its gate socket and is slowed down"),
+        (violations.turned_away, PAST, "opens too many connections to its gate"),
+        (overlaps, PAST, &told(What::Overlapped)),
     ];
-    found.extend(counted(id, name, PAST, behaviour));
+    for (times, shown, text) in counted {
+        if times > 0 {
+            add(times, shown, text);
+        }
+    }
     found
 }
 
-/// What a tenant did so many times.
-pub(super) fn counted<const N: usize>(
-    id: &str,
-    name: &str,
-    shown: i64,
-    counts: [(u64, &'static str); N],
-) -> impl Iterator<Item = Found> {
-    let found = move |(times, text): (u64, &'static str)| Found {
-        key: format!("{id} {text}"),
-        text: format!("{name}: {text}"),
-        times,
-        shown,
-    };
-    counts.into_iter().filter(|(times, _)| *times > 0).map(found).collect::<Vec<_>>().into_iter()
+/// As the audit trail has it, and what to do.
+fn told(what: What) -> String {
+    let event = Event::of_node(what, 0);
+    format!("{}. {}", event.sentence("the GPU"), event.advice())
 }

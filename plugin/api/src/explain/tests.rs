@@ -59,9 +59,7 @@ fn record() -> Record {
 fn refused(times: u64, ago_s: i64) -> Event {
     let (bytes, charged_bytes, limit_bytes) = (GIB, 7 * GIB, 8 * GIB);
     let what = What::RefusedMemory { bytes, charged_bytes, limit_bytes };
-    Event::of(&record(), what, NOW - ago_s * 1000)
-        .because("asked for up to 1 GiB, 7 GiB of 8 GiB in use")
-        .times(times)
+    Event::of(&record(), what, NOW - ago_s * 1000).times(times)
 }
 
 /// A pod that lives, one that is gone, and their GPU.
@@ -264,7 +262,7 @@ fn a_gpu_is_explained_with_what_happened_on_it() {
     assert_eq!(whats, ["allocated", "refused-memory", "refused-memory", "cordoned"]);
     let text = explained.text();
     assert!(text.contains("GPU 0, GPU-aaaa, NVIDIA L4: healthy"), "{text}");
-    assert!(text.contains("cordoned: nothing more of it is given out: for repair"), "{text}");
+    assert!(text.contains("the GPU is cordoned, and new pods do not get it: for repair"), "{text}");
 }
 
 #[test]

@@ -214,7 +214,7 @@ mod tests {
             [sick("GPU-a"), sick("GPU-b"), Line::of_node(What::Cordoned, 41), line("b", 1, 50)];
         add_from(&mut one, &Query { subject: "0".into(), ..Query::default() }, &trail);
         assert_eq!(found(&one), [("cordoned", 40, ""), ("cordoned", 41, "")]);
-        assert!(one.events[0].text.ends_with("given out: XID 79"), "{}", one.events[0].text);
+        assert!(one.events[0].text.ends_with("do not get it: XID 79"), "{}", one.events[0].text);
         let mut narrow = answer();
         add_from(&mut narrow, &Query { namespace: "ns".into(), ..Query::default() }, &trail);
         assert_eq!(found(&narrow), []);

@@ -3,6 +3,7 @@
 mod actor;
 mod event;
 mod what;
+mod words;
 
 pub use actor::Actor;
 pub use event::{Event, TEXT_KEPT};

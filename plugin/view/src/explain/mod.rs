@@ -180,6 +180,8 @@ pub struct Incident {
     pub reason_is_own: bool,
     /// The allocation that had the GPU meanwhile, where that is known.
     pub behind: Option<Behind>,
+    /// What can be done about it; empty where nothing need be.
+    pub advice: String,
 }
 
 /// A line of the audit trail.

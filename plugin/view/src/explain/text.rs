@@ -151,7 +151,8 @@ fn allocation(out: &mut String, story: &Story, explained: &Explanation) {
                     format!("{} to {}", time_format::utc(first), time_format::utc(last))
                 }
             };
-            format!("{} {}, {span}; last: {}", i.what, times(i.times), i.because())
+            let last = format!("{} {}, {span}; last: {}", i.what, times(i.times), i.because());
+            if i.advice.is_empty() { last } else { format!("{last}. {}", i.advice) }
         };
         lines(out, "incidents", story.incidents.iter().map(incident));
     }

@@ -72,7 +72,10 @@ async fn refusals_reach_the_trail_with_their_sizes_and_a_flood_makes_no_more_lin
     let story = story_until(&node, "greedy", |story| !story.incidents.is_empty()).await;
     let incident = &story.incidents[0];
     assert_eq!((incident.what.as_str(), incident.times), ("refused-memory", 1));
-    assert_eq!(incident.reason, "asked for up to 9 GiB, 0 B of 8 GiB in use");
+    assert_eq!(
+        incident.reason,
+        "a request for 9 GiB was refused: 0 B of 8 GiB device memory were in use"
+    );
     assert_eq!(story.trail.last().unwrap().by, "container");
 
     // The plugin reads on this thread, and only so fast.

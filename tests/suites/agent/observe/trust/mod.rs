@@ -113,7 +113,8 @@ async fn a_process_of_no_tenant_on_a_shared_gpu_is_flagged_and_named() {
     let events = trail(&mut node).await;
     let bypassed = events.iter().find(|e| matches!(e.what, What::Bypassed { .. })).unwrap();
     assert_eq!((&bypassed.id, bypassed.gpu.as_deref()), (&None, Some(gpu(0).uuid.as_str())));
-    assert!(bypassed.reason.as_ref().unwrap().contains("holds no share"), "{bypassed:?}");
+    assert!(bypassed.sentence("it").ends_with("has no share of it"), "{bypassed:?}");
+    assert!(bypassed.detail().starts_with(&pid), "{bypassed:?}");
 }
 
 #[tokio::test]
