@@ -8,6 +8,7 @@ use std::time::Duration;
 use tessera_model::audit::{Behind, Event, What};
 use tessera_model::percent::format_cores;
 use tessera_model::record::Record;
+use tessera_peers::OverQuota;
 use tessera_tenant::regions::{Region, Use};
 
 /// Counters of one allocation, since its generation or the plugin began.
@@ -15,10 +16,8 @@ use tessera_tenant::regions::{Region, Use};
 pub struct Seen {
     /// Requests over the quota.
     pub refused: u64,
-    /// The largest reported one, bytes.
-    pub largest_refused: u64,
-    /// The GPU of the last of them, as the page counts.
-    pub refused_gpu: Option<usize>,
+    /// The largest reported one.
+    pub over_quota: OverQuota,
     /// Requests that the driver refused.
     pub driver_refused: u64,
     /// Times that a process rationed itself.
@@ -54,7 +53,6 @@ pub struct Time {
 pub(crate) fn seen(region: &Region, used: &Use) -> Seen {
     let tenant = region.tenant();
     let counters = tenant.counters();
-    let (largest_refused, gpu) = tenant.take_refused();
     let spec = region.spec();
     let memory = spec.gpus.iter().enumerate().map(|(gpu, quota)| {
         let overhead = region.overhead(gpu);
@@ -63,8 +61,7 @@ pub(crate) fn seen(region: &Region, used: &Use) -> Seen {
     Seen {
         // Pages count all requests, sessions report some also when a page is ruined.
         refused: used.tally.refusals.max(counters.over_quota),
-        largest_refused,
-        refused_gpu: gpu.and_then(|gpu| usize::try_from(gpu).ok()),
+        over_quota: tenant.take_over_quota(),
         driver_refused: used.tally.driver_refusals.max(counters.driver_refused),
         rationed: used.tally.gate_timeouts,
         unlisted: counters.no_slot.saturating_add(counters.unknown_gpu),
@@ -159,10 +156,13 @@ fn news(record: &Record, known: &Known, new: &Seen, at: i64) -> Vec<Event> {
             });
         }
     };
-    let gpu = new.refused_gpu.or_else(|| (new.memory.len() == 1).then_some(0));
-    let memory = gpu.and_then(|gpu| new.memory.get(gpu).copied());
+    let OverQuota { bytes, gpu, memory } = new.over_quota;
+    let gpu = gpu.and_then(|gpu| usize::try_from(gpu).ok());
+    let gpu = gpu.or_else(|| (new.memory.len() == 1).then_some(0));
+    // As it was then; a session that says nothing leaves what is there now.
+    let memory = memory.or_else(|| gpu.and_then(|gpu| new.memory.get(gpu).copied()));
     let (charged_bytes, limit_bytes) = memory.unwrap_or_default();
-    let refused = What::RefusedMemory { bytes: new.largest_refused, charged_bytes, limit_bytes };
+    let refused = What::RefusedMemory { bytes, charged_bytes, limit_bytes };
     tell(more(old.refused, new.refused), gpu, refused, None);
     tell(more(old.driver_refused, new.driver_refused), None, What::DriverRefused, None);
     tell(more(old.rationed, new.rationed), None, What::Rationed, None);
@@ -228,7 +228,7 @@ mod tests {
     fn seen(refused: u64) -> Seen {
         Seen {
             refused,
-            largest_refused: 1 << 30,
+            over_quota: OverQuota { bytes: 1 << 30, ..OverQuota::default() },
             memory: vec![(9 << 30, 10 << 30)],
             time: Some(Time { asked_millis: 500, ..Time::default() }),
             ..Seen::default()
@@ -356,8 +356,8 @@ mod tests {
     #[test]
     fn counters_that_jump_or_go_back_harm_nobody() {
         let mut wild = waiting(u64::MAX / 1_000_000_000, u32::MAX);
-        (wild.refused, wild.largest_refused, wild.refused_gpu) =
-            (u64::MAX, u64::MAX, Some(usize::MAX));
+        wild.refused = u64::MAX;
+        wild.over_quota = OverQuota { bytes: u64::MAX, gpu: Some(u32::MAX), memory: None };
         for looks in [[&seen(9), &wild], [&wild, &seen(3)]] {
             assert!(last_events(&record(1), &looks).len() < 3);
         }

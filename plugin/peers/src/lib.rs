@@ -31,7 +31,7 @@ use tracing::{debug, warn};
 
 use tessera_system::descriptors::ListenerKind;
 
-pub use tenant::{Counters, MAX_SESSIONS, Peer, TenantSessions};
+pub use tenant::{Counters, MAX_SESSIONS, OverQuota, Peer, TenantSessions};
 pub use token_bucket::TokenBucket;
 
 /// How long after end-of-file slots are looked at again: at `exec` the kernel drops the old mapping,
@@ -52,6 +52,11 @@ pub trait Pages: Send + Sync + 'static {
     fn generation(&self) -> u64;
     /// A process came, or made a context: what the allocation holds of its GPUs is worth a look.
     fn news(&self) {}
+    /// Bytes in use on the page's `gpu`-th GPU, and bytes that may be held there; `None` where that cannot be read at
+    /// once.
+    fn memory(&self, _gpu: u32) -> Option<(u64, u64)> {
+        None
+    }
 }
 
 /// A listening socket; closes with all its sessions when dropped.
@@ -242,7 +247,7 @@ async fn converse(
         }
         match Message::decode_spoken(&packet[..length]) {
             Ok((message, abi)) => {
-                let heard = tenant.hear(key, &message);
+                let heard = tenant.hear(key, &message, |gpu| pages.memory(gpu));
                 if heard != Heard::Nonsense {
                     if is_news(&message) {
                         pages.news();

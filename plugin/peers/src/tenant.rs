@@ -55,6 +55,18 @@ pub struct Counters {
     pub no_slot: u64,
 }
 
+/// The largest request over the quota that was reported since the last query.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OverQuota {
+    /// Bytes asked for.
+    pub bytes: u64,
+    /// On which GPU, as the page counts.
+    pub gpu: Option<u32>,
+    /// Bytes in use there at that moment and bytes that may be held, where the page could be read: the process may be
+    /// gone at the next look.
+    pub memory: Option<(u64, u64)>,
+}
+
 /// What follows from a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Heard {
@@ -82,8 +94,7 @@ struct State {
     bucket: TokenBucket,
     hidden_pids: bool,
     most: usize,
-    /// The largest request over the quota reported since the last query, and the GPU of the last one.
-    refused: (u64, Option<u32>),
+    over_quota: OverQuota,
 }
 
 /// Sessions that one allocation may have, and processes at its gate, as far as this process may open
@@ -109,7 +120,7 @@ impl Default for TenantSessions {
                 counters: Counters::default(),
                 bucket: TokenBucket::new(BURST, RATE, Instant::now()),
                 hidden_pids: false,
-                refused: (0, None),
+                over_quota: OverQuota::default(),
             }),
         }
     }
@@ -130,10 +141,9 @@ impl TenantSessions {
         self.state().counters
     }
 
-    /// The largest request over the quota reported since the call before, bytes, and the GPU of
-    /// the last one, as the page counts.
-    pub fn take_refused(&self) -> (u64, Option<u32>) {
-        std::mem::take(&mut self.state().refused)
+    /// See [`OverQuota`].
+    pub fn take_over_quota(&self) -> OverQuota {
+        std::mem::take(&mut self.state().over_quota)
     }
 
     /// Whether a process came whose pid on the host cannot be known: the plugin lacks hostPID.
@@ -198,8 +208,13 @@ impl TenantSessions {
         state.counters.dropped += u64::from(dropped);
     }
 
-    /// Takes a message.
-    pub(super) fn hear(&self, key: u64, message: &Message) -> Heard {
+    /// Takes a message. `memory` reads what is in use on a GPU, and what may be held there.
+    pub(super) fn hear(
+        &self,
+        key: u64,
+        message: &Message,
+        memory: impl FnOnce(u32) -> Option<(u64, u64)>,
+    ) -> Heard {
         let mut state = self.state();
         match message {
             Message::Hello { slot, pid, .. } => {
@@ -212,8 +227,10 @@ impl TenantSessions {
                 }
             }
             Message::Event(event) => {
-                if event.kind == EventKind::OverQuota {
-                    state.refused = (state.refused.0.max(event.bytes), event.gpu);
+                let (bytes, gpu) = (event.bytes, event.gpu);
+                // A page is read for the largest alone, however many there are.
+                if event.kind == EventKind::OverQuota && bytes > state.over_quota.bytes {
+                    state.over_quota = OverQuota { bytes, gpu, memory: gpu.and_then(memory) };
                 }
                 let counters = &mut state.counters;
                 let counter = match event.kind {
@@ -264,7 +281,7 @@ mod tests {
         let tenant = TenantSessions::default();
         for (host, slot) in [(70, 1), (71, 2), (72, 2)] {
             let key = tenant.enter(Some(host)).unwrap();
-            tenant.hear(key, &Message::Hello { slot, pid: 7, generation: 1 });
+            tenant.hear(key, &Message::Hello { slot, pid: 7, generation: 1 }, |_| None);
             tenant.leave(key);
         }
         assert_eq!((tenant.host_pid(7, 1), tenant.host_pid(7, 2)), (Some(70), Some(72)));

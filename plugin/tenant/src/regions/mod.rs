@@ -570,6 +570,14 @@ impl session::Pages for Weak {
         }
     }
 
+    fn memory(&self, gpu: u32) -> Option<(u64, u64)> {
+        let (region, gpu) = (self.0.upgrade()?, usize::try_from(gpu).ok()?);
+        // The thread that asks serves kubelet, and waits for nobody.
+        let snapshot = region.open.try_lock().ok()?.usage.glance().ok()?;
+        let limit = region.spec().gpus.get(gpu)?.memory_limit_bytes;
+        Some((snapshot.charged(gpu).saturating_add(region.overhead(gpu)), limit))
+    }
+
     fn generation(&self) -> u64 {
         self.0.upgrade().map_or(0, |region| region.generation.load(Ordering::Relaxed))
     }

@@ -5,7 +5,11 @@ use std::os::fd::OwnedFd;
 
 use nix::sys::socket::{MsgFlags, send};
 use tessera_harness::plugin::{GIB, TestNode, admin, bounded, connect, id_of, pod};
+use tessera_region::account::Account;
+use tessera_region::layout::Kind;
+use tessera_region::quota::QuotaReader;
 use tessera_region::session::{EVENT_UUID_LEN, Event, EventKind, Message};
+use tessera_region::usage::UsageMap;
 use tessera_store::Filter;
 use tessera_view::explain::{Explanation, Story};
 use tessera_web::client::{ClientError, query};
@@ -87,6 +91,33 @@ async fn refusals_reach_the_trail_with_their_sizes_and_a_flood_makes_no_more_lin
     let story = story_until(&node, "greedy", |story| story.incidents[0].times == 501).await;
     let lines = story.trail.iter().filter(|line| line.what == "refused-memory").count();
     assert_eq!(lines, 2, "the first, and all others together: {:?}", story.trail);
+}
+
+#[tokio::test]
+async fn a_refusal_is_remembered_with_what_was_in_use_then_although_the_job_is_gone() {
+    let node = TestNode::start().await;
+    let ids = node.kubelet.run(&pod("job", 1)).await.unwrap().remove(0).device_ids;
+    let pages = node.pages(&ids);
+    let usage = UsageMap::attach(&pages).unwrap();
+    let slot = usage.claim().unwrap();
+    let job = Account::new(QuotaReader::attach(&pages).unwrap(), usage, slot);
+    job.reserve(0, 5 * GIB).unwrap().commit(5 * GIB, Kind::Plain).unwrap();
+    refused(&connect(&pages), 9 * GIB);
+    let region = || {
+        let all = node.agent().allocations().with_regions();
+        all.into_iter().find_map(|(_, region)| region).unwrap()
+    };
+    bounded(async {
+        while region().tenant().counters().over_quota < 1 {
+            tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+        }
+    })
+    .await;
+    job.release(0, 5 * GIB, Kind::Plain);
+    drop(job);
+    let story = story_until(&node, "job", |story| !story.incidents.is_empty()).await;
+    let reason = "a request for 9 GiB was refused: 5 GiB of 8 GiB device memory were in use";
+    assert_eq!(story.incidents[0].reason, reason);
 }
 
 #[tokio::test]
