@@ -42,6 +42,19 @@ impl Replica {
     }
 }
 
+/// Replicas as people read them, by GPU: `0 and 2 of GPU-49aa…`.
+pub fn grouped(ids: &[String]) -> String {
+    let mut gpus: Vec<(&str, Vec<String>)> = Vec::new();
+    for (uuid, index) in ids.iter().filter_map(|id| Replica::split(id)) {
+        match gpus.iter_mut().find(|(known, _)| *known == uuid) {
+            Some((_, indexes)) => indexes.push(index.to_string()),
+            None => gpus.push((uuid, vec![index.to_string()])),
+        }
+    }
+    let of = |(uuid, indexes): (&str, Vec<String>)| format!("{} of {uuid}", indexes.join(" and "));
+    gpus.into_iter().map(of).collect::<Vec<_>>().join(", ")
+}
+
 impl fmt::Display for Replica {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}::{}", self.uuid, self.index)
@@ -62,6 +75,12 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn replicas_of_one_gpu_name_it_once() {
+        let ids = ["GPU-a::0", "GPU-b::1", "GPU-a::2", "?"].map(str::to_owned);
+        assert_eq!(grouped(&ids), "0 and 2 of GPU-a, 1 of GPU-b");
+    }
 
     #[test]
     fn a_name_with_slashes_is_no_uuid() {

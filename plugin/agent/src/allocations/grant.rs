@@ -11,6 +11,7 @@ use tessera_model::percent::format_cores;
 use tessera_model::placement_reason::PlacementReason;
 use tessera_model::quantity::format_bytes;
 use tessera_model::record::Record;
+use tessera_model::replica;
 use tessera_rules::allocate::{self, Catalogue};
 use tessera_rules::ask::{self, Ask, ShareAsk};
 use tessera_rules::refusal::Refusal;
@@ -40,7 +41,7 @@ impl Allocations {
             let Record { id, resource, replicas, origin, .. } = &**record;
             match origin.claim() {
                 Some(claim) => info!(%id, %claim, again = *mode == Mode::Adopt, "prepared"),
-                None => info!(%id, resource, ?replicas, "allocated"),
+                None => info!(%id, resource, replicas = replica::grouped(replicas), "allocated"),
             }
             Ok(delivered)
         };
@@ -221,7 +222,7 @@ impl Allocations {
         let mut writer = self.journal.writer();
         let mut change = Change::default();
         for record in ids.iter().filter_map(|id| self.record(id)) {
-            info!(id = %record.id, holder = ?record.holder, "released");
+            info!(id = %record.id, "released by {}", record.name());
             change.release(&record, unix_ms());
         }
         if change.is_empty() {

@@ -115,7 +115,7 @@ impl Allocations {
                 }
                 Action::Release(id) => {
                     let Some(record) = records.get(&id) else { continue };
-                    info!(%id, holder = ?record.holder, "released");
+                    info!(%id, "released by {}", record.name());
                     change.release(record, unix_ms());
                 }
             }

@@ -23,7 +23,7 @@ use tessera_rules::shares;
 use tessera_store::Lines;
 use tessera_view::API_VERSION;
 use tessera_view::explain::{Explanation, GpuStory};
-use tessera_view::status::Status;
+use tessera_view::status::{Allocation, Status};
 
 /// Most allocations that are explained in full; of a Deployment's pods, or of a name that comes again and again.
 const STORIES: usize = 8;
@@ -113,7 +113,9 @@ fn gpu_story(facts: &Facts, uuid: &str) -> Option<GpuStory> {
         line
     };
     let trail = concerned[concerned.len().saturating_sub(LINES)..].iter().map(line).collect();
-    Some(GpuStory { gpu: Some(gpu.clone()), cut: cut.unwrap_or_default(), trail })
+    let holds = |one: &&Allocation| one.gpus.iter().any(|used| used.gpu_uuid == uuid);
+    let allocations = facts.status.allocations.iter().filter(holds).cloned().collect();
+    Some(GpuStory { gpu: Some(gpu.clone()), cut: cut.unwrap_or_default(), allocations, trail })
 }
 
 #[cfg(test)]

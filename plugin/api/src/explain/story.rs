@@ -1,7 +1,10 @@
 //! One generation of an allocation, from beginning to end.
 
-use tessera_view::explain::{Enforcement, Limit, Placement, Stand, Story};
+use std::cmp::Reverse;
+
+use tessera_view::explain::{Behind, Enforcement, Limit, Neighbour, Placement, Stand, Story};
 use tessera_view::status::{Allocation, AllocationState, Gpu, GpuState, Health};
+use tessera_view::tenant::Use;
 
 use super::subject::{Key, holder};
 use super::{Facts, LINES, lines, origin};
@@ -105,10 +108,31 @@ fn living(
         started_unix_ms: record.started_unix_ms,
         released_unix_ms: 0,
         limits: limits.collect(),
+        neighbours: now.map(|now| neighbours(facts, now)).unwrap_or_default(),
         placement: Some(placement),
         enforcement: Some(enforcement(facts, record, now)),
         ..story
     }
+}
+
+/// Others that had its GPUs in the last ten seconds.
+fn neighbours(facts: &Facts, now: &Allocation) -> Vec<Neighbour> {
+    let mut all = Vec::new();
+    for other in facts.status.allocations.iter().filter(|other| other.id != now.id) {
+        let got_10s_millis = other.compute.as_ref().map_or(0, |compute| compute.got_10s_millis);
+        let shares = |used: &&Use| now.gpus.iter().any(|mine| mine.gpu_uuid == used.gpu_uuid);
+        for used in other.gpus.iter().filter(shares).filter(|_| got_10s_millis > 0) {
+            let holder = other.holder.clone().unwrap_or_default();
+            let who = Behind {
+                allocation_id: other.id.clone(),
+                namespace: holder.namespace,
+                pod: holder.pod,
+            };
+            all.push(Neighbour { gpu_uuid: used.gpu_uuid.clone(), who, got_10s_millis });
+        }
+    }
+    all.sort_by_key(|one| Reverse(one.got_10s_millis));
+    all
 }
 
 fn missing(uuid: &str, why: &str) -> Stand {

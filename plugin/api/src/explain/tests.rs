@@ -1,7 +1,9 @@
+use tessera_view::explain::Explanations;
+use tessera_view::narrow::{self, Rights};
 use tessera_view::status::{
     Allocation, AllocationState, ComputePolicy, Gpu as AdminGpu, GpuState, Health,
 };
-use tessera_view::tenant::Use;
+use tessera_view::tenant::{self, Use};
 
 use super::*;
 use tessera_model::allocation_id::AllocationId;
@@ -88,6 +90,7 @@ pub(super) fn facts() -> Facts {
             id: record().id.to_string(),
             generation: 7,
             state: AllocationState::Started,
+            holder: Some((&holder("llama-0")).into()),
             gpus: vec![Use {
                 gpu_uuid: "GPU-aaaa".into(),
                 memory_limit_bytes: 8 * GIB,
@@ -263,6 +266,39 @@ fn a_gpu_is_explained_with_what_happened_on_it() {
     let text = explained.text();
     assert!(text.contains("GPU 0, GPU-aaaa, NVIDIA L4: healthy"), "{text}");
     assert!(text.contains("the GPU is cordoned, and new pods do not get it: for repair"), "{text}");
+}
+
+#[test]
+fn a_slow_pod_is_told_who_had_its_gpu_and_what_ails_it() {
+    let mut facts = facts();
+    let gpu = &mut facts.status.gpus[0];
+    (gpu.health, gpu.state) = (Health::Unhealthy, GpuState::Unhealthy);
+    gpu.health_reason = "XID 79".into();
+    let had = |got_10s_millis| Some(tenant::Compute { got_10s_millis, ..Default::default() });
+    let mine = &mut facts.status.allocations[0];
+    mine.compute = had(100);
+    let theirs = Holder { namespace: "theirs".into(), ..holder("train") };
+    let other = Allocation {
+        id: "b".repeat(32),
+        holder: Some((&theirs).into()),
+        compute: had(800),
+        ..mine.clone()
+    };
+    facts.status.allocations.push(other);
+    let text = answer(&facts, "llama-0").unwrap().text();
+    let ails = "GPU 0 is unhealthy: XID 79. New pods do not get this GPU.";
+    assert!(text.contains(ails), "{text}");
+    let meanwhile = "in the last 10 s it had leased 10% (its share: 25%), theirs/train 80%";
+    assert!(text.contains(meanwhile), "{text}");
+    let mine = Rights::Namespaces(["prod".to_owned()].into());
+    let all = Explanations::of(vec![("n".into(), answer(&facts, "llama-0").unwrap())]);
+    assert!(all.namespaces().any(|name| name == "theirs"));
+    let text = narrow::explanations(all, &mine).unwrap().text();
+    assert!(text.contains("another pod 80%") && !text.contains("theirs"), "{text}");
+    // Of the GPU, pods and not ids.
+    let text = answer(&facts, "0").unwrap().text();
+    assert!(text.contains("theirs/train, container server: 0 B of 8 GiB, 25% burst"), "{text}");
+    assert!(!text.contains("bbbb"), "{text}");
 }
 
 #[test]

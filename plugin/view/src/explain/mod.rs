@@ -62,6 +62,8 @@ pub struct Story {
     pub placement: Option<Placement>,
     /// What it is held to, for each GPU.
     pub limits: Vec<Limit>,
+    /// Others that had its GPUs in the last ten seconds, those that had most first.
+    pub neighbours: Vec<Neighbour>,
     /// How it is held to it; absent for one that is gone.
     pub enforcement: Option<Enforcement>,
     /// What was refused, delayed or wrong, summed up.
@@ -140,6 +142,18 @@ pub struct Limit {
     pub context_overhead_bytes: u64,
     /// Observed beyond all charges, and taken from the limit.
     pub memory_overhead_bytes: u64,
+}
+
+/// Another allocation that had one of its GPUs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Neighbour {
+    /// The GPU.
+    pub gpu_uuid: String,
+    /// Which.
+    pub who: Behind,
+    /// Leased in the last ten seconds.
+    pub got_10s_millis: u32,
 }
 
 /// How an allocation is held to its limits.
@@ -222,6 +236,8 @@ pub struct GpuStory {
     pub gpu: Option<Gpu>,
     /// What it is cut into, and by which part of the configuration.
     pub cut: Vec<String>,
+    /// Those that hold something of it, as `status -o json` has them.
+    pub allocations: Vec<Allocation>,
     /// Its lines of the audit trail and of what lies on it, oldest first.
     pub trail: Vec<TrailLine>,
 }
@@ -263,6 +279,7 @@ impl Explanations {
             let now = story.now.iter();
             let behind = story.trail.iter().filter_map(|line| line.behind.as_ref());
             let incidents = story.incidents.iter().filter_map(|incident| incident.behind.as_ref());
+            let incidents = incidents.chain(story.neighbours.iter().map(|other| &other.who));
             now.flat_map(|now| now.other_holders.iter().map(|holder| holder.namespace.clone()))
                 .chain(behind.chain(incidents).map(|other| other.namespace.clone()))
                 .chain([story.namespace().to_owned()])
@@ -272,6 +289,14 @@ impl Explanations {
 }
 
 impl Story {
+    /// The pod, as people call it.
+    pub(crate) fn name(&self) -> String {
+        match &self.holder {
+            Some(h) => format!("{}/{}, container {}", h.namespace, h.pod, h.container),
+            None => "a container that kubelet has not named".to_owned(),
+        }
+    }
+
     /// Whose it is: its pod's namespace, or its claim's while kubelet has not named the pod; empty for nobody's.
     pub fn namespace(&self) -> &str {
         let holder = self.holder.as_ref().map(|holder| holder.namespace.as_str());

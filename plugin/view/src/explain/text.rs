@@ -8,9 +8,14 @@ use tessera_model::printable;
 use tessera_model::quantity::format_bytes;
 use tessera_model::time_format;
 
-use crate::status::{ComputePolicy, Holder, Refusal};
+use tessera_model::replica;
 
-use super::{Explanation, Explanations, GpuStory, Incident, Limit, OnNode, Story, TrailLine};
+use crate::status::{Allocation, ComputePolicy, Gpu, Holder, Refusal};
+
+use super::{
+    Explanation, Explanations, GpuStory, Incident, Limit, Neighbour, OnNode, Stand, Story,
+    TrailLine,
+};
 
 /// Lines of the trail that people are shown, the newest; JSON has all.
 const SHOWN: usize = 20;
@@ -75,10 +80,6 @@ fn lines(out: &mut String, title: &str, texts: impl IntoIterator<Item = String>)
 }
 
 fn allocation(out: &mut String, story: &Story, explained: &Explanation) {
-    let name = match &story.holder {
-        Some(h) => format!("{}/{}, container {}", h.namespace, h.pod, h.container),
-        None => "a container that kubelet has not named".to_owned(),
-    };
     let ago = |at: i64| ago(at, explained.at_unix_ms);
     let state = match (&story.now, story.released_unix_ms) {
         (Some(now), _) => now.state.name().to_owned(),
@@ -86,7 +87,12 @@ fn allocation(out: &mut String, story: &Story, explained: &Explanation) {
         (None, 0) => "gone".to_owned(),
         (None, at) => format!("released {}", ago(at)),
     };
-    heading(out, &format!("{name}: {state}"));
+    heading(out, &format!("{}: {state}", story.name()));
+    let placement = story.placement.clone().unwrap_or_default();
+    lines(out, "trouble", placement.stands.iter().filter_map(Stand::trouble));
+    if let Some(meanwhile) = meanwhile(story) {
+        line(out, "meanwhile", &meanwhile);
+    }
     line(out, "id", &format!("{}, generation {}", story.id, story.generation));
     if story.allocated_unix_ms > 0 {
         line(out, "allocated", &ago(story.allocated_unix_ms));
@@ -107,10 +113,9 @@ fn allocation(out: &mut String, story: &Story, explained: &Explanation) {
         lines(out, "also", now.other_holders.iter().map(other));
     }
     if !story.replica_ids.is_empty() {
-        let replicas = format!("{} of {}", story.replica_ids.join(", "), story.resource_name);
-        line(out, "replicas", &replicas);
+        let replicas = replica::grouped(&story.replica_ids);
+        line(out, "replicas", &format!("{replicas}, of {}", story.resource_name));
     }
-    let placement = story.placement.clone().unwrap_or_default();
     let why = match placement.reason.as_str() {
         "" => "not recorded: allocated by an earlier version, or the line is gone".to_owned(),
         reason => reason.to_owned(),
@@ -159,6 +164,27 @@ fn allocation(out: &mut String, story: &Story, explained: &Explanation) {
     trail(out, &story.trail, false);
 }
 
+/// Who had its GPUs in the last ten seconds, where it shares its time.
+fn meanwhile(story: &Story) -> Option<String> {
+    let compute = story.now.as_ref()?.compute.as_ref()?;
+    let other =
+        |one: &Neighbour| format!("{} {}", one.who.name(), format_cores(one.got_10s_millis));
+    let others: Vec<String> = story.neighbours.iter().map(other).collect();
+    let share = story.limits.iter().map(|limit| limit.cores_millis).max().unwrap_or(0);
+    let waits = match compute.waiting_us {
+        Some(us) => format!("; it has now waited {:.1} s", us as f64 / 1e6),
+        None => String::new(),
+    };
+    (!others.is_empty()).then(|| {
+        format!(
+            "in the last 10 s it had leased {} (its share: {}), {}{waits}",
+            format_cores(compute.got_10s_millis),
+            format_cores(share),
+            others.join(", ")
+        )
+    })
+}
+
 /// An instant and how long ago it was, as far as the clock can tell.
 fn ago(at_unix_ms: i64, now_unix_ms: i64) -> String {
     let at = time_format::utc(at_unix_ms);
@@ -178,8 +204,14 @@ fn limit_lines(story: &Story, limit: &Limit) -> Vec<String> {
         ComputePolicy::Burst => "its part while others want the GPU, more while they do not",
         ComputePolicy::None => "GPU time is not divided",
     };
+    let stands = story.placement.iter().flat_map(|placement| &placement.stands);
+    let stand = stands.into_iter().find(|stand| stand.gpu_uuid == limit.gpu_uuid);
+    let gpu = match stand.filter(|stand| stand.missing.is_empty()) {
+        Some(stand) => format!("GPU {}", stand.index),
+        None => limit.gpu_uuid.clone(),
+    };
     let mut lines = vec![
-        format!("{}: memory {memory}, {}", limit.gpu_uuid, limit.memory_origin),
+        format!("{gpu}: memory {memory}, {}", limit.memory_origin),
         format!("  GPU time {cores} {policy} ({what}), {}", limit.cores_origin),
     ];
     let now = story.now.as_ref();
@@ -249,20 +281,57 @@ fn gpu(out: &mut String, story: &GpuStory, now_unix_ms: i64) {
         line(out, "context", &format!("{} each for new pods, {text}", format_bytes(bytes)));
     }
     lines(out, "cut into", story.cut.clone());
-    lines(
-        out,
-        "replicas",
-        gpu.replicas.iter().map(|replica| {
-            let state = match (replica.allocation_id.as_str(), replica.health_reason.as_str()) {
-                ("", "") => "free".to_owned(),
-                ("", reason) => format!("not given out: {reason}"),
-                (id, "") => format!("held by {id}"),
-                (id, reason) => format!("held by {id}, not given out again: {reason}"),
-            };
-            format!("{} {}: {state}", replica.resource_name, replica.index)
-        }),
-    );
+    lines(out, "pods", story.allocations.iter().map(|one| on_gpu(one, &gpu.uuid)));
+    lines(out, "shares", shares(&gpu));
     trail(out, &story.trail, true);
+}
+
+/// A pod on a GPU in a line: what it has of it, and what it uses.
+fn on_gpu(one: &Allocation, uuid: &str) -> String {
+    let who = match (&one.holder, &one.claim) {
+        (Some(h), _) => format!("{}/{}, container {}", h.namespace, h.pod, h.container),
+        (None, Some(claim)) => format!("claim {}/{}", claim.namespace, claim.name),
+        (None, None) => {
+            format!(
+                "allocation {}, which kubelet has not named",
+                one.id.get(..8).unwrap_or(&one.id)
+            )
+        }
+    };
+    let used = one.gpus.iter().find(|used| used.gpu_uuid == uuid).cloned().unwrap_or_default();
+    let time = one.compute.as_ref().map_or_else(String::new, |compute| {
+        let (used, leased) = (compute.used_10s_millis, compute.got_10s_millis);
+        format!("; used {} in 10 s, had leased {}", format_used(used), format_cores(leased))
+    });
+    format!(
+        "{who}: {} of {}, {} {}{time}",
+        format_bytes(used.memory_used_bytes),
+        format_bytes(used.memory_limit_bytes),
+        format_cores(used.cores_millis),
+        used.policy.name()
+    )
+}
+
+/// How many of each resource are held and free, and why others are not given out.
+fn shares(gpu: &Gpu) -> Vec<String> {
+    let mut names: Vec<&str> = gpu.replicas.iter().map(|one| one.resource_name.as_str()).collect();
+    names.dedup();
+    let of = |name: &str| {
+        let all = gpu.replicas.iter().filter(|one| one.resource_name == name);
+        let held = all.clone().filter(|one| !one.allocation_id.is_empty()).count();
+        let left = || all.clone().filter(|one| one.allocation_id.is_empty());
+        let free = left().filter(|one| one.health_reason.is_empty()).count();
+        let mut why: Vec<&str> = left().map(|one| one.health_reason.as_str()).collect();
+        why.retain(|reason| !reason.is_empty());
+        let kept = why.len();
+        why.dedup();
+        let kept = match kept {
+            0 => String::new(),
+            kept => format!(", {kept} not given out: {}", why.join("; ")),
+        };
+        format!("{name}: {held} of {} held, {free} free{kept}", all.count())
+    };
+    names.into_iter().map(of).collect()
 }
 
 fn trail(out: &mut String, trail: &[TrailLine], named: bool) {
@@ -360,8 +429,12 @@ mod tests {
             trail: vec![TrailLine::default()],
             ..Story::default()
         };
-        let gpu =
-            GpuStory { gpu: Some(Gpu::default()), cut: one(), trail: vec![TrailLine::default()] };
+        let gpu = GpuStory {
+            gpu: Some(Gpu::default()),
+            cut: one(),
+            allocations: vec![Allocation::default()],
+            trail: vec![TrailLine::default()],
+        };
         let whole = Explanation {
             allocations: vec![story],
             gpus: vec![gpu],

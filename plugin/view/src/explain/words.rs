@@ -2,10 +2,12 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use tessera_model::audit::{Event, What};
 use tessera_model::time_format;
 
 use super::{Incident, Limit, Stand, TrailLine};
 use crate::narrow::Rights;
+use crate::status::GpuState;
 
 /// In place of an operator's name.
 pub(crate) const OPERATOR: &str = "an operator";
@@ -25,7 +27,7 @@ pub struct Behind {
 }
 
 impl Behind {
-    fn name(&self) -> String {
+    pub(super) fn name(&self) -> String {
         match (self.pod.as_str(), self.allocation_id.as_str()) {
             ("", "") => "another pod".to_owned(),
             ("", id) => id.to_owned(),
@@ -88,8 +90,22 @@ impl Stand {
             (cordon, _) => cordon.to_owned(),
         };
         format!(
-            "{}: GPU {}, {}, {numa}, PCI {}, {health}; {}",
-            self.gpu_uuid, self.index, self.name, self.pci_bus_id, self.free
+            "GPU {} ({}): {}, {numa}, PCI {}, {health}; {}",
+            self.index, self.gpu_uuid, self.name, self.pci_bus_id, self.free
         )
+    }
+
+    /// What is wrong with it, and what to do; `None` where nothing is.
+    pub(super) fn trouble(&self) -> Option<String> {
+        let gpu = format!("GPU {}", self.index);
+        if !self.missing.is_empty() || self.state == GpuState::Healthy {
+            return None;
+        }
+        let what = What::Health { from: GpuState::Suspect, to: self.state };
+        let because = if self.state_reason.is_empty() { "" } else { ": " };
+        let advice = Event::of_node(what, 0).advice();
+        let text =
+            format!("{gpu} is {}{because}{}. {advice}", self.state.name(), self.state_reason);
+        Some(text.trim_end_matches([' ', '.']).to_owned())
     }
 }

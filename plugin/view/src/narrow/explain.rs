@@ -41,6 +41,9 @@ fn narrow(story: &mut Story, rights: &Rights) {
         placement.gpus = placement.stands.iter().map(Stand::sentence).collect();
     }
     story.limits.iter_mut().for_each(limit);
+    for other in &mut story.neighbours {
+        other.who = std::mem::take(&mut other.who).narrowed(rights);
+    }
     if let Some(how) = &mut story.enforcement {
         how.warnings.clear();
     }

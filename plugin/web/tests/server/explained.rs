@@ -1,9 +1,11 @@
 //! Explanations in which everybody is named, wherever somebody can be.
 
 use tessera_view::explain::{
-    Behind, Enforcement, Explanation, GpuStory, Incident, Limit, Placement, Stand, Story, TrailLine,
+    Behind, Enforcement, Explanation, GpuStory, Incident, Limit, Neighbour, Placement, Stand,
+    Story, TrailLine,
 };
 use tessera_view::status::{Allocation, Claim, Gpu, Holder};
+use tessera_view::tenant::Compute;
 
 use crate::world::{NAMESPACES, NOBODY, everybody};
 
@@ -65,8 +67,10 @@ pub fn story(namespace: &str) -> Story {
         holder: Some(holder(namespace)),
         other_holders: NAMESPACES.iter().map(|name| holder(name)).collect(),
         claim: Some(claim(namespace)),
+        compute: Some(Compute::default()),
         ..Allocation::default()
     };
+    let neighbour = |who| Neighbour { who, ..Neighbour::default() };
     let limit = Limit {
         set_unix_ms: 1,
         set_by: everybody(),
@@ -79,6 +83,7 @@ pub fn story(namespace: &str) -> Story {
         now: Some(now),
         placement: Some(placement()),
         limits: vec![limit],
+        neighbours: all_behind().into_iter().map(neighbour).collect(),
         enforcement: Some(Enforcement { warnings: vec![everybody()], ..Enforcement::default() }),
         incidents: incidents(namespace),
         trail: lines(namespace),

@@ -1,6 +1,8 @@
 //! What is wrong, before anything else.
 
-use tessera_view::status::{Gpu, GpuState, Registration, Status};
+use std::collections::BTreeSet;
+
+use tessera_view::status::{Allocation, Gpu, GpuState, Registration, Status};
 
 use super::super::words::plural;
 use super::names::Names;
@@ -20,7 +22,7 @@ pub(super) fn say(page: &mut Page, status: &Status, names: &Names) {
     } else if !plugin.registration_error.is_empty() {
         all.push((Tone::Warn, format!("last error: {}", plugin.registration_error)));
     }
-    all.extend(status.gpus.iter().filter_map(|gpu| trouble(gpu, status.at_unix_ms, names)));
+    all.extend(status.gpus.iter().filter_map(|gpu| trouble(gpu, status, names)));
     let cordons = status.gpus.iter().filter(|gpu| !gpu.cordon.is_empty());
     all.extend(cordons.map(|gpu| (Tone::Warn, cordon(gpu, names))));
     all.extend(status.warnings.iter().map(|warning| (Tone::Warn, warning.clone())));
@@ -37,8 +39,8 @@ pub(super) fn say(page: &mut Page, status: &Status, names: &Names) {
     }
 }
 
-/// One GPU's trouble in a sentence.
-fn trouble(gpu: &Gpu, now_unix_ms: i64, names: &Names) -> Option<(Tone, String)> {
+/// One GPU's trouble: what, which pods are on it, what to do, and the section of docs/runbook.md.
+fn trouble(gpu: &Gpu, status: &Status, names: &Names) -> Option<(Tone, String)> {
     if gpu.memory_total_bytes == 0 {
         // It was left out, and a warning says why.
         return None;
@@ -47,17 +49,37 @@ fn trouble(gpu: &Gpu, now_unix_ms: i64, names: &Names) -> Option<(Tone, String)>
     if gpu.state == GpuState::Healthy {
         // Held back for another reason than its health.
         let held = gpu.cordon.is_empty() && !gpu.health_reason.is_empty();
-        let text = format!("GPU {name} is not given out: {}", gpu.health_reason);
+        let text = format!(
+            "GPU {name} is not given out: {} (docs/runbook.md, TesseraGpuWithheld)",
+            gpu.health_reason
+        );
         return held.then_some((Tone::Warn, text));
     }
     let state = gpu.state.name();
-    let ago = time_format::ago(gpu.state_since_unix_ms, now_unix_ms);
+    let ago = time_format::ago(gpu.state_since_unix_ms, status.at_unix_ms);
     let mut text = format!("GPU {name} is {state} since {ago}: {}", gpu.state_reason);
     if !gpu.state_waits_for.is_empty() {
         text.push_str(&format!("; waits for {}", gpu.state_waits_for));
     }
-    let is_bad = gpu.state == GpuState::Unhealthy;
-    Some((if is_bad { Tone::Bad } else { Tone::Warn }, text))
+    let is_on = |one: &&Allocation| one.gpus.iter().any(|used| used.gpu_uuid == gpu.uuid);
+    let on: BTreeSet<&str> =
+        status.allocations.iter().filter(is_on).map(|one| names.pod(&one.id)).collect();
+    let on: Vec<&str> = on.into_iter().collect();
+    match on.as_slice() {
+        [] => text.push_str(". No pod is on it"),
+        pods => text.push_str(&format!(". On it: {}", pods.join(", "))),
+    }
+    let (tone, advice, section) = match gpu.state {
+        GpuState::Unhealthy if !on.is_empty() => {
+            (Tone::Bad, ". Delete those whose CUDA calls fail".to_owned(), "TesseraGpuUnhealthy")
+        }
+        GpuState::Unhealthy => (Tone::Bad, String::new(), "TesseraGpuUnhealthy"),
+        _ => {
+            let advice = format!(". `tessera cordon {name}` keeps new pods from it");
+            (Tone::Warn, advice, "TesseraGpuSuspect")
+        }
+    };
+    Some((tone, format!("{text}{advice} (docs/runbook.md, {section})")))
 }
 
 fn cordon(gpu: &Gpu, names: &Names) -> String {

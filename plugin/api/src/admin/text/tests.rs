@@ -155,7 +155,9 @@ fn what_is_wrong_stands_before_the_tables_and_what_is_broken_first() {
     let text = plain(&status);
     let lines: Vec<&str> = text.lines().collect();
     let at = lines.iter().position(|line| *line == "ATTENTION: 4 things").unwrap();
-    assert_eq!(lines[at + 1], "  GPU 2 is unhealthy since 3m 0s: XID 79; waits for a restart");
+    let broken = "  GPU 2 is unhealthy since 3m 0s: XID 79; waits for a restart. No pod is on it (docs/runbook.md, \
+                  TesseraGpuUnhealthy)";
+    assert_eq!(lines[at + 1], broken);
     assert_eq!(lines[at + 2], "  GPU 1 is cordoned by root: fans; `tessera uncordon 1` ends it");
     assert!(lines[at + 3].contains("`tessera uncordon --all` ends that of the node"), "{text}");
     assert_eq!(lines[at + 4], "  take care");
