@@ -1,9 +1,12 @@
-//! Many nodes at one moment, or one as a fleet of one.
+//! Many nodes at one moment, or one as a fleet of one; and the GPUs or tenants of all of them in one list.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::API_VERSION;
+use crate::gpu::Gpu;
 use crate::node::Node;
+use crate::tenant::Tenant;
 
 /// Nodes, by name.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -33,4 +36,78 @@ pub struct Entry {
     pub error: String,
     /// The last answer.
     pub view: Option<Node>,
+}
+
+/// GPUs, by node and index.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Gpus {
+    /// [`crate::API_VERSION`].
+    pub api_version: String,
+    /// When this was put together.
+    pub at_unix_ms: i64,
+    /// All of them.
+    pub gpus: Vec<NodeGpu>,
+}
+
+/// A GPU, and where it is.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct NodeGpu {
+    /// The node's name.
+    pub node: String,
+    /// The GPU.
+    #[serde(flatten)]
+    pub gpu: Gpu,
+}
+
+/// Tenants, by node.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Tenants {
+    /// [`crate::API_VERSION`].
+    pub api_version: String,
+    /// When this was put together.
+    pub at_unix_ms: i64,
+    /// All that the reader may see.
+    pub tenants: Vec<NodeTenant>,
+}
+
+/// A tenant, and where it is.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct NodeTenant {
+    /// The node's name.
+    pub node: String,
+    /// The tenant.
+    #[serde(flatten)]
+    pub tenant: Tenant,
+}
+
+/// The GPUs of a fleet.
+pub fn gpus(fleet: Fleet) -> Gpus {
+    let of = |(node, gpu)| NodeGpu { node, gpu };
+    let all = fleet.nodes.into_iter().flat_map(|entry| {
+        let gpus = entry.view.map(|view| view.gpus).unwrap_or_default();
+        gpus.into_iter().map(move |gpu| (entry.node.clone(), gpu))
+    });
+    Gpus {
+        api_version: API_VERSION.to_owned(),
+        at_unix_ms: fleet.at_unix_ms,
+        gpus: all.map(of).collect(),
+    }
+}
+
+/// The tenants of a fleet.
+pub fn tenants(fleet: Fleet) -> Tenants {
+    let of = |(node, tenant)| NodeTenant { node, tenant };
+    let all = fleet.nodes.into_iter().flat_map(|entry| {
+        let tenants = entry.view.map(|view| view.tenants).unwrap_or_default();
+        tenants.into_iter().map(move |tenant| (entry.node.clone(), tenant))
+    });
+    Tenants {
+        api_version: API_VERSION.to_owned(),
+        at_unix_ms: fleet.at_unix_ms,
+        tenants: all.map(of).collect(),
+    }
 }

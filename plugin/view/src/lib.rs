@@ -10,6 +10,9 @@
 //! their names. A reader ignores fields that it does not know; a writer never changes what a field means.
 #![forbid(unsafe_code)]
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
 pub mod advice;
 pub mod change;
 pub mod explain;
@@ -17,10 +20,8 @@ pub mod fixtures;
 pub mod fleet;
 pub mod gpu;
 pub mod history;
-pub mod list;
 pub mod narrow;
 pub mod node;
-pub mod problem;
 pub mod status;
 pub mod tenant;
 pub mod trace;
@@ -29,3 +30,15 @@ pub mod workload;
 
 /// The version that every answer carries in `api_version`.
 pub const API_VERSION: &str = "tessera.dev/v1";
+
+/// An answer that is no success: what is wrong, and what to do.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Problem {
+    /// [`crate::API_VERSION`].
+    pub api_version: String,
+    /// A sentence.
+    pub error: String,
+    /// HTTP's status.
+    pub code: u16,
+}

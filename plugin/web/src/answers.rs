@@ -14,7 +14,7 @@ use serde::Serialize;
 use tessera_view::explain::Explanations;
 use tessera_view::fleet::Fleet;
 use tessera_view::narrow::{self, Rights};
-use tessera_view::{history, list};
+use tessera_view::{fleet, history};
 
 use crate::caller::Caller;
 use crate::own::{self, Meaning};
@@ -50,8 +50,8 @@ pub(crate) async fn answer(
             let encoded = app.encodings.get(&fleet, &only(&rights, asked), &asked.node);
             Ok(in_pieces(encoded.map_err(|error| broken(&error))?.whole()))
         }
-        Route::Gpus => json(&list::gpus(narrowed(&fleet, &rights, asked))),
-        Route::Tenants => json(&list::tenants(narrowed(&fleet, &rights, asked))),
+        Route::Gpus => json(&fleet::gpus(narrowed(&fleet, &rights, asked))),
+        Route::Tenants => json(&fleet::tenants(narrowed(&fleet, &rights, asked))),
         Route::Node => node(narrowed(&fleet, &rights, asked)),
         Route::History => {
             let means = own::remembered(&fleet, &only(&rights, asked), &asked.subject);

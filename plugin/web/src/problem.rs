@@ -4,18 +4,18 @@ use axum::body::Body;
 use axum::http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, Response, StatusCode};
 use axum::response::IntoResponse;
-use tessera_view::{API_VERSION, problem as view};
+use tessera_view::{API_VERSION, Problem};
 
 use crate::source::SourceError;
 
 /// A problem on its way to a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Refusal(pub view::Problem);
+pub(crate) struct Refusal(pub Problem);
 
 impl Refusal {
     pub(crate) fn new(status: StatusCode, error: impl Into<String>) -> Self {
         let api_version = API_VERSION.to_owned();
-        Refusal(view::Problem { api_version, error: error.into(), code: status.as_u16() })
+        Refusal(Problem { api_version, error: error.into(), code: status.as_u16() })
     }
 
     pub(crate) fn json(&self) -> String {

@@ -7,7 +7,6 @@
 //! is away, slow or hanging costs a timeout and then a pause that doubles; one that forbids it, five minutes.
 //! Whether there is such a task is as the configuration in force says ([`Keeper`]).
 
-mod given_up;
 mod keeper;
 pub mod series;
 mod task;

@@ -9,8 +9,7 @@ use tokio::sync::mpsc;
 use tracing::{debug, info, warn};
 
 use super::Counts;
-use super::given_up::GivenUp;
-use super::series::{Events, Series, Subject};
+use super::series::{Events, GivenUp, Series, Subject};
 use super::words;
 use crate::Agent;
 use crate::status_board::StatusBoard;

@@ -2,7 +2,6 @@
 
 pub mod client;
 mod commands;
-mod compute;
 mod config;
 mod explain;
 mod offers;

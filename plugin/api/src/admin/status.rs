@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 pub(crate) use self::parts::allocation;
-use self::parts::{dra, replicas, resource, silent};
-use super::{compute, warnings};
+use self::parts::{add_lease, dra, replicas, resource, silent};
+use super::warnings;
 use tessera_agent::Agent;
 use tessera_agent::advertised::NodeSnapshot;
 use tessera_agent::inventory::Standing;
@@ -253,7 +253,7 @@ impl StatusView {
             let id = record.id.as_str();
             found.extend(warnings::of_tenant(id, &name, region.as_deref(), share));
             if !parked_and_idle {
-                let compute = share.map(compute::of_allocation);
+                let compute = share.map(parts::compute);
                 let allocation = allocation(record, region.as_deref(), &used);
                 status.allocations.push(Allocation { compute, ..allocation });
             }
@@ -273,7 +273,7 @@ impl StatusView {
         status.plugin.sees_host_pids = !hidden;
         status.plugin.shim_path = agent.allocations().delivery().shim.display().to_string();
         status.gpus = self.gpus(agent, &books, &status.allocations, at);
-        status.gpus.iter_mut().for_each(|gpu| compute::add_lease(gpu, compute));
+        status.gpus.iter_mut().for_each(|gpu| add_lease(gpu, compute));
         Survey { status, unread, arbiter, books: Some(books) }
     }
 

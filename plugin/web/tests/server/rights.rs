@@ -8,7 +8,7 @@ use serde_json::Value;
 use tessera_cluster::fixtures::Temper;
 use tessera_view::explain::Explanations;
 use tessera_view::fleet::Fleet;
-use tessera_view::list::Tenants;
+use tessera_view::fleet::Tenants;
 use tessera_web::authorise::Times;
 use tessera_web::client::{Client, Endpoint, query};
 use tessera_web::{Route, SourceError, Tls};

@@ -8,7 +8,7 @@ use tessera_view::change::{
     Call, CordonRequest, PlanRequest, ReloadRequest, ResetQuotaRequest, SetQuotaRequest,
     UncordonRequest,
 };
-use tessera_view::{advice, explain, fleet, history, list, node, problem, status, trace};
+use tessera_view::{Problem, advice, explain, fleet, history, node, status, trace};
 use tessera_web::Route;
 
 fn file(name: &str) -> PathBuf {
@@ -23,8 +23,8 @@ fn answer(route: Route, generator: &mut SchemaGenerator) -> Value {
     match route {
         Route::Fleet => of::<fleet::Fleet>(generator),
         Route::Node => of::<node::Node>(generator),
-        Route::Gpus => of::<list::Gpus>(generator),
-        Route::Tenants => of::<list::Tenants>(generator),
+        Route::Gpus => of::<fleet::Gpus>(generator),
+        Route::Tenants => of::<fleet::Tenants>(generator),
         Route::History => of::<history::Answer>(generator),
         Route::Recommend => of::<advice::Recommendations>(generator),
         Route::Waste => of::<advice::Waste>(generator),
@@ -32,7 +32,7 @@ fn answer(route: Route, generator: &mut SchemaGenerator) -> Value {
         // An event's data: all, or the entries that changed.
         Route::Stream => {
             let (all, some) = (of::<fleet::Fleet>(generator), of::<Vec<fleet::Entry>>(generator));
-            json!({ "anyOf": [all, some, of::<problem::Problem>(generator)] })
+            json!({ "anyOf": [all, some, of::<Problem>(generator)] })
         }
         // Where several nodes know the subject, each with its own.
         Route::Explain => {
@@ -70,7 +70,7 @@ fn schema() -> Value {
     call::<ReloadRequest>(&mut posted, &mut paths, &mut generator);
     let whole = generator.subschema_for::<status::Status>().to_value();
     paths.insert(status::STATUS.to_owned(), whole);
-    let error = generator.subschema_for::<problem::Problem>().to_value();
+    let error = generator.subschema_for::<Problem>().to_value();
     json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Tessera's JSON API, tessera.dev/v1",
