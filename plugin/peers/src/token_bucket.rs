@@ -28,11 +28,6 @@ impl TokenBucket {
         now.saturating_duration_since(self.refilled) >= self.interval * missing
     }
 
-    /// Whether [`TokenBucket::take`] would succeed.
-    pub fn peek(&self, now: Instant) -> Result<(), Duration> {
-        self.clone().take(now)
-    }
-
     /// Takes a token, or says how long until there is one.
     ///
     /// # Errors

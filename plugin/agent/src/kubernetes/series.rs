@@ -1,8 +1,9 @@
-//! What repeats is one event with a count, as `kubectl describe` shows it ("x7 over 3m"), and requests are limited
-//! for each pod and for the node: a container decides how often something is refused, and must not decide how often
-//! the API server is asked. What has to wait goes on being counted. Pure.
+//! What repeats is one event with a count, as `kubectl describe` shows it ("x7 over 3m"), and the node's requests are
+//! limited: a container decides how often something is refused, and must not decide how often the API server is asked. The
+//! journal draws a container's lines of one kind together for a minute, and what nobody has seen yet goes first, so that no
+//! pod has the limit to itself. What has to wait goes on being counted. Pure.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use tessera_peers::token_bucket::TokenBucket;
@@ -16,18 +17,13 @@ const LASTS: Duration = Duration::from_secs(1800);
 pub const UPDATE: Duration = Duration::from_secs(30);
 /// Events that are remembered, or wait.
 pub const REMEMBERED: usize = 256;
-/// Requests about one pod at once, and how often there may be another. As client-go limits the events of one source
-/// on one object (record package, EventSpamFilter).
-pub const POD: (u32, Duration) = (25, Duration::from_secs(300));
-/// The same for all pods of the node.
+/// Requests of the node at once, and how often there may be another.
 pub const NODE: (u32, Duration) = (60, Duration::from_secs(1));
 
 /// On which pod's container, and about which of its GPUs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Subject {
-    /// The pod's namespace.
     pub namespace: String,
-    /// The pod's name.
     pub pod: String,
     /// The pod's UID, without which `kubectl describe pod` does not show the event.
     pub uid: Option<String>,
@@ -37,34 +33,26 @@ pub struct Subject {
     pub gpu: String,
 }
 
-/// One event on a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Series {
     /// The object's name, once it exists.
     pub name: Option<String>,
-    /// On whom.
     pub subject: Subject,
-    /// What.
     pub words: Words,
-    /// How often.
     pub count: u64,
     /// When first and last, Unix milliseconds.
     pub first_unix_ms: i64,
-    /// See above.
     pub last_unix_ms: i64,
     began: Instant,
     sent: Option<(Instant, u64)>,
-    /// Its pod, or the node, has had its requests: not before then.
-    held_until: Option<Instant>,
 }
 
-/// All of them.
 #[derive(Debug, Default)]
 pub struct Events {
     list: VecDeque<Series>,
-    /// Of pods that were written about, by namespace and name; full ones are dropped.
-    pods: BTreeMap<(String, String), TokenBucket>,
     node: Option<TokenBucket>,
+    /// The node has had its requests: none before then.
+    held_until: Option<Instant>,
 }
 
 impl Events {
@@ -78,7 +66,6 @@ impl Events {
         now: Instant,
     ) -> u64 {
         self.list.retain(|series| series.waits() || now.duration_since(series.began) < LASTS);
-        self.pods.retain(|_, bucket| !bucket.is_full(now));
         let is_same = |s: &&mut Series| {
             s.subject == subject
                 && s.words.reason == words.reason
@@ -105,7 +92,6 @@ impl Events {
             last_unix_ms: at_unix_ms,
             began: now,
             sent: None,
-            held_until: None,
         });
         given_up
     }
@@ -115,38 +101,28 @@ impl Events {
         self.list.iter().position(|series| series.due(now))
     }
 
-    /// As [`Events::due`], and counts the request that follows. `None` also where what is due has to wait, because
-    /// its pod or the node has had its requests.
+    /// As [`Events::due`], and counts the request that follows. `None` also where the node has had its requests. What
+    /// nobody has seen yet goes first, then what was sent longest ago: none starves.
     pub fn take_due(&mut self, now: Instant) -> Option<usize> {
+        let due = (0..self.list.len()).filter(|at| self.list[*at].due(now));
+        let first = due.min_by_key(|at| self.list[*at].sent.map(|(at, _)| at))?;
         let (size, interval) = NODE;
         let node = self.node.get_or_insert_with(|| TokenBucket::every(size, interval, now));
-        // What nobody has seen yet goes first, then what was sent longest ago: none starves.
-        let mut due: Vec<usize> =
-            (0..self.list.len()).filter(|at| self.list[*at].due(now)).collect();
-        due.sort_by_key(|at| self.list[*at].sent.map(|(at, _)| at));
-        for at in due {
-            let series = &mut self.list[at];
-            let pod = (series.subject.namespace.clone(), series.subject.pod.clone());
-            let (size, interval) = POD;
-            let pod =
-                self.pods.entry(pod).or_insert_with(|| TokenBucket::every(size, interval, now));
-            // The node's is asked last: a pod that has to wait takes nothing from the others.
-            match pod.peek(now).and_then(|()| node.take(now)).and_then(|()| pod.take(now)) {
-                Ok(()) => return Some(at),
-                Err(wait) => series.held_until = Some(now + wait),
+        match node.take(now) {
+            Ok(()) => Some(first),
+            Err(wait) => {
+                self.held_until = Some(now + wait);
+                None
             }
         }
-        None
     }
 
     /// When something will be due, if anything waits.
     pub fn next(&self) -> Option<Instant> {
         let waiting = self.list.iter().filter(|series| series.waits());
-        let at = |series: &Series| {
-            let at = series.sent.map_or(series.began, |(at, _)| at + UPDATE);
-            series.held_until.map_or(at, |held| at.max(held))
-        };
-        waiting.map(at).min()
+        let at = |series: &Series| series.sent.map_or(series.began, |(at, _)| at + UPDATE);
+        let next = waiting.map(at).min()?;
+        Some(self.held_until.map_or(next, |held| next.max(held)))
     }
 
     /// One of them, by its place.
@@ -175,7 +151,6 @@ impl Events {
         self.list.remove(at);
     }
 
-    /// How many wait.
     pub fn waiting(&self) -> usize {
         self.list.iter().filter(|series| series.waits()).count()
     }
@@ -187,9 +162,6 @@ impl Series {
     }
 
     fn due(&self, now: Instant) -> bool {
-        if self.held_until.is_some_and(|held| now < held) {
-            return false;
-        }
         match self.sent {
             None => true,
             Some((at, count)) => count < self.count && now.duration_since(at) >= UPDATE,
@@ -222,6 +194,8 @@ impl GivenUp {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
 
     fn subject(pod: &str) -> Subject {
@@ -293,13 +267,6 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_floods_costs_its_requests_and_no_more() {
-        let most = u64::from(POD.0) + 3600 / POD.1.as_secs();
-        let requests = requests(1, &["A", "B", "C", "D"], 3600);
-        assert!(requests["0"] <= most && requests["0"] >= u64::from(POD.0), "{requests:?}");
-    }
-
-    #[test]
     fn many_pods_that_flood_cost_the_nodes_requests_and_each_is_heard() {
         let requests = requests(60, &["A", "B"], 120);
         let all: u64 = requests.values().sum();
@@ -310,7 +277,7 @@ mod tests {
     #[test]
     fn what_has_to_wait_is_counted_and_sent_when_it_may() {
         let (mut events, begin) = (Events::default(), Instant::now());
-        for n in 0..=POD.0 {
+        for n in 0..=NODE.0 {
             let reason: &'static str = Box::leak(format!("R{n}").into_boxed_str());
             events.add(subject("a"), words(reason), 1, 1, begin);
         }
@@ -319,8 +286,8 @@ mod tests {
         }
         assert_eq!(events.waiting(), 1);
         let next = events.next().unwrap();
-        assert!(next > begin && next <= begin + POD.1);
-        events.add(subject("a"), words("R25"), 4, 9, begin);
+        assert!(next > begin && next <= begin + NODE.1);
+        events.add(subject("a"), words("R60"), 4, 9, begin);
         assert_eq!(events.take_due(next - Duration::from_millis(1)), None);
         let at = events.take_due(next).expect("its time has come");
         assert_eq!(events.get(at).unwrap().count, 5);
