@@ -14,13 +14,10 @@ use tessera_tenant::regions::{Region, Use};
 /// Counters of one allocation, since its generation or the plugin began.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// Requests over the quota.
     pub refused: u64,
     /// The largest reported one.
     pub over_quota: OverQuota,
-    /// Requests that the driver refused.
     pub driver_refused: u64,
-    /// Times that a process rationed itself.
     pub rationed: u64,
     /// Processes without a slot, and GPUs that are not in the quota.
     pub unlisted: u64,
@@ -83,7 +80,6 @@ struct Known {
     age: Duration,
 }
 
-/// See the module's documentation.
 #[derive(Debug, Default)]
 pub struct Incidents {
     known: BTreeMap<String, Known>,

@@ -28,7 +28,6 @@ pub(crate) type Wanted = BTreeMap<PathBuf, AddWatchFlags>;
 /// By directory, with its identity: a replaced one takes another watch.
 type Watched = BTreeMap<PathBuf, ((u64, u64), AddWatchFlags)>;
 
-/// See the module's text.
 #[derive(Default)]
 pub(crate) struct News {
     watched: Watched,
@@ -67,7 +66,6 @@ impl News {
         self.inotify.is_some()
     }
 
-    /// Waits for news.
     pub(crate) async fn more(&mut self) {
         let Some(inotify) = &self.inotify else { return std::future::pending().await };
         let ready = inotify.readable().await;

@@ -34,7 +34,6 @@ fn warning(refusal: &Refusal) -> Warning {
 /// By subject and kind: the text, and since when.
 type Standing = BTreeMap<(String, &'static str), (String, i64)>;
 
-/// See the module's documentation.
 #[derive(Debug, Default)]
 pub struct StatusBoard {
     /// What the plugin waits for, or lacks, by topic, and since when.
@@ -239,7 +238,6 @@ impl StatusBoard {
         *lock(&self.others_seen_by) = how;
     }
 
-    /// Says how the DRA driver stands.
     pub fn change_dra(&self, change: impl FnOnce(&mut Dra)) {
         change(lock(&self.dra).get_or_insert_default());
     }
@@ -282,7 +280,6 @@ mod tests {
 
     use super::*;
 
-    /// What happens to a board.
     #[derive(Clone, Debug)]
     enum Step {
         Stand(u8),

@@ -35,7 +35,6 @@ impl AllocationId {
         (name.len() == 32 && name.bytes().all(hex)).then(|| AllocationId(name.to_owned()))
     }
 
-    /// The digits.
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -13,9 +13,7 @@ pub struct Gpu {
     pub index: u32,
     /// Minor number of `/dev/nvidiaN`; of a MIG instance, its GPU's.
     pub minor: u32,
-    /// Product name.
     pub name: String,
-    /// PCI address.
     pub pci_bus_id: String,
     /// NUMA node, where the platform has any.
     pub numa_node: Option<u32>,
@@ -89,7 +87,6 @@ fn fits(pattern: &str, text: &str) -> bool {
 }
 
 impl Gpu {
-    /// A GPU for tests.
     pub fn example(uuid: &str, index: u32) -> Self {
         Gpu {
             uuid: uuid.into(),

@@ -8,12 +8,10 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
-    /// AdvertisedGpu.
     #[default]
     Healthy,
     /// AdvertisedGpu, but preferred last.
     Suspect,
-    /// Not sold.
     Unhealthy,
     /// Not sold yet.
     Recovering,
@@ -25,7 +23,6 @@ impl State {
         matches!(self, State::Healthy | State::Suspect)
     }
 
-    /// In lower case.
     pub fn name(self) -> &'static str {
         match self {
             State::Healthy => "healthy",
@@ -40,10 +37,8 @@ impl State {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Remembered {
-    /// When this was true.
     pub at: Moment,
     pub state: State,
-    /// Why.
     pub reason: String,
     /// How long it has been in that state, milliseconds.
     pub since_ms: Option<u64>,
@@ -75,9 +70,7 @@ pub struct Remembered {
 pub struct Moment {
     /// The kernel's id of the boot; empty where it tells none.
     pub boot: String,
-    /// `CLOCK_MONOTONIC`, milliseconds.
     pub monotonic_ms: u64,
-    /// Unix time, milliseconds.
     pub unix_ms: i64,
 }
 

@@ -6,11 +6,8 @@ use crate::cdi_name;
 /// One container's devices of one resource, or one share that it has by a claim.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Holding {
-    /// The pod's namespace.
     pub namespace: String,
-    /// The pod's name.
     pub pod: String,
-    /// The container's name.
     pub container: String,
     /// The extended resource; [`cdi_name::SHARE_KIND`] of a share that a claim has.
     pub resource_name: String,

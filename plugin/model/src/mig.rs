@@ -5,9 +5,7 @@ use std::fmt;
 /// What a GPU is an instance of. A MIG device is a compute instance in a GPU instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MigInstance {
-    /// The UUID of the GPU.
     pub parent_uuid: String,
-    /// NVML's index of the GPU.
     pub parent_index: u32,
     /// NVML's index of the instance among those of its GPU.
     pub index: u32,

@@ -16,7 +16,6 @@ pub enum Origin {
     DevicePlugin,
     /// Dynamic Resource Allocation: the scheduler allocated a request of a claim.
     Claim(Box<ClaimShare>),
-    /// `tessera run`.
     Run,
 }
 
@@ -54,7 +53,6 @@ pub struct ClaimShare {
     pub name: String,
     /// The request, with the alternative that was chosen: `gpu`, or `gpu/small`.
     pub request: String,
-    /// The pool of the devices.
     pub pool: String,
     /// The results, in the claim's order.
     pub results: Vec<ClaimResult>,
@@ -66,7 +64,6 @@ pub struct ClaimShare {
 /// One device of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClaimResult {
-    /// The device's name in the slice.
     pub device: String,
     /// The share's id, which the scheduler draws for each allocation of a device that is shared.
     #[serde(default, skip_serializing_if = "Option::is_none")]

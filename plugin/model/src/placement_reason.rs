@@ -13,13 +13,11 @@ use crate::sharing::{Placement, Split};
 /// Longest reason, bytes: it stands in every record.
 const REASON_KEPT: usize = 512;
 
-/// See the module's documentation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlacementReason {
     /// The replicas that were preferred; empty where kubelet did not ask.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub preferred: Vec<String>,
-    /// Why these.
     pub reason: String,
 }
 

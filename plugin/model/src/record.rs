@@ -12,7 +12,6 @@ use crate::steered::Override;
 /// Limits on one GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grant {
-    /// The GPU.
     pub uuid: String,
     /// Bytes that all processes of the tenant may hold.
     pub memory_limit_bytes: u64,
@@ -38,7 +37,6 @@ pub enum State {
 }
 
 impl State {
-    /// In lower case.
     pub fn name(self) -> &'static str {
         match self {
             State::Allocated => "allocated",
@@ -51,11 +49,8 @@ impl State {
 /// The container that holds an allocation, as PodResources says.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Holder {
-    /// Pod's namespace.
     pub namespace: String,
-    /// Pod's name.
     pub pod: String,
-    /// Container's name.
     pub container: String,
 }
 
@@ -73,10 +68,8 @@ impl fmt::Display for Holder {
     }
 }
 
-/// One allocation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// Its name.
     pub id: AllocationId,
     /// The resource its replicas belong to. Empty for an allocation adopted from its pages until
     /// kubelet names it.

@@ -12,7 +12,6 @@ pub const MAX_ID_LEN: usize = 63;
 /// One unit advertised to kubelet.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Replica {
-    /// The GPU's UUID.
     pub uuid: String,
     /// From 0.
     pub index: u32,

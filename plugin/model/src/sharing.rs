@@ -15,7 +15,6 @@
 )]
 #[serde(rename_all = "lowercase")]
 pub enum Compute {
-    /// Compute is not limited.
     None,
     /// A weight: any tenant may use idle GPU time.
     #[default]
@@ -25,7 +24,6 @@ pub enum Compute {
 }
 
 impl Compute {
-    /// As the configuration has it.
     pub fn name(self) -> &'static str {
         match self {
             Compute::Burst => "burst",

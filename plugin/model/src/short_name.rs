@@ -2,7 +2,6 @@
 
 use sha2::{Digest, Sha256};
 
-/// Characters of the hash.
 const HASH: usize = 8;
 
 /// The beginning of `text`, which is ASCII, and a hash of `whole`, of at most `longest` characters together.

@@ -22,11 +22,8 @@ pub struct Override {
 /// Nothing more of a GPU is given out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cordon {
-    /// Since when, Unix milliseconds.
     pub at_unix_ms: i64,
-    /// The originator.
     pub by: Actor,
-    /// Why.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }

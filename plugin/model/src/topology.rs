@@ -77,7 +77,6 @@ impl Topology {
         Self::of(gpus, |_, _| Nearness::Unknown)
     }
 
-    /// All GPUs, sorted.
     pub fn uuids(&self) -> &[String] {
         &self.uuids
     }

@@ -11,7 +11,6 @@ const PROPOSED: usize = 8;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("\"{written}\" begins several ids; write more of it: {}", ids.join(", "))]
 pub struct Several {
-    /// What was written.
     pub written: String,
     /// The first of those that begin so.
     pub ids: Vec<String>,

@@ -118,7 +118,6 @@ impl Journal {
         self.write(due);
     }
 
-    /// Writes lines as they are. Blocking.
     pub(crate) fn write(&self, events: Vec<Event>) {
         if events.is_empty() {
             return;

@@ -9,7 +9,6 @@ use tessera_system::locks::{Ranked, RankedGuard};
 
 use crate::lock_order::{LEAF, WRITER};
 
-/// See the module's documentation.
 #[derive(Debug)]
 pub struct Journal {
     writer: Ranked<Writer>,
@@ -21,7 +20,6 @@ pub struct Journal {
 /// What only one thread changes at a time.
 #[derive(Debug)]
 pub(crate) struct Writer {
-    /// The durable record.
     pub ledger: Ledger,
     /// Of the newest allocation.
     pub generation: u64,
@@ -43,7 +41,6 @@ impl Journal {
         self.writer.lock()
     }
 
-    /// Transactions of the ledger.
     pub fn commits(&self) -> &Commits {
         &self.commits
     }

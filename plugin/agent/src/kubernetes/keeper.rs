@@ -13,7 +13,6 @@ use tessera_config::{Config, Current, Events};
 use tessera_model::audit::Event;
 use tessera_store::Listener;
 
-/// See the module's text.
 #[derive(Debug)]
 pub struct Keeper {
     agent: Arc<Agent>,

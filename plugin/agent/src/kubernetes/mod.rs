@@ -26,10 +26,8 @@ use tessera_model::audit::Event;
 /// Lines that wait to be made events of.
 const QUEUE: usize = 128;
 
-/// The state of the sending.
 #[derive(Debug, Default)]
 pub struct Counts {
-    /// Requests that the API server accepted.
     pub sent: AtomicU64,
     /// Requests that it refused or did not answer.
     pub failed: AtomicU64,

@@ -12,7 +12,6 @@ use tessera_model::audit::{Event, What};
 use tessera_model::health::State;
 use tessera_model::printable;
 
-/// Reason, type and message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Words {
     pub reason: &'static str,

@@ -46,7 +46,6 @@ pub struct StatusView {
     reloader: OnceLock<Arc<Reloader>>,
     registration: OnceLock<RegistrationStatus>,
     board: Arc<StatusBoard>,
-    /// Where metrics are served.
     metrics: OnceLock<SocketAddr>,
     /// What the JSON API was asked.
     api: OnceLock<Arc<tessera_web::Counts>>,
@@ -102,7 +101,6 @@ impl StatusView {
         self.stands_by.store(true, Ordering::Relaxed);
     }
 
-    /// The node is there.
     pub fn set_agent(&self, agent: Arc<Agent>) {
         // Set once by the start.
         let _ = self.agent.set(agent);
@@ -112,17 +110,14 @@ impl StatusView {
         let _ = self.reloader.set(reloader);
     }
 
-    /// The reloader of the configuration.
     pub fn reloader(&self) -> Option<&Arc<Reloader>> {
         self.reloader.get()
     }
 
-    /// Kubelet is being served.
     pub fn set_registration(&self, registration: RegistrationStatus) {
         let _ = self.registration.set(registration);
     }
 
-    /// The JSON API counts here.
     pub fn set_api(&self, counts: Arc<tessera_web::Counts>) {
         let _ = self.api.set(counts);
     }
@@ -132,7 +127,6 @@ impl StatusView {
         self.api.get()
     }
 
-    /// What the agent's jobs say.
     pub fn board(&self) -> &Arc<StatusBoard> {
         &self.board
     }
@@ -179,12 +173,10 @@ impl StatusView {
         amiss
     }
 
-    /// When the plugin started, Unix milliseconds.
     pub(crate) fn started_unix_ms(&self) -> i64 {
         self.started_unix_ms
     }
 
-    /// Metrics are served there.
     pub(crate) fn set_metrics_address(&self, address: SocketAddr) {
         // Set once by the server.
         let _ = self.metrics.set(address);
@@ -195,12 +187,10 @@ impl StatusView {
         self.metrics.get().copied()
     }
 
-    /// The node, once it is there.
     pub fn agent(&self) -> Option<&Arc<Agent>> {
         self.agent.get()
     }
 
-    /// The configuration in force.
     pub(crate) fn config(&self) -> Arc<Config> {
         self.config.get()
     }

@@ -30,7 +30,6 @@ const STORIES: usize = 8;
 /// Lines of the trail for each of them, the newest.
 const LINES: usize = 200;
 
-/// All that is known.
 #[derive(Clone, Debug)]
 pub struct Facts {
     /// As `tessera status` has it.
@@ -39,9 +38,7 @@ pub struct Facts {
     pub records: Vec<Arc<Record>>,
     /// Lines of the audit trail: at least those that concern the subject.
     pub trail: Lines,
-    /// The configuration in force.
     pub config: Arc<Config>,
-    /// GPUs that are sold.
     pub gpus: Vec<Gpu>,
     /// Version of the pages, by allocation id.
     pub page_versions: BTreeMap<String, u32>,

@@ -139,7 +139,6 @@ fn missing(uuid: &str, why: &str) -> Stand {
     Stand { gpu_uuid: uuid.to_owned(), missing: why.to_owned(), ..Stand::default() }
 }
 
-/// How a GPU stands now.
 fn stand(gpu: &Gpu) -> Stand {
     let free = gpu.replicas.iter().filter(|r| r.allocation_id.is_empty());
     let free = free.filter(|replica| replica.health == Health::Healthy).count();

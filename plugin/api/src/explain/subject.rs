@@ -18,35 +18,28 @@ pub(super) struct Key {
     pub generation: u64,
 }
 
-/// What a subject names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Named {
     /// Living ones first, then the newest.
     pub allocations: Vec<Key>,
-    /// By UUID.
     pub gpus: Vec<String>,
 }
 
-/// Why there is nothing to explain.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unknown {
-    /// Nothing is called so.
     #[error(
         "nothing is called \"{subject}\": no pod, container, allocation or GPU of this node, now or in the audit trail{}",
         written_name::there_is(known)
     )]
     Nothing {
-        /// What was asked.
         subject: String,
         /// What is called like it, or else what there is.
         known: Vec<String>,
     },
-    /// Several things begin so.
     #[error(transparent)]
     Several(#[from] written_name::Several),
 }
 
-/// See the module's documentation.
 pub(super) fn find(facts: &Facts, subject: &str) -> Result<Named, Unknown> {
     let subject = subject.trim();
     let holders = holders(facts);

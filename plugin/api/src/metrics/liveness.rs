@@ -9,7 +9,6 @@ use tokio::sync::Mutex;
 /// takes on a busy node, else those who ask would wait for most of the time.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Liveness {
     main: Handle,

@@ -36,7 +36,6 @@ struct Known {
     memory_bytes: u64,
 }
 
-/// GPUs by UUID.
 type Gpus<'s> = HashMap<&'s str, Known>;
 
 /// Everything there is to tell at one moment.

@@ -1,6 +1,5 @@
 //! OpenMetrics' text format and Prometheus' older one, and which of them a client wants.
 
-/// A text format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Format {
     /// OpenMetrics 1.0.

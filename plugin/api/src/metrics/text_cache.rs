@@ -30,7 +30,6 @@ pub(super) enum TextError {
     Broken,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct TextCache {
     view: Arc<StatusView>,

@@ -47,7 +47,6 @@ fn plugin(status: &Status, amiss: Vec<String>) -> Plugin {
     }
 }
 
-/// An allocation, as a tenant.
 fn tenant(allocation: &Allocation) -> Tenant {
     let holder = allocation.holder.clone().unwrap_or_default();
     let claim = allocation.claim.as_ref();

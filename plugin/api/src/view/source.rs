@@ -22,7 +22,6 @@ use crate::admin::{self, StatusView, Turns};
 /// and to metrics.
 const AT_WORK: usize = 2;
 
-/// Why there is nothing to trace.
 const STARTS: &str = "the plugin has not found its GPUs yet; try again";
 const NO_ARBITER: &str =
     "nobody divides GPU time on this node: its arbiter could not start; `tessera status` says why";

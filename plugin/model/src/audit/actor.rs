@@ -4,17 +4,12 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// The originator of a line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Actor {
-    /// Kubelet asked for it.
     Kubelet,
-    /// The configuration file.
     Configuration,
-    /// The plugin, on its own.
     Plugin,
-    /// What the driver said.
     Driver,
     /// A process of the container.
     Tenant,

@@ -13,7 +13,6 @@ use crate::record::{Holder, Record};
 /// Longest text in a line, bytes. What is longer is cut.
 pub const TEXT_KEPT: usize = 1024;
 
-/// One line of the trail.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
     /// When, Unix milliseconds. By the clock of that time; the order of lines does not depend on it.
@@ -28,7 +27,6 @@ pub struct Event {
     /// On which GPU, where it is about one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<String>,
-    /// Why.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// The holder of the allocation, if known.
@@ -68,12 +66,10 @@ impl Event {
         }
     }
 
-    /// What happened to a GPU.
     pub fn of_gpu(uuid: &str, what: What, reason: String, at_unix_ms: i64) -> Self {
         Event::of_node(what, at_unix_ms).on_gpu(uuid).because(reason)
     }
 
-    /// What happened to an allocation.
     pub fn of(record: &Record, what: What, at_unix_ms: i64) -> Self {
         Event {
             id: Some(record.id.clone()),
@@ -83,22 +79,18 @@ impl Event {
         }
     }
 
-    /// Names who did it.
     pub fn by(self, by: Actor) -> Self {
         Event { by: Some(by), ..self }
     }
 
-    /// Says why.
     pub fn because(self, reason: impl Into<String>) -> Self {
         Event { reason: Some(reason.into()), ..self }
     }
 
-    /// Says on which GPU.
     pub fn on_gpu(self, uuid: &str) -> Self {
         Event { gpu: Some(uuid.to_owned()), ..self }
     }
 
-    /// Says how often.
     pub fn times(self, times: u64) -> Self {
         Event { times, ..self }
     }

@@ -10,7 +10,6 @@ use crate::sharing::Compute;
 /// Limits on one GPU, as the trail tells them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
-    /// The GPU.
     pub uuid: String,
     /// Bytes that all processes of the tenant may hold.
     pub memory_limit_bytes: u64,
@@ -38,9 +37,7 @@ pub enum Behind {
     /// Said in the line's reason, if at all: a line of an earlier version.
     #[default]
     Unsaid,
-    /// None had it.
     Nobody,
-    /// This one.
     Allocation {
         id: String,
         /// The container that holds it, if known.
@@ -54,17 +51,14 @@ pub enum Behind {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum What {
-    /// Kubelet allocated it.
     Allocated,
     /// Kubelet allocated it while a process of the generation before still used its pages.
     PagesKept,
-    /// A container started with it.
     Started,
     /// Its replicas went to another allocation.
     Parked,
     /// Kubelet no longer knows it and nothing uses its pages.
     Released,
-    /// Found on disk without a record.
     Adopted,
     /// A process of it holds device memory outside its account.
     Unaccounted,
@@ -74,16 +68,12 @@ pub enum What {
     SoldAlone,
     /// A GPU's health went from one state to another.
     Health {
-        /// Before.
         from: health::State,
-        /// After.
         to: health::State,
     },
     /// Somebody changed its limits while it ran.
     QuotaSet {
-        /// Limits before, per GPU.
         before: Vec<Limits>,
-        /// Limits after, per GPU.
         after: Vec<Limits>,
         /// Below what was in use, which was asked for.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -91,18 +81,13 @@ pub enum What {
     },
     /// Somebody gave it back the limits that it was allocated with.
     QuotaReset {
-        /// Limits before, per GPU.
         before: Vec<Limits>,
-        /// Limits after, per GPU.
         after: Vec<Limits>,
     },
     /// Nothing more of a GPU is given out until it is uncordoned.
     Cordoned,
-    /// It is given out again.
     Uncordoned,
-    /// Another configuration is in force.
     ConfigurationReloaded {
-        /// What it changes, a sentence each.
         changes: Vec<String>,
     },
     /// A new configuration was refused; the one before stays in force.
@@ -115,7 +100,6 @@ pub enum What {
         /// Bytes asked for, of the largest request that is known; 0 where none is.
         #[serde(default)]
         bytes: u64,
-        /// Bytes charged at that time.
         #[serde(default)]
         charged_bytes: u64,
         /// The limit at that time, bytes.
@@ -142,7 +126,9 @@ pub enum What {
     /// A process of it found no free slot, or saw a GPU that it was not given.
     Unlisted,
     /// Something that holds it to its quota was changed or is missing.
-    Tampered { what: String },
+    Tampered {
+        what: String,
+    },
     /// A process of it uses the GPU past the shim, or a process that nobody can explain does.
     Bypassed {
         /// Its pid on the host; 0 where unknown.
@@ -153,11 +139,12 @@ pub enum What {
         bytes: u64,
     },
     /// Something without which its containers cannot start was missing or damaged, and is whole again.
-    Restored { what: String },
+    Restored {
+        what: String,
+    },
 }
 
 impl What {
-    /// Its name, as in the JSON.
     pub fn name(&self) -> &'static str {
         match self {
             What::Allocated => "allocated",

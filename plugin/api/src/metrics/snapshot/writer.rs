@@ -11,7 +11,6 @@ use prometheus_client::metrics::exemplar::Exemplar;
 
 use crate::metrics::families::Family;
 
-/// Where families are written.
 pub(super) struct Writer<'e>(pub(super) DescriptorEncoder<'e>);
 
 impl Writer<'_> {
