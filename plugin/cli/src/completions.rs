@@ -1,36 +1,50 @@
-//! Completions: the shell calls this program, which knows its own arguments and asks the plugin for names.
+//! Completions: the shell or kubectl calls this program, which knows its own arguments and asks for names.
 //!
-//! Where there is no plugin, or none that answers at once, names are left out and nothing is said: somebody is
-//! typing.
+//! Where nobody answers at once, names are left out and nothing is said: somebody is typing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
-use clap::{Arg, Command, CommandFactory};
-use clap_complete::engine::{ArgValueCandidates, CompletionCandidate};
+use clap::{Arg, Command, CommandFactory, Parser};
+use clap_complete::engine::{ArgValueCandidates, CompletionCandidate, complete};
 use clap_complete::env::{CompleteEnv, Shells};
-use tessera_api::admin;
 use tessera_config::ConfigFile;
+use tessera_fleet::Fleet as Cluster;
+use tessera_model::printable;
 use tessera_system::terminal;
-use tessera_view::status::Status;
+use tessera_view::fleet::Fleet;
+
+use crate::commands::wait;
+use crate::kubectl::{self, Common};
+use crate::source::{Failure, Source};
 
 /// Set by the shell's function when it wants completions.
 const ASKED: &str = "TESSERA_COMPLETE";
-/// How long the plugin may take: a key was pressed.
+/// How long this node's plugin may take: a key was pressed.
 const WAIT: Duration = Duration::from_millis(500);
+/// How long a cluster may take.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// cobra's directive: these words alone, no names of files.
+const NO_FILES: &str = ":4";
 
 /// What a name is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Pod,
+    /// A pod without a node.
+    Pending,
     Namespace,
     Container,
     Allocation,
     Gpu,
     Share,
+    Node,
+    NodeOrGpu,
+    Context,
 }
 
 impl Kind {
@@ -40,24 +54,37 @@ impl Kind {
         let words = names.iter().flat_map(|name| name.split('|'));
         let kind = |word: &str| match word {
             "POD" => Some(Kind::Pod),
+            "PENDING" => Some(Kind::Pending),
             "NAMESPACE" => Some(Kind::Namespace),
             "CONTAINER" => Some(Kind::Container),
             "ALLOCATION" => Some(Kind::Allocation),
             "GPU" | "UUID" => Some(Kind::Gpu),
             "SHARE" | "RESOURCE" => Some(Kind::Share),
+            "NODE" => Some(Kind::Node),
+            "NODE/GPU" => Some(Kind::NodeOrGpu),
+            "CONTEXT" => Some(Kind::Context),
             _ => None,
         };
         words.filter_map(kind).collect()
     }
 }
 
+/// Names, and what is said of them.
+type Names = BTreeMap<String, String>;
+/// Who knows names.
+type Ask = Arc<dyn Fn(&[Kind]) -> Names + Send + Sync>;
+
 /// Answers the shell, if it is the shell that asks.
 pub(super) fn answer(args: &[OsString]) -> bool {
     if std::env::var_os(ASKED).is_none_or(|asked| asked.is_empty()) {
         return false;
     }
-    let config = config_file(args);
-    let command = || with_names(super::Cli::command(), config.as_deref());
+    let asked = config_file(args);
+    let ask: Ask = Arc::new(move |kinds| {
+        let config = ConfigFile { asked: asked.clone() }.judge().config;
+        now(&Source::node(config), WAIT, kinds)
+    });
+    let command = || with_names(super::Cli::command(), &ask);
     let here = std::env::current_dir().ok();
     // What cannot be completed is not completed; an error would stand in what somebody types.
     let _ = CompleteEnv::with_factory(command)
@@ -65,6 +92,55 @@ pub(super) fn answer(args: &[OsString]) -> bool {
         .var(ASKED)
         .try_complete(args.iter().cloned(), here.as_deref());
     true
+}
+
+/// Answers kubectl, which runs `kubectl_complete-tessera` with the words so far, and takes what could stand in place of
+/// the last one, a line each, and a directive.
+pub(super) fn of_kubectl(mut args: Vec<OsString>) -> ExitCode {
+    #[derive(Parser)]
+    #[command(ignore_errors = true, disable_help_flag = true, disable_version_flag = true)]
+    struct Given {
+        #[command(flatten)]
+        common: Common,
+        _rest: Vec<String>,
+    }
+    if args.len() < 2 {
+        args.push(OsString::new());
+    }
+    let given = Given::try_parse_from(&args[..args.len() - 1]);
+    let common = given.map(|given| given.common).unwrap_or_default();
+    let ask: Ask = Arc::new(move |kinds| {
+        let mut options = common.options();
+        options.limit = PATIENCE / 2;
+        // A node that is being typed is none to ask yet.
+        options.nodes = BTreeSet::new();
+        let Ok(fleet) = Cluster::new(options) else { return Names::new() };
+        now(&Source::Cluster(fleet, common.clone()), PATIENCE, kinds)
+    });
+    let mut out = String::new();
+    for word in proposals(with_names(kubectl::Cli::command(), &ask), args) {
+        out.push_str(&printable::line(&word));
+        out.push('\n');
+    }
+    // The shell has gone.
+    let _ = terminal::print(&format!("{out}{NO_FILES}\n"));
+    ExitCode::SUCCESS
+}
+
+/// What may stand in place of the last word. Of an option with its value in one word, the value.
+fn proposals(mut command: Command, args: Vec<OsString>) -> BTreeSet<String> {
+    let last = args.last().map(|last| last.to_string_lossy().into_owned()).unwrap_or_default();
+    let at = args.len() - 1;
+    let all = complete(&mut command, args, at, None).unwrap_or_default();
+    let words = all.iter().map(|one| one.get_value().to_string_lossy().into_owned());
+    let is_option = last.starts_with('-');
+    let before = match last.split_once('=') {
+        Some((option, _)) if is_option => option.len() + 1,
+        _ => 0,
+    };
+    let fits = |word: &String| word.starts_with(if is_option { "--" } else { "" });
+    let words = words.filter(|word| fits(word) && is_option == word.starts_with('-'));
+    words.filter_map(|word| Some(word.get(before..)?.to_owned())).collect()
 }
 
 /// Prints what a shell has to read once.
@@ -104,76 +180,124 @@ fn config_file(args: &[OsString]) -> Option<PathBuf> {
 }
 
 /// The command line, whose arguments know the names that they take.
-fn with_names(command: Command, config: Option<&Path>) -> Command {
+fn with_names(command: Command, ask: &Ask) -> Command {
     if command.get_name() == "sandbox" {
         return tessera_sandbox::completions::with_names(command);
     }
-    let config = config.map(Path::to_owned);
     let name = |arg: Arg| {
         let kinds = Kind::of(&arg);
         if kinds.is_empty() {
             return arg;
         }
-        let config = config.clone();
+        let ask = Arc::clone(ask);
         arg.add(ArgValueCandidates::new(move || {
-            let Some(status) = ask(config.clone()) else { return Vec::new() };
-            let names = names(&status, &kinds).into_iter();
+            let names = ask(&kinds).into_iter();
             names
                 .map(|(name, help)| CompletionCandidate::new(name).help(Some(help.into())))
                 .collect()
         }))
     };
-    let below = config.clone();
-    command.mut_args(name).mut_subcommands(move |command| with_names(command, below.as_deref()))
+    command.mut_args(name).mut_subcommands(|command| with_names(command, ask))
 }
 
-/// The plugin's answer, if it comes at once.
-fn ask(asked: Option<PathBuf>) -> Option<Status> {
-    let config = ConfigFile { asked }.judge().config;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
-    let answer = async { tokio::time::timeout(WAIT, admin::ask(&config.paths.admin)).await };
-    runtime.block_on(answer).ok()?.ok()
+/// Names, if they come at once.
+fn now(source: &Source, limit: Duration, kinds: &[Kind]) -> Names {
+    let late = |_| Failure::failed("no answer");
+    wait(async { tokio::time::timeout(limit, known(source, kinds)).await.map_err(late)? })
+        .unwrap_or_default()
 }
 
-/// Names, and what is said of them.
-fn names(status: &Status, kinds: &[Kind]) -> BTreeMap<String, String> {
-    let mut names = BTreeMap::new();
-    // What a shell would take for something else completes nothing.
+async fn known(source: &Source, kinds: &[Kind]) -> Result<Names, Failure> {
+    let namespace = source.namespace(None);
+    let called_so =
+        |names: Vec<String>| names.into_iter().map(|name| (name, String::new())).collect();
+    let is_cluster = match (source, kinds) {
+        (Source::Cluster(cluster, _), [Kind::Context]) => {
+            return Ok(called_so(cluster.user().contexts().unwrap_or_default()));
+        }
+        (Source::Cluster(cluster, _), [Kind::Node]) => {
+            let places = cluster.places().await?.into_iter();
+            return Ok(called_so(places.map(|place| place.node).collect()));
+        }
+        (Source::Cluster(cluster, _), [Kind::Pending]) => {
+            let pods = cluster.user().pods(&namespace, "").await.unwrap_or_default().into_iter();
+            let waiting = pods.filter(|pod| {
+                pod.spec.node_name.is_empty() && matches!(pod.status.phase.as_str(), "" | "Pending")
+            });
+            let name = |of: &str, name: &str| called(&namespace, of, name);
+            let waiting = waiting.map(|pod| name(&pod.metadata.namespace, &pod.metadata.name));
+            return Ok(called_so(waiting.collect()));
+        }
+        (source, _) => matches!(source, Source::Cluster(..)),
+    };
+    Ok(names(&source.fleet().await?, kinds, &namespace, is_cluster))
+}
+
+/// A pod as it is written where `namespace` is meant.
+fn called(namespace: &str, of: &str, pod: &str) -> String {
+    if namespace.is_empty() { format!("{of}/{pod}") } else { pod.to_owned() }
+}
+
+/// Whether a node's word can be the name of something: the shell puts what is proposed into the command line, and a
+/// node may say anything.
+fn is_name(word: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._/".contains(&byte);
+    !word.is_empty() && !word.starts_with('-') && word.bytes().all(is_plain)
+}
+
+/// Of all that is on nodes: in a cluster, a GPU's index says nothing without its node.
+fn names(fleet: &Fleet, kinds: &[Kind], namespace: &str, is_cluster: bool) -> Names {
+    let mut names = Names::new();
     let mut add = |name: &str, help: String| {
-        let is_plain = |c: char| c.is_ascii_alphanumeric() || "-._/".contains(c);
-        if !name.is_empty() && !name.starts_with('-') && name.chars().all(is_plain) {
+        if is_name(name) {
             names.insert(name.to_owned(), help);
         }
     };
-    for allocation in &status.allocations {
-        let holder = allocation.holder.clone().unwrap_or_default();
-        let pod = format!("{}/{}", holder.namespace, holder.pod);
-        for kind in kinds {
-            match kind {
-                Kind::Pod => add(&pod, format!("container {}", holder.container)),
-                Kind::Namespace => add(&holder.namespace, "namespace".to_owned()),
-                Kind::Container => add(&holder.container, format!("of {pod}")),
-                Kind::Allocation => add(&allocation.id, format!("allocation of {pod}")),
-                Kind::Gpu | Kind::Share => {}
+    for entry in &fleet.nodes {
+        let Some(view) = &entry.view else { continue };
+        for tenant in &view.tenants {
+            let is_meant = namespace.is_empty() || tenant.namespace == namespace;
+            let pod = called(namespace, &tenant.namespace, &tenant.pod);
+            for kind in kinds {
+                match kind {
+                    Kind::Pod if is_meant && !tenant.pod.is_empty() => {
+                        add(&pod, format!("container {}", tenant.container));
+                    }
+                    Kind::Namespace => add(&tenant.namespace, "namespace".to_owned()),
+                    Kind::Container if is_meant => add(&tenant.container, format!("of {pod}")),
+                    Kind::Allocation if is_meant => add(&tenant.id, format!("allocation of {pod}")),
+                    _ => {}
+                }
             }
         }
-    }
-    if kinds.contains(&Kind::Gpu) {
-        for gpu in &status.gpus {
-            add(&gpu.index.to_string(), gpu.name.clone());
-            add(&gpu.uuid, format!("GPU {}, {}", gpu.index, gpu.name));
+        let is_whole = kinds.contains(&Kind::NodeOrGpu) && is_cluster;
+        if is_whole {
+            add(&entry.node, "node".to_owned());
         }
-    }
-    if kinds.contains(&Kind::Share) {
-        let replicas = status.gpus.iter().flat_map(|gpu| &gpu.replicas);
-        replicas.for_each(|replica| add(&replica.resource_name, "resource".to_owned()));
+        for gpu in &view.gpus {
+            if is_whole {
+                add(&format!("{}/{}", entry.node, gpu.index), gpu.name.clone());
+            } else if kinds.contains(&Kind::Gpu) {
+                if !is_cluster {
+                    add(&gpu.index.to_string(), gpu.name.clone());
+                }
+                add(&gpu.uuid, format!("GPU {}, {}", gpu.index, gpu.name));
+            }
+            if kinds.contains(&Kind::Share) {
+                let resources = gpu.replicas.iter().map(|replicas| &replicas.resource_name);
+                resources.for_each(|name| add(name, "resource".to_owned()));
+            }
+        }
     }
     names
 }
 
 #[cfg(test)]
 mod tests {
-    use tessera_view::status::{Allocation, Gpu, Holder, Replica};
+    use tessera_view::fleet::Entry;
+    use tessera_view::gpu::{Gpu, Replicas};
+    use tessera_view::node::Node;
+    use tessera_view::tenant::Tenant;
 
     use super::*;
 
@@ -188,41 +312,92 @@ mod tests {
 
     #[test]
     fn commands_that_take_names_know_which() {
-        let command = super::super::Cli::command();
-        assert!(has(&command, &["explain"], Kind::Pod) && has(&command, &["explain"], Kind::Gpu));
-        for verb in ["set", "show", "reset"] {
-            assert!(has(&command, &["quota", verb], Kind::Pod), "{verb}");
-            assert!(has(&command, &["quota", verb], Kind::Allocation), "{verb}");
+        for command in [super::super::Cli::command(), kubectl::Cli::command()] {
+            let explain = |kind| has(&command, &["explain"], kind);
+            assert!(explain(Kind::Pod) && explain(Kind::Gpu));
+            for verb in ["set", "show", "reset"] {
+                assert!(has(&command, &["quota", verb], Kind::Pod), "{verb}");
+                assert!(has(&command, &["quota", verb], Kind::Allocation), "{verb}");
+            }
+            for verb in ["cordon", "uncordon"] {
+                assert!(has(&command, &[verb], Kind::Gpu), "{verb}");
+                assert!(has(&command, &[verb], Kind::NodeOrGpu), "{verb}");
+                assert!(!has(&command, &[verb], Kind::Pod), "{verb}");
+            }
         }
-        for verb in ["cordon", "uncordon"] {
-            assert!(
-                has(&command, &[verb], Kind::Gpu) && !has(&command, &[verb], Kind::Pod),
-                "{verb}"
-            );
-        }
+    }
+
+    fn fleet() -> Fleet {
+        let of = |pod: &str| Tenant {
+            id: pod.into(),
+            namespace: "ns".into(),
+            pod: pod.into(),
+            container: "main".into(),
+            ..Tenant::default()
+        };
+        let replicas = Replicas { resource_name: "x.dev/gpu".into(), ..Replicas::default() };
+        let gpu = Gpu { uuid: "GPU-a".into(), replicas: vec![replicas], ..Gpu::default() };
+        let view = Node {
+            tenants: ["llm-0", "$(reboot)", "a b", "-x", "`id`", "a;b", "é"].map(of).into(),
+            gpus: vec![gpu],
+            ..Node::default()
+        };
+        let entry = Entry { node: "n1".into(), view: Some(view), ..Entry::default() };
+        Fleet { nodes: vec![entry], ..Fleet::default() }
     }
 
     #[test]
     fn names_that_a_shell_might_take_for_more_are_left_out() {
-        let holder = |pod: &str| {
-            let (namespace, container) = ("ns".to_owned(), "main".to_owned());
-            Some(Holder { namespace, pod: pod.into(), container })
-        };
-        let of =
-            |pod: &str| Allocation { id: pod.into(), holder: holder(pod), ..Allocation::default() };
-        let status = Status {
-            allocations: ["llm-0", "$(reboot)", "a b", "-x", "`id`", "a;b", "é"].map(of).into(),
-            gpus: vec![Gpu {
-                uuid: "GPU-a".into(),
-                replicas: vec![Replica { resource_name: "x.dev/gpu".into(), ..Replica::default() }],
-                ..Gpu::default()
-            }],
-            ..Status::default()
-        };
-        let listed = |kinds: &[Kind]| names(&status, kinds).into_keys().collect::<Vec<_>>();
+        let listed =
+            |kinds: &[Kind]| names(&fleet(), kinds, "", false).into_keys().collect::<Vec<_>>();
         assert_eq!(listed(&[Kind::Pod]), ["ns/-x", "ns/llm-0"]);
         assert_eq!(listed(&[Kind::Allocation]), ["llm-0"]);
         assert_eq!(listed(&[Kind::Gpu, Kind::Share]), ["0", "GPU-a", "x.dev/gpu"]);
+        for name in ["chat", "ann/chat-0", "GPU-5e55e4a0-0000", "MIG-a/1/0", "n1.example/0"] {
+            assert!(is_name(name), "{name}");
+        }
+        for word in ["", "$(id)", "a;b", "`a`", "-n", "a\nb", "a'b", "a>b", "~", "a*"] {
+            assert!(!is_name(word), "{word}");
+        }
+    }
+
+    #[test]
+    fn kubectl_is_told_what_may_stand_in_each_place() {
+        let at = |line: &str| {
+            let ask: Ask = Arc::new(|kinds| match kinds {
+                [Kind::Context] => [("prod@eu".to_owned(), String::new())].into(),
+                [Kind::Node] => [("n1".to_owned(), String::new())].into(),
+                [Kind::Pending] => [("wide".to_owned(), String::new())].into(),
+                kinds => names(&fleet(), kinds, "ns", true),
+            });
+            let words = ["kubectl-tessera"].into_iter().chain(line.split(' '));
+            let command = with_names(kubectl::Cli::command(), &ask);
+            let all = proposals(command, words.map(OsString::from).collect());
+            all.into_iter().collect::<Vec<_>>().join(" ")
+        };
+        let commands = at("");
+        assert!(commands.contains("why-pending") && commands.contains("explain"), "{commands}");
+        assert!(!commands.contains("--"), "{commands}");
+        for (line, proposed) in [
+            ("quota s", "set show"),
+            ("quota set ", "llm-0"),
+            ("quota set --memory 4Gi l", "llm-0"),
+            ("explain -n team l", "llm-0"),
+            ("explain ", "GPU-a llm-0"),
+            ("explain llm-0 x", ""),
+            ("why-pending ", "wide"),
+            ("--node ", "n1"),
+            ("top --node=", "n1"),
+            ("top -n ", "ns"),
+            ("--context p", "prod@eu"),
+            ("cordon ", "n1 n1/0"),
+            ("status -o ", "json text wide"),
+            ("quota set --reason ", ""),
+            ("top --onc", "--once"),
+            ("top --nod", "--node"),
+        ] {
+            assert_eq!(at(line), proposed, "{line}");
+        }
     }
 
     #[test]

@@ -6,18 +6,22 @@ use std::sync::Arc;
 
 use super::EXIT_USAGE;
 use super::plan_text::{plan_text, reload_text};
+use crate::commands::wait;
+use crate::output::{Format, show};
+use crate::source::{Failure, change};
 use clap::Subcommand;
 use tessera_agent::reload::plan::offline;
-use tessera_api::admin;
-use tessera_api::admin::{Format, Unreachable, call, now};
-use tessera_api::print::json;
+use tessera_api::admin::{Unreachable, call, now};
+use tessera_api::print::table;
 use tessera_config::{Config, ConfigError, ConfigFile, Judged, keys};
 use tessera_gpu::nvml::NvmlDiscovery;
 use tessera_gpu::{Discovery, DiscoveryError};
 use tessera_model::gpu::Gpu;
+use tessera_model::percent::format_cores;
 use tessera_model::printable;
+use tessera_model::quantity::format_bytes;
 use tessera_model::record::Record;
-use tessera_rules::capacity;
+use tessera_rules::{capacity, shares};
 use tessera_store::Ledger;
 use tessera_system::files::Copied;
 use tessera_system::{files, terminal};
@@ -77,7 +81,7 @@ pub(super) fn main(command: ConfigCommand, file: ConfigFile) -> anyhow::Result<E
             }
         }),
         ConfigCommand::Plan { file: path, output } => plan(&read(&path)?, &path, &file, output),
-        ConfigCommand::Reload { output } => reload(&crate::asking(&file)?, output),
+        ConfigCommand::Reload { output } => Ok(reload(&crate::asking(&file)?, output)?),
         ConfigCommand::Default => print(&keys::commented()),
         ConfigCommand::Reference => print(&keys::reference()),
         ConfigCommand::Schema => print(&format!("{:#}\n", keys::schema())),
@@ -124,7 +128,7 @@ fn check(judged: &Judged) -> anyhow::Result<ExitCode> {
             for text in discovery.unsold().into_iter().chain(silent).chain(notes) {
                 eprintln!("note: {}", printable::line(&text));
             }
-            print(&format!("{}ok\n", admin::offers(&gpus, config)))
+            print(&format!("{}ok\n", offers(&gpus, config)))
         }
         // Sound, and on this machine of no use: a mistyped name, or another node's file.
         Err(error) if error.has_gpus() => {
@@ -143,6 +147,29 @@ fn check(judged: &Judged) -> anyhow::Result<ExitCode> {
         }
         Err(error) => print(&format!("ok, as far as can be checked without GPUs ({error})\n")),
     }
+}
+
+/// What each GPU would be sold as.
+fn offers(gpus: &[Gpu], config: &Config) -> String {
+    let header = ["GPU", "NAME", "UUID", "RESOURCE", "REPLICAS", "MEMORY", "CORES"];
+    let rows = gpus.iter().flat_map(|gpu| {
+        shares::cut(gpu, config).into_iter().enumerate().map(|(i, share)| {
+            // What belongs to the GPU stands in its first row.
+            let once = |text: String| if i == 0 { text } else { String::new() };
+            vec![
+                once(gpu.index.to_string()),
+                once(gpu.name.clone()),
+                once(gpu.uuid.clone()),
+                share.resource,
+                share.count.to_string(),
+                format_bytes(share.limit.memory_bytes),
+                format!("{} {}", format_cores(share.limit.cores_millis), share.compute.name()),
+            ]
+        })
+    });
+    let mut out = String::new();
+    table(&mut out, &header, rows.collect());
+    out
 }
 
 /// Said of a device plugin directory that only a kubelet of one's own build has, or a stand-in.
@@ -187,10 +214,7 @@ fn plan(
     };
     let response =
         PlanResponse { api_version: API_VERSION.to_owned(), file: name.clone(), ..response };
-    match output {
-        Format::Text => print(&plan_text(&response, &name))?,
-        Format::Json => print(&json(&response)?)?,
-    };
+    show(&response, output, |_| plan_text(&response, &name))?;
     Ok(refusal(&response.problems))
 }
 
@@ -231,19 +255,9 @@ fn records(known: &Config, notes: &mut Vec<String>) -> Vec<Arc<Record>> {
     })
 }
 
-fn reload(known: &Config, output: Format) -> anyhow::Result<ExitCode> {
-    let socket = &known.paths.admin;
-    let response = match now(call(socket, &ReloadRequest {}))? {
-        Ok(response) => response,
-        Err(error) => match Unreachable::of(&error, socket) {
-            Some(error) => return Ok(admin::unreachable(&error, known)),
-            None => anyhow::bail!(error.to_string()),
-        },
-    };
-    match output {
-        Format::Text => print(&reload_text(&response))?,
-        Format::Json => print(&json(&response)?)?,
-    };
+fn reload(known: &Config, output: Format) -> Result<ExitCode, Failure> {
+    let response = wait(change(known, &ReloadRequest {}))?;
+    show(&response, output, |_| reload_text(&response))?;
     Ok(refusal(&response.problems))
 }
 

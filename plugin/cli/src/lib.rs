@@ -5,12 +5,18 @@
 #![forbid(unsafe_code)]
 
 mod advice;
+mod commands;
 mod completions;
 mod configuration;
 mod ending;
+mod explain;
 mod history;
 mod kubectl;
+mod output;
 mod plan_text;
+mod source;
+mod status;
+mod steer;
 mod top;
 mod trace;
 
@@ -25,12 +31,12 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry, reload};
 
+use commands::Both;
 use configuration::ConfigCommand;
 use ending::Ending;
+use source::{Failure, Source};
 use tessera_agent::labels;
 use tessera_agent::reload::SetFilter;
-use tessera_api::admin::StatusFormat;
-use tessera_api::{admin, explain};
 use tessera_config::{
     CannotAsk, Config, ConfigError, ConfigFile, Forbidden, LoadedConfig, Log, LogFormat,
     log_filter, state_dir,
@@ -82,39 +88,8 @@ enum Command {
         #[arg(long, value_name = "LABEL")]
         config_label: Option<String>,
     },
-    /// Show what is wrong, GPUs, pods with their quotas and use, in 120 columns (-o wide: all of it)
-    Status {
-        /// Output format
-        #[arg(long, short, value_enum, default_value = "text")]
-        output: StatusFormat,
-        /// Print problems only; succeed if the node offers the resource (a readiness probe)
-        #[arg(long)]
-        ready: bool,
-        /// Print problems only; succeed if the plugin answers at all (a liveness probe)
-        #[arg(long, conflicts_with = "ready")]
-        live: bool,
-    },
-    /// Say why a pod, an allocation or a GPU is as it is, what it was refused, and who changed what
-    Explain(explain::Args),
-    /// Watch GPUs and pods live: memory against quota, share asked and got, waiting, refusals
-    Top(top::Args),
-    /// Change what a running container may use, or show it
-    Quota {
-        #[command(subcommand)]
-        command: admin::QuotaCommand,
-    },
-    /// Give out nothing more of a GPU, or of the whole node; what runs there goes on
-    Cordon(admin::CordonArgs),
-    /// Give out a GPU again, or the whole node
-    Uncordon(admin::UncordonArgs),
-    /// Show what was: memory against quota, GPU time against share, waits, refusals, events
-    History(history::Args),
-    /// Record what the arbiter does for some seconds, to be drawn by Perfetto
-    Trace(trace::Args),
-    /// Say what workloads could ask for instead, by what they used
-    Recommend(advice::RecommendArgs),
-    /// Show what is held and not used, by namespace and pod
-    Waste(advice::WasteArgs),
+    #[command(flatten)]
+    Both(Both),
     /// Hold one command tree to a quota, without Kubernetes
     Run(tessera_run::Args),
     /// Try Tessera on simulated GPUs: place pods, break things, look at everything
@@ -186,11 +161,12 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
             eprintln!("{}", printable::lines(&error.to_string()));
             return ExitCode::from(EXIT_USAGE);
         }
-        eprintln!("tessera: {}", printable::line(&format!("{error:#}")));
-        match error.is::<Forbidden>() {
-            true => ExitCode::from(EXIT_FORBIDDEN),
-            false => ExitCode::FAILURE,
-        }
+        let status = match error.downcast_ref::<Failure>() {
+            Some(failure) => failure.status,
+            None if error.is::<Forbidden>() => EXIT_FORBIDDEN,
+            None => 1,
+        };
+        Failure { text: format!("{error:#}"), status }.exit("tessera")
     })
 }
 
@@ -206,24 +182,12 @@ fn execute(command: Command, file: ConfigFile) -> anyhow::Result<ExitCode> {
     let strict = |file: &ConfigFile| Config::find(file.asked.as_deref());
     match command {
         Command::Serve { config_label } => serve(file, config_label.as_deref()),
-        Command::Status { live: true, .. } => admin::live(&asking(&file)?),
-        Command::Status { output, ready, .. } => admin::main(&asking(&file)?, output, ready),
-        Command::Explain(args) => explain::main(&args, &asking(&file)?),
-        Command::Top(args) => top::main(&args, &asking(&file)?),
-        Command::Quota { command } => admin::quota(command, &asking(&file)?),
-        Command::Cordon(args) => admin::cordon(args, &asking(&file)?),
-        Command::Uncordon(args) => admin::uncordon(args, &asking(&file)?),
-        Command::History(args) => history::main(&args, &asking(&file)?),
-        Command::Trace(args) => trace::main(&args, &asking(&file)?),
-        Command::Recommend(args) => advice::recommend(&args, &asking(&file)?),
-        Command::Waste(args) => advice::waste(&args, &asking(&file)?),
+        Command::Both(command) => Ok(command.run(&Source::node(asking(&file)?))?),
         Command::Run(args) => tessera_run::main(args, &strict(&file)?),
         Command::Sandbox(args) => tessera_sandbox::main(args, file.asked.as_deref()),
         Command::InSandbox { again } => tessera_sandbox::again(again),
         Command::Demo(args) => tessera_sandbox::demo::main(&args, file.asked.as_deref()),
-        Command::Console(ConsoleCommand { common, args }) => {
-            Ok(kubectl::exit("tessera", kubectl::console(&args, &common)))
-        }
+        Command::Console(ConsoleCommand { common, args }) => Ok(kubectl::console(&args, &common)?),
         Command::Config { command } => configuration::main(command, file),
         Command::PrepareHost { shim } => {
             let LoadedConfig { config, refused, .. } = file.start()?;

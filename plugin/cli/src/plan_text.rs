@@ -30,9 +30,9 @@ fn change_table(out: &mut String, changes: &[ConfigurationChange]) {
     let value = |value: &Option<String>| value.clone().unwrap_or_else(|| "–".to_owned());
     let row = |change: &ConfigurationChange| {
         let (before, after) = (value(&change.before), value(&change.after));
-        vec![format!("  {}", change.key), before, after, change.takes_effect.clone()]
+        vec![change.key.clone(), before, after, change.takes_effect.clone()]
     };
-    let header = ["  KEY", "BEFORE", "AFTER", "TAKES EFFECT"];
+    let header = ["KEY", "BEFORE", "AFTER", "TAKES EFFECT"];
     table(out, &header, changes.iter().map(row).collect());
 }
 
@@ -85,7 +85,7 @@ pub(super) fn plan_text(plan: &PlanResponse, file: &str) -> String {
     }
     if !plan.shares.is_empty() {
         out.push_str("\nREPLICAS\n");
-        let header = ["  GPU", "RESOURCE", "REPLICAS", "MEMORY", "CORES", "CHANGE"];
+        let header = ["GPU", "RESOURCE", "REPLICAS", "MEMORY", "CORES", "CHANGE"];
         table(&mut out, &header, plan.shares.iter().map(share_row).collect());
     }
     if !plan.allocations.is_empty() {
@@ -143,7 +143,7 @@ fn share_row(change: &ShareChange) -> Vec<String> {
     say(change.no_room, "Unhealthy until there is room beside what runs");
     let index = change.gpu_index.map(|index| index.to_string());
     vec![
-        format!("  {}", index.unwrap_or_else(|| change.gpu_uuid.clone())),
+        index.unwrap_or_else(|| change.gpu_uuid.clone()),
         change.resource_name.clone(),
         both(&|view| view.replicas.to_string()),
         both(&|view| format_bytes(view.memory_bytes)),

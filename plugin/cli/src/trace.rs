@@ -1,25 +1,17 @@
-//! `tessera trace` and `kubectl tessera trace`: what the arbiter does, for some seconds, as a file for Perfetto.
+//! `trace`: what the arbiter does, for some seconds, as a file for Perfetto.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
 
-use tessera_api::admin::Unreachable;
-use tessera_config::Config;
-use tessera_fleet::{Fleet, answered};
 use tessera_model::printable;
 use tessera_system::terminal;
 use tessera_view::trace::Trace;
-use tessera_web::client::{Client, query};
 
-use crate::kubectl::{Common, Failure};
+use crate::source::{Failure, Source};
 
-/// How long an answer may take beyond the trace.
-const BEYOND: Duration = Duration::from_secs(20);
-
-/// Arguments of both commands.
+/// Arguments of `trace`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// How long to trace, 1 to 30
@@ -96,58 +88,21 @@ fn summary(trace: &Trace, path: &Path) -> String {
     )
 }
 
-/// Runs `tessera trace`.
-///
-/// # Errors
-/// No runtime, or the file.
-pub(crate) fn main(args: &Args, config: &Config) -> anyhow::Result<ExitCode> {
-    let target = Target::open(&args.output).map_err(anyhow::Error::msg)?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let limit = BEYOND + Duration::from_secs(args.seconds.into());
-    let client = Client::at(&config.paths.admin).with_limit(limit);
-    let seconds = args.seconds.to_string();
-    let path = format!("/api/v1/trace{}", query(&[("seconds", &seconds)]));
-    let error = match runtime.block_on(client.get::<Trace>(&path)) {
-        Ok(trace) => {
-            target.write(&trace).map_err(anyhow::Error::msg)?;
-            return Ok(ExitCode::SUCCESS);
-        }
-        Err(error) => error,
-    };
-    target.give_up();
-    let (text, status) = match Unreachable::of(&error, &config.paths.admin) {
-        Some(silent) => (silent.sentence(config), silent.exit_status()),
-        None => (error.to_string(), error.exit()),
-    };
-    eprintln!("tessera: {}", printable::line(&text));
-    Ok(ExitCode::from(status))
-}
-
-/// Runs `kubectl tessera trace`.
-pub(crate) async fn of_fleet(
-    fleet: &Fleet,
-    common: &Common,
-    args: &Args,
-) -> Result<ExitCode, Failure> {
+/// Writes the traces of all nodes that were asked as one.
+pub(crate) async fn main(args: &Args, source: &Source) -> Result<ExitCode, Failure> {
     let target = Target::open(&args.output).map_err(Failure::failed)?;
-    let namespace = common.namespace.as_deref().unwrap_or_default();
-    let traces = async {
-        let traces = fleet.traces(common.one_node()?, namespace, args.seconds).await?;
-        Ok::<_, Failure>(answered(traces)?)
-    };
-    match traces.await {
-        Ok((traces, silent)) => {
-            target.write(&Trace::joined(traces)).map_err(Failure::failed)?;
-            for line in silent {
-                eprintln!("{}", printable::line(&line));
-            }
-            Ok(ExitCode::SUCCESS)
-        }
+    let (traces, silent) = match source.traces(args.seconds).await {
+        Ok(answers) => answers,
         Err(failure) => {
             target.give_up();
-            Err(failure)
+            return Err(failure);
         }
+    };
+    target.write(&Trace::joined(traces)).map_err(Failure::failed)?;
+    for line in silent {
+        eprintln!("{}", printable::line(&line));
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 #[cfg(test)]

@@ -70,7 +70,7 @@ async fn numbers_are_those_of_each_node_and_a_killed_one_hides_no_other() {
     let pods: Vec<&str> = top.lines().filter(|line| line.contains("chat-")).collect();
     assert_eq!(pods.len(), 3, "{top}");
     for (index, row) in pods.iter().enumerate() {
-        let used = format!("{} MiB", 100 + index);
+        let used = format!(" {}M/", 100 + index);
         assert!(row.contains(&format!("chat-{index}")) && row.contains(&used), "{top}");
     }
 

@@ -171,8 +171,8 @@ const ATTEMPTS: usize = 3;
 const BETWEEN: Duration = Duration::from_millis(100);
 
 /// A client of the plugin at `socket`, `paths.admin`.
-pub fn client(socket: &Path) -> Client {
-    Client::at(socket).with_limit(TIMEOUT)
+pub fn client(socket: &Path, limit: Duration) -> Client {
+    Client::at(socket).with_limit(limit)
 }
 
 /// Asks the plugin for a change, or to judge one.
@@ -180,7 +180,7 @@ pub fn client(socket: &Path) -> Client {
 /// # Errors
 /// It does not answer, or refuses.
 pub async fn call<C: Call>(socket: &Path, request: &C) -> Result<C::Answer, ClientError> {
-    client(socket).call(request).await
+    client(socket, TIMEOUT).call(request).await
 }
 
 /// What may be asked twice: again, where the connection broke. A plugin whose socket is flooded makes room by closing
@@ -188,14 +188,19 @@ pub async fn call<C: Call>(socket: &Path, request: &C) -> Result<C::Answer, Clie
 ///
 /// # Errors
 /// As the last attempt's.
-pub(super) async fn get<T: DeserializeOwned>(socket: &Path, path: &str) -> Result<T, ClientError> {
+pub async fn get<T: DeserializeOwned>(
+    socket: &Path,
+    path: &str,
+    limit: Duration,
+) -> Result<T, ClientError> {
+    let client = client(socket, limit);
     for _ in 1..ATTEMPTS {
-        match client(socket).get(path).await {
+        match client.get(path).await {
             Err(ClientError::NoAnswer { .. }) => tokio::time::sleep(BETWEEN).await,
             answer => return answer,
         }
     }
-    client(socket).get(path).await
+    client.get(path).await
 }
 
 /// Waits for an answer where there is no runtime.
@@ -212,7 +217,7 @@ pub fn now<T>(answer: impl Future<Output = T>) -> io::Result<T> {
 /// # Errors
 /// It does not answer.
 pub async fn ask(socket: &Path) -> Result<Status, Unreachable> {
-    let status = get(socket, STATUS).await;
+    let status = get(socket, STATUS, TIMEOUT).await;
     status.map_err(|error| {
         Unreachable::of(&error, socket).unwrap_or_else(|| Unreachable {
             socket: socket.to_owned(),

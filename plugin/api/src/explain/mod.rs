@@ -1,7 +1,6 @@
 //! `tessera explain`: why a pod, an allocation or a GPU is as it is. [`answer`] is pure: it takes what the
 //! plugin knows, and puts together what concerns the subject.
 
-mod client;
 mod lines;
 mod origin;
 mod story;
@@ -11,7 +10,6 @@ pub(crate) mod trail;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-pub use client::{Args, main, on_paper};
 pub(crate) use lines::line;
 pub use subject::Unknown;
 

@@ -3,12 +3,10 @@
 
 mod page;
 mod sheet;
-mod table;
 mod width;
 
 pub use page::{Page, Tone};
-pub use sheet::{Cell, Column, Sheet};
-pub use table::table;
+pub use sheet::{Cell, Column, Sheet, table};
 pub use width::{columns, head, shorten, wrap};
 
 use std::io::IsTerminal;

@@ -71,6 +71,30 @@ impl Page {
         }
     }
 
+    /// A paragraph behind a label: further lines stand below its text.
+    pub fn labelled(&mut self, label: &str, text: &str) {
+        let text = printable::line(text);
+        let indent = columns(label);
+        let lines = match self.paper.width {
+            Some(width) => wrap(&text, width.saturating_sub(indent)),
+            None => vec![text.into_owned()],
+        };
+        for (at, line) in lines.iter().enumerate() {
+            let label = if at == 0 { label } else { "" };
+            let _ = writeln!(self.out, "{label:indent$}{line}");
+        }
+    }
+
+    /// What is missing, a sentence each.
+    pub fn notes(&mut self, notes: &[String]) {
+        notes.iter().for_each(|note| self.say(0, Tone::Plain, &format!("note: {note}")));
+    }
+
+    /// Text that is laid out already, and safe to print.
+    pub fn push(&mut self, text: &str) {
+        self.out.push_str(text);
+    }
+
     /// Lines that have their indentation already: what is too long goes on two columns right of where the text
     /// of its line begins, or of `column` in a line that is indented less.
     pub fn lines(&mut self, column: usize, text: &str) {

@@ -3,6 +3,7 @@
 
 use std::fmt::Write;
 
+use super::Paper;
 use super::page::{Page, Tone};
 use super::width::{columns, shorten};
 use tessera_model::printable;
@@ -186,6 +187,16 @@ impl Sheet {
     }
 }
 
+/// Writes `rows` below `titles`, none of them shortened.
+pub fn table(out: &mut String, titles: &[&'static str], rows: Vec<Vec<String>>) {
+    let columns: Vec<Column> = titles.iter().map(|title| Column::text(title)).collect();
+    let mut sheet = Sheet::new(&columns);
+    rows.into_iter().for_each(|row| sheet.row(row.into_iter().map(Cell::from).collect()));
+    let mut page = Page::new(Paper { width: None, colour: false });
+    sheet.lay(&mut page);
+    out.push_str(&page.finish());
+}
+
 impl Column {
     /// What it keeps of the width that it would like.
     fn least_of(&self, natural: usize) -> usize {
@@ -200,7 +211,6 @@ impl Column {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::Paper;
     use super::*;
 
     fn laid(width: Option<usize>, colour: bool, name: &str) -> String {

@@ -5,7 +5,7 @@ use tessera_model::quantity::format_bytes;
 use tessera_model::time_format;
 use tessera_view::advice::{Recommendation, Recommendations};
 
-use super::text::{name, remarks};
+use super::name;
 use tessera_api::print::{Cell, Column, Page, Paper, Sheet, Tone};
 use tessera_model::printable;
 
@@ -23,7 +23,7 @@ const COLUMNS: &[Column] = &[
 /// A line for each workload, and for each that should change, why and how.
 pub(crate) fn text(advice: &Recommendations, paper: Paper) -> String {
     let mut page = Page::new(paper);
-    remarks(&mut page, &advice.remarks);
+    page.notes(&advice.remarks);
     if advice.workloads.is_empty() {
         page.say(0, Tone::Plain, "Nothing was seen in that time, and nothing lives: no advice.");
         return page.finish();

@@ -13,11 +13,6 @@ const DAY: u64 = 24 * HOUR;
 pub struct Since(Duration);
 
 impl Since {
-    /// So many hours.
-    pub fn hours(hours: u64) -> Self {
-        Since(Duration::from_secs(hours.saturating_mul(HOUR)))
-    }
-
     /// The instant, Unix milliseconds; at least 1, because 0 stands for the beginning.
     pub fn before(self, now_unix_ms: i64) -> i64 {
         let back = i64::try_from(self.0.as_millis()).unwrap_or(i64::MAX);
@@ -82,7 +77,7 @@ mod tests {
         ] {
             assert!(text.parse::<Since>().unwrap_err().contains("7d"), "{text}");
         }
-        assert_eq!(Since::hours(1).before(7_200_000), 3_600_000);
-        assert_eq!(Since::hours(u64::MAX).before(5), 1);
+        assert_eq!(Since(Duration::from_secs(HOUR)).before(7_200_000), 3_600_000);
+        assert_eq!(Since(Duration::MAX).before(5), 1);
     }
 }

@@ -1,6 +1,5 @@
 use clap::Parser;
 use proptest::prelude::*;
-use tessera_api::admin::QuotaCommand;
 use tessera_api::print::Paper;
 use tessera_view::advice::{
     Change, NamespaceWaste, Recommendation, Recommendations, TenantWaste, Waste, What,
@@ -9,19 +8,8 @@ use tessera_view::history::{Answer, TenantPoint, TenantSeries};
 use tessera_view::node::Node;
 use tessera_view::tenant::{Tenant, Use};
 
-use super::{RecommendArgs, WasteArgs, recommend, waste};
-
-#[derive(Debug, Parser)]
-struct Recommend {
-    #[command(flatten)]
-    args: RecommendArgs,
-}
-
-#[derive(Debug, Parser)]
-struct WasteCommand {
-    #[command(flatten)]
-    args: WasteArgs,
-}
+use super::{recommend, waste};
+use crate::steer::QuotaCommand;
 
 /// The longest that Kubernetes has.
 fn long(letter: &str) -> String {
@@ -164,23 +152,6 @@ fn spreadsheets_get_fields_and_no_formulas() {
     assert_eq!(lines.len(), 2);
     assert!(lines[1].starts_with("team,\"'=cmd(),\"\"x\"\"\",main,,true,42949672960,"), "{csv}");
     assert!(lines[1].ends_with(",190000,true,12.000000,10.500000,21.000000,EUR,medium"), "{csv}");
-}
-
-#[test]
-fn questions_become_paths() {
-    let path = |words: &[&str]| {
-        Recommend::try_parse_from([&["recommend"], words].concat())
-            .map(|one| one.args.path(7_200_000))
-    };
-    assert_eq!(path(&[]).unwrap(), "/api/v1/recommend");
-    assert_eq!(path(&["--all"]).unwrap(), "/api/v1/recommend");
-    assert_eq!(
-        path(&["team/chat-0", "-n", "a b", "--since", "1h"]).unwrap(),
-        "/api/v1/recommend?namespace=a+b&pod=team%2Fchat-0&since_unix_ms=3600000"
-    );
-    assert!(path(&["--all", "-n", "team"]).is_err());
-    let command = WasteCommand::try_parse_from(["waste", "-o", "csv"]).unwrap();
-    assert_eq!(command.args.path(86_400_001), "/api/v1/waste?since_unix_ms=1");
 }
 
 /// `tessera quota`.

@@ -8,7 +8,7 @@ use tessera_model::quantity::format_bytes;
 use tessera_model::time_format;
 use tessera_view::advice::{NamespaceWaste, TenantWaste, Waste};
 
-use super::text::{name, remarks};
+use super::name;
 use tessera_api::print::{Cell, Column, Page, Paper, Sheet, Tone};
 
 const COST: &str = "COST OF WASTE";
@@ -32,7 +32,7 @@ const TENANTS: &[Column] = &[
 /// By namespace, then by container.
 pub(crate) fn text(waste: &Waste, paper: Paper) -> String {
     let mut page = Page::new(paper);
-    remarks(&mut page, &waste.remarks);
+    page.notes(&waste.remarks);
     let since = time_format::utc(waste.since_unix_ms);
     if waste.namespaces.is_empty() {
         let text = format!("Since {since} nobody had a share: nothing was wasted.");

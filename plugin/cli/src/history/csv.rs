@@ -6,13 +6,18 @@ use tessera_view::history::Answer;
 use crate::advice::waste::quoted;
 
 /// Tenants' buckets, then GPUs'; what does not apply is empty.
-pub(super) fn csv(answer: &Answer) -> String {
+pub(super) fn csv<'a>(answers: impl Iterator<Item = &'a Answer>) -> String {
     let mut out = String::from(
         "of,node,gpu_uuid,namespace,pod,container,workload,id,generation,live,at,step_seconds,seconds,\
          memory_used_bytes,memory_peak_bytes,memory_limit_bytes,memory_overhead_bytes,cores_millis,got_seconds,\
          waited_seconds,capped_seconds,rationed_seconds,refusals,launches,unhealthy_seconds,cordoned_seconds,\
          used_peak_millis,used_seconds,measured_seconds\r\n",
     );
+    answers.for_each(|answer| rows(&mut out, answer));
+    out
+}
+
+fn rows(out: &mut String, answer: &Answer) {
     let step = answer.step_seconds;
     for one in &answer.tenants {
         let names =
@@ -62,5 +67,4 @@ pub(super) fn csv(answer: &Answer) -> String {
             ));
         }
     }
-    out
 }

@@ -1,4 +1,4 @@
-//! `tessera history`: what was, as a chart in the terminal, or for programs.
+//! `history`: what was, as a chart in the terminal, or for programs.
 
 mod chart;
 mod columns;
@@ -7,23 +7,24 @@ mod text;
 
 use std::process::ExitCode;
 
-use tessera_api::admin::Unreachable;
-use tessera_config::Config;
+use tessera_api::print::{Page, Paper};
 use tessera_model::clock::unix_ms;
-use tessera_model::printable;
 use tessera_system::terminal;
-use tessera_view::history::{Answer, Query};
-use tessera_web::client::{Client, query};
+use tessera_view::history::Query;
 
 use crate::advice::Since;
+use crate::output::{TableFormat, show_table};
+use crate::source::{Failure, Source, by_node, subject};
 use chart::Style;
 
 /// Columns where standard output is no terminal.
 const COLUMNS: usize = 100;
+/// Tenants with charts of their own.
+const CHARTS: usize = 4;
 
-/// `tessera history`.
+/// Arguments of `history`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// A pod (NAME or NAMESPACE/NAME), a container, an allocation id, a GPU's UUID or index; of ids the first
     /// four characters are enough. All GPUs where it is left out
     #[arg(value_name = "POD|ALLOCATION|GPU")]
@@ -42,17 +43,7 @@ pub struct Args {
     step: Option<Step>,
     /// Output format
     #[arg(long, short, value_enum, default_value = "text")]
-    output: Format,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Format {
-    /// For people
-    Text,
-    /// For spreadsheets: a line for each bucket
-    Csv,
-    /// For programs
-    Json,
+    output: TableFormat,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -69,10 +60,20 @@ enum Step {
 }
 
 impl Args {
-    fn query(&self, now_unix_ms: i64) -> Query {
+    fn query(&self, source: &Source, now_unix_ms: i64) -> Query {
+        let namespace = source.namespace(self.namespace.as_deref());
+        let asked = self.subject.clone().unwrap_or_default();
+        let subject = match source {
+            // It knows indexes and containers, too.
+            Source::Node(_) => asked.clone(),
+            Source::Cluster(..) => subject(&asked, &namespace),
+        };
+        // A subject that says its namespace, and a GPU, which has none, are of no other.
+        let is_whole =
+            asked.contains('/') || matches!(source, Source::Cluster(..)) && subject == asked;
         Query {
-            subject: self.subject.clone().unwrap_or_default(),
-            namespace: self.namespace.clone().unwrap_or_default(),
+            namespace: if is_whole && !asked.is_empty() { String::new() } else { namespace },
+            subject,
             since_unix_ms: self.since.before(now_unix_ms),
             until_unix_ms: self.until.map_or(0, |until| until.before(now_unix_ms)),
             step_seconds: match self.step {
@@ -83,72 +84,38 @@ impl Args {
             },
         }
     }
-
-    fn print(&self, answer: &Answer, asked: &Query) -> anyhow::Result<()> {
-        let text = match self.output {
-            Format::Json => serde_json::to_string_pretty(answer)? + "\n",
-            Format::Csv => csv::csv(answer),
-            Format::Text => {
-                let size = terminal::size();
-                let look = terminal::Look::from_env();
-                let style = Style {
-                    width: size.map_or(COLUMNS, |(columns, _)| usize::from(columns)),
-                    unicode: look.unicode,
-                    colour: look.colour && size.is_some(),
-                };
-                text::text(answer, asked, style)
-            }
-        };
-        Ok(terminal::print(&text)?)
-    }
 }
 
-/// An answer for people, without colour.
-pub(crate) fn plain(answer: &Answer, asked: &Query) -> String {
-    let width = terminal::size().map_or(COLUMNS, |(columns, _)| usize::from(columns));
-    let unicode = terminal::Look::from_env().unicode;
-    text::text(answer, asked, Style { width, unicode, colour: false })
-}
-
-/// A question as a path of the API.
-fn path(query_: &Query) -> String {
-    let number = |number: i64| if number == 0 { String::new() } else { number.to_string() };
-    let (since, until) = (number(query_.since_unix_ms), number(query_.until_unix_ms));
-    let step = number(query_.step_seconds.into());
-    let parameters = [
-        ("subject", query_.subject.as_str()),
-        ("namespace", &query_.namespace),
-        ("since_unix_ms", &since),
-        ("until_unix_ms", &until),
-        ("step_seconds", &step),
-    ];
-    format!("/api/v1/history{}", query(&parameters))
-}
-
-/// Runs `tessera history`: asks the plugin of this node, and without one reads a copy of its file.
-///
-/// # Errors
-/// Standard output.
-pub fn main(args: &Args, config: &Config) -> anyhow::Result<ExitCode> {
-    let asked = args.query(unix_ms());
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let client = Client::at(&config.paths.admin);
-    let failed = |text: &str, code: u8| {
-        eprintln!("tessera: {}", printable::line(text));
-        Ok(ExitCode::from(code))
+pub(crate) async fn main(args: &Args, source: &Source) -> Result<ExitCode, Failure> {
+    let asked = args.query(source, unix_ms());
+    let answers = source.histories(&asked).await?;
+    let json = by_node(source, &answers, |_, answer| serde_json::json!(answer))?;
+    let size = terminal::size();
+    let look = terminal::Look::from_env();
+    let style = Style {
+        width: size.map_or(COLUMNS, |(columns, _)| usize::from(columns)),
+        unicode: look.unicode,
+        colour: look.colour && size.is_some(),
     };
-    match runtime.block_on(client.get::<Answer>(&path(&asked))) {
-        Ok(answer) => {
-            args.print(&answer, &asked)?;
-            Ok(ExitCode::SUCCESS)
+    // Of a whole namespace on many nodes, a line for each.
+    let charts = match source {
+        Source::Cluster(..) if asked.subject.is_empty() => 0,
+        _ => CHARTS,
+    };
+    let (answers, silent) = answers;
+    let text = |paper: Paper| {
+        let mut page = Page::new(paper);
+        for (node, answer) in &answers {
+            if !node.is_empty() {
+                page.labelled("", &format!("On node {node}:"));
+            }
+            page.push(&text::text(answer, &asked, style, charts));
         }
-        Err(error) => {
-            let Some(silent) = Unreachable::of(&error, &config.paths.admin) else {
-                return failed(&error.to_string(), error.exit());
-            };
-            failed(&silent.sentence(config), silent.exit_status())
-        }
-    }
+        page.notes(&silent);
+        page.finish()
+    };
+    show_table(&json, args.output, text, || csv::csv(answers.iter().map(|(_, answer)| answer)))?;
+    Ok(ExitCode::SUCCESS)
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
-//! `tessera history` for people.
+//! `history` for people.
 
+use tessera_api::print::{Column, Page, Paper, Sheet};
 use tessera_model::counted::times;
 use tessera_model::percent::format_cores;
 use tessera_model::quantity::format_bytes;
@@ -7,14 +8,12 @@ use tessera_model::time_format;
 use tessera_view::history::{Answer, GpuSeries, Query, TenantPoint, TenantSeries};
 
 use super::chart::{AXIS, Bar, Sample, Style, chart};
-use super::columns::{Column, Part, columns};
+use super::columns::{Column as Cells, Part, columns};
 
 /// Fewest columns of a chart; on a narrower terminal there are lines.
 const NARROWEST: usize = 24;
 /// Most columns of a chart.
 const WIDEST: usize = 160;
-/// Tenants with charts of their own.
-const CHARTS: usize = 4;
 /// Events that are shown; JSON has all.
 const EVENTS: usize = 20;
 /// Lines for a series on a narrow terminal.
@@ -22,16 +21,18 @@ const LINES: usize = 12;
 /// Longest time after the last finished bucket in which the next one may still be without a look, milliseconds: it
 /// lasts 10 s, and the look is late on a busy node.
 const UNFINISHED_MS: i64 = 20_000;
-/// Characters of a tenant's name on a GPU.
-const NAME: usize = 34;
+/// Characters of a tenant's line without its picture.
+const SHORT: usize = 72;
 
 /// All of it, in lines of at most the style's width, but for single words that are longer.
-pub(super) fn text(answer: &Answer, asked: &Query, style: Style) -> String {
+/// Of the first tenants there are so many charts, of the others lines.
+pub(super) fn text(answer: &Answer, asked: &Query, style: Style, charts: usize) -> String {
     let until = if asked.until_unix_ms == 0 { seen_until(answer) } else { asked.until_unix_ms };
     let since = asked.since_unix_ms.max(first(answer).unwrap_or(until));
-    let mut report = Report { out: String::new(), style, window: (since, until), answer };
-    report.all();
-    report.out
+    let page = Page::new(Paper { width: Some(style.width.max(20)), colour: false });
+    let mut report = Report { page, style, window: (since, until), answer };
+    report.all(charts);
+    report.page.finish()
 }
 
 /// Now, without the time since the last look: what happens in it is in no bucket yet.
@@ -54,14 +55,14 @@ fn first(answer: &Answer) -> Option<i64> {
 }
 
 struct Report<'a> {
-    out: String,
+    page: Page,
     style: Style,
     window: (i64, i64),
     answer: &'a Answer,
 }
 
 impl Report<'_> {
-    fn all(&mut self) {
+    fn all(&mut self, charts: usize) {
         for remark in &self.answer.remarks {
             self.wrapped("note: ", remark);
         }
@@ -82,14 +83,16 @@ impl Report<'_> {
             self.gpu(gpu);
         }
         if answer.gpus.is_empty() {
-            for one in answer.tenants.iter().take(CHARTS) {
+            for one in answer.tenants.iter().take(charts) {
                 self.tenant(one);
             }
-            let rest = answer.tenants.len().saturating_sub(CHARTS);
+            let rest = answer.tenants.len().saturating_sub(charts);
             if rest > 0 {
-                self.out.push('\n');
-                self.wrapped("", &format!("{rest} more; in short, GPU time of each:"));
-                let rest: Vec<&TenantSeries> = answer.tenants.iter().skip(CHARTS).collect();
+                self.page.gap();
+                if charts > 0 {
+                    self.wrapped("", &format!("{rest} more, in short:"));
+                }
+                let rest: Vec<&TenantSeries> = answer.tenants.iter().skip(charts).collect();
                 self.short(&rest);
             }
         }
@@ -102,7 +105,7 @@ impl Report<'_> {
     }
 
     fn tenant(&mut self, one: &TenantSeries) {
-        self.out.push('\n');
+        self.page.gap();
         let name = match one.pod.is_empty() {
             true => format!("allocation {}", one.id),
             false => format!("{}/{}, container {}", one.namespace, one.pod, one.container),
@@ -151,48 +154,43 @@ impl Report<'_> {
                 limit: f64::from(column.cores_millis) / 1000.0,
             })
             .collect();
-        self.out.push_str(&chart(&bars, "100%", style));
+        self.page.push(&chart(&bars, "100%", style));
         self.refusals(&columns);
         self.axis(width);
         self.unknown(&columns);
     }
 
     /// Bars of memory, of which `top` bytes are a whole one.
-    fn memory(&mut self, columns: &[Column], top: u64) {
+    fn memory(&mut self, columns: &[Cells], top: u64) {
         let part = |bytes: f64| bytes / top as f64;
-        let bar = |column: &Column| Bar {
+        let bar = |column: &Cells| Bar {
             known: column.seconds > 0.0,
             full: part(column.used),
             beyond: part(column.peak as f64),
             limit: part(column.limit as f64),
         };
         let bars: Vec<Bar> = columns.iter().map(bar).collect();
-        self.out.push_str(&chart(&bars, &short(top), self.style));
+        self.page.push(&chart(&bars, &short(top), self.style));
     }
 
     /// Marks where it was refused memory.
-    fn refusals(&mut self, columns: &[Column]) {
+    fn refusals(&mut self, columns: &[Cells]) {
         let refusals: u64 =
             columns.iter().map(|column| column.refusals).fold(0, u64::saturating_add);
         if refusals > 0 {
-            let mark = |column: &Column| match column.refusals {
+            let mark = |column: &Cells| match column.refusals {
                 0 => ' ',
                 1..=9 => '!',
                 _ => 'X',
             };
             let marks: String = columns.iter().map(mark).collect();
-            self.out.push_str(&format!(
-                "{:>width$} {}\n",
-                "refused",
-                marks.trim_end(),
-                width = AXIS - 1
-            ));
+            self.marks("refused", &marks);
             self.wrapped("  ", &format!("refused memory {}: ! up to 9, X more", times(refusals)));
         }
     }
 
     fn gpu(&mut self, one: &GpuSeries) {
-        self.out.push('\n');
+        self.page.gap();
         let name = match one.index {
             Some(index) => format!("GPU {index}, {}", one.gpu_uuid),
             None => format!("{}, gone", one.gpu_uuid),
@@ -201,7 +199,7 @@ impl Report<'_> {
         let parts = one.points.iter().map(|point| {
             let share =
                 |seconds: f64| if point.seconds > 0.0 { seconds / point.seconds } else { 0.0 };
-            let column = Column {
+            let column = Cells {
                 seconds: point.seconds,
                 used: point.memory_used_bytes as f64,
                 peak: point.memory_peak_bytes,
@@ -209,7 +207,7 @@ impl Report<'_> {
                 got: share(point.leased_seconds),
                 unhealthy: point.unhealthy_seconds > 0.0,
                 cordoned: point.cordoned_seconds > 0.0,
-                ..Column::default()
+                ..Cells::default()
             };
             Part { at_unix_ms: point.at_unix_ms, column }
         });
@@ -234,62 +232,67 @@ impl Report<'_> {
         self.wrapped("  ", &heading);
         self.memory(&columns, top);
         let spark = style.spark(&columns, |column| column.got);
-        self.out.push_str(&format!(
-            "{:>width$} {}\n",
-            "leased",
-            spark.trim_end(),
-            width = AXIS - 1
-        ));
+        self.marks("leased", &spark);
         if columns.iter().any(|column| column.unhealthy || column.cordoned) {
-            let mark = |column: &Column| match (column.unhealthy, column.cordoned) {
+            let mark = |column: &Cells| match (column.unhealthy, column.cordoned) {
                 (true, _) => 'u',
                 (false, true) => 'c',
                 (false, false) => ' ',
             };
             let marks: String = columns.iter().map(mark).collect();
-            self.out.push_str(&format!(
-                "{:>width$} {}\n",
-                "state",
-                marks.trim_end(),
-                width = AXIS - 1
-            ));
+            self.marks("state", &marks);
             self.wrapped("  ", "u not healthy, c cordoned");
         }
         self.axis(width);
         self.unknown(&columns);
         if !on.is_empty() {
-            self.wrapped("  ", "GPU time of its tenants:");
+            self.wrapped("  ", "its tenants:");
             self.short(&on);
         }
     }
 
-    /// A line for each tenant: its name and the GPU time that it used.
+    /// A line for each tenant, with its GPU time as a picture where there is room.
     fn short(&mut self, tenants: &[&TenantSeries]) {
-        let name_width = NAME.min(self.style.width.saturating_sub(14) / 2).max(8);
-        let left = self.style.width.saturating_sub(name_width + 12).min(WIDEST);
+        let cells = self.style.width.saturating_sub(SHORT).min(WIDEST).max(8);
+        let mut sheet = Sheet::new(&[
+            Column::name("POD"),
+            Column::name("CONTAINER").rank(4),
+            Column::text("NOW").rank(3),
+            Column::number("PEAK").rank(2),
+            Column::number("QUOTA").rank(2),
+            Column::number("REFUSED").rank(1),
+            Column::number("GPU TIME"),
+            Column::text("OVER TIME").least(cells).rank(5),
+        ]);
         for one in tenants {
             let name = match one.pod.is_empty() {
                 true => one.id.clone(),
                 false => format!("{}/{}", one.namespace, one.pod),
             };
-            let (got, _, seconds) = totals(&one.points);
-            let mut line = format!(
-                "  {} {:>6}",
-                fitted(&self.style.characters(&name), name_width),
-                percent(got, seconds)
-            );
-            if left >= 8 {
-                let columns = columns(
-                    one.points.iter().map(part),
-                    self.window,
-                    self.answer.step_seconds,
-                    left,
-                );
-                line = format!("{line} {}", self.style.spark(&columns, |column| column.got));
-            }
-            self.out.push_str(line.trim_end());
-            self.out.push('\n');
+            let points = &one.points;
+            let (got, _, seconds) = totals(points);
+            let columns =
+                columns(points.iter().map(part), self.window, self.answer.step_seconds, cells);
+            let refusals = points.iter().map(|point| point.refusals).fold(0, u64::saturating_add);
+            let peak = points.iter().map(|point| point.memory_peak_bytes).max().unwrap_or(0);
+            sheet.row(vec![
+                self.style.characters(&name).into(),
+                self.style.characters(&one.container).into(),
+                if one.live { "lives" } else { "gone" }.into(),
+                format_bytes(peak).into(),
+                format_bytes(points.last().map_or(0, |point| point.memory_limit_bytes)).into(),
+                refusals.to_string().into(),
+                percent(got, seconds).into(),
+                self.style.spark(&columns, |column| column.got).into(),
+            ]);
         }
+        sheet.lay(&mut self.page);
+    }
+
+    /// A line of marks below a chart.
+    fn marks(&mut self, of: &str, marks: &str) {
+        let width = AXIS - 1;
+        self.page.push(&format!("{of:>width$} {}\n", marks.trim_end()));
     }
 
     /// For a narrow terminal.
@@ -325,10 +328,10 @@ impl Report<'_> {
         let half = width / 2 + middle.len() / 2;
         let left = format!("{begin}{middle:>pad$}", pad = half.saturating_sub(begin.len()));
         let pad = width.saturating_sub(left.chars().count());
-        self.out.push_str(&format!("{:AXIS$}{left}{end:>pad$}\n", ""));
+        self.page.push(&format!("{:AXIS$}{left}{end:>pad$}\n", ""));
     }
 
-    fn unknown(&mut self, columns: &[Column]) {
+    fn unknown(&mut self, columns: &[Cells]) {
         let unknown = columns.iter().filter(|column| column.seconds <= 0.0).count();
         if unknown > 0 {
             let sample = self.style.sample(Sample::Unknown);
@@ -341,7 +344,7 @@ impl Report<'_> {
         if events.is_empty() {
             return;
         }
-        self.out.push('\n');
+        self.page.gap();
         let hidden = events.len().saturating_sub(EVENTS);
         let heading = match hidden {
             0 => "events (UTC):".to_owned(),
@@ -361,42 +364,15 @@ impl Report<'_> {
         }
     }
 
-    /// A text behind `label`, wrapped at words; a word that is longer than a line is cut into several.
+    /// A text behind `label`, wrapped at words.
     fn wrapped(&mut self, label: &str, text: &str) {
-        let width = self.style.width.max(20);
-        let indent = " ".repeat(label.chars().count().min(width / 2));
-        let mut line = label.to_owned();
-        let mut is_empty = true;
-        let text = self.style.characters(text);
-        for word in text.split(' ') {
-            let mut word = word;
-            if !is_empty && line.chars().count() + 1 + word.chars().count() > width {
-                self.out.push_str(line.trim_end());
-                self.out.push('\n');
-                (line, is_empty) = (indent.clone(), true);
-            }
-            if !is_empty {
-                line.push(' ');
-            }
-            loop {
-                let room = width.saturating_sub(line.chars().count()).max(1);
-                let Some((at, _)) = word.char_indices().nth(room) else { break };
-                line.push_str(&word[..at]);
-                self.out.push_str(&line);
-                self.out.push('\n');
-                (line, word) = (indent.clone(), &word[at..]);
-            }
-            line.push_str(word);
-            is_empty = false;
-        }
-        self.out.push_str(line.trim_end());
-        self.out.push('\n');
+        self.page.labelled(label, &self.style.characters(text));
     }
 }
 
 fn part(point: &TenantPoint) -> Part {
     let share = |seconds: f64| if point.seconds > 0.0 { seconds / point.seconds } else { 0.0 };
-    let column = Column {
+    let column = Cells {
         seconds: point.seconds,
         used: point.memory_used_bytes as f64,
         peak: point.memory_peak_bytes,
@@ -405,7 +381,7 @@ fn part(point: &TenantPoint) -> Part {
         got: share(point.used().unwrap_or(0.0)),
         waited: share(point.waited_seconds),
         refusals: point.refusals,
-        ..Column::default()
+        ..Cells::default()
     };
     Part { at_unix_ms: point.at_unix_ms, column }
 }
@@ -434,16 +410,4 @@ fn short(bytes: u64) -> String {
         }
         None => bytes.to_string(),
     }
-}
-
-/// A name in exactly so many characters: the beginning and the end of a longer one.
-fn fitted(text: &str, width: usize) -> String {
-    let length = text.chars().count();
-    if length <= width {
-        return format!("{text:width$}");
-    }
-    let (front, back) = ((width - 1) / 2, width / 2);
-    let begin: String = text.chars().take(front).collect();
-    let end: String = text.chars().skip(length - back).collect();
-    format!("{begin}~{end}")
 }

@@ -13,8 +13,8 @@ use tessera_cluster::{Access, ApiError, Client};
 use tessera_fleet::Live;
 use tessera_web::{Authorisation, Options, Server, Tls};
 
-use super::failure::Failure;
-use super::options::Common;
+use super::Common;
+use crate::source::Failure;
 
 /// How often nodes are asked, and the page is.
 const EVERY: Duration = Duration::from_secs(2);

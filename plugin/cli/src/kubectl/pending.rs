@@ -1,14 +1,14 @@
 //! `kubectl tessera why-pending`.
 
-use std::fmt::Write;
 use std::process::ExitCode;
 
+use tessera_api::print::{Page, Paper};
 use tessera_fleet::Fleet;
 use tessera_fleet::pending::{NodeRoom, Pending, pending};
 
-use super::columns::put;
-use super::failure::Failure;
-use super::options::{Common, Format};
+use super::Common;
+use crate::output::{Format, show};
+use crate::source::Failure;
 
 /// Nodes that are shown; JSON has all.
 const SHOWN: usize = 20;
@@ -25,40 +25,33 @@ pub(crate) struct Args {
 }
 
 pub(super) async fn main(fleet: &Fleet, common: &Common, args: &Args) -> Result<ExitCode, Failure> {
-    let context = common.namespace(fleet);
-    let (namespace, name) = args.pod.split_once('/').unwrap_or((context.as_str(), &args.pod));
-    if namespace.is_empty() {
-        return Err(Failure::usage("say the pod's namespace: NAMESPACE/NAME, or -n NAMESPACE"));
-    }
-    let Some(pending) = pending(fleet, namespace, name).await? else {
+    let (namespace, name) = common.pod(fleet, &args.pod)?;
+    let Some(pending) = pending(fleet, &namespace, &name).await? else {
         return Err(Failure::failed(format!("there is no pod {name} in namespace {namespace}")));
     };
-    match args.output {
-        Format::Json => super::print_json(&pending)?,
-        _ => super::print(&text(&pending))?,
-    }
+    show(&pending, args.output, |paper| text(&pending, paper))?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn text(pending: &Pending) -> String {
-    let mut out = String::new();
-    put(&mut out, "", &format!("{}: {}.", pending.pod, pending.state));
+fn text(pending: &Pending, paper: Paper) -> String {
+    let mut page = Page::new(paper);
+    page.labelled("", &format!("{}: {}.", pending.pod, pending.state));
     if !pending.asks.is_empty() {
-        put(&mut out, "  asks for   ", &pending.asks.join(", "));
+        page.labelled("  asks for   ", &pending.asks.join(", "));
     }
     if pending.waits {
-        scheduler(&mut out, pending);
-        nodes(&mut out, &pending.nodes);
+        scheduler(&mut page, pending);
+        nodes(&mut page, &pending.nodes);
     }
     for unread in &pending.unread {
-        out.push('\n');
-        put(&mut out, "not read: ", unread);
+        page.gap();
+        page.labelled("not read: ", unread);
     }
-    out
+    page.finish()
 }
 
 /// What the scheduler says last, and how often it said so.
-fn scheduler(out: &mut String, pending: &Pending) {
+fn scheduler(page: &mut Page, pending: &Pending) {
     let mut said = pending.scheduler_says.clone();
     if let Some(event) = &pending.event {
         if said.is_empty() {
@@ -76,10 +69,10 @@ fn scheduler(out: &mut String, pending: &Pending) {
         }
     }
     let said = if said.is_empty() { "has said nothing of it yet" } else { &said };
-    put(out, "  scheduler  ", said);
+    page.labelled("  scheduler  ", said);
 }
 
-fn nodes(out: &mut String, nodes: &[NodeRoom]) {
+fn nodes(page: &mut Page, nodes: &[NodeRoom]) {
     let with = nodes.iter().filter(|one| one.has_room == Some(true)).count();
     let text = match (with, nodes.len()) {
         (0, all) => format!("of {all} with the plugin none is known to have room for it"),
@@ -87,9 +80,9 @@ fn nodes(out: &mut String, nodes: &[NodeRoom]) {
             "{with} of {all} with the plugin have room for it; what else keeps it from them, the scheduler says"
         ),
     };
-    put(out, "  nodes      ", &text);
+    page.labelled("  nodes      ", &text);
     for node in nodes.iter().take(SHOWN) {
-        out.push('\n');
+        page.gap();
         let word = match node.has_room {
             Some(true) => "has room",
             Some(false) => "has no room",
@@ -100,26 +93,26 @@ fn nodes(out: &mut String, nodes: &[NodeRoom]) {
             [] => String::new(),
             left => format!("; left: {}", left.join(", ")),
         };
-        put(out, "", &format!("{}: {word}{left}", node.node));
+        page.labelled("", &format!("{}: {word}{left}", node.node));
         if !node.error.is_empty() {
-            put(out, "  ", &node.error);
+            page.labelled("  ", &node.error);
         }
         if !node.largest.is_empty() {
-            put(out, "  largest that fits  ", &node.largest);
+            page.labelled("  largest that fits  ", &node.largest);
         }
         for trouble in &node.amiss {
-            put(out, "  ", trouble);
+            page.labelled("  ", trouble);
         }
     }
     if nodes.len() > SHOWN {
-        let _ = writeln!(out, "\nand {} more nodes: -o json has all", nodes.len() - SHOWN);
+        page.gap();
+        page.labelled("", &format!("and {} more nodes: -o json has all", nodes.len() - SHOWN));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kubectl::columns::WIDTH;
     use tessera_fleet::pending::Said;
 
     #[test]
@@ -145,12 +138,12 @@ mod tests {
             nodes: vec![silent, full],
             ..Pending::default()
         };
-        let text = text(&pending);
+        let text = text(&pending, Paper::plain());
         let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(words.contains("(said 7 times, at 2026-11-22T11:00:00Z)"), "{text}");
         assert!(text.contains("n2: does not answer\n  no answer\n"), "{text}");
         assert!(text.contains("n1: has no room; left: 0 of 8 × tessera.dev/gpu\n"), "{text}");
         assert!(!text.contains('\u{1b}'), "{text}");
-        assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= 120), "{text}");
     }
 }

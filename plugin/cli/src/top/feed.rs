@@ -1,4 +1,4 @@
-//! Asking the plugin, on a thread of its own: a plugin that hangs must not hang the view.
+//! Asking, on a thread of its own: a plugin that hangs must not hang the view.
 
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -6,18 +6,17 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use nix::libc::{SIGCONT, SIGTSTP};
-use tessera_view::status::Status;
+use tessera_view::fleet::Fleet;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::model::Model;
-use tessera_api::admin;
-use tessera_config::Config;
+use crate::source::Source;
 use tessera_model::clock::unix_ms;
 
 /// What comes in.
 pub(super) enum FeedEvent {
-    /// The plugin's answer, and when it came.
-    Answer(Box<Status>, Duration),
+    /// What there is, and when it came.
+    Answer(Box<Fleet>, Duration),
     /// It does not answer, and why.
     Silence(String),
     /// A signal asked the process to end.
@@ -34,9 +33,9 @@ pub(super) struct Feed {
 }
 
 impl Feed {
-    /// Starts asking where the configuration says, once in `interval`. It reports a stop to the owner of the
-    /// terminal: all others may be stopped as ever.
-    pub fn start(config: Config, interval: Duration, has_terminal: bool) -> anyhow::Result<Self> {
+    /// Starts asking once in `interval`. It reports a stop to the owner of the terminal: all others may be stopped as
+    /// ever.
+    pub fn start(source: Source, interval: Duration, has_terminal: bool) -> io::Result<Self> {
         let (sender, news) = channel();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         // From here on no signal ends the process with the terminal taken.
@@ -47,7 +46,7 @@ impl Feed {
         std::thread::Builder::new().name("feed".into()).spawn(move || {
             runtime.block_on(async {
                 tokio::select! {
-                    () = ask(config, interval, sender.clone()) => {}
+                    () = ask(source, interval, sender.clone()) => {}
                     () = signals.tell(&sender) => {}
                 }
             });
@@ -68,7 +67,7 @@ impl Feed {
 /// Takes the news over into the model.
 pub(super) fn apply(model: &mut Model, news: FeedEvent) {
     match news {
-        FeedEvent::Answer(status, at) => model.take(*status, at),
+        FeedEvent::Answer(fleet, at) => model.take(*fleet, at),
         FeedEvent::Silence(reason) => model.miss(reason, unix_ms()),
         FeedEvent::End => model.quit = true,
         // Of the terminal, not of what it shows.
@@ -76,15 +75,15 @@ pub(super) fn apply(model: &mut Model, news: FeedEvent) {
     }
 }
 
-async fn ask(config: Config, interval: Duration, sender: Sender<FeedEvent>) {
+async fn ask(source: Source, interval: Duration, sender: Sender<FeedEvent>) {
     let began = Instant::now();
     let mut ticks = tokio::time::interval(interval);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        let news = match admin::ask(&config.paths.admin).await {
-            Ok(status) => FeedEvent::Answer(Box::new(status), began.elapsed()),
-            Err(error) => FeedEvent::Silence(error.sentence(&config)),
+        let news = match source.fleet().await {
+            Ok(fleet) => FeedEvent::Answer(Box::new(fleet), began.elapsed()),
+            Err(failure) => FeedEvent::Silence(failure.text),
         };
         if sender.send(news).is_err() {
             return;

@@ -4,10 +4,11 @@ use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use tessera_view::status::{Allocation, Gpu, Status};
-use tessera_view::tenant::Use;
+use tessera_view::fleet::Fleet;
+use tessera_view::node::Node;
+use tessera_view::tenant::{Tenant, Use, gate_text};
 
-use super::rates::{Rates, between};
+use super::rates::{Rates, between, tenants};
 
 /// What rows are sorted by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -27,31 +28,30 @@ pub enum Sort {
 /// An allocation on one of its GPUs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Row {
+    pub node: String,
     pub id: String,
     /// The first of its allocation, which has what belongs to the whole of it.
     pub first: bool,
     /// `namespace/pod`, or the id where kubelet has not named it.
     pub name: String,
     pub container: String,
-    /// NVML's index, where the GPU is still there.
-    pub gpu: Option<u32>,
+    /// NVML's index; `?` where the GPU is gone. In a wide view its UUID.
+    pub gpu: String,
     pub gpu_uuid: String,
     pub used: u64,
     pub limit: u64,
     pub asked_millis: u32,
-    pub policy: &'static str,
+    pub policy: String,
     /// The second `None`: unknown.
     pub used_10s_millis: Option<Option<u32>>,
     pub got_10s_millis: Option<u32>,
-    /// For how long it has been waiting now.
-    pub waiting_us: Option<u64>,
     pub gate: String,
-    pub state: &'static str,
+    pub state: String,
     pub refusals: u64,
     pub rates: Rates,
 }
 
-/// The plugin does not answer.
+/// Nobody answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Silence {
     /// Since when, Unix milliseconds.
@@ -63,7 +63,7 @@ pub(super) struct Silence {
 /// See the module's documentation.
 #[derive(Clone, Debug)]
 pub(super) struct Model {
-    pub status: Status,
+    pub fleet: Fleet,
     /// When it came, by a clock that does not jump; `None` before the first.
     at: Option<Duration>,
     /// From the answer before to this one.
@@ -72,8 +72,10 @@ pub(super) struct Model {
     pub sort: Sort,
     pub reverse: bool,
     pub filter: String,
-    /// Only pods of this namespace.
-    pub namespace: Option<String>,
+    /// Only pods of this namespace; empty for all.
+    pub namespace: String,
+    /// UUIDs in full.
+    pub wide: bool,
     /// The filter is being typed.
     pub editing: bool,
     pub paused: bool,
@@ -87,14 +89,15 @@ pub(super) struct Model {
 impl Model {
     pub fn new(sort: Sort, reverse: bool) -> Self {
         Model {
-            status: Status::default(),
+            fleet: Fleet::default(),
             at: None,
             interval: None,
             rows: Vec::new(),
             sort,
             reverse,
             filter: String::new(),
-            namespace: None,
+            namespace: String::new(),
+            wide: false,
             editing: false,
             paused: false,
             help: false,
@@ -104,33 +107,36 @@ impl Model {
         }
     }
 
-    /// Whether the plugin has answered yet.
+    /// Whether there was an answer yet.
     pub fn has_answer(&self) -> bool {
         self.at.is_some()
     }
 
+    /// Whether it is of this node alone, and not of a cluster's.
+    pub fn is_own(&self) -> bool {
+        self.fleet.name.is_empty()
+    }
+
     /// Takes an answer that came at `at`.
-    pub fn take(&mut self, status: Status, at: Duration) {
+    pub fn take(&mut self, fleet: Fleet, at: Duration) {
         self.silence = None;
         if self.paused {
             return;
         }
         self.interval = self.at.and_then(|before| at.checked_sub(before)).filter(|d| !d.is_zero());
         let rates = match self.interval {
-            Some(interval) => between(&self.status, &status, interval.as_secs_f64()),
+            Some(interval) => between(&self.fleet, &fleet, interval.as_secs_f64()),
             None => Default::default(),
         };
-        let row = |allocation: &Allocation| {
-            let rates = rates.get(&allocation.id).copied().unwrap_or_default();
-            rows(allocation, &status.gpus, rates)
+        let is_in = |(_, _, tenant): &(&str, &Node, &Tenant)| {
+            self.namespace.is_empty() || tenant.namespace == self.namespace
         };
-        let is_in = |allocation: &&Allocation| {
-            let holder = allocation.holder.as_ref();
-            let is_of = |name: &String| holder.is_some_and(|holder| holder.namespace == *name);
-            self.namespace.as_ref().is_none_or(is_of)
+        let row = |(node, view, tenant): (&str, &Node, &Tenant)| {
+            let rates = rates.get(&(node.to_owned(), tenant.id.clone())).copied();
+            rows(node, view, tenant, rates.unwrap_or_default(), self.wide)
         };
-        self.rows = status.allocations.iter().filter(is_in).flat_map(row).collect();
-        self.status = status;
+        self.rows = tenants(&fleet).filter(is_in).flat_map(row).collect();
+        self.fleet = fleet;
         self.at = Some(at);
     }
 
@@ -140,17 +146,12 @@ impl Model {
         self.silence = Some(Silence { since_unix_ms, reason });
     }
 
-    /// Rates of an allocation.
-    pub fn rates(&self, id: &str) -> Rates {
-        self.rows.iter().find(|row| row.id == id).map(|row| row.rates).unwrap_or_default()
-    }
-
     /// The rows to show, in order. The GPUs of an allocation stay together.
     pub fn shown(&self) -> Vec<&Row> {
         let wanted = self.filter.to_lowercase();
         let mut groups: Vec<&[Row]> = self
             .rows
-            .chunk_by(|a, b| a.id == b.id)
+            .chunk_by(|a, b| (&a.node, &a.id) == (&b.node, &b.id))
             .filter(|group| wanted.is_empty() || group.iter().any(|row| row.matches(&wanted)))
             .collect();
         groups.sort_by(|a, b| {
@@ -160,6 +161,11 @@ impl Model {
             order.then_with(|| by_name(a, b))
         });
         groups.into_iter().flatten().collect()
+    }
+
+    /// How many tenants there are, whatever the filter.
+    pub fn tenants(&self) -> usize {
+        self.rows.iter().filter(|row| row.first).count()
     }
 
     fn order(&self, a: &[Row], b: &[Row]) -> Ordering {
@@ -185,7 +191,7 @@ fn by_name(a: &[Row], b: &[Row]) -> Ordering {
 
 impl Row {
     fn matches(&self, wanted: &str) -> bool {
-        [&self.name, &self.container, &self.gpu_uuid, &self.id]
+        [&self.name, &self.container, &self.node, &self.gpu_uuid, &self.id]
             .into_iter()
             .any(|text| text.to_lowercase().contains(wanted))
     }
@@ -198,36 +204,40 @@ impl Row {
     }
 }
 
-fn rows(allocation: &Allocation, gpus: &[Gpu], rates: Rates) -> Vec<Row> {
-    let holder = allocation.holder.as_ref();
-    let compute = allocation.compute.as_ref();
+fn rows(node: &str, view: &Node, tenant: &Tenant, rates: Rates, wide: bool) -> Vec<Row> {
+    let compute = tenant.compute.as_ref();
     // Pods that share a claim are of one namespace.
-    let pods: BTreeSet<&String> = allocation.other_holders.iter().map(|other| &other.pod).collect();
-    let is_other = |pod: &&&String| holder.is_some_and(|holder| holder.pod != ***pod);
-    let others: String = pods.iter().filter(is_other).map(|pod| format!(", {pod}")).collect();
+    let pods = tenant.other_holders.iter().filter_map(|holder| holder.split('/').nth(1));
+    let pods: BTreeSet<&str> = pods.filter(|pod| *pod != tenant.pod).collect();
+    let others: String = pods.iter().map(|pod| format!(", {pod}")).collect();
+    let gpu = |uuid: &str| match view.gpus.iter().find(|gpu| gpu.uuid == uuid) {
+        _ if wide => uuid.to_owned(),
+        Some(gpu) => gpu.index.to_string(),
+        None => "?".to_owned(),
+    };
     let row = |(i, used): (usize, &Use)| Row {
-        id: allocation.id.clone(),
+        node: node.to_owned(),
+        id: tenant.id.clone(),
         first: i == 0,
-        name: holder.map_or_else(
-            || allocation.id.clone(),
-            |h| format!("{}/{}{others}", h.namespace, h.pod),
-        ),
-        container: holder.map(|h| h.container.clone()).unwrap_or_default(),
-        gpu: gpus.iter().find(|gpu| gpu.uuid == used.gpu_uuid).map(|gpu| gpu.index),
+        name: match tenant.pod.as_str() {
+            "" => tenant.id.clone(),
+            pod => format!("{}/{pod}{others}", tenant.namespace),
+        },
+        container: tenant.container.clone(),
+        gpu: gpu(&used.gpu_uuid),
         gpu_uuid: used.gpu_uuid.clone(),
         used: used.memory_used_bytes,
         limit: used.memory_limit_bytes,
         asked_millis: used.cores_millis,
-        policy: used.policy.name(),
-        used_10s_millis: compute.map(|c| c.used_10s_millis),
-        got_10s_millis: compute.map(|c| c.got_10s_millis),
-        waiting_us: compute.and_then(|c| c.waiting_us),
-        gate: compute.map(|c| c.gate_text().to_owned()).unwrap_or_default(),
-        state: allocation.state.name(),
-        refusals: allocation.refusals,
+        policy: used.policy.clone(),
+        used_10s_millis: compute.map(|one| one.used_10s_millis),
+        got_10s_millis: compute.map(|one| one.got_10s_millis),
+        gate: compute.map_or("", |one| gate_text(&one.gate, one.waiting_us)).to_owned(),
+        state: tenant.state.clone(),
+        refusals: tenant.refusals,
         rates,
     };
-    allocation.gpus.iter().enumerate().map(row).collect()
+    tenant.gpus.iter().enumerate().map(row).collect()
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
-use tessera_view::status::{
-    AllocationState, ComputePolicy, GpuState, Health, Holder, Plugin, Registration,
-};
-use tessera_view::tenant::{Compute, Use};
+use tessera_view::fleet::Entry;
+use tessera_view::gpu::{Gpu, Lease};
+use tessera_view::node::{Others, Plugin, Warning};
+use tessera_view::tenant::Compute;
 
 use super::*;
 use crate::top::report;
@@ -20,14 +20,11 @@ fn gpu(index: u32, lease_holder: &str, waiting: u32) -> Gpu {
         uuid: format!("GPU-{index}"),
         index,
         name: "NVIDIA A100-SXM4-40GB".into(),
-        health: Health::Healthy,
-        state: GpuState::Healthy,
+        state: "healthy".into(),
         memory_total_bytes: 40 * GIB,
         memory_used_bytes: 21 * GIB,
         memory_limits_bytes: 20 * GIB,
-        lease_holder: lease_holder.into(),
-        lease_waiting: waiting,
-        lease_quantum_us: 5000,
+        lease: Some(Lease { holder: lease_holder.into(), waiting, quantum_us: 5000 }),
         ..Gpu::default()
     }
 }
@@ -41,24 +38,22 @@ struct Made {
     refusals: u64,
 }
 
-fn allocation(made: &Made) -> Allocation {
+fn tenant(made: &Made) -> Tenant {
     let gpus = made.gpus.iter().map(|index| Use {
         gpu_uuid: format!("GPU-{index}"),
         memory_limit_bytes: 10 * GIB,
         memory_used_bytes: made.used,
         cores_millis: 500,
-        policy: ComputePolicy::Burst,
+        policy: "burst".into(),
         ..Use::default()
     });
-    Allocation {
+    Tenant {
         id: format!("id-{}", made.pod),
         generation: 1,
-        state: AllocationState::Started,
-        holder: Some(Holder {
-            namespace: "prod".into(),
-            pod: made.pod.into(),
-            container: "server".into(),
-        }),
+        state: "started".into(),
+        namespace: "prod".into(),
+        pod: made.pod.into(),
+        container: "server".into(),
         gpus: gpus.collect(),
         refusals: made.refusals,
         launches: made.waited_us,
@@ -69,22 +64,25 @@ fn allocation(made: &Made) -> Allocation {
             waited_us: made.waited_us,
             ..Compute::default()
         }),
-        ..Allocation::default()
+        ..Tenant::default()
     }
+}
+
+/// A node by itself.
+fn own(view: Node, at_unix_ms: i64) -> Fleet {
+    let entry = Entry { answers: true, view: Some(view), ..Entry::default() };
+    Fleet { nodes: vec![entry], at_unix_ms, ..Fleet::default() }
+}
+
+/// Its view, to be changed.
+fn node(model: &mut Model) -> &mut Node {
+    model.fleet.nodes[0].view.as_mut().unwrap()
 }
 
 /// Three pods; as the second of two answers a second apart.
 fn model(sort: Sort) -> Model {
-    let status = |at: u64| Status {
-        api_version: String::new(),
-        refusals: Vec::new(),
-        plugin: Plugin {
-            version: "1.2.3".into(),
-            registration: Registration::Live,
-            ..Plugin::default()
-        },
-        gpus: vec![gpu(0, "id-llama-7d4b9c-x2", 1), gpu(1, "", 0)],
-        allocations: [
+    let fleet = |at: u64| {
+        let tenants = [
             Made {
                 pod: "asr-0",
                 gpus: &[0],
@@ -109,17 +107,24 @@ fn model(sort: Sort) -> Model {
                 waited_us: 0,
                 refusals: 0,
             },
-        ]
-        .iter()
-        .map(allocation)
-        .collect(),
-        warnings: vec!["prod/asr-0 (server): floods its gate socket".into()],
-        warning_details: Vec::new(),
-        at_unix_ms: 1_795_336_321_000,
+        ];
+        let text = "prod/asr-0 (server): floods its gate socket".into();
+        let view = Node {
+            plugin: Plugin { registration: "live".into(), ..Plugin::default() },
+            gpus: vec![gpu(0, "id-llama-7d4b9c-x2", 1), gpu(1, "", 0)],
+            tenants: tenants.iter().map(tenant).collect(),
+            warnings: vec![Warning {
+                text,
+                since_unix_ms: 1_795_336_321_000,
+                ..Warning::default()
+            }],
+            ..Node::default()
+        };
+        own(view, 1_795_336_321_000)
     };
     let mut model = Model::new(sort, false);
-    model.take(status(1), Duration::from_secs(1));
-    model.take(status(2), Duration::from_secs(2));
+    model.take(fleet(1), Duration::from_secs(1));
+    model.take(fleet(2), Duration::from_secs(2));
     model
 }
 
@@ -147,12 +152,12 @@ fn names(model: &Model) -> Vec<&str> {
 #[test]
 fn eighty_columns_and_twenty_four_lines() {
     let expected = "\
-tessera top  08:32:01 registered  2 GPUs  3 allocations  every 1s
+tessera top  08:32:01  registered  2 GPUs  3 tenants  every 1s
 GPU HEALTH            USED/SOLD/TOTAL       QUANT WAIT LEASE
   0 healthy    ###... 21G/20G/40G           5.0ms    1 prod/llama-7d4b9c-x2
   1 healthy    ###... 21G/20G/40G           5.0ms    0 -
 POD/CONTAINER        GPU      USED/QUOTA    ASK  USED LEASED WAIT REFUSED LNCH/s
-prod/llam~-x2/server   0 ###. 9.6G/10G      50%   62%    62%   1%      24    10k
+prod/llama…x2/server   0 ###. 9.6G/10G      50%   62%    62%   1%      24    10k
 prod/train/server      0 #... 3G/10G        50%   30%    30%   0%       0      0
                        1 #... 3G/10G        50%
 prod/asr-0/server      0 #... 1G/10G        50%   10%    10%  80%       0   800k
@@ -190,8 +195,8 @@ fn wide_terminals_show_policy_gate_and_state() {
 #[test]
 fn a_gpu_that_is_held_back_says_so() {
     let mut model = model(Sort::Name);
-    model.status.gpus[0].health = Health::Unhealthy;
-    model.status.gpus[1].cordon = "cordoned by uid 0".into();
+    node(&mut model).gpus[0].withheld = "sold by another".into();
+    node(&mut model).gpus[1].cordon = "cordoned by uid 0".into();
     let text = picture(&model, PLAIN, 80, 24);
     assert!(text.contains("0 withheld") && text.contains("1 cordoned"), "{text}");
 }
@@ -248,11 +253,11 @@ fn a_paused_view_stands_still() {
     let mut model = model(Sort::Name);
     let before = names(&model).len();
     press(&mut model, "p");
-    model.take(Status::default(), Duration::from_secs(3));
+    model.take(Fleet::default(), Duration::from_secs(3));
     assert_eq!(names(&model).len(), before);
     assert!(picture(&model, PLAIN, 80, 24).contains("PAUSED"));
     press(&mut model, " ");
-    model.take(Status::default(), Duration::from_secs(4));
+    model.take(Fleet::default(), Duration::from_secs(4));
     assert!(names(&model).is_empty());
 }
 
@@ -265,14 +270,14 @@ fn a_plugin_that_goes_away_is_reported_and_what_it_said_stays() {
     assert!(text.contains("no answer since 08:32:01 (9s): Connection refused"), "{text}");
     assert!(text.contains("prod/asr-0/server"), "{text}");
     assert_eq!(report::json(&model)["plugin_silent"]["since_unix_ms"], 1_795_336_321_000_i64);
-    model.take(Status::default(), Duration::from_secs(9));
+    model.take(Fleet::default(), Duration::from_secs(9));
     assert!(!picture(&model, PLAIN, 90, 24).contains("no answer"));
 }
 
 #[test]
 fn a_name_moves_no_cursor() {
     let mut model = model(Sort::Name);
-    model.status.gpus[0].name = "A100\x1b[2J".into();
+    node(&mut model).gpus[0].name = "A100\x1b[2J".into();
     model.miss("gone\r\x1b[31m".into(), 1_795_336_321_000);
     for text in [picture(&model, PLAIN, 130, 24), report::plain(&model, PLAIN, MOMENT, None)] {
         assert!(!text.contains('\x1b') && text.contains("A100\\u001b[2J"), "{text}");
@@ -296,16 +301,13 @@ fn help_and_quit() {
 #[test]
 fn many_rows_scroll_and_the_rest_is_counted() {
     let mut model = Model::new(Sort::Name, false);
-    let mut status =
-        Status { gpus: (0..16).map(|i| gpu(i, "", 0)).collect(), ..Default::default() };
+    let mut view = Node { gpus: (0..16).map(|i| gpu(i, "", 0)).collect(), ..Node::default() };
     for i in 0..100 {
         let made = Made { pod: "x", gpus: &[0], used: 0, got: 0, waited_us: 0, refusals: 0 };
-        let mut one = allocation(&made);
-        one.id = format!("id-{i}");
-        one.holder.as_mut().unwrap().pod = format!("pod-{i:02}");
-        status.allocations.push(one);
+        let (id, pod) = (format!("id-{i}"), format!("pod-{i:02}"));
+        view.tenants.push(Tenant { id, pod, ..tenant(&made) });
     }
-    model.take(status, Duration::from_secs(1));
+    model.take(own(view, 0), Duration::from_secs(1));
     let text = picture(&model, PLAIN, 80, 24);
     assert!(text.contains("and 11 more GPUs"), "{text}");
     assert!(text.contains("prod/pod-00") && text.contains("more rows"), "{text}");
@@ -330,13 +332,14 @@ fn a_printed_frame_has_everything_and_no_keys() {
 }
 
 #[test]
-fn json_has_the_status_and_the_rates() {
+fn json_has_the_fleet_and_the_rates() {
     let json = report::json(&model(Sort::Refusals));
-    assert_eq!(json["allocations"][0]["id"], "id-llama-7d4b9c-x2");
-    assert_eq!(json["allocations"][0]["rates"]["refusals_per_second"], 12.0);
-    assert_eq!(json["allocations"][0]["gpus"][0]["memory_limit_bytes"], 10 * GIB);
-    assert_eq!(json["allocations"][1]["rates"]["waited"], 0.8);
-    assert_eq!(json["gpus"][0]["lease_waiting"], 1);
+    let view = &json["nodes"][0]["view"];
+    assert_eq!(view["tenants"][0]["id"], "id-llama-7d4b9c-x2");
+    assert_eq!(view["tenants"][0]["rates"]["refusals_per_second"], 12.0);
+    assert_eq!(view["tenants"][0]["gpus"][0]["memory_limit_bytes"], 10 * GIB);
+    assert_eq!(view["tenants"][1]["rates"]["waited"], 0.8);
+    assert_eq!(view["gpus"][0]["lease"]["waiting"], 1);
     assert_eq!(
         (&json["interval_seconds"], &json["plugin_silent"]),
         (&1.0.into(), &serde_json::Value::Null)
@@ -344,23 +347,81 @@ fn json_has_the_status_and_the_rates() {
     assert!(!json.to_string().contains('\n'), "an object a line");
 }
 
+fn cluster() -> Fleet {
+    let entry = |name: &str, tenants| {
+        let view = Node { gpus: vec![gpu(0, "", 0), gpu(1, "", 0)], tenants, ..Node::default() };
+        Entry { node: name.into(), answers: true, view: Some(view), ..Entry::default() }
+    };
+    let of = |pod, used| tenant(&Made { pod, gpus: &[0], used, got: 0, waited_us: 0, refusals: 0 });
+    let mut nodes = vec![
+        entry("n1", vec![of("small", GIB), of("x\u{1b}[2J", 0)]),
+        entry("n2", vec![of("large", 9 * GIB)]),
+        Entry { node: "n3".into(), error: "it stalls".into(), ..Entry::default() },
+    ];
+    let others = Others { tenants: 2, ..Others::default() };
+    nodes[1].view.as_mut().unwrap().others.push(others);
+    Fleet { name: "prod".into(), nodes, ..Fleet::default() }
+}
+
+#[test]
+fn tenants_of_all_nodes_stand_in_one_order_with_their_nodes() {
+    let shown = |namespace: &str, width| {
+        let mut model = Model::new(Sort::Memory, false);
+        model.namespace = namespace.to_owned();
+        model.take(cluster(), Duration::from_secs(1));
+        report::plain(&model, PLAIN, Moment { live: false, ..MOMENT }, Some(width))
+    };
+    let text = shown("", 140);
+    let title = "prod: 2 of 3 nodes answer  4 GPUs  3 tenants of all namespaces, and 2 that you may not see";
+    assert!(text.contains(title), "{text}");
+    let at = |name: &str| text.find(name).unwrap();
+    assert!(at("prod/large/server") < at("prod/small/server"), "{text}");
+    let row = text.lines().find(|line| line.starts_with("prod/large")).unwrap();
+    assert!(row.contains(" n2 ") && row.contains(" 9G/10G "), "{text}");
+    // GPUs that somebody who is shown is on.
+    assert!(text.contains("n1/0 ") && text.contains("n2/0 ") && !text.contains("n1/1"), "{text}");
+    assert!(text.contains("! node n3: it stalls") && !text.contains('\u{1b}'), "{text}");
+    let none = shown("other", 140);
+    assert!(none.contains("0 tenants of namespace other") && !none.contains("n1/0"), "{none}");
+    assert!(!none.contains("may not see"), "{none}");
+    for width in [40, 80] {
+        assert!(shown("", width).lines().all(|line| line.chars().count() <= width.into()));
+    }
+    let mut wide = Model::new(Sort::Memory, false);
+    wide.wide = true;
+    wide.take(cluster(), Duration::from_secs(1));
+    let text = report::plain(&wide, PLAIN, MOMENT, Some(report::WIDEST));
+    assert!(text.contains(" GPU-0 "), "{text}");
+}
+
+#[test]
+fn pods_that_share_a_claim_are_all_shown() {
+    let mut fleet = cluster();
+    let shared = &mut fleet.nodes[1].view.as_mut().unwrap().tenants[0];
+    shared.other_holders = vec!["prod/large/side".into(), "prod/chat-1/main".into()];
+    let mut model = Model::new(Sort::Memory, false);
+    model.take(fleet, Duration::from_secs(1));
+    assert_eq!(model.shown()[0].name, "prod/large, chat-1");
+}
+
 proptest::proptest! {
     #![proptest_config(proptest::prelude::ProptestConfig::with_cases(32))]
     #[test]
     fn whatever_the_plugin_says_is_shown(numbers in proptest::collection::vec(proptest::prelude::any::<u64>(), 9), name in ".{0,40}", width in 1u16..200, height in 1u16..40) {
         let n = |i: usize| numbers[i];
-        let mut one = allocation(&Made { pod: "x", gpus: &[0, 9], used: n(0), got: 7, waited_us: n(1), refusals: n(2) });
+        let mut one = tenant(&Made { pod: "x", gpus: &[0, 9], used: n(0), got: 7, waited_us: n(1), refusals: n(2) });
         one.launches = n(3);
         one.gpus[0].memory_limit_bytes = n(4);
         one.gpus[0].memory_used_bytes = n(5);
-        one.holder.as_mut().unwrap().pod = name;
+        one.pod = name;
         let mut model = Model::new(Sort::Memory, false);
         for i in [6, 7] {
             let mut gpu = gpu(0, "nobody", u32::MAX);
-            (gpu.memory_used_bytes, gpu.memory_total_bytes, gpu.lease_quantum_us) = (n(i), n(8), n(6));
+            (gpu.memory_used_bytes, gpu.memory_total_bytes) = (n(i), n(8));
+            gpu.lease.as_mut().unwrap().quantum_us = n(6);
             one.launches = one.launches.wrapping_add(n(i));
-            let status = Status { gpus: vec![gpu], allocations: vec![one.clone()], at_unix_ms: i64::MAX, ..Default::default() };
-            model.take(status, Duration::from_nanos(n(i) & 0xffff_ffff));
+            let view = Node { gpus: vec![gpu], tenants: vec![one.clone()], ..Node::default() };
+            model.take(own(view, i64::MAX), Duration::from_nanos(n(i) & 0xffff_ffff));
         }
         picture(&model, PLAIN, width, height);
         report::json(&model);

@@ -1,6 +1,7 @@
 //! Numbers in few characters.
 
-use tessera_view::status::{Allocation, Gpu};
+use tessera_view::gpu::Gpu;
+use tessera_view::tenant::Tenant;
 
 /// A size in at most five characters: `512M`, `9.8G`, `39.7G`, `1.5T`.
 pub(super) fn bytes(bytes: u64) -> String {
@@ -17,11 +18,6 @@ pub(super) fn bytes(bytes: u64) -> String {
         (whole, _) if whole >= 100 => format!("{whole}{}", UNITS[unit]),
         (whole, tenth) => format!("{whole}.{tenth}{}", UNITS[unit]),
     }
-}
-
-/// At most `width` characters.
-pub(super) fn cut(text: &str, width: usize) -> String {
-    text.chars().take(width).collect()
 }
 
 pub(super) fn dash(text: Option<String>) -> String {
@@ -54,18 +50,15 @@ pub(super) fn quantum(us: u64) -> String {
     }
 }
 
-/// The holder of a GPU's lease, and those that drain it late.
-pub(super) fn holder(gpu: &Gpu, allocations: &[Allocation]) -> String {
-    let name = |id: &str| {
-        let holder = allocations.iter().find(|a| a.id == id).and_then(|a| a.holder.as_ref());
-        holder.map_or_else(|| id.to_owned(), |h| format!("{}/{}", h.namespace, h.pod))
-    };
-    let mut text = match gpu.lease_holder.as_str() {
-        "" => "-".to_owned(),
-        id => name(id),
-    };
-    gpu.lease_late.iter().for_each(|id| text.push_str(&format!(" late: {}", name(id))));
-    text
+/// The holder of a GPU's lease, as a pod where that is known.
+pub(super) fn holder(gpu: &Gpu, tenants: &[Tenant]) -> String {
+    let id = gpu.lease.as_ref().map_or("", |lease| lease.holder.as_str());
+    let holder = tenants.iter().find(|one| one.id == id && !one.pod.is_empty());
+    match (holder, id) {
+        (_, "") => "-".to_owned(),
+        (Some(one), _) => format!("{}/{}", one.namespace, one.pod),
+        (None, id) => id.to_owned(),
+    }
 }
 
 #[cfg(test)]

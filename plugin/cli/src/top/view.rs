@@ -11,10 +11,11 @@ use super::keys::HELP;
 use super::model::{Model, Sort};
 use super::picture::{Picture, Span, raw, span};
 use tessera_api::print::wrap;
-use tessera_model::duration;
-use tessera_model::time_format;
+use tessera_model::counted::plural;
+use tessera_model::warning::Warning;
+use tessera_model::{duration, time_format};
 use tessera_system::terminal::Look;
-use tessera_view::status::Registration;
+use tessera_view::node::{self, Node};
 
 /// Styles and characters. Without colour, weight and reversal still distinguish things.
 #[derive(Clone, Copy)]
@@ -72,7 +73,7 @@ impl Paint {
 pub(super) struct Moment {
     /// Unix milliseconds.
     pub now_unix_ms: i64,
-    /// How often the plugin is asked.
+    /// How often it is asked.
     pub every: Duration,
     /// Whether keys do anything: not in a frame that is printed.
     pub live: bool,
@@ -107,7 +108,7 @@ pub(super) fn draw(
     }
     if !model.has_answer() {
         if model.silence.is_none() {
-            page.line([raw("waiting for the plugin's first answer")]);
+            page.line([raw("waiting for the first answer")]);
         }
         return page;
     }
@@ -127,33 +128,62 @@ pub(super) fn draw(
 fn title(model: &Model, paint: Paint, moment: Moment) -> Vec<Span> {
     let mut spans = vec![span("tessera top", ContentStyle::new().bold())];
     if model.has_answer() {
-        let registration = match model.status.plugin.registration {
-            Registration::Live => span("registered", paint.good()),
-            _ => span("not registered", paint.bad()),
+        let fleet = &model.fleet;
+        let views = || fleet.nodes.iter().filter_map(|entry| entry.view.as_ref());
+        spans.push(raw(&format!("  {}  ", time_format::clock(fleet.at_unix_ms))));
+        if model.paused {
+            spans.push(span("PAUSED  ", paint.warn().bold()));
+        }
+        spans.push(match model.is_own() {
+            true if views().any(|view| view.plugin.registration == "live") => {
+                span("registered", paint.good())
+            }
+            true => span("not registered", paint.bad()),
+            false => {
+                let (all, answer) =
+                    (fleet.nodes.len(), fleet.nodes.iter().filter(|one| one.answers).count());
+                let text = format!("{}: {answer} of {all} nodes answer", fleet.name);
+                span(&text, if all == answer { paint.good() } else { paint.bad() })
+            }
+        });
+        let count = model.tenants();
+        let of = match model.namespace.as_str() {
+            "" if model.is_own() => String::new(),
+            "" => " of all namespaces".to_owned(),
+            name => format!(" of namespace {name}"),
         };
-        let allocations = model.status.allocations.len();
-        spans.push(raw(&format!("  {} ", time_format::clock(model.status.at_unix_ms))));
-        spans.push(registration);
+        let hidden: u64 = views().map(Node::hidden).sum();
+        let hidden = match hidden {
+            hidden if hidden > 0 && model.namespace.is_empty() => {
+                format!(", and {hidden} that you may not see")
+            }
+            _ => String::new(),
+        };
         spans.push(raw(&format!(
-            "  {}  {}  every {}",
-            count(model.status.gpus.len(), "GPU"),
-            count(allocations, "allocation"),
+            "  {}  {}{of}{hidden}  every {}",
+            plural(views().map(|view| view.gpus.len()).sum(), "GPU"),
+            plural(count, "tenant"),
             duration::format(moment.every),
         )));
-    }
-    if model.paused {
-        spans.push(span("  PAUSED", paint.warn().bold()));
     }
     spans
 }
 
-fn count(n: usize, what: &str) -> String {
-    if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
-}
-
-/// As many warnings as there is room for beside the rows, and how many more there are.
+/// As many warnings as there is room for beside the rows, and how many more there are. Of a cluster, only which nodes
+/// do not answer: there are many.
 fn warnings(model: &Model, paint: Paint, left: usize) -> Vec<[Span; 1]> {
-    let all = &model.status.warnings;
+    let mut all = Vec::new();
+    for entry in &model.fleet.nodes {
+        if !entry.answers && !model.is_own() {
+            all.push(format!("node {}: {}", entry.node, entry.error));
+        }
+        for warning in entry.view.iter().flat_map(|view| &view.warnings).filter(|_| model.is_own())
+        {
+            let node::Warning { text, since_unix_ms, last_unix_ms, times } = warning.clone();
+            let warning = Warning { text, since_unix_ms, last_unix_ms, times };
+            all.push(warning.aged(model.fleet.at_unix_ms));
+        }
+    }
     // The rows come first.
     let room = left.saturating_sub(model.shown().len() + 3).min(8).max(usize::from(left > 4));
     let whole = if all.len() <= room { all.len() } else { room.saturating_sub(1) };
@@ -161,7 +191,7 @@ fn warnings(model: &Model, paint: Paint, left: usize) -> Vec<[Span; 1]> {
     let mut lines: Vec<_> = all[..whole].iter().map(|text| line(format!("! {text}"))).collect();
     if whole < all.len() && room > 0 {
         let more = all.len() - whole;
-        lines.push(line(format!("! {more} warnings that `tessera status` tells")));
+        lines.push(line(format!("! {more} warnings that `status` tells")));
     }
     lines
 }

@@ -96,7 +96,7 @@ fn sees(suite: &Suite<'_>, owner: &Person) -> Result<()> {
     }
     let top = owner.says(&["top", "--once"])?;
     let row = top.lines().find(|line| line.contains(&format!("{NAMESPACE}/chat")));
-    contains(row.with_context(|| top.clone())?, &["main", &suite.node, "900 MiB"])?;
+    contains(row.with_context(|| top.clone())?, &["main", "/900M"])?;
     contains(&owner.says(&["top", "--once", "-A", "--sort", "name"])?, &["chat"])?;
     let none = owner.says(&["top", "--once", "-n", "default"])?;
     ensure!(!none.contains("chat"), "{none}");

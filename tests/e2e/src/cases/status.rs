@@ -55,7 +55,8 @@ fn top_shows_it(suite: &Suite<'_>) -> Result<()> {
     ensure!(row.starts_with(NAMESPACE) && row.contains("started"), "{frame}");
     let json = suite.plugin.exec(&["tessera", "top", "--once", "-o", "json"])?;
     let json: Value = serde_json::from_str(&json)?;
-    let shown = allocation_of(&json, "holder").context("the pod")?;
+    let mut shown = json["nodes"][0]["view"]["tenants"].as_array().into_iter().flatten();
+    let shown = shown.find(|tenant| tenant["pod"] == "holder").context("the pod")?;
     ensure!(shown["rates"]["refusals_per_second"] == 0.0, "{shown}");
     Ok(())
 }

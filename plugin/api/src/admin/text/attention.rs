@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use tessera_view::status::{Allocation, Gpu, GpuState, Registration, Status};
 
-use super::super::words::plural;
 use super::names::Names;
 use crate::print::{Page, Tone};
+use tessera_model::counted::plural;
 use tessera_model::time_format;
 
 /// Everything that needs somebody, a sentence each, with what to do where we know.

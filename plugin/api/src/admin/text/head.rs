@@ -2,8 +2,8 @@
 
 use tessera_view::status::{Dra, Registration, Status};
 
-use super::super::words::plural;
 use crate::print::{Column, Page, Sheet, Tone};
+use tessera_model::counted::plural;
 
 /// The plugin in a line, and what is odd about the node it serves.
 pub(super) fn plugin(page: &mut Page, status: &Status) {

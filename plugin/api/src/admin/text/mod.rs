@@ -12,10 +12,10 @@ use tessera_view::status::Status;
 
 use crate::print::{Page, Paper};
 pub(crate) use gpus::left;
-pub(super) use names::Names;
+pub use names::Names;
 
 /// Aligned text.
-pub(super) fn text(status: &Status, paper: Paper) -> String {
+pub fn text(status: &Status, paper: Paper) -> String {
     let names = Names::of(status, paper.width.is_none());
     let mut page = Page::new(paper);
     head::plugin(&mut page, status);

@@ -9,7 +9,8 @@ const LEAST: usize = 8;
 const LEAST_UUID: usize = 4;
 
 /// What ids and GPUs are called on this page.
-pub(in crate::admin) struct Names {
+#[derive(Debug)]
+pub struct Names {
     short: BTreeMap<String, String>,
     indexes: BTreeMap<String, u32>,
     pods: BTreeMap<String, String>,

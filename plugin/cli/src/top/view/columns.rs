@@ -5,12 +5,15 @@ use crossterm::style::ContentStyle;
 use super::Paint;
 use crate::top::model::{Model, Row};
 use crate::top::picture::{Picture, Span, raw, span};
-use crate::top::text::{bytes, cut, dash, per_second, percent};
+use crate::top::text::{bytes, dash, per_second, percent};
+use tessera_api::print::{columns, shorten};
 use tessera_model::percent::{format_cores, format_used};
 
-/// A column of fixed width; the name takes what they leave.
+/// A column; the name takes what they leave.
+#[derive(Clone, Copy)]
 struct Column {
     title: &'static str,
+    /// Of [`NODE`], [`GPU`] and [`BAR`], the least: they are as wide as they must be.
     width: usize,
     /// The narrowest terminal that shows it.
     from: usize,
@@ -18,15 +21,25 @@ struct Column {
     cell: fn(&Row, Paint) -> (String, ContentStyle),
 }
 
-/// The bar has a width of its own, see [`bar_width`].
 const BAR: &str = "";
+const NODE: &str = "NODE";
+const GPU: &str = "GPU";
+/// Widest name of a node.
+const NODE_MOST: usize = 24;
 
 /// What is left for the name of a pod on the narrowest terminal that shows all columns meant for it.
 const NAME_LEAST: usize = 12;
 
 const COLUMNS: &[Column] = &[
-    Column { title: "GPU", width: 3, from: 60, left: false, cell: gpu },
-    Column { title: BAR, width: 0, from: 60, left: true, cell: plain },
+    Column {
+        title: NODE,
+        width: 4,
+        from: 0,
+        left: true,
+        cell: |row, _| plain(once(row, row.node.clone())),
+    },
+    Column { title: GPU, width: 3, from: 60, left: false, cell: |row, _| plain(row.gpu.clone()) },
+    Column { title: BAR, width: 0, from: 60, left: true, cell: |_, _| plain(String::new()) },
     Column { title: "USED/QUOTA", width: 11, from: 0, left: true, cell: memory },
     Column { title: "ASK", width: 5, from: 44, left: false, cell: asked },
     Column {
@@ -52,7 +65,7 @@ const COLUMNS: &[Column] = &[
         width: 6,
         from: 96,
         left: true,
-        cell: |row, _| (row.policy.to_owned(), ContentStyle::new()),
+        cell: |row, _| plain(row.policy.clone()),
     },
     Column { title: "GATE", width: 6, from: 104, left: true, cell: gate },
     Column {
@@ -60,28 +73,27 @@ const COLUMNS: &[Column] = &[
         width: 9,
         from: 112,
         left: true,
-        cell: |row, _| (row.state.to_owned(), ContentStyle::new()),
+        cell: |row, _| plain(row.state.clone()),
     },
 ];
 
 /// Draws header and rows in `room` lines.
 pub(super) fn draw(model: &Model, paint: Paint, page: &mut Picture, room: usize) {
     let width = page.width();
-    let columns: Vec<&Column> = shown(width);
-    let bar = bar_width(width);
-    let taken: usize = columns.iter().map(|column| column.width_in(bar) + 1).sum();
     let rows = model.shown();
-    let longest = rows.iter().map(|row| title(row).chars().count()).max().unwrap_or(0);
+    let all = shown(width, &rows, model.is_own());
+    let taken: usize = all.iter().map(|column| column.width + 1).sum();
+    let longest = rows.iter().map(|row| columns(&title(row))).max().unwrap_or(0);
     let name = width.saturating_sub(taken).min(longest.max(NAME_LEAST + 8));
-    let mut head = format!("{:<name$}", cut("POD/CONTAINER", name));
-    for column in &columns {
+    let mut head = fitted("POD/CONTAINER", name);
+    for column in &all {
         head.push(' ');
-        head.push_str(&column.pad(column.title, bar));
+        head.push_str(&column.pad(column.title));
     }
     page.line([span(&format!("{head:<width$}"), paint.head())]);
     if rows.is_empty() {
         let text = match model.filter.as_str() {
-            "" => "No allocations.".to_owned(),
+            "" => "No tenants.".to_owned(),
             filter => format!("Nothing contains \"{filter}\"."),
         };
         return page.line([raw(&text)]);
@@ -90,20 +102,30 @@ pub(super) fn draw(model: &Model, paint: Paint, page: &mut Picture, room: usize)
     let rest = rows.len().saturating_sub(model.scroll);
     let fits = if rest <= room { rest } else { room.saturating_sub(1) };
     for row in rows.iter().skip(model.scroll).take(fits) {
-        page.line(line(row, &columns, bar, name, paint));
+        page.line(line(row, &all, name, paint));
     }
     if fits < rest {
         page.line([span(&format!("  and {} more rows", rest - fits), paint.dim())]);
     }
 }
 
-/// The columns for a width: of two with the same title, the first that fits.
-fn shown(width: usize) -> Vec<&'static Column> {
-    let mut columns: Vec<&Column> = Vec::new();
-    let fits = |column: &&Column| column.from <= width;
-    for column in COLUMNS.iter().filter(fits) {
-        if column.title == BAR || !columns.iter().any(|known| known.title == column.title) {
-            columns.push(column);
+/// The columns for a width: of two with the same title, the first that fits. Nodes of a cluster take theirs first.
+fn shown(width: usize, rows: &[&Row], is_own: bool) -> Vec<Column> {
+    let mut columns: Vec<Column> = Vec::new();
+    let widest = |of: fn(&Row) -> &String| rows.iter().map(|row| of(row).chars().count()).max();
+    let node = widest(|row| &row.node).unwrap_or(0).min(NODE_MOST).min(width / 6);
+    let has_nodes = !is_own && width >= 60;
+    let left = if has_nodes { width.saturating_sub(node + 1) } else { width };
+    for column in COLUMNS {
+        let least = match column.title {
+            NODE if !has_nodes => continue,
+            NODE => node,
+            GPU => widest(|row| &row.gpu).unwrap_or(0),
+            BAR => bar_width(left),
+            _ => 0,
+        };
+        if column.from <= left && !columns.iter().any(|known| known.title == column.title) {
+            columns.push(Column { width: column.width.max(least), ..*column });
         }
     }
     columns
@@ -119,26 +141,29 @@ fn bar_width(width: usize) -> usize {
 }
 
 impl Column {
-    fn width_in(&self, bar: usize) -> usize {
-        if self.title == BAR { bar } else { self.width }
-    }
-
-    fn pad(&self, text: &str, bar: usize) -> String {
-        let width = self.width_in(bar);
-        let text = cut(text, width);
+    fn pad(&self, text: &str) -> String {
+        let width = self.width;
+        let text = shorten(text, width);
         if self.left { format!("{text:<width$}") } else { format!("{text:>width$}") }
     }
 }
 
-fn line(row: &Row, columns: &[&Column], bar: usize, name: usize, paint: Paint) -> Vec<Span> {
-    let mut spans = vec![raw(&format!("{:<name$}", middle(&title(row), name)))];
+/// In just so many columns.
+fn fitted(text: &str, width: usize) -> String {
+    let text = shorten(text, width);
+    let fill = width.saturating_sub(columns(&text));
+    format!("{text}{:fill$}", "")
+}
+
+fn line(row: &Row, columns: &[Column], name: usize, paint: Paint) -> Vec<Span> {
+    let mut spans = vec![raw(&fitted(&title(row), name))];
     for column in columns {
         spans.push(raw(" "));
         let (text, style) = match column.title {
-            BAR => paint.bar(row.used, row.limit, bar),
+            BAR => paint.bar(row.used, row.limit, column.width),
             _ => (column.cell)(row, paint),
         };
-        spans.push(span(&column.pad(&text, bar), style));
+        spans.push(span(&column.pad(&text), style));
     }
     spans
 }
@@ -152,29 +177,13 @@ fn title(row: &Row) -> String {
     }
 }
 
-/// Cut in the middle: pods of one Deployment differ at their ends.
-fn middle(text: &str, width: usize) -> String {
-    let length = text.chars().count();
-    if length <= width || width < NAME_LEAST {
-        return cut(text, width);
-    }
-    let tail = width / 2;
-    let head: String = text.chars().take(width - tail - 1).collect();
-    let tail: String = text.chars().skip(length - tail).collect();
-    format!("{head}~{tail}")
-}
-
 /// What belongs to the allocation as a whole stands in its first row.
 fn once(row: &Row, text: String) -> String {
     if row.first { text } else { String::new() }
 }
 
-fn plain(_: &Row, _: Paint) -> (String, ContentStyle) {
-    (String::new(), ContentStyle::new())
-}
-
-fn gpu(row: &Row, _: Paint) -> (String, ContentStyle) {
-    (row.gpu.map_or_else(|| "?".to_owned(), |index| index.to_string()), ContentStyle::new())
+fn plain(text: String) -> (String, ContentStyle) {
+    (text, ContentStyle::new())
 }
 
 fn memory(row: &Row, paint: Paint) -> (String, ContentStyle) {

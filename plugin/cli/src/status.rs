@@ -1,9 +1,11 @@
-//! `kubectl tessera status`: what is amiss first, then GPUs by node.
+//! `status`: what is wrong first, then GPUs; of one node, then pods.
 
-use std::fmt::Write;
 use std::process::ExitCode;
 
-use tessera_fleet::Fleet as Cluster;
+use tessera_api::admin::reach::{TIMEOUT, get};
+use tessera_api::admin::{EXIT_UNAVAILABLE, status_text};
+use tessera_api::print::{Cell, Column, Page, Paper, Sheet, Tone};
+use tessera_config::Config;
 use tessera_fleet::pending::trouble;
 use tessera_model::counted::plural;
 use tessera_model::percent::format_cores;
@@ -11,70 +13,124 @@ use tessera_model::quantity::format_bytes;
 use tessera_model::{printable, time_format};
 use tessera_view::fleet::{Entry, Fleet};
 use tessera_view::gpu::Gpu;
+use tessera_view::status::{LIVE, Registration, Status};
 
-use super::columns::{self, WIDTH, gives, left, right};
-use super::failure::{self, Failure};
-use super::options::Format;
-use super::scope;
+use crate::output::{Format, show};
+use crate::source::{Failure, Source, failed, status};
 
-/// Longest sentence of what is amiss, in characters.
-const SENTENCE: usize = 400;
-
-pub(super) async fn main(cluster: &Cluster, format: Format) -> Result<ExitCode, Failure> {
-    let fleet = cluster.gather().await?;
-    let (_, any) = scope::silent(&fleet);
-    match format {
-        Format::Json => super::print_json(&fleet)?,
-        format => super::print(&text(&fleet, format == Format::Wide))?,
-    }
-    Ok(if any { ExitCode::SUCCESS } else { failure::unanswered(cluster) })
+/// Arguments of `status`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Output format
+    #[arg(long, short, value_enum, default_value = "text")]
+    output: Format,
+    /// Of this node's plugin: print problems only; succeed if it offers the resource (a readiness probe)
+    #[arg(long)]
+    ready: bool,
+    /// Of this node's plugin: print problems only; succeed if it answers at all (a liveness probe)
+    #[arg(long, conflicts_with = "ready")]
+    live: bool,
 }
 
+/// Pods while there is no plugin.
+const WHAT_HOLDS: &str = "running pods keep their limits, and new ones wait for the plugin";
+
+pub(crate) async fn main(args: &Args, source: &Source) -> Result<ExitCode, Failure> {
+    match source {
+        Source::Node(config) if args.live => live(config).await,
+        Source::Node(config) if args.ready => Ok(readiness(&status(config).await?)),
+        Source::Node(config) => of_node(args.output, config).await,
+        Source::Cluster(..) if args.live || args.ready => Err(Failure::usage(
+            "--ready and --live are of the plugin's own command, `tessera status`",
+        )),
+        Source::Cluster(..) => {
+            let fleet = source.fleet().await?;
+            show(&fleet, args.output, |paper| text(&fleet, paper))?;
+            Ok(source.exit(&fleet))
+        }
+    }
+}
+
+async fn of_node(format: Format, config: &Config) -> Result<ExitCode, Failure> {
+    let status = status(config).await.map_err(|mut failure| {
+        failure.text.push_str("; ");
+        failure.text.push_str(WHAT_HOLDS);
+        failure
+    })?;
+    show(&status, format, |paper| status_text(&status, paper))?;
+    // Somebody who waits for GPUs waits for this, too.
+    let has_none = status.gpus.iter().all(|gpu| gpu.memory_total_bytes == 0);
+    Ok(ExitCode::from(if has_none { EXIT_UNAVAILABLE } else { 0 }))
+}
+
+fn readiness(status: &Status) -> ExitCode {
+    let plugin = &status.plugin;
+    if plugin.registration == Registration::Live {
+        return ExitCode::SUCCESS;
+    }
+    let why = match plugin.registration_error.as_str() {
+        "" => "kubelet has not taken the registration yet, or has not been asked",
+        error => error,
+    };
+    eprintln!("not registered: {}", printable::line(why));
+    for warning in &status.warnings {
+        eprintln!("{}", printable::line(warning));
+    }
+    ExitCode::FAILURE
+}
+
+/// Says nothing of kubelet, GPUs or pages, for none of which a restart would be of use.
+async fn live(config: &Config) -> Result<ExitCode, Failure> {
+    let answer = get::<serde_json::Value>(&config.paths.admin, LIVE, TIMEOUT).await;
+    answer.map_err(|error| failed(&error, config))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+const COLUMNS: &[Column] = &[
+    Column::name("NODE"),
+    Column::number("GPU"),
+    Column::name("MODEL").rank(3),
+    Column::text("STATE"),
+    Column::number("MEMORY USED").rank(1),
+    Column::number("SOLD").rank(1),
+    Column::number("OF").rank(1),
+    Column::number("SHARES").rank(2),
+    Column::text("FITS NEXT"),
+];
+
 /// What is amiss, a sentence each with the node in front; then a line for each GPU.
-fn text(fleet: &Fleet, wide: bool) -> String {
-    let mut out = String::new();
+fn text(fleet: &Fleet, paper: Paper) -> String {
+    let mut page = Page::new(paper);
     let answering = fleet.nodes.iter().filter(|entry| entry.answers).count();
     let views = || fleet.nodes.iter().filter_map(|entry| entry.view.as_ref());
     let gpus: usize = views().map(|view| view.gpus.len()).sum();
     let tenants: usize = views()
         .map(|view| view.tenants.len().saturating_add(usize::try_from(view.hidden()).unwrap_or(0)))
         .fold(0, usize::saturating_add);
-    let _ = writeln!(
-        out,
+    let title = format!(
         "{}: {answering} of {} nodes answer, {}, {}",
-        printable::line(&fleet.name),
+        fleet.name,
         fleet.nodes.len(),
         plural(gpus, "GPU"),
         plural(tenants, "tenant")
     );
+    page.say(0, Tone::Head, &title);
     for entry in &fleet.nodes {
         for sentence in amiss(entry, fleet.at_unix_ms) {
-            columns::put(&mut out, "! ", &format!("{}: {sentence}", entry.node));
+            page.say(0, Tone::Warn, &format!("! {}: {sentence}", entry.node));
         }
     }
-    let rows: Vec<Vec<String>> = fleet
-        .nodes
-        .iter()
-        .flat_map(|entry| {
-            entry.view.iter().flat_map(|view| view.gpus.iter().map(|gpu| row(entry, gpu, wide)))
-        })
-        .collect();
-    if !rows.is_empty() {
-        let columns = [
-            gives("NODE"),
-            right("GPU"),
-            gives("MODEL"),
-            left("STATE"),
-            right("MEMORY USED"),
-            right("SOLD"),
-            right("OF"),
-            right("SHARES"),
-            gives("FITS NEXT"),
-        ];
-        out.push('\n');
-        out.push_str(&columns::table(&columns, &rows, if wide { usize::MAX } else { WIDTH }));
+    let mut sheet = Sheet::new(COLUMNS);
+    for entry in &fleet.nodes {
+        for gpu in entry.view.iter().flat_map(|view| &view.gpus) {
+            sheet.row(row(entry, gpu, page.is_wide()).map(Cell::from).into());
+        }
     }
-    out
+    if gpus > 0 {
+        page.gap();
+        sheet.lay(&mut page);
+    }
+    page.finish()
 }
 
 fn amiss(entry: &Entry, now_unix_ms: i64) -> Vec<String> {
@@ -96,10 +152,10 @@ fn amiss(entry: &Entry, now_unix_ms: i64) -> Vec<String> {
         all.push("the plugin finds no GPU".to_owned());
     }
     all.extend(view.warnings.iter().map(|warning| warning.text.clone()));
-    all.iter().map(|text| printable::line(&printable::brief(text, SENTENCE)).into_owned()).collect()
+    all
 }
 
-fn row(entry: &Entry, gpu: &Gpu, wide: bool) -> Vec<String> {
+fn row(entry: &Entry, gpu: &Gpu, wide: bool) -> [String; 9] {
     let state = match (gpu.cordon.is_empty(), gpu.state.as_str(), entry.answers) {
         (_, _, false) => "?".to_owned(),
         (false, ..) => "cordoned".to_owned(),
@@ -119,7 +175,7 @@ fn row(entry: &Entry, gpu: &Gpu, wide: bool) -> Vec<String> {
         })
         .collect();
     let name = if wide { format!("{} {}", gpu.name, gpu.uuid) } else { gpu.name.clone() };
-    vec![
+    [
         entry.node.clone(),
         gpu.index.to_string(),
         name,
@@ -176,7 +232,7 @@ mod tests {
 
     #[test]
     fn what_is_amiss_comes_first_and_no_line_is_too_wide() {
-        let text = text(&fleet(), false);
+        let text = text(&fleet(), Paper::plain());
         assert!(
             text.starts_with(
                 "prod: 1 of 2 nodes answer, 2 GPUs, 0 tenants\n! a: GPU 1 is unhealthy: XID 79"
@@ -186,7 +242,9 @@ mod tests {
         assert!(text.contains("! b: does not answer: it did not answer within 5 s"), "{text}");
         assert!(text.contains("3 × 20 GiB, 25%"), "{text}");
         assert!(!text.contains('\u{1b}') && !text.contains("GPU-1234"), "{text}");
-        assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
-        assert!(super::text(&fleet(), true).contains("GPU-12345678"));
+        assert!(text.lines().all(|line| line.chars().count() <= 120), "{text}");
+        assert!(
+            super::text(&fleet(), Paper { width: None, colour: false }).contains("GPU-12345678")
+        );
     }
 }

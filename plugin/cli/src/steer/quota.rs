@@ -1,26 +1,28 @@
-//! `tessera quota`.
+//! `quota`.
 
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
-
-use super::{Failed, ask, now, show};
-use crate::admin::client::Format;
-use crate::admin::reach::ask as ask_status;
-use crate::admin::text::Names;
-use crate::print::{Cell, Column, Page, Paper, Sheet, Tone};
+use tessera_api::admin::Names;
+use tessera_api::print::{Cell, Column, Page, Paper, Sheet, Tone};
 use tessera_config::Config;
 use tessera_model::percent::{format_cores, parse_cores};
 use tessera_model::quantity::{format_bytes, parse_bytes};
 use tessera_model::sharing::Compute;
+use tessera_model::written_name::BEGINNING;
 use tessera_view::change::{QuotaResponse, ResetQuotaRequest, SetQuotaRequest, Target};
 use tessera_view::status::{Allocation, Status};
 use tessera_view::tenant::Limits;
 
+use super::target::{holder, place};
+use super::{given, run, words};
+use crate::output::{Format, show};
+use crate::source::{Failure, Source, change, status};
+
 /// What of quotas.
 #[derive(Debug, Subcommand)]
-pub enum QuotaCommand {
+pub(crate) enum QuotaCommand {
     /// Change the limits of a running container, until its allocation ends
     Set(SetArgs),
     /// Give a container back the limits that it was allocated with
@@ -33,6 +35,7 @@ pub enum QuotaCommand {
         /// Only pods of this namespace
         #[arg(long, short, value_name = "NAMESPACE")]
         namespace: Option<String>,
+        /// Output format
         #[arg(long, short, value_enum, default_value = "text")]
         output: Format,
     },
@@ -40,7 +43,7 @@ pub enum QuotaCommand {
 
 /// Whose.
 #[derive(Debug, Args)]
-pub struct TargetArgs {
+pub(crate) struct TargetArgs {
     /// A pod, as `name` or `namespace/name`, or an allocation's id (four characters and more of it will do)
     #[arg(value_name = "POD|ALLOCATION")]
     name: String,
@@ -53,7 +56,7 @@ pub struct TargetArgs {
 }
 
 #[derive(Debug, Args)]
-pub struct HowArgs {
+pub(crate) struct HowArgs {
     /// Also below what is in use: it keeps what it has, and everything new is refused until it fits
     #[arg(long)]
     force: bool,
@@ -63,6 +66,7 @@ pub struct HowArgs {
     /// Why, for the audit trail
     #[arg(long, value_name = "TEXT", default_value = "")]
     reason: String,
+    /// Output format
     #[arg(long, short, value_enum, default_value = "text")]
     output: Format,
 }
@@ -70,7 +74,7 @@ pub struct HowArgs {
 /// Arguments of `tessera quota set`.
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("change").args(["memory", "cores", "policy"]).multiple(true).required(true))]
-pub struct SetArgs {
+pub(crate) struct SetArgs {
     #[command(flatten)]
     target: TargetArgs,
     /// Memory that all its processes may hold on each of its GPUs: 12GiB, 12Gi, 512Mi
@@ -91,7 +95,7 @@ pub struct SetArgs {
 
 /// Arguments of `tessera quota reset`.
 #[derive(Debug, Args)]
-pub struct ResetArgs {
+pub(crate) struct ResetArgs {
     #[command(flatten)]
     target: TargetArgs,
     #[command(flatten)]
@@ -116,66 +120,100 @@ impl From<TargetArgs> for Target {
     }
 }
 
-/// `tessera quota`.
-///
-/// # Errors
-/// No runtime, or the answer cannot be printed.
-pub fn quota(command: QuotaCommand, config: &Config) -> anyhow::Result<ExitCode> {
-    match command {
-        QuotaCommand::Set(args) => {
-            let policy = args.policy.map(|policy| match policy {
-                Policy::Burst => Compute::Burst,
-                Policy::Strict => Compute::Strict,
-                Policy::None => Compute::None,
-            });
-            let (dry_run, output) = (args.how.dry_run, args.how.output);
-            let request = SetQuotaRequest {
-                target: args.target.into(),
-                memory_limit_bytes: args.memory,
-                cores_millis: args.cores,
-                policy,
-                gpu: args.gpu,
-                force: args.how.force,
-                dry_run,
-                reason: args.how.reason,
-            };
-            let answer = ask(config, &request)?;
-            changed(answer, output, dry_run, config)
-        }
-        QuotaCommand::Reset(ResetArgs { target, how }) => {
-            let (dry_run, output) = (how.dry_run, how.output);
-            let (force, reason) = (how.force, how.reason);
-            let request = ResetQuotaRequest { target: target.into(), force, dry_run, reason };
-            let answer = ask(config, &request)?;
-            changed(answer, output, dry_run, config)
-        }
-        QuotaCommand::Show { name, namespace, output } => {
-            let answer = now(ask_status(&config.paths.admin))?.map_err(Failed::Unreachable);
-            let answer = answer.and_then(|status| {
-                let all = of_namespace(&status.allocations, namespace.as_deref());
-                let meant = meant(&all, name.as_deref())?;
-                Ok(Status { allocations: meant, ..status })
-            });
-            let answer = match output {
-                Format::Text => answer,
-                // The allocations alone.
-                Format::Json => {
-                    return show(answer.map(Shown::of), output, config, |_| String::new());
-                }
-            };
-            show(answer, output, config, |status| show_text(status, Paper::of_stdout(false)))
+impl From<Policy> for Compute {
+    fn from(policy: Policy) -> Self {
+        match policy {
+            Policy::Burst => Compute::Burst,
+            Policy::Strict => Compute::Strict,
+            Policy::None => Compute::None,
         }
     }
 }
 
-fn changed(
-    answer: Result<QuotaResponse, Failed>,
-    output: Format,
-    dry_run: bool,
-    config: &Config,
-) -> anyhow::Result<ExitCode> {
-    let text = |answer: &QuotaResponse| quota_text(answer, dry_run, Paper::of_stdout(false));
-    show(answer, output, config, text)
+pub(crate) async fn quota(command: QuotaCommand, source: &Source) -> Result<ExitCode, Failure> {
+    let (fleet, common) = match source {
+        Source::Node(config) => return of_node(command, config).await,
+        Source::Cluster(fleet, common) => (fleet, common),
+    };
+    let (place, subject) = match (command.whose(), common.one_node()?) {
+        (Some(written), _) => {
+            let (place, subject) = holder(fleet, common, written).await?;
+            (place, Some(subject))
+        }
+        (None, "") => return Err(Failure::usage("say whose: a pod, an allocation, or --node")),
+        (None, node) => (place(fleet, node).await?, None),
+    };
+    run(fleet, &place, &command.words(subject.as_deref())).await
+}
+
+impl QuotaCommand {
+    fn whose(&self) -> Option<&str> {
+        match self {
+            QuotaCommand::Set(args) => Some(&args.target.name),
+            QuotaCommand::Reset(args) => Some(&args.target.name),
+            QuotaCommand::Show { name, .. } => name.as_deref(),
+        }
+    }
+
+    /// The plugin's own command.
+    fn words(&self, subject: Option<&str>) -> Vec<String> {
+        let flags = |how: &HowArgs| [("force", how.force), ("dry-run", how.dry_run)];
+        match self {
+            QuotaCommand::Set(SetArgs { target, memory, cores, policy, gpu, how }) => {
+                let cores = cores.map(|cores| format_cores(cores).trim_end_matches('%').to_owned());
+                let options = [
+                    ("memory", memory.map(|bytes| bytes.to_string())),
+                    ("cores", cores),
+                    ("policy", policy.map(|policy| Compute::from(policy).name().to_owned())),
+                    ("gpu", given(gpu)),
+                    ("container", target.container.clone()),
+                    ("reason", given(&how.reason)),
+                ];
+                words(&["quota", "set"], &options, &flags(how), how.output, subject)
+            }
+            QuotaCommand::Reset(ResetArgs { target, how }) => {
+                let options =
+                    [("container", target.container.clone()), ("reason", given(&how.reason))];
+                words(&["quota", "reset"], &options, &flags(how), how.output, subject)
+            }
+            QuotaCommand::Show { output, .. } => {
+                words(&["quota", "show"], &[], &[], *output, subject)
+            }
+        }
+    }
+}
+
+async fn of_node(command: QuotaCommand, config: &Config) -> Result<ExitCode, Failure> {
+    match command {
+        QuotaCommand::Set(SetArgs { target, memory, cores, policy, gpu, how }) => {
+            let request = SetQuotaRequest {
+                target: target.into(),
+                memory_limit_bytes: memory,
+                cores_millis: cores,
+                policy: policy.map(Compute::from),
+                gpu,
+                force: how.force,
+                dry_run: how.dry_run,
+                reason: how.reason,
+            };
+            let answer = change(config, &request).await?;
+            show(&answer, how.output, |paper| quota_text(&answer, how.dry_run, paper))?;
+        }
+        QuotaCommand::Reset(ResetArgs { target, how }) => {
+            let HowArgs { force, dry_run, reason, output } = how;
+            let request = ResetQuotaRequest { target: target.into(), force, dry_run, reason };
+            let answer = change(config, &request).await?;
+            show(&answer, output, |paper| quota_text(&answer, dry_run, paper))?;
+        }
+        QuotaCommand::Show { name, namespace, output } => {
+            let status = status(config).await?;
+            let all = of_namespace(&status.allocations, namespace.as_deref());
+            let allocations = meant(&all, name.as_deref())?;
+            let status = Status { allocations, ..status };
+            show(&Shown::of(&status), output, |paper| show_text(&status, paper))?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn limits_cells(limits: &Limits) -> [String; 2] {
@@ -225,9 +263,6 @@ fn quota_text(answer: &QuotaResponse, dry_run: bool, paper: Paper) -> String {
     page.finish()
 }
 
-/// Fewest characters of an id's beginning.
-const BEGINNING: usize = 4;
-
 /// Those of a namespace; all without one.
 fn of_namespace(all: &[Allocation], namespace: Option<&str>) -> Vec<Allocation> {
     let is_in = |allocation: &&Allocation| {
@@ -238,7 +273,7 @@ fn of_namespace(all: &[Allocation], namespace: Option<&str>) -> Vec<Allocation> 
 }
 
 /// Those that are called so; all without a name.
-fn meant(all: &[Allocation], name: Option<&str>) -> Result<Vec<Allocation>, Failed> {
+fn meant(all: &[Allocation], name: Option<&str>) -> Result<Vec<Allocation>, Failure> {
     let Some(name) = name else { return Ok(all.to_vec()) };
     let is_meant = |allocation: &&Allocation| {
         let pod = allocation.holder.as_ref().is_some_and(|holder| {
@@ -262,7 +297,7 @@ fn meant(all: &[Allocation], name: Option<&str>) -> Result<Vec<Allocation>, Fail
         [] => "no pod holds a GPU here now".to_owned(),
         some => format!("there is {}", some.join(", ")),
     };
-    Err(Failed::Said(format!("no running pod or allocation is called {name}; {there}")))
+    Err(Failure::failed(format!("no running pod or allocation is called {name}; {there}")))
 }
 
 /// Most names that an error lists.
@@ -316,21 +351,22 @@ fn show_text(status: &Status, paper: Paper) -> String {
 
 /// What JSON has: the allocations as `status -o json` has them.
 #[derive(Serialize)]
-struct Shown {
-    api_version: String,
-    allocations: Vec<Allocation>,
+struct Shown<'a> {
+    api_version: &'a str,
+    allocations: &'a [Allocation],
     at_unix_ms: i64,
 }
 
-impl Shown {
-    fn of(status: Status) -> Self {
+impl<'a> Shown<'a> {
+    fn of(status: &'a Status) -> Self {
         let Status { api_version, allocations, at_unix_ms, .. } = status;
-        Shown { api_version, allocations, at_unix_ms }
+        Shown { api_version, allocations, at_unix_ms: *at_unix_ms }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
     use tessera_view::change::QuotaChange;
     use tessera_view::status::Holder;
     use tessera_view::tenant::Use;
@@ -385,7 +421,7 @@ mod tests {
         let all = [allocation("x", Some(limits(8, 250))), allocation("y", None)];
         let status = |name: Option<&str>| {
             let allocations = meant(&all, name)?;
-            Ok::<_, Failed>(Status { allocations, ..Default::default() })
+            Ok::<_, Failure>(Status { allocations, ..Default::default() })
         };
         let text = |name| show_text(&status(name).unwrap(), Paper::plain());
         let whole = text(None);
@@ -395,7 +431,36 @@ mod tests {
         assert!(one.contains("id-y") && !one.contains("id-x"), "{one}");
         assert_eq!(one, text(Some("id-y")));
         // Somebody mistyped, and wants to know it.
-        let Err(Failed::Said(why)) = status(Some("z")) else { panic!("there is no z") };
+        let why = status(Some("z")).unwrap_err().text;
         assert!(why.ends_with("there is one/x, one/y"), "{why}");
+    }
+
+    #[derive(Parser)]
+    struct Quota {
+        #[command(subcommand)]
+        command: QuotaCommand,
+    }
+
+    #[test]
+    fn what_is_run_is_the_plugins_own_command_and_names_are_no_options() {
+        let of = |text: &str| {
+            let parsed =
+                Quota::try_parse_from(["quota"].into_iter().chain(text.split(' '))).unwrap();
+            parsed.command.words(Some("team/chat")).join(" ")
+        };
+        assert_eq!(
+            of("set chat --memory 12Gi --cores 40 --force --reason why"),
+            "quota set --memory=12884901888 --cores=40 --reason=why --force -- team/chat"
+        );
+        assert_eq!(
+            of("reset chat --dry-run --container=a"),
+            "quota reset --container=a --dry-run -- team/chat"
+        );
+        assert_eq!(of("show chat"), "quota show -- team/chat");
+        assert_eq!(of("show chat -o json"), "quota show --output=json -- team/chat");
+        assert_eq!(
+            of("set chat --cores 40 -o json --dry-run"),
+            "quota set --cores=40 --output=json --dry-run -- team/chat"
+        );
     }
 }

@@ -1,3 +1,0 @@
-//! Counts and gates, as the words that people read.
-
-pub use tessera_model::counted::{plural, times};

@@ -1,0 +1,340 @@
+//! Where answers come from: the plugin of this node, asked over root's socket, or those of a cluster's nodes, asked through
+//! the API server. And why there is none: a sentence, and the exit status that it is.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use tessera_api::admin::reach::{TIMEOUT, client, get};
+use tessera_api::admin::{
+    Cause, EXIT_FORBIDDEN, EXIT_UNAVAILABLE, EXIT_USAGE, Unreachable, ask, call,
+};
+use tessera_config::Config;
+use tessera_fleet::{AskError, Fleet, FleetError, answered};
+use tessera_model::printable;
+use tessera_view::advice::{Recommendations, Waste};
+use tessera_view::change::Call;
+use tessera_view::explain::Explanation;
+use tessera_view::history::{Answer, Query};
+use tessera_view::status::Status;
+use tessera_view::trace::Trace;
+use tessera_view::{API_VERSION, fleet};
+use tessera_web::client::{ClientError, query};
+use tessera_web::source::Scope;
+
+use crate::kubectl::Common;
+
+/// How long answers from the history may take, and a trace beyond its own length.
+const LONG: Duration = Duration::from_secs(20);
+
+/// A failure, in words that say what to do.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text}")]
+pub(crate) struct Failure {
+    pub text: String,
+    pub status: u8,
+}
+
+impl Failure {
+    /// The request failed, or nothing is called so.
+    pub fn failed(text: impl Into<String>) -> Self {
+        Failure { text: text.into(), status: 1 }
+    }
+
+    /// The command line or the kubeconfig is wrong.
+    pub fn usage(text: impl Into<String>) -> Self {
+        Failure { text: text.into(), status: EXIT_USAGE }
+    }
+
+    /// The process's status; the failure is said on standard error.
+    pub fn exit(self, program: &str) -> ExitCode {
+        eprintln!("{program}: {}", printable::line(&self.text));
+        ExitCode::from(self.status)
+    }
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Self {
+        Failure::failed(error.to_string())
+    }
+}
+
+impl From<serde_json::Error> for Failure {
+    fn from(error: serde_json::Error) -> Self {
+        Failure::failed(error.to_string())
+    }
+}
+
+impl From<FleetError> for Failure {
+    fn from(error: FleetError) -> Self {
+        let status = match error {
+            FleetError::Kubeconfig(_) => EXIT_USAGE,
+            FleetError::Forbidden(_) => EXIT_FORBIDDEN,
+            FleetError::Cluster(_) | FleetError::NoPlugin(_) => EXIT_UNAVAILABLE,
+        };
+        Failure { text: error.to_string(), status }
+    }
+}
+
+impl From<AskError> for Failure {
+    fn from(error: AskError) -> Self {
+        let status = match error {
+            AskError::Silent(_) | AskError::Unauthenticated(_) => EXIT_UNAVAILABLE,
+            AskError::Forbidden(_) | AskError::NoRights(_) => EXIT_FORBIDDEN,
+            AskError::Invalid(_) => EXIT_USAGE,
+            AskError::Unknown(_) => 1,
+        };
+        Failure { text: error.to_string(), status }
+    }
+}
+
+/// Answers by node, and a sentence for each node that gave none. A node's own answer has no name before it.
+pub(crate) type Answers<T> = (Vec<(String, T)>, Vec<String>);
+
+/// See the module's text.
+#[derive(Clone, Debug)]
+pub(crate) enum Source {
+    /// The plugin of this node.
+    Node(Arc<Config>),
+    /// Those of a cluster's nodes.
+    Cluster(Fleet, Common),
+}
+
+impl Source {
+    pub fn node(config: Config) -> Self {
+        Source::Node(Arc::new(config))
+    }
+
+    /// The namespace whose pods are meant; empty for all.
+    pub fn namespace(&self, given: Option<&str>) -> String {
+        match self {
+            Source::Node(_) => given.unwrap_or_default().to_owned(),
+            Source::Cluster(fleet, common) => common.namespace(fleet),
+        }
+    }
+
+    /// Everything at this moment; a node is a fleet of one.
+    pub async fn fleet(&self) -> Result<fleet::Fleet, Failure> {
+        match self {
+            Source::Node(config) => of_node(config, "/api/v1/fleet", TIMEOUT).await,
+            Source::Cluster(fleet, _) => Ok(fleet.gather().await?),
+        }
+    }
+
+    /// How a command ends that shows what these nodes said: by the reason where none said anything.
+    pub fn exit(&self, fleet: &fleet::Fleet) -> ExitCode {
+        let refusal = match self {
+            Source::Cluster(cluster, _) => cluster.refusal().map(|why| Failure::from(why).status),
+            Source::Node(_) => None,
+        };
+        match fleet.nodes.iter().any(|entry| entry.answers) {
+            true => ExitCode::SUCCESS,
+            false => ExitCode::from(refusal.unwrap_or(EXIT_UNAVAILABLE)),
+        }
+    }
+
+    pub async fn histories(&self, asked: &Query) -> Result<Answers<Answer>, Failure> {
+        match self {
+            Source::Node(config) => own(of_node(config, &history_path(asked), LONG).await),
+            Source::Cluster(fleet, common) => {
+                Ok(answered(fleet.histories(common.one_node()?, asked).await?)?)
+            }
+        }
+    }
+
+    /// A bare name is a pod's of the namespace, or an allocation's id.
+    pub async fn explanations(
+        &self,
+        asked: &str,
+        namespace: &str,
+    ) -> Result<Answers<Explanation>, Failure> {
+        let subject = subject(asked, namespace);
+        match self {
+            Source::Node(config) => {
+                let path = format!("/api/v1/explain{}", query(&[("subject", &subject)]));
+                own(of_node(config, &path, TIMEOUT).await)
+            }
+            Source::Cluster(fleet, common) => {
+                let node = common.one_node()?;
+                let mut answers = fleet.explanations(node, &subject).await?;
+                if subject != asked && answers.iter().all(|(_, answer)| answer.is_err()) {
+                    let others = fleet.explanations(node, asked).await?;
+                    if others.iter().any(|(_, answer)| answer.is_ok()) {
+                        answers = others;
+                    }
+                }
+                Ok(answered(answers)?)
+            }
+        }
+    }
+
+    pub async fn recommendations(&self, scope: &Scope) -> Result<Recommendations, Failure> {
+        match self {
+            Source::Node(config) => of_node(config, &scoped("recommend", scope), LONG).await,
+            Source::Cluster(fleet, _) => Ok(fleet.recommendations(scope).await?),
+        }
+    }
+
+    pub async fn waste(&self, scope: &Scope) -> Result<Waste, Failure> {
+        match self {
+            Source::Node(config) => of_node(config, &scoped("waste", scope), LONG).await,
+            Source::Cluster(fleet, _) => Ok(fleet.waste(scope).await?),
+        }
+    }
+
+    pub async fn traces(&self, seconds: u32) -> Result<Answers<Trace>, Failure> {
+        match self {
+            Source::Node(config) => {
+                let limit = LONG + Duration::from_secs(seconds.into());
+                let path = format!("/api/v1/trace{}", query(&[("seconds", &seconds.to_string())]));
+                // Not again where it breaks off: it takes its time.
+                let trace = client(&config.paths.admin, limit).get(&path).await;
+                own(trace.map_err(|error| failed(&error, config)))
+            }
+            Source::Cluster(fleet, common) => {
+                let namespace = common.namespace.as_deref().unwrap_or_default();
+                let traces = fleet.traces(common.one_node()?, namespace, seconds).await?;
+                Ok(answered(traces)?)
+            }
+        }
+    }
+}
+
+fn own<T>(answer: Result<T, Failure>) -> Result<Answers<T>, Failure> {
+    Ok((vec![(String::new(), answer?)], Vec::new()))
+}
+
+async fn of_node<T: DeserializeOwned>(
+    config: &Config,
+    path: &str,
+    limit: Duration,
+) -> Result<T, Failure> {
+    let answer = get(&config.paths.admin, path, limit).await;
+    answer.map_err(|error| failed(&error, config))
+}
+
+/// The whole status of this node, as root alone has it.
+pub(crate) async fn status(config: &Config) -> Result<Status, Failure> {
+    ask(&config.paths.admin).await.map_err(|error| unreachable(&error, config))
+}
+
+/// Asks the plugin of this node for a change.
+pub(crate) async fn change<C: Call>(config: &Config, request: &C) -> Result<C::Answer, Failure> {
+    let socket: &Path = &config.paths.admin;
+    call(socket, request).await.map_err(|error| match Unreachable::of(&error, socket) {
+        Some(silent) => {
+            let Failure { mut text, status } = unreachable(&silent, config);
+            if matches!(silent.cause, Cause::Late(_)) {
+                text.push_str("; what was asked may still be done");
+            }
+            Failure { text, status }
+        }
+        None => Failure::failed(error.to_string()),
+    })
+}
+
+/// Why this node's plugin gave no answer.
+pub(crate) fn failed(error: &ClientError, config: &Config) -> Failure {
+    match Unreachable::of(error, &config.paths.admin) {
+        Some(silent) => unreachable(&silent, config),
+        None => Failure { text: error.to_string(), status: error.exit() },
+    }
+}
+
+fn unreachable(error: &Unreachable, config: &Config) -> Failure {
+    Failure { text: error.sentence(config), status: error.exit_status() }
+}
+
+/// A subject in full: a bare name is a pod's in the namespace, where it is no GPU's.
+pub(crate) fn subject(asked: &str, namespace: &str) -> String {
+    let is_gpu = asked.starts_with("GPU-") || asked.starts_with("MIG-");
+    match asked.contains('/') || asked.is_empty() || is_gpu || namespace.is_empty() {
+        true => asked.to_owned(),
+        false => format!("{namespace}/{asked}"),
+    }
+}
+
+/// A number as a parameter; 0 is left out.
+fn number(number: i64) -> String {
+    if number == 0 { String::new() } else { number.to_string() }
+}
+
+fn scoped(what: &str, scope: &Scope) -> String {
+    let parameters = [
+        ("namespace", scope.namespace.as_str()),
+        ("pod", &scope.pod),
+        ("since_unix_ms", &number(scope.since_unix_ms)),
+    ];
+    format!("/api/v1/{what}{}", query(&parameters))
+}
+
+fn history_path(asked: &Query) -> String {
+    let parameters = [
+        ("subject", asked.subject.as_str()),
+        ("namespace", &asked.namespace),
+        ("since_unix_ms", &number(asked.since_unix_ms)),
+        ("until_unix_ms", &number(asked.until_unix_ms)),
+        ("step_seconds", &number(asked.step_seconds.into())),
+    ];
+    format!("/api/v1/history{}", query(&parameters))
+}
+
+/// What nodes say, for programs: a node's own answer as it is, others with their nodes under this name.
+pub(crate) fn by_node<T: serde::Serialize>(
+    source: &Source,
+    (answers, silent): &Answers<T>,
+    entry: impl Fn(&str, &T) -> serde_json::Value,
+) -> Result<serde_json::Value, Failure> {
+    Ok(match (source, answers.as_slice()) {
+        (Source::Node(_), [(_, own)]) => serde_json::to_value(own)?,
+        _ => {
+            let nodes: Vec<_> = answers.iter().map(|(node, one)| entry(node, one)).collect();
+            serde_json::json!({ "api_version": API_VERSION, "nodes": nodes, "remarks": silent })
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_is_no_silence() {
+        let status = |failure: Failure| failure.status;
+        assert_eq!(status(FleetError::Forbidden("no".into()).into()), 77);
+        assert_eq!(status(AskError::Forbidden("no".into()).into()), 77);
+        assert_eq!(status(AskError::NoRights("no".into()).into()), 77);
+        assert_eq!(status(FleetError::Kubeconfig("tokenFile".into()).into()), 64);
+        assert_eq!(status(FleetError::Cluster("slow".into()).into()), 69);
+        assert_eq!(status(AskError::Silent("slow".into()).into()), 69);
+        // As where the API server says so of the list of pods.
+        assert_eq!(status(AskError::Unauthenticated("expired".into()).into()), 69);
+        assert_eq!(status(AskError::Unknown("what".into()).into()), 1);
+    }
+
+    #[test]
+    fn a_bare_name_is_a_pods_of_the_namespace() {
+        assert_eq!(subject("chat", "team"), "team/chat");
+        assert_eq!(subject("other/chat", "team"), "other/chat");
+        assert_eq!(subject("GPU-1234", "team"), "GPU-1234");
+        assert_eq!((subject("chat", ""), subject("", "team")), ("chat".into(), String::new()));
+    }
+
+    #[test]
+    fn questions_become_paths() {
+        let scope = Scope { namespace: "a b".into(), pod: "team/chat-0".into(), since_unix_ms: 5 };
+        let path = "/api/v1/recommend?namespace=a+b&pod=team%2Fchat-0&since_unix_ms=5";
+        assert_eq!(scoped("recommend", &scope), path);
+        assert_eq!(scoped("waste", &Scope::default()), "/api/v1/waste");
+        let asked = Query {
+            subject: "team/a b".into(),
+            since_unix_ms: 5,
+            step_seconds: 10,
+            ..Query::default()
+        };
+        let path = "/api/v1/history?subject=team%2Fa+b&since_unix_ms=5&step_seconds=10";
+        assert_eq!(history_path(&asked), path);
+    }
+}
