@@ -11,7 +11,7 @@ use crate::output::{Format, show};
 use crate::source::{Failure, change};
 use clap::Subcommand;
 use tessera_agent::reload::plan::offline;
-use tessera_api::admin::{Unreachable, call, now};
+use tessera_api::admin::{call, sentence};
 use tessera_api::print::table;
 use tessera_config::{Config, ConfigError, ConfigFile, Judged, keys};
 use tessera_gpu::nvml::NvmlDiscovery;
@@ -197,20 +197,17 @@ fn plan(
     let unreadable = judged.text.is_empty() && !judged.problems.is_empty();
     let request = PlanRequest { text: judged.text.clone(), file: name.clone() };
     let socket = &known.paths.admin;
-    let response = match now(call(socket, &request))? {
+    let response = match wait(async { Ok(call(socket, &request).await) })? {
         Ok(response) if !unreadable => response,
         Ok(_) => offline(&known, judged, None, &[], Vec::new()),
-        Err(error) => match Unreachable::of(&error, socket) {
-            Some(error) => {
-                let why = format!(
-                    "{}. This goes by what is on the disk, and by the file as it is, which the plugin may not \
-                     have taken on",
-                    error.sentence(&known)
-                );
-                by_the_disk(&known, judged, why)
-            }
-            None => anyhow::bail!(error.to_string()),
-        },
+        Err(error) if error.is_silence() => {
+            let why = format!(
+                "{}. This goes by what is on the disk, and by the file as it is, which the plugin may not have taken on",
+                sentence(&error, &known)
+            );
+            by_the_disk(&known, judged, why)
+        }
+        Err(error) => anyhow::bail!(error.to_string()),
     };
     let response =
         PlanResponse { api_version: API_VERSION.to_owned(), file: name.clone(), ..response };

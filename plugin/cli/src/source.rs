@@ -1,16 +1,13 @@
 //! Where answers come from: the plugin of this node, asked over root's socket, or those of a cluster's nodes, asked through
 //! the API server. And why there is none: a sentence, and the exit status that it is.
 
-use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use tessera_api::admin::reach::{TIMEOUT, client, get};
-use tessera_api::admin::{
-    Cause, EXIT_FORBIDDEN, EXIT_UNAVAILABLE, EXIT_USAGE, Unreachable, ask, call,
-};
+use tessera_api::admin::{EXIT_FORBIDDEN, EXIT_UNAVAILABLE, EXIT_USAGE, ask, call, sentence};
 use tessera_config::Config;
 use tessera_fleet::{AskError, Fleet, FleetError, answered};
 use tessera_model::printable;
@@ -217,34 +214,24 @@ async fn of_node<T: DeserializeOwned>(
 
 /// The whole status of this node, as root alone has it.
 pub(crate) async fn status(config: &Config) -> Result<Status, Failure> {
-    ask(&config.paths.admin).await.map_err(|error| unreachable(&error, config))
+    ask(&config.paths.admin).await.map_err(|error| failed(&error, config))
 }
 
 /// Asks the plugin of this node for a change.
 pub(crate) async fn change<C: Call>(config: &Config, request: &C) -> Result<C::Answer, Failure> {
-    let socket: &Path = &config.paths.admin;
-    call(socket, request).await.map_err(|error| match Unreachable::of(&error, socket) {
-        Some(silent) => {
-            let Failure { mut text, status } = unreachable(&silent, config);
-            if matches!(silent.cause, Cause::Late(_)) {
-                text.push_str("; what was asked may still be done");
-            }
-            Failure { text, status }
+    call(&config.paths.admin, request).await.map_err(|error| {
+        let Failure { mut text, status } = failed(&error, config);
+        if matches!(error, ClientError::Late { .. }) {
+            text.push_str("; what was asked may still be done");
         }
-        None => Failure::failed(error.to_string()),
+        // A refusal is an answer.
+        Failure { text, status: if error.is_silence() { status } else { 1 } }
     })
 }
 
 /// Why this node's plugin gave no answer.
 pub(crate) fn failed(error: &ClientError, config: &Config) -> Failure {
-    match Unreachable::of(error, &config.paths.admin) {
-        Some(silent) => unreachable(&silent, config),
-        None => Failure { text: error.to_string(), status: error.exit() },
-    }
-}
-
-fn unreachable(error: &Unreachable, config: &Config) -> Failure {
-    Failure { text: error.sentence(config), status: error.exit_status() }
+    Failure { text: sentence(error, config), status: error.exit() }
 }
 
 /// A subject in full: a bare name is a pod's in the namespace, where it is no GPU's.

@@ -29,70 +29,72 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// Most bytes of an answer.
 const LARGEST: usize = 64 << 20;
 
-/// Why there is no answer. Each kind has an exit status of its own.
+/// How a command is run where the plugin is.
+pub const IN_POD: &str = "`kubectl -n tessera exec ds/tessera -- tessera …`";
+/// Where a plugin says why it ended.
+const LOOK: &str = "see its pod and that pod's log (`kubectl -n tessera get pods -o wide`), or start `tessera serve`";
+
+/// Why there is no answer, and what to do. Each kind has an exit status of its own.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// Nothing is at the socket's path.
     #[error(
-        "{0} is not there: the plugin does not run on this node, or has another paths.admin; in a cluster ask within \
-         the plugin's pod: kubectl exec -n tessera daemonset/tessera -- tessera …"
+        "the plugin does not answer: there is no socket at {0}, so it is not running; {look}",
+        look = LOOK
     )]
     Missing(PathBuf),
     /// Something is at the socket's path, and nobody listens.
-    #[error("nobody listens at {0}: the plugin has ended, or was killed; see its pod's log")]
+    #[error(
+        "the plugin does not answer: nobody listens at {0}, so it has ended or was killed; {look}",
+        look = LOOK
+    )]
     Deserted(PathBuf),
     /// The caller may not connect to the socket.
-    #[error("{0} is for root: run this as root, or within the plugin's pod")]
+    #[error(
+        "permission denied: only root may ask the plugin at {0}, and this is uid {uid}; try again with sudo, or in the \
+         plugin's pod: {in_pod}",
+        uid = nix::unistd::geteuid(),
+        in_pod = IN_POD
+    )]
     Forbidden(PathBuf),
     /// The server says that the caller may not ask this.
     #[error("{0}")]
     Denied(String),
     /// The answer does not come or breaks off; over TCP, also: nobody listens.
-    #[error("the plugin does not answer at {at}: {reason}")]
-    NoAnswer {
-        /// Where.
-        at: String,
-        /// The system's words.
-        reason: String,
-    },
+    #[error(
+        "the plugin does not answer at {at}: {reason}; it may be restarting: try again, and see its pod's log"
+    )]
+    NoAnswer { at: String, reason: String },
     /// It does not answer in time. What was asked may still be done.
-    #[error("the plugin does not answer at {at}: nothing within {seconds} s")]
-    Late {
-        /// Where.
-        at: String,
-        /// How long it was waited for.
-        seconds: u64,
-    },
+    #[error(
+        "the plugin does not answer at {at} within {seconds} s: it hangs, or the machine is overloaded; its pod's log \
+         says more, and kubelet restarts it when its liveness probe fails"
+    )]
+    Late { at: String, seconds: u64 },
     /// It answers, and not with what was asked for.
     #[error("{}", .0.error)]
     Refused(Problem),
     /// The answer cannot be read: perhaps that of another version.
     #[error("the answer of {at} cannot be read: {reason}; is the plugin of another version?")]
-    Unreadable {
-        /// Where.
-        at: String,
-        /// Why.
-        reason: String,
-    },
+    Unreadable { at: String, reason: String },
 }
 
 impl ClientError {
-    /// The exit status, after `sysexits.h`: 69 the plugin does not answer or cannot now, 77 no permission, 64 the
-    /// question makes no sense, 1 nothing is called so, 76 an answer that cannot be read.
+    /// The exit status, after `sysexits.h`: 69 the plugin does not answer, not now or not so that it can be read, 77 no
+    /// permission, 64 the question makes no sense, 1 nothing is called so.
     pub fn exit(&self) -> u8 {
         match self {
-            ClientError::Missing(_)
-            | ClientError::Deserted(_)
-            | ClientError::NoAnswer { .. }
-            | ClientError::Late { .. } => 69,
             ClientError::Forbidden(_) | ClientError::Denied(_) => 77,
-            ClientError::Unreadable { .. } => 76,
-            ClientError::Refused(problem) => match problem.code {
-                400 => 64,
-                404 => 1,
-                _ => 69,
-            },
+            ClientError::Refused(Problem { code: 400, .. }) => 64,
+            ClientError::Refused(Problem { code: 404, .. }) => 1,
+            _ => 69,
         }
+    }
+
+    /// Whether nobody answered.
+    pub fn is_silence(&self) -> bool {
+        use ClientError::{Denied, Refused, Unreadable};
+        !matches!(self, Denied(_) | Refused(_) | Unreadable { .. })
     }
 
     /// The HTTP status of a refusal.
@@ -134,7 +136,6 @@ pub struct Client {
 }
 
 impl Client {
-    /// Of a server.
     pub fn new(endpoint: Endpoint) -> Self {
         Client { endpoint, token: None, limit: LIMIT }
     }
@@ -144,13 +145,11 @@ impl Client {
         Self::new(Endpoint::Socket(socket.to_owned()))
     }
 
-    /// Sends this token.
     pub fn with_token(mut self, token: &str) -> Self {
         self.token = Some(token.to_owned());
         self
     }
 
-    /// Waits so long for an answer.
     pub fn with_limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
         self
@@ -242,7 +241,9 @@ impl Client {
     }
 
     fn silent(&self, reason: &str) -> ClientError {
-        ClientError::NoAnswer { at: self.endpoint.to_string(), reason: reason.to_owned() }
+        // The system's words without its number.
+        let reason = reason.split(" (os error ").next().unwrap_or_default().to_owned();
+        ClientError::NoAnswer { at: self.endpoint.to_string(), reason }
     }
 
     async fn exchange<S>(

@@ -10,7 +10,7 @@ mod text;
 mod warnings;
 
 pub(crate) use explain::explanation;
-pub use reach::{Cause, EXIT_FORBIDDEN, EXIT_UNAVAILABLE, EXIT_USAGE, Unreachable, ask, call, now};
+pub use reach::{EXIT_FORBIDDEN, EXIT_UNAVAILABLE, EXIT_USAGE, ask, call, sentence};
 pub(crate) use server::Turns;
 pub use server::routes;
 pub use status::StatusView;

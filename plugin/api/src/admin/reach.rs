@@ -1,9 +1,7 @@
-//! The way to the plugin, and what is to be done where there is none.
+//! The way to the plugin, and what this machine tells where there is none.
 
-use std::error::Error;
-use std::fmt;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
@@ -11,7 +9,7 @@ use tessera_config::Config;
 use tessera_model::printable;
 use tessera_view::change::Call;
 use tessera_view::status::{STATUS, Status};
-use tessera_web::client::{Client, ClientError};
+use tessera_web::client::{Client, ClientError, IN_POD};
 
 /// How long the plugin may take to answer.
 pub const TIMEOUT: Duration = Duration::from_secs(10);
@@ -23,41 +21,18 @@ pub const EXIT_FORBIDDEN: u8 = 77;
 /// Exit status when the command line is wrong, and trying again will not help: `EX_USAGE`.
 pub const EXIT_USAGE: u8 = 64;
 
-/// The plugin cannot be asked.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unreachable {
-    /// Where it was looked for.
-    pub socket: PathBuf,
-    /// What stands in the way.
-    pub cause: Cause,
-}
-
-/// What stands in the way to the plugin.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Cause {
-    NoSocket,
-    /// There is one, and nobody listens.
-    NobodyListens,
-    /// The caller is not root.
-    Forbidden,
-    /// It took the call and did not answer within so many seconds.
-    Late(u64),
-    /// The connection broke, or anything else: the system's words.
-    Broken(String),
-}
-
 /// What a machine shows of Tessera without a plugin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Traces {
+struct Traces {
     /// There are pages or a ledger.
-    pub has_run: bool,
+    has_run: bool,
     /// There is an NVIDIA driver.
-    pub has_gpus: bool,
+    has_gpus: bool,
 }
 
 impl Traces {
     /// Of this machine.
-    pub fn look(config: &Config) -> Self {
+    fn look(config: &Config) -> Self {
         // What may not be looked at is there, as far as anybody can tell.
         let is_there = |path: &Path| path.try_exists().unwrap_or(true);
         let has_pages = std::fs::read_dir(&config.paths.pages).map_or_else(
@@ -72,98 +47,27 @@ impl Traces {
     }
 }
 
-impl Unreachable {
-    /// Where the plugin was asked at this socket, and nobody answered. `None` where the plugin did.
-    pub fn of(error: &ClientError, socket: &Path) -> Option<Self> {
-        let cause = match error {
-            ClientError::Missing(_) => Cause::NoSocket,
-            ClientError::Deserted(_) => Cause::NobodyListens,
-            ClientError::Forbidden(_) => Cause::Forbidden,
-            ClientError::Late { seconds, .. } => Cause::Late(*seconds),
-            ClientError::NoAnswer { reason, .. } => Cause::Broken(in_words(reason)),
-            ClientError::Denied(_) | ClientError::Refused(_) | ClientError::Unreadable { .. } => {
-                return None;
-            }
-        };
-        Some(Unreachable { socket: socket.to_owned(), cause })
-    }
-
-    /// The exit status of a command that cannot do without the plugin.
-    pub fn exit_status(&self) -> u8 {
-        if self.cause == Cause::Forbidden { EXIT_FORBIDDEN } else { EXIT_UNAVAILABLE }
-    }
-
-    /// What is wrong and what to do, with what this machine tells besides.
-    pub fn sentence(&self, config: &Config) -> String {
-        self.in_view_of(Traces::look(config))
-    }
-
-    /// See [`Unreachable::sentence`].
-    pub fn in_view_of(&self, traces: Traces) -> String {
-        let socket = self.socket.display();
-        match (&self.cause, traces) {
-            (Cause::NoSocket, Traces { has_run: false, has_gpus: false }) => format!(
-                "this machine has neither NVIDIA GPUs (there is no /dev/nvidiactl) nor Tessera (there is no \
-                 socket at {socket}); ask on a node with GPUs, in the plugin's pod there: {IN_POD}"
-            ),
-            (Cause::NoSocket, Traces { has_run: false, .. }) => format!(
-                "Tessera does not run on this machine, and has not run: there is no socket at {socket}, and \
-                 neither ledger nor pages; in a cluster ask in the plugin's pod: {IN_POD}; where it runs with \
-                 another configuration, name that with --config"
-            ),
-            _ => self.to_string(),
-        }
-    }
+/// Why there is no answer and what to do, with what this machine tells besides.
+pub fn sentence(error: &ClientError, config: &Config) -> String {
+    let text = in_view_of(error, Traces::look(config));
+    printable::line(&text).into_owned()
 }
 
-/// How a command is run where the plugin is.
-const IN_POD: &str = "`kubectl -n tessera exec ds/tessera -- tessera …`";
-/// Where a plugin says why it ended.
-const LOOK: &str = "see its pod and that pod's log (`kubectl -n tessera get pods -o wide`), or start `tessera serve`";
-
-impl fmt::Display for Unreachable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let socket = self.socket.display();
-        match &self.cause {
-            Cause::NoSocket => {
-                write!(
-                    f,
-                    "the plugin does not answer: there is no socket at {socket}, so it is not running; {LOOK}"
-                )
-            }
-            Cause::NobodyListens => {
-                write!(
-                    f,
-                    "the plugin does not answer: nobody listens at {socket}, so it has ended or was killed; {LOOK}"
-                )
-            }
-            Cause::Forbidden => write!(
-                f,
-                "permission denied: only root may ask the plugin at {socket}, and this is uid {}; try again \
-                 with sudo, or in the plugin's pod: {IN_POD}",
-                nix::unistd::geteuid()
-            ),
-            Cause::Late(seconds) => write!(
-                f,
-                "the plugin does not answer at {socket} within {seconds} s: it hangs, or the machine is overloaded; \
-                 its pod's log says more, and kubelet restarts it when its liveness probe fails",
-            ),
-            Cause::Broken(why) => write!(
-                f,
-                "the plugin does not answer at {socket}: {why}; it may be restarting: try again, and see its \
-                 pod's log",
-            ),
-        }
+fn in_view_of(error: &ClientError, traces: Traces) -> String {
+    match (error, traces) {
+        (ClientError::Missing(socket), Traces { has_run: false, has_gpus: false }) => format!(
+            "this machine has neither NVIDIA GPUs (there is no /dev/nvidiactl) nor Tessera (there is no socket at {}); \
+             ask on a node with GPUs, in the plugin's pod there: {IN_POD}",
+            socket.display()
+        ),
+        (ClientError::Missing(socket), Traces { has_run: false, .. }) => format!(
+            "Tessera does not run on this machine, and has not run: there is no socket at {}, and neither ledger nor \
+             pages; in a cluster ask in the plugin's pod: {IN_POD}; where it runs with another configuration, name that \
+             with --config",
+            socket.display()
+        ),
+        (error, _) => error.to_string(),
     }
-}
-
-impl Error for Unreachable {}
-
-/// The system's words without its number.
-fn in_words(error: &dyn fmt::Display) -> String {
-    let text = error.to_string();
-    let text = text.split(" (os error ").next().unwrap_or_default();
-    printable::line(text).into_owned()
 }
 
 /// How often a broken connection is made again, and after how long.
@@ -203,51 +107,34 @@ pub async fn get<T: DeserializeOwned>(
     client.get(path).await
 }
 
-/// Waits for an answer where there is no runtime.
-///
-/// # Errors
-/// No runtime.
-pub fn now<T>(answer: impl Future<Output = T>) -> io::Result<T> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    Ok(runtime.block_on(answer))
-}
-
 /// The plugin's status.
 ///
 /// # Errors
 /// It does not answer.
-pub async fn ask(socket: &Path) -> Result<Status, Unreachable> {
-    let status = get(socket, STATUS, TIMEOUT).await;
-    status.map_err(|error| {
-        Unreachable::of(&error, socket).unwrap_or_else(|| Unreachable {
-            socket: socket.to_owned(),
-            cause: Cause::Broken(printable::line(&error.to_string()).into_owned()),
-        })
-    })
+pub async fn ask(socket: &Path) -> Result<Status, ClientError> {
+    get(socket, STATUS, TIMEOUT).await
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn unreachable(cause: Cause) -> Unreachable {
-        Unreachable { socket: "/run/x.sock".into(), cause }
-    }
-
     #[test]
     fn each_way_to_be_unreachable_has_its_sentence_with_what_to_do() {
+        let (socket, at) = (|| "/run/x.sock".into(), || "/run/x.sock".to_owned());
         let causes = [
-            Cause::NoSocket,
-            Cause::NobodyListens,
-            Cause::Forbidden,
-            Cause::Late(10),
-            Cause::Broken("broken pipe".into()),
+            (ClientError::Missing(socket()), 69),
+            (ClientError::Deserted(socket()), 69),
+            (ClientError::Forbidden(socket()), 77),
+            (ClientError::Late { at: at(), seconds: 10 }, 69),
+            (ClientError::NoAnswer { at: at(), reason: "broken pipe".into() }, 69),
         ];
         let mut all = Vec::new();
-        for cause in causes {
+        for (cause, status) in causes {
+            assert!(cause.is_silence() && cause.exit() == status, "{cause:?}");
             for (has_run, has_gpus) in [(false, false), (false, true), (true, true)] {
-                let text = unreachable(cause.clone()).in_view_of(Traces { has_run, has_gpus });
-                assert!(text.contains("/run/x.sock") && !text.contains("os error"), "{text}");
+                let text = in_view_of(&cause, Traces { has_run, has_gpus });
+                assert!(text.contains("/run/x.sock"), "{text}");
                 assert!(text.contains("kubectl") || text.contains("pod's log"), "{text}");
                 all.push(text);
             }
@@ -256,24 +143,19 @@ mod tests {
         assert_eq!(all.len(), 7, "three without a socket, and one for each other: {all:#?}");
     }
 
-    #[test]
-    fn only_a_missing_permission_exits_with_77() {
-        assert_eq!(unreachable(Cause::Forbidden).exit_status(), 77);
-        assert_eq!(unreachable(Cause::NoSocket).exit_status(), 69);
-        assert_eq!(unreachable(Cause::Late(10)).exit_status(), 69);
-    }
-
     #[tokio::test]
     async fn what_the_system_says_becomes_a_cause() {
         let dir = std::env::temp_dir().join(format!("tessera-reach-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
-        let cause = async |name: &str| ask(&dir.join(name)).await.unwrap_err().cause;
-        assert_eq!(cause("none").await, Cause::NoSocket);
+        let cause = async |name: &str| ask(&dir.join(name)).await.unwrap_err();
+        assert!(matches!(cause("none").await, ClientError::Missing(_)));
         drop(std::os::unix::net::UnixListener::bind(dir.join("left")).unwrap());
-        assert_eq!(cause("left").await, Cause::NobodyListens);
+        assert!(matches!(cause("left").await, ClientError::Deserted(_)));
         std::fs::write(dir.join("file"), "").unwrap();
-        assert_eq!(cause("file").await, Cause::NobodyListens);
-        assert!(matches!(cause("file/below").await, Cause::Broken(_)));
+        assert!(matches!(cause("file").await, ClientError::Deserted(_)));
+        let broken = cause("file/below").await;
+        assert!(matches!(broken, ClientError::NoAnswer { .. }), "{broken}");
+        assert!(!broken.to_string().contains("os error"), "{broken}");
         std::fs::remove_dir_all(&dir).unwrap();
     }
 }
