@@ -2,7 +2,7 @@
 
 use clap::ValueEnum;
 use serde::Serialize;
-use tessera_api::print::{self, Paper};
+use tessera_api::print::Paper;
 use tessera_model::printable;
 use tessera_system::terminal;
 
@@ -61,7 +61,20 @@ pub(crate) fn show_table(
     show(answer, format, text)
 }
 
-/// For programs; also in a terminal, names in it do nothing.
+/// For programs, its fields by name; also in a terminal, names in it do nothing.
 pub(crate) fn json(answer: &impl Serialize) -> Result<String, Failure> {
-    Ok(printable::lines(&print::json(answer)?).into_owned())
+    let text = format!("{:#}\n", serde_json::to_value(answer)?);
+    Ok(printable::lines(&text).into_owned())
+}
+
+/// A field of CSV in one line, which no spreadsheet takes for a formula and in which no character acts.
+pub(crate) fn quoted(text: &str) -> String {
+    // A terminal may show it, too.
+    let text = printable::line(text);
+    let formula = text.starts_with(['=', '+', '-', '@']);
+    let text = if formula { format!("'{text}") } else { text.into_owned() };
+    match text.contains([',', '"']) {
+        true => format!("\"{}\"", text.replace('"', "\"\"")),
+        false => text,
+    }
 }

@@ -2,10 +2,176 @@
 //!
 //! - [`look`]: pure, a survey as a look
 //! - [`events`]: pure, lines of the audit trail as events of an answer
-//! - [`Recorder`]: when it is looked, stored and asked
 
 pub mod events;
 mod look;
-mod recorder;
 
-pub use recorder::{Recorder, options};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use tessera_config::{Advice, Config};
+use tessera_history::{Context, FlushError, Found, History, Key, Options, QueryError, Series};
+use tessera_model::clock::{monotonic_ns, unix_ms};
+use tessera_store::Filter;
+use tessera_tenant::regions::Region;
+use tessera_view::history::{Answer, Query};
+use tessera_view::node::Node;
+use tessera_view::tenant::Tenant;
+use tessera_web::source::SourceError;
+
+use crate::admin::StatusView;
+use crate::view::Past;
+
+/// Looks in a row that are left to the next one where the arbiter does not answer.
+const UNHEARD: u32 = 5;
+
+/// Records what the node does. All of it is blocking.
+pub struct Recorder {
+    view: Arc<StatusView>,
+    history: History,
+    /// Looks in a row that the arbiter did not answer.
+    unheard: AtomicU32,
+}
+
+impl fmt::Debug for Recorder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Recorder").finish_non_exhaustive()
+    }
+}
+
+/// Where and how the history of a node with this configuration is kept.
+pub fn options(config: &Config) -> Options {
+    Options {
+        path: tessera_history::beside(&config.paths.ledger),
+        bound: config.history.size_bytes,
+        keep: config.history.keep_seconds(),
+        sync: config.ledger.fsync,
+    }
+}
+
+/// A tenant's series, on each of its GPUs.
+fn series(tenant: &Tenant) -> impl Iterator<Item = Series> {
+    tenant.gpus.iter().map(|used| Series {
+        key: Key {
+            id: tenant.id.clone(),
+            generation: tenant.generation,
+            gpu_uuid: used.gpu_uuid.clone(),
+        },
+        namespace: tenant.namespace.clone(),
+        pod: tenant.pod.clone(),
+        container: tenant.container.clone(),
+    })
+}
+
+impl Recorder {
+    /// Of a node. Nothing is opened yet.
+    pub fn new(view: Arc<StatusView>) -> Self {
+        let history = History::new(options(&view.config()));
+        Recorder { view, history, unheard: AtomicU32::new(0) }
+    }
+
+    /// Whether the configuration in force has it.
+    pub fn is_on(&self) -> bool {
+        self.view.config().history.enabled
+    }
+
+    /// Looks at everything once, changes nothing and waits for no tenant. The driver is asked for each GPU's memory in
+    /// use. Where the arbiter does not answer, the next look is of this one's time as well: GPU time is spread over the
+    /// time that it is of. One that stays silent is not waited for: memory goes on without it.
+    pub fn look(&self) {
+        let Some(agent) = self.view.agent().filter(|_| self.is_on()) else { return };
+        let survey = self.view.survey(&Region::try_snapshot);
+        let is_silent = survey.arbiter.is_none() && agent.allocations().arbiter().is_some();
+        let unheard = if is_silent { self.unheard.fetch_add(1, Ordering::Relaxed) + 1 } else { 0 };
+        if (1..=UNHEARD).contains(&unheard) {
+            return;
+        }
+        self.unheard.store(0, Ordering::Relaxed);
+        self.history.look(&look::of(&survey, monotonic_ns() / 1_000_000));
+    }
+
+    /// Stores what was seen, by the configuration in force; where it is off now, lets go of the file.
+    ///
+    /// # Errors
+    /// What keeps it from being stored.
+    pub fn flush(&self) -> Result<Option<Found>, FlushError> {
+        if !self.is_on() {
+            self.history.stop();
+            return Ok(None);
+        }
+        self.history.set_options(options(&self.view.config()));
+        self.name_gone();
+        self.history.flush(false)
+    }
+
+    /// Stores everything and lets go of the file.
+    pub fn close(&self) -> Result<(), FlushError> {
+        self.name_gone();
+        self.history.close()
+    }
+
+    /// Names tenants that ended before a look could see their names, by the audit trail.
+    fn name_gone(&self) {
+        let nameless = self.history.nameless();
+        let Some(agent) = self.view.agent().filter(|_| !nameless.is_empty()) else { return };
+        let filter = Filter::mentioning(nameless.iter().map(|(id, _)| id.as_bytes()));
+        match agent.journal().read_trail(|trail| trail.read(&filter)) {
+            Ok(lines) => self.history.name(&events::names(&lines, &nameless)),
+            // They stay without names.
+            Err(error) => tracing::debug!(%error, "the audit trail names nobody"),
+        }
+    }
+
+    /// What was, with what is known of the node as it is now.
+    fn answer(&self, now: &Node, query: &Query) -> Result<Answer, QueryError> {
+        if !self.is_on() {
+            return Err(QueryError::Unavailable(
+                "nothing is recorded: history.enabled is false".to_owned(),
+            ));
+        }
+        let gpus: Vec<(u32, String)> =
+            now.gpus.iter().map(|gpu| (gpu.index, gpu.uuid.clone())).collect();
+        let tenants: Vec<Series> = now.tenants.iter().flat_map(series).collect();
+        self.name_gone();
+        let context =
+            Context { node: &now.node, now_unix_ms: unix_ms(), gpus: &gpus, tenants: &tenants };
+        self.history.answer(query, &context)
+    }
+
+    /// Adds to an answer what happened meanwhile.
+    fn add_events(&self, answer: &mut Answer, query: &Query) {
+        let Some(agent) = self.view.agent() else { return };
+        let filter = events::filter(answer, query);
+        match agent.journal().read_trail(|trail| trail.read(&filter)) {
+            Ok(mut lines) => {
+                // Happened, and not written yet.
+                lines.events.extend(agent.journal().waiting_events());
+                events::add(answer, query, &lines);
+            }
+            Err(error) => {
+                answer.remarks.push(format!("the audit trail cannot be read: {error}"));
+            }
+        }
+    }
+}
+
+impl Past for Recorder {
+    fn history(&self, now: &Node, query: &Query) -> Result<Answer, SourceError> {
+        let mut answer = self.figures(now, query)?;
+        self.add_events(&mut answer, query);
+        Ok(answer)
+    }
+
+    fn figures(&self, now: &Node, query: &Query) -> Result<Answer, SourceError> {
+        self.answer(now, query).map_err(|error| match error {
+            QueryError::NotFound(text) => SourceError::NotFound(text),
+            QueryError::Invalid(text) => SourceError::Invalid(text),
+            QueryError::Unavailable(text) => SourceError::Unavailable(text),
+        })
+    }
+
+    fn settings(&self) -> Advice {
+        self.view.config().advice.clone()
+    }
+}

@@ -11,21 +11,12 @@ pub use width::{columns, head, shorten, wrap};
 
 use std::io::IsTerminal;
 
-use serde::Serialize;
 use tessera_system::terminal;
 
 /// Most columns of a view for people: it fits half a screen, a chat and a terminal over a bad line.
 pub const WIDEST: usize = 120;
 /// A terminal that is narrower gets lines of this width, which it wraps.
 const NARROWEST: usize = 40;
-
-/// A value for programs, its fields by name.
-///
-/// # Errors
-/// It has no JSON.
-pub fn json(value: &impl Serialize) -> serde_json::Result<String> {
-    Ok(format!("{:#}\n", serde_json::to_value(value)?))
-}
 
 /// What standard output takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

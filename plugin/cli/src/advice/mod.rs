@@ -6,12 +6,14 @@ mod recommend;
 mod since;
 #[cfg(test)]
 mod tests;
-pub(crate) mod waste;
+mod waste;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Args;
 use tessera_model::clock::unix_ms;
+use tessera_model::time_format;
 use tessera_web::source::Scope;
 
 pub use since::Since;
@@ -89,4 +91,11 @@ fn known(is_empty: bool, remarks: &[String]) -> ExitCode {
 /// A name; a dash for none.
 fn name(text: &str) -> String {
     if text.is_empty() { "-".to_owned() } else { text.to_owned() }
+}
+
+/// A length of time.
+fn length(seconds: f64) -> String {
+    // Seconds beyond what an instant can have are nobody's.
+    let ms = Duration::try_from_secs_f64(seconds).unwrap_or_default().as_millis();
+    time_format::ago(0, i64::try_from(ms).unwrap_or(i64::MAX))
 }

@@ -2,10 +2,9 @@
 
 use tessera_model::percent::format_cores;
 use tessera_model::quantity::format_bytes;
-use tessera_model::time_format;
 use tessera_view::advice::{Recommendation, Recommendations};
 
-use super::name;
+use super::{length, name};
 use tessera_api::print::{Cell, Column, Page, Paper, Sheet, Tone};
 use tessera_model::printable;
 
@@ -58,7 +57,7 @@ fn row(one: &Recommendation) -> [String; 8] {
         change(format_cores(one.cores_millis), format_cores(one.recommended_cores_millis)),
         saves(one.saves_memory_bytes, one.saves_cores_millis),
         one.confidence.clone(),
-        seen(one.observed_seconds),
+        if one.observed_seconds > 0.0 { length(one.observed_seconds) } else { name("") },
     ]
 }
 
@@ -75,15 +74,5 @@ fn saves(memory: i64, cores: i64) -> String {
         (_, 0) => bytes,
         (0, _) => share,
         _ => format!("{bytes}, {share}"),
-    }
-}
-
-/// Observed time.
-fn seen(seconds: f64) -> String {
-    // Seconds beyond what an instant can have are nobody's.
-    let ms = std::time::Duration::try_from_secs_f64(seconds).unwrap_or_default().as_millis();
-    match i64::try_from(ms).unwrap_or(i64::MAX) {
-        0 => "-".to_owned(),
-        ms => time_format::ago(0, ms),
     }
 }

@@ -1,14 +1,12 @@
 //! `tessera waste` for people and spreadsheets.
 
-use std::time::Duration;
-
 use tessera_model::percent::format_cores;
-use tessera_model::printable;
 use tessera_model::quantity::format_bytes;
 use tessera_model::time_format;
 use tessera_view::advice::{NamespaceWaste, TenantWaste, Waste};
 
-use super::name;
+use super::{length, name};
+use crate::output::quoted;
 use tessera_api::print::{Cell, Column, Page, Paper, Sheet, Tone};
 
 const COST: &str = "COST OF WASTE";
@@ -117,11 +115,6 @@ fn tenant_row(namespace: &str, tenant: &TenantWaste) -> [String; 7] {
     ]
 }
 
-fn length(seconds: f64) -> String {
-    let ms = Duration::try_from_secs_f64(seconds).unwrap_or_default().as_millis();
-    time_format::ago(0, i64::try_from(ms).unwrap_or(i64::MAX))
-}
-
 /// RFC 4180, a line for each container.
 pub(super) fn csv(waste: &Waste) -> String {
     let mut out = String::from(
@@ -153,16 +146,4 @@ pub(super) fn csv(waste: &Waste) -> String {
         }
     }
     out
-}
-
-/// A field of CSV in one line, which no spreadsheet takes for a formula and in which no character acts.
-pub(crate) fn quoted(text: &str) -> String {
-    // A terminal may show it, too.
-    let text = printable::line(text);
-    let formula = text.starts_with(['=', '+', '-', '@']);
-    let text = if formula { format!("'{text}") } else { text.into_owned() };
-    match text.contains([',', '"']) {
-        true => format!("\"{}\"", text.replace('"', "\"\"")),
-        false => text,
-    }
 }

@@ -3,7 +3,7 @@
 use tessera_model::time_format;
 use tessera_view::history::Answer;
 
-use crate::advice::waste::quoted;
+use crate::output::quoted;
 
 /// Tenants' buckets, then GPUs'; what does not apply is empty.
 pub(super) fn csv<'a>(answers: impl Iterator<Item = &'a Answer>) -> String {

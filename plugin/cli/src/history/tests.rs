@@ -89,7 +89,7 @@ fn a_pods_chart_has_use_against_quota_and_what_it_got_against_its_share() {
     ] {
         assert!(text.contains(part), "{part}:\n{text}");
     }
-    let row = text.lines().find(|line| line.contains("12Gi ┤")).unwrap();
+    let row = text.lines().find(|line| line.contains("12G ┤")).unwrap();
     assert!(row.matches('─').count() > 60, "{text}");
 }
 

@@ -7,6 +7,8 @@ use tessera_model::quantity::format_bytes;
 use tessera_model::time_format;
 use tessera_view::history::{Answer, GpuSeries, Query, TenantPoint, TenantSeries};
 
+use crate::top::text::bytes;
+
 use super::chart::{AXIS, Bar, Sample, Style, chart};
 use super::columns::{Column as Cells, Part, columns};
 
@@ -22,7 +24,7 @@ const LINES: usize = 12;
 /// lasts 10 s, and the look is late on a busy node.
 const UNFINISHED_MS: i64 = 20_000;
 /// Characters of a tenant's line without its picture.
-const SHORT: usize = 72;
+const SHORT: usize = 88;
 
 /// All of it, in lines of at most the style's width, but for single words that are longer.
 /// Of the first tenants there are so many charts, of the others lines.
@@ -170,7 +172,7 @@ impl Report<'_> {
             limit: part(column.limit as f64),
         };
         let bars: Vec<Bar> = columns.iter().map(bar).collect();
-        self.page.push(&chart(&bars, &short(top), self.style));
+        self.page.push(&chart(&bars, &bytes(top), self.style));
     }
 
     /// Marks where it was refused memory.
@@ -396,18 +398,4 @@ fn totals(points: &[TenantPoint]) -> (f64, f64, f64) {
 
 fn percent(part: f64, whole: f64) -> String {
     if whole > 0.0 { format!("{:.1}%", 100.0 * part / whole) } else { "-".to_owned() }
-}
-
-/// An amount that fits before an axis.
-fn short(bytes: u64) -> String {
-    let units = [(1u64 << 40, "Ti"), (1 << 30, "Gi"), (1 << 20, "Mi"), (1 << 10, "Ki")];
-    let unit = units.into_iter().find(|(size, _)| bytes >= *size);
-    match unit {
-        Some((size, unit)) => {
-            let amount = bytes as f64 / size as f64;
-            let places = usize::from(amount < 100.0 && amount.fract() >= 0.05);
-            format!("{amount:.places$}{unit}")
-        }
-        None => bytes.to_string(),
-    }
 }

@@ -10,8 +10,7 @@ use tessera_model::steered::Cordon;
 use tessera_model::time_format;
 use tessera_view::change::{CordonRequest, CordonResponse, StandingCordon, UncordonRequest};
 
-use super::target::place;
-use super::{given, run, words};
+use super::{given, place, run, words};
 use crate::kubectl::Common;
 use crate::output::{Format, show};
 use crate::source::{Failure, Source, change};
@@ -45,35 +44,31 @@ pub(crate) struct UncordonArgs {
 }
 
 pub(crate) async fn cordon(args: CordonArgs, source: &Source) -> Result<ExitCode, Failure> {
-    let config = match source {
-        Source::Node(config) => config,
-        Source::Cluster(fleet, common) => {
-            let (node, gpu) = args.of_cluster(common)?;
-            let words = args.words("cordon", gpu, false);
-            return run(fleet, &place(fleet, node).await?, &words).await;
-        }
-    };
-    let gpu = args.gpu()?.to_owned();
-    let CordonArgs { all, reason, output, .. } = args;
-    let answer = change(config, &CordonRequest { gpu, all, reason }).await?;
-    show(&answer, output, |paper| text(&answer, false, unix_ms(), paper))?;
-    Ok(ExitCode::SUCCESS)
+    steer(args, None, source).await
 }
 
 pub(crate) async fn uncordon(args: UncordonArgs, source: &Source) -> Result<ExitCode, Failure> {
-    let UncordonArgs { cordon: args, each } = args;
+    steer(args.cordon, Some(args.each), source).await
+}
+
+/// With `lift`, gives out again; where that is true, also each GPU that was cordoned by itself.
+async fn steer(args: CordonArgs, lift: Option<bool>, source: &Source) -> Result<ExitCode, Failure> {
     let config = match source {
         Source::Node(config) => config,
         Source::Cluster(fleet, common) => {
             let (node, gpu) = args.of_cluster(common)?;
-            let words = args.words("uncordon", gpu, each);
+            let verb = if lift.is_some() { "uncordon" } else { "cordon" };
+            let words = args.words(verb, gpu, lift == Some(true));
             return run(fleet, &place(fleet, node).await?, &words).await;
         }
     };
     let gpu = args.gpu()?.to_owned();
     let CordonArgs { all, reason, output, .. } = args;
-    let answer = change(config, &UncordonRequest { gpu, all, each, reason }).await?;
-    show(&answer, output, |paper| text(&answer, true, unix_ms(), paper))?;
+    let answer = match lift {
+        None => change(config, &CordonRequest { gpu, all, reason }).await?,
+        Some(each) => change(config, &UncordonRequest { gpu, all, each, reason }).await?,
+    };
+    show(&answer, output, |paper| text(&answer, lift.is_some(), unix_ms(), paper))?;
     Ok(ExitCode::SUCCESS)
 }
 

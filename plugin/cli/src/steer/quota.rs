@@ -10,13 +10,12 @@ use tessera_config::Config;
 use tessera_model::percent::{format_cores, parse_cores};
 use tessera_model::quantity::{format_bytes, parse_bytes};
 use tessera_model::sharing::Compute;
-use tessera_model::written_name::BEGINNING;
+use tessera_model::written_name::{is_written, proposals, there_is};
 use tessera_view::change::{QuotaResponse, ResetQuotaRequest, SetQuotaRequest, Target};
 use tessera_view::status::{Allocation, Status};
 use tessera_view::tenant::Limits;
 
-use super::target::{holder, place};
-use super::{given, run, words};
+use super::{given, holder, place, run, words};
 use crate::output::{Format, show};
 use crate::source::{Failure, Source, change, status};
 
@@ -279,29 +278,20 @@ fn meant(all: &[Allocation], name: Option<&str>) -> Result<Vec<Allocation>, Fail
         let pod = allocation.holder.as_ref().is_some_and(|holder| {
             holder.pod == name || format!("{}/{}", holder.namespace, holder.pod) == name
         });
-        pod || allocation.id == name || (name.len() >= BEGINNING && allocation.id.starts_with(name))
+        pod || is_written(&allocation.id, name)
     };
     let meant: Vec<Allocation> = all.iter().filter(is_meant).cloned().collect();
     if !meant.is_empty() {
         return Ok(meant);
     }
     let known = all.iter().filter_map(|a| a.holder.as_ref());
-    let mut known: Vec<String> = known.map(|h| format!("{}/{}", h.namespace, h.pod)).collect();
-    known.dedup();
-    let more = known.len().saturating_sub(LISTED);
-    known.truncate(LISTED);
-    if more > 0 {
-        known.push(format!("and {more} more"));
-    }
-    let there = match known.as_slice() {
-        [] => "no pod holds a GPU here now".to_owned(),
-        some => format!("there is {}", some.join(", ")),
+    let known = known.map(|h| format!("{}/{}", h.namespace, h.pod)).collect();
+    let there = match proposals(known, name).as_slice() {
+        [] => "; no pod holds a GPU here now".to_owned(),
+        some => there_is(some),
     };
-    Err(Failure::failed(format!("no running pod or allocation is called {name}; {there}")))
+    Err(Failure::failed(format!("no running pod or allocation is called {name}{there}")))
 }
-
-/// Most names that an error lists.
-const LISTED: usize = 8;
 
 fn show_text(status: &Status, paper: Paper) -> String {
     let mut page = Page::new(paper);

@@ -11,7 +11,7 @@ mod picture;
 mod rates;
 mod report;
 mod screen;
-mod text;
+pub(crate) mod text;
 mod view;
 
 use std::io::{self, IsTerminal};

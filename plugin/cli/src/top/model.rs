@@ -11,9 +11,10 @@ use tessera_view::tenant::{Tenant, Use, gate_text};
 use super::rates::{Rates, between, tenants};
 
 /// What rows are sorted by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Sort {
     /// Memory charged, the most first.
+    #[default]
     Memory,
     /// GPU time used in the last ten seconds, the most first.
     Share,
@@ -61,7 +62,7 @@ pub(super) struct Silence {
 }
 
 /// See the module's documentation.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Model {
     pub fleet: Fleet,
     /// When it came, by a clock that does not jump; `None` before the first.
@@ -88,23 +89,7 @@ pub(super) struct Model {
 
 impl Model {
     pub fn new(sort: Sort, reverse: bool) -> Self {
-        Model {
-            fleet: Fleet::default(),
-            at: None,
-            interval: None,
-            rows: Vec::new(),
-            sort,
-            reverse,
-            filter: String::new(),
-            namespace: String::new(),
-            wide: false,
-            editing: false,
-            paused: false,
-            help: false,
-            quit: false,
-            scroll: 0,
-            silence: None,
-        }
+        Model { sort, reverse, ..Model::default() }
     }
 
     /// Whether there was an answer yet.

@@ -4,7 +4,7 @@ use tessera_view::gpu::Gpu;
 use tessera_view::tenant::Tenant;
 
 /// A size in at most five characters: `512M`, `9.8G`, `39.7G`, `1.5T`.
-pub(super) fn bytes(bytes: u64) -> String {
+pub(crate) fn bytes(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["B", "K", "M", "G", "T", "P"];
     let mut unit = 0;
     let mut value = u128::from(bytes) * 10;
