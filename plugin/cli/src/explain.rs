@@ -9,7 +9,6 @@ use tessera_view::explain::Explanation;
 use crate::output::{Format, show};
 use crate::source::{Answers, Failure, Source, by_node};
 
-/// Arguments of `explain`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// A pod (NAME or NAMESPACE/NAME), a container, an allocation id, a GPU's UUID or (on the node) index; of ids the

@@ -18,7 +18,6 @@ use tessera_view::status::{LIVE, Registration, Status};
 use crate::output::{Format, show};
 use crate::source::{Failure, Source, failed, status};
 
-/// Arguments of `status`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Output format

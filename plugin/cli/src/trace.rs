@@ -11,7 +11,6 @@ use tessera_view::trace::Trace;
 
 use crate::source::{Failure, Source};
 
-/// Arguments of `trace`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// How long to trace, 1 to 30

@@ -58,30 +58,25 @@ impl Page {
 
     /// A paragraph: further lines stand two columns farther right.
     pub fn say(&mut self, indent: usize, tone: Tone, text: &str) {
-        let text = printable::line(text);
-        let lines = match self.paper.width {
-            // The first line may be as long as the others, so that nothing depends on where it breaks.
-            Some(width) => wrap(&text, width.saturating_sub(indent + 2)),
-            None => vec![text.into_owned()],
-        };
-        for (i, line) in lines.iter().enumerate() {
-            let indent = if i == 0 { indent } else { indent + 2 };
-            // Writing to a string does not fail.
-            let _ = writeln!(self.out, "{:indent$}{}", "", tone.paint(line, self.paper));
-        }
+        self.paragraph(&format!("{:indent$}", ""), indent + 2, tone, text);
     }
 
     /// A paragraph behind a label: further lines stand below its text.
     pub fn labelled(&mut self, label: &str, text: &str) {
+        self.paragraph(label, columns(label), Tone::Plain, text);
+    }
+
+    fn paragraph(&mut self, first: &str, further: usize, tone: Tone, text: &str) {
         let text = printable::line(text);
-        let indent = columns(label);
         let lines = match self.paper.width {
-            Some(width) => wrap(&text, width.saturating_sub(indent)),
+            // The first line may be as long as the others, so that nothing depends on where it breaks.
+            Some(width) => wrap(&text, width.saturating_sub(further)),
             None => vec![text.into_owned()],
         };
         for (at, line) in lines.iter().enumerate() {
-            let label = if at == 0 { label } else { "" };
-            let _ = writeln!(self.out, "{label:indent$}{line}");
+            let begin = if at == 0 { first.to_owned() } else { " ".repeat(further) };
+            // Writing to a string does not fail.
+            let _ = writeln!(self.out, "{begin}{}", tone.paint(line, self.paper));
         }
     }
 

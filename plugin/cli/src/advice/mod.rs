@@ -21,7 +21,6 @@ pub use since::Since;
 use crate::output::{Format, TableFormat, show, show_table};
 use crate::source::{Failure, Source};
 
-/// Arguments of `recommend`.
 #[derive(Debug, Args)]
 pub(crate) struct RecommendArgs {
     /// The pod whose workload is judged, as NAME or NAMESPACE/NAME; all workloads where none is given
@@ -41,7 +40,6 @@ pub(crate) struct RecommendArgs {
     output: Format,
 }
 
-/// Arguments of `waste`.
 #[derive(Debug, Args)]
 pub(crate) struct WasteArgs {
     /// Only this namespace

@@ -17,12 +17,14 @@ pub(super) struct Style {
 
 /// Rows of a chart.
 const ROWS: usize = 6;
+/// The parts of a character.
+pub(super) const WHOLE: Cell = Cell::Full(8);
 /// Characters before a chart: the axis' figures.
 pub(super) const AXIS: usize = 9;
 
 /// A cell of a chart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Cell {
+pub(super) enum Cell {
     Empty,
     Unknown,
     /// Full to so many eighths.
@@ -122,13 +124,8 @@ impl Style {
     }
 
     /// A legend's sample.
-    pub(super) fn sample(self, of: Sample) -> char {
-        match of {
-            Sample::Full => self.draw(Cell::Full(8)).0,
-            Sample::Beyond => self.draw(Cell::Beyond).0,
-            Sample::Limit => self.draw(Cell::Limit).0,
-            Sample::Unknown => self.draw(Cell::Unknown).0,
-        }
+    pub(super) fn sample(self, of: Cell) -> char {
+        self.draw(of).0
     }
 
     /// A line of bars for parts of one; what is not known is a dot.
@@ -151,13 +148,4 @@ impl Style {
         };
         columns.iter().map(draw).collect()
     }
-}
-
-/// See [`Style::sample`].
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Sample {
-    Full,
-    Beyond,
-    Limit,
-    Unknown,
 }

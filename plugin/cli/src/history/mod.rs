@@ -22,7 +22,6 @@ const COLUMNS: usize = 100;
 /// Tenants with charts of their own.
 const CHARTS: usize = 4;
 
-/// Arguments of `history`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// A pod (NAME or NAMESPACE/NAME), a container, an allocation id, a GPU's UUID or index; of ids the first

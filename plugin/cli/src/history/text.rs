@@ -9,17 +9,15 @@ use tessera_view::history::{Answer, GpuSeries, Query, TenantPoint, TenantSeries}
 
 use crate::top::text::bytes;
 
-use super::chart::{AXIS, Bar, Sample, Style, chart};
+use super::chart::{AXIS, Bar, Cell, Style, WHOLE, chart};
 use super::columns::{Column as Cells, Part, columns};
 
-/// Fewest columns of a chart; on a narrower terminal there are lines.
+/// Fewest columns of a chart; on a narrower terminal each tenant has a line.
 const NARROWEST: usize = 24;
 /// Most columns of a chart.
 const WIDEST: usize = 160;
 /// Events that are shown; JSON has all.
 const EVENTS: usize = 20;
-/// Lines for a series on a narrow terminal.
-const LINES: usize = 12;
 /// Longest time after the last finished bucket in which the next one may still be without a look, milliseconds: it
 /// lasts 10 s, and the look is late on a busy node.
 const UNFINISHED_MS: i64 = 20_000;
@@ -117,14 +115,14 @@ impl Report<'_> {
         if one.points.is_empty() {
             return self.wrapped("  ", "nothing was looked at yet: ask again in ten seconds");
         }
-        let Some(width) = self.width() else { return self.lines(one) };
+        let Some(width) = self.width() else { return self.short(&[one]) };
         let columns =
             columns(one.points.iter().map(part), self.window, self.answer.step_seconds, width);
         let peak = one.points.iter().map(|point| point.memory_peak_bytes).max().unwrap_or(0);
         let limit = one.points.iter().map(|point| point.memory_limit_bytes).max().unwrap_or(0);
         let (style, top) = (self.style, peak.max(limit).max(1));
-        let full = style.sample(Sample::Full);
-        let (beyond, line) = (style.sample(Sample::Beyond), style.sample(Sample::Limit));
+        let full = style.sample(WHOLE);
+        let (beyond, line) = (style.sample(Cell::Beyond), style.sample(Cell::Limit));
         let quota = one.points.last().map_or(0, |point| point.memory_limit_bytes);
         let heading = format!(
             "memory: {full} mean, {beyond} peak ({}), {line} quota ({})",
@@ -215,21 +213,12 @@ impl Report<'_> {
         });
         let on: Vec<&TenantSeries> =
             self.answer.tenants.iter().filter(|tenant| tenant.gpu_uuid == one.gpu_uuid).collect();
-        let Some(width) = self.width() else {
-            if let Some(last) = one.points.last() {
-                let used = format_bytes(last.memory_used_bytes);
-                self.wrapped(
-                    "  ",
-                    &format!("{used} in use, {}", percent(last.leased_seconds, last.seconds)),
-                );
-            }
-            return self.short(&on);
-        };
+        let Some(width) = self.width() else { return self.short(&on) };
         let columns = columns(parts, self.window, self.answer.step_seconds, width);
         let style = self.style;
         let top =
             columns.iter().map(|column| column.peak.max(column.limit)).max().unwrap_or(0).max(1);
-        let (full, line) = (style.sample(Sample::Full), style.sample(Sample::Limit));
+        let (full, line) = (style.sample(WHOLE), style.sample(Cell::Limit));
         let heading = format!("memory: {full} in use, {line} quotas of its tenants together");
         self.wrapped("  ", &heading);
         self.memory(&columns, top);
@@ -297,21 +286,6 @@ impl Report<'_> {
         self.page.push(&format!("{of:>width$} {}\n", marks.trim_end()));
     }
 
-    /// For a narrow terminal.
-    fn lines(&mut self, one: &TenantSeries) {
-        let lines =
-            columns(one.points.iter().map(part), self.window, self.answer.step_seconds, LINES);
-        let step = self.window.1.saturating_sub(self.window.0) / LINES as i64;
-        for (column, n) in lines.iter().zip(0i64..).filter(|(column, _)| column.seconds > 0.0) {
-            let at = time_format::clock(self.window.0 + n * step);
-            let got = (column.got * 100.0).round();
-            self.wrapped("  ", &format!("{} {} {got}%", &at[..5], format_bytes(column.peak)));
-            if column.refusals > 0 {
-                self.wrapped("    ", &format!("refused {}", times(column.refusals)));
-            }
-        }
-    }
-
     /// Instants below a chart: its beginning, its middle and its end.
     fn axis(&mut self, width: usize) {
         let (since, until) = self.window;
@@ -336,7 +310,7 @@ impl Report<'_> {
     fn unknown(&mut self, columns: &[Cells]) {
         let unknown = columns.iter().filter(|column| column.seconds <= 0.0).count();
         if unknown > 0 {
-            let sample = self.style.sample(Sample::Unknown);
+            let sample = self.style.sample(Cell::Unknown);
             self.wrapped("  ", &format!("{sample} nothing was seen then"));
         }
     }

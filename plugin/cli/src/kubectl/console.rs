@@ -21,7 +21,6 @@ const EVERY: Duration = Duration::from_secs(2);
 /// For one question to the API server about rights.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// Arguments of `tessera console`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Where to serve it; :PORT is every address, of IPv6 and of IPv4

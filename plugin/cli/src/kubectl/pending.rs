@@ -13,7 +13,6 @@ use crate::source::Failure;
 /// Nodes that are shown; JSON has all.
 const SHOWN: usize = 20;
 
-/// Arguments of `kubectl tessera why-pending`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The pod: NAME or NAMESPACE/NAME

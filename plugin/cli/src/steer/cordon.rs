@@ -15,7 +15,6 @@ use crate::kubectl::Common;
 use crate::output::{Format, show};
 use crate::source::{Failure, Source, change};
 
-/// Arguments of `cordon`.
 #[derive(Debug, Args)]
 pub(crate) struct CordonArgs {
     /// The GPU's UUID, index or product name; of a MIG parent, all its instances. Through kubectl: NODE, or NODE/GPU
@@ -33,7 +32,6 @@ pub(crate) struct CordonArgs {
     output: Format,
 }
 
-/// Arguments of `uncordon`.
 #[derive(Debug, Args)]
 pub(crate) struct UncordonArgs {
     #[command(flatten)]

@@ -70,7 +70,6 @@ pub(crate) struct HowArgs {
     output: Format,
 }
 
-/// Arguments of `tessera quota set`.
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("change").args(["memory", "cores", "policy"]).multiple(true).required(true))]
 pub(crate) struct SetArgs {
@@ -92,7 +91,6 @@ pub(crate) struct SetArgs {
     how: HowArgs,
 }
 
-/// Arguments of `tessera quota reset`.
 #[derive(Debug, Args)]
 pub(crate) struct ResetArgs {
     #[command(flatten)]

@@ -34,7 +34,6 @@ const LEAST: Duration = Duration::from_millis(100);
 /// The same where the API server is between.
 const LEAST_OF_CLUSTER: Duration = Duration::from_secs(1);
 
-/// Arguments of `top`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// How often to ask, at least 100ms [default: 1s]; of a cluster, at least 1s [default: 2s]
