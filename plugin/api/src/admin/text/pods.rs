@@ -12,21 +12,6 @@ const COLUMNS: &[Column] = &[
     Column::name("POD/CONTAINER").least(16),
     Column::text(STATE).rank(3),
     Column::name(RESOURCE).rank(2),
-    Column::text("GPU"),
-    Column::number("USED"),
-    Column::number("QUOTA"),
-    Column::text("TIME SHARE").rank(1),
-    Column::number("USED 10s").rank(2),
-    Column::number("LEASED").rank(4),
-    Column::text("GATE").rank(2),
-    Column::number("REFUSED").rank(1),
-    Column::text("ID").rank(3),
-];
-
-const WIDE: &[Column] = &[
-    Column::name("POD/CONTAINER"),
-    Column::text("STATE"),
-    Column::name("RESOURCE"),
     Column::text("REPLICAS"),
     Column::text("GPU"),
     Column::number("USED"),
@@ -34,17 +19,19 @@ const WIDE: &[Column] = &[
     Column::number("PEAK"),
     Column::number("OVERHEAD"),
     Column::number("NVML"),
-    Column::text("TIME SHARE"),
-    Column::number("USED 10s"),
-    Column::number("LEASED"),
-    Column::text("GATE"),
+    Column::text("TIME SHARE").rank(1),
+    Column::number("USED 10s").rank(2),
+    Column::number("LEASED").rank(4),
+    Column::text("GATE").rank(2),
     Column::number("PROCESSES"),
-    Column::number("REFUSED"),
-    Column::text("ID"),
+    Column::number("REFUSED").rank(1),
+    Column::text("ID").rank(3),
 ];
 
 const STATE: &str = "STATE";
 const RESOURCE: &str = "RESOURCE";
+/// What only a wide page has.
+const WIDE: [&str; 5] = ["REPLICAS", "PEAK", "OVERHEAD", "NVML", "PROCESSES"];
 
 /// A line for each GPU of each.
 pub(super) fn lay(page: &mut Page, status: &Status, names: &Names) {
@@ -53,15 +40,14 @@ pub(super) fn lay(page: &mut Page, status: &Status, names: &Names) {
     }
     page.say(0, Tone::Head, "ALLOCATIONS");
     let is_wide = page.is_wide();
-    let mut sheet = Sheet::new(if is_wide { WIDE } else { COLUMNS });
+    let mut sheet = Sheet::new(COLUMNS);
     for allocation in &status.allocations {
         for (i, used) in allocation.gpus.iter().enumerate() {
-            let cells = if is_wide {
-                wide(allocation, used, i, names)
-            } else {
-                short(allocation, used, i, names)
+            let gpu = match is_wide {
+                true => used.gpu_uuid.clone(),
+                false => names.gpu(&used.gpu_uuid),
             };
-            sheet.row(cells);
+            sheet.row(row(allocation, used, i, gpu, names.id(&allocation.id)));
         }
     }
     let same = |name: fn(&Allocation) -> String| {
@@ -69,6 +55,9 @@ pub(super) fn lay(page: &mut Page, status: &Status, names: &Names) {
         first.filter(|first| status.allocations.iter().all(|a| name(a) == *first))
     };
     if !is_wide {
+        for title in WIDE {
+            sheet = sheet.without(title);
+        }
         // What all have in common tells nothing.
         let state = same(|a| a.state.name().to_owned());
         if state.is_some_and(|state| state == "started") {
@@ -94,27 +83,8 @@ pub(super) fn lay(page: &mut Page, status: &Status, names: &Names) {
 
 const CLAIM: &str = "claim ";
 
-fn short(allocation: &Allocation, used: &Use, i: usize, names: &Names) -> Vec<Cell> {
-    let once = |text: String| if i == 0 { text } else { String::new() };
-    let [used_time, leased, gate] = compute(allocation).map(|text| once(text).into());
-    vec![
-        once(name(allocation)).into(),
-        once(allocation.state.name().to_owned()).into(),
-        once(resource(allocation)).into(),
-        names.gpu(&used.gpu_uuid).into(),
-        memory(used),
-        changed(format_bytes(used.memory_limit_bytes), used).into(),
-        share(used).into(),
-        used_time,
-        leased,
-        gate,
-        refused(allocation, i),
-        once(names.id(&allocation.id).to_owned()).into(),
-    ]
-}
-
-fn wide(allocation: &Allocation, used: &Use, i: usize, names: &Names) -> Vec<Cell> {
-    // What belongs to the whole allocation stands in its first row.
+/// What belongs to the whole allocation stands in its first row.
+fn row(allocation: &Allocation, used: &Use, i: usize, gpu: String, id: &str) -> Vec<Cell> {
     let once = |text: String| if i == 0 { text } else { String::new() };
     let replicas = allocation.replica_ids.iter().filter_map(|id| id.rsplit_once("::"));
     let replicas = replicas.filter(|(uuid, _)| *uuid == used.gpu_uuid).map(|(_, index)| index);
@@ -128,7 +98,7 @@ fn wide(allocation: &Allocation, used: &Use, i: usize, names: &Names) -> Vec<Cel
             None => replicas.collect::<Vec<_>>().join(","),
         }
         .into(),
-        used.gpu_uuid.as_str().into(),
+        gpu.into(),
         memory(used),
         changed(format_bytes(used.memory_limit_bytes), used).into(),
         format_bytes(used.memory_peak_bytes).into(),
@@ -140,7 +110,7 @@ fn wide(allocation: &Allocation, used: &Use, i: usize, names: &Names) -> Vec<Cel
         gate,
         once(allocation.processes.len().to_string()).into(),
         refused(allocation, i),
-        once(names.id(&allocation.id).to_owned()).into(),
+        once(id.to_owned()).into(),
     ]
 }
 
