@@ -301,32 +301,6 @@ mod tests {
 
     use super::*;
 
-    fn has(command: &Command, path: &[&str], kind: Kind) -> bool {
-        let mut at = command;
-        for name in path {
-            let Some(below) = at.find_subcommand(name) else { return false };
-            at = below;
-        }
-        at.get_arguments().any(|arg| Kind::of(arg).contains(&kind))
-    }
-
-    #[test]
-    fn commands_that_take_names_know_which() {
-        for command in [super::super::Cli::command(), kubectl::Cli::command()] {
-            let explain = |kind| has(&command, &["explain"], kind);
-            assert!(explain(Kind::Pod) && explain(Kind::Gpu));
-            for verb in ["set", "show", "reset"] {
-                assert!(has(&command, &["quota", verb], Kind::Pod), "{verb}");
-                assert!(has(&command, &["quota", verb], Kind::Allocation), "{verb}");
-            }
-            for verb in ["cordon", "uncordon"] {
-                assert!(has(&command, &[verb], Kind::Gpu), "{verb}");
-                assert!(has(&command, &[verb], Kind::NodeOrGpu), "{verb}");
-                assert!(!has(&command, &[verb], Kind::Pod), "{verb}");
-            }
-        }
-    }
-
     fn fleet() -> Fleet {
         let of = |pod: &str| Tenant {
             id: pod.into(),
@@ -382,6 +356,8 @@ mod tests {
             ("quota s", "set show"),
             ("quota set ", "llm-0"),
             ("quota set --memory 4Gi l", "llm-0"),
+            ("quota reset l", "llm-0"),
+            ("quota show l", "llm-0"),
             ("explain -n team l", "llm-0"),
             ("explain ", "GPU-a llm-0"),
             ("explain llm-0 x", ""),
@@ -391,6 +367,7 @@ mod tests {
             ("top -n ", "ns"),
             ("--context p", "prod@eu"),
             ("cordon ", "n1 n1/0"),
+            ("uncordon ", "n1 n1/0"),
             ("status -o ", "json text wide"),
             ("quota set --reason ", ""),
             ("top --onc", "--once"),

@@ -243,11 +243,9 @@ mod tests {
     fn a_node_is_cordoned_as_its_own_command_does_it() {
         for (line, node, words) in [
             ("cordon n1 --reason why", "n1", "cordon --reason=why --all"),
-            ("cordon n1 --all", "n1", "cordon --all"),
             ("cordon n1/0 -o json", "n1", "cordon --output=json -- 0"),
             ("cordon n1/--all", "n1", "cordon -- --all"),
             ("uncordon n1", "n1", "uncordon --all"),
-            ("uncordon n1 --all --each", "n1", "uncordon --all --each"),
             ("uncordon --all --each --node n2", "n2", "uncordon --all --each"),
             (
                 "uncordon --all --each -o json --node n2",
@@ -267,7 +265,6 @@ mod tests {
             ("uncordon n1/0 --all --each", "n1 --all"),
             ("uncordon n1/", "NODE/GPU"),
             ("cordon", "NODE/GPU"),
-            ("cordon n1 --each", "--each"),
             ("cordon --all --node a --node b", "--node once"),
             ("cordon n1 -o yaml", "json"),
         ] {

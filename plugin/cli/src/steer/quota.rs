@@ -444,7 +444,6 @@ mod tests {
             of("reset chat --dry-run --container=a"),
             "quota reset --container=a --dry-run -- team/chat"
         );
-        assert_eq!(of("show chat"), "quota show -- team/chat");
         assert_eq!(of("show chat -o json"), "quota show --output=json -- team/chat");
         assert_eq!(
             of("set chat --cores 40 -o json --dry-run"),
