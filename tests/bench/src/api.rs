@@ -7,9 +7,9 @@ use tessera_web::Route;
 use tessera_web::client::{Client, Endpoint, query};
 use tokio::time::sleep;
 
-use crate::node::{Api, Node};
+use crate::node::{self, Api, NAMESPACE, Node, POD, TENANTS};
+use crate::report::Report;
 use crate::stats::Sample;
-use crate::tenants::{self, NAMESPACE, POD, TENANTS};
 use crate::world::World;
 
 /// Nodes that are asked in turns. A look at a node serves all that ask within [`FORGOTTEN`], so each rests for as long:
@@ -22,45 +22,43 @@ const WARM_UP: usize = NODES;
 /// How long a history has been recorded when the first question comes: two of its looks.
 const RECORDED: Duration = Duration::from_secs(21);
 
-/// What was measured of a route over one listener.
-#[derive(Clone, Debug)]
-pub struct Answers {
-    /// The last part of its path, and the listener: `fleet tls`.
-    pub name: String,
-    /// The route.
-    pub route: Route,
-    /// From connecting to the last byte, a handshake included, milliseconds.
-    pub ms: Sample,
-    /// The plugin's CPU time for it, milliseconds.
-    pub cpu_ms: Sample,
-    /// Length of the last one, bytes.
-    pub bytes: usize,
-}
-
-/// Measures each route; the schema's is among them, which needs no look at the node.
+/// Measures each route that looks at the node, over both listeners.
 ///
 /// # Errors
 /// A plugin that does not start, register or answer.
-pub fn run(world: &World) -> anyhow::Result<Vec<Answers>> {
-    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
-        let mut asked = Vec::new();
-        for number in 0..NODES {
-            let setup = tenants::setup(world, &format!("api-{number}"), Api::Tls, true)?;
-            asked.push(Asked::new(tenants::start(&setup).await?).await?);
+pub fn run(world: &World, report: &mut Report) -> anyhow::Result<()> {
+    let answers = node::runtime()?.block_on(asked(world))?;
+    let worst = answers.iter().map(|(_, ms)| ms.quantile(0.99)).fold(0.0, f64::max);
+    let what = "64 tenants: an answer of the JSON API, worst p99";
+    report.figure("api_p99_ms", what, "ms", worst, 10.0);
+    for (name, ms) in &answers {
+        report.detail(&format!("api_ms {name}"), ms);
+    }
+    Ok(())
+}
+
+/// Answers by the last part of the route's path, and the listener.
+async fn asked(world: &World) -> anyhow::Result<Vec<(String, Sample)>> {
+    let mut asked = Vec::new();
+    for number in 0..NODES {
+        let setup = node::tenants(world, &format!("api-{number}"), Api::Tls, true)?;
+        asked.push(Asked::new(node::start_tenants(&setup).await?).await?);
+    }
+    sleep(RECORDED).await;
+    let mut answers = Vec::new();
+    // Those that last do so as long as they are asked to; the schema needs no look at the node.
+    let is_answer = |route: &Route| !route.lasts() && *route != Route::Schema;
+    for route in Route::ALL.into_iter().filter(is_answer) {
+        for (at, listener) in ["tls", "socket"].into_iter().enumerate() {
+            let name = route.path().rsplit('/').next().unwrap_or_default();
+            let answered = of_route(&mut asked, route, at).await?;
+            answers.push((format!("{name} {listener}"), answered));
         }
-        sleep(RECORDED).await;
-        let mut answers = Vec::new();
-        // Those two last as long as they are asked to.
-        for route in Route::ALL.into_iter().filter(|route| !route.lasts()) {
-            for (at, listener) in ["tls", "socket"].into_iter().enumerate() {
-                answers.push(of_route(&mut asked, route, at, listener).await?);
-            }
-        }
-        for Asked { node, .. } in asked {
-            node.end().await;
-        }
-        Ok(answers)
-    })
+    }
+    for Asked { node, .. } in asked {
+        node.end().await;
+    }
+    Ok(answers)
 }
 
 /// One of the nodes.
@@ -78,36 +76,21 @@ impl Asked {
     }
 }
 
-async fn of_route(
-    asked: &mut [Asked],
-    route: Route,
-    at: usize,
-    listener: &str,
-) -> anyhow::Result<Answers> {
-    let (mut ms, mut cpu_ms, mut bytes) = (Vec::new(), Vec::new(), 0);
+/// From connecting to the last byte, a handshake included, milliseconds.
+async fn of_route(asked: &mut [Asked], route: Route, at: usize) -> anyhow::Result<Sample> {
+    let mut ms = Vec::new();
     for call in 0..WARM_UP + ANSWERS {
         let path = path(route, call);
-        let Asked { node, endpoints, last } = &mut asked[call % NODES];
+        let Asked { endpoints, last, .. } = &mut asked[call % NODES];
         sleep(FORGOTTEN.saturating_sub(last.elapsed())).await;
         let client = Client::new(endpoints[at].clone());
-        let (process, began) = (node.process()?, Instant::now());
-        let before = process.cpu_ns()?;
-        let begun = Instant::now();
+        let began = Instant::now();
         let body = client.bytes(&path, "application/json").await;
-        ms.push(begun.elapsed().as_secs_f64() * 1e3);
-        bytes = body.with_context(|| path.clone())?.len();
-        #[allow(clippy::cast_precision_loss, reason = "nanoseconds of one answer")]
-        cpu_ms.push((process.cpu_ns()? - before) as f64 / 1e6);
+        ms.push(began.elapsed().as_secs_f64() * 1e3);
+        body.with_context(|| path.clone())?;
         *last = began;
     }
-    let name = route.path().rsplit('/').next().unwrap_or_default();
-    Ok(Answers {
-        name: format!("{name} {listener}"),
-        route,
-        ms: Sample::new(ms.split_off(WARM_UP)),
-        cpu_ms: Sample::new(cpu_ms.split_off(WARM_UP)),
-        bytes,
-    })
+    Ok(Sample::new(ms.split_off(WARM_UP)))
 }
 
 /// Another pod each time, where a route is of one.

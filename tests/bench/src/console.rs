@@ -6,30 +6,18 @@ use std::process::Command;
 use anyhow::{Context, ensure};
 use serde_json::Value;
 
+use crate::report::Report;
 use crate::stats::Sample;
 use crate::world::World;
 
 /// Nodes, GPUs of each, tenants of each GPU.
-pub const FLEET: [u32; 3] = [200, 8, 10];
+const FLEET: [u32; 3] = [200, 8, 10];
 
-/// What was measured.
-#[derive(Debug)]
-pub struct Figures {
-    /// From the navigation to rows on the screen, milliseconds.
-    pub first_paint_ms: Sample,
-    /// From a change of every node to the page that shows it, milliseconds.
-    pub refresh_ms: Sample,
-    /// The longest time in a refresh for which the page answered no key, milliseconds.
-    pub longest_task_ms: Sample,
-    /// The most that was resident in the server, MiB.
-    pub rss_mib: f64,
-}
-
-/// Measures; `None` where there is no Chromium.
+/// Measures; nothing where there is no Chromium.
 ///
 /// # Errors
 /// The server is not built, or the page does not come to show its fleet.
-pub fn run(world: &World) -> anyhow::Result<Option<Figures>> {
+pub fn run(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let suite = Path::new(env!("CARGO_MANIFEST_DIR")).join("../suites/page");
     let server = world.artefacts.path("tessera-page-server");
     ensure!(
@@ -42,7 +30,7 @@ pub fn run(world: &World) -> anyhow::Result<Option<Figures>> {
         let setup = Command::new(suite.join("../../setup")).arg(thing).output()?;
         if !setup.status.success() {
             eprint!("not measured: the console; {}", String::from_utf8_lossy(&setup.stderr));
-            return Ok(None);
+            return Ok(());
         }
         things.push(String::from_utf8(setup.stdout)?.trim().to_owned());
     }
@@ -59,10 +47,11 @@ pub fn run(world: &World) -> anyhow::Result<Option<Figures>> {
         let list = said[key].as_array().with_context(|| format!("no {key}"))?;
         Ok(Sample::new(list.iter().filter_map(Value::as_f64).collect()))
     };
-    Ok(Some(Figures {
-        first_paint_ms: sample("first_paint_ms")?,
-        refresh_ms: sample("refresh_ms")?,
-        longest_task_ms: sample("longest_task_ms")?,
-        rss_mib: said["rss_bytes"].as_f64().context("no rss_bytes")? / f64::from(1 << 20),
-    }))
+    let (paint, refresh) = (sample("first_paint_ms")?, sample("refresh_ms")?);
+    let what = "200 nodes × 8 GPUs × 10 tenants: first paint";
+    report.median("console_first_paint_ms", what, &paint, 1000.0);
+    report.median("console_refresh_ms", "every node changes: shown after", &refresh, 2000.0);
+    let rss = said["rss_bytes"].as_f64().context("no rss_bytes")? / f64::from(1 << 20);
+    report.figure("console_rss_mib", "the server's RSS, at most", "MiB", rss, 150.0);
+    Ok(())
 }

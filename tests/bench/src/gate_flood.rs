@@ -17,6 +17,7 @@ use tessera_region::quota::{GpuQuota, Policy, QuotaSpec, QuotaWriter};
 use tessera_region::session::{Kind, Message};
 use tessera_region::{quota, usage};
 
+use crate::report::Report;
 use crate::stats::Sample;
 
 /// Rounds, and how long each of their two parts is measured.
@@ -30,12 +31,12 @@ const LOOK: Duration = Duration::from_micros(50);
 const NEIGHBOURS: [u32; 2] = [500, 250];
 const FLOODER: u32 = 250;
 
-/// By how much less of the time the neighbours' gates were open beside a flood than before it, percent, by the kind
-/// of its messages.
+/// Measures by how much less of the time the neighbours' gates were open beside a flood than before it, for each
+/// kind of its messages.
 ///
 /// # Errors
 /// Pages or sockets that cannot be made.
-pub fn run() -> anyhow::Result<Vec<(Kind, Sample)>> {
+pub fn run(report: &mut Report) -> anyhow::Result<()> {
     let arbiter = Arbiter::start(&Leases::default()).context("the arbiter")?;
     let admit = |id: &str, millis| tenant(&arbiter, id, millis);
     let neighbours =
@@ -45,8 +46,7 @@ pub fn run() -> anyhow::Result<Vec<(Kind, Sample)>> {
         .iter()
         .map(|dir| worker(dir.path(), &open_ns, true))
         .collect::<anyhow::Result<Vec<_>>>()?;
-    let mut figures = Vec::new();
-    for &kind in Kind::ALL {
+    for (at, &kind) in Kind::ALL.iter().enumerate() {
         let dir = neighbours[2].path();
         let mut losses = Vec::new();
         for _ in 0..ROUNDS {
@@ -62,9 +62,14 @@ pub fn run() -> anyhow::Result<Vec<(Kind, Sample)>> {
             drop(flood);
             losses.push(100.0 * (1.0 - beside / before.max(1e-9)));
         }
-        figures.push((kind, Sample::new(losses)));
+        let key = format!("{}_flood_neighbour_loss_pct", kind.name());
+        let what = match at {
+            0 => "neighbours' time at an open gate, lost to a flood of hellos",
+            _ => "· of the message that the key names",
+        };
+        report.figure(&key, what, "%", Sample::new(losses).median(), 2.0);
     }
-    Ok(figures)
+    Ok(())
 }
 
 /// The part of the time for which the neighbours' gates are open.

@@ -1,20 +1,19 @@
 //! What the history costs: the plugin's CPU time with it and without, and a simulated month of 64 busy tenants.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use tessera_history::{Context, GpuLook, History, Look, Options, TenantLook, UseLook};
-use tessera_view::history::Query;
+use tessera_history::{GpuLook, History, Look, Options, TenantLook, UseLook};
 use tokio::time::sleep;
 
-use crate::clock;
-use crate::node::{Api, Node};
+use crate::kernel;
+use crate::node::{self, Api, Node};
+use crate::report::Report;
 use crate::stats::Pair;
-use crate::tenants;
 use crate::world::World;
 
 /// Tenants, and GPUs that they are on.
-const TENANTS: u64 = tenants::TENANTS as u64;
-const GPUS: u64 = tenants::GPUS as u64;
+const TENANTS: u64 = node::TENANTS as u64;
+const GPUS: u64 = node::TENANTS_GPUS as u64;
 /// Pairs of plugins, one with the history and one without.
 const PAIRS: usize = 2;
 /// How long they are watched for one figure of each, and how often: six looks and one store are in each minute.
@@ -28,29 +27,18 @@ const T0: u64 = 1_750_032_000;
 /// Each of the simulated tenants is replaced after so long: seconds.
 const LIFE: u64 = 2 * 86_400;
 
-/// What was measured.
-#[derive(Clone, Debug)]
-pub struct Figures {
-    /// CPU time of the plugin without the history and with it, percent of a core.
-    pub cpu_percent: Pair,
-    /// CPU time of folding and storing in the simulated month, percent of a core.
-    pub stored_percent: f64,
-    /// The largest that the month's file ever was, bytes.
-    pub bytes: u64,
-    /// Hours that buckets of ten seconds go back at the month's end.
-    pub fine_hours: f64,
-    /// A day of one pod, and six hours of everything: milliseconds.
-    pub asked_ms: (f64, f64),
-}
-
-/// Measures all of it.
+/// Measures both.
 ///
 /// # Errors
 /// A plugin that does not start, or a disk that refuses.
-pub fn run(world: &World) -> anyhow::Result<Figures> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let cpu_percent = runtime.block_on(watched(world))?;
-    month(cpu_percent)
+#[allow(clippy::cast_precision_loss, reason = "bytes far below 2^53")]
+pub fn run(world: &World, report: &mut Report) -> anyhow::Result<()> {
+    let cpu = node::runtime()?.block_on(watched(world))?;
+    report.paired("history_cpu_pct", "64 tenants: CPU of the history", "%", &cpu, 0.1);
+    let bound = tessera_config::History::default().size_bytes;
+    let what = "· its file in a month, at most";
+    report.figure("history_bytes", what, "", month()? as f64, bound as f64);
+    Ok(())
 }
 
 /// Plugins with a history and plugins without run side by side, so that whatever else the machine does is in both; one
@@ -58,8 +46,8 @@ pub fn run(world: &World) -> anyhow::Result<Figures> {
 async fn watched(world: &World) -> anyhow::Result<Pair> {
     let mut nodes = Vec::new();
     for number in 0..PAIRS * 2 {
-        let setup = tenants::setup(world, &format!("history-{number}"), Api::Off, number % 2 == 1)?;
-        nodes.push(tenants::start(&setup).await?);
+        let setup = node::tenants(world, &format!("history-{number}"), Api::Off, number % 2 == 1)?;
+        nodes.push(node::start_tenants(&setup).await?);
     }
     sleep(SETTLE).await;
     let (mut without, mut with) = (Vec::new(), Vec::new());
@@ -81,7 +69,7 @@ async fn watched(world: &World) -> anyhow::Result<Pair> {
 
 /// CPU time of a plugin, and when: nanoseconds.
 fn used(node: &Node) -> anyhow::Result<(u64, u64)> {
-    Ok((node.process()?.cpu_ns()?, clock::now_ns()))
+    Ok((node.process()?.cpu_ns()?, kernel::now_ns()))
 }
 
 /// Everything at one second: each tenant does something else all the time.
@@ -136,38 +124,21 @@ fn look(second: u64) -> Look {
     }
 }
 
-fn month(cpu_percent: Pair) -> anyhow::Result<Figures> {
+/// The largest that the month's file ever is, bytes.
+fn month() -> anyhow::Result<u64> {
     let dir = tempfile::tempdir()?;
     let path = dir.path().join("history.redb");
     let defaults = tessera_config::History::default();
     let (bound, keep) = (defaults.size_bytes, defaults.keep_seconds());
     let history = History::new(Options { path: path.clone(), bound, keep, sync: false });
-    let (mut busy, mut bytes) = (0, 0);
+    let mut bytes = 0;
     for second in (0..=MONTH).step_by(10) {
-        let look = look(second);
-        let begun = clock::thread_cpu_ns();
-        history.look(&look);
+        history.look(&look(second));
         // As often as the plugin does.
         if second % 60 == 0 {
             history.flush(false)?;
             bytes = bytes.max(std::fs::metadata(&path)?.len());
         }
-        busy += clock::thread_cpu_ns() - begun;
     }
-    let now_unix_ms = i64::try_from((T0 + MONTH) * 1000)?;
-    let context = Context { now_unix_ms, ..Context::default() };
-    let asked = |query: &Query| {
-        let begun = Instant::now();
-        let answer = history.answer(query, &context)?;
-        anyhow::Ok((begun.elapsed().as_secs_f64() * 1e3, answer))
-    };
-    let fine = Query { since_unix_ms: now_unix_ms - 60_000, step_seconds: 10, ..Query::default() };
-    let fine_hours = (now_unix_ms - asked(&fine)?.1.since_unix_ms) as f64 / 3.6e6;
-    let since_unix_ms = now_unix_ms - 86_400_000;
-    let subject = "0000000000000000000000000000002a".to_owned();
-    let day = asked(&Query { subject, since_unix_ms, ..Query::default() })?.0;
-    let since_unix_ms = now_unix_ms - 6 * 3_600_000;
-    let all = asked(&Query { since_unix_ms, ..Query::default() })?.0;
-    let stored_percent = busy as f64 / 1e9 / MONTH as f64 * 100.0;
-    Ok(Figures { cpu_percent, stored_percent, bytes, fine_hours, asked_ms: (day, all) })
+    Ok(bytes)
 }

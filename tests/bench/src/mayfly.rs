@@ -1,15 +1,16 @@
 //! Processes that die with all that is shown free, and successors that ask for it at once, with a driver
 //! that takes its time: what the driver holds at the most, and how many requests of what is shown free are
-//! refused. Under `tessera run`, under the plugin, and by the bare driver.
+//! refused. Under `tessera run` and under the plugin.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::Context;
-use serde_json::{Value, json};
+use serde_json::json;
 use tessera_region::layout::PAGES_DIR_ENV;
 
 use crate::node::Node;
+use crate::report::Report;
 use crate::soak;
 use crate::world::World;
 
@@ -23,25 +24,9 @@ const TEARDOWNS: [u64; 3] = [0, 10, 500];
 /// How the next process follows: killed and started again, by an exec, ended and started again.
 const MODES: [(&str, &str); 3] = [("k", "kills"), ("e", "execs"), ("r", "restarts")];
 
-/// What was measured, of the worst case.
-#[derive(Clone, Debug, Default)]
-pub struct Figures {
-    /// Bytes that the driver held beyond all quotas.
-    pub overshoot_bytes: u64,
-    /// Requests of what was shown free that were refused, or failed.
-    pub false_refusals: u64,
-    /// The same without Tessera, where each takes all that the GPU has.
-    pub bare_refusals: u64,
-    /// How long overhead that is gone is shown, milliseconds, under `tessera run`, and by the bare driver.
-    pub decay_ms: (f64, f64),
-    /// Every case.
-    pub detail: Vec<Value>,
-}
-
 /// What a case runs under.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum How {
-    Bare,
     Run,
     Serve,
 }
@@ -50,28 +35,25 @@ enum How {
 ///
 /// # Errors
 /// No compiler, or a tenant, a run or the plugin that does not start.
-pub fn run(world: &World) -> anyhow::Result<Figures> {
+#[allow(clippy::cast_precision_loss, reason = "counts and bytes far below 2^53")]
+pub fn run(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let program = world.path("mayfly");
     let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../programs/mayfly.c");
     let mut cc = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
     cc.arg("-O1").arg("-o").arg(&program).arg(&source).arg("-ldl");
     anyhow::ensure!(cc.status()?.success(), "{} does not compile", source.display());
-    let mut figures = Figures::default();
+    // Of the worst case.
+    let (mut overshoot, mut refusals, mut detail) = (0, 0, Vec::new());
     for teardown in TEARDOWNS {
-        for how in [How::Bare, How::Run, How::Serve] {
+        for how in [How::Run, How::Serve] {
             for (mode, name) in MODES {
                 let case = Case { world, program: &program, teardown, how, mode };
                 let (most, refused, granted) = case
                     .measure()
                     .with_context(|| format!("{name} under {how:?}, teardown {teardown} ms"))?;
-                let over = most.saturating_sub(QUOTA * TENANTS as u64);
-                if how == How::Bare {
-                    figures.bare_refusals = figures.bare_refusals.max(refused);
-                } else {
-                    figures.overshoot_bytes = figures.overshoot_bytes.max(over);
-                    figures.false_refusals = figures.false_refusals.max(refused);
-                }
-                figures.detail.push(json!({
+                overshoot = overshoot.max(most.saturating_sub(QUOTA * TENANTS as u64));
+                refusals = refusals.max(refused);
+                detail.push(json!({
                     "under": format!("{how:?}").to_lowercase(),
                     "by": name,
                     "teardown_ms": teardown,
@@ -82,12 +64,15 @@ pub fn run(world: &World) -> anyhow::Result<Figures> {
             }
         }
     }
-    let decay = |how| {
-        let case = Case { world, program: &program, teardown: 0, how, mode: "decay" };
-        case.decay().with_context(|| format!("overhead under {how:?}"))
-    };
-    figures.decay_ms = (decay(How::Run)?, decay(How::Bare)?);
-    Ok(figures)
+    let what = "held beyond all quotas in storms, by the driver";
+    report.figure("storm_overshoot_bytes", what, "bytes", overshoot as f64, 0.0);
+    let what = "refusals there of what is shown free";
+    report.figure("storm_false_refusals", what, "", refusals as f64, 0.0);
+    let case = Case { world, program: &program, teardown: 0, how: How::Run, mode: "decay" };
+    let decay = case.decay().context("overhead")?;
+    report.figure("overhead_decay_ms", "overhead shown after it is gone", "ms", decay, 1e3);
+    report.put("storms_detail", detail.into());
+    Ok(())
 }
 
 /// One storm.
@@ -100,19 +85,15 @@ struct Case<'a> {
 }
 
 impl Case<'_> {
-    /// Milliseconds for which overhead is shown that is gone.
+    /// Milliseconds for which overhead is shown that is gone, under `tessera run`.
     fn decay(&self) -> anyhow::Result<f64> {
         let (envs, _) = self.machine()?;
-        let mut command = match self.how {
-            How::Run => self.run(&envs),
-            _ => self.command(&envs),
-        };
-        let out = command.arg("decay").stdin(Stdio::null()).output()?;
+        let out = self.run(&envs).arg("decay").stdin(Stdio::null()).output()?;
         let text = String::from_utf8(out.stdout)?;
         let field = |name: &str| text.split_whitespace().find_map(|word| word.strip_prefix(name));
         let hidden: u64 = field("hidden=").context("no figure")?.parse()?;
         // Half of it is what was asked for, the rest what nobody asked for.
-        anyhow::ensure!(self.how != How::Run || hidden > 300 * MIB, "no overhead was seen: {text}");
+        anyhow::ensure!(hidden > 300 * MIB, "no overhead was seen: {text}");
         Ok(field("decay=").context("no figure")?.parse()?)
     }
 
@@ -148,7 +129,6 @@ impl Case<'_> {
         watch.arg("watch").stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut watch = watch.spawn()?;
         match self.how {
-            How::Bare => self.storm(&report, |_| Ok(self.command(&envs)))?,
             How::Run => self.storm(&report, |_| Ok(self.run(&envs)))?,
             How::Serve => self.serve(&envs, &report)?,
         }

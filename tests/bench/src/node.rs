@@ -1,6 +1,8 @@
-//! The plugin's process (`tessera serve`) under the stand-in for kubelet.
+//! The plugin's process (`tessera serve`) under the stand-in for kubelet, on a node of any size, and on one with 64
+//! idle pods on eight simulated GPUs.
 
 use std::fs;
+use std::net::SocketAddr;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -8,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use tempfile::TempDir;
-use tessera_fake_kubelet::Kubelet;
+use tessera_fake_kubelet::{Container, Kubelet, Pod};
 use tessera_kubelet_api::deviceplugin::device_plugin_client::DevicePluginClient;
 use tessera_kubelet_api::deviceplugin::{AllocateRequest, ContainerAllocateRequest};
 use tessera_model::allocation_id::AllocationId;
@@ -16,10 +18,9 @@ use tessera_web::client;
 use tokio::process::{Child, Command};
 use tonic::transport::{Channel, Endpoint};
 
-use crate::logged;
-use crate::process::Process;
+use crate::kernel::Process;
 use crate::stats::Sample;
-use crate::world::Artefacts;
+use crate::world::{Artefacts, World};
 
 /// What is sold.
 pub const RESOURCE: &str = "tessera.dev/gpu";
@@ -174,6 +175,14 @@ pub async fn allocate(
     Ok(Sample::new(values.split_off(warm_up)))
 }
 
+/// For the bench's side of a node.
+///
+/// # Errors
+/// The kernel's.
+pub fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()
+}
+
 async fn serve(
     setup: &Setup,
     kubelet: &Kubelet,
@@ -250,7 +259,7 @@ pub async fn endpoints(
     log: impl Fn() -> String,
     api: Api,
 ) -> anyhow::Result<[client::Endpoint; 2]> {
-    let address = logged::address(log, logged::API).await?;
+    let address = address(log, API).await?;
     let socket = client::Endpoint::Socket(dir.join("admin.sock"));
     Ok(match api {
         Api::Tls => [client::Endpoint::Unverified(address), socket],
@@ -267,4 +276,85 @@ pub fn certificate(dir: &Path) -> anyhow::Result<()> {
     fs::write(dir.join("tls.crt"), made.certificate.pem())?;
     fs::write(dir.join("tls.key"), made.key_pem())?;
     Ok(())
+}
+
+/// The log's lines that say where the plugin listens: with the filter `tessera_api::metrics=info`, and with `tessera_web=info`.
+pub const METRICS: &str = "serving metrics and probes";
+/// See above.
+pub const API: &str = "serving the JSON API and the page";
+
+/// The address in the line with this text, as soon as the log has it.
+///
+/// # Errors
+/// It has none: the log is in the message.
+pub async fn address(log: impl Fn() -> String, text: &str) -> anyhow::Result<SocketAddr> {
+    for _ in 0..100 {
+        if let Some(address) = in_text(&log(), text) {
+            return Ok(address);
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    anyhow::bail!("the plugin's log does not say \u{201c}{text}\u{201d}:\n{}", log())
+}
+
+fn in_text(log: &str, text: &str) -> Option<SocketAddr> {
+    let line = log.lines().find(|line| line.contains(text))?;
+    line.split("address=").nth(1)?.split_whitespace().next()?.parse().ok()
+}
+
+/// Pods, one share of a GPU each.
+pub const TENANTS: usize = 64;
+/// GPUs that they are on.
+pub const TENANTS_GPUS: usize = 8;
+/// The pods' namespace, and the beginning of their names; a number follows.
+pub const NAMESPACE: &str = "bench";
+/// See above.
+pub const POD: &str = "pod-";
+
+/// The plugin on a machine of its own, of this name, with room for [`TENANTS`].
+///
+/// # Errors
+/// The file system's.
+pub fn tenants(world: &World, name: &str, api: Api, history: bool) -> anyhow::Result<Setup> {
+    let config = "[[gpu]]\nmemory = \"80GiB\"\n".repeat(TENANTS_GPUS);
+    let file = world.path(&format!("{name}.toml"));
+    fs::write(&file, config)?;
+    let state = world.path(&format!("{name}.state"));
+    Ok(Setup {
+        artefacts: world.artefacts.clone(),
+        envs: vec![("SIMGPU_CONFIG", file), ("SIMGPU_STATE", state)],
+        gpus: TENANTS_GPUS,
+        replicas: TENANTS / TENANTS_GPUS,
+        memory: (256 << 20, 32 << 20),
+        fsync: true,
+        log: "warn,tessera_web=info",
+        api,
+        history,
+    })
+}
+
+/// Starts it, and all pods on it.
+///
+/// # Errors
+/// A plugin that does not start, register or allocate.
+pub async fn start_tenants(setup: &Setup) -> anyhow::Result<Node> {
+    let node = Node::start(setup).await?;
+    for number in 0..TENANTS {
+        let container = Container::new("main").asking(RESOURCE, 1);
+        node.kubelet.run(&Pod::new(NAMESPACE, &format!("{POD}{number}")).with(container)).await?;
+    }
+    Ok(node)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_listener_has_its_own_line() {
+        let log = "INFO tessera_web: serving the JSON API and the page address=127.0.0.1:1 tls=true\n\
+                   INFO tessera_api: serving metrics and probes address=127.0.0.1:2\n";
+        let port = |text| in_text(log, text).map(|address| address.port());
+        assert_eq!((port(API), port(METRICS), port("another")), (Some(1), Some(2), None));
+    }
 }

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use anyhow::Context;
 
+use crate::report::Report;
 use crate::stats::Pair;
 use crate::world::World;
 
@@ -17,20 +18,39 @@ const TRUES: usize = 2000;
 /// A limit that nothing here meets.
 const AMPLE: u64 = 8 << 30;
 
-/// Nanoseconds of one call, with and without the shim.
-///
-/// # Errors
-/// A child's.
-pub fn call(world: &World, task: &str) -> anyhow::Result<Pair> {
-    alternate(world, task, ROUNDS)
-}
+/// Task of the child, key, what it is, unit, most that it may cost, and rounds of each. Calls are pairs but for
+/// launches, `cuMemGetInfo` and the first one.
+const CALLS: [(&str, &str, &str, &str, f64, usize); 7] = [
+    ("launch", "launch_overhead_ns", "hooked launch, alone", "ns", 8.0, ROUNDS),
+    ("alloc-free", "alloc_free_overhead_ns", "alloc + free", "ns", 250.0, ROUNDS),
+    (
+        "alloc-async",
+        "alloc_async_overhead_ns",
+        "async alloc + free, warm pool",
+        "ns",
+        250.0,
+        ROUNDS,
+    ),
+    ("array", "array_overhead_ns", "array create + destroy", "ns", 250.0, ROUNDS),
+    ("mem-get-info", "mem_get_info_overhead_ns", "cuMemGetInfo", "ns", 50.0, ROUNDS),
+    ("offload", "offload_batch_us", "a call with 8,192 copies", "µs", 100.0, ROUNDS),
+    ("first-call", "first_call_overhead_us", "to the first context", "µs", 1000.0, FIRST_CALLS),
+];
 
-/// Microseconds until a process has its first context.
+/// Measures all of it.
 ///
 /// # Errors
 /// A child's.
-pub fn first_call(world: &World) -> anyhow::Result<Pair> {
-    alternate(world, "first-call", FIRST_CALLS)
+pub fn run(world: &World, report: &mut Report) -> anyhow::Result<()> {
+    for (task, key, what, unit, most, rounds) in CALLS {
+        crate::note(what);
+        let pair = alternate(world, task, rounds)?;
+        report.pair(key, what, unit, &pair, most);
+    }
+    crate::note("/bin/true");
+    let pair = true_program(world)?;
+    report.pair("true_overhead_us", "/bin/true", "µs", &pair, 100.0);
+    Ok(())
 }
 
 fn alternate(world: &World, task: &str, rounds: usize) -> anyhow::Result<Pair> {
@@ -58,10 +78,7 @@ fn one(mut command: Command) -> anyhow::Result<f64> {
 }
 
 /// Microseconds that `/bin/true` takes from start to end.
-///
-/// # Errors
-/// No `/bin/true`.
-pub fn true_program(world: &World) -> anyhow::Result<Pair> {
+fn true_program(world: &World) -> anyhow::Result<Pair> {
     let shim = world.artefacts.path("libtessera.so");
     let (mut bare, mut hooked) = (Vec::new(), Vec::new());
     for round in 0..TRUES {

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use tessera_tenant_program::memory::Api;
 
-use crate::clock;
+use crate::kernel;
+use crate::report::Report;
 use crate::stats::Sample;
 use crate::world::{Account, CONTEXT, World};
 
@@ -19,22 +20,28 @@ const HELD: u64 = 1 << 30;
 /// How long the driver may take.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Milliseconds, over all kills.
-#[derive(Clone, Debug)]
-pub struct Recovery {
-    /// Grant to another process of the tenant, after the driver's own release; negative where the
-    /// ledger was sooner.
-    pub after_driver: Sample,
-    /// Grant to another process of the tenant, after SIGKILL was sent.
-    pub after_kill: Sample,
-}
-
-/// Kills a process that fills its tenant's limit by `api` while another of the tenant asks for its
-/// bytes.
+/// Measures it for memory of each API.
 ///
 /// # Errors
 /// A child's, or bytes that do not come back.
-pub fn run(world: &World, api: Api) -> anyhow::Result<Recovery> {
+pub fn run(world: &World, report: &mut Report) -> anyhow::Result<()> {
+    let mut by_api = serde_json::Map::new();
+    let mut worst = 0.0f64;
+    for api in Api::ALL {
+        let most = after_driver(world, api)
+            .with_context(|| format!("where {} memory was held", api.name()))?
+            .max();
+        by_api.insert(api.name().into(), most.into());
+        worst = worst.max(most);
+    }
+    report.figure("recovery_ms", "bytes back after the driver's", "ms", worst, 10.0);
+    report.put("recovery_detail", by_api.into());
+    Ok(())
+}
+
+/// Kills processes that fill their tenant's limit by `api` while another of the tenant asks for its bytes:
+/// milliseconds from the driver's own release to the grant, negative where the ledger was sooner.
+fn after_driver(world: &World, api: Api) -> anyhow::Result<Sample> {
     let account = Account::open(world)?;
     let pages = world.run_pages(2 * CONTEXT + HELD)?;
     let bytes = HELD.to_string();
@@ -50,7 +57,7 @@ pub fn run(world: &World, api: Api) -> anyhow::Result<Recovery> {
     answers.read_line(&mut line)?;
     anyhow::ensure!(line.trim() == "ready", "the taker did not start");
 
-    let (mut after_driver, mut after_kill) = (Vec::new(), Vec::new());
+    let mut values = Vec::new();
     for _ in 0..KILLS {
         let mut holder =
             world.hooked(&["hold", api.name(), &bytes], &pages)?.stdout(Stdio::piped()).spawn()?;
@@ -63,23 +70,21 @@ pub fn run(world: &World, api: Api) -> anyhow::Result<Recovery> {
         // The taker is refused for a while first: it must be asking already.
         std::thread::sleep(Duration::from_millis(20));
 
-        let killed = clock::now_ns();
         holder.kill()?;
         let patience = Instant::now() + PATIENCE;
         while account.processes()?.iter().any(|(other, _)| *other == pid) {
             anyhow::ensure!(Instant::now() < patience, "the driver keeps a dead process's bytes");
         }
-        let released = clock::now_ns();
+        let released = kernel::now_ns();
         holder.wait()?;
         line.clear();
         answers.read_line(&mut line)?;
         let granted: u64 = line.trim().parse().context("the taker did not get the bytes")?;
-        after_driver.push(millis(granted) - millis(released));
-        after_kill.push(millis(granted) - millis(killed));
+        values.push(millis(granted) - millis(released));
     }
     drop(orders);
     taker.wait()?;
-    Ok(Recovery { after_driver: Sample::new(after_driver), after_kill: Sample::new(after_kill) })
+    Ok(Sample::new(values))
 }
 
 #[allow(clippy::cast_precision_loss, reason = "nanoseconds of uptime stay below 2^53 for 104 days")]

@@ -13,7 +13,7 @@ struct Row {
     measured: String,
     bare: String,
     target: String,
-    reached: Option<bool>,
+    reached: bool,
 }
 
 /// Everything measured so far.
@@ -26,30 +26,11 @@ pub struct Report {
 impl Report {
     /// Adds hooked − bare, with what it must not exceed.
     pub fn pair(&mut self, key: &str, what: &'static str, unit: &str, pair: &Pair, most: f64) {
-        self.difference(key, what, unit, pair, Some(most));
-    }
-
-    /// Adds hooked − bare; without `most`, as what is only reported.
-    pub fn difference(
-        &mut self,
-        key: &str,
-        what: &'static str,
-        unit: &str,
-        pair: &Pair,
-        most: Option<f64>,
-    ) {
         self.compared(key, what, unit, pair, pair.overhead(), most);
     }
 
     /// Adds the median of the rounds' differences, for rounds that ran side by side.
-    pub fn paired(
-        &mut self,
-        key: &str,
-        what: &'static str,
-        unit: &str,
-        pair: &Pair,
-        most: Option<f64>,
-    ) {
+    pub fn paired(&mut self, key: &str, what: &'static str, unit: &str, pair: &Pair, most: f64) {
         self.compared(key, what, unit, pair, pair.difference.median(), most);
     }
 
@@ -60,7 +41,7 @@ impl Report {
         unit: &str,
         pair: &Pair,
         overhead: f64,
-        most: Option<f64>,
+        most: f64,
     ) {
         self.rows.push(Row {
             key: key.to_owned(),
@@ -72,7 +53,7 @@ impl Report {
             ),
             bare: format!("{} {unit}", short(pair.bare.median())),
             target: target(most, unit),
-            reached: most.map(|most| overhead <= most),
+            reached: overhead <= most,
         });
         self.put(key, json!(round(overhead)));
         self.put(
@@ -94,44 +75,30 @@ impl Report {
         );
     }
 
-    /// Adds a figure that must not exceed `most`; without it, one that is only reported.
-    pub fn figure(
-        &mut self,
-        key: &str,
-        what: &'static str,
-        unit: &str,
-        value: f64,
-        most: Option<f64>,
-    ) {
-        self.rows.push(Row {
-            key: key.to_owned(),
-            what,
-            measured: format!("{} {unit}", short(value)),
-            bare: String::new(),
-            target: target(most, unit),
-            reached: most.map(|most| value <= most),
-        });
+    /// Adds a figure that must not exceed `most`.
+    pub fn figure(&mut self, key: &str, what: &'static str, unit: &str, value: f64, most: f64) {
+        let measured = format!("{} {unit}", short(value));
+        self.plain(key, what, measured, target(most, unit), value <= most);
         self.put(key, json!(round(value)));
     }
 
-    /// Adds a figure that must not be below `least`; without it, one that is only reported.
-    pub fn at_least(
-        &mut self,
-        key: &str,
-        what: &'static str,
-        unit: &str,
-        value: f64,
-        least: Option<f64>,
-    ) {
-        self.rows.push(Row {
-            key: key.to_owned(),
-            what,
-            // Ratios near 1: three digits would hide what is missing.
-            measured: format!("{value:.4} {unit}"),
-            bare: String::new(),
-            target: least.map_or_else(|| "reported".into(), |least| format!("≥ {least} {unit}")),
-            reached: least.map(|least| value >= least),
-        });
+    /// Adds a median in milliseconds; the summary has the other quantiles.
+    pub fn median(&mut self, key: &str, what: &'static str, sample: &Sample, most: f64) {
+        self.figure(key, what, "ms", sample.median(), most);
+        self.detail(&format!("{key}_detail"), sample);
+    }
+
+    /// Adds a 99th percentile in milliseconds; the summary has the other quantiles.
+    pub fn p99(&mut self, key: &str, what: &'static str, sample: &Sample, most: f64) {
+        self.figure(key, what, "ms", sample.quantile(0.99), most);
+        self.detail(&format!("{key}_detail"), sample);
+    }
+
+    /// Adds a figure that must not be below `least`.
+    pub fn at_least(&mut self, key: &str, what: &'static str, unit: &str, value: f64, least: f64) {
+        // Ratios near 1: three digits would hide what is missing.
+        let measured = format!("{value:.4} {unit}");
+        self.plain(key, what, measured, format!("≥ {least} {unit}"), value >= least);
         self.put(key, json!((value * 1e5).round() / 1e5));
     }
 
@@ -144,15 +111,20 @@ impl Report {
         target: &str,
         reached: bool,
     ) {
-        self.rows.push(Row {
-            key: key.to_owned(),
-            what,
-            measured: value.to_string(),
-            bare: String::new(),
-            target: target.to_owned(),
-            reached: Some(reached),
-        });
+        self.plain(key, what, value.to_string(), target.to_owned(), reached);
         self.put(key, json!(value.to_string()));
+    }
+
+    fn plain(
+        &mut self,
+        key: &str,
+        what: &'static str,
+        measured: String,
+        target: String,
+        reached: bool,
+    ) {
+        let key = key.to_owned();
+        self.rows.push(Row { key, what, measured, bare: String::new(), target, reached });
     }
 
     /// Adds quantiles to the summary only.
@@ -174,7 +146,7 @@ impl Report {
         self.summary.insert(key.to_owned(), value);
     }
 
-    /// The summary, with the table's rows under `rows`; `met` is null where there is no goal.
+    /// The summary, with the table's rows under `rows`.
     pub fn summary(&self) -> Value {
         let row = |row: &Row| {
             json!({
@@ -193,11 +165,7 @@ impl Report {
 
     /// The table.
     pub fn table(&self) -> String {
-        let verdict = |row: &Row| match row.reached {
-            Some(true) => "reached",
-            Some(false) => "missed",
-            None => "",
-        };
+        let verdict = |row: &Row| if row.reached { "reached" } else { "missed" };
         let mut cells = vec![["WHAT", "MEASURED", "BARE", "TARGET", ""].map(str::to_owned)];
         for row in &self.rows {
             cells.push([
@@ -222,8 +190,8 @@ impl Report {
     }
 }
 
-fn target(most: Option<f64>, unit: &str) -> String {
-    most.map_or_else(|| "reported".into(), |most| format!("≤ {} {unit}", short(most)))
+fn target(most: f64, unit: &str) -> String {
+    format!("≤ {} {unit}", short(most))
 }
 
 /// Three significant digits or so.
@@ -248,21 +216,18 @@ mod tests {
         let mut report = Report::default();
         let pair = Pair::new(vec![100.0, 100.0], vec![108.0, 110.0]);
         report.pair("x_ns", "a call", "ns", &pair, 8.0);
-        report.figure("y", "a figure", "ms", 1.0, Some(2.0));
-        report.figure("z", "another", "ms", 1.0, None);
-        report.at_least("r", "a ratio", "", 0.9899, Some(0.99));
+        report.figure("y", "a figure", "ms", 1.0, 2.0);
+        report.at_least("r", "a ratio", "", 0.9899, 0.99);
         let table = report.table();
         let line = |name: &str| table.lines().find(|l| l.starts_with(name)).unwrap().to_owned();
         assert!(line("a call").ends_with("missed"), "{table}");
         assert!(line("a figure").ends_with("reached"), "{table}");
         assert!(line("a ratio").ends_with("missed"), "{table}");
-        assert!(line("another").ends_with("reported"), "{table}");
         assert_eq!(report.summary()["x_ns"], 9.0);
         assert_eq!(report.summary()["x_ns_detail"]["bare_median"], 100.0);
         let rows = &report.summary()["rows"];
         assert_eq!(rows[0]["key"], "x_ns");
         assert_eq!(rows[0]["met"], false);
         assert_eq!(rows[1]["measured"], "1.00 ms");
-        assert_eq!(rows[2]["met"], Value::Null);
     }
 }

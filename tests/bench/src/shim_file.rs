@@ -3,32 +3,19 @@
 //! ELF-64, little endian, as `elf(5)` and the generic ABI's "Symbol Versioning" (LSB Core, chapter
 //! 10.7) describe it.
 
-use std::path::Path;
-
 use anyhow::Context;
+
+use crate::report::Report;
+use crate::world::World;
 
 /// `SHT_GNU_verneed`.
 const VERSIONS_NEEDED: u32 = 0x6fff_fffe;
 
-/// What the image of a tenant meets.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ShimFile {
-    /// Its length.
-    pub bytes: u64,
-    /// The highest `GLIBC_x.y` among the versions of symbols that it needs.
-    pub max_glibc: Version,
-}
-
 /// `2.17`, which is newer than `2.4`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Version(Vec<u32>);
+struct Version(Vec<u32>);
 
 impl Version {
-    /// Of `major.minor`.
-    pub fn of(parts: &[u32]) -> Self {
-        Self(parts.to_vec())
-    }
-
     fn parse(symbol_version: &str) -> Option<Self> {
         let parts = symbol_version.strip_prefix("GLIBC_")?.split('.');
         parts.map(|part| part.parse().ok()).collect::<Option<_>>().map(Self)
@@ -42,19 +29,26 @@ impl std::fmt::Display for Version {
     }
 }
 
-/// Reads the shim's file.
+/// Measures both.
 ///
 /// # Errors
-/// It can't be read, or is no 64-bit ELF file with versions of needed symbols.
-pub fn read(path: &Path) -> anyhow::Result<ShimFile> {
-    let file = std::fs::read(path).with_context(|| format!("{}", path.display()))?;
-    let names = needed_versions(&file)
-        .with_context(|| format!("{}: no ELF file as a linker makes it", path.display()))?;
-    let max_glibc = names.iter().filter_map(|name| Version::parse(name)).max();
-    Ok(ShimFile {
-        bytes: file.len() as u64,
-        max_glibc: max_glibc.context("the file needs no version of glibc")?,
-    })
+/// The file can't be read, or is no 64-bit ELF file with versions of needed symbols.
+pub fn run(world: &World, report: &mut Report) -> anyhow::Result<()> {
+    let path = world.artefacts.path("libtessera.so");
+    let file = std::fs::read(&path).with_context(|| format!("{}", path.display()))?;
+    #[allow(clippy::cast_precision_loss, reason = "bytes far below 2^53")]
+    report.figure("shim_kib", "the shim's file", "KiB", file.len() as f64 / 1024.0, 500.0);
+    let max_glibc = max_glibc(&file).with_context(|| format!("{}", path.display()))?;
+    let reached = max_glibc <= Version(vec![2, 17]);
+    report.word("shim_max_glibc", "newest glibc it asks for", &max_glibc, "≤ 2.17", reached);
+    Ok(())
+}
+
+/// The highest `GLIBC_x.y` among the versions of symbols that the file needs.
+fn max_glibc(file: &[u8]) -> anyhow::Result<Version> {
+    let names = needed_versions(file).context("no ELF file as a linker makes it")?;
+    let versions = names.iter().filter_map(|name| Version::parse(name));
+    versions.max().context("it needs no version of glibc")
 }
 
 /// Names of all versions that the file's symbols are needed in; `None` where it is malformed.
@@ -112,10 +106,11 @@ mod tests {
     #[test]
     fn this_programs_own_needs_are_read_as_readelf_reads_them() {
         let own = std::env::current_exe().unwrap();
+        let file = std::fs::read(&own).unwrap();
         let out = std::process::Command::new("readelf").arg("-VW").arg(&own).output().unwrap();
         let listing = String::from_utf8(out.stdout).unwrap();
         let names = listing.split_whitespace().filter_map(Version::parse);
-        assert_eq!(read(&own).unwrap().max_glibc, names.max().unwrap());
+        assert_eq!(max_glibc(&file).unwrap(), names.max().unwrap());
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::process::Command;
 
 use anyhow::{Context, ensure};
 
+use crate::report::Report;
 use crate::world::World;
 
 /// GPUs of the machine; one is sick.
@@ -31,12 +32,12 @@ const ERRORS: [&str; 7] = [
     "no-permission",
 ];
 
-/// The least share of the other GPUs' replicas that is sold, percent, and how many cases there were.
+/// Measures the least share of the other GPUs' replicas that is sold, over all questions and errors.
 ///
 /// # Errors
 /// The simulator or the check fails.
 #[allow(clippy::cast_precision_loss, reason = "a few replicas")]
-pub fn run(world: &World) -> anyhow::Result<(f64, usize)> {
+pub fn run(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
     let machine = dir.path().join("machine.toml");
     let gpu =
@@ -56,7 +57,7 @@ pub fn run(world: &World) -> anyhow::Result<(f64, usize)> {
         ensure!(status.success(), "simgpu-ctl fail {question} {error}");
         anyhow::Ok(())
     };
-    let (mut least, mut cases) = (f64::MAX, 0);
+    let mut least = f64::MAX;
     for question in QUESTIONS {
         for error in ERRORS {
             fail(question, error)?;
@@ -70,8 +71,9 @@ pub fn run(world: &World) -> anyhow::Result<(f64, usize)> {
                 sold.filter_map(|line| line.split_whitespace().nth(5)?.parse::<usize>().ok());
             let share = sold.sum::<usize>() as f64 / ((GPUS - 1) * REPLICAS) as f64;
             least = least.min(share * 100.0);
-            cases += 1;
         }
     }
-    Ok((least, cases))
+    let what = "replicas of the others sold beside a sick GPU";
+    report.at_least("start_with_sick_gpu_sold", what, "%", least, 100.0);
+    Ok(())
 }

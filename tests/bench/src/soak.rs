@@ -1,5 +1,5 @@
 //! The plugin's process scraped once a second while 64 pods stay and others come and go: what a scrape
-//! takes, and whether its memory stays what it was. And what it costs at rest.
+//! takes. And what it costs at rest.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -10,8 +10,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::sleep;
 
-use crate::logged;
-use crate::node::{Api, Node, RESOURCE, Setup};
+use crate::node::{self, Api, Node, RESOURCE, Setup};
+use crate::report::Report;
 use crate::stats::Sample;
 use crate::world::World;
 
@@ -22,44 +22,30 @@ pub(crate) const PODS: usize = 64;
 /// At rest: how long, and between scrapes.
 const REST: Duration = Duration::from_secs(30);
 const INTERVAL: Duration = Duration::from_secs(15);
-/// Scrapes under load, one a second, and how many come before memory is first looked at.
+/// Scrapes under load, one a second.
 const SCRAPES: usize = 60;
-const WARM_UP: usize = 10;
 
-/// What was measured.
-#[derive(Clone, Debug)]
-pub struct Figures {
-    /// CPU time with one idle pod, scraped every 15 s, percent of a core.
-    pub idle_percent: f64,
-    /// From the request to the last byte, milliseconds.
-    pub scrape_ms: Sample,
-    /// Series in the last of them.
-    pub series: usize,
-    /// Pods that came and went meanwhile.
-    pub churned: usize,
-    /// Resident memory, KiB: after the first scrapes, and at the end.
-    pub rss_kib: (u64, u64),
-}
-
-/// Measures all of it.
+/// Measures both.
 ///
 /// # Errors
 /// A plugin that does not start, register or answer.
-pub fn run(world: &World) -> anyhow::Result<Figures> {
+pub fn run(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let setup = setup(world, "soak")?;
-    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    let (idle, scrapes) = node::runtime()?.block_on(async {
         let node = Node::start(&setup).await?;
         let address = address(&node).await?;
         start(&node, "stay-0").await?;
-        let idle_percent = rest(&node, address).await?;
+        let idle = rest(&node, address).await?;
         for n in 1..PODS {
             start(&node, &format!("stay-{n}")).await?;
         }
-        let mut figures = load(&node, address).await?;
-        figures.idle_percent = idle_percent;
+        let scrapes = load(&node, address).await?;
         node.end().await;
-        Ok(figures)
-    })
+        anyhow::Ok((idle, scrapes))
+    })?;
+    report.figure("idle_cpu_pct", "CPU at rest, scraped every 15 s", "%", idle, 0.2);
+    report.p99("metrics_scrape_ms_1000", "scrape of 1,000 series, p99", &scrapes, 10.0);
+    Ok(())
 }
 
 /// The plugin on a machine of its own, of this name.
@@ -82,34 +68,29 @@ pub(crate) fn setup(world: &World, name: &str) -> anyhow::Result<Setup> {
     })
 }
 
-/// CPU time while next to nothing happens.
+/// CPU time while next to nothing happens, percent of a core.
 async fn rest(node: &Node, address: SocketAddr) -> anyhow::Result<f64> {
     sleep(Duration::from_secs(3)).await;
-    let (before, began) = (node.process()?.cpu()?.all, Instant::now());
+    let (before, began) = (node.process()?.cpu_ns()?, Instant::now());
     while began.elapsed() < REST {
         scrape(address).await?;
         sleep(INTERVAL).await;
     }
     #[allow(clippy::cast_precision_loss, reason = "nanoseconds of a minute")]
-    let used = (node.process()?.cpu()?.all - before) as f64;
+    let used = (node.process()?.cpu_ns()? - before) as f64;
     Ok(used / began.elapsed().as_secs_f64() / 1e7)
 }
 
-async fn load(node: &Node, address: SocketAddr) -> anyhow::Result<Figures> {
-    let (mut times, mut rss_kib, mut series, mut churned) = (Vec::new(), (0, 0), 0, 0);
-    for round in 0..SCRAPES {
+/// Scrapes, milliseconds from the request to the last byte.
+async fn load(node: &Node, address: SocketAddr) -> anyhow::Result<Sample> {
+    let (mut times, mut churned) = (Vec::new(), 0);
+    for _ in 0..SCRAPES {
         let began = Instant::now();
-        let text = scrape(address).await?;
+        scrape(address).await?;
         times.push(began.elapsed().as_secs_f64() * 1e3);
-        series = text.lines().filter(|line| !line.starts_with('#')).count();
-        if round + 1 == WARM_UP {
-            rss_kib.0 = node.process()?.rss_kib()?.0;
-        }
         churned += churn(node, began, churned).await?;
     }
-    sleep(Duration::from_secs(3)).await;
-    rss_kib.1 = node.process()?.rss_kib()?.0;
-    Ok(Figures { idle_percent: 0.0, scrape_ms: Sample::new(times), series, churned, rss_kib })
+    Ok(Sample::new(times))
 }
 
 /// Pods that come and go, numbered from `first`, until a second after `began`; how many.
@@ -141,7 +122,7 @@ pub(crate) async fn start_at(node: &Node, name: &str) -> anyhow::Result<std::pat
 
 /// Where the plugin says that its metrics are.
 pub(crate) async fn address(node: &Node) -> anyhow::Result<SocketAddr> {
-    logged::address(|| node.log(), logged::METRICS).await
+    node::address(|| node.log(), node::METRICS).await
 }
 
 pub(crate) async fn scrape(address: SocketAddr) -> anyhow::Result<String> {

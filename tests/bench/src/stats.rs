@@ -12,11 +12,6 @@ impl Sample {
         Self(values)
     }
 
-    /// All values of several.
-    pub fn joined<'a>(samples: impl IntoIterator<Item = &'a Self>) -> Self {
-        Self::new(samples.into_iter().flat_map(|sample| sample.0.iter().copied()).collect())
-    }
-
     /// The value that `fraction` of all do not exceed, interpolated between ranks.
     pub fn quantile(&self, fraction: f64) -> f64 {
         let last = self.0.len() - 1;

@@ -14,7 +14,8 @@ use tessera_view::change::{SetQuotaRequest, Target};
 use tessera_web::client::Client;
 use tokio::time::sleep;
 
-use crate::node::Node;
+use crate::node::{self, Node};
+use crate::report::Report;
 use crate::soak::{PODS, address, churn, scrape, setup, start};
 use crate::world::World;
 
@@ -27,26 +28,12 @@ const JUMPS: [i64; 4] = [5 * 3600, -9 * 3600, 26 * 3600, -26 * 3600];
 /// Pods whose quotas change.
 const STEERED: usize = 8;
 
-/// What was measured.
-#[derive(Clone, Debug)]
-pub struct Figures {
-    /// Memory that no file backs, KiB: after the first seconds, and at the end.
-    pub anonymous_kib: (u64, u64),
-    /// Pods that came and went, quotas that were changed, and jumps of the clock.
-    pub churned: usize,
-    /// See above.
-    pub changed: u64,
-    /// See above.
-    pub jumps: u64,
-    /// Requests to the API server that came to nothing.
-    pub events_failed: u64,
-}
-
 /// Measures it.
 ///
 /// # Errors
 /// A plugin that does not start or answer, or one that lost something.
-pub fn run(world: &World) -> anyhow::Result<Figures> {
+#[allow(clippy::cast_precision_loss, reason = "KiB far below 2^53")]
+pub fn run(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let (library, shared) = (world.path("around.so"), world.path("around"));
     let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../programs/around.c");
     let mut cc = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
@@ -68,42 +55,49 @@ pub fn run(world: &World) -> anyhow::Result<Figures> {
         ("KUBERNETES_SERVICE_PORT", silent.local_addr()?.port().to_string().into()),
     ]);
     let clock = std::fs::File::options().write(true).open(shared)?;
-    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    let (before, after) = node::runtime()?.block_on(async {
         let node = Node::start(&setup).await?;
         let address = address(&node).await?;
         for n in 0..PODS {
             start(&node, &format!("stay-{n}")).await?;
         }
         named(address).await?;
-        let figures = storm(&node, address, &clock).await?;
+        let memory = storm(&node, address, &clock).await?;
         node.end().await;
-        Ok(figures)
-    })
+        anyhow::Ok(memory)
+    })?;
+    let what = "own memory, growth under jumps, churn and quotas";
+    report.figure("plugin_growth_kib_storm", what, "KiB", after as f64 - before as f64, 1024.0);
+    Ok(())
 }
 
-async fn storm(node: &Node, address: SocketAddr, clock: &std::fs::File) -> anyhow::Result<Figures> {
+/// Memory that no file backs, KiB: after the first seconds, and at the end.
+async fn storm(
+    node: &Node,
+    address: SocketAddr,
+    clock: &std::fs::File,
+) -> anyhow::Result<(u64, u64)> {
     let stop = Arc::new(AtomicBool::new(false));
     let admin = Client::at(&node.dir().join("admin.sock"));
     let steering = tokio::spawn(steer(admin, Arc::clone(&stop)));
-    let (mut anonymous_kib, mut churned, mut jumps) = ((0, 0), 0, 0);
+    let (mut before, mut churned) = (0, 0);
     for second in 0..SECONDS {
         let began = Instant::now();
         if second % JUMP_EVERY == 0 {
             let to = JUMPS[usize::try_from(second / JUMP_EVERY)? % JUMPS.len()];
             clock.write_all_at(&to.to_ne_bytes(), 0)?;
-            jumps += 1;
         }
         let text = scrape(address).await?;
         anyhow::ensure!(staying(&text) == PODS, "{} of {PODS} pods have series", staying(&text));
         if second == WARM_UP {
-            anonymous_kib.0 = node.process()?.rss_kib()?.1;
+            before = node.process()?.rss_kib()?.1;
         }
         churned += churn(node, began, churned).await?;
     }
     stop.store(true, Ordering::Relaxed);
-    let (changed, limits) = steering.await??;
+    let limits = steering.await??;
     sleep(Duration::from_secs(3)).await;
-    anonymous_kib.1 = node.process()?.rss_kib()?.1;
+    let after = node.process()?.rss_kib()?.1;
     let text = scrape(address).await?;
     for (n, bytes) in limits.into_iter().enumerate() {
         let pod = format!("pod=\"stay-{n}\"");
@@ -112,12 +106,11 @@ async fn storm(node: &Node, address: SocketAddr, clock: &std::fs::File) -> anyho
     }
     let failed = value(&text, "tessera_ledger_commits_total", "failed");
     anyhow::ensure!(failed == Some(0), "the ledger failed: {failed:?}");
-    let events_failed = value(&text, "tessera_kubernetes_events_total", "failed").unwrap_or(0);
-    Ok(Figures { anonymous_kib, churned, changed, jumps, events_failed })
+    Ok((before, after))
 }
 
-/// Changes quotas until `stop` is set; how many, and which is the last of each pod.
-async fn steer(admin: Client, stop: Arc<AtomicBool>) -> anyhow::Result<(u64, Vec<u64>)> {
+/// Changes quotas until `stop` is set; which is the last of each pod.
+async fn steer(admin: Client, stop: Arc<AtomicBool>) -> anyhow::Result<Vec<u64>> {
     let (mut changed, mut limits) = (0u64, vec![0; STEERED]);
     while !stop.load(Ordering::Relaxed) || changed < STEERED as u64 {
         let at = usize::try_from(changed)? % STEERED;
@@ -131,7 +124,7 @@ async fn steer(admin: Client, stop: Arc<AtomicBool>) -> anyhow::Result<(u64, Vec
         changed += 1;
         sleep(Duration::from_millis(10)).await;
     }
-    Ok((changed, limits))
+    Ok(limits)
 }
 
 /// Waits until kubelet has named them all.

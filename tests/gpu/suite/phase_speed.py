@@ -8,7 +8,6 @@ CALLS = (
     ("mem-get-info", "cuMemGetInfo", 50.0),
     ("alloc-free", "cuMemAlloc + cuMemFree", 250.0),
     ("alloc-async", "cuMemAllocAsync + cuMemFreeAsync, warm pool", 250.0),
-    ("vmm", "create, map, access, unmap, release", None),
     ("array", "array create + destroy", None),
 )
 ROUNDS = 7

@@ -13,7 +13,7 @@ use tessera_tenant_program::driver::Resolve;
 use tessera_tenant_program::memory::Api;
 use tessera_tenant_program::{Device, Target};
 
-use crate::clock;
+use crate::kernel;
 use crate::stats::Sample;
 
 /// Calls timed together: long enough for the clock, short enough to fit between preemptions.
@@ -38,12 +38,10 @@ pub fn main(task: &[String]) -> anyhow::Result<()> {
         ["launch-each"] => launch_each(),
         ["alloc-free"] => alloc_free(),
         ["alloc-async"] => alloc_async(),
-        ["vmm"] => vmm(),
         ["array"] => array(),
         ["mem-get-info"] => mem_get_info(),
         ["offload"] => offload(),
         ["first-call"] => first_call(),
-        ["contended", ms] => contended(ms.parse()?),
         ["race", threads] => race::run(threads.parse()?),
         ["hold", api, bytes] => hold(Api::named(api).context("unknown API")?, bytes.parse()?),
         ["take", bytes] => take(bytes.parse()?),
@@ -138,12 +136,6 @@ fn alloc_async() -> anyhow::Result<()> {
     )
 }
 
-fn vmm() -> anyhow::Result<()> {
-    let cuda = open()?;
-    let range = cuda.reserve(usize::try_from(CHUNK)?).map_err(failed)?;
-    measure(|| cuda.vmm_cycle(&range).map_err(failed), || Ok(()))
-}
-
 fn array() -> anyhow::Result<()> {
     let cuda = open()?;
     measure(
@@ -208,7 +200,7 @@ fn take(bytes: u64) -> anyhow::Result<()> {
         let deadline = Instant::now() + Duration::from_secs(10);
         let (at, block) = loop {
             match cuda.allocate(Api::Plain, bytes, Stream::LEGACY) {
-                Ok(block) => break (clock::now_ns(), block),
+                Ok(block) => break (kernel::now_ns(), block),
                 Err(error) if error.is_out_of_memory() => {}
                 Err(error) => return Err(failed(error)),
             }
@@ -219,33 +211,6 @@ fn take(bytes: u64) -> anyhow::Result<()> {
         println!("{at}");
     }
     Ok(())
-}
-
-/// At the moment (`CLOCK_MONOTONIC`, nanoseconds) that a line on standard input names, allocates and
-/// frees for `ms`; prints the nanoseconds of CPU time that took, and how many pairs it were.
-fn contended(ms: u64) -> anyhow::Result<()> {
-    let cuda = open()?;
-    let pair = || {
-        let block = cuda.allocate(Api::Plain, CHUNK, Stream::LEGACY).map_err(failed)?;
-        cuda.free(&block, Stream::LEGACY).map_err(failed)
-    };
-    for _ in 0..BATCH {
-        pair()?;
-    }
-    say("ready")?;
-    let mut line = String::new();
-    std::io::stdin().read_line(&mut line)?;
-    let at: u64 = line.trim().parse()?;
-    std::thread::sleep(Duration::from_nanos(at.saturating_sub(clock::now_ns())));
-    let (end, before) = (at + ms * 1_000_000, clock::own_cpu_ns());
-    let mut pairs = 0u64;
-    while clock::now_ns() < end {
-        for _ in 0..BATCH {
-            pair()?;
-        }
-        pairs += u64::from(BATCH);
-    }
-    say(&format!("{} {pairs}", clock::own_cpu_ns() - before))
 }
 
 fn say(text: &str) -> anyhow::Result<()> {

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use tessera_arbiter::{Arbiter, THREAD_NAME, View};
+use tessera_arbiter::{Arbiter, THREAD_NAME};
 use tessera_config::Leases;
 use tessera_region::layout::{SLOTS, Slot, USAGE_FILE, UsagePage};
 use tessera_region::quota::{self, GpuQuota, Policy, QuotaSpec};
@@ -28,24 +28,13 @@ pub struct Host {
     base: PathBuf,
 }
 
-/// What the shims counted, all tenants together: statistics, not evidence.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Counted {
-    /// Times that a process rationed itself because the arbiter was silent.
-    pub timeouts: u64,
-    /// Launches that waited at a closed gate.
-    pub waits: u64,
-    /// Times that the window was full.
-    pub window_waits: u64,
-}
-
 impl Host {
     /// An arbiter without tenants.
     ///
     /// # Errors
     /// No thread.
-    pub fn start(base: &Path, leases: &Leases) -> anyhow::Result<Self> {
-        let arbiter = Arbiter::start(leases).context("no arbiter")?;
+    pub fn start(base: &Path) -> anyhow::Result<Self> {
+        let arbiter = Arbiter::start(&Leases::default()).context("no arbiter")?;
         Ok(Self { arbiter, dirs: Vec::new(), base: base.to_owned() })
     }
 
@@ -62,29 +51,21 @@ impl Host {
         Ok(dir)
     }
 
-    /// How the arbiter says it stands.
-    pub fn view(&self) -> Option<View> {
-        self.arbiter.view()
-    }
-
-    /// What the shims counted so far.
+    /// Times that a tenant's process rationed itself because the arbiter was silent, as the shims counted.
     ///
     /// # Errors
     /// The file system's.
-    pub fn counted(&self) -> anyhow::Result<Counted> {
-        let mut sum = Counted::default();
+    pub fn timeouts(&self) -> anyhow::Result<u64> {
+        let mut sum = 0;
         for dir in &self.dirs {
             let page = File::open(dir.join(USAGE_FILE))?;
             for slot in 0..SLOTS {
-                let at = |field: usize| -> anyhow::Result<u64> {
-                    let at = offset_of!(UsagePage, slots) + slot * size_of::<Slot>() + field;
-                    let mut bytes = [0; 8];
-                    page.read_exact_at(&mut bytes, u64::try_from(at)?)?;
-                    Ok(u64::from_le_bytes(bytes))
-                };
-                sum.timeouts += at(offset_of!(Slot, gate_timeouts))?;
-                sum.waits += at(offset_of!(Slot, gate_waits))?;
-                sum.window_waits += at(offset_of!(Slot, window_waits))?;
+                let at = offset_of!(UsagePage, slots)
+                    + slot * size_of::<Slot>()
+                    + offset_of!(Slot, gate_timeouts);
+                let mut bytes = [0; 8];
+                page.read_exact_at(&mut bytes, u64::try_from(at)?)?;
+                sum += u64::from_le_bytes(bytes);
             }
         }
         Ok(sum)
@@ -122,11 +103,7 @@ pub fn make_pages(dir: &Path, spec: &Spec) -> anyhow::Result<()> {
             memory_limit_bytes: MEMORY,
             context_overhead_bytes: CONTEXT,
             cores_millis,
-            policy: match spec.policy {
-                "strict" => Policy::Strict,
-                "none" => Policy::None,
-                _ => Policy::Burst,
-            },
+            policy: if spec.strict { Policy::Strict } else { Policy::Burst },
         }],
     };
     quota::create(dir, &quota)?;

@@ -19,12 +19,6 @@ pub struct Look {
     pub at_ns: u64,
     /// GPU time of work so far, events and markers left out.
     pub work_ns: Vec<u64>,
-    /// GPU time of events and markers.
-    pub mark_ns: Vec<u64>,
-    /// Kernels completed.
-    pub kernels: Vec<u64>,
-    /// Switches between processes.
-    pub switches: u32,
 }
 
 /// A stretch of time seen by the judge.
@@ -80,19 +74,11 @@ impl Observation {
         tenants: usize,
     ) -> BTreeMap<u32, usize> {
         let mut slots = BTreeMap::new();
-        let mut look = Look {
-            at_ns: account.now_ns,
-            work_ns: vec![0; tenants],
-            mark_ns: vec![0; tenants],
-            kernels: vec![0; tenants],
-            switches: account.switches,
-        };
+        let mut look = Look { at_ns: account.now_ns, work_ns: vec![0; tenants] };
         for context in &account.contexts {
             let Some(tenant) = tenant_of(context.pid) else { continue };
             slots.insert(context.slot, tenant);
             look.work_ns[tenant] += context.busy_ns - context.mark_ns;
-            look.mark_ns[tenant] += context.mark_ns;
-            look.kernels[tenant] += context.kernels;
         }
         self.looks.push(look);
         slots
@@ -112,25 +98,6 @@ impl Observation {
     pub fn rates(&self) -> Vec<f64> {
         let (first, last) = self.ends();
         (0..first.work_ns.len()).map(|i| rate(first, last, i)).collect()
-    }
-
-    /// Part of all time that went into events and markers.
-    pub fn marks(&self) -> f64 {
-        let (first, last) = self.ends();
-        let sum = |look: &Look| look.mark_ns.iter().sum::<u64>();
-        seconds(sum(last) - sum(first)) / self.seconds()
-    }
-
-    /// Kernels completed by each tenant.
-    pub fn kernels(&self) -> Vec<u64> {
-        let (first, last) = self.ends();
-        last.kernels.iter().zip(&first.kernels).map(|(b, a)| b - a).collect()
-    }
-
-    /// Switches between processes in a second.
-    pub fn switches_per_second(&self) -> f64 {
-        let (first, last) = self.ends();
-        f64::from(last.switches - first.switches) / self.seconds()
     }
 
     /// Each tenant's part of all work done.
@@ -205,9 +172,6 @@ mod tests {
         let look = |n: u64| Look {
             at_ns: n * 4_000_000,
             work_ns: vec![n.min(9) * 3_000_000, n * 1_000_000],
-            mark_ns: vec![0, 0],
-            kernels: vec![n, n],
-            switches: 0,
         };
         Observation { looks: (0..=10).map(look).collect(), handovers: Vec::new() }
     }

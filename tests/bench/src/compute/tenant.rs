@@ -21,30 +21,6 @@ pub enum Gate {
     Bare,
     /// Under the plugin's arbiter, hosted by this process.
     Tessera,
-    /// Under `tessera run`s, which arbitrate among themselves.
-    Run,
-}
-
-impl Gate {
-    /// For people and keys.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Bare => "bare",
-            Self::Tessera => "tessera",
-            Self::Run => "run",
-        }
-    }
-}
-
-/// What a tenant's processes run under.
-#[derive(Clone, Copy, Debug)]
-pub enum Under<'a> {
-    /// No shim.
-    Nothing,
-    /// The shim, with these pages.
-    Pages(&'a Path),
-    /// `tessera run`.
-    Run,
 }
 
 /// One tenant to be.
@@ -52,8 +28,8 @@ pub enum Under<'a> {
 pub struct Spec {
     /// Its share, percent of the GPU.
     pub cores: f64,
-    /// `burst`, `strict` or `none`.
-    pub policy: &'static str,
+    /// Whether its share is its cap, too.
+    pub strict: bool,
     /// Arguments of `tessera-tenant load`.
     pub load: Vec<String>,
     /// Processes that do it.
@@ -64,12 +40,12 @@ impl Spec {
     /// A burstable tenant of one process.
     pub fn new(cores: f64, load: &[&str]) -> Self {
         let load = load.iter().map(|&word| word.to_owned()).collect();
-        Self { cores, policy: "burst", load, processes: 1 }
+        Self { cores, strict: false, load, processes: 1 }
     }
 
     /// The same with a cap.
     pub fn strict(self) -> Self {
-        Self { policy: "strict", ..self }
+        Self { strict: true, ..self }
     }
 }
 
@@ -87,30 +63,16 @@ pub struct Tenant {
 }
 
 impl Tenant {
-    /// Starts it.
+    /// Starts it, under the shim where it has pages.
     ///
     /// # Errors
     /// No such program.
-    pub fn start(machine: &Machine, spec: &Spec, under: Under) -> anyhow::Result<Self> {
-        let program = machine.artefacts.path("tessera-tenant");
-        let mut command = match under {
-            Under::Nothing => Command::new(&program),
-            Under::Pages(pages) => {
-                let mut command = Command::new(&program);
-                command
-                    .env("LD_PRELOAD", machine.artefacts.path("libtessera.so"))
-                    .env(PAGES_DIR_ENV, pages);
-                command
-            }
-            Under::Run => {
-                let mut run = Command::new(machine.artefacts.path("tessera"));
-                let cores = format!("{}", spec.cores);
-                run.args(["run", "--memory", "1GiB", "--context-overhead", "32MiB"])
-                    .args(["--cores", &cores, "--policy", spec.policy, "--"])
-                    .arg(&program);
-                run
-            }
-        };
+    pub fn start(machine: &Machine, spec: &Spec, pages: Option<&Path>) -> anyhow::Result<Self> {
+        let mut command = Command::new(machine.artefacts.path("tessera-tenant"));
+        if let Some(pages) = pages {
+            let shim = machine.artefacts.path("libtessera.so");
+            command.env("LD_PRELOAD", shim).env(PAGES_DIR_ENV, pages);
+        }
         if spec.processes > 1 {
             command.args(["--processes", &spec.processes.to_string()]);
         }
@@ -185,9 +147,7 @@ impl Tenant {
         // SAFETY: kill has no memory effects; the child was not waited for, so the pid is its.
         unsafe { libc::kill(self.group, signal) };
     }
-}
 
-impl Tenant {
     /// Stops all its processes where they are.
     pub fn stop(&self) {
         // SAFETY: as in `signal`.

@@ -2,7 +2,6 @@
 //! take, how soon the slices say what happened to a GPU, how large the plugin is, and what it asks of the API server.
 
 mod node;
-mod rest;
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -11,20 +10,18 @@ use serde_json::Value;
 use tokio::time::sleep;
 
 use self::node::{Node, Setup};
-use self::rest::Requests;
-pub use self::rest::{REST, Resting};
-use crate::logged;
+use crate::node::{METRICS, address};
 use crate::plugin;
+use crate::report::Report;
 use crate::soak;
 use crate::stats::Sample;
 use crate::world::World;
 
 /// GPUs of the machine whose claims are prepared.
 const GPUS: usize = 4;
-/// Calls of one claim, calls of a batch, and the same with the disk's fsync; after some that warm up.
+/// Calls of one claim, and calls of a batch; after some that warm up.
 const CALLS: usize = 1000;
 const BATCHES: usize = 200;
-const CALLS_FSYNC: usize = 300;
 const WARM_UP: usize = 20;
 /// Claims of a batch.
 const BATCH: usize = 16;
@@ -39,83 +36,47 @@ const CHANGES: usize = 4;
 const SCRAPES: usize = 10;
 /// How long requests of claims are waited for: their devices' status comes later.
 const STATUS: Duration = Duration::from_secs(3);
-/// The machine of the slices: GPUs, and instances of each, as many as the simulator has.
-const MIG: (usize, usize) = (16, 4);
 
-/// What was measured.
-#[derive(Clone, Debug)]
-pub struct Figures {
-    /// NodePrepareResources of one claim, and of 16, milliseconds, without the disk's fsync.
-    pub prepare_ms: Sample,
-    /// See above.
-    pub prepare_16_ms: Sample,
-    /// Of one claim, with the disk's fsync.
-    pub fsync_ms: Sample,
-    /// From what happens to a GPU until the API server has its taint, milliseconds.
-    pub publish_ms: Sample,
-    /// From spawn to registered, with 64 claims whose pages and CDI specs are gone, milliseconds.
-    pub rebuild_ms: Sample,
-    /// From the removal of a claim's CDI spec until it is there again, milliseconds, beside 63 other claims.
-    pub repair_ms: Sample,
-    /// Resident memory, KiB, with the driver and metrics on, after all claims of above: in all, and its own.
-    pub rss_kib: (u64, u64),
-    /// Slices and devices of 16 GPUs with four MIG instances each: without a taint, and with one.
-    pub slices: [(usize, usize); 2],
-    /// Requests to the API server for each claim, by verb and resource, from Prepare to Unprepare.
-    pub requests: Requests,
-    /// Claims of those.
-    pub claims: usize,
-}
-
-/// Measures all of it but the requests at rest: [`Resting`] does.
+/// Measures all of it.
 ///
 /// # Errors
 /// A plugin that does not start, register, publish or answer.
-pub fn run(world: &World) -> anyhow::Result<Figures> {
+pub fn run(world: &World, report: &mut Report) -> anyhow::Result<()> {
     // The stand-ins answer on threads of their own, as kubelet and the API server would.
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
-    runtime.worker_threads(1).enable_all().build()?.block_on(measure(world))
+    runtime.worker_threads(1).enable_all().build()?.block_on(measure(world, report))
 }
 
-async fn measure(world: &World) -> anyhow::Result<Figures> {
+#[allow(clippy::cast_precision_loss, reason = "KiB far below 2^53")]
+async fn measure(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let gpus = "[[gpu]]\nmemory = \"80GiB\"\n".repeat(GPUS);
     let setup = Setup::new(world, "dra", &gpus, GPUS)?;
     let mut node = Node::start(&setup).await?;
-    let address = logged::address(|| node.log(), logged::METRICS).await?;
-    let prepare_ms = prepare(&mut node, CALLS, 1).await?;
-    let prepare_16_ms = prepare(&mut node, BATCHES, BATCH).await?;
+    let metrics = address(|| node.log(), METRICS).await?;
+    let one = prepare(&mut node, CALLS, 1).await?;
+    report.p99("dra_prepare_p99_ms", "NodePrepareResources, p99", &one, 10.0);
+    let batch = prepare(&mut node, BATCHES, BATCH).await?;
+    report.p99("dra_prepare_16_p99_ms", "· of 16 claims a call, p99", &batch, 50.0);
     for _ in 0..SCRAPES {
-        soak::scrape(address).await?;
+        soak::scrape(metrics).await?;
     }
     plugin::ask(&node.endpoints().await?).await?;
-    let rss_kib = node.process()?.rss_kib()?;
-    let publish_ms = publish(&node, &setup).await?;
-    node.end().await;
-
-    let mut synced = setup.clone();
-    synced.fsync = true;
-    let mut node = Node::start(&synced).await?;
-    let fsync_ms = prepare(&mut node, CALLS_FSYNC, 1).await?;
+    let rss = node.process()?.rss_kib()?.0 as f64 / 1024.0;
+    let taints = publish(&node, &setup).await?;
+    report.median("dra_publish_ms", "XID to the slice's taint", &taints, 500.0);
     node.end().await;
 
     let mut node = Node::start(&setup).await?;
-    let (requests, claims) = requests(&mut node).await?;
-    let rebuild_ms = rebuild(&mut node).await?;
-    let repair_ms = repair(&mut node).await?;
+    let calls = calls(&mut node).await?;
+    let rebuild = rebuild(&mut node).await?;
+    let what = "start to registered, 64 claims' files gone";
+    report.median("dra_rebuild_ms", what, &rebuild, 500.0);
+    let repair = repair(&mut node).await?;
+    report.median("repair_ms", "a claim's lost CDI spec is back", &repair, 500.0);
     node.end().await;
-    let slices = slices(world).await?;
-    Ok(Figures {
-        prepare_ms,
-        prepare_16_ms,
-        fsync_ms,
-        publish_ms,
-        rebuild_ms,
-        repair_ms,
-        rss_kib,
-        slices,
-        requests,
-        claims,
-    })
+    report.figure("plugin_rss_mib_dra", "plugin's RSS, DRA and metrics on", "MiB", rss, 24.0);
+    report.figure("dra_api_calls_per_claim", "API calls per claim", "", calls, 3.0);
+    Ok(())
 }
 
 /// Prepares and unprepares new claims, so many a call, each of the next GPU.
@@ -144,15 +105,19 @@ async fn publish(node: &Node, setup: &Setup) -> anyhow::Result<Sample> {
     Ok(Sample::new(values))
 }
 
-/// What the API server is asked for claims that come and stay.
-async fn requests(node: &mut Node) -> anyhow::Result<(Requests, usize)> {
+/// What the API server is asked for each claim that comes and stays.
+#[allow(clippy::cast_precision_loss, reason = "a few requests")]
+async fn calls(node: &mut Node) -> anyhow::Result<f64> {
     sleep(STATUS).await;
     let before = node.api.asked().len();
-    let claims = rest::claims(node).await?;
+    let claims = (0..BATCH).map(|at| node.claim(at % GPUS)).collect::<anyhow::Result<Vec<_>>>()?;
+    for claim in &claims {
+        node.prepare(std::slice::from_ref(claim)).await?;
+    }
     sleep(STATUS).await;
-    let requests = rest::counted(&node.api.asked()[before..]);
+    let calls = node.api.asked().len() - before;
     node.unprepare(&claims).await?;
-    Ok((requests, claims.len()))
+    Ok(calls as f64 / BATCH as f64)
 }
 
 /// Starts with claims whose pages and CDI specs a reboot took.
@@ -207,23 +172,6 @@ async fn repair(node: &mut Node) -> anyhow::Result<Sample> {
 fn count(dir: &std::path::Path, is_one: impl Fn(&str) -> bool) -> anyhow::Result<usize> {
     let names = fs::read_dir(dir)?.flatten().map(|entry| entry.file_name());
     Ok(names.filter(|name| name.to_str().is_some_and(&is_one)).count())
-}
-
-/// A large node's slices and devices: without a taint, and with one.
-async fn slices(world: &World) -> anyhow::Result<[(usize, usize); 2]> {
-    let (gpus, instances) = MIG;
-    let profiles = vec!["\"1g.20gb\""; instances].join(", ");
-    let machine = format!("[[gpu]]\nmemory = \"80GiB\"\nmig = [{profiles}]\n").repeat(gpus);
-    let setup = Setup::new(world, "dra-mig", &machine, gpus * instances)?;
-    let node = Node::start(&setup).await?;
-    let plain = (node.slices(), node.devices().len());
-    setup.control(&["xid", "0", "79"]).await?;
-    node.published(|devices| devices.iter().any(|device| device["taints"].is_array())).await?;
-    // The rest of the pool follows.
-    node.published(|devices| devices.len() == gpus * instances).await?;
-    let tainted = (node.slices(), node.devices().len());
-    node.end().await;
-    Ok([plain, tainted])
 }
 
 fn millis(duration: Duration) -> f64 {

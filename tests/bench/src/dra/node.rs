@@ -15,8 +15,8 @@ use tessera_web::client::Endpoint;
 use tokio::process::{Child, Command};
 use tokio::time::{sleep, timeout};
 
+use crate::kernel::Process;
 use crate::node::{Api, certificate};
-use crate::process::Process;
 use crate::world::World;
 
 /// As in slices and claims.
@@ -36,8 +36,6 @@ pub struct Setup {
     envs: Vec<(&'static str, PathBuf)>,
     /// Devices that it publishes.
     devices: usize,
-    /// `ledger.fsync`.
-    pub fsync: bool,
 }
 
 impl Setup {
@@ -60,7 +58,6 @@ impl Setup {
             ctl: world.artefacts.path("sim/simgpu-ctl"),
             envs,
             devices,
-            fsync: false,
         })
     }
 
@@ -178,11 +175,6 @@ impl Node {
         let of_slice =
             |slice: &Value| slice["spec"]["devices"].as_array().cloned().unwrap_or_default();
         self.api.with(|store| store.slices(Some(DRIVER), Some(NODE)).flat_map(of_slice).collect())
-    }
-
-    /// How many slices there are.
-    pub fn slices(&self) -> usize {
-        self.api.with(|store| store.slices(Some(DRIVER), Some(NODE)).count())
     }
 
     /// A new claim of 256 MiB and 1 % of the `gpu`-th device, allocated.
@@ -303,7 +295,7 @@ fn config(setup: &Setup, kubelet: &Kubelet, dir: &Path, pages: &Path) -> String 
          [share]\nreplicas = 8\n\
          [dra]\nenabled = true\n\
          [cdi]\ndirectory = {}\n\
-         [ledger]\nfsync = {}\n\
+         [ledger]\nfsync = false\n\
          [pages]\ntmpfs = \"off\"\n\
          [metrics]\nlisten = \"127.0.0.1:0\"\n\
          [api]\nlisten = \"127.0.0.1:0\"\ntls_cert = {}\ntls_key = {}\n\
@@ -311,7 +303,6 @@ fn config(setup: &Setup, kubelet: &Kubelet, dir: &Path, pages: &Path) -> String 
          [paths]\nkubelet = {}\npod_resources = {}\nplugins_registry = {}\ndra = {}\npages = {}\n\
          shim = {}\nshim_source = {}\ncontainer_logs = {}\nledger = {}\nadmin = {}\n",
         at("cdi"),
-        setup.fsync,
         at("tls.crt"),
         at("tls.key"),
         path(kubelet.device_plugins_dir()),

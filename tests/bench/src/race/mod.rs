@@ -24,7 +24,8 @@ use serde_json::{Value, json};
 use tessera_tenant_program::memory::Api;
 use tessera_tenant_program::rng::Rng;
 
-use crate::clock;
+use crate::kernel;
+use crate::report::Report;
 use crate::world::{Account, CONTEXT, World};
 use team::Team;
 
@@ -52,36 +53,36 @@ const MIXED: &str = "mixed";
 
 /// What some of the races showed.
 #[derive(Clone, Debug, Default)]
-pub struct Tally {
+struct Tally {
     /// Most bytes held beyond the limit at any judged moment.
-    pub overshoot_bytes: u64,
+    overshoot_bytes: u64,
     /// Requests that fitted and were refused.
-    pub false_refusals: u64,
+    false_refusals: u64,
     /// Requests that were rightly refused.
-    pub true_refusals: u64,
+    true_refusals: u64,
     /// Contended rounds whose grants were counted.
-    pub rounds: u64,
+    rounds: u64,
     /// Processes killed.
-    pub kills: u64,
+    kills: u64,
 }
 
 /// What the races showed, by the API that was asked.
 #[derive(Clone, Debug, Default)]
-pub struct Outcome(BTreeMap<&'static str, Tally>);
+struct Outcome(BTreeMap<&'static str, Tally>);
 
 impl Outcome {
     /// The worst over all APIs.
-    pub fn overshoot_bytes(&self) -> u64 {
+    fn overshoot_bytes(&self) -> u64 {
         self.0.values().map(|tally| tally.overshoot_bytes).max().unwrap_or(0)
     }
 
     /// Of all APIs.
-    pub fn false_refusals(&self) -> u64 {
+    fn false_refusals(&self) -> u64 {
         self.0.values().map(|tally| tally.false_refusals).sum()
     }
 
     /// For the summary.
-    pub fn detail(&self) -> Value {
+    fn detail(&self) -> Value {
         let by_api: BTreeMap<&str, Value> = self
             .0
             .iter()
@@ -100,21 +101,27 @@ impl Outcome {
     }
 }
 
-/// Runs both races by `apis`.
+/// Runs both races.
 ///
 /// # Errors
 /// A process that fails otherwise than by being refused.
-pub fn run(world: &World, apis: &[Api]) -> anyhow::Result<Outcome> {
+#[allow(clippy::cast_precision_loss, reason = "counts and bytes far below 2^53")]
+pub fn run(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let mut outcome = Outcome::default();
     let account = Account::open(world)?;
-    for api in apis {
+    for api in Api::ALL {
         let tally = outcome.0.entry(api.name()).or_default();
-        contended(world, &account, &[*api], tally)?;
+        contended(world, &account, &[api], tally)?;
     }
     let tally = outcome.0.entry(MIXED).or_default();
-    contended(world, &account, apis, tally)?;
-    room_for_all(world, &account, apis, tally)?;
-    Ok(outcome)
+    contended(world, &account, &Api::ALL, tally)?;
+    room_for_all(world, &account, &Api::ALL, tally)?;
+    let over = outcome.overshoot_bytes() as f64;
+    report.figure("overshoot_bytes", "granted over the limit", "bytes", over, 0.0);
+    let refusals = outcome.false_refusals() as f64;
+    report.figure("false_refusals", "refusals of what fits", "", refusals, 0.0);
+    report.put("race_detail", outcome.detail());
+    Ok(())
 }
 
 const CONTEXTS: u64 = PROCESSES as u64 * CONTEXT;
@@ -138,7 +145,7 @@ fn contended(
     let mut rng = Rng::new(1);
     for round in 0..ROUNDS {
         let kill = round % KILL_EVERY == KILL_EVERY - 1;
-        let at = clock::now_ns() + u64::try_from(MUSTER.as_nanos())?;
+        let at = kernel::now_ns() + u64::try_from(MUSTER.as_nanos())?;
         team.order(|place| format!("round {at} {}", list(apis, place + round)))?;
         if kill {
             std::thread::sleep(MUSTER + Duration::from_micros(rng.below(1500)));

@@ -2,7 +2,6 @@
 
 `first_paint_ms`: from the navigation to the frame in which rows of GPUs are painted, one figure for each load.
 `refresh_ms`: from the moment in which every node changes to the frame that shows the sum of all nodes' new figures.
-`longest_task_ms`: the longest time for which the page answered no key, of each refresh.
 `rss_bytes`: the most that was resident in the server, with one page open.
 """
 
@@ -18,10 +17,6 @@ REFRESHES = 10
 
 OBSERVE = """
 (() => {
-    window.longest = 0;
-    new PerformanceObserver((list) => {
-        for (const task of list.getEntries()) window.longest = Math.max(window.longest, task.duration);
-    }).observe({ type: 'longtask', buffered: true });
     const look = () => {
         if (document.querySelector('#rows a[data-gpu]') === null) return requestAnimationFrame(look);
         // The frame after that in which they are laid out is on the screen.
@@ -45,9 +40,8 @@ def main(nodes, cards, each):
             one.until("() => window.painted !== undefined")
             paints.append(one.evaluate("() => window.painted"))
         one.requests = [url for url in one.requests if url != "about:blank"]
-        refreshes, longest = [], []
+        refreshes = []
         for _ in range(REFRESHES):
-            one.evaluate("() => { window.longest = 0 }")
             twin("tick", 60_000)
             wanted = written(one, "number", twin("refusals"))
             shown = "(wanted) => [...document.querySelectorAll('.totals dd')].at(-1).innerText === wanted"
@@ -56,13 +50,9 @@ def main(nodes, cards, each):
             server("tick", 60_000)
             one.page.wait_for_function(shown, arg=wanted, polling="raf")
             refreshes.append(1000 * (time.monotonic() - begun))
-            # A task is reported after its end.
-            one.evaluate("() => new Promise((done) => setTimeout(done, 100))")
-            longest.append(one.evaluate("() => window.longest"))
         print(json.dumps({
             "first_paint_ms": paints,
             "refresh_ms": refreshes,
-            "longest_task_ms": longest,
             "rss_bytes": server("rss"),
         }))
     twin.close()

@@ -2,16 +2,8 @@
 
 use tessera_cuda::types::{CUDA_ERROR_NOT_FOUND, CUdeviceptr};
 
-use super::vmm;
 use crate::cuda::{Cuda, Stream, check};
 use crate::exit::CudaError;
-
-/// Addresses of the process that nothing is mapped at between two cycles.
-#[derive(Debug)]
-pub struct Range {
-    address: CUdeviceptr,
-    size: usize,
-}
 
 /// Copies to the device by one call, as vLLM's offloading of its cache makes them: many pieces, each of which may be
 /// any memory.
@@ -86,25 +78,5 @@ impl Cuda {
             check("cuMemAllocAsync", allocate(&raw mut address, bytes, stream.raw()))?;
             check("cuMemFreeAsync", (self.driver().mem_free_async)(address, stream.raw()))
         }
-    }
-
-    /// Addresses for [`Self::vmm_cycle`], of at least `bytes`.
-    ///
-    /// # Errors
-    /// The driver's; `CUDA_ERROR_NOT_FOUND` where it has no virtual memory management.
-    pub fn reserve(&self, bytes: usize) -> Result<Range, CudaError> {
-        let size = vmm::round_up(self, bytes)?;
-        Ok(Range { address: vmm::reserve(self, size)?, size })
-    }
-
-    /// `cuMemCreate`, `cuMemMap`, `cuMemSetAccess`, `cuMemUnmap`, `cuMemRelease`.
-    ///
-    /// # Errors
-    /// The driver's.
-    pub fn vmm_cycle(&self, range: &Range) -> Result<(), CudaError> {
-        let handle = vmm::create(self, range.size)?;
-        vmm::map_at(self, range.address, range.size, handle)?;
-        vmm::unmap_at(self, range.address, range.size)?;
-        vmm::release(self, handle)
     }
 }

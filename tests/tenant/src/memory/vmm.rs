@@ -107,7 +107,7 @@ fn prop(cuda: &Cuda) -> AllocationProp {
 }
 
 /// To a multiple of the granularity.
-pub fn round_up(cuda: &Cuda, bytes: usize) -> Result<usize, CudaError> {
+fn round_up(cuda: &Cuda, bytes: usize) -> Result<usize, CudaError> {
     let granularity_of = need("cuMemGetAllocationGranularity", cuda.driver().mem_granularity)?;
     let prop = prop(cuda);
     let mut granularity = 0;
@@ -118,7 +118,7 @@ pub fn round_up(cuda: &Cuda, bytes: usize) -> Result<usize, CudaError> {
     Ok(bytes.checked_next_multiple_of(granularity.max(1)).unwrap_or(usize::MAX))
 }
 
-pub fn create(cuda: &Cuda, size: usize) -> Result<u64, CudaError> {
+fn create(cuda: &Cuda, size: usize) -> Result<u64, CudaError> {
     let create = need("cuMemCreate", cuda.driver().mem_create)?;
     let prop = prop(cuda);
     let mut handle = 0;
@@ -127,7 +127,7 @@ pub fn create(cuda: &Cuda, size: usize) -> Result<u64, CudaError> {
     Ok(handle)
 }
 
-pub fn reserve(cuda: &Cuda, size: usize) -> Result<CUdeviceptr, CudaError> {
+fn reserve(cuda: &Cuda, size: usize) -> Result<CUdeviceptr, CudaError> {
     let reserve = need("cuMemAddressReserve", cuda.driver().mem_address_reserve)?;
     let mut address = 0;
     // SAFETY: a live out-parameter.
@@ -136,12 +136,7 @@ pub fn reserve(cuda: &Cuda, size: usize) -> Result<CUdeviceptr, CudaError> {
 }
 
 /// Maps all of `handle`, readable and writable; nothing stays mapped where that fails.
-pub fn map_at(
-    cuda: &Cuda,
-    address: CUdeviceptr,
-    size: usize,
-    handle: u64,
-) -> Result<(), CudaError> {
+fn map_at(cuda: &Cuda, address: CUdeviceptr, size: usize, handle: u64) -> Result<(), CudaError> {
     let map = need("cuMemMap", cuda.driver().mem_map)?;
     let access = need("cuMemSetAccess", cuda.driver().mem_set_access)?;
     let grant = AccessDesc { location: Location::device(cuda.device()), flags: READ_WRITE };
@@ -153,13 +148,13 @@ pub fn map_at(
     }
 }
 
-pub fn unmap_at(cuda: &Cuda, address: CUdeviceptr, size: usize) -> Result<(), CudaError> {
+fn unmap_at(cuda: &Cuda, address: CUdeviceptr, size: usize) -> Result<(), CudaError> {
     let unmap = need("cuMemUnmap", cuda.driver().mem_unmap)?;
     // SAFETY: mapped whole by `map_at`; its owner uses it no more.
     check("cuMemUnmap", unsafe { unmap(address, size) })
 }
 
-pub fn release(cuda: &Cuda, handle: u64) -> Result<(), CudaError> {
+fn release(cuda: &Cuda, handle: u64) -> Result<(), CudaError> {
     let release = need("cuMemRelease", cuda.driver().mem_release)?;
     // SAFETY: a handle of `create`, released once.
     check("cuMemRelease", unsafe { release(handle) })

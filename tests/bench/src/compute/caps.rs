@@ -1,22 +1,65 @@
-//! A strict share beside neighbours that do not drain in time, with several processes, and with long
-//! operations; and a newcomer beside who was alone and has a long queue.
+//! Strict shares: how much of the cap is used by who wants more, alone, beside neighbours that do not drain in time,
+//! with several processes, and with long operations; and a newcomer beside who was alone and has a long queue.
 
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use super::{Gate, Place, Report, Spec, Timeouts, backlog};
-use crate::compute::judge::{Look, Observation};
-use crate::compute::scenario::Stage;
+use super::judge::{Look, Observation};
+use super::scenario::{self, Stage};
+use super::{Artefacts, Gate, Report, Spec, Timeouts, backlog, graphs};
 
-/// How long each case is looked at.
+/// Caps that together leave room, so that each tenant is held by its own alone; and how long they are looked at.
+const GROUPS: [&[f64]; 2] = [&[10.0, 25.0, 50.0], &[75.0]];
+const TOGETHER: Duration = Duration::from_secs(10);
+
+/// Measures kernels and graphs.
+///
+/// # Errors
+/// A tenant that does not start.
+pub fn run(
+    artefacts: &Artefacts,
+    report: &mut Report,
+    timeouts: &mut Timeouts,
+) -> anyhow::Result<()> {
+    let mut detail = Map::new();
+    let kernels: fn(f64) -> Spec = |cores| backlog(cores, "200");
+    for (key, what, most, load) in [
+        ("cap_error_pct", "strict caps, kernels", 1.0, kernels),
+        ("cap_error_graph_pct", "strict caps, 8 ms graphs", 2.0, graphs as fn(f64) -> Spec),
+    ] {
+        crate::note(what);
+        let mut worst = 0.0f64;
+        let mut caps = Map::new();
+        // What one could use without a cap.
+        let bare = scenario::watch(artefacts, &[load(100.0)], Gate::Bare, Duration::from_secs(2))?;
+        let solo = bare.account.rates()[0];
+        for group in GROUPS {
+            let tenants: Vec<Spec> = group.iter().map(|&cores| load(cores).strict()).collect();
+            let seen = scenario::watch(artefacts, &tenants, Gate::Tessera, TOGETHER)?;
+            timeouts.0 += seen.timeouts;
+            for (cap, got) in group.iter().zip(seen.account.rates()) {
+                let got = got / solo * 100.0;
+                let off = (got - cap) / cap * 100.0;
+                worst = worst.max(off.abs());
+                caps.insert(format!("{cap}"), json!({ "got": got, "error_percent": off }));
+            }
+        }
+        report.figure(key, what, "%", worst, most);
+        detail.insert(key.into(), Value::Object(caps));
+    }
+    report.put("cap_detail", Value::Object(detail));
+    Ok(())
+}
+
+/// How long each case of late neighbours is looked at.
 const LENGTH: Duration = Duration::from_secs(6);
-/// The cap, percent.
+/// Their capped neighbour's cap, percent.
 const CAP: f64 = 25.0;
 
 /// One case: its name, who is there, and how many of the last are stopped.
-pub struct Case {
-    pub name: &'static str,
+struct Case {
+    name: &'static str,
     tenants: Vec<Spec>,
     stopped: usize,
     /// How long nobody looks.
@@ -30,7 +73,7 @@ fn with(mut spec: Spec, words: &[&str]) -> Spec {
 }
 
 /// All cases; the capped tenant is the first.
-pub fn cases() -> Vec<Case> {
+fn cases() -> Vec<Case> {
     let capped = || backlog(CAP, "200").strict();
     let beside = |name, others: Vec<Spec>, stopped| {
         let tenants = std::iter::once(capped()).chain(others).collect();
@@ -64,16 +107,8 @@ pub fn cases() -> Vec<Case> {
 }
 
 /// How far the first tenant is off its cap, percent of it; and what it got, percent.
-///
-/// # Errors
-/// A tenant that does not start.
-pub fn off(
-    place: &Place,
-    case: &Case,
-    gate: Gate,
-    timeouts: &mut u64,
-) -> anyhow::Result<(f64, f64)> {
-    let stage = Stage::set(place, &case.tenants, gate)?;
+fn off(artefacts: &Artefacts, case: &Case, timeouts: &mut Timeouts) -> anyhow::Result<(f64, f64)> {
+    let stage = Stage::set(artefacts, &case.tenants, Gate::Tessera)?;
     for tenant in stage.tenants.iter().rev().take(case.stopped) {
         tenant.stop();
     }
@@ -82,7 +117,7 @@ pub fn off(
     }
     std::thread::sleep(case.settle);
     let seen = stage.look(case.length)?;
-    *timeouts += seen.counted.timeouts;
+    timeouts.0 += seen.timeouts;
     let got = rounds(&seen.account).unwrap_or(seen.account.rates()[0]) * 100.0;
     Ok(((got - CAP) / CAP * 100.0, got))
 }
@@ -113,51 +148,36 @@ fn rounds(seen: &Observation) -> Option<f64> {
     (last.at_ns > first.at_ns).then_some(part)
 }
 
-/// Measures them.
+/// Measures the cap beside late neighbours, and the newcomer.
 ///
 /// # Errors
 /// A tenant that does not start.
-pub fn run(place: &Place, report: &mut Report, timeouts: &mut Timeouts) -> anyhow::Result<()> {
+pub fn late(
+    artefacts: &Artefacts,
+    report: &mut Report,
+    timeouts: &mut Timeouts,
+) -> anyhow::Result<()> {
     let (mut worst, mut detail) = (0.0f64, Map::new());
     for case in cases() {
         crate::note(case.name);
-        let (bare, _) = match case.length == LENGTH {
-            true => off(place, &Case { length: LENGTH / 3, ..shallow(&case) }, Gate::Bare, &mut 0)?,
-            false => (f64::NAN, 0.0),
-        };
-        let (error, got) = off(place, &case, Gate::Tessera, &mut timeouts.0)?;
+        let (error, got) = off(artefacts, &case, timeouts)?;
         worst = worst.max(error.abs());
-        let value = json!({ "got": got, "error_percent": error, "bare_error_percent": bare });
-        detail.insert(case.name.into(), value);
+        detail.insert(case.name.into(), json!({ "got": got, "error_percent": error }));
     }
-    report.figure(
-        "late_cap_error_pct",
-        "strict cap beside late ones, the worst",
-        "%",
-        worst,
-        Some(1.0),
-    );
+    let what = "strict cap beside late ones, the worst";
+    report.figure("late_cap_error_pct", what, "%", worst, 1.0);
     report.put("late_cap_detail", Value::Object(detail));
-    let bare = newcomer(place, Gate::Bare)?;
-    let seconds = newcomer(place, Gate::Tessera)?;
-    report.figure("newcomer_share_s", "a newcomer has its share after", "s", seconds, Some(0.5));
-    report.put("newcomer_bare_s", json!(bare.is_finite().then_some(bare)));
+    let seconds = newcomer(artefacts)?;
+    report.figure("newcomer_share_s", "a newcomer has its share after", "s", seconds, 0.5);
     Ok(())
-}
-
-fn shallow(case: &Case) -> Case {
-    Case { tenants: case.tenants.clone(), ..*case }
 }
 
 /// How long after it was there a newcomer with 80 % had that of each half second that followed, beside a
 /// tenant that was alone with 10 s of work queued. Infinite where it never had.
-///
-/// # Errors
-/// A tenant that does not start.
-pub fn newcomer(place: &Place, gate: Gate) -> anyhow::Result<f64> {
+fn newcomer(artefacts: &Artefacts) -> anyhow::Result<f64> {
     crate::note("newcomer");
     let alone = Spec::new(20.0, &["--kernel-us=10000"]);
-    let mut stage = Stage::set(place, &[alone], gate)?;
+    let mut stage = Stage::set(artefacts, &[alone], Gate::Tessera)?;
     std::thread::sleep(Duration::from_millis(700));
     stage.join(&Spec::new(80.0, &["--kernel-us=200"]))?;
     let seen = stage.look(Duration::from_secs(5))?.account;
@@ -184,13 +204,7 @@ mod tests {
         let look = |n: u64| {
             let at = n * 50;
             let ended = at / 24_000 * 2 + (at % 24_000 / 3_000).min(2);
-            Look {
-                at_ns: at * 1_000_000,
-                work_ns: vec![ended * 3_000_000_000],
-                mark_ns: vec![0],
-                kernels: vec![0],
-                switches: 0,
-            }
+            Look { at_ns: at * 1_000_000, work_ns: vec![ended * 3_000_000_000] }
         };
         let seen = Observation { looks: (0..1600).map(look).collect(), handovers: Vec::new() };
         assert!((rounds(&seen).unwrap() - 0.25).abs() < 1e-9);
@@ -204,9 +218,6 @@ mod tests {
             Look {
                 at_ns: at * 1_000_000,
                 work_ns: vec![(at / 4_000 * 1_000 + (at % 4_000).min(1_000)) * 1_000_000],
-                mark_ns: vec![0],
-                kernels: vec![0],
-                switches: 0,
             }
         };
         let seen = Observation { looks: (0..200).map(look).collect(), handovers: Vec::new() };

@@ -22,7 +22,7 @@ const SHARE: f64 = 0.5;
 /// Collectives of one thread, of one that runs ahead, of a thread and of a process for each GPU; a host
 /// function that waits for its thread, one that waits for another process, and a wait for a word that the
 /// host writes later. See `tests/programs/tied.c`.
-pub const SHAPES: [&str; 7] = ["gpus", "ahead", "threads", "ranks", "host", "processes", "value"];
+const SHAPES: [&str; 7] = ["gpus", "ahead", "threads", "ranks", "host", "processes", "value"];
 
 const MACHINE: &str = "[memory]\ncontext_overhead = \"32MiB\"\nteardown_ms = 0.0\n\
     [[kernel]]\nname = \"spin\"\nparameter = 0\n\
@@ -31,19 +31,19 @@ const MACHINE: &str = "[memory]\ncontext_overhead = \"32MiB\"\nteardown_ms = 0.0
 
 /// What was seen of one shape.
 #[derive(Clone, Copy, Debug)]
-pub struct Speeds {
+struct Speeds {
     /// Steps a second without Tessera, alone.
-    pub bare: f64,
+    bare: f64,
     /// To share × bare: with a cap, alone.
-    pub capped: f64,
+    capped: f64,
     /// To share × bare: beside a backlog.
-    pub beside: f64,
+    beside: f64,
     /// What the backlog did beside it, to what it does bare and alone.
-    pub backlog: f64,
+    backlog: f64,
 }
 
 /// Where the programs run.
-pub struct Place {
+struct Place {
     artefacts: Artefacts,
     dir: TempDir,
     program: PathBuf,
@@ -54,7 +54,7 @@ impl Place {
     ///
     /// # Errors
     /// No compiler.
-    pub fn new(artefacts: &Artefacts) -> anyhow::Result<Self> {
+    fn new(artefacts: &Artefacts) -> anyhow::Result<Self> {
         let dir = tempfile::Builder::new().prefix("tessera-bench.").tempdir_in("/dev/shm")?;
         std::fs::write(dir.path().join("simgpu.toml"), MACHINE)?;
         std::fs::create_dir(dir.path().join("run"))?;
@@ -70,7 +70,7 @@ impl Place {
     ///
     /// # Errors
     /// A program that does not start, or hangs.
-    pub fn speeds(&self, shape: &str) -> anyhow::Result<Speeds> {
+    fn speeds(&self, shape: &str) -> anyhow::Result<Speeds> {
         let bare = self.start(shape, None)?.rate().context("bare")?;
         let backlog = self.start("none", None)?.rate().context("the backlog, bare")?;
         let capped = self.start(shape, Some("strict"))?.rate().context("with a cap")?;
@@ -152,28 +152,22 @@ pub fn run(artefacts: &Artefacts, report: &mut Report) -> anyhow::Result<()> {
         capped.push(seen.capped);
         beside.push(seen.beside);
         lost.push((SHARE - seen.backlog) * 100.0);
-        detail.insert(shape.into(), seen.to_json());
+        let row = json!({
+            "bare_steps_per_second": seen.bare,
+            "capped": seen.capped,
+            "beside": seen.beside,
+            "backlog": seen.backlog,
+        });
+        detail.insert(shape.into(), row);
     }
     let worst = |values: Vec<f64>| Sample::new(values).quantile(0.0);
     let what = "collectives under a cap, to share × bare";
-    report.at_least("collective_efficiency", what, "", worst(capped), Some(0.9));
+    report.at_least("collective_efficiency", what, "", worst(capped), 0.9);
     let what = "collectives beside a backlog, to share × bare";
-    report.at_least("collective_efficiency_beside", what, "", worst(beside), Some(0.9));
+    report.at_least("collective_efficiency_beside", what, "", worst(beside), 0.9);
     let most = lost.into_iter().fold(0.0, f64::max);
     let what = "the backlog beside them: points below its share";
-    report.figure("collective_neighbour_loss_pp", what, "pp", most, Some(2.0));
+    report.figure("collective_neighbour_loss_pp", what, "pp", most, 2.0);
     report.put("collective_detail", Value::Object(detail));
     Ok(())
-}
-
-impl Speeds {
-    /// For the summary.
-    pub fn to_json(self) -> Value {
-        json!({
-            "bare_steps_per_second": self.bare,
-            "capped": self.capped,
-            "beside": self.beside,
-            "backlog": self.backlog,
-        })
-    }
 }

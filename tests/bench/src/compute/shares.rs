@@ -1,0 +1,250 @@
+//! Tenants that never have enough: shares, fairness, throughput, hand-overs, the arbiter's cost; and how much of the
+//! time the GPU works for two, beside what it does without Tessera.
+
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+
+use super::scenario::{self, Seen};
+use super::{Artefacts, Gate, Report, Spec, Timeouts, backlog, graphs};
+use crate::stats::Sample;
+
+/// How long the judge looks on.
+const LENGTH: Duration = Duration::from_millis(10_100);
+/// And without Tessera, where there is less to see.
+const BARE: Duration = Duration::from_millis(2_100);
+/// And at pairs that easily lose the GPU's time.
+const BUSY: Duration = Duration::from_secs(4);
+const SECOND: Duration = Duration::from_secs(1);
+const TEN: Duration = Duration::from_secs(10);
+
+/// Tenants with weights.
+struct Set {
+    name: &'static str,
+    weights: &'static [f64],
+    /// What each runs.
+    kernels: &'static [&'static str],
+    /// Longest operation, microseconds.
+    longest_us: f64,
+}
+
+/// A graph instead of kernels.
+const GRAPH: &str = "graph";
+
+const SETS: [Set; 5] = [
+    Set { name: "two_equal", weights: &[50.0, 50.0], kernels: &["200"], longest_us: 200.0 },
+    Set { name: "two_75_25", weights: &[75.0, 25.0], kernels: &["20", "1000"], longest_us: 1000.0 },
+    Set { name: "two_90_10_graphs", weights: &[10.0, 90.0], kernels: &[GRAPH], longest_us: 8000.0 },
+    Set {
+        name: "four",
+        weights: &[40.0, 30.0, 20.0, 10.0],
+        kernels: &["5000", "20,200,1000", GRAPH, "200"],
+        longest_us: 8000.0,
+    },
+    Set {
+        name: "eight_equal",
+        weights: &[12.5; 8],
+        kernels: &["20", "200", "1000", "50,500"],
+        longest_us: 1000.0,
+    },
+];
+
+impl Set {
+    fn tenants(&self) -> Vec<Spec> {
+        let kernels = self.kernels.iter().cycle();
+        let one = |(&cores, kernels): (&f64, &&str)| match *kernels {
+            GRAPH => graphs(cores),
+            list => backlog(cores, list),
+        };
+        self.weights.iter().zip(kernels).map(one).collect()
+    }
+
+    fn due(&self) -> Vec<f64> {
+        let all: f64 = self.weights.iter().sum();
+        self.weights.iter().map(|w| w / all).collect()
+    }
+}
+
+/// Measures all of it.
+///
+/// # Errors
+/// A tenant that does not start.
+pub fn run(
+    artefacts: &Artefacts,
+    report: &mut Report,
+    timeouts: &mut Timeouts,
+) -> anyhow::Result<()> {
+    let (mut second, mut ten) = (0.0f64, 0.0f64);
+    let mut detail = serde_json::Map::new();
+    for set in &SETS {
+        crate::note(&format!("shares: {}", set.name));
+        let due = set.due();
+        let seen = scenario::watch(artefacts, &set.tenants(), Gate::Tessera, LENGTH)?;
+        timeouts.0 += seen.timeouts;
+        let off = worst(&seen.account.share_errors(&due, SECOND));
+        // Where operations are longer, a second cannot be divided so finely.
+        if set.longest_us <= 1000.0 {
+            second = second.max(off);
+        }
+        ten = ten.max(worst(&seen.account.share_errors(&due, TEN)));
+        detail.insert(set.name.into(), value(&seen, &due));
+        if set.name == "two_equal" {
+            throughput(artefacts, report, &seen)?;
+            handover(report, &seen, ["handoff_us", "handoff_p99_us"], [60.0, 100.0]);
+        }
+        if set.name == "eight_equal" {
+            let least = seen.account.jain(&due, SECOND).into_iter().fold(1.0, f64::min);
+            report.at_least("jain_8", "Jain's index of 8 tenants, 1 s", "", least, 0.999);
+            let percent = seen.arbiter_percent;
+            report.figure("arbiter_cpu_pct", "arbiter's CPU, 8 tenants", "%", percent, 3.0);
+        }
+    }
+    report.figure("share_error_1s_pp", "share error over 1 s", "pp", second, 1.0);
+    report.figure("share_error_10s_pp", "share error over 10 s", "pp", ten, 0.5);
+    report.put("share_detail", Value::Object(detail));
+    conservation(artefacts, report, timeouts)?;
+    // Before everything else on the machine, what is beside it says nothing.
+    if crate::machine::goes_first() {
+        return Ok(());
+    }
+    loaded(artefacts, report, timeouts)
+}
+
+fn worst(errors: &[f64]) -> f64 {
+    errors.iter().copied().fold(0.0, f64::max)
+}
+
+fn value(seen: &Seen, due: &[f64]) -> Value {
+    let errors = |window| {
+        let errors = seen.account.share_errors(due, window);
+        match errors.is_empty() {
+            true => Value::Null,
+            false => json!({ "worst": worst(&errors), "median": Sample::new(errors).median() }),
+        }
+    };
+    json!({
+        "due": due,
+        "got": seen.account.shares(),
+        "error_1s_pp": errors(SECOND),
+        "error_10s_pp": errors(TEN),
+        "busy": seen.account.rates().iter().sum::<f64>(),
+        "arbiter_percent": seen.arbiter_percent,
+        "gate_timeouts": seen.timeouts,
+    })
+}
+
+/// Median and 99th percentile of hand-overs, microseconds, under these keys, with what they must not exceed.
+fn handover(report: &mut Report, seen: &Seen, keys: [&str; 2], most: [f64; 2]) {
+    let Some(idle) = seen.account.handover_us() else { return };
+    report.figure(keys[0], "hand-over, GPU idle, p50", "µs", idle.median(), most[0]);
+    report.figure(keys[1], "· p99", "µs", idle.quantile(0.99), most[1]);
+    report.detail(&format!("{}_detail", keys[0]), &idle);
+}
+
+/// All work done under contention to what one does alone, in the same time.
+fn throughput(artefacts: &Artefacts, report: &mut Report, seen: &Seen) -> anyhow::Result<()> {
+    crate::note("throughput");
+    let alone = scenario::watch(artefacts, &SETS[0].tenants()[..1], Gate::Bare, BARE)?;
+    let rate = |seen: &Seen| seen.account.rates().iter().sum::<f64>();
+    let ratio = rate(seen) / rate(&alone);
+    report.at_least("aggregate_throughput", "two backlogged, to one alone", "", ratio, 0.98);
+    Ok(())
+}
+
+/// A quarter of the GPU, and a neighbour that is there and wants nothing.
+fn conservation(
+    artefacts: &Artefacts,
+    report: &mut Report,
+    timeouts: &mut Timeouts,
+) -> anyhow::Result<()> {
+    crate::note("work conservation");
+    let length = Duration::from_secs(3);
+    let idle = Spec::new(75.0, &["--kernel-us=10", "--rate=0.001"]);
+    let tenants = [backlog(25.0, "20,200,1000"), idle];
+    let mut ratios = Vec::new();
+    for _ in 0..3 {
+        let bare = scenario::watch(artefacts, &tenants[..1], Gate::Bare, length)?;
+        let seen = scenario::watch(artefacts, &tenants, Gate::Tessera, length)?;
+        timeouts.0 += seen.timeouts;
+        ratios.push(seen.account.rates()[0] / bare.account.rates()[0]);
+    }
+    let ratios = Sample::new(ratios);
+    let median = ratios.median();
+    report.at_least("work_conservation", "beside an idle one, to alone", "", median, 0.995);
+    report.detail("work_conservation_detail", &ratios);
+    Ok(())
+}
+
+/// Hand-overs beside a load of two a CPU.
+fn loaded(
+    artefacts: &Artefacts,
+    report: &mut Report,
+    timeouts: &mut Timeouts,
+) -> anyhow::Result<()> {
+    crate::note("hand-over on busy CPUs");
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let seen = std::thread::scope(|scope| {
+        for _ in 0..2 * cores {
+            scope.spawn(|| {
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        let length = Duration::from_secs(4);
+        let seen = scenario::watch(artefacts, &SETS[0].tenants(), Gate::Tessera, length);
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        seen
+    })?;
+    timeouts.0 += seen.timeouts;
+    let keys = ["handoff_loaded_us", "handoff_loaded_p99_us"];
+    handover(report, &seen, keys, [150.0, 600.0]);
+    Ok(())
+}
+
+/// Pairs of which the GPU's time is easily lost: key, name, the least, who.
+fn busy_cases() -> Vec<(&'static str, &'static str, f64, Vec<Spec>)> {
+    let copies = || Spec::new(50.0, &["--kernel-us=1000", "--sync-every=10", "--copy-mib=16"]);
+    let periodic = Spec::new(50.0, &["--rate=333", "--kernel-us=200"]);
+    let many = Spec { processes: 16, ..backlog(50.0, "200") };
+    vec![
+        (
+            "periodic_busy_ratio",
+            "busy, to bare: one short and periodic",
+            0.93,
+            vec![periodic, backlog(50.0, "200")],
+        ),
+        ("copy_busy_ratio", "busy, to bare: two that copy", 0.93, vec![copies(), copies()]),
+        (
+            "processes_busy_ratio",
+            "busy, to bare: 16 processes and one",
+            0.95,
+            vec![many, backlog(50.0, "200")],
+        ),
+    ]
+}
+
+/// Measures how much of the time the GPU works for them, beside what it does without Tessera.
+///
+/// # Errors
+/// A tenant that does not start.
+pub fn busy(artefacts: &Artefacts, report: &mut Report) -> anyhow::Result<()> {
+    let mut detail = Map::new();
+    for (key, what, least, tenants) in busy_cases() {
+        crate::note(what);
+        let mut ratios = Vec::new();
+        let mut rows = Vec::new();
+        for _ in 0..3 {
+            let bare = scenario::watch(artefacts, &tenants, Gate::Bare, BUSY / 2)?.account;
+            let seen = scenario::watch(artefacts, &tenants, Gate::Tessera, BUSY)?.account;
+            let busy = |rates: &[f64]| rates.iter().sum::<f64>();
+            ratios.push(busy(&seen.rates()) / busy(&bare.rates()));
+            rows.push(json!({ "rates": seen.rates(), "bare_rates": bare.rates() }));
+        }
+        report.at_least(key, what, "", Sample::new(ratios).median(), least);
+        detail.insert(key.into(), Value::Array(rows));
+    }
+    report.put("busy_detail", Value::Object(detail));
+    Ok(())
+}
