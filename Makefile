@@ -25,7 +25,7 @@ define simulator
 endef
 
 build: ## build for users: the plugin, the shim and the simulated GPU into target/release
-	$(CARGO) build --release --locked $(ARTEFACTS) -p tessera-pipeline
+	$(CARGO) build --release --locked $(ARTEFACTS)
 	$(call simulator,$(RELEASE))
 	shim/release $(RELEASE)
 

@@ -46,7 +46,7 @@ build)
             [ -e "$file" ] || { echo "a source includes $file, which .dockerignore leaves out"; exit 1; }
         done
     fi
-    for name in tessera simgpu-ctl tessera-pipeline tessera-tenant libsimcuda.so libsimnvml.so; do
+    for name in tessera simgpu-ctl tessera-tenant libsimcuda.so libsimnvml.so; do
         cp /usr/bin/true "$CARGO_TARGET_DIR/release/$name"
         echo "made in $PWD" >>"$CARGO_TARGET_DIR/release/$name"
     done ;;
@@ -178,9 +178,9 @@ def image_is_built_in_layers():
         manifest.write_text(manifest.read_text() + "\n# another dependency\n")
         assert asked(builder.build()) == whole
         # Nothing is left of it to do for the other image.
-        log = builder.build("--target", "pipeline")
+        log = builder.build("--target", "simulator")
         files, config = builder.files()
-        assert asked(log) == [] and "usr/local/bin/tessera-pipeline" in files and config["User"] == "65534:65534", (log, config)
+        assert asked(log) == [] and "usr/local/bin/tessera-tenant" in files and config["Entrypoint"] == ["tessera-tenant"], (log, config)
 
 
 @check

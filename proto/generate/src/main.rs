@@ -7,14 +7,13 @@ use std::path::Path;
 use std::process::Command;
 
 /// Directory of a crate, name of a file in its `proto`, and the package that the file declares.
-const PROTOS: [(&str, &str, &str); 7] = [
+const PROTOS: [(&str, &str, &str); 6] = [
     ("proto/kubelet", "deviceplugin_v1beta1", "v1beta1"),
     ("proto/kubelet", "dra_health_v1", "v1"),
     ("proto/kubelet", "dra_health_v1alpha1", "v1alpha1"),
     ("proto/kubelet", "dra_v1", "k8s.io.kubelet.pkg.apis.dra.v1"),
     ("proto/kubelet", "pluginregistration_v1", "pluginregistration"),
     ("proto/kubelet", "podresources_v1", "v1"),
-    ("tests/pipeline", "pipeline", "tessera.pipeline"),
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -48,9 +48,8 @@ pub fn load(cluster: &Cluster, repo: &Path, artefacts: &Path) -> Result<()> {
     cluster.load_image(PLUGIN, &plugin)?;
 
     let tenant = work.0.join("tenant");
-    let programs = ["tessera-tenant", "tessera-pipeline"];
-    let files = programs.map(|program| artefacts.join(program));
-    run(Command::new(&script).arg("base").arg(&tenant).args(&files))?;
+    let program = "tessera-tenant";
+    run(Command::new(&script).arg("base").arg(&tenant).arg(artefacts.join(program)))?;
     let overlay = repo.join("tests/e2e/overlay");
     let sim = tenant.join(SIM_DIR.trim_start_matches('/'));
     fs::create_dir_all(sim.join("bin"))?;
@@ -63,11 +62,9 @@ pub fn load(cluster: &Cluster, repo: &Path, artefacts: &Path) -> Result<()> {
     fs::copy(artefacts.join("sim/simgpu-ctl"), sim.join("bin/simgpu-ctl"))
         .with_context(|| format!("{}/sim/simgpu-ctl: run `make build`", artefacts.display()))?;
     fs::copy(overlay.join("simgpu.toml"), sim.join("simgpu.toml"))?;
-    for program in programs {
-        let path = tenant.join("usr/local/bin").join(program);
-        fs::rename(&path, sim.join("bin").join(program))?;
-        fs::copy(overlay.join("toolkit"), &path)?;
-    }
+    let path = tenant.join("usr/local/bin").join(program);
+    fs::rename(&path, sim.join("bin").join(program))?;
+    fs::copy(overlay.join("toolkit"), &path)?;
     cluster.load_image(TENANT, &tenant)
 }
 

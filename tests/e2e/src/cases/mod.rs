@@ -110,7 +110,6 @@ pub const CASES: &[Case] = cases![
     means::pod_of_higher_priority_takes_a_share,
     means::namespace_of_restricted_pods_admits_tenants,
     examples::manifests_are_what_the_api_server_takes,
-    examples::pipeline_of_three_pods_shares_one_gpu,
     kind::kind_example_comes_up_and_serves_a_pod,
     others::plugin_has_no_rights_to_speak_of,
     others::plugin_without_pids_and_privileges_holds_quotas,
