@@ -293,31 +293,6 @@ impl<'a> Plugin<'a> {
         self.wait_until_offered()
     }
 
-    /// Takes the plugin off the node, or puts it back; the DaemonSet stays.
-    ///
-    /// # Errors
-    /// The pod does not go or come.
-    pub fn set_present(&self, present: bool) -> Result<()> {
-        let value = if present { Value::Null } else { json!("true") };
-        let patch = json!({"spec": {"template": {"spec": {
-            "nodeSelector": {"tessera.dev/e2e-nowhere": value},
-        }}}});
-        self.kubectl.run(&[
-            "patch",
-            "-n",
-            PLUGIN_NAMESPACE,
-            "daemonset/tessera",
-            "-p",
-            &patch.to_string(),
-        ])?;
-        if present {
-            return self.wait_until_offered();
-        }
-        wait::until("the plugin is gone", READY, || {
-            Ok(Look::when(self.pods_that_stay()?.is_empty(), self.state()?))
-        })
-    }
-
     /// Puts a loop around the plugin that starts it again at once whenever it ends, and none while
     /// [`crate::host::HOLD`] is there: so a case can kill it as often as it likes without kubelet's
     /// back-off, have it up while kubelet is down, and give it another configuration.

@@ -13,8 +13,6 @@ use crate::process;
 
 /// The plugin.
 pub const PLUGIN: &str = "localhost/tessera:e2e";
-/// The plugin of the next version, which has another page ABI; see [`load_next`].
-pub const NEXT: &str = "localhost/tessera:e2e-next";
 /// CUDA clients and a shell; carries the simulated driver for the node to install.
 pub const TENANT: &str = "localhost/tessera-tenant:e2e";
 /// Where the simulated driver lies in the tenant's image.
@@ -66,30 +64,6 @@ pub fn load(cluster: &Cluster, repo: &Path, artefacts: &Path) -> Result<()> {
     fs::rename(&path, sim.join("bin").join(program))?;
     fs::copy(overlay.join("toolkit"), &path)?;
     cluster.load_image(TENANT, &tenant)
-}
-
-/// Puts [`NEXT`] on the nodes: copies of plugin and shim in which the version of the pages that they
-/// speak is raised by one (`proto/region/src/abi.rs`). So the shim has another content, too.
-pub fn load_next(cluster: &Cluster, repo: &Path, artefacts: &Path) -> Result<()> {
-    let work = Workspace::new()?;
-    let next = work.0.join("artefacts");
-    fs::create_dir(&next)?;
-    for name in ["tessera", "libtessera.so"] {
-        let (from, to) = (artefacts.join(name), next.join(name));
-        fs::write(&to, raised(fs::read(&from)?).with_context(|| from.display().to_string())?)?;
-        fs::set_permissions(&to, fs::metadata(&from)?.permissions())?;
-    }
-    let rootfs = work.0.join("plugin");
-    run(Command::new(repo.join("deploy/image/rootfs")).arg("plugin").arg(&next).arg(&rootfs))?;
-    cluster.load_image(NEXT, &rootfs)
-}
-
-fn raised(mut program: Vec<u8>) -> Result<Vec<u8>> {
-    const MARK: &[u8] = b"tessera page abi";
-    let at = program.windows(MARK.len()).position(|found| found == MARK).context("no mark")?;
-    // Little-endian, and far below 255.
-    *program.get_mut(at + MARK.len()).context("no version")? += 1;
-    Ok(program)
 }
 
 fn run(command: &mut Command) -> Result<()> {

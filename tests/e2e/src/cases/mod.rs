@@ -24,7 +24,6 @@ mod status;
 mod steer;
 mod strategies;
 mod trust;
-mod upgrade;
 
 use anyhow::Result;
 
@@ -115,11 +114,7 @@ pub const CASES: &[Case] = cases![
     others::plugin_without_pids_and_privileges_holds_quotas,
     trust::process_without_a_share_is_flagged_by_its_pods_name,
     trust::what_concerns_a_pod_is_shown_in_its_description,
-    restarts::crash_loop_keeps_the_limit,
-    restarts::plugin_pod_is_replaced,
-    restarts::plugin_is_killed,
-    restarts::kubelet_restarts restarts_kubelet,
-    restarts::lost_pages_close_and_are_repaired restarts_kubelet,
+    restarts::plugin_is_replaced_and_killed_under_running_pods,
     others::gpu_that_another_plugin_sells_is_given_out_no_more restarts_kubelet,
     rollout::rolling_update_while_pods_come_and_run restarts_kubelet,
     shares::unequal_shares_are_sold_and_held_by_name,
@@ -128,9 +123,7 @@ pub const CASES: &[Case] = cases![
     compute::gpu_time_follows_the_shares_as_a_third_comes_and_goes,
     strategies::driver_root_and_device_nodes_serve_without_a_toolkit,
     strategies::cdi_annotations_give_all_or_nothing,
-    rollout::replica_count_changes_under_running_pods restarts_kubelet,
     reload::configuration_changes_under_a_running_pod restarts_kubelet,
-    upgrade::new_shim_and_page_version_under_running_pods restarts_kubelet,
     kubelet::kubelet_restarts_in_the_middle_of_allocate restarts_kubelet,
     kubelet::plugin_and_kubelet_down_and_up_in_either_order restarts_kubelet,
     host_paths::host_paths_deleted_under_a_running_plugin restarts_kubelet,

@@ -1,16 +1,14 @@
-//! The DaemonSet's rolling update, and a configuration that changes, under running pods.
+//! The DaemonSet's rolling update under running pods.
 
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use serde_json::json;
 
 use super::delivery::check_fill;
-use crate::deploy::{NAMESPACE, REPLICAS, SHARE_BYTES, as_deployed};
-use crate::host::{CONFIG, CONFIGURED};
+use crate::deploy::{NAMESPACE, REPLICAS, SHARE_BYTES};
 use crate::invariants::{Invariants, Refusals};
-use crate::pods::{self, Container, Pod, Restart};
+use crate::pods::{self, Container, Restart};
 use crate::suite::Suite;
 use crate::wait::{self, Look};
 
@@ -82,46 +80,4 @@ pub fn is_over(pod: &serde_json::Value) -> bool {
 pub fn filled(pod: &serde_json::Value) -> Result<u64> {
     let last = &pod["status"]["containerStatuses"][0]["state"]["terminated"]["message"];
     pods::held(last.as_str().unwrap_or_default(), "full").with_context(|| pod["status"].to_string())
-}
-
-pub fn replica_count_changes_under_running_pods(suite: &Suite<'_>) -> Result<()> {
-    let cut = |replicas: u32, memory: &str| {
-        CONFIG
-            .replace("replicas = 4", &format!("replicas = {replicas}"))
-            .replace("memory = \"900Mi\"", &format!("memory = \"{memory}\""))
-    };
-    let watched = Invariants::watch(suite)?;
-    // Five of eight shares are held: three of the one GPU, two of the other.
-    let rest = Pod::idle(suite.kubectl, "rest", 3)?;
-    let outcome = (|| {
-        // Down: three of 1200 MiB each. Of the one GPU all are held, with their limits of before; of the
-        // other the third is free, and fits.
-        // Changed as users do it: configuration, then a roll-out. A case before may have left another file, which the
-        // plugin's loop would take; the loop is begun while all replicas are offered, which it waits for.
-        if suite.cluster.controls_kubelet() {
-            suite.plugin.supervise()?;
-            suite.host(&format!("rm -f {CONFIGURED}"))?;
-        }
-        suite.plugin.configure(&cut(3, "1200Mi"))?;
-        suite.plugin.roll_out(&json!({}))?;
-        suite.plugin.wait_for_free(1)?;
-        let large = Pod::idle(suite.kubectl, "large", 1)?;
-        check_fill(large.fill(1200 << 20)?, 1200 << 20)?;
-        check_fill(rest.fill(3 * SHARE_BYTES)?, 3 * SHARE_BYTES)?;
-        large.delete()?;
-        // Up: eight of 450 MiB each. Of the 3840 MiB that can be sold of a GPU, 2700 are of the one and
-        // 1800 of the other: two more fit there, four here, however many there are by number.
-        suite.reconfigure(Some(&cut(8, "450Mi")))?;
-        suite.plugin.wait_for_free(6)?;
-        let small = Pod::idle(suite.kubectl, "small", 1)?;
-        check_fill(small.fill(450 << 20)?, 450 << 20)?;
-        check_fill(rest.fill(3 * SHARE_BYTES)?, 3 * SHARE_BYTES)?;
-        small.delete()?;
-        rest.delete()
-    })();
-    suite.plugin.configure(&as_deployed())?;
-    // Kubelet takes a minute to bring the one of the line above to the pod.
-    suite.reconfigure(Some(&as_deployed()))?;
-    outcome?;
-    watched.finish(false, Refusals::None).map(drop)
 }
