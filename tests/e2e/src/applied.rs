@@ -3,7 +3,6 @@
 use anyhow::Result;
 use serde_json::Value;
 
-use crate::deploy::NAMESPACE;
 use crate::kubectl::Kubectl;
 
 /// An object on the cluster, deleted when this goes.
@@ -21,16 +20,6 @@ impl<'a> Applied<'a> {
     pub fn new(kubectl: &'a Kubectl, object: Value) -> Result<Self> {
         kubectl.apply(&object)?;
         Ok(Self { kubectl, object })
-    }
-
-    /// As it is now, in the tenants' namespace if it is in one.
-    ///
-    /// # Errors
-    /// It is gone.
-    pub fn now(&self) -> Result<Value> {
-        let (kind, name) = (&self.object["kind"], &self.object["metadata"]["name"]);
-        let name = format!("{}/{}", kind.as_str().unwrap_or(""), name.as_str().unwrap_or(""));
-        self.kubectl.get(&[&name, "-n", NAMESPACE])
     }
 }
 

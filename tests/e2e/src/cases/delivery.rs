@@ -2,21 +2,12 @@
 
 use anyhow::{Context, Result, ensure};
 
-use crate::deploy::{CONTEXT_BYTES, REPLICAS, RESOURCE, SHARE_BYTES};
+use crate::deploy::{CONTEXT_BYTES, SHARE_BYTES};
 use crate::pods::{Container, Pod, Restart};
 use crate::suite::Suite;
 
 /// The one share's, as a shell names it.
 const PAGES: &str = "/usr/local/tessera/pages/*";
-
-pub fn node_offers_every_replica(suite: &Suite<'_>) -> Result<()> {
-    let node = suite.kubectl.get(&["node", &suite.node])?;
-    for list in ["capacity", "allocatable"] {
-        let count = &node["status"][list][RESOURCE];
-        ensure!(count.as_str() == Some(&REPLICAS.to_string()), "{list}: {count}");
-    }
-    Ok(())
-}
 
 pub fn container_gets_shim_pages_and_preload(suite: &Suite<'_>) -> Result<()> {
     let pod = Pod::idle(suite.kubectl, "tenant", 1)?;
@@ -60,48 +51,25 @@ pub fn container_gets_shim_pages_and_preload(suite: &Suite<'_>) -> Result<()> {
     Ok(())
 }
 
-pub fn restricted_container_is_held_too(suite: &Suite<'_>) -> Result<()> {
-    let container = Container::idle("main", 1).restricted();
-    let pod = Pod::start(suite.kubectl, "restricted", container)?;
-    ensure!(pod.gpu()?.total == SHARE_BYTES, "{:?}", pod.gpu()?);
-    check_fill(pod.fill(SHARE_BYTES)?, SHARE_BYTES)
-}
-
-pub fn two_shares_are_one_gpu_with_twice_the_memory(suite: &Suite<'_>) -> Result<()> {
-    let pod = Pod::idle(suite.kubectl, "double", 2)?;
-    let gpu = pod.gpu()?;
-    ensure!(gpu.total == 2 * SHARE_BYTES, "{gpu:?}");
-    check_fill(pod.fill(2 * SHARE_BYTES)?, 2 * SHARE_BYTES)
-}
-
+/// An init container, and two that follow it: a share each has, one GPU each sees, and none counts another's memory.
 pub fn containers_of_one_pod_have_quotas_of_their_own(suite: &Suite<'_>) -> Result<()> {
+    let init = [Container::new("init", 1, &["tessera-tenant", "greedy"])];
     let hold = Container::new("first", 1, &["tessera-tenant", "hold", "--bytes", "700Mi"]);
     let containers = [hold, Container::idle("second", 2)];
-    let pod = Pod::create(suite.kubectl, "pair", Restart::Always, &[], &containers)?;
+    let pod = Pod::create(suite.kubectl, "family", Restart::Always, &init, &containers)?;
     pod.wait_until_running()?;
     pod.wait_for_event("first", "ready")?;
+    check_fill(crate::pods::held(&pod.log("init", false)?, "full")?, SHARE_BYTES)
+        .context("init")?;
     let second = pod.gpus("second")?;
     ensure!(second.len() == 1 && second[0].total == 2 * SHARE_BYTES, "{second:?}");
     ensure!(second[0].free == 2 * SHARE_BYTES - CONTEXT_BYTES, "counts its neighbour: {second:?}");
+    let text = pod.try_exec_in("second", &["tessera-tenant", "greedy"])?.success("greedy")?;
+    check_fill(crate::pods::held(&text, "full")?, 2 * SHARE_BYTES)?;
     let first = pod.gpus("first")?;
     // Two contexts: the holder's and that of `info`.
     let left = SHARE_BYTES - (700 << 20) - 2 * CONTEXT_BYTES;
     ensure!(first[0].total == SHARE_BYTES && first[0].free == left, "{first:?}");
-    Ok(())
-}
-
-pub fn init_container_and_its_successor_hold_their_own_quotas(suite: &Suite<'_>) -> Result<()> {
-    let greedy = ["tessera-tenant", "greedy"];
-    let init = [Container::new("init", 1, &greedy)];
-    let main = [Container::new("main", 2, &greedy)];
-    let pod = Pod::create(suite.kubectl, "initialised", Restart::Never, &init, &main)?;
-    let over = pod.wait_until_over()?;
-    ensure!(over["status"]["phase"] == "Succeeded", "{}", over["status"]);
-    for (container, shares) in [("init", 1), ("main", 2)] {
-        let log = pod.log(container, false)?;
-        check_fill(crate::pods::held(&log, "full")?, shares * SHARE_BYTES)
-            .with_context(|| format!("container {container}"))?;
-    }
     Ok(())
 }
 

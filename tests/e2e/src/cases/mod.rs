@@ -20,7 +20,6 @@ mod reload;
 mod restarts;
 mod rollout;
 mod shares;
-mod status;
 mod steer;
 mod strategies;
 mod trust;
@@ -82,31 +81,19 @@ macro_rules! cases {
 /// In the order in which they run: what later ones rely on comes first. Up to the rolling update the
 /// plugin is as it was deployed; from then on it runs in a loop ([`crate::deploy::Plugin::supervise`]).
 pub const CASES: &[Case] = cases![
-    delivery::node_offers_every_replica,
     delivery::container_gets_shim_pages_and_preload,
-    delivery::restricted_container_is_held_too,
-    delivery::two_shares_are_one_gpu_with_twice_the_memory,
     delivery::containers_of_one_pod_have_quotas_of_their_own,
-    delivery::init_container_and_its_successor_hold_their_own_quotas,
     memory::over_quota_is_refused_and_the_neighbour_runs_on,
-    memory::processes_of_a_container_share_one_quota,
-    memory::cleared_environment_is_still_held,
-    memory::own_preload_is_still_held,
-    memory::killed_process_gives_its_memory_back,
-    capacity::pods_beyond_the_last_share_wait_until_one_is_free,
-    capacity::share_of_a_force_deleted_pod_is_reused_at_once,
+    memory::processes_of_a_container_share_one_quota_whatever_they_do,
+    capacity::pods_beyond_the_last_share_wait_and_get_what_is_freed_at_once,
     capacity::more_shares_than_a_gpu_has_are_refused,
-    status::status_shows_pods_quota_and_use,
-    steer::limits_change_under_a_running_pod_and_a_cordoned_gpu_goes_to_nobody,
+    steer::status_shows_a_pod_whose_limits_change_and_a_cordoned_gpu_goes_to_nobody,
     kubectl_tessera::kubectl_tessera_shows_and_steers_for_an_administrator,
     kubectl_tessera::kubectl_tessera_shows_readers_what_is_theirs,
     kubectl_tessera::kubectl_tessera_serves_client_certificates,
-    memory::gpu_that_was_not_given_is_refused,
     health::sick_gpu_is_not_sold_and_its_pods_run_on,
     memory::ruined_usage_page_hurts_only_its_tenant,
-    means::quota_of_a_namespace_counts_each_resource,
-    means::limit_range_bounds_a_container,
-    means::pod_of_higher_priority_takes_a_share,
+    means::quotas_and_limit_ranges_count_each_resource,
     means::namespace_of_restricted_pods_admits_tenants,
     examples::manifests_are_what_the_api_server_takes,
     kind::kind_example_comes_up_and_serves_a_pod,
