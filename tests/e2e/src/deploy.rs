@@ -417,23 +417,6 @@ impl<'a> Plugin<'a> {
             .map(drop)
     }
 
-    /// Changes the DaemonSet's pod template and waits until its pod is the new one; the template before.
-    ///
-    /// # Errors
-    /// The new pod does not become ready.
-    pub fn change_template(&self, change: impl FnOnce(&mut Value)) -> Result<Value> {
-        let object = ["daemonset", "tessera", "-n", PLUGIN_NAMESPACE];
-        let before = self.kubectl.get(&object)?["spec"]["template"].clone();
-        let mut template = before.clone();
-        change(&mut template);
-        let patch = json!([{"op": "replace", "path": "/spec/template", "value": template}]);
-        let head = ["patch", "daemonset/tessera", "-n", PLUGIN_NAMESPACE, "--type=json", "-p"];
-        self.kubectl.run(&[&head[..], &[&patch.to_string()]].concat())?;
-        self.wait_for_roll_out()?;
-        self.wait_until_offered()?;
-        Ok(before)
-    }
-
     /// What the plugin's containers wrote, and what its process wrote before its last restart.
     pub fn log(&self) -> String {
         let mut all = String::new();

@@ -1,5 +1,6 @@
 //! Somebody removes what lies on the host. Containers that start without it are refused CUDA or not
-//! started; nothing is handed out before it is whole again.
+//! started; nothing is handed out before it is whole again. What the plugin makes again by itself,
+//! tests/suites/agent shows (`adversity::lost_paths`).
 
 use anyhow::{Context, Result, ensure};
 
@@ -39,31 +40,6 @@ pub fn host_paths_deleted_under_a_running_plugin(suite: &Suite<'_>) -> Result<()
         pod.restart_container(suite)?;
         check_fill(pod.fill(SHARE_BYTES)?, SHARE_BYTES)?;
     }
-
-    // The shim, what is preloaded, the ledger: each is there again, or not needed, when a pod comes.
-    for (name, script) in [
-        ("without-preload", "rm $state/shim/*/ld.so.preload"),
-        ("without-shim", "rm -r $state/shim/*"),
-        ("without-ledger", "rm $state/ledger.redb"),
-    ] {
-        suite.host(script)?;
-        let pod = Pod::idle(suite.kubectl, name, 1)?;
-        check_fill(pod.fill(SHARE_BYTES)?, SHARE_BYTES).context(name)?;
-        pod.delete()?;
-    }
-
-    // The sockets: made again, each by itself.
-    suite.host(
-        "p=$(serving); rm /proc/$p/root/run/tessera/*; rm /var/lib/kubelet/device-plugins/tessera*",
-    )?;
-    wait::until("status answers and the plugin is registered", wait::LIMIT, || {
-        let pod = suite.plugin.pod()?;
-        let look = ["exec", "-n", "tessera", &pod, "-c", "tessera", "--", "tessera", "status"];
-        let output = suite.kubectl.try_run(&[&look[..], &["--ready"]].concat(), None)?;
-        Ok(Look::when(output.code == Some(0), output.stderr))
-    })?;
-    suite.plugin.wait_for_replicas(REPLICAS)?;
-    Pod::idle(suite.kubectl, "after-sockets", 1)?;
 
     // All pages at once. Running processes run on; new processes in containers from before find no page.
     suite.host("rm -r $pages/*")?;

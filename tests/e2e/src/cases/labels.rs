@@ -1,27 +1,20 @@
-//! Node labels, from the plugin's features file to a pod's affinity.
+//! Node labels, from the plugin to a pod's affinity.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use crate::deploy::{NAMESPACE, REPLICAS};
-use crate::host::CONFIG;
+use crate::deploy::NAMESPACE;
 use crate::images;
 use crate::pods::Pod;
 use crate::suite::Suite;
 use crate::wait::{self, Look};
 
-/// Below a directory of the host that the plugin can write to.
-const FILE: &str = "/var/lib/tessera/nfd/tessera";
-
-/// The plugin writes what node feature discovery makes labels of, and takes it away; the example's pod
-/// goes where they say that a strong GPU is, and nowhere before.
+/// The example's pod goes where the labels say that a strong GPU is, and nowhere before. That the plugin writes them for
+/// node feature discovery, and takes them away, its own tests show (`plugin/agent/src/labels`).
 pub fn labels_lead_a_pod_to_the_strongest_gpu(suite: &Suite<'_>) -> Result<()> {
     let outcome = strongest(suite);
     suite.remove_tenants()?;
     unlabel(suite)?;
-    suite.reconfigure(None)?;
-    suite.plugin.wait_for_replicas(REPLICAS)?;
-    ensure!(suite.host(&format!("ls {FILE} 2>/dev/null || true"))?.is_empty(), "{FILE} stays");
     outcome
 }
 
@@ -36,31 +29,12 @@ fn strongest(suite: &Suite<'_>) -> Result<()> {
         let status = pod.object()?["status"].clone();
         Ok(Look::when(status.to_string().contains("Unschedulable"), status.to_string()))
     })?;
-
-    suite.reconfigure(Some(&format!("{CONFIG}\n[labels]\nnfd_file = \"{FILE}\"\n")))?;
-    let lines = wait::until("the features file is there", wait::LIMIT, || {
-        let text = suite.host(&format!("cat {FILE} 2>/dev/null || true"))?;
-        Ok(if text.is_empty() { Look::NotYet(text) } else { Look::Done(text) })
-    })?;
+    let lines = suite.plugin.exec(&["tessera", "labels"])?;
     println!("     {}", lines.lines().collect::<Vec<_>>().join(" "));
-    let own = suite.plugin.exec(&["tessera", "labels"])?;
-    for key in [
-        "product",
-        "memory",
-        "compute.major",
-        "replicas",
-        "policy",
-        "driver.version",
-        "share.memory",
-    ] {
-        ensure!(lines.contains(&format!("tessera.dev/gpu.{key}=")), "no {key} in {lines}");
-    }
-    ensure!(own == lines, "`tessera labels` says {own}, the file {lines}");
-    // What nfd-worker and nfd-master do with it.
+    // What nfd-worker and nfd-master do with it; the API server judges each key and value.
     let node = ["label", "node", &suite.node, "--overwrite"];
     suite.kubectl.run(&[&node[..], &lines.lines().collect::<Vec<_>>()].concat())?;
-    pod.wait_until_running()?;
-    Ok(())
+    pod.wait_until_running()
 }
 
 fn unlabel(suite: &Suite<'_>) -> Result<()> {

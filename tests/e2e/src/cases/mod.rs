@@ -2,7 +2,6 @@
 
 mod capacity;
 mod churn;
-mod compute;
 pub mod delivery;
 mod dra;
 mod examples;
@@ -98,16 +97,12 @@ pub const CASES: &[Case] = cases![
     examples::manifests_are_what_the_api_server_takes,
     kind::kind_example_comes_up_and_serves_a_pod,
     others::plugin_has_no_rights_to_speak_of,
-    others::plugin_without_pids_and_privileges_holds_quotas,
-    trust::process_without_a_share_is_flagged_by_its_pods_name,
-    trust::what_concerns_a_pod_is_shown_in_its_description,
+    trust::processes_without_a_share_or_past_it_are_flagged_by_name,
     restarts::plugin_is_replaced_and_killed_under_running_pods,
     others::gpu_that_another_plugin_sells_is_given_out_no_more restarts_kubelet,
     rollout::rolling_update_while_pods_come_and_run restarts_kubelet,
-    shares::unequal_shares_are_sold_and_held_by_name,
-    shares::container_with_two_of_our_resources_is_refused,
-    labels::labels_lead_a_pod_to_the_strongest_gpu restarts_kubelet,
-    compute::gpu_time_follows_the_shares_as_a_third_comes_and_goes,
+    shares::unequal_shares_divide_memory_and_time_by_name,
+    labels::labels_lead_a_pod_to_the_strongest_gpu,
     strategies::driver_root_and_device_nodes_serve_without_a_toolkit,
     strategies::cdi_annotations_give_all_or_nothing,
     reload::configuration_changes_under_a_running_pod restarts_kubelet,

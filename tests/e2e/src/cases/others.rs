@@ -1,4 +1,4 @@
-//! Another plugin on the node, and the plugin with fewer rights than deploy/tessera.yaml gives it.
+//! Another plugin on the node, and the rights that deploy/tessera.yaml leaves ours.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
@@ -133,53 +133,5 @@ pub fn plugin_has_no_rights_to_speak_of(suite: &Suite<'_>) -> Result<()> {
     ] {
         ensure!(!may(verb, what), "it may {verb} {what}");
     }
-    Ok(())
-}
-
-/// Without hostPID and without the privileged init container, where the node's owner has mounted the tmpfs.
-pub fn plugin_without_pids_and_privileges_holds_quotas(suite: &Suite<'_>) -> Result<()> {
-    // In a loop it is not the first process, by which it knows at its start that the namespace is its own.
-    suite.plugin.unsupervise()?;
-    let before = suite.plugin.change_template(|template| {
-        if let Some(spec) = template["spec"].as_object_mut() {
-            spec.remove("hostPID");
-        }
-        if let Some(init) = template["spec"]["initContainers"].as_array_mut() {
-            init.retain(|container| container["name"] != "prepare-host");
-        }
-    })?;
-    let outcome = holds_quotas_without_pids(suite);
-    suite.plugin.change_template(|template| *template = before)?;
-    outcome?;
-    ensure!(
-        suite.plugin.status()?["warnings"] == json!([]),
-        "{}",
-        suite.plugin.status()?["warnings"]
-    );
-    Ok(())
-}
-
-fn holds_quotas_without_pids(suite: &Suite<'_>) -> Result<()> {
-    let now = suite.plugin.status()?;
-    ensure!(now["plugin"]["sees_host_pids"] == false, "{}", now["plugin"]);
-    ensure!(now["plugin"]["registration"] == "live", "{}", now["plugin"]);
-    let warnings = now["warnings"].as_array().context("warnings")?;
-    ensure!(warnings.len() == 1 && warnings[0].to_string().contains("hostPID"), "{warnings:?}");
-
-    let script = "tessera-tenant hold --bytes 300Mi & sleep 2147483647";
-    let pod =
-        Pod::start(suite.kubectl, "tenant", Container::new("main", 1, &["sh", "-c", script]))?;
-    pod.wait_for_event("main", "ready")?;
-    pod.exec(&["killall", "-9", "tessera-tenant"])?;
-    // Seen by the socket's end, and the driver's own release.
-    wait::until("the killed process's memory is back", wait::LIMIT, || {
-        let filled = pod.fill(SHARE_BYTES).and_then(|held| check_fill(held, SHARE_BYTES));
-        Ok(match filled {
-            Ok(()) => Look::Done(()),
-            Err(error) => Look::NotYet(format!("{error:#}")),
-        })
-    })?;
-    let processes = suite.plugin.status()?["allocations"][0]["processes"].clone();
-    ensure!(processes == json!([]), "a dead process still has its slot: {processes}");
     Ok(())
 }

@@ -28,38 +28,14 @@ fn start_stranger<'a>(suite: &Suite<'a>) -> Result<Pod<'a>> {
     Ok(Pod::named(suite.kubectl, "stranger"))
 }
 
-fn wait_for_warning(suite: &Suite<'_>, parts: &[&str]) -> Result<()> {
-    wait::until(&format!("status warns of {parts:?}"), wait::LIMIT, || {
-        let warnings = suite.plugin.status()?["warnings"].clone();
-        let all = warnings.as_array().into_iter().flatten().filter_map(Value::as_str);
-        let found = all.into_iter().any(|w| parts.iter().all(|part| w.contains(part)));
-        Ok(Look::when(found, warnings.to_string()))
-    })
-}
-
-pub fn process_without_a_share_is_flagged_by_its_pods_name(suite: &Suite<'_>) -> Result<()> {
-    let neighbour = Server::start(suite.kubectl, "neighbour")?;
-    start_stranger(suite)?.wait_until_running()?;
-    let loose = format!("of pod {NAMESPACE}/stranger (container loose) uses");
-    wait_for_warning(suite, &["no quota holds them", &loose])?;
-    let log = suite.plugin.log();
-    ensure!(log.contains("finding=\"stranger\"") || log.contains("finding=stranger"), "{log}");
-    neighbour.check_untouched()
-}
-
 const PRELOAD: &str = "/etc/ld.so.preload";
 
-fn make_empty_file(suite: &Suite<'_>) -> Result<()> {
+/// A container that asks for too much, and one that empties its preload file: refusal and bypass.
+fn start_greedy<'a>(suite: &Suite<'a>) -> Result<Pod<'a>> {
     suite.kubectl.apply(&json!({
         "apiVersion": "v1", "kind": "ConfigMap",
         "metadata": {"name": "empty", "namespace": NAMESPACE}, "data": {"file": ""},
-    }))
-}
-
-/// One pod with a container that asks for too much and one that empties its preload file: refusal and bypass.
-pub fn what_concerns_a_pod_is_shown_in_its_description(suite: &Suite<'_>) -> Result<()> {
-    let neighbour = Server::start(suite.kubectl, "neighbour")?;
-    make_empty_file(suite)?;
+    }))?;
     let command = ["tessera-tenant", "greedy", "--for", "0", "--retry-ms", "100"];
     let greedy = Container::new("main", 1, &command);
     let loose = Container::new("loose", 1, &["tessera-tenant", "hold", "--bytes", "100Mi"]);
@@ -68,15 +44,27 @@ pub fn what_concerns_a_pod_is_shown_in_its_description(suite: &Suite<'_>) -> Res
     pod["spec"]["containers"][1]["volumeMounts"] =
         json!([{"name": "empty", "mountPath": PRELOAD, "subPath": "file"}]);
     suite.kubectl.create_pod(&pod)?;
-    let reported = wait::until("kubectl describe shows all of it", wait::LIMIT, || {
+    Ok(Pod::named(suite.kubectl, "greedy"))
+}
+
+/// In status and log, and for the pod that has a share in its description.
+pub fn processes_without_a_share_or_past_it_are_flagged_by_name(suite: &Suite<'_>) -> Result<()> {
+    start_stranger(suite)?;
+    start_greedy(suite)?;
+    let neighbour = Server::start(suite.kubectl, "neighbour")?;
+    let loose = format!("of pod {NAMESPACE}/stranger (container loose) uses");
+    wait::until("status warns of the stranger", wait::LIMIT, || {
+        let warnings = suite.plugin.status()?["warnings"].clone();
+        let mut all = warnings.as_array().into_iter().flatten().filter_map(Value::as_str);
+        let found = all.any(|w| w.contains("no quota holds them") && w.contains(&loose));
+        Ok(Look::when(found, warnings.to_string()))
+    })?;
+    let log = suite.plugin.log();
+    ensure!(log.contains("finding=\"stranger\"") || log.contains("finding=stranger"), "{log}");
+    wait::until("kubectl describe shows refusal and bypass", wait::LIMIT, || {
         let text = suite.kubectl.run(&["describe", "pod", "greedy", "-n", NAMESPACE])?;
         let words = ["GPUMemoryRefused", "Ask for a larger share", "GPUQuotaBypassed"];
         Ok(Look::when(words.iter().all(|word| text.contains(word)), text))
-    });
-    if reported.is_err() {
-        println!("     status warns: {}", suite.plugin.status()?["warnings"]);
-    }
-    Pod::named(suite.kubectl, "greedy").delete()?;
-    reported?;
+    })?;
     neighbour.check_untouched()
 }
