@@ -39,12 +39,7 @@ pub fn sick_gpu_is_not_sold_and_its_pods_run_on(suite: &Suite<'_>) -> Result<()>
 }
 
 /// Waits until `status` says this of a GPU.
-pub(crate) fn state_of(
-    suite: &Suite<'_>,
-    uuid: &str,
-    state: &str,
-    waits_for: &str,
-) -> Result<Value> {
+fn state_of(suite: &Suite<'_>, uuid: &str, state: &str, waits_for: &str) -> Result<Value> {
     wait::until(&format!("{uuid} is {state}"), wait::LIMIT, || {
         let text = suite.plugin.exec(&["tessera", "status", "-o", "json"])?;
         let status: Value = serde_json::from_str(&text)?;

@@ -91,13 +91,6 @@ impl Claim {
         self
     }
 
-    /// With parameters for the driver.
-    pub fn with_parameters(mut self, parameters: &Value) -> Self {
-        self.0["devices"]["config"] =
-            json!([{"opaque": {"driver": DRIVER, "parameters": parameters}}]);
-        self
-    }
-
     /// Creates a template of this name, of which each pod gets a claim of its own.
     ///
     /// # Errors

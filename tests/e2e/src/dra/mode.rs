@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow};
 use serde_json::{Value, json};
 
 use super::{DRIVER, claims, slices};
@@ -145,26 +145,6 @@ pub fn remove(kubectl: &Kubectl, repo: &Path) -> Result<()> {
         kubectl.try_run(&delete, Some(&object.to_string()))?.success("kubectl delete")?;
     }
     Ok(())
-}
-
-/// Runs `case` with a line of the configuration changed, while claims share every GPU.
-///
-/// # Errors
-/// The case's, or the configuration does not take effect.
-pub fn with(
-    suite: &Suite<'_>,
-    line: &str,
-    changed: &str,
-    case: impl FnOnce() -> Result<()>,
-) -> Result<()> {
-    let configuration = format!("{CONFIG}{ALL}");
-    ensure!(configuration.contains(line), "no {line:?} in the configuration");
-    suite.reconfigure(Some(&configuration.replace(line, changed)))?;
-    published(suite)?;
-    let outcome = case();
-    suite.remove_tenants()?;
-    suite.reconfigure(None)?;
-    outcome
 }
 
 /// The node's two GPUs as they are published when nothing is amiss.

@@ -1,7 +1,6 @@
 //! Dynamic Resource Allocation: shares of any size, as claims ask for them. Both GPUs of the node are the
 //! driver's in these cases; see [`crate::dra::mode`].
 
-mod beside;
 mod examples;
 mod extended;
 mod outages;
@@ -10,7 +9,6 @@ mod sharing;
 mod sizes;
 mod steer;
 
-pub use beside::*;
 pub use examples::*;
 pub use extended::*;
 pub use outages::*;

@@ -65,20 +65,6 @@ fn sold(suite: &Suite<'_>) -> Result<u64> {
     Ok(gpus.iter().filter_map(|gpu| gpu["memory_limits_bytes"].as_u64()).sum())
 }
 
-pub fn dra_driver_is_killed_under_claims(suite: &Suite<'_>) -> Result<()> {
-    let running = Running::start(suite)?;
-    let before = published_names(suite)?;
-    suite.plugin.supervise()?;
-    for round in 0..3 {
-        suite.signal_plugin("KILL")?;
-        // A claim that comes meanwhile waits until the driver is back.
-        running.check_served(suite, &format!("round-{round}"))?;
-    }
-    let after = published_names(suite)?;
-    ensure!(before == after, "devices {before:?} became {after:?}");
-    Ok(())
-}
-
 fn published_names(suite: &Suite<'_>) -> Result<Vec<String>> {
     let mut names: Vec<_> = mode::published(suite)?.into_iter().map(|device| device.name).collect();
     names.sort();

@@ -1,16 +1,12 @@
 //! What the scheduler is given to choose from.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 
-use crate::cases::delivery::check_fill;
-use crate::cases::health;
 use crate::deploy::SHARE_BYTES;
 use crate::dra::claims::{self, Claim, Request};
 use crate::dra::slices::{self, bytes};
 use crate::dra::{STEP_BYTES, mode};
-use crate::images::SIM_DIR;
 use crate::suite::{Server, Suite};
-use crate::wait::{self, Look};
 
 /// Of a GPU's 4 GiB 256 MiB are kept in reserve (overlay/config.toml), and something for contexts.
 const MOST_BYTES: u64 = (4 << 30) - (256 << 20);
@@ -53,41 +49,8 @@ pub fn dra_gpus_are_published_as_devices_that_claims_share(suite: &Suite<'_>) ->
     Ok(())
 }
 
-/// Kubelet removes a driver's slices when it has lost it for half a minute, and all when it starts; an
-/// administrator may, too.
-pub fn dra_slices_that_were_removed_are_published_again(suite: &Suite<'_>) -> Result<()> {
-    let before = mode::published(suite)?;
-    for round in 0..3 {
-        let slices = slices::slices(suite)?;
-        let names = slices.iter().filter_map(|slice| slice["metadata"]["name"].as_str());
-        for name in names {
-            suite.kubectl.run(&["delete", "resourceslice", name])?;
-        }
-        let after = mode::published(suite)?;
-        for (one, other) in before.iter().zip(&after) {
-            ensure!(one.object == other.object, "round {round}: {one:?}, then {other:?}");
-        }
-    }
-    let pod = claims::pod(suite, "after", &Claim::share("1Gi", 25))?;
-    check_fill(pod.fill(1 << 30)?, 1 << 30)
-}
-
-/// What somebody else writes into a slice does not stay, or claims would be given what is not there.
-pub fn dra_slice_that_was_changed_is_put_right(suite: &Suite<'_>) -> Result<()> {
-    let before = mode::published(suite)?;
-    let slice = slices::slices(suite)?.remove(0);
-    let name = slice["metadata"]["name"].as_str().context("a slice's name")?.to_owned();
-    let patch =
-        r#"[{"op": "replace", "path": "/spec/devices/0/capacity/memory/value", "value": "64Gi"}]"#;
-    suite.kubectl.run(&["patch", "resourceslice", &name, "--type=json", "-p", patch])?;
-    slices::wait_for(suite, "the slice is as it was", |now| {
-        now.iter().map(|d| d.memory).eq(before.iter().map(|d| d.memory))
-    })
-    .map(drop)
-}
-
 /// A taint keeps new claims away; what runs goes on.
-pub fn dra_cordoned_and_sick_gpus_are_tainted_and_given_to_nobody(suite: &Suite<'_>) -> Result<()> {
+pub fn dra_cordoned_gpu_is_tainted_and_given_to_nobody(suite: &Suite<'_>) -> Result<()> {
     let all = mode::published(suite)?;
     let claim = Claim::of(&[Request::share("gpu", "1Gi", 25).of_gpu(&all[0].uuid)]);
     claim.create_template(suite, "first")?;
@@ -111,33 +74,5 @@ pub fn dra_cordoned_and_sick_gpus_are_tainted_and_given_to_nobody(suite: &Suite<
     suite.plugin.exec(&["tessera", "uncordon", &all[0].uuid])?;
     same.wait_until_running()?;
     ensure!(same.gpu()?.uuid == all[0].uuid);
-
-    // An error that only a reset heals, on the same GPU.
-    let ctl = |args: &[&str]| {
-        other.exec(&[&[format!("{SIM_DIR}/bin/simgpu-ctl").as_str()], args].concat()).map(drop)
-    };
-    ctl(&["xid", &all[0].uuid, "95"])?;
-    let sick = slices::wait_for(suite, "the sick GPU alone is tainted", tainted)?;
-    let added = |devices: &[slices::Device]| {
-        let device = devices.iter().find(|device| device.uuid == all[0].uuid);
-        device.map(|device| device.object["taints"][0]["timeAdded"].clone()).unwrap_or_default()
-    };
-    let since = added(&sick);
-    let next = claims::pod(suite, "next", &Claim::share("512Mi", 10))?;
-    ensure!(next.gpu()?.uuid == all[1].uuid, "a new pod got the sick GPU");
-    // What is published again keeps the time of a taint that stays.
-    let now = slices::devices(suite)?;
-    ensure!(added(&now) == since, "{since}, then {}", added(&now));
-    server.check_untouched()?;
-    // The driver asks for the reset, and gets it.
-    ctl(&["recovery", &all[0].uuid, "reset"])?;
-    // A reset shows by a request that ends, so the request must have been seen.
-    health::state_of(suite, &all[0].uuid, "unhealthy", "NVML to say otherwise")?;
-    ctl(&["reset", &all[0].uuid])?;
-    mode::published(suite)?;
-    server.check_untouched()?;
-    wait::until("the warnings are gone", wait::LIMIT, || {
-        let warnings = suite.plugin.status()?["warnings"].clone();
-        Ok(Look::when(warnings.as_array().is_some_and(Vec::is_empty), warnings.to_string()))
-    })
+    server.check_untouched()
 }

@@ -19,21 +19,6 @@ fn holder(name: &str) -> Container {
     Container::new(name, 0, &["tessera-tenant", "hold", "--bytes", "300Mi"])
 }
 
-/// Containers that name one request have one quota between them.
-pub fn dra_containers_of_a_pod_share_one_claim(suite: &Suite<'_>) -> Result<()> {
-    mode::published(suite)?;
-    Claim::share("1Gi", 25).create_template(suite, "shared")?;
-    let containers = [holder("first").claiming(None), Container::idle("main", 0).claiming(None)];
-    let pod = claims::create(suite, "pair", Source::Template("shared"), &containers)?;
-    pod.wait_until_running()?;
-    pod.wait_for_event("first", "ready")?;
-    let gpu = pod.gpu()?;
-    // The holder's context, and that of the process that looks.
-    ensure!(gpu.total == GIB && gpu.free == GIB - HELD - 2 * CONTEXT_BYTES, "{gpu:?}");
-    let left = pod.fill(GIB)?;
-    check_fill(left + HELD + CONTEXT_BYTES, GIB)
-}
-
 /// Two requests are two shares: containers that name one each are held apart, one that names both has their sum.
 pub fn dra_two_shares_of_one_gpu_are_held_apart_or_add_up(suite: &Suite<'_>) -> Result<()> {
     mode::published(suite)?;

@@ -1,7 +1,7 @@
-//! Shares of claims that are steered while they are held, and parameters that say how they are meant.
+//! Shares of claims that are steered while they are held.
 
 use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::deploy::NAMESPACE;
 use crate::dra::claims::{self, Claim};
@@ -108,29 +108,5 @@ pub fn dra_quota_changes_under_a_running_claim(suite: &Suite<'_>) -> Result<()> 
     ensure!(pod.gpu()?.total == GIB, "reset");
     rest.wait_until_running()?;
     ensure!(rest.gpu()?.total == 2560 << 20, "{:?}", rest.gpu()?);
-    Ok(())
-}
-
-/// Parameters that make no sense are refused by name; others of the same pod's node go on.
-pub fn dra_parameters_that_make_no_sense_are_refused_by_name(suite: &Suite<'_>) -> Result<()> {
-    mode::published(suite)?;
-    let parameters = |compute: &str| {
-        json!({
-            "apiVersion": "gpu.tessera.dev/v1", "kind": "ShareConfig", "compute": compute,
-        })
-    };
-    let strict = Claim::share("512Mi", 20).with_parameters(&parameters("strict"));
-    let strict = claims::pod(suite, "strict", &strict)?;
-    ensure!(strict.gpu()?.total == 512 << 20, "{:?}", strict.gpu()?);
-    let wrong = Claim::share("512Mi", 20).with_parameters(&parameters("sometimes"));
-    let wrong = claims::waiting(suite, "wrong", &wrong)?;
-    wait::until("the refusal names field and claim", wait::LIMIT, || {
-        let text = Value::from(suite.events_of("wrong")?).to_string();
-        let named = ["compute", "sometimes", "burst"].iter().all(|word| text.contains(word));
-        Ok(Look::when(named && text.contains(&format!("{NAMESPACE}/wrong")), text))
-    })?;
-    ensure!(wrong.object()?["status"]["phase"] == "Pending", "{}", wrong.object()?["status"]);
-    let next = claims::pod(suite, "next", &Claim::share("512Mi", 20))?;
-    ensure!(next.gpu()?.total == 512 << 20, "{:?}", next.gpu()?);
     Ok(())
 }
