@@ -1,7 +1,6 @@
 //! Tessera on a real Kubernetes: the plugin as users deploy it, real kubelet, scheduler and
 //! containers; only the GPUs are simulated. See README.md beside this crate.
 
-mod applied;
 mod cases;
 mod cluster;
 mod deploy;

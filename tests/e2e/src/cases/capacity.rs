@@ -4,8 +4,8 @@ use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
 use super::delivery::check_fill;
-use crate::applied::Applied;
 use crate::deploy::{RESOURCE, SHARE_BYTES};
+use crate::kubectl::Applied;
 use crate::pods::{self, Container, Pod, Restart};
 use crate::suite::Suite;
 use crate::wait::{self, Look};

@@ -8,8 +8,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
-use crate::applied::Applied;
 use crate::deploy::{NAMESPACE, PLUGIN_NAMESPACE, REPLICAS, SHARE_BYTES, as_deployed};
+use crate::kubectl::Applied;
 use crate::person::{Desk, Person};
 use crate::pods::{self, Container, Pod, Restart};
 use crate::process;

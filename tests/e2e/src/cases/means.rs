@@ -4,8 +4,8 @@ use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
 use super::delivery::check_fill;
-use crate::applied::Applied;
 use crate::deploy::{NAMESPACE, RESOURCE, SHARE_BYTES};
+use crate::kubectl::Applied;
 use crate::pods::{self, Container, Pod, Restart};
 use crate::suite::Suite;
 use crate::wait::{self, Look};

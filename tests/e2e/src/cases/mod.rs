@@ -5,7 +5,6 @@ mod churn;
 pub mod delivery;
 mod dra;
 mod examples;
-mod health;
 mod host_paths;
 mod kind;
 mod kubectl_tessera;
@@ -15,8 +14,6 @@ mod means;
 mod memory;
 mod others;
 mod reboot;
-mod reload;
-mod restarts;
 mod rollout;
 mod shares;
 mod steer;
@@ -90,7 +87,7 @@ pub const CASES: &[Case] = cases![
     kubectl_tessera::kubectl_tessera_shows_and_steers_for_an_administrator,
     kubectl_tessera::kubectl_tessera_shows_readers_what_is_theirs,
     kubectl_tessera::kubectl_tessera_serves_client_certificates,
-    health::sick_gpu_is_not_sold_and_its_pods_run_on,
+    steer::sick_gpu_is_not_sold_and_its_pods_run_on,
     memory::ruined_usage_page_hurts_only_its_tenant,
     means::quotas_and_limit_ranges_count_each_resource,
     means::namespace_of_restricted_pods_admits_tenants,
@@ -98,14 +95,14 @@ pub const CASES: &[Case] = cases![
     kind::kind_example_comes_up_and_serves_a_pod,
     others::plugin_has_no_rights_to_speak_of,
     trust::processes_without_a_share_or_past_it_are_flagged_by_name,
-    restarts::plugin_is_replaced_and_killed_under_running_pods,
+    rollout::plugin_is_replaced_and_killed_under_running_pods,
     others::gpu_that_another_plugin_sells_is_given_out_no_more restarts_kubelet,
     rollout::rolling_update_while_pods_come_and_run restarts_kubelet,
     shares::unequal_shares_divide_memory_and_time_by_name,
     labels::labels_lead_a_pod_to_the_strongest_gpu,
     strategies::driver_root_and_device_nodes_serve_without_a_toolkit,
     strategies::cdi_annotations_give_all_or_nothing,
-    reload::configuration_changes_under_a_running_pod restarts_kubelet,
+    rollout::configuration_changes_under_a_running_pod restarts_kubelet,
     kubelet::kubelet_restarts_in_the_middle_of_allocate restarts_kubelet,
     kubelet::plugin_and_kubelet_down_and_up_in_either_order restarts_kubelet,
     host_paths::host_paths_deleted_under_a_running_plugin restarts_kubelet,
@@ -120,7 +117,6 @@ pub const CASES: &[Case] = cases![
     dra::dra_shares_of_two_gpus_are_seen_side_by_side shared_devices,
     dra::dra_claim_is_shared_by_pods shared_devices,
     dra::dra_admin_sees_gpus_and_holds_no_share shared_devices,
-    dra::dra_serves_pods_that_ask_for_the_extended_resource shared_devices,
     dra::dra_examples_run_as_they_are_written shared_devices,
     dra::dra_quota_changes_under_a_running_claim shared_devices,
     dra::dra_cordoned_gpu_is_tainted_and_given_to_nobody shared_devices,

@@ -3,8 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use super::extended::wait_until_kubelet_has_forgotten;
-use crate::deploy::NAMESPACE;
+use crate::deploy::{NAMESPACE, RESOURCE};
 use crate::dra::slices::bytes;
 use crate::dra::{claims, mode};
 use crate::images;
@@ -91,4 +90,15 @@ fn overlay(object: &mut Value) -> Result<()> {
         container["args"] = json!([]);
     }
     Ok(())
+}
+
+/// Kubelet 1.36 remembers what a device plugin offered for five minutes after it has ended. Until then it looks for
+/// that plugin's devices when a container starts that asks for the name, though a claim serves it: "no devices
+/// found allocated in local cache".
+fn wait_until_kubelet_has_forgotten(suite: &Suite<'_>) -> Result<()> {
+    wait::until("kubelet has forgotten the device plugin", 2 * wait::LIMIT, || {
+        let node = suite.kubectl.get(&["node", &suite.node])?;
+        let capacity = node["status"]["capacity"][RESOURCE].as_str().unwrap_or("0").to_owned();
+        Ok(Look::when(capacity == "0", format!("capacity {capacity}")))
+    })
 }

@@ -2,7 +2,6 @@
 //! driver's in these cases; see [`crate::dra::mode`].
 
 mod examples;
-mod extended;
 mod outages;
 mod publish;
 mod sharing;
@@ -10,7 +9,6 @@ mod sizes;
 mod steer;
 
 pub use examples::*;
-pub use extended::*;
 pub use outages::*;
 pub use publish::*;
 pub use sharing::*;

@@ -3,11 +3,11 @@
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
-use crate::applied::Applied;
 use crate::cases::delivery::check_fill;
 use crate::deploy::{CONTEXT_BYTES, SIM_ON_NODE};
 use crate::dra::claims::{self, Claim, Request, Source};
 use crate::dra::{mode, slices};
+use crate::kubectl::Applied;
 use crate::pods::{Container, Pod, Restart};
 use crate::suite::Suite;
 use crate::wait::{self, Look};
