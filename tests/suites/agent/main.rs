@@ -1,10 +1,75 @@
 //! The plugin on a node with a fake kubelet and GPUs that a test can break, in the test's process or in its own.
 
-mod adversity;
-mod allocate;
-mod kubelet;
-mod observe;
-mod operate;
+mod adversity {
+    //! What fails, is in the way, or means harm.
+
+    mod corpus;
+    mod failures;
+    mod foreign_plugins;
+    mod hostile;
+    mod lost_paths;
+    mod restarts;
+    mod rights;
+    mod second_plugin;
+    mod wedged;
+}
+
+mod allocate {
+    //! What a container gets: which GPU, how much of it, and how it is delivered.
+
+    mod allocation;
+    mod contexts;
+    mod delivery;
+    mod mig;
+    mod placement;
+    mod shares;
+    mod shims;
+}
+
+mod kubelet {
+    //! The gRPC calls between the plugin and kubelet, with a plugin that the test scripts.
+
+    mod authority;
+    mod calls;
+    mod pod_resources;
+}
+
+mod observe {
+    //! What the plugin sees of GPUs and tenants, and what it says about them.
+
+    mod advice;
+    mod api;
+    mod explain;
+    mod health;
+    mod history;
+    mod metrics {
+        //! Metrics and probes of a running plugin, over HTTP as Prometheus and kubelet ask: what is served, what is
+        //! said, what it costs, and that everything that is written about it names what there is.
+
+        mod autoscale;
+        mod names;
+        mod probes;
+        mod series;
+    }
+    mod others;
+    mod overhead;
+    mod silent_gpus;
+    mod trust;
+    mod used;
+}
+
+mod operate {
+    //! What an administrator changes, and the commands for it.
+
+    mod command_line;
+    mod night;
+    mod path_kinds;
+    mod reload;
+    mod reload_process;
+    mod steer;
+    mod top;
+    mod unreachable;
+}
 
 /// What [`tessera_harness::plugin::Tenant`] starts.
 #[test]

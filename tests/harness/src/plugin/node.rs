@@ -182,11 +182,6 @@ impl TestNode {
         bounded(task).await.unwrap().unwrap();
     }
 
-    /// The plugin's end, which the test expects by itself.
-    pub async fn plugin_ended(&mut self) -> anyhow::Error {
-        bounded(self.running.take().unwrap().task).await.unwrap().unwrap_err()
-    }
-
     /// The node's state itself.
     pub fn agent(&self) -> Arc<tessera_agent::Agent> {
         Arc::clone(self.running.as_ref().unwrap().sources.agent().unwrap())

@@ -4,7 +4,6 @@ use nix::sys::socket::{MsgFlags, send};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
-use tessera_config::ConfigError;
 use tessera_harness::plugin::*;
 use tessera_region::layout::{USAGE_BYTES, USAGE_FILE, slot_lock_offset};
 use tessera_store::OpenError;
@@ -216,29 +215,6 @@ async fn a_second_plugin_is_refused_before_it_touches_anything() {
     let ledger = tessera_store::Ledger::open(&node.ledger(), true);
     assert!(matches!(ledger, Err(OpenError::InUse(_))));
     node.stop_plugin().await;
-}
-
-#[tokio::test]
-async fn impossible_quotas_end_the_plugin_with_every_error() {
-    let mut node = TestNode::without_plugin("[share]\nreplicas = 4\nmemory = \"11Gi\"\n").await;
-    node.launch_plugin();
-    let error = node.plugin_ended().await;
-    let error = error.downcast_ref::<ConfigError>().expect("a configuration error");
-    assert_eq!(error.problems.len(), 1, "one for GPUs that are alike: {error}");
-    assert!(error.problems.iter().all(|p| p.key == "share.memory" && p.line == Some(3)));
-}
-
-#[tokio::test]
-async fn without_gpus_the_plugin_waits_and_says_so() {
-    let mut node = TestNode::without_plugin(SETTINGS).await;
-    node.gpus.gpus.lock().unwrap().clear();
-    node.launch_plugin();
-    let warning = node.status_until(|status| status.warnings.first().cloned()).await;
-    assert!(warning.starts_with("waiting for GPUs, nothing is registered"), "{warning}");
-    assert_eq!(node.kubelet.registrations(), 0);
-    *node.gpus.gpus.lock().unwrap() = vec![gpu(0)];
-    bounded(node.kubelet.wait_allocatable(GPU, 4)).await;
-    assert_eq!(node.status().await.warnings, Vec::<String>::new());
 }
 
 #[tokio::test]

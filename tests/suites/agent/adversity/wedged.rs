@@ -6,13 +6,20 @@ use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::Mode;
 use nix::unistd::{Pid, mkfifo};
+use serde_json::Value;
 use tessera_harness::artefacts;
-use tessera_harness::plugin::{GPU, Simulated, bounded, stderr, tessera, until};
+use tessera_harness::plugin::{
+    GPU, Simulated, TestNode, admin, bounded, replica, stderr, tessera, until,
+};
+use tessera_view::status::{LIVE, STATUS, Status};
 
 /// What a process may take of memory, in all: a few times what the largest file needs.
 const MEMORY: &str = "1500000";
@@ -447,4 +454,41 @@ fn waits_for_a_file_system(process: u32) -> bool {
     // A thread may have ended since.
     let call = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("wchan"));
     tasks.filter_map(|task| call(task).ok()).any(|call| call.contains("fuse"))
+}
+
+/// Threads that block, as many as `tessera serve` has.
+const THREADS: usize = 8;
+
+/// A driver that hangs, and admin clients that ask about it: the threads that kubelet's calls need are not all taken.
+#[test]
+fn status_of_a_driver_that_hangs_leaves_threads_for_allocate() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(THREADS)
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let node = TestNode::start().await;
+        let gpus = Arc::clone(&node.gpus);
+        gpus.hangs.store(true, Ordering::Relaxed);
+        let mut calls = tokio::task::JoinSet::new();
+        for n in 0..40 {
+            let admin = admin(node.dir.path());
+            calls.spawn(async move {
+                // Some give up, which frees no thread.
+                let patience = Duration::from_millis(if n % 2 == 0 { 50 } else { 3_600_000 });
+                let _ = tokio::time::timeout(patience, admin.get::<Status>(STATUS)).await;
+                let _ = admin.get::<Value>("/api/v1/explain?subject=a").await;
+            });
+        }
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        for n in 0..4 {
+            bounded(node.allocate(&[replica(0, n)])).await.unwrap();
+        }
+        let admin = admin(node.dir.path());
+        bounded(admin.get::<Value>(LIVE)).await.unwrap();
+        gpus.hangs.store(false, Ordering::Relaxed);
+        bounded(async { while calls.join_next().await.is_some() {} }).await;
+        bounded(admin.get::<Status>(STATUS)).await.unwrap();
+    });
 }

@@ -1,6 +1,17 @@
 //! Tests of the plugin that flood it, measure it, or count what their own process has: one at a time.
 
 mod doors;
-mod load;
+mod load {
+    //! The plugin's process under what a node does to it over the months: the wall clock jumps, the API server is
+    //! away or slow, quotas are changed while pods come and go, it is killed. Nothing is lost, and its memory
+    //! stays what it was. The long form is in `make bench` (`docs/benchmarks.md`).
+
+    mod api;
+    mod clock;
+    mod flat;
+    mod plugin;
+    mod quotas;
+    mod world;
+}
 mod many;
 mod series;

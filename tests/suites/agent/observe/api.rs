@@ -1,93 +1,31 @@
-//! The JSON API of a running plugin, over root's socket: its figures are those of `status`.
+//! The JSON API of a running plugin, over root's socket; and what no view may show.
 
+use std::fs::File;
+use std::mem::offset_of;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde_json::Value;
+use tessera_harness::exposition::Exposition;
 use tessera_harness::gate_tenants::work;
-use tessera_harness::plugin::{GPU, TestNode, admin, bounded, id_of, pod, stderr, tessera};
+use tessera_harness::metrics::{address, scrape, settings};
+use tessera_harness::plugin::{
+    GIB, GPU, SETTINGS, Tenant, TestNode, admin, bounded, id_of, pod, stderr, tessera,
+};
+use tessera_region::layout::{Past, USAGE_BYTES, USAGE_FILE, UsageHeader};
 use tessera_view::change::CordonRequest;
+use tessera_view::node::Node;
+use tessera_view::status::Status;
 use tessera_view::trace::{Event, Trace};
 use tessera_web::Source;
 use tessera_web::client::{Client, ClientError};
-
-/// Fields that the API has under other names than `status -o json`, or that only one of them has: of a GPU.
-const OTHER_OF_GPU: &[&str] = &["lease", "replicas", "fits", "withheld"];
-const OTHER_OF_TENANT: &[&str] = &[
-    "namespace",
-    "pod",
-    "container",
-    "other_holders",
-    "workload",
-    "claim",
-    "request",
-    "gpus",
-    "processes",
-    "compute",
-];
-
-/// The API's object has these figures as the command line has them: every field but those that are named.
-fn assert_same(api: &Value, cli: &Value, others: &[&str], what: &str) -> usize {
-    let fields =
-        api.as_object().unwrap().iter().filter(|(name, _)| !others.contains(&name.as_str()));
-    let mut count = 0;
-    for (name, value) in fields {
-        let said = cli.get(name).unwrap_or_else(|| panic!("{what}: status has no {name}"));
-        assert_eq!(value, said, "{what}: {name}");
-        count += 1;
-    }
-    count
-}
 
 async fn node() -> (TestNode, Client) {
     let node = TestNode::start().await;
     let client = admin(node.dir.path());
     (node, client)
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_api_has_the_figures_of_the_command_line() {
-    let (node, client) = node().await;
-    bounded(node.kubelet.run(&pod("chat-0", 1))).await.unwrap();
-    let same = async {
-        loop {
-            let before = node.status().await;
-            let api: Value = client.get("/api/v1/node").await.unwrap();
-            let after = node.status().await;
-            let is_named = before.allocations.iter().all(|a| a.holder.is_some())
-                && !before.allocations.is_empty();
-            // The API may answer as of a moment ago.
-            let is_between = api["at_unix_ms"].as_i64().unwrap() >= before.at_unix_ms;
-            if is_between
-                && is_named
-                && before.allocations == after.allocations
-                && before.gpus == after.gpus
-            {
-                break (serde_json::to_value(&after).unwrap(), api);
-            }
-        }
-    };
-    let (cli, api) = bounded(same).await;
-    let mut count = 0;
-    for (a, c) in api["gpus"].as_array().unwrap().iter().zip(cli["gpus"].as_array().unwrap()) {
-        count += assert_same(a, c, OTHER_OF_GPU, "a GPU");
-        let free =
-            c["replicas"].as_array().unwrap().iter().filter(|r| r["allocation_id"] == "").count();
-        assert_eq!(a["replicas"][0]["free"], free);
-    }
-    let tenants = api["tenants"].as_array().unwrap();
-    let allocations = cli["allocations"].as_array().unwrap();
-    assert_eq!((tenants.len(), allocations.len()), (1, 1));
-    for (tenant, allocation) in tenants.iter().zip(allocations) {
-        count += assert_same(tenant, allocation, OTHER_OF_TENANT, "a tenant");
-        count +=
-            assert_same(&tenant["gpus"][0], &allocation["gpus"][0], &["changed"], "a tenant's GPU");
-        for name in ["namespace", "pod", "container"] {
-            assert_eq!(tenant[name], allocation["holder"][name]);
-        }
-    }
-    assert!(count > 40, "{count} figures");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -227,4 +165,84 @@ async fn a_trace_that_cannot_be_is_refused_before_it_begins() {
     let (code, said) = trace(&[]);
     assert!(code == Some(69) && said.contains("Tessera"), "{said}");
     assert!(!dir.path().join("trace.json").exists());
+}
+
+/// What one moment is in each view.
+struct Moment {
+    status: Status,
+    api: Node,
+    metrics: Exposition,
+}
+
+/// The node at a moment at which nothing changed: it looked the same before and after.
+async fn settled(node: &TestNode) -> Moment {
+    let client = admin(node.dir.path());
+    let address = address(node).await;
+    // It moves with every text that is made: one that is reused may be of a moment before.
+    let is_made_after = |new: &Exposition, old: &Exposition| {
+        let idle = "tessera_container_idle_seconds";
+        new.sum(idle, &[]) > old.sum(idle, &[])
+    };
+    let look = async {
+        loop {
+            let status = node.status().await;
+            let old = scrape(address).await;
+            let metrics = loop {
+                let metrics = scrape(address).await;
+                if is_made_after(&metrics, &old) {
+                    break metrics;
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            };
+            let api: Node = client.get("/api/v1/node").await.unwrap();
+            let after = node.status().await;
+            let is_named = after.allocations.iter().all(|one| one.holder.is_some());
+            let is_still = status.allocations == after.allocations && status.gpus == after.gpus;
+            if is_named && is_still && api.at_unix_ms >= status.at_unix_ms {
+                break Moment { status, api, metrics };
+            }
+        }
+    };
+    bounded(look).await
+}
+
+fn numbers(value: &Value) -> Vec<f64> {
+    match value {
+        Value::Number(number) => number.as_f64().into_iter().collect(),
+        Value::Array(all) => all.iter().flat_map(numbers).collect(),
+        Value::Object(all) => all.values().flat_map(numbers).collect(),
+        _ => Vec::new(),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_of_all_ones_is_no_figure_anywhere() {
+    let node = TestNode::start_with(&settings(SETTINGS)).await;
+    let ids = bounded(node.kubelet.run(&pod("ones-0", 1))).await.unwrap().remove(0).device_ids;
+    let (pages, id) = (node.pages(&ids), id_of(&ids).to_string());
+    let dir = pages.clone();
+    let hold = move || Tenant::hold(&dir, GIB);
+    let _tenant = tokio::task::spawn_blocking(hold).await.unwrap();
+    let past = offset_of!(UsageHeader, past);
+    for ones in [past..past + size_of::<Past>(), 0..USAGE_BYTES] {
+        let is_whole = ones.len() == USAGE_BYTES;
+        let usage = File::options().write(true).open(pages.join(USAGE_FILE)).unwrap();
+        usage.write_all_at(&vec![0xff; ones.len()], ones.start as u64).unwrap();
+        let is_seen = |status: &Status| {
+            let one = status.allocations.iter().find(|one| one.id == id)?;
+            (is_whole == (one.tamperings > 0)).then_some(())
+        };
+        node.status_until(is_seen).await;
+        let Moment { status, api, metrics } = settled(&node).await;
+        let cli = serde_json::to_value(&status).unwrap();
+        // Milliseconds since 1970 and bytes of a GPU are less.
+        let most = 1e15;
+        for (view, shown) in [("status", cli), ("JSON", serde_json::to_value(&api).unwrap())] {
+            let found = numbers(&shown).into_iter().find(|found| !(0.0..most).contains(found));
+            assert_eq!(found, None, "{view}: {shown:#}");
+        }
+        for sample in &metrics.samples {
+            assert!((0.0..most).contains(&sample.value), "{sample:?}");
+        }
+    }
 }

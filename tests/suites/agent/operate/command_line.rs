@@ -1,7 +1,7 @@
 //! The `tessera` program from outside: exit statuses, messages, and the plugin on simulated GPUs.
 
 use std::os::unix::process::CommandExt;
-use std::process::Stdio;
+use std::process::{Output, Stdio};
 use std::time::Duration;
 
 use tessera_harness::plugin::{GPU, Simulated, bounded, pod, stderr, tessera};
@@ -193,36 +193,57 @@ async fn simulated_gpus_are_served_and_a_fault_takes_one_out() {
     assert_eq!(node.terminate().await, Some(0));
 }
 
-#[tokio::test]
-async fn without_a_plugin_status_says_so_and_what_holds() {
-    let mut node = Simulated::new("replicas = 4").await;
-    node.serve().await;
-    node.terminate().await;
-
-    let output = node.run(&["status", "-o", "json"]);
-    assert_eq!(output.status.code(), Some(69));
-    assert!(output.stdout.is_empty());
-    let said = stderr(&output);
-    assert!(said.contains("running pods keep their limits"), "{said}");
-    let ready = node.run(&["status", "--ready"]);
-    assert_eq!(ready.status.code(), Some(69));
+/// What bash gets for the last of these words.
+fn completed(node: &Simulated, words: &[&str]) -> (Vec<String>, Output) {
+    let config = node.dir.path().join("config.toml");
+    let mut command = node.on_machine(std::process::Command::new(&node.program));
+    command.env("TESSERA_COMPLETE", "bash").env("_CLAP_IFS", "\n");
+    command.env("_CLAP_COMPLETE_INDEX", (words.len() + 2).to_string());
+    command.args(["--", "tessera", "-c"]).arg(&config).args(words);
+    let output = command.output().unwrap();
+    let text = String::from_utf8(output.stdout.clone()).unwrap();
+    (text.lines().map(str::to_owned).collect(), output)
 }
 
 #[tokio::test]
-async fn a_killed_plugin_comes_back_with_everything() {
+async fn pods_allocations_and_gpus_are_completed_from_the_plugin_and_nothing_without_one() {
     let mut node = Simulated::new("replicas = 4").await;
     node.serve().await;
-    node.kubelet.run(&pod("a", 1)).await.unwrap();
-    let before = node.json()["allocations"][0].clone();
-    let mut plugin = node.plugin.take().unwrap();
-    plugin.kill().unwrap();
-    plugin.wait().unwrap();
-    bounded(node.kubelet.wait_allocatable(GPU, 0)).await;
-    node.serve().await;
-    let after = node.json()["allocations"][0].clone();
-    for key in ["id", "generation", "replica_ids", "gpus", "allocated_unix_ms"] {
-        assert_eq!(after[key], before[key], "{key}");
+    bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
+    node.kubelet.run(&pod("llm", 1)).await.unwrap();
+    let status = bounded(async {
+        loop {
+            let status = node.json();
+            if status["allocations"][0]["holder"]["pod"] == "llm" {
+                return status;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+    let id = status["allocations"][0]["id"].as_str().unwrap();
+    let uuid = status["gpus"][1]["uuid"].as_str().unwrap();
+    for (words, wanted) in [
+        (&["explain", "def"][..], "default/llm"),
+        (&["explain", &id[..4]], id),
+        (&["explain", &uuid[..5]], uuid),
+        (&["quota", "show", "default/"], "default/llm"),
+        (&["quota", "set", "default/llm", "--container", "m"], "main"),
+        (&["cordon", "1"], "1"),
+        (&["uncordon", &uuid[..5]], uuid),
+    ] {
+        let (names, output) = completed(&node, words);
+        assert!(
+            names.iter().any(|name| name == wanted),
+            "{words:?}: {names:?}, {}",
+            stderr(&output)
+        );
     }
-    // Killed without a chance to tidy up, it left its admin socket; the next one took its place.
-    tokio::time::timeout(Duration::from_secs(180), async { node.terminate().await }).await.unwrap();
+    let (names, _) = completed(&node, &["cordon", "def"]);
+    assert!(!names.iter().any(|name| name.contains("llm")), "a pod is no GPU: {names:?}");
+
+    node.terminate().await;
+    let (names, output) = completed(&node, &["explain", "def"]);
+    assert!(output.status.success());
+    assert_eq!((names, stderr(&output)), (Vec::new(), String::new()));
 }

@@ -1,18 +1,17 @@
-//! Changing what a running container may use, and cordoning GPUs, over the admin socket.
+//! Changing what a running container may use, and cordoning GPUs, over the admin socket; who asks there, and what is
+//! refused.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tessera_harness::PATIENCE;
 use tessera_harness::plugin::*;
 use tessera_model::audit::{Actor, Event, What};
-use tessera_region::quota::{Policy, QuotaReader, QuotaWriter};
+use tessera_region::quota::{Policy, QuotaReader};
 use tessera_store::{Filter, Ledger};
 use tessera_view::change::{
-    CordonRequest, QuotaResponse, ResetQuotaRequest, SetQuotaRequest, UncordonRequest,
+    Call, CordonRequest, PlanRequest, QuotaResponse, ResetQuotaRequest, SetQuotaRequest,
+    UncordonRequest,
 };
-use tessera_view::status::{AllocationState, ComputePolicy, Health, Status};
+use tessera_view::status::{ComputePolicy, Health, LIVE, STATUS, Status};
 use tessera_web::client::ClientError;
 use tonic::Code;
 
@@ -269,99 +268,6 @@ async fn a_parked_allocation_returns_without_the_room_that_others_were_given() {
     assert!(status.gpus[0].memory_limits_bytes <= 40 * GIB);
 }
 
-/// What is live, by the pages and the ledger, never adds up to more than the GPU has; and what is
-/// advertised to kubelet as Healthy always fits beside it.
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn quotas_that_race_with_allocate_never_oversell() {
-    let node = Arc::new(TestNode::start_with(ROOMY).await);
-    let stop = Arc::new(AtomicBool::new(false));
-    let (granted, refused) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
-    let (worst, counter) = (Arc::new(Mutex::new(0)), Arc::new(AtomicU64::new(1)));
-    let mut tasks = Vec::new();
-    let count = |ok: bool| if ok { Arc::clone(&granted) } else { Arc::clone(&refused) };
-    for worker in 0..3u64 {
-        let (node, stop) = (Arc::clone(&node), Arc::clone(&stop));
-        let (yes, no, counter) = (count(true), count(false), Arc::clone(&counter));
-        tasks.push(tokio::spawn(async move {
-            let admin = admin(node.dir.path());
-            let mut client = node.client().await;
-            let mut random = 0x9e37_79b9_7f4a_7c15 ^ worker;
-            while !stop.load(Ordering::Relaxed) {
-                random ^= random << 13;
-                random ^= random >> 7;
-                random ^= random << 17;
-                let ids = vec![replica(0, u32::try_from(random % 4).unwrap())];
-                let ok = if random % 3 == 0 {
-                    use tessera_kubelet_api::deviceplugin as v1;
-                    let request = v1::ContainerAllocateRequest { device_ids: ids };
-                    let request = v1::AllocateRequest { container_requests: vec![request] };
-                    client.allocate(request).await.is_ok()
-                } else {
-                    // No two limits that are set are alike.
-                    let nth = counter.fetch_add(1, Ordering::Relaxed);
-                    let bytes = (1 + random / 4 % 30) * GIB + nth;
-                    let request = memory(id_of(&ids).as_str(), bytes);
-                    admin.call(&request).await.is_ok()
-                };
-                if ok { &yes } else { &no }.fetch_add(1, Ordering::Relaxed);
-            }
-        }));
-    }
-    let watching = {
-        let (node, stop, worst) = (Arc::clone(&node), Arc::clone(&stop), Arc::clone(&worst));
-        std::thread::spawn(move || {
-            while !stop.load(Ordering::Relaxed) {
-                // Each page is read at its own moment: a sum counts if no page moved meanwhile. None
-                // comes back to what it was: limits differ, and generations.
-                let read = || -> Vec<(u64, u64)> {
-                    let all = (0..4).map(|n| node.pages(&[replica(0, n)]));
-                    // Not as a tenant would, whose mapping stays: thousands are too many for a process.
-                    let figures = |page: QuotaWriter| {
-                        let spec = page.spec();
-                        (spec.generation, spec.gpus[0].memory_limit_bytes)
-                    };
-                    all.map(|dir| QuotaWriter::open(&dir).map_or((0, 0), figures)).collect()
-                };
-                let (before, after) = (read(), read());
-                if before == after {
-                    let mut worst = worst.lock().unwrap();
-                    *worst = (*worst).max(before.iter().map(|(_, limit)| limit).sum::<u64>());
-                }
-            }
-        })
-    };
-    let mut looks = 0u32;
-    let begun = std::time::Instant::now();
-    let counts = || [&granted, &refused].map(|count| count.load(Ordering::Relaxed));
-    let is_enough = || begun.elapsed() > Duration::from_secs(2) && counts().iter().all(|n| *n > 10);
-    // What is sold, and what kubelet may give away beside it.
-    let assert_fits = |status: &Status| {
-        let gpu = &status.gpus[0];
-        let free = gpu.replicas.iter();
-        let free = free.filter(|one| one.allocation_id.is_empty() && one.health == Health::Healthy);
-        let free: u64 = free.map(|replica| replica.memory_limit_bytes).sum();
-        let sold = gpu.memory_limits_bytes;
-        let live = status.allocations.iter().filter(|a| a.state != AllocationState::Parked);
-        let of_gpu = live.flat_map(|a| &a.gpus).filter(|used| used.gpu_uuid == gpu.uuid);
-        assert_eq!(sold, of_gpu.map(|used| used.memory_limit_bytes).sum::<u64>());
-        assert!(sold + free <= 40 * GIB, "{} and {} free of 40 GiB", sold / GIB, free / GIB);
-    };
-    while !is_enough() {
-        assert!(begun.elapsed() < PATIENCE, "{:?}", counts());
-        assert_fits(&node.status().await);
-        looks += 1;
-    }
-    stop.store(true, Ordering::Relaxed);
-    for task in tasks {
-        task.await.unwrap();
-    }
-    tokio::task::block_in_place(|| watching.join().unwrap());
-    let worst = *worst.lock().unwrap();
-    assert!(worst > 0 && worst <= 40 * GIB, "{} GiB in the pages", worst / GIB);
-    assert!(looks > 0);
-    assert_fits(&node.status().await);
-}
-
 #[tokio::test]
 async fn a_cordoned_gpu_goes_to_nobody_else_and_its_containers_go_on() {
     let mut node = TestNode::start_with(ROOMY).await;
@@ -436,4 +342,50 @@ async fn a_node_is_cordoned_as_a_whole() {
     assert!(answer.is_empty(), "{answer:?}");
     bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
     assert!(cordon(&node, "--all", true).await.unwrap().is_empty(), "nothing to do");
+}
+
+#[tokio::test]
+async fn the_audit_trail_names_the_caller_as_the_kernel_does() {
+    let mut node = TestNode::start().await;
+    let request = CordonRequest { all: true, reason: "a test".into(), ..Default::default() };
+    bounded(admin(node.dir.path()).call(&request)).await.unwrap();
+    node.stop_plugin().await;
+    let mut ledger = Ledger::open(&node.ledger(), false).unwrap().0;
+    let by = format!("{:?}", ledger.lines(&Filter::all()).unwrap().events);
+    assert!(by.contains(&std::process::id().to_string()), "{by}");
+}
+
+/// What an HTTP client of one's own may send.
+#[tokio::test]
+async fn what_cannot_be_read_is_refused_and_changes_nothing() {
+    use std::io::{Read, Write};
+    let node = TestNode::start().await;
+    let socket = node.dir.path().join("admin.sock");
+    let ask = move |method: &str, path: &str, body: &str| {
+        let mut stream = std::os::unix::net::UnixStream::connect(&socket).unwrap();
+        let head = format!("{method} {path} HTTP/1.1\r\nHost: \r\nConnection: close\r\n");
+        // What is too large is refused before it has all come.
+        let _ = write!(stream, "{head}Content-Length: {}\r\n\r\n{body}", body.len());
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        String::from_utf8(answer).unwrap()
+    };
+    tokio::task::spawn_blocking(move || {
+        let unknown = ask("POST", CordonRequest::PATH, "{\"all\": true, \"raeson\": \"fans\"}");
+        assert!(unknown.starts_with("HTTP/1.1 400 ") && unknown.contains("raeson"), "{unknown}");
+        for body in ["", "{", "[]", "null", "{\"all\": 7}"] {
+            let answer = ask("POST", CordonRequest::PATH, body);
+            assert!(answer.starts_with("HTTP/1.1 400 "), "{body}: {answer}");
+        }
+        let large = " ".repeat(5 << 20);
+        let answer = ask("POST", PlanRequest::PATH, &large);
+        assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+        assert!(ask("GET", CordonRequest::PATH, "").starts_with("HTTP/1.1 405 "));
+        assert!(ask("POST", STATUS, "{}").starts_with("HTTP/1.1 405 "));
+        assert!(ask("GET", LIVE, "").starts_with("HTTP/1.1 200 "));
+    })
+    .await
+    .unwrap();
+    let status: Status = admin(node.dir.path()).get(STATUS).await.unwrap();
+    assert!(status.gpus.iter().all(|gpu| gpu.cordon.is_empty()));
 }

@@ -7,8 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tessera_harness::alone;
 
-use super::attack::{ALL, Flood};
-use super::http::probe;
+use super::attack::{ALL, Flood, probe};
 use super::{open_descriptors, serving_with, ticks};
 use tessera_harness::plugin::{Simulated, bounded, connect, id_of, pod, stderr, until};
 
@@ -54,12 +53,20 @@ async fn all_is_well(node: &Simulated, pods: &str) {
     panic!("{least} ticks of 200 at rest");
 }
 
-async fn admin_flood(bytes: &[u8]) {
+/// So many connections each, which are more than there are descriptors, that say nothing, that do not end their
+/// head, and whose body never comes.
+#[tokio::test]
+async fn admin_connections_that_ask_nothing_leave_descriptors_for_allocate() {
+    let _alone = alone();
     let (node, address) = serving_with(Some(FEW)).await;
-    let held = {
-        let (socket, bytes) = (node.dir.path().join("admin.sock"), bytes.to_vec());
-        tokio::task::spawn_blocking(move || say_and_stay(&socket, 300, &bytes)).await.unwrap()
-    };
+    let manners: [&[u8]; 3] = [
+        b"",
+        b"GET /api/v1/status HTTP/1.1\r\n",
+        b"POST /api/v1/plan HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n",
+    ];
+    let socket = node.dir.path().join("admin.sock");
+    let flood = move || manners.map(|bytes| say_and_stay(&socket, 130, bytes));
+    let held = tokio::task::spawn_blocking(flood).await.unwrap();
     all_is_well(&node, "admin").await;
     probe(address, "/healthz").unwrap();
     let open = open_descriptors(&node);
@@ -68,39 +75,17 @@ async fn admin_flood(bytes: &[u8]) {
 }
 
 #[tokio::test]
-async fn silent_admin_connections_leave_descriptors_for_allocate() {
-    let _alone = alone();
-    admin_flood(b"").await;
-}
-
-#[tokio::test]
-async fn admin_connections_that_greet_and_ask_nothing_leave_descriptors_for_allocate() {
-    let _alone = alone();
-    admin_flood(b"GET /api/v1/status HTTP/1.1\r\n").await;
-}
-
-#[tokio::test]
-async fn admin_connections_that_never_end_their_request_leave_descriptors_for_allocate() {
-    let _alone = alone();
-    // The body never comes.
-    admin_flood(b"POST /api/v1/plan HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n").await;
-}
-
-#[tokio::test]
 async fn silent_connections_to_kubelets_socket_leave_the_plugin_registered() {
     let _alone = alone();
     let (node, address) = serving_with(Some(FEW)).await;
     let endpoint = node.kubelet.endpoint(tessera_harness::plugin::GPU).unwrap();
     let socket: PathBuf = node.kubelet.device_plugins_dir().join(endpoint);
-    for bytes in [b"".to_vec(), PREFACE.to_vec()] {
-        let socket = socket.clone();
-        let held =
-            tokio::task::spawn_blocking(move || say_and_stay(&socket, 300, &bytes)).await.unwrap();
-        all_is_well(&node, "kubelet").await;
-        probe(address, "/readyz").unwrap();
-        assert_eq!(node.kubelet.registrations(), 1, "its own connection is not what goes");
-        drop(held);
-    }
+    let flood = move || [&b""[..], PREFACE].map(|bytes| say_and_stay(&socket, 150, bytes));
+    let held = tokio::task::spawn_blocking(flood).await.unwrap();
+    all_is_well(&node, "kubelet").await;
+    probe(address, "/readyz").unwrap();
+    assert_eq!(node.kubelet.registrations(), 1, "its own connection is not what goes");
+    drop(held);
 }
 
 /// Containers open what they can: sessions and the gate of their own allocation.

@@ -3,7 +3,6 @@
 
 mod attack;
 mod descriptors;
-mod http;
 mod probes;
 
 use std::net::SocketAddr;
