@@ -102,16 +102,15 @@ fn launch(
     let function: &Function = resolve(f)?;
     shape.check()?;
     if s.is_capturing() {
-        let (function, priority) = (f, s.chosen_priority());
         let params = KernelParams {
-            function,
+            function: f,
             grid: shape.grid,
             block: shape.block,
             shared: 0,
             params,
             extra,
         };
-        return capture::add(s, |_| crate::graph::add::launched(&params, priority)).map(|_| ());
+        return capture::add(s, |_| crate::graph::add::kernel(&params)).map(|_| ());
     }
     let device = s.device();
     device.check()?;

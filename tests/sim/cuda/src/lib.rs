@@ -56,10 +56,7 @@ mod exports {
     pub(crate) use crate::errors::*;
     pub(crate) use crate::event::*;
     pub(crate) use crate::graph::add::*;
-    pub(crate) use crate::graph::clone::*;
     pub(crate) use crate::graph::conditional::*;
-    pub(crate) use crate::graph::dot::*;
-    pub(crate) use crate::graph::edges::*;
     pub(crate) use crate::graph::exec::*;
     pub(crate) use crate::graph::instantiate::*;
     pub(crate) use crate::graph::memory::*;

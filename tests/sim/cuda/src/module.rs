@@ -255,11 +255,6 @@ impl Function {
         Ok(())
     }
 
-    /// Its name.
-    pub(crate) fn name_text(&self) -> std::borrow::Cow<'_, str> {
-        self.name.to_string_lossy()
-    }
-
     /// `CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED`.
     pub(crate) fn allows_non_portable_clusters(&self) -> bool {
         self.attributes[14].load(Ordering::Relaxed) != 0

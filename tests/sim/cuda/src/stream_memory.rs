@@ -10,13 +10,12 @@ use crate::abi::{exports_both, get};
 use crate::capture;
 use crate::driver::{Device, driver, lock};
 use crate::errors::Result;
-use crate::graph::kind::{Kind, MemOps};
+use crate::graph::kind::Kind;
 use crate::host_function::{after, later, until};
 use crate::stream::{Stream, stream};
 use simgpu::engine::Op;
 use simgpu::writes::Word;
 use std::ffi::c_uint;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 use tessera_cuda::types::{
@@ -207,8 +206,7 @@ pub(crate) fn run(ops: &[MemOp], s: &'static Stream) -> Result<()> {
 
 fn submit(s: &'static Stream, ops: Vec<MemOp>) -> Result<()> {
     if s.is_capturing() {
-        let ops = Arc::new(MemOps { ops, flags: 0, context: 0 });
-        return capture::add(s, |_| Ok(Kind::MemOps(ops))).map(|_| ());
+        return capture::add(s, |_| Ok(Kind::MemOps(ops.into()))).map(|_| ());
     }
     s.context().check_alive()?;
     run(&ops, s)

@@ -1,19 +1,18 @@
 //! The exports of stream capture.
 
-use super::sequence::{begin, captures, end, join};
-use super::{ILLEGAL_STATE, Mode, rules};
+use super::sequence::{begin, captures, end};
+use super::{Mode, rules};
 use crate::abi::{exports, exports_both, get, put, put_if};
 use crate::driver::driver;
 use crate::errors::Result;
-use crate::graph::edges::nodes_with_data;
+use crate::graph::add::nodes;
 use crate::graph::kind::Edge;
 use crate::graph::{CUgraph, CUgraphNode};
 use crate::handle::{handle, resolve};
 use crate::stream::{Flavour, peek};
-use std::ffi::{c_int, c_uint};
-use tessera_cuda::types::{CUDA_ERROR_INVALID_VALUE, CUresult, CUstream};
+use std::ffi::c_int;
+use tessera_cuda::types::{CUDA_ERROR_INVALID_VALUE, CUstream};
 
-const CUDA_ERROR_LOSSY_QUERY: CUresult = 402;
 const ACTIVE: c_int = 1;
 const INVALIDATED: c_int = 2;
 
@@ -26,12 +25,12 @@ fn start(s: CUstream, flavour: Flavour, mode: c_int) -> Result<()> {
 fn start_in_graph(
     s: CUstream,
     flavour: Flavour,
-    (graph, deps, data, count): (CUgraph, *const CUgraphNode, *const Edge, usize),
+    (graph, deps, count): (CUgraph, *const CUgraphNode, usize),
     mode: c_int,
 ) -> Result<()> {
     driver()?;
     let mode = Mode::of(mode).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-    let tips = nodes_with_data(deps, data, count)?;
+    let tips = nodes(deps, count)?;
     begin(peek(s, flavour)?, mode, Some((resolve(graph)?, tips)))
 }
 
@@ -86,12 +85,8 @@ fn info(s: CUstream, flavour: Flavour, wanted: &Wanted) -> Result<()> {
     put_if(wanted.id, id);
     put_if(wanted.graph, handle(sequence.graph));
     let (participant, _) = all.active(s)?;
-    let edges: Box<[Edge]> = participant.tips.iter().map(|tip| tip.1).collect();
-    if !wanted.nodes.is_null() && wanted.edges.is_null() && edges.iter().any(|e| *e != [0; 8]) {
-        return Err(CUDA_ERROR_LOSSY_QUERY);
-    }
-    let nodes = participant.tips.iter().map(|tip| handle(tip.0) as usize).collect();
-    participant.list = (nodes, edges);
+    let nodes = participant.tips.iter().map(|tip| handle(*tip) as usize).collect();
+    participant.list = (nodes, vec![Edge::default(); participant.tips.len()].into());
     put_if(wanted.nodes, participant.list.0.as_ptr().cast());
     put_if(wanted.edges, participant.list.1.as_ptr());
     put_if(wanted.count, participant.tips.len());
@@ -101,36 +96,6 @@ fn info(s: CUstream, flavour: Flavour, wanted: &Wanted) -> Result<()> {
 fn status(s: CUstream, flavour: Flavour, out: *mut c_int) -> Result<()> {
     info(s, flavour, &Wanted::short(out, std::ptr::null_mut()))
 }
-
-fn update(
-    s: CUstream,
-    flavour: Flavour,
-    nodes: *const CUgraphNode,
-    data: *const Edge,
-    count: usize,
-    flags: c_uint,
-) -> Result<()> {
-    driver()?;
-    let s = peek(s, flavour)?;
-    let tips = nodes_with_data(nodes, data, count)?;
-    let mut all = captures();
-    if all.of(s).is_none() {
-        return Err(ILLEGAL_STATE);
-    }
-    let (participant, sequence) = all.active(s)?;
-    if !tips.iter().all(|(node, _)| node.is_in(sequence.graph)) {
-        return Err(CUDA_ERROR_INVALID_VALUE);
-    }
-    match flags {
-        // CU_STREAM_ADD_CAPTURE_DEPENDENCIES, CU_STREAM_SET_CAPTURE_DEPENDENCIES.
-        0 => join(&mut participant.tips, &tips),
-        1 => participant.tips = tips,
-        _ => return Err(CUDA_ERROR_INVALID_VALUE),
-    }
-    Ok(())
-}
-
-const NO_DATA: *const Edge = std::ptr::null();
 
 exports! {
     fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) {
@@ -147,8 +112,8 @@ exports_both! {
     fn cuStreamBeginCapture_v2, cuStreamBeginCapture_v2_ptsz(s: CUstream, mode: c_int) |flavour| {
         start(s, flavour, mode)
     }
-    fn cuStreamBeginCaptureToGraph, cuStreamBeginCaptureToGraph_ptsz(s: CUstream, graph: CUgraph, deps: *const CUgraphNode, data: *const Edge, count: usize, mode: c_int) |flavour| {
-        start_in_graph(s, flavour, (graph, deps, data, count), mode)
+    fn cuStreamBeginCaptureToGraph, cuStreamBeginCaptureToGraph_ptsz(s: CUstream, graph: CUgraph, deps: *const CUgraphNode, _data: *const Edge, count: usize, mode: c_int) |flavour| {
+        start_in_graph(s, flavour, (graph, deps, count), mode)
     }
     fn cuStreamEndCapture, cuStreamEndCapture_ptsz(s: CUstream, out: *mut CUgraph) |flavour| {
         finish(s, flavour, out)
@@ -164,11 +129,5 @@ exports_both! {
     }
     fn cuStreamGetCaptureInfo_v3, cuStreamGetCaptureInfo_v3_ptsz(s: CUstream, status: *mut c_int, id: *mut u64, graph: *mut CUgraph, nodes: *mut *const CUgraphNode, edges: *mut *const Edge, count: *mut usize) |flavour| {
         info(s, flavour, &Wanted { status, id, graph, nodes, edges, count })
-    }
-    fn cuStreamUpdateCaptureDependencies, cuStreamUpdateCaptureDependencies_ptsz(s: CUstream, nodes: *const CUgraphNode, count: usize, flags: c_uint) |flavour| {
-        update(s, flavour, nodes, NO_DATA, count, flags)
-    }
-    fn cuStreamUpdateCaptureDependencies_v2, cuStreamUpdateCaptureDependencies_v2_ptsz(s: CUstream, nodes: *const CUgraphNode, data: *const Edge, count: usize, flags: c_uint) |flavour| {
-        update(s, flavour, nodes, data, count, flags)
     }
 }

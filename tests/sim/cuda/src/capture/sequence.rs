@@ -17,7 +17,7 @@ use std::sync::{Mutex, MutexGuard};
 use tessera_cuda::types::{CUDA_ERROR_INVALID_VALUE, CUresult};
 
 /// The nodes that the next one depends on.
-pub(crate) type Tips = Vec<(&'static Node, Edge)>;
+pub(crate) type Tips = Vec<&'static Node>;
 
 /// One `cuStreamBeginCapture` … `cuStreamEndCapture`.
 pub(crate) struct Sequence {
@@ -86,10 +86,10 @@ fn key<T>(object: &'static T) -> usize {
 }
 
 /// Adds the nodes of `more` that are not there yet.
-pub(crate) fn join(tips: &mut Tips, more: &[(&'static Node, Edge)]) {
+fn join(tips: &mut Tips, more: &[&'static Node]) {
     for tip in more {
-        if !tips.iter().any(|(node, _)| std::ptr::eq(*node, tip.0)) {
-            tips.push(*tip);
+        if !tips.iter().any(|node| std::ptr::eq(*node, *tip)) {
+            tips.push(tip);
         }
     }
 }
@@ -143,14 +143,14 @@ impl Captures {
     /// Whether all work of the sequence's other streams is behind `tips`.
     fn is_joined(&self, id: u64, tips: &Tips) -> bool {
         let mut seen = BTreeSet::new();
-        let mut look: Vec<&'static Node> = tips.iter().map(|tip| tip.0).collect();
+        let mut look = tips.clone();
         while let Some(node) = look.pop() {
             if seen.insert(key(node)) {
-                look.extend(node.after().into_iter().map(|(from, _)| from));
+                look.extend(node.after());
             }
         }
         let others = self.streams.values().filter(|participant| participant.sequence == id);
-        others.flat_map(|p| &p.tips).all(|(node, _)| seen.contains(&key(*node)))
+        others.flat_map(|p| &p.tips).all(|node| seen.contains(&key(*node)))
     }
 }
 
@@ -169,9 +169,7 @@ pub(crate) fn begin(
     }
     let (graph, existing, tips) = match into {
         None => (Graph::create(), false, Vec::new()),
-        Some((graph, tips)) if tips.iter().all(|(node, _)| node.is_in(graph)) => {
-            (graph, true, tips)
-        }
+        Some((graph, tips)) if tips.iter().all(|node| node.is_in(graph)) => (graph, true, tips),
         Some(_) => return Err(CUDA_ERROR_INVALID_VALUE),
     };
     graph.lock().capturing = true;
@@ -223,7 +221,7 @@ pub(crate) fn add(
         kind(sequence.graph).and_then(|kind| sequence.graph.add(kind, participant.tips.clone()));
     match added {
         Ok(node) => {
-            participant.tips = vec![(node, Edge::default())];
+            participant.tips = vec![node];
             Ok(node)
         }
         Err(code) => all.fail(id, code),
@@ -337,7 +335,7 @@ pub(crate) fn wait(s: &'static Stream, event: &'static Event, external: bool) ->
             let node = sequence.graph.add(Kind::EventWait(event), participant.tips.clone());
             match node {
                 Ok(node) => {
-                    participant.tips = vec![(node, Edge::default())];
+                    participant.tips = vec![node];
                     Ok(Wait::Captured)
                 }
                 Err(code) => all.fail(id, code),

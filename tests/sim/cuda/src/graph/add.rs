@@ -1,14 +1,12 @@
 //! Adding nodes, of every kind that is simulated: all but external semaphores.
 
-use super::clone::child;
 use super::conditional::Conditional;
-use super::edges::nodes_with_data;
 use super::kind::{
     AllocParams, ChildParams, ConditionalParams, Edge, EventParams, HostNode, HostParams, Kernel,
-    KernelParams, KernelParamsV2, Kind, MemOps, MemOpsParams, MemcpyParams, Memset, NodeParams,
+    KernelParams, KernelParamsV2, Kind, MemOpsParams, MemcpyParams, Memset, NodeParams,
 };
 use super::memory::{self, Allocation};
-use super::{CUgraph, CUgraphNode, Graph};
+use super::{CUgraph, CUgraphNode, Graph, Node};
 use crate::abi::{exports, get, put};
 use crate::context::{Context, current};
 use crate::copy::Copy3d;
@@ -41,17 +39,7 @@ pub(crate) fn kernel(p: &KernelParams) -> Result<Kind> {
         fixed_ns,
         params: p.params as usize,
         extra: p.extra as usize,
-        priority: 0,
-        cooperative: false,
     }))
-}
-
-/// A launch in a capturing stream: "priorities … are copied from stream priority".
-pub(crate) fn launched(p: &KernelParams, priority: i32) -> Result<Kind> {
-    match kernel(p)? {
-        Kind::Kernel(kernel) => Ok(Kind::Kernel(Kernel { priority, ..kernel })),
-        other => Ok(other),
-    }
 }
 
 /// As [`kernel`], of the structure that may name a `CUkernel` instead.
@@ -83,8 +71,7 @@ pub(crate) fn host(p: *const HostParams) -> Result<Kind> {
 
 /// A batch node's work.
 pub(crate) fn mem_ops(p: &MemOpsParams) -> Result<Kind> {
-    let ops = crate::stream_memory::batch(p.count, p.ops, p.flags)?;
-    Ok(Kind::MemOps(Arc::new(MemOps { ops, flags: p.flags, context: p.context as usize })))
+    Ok(Kind::MemOps(crate::stream_memory::batch(p.count, p.ops, p.flags)?.into()))
 }
 
 /// The context for memory on a device: the current one, else the device's primary one.
@@ -128,6 +115,51 @@ fn event(event: CUevent) -> Result<&'static Event> {
     resolve(event)
 }
 
+/// Copies all nodes of `original` into `copy`, "child graph nodes … recursively".
+fn copy_into(copy: &'static Graph, original: &Graph) -> Result<()> {
+    let mut pairs = Vec::<(&'static Node, &'static Node)>::new();
+    for node in original.nodes() {
+        let kind = match node.kind() {
+            Kind::Child(inner) => {
+                let own = Graph::create_owned();
+                copy_into(own, inner)?;
+                Kind::Child(own)
+            }
+            other => other,
+        };
+        let copied = |from: &'static Node| pairs.iter().find(|pair| std::ptr::eq(pair.0, from));
+        let after = node.after().into_iter().filter_map(copied).map(|pair| pair.1).collect();
+        pairs.push((node, copy.add(kind, after)?));
+    }
+    Ok(())
+}
+
+/// The work of a child graph node of `parent` over `of`: a clone of it, or itself if moved.
+fn child(parent: &'static Graph, of: CUgraph, ownership: i32) -> Result<Kind> {
+    let of: &'static Graph = resolve(of)?;
+    if std::ptr::eq(of, parent) || of.has_conditional_nodes() {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    match ownership {
+        // "memory allocation/free nodes can't be present in the child graph"
+        0 if of.has_memory_nodes() => Err(CUDA_ERROR_NOT_SUPPORTED),
+        0 => {
+            let own = Graph::create_owned();
+            copy_into(own, of)?;
+            Ok(Kind::Child(own))
+        }
+        1 => {
+            let mut state = of.lock();
+            if state.owned {
+                return Err(CUDA_ERROR_INVALID_VALUE);
+            }
+            state.owned = true;
+            Ok(Kind::Child(of))
+        }
+        _ => Err(CUDA_ERROR_INVALID_VALUE),
+    }
+}
+
 /// Any node's work, of `CUgraphNodeParams`.
 fn of_any_kind(graph: &'static Graph, params: *mut NodeParams) -> Result<Kind> {
     match settable(params)? {
@@ -152,7 +184,7 @@ fn of_any_kind(graph: &'static Graph, params: *mut NodeParams) -> Result<Kind> {
     }
 }
 
-/// The work that `cuGraphNodeSetParams` may give a node too; `None` for other kinds.
+/// The work that a node of an executable graph may be given, too; `None` for other kinds.
 pub(crate) fn settable(params: *mut NodeParams) -> Result<Option<Kind>> {
     let number: i32 = get(params.cast())?;
     let kind = match number {
@@ -172,11 +204,15 @@ pub(crate) fn settable(params: *mut NodeParams) -> Result<Option<Kind>> {
     Ok(Some(kind))
 }
 
+/// A caller's list of nodes.
+pub(crate) fn nodes(list: *const CUgraphNode, count: usize) -> Result<Vec<&'static Node>> {
+    (0..count).map(|i| resolve(get(list.wrapping_add(i))?)).collect()
+}
+
 fn add(
     out: *mut CUgraphNode,
     graph: CUgraph,
     deps: *const CUgraphNode,
-    data: *const Edge,
     count: usize,
     kind: impl FnOnce(&'static Graph) -> Result<Kind>,
 ) -> Result<()> {
@@ -185,59 +221,39 @@ fn add(
     if out.is_null() {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    let after = nodes_with_data(deps, data, count)?;
-    if after.iter().any(|(node, _)| !node.is_in(graph)) {
+    let after = nodes(deps, count)?;
+    if after.iter().any(|node| !node.is_in(graph)) {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     put(out, handle(graph.add(kind(graph)?, after)?))
 }
 
-const NO_DATA: *const Edge = std::ptr::null();
-
 exports! {
     fn cuGraphAddKernelNode(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, count: usize, params: *const KernelParams) {
-        add(out, graph, deps, NO_DATA, count, |_| kernel(&get(params)?))
+        add(out, graph, deps, count, |_| kernel(&get(params)?))
     }
     fn cuGraphAddKernelNode_v2(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, count: usize, params: *const KernelParamsV2) {
-        add(out, graph, deps, NO_DATA, count, |_| kernel_v2(&get(params)?))
+        add(out, graph, deps, count, |_| kernel_v2(&get(params)?))
     }
     fn cuGraphAddMemcpyNode(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, count: usize, copy: *const Copy3d, _ctx: CUcontext) {
-        add(out, graph, deps, NO_DATA, count, |_| memcpy(copy))
-    }
-    fn cuGraphAddMemsetNode(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, count: usize, fill: *const Memset, _ctx: CUcontext) {
-        add(out, graph, deps, NO_DATA, count, |_| memset(fill))
-    }
-    fn cuGraphAddHostNode(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, count: usize, params: *const HostParams) {
-        add(out, graph, deps, NO_DATA, count, |_| host(params))
-    }
-    fn cuGraphAddChildGraphNode(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, count: usize, of: CUgraph) {
-        add(out, graph, deps, NO_DATA, count, |graph| child(graph, of, 0))
+        add(out, graph, deps, count, |_| memcpy(copy))
     }
     fn cuGraphAddEmptyNode(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, count: usize) {
-        add(out, graph, deps, NO_DATA, count, |_| Ok(Kind::Empty))
-    }
-    fn cuGraphAddEventRecordNode(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, count: usize, of: CUevent) {
-        add(out, graph, deps, NO_DATA, count, |_| Ok(Kind::EventRecord(event(of)?)))
-    }
-    fn cuGraphAddEventWaitNode(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, count: usize, of: CUevent) {
-        add(out, graph, deps, NO_DATA, count, |_| Ok(Kind::EventWait(event(of)?)))
-    }
-    fn cuGraphAddBatchMemOpNode(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, count: usize, params: *const MemOpsParams) {
-        add(out, graph, deps, NO_DATA, count, |_| mem_ops(&get(params)?))
+        add(out, graph, deps, count, |_| Ok(Kind::Empty))
     }
     fn cuGraphAddMemAllocNode(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, count: usize, params: *mut c_void) {
-        add(out, graph, deps, NO_DATA, count, |graph| alloc(graph, params.cast()))
+        add(out, graph, deps, count, |graph| alloc(graph, params.cast()))
     }
     fn cuGraphAddMemFreeNode(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, count: usize, at: CUdeviceptr) {
-        add(out, graph, deps, NO_DATA, count, |graph| free(graph, at))
+        add(out, graph, deps, count, |graph| free(graph, at))
     }
     fn cuGraphAddNode(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, count: usize, params: *mut c_void) {
-        add(out, graph, deps, NO_DATA, count, |graph| of_any_kind(graph, params.cast()))
+        add(out, graph, deps, count, |graph| of_any_kind(graph, params.cast()))
     }
-    fn cuGraphAddNode_v2(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, data: *const Edge, count: usize, params: *mut c_void) {
-        add(out, graph, deps, data, count, |graph| of_any_kind(graph, params.cast()))
+    fn cuGraphAddNode_v2(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, _data: *const Edge, count: usize, params: *mut c_void) {
+        add(out, graph, deps, count, |graph| of_any_kind(graph, params.cast()))
     }
-    fn cuGraphAddNode_v3(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, data: *const Edge, count: usize, params: *mut c_void) {
-        add(out, graph, deps, data, count, |graph| of_any_kind(graph, params.cast()))
+    fn cuGraphAddNode_v3(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, _data: *const Edge, count: usize, params: *mut c_void) {
+        add(out, graph, deps, count, |graph| of_any_kind(graph, params.cast()))
     }
 }

@@ -27,8 +27,6 @@ pub(crate) struct Conditional {
     list: Box<[usize]>,
     /// `CU_GRAPH_COND_TYPE_*`.
     pub kind: c_int,
-    /// Its handle.
-    pub condition: u64,
     value: c_uint,
 }
 
@@ -48,7 +46,7 @@ impl Conditional {
         let value = value.filter(|_| fits).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         let bodies: Vec<_> = (0..size).map(|_| Graph::create_owned()).collect();
         let list = bodies.iter().map(|body| handle(*body) as usize).collect();
-        Ok(Arc::new(Conditional { bodies, list, kind, condition, value }))
+        Ok(Arc::new(Conditional { bodies, list, kind, value }))
     }
 
     /// Its bodies, as an array of handles.

@@ -2,11 +2,11 @@
 //!
 //! The steps of a launch go to the launch stream's queue one after another, dependencies first.
 
-use super::kind::{Edge, Kind};
+use super::kind::Kind;
 use super::memory::{self, Allocation};
 use super::plan::{self, Effect};
 use super::{Graph, Node};
-use crate::abi::{exports, exports_both, put};
+use crate::abi::{exports, exports_both};
 use crate::capture;
 use crate::context::current;
 use crate::driver::{Device, driver, lock};
@@ -14,7 +14,6 @@ use crate::errors::Result;
 use crate::handle::{Header, Object, Recycler, enliven, handle, kill, resolve};
 use crate::stream::{Stream, stream};
 use std::collections::BTreeMap;
-use std::ffi::c_uint;
 use std::sync::{Arc, Mutex};
 use tessera_cuda::types::{
     CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUgraphExec, CUstream,
@@ -54,8 +53,6 @@ pub(crate) struct Step {
     pub kind: Kind,
     /// The steps that it depends on.
     pub after: Vec<usize>,
-    /// `cuGraphNodeSetEnabled`.
-    pub enabled: bool,
 }
 
 impl Object for Exec {
@@ -67,26 +64,21 @@ impl Object for Exec {
 
 static DEAD: Recycler<Exec> = Recycler::new();
 
-/// The steps of `graph` behind those in `steps`; `None` for a cycle. The steps of a child graph
-/// follow its node's, and what depends on the node depends on all of them.
-pub(crate) fn flatten(graph: &Graph, steps: &mut Vec<Step>, behind: Option<usize>) -> Option<()> {
+/// The steps of `graph` behind those in `steps`. The steps of a child graph follow its node's, and
+/// what depends on the node depends on all of them.
+pub(crate) fn flatten(graph: &Graph, steps: &mut Vec<Step>, behind: Option<usize>) {
     let nodes = graph.nodes();
-    let index: BTreeMap<usize, usize> =
-        nodes.iter().enumerate().map(|(i, node)| (handle(*node) as usize, i)).collect();
-    let after: Vec<Vec<usize>> = nodes
-        .iter()
-        .map(|node| {
-            let from = node.after().into_iter();
-            from.filter_map(|(from, _)| index.get(&(handle(from) as usize)).copied()).collect()
-        })
-        .collect();
-    let mut spans: Vec<std::ops::Range<usize>> = vec![0..0; nodes.len()];
-    for at in plan::order(nodes.len(), |n| after[n].clone())? {
-        let (kind, serial) = {
-            let state = nodes[at].lock();
-            (state.kind.clone(), state.serial)
+    // A node depends on nodes added before it alone, so that their order is one of execution.
+    let mut spans = BTreeMap::<usize, std::ops::Range<usize>>::new();
+    for node in nodes {
+        let (kind, serial, after) = {
+            let state = node.lock();
+            (state.kind.clone(), state.serial, state.after.clone())
         };
-        let mut from: Vec<usize> = after[at].iter().flat_map(|&b| spans[b].clone()).collect();
+        let mut from = Vec::<usize>::new();
+        for before in after {
+            from.extend(spans.get(&(handle(before) as usize)).cloned().unwrap_or_default());
+        }
         from.extend(behind);
         let first = steps.len();
         let inner = match &kind {
@@ -94,13 +86,12 @@ pub(crate) fn flatten(graph: &Graph, steps: &mut Vec<Step>, behind: Option<usize
             Kind::Conditional(conditional) => conditional.chosen(),
             _ => None,
         };
-        steps.push(Step { serial, node: nodes[at], kind, after: from, enabled: true });
+        steps.push(Step { serial, node, kind, after: from });
         if let Some(inner) = inner {
-            flatten(inner, steps, Some(first))?;
+            flatten(inner, steps, Some(first));
         }
-        spans[at] = first..steps.len();
+        spans.insert(handle(node) as usize, first..steps.len());
     }
-    Some(())
 }
 
 impl State {
@@ -175,10 +166,9 @@ impl State {
                 Kind::MemAlloc(_) | Kind::MemFree(_) => return Err(CUDA_ERROR_NOT_SUPPORTED),
                 // Their own nodes follow.
                 Kind::Child(_) | Kind::Conditional(_) => Kind::Empty,
-                _ if !step.enabled => Kind::Empty,
                 other => other.clone(),
             };
-            let after = step.after.iter().map(|&from| (nodes[from], Edge::default())).collect();
+            let after = step.after.iter().map(|&from| nodes[from]).collect();
             nodes.push(graph.add(kind, after)?);
         }
         Ok(Kind::Child(graph))
@@ -213,7 +203,7 @@ impl State {
     }
 
     fn submit(&self, s: &'static Stream, lasting: &[Arc<Allocation>]) -> Result<()> {
-        for step in self.steps.iter().filter(|step| step.enabled) {
+        for step in &self.steps {
             match &step.kind {
                 Kind::Kernel(kernel) => crate::launch::run_kernel(kernel, s)?,
                 Kind::Memcpy(copy) => crate::copy::run(copy, s)?,
@@ -231,7 +221,7 @@ impl State {
                         drop(memory::free(a.at));
                     }
                 }
-                Kind::MemOps(batch) => crate::stream_memory::run(&batch.ops, s)?,
+                Kind::MemOps(ops) => crate::stream_memory::run(ops, s)?,
                 Kind::Empty | Kind::Child(_) | Kind::Conditional(_) => {}
             }
         }
@@ -239,33 +229,17 @@ impl State {
     }
 }
 
-/// Why a graph can't be instantiated: `CUgraphInstantiateResult`, and the node at fault.
-pub(crate) struct Refusal {
-    /// `CUDA_GRAPH_INSTANTIATE_*`.
-    pub result: i32,
-    /// One of the offending nodes.
-    pub node: Option<&'static Node>,
-}
-
 impl Exec {
-    /// Makes an executable graph of `graph`.
-    pub(crate) fn create(
-        graph: &'static Graph,
-        flags: u64,
-    ) -> std::result::Result<&'static Exec, Refusal> {
-        const ERROR: i32 = 1;
-        const INVALID_STRUCTURE: i32 = 2;
-        let plain = Refusal { result: ERROR, node: None };
+    /// Makes an executable graph of `graph`; `None` if it is another's, is captured into, or may
+    /// have no other executable graph.
+    pub(crate) fn create(graph: &'static Graph, flags: u64) -> Option<&'static Exec> {
         let mut steps = Vec::new();
-        if flatten(graph, &mut steps, None).is_none() {
-            let node = graph.nodes().first().copied();
-            return Err(Refusal { result: INVALID_STRUCTURE, node });
-        }
+        flatten(graph, &mut steps, None);
         // "there can be at most one executable graph in existence for that graph at a time"
         let single = graph.has_memory_nodes() || graph.has_conditional_nodes();
         let mut original = graph.lock();
         if original.owned || original.capturing || (single && original.execs > 0) {
-            return Err(plain);
+            return None;
         }
         if single {
             original.execs += 1;
@@ -274,7 +248,7 @@ impl Exec {
         drop(original);
         let exec = DEAD.take(|| Exec { header: Header::new(), state: Mutex::default() });
         *exec.lock() = State { number: memory::next_exec(), graph: origin, flags, steps };
-        Ok(enliven(exec))
+        Some(enliven(exec))
     }
 
     /// Its state, locked.
@@ -309,15 +283,6 @@ exports! {
         driver()?;
         resolve::<Exec>(exec)?.destroy();
         Ok(())
-    }
-    fn cuGraphExecGetFlags(exec: CUgraphExec, flags: *mut u64) {
-        driver()?;
-        put(flags, resolve::<Exec>(exec)?.lock().flags)
-    }
-    fn cuGraphExecGetId(exec: CUgraphExec, id: *mut c_uint) {
-        driver()?;
-        let number = resolve::<Exec>(exec)?.lock().number;
-        put(id, u32::try_from(number).unwrap_or(u32::MAX))
     }
 }
 

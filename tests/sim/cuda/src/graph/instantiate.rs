@@ -1,13 +1,13 @@
 //! The ways to make an executable graph.
 
-use super::exec::{Exec, Refusal};
+use super::exec::Exec;
 use super::{CUgraph, CUgraphNode, Graph};
 use crate::abi::{exports, exports_both, get, put, put_if, put_text};
 use crate::driver::driver;
 use crate::errors::Result;
 use crate::handle::{handle, resolve};
 use crate::stream::stream;
-use std::ffi::{c_char, c_int};
+use std::ffi::c_char;
 use tessera_cuda::types::{
     CUDA_ERROR_INVALID_VALUE, CUDA_GRAPH_INSTANTIATE_PARAMS as Params, CUgraphExec,
 };
@@ -21,16 +21,14 @@ mod flag {
 }
 
 /// `cuGraphInstantiateWithFlags`.
-fn with_flags(out: *mut CUgraphExec, graph: CUgraph, flags: u64) -> Result<Option<Refusal>> {
+fn with_flags(out: *mut CUgraphExec, graph: CUgraph, flags: u64) -> Result<()> {
     driver()?;
     let graph: &'static Graph = resolve(graph)?;
     if out.is_null() || flags & !flag::ALL != 0 || flags & flag::EXCLUSIVE == flag::EXCLUSIVE {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    match Exec::create(graph, flags & !flag::UPLOAD) {
-        Ok(exec) => put(out, handle(exec)).map(|()| None),
-        Err(refusal) => Ok(Some(refusal)),
-    }
+    let exec = Exec::create(graph, flags & !flag::UPLOAD).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    put(out, handle(exec))
 }
 
 /// The forms of before CUDA 12.
@@ -42,17 +40,12 @@ fn with_log(
     len: usize,
 ) -> Result<()> {
     put_if(error, std::ptr::null_mut());
-    match with_flags(out, graph, 0)? {
-        None => Ok(()),
-        Some(refusal) => {
-            put_if(error, refusal.node.map_or(std::ptr::null_mut(), handle));
-            if !log.is_null() && len > 0 {
-                let len = i32::try_from(len).unwrap_or(i32::MAX);
-                put_text(log, len, "the graph has a cycle, or an executable graph already")?;
-            }
-            Err(CUDA_ERROR_INVALID_VALUE)
-        }
+    let made = with_flags(out, graph, 0);
+    if made.is_err() && !log.is_null() && len > 0 {
+        let len = i32::try_from(len).unwrap_or(i32::MAX);
+        put_text(log, len, "the graph has an executable graph already, or is no graph to launch")?;
     }
+    made
 }
 
 exports! {
@@ -67,39 +60,24 @@ exports! {
         if flags & flag::UPLOAD != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        match with_flags(out, graph, flags)? {
-            None => Ok(()),
-            Some(_) => Err(CUDA_ERROR_INVALID_VALUE),
-        }
+        with_flags(out, graph, flags)
     }
 }
 
 exports_both! {
     fn cuGraphInstantiateWithParams, cuGraphInstantiateWithParams_ptsz(out: *mut CUgraphExec, graph: CUgraph, params: *mut Params) |flavour| {
-        const ERROR: c_int = 1;
         let p = get(params)?;
-        let answer = |result, node| put(params, Params { result_out: result, hErrNode_out: node, ..p });
-        let null = std::ptr::null_mut();
-        match with_flags(out, graph, p.flags) {
-            Ok(None) => {}
-            Ok(Some(refusal)) => {
-                answer(refusal.result, refusal.node.map_or(null, handle))?;
-                return Err(CUDA_ERROR_INVALID_VALUE);
-            }
-            Err(code) => {
-                answer(ERROR, null)?;
-                return Err(code);
-            }
-        }
-        if p.flags & flag::UPLOAD != 0 {
+        let mut made = with_flags(out, graph, p.flags);
+        if made.is_ok() && p.flags & flag::UPLOAD != 0 {
             let exec: &'static Exec = resolve(get(out)?)?;
-            let uploaded = stream(p.hUploadStream, flavour).and_then(|s| exec.upload(s));
-            if let Err(code) = uploaded {
+            made = stream(p.hUploadStream, flavour).and_then(|s| exec.upload(s));
+            if made.is_err() {
                 exec.destroy();
-                answer(ERROR, null)?;
-                return Err(code);
             }
         }
-        answer(0, null)
+        // CUDA_GRAPH_INSTANTIATE_SUCCESS, …_ERROR.
+        let result_out = i32::from(made.is_err());
+        put(params, Params { result_out, hErrNode_out: std::ptr::null_mut(), ..p })?;
+        made
     }
 }

@@ -2,7 +2,7 @@
 
 use super::conditional::Conditional;
 use super::memory::Allocation;
-use super::{CUgraph, Graph, Node};
+use super::{CUgraph, Graph};
 use crate::copy::Copy3d;
 use crate::event::Event;
 use crate::launch::Shape;
@@ -12,7 +12,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 use tessera_cuda::types::{CUcontext, CUdeviceptr, CUevent, CUfunction};
 
-/// `CUgraphEdgeData`, all zero unless somebody said otherwise.
+/// `CUgraphEdgeData`: taken and not kept; all are zero.
 pub(crate) type Edge = [u8; 8];
 
 /// What a node does. Cheap to copy: large parts are shared and never change.
@@ -40,7 +40,7 @@ pub(crate) enum Kind {
     /// Gives memory back.
     MemFree(Arc<Allocation>),
     /// Waits for and writes words of memory.
-    MemOps(Arc<MemOps>),
+    MemOps(Arc<[MemOp]>),
     /// Chooses among graphs that this node owns.
     Conditional(Arc<Conditional>),
 }
@@ -80,10 +80,6 @@ pub(crate) struct Kernel {
     pub params: usize,
     /// Where the caller's packed parameters were.
     pub extra: usize,
-    /// `CU_LAUNCH_ATTRIBUTE_PRIORITY`.
-    pub priority: c_int,
-    /// `CU_LAUNCH_ATTRIBUTE_COOPERATIVE`.
-    pub cooperative: bool,
 }
 
 /// A host function and its argument.
@@ -93,16 +89,6 @@ pub(crate) struct HostNode {
     pub function: crate::host_function::HostFn,
     /// With what.
     pub data: usize,
-}
-
-/// A batch of memory operations.
-pub(crate) struct MemOps {
-    /// In order.
-    pub ops: Vec<MemOp>,
-    /// Of the batch.
-    pub flags: c_uint,
-    /// As given.
-    pub context: usize,
 }
 
 /// `CUDA_BATCH_MEM_OP_NODE_PARAMS`.
@@ -230,9 +216,4 @@ impl NodeParams {
     pub(crate) fn member<T>(params: *mut NodeParams) -> *mut T {
         params.cast::<u8>().wrapping_add(std::mem::offset_of!(NodeParams, data)).cast()
     }
-}
-
-/// Compares nodes by identity.
-pub(crate) fn same(a: &Node, b: &Node) -> bool {
-    std::ptr::eq(a, b)
 }

@@ -10,7 +10,7 @@
 //! allocations that live on outside of a graph, and for each stream by the most demanding graph
 //! last launched there.
 
-use crate::abi::{exports, get, put};
+use crate::abi::{exports, put};
 use crate::arena::Arena;
 use crate::context::Context;
 use crate::driver::{Device, Driver, driver, lock};
@@ -326,22 +326,5 @@ exports! {
             _ => return Err(CUDA_ERROR_INVALID_VALUE),
         };
         put(value.cast(), answer)
-    }
-    // "High watermark can only be reset to zero": the mark starts again at what there is.
-    fn cuDeviceSetGraphMemAttribute(dev: CUdevice, which: c_int, value: *mut c_void) {
-        let driver = driver()?;
-        let device = driver.device(dev)?;
-        if get(value.cast::<u64>())? != 0 {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        let mut state = lock(&STATE);
-        let pool = state.pools.entry(device.ordinal).or_default();
-        match which {
-            attribute::USED_HIGH => pool.used_high = 0,
-            attribute::RESERVED_HIGH => pool.reserved_high = 0,
-            _ => return Err(CUDA_ERROR_INVALID_VALUE),
-        }
-        pool.note(page(driver));
-        Ok(())
     }
 }

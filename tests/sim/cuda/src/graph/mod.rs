@@ -1,20 +1,15 @@
 //! Graphs: CUDA Driver API, "Graph Management"; CUDA Programming Guide, "CUDA Graphs".
 //!
 //! - [`add`], [`params`]: nodes, and what they do; [`kind`] is what cuda.h says of them.
-//! - [`edges`]: dependencies, order.
-//! - [`clone`]: copies, child graphs among them.
 //! - [`exec`], [`update`], [`instantiate`]: executable graphs; [`plan`] is their pure part.
 //! - [`memory`]: device memory of allocation nodes.
-//! - [`conditional`], [`user_object`]: what their names say; [`dot`]: a graph as text.
+//! - [`conditional`], [`user_object`]: what their names say.
 //!
 //! "Graph objects are not threadsafe" (Driver API, "Graph object thread safety"), but the
 //! simulator keeps its own state whole whatever threads do.
 
 pub(crate) mod add;
-pub(crate) mod clone;
 pub(crate) mod conditional;
-pub(crate) mod dot;
-pub(crate) mod edges;
 pub(crate) mod exec;
 pub(crate) mod instantiate;
 pub(crate) mod kind;
@@ -24,13 +19,12 @@ pub(crate) mod plan;
 pub(crate) mod update;
 pub(crate) mod user_object;
 
-use crate::abi::{exports, get, put};
+use crate::abi::{exports, put};
 use crate::driver::{driver, lock};
 use crate::errors::Result;
 use crate::handle::{Header, Object, Recycler, enliven, handle, kill, resolve};
-use kind::{Edge, Kind};
-use std::collections::BTreeMap;
-use std::ffi::{c_int, c_uint, c_void};
+use kind::Kind;
+use std::ffi::{c_uint, c_void};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use tessera_cuda::types::CUDA_ERROR_INVALID_VALUE;
@@ -55,15 +49,12 @@ pub(crate) struct State {
     pub nodes: Vec<&'static Node>,
     /// Never another graph's.
     pub id: u32,
-    next_node: u32,
     /// It belongs to a child or conditional node, which ends it.
     pub owned: bool,
     /// A stream is being captured into it.
     pub capturing: bool,
     /// Executable graphs of it that exist, counted if it has memory nodes.
     pub execs: u32,
-    /// The clones of another graph's nodes, by the original's address.
-    pub originals: BTreeMap<usize, &'static Node>,
     /// User objects and how many references of each the graph holds.
     pub objects: Vec<(&'static UserObject, u32)>,
 }
@@ -86,13 +77,12 @@ pub(crate) struct Node {
 #[derive(Default)]
 pub(crate) struct NodeState {
     graph: Option<&'static Graph>,
-    id: u32,
     /// Never another node's.
     pub serial: u64,
     /// What it does.
     pub kind: Kind,
-    /// What it depends on.
-    pub after: Vec<(&'static Node, Edge)>,
+    /// What it depends on: nodes added before it.
+    pub after: Vec<&'static Node>,
 }
 
 impl Object for Node {
@@ -136,10 +126,10 @@ impl Graph {
     pub(crate) fn add(
         &'static self,
         kind: Kind,
-        after: Vec<(&'static Node, Edge)>,
+        after: Vec<&'static Node>,
     ) -> Result<&'static Node> {
-        for (i, (node, _)) in after.iter().enumerate() {
-            let duplicate = after[..i].iter().any(|(other, _)| std::ptr::eq(*other, *node));
+        for (i, node) in after.iter().enumerate() {
+            let duplicate = after[..i].iter().any(|other| std::ptr::eq(*other, *node));
             if duplicate || !node.is_in(self) {
                 return Err(CUDA_ERROR_INVALID_VALUE);
             }
@@ -147,11 +137,8 @@ impl Graph {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let node = DEAD_NODES.take(|| Node { header: Header::new(), state: Mutex::default() });
         let mut state = self.lock();
-        let id = state.next_node;
-        state.next_node += 1;
         *lock(&node.state) = NodeState {
             graph: Some(self),
-            id,
             serial: NEXT.fetch_add(1, Ordering::Relaxed),
             kind,
             after,
@@ -203,7 +190,7 @@ impl Node {
     }
 
     /// What it depends on.
-    pub(crate) fn after(&self) -> Vec<(&'static Node, Edge)> {
+    pub(crate) fn after(&self) -> Vec<&'static Node> {
         lock(&self.state).after.clone()
     }
 
@@ -237,23 +224,6 @@ fn destroyable(graph: CUgraph) -> Result<&'static Graph> {
     if graph.lock().owned { Err(CUDA_ERROR_INVALID_VALUE) } else { Ok(graph) }
 }
 
-/// Writes a list of handles as `cuGraphGetNodes` describes: the number if there is nowhere to
-/// write, else as many as fit, null behind the last, and how many there were.
-pub(crate) fn put_list(
-    all: &[CUgraphNode],
-    out: *mut CUgraphNode,
-    count: *mut usize,
-) -> Result<()> {
-    if out.is_null() {
-        return put(count, all.len());
-    }
-    let room = get(count)?;
-    for i in 0..room {
-        put(out.wrapping_add(i), all.get(i).copied().unwrap_or(std::ptr::null_mut()))?;
-    }
-    put(count, room.min(all.len()))
-}
-
 exports! {
     fn cuGraphCreate(out: *mut CUgraph, flags: c_uint) {
         driver()?;
@@ -266,56 +236,5 @@ exports! {
         driver()?;
         destroyable(graph)?.destroy();
         Ok(())
-    }
-    fn cuGraphDestroyNode(node: CUgraphNode) {
-        driver()?;
-        let node: &'static Node = resolve(node)?;
-        let graph = node.graph().ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        if graph.has_memory_nodes() {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        let mut state = graph.lock();
-        state.nodes.retain(|other| !std::ptr::eq(*other, node));
-        state.originals.retain(|_, clone| !std::ptr::eq(*clone, node));
-        for other in &state.nodes {
-            other.lock().after.retain(|(from, _)| !std::ptr::eq(*from, node));
-        }
-        drop(state);
-        node.destroy();
-        Ok(())
-    }
-    fn cuGraphGetNodes(graph: CUgraph, nodes: *mut CUgraphNode, count: *mut usize) {
-        driver()?;
-        let all: Vec<_> = resolve::<Graph>(graph)?.nodes().into_iter().map(handle).collect();
-        put_list(&all, nodes, count)
-    }
-    fn cuGraphGetRootNodes(graph: CUgraph, nodes: *mut CUgraphNode, count: *mut usize) {
-        driver()?;
-        let all = resolve::<Graph>(graph)?.nodes();
-        let roots: Vec<_> =
-            all.into_iter().filter(|node| node.lock().after.is_empty()).map(handle).collect();
-        put_list(&roots, nodes, count)
-    }
-    fn cuGraphNodeGetType(node: CUgraphNode, kind: *mut c_int) {
-        driver()?;
-        put(kind, resolve::<Node>(node)?.kind().number())
-    }
-    fn cuGraphNodeGetContainingGraph(node: CUgraphNode, graph: *mut CUgraph) {
-        driver()?;
-        put(graph, resolve::<Node>(node)?.graph().map_or(std::ptr::null_mut(), handle))
-    }
-    fn cuGraphNodeGetLocalId(node: CUgraphNode, id: *mut c_uint) {
-        driver()?;
-        put(id, resolve::<Node>(node)?.lock().id)
-    }
-    fn cuGraphNodeGetToolsId(node: CUgraphNode, id: *mut u64) {
-        driver()?;
-        let node: &Node = resolve(node)?;
-        let graph = node.graph().map_or(0, |graph| graph.lock().id);
-        put(id, u64::from(graph) << 32 | u64::from(node.lock().id))
-    }
-    fn cuGraphGetId(graph: CUgraph, id: *mut c_uint) {
-        driver()?;
-        put(id, resolve::<Graph>(graph)?.lock().id)
     }
 }

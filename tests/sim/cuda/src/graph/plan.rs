@@ -1,4 +1,4 @@
-//! The pure part of executable graphs: order of execution, and how much memory a launch needs.
+//! The pure part of executable graphs: how much memory a launch needs.
 
 /// What a step means for graph memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -9,33 +9,6 @@ pub(crate) enum Effect {
     Alloc(u64, u64),
     /// Gives back what is at an address.
     Free(u64),
-}
-
-/// An order in which each of `count` nodes comes behind those that it depends on, the earlier
-/// added first; `None` for a cycle.
-pub(crate) fn order(count: usize, after: impl Fn(usize) -> Vec<usize>) -> Option<Vec<usize>> {
-    let mut waiting: Vec<usize> = Vec::with_capacity(count);
-    let mut then = vec![Vec::new(); count];
-    for node in 0..count {
-        let before = after(node);
-        waiting.push(before.len());
-        for from in before {
-            then[from].push(node);
-        }
-    }
-    let mut ready: std::collections::BTreeSet<usize> =
-        (0..count).filter(|&n| waiting[n] == 0).collect();
-    let mut order = Vec::with_capacity(count);
-    while let Some(node) = ready.pop_first() {
-        order.push(node);
-        for &next in &then[node] {
-            waiting[next] -= 1;
-            if waiting[next] == 0 {
-                ready.insert(next);
-            }
-        }
-    }
-    (order.len() == count).then_some(order)
 }
 
 /// Bytes of physical memory that the steps need together. Memory freed by a step serves an
@@ -87,15 +60,6 @@ pub(crate) fn footprint(effects: &[Effect], after: &[Vec<usize>]) -> u64 {
 mod tests {
     use super::Effect::{Alloc, Free};
     use super::*;
-
-    #[test]
-    fn dependencies_come_first_and_cycles_are_found() {
-        let after = [vec![2], vec![], vec![1], vec![0, 1]];
-        assert_eq!(order(4, |n| after[n].clone()), Some(vec![1, 2, 0, 3]));
-        let cycle = [vec![1], vec![0]];
-        assert_eq!(order(2, |n| cycle[n].clone()), None);
-        assert_eq!(order(0, |_| vec![]), Some(vec![]));
-    }
 
     #[test]
     fn freed_memory_serves_what_depends_on_the_free() {

@@ -1,20 +1,19 @@
-//! Changing executable graphs: `cuGraphExecUpdate`, `cuGraphExec…SetParams`, enabling.
+//! Changing executable graphs: `cuGraphExecUpdate`, `cuGraphExec…SetParams`.
 
-use super::add::{host, kernel, kernel_v2, mem_ops, memcpy, memset, settable};
+use super::add::{kernel, kernel_v2, memcpy, settable};
 use super::exec::{Exec, Step, flatten};
-use super::kind::{HostParams, Kind, MemOpsParams, Memset};
+use super::kind::Kind;
 use super::{CUgraph, CUgraphNode, Graph, Node};
 use crate::abi::{exports, get, put, put_if};
 use crate::copy::Copy3d;
 use crate::driver::driver;
 use crate::errors::Result;
-use crate::event::Event;
 use crate::handle::{handle, resolve};
-use std::ffi::{c_int, c_uint};
+use std::ffi::c_int;
 use tessera_cuda::types::{
     CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_KERNEL_NODE_PARAMS,
-    CUDA_KERNEL_NODE_PARAMS_v1, CUcontext, CUevent, CUgraphExec,
-    CUgraphExecUpdateResultInfo as Info, CUgraphNodeParams, CUresult,
+    CUDA_KERNEL_NODE_PARAMS_v1, CUcontext, CUgraphExec, CUgraphExecUpdateResultInfo as Info,
+    CUgraphNodeParams, CUresult,
 };
 
 const CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE: CUresult = 910;
@@ -22,7 +21,6 @@ const CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE: CUresult = 910;
 /// `CU_GRAPH_EXEC_UPDATE_*`.
 mod outcome {
     use std::ffi::c_int;
-    pub(super) const ERROR: c_int = 1;
     pub(super) const TOPOLOGY_CHANGED: c_int = 2;
     pub(super) const NODE_TYPE_CHANGED: c_int = 3;
     pub(super) const PARAMETERS_CHANGED: c_int = 5;
@@ -55,7 +53,6 @@ fn compare(old: &[Step], new: &[Step]) -> std::result::Result<(), Refused> {
 /// Whether a node of an executable graph may become this.
 fn changeable(was: &Kind, is: &Kind) -> bool {
     match (was, is) {
-        (Kind::Kernel(a), Kind::Kernel(b)) => a.cooperative == b.cooperative,
         // "For 2d memsets, only address and assigned value may be updated."
         (Kind::Memset(a), Kind::Memset(b)) => {
             (a.height <= 1 && b.height <= 1)
@@ -77,9 +74,7 @@ fn update(exec: CUgraphExec, graph: CUgraph) -> Result<Option<Refused>> {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     let mut new = Vec::new();
-    if flatten(graph, &mut new, None).is_none() {
-        return Ok(Some((outcome::ERROR, None, None)));
-    }
+    flatten(graph, &mut new, None);
     let mut state = exec.lock();
     if let Err(refused) = compare(&state.steps, &new) {
         return Ok(Some(refused));
@@ -98,56 +93,11 @@ fn set(exec: CUgraphExec, node: CUgraphNode, kind: impl FnOnce() -> Result<Kind>
     driver()?;
     let exec: &'static Exec = resolve(exec)?;
     let kind = kind()?;
-    with_step(exec, node, |step| {
-        if step.kind.number() != kind.number() || !changeable(&step.kind, &kind) {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        step.kind = kind;
-        Ok(())
-    })
-}
-
-fn with_step<T>(
-    exec: &Exec,
-    node: CUgraphNode,
-    act: impl FnOnce(&mut Step) -> Result<T>,
-) -> Result<T> {
     let serial = resolve::<Node>(node)?.lock().serial;
     let mut state = exec.lock();
     let step = state.steps.iter_mut().find(|step| step.serial == serial);
-    act(step.ok_or(CUDA_ERROR_INVALID_VALUE)?)
-}
-
-/// "Only kernel, memset and memcpy nodes are currently supported" for enabling.
-fn can_be_disabled(kind: &Kind) -> bool {
-    matches!(kind, Kind::Kernel(_) | Kind::Memset(_) | Kind::Memcpy(_))
-}
-
-/// Updates a child graph node's steps with those of a graph of equal topology.
-fn set_child(exec: CUgraphExec, node: CUgraphNode, graph: CUgraph) -> Result<()> {
-    driver()?;
-    let exec: &'static Exec = resolve(exec)?;
-    let graph: &Graph = resolve(graph)?;
-    let serial = resolve::<Node>(node)?.lock().serial;
-    let mut state = exec.lock();
-    let at = state.steps.iter().position(|step| step.serial == serial);
-    let at = at.filter(|&at| matches!(state.steps[at].kind, Kind::Child(_)));
-    let at = at.ok_or(CUDA_ERROR_INVALID_VALUE)?;
-    let mut new = state.steps[..=at].to_vec();
-    flatten(graph, &mut new, Some(at)).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-    let end = new.len();
-    let old = state.steps.get(at + 1..end).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-    let fits = old.len() == end - at - 1
-        && old
-            .iter()
-            .zip(&new[at + 1..])
-            .all(|(was, is)| was.after == is.after && changeable(&was.kind, &is.kind));
-    if !fits {
-        return Err(CUDA_ERROR_INVALID_VALUE);
-    }
-    for (step, from) in state.steps[at + 1..end].iter_mut().zip(new.drain(at + 1..)) {
-        step.kind = from.kind;
-    }
+    let step = step.filter(|step| changeable(&step.kind, &kind)).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    step.kind = kind;
     Ok(())
 }
 
@@ -183,39 +133,7 @@ exports! {
     fn cuGraphExecMemcpyNodeSetParams(exec: CUgraphExec, node: CUgraphNode, copy: *const Copy3d, _ctx: CUcontext) {
         set(exec, node, || memcpy(copy))
     }
-    fn cuGraphExecMemsetNodeSetParams(exec: CUgraphExec, node: CUgraphNode, fill: *const Memset, _ctx: CUcontext) {
-        set(exec, node, || memset(fill))
-    }
-    fn cuGraphExecHostNodeSetParams(exec: CUgraphExec, node: CUgraphNode, params: *const HostParams) {
-        set(exec, node, || host(params))
-    }
-    fn cuGraphExecBatchMemOpNodeSetParams(exec: CUgraphExec, node: CUgraphNode, params: *const MemOpsParams) {
-        set(exec, node, || mem_ops(&get(params)?))
-    }
-    fn cuGraphExecEventRecordNodeSetEvent(exec: CUgraphExec, node: CUgraphNode, event: CUevent) {
-        set(exec, node, || Ok(Kind::EventRecord(resolve::<Event>(event)?)))
-    }
-    fn cuGraphExecEventWaitNodeSetEvent(exec: CUgraphExec, node: CUgraphNode, event: CUevent) {
-        set(exec, node, || Ok(Kind::EventWait(resolve::<Event>(event)?)))
-    }
-    fn cuGraphExecChildGraphNodeSetParams(exec: CUgraphExec, node: CUgraphNode, graph: CUgraph) {
-        set_child(exec, node, graph)
-    }
     fn cuGraphExecNodeSetParams(exec: CUgraphExec, node: CUgraphNode, params: *mut CUgraphNodeParams) {
         set(exec, node, || settable(params.cast())?.ok_or(CUDA_ERROR_NOT_SUPPORTED))
-    }
-    fn cuGraphNodeSetEnabled(exec: CUgraphExec, node: CUgraphNode, enabled: c_uint) {
-        driver()?;
-        with_step(resolve(exec)?, node, |step| {
-            if !can_be_disabled(&step.kind) {
-                return Err(CUDA_ERROR_INVALID_VALUE);
-            }
-            step.enabled = enabled != 0;
-            Ok(())
-        })
-    }
-    fn cuGraphNodeGetEnabled(exec: CUgraphExec, node: CUgraphNode, enabled: *mut c_uint) {
-        driver()?;
-        put(enabled, with_step(resolve(exec)?, node, |step| Ok(c_uint::from(step.enabled)))?)
     }
 }

@@ -62,14 +62,6 @@ exports! {
         };
         put(out, handle(enliven(Box::leak(Box::new(object)))))
     }
-    fn cuUserObjectRetain(object: CUuserObject, count: c_uint) {
-        driver()?;
-        resolve::<UserObject>(object)?.retain(count)
-    }
-    fn cuUserObjectRelease(object: CUuserObject, count: c_uint) {
-        driver()?;
-        resolve::<UserObject>(object)?.release(count)
-    }
     fn cuGraphRetainUserObject(graph: CUgraph, object: CUuserObject, count: c_uint, flags: c_uint) {
         driver()?;
         let graph: &Graph = resolve(graph)?;

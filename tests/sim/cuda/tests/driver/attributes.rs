@@ -1,8 +1,8 @@
 //! What is set and asked without changing any work: stream attributes, ranges of managed memory,
-//! clusters, tensor maps, the profiler, logs, graphs as text. The comments of cuda.h.
+//! clusters, tensor maps, the profiler, logs. The comments of cuda.h.
 
 use crate::harness::*;
-use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 scenarios! {
@@ -13,7 +13,6 @@ scenarios! {
     tensor_maps_are_checked
     the_profiler_starts_and_stops
     failed_calls_are_logged
-    a_graph_is_printed
 }
 
 fn managed(bytes: usize) -> u64 {
@@ -268,27 +267,5 @@ mod body {
         assert_eq!(LOGGED.load(Ordering::Relaxed), 2);
         let (_, all) = read(&mut 0, 30_000);
         assert!(all.len() <= 25_600 + 100 && all.starts_with("[CUDA][W]"), "{}", all.len());
-    }
-
-    pub fn a_graph_is_printed() {
-        retain(0);
-        let (s, plain) = (new_stream(), kernel("plain"));
-        ok(cuda!(cuStreamBeginCapture_v2(s => Handle, 0 => c_int)));
-        ok(launch(plain, 1, s, std::ptr::null_mut()));
-        ok(launch(plain, 1, s, std::ptr::null_mut()));
-        let mut graph = NULL;
-        ok(cuda!(cuStreamEndCapture(s => Handle, &raw mut graph => *mut Handle)));
-        let dir = tempfile::tempdir().unwrap();
-        let path = CString::new(dir.path().join("graph.dot").to_str().unwrap()).unwrap();
-        ok(
-            cuda!(cuGraphDebugDotPrint(graph => Handle, path.as_ptr() => *const c_char, 1 => c_uint)),
-        );
-        let text = std::fs::read_to_string(dir.path().join("graph.dot")).unwrap();
-        assert!(text.starts_with("digraph") && text.contains("plain"), "{text}");
-        assert!(text.contains("\"graph_1_node_0\" -> \"graph_1_node_1\""), "{text}");
-        let nowhere = c"/nonexistent/graph.dot";
-        let result = cuda!(cuGraphDebugDotPrint(graph => Handle, nowhere.as_ptr() => *const c_char,
-                           0 => c_uint));
-        assert_eq!(result, 304);
     }
 }

@@ -4,7 +4,7 @@
 #![allow(clippy::cast_possible_truncation, reason = "a few pages")]
 
 use crate::harness::*;
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_int, c_uint};
 
 scenarios! {
     memory_comes_with_the_first_launch_and_stays_until_trimmed
@@ -15,10 +15,9 @@ scenarios! {
     a_relaunch_needs_its_allocations_freed
     an_allocation_outlives_its_graph
     an_allocation_is_freed_once
-    graphs_with_memory_are_not_cloned_nor_instantiated_twice
+    graphs_with_memory_are_not_instantiated_twice
     a_launch_fails_when_the_gpu_is_full
     a_primary_reset_takes_graph_memory
-    nodes_run_behind_their_dependencies
     an_executable_graph_is_updated
     every_way_to_add_a_node
 }
@@ -142,13 +141,6 @@ mod body {
         trim();
         assert_eq!((attribute(RESERVED), free_bytes() as u64), (0, room));
         assert_eq!((attribute(USED_HIGH), attribute(RESERVED_HIGH)), (5 * PAGE, 5 * PAGE));
-        let (mut zero, mut one) = (0u64, 1u64);
-        ok(
-            cuda!(cuDeviceSetGraphMemAttribute(0 => c_int, RESERVED_HIGH => c_int, &raw mut zero => *mut u64)),
-        );
-        assert_eq!(attribute(RESERVED_HIGH), 0);
-        let refused = cuda!(cuDeviceSetGraphMemAttribute(0 => c_int, USED_HIGH => c_int, &raw mut one => *mut u64));
-        assert_eq!(refused, 1, "only to zero");
     }
 
     /// "cuGraphUpload": "Uses memory cached by stream to back the allocations owned by hGraphExec".
@@ -321,13 +313,10 @@ mod body {
     }
 
     /// "graphs which contain allocation and/or memory free nodes": the restrictions.
-    pub fn graphs_with_memory_are_not_cloned_nor_instantiated_twice() {
+    pub fn graphs_with_memory_are_not_instantiated_twice() {
         retain(0);
         let graph = graph();
-        let (node, _) = alloc_node(graph, &[], PAGE);
-        let mut clone = NULL;
-        assert_ne!(cuda!(cuGraphClone(&raw mut clone => *mut Handle, graph => Handle)), 0);
-        assert_ne!(cuda!(cuGraphDestroyNode(node => Handle)), 0);
+        alloc_node(graph, &[], PAGE);
         let exec = instantiate(graph, 0).unwrap();
         assert_eq!(instantiate(graph, 0), Err(1));
         destroy_exec(exec);
@@ -356,88 +345,48 @@ mod body {
         assert_eq!((attribute(RESERVED), free_bytes()), (0, room));
     }
 
-    extern "C" fn note(data: *mut c_void) {
-        // SAFETY: the test's own pair of a log and a number, alive until it is done.
-        let (log, number) = unsafe { *data.cast::<(*mut Vec<u32>, u32)>() };
-        // SAFETY: as above; host functions of a GPU run one at a time.
-        unsafe { (*log).push(number) };
-    }
-
-    /// "cuGraphGetEdges", "cuGraphAddDependencies", "cuGraphRemoveDependencies", "cuGraphClone".
-    pub fn nodes_run_behind_their_dependencies() {
-        #[repr(C)]
-        struct Host(extern "C" fn(*mut c_void), *mut c_void);
-        retain(0);
-        let (s, graph) = (new_stream(), graph());
-        let mut log = Vec::<u32>::new();
-        let mut data = [0, 1, 2].map(|n| (&raw mut log, n));
-        let nodes: Vec<Handle> = data
-            .iter_mut()
-            .map(|d| {
-                let (mut node, params) = (NULL, Host(note, (&raw mut *d).cast()));
-                ok(cuda!(cuGraphAddHostNode(&raw mut node => *mut Handle, graph => Handle,
-                         NULL => Handle, 0 => usize, &raw const params => *const Host)));
-                node
-            })
-            .collect();
-        let depend = |from: usize, to: usize| {
-            cuda!(cuGraphAddDependencies(graph => Handle, &raw const nodes[from] => *const Handle,
-                  &raw const nodes[to] => *const Handle, 1 => usize))
-        };
-        ok(depend(2, 1));
-        ok(depend(1, 0));
-        assert_eq!(depend(1, 0), 1, "an existing dependency");
-        let mut count = 0usize;
-        ok(cuda!(cuGraphGetEdges(graph => Handle, NULL => Handle, NULL => Handle,
-                 &raw mut count => *mut usize)));
-        assert_eq!(count, 2);
-        let (mut from, mut to, mut room) = ([NULL; 3], [NULL; 3], 3usize);
-        ok(cuda!(cuGraphGetEdges(graph => Handle, from.as_mut_ptr() => *mut Handle,
-                 to.as_mut_ptr() => *mut Handle, &raw mut room => *mut usize)));
-        assert_eq!((from[0], to[0], from[2], room), (nodes[1], nodes[0], NULL, 2));
-        let mut roots = [NULL; 3];
-        room = 3;
-        ok(cuda!(cuGraphGetRootNodes(graph => Handle, roots.as_mut_ptr() => *mut Handle,
-                 &raw mut room => *mut usize)));
-        assert_eq!((roots[0], room), (nodes[2], 1));
-        let (mut clone, mut copy) = (NULL, NULL);
-        ok(cuda!(cuGraphClone(&raw mut clone => *mut Handle, graph => Handle)));
-        ok(
-            cuda!(cuGraphNodeFindInClone(&raw mut copy => *mut Handle, nodes[1] => Handle, clone => Handle)),
-        );
-        assert_ne!(copy, nodes[1]);
-        for graph in [graph, clone] {
-            ok(run(instantiate(graph, 0).unwrap(), s));
-            synchronize(s);
-            assert_eq!(std::mem::take(&mut log), [2, 1, 0]);
-        }
-        ok(depend(0, 2));
-        assert_eq!(instantiate(graph, 0), Err(1), "a cycle");
-        ok(cuda!(cuGraphRemoveDependencies(graph => Handle, &raw const nodes[0] => *const Handle,
-                 &raw const nodes[2] => *const Handle, 1 => usize)));
-        ok(cuda!(cuGraphDestroyNode(nodes[1] => Handle)));
-        ok(run(instantiate(graph, 0).unwrap(), s));
-        synchronize(s);
-        assert_eq!(log, [0, 2], "no dependencies are left");
-    }
-
-    /// `CUDA_MEMSET_NODE_PARAMS`.
+    /// `CUgraphNodeParams`.
     #[repr(C)]
-    #[derive(Clone, Copy)]
-    struct Memset(u64, usize, u32, u32, usize, usize);
+    struct Params(c_int, [c_int; 3], [u64; 29], u64);
 
-    /// "cuGraphExecUpdate", "cuGraphExecMemsetNodeSetParams", "cuGraphNodeSetEnabled".
+    impl Params {
+        fn new(kind: c_int, data: &[u64]) -> Params {
+            let mut all = [0u64; 29];
+            all[..data.len()].copy_from_slice(data);
+            Params(kind, [0; 3], all, 0)
+        }
+
+        /// A node behind another, or behind none.
+        fn add(&mut self, graph: Handle, after: Handle) -> Handle {
+            let mut node = NULL;
+            ok(cuda!(cuGraphAddNode_v2(&raw mut node => *mut Handle, graph => Handle,
+                     &raw const after => *const Handle, NULL => Handle,
+                     usize::from(!after.is_null()) => usize, &raw mut *self => *mut Params)));
+            let mut seen = -1;
+            ok(cuda!(cuGraphNodeGetType(node => Handle, &raw mut seen => *mut c_int)));
+            assert_eq!(seen, self.0);
+            node
+        }
+    }
+
+    fn two(low: u32, high: u32) -> u64 {
+        u64::from(high) << 32 | u64::from(low)
+    }
+
+    /// Fills so many bytes with a value.
+    fn fill(at: u64, value: u32, bytes: u64) -> Params {
+        Params::new(2, &[at, 0, two(value, 1), bytes, 1])
+    }
+
+    /// "cuGraphExecUpdate", "cuGraphExecNodeSetParams".
     pub fn an_executable_graph_is_updated() {
         #[repr(C)]
         struct Info(c_int, Handle, Handle);
         retain(0);
         let (s, at) = (new_stream(), alloc(64).unwrap());
         let filled = |value: u32| {
-            let (graph, mut node) = (graph(), NULL);
-            let params = Memset(at, 0, value, 1, 4, 1);
-            ok(cuda!(cuGraphAddMemsetNode(&raw mut node => *mut Handle, graph => Handle,
-                     NULL => Handle, 0 => usize, &raw const params => *const Memset, NULL => Handle)));
-            (graph, node)
+            let graph = graph();
+            (graph, fill(at, value, 4).add(graph, NULL))
         };
         let ((graph, node), (other, _)) = (filled(1), filled(2));
         let exec = instantiate(graph, 0).unwrap();
@@ -452,13 +401,10 @@ mod body {
             cuda!(cuGraphExecUpdate_v2(exec => Handle, other => Handle, &raw mut info => *mut Info)),
         );
         assert_eq!((info.0, result()), (0, 2));
-        let params = Memset(at, 0, 3, 1, 4, 1);
-        ok(cuda!(cuGraphExecMemsetNodeSetParams(exec => Handle, node => Handle,
-                 &raw const params => *const Memset, NULL => Handle)));
+        let mut params = fill(at, 3, 4);
+        ok(cuda!(cuGraphExecNodeSetParams(exec => Handle, node => Handle,
+                 &raw mut params => *mut Params)));
         assert_eq!(result(), 3);
-        ok(cuda!(cuMemsetD8_v2(at => u64, 4 => u8, 4 => usize)));
-        ok(cuda!(cuGraphNodeSetEnabled(exec => Handle, node => Handle, 0 => c_uint)));
-        assert_eq!(result(), 4, "disabled");
         let mut empty = NULL;
         ok(cuda!(cuGraphAddEmptyNode(&raw mut empty => *mut Handle, other => Handle,
                  NULL => Handle, 0 => usize)));
@@ -466,51 +412,33 @@ mod body {
         assert_eq!((refused, info.0), (910, 2), "another topology");
     }
 
-    /// "cuGraphAddNode", "cuGraphNodeGetType", "cuGraphNodeGetParams", "cuGraphAddChildGraphNode".
+    /// "cuGraphAddNode", "cuGraphNodeGetType", "cuGraphChildGraphNodeGetGraph".
     pub fn every_way_to_add_a_node() {
-        #[repr(C)]
-        struct Params(c_int, [c_int; 3], [u64; 29], u64);
         retain(0);
         let (s, graph) = (new_stream(), graph());
         let (target, event) = (alloc(64).unwrap(), new_event());
         let add = |kind: c_int, data: &[u64], after: Handle| {
-            let (mut node, mut all) = (NULL, [0u64; 29]);
-            all[..data.len()].copy_from_slice(data);
-            let mut params = Params(kind, [0; 3], all, 0);
-            ok(cuda!(cuGraphAddNode_v2(&raw mut node => *mut Handle, graph => Handle,
-                     &raw const after => *const Handle, NULL => Handle,
-                     usize::from(!after.is_null()) => usize, &raw mut params => *mut Params)));
-            let mut seen = -1;
-            ok(cuda!(cuGraphNodeGetType(node => Handle, &raw mut seen => *mut c_int)));
-            assert_eq!(seen, kind);
-            let mut back = Params(0, [0; 3], [1; 29], 1);
-            ok(cuda!(cuGraphNodeGetParams(node => Handle, &raw mut back => *mut Params)));
-            assert_eq!((back.0, back.3), (kind, 0));
-            (node, params.2)
+            let mut params = Params::new(kind, data);
+            (params.add(graph, after), params.2)
         };
-        let two = |low: u32, high: u32| u64::from(high) << 32 | u64::from(low);
         let kernel = [kernel("plain") as u64, two(1, 1), two(1, 32), two(1, 1), 0, 0, 0];
         let (kernel, _) = add(0, &kernel, NULL);
         // PINNED, no handles; on device 0; …; 2 pages.
         let alloc = [1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2 * PAGE];
         let (allocation, back) = add(10, &alloc[..14], kernel);
         let at = back[14];
-        let (fill, _) = add(2, &[at, 0, two(5, 1), 8, 1], allocation);
+        let filled = fill(at, 5, 8).add(graph, allocation);
         // Context; copy: source device at `at`, destination device `target`, 8 bytes.
         let mut copy = [0u64; 27];
         (copy[2 + 4], copy[2 + 6], copy[2 + 15], copy[2 + 17]) = (2, at, 2, target);
         (copy[2 + 22], copy[2 + 23], copy[2 + 24]) = (8, 1, 1);
-        let (copied, _) = add(1, &copy, fill);
+        let (copied, _) = add(1, &copy, filled);
         let (freed, _) = add(11, &[at], copied);
         let (empty, _) = add(5, &[], freed);
         let (waited, _) = add(6, &[event as u64], empty);
         add(7, &[event as u64], waited);
-        let (inner, mut fill) = (super::graph(), NULL);
-        let params = Memset(target + 8, 0, 6, 1, 8, 1);
-        ok(
-            cuda!(cuGraphAddMemsetNode(&raw mut fill => *mut Handle, inner => Handle, NULL => Handle,
-                 0 => usize, &raw const params => *const Memset, NULL => Handle)),
-        );
+        let inner = super::graph();
+        fill(target + 8, 6, 8).add(inner, NULL);
         let (child, _) = add(4, &[inner as u64, 0], waited);
         let mut own = NULL;
         ok(cuda!(cuGraphChildGraphNodeGetGraph(child => Handle, &raw mut own => *mut Handle)));

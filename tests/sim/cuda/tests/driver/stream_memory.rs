@@ -177,7 +177,7 @@ mod body {
         synchronize(s);
     }
 
-    /// "cuGraphAddBatchMemOpNode", and what capture makes of the calls.
+    /// What capture makes of the calls.
     pub fn a_batch_is_a_graph_node() {
         retain(0);
         let (s, (at, words)) = (new_stream(), pinned());
