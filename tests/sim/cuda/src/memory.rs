@@ -185,12 +185,6 @@ impl Memory {
         }
     }
 
-    /// The pool and the size of its allocation that begins at `start`.
-    pub(crate) fn pooled(&self, start: u64) -> Option<(&'static Pool, u64)> {
-        let a = self.by_start.get(&start)?;
-        Some((a.pool?, a.size))
-    }
-
     /// Forgets an allocation of a pool that begins at `start`: the pool and the size.
     pub(crate) fn remove_pooled(&mut self, start: u64) -> Option<(&'static Pool, u64)> {
         let a = self.by_start.get(&start)?;

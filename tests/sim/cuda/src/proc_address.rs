@@ -376,12 +376,9 @@ variants! {
     cuMemMapArrayAsync 11010 PerThread => cuMemMapArrayAsync_ptsz;
     cuMemPoolCreate 11020 Legacy => cuMemPoolCreate;
     cuMemPoolDestroy 11020 Legacy => cuMemPoolDestroy;
-    cuMemPoolExportPointer 11020 Legacy => cuMemPoolExportPointer;
-    cuMemPoolExportToShareableHandle 11020 Legacy => cuMemPoolExportToShareableHandle;
     cuMemPoolGetAccess 11020 Legacy => cuMemPoolGetAccess;
     cuMemPoolGetAttribute 11020 Legacy => cuMemPoolGetAttribute;
     cuMemPoolImportFromShareableHandle 11020 Legacy => cuMemPoolImportFromShareableHandle;
-    cuMemPoolImportPointer 11020 Legacy => cuMemPoolImportPointer;
     cuMemPoolSetAccess 11020 Legacy => cuMemPoolSetAccess;
     cuMemPoolSetAttribute 11020 Legacy => cuMemPoolSetAttribute;
     cuMemPoolTrimTo 11020 Legacy => cuMemPoolTrimTo;
@@ -396,7 +393,6 @@ variants! {
     cuMemRelease 10020 Legacy => cuMemRelease;
     cuMemRetainAllocationHandle 11000 Legacy => cuMemRetainAllocationHandle;
     cuMemSetAccess 10020 Legacy => cuMemSetAccess;
-    cuMemSetMemPool 13000 Legacy => cuMemSetMemPool;
     cuMemUnmap 10020 Legacy => cuMemUnmap;
     cuMemcpy 4000 Legacy => cuMemcpy;
     cuMemcpy 7000 PerThread => cuMemcpy_ptds;

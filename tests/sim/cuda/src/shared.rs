@@ -24,8 +24,6 @@ const MAGIC: u64 = u64::from_le_bytes(*b"SIMGPUSH");
 pub(crate) enum What {
     /// `cuMemCreate`.
     Virtual = 1,
-    /// A memory pool: its chunks are objects, the file has many.
-    Pool = 2,
     /// A `cuMemAlloc`ation, or several that share a chunk.
     Ipc = 3,
 }
@@ -135,13 +133,6 @@ impl SharedFile {
             .map(|fd| std::mem::ManuallyDrop::new(unsafe { std::fs::File::from_raw_fd(fd) }))
     }
 
-    /// A descriptor for the application.
-    pub(crate) fn duplicate(&self) -> Option<RawFd> {
-        // SAFETY: fcntl on an open descriptor.
-        let fd = unsafe { libc::fcntl(self.descriptor()?, libc::F_DUPFD_CLOEXEC, 0) };
-        (fd >= 0).then_some(fd)
-    }
-
     /// A descriptor that keeps the memory by itself, for the application: of an open file description of its own,
     /// with a lock that lasts as long as that.
     pub(crate) fn export(&self) -> Option<(RawFd, (u64, u64))> {
@@ -230,14 +221,6 @@ pub(crate) fn unmap(at: u64, len: u64) {
     if let Ok(len) = usize::try_from(len) {
         // SAFETY: a mapping of ours that nothing refers to any more.
         unsafe { libc::munmap(at as *mut libc::c_void, len) };
-    }
-}
-
-/// Gives the pages of a shared mapping back to the machine.
-pub(crate) fn discard(at: u64, len: u64) {
-    if let Ok(len) = usize::try_from(len) {
-        // SAFETY: a shared mapping of ours whose content nobody needs.
-        unsafe { libc::madvise(at as *mut libc::c_void, len, libc::MADV_REMOVE) };
     }
 }
 

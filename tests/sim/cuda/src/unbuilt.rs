@@ -1,7 +1,7 @@
 //! Functions that clients look for and that this driver does not have yet.
 
 use crate::abi::exports;
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use tessera_cuda::types::*;
 
 exports! {
@@ -14,6 +14,10 @@ exports! {
     }
     // "CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED" is 0.
     fn cuMemGetHandleForAddressRange(_handle: *mut c_void, _start: CUdeviceptr, _len: usize, _kind: c_int, _flags: u64) {
+        Err(CUDA_ERROR_NOT_SUPPORTED)
+    }
+    // Pools stay in their process.
+    fn cuMemPoolImportFromShareableHandle(_pool: *mut CUmemoryPool, _handle: *mut c_void, _kind: c_int, _flags: c_ulonglong) {
         Err(CUDA_ERROR_NOT_SUPPORTED)
     }
     // No graphics API runs beside: "CUDA in Graphics" is not supported.

@@ -35,25 +35,14 @@ mod attribute {
     pub(super) const LOCALITY_DOMAIN_ID: i32 = 15;
 }
 
-/// Where a pool that is not a device's belongs: default and current pools of host locations and of
-/// managed memory.
+/// Where a pool that is not a device's belongs: the pools of host locations and of managed memory.
 struct Place {
     location: CUmemLocation,
     allocation: c_int,
-    default: &'static Pool,
-    current: Option<&'static Pool>,
+    pool: &'static Pool,
 }
 
 static PLACES: Mutex<Vec<Place>> = Mutex::new(Vec::new());
-
-/// A pool is destroyed: its place's default pool is current again.
-pub(super) fn forget_current(pool: &'static Pool) {
-    for place in lock(&PLACES).iter_mut() {
-        if place.current.is_some_and(|p| std::ptr::eq(p, pool)) {
-            place.current = None;
-        }
-    }
-}
 
 fn allocate(
     pool: &'static Pool,
@@ -88,7 +77,7 @@ fn get_attribute(pool: &'static Pool, which: c_int, value: *mut c_void) -> Resul
         a::USED_MEM_CURRENT => put(value.cast::<u64>(), inner.space.used()),
         a::USED_MEM_HIGH => put(value.cast::<u64>(), inner.used_high),
         a::ALLOCATION_TYPE if new => put(value.cast::<c_int>(), inner.props.allocation),
-        a::EXPORT_HANDLE_TYPES if new => put(value.cast::<c_int>(), inner.props.handles),
+        a::EXPORT_HANDLE_TYPES if new => put(value.cast::<c_int>(), HANDLE_NONE),
         a::LOCATION_ID if new => put(value.cast::<c_int>(), inner.props.location.raw().id),
         a::LOCATION_TYPE if new => put(value.cast::<c_int>(), inner.props.location.raw().r#type),
         a::MAX_POOL_SIZE if new => put(value.cast::<u64>(), inner.props.max_size),
@@ -173,10 +162,6 @@ fn access(driver: &'static Driver, pool: &'static Pool, location: CUmemLocation)
 
 fn set_current(driver: &'static Driver, ordinal: CUdevice, pool: &'static Pool) -> Result<()> {
     let device = driver.device(ordinal)?;
-    // "imported memory pools may not be used in cuDeviceSetMemPool".
-    if lock(&pool.inner).shared.as_ref().is_some_and(|s| s.imported) {
-        return Err(CUDA_ERROR_INVALID_VALUE);
-    }
     // "pool must be local to the specified device".
     if !lock(&pool.inner).device.is_some_and(|d| std::ptr::eq(d, device)) {
         return Err(CUDA_ERROR_INVALID_VALUE);
@@ -186,7 +171,7 @@ fn set_current(driver: &'static Driver, ordinal: CUdevice, pool: &'static Pool) 
     Ok(())
 }
 
-/// The default pool of a place, or with `current` the current one.
+/// The default pool of a place, or with `current` a device's current one.
 fn pool_of(
     location: *mut CUmemLocation,
     allocation: c_int,
@@ -200,23 +185,17 @@ fn pool_of(
             let device = driver.device(ordinal)?;
             return if current { device.current_pool() } else { device.default_pool() };
         }
-        (_, PINNED | super::props::MANAGED) => {
-            Props { allocation, handles: HANDLE_NONE, location, max_size: 0 }
-        }
+        (_, PINNED | super::props::MANAGED) => Props { allocation, location, max_size: 0 },
         _ => return Err(CUDA_ERROR_INVALID_VALUE),
     };
     let mut places = lock(&PLACES);
     let raw = location.raw();
-    let at = places.iter().position(|p| p.location == raw && p.allocation == allocation);
-    let place = match at {
-        Some(at) => &places[at],
-        None => {
-            let default = Pool::create(driver, props, true)?;
-            places.push(Place { location: raw, allocation, default, current: None });
-            &places[places.len() - 1]
-        }
-    };
-    Ok(place.current.filter(|_| current).unwrap_or(place.default))
+    if let Some(place) = places.iter().find(|p| p.location == raw && p.allocation == allocation) {
+        return Ok(place.pool);
+    }
+    let pool = Pool::create(driver, props, true)?;
+    places.push(Place { location: raw, allocation, pool });
+    Ok(pool)
 }
 
 exports_both! {
@@ -295,29 +274,5 @@ exports! {
     }
     fn cuMemGetMemPool(out: *mut CUmemoryPool, location: *mut CUmemLocation, allocation: c_int) {
         put(out, handle(pool_of(location, allocation, true)?))
-    }
-    fn cuMemSetMemPool(location: *mut CUmemLocation, allocation: c_int, pool: CUmemoryPool) {
-        let driver = driver()?;
-        let pool: &'static Pool = resolve(pool)?;
-        let place = Location::of(get(location)?, driver)?;
-        {
-            let inner = lock(&pool.inner);
-            // "must match those of the pool otherwise CUDA_ERROR_INVALID_VALUE is returned".
-            if inner.props.location != place || inner.props.allocation != allocation {
-                return Err(CUDA_ERROR_INVALID_VALUE);
-            }
-        }
-        if let (Location::Device(ordinal), PINNED) = (place, allocation) {
-            return set_current(driver, ordinal, pool);
-        }
-        pool_of(location, allocation, false)?;
-        let raw = place.raw();
-        if let Some(place) = lock(&PLACES)
-            .iter_mut()
-            .find(|p| p.location == raw && p.allocation == allocation)
-        {
-            place.current = Some(pool);
-        }
-        Ok(())
     }
 }

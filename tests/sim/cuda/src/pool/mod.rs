@@ -10,11 +10,9 @@
 mod calls;
 pub(crate) mod order;
 pub(crate) mod props;
-mod share;
 mod space;
 
 pub(crate) use calls::*;
-pub(crate) use share::*;
 
 use crate::context::Context;
 use crate::driver::{Device, Driver, driver, lock};
@@ -56,8 +54,6 @@ struct Inner {
     used_high: u64,
     /// Devices other than its own that may access it: flags by ordinal.
     access: Vec<u32>,
-    /// If it can be exported, or was imported.
-    shared: Option<share::Shared>,
 }
 
 impl Object for Pool {
@@ -90,7 +86,6 @@ impl Pool {
                 reserved_high: 0,
                 used_high: 0,
                 access: Vec::new(),
-                shared: None,
             }),
             release_threshold: AtomicU64::new(0),
             reuse: [1, 1, 1].map(AtomicU32::new),
@@ -119,7 +114,6 @@ impl Pool {
             reserved_high: 0,
             used_high: 0,
             access: vec![0; driver.devices.len()],
-            shared: share::Shared::create(&props),
         };
         if let Some(device) = device
             && let Some(own) =
@@ -154,10 +148,6 @@ impl Pool {
         let mut inner = lock(&self.inner);
         if let Some(device) = inner.device {
             device.check()?;
-        }
-        // "Imported memory pools do not support creating new allocations."
-        if inner.shared.as_ref().is_some_and(|s| s.imported) {
-            return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let found = inner.space.take_pending(len, |a| a.is_in(stream)).map(|p| p.0);
         let found = found.or_else(|| inner.space.take_ready(len));
@@ -245,7 +235,6 @@ impl Pool {
                 pools.current = None;
             }
         }
-        calls::forget_current(self);
         self.trim(driver, 0);
         Ok(())
     }
@@ -294,11 +283,6 @@ impl Inner {
                     start.map(|start| (bytes, start))
                 })
             })?;
-        if self.shared.as_mut().is_some_and(|s| !s.add(start, bytes)) {
-            driver.memory().give_range(self.device.map_or(0, |d| d.gpu), start, bytes);
-            self.uncharge(driver, bytes);
-            return None;
-        }
         self.space.add_chunk(start, bytes);
         self.reserved_high = self.reserved_high.max(self.space.reserved());
         self.space.take_ready(len)
@@ -315,19 +299,11 @@ impl Inner {
         let mut released = 0;
         for (start, len) in self.space.release(keep) {
             let gpu = self.device.map_or(0, |d| d.gpu);
-            let elsewhere = match &mut self.shared {
-                Some(shared) => shared.remove(driver, start, len),
-                None => {
-                    if self.touched {
-                        crate::arena::forget_pages(start, len);
-                    }
-                    false
-                }
-            };
-            driver.memory().give_range(gpu, start, len);
-            if !elsewhere {
-                self.uncharge(driver, len);
+            if self.touched {
+                crate::arena::forget_pages(start, len);
             }
+            driver.memory().give_range(gpu, start, len);
+            self.uncharge(driver, len);
             released += len;
         }
         if self.space.reserved() == 0 {
@@ -404,9 +380,6 @@ impl Device {
 
 /// Frees pool memory, if that is what begins at `address`; whether it was.
 pub(crate) fn free(driver: &Driver, address: u64, stream: Option<&'static Stream>) -> bool {
-    if share::free_imported(driver, address) {
-        return true;
-    }
     let Some((pool, bytes)) = driver.memory().remove_pooled(address) else { return false };
     pool.free(address, bytes, stream);
     true

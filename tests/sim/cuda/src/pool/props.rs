@@ -76,7 +76,6 @@ pub(crate) fn is_node(node: c_int, driver: &Driver) -> bool {
 #[derive(Clone, Copy)]
 pub(crate) struct Props {
     pub allocation: c_int,
-    pub handles: c_int,
     pub location: Location,
     /// Bytes; 0: no maximum.
     pub max_size: u64,
@@ -84,7 +83,7 @@ pub(crate) struct Props {
 
 impl Default for Props {
     fn default() -> Self {
-        Props { allocation: PINNED, handles: 0, location: Location::Host, max_size: 0 }
+        Props { allocation: PINNED, location: Location::Host, max_size: 0 }
     }
 }
 
@@ -110,22 +109,19 @@ impl Props {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let location = Location::of(raw.location, driver).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
-        let ipc = raw.handleTypes != HANDLE_NONE;
         match raw.handleTypes {
-            HANDLE_NONE | HANDLE_FD => {}
+            HANDLE_NONE => {}
             // No IMEX channel here.
             HANDLE_FABRIC => return Err(CUDA_ERROR_NOT_PERMITTED),
-            // Windows'.
-            2 | 4 => return Err(CUDA_ERROR_NOT_SUPPORTED),
+            // Windows'; and no pool is shared (CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES is 0).
+            HANDLE_FD | 2 | 4 => return Err(CUDA_ERROR_NOT_SUPPORTED),
             _ => return Err(CUDA_ERROR_INVALID_VALUE),
         }
-        // "handleTypes must also be set to NONE", "maxSize must be set to zero for managed memory
-        // pools"; "Pools created with the type HOST are not IPC capable".
-        let wrong = match (is_managed, location) {
-            (true, _) => ipc || raw.maxSize != 0 || raw.usage != 0,
-            (false, Location::None) => true,
-            (false, Location::Host) => ipc,
-            (false, _) => false,
+        // "maxSize must be set to zero for managed memory pools".
+        let wrong = if is_managed {
+            raw.maxSize != 0 || raw.usage != 0
+        } else {
+            location == Location::None
         };
         if wrong {
             return Err(CUDA_ERROR_INVALID_VALUE);
@@ -134,6 +130,6 @@ impl Props {
         let grain = driver.session.config().memory.granularity_bytes;
         let max_size =
             (raw.maxSize as u64).checked_next_multiple_of(grain).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        Ok(Props { allocation: raw.allocType, handles: raw.handleTypes, location, max_size })
+        Ok(Props { allocation: raw.allocType, location, max_size })
     }
 }

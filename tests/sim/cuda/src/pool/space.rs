@@ -155,11 +155,6 @@ impl<A: Copy> Space<A> {
         released
     }
 
-    /// A chunk's length.
-    pub(crate) fn chunk_len(&self, start: u64) -> Option<u64> {
-        self.chunks.get(&start).copied()
-    }
-
     /// The chunk that an address lies in.
     pub(crate) fn chunk_of(&self, address: u64) -> Option<u64> {
         self.chunks.range(..=address).next_back().map(|(&start, _)| start)

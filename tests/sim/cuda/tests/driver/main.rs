@@ -17,7 +17,6 @@ mod ipc_events;
 mod locks;
 mod nvml;
 mod overhead;
-mod pool_sharing;
 mod pools;
 mod queues;
 mod semaphores;

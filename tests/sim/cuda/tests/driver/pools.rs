@@ -350,8 +350,8 @@ mod body {
         let numbers = |pool: Handle| [9, 10, 11, 12].map(|which| get(pool, which) & 0xffff_ffff);
         let pool = create(DEVICE_0).unwrap();
         assert_eq!((numbers(pool), get(pool, 13)), ([1, 0, 0, 1], 0));
-        let other = create(Props { location: [1, 1], handles: 1, ..DEVICE_0 }).unwrap();
-        assert_eq!(numbers(other), [1, 1, 1, 1]);
+        let other = create(Props { location: [1, 1], ..DEVICE_0 }).unwrap();
+        assert_eq!(numbers(other), [1, 0, 1, 1]);
         // "The specified memory pool may be from a device different than that of the … stream."
         alloc_from(other, MIB, s).unwrap();
         assert_eq!((reserved(other), free_bytes()), (32, room));
@@ -381,21 +381,19 @@ mod body {
             Props { location: [0, 0], ..DEVICE_0 },
             Props { location: [1, 2], ..DEVICE_0 },
             Props { location: [1, -1], ..DEVICE_0 },
-            // "Pools created with the type HOST are not IPC capable".
-            Props { location: [2, 0], handles: 1, ..DEVICE_0 },
             Props { location: [3, 77], ..DEVICE_0 },
             // "Specifying HOST_NUMA_CURRENT … will result in CUDA_ERROR_INVALID_VALUE".
             Props { location: [4, 0], ..DEVICE_0 },
             Props { handles: 16, ..DEVICE_0 },
             Props { security: 1, ..DEVICE_0 },
-            // "maxSize must be set to zero for managed memory pools", handle types to NONE.
+            // "maxSize must be set to zero for managed memory pools".
             Props { allocation: 2, max_size: 1, ..DEVICE_0 },
-            Props { allocation: 2, handles: 1, ..DEVICE_0 },
             set_reserved,
         ] {
             assert_eq!(create(props), Err(1));
         }
         assert_eq!(create(Props { handles: 8, ..DEVICE_0 }), Err(800), "no IMEX channel");
+        assert_eq!(create(Props { handles: 1, ..DEVICE_0 }), Err(801), "no pool is shared");
         let mut pool = NULL;
         let null = std::ptr::null::<c_void>();
         assert_eq!(cuda!(cuMemPoolCreate(&raw mut pool => *mut Handle, null => *const c_void)), 1);
@@ -463,7 +461,7 @@ mod body {
         assert_eq!(current_pool(0), default_pool(0));
     }
 
-    /// `cuMemGetDefaultMemPool`, `cuMemGetMemPool`, `cuMemSetMemPool` (CUDA 13).
+    /// `cuMemGetDefaultMemPool`, `cuMemGetMemPool` (CUDA 13).
     pub fn current_pools_have_places() {
         retain(0);
         let of = |place: [c_int; 2], kind: c_int, current: bool| {
@@ -477,23 +475,11 @@ mod body {
             };
             if result == 0 { Ok(pool) } else { Err(result) }
         };
-        let set = |place: [c_int; 2], kind: c_int, pool: Handle| {
-            cuda!(cuMemSetMemPool(&raw const place => *const [c_int; 2], kind => c_int,
-                  pool => Handle))
-        };
         assert_eq!(of([1, 0], 1, false), Ok(default_pool(0)));
         let own = create(DEVICE_0).unwrap();
-        // "this API is the equivalent of calling cuDeviceSetMemPool".
-        ok(set([1, 0], 1, own));
-        assert_eq!((of([1, 0], 1, true), current_pool(0)), (Ok(own), own));
-        // "must match those of the pool otherwise CUDA_ERROR_INVALID_VALUE is returned".
-        assert_eq!((set([1, 1], 1, own), set([1, 0], 2, own), set([2, 0], 1, own)), (1, 1, 1));
+        ok(cuda!(cuDeviceSetMemPool(0 => c_int, own => Handle)));
+        assert_eq!(of([1, 0], 1, true), Ok(own));
         let host = of([2, 0], 1, false).unwrap();
-        assert_eq!(of([2, 0], 1, true), Ok(host));
-        let mine = create(Props { location: [2, 0], ..DEVICE_0 }).unwrap();
-        ok(set([2, 0], 1, mine));
-        assert_eq!((of([2, 0], 1, true), of([2, 0], 1, false)), (Ok(mine), Ok(host)));
-        ok(cuda!(cuMemPoolDestroy(mine => Handle)));
         assert_eq!(of([2, 0], 1, true), Ok(host));
         let managed = of([0, 0], 2, false).unwrap();
         assert_ne!(managed, of([1, 0], 2, false).unwrap());
