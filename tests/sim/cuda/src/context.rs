@@ -678,4 +678,7 @@ exports! {
     fn cuCtxGetSharedMemConfig(config: *mut c_int) { current()?; put(config, 0) }
     fn cuCtxSetSharedMemConfig(_config: c_int) { current().map(|_| ()) }
     fn cuCtxResetPersistingL2Cache() { current().map(|_| ()) }
+    // No profiler runs beside.
+    fn cuProfilerStart() { current().map(|_| ()) }
+    fn cuProfilerStop() { current().map(|_| ()) }
 }

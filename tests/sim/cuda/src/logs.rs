@@ -1,11 +1,11 @@
 //! Logs: CUDA Driver API, "Error Log Management Functions". Each call that fails is a line, but those
 //! that only say "not ready", kept while the driver's memory for them lasts.
 
-use crate::abi::{cstr, exports, get, put, put_if};
+use crate::abi::{exports, get, put, put_if};
 use crate::driver::{driver, lock};
 use crate::errors::{Result, name_of};
 use std::collections::VecDeque;
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::{c_char, c_uint};
 use std::sync::Mutex;
 use tessera_cuda::types::{
     CUDA_ERROR_DEINITIALIZED, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_INITIALIZED,
@@ -15,33 +15,15 @@ use tessera_cuda::types::{
 /// "The maximum size of the buffer is 25600 bytes."
 const MOST_BYTES: usize = 25_600;
 const TRUNCATED: &str = "[CUDA][W] Older messages were lost\n";
-const LEVEL_ERROR: c_int = 0;
-
-type Callback =
-    unsafe extern "C" fn(data: *mut c_void, level: c_int, message: *mut c_char, len: usize);
-
-struct Registered {
-    id: usize,
-    callback: Callback,
-    data: usize,
-}
 
 struct Logs {
     lines: VecDeque<String>,
     bytes: usize,
     /// The number of the first line that is kept.
     first: u32,
-    callbacks: Vec<Registered>,
-    next_id: usize,
 }
 
-static LOGS: Mutex<Logs> = Mutex::new(Logs {
-    lines: VecDeque::new(),
-    bytes: 0,
-    first: 0,
-    callbacks: Vec::new(),
-    next_id: 1,
-});
+static LOGS: Mutex<Logs> = Mutex::new(Logs { lines: VecDeque::new(), bytes: 0, first: 0 });
 
 impl Logs {
     fn end(&self) -> u32 {
@@ -67,22 +49,12 @@ pub(crate) fn note(call: &str, code: CUresult) {
     let line = format!("[CUDA][E] Returning {code} ({}) from {call}\n", name_of(code));
     let mut logs = lock(&LOGS);
     logs.bytes += line.len();
-    logs.lines.push_back(line.clone());
+    logs.lines.push_back(line);
     while logs.bytes > MOST_BYTES
         && let Some(lost) = logs.lines.pop_front()
     {
         logs.bytes -= lost.len();
         logs.first = logs.first.wrapping_add(1);
-    }
-    let callbacks: Vec<_> = logs.callbacks.iter().map(|c| (c.callback, c.data)).collect();
-    drop(logs);
-    let mut text = line.trim_end().as_bytes().to_vec();
-    let len = text.len();
-    text.push(0);
-    for (callback, data) in callbacks {
-        // SAFETY: the caller of cuLogsRegisterCallback promises a function that may be called with this
-        // argument until it is unregistered; the message is terminated and lives for the call.
-        unsafe { callback(data as *mut c_void, LEVEL_ERROR, text.as_mut_ptr().cast(), len) };
     }
 }
 
@@ -98,33 +70,12 @@ fn take(iterator: *mut c_uint, flags: c_uint) -> Result<(Vec<String>, bool)> {
 }
 
 exports! {
-    fn cuLogsRegisterCallback(callback: Option<Callback>, data: *mut c_void, out: *mut *mut c_void) {
-        let callback = callback.ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        let mut logs = lock(&LOGS);
-        let id = logs.next_id;
-        logs.next_id += 1;
-        logs.callbacks.push(Registered { id, callback, data: data as usize });
-        put_if(out, id as *mut c_void);
-        Ok(())
-    }
-    fn cuLogsUnregisterCallback(handle: *mut c_void) {
-        let mut logs = lock(&LOGS);
-        let before = logs.callbacks.len();
-        logs.callbacks.retain(|c| c.id != handle as usize);
-        if logs.callbacks.len() < before { Ok(()) } else { Err(CUDA_ERROR_INVALID_VALUE) }
-    }
     fn cuLogsCurrent(out: *mut c_uint, flags: c_uint) {
         if flags != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let end = lock(&LOGS).end();
         put(out, end)
-    }
-    fn cuLogsDumpToFile(iterator: *mut c_uint, path: *const c_char, flags: c_uint) {
-        let path = cstr(path)?;
-        let (lines, lost) = take(iterator, flags)?;
-        let head = if lost { TRUNCATED } else { "" };
-        std::fs::write(path, format!("{head}{}", lines.concat())).map_err(|_| CUDA_ERROR_INVALID_VALUE)
     }
     // "The final message in buffer will always be the most recent log message".
     fn cuLogsDumpToMemory(iterator: *mut c_uint, buffer: *mut c_char, size: *mut usize, flags: c_uint) {

@@ -255,11 +255,6 @@ impl Function {
         Ok(())
     }
 
-    /// `CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED`.
-    pub(crate) fn allows_non_portable_clusters(&self) -> bool {
-        self.attributes[14].load(Ordering::Relaxed) != 0
-    }
-
     fn attribute(&self, which: c_int) -> Result<&AtomicI32> {
         let index = usize::try_from(which).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
         self.attributes.get(index).ok_or(CUDA_ERROR_INVALID_VALUE)

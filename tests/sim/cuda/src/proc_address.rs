@@ -123,15 +123,10 @@ exports! {
 variants! {
     cuArray3DCreate 2000 Legacy => cuArray3DCreate;
     cuArray3DCreate 3020 Legacy => cuArray3DCreate_v2;
-    cuArray3DGetDescriptor 2000 Legacy => cuArray3DGetDescriptor;
-    cuArray3DGetDescriptor 3020 Legacy => cuArray3DGetDescriptor_v2;
     cuArrayCreate 2000 Legacy => cuArrayCreate;
     cuArrayCreate 3020 Legacy => cuArrayCreate_v2;
     cuArrayDestroy 2000 Legacy => cuArrayDestroy;
-    cuArrayGetDescriptor 2000 Legacy => cuArrayGetDescriptor;
-    cuArrayGetDescriptor 3020 Legacy => cuArrayGetDescriptor_v2;
     cuArrayGetMemoryRequirements 11060 Legacy => cuArrayGetMemoryRequirements;
-    cuArrayGetSparseProperties 11010 Legacy => cuArrayGetSparseProperties;
     cuCtxAttach 2000 Legacy => cuCtxAttach;
     cuCtxCreate 2000 Legacy => cuCtxCreate;
     cuCtxCreate 3020 Legacy => cuCtxCreate_v2;
@@ -242,6 +237,7 @@ variants! {
     cuGraphAddNode 12030 Legacy => cuGraphAddNode_v2;
     cuGraphAddNode 13040 Legacy => cuGraphAddNode_v3;
     cuGraphChildGraphNodeGetGraph 10000 Legacy => cuGraphChildGraphNodeGetGraph;
+    cuGraphClone 10000 Legacy => cuGraphClone;
     cuGraphConditionalHandleCreate 12030 Legacy => cuGraphConditionalHandleCreate;
     cuGraphCreate 10000 Legacy => cuGraphCreate;
     cuGraphDestroy 10000 Legacy => cuGraphDestroy;
@@ -264,6 +260,7 @@ variants! {
     cuGraphLaunch 10000 PerThread => cuGraphLaunch_ptsz;
     cuGraphMemAllocNodeGetParams 11040 Legacy => cuGraphMemAllocNodeGetParams;
     cuGraphNodeGetDependencies 10000 Legacy => cuGraphNodeGetDependencies;
+    cuGraphNodeGetParams 13020 Legacy => cuGraphNodeGetParams;
     cuGraphNodeGetType 10000 Legacy => cuGraphNodeGetType;
     cuGraphReleaseUserObject 11030 Legacy => cuGraphReleaseUserObject;
     cuGraphRetainUserObject 11030 Legacy => cuGraphRetainUserObject;
@@ -322,10 +319,7 @@ variants! {
     cuLinkCreate 6050 Legacy => cuLinkCreate_v2;
     cuLinkDestroy 5050 Legacy => cuLinkDestroy;
     cuLogsCurrent 12090 Legacy => cuLogsCurrent;
-    cuLogsDumpToFile 12090 Legacy => cuLogsDumpToFile;
     cuLogsDumpToMemory 12090 Legacy => cuLogsDumpToMemory;
-    cuLogsRegisterCallback 12090 Legacy => cuLogsRegisterCallback;
-    cuLogsUnregisterCallback 12090 Legacy => cuLogsUnregisterCallback;
     cuMemAddressFree 10020 Legacy => cuMemAddressFree;
     cuMemAddressReserve 10020 Legacy => cuMemAddressReserve;
     cuMemAdvise 8000 Legacy => cuMemAdvise;
@@ -344,10 +338,6 @@ variants! {
     cuMemBatchDecompressAsync 12060 Legacy => cuMemBatchDecompressAsync;
     cuMemBatchDecompressAsync 12060 PerThread => cuMemBatchDecompressAsync_ptsz;
     cuMemCreate 10020 Legacy => cuMemCreate;
-    cuMemDiscardAndPrefetchBatchAsync 13000 Legacy => cuMemDiscardAndPrefetchBatchAsync;
-    cuMemDiscardAndPrefetchBatchAsync 13000 PerThread => cuMemDiscardAndPrefetchBatchAsync_ptsz;
-    cuMemDiscardBatchAsync 13000 Legacy => cuMemDiscardBatchAsync;
-    cuMemDiscardBatchAsync 13000 PerThread => cuMemDiscardBatchAsync_ptsz;
     cuMemExportToShareableHandle 10020 Legacy => cuMemExportToShareableHandle;
     cuMemFree 2000 Legacy => cuMemFree;
     cuMemFree 3020 Legacy => cuMemFree_v2;
@@ -389,7 +379,6 @@ variants! {
     cuMemPrefetchBatchAsync 13000 Legacy => cuMemPrefetchBatchAsync;
     cuMemPrefetchBatchAsync 13000 PerThread => cuMemPrefetchBatchAsync_ptsz;
     cuMemRangeGetAttribute 8000 Legacy => cuMemRangeGetAttribute;
-    cuMemRangeGetAttributes 8000 Legacy => cuMemRangeGetAttributes;
     cuMemRelease 10020 Legacy => cuMemRelease;
     cuMemRetainAllocationHandle 11000 Legacy => cuMemRetainAllocationHandle;
     cuMemSetAccess 10020 Legacy => cuMemSetAccess;
@@ -429,10 +418,6 @@ variants! {
     cuMemcpyAtoD 3020 Legacy => cuMemcpyAtoD_v2;
     cuMemcpyAtoD 7000 PerThread => cuMemcpyAtoD_v2_ptds;
     cuMemcpyAtoD 2000 Legacy => cuMemcpyAtoD;
-    cuMemcpyAtoH 3020 Legacy => cuMemcpyAtoH_v2;
-    cuMemcpyAtoH 7000 PerThread => cuMemcpyAtoH_v2_ptds;
-    cuMemcpyAtoHAsync 3020 Legacy => cuMemcpyAtoHAsync_v2;
-    cuMemcpyAtoHAsync 7000 PerThread => cuMemcpyAtoHAsync_v2_ptsz;
     cuMemcpyBatchAsync 12080 Legacy => cuMemcpyBatchAsync;
     cuMemcpyBatchAsync 12080 PerThread => cuMemcpyBatchAsync_ptsz;
     cuMemcpyBatchAsync 13000 Legacy => cuMemcpyBatchAsync_v2;
@@ -451,10 +436,6 @@ variants! {
     cuMemcpyDtoH 7000 PerThread => cuMemcpyDtoH_v2_ptds;
     cuMemcpyDtoHAsync 3020 Legacy => cuMemcpyDtoHAsync_v2;
     cuMemcpyDtoHAsync 7000 PerThread => cuMemcpyDtoHAsync_v2_ptsz;
-    cuMemcpyHtoA 3020 Legacy => cuMemcpyHtoA_v2;
-    cuMemcpyHtoA 7000 PerThread => cuMemcpyHtoA_v2_ptds;
-    cuMemcpyHtoAAsync 3020 Legacy => cuMemcpyHtoAAsync_v2;
-    cuMemcpyHtoAAsync 7000 PerThread => cuMemcpyHtoAAsync_v2_ptsz;
     cuMemcpyHtoD 2000 Legacy => cuMemcpyHtoD;
     cuMemcpyHtoD 3020 Legacy => cuMemcpyHtoD_v2;
     cuMemcpyHtoD 7000 PerThread => cuMemcpyHtoD_v2_ptds;
@@ -500,7 +481,6 @@ variants! {
     cuMipmappedArrayDestroy 5000 Legacy => cuMipmappedArrayDestroy;
     cuMipmappedArrayGetLevel 5000 Legacy => cuMipmappedArrayGetLevel;
     cuMipmappedArrayGetMemoryRequirements 11060 Legacy => cuMipmappedArrayGetMemoryRequirements;
-    cuMipmappedArrayGetSparseProperties 11010 Legacy => cuMipmappedArrayGetSparseProperties;
     cuModuleEnumerateFunctions 12040 Legacy => cuModuleEnumerateFunctions;
     cuModuleGetFunction 2000 Legacy => cuModuleGetFunction;
     cuModuleGetFunctionCount 12040 Legacy => cuModuleGetFunctionCount;
@@ -529,7 +509,6 @@ variants! {
     cuPointerGetAttribute 4000 Legacy => cuPointerGetAttribute;
     cuPointerGetAttributes 7000 Legacy => cuPointerGetAttributes;
     cuPointerSetAttribute 6000 Legacy => cuPointerSetAttribute;
-    cuProfilerInitialize 4000 Legacy => cuProfilerInitialize;
     cuProfilerStart 4000 Legacy => cuProfilerStart;
     cuProfilerStop 4000 Legacy => cuProfilerStop;
     cuSignalExternalSemaphoresAsync 10000 Legacy => cuSignalExternalSemaphoresAsync;
@@ -552,8 +531,6 @@ variants! {
     cuStreamBeginCaptureToGraph 12030 PerThread => cuStreamBeginCaptureToGraph_ptsz;
     cuStreamBeginRecaptureToGraph 13030 Legacy => cuStreamBeginRecaptureToGraph;
     cuStreamBeginRecaptureToGraph 13030 PerThread => cuStreamBeginRecaptureToGraph_ptsz;
-    cuStreamCopyAttributes 11000 Legacy => cuStreamCopyAttributes;
-    cuStreamCopyAttributes 11000 PerThread => cuStreamCopyAttributes_ptsz;
     cuStreamCreate 2000 Legacy => cuStreamCreate;
     cuStreamCreateWithPriority 5050 Legacy => cuStreamCreateWithPriority;
     cuStreamDestroy 2000 Legacy => cuStreamDestroy;
@@ -589,8 +566,6 @@ variants! {
     cuStreamIsCapturing 10000 PerThread => cuStreamIsCapturing_ptsz;
     cuStreamQuery 2000 Legacy => cuStreamQuery;
     cuStreamQuery 7000 PerThread => cuStreamQuery_ptsz;
-    cuStreamSetAttribute 11000 Legacy => cuStreamSetAttribute;
-    cuStreamSetAttribute 11000 PerThread => cuStreamSetAttribute_ptsz;
     cuStreamSynchronize 2000 Legacy => cuStreamSynchronize;
     cuStreamSynchronize 7000 PerThread => cuStreamSynchronize_ptsz;
     cuStreamWaitEvent 3020 Legacy => cuStreamWaitEvent;
@@ -612,17 +587,7 @@ variants! {
     cuStreamWriteValue64 9000 PerThread => cuStreamWriteValue64_ptsz;
     cuStreamWriteValue64 11070 PerThread => cuStreamWriteValue64_v2_ptsz;
     cuSurfObjectCreate 5000 Legacy => cuSurfObjectCreate;
-    cuSurfObjectDestroy 5000 Legacy => cuSurfObjectDestroy;
-    cuSurfObjectGetResourceDesc 5000 Legacy => cuSurfObjectGetResourceDesc;
-    cuTensorMapEncodeIm2col 12000 Legacy => cuTensorMapEncodeIm2col;
-    cuTensorMapEncodeIm2colWide 12080 Legacy => cuTensorMapEncodeIm2colWide;
-    cuTensorMapEncodeTiled 12000 Legacy => cuTensorMapEncodeTiled;
-    cuTensorMapReplaceAddress 12000 Legacy => cuTensorMapReplaceAddress;
     cuTexObjectCreate 5000 Legacy => cuTexObjectCreate;
-    cuTexObjectDestroy 5000 Legacy => cuTexObjectDestroy;
-    cuTexObjectGetResourceDesc 5000 Legacy => cuTexObjectGetResourceDesc;
-    cuTexObjectGetResourceViewDesc 5000 Legacy => cuTexObjectGetResourceViewDesc;
-    cuTexObjectGetTextureDesc 5000 Legacy => cuTexObjectGetTextureDesc;
     cuThreadExchangeStreamCaptureMode 10010 Legacy => cuThreadExchangeStreamCaptureMode;
     cuUserObjectCreate 11030 Legacy => cuUserObjectCreate;
     cuWaitExternalSemaphoresAsync 10000 Legacy => cuWaitExternalSemaphoresAsync;

@@ -7,18 +7,17 @@
 use crate::abi::{exports, exports_both, put, put_if};
 use crate::capture::{self, sequence::Wait};
 use crate::context::{Context, current};
-use crate::driver::{Device, driver, lock, spend};
+use crate::driver::{Device, driver, spend};
 use crate::errors::Result;
 use crate::event::Event;
 use crate::handle::{Header, Object, Recycler, enliven, handle, kill, resolve};
 use crate::pool;
-use crate::stream_attributes::Attributes;
 use crate::work::each;
 use simgpu::engine::{Op, QUEUES};
 use std::cell::RefCell;
 use std::ffi::{c_int, c_uint};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock};
 use tessera_cuda::types::{
     CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY, CUcontext, CUdevice,
     CUevent, CUstream,
@@ -66,7 +65,6 @@ pub(crate) struct Stream {
     behind: AtomicU64,
     /// It takes part in a capture.
     capturing: AtomicBool,
-    attributes: Mutex<Attributes>,
 }
 
 impl Object for Stream {
@@ -96,9 +94,7 @@ impl Stream {
             queue: AtomicU32::default(),
             behind: AtomicU64::default(),
             capturing: AtomicBool::default(),
-            attributes: Mutex::new(Attributes::DEFAULT),
         });
-        *lock(&stream.attributes) = Attributes::DEFAULT;
         stream.context.store(std::ptr::from_ref(context).cast_mut(), Ordering::Relaxed);
         stream.flags.store(flags, Ordering::Relaxed);
         stream.priority.store(priority.clamp(HIGHEST_PRIORITY, 0), Ordering::Relaxed);
@@ -198,21 +194,6 @@ impl Stream {
     #[inline]
     pub(crate) fn is_capturing(&self) -> bool {
         self.capturing.load(Ordering::Relaxed)
-    }
-
-    /// Its priority, which kernels captured in it have.
-    pub(crate) fn chosen_priority(&self) -> i32 {
-        self.priority.load(Ordering::Relaxed)
-    }
-
-    /// Sets it.
-    pub(crate) fn set_priority(&self, priority: i32) {
-        self.priority.store(priority.clamp(HIGHEST_PRIORITY, 0), Ordering::Relaxed);
-    }
-
-    /// What else was chosen.
-    pub(crate) fn attributes(&self) -> &Mutex<Attributes> {
-        &self.attributes
     }
 
     /// For [`crate::capture`].
@@ -446,6 +427,16 @@ exports_both! {
 
     fn cuStreamGetFlags, cuStreamGetFlags_ptsz(s: CUstream, flags: *mut c_uint) |flavour| {
         put(flags, peek(s, flavour)?.flags.load(Ordering::Relaxed))
+    }
+
+    // Of what can be chosen, only a priority is kept.
+    fn cuStreamGetAttribute, cuStreamGetAttribute_ptsz(s: CUstream, which: c_int, out: *mut c_int) |flavour| {
+        const CU_STREAM_ATTRIBUTE_PRIORITY: c_int = 8;
+        let s = peek(s, flavour)?;
+        match which {
+            CU_STREAM_ATTRIBUTE_PRIORITY => put(out, s.priority.load(Ordering::Relaxed)),
+            _ => Err(CUDA_ERROR_INVALID_VALUE),
+        }
     }
 
     fn cuStreamGetPriority, cuStreamGetPriority_ptsz(s: CUstream, priority: *mut c_int) |flavour| {

@@ -37,3 +37,20 @@ exports! {
         Err(CUDA_ERROR_NOT_SUPPORTED)
     }
 }
+
+macro_rules! unbuilt {
+    ($($name:ident)*) => {
+        exports! { $(fn $name() { Err(CUDA_ERROR_NOT_SUPPORTED) })* }
+    };
+}
+
+// The shim hooks none of them; clients name them, and can say what is missing. (They take no
+// argument of their callers.)
+unbuilt! {
+    cuTexObjectCreate cuSurfObjectCreate
+    cuGraphClone cuGraphNodeGetParams
+    cuMemAdvise cuMemAdvise_v2
+    cuMemPrefetchAsync cuMemPrefetchAsync_ptsz cuMemPrefetchAsync_v2 cuMemPrefetchAsync_v2_ptsz
+    cuMemPrefetchBatchAsync cuMemPrefetchBatchAsync_ptsz
+    cuOccupancyMaxActiveClusters cuOccupancyMaxPotentialClusterSize
+}

@@ -1,13 +1,13 @@
 //! The array functions.
 
 use super::shape::{Shape, UNIT};
-use super::{Array, Mipmap, View};
+use super::{Array, Mipmap};
 use crate::abi::{exports, get, put};
 use crate::context::current;
 use crate::driver::driver;
 use crate::errors::Result;
 use crate::handle::{handle, resolve};
-use std::ffi::{c_uint, c_void};
+use std::ffi::c_uint;
 use tessera_cuda::types::{
     CUDA_ARRAY_DESCRIPTOR, CUDA_ARRAY_DESCRIPTOR_v1, CUDA_ARRAY_MEMORY_REQUIREMENTS,
     CUDA_ARRAY3D_DESCRIPTOR, CUDA_ARRAY3D_DESCRIPTOR_v1, CUDA_ERROR_INVALID_VALUE, CUarray,
@@ -41,18 +41,6 @@ fn wide(d: CUDA_ARRAY_DESCRIPTOR_v1) -> CUDA_ARRAY_DESCRIPTOR {
         Format: d.Format,
         NumChannels: d.NumChannels,
     }
-}
-
-/// The descriptor of an array, or of a level with the level's extents.
-fn descriptor(array: CUarray) -> Result<CUDA_ARRAY3D_DESCRIPTOR> {
-    driver()?;
-    let view: View = resolve::<Array>(array)?.view()?;
-    let [w, h, z] = view.level.extent.map(|n| usize::try_from(n).unwrap_or(usize::MAX));
-    Ok(CUDA_ARRAY3D_DESCRIPTOR { Width: w, Height: h, Depth: z, ..view.memory.shape.descriptor })
-}
-
-fn short(n: usize) -> c_uint {
-    c_uint::try_from(n).unwrap_or(c_uint::MAX)
 }
 
 /// "If the CUDA array is not allocated with flag CUDA_ARRAY3D_DEFERRED_MAPPING
@@ -97,28 +85,6 @@ exports! {
         resolve::<Array>(array)?.destroy(driver)
     }
 
-    fn cuArrayGetDescriptor_v2(out: *mut CUDA_ARRAY_DESCRIPTOR, array: CUarray) {
-        let d = descriptor(array)?;
-        put(out, CUDA_ARRAY_DESCRIPTOR { Width: d.Width, Height: d.Height, Format: d.Format, NumChannels: d.NumChannels })
-    }
-    fn cuArrayGetDescriptor(out: *mut CUDA_ARRAY_DESCRIPTOR_v1, array: CUarray) {
-        let d = descriptor(array)?;
-        put(out, CUDA_ARRAY_DESCRIPTOR_v1 { Width: short(d.Width), Height: short(d.Height), Format: d.Format, NumChannels: d.NumChannels })
-    }
-    fn cuArray3DGetDescriptor_v2(out: *mut CUDA_ARRAY3D_DESCRIPTOR, array: CUarray) {
-        put(out, descriptor(array)?)
-    }
-    fn cuArray3DGetDescriptor(out: *mut CUDA_ARRAY3D_DESCRIPTOR_v1, array: CUarray) {
-        let d = descriptor(array)?;
-        put(out, CUDA_ARRAY3D_DESCRIPTOR_v1 {
-            Width: short(d.Width),
-            Height: short(d.Height),
-            Depth: short(d.Depth),
-            Format: d.Format,
-            NumChannels: d.NumChannels,
-            Flags: d.Flags,
-        })
-    }
     fn cuArrayGetMemoryRequirements(out: *mut CUDA_ARRAY_MEMORY_REQUIREMENTS, array: CUarray, dev: CUdevice) {
         driver()?;
         let view = resolve::<Array>(array)?.view()?;
@@ -126,17 +92,6 @@ exports! {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         needs(out, &view.memory.shape, dev)
-    }
-    // No array is sparse.
-    fn cuArrayGetSparseProperties(_out: *mut c_void, array: CUarray) {
-        driver()?;
-        resolve::<Array>(array)?;
-        Err(CUDA_ERROR_INVALID_VALUE)
-    }
-    fn cuMipmappedArrayGetSparseProperties(_out: *mut c_void, mipmap: CUmipmappedArray) {
-        driver()?;
-        resolve::<Mipmap>(mipmap)?;
-        Err(CUDA_ERROR_INVALID_VALUE)
     }
 
     fn cuMipmappedArrayCreate(out: *mut CUmipmappedArray, descriptor: *const CUDA_ARRAY3D_DESCRIPTOR, levels: c_uint) {

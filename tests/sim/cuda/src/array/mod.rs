@@ -6,10 +6,8 @@
 mod calls;
 mod format;
 pub(crate) mod shape;
-mod texture;
 
 pub(crate) use calls::*;
-pub(crate) use texture::*;
 
 use crate::arena::Arena;
 use crate::context::Context;

@@ -36,15 +36,14 @@ pub(crate) struct Level {
     pub offset: u64,
     /// Bytes from row to row.
     pub pitch: u64,
-    /// Bytes of a row that are elements.
+    /// Elements of a row, and their bytes.
+    pub width: u64,
     pub row: u64,
     /// Rows of a slice (of blocks, if compressed), and how many there are with padding.
     pub rows: u64,
     pub padded_rows: u64,
     /// Slices: depth or layers.
     pub slices: u64,
-    /// In elements.
-    pub extent: [u64; 3],
 }
 
 impl Level {
@@ -111,8 +110,7 @@ impl Shape {
         let rows = h.div_ceil(block);
         let padded_rows = if rows == 1 { 1 } else { rows.next_multiple_of(ROWS) };
         let pitch = row.next_multiple_of(ROW);
-        let extent = [w, if d.Height == 0 { 0 } else { h }, if d.Depth == 0 { 0 } else { slices }];
-        Level { offset, pitch, row, rows, padded_rows, slices, extent }
+        Level { offset, pitch, width: w, row, rows, padded_rows, slices }
     }
 
     /// Bytes of the whole.
@@ -180,8 +178,8 @@ mod tests {
     fn levels_are_clamped_and_shrink() {
         let s = shape(100, 30, 0, 0, 99).unwrap();
         assert_eq!(s.levels, 7);
-        assert_eq!(s.level(0).extent, [100, 30, 0]);
-        assert_eq!(s.level(6).extent, [1, 1, 0]);
+        assert_eq!((s.level(0).row, s.level(0).rows), (400, 30));
+        assert_eq!((s.level(6).row, s.level(6).rows), (4, 1));
         assert!(
             (1..7).all(|i| s.level(i).offset >= s.level(i - 1).offset + s.level(i - 1).bytes())
         );

@@ -115,7 +115,7 @@ fn element(of: &CUmemcpy3DOperand) -> Result<Option<usize>> {
     }
     let array: &Array = resolve(of.op[0] as CUarray)?;
     let (_, level) = array.bytes()?;
-    let bytes = level.row / level.extent[0].max(1);
+    let bytes = level.row / level.width;
     usize::try_from(bytes).map(Some).map_err(|_| CUDA_ERROR_INVALID_VALUE)
 }
 

@@ -548,18 +548,6 @@ pub(crate) fn fill<T: Copy + Into<c_uint> + Send + 'static>(
 }
 
 exports_both! {
-    fn cuMemcpyHtoA_v2, cuMemcpyHtoA_v2_ptds(dst: CUarray, offset: usize, src: *const c_void, len: usize) |flavour| {
-        with_array((Side::Array(dst), offset), (Side::Linear(src as u64, End::Host), 0), len, stream(std::ptr::null_mut(), flavour)?, true)
-    }
-    fn cuMemcpyHtoAAsync_v2, cuMemcpyHtoAAsync_v2_ptsz(dst: CUarray, offset: usize, src: *const c_void, len: usize, s: CUstream) |flavour| {
-        with_array((Side::Array(dst), offset), (Side::Linear(src as u64, End::Host), 0), len, stream(s, flavour)?, false)
-    }
-    fn cuMemcpyAtoH_v2, cuMemcpyAtoH_v2_ptds(dst: *mut c_void, src: CUarray, offset: usize, len: usize) |flavour| {
-        with_array((Side::Linear(dst as u64, End::Host), 0), (Side::Array(src), offset), len, stream(std::ptr::null_mut(), flavour)?, true)
-    }
-    fn cuMemcpyAtoHAsync_v2, cuMemcpyAtoHAsync_v2_ptsz(dst: *mut c_void, src: CUarray, offset: usize, len: usize, s: CUstream) |flavour| {
-        with_array((Side::Linear(dst as u64, End::Host), 0), (Side::Array(src), offset), len, stream(s, flavour)?, false)
-    }
     fn cuMemcpyDtoA_v2, cuMemcpyDtoA_v2_ptds(dst: CUarray, offset: usize, src: CUdeviceptr, len: usize) |flavour| {
         with_array((Side::Array(dst), offset), (Side::Linear(src, End::Device), 0), len, stream(std::ptr::null_mut(), flavour)?, true)
     }

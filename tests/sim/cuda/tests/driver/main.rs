@@ -4,7 +4,6 @@ mod harness;
 mod pair;
 
 mod arrays;
-mod attributes;
 mod calls;
 mod cancel;
 mod capture;
