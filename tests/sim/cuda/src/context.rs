@@ -20,7 +20,7 @@ use tessera_cuda::types::{
 
 const CUDA_ERROR_CONTEXT_IS_DESTROYED: CUresult = 709;
 const CUDA_ERROR_STREAM_DETACHED: CUresult = 917;
-const CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE: CUresult = 708;
+
 const CUDA_ERROR_UNSUPPORTED_LIMIT: CUresult = 215;
 /// Scheduling (3 bits), map host, resize local memory, core dumps, sync memops.
 const ALL_FLAGS: u32 = 0xff;
@@ -34,8 +34,6 @@ pub(crate) struct Context {
     /// Its work.
     pub tails: Tails,
     alive: AtomicBool,
-    flags: AtomicU32,
-    id: u64,
     primary: bool,
     /// Of a green context: the primary context that it is a view of.
     base: Option<&'static Context>,
@@ -96,7 +94,6 @@ const DEFAULT_LIMITS: [u64; 8] = [1024, 6_291_456, 8_388_608, 2, 2048, 128, 0, 0
 pub(crate) struct Primary {
     retained: u32,
     context: Option<&'static Context>,
-    flags: u32,
 }
 
 impl Primary {
@@ -114,7 +111,7 @@ thread_local! {
 }
 
 impl Context {
-    fn create(device: &'static Device, flags: u32, primary: bool) -> Result<&'static Context> {
+    fn create(device: &'static Device, primary: bool) -> Result<&'static Context> {
         let driver = driver()?;
         device.check()?;
         device.lane.open(driver, device.gpu)?;
@@ -122,36 +119,26 @@ impl Context {
         if !pool::charge(driver, device.gpu, Use::Context, overhead) {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
-        let id = next_id();
-        let context = Context::stand_in(device, flags, primary, id);
+        let context = Context::stand_in(device, primary);
         let _ = context.legacy.set(Stream::create_legacy(context));
         Ok(enliven(context))
     }
 
     /// A context without a handle: what belongs to a device, but to no context, is booked on one.
-    pub(crate) fn stand_in(
-        device: &'static Device,
-        flags: u32,
-        primary: bool,
-        id: u64,
-    ) -> &'static Context {
+    pub(crate) fn stand_in(device: &'static Device, primary: bool) -> &'static Context {
         // Stack size, printf FIFO, malloc heap, sync depth, pending launches, L2 granularity,
         // persisting L2: the defaults of a real H100.
-        Context::make(device, flags, primary, id, None)
+        Context::make(device, primary, None)
     }
 
     /// The context of a green context, over the primary one.
     pub(crate) fn view(base: &'static Context, sms: u32) -> &'static Context {
-        let flags = base.flags.load(Ordering::Relaxed);
-        let view = Context::make(base.device, flags, false, next_id(), Some((base, sms)));
-        enliven(view)
+        enliven(Context::make(base.device, false, Some((base, sms))))
     }
 
     fn make(
         device: &'static Device,
-        flags: u32,
         primary: bool,
-        id: u64,
         green: Option<(&'static Context, u32)>,
     ) -> &'static Context {
         let limits = DEFAULT_LIMITS.map(AtomicU64::new);
@@ -160,8 +147,6 @@ impl Context {
             device,
             tails: Tails::default(),
             alive: AtomicBool::new(true),
-            flags: AtomicU32::new(flags),
-            id,
             primary,
             base: green.map(|(base, _)| base),
             sms: green.map_or(device.config.sm_count, |(_, sms)| sms),
@@ -189,11 +174,6 @@ impl Context {
     /// Multiprocessors that its kernels run on.
     pub(crate) fn sm_count(&self) -> u32 {
         self.sms
-    }
-
-    /// Its number, never another context's.
-    pub(crate) fn number(&self) -> u64 {
-        self.id
     }
 
     /// The handle of the green context that it is of; null: of none.
@@ -419,7 +399,7 @@ fn create(out: *mut CUcontext, flags: c_uint, dev: CUdevice) -> Result<()> {
     if out.is_null() || flags & !ALL_FLAGS != 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    let context = Context::create(device, flags, false)?;
+    let context = Context::create(device, false)?;
     push(context);
     put(out, handle(context))
 }
@@ -437,18 +417,13 @@ fn destroy(ctx: CUcontext) -> Result<()> {
     context.destroy()
 }
 
-fn next_id() -> u64 {
-    static NEXT_ID: AtomicU64 = AtomicU64::new(1);
-    NEXT_ID.fetch_add(1, Ordering::Relaxed)
-}
-
 /// Retains a device's primary context.
 pub(crate) fn retain_primary(device: &'static Device) -> Result<&'static Context> {
     let mut primary = lock(&device.primary);
     let context = match primary.context {
         Some(context) => context,
         None => {
-            let context = Context::create(device, primary.flags, true)?;
+            let context = Context::create(device, true)?;
             primary.context = Some(context);
             context
         }
@@ -478,19 +453,6 @@ fn release(dev: CUdevice, all: bool) -> Result<()> {
         && let Some(context) = primary.context.take()
     {
         context.destroy()?;
-    }
-    Ok(())
-}
-
-fn set_flags(dev: CUdevice, flags: c_uint) -> Result<()> {
-    let device = driver()?.device(dev)?;
-    if flags & !ALL_FLAGS != 0 {
-        return Err(CUDA_ERROR_INVALID_VALUE);
-    }
-    let mut primary = lock(&device.primary);
-    primary.flags = flags;
-    if let Some(context) = primary.context {
-        context.flags.store(flags, Ordering::Relaxed);
     }
     Ok(())
 }
@@ -544,20 +506,10 @@ exports! {
     fn cuDevicePrimaryCtxGetState(dev: CUdevice, flags: *mut c_uint, active: *mut c_int) {
         let device = driver()?.device(dev)?;
         let primary = lock(&device.primary);
-        put_if(flags, primary.flags);
+        put_if(flags, 0);
         put_if(active, c_int::from(primary.context.is_some()));
         Ok(())
     }
-
-    // Since CUDA 11 flags may change while the context is active; the v1 entry point refuses.
-    fn cuDevicePrimaryCtxSetFlags(dev: CUdevice, flags: c_uint) {
-        let device = driver()?.device(dev)?;
-        if lock(&device.primary).context.is_some() {
-            return Err(CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE);
-        }
-        set_flags(dev, flags)
-    }
-    fn cuDevicePrimaryCtxSetFlags_v2(dev: CUdevice, flags: c_uint) { set_flags(dev, flags) }
 
     fn cuCtxCreate(out: *mut CUcontext, flags: c_uint, dev: CUdevice) { create(out, flags, dev) }
     fn cuCtxCreate_v2(out: *mut CUcontext, flags: c_uint, dev: CUdevice) { create(out, flags, dev) }
@@ -635,23 +587,9 @@ exports! {
     fn cuCtxSynchronize() { synchronize(current()?) }
     fn cuCtxSynchronize_v2(ctx: CUcontext) { synchronize(resolve_or_current(ctx)?) }
 
-    fn cuCtxGetFlags(flags: *mut c_uint) {
-        put(flags, current()?.flags.load(Ordering::Relaxed))
-    }
     fn cuCtxSetFlags(flags: c_uint) {
-        let context = current()?;
-        if flags & !ALL_FLAGS != 0 {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        context.flags.store(flags, Ordering::Relaxed);
-        Ok(())
-    }
-
-    fn cuCtxGetId(ctx: CUcontext, id: *mut u64) { put(id, resolve_or_current(ctx)?.id) }
-
-    fn cuCtxGetApiVersion(ctx: CUcontext, version: *mut c_uint) {
-        resolve_or_current(ctx)?;
-        put(version, 3020)
+        current()?;
+        if flags & !ALL_FLAGS == 0 { Ok(()) } else { Err(CUDA_ERROR_INVALID_VALUE) }
     }
 
     fn cuCtxGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int) {
@@ -675,9 +613,6 @@ exports! {
 
     fn cuCtxGetCacheConfig(config: *mut c_int) { current()?; put(config, 0) }
     fn cuCtxSetCacheConfig(_config: c_int) { current().map(|_| ()) }
-    fn cuCtxGetSharedMemConfig(config: *mut c_int) { current()?; put(config, 0) }
-    fn cuCtxSetSharedMemConfig(_config: c_int) { current().map(|_| ()) }
-    fn cuCtxResetPersistingL2Cache() { current().map(|_| ()) }
     // No profiler runs beside.
     fn cuProfilerStart() { current().map(|_| ()) }
     fn cuProfilerStop() { current().map(|_| ()) }

@@ -1,15 +1,13 @@
 //! Devices: CUDA Driver API, "Device Management", "Peer Context Memory Access".
 
-use crate::abi::{cstr, exports, get, put, put_if, put_text};
+use crate::abi::{exports, get, put, put_if, put_text};
 use crate::context::{Context, current};
 use crate::driver::{Device, driver};
 use crate::errors::Result;
 use crate::handle::resolve;
 use crate::launch::{SHARED_OPT_IN, SHARED_PER_SM};
 use std::ffi::{c_char, c_int, c_uint, c_void};
-use tessera_cuda::types::{
-    CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_VALUE, CUcontext, CUdevice, CUuuid,
-};
+use tessera_cuda::types::{CUDA_ERROR_INVALID_VALUE, CUcontext, CUdevice, CUuuid};
 
 /// `CU_DEVICE_ATTRIBUTE_*` with one value for every simulated GPU: those of a Hopper.
 const FIXED: &[(c_int, c_int)] = &[
@@ -199,11 +197,6 @@ exports! {
             None => uuid(out, dev),
         }
     }
-    fn cuDeviceGetLuid(_luid: *mut c_char, _mask: *mut c_uint, dev: CUdevice) {
-        // Windows only.
-        driver()?.device(dev)?;
-        Err(CUDA_ERROR_INVALID_DEVICE)
-    }
     fn cuDeviceGetAttribute(value: *mut c_int, which: c_int, dev: CUdevice) {
         put(value, attribute(driver()?.device(dev)?, which)?)
     }
@@ -211,31 +204,6 @@ exports! {
         let device = driver()?.device(dev)?;
         put(major, attribute(device, 75)?)?;
         put(minor, attribute(device, 76)?)
-    }
-    fn cuDeviceGetProperties(out: *mut c_void, dev: CUdevice) {
-        // CUdevprop: threads per block, block dimensions, grid dimensions, shared memory, constant
-        // memory, SIMD width, pitch, registers, clock, texture alignment.
-        let device = driver()?.device(dev)?;
-        for (i, which) in [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14].into_iter().enumerate() {
-            put(out.cast::<c_int>().wrapping_add(i), attribute(device, which)?)?;
-        }
-        Ok(())
-    }
-    fn cuDeviceGetPCIBusId(out: *mut c_char, len: c_int, dev: CUdevice) {
-        put_text(out, len, &driver()?.device(dev)?.config.pci_text())
-    }
-    fn cuDeviceGetByPCIBusId(out: *mut CUdevice, id: *const c_char) {
-        let wanted = simgpu::config::parse_pci(cstr(id)?).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        let found = driver()?.devices.iter().find(|d| d.config.pci == wanted);
-        put(out, found.ok_or(CUDA_ERROR_INVALID_DEVICE)?.ordinal)
-    }
-    fn cuDeviceGetTexture1DLinearMaxWidth(out: *mut usize, _format: c_int, _channels: c_uint, dev: CUdevice) {
-        driver()?.device(dev)?;
-        put(out, 1 << 28)
-    }
-    fn cuDeviceGetExecAffinitySupport(out: *mut c_int, _kind: c_int, dev: CUdevice) {
-        driver()?.device(dev)?;
-        put(out, 0)
     }
 
     // No links between simulated GPUs: peers reach each other through the host.
@@ -245,25 +213,11 @@ exports! {
         driver.device(peer)?;
         put(can, 0)
     }
-    fn cuDeviceGetP2PAttribute(value: *mut c_int, _which: c_int, src: CUdevice, dst: CUdevice) {
-        let driver = driver()?;
-        let (src, dst) = (driver.device(src)?, driver.device(dst)?);
-        if std::ptr::eq(src, dst) {
-            return Err(CUDA_ERROR_INVALID_DEVICE);
-        }
-        put(value, 0)
-    }
     fn cuCtxEnablePeerAccess(peer: CUcontext, _flags: c_uint) {
         const CUDA_ERROR_PEER_ACCESS_UNSUPPORTED: i32 = 217;
         current()?;
         resolve::<Context>(peer)?;
         Err(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED)
-    }
-    fn cuCtxDisablePeerAccess(peer: CUcontext) {
-        const CUDA_ERROR_PEER_ACCESS_NOT_ENABLED: i32 = 705;
-        current()?;
-        resolve::<Context>(peer)?;
-        Err(CUDA_ERROR_PEER_ACCESS_NOT_ENABLED)
     }
 
     fn cuGetExportTable(table: *mut *const c_void, id: *const CUuuid) {

@@ -131,7 +131,7 @@ impl Driver {
 impl Device {
     /// A context that never was anybody's.
     pub(crate) fn nobodys(&'static self) -> &'static Context {
-        self.nobody.get_or_init(|| Context::stand_in(self, 0, false, 0))
+        self.nobody.get_or_init(|| Context::stand_in(self, false))
     }
 
     /// Fails once the GPU has fallen off the bus.

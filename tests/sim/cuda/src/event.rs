@@ -5,10 +5,9 @@ use crate::capture;
 use crate::context::{Context, current};
 use crate::driver::{Device, driver, lock, spend};
 use crate::errors::Result;
-use crate::graph::kind::Kind;
 use crate::handle::{Header, Object, Recycler, enliven, handle, kill, resolve};
 use crate::pool;
-use crate::stream::{Flavour, Stream, stream};
+use crate::stream::{Stream, stream};
 use simgpu::engine::Op;
 use simgpu::events::EventId;
 use std::ffi::c_uint;
@@ -21,7 +20,6 @@ use tessera_cuda::types::{
 
 pub(crate) const CU_EVENT_DISABLE_TIMING: u32 = 2;
 pub(crate) const CU_EVENT_INTERPROCESS: u32 = 4;
-const CU_EVENT_RECORD_EXTERNAL: u32 = 1;
 const CU_EVENT_ALL_FLAGS: u32 = 7;
 
 /// An event.
@@ -166,21 +164,6 @@ impl Record {
     }
 }
 
-fn record(event: CUevent, s: CUstream, flavour: Flavour, external: bool) -> Result<()> {
-    let (event, s): (&'static Event, _) = (resolve(event)?, stream(s, flavour)?);
-    if external {
-        // "This flag is invalid when used outside of capture."
-        if !s.is_capturing() {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        return capture::add(s, |_| Ok(Kind::EventRecord(event))).map(|_| ());
-    }
-    if capture::record(event, s)? {
-        return Ok(());
-    }
-    record_in(event, s, driver()?.session.config().costs.record_cpu_ns)
-}
-
 /// Records an event in a stream, in a call that takes `least_ns`.
 pub(crate) fn record_in(event: &'static Event, s: &'static Stream, least_ns: u64) -> Result<()> {
     let cost = driver()?.session.config().costs.event_ns;
@@ -293,13 +276,10 @@ exports! {
 
 exports_both! {
     fn cuEventRecord, cuEventRecord_ptsz(event: CUevent, s: CUstream) |flavour| {
-        record(event, s, flavour, false)
-    }
-
-    fn cuEventRecordWithFlags, cuEventRecordWithFlags_ptsz(event: CUevent, s: CUstream, flags: c_uint) |flavour| {
-        if flags & !CU_EVENT_RECORD_EXTERNAL != 0 {
-            return Err(CUDA_ERROR_INVALID_VALUE);
+        let (event, s): (&'static Event, _) = (resolve(event)?, stream(s, flavour)?);
+        if capture::record(event, s)? {
+            return Ok(());
         }
-        record(event, s, flavour, flags != 0)
+        record_in(event, s, driver()?.session.config().costs.record_cpu_ns)
     }
 }

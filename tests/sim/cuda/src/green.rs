@@ -5,35 +5,28 @@
 //! on as many multiprocessors as it was given. Partitions are numbers only: two of them do not run at
 //! one time, as nothing of one process does here.
 
-use crate::abi::{exports, exports_both, get, put};
+use crate::abi::{exports, get, put};
 use crate::capture;
-use crate::context::{Context, current, release_primary, retain_primary};
+use crate::context::{Context, release_primary, retain_primary};
 use crate::driver::{Device, driver};
 use crate::errors::Result;
-use crate::event::{Event, record_in};
 use crate::handle::{Header, Object, enliven, handle, kill, resolve};
 use crate::stream::{Stream, peek};
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
 use tessera_cuda::types::{
     CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_VALUE, CUcontext,
-    CUdevice, CUevent, CUresult, CUstream,
+    CUdevice, CUresult, CUstream,
 };
 
 const CUDA_ERROR_INVALID_RESOURCE_TYPE: CUresult = 914;
 const CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION: CUresult = 915;
 /// `CU_DEV_RESOURCE_TYPE_*`.
 const SM: c_int = 1;
-const WORKQUEUE_CONFIG: c_int = 1000;
-const WORKQUEUE: c_int = 10_000;
 /// `CU_DEV_SM_RESOURCE_SPLIT_*`.
 const IGNORE_COSCHEDULING: c_uint = 1;
 const SPLIT_FLAGS: c_uint = 3;
-/// `CU_DEV_SM_RESOURCE_GROUP_BACKFILL`; localities are not simulated.
-const BACKFILL: c_uint = 1;
 const MAGIC: u64 = u64::from_le_bytes(*b"SIMGPUSM");
-/// Workloads at a time that the driver promises without more (`CUDA_DEVICE_MAX_CONNECTIONS`).
-const CONCURRENCY: u32 = 8;
 
 /// `CUdevResource`: a type, padding that is the driver's own, a union of 40 bytes, and a link.
 #[derive(Clone, Copy)]
@@ -49,7 +42,7 @@ pub(crate) struct Resource {
     /// The split that made it; 0: none did.
     split: u64,
     rest: [u64; 8],
-    /// Multiprocessors, the least of a partition, alignment, flags, locality; or a workqueue's.
+    /// Multiprocessors, the least of a partition, alignment, flags, locality.
     value: [u32; 10],
     next: u64,
 }
@@ -99,22 +92,6 @@ impl Resource {
 /// The least partition, which is also its alignment: 8 on compute capability 9.0 and above, else 2.
 fn least(device: &Device) -> u32 {
     if device.config.compute_capability.0 >= 9 { 8 } else { 2 }
-}
-
-/// What of a type there is: on `sms` multiprocessors of a device.
-fn available(out: *mut Resource, kind: c_int, device: &Device, sms: u32) -> Result<()> {
-    let mut found = Resource::sms(device, sms, 0, least(device));
-    match kind {
-        SM => {}
-        WORKQUEUE_CONFIG => {
-            let own = device.ordinal.cast_unsigned();
-            found.value = [own, CONCURRENCY, 0, 0, 0, 0, 0, 0, 0, 0];
-        }
-        WORKQUEUE => found.value = [0; 10],
-        _ => return Err(CUDA_ERROR_INVALID_RESOURCE_TYPE),
-    }
-    found.kind = kind;
-    put(out, found)
 }
 
 fn next_split() -> u64 {
@@ -169,63 +146,6 @@ fn put_remainder(
     if out.is_null() { Ok(()) } else { put(out, rest) }
 }
 
-/// `CU_DEV_SM_RESOURCE_GROUP_PARAMS`.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(crate) struct Group {
-    sms: c_uint,
-    together: c_uint,
-    preferred: c_uint,
-    flags: c_uint,
-    rest: [c_uint; 12],
-}
-const _: () = assert!(size_of::<Group>() == 64);
-
-/// `cuDevSmResourceSplit`: groups as each asks, in order.
-fn split(
-    out: *mut Resource,
-    count: c_uint,
-    input: *const Resource,
-    remainder: *mut Resource,
-    flags: c_uint,
-    groups: *mut Group,
-) -> Result<()> {
-    let (resource, device, total) = Resource::given(input)?;
-    if flags != 0 || count == 0 || groups.is_null() {
-        return Err(CUDA_ERROR_INVALID_VALUE);
-    }
-    if resource.split != 0 {
-        return Err(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
-    }
-    let most_together = if device.config.compute_capability.0 >= 9 { 32 } else { 2 };
-    let (split, mut left) = (next_split(), total);
-    for i in 0..count as usize {
-        let mut group: Group = get(groups.wrapping_add(i))?;
-        let together = if group.together == 0 { least(device) } else { group.together };
-        let fill = group.flags & BACKFILL != 0;
-        if group.flags & !BACKFILL != 0 || together > most_together || !together.is_multiple_of(2) {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        if group.sms == 0 {
-            group.sms = if fill { left / 2 * 2 } else { left / together * together };
-            put(groups.wrapping_add(i), group)?;
-        }
-        let whole = group.sms.is_multiple_of(2) && (fill || group.sms.is_multiple_of(together));
-        if !whole || group.sms > total {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        let empty = group.sms == 0 && !out.is_null();
-        left = left
-            .checked_sub(group.sms)
-            .filter(|_| !empty)
-            .ok_or(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION)?;
-        if !out.is_null() {
-            put(out.wrapping_add(i), Resource::sms(device, group.sms, split, together))?;
-        }
-    }
-    put_remainder(remainder, device, left, split, 2)
-}
-
 /// A resource descriptor. "… will remain valid for the lifetime of the process."
 #[repr(C)]
 struct Descriptor {
@@ -250,9 +170,6 @@ fn describe(resources: *const Resource, count: c_uint) -> Result<&'static Descri
     let mut sms = 0;
     for i in 0..count as usize {
         let at = resources.wrapping_add(i);
-        if matches!(get(at)?.kind, WORKQUEUE_CONFIG | WORKQUEUE) {
-            continue;
-        }
         let (resource, device, own) = Resource::given(at)?;
         // "must be outputs … from the same split … and have the same smCoscheduledAlignment".
         let fits = found.is_none_or(|(first, of)| {
@@ -317,48 +234,21 @@ fn destroy(green: *mut c_void) -> Result<()> {
     release_primary(device)
 }
 
-/// Records all work of a context in an event: in its default stream, behind all others'.
-fn record_all(event: CUevent, context: &'static Context) -> Result<()> {
-    capture::permit_context(context)?;
-    let stream = context.legacy();
-    stream.join_all()?;
-    record_in(resolve::<Event>(event)?, stream, 0)
-}
-
-/// Makes all later work of a context wait for an event: that of every queue.
-fn wait_all(event: CUevent, context: &'static Context) -> Result<()> {
-    capture::permit_context(context)?;
-    context.legacy().wait_for_everywhere(resolve::<Event>(event)?)
-}
-
 fn green_of(s: &Stream) -> *mut c_void {
     s.context().green()
-}
-
-fn context_or_current(context: CUcontext) -> Result<&'static Context> {
-    if context.is_null() { current() } else { resolve(context) }
 }
 
 exports! {
     fn cuDeviceGetDevResource(dev: CUdevice, out: *mut Resource, kind: c_int) {
         let device = driver()?.device(dev)?;
-        available(out, kind, device, device.config.sm_count)
-    }
-    fn cuCtxGetDevResource(context: CUcontext, out: *mut Resource, kind: c_int) {
-        driver()?;
-        let context = context_or_current(context)?;
-        available(out, kind, context.device, context.sm_count())
-    }
-    fn cuGreenCtxGetDevResource(green: *mut c_void, out: *mut Resource, kind: c_int) {
-        driver()?;
-        let view = resolve::<Green>(green)?.view;
-        available(out, kind, view.device, view.sm_count())
+        // Workqueues are not simulated.
+        if kind != SM {
+            return Err(CUDA_ERROR_INVALID_RESOURCE_TYPE);
+        }
+        put(out, Resource::sms(device, device.config.sm_count, 0, least(device)))
     }
     fn cuDevSmResourceSplitByCount(out: *mut Resource, groups: *mut c_uint, input: *const Resource, remainder: *mut Resource, flags: c_uint, least: c_uint) {
         split_by_count(out, groups, input, remainder, flags, least)
-    }
-    fn cuDevSmResourceSplit(out: *mut Resource, count: c_uint, input: *const Resource, remainder: *mut Resource, flags: c_uint, groups: *mut Group) {
-        split(out, count, input, remainder, flags, groups)
     }
     fn cuDevResourceGenerateDesc(out: *mut *mut c_void, resources: *const Resource, count: c_uint) {
         driver()?;
@@ -378,10 +268,6 @@ exports! {
         driver()?;
         put(out, handle(resolve::<Green>(green)?.view))
     }
-    fn cuGreenCtxGetId(green: *mut c_void, out: *mut u64) {
-        driver()?;
-        put(out, resolve::<Green>(green)?.view.number())
-    }
     // "CU_STREAM_NON_BLOCKING: This must be specified."
     fn cuGreenCtxStreamCreate(out: *mut CUstream, green: *mut c_void, flags: c_uint, priority: c_int) {
         driver()?;
@@ -391,34 +277,8 @@ exports! {
         }
         put(out, handle(Stream::create(view, flags, priority)))
     }
-    fn cuGreenCtxRecordEvent(green: *mut c_void, event: CUevent) {
-        driver()?;
-        record_all(event, resolve::<Green>(green)?.view)
-    }
-    fn cuGreenCtxWaitEvent(green: *mut c_void, event: CUevent) {
-        driver()?;
-        wait_all(event, resolve::<Green>(green)?.view)
-    }
-    fn cuCtxRecordEvent(context: CUcontext, event: CUevent) {
-        driver()?;
-        record_all(event, context_or_current(context)?)
-    }
-    fn cuCtxWaitEvent(context: CUcontext, event: CUevent) {
-        driver()?;
-        wait_all(event, context_or_current(context)?)
-    }
     fn cuStreamGetGreenCtx(s: CUstream, out: *mut *mut c_void) {
         driver()?;
         put(out, green_of(peek(s, crate::stream::Flavour::Legacy)?))
-    }
-}
-
-exports_both! {
-    fn cuStreamGetDevResource, cuStreamGetDevResource_ptsz(s: CUstream, out: *mut Resource, kind: c_int) |flavour| {
-        let context = peek(s, flavour)?.context();
-        if kind != SM {
-            return Err(CUDA_ERROR_INVALID_RESOURCE_TYPE);
-        }
-        available(out, kind, context.device, context.sm_count())
     }
 }

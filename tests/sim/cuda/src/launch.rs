@@ -12,7 +12,6 @@ use crate::stream::{Flavour, Stream, stream};
 use simgpu::config::Duration;
 use simgpu::engine::Op;
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::atomic::Ordering;
 use tessera_cuda::types::{
     CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_LAUNCH_PARAMS, CUfunction,
     CUlaunchConfig, CUstream,
@@ -164,11 +163,10 @@ exports_both! {
 
 fn launch_grid(f: CUfunction, width: c_int, height: c_int, s: CUstream) -> Result<()> {
     let function: &Function = resolve(f)?;
-    let [x, y, z] = [0, 1, 2].map(|i| function.block[i].load(Ordering::Relaxed));
     let positive = |n: c_int| c_uint::try_from(n).map_err(|_| CUDA_ERROR_INVALID_VALUE);
-    let shape = Shape { grid: [positive(width)?, positive(height)?, 1], block: [x, y, z] };
+    let shape = Shape { grid: [positive(width)?, positive(height)?, 1], block: [1; 3] };
     if let Duration::Parameter(_) | Duration::Word(_) = function.duration {
-        // Parameters set with cuParamSet* are not simulated.
+        // Neither cuParamSet* nor cuFuncSetBlockShape is simulated.
         return Err(CUDA_ERROR_NOT_SUPPORTED);
     }
     let null = std::ptr::null_mut();

@@ -3,7 +3,7 @@
 //! Nothing is compiled: PTX is put together as it is, and has the entries and variables of all
 //! parts; with anything else among the parts the result is opaque, as any cubin is here.
 
-use crate::abi::{cstr, exports, get, put, put_if};
+use crate::abi::{exports, get, put, put_if};
 use crate::context::current;
 use crate::driver::{driver, lock};
 use crate::errors::Result;
@@ -87,13 +87,6 @@ fn add_data(link: CUlinkState, kind: c_int, data: *const c_void, size: usize) ->
     add(link, kind, unsafe { std::slice::from_raw_parts(data.cast(), size) })
 }
 
-fn add_file(link: CUlinkState, kind: c_int, path: *const c_char) -> Result<()> {
-    const CUDA_ERROR_FILE_NOT_FOUND: i32 = 301;
-    driver()?;
-    let bytes = std::fs::read(cstr(path)?).map_err(|_| CUDA_ERROR_FILE_NOT_FOUND)?;
-    add(link, kind, &bytes)
-}
-
 exports! {
     fn cuLinkCreate(count: c_uint, options: *const c_int, values: *mut usize, out: *mut CUlinkState) {
         create(count, options, values, out)
@@ -106,12 +99,6 @@ exports! {
     }
     fn cuLinkAddData_v2(link: CUlinkState, kind: c_int, data: *const c_void, size: usize, _name: *const c_char, _count: c_uint, _options: *const c_int, _values: *mut usize) {
         add_data(link, kind, data, size)
-    }
-    fn cuLinkAddFile(link: CUlinkState, kind: c_int, path: *const c_char, _count: c_uint, _options: *const c_int, _values: *mut usize) {
-        add_file(link, kind, path)
-    }
-    fn cuLinkAddFile_v2(link: CUlinkState, kind: c_int, path: *const c_char, _count: c_uint, _options: *const c_int, _values: *mut usize) {
-        add_file(link, kind, path)
     }
     fn cuLinkComplete(link: CUlinkState, image: *mut *const c_void, size: *mut usize) {
         driver()?;

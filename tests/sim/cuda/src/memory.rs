@@ -565,9 +565,4 @@ exports! {
     fn cuMemHostGetDevicePointer_v2(out: *mut CUdeviceptr, host: *mut c_void, _flags: c_uint) {
         put(out, host_pointer(host)?)
     }
-    fn cuMemHostGetFlags(flags: *mut c_uint, host: *mut c_void) {
-        let memory = driver()?.memory();
-        let (_, a) = memory.find(host as u64, 0).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        put(flags, a.flags)
-    }
 }

@@ -17,7 +17,7 @@ use simgpu::config::Duration;
 use simgpu::memory::Use;
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Mutex, OnceLock};
 use tessera_cuda::types::{
     CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUdevice,
@@ -61,8 +61,6 @@ pub(crate) struct Function {
     pub local_bytes: u64,
     attributes: [AtomicI32; ATTRIBUTES],
     loaded: AtomicBool,
-    /// `cuFuncSetBlockShape`, for the launch functions of CUDA before 4.0.
-    pub block: [AtomicU32; 3],
 }
 
 impl Object for Function {
@@ -207,7 +205,6 @@ impl Module {
             local_bytes,
             attributes,
             loaded: AtomicBool::new(false),
-            block: [1, 1, 1].map(AtomicU32::new),
         }));
         functions.insert(name.to_owned(), enliven(function));
         Ok(function)
@@ -299,23 +296,12 @@ fn parameter_info(
     Ok(())
 }
 
-/// Up to `count` functions of a module.
-fn enumerate(out: *mut CUfunction, count: c_uint, module: &'static Module) -> Result<()> {
-    for (i, name) in module.image.entries().into_iter().take(count as usize).enumerate() {
-        put(out.wrapping_add(i), handle(module.function(name)?))?;
-    }
-    Ok(())
-}
-
 exports! {
     fn cuModuleLoadData(out: *mut CUmodule, image: *const c_void) {
         put(out, handle(load(current()?, image)?))
     }
     fn cuModuleLoadDataEx(out: *mut CUmodule, image: *const c_void, count: c_uint, options: *mut c_int, values: *mut *mut c_void) {
         let _ = (count, options, values);
-        put(out, handle(load(current()?, image)?))
-    }
-    fn cuModuleLoadFatBinary(out: *mut CUmodule, image: *const c_void) {
         put(out, handle(load(current()?, image)?))
     }
     fn cuModuleLoad(out: *mut CUmodule, path: *const c_char) {
@@ -329,10 +315,6 @@ exports! {
         driver()?;
         put(out, handle(resolve::<Module>(module)?.function(cstr(name)?)?))
     }
-    fn cuModuleGetFunctionCount(count: *mut c_uint, module: CUmodule) {
-        driver()?;
-        put(count, resolve::<Module>(module)?.image.entry_count())
-    }
     fn cuModuleGetGlobal_v2(at: *mut CUdeviceptr, size: *mut usize, module: CUmodule, name: *const c_char) {
         put_global(at, size, get_global(module, name)?)
     }
@@ -344,9 +326,6 @@ exports! {
     fn cuLibraryLoadData(out: *mut CUlibrary, code: *const c_void, _jit: *mut c_int, _jit_values: *mut *mut c_void, _jit_count: c_uint, _options: *mut c_int, _values: *mut *mut c_void, _count: c_uint) {
         put(out, handle(load(current()?, code)?))
     }
-    fn cuLibraryLoadFromFile(out: *mut CUlibrary, path: *const c_char, _jit: *mut c_int, _jit_values: *mut *mut c_void, _jit_count: c_uint, _options: *mut c_int, _values: *mut *mut c_void, _count: c_uint) {
-        put(out, handle(load_file(current()?, path)?))
-    }
     fn cuLibraryUnload(library: CUlibrary) {
         let driver = driver()?;
         unload_now(driver, resolve(library)?)
@@ -354,10 +333,6 @@ exports! {
     fn cuLibraryGetKernel(out: *mut CUkernel, library: CUlibrary, name: *const c_char) {
         driver()?;
         put(out, handle(resolve::<Module>(library)?.function(cstr(name)?)?))
-    }
-    fn cuLibraryGetKernelCount(count: *mut c_uint, library: CUlibrary) {
-        driver()?;
-        put(count, resolve::<Module>(library)?.image.entry_count())
     }
     fn cuLibraryGetModule(out: *mut CUmodule, library: CUlibrary) {
         driver()?;
@@ -370,31 +345,12 @@ exports! {
         driver()?;
         put(out, handle(resolve::<Function>(kernel)?))
     }
-    fn cuKernelGetLibrary(out: *mut CUlibrary, kernel: CUkernel) {
-        driver()?;
-        put(out, handle(resolve::<Function>(kernel)?.module))
-    }
-    fn cuKernelGetName(out: *mut *const c_char, kernel: CUkernel) {
-        driver()?;
-        put(out, resolve::<Function>(kernel)?.name.as_ptr())
-    }
     fn cuKernelGetAttribute(value: *mut c_int, which: c_int, kernel: CUkernel, _dev: CUdevice) {
         driver()?;
         put(value, resolve::<Function>(kernel)?.attribute(which)?.load(Ordering::Relaxed))
     }
     fn cuKernelGetParamInfo(kernel: CUkernel, index: usize, offset: *mut usize, size: *mut usize) {
         parameter_info(kernel, index, offset, size)
-    }
-    fn cuFuncGetParamInfo(function: CUfunction, index: usize, offset: *mut usize, size: *mut usize) {
-        parameter_info(function, index, offset, size)
-    }
-    fn cuLibraryEnumerateKernels(kernels: *mut CUkernel, count: c_uint, library: CUlibrary) {
-        driver()?;
-        enumerate(kernels, count, resolve(library)?)
-    }
-    fn cuModuleEnumerateFunctions(functions: *mut CUfunction, count: c_uint, module: CUmodule) {
-        driver()?;
-        enumerate(functions, count, resolve(module)?)
     }
     fn cuKernelSetAttribute(which: c_int, value: c_int, kernel: CUkernel, _dev: CUdevice) {
         driver()?;
@@ -413,14 +369,6 @@ exports! {
         driver()?;
         resolve::<Function>(function)?.set(which, value)
     }
-    fn cuFuncGetName(out: *mut *const c_char, function: CUfunction) {
-        driver()?;
-        put(out, resolve::<Function>(function)?.name.as_ptr())
-    }
-    fn cuFuncGetModule(out: *mut CUmodule, function: CUfunction) {
-        driver()?;
-        put(out, handle(resolve::<Function>(function)?.module))
-    }
     fn cuFuncIsLoaded(state: *mut c_int, function: CUfunction) {
         driver()?;
         let function: &Function = resolve(function)?;
@@ -434,17 +382,5 @@ exports! {
     fn cuFuncSetCacheConfig(function: CUfunction, _config: c_int) {
         driver()?;
         resolve::<Function>(function).map(|_| ())
-    }
-    fn cuFuncSetSharedMemConfig(function: CUfunction, _config: c_int) {
-        driver()?;
-        resolve::<Function>(function).map(|_| ())
-    }
-    fn cuFuncSetBlockShape(function: CUfunction, x: c_int, y: c_int, z: c_int) {
-        driver()?;
-        let function: &Function = resolve(function)?;
-        for (to, from) in function.block.iter().zip([x, y, z]) {
-            to.store(u32::try_from(from).map_err(|_| CUDA_ERROR_INVALID_VALUE)?, Ordering::Relaxed);
-        }
-        Ok(())
     }
 }

@@ -1,12 +1,12 @@
 //! What a pointer is: CUDA Driver API, "Unified Addressing".
 
-use crate::abi::{exports, get, put};
+use crate::abi::{exports, put};
 use crate::context::current;
 use crate::driver::{driver, spend};
 use crate::errors::Result;
 use crate::handle::{Object, handle};
 use crate::memory::Kind;
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_int, c_void};
 use tessera_cuda::types::{CUDA_ERROR_INVALID_VALUE, CUdeviceptr};
 
 /// An attribute's value, as wide as the manual has it: what says "boolean" or is an enumeration is an
@@ -15,8 +15,6 @@ use tessera_cuda::types::{CUDA_ERROR_INVALID_VALUE, CUdeviceptr};
 enum Value {
     Int(i32),
     Long(u64),
-    /// `CUDA_POINTER_ATTRIBUTE_P2P_TOKENS`.
-    Tokens,
 }
 
 impl Value {
@@ -24,7 +22,6 @@ impl Value {
         match self {
             Value::Int(n) => put(to.cast(), n),
             Value::Long(n) => put(to.cast(), n),
-            Value::Tokens => put(to.cast(), [0u64; 2]),
         }
     }
 
@@ -37,32 +34,19 @@ impl Value {
     }
 }
 
-/// What `cuPointerGetAttributes` answers where there is nothing to answer, and the driver's version
-/// that knows the attribute.
-fn nothing(which: c_int) -> Option<(Value, u32)> {
-    Some(match which {
-        2 | 6 | 8 | 10 | 13 | 15 | 16 => (Value::Int(0), 0),
-        1 | 3 | 4 | 7 | 11 | 12 | 14 | 17 => (Value::Long(0), 0),
-        5 => (Value::Tokens, 0),
-        // CU_DEVICE_INVALID.
-        9 => (Value::Int(-2), 0),
-        18..=20 => (Value::Long(0), 11_070),
-        21 => (Value::Int(0), 12_080),
-        22 => (Value::Int(-1), 13_030),
-        _ => return None,
-    })
-}
-
-/// Whether this driver knows an attribute; what it is without a value.
-fn known(which: c_int) -> Result<Value> {
-    let version = driver()?.session.config().cuda_version;
-    let known = nothing(which).filter(|(_, since)| version >= *since);
-    known.map(|(value, _)| value).ok_or(CUDA_ERROR_INVALID_VALUE)
-}
-
 /// `CU_POINTER_ATTRIBUTE_*`, and `CU_MEMORYTYPE_*` as the answer to the second.
 fn attribute(which: c_int, address: u64) -> Result<Value> {
-    known(which)?;
+    // The driver's version that knows it.
+    let since = match which {
+        1..=17 => 0,
+        18..=20 => 11_070,
+        21 => 12_080,
+        22 => 13_030,
+        _ => u32::MAX,
+    };
+    if driver()?.session.config().cuda_version < since {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
     let memory = driver()?.memory();
     let (start, a) =
         memory.find(address, 0).map(|(s, a)| (s, *a)).ok_or(CUDA_ERROR_INVALID_VALUE)?;
@@ -120,27 +104,6 @@ exports! {
         }
         ask(address)?;
         attribute(which, address)?.put(value)
-    }
-
-    // "Unlike cuPointerGetAttribute, this function will not return an error when the ptr
-    // encountered is not a valid CUDA pointer": such attributes are null.
-    fn cuPointerGetAttributes(count: c_uint, which: *mut c_int, values: *mut *mut c_void, address: CUdeviceptr) {
-        ask(address)?;
-        for i in 0..count as usize {
-            let (w, value) = (get(which.wrapping_add(i))?, get(values.wrapping_add(i))?);
-            let value_now = match attribute(w, address) {
-                Ok(found) => found,
-                Err(_) => known(w)?,
-            };
-            value_now.put(value)?;
-        }
-        Ok(())
-    }
-
-    fn cuPointerSetAttribute(_value: *const c_void, which: c_int, address: CUdeviceptr) {
-        // Only CU_POINTER_ATTRIBUTE_SYNC_MEMOPS can be set.
-        let memory = driver()?.memory();
-        memory.find(address, 0).filter(|_| which == 6).map(|_| ()).ok_or(CUDA_ERROR_INVALID_VALUE)
     }
 
     // Managed memory is device memory, and nothing is advised or prefetched of it.

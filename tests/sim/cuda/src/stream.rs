@@ -13,14 +13,14 @@ use crate::event::Event;
 use crate::handle::{Header, Object, Recycler, enliven, handle, kill, resolve};
 use crate::pool;
 use crate::work::each;
-use simgpu::engine::{Op, QUEUES};
+use simgpu::engine::Op;
 use std::cell::RefCell;
 use std::ffi::{c_int, c_uint};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use tessera_cuda::types::{
-    CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY, CUcontext, CUdevice,
-    CUevent, CUstream,
+    CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY, CUcontext, CUevent,
+    CUstream,
 };
 
 /// Which stream handle 0 means: `_ptsz` and `_ptds` entry points mean the thread's own.
@@ -176,20 +176,6 @@ impl Stream {
         Ok(())
     }
 
-    /// As [`Stream::wait_for`], for all queues of its GPU.
-    pub(crate) fn wait_for_everywhere(&self, event: &Event) -> Result<()> {
-        self.wait_for(event)?;
-        if let Some(last) = event.recorded() {
-            let _alone = self.context().owner().calls.alone();
-            let op = Op::Wait { channel: last.channel, seq: last.seq };
-            for (queue, _) in (1..QUEUES).zip(1..queues()) {
-                let (seq, _) = self.device().submit_with(queue, op, None)?;
-                self.context().note(queue, seq, false);
-            }
-        }
-        Ok(())
-    }
-
     /// Whether what is submitted to it becomes nodes of a graph.
     #[inline]
     pub(crate) fn is_capturing(&self) -> bool {
@@ -283,13 +269,6 @@ impl Stream {
         let (seq, before) = context.device.submit_with(self.queue(), op, event)?;
         self.note(seq);
         Ok((seq, before))
-    }
-
-    /// Makes the next operations in this stream wait for all work of its context.
-    pub(crate) fn join_all(&self) -> Result<()> {
-        let channel = self.device().lane.channel();
-        each(&self.context().tails.all)
-            .try_for_each(|seq| self.submit(Op::Wait { channel, seq }).map(|_| ()))
     }
 
     /// The same by a caller that holds the lock of the context's calls.
@@ -425,10 +404,6 @@ exports_both! {
         }
     }
 
-    fn cuStreamGetFlags, cuStreamGetFlags_ptsz(s: CUstream, flags: *mut c_uint) |flavour| {
-        put(flags, peek(s, flavour)?.flags.load(Ordering::Relaxed))
-    }
-
     // Of what can be chosen, only a priority is kept.
     fn cuStreamGetAttribute, cuStreamGetAttribute_ptsz(s: CUstream, which: c_int, out: *mut c_int) |flavour| {
         const CU_STREAM_ATTRIBUTE_PRIORITY: c_int = 8;
@@ -439,14 +414,6 @@ exports_both! {
         }
     }
 
-    fn cuStreamGetPriority, cuStreamGetPriority_ptsz(s: CUstream, priority: *mut c_int) |flavour| {
-        put(priority, peek(s, flavour)?.priority.load(Ordering::Relaxed))
-    }
-
-    fn cuStreamGetId, cuStreamGetId_ptsz(s: CUstream, id: *mut u64) |flavour| {
-        put(id, peek(s, flavour)?.id.load(Ordering::Relaxed))
-    }
-
     fn cuStreamGetCtx, cuStreamGetCtx_ptsz(s: CUstream, ctx: *mut CUcontext) |flavour| {
         put(ctx, handle(peek(s, flavour)?.context()))
     }
@@ -455,10 +422,6 @@ exports_both! {
         let context = peek(s, flavour)?.context();
         put_if(green, context.green());
         put(ctx, handle(context))
-    }
-
-    fn cuStreamGetDevice, cuStreamGetDevice_ptsz(s: CUstream, device: *mut CUdevice) |flavour| {
-        put(device, peek(s, flavour)?.device().ordinal)
     }
 
     fn cuStreamAttachMemAsync, cuStreamAttachMemAsync_ptsz(s: CUstream, _at: u64, _len: usize, _flags: c_uint) |flavour| {

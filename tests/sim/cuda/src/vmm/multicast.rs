@@ -9,7 +9,7 @@ use crate::driver::{Driver, driver};
 use crate::errors::Result;
 use crate::pool::props::Location;
 use crate::shared;
-use std::ffi::{c_int, c_ulonglong};
+use std::ffi::c_ulonglong;
 use tessera_cuda::types::{
     CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED,
     CUDA_ERROR_OUT_OF_MEMORY, CUdevice, CUdeviceptr, CUmemGenericAllocationHandle,
@@ -182,14 +182,6 @@ fn unbind(object: u64, dev: CUdevice, offset: u64, len: u64) -> Result<()> {
 }
 
 exports! {
-    fn cuMulticastGetGranularity(out: *mut usize, prop: *const CUmulticastObjectProp, option: c_int) {
-        let driver = driver()?;
-        check(driver, &get(prop)?)?;
-        if !matches!(option, 0 | 1) {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        put(out, usize::try_from(granularity(driver)).unwrap_or(usize::MAX))
-    }
     fn cuMulticastCreate(out: *mut CUmemGenericAllocationHandle, prop: *const CUmulticastObjectProp) {
         let driver = driver()?;
         let prop = get(prop)?;
