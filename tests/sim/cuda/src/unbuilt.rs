@@ -1,4 +1,5 @@
-//! Functions that clients look for and that this driver does not have yet.
+//! Functions that the shim hooks or a client names, and that are not built: see "Limits" in
+//! `docs/internals/simulator.md`.
 
 use crate::abi::exports;
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
