@@ -3,7 +3,8 @@
 //! A MIG device is a compute instance in a GPU instance. Compute instances of one GPU instance have
 //! its memory in common and multiprocessors of their own (MIG User Guide, "Concepts").
 
-use super::{ConfigError, GpuConfig, Quantity, err, parse_hex_uuid, quantity};
+use super::raw::{Quantity, quantity};
+use super::{ConfigError, GpuConfig, err, parse_hex_uuid};
 use serde::Deserialize;
 
 /// "up to seven GPU instances" (MIG User Guide, "Introduction"): compute slices of a GPU, and what
