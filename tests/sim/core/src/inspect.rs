@@ -2,8 +2,8 @@
 //! health by NVML index.
 
 use crate::engine::{Channel, NONE, Usage};
-use crate::futex;
 use crate::layout::{MAX_SLOTS, MAX_XIDS, slot_state};
+use crate::lock;
 use crate::memory::Use;
 use crate::objects;
 use crate::session::Session;
@@ -139,7 +139,7 @@ impl Session {
         if self.xids_written() != seen {
             return;
         }
-        futex::wait(&self.shared().xid_bell, low_half(seen), timeout);
+        lock::wait(&self.shared().xid_bell, low_half(seen), timeout);
     }
 
     /// XID event number `n`; overwritten since or not yet written: `None`.

@@ -8,22 +8,19 @@
 //! - [`objects`]: device memory that processes share.
 //! - [`events`]: events that processes share.
 //! - [`writes`]: words that the GPU writes.
-//! - [`memory`], [`channel`], [`inspect`], [`control`]: what a process does with an attached state.
+//! - [`memory`], [`channel`], [`inspect`], [`faults`]: what a process does with an attached state.
 //!
 //! State advances lazily: a caller that needs to know moves the model to `now` under a lock that the
 //! kernel releases when its holder dies ([`lock`]). No duration depends on a sleeping thread.
 //! `docs/internals/simulator.md` describes the model, its configuration and its limits.
 
 pub mod account;
-pub mod cancel;
 pub mod channel;
 pub mod clock;
 pub mod config;
-pub mod control;
 pub mod engine;
 pub mod events;
 pub mod faults;
-mod futex;
 pub mod inspect;
 pub mod layout;
 pub mod links;

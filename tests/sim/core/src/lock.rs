@@ -8,6 +8,7 @@
 
 use crate::layout::Shared;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 /// Holding the lock.
 pub struct Guard<'a> {
@@ -88,5 +89,69 @@ impl Drop for Guard<'_> {
     fn drop(&mut self) {
         // SAFETY: this thread holds the mutex, as the guard is neither Send nor copied.
         unsafe { libc::pthread_mutex_unlock(self.shared.lock.get()) };
+    }
+}
+
+/// Sleeps while a `word` of the shared state is `expected`, at most `timeout` (futex(2), not private:
+/// across processes). May return early.
+pub fn wait(word: &AtomicU32, expected: u32, timeout: Duration) {
+    let ts = libc::timespec {
+        tv_sec: libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: libc::c_long::from(timeout.subsec_nanos()),
+    };
+    // SAFETY: `word` is a mapped, aligned word and `ts` a valid relative timeout.
+    unsafe {
+        libc::syscall(
+            libc::SYS_futex,
+            std::ptr::from_ref(word),
+            libc::FUTEX_WAIT,
+            expected,
+            &raw const ts,
+        )
+    };
+}
+
+/// Wakes everybody who sleeps on `word`.
+pub fn wake_all(word: &AtomicU32) {
+    // SAFETY: `word` is a mapped, aligned word.
+    unsafe { libc::syscall(libc::SYS_futex, std::ptr::from_ref(word), libc::FUTEX_WAKE, i32::MAX) };
+}
+
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: libc::c_int, old: *mut libc::c_int) -> libc::c_int;
+}
+
+/// `PTHREAD_CANCEL_DISABLE`.
+const DISABLE: libc::c_int = 1;
+
+/// While it lives, this thread cannot be cancelled: it keeps a thread's cancellation out of the
+/// simulated libraries.
+///
+/// No function of theirs is a cancellation point (POSIX, "Thread Cancellation"): a thread that somebody
+/// cancelled would end inside, in the middle of a nap or a `fcntl`, with locks held that all others
+/// wait for. It ends at its own next cancellation point instead.
+#[derive(Debug)]
+pub struct Deferred {
+    before: libc::c_int,
+}
+
+impl Deferred {
+    /// From now on.
+    #[inline]
+    #[must_use]
+    #[allow(clippy::new_without_default, reason = "it is a guard, not a value")]
+    pub fn new() -> Deferred {
+        let mut before = DISABLE;
+        // SAFETY: a valid state and a place for the one before. It cannot fail.
+        unsafe { pthread_setcancelstate(DISABLE, &raw mut before) };
+        Deferred { before }
+    }
+}
+
+impl Drop for Deferred {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: the state that this thread had; nobody else changes it.
+        unsafe { pthread_setcancelstate(self.before, std::ptr::null_mut()) };
     }
 }

@@ -9,7 +9,7 @@ use crate::channel::POLL_NS;
 use crate::engine::NONE;
 use crate::layout::{MAX_CHANNELS, WRITES, WriteWord, Writes};
 use crate::session::{Locked, Session};
-use crate::{clock, futex};
+use crate::{clock, lock};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -145,7 +145,7 @@ impl Session {
         writes.next.store(next + 1, Ordering::Release);
         let bell = &self.shared().gpu_bell;
         if bell.swap(1, Ordering::AcqRel) == 0 && self.is_served() {
-            futex::wake_all(bell);
+            lock::wake_all(bell);
         }
     }
 
@@ -181,7 +181,7 @@ impl Session {
             shared.gpu_bell.store(0, Ordering::Release);
             match self.land_all() {
                 Some(until) => clock::sleep_until(until),
-                None => futex::wait(&shared.gpu_bell, 0, NAP),
+                None => lock::wait(&shared.gpu_bell, 0, NAP),
             }
         }
         shared.served_ns.store(0, Ordering::Release);

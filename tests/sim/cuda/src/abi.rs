@@ -72,7 +72,7 @@ macro_rules! exports {
             // libcuda's exports have distinct ones, and a pointer tells which variant was chosen.
             #[unsafe(link_section = concat!(".text.", stringify!($name)))]
             pub unsafe extern "C" fn $name($($arg: $ty),*) -> tessera_cuda::types::CUresult {
-                let _whole = simgpu::cancel::Deferred::new();
+                let _whole = simgpu::lock::Deferred::new();
                 let act = || -> $crate::errors::Result<()> { $body };
                 match act() {
                     Ok(()) => tessera_cuda::types::CUDA_SUCCESS,

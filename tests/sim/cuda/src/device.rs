@@ -6,8 +6,13 @@ use crate::driver::{Device, driver};
 use crate::errors::Result;
 use crate::handle::resolve;
 use crate::launch::{SHARED_OPT_IN, SHARED_PER_SM};
+use crate::pool;
+use simgpu::memory::Use;
 use std::ffi::{c_char, c_int, c_uint, c_void};
-use tessera_cuda::types::{CUDA_ERROR_INVALID_VALUE, CUcontext, CUdevice, CUuuid};
+use tessera_cuda::types::{
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUcontext, CUdevice,
+    CUresult, CUuuid,
+};
 
 /// `CU_DEVICE_ATTRIBUTE_*` with one value for every simulated GPU: those of a Hopper.
 const FIXED: &[(c_int, c_int)] = &[
@@ -222,12 +227,49 @@ exports! {
 
     fn cuGetExportTable(table: *mut *const c_void, id: *const CUuuid) {
         // NVIDIA's private tables are not simulated: what a real driver says of an unknown id.
-        if get(id)? == crate::private::ID {
-            return put(table, (&raw const crate::private::TABLE).cast());
+        if get(id)? == ID {
+            return put(table, (&raw const TABLE).cast());
         }
         put_if(table, std::ptr::null());
         Err(CUDA_ERROR_INVALID_VALUE)
     }
+}
+
+/// Device memory that no public function obtained: what NVIDIA's own libraries take through private
+/// export tables. The simulator has one table of its own, by this id, so that tests can have memory which
+/// only NVML's count per process shows.
+const ID: CUuuid = CUuuid { bytes: *b"simgpu private 1" };
+
+/// The table: its size, then functions that take and give back bytes of a GPU's memory, in whole
+/// `granularity`s, without an address.
+#[repr(C)]
+struct Table {
+    size: usize,
+    take: extern "C" fn(dev: CUdevice, bytes: usize) -> CUresult,
+    give: extern "C" fn(dev: CUdevice, bytes: usize) -> CUresult,
+}
+
+static TABLE: Table = Table { size: size_of::<Table>(), take, give };
+
+fn change(dev: CUdevice, bytes: usize, taking: bool) -> Result<()> {
+    let driver = driver()?;
+    let gpu = driver.device(dev)?.gpu;
+    let grain = driver.session.config().memory.granularity_bytes;
+    let bytes = (bytes as u64).checked_next_multiple_of(grain).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+    if !taking {
+        driver.session.uncharge(gpu, Use::Private, bytes);
+    } else if !pool::charge(driver, gpu, Use::Private, bytes) {
+        return Err(CUDA_ERROR_OUT_OF_MEMORY);
+    }
+    Ok(())
+}
+
+extern "C" fn take(dev: CUdevice, bytes: usize) -> CUresult {
+    change(dev, bytes, true).err().unwrap_or(CUDA_SUCCESS)
+}
+
+extern "C" fn give(dev: CUdevice, bytes: usize) -> CUresult {
+    change(dev, bytes, false).err().unwrap_or(CUDA_SUCCESS)
 }
 
 #[cfg(test)]

@@ -27,7 +27,6 @@ mod memory;
 mod module;
 mod pointer;
 mod pool;
-mod private;
 mod proc_address;
 mod ptx;
 mod semaphore;

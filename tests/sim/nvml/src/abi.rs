@@ -2,7 +2,10 @@
 //! or valid for what the manual says is read or written.
 
 use std::ffi::{CStr, c_char, c_uint};
-use tessera_cuda::nvml::{NVML_ERROR_INSUFFICIENT_SIZE, NVML_ERROR_INVALID_ARGUMENT, nvmlReturn_t};
+use tessera_cuda::nvml::{
+    NVML_ERROR_INSUFFICIENT_SIZE, NVML_ERROR_INVALID_ARGUMENT, nvmlDevice_t, nvmlMemory_v2_t,
+    nvmlReturn_t,
+};
 
 /// A call's outcome inside this crate.
 pub(crate) type Result<T> = std::result::Result<T, nvmlReturn_t>;
@@ -68,7 +71,7 @@ macro_rules! exports {
             #[allow(non_snake_case, missing_docs, reason = "NVML's own names and signatures")]
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $name($($arg: $ty),*) -> tessera_cuda::nvml::nvmlReturn_t {
-                let _whole = simgpu::cancel::Deferred::new();
+                let _whole = simgpu::lock::Deferred::new();
                 let _call = $crate::state::Call::begin(stringify!($name));
                 let act = || -> $crate::abi::Result<()> { $body };
                 match act() {
@@ -94,3 +97,26 @@ macro_rules! unsupported {
     };
 }
 pub(crate) use unsupported;
+
+/// Calls to our own exports through the dynamic symbol table: NVIDIA's library calls some of its exports
+/// this way, so a library that interposes them (a preloaded shim) sees calls that no application made.
+/// Rust would link such a call directly; these jumps leave the choice to the dynamic linker. For x86-64
+/// only.
+macro_rules! jumps {
+    ($($(#[$meta:meta])* fn $name:ident($($arg:ident: $ty:ty),*) => $symbol:literal;)*) => {
+        $(
+            $(#[$meta])*
+            #[unsafe(naked)]
+            pub(crate) unsafe extern "C" fn $name($($arg: $ty),*) -> nvmlReturn_t {
+                core::arch::naked_asm!(concat!("jmp ", $symbol, "@PLT"))
+            }
+        )*
+    };
+}
+
+jumps! {
+    /// `nvmlInitWithFlags`, as `nvmlInit_v2` calls it.
+    fn init_with_flags(flags: c_uint) => "nvmlInitWithFlags";
+    /// `nvmlDeviceGetMemoryInfo_v2`, as `nvmlDeviceGetMemoryInfo` calls it.
+    fn memory_info_v2(device: nvmlDevice_t, memory: *mut nvmlMemory_v2_t) => "nvmlDeviceGetMemoryInfo_v2";
+}

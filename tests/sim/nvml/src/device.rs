@@ -1,6 +1,9 @@
-//! Finding devices, and what they are: NVML API Reference, "Device Queries".
+//! Finding devices, and what they are: NVML API Reference, "Device Queries"; their memory, of which v1
+//! counts what the driver reserves as used, v2 apart.
 
-use crate::abi::{Result, cstr, exports, put, put_text, text_field, unsupported};
+use crate::abi::{
+    Result, cstr, exports, get, memory_info_v2, put, put_text, text_field, unsupported,
+};
 use crate::mig::without_mig;
 use crate::state::{
     any_even_lost, device, device_even_lost, device_or_instance, handle_of, instance_handle,
@@ -8,7 +11,10 @@ use crate::state::{
 };
 use simgpu::config::{GpuConfig, parse_pci, parse_uuid};
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
-use tessera_cuda::nvml::{NVML_ERROR_INVALID_ARGUMENT, NVML_ERROR_NOT_FOUND, nvmlDevice_t};
+use tessera_cuda::nvml::{
+    NVML_ERROR_INVALID_ARGUMENT, NVML_ERROR_NOT_FOUND, NVML_SUCCESS, nvmlDevice_t, nvmlMemory_t,
+    nvmlMemory_v2_t,
+};
 
 /// `nvmlPciInfo_t`.
 #[repr(C)]
@@ -223,4 +229,51 @@ unsupported! {
     nvmlDeviceGetNvLinkUtilizationCounter(link: c_uint, counter: c_uint, received: *mut c_ulonglong, sent: *mut c_ulonglong);
     nvmlDeviceGetAccountingBufferSize(out: *mut c_uint);
     nvmlDeviceGetAccountingStats(pid: c_uint, out: *mut c_void);
+}
+
+const NVML_ERROR_ARGUMENT_VERSION_MISMATCH: i32 = 25;
+
+/// `nvmlMemory_v2`: the structure's size and version 2.
+const MEMORY_V2: c_uint = 40 | 2 << 24;
+const _: () = assert!(size_of::<nvmlMemory_v2_t>() == 40);
+
+/// `nvmlBAR1Memory_t`.
+#[repr(C)]
+#[allow(missing_docs, reason = "nvml.h's structure")]
+pub struct Bar1 {
+    total: c_ulonglong,
+    free: c_ulonglong,
+    used: c_ulonglong,
+}
+
+fn info(handle: nvmlDevice_t) -> Result<nvmlMemory_v2_t> {
+    let device = device_or_instance(handle)?;
+    device.ask_for_memory();
+    let (total, usable, used) = device.memory();
+    let (reserved, free) = (total - usable, usable.saturating_sub(used));
+    Ok(nvmlMemory_v2_t { version: MEMORY_V2, total, reserved, free, used })
+}
+
+exports! {
+    fn nvmlDeviceGetMemoryInfo_v2(handle: nvmlDevice_t, out: *mut nvmlMemory_v2_t) {
+        if get(out.cast::<c_uint>())? != MEMORY_V2 {
+            return Err(NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
+        }
+        put(out, info(handle)?)
+    }
+
+    fn nvmlDeviceGetMemoryInfo(handle: nvmlDevice_t, out: *mut nvmlMemory_t) {
+        let mut v2 = nvmlMemory_v2_t { version: MEMORY_V2, ..Default::default() };
+        // SAFETY: `v2` is a valid structure of its version.
+        match unsafe { memory_info_v2(handle, &raw mut v2) } {
+            NVML_SUCCESS => {}
+            code => return Err(code),
+        }
+        put(out, nvmlMemory_t { total: v2.total, free: v2.free, used: v2.used + v2.reserved })
+    }
+
+    fn nvmlDeviceGetBAR1MemoryInfo(handle: nvmlDevice_t, out: *mut Bar1) {
+        let total = device_or_instance(handle)?.memory().0.next_power_of_two();
+        put(out, Bar1 { total, free: total - (1 << 20), used: 1 << 20 })
+    }
 }

@@ -1,7 +1,7 @@
 //! The simulated `libnvidia-ml.so.1`: NVML over [`simgpu`]'s shared state.
 //!
 //! One module per noun of the API. As the real library does, some functions call others through
-//! the dynamic symbol table, so that an interposed function sees those calls; see [`plt`].
+//! the dynamic symbol table, so that an interposed function sees those calls; see [`abi`].
 //! `docs/internals/simulator.md` says what is simulated and what is not.
 
 mod abi;
@@ -9,10 +9,7 @@ mod clocks;
 mod device;
 mod ecc;
 mod event;
-mod memory;
 mod mig;
-mod nvlink;
-mod plt;
 mod process;
 mod state;
 mod system;
@@ -24,7 +21,7 @@ mod signatures {
     use tessera_cuda::nvml::*;
 
     mod exports {
-        pub use crate::memory::*;
+        pub use crate::device::*;
         pub use crate::process::*;
     }
 

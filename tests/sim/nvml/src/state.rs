@@ -1,7 +1,6 @@
 //! Initialisation, and the device handles.
 
 use crate::abi::{Result, exports};
-use crate::plt;
 use simgpu::config::{MAX_GPUS, MAX_UNITS, MigConfig};
 use simgpu::inspect::ProcessOnGpu;
 use simgpu::{GpuConfig, Session, clock};
@@ -228,7 +227,7 @@ exports! {
 
 fn through_plt() -> Result<()> {
     // SAFETY: nvmlInitWithFlags takes an integer.
-    match unsafe { plt::init_with_flags(0) } {
+    match unsafe { crate::abi::init_with_flags(0) } {
         NVML_SUCCESS => Ok(()),
         code => Err(code),
     }

@@ -4,7 +4,6 @@
 //! device memory as small allocations do. Deferred ones have no memory.
 
 mod calls;
-mod format;
 pub(crate) mod shape;
 
 pub(crate) use calls::*;

@@ -1,7 +1,7 @@
 //! The exports of stream capture.
 
 use super::sequence::{begin, captures, end};
-use super::{Mode, rules};
+use super::{Mode, exchange, permit_legacy};
 use crate::abi::{exports, exports_both, get, put, put_if};
 use crate::driver::driver;
 use crate::errors::Result;
@@ -72,7 +72,7 @@ fn info(s: CUstream, flavour: Flavour, wanted: &Wanted) -> Result<()> {
     driver()?;
     let s = peek(s, flavour)?;
     if s.is_legacy() {
-        rules::permit_legacy(s.context(), true)?;
+        permit_legacy(s.context(), true)?;
     }
     if wanted.status.is_null() || (wanted.nodes.is_null() && !wanted.edges.is_null()) {
         return Err(CUDA_ERROR_INVALID_VALUE);
@@ -101,7 +101,7 @@ exports! {
     fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) {
         driver()?;
         let new = Mode::of(get(mode)?).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        put(mode, rules::exchange(new) as c_int)
+        put(mode, exchange(new) as c_int)
     }
 }
 

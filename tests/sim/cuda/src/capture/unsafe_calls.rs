@@ -2,7 +2,6 @@
 //! table. The manual names `cudaMalloc` and the query of an event; the rest is what libraries that
 //! guard their calls report of real drivers.
 
-use super::rules;
 use crate::driver::driver;
 use crate::errors::Result;
 
@@ -30,7 +29,7 @@ pub(crate) enum Call {
     Event,
     /// `cuStreamQuery`, `cuStreamSynchronize` of a stream that does not capture.
     Stream,
-    /// `cuCtxSynchronize`; see also [`rules::permit_context`].
+    /// `cuCtxSynchronize`; see also [`super::permit_context`].
     Context,
     /// Copies and fills that return when they are done.
     Synchronous,
@@ -73,7 +72,7 @@ fn decide(call: Call) -> Result<()> {
         Rule::Never => false,
         Rule::Before(version) => driver()?.session.config().cuda_version < version,
     };
-    if refused { rules::permit_unsafe() } else { Ok(()) }
+    if refused { super::permit_unsafe() } else { Ok(()) }
 }
 
 #[cfg(test)]
