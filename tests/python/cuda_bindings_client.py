@@ -125,16 +125,8 @@ def attributes():
     pinned = ok(cu.cuMemHostAlloc(MIB, 0))
     for pointer, expected in ((managed, True), (plain, False), (pinned, False)):
         same("whether it is managed", bool(ok(cu.cuPointerGetAttribute(kind, pointer))), expected)
-    preferred = cu.CUmem_range_attribute.CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION
-    same("no preferred location", ok(cu.cuMemRangeGetAttribute(4, preferred, managed, MIB)), -2)
-    stream = ok(cu.cuStreamCreateWithPriority(1, -2))
-    priority = cu.CUstreamAttrID.CU_LAUNCH_ATTRIBUTE_PRIORITY
-    same("priority", ok(cu.cuStreamGetAttribute(stream, priority)).priority, -2)
-    ok(cu.cuStreamDestroy(stream))
-    start = ok(cu.cuLogsCurrent(0))
+    ok(cu.cuStreamDestroy(ok(cu.cuStreamCreateWithPriority(1, -2))))
     same("a wrong free", cu.cuMemFree(0x1000)[0], cu.CUresult.CUDA_ERROR_INVALID_VALUE)
-    text = bytes(4096)
-    holds("it is in the log", ok(cu.cuLogsDumpToMemory(start, text, len(text), 0))[1] > 0)
     ok(cu.cuMemFreeHost(pinned))
     ok(cu.cuMemFree(plain))
     ok(cu.cuMemFree(managed))

@@ -74,13 +74,7 @@ macro_rules! exports {
             pub unsafe extern "C" fn $name($($arg: $ty),*) -> tessera_cuda::types::CUresult {
                 let _whole = simgpu::lock::Deferred::new();
                 let act = || -> $crate::errors::Result<()> { $body };
-                match act() {
-                    Ok(()) => tessera_cuda::types::CUDA_SUCCESS,
-                    Err(code) => {
-                        $crate::logs::note(stringify!($name), code);
-                        code
-                    }
-                }
+                act().err().unwrap_or(tessera_cuda::types::CUDA_SUCCESS)
             }
         )*
     };

@@ -119,11 +119,6 @@ fn find(error: CUresult) -> Option<&'static (CUresult, &'static CStr, &'static C
     ERRORS.binary_search_by_key(&error, |e| e.0).ok().and_then(|i| ERRORS.get(i))
 }
 
-/// An error's name.
-pub(crate) fn name_of(error: CUresult) -> &'static str {
-    find(error).and_then(|e| e.1.to_str().ok()).unwrap_or("unknown")
-}
-
 exports! {
     fn cuGetErrorName(error: CUresult, text: *mut *const c_char) {
         let found = find(error);

@@ -22,7 +22,6 @@ mod ipc;
 mod ipc_event;
 mod launch;
 mod link;
-mod logs;
 mod memory;
 mod module;
 mod pointer;
@@ -63,7 +62,6 @@ mod exports {
     pub(crate) use crate::ipc_event::*;
     pub(crate) use crate::launch::*;
     pub(crate) use crate::link::*;
-    pub(crate) use crate::logs::*;
     pub(crate) use crate::memory::*;
     pub(crate) use crate::module::*;
     pub(crate) use crate::pointer::*;

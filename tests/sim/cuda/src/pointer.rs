@@ -105,18 +105,4 @@ exports! {
         ask(address)?;
         attribute(which, address)?.put(value)
     }
-
-    // Managed memory is device memory, and nothing is advised or prefetched of it.
-    fn cuMemRangeGetAttribute(out: *mut c_int, size: usize, which: c_int, address: CUdeviceptr, len: usize) {
-        const CU_DEVICE_INVALID: c_int = -2;
-        let memory = driver()?.memory();
-        let found = memory.find(address, len as u64).filter(|(_, a)| a.kind == Kind::Managed);
-        match which {
-            _ if found.is_none() || len == 0 || size != 4 => Err(CUDA_ERROR_INVALID_VALUE),
-            // Preferred location, accessed by, last prefetched to.
-            2..=4 => put(out, CU_DEVICE_INVALID),
-            1 | 5..=8 => put(out, 0),
-            _ => Err(CUDA_ERROR_INVALID_VALUE),
-        }
-    }
 }

@@ -280,8 +280,6 @@ variants! {
     cuLinkCreate 5050 Legacy => cuLinkCreate;
     cuLinkCreate 6050 Legacy => cuLinkCreate_v2;
     cuLinkDestroy 5050 Legacy => cuLinkDestroy;
-    cuLogsCurrent 12090 Legacy => cuLogsCurrent;
-    cuLogsDumpToMemory 12090 Legacy => cuLogsDumpToMemory;
     cuMemAddressFree 10020 Legacy => cuMemAddressFree;
     cuMemAddressReserve 10020 Legacy => cuMemAddressReserve;
     cuMemAdvise 8000 Legacy => cuMemAdvise;
@@ -339,7 +337,6 @@ variants! {
     cuMemPrefetchAsync 12020 PerThread => cuMemPrefetchAsync_v2_ptsz;
     cuMemPrefetchBatchAsync 13000 Legacy => cuMemPrefetchBatchAsync;
     cuMemPrefetchBatchAsync 13000 PerThread => cuMemPrefetchBatchAsync_ptsz;
-    cuMemRangeGetAttribute 8000 Legacy => cuMemRangeGetAttribute;
     cuMemRelease 10020 Legacy => cuMemRelease;
     cuMemRetainAllocationHandle 11000 Legacy => cuMemRetainAllocationHandle;
     cuMemSetAccess 10020 Legacy => cuMemSetAccess;
@@ -494,8 +491,6 @@ variants! {
     cuStreamEndCapture 10000 PerThread => cuStreamEndCapture_ptsz;
     cuStreamEndCaptureToCig 13010 Legacy => cuStreamEndCaptureToCig;
     cuStreamEndCaptureToCig 13010 PerThread => cuStreamEndCaptureToCig_ptsz;
-    cuStreamGetAttribute 11000 Legacy => cuStreamGetAttribute;
-    cuStreamGetAttribute 11000 PerThread => cuStreamGetAttribute_ptsz;
     cuStreamGetCaptureInfo 10010 Legacy => cuStreamGetCaptureInfo;
     cuStreamGetCaptureInfo 11030 Legacy => cuStreamGetCaptureInfo_v2;
     cuStreamGetCaptureInfo 12030 Legacy => cuStreamGetCaptureInfo_v3;

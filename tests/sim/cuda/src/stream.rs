@@ -404,16 +404,6 @@ exports_both! {
         }
     }
 
-    // Of what can be chosen, only a priority is kept.
-    fn cuStreamGetAttribute, cuStreamGetAttribute_ptsz(s: CUstream, which: c_int, out: *mut c_int) |flavour| {
-        const CU_STREAM_ATTRIBUTE_PRIORITY: c_int = 8;
-        let s = peek(s, flavour)?;
-        match which {
-            CU_STREAM_ATTRIBUTE_PRIORITY => put(out, s.priority.load(Ordering::Relaxed)),
-            _ => Err(CUDA_ERROR_INVALID_VALUE),
-        }
-    }
-
     fn cuStreamGetCtx, cuStreamGetCtx_ptsz(s: CUstream, ctx: *mut CUcontext) |flavour| {
         put(ctx, handle(peek(s, flavour)?.context()))
     }

@@ -51,6 +51,7 @@ unbuilt! {
     cuTexObjectCreate cuSurfObjectCreate
     cuGraphClone cuGraphNodeGetParams
     cuMemAdvise cuMemAdvise_v2
+    cuMemPoolGetAccess cuMemPoolSetAccess
     cuMemPrefetchAsync cuMemPrefetchAsync_ptsz cuMemPrefetchAsync_v2 cuMemPrefetchAsync_v2_ptsz
     cuMemPrefetchBatchAsync cuMemPrefetchBatchAsync_ptsz
     cuOccupancyMaxActiveClusters cuOccupancyMaxPotentialClusterSize

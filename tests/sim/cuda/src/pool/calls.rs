@@ -1,6 +1,6 @@
 //! The pool functions.
 
-use super::props::{HANDLE_NONE, Location, PINNED, Props, RawAccess};
+use super::props::{HANDLE_NONE, Location, PINNED, Props};
 use super::{HOLDING, Pool};
 use crate::abi::{exports, exports_both, get, put};
 use crate::capture;
@@ -112,54 +112,6 @@ fn set_attribute(pool: &'static Pool, which: c_int, value: *const c_void) -> Res
     Ok(())
 }
 
-/// Devices reach each other through the host only, so a pool is its own device's; host pools can
-/// be opened to every device.
-fn set_access(
-    driver: &'static Driver,
-    pool: &'static Pool,
-    map: *const RawAccess,
-    count: usize,
-) -> Result<()> {
-    let mut inner = lock(&pool.inner);
-    for i in 0..count {
-        let wanted: RawAccess = get(map.wrapping_add(i))?;
-        let Location::Device(ordinal) =
-            Location::of(wanted.location, driver).map_err(|_| CUDA_ERROR_INVALID_VALUE)?
-        else {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        };
-        if !matches!(wanted.flags, 0 | 1 | 3) {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        match inner.device {
-            // A pool's own device can't lose its access.
-            Some(own) if own.ordinal == ordinal => {
-                if wanted.flags != 3 {
-                    return Err(CUDA_ERROR_INVALID_VALUE);
-                }
-            }
-            Some(_) if wanted.flags != 0 => return Err(CUDA_ERROR_NOT_SUPPORTED),
-            _ => {
-                let at = usize::try_from(ordinal).unwrap_or(usize::MAX);
-                *inner.access.get_mut(at).ok_or(CUDA_ERROR_INVALID_VALUE)? = wanted.flags;
-            }
-        }
-    }
-    Ok(())
-}
-
-fn access(driver: &'static Driver, pool: &'static Pool, location: CUmemLocation) -> Result<u32> {
-    let inner = lock(&pool.inner);
-    match Location::of(location, driver).map_err(|_| CUDA_ERROR_INVALID_VALUE)? {
-        Location::Device(ordinal) => {
-            let at = usize::try_from(ordinal).unwrap_or(usize::MAX);
-            inner.access.get(at).copied().ok_or(CUDA_ERROR_INVALID_VALUE)
-        }
-        Location::Host | Location::HostNuma(_) => Ok(if inner.device.is_none() { 3 } else { 0 }),
-        Location::None => Err(CUDA_ERROR_INVALID_VALUE),
-    }
-}
-
 fn set_current(driver: &'static Driver, ordinal: CUdevice, pool: &'static Pool) -> Result<()> {
     let device = driver.device(ordinal)?;
     // "pool must be local to the specified device".
@@ -261,12 +213,6 @@ exports! {
         driver()?;
         capture::permit(capture::Call::PoolAttribute)?;
         set_attribute(resolve(pool)?, which, value)
-    }
-    fn cuMemPoolSetAccess(pool: CUmemoryPool, map: *const RawAccess, count: usize) {
-        set_access(driver()?, resolve(pool)?, map, count)
-    }
-    fn cuMemPoolGetAccess(flags: *mut u32, pool: CUmemoryPool, location: *mut CUmemLocation) {
-        put(flags, access(driver()?, resolve(pool)?, get(location)?)?)
     }
 
     fn cuMemGetDefaultMemPool(out: *mut CUmemoryPool, location: *mut CUmemLocation, allocation: c_int) {

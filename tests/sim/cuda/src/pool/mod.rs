@@ -52,8 +52,6 @@ struct Inner {
     touched: bool,
     reserved_high: u64,
     used_high: u64,
-    /// Devices other than its own that may access it: flags by ordinal.
-    access: Vec<u32>,
 }
 
 impl Object for Pool {
@@ -85,7 +83,6 @@ impl Pool {
                 touched: false,
                 reserved_high: 0,
                 used_high: 0,
-                access: Vec::new(),
             }),
             release_threshold: AtomicU64::new(0),
             reuse: [1, 1, 1].map(AtomicU32::new),
@@ -113,14 +110,7 @@ impl Pool {
             touched: false,
             reserved_high: 0,
             used_high: 0,
-            access: vec![0; driver.devices.len()],
         };
-        if let Some(device) = device
-            && let Some(own) =
-                usize::try_from(device.ordinal).ok().and_then(|i| inner.access.get_mut(i))
-        {
-            *own = props::READ_WRITE;
-        }
         drop(inner);
         lock(&POOLS).push(pool);
         Ok(enliven(pool))

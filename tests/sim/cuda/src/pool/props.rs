@@ -9,8 +9,6 @@ use tessera_cuda::types::{
 };
 
 const CUDA_ERROR_NOT_PERMITTED: i32 = 800;
-/// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`; `…_READ` is 1, `…_NONE` 0.
-pub(crate) const READ_WRITE: u32 = 3;
 
 /// `CU_MEM_ALLOCATION_TYPE_*`.
 pub(crate) const PINNED: c_int = 1;
@@ -26,6 +24,7 @@ pub(crate) const HANDLE_FABRIC: c_int = 8;
 #[repr(C)]
 pub struct RawAccess {
     pub(crate) location: CUmemLocation,
+    /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE` is 3, `…_READ` 1, `…_NONE` 0.
     pub(crate) flags: u32,
 }
 const _: () = assert!(size_of::<RawAccess>() == 12);

@@ -18,7 +18,6 @@ scenarios! {
     a_graph_takes_the_time_of_its_kernels
     pointers_are_what_they_are
     a_stream_writes_memory_when_it_gets_there
-    failed_calls_are_logged
     what_is_named_and_not_built_says_so
 }
 
@@ -298,39 +297,6 @@ mod body {
         let refused =
             cuda!(cuStreamWriteValue32_v2(s => Handle, at + 2 => u64, 1 => u32, 0 => c_uint));
         assert_eq!(refused, 1, "misaligned");
-    }
-
-    /// "Error Log Management Functions".
-    pub fn failed_calls_are_logged() {
-        retain(0);
-        let mut from = 0u32;
-        ok(cuda!(cuLogsCurrent(&raw mut from => *mut u32, 0 => c_uint)));
-        assert_eq!((free(0x1234), alloc(1 << 45).err()), (1, Some(2)));
-        let read = |from: &mut u32, room: usize| {
-            let (mut text, mut size) = (vec![0u8; 30_000], room);
-            let result = cuda!(cuLogsDumpToMemory(&raw mut *from => *mut u32,
-                               text.as_mut_ptr() => *mut u8, &raw mut size => *mut usize, 0 => c_uint));
-            text.truncate(size);
-            (result, String::from_utf8(text).unwrap())
-        };
-        let mut again = from;
-        let (_, text) = read(&mut from, 30_000);
-        assert_eq!(text.lines().count(), 2, "{text}");
-        assert!(
-            text.contains("CUDA_ERROR_OUT_OF_MEMORY") && text.contains("cuMemAlloc_v2"),
-            "{text}"
-        );
-        assert_eq!(read(&mut from, 30_000), (0, String::new()), "the iterator moved");
-        let (result, last) = read(&mut again, 130);
-        assert!(
-            result == 0 && last.contains("cuMemAlloc_v2") && !last.contains("cuMemFree"),
-            "{last}"
-        );
-        for _ in 0..1000 {
-            assert_eq!(free(0x1234), 1);
-        }
-        let (_, all) = read(&mut 0, 30_000);
-        assert!(all.len() <= 25_600 + 100 && all.starts_with("[CUDA][W]"), "{}", all.len());
     }
 
     pub fn what_is_named_and_not_built_says_so() {

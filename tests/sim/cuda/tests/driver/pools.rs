@@ -25,7 +25,6 @@ scenarios! {
     a_devices_current_pool_can_be_replaced
     current_pools_have_places
     attributes_are_read_and_reset
-    access_is_the_devices_own
     cu_mem_free_frees_pool_memory
     other_memory_can_be_freed_in_stream_order
     pools_come_and_go_while_other_threads_synchronise
@@ -507,31 +506,6 @@ mod body {
         ok(set(pool, USED_HIGH, 0));
         assert_eq!(high(pool), (32, 1));
         assert_eq!((set(pool, RESERVED, 0), set(pool, USED, 0), set(pool, 99, 0)), (1, 1, 1));
-    }
-
-    /// `cuMemPoolSetAccess`, `cuMemPoolGetAccess`: "By default, the pool's memory will be
-    /// accessible from the device it is allocated on"; host pools "from the host CPU".
-    pub fn access_is_the_devices_own() {
-        retain(0);
-        let pool = default_pool(0);
-        let access = |pool: Handle, place: [c_int; 2]| {
-            let mut flags = 9u32;
-            ok(cuda!(cuMemPoolGetAccess(&raw mut flags => *mut u32, pool => Handle,
-                     &raw const place => *const [c_int; 2])));
-            flags
-        };
-        let set = |pool: Handle, device: c_int, flags: c_int| {
-            let map = [[1, device, flags]];
-            cuda!(cuMemPoolSetAccess(pool => Handle, map.as_ptr() => *const [c_int; 3], 1 => usize))
-        };
-        assert_eq!((access(pool, [1, 0]), access(pool, [1, 1]), access(pool, [2, 0])), (3, 0, 0));
-        ok(set(pool, 0, 3));
-        assert_eq!(set(pool, 0, 0), 1, "its own device's access stays");
-        assert_eq!(set(pool, 1, 3), 801, "the devices are no peers");
-        let host = create(Props { location: [2, 0], ..DEVICE_0 }).unwrap();
-        assert_eq!((access(host, [1, 0]), access(host, [2, 0])), (0, 3));
-        ok(set(host, 1, 1));
-        assert_eq!(access(host, [1, 1]), 1);
     }
 
     /// Programming Guide: such memory may be freed with `cuMemFree`; "the driver assumes that all

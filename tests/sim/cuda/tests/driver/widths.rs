@@ -126,7 +126,6 @@ mod body {
             let get = |to: *mut c_void| cuda!(cuCtxGetLimit(to => *mut c_void, which => c_int));
             assert_eq!(written("limit", get), 8, "{which}");
         }
-        let location = [1 as c_int, 0];
         let table: &[(&str, usize, Call)] = &[
             ("cuStreamGetCtx", 8, &|to| cuda!(cuStreamGetCtx(s => Handle, to => *mut c_void))),
             (
@@ -150,10 +149,6 @@ mod body {
                 4,
                 &|to| cuda!(cuDeviceCanAccessPeer(to => *mut c_void, 0 => c_int, 1 => c_int)),
             ),
-            ("cuMemPoolGetAccess", 4, &|to| {
-                cuda!(cuMemPoolGetAccess(to => *mut c_void, pool => Handle,
-                      location.as_ptr() => *const c_int))
-            }),
             ("cuModuleGetLoadingMode", 4, &|to| cuda!(cuModuleGetLoadingMode(to => *mut c_void))),
             ("cuIpcGetMemHandle", 64, &|to| cuda!(cuIpcGetMemHandle(to => *mut c_void, at => u64))),
             ("cuDriverGetVersion", 4, &|to| cuda!(cuDriverGetVersion(to => *mut c_void))),
