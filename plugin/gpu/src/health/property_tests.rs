@@ -52,6 +52,25 @@ fn observation(step: &Step) -> Option<Observation> {
     })
 }
 
+/// What befalls a GPU of which a program without patience resets it.
+#[derive(Clone, Debug)]
+enum Fate {
+    /// It runs, and uses so many millijoules.
+    Run(u64),
+    Fault,
+    Reset,
+    Probe,
+}
+
+fn fate() -> impl Strategy<Value = Fate> {
+    prop_oneof![
+        3 => (1u64..100).prop_map(Fate::Run),
+        2 => Just(Fate::Fault),
+        2 => Just(Fate::Reset),
+        3 => Just(Fate::Probe),
+    ]
+}
+
 fn start(remembered: BTreeMap<String, Remembered>, at: (&Moment, Instant)) -> Health {
     let gpus = ["GPU-a".to_owned(), "GPU-b".to_owned()];
     Health::new(config::Health::default(), &gpus, remembered, at)
@@ -235,6 +254,54 @@ proptest! {
                 let (one, other) = (once.view(uuid, now), again.view(uuid, now));
                 prop_assert_eq!((one.state, &one.reason), (other.state, &other.reason), "{:?}", step);
                 prop_assert_eq!(once.reason(uuid), again.reason(uuid));
+            }
+        }
+    }
+
+    /// A reset is found by the first probe after it that reads less than the one before it, whenever it comes: twice
+    /// between two faults, between two probes. One that comes before a fault does not end that fault's lock.
+    #[test]
+    fn each_reset_is_found_and_ends_only_what_came_before(
+        fates in prop::collection::vec(fate(), 1..60)
+    ) {
+        let now = Instant::now();
+        let mut health = start(BTreeMap::new(), (&Moment::default(), now));
+        // The counter, what the last probe read of it, and whether the GPU was reset since the last fault: where the
+        // counter shows it, or at all.
+        let (mut energy_mj, mut read) = (1u64, None::<u64>);
+        let (mut faulty, mut reset, mut found) = (false, false, false);
+        let mut probed = true;
+        for fate in fates {
+            let fates = match fate {
+                // A fault calls for a probe at once, and no reset is as quick.
+                Fate::Reset if !probed => vec![Fate::Probe, Fate::Reset],
+                fate => vec![fate],
+            };
+            for fate in fates {
+                match fate {
+                    Fate::Run(mj) => energy_mj += mj,
+                    Fate::Reset => {
+                        (energy_mj, reset) = (0, true);
+                    }
+                    Fate::Fault => {
+                        (faulty, reset, found, probed) = (true, false, false, false);
+                        health.observe(&observation(&Step::Xid(79)).unwrap(), now);
+                    }
+                    Fate::Probe => {
+                        found |= reset && read.is_some_and(|before| energy_mj < before);
+                        (read, probed) = (Some(energy_mj), true);
+                        health.observe(&observation(&Step::Passed).unwrap(), now);
+                        let condition = Condition { energy_mj: Some(energy_mj), ..Condition::default() };
+                        health.observe(&Observation::Condition { uuid: "GPU-a".into(), condition }, now);
+                    }
+                }
+                let locked = health.view("GPU-a", now).waits_for.contains("a reset of the GPU");
+                if faulty && found && state(&health) == State::Unhealthy {
+                    prop_assert!(!locked, "a reset was overlooked by {:?}", fate);
+                }
+                if faulty && !reset {
+                    prop_assert!(locked, "ended without a reset by {:?}", fate);
+                }
             }
         }
     }
