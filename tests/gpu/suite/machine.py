@@ -21,13 +21,19 @@ BELIEFS = {
 reserved = "256MiB"
 teardown_ms_per_gib = 0.0
 managed = "process"
+code = "flat"
 imports = "maker"
 [nvml]
 process_list_us = 0.0
+handle_ns = 0
 memory_info_us = 0.0
 [driver]
 context_lock = false
 loads_drain = false
+creations_lock = false
+host_frees_drain = false
+concurrent_kernels = false
+chained_kernels = false
 lazy_loading = false
 queues = 1
 [costs]
@@ -35,6 +41,7 @@ cold_us = 0.0
 record_cpu_ns = 0
 query_cpu_ns = 0
 pointer_query_cpu_ns = 0
+pin_ms_per_gib = 0.0
 """,
     "new": """
 imports = "both"

@@ -45,6 +45,7 @@ impl Session {
         }
         let (tag, value) = match op {
             Op::Compute(ns) => (kind::COMPUTE, ns),
+            Op::Part { ns, width } => (kind::PART | u64::from(width) << 32, ns),
             Op::Mark(ns) => (kind::MARK, ns),
             Op::Delay(ns) => (kind::DELAY, ns),
             Op::Wait { channel, seq } => (kind::WAIT | u64::from(channel) << 32, seq),

@@ -16,6 +16,13 @@ pub fn burn_until(deadline_ns: u64) {
     }
 }
 
+/// Sleeps until `deadline_ns`, whatever signals come.
+pub fn sleep_out(deadline_ns: u64) {
+    while now_ns() < deadline_ns {
+        sleep_until(deadline_ns);
+    }
+}
+
 /// A sleep overshoots (timer slack is 50 µs), so the last stretch is spent yielding.
 const YIELD_BELOW_NS: u64 = 60_000;
 

@@ -96,6 +96,8 @@ pub struct MemoryConfig {
     pub context_overhead_bytes: Option<u64>,
     /// Charged per loaded module or library.
     pub module_overhead_bytes: u64,
+    /// Whether a module whose image is larger takes as much as its image, with its first function.
+    pub code_is_as_large_as_its_image: bool,
     /// Charged per function when it is first used.
     pub function_overhead_bytes: u64,
     /// Device memory is handed out in chunks of this size; small allocations share one.
@@ -126,6 +128,14 @@ pub struct DriverConfig {
     pub loads_drain: bool,
     /// Queues that the streams of a process share on a GPU: `CUDA_DEVICE_MAX_CONNECTIONS` may say fewer.
     pub queues: u32,
+    /// Creating a stream takes the lock of its context's calls.
+    pub creations_lock: bool,
+    /// Giving pinned host memory back waits for its context's work, under that lock.
+    pub host_frees_drain: bool,
+    /// Kernels of a process run at once where the GPU has room.
+    pub concurrent_kernels: bool,
+    /// A kernel may begin before the one before it in its stream has ended, if both say so.
+    pub chained_kernels: bool,
     /// A kernel's code is loaded at its first launch, where `CUDA_MODULE_LOADING` does not say.
     pub lazy_loading: bool,
 }
@@ -143,6 +153,8 @@ pub struct Costs {
     pub query_cpu_ns: u64,
     /// CPU time that asking what a pointer is takes at least, busy.
     pub pointer_query_cpu_ns: u64,
+    /// How long pinning a GiB of host memory holds the driver's lock; see [`crate::session::Session::pin`].
+    pub pin_ns_per_gib: u64,
     /// How long loading a kernel's code takes.
     pub load_ns: u64,
     /// GPU time of recording an event.
@@ -168,6 +180,8 @@ pub struct Costs {
 pub struct NvmlCosts {
     /// How long a list of a GPU's processes holds the driver's lock; see [`crate::session::Session::occupy`].
     pub process_list_ns: u64,
+    /// How much longer for each physical allocation that a process has a handle of.
+    pub handle_ns: u64,
     /// How long a question for a GPU's memory takes. It needs no lock.
     pub memory_info_ns: u64,
 }
@@ -253,6 +267,11 @@ impl Config {
                 "memory.context_overhead",
             )?,
             module_overhead_bytes: quantity(&raw.memory.module_overhead, "memory.module_overhead")?,
+            code_is_as_large_as_its_image: either(
+                &raw.memory.code,
+                ["flat", "image"],
+                "memory.code",
+            )?,
             function_overhead_bytes: quantity(
                 &raw.memory.function_overhead,
                 "memory.function_overhead",
@@ -313,6 +332,7 @@ impl Config {
             record_cpu_ns: c.record_cpu_ns,
             query_cpu_ns: c.query_cpu_ns,
             pointer_query_cpu_ns: c.pointer_query_cpu_ns,
+            pin_ns_per_gib: nanos(c.pin_ms_per_gib, 1e6, "costs.pin_ms_per_gib")?,
             load_ns: nanos(c.load_us, 1e3, "costs.load_us")?,
             event_ns: c.event_ns,
             marker_ns: c.marker_ns,
@@ -325,6 +345,7 @@ impl Config {
         };
         let nvml = NvmlCosts {
             process_list_ns: nanos(raw.nvml.process_list_us, 1e3, "nvml.process_list_us")?,
+            handle_ns: raw.nvml.handle_ns,
             memory_info_ns: nanos(raw.nvml.memory_info_us, 1e3, "nvml.memory_info_us")?,
         };
         if costs.time_slice_ns < 10_000 {

@@ -37,7 +37,7 @@ pub const MAX_CONFIG: usize = 64 * 1024;
 /// "SIMGPU" and two bytes of the layout's family.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"SIMGPU\x01\x00");
 /// Version of everything below.
-pub const VERSION: u32 = 12;
+pub const VERSION: u32 = 13;
 
 /// Bytes of the file (beyond its end) that are locked, never read.
 pub mod lock_bytes {
@@ -72,6 +72,8 @@ pub struct Shared {
     pub slots_used: AtomicU32,
     /// Until when the driver's own lock is taken; see [`crate::session::Session::occupy`].
     pub occupied_ns: AtomicU64,
+    /// Until when somebody pins host memory under it.
+    pub pinning_ns: AtomicU64,
     /// Protects the engine, the slots and memory totals; see [`crate::lock`].
     pub lock: UnsafeCell<libc::pthread_mutex_t>,
     /// Two copies of the engine.
@@ -142,6 +144,8 @@ pub struct Slot {
     pub name: [AtomicU64; 2],
     /// Host memory that is pinned, bytes.
     pub pinned: AtomicU64,
+    /// Physical allocations that it has handles or mappings of.
+    pub handles: AtomicU64,
     /// Memory in use, by unit.
     pub memory: [SlotMemory; MAX_UNITS],
 }
@@ -307,6 +311,8 @@ pub mod kind {
     pub const MARK: u64 = 4;
     /// Needs the GPU until it is declared finished.
     pub const UNTIL: u64 = 5;
+    /// As `COMPUTE`, of a part of the GPU.
+    pub const PART: u64 = 6;
 }
 
 const _: () = assert!(std::mem::size_of::<Entry>() == 32);

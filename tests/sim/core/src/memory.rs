@@ -127,14 +127,19 @@ impl Session {
         let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken);
     }
 
-    /// Pins host memory, bytes: the kernel unpins it when the process is dead, and takes its time.
-    pub fn pin(&self, bytes: u64) {
+    /// Notes how many physical allocations the process has.
+    pub fn note_handles(&self, count: u64) {
         if let Some(slot) = self.slot() {
-            self.shared().slots[slot].pinned.fetch_add(bytes, Ordering::Relaxed);
+            self.shared().slots[slot].handles.store(count, Ordering::Relaxed);
         }
     }
 
-    /// Unpins it.
+    /// The physical allocations of all processes.
+    pub fn handles(&self) -> u64 {
+        self.shared().slots.iter().map(|slot| slot.handles.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Unpins host memory.
     pub fn unpin(&self, bytes: u64) {
         if let Some(slot) = self.slot() {
             let pinned = &self.shared().slots[slot].pinned;

@@ -588,8 +588,13 @@ exports! {
     fn cuCtxSynchronize_v2(ctx: CUcontext) { synchronize(resolve_or_current(ctx)?) }
 
     fn cuCtxSetFlags(flags: c_uint) {
-        current()?;
-        if flags & !ALL_FLAGS == 0 { Ok(()) } else { Err(CUDA_ERROR_INVALID_VALUE) }
+        let context = current()?;
+        if flags & !ALL_FLAGS != 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        // Under the lock's other half, too: openucx/ucx#11705.
+        let _alone = context.owner().calls.alone();
+        Ok(())
     }
 
     fn cuCtxGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int) {

@@ -10,7 +10,7 @@ use crate::handle::resolve;
 use crate::module::Function;
 use crate::stream::{Flavour, Stream, stream};
 use simgpu::config::Duration;
-use simgpu::engine::Op;
+use simgpu::engine::{Op, WHOLE};
 use std::ffi::{c_int, c_uint, c_void};
 use tessera_cuda::types::{
     CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_LAUNCH_PARAMS, CUfunction,
@@ -34,6 +34,24 @@ pub(crate) struct Shape {
 impl Shape {
     fn blocks(self) -> u64 {
         self.grid.iter().map(|&n| u64::from(n)).product()
+    }
+
+    /// What its blocks take of so many multiprocessors, in thousandths.
+    fn width(self, sm_count: u32) -> u16 {
+        let threads: u64 = self.block.iter().map(|&n| u64::from(n)).product();
+        #[allow(clippy::cast_sign_loss, reason = "constants above zero")]
+        let (resident, most) = (THREADS_PER_SM as u64, BLOCKS_PER_SM as u64);
+        let at_once = u64::from(sm_count.max(1)) * (resident / threads.max(1)).clamp(1, most);
+        let parts = self.blocks().saturating_mul(u64::from(WHOLE)).div_ceil(at_once);
+        u16::try_from(parts).unwrap_or(WHOLE).min(WHOLE)
+    }
+
+    /// The operation of a kernel that takes so long.
+    fn op(self, ns: u64, sm_count: u32) -> Result<Op> {
+        let config = driver()?.session.config();
+        let ns = ns.saturating_add(config.costs.launch_ns);
+        let is_alone = !config.driver.concurrent_kernels;
+        Ok(if is_alone { Op::Compute(ns) } else { Op::Part { ns, width: self.width(sm_count) } })
     }
 
     /// Refuses what no GPU would launch.
@@ -97,6 +115,7 @@ fn launch(
     s: &'static Stream,
     params: *mut *mut c_void,
     extra: *mut *mut c_void,
+    is_chained: bool,
 ) -> Result<()> {
     let function: &Function = resolve(f)?;
     shape.check()?;
@@ -120,10 +139,33 @@ fn launch(
         let (at, value) = (parameter(index, params, extra)?, parameter(index + 1, params, extra)?);
         return crate::stream_memory::run_until(s, at, value);
     }
-    let costs = &driver()?.session.config().costs;
-    let ns = duration(function, shape, s.context().sm_count(), params, extra)?;
-    spend(simgpu::clock::now_ns(), costs.launch_cpu_ns);
-    s.submit(Op::Compute(ns.saturating_add(costs.launch_ns))).map(|_| ())
+    let config = driver()?.session.config();
+    let sm_count = s.context().sm_count();
+    let ns = duration(function, shape, sm_count, params, extra)?;
+    spend(simgpu::clock::now_ns(), config.costs.launch_cpu_ns);
+    let is_chained = is_chained && config.driver.chained_kernels;
+    s.submit_kernel(shape.op(ns, sm_count)?, function.lets_go, is_chained)
+}
+
+/// Whether a launch has `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`, and not as 0.
+fn is_chained(config: &CUlaunchConfig) -> Result<bool> {
+    /// `CUlaunchAttribute`, as far as it matters here.
+    #[derive(Clone, Copy)]
+    #[repr(C)]
+    struct Attribute {
+        id: c_int,
+        padding: c_int,
+        value: [c_int; 16],
+    }
+    const SERIALIZATION: c_int = 6;
+    let attributes = config.attrs.cast::<Attribute>();
+    for at in 0..config.numAttrs as usize {
+        let attribute = get(attributes.wrapping_add(at))?;
+        if attribute.id == SERIALIZATION && attribute.value[0] != 0 {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Submits a kernel node.
@@ -136,14 +178,13 @@ pub(crate) fn run_kernel(kernel: &Kernel, s: &'static Stream) -> Result<()> {
         Some(ns) => ns,
         None => duration(kernel.function, kernel.shape, sm_count, null, null)?,
     };
-    let launch_ns = driver()?.session.config().costs.launch_ns;
-    s.submit(Op::Compute(ns.saturating_add(launch_ns))).map(|_| ())
+    s.submit(kernel.shape.op(ns, sm_count)?).map(|_| ())
 }
 
 exports_both! {
     fn cuLaunchKernel, cuLaunchKernel_ptsz(f: CUfunction, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, _shared: c_uint, s: CUstream, params: *mut *mut c_void, extra: *mut *mut c_void) |flavour| {
         let shape = Shape { grid: [gx, gy, gz], block: [bx, by, bz] };
-        launch(f, shape, stream(s, flavour)?, params, extra)
+        launch(f, shape, stream(s, flavour)?, params, extra, false)
     }
 
     fn cuLaunchKernelEx, cuLaunchKernelEx_ptsz(config: *const CUlaunchConfig, f: CUfunction, params: *mut *mut c_void, extra: *mut *mut c_void) |flavour| {
@@ -152,12 +193,12 @@ exports_both! {
             grid: [c.gridDimX, c.gridDimY, c.gridDimZ],
             block: [c.blockDimX, c.blockDimY, c.blockDimZ],
         };
-        launch(f, shape, stream(c.hStream, flavour)?, params, extra)
+        launch(f, shape, stream(c.hStream, flavour)?, params, extra, is_chained(&c)?)
     }
 
     fn cuLaunchCooperativeKernel, cuLaunchCooperativeKernel_ptsz(f: CUfunction, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, _shared: c_uint, s: CUstream, params: *mut *mut c_void) |flavour| {
         let shape = Shape { grid: [gx, gy, gz], block: [bx, by, bz] };
-        launch(f, shape, stream(s, flavour)?, params, std::ptr::null_mut())
+        launch(f, shape, stream(s, flavour)?, params, std::ptr::null_mut(), false)
     }
 }
 
@@ -170,7 +211,7 @@ fn launch_grid(f: CUfunction, width: c_int, height: c_int, s: CUstream) -> Resul
         return Err(CUDA_ERROR_NOT_SUPPORTED);
     }
     let null = std::ptr::null_mut();
-    launch(f, shape, stream(s, Flavour::Legacy)?, null, null)
+    launch(f, shape, stream(s, Flavour::Legacy)?, null, null, false)
 }
 
 exports! {
@@ -195,7 +236,7 @@ exports! {
         for i in 0..devices as usize {
             let l: Launch = get(launches.cast::<Launch>().wrapping_add(i))?;
             let shape = Shape { grid: l.grid, block: l.block };
-            launch(l.function, shape, stream(l.stream, Flavour::Legacy)?, l.params, std::ptr::null_mut())?;
+            launch(l.function, shape, stream(l.stream, Flavour::Legacy)?, l.params, std::ptr::null_mut(), false)?;
         }
         Ok(())
     }

@@ -370,6 +370,7 @@ fn info() -> Result<(u64, u64)> {
     let device = current()?.device;
     device.check()?;
     let session = &driver()?.session;
+    session.await_pinning();
     let total = device.config.memory_bytes;
     let free = session.capacity(device.gpu).saturating_sub(session.used(device.gpu));
     Ok((free, total))
@@ -394,6 +395,21 @@ fn allocate_host(size: usize, flags: c_uint) -> Result<*mut c_void> {
     driver.session.pin(size as u64);
     driver.memory().insert(at as u64, size as u64, Kind::Host, context, flags);
     Ok(at)
+}
+
+/// Gives host memory back when its context's work is done: NVIDIA/nccl#48 (freed), torch/cutorch#618 (unregistered, too).
+fn release_host(start: *mut c_void, kind: Kind) -> Result<()> {
+    let driver = driver()?;
+    let start = start as u64;
+    let own = driver.memory().by_start.get(&start).filter(|a| a.kind == kind).map(|a| a.context);
+    let drains = driver.session.config().driver.host_frees_drain;
+    let context = own.filter(|_| drains).map(Context::owner);
+    let _alone = context.and_then(|c| c.calls.alone());
+    if let Some(context) = context {
+        // A lost GPU's work is over, too.
+        let _ = context.wait();
+    }
+    forget_host(driver, start, kind)
 }
 
 /// Forgets host memory that begins at `start`, and frees what `cuMemAllocHost` gave.
@@ -430,6 +446,7 @@ fn register(start: *mut c_void, len: usize, flags: c_uint) -> Result<()> {
         return Err(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
     }
     memory.insert(from, len as u64, Kind::Registered, context, flags);
+    drop(memory);
     driver.session.pin(len as u64);
     Ok(())
 }
@@ -549,8 +566,7 @@ exports! {
         put(out, allocate_host(bytes, flags)?)
     }
     fn cuMemFreeHost(start: *mut c_void) {
-        let driver = driver()?;
-        forget_host(driver, start as u64, Kind::Host)
+        release_host(start, Kind::Host)
     }
     fn cuMemHostRegister_v2(start: *mut c_void, len: usize, flags: c_uint) {
         register(start, len, flags)
@@ -560,7 +576,7 @@ exports! {
     }
     fn cuMemHostUnregister(start: *mut c_void) {
         current()?;
-        forget_host(driver()?, start as u64, Kind::Registered)
+        release_host(start, Kind::Registered)
     }
     fn cuMemHostGetDevicePointer_v2(out: *mut CUdeviceptr, host: *mut c_void, _flags: c_uint) {
         put(out, host_pointer(host)?)

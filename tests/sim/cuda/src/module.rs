@@ -13,7 +13,7 @@ use crate::handle::{Header, Object, enliven, handle, kill, resolve};
 use crate::memory::{Kind, allocate, free};
 use crate::pool;
 use crate::ptx;
-use simgpu::config::Duration;
+use simgpu::config::{Duration, MemoryConfig};
 use simgpu::memory::Use;
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
@@ -59,6 +59,8 @@ pub(crate) struct Function {
     pub duration: Duration,
     /// Local memory of each thread.
     pub local_bytes: u64,
+    /// It lets the kernel behind it begin before it ends.
+    pub lets_go: bool,
     attributes: [AtomicI32; ATTRIBUTES],
     loaded: AtomicBool,
 }
@@ -101,6 +103,11 @@ fn add(context: &'static Context, image: ptx::Image) -> Result<&'static Module> 
     drain(context)?;
     drop(alone);
     if is_eager(driver) {
+        let image = module.image_bytes(&driver.session.config().memory);
+        if image > 0 && !pool::charge(driver, context.device.gpu, Use::Module, image) {
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        *lock(&module.code) = image;
         for name in module.image.entries() {
             module.function(name)?;
         }
@@ -169,6 +176,14 @@ pub(crate) fn unload_all_of(driver: &Driver, context: &'static Context) {
 }
 
 impl Module {
+    /// What its code takes beyond what any module does. A library's kernels come with all that they were compiled with:
+    /// rapidsai/cudf#4718 (316 MiB), NVIDIA/DALI#4287 (400 MB).
+    fn image_bytes(&self, memory: &MemoryConfig) -> u64 {
+        let image = if memory.code_is_as_large_as_its_image { self.image.bytes() } else { 0 };
+        let beyond = image.saturating_sub(memory.module_overhead_bytes);
+        beyond.checked_next_multiple_of(memory.granularity_bytes).unwrap_or(u64::MAX)
+    }
+
     fn function(&'static self, name: &str) -> Result<&'static Function> {
         let function = self.find(name)?;
         if is_eager(driver()?) {
@@ -203,6 +218,7 @@ impl Module {
             module: self,
             duration: config.kernel_duration(name),
             local_bytes,
+            lets_go: self.image.lets_go(name),
             attributes,
             loaded: AtomicBool::new(false),
         }));
@@ -232,11 +248,13 @@ impl Function {
     #[cold]
     fn load_now(&self) -> Result<()> {
         let driver = driver()?;
-        let bytes = driver.session.config().memory.function_overhead_bytes;
+        let memory = &driver.session.config().memory;
         let mut code = lock(&self.module.code);
         if self.loaded.load(Ordering::Relaxed) {
             return Ok(());
         }
+        let image = if *code == 0 { self.module.image_bytes(memory) } else { 0 };
+        let bytes = memory.function_overhead_bytes + image;
         let gpu = self.module.context.device.gpu;
         if bytes > 0 && !pool::charge(driver, gpu, Use::Module, bytes) {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);

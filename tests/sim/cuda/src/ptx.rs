@@ -6,8 +6,8 @@ use std::ffi::{CStr, c_void};
 /// What is known of an image.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Image {
-    /// A cubin or fatbin: any name exists.
-    Opaque,
+    /// A cubin or fatbin of so many bytes: any name exists.
+    Opaque(u64),
     /// PTX: these entries, and these variables with their sizes in bytes.
     Ptx(BTreeMap<String, Entry>, BTreeMap<String, u64>),
 }
@@ -38,7 +38,8 @@ impl Image {
             magic
         };
         if matches!(magic, ELF | FATBIN | FATBIN_WRAPPER) {
-            return Some(Image::Opaque);
+            // SAFETY: the caller promises an image, which these begin.
+            return Some(Image::Opaque(unsafe { size(image.cast()) }));
         }
         // SAFETY: not binary, so the manual says that it is a NUL-terminated string.
         Image::of(unsafe { CStr::from_ptr(image.cast()) }.to_bytes())
@@ -50,7 +51,7 @@ impl Image {
             || bytes.starts_with(&FATBIN)
             || bytes.starts_with(&FATBIN_WRAPPER)
         {
-            return Some(Image::Opaque);
+            return Some(Image::Opaque(bytes.len() as u64));
         }
         let text = std::str::from_utf8(bytes.strip_suffix(b"\0").unwrap_or(bytes)).ok()?;
         text.contains(".version").then(|| parse(text))
@@ -58,7 +59,7 @@ impl Image {
 
     pub(crate) fn has_entry(&self, name: &str) -> bool {
         match self {
-            Image::Opaque => true,
+            Image::Opaque(_) => true,
             Image::Ptx(entries, _) => entries.contains_key(name),
         }
     }
@@ -66,23 +67,36 @@ impl Image {
     /// An entry's parameters; `None` where the image can't tell.
     pub(crate) fn parameters(&self, name: &str) -> Option<&[Parameter]> {
         match self {
-            Image::Opaque => None,
+            Image::Opaque(_) => None,
             Image::Ptx(entries, _) => entries.get(name).map(|entry| entry.parameters.as_slice()),
         }
+    }
+
+    /// Whether an entry lets the kernel behind it begin at once (PTX ISA, `griddepcontrol`); not where the image can't tell.
+    pub(crate) fn lets_go(&self, name: &str) -> bool {
+        matches!(self, Image::Ptx(entries, _) if entries.get(name).is_some_and(|e| e.lets_go))
     }
 
     /// Bytes of local memory that an entry declares for each thread; 0 where the image can't tell.
     pub(crate) fn local_bytes(&self, name: &str) -> u64 {
         match self {
-            Image::Opaque => 0,
+            Image::Opaque(_) => 0,
             Image::Ptx(entries, _) => entries.get(name).map_or(0, |entry| entry.local_bytes),
+        }
+    }
+
+    /// Bytes of code; 0 of text, whose code is not known.
+    pub(crate) fn bytes(&self) -> u64 {
+        match self {
+            Image::Opaque(bytes) => *bytes,
+            Image::Ptx(..) => 0,
         }
     }
 
     /// The entries' names.
     pub(crate) fn entries(&self) -> Vec<&str> {
         match self {
-            Image::Opaque => Vec::new(),
+            Image::Opaque(_) => Vec::new(),
             Image::Ptx(entries, _) => entries.keys().map(String::as_str).collect(),
         }
     }
@@ -90,8 +104,32 @@ impl Image {
     /// A variable's size; `unknown` where the image can't tell.
     pub(crate) fn variable(&self, name: &str, unknown: u64) -> Option<u64> {
         match self {
-            Image::Opaque => Some(unknown),
+            Image::Opaque(_) => Some(unknown),
             Image::Ptx(_, variables) => variables.get(name).copied(),
+        }
+    }
+}
+
+/// Bytes of a cubin up to the end of its table of sections, which is its last part, or of a fatbin by its header.
+///
+/// # Safety
+/// `image` begins a cubin, a fatbin or a fatbin's wrapper.
+unsafe fn size(image: *const u8) -> u64 {
+    // SAFETY: each field is read only of an image that has it (caller), as bytes: alignment does not matter.
+    unsafe {
+        let word = |at: usize| u64::from_le_bytes(image.add(at).cast::<[u8; 8]>().read());
+        let half =
+            |at: usize| u64::from(u16::from_le_bytes(image.add(at).cast::<[u8; 2]>().read()));
+        match image.cast::<[u8; 4]>().read() {
+            FATBIN_WRAPPER => match word(8) as usize {
+                0 => 0,
+                data => size(data as *const u8),
+            },
+            // The magic, the version, the header's size and that of what follows.
+            FATBIN => half(6).saturating_add(word(8)),
+            // Of 64 bits (elf(5)): `e_shoff`, `e_shentsize`, `e_shnum`.
+            _ if image.add(4).read() == 2 => word(40).saturating_add(half(58) * half(60)),
+            _ => 0,
         }
     }
 }
@@ -101,6 +139,8 @@ impl Image {
 pub(crate) struct Entry {
     parameters: Vec<Parameter>,
     local_bytes: u64,
+    /// It lets the kernel behind it begin before it ends.
+    lets_go: bool,
 }
 
 /// Where a kernel parameter lies among the parameters, and its size, in bytes.
@@ -126,11 +166,15 @@ fn parse(text: &str) -> Image {
             let name = &rest[..rest.find(|c| !is_name(c)).unwrap_or(rest.len())];
             if !name.is_empty() {
                 let parameters = parameters(&text[start..], name);
-                entries.insert(name.to_owned(), Entry { parameters, local_bytes: 0 });
+                entries.insert(name.to_owned(), Entry { parameters, ..Entry::default() });
                 within = Some(name);
             }
         } else if line.contains(".func") {
             within = None;
+        } else if line.contains("griddepcontrol.launch_dependents") {
+            if let Some(entry) = within.and_then(|name| entries.get_mut(name)) {
+                entry.lets_go = true;
+            }
         } else if let Some(rest) = line.trim_start().strip_prefix(".local ")
             && let Some((_, size)) = variable(rest)
         {
@@ -228,13 +272,22 @@ mod tests {
         .unwrap();
         let of = |name| image.local_bytes(name);
         assert_eq!((of("a"), of("b"), of("c")), (4096, 0, 0));
-        assert_eq!(Image::Opaque.local_bytes("a"), 0);
+        assert_eq!(Image::Opaque(0).local_bytes("a"), 0);
+    }
+
+    #[test]
+    fn kernels_that_let_the_next_begin_say_so() {
+        let image = Image::of(
+            b".version 7.8\n.entry a()\n{\n\tgriddepcontrol.launch_dependents;\n\tret;\n}\n.entry b()\n{ ret; }\n",
+        )
+        .unwrap();
+        assert!(image.lets_go("a") && !image.lets_go("b") && !Image::Opaque(0).lets_go("a"));
     }
 
     #[test]
     fn binaries_have_any_name() {
-        assert_eq!(Image::of(b"\x7fELF\x02\x01"), Some(Image::Opaque));
-        assert!(Image::Opaque.has_entry("anything"));
+        assert_eq!(Image::of(b"\x7fELF\x02\x01"), Some(Image::Opaque(6)));
+        assert!(Image::Opaque(0).has_entry("anything"));
     }
 
     #[test]

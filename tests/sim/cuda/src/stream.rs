@@ -63,8 +63,20 @@ pub(crate) struct Stream {
     queue: AtomicU32,
     /// Up to which operation of the legacy default stream it waits already.
     behind: AtomicU64,
+    /// Its last kernel, if that lets the next one begin before it ends.
+    primary: Mutex<Option<Primary>>,
     /// It takes part in a capture.
     capturing: AtomicBool,
+}
+
+/// A kernel that the next one need not wait for: CUDA Programming Guide, "Programmatic Dependent Launch and
+/// Synchronization".
+#[derive(Clone, Copy)]
+struct Primary {
+    /// One more than the stream's last operation, which it is.
+    end: u64,
+    /// What it waited for: one more than the operation before it; 0: none.
+    begin: u64,
 }
 
 impl Object for Stream {
@@ -93,6 +105,7 @@ impl Stream {
             last: AtomicU64::default(),
             queue: AtomicU32::default(),
             behind: AtomicU64::default(),
+            primary: Mutex::default(),
             capturing: AtomicBool::default(),
         });
         stream.context.store(std::ptr::from_ref(context).cast_mut(), Ordering::Relaxed);
@@ -105,6 +118,7 @@ impl Stream {
         stream.queue.store(queue, Ordering::Relaxed);
         stream.behind.store(0, Ordering::Relaxed);
         stream.last.store(0, Ordering::Relaxed);
+        *lock(&stream.primary) = None;
         enliven(stream)
     }
 
@@ -271,6 +285,39 @@ impl Stream {
         Ok((seq, before))
     }
 
+    /// Submits a kernel. One that is chained begins with the kernel before it, if nothing is between the two and that
+    /// one lets it: in another queue, whose end the stream's own then waits for.
+    pub(crate) fn submit_kernel(&self, op: Op, lets_go: bool, is_chained: bool) -> Result<()> {
+        let _alone = self.context().owner().calls.alone();
+        let mut primary = lock(&self.primary);
+        let own = self.queue();
+        let before = self.last_operation();
+        let chain = primary.filter(|p| is_chained && p.end == before && own > 0 && queues() > 2);
+        let begin = match chain {
+            None => {
+                self.submit_now(op, None)?;
+                before
+            }
+            Some(chain) => {
+                let channel = self.device().lane.channel();
+                let others = usize::try_from(queues() - 1).unwrap_or(QUEUES);
+                let other = 1 + own % others;
+                if let Some(seq) = chain.begin.checked_sub(1) {
+                    let (seq, _) =
+                        self.device().submit_with(other, Op::Wait { channel, seq }, None)?;
+                    self.context().note(other, seq, self.is_blocking());
+                }
+                let (seq, _) = self.device().submit_with(other, op, None)?;
+                self.context().note(other, seq, self.is_blocking());
+                self.submit_now(Op::Wait { channel, seq }, None)?;
+                // The next one begins when this one does, and the one before it is over.
+                before
+            }
+        };
+        *primary = lets_go.then(|| Primary { end: self.last_operation(), begin });
+        Ok(())
+    }
+
     /// The same by a caller that holds the lock of the context's calls.
     pub(crate) fn submit_held(&self, op: Op, event: Option<&'static Event>) -> Result<u64> {
         self.submit_now(op, event).map(|(seq, _)| seq)
@@ -353,7 +400,10 @@ fn create(out: *mut CUstream, flags: c_uint, priority: c_int) -> Result<()> {
     if flags > CU_STREAM_NON_BLOCKING || out.is_null() {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    put(out, handle(Stream::create(current()?, flags, priority)))
+    let context = current()?;
+    let locks = crate::driver::driver()?.session.config().driver.creations_lock;
+    let _alone = locks.then(|| context.owner().calls.alone());
+    put(out, handle(Stream::create(context, flags, priority)))
 }
 
 exports! {

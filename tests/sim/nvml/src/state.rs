@@ -95,12 +95,15 @@ impl Device {
 
     /// Takes what a question for the GPU's memory takes.
     pub(crate) fn ask_for_memory(&self) {
+        self.session.await_pinning();
         clock::burn_until(clock::now_ns() + self.session.config().nvml.memory_info_ns);
     }
 
     /// Takes what a list of processes takes, of whichever kind: RM walks all clients for it, under its lock.
     pub(crate) fn walk_clients(&self) {
-        self.session.occupy(self.session.config().nvml.process_list_ns);
+        let costs = self.session.config().nvml;
+        let handles = self.session.handles().saturating_mul(costs.handle_ns);
+        self.session.occupy(costs.process_list_ns.saturating_add(handles));
     }
 
     /// Processes that the caller can see, of all instances where the handle is the GPU's.

@@ -71,7 +71,8 @@ fn who_launched_before_there_was_an_arbiter_is_awaited_at_its_first_closing() {
     pages.quota().set_cores(0, 500, Policy::Burst);
     let mut tenant = tenant(&sim, &pages);
     tenant.must("launch 1 300000000 0");
-    tenant.must("launch 1 300000000 1");
+    // The two run at once: this one is over last.
+    tenant.must("launch 1 600000000 1");
     tenant.must("destroy 1");
     // It makes no further call.
     let arbiter = Arbiter::take_on(&pages);

@@ -42,6 +42,7 @@ pub(super) struct RawMemory {
     pub(super) reserved: Quantity,
     pub(super) context_overhead: Quantity,
     pub(super) module_overhead: Quantity,
+    pub(super) code: String,
     pub(super) function_overhead: Quantity,
     pub(super) granularity: Quantity,
     pub(super) pool_chunk: Quantity,
@@ -61,6 +62,7 @@ pub(super) struct RawCosts {
     pub(super) record_cpu_ns: u64,
     pub(super) query_cpu_ns: u64,
     pub(super) pointer_query_cpu_ns: u64,
+    pub(super) pin_ms_per_gib: f64,
     pub(super) load_us: f64,
     pub(super) event_ns: u64,
     pub(super) marker_ns: u64,
@@ -76,6 +78,7 @@ pub(super) struct RawCosts {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawNvml {
     pub(super) process_list_us: f64,
+    pub(super) handle_ns: u64,
     pub(super) memory_info_us: f64,
 }
 
@@ -119,6 +122,7 @@ impl Default for RawMemory {
             reserved: Quantity::Text("auto".into()),
             context_overhead: Quantity::Bytes(128 * MIB),
             module_overhead: Quantity::Bytes(2 * MIB),
+            code: "image".into(),
             function_overhead: Quantity::Bytes(0),
             granularity: Quantity::Bytes(2 * MIB),
             pool_chunk: Quantity::Bytes(32 * MIB),
@@ -134,7 +138,16 @@ impl Default for RawMemory {
 
 impl Default for DriverConfig {
     fn default() -> Self {
-        DriverConfig { context_lock: true, loads_drain: true, lazy_loading: true, queues: 8 }
+        DriverConfig {
+            context_lock: true,
+            loads_drain: true,
+            creations_lock: true,
+            host_frees_drain: true,
+            concurrent_kernels: true,
+            chained_kernels: true,
+            lazy_loading: true,
+            queues: 8,
+        }
     }
 }
 
@@ -146,6 +159,7 @@ impl Default for RawCosts {
             record_cpu_ns: 450,
             query_cpu_ns: 200,
             pointer_query_cpu_ns: 300,
+            pin_ms_per_gib: 100.0,
             load_us: 100.0,
             event_ns: 500,
             marker_ns: 500,
@@ -161,7 +175,7 @@ impl Default for RawCosts {
 
 impl Default for RawNvml {
     fn default() -> Self {
-        RawNvml { process_list_us: 4_500.0, memory_info_us: 12.0 }
+        RawNvml { process_list_us: 4_500.0, handle_ns: 200, memory_info_us: 12.0 }
     }
 }
 

@@ -5,8 +5,8 @@
 //!
 //! - A **channel** is one process's work on one GPU, submitted in one order to several **queues**, which
 //!   its streams share. A queue is a FIFO; queues wait for each other only where an operation says so.
-//! - Of a process's kernels one runs at a time, the first submitted of those that can; events and markers
-//!   go before, and kernels that the host ends run beside it, taking nothing from it.
+//! - A process's kernels run at once as far as the GPU has room for them, in the order of their submission; events
+//!   and markers go before, and kernels that the host ends run beside them, taking nothing from them.
 //! - A MIG instance is a GPU of its own: instances do not take each other's time.
 //! - A GPU runs one channel at a time. While others have work, a channel runs for a time slice;
 //!   a switch to another process costs time. A kernel is preempted at the end of a slice and
@@ -32,12 +32,22 @@ pub const BUCKETS: usize = 16;
 /// Guide, `CUDA_DEVICE_MAX_CONNECTIONS`).
 pub const QUEUES: usize = 8;
 
+/// A whole GPU, in thousandths.
+pub const WHOLE: u16 = 1000;
+
 /// One operation of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     /// Needs the GPU for this many nanoseconds.
     Compute(u64),
-    /// The same for an event or a marker: accounted apart from work.
+    /// The same, and leaves room for other kernels.
+    Part {
+        /// Nanoseconds.
+        ns: u64,
+        /// What it takes of the GPU, in thousandths.
+        width: u16,
+    },
+    /// The same as [`Op::Compute`] for an event or a marker: accounted apart from work.
     Mark(u64),
     /// Occupies its queue only.
     Delay(u64),
@@ -131,6 +141,8 @@ pub struct Queue {
     pub read: u64,
     /// Whether the operation at the head is an event or a marker.
     pub marking: bool,
+    /// What of the GPU the operation at the head takes, in thousandths.
+    pub width: u16,
     /// Whether the operation at the head, which needs the GPU, is over when the process says so.
     pub until: bool,
 }
@@ -143,6 +155,7 @@ impl Queue {
         seq: 0,
         read: 0,
         marking: false,
+        width: WHOLE,
         until: false,
     };
 
@@ -167,8 +180,8 @@ pub struct Channel {
     pub slot: u32,
     /// Its queues.
     pub queues: [Queue; QUEUES],
-    /// The queue whose kernel, event or marker runs when the channel does; none: [`NONE`].
-    pub turn: u32,
+    /// The queues whose kernels, or the one whose event or marker, runs when the channel does: a bit for each.
+    pub running: u32,
     /// Operations completed: all with a lower number, and some others.
     pub completed: u64,
     /// The first operation's number.
@@ -239,6 +252,12 @@ pub struct State {
 }
 
 impl Channel {
+    /// The queues that run when it does.
+    fn running(&self) -> impl Iterator<Item = usize> + use<> {
+        let running = self.running;
+        (0..QUEUES).filter(move |k| running >> k & 1 == 1)
+    }
+
     /// Whether anything in it needs the GPU.
     fn is_runnable(&self) -> bool {
         self.queues.iter().any(|q| q.head == Head::Compute)
@@ -249,7 +268,7 @@ impl Channel {
         gpu: NONE,
         slot: NONE,
         queues: [Queue::EMPTY; QUEUES],
-        turn: NONE,
+        running: 0,
         completed: 0,
         opened: 0,
         waits_done: 0,

@@ -1,6 +1,6 @@
 //! Advancing the model from event to event.
 
-use super::{Head, NONE, Op, Params, QUEUES, Queue, Queues, State, Switch};
+use super::{Head, NONE, Op, Params, QUEUES, Queue, Queues, State, Switch, WHOLE};
 use crate::layout::MAX_CHANNELS;
 
 /// Channels of one GPU.
@@ -166,7 +166,7 @@ impl State {
             return plan.limit;
         }
         let c = &self.channels[g.current as usize];
-        let Some(left) = c.queues.get(c.turn as usize).map(|q| q.left) else { return plan.limit };
+        let Some(left) = c.running().map(|k| c.queues[k].left).min() else { return plan.limit };
         plan.limit.min(g.end(params.cold_ns, g.now.max(g.run_from), left))
     }
 
@@ -208,16 +208,29 @@ impl State {
         plan
     }
 
-    /// Chooses the queue of a channel that runs: events and markers first, then what ran before, then what
-    /// was submitted first.
+    /// Chooses the queues of a channel that run: an event or a marker alone, else what ran before, and what was submitted
+    /// first of the rest, as long as there is room. Nothing overtakes a kernel that has none.
     fn choose(&mut self, id: u32) {
         let c = &mut self.channels[id as usize];
-        let first = |of: &dyn Fn(&Queue) -> bool| {
-            let all = (0..).zip(&c.queues).filter(|(_, q)| q.is_timed() && of(q));
-            all.min_by_key(|(_, q)| q.seq).map(|(k, _)| k)
+        let first = |of: &dyn Fn(usize, &Queue) -> bool| {
+            let all = c.queues.iter().enumerate().filter(|(k, q)| q.is_timed() && of(*k, q));
+            all.min_by_key(|(_, q)| q.seq).map(|(k, q)| (k, q.width))
         };
-        let ran = c.queues.get(c.turn as usize).is_some_and(Queue::is_timed).then_some(c.turn);
-        c.turn = first(&|q| q.marking).or(ran).or_else(|| first(&|_| true)).unwrap_or(NONE);
+        if let Some((k, _)) = first(&|_, q| q.marking) {
+            c.running = 1 << k;
+            return;
+        }
+        let (mut chosen, mut taken) = (0, 0);
+        for is_next in [true, false] {
+            let ran = |k: usize| !is_next || c.running >> k & 1 == 1;
+            while let Some((k, width)) = first(&|k, _| chosen >> k & 1 == 0 && ran(k)) {
+                if taken + width > WHOLE {
+                    break;
+                }
+                (chosen, taken) = (chosen | 1 << k, taken + width);
+            }
+        }
+        c.running = chosen;
     }
 
     /// The same without the choice among a channel's queues.
@@ -305,31 +318,35 @@ impl State {
                 return;
             }
             let c = &mut self.channels[id as usize];
-            let timed = c.queues.get_mut(c.turn as usize);
-            let end = match &timed {
-                Some(q) => state.end(params.cold_ns, start, q.left).min(limit),
-                None => limit,
-            };
+            let left = c.running().map(|k| c.queues[k].left).min();
+            let end = left.map_or(limit, |left| state.end(params.cold_ns, start, left).min(limit));
             c.busy.add(start, end);
             state.note_idle(params.switch_ns, start);
             state.busy.add(start, end);
             state.now = end;
             state.ran_until = end;
-            let Some(q) = timed else { return };
-            q.left -= state.done(params.cold_ns, end) - state.done(params.cold_ns, start);
-            if q.marking {
-                c.mark_ns += end - start;
+            let done = state.done(params.cold_ns, end) - state.done(params.cold_ns, start);
+            for k in c.running() {
+                let q = &mut c.queues[k];
+                q.left -= done;
+                if q.marking {
+                    c.mark_ns += end - start;
+                }
             }
-            if q.left > 0 {
+            let ended = |k: &usize| c.queues[*k].left == 0;
+            let ended: u32 = c.running().filter(ended).map(|k| 1 << k).sum();
+            if ended == 0 {
                 return;
             }
-            let turn = c.turn as usize;
-            self.complete(queues, id, turn, end);
+            for k in (0..QUEUES).filter(|k| ended >> k & 1 == 1) {
+                self.complete(queues, id, k, end);
+            }
             self.settle(queues, id, end, Waits::Hold);
             let c = &self.channels[id as usize];
             let idle = |q: &Queue| q.head == Head::Empty && queues.submitted(id) <= q.read;
-            let alone = (0..).zip(&c.queues).all(|(k, q)| k == c.turn || idle(q));
-            let goes_on = c.queues.get(c.turn as usize).is_some_and(Queue::is_timed);
+            // The same queue goes on, and no other has anything to choose.
+            let alone = c.queues.iter().enumerate().all(|(k, q)| c.running == 1 << k || idle(q));
+            let goes_on = c.running().any(|k| c.queues[k].is_timed());
             if end >= limit || !alone || !goes_on {
                 return;
             }
@@ -382,9 +399,11 @@ impl State {
                     }
                     (q.seq, q.read) = (read, read + 1);
                     q.marking = matches!(op, Op::Mark(_));
+                    q.width =
+                        if let Op::Part { width, .. } = op { width.min(WHOLE) } else { WHOLE };
                     q.until = op == Op::Until;
                     (q.head, q.left) = match op {
-                        Op::Compute(ns) | Op::Mark(ns) => (Head::Compute, ns),
+                        Op::Compute(ns) | Op::Part { ns, .. } | Op::Mark(ns) => (Head::Compute, ns),
                         Op::Delay(ns) => (Head::Delay, now.saturating_add(ns)),
                         Op::Wait { channel, seq } => {
                             q.dependency = channel;

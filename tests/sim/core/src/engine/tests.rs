@@ -186,6 +186,25 @@ fn a_queue_does_not_hold_another_of_its_channel() {
 }
 
 #[test]
+fn kernels_of_a_channel_run_at_once_as_far_as_there_is_room() {
+    let (mut s, mut q) = (two_channels([0, 0]), Plain::default());
+    let part = |us: u64, width| Op::Part { ns: us * US, width };
+    let first = [(1, 100, 400), (2, 50, 400)].map(|(k, us, w)| q.push_to(0, k, 0, part(us, w)));
+    let wide = q.push_to(0, 3, 0, part(30, 600));
+    let small = q.push_to(0, 4, 0, part(30, 100));
+    s.advance(&mut q, &PARAMS, 60 * US);
+    assert_eq!(first.map(|k| q.finish(0, k)), [None, Some(50 * US)]);
+    s.advance(&mut q, &PARAMS, 1_000 * US);
+    assert_eq!(q.finish(0, first[0]), Some(100 * US));
+    assert_eq!(q.finish(0, wide), Some(80 * US), "from when there is room");
+    assert_eq!(q.finish(0, small), Some(110 * US), "nothing overtakes what waits for room");
+    assert_eq!((s.channels[0].busy.ns, s.channels[0].kernels), (110 * US, 4));
+    let all = [5, 6].map(|k| q.push_to(0, k, 1_000 * US, Op::Compute(10 * US)));
+    s.advance(&mut q, &PARAMS, 2_000 * US);
+    assert_eq!(all.map(|k| q.finish(0, k)), [1_010, 1_020].map(|t| Some(t * US)));
+}
+
+#[test]
 fn a_host_function_holds_its_queue() {
     let (mut s, mut q) = (two_channels([0, 0]), Plain::default());
     let host = q.push(0, 0, Op::Host);
@@ -242,6 +261,7 @@ fn utilisation_is_busy_time_over_the_window() {
 fn any_op() -> impl Strategy<Value = Op> {
     prop_oneof![
         (0u64..5_000).prop_map(|us| Op::Compute(us * US)),
+        (0u64..5_000, 1u16..=1000).prop_map(|(us, width)| Op::Part { ns: us * US, width }),
         (0u64..5).prop_map(|us| Op::Mark(us * US)),
         (0u64..500).prop_map(|us| Op::Delay(us * US)),
     ]
@@ -283,9 +303,10 @@ proptest! {
         s.advance(&mut q, &params, end);
         prop_assert_eq!(&once_q.done, &q.done);
         prop_assert_eq!(&once_q.switches, &q.switches);
-        let compute: u64 = work.iter().filter_map(|w| match w.2 { Op::Compute(ns) | Op::Mark(ns) => Some(ns), _ => None }).sum();
+        let compute: u64 = work.iter().filter_map(|w| match w.2 { Op::Compute(ns) | Op::Part { ns, .. } | Op::Mark(ns) => Some(ns), _ => None }).sum();
+        let at_once = work.iter().any(|w| matches!(w.2, Op::Part { .. }));
         let busy = s.gpus[0].busy.ns + s.gpus[1].busy.ns;
-        prop_assert!(busy == compute || cold && busy > compute);
+        prop_assert!(busy == compute || cold && busy > compute || at_once && busy < compute);
         for c in 0..3 {
             for seq in 0..q.submitted(c) {
                 let (arrival, _) = q.op(c, seq);

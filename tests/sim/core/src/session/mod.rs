@@ -91,16 +91,38 @@ impl Session {
     /// NVML's process lists need. A time in the shared state is all of it: a holder that is killed leaves it taken
     /// for the rest of its time, as a system call that has begun goes on.
     pub fn occupy(&self, hold_ns: u64) {
+        let begin = self.queue_up(hold_ns);
+        clock::sleep_out(begin);
+        clock::burn_until(begin + hold_ns);
+    }
+
+    /// Pins host memory under that lock, which meanwhile every process's questions for memory need, too: the 700 GB of
+    /// one kept all others' for 12 minutes (NVIDIA/TensorRT-LLM#17429, #17773). The kernel unpins it when the process is
+    /// dead, and takes its time.
+    pub fn pin(&self, bytes: u64) {
+        if let Some(slot) = self.slot() {
+            self.shared().slots[slot].pinned.fetch_add(bytes, Ordering::Relaxed);
+        }
+        let ns = u128::from(bytes) * u128::from(self.config.costs.pin_ns_per_gib) >> 30;
+        let hold_ns = u64::try_from(ns).unwrap_or(u64::MAX);
+        let end = self.queue_up(hold_ns).saturating_add(hold_ns);
+        self.shared.pinning_ns.fetch_max(end, Ordering::AcqRel);
+        clock::sleep_out(end);
+    }
+
+    /// Waits for those who pin host memory.
+    pub fn await_pinning(&self) {
+        clock::sleep_out(self.shared.pinning_ns.load(Ordering::Acquire));
+    }
+
+    /// Takes the lock behind all who came before, for so long: from when on.
+    fn queue_up(&self, hold_ns: u64) -> u64 {
         let now = clock::now_ns();
         let until = |free: u64| (hold_ns > 0).then(|| free.max(now) + hold_ns);
         let occupied = &self.shared.occupied_ns;
-        let begin = match occupied.fetch_update(Ordering::AcqRel, Ordering::Acquire, until) {
+        match occupied.fetch_update(Ordering::AcqRel, Ordering::Acquire, until) {
             Ok(free) | Err(free) => free.max(now),
-        };
-        while clock::now_ns() < begin {
-            clock::sleep_until(begin);
         }
-        clock::burn_until(begin + hold_ns);
     }
 
     fn params(&self) -> engine::Params {
@@ -237,6 +259,10 @@ impl engine::Queues for Rings {
             kind::HOST => engine::Op::Host,
             kind::UNTIL => engine::Op::Until,
             kind::MARK => engine::Op::Mark(value),
+            kind::PART => {
+                let width = u16::try_from(tag >> 32).unwrap_or(engine::WHOLE);
+                engine::Op::Part { ns: value, width }
+            }
             _ => engine::Op::Compute(value),
         };
         (e.arrival_ns.load(Ordering::Relaxed), op)

@@ -155,6 +155,7 @@ impl Slot {
     /// It has nothing any more.
     fn forget(&self) {
         self.pinned.store(0, Ordering::Relaxed);
+        self.handles.store(0, Ordering::Relaxed);
         for memory in &self.memory {
             memory.clear();
         }

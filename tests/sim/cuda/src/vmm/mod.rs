@@ -11,7 +11,7 @@ mod multicast;
 pub(crate) use calls::*;
 pub(crate) use multicast::*;
 
-use crate::driver::{Device, Driver, lock};
+use crate::driver::{Device, Driver, driver, lock};
 use crate::errors::Result;
 use crate::pool::props::{HANDLE_FABRIC, HANDLE_FD, Location};
 use crate::shared::{self, Header, SharedFile, What};
@@ -166,7 +166,15 @@ impl Vmm {
         self.handles += 1;
         let handle = 0x5640_0000_0000 + self.handles * 16;
         self.memory.insert(handle, memory);
+        self.note();
         handle
+    }
+
+    /// NVML's lists take the longer.
+    fn note(&self) {
+        if let Ok(driver) = driver() {
+            driver.session.note_handles(self.memory.len() as u64);
+        }
     }
 
     /// The memory of a handle that the application holds.
@@ -196,6 +204,7 @@ impl Vmm {
             return;
         }
         let Some(memory) = self.memory.remove(&handle) else { return };
+        self.note();
         shared::unmap(memory.home, memory.bytes);
         match (memory.object, memory.device) {
             (Some(object), _) => shared::let_go(driver, object),

@@ -11,9 +11,15 @@ scenarios! {
     a_launch_without_room_keeps_queries_waiting
     a_loaded_kernel_is_launched_behind_work_at_once
     questions_take_their_time
+    a_stream_is_not_created_beside_a_first_launch
+    flags_are_not_set_beside_a_first_launch
+    pinned_memory_is_given_back_after_the_contexts_work
 }
 
 configured! {
+    without_it_a_stream_is_created_beside_a_first_launch = "driver = { creations_lock = false }\n"
+    without_it_pinned_memory_is_given_back_at_once = "driver = { host_frees_drain = false }\n"
+    questions_for_memory_wait_for_who_pins = "costs.pin_ms_per_gib = 4000.0\n"
     without_the_lock_calls_pass_a_first_launch = "driver = { context_lock = false }\n"
     without_drains_a_first_launch_waits_for_nothing = "driver = { loads_drain = false }\n"
     eagerly_a_kernel_is_loaded_with_its_module = "driver = { lazy_loading = false }\n"
@@ -125,11 +131,11 @@ mod body {
         ok(launch(cold as Handle, 1, stream as Handle, std::ptr::null_mut()));
     }
 
-    fn passes_a_first_launch(patience: Duration) -> bool {
+    fn passes_a_first_launch(patience: Duration, call: fn(&Work)) -> bool {
         let work = work();
         keep_it_busy(&work);
         let (cold, to) = (work.cold as usize, work.other as usize);
-        let passed = pass(patience, || first_launch(cold, to), || ask(work.event));
+        let passed = pass(patience, || first_launch(cold, to), || call(&work));
         synchronize(work.busy);
         assert_eq!((mode(), is_loaded(work.cold)), (2, true));
         passed
@@ -137,11 +143,65 @@ mod body {
 
     /// The reproducer of meta-pytorch/torchcomms#2334, with a query in place of the copy.
     pub fn a_first_launch_waits_for_the_contexts_work_and_other_calls_for_it() {
-        assert!(!passes_a_first_launch(SHORT));
+        assert!(!passes_a_first_launch(SHORT, |work| ask(work.event)));
     }
 
     pub fn without_the_lock_calls_pass_a_first_launch() {
-        assert!(passes_a_first_launch(LONG));
+        assert!(passes_a_first_launch(LONG, |work| ask(work.event)));
+    }
+
+    pub fn a_stream_is_not_created_beside_a_first_launch() {
+        assert!(!passes_a_first_launch(SHORT, |_| assert!(!new_stream().is_null())));
+    }
+
+    pub fn without_it_a_stream_is_created_beside_a_first_launch() {
+        assert!(passes_a_first_launch(LONG, |_| assert!(!new_stream().is_null())));
+    }
+
+    pub fn flags_are_not_set_beside_a_first_launch() {
+        assert!(!passes_a_first_launch(SHORT, |_| ok(cuda!(cuCtxSetFlags(0 => c_uint)))));
+    }
+
+    fn pinned(bytes: usize) -> usize {
+        let mut at = NULL;
+        ok(cuda!(cuMemHostAlloc(&raw mut at => *mut Handle, bytes => usize, 0 => c_uint)));
+        at as usize
+    }
+
+    fn unpin(at: usize) {
+        ok(cuda!(cuMemFreeHost(at as Handle => Handle)));
+    }
+
+    pub fn pinned_memory_is_given_back_after_the_contexts_work() {
+        let work = work();
+        let at = pinned(4096);
+        keep_it_busy(&work);
+        assert!(!pass(SHORT, || unpin(at), || ask(work.event)));
+        assert!(!is_busy(&work));
+    }
+
+    pub fn without_it_pinned_memory_is_given_back_at_once() {
+        let work = work();
+        let at = pinned(4096);
+        keep_it_busy(&work);
+        unpin(at);
+        assert!(is_busy(&work));
+        WORD.store(1, Ordering::SeqCst);
+    }
+
+    /// NVIDIA/TensorRT-LLM#17429; 64 MiB take a quarter of a second here.
+    pub fn questions_for_memory_wait_for_who_pins() {
+        let context = retain(0) as usize;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                ok(cuda!(cuCtxSetCurrent(context as Handle => Handle)));
+                unpin(pinned(64 << 20));
+            });
+            std::thread::sleep(Duration::from_millis(50));
+            let since = Instant::now();
+            free_bytes();
+            assert!(since.elapsed() >= Duration::from_millis(50), "{:?}", since.elapsed());
+        });
     }
 
     pub fn without_drains_a_first_launch_waits_for_nothing() {

@@ -10,6 +10,7 @@ scenarios! {
     a_raised_heap_is_taken_at_the_next_launch
     the_device_runtimes_memory_is_taken_at_once
     a_function_is_loaded_when_it_is_first_used
+    a_large_image_takes_its_size_with_its_first_function
     private_memory_is_seen_in_the_gpus_count_only
     other_export_tables_are_unknown
 }
@@ -141,6 +142,26 @@ mod body {
         ok(launch(launched, 1, NULL, std::ptr::null_mut()));
         ok(cuda!(cuFuncLoad(loaded => Handle)));
         assert_eq!((is_loaded(launched), is_loaded(loaded)), (1, 1));
+    }
+
+    /// A fatbin's header, and as much as it says.
+    pub fn a_large_image_takes_its_size_with_its_first_function() {
+        retain(0);
+        let mut fatbin = vec![0u8; 16];
+        fatbin[..8].copy_from_slice(&[0x50, 0xed, 0x55, 0xba, 1, 0, 16, 0]);
+        fatbin[8..].copy_from_slice(&(300u64 << 20).to_le_bytes());
+        let (room, mut module, mut function) = (free_bytes(), NULL, NULL);
+        ok(cuda!(cuModuleLoadData(&raw mut module => *mut Handle, fatbin.as_ptr() => *const u8)));
+        let loaded = free_bytes();
+        ok(cuda!(cuModuleGetFunction(&raw mut function => *mut Handle, module => Handle,
+                 c"any".as_ptr() => *const c_char)));
+        ok(launch_it(function));
+        let (launched, whole) = (free_bytes(), 300 << 20);
+        assert!((whole..whole + (4 << 20)).contains(&(room - launched)) && loaded > launched);
+        ok(launch_it(function));
+        assert_eq!(launched, free_bytes());
+        ok(cuda!(cuModuleUnload(module => Handle)));
+        assert_eq!(room, free_bytes());
     }
 
     pub fn private_memory_is_seen_in_the_gpus_count_only() {

@@ -2,9 +2,10 @@
 //! synchronization behavior".
 
 use crate::harness::*;
-use std::ffi::c_uint;
+use std::ffi::{CString, c_char, c_uint, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
+use tessera_cuda::types::CUlaunchConfig;
 
 scenarios! {
     a_stream_does_not_hold_another
@@ -13,9 +14,13 @@ scenarios! {
     a_stream_waits_for_an_event_of_another
     all_of_a_context_is_waited_for
     with_one_connection_a_stream_holds_another
+    kernels_of_several_streams_run_at_once
+    a_chained_kernel_begins_with_the_one_before_it
 }
 
 configured! {
+    one_by_one_kernels_of_several_streams_take_their_sum = "driver.concurrent_kernels = false\n"
+    unchained_a_kernel_waits_for_the_one_before_it = "driver.chained_kernels = false\n"
     in_one_queue_a_stream_holds_another = "driver = { queues = 1 }\n"
 }
 
@@ -149,6 +154,78 @@ mod body {
         assert!(is_held(b));
         let_go(&[b]);
         assert_eq!(query(a), 0);
+    }
+
+    /// How long it takes until both streams are done, in kernels' lengths, of 100 ms.
+    fn lengths(streams: [Handle; 2], work: impl FnOnce()) -> u128 {
+        let since = Instant::now();
+        work();
+        streams.into_iter().for_each(synchronize);
+        since.elapsed().as_millis() / 100
+    }
+
+    fn of_two_streams() -> u128 {
+        retain(0);
+        let (spin, streams) = (kernel("spin"), [NON_BLOCKING; 2].map(stream));
+        lengths(streams, || streams.iter().for_each(|s| keep_busy(spin, *s)))
+    }
+
+    pub fn kernels_of_several_streams_run_at_once() {
+        assert_eq!(of_two_streams(), 1);
+    }
+
+    pub fn one_by_one_kernels_of_several_streams_take_their_sum() {
+        assert_eq!(of_two_streams(), 2);
+    }
+
+    /// A pair of kernels, of which the second need not wait for the first if nothing is between them.
+    fn of_a_pair(lets_go: &str, between: fn(Handle)) -> u128 {
+        retain(0);
+        let (mut module, mut spin) = (NULL, NULL);
+        let ptx = format!(".version 7.8\n.entry spin()\n{lets_go}\n");
+        let ptx = CString::new(ptx).unwrap();
+        ok(cuda!(cuModuleLoadData(&raw mut module => *mut Handle, ptx.as_ptr() => *const c_char)));
+        ok(cuda!(cuModuleGetFunction(&raw mut spin => *mut Handle, module => Handle,
+                 c"spin".as_ptr() => *const c_char)));
+        ok(cuda!(cuFuncLoad(spin => Handle)));
+        // `CUlaunchAttribute` of 72 bytes: its number, and behind eight bytes its value.
+        let mut attribute = [0u32; 18];
+        (attribute[0], attribute[2]) = (6, 1);
+        let s = stream(NON_BLOCKING);
+        let config = CUlaunchConfig {
+            gridDimX: 1,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: 1,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: 0,
+            hStream: s.cast(),
+            attrs: attribute.as_mut_ptr().cast(),
+            numAttrs: 1,
+        };
+        lengths([s; 2], || {
+            keep_busy(spin, s);
+            between(s);
+            let (mut unused, mut ns) = (0u64, 100_000_000u64);
+            let mut params = [(&raw mut unused).cast::<c_void>(), (&raw mut ns).cast()];
+            ok(cuda!(cuLaunchKernelEx(&raw const config => *const CUlaunchConfig,
+                     spin => Handle, params.as_mut_ptr() => *mut Handle,
+                     std::ptr::null_mut() => *mut Handle)));
+        })
+    }
+
+    const LETS_GO: &str = "griddepcontrol.launch_dependents;";
+
+    /// CUDA Programming Guide, "Programmatic Dependent Launch and Synchronization".
+    pub fn a_chained_kernel_begins_with_the_one_before_it() {
+        assert_eq!(of_a_pair(LETS_GO, |_| ()), 1);
+        assert_eq!(of_a_pair("", |_| ()), 2, "unless that does not let it");
+        assert_eq!(of_a_pair(LETS_GO, |s| record(new_event(), s)), 2, "or something is between");
+    }
+
+    pub fn unchained_a_kernel_waits_for_the_one_before_it() {
+        assert_eq!(of_a_pair(LETS_GO, |_| ()), 2);
     }
 
     pub fn all_of_a_context_is_waited_for() {
