@@ -17,6 +17,7 @@ from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from suite import phase_speed  # noqa: E402
 from suite.report import Report  # noqa: E402
 from suite.share import children, decode, judge, leases, mps, tables  # noqa: E402
 from suite.share.budget import Budget  # noqa: E402
@@ -86,6 +87,27 @@ class Judging(unittest.TestCase):
         self.assertAlmostEqual(got["off_the_cap_pct_of_it"][0], 4)
         self.assertNotIn("share_error_pp", got)
         self.assertEqual(leases.verdict(weights, [1.0, 1.0], [None, None]), {})
+
+
+class Costs(unittest.TestCase):
+    def judged(self, folder, bare, solo, capped):
+        """The verdicts on a batch of copies, of a child that says how long it takes by how it is held."""
+        machine = Here()
+        machine.artefacts, machine.simulated = Path(folder), False
+        (machine.artefacts / "tessera-bench").touch()
+        machine.held = lambda command, share=None: [capped if share else solo]
+        said = lambda line: mock.Mock(stdout=str(line[0] if len(line) == 1 else bare), tail=lambda: "no such call")
+        machine.run = lambda line, timeout: said(line)
+        report = mock.Mock()
+        phase_speed.batch(machine, report)
+        return [call.args[1] for call in report.check.call_args_list], report.skip.called
+
+    def test_a_question_for_each_copy_of_a_batch_is_refuted_where_it_is_asked(self):
+        with tempfile.TemporaryDirectory() as folder:
+            self.assertEqual(self.judged(folder, 4000.0, 4050.0, 4090.0), ([True, True], False))
+            self.assertEqual(self.judged(folder, 4000.0, 4050.0, 8900.0), ([True, False], False))
+            self.assertEqual(self.judged(folder, 4000.0, 4200.0, 4090.0), ([False, True], False))
+            self.assertEqual(self.judged(folder, "", 1.0, 1.0), ([], True))
 
 
 class Writing(unittest.TestCase):

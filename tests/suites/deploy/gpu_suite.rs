@@ -40,7 +40,20 @@ fn its_checks_hold_on_the_simulated_gpu() {
 fn what_is_known_of_hardware_is_confirmed_and_by_the_old_beliefs_refuted() {
     for (beliefs, verdict) in [("new", "PASS"), ("old", "FAIL")] {
         let said = text(&suite(&["findings", "--simulated", "--beliefs", beliefs]));
-        for belief in ["reserved", "managed", "imports", "lock", "queue", "queues"] {
+        for belief in [
+            "reserved",
+            "handles",
+            "pinning",
+            "managed",
+            "imports",
+            "lock",
+            "creations",
+            "host",
+            "queue",
+            "queues",
+            "kernels",
+            "chained",
+        ] {
             assert!(said.contains(&format!("\n{verdict}  {belief}: ")), "{belief}: {said}");
         }
         assert!(!said.contains("the probe ends in order"), "{said}");
