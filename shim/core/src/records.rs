@@ -44,6 +44,9 @@ pub struct Record {
     pub(crate) flown: [Flown; STREAMS],
     /// Which of them is given to another stream next.
     pub(crate) oldest: AtomicU32,
+    /// Launches in a row that were due for the long way and left it to the next, and the mask until then.
+    pub(crate) solo_put_off: AtomicU16,
+    pub(crate) solo_kept: AtomicU16,
 }
 const _: () = assert!(offset_of!(Record, flown) <= 64);
 
@@ -197,6 +200,7 @@ impl Records {
         record.stream.store(0, Ordering::Relaxed);
         record.shard.store(u16::try_from(shard).unwrap_or(0), Ordering::Relaxed);
         record.solo_mask.store(0, Ordering::Relaxed);
+        record.solo_put_off.store(0, Ordering::Relaxed);
         record.launches.store(ptr::from_ref(&shards[shard]).cast_mut(), Ordering::Relaxed);
         record.process.store(process.as_ptr(), Ordering::Relaxed);
         record.gate.store(gate, Ordering::Relaxed);

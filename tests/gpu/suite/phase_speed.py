@@ -21,6 +21,7 @@ def run(machine, report):
     """Alternating rounds, bare and held."""
     calls(machine, report)
     batch(machine, report)
+    chained(machine, report)
     throughput(machine, report)
 
 
@@ -78,6 +79,17 @@ def batch(machine, report):
         more = median(values) - median(bare)
         figures = f"{more:.0f} us over {median(bare):.0f} us bare, {median(bare) / 8.192:.0f} ns a copy, bare rounds differ by {noise:.0f} us"
         report.check(f"a batch of 8,192 copies, {name}", more <= most + noise, figures)
+
+
+def chained(machine, report):
+    """Markers must not part kernels of which the second may begin with the first."""
+    for name, share in BATCH:
+        line = machine.held(machine.probe("findings.py", 0, "chained"), share=share)
+        found, name = machine.run(line, timeout=60).last(), f"a pair of chained kernels begins together, {name}"
+        if "skip" in found:
+            report.skip(name, found["skip"])
+        else:
+            report.check(name, found.get("hardware"), found.get("figures", found.get("failed")))
 
 
 def throughput(machine, report):

@@ -18,7 +18,7 @@ use tessera_region::layout::{GATE_CLOSED, gate_state};
 /// A marker is due so long after the last, microseconds.
 const MARK_AFTER_US: u32 = 200;
 /// After a kernel that may begin before the one before it has ended, so many launches may be followed by one.
-const CHAIN: u32 = 16;
+pub(super) const CHAIN: u32 = 16;
 /// Launches between two looks at the clock.
 const CLOCK_EVERY: u32 = 4;
 /// A process that would queue up behind work that stands still waits so many times longer than others: it is

@@ -252,7 +252,11 @@ fn admit_as(kind: Kind, stream: Stream) -> Result<Pass, CUresult> {
         return Ok(Pass::Free);
     }
     bind::if_due(process);
-    if kind != Kind::Work && record.is_hot() && is_solo_due(process, record) {
+    if kind != Kind::Work
+        && record.is_hot()
+        && is_solo_due(process, record)
+        && !(kind == Kind::Chained && solo::put_off(record))
+    {
         let errno = errno();
         solo::bound(process, record);
         set_errno(errno);

@@ -10,7 +10,7 @@
 
 use super::Stream;
 use super::events;
-use super::flight::now_us;
+use super::flight::{CHAIN, now_us};
 use super::streams::{Marker, Streams};
 use crate::pools::ask::Uncaptured;
 use crate::records::Record;
@@ -74,12 +74,40 @@ pub(super) fn is_due(record: &Record, count: u64) -> bool {
     count & u64::from(record.solo_mask.load(Ordering::Relaxed)) == 0
 }
 
+/// A marker before a kernel that may begin before the one before it has ended would part the two: such a launch leaves
+/// the long way to the next one, [`CHAIN`] times in a row.
+#[cold]
+#[inline(never)]
+pub(super) fn put_off(record: &Record) -> bool {
+    let so_far = record.solo_put_off.load(Ordering::Relaxed);
+    if u32::from(so_far) >= CHAIN {
+        return false;
+    }
+    if so_far == 0 {
+        record.solo_kept.store(record.solo_mask.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+    record.solo_put_off.store(so_far + 1, Ordering::Relaxed);
+    record.solo_mask.store(0, Ordering::Relaxed);
+    true
+}
+
+/// How many launches were put off, if any; the mask is what it was before them.
+fn take_put_off(record: &Record) -> u16 {
+    let put_off = record.solo_put_off.load(Ordering::Relaxed);
+    if put_off != 0 {
+        record.solo_put_off.store(0, Ordering::Relaxed);
+        record.solo_mask.store(record.solo_kept.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+    put_off
+}
+
 /// Before a launch at a gate that says SOLO, when [`is_due`]. The flag is down.
 #[cold]
 #[inline(never)]
 pub(super) fn bound(process: &Process, record: &Record) {
     let gate = &process.gate;
     let begun_us = now_us();
+    let put_off = take_put_off(record);
     let mask = record.solo_mask.load(Ordering::Relaxed);
     if !gate.is_bound() || gate.captures.any() || gate.parked.load(Ordering::Acquire) {
         // Nobody comes beside it, or it may not be marked now.
@@ -96,7 +124,7 @@ pub(super) fn bound(process: &Process, record: &Record) {
             let stream = Stream(record.stream.load(Ordering::Relaxed));
             landed += streams.land_alone(stream);
             if !is_marked && stream.0 != 0 {
-                streams.mark_alone(stream, u32::from(mask) + 1, capturing);
+                streams.mark_alone(stream, u32::from(mask) + u32::from(put_off) + 1, capturing);
             }
             is_marked = true;
             let waited_us = now_us().wrapping_sub(begun_us);
@@ -219,6 +247,18 @@ mod tests {
             mask = follow(mask, launches * 200, launches);
         }
         assert_eq!(mask, 63);
+    }
+
+    #[test]
+    fn a_chained_launch_leaves_its_marker_to_the_next_but_not_for_ever() {
+        // SAFETY: of atomic integers and pointers, for all of which zero is a value.
+        let record: Record = unsafe { core::mem::zeroed() };
+        record.solo_mask.store(63, Ordering::Relaxed);
+        assert!(put_off(&record) && is_due(&record, 65), "the next one is due");
+        assert_eq!((take_put_off(&record), record.solo_mask.load(Ordering::Relaxed)), (1, 63));
+        assert_eq!(take_put_off(&record), 0);
+        assert!((0..CHAIN).all(|_| put_off(&record)) && !put_off(&record));
+        assert_eq!((take_put_off(&record), record.solo_mask.load(Ordering::Relaxed)), (16, 63));
     }
 
     #[test]
