@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tessera_view::fleet::Fleet;
 use tessera_view::node::Node;
-use tessera_view::tenant::{Tenant, Use, gate_text};
+use tessera_view::tenant::{Tenant, Use};
 
 use super::rates::{Rates, between, tenants};
 
@@ -214,10 +214,10 @@ fn rows(node: &str, view: &Node, tenant: &Tenant, rates: Rates, wide: bool) -> V
         used: used.memory_used_bytes,
         limit: used.memory_limit_bytes,
         asked_millis: used.cores_millis,
-        policy: used.policy.clone(),
+        policy: used.policy.name().to_owned(),
         used_10s_millis: compute.map(|one| one.used_10s_millis),
         got_10s_millis: compute.map(|one| one.got_10s_millis),
-        gate: compute.map_or("", |one| gate_text(&one.gate, one.waiting_us)).to_owned(),
+        gate: compute.map_or("", |one| one.gate_text()).to_owned(),
         state: tenant.state.clone(),
         refusals: tenant.refusals,
         rates,

@@ -44,7 +44,7 @@ fn tenant(made: &Made) -> Tenant {
         memory_limit_bytes: 10 * GIB,
         memory_used_bytes: made.used,
         cores_millis: 500,
-        policy: "burst".into(),
+        policy: tessera_view::status::ComputePolicy::Burst,
         ..Use::default()
     });
     Tenant {

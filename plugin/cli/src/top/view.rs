@@ -12,10 +12,9 @@ use super::model::{Model, Sort};
 use super::picture::{Picture, Span, raw, span};
 use tessera_api::print::wrap;
 use tessera_model::counted::plural;
-use tessera_model::warning::Warning;
 use tessera_model::{duration, time_format};
 use tessera_system::terminal::Look;
-use tessera_view::node::{self, Node};
+use tessera_view::node::Node;
 
 /// Styles and characters. Without colour, weight and reversal still distinguish things.
 #[derive(Clone, Copy)]
@@ -179,8 +178,6 @@ fn warnings(model: &Model, paint: Paint, left: usize) -> Vec<[Span; 1]> {
         }
         for warning in entry.view.iter().flat_map(|view| &view.warnings).filter(|_| model.is_own())
         {
-            let node::Warning { text, since_unix_ms, last_unix_ms, times } = warning.clone();
-            let warning = Warning { text, since_unix_ms, last_unix_ms, times };
             all.push(warning.aged(model.fleet.at_unix_ms));
         }
     }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use tessera_agent::Agent;
 use tessera_agent::front_end::{AllocateError, ContainerAllocateResponse, FrontDoor};
 use tessera_agent::meters::{self, Call};
-use tessera_agent::status_board::Refusal;
+use tessera_agent::status_board;
 use tessera_cluster::resource::{Claim, ClaimRef, ResourceApi};
 use tessera_kubelet_api::dra::v1::dra_plugin_server::DraPlugin;
 use tessera_kubelet_api::dra::v1::{
@@ -312,15 +312,15 @@ impl Inner {
             board.grant(&claim.uid);
             return false;
         };
-        let is_it = |one: &Refusal| one.subject == claim.uid && one.reason == *reason;
+        let is_it = |one: &status_board::Refusal| one.subject == claim.uid && one.reason == *reason;
         let is_news = !board.refused(unix_ms()).iter().any(is_it);
-        board.refuse(Refusal {
+        board.refuse(status_board::Refusal {
             subject: claim.uid.clone(),
             namespace: claim.namespace.clone(),
             pods: pods.to_vec(),
             claim: claim.name.clone(),
             reason: reason.clone(),
-            ..Refusal::default()
+            ..status_board::Refusal::default()
         });
         is_news
     }

@@ -15,8 +15,8 @@ mod shares;
 mod tenant;
 mod tied;
 
-use tessera_arbiter::policy::model::{Figures, Load, Scenario, simulate};
 use tessera_arbiter::policy::{MS, Settings, Share, ShareKind};
+use tessera_arbiter_model::{Figures, Load, Scenario, simulate};
 
 pub use self::open::launch_each;
 use self::scenario::SHALLOW_MS;
@@ -97,6 +97,8 @@ fn play(millis: impl Fn(u32) -> u32, seed: u64) -> Figures {
         changes: Vec::new(),
         delay: (20_000, 60_000),
         late_wakes: None,
+        bare: false,
+        words: true,
         switch: 0,
         seed,
         until: 12_000 * MS,

@@ -7,17 +7,17 @@
 use crate::abi::{exports, exports_both, put, put_if};
 use crate::capture::{self, sequence::Wait};
 use crate::context::{Context, current};
-use crate::driver::{Device, driver, spend};
+use crate::driver::{Device, driver, lock, spend};
 use crate::errors::Result;
 use crate::event::Event;
 use crate::handle::{Header, Object, Recycler, enliven, handle, kill, resolve};
 use crate::pool;
 use crate::work::each;
-use simgpu::engine::Op;
+use simgpu::engine::{Op, QUEUES};
 use std::cell::RefCell;
 use std::ffi::{c_int, c_uint};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
 use tessera_cuda::types::{
     CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY, CUcontext, CUevent,
     CUstream,
