@@ -28,45 +28,11 @@ pub fn parse(text: &str) -> Result<Targets, String> {
             ));
         };
         targets = match module {
-            Some(module) => targets.with_target(current_name(module), level),
+            Some(module) => targets.with_target(module, level),
             None => targets.with_default(level),
         };
     }
     Ok(targets)
-}
-
-/// Modules of `tessera_plugin`, which was one crate, by the crate that has them now.
-const FORMER: [(&str, &[&str]); 10] = [
-    ("tessera_system", &["files", "descriptors"]),
-    ("tessera_gpu", &["device"]),
-    ("tessera_store", &["ledger"]),
-    ("tessera_peers", &["session"]),
-    ("tessera_tenant", &["regions", "delivery", "shim_install"]),
-    ("tessera_rpc", &["grpc"]),
-    ("tessera_agent", &["node", "observe", "trust", "reload", "kubernetes", "labels", "incidents"]),
-    ("tessera_api", &["admin", "metrics", "explain"]),
-    ("tessera_daemon", &["app"]),
-    ("tessera", &["arbiter", "kubelet", "config", "cli", "run", "top"]),
-];
-
-/// What a filter of an earlier version means today. All crates' names begin with `tessera`.
-fn current_name(module: &str) -> String {
-    let Some(rest) = module.strip_prefix("tessera_plugin") else { return module.to_owned() };
-    let Some(path) = rest.strip_prefix("::") else {
-        return if rest.is_empty() { "tessera".to_owned() } else { module.to_owned() };
-    };
-    let (first, more) = path.split_once("::").map_or((path, ""), |(first, more)| (first, more));
-    let Some((name, _)) = FORMER.iter().find(|(_, modules)| modules.contains(&first)) else {
-        return module.to_owned();
-    };
-    // These crates have the module in their name, or at their root.
-    let at_root = ["device", "ledger", "session", "grpc", "app"].contains(&first);
-    let base = match *name {
-        "tessera" => format!("tessera_{first}"),
-        name if at_root => name.to_owned(),
-        name => format!("{name}::{first}"),
-    };
-    if more.is_empty() { base } else { format!("{base}::{more}") }
 }
 
 /// What [`parse`] takes, as a regular expression.
@@ -96,27 +62,6 @@ mod tests {
         assert!(
             parse("off").is_ok_and(|targets| targets.default_level() == Some(LevelFilter::OFF))
         );
-    }
-
-    #[test]
-    fn filters_of_earlier_versions_mean_what_they_meant() {
-        for (before, now) in [
-            ("tessera_plugin", "tessera"),
-            ("tessera_plugin::app", "tessera_daemon"),
-            ("tessera_plugin::node::life", "tessera_agent::node::life"),
-            ("tessera_plugin::arbiter::policy", "tessera_arbiter::policy"),
-            ("tessera_plugin::ledger::store", "tessera_store::store"),
-            ("tessera_plugin::nothing", "tessera_plugin::nothing"),
-            ("tessera_pluginx", "tessera_pluginx"),
-            ("h2", "h2"),
-        ] {
-            assert_eq!(super::current_name(before), now);
-        }
-        let all = parse("warn,tessera_plugin=debug").expect("a filter");
-        for module in ["tessera_agent::node", "tessera_kubelet", "tessera_daemon"] {
-            assert!(all.would_enable(module, &tracing::Level::DEBUG), "{module}");
-        }
-        assert!(!all.would_enable("h2", &tracing::Level::DEBUG));
     }
 
     #[test]
