@@ -8,8 +8,6 @@ use crate::exit::Exit;
 #[derive(Debug)]
 pub struct Args {
     rest: Vec<String>,
-    /// What followed `--`.
-    command: Vec<String>,
 }
 
 impl Args {
@@ -19,16 +17,8 @@ impl Args {
     }
 
     /// These words.
-    pub fn new(mut rest: Vec<String>) -> Self {
-        let command = match rest.iter().position(|a| a == "--") {
-            Some(at) => {
-                let command = rest.split_off(at + 1);
-                rest.pop();
-                command
-            }
-            None => Vec::new(),
-        };
-        Self { rest, command }
+    pub fn new(rest: Vec<String>) -> Self {
+        Self { rest }
     }
 
     /// Whether `name` was given; consumes it.
@@ -89,14 +79,9 @@ impl Args {
         Some(self.rest.remove(at))
     }
 
-    /// What followed `--`.
-    pub fn command(&mut self) -> Vec<String> {
-        std::mem::take(&mut self.command)
-    }
-
     /// Refuses whatever nobody consumed.
     pub fn finish(self) -> Result<(), Exit> {
-        match self.rest.first().or(self.command.first()) {
+        match self.rest.first() {
             None => Ok(()),
             Some(left) => Err(Exit::usage(format!("unexpected argument {left}; see --help"))),
         }
@@ -167,12 +152,5 @@ mod tests {
     fn a_leftover_or_missing_value_is_a_usage_error() {
         assert_eq!(args("--what").finish().unwrap_err().code, crate::exit::USAGE);
         assert_eq!(args("--rate").number("--rate", 0).unwrap_err().code, crate::exit::USAGE);
-    }
-
-    #[test]
-    fn a_command_keeps_its_own_options() {
-        let mut a = args("exec --clear-env -- env -i true");
-        assert!(a.flag("--clear-env"));
-        assert_eq!(a.command(), ["env", "-i", "true"]);
     }
 }

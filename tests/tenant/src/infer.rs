@@ -31,8 +31,6 @@ const PROBE: usize = 4096;
 pub struct Options {
     weights: u64,
     activations: u64,
-    /// 0: no limit.
-    requests: u64,
     /// Per second; 0: the next request follows the last at once.
     rate: f64,
     kernel_ns: u64,
@@ -45,7 +43,6 @@ impl Options {
         let options = Self {
             weights: args.bytes("--weights")?.unwrap_or(256 << 20),
             activations: args.bytes("--activations")?.unwrap_or(16 << 20),
-            requests: args.number("--requests", 0)?,
             rate: args.number("--rate", 50.0)?,
             kernel_ns: args.number::<u64>("--kernel-us", 2000)?.saturating_mul(1000),
             limit: match args.number::<u64>("--for", 0)? {
@@ -202,7 +199,7 @@ impl<'a> Server<'a> {
     }
 }
 
-/// Serves until the requests are done, the time is over, or it is asked to stop.
+/// Serves until the time is over, or it is asked to stop.
 pub fn run(target: Target, options: &Options) -> Result<(), Exit> {
     let mut server = Server::start(target, options)?;
     let (free, total) = server.cuda.mem_info()?;
@@ -216,8 +213,7 @@ pub fn run(target: Target, options: &Options) -> Result<(), Exit> {
     let mut arrival = start;
     let mut number = 0;
     loop {
-        let done = options.requests > 0 && number >= options.requests
-            || options.limit.is_some_and(|l| start.elapsed() >= l);
+        let done = options.limit.is_some_and(|limit| start.elapsed() >= limit);
         let wait = arrival.saturating_duration_since(Instant::now());
         let asked = if done { Some(Asked::Stop) } else { stop::wait(wait) };
         if asked.is_some() || second_start.elapsed() >= Duration::from_secs(1) {

@@ -11,7 +11,6 @@ pub mod args;
 pub mod churn;
 pub mod cuda;
 pub mod driver;
-pub mod exec;
 pub mod exit;
 pub mod greedy;
 pub mod histogram;

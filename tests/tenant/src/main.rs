@@ -4,7 +4,7 @@ use tessera_tenant_program::args::Args;
 use tessera_tenant_program::driver::Resolve;
 use tessera_tenant_program::exit::{self, Exit};
 use tessera_tenant_program::{
-    Device, Target, churn, exec, greedy, hold, infer, info, load, processes, stop, time,
+    Device, Target, churn, greedy, hold, infer, info, load, processes, stop, time,
 };
 
 const USAGE: &str = "\
@@ -18,10 +18,10 @@ Subcommands
           [--for S] [--retry-ms N]
                             allocate until out of memory, by each API in turn; without --for exit
                             at once, else hold S seconds (0: until SIGTERM) and keep trying
-  infer   [--weights Q] [--activations Q] [--requests N] [--rate R] [--kernel-us K] [--for S]
+  infer   [--weights Q] [--activations Q] [--rate R] [--kernel-us K] [--for S]
                             serve inference-like requests; a JSON line each second and at the end;
                             SIGUSR1 closes a phase and starts the next
-  load    [--kernel-us LIST] [--kernels N] [--graph] [--streams N] [--for S]
+  load    [--kernel-us LIST] [--kernels N] [--graph] [--for S]
           [--sync-every N] [--shallow-ms N] [--name NAME] [--rate R [--poisson] | --closed | --burst-ms B --pause-ms P]
                             kernels of these durations in turn, N times each round, or all as one
                             graph: without end; as requests that arrive, or follow each other;
@@ -30,8 +30,6 @@ Subcommands
                             measurements of tests/gpu/run share; see the source
   churn   [--threads N] [--min Q] [--max Q] [--for S] [--seed N] [--apis LIST]
                             allocate, verify and free at random from many threads
-  exec    [--clear-env] [--bytes Q] -- COMMAND...
-                            use the GPU (with --bytes), then replace this process by COMMAND
 
 Options
   --getproc                 resolve every function through cuGetProcAddress instead of dlsym
@@ -100,10 +98,6 @@ fn run() -> Result<(), Exit> {
         "churn" => {
             let options = churn::Options::parse(args)?;
             Box::new(move || churn::run(target, &options))
-        }
-        "exec" => {
-            let options = exec::Options::parse(args)?;
-            Box::new(move || exec::run(target, &options))
         }
         other => return Err(Exit::usage(format!("unknown subcommand {other}\n\n{USAGE}"))),
     };

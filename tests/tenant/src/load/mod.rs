@@ -26,8 +26,6 @@ pub struct Options {
     kernels: Vec<u64>,
     /// All of them as one graph.
     graph: bool,
-    /// Streams that are launched into, in turn.
-    streams: usize,
     /// A backlog waits for its work after so many launches; 0: never.
     sync_every: u64,
     /// A backlog has a host function of so long after so many launches.
@@ -73,7 +71,6 @@ impl Options {
             name: name.map_err(|_| Exit::usage("--name has a NUL"))?,
             kernels: kernels.iter().copied().cycle().take(kernels.len() * repeat).collect(),
             graph: args.flag("--graph"),
-            streams: args.number::<usize>("--streams", 1)?.clamp(1, 64),
             sync_every: args.number("--sync-every", 0)?,
             host: host.filter(|(ms, _)| *ms > 0),
             copy: args.number::<usize>("--copy-mib", 0)? << 20,

@@ -12,22 +12,21 @@ pub(super) struct Work {
     kernel: Kernel,
     graph: Option<Graph>,
     durations: Vec<u64>,
-    streams: Vec<Stream>,
+    stream: Stream,
     next: Cell<usize>,
 }
 
 impl Work {
-    /// Loads the kernel, makes the streams, and captures the graph if there is to be one.
+    /// Loads the kernel, makes the stream, and captures the graph if there is to be one.
     pub fn prepare(cuda: Cuda, options: &Options) -> Result<Self, Exit> {
         let kernel = cuda.kernel()?;
-        let streams =
-            (0..options.streams).map(|_| cuda.stream()).collect::<Result<Vec<_>, CudaError>>()?;
+        let stream = cuda.stream()?;
         let graph = match options.graph {
-            true => Some(cuda.capture(&kernel, &options.kernels, streams[0])?),
+            true => Some(cuda.capture(&kernel, &options.kernels, stream)?),
             false => None,
         };
         let durations = options.kernels.clone();
-        Ok(Self { cuda, kernel, graph, durations, streams, next: Cell::new(0) })
+        Ok(Self { cuda, kernel, graph, durations, stream, next: Cell::new(0) })
     }
 
     /// GPU time of one unit, nanoseconds.
@@ -35,15 +34,15 @@ impl Work {
         self.durations.iter().sum()
     }
 
-    /// Launches one call's worth: the graph, or the next kernel of the list, into the next stream.
+    /// Launches one call's worth: the graph, or the next kernel of the list.
     pub fn launch(&self) -> Result<(), CudaError> {
         let at = self.next.get();
         self.next.set(at.wrapping_add(1));
-        let stream = self.streams[at % self.streams.len()];
         match &self.graph {
-            Some(graph) => self.cuda.launch_graph(graph, stream),
+            Some(graph) => self.cuda.launch_graph(graph, self.stream),
             None => {
-                self.cuda.launch(&self.kernel, self.durations[at % self.durations.len()], stream)
+                let duration = self.durations[at % self.durations.len()];
+                self.cuda.launch(&self.kernel, duration, self.stream)
             }
         }
     }
@@ -54,14 +53,14 @@ impl Work {
         (0..calls).try_for_each(|_| self.launch())
     }
 
-    /// A host function in the first stream.
+    /// A host function in the stream.
     pub fn sleep_on_host(&self, ms: usize) -> Result<(), CudaError> {
-        self.cuda.sleep_on_host(ms, self.streams[0])
+        self.cuda.sleep_on_host(ms, self.stream)
     }
 
-    /// The first stream goes no further.
+    /// The stream goes no further.
     pub fn wait_for_ever(&self) -> Result<(), CudaError> {
-        self.cuda.wait_for_ever(self.streams[0])
+        self.cuda.wait_for_ever(self.stream)
     }
 
     /// Room on the device, to copy `bytes` into it.
@@ -76,6 +75,6 @@ impl Work {
 
     /// Waits for everything launched.
     pub fn wait(&self) -> Result<(), CudaError> {
-        self.streams.iter().try_for_each(|&stream| self.cuda.wait(&self.kernel, stream))
+        self.cuda.wait(&self.kernel, self.stream)
     }
 }
