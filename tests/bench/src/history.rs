@@ -5,7 +5,7 @@ use std::time::Duration;
 use tessera_history::{GpuLook, History, Look, Options, TenantLook, UseLook};
 use tokio::time::sleep;
 
-use crate::kernel;
+use crate::machine;
 use crate::node::{self, Api, Node};
 use crate::report::Report;
 use crate::stats::Pair;
@@ -69,7 +69,7 @@ async fn watched(world: &World) -> anyhow::Result<Pair> {
 
 /// CPU time of a plugin, and when: nanoseconds.
 fn used(node: &Node) -> anyhow::Result<(u64, u64)> {
-    Ok((node.process()?.cpu_ns()?, kernel::now_ns()))
+    Ok((node.process()?.cpu_ns()?, machine::now_ns()))
 }
 
 /// Everything at one second: each tenant does something else all the time.

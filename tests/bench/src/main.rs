@@ -13,7 +13,6 @@ mod dra;
 mod flood;
 mod gate_flood;
 mod history;
-mod kernel;
 mod machine;
 mod many;
 mod mayfly;

@@ -18,7 +18,7 @@ use tessera_web::client;
 use tokio::process::{Child, Command};
 use tonic::transport::{Channel, Endpoint};
 
-use crate::kernel::Process;
+use crate::machine::Process;
 use crate::stats::Sample;
 use crate::world::{Artefacts, World};
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use tessera_tenant_program::memory::Api;
 
-use crate::kernel;
+use crate::machine;
 use crate::report::Report;
 use crate::stats::Sample;
 use crate::world::{Account, CONTEXT, World};
@@ -75,7 +75,7 @@ fn after_driver(world: &World, api: Api) -> anyhow::Result<Sample> {
         while account.processes()?.iter().any(|(other, _)| *other == pid) {
             anyhow::ensure!(Instant::now() < patience, "the driver keeps a dead process's bytes");
         }
-        let released = kernel::now_ns();
+        let released = machine::now_ns();
         holder.wait()?;
         line.clear();
         answers.read_line(&mut line)?;

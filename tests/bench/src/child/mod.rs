@@ -13,7 +13,7 @@ use tessera_tenant_program::driver::Resolve;
 use tessera_tenant_program::memory::Api;
 use tessera_tenant_program::{Device, Target};
 
-use crate::kernel;
+use crate::machine;
 use crate::stats::Sample;
 
 /// Calls timed together: long enough for the clock, short enough to fit between preemptions.
@@ -200,7 +200,7 @@ fn take(bytes: u64) -> anyhow::Result<()> {
         let deadline = Instant::now() + Duration::from_secs(10);
         let (at, block) = loop {
             match cuda.allocate(Api::Plain, bytes, Stream::LEGACY) {
-                Ok(block) => break (kernel::now_ns(), block),
+                Ok(block) => break (machine::now_ns(), block),
                 Err(error) if error.is_out_of_memory() => {}
                 Err(error) => return Err(failed(error)),
             }

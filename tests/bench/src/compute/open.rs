@@ -17,7 +17,7 @@ use tessera_region::quota::QuotaWriter;
 
 use super::host::make_pages;
 use super::{Report, backlog};
-use crate::kernel;
+use crate::machine;
 use crate::stats::{Pair, Sample};
 use crate::world::World;
 
@@ -41,11 +41,11 @@ pub fn run(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let stop = AtomicBool::new(false);
     let rounds = std::thread::scope(|scope| {
         page.set_window(0, WINDOW.0, WINDOW.1);
-        page.set_arbiter(kernel::now_ns());
+        page.set_arbiter(machine::now_ns());
         page.set_gate(0, GATE_OPEN);
         let beating = scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
-                page.set_arbiter(kernel::now_ns());
+                page.set_arbiter(machine::now_ns());
                 std::thread::sleep(BEAT);
             }
         });
@@ -136,9 +136,9 @@ pub fn launch_each(
     let mut values = Vec::with_capacity(BATCH * BATCHES);
     for batch in 0..BATCHES + BATCHES / 10 {
         for _ in 0..BATCH {
-            let start = kernel::now_ns();
+            let start = machine::now_ns();
             launch()?;
-            let elapsed = kernel::now_ns() - start;
+            let elapsed = machine::now_ns() - start;
             // The first ones warm up, and let the window learn how long operations take.
             if batch >= BATCHES / 10 {
                 #[allow(clippy::cast_precision_loss, reason = "nanoseconds of one call")]

@@ -15,7 +15,7 @@ use tessera_web::client::Endpoint;
 use tokio::process::{Child, Command};
 use tokio::time::{sleep, timeout};
 
-use crate::kernel::Process;
+use crate::machine::Process;
 use crate::node::{Api, certificate};
 use crate::world::World;
 

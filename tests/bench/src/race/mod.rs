@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 use tessera_tenant_program::memory::Api;
 use tessera_tenant_program::rng::Rng;
 
-use crate::kernel;
+use crate::machine;
 use crate::report::Report;
 use crate::world::{Account, CONTEXT, World};
 use team::Team;
@@ -145,7 +145,7 @@ fn contended(
     let mut rng = Rng::new(1);
     for round in 0..ROUNDS {
         let kill = round % KILL_EVERY == KILL_EVERY - 1;
-        let at = kernel::now_ns() + u64::try_from(MUSTER.as_nanos())?;
+        let at = machine::now_ns() + u64::try_from(MUSTER.as_nanos())?;
         team.order(|place| format!("round {at} {}", list(apis, place + round)))?;
         if kill {
             std::thread::sleep(MUSTER + Duration::from_micros(rng.below(1500)));
