@@ -15,7 +15,7 @@ use super::gate_connections::{GateConnections, GateEvent};
 use super::latency::Latencies;
 use super::linked_shares::{LinkedShares, OwnShare};
 use super::policy::{
-    GateState, GpuIndex, IdleTotals, MAX_GPUS, Pace, Policy, Share, TenantId, Watch,
+    GateState, GpuIndex, IdleTotals, MAX_GPUS, Pace, Policy, Share, TenantId, Watch, Window,
 };
 use super::reactor::{Reactor, Ready, Token};
 use super::trace::{ASKERS, Askers, Begun, EndAnswer, Noted, TraceAnswer, TraceError, Tracing};
@@ -575,7 +575,7 @@ impl Thread {
         let mut tenant =
             ArbitratedTenant::new(opened, gpus.clone(), share, connections, now.instant);
         let idle_ns = self.policy.settings().idle;
-        tenant.set_pace(&self.leases, Pace { idle_ns, is_narrow: false });
+        tenant.set_pace(&self.leases, Pace { idle_ns, window: Window::Usual });
         tenant.beat(now.ns);
         if let Some(askers) = &mut self.askers {
             askers.tenants.insert(id(key), tenant.id.clone());

@@ -6,7 +6,7 @@ use crate::world::{Event, GateWord, World, id};
 
 /// A thread that comes to wait polls for so long, and one that is woken, nanoseconds.
 const POLLS: u64 = 300_000;
-const ROUSED_POLLS: u64 = 2_000_000;
+const ROUSED_POLLS: u64 = 600_000;
 /// Nobody marks what a process without a CPU has launched: it counts as complete so long after it is, nanoseconds.
 const STANDS_STILL: u64 = 1_000_000;
 /// So long a thread may take to find out that there is room for its launch, nanoseconds.
@@ -37,7 +37,8 @@ impl World {
     pub(crate) fn polls(&self, i: usize) -> bool {
         let player = &self.players[i];
         let closed = player.gate == GateWord::Closed && player.seen == player.said;
-        closed && !player.stands() && player.alive && self.now < player.polls_until
+        let waits = closed && player.want_said && player.alive;
+        waits && !player.stands() && self.now < player.polls_until
     }
 
     /// When words are read next.

@@ -13,7 +13,7 @@ const LOOK_SOON: u64 = 60_000;
 const LOOK: u64 = 500_000;
 /// And so long for its first launch: its thread may have slept since it was seen awake. Less would end its lease before it
 /// has begun, each time.
-const FIRST: u64 = 1_000_000;
+const FIRST: u64 = 300_000;
 /// So long after a sign of it something is about to change, nanoseconds.
 const NEAR: u64 = 1_000_000;
 /// A holder that does nothing is waited for so long by whoever is awake, nanoseconds.
@@ -122,7 +122,7 @@ impl Policy {
     }
 
     /// It has not been roused lately.
-    fn is_asleep(&self, now: u64, slot: Slot) -> bool {
+    pub(super) fn is_asleep(&self, now: u64, slot: Slot) -> bool {
         let tenant = self.tenants[slot].as_ref();
         let roused = tenant.and_then(|tenant| tenant.roused);
         roused.is_none_or(|(_, last)| now >= last.saturating_add(NEAR))

@@ -181,7 +181,7 @@ impl Policy {
         let id = tenant.id;
         self.say_closed(id);
         self.note(now, slot, Note::Closed(why));
-        let next = self.next_after(slot);
+        let next = self.next_after(slot).filter(|&next| self.is_asleep(now, next));
         next.into_iter().for_each(|next| self.rouse(now, next));
     }
 

@@ -8,11 +8,12 @@
 //! between them, and those ahead of their share. A tenant whose pauses are all long counts as idle sooner,
 //! because the GPU is idle with it.
 //!
-//! **Narrow windows.** A tenant that wakes waits for what the holder has in flight. Where a tenant with as
-//! large a share has worked lately and may return at any time, holders keep less in flight.
+//! **Windows.** A tenant that wakes waits for what the holder has in flight. Where a tenant with as large a share has
+//! worked lately and may return at any time, holders keep less in flight; one whose threads wake late keeps more, so that
+//! the GPU has work meanwhile.
 
 use super::tenant::{Slot, Tenant};
-use super::types::{GateState, Pace, Settings};
+use super::types::{GateState, Pace, Settings, Window};
 use super::{Policy, moving_mean};
 
 /// Recent short pauses in a row after which the next is expected to be short.
@@ -27,6 +28,9 @@ const LONG_AGAIN: i32 = 1000;
 const WAITED: u64 = 300_000;
 /// Leases in a row without an idle report after which pauses are measured again.
 const LOOK_AGAIN: u32 = 32;
+
+/// A tenant whose leases lose so much to waking threads, as a mean, gets a wide window, nanoseconds.
+const LATE: u64 = 500_000;
 
 /// A tenant with nothing in flight drains faster than this, nanoseconds.
 const CROSSED: u64 = 250_000;
@@ -116,9 +120,15 @@ impl Policy {
             }
             _ => self.settings.idle,
         };
-        let is_narrow =
-            matches!(state, GateState::Open | GateState::Yield) && self.may_be_woken(now, slot);
-        Pace { idle_ns, is_narrow }
+        let is_late = self.tenants[slot]
+            .as_ref()
+            .is_some_and(|tenant| !tenant.strict() && tenant.handover >= LATE);
+        let window = match state {
+            GateState::Open | GateState::Yield if self.may_be_woken(now, slot) => Window::Narrow,
+            GateState::Yield if is_late => Window::Wide,
+            _ => Window::Usual,
+        };
+        Pace { idle_ns, window }
     }
 
     /// Whether it has had more than its share, on any of its GPUs.

@@ -79,8 +79,19 @@ pub struct TenantTotals {
 pub struct Pace {
     /// How long it may be idle before it reports so, nanoseconds.
     pub idle_ns: u64,
+    /// How much it may have in flight.
+    pub window: Window,
+}
+
+/// How much a holder may have in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Window {
     /// A tenant may come that must not wait for a whole window.
-    pub is_narrow: bool,
+    Narrow,
+    /// A window.
+    Usual,
+    /// Its threads wake late: what it launches at once must last until they do.
+    Wide,
 }
 
 /// A command: write this state, in a new epoch, to all gates of the tenant.

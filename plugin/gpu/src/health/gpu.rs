@@ -23,10 +23,6 @@ pub(super) struct Machine {
     passed: u32,
     /// Only a reset ends this: why.
     locked: Option<String>,
-    /// That came after the last probe.
-    is_newly_locked: bool,
-    /// It came before the probe whose counters are to come, and after the one before that.
-    is_first_look: bool,
     /// The driver had no such GPU; one that answers now was initialised again.
     gone: bool,
     /// What NVML says stands against it now.
@@ -57,7 +53,6 @@ impl Machine {
             XidAction::UntilReset => {
                 // The first one tells what happened, the others follow from it.
                 self.locked.get_or_insert_with(|| reason.clone());
-                self.is_newly_locked = true;
                 self.fall(reason, policy, now);
             }
         }
@@ -65,7 +60,6 @@ impl Machine {
 
     pub(super) fn failed(&mut self, silence: &Silence, policy: &Health, now: Instant) {
         self.failed = self.failed.saturating_add(1);
-        (self.is_newly_locked, self.is_first_look) = (false, false);
         self.gone |= silence.gone;
         let reason = format!("NVML: {}", silence.why);
         if self.failed >= policy.probes_failed || !self.state.is_sold() {
@@ -81,7 +75,6 @@ impl Machine {
     pub(super) fn passed(&mut self, policy: &Health, now: Instant) {
         self.failed = 0;
         self.passed = self.passed.saturating_add(1);
-        self.is_first_look = std::mem::take(&mut self.is_newly_locked);
         if std::mem::take(&mut self.gone) {
             self.was_reset();
             // What they have reached is to be read still.
@@ -137,18 +130,12 @@ impl Machine {
         let energy = self.energy_mj;
         self.energy_mj = condition.energy_mj.or(energy);
         let anew = matches!((energy, condition.energy_mj), (Some(b), Some(n)) if n < b);
-        self.is_first_look |= std::mem::take(&mut self.is_newly_locked);
-        if repaired {
-            // This is so now, whatever came before.
-            self.locked = None;
-        }
         // Counters restart with the GPU.
         if repaired || fewer || anew {
             self.was_reset();
             // Of those that were not read now nothing is known any more.
             (self.uncorrectable, self.energy_mj) = (condition.uncorrectable, condition.energy_mj);
         }
-        self.is_first_look = false;
         if let Some(reason) = self.stands.clone() {
             self.fall(reason, policy, now);
         } else if more {
@@ -243,9 +230,6 @@ impl Machine {
             failed: 0,
             passed: 0,
             locked: known.locked.clone(),
-            // Time has passed, in which the GPU may have been reset.
-            is_newly_locked: false,
-            is_first_look: false,
             gone: known.gone,
             stands: known.stands.clone(),
             needed_recovery: known.needed_recovery,
@@ -263,12 +247,8 @@ impl Machine {
         machine
     }
 
-    /// A reset that shows at the first probe after a fault came before it: a fault calls for a probe at once, and nobody
-    /// resets a GPU as quickly.
     fn was_reset(&mut self) {
-        if !self.is_first_look {
-            self.locked = None;
-        }
+        self.locked = None;
     }
 
     fn disturb(&mut self, now: Instant) {

@@ -456,9 +456,9 @@ fn nudge(process: &Process) {
     set_errno(errno);
 }
 
-/// How long who comes to wait stays awake, and who is woken for it: until the holder has drained, if that takes no longer.
+/// How long who comes to wait, or is woken for it, stays awake.
 const NEW_US: u32 = 300;
-const ROUSED_US: u32 = 2_000;
+const ROUSED_US: u32 = 600;
 /// How long a sleep at the gate lasts at most.
 const NAP_NS: u64 = 100_000_000;
 
