@@ -16,7 +16,7 @@ use super::ArbiterError;
 use super::drain_tracker::DrainTracker;
 use super::flights::Flights;
 use super::gate_connections::GateConnections;
-use super::policy::{GateState, GpuIndex, Pace, Share, ShareKind, TenantTotals, Window};
+use super::policy::{GateState, GpuIndex, Pace, Share, ShareKind, TenantTotals};
 use tessera_config::Leases;
 
 /// How long the arbiter waits for processes that an earlier arbiter served: they read the gate at least
@@ -26,8 +26,6 @@ const INHERITED_WAIT: Duration = Duration::from_millis(250);
 const INHERITED_DRAIN: Duration = Duration::from_secs(1);
 /// Predicted work in flight where another tenant may wake that must not wait for a whole window.
 const NARROW: Duration = Duration::from_micros(250);
-/// So many times the usual of a tenant whose threads wake late.
-const WIDE: u32 = 4;
 /// How far back GPU time is remembered, and how finely. Of a tenant that is alone it is measured every ten seconds or
 /// so; two such times have one in any case.
 const REMEMBERED_NS: u64 = 20_000_000_000;
@@ -324,13 +322,9 @@ impl ArbitratedTenant {
 
     /// Writes how the coming lease is to be used, where that has changed.
     pub fn set_pace(&mut self, leases: &Leases, pace: Pace) {
-        let time = match pace.window {
-            Window::Narrow => leases.window_time.min(NARROW),
-            Window::Usual => leases.window_time,
-            Window::Wide => leases.window_time.saturating_mul(WIDE),
-        };
+        let narrow = if pace.is_narrow { NARROW } else { Duration::MAX };
         let us = |us: u128| u32::try_from(us).unwrap_or(u32::MAX);
-        let window = us(time.as_micros());
+        let window = us(leases.window_time.min(narrow).as_micros());
         let idle = us(Duration::from_nanos(pace.idle_ns).as_micros());
         let pace = (leases.window, window, idle);
         if self.pace.replace(pace) == Some(pace) {

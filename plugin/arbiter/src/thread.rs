@@ -15,7 +15,7 @@ use super::gate_connections::{GateConnections, GateEvent};
 use super::latency::Latencies;
 use super::linked_shares::{LinkedShares, OwnShare};
 use super::policy::{
-    GateState, GpuIndex, IdleTotals, MAX_GPUS, Pace, Policy, Share, TenantId, Watch, Window,
+    GateState, GpuIndex, IdleTotals, MAX_GPUS, Pace, Policy, Share, TenantId, Watch,
 };
 use super::reactor::{Reactor, Ready, Token};
 use super::trace::{ASKERS, Askers, Begun, EndAnswer, Noted, TraceAnswer, TraceError, Tracing};
@@ -258,9 +258,10 @@ impl Thread {
                         self.policy.quiet(now.ns, id, since);
                     }
                 }
-                Watch::Awake if tenant.is_seen() && tenant.is_awake(now.ns) => {
-                    self.policy.awake(now.ns, id);
-                }
+                Watch::Awake if tenant.is_seen() => match tenant.is_awake(now.ns) {
+                    true => self.policy.awake(now.ns, id),
+                    false => self.policy.asleep(now.ns, id),
+                },
                 Watch::Quiet | Watch::Awake => {}
             }
             let Some(tenant) = self.tenants.get_mut(&key) else { continue };
@@ -575,7 +576,7 @@ impl Thread {
         let mut tenant =
             ArbitratedTenant::new(opened, gpus.clone(), share, connections, now.instant);
         let idle_ns = self.policy.settings().idle;
-        tenant.set_pace(&self.leases, Pace { idle_ns, window: Window::Usual });
+        tenant.set_pace(&self.leases, Pace { idle_ns, is_narrow: false });
         tenant.beat(now.ns);
         if let Some(askers) = &mut self.askers {
             askers.tenants.insert(id(key), tenant.id.clone());

@@ -72,7 +72,7 @@ impl World {
                     }
                 }
                 Watch::Awake if self.polls(i) => self.tell(|policy, now| policy.awake(now, id)),
-                Watch::Awake => {}
+                Watch::Awake => self.tell(|policy, now| policy.asleep(now, id)),
             }
             let player = &self.players[i];
             if player.closed_at.is_some() && player.want_said && !self.policy.wants(id) {

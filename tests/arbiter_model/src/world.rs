@@ -6,12 +6,10 @@ use std::collections::{BinaryHeap, VecDeque};
 use crate::op::{Op, Slices, Turn};
 use crate::{Change, Figures, LateWakes, Load, Random, Scenario, TenantFigures};
 use tessera_arbiter::policy::Policy;
-use tessera_arbiter::policy::{Pace, TenantId, Window};
+use tessera_arbiter::policy::{Pace, TenantId};
 
 /// Work in flight of a holder while another tenant may be woken, nanoseconds.
 const NARROW: u64 = 250_000;
-/// Windows in flight of a holder whose threads wake late.
-const WIDE: u64 = 4;
 /// Operations in flight while SOLO, in windows.
 const SOLO_WINDOWS: usize = 4;
 const SECOND: u64 = 1_000_000_000;
@@ -419,10 +417,9 @@ impl World {
             let room = if player.gate == GateWord::Solo { SOLO_WINDOWS } else { 1 };
             let processes = usize::try_from(player.load.slices()).unwrap_or(1);
             let most = player.load.window.max(1) * room * processes;
-            let window_ns = match player.pace.window {
-                Window::Narrow => player.load.window_ns.min(NARROW),
-                Window::Usual => player.load.window_ns,
-                Window::Wide => player.load.window_ns * WIDE,
+            let window_ns = match player.pace.is_narrow {
+                true => player.load.window_ns.min(NARROW),
+                false => player.load.window_ns,
             };
             #[allow(clippy::cast_precision_loss, reason = "short")]
             let most_ns = (window_ns * (room * processes) as u64) as f64;
@@ -474,7 +471,7 @@ impl Player {
             preempted: false,
             thinking: false,
             gate: GateWord::Closed,
-            pace: Pace { idle_ns: u64::MAX, window: Window::Usual },
+            pace: Pace { idle_ns: u64::MAX, is_narrow: false },
             seen: 0,
             said: 0,
             flight: VecDeque::new(),

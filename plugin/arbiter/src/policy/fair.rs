@@ -191,24 +191,9 @@ impl Gpu {
 
     /// The first of the tenants that have this GPU alone.
     pub(super) fn best_single(&self, quantum: u64, tenants: &[Option<Tenant>]) -> Option<Key> {
-        self.best(quantum, tenants, |_| true)
-    }
-
-    /// The first of those that are awake.
-    pub(super) fn best_awake(&self, quantum: u64, tenants: &[Option<Tenant>]) -> Option<Key> {
-        self.best(quantum, tenants, |tenant| tenant.awake)
-    }
-
-    fn best(
-        &self,
-        quantum: u64,
-        tenants: &[Option<Tenant>],
-        may: impl Fn(&Tenant) -> bool,
-    ) -> Option<Key> {
         let single = |entity: &SchedEntity| {
             let tenant = tenants[entity.slot].as_ref()?;
-            let counts = tenant.contends && !tenant.gang() && may(tenant);
-            counts.then(|| self.key_of(entity, tenant, quantum))
+            (tenant.contends && !tenant.gang()).then(|| self.key_of(entity, tenant, quantum))
         };
         self.entities.iter().filter_map(single).min()
     }

@@ -121,6 +121,7 @@ impl Policy {
         let Some(tenant) = &mut self.tenants[slot] else { return };
         tenant.contends = false;
         tenant.wanting = false;
+        tenant.awake = false;
         tenant.late_leases += u32::from(matches!(tenant.phase, Phase::Late { .. }));
         tenant.pauses.granted();
         tenant.lease_ns = 0;
@@ -133,10 +134,7 @@ impl Policy {
         tenant.bucket.wait(now, tenant.share.millis, self.settings.burst);
         let until = now.saturating_add(quantum);
         let idle_ns = pace.idle_ns;
-        let (preempt, kept, quiet_at) = (None, false, None);
-        tenant.phase =
-            Phase::Held(Lease { since: now, until, preempt, state, idle_ns, kept, quiet_at });
-        (tenant.awake, tenant.roused) = (false, None);
+        tenant.phase = Phase::Held(Lease { since: now, until, preempt: None, state, idle_ns });
         tenant.switched = false;
         for &gpu in &tenant.gpus {
             let gpu = &mut self.gpus[usize::from(gpu)];
@@ -160,7 +158,7 @@ impl Policy {
         let Some(tenant) = &mut self.tenants[slot] else { return };
         if let Phase::Held(lease) = &mut tenant.phase {
             lease.until = now.saturating_add(quantum);
-            (lease.preempt, lease.kept) = (None, false);
+            lease.preempt = None;
         }
         // Among equals the tenant that has waited longer comes first.
         tenant.since = now;
@@ -181,8 +179,8 @@ impl Policy {
         let id = tenant.id;
         self.say_closed(id);
         self.note(now, slot, Note::Closed(why));
-        let next = self.next_after(slot).filter(|&next| self.is_asleep(now, next));
-        next.into_iter().for_each(|next| self.rouse(now, next));
+        let next = self.successor_of(slot);
+        next.into_iter().for_each(|next| self.rouse(next));
     }
 
     /// The drain has passed its deadline: the lease has ended for others, and is still charged.

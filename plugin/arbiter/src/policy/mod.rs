@@ -43,7 +43,7 @@ pub(crate) use settle::{Mask, each};
 use tenant::{Phase, Slot, Tenant};
 pub use types::{
     Command, GateState, GpuIndex, MAX_GPUS, MS, Pace, Settings, Share, ShareKind, TenantId,
-    TenantTotals, Used, Watch, Window,
+    TenantTotals, Used, Watch,
 };
 pub use view::{GpuView, TenantView};
 
@@ -389,7 +389,7 @@ impl Policy {
     }
 
     fn say_closed(&mut self, tenant: TenantId) {
-        let pace = Pace { idle_ns: self.settings.idle, window: Window::Usual };
+        let pace = Pace { idle_ns: self.settings.idle, is_narrow: false };
         self.commands.push_back(Command { tenant, state: GateState::Closed, pace });
     }
 

@@ -8,12 +8,11 @@
 //! between them, and those ahead of their share. A tenant whose pauses are all long counts as idle sooner,
 //! because the GPU is idle with it.
 //!
-//! **Windows.** A tenant that wakes waits for what the holder has in flight. Where a tenant with as large a share has
-//! worked lately and may return at any time, holders keep less in flight; one whose threads wake late keeps more, so that
-//! the GPU has work meanwhile.
+//! **Narrow windows.** A tenant that wakes waits for what the holder has in flight. Where a tenant with as
+//! large a share has worked lately and may return at any time, holders keep less in flight.
 
 use super::tenant::{Slot, Tenant};
-use super::types::{GateState, Pace, Settings, Window};
+use super::types::{GateState, Pace, Settings};
 use super::{Policy, moving_mean};
 
 /// Recent short pauses in a row after which the next is expected to be short.
@@ -24,13 +23,8 @@ const MOST: u32 = 8;
 /// tenant taken for idle in the middle of its work waits for its next lease.
 const LONG: i32 = 8;
 const LONG_AGAIN: i32 = 1000;
-/// No longer pause is waited for, nanoseconds: about what it takes to hand the GPU over and back.
-const WAITED: u64 = 300_000;
 /// Leases in a row without an idle report after which pauses are measured again.
 const LOOK_AGAIN: u32 = 32;
-
-/// A tenant whose leases lose so much to waking threads, as a mean, gets a wide window, nanoseconds.
-const LATE: u64 = 500_000;
 
 /// A tenant with nothing in flight drains faster than this, nanoseconds.
 const CROSSED: u64 = 250_000;
@@ -100,7 +94,7 @@ impl PausePattern {
 
     /// How long its next pause is worth waiting for.
     fn patience(&self, set: &Settings) -> u64 {
-        let expected = self.short >= ENOUGH && self.pause <= WAITED.min(self.work / 2);
+        let expected = self.short >= ENOUGH && self.pause <= self.work / 2;
         if !expected || self.leases >= LOOK_AGAIN {
             return self.least(set);
         }
@@ -120,15 +114,9 @@ impl Policy {
             }
             _ => self.settings.idle,
         };
-        let is_late = self.tenants[slot]
-            .as_ref()
-            .is_some_and(|tenant| !tenant.strict() && tenant.handover >= LATE);
-        let window = match state {
-            GateState::Open | GateState::Yield if self.may_be_woken(now, slot) => Window::Narrow,
-            GateState::Yield if is_late => Window::Wide,
-            _ => Window::Usual,
-        };
-        Pace { idle_ns, window }
+        let is_narrow =
+            matches!(state, GateState::Open | GateState::Yield) && self.may_be_woken(now, slot);
+        Pace { idle_ns, is_narrow }
     }
 
     /// Whether it has had more than its share, on any of its GPUs.

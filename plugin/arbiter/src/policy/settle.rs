@@ -4,7 +4,7 @@ use super::Policy;
 use super::fair::{SchedEntity, contends, cost};
 use super::journal::Why;
 use super::tenant::{Phase, Slot, Tenant};
-use super::types::{GateState, MS};
+use super::types::GateState;
 
 /// A set of GPUs.
 pub(crate) type Mask = u128;
@@ -16,20 +16,6 @@ pub(crate) fn each(mut mask: Mask) -> impl Iterator<Item = usize> {
         mask &= mask.wrapping_sub(1);
         (gpu < Mask::BITS).then_some(gpu as usize)
     })
-}
-
-/// A tenant that does not wake is roused again after so long, nanoseconds.
-const ROUSE_AGAIN: u64 = 20 * MS;
-
-/// And has its turn after so long all the same: no word is needed for that.
-const ASLEEP_MOST: u64 = 100 * MS;
-
-/// Who comes before a holder whose time is over.
-enum Before {
-    Nobody,
-    /// This one, which has yet to show that it has a CPU.
-    Asleep(Slot),
-    Awake,
 }
 
 impl Policy {
@@ -142,27 +128,22 @@ impl Policy {
         let Some(lease) = tenant.lease() else { return };
         let competes = self.competes(slot);
         let strict = tenant.strict();
-        let owed = lease.preempt.is_some_and(|at| at <= now);
+        let over = competes && now >= lease.until;
         let why = if strict && tenant.bucket.empty() {
             Some(Why::Cap)
         } else if lease.state == GateState::Solo && (competes || strict) {
             Some(Why::Newcomer)
-        } else if competes && owed {
+        } else if competes && lease.preempt.is_some_and(|at| at <= now) {
             Some(Why::Owed)
         } else {
-            (competes && now >= lease.until).then_some(Why::Quantum)
+            (over && self.yields(slot)).then_some(Why::Quantum)
         };
-        match why {
-            Some(why @ (Why::Cap | Why::Newcomer)) => return self.close(now, slot, why),
-            Some(why) => match self.before(slot) {
-                Before::Awake => return self.close(now, slot, why),
-                Before::Asleep(next) if self.is_given_up(now, next) => {
-                    return self.close(now, slot, why);
-                }
-                Before::Asleep(next) => self.keep(now, slot, next),
-                Before::Nobody => self.renew(now, slot),
-            },
-            None => self.set_kept(slot, false),
+        if let Some(why) = why {
+            self.close(now, slot, why);
+            return;
+        }
+        if over {
+            self.renew(now, slot);
         }
         let state = self.state_for(now, slot);
         if lease.state != GateState::Solo && lease.state != state {
@@ -180,44 +161,14 @@ impl Policy {
     }
 
     /// Whether another tenant comes before this holder, on any of its GPUs.
-    fn before(&self, slot: Slot) -> Before {
+    fn yields(&self, slot: Slot) -> bool {
         let quantum = self.quantum_of(slot);
-        let mut before = Before::Nobody;
-        for at in self.gpus_of(slot) {
+        self.gpus_of(slot).any(|at| {
             let gpu = &self.gpus[at];
-            let Some(key) = gpu.key(slot, quantum, &self.tenants) else { continue };
-            let awake = gpu.best_awake(quantum, &self.tenants).is_some_and(|best| best < key);
-            if gpu.reserved.is_some() || awake {
-                return Before::Awake;
-            }
-            if let Some(best) = gpu.best_single(quantum, &self.tenants).filter(|best| *best < key) {
-                before = Before::Asleep(best.slot());
-            }
-        }
-        before
-    }
-
-    /// The holder goes on until the next is awake: its turn is owed to it meanwhile.
-    fn keep(&mut self, now: u64, slot: Slot, next: Slot) {
-        self.set_kept(slot, true);
-        let roused = self.tenants[next].as_ref().and_then(|next| next.roused);
-        if roused.is_none_or(|(_, last)| now >= last.saturating_add(ROUSE_AGAIN)) {
-            self.rouse(now, next);
-        }
-    }
-
-    fn set_kept(&mut self, slot: Slot, is_kept: bool) {
-        let tenant = self.tenants[slot].as_mut();
-        if let Some(Phase::Held(lease)) = tenant.map(|tenant| &mut tenant.phase) {
-            lease.kept = is_kept;
-        }
-    }
-
-    /// It has been roused for so long that its turn comes although nobody has seen it awake.
-    fn is_given_up(&mut self, now: u64, next: Slot) -> bool {
-        let Some(next) = &mut self.tenants[next] else { return false };
-        next.awake = next.roused.is_some_and(|(first, _)| now >= first.saturating_add(ASLEEP_MOST));
-        next.awake
+            let key = gpu.key(slot, quantum, &self.tenants);
+            let best = gpu.best_single(quantum, &self.tenants);
+            gpu.reserved.is_some() || matches!((key, best), (Some(key), Some(best)) if best < key)
+        })
     }
 
     /// What the gate of a holder should say.
@@ -262,10 +213,7 @@ impl Policy {
         }
         let contenders = self.gpus[gpu].contenders(&self.tenants);
         let quantum = self.gpus[gpu].quantum(contenders, &self.settings);
-        let awake = self.gpus[gpu].best_awake(quantum, &self.tenants);
-        // Where all sleep, the opening wakes the first.
-        let best = awake.or_else(|| self.gpus[gpu].best_single(quantum, &self.tenants));
-        if let Some(best) = best {
+        if let Some(best) = self.gpus[gpu].best_single(quantum, &self.tenants) {
             self.grant(now, best.slot());
         }
     }
@@ -290,9 +238,7 @@ impl Policy {
     fn next_of_holder(&self, slot: Slot) -> Option<u64> {
         let tenant = self.tenants[slot].as_ref()?;
         let lease = tenant.lease()?;
-        let mut next = if lease.kept {
-            Some(self.now.saturating_add(ROUSE_AGAIN))
-        } else if self.competes(slot) {
+        let mut next = if self.competes(slot) {
             Some(lease.preempt.map_or(lease.until, |at| at.min(lease.until)))
         } else if lease.state == GateState::Open {
             self.alone_at(slot)

@@ -43,10 +43,6 @@ pub(super) struct Lease {
     pub(super) state: GateState,
     /// After how long without work it reports that it is idle.
     pub(super) idle_ns: u64,
-    /// It goes on until whoever comes next is awake.
-    pub(super) kept: bool,
-    /// When it was last read to have nothing in flight.
-    pub(super) quiet_at: Option<u64>,
 }
 
 /// What a closed tenant that has not drained reports about the GPU.
@@ -81,10 +77,8 @@ pub(super) struct Tenant {
     pub(super) phase: Phase,
     /// A launch waits.
     pub(super) wanting: bool,
-    /// A thread of it has polled at the closed gate: it has a CPU.
+    /// A thread of it polls at the closed gate.
     pub(super) awake: bool,
-    /// When it was first and last roused since its last lease.
-    pub(super) roused: Option<(u64, u64)>,
     /// Since when it wants.
     pub(super) since: u64,
     /// Takes part in the competition: it wants, neither holds nor drains in time, and has tokens.
@@ -140,7 +134,6 @@ impl Tenant {
             phase: Phase::Out,
             wanting: false,
             awake: false,
-            roused: None,
             since: now,
             contends: false,
             overdue_at: u64::MAX,

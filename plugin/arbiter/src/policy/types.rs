@@ -79,19 +79,8 @@ pub struct TenantTotals {
 pub struct Pace {
     /// How long it may be idle before it reports so, nanoseconds.
     pub idle_ns: u64,
-    /// How much it may have in flight.
-    pub window: Window,
-}
-
-/// How much a holder may have in flight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Window {
     /// A tenant may come that must not wait for a whole window.
-    Narrow,
-    /// A window.
-    Usual,
-    /// Its threads wake late: what it launches at once must last until they do.
-    Wide,
+    pub is_narrow: bool,
 }
 
 /// A command: write this state, in a new epoch, to all gates of the tenant.
@@ -108,7 +97,8 @@ pub struct Command {
 /// What the caller should look for in a tenant's words now; see [`super::Policy::watches`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Watch {
-    /// A thread of it polls at its closed gate: [`super::Policy::awake`].
+    /// A thread of it polls at its closed gate: [`super::Policy::awake`]; or none does any more:
+    /// [`super::Policy::asleep`].
     Awake,
     /// It holds a lease that another waits for, and has nothing in flight: [`super::Policy::quiet`].
     Quiet,

@@ -76,14 +76,16 @@ impl Policy {
         })
     }
 
-    /// The tenant that gets the lease next, as things stand, after this one.
-    pub(super) fn next_after(&self, slot: Slot) -> Option<Slot> {
+    /// The tenant that gets the lease next, as things stand, after one that drains.
+    pub(super) fn successor_of(&self, slot: Slot) -> Option<Slot> {
         let tenant = self.tenants[slot].as_ref()?;
+        if !matches!(tenant.phase, Phase::Draining { .. }) {
+            return None;
+        }
         let gpu = &self.gpus[usize::from(*tenant.gpus.first()?)];
         let quantum = gpu.quantum(gpu.contenders(&self.tenants), &self.settings);
-        let awake = || gpu.best_awake(quantum, &self.tenants);
-        let best = || awake().or_else(|| gpu.best_single(quantum, &self.tenants));
-        gpu.reserved.or_else(|| Some(best()?.slot())).filter(|&next| next != slot)
+        let best = || Some(gpu.best_single(quantum, &self.tenants)?.slot());
+        gpu.reserved.or_else(best).filter(|&next| next != slot)
     }
 
     /// All tenants, in the order of their ids.

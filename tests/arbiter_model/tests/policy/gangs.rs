@@ -89,7 +89,6 @@ fn open_millis(share: Share, moves: bool) -> u64 {
             if state == GateState::Closed {
                 policy.drained(now, id, None);
                 policy.want(now, id);
-                policy.awake(now, id);
             } else if id == TenantId(0) {
                 open += STEP;
             }

@@ -232,11 +232,9 @@ fn used_is_what_was_reported_or_measured_and_no_leased_time_is_used_by_itself() 
     // A lease beside others it reports; of what is measured after it, this part is known.
     let at = 22 * SECOND + 100 * MS;
     policy.want(at - 80 * MS, one);
-    policy.awake(at - 80 * MS, one);
     policy.tick(at);
     policy.drained(at, other, used(80));
     policy.want(at + 5 * MS, other);
-    policy.awake(at + 5 * MS, other);
     let mut is_closed = |at: &u64| {
         policy.tick(*at);
         policy.tenant(*at, one).unwrap().state == GateState::Closed

@@ -133,7 +133,6 @@ fn told(share: Share, steps: &[(u64, Option<Used>, bool)]) -> [u64; 6] {
     policy.join(0, other, &[0], burst(500));
     policy.want(0, one);
     policy.want(MS, other);
-    policy.awake(MS, other);
     let mut last = 0;
     for &(at, used, is_idle) in steps {
         if is_idle {
