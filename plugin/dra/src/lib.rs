@@ -24,6 +24,9 @@ pub mod names;
 pub mod prepare;
 pub mod publish;
 pub mod serve;
+
+pub use serve::{Rejected, Serving, Settings, serve};
+
 /// The driver as kubelet meets it: sockets, a stand-in kubelet, an API server in memory, and the agent.
 #[cfg(test)]
 mod tests {
@@ -34,5 +37,3 @@ mod tests {
     mod storms;
     pub mod support;
 }
-
-pub use serve::{Rejected, Serving, Settings, serve};

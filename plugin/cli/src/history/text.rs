@@ -244,7 +244,7 @@ impl Report<'_> {
 
     /// A line for each tenant, with its GPU time as a picture where there is room.
     fn short(&mut self, tenants: &[&TenantSeries]) {
-        let cells = self.style.width.saturating_sub(SHORT).min(WIDEST).max(8);
+        let cells = self.style.width.saturating_sub(SHORT).clamp(8, WIDEST);
         let mut sheet = Sheet::new(&[
             Column::name("POD"),
             Column::name("CONTAINER").rank(4),

@@ -298,7 +298,6 @@ pub(crate) fn free(driver: &Driver, address: u64) -> Result<Allocation> {
         return Err(CUDA_ERROR_INVALID_VALUE);
     };
     memory.by_start.remove(&address);
-    if a.kind == Kind::Managed {}
     if a.touched {
         forget_pages(address, a.size.next_multiple_of(ALIGN));
     }

@@ -121,7 +121,7 @@ unsafe fn size(image: *const u8) -> u64 {
         let half =
             |at: usize| u64::from(u16::from_le_bytes(image.add(at).cast::<[u8; 2]>().read()));
         match image.cast::<[u8; 4]>().read() {
-            FATBIN_WRAPPER => match word(8) as usize {
+            FATBIN_WRAPPER => match usize::try_from(word(8)).unwrap_or(0) {
                 0 => 0,
                 data => size(data as *const u8),
             },

@@ -81,7 +81,7 @@ pub(super) fn draw(model: &Model, paint: Paint, page: &mut Picture) {
     }
 }
 
-fn health<'a>(gpu: &'a Gpu, paint: Paint) -> (&'a str, ContentStyle) {
+fn health(gpu: &Gpu, paint: Paint) -> (&str, ContentStyle) {
     match gpu.state.as_str() {
         _ if !gpu.cordon.is_empty() => ("cordoned", paint.warn()),
         // Held back for another reason than its health.

@@ -103,7 +103,7 @@ impl Session {
         if let Some(slot) = self.slot() {
             self.shared().slots[slot].pinned.fetch_add(bytes, Ordering::Relaxed);
         }
-        let ns = u128::from(bytes) * u128::from(self.config.costs.pin_ns_per_gib) >> 30;
+        let ns = (u128::from(bytes) * u128::from(self.config.costs.pin_ns_per_gib)) >> 30;
         let hold_ns = u64::try_from(ns).unwrap_or(u64::MAX);
         let end = self.queue_up(hold_ns).saturating_add(hold_ns);
         self.shared.pinning_ns.fetch_max(end, Ordering::AcqRel);

@@ -147,7 +147,7 @@ mod body {
     /// A fatbin's header, and as much as it says.
     pub fn a_large_image_takes_its_size_with_its_first_function() {
         retain(0);
-        let mut fatbin = vec![0u8; 16];
+        let mut fatbin = [0u8; 16];
         fatbin[..8].copy_from_slice(&[0x50, 0xed, 0x55, 0xba, 1, 0, 16, 0]);
         fatbin[8..].copy_from_slice(&(300u64 << 20).to_le_bytes());
         let (room, mut module, mut function) = (free_bytes(), NULL, NULL);
