@@ -31,7 +31,7 @@ pub(crate) struct Args {
     live: bool,
 }
 
-/// Pods while there is no plugin.
+/// What a missing plugin means for pods.
 const WHAT_HOLDS: &str = "running pods keep their limits, and new ones wait for the plugin";
 
 pub(crate) async fn main(args: &Args, source: &Source) -> Result<ExitCode, Failure> {

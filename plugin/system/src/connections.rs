@@ -82,7 +82,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Whose it is, as [`Connections::accept`] was told.
+    /// The client that opened it, as the caller named it to [`Connections::accept`].
     pub fn client(&self) -> u128 {
         self.client
     }
@@ -171,7 +171,7 @@ impl Connections {
         }
     }
 
-    /// Lets one in, and another out if there is no room. `None` if there is none that could go.
+    /// Admits a connection, and ends another where there is no room. `None` where none can be ended.
     fn admit(self: &Arc<Self>, client: u128, is_short: bool) -> Option<Arc<Permit>> {
         let mut state = lock(&self.state);
         if (state.open >= self.most || is_short) && !state.shed() {

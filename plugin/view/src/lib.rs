@@ -31,7 +31,7 @@ pub mod workload;
 /// The version that every answer carries in `api_version`.
 pub const API_VERSION: &str = "tessera.dev/v1";
 
-/// An answer that is no success: what is wrong, and what to do.
+/// An answer other than success: it says what is wrong and what to do.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Problem {

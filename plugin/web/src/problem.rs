@@ -1,4 +1,4 @@
-//! An answer that is no success: a status, and a sentence that says what to do.
+//! An answer other than success: a status, and a sentence that says what to do.
 
 use axum::body::Body;
 use axum::http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crate::Change;
 use crate::words::POLLED;
-use crate::world::{Event, GateWord, World, id};
+use crate::world::{Event, World, id};
 use tessera_arbiter::policy::Policy;
 use tessera_arbiter::policy::{Command, GateState, Pace, TenantId};
 
@@ -18,7 +18,7 @@ impl World {
                 self.players[i].there = true;
                 self.players[i].last_served = self.now;
                 if self.bare {
-                    self.players[i].gate = GateWord::Solo;
+                    self.players[i].gate = GateState::Solo;
                     self.players[i].closed_at = None;
                 } else {
                     let load = self.players[i].load.clone();
@@ -47,7 +47,7 @@ impl World {
                 }
             }
             Event::Drained(i, epoch) if self.speaks(i) && epoch == self.players[i].said => {
-                let used = self.takes_back(i);
+                let used = self.take_back(i);
                 self.tell(|policy, now| policy.drained(now, id(i), Some(used)));
             }
             Event::Idle(i, epoch) if self.speaks(i) && epoch == self.players[i].said => {
@@ -66,7 +66,7 @@ impl World {
                 let idle = !player.busy() && player.stamp() == stamp;
                 if idle
                     && player.seen == epoch
-                    && player.gate == GateWord::Yield
+                    && player.gate == GateState::Yield
                     && !player.stands()
                 {
                     self.later(Event::Idle(i, epoch));
@@ -83,7 +83,7 @@ impl World {
                 self.tick.0 = None;
                 self.tell(Policy::tick);
             }
-            Event::Roused(i, epoch) => self.is_roused(i, epoch),
+            Event::Roused(i, epoch) => self.wake_waiter(i, epoch),
             Event::Read(set) if set == self.reading.1 => self.read_words(),
             Event::Want(_)
             | Event::Read(_)
@@ -110,7 +110,7 @@ impl World {
             self.act(i);
             self.watch_idle(i);
             if let Some(epoch) = self.players[i].roused.take() {
-                self.is_roused(i, epoch);
+                self.wake_waiter(i, epoch);
             }
         }
     }
@@ -119,7 +119,7 @@ impl World {
         self.players[i].there && self.players[i].alive
     }
 
-    fn gate(&mut self, i: usize, epoch: u64, word: GateWord, pace: Pace) {
+    fn gate(&mut self, i: usize, epoch: u64, word: GateState, pace: Pace) {
         let player = &mut self.players[i];
         // Two changes may overtake each other on their way; the word in memory is the later one.
         if epoch <= player.seen || !player.alive {
@@ -128,7 +128,7 @@ impl World {
         player.seen = epoch;
         player.gate = word;
         player.pace = pace;
-        if word == GateWord::Closed {
+        if word == GateState::Closed {
             player.want_said = false;
             player.drained_said = false;
             player.works_said = None;
@@ -146,7 +146,7 @@ impl World {
     /// time to time that the GPU still works.
     pub(crate) fn look(&mut self, i: usize, timed: bool) {
         let player = &self.players[i];
-        let closed = player.gate == GateWord::Closed && !player.drained_said;
+        let closed = player.gate == GateState::Closed && !player.drained_said;
         let dumb = player.stands() || player.load.never_drains || !self.speaks(i);
         if !closed || dumb || player.flight.is_empty() {
             return;
@@ -217,7 +217,7 @@ impl World {
     /// Has a thread woken. One that nobody can read counts as awake.
     fn rouse(&mut self, id: TenantId) {
         let Ok(i) = usize::try_from(id.0) else { return };
-        if !self.words || self.players[i].load.never_drains || self.polls(i) {
+        if self.players[i].load.never_drains || self.polls(i) {
             self.policy.awake(self.now, id);
         }
         self.later(Event::Roused(i, self.players[i].said));
@@ -226,17 +226,12 @@ impl World {
     fn carry_out(&mut self, command: Command) {
         let Ok(i) = usize::try_from(command.tenant.0) else { return };
         let polled = self.polls(i);
-        let word = match command.state {
-            GateState::Solo => GateWord::Solo,
-            GateState::Open => GateWord::Open,
-            GateState::Yield => GateWord::Yield,
-            GateState::Closed => GateWord::Closed,
-        };
-        if word == GateWord::Closed {
+        let word = command.state;
+        if word == GateState::Closed {
             self.players[i].closed_at = Some(self.now);
             self.players[i].want_said = false;
             self.players[i].waits = false;
-            self.reads_landed(i);
+            self.read_landed(i);
         } else {
             if let Some(closed_at) = self.players[i].closed_at.take() {
                 self.judge_grant(i, closed_at);
@@ -246,7 +241,7 @@ impl World {
         self.players[i].said += 1;
         let epoch = self.players[i].said;
         let gate = Event::Gate(i, epoch, word, command.pace);
-        match self.words && (word == GateWord::Closed || polled) {
+        match word == GateState::Closed || polled {
             true => self.at(self.now + POLLED, gate),
             false => self.later(gate),
         }

@@ -145,8 +145,6 @@ pub struct Scenario {
     pub late_wakes: Option<LateWakes>,
     /// Nobody arbitrates: the GPU serves all that the tenants launch.
     pub bare: bool,
-    /// The arbiter reads in shared memory what its tenants do; without, it goes by their messages.
-    pub words: bool,
     /// What a change of the GPU to another tenant's work takes, nanoseconds.
     pub switch: u64,
     /// The seed.

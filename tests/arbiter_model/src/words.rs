@@ -1,8 +1,8 @@
 //! What the arbiter reads in shared memory of what its tenants do, and how their threads show that they poll.
 
-use tessera_arbiter::policy::{TenantId, Used, Watch};
+use tessera_arbiter::policy::{GateState, TenantId, Used, Watch};
 
-use crate::world::{Event, GateWord, World, id};
+use crate::world::{Event, World, id};
 
 /// A thread that comes to wait polls for so long, and one that is woken, nanoseconds.
 const POLLS: u64 = 300_000;
@@ -16,15 +16,15 @@ pub(crate) const POLLED: u64 = 2_000;
 
 impl World {
     /// A launch begins to wait.
-    pub(crate) fn begins_to_poll(&mut self, i: usize) {
+    pub(crate) fn begin_to_poll(&mut self, i: usize) {
         self.players[i].polls_until = self.now + POLLS;
     }
 
     /// A thread that waits is woken, or will be as soon as it has a CPU.
-    pub(crate) fn is_roused(&mut self, i: usize, epoch: u64) {
+    pub(crate) fn wake_waiter(&mut self, i: usize, epoch: u64) {
         let now = self.now;
         let player = &mut self.players[i];
-        if player.seen != epoch || player.gate != GateWord::Closed || !player.want_said {
+        if player.seen != epoch || player.gate != GateState::Closed || !player.want_said {
             return;
         }
         player.roused = player.stands().then_some(epoch);
@@ -36,7 +36,7 @@ impl World {
     /// A thread of it polls at the gate as it is.
     pub(crate) fn polls(&self, i: usize) -> bool {
         let player = &self.players[i];
-        let closed = player.gate == GateWord::Closed && player.seen == player.said;
+        let closed = player.gate == GateState::Closed && player.seen == player.said;
         let waits = closed && player.want_said && player.alive;
         waits && !player.stands() && self.now < player.polls_until
     }
@@ -44,7 +44,7 @@ impl World {
     /// When words are read next.
     pub(crate) fn plan_reading(&mut self) {
         let due = self.policy.look_after().map(|after| self.read_at + after);
-        if !self.words || due == self.reading.0 {
+        if due == self.reading.0 {
             return;
         }
         self.reading = (due, self.reading.1 + 1);
@@ -65,7 +65,7 @@ impl World {
                 continue;
             }
             match watch {
-                Watch::Drained => self.reads_landed(i),
+                Watch::Drained => self.read_landed(i),
                 Watch::Quiet => {
                     if let Some(since) = self.quiet_since(i) {
                         self.tell(|policy, now| policy.quiet(now, id, since));
@@ -83,16 +83,15 @@ impl World {
     }
 
     /// Reads whether all has landed since its gate was closed.
-    pub(crate) fn reads_landed(&mut self, i: usize) {
-        if self.words && self.speaks(i) && !self.players[i].load.never_drains && self.has_landed(i)
-        {
-            let used = self.takes_back(i);
+    pub(crate) fn read_landed(&mut self, i: usize) {
+        if self.speaks(i) && !self.players[i].load.never_drains && self.has_landed(i) {
+            let used = self.take_back(i);
             self.policy.drained(self.now, id(i), Some(used));
         }
     }
 
     /// Nothing of it is in flight any more since its gate was closed; what it reports of its lease.
-    pub(crate) fn takes_back(&mut self, i: usize) -> Used {
+    pub(crate) fn take_back(&mut self, i: usize) -> Used {
         let player = &mut self.players[i];
         player.possesses = false;
         let used = player.flown.take().map_or(0, |(begun, ended)| ended - begun);

@@ -6,7 +6,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use crate::op::{Op, Slices, Turn};
 use crate::{Change, Figures, LateWakes, Load, Random, Scenario, TenantFigures};
 use tessera_arbiter::policy::Policy;
-use tessera_arbiter::policy::{Pace, TenantId};
+use tessera_arbiter::policy::{GateState, Pace, TenantId};
 
 /// Work in flight of a holder while another tenant may be woken, nanoseconds.
 const NARROW: u64 = 250_000;
@@ -19,7 +19,7 @@ pub(crate) enum Event {
     Begin(usize),
     /// A command arrives.
     /// Of what epoch, and how the lease is to be used.
-    Gate(usize, u64, GateWord, Pace),
+    Gate(usize, u64, GateState, Pace),
     Want(usize),
     Drained(usize, u64),
     Idle(usize, u64),
@@ -43,14 +43,6 @@ pub(crate) enum Event {
     Tick(u64),
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum GateWord {
-    Solo,
-    Open,
-    Yield,
-    Closed,
-}
-
 #[derive(Clone, Debug)]
 pub(crate) struct Player {
     pub(crate) load: Load,
@@ -61,7 +53,7 @@ pub(crate) struct Player {
     pub(crate) preempted: bool,
     pub(crate) thinking: bool,
     /// The gate as it sees it, and as the policy said last.
-    pub(crate) gate: GateWord,
+    pub(crate) gate: GateState,
     pub(crate) pace: Pace,
     pub(crate) seen: u64,
     pub(crate) said: u64,
@@ -118,8 +110,7 @@ pub struct World {
     pub(crate) drain_least: u64,
     pub(crate) tick: (Option<u64>, u64),
     pub(crate) bare: bool,
-    /// The arbiter reads words: when it did last, and when it is to do so next.
-    pub(crate) words: bool,
+    /// When the arbiter read words last, and when it is to do so next.
     pub(crate) read_at: u64,
     pub(crate) reading: (Option<u64>, u64),
     /// Per GPU: for how long nothing has run although a tenant waited.
@@ -149,7 +140,6 @@ impl World {
             drain_least: scenario.settings.drain_least,
             tick: (None, 0),
             bare: scenario.bare,
-            words: scenario.words,
             read_at: 0,
             reading: (None, 0),
             idle_run: vec![0; gpus],
@@ -376,7 +366,8 @@ impl World {
 
     pub(crate) fn watch_idle(&mut self, i: usize) {
         let player = &self.players[i];
-        if player.gate == GateWord::Yield && (player.flight.is_empty() || player.waits_for_host()) {
+        if player.gate == GateState::Yield && (player.flight.is_empty() || player.waits_for_host())
+        {
             let check = Event::IdleCheck(i, player.stamp(), player.seen);
             self.at(self.now.saturating_add(player.pace.idle_ns), check);
         }
@@ -389,11 +380,11 @@ impl World {
             return;
         }
         match player.gate {
-            GateWord::Closed => {
+            GateState::Closed => {
                 if player.has_work() && !player.want_said {
                     self.players[i].want_said = true;
                     self.players[i].wanted_at.get_or_insert(self.now);
-                    self.begins_to_poll(i);
+                    self.begin_to_poll(i);
                     self.later(Event::Want(i));
                 }
                 let player = &mut self.players[i];
@@ -403,18 +394,18 @@ impl World {
                     self.later(Event::Drained(i, epoch));
                 }
             }
-            GateWord::Solo | GateWord::Open | GateWord::Yield => self.launch(i),
+            GateState::Solo | GateState::Open | GateState::Yield => self.launch(i),
         }
     }
 
     fn launch(&mut self, i: usize) {
         // The word in shared memory says so before the thread is told.
-        if self.words && self.players[i].closed_at.is_some() {
+        if self.players[i].closed_at.is_some() {
             return;
         }
         loop {
             let player = &mut self.players[i];
-            let room = if player.gate == GateWord::Solo { SOLO_WINDOWS } else { 1 };
+            let room = if player.gate == GateState::Solo { SOLO_WINDOWS } else { 1 };
             let processes = usize::try_from(player.load.slices()).unwrap_or(1);
             let most = player.load.window.max(1) * room * processes;
             let window_ns = match player.pace.is_narrow {
@@ -470,7 +461,7 @@ impl Player {
             stopped: false,
             preempted: false,
             thinking: false,
-            gate: GateWord::Closed,
+            gate: GateState::Closed,
             pace: Pace { idle_ns: u64::MAX, is_narrow: false },
             seen: 0,
             said: 0,
@@ -539,7 +530,7 @@ impl Player {
     }
 
     fn blocked(&self) -> bool {
-        self.gate == GateWord::Closed && self.has_work()
+        self.gate == GateState::Closed && self.has_work()
     }
 }
 

@@ -98,7 +98,7 @@ fn kind(kind: Kind) -> String {
 fn args(kind: Kind) -> Option<Args> {
     match kind {
         Kind::Lease(gate, why) => Some(Args {
-            gate: gate.map_or("", state).to_owned(),
+            gate: gate.map_or("", GateState::name).to_owned(),
             closed: why.map_or("", reason).to_owned(),
             ..Args::default()
         }),
@@ -110,15 +110,6 @@ fn args(kind: Kind) -> Option<Args> {
             Some(Args { share: format!("{} {kind}", share.millis), ..Args::default() })
         }
         _ => None,
-    }
-}
-
-fn state(gate: GateState) -> &'static str {
-    match gate {
-        GateState::Solo => "solo",
-        GateState::Open => "open",
-        GateState::Yield => "yield",
-        GateState::Closed => "closed",
     }
 }
 

@@ -29,7 +29,7 @@ pub struct Share {
 }
 
 /// The state of a tenant's gate; see `docs/internals/compute.md`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum GateState {
     /// The tenant is alone and not capped: launches pass, and what is in flight is not bounded.
     Solo,
@@ -39,6 +39,19 @@ pub enum GateState {
     Yield,
     /// The tenant holds no lease, or must give it back.
     Closed,
+}
+
+impl GateState {
+    /// For programs.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            GateState::Solo => "solo",
+            GateState::Open => "open",
+            GateState::Yield => "yield",
+            GateState::Closed => "closed",
+        }
+    }
 }
 
 /// What a tenant reports of a lease when it has drained. It counts within bounds.

@@ -81,7 +81,7 @@ pub(crate) async fn waste(args: &WasteArgs, source: &Source) -> Result<ExitCode,
     Ok(known(waste.namespaces.is_empty(), &waste.remarks))
 }
 
-/// Nothing, and a reason for it, is no answer.
+/// The exit status: 1 where the answer is empty and says why.
 fn known(is_empty: bool, remarks: &[String]) -> ExitCode {
     ExitCode::from(u8::from(is_empty && !remarks.is_empty()))
 }

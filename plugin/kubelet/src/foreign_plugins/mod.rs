@@ -107,7 +107,7 @@ impl CurrentFindings {
         CurrentFindings { grace, current: BTreeMap::new() }
     }
 
-    /// Takes the findings of a look at `now`. Where kubelet did not answer there was no look.
+    /// Takes what kubelet answered at `now`; the caller leaves this out where kubelet did not answer.
     pub fn observe(&mut self, findings: BTreeMap<String, ForeignSale>, now: Instant) {
         for (uuid, finding) in findings {
             self.current.insert(uuid, (finding, now));

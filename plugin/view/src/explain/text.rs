@@ -164,7 +164,7 @@ fn allocation(out: &mut String, story: &Story, explained: &Explanation) {
     trail(out, &story.trail, false);
 }
 
-/// Who had its GPUs in the last ten seconds, where it shares its time.
+/// Names the tenants that had its GPUs in the last ten seconds, where it shares GPU time.
 fn meanwhile(story: &Story) -> Option<String> {
     let compute = story.now.as_ref()?.compute.as_ref()?;
     let other =

@@ -37,7 +37,6 @@ fn scenario(loads: Vec<Load>, until: u64) -> Scenario {
         delay: DELAY,
         late_wakes: None,
         bare: false,
-        words: true,
         switch: 0,
         seed: 1,
         until,

@@ -98,7 +98,6 @@ fn play(millis: impl Fn(u32) -> u32, seed: u64) -> Figures {
         delay: (20_000, 60_000),
         late_wakes: None,
         bare: false,
-        words: true,
         switch: 0,
         seed,
         until: 12_000 * MS,

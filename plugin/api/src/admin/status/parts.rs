@@ -5,7 +5,6 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::admin::steer;
 use tessera_agent::advertised::NodeSnapshot;
-use tessera_arbiter::policy::GateState;
 use tessera_arbiter::{TenantShare, View};
 use tessera_gpu::SilentGpu;
 use tessera_kubelet::{Device, Phase, Report};
@@ -135,14 +134,8 @@ pub(crate) fn allocated(record: &Record, gpu: usize) -> Option<Limits> {
 /// What an allocation got.
 pub(super) fn compute(share: &TenantShare) -> tenant::Compute {
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-    let gate = match share.state {
-        GateState::Solo => "solo",
-        GateState::Open => "open",
-        GateState::Yield => "yield",
-        GateState::Closed => "closed",
-    };
     tenant::Compute {
-        gate: gate.to_owned(),
+        gate: share.state.name().to_owned(),
         got_1s_millis: share.got_1s_millis,
         got_10s_millis: share.got_10s_millis,
         leased_us: share.totals.leased_ns / 1000,
