@@ -24,7 +24,6 @@ pub mod names;
 pub mod prepare;
 pub mod publish;
 pub mod serve;
-
 pub use serve::{Rejected, Serving, Settings, serve};
 
 /// The driver as kubelet meets it: sockets, a stand-in kubelet, an API server in memory, and the agent.
