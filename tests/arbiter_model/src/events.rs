@@ -84,6 +84,10 @@ impl World {
                 self.tell(Policy::tick);
             }
             Event::Roused(i, epoch) => self.wake_waiter(i, epoch),
+            Event::Rested(i) => {
+                self.players[i].sleeps = false;
+                self.act(i);
+            }
             Event::Read(set) if set == self.reading.1 => self.read_words(),
             Event::Want(_)
             | Event::Read(_)

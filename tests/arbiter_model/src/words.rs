@@ -121,7 +121,7 @@ impl World {
             player.quiet = Some((launches, now));
             return None;
         }
-        let waits_for_room = player.stands() && !player.thinking;
+        let waits_for_room = (player.stands() || player.sleeps) && !player.thinking;
         (!waits_for_room || now - since >= WAKES).then_some(since)
     }
 }

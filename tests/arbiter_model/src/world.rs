@@ -10,6 +10,11 @@ use tessera_arbiter::policy::{GateState, Pace, TenantId};
 
 /// Work in flight of a holder while another tenant may be woken, nanoseconds.
 const NARROW: u64 = 250_000;
+/// Of a thread that waits for room: its shortest and longest sleep, nanoseconds; by how much the longest that ended late
+/// fades with each, as a divisor; and how many windows may last for one.
+const ROOM: (u64, u64) = (10_000, 1_000_000);
+const FADES: u64 = 32;
+const MOST_WINDOWS: u64 = 4;
 /// Operations in flight while SOLO, in windows.
 const SOLO_WINDOWS: usize = 4;
 const SECOND: u64 = 1_000_000_000;
@@ -37,6 +42,8 @@ pub(crate) enum Event {
     Runs(usize),
     /// A thread that waits since this epoch is woken.
     Roused(usize, u64),
+    /// One that waits for room is.
+    Rested(usize),
     /// The arbiter reads words. Only the last one set counts.
     Read(u64),
     /// Only the last one set counts.
@@ -52,6 +59,9 @@ pub(crate) struct Player {
     /// Its threads have no CPU.
     pub(crate) preempted: bool,
     pub(crate) thinking: bool,
+    /// Its thread sleeps until there is room; for how long it has overslept of late, nanoseconds.
+    pub(crate) sleeps: bool,
+    pub(crate) overslept: u64,
     /// The gate as it sees it, and as the policy said last.
     pub(crate) gate: GateState,
     pub(crate) pace: Pace,
@@ -381,7 +391,7 @@ impl World {
         }
         match player.gate {
             GateState::Closed => {
-                if player.has_work() && !player.want_said {
+                if player.has_work() && !player.want_said && !player.sleeps {
                     self.players[i].want_said = true;
                     self.players[i].wanted_at.get_or_insert(self.now);
                     self.begin_to_poll(i);
@@ -398,14 +408,27 @@ impl World {
         }
     }
 
+    /// On a host that wakes threads late: sleeps until half of what is in flight is complete.
+    fn rest(&mut self, i: usize, queued: f64) {
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "short")]
+        let rest = (queued as u64 / 2).clamp(ROOM.0, ROOM.1);
+        let late = self.wake();
+        let player = &mut self.players[i];
+        player.sleeps = true;
+        player.overslept = (player.overslept - player.overslept / FADES).max(late);
+        self.at(self.now + rest + late, Event::Rested(i));
+    }
+
     fn launch(&mut self, i: usize) {
         // The word in shared memory says so before the thread is told.
-        if self.players[i].closed_at.is_some() {
+        if self.players[i].closed_at.is_some() || self.players[i].sleeps {
             return;
         }
         loop {
             let player = &mut self.players[i];
-            let room = if player.gate == GateState::Solo { SOLO_WINDOWS } else { 1 };
+            let lasts = player.overslept.div_ceil(player.load.window_ns.max(1));
+            let windows = usize::try_from(lasts.clamp(1, MOST_WINDOWS)).unwrap_or(1);
+            let room = if player.gate == GateState::Solo { SOLO_WINDOWS } else { windows };
             let processes = usize::try_from(player.load.slices()).unwrap_or(1);
             let most = player.load.window.max(1) * room * processes;
             let window_ns = match player.pace.is_narrow {
@@ -419,6 +442,9 @@ impl World {
                 || (player.flight.len() >= 2 * processes && queued >= most_ns);
             // An operation that waits for this very launch makes no room for it.
             let full = full && !player.is_stuck();
+            if full && self.late_wakes.is_some() {
+                return self.rest(i, queued);
+            }
             if full || !player.has_work() {
                 return;
             }
@@ -461,6 +487,8 @@ impl Player {
             stopped: false,
             preempted: false,
             thinking: false,
+            sleeps: false,
+            overslept: 0,
             gate: GateState::Closed,
             pace: Pace { idle_ns: u64::MAX, is_narrow: false },
             seen: 0,

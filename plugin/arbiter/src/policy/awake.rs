@@ -4,7 +4,7 @@
 use super::Policy;
 use super::fair::contends;
 use super::journal::Why;
-use super::tenant::{Phase, Slot};
+use super::tenant::{Phase, Slot, Tenant};
 use super::types::{GateState, TenantId, Watch};
 
 /// How often words should be read while somebody awake waits, or something drains, nanoseconds.
@@ -13,6 +13,9 @@ const LOOK_SOON: u64 = 60_000;
 const LOOK: u64 = 500_000;
 /// A holder that does nothing is waited for so long by whoever is awake, nanoseconds.
 const QUIET: u64 = 50_000;
+/// And so long before somebody is woken who could have the GPU instead: a thread of the holder that was woken is there by
+/// then.
+const ASLEEP: u64 = 1_000_000;
 
 impl Policy {
     /// A thread of the tenant polls at the closed gate: it launches as soon as the gate opens. That stays true until
@@ -23,6 +26,9 @@ impl Policy {
         let Some(tenant) = &mut self.tenants[slot] else { return };
         if tenant.lease().is_none() {
             tenant.awake = true;
+            if std::mem::take(&mut tenant.slept) {
+                self.come_back(slot);
+            }
             self.settle(now, self.mask_of(slot));
         }
     }
@@ -44,10 +50,22 @@ impl Policy {
         let Some(tenant) = &mut self.tenants[slot] else { return };
         let Some(lease) = tenant.lease() else { return };
         let since = since.clamp(lease.since, now);
-        if lease.state == GateState::Solo || now - since < QUIET || !self.is_awaited(slot) {
+        if lease.state == GateState::Solo || now - since < QUIET {
             return;
         }
+        tenant.stood.see(since, now);
+        let competes = self.competes(slot);
+        if !self.is_awaited(slot) {
+            if now - since < ASLEEP.max(lease.idle_ns) {
+                return;
+            }
+            if competes {
+                return self.rouse_next(slot);
+            }
+        }
+        // Alone, and under a cap: it pays for no more of this.
         let Some(tenant) = &mut self.tenants[slot] else { return };
+        tenant.slept = since == lease.since;
         tenant.pauses.idle(None, since);
         self.close(now, slot, Why::Idle);
         self.settle(now, self.mask_of(slot));
@@ -64,7 +82,10 @@ impl Policy {
         self.tenants.iter().enumerate().filter_map(|(slot, tenant)| {
             let tenant = tenant.as_ref()?;
             let watch = match tenant.phase {
-                Phase::Held(lease) if lease.state != GateState::Solo && self.competes(slot) => {
+                Phase::Held(lease)
+                    if lease.state != GateState::Solo
+                        && (tenant.strict() || self.competes(slot)) =>
+                {
                     Watch::Quiet
                 }
                 Phase::Draining { .. } => Watch::Drained,
@@ -101,6 +122,46 @@ impl Policy {
         };
         self.gpus_of(slot)
             .any(|gpu| self.gpus[gpu].entities.iter().any(|entity| waits(entity.slot)))
+    }
+
+    /// Has those woken who slept through their turns and want `slot`'s GPUs.
+    pub(super) fn rouse_sleepers(&mut self, slot: Slot) {
+        for gpu in super::each(self.mask_of(slot)) {
+            for i in 0..self.gpus[gpu].entities.len() {
+                let other = self.gpus[gpu].entities[i].slot;
+                let sleeps = |other: &Tenant| other.slept && other.contends;
+                if self.tenants[other].as_ref().is_some_and(sleeps) {
+                    self.rouse(other);
+                }
+            }
+        }
+    }
+
+    /// Has those woken who come after `slot`, one on each of its GPUs.
+    fn rouse_next(&mut self, slot: Slot) {
+        let quantum = self.quantum_of(slot);
+        for gpu in super::each(self.mask_of(slot)) {
+            if let Some(next) = self.gpus[gpu].best_single(quantum, &self.tenants) {
+                self.rouse(next.slot());
+            }
+        }
+    }
+
+    /// A tenant that slept through its turn is there: it has it now, if it still comes first.
+    fn come_back(&mut self, slot: Slot) {
+        for gpu in super::each(self.mask_of(slot)) {
+            if let Some(holder) = self.gpus[gpu].holder(&self.tenants)
+                && self.comes_before(slot, holder, gpu)
+            {
+                self.take_soon(holder);
+            }
+        }
+    }
+
+    fn comes_before(&self, slot: Slot, holder: Slot, gpu: usize) -> bool {
+        let quantum = self.quantum_of(holder);
+        let key = |slot| self.gpus[gpu].key(slot, quantum, &self.tenants);
+        matches!((key(slot), key(holder)), (Some(key), Some(held)) if key < held)
     }
 
     /// Has `slot` woken.

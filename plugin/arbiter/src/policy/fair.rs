@@ -189,13 +189,14 @@ impl Gpu {
         }
     }
 
-    /// The first of the tenants that have this GPU alone.
+    /// The first of the tenants that have this GPU alone. One that slept through its turn comes after all others.
     pub(super) fn best_single(&self, quantum: u64, tenants: &[Option<Tenant>]) -> Option<Key> {
         let single = |entity: &SchedEntity| {
             let tenant = tenants[entity.slot].as_ref()?;
-            (tenant.contends && !tenant.gang()).then(|| self.key_of(entity, tenant, quantum))
+            let counts = tenant.contends && !tenant.gang();
+            counts.then(|| (tenant.slept, self.key_of(entity, tenant, quantum)))
         };
-        self.entities.iter().filter_map(single).min()
+        self.entities.iter().filter_map(single).min().map(|(_, key)| key)
     }
 
     /// Whether a tenant holds the lease, or drains it within its deadline: then no other may have it.

@@ -140,22 +140,23 @@ impl Policy {
         found
     }
 
-    /// Charges what a lease that has drained in time had without work, by its tenant's report, if another tenant
-    /// waited meanwhile. To be called before the lease ends.
+    /// Charges what a lease that has drained in time had without work, by its tenant's report and by its words, if another
+    /// tenant waited meanwhile. To be called before the lease ends.
     pub(super) fn note_lost(&mut self, now: u64, slot: Slot, used: Option<Used>) {
         let Some(tenant) = &self.tenants[slot] else { return };
         let (Phase::Draining { .. }, Some(used)) = (tenant.phase, used) else { return };
         let lasted = now.saturating_sub(tenant.granted_at);
         let (granted_at, lost) = (tenant.granted_at, lasted.saturating_sub(used.ns));
-        let was_idle = tenant.pauses.is_idle();
+        let (was_idle, stood) = (tenant.pauses.is_idle(), tenant.stood.all_ns());
         for gpu in super::each(self.mask_of(slot)) {
             let others = self.gpus[gpu].entities.iter().map(|entity| entity.slot);
             let waits =
                 |other: Slot| (other != slot && contends(&self.tenants, other)).then_some(other);
             let since = |other: Slot| self.tenants[other].as_ref().map(|tenant| tenant.since);
             let Some(since) = others.filter_map(waits).filter_map(since).min() else { continue };
-            let lost = lost.min(now.saturating_sub(since.max(granted_at)));
-            let woken = if was_idle { 0 } else { lost.min(HANDOVER_MOST) };
+            let waited = now.saturating_sub(since.max(granted_at));
+            let woken = if was_idle { 0 } else { lost.min(HANDOVER_MOST).min(waited) };
+            let lost = lost.max(stood).min(waited);
             let rest = if was_idle { Cause::IdleReport } else { Cause::NoCpu };
             let parts = [(now - woken, rest, lost - woken), (now, Cause::HandOver, woken)];
             for (at, cause, ns) in parts.into_iter().filter(|(.., ns)| *ns > 0) {

@@ -2,7 +2,7 @@
 
 use super::fair::cost;
 use super::journal::{Note, Why};
-use super::tenant::{DrainNotice, Lease, Phase, Slot, Tenant};
+use super::tenant::{DrainNotice, Lease, Phase, Slot, Stood, Tenant};
 use super::types::{Command, MS, Used};
 use super::{Policy, moving_mean};
 
@@ -136,6 +136,7 @@ impl Policy {
         let idle_ns = pace.idle_ns;
         tenant.phase = Phase::Held(Lease { since: now, until, preempt: None, state, idle_ns });
         tenant.switched = false;
+        tenant.stood = Stood::default();
         for &gpu in &tenant.gpus {
             let gpu = &mut self.gpus[usize::from(gpu)];
             if !gpu.leases.contains(&slot) {
@@ -154,6 +155,7 @@ impl Policy {
 
     /// Gives a holder that is still first another quantum.
     pub(super) fn renew(&mut self, now: u64, slot: Slot) {
+        self.rouse_sleepers(slot);
         let quantum = self.quantum_of(slot);
         let Some(tenant) = &mut self.tenants[slot] else { return };
         if let Phase::Held(lease) = &mut tenant.phase {

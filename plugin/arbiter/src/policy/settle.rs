@@ -1,7 +1,7 @@
 //! The one decision pass: after every event, on the GPUs that it touched.
 
 use super::Policy;
-use super::fair::{SchedEntity, contends, cost};
+use super::fair::{Key, SchedEntity, contends, cost};
 use super::journal::Why;
 use super::tenant::{Phase, Slot, Tenant};
 use super::types::GateState;
@@ -163,10 +163,12 @@ impl Policy {
     /// Whether another tenant comes before this holder, on any of its GPUs.
     fn yields(&self, slot: Slot) -> bool {
         let quantum = self.quantum_of(slot);
+        let is_there =
+            |key: &Key| self.tenants[key.slot()].as_ref().is_some_and(|tenant| !tenant.slept);
         self.gpus_of(slot).any(|at| {
             let gpu = &self.gpus[at];
             let key = gpu.key(slot, quantum, &self.tenants);
-            let best = gpu.best_single(quantum, &self.tenants);
+            let best = gpu.best_single(quantum, &self.tenants).filter(is_there);
             gpu.reserved.is_some() || matches!((key, best), (Some(key), Some(best)) if best < key)
         })
     }

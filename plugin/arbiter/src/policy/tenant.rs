@@ -69,6 +69,30 @@ const AGAIN_DOUBLED: u32 = 4;
 /// How far back drains count: each new one weighs the old longest at 7/8.
 const MEMORY: u64 = 8;
 
+/// Time in which a holder had nothing in flight, nanoseconds.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Stood {
+    /// The last such time: when it began, and up to when it has been seen to last.
+    since: u64,
+    until: u64,
+    /// The ones before.
+    ns: u64,
+}
+
+impl Stood {
+    pub(super) fn see(&mut self, since: u64, until: u64) {
+        if since > self.until {
+            self.ns = self.all_ns();
+            self.since = since;
+        }
+        self.until = until;
+    }
+
+    pub(super) fn all_ns(self) -> u64 {
+        self.ns + (self.until - self.since)
+    }
+}
+
 #[derive(Clone, Debug)]
 pub(super) struct Tenant {
     pub(super) id: TenantId,
@@ -79,6 +103,8 @@ pub(super) struct Tenant {
     pub(super) wanting: bool,
     /// A thread of it polls at the closed gate.
     pub(super) awake: bool,
+    /// It launched nothing in its last lease, and has not been seen awake since: others go first.
+    pub(super) slept: bool,
     /// Since when it wants.
     pub(super) since: u64,
     /// Takes part in the competition: it wants, neither holds nor drains in time, and has tokens.
@@ -96,6 +122,8 @@ pub(super) struct Tenant {
     pub(super) granted_at: u64,
     pub(super) lease_ns: u64,
     pub(super) switched: bool,
+    /// What words have shown of its lease: the time in which it had nothing in flight.
+    pub(super) stood: Stood,
     /// The part of `lease_ns` in which nobody else wanted the GPU.
     pub(super) lease_alone_ns: u64,
     /// Of `totals.used_ns`, what was known at the last measurement from outside.
@@ -134,6 +162,7 @@ impl Tenant {
             phase: Phase::Out,
             wanting: false,
             awake: false,
+            slept: false,
             since: now,
             contends: false,
             overdue_at: u64::MAX,
@@ -144,6 +173,7 @@ impl Tenant {
             granted_at: now,
             lease_ns: 0,
             switched: false,
+            stood: Stood::default(),
             lease_alone_ns: 0,
             used_then: 0,
             handover: 0,

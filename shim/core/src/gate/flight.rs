@@ -9,7 +9,6 @@ use crate::log::now_ns;
 use crate::own;
 use crate::pools::ask::Uncaptured;
 use crate::records::{Flown, Record, STREAMS, Unmarked};
-use crate::spin::sleep_us;
 use crate::state::Process;
 use core::ptr;
 use core::sync::atomic::Ordering;
@@ -371,6 +370,8 @@ pub(super) fn land(process: &Process, streams: &mut Streams, awaited: bool) -> b
     gate.flight().usual_us.store(estimate.usual_us(), Ordering::Relaxed);
     let gpus = contexts.min(u32::try_from(process.account.shares().gpu_count()).unwrap_or(1));
     let (window, window_us) = (quota.window(0), quota.window_us(0));
+    let windows = gate.overslept.windows(window_us);
+    let (window, window_us) = (window.saturating_mul(windows), window_us.saturating_mul(windows));
     gate.set_limits(estimate.limits(window, window_us, gpus, gate.progress.proofs()));
     true
 }
@@ -447,7 +448,7 @@ pub(super) fn wait_for_room(process: &Process, word: u32, stream: Stream) -> Roo
 fn await_room(process: &Process, word: u32, stream: Stream) -> Room {
     let gate = &process.gate;
     let (begun_us, ctx) = (now_us(), streams::context_of(stream));
-    let (mut awaited, mut is_behind) = (false, true);
+    let (mut awaited, mut is_behind, mut left) = (false, true, None);
     while gate.gate().load(Ordering::Acquire) == word {
         if let Some(mut streams) = gate.streams.lock_soon() {
             let capturing = gate.captures.any();
@@ -468,6 +469,8 @@ fn await_room(process: &Process, word: u32, stream: Stream) -> Room {
                 return Room::Given;
             }
             is_behind = streams.flying.iter().any(|marker| marker.stream == stream.0);
+            // What has proved to wait for launches may do so again.
+            left = left_us(gate, &streams).filter(|_| gate.progress.proofs() == 0);
             if has_own_room(gate, &streams, stream, ctx) {
                 return Room::Given;
             }
@@ -484,7 +487,7 @@ fn await_room(process: &Process, word: u32, stream: Stream) -> Room {
             return Room::Given;
         }
         awaited = true;
-        sleep_us(10);
+        gate.overslept.nap(left);
     }
     Room::Look
 }

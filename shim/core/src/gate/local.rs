@@ -3,7 +3,7 @@
 use super::capture::Captures;
 use super::joined::Joined;
 use super::link::Link;
-use super::nap::Lateness;
+use super::nap::{Lateness, Overslept};
 use super::progress::Progress;
 use super::streams::{Noted, Streams};
 use super::tickets::Tickets;
@@ -72,6 +72,8 @@ pub struct Local {
     ended_us: AtomicU32,
     /// By how much the helper's sleeps end late.
     pub(super) lateness: Lateness,
+    /// And those of threads that wait for room.
+    pub(super) overslept: Overslept,
 }
 
 // SAFETY: `page` points to a word of the quota page, which stays mapped; the rest is `Sync`.
@@ -129,6 +131,7 @@ impl Local {
             begun_us: AtomicU32::new(0),
             ended_us: AtomicU32::new(0),
             lateness: Lateness::new(),
+            overslept: Overslept::new(),
         }
     }
 

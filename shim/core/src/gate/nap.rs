@@ -28,6 +28,9 @@ const MOST_LATE_US: u32 = 80;
 /// A single sleep counts for no more than this, microseconds: a processor that was taken away for
 /// milliseconds says nothing of the next sleep.
 const OUTLIER_US: u32 = 200;
+/// The shortest and longest sleep of a thread that waits for room, microseconds.
+const ROOM_US: u32 = 10;
+const ROOM_MOST_US: u32 = 1_000;
 /// Weight of the newest sleep in the mean, as a divisor.
 const WEIGHT: u32 = 8;
 
@@ -55,6 +58,40 @@ impl Lateness {
     /// Whether what is expected to take so long ends before a sleep would.
     fn is_due(&self, left_us: u32) -> bool {
         left_us <= DUE_US + self.mean_us()
+    }
+}
+
+/// For how long threads that wait for room have slept beyond their time of late: the longest, which fades.
+#[derive(Debug)]
+pub(super) struct Overslept(AtomicU32);
+
+impl Overslept {
+    /// Of the last time, each new one takes so much away, as a divisor.
+    const FADES: u32 = 32;
+    /// What is in flight meanwhile grows to so many windows at most: whoever comes next waits for it.
+    const MOST_WINDOWS: u32 = 4;
+
+    pub(super) const fn new() -> Self {
+        Self(AtomicU32::new(0))
+    }
+
+    fn note(&self, late_us: u32) {
+        let before = self.0.load(Ordering::Relaxed);
+        self.0.store((before - before / Self::FADES).max(late_us), Ordering::Relaxed);
+    }
+
+    /// How many windows of so many microseconds last for a sleep that ends late.
+    pub(super) fn windows(&self, window_us: u32) -> u32 {
+        let lasts = self.0.load(Ordering::Relaxed).div_ceil(window_us.max(1));
+        lasts.clamp(1, Self::MOST_WINDOWS)
+    }
+
+    /// Sleeps until half of what is in flight is complete, where it is known how long that takes.
+    pub(super) fn nap(&self, left_us: Option<u32>) {
+        let nap_us = left_us.map_or(ROOM_US, |left_us| (left_us / 2).clamp(ROOM_US, ROOM_MOST_US));
+        let begun_us = flight::now_us();
+        sleep_us(nap_us);
+        self.note(flight::now_us().wrapping_sub(begun_us).saturating_sub(nap_us));
     }
 }
 

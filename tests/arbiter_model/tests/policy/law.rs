@@ -61,35 +61,33 @@ fn reaches(loads: Vec<Load>, busy: u64, late: u64, is_least: bool) {
 
 #[test]
 fn two_backlogs() {
-    reaches(vec![backlog(800), backlog(200)], 985, 975, false);
-    reaches(vec![backlog(500), backlog(500)], 975, 955, false);
+    reaches(vec![backlog(800), backlog(200)], 985, 870, false);
+    reaches(vec![backlog(500), backlog(500)], 975, 870, false);
 }
 
 #[test]
 fn a_backlog_under_a_cpu_limit_beside_another() {
-    // Each should be 970: a turn given to somebody without a CPU is what is missing.
-    reaches(vec![limited(backlog(500), 20), backlog(500)], 810, 790, true);
-    reaches(vec![limited(backlog(500), 45), backlog(500)], 765, 765, false);
-    reaches(vec![limited(backlog(500), 75), backlog(500)], 875, 850, false);
+    reaches(vec![limited(backlog(500), 20), backlog(500)], 970, 680, true);
+    reaches(vec![limited(backlog(500), 45), backlog(500)], 970, 745, true);
+    reaches(vec![limited(backlog(500), 75), backlog(500)], 965, 820, true);
 }
 
 #[test]
 fn decoders_and_periodic_work() {
     // 955: short pauses are waited for.
-    reaches(vec![periodic(500, 8_000, 1_000); 2], 910, 855, false);
-    reaches(vec![periodic(500, 8_000, 4_000); 2], 960, 870, true);
-    reaches(vec![periodic(500, 2_000, 2_000); 2], 885, 680, true);
-    reaches(vec![periodic(250, 2_000, 2_000); 4], 885, 735, true);
+    reaches(vec![periodic(500, 8_000, 1_000); 2], 915, 810, false);
+    reaches(vec![periodic(500, 8_000, 4_000); 2], 965, 725, true);
+    reaches(vec![periodic(500, 2_000, 2_000); 2], 935, 630, true);
+    reaches(vec![periodic(250, 2_000, 2_000); 4], 900, 650, true);
 }
 
 #[test]
 fn short_work_beside_a_backlog() {
     // Of each 3 ms the GPU changes over for 0.1. On a late host 830 should be had, and 810 beside work of 1 ms.
-    reaches(vec![periodic(500, 200, 2_800), backlog(500)], 915, 725, false);
-    reaches(vec![periodic(200, 200, 2_800), backlog(800)], 920, 890, false);
-    reaches(vec![periodic(800, 1_000, 1_000), backlog(200)], 880, 575, false);
-    // 935.
-    reaches(vec![limited(periodic(500, 1_000, 1_000), 45), backlog(500)], 710, 640, false);
+    reaches(vec![periodic(500, 200, 2_800), backlog(500)], 925, 540, false);
+    reaches(vec![periodic(200, 200, 2_800), backlog(800)], 930, 815, false);
+    reaches(vec![periodic(800, 1_000, 1_000), backlog(200)], 890, 570, false);
+    reaches(vec![limited(periodic(500, 1_000, 1_000), 45), backlog(500)], 930, 620, false);
 }
 
 fn any_load() -> impl Strategy<Value = Load> {
@@ -118,7 +116,7 @@ proptest! {
         loads in proptest::collection::vec(any_load(), 2..6), seed: u64,
     ) {
         let held = judged(&Scenario { switch: SWITCH, seed, ..scenario(loads, 4 * SECOND) });
-        // It should be 40: see the CPU limits above.
-        prop_assert!(held.idle <= 600, "{held:?}");
+        // It should be 40.
+        prop_assert!(held.idle <= 150, "{held:?}");
     }
 }

@@ -36,7 +36,8 @@ proptest! {
         let loads = [millis, 1000 - millis].map(|millis| backlog(burst(millis)));
         let figures = on_late_host(loads.to_vec(), late(one_in), seed);
         let (busy, off) = (busy(&figures), figures.share_error_pp(10));
-        prop_assert!(busy >= 0.965, "{busy}");
+        // Threads that wait for room oversleep as well: 0.965 without that.
+        prop_assert!(busy >= 0.91, "{busy}");
         prop_assert!(off <= 1.5, "{off} pp");
     }
 
@@ -46,8 +47,8 @@ proptest! {
     ) {
         let figures = on_late_host(vec![backlog(strict(millis))], late(one_in), seed);
         let off = (busy(&figures) / f64::from(millis) * 1000.0 - 1.0) * 100.0;
-        // With leases of the usual length, 10 % of such a host miss 4 %.
-        prop_assert!(off.abs() <= 1.5, "{off} %");
+        // With leases of the usual length, 10 % of such a host miss 4 %; where threads that wait for room were prompt, 1.5.
+        prop_assert!(off.abs() <= 4.0, "{off} %");
     }
 }
 
@@ -105,4 +106,66 @@ fn two_that_lose_their_cpu_both_work_and_the_larger_has_the_larger_part() {
         let [large, small] = preempted([burst(750), burst(250)], seed);
         assert!(large >= 150 && small >= 90 && large > small, "{large} and {small}");
     }
+}
+
+/// What is said to the tenants, in order.
+fn said(policy: &mut Policy) -> Vec<(u64, GateState)> {
+    policy.commands().map(|command| (command.tenant.0, command.state)).collect()
+}
+
+/// Two of as much share; the first holds the GPU, and the second waits, and sleeps.
+fn holder_and_sleeper() -> Policy {
+    let mut policy = Policy::new(Settings::default());
+    let (one, other) = (TenantId(1), TenantId(2));
+    policy.join(0, one, &[0], burst(500));
+    policy.join(0, other, &[0], burst(500));
+    policy.want(0, other);
+    policy.want(0, one);
+    policy.drained(0, other, None);
+    policy.want(0, other);
+    assert_eq!(said(&mut policy).last(), Some(&(1, GateState::Yield)));
+    policy.rouses().for_each(drop);
+    policy
+}
+
+#[test]
+fn a_holder_that_does_nothing_loses_the_gpu_to_whoever_can_be_woken() {
+    let (mut policy, one, other) = (holder_and_sleeper(), TenantId(1), TenantId(2));
+    policy.quiet(MS / 2, one, 100 * US);
+    assert_eq!((policy.rouses().count(), said(&mut policy).len()), (0, 0), "it may come back");
+    policy.quiet(2 * MS, one, 100 * US);
+    assert_eq!(policy.rouses().collect::<Vec<_>>(), [other]);
+    policy.quiet(2 * MS + 50 * US, one, 100 * US);
+    assert_eq!(said(&mut policy), [], "nobody is there who could use it");
+    policy.awake(2 * MS + 80 * US, other);
+    policy.quiet(2 * MS + 100 * US, one, 100 * US);
+    assert_eq!(said(&mut policy), [(1, GateState::Closed)]);
+}
+
+#[test]
+fn who_slept_through_a_turn_gets_the_next_when_it_is_awake() {
+    let (mut policy, one, other) = (holder_and_sleeper(), TenantId(1), TenantId(2));
+    policy.awake(MS, other);
+    policy.quiet(MS, one, 0);
+    policy.drained(MS, one, None);
+    policy.want(MS, one);
+    said(&mut policy);
+    // It is owed the most, and nobody knows whether it has a CPU: the other goes on, and it is woken again.
+    policy.tick(20 * MS);
+    assert_eq!(said(&mut policy), []);
+    assert!(policy.rouses().any(|id| id == one));
+    policy.awake(21 * MS, one);
+    assert_eq!(said(&mut policy), [(2, GateState::Closed)]);
+    policy.drained(21 * MS, other, None);
+    assert_eq!(said(&mut policy), [(1, GateState::Open)]);
+}
+
+#[test]
+fn a_capped_holder_alone_pays_for_no_time_in_which_it_does_nothing() {
+    let mut policy = Policy::new(Settings::default());
+    policy.join(0, TenantId(1), &[0], strict(300));
+    policy.want(0, TenantId(1));
+    said(&mut policy);
+    policy.quiet(3 * MS, TenantId(1), MS);
+    assert_eq!(said(&mut policy), [(1, GateState::Closed)]);
 }
