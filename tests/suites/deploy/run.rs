@@ -281,41 +281,49 @@ fn what_a_killed_run_left_is_swept_by_a_later_one() {
     assert!(!left.exists());
 }
 
-/// A run that launches all the time, with its process.
-fn backlogged(bench: &Bench, options: &[&str]) -> (Child, u64) {
-    let options: Vec<&str> = ["-m", "1Gi", "--gpu", "0"].iter().chain(options).copied().collect();
-    let load = [&tenant(), "load", "--kernel-us=500", "--for=600"];
-    let mut run = bench.run(&options, &load).stdout(Stdio::piped()).spawn().expect("it starts");
-    let mut out = BufReader::new(run.stdout.take().expect("piped"));
-    out.read_line(&mut String::new()).expect("the tenant speaks");
-    let pid = u64::try_from(children_of(run.id())[0]).expect("a pid");
-    (run, pid)
+/// A run that launches all the time, and its process; both end with this.
+struct Backlogged {
+    run: Child,
+    pid: u64,
 }
 
-fn end(mut run: Child, pid: u64) {
-    let _ = run.kill();
-    let _ = run.wait();
-    // SAFETY: it launches for ten minutes: the pid is still its own.
-    unsafe { libc::kill(i32::try_from(pid).expect("a pid"), libc::SIGKILL) };
+impl Backlogged {
+    fn new(bench: &Bench, options: &[&str]) -> Self {
+        let options = ["-m", "1Gi", "--gpu", "0"].iter().chain(options);
+        let options: Vec<&str> = options.copied().collect();
+        let load = [&tenant(), "load", "--kernel-us=500", "--for=600"];
+        let mut run = bench.run(&options, &load).stdout(Stdio::piped()).spawn().expect("it starts");
+        let mut out = BufReader::new(run.stdout.take().expect("piped"));
+        out.read_line(&mut String::new()).expect("the tenant speaks");
+        let pid = u64::try_from(children_of(run.id())[0]).expect("a pid");
+        Self { run, pid }
+    }
+}
+
+impl Drop for Backlogged {
+    fn drop(&mut self) {
+        let _ = self.run.kill();
+        let _ = self.run.wait();
+        // SAFETY: it launches for ten minutes: the pid is still its own.
+        unsafe { libc::kill(i32::try_from(self.pid).expect("a pid"), libc::SIGKILL) };
+    }
 }
 
 #[test]
 fn runs_share_a_gpu_by_their_options_also_when_the_one_that_arbitrates_is_killed() {
     let bench = Bench::new();
     // The first is the one that arbitrates.
-    let (mut first, large) = backlogged(&bench, &["--cores", "75"]);
-    let (second, small) = backlogged(&bench, &["--cores", "25"]);
+    let mut large = Backlogged::new(&bench, &["--cores", "75"]);
+    let _small = Backlogged::new(&bench, &["--cores", "25"]);
     let settle = Duration::from_millis(500);
     std::thread::sleep(settle);
-    let part = || bench.part_of(large, Duration::from_secs(1));
+    let part = || bench.part_of(large.pid, Duration::from_secs(1));
     settles("thousandths, of 750", &(700..=800), part);
-    first.kill().expect("our child");
-    first.wait().expect("our child");
+    large.run.kill().expect("our child");
+    large.run.wait().expect("our child");
     // Its command goes on, and the second arbitrates both.
     std::thread::sleep(settle);
     settles("after the death", &(700..=800), part);
-    end(first, large);
-    end(second, small);
 }
 
 /// A tenant frozen while it holds the GPU is not waited for longer than a late drain, and afterwards
@@ -323,44 +331,38 @@ fn runs_share_a_gpu_by_their_options_also_when_the_one_that_arbitrates_is_killed
 #[test]
 fn a_frozen_run_costs_the_other_a_deadline_and_goes_on_when_it_is_thawed() {
     let bench = Bench::new();
-    let (first, frozen) = backlogged(&bench, &["--cores", "50"]);
-    let freezer = match Freezer::of(u32::try_from(frozen).expect("a pid")) {
+    let frozen = Backlogged::new(&bench, &["--cores", "50"]);
+    let freezer = match Freezer::of(u32::try_from(frozen.pid).expect("a pid")) {
         Ok(freezer) => freezer,
-        Err(reason) => {
-            end(first, frozen);
-            return external::skip("a_frozen_run_costs_the_other_a_deadline", &reason);
-        }
+        Err(reason) => return external::skip("a_frozen_run_costs_the_other_a_deadline", &reason),
     };
-    let (second, other) = backlogged(&bench, &["--cores", "50"]);
+    let other = Backlogged::new(&bench, &["--cores", "50"]);
     // Each time another one holds the GPU.
     for _ in 0..2 {
         bench.freeze(&freezer);
         std::thread::sleep(Duration::from_millis(300));
-        let part = || bench.part_of(other, Duration::from_millis(300));
+        let part = || bench.part_of(other.pid, Duration::from_millis(300));
         settles("thousandths beside one that is frozen", &(990..=1000), part);
         freezer.thaw();
         std::thread::sleep(Duration::from_millis(150));
     }
-    let part = || bench.part_of(frozen, Duration::from_secs(1));
+    let part = || bench.part_of(frozen.pid, Duration::from_secs(1));
     settles("thousandths, of 500", &(400..=600), part);
     drop(freezer);
-    end(first, frozen);
-    end(second, other);
 }
 
 #[test]
 fn a_strict_share_is_a_cap_also_for_one_that_is_alone() {
     let bench = Bench::new();
-    let (run, pid) = backlogged(&bench, &["--cores", "30", "--policy", "strict"]);
+    let Backlogged { pid, .. } = &Backlogged::new(&bench, &["--cores", "30", "--policy", "strict"]);
     std::thread::sleep(Duration::from_millis(500));
     let got = || {
-        let (before, begin) = (bench.busy()[&pid], Instant::now());
+        let (before, begin) = (bench.busy()[pid], Instant::now());
         std::thread::sleep(Duration::from_secs(1));
-        let got = u128::from(bench.busy()[&pid] - before) * 1000 / begin.elapsed().as_nanos();
+        let got = u128::from(bench.busy()[pid] - before) * 1000 / begin.elapsed().as_nanos();
         u64::try_from(got).expect("thousandths")
     };
     settles("thousandths of the time, capped at 300", &(250..=350), got);
-    end(run, pid);
 }
 
 fn children_of(pid: u32) -> Vec<i32> {
