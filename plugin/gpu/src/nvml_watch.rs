@@ -154,8 +154,15 @@ impl Watch<'_> {
 
     fn probes(&self, interval: Duration) {
         let (mut waited, mut patience) = (0, 1);
+        let mut silent = BTreeSet::new();
         while !(self.stop)() {
-            match self.round() {
+            let before = silent.clone();
+            let round = self.round(&mut silent);
+            if before.iter().any(|gpu| !silent.contains(gpu)) {
+                // It may have been silent at the subscription, too: its events are subscribed to again.
+                self.epoch.fetch_add(1, Ordering::AcqRel);
+            }
+            match round {
                 Round::AllAnswer => (waited, patience) = (0, 1),
                 Round::DriverAway => self.reload(),
                 Round::SomeGone => {
@@ -188,7 +195,8 @@ impl Watch<'_> {
         *alarm = false;
     }
 
-    fn round(&self) -> Round {
+    /// Asks each GPU. Notes those that are `silent`.
+    fn round(&self, silent: &mut BTreeSet<String>) -> Round {
         let nvml = match self.discovery.nvml() {
             Ok(nvml) => nvml,
             Err(error) => {
@@ -227,6 +235,7 @@ impl Watch<'_> {
                 Err(error) => silences.push((uuid, error)),
             }
         }
+        *silent = silences.iter().map(|(uuid, _)| uuid.clone()).collect();
         if let Some(error) = driver_away(&silences, self.gpus.len()) {
             let why = error.to_string();
             // What this initialisation knew is gone; the next one finds GPUs that were set up again.

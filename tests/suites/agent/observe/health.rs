@@ -122,9 +122,10 @@ async fn a_lost_gpu_comes_back_and_one_that_needs_a_reset_only_after_it() {
     let gpu = node.stands(1, "unhealthy", "NVML to find the GPU again").await;
     assert_eq!(gpu["health_reason"], "XID 79");
     assert_eq!(node.0.json()["gpus"][0]["state"], "healthy");
+    // NVML is initialised again meanwhile, while the GPU is lost: its events come all the same when it is back.
+    tokio::time::sleep(Duration::from_secs(3)).await;
     node.0.control(&["restore", "1"]);
     node.offers(8).await;
-    // NVML was initialised again meanwhile: its events still come.
     node.taken_out_by_95("1").await;
     // Longer than any recovery time.
     tokio::time::sleep(Duration::from_millis(1500)).await;
