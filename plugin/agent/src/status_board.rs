@@ -1,5 +1,6 @@
 //! What the agent's jobs publish for views: conditions by topic, what is amiss with single subjects, what happened,
-//! and the source of knowledge about other plugins. One writer per topic; readers copy what they show.
+//! and the source of knowledge about other plugins. One writer per topic; readers copy what they show. The board writes
+//! the log, too, when a text is new: no job says anything twice.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -11,6 +12,7 @@ use tessera_system::locks::lock;
 use tessera_view::status::Dra;
 pub use tessera_view::status::Refusal;
 use tessera_view::warning::{GRAVE, Warning};
+use tracing::{info, warn};
 
 use crate::allocations::REMOVED;
 
@@ -31,15 +33,13 @@ fn warning(refusal: &Refusal) -> Warning {
     }
 }
 
-/// By subject and kind: the text, and since when.
+/// By subject and kind: the text, and since when. A condition of the plugin itself has no subject.
 type Standing = BTreeMap<(String, &'static str), (String, i64)>;
 
 #[derive(Debug, Default)]
 pub struct StatusBoard {
-    /// What the plugin waits for, or lacks, by topic, and since when.
-    conditions: Mutex<BTreeMap<&'static str, (String, i64)>>,
-    /// What is amiss with an allocation, a shim or a directory, by subject and kind, and since when. Unlike a
-    /// condition it does not keep the plugin from being ready.
+    /// What the plugin waits for, or lacks, and what is amiss with an allocation, a shim or a directory. Only the former
+    /// keeps the plugin from being ready.
     standing: Mutex<Standing>,
     /// What went wrong since the start; a text once.
     notes: Mutex<Vec<Warning>>,
@@ -56,21 +56,20 @@ pub struct StatusBoard {
 }
 
 impl StatusBoard {
-    /// Sets the problem of a topic, or with `None` clears it. True if that is a change. A topic that has a problem
-    /// has it since then, however its text changes.
-    pub fn set_condition(&self, topic: &'static str, text: Option<String>) -> bool {
-        let mut conditions = lock(&self.conditions);
-        let since = conditions.get(topic).map_or_else(unix_ms, |(_, since)| *since);
-        let before = match &text {
-            Some(text) => conditions.insert(topic, (text.clone(), since)),
-            None => conditions.remove(topic),
-        };
-        before.map(|(before, _)| before) != text
+    /// Sets the problem of a topic, or with `None` clears it. A topic that has a problem has it since then, however its
+    /// text changes.
+    pub fn set_condition(&self, topic: &'static str, text: Option<String>) {
+        match text {
+            Some(text) => self.stand("", topic, text),
+            None => self.lift("", topic),
+        }
     }
 
     /// The problems, in the order of topics.
     pub fn conditions(&self) -> Vec<String> {
-        lock(&self.conditions).values().map(|(text, _)| text.clone()).collect()
+        let standing = lock(&self.standing);
+        let conditions = standing.iter().filter(|((subject, _), _)| subject.is_empty());
+        conditions.map(|(_, (text, _))| text.clone()).collect()
     }
 
     /// The problems with their ages, in the order of topics, then those of single subjects, then what was noted and is
@@ -82,8 +81,7 @@ impl StatusBoard {
             since_unix_ms: (*since).min(now_unix_ms),
             ..Warning::default()
         };
-        let mut warnings: Vec<Warning> = lock(&self.conditions).values().map(standing).collect();
-        warnings.extend(lock(&self.standing).values().map(standing));
+        let mut warnings: Vec<Warning> = lock(&self.standing).values().map(standing).collect();
         let mut notes = lock(&self.notes);
         for note in notes.iter_mut() {
             note.since_unix_ms = note.since_unix_ms.min(now_unix_ms);
@@ -150,17 +148,17 @@ impl StatusBoard {
     /// Says that something is amiss with a subject for as long as nobody says otherwise: until
     /// [`StatusBoard::lift`], or until the subject is no more ([`StatusBoard::forget`]). What already stands keeps
     /// its age.
-    /// True if that is news.
-    pub fn stand(&self, subject: impl Into<String>, kind: &'static str, text: String) -> bool {
-        self.stand_at(subject.into(), kind, text, unix_ms())
+    pub fn stand(&self, subject: &str, kind: &'static str, text: String) {
+        self.stand_at(subject, kind, text, unix_ms());
     }
 
-    fn stand_at(&self, subject: String, kind: &'static str, text: String, now: i64) -> bool {
+    fn stand_at(&self, subject: &str, kind: &'static str, text: String, now: i64) {
         let mut standing = lock(&self.standing);
-        let stood = standing.entry((subject, kind)).or_insert((String::new(), now));
-        let is_news = stood.0 != text;
-        stood.0 = text;
-        is_news
+        let stood = standing.entry((subject.to_owned(), kind)).or_insert((String::new(), now));
+        if stood.0 != text {
+            warn!("{text}");
+            stood.0 = text;
+        }
     }
 
     /// Directories that were removed although this process has them mounted: until the pod is another, nothing that
@@ -175,8 +173,10 @@ impl StatusBoard {
     pub fn lift(&self, subject: &str, kind: &'static str) {
         let mut standing = lock(&self.standing);
         // Nearly always nothing stands, and then nothing is copied.
-        if !standing.is_empty() {
-            standing.remove(&(subject.to_owned(), kind));
+        if !standing.is_empty()
+            && let Some((text, _)) = standing.remove(&(subject.to_owned(), kind))
+        {
+            info!("no longer: {text}");
         }
     }
 
@@ -190,14 +190,13 @@ impl StatusBoard {
     ) {
         match ended {
             Ok(_) => self.lift(subject, kind),
-            Err(error) => {
-                self.stand(subject, kind, text(error));
-            }
+            Err(error) => self.stand(subject, kind, text(error)),
         }
     }
 
     /// Adds something that happened to what `status` warns of; what was noted already is counted.
     pub fn note(&self, text: String) {
+        warn!("{text}");
         self.note_at(text, unix_ms());
     }
 
@@ -309,7 +308,7 @@ mod tests {
             for step in steps {
                 match step {
                     Step::Stand(n) => {
-                        board.stand_at(format!("s{n}"), "kind", format!("s{n}: at {now}"), now);
+                        board.stand_at(&format!("s{n}"), "kind", format!("s{n}: at {now}"), now);
                         standing.insert(n);
                     }
                     Step::Lift(n) => {
@@ -336,17 +335,6 @@ mod tests {
                 prop_assert_eq!(happened, noted.keys().copied().collect());
             }
         }
-    }
-
-    #[test]
-    fn a_condition_is_news_once_and_goes_when_it_is_over() {
-        let board = StatusBoard::default();
-        assert!(board.set_condition("gpus", Some("none".into())));
-        assert!(!board.set_condition("gpus", Some("none".into())));
-        assert_eq!(board.conditions(), ["none"]);
-        assert!(board.set_condition("gpus", None));
-        assert!(!board.set_condition("gpus", None));
-        assert!(board.conditions().is_empty());
     }
 
     #[test]
@@ -411,7 +399,8 @@ mod tests {
         board.note("ledger: damaged".into());
         board.note("ledger: damaged".into());
         let [before, note] = board.warnings(unix_ms()).try_into().unwrap();
-        assert!(board.set_condition("gpus", Some("none at all".into())));
+        board.set_condition("gpus", Some("none at all".into()));
+        assert_eq!(board.conditions(), ["none at all"]);
         let [after, _] = board.warnings(unix_ms()).try_into().unwrap();
         assert_eq!(
             (after.text.as_str(), after.since_unix_ms),
@@ -419,5 +408,7 @@ mod tests {
         );
         assert_eq!((note.times, note.since_unix_ms <= note.last_unix_ms), (2, true));
         assert_eq!(board.warnings(note.last_unix_ms + GRAVE).len(), 1, "what stands does not end");
+        board.set_condition("gpus", None);
+        assert!(board.conditions().is_empty());
     }
 }

@@ -70,11 +70,7 @@ pub(crate) fn start(
             Listener::Network => "api",
             Listener::Socket => "admin socket",
         };
-        if published.set_condition(topic, problem.clone())
-            && let Some(problem) = problem
-        {
-            warn!("{problem}");
-        }
+        published.set_condition(topic, problem);
     });
     if !config.api.listen.is_empty() {
         options.counts.expect_listener();
@@ -85,10 +81,7 @@ pub(crate) fn start(
             options.listen.clone_from(&config.api.listen);
             (options.authorisation, options.tls) = (authorisation, tls);
         }
-        Err(problem) => {
-            warn!("{problem}");
-            board.set_condition("api authorisation", Some(problem));
-        }
+        Err(problem) => board.set_condition("api authorisation", Some(problem)),
     }
     let server = tessera_web::Server::start(options);
     let server = server.inspect_err(|error| {

@@ -22,7 +22,7 @@ use tessera_gpu::Discovery;
 use tessera_tenant::regions::directory_lock::DirectoryLock;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
-use tracing::{debug, info, warn};
+use tracing::{debug, info};
 
 use crate::api;
 use crate::own_events::OwnEvents;
@@ -86,7 +86,6 @@ impl<E: Into<anyhow::Error>> From<E> for Unserved {
 
 /// Says that claims are not served, in `status` and to probes.
 fn lack(board: &StatusBoard, text: &str) {
-    warn!("{text}");
     board.set_condition(TOPIC, Some(text.to_owned()));
     board.change_dra(|status| {
         names::DRIVER.clone_into(&mut status.driver);
@@ -303,11 +302,7 @@ async fn show(
         let sentences: Vec<String> =
             refused.into_iter().chain(ending).chain(slices.sentences()).collect();
         let text = (!sentences.is_empty()).then(|| format!("DRA: {}", sentences.join("; ")));
-        if board.set_condition(TOPIC, text.clone())
-            && let Some(text) = text
-        {
-            warn!("{text}");
-        }
+        board.set_condition(TOPIC, text);
         tokio::select! {
             changed = registration.changed() => if changed.is_err() { return },
             changed = published.changed() => if changed.is_err() { return },

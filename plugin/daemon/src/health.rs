@@ -104,9 +104,7 @@ fn watch(
         gpus => discovery.watch(gpus, interval, &over, sink),
     };
     if let Err(reason) = &watched {
-        let text = format!("GPU health is not watched: {reason}");
-        warn!("{text}");
-        board.set_condition("health", Some(text));
+        board.set_condition("health", Some(format!("GPU health is not watched: {reason}")));
     } else if !gpus.is_empty() {
         board.set_condition("health", None);
     }

@@ -64,18 +64,10 @@ pub(crate) async fn finish(recorder: Arc<Recorder>) {
 }
 
 fn say(board: &StatusBoard, stored: Result<Option<Found>, FlushError>) {
-    let problem = match stored {
-        Ok(found) => {
-            found.iter().for_each(|found| say_found(board, found));
-            None
-        }
-        Err(error) => Some(error.to_string()),
-    };
-    if board.set_condition("history", problem.clone())
-        && let Some(problem) = problem
-    {
-        warn!("{problem}");
+    if let Ok(Some(found)) = &stored {
+        say_found(board, found);
     }
+    board.set_condition("history", stored.err().map(|error| error.to_string()));
 }
 
 fn say_found(board: &StatusBoard, found: &Found) {
@@ -101,6 +93,5 @@ fn say_found(board: &StatusBoard, found: &Found) {
             kept_as.display()
         ),
     };
-    warn!("{text}");
     board.note(text);
 }

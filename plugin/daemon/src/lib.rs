@@ -167,10 +167,7 @@ pub fn start_with(
     let pages = tmpfs::ensure(&config.paths.pages, config.pages.tmpfs, config.pages.size_bytes)?;
     pages_lock.renew()?;
     info!(shim = %delivery.shim.display(), pages = %config.paths.pages.display(), "{pages}");
-    if let Some(warning) = pages.warning() {
-        warn!("{warning}");
-        board.set_condition("pages", Some(warning.to_owned()));
-    }
+    board.set_condition("pages", pages.warning().map(str::to_owned));
     let (stop, stopped) = watch::channel(false);
     let chosen = choose(node_config, Arc::clone(&board));
     let kept = keep(Arc::clone(&pages_lock), board);
@@ -198,13 +195,7 @@ async fn keep(pages_lock: Arc<DirectoryLock>, board: Arc<StatusBoard>) -> std::c
     loop {
         tokio::time::sleep(CHECK_LOCK).await;
         let amiss = pages_lock.renew().err().map(|error| error.to_string());
-        if let Some(text) = &amiss
-            && board.set_condition("pages lock", amiss.clone())
-        {
-            error!("{text}");
-        } else if amiss.is_none() {
-            board.set_condition("pages lock", None);
-        }
+        board.set_condition("pages lock", amiss);
     }
 }
 
@@ -375,9 +366,7 @@ async fn discover(
         };
         board.set_silent(discovery.silent());
         let text = format!("waiting for GPUs, nothing is registered: {missing}");
-        if board.set_condition("gpus", Some(text.clone())) {
-            error!("{text}");
-        }
+        board.set_condition("gpus", Some(text));
         tokio::time::sleep(interval).await;
     }
 }
@@ -440,9 +429,7 @@ async fn housekeeping(
         let began = Instant::now();
         match pod_resources.census(max_age).await {
             Ok(census) => {
-                if board.set_condition("pod-resources", None) {
-                    info!("PodResources answers");
-                }
+                board.set_condition("pod-resources", None);
                 let asked = began.elapsed();
                 let began = Instant::now();
                 let (agent, grace) = (Arc::clone(agent), grace());
@@ -467,9 +454,7 @@ async fn housekeeping(
             }
             Err(error) => {
                 let text = format!("pods' names are unknown and nothing is released: {error}");
-                if board.set_condition("pod-resources", Some(text.clone())) {
-                    warn!("{text}");
-                }
+                board.set_condition("pod-resources", Some(text));
             }
         }
     }

@@ -16,7 +16,7 @@ use tessera_cluster::node::{Labels, NodeLabels};
 use tessera_cluster::{Access, ApiError};
 use tessera_config::ConfigFile;
 use tokio::time::{Instant, sleep};
-use tracing::{info, warn};
+use tracing::info;
 
 /// Longest wait for one answer.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -152,14 +152,7 @@ impl NodeConfig {
             Ok(choice) => choice.amiss,
             Err(error) => Some(format!("{error:#}")),
         };
-        let amiss = failed.or_else(taken);
-        if let Some(text) = &amiss
-            && board.set_condition("node-config", amiss.clone())
-        {
-            warn!("{text}");
-        } else if amiss.is_none() {
-            board.set_condition("node-config", None);
-        }
+        board.set_condition("node-config", failed.or_else(taken));
     }
 
     /// Has the link lead to the file that the label names.

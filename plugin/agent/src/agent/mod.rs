@@ -29,7 +29,6 @@ use tessera_rules::reconcile::Kubelet;
 use tessera_store::{Ledger, OpenError, Opened};
 use tessera_system::locks::Ranked;
 use tessera_tenant::delivery::Delivery;
-use tracing::{error, warn};
 
 use crate::advertised::Advertised;
 use crate::allocations::steer::{ChangeOptions, Changed, QuotaRequest};
@@ -105,17 +104,14 @@ impl Agent {
             error: error.to_string(),
         })?;
         for text in broken {
-            warn!("ledger: {text}; left out");
             board.note(format!("ledger: {text}; left out"));
         }
         let cordons = ledger.cordons().unwrap_or_else(|error| {
-            warn!(%error, "what is cordoned is not known");
-            board.note(error.to_string());
+            board.note(format!("what is cordoned is not known: {error}"));
             BTreeMap::new()
         });
         let health = ledger.health(inventory::unreadable).unwrap_or_else(|error| {
-            warn!(%error, "what ailed GPUs before is not known");
-            board.note(error.to_string());
+            board.note(format!("what ailed GPUs before is not known: {error}"));
             BTreeMap::new()
         });
         let found = Found::of(&mut ledger, (list, generation), &config, &board);
@@ -416,6 +412,5 @@ fn note_opened(opened: &Opened, config: &Config, board: &StatusBoard) {
         ),
         Opened::Existing | Opened::Created => return,
     };
-    error!("{note}");
     board.note(note);
 }

@@ -166,13 +166,11 @@ impl Allocations {
         let usable = std::fs::create_dir_all(directory)
             .and_then(|()| Ok(access(directory, AccessFlags::W_OK | AccessFlags::X_OK)?));
         self.board.keep(CDI_DIRECTORY, "writable", &usable, |error| {
-            let text = format!(
+            format!(
                 "no container can start: cdi.directory {} cannot be written ({error}); mount it \
                  writable, or choose another that the container runtime reads",
                 directory.display()
-            );
-            error!("{text}");
-            text
+            )
         });
     }
 }

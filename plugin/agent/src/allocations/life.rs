@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tracing::{error, info, warn};
+use tracing::info;
 
 use super::{AllocateError, Allocations};
 use tessera_model::allocation_id::AllocationId;
@@ -55,8 +55,7 @@ impl Allocations {
         change.put(record.clone(), What::Started, unix_ms());
         if let Err(error) = writer.ledger.commit(&change) {
             // The container was admitted: its quota holds by its pages, the record can wait.
-            error!(%error, "a container's start is not recorded");
-            self.board.note(error.to_string());
+            self.board.note(format!("a container's start is not recorded: {error}"));
         }
         self.store(&change);
         self.absences.lock().started(&id, Instant::now());
@@ -125,8 +124,7 @@ impl Allocations {
         }
         if let Err(error) = writer.ledger.commit(&change) {
             // Tried again at the next round.
-            warn!(%error, "housekeeping waits");
-            self.board.note(error.to_string());
+            self.board.note(format!("housekeeping waits: {error}"));
             return false;
         }
         self.store(&change);
@@ -150,9 +148,9 @@ impl Allocations {
             // It may have changed, or ended, since.
             let Some(record) = self.record(&record.id) else { continue };
             let id = &record.id;
-            match self.admit_recorded(&mut writer, &record, Mode::Adopt) {
-                Ok(()) => info!(%id, "pages are open again"),
-                Err(error) => warn!(%id, %error, "pages cannot be opened"),
+            // What keeps them closed is said in `status`.
+            if self.admit_recorded(&mut writer, &record, Mode::Adopt).is_ok() {
+                info!(%id, "pages are open again");
             }
         }
     }

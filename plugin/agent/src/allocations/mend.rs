@@ -17,7 +17,7 @@ use tessera_tenant::delivery::cdi;
 use tessera_tenant::delivery::cdi::files::Put;
 use tessera_tenant::regions::Mode;
 use tessera_tenant::shim_install;
-use tracing::{error, warn};
+use tracing::warn;
 
 use super::Allocations;
 use crate::lock_order::LEAF;
@@ -144,16 +144,11 @@ impl Allocations {
             }
             // Two that write one file would be in each other's way.
             let _writer = self.journal.writer();
-            match self.restore_shim(&name) {
-                Ok(is_restored) => {
-                    files.iter().for_each(|file| self.whole.note(file));
-                    if is_restored {
-                        restored.insert(name);
-                    }
-                }
-                Err(error) => {
-                    error!(name, %error, "a shim that containers mount cannot be restored")
-                }
+            // What cannot be done is said in `status`.
+            let Ok(is_restored) = self.restore_shim(&name) else { continue };
+            files.iter().for_each(|file| self.whole.note(file));
+            if is_restored {
+                restored.insert(name);
             }
         }
         restored
@@ -288,9 +283,7 @@ impl Allocations {
                  needs it can start; delete the plugin's pod, so that its next one mounts what is there now",
                 path.display()
             );
-            if self.board.stand(key, REMOVED, text.clone()) {
-                error!("{text}");
-            }
+            self.board.stand(key, REMOVED, text);
         }
     }
 }

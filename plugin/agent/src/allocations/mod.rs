@@ -33,7 +33,7 @@ use tessera_tenant::regions::observed::Bell;
 use tessera_tenant::regions::{self, Mode, Outcome, Region};
 use tessera_tenant::shim_install::unused::Unused;
 use tokio::sync::Notify;
-use tracing::{error, info, warn};
+use tracing::info;
 
 use crate::engines::Leases;
 use crate::engines::memory::{Pages, Regions};
@@ -133,15 +133,13 @@ impl Found {
                  allocated with, is not known any more",
                 found.adopted
             );
-            warn!("{note}");
             board.note(note);
         }
         if !change.is_empty()
             && let Err(error) = ledger.commit(&change)
         {
             // They are adopted again next time.
-            warn!(%error, "adopted pages are not recorded");
-            board.note(error.to_string());
+            board.note(format!("adopted pages are not recorded: {error}"));
         }
         found
     }
@@ -199,9 +197,7 @@ impl Allocations {
     /// Has the engines hold every tenant of the ledger. What can't be held is left out, and said so.
     fn rebuild(&self) {
         for record in self.records() {
-            if let Err(error) = self.admit(&record, self.pages.mode_at_start(&record)) {
-                error!(id = %record.id, %error, "an allocation cannot be held to its limits");
-            }
+            let _said = self.admit(&record, self.pages.mode_at_start(&record));
         }
     }
 

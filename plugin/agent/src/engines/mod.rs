@@ -15,7 +15,6 @@ use tessera_config::Config;
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::record::Record;
 use tessera_tenant::regions::{self, Mode, Outcome, RegionError};
-use tracing::{error, warn};
 
 use crate::status_board::StatusBoard;
 
@@ -68,7 +67,6 @@ impl Leases {
             Ok(arbiter) => Some(arbiter),
             Err(error) => {
                 let note = format!("GPU time is not divided: the arbiter cannot start: {error}");
-                error!("{note}");
                 // Nothing starts it again before the plugin does.
                 board.stand("arbiter", "thread", note);
                 None
@@ -92,10 +90,8 @@ impl Engine for Leases {
         if let Some(arbiter) = &self.arbiter {
             let id = &record.id;
             let admitted = arbiter.admit(&regions::dir(&self.pages, id));
-            self.board.keep(id.as_str(), "time", &admitted, |error| {
-                warn!(%id, %error, "its GPU time is not divided");
-                format!("allocation {id}: its GPU time is not divided: {error}")
-            });
+            let text = |error: &_| format!("allocation {id}: its GPU time is not divided: {error}");
+            self.board.keep(id.as_str(), "time", &admitted, text);
         }
         Ok(Outcome::default())
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
-use tracing::{debug, info, warn};
+use tracing::{debug, warn};
 
 use super::Counts;
 use super::series::{Events, GivenUp, Series, Subject};
@@ -93,9 +93,7 @@ pub(super) async fn run(
             Ok(()) => {
                 counts.sent.fetch_add(1, Ordering::Relaxed);
                 pause = timing.pause[0];
-                if board.set_condition(TOPIC, None) {
-                    info!("the API server takes events");
-                }
+                board.set_condition(TOPIC, None);
             }
             Err(failure) => {
                 counts.failed.fetch_add(1, Ordering::Relaxed);
@@ -131,9 +129,7 @@ pub(super) async fn run(
 
 fn say(board: &StatusBoard, failure: &ApiError, hint: &str) {
     let text = format!("pods get no Kubernetes events: {failure}{hint}");
-    if board.set_condition(TOPIC, Some(text.clone())) {
-        warn!("{text}");
-    }
+    board.set_condition(TOPIC, Some(text));
 }
 
 /// Says at intervals how many events were given up, and why the last one was.

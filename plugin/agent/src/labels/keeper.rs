@@ -60,11 +60,7 @@ impl Keeper {
                     Ok(outcome) => outcome.err(),
                     Err(error) => Some(error.to_string()),
                 };
-                if board.set_condition("labels", problem.clone())
-                    && let Some(text) = problem
-                {
-                    warn!("{text}");
-                }
+                board.set_condition("labels", problem);
             }
             seen = Some(config);
             tokio::time::sleep(LOOK).await;

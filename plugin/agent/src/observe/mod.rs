@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use tracing::{debug, info, warn};
+use tracing::debug;
 
 pub use procs::{PidView, pid_view};
 use tessera_region::usage::{Fate, SlotView};
@@ -619,12 +619,7 @@ impl Observer {
                 plural(self.silent.len(), "GPU")
             )
         });
-        if self.board.set_condition("observation", text.clone()) {
-            match text {
-                Some(text) => warn!("{text}"),
-                None => info!("the driver tells what processes hold"),
-            }
-        }
+        self.board.set_condition("observation", text);
     }
 }
 

@@ -280,8 +280,8 @@ impl Reloader {
             [] => vec!["nothing is sold: gpus.include and gpus.exclude leave no GPU".to_owned()],
             gpus => capacity::remarks(gpus, config),
         };
-        remarks.iter().for_each(|text| warn!("{text}"));
-        self.say("configuration", (!remarks.is_empty()).then(|| remarks.join("; ")));
+        let text = (!remarks.is_empty()).then(|| remarks.join("; "));
+        self.board.set_condition("configuration", text);
     }
 
     fn keep(&self, text: &str) {
@@ -297,36 +297,30 @@ impl Reloader {
             problems: problems.to_vec(),
         };
         let errors: Vec<String> = error.to_string().lines().map(str::to_owned).collect();
-        for line in &errors {
-            error!("{line}");
-        }
         let text = format!(
             "the configuration file is bad, and the last good configuration stays in force: {}",
             errors.join("; ")
         );
-        self.say("configuration-file", Some(text));
+        self.board.set_condition("configuration-file", Some(text));
         let mut state = lock(&self.state);
         state.errors = errors;
         state.refused += 1;
     }
 
     fn accept(&self, text: &str, changes: &[Difference], waiting: &[Difference]) {
-        self.say("configuration-file", None);
+        self.board.set_condition("configuration-file", None);
         let sentence = format!(
             "the configuration file has values that take a restart of the plugin: {}",
             texts(waiting).join("; ")
         );
-        self.say("configuration-restart", (!waiting.is_empty()).then_some(sentence));
+        let sentence = (!waiting.is_empty()).then_some(sentence);
+        self.board.set_condition("configuration-restart", sentence);
         let mut state = lock(&self.state);
         state.errors.clear();
         state.waiting = waiting.iter().map(|difference| difference.key.clone()).collect();
         state.hash = file::hash(text);
         state.succeeded_unix_ms = unix_ms();
         state.applied += u64::from(!changes.is_empty());
-    }
-
-    fn say(&self, topic: &'static str, text: Option<String>) {
-        self.board.set_condition(topic, text);
     }
 }
 

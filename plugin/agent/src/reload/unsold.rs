@@ -1,7 +1,7 @@
 //! GPUs that are not sold although the configuration includes them: they are named, and those that do not answer are
 //! asked again.
 
-use tracing::{info, warn};
+use tracing::info;
 
 use super::Reloader;
 use crate::inventory::GpuSelection;
@@ -67,10 +67,7 @@ impl Reloader {
                 new.join(", "),
                 problem.message
             );
-            if self.board.set_condition("unsold", Some(text.clone())) {
-                warn!("{text}");
-            }
-            return;
+            return self.board.set_condition("unsold", Some(text));
         }
         let was_lost = |gpu: &&Gpu| silent.iter().any(|(silent, _)| silent.lost && silent.is(gpu));
         let (new, lost): (Vec<Gpu>, Vec<Gpu>) = (
@@ -97,9 +94,7 @@ impl Reloader {
         sentences.extend(silent.iter().map(ToString::to_string));
         self.board.set_silent(silent);
         let text = Some(sentences.join("; ")).filter(|text| !text.is_empty());
-        if self.board.set_condition("unsold", text) {
-            sentences.iter().for_each(|sentence| warn!("{sentence}"));
-        }
+        self.board.set_condition("unsold", text);
     }
 
     fn sold(&self) -> Vec<Gpu> {

@@ -34,11 +34,7 @@ pub fn serve(listen: Vec<SocketAddr>, view: Arc<StatusView>) -> Option<tessera_w
     }
     let known = Arc::clone(&view);
     let report = Arc::new(move |_, problem: Option<String>| {
-        if known.board().set_condition("metrics", problem.clone())
-            && let Some(problem) = problem
-        {
-            warn!("{problem}");
-        }
+        known.board().set_condition("metrics", problem);
     });
     let router = answers::router(Arc::clone(&view), Handle::current());
     let server = tessera_web::Server::metrics(listen, router, report);
