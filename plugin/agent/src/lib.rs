@@ -24,7 +24,6 @@ pub mod journal;
 pub mod kubernetes;
 pub mod labels;
 mod lock_order;
-pub mod mending;
 pub mod meters;
 mod news;
 pub mod observe;
@@ -34,6 +33,7 @@ mod steer_error;
 pub mod trust;
 
 pub use agent::{Agent, Cordons};
+pub use allocations::mend;
 pub use allocations::room::{kept_by_other, list};
 pub use front_end::device_plugin::Service;
 pub use inventory::Lift;

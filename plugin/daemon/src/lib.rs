@@ -27,7 +27,7 @@ use tessera_agent::Service;
 use tessera_agent::foreign_watch;
 use tessera_agent::kubernetes;
 use tessera_agent::labels;
-use tessera_agent::mending;
+use tessera_agent::mend;
 use tessera_agent::observe;
 use tessera_agent::reload;
 use tessera_agent::reload::{Reloader, SetFilter};
@@ -322,7 +322,7 @@ async fn run(
         () = history::record(&recorder, &board, timing.history_look, timing.history_store) => {}
         () = beat(&agent, timing.heartbeat) => {}
         () = housekeeping(&agent, &pod_resources, &board, &timing) => {}
-        () = mending::keep(Arc::clone(&agent)) => {}
+        () = mend::keep(Arc::clone(&agent)) => {}
         () = others.run() => {}
         () = ask_again(&reloader, &agent) => {}
         () = labels.run(reloader.current(), &board) => {}

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use nix::unistd::{AccessFlags, access};
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 
 use super::{AllocateError, Allocations};
 use tessera_config::Config;
@@ -103,21 +103,16 @@ impl Allocations {
         }
     }
 
-    /// At the start: every spec that a container may start from again is there and whole, as after
-    /// the node's own restart, and none that is nobody's.
-    pub(super) fn rebuild_specs(&self) {
-        let specs = self.specs();
-        let records = self.records.lock().all();
-        for record in records.values().filter(|record| record.cdi) {
-            if let Err(error) = self.ensure_delivered(record) {
-                error!(id = %record.id, %error, "the CDI spec of an allocation cannot be made");
-            }
-        }
-        let views = self.rebuild_views();
+    /// At the start: no spec is there that is nobody's.
+    pub(super) fn sweep_specs(&self) {
+        let (records, catalogue) = (self.records.lock().all(), self.inventory.catalogue());
+        // Nobody records who was handed a view.
+        let views: BTreeSet<_> =
+            catalogue.gpus.values().map(|sold| cdi::view_id(&sold.gpu)).collect();
         let kept = |id: &AllocationId| {
             views.contains(id) || records.get(id).is_some_and(|record| record.cdi)
         };
-        for id in specs.sweep(kept) {
+        for id in self.specs().sweep(kept) {
             info!(%id, "removed the CDI spec of an allocation that is no more");
         }
         if self.config.get().container.device_list_strategy.is_cdi() {
@@ -136,27 +131,13 @@ impl Allocations {
         Ok(cdi::view_names(gpu, &self.config.get()))
     }
 
-    pub(super) fn put_view(&self, gpu: &Gpu) -> Result<(), AllocateError> {
+    pub(super) fn put_view(&self, gpu: &Gpu) -> Result<Put, AllocateError> {
         let config = self.config.get();
         let parts = driver::parts(&config, &[gpu], true)?;
         let (specs, id) = (self.specs(), cdi::view_id(gpu));
-        specs.put(&id, &cdi::view_spec(gpu, &parts, &config)?)?;
+        let put = specs.put(&id, &cdi::view_spec(gpu, &parts, &config)?)?;
         self.whole.note(&specs.path(&id));
-        Ok(())
-    }
-
-    /// Views that were handed out: nobody records by whom, and a container may start again from one.
-    fn rebuild_views(&self) -> BTreeSet<AllocationId> {
-        let catalogue = self.inventory.catalogue();
-        let (gpus, specs) = (catalogue.gpus.values().map(|sold| &sold.gpu), self.specs());
-        let views = gpus.filter(|gpu| specs.exists(&cdi::view_id(gpu)));
-        let rebuilt = views.map(|gpu| {
-            if let Err(error) = self.put_view(gpu) {
-                warn!(gpu = gpu.uuid, %error, "the CDI spec that shows a GPU cannot be made");
-            }
-            cdi::view_id(gpu)
-        });
-        rebuilt.collect()
+        Ok(put)
     }
 
     /// Says at once what every Allocate would say.

@@ -1,13 +1,15 @@
-//! What a container is started with, mended while nobody asks: kubelet says nothing before the container of a claim starts
-//! again, and the runtime then fails for as long as a file is missing.
+//! What a container is started with, mended at the start and while nobody asks: kubelet says nothing before the container of
+//! a claim starts again, and the runtime then fails for as long as a file is missing.
 //!
 //! A look costs a stat of each file. What is as it was when it was last whole is whole; what is not is judged, and mended,
-//! as before a start. What a directory's end keeps from being mended is named.
+//! as before a start. What a directory's end keeps from being mended is named. Installed shims that nobody needs any more
+//! are removed here, too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use nix::sys::inotify::AddWatchFlags;
 use tessera_model::record::Record;
@@ -16,12 +18,21 @@ use tessera_system::locks::Ranked;
 use tessera_tenant::delivery::cdi;
 use tessera_tenant::delivery::cdi::files::Put;
 use tessera_tenant::regions::Mode;
-use tessera_tenant::shim_install;
-use tracing::warn;
+use tessera_tenant::shim_install::{self, PRELOAD, SHIM as LIBRARY, unused};
+use tracing::{error, info, warn};
 
-use super::Allocations;
+use super::{AllocateError, Allocations};
+use crate::Agent;
 use crate::lock_order::LEAF;
-use crate::news;
+use crate::news::{self, News};
+
+/// How long what has news must rest, and however long it goes on, after how many times that it is looked at.
+const DEBOUNCE: Duration = Duration::from_millis(20);
+const PATIENCE: u32 = 10;
+/// Between two looks at least: whoever makes news without end costs no more than that.
+const PAUSE: Duration = Duration::from_millis(100);
+/// How often it is looked without news.
+const LOOK: Duration = Duration::from_secs(10);
 
 /// What `status` says of a directory that is no more although it is mounted.
 pub(crate) const REMOVED: &str = "removed";
@@ -134,7 +145,7 @@ impl Allocations {
     }
 
     /// Names of shims that were not whole, and are.
-    fn mend_shims(&self, records: &[Arc<Record>]) -> BTreeSet<String> {
+    pub(super) fn mend_shims(&self, records: &[Arc<Record>]) -> BTreeSet<String> {
         let mut restored = BTreeSet::new();
         for name in records.iter().filter_map(|record| record.shim.clone()).collect::<BTreeSet<_>>()
         {
@@ -208,13 +219,17 @@ impl Allocations {
     fn mend_views(&self) {
         let (catalogue, specs) = (self.inventory.catalogue(), self.specs());
         for sold in catalogue.gpus.values() {
-            let spec = specs.path(&cdi::view_id(&sold.gpu));
-            if self.whole.known(&spec).is_none() || self.whole.is(&spec) {
+            let id = cdi::view_id(&sold.gpu);
+            let spec = specs.path(&id);
+            // Nobody records who was handed a view, and a container may start again from one.
+            let is_handed_out = self.whole.known(&spec).is_some() || specs.exists(&id);
+            if !is_handed_out || self.whole.is(&spec) {
                 continue;
             }
             let _writer = self.journal.writer();
             match self.put_view(&sold.gpu) {
-                Ok(()) => warn!(
+                Ok(Put::Unchanged) => {}
+                Ok(_) => warn!(
                     gpu = sold.gpu.uuid,
                     "the CDI spec that shows a GPU was missing or damaged; restored"
                 ),
@@ -238,7 +253,7 @@ impl Allocations {
     }
 
     /// The directories of all that, and what is to be heard of them.
-    pub(crate) fn directories(&self) -> news::Wanted {
+    fn directories(&self) -> news::Wanted {
         let mut wanted = news::Wanted::new();
         let config = self.config.get();
         let mut want = |dir: PathBuf, interest: AddWatchFlags| wanted.insert(dir, interest);
@@ -255,6 +270,72 @@ impl Allocations {
             want(dir, news::NAMES);
         }
         wanted
+    }
+
+    /// Sees to it that the shim of that name is there to be mounted, with the line that preloads it. A
+    /// look at the files is enough here; their content is compared when the plugin starts.
+    pub(super) fn ensure_shim(&self, name: Option<&str>) -> Result<(), AllocateError> {
+        let Some(name) = name else { return Ok(()) };
+        let path = self.paths.shim.join(name).join(LIBRARY);
+        let there = |path: &Path| path.metadata().is_ok_and(|m| m.is_file() && m.len() > 0);
+        if there(&path) && there(&path.with_file_name(PRELOAD)) {
+            return Ok(());
+        }
+        match self.restore_shim(name) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(AllocateError::Shim { path, error }),
+        }
+    }
+
+    fn restore_shim(&self, name: &str) -> Result<bool, shim_install::ShimError> {
+        let paths = &self.paths;
+        let source = paths.shim_source.clone().unwrap_or_else(shim_install::default_source);
+        let restored = shim_install::restore(&source, &paths.shim, name);
+        self.board.keep(name, "shim", &restored, ToString::to_string);
+        let restored = restored?;
+        if restored {
+            self.pages.forget_shim(name);
+            warn!(name, "a shim that containers mount was missing or damaged; restored");
+        }
+        Ok(restored)
+    }
+
+    /// Removes installed shims that no container has needed for `grace`. Blocking.
+    pub fn sweep_shims(&self, grace: Duration) {
+        let dir = &self.paths.shim;
+        let Some(current) = shim_install::name_of(&self.delivery) else { return };
+        let records = self.records.lock().all();
+        let mut since = self.unused.lock();
+        let now = Instant::now();
+        let installed = unused::installed(dir);
+        for name in unused::decide(
+            &installed,
+            &current,
+            records.values().map(AsRef::as_ref),
+            &mut since,
+            grace,
+            now,
+        ) {
+            match unused::is_mounted(&name) {
+                Ok(false) => {}
+                // Not in the ledger, and yet somebody's.
+                Ok(true) | Err(_) => {
+                    since.forget(&name);
+                    continue;
+                }
+            }
+            match unused::remove(dir, &name) {
+                Ok(()) => {
+                    self.pages.forget_shim(&name);
+                    self.board.forget(&name);
+                    info!(name, "removed a shim that nobody needs any more");
+                }
+                Err(error) => {
+                    since.forget(&name);
+                    warn!(name, %error, "a shim that nobody needs cannot be removed");
+                }
+            }
+        }
     }
 
     /// Says which directory was removed although this process still has it: mounted, it cannot be made again from here.
@@ -319,4 +400,34 @@ fn lacking(meta: &std::fs::Metadata) -> u32 {
         _ => 0o666,
     };
     needed & !meta.mode()
+}
+
+/// Sees to it that running pods' containers can start again, whenever something of what they start with is touched, and at
+/// intervals, until it is dropped.
+pub async fn keep(agent: Arc<Agent>) {
+    let mut news = News::default();
+    loop {
+        let (asked, pages) = (Arc::clone(&agent), agent.config().paths.pages.clone());
+        // First: what happens during the look is news.
+        news.follow(&pages, move || asked.allocations().directories()).await;
+        let looking = Arc::clone(&agent);
+        let is_mended = match tokio::task::spawn_blocking(move || looking.mend()).await {
+            Ok(is_mended) => is_mended,
+            Err(error) => {
+                error!(%error, "a look at what containers start with");
+                false
+            }
+        };
+        tokio::time::sleep(PAUSE).await;
+        if is_mended {
+            // Directories may be others now.
+            continue;
+        }
+        if tokio::time::timeout(LOOK, news.more()).await.is_ok() {
+            let late = tokio::time::Instant::now() + DEBOUNCE * PATIENCE;
+            while tokio::time::Instant::now() < late
+                && tokio::time::timeout(DEBOUNCE, news.more()).await.is_ok()
+            {}
+        }
+    }
 }

@@ -4,12 +4,11 @@
 mod delivering;
 mod grant;
 mod life;
-mod mend;
+pub mod mend;
 pub(crate) mod offers;
 pub(crate) mod records;
 pub(crate) mod room;
 mod select;
-mod shims;
 pub mod steer;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -185,20 +184,18 @@ impl Allocations {
         self.engines.push(engine);
     }
 
-    /// Makes shims, pages and specs of the records whole. Blocking.
+    /// Makes shims, pages and specs of the records whole. What can't be held is left out, and said so. Blocking.
     pub(crate) fn restore(&self) {
-        self.restore_shims();
+        let records = self.records();
+        // Pages are made for the version that the shim's file speaks.
+        self.mend_shims(&records);
         self.pages.sweep();
-        self.rebuild();
-        self.rebuild_specs();
-        self.pages.keep_spares();
-    }
-
-    /// Has the engines hold every tenant of the ledger. What can't be held is left out, and said so.
-    fn rebuild(&self) {
-        for record in self.records() {
-            let _said = self.admit(&record, self.pages.mode_at_start(&record));
+        for record in &records {
+            let _said = self.admit(record, self.pages.mode_at_start(record));
         }
+        self.mend();
+        self.sweep_specs();
+        self.pages.keep_spares();
     }
 
     /// Has each engine hold a tenant; the first one's outcome, which is that of its pages. One that cannot be held is
