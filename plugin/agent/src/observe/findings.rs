@@ -9,7 +9,7 @@ use crate::Agent;
 use crate::trust::cgroup::PodContainer;
 use crate::trust::mounts::{Mounts, Source};
 use crate::trust::strangers::Stranger;
-use crate::trust::{FindingKind, Outside, maps, pods};
+use crate::trust::{FindingKind, Outside, pods};
 use tessera_kubelet::foreign_plugins::checkpoint;
 use tessera_kubelet::foreign_plugins::checkpoint::Entry;
 use tessera_model::allocation_id::AllocationId;
@@ -116,9 +116,10 @@ impl Observer {
     pub(super) fn report(&self, record: &Record, uuid: &str, finding: Finding) {
         match finding {
             Finding::NoSlot { pid, bytes } => {
-                let why = format!("it is in no slot of its usage page: {}", self.cause(pid));
+                let why = "it is in no slot of its usage page: OpenCL, a static program, another linker namespace, a \
+                           preload removed, or the page was emptied (docs/trust.md)";
                 let what = What::Bypassed { pid, bytes };
-                self.agent.found(record, Some(uuid), FindingKind::Bypass, what, &why);
+                self.agent.found(record, Some(uuid), FindingKind::Bypass, what, why);
             }
             Finding::Beyond { bytes, pid } => {
                 let why = format!(
@@ -132,18 +133,6 @@ impl Observer {
                     What::Unaccounted,
                     &why,
                 );
-            }
-        }
-    }
-
-    /// Why a process is in no slot, as far as known.
-    fn cause(&self, pid: u32) -> String {
-        match maps::mapped(self.procs.root(), pid) {
-            Some(mapped) => mapped.why().to_owned(),
-            None => {
-                "a static program, another linker namespace, a preload removed, or the page was \
-                     emptied (what it has mapped may not be read: docs/trust.md)"
-                    .to_owned()
             }
         }
     }
