@@ -3,13 +3,22 @@
 //! the look before. Pure. The trail draws together what comes again and again.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use tessera_arbiter::policy::LONG_WAIT_NS;
+use tessera_arbiter::{Arbiter, TenantShare, View};
+use tessera_model::allocation_id::AllocationId;
 use tessera_model::audit::{Behind, Event, What};
+use tessera_model::clock::unix_ms;
 use tessera_model::percent::format_cores;
-use tessera_model::record::Record;
+use tessera_model::record::{Holder, Record};
 use tessera_peers::OverQuota;
+use tessera_system::locks::lock;
 use tessera_tenant::regions::{Region, Use};
+
+use crate::Agent;
+use crate::allocations::mend::Mended;
+use crate::engines::memory::Pages;
 
 /// Counters of one allocation, since its generation or the plugin began.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -194,11 +203,76 @@ fn delayed(old: &Time, new: &Time, passed: Duration) -> Option<(What, String)> {
     Some((What::Delayed { waited_ms, within_ms, behind }, reason))
 }
 
+impl Agent {
+    /// Looks at every allocation, and writes to the audit trail what has happened since the look before. Blocking.
+    pub fn note_incidents(&self) {
+        self.note(Pages::inspect);
+    }
+
+    /// As [`Agent::note_incidents`], without the search for damage in slots where nobody is. What a view says of counters
+    /// and of the trail agrees after it. Blocking.
+    pub fn note_incidents_for_view(&self) {
+        self.note(Pages::glance);
+    }
+
+    /// Mends what containers start with, and writes to the audit trail what was not whole; true if anything was not.
+    /// Blocking.
+    pub(crate) fn mend(&self) -> bool {
+        let mended = self.allocations.mend();
+        let is_mended = !mended.is_empty();
+        self.journal.audit(mended.into_iter().map(|Mended { record, what }| {
+            Event::of(&record, What::Restored { what: what.join(", ") }, unix_ms())
+        }));
+        is_mended
+    }
+
+    fn note(&self, look: impl FnOnce(&Pages) -> Vec<(AllocationId, Seen)>) {
+        // A look and its comparison are one: an older look that came later would count twice.
+        let _one = lock(&self.looking);
+        let seen = look(self.allocations.pages());
+        let view = self.allocations.arbiter().and_then(Arbiter::view).unwrap_or_default();
+        let records = self.allocations.all().all();
+        let holder = |id: &str| records.get(&AllocationId::parse(id)?)?.holder.clone();
+        let seen = seen.into_iter().filter_map(|(id, seen)| {
+            let record = records.get(&id)?.as_ref();
+            let share = view.tenants.iter().find(|share| share.id == id.as_str());
+            let time = share.map(|share| time(share, &view, &holder));
+            Some((record, Seen { time, ..seen }))
+        });
+        let seen = seen.collect();
+        let mut reported = self.incidents.lock();
+        let (looked, incidents) = &mut *reported;
+        let passed = looked.elapsed();
+        *looked = Instant::now();
+        let events = incidents.update(seen, self.allocations.adopted_until(), passed, unix_ms());
+        drop(reported);
+        self.journal.audit(events);
+    }
+}
+
+fn time(share: &TenantShare, view: &View, holder: &dyn Fn(&str) -> Option<Holder>) -> Time {
+    let mine = |uuid: &String| share.uuids.contains(uuid);
+    let holders = view.gpus.iter().filter(|gpu| mine(&gpu.uuid));
+    let behind = holders.filter_map(|gpu| gpu.holder.as_deref()).find(|id| *id != share.id);
+    let waits = share.waiting_ns.unwrap_or(0);
+    Time {
+        asked_millis: share.share.millis,
+        got_millis: share.got_10s_millis,
+        waited_ns: share.totals.waited_ns,
+        long_waits: share.totals.long_waits.saturating_add(u64::from(waits >= LONG_WAIT_NS)),
+        longest_ns: share.totals.longest_wait_ns.max(waits),
+        overlaps: share.totals.overlaps,
+        behind: behind.map_or(Behind::Nobody, |id| Behind::Allocation {
+            id: id.to_owned(),
+            holder: holder(id),
+        }),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tessera_model::allocation_id::AllocationId;
-    use tessera_model::record::{Grant, Holder, State};
+    use tessera_model::record::{Grant, State};
     use tessera_model::sharing::Compute;
 
     const ROUND: Duration = Duration::from_secs(10);

@@ -32,8 +32,8 @@ pub mod status_board;
 mod steer_error;
 pub mod trust;
 
-pub use agent::{Agent, Cordons};
+pub use agent::Agent;
 pub use allocations::mend;
 pub use allocations::room::{kept_by_other, list};
 pub use front_end::device_plugin::Service;
-pub use inventory::Lift;
+pub use inventory::{Cordons, Lift};

@@ -14,7 +14,7 @@ pub use tessera_view::status::Refusal;
 use tessera_view::warning::{GRAVE, Warning};
 use tracing::{info, warn};
 
-use crate::allocations::REMOVED;
+use crate::allocations::mend::REMOVED;
 
 /// Most sentences that are kept.
 const MOST_NOTES: usize = 64;

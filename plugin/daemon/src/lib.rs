@@ -387,7 +387,7 @@ async fn beat(agent: &Agent, interval: Duration) {
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        agent.allocations().heartbeat(monotonic_ns());
+        agent.allocations().pages().heartbeat(monotonic_ns());
     }
 }
 
@@ -416,7 +416,7 @@ async fn housekeeping(
                 inspected.note_incidents();
                 inspected.allocations().reopen();
                 inspected.settle_owed();
-                inspected.journal().flush_audit();
+                inspected.journal().flush_audit(false);
             })
             .await
             {

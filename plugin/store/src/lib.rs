@@ -59,11 +59,6 @@ impl Change {
         self.remove.push(record.id.clone());
     }
 
-    /// Notes what happened to a GPU.
-    pub fn note_gpu(&mut self, uuid: &str, what: What, reason: String, at_unix_ms: i64) {
-        self.events.push(Event::of_gpu(uuid, what, reason, at_unix_ms));
-    }
-
     /// Nothing to do.
     pub fn is_empty(&self) -> bool {
         self.put.is_empty()

@@ -1,27 +1,25 @@
 //! The agent: what front ends, jobs and views ask. It joins inventory, allocations and what is advertised; a
 //! change of one that the other shows is passed on here.
 
-mod incidents;
-mod reload;
 #[cfg(test)]
 mod storm_tests;
 #[cfg(test)]
 mod tests;
-mod trust;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tessera_config::{Config, Current};
 use tessera_gpu::health::Observation;
 use tessera_kubelet::foreign_plugins::ForeignSale;
 use tessera_kubelet_api::deviceplugin::ContainerAllocateResponse;
 use tessera_model::allocation_id::AllocationId;
-use tessera_model::audit::{Actor, Event};
+use tessera_model::audit::{Actor, Event, What};
 use tessera_model::clock::unix_ms;
 use tessera_model::gpu::Gpu;
 use tessera_model::placement_reason::PlacementReason;
+use tessera_model::record::Record;
 use tessera_model::steered::Cordon;
 use tessera_rules::ask::Ask;
 use tessera_rules::preferred::{PlacementContext, preferred};
@@ -29,13 +27,15 @@ use tessera_rules::reconcile::Kubelet;
 use tessera_store::{Ledger, OpenError, Opened};
 use tessera_system::locks::Ranked;
 use tessera_tenant::delivery::Delivery;
+use tracing::info;
 
 use crate::advertised::Advertised;
 use crate::allocations::steer::{ChangeOptions, Changed, QuotaRequest};
 use crate::allocations::{AllocateError, Allocations, Found, Target};
 use crate::engines::Engine;
 use crate::front_end::FrontDoor;
-use crate::inventory::{self, CordonChange, Inventory, Lift};
+use crate::incidents::Incidents;
+use crate::inventory::{self, Cordons, GpuSelection, Inventory, Lift};
 use crate::journal::Journal;
 use crate::lock_order::LEAF;
 use crate::meters::Meters;
@@ -47,29 +47,18 @@ use crate::trust::Trust;
 #[derive(Debug)]
 pub struct Agent {
     config: Current,
-    journal: Arc<Journal>,
-    inventory: Arc<Inventory>,
-    allocations: Arc<Allocations>,
+    pub(crate) journal: Arc<Journal>,
+    pub(crate) inventory: Arc<Inventory>,
+    pub(crate) allocations: Arc<Allocations>,
     advertised: Advertised,
     board: Arc<StatusBoard>,
     meters: Meters,
-    /// What containers were refused, at the last look.
-    incidents: Ranked<incidents::Reported>,
+    /// What containers were refused, as of the last look, and when that was.
+    pub(crate) incidents: Ranked<(Instant, Incidents)>,
     /// Held from a look at incidents to its comparison, and before any lock of the order.
-    looking: std::sync::Mutex<()>,
+    pub(crate) looking: std::sync::Mutex<()>,
     /// What was found about those who use the GPUs.
-    trust: Trust,
-}
-
-/// What a change of cordons came to.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Cordons {
-    /// UUIDs that it was about; [`Cordon::NODE`] for the whole node.
-    pub changed: Vec<String>,
-    /// All cordons that stand now, by UUID; [`Cordon::NODE`] first.
-    pub standing: Vec<(String, Cordon)>,
-    /// Live allocations on what it was about.
-    pub running: usize,
+    pub(crate) trust: Trust,
 }
 
 impl Agent {
@@ -136,7 +125,7 @@ impl Agent {
             allocations,
             board,
             meters: Meters::new(unix_ms()),
-            incidents: Ranked::new(LEAF, incidents::Reported::default()),
+            incidents: Ranked::new(LEAF, (Instant::now(), Incidents::default())),
             looking: std::sync::Mutex::default(),
             trust: Trust::default(),
         });
@@ -318,8 +307,9 @@ impl Agent {
         Ok(self.cordoned(change))
     }
 
-    fn cordoned(&self, CordonChange { changed, standing }: CordonChange) -> Cordons {
+    fn cordoned(&self, change: Cordons) -> Cordons {
         self.advertised.refresh();
+        let Cordons { changed, .. } = &change;
         let node = changed.iter().any(|uuid| uuid == Cordon::NODE);
         let is_on = |uuid: &String| node || changed.contains(uuid);
         let records = self.allocations.all();
@@ -327,7 +317,7 @@ impl Agent {
         let running =
             live.filter(|record| record.grants.iter().any(|g| is_on(&g.uuid)) || node).count();
         drop(records);
-        Cordons { changed, standing, running }
+        Cordons { running, ..change }
     }
 
     /// Takes what the driver reports of a GPU. Gives what changed by it, for
@@ -365,11 +355,58 @@ impl Agent {
         }
     }
 
+    /// Live records of claims.
+    pub fn claims(&self) -> Vec<Arc<Record>> {
+        let mut records = self.allocations.records();
+        records.retain(|record| record.is_live() && record.origin.claim().is_some());
+        records
+    }
+
+    /// Names of CDI devices that show a GPU to a container and grant nothing of it: for monitors. What they need is
+    /// on disk then, and stays. Blocking.
+    ///
+    /// # Errors
+    /// A GPU that is not here, a driver that cannot be delivered, or a CDI directory that cannot be written.
+    pub fn view(&self, uuid: &str) -> Result<Vec<String>, AllocateError> {
+        self.allocations.view(uuid)
+    }
+
+    /// From now on `config` holds. Allocations keep their limits; what is offered beside them follows by the
+    /// capacity rule, and kubelet gets the new lists. `selection` where it may include other GPUs than the one before.
+    /// Blocking: it waits for an Allocate that is on its way, so that each is judged by one configuration.
+    ///
+    /// Keys that take a restart must be as they were; see [`tessera_config::keys::keep`].
+    pub fn reload(&self, config: Config, selection: Option<GpuSelection>) {
+        let config = Arc::new(config);
+        let leases = {
+            let _writer = self.journal.writer();
+            let changed = self.config().compute != config.compute;
+            self.inventory.configure(&config, selection);
+            changed.then(|| config.compute.clone())
+        };
+        if let (Some(leases), Some(arbiter)) = (leases, self.allocations.arbiter()) {
+            arbiter.configure(&leases);
+        }
+        if config.container.device_list_strategy.is_cdi() {
+            self.allocations.check_directory();
+        }
+        self.advertised.refresh();
+        info!(gpus = self.inventory.catalogue().gpus.len(), "another configuration holds");
+    }
+
+    /// Notes in the audit trail what became of the configuration, why it was read, and who asked if anybody
+    /// did. Blocking.
+    pub fn note_configuration(&self, what: What, why: String, asked: Option<Actor>) {
+        let event = Event::of_node(what, unix_ms());
+        let by = asked.or_else(|| event.by.clone());
+        self.journal.audit([Event { by, reason: Some(why), ..event }]);
+    }
+
     /// The end: tenants need not wait for a heartbeat that will not come, and the next plugin need not
     /// wait for the ledger. Blocking.
     pub fn close(&self) {
         self.inventory.save_health(Vec::new(), true);
-        self.allocations.heartbeat(0);
+        self.allocations.pages().heartbeat(0);
         if let Some(arbiter) = self.allocations.arbiter() {
             arbiter.stop();
         }

@@ -209,10 +209,7 @@ impl Allocations {
         mode: Mode,
     ) -> Result<(), EngineError> {
         if self.admit(record, mode)?.kept {
-            let events = vec![Event::of(record, What::PagesKept, unix_ms())];
-            if let Err(error) = writer.ledger.commit(&Change { events, ..Change::default() }) {
-                warn!(%error, "the event is not recorded");
-            }
+            writer.note(vec![Event::of(record, What::PagesKept, unix_ms())]);
         }
         Ok(())
     }

@@ -28,22 +28,19 @@ use tessera_rules::reconcile::Absences;
 use tessera_store::{Change, Ledger};
 use tessera_system::locks::{Ranked, RankedGuard};
 use tessera_tenant::delivery::Delivery;
-use tessera_tenant::regions::observed::Bell;
 use tessera_tenant::regions::{self, Mode, Outcome, Region};
 use tessera_tenant::shim_install::unused::Unused;
 use tokio::sync::Notify;
 use tracing::info;
 
 use crate::engines::Leases;
-use crate::engines::memory::{Pages, Regions};
+use crate::engines::memory::Pages;
 use crate::engines::{Engine, EngineError};
 pub use crate::front_end::AllocateError;
-use crate::incidents::Seen;
 use crate::inventory::Inventory;
 use crate::journal::Journal;
 use crate::lock_order::{HOUSEKEEPING, LEAF, RECORDS};
 use crate::status_board::StatusBoard;
-pub(crate) use mend::{Mended, REMOVED};
 use records::Records;
 pub(crate) use room::is_moving;
 pub use select::Target;
@@ -244,14 +241,14 @@ impl Allocations {
         &self.delivery
     }
 
+    /// The pages of all allocations.
+    pub fn pages(&self) -> &Pages {
+        &self.pages
+    }
+
     /// The records, locked.
     pub(crate) fn all(&self) -> RankedGuard<'_, Records> {
         self.records.lock()
-    }
-
-    /// The open pages, locked.
-    pub(crate) fn regions(&self) -> RankedGuard<'_, Regions> {
-        self.pages.lock()
     }
 
     pub fn records(&self) -> Vec<Arc<Record>> {
@@ -343,26 +340,5 @@ impl Allocations {
     /// How many allocations the start found by their pages alone, because their records were lost.
     pub fn adopted(&self) -> usize {
         self.adopted
-    }
-
-    /// Rung when there is news of an allocation's memory.
-    pub fn bell(&self) -> &Arc<Bell> {
-        self.pages.bell()
-    }
-
-    /// Looks at every usage page: takes back what dead processes held, puts right what a tenant broke.
-    /// What each allocation was refused, for [`crate::Agent::note_incidents`]. Blocking.
-    pub(crate) fn inspect(&self) -> Vec<(AllocationId, Seen)> {
-        self.pages.inspect()
-    }
-
-    /// As [`Allocations::inspect`], at the slots in use alone. Blocking.
-    pub(crate) fn glance(&self) -> Vec<(AllocationId, Seen)> {
-        self.pages.glance()
-    }
-
-    /// Says "the plugin lives" on every page; with 0, "it stops now".
-    pub fn heartbeat(&self, now_ns: u64) {
-        self.pages.heartbeat(now_ns);
     }
 }

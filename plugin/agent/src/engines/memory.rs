@@ -98,7 +98,7 @@ impl Pages {
     }
 
     /// Says "the plugin lives" on every page; with 0, "it stops now".
-    pub(crate) fn heartbeat(&self, now_ns: u64) {
+    pub fn heartbeat(&self, now_ns: u64) {
         let regions: Vec<Arc<Region>> = self.regions.lock().values().cloned().collect();
         for region in regions {
             region.heartbeat(now_ns);

@@ -4,7 +4,6 @@
 //! knows which front end asked, but for a record's [`origin`](tessera_model::origin::Origin).
 
 pub mod device_plugin;
-pub mod dra;
 
 use std::path::PathBuf;
 

@@ -14,13 +14,15 @@ use tessera_model::steered::Cordon;
 use tessera_rules::refusal::Refusal;
 use tessera_store::Change;
 
-/// What a change of cordons is about.
+/// What a change of cordons came to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct CordonChange {
+pub struct Cordons {
     /// UUIDs that it was about; [`Cordon::NODE`] for the whole node.
     pub changed: Vec<String>,
-    /// All cordons that stand now; [`Cordon::NODE`] first.
+    /// All cordons that stand now, by UUID; [`Cordon::NODE`] first.
     pub standing: Vec<(String, Cordon)>,
+    /// Live allocations on what it was about.
+    pub running: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,13 +45,12 @@ impl Inventory {
         gpu: Option<&str>,
         reason: Option<String>,
         actor: Actor,
-    ) -> Result<CordonChange, SteerError> {
+    ) -> Result<Cordons, SteerError> {
         let uuids = match gpu {
             None => vec![Cordon::NODE.to_owned()],
             Some(name) => self.named(name)?,
         };
-        let cordon = Cordon { at_unix_ms: unix_ms(), by: actor, reason };
-        self.change_cordons(&uuids, Some(&cordon))
+        self.change_cordons(uuids, true, reason, actor)
     }
 
     /// Lifts cordons. A GPU is given out again once neither it nor the node is cordoned. Blocking.
@@ -61,7 +62,7 @@ impl Inventory {
         lift: Lift<'_>,
         reason: Option<String>,
         actor: Actor,
-    ) -> Result<CordonChange, SteerError> {
+    ) -> Result<Cordons, SteerError> {
         let cordoned: Vec<String> = self.cordons.lock().keys().cloned().collect();
         let is_cordoned = |uuid: &str| cordoned.iter().any(|cordoned| cordoned == uuid);
         let uuids = match lift {
@@ -81,34 +82,29 @@ impl Inventory {
             }
         };
         let uuids: Vec<String> = uuids.into_iter().filter(|uuid| is_cordoned(uuid)).collect();
-        self.change_cordons_by(&uuids, None, Some(actor), reason)
+        self.change_cordons(uuids, false, reason, actor)
     }
 
     fn change_cordons(
         &self,
-        uuids: &[String],
-        cordon: Option<&Cordon>,
-    ) -> Result<CordonChange, SteerError> {
-        self.change_cordons_by(uuids, cordon, None, None)
-    }
-
-    fn change_cordons_by(
-        &self,
-        uuids: &[String],
-        cordon: Option<&Cordon>,
-        actor: Option<Actor>,
+        uuids: Vec<String>,
+        is_set: bool,
         reason: Option<String>,
-    ) -> Result<CordonChange, SteerError> {
+        actor: Actor,
+    ) -> Result<Cordons, SteerError> {
         let mut change = Change::default();
-        for uuid in uuids {
-            let what = if cordon.is_some() { What::Cordoned } else { What::Uncordoned };
-            let mut event = Event::of_node(what, unix_ms());
-            event.gpu = (uuid != Cordon::NODE).then(|| uuid.clone());
-            event.by = cordon.map(|cordon| cordon.by.clone()).or_else(|| actor.clone());
-            event.reason = cordon.and_then(|cordon| cordon.reason.clone()).or(reason.clone());
+        let cordon = Cordon { at_unix_ms: unix_ms(), by: actor, reason };
+        for uuid in &uuids {
+            let what = if is_set { What::Cordoned } else { What::Uncordoned };
+            let event = Event {
+                gpu: (uuid != Cordon::NODE).then(|| uuid.clone()),
+                by: Some(cordon.by.clone()),
+                reason: cordon.reason.clone(),
+                ..Event::of_node(what, cordon.at_unix_ms)
+            };
             info!(gpu = uuid, by = ?event.by, reason = event.detail(), "{}", event.sentence("it"));
             change.events.push(event);
-            change.cordons.push((uuid.clone(), cordon.cloned()));
+            change.cordons.push((uuid.clone(), is_set.then(|| cordon.clone())));
         }
         if !change.is_empty() {
             let mut writer = self.journal.writer();
@@ -123,7 +119,7 @@ impl Inventory {
         }
         let cordons = self.cordons.lock();
         let standing = cordons.iter().map(|(uuid, one)| (uuid.clone(), one.clone())).collect();
-        Ok(CordonChange { changed: uuids.to_vec(), standing })
+        Ok(Cordons { changed: uuids, standing, running: 0 })
     }
 
     /// UUIDs of the GPUs that somebody means.

@@ -7,9 +7,8 @@ use tracing::{info, warn};
 use super::Inventory;
 use tessera_config::SoldByOthers;
 use tessera_kubelet::foreign_plugins::ForeignSale;
-use tessera_model::audit::What;
+use tessera_model::audit::{Event, What};
 use tessera_model::clock::unix_ms;
-use tessera_store::Change;
 
 impl Inventory {
     /// What others sell of ours, by UUID.
@@ -35,23 +34,22 @@ impl Inventory {
     /// Takes what others sell: to the log, the history and `status`. Blocking.
     pub(crate) fn set_sold_by_others(&self, found: BTreeMap<String, ForeignSale>) {
         let before = std::mem::replace(&mut *self.others.lock(), found.clone());
-        let mut change = Change::default();
+        let mut events = Vec::new();
+        let mut note = |uuid: &str, what, reason: String| {
+            events.push(Event::of_gpu(uuid, what, reason, unix_ms()));
+        };
         for (uuid, finding) in &found {
             if before.get(uuid) == Some(finding) {
                 continue;
             }
             warn!(gpu = %uuid, "{finding}; {}", self.consequence());
-            change.note_gpu(uuid, What::SoldByOthers, finding.to_string(), unix_ms());
+            note(uuid, What::SoldByOthers, finding.to_string());
         }
         for (uuid, finding) in before.iter().filter(|(uuid, _)| !found.contains_key(*uuid)) {
             info!(gpu = %uuid, resource = finding.resource, "no other plugin sells it any more");
-            change.note_gpu(uuid, What::SoldAlone, finding.resource.clone(), unix_ms());
+            note(uuid, What::SoldAlone, finding.resource.clone());
         }
-        if !change.is_empty()
-            && let Err(error) = self.journal.writer().ledger.commit(&change)
-        {
-            warn!(%error, "the event is not recorded");
-        }
+        self.journal.audit(events);
     }
 
     /// What `status` warns of.

@@ -23,8 +23,7 @@ use tessera_system::locks::Ranked;
 use crate::journal::Journal;
 use crate::lock_order::{CATALOGUE, HEALTH, LEAF};
 use contexts::Contexts;
-pub(crate) use cordons::CordonChange;
-pub use cordons::Lift;
+pub use cordons::{Cordons, Lift};
 use health::moment;
 pub(crate) use health::unreadable;
 

@@ -83,7 +83,7 @@ impl Watch {
         board: Arc<StatusBoard>,
     ) -> std::io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
-        let bell = Arc::clone(agent.allocations().bell());
+        let bell = Arc::clone(agent.allocations().pages().bell());
         let watch = Watch { stop: Arc::clone(&stop), bell: Arc::clone(&bell) };
         let mut observer = Observer::new(agent, discovery, board);
         std::thread::Builder::new().name("observe".into()).stack_size(256 << 10).spawn(

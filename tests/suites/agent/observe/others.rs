@@ -71,17 +71,17 @@ fn waited(mine: &Record, other: &Record) -> Vec<Event> {
 /// Lines of the trail that concern one, and in which another or an operator is named.
 fn tell(node: &TestNode, mine: &Record, other: &Record) {
     let (agent, now) = (node.agent(), tessera_model::clock::unix_ms());
-    agent.journal().audit_all(waited(mine, other));
+    agent.journal().audit(waited(mine, other));
     // As an earlier version wrote it.
     let behind = Behind::Unsaid;
     let old = Event::of(mine, What::Delayed { waited_ms: 1, within_ms: 2, behind }, now - 1);
-    agent.journal().audit(old.because(format!("waited 1.0 s; {} had the lease", other.name())));
+    agent.journal().audit([old.because(format!("waited 1.0 s; {} had the lease", other.name()))]);
     let after = mine.grants.iter().map(Into::into).collect();
     let quota = What::QuotaSet { before: Vec::new(), after, forced: false };
     let command =
         format!("quota set {} --reason \"{OPERATORS}: room for {}\"", mine.name(), other.name());
     let said = format!("{OPERATORS}: room for {}", other.name());
-    agent.journal().audit(Event::of(mine, quota, now).by(operator(&command)).because(said));
+    agent.journal().audit([Event::of(mine, quota, now).by(operator(&command)).because(said)]);
 }
 
 impl Stage {

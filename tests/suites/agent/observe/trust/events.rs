@@ -133,7 +133,7 @@ async fn happens(node: &TestNode, ids: &[String], what: What) {
     let id = id_of(ids);
     tokio::task::spawn_blocking(move || {
         let record = inner.allocations().record(&id).unwrap();
-        inner.journal().audit(Event::of(&record, what, 1_795_340_700_000).because("for a test"));
+        inner.journal().audit([Event::of(&record, what, 1_795_340_700_000).because("for a test")]);
     })
     .await
     .unwrap();
@@ -194,11 +194,11 @@ async fn what_a_stranger_does_is_no_event_on_its_neighbours() {
         let uuid = agent.inventory().catalogue().gpus.keys().next().unwrap().clone();
         for what in What::examples() {
             let because = "process 1 (theirs) of pod theirs/train".to_owned();
-            agent.journal().audit(Event::of_gpu(&uuid, what, because, 1_795_340_700_000));
+            agent.journal().audit([Event::of_gpu(&uuid, what, because, 1_795_340_700_000)]);
         }
         // The last: what comes before it has been sent.
         let of_node = Event::of_node(What::Uncordoned, 1_795_340_700_001);
-        agent.journal().audit(of_node);
+        agent.journal().audit([of_node]);
     })
     .await
     .unwrap();

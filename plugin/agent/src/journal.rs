@@ -1,4 +1,4 @@
-//! Writing the audit trail, and reading it back.
+//! The durable side: the ledger's one writer and the audit trail.
 //!
 //! Containers can cause some lines as often as they like. These are drawn together: of each kind and
 //! allocation the first is written at once, what follows at most once in [`QUIET`], counted. So a
@@ -7,13 +7,43 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tracing::warn;
 
-use super::Journal;
+use crate::lock_order::{LEAF, WRITER};
 use tessera_model::audit::Event;
-use tessera_store::{Change, CommitError, Trail};
+use tessera_store::{Change, CommitError, Commits, Ledger, Listener, Trail};
+use tessera_system::locks::{Ranked, RankedGuard};
+
+#[derive(Debug)]
+pub struct Journal {
+    writer: Ranked<Writer>,
+    /// Lines of the audit trail that are drawn together.
+    pending: Ranked<Pending>,
+    commits: Arc<Commits>,
+}
+
+/// What only one thread changes at a time.
+#[derive(Debug)]
+pub(crate) struct Writer {
+    pub ledger: Ledger,
+    /// Of the newest allocation.
+    pub generation: u64,
+}
+
+impl Writer {
+    /// Writes lines of the audit trail now. A disk that refuses is reported in the log and delays nothing else.
+    pub(crate) fn note(&mut self, events: Vec<Event>) {
+        if events.is_empty() {
+            return;
+        }
+        if let Err(error) = self.ledger.commit(&Change { events, ..Change::default() }) {
+            warn!(%error, "the event is not recorded");
+        }
+    }
+}
 
 /// How long lines of one kind and allocation are drawn together.
 const QUIET: Duration = Duration::from_secs(60);
@@ -25,7 +55,7 @@ type Key = (String, u64, &'static str);
 
 /// What waits to be written. Pure.
 #[derive(Debug, Default)]
-pub(super) struct Pending(BTreeMap<Key, (Instant, Option<Event>)>);
+struct Pending(BTreeMap<Key, (Instant, Option<Event>)>);
 
 impl Pending {
     /// The line to write now, if any.
@@ -82,21 +112,37 @@ impl Pending {
 }
 
 impl Journal {
-    /// Writes a line to the audit trail: at once, or where a container can cause it and there was one
-    /// of its kind a moment ago, drawn together with others later. Blocking: it waits for the disk. A
-    /// disk that refuses is reported in the log and delays nothing else.
-    pub fn audit(&self, event: Event) {
-        let now = self.pending.lock().take(event, Instant::now());
-        if let Some(event) = now {
-            self.write(vec![event]);
+    /// Over a ledger whose newest allocation has this generation.
+    pub(crate) fn new(ledger: Ledger, generation: u64) -> Self {
+        let commits = ledger.commits();
+        Journal {
+            writer: Ranked::new(WRITER, Writer { ledger, generation }),
+            pending: Ranked::new(LEAF, Pending::default()),
+            commits,
         }
     }
 
-    /// As [`Journal::audit`], several lines with one wait for the disk. Blocking.
-    pub fn audit_all(&self, events: Vec<Event>) {
+    /// The writer. Its holder may wait for the disk: only on blocking threads.
+    pub(crate) fn writer(&self) -> RankedGuard<'_, Writer> {
+        self.writer.lock()
+    }
+
+    pub fn commits(&self) -> &Commits {
+        &self.commits
+    }
+
+    /// From now on `listener` is given each line of the audit trail that is written. Blocking.
+    pub fn set_listener(&self, listener: Listener) {
+        self.writer().ledger.set_listener(listener);
+    }
+
+    /// Writes lines to the audit trail: at once, or where a container can cause it and there was one
+    /// of its kind a moment ago, drawn together with others later. Blocking: it waits for the disk.
+    pub fn audit(&self, events: impl IntoIterator<Item = Event>) {
         let now = Instant::now();
         let mut pending = self.pending.lock();
-        let due = events.into_iter().filter_map(|event| pending.take(event, now)).collect();
+        let due: Vec<_> =
+            events.into_iter().filter_map(|event| pending.take(event, now)).collect();
         drop(pending);
         self.write(due);
     }
@@ -106,26 +152,24 @@ impl Journal {
         self.pending.lock().0.values().filter_map(|(_, waiting)| waiting.clone()).collect()
     }
 
-    /// Writes what [`Journal::audit`] keeps back and is due. Blocking.
-    pub fn flush_audit(&self) {
-        let due = self.pending.lock().due(false, Instant::now());
+    /// Writes what [`Journal::audit`] keeps back and is due; with `all`, because the plugin ends, whatever it keeps.
+    /// Blocking.
+    pub fn flush_audit(&self, all: bool) {
+        let due = self.pending.lock().due(all, Instant::now());
         self.write(due);
     }
 
-    /// Writes all that is kept back, because the plugin ends. Blocking.
-    pub(super) fn finish_audit(&self) {
-        let due = self.pending.lock().due(true, Instant::now());
-        self.write(due);
+    fn write(&self, events: Vec<Event>) {
+        // Not to wait for the disk with nothing to say.
+        if !events.is_empty() {
+            self.writer().note(events);
+        }
     }
 
-    pub(crate) fn write(&self, events: Vec<Event>) {
-        if events.is_empty() {
-            return;
-        }
-        let change = Change { events, ..Change::default() };
-        if let Err(error) = self.writer().ledger.commit(&change) {
-            warn!(%error, "the event is not recorded");
-        }
+    /// Writes what is kept back, and lets go of the file for the next plugin. Blocking.
+    pub(crate) fn close(&self) {
+        self.flush_audit(true);
+        self.writer().ledger.close();
     }
 
     /// The audit trail as it is now. Allocate and other writers need not wait until it is read.
