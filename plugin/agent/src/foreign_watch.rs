@@ -10,11 +10,10 @@ use tracing::{info, warn};
 use crate::Agent;
 use crate::status_board::StatusBoard;
 use tessera_config::SoldByOthers;
-use tessera_kubelet::foreign_plugins::Offer;
-use tessera_kubelet::foreign_plugins::{CurrentFindings, ForeignSale, judge};
-use tessera_kubelet::foreign_plugins::{Known, checkpoint};
+use tessera_kubelet::foreign_plugins::{
+    CurrentFindings, ForeignSale, Offer, checkpoint, judge,
+};
 use tessera_kubelet::pod_resources::{PodResources, PodResourcesError};
-use tessera_model::gpu::Gpu;
 
 /// Topic of a failure to look.
 const LOOKING: &str = "coexistence";
@@ -104,8 +103,7 @@ impl Watch {
             resource: holding.resource_name,
             device_ids: holding.device_ids,
         }));
-        let gpus: Vec<Known> =
-            self.agent.inventory().catalogue().gpus.values().map(|s| known(&s.gpu)).collect();
+        let gpus = self.agent.inventory().catalogue().devices();
         let findings = judge(&offers, &self.agent.allocations().own_resources(), &gpus);
         self.others.observe(findings, Instant::now());
         self.tell(self.others.current()).await;
@@ -142,15 +140,5 @@ impl Watch {
         if self.agent.inventory().sold_by_others().is_empty() {
             info!("no other plugin sells a GPU of ours");
         }
-    }
-}
-
-fn known(gpu: &Gpu) -> Known {
-    Known {
-        uuid: gpu.uuid.clone(),
-        parent_uuid: gpu.mig.as_ref().map(|instance| instance.parent_uuid.clone()),
-        index: gpu.mig.as_ref().map_or(gpu.index, |instance| instance.parent_index),
-        minor: gpu.minor,
-        pci_bus_id: gpu.pci_bus_id.clone(),
     }
 }

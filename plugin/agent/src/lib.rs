@@ -25,7 +25,6 @@ pub mod kubernetes;
 pub mod labels;
 mod lock_order;
 pub mod meters;
-mod news;
 pub mod observe;
 pub mod reload;
 pub mod status_board;

@@ -7,32 +7,31 @@
 //!
 //! - `service`: the five RPCs over the seam
 //! - `registration`: the pure state machine; `driver` feeds it and does its I/O
-//! - `fleet`: several resources, each served so
-//! - `watch`: notices kubelet restarts; `socket`: names, stale files
+//! - `resource_servers`: several resources, each served so
+//! - `directory`: notices kubelet restarts; `socket`: names, stale files; [`news`]: of directories, by inotify
 //! - [`pod_resources`]: the holder of each replica
 #![forbid(unsafe_code)]
 
+mod directory;
 mod driver;
 pub mod foreign_plugins;
+pub mod news;
 pub mod pod_resources;
-mod readiness;
-mod register;
 mod registration;
 mod resource_servers;
 mod service;
 mod socket;
-mod watch;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-pub use readiness::{Phase, Readiness, Report};
 pub use resource_servers::{RegistrationStatus, ResourceServers, serve_all};
 pub use socket::SocketError;
 pub use tessera_kubelet_api::deviceplugin::{
     CdiDevice, ContainerAllocateResponse, DeviceSpec, Mount,
 };
+use tokio::sync::watch;
 
 /// One unit that kubelet hands out; for Tessera, a replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,7 +49,7 @@ pub struct Device {
 pub trait DevicePlugin: Send + Sync + 'static {
     /// The complete set of devices, now and after every change. Changes are sent on with a delay of
     /// about 50 ms, so that a burst becomes one message.
-    fn devices(&self) -> tokio::sync::watch::Receiver<Vec<Device>>;
+    fn devices(&self) -> watch::Receiver<Vec<Device>>;
 
     /// Which `size` of the `available` devices are best, `must_include` among them. A hint to
     /// kubelet. An error rejects the pod, so answer with what there is wherever possible.
@@ -115,6 +114,92 @@ impl Default for Timing {
             drain_timeout: Duration::from_secs(2),
         }
     }
+}
+
+/// Where registration is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Not registered: there is no kubelet, or it refused, or it has restarted.
+    Waiting,
+    /// Kubelet accepted Register, but has not opened ListAndWatch yet.
+    Accepted,
+    /// Kubelet reads ListAndWatch: the node offers the resource.
+    Live,
+    /// The server has stopped.
+    Stopped,
+}
+
+/// The state of registration and its history since the start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// Where registration is.
+    pub phase: Phase,
+    /// When kubelet last accepted a Register.
+    pub registered_at: Option<SystemTime>,
+    /// How often kubelet accepted a Register.
+    pub registrations: u64,
+    /// The latest failure to register; `None` after a success.
+    pub last_error: Option<String>,
+}
+
+/// A handle on the current [`Report`]; cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Readiness(watch::Receiver<Report>);
+
+impl Readiness {
+    /// The state now.
+    pub fn report(&self) -> Report {
+        self.0.borrow().clone()
+    }
+
+    /// Waits until `condition` holds, and gives the report it held for. `None` if the server stopped
+    /// first.
+    pub async fn wait_for(&self, condition: impl FnMut(&Report) -> bool) -> Option<Report> {
+        let mut receiver = self.0.clone();
+        let report = receiver.wait_for(condition).await.ok()?;
+        Some(report.clone())
+    }
+
+    /// Waits until the node offers the resource; false if the server stopped first.
+    pub async fn wait_live(&self) -> bool {
+        self.wait_for(|report| report.phase == Phase::Live).await.is_some()
+    }
+}
+
+/// The writing end of [`Readiness`].
+#[derive(Debug)]
+struct ReadinessWriter(watch::Sender<Report>);
+
+impl ReadinessWriter {
+    fn phase(&self, phase: Phase) {
+        self.0.send_if_modified(|report| {
+            let changed = report.phase != phase;
+            report.phase = phase;
+            changed
+        });
+    }
+
+    fn registered(&self) {
+        self.0.send_modify(|report| {
+            report.registered_at = Some(SystemTime::now());
+            report.registrations += 1;
+            report.last_error = None;
+        });
+    }
+
+    fn failed(&self, error: &str) {
+        self.0.send_modify(|report| report.last_error = Some(error.to_owned()));
+    }
+}
+
+fn readiness() -> (Readiness, ReadinessWriter) {
+    let (sender, receiver) = watch::channel(Report {
+        phase: Phase::Waiting,
+        registered_at: None,
+        registrations: 0,
+        last_error: None,
+    });
+    (Readiness(receiver), ReadinessWriter(sender))
 }
 
 /// A plugin being served; see [`serve`].
@@ -184,7 +269,7 @@ pub fn serve_with<P: DevicePlugin>(
     shutdown: impl Future<Output = ()> + Send + 'static,
     options: Options,
 ) -> Result<Serving, SocketError> {
-    let (readiness, latch) = readiness::channel();
+    let (readiness, latch) = readiness();
     let driver = driver::Driver::new(resource_name, dir, plugin, options, latch)?;
     let task = tokio::spawn(driver.run(shutdown));
     Ok(Serving { readiness, task })

@@ -20,7 +20,7 @@ use tokio::time::Instant;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-use super::register::{causes, connect};
+use super::driver::{causes, connect};
 use crate::foreign_plugins::Offer;
 
 type Client = PodResourcesListerClient<Channel>;

@@ -16,7 +16,7 @@
 
 use std::time::Duration;
 
-use super::readiness::Phase;
+use super::Phase;
 
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,7 +17,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::registration::Event;
-use super::{Device, DevicePlugin, register};
+use super::{Device, DevicePlugin, driver};
 
 /// Events with the generation of the socket they are about.
 pub(super) type Events = mpsc::UnboundedSender<(u64, Event)>;
@@ -56,7 +56,7 @@ impl<P: DevicePlugin> Rpcs for Service<P> {
         &self,
         _: Request<Empty>,
     ) -> Result<Response<DevicePluginOptions>, Status> {
-        Ok(Response::new(register::OPTIONS))
+        Ok(Response::new(driver::OPTIONS))
     }
 
     type ListAndWatchStream =

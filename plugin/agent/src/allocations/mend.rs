@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::sys::inotify::AddWatchFlags;
+use tessera_kubelet::news::{self, News};
 use tessera_model::record::Record;
 use tessera_region::layout::{QUOTA_FILE, SESSION_SOCKET, USAGE_FILE};
 use tessera_system::locks::Ranked;
@@ -24,7 +25,6 @@ use tracing::{error, info, warn};
 use super::{AllocateError, Allocations};
 use crate::Agent;
 use crate::lock_order::LEAF;
-use crate::news::{self, News};
 
 /// How long what has news must rest, and however long it goes on, after how many times that it is looked at.
 const DEBOUNCE: Duration = Duration::from_millis(20);

@@ -13,7 +13,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing::error;
 
 use super::{ReloadCause, Reloader};
-use crate::news::{self, News};
+use tessera_kubelet::news::{self, News};
 
 /// How long the file must rest before it is read: it may be written in pieces.
 pub const DEBOUNCE: Duration = Duration::from_millis(250);
@@ -102,7 +102,7 @@ fn directories(file: &Path) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::news::identity;
+    use tessera_kubelet::news::identity;
 
     #[test]
     fn a_files_directories_are_those_of_its_links_too() {

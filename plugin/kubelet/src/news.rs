@@ -11,25 +11,25 @@ use tokio::net::unix::pipe;
 use tracing::debug;
 
 /// Something comes, goes, or is there under another name.
-pub(crate) const NAMES: AddWatchFlags = AddWatchFlags::IN_CREATE
+pub const NAMES: AddWatchFlags = AddWatchFlags::IN_CREATE
     .union(AddWatchFlags::IN_DELETE)
     .union(AddWatchFlags::IN_MOVED_TO)
     .union(AddWatchFlags::IN_MOVED_FROM)
     .union(AddWatchFlags::IN_DELETE_SELF);
 /// As [`NAMES`], or a file was written.
-pub(crate) const WRITES: AddWatchFlags = NAMES.union(AddWatchFlags::IN_CLOSE_WRITE);
+pub const WRITES: AddWatchFlags = NAMES.union(AddWatchFlags::IN_CLOSE_WRITE);
 /// As [`WRITES`], or a file is another size or has other rights.
-pub(crate) const ALL: AddWatchFlags =
+pub const ALL: AddWatchFlags =
     WRITES.union(AddWatchFlags::IN_MODIFY).union(AddWatchFlags::IN_ATTRIB);
 
 /// What is to be heard of each directory.
-pub(crate) type Wanted = BTreeMap<PathBuf, AddWatchFlags>;
+pub type Wanted = BTreeMap<PathBuf, AddWatchFlags>;
 
 /// By directory, with its identity: a replaced one takes another watch.
 type Watched = BTreeMap<PathBuf, ((u64, u64), AddWatchFlags)>;
 
-#[derive(Default)]
-pub(crate) struct News {
+#[derive(Debug, Default)]
+pub struct News {
     watched: Watched,
     inotify: Option<pipe::Receiver>,
 }
@@ -37,7 +37,7 @@ pub(crate) struct News {
 impl News {
     /// Watches what `wanted` names now, and what of it is there. True if that is a new watch: what came before it has no
     /// news. `path` may lead to a file system that does not answer.
-    pub(crate) async fn follow(
+    pub async fn follow(
         &mut self,
         path: &Path,
         wanted: impl FnOnce() -> Wanted + Send + 'static,
@@ -62,11 +62,11 @@ impl News {
     }
 
     /// Whether there are any to be had.
-    pub(crate) fn is_heard(&self) -> bool {
+    pub fn is_heard(&self) -> bool {
         self.inotify.is_some()
     }
 
-    pub(crate) async fn more(&mut self) {
+    pub async fn more(&mut self) {
         let Some(inotify) = &self.inotify else { return std::future::pending().await };
         let ready = inotify.readable().await;
         let mut events = [0; 4096];
@@ -97,7 +97,7 @@ fn look(wanted: Wanted, watched: Option<&Watched>) -> Option<(Watched, io::Resul
     Some((wanted, opened))
 }
 
-pub(crate) fn identity(dir: &Path) -> Option<(u64, u64)> {
+pub fn identity(dir: &Path) -> Option<(u64, u64)> {
     use std::os::unix::fs::MetadataExt;
     std::fs::metadata(dir).ok().map(|metadata| (metadata.dev(), metadata.ino()))
 }

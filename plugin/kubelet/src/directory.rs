@@ -1,16 +1,12 @@
-//! Notices when kubelet restarts or wipes sockets: inotify on the device plugin directory, and a
-//! periodic check of the files in case inotify misses something (overflow, no watch left, a file
-//! system without events).
+//! Notices when kubelet restarts or wipes sockets: by news of the device plugin directory, and by a periodic check of the
+//! files in case these miss something (overflow, no watch left, a file system without events).
 
-use std::io;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
-use tokio::net::unix::pipe;
-use tokio::time::{Interval, MissedTickBehavior};
+use tokio::time::Instant;
 
+use super::news::{self, News};
 use super::registration::Event;
 use super::socket::Identity;
 
@@ -48,75 +44,28 @@ impl Snapshot {
 #[derive(Debug)]
 pub(super) struct Watcher {
     dir: PathBuf,
-    /// With the identity of the directory that it watches.
-    inotify: Option<(pipe::Receiver, Option<(u64, u64)>)>,
-    poll: Interval,
+    news: News,
+    looked: Instant,
+    poll_interval: Duration,
 }
 
 impl Watcher {
-    /// Must be called within a tokio runtime.
     pub(super) fn new(dir: &Path, poll_interval: Duration) -> Self {
-        let inotify = match watch(dir) {
-            Ok(watch) => Some((watch, directory(dir))),
-            Err(error) => {
-                tracing::warn!(dir = %dir.display(), %error, "no inotify; looking more often instead");
-                None
-            }
-        };
-        let interval = if inotify.is_some() { poll_interval } else { poll_interval / 10 };
-        let mut poll = tokio::time::interval(interval.max(Duration::from_millis(1)));
-        poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        poll.reset();
-        Self { dir: dir.to_path_buf(), inotify, poll }
+        let (news, looked) = (News::default(), Instant::now());
+        Self { dir: dir.to_path_buf(), news, looked, poll_interval }
     }
 
     /// Waits until something may have changed. Nothing is lost if the future is dropped.
     pub(super) async fn changed(&mut self) {
-        let Some((watch, watched)) = &self.inotify else {
-            self.poll.tick().await;
-            return;
-        };
-        tokio::select! {
-            ready = watch.readable() => {
-                let mut events = [0; 4096];
-                let end = loop {
-                    // The events' contents do not matter: the snapshot tells.
-                    match watch.try_read(&mut events) {
-                        Ok(count) if count > 0 => {}
-                        end => break end,
-                    }
-                };
-                let drained = matches!(&end, Err(error) if error.kind() == io::ErrorKind::WouldBlock);
-                if ready.is_err() || !drained {
-                    tracing::warn!(?end, "inotify failed; looking at the sockets now and then");
-                    self.inotify = None;
-                }
-            }
-            _ = self.poll.tick() => {
-                // A directory that was replaced has lost its watch.
-                if directory(&self.dir) != *watched && let Ok(watch) = self::watch(&self.dir) {
-                    self.inotify = Some((watch, directory(&self.dir)));
-                }
-            }
+        let dir = self.dir.clone();
+        // A directory that was replaced has lost its watch; what came before a new one has no news.
+        let is_new = self.news.follow(&self.dir, move || [(dir, news::NAMES)].into()).await;
+        if !is_new {
+            let pause = self.poll_interval / if self.news.is_heard() { 1 } else { 10 };
+            let _ = tokio::time::timeout_at(self.looked + pause, self.news.more()).await;
         }
+        self.looked = Instant::now();
     }
-}
-
-fn directory(dir: &Path) -> Option<(u64, u64)> {
-    use std::os::unix::fs::MetadataExt;
-    std::fs::metadata(dir).ok().map(|metadata| (metadata.dev(), metadata.ino()))
-}
-
-/// An inotify descriptor is read as a pipe is; tokio's pipe type is the one that takes any readable
-/// descriptor into ownership without unsafe code.
-fn watch(dir: &Path) -> io::Result<pipe::Receiver> {
-    let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
-    let interest = AddWatchFlags::IN_CREATE
-        | AddWatchFlags::IN_DELETE
-        | AddWatchFlags::IN_MOVED_TO
-        | AddWatchFlags::IN_MOVED_FROM;
-    inotify.add_watch(dir, interest)?;
-    pipe::Receiver::from_owned_fd_unchecked(OwnedFd::from(inotify))
 }
 
 #[cfg(test)]
@@ -163,6 +112,7 @@ mod tests {
     async fn a_new_file_is_noticed_at_once() {
         let dir = tempfile::tempdir().unwrap();
         let mut watcher = Watcher::new(dir.path(), Duration::from_secs(3600));
+        watcher.changed().await;
         touch(&dir.path().join("kubelet.sock"));
         tokio::time::timeout(Duration::from_secs(10), watcher.changed()).await.unwrap();
     }
@@ -172,7 +122,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let missing = dir.path().join("later");
         let mut watcher = Watcher::new(&missing, Duration::from_millis(50));
-        assert!(watcher.inotify.is_none());
         tokio::time::timeout(Duration::from_secs(10), watcher.changed()).await.unwrap();
+        assert!(!watcher.news.is_heard());
     }
 }
