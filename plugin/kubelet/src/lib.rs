@@ -2,7 +2,7 @@
 //! resources client.
 //!
 //! The seam is [`DevicePlugin`]: the plugin's decisions. Everything specific to kubelet's protocol stays
-//! here: [`serve`] listens, registers, and re-registers whenever kubelet restarts, wipes the socket or
+//! here: [`serve_with`] listens, registers, and re-registers whenever kubelet restarts, wipes the socket or
 //! drops the device stream. [`Readiness`] has the state.
 //!
 //! - `service`: the five RPCs over the seam
@@ -202,7 +202,7 @@ fn readiness() -> (Readiness, ReadinessWriter) {
     (Readiness(receiver), ReadinessWriter(sender))
 }
 
-/// A plugin being served; see [`serve`].
+/// A plugin being served; see [`serve_with`].
 #[derive(Debug)]
 pub struct Serving {
     readiness: Readiness,
@@ -223,6 +223,17 @@ impl Serving {
     }
 }
 
+/// Options of [`serve_with`].
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Time limits.
+    pub timing: Timing,
+    /// Kubelet's pod resources socket. Where given, the plugin asks there after registering whether
+    /// the node really offers the resource (some kubelets lose a registration to the end of an older
+    /// stream), and registers again if not.
+    pub pod_resources: Option<PathBuf>,
+}
+
 /// Serves `plugin` as `resource_name` to the kubelet whose device plugin directory is `dir`, until
 /// `shutdown` is done. Returns as soon as the socket listens; registration and its upkeep go on in a
 /// task.
@@ -235,33 +246,6 @@ impl Serving {
 ///
 /// # Panics
 /// Outside of a tokio runtime.
-pub fn serve<P: DevicePlugin>(
-    resource_name: &str,
-    dir: &Path,
-    plugin: Arc<P>,
-    shutdown: impl Future<Output = ()> + Send + 'static,
-) -> Result<Serving, SocketError> {
-    serve_with(resource_name, dir, plugin, shutdown, Options::default())
-}
-
-/// Options of [`serve_with`].
-#[derive(Clone, Debug, Default)]
-pub struct Options {
-    /// Time limits.
-    pub timing: Timing,
-    /// Kubelet's pod resources socket. Where given, the plugin asks there after registering whether
-    /// the node really offers the resource (some kubelets lose a registration to the end of an older
-    /// stream), and registers again if not.
-    pub pod_resources: Option<PathBuf>,
-}
-
-/// [`serve`], with options.
-///
-/// # Errors
-/// As [`serve`].
-///
-/// # Panics
-/// As [`serve`].
 pub fn serve_with<P: DevicePlugin>(
     resource_name: &str,
     dir: &Path,

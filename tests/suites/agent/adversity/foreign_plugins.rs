@@ -50,10 +50,12 @@ impl Foreign {
         let devices = Devices(watch::Sender::new(ids.iter().map(device).collect()));
         let (stop, stopped) = oneshot::channel::<()>();
         let dir = node.kubelet.device_plugins_dir().to_owned();
-        let serving = kubelet::serve(resource, &dir, Arc::new(devices), async {
+        let until = async {
             let _ = stopped.await;
-        })
-        .unwrap();
+        };
+        let options = kubelet::Options::default();
+        let serving =
+            kubelet::serve_with(resource, &dir, Arc::new(devices), until, options).unwrap();
         bounded(node.kubelet.wait_allocatable(resource, ids.len())).await;
         Self { stop, task: tokio::spawn(serving.finished()) }
     }

@@ -328,11 +328,12 @@ async fn sockets_of_a_killed_predecessor_are_removed() {
 #[tokio::test]
 async fn a_missing_directory_is_an_error_that_says_what_to_do() {
     let dir = tempfile::tempdir().unwrap();
-    let error = tessera_kubelet::serve(
+    let error = tessera_kubelet::serve_with(
         GPU,
         &dir.path().join("device-plugins"),
         tessera_harness::scripted::FakePlugin::new(1),
         std::future::pending(),
+        tessera_kubelet::Options::default(),
     )
     .unwrap_err();
     assert!(error.to_string().contains("--root-dir"), "{error}");
