@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use super::EXIT_USAGE;
 use super::plan_text::{plan_text, reload_text};
@@ -10,8 +9,7 @@ use crate::commands::wait;
 use crate::output::{Format, show};
 use crate::source::{Failure, change};
 use clap::Subcommand;
-use tessera_agent::reload::plan::offline;
-use tessera_api::admin::{call, sentence};
+use tessera_agent::reload::plan::problems;
 use tessera_api::print::table;
 use tessera_config::{Config, ConfigError, ConfigFile, Judged, keys};
 use tessera_gpu::nvml::NvmlDiscovery;
@@ -20,10 +18,7 @@ use tessera_model::gpu::Gpu;
 use tessera_model::percent::format_cores;
 use tessera_model::printable;
 use tessera_model::quantity::format_bytes;
-use tessera_model::record::Record;
 use tessera_rules::{capacity, shares};
-use tessera_store::Ledger;
-use tessera_system::files::Copied;
 use tessera_system::{files, terminal};
 use tessera_tenant::delivery::driver::nvml as nvml_library;
 use tessera_view::API_VERSION;
@@ -44,9 +39,8 @@ pub(super) enum ConfigCommand {
     },
     /// Show what a configuration would change, for the node and each running allocation
     ///
-    /// Asks the running plugin; without one, goes by the ledger or the pages and by this machine's GPUs, and
-    /// says what it cannot know. Changes nothing. Exits 0, or 64 for a configuration that would be
-    /// refused.
+    /// Asks the running plugin, and changes nothing. Exits 0, 64 for a configuration that would be refused, or 69
+    /// if the plugin does not answer.
     Plan {
         /// The file, or "-" for standard input
         file: PathBuf,
@@ -80,7 +74,9 @@ pub(super) fn main(command: ConfigCommand, file: ConfigFile) -> anyhow::Result<E
                 file.judge()
             }
         }),
-        ConfigCommand::Plan { file: path, output } => plan(&read(&path)?, &path, &file, output),
+        ConfigCommand::Plan { file: path, output } => {
+            Ok(plan(&crate::asking(&file)?, &read(&path)?, &path, output)?)
+        }
         ConfigCommand::Reload { output } => Ok(reload(&crate::asking(&file)?, output)?),
         ConfigCommand::Default => print(&keys::commented()),
         ConfigCommand::Reference => print(&keys::reference()),
@@ -187,69 +183,22 @@ fn moved_directory(config: &Config) -> Option<String> {
 }
 
 fn plan(
+    known: &Config,
     judged: &Judged,
     path: &Path,
-    running: &ConfigFile,
     output: Format,
-) -> anyhow::Result<ExitCode> {
-    let known = crate::asking(running)?;
+) -> Result<ExitCode, Failure> {
     let name = judged.config.source.file.as_deref().unwrap_or(path).display().to_string();
     let unreadable = judged.text.is_empty() && !judged.problems.is_empty();
     let request = PlanRequest { text: judged.text.clone(), file: name.clone() };
-    let socket = &known.paths.admin;
-    let response = match wait(async { Ok(call(socket, &request).await) })? {
-        Ok(response) if !unreadable => response,
-        Ok(_) => offline(&known, judged, None, &[], Vec::new()),
-        Err(error) if error.is_silence() => {
-            let why = format!(
-                "{}. This goes by what is on the disk, and by the file as it is, which the plugin may not have taken on",
-                sentence(&error, &known)
-            );
-            by_the_disk(&known, judged, why)
-        }
-        Err(error) => anyhow::bail!(error.to_string()),
+    let response = match unreadable {
+        true => PlanResponse { problems: problems(&judged.problems), ..PlanResponse::default() },
+        false => wait(change(known, &request))?,
     };
     let response =
         PlanResponse { api_version: API_VERSION.to_owned(), file: name.clone(), ..response };
     show(&response, output, |_| plan_text(&response, &name))?;
     Ok(refusal(&response.problems))
-}
-
-/// What can be said without the plugin.
-fn by_the_disk(known: &Config, judged: &Judged, why: String) -> PlanResponse {
-    let mut notes = vec![why];
-    let discovery = NvmlDiscovery::new(nvml_library(&judged.config));
-    let listed = discovery.gpus(&known.gpus).and_then(|old| {
-        let new = discovery.gpus(&judged.config.gpus)?;
-        Ok((old, new))
-    });
-    let gpus: Option<(Vec<Gpu>, Vec<Gpu>)> = match listed {
-        Ok(gpus) => Some(gpus),
-        Err(error) => {
-            notes.push(format!("this machine's GPUs are not known: {error}"));
-            None
-        }
-    };
-    let records = records(known, &mut notes);
-    let gpus = gpus.as_ref().map(|(old, new)| (old.as_slice(), new.as_slice()));
-    offline(known, judged, gpus, &records, notes)
-}
-
-/// The ledger's records, of a copy: a plugin that was killed leaves a ledger that must be repaired first.
-fn records(known: &Config, notes: &mut Vec<String>) -> Vec<Arc<Record>> {
-    let path = &known.paths.ledger;
-    let read = || -> anyhow::Result<Vec<Record>> {
-        let copied = Copied::of(path, files::LEDGER)?;
-        let (mut ledger, _) = Ledger::open(&copied.path(), false)?;
-        Ok(ledger.load()?.0)
-    };
-    read().map(|records| records.into_iter().map(Arc::new).collect()).unwrap_or_else(|error| {
-        notes.push(format!(
-            "the ledger {} cannot be read ({error:#}): allocations are not known",
-            path.display()
-        ));
-        Vec::new()
-    })
 }
 
 fn reload(known: &Config, output: Format) -> Result<ExitCode, Failure> {

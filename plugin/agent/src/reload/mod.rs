@@ -276,10 +276,7 @@ impl Reloader {
 
     /// What is odd, and no error.
     pub fn remark(&self, gpus: &[Gpu], config: &Config) {
-        let remarks = match gpus {
-            [] => vec!["nothing is sold: gpus.include and gpus.exclude leave no GPU".to_owned()],
-            gpus => capacity::remarks(gpus, config),
-        };
+        let remarks = plan::remarks(gpus, config);
         let text = (!remarks.is_empty()).then(|| remarks.join("; "));
         self.board.set_condition("configuration", text);
     }

@@ -1,11 +1,10 @@
 //! What a configuration would change.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
 use super::Reloader;
-use crate::advertised::forecast::{Turn, forecast};
 use crate::allocations::room::list;
 use tessera_config::keys;
 use tessera_config::keys::{Difference, Takes};
@@ -19,24 +18,10 @@ use tessera_model::sharing::Compute;
 use tessera_rules::allocate::{AdvertisedGpu, Catalogue};
 use tessera_rules::capacity;
 use tessera_rules::front_end::FrontEnd;
-use tessera_rules::shares::Share;
 use tessera_system::locks::lock;
 use tessera_view::change::{
-    AllocationChange, ConfigurationChange, ConfigurationProblem, PlanResponse, ShareChange,
-    ShareView,
+    AllocationChange, ConfigurationChange, ConfigurationProblem, PlanResponse,
 };
-
-/// All that a plan is made of.
-pub struct PlanContext<'a> {
-    /// The configuration in force, on its GPUs.
-    pub before: (&'a Config, &'a Catalogue),
-    /// The one to think through, on its own.
-    pub after: (&'a Config, &'a Catalogue),
-    /// What there is.
-    pub records: &'a [Arc<Record>],
-    /// What would become of the replicas.
-    pub turns: &'a BTreeMap<(String, String), Turn>,
-}
 
 impl Reloader {
     /// What `text` would change in this plugin. Blocking: it may ask the driver.
@@ -44,14 +29,20 @@ impl Reloader {
         let judged = Judged::of(text, file);
         let (mut config, mut problems) = (judged.config.clone(), judged.problems.clone());
         let Some(node) = self.agent.get() else {
+            if !problems.is_empty() {
+                return refused(&problems);
+            }
             let waits = "the plugin waits for GPUs: what they would be cut into is not known";
-            return without_gpus(&self.current.get(), &config, &problems, waits);
+            let differences = keys::differences(&self.current.get(), &config);
+            let changes = planned(&differences, &config);
+            return PlanResponse { changes, notes: vec![waits.to_owned()], ..Default::default() };
         };
         // Reading the file waits: a plan is about one configuration.
         let _still = lock(&self.seen);
         let before = self.current.get();
         let mut notes = Vec::new();
-        let mut gpus = node.inventory().catalogue().devices();
+        let sold = node.inventory().catalogue();
+        let mut gpus = sold.devices();
         if judged.names_gpus() {
             match self.select_gpus(&config) {
                 Ok(Some(selection)) => gpus = selection.gpus,
@@ -66,59 +57,22 @@ impl Reloader {
         if !problems.is_empty() {
             return refused(&problems);
         }
-        let changes = keys::differences(&before, &config);
+        let differences = keys::differences(&before, &config);
         notes.extend(remarks(&gpus, &config));
         let records = node.allocations().records();
-        let asked = Catalogue::new(&gpus, &config);
-        notes.extend(moves(&node.inventory().catalogue(), &asked, &records));
+        notes.extend(moves(&sold, &Catalogue::new(&gpus, &config), &records));
         notes.extend(driver_stays(&config, &records));
         keys::keep(&mut config, &before);
         let after = Catalogue::new(&gpus, &config);
-        let context = PlanContext {
-            before: (&before, &node.inventory().catalogue()),
-            after: (&config, &after),
-            records: &records,
-            turns: &node.advertised().forecast(&after),
-        };
-        let mut response = plan(&context, &changes);
-        response.notes = notes;
-        response
+        let live = records.iter().filter(|record| record.is_live());
+        PlanResponse {
+            changes: planned(&differences, &config),
+            shares: node.advertised().forecast(&after),
+            allocations: live.map(|record| allocation(record, &after, &differences)).collect(),
+            notes,
+            ..PlanResponse::default()
+        }
     }
-}
-
-/// What a plan is without a plugin: by what the disk says.
-pub fn offline(
-    before: &Config,
-    judged: &Judged,
-    gpus: Option<(&[Gpu], &[Gpu])>,
-    records: &[Arc<Record>],
-    mut notes: Vec<String>,
-) -> PlanResponse {
-    let config = &judged.config;
-    let Some((old, new)) = gpus else {
-        let unknown = "what GPUs would be cut into is not known without them";
-        let mut response = without_gpus(before, config, &judged.problems, unknown);
-        response.notes.append(&mut notes);
-        return response;
-    };
-    let problems = capacity::check_all(new, judged);
-    if !problems.is_empty() {
-        return refused(&problems);
-    }
-    notes.extend(remarks(new, config));
-    let catalogues = (Catalogue::new(old, before), Catalogue::new(new, config));
-    notes.extend(moves(&catalogues.0, &catalogues.1, records));
-    notes.extend(driver_stays(config, records));
-    let turns = forecast(&catalogues.0, &catalogues.1, records);
-    let context = PlanContext {
-        before: (before, &catalogues.0),
-        after: (config, &catalogues.1),
-        records,
-        turns: &turns,
-    };
-    let mut response = plan(&context, &keys::differences(before, config));
-    response.notes = notes;
-    response
 }
 
 /// Problems as they are reported.
@@ -143,30 +97,24 @@ pub fn changes(differences: &[Difference]) -> Vec<ConfigurationChange> {
     differences.iter().map(change).collect()
 }
 
-/// Marks what is different only because the file does not say it: a file is taken whole, and what somebody gives
-/// may be a part of one.
-fn mark_absent(changes: &mut [ConfigurationChange], after: &Config) {
-    for change in changes {
+/// Those of a plan. What is different only because the file does not say it is marked: a file is taken whole, and what
+/// somebody gives may be a part of one.
+fn planned(differences: &[Difference], after: &Config) -> Vec<ConfigurationChange> {
+    let mut changes = changes(differences);
+    for change in &mut changes {
         change.absent = after.source.line_set(&change.key).is_none();
     }
+    changes
 }
 
 fn refused(found: &[Problem]) -> PlanResponse {
     PlanResponse { problems: problems(found), ..PlanResponse::default() }
 }
 
-fn without_gpus(before: &Config, after: &Config, problems: &[Problem], note: &str) -> PlanResponse {
-    if !problems.is_empty() {
-        return refused(problems);
-    }
-    let mut changes = changes(&keys::differences(before, after));
-    mark_absent(&mut changes, after);
-    PlanResponse { changes, notes: vec![note.to_owned()], ..PlanResponse::default() }
-}
-
-fn remarks(gpus: &[Gpu], config: &Config) -> Vec<String> {
+/// What is odd about a configuration, and no error; a sentence each.
+pub(super) fn remarks(gpus: &[Gpu], config: &Config) -> Vec<String> {
     match gpus {
-        [] => vec!["nothing would be sold: gpus.include and gpus.exclude leave no GPU".to_owned()],
+        [] => vec!["nothing is sold: gpus.include and gpus.exclude leave no GPU".to_owned()],
         gpus => capacity::remarks(gpus, config),
     }
 }
@@ -216,52 +164,9 @@ fn driver_stays(after: &Config, records: &[Arc<Record>]) -> Option<String> {
     })
 }
 
-/// See [`PlanContext`].
-pub fn plan(context: &PlanContext<'_>, differences: &[Difference]) -> PlanResponse {
-    let share = |catalogue: &Catalogue, uuid: &str, resource: &str| {
-        catalogue.gpus.get(uuid).and_then(|sold| sold.share(resource)).map(view)
-    };
-    let change = |((uuid, resource), turn): (&(String, String), &Turn)| {
-        let catalogues = [context.before.1, context.after.1];
-        let index = catalogues.iter().find_map(|c| Some(c.gpus.get(uuid)?.gpu.index));
-        ShareChange {
-            gpu_uuid: uuid.clone(),
-            gpu_index: index,
-            resource_name: resource.clone(),
-            before: share(context.before.1, uuid, resource),
-            after: share(context.after.1, uuid, resource),
-            appear: turn.appear,
-            retire: turn.retire,
-            retire_held: turn.retire_held,
-            no_room: turn.no_room,
-        }
-    };
-    let mut shares: Vec<ShareChange> = context.turns.iter().map(change).collect();
-    shares.retain(|change| change.before != change.after);
-    shares.sort_by_key(|change| (change.gpu_index, change.gpu_uuid.clone()));
-    let live = context.records.iter().filter(|record| record.is_live());
-    let mut changes = changes(differences);
-    mark_absent(&mut changes, context.after.0);
-    PlanResponse {
-        changes,
-        shares,
-        allocations: live.map(|record| allocation(record, context, differences)).collect(),
-        ..PlanResponse::default()
-    }
-}
-
-fn view(share: &Share) -> ShareView {
-    ShareView {
-        replicas: share.count,
-        memory_bytes: share.limit.memory_bytes,
-        cores_millis: share.limit.cores_millis,
-        policy: share.compute,
-    }
-}
-
 fn allocation(
     record: &Record,
-    context: &PlanContext<'_>,
+    after: &Catalogue,
     differences: &[Difference],
 ) -> AllocationChange {
     let mut effects = Vec::new();
@@ -271,7 +176,7 @@ fn allocation(
             limits(grant.memory_limit_bytes, grant.cores_millis, grant.compute),
             grant.uuid
         ));
-        effects.extend(successor(record, grant, context));
+        effects.extend(successor(record, grant, after));
     }
     let compute = record.grants.iter().any(|grant| grant.compute != Compute::None);
     let at_once: Vec<&str> = differences
@@ -295,14 +200,14 @@ fn allocation(
 }
 
 /// What the next allocation of the same replicas would be, where it is another.
-fn successor(record: &Record, grant: &Grant, context: &PlanContext<'_>) -> Option<String> {
+fn successor(record: &Record, grant: &Grant, after: &Catalogue) -> Option<String> {
     let held = record.replicas.iter().filter_map(|id| Replica::split(id));
     let held: Vec<u32> =
         held.filter(|(gpu, _)| *gpu == grant.uuid).map(|(_, index)| index).collect();
     if held.is_empty() {
         return None;
     }
-    let sold = context.after.1.gpus.get(&grant.uuid);
+    let sold = after.gpus.get(&grant.uuid);
     let share = sold.and_then(|sold| sold.share(&record.resource));
     let kept = share.filter(|share| held.iter().all(|index| *index < share.count));
     let Some(share) = kept else {

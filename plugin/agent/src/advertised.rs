@@ -1,7 +1,5 @@
 //! The device lists for kubelet, computed from inventory and allocations by the capacity rule.
 
-pub mod forecast;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -15,9 +13,12 @@ use crate::inventory::{Inventory, Standing, Withheld};
 use crate::lock_order::ADVERTISED;
 use tessera_kubelet::Device;
 use tessera_model::record::Record;
+use tessera_model::replica::Replica;
 use tessera_rules::allocate::{AdvertisedGpu, Catalogue};
+use tessera_rules::shares::Share;
 use tessera_system::locks::Ranked;
 use tessera_tenant::regions::Region;
+use tessera_view::change::{ShareChange, ShareView};
 
 /// What is sold, to whom, and what is offered beside it: of one moment, so that its sums are true. Every view
 /// of the node is made of it (status, metrics, `top`, explanations). Pages follow the records, each by
@@ -140,5 +141,79 @@ impl Advertised {
         let open = |record: &Arc<Record>| (Arc::clone(record), regions.get(&record.id).cloned());
         let allocations = records.values().map(open).collect();
         NodeSnapshot { allocations, catalogue, standings, moving, advertised }
+    }
+
+    /// What becomes of each GPU's replicas of each resource where `after` takes the place of what is sold now, if that is
+    /// cut otherwise.
+    pub(crate) fn forecast(&self, after: &Catalogue) -> Vec<ShareChange> {
+        let (before, after) = (self.inventory.catalogue(), self.inventory.with_health(after));
+        let records: Records = self.allocations.records().into_iter().collect();
+        let withheld = |uuid: &str| self.inventory.withheld_of(uuid);
+        let old = listed(&before, &records, &withheld);
+        let new = listed(&after, &records, &withheld);
+        let keys: BTreeSet<&(String, String)> = old.keys().chain(new.keys()).collect();
+        let none = BTreeMap::new();
+        let change = |key: &(String, String)| {
+            let (uuid, resource) = key;
+            let (old, new) = (old.get(key).unwrap_or(&none), new.get(key).unwrap_or(&none));
+            let (before, after) = (before.gpus.get(uuid), after.gpus.get(uuid));
+            let was = before.and_then(|gpu| gpu.share(resource));
+            let will_be = after.and_then(|gpu| gpu.share(resource));
+            let is_sold = |share: Option<&Share>, index: u32| {
+                share.is_some_and(|share| index < share.count)
+            };
+            let is_sick = after.is_some_and(|gpu| gpu.sick.is_some());
+            let count = |list: &BTreeMap<u32, bool>, counts: &dyn Fn(u32, bool) -> bool| {
+                let found = list.iter().filter(|(index, healthy)| counts(**index, **healthy));
+                u32::try_from(found.count()).unwrap_or(u32::MAX)
+            };
+            let is_new = |index, _| is_sold(will_be, index) && !old.contains_key(&index);
+            let is_retired = |index, _| is_sold(was, index) && !is_sold(will_be, index);
+            let has_no_room = |index, healthy: bool| is_sold(will_be, index) && !healthy;
+            ShareChange {
+                gpu_uuid: uuid.clone(),
+                gpu_index: before.or(after).map(|gpu| gpu.gpu.index),
+                resource_name: resource.clone(),
+                before: was.map(view),
+                after: will_be.map(view),
+                appear: count(new, &is_new),
+                retire: count(old, &is_retired),
+                retire_held: count(new, &is_retired),
+                no_room: match is_sick || withheld(uuid) != Withheld::Nothing {
+                    true => 0,
+                    false => count(new, &has_no_room),
+                },
+            }
+        };
+        let mut changes: Vec<ShareChange> = keys.into_iter().map(change).collect();
+        changes.retain(|change| change.before != change.after);
+        changes.sort_by_key(|change| (change.gpu_index, change.gpu_uuid.clone()));
+        changes
+    }
+}
+
+/// Health of replicas by GPU, resource and index.
+type Listed = BTreeMap<(String, String), BTreeMap<u32, bool>>;
+
+fn listed(catalogue: &Catalogue, records: &Records, withheld: &dyn Fn(&str) -> Withheld) -> Listed {
+    let mut offers = Offers::default();
+    offers.renew(catalogue, catalogue.reserve_bytes, records, withheld);
+    let mut listed = Listed::new();
+    for (resource, devices) in offers.devices(catalogue) {
+        for device in devices {
+            let Some((uuid, index)) = Replica::split(&device.id) else { continue };
+            let replicas = listed.entry((uuid.to_owned(), resource.clone())).or_default();
+            replicas.insert(index, device.healthy);
+        }
+    }
+    listed
+}
+
+fn view(share: &Share) -> ShareView {
+    ShareView {
+        replicas: share.count,
+        memory_bytes: share.limit.memory_bytes,
+        cores_millis: share.limit.cores_millis,
+        policy: share.compute,
     }
 }
