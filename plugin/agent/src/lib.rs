@@ -17,7 +17,6 @@ pub mod engines;
 pub mod fixtures;
 pub mod foreign_watch;
 pub mod front_end;
-pub mod histogram;
 pub mod incidents;
 pub mod inventory;
 pub mod journal;

@@ -1,11 +1,10 @@
 //! Counters that are kept where events happen; other figures are read on demand.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::histogram::{Counts, Histogram};
 use tessera_system::locks::lock;
 
 /// A call of kubelet's that is timed.
@@ -52,32 +51,9 @@ type Key = (Call, Arc<str>, Outcome);
 pub struct Meters {
     /// As many as there are resources; held for a look-up.
     calls: Mutex<BTreeMap<Key, Arc<Histogram>>>,
-    reloads: AtomicU64,
-    reloads_refused: AtomicU64,
-    /// Whether the last one was refused.
-    reload_refused: AtomicU64,
-    /// When the configuration in force was read, Unix milliseconds.
-    configured_unix_ms: AtomicI64,
-}
-
-/// Reloads of the configuration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reloads {
-    pub taken: u64,
-    /// Refused, the last good one stayed.
-    pub refused: u64,
-    /// The last one was not refused.
-    pub last_ok: bool,
-    /// When the configuration in force was read, Unix milliseconds.
-    pub configured_unix_ms: i64,
 }
 
 impl Meters {
-    /// Of a plugin that starts now.
-    pub fn new(now_unix_ms: i64) -> Self {
-        Meters { configured_unix_ms: AtomicI64::new(now_unix_ms), ..Meters::default() }
-    }
-
     /// Counts a call.
     pub fn observe(&self, call: Call, resource: &Arc<str>, outcome: Outcome, length: Duration) {
         let key = (call, Arc::clone(resource), outcome);
@@ -93,25 +69,45 @@ impl Meters {
         let of_it = calls.iter().filter(|((kind, ..), _)| *kind == call);
         of_it.map(|((_, name, outcome), h)| (Arc::clone(name), *outcome, h.counts())).collect()
     }
+}
 
-    /// The configuration was read again, and taken (`ok`) or refused.
-    pub fn reloaded(&self, ok: bool, now_unix_ms: i64) {
-        self.reload_refused.store(u64::from(!ok), Ordering::Relaxed);
-        if ok {
-            self.reloads.fetch_add(1, Ordering::Relaxed);
-            self.configured_unix_ms.store(now_unix_ms, Ordering::Relaxed);
-        } else {
-            self.reloads_refused.fetch_add(1, Ordering::Relaxed);
-        }
+/// Upper bounds of the buckets of kubelet's calls, seconds; beyond them is one more.
+const BOUNDS: [f64; 12] =
+    [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0];
+
+/// Durations, counted in buckets that never change. No lock, no allocation once made.
+#[derive(Debug, Default)]
+struct Histogram {
+    counts: [AtomicU64; BOUNDS.len() + 1],
+    sum_ns: AtomicU64,
+}
+
+/// A histogram at one moment: counts of each bucket by itself.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Counts {
+    /// Upper bound in seconds and how many were not larger, but larger than the bound before.
+    pub buckets: Vec<(f64, u64)>,
+    /// Seconds of all together.
+    pub sum: f64,
+}
+
+impl Histogram {
+    /// Counts one.
+    fn observe(&self, length: Duration) {
+        let seconds = length.as_secs_f64();
+        let bucket = BOUNDS.iter().position(|bound| seconds <= *bound).unwrap_or(BOUNDS.len());
+        self.counts[bucket].fetch_add(1, Ordering::Relaxed);
+        let ns = u64::try_from(length.as_nanos()).unwrap_or(u64::MAX);
+        self.sum_ns.fetch_add(ns, Ordering::Relaxed);
     }
 
-    /// See [`Reloads`].
-    pub fn reloads(&self) -> Reloads {
-        Reloads {
-            taken: self.reloads.load(Ordering::Relaxed),
-            refused: self.reloads_refused.load(Ordering::Relaxed),
-            last_ok: self.reload_refused.load(Ordering::Relaxed) == 0,
-            configured_unix_ms: self.configured_unix_ms.load(Ordering::Relaxed),
+    /// As it is now.
+    fn counts(&self) -> Counts {
+        let bounds = BOUNDS.into_iter().chain([f64::INFINITY]);
+        let counts = self.counts.iter().map(|count| count.load(Ordering::Relaxed));
+        Counts {
+            buckets: bounds.zip(counts).collect(),
+            sum: Duration::from_nanos(self.sum_ns.load(Ordering::Relaxed)).as_secs_f64(),
         }
     }
 }
@@ -137,13 +133,15 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_reload_leaves_the_time_of_the_last_good_one() {
-        let meters = Meters::new(5);
-        meters.reloaded(true, 7);
-        meters.reloaded(false, 9);
-        let want = Reloads { taken: 1, refused: 1, last_ok: false, configured_unix_ms: 7 };
-        assert_eq!(meters.reloads(), want);
-        meters.reloaded(true, 11);
-        assert!(meters.reloads().last_ok);
+    fn a_duration_counts_in_the_first_bucket_that_holds_it() {
+        let histogram = Histogram::default();
+        for ms in [0, 1, 1, 3, 60_000] {
+            histogram.observe(Duration::from_millis(ms));
+        }
+        let counts = histogram.counts();
+        let of = |bound: f64| counts.buckets.iter().find(|(le, _)| *le == bound).unwrap().1;
+        assert_eq!([of(0.0005), of(0.001), of(0.005), of(f64::INFINITY)], [1, 2, 1, 1]);
+        assert_eq!(counts.buckets.iter().map(|(_, n)| n).sum::<u64>(), 5);
+        assert!((counts.sum - 60.005).abs() < 1e-9);
     }
 }

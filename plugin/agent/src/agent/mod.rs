@@ -124,7 +124,7 @@ impl Agent {
             inventory,
             allocations,
             board,
-            meters: Meters::new(unix_ms()),
+            meters: Meters::default(),
             incidents: Ranked::new(LEAF, (Instant::now(), Incidents::default())),
             looking: std::sync::Mutex::default(),
             trust: Trust::default(),

@@ -5,17 +5,16 @@
 //! said too. [`tessera_config::keys`] knows which they are. The last good text is kept beside the ledger,
 //! for a start that finds a bad one ([`tessera_config::file`]).
 
-mod outcome;
 pub mod plan;
 mod unsold;
 mod watch;
 
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use tracing::{error, info, warn};
 
-pub use outcome::{Outcome, ReloadCause, ReloadState};
 pub use watch::{DEBOUNCE, watch};
 
 use crate::Agent;
@@ -27,12 +26,13 @@ use tessera_config::{
     Config, ConfigError, ConfigFile, Current, Judged, LoadedConfig, Problem, file,
 };
 use tessera_gpu::Discovery;
-use tessera_model::audit::What;
+use tessera_model::audit::{Actor, What};
 use tessera_model::clock::unix_ms;
 use tessera_model::gpu::Gpu;
 use tessera_model::printable;
 use tessera_rules::capacity;
 use tessera_system::locks::lock;
+use tessera_view::status::Configuration;
 
 /// Most differences that are logged and kept, and most bytes of each.
 const MOST_DIFFERENCES: usize = 50;
@@ -40,6 +40,47 @@ const LONGEST_DIFFERENCE: usize = 600;
 
 /// Sets the log's filter.
 pub type SetFilter = Box<dyn Fn(&str) -> Result<(), String> + Send + Sync>;
+
+/// Why the file is read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ReloadCause {
+    /// It may have changed. The same text again is no news.
+    Change,
+    /// SIGHUP.
+    Signal,
+    /// Somebody asked, over the admin socket.
+    Asked(Option<Actor>),
+}
+
+impl ReloadCause {
+    fn by(&self) -> Option<Actor> {
+        match self {
+            ReloadCause::Asked(by) => by.clone(),
+            ReloadCause::Change | ReloadCause::Signal => None,
+        }
+    }
+}
+
+impl fmt::Display for ReloadCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ReloadCause::Change => "the file changed",
+            ReloadCause::Signal => "SIGHUP",
+            ReloadCause::Asked(_) => "tessera config reload",
+        })
+    }
+}
+
+/// What came of reading the file.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// Why it was refused; empty if it was not.
+    pub problems: Vec<Problem>,
+    /// What is different now.
+    pub changes: Vec<Difference>,
+    /// What will be different after a restart.
+    pub waiting: Vec<Difference>,
+}
 
 /// See the module's text.
 pub struct Reloader {
@@ -51,7 +92,9 @@ pub struct Reloader {
     board: Arc<StatusBoard>,
     /// What was read last; the reader holds the lock.
     seen: Mutex<String>,
-    state: Mutex<ReloadState>,
+    state: Mutex<Configuration>,
+    /// How often a file was read and found good.
+    taken: AtomicU64,
     /// The text at the start, until it has proved good.
     first: Mutex<Option<String>>,
 }
@@ -73,11 +116,11 @@ impl Reloader {
         board: &Arc<StatusBoard>,
     ) -> Self {
         let now = unix_ms();
-        let state = ReloadState {
+        let state = Configuration {
             hash: file::hash(&given.text),
             attempted_unix_ms: now,
             succeeded_unix_ms: now,
-            ..ReloadState::default()
+            ..Configuration::default()
         };
         let seen = match (&given.refused, &file) {
             (Some(_), Some(file)) => mark(&file.judge()),
@@ -92,6 +135,7 @@ impl Reloader {
             board: Arc::clone(board),
             seen: Mutex::new(seen),
             state: Mutex::new(state),
+            taken: AtomicU64::new(0),
             first: Mutex::new(given.refused.is_none().then(|| given.text.clone())),
         };
         if let Some(refused) = &given.refused {
@@ -110,8 +154,13 @@ impl Reloader {
         &self.current
     }
 
-    pub fn state(&self) -> ReloadState {
+    pub fn state(&self) -> Configuration {
         lock(&self.state).clone()
+    }
+
+    /// How often a file was read and found good since the start.
+    pub fn taken(&self) -> u64 {
+        self.taken.load(Ordering::Relaxed)
     }
 
     /// The configuration to start with on these GPUs: that in force, or where it is impossible on them
@@ -155,10 +204,9 @@ impl Reloader {
         if let Some(text) = lock(&self.first).take() {
             self.keep(&text);
         }
-        let state = self.state();
-        if !state.is_successful() {
-            agent.meters().reloaded(false, unix_ms());
-            let what = What::ConfigurationRefused { problems: state.errors };
+        let problems = self.state().errors;
+        if !problems.is_empty() {
+            let what = What::ConfigurationRefused { problems };
             agent.note_configuration(what, "the start".to_owned(), None);
         }
         Ok(agent)
@@ -178,14 +226,12 @@ impl Reloader {
 
     /// Reads the file, and has it take effect if it is good. Blocking.
     pub fn reload(&self, why: &ReloadCause) -> Outcome {
-        let Some(file) = &self.file else {
-            return Outcome { hash: self.state().hash, ..Outcome::default() };
-        };
+        let Some(file) = &self.file else { return Outcome::default() };
         let mut seen = lock(&self.seen);
         let judged = file.judge();
         let mark = mark(&judged);
         if *why == ReloadCause::Change && *seen == mark {
-            return Outcome { hash: self.state().hash, ..Outcome::default() };
+            return Outcome::default();
         }
         *seen = mark;
         let outcome = self.take(file, judged, why);
@@ -228,11 +274,10 @@ impl Reloader {
             error!(%path, %why, "the configuration is refused; the last good one stays in force");
             self.refuse(&problems);
             if let Some(agent) = self.agent.get() {
-                agent.meters().reloaded(false, unix_ms());
                 let what = What::ConfigurationRefused { problems: self.state().errors };
                 agent.note_configuration(what, why.to_string(), why.by());
             }
-            return Outcome { problems, hash: self.state().hash, ..Outcome::default() };
+            return Outcome { problems, ..Outcome::default() };
         }
         let (mut changes, mut waiting) = (Vec::new(), Vec::new());
         for difference in keys::differences(&before, &config) {
@@ -259,9 +304,7 @@ impl Reloader {
         }
         self.keep(&judged.text);
         self.accept(&judged.text, &changes, &waiting);
-        if let Some(agent) = self.agent.get() {
-            agent.meters().reloaded(true, unix_ms());
-        }
+        self.taken.fetch_add(1, Ordering::Relaxed);
         info!(
             %path, %why, changes = ?texts(&changes), after_a_restart = ?texts(&waiting),
             "the configuration was read"
@@ -271,7 +314,7 @@ impl Reloader {
             let what = What::ConfigurationReloaded { changes: described(&changes, &waiting) };
             agent.note_configuration(what, why.to_string(), why.by());
         }
-        Outcome { problems, changes, waiting, hash: self.state().hash }
+        Outcome { problems, changes, waiting }
     }
 
     /// What is odd, and no error.
@@ -314,7 +357,7 @@ impl Reloader {
         self.board.set_condition("configuration-restart", sentence);
         let mut state = lock(&self.state);
         state.errors.clear();
-        state.waiting = waiting.iter().map(|difference| difference.key.clone()).collect();
+        state.waiting_keys = waiting.iter().map(|difference| difference.key.clone()).collect();
         state.hash = file::hash(text);
         state.succeeded_unix_ms = unix_ms();
         state.applied += u64::from(!changes.is_empty());

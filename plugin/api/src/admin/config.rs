@@ -4,12 +4,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use tessera_view::change::{PlanRequest, PlanResponse, ReloadResponse};
-use tessera_view::status::Configuration;
 
 use super::server::failed;
 use super::status::StatusView;
 use tessera_agent::reload::plan::{changes, problems};
-use tessera_agent::reload::{ReloadCause, ReloadState, Reloader};
+use tessera_agent::reload::{ReloadCause, Reloader};
 use tessera_model::audit::Actor;
 use tessera_view::API_VERSION;
 use tessera_web::SourceError;
@@ -21,19 +20,6 @@ fn reloader(view: &StatusView) -> Result<Arc<Reloader>, SourceError> {
     view.reloader()
         .cloned()
         .ok_or_else(|| SourceError::Unavailable("the plugin is still starting".to_owned()))
-}
-
-/// How it stands with the file.
-pub(super) fn state(state: &ReloadState) -> Configuration {
-    Configuration {
-        hash: state.hash.clone(),
-        attempted_unix_ms: state.attempted_unix_ms,
-        succeeded_unix_ms: state.succeeded_unix_ms,
-        errors: state.errors.clone(),
-        waiting_keys: state.waiting.clone(),
-        applied: state.applied,
-        refused: state.refused,
-    }
 }
 
 pub(super) async fn plan(
@@ -65,7 +51,7 @@ pub(super) async fn reload(
         problems: problems(&outcome.problems),
         changes: changes(&outcome.changes),
         waiting: changes(&outcome.waiting),
-        configuration: state(&reloader.state()),
+        configuration: reloader.state(),
         file,
         api_version: API_VERSION.to_owned(),
     })

@@ -310,7 +310,7 @@ impl StatusView {
             sees_host_pids: true,
             config_path: config_path.unwrap_or_default(),
             shim_path: String::new(),
-            configuration: self.reloader.get().map(|one| super::config::state(&one.state())),
+            configuration: self.reloader.get().map(|one| one.state()),
             others_seen_by: self.board.others_seen_by().to_owned(),
             dra: self.board.dra().map(|status| dra(status, books)),
             resources,

@@ -13,7 +13,7 @@ use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use tessera_region::abi;
-use tessera_view::status::{AllocationState, Dra, Gpu, Registration};
+use tessera_view::status::{AllocationState, Configuration, Dra, Gpu, Registration};
 
 use gpus::{write_gpus, write_leases, write_replicas};
 use writer::{Process, Writer};
@@ -21,8 +21,7 @@ use writer::{Process, Writer};
 use super::families::{self as f, Family};
 use super::running_totals::{RunningTotals, Totals};
 use crate::admin::{StatusView, Survey};
-use tessera_agent::histogram::Counts;
-use tessera_agent::meters::{Call, Outcome, Reloads};
+use tessera_agent::meters::{Call, Counts, Outcome};
 use tessera_agent::trust;
 use tessera_agent::trust::Outside;
 use tessera_tenant::regions::Region;
@@ -47,7 +46,8 @@ pub(super) struct Snapshot {
     ready: bool,
     started_unix_ms: i64,
     calls: Vec<(Call, Timed)>,
-    reloads: Option<Reloads>,
+    /// How often the configuration was read and found good, and how it stands with it.
+    reloads: Option<(u64, Configuration)>,
     commits: Option<(u64, u64)>,
     adopted: Option<u64>,
     findings: Option<[(trust::FindingKind, u64); trust::FindingKind::ALL.len()]>,
@@ -85,7 +85,7 @@ impl Snapshot {
             calls: agent.map_or_else(Vec::new, |agent| {
                 calls.into_iter().map(|call| (call, agent.meters().calls(call))).collect()
             }),
-            reloads: agent.map(|agent| agent.meters().reloads()),
+            reloads: agent.and(view.reloader()).map(|one| (one.taken(), one.state())),
             adopted: agent.map(|agent| agent.allocations().adopted() as u64),
             commits: agent.map(|agent| agent.journal().commits().counts()),
             findings: agent.map(|agent| agent.trust().counts()),
@@ -169,13 +169,13 @@ impl Snapshot {
         if let Some(writing) = self.history_writing {
             out.gauge(&f::HISTORY_WRITING, u64::from(writing))?;
         }
-        if let Some(reloads) = self.reloads {
+        if let Some((taken, state)) = &self.reloads {
             out.family(&f::RELOADS, |series| {
-                series.counter(&["ok"], reloads.taken)?;
-                series.counter(&["refused"], reloads.refused)
+                series.counter(&["ok"], *taken)?;
+                series.counter(&["refused"], state.refused)
             })?;
-            out.gauge(&f::RELOAD_OK, u64::from(reloads.last_ok))?;
-            out.gauge(&f::RELOAD_TIME, unix_seconds(reloads.configured_unix_ms))?;
+            out.gauge(&f::RELOAD_OK, u64::from(state.errors.is_empty()))?;
+            out.gauge(&f::RELOAD_TIME, unix_seconds(state.succeeded_unix_ms))?;
         }
         Ok(())
     }

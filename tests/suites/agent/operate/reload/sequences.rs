@@ -99,7 +99,7 @@ impl Sequence {
             self.count("refused");
         }
         let state = self.reloader().state();
-        assert_eq!(state.is_successful(), outcome.problems.is_empty(), "{state:?}");
+        assert_eq!(state.errors.is_empty(), outcome.problems.is_empty(), "{state:?}");
         let after = self.live();
         // Its holder may become known at any time.
         let facts = |record: &Arc<Record>| Record { holder: None, ..Record::clone(record) };
