@@ -278,8 +278,7 @@ async fn run(
     view.set_agent(Arc::clone(&agent));
     reloader.say_unsold();
 
-    let (watched, known) = (Arc::clone(&agent), Arc::clone(&board));
-    let reporting = kubernetes::Keeper::new(watched, known, timing.events.clone());
+    let reporting = kubernetes::report(Arc::clone(&agent), timing.events.clone());
     let mut others = foreign_watch::Watch::new(
         Arc::clone(&agent),
         Arc::clone(&board),
@@ -326,7 +325,7 @@ async fn run(
         () = others.run() => {}
         () = ask_again(&reloader, &agent) => {}
         () = labels.run(reloader.current(), &board) => {}
-        () = reporting.run(reloader.current()) => {}
+        () = reporting => {}
         () = &mut watching => {}
         () = rejected => {}
         _ = stopped.wait_for(|stop| *stop) => {}

@@ -279,9 +279,9 @@ impl Ledger {
         Ok(())
     }
 
-    /// From now on `listener` is given each line of the audit trail that is written; `None`: nobody is.
-    pub fn set_listener(&mut self, listener: Option<Listener>) {
-        self.listener = listener;
+    /// From now on `listener` is given each line of the audit trail that is written.
+    pub fn set_listener(&mut self, listener: Listener) {
+        self.listener = Some(listener);
     }
 
     /// How many there were; to be asked without waiting for the disk.

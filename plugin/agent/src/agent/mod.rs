@@ -46,7 +46,7 @@ use crate::trust::Trust;
 /// See the module's documentation.
 #[derive(Debug)]
 pub struct Agent {
-    config: Current,
+    pub(crate) config: Current,
     pub(crate) journal: Arc<Journal>,
     pub(crate) inventory: Arc<Inventory>,
     pub(crate) allocations: Arc<Allocations>,

@@ -8,9 +8,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tracing::{debug, warn};
 
-use super::Counts;
 use super::series::{Events, GivenUp, Series, Subject};
-use super::words;
+use super::{Counts, are_wanted, words};
 use crate::Agent;
 use crate::status_board::StatusBoard;
 use tessera_cluster::events::{EventClient, PodEvent};
@@ -21,7 +20,7 @@ use tessera_model::audit::Event;
 use tessera_model::record::{Holder, Record};
 
 /// Topic of what is amiss.
-pub(super) const TOPIC: &str = "kubernetes";
+const TOPIC: &str = "kubernetes";
 
 /// Intervals; tests shorten them.
 #[derive(Clone, Debug)]
@@ -53,12 +52,12 @@ impl Default for Timing {
 /// Sends to the API server, until there are no more lines.
 pub(super) async fn run(
     agent: Arc<Agent>,
-    board: Arc<StatusBoard>,
     server: Server,
     mut lines: mpsc::Receiver<Event>,
-    counts: Arc<Counts>,
     timing: Timing,
 ) {
+    let (board, counts) = (agent.board(), agent.trust().events());
+    let mut changes = agent.config.changes();
     let name = node_name().unwrap_or_default();
     let client = EventClient::new(Client::new(server, timing.limit), name);
     let mut events = Events::default();
@@ -76,14 +75,22 @@ pub(super) async fn run(
         tokio::select! {
             line = lines.recv() => {
                 let Some(line) = line else { return };
-                let lost = take(&agent, &mut events, line, &counts).await;
+                let lost = take(&agent, &mut events, line, counts).await;
                 let why = "too many wait, or their pods are not known";
                 say_given_up(&mut given_up, lost, &why);
                 continue;
             }
             () = sleep => {}
+            // Its end is the plugin's.
+            _ = changes.changed() => {}
         }
         let now = Instant::now();
+        if !are_wanted(&changes.borrow_and_update()) {
+            // What was not sent when events are switched off is not sent.
+            (events, rest, pause) = (Events::default(), now, timing.pause[0]);
+            board.set_condition(TOPIC, None);
+            continue;
+        }
         if now < rest {
             continue;
         }
@@ -111,12 +118,12 @@ pub(super) async fn run(
                     Verdict::Later => {
                         rest = Instant::now() + pause;
                         pause = (pause * 2).min(timing.pause[1]);
-                        say(&board, &failure, "");
+                        say(board, &failure, "");
                     }
                     Verdict::Forbidden => {
                         rest = Instant::now() + timing.forbidden;
                         let hint = " (docs/trust.md), or set kubernetes.events = \"off\"";
-                        say(&board, &failure, hint);
+                        say(board, &failure, hint);
                     }
                 }
             }
@@ -203,9 +210,6 @@ fn verdict(failure: &ApiError) -> Verdict {
 
 /// Makes events of a line, for every pod that it concerns; how many had to be given up.
 async fn take(agent: &Arc<Agent>, events: &mut Events, mut line: Event, counts: &Counts) -> u64 {
-    if !words::concerns_pods(&line.what) {
-        return 0;
-    }
     let mut lost = 0;
     let asked = Arc::clone(agent);
     let looked = tokio::task::spawn_blocking(move || {
