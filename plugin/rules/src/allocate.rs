@@ -94,15 +94,14 @@ impl Catalogue {
         gpus
     }
 
-    /// What new allocations of these replicas of a resource would get of a GPU, in bytes. Retired
-    /// ones get nothing.
-    pub fn regrant_bytes(&self, resource: &str, uuid: &str, replicas: &[String]) -> u64 {
-        let Some(share) = self.gpus.get(uuid).and_then(|sold| sold.share(resource)) else {
-            return 0;
-        };
-        let held = replicas.iter().filter_map(|id| Replica::split(id));
-        let sold = held.filter(|(gpu, index)| *gpu == uuid && *index < share.count).count();
-        share.limit.memory_bytes.saturating_mul(u64::try_from(sold).unwrap_or(u64::MAX))
+    /// Refuses what is planned of sick GPUs.
+    pub(crate) fn check_health(&self, plan: &Record) -> Result<(), Refusal> {
+        for Grant { uuid, .. } in &plan.grants {
+            if let Some(reason) = self.gpus.get(uuid).and_then(|sold| sold.sick.clone()) {
+                return Err(Refusal::Dead { uuid: uuid.clone(), reason });
+            }
+        }
+        Ok(())
     }
 }
 
@@ -117,11 +116,7 @@ const LONGEST_ID: usize = 160;
 /// container, a deleted pod's to its successor at once).
 pub fn plan(catalogue: &Catalogue, resource: &str, ids: &[String]) -> Result<Record, Refusal> {
     let plan = plan_for_running(catalogue, resource, ids)?;
-    for grant in &plan.grants {
-        if let Some(reason) = catalogue.gpus.get(&grant.uuid).and_then(|sold| sold.sick.clone()) {
-            return Err(Refusal::Dead { uuid: grant.uuid.clone(), reason });
-        }
-    }
+    catalogue.check_health(&plan)?;
     let split = catalogue.resources.get(resource).map_or(Split::Reject, |terms| terms.split);
     let (count, gpus) = (plan.replicas.len(), plan.grants.len());
     match split {
@@ -292,14 +287,6 @@ mod tests {
                 Refusal::Retired { id: id.into(), resource: resource.into(), replicas }
             );
         }
-        assert_eq!(
-            catalogue.regrant_bytes(
-                "x.dev/small",
-                "GPU-b",
-                &ids(&["GPU-b::0", "GPU-b::3", "GPU-a::0"])
-            ) >> 30,
-            8
-        );
     }
 
     proptest! {

@@ -63,21 +63,6 @@ pub struct SharePart {
 /// No part, a GPU that is not here or unhealthy, memory that no context fits into or that the GPU does not have,
 /// no part of its time, more GPUs than a page has room for.
 pub fn plan(catalogue: &Catalogue, ask: &ShareAsk) -> Result<Record, Refusal> {
-    let plan = plan_for_running(catalogue, ask)?;
-    for grant in &plan.grants {
-        let reason = catalogue.gpus.get(&grant.uuid).and_then(|sold| sold.sick.clone());
-        if let Some(reason) = reason {
-            return Err(Refusal::Dead { uuid: grant.uuid.clone(), reason });
-        }
-    }
-    Ok(plan)
-}
-
-/// As [`plan`], whatever the GPU's health is today: for a share that was given out before.
-///
-/// # Errors
-/// As [`plan`], without health.
-pub fn plan_for_running(catalogue: &Catalogue, ask: &ShareAsk) -> Result<Record, Refusal> {
     let mut grants: BTreeMap<&str, Grant> = BTreeMap::new();
     for part in &ask.parts {
         let granted = grant(catalogue, part)?;
@@ -105,7 +90,9 @@ pub fn plan_for_running(catalogue: &Catalogue, ask: &ShareAsk) -> Result<Record,
         }
     }
     let grants = grants.into_values().collect();
-    Ok(Record { origin: ask.origin.clone(), ..Record::new(ask.id.clone(), 0, grants) })
+    let plan = Record { origin: ask.origin.clone(), ..Record::new(ask.id.clone(), 0, grants) };
+    catalogue.check_health(&plan)?;
+    Ok(plan)
 }
 
 fn grant(catalogue: &Catalogue, part: &SharePart) -> Result<Grant, Refusal> {
@@ -181,11 +168,10 @@ mod tests {
     }
 
     #[test]
-    fn a_sick_gpu_gives_nothing_new_and_keeps_what_it_gave() {
+    fn a_sick_gpu_gives_nothing() {
         let mut catalogue = Catalogue::example();
         catalogue.gpus.get_mut("GPU-a").unwrap().sick = Some("XID 79".into());
         let wanted = ask(vec![part("GPU-a", 1, 100)]);
         assert!(matches!(plan(&catalogue, &wanted), Err(Refusal::Dead { .. })));
-        assert!(plan_for_running(&catalogue, &wanted).is_ok());
     }
 }
