@@ -29,9 +29,6 @@ pub const RESOURCE: &str = "tessera.dev/gpu";
 pub const MEMORY: u64 = 16 * GIB;
 
 /// The configuration of a node whose files are in `dir`.
-///
-/// # Panics
-/// Never, while its keys are keys.
 pub fn config(dir: &Path, sells_claims: bool) -> Config {
     let at = |name: &str| dir.join(name).display().to_string();
     Config::parse(&format!(
@@ -50,9 +47,6 @@ pub fn config(dir: &Path, sells_claims: bool) -> Config {
 }
 
 /// The node's agent, whose GPU is sold by replicas, or by claims. Call it within a runtime.
-///
-/// # Panics
-/// Where `dir` cannot be written.
 pub fn open(dir: &Path, engines: Vec<Arc<dyn Engine>>, sells_claims: bool) -> Arc<Agent> {
     let config = config(dir, sells_claims);
     let home = config.paths.shim.join("v1");
@@ -109,9 +103,6 @@ impl Step {
 
     /// Does it; what is refused changes nothing. `known` has a bit for each set that was allocated at some time. Call it
     /// within a runtime.
-    ///
-    /// # Panics
-    /// Where a release is refused.
     pub fn take(self, agent: &Agent, known: &AtomicU64) {
         match self {
             Step::Allocate(set) => {
@@ -150,9 +141,6 @@ fn target(set: u8) -> Target {
 }
 
 /// Asks `look` again and again, beside threads that take the steps. Returns how often it was asked.
-///
-/// # Panics
-/// Where `look` does.
 pub fn storm(
     agent: &Agent,
     runtime: &tokio::runtime::Handle,

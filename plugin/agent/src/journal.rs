@@ -173,18 +173,12 @@ impl Journal {
     }
 
     /// The audit trail as it is now. Allocate and other writers need not wait until it is read.
-    ///
-    /// # Errors
-    /// The disk.
     pub fn trail(&self) -> Result<Trail, CommitError> {
         self.writer().ledger.trail()
     }
 
     /// Reads of the audit trail as it is now, as often as `read` likes; Allocate and other writers need not wait
     /// until it is done. Lines that wait to be drawn together are not in it yet. Blocking.
-    ///
-    /// # Errors
-    /// The disk.
     pub fn read_trail<T, E: Display>(
         &self,
         read: impl FnOnce(&Trail) -> Result<T, E>,

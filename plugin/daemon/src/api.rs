@@ -28,9 +28,6 @@ pub(crate) struct Api {
 }
 
 /// Listens at root's socket.
-///
-/// # Errors
-/// Another plugin answers there, or it cannot be made.
 pub(crate) fn bind(path: &Path) -> anyhow::Result<RootSocket> {
     RootSocket::bind(path).map_err(|error| match error.kind() {
         io::ErrorKind::AddrInUse => anyhow::anyhow!(

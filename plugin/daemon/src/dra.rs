@@ -41,9 +41,6 @@ pub(super) struct Driver {
 
 /// Starts the driver, where the configuration has one, or where claims of the time when it had one have not ended: only
 /// the driver can end them. The agent is whole: CDI files and pages are there before kubelet finds the sockets.
-///
-/// # Errors
-/// The sockets cannot be had, or the node's name is not known.
 pub(super) fn start(
     current: &Current,
     agent: &Arc<Agent>,
@@ -217,9 +214,6 @@ async fn withdraw(api: &dyn ResourceApi) {
 
 impl Driver {
     /// Waits until kubelet's calls are answered and the sockets are gone.
-    ///
-    /// # Errors
-    /// Kubelet does not take the driver.
     pub(super) async fn finished(self) -> anyhow::Result<()> {
         // The task can only be cancelled by the runtime's own end, and a panic has been reported.
         Ok(self.task.await.unwrap_or(Ok(()))?)

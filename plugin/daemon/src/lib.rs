@@ -118,9 +118,6 @@ pub struct App {
 
 /// Starts the plugin: installs the shim, finds room for pages, serves `status`. The rest, from
 /// discovering GPUs to serving kubelet, goes on in a task.
-///
-/// # Errors
-/// What keeps the plugin from starting at all.
 pub fn start(config: Config, discovery: Arc<dyn Discovery>, timing: Timing) -> anyhow::Result<App> {
     let file = config.source.file.clone().map(|file| ConfigFile { asked: Some(file) });
     let text = file.as_ref().map(|file| file.judge().text).unwrap_or_default();
@@ -224,9 +221,6 @@ impl App {
     }
 
     /// Runs until `shutdown` is done, then drains.
-    ///
-    /// # Errors
-    /// What ended the plugin before that.
     pub async fn run_until(mut self, shutdown: impl Future<Output = ()>) -> anyhow::Result<()> {
         tokio::select! {
             ended = &mut self.main => return ended?,
@@ -476,9 +470,6 @@ pub fn set_umask() {
 }
 
 /// Prepares the host for a plugin with fewer rights: the pages' tmpfs, the shim.
-///
-/// # Errors
-/// What could not be prepared.
 pub fn prepare_host(config: &Config, shim: Option<&Path>) -> anyhow::Result<String> {
     let pages = tmpfs::ensure(
         &config.paths.pages,

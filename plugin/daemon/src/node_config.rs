@@ -54,9 +54,6 @@ struct Choice {
 impl NodeConfig {
     /// For the node that NODE_NAME names, by `label`; `default` is the file of nodes without it. The link will lie in
     /// `state`.
-    ///
-    /// # Errors
-    /// The environment lacks the node's name or credentials for the API server.
     pub fn of_environment(label: &str, default: &Path, state: &Path) -> anyhow::Result<Self> {
         let node = std::env::var("NODE_NAME").ok().filter(|name| !name.is_empty());
         let node = node.context("--config-label needs the node's name in NODE_NAME")?;
@@ -80,9 +77,6 @@ impl NodeConfig {
 
     /// Makes the first choice. If the API server does not answer, the last choice stands; the sentence says so. There
     /// is no log yet.
-    ///
-    /// # Errors
-    /// The link cannot be made.
     pub async fn first(&mut self) -> anyhow::Result<Option<String>> {
         self.first_within(START).await
     }

@@ -54,8 +54,7 @@ pub trait DevicePlugin: Send + Sync + 'static {
     /// Which `size` of the `available` devices are best, `must_include` among them. A hint to
     /// kubelet. An error rejects the pod, so answer with what there is wherever possible.
     ///
-    /// # Errors
-    /// A gRPC status; kubelet shows its message in the pod's event.
+    /// Errors: A gRPC status; kubelet shows its message in the pod's event.
     fn preferred(
         &self,
         available: &[String],
@@ -66,8 +65,7 @@ pub trait DevicePlugin: Send + Sync + 'static {
     /// Grants devices to containers; kubelet asks for one container at a time, says nothing about
     /// the pod, has no time limit and admits no other pod meanwhile.
     ///
-    /// # Errors
-    /// A gRPC status; the pod fails with `UnexpectedAdmissionError` and its message.
+    /// Errors: A gRPC status; the pod fails with `UnexpectedAdmissionError` and its message.
     fn allocate(
         &self,
         containers: Vec<Vec<String>>,
@@ -76,8 +74,7 @@ pub trait DevicePlugin: Send + Sync + 'static {
     /// A container that holds these devices is about to start, for the first time or again. Kubelet
     /// waits up to 30 s.
     ///
-    /// # Errors
-    /// A gRPC status; kubelet does not start the container and tries again with its back-off.
+    /// Errors: A gRPC status; kubelet does not start the container and tries again with its back-off.
     fn pre_start(&self, ids: Vec<String>)
     -> impl Future<Output = Result<(), tonic::Status>> + Send;
 }
@@ -241,11 +238,7 @@ pub struct Options {
 /// A missing kubelet is no error: it is waited for. Sockets of earlier instances that nobody listens
 /// on any more are removed.
 ///
-/// # Errors
-/// [`SocketError`] if no socket can be made in `dir`; its message says what to do.
-///
-/// # Panics
-/// Outside of a tokio runtime.
+/// Errors: [`SocketError`] if no socket can be made in `dir`; its message says what to do.
 pub fn serve_with<P: DevicePlugin>(
     resource_name: &str,
     dir: &Path,

@@ -67,12 +67,8 @@ struct Servers<F> {
 /// [`serve_with`] does, with the plugin that `make` gives for it, until `shutdown` is done. Follows
 /// `resources` when they change.
 ///
-/// # Errors
-/// [`SocketError`] if one of the first resources has no socket; its message says what to do. Later ones
+/// Errors: [`SocketError`] if one of the first resources has no socket; its message says what to do. Later ones
 /// are tried again.
-///
-/// # Panics
-/// Outside of a tokio runtime.
 pub fn serve_all<P, F>(
     resources: watch::Receiver<BTreeSet<String>>,
     dir: &Path,

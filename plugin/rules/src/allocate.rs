@@ -110,8 +110,7 @@ const LONGEST_ID: usize = 160;
 
 /// What `ids` of `resource` come to: a record of no generation, which is not stored yet.
 ///
-/// # Errors
-/// Ids that are unknown or retired, a dead GPU, a split that is not allowed. *Not* a replica that is
+/// Errors: Ids that are unknown or retired, a dead GPU, a split that is not allowed. *Not* a replica that is
 /// in use: kubelet owns assignment (an init container's replicas are allocated again to the next
 /// container, a deleted pod's to its successor at once).
 pub fn plan(catalogue: &Catalogue, resource: &str, ids: &[String]) -> Result<Record, Refusal> {
@@ -132,9 +131,6 @@ pub fn plan(catalogue: &Catalogue, resource: &str, ids: &[String]) -> Result<Rec
 
 /// As [`plan`], for a container that kubelet has already admitted: whatever Allocate would say of the
 /// GPU's health and of splits today is no reason to take its quota away.
-///
-/// # Errors
-/// Ids that are unknown or retired.
 pub fn plan_for_running(
     catalogue: &Catalogue,
     resource: &str,

@@ -58,10 +58,6 @@ pub struct SharePart {
 }
 
 /// What a share comes to: a record of no generation, which is not stored yet. Parts of one GPU add up.
-///
-/// # Errors
-/// No part, a GPU that is not here or unhealthy, memory that no context fits into or that the GPU does not have,
-/// no part of its time, more GPUs than a page has room for.
 pub fn plan(catalogue: &Catalogue, ask: &ShareAsk) -> Result<Record, Refusal> {
     let mut grants: BTreeMap<&str, Grant> = BTreeMap::new();
     for part in &ask.parts {

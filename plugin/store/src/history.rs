@@ -88,9 +88,6 @@ fn append_incident(
 impl Trail {
     /// The lines that `filter` takes, and perhaps others. Decodes no others. A line that another version wrote and this
     /// one cannot read is left out. Blocking.
-    ///
-    /// # Errors
-    /// The file cannot be read, or the ledger was closed meanwhile.
     pub fn read(&self, filter: &Filter) -> Result<Lines, redb::Error> {
         let mut lines = Lines::default();
         let mut taken: Vec<(u64, Event)> = Vec::new();

@@ -139,9 +139,6 @@ impl fmt::Debug for Ledger {
 
 impl Ledger {
     /// Opens or makes the file. One that cannot be read is renamed beside it, never deleted.
-    ///
-    /// # Errors
-    /// The file is in use, or the disk refuses.
     pub fn open(path: &Path, fsync: bool) -> Result<(Self, Opened), OpenError> {
         let io_error = |error: String| OpenError::Io { path: path.to_owned(), error };
         if let Some(dir) = path.parent() {
@@ -185,9 +182,6 @@ impl Ledger {
     }
 
     /// A ledger over storage that `open` makes, for tests of failing disks.
-    ///
-    /// # Errors
-    /// What `open` says.
     #[cfg(test)]
     fn with_opener(
         mut open: impl FnMut() -> Result<Database, DatabaseError> + Send + 'static,
@@ -207,27 +201,18 @@ impl Ledger {
 
     /// All records, and the highest generation ever given out. A record that cannot be decoded is
     /// left out and returned as an error text: its pages, if any, will be adopted.
-    ///
-    /// # Errors
-    /// The file cannot be read.
     pub fn load(&mut self) -> Result<(Vec<Record>, u64, Vec<String>), CommitError> {
         let result = self.read();
         result.map_err(|error| self.failed(&error))
     }
 
     /// What is cordoned.
-    ///
-    /// # Errors
-    /// The file cannot be read.
     pub fn cordons(&mut self) -> Result<BTreeMap<String, Cordon>, CommitError> {
         let result = self.read_cordons();
         result.map_err(|error| self.failed(&error))
     }
 
     /// What is known of GPUs' trouble, by UUID. What cannot be read is not sold: `unreadable` says how it stands.
-    ///
-    /// # Errors
-    /// The file cannot be read.
     pub fn health(
         &mut self,
         unreadable: impl Fn() -> Remembered,
@@ -238,18 +223,12 @@ impl Ledger {
 
     /// What contexts were seen to take under this driver, bytes by the GPU's product name. Whether a
     /// figure makes sense is for the caller to judge.
-    ///
-    /// # Errors
-    /// The file cannot be read.
     pub fn contexts(&mut self, driver: &str) -> Result<BTreeMap<String, u64>, CommitError> {
         let result = self.read_contexts(driver);
         result.map_err(|error| self.failed(&error))
     }
 
     /// The lines of the history that `filter` takes.
-    ///
-    /// # Errors
-    /// The file cannot be read.
     pub fn lines(&mut self, filter: &Filter) -> Result<Lines, CommitError> {
         let result = self.begin_trail().and_then(|trail| trail.read(filter));
         result.map_err(|error| self.failed(&error))
@@ -257,9 +236,6 @@ impl Ledger {
 
     /// The history as it is now, to be read while others write. What is read of it after
     /// [`Ledger::close`] fails.
-    ///
-    /// # Errors
-    /// The file cannot be read.
     pub fn trail(&mut self) -> Result<Trail, CommitError> {
         let result = self.begin_trail();
         result.map_err(|error| self.failed(&error))
@@ -267,8 +243,7 @@ impl Ledger {
 
     /// Writes a change as one transaction, on disk before it returns if `fsync` is on.
     ///
-    /// # Errors
-    /// The disk is full or broken. The ledger is opened again at the next call.
+    /// Errors: The disk is full or broken. The ledger is opened again at the next call.
     pub fn commit(&mut self, change: &Change) -> Result<(), CommitError> {
         let result = self.write(change);
         self.commits.count(result.is_ok());

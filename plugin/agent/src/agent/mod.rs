@@ -64,9 +64,6 @@ pub struct Agent {
 impl Agent {
     /// Opens the ledger, adopts what the file system knows and the ledger does not, and makes every
     /// page whole: all of it before kubelet hears of us. Blocking, within a runtime.
-    ///
-    /// # Errors
-    /// The ledger cannot be opened at all.
     pub fn open(
         current: impl Into<Current>,
         gpus: &[Gpu],
@@ -170,9 +167,6 @@ impl Agent {
     }
 
     /// `Allocate` of a resource: all containers of the request or none. Blocking.
-    ///
-    /// # Errors
-    /// See [`AllocateError`]; nothing was granted then.
     pub fn allocate(
         &self,
         resource: &str,
@@ -245,9 +239,6 @@ impl Agent {
     }
 
     /// Changes limits. Blocking.
-    ///
-    /// # Errors
-    /// See [`SteerError`]; then nothing has changed.
     pub fn set_quota(
         &self,
         target: &Target,
@@ -258,9 +249,6 @@ impl Agent {
     }
 
     /// Gives back the limits at Allocate. Blocking.
-    ///
-    /// # Errors
-    /// See [`SteerError`]; then nothing has changed.
     pub fn reset_quota(
         &self,
         target: &Target,
@@ -280,9 +268,6 @@ impl Agent {
     }
 
     /// Gives out nothing more of what `gpu` names, or of the whole node. Blocking.
-    ///
-    /// # Errors
-    /// No such GPU, or the disk.
     pub fn cordon(
         &self,
         gpu: Option<&str>,
@@ -294,9 +279,6 @@ impl Agent {
     }
 
     /// Lifts cordons. Blocking.
-    ///
-    /// # Errors
-    /// No such GPU, one that only the node's cordon holds back, or the disk.
     pub fn uncordon(
         &self,
         lift: Lift<'_>,
@@ -364,9 +346,6 @@ impl Agent {
 
     /// Names of CDI devices that show a GPU to a container and grant nothing of it: for monitors. What they need is
     /// on disk then, and stays. Blocking.
-    ///
-    /// # Errors
-    /// A GPU that is not here, a driver that cannot be delivered, or a CDI directory that cannot be written.
     pub fn view(&self, uuid: &str) -> Result<Vec<String>, AllocateError> {
         self.allocations.view(uuid)
     }

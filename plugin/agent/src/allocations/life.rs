@@ -22,7 +22,7 @@ impl Allocations {
     /// `PreStartContainer`: makes the allocation the live one of its replicas, its pages whole, and
     /// takes back what dead processes held.
     ///
-    /// # Errors
+    /// Errors:
     /// Replicas that never were ours, a start without room (see [`Allocations::check_start`]), pages that cannot be made (without them the container's first
     /// driver call would fail), or a shim that is gone (without it there would be no quota). Never for what the ledger's disk or the identity says.
     pub(crate) fn pre_start(&self, resource: &str, ids: &[String]) -> Result<(), AllocateError> {

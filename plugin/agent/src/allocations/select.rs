@@ -24,9 +24,6 @@ pub struct Target {
 
 impl Target {
     /// The namespace and the pod that it means, unless it names an allocation.
-    ///
-    /// # Errors
-    /// It contradicts itself, or names nothing.
     pub fn pod(&self) -> Result<(Option<&str>, &str), SteerError> {
         let (namespace, pod) = match self.name.split_once('/') {
             Some((namespace, pod)) => (Some(namespace), pod),
@@ -64,9 +61,6 @@ impl Target {
 
 impl Allocations {
     /// The one live allocation that is meant.
-    ///
-    /// # Errors
-    /// None or several, and which there are.
     pub fn find(&self, target: &Target) -> Result<Arc<Record>, SteerError> {
         let records: Vec<Arc<Record>> = self.records.lock().values().cloned().collect();
         choose(&records, target)

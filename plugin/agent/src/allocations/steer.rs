@@ -86,9 +86,6 @@ enum QuotaAction {
 
 impl Allocations {
     /// Changes limits. Blocking.
-    ///
-    /// # Errors
-    /// See [`SteerError`]; then nothing has changed.
     pub(crate) fn set_quota(
         &self,
         target: &Target,
@@ -101,9 +98,6 @@ impl Allocations {
     }
 
     /// Gives back the limits at Allocate. Blocking.
-    ///
-    /// # Errors
-    /// See [`SteerError`]; then nothing has changed.
     pub(crate) fn reset_quota(
         &self,
         target: &Target,
@@ -313,8 +307,7 @@ impl Allocations {
     /// A parked allocation comes back: with its changed limits if there is room for them by now, else with
     /// those it was allocated with, which its replicas stand for.
     ///
-    /// # Errors
-    /// Others were given the room of these as well.
+    /// Errors: Others were given the room of these as well.
     pub(super) fn revive(&self, record: &mut Record, change: &mut Change) -> Result<(), Refusal> {
         if record.is_live() || self.check_start(record).is_ok() {
             return Ok(());

@@ -40,8 +40,7 @@ pub trait Engine: fmt::Debug + Send + Sync {
 
     /// Holds the tenant of `record` from now on, or makes whole what holds it. Repeating it changes nothing.
     ///
-    /// # Errors
-    /// The tenant is not held, and must not run.
+    /// Errors: The tenant is not held, and must not run.
     fn admit(&self, record: &Record, mode: Mode) -> Result<Outcome, EngineError>;
 
     /// Follows limits that changed while the tenant runs.

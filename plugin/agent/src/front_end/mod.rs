@@ -24,15 +24,9 @@ pub trait FrontDoor {
     /// Judges what is asked for, enters it in the ledger, and makes what the tenants need to run: all of it or nothing.
     /// What each container is given, in the order of the asks; claims get CDI devices alone. A share of a claim that is
     /// in the ledger already stays as it is.
-    ///
-    /// # Errors
-    /// See [`AllocateError`]; nothing was granted then.
     fn grant(&self, asks: &[Ask]) -> Result<Vec<ContainerAllocateResponse>, AllocateError>;
 
     /// Ends allocations. Those that are not known have ended already.
-    ///
-    /// # Errors
-    /// The ledger's disk; they are as they were then.
     fn release(&self, ids: &[AllocationId]) -> Result<(), AllocateError>;
 }
 

@@ -37,9 +37,6 @@ pub enum Lift<'a> {
 
 impl Inventory {
     /// Gives out nothing more of what `gpu` names, or of the whole node. Blocking.
-    ///
-    /// # Errors
-    /// No such GPU, or the disk.
     pub(crate) fn cordon(
         &self,
         gpu: Option<&str>,
@@ -54,9 +51,6 @@ impl Inventory {
     }
 
     /// Lifts cordons. A GPU is given out again once neither it nor the node is cordoned. Blocking.
-    ///
-    /// # Errors
-    /// No such GPU, one that only the node's cordon holds back, or the disk.
     pub(crate) fn uncordon(
         &self,
         lift: Lift<'_>,

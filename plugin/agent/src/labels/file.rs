@@ -10,8 +10,7 @@ use tessera_system::files::Dir;
 
 /// Makes `text` the content of `path`, unless it is already; whether it was not.
 ///
-/// # Errors
-/// The file system's; a file that holds something else than labels of ours. What was there before is still
+/// Errors: The file system's; a file that holds something else than labels of ours. What was there before is still
 /// there then.
 pub(super) fn put(path: &Path, text: &str) -> io::Result<bool> {
     let plain = path.symlink_metadata().is_ok_and(|meta| meta.is_file());

@@ -68,9 +68,6 @@ impl Keeper {
     }
 
     /// Makes the file what this configuration wants, of the GPUs that are included now. Blocking: asks the driver.
-    ///
-    /// # Errors
-    /// What to do about a directory that can't be written to.
     pub fn refresh(&self, config: &Config) -> Result<(), String> {
         let gpus = self.agent.inventory().catalogue().devices();
         lock(&self.state).refresh(config, gpus, |gpus| self.discovery.facts(gpus))

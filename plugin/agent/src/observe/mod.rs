@@ -74,9 +74,6 @@ pub struct Watch {
 
 impl Watch {
     /// Starts it.
-    ///
-    /// # Errors
-    /// The system has no room for a thread.
     pub fn start(
         agent: Arc<Agent>,
         discovery: Arc<dyn Discovery>,

@@ -165,9 +165,6 @@ impl Reloader {
 
     /// The configuration to start with on these GPUs: that in force, or where it is impossible on them
     /// the last good one.
-    ///
-    /// # Errors
-    /// Neither is possible: what is wrong with the one in force.
     pub fn begin(&self, gpus: &[Gpu]) -> Result<Arc<Config>, ConfigError> {
         let config = self.current.get();
         let problems = capacity::check(gpus, &config);
@@ -188,9 +185,6 @@ impl Reloader {
     }
 
     /// Makes the node, which a file that is read from now on changes. Blocking.
-    ///
-    /// # Errors
-    /// What `open` says.
     pub fn attach<E>(
         &self,
         open: impl FnOnce(Current) -> Result<Arc<Agent>, E>,
@@ -213,9 +207,6 @@ impl Reloader {
     }
 
     /// The GPUs that a configuration includes: those there are where it names the same.
-    ///
-    /// # Errors
-    /// The driver does not say.
     pub fn select_gpus(&self, config: &Config) -> Result<Option<GpuSelection>, String> {
         let (now, wanted) = (&self.current.get().gpus, &config.gpus);
         if (&now.include, &now.exclude) == (&wanted.include, &wanted.exclude) {

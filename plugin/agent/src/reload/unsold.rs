@@ -14,9 +14,6 @@ use tessera_system::locks::lock;
 impl Reloader {
     /// The GPUs that `wanted` includes: those that answer, and those that are sold and do not just now. Their health
     /// says so. Blocking.
-    ///
-    /// # Errors
-    /// The driver does not say what there is.
     pub(super) fn look(&self, wanted: &Gpus) -> Result<GpuSelection, String> {
         let mut gpus = match self.discovery.gpus(wanted) {
             Ok(gpus) => gpus,

@@ -77,9 +77,6 @@ enum Ids {
 }
 
 /// The devices that kubelet wrote down as healthy. Blocking.
-///
-/// # Errors
-/// The file cannot be read, or is none that this knows.
 pub fn offers(dir: &Path) -> Result<Vec<Offer>, String> {
     read(dir, parse)
 }

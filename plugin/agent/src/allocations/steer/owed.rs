@@ -62,8 +62,7 @@ impl Allocations {
 /// Lowers limits in the page and looks whether what is in use fits. What each GPU still owes then, and
 /// what is in use.
 ///
-/// # Errors
-/// It does not fit and nobody forces it; the page is as before.
+/// Errors: It does not fit and nobody forces it; the page is as before.
 pub(super) fn shrink(
     region: Option<&Region>,
     record: &Record,
