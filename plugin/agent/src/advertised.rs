@@ -37,14 +37,12 @@ pub struct NodeSnapshot {
     pub advertised: BTreeMap<String, Vec<Device>>,
 }
 
-/// What is offered, and the receivers of each resource.
 #[derive(Debug, Default)]
 struct Devices {
     offers: Offers,
     senders: BTreeMap<String, watch::Sender<Vec<Device>>>,
 }
 
-/// See the module's documentation.
 #[derive(Debug)]
 pub struct Advertised {
     inventory: Arc<Inventory>,
@@ -119,7 +117,6 @@ impl Advertised {
         self.resources.subscribe()
     }
 
-    /// The node at one moment; see [`NodeSnapshot`].
     pub fn books(&self) -> NodeSnapshot {
         let mut devices = self.devices.lock();
         let records = self.allocations.all();

@@ -15,12 +15,10 @@ use tessera_kubelet::foreign_plugins::{
 };
 use tessera_kubelet::pod_resources::{PodResources, PodResourcesError};
 
-/// Topic of a failure to look.
 const LOOKING: &str = "coexistence";
 /// How long the first look may hold up the start.
 const FIRST: Duration = Duration::from_secs(2);
 
-/// Looks, and tells the node.
 #[derive(Debug)]
 pub struct Watch {
     agent: Arc<Agent>,
@@ -60,7 +58,6 @@ impl Watch {
         }
     }
 
-    /// Looks until the end of time.
     pub async fn run(mut self) {
         loop {
             tokio::time::sleep(self.interval).await;

@@ -147,7 +147,6 @@ impl Journal {
         self.write(due);
     }
 
-    /// Lines that wait to be drawn together.
     pub fn waiting_events(&self) -> Vec<Event> {
         self.pending.lock().0.values().filter_map(|(_, waiting)| waiting.clone()).collect()
     }

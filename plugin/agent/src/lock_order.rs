@@ -6,13 +6,9 @@
 
 /// The ledger's one writer. Whatever changes allocations, cordons or the catalogue holds it.
 pub(crate) const WRITER: u8 = 0;
-/// The device lists for kubelet.
 pub(crate) const ADVERTISED: u8 = 1;
-/// Records of allocations.
 pub(crate) const RECORDS: u8 = 2;
-/// Health of GPUs.
 pub(crate) const HEALTH: u8 = 3;
-/// What is sold.
 pub(crate) const CATALOGUE: u8 = 4;
 /// What housekeeping remembers from round to round.
 pub(crate) const HOUSEKEEPING: u8 = 5;

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use tessera_system::locks::lock;
 
-/// A call of kubelet's that is timed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Call {
     Allocate,
@@ -19,10 +18,8 @@ pub enum Call {
     Unprepare,
 }
 
-/// How it ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Outcome {
-    /// Answered.
     Ok,
     /// Refused, because of what was asked for.
     Refused,
@@ -31,10 +28,8 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// All of them.
     pub const ALL: [Outcome; 3] = [Outcome::Ok, Outcome::Refused, Outcome::Failed];
 
-    /// As a label has it.
     pub fn name(self) -> &'static str {
         match self {
             Outcome::Ok => "ok",
@@ -46,7 +41,6 @@ impl Outcome {
 
 type Key = (Call, Arc<str>, Outcome);
 
-/// See the module.
 #[derive(Debug, Default)]
 pub struct Meters {
     /// As many as there are resources; held for a look-up.
@@ -54,7 +48,6 @@ pub struct Meters {
 }
 
 impl Meters {
-    /// Counts a call.
     pub fn observe(&self, call: Call, resource: &Arc<str>, outcome: Outcome, length: Duration) {
         let key = (call, Arc::clone(resource), outcome);
         let mut calls = lock(&self.calls);
@@ -92,7 +85,6 @@ pub struct Counts {
 }
 
 impl Histogram {
-    /// Counts one.
     fn observe(&self, length: Duration) {
         let seconds = length.as_secs_f64();
         let bucket = BOUNDS.iter().position(|bound| seconds <= *bound).unwrap_or(BOUNDS.len());
@@ -101,7 +93,6 @@ impl Histogram {
         self.sum_ns.fetch_add(ns, Ordering::Relaxed);
     }
 
-    /// As it is now.
     fn counts(&self) -> Counts {
         let bounds = BOUNDS.into_iter().chain([f64::INFINITY]);
         let counts = self.counts.iter().map(|count| count.load(Ordering::Relaxed));

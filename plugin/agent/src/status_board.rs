@@ -65,7 +65,6 @@ impl StatusBoard {
         }
     }
 
-    /// The problems, in the order of topics.
     pub fn conditions(&self) -> Vec<String> {
         let standing = lock(&self.standing);
         let conditions = standing.iter().filter(|((subject, _), _)| subject.is_empty());
@@ -227,12 +226,10 @@ impl StatusBoard {
         *known = silent.into_iter().map(|gpu| (gpu.clone(), since(&gpu))).collect();
     }
 
-    /// GPUs that are left out because they do not answer, and since when, Unix milliseconds.
     pub fn silent(&self) -> Vec<(SilentGpu, i64)> {
         lock(&self.silent).clone()
     }
 
-    /// Says how it is found out what other plugins sell.
     pub fn set_others_seen_by(&self, how: &'static str) {
         *lock(&self.others_seen_by) = how;
     }
@@ -241,17 +238,14 @@ impl StatusBoard {
         change(lock(&self.dra).get_or_insert_default());
     }
 
-    /// There is no DRA driver any more.
     pub fn end_dra(&self) {
         *lock(&self.dra) = None;
     }
 
-    /// How the DRA driver stands; `None` where there is none.
     pub fn dra(&self) -> Option<Dra> {
         lock(&self.dra).clone()
     }
 
-    /// Says whether the history could be stored; `None`: it is off.
     pub fn set_history_writing(&self, writing: Option<bool>) {
         *lock(&self.history_writing) = writing;
     }
@@ -261,7 +255,6 @@ impl StatusBoard {
         *lock(&self.history_writing)
     }
 
-    /// How it is found out what other plugins sell; empty where nobody looks.
     pub fn others_seen_by(&self) -> &'static str {
         *lock(&self.others_seen_by)
     }

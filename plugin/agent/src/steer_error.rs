@@ -14,7 +14,6 @@ pub enum SteerError {
     /// Not as things are.
     #[error("{0}")]
     Refused(String),
-    /// The capacity rule.
     #[error("{0}")]
     NoRoom(String),
     #[error(transparent)]

@@ -27,13 +27,11 @@ use tracing::{debug, info};
 use crate::api;
 use crate::own_events::OwnEvents;
 
-/// The condition's topic.
 const TOPIC: &str = "dra";
 
 /// Longest wait for the API server at the driver's end; kubelet removes what is left.
 const WITHDRAWAL: Duration = Duration::from_secs(10);
 
-/// A DRA driver that runs.
 pub(super) struct Driver {
     registration: watch::Receiver<Registration>,
     task: JoinHandle<Result<(), Rejected>>,
@@ -68,9 +66,7 @@ pub(super) fn start(
     }
 }
 
-/// Why claims are not served.
 enum Unserved {
-    /// There is no way to the API server.
     NoServer,
     Failed(anyhow::Error),
 }

@@ -16,7 +16,6 @@ use tessera_model::gpu::Gpu;
 /// How often a node without GPUs is asked whether it has some by now.
 const IDLE: Duration = Duration::from_millis(500);
 
-/// See the module's text.
 #[derive(Debug)]
 pub(super) struct Watcher {
     stop: Arc<AtomicBool>,

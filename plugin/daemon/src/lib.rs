@@ -53,7 +53,6 @@ use tessera_tenant::shim_install;
 /// How often it is looked whether the pages directory is still the one that is held.
 const CHECK_LOCK: Duration = Duration::from_secs(1);
 
-/// Intervals. The defaults are for production, tests shorten them.
 #[derive(Clone, Debug)]
 pub struct Timing {
     /// How often pages say that the plugin lives.
@@ -73,9 +72,7 @@ pub struct Timing {
     pub foreign_plugins: Duration,
     /// How long a GPU counts as sold by others after it was last seen so.
     pub foreign_plugins_grace: Duration,
-    /// Kubelet's side.
     pub kubelet: kubelet::Timing,
-    /// Events for the API server.
     pub events: kubernetes::Timing,
     /// How often the history looks at everything.
     pub history_look: Duration,
@@ -205,7 +202,6 @@ async fn choose(node_config: Option<NodeConfig>, board: Arc<StatusBoard>) {
 }
 
 impl App {
-    /// What `tessera status` would say.
     pub fn view(&self) -> &Arc<StatusView> {
         &self.view
     }

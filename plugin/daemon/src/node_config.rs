@@ -28,10 +28,8 @@ const WATCH: Duration = Duration::from_secs(240);
 const LOOK: Duration = Duration::from_secs(10);
 /// The pause after the API server failed, which doubles, at first and at most.
 const PAUSE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
-/// The link's name in the state directory.
 const LINK: &str = "node-config.toml";
 
-/// See the module's text.
 #[derive(Debug)]
 pub struct NodeConfig {
     label: String,

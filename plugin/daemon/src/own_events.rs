@@ -21,7 +21,6 @@ const LOOK: Duration = Duration::from_secs(10);
 /// Longest message that an event may have, bytes (core/v1 Event, validation).
 const LONGEST: usize = 1024;
 
-/// Makes events on this pod.
 pub(super) struct OwnEvents {
     client: EventClient,
     namespace: String,

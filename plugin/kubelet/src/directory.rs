@@ -10,12 +10,9 @@ use super::news::{self, News};
 use super::registration::Event;
 use super::socket::Identity;
 
-/// What is in the directory, as far as it matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Snapshot {
-    /// `kubelet.sock`.
     pub(super) kubelet: Option<Identity>,
-    /// Our own socket.
     pub(super) own: Option<Identity>,
 }
 

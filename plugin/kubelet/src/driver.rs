@@ -31,14 +31,12 @@ const LIMITS: Limits = Limits { silence: SILENCE, answer: None, idle: None };
 /// Longest pause between two looks whether kubelet offers the resource.
 const VERIFY_PAUSE: Duration = Duration::from_secs(2);
 
-/// One socket and its server.
 struct Server {
     socket: Socket,
     stop: watch::Sender<bool>,
     task: JoinHandle<Result<(), tonic::transport::Error>>,
 }
 
-/// See the module.
 pub(super) struct Driver<P> {
     resource_name: String,
     dir: PathBuf,
@@ -165,7 +163,6 @@ impl<P: DevicePlugin> Driver<P> {
         self.readiness.phase(Phase::Stopped);
     }
 
-    /// Starts a server on a new socket.
     fn listen(&mut self) -> Result<(), SocketError> {
         let (socket, listener) = Socket::listen(&self.dir, self.names.next())?;
         self.generation += 1;
@@ -323,7 +320,6 @@ impl<P: DevicePlugin> Driver<P> {
     }
 }
 
-/// Why Register failed.
 #[derive(Debug, thiserror::Error)]
 enum RegisterError {
     #[error("cannot reach kubelet at {path}: {reason}")]

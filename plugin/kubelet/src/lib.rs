@@ -113,7 +113,6 @@ impl Default for Timing {
     }
 }
 
-/// Where registration is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// Not registered: there is no kubelet, or it refused, or it has restarted.
@@ -129,7 +128,6 @@ pub enum Phase {
 /// The state of registration and its history since the start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// Where registration is.
     pub phase: Phase,
     /// When kubelet last accepted a Register.
     pub registered_at: Option<SystemTime>,
@@ -144,7 +142,6 @@ pub struct Report {
 pub struct Readiness(watch::Receiver<Report>);
 
 impl Readiness {
-    /// The state now.
     pub fn report(&self) -> Report {
         self.0.borrow().clone()
     }
@@ -223,7 +220,6 @@ impl Serving {
 /// Options of [`serve_with`].
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Time limits.
     pub timing: Timing,
     /// Kubelet's pod resources socket. Where given, the plugin asks there after registering whether
     /// the node really offers the resource (some kubelets lose a registration to the end of an older

@@ -35,27 +35,22 @@ const MAX_MESSAGE: usize = 16 * 1024 * 1024;
 /// Why pod resources could not be asked.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum PodResourcesError {
-    /// There is no socket.
     #[error(
         "kubelet's pod resources socket {0} does not exist: is kubelet down, its root directory \
          another one, or the socket's directory not mounted into this container?"
     )]
     Absent(PathBuf),
-    /// Nobody answers at the socket.
     #[error("cannot reach kubelet's pod resources at {path}: {reason}")]
     Unreachable {
-        /// The socket.
         path: PathBuf,
         reason: String,
     },
-    /// No answer in time.
     #[error("kubelet's pod resources did not answer within {0:?}")]
     Slow(Duration),
     /// This kubelet has no such call (GetAllocatableResources: Kubernetes 1.21 and later), or has it
     /// switched off (the default before 1.23).
     #[error("this kubelet's pod resources service does not support the call")]
     Unsupported,
-    /// Kubelet answered with an error.
     #[error("kubelet's pod resources: {0}")]
     Failed(String),
 }
@@ -71,7 +66,6 @@ pub struct Census {
     pub asked: std::time::Instant,
 }
 
-/// A client of kubelet's pod resources service. Calls are made one at a time.
 #[derive(Debug)]
 pub struct PodResources {
     socket: PathBuf,
@@ -81,14 +75,12 @@ pub struct PodResources {
 #[derive(Debug, Default)]
 struct State {
     channel: Option<Channel>,
-    /// When the last List was sent.
     asked: Option<Instant>,
     /// The last good answer and when it was given.
     answer: Option<(Instant, Arc<Census>)>,
 }
 
 impl PodResources {
-    /// A client for the service at `socket`; connects at the first call.
     pub fn new(socket: &Path) -> Self {
         Self { socket: socket.to_path_buf(), state: Mutex::default() }
     }
@@ -250,7 +242,6 @@ fn shares(claims: &[DynamicResource]) -> impl Iterator<Item = String> {
     devices.filter_map(|device| of_share(&device.name)).collect::<BTreeSet<_>>().into_iter()
 }
 
-/// Gathers device ids by resource; kubelet names a resource once per NUMA node.
 fn by_resource(
     devices: &[tessera_kubelet_api::podresources::ContainerDevices],
 ) -> std::collections::BTreeMap<String, BTreeSet<String>> {

@@ -18,7 +18,6 @@ use std::time::Duration;
 
 use super::Phase;
 
-/// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Event {
     /// A new socket listens. `kubelet`: whether `kubelet.sock` was there at that moment.
@@ -92,7 +91,6 @@ pub(super) struct Delays {
     pub(super) live: Duration,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Machine {
     state: State,

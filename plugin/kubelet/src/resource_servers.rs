@@ -23,7 +23,6 @@ impl ResourceServers {
         self.status.clone()
     }
 
-    /// Waits until all have stopped.
     pub async fn finished(self) {
         // The task can only be cancelled by the runtime's own end, and a panic has been reported.
         let _ = self.task.await;
@@ -35,7 +34,6 @@ impl ResourceServers {
 pub struct RegistrationStatus(watch::Receiver<BTreeMap<String, Readiness>>);
 
 impl RegistrationStatus {
-    /// Each resource that is served now.
     pub fn reports(&self) -> BTreeMap<String, Report> {
         let members = self.0.borrow();
         members.iter().map(|(name, readiness)| (name.clone(), readiness.report())).collect()

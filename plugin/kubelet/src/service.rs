@@ -22,7 +22,6 @@ use super::{Device, DevicePlugin, driver};
 /// Events with the generation of the socket they are about.
 pub(super) type Events = mpsc::UnboundedSender<(u64, Event)>;
 
-/// One socket's server.
 pub(super) struct Service<P> {
     pub(super) plugin: Arc<P>,
     pub(super) debounce: Duration,

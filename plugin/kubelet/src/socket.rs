@@ -24,7 +24,6 @@ const MAX_PATH: usize = 107;
 /// Characters of the resource's name in a socket's name, so that this fits into kubelet's directory.
 const MAX_SLUG: usize = 32;
 
-/// Why the plugin's socket cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
     #[error(
@@ -32,7 +31,6 @@ pub enum SocketError {
          --root-dir; set paths.kubelet to that, and mount it into this container"
     )]
     NoDirectory(PathBuf),
-    /// The path would not fit into a socket address.
     #[error(
         "the socket path {0} is longer than {MAX_PATH} bytes: use a shorter device plugin directory \
          or resource name"

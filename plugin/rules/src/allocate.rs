@@ -17,7 +17,6 @@ use tessera_model::record::{Grant, Record};
 use tessera_model::replica::Replica;
 use tessera_model::sharing::Split;
 
-/// One GPU as allocation sees it.
 #[derive(Clone, Debug)]
 pub struct AdvertisedGpu {
     pub gpu: Gpu,
@@ -36,13 +35,11 @@ pub struct AdvertisedGpu {
 }
 
 impl AdvertisedGpu {
-    /// Its replicas of a resource, if it has any.
     pub fn share(&self, resource: &str) -> Option<&Share> {
         self.shares.iter().find(|share| share.resource == resource)
     }
 }
 
-/// All that can be allocated.
 #[derive(Clone, Debug)]
 pub struct Catalogue {
     /// How requests for each resource are met.
@@ -51,7 +48,6 @@ pub struct Catalogue {
     pub edition: u64,
     /// Bytes of each GPU that are not sold.
     pub reserve_bytes: u64,
-    /// By UUID.
     pub gpus: BTreeMap<String, AdvertisedGpu>,
 }
 
@@ -65,7 +61,6 @@ impl AdvertisedGpu {
 }
 
 impl Catalogue {
-    /// What the configuration makes of these GPUs; all of them healthy.
     pub fn new(gpus: &[Gpu], config: &Config) -> Self {
         let sold = |gpu: &Gpu| {
             let (context_overhead_bytes, context_source) =

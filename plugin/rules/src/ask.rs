@@ -47,7 +47,6 @@ pub struct ShareAsk {
 /// Limits on one GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SharePart {
-    /// The GPU or MIG instance.
     pub uuid: String,
     /// Bytes that all processes of the tenant may hold.
     pub memory_bytes: u64,

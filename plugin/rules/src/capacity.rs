@@ -36,9 +36,7 @@ pub struct ReplicaLimit {
 /// A GPU's memory as the rule sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {
-    /// Bytes on the device.
     pub(crate) memory_bytes: u64,
-    /// Bytes never sold.
     pub(crate) reserve_bytes: u64,
 }
 
@@ -61,7 +59,6 @@ pub struct Verdict {
 }
 
 impl Capacity {
-    /// Of a GPU under a configuration.
     pub fn of(gpu: &Gpu, config: &Config) -> Self {
         Capacity::within(gpu, config.gpus.reserve_bytes)
     }

@@ -20,7 +20,6 @@ use tessera_model::topology::Topology;
 
 /// What the choice goes by.
 pub struct PlacementContext<'a> {
-    /// Packed or distributed.
     pub placement: Placement,
     /// Whether each replica must be another GPU's.
     pub split: Split,
@@ -82,9 +81,7 @@ pub fn preferred(
     chosen
 }
 
-/// The GPUs of a request.
 struct Gpus<'a> {
-    /// By UUID.
     list: Vec<Gpu<'a>>,
     /// Weight of each pair, row by row.
     near: Vec<u32>,
@@ -93,7 +90,6 @@ struct Gpus<'a> {
 
 struct Gpu<'a> {
     uuid: &'a str,
-    /// Free replicas.
     free: usize,
     /// How many of them this container may have.
     gives: usize,

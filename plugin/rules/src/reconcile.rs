@@ -10,18 +10,15 @@ use tessera_model::allocation_id::AllocationId;
 use tessera_model::holding::Holding;
 use tessera_model::record::{Holder, Record, State};
 
-/// What kubelet says now.
 #[derive(Clone, Copy, Debug)]
 pub struct Kubelet<'a> {
     /// All pods it knows, with or without devices. 0 after a restart means "unknown".
     pub pods: usize,
-    /// Containers with devices.
     pub holdings: &'a [Holding],
     /// When it was asked: what it says is as old as that.
     pub asked: Instant,
 }
 
-/// What to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Nobody holds it and nothing runs: remove its pages, keep its history.
@@ -34,7 +31,6 @@ pub enum Action {
     Complete {
         id: AllocationId,
         resource: String,
-        /// Its replicas, sorted.
         replicas: Vec<String>,
         holder: Holder,
     },
@@ -72,7 +68,6 @@ impl Absences {
     }
 }
 
-/// Decides. `in_use` says whether a process holds a slot of the allocation.
 pub fn decide(
     records: &BTreeMap<AllocationId, Arc<Record>>,
     kubelet: Kubelet<'_>,

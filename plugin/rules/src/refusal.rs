@@ -4,19 +4,15 @@ use tessera_model::allocation_id::AllocationId;
 use tessera_model::quantity::{format_bytes, format_compared};
 use tessera_region::layout;
 
-/// Why an allocation is refused. Kubelet shows the message in the pod's events.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// No replicas at all.
     #[error("no replicas were asked for")]
     Empty,
-    /// Not an id of ours.
     #[error(
         "unknown replica {0}: no GPU of this node has it; was the GPU replaced, or does another \
          plugin serve this resource name?"
     )]
     Unknown(String),
-    /// The GPU is here but has fewer replicas now.
     #[error(
         "replica {id} of {resource} is retired: the configuration gives that GPU {replicas} of them \
          now; delete the pod, so that it is scheduled again"
@@ -24,20 +20,15 @@ pub enum Refusal {
     Retired {
         id: String,
         resource: String,
-        /// Replicas of that resource that the GPU has now.
         replicas: u32,
     },
-    /// The GPU is unhealthy.
     #[error("GPU {uuid} is unhealthy ({reason}); the pod can run when another GPU has room")]
     Dead { uuid: String, reason: String },
-    /// Somebody keeps it from being given out.
     #[error("GPU {uuid} is {reason}; the pod can run when another GPU has room")]
     Cordoned {
         uuid: String,
-        /// Originator and reason.
         reason: String,
     },
-    /// The capacity rule.
     #[error(
         "GPU {uuid} has no room for this allocation beside the limits of those that live there: \
          kubelet had not yet heard of a change; the pod can run when it is scheduled again"
@@ -49,24 +40,20 @@ pub enum Refusal {
          when one of them ends, or is lowered (`tessera status` lists them, `tessera quota set` changes one)"
     )]
     RoomTaken { uuid: String },
-    /// Several GPUs for one container.
     #[error(
         "the {count} replicas of {resource} lie on {gpus} GPUs and share.split = \"reject\": no \
          single GPU had that many free; ask for fewer, or set share.split = \"spread\" (or split \
          in the resource's [[layout]]) if the program can use several GPUs"
     )]
     Split { resource: String, count: usize, gpus: usize },
-    /// Several replicas of one GPU, where each must be another's.
     #[error(
         "the {count} replicas of {resource} lie on {gpus} of this node's GPUs and share.split = \"distinct\": there were \
          no {count} GPUs with one free; ask for fewer, or set share.split = \"spread\" (or split in the \
          resource's [[layout]]) if several shares of one GPU will do"
     )]
     NotDistinct { resource: String, count: usize, gpus: usize },
-    /// More GPUs than a page has room for.
     #[error("{0} GPUs in one container; at most {max} are possible", max = layout::MAX_GPUS)]
     TooManyGpus(usize),
-    /// It was recorded, and has ended since.
     #[error("allocation {0} has ended meanwhile; the pod can run when it is scheduled again")]
     Ended(AllocationId),
     #[error(
@@ -74,7 +61,6 @@ pub enum Refusal {
          (gpus.include, gpus.exclude)?"
     )]
     UnknownGpu(String),
-    /// A share in which nothing could run.
     #[error(
         "{} of GPU {uuid} is not more than one CUDA context takes there ({}): nothing could run; ask for \
          more memory",
@@ -84,20 +70,16 @@ pub enum Refusal {
     TooSmall {
         uuid: String,
         asked_bytes: u64,
-        /// Bytes that a context takes.
         context_bytes: u64,
     },
-    /// No part of a GPU's time, or more than all of it.
     #[error(
         "{} % of the time of GPU {uuid} is no share of a GPU: ask for 0.1 to 100 percent",
         f64::from(*.cores_millis) / 10.0
     )]
     BadCores {
         uuid: String,
-        /// Thousandths asked for.
         cores_millis: u32,
     },
-    /// More memory than the GPU has beside what others hold.
     #[error(
         "GPU {uuid} has {} to share, of which others hold {}{}: {} do not fit; the pod can run when \
          something of it ends, or on another GPU",
@@ -109,14 +91,11 @@ pub enum Refusal {
     MemoryOversold {
         uuid: String,
         asked_bytes: u64,
-        /// Bytes that live allocations hold.
         held_bytes: u64,
         /// Bytes of those that quotas gave beyond what was allocated.
         grown_bytes: u64,
-        /// Bytes that the GPU has to share.
         sellable_bytes: u64,
     },
-    /// More GPU time than there is beside what others hold.
     #[error(
         "{} % of the time of GPU {uuid} are allocated to others: {} % do not fit; the pod can run when \
          something of it ends, or on another GPU",
@@ -125,31 +104,24 @@ pub enum Refusal {
     )]
     CoresOversold {
         uuid: String,
-        /// Thousandths asked for.
         asked_millis: u32,
-        /// Thousandths that live allocations were given.
         held_millis: u32,
     },
-    /// The configuration gives the GPU to another front end.
     #[error(
         "GPU {uuid} is sold by {seller} on this node, as the configuration says (dra.gpus); the pod can \
          run when it asks there"
     )]
     OtherFrontEnd {
         uuid: String,
-        /// The front end that sells it.
         seller: &'static str,
     },
-    /// The GPU is on its way from one front end to the other.
     #[error(
         "GPU {uuid} is moving from {from} to another front end, and {from} still has {live} of it \
          allocated; the pod can run when these have ended"
     )]
     Moving {
         uuid: String,
-        /// The front end that sold it before.
         from: &'static str,
-        /// Allocations that it still has there.
         live: String,
     },
 }

@@ -20,12 +20,10 @@ pub struct Left {
     pub cores_millis: u32,
 }
 
-/// What there is too little of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lack {
     Memory,
     Time,
-    /// Memory and time.
     Both,
 }
 

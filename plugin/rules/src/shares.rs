@@ -16,20 +16,15 @@ const WHOLE_MILLIS: u64 = 1000;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Share {
     pub resource: String,
-    /// How many there are.
     pub count: u32,
-    /// What one of them gets.
     pub limit: ReplicaLimit,
-    /// What its compute share means.
     pub compute: Compute,
 }
 
 /// How requests for a resource are met, on all GPUs alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
-    /// Which GPU is preferred.
     pub placement: Placement,
-    /// What to do about several GPUs.
     pub split: Split,
 }
 

@@ -8,7 +8,6 @@ use std::ops::RangeInclusive;
 
 use aho_corasick::{AhoCorasick, AhoCorasickBuilder};
 
-/// See the module's documentation.
 #[derive(Clone, Debug)]
 pub struct Filter {
     /// `None`: whatever a line says.
@@ -19,7 +18,6 @@ pub struct Filter {
 }
 
 impl Filter {
-    /// Every line.
     pub fn all() -> Self {
         Filter { words: None, without_allocation: false, written: i64::MIN..=i64::MAX }
     }
@@ -45,7 +43,6 @@ impl Filter {
         Filter { written, ..self }
     }
 
-    /// Whether a reader may need this line.
     pub(super) fn takes(&self, line: &[u8]) -> bool {
         let Some(words) = &self.words else { return self.is_of_its_time(line) };
         self.is_of_its_time(line)
@@ -59,7 +56,6 @@ impl Filter {
     }
 }
 
-/// How a line begins.
 struct Head {
     at_unix_ms: i64,
     has_allocation: bool,

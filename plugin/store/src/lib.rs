@@ -25,11 +25,8 @@ use tessera_model::allocation_id::AllocationId;
 /// What one transaction changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Change {
-    /// Records to write.
     pub put: Vec<Record>,
-    /// Records to drop.
     pub remove: Vec<AllocationId>,
-    /// Lines for the history.
     pub events: Vec<Event>,
     /// GPUs by UUID, or [`Cordon::NODE`], to cordon or with `None` to give out again.
     pub cordons: Vec<(String, Option<Cordon>)>,
@@ -59,7 +56,6 @@ impl Change {
         self.remove.push(record.id.clone());
     }
 
-    /// Nothing to do.
     pub fn is_empty(&self) -> bool {
         self.put.is_empty()
             && self.remove.is_empty()

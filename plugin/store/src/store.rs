@@ -44,7 +44,6 @@ pub struct Ledger {
     db: Option<Database>,
     /// What was committed last, and the file that it is noted in.
     noted: (Noted, Option<File>),
-    /// Hears of every line of the audit trail that was written.
     listener: Option<Listener>,
     commits: Arc<Commits>,
 }
@@ -81,10 +80,8 @@ fn lost(path: &Path) -> Option<&'static str> {
 /// Is given each line of the audit trail after it was written. It must not wait: the ledger's lock is held.
 pub type Listener = Box<dyn Fn(&Event) + Send + Sync>;
 
-/// How the file was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Opened {
-    /// As it was left.
     Existing,
     /// It was damaged, and is as it was some time before.
     Older(Lost),
@@ -92,28 +89,22 @@ pub enum Opened {
     Created,
     /// What was in it is lost: it is gone, or has nothing in it. A new one was made.
     Lost {
-        /// How it was found.
         found: &'static str,
     },
     /// It could not be read, was renamed, and a new one made.
     Rebuilt {
-        /// Where the old one is.
         kept_as: PathBuf,
-        /// What was wrong with it.
         reason: String,
     },
 }
 
-/// Why the ledger cannot be opened at all.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// Another process holds its lock.
     #[error(
         "ledger {0} is in use: another Tessera plugin runs on this node; stop it, or give each its \
          own paths.ledger"
     )]
     InUse(PathBuf),
-    /// The file or its directory cannot be used.
     #[error(
         "ledger {path}: {error}; check that paths.ledger lies on a writable disk with free space"
     )]
@@ -206,7 +197,6 @@ impl Ledger {
         result.map_err(|error| self.failed(&error))
     }
 
-    /// What is cordoned.
     pub fn cordons(&mut self) -> Result<BTreeMap<String, Cordon>, CommitError> {
         let result = self.read_cordons();
         result.map_err(|error| self.failed(&error))
@@ -508,7 +498,6 @@ fn keep_aside(path: &Path) -> io::Result<PathBuf> {
     unreachable!("some name is free")
 }
 
-/// Why a database did not open.
 enum Unopened {
     InUse,
     Unreadable(String),

@@ -43,7 +43,6 @@ use crate::status_board::StatusBoard;
 use crate::steer_error::SteerError;
 use crate::trust::Trust;
 
-/// See the module's documentation.
 #[derive(Debug)]
 pub struct Agent {
     pub(crate) config: Current,
@@ -136,32 +135,26 @@ impl Agent {
         self.config.get()
     }
 
-    /// The durable side.
     pub fn journal(&self) -> &Arc<Journal> {
         &self.journal
     }
 
-    /// What GPUs there are.
     pub fn inventory(&self) -> &Arc<Inventory> {
         &self.inventory
     }
 
-    /// The allocations and their holders.
     pub fn allocations(&self) -> &Arc<Allocations> {
         &self.allocations
     }
 
-    /// What is advertised to kubelet.
     pub fn advertised(&self) -> &Advertised {
         &self.advertised
     }
 
-    /// What jobs publish.
     pub fn board(&self) -> &Arc<StatusBoard> {
         &self.board
     }
 
-    /// What is counted where it happens.
     pub fn meters(&self) -> &Meters {
         &self.meters
     }
@@ -409,7 +402,6 @@ impl FrontDoor for Agent {
     }
 }
 
-/// Notes what of the ledger is lost.
 fn note_opened(opened: &Opened, config: &Config, board: &StatusBoard) {
     let note = match opened {
         Opened::Rebuilt { kept_as, reason } => format!(

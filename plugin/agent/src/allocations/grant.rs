@@ -26,7 +26,6 @@ use crate::front_end::AllocateError;
 use crate::journal::Writer;
 
 impl Allocations {
-    /// See [`crate::front_end::FrontDoor::grant`].
     pub(crate) fn grant(
         &self,
         asks: &[Ask],
@@ -214,7 +213,6 @@ impl Allocations {
         Ok(())
     }
 
-    /// See [`crate::front_end::FrontDoor::release`].
     pub(crate) fn release(&self, ids: &[AllocationId]) -> Result<(), AllocateError> {
         let mut writer = self.journal.writer();
         let mut change = Change::default();

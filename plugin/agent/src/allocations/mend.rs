@@ -99,7 +99,6 @@ impl Whole {
         self.0.lock().get(path).copied()
     }
 
-    /// Whether it is as it was.
     fn is(&self, path: &Path) -> bool {
         self.known(path).is_some_and(|known| Stamp::of(path) == Some(known))
     }
@@ -110,7 +109,6 @@ impl Whole {
         now.is_some() && self.known(path).is_none_or(|known| now == Some(known))
     }
 
-    /// Forgets the rest.
     fn keep(&self, paths: &BTreeSet<PathBuf>) {
         self.0.lock().retain(|path, _| paths.contains(path));
     }
@@ -240,7 +238,6 @@ impl Allocations {
         }
     }
 
-    /// All that is looked at.
     fn started_with(&self, records: &[Arc<Record>]) -> BTreeSet<PathBuf> {
         let specs = self.specs();
         let shims = records.iter().filter_map(|record| record.shim.as_ref());

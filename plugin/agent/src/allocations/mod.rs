@@ -45,7 +45,6 @@ use records::Records;
 pub(crate) use room::is_moving;
 pub use select::Target;
 
-/// See the module's documentation.
 #[derive(Debug)]
 pub struct Allocations {
     config: Current,
@@ -226,7 +225,6 @@ impl Allocations {
         regions::dir(self.pages.root(), id)
     }
 
-    /// What divides GPU time, if it runs.
     pub fn arbiter(&self) -> Option<&Arbiter> {
         self.leases.arbiter()
     }
@@ -236,17 +234,14 @@ impl Allocations {
         &self.paths
     }
 
-    /// Where the shim is.
     pub fn delivery(&self) -> &Delivery {
         &self.delivery
     }
 
-    /// The pages of all allocations.
     pub fn pages(&self) -> &Pages {
         &self.pages
     }
 
-    /// The records, locked.
     pub(crate) fn all(&self) -> RankedGuard<'_, Records> {
         self.records.lock()
     }

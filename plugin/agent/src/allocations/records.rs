@@ -28,7 +28,6 @@ struct OnGpu {
 }
 
 impl Records {
-    /// A copy of the map.
     pub(crate) fn all(&self) -> BTreeMap<AllocationId, Arc<Record>> {
         self.by_id.clone()
     }
@@ -56,7 +55,6 @@ impl Records {
         self.by_id.insert(id.clone(), record);
     }
 
-    /// Takes a record out.
     pub(crate) fn remove(&mut self, id: &AllocationId) {
         let Some(record) = self.by_id.remove(id) else { return };
         if record.is_live() {

@@ -77,7 +77,6 @@ impl Changed {
     }
 }
 
-/// Which line of the audit trail.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum QuotaAction {
     Set,
@@ -225,7 +224,6 @@ impl Allocations {
         Ok(grants)
     }
 
-    /// The capacity rule.
     fn check_growth(&self, record: &Record, old: &Grant, new: &Grant) -> Result<(), SteerError> {
         if new.memory_limit_bytes <= old.memory_limit_bytes {
             return Ok(());
@@ -258,7 +256,6 @@ impl Allocations {
         )))
     }
 
-    /// What follows for others.
     fn remark(&self, after: &Arc<Record>, changed: &mut Changed) {
         let records = self.records.lock().all();
         let catalogue = self.inventory.catalogue();

@@ -18,10 +18,8 @@ use super::{Engine, EngineError};
 use crate::incidents::{self, Seen};
 use crate::lock_order::LEAF;
 
-/// Open pages by allocation.
 pub(crate) type Regions = BTreeMap<AllocationId, Arc<Region>>;
 
-/// See the module's documentation.
 #[derive(Debug)]
 pub struct Pages {
     root: PathBuf,
@@ -45,7 +43,6 @@ impl Pages {
         }
     }
 
-    /// The directory of all pages.
     pub(crate) fn root(&self) -> &Path {
         &self.root
     }
@@ -55,7 +52,6 @@ impl Pages {
         self.regions.lock().get(id).cloned()
     }
 
-    /// All open pages, locked.
     pub(crate) fn lock(&self) -> RankedGuard<'_, Regions> {
         self.regions.lock()
     }

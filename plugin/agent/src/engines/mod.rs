@@ -23,7 +23,6 @@ use crate::status_board::StatusBoard;
 pub enum EngineError {
     #[error("cannot make the pages of the allocation: {0}")]
     Pages(#[from] RegionError),
-    /// Another engine.
     #[error("{engine} cannot hold the allocation to its limits: {reason}")]
     Engine {
         engine: &'static str,
@@ -35,7 +34,6 @@ pub enum EngineError {
 /// One way of holding tenants to a part of their limits. Calls for one tenant come one at a time, under the
 /// journal's writer; they may block.
 pub trait Engine: fmt::Debug + Send + Sync {
-    /// For messages.
     fn name(&self) -> &'static str;
 
     /// Holds the tenant of `record` from now on, or makes whole what holds it. Repeating it changes nothing.
@@ -74,7 +72,6 @@ impl Leases {
         Leases { arbiter, pages: config.paths.pages.clone(), board }
     }
 
-    /// The thread that divides GPU time.
     pub fn arbiter(&self) -> Option<&Arbiter> {
         self.arbiter.as_ref()
     }

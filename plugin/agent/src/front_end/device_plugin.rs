@@ -31,7 +31,6 @@ pub struct Service {
 const PATIENCE: Duration = Duration::from_secs(3);
 
 impl Service {
-    /// For `resource`.
     pub fn new(agent: Arc<Agent>, resource: &str, pod_resources: Arc<PodResources>) -> Self {
         Service { agent, resource: resource.into(), pod_resources }
     }

@@ -30,7 +30,6 @@ pub trait FrontDoor {
     fn release(&self, ids: &[AllocationId]) -> Result<(), AllocateError>;
 }
 
-/// Why a front end gets no allocation.
 #[derive(Debug, thiserror::Error)]
 pub enum AllocateError {
     #[error(transparent)]

@@ -27,7 +27,6 @@ pub use cordons::{Cordons, Lift};
 use health::moment;
 pub(crate) use health::unreadable;
 
-/// See the module's documentation.
 #[derive(Debug)]
 pub struct Inventory {
     config: Current,
@@ -147,12 +146,10 @@ impl Inventory {
         (catalogue, standings)
     }
 
-    /// How near GPUs are to each other.
     pub fn topology(&self) -> Arc<Topology> {
         Arc::clone(&self.topology.lock())
     }
 
-    /// Sets how near GPUs are to each other.
     pub fn set_topology(&self, topology: Topology) {
         *self.topology.lock() = Arc::new(topology);
     }

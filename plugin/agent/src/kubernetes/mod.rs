@@ -28,14 +28,11 @@ const QUEUE: usize = 128;
 #[derive(Debug, Default)]
 pub struct Counts {
     pub sent: AtomicU64,
-    /// Requests that it refused or did not answer.
     pub failed: AtomicU64,
-    /// Events that were given up.
     pub dropped: AtomicU64,
 }
 
 impl Counts {
-    /// Sent, failed and dropped.
     pub fn all(&self) -> [(&'static str, u64); 3] {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         [

@@ -125,7 +125,6 @@ impl Events {
         Some(self.held_until.map_or(next, |held| next.max(held)))
     }
 
-    /// One of them, by its place.
     pub fn get(&self, at: usize) -> Option<&Series> {
         self.list.get(at)
     }

@@ -19,7 +19,6 @@ use tessera_model::allocation_id::AllocationId;
 use tessera_model::audit::Event;
 use tessera_model::record::{Holder, Record};
 
-/// Topic of what is amiss.
 const TOPIC: &str = "kubernetes";
 
 /// Intervals; tests shorten them.

@@ -26,7 +26,6 @@ struct State {
     asked: Option<(Vec<Gpu>, Facts)>,
 }
 
-/// See the module's text.
 pub struct Keeper {
     agent: Arc<Agent>,
     discovery: Arc<dyn Discovery>,
@@ -40,7 +39,6 @@ impl std::fmt::Debug for Keeper {
 }
 
 impl Keeper {
-    /// Of a node. Nothing is asked and nothing written yet.
     pub fn new(agent: Arc<Agent>, discovery: Arc<dyn Discovery>) -> Arc<Self> {
         Arc::new(Keeper { agent, discovery, state: Mutex::default() })
     }

@@ -8,7 +8,6 @@ pub enum Finding {
     /// A process of the container holds memory and is in no slot of the usage page: it does not load
     /// the shim, or the page was emptied under it.
     NoSlot {
-        /// Its pid on the host.
         pid: u32,
         /// What the driver says it uses.
         bytes: u64,
@@ -22,7 +21,6 @@ pub enum Finding {
     },
 }
 
-/// See the module's documentation.
 #[derive(Clone, Debug)]
 pub struct Audit {
     /// Bytes beyond the charges that are nothing unusual.
@@ -36,12 +34,10 @@ pub struct Audit {
 }
 
 impl Audit {
-    /// Nothing found yet. `slack`: bytes beyond the charges that are nothing unusual.
     pub fn new(slack: u64) -> Self {
         Audit { slack, strays: Vec::new(), reported: Vec::new(), beyond: 0 }
     }
 
-    /// Other bytes beyond the charges are nothing unusual from now on.
     pub fn set_slack(&mut self, slack: u64) {
         self.slack = slack;
     }
@@ -83,7 +79,6 @@ impl Audit {
         self.beyond == 1 || self.strays.iter().any(|who| !self.reported.contains(who))
     }
 
-    /// Whether a reported finding still holds.
     pub fn stands(&self) -> bool {
         self.beyond >= 2 || !self.reported.is_empty()
     }

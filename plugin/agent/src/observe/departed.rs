@@ -12,15 +12,12 @@ use tessera_region::usage::{Fate, SlotView};
 /// A process that the driver lists, as far as a tenant's departing slots depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListedProcess {
-    /// Its pid on the host.
     pub pid: u32,
     /// What the driver says it uses; `None` where it does not tell.
     pub used_bytes: Option<u64>,
-    /// Whose it is.
     pub owner: ProcessOwner,
 }
 
-/// See [`ListedProcess`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcessOwner {
     /// Dead, or about to be.

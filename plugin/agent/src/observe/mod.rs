@@ -73,7 +73,6 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Starts it.
     pub fn start(
         agent: Arc<Agent>,
         discovery: Arc<dyn Discovery>,
@@ -123,7 +122,6 @@ struct ObservedTenant {
     tamperings: u64,
 }
 
-/// What is known of a tenant on one GPU.
 struct Figures {
     estimator: OverheadEstimator,
     audit: Audit,
@@ -306,7 +304,6 @@ impl Observer {
         (used.map(|used| i128::from(used) - i128::from(charged)), hurries)
     }
 
-    /// Looks at one GPU.
     fn look(&mut self, uuid: &str, allocations: &[Found]) -> Look {
         // Without the host's pids no process can be attributed; `status` says so.
         let tenants: Vec<(&Found, usize)> = allocations
@@ -627,7 +624,6 @@ fn kind_of(finding: Finding) -> FindingKind {
     }
 }
 
-/// What a look at a GPU came to.
 #[derive(Debug, Default)]
 struct Look {
     /// For each tenant.

@@ -34,7 +34,6 @@ pub const LOOKS: u32 = 3;
 /// seven at most the ledger was fuller before and after than while the driver was asked.
 pub const FREEING: u32 = 32;
 
-/// See the module's documentation.
 #[derive(Clone, Debug)]
 pub struct OverheadEstimator {
     published: u64,
@@ -75,7 +74,6 @@ impl OverheadEstimator {
         OverheadEstimator { published, rising: None, falling: None, members: Vec::new() }
     }
 
-    /// What is published.
     pub fn published(&self) -> u64 {
         self.published
     }

@@ -38,7 +38,6 @@ pub struct Identity {
     pub name: String,
 }
 
-/// Remembers processes by their pids.
 #[derive(Debug)]
 pub struct Procs {
     root: PathBuf,
@@ -167,7 +166,6 @@ pub enum PidView {
     Unknown,
 }
 
-/// How it is with this process.
 pub fn pid_view() -> PidView {
     let proc = Path::new("/proc");
     let inode = std::fs::metadata(proc.join("self/ns/pid")).ok().map(|meta| meta.ino());

@@ -7,7 +7,6 @@ use tessera_region::usage::SlotView;
 /// A living process of the tenant that the driver lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Its pid on the host.
     pub pid: u32,
     /// Its start time, clock ticks since boot: distinguishes it from a namesake.
     pub start: u64,
@@ -43,7 +42,6 @@ pub fn divide(used: Option<u64>, shares: &[(u64, u64)]) -> Vec<Option<u64>> {
     shares.iter().enumerate().map(part).collect()
 }
 
-/// See the module's documentation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
     /// Nothing of the ledger moved during the look, so the figures are of one moment.

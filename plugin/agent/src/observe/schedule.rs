@@ -59,7 +59,6 @@ pub struct Outcome {
 }
 
 impl LookSchedule {
-    /// Looks at once.
     pub fn new(now: Instant) -> Self {
         LookSchedule {
             due: now,
@@ -73,7 +72,6 @@ impl LookSchedule {
         }
     }
 
-    /// When to look.
     pub fn due(&self) -> Instant {
         self.due
     }

@@ -67,7 +67,6 @@ impl Observer {
         self.uses.alone = shares.into_iter().map(|share| share.id.clone()).collect();
     }
 
-    /// Asks one GPU.
     fn ask(&mut self, uuid: &str) -> Busy {
         let before = self.uses.asked.remove(uuid);
         // MIG instances and virtual GPUs do not tell.
@@ -79,7 +78,6 @@ impl Observer {
         Some(percents.into_iter().map(|(pid, percent)| (pid, elapsed * percent / 100)).collect())
     }
 
-    /// A tenant's processes by their pids on the host.
     fn pids_of(&self, id: &str, allocations: &[Found]) -> BTreeSet<u32> {
         let found = allocations.iter().find(|(record, _)| record.id.as_str() == id);
         let peers = found.map(|(_, region)| region.tenant().peers()).unwrap_or_default();

@@ -38,10 +38,8 @@ use tessera_view::status::Configuration;
 const MOST_DIFFERENCES: usize = 50;
 const LONGEST_DIFFERENCE: usize = 600;
 
-/// Sets the log's filter.
 pub type SetFilter = Box<dyn Fn(&str) -> Result<(), String> + Send + Sync>;
 
-/// Why the file is read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReloadCause {
     /// It may have changed. The same text again is no news.
@@ -71,7 +69,6 @@ impl fmt::Display for ReloadCause {
     }
 }
 
-/// What came of reading the file.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
     /// Why it was refused; empty if it was not.
@@ -82,7 +79,6 @@ pub struct Outcome {
     pub waiting: Vec<Difference>,
 }
 
-/// See the module's text.
 pub struct Reloader {
     file: Option<ConfigFile>,
     current: Current,
@@ -144,12 +140,10 @@ impl Reloader {
         reloader
     }
 
-    /// Where the configuration comes from.
     pub fn file(&self) -> Option<&ConfigFile> {
         self.file.as_ref()
     }
 
-    /// What is in force.
     pub fn current(&self) -> &Current {
         &self.current
     }

@@ -29,7 +29,6 @@ use tessera_system::locks::lock;
 /// Pods whose UIDs are remembered.
 const PODS: usize = 512;
 
-/// What can be found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum FindingKind {
@@ -44,7 +43,6 @@ pub enum FindingKind {
 }
 
 impl FindingKind {
-    /// All, in the order of [`Trust::counts`].
     pub const ALL: [FindingKind; 4] = [
         FindingKind::Bypass,
         FindingKind::Unaccounted,
@@ -52,7 +50,6 @@ impl FindingKind {
         FindingKind::UsagePage,
     ];
 
-    /// Its name, as a label's value.
     pub fn name(self) -> &'static str {
         match self {
             FindingKind::Bypass => "bypass",
@@ -85,12 +82,10 @@ pub struct Trust {
 }
 
 impl Trust {
-    /// Counts findings.
     pub fn count(&self, kind: FindingKind, times: u64) {
         self.counts[kind as usize].fetch_add(times, Ordering::Relaxed);
     }
 
-    /// Findings since the plugin started.
     pub fn counts(&self) -> [(FindingKind, u64); FindingKind::ALL.len()] {
         FindingKind::ALL.map(|kind| (kind, self.counts[kind as usize].load(Ordering::Relaxed)))
     }
@@ -100,7 +95,6 @@ impl Trust {
         lock(&self.outside).get(uuid).cloned()
     }
 
-    /// See [`Trust::outside`].
     pub fn set_outside(&self, uuid: &str, outside: Outside) {
         lock(&self.outside).insert(uuid.to_owned(), outside);
     }
@@ -115,7 +109,6 @@ impl Trust {
         lock(&self.outside).retain(|uuid, _| looked_at(uuid));
     }
 
-    /// Remembers the UID of a pod.
     pub fn learn(&self, namespace: &str, pod: &str, uid: &str) {
         let mut uids = lock(&self.uids);
         let key = (namespace.to_owned(), pod.to_owned());
@@ -126,12 +119,10 @@ impl Trust {
         uids.insert(key, uid.to_owned());
     }
 
-    /// The UID of a pod, if it was learnt.
     pub fn uid(&self, namespace: &str, pod: &str) -> Option<String> {
         lock(&self.uids).get(&(namespace.to_owned(), pod.to_owned())).cloned()
     }
 
-    /// The state of sending it to pods as Kubernetes events.
     pub fn events(&self) -> &Arc<Counts> {
         &self.events
     }
@@ -141,14 +132,12 @@ impl Trust {
         lock(&self.census).clone()
     }
 
-    /// See [`Trust::census`].
     pub fn set_census(&self, census: Arc<Census>) {
         *lock(&self.census) = Some(census);
     }
 }
 
 impl Agent {
-    /// What was found so far.
     pub fn trust(&self) -> &Trust {
         &self.trust
     }

@@ -16,10 +16,8 @@ const REMEMBERED: usize = 256;
 /// As much as `comm` holds of `nvidia-cuda-mps-server` and `nvidia-cuda-mps-control`.
 const MPS: &str = "nvidia-cuda-mps";
 
-/// One process on one GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stranger {
-    /// Its pid on the host.
     pub pid: u32,
     /// Its start time, clock ticks since boot.
     pub start: u64,
@@ -78,7 +76,6 @@ impl fmt::Display for Stranger {
     }
 }
 
-/// Those of one GPU.
 #[derive(Debug, Default)]
 pub struct Strangers {
     before: Vec<(u32, u64)>,
@@ -103,12 +100,10 @@ impl Strangers {
         found
     }
 
-    /// Whether one is there that was seen once.
     pub fn waits(&self) -> bool {
         self.before.len() > self.known.len()
     }
 
-    /// Whether this one was confirmed.
     pub fn knows(&self, stranger: &Stranger) -> bool {
         self.known.contains(&(stranger.pid, stranger.start))
     }

@@ -14,7 +14,6 @@ use serde::Deserialize;
 use crate::foreign_plugins::Offer;
 use tessera_system::files;
 
-/// The file's name in kubelet's device-plugin directory.
 pub const FILE: &str = "kubelet_internal_checkpoint";
 /// Largest file; 1,024 replicas take some 60 KiB.
 const MAX_BYTES: u64 = 16 << 20;

@@ -124,7 +124,6 @@ impl CurrentFindings {
         self.current.retain(|_, (_, at)| now.saturating_duration_since(*at) < grace);
     }
 
-    /// GPUs with a standing finding.
     pub fn current(&self) -> BTreeMap<String, ForeignSale> {
         self.current.iter().map(|(uuid, (finding, _))| (uuid.clone(), finding.clone())).collect()
     }
