@@ -18,7 +18,7 @@ use tessera_tenant::regions::{Region, Use};
 
 use crate::Agent;
 use crate::allocations::mend::Mended;
-use crate::engines::memory::Pages;
+use crate::engines::Pages;
 
 /// Counters of one allocation, since its generation or the plugin began.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -30,7 +30,7 @@ use tessera_tenant::delivery::Delivery;
 use tracing::info;
 
 use crate::advertised::Advertised;
-use crate::allocations::steer::{ChangeOptions, Changed, QuotaRequest};
+use crate::allocations::steer::{ChangeOptions, Changed, QuotaRequest, SteerError};
 use crate::allocations::{AllocateError, Allocations, Found, Target};
 use crate::engines::Engine;
 use crate::front_end::FrontDoor;
@@ -40,7 +40,6 @@ use crate::journal::Journal;
 use crate::lock_order::LEAF;
 use crate::meters::Meters;
 use crate::status_board::StatusBoard;
-use crate::steer_error::SteerError;
 use crate::trust::Trust;
 
 #[derive(Debug)]

@@ -33,9 +33,7 @@ use tessera_tenant::shim_install::unused::Unused;
 use tokio::sync::Notify;
 use tracing::info;
 
-use crate::engines::Leases;
-use crate::engines::memory::Pages;
-use crate::engines::{Engine, EngineError};
+use crate::engines::{Engine, EngineError, Leases, Pages};
 pub use crate::front_end::AllocateError;
 use crate::inventory::Inventory;
 use crate::journal::Journal;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Allocations;
-use crate::steer_error::SteerError;
+use super::steer::SteerError;
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::record::Record;
 

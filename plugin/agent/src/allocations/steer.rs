@@ -5,31 +5,50 @@
 //! page. What shrinks goes from the inside out: the page first, then a look at what is in use *after*
 //! that, then the ledger, which makes room for others. A request of the tenant that this look does not
 //! see was made after the page said the new limit, and was judged by it.
-
-mod owed;
-mod taken;
+//!
+//! Limits below what is in use are refused, or forced and owed until the tenant has let go of it. Of a GPU that is sold by
+//! claims the scheduler learns by the ResourceSlice what limits take or give back.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 use tracing::{info, warn};
-
-use owed::shrink;
 
 use super::Allocations;
 use super::offers::Offers;
 use super::records::Records;
 use super::select::{Target, describe};
-pub use crate::steer_error::SteerError;
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::audit::{Actor, Event, Limits, What};
 use tessera_model::clock::unix_ms;
 use tessera_model::quantity::{format_bytes, format_compared};
 use tessera_model::record::{Grant, Record};
 use tessera_model::sharing::Compute;
+use tessera_rules::allocate::AdvertisedGpu;
 use tessera_rules::capacity::Capacity;
+use tessera_rules::front_end::FrontEnd;
 use tessera_rules::refusal::Refusal;
-use tessera_store::Change;
+use tessera_store::{Change, CommitError};
+use tessera_tenant::regions::Region;
+
+/// Why something stays as it is. The text says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum SteerError {
+    /// No such thing.
+    #[error("{0}")]
+    NotFound(String),
+    /// The request makes no sense, or is not clear.
+    #[error("{0}")]
+    Invalid(String),
+    /// Not as things are.
+    #[error("{0}")]
+    Refused(String),
+    #[error("{0}")]
+    NoRoom(String),
+    #[error(transparent)]
+    Ledger(#[from] CommitError),
+}
 
 /// What somebody wants changed. What is `None` stays.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -319,5 +338,193 @@ impl Allocations {
         let reason = "others were given the room while its replicas were elsewhere";
         change.events.push(Event::of(record, what, unix_ms()).by(Actor::Plugin).because(reason));
         Ok(())
+    }
+
+    /// Frees what allocations have let go of that were forced below their use; true if there is any. Blocking.
+    pub(crate) fn settle_owed(&self) -> bool {
+        let owes = |record: &Record| record.overridden.as_ref().is_some_and(|o| !o.owed.is_empty());
+        if !self.records.lock().values().any(|record| owes(record)) {
+            return false;
+        }
+        let mut writer = self.journal.writer();
+        let owing: Vec<Arc<Record>> =
+            self.records.lock().values().filter(|record| owes(record)).cloned().collect();
+        let mut change = Change::default();
+        for record in owing {
+            let region = self.pages.get(&record.id);
+            // What cannot be read still owes it.
+            let Some(region) = region else { continue };
+            let used = in_use(&region, record.grants.len());
+            let mut owed = BTreeMap::new();
+            for (grant, used) in record.grants.iter().zip(used) {
+                let over = used.saturating_sub(grant.memory_limit_bytes);
+                let left = over.min(record.owed_bytes(&grant.uuid));
+                if left > 0 {
+                    owed.insert(grant.uuid.clone(), left);
+                }
+            }
+            let settled = record.with_limits(record.grants.clone(), owed);
+            if settled != *record {
+                change.put.push(settled);
+            }
+        }
+        if change.is_empty() {
+            return false;
+        }
+        if let Err(error) = writer.ledger.commit(&change) {
+            // Tried again at the next round.
+            warn!(%error, "what was let go of is not sold yet");
+            return false;
+        }
+        self.store(&change);
+        true
+    }
+
+    /// A sentence for each GPU whose room for claims is another.
+    fn taken(&self, before: &Record, after: &Record) -> Vec<String> {
+        let (catalogue, config) = (self.inventory.catalogue(), self.config.get());
+        let step = config.dra.memory_step_bytes;
+        let records = self.records.lock();
+        let claimed = after.grants.iter().filter_map(|grant| catalogue.gpus.get(&grant.uuid));
+        let claimed = claimed.filter(|sold| sold.seller == FrontEnd::Dra);
+        let sentence = |sold: &AdvertisedGpu| {
+            let capacity = Capacity::of(&sold.gpu, &config);
+            let room = |own| Room::of(&records, &sold.gpu.uuid, capacity, step, own);
+            let (was, is) = (room(before), room(after));
+            let slice = match was.published == is.published {
+                true => String::new(),
+                false => format!(
+                    "; the memory in its ResourceSlice goes from {} to {}",
+                    format_bytes(was.published),
+                    format_bytes(is.published)
+                ),
+            };
+            let (taken, given) =
+                (was.free.saturating_sub(is.free), is.free.saturating_sub(was.free));
+            match (taken, given) {
+                (0, 0) => None,
+                (0, given) => Some(format!(
+                    "{} has {} more for new claims, {} in all{slice}",
+                    sold.gpu,
+                    format_bytes(given),
+                    format_bytes(is.free)
+                )),
+                (taken, _) => Some(format!(
+                    "it takes {} of the {} that {} has for new claims: none of more than {} finds room there{slice}. A \
+                     claim that is allocated and not prepared yet is not known here: where it does not fit any more, \
+                     its pod is refused until these limits are lowered",
+                    format_bytes(taken),
+                    format_bytes(was.free),
+                    sold.gpu,
+                    format_bytes(is.free)
+                )),
+            }
+        };
+        claimed.filter_map(sentence).collect()
+    }
+}
+
+/// Bytes by UUID; see [`tessera_model::steered::Override::owed`].
+type Owed = BTreeMap<String, u64>;
+
+/// Lowers limits in the page and looks whether what is in use fits. What each GPU still owes then, and
+/// what is in use.
+///
+/// Errors: It does not fit and nobody forces it; the page is as before.
+fn shrink(
+    region: Option<&Region>,
+    record: &Record,
+    grants: &[Grant],
+    options: &ChangeOptions,
+    notes: &mut Vec<String>,
+) -> Result<(Owed, Vec<Option<u64>>), SteerError> {
+    let lower: Vec<Grant> = record
+        .grants
+        .iter()
+        .zip(grants)
+        .map(|(old, new)| match new.memory_limit_bytes < old.memory_limit_bytes {
+            true => Grant { memory_limit_bytes: new.memory_limit_bytes, ..old.clone() },
+            false => old.clone(),
+        })
+        .collect();
+    let shrinks = lower != record.grants;
+    if let Some(region) = region.filter(|_| shrinks && !options.dry_run) {
+        region.set_limits(&lower);
+        // Its partner is the fence between a request's charge and its look at the limit.
+        fence(Ordering::SeqCst);
+    }
+    let used = region.map(|region| in_use(region, grants.len()));
+    let restore = || {
+        if let Some(region) = region.filter(|_| shrinks && !options.dry_run) {
+            region.set_limits(&record.grants);
+        }
+    };
+    let mut owed = Owed::new();
+    for (i, (old, new)) in record.grants.iter().zip(grants).enumerate() {
+        let uuid = &new.uuid;
+        let (limit, counted) = (
+            new.memory_limit_bytes,
+            old.memory_limit_bytes.saturating_add(record.owed_bytes(uuid)),
+        );
+        if limit >= counted {
+            continue;
+        }
+        // Nobody may be sold what could still be held.
+        let used = used.as_ref().map_or(counted, |used| used[i]);
+        let over = used.min(counted).saturating_sub(limit);
+        if over == 0 {
+            continue;
+        }
+        if limit < old.memory_limit_bytes && !options.force {
+            restore();
+            let [used, limit] = format_compared(used, limit);
+            let uses = match region {
+                Some(_) => format!("uses {used} of GPU {uuid}"),
+                None => {
+                    format!("has pages that cannot be read now, so its use of {uuid} is unknown")
+                }
+            };
+            return Err(SteerError::Refused(format!(
+                "{} {uses}, more than {limit}; lower its limit to no less than that, have it let go of \
+                 memory, or add --force: then it keeps what it has, and everything new is refused \
+                 until it fits",
+                describe(record),
+            )));
+        }
+        notes.push(format!(
+            "it holds {} more of GPU {uuid} than its limit: that stays its own, and every new request \
+             is refused, until it has let go of it",
+            format_bytes(over)
+        ));
+        owed.insert(uuid.clone(), over);
+    }
+    let in_use = (0..grants.len()).map(|i| used.as_ref().map(|used| used[i])).collect();
+    Ok((owed, in_use))
+}
+
+/// Bytes charged and observed on each of an allocation's GPUs.
+fn in_use(region: &Region, gpus: usize) -> Vec<u64> {
+    let snapshot = region.snapshot_active().snapshot;
+    (0..gpus).map(|gpu| snapshot.charged(gpu).saturating_add(region.overhead(gpu))).collect()
+}
+
+/// What a GPU has for new claims.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Room {
+    /// Bytes that count for no share.
+    free: u64,
+    /// Bytes of the slice's capacity.
+    published: u64,
+}
+
+impl Room {
+    fn of(records: &Records, uuid: &str, capacity: Capacity, step: u64, own: &Record) -> Self {
+        let others = || records.on(uuid).map(AsRef::as_ref).filter(|other| other.id != own.id);
+        let all = || others().chain([own]);
+        let sellable = capacity.sellable();
+        let sum = |bytes: &dyn Fn(&Record) -> u64| all().map(bytes).fold(0, u64::saturating_add);
+        let counted = sum(&|record| record.counted_bytes(uuid).unwrap_or(0));
+        let left = sellable.saturating_sub(sum(&|record| record.grown_bytes(uuid)));
+        Room { free: sellable.saturating_sub(counted), published: left - left % step.max(1) }
     }
 }

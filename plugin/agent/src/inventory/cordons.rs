@@ -6,7 +6,7 @@ use tracing::info;
 
 use super::Inventory;
 use super::Withheld;
-use crate::steer_error::SteerError;
+use crate::allocations::steer::SteerError;
 use tessera_model::audit::{Actor, Event, What};
 use tessera_model::clock::unix_ms;
 use tessera_model::record::Record;

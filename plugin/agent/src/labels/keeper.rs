@@ -1,17 +1,21 @@
-//! Keeps the features file as the configuration in force wants it, from the first look to [`Keeper::remove`].
+//! Keeps the features file for node feature discovery as the configuration in force wants it, from the first look to
+//! [`Keeper::remove`]: whole at any time, by rename. Its worker reads every file of the directory but those whose names begin
+//! with a dot.
 
-use std::path::PathBuf;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tracing::{info, warn};
 
-use super::{file, labels, lines};
+use super::{PREFIX, labels, lines};
 use crate::Agent;
 use crate::status_board::StatusBoard;
 use tessera_config::{Config, Current};
 use tessera_gpu::{Discovery, Facts};
 use tessera_model::gpu::Gpu;
+use tessera_system::files::{self, Dir};
 use tessera_system::locks::lock;
 
 /// How often it is looked at whether the file is there and still right: the configuration may have been
@@ -87,7 +91,7 @@ impl State {
         let wanted = config.labels.nfd_file.as_ref();
         let State { written, asked } = self;
         if let Some(old) = written.as_ref().filter(|old| Some(*old) != wanted) {
-            file::remove(old)
+            remove(old)
                 .map_err(|error| format!("cannot remove {}: {error}", old.display()))?;
             *written = None;
         }
@@ -98,7 +102,7 @@ impl State {
         }
         let Some((gpus, facts)) = asked else { return Ok(()) };
         let labels = labels(gpus, facts, config);
-        let new = file::put(path, &lines(&labels)).map_err(|error| {
+        let new = put(path, &lines(&labels)).map_err(|error| {
             format!(
                 "no node labels: cannot write labels.nfd_file {}: {error}; mount node feature discovery's \
                  directory writable into the plugin, or leave the key empty",
@@ -114,11 +118,58 @@ impl State {
 
     fn remove(&mut self) {
         if let Some(path) = self.written.take()
-            && let Err(error) = file::remove(&path)
+            && let Err(error) = remove(&path)
         {
             warn!(file = %path.display(), %error, "node labels stay");
         }
     }
+}
+
+/// Makes `text` the content of `path`, unless it is already; whether it was not.
+///
+/// Errors: The file system's; a file that holds something else than labels of ours. What was there before is still
+/// there then.
+fn put(path: &Path, text: &str) -> io::Result<bool> {
+    let plain = path.symlink_metadata().is_ok_and(|meta| meta.is_file());
+    if plain {
+        let found = files::read(path, files::SMALL)?;
+        if found == text.as_bytes() {
+            return Ok(false);
+        }
+        if !is_ours(&found) {
+            return Err(not_ours());
+        }
+    }
+    let (dir, name) = Dir::of(path)?;
+    // Not durable: after a power cut it is written again.
+    dir.replace(name, text.as_bytes(), 0o644, false)?;
+    Ok(true)
+}
+
+/// Removes the file, if it is there.
+fn remove(path: &Path) -> io::Result<()> {
+    let removed = match files::read(path, files::SMALL) {
+        Ok(found) if !is_ours(&found) => return Err(not_ours()),
+        Ok(_) => Dir::holding(path).and_then(|(dir, name)| dir.remove(name)),
+        Err(error) => Err(error.into()),
+    };
+    match removed {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Whether all of it is labels as this plugin writes them.
+fn is_ours(found: &[u8]) -> bool {
+    let prefix = PREFIX.as_bytes();
+    found.split(|byte| *byte == b'\n').all(|line| line.is_empty() || line.starts_with(prefix))
+}
+
+fn not_ours() -> io::Error {
+    io::Error::new(
+        ErrorKind::AlreadyExists,
+        "it holds something else than Tessera's labels and is left alone: name another file",
+    )
 }
 
 #[cfg(test)]
@@ -201,5 +252,41 @@ mod tests {
         config.labels.nfd_file = Some(dir.path().join("file/tessera"));
         let error = refresh(&mut State::default(), &config, &["GPU-a"]).unwrap_err();
         assert!(error.contains("labels.nfd_file") && error.contains("mount"), "{error}");
+    }
+
+    #[test]
+    fn it_is_replaced_as_a_whole_and_only_when_it_differs() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("features.d/tessera");
+        assert!(put(&path, "tessera.dev/gpu.a=1\n").unwrap());
+        let before = std::fs::File::open(&path).unwrap();
+        assert!(!put(&path, "tessera.dev/gpu.a=1\n").unwrap());
+        assert!(put(&path, "tessera.dev/gpu.a=2\ntessera.dev/gpu.b=3\n").unwrap());
+        // A reader of the old one reads all of it.
+        assert_eq!(io::read_to_string(before).unwrap(), "tessera.dev/gpu.a=1\n");
+        assert_eq!(
+            std::fs::read_to_string(&path).unwrap(),
+            "tessera.dev/gpu.a=2\ntessera.dev/gpu.b=3\n"
+        );
+        let names: Vec<_> = std::fs::read_dir(path.parent().unwrap()).unwrap().collect();
+        assert_eq!(names.len(), 1, "{names:?}");
+        remove(&path).unwrap();
+        remove(&path).unwrap();
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn links_are_overwritten_and_not_followed_and_what_is_anothers_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, other) = (dir.path().join("tessera"), dir.path().join("other"));
+        std::fs::write(&other, "precious").unwrap();
+        std::os::unix::fs::symlink(&other, &path).unwrap();
+        assert!(put(&path, "tessera.dev/gpu.a=1\n").unwrap());
+        assert_eq!(std::fs::read_to_string(&other).unwrap(), "precious");
+        assert!(path.symlink_metadata().unwrap().is_file());
+        for at in [put(&other, "tessera.dev/gpu.a=1\n").map(drop), remove(&other)] {
+            assert_eq!(at.unwrap_err().kind(), ErrorKind::AlreadyExists);
+        }
+        assert_eq!(std::fs::read_to_string(&other).unwrap(), "precious");
     }
 }

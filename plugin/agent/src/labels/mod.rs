@@ -2,7 +2,6 @@
 //! number says what a share gets at least, whichever GPU of the node it lies on, and a word that is not
 //! true of all of them is [`MIXED`].
 
-mod file;
 mod keeper;
 
 use std::collections::{BTreeMap, BTreeSet};
