@@ -11,7 +11,6 @@ mod history;
 pub mod node_config;
 mod own_events;
 
-use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -204,11 +203,6 @@ async fn choose(node_config: Option<NodeConfig>, board: Arc<StatusBoard>) {
 impl App {
     pub fn view(&self) -> &Arc<StatusView> {
         &self.view
-    }
-
-    /// Where the JSON API and the page are served over TCP, once they are.
-    pub fn api_address(&self) -> Option<SocketAddr> {
-        self.api.server.as_ref().and_then(tessera_web::Server::address)
     }
 
     /// What the JSON API shows: it has a history once kubelet is served.
