@@ -144,12 +144,9 @@ impl PodResources {
         &self,
         resource_name: &str,
     ) -> Result<BTreeSet<String>, PodResourcesError> {
-        let mut state = self.state.lock().await;
-        let call = |mut client: Client| async move {
-            client.get_allocatable_resources(AllocatableResourcesRequest {}).await
-        };
-        let answer = self.call(&mut state, call).await?;
-        Ok(by_resource(&answer.devices).remove(resource_name).unwrap_or_default())
+        let offers = self.offers().await?;
+        let offered = offers.into_iter().find(|offer| offer.resource == resource_name);
+        Ok(offered.map(|offer| offer.device_ids.into_iter().collect()).unwrap_or_default())
     }
 
     /// What every connected plugin offers, used or not.

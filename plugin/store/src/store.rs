@@ -193,13 +193,17 @@ impl Ledger {
     /// All records, and the highest generation ever given out. A record that cannot be decoded is
     /// left out and returned as an error text: its pages, if any, will be adopted.
     pub fn load(&mut self) -> Result<(Vec<Record>, u64, Vec<String>), CommitError> {
-        let result = self.read();
-        result.map_err(|error| self.failed(&error))
+        self.reading(records)
     }
 
     pub fn cordons(&mut self) -> Result<BTreeMap<String, Cordon>, CommitError> {
-        let result = self.read_cordons();
-        result.map_err(|error| self.failed(&error))
+        // Better cordoned for a reason that nobody can read than given out.
+        let unreadable = || Cordon {
+            at_unix_ms: 0,
+            by: tessera_model::audit::Actor::Plugin,
+            reason: Some("the ledger's entry cannot be read".to_owned()),
+        };
+        self.reading(|db| by_uuid(db, CORDONS, unreadable))
     }
 
     /// What is known of GPUs' trouble, by UUID. What cannot be read is not sold: `unreadable` says how it stands.
@@ -207,27 +211,31 @@ impl Ledger {
         &mut self,
         unreadable: impl Fn() -> Remembered,
     ) -> Result<BTreeMap<String, Remembered>, CommitError> {
-        let result = self.read_by_uuid(HEALTH, unreadable);
-        result.map_err(|error| self.failed(&error))
+        self.reading(|db| by_uuid(db, HEALTH, unreadable))
     }
 
     /// What contexts were seen to take under this driver, bytes by the GPU's product name. Whether a
     /// figure makes sense is for the caller to judge.
     pub fn contexts(&mut self, driver: &str) -> Result<BTreeMap<String, u64>, CommitError> {
-        let result = self.read_contexts(driver);
-        result.map_err(|error| self.failed(&error))
+        self.reading(|db| contexts(db, driver))
     }
 
     /// The lines of the history that `filter` takes.
     pub fn lines(&mut self, filter: &Filter) -> Result<Lines, CommitError> {
-        let result = self.begin_trail().and_then(|trail| trail.read(filter));
-        result.map_err(|error| self.failed(&error))
+        self.reading(|db| trail(db)?.read(filter))
     }
 
     /// The history as it is now, to be read while others write. What is read of it after
     /// [`Ledger::close`] fails.
     pub fn trail(&mut self) -> Result<Trail, CommitError> {
-        let result = self.begin_trail();
+        self.reading(trail)
+    }
+
+    fn reading<T>(
+        &mut self,
+        read: impl FnOnce(&Database) -> Result<T, redb::Error>,
+    ) -> Result<T, CommitError> {
+        let result = self.db().map_err(Unopened::into_redb).and_then(read);
         result.map_err(|error| self.failed(&error))
     }
 
@@ -286,9 +294,9 @@ impl Ledger {
     fn try_read(&mut self) -> Result<Option<Lost>, Unopened> {
         let read = panics::caught(|| {
             let lost = self.try_open()?;
-            self.read().map_err(|error| Unopened::of(&error))?;
-            let trail = self.begin_trail().map_err(|error| Unopened::of(&error))?;
-            trail.touch().map_err(|error| Unopened::of(&error))?;
+            let db = self.db()?;
+            let read = records(db).and_then(|_| trail(db)?.touch());
+            read.map_err(|error| Unopened::of(&error))?;
             self.note();
             Ok(lost)
         });
@@ -322,70 +330,6 @@ impl Ledger {
         }
     }
 
-    fn read(&mut self) -> Result<(Vec<Record>, u64, Vec<String>), redb::Error> {
-        let db = self.db().map_err(Unopened::into_redb)?;
-        let read = db.begin_read()?;
-        let (mut records, mut broken) = (Vec::new(), Vec::new());
-        for entry in read.open_table(ALLOCATIONS)?.iter()? {
-            let (id, value) = entry?;
-            match serde_json::from_slice::<Record>(value.value()) {
-                Ok(record) if record.id.as_str() == id.value() => records.push(record),
-                Ok(_) => broken.push(format!("record {} names another allocation", id.value())),
-                Err(error) => broken.push(format!("record {}: {error}", id.value())),
-            }
-        }
-        let generation = read.open_table(META)?.get(META_GENERATION)?.map_or(0, |n| n.value());
-        Ok((records, generation, broken))
-    }
-
-    fn begin_trail(&mut self) -> Result<Trail, redb::Error> {
-        let db = self.db().map_err(Unopened::into_redb)?;
-        Ok(Trail(db.begin_read()?))
-    }
-
-    fn read_cordons(&mut self) -> Result<BTreeMap<String, Cordon>, redb::Error> {
-        // Better cordoned for a reason that nobody can read than given out.
-        self.read_by_uuid(CORDONS, || Cordon {
-            at_unix_ms: 0,
-            by: tessera_model::audit::Actor::Plugin,
-            reason: Some("the ledger's entry cannot be read".to_owned()),
-        })
-    }
-
-    /// A table of JSON by UUID, which older versions do not make.
-    fn read_by_uuid<T: serde::de::DeserializeOwned>(
-        &mut self,
-        table: TableDefinition<&str, &[u8]>,
-        unreadable: impl Fn() -> T,
-    ) -> Result<BTreeMap<String, T>, redb::Error> {
-        let db = self.db().map_err(Unopened::into_redb)?;
-        let table = match db.begin_read()?.open_table(table) {
-            // Nothing ever was.
-            Err(TableError::TableDoesNotExist(_)) => return Ok(BTreeMap::new()),
-            table => table?,
-        };
-        let mut all = BTreeMap::new();
-        for entry in table.iter()? {
-            let (uuid, value) = entry?;
-            let one = serde_json::from_slice(value.value()).unwrap_or_else(|_| unreadable());
-            all.insert(uuid.value().to_owned(), one);
-        }
-        Ok(all)
-    }
-
-    fn read_contexts(&mut self, driver: &str) -> Result<BTreeMap<String, u64>, redb::Error> {
-        let db = self.db().map_err(Unopened::into_redb)?;
-        let meta = db.begin_read()?.open_table(META)?;
-        let prefix = MeasuredContext::prefix(driver);
-        let mut contexts = BTreeMap::new();
-        for entry in meta.range(prefix.as_str()..)? {
-            let (key, bytes) = entry?;
-            let Some(product) = key.value().strip_prefix(&prefix) else { break };
-            contexts.insert(product.to_owned(), bytes.value());
-        }
-        Ok(contexts)
-    }
-
     fn write(&mut self, change: &Change) -> Result<(), redb::Error> {
         let write = self.db().map_err(Unopened::into_redb)?.begin_write()?;
         let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
@@ -417,6 +361,57 @@ impl Ledger {
         self.note();
         Ok(())
     }
+}
+
+fn records(db: &Database) -> Result<(Vec<Record>, u64, Vec<String>), redb::Error> {
+    let read = db.begin_read()?;
+    let (mut records, mut broken) = (Vec::new(), Vec::new());
+    for entry in read.open_table(ALLOCATIONS)?.iter()? {
+        let (id, value) = entry?;
+        match serde_json::from_slice::<Record>(value.value()) {
+            Ok(record) if record.id.as_str() == id.value() => records.push(record),
+            Ok(_) => broken.push(format!("record {} names another allocation", id.value())),
+            Err(error) => broken.push(format!("record {}: {error}", id.value())),
+        }
+    }
+    let generation = read.open_table(META)?.get(META_GENERATION)?.map_or(0, |n| n.value());
+    Ok((records, generation, broken))
+}
+
+fn trail(db: &Database) -> Result<Trail, redb::Error> {
+    Ok(Trail(db.begin_read()?))
+}
+
+/// A table of JSON by UUID, which older versions do not make.
+fn by_uuid<T: serde::de::DeserializeOwned>(
+    db: &Database,
+    table: TableDefinition<&str, &[u8]>,
+    unreadable: impl Fn() -> T,
+) -> Result<BTreeMap<String, T>, redb::Error> {
+    let table = match db.begin_read()?.open_table(table) {
+        // Nothing ever was.
+        Err(TableError::TableDoesNotExist(_)) => return Ok(BTreeMap::new()),
+        table => table?,
+    };
+    let mut all = BTreeMap::new();
+    for entry in table.iter()? {
+        let (uuid, value) = entry?;
+        let one = serde_json::from_slice(value.value()).unwrap_or_else(|_| unreadable());
+        all.insert(uuid.value().to_owned(), one);
+    }
+    Ok(all)
+}
+
+fn contexts(db: &Database, driver: &str) -> Result<BTreeMap<String, u64>, redb::Error> {
+    let meta = db.begin_read()?.open_table(META)?;
+    let prefix = MeasuredContext::prefix(driver);
+    let mut contexts = BTreeMap::new();
+    for entry in meta.range(prefix.as_str()..)? {
+        let (key, bytes) = entry?;
+        let Some(product) = key.value().strip_prefix(&prefix) else { break };
+        contexts.insert(product.to_owned(), bytes.value());
+    }
+    Ok(contexts)
 }
 
 /// Writes entries of a table of JSON by UUID, or drops them.

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::Reloader;
-use crate::allocations::room::list;
+use crate::allocations::room::kept_by_other;
 use tessera_config::keys;
 use tessera_config::keys::{Difference, Takes};
 use tessera_config::{Config, Judged, Problem};
@@ -15,9 +15,8 @@ use tessera_model::quantity::format_bytes;
 use tessera_model::record::{Grant, Record};
 use tessera_model::replica::Replica;
 use tessera_model::sharing::Compute;
-use tessera_rules::allocate::{AdvertisedGpu, Catalogue};
+use tessera_rules::allocate::Catalogue;
 use tessera_rules::capacity;
-use tessera_rules::front_end::FrontEnd;
 use tessera_system::locks::lock;
 use tessera_view::change::{
     AllocationChange, ConfigurationChange, ConfigurationProblem, PlanResponse,
@@ -121,35 +120,18 @@ pub(super) fn remarks(gpus: &[Gpu], config: &Config) -> Vec<String> {
 
 /// GPUs that another front end would sell, or nobody although claims have something of it; a sentence each.
 fn moves(before: &Catalogue, after: &Catalogue, records: &[Arc<Record>]) -> Vec<String> {
-    let moves = before.gpus.iter().filter_map(|(uuid, sold)| {
-        let to = after.gpus.get(uuid).map(|sold| sold.seller);
-        (to != Some(sold.seller)).then_some((uuid, sold, to))
-    });
-    let sentence = |(uuid, sold, to): (&String, &AdvertisedGpu, Option<FrontEnd>)| {
-        let is_here = |record: &&Arc<Record>| {
-            record.is_live() && record.grants.iter().any(|grant| grant.uuid == *uuid)
-        };
-        let live: Vec<String> = records.iter().filter(is_here).map(|one| one.name()).collect();
-        let names = list(&live);
-        let Some(to) = to else {
-            let is_claimed = sold.seller == FrontEnd::Dra && !live.is_empty();
-            return is_claimed.then(|| {
-                format!("{} is sold no more; what it has goes on until it ends: {names}", sold.gpu)
-            });
-        };
-        let when = match live.len() {
-            0 => "at once: nothing of it is allocated".to_owned(),
-            1 => format!("when the one allocation there has ended: {names}"),
-            several => format!("when the {several} allocations there have ended: {names}"),
-        };
-        Some(format!(
-            "{} moves from {} to {}: the one offers nothing more of it, and the other begins {when}",
-            sold.gpu,
-            sold.seller.as_str(),
-            to.as_str(),
-        ))
+    let is_free = |uuid: &String| {
+        let mut live = records.iter().filter(|record| record.is_live());
+        !live.any(|record| record.grants.iter().any(|grant| grant.uuid == *uuid))
     };
-    moves.filter_map(sentence).collect()
+    let at_once = before.gpus.iter().filter_map(|(uuid, sold)| {
+        let to = after.gpus.get(uuid)?.seller;
+        (to != sold.seller && is_free(uuid)).then(|| {
+            let (from, to) = (sold.seller.as_str(), to.as_str());
+            format!("{} moves from {from} to {to} at once: nothing of it is allocated", sold.gpu)
+        })
+    });
+    at_once.chain(kept_by_other(after, records)).collect()
 }
 
 /// The DRA driver that is turned off under claims.
@@ -247,7 +229,7 @@ mod tests {
         let catalogue = |text: &str| Catalogue::new(&gpus, &Config::parse(text).unwrap());
         let before = catalogue("");
         let after = catalogue("[dra]\nenabled = true\ngpus = [\"GPU-b\"]");
-        assert_eq!(moves(&before, &before, &[]), [""; 0]);
+        assert_eq!(moves(&before, &before, &[]), [""; 0], "nothing moves");
         let now = moves(&before, &after, &[]).concat();
         assert!(
             now.contains("GPU 1 (") && now.contains("to DRA") && now.contains("at once"),
@@ -265,6 +247,6 @@ mod tests {
         };
         let records = [record("a", "GPU-a"), record("b", "GPU-b"), record("c", "GPU-b")];
         let later = moves(&before, &after, &records).concat();
-        assert!(later.contains("when the 2 allocations there have ended"), "{later}");
+        assert!(later.contains("2 allocations keep it with device plugin until they end"), "{later}");
     }
 }

@@ -18,15 +18,16 @@ pub const FILE: &str = "kubelet_internal_checkpoint";
 /// Largest file; 1,024 replicas take some 60 KiB.
 const MAX_BYTES: u64 = 16 << 20;
 
+/// Each of its parts is read by itself, whatever kubelet wrote the rest.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Checkpoint {
-    data: Data,
+struct Checkpoint<T> {
+    data: T,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Data {
+struct Registered {
     /// `null` before the first plugin.
     #[serde(default)]
     registered_devices: Option<BTreeMap<String, Option<Vec<String>>>>,
@@ -46,12 +47,6 @@ pub struct Entry {
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Held {
-    data: HeldData,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct HeldData {
     #[serde(default)]
     pod_device_entries: Option<Vec<HeldEntry>>,
 }
@@ -93,7 +88,7 @@ fn read<T>(dir: &Path, parse: fn(&str) -> Result<T, serde_json::Error>) -> Resul
 }
 
 fn parse_entries(text: &str) -> Result<Vec<Entry>, serde_json::Error> {
-    let held: Held = serde_json::from_str(text)?;
+    let held: Checkpoint<Held> = serde_json::from_str(text)?;
     let entry = |entry: HeldEntry| {
         let mut device_ids: Vec<String> = match entry.device_ids {
             Some(Ids::ByNode(nodes)) => nodes.into_values().flatten().flatten().collect(),
@@ -112,7 +107,7 @@ fn parse_entries(text: &str) -> Result<Vec<Entry>, serde_json::Error> {
 }
 
 fn parse(text: &str) -> Result<Vec<Offer>, serde_json::Error> {
-    let checkpoint: Checkpoint = serde_json::from_str(text)?;
+    let checkpoint: Checkpoint<Registered> = serde_json::from_str(text)?;
     let devices = checkpoint.data.registered_devices.unwrap_or_default();
     Ok(devices
         .into_iter()
