@@ -229,7 +229,7 @@ mod tests {
         let catalogue = |text: &str| Catalogue::new(&gpus, &Config::parse(text).unwrap());
         let before = catalogue("");
         let after = catalogue("[dra]\nenabled = true\ngpus = [\"GPU-b\"]");
-        assert_eq!(moves(&before, &before, &[]), [""; 0], "nothing moves");
+        assert_eq!(moves(&before, &before, &[]), [""; 0]);
         let now = moves(&before, &after, &[]).concat();
         assert!(
             now.contains("GPU 1 (") && now.contains("to DRA") && now.contains("at once"),
