@@ -51,30 +51,16 @@ pub(super) fn start(
     if is_ending && left.is_empty() {
         return Ok(None);
     }
-    match serve_claims((current, &config), agent, discovery, stopped) {
-        Ok(driver) => Ok(Some(driver)),
-        // What else the node sells is served all the same.
-        Err(Unserved::NoServer) => {
-            lack(agent.board(), &without_server(is_ending, &left));
-            Ok(None)
-        }
-        Err(Unserved::Failed(error)) if is_ending => {
-            lack(agent.board(), &without_sockets(&left, &error));
-            Ok(None)
-        }
-        Err(Unserved::Failed(error)) => Err(error),
-    }
-}
-
-enum Unserved {
-    NoServer,
-    Failed(anyhow::Error),
-}
-
-impl<E: Into<anyhow::Error>> From<E> for Unserved {
-    fn from(error: E) -> Self {
-        Unserved::Failed(error.into())
-    }
+    // What else the node sells is served all the same.
+    let lacks = match Access::of_environment() {
+        None => without_server(is_ending, &left),
+        Some(access) => match serve_claims(access, (current, &config), agent, discovery, stopped) {
+            Err(error) if is_ending => without_sockets(&left, &error),
+            served => return served.map(Some),
+        },
+    };
+    lack(agent.board(), &lacks);
+    Ok(None)
 }
 
 /// Says that claims are not served, in `status` and to probes.
@@ -124,13 +110,13 @@ fn claims(left: &[String]) -> String {
 }
 
 fn serve_claims(
+    access: Access,
     (current, config): (&Current, &Config),
     agent: &Arc<Agent>,
     discovery: &Arc<dyn Discovery>,
     stopped: watch::Receiver<bool>,
-) -> Result<Driver, Unserved> {
+) -> anyhow::Result<Driver> {
     let board = Arc::clone(agent.board());
-    let Some(access) = Access::of_environment() else { return Err(Unserved::NoServer) };
     let node =
         kubernetes::node_name().context("dra.enabled needs the node's name: set NODE_NAME")?;
     let events = OwnEvents::of_pod(&access, &node);

@@ -417,7 +417,6 @@ async fn housekeeping(
                 let began = Instant::now();
                 let (agent, grace) = (Arc::clone(agent), grace());
                 let shim_grace = timing.shim_grace;
-                agent.trust().set_census(Arc::clone(&census));
                 let round = tokio::task::spawn_blocking(move || {
                     let Census { pods, holdings, asked } = &*census;
                     let kubelet = Kubelet { pods: *pods, holdings, asked: *asked };

@@ -1,7 +1,5 @@
 //! The audit trail in the ledger's file: appending to it, what is dropped, and reading it back.
 
-use std::fmt;
-
 use redb::{ReadTransaction, ReadableTable, ReadableTableMetadata, TableError, WriteTransaction};
 
 use super::filter::{self, Filter};
@@ -112,12 +110,6 @@ impl Trail {
     /// Reads every line and makes nothing of it: what is damaged shows.
     pub(super) fn touch(&self) -> Result<(), redb::Error> {
         walk(&self.0, |_, _| {})
-    }
-}
-
-impl fmt::Debug for Trail {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Trail").finish_non_exhaustive()
     }
 }
 

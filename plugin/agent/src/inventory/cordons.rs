@@ -141,14 +141,7 @@ impl Inventory {
 
     /// What is not offered of a GPU that is well.
     pub(crate) fn withheld_of(&self, uuid: &str) -> Withheld {
-        let cordons = self.cordons.lock();
-        let is_cordoned = cordons.contains_key(uuid) || cordons.contains_key(Cordon::NODE);
-        drop(cordons);
-        match is_cordoned {
-            true => Withheld::All,
-            false if self.is_withheld(uuid) => Withheld::Free,
-            false => Withheld::Nothing,
-        }
+        Withheld::by(self.cordon_of(uuid).is_some(), self.withheld(uuid).is_some())
     }
 
     /// Refuses what kubelet asks for before it has heard of a cordon.

@@ -22,11 +22,6 @@ impl Inventory {
         others.get(uuid).filter(|_| self.refuses_sold_by_others()).map(ToString::to_string)
     }
 
-    /// Whether [`Inventory::withheld`] gives a reason.
-    pub(super) fn is_withheld(&self, uuid: &str) -> bool {
-        self.refuses_sold_by_others() && self.others.lock().contains_key(uuid)
-    }
-
     fn refuses_sold_by_others(&self) -> bool {
         self.config.get().gpus.sold_by_others == SoldByOthers::Refuse
     }

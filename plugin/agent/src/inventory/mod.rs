@@ -58,6 +58,16 @@ pub(crate) enum Withheld {
     All,
 }
 
+impl Withheld {
+    fn by(is_cordoned: bool, is_sold_by_others: bool) -> Self {
+        match (is_cordoned, is_sold_by_others) {
+            (true, _) => Withheld::All,
+            (false, true) => Withheld::Free,
+            (false, false) => Withheld::Nothing,
+        }
+    }
+}
+
 /// How a GPU of the catalogue stands.
 #[derive(Clone, Debug, Default)]
 pub struct Standing {
@@ -72,11 +82,7 @@ pub struct Standing {
 
 impl Standing {
     pub(crate) fn keeps_back(&self) -> Withheld {
-        match (&self.cordon, &self.withheld) {
-            (Some(_), _) => Withheld::All,
-            (None, Some(_)) => Withheld::Free,
-            (None, None) => Withheld::Nothing,
-        }
+        Withheld::by(self.cordon.is_some(), self.withheld.is_some())
     }
 }
 

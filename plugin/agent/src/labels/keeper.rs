@@ -36,12 +36,6 @@ pub struct Keeper {
     state: Mutex<State>,
 }
 
-impl std::fmt::Debug for Keeper {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Keeper").finish_non_exhaustive()
-    }
-}
-
 impl Keeper {
     pub fn new(agent: Arc<Agent>, discovery: Arc<dyn Discovery>) -> Arc<Self> {
         Arc::new(Keeper { agent, discovery, state: Mutex::default() })

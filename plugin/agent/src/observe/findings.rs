@@ -8,8 +8,8 @@ use super::{Observer, TELL};
 use crate::Agent;
 use crate::trust::cgroup::PodContainer;
 use crate::trust::mounts::{Mounts, Source};
-use crate::trust::strangers::Stranger;
-use crate::trust::{FindingKind, Outside, pods};
+use crate::trust::strangers::{self, Stranger};
+use crate::trust::{FindingKind, Outside};
 use tessera_kubelet::foreign_plugins::checkpoint;
 use tessera_kubelet::foreign_plugins::checkpoint::Entry;
 use tessera_model::allocation_id::AllocationId;
@@ -46,23 +46,6 @@ impl<'a> Kubelet<'a> {
         });
         ids.into_iter().find(|id| self.agent.allocations().record(id).is_some())
     }
-
-    /// Names a stranger's pod.
-    fn name(&self, stranger: &mut Stranger, container: Option<&str>) {
-        let Some(place) = &stranger.place else { return };
-        if stranger.holder.is_some() {
-            return;
-        }
-        let census = self.agent.trust().census();
-        let holdings = census.as_ref().map(|c| c.holdings.as_slice()).unwrap_or_default();
-        stranger.holder =
-            pods::by_devices(place, container, self.entries(), holdings).or_else(|| {
-                pods::by_log(&self.agent.allocations().paths().container_logs, &place.container_id)
-            });
-        if let Some(holder) = &stranger.holder {
-            self.agent.trust().learn(&holder.namespace, &holder.pod, &place.pod_uid);
-        }
-    }
 }
 
 impl Observer {
@@ -82,17 +65,20 @@ impl Observer {
             self.agent.trust().set_outside(uuid, outside);
             return false;
         }
-        let strangers = self.strangers.entry(uuid.to_owned()).or_default();
-        let found = strangers.see(&list, now);
-        let known = list.iter().filter(|stranger| strangers.knows(stranger)).count();
+        let seen = self.strangers.entry(uuid.to_owned()).or_default();
+        let found = seen.see(&list, now);
+        let known = list.iter().filter(|stranger| seen.knows(stranger)).count();
         outside.strangers = Some(u64::try_from(known).unwrap_or(u64::MAX));
         let agent = &self.agent;
-        let kubelet = Kubelet::new(agent);
+        let logs = &agent.allocations().paths().container_logs;
         list.truncate(NAMED.max(found.iter().map(|(at, _)| at + 1).max().unwrap_or(0)));
-        for stranger in list.iter_mut().filter(|stranger| strangers.knows(stranger)) {
-            let known = self.procs.living(stranger.pid);
-            let container = known.and_then(|identity| identity.container.clone());
-            kubelet.name(stranger, container.as_deref());
+        for stranger in list.iter_mut().filter(|stranger| seen.knows(stranger)) {
+            if let (None, Some(place)) = (&stranger.holder, &stranger.place) {
+                stranger.holder = strangers::by_log(logs, &place.container_id);
+                if let Some(holder) = &stranger.holder {
+                    agent.trust().learn(&holder.namespace, &holder.pod, &place.pod_uid);
+                }
+            }
             if outside.who.len() < NAMED {
                 outside.who.push(stranger.to_string());
             }
@@ -109,7 +95,7 @@ impl Observer {
                 tells = false;
             }
         }
-        strangers.waits()
+        seen.waits()
     }
 
     /// Says what the audit found: to the log, and to the audit trail.

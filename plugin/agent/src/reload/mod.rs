@@ -96,12 +96,6 @@ pub struct Reloader {
     first: Mutex<Option<String>>,
 }
 
-impl fmt::Debug for Reloader {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Reloader").field("file", &self.file).finish_non_exhaustive()
-    }
-}
-
 impl Reloader {
     /// For a plugin that begins with `given`.
     pub fn new(

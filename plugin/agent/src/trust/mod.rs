@@ -2,13 +2,12 @@
 //! nothing here touches a pod. `docs/trust.md` says how certain each finding is, and what is not seen.
 //!
 //! [`crate::observe`] compares the driver's figures with the ledger and finds processes that are in no
-//! session. This module finds their owners ([`mounts`], [`cgroup`], [`pods`]), and processes that use a shared GPU without
+//! session. This module finds their owners ([`mounts`], [`cgroup`]), and processes that use a shared GPU without
 //! a share ([`strangers`]). All of it is read from `/proc` of the host without any capability, and nothing below
 //! `/proc/<pid>/root` is touched.
 
 pub mod cgroup;
 pub mod mounts;
-pub mod pods;
 pub mod strangers;
 
 use std::collections::BTreeMap;
@@ -20,7 +19,6 @@ use tracing::warn;
 use crate::Agent;
 use crate::kubernetes::Counts;
 use strangers::Stranger;
-use tessera_kubelet::pod_resources::Census;
 use tessera_model::audit::{Actor, Event, What};
 use tessera_model::clock::unix_ms;
 use tessera_model::record::{Holder, Record};
@@ -77,7 +75,6 @@ pub struct Trust {
     counts: [AtomicU64; FindingKind::ALL.len()],
     outside: Mutex<BTreeMap<String, Outside>>,
     uids: Mutex<BTreeMap<(String, String), String>>,
-    census: Mutex<Option<Arc<Census>>>,
     events: Arc<Counts>,
 }
 
@@ -125,15 +122,6 @@ impl Trust {
 
     pub fn events(&self) -> &Arc<Counts> {
         &self.events
-    }
-
-    /// What kubelet said last of pods and devices.
-    pub fn census(&self) -> Option<Arc<Census>> {
-        lock(&self.census).clone()
-    }
-
-    pub fn set_census(&self, census: Arc<Census>) {
-        *lock(&self.census) = Some(census);
     }
 }
 

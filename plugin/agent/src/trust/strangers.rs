@@ -1,7 +1,13 @@
-//! Processes that use a shared GPU without a share of it. Pure: which are new, which to report.
+//! Processes that use a shared GPU without a share of it: which are new, which to report, and what their pods are called.
+//!
+//! The kernel knows a container by an id ([`super::cgroup`]). Kubelet's `/var/log/containers` has a link for every container
+//! that is named `<pod>_<namespace>_<container>-<id>.log` (`legacyLogSymlink` in `pkg/kubelet/kuberuntime`). Of that directory
+//! only names are read: the links lead to where the plugin's container has nothing mounted. What a process says itself (its
+//! hostname, its environment) is the tenant's to choose and is not asked.
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::cgroup::PodContainer;
@@ -123,9 +129,48 @@ impl Strangers {
     }
 }
 
+/// Names of files that are looked through: kubelet's most pods is 110 by default, and what has ended is
+/// collected.
+const MOST_LOGS: usize = 16 << 10;
+/// Longest file name (`ext4MaxFileNameLen` in kubelet), without `.log`: longer ones are cut.
+const LONGEST_LOG: usize = 255 - 4;
+
+/// The name of a container by kubelet's directory of logs. Blocking; reads names alone.
+pub fn by_log(directory: &Path, container_id: &str) -> Option<Holder> {
+    if container_id.len() < 64 {
+        return None;
+    }
+    let entries = std::fs::read_dir(directory).ok()?.take(MOST_LOGS);
+    entries.flatten().find_map(|entry| of_log(entry.file_name().to_str()?, container_id))
+}
+
+/// Neither names of pods nor of namespaces nor of containers have an underscore.
+fn of_log(file: &str, container_id: &str) -> Option<Holder> {
+    let name = file.strip_suffix(".log")?;
+    let (names, id) = name.rsplit_once('-')?;
+    let cut = name.len() == LONGEST_LOG && id.len() >= 12;
+    if id != container_id && !(cut && container_id.starts_with(id)) {
+        return None;
+    }
+    let mut names = names.split('_');
+    let holder = Holder {
+        pod: names.next()?.to_owned(),
+        namespace: names.next()?.to_owned(),
+        container: names.next()?.to_owned(),
+    };
+    names.next().is_none().then_some(holder)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const ID: &str = "8bd099c6e217ca8fd06d964072dcd1ab9fb001db395f1dcd1250bec4e4799bf4";
+
+    fn holder(pod: &str, container: &str) -> Option<Holder> {
+        let (namespace, pod, container) = ("team".into(), pod.into(), container.into());
+        Some(Holder { namespace, pod, container })
+    }
 
     fn stranger(pid: u32, container: &str) -> Stranger {
         let place = PodContainer { pod_uid: "u".into(), container_id: container.into() };
@@ -189,5 +234,32 @@ mod tests {
         assert!(stranger(7, "").to_string().contains("of no pod: a process of the host itself"));
         let mps = Stranger { name: "nvidia-cuda-mps".into(), ..stranger(7, "") };
         assert!(mps.to_string().contains("(nvidia-cuda-mps: CUDA MPS, "), "{mps}");
+    }
+
+    #[test]
+    fn a_log_names_its_container() {
+        let file = format!("y-4q7mx_team_main-0_{ID}.log");
+        assert_eq!(of_log(&file, ID), None);
+        assert_eq!(of_log(&format!("y-4q7mx_team_main-{ID}.log"), ID), holder("y-4q7mx", "main"));
+        assert_eq!(of_log(&format!("y_team_my-main-{ID}.log"), ID), holder("y", "my-main"));
+        assert_eq!(of_log(&format!("y_team_main-{}.log", ID.replace('8', "9")), ID), None);
+        assert_eq!(of_log(&format!("y_team-{ID}.log"), ID), None);
+        // Cut to what a file system allows.
+        let long = "p".repeat(200);
+        let mut file = format!("{long}_team_main-{ID}");
+        file.truncate(LONGEST_LOG);
+        assert_eq!(of_log(&format!("{file}.log"), ID), holder(&long, "main"));
+        assert_eq!(of_log(&format!("y_team_main-{}.log", &ID[..20]), ID), None, "not by chance");
+    }
+
+    #[test]
+    fn the_directory_is_looked_through() {
+        let dir = tempfile::tempdir().unwrap();
+        let link = dir.path().join(format!("y_team_main-{ID}.log"));
+        std::os::unix::fs::symlink("/nowhere", link).unwrap();
+        assert_eq!(by_log(dir.path(), ID), holder("y", "main"));
+        assert_eq!(by_log(dir.path(), &ID.replace('8', "7")), None);
+        assert_eq!(by_log(dir.path(), ""), None);
+        assert_eq!(by_log(Path::new("/nonexistent"), ID), None);
     }
 }
