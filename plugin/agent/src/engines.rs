@@ -41,8 +41,6 @@ pub enum EngineError {
 /// One way of holding tenants to a part of their limits. Calls for one tenant come one at a time, under the
 /// journal's writer; they may block.
 pub trait Engine: fmt::Debug + Send + Sync {
-    fn name(&self) -> &'static str;
-
     /// Holds the tenant of `record` from now on, or makes whole what holds it. Repeating it changes nothing.
     ///
     /// Errors: The tenant is not held, and must not run.
@@ -85,10 +83,6 @@ impl Leases {
 }
 
 impl Engine for Leases {
-    fn name(&self) -> &'static str {
-        "leases"
-    }
-
     fn admit(&self, record: &Record, _mode: Mode) -> Result<Outcome, EngineError> {
         if let Some(arbiter) = &self.arbiter {
             let id = &record.id;
@@ -244,10 +238,6 @@ impl Pages {
 }
 
 impl Engine for Pages {
-    fn name(&self) -> &'static str {
-        "pages"
-    }
-
     fn admit(&self, record: &Record, mode: Mode) -> Result<Outcome, EngineError> {
         let (region, outcome) = match self.open(record, mode) {
             // Another tenant may have grown its usage file, which looking undoes.

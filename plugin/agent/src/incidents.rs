@@ -17,7 +17,6 @@ use tessera_system::locks::lock;
 use tessera_tenant::regions::{Region, Use};
 
 use crate::Agent;
-use crate::allocations::mend::Mended;
 use crate::engines::Pages;
 
 /// Counters of one allocation, since its generation or the plugin began.
@@ -220,7 +219,7 @@ impl Agent {
     pub(crate) fn mend(&self) -> bool {
         let mended = self.allocations.mend();
         let is_mended = !mended.is_empty();
-        self.journal.audit(mended.into_iter().map(|Mended { record, what }| {
+        self.journal.audit(mended.into_iter().map(|(record, what)| {
             Event::of(&record, What::Restored { what: what.join(", ") }, unix_ms())
         }));
         is_mended

@@ -42,15 +42,11 @@ fn gib(record: &Record) -> u64 {
 }
 
 impl Engine for FakeEngine {
-    fn name(&self) -> &'static str {
-        "fake"
-    }
-
     fn admit(&self, record: &Record, mode: Mode) -> Result<Outcome, EngineError> {
         self.note(format!("admit {} {mode:?}", gib(record)));
         if gib(record) % 2 == 1 || self.refuses.load(Ordering::Relaxed) {
             let reason = "it is odd".to_owned();
-            return Err(EngineError::Engine { engine: self.name(), reason });
+            return Err(EngineError::Engine { engine: "fake", reason });
         }
         Ok(Outcome::default())
     }

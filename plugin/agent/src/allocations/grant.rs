@@ -36,7 +36,9 @@ impl Allocations {
         let catalogue = self.inventory.catalogue();
         let stored = self.commit(&mut writer, &catalogue, asks)?;
         let deliver = |(record, mode): &(Arc<Record>, Mode)| {
-            let delivered = self.materialise(&mut writer, &catalogue, record, *mode)?;
+            self.ensure_shim(record.shim.as_deref())?;
+            self.admit_recorded(&mut writer, record, *mode)?;
+            let delivered = self.deliver(&catalogue, record)?;
             let Record { id, resource, replicas, origin, .. } = &**record;
             match origin.claim() {
                 Some(claim) => info!(%id, %claim, again = *mode == Mode::Adopt, "prepared"),
@@ -166,19 +168,6 @@ impl Allocations {
             cdi,
             ..planned
         }
-    }
-
-    /// Pages, time and what the container is given, of one that is in the ledger.
-    fn materialise(
-        &self,
-        writer: &mut Writer,
-        catalogue: &Catalogue,
-        record: &Record,
-        mode: Mode,
-    ) -> Result<ContainerAllocateResponse, AllocateError> {
-        self.ensure_shim(record.shim.as_deref())?;
-        self.admit_recorded(writer, record, mode)?;
-        self.deliver(catalogue, record)
     }
 
     /// Takes back what is new; what was there before stays.

@@ -114,15 +114,9 @@ impl Whole {
     }
 }
 
-/// An allocation of which something was mended.
-pub(crate) struct Mended {
-    pub(crate) record: Arc<Record>,
-    pub(crate) what: Vec<&'static str>,
-}
-
 impl Allocations {
-    /// Looks at all that containers start with, and mends what is not whole. Blocking.
-    pub(crate) fn mend(&self) -> Vec<Mended> {
+    /// Looks at all that containers start with, and mends what is not whole: of which allocation what. Blocking.
+    pub(crate) fn mend(&self) -> Vec<(Arc<Record>, Vec<&'static str>)> {
         self.check_directories();
         let records = self.records();
         let restored = self.mend_shims(&records);
@@ -134,7 +128,7 @@ impl Allocations {
             }
             if !what.is_empty() {
                 warn!(id = %record.id, ?what, "missing or damaged; restored");
-                all.push(Mended { record: Arc::clone(record), what });
+                all.push((Arc::clone(record), what));
             }
         }
         self.mend_views();

@@ -2,13 +2,10 @@
 
 use std::sync::Arc;
 
-use super::Allocations;
 use super::steer::SteerError;
+use super::{Allocations, room};
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::record::Record;
-
-/// Most candidates that an error lists.
-const LISTED: usize = 8;
 
 /// Somebody's words for an allocation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -135,12 +132,7 @@ fn nothing(records: &[Arc<Record>], target: &Target) -> String {
 }
 
 fn list(records: &[&Arc<Record>]) -> String {
-    let mut names: Vec<String> =
-        records.iter().take(LISTED).map(|record| describe(record)).collect();
-    if records.len() > LISTED {
-        names.push(format!("{} more", records.len() - LISTED));
-    }
-    names.join(", ")
+    room::list(&records.iter().map(|record| describe(record)).collect::<Vec<_>>())
 }
 
 /// An allocation as a person finds it again.

@@ -96,12 +96,6 @@ impl Changed {
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum QuotaAction {
-    Set,
-    Reset,
-}
-
 impl Allocations {
     /// Changes limits. Blocking.
     pub(crate) fn set_quota(
@@ -110,7 +104,7 @@ impl Allocations {
         request: &QuotaRequest,
         actor: Actor,
     ) -> Result<Changed, SteerError> {
-        self.steer(target, QuotaAction::Set, &request.options, actor, |record| {
+        self.steer(target, false, &request.options, actor, |record| {
             self.wanted(record, request)
         })
     }
@@ -122,7 +116,7 @@ impl Allocations {
         options: &ChangeOptions,
         actor: Actor,
     ) -> Result<Changed, SteerError> {
-        self.steer(target, QuotaAction::Reset, options, actor, |record| {
+        self.steer(target, true, options, actor, |record| {
             Ok(record.allocated().to_vec())
         })
     }
@@ -130,7 +124,7 @@ impl Allocations {
     fn steer(
         &self,
         target: &Target,
-        action: QuotaAction,
+        is_reset: bool,
         options: &ChangeOptions,
         actor: Actor,
         wanted: impl FnOnce(&Record) -> Result<Vec<Grant>, SteerError>,
@@ -159,12 +153,10 @@ impl Allocations {
             return Ok(changed);
         }
         let (before, now) = (changed.before.clone(), changed.after.clone());
-        let what = match action {
-            QuotaAction::Set => {
-                let forced = after.overridden.as_ref().is_some_and(|over| !over.owed.is_empty());
-                What::QuotaSet { before, after: now, forced }
-            }
-            QuotaAction::Reset => What::QuotaReset { before, after: now },
+        let forced = after.overridden.as_ref().is_some_and(|over| !over.owed.is_empty());
+        let what = match is_reset {
+            false => What::QuotaSet { before, after: now, forced },
+            true => What::QuotaReset { before, after: now },
         };
         let mut event = Event::of(&after, what, unix_ms()).by(actor);
         event.reason.clone_from(&options.reason);

@@ -1,6 +1,7 @@
 //! Memory outside the account: a state machine per tenant and GPU, pure. It reports and stops nobody.
 
 use super::sample::Sample;
+use crate::trust::FindingKind;
 
 /// A finding for people. Each is reported once, until it has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,10 +22,17 @@ pub enum Finding {
     },
 }
 
-#[derive(Clone, Debug)]
+impl Finding {
+    pub fn kind(self) -> FindingKind {
+        match self {
+            Finding::NoSlot { .. } => FindingKind::Bypass,
+            Finding::Beyond { .. } => FindingKind::Unaccounted,
+        }
+    }
+}
+
+#[derive(Clone, Debug, Default)]
 pub struct Audit {
-    /// Bytes beyond the charges that are nothing unusual.
-    slack: u64,
     /// Processes without a slot, pid and start, at the look before.
     strays: Vec<(u32, u64)>,
     /// Those that were reported.
@@ -34,16 +42,8 @@ pub struct Audit {
 }
 
 impl Audit {
-    pub fn new(slack: u64) -> Self {
-        Audit { slack, strays: Vec::new(), reported: Vec::new(), beyond: 0 }
-    }
-
-    pub fn set_slack(&mut self, slack: u64) {
-        self.slack = slack;
-    }
-
-    /// Takes a look; what it confirms of the look before.
-    pub fn see(&mut self, sample: &Sample) -> Vec<Finding> {
+    /// Takes a look; what it confirms of the look before. `slack`: bytes beyond the charges that are nothing unusual.
+    pub fn see(&mut self, sample: &Sample, slack: u64) -> Vec<Finding> {
         let mut findings = Vec::new();
         let mut strays = Vec::new();
         for (member, _) in &sample.members {
@@ -61,12 +61,12 @@ impl Audit {
         self.reported.retain(|who| strays.contains(who));
         self.strays = strays;
         if let Some(bytes) = sample.overhead() {
-            if bytes > self.slack {
+            if bytes > slack {
                 self.beyond = self.beyond.saturating_add(1);
                 if self.beyond == 2 {
                     findings.push(Finding::Beyond { bytes, pid: sample.most_beyond() });
                 }
-            } else if bytes <= self.slack / 2 || self.beyond < 2 {
+            } else if bytes <= slack / 2 || self.beyond < 2 {
                 // Reported again only after it was clearly over.
                 self.beyond = 0;
             }
@@ -100,42 +100,42 @@ mod tests {
 
     #[test]
     fn far_more_than_is_charged_is_reported_once_until_it_is_over() {
-        let mut audit = Audit::new(SLACK);
-        assert_eq!(audit.see(&look(SLACK, &[])), []);
-        assert_eq!(audit.see(&look(SLACK + 1, &[])), [], "not confirmed");
-        assert_eq!(audit.see(&look(SLACK, &[])), []);
-        assert_eq!(audit.see(&look(SLACK + 1, &[])), []);
+        let mut audit = Audit::default();
+        assert_eq!(audit.see(&look(SLACK, &[]), SLACK), []);
+        assert_eq!(audit.see(&look(SLACK + 1, &[]), SLACK), [], "not confirmed");
+        assert_eq!(audit.see(&look(SLACK, &[]), SLACK), []);
+        assert_eq!(audit.see(&look(SLACK + 1, &[]), SLACK), []);
         assert_eq!(
-            audit.see(&look(SLACK + 9, &[])),
+            audit.see(&look(SLACK + 9, &[]), SLACK),
             [Finding::Beyond { bytes: SLACK + 9, pid: 1 }]
         );
         for overhead in [SLACK + 5, SLACK, SLACK - 1, SLACK + 5, SLACK + 5] {
-            assert_eq!(audit.see(&look(overhead, &[])), [], "{overhead}");
+            assert_eq!(audit.see(&look(overhead, &[]), SLACK), [], "{overhead}");
             assert!(audit.stands());
         }
-        assert_eq!(audit.see(&look(SLACK / 2, &[])), []);
+        assert_eq!(audit.see(&look(SLACK / 2, &[]), SLACK), []);
         assert!(!audit.stands());
-        audit.see(&look(SLACK + 1, &[]));
-        assert_eq!(audit.see(&look(SLACK + 1, &[])).len(), 1);
+        audit.see(&look(SLACK + 1, &[]), SLACK);
+        assert_eq!(audit.see(&look(SLACK + 1, &[]), SLACK).len(), 1);
     }
 
     #[test]
     fn looks_that_cannot_tell_find_nothing_beyond() {
-        let mut audit = Audit::new(SLACK);
+        let mut audit = Audit::default();
         for _ in 0..9 {
-            assert_eq!(audit.see(&Sample { quiet: false, ..look(9 * SLACK, &[]) }), []);
+            assert_eq!(audit.see(&Sample { quiet: false, ..look(9 * SLACK, &[]) }, SLACK), []);
         }
     }
 
     #[test]
     fn a_process_without_a_slot_is_reported_once() {
-        let mut audit = Audit::new(SLACK);
-        assert_eq!(audit.see(&look(0, &[7])), [], "it may be taking one");
-        assert_eq!(audit.see(&look(0, &[7])), [Finding::NoSlot { pid: 7, bytes: 5 }]);
-        assert_eq!(audit.see(&look(0, &[7, 8])), []);
-        assert_eq!(audit.see(&look(0, &[8])), [Finding::NoSlot { pid: 8, bytes: 5 }]);
+        let mut audit = Audit::default();
+        assert_eq!(audit.see(&look(0, &[7]), SLACK), [], "it may be taking one");
+        assert_eq!(audit.see(&look(0, &[7]), SLACK), [Finding::NoSlot { pid: 7, bytes: 5 }]);
+        assert_eq!(audit.see(&look(0, &[7, 8]), SLACK), []);
+        assert_eq!(audit.see(&look(0, &[8]), SLACK), [Finding::NoSlot { pid: 8, bytes: 5 }]);
         assert!(audit.stands());
-        audit.see(&look(0, &[]));
+        audit.see(&look(0, &[]), SLACK);
         assert!(!audit.stands());
     }
 }

@@ -100,27 +100,22 @@ impl Observer {
 
     /// Says what the audit found: to the log, and to the audit trail.
     pub(super) fn report(&self, record: &Record, uuid: &str, finding: Finding) {
-        match finding {
-            Finding::NoSlot { pid, bytes } => {
-                let why = "it is in no slot of its usage page: OpenCL, a static program, another linker namespace, a \
-                           preload removed, or the page was emptied (docs/trust.md)";
-                let what = What::Bypassed { pid, bytes };
-                self.agent.found(record, Some(uuid), FindingKind::Bypass, what, why);
-            }
-            Finding::Beyond { bytes, pid } => {
-                let why = format!(
+        let (what, why) = match finding {
+            Finding::NoSlot { pid, bytes } => (
+                What::Bypassed { pid, bytes },
+                "it is in no slot of its usage page: OpenCL, a static program, another linker namespace, a preload \
+                 removed, or the page was emptied (docs/trust.md)"
+                    .to_owned(),
+            ),
+            Finding::Beyond { bytes, pid } => (
+                What::Unaccounted,
+                format!(
                     "{} beyond what is charged, contexts included, process {pid} most of it",
                     format_bytes(bytes)
-                );
-                self.agent.found(
-                    record,
-                    Some(uuid),
-                    FindingKind::Unaccounted,
-                    What::Unaccounted,
-                    &why,
-                );
-            }
-        }
+                ),
+            ),
+        };
+        self.agent.found(record, Some(uuid), finding.kind(), what, &why);
     }
 
     /// A usage page that was ruined since the round before.

@@ -29,7 +29,7 @@ pub use procs::{PidView, pid_view};
 use tessera_region::usage::{Fate, SlotView};
 use tessera_tenant::regions::observed::Bell;
 
-use self::audit::{Audit, Finding};
+use self::audit::Audit;
 use self::context::ContextEstimator;
 use self::departed::{ListedProcess, ProcessOwner};
 use self::findings::Kubelet;
@@ -40,7 +40,6 @@ use self::schedule::{Figure, LookSchedule, Outcome, SLOW};
 use self::used::UseMeter;
 use crate::Agent;
 use crate::status_board::StatusBoard;
-use crate::trust::FindingKind;
 use crate::trust::strangers::{Stranger, Strangers};
 use tessera_gpu::{Discovery, GpuProcess};
 use tessera_model::allocation_id::AllocationId;
@@ -253,10 +252,9 @@ impl Observer {
     fn meet(&mut self, record: &Record, region: &Region, now: Instant) {
         let fresh = self.tenants.get(&record.id).is_none_or(|t| t.generation != record.generation);
         if fresh {
-            let slack = self.agent.config().gpus.audit_slack_bytes;
             let gpu = |gpu: usize| Figures {
                 estimator: OverheadEstimator::new(region.overhead(gpu)),
-                audit: Audit::new(slack),
+                audit: Audit::default(),
                 context: ContextEstimator::default(),
             };
             let tenant = ObservedTenant {
@@ -430,7 +428,6 @@ impl Observer {
             {
                 self.agent.note_context(uuid, &driver, bytes);
             }
-            audit.set_slack(slack);
             let verdict = estimator.see(now, &sample);
             look.watch = look.watch.into_iter().chain(estimator.watch()).chain(again).min();
             look.open |= shown.pending || estimator.is_falling();
@@ -438,12 +435,12 @@ impl Observer {
                 region.publish_overhead(*gpu, bytes);
                 debug!(id = %record.id, gpu = uuid, overhead = bytes, "overhead observed");
             }
-            let findings = audit.see(&sample);
+            let findings = audit.see(&sample, slack);
             look.open |= audit.is_open();
             let stands = tenant.gpus.iter().any(|figures| figures.audit.stands());
             region.observed().found(u64::try_from(findings.len()).unwrap_or(0), stands);
             for finding in &findings {
-                self.agent.trust().count(kind_of(*finding), 1);
+                self.agent.trust().count(finding.kind(), 1);
             }
             let tells = tenant.reported.is_none_or(|reported| now.duration_since(reported) >= TELL);
             if let Some(finding) = findings.first().filter(|_| tells) {
@@ -614,13 +611,6 @@ impl Observer {
             )
         });
         self.board.set_condition("observation", text);
-    }
-}
-
-fn kind_of(finding: Finding) -> FindingKind {
-    match finding {
-        Finding::NoSlot { .. } => FindingKind::Bypass,
-        Finding::Beyond { .. } => FindingKind::Unaccounted,
     }
 }
 
