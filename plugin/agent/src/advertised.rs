@@ -156,9 +156,8 @@ impl Advertised {
             let (before, after) = (before.gpus.get(uuid), after.gpus.get(uuid));
             let was = before.and_then(|gpu| gpu.share(resource));
             let will_be = after.and_then(|gpu| gpu.share(resource));
-            let is_sold = |share: Option<&Share>, index: u32| {
-                share.is_some_and(|share| index < share.count)
-            };
+            let is_sold =
+                |share: Option<&Share>, index: u32| share.is_some_and(|share| index < share.count);
             let is_sick = after.is_some_and(|gpu| gpu.sick.is_some());
             let count = |list: &BTreeMap<u32, bool>, counts: &dyn Fn(u32, bool) -> bool| {
                 let found = list.iter().filter(|(index, healthy)| counts(**index, **healthy));

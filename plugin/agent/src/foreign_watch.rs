@@ -10,9 +10,7 @@ use tracing::{info, warn};
 use crate::Agent;
 use crate::status_board::StatusBoard;
 use tessera_config::SoldByOthers;
-use tessera_kubelet::foreign_plugins::{
-    CurrentFindings, ForeignSale, Offer, checkpoint, judge,
-};
+use tessera_kubelet::foreign_plugins::{CurrentFindings, ForeignSale, Offer, checkpoint, judge};
 use tessera_kubelet::pod_resources::{PodResources, PodResourcesError};
 
 const LOOKING: &str = "coexistence";

@@ -7,9 +7,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub use tessera_kubelet_api::deviceplugin::ContainerAllocateResponse;
 use tessera_kubelet::pod_resources::PodResources;
 use tessera_kubelet::{Device, DevicePlugin};
+pub use tessera_kubelet_api::deviceplugin::ContainerAllocateResponse;
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::holding::Holding;
 use tessera_model::printable;

@@ -141,8 +141,7 @@ impl Journal {
     pub fn audit(&self, events: impl IntoIterator<Item = Event>) {
         let now = Instant::now();
         let mut pending = self.pending.lock();
-        let due: Vec<_> =
-            events.into_iter().filter_map(|event| pending.take(event, now)).collect();
+        let due: Vec<_> = events.into_iter().filter_map(|event| pending.take(event, now)).collect();
         drop(pending);
         self.write(due);
     }

@@ -65,8 +65,7 @@ impl Meters {
 }
 
 /// Upper bounds of the buckets of kubelet's calls, seconds; beyond them is one more.
-const BOUNDS: [f64; 12] =
-    [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0];
+const BOUNDS: [f64; 12] = [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0];
 
 /// Durations, counted in buckets that never change. No lock, no allocation once made.
 #[derive(Debug, Default)]

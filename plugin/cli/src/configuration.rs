@@ -182,12 +182,7 @@ fn moved_directory(config: &Config) -> Option<String> {
     Some(config.source.remark("paths.kubelet", message))
 }
 
-fn plan(
-    known: &Config,
-    judged: &Judged,
-    path: &Path,
-    output: Format,
-) -> Result<ExitCode, Failure> {
+fn plan(known: &Config, judged: &Judged, path: &Path, output: Format) -> Result<ExitCode, Failure> {
     let name = judged.config.source.file.as_deref().unwrap_or(path).display().to_string();
     let unreadable = judged.text.is_empty() && !judged.problems.is_empty();
     let request = PlanRequest { text: judged.text.clone(), file: name.clone() };

@@ -15,11 +15,11 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tonic::transport::{Channel, Endpoint};
 
+use super::directory::{Snapshot, Watcher};
 use super::pod_resources::PodResources;
 use super::registration::{Action, Delays, Event, Machine};
 use super::service::{Events, Service};
 use super::socket::{Names, Socket, SocketError, remove_stale};
-use super::directory::{Snapshot, Watcher};
 use super::{DevicePlugin, Options, Phase, ReadinessWriter};
 use tessera_rpc::incoming::{SILENCE, incoming};
 use tessera_system::connections::Limits;

@@ -41,10 +41,7 @@ pub enum PodResourcesError {
     )]
     Absent(PathBuf),
     #[error("cannot reach kubelet's pod resources at {path}: {reason}")]
-    Unreachable {
-        path: PathBuf,
-        reason: String,
-    },
+    Unreachable { path: PathBuf, reason: String },
     #[error("kubelet's pod resources did not answer within {0:?}")]
     Slow(Duration),
     /// This kubelet has no such call (GetAllocatableResources: Kubernetes 1.21 and later), or has it

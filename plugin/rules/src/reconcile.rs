@@ -28,12 +28,7 @@ pub enum Action {
     /// Kubelet names all that hold a claim's share beside its holder.
     NameOthers(AllocationId, Vec<Holder>),
     /// Its record was lost and kubelet names what it is.
-    Complete {
-        id: AllocationId,
-        resource: String,
-        replicas: Vec<String>,
-        holder: Holder,
-    },
+    Complete { id: AllocationId, resource: String, replicas: Vec<String>, holder: Holder },
 }
 
 /// Since when each allocation has been unlisted, in which generation: what is allocated again is missed from then on.

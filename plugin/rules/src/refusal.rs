@@ -17,18 +17,11 @@ pub enum Refusal {
         "replica {id} of {resource} is retired: the configuration gives that GPU {replicas} of them \
          now; delete the pod, so that it is scheduled again"
     )]
-    Retired {
-        id: String,
-        resource: String,
-        replicas: u32,
-    },
+    Retired { id: String, resource: String, replicas: u32 },
     #[error("GPU {uuid} is unhealthy ({reason}); the pod can run when another GPU has room")]
     Dead { uuid: String, reason: String },
     #[error("GPU {uuid} is {reason}; the pod can run when another GPU has room")]
-    Cordoned {
-        uuid: String,
-        reason: String,
-    },
+    Cordoned { uuid: String, reason: String },
     #[error(
         "GPU {uuid} has no room for this allocation beside the limits of those that live there: \
          kubelet had not yet heard of a change; the pod can run when it is scheduled again"
@@ -67,19 +60,12 @@ pub enum Refusal {
         format_compared(*.asked_bytes, *.context_bytes)[0],
         format_compared(*.asked_bytes, *.context_bytes)[1]
     )]
-    TooSmall {
-        uuid: String,
-        asked_bytes: u64,
-        context_bytes: u64,
-    },
+    TooSmall { uuid: String, asked_bytes: u64, context_bytes: u64 },
     #[error(
         "{} % of the time of GPU {uuid} is no share of a GPU: ask for 0.1 to 100 percent",
         f64::from(*.cores_millis) / 10.0
     )]
-    BadCores {
-        uuid: String,
-        cores_millis: u32,
-    },
+    BadCores { uuid: String, cores_millis: u32 },
     #[error(
         "GPU {uuid} has {} to share, of which others hold {}{}: {} do not fit; the pod can run when \
          something of it ends, or on another GPU",
@@ -102,28 +88,17 @@ pub enum Refusal {
         f64::from(*.held_millis) / 10.0,
         f64::from(*.asked_millis) / 10.0
     )]
-    CoresOversold {
-        uuid: String,
-        asked_millis: u32,
-        held_millis: u32,
-    },
+    CoresOversold { uuid: String, asked_millis: u32, held_millis: u32 },
     #[error(
         "GPU {uuid} is sold by {seller} on this node, as the configuration says (dra.gpus); the pod can \
          run when it asks there"
     )]
-    OtherFrontEnd {
-        uuid: String,
-        seller: &'static str,
-    },
+    OtherFrontEnd { uuid: String, seller: &'static str },
     #[error(
         "GPU {uuid} is moving from {from} to another front end, and {from} still has {live} of it \
          allocated; the pod can run when these have ended"
     )]
-    Moving {
-        uuid: String,
-        from: &'static str,
-        live: String,
-    },
+    Moving { uuid: String, from: &'static str, live: String },
 }
 
 /// What of the memory that others hold was not allocated to them.

@@ -104,9 +104,7 @@ impl Allocations {
         request: &QuotaRequest,
         actor: Actor,
     ) -> Result<Changed, SteerError> {
-        self.steer(target, false, &request.options, actor, |record| {
-            self.wanted(record, request)
-        })
+        self.steer(target, false, &request.options, actor, |record| self.wanted(record, request))
     }
 
     /// Gives back the limits at Allocate. Blocking.
@@ -116,9 +114,7 @@ impl Allocations {
         options: &ChangeOptions,
         actor: Actor,
     ) -> Result<Changed, SteerError> {
-        self.steer(target, true, options, actor, |record| {
-            Ok(record.allocated().to_vec())
-        })
+        self.steer(target, true, options, actor, |record| Ok(record.allocated().to_vec()))
     }
 
     fn steer(

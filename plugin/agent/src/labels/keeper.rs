@@ -85,8 +85,7 @@ impl State {
         let wanted = config.labels.nfd_file.as_ref();
         let State { written, asked } = self;
         if let Some(old) = written.as_ref().filter(|old| Some(*old) != wanted) {
-            remove(old)
-                .map_err(|error| format!("cannot remove {}: {error}", old.display()))?;
+            remove(old).map_err(|error| format!("cannot remove {}: {error}", old.display()))?;
             *written = None;
         }
         let Some(path) = wanted else { return Ok(()) };

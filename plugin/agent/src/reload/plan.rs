@@ -146,11 +146,7 @@ fn driver_stays(after: &Config, records: &[Arc<Record>]) -> Option<String> {
     })
 }
 
-fn allocation(
-    record: &Record,
-    after: &Catalogue,
-    differences: &[Difference],
-) -> AllocationChange {
+fn allocation(record: &Record, after: &Catalogue, differences: &[Difference]) -> AllocationChange {
     let mut effects = Vec::new();
     for grant in &record.grants {
         effects.push(format!(
@@ -247,6 +243,9 @@ mod tests {
         };
         let records = [record("a", "GPU-a"), record("b", "GPU-b"), record("c", "GPU-b")];
         let later = moves(&before, &after, &records).concat();
-        assert!(later.contains("2 allocations keep it with device plugin until they end"), "{later}");
+        assert!(
+            later.contains("2 allocations keep it with device plugin until they end"),
+            "{later}"
+        );
     }
 }
