@@ -29,7 +29,6 @@ pub struct NodeSnapshot {
     pub allocations: Vec<(Arc<Record>, Option<Arc<Region>>)>,
     /// What is sold, with health, and the reserve.
     pub catalogue: Arc<Catalogue>,
-    /// How each GPU of the catalogue stands.
     pub standings: BTreeMap<String, Standing>,
     /// GPUs of which another front end still has something.
     pub moving: BTreeSet<String>,

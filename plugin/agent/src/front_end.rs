@@ -62,7 +62,6 @@ pub enum AllocateError {
     /// What does not fit into a CDI spec.
     #[error(transparent)]
     Spec(#[from] SpecError),
-    /// The CDI spec's file.
     #[error(transparent)]
     SpecFile(#[from] FileError),
     /// The shim's files are gone and could not be put back.

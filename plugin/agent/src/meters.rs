@@ -56,7 +56,6 @@ impl Meters {
         histogram.observe(length);
     }
 
-    /// Counts of a call, by resource and outcome.
     pub fn calls(&self, call: Call) -> Vec<(Arc<str>, Outcome, Counts)> {
         let calls = lock(&self.calls);
         let of_it = calls.iter().filter(|((kind, ..), _)| *kind == call);

@@ -23,11 +23,9 @@ const LIMIT: std::time::Duration = std::time::Duration::from_secs(5);
 pub(crate) struct Api {
     /// What is shown, for what is known later in the start: the history.
     pub source: NodeSource,
-    /// Where and how it is served.
     pub server: Option<tessera_web::Server>,
 }
 
-/// Listens at root's socket.
 pub(crate) fn bind(path: &Path) -> anyhow::Result<RootSocket> {
     RootSocket::bind(path).map_err(|error| match error.kind() {
         io::ErrorKind::AddrInUse => anyhow::anyhow!(

@@ -182,7 +182,6 @@ fn unread(why: &str, link: &Path) -> String {
     format!("the node's labels cannot be read, so {} is kept: {why}", file.display())
 }
 
-/// The file for a label's value.
 fn choose(label: &str, default: &Path, value: Option<&str>) -> Choice {
     let Some(name) = value else {
         return Choice { file: default.to_owned(), amiss: None };

@@ -21,7 +21,6 @@ impl Snapshot {
         Self { kubelet: Identity::of(kubelet), own: Identity::of(own) }
     }
 
-    /// What has happened between `self` and `later`.
     pub(super) fn events(&self, later: &Self) -> Vec<Event> {
         let mut events = vec![];
         match (self.kubelet, later.kubelet) {

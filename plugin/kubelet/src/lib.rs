@@ -121,7 +121,6 @@ pub enum Phase {
     Accepted,
     /// Kubelet reads ListAndWatch: the node offers the resource.
     Live,
-    /// The server has stopped.
     Stopped,
 }
 
@@ -217,7 +216,6 @@ impl Serving {
     }
 }
 
-/// Options of [`serve_with`].
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     pub timing: Timing,

@@ -26,7 +26,6 @@ pub(super) enum Event {
     ListenFailed,
     /// `kubelet.sock` is there and is not the one seen before.
     KubeletAppeared,
-    /// `kubelet.sock` is gone.
     KubeletGone,
     /// Our socket is gone from the directory, or is not ours any more.
     SocketLost,
@@ -106,7 +105,6 @@ impl Machine {
         Self { state: State::Starting, delays, kubelet: false, streams: 0, failures: 0 }
     }
 
-    /// What to do about `event`.
     pub(super) fn on(&mut self, event: Event) -> Vec<Action> {
         match event {
             Event::Listening { kubelet } => self.listening(kubelet),

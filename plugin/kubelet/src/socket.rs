@@ -52,7 +52,6 @@ pub(super) struct Identity {
 }
 
 impl Identity {
-    /// Of the file at `path`, if there is one.
     pub(super) fn of(path: &Path) -> Option<Self> {
         std::fs::symlink_metadata(path).ok().map(|metadata| Self::from(&metadata))
     }

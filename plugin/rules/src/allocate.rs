@@ -20,17 +20,13 @@ use tessera_model::sharing::Split;
 #[derive(Clone, Debug)]
 pub struct AdvertisedGpu {
     pub gpu: Gpu,
-    /// The front end that sells it, by configuration.
     pub seller: FrontEnd,
     /// What it is cut into for the device plugin, in the configuration's order.
     pub shares: Vec<Share>,
     /// One of equal replicas: what a claim gets that states no size.
     pub default_share: Share,
-    /// Bytes charged for each context on it.
     pub context_overhead_bytes: u64,
-    /// Where that figure comes from.
     pub context_source: ContextSource,
-    /// Why nothing of it can be had now.
     pub sick: Option<String>,
 }
 
@@ -42,11 +38,9 @@ impl AdvertisedGpu {
 
 #[derive(Clone, Debug)]
 pub struct Catalogue {
-    /// How requests for each resource are met.
     pub resources: BTreeMap<String, Terms>,
     /// Grows with every configuration that takes the place of another.
     pub edition: u64,
-    /// Bytes of each GPU that are not sold.
     pub reserve_bytes: u64,
     pub gpus: BTreeMap<String, AdvertisedGpu>,
 }
@@ -89,7 +83,6 @@ impl Catalogue {
         gpus
     }
 
-    /// Refuses what is planned of sick GPUs.
     pub(crate) fn check_health(&self, plan: &Record) -> Result<(), Refusal> {
         for Grant { uuid, .. } in &plan.grants {
             if let Some(reason) = self.gpus.get(uuid).and_then(|sold| sold.sick.clone()) {

@@ -17,7 +17,6 @@ pub enum Ask {
     /// Replicas of a resource that kubelet assigned to one container.
     Replicas {
         resource: String,
-        /// Replica ids, in any order.
         ids: Vec<String>,
     },
     /// So much of each of some GPUs.
@@ -44,7 +43,6 @@ pub struct ShareAsk {
     pub parts: Vec<SharePart>,
 }
 
-/// Limits on one GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SharePart {
     pub uuid: String,
@@ -52,7 +50,6 @@ pub struct SharePart {
     pub memory_bytes: u64,
     /// Thousandths of the GPU's time, 1 to 1000.
     pub cores_millis: u32,
-    /// What that share of time means.
     pub compute: Compute,
 }
 

@@ -27,7 +27,6 @@ use tessera_model::gpu::Gpu;
 /// What one replica of a GPU gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplicaLimit {
-    /// Bytes of GPU memory.
     pub memory_bytes: u64,
     /// Thousandths of the GPU's time.
     pub cores_millis: u32,
@@ -43,7 +42,6 @@ pub struct Capacity {
 /// A live allocation's part of one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// Bytes that it may hold.
     pub granted_bytes: u64,
     /// Bytes that a new allocation of the same replicas would get; 0 where they are retired.
     pub regrant_bytes: u64,

@@ -15,7 +15,6 @@ use tessera_model::allocation_id::AllocationId;
 use tessera_model::holding::Holding;
 use tessera_model::record::Record;
 
-/// A container with more than one of our resources.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MultiResourceContainer {
     /// The pod, `namespace/name`.

@@ -18,7 +18,6 @@ use tessera_model::replica::Replica;
 use tessera_model::sharing::{Placement, Split};
 use tessera_model::topology::Topology;
 
-/// What the choice goes by.
 pub struct PlacementContext<'a> {
     pub placement: Placement,
     /// Whether each replica must be another GPU's.

@@ -12,7 +12,6 @@ pub const WHOLE_MILLIS: u32 = 1000;
 /// The least that a scheduler counts of a GPU's time, in thousandths.
 pub const LEAST_MILLIS: u32 = 10;
 
-/// What live shares leave of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Left {
     pub memory_bytes: u64,

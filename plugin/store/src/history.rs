@@ -12,7 +12,6 @@ use tessera_model::audit::Event;
 /// The audit trail as it was at one moment. Reading it does not delay writers.
 pub struct Trail(pub(super) ReadTransaction);
 
-/// Lines of the trail that a filter takes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lines {
     /// Oldest first, in the order in which they were written.
@@ -113,7 +112,6 @@ impl Trail {
     }
 }
 
-/// All lines, with their number.
 fn walk(read: &ReadTransaction, mut visit: impl FnMut(u64, &[u8])) -> Result<(), redb::Error> {
     for entry in read.open_table(HISTORY)?.iter()? {
         let (sequence, line) = entry?;

@@ -22,7 +22,6 @@ pub use tessera_system::noted::Lost;
 
 use tessera_model::allocation_id::AllocationId;
 
-/// What one transaction changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Change {
     pub put: Vec<Record>,
@@ -50,7 +49,6 @@ impl Change {
         self.put.push(record);
     }
 
-    /// Removes a record, and notes that it was released.
     pub fn release(&mut self, record: &Record, at_unix_ms: i64) {
         self.events.push(Event::of(record, What::Released, at_unix_ms));
         self.remove.push(record.id.clone());

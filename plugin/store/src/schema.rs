@@ -33,7 +33,6 @@ pub(super) const HEALTH: TableDefinition<&str, &[u8]> = TableDefinition::new("he
 /// beyond [`HISTORY_KEPT`]. What containers can cause is in [`INCIDENTS`].
 pub(super) const HISTORY: TableDefinition<u64, &[u8]> = TableDefinition::new("history");
 
-/// Lines of history that are kept.
 pub const HISTORY_KEPT: u64 = 4096;
 
 /// [`tessera_model::audit::Event`]s that a container can cause: by generation, kind, and the same growing number. The
@@ -52,15 +51,12 @@ pub const INCIDENTS_KEPT: u64 = 4096;
 /// What a bare context was measured to take on this node, kept for the next start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MeasuredContext {
-    /// The driver's version, as NVML prints it.
     pub driver: String,
     pub product: String,
-    /// Bytes of device memory.
     pub bytes: u64,
 }
 
 impl MeasuredContext {
-    /// Its entry's name in [`META`].
     pub(super) fn key(&self) -> String {
         format!("{}{}", Self::prefix(&self.driver), self.product)
     }

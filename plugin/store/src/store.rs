@@ -42,7 +42,6 @@ pub struct Ledger {
     open: Opener,
     /// `None` after a failed commit, until the next one opens it again.
     db: Option<Database>,
-    /// What was committed last, and the file that it is noted in.
     noted: (Noted, Option<File>),
     listener: Option<Listener>,
     commits: Arc<Commits>,
@@ -111,7 +110,6 @@ pub enum OpenError {
     Io { path: PathBuf, error: String },
 }
 
-/// Why a transaction was not written. Nothing of it was.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "cannot write the ledger {path}: {error}; free space on its disk (running pods are not \
@@ -220,7 +218,6 @@ impl Ledger {
         self.reading(|db| contexts(db, driver))
     }
 
-    /// The lines of the history that `filter` takes.
     pub fn lines(&mut self, filter: &Filter) -> Result<Lines, CommitError> {
         self.reading(|db| trail(db)?.read(filter))
     }

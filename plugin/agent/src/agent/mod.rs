@@ -55,7 +55,6 @@ pub struct Agent {
     pub(crate) incidents: Ranked<(Instant, Incidents)>,
     /// Held from a look at incidents to its comparison, and before any lock of the order.
     pub(crate) looking: std::sync::Mutex<()>,
-    /// What was found about those who use the GPUs.
     pub(crate) trust: Trust,
 }
 
@@ -329,7 +328,6 @@ impl Agent {
         }
     }
 
-    /// Live records of claims.
     pub fn claims(&self) -> Vec<Arc<Record>> {
         let mut records = self.allocations.records();
         records.retain(|record| record.is_live() && record.origin.claim().is_some());

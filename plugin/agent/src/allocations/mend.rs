@@ -37,7 +37,6 @@ const LOOK: Duration = Duration::from_secs(10);
 /// What `status` says of a directory that is no more although it is mounted.
 pub(crate) const REMOVED: &str = "removed";
 
-/// Names of what is mended.
 const SHIM: &str = "shim";
 const SPEC: &str = "CDI spec";
 const PAGES: &str = "pages";
@@ -69,7 +68,6 @@ impl Stamp {
     }
 }
 
-/// Files as they were when they were whole.
 #[derive(Debug)]
 pub(super) struct Whole(Ranked<BTreeMap<PathBuf, Stamp>>);
 
@@ -382,7 +380,6 @@ fn shim_files(dir: &Path, name: &str) -> [PathBuf; 2] {
     [given.shim, given.preload]
 }
 
-/// Rights that containers of any user lack.
 fn lacking(meta: &std::fs::Metadata) -> u32 {
     let needed = match meta.file_type() {
         kind if kind.is_dir() => 0o755,

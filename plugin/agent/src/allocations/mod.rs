@@ -52,9 +52,7 @@ pub struct Allocations {
     journal: Arc<Journal>,
     inventory: Arc<Inventory>,
     board: Arc<StatusBoard>,
-    /// Memory.
     pages: Arc<Pages>,
-    /// GPU time.
     leases: Arc<Leases>,
     /// All that hold tenants, in the order in which they are asked.
     engines: Vec<Arc<dyn Engine>>,
@@ -218,7 +216,6 @@ impl Allocations {
         self.engines.iter().rev().for_each(|engine| engine.release(id));
     }
 
-    /// The directory of an allocation's pages.
     pub fn pages_of(&self, id: &AllocationId) -> PathBuf {
         regions::dir(self.pages.root(), id)
     }

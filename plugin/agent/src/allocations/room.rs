@@ -134,7 +134,6 @@ fn limits<'a>(records: impl Iterator<Item = &'a Record>, uuid: &str) -> u64 {
     records.filter_map(|record| record.counted_bytes(uuid)).fold(0, u64::saturating_add)
 }
 
-/// Most names that a sentence has.
 const MOST_NAMES: usize = 5;
 
 /// The front end that sells what has this origin; the agent's ledger has no runs.

@@ -64,7 +64,6 @@ pub struct QuotaRequest {
     pub options: ChangeOptions,
 }
 
-/// How a change is done.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ChangeOptions {
     /// Below what is in use, if need be.
@@ -74,14 +73,10 @@ pub struct ChangeOptions {
     pub reason: Option<String>,
 }
 
-/// What became of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Changed {
-    /// The allocation before.
     pub record: Arc<Record>,
-    /// Limits before, per GPU.
     pub before: Vec<Limits>,
-    /// Limits after, per GPU.
     pub after: Vec<Limits>,
     /// Bytes in use per GPU, where they can be read.
     pub in_use: Vec<Option<u64>>,
@@ -179,7 +174,6 @@ impl Allocations {
         }
     }
 
-    /// The limits that `ask` makes of those of `record`.
     fn wanted(&self, record: &Record, request: &QuotaRequest) -> Result<Vec<Grant>, SteerError> {
         let invalid = |text: String| Err(SteerError::Invalid(text));
         let QuotaRequest { memory_limit_bytes: memory, cores_millis: cores, compute, gpu, .. } =

@@ -144,7 +144,6 @@ impl Inventory {
         catalogue.gpus.keys().filter(|uuid| health.is_suspect(uuid)).cloned().collect()
     }
 
-    /// `after` with today's health.
     pub(crate) fn with_health(&self, after: &Catalogue) -> Catalogue {
         let mut after = after.clone();
         let health = self.health.lock();

@@ -89,7 +89,6 @@ impl Standing {
 /// What another configuration leaves of the machine.
 #[derive(Clone, Debug)]
 pub struct GpuSelection {
-    /// The GPUs that it includes.
     pub gpus: Vec<Gpu>,
     /// How near they are to each other.
     pub topology: Topology,

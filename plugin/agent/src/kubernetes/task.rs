@@ -175,7 +175,6 @@ fn event(series: &Series) -> PodEvent<'_> {
 enum Verdict {
     /// Kubernetes has forgotten it: it is made once more.
     Again,
-    /// It will never be taken.
     Never,
     /// It may be taken another time.
     Later,

@@ -139,7 +139,6 @@ fn put(path: &Path, text: &str) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Removes the file, if it is there.
 fn remove(path: &Path) -> io::Result<()> {
     let removed = match files::read(path, files::SMALL) {
         Ok(found) if !is_ours(&found) => return Err(not_ours()),

@@ -35,7 +35,6 @@ impl Finding {
 pub struct Audit {
     /// Processes without a slot, pid and start, at the look before.
     strays: Vec<(u32, u64)>,
-    /// Those that were reported.
     reported: Vec<(u32, u64)>,
     /// Looks in a row that showed too much.
     beyond: u32,

@@ -38,7 +38,6 @@ impl<'a> Kubelet<'a> {
         })
     }
 
-    /// The allocation that kubelet gave a container.
     pub(super) fn given(&self, place: &PodContainer, container: &str) -> Option<AllocationId> {
         let is_its = |e: &&Entry| e.pod_uid == place.pod_uid && e.container == container;
         let ids = self.entries().iter().filter(is_its).map(|entry| {

@@ -650,7 +650,6 @@ fn sessions(tenants: &[(&Found, usize)]) -> Sessions {
     sessions
 }
 
-/// Where an allocation is in a list in the order of ids.
 fn place<T>(list: &[T], id_of: impl Fn(&T) -> &AllocationId, id: &AllocationId) -> Option<usize> {
     list.binary_search_by(|found| id_of(found).cmp(id)).ok()
 }

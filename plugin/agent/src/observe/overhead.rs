@@ -26,7 +26,6 @@ pub const CONFIRM: Duration = Duration::from_millis(5);
 pub const PERSISTENT: Duration = Duration::from_millis(300);
 /// The longest time between two looks while overhead is published, and while it falls.
 pub const WATCH: Duration = Duration::from_millis(350);
-/// See [`WATCH`].
 pub const WATCH_FALL: Duration = Duration::from_millis(90);
 /// How many looks that takes at least.
 pub const LOOKS: u32 = 3;

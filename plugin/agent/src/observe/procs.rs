@@ -26,11 +26,9 @@ const LONGEST: u64 = 4 << 20;
 pub struct Identity {
     /// Start time, clock ticks since boot.
     pub start: u64,
-    /// Its pid in its own pid namespace.
     pub namespace_pid: u32,
     /// The allocations whose pages are mounted where it lives, sorted.
     pub allocations: Vec<AllocationId>,
-    /// The pod and container that the kernel says it is in.
     pub place: Option<PodContainer>,
     /// The container's name in the pod, where its mounts tell it and agree with the kernel on the pod.
     pub container: Option<String>,

@@ -74,7 +74,6 @@ impl fmt::Display for ReloadCause {
 pub struct Outcome {
     /// Why it was refused; empty if it was not.
     pub problems: Vec<Problem>,
-    /// What is different now.
     pub changes: Vec<Difference>,
     /// What will be different after a restart.
     pub waiting: Vec<Difference>,

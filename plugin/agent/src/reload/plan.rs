@@ -74,7 +74,6 @@ impl Reloader {
     }
 }
 
-/// Problems as they are reported.
 pub fn problems(problems: &[Problem]) -> Vec<ConfigurationProblem> {
     let problem = |problem: &Problem| ConfigurationProblem {
         key: problem.key.clone(),
@@ -84,7 +83,6 @@ pub fn problems(problems: &[Problem]) -> Vec<ConfigurationProblem> {
     problems.iter().map(problem).collect()
 }
 
-/// Differences as they are reported.
 pub fn changes(differences: &[Difference]) -> Vec<ConfigurationChange> {
     let change = |difference: &Difference| ConfigurationChange {
         key: difference.key.clone(),

@@ -22,7 +22,6 @@ const PATIENCE: u32 = 8;
 /// How often it is looked at without news, and where there are none to be had.
 const SELDOM: Duration = Duration::from_secs(60);
 const OFTEN: Duration = Duration::from_secs(10);
-/// Links to follow.
 const LINKS: usize = 16;
 
 /// Reads the file again whenever that is due. Never ends.

@@ -41,7 +41,6 @@ struct Mount<'a> {
     point: &'a str,
 }
 
-/// The mounts of one process.
 #[derive(Clone, Debug, Default)]
 pub struct Mounts<'a> {
     list: Vec<Mount<'a>>,

@@ -140,7 +140,6 @@ enum Meaning {
     Unclear,
 }
 
-/// What device `id` of `resource` means.
 fn meaning(resource: &str, id: &str, ours: &[Gpu]) -> Meaning {
     let matching = |is_it: &dyn Fn(&Gpu) -> bool| -> Option<Meaning> {
         let found: Vec<usize> = (0..ours.len()).filter(|at| is_it(&ours[*at])).collect();
