@@ -67,19 +67,17 @@ impl Pending {
         let about = id.or_else(|| event.gpu.clone()).unwrap_or_default();
         let key = (about, event.generation, event.what.name());
         match self.0.get_mut(&key) {
-            Some((written, waiting)) if now.saturating_duration_since(*written) < QUIET => {
-                *waiting = Some(match waiting.take() {
-                    Some(before) => event.after(&before),
-                    None => event,
-                });
-                None
-            }
             Some((written, waiting)) => {
-                *written = now;
-                Some(match waiting.take() {
+                let event = match waiting.take() {
                     Some(before) => event.after(&before),
                     None => event,
-                })
+                };
+                if now.saturating_duration_since(*written) < QUIET {
+                    *waiting = Some(event);
+                    return None;
+                }
+                *written = now;
+                Some(event)
             }
             None => {
                 if self.0.len() >= REMEMBERED {

@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use tessera_system::files;
 use tokio::net::unix::pipe;
+use tokio::time::Instant;
 use tracing::debug;
 
 /// Something comes, goes, or is there under another name.
@@ -64,6 +66,12 @@ impl News {
     /// Whether there are any to be had.
     pub fn is_heard(&self) -> bool {
         self.inotify.is_some()
+    }
+
+    /// Waits until there are none for `rest`, but no longer than `patience` times that.
+    pub async fn settle(&mut self, rest: Duration, patience: u32) {
+        let late = Instant::now() + rest * patience;
+        while Instant::now() < late && tokio::time::timeout(rest, self.more()).await.is_ok() {}
     }
 
     pub async fn more(&mut self) {

@@ -21,7 +21,9 @@ use super::Phase;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Event {
     /// A new socket listens. `kubelet`: whether `kubelet.sock` was there at that moment.
-    Listening { kubelet: bool },
+    Listening {
+        kubelet: bool,
+    },
     /// No socket could be made.
     ListenFailed,
     /// `kubelet.sock` is there and is not the one seen before.

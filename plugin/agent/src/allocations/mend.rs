@@ -412,10 +412,7 @@ pub async fn keep(agent: Arc<Agent>) {
             continue;
         }
         if tokio::time::timeout(LOOK, news.more()).await.is_ok() {
-            let late = tokio::time::Instant::now() + DEBOUNCE * PATIENCE;
-            while tokio::time::Instant::now() < late
-                && tokio::time::timeout(DEBOUNCE, news.more()).await.is_ok()
-            {}
+            news.settle(DEBOUNCE, PATIENCE).await;
         }
     }
 }

@@ -15,7 +15,6 @@ use crate::status_board::StatusBoard;
 use tessera_cluster::events::{EventClient, PodEvent};
 use tessera_cluster::{ApiError, Client, Server};
 use tessera_kubelet::foreign_plugins::checkpoint;
-use tessera_model::allocation_id::AllocationId;
 use tessera_model::audit::Event;
 use tessera_model::record::{Holder, Record};
 
@@ -241,8 +240,7 @@ fn subjects(agent: &Agent, line: &Event) -> Vec<Subject> {
         let ids = entries.iter().filter(|entry| {
             entry.container == holder.container
                 && entry.resource == record.resource
-                && AllocationId::of(&entry.resource, entry.device_ids.iter().map(String::as_str))
-                    == record.id
+                && entry.allocation() == record.id
         });
         let uids: BTreeSet<&str> = ids.map(|entry| entry.pod_uid.as_str()).collect();
         match uids.len() {

@@ -40,10 +40,8 @@ impl<'a> Kubelet<'a> {
 
     pub(super) fn given(&self, place: &PodContainer, container: &str) -> Option<AllocationId> {
         let is_its = |e: &&Entry| e.pod_uid == place.pod_uid && e.container == container;
-        let ids = self.entries().iter().filter(is_its).map(|entry| {
-            AllocationId::of(&entry.resource, entry.device_ids.iter().map(String::as_str))
-        });
-        ids.into_iter().find(|id| self.agent.allocations().record(id).is_some())
+        let mut ids = self.entries().iter().filter(is_its).map(Entry::allocation);
+        ids.find(|id| self.agent.allocations().record(id).is_some())
     }
 }
 

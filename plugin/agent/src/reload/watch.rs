@@ -54,10 +54,7 @@ pub async fn watch(reloader: Arc<Reloader>, debounce: Duration) {
         let why = tokio::select! {
             _ = hung_up => ReloadCause::Signal,
             () = come(&mut news) => {
-                let late = tokio::time::Instant::now() + debounce * PATIENCE;
-                while tokio::time::Instant::now() < late
-                    && tokio::time::timeout(debounce, news.more()).await.is_ok()
-                {}
+                news.settle(debounce, PATIENCE).await;
                 ReloadCause::Change
             }
         };

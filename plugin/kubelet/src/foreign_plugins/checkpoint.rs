@@ -12,6 +12,7 @@ use std::path::Path;
 use serde::Deserialize;
 
 use crate::foreign_plugins::Offer;
+use tessera_model::allocation_id::AllocationId;
 use tessera_system::files;
 
 pub const FILE: &str = "kubelet_internal_checkpoint";
@@ -42,6 +43,13 @@ pub struct Entry {
     pub resource: String,
     /// Device ids, sorted.
     pub device_ids: Vec<String>,
+}
+
+impl Entry {
+    /// The allocation that these devices are, if they are ours.
+    pub fn allocation(&self) -> AllocationId {
+        AllocationId::of(&self.resource, self.device_ids.iter().map(String::as_str))
+    }
 }
 
 #[derive(Deserialize)]
