@@ -149,10 +149,6 @@ impl Events {
     pub fn give_up(&mut self, at: usize) {
         self.list.remove(at);
     }
-
-    pub fn waiting(&self) -> usize {
-        self.list.iter().filter(|series| series.waits()).count()
-    }
 }
 
 impl Series {
@@ -196,6 +192,12 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
+
+    impl Events {
+        fn waiting(&self) -> usize {
+            self.list.iter().filter(|series| series.waits()).count()
+        }
+    }
 
     fn subject(pod: &str) -> Subject {
         let (namespace, container) = ("team".into(), "main".into());

@@ -24,7 +24,7 @@ use crate::status_board::StatusBoard;
 use tessera_config::keys;
 use tessera_config::keys::{Difference, Takes};
 use tessera_config::{
-    Config, ConfigError, ConfigFile, Current, Judged, LoadedConfig, Problem, file,
+    Config, ConfigError, ConfigFile, Current, Gpus, Judged, LoadedConfig, Problem, file,
 };
 use tessera_gpu::{Discovery, DiscoveryError, selected};
 use tessera_model::audit::{Actor, What};
