@@ -23,7 +23,7 @@ const LIMIT: std::time::Duration = std::time::Duration::from_secs(5);
 pub(crate) struct Api {
     /// What is shown, for what is known later in the start: the history.
     pub source: NodeSource,
-    pub server: Option<tessera_web::Server>,
+    _server: Option<tessera_web::Server>,
 }
 
 pub(crate) fn bind(path: &Path) -> anyhow::Result<RootSocket> {
@@ -82,7 +82,7 @@ pub(crate) fn start(
     let server = server.inspect_err(|error| {
         warn!(%error, "the JSON API and the page are not served: no thread");
     });
-    Api { source, server: server.ok() }
+    Api { source, _server: server.ok() }
 }
 
 /// The readers' rights, and the protection of the transport.
