@@ -66,7 +66,7 @@ impl Watch {
     async fn look(&mut self) {
         if self.agent.config().gpus.sold_by_others == SoldByOthers::Allow {
             self.board.set_condition(LOOKING, None);
-            self.board.set_others_seen_by("");
+            self.board.publish(|facts| facts.others_seen_by = "");
             return self.tell(BTreeMap::new()).await;
         }
         let (mut offers, how) = match self.offers().await {
@@ -90,7 +90,8 @@ impl Watch {
             (Ok(_), _) => None,
         };
         self.board.set_condition(LOOKING, lacking);
-        self.board.set_others_seen_by(how.unwrap_or("what pods hold"));
+        let how = how.unwrap_or("what pods hold");
+        self.board.publish(|facts| facts.others_seen_by = how);
         let held = held.unwrap_or_default().into_iter();
         let foreign = held.filter(|holding| !self.agent.allocations().knows(holding));
         offers.extend(foreign.map(|holding| Offer {

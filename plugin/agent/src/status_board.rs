@@ -45,14 +45,20 @@ pub struct StatusBoard {
     notes: Mutex<Vec<Warning>>,
     /// Pods that were refused, and not granted since; the newest last.
     refused: Mutex<Vec<Refusal>>,
-    /// How it is found out what other plugins sell.
-    others_seen_by: Mutex<&'static str>,
+    facts: Mutex<Facts>,
+}
+
+/// What jobs publish beside sentences.
+#[derive(Clone, Debug, Default)]
+pub struct Facts {
+    /// How it is found out what other plugins sell; empty where nobody looks.
+    pub others_seen_by: &'static str,
     /// How the DRA driver stands, where there is one.
-    dra: Mutex<Option<Dra>>,
-    /// GPUs that are left out because they do not answer, and since when.
-    silent: Mutex<Vec<(SilentGpu, i64)>>,
+    pub dra: Option<Dra>,
+    /// GPUs that are left out because they do not answer, and since when, Unix milliseconds.
+    pub silent: Vec<(SilentGpu, i64)>,
     /// Whether the history could last be stored; `None` where it is off, or before the first time.
-    history_writing: Mutex<Option<bool>>,
+    pub history_writing: Option<bool>,
 }
 
 impl StatusBoard {
@@ -215,48 +221,23 @@ impl StatusBoard {
         lock(&self.notes).retain(|note| !note.text.contains(name));
     }
 
+    pub fn facts(&self) -> Facts {
+        lock(&self.facts).clone()
+    }
+
+    pub fn publish(&self, change: impl FnOnce(&mut Facts)) {
+        change(&mut lock(&self.facts));
+    }
+
     /// Says which GPUs are left out because they do not answer. One that was has been so since then, whatever it
     /// says now.
     pub fn set_silent(&self, silent: Vec<SilentGpu>) {
-        let mut known = lock(&self.silent);
+        let mut facts = lock(&self.facts);
         let since = |gpu: &SilentGpu| {
-            let same = known.iter().find(|(known, _)| known.is(&gpu.gpu));
+            let same = facts.silent.iter().find(|(known, _)| known.is(&gpu.gpu));
             same.map_or_else(unix_ms, |(_, since)| *since)
         };
-        *known = silent.into_iter().map(|gpu| (gpu.clone(), since(&gpu))).collect();
-    }
-
-    pub fn silent(&self) -> Vec<(SilentGpu, i64)> {
-        lock(&self.silent).clone()
-    }
-
-    pub fn set_others_seen_by(&self, how: &'static str) {
-        *lock(&self.others_seen_by) = how;
-    }
-
-    pub fn change_dra(&self, change: impl FnOnce(&mut Dra)) {
-        change(lock(&self.dra).get_or_insert_default());
-    }
-
-    pub fn end_dra(&self) {
-        *lock(&self.dra) = None;
-    }
-
-    pub fn dra(&self) -> Option<Dra> {
-        lock(&self.dra).clone()
-    }
-
-    pub fn set_history_writing(&self, writing: Option<bool>) {
-        *lock(&self.history_writing) = writing;
-    }
-
-    /// Whether the history could last be stored; `None` where it is off, or before the first time.
-    pub fn history_writing(&self) -> Option<bool> {
-        *lock(&self.history_writing)
-    }
-
-    pub fn others_seen_by(&self) -> &'static str {
-        *lock(&self.others_seen_by)
+        facts.silent = silent.into_iter().map(|gpu| (gpu.clone(), since(&gpu))).collect();
     }
 }
 

@@ -66,7 +66,8 @@ pub(super) fn start(
 /// Says that claims are not served, in `status` and to probes.
 fn lack(board: &StatusBoard, text: &str) {
     board.set_condition(TOPIC, Some(text.to_owned()));
-    board.change_dra(|status| {
+    board.publish(|facts| {
+        let status = facts.dra.get_or_insert_default();
         names::DRIVER.clone_into(&mut status.driver);
         text.clone_into(&mut status.registration_error);
     });
@@ -138,7 +139,8 @@ fn serve_claims(
             },
         )?
     };
-    board.change_dra(|status| {
+    board.publish(|facts| {
+        let status = facts.dra.get_or_insert_default();
         names::DRIVER.clone_into(&mut status.driver);
         status.pool.clone_from(&node);
     });
@@ -161,7 +163,7 @@ fn serve_claims(
         tasks.shutdown().await;
         if *ended.borrow() && !*stopped.borrow() {
             withdraw(&*api).await;
-            board.end_dra();
+            board.publish(|facts| facts.dra = None);
             board.set_condition(TOPIC, None);
             info!("the last claim has ended: the DRA driver is turned off");
         }
@@ -258,7 +260,8 @@ async fn show(
             end.send_replace(true);
         }
         let error = kubelet.rejected.clone().or_else(|| kubelet.last_error.clone());
-        board.change_dra(|status| {
+        board.publish(|facts| {
+            let status = facts.dra.get_or_insert_default();
             status.registered = kubelet.is_registered;
             status.registration_error = error.clone().unwrap_or_default();
             slices.state.as_str().clone_into(&mut status.publication);

@@ -40,12 +40,14 @@ pub(crate) async fn record(
                     let (recorder, board) = (Arc::clone(recorder), Arc::clone(board));
                     storing = Some(tokio::task::spawn_blocking(move || {
                         let stored = recorder.flush();
-                        board.set_history_writing(recorder.is_on().then_some(stored.is_ok()));
+                        let writing = recorder.is_on().then_some(stored.is_ok());
+                        board.publish(|facts| facts.history_writing = writing);
                         say(&board, stored);
                     }));
                 } else {
                     // The disk does not answer.
-                    board.set_history_writing(recorder.is_on().then_some(false));
+                    let writing = recorder.is_on().then_some(false);
+                    board.publish(|facts| facts.history_writing = writing);
                 }
             }
         }

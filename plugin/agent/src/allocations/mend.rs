@@ -331,7 +331,7 @@ impl Allocations {
     fn check_directories(&self) {
         let config = self.config.get();
         let paths = &self.paths;
-        let is_claimed = self.board.dra().is_some();
+        let is_claimed = self.board.facts().dra.is_some();
         let is_cdi = config.container.device_list_strategy.is_cdi()
             || self.records.lock().values().any(|record| record.cdi);
         let all = [

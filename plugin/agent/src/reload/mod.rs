@@ -367,7 +367,7 @@ impl Reloader {
 
     /// Asks GPUs again that were left out because they did not answer, and has those sold that do. Blocking.
     pub fn ask_again(&self) {
-        let silent = self.board.silent();
+        let silent = self.board.facts().silent;
         if silent.is_empty() {
             return;
         }

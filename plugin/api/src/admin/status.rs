@@ -142,7 +142,7 @@ impl StatusView {
             (Some(agent), Some(registration)) => {
                 let reports = registration.reports();
                 let sold = agent.inventory().catalogue().resources.clone();
-                let dra = self.board.dra();
+                let dra = self.board.facts().dra;
                 if sold.is_empty() && dra.is_none() {
                     amiss.push("nothing is sold".to_owned());
                 }
@@ -293,6 +293,7 @@ impl StatusView {
                 _ => format!("{name}: {error}"),
             })
             .collect();
+        let facts = self.board.facts();
         let config_path = config.source.file.as_ref().map(|file| file.display().to_string());
         Plugin {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -311,15 +312,15 @@ impl StatusView {
             config_path: config_path.unwrap_or_default(),
             shim_path: String::new(),
             configuration: self.reloader.get().map(|one| one.state()),
-            others_seen_by: self.board.others_seen_by().to_owned(),
-            dra: self.board.dra().map(|status| dra(status, books)),
+            others_seen_by: facts.others_seen_by.to_owned(),
+            dra: facts.dra.map(|status| dra(status, books)),
             resources,
         }
     }
 
     /// GPUs that are left out because they do not answer.
     fn silent(&self) -> Vec<Gpu> {
-        self.board.silent().iter().map(|(gpu, since)| silent(gpu, *since)).collect()
+        self.board.facts().silent.iter().map(|(gpu, since)| silent(gpu, *since)).collect()
     }
 
     /// `at`: when the answer was begun, by both clocks. No state is younger than that.

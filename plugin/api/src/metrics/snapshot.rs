@@ -96,7 +96,7 @@ impl Snapshot {
                 uuids.filter_map(of).collect()
             }),
             api: view.api().cloned(),
-            history_writing: view.board().history_writing(),
+            history_writing: view.board().facts().history_writing,
             process: Process::read(),
             survey,
         }
