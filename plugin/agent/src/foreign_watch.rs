@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
 use crate::Agent;
-use crate::status_board::StatusBoard;
 use tessera_config::SoldByOthers;
 use tessera_kubelet::foreign_plugins::{CurrentFindings, ForeignSale, Offer, checkpoint, judge};
 use tessera_kubelet::pod_resources::{PodResources, PodResourcesError};
@@ -20,7 +19,6 @@ const FIRST: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub struct Watch {
     agent: Arc<Agent>,
-    board: Arc<StatusBoard>,
     /// Shared with housekeeping, so that one List serves both.
     holdings: Arc<PodResources>,
     /// Its own, so that nobody waits for a slow answer to a question of ours.
@@ -35,7 +33,6 @@ impl Watch {
     /// last seen so.
     pub fn new(
         agent: Arc<Agent>,
-        board: Arc<StatusBoard>,
         holdings: Arc<PodResources>,
         interval: Duration,
         grace: Duration,
@@ -45,7 +42,7 @@ impl Watch {
         let offered = PodResources::new(&paths.pod_resources);
         let kubelet_dir = paths.kubelet.clone();
         let others = CurrentFindings::new(grace);
-        Watch { agent, board, holdings, offered, kubelet_dir, interval, others }
+        Watch { agent, holdings, offered, kubelet_dir, interval, others }
     }
 
     /// The look before kubelet is served, so that nothing is offered that is refused a moment later.
@@ -65,8 +62,8 @@ impl Watch {
 
     async fn look(&mut self) {
         if self.agent.config().gpus.sold_by_others == SoldByOthers::Allow {
-            self.board.set_condition(LOOKING, None);
-            self.board.publish(|facts| facts.others_seen_by = "");
+            self.agent.board().set_condition(LOOKING, None);
+            self.agent.board().publish(|facts| facts.others_seen_by = "");
             return self.tell(BTreeMap::new()).await;
         }
         let (mut offers, how) = match self.offers().await {
@@ -75,7 +72,7 @@ impl Watch {
                 // No look: what was found stands. Housekeeping reports a missing socket.
                 let text = format!("it is not known what other plugins sell: {error}");
                 let text = (!matches!(error, PodResourcesError::Absent(_))).then_some(text);
-                self.board.set_condition(LOOKING, text);
+                self.agent.board().set_condition(LOOKING, text);
                 return;
             }
         };
@@ -89,9 +86,9 @@ impl Watch {
             }
             (Ok(_), _) => None,
         };
-        self.board.set_condition(LOOKING, lacking);
+        self.agent.board().set_condition(LOOKING, lacking);
         let how = how.unwrap_or("what pods hold");
-        self.board.publish(|facts| facts.others_seen_by = how);
+        self.agent.board().publish(|facts| facts.others_seen_by = how);
         let held = held.unwrap_or_default().into_iter();
         let foreign = held.filter(|holding| !self.agent.allocations().knows(holding));
         offers.extend(foreign.map(|holding| Offer {

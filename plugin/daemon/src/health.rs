@@ -8,7 +8,6 @@ use tokio::sync::mpsc;
 use tracing::{debug, warn};
 
 use tessera_agent::Agent;
-use tessera_agent::status_board::StatusBoard;
 use tessera_gpu::Discovery;
 use tessera_gpu::health::Observation;
 use tessera_model::gpu::Gpu;
@@ -27,11 +26,7 @@ fn settings(agent: &Agent) -> (Vec<Gpu>, Duration) {
 }
 
 impl Watcher {
-    pub(super) fn start(
-        discovery: Arc<dyn Discovery>,
-        agent: Arc<Agent>,
-        board: Arc<StatusBoard>,
-    ) -> std::io::Result<Self> {
+    pub(super) fn start(discovery: Arc<dyn Discovery>, agent: Arc<Agent>) -> std::io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopping = Arc::clone(&stop);
         let (sender, mut receiver) = mpsc::channel::<Observation>(64);
@@ -47,7 +42,7 @@ impl Watcher {
                 };
                 let stopped = || stopping.load(Ordering::Relaxed) || sender.is_closed();
                 while !stopped() {
-                    watch(&*discovery, &watched, &board, &stopped, &sink);
+                    watch(&*discovery, &watched, &stopped, &sink);
                 }
             },
         )?;
@@ -87,7 +82,6 @@ impl Watcher {
 fn watch(
     discovery: &dyn Discovery,
     agent: &Agent,
-    board: &StatusBoard,
     stopped: &(dyn Fn() -> bool + Sync),
     sink: &(dyn Fn(Observation) + Sync),
 ) {
@@ -103,9 +97,9 @@ fn watch(
         gpus => discovery.watch(gpus, interval, &over, sink),
     };
     if let Err(reason) = &watched {
-        board.set_condition("health", Some(format!("GPU health is not watched: {reason}")));
+        agent.board().set_condition("health", Some(format!("GPU health is not watched: {reason}")));
     } else if !gpus.is_empty() {
-        board.set_condition("health", None);
+        agent.board().set_condition("health", None);
     }
     while !over() && (watched.is_err() || gpus.is_empty()) {
         std::thread::sleep(IDLE);

@@ -265,7 +265,6 @@ async fn run(
     let reporting = kubernetes::report(Arc::clone(&agent), timing.events.clone());
     let mut others = foreign_watch::Watch::new(
         Arc::clone(&agent),
-        Arc::clone(&board),
         Arc::clone(&pod_resources),
         timing.foreign_plugins,
         timing.foreign_plugins_grace,
@@ -296,19 +295,18 @@ async fn run(
             None => std::future::pending().await,
         }
     };
-    let observing =
-        observe::Watch::start(Arc::clone(&agent), Arc::clone(&discovery), Arc::clone(&board))?;
-    let health = Watcher::start(discovery, Arc::clone(&agent), Arc::clone(&board))?;
+    let observing = observe::Watch::start(Arc::clone(&agent), Arc::clone(&discovery))?;
+    let health = Watcher::start(discovery, Arc::clone(&agent))?;
     let recorder = Arc::new(Recorder::new(Arc::clone(&view)));
     source.set_past(Some(recorder.clone()));
     tokio::select! {
         () = history::record(&recorder, &board, timing.history_look, timing.history_store) => {}
         () = beat(&agent, timing.heartbeat) => {}
-        () = housekeeping(&agent, &pod_resources, &board, &timing) => {}
+        () = housekeeping(&agent, &pod_resources, &timing) => {}
         () = mend::keep(Arc::clone(&agent)) => {}
         () = others.run() => {}
         () = ask_again(&reloader, &agent) => {}
-        () = labels.run(reloader.current(), &board) => {}
+        () = labels.run() => {}
         () = reporting => {}
         () = &mut watching => {}
         () = rejected => {}
@@ -376,12 +374,7 @@ async fn beat(agent: &Agent, interval: Duration) {
 
 /// Compares ledger and kubelet now and then, and soon after a container has started. Every page is looked
 /// at now and then alone: a start has looked at its own.
-async fn housekeeping(
-    agent: &Arc<Agent>,
-    pod_resources: &PodResources,
-    board: &StatusBoard,
-    timing: &Timing,
-) {
+async fn housekeeping(agent: &Arc<Agent>, pod_resources: &PodResources, timing: &Timing) {
     let grace = || timing.release_grace.unwrap_or_else(|| agent.config().ledger.release_after);
     let mut due = tokio::time::Instant::now() + timing.reconcile.min(grace());
     loop {
@@ -412,7 +405,7 @@ async fn housekeeping(
         let began = Instant::now();
         match pod_resources.census(max_age).await {
             Ok(census) => {
-                board.set_condition("pod-resources", None);
+                agent.board().set_condition("pod-resources", None);
                 let asked = began.elapsed();
                 let began = Instant::now();
                 let (agent, grace) = (Arc::clone(agent), grace());
@@ -436,7 +429,7 @@ async fn housekeeping(
             }
             Err(error) => {
                 let text = format!("pods' names are unknown and nothing is released: {error}");
-                board.set_condition("pod-resources", Some(text));
+                agent.board().set_condition("pod-resources", Some(text));
             }
         }
     }

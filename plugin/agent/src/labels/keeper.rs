@@ -11,8 +11,7 @@ use tracing::{info, warn};
 
 use super::{PREFIX, labels, lines};
 use crate::Agent;
-use crate::status_board::StatusBoard;
-use tessera_config::{Config, Current};
+use tessera_config::Config;
 use tessera_gpu::{Discovery, Facts};
 use tessera_model::gpu::Gpu;
 use tessera_system::files::{self, Dir};
@@ -42,10 +41,10 @@ impl Keeper {
     }
 
     /// Looks now and then, for ever. What goes wrong is a condition of `status`.
-    pub async fn run(self: &Arc<Self>, current: &Current, board: &StatusBoard) {
+    pub async fn run(self: &Arc<Self>) {
         let mut seen: Option<Arc<Config>> = None;
         loop {
-            let config = current.get();
+            let config = self.agent.config();
             // Off, and off before: nothing to look at.
             let idle = config.labels.nfd_file.is_none()
                 && seen.as_ref().is_some_and(|seen| seen.labels.nfd_file.is_none());
@@ -56,7 +55,7 @@ impl Keeper {
                     Ok(outcome) => outcome.err(),
                     Err(error) => Some(error.to_string()),
                 };
-                board.set_condition("labels", problem);
+                self.agent.board().set_condition("labels", problem);
             }
             seen = Some(config);
             tokio::time::sleep(LOOK).await;

@@ -39,7 +39,6 @@ use self::sample::{Member, compose, divide, join, slot_of};
 use self::schedule::{Figure, LookSchedule, Outcome, SLOW};
 use self::used::UseMeter;
 use crate::Agent;
-use crate::status_board::StatusBoard;
 use crate::trust::strangers::{Stranger, Strangers};
 use tessera_gpu::{Discovery, GpuProcess};
 use tessera_model::allocation_id::AllocationId;
@@ -72,15 +71,11 @@ pub struct Watch {
 }
 
 impl Watch {
-    pub fn start(
-        agent: Arc<Agent>,
-        discovery: Arc<dyn Discovery>,
-        board: Arc<StatusBoard>,
-    ) -> std::io::Result<Self> {
+    pub fn start(agent: Arc<Agent>, discovery: Arc<dyn Discovery>) -> std::io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let bell = Arc::clone(agent.allocations().pages().bell());
         let watch = Watch { stop: Arc::clone(&stop), bell: Arc::clone(&bell) };
-        let mut observer = Observer::new(agent, discovery, board);
+        let mut observer = Observer::new(agent, discovery);
         std::thread::Builder::new().name("observe".into()).stack_size(256 << 10).spawn(
             move || {
                 let mut due = Instant::now() + START;
@@ -133,7 +128,6 @@ type Found = (Arc<Record>, Arc<Region>);
 struct Observer {
     agent: Arc<Agent>,
     discovery: Arc<dyn Discovery>,
-    board: Arc<StatusBoard>,
     procs: Procs,
     gpus: BTreeMap<String, LookSchedule>,
     tenants: BTreeMap<AllocationId, ObservedTenant>,
@@ -150,11 +144,10 @@ struct Observer {
 }
 
 impl Observer {
-    fn new(agent: Arc<Agent>, discovery: Arc<dyn Discovery>, board: Arc<StatusBoard>) -> Self {
+    fn new(agent: Arc<Agent>, discovery: Arc<dyn Discovery>) -> Self {
         Observer {
             agent,
             discovery,
-            board,
             procs: Procs::default(),
             gpus: BTreeMap::new(),
             tenants: BTreeMap::new(),
@@ -610,7 +603,7 @@ impl Observer {
                 plural(self.silent.len(), "GPU")
             )
         });
-        self.board.set_condition("observation", text);
+        self.agent.board().set_condition("observation", text);
     }
 }
 
