@@ -12,10 +12,9 @@ use tessera_model::gpu::Gpu;
 use tessera_model::replica::Replica;
 use tessera_tenant::delivery::Delivery;
 use tessera_tenant::shim_install::{PRELOAD, SHIM};
+use tessera_view::change::{ResetQuotaRequest, SetQuotaRequest, Target};
 
 use crate::Agent;
-use crate::allocations::Target;
-use crate::allocations::steer::{ChangeOptions, QuotaRequest};
 use crate::engines::Engine;
 use crate::front_end::FrontDoor;
 
@@ -115,12 +114,15 @@ impl Step {
             }
             Step::Start(_) => {}
             Step::Quota(set, bytes) => {
+                let (target, memory_limit_bytes) = (target(set), Some(bytes));
                 let request =
-                    QuotaRequest { memory_limit_bytes: Some(bytes), ..QuotaRequest::default() };
-                let _ = agent.set_quota(&target(set), &request, Actor::Plugin);
+                    SetQuotaRequest { target, memory_limit_bytes, ..SetQuotaRequest::default() };
+                let _ = agent.set_quota(&request, Actor::Plugin);
             }
             Step::Reset(set) => {
-                let _ = agent.reset_quota(&target(set), &ChangeOptions::default(), Actor::Plugin);
+                let target = target(set);
+                let request = ResetQuotaRequest { target, ..ResetQuotaRequest::default() };
+                let _ = agent.reset_quota(&request, Actor::Plugin);
             }
             Step::Release(set) => agent.release(&[id(set)]).expect("a release"),
         }

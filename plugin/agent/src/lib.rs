@@ -32,7 +32,7 @@ pub use agent::Agent;
 pub use allocations::mend;
 pub use allocations::room::{kept_by_other, list};
 pub use front_end::Service;
-pub use inventory::{Cordons, Lift};
+pub use inventory::Lift;
 
 mod lock_order {
     //! The order of locks, as ranks of [`tessera_system::locks::Ranked`]: the ledger's writer, what is advertised,

@@ -27,15 +27,16 @@ use tessera_rules::reconcile::Kubelet;
 use tessera_store::{Ledger, OpenError, Opened};
 use tessera_system::locks::Ranked;
 use tessera_tenant::delivery::Delivery;
+use tessera_view::change::{CordonResponse, QuotaResponse, ResetQuotaRequest, SetQuotaRequest};
 use tracing::info;
 
 use crate::advertised::Advertised;
-use crate::allocations::steer::{ChangeOptions, Changed, QuotaRequest, SteerError};
-use crate::allocations::{AllocateError, Allocations, Found, Target};
+use crate::allocations::steer::SteerError;
+use crate::allocations::{AllocateError, Allocations, Found};
 use crate::engines::Engine;
 use crate::front_end::FrontDoor;
 use crate::incidents::Incidents;
-use crate::inventory::{self, Cordons, GpuSelection, Inventory, Lift};
+use crate::inventory::{self, GpuSelection, Inventory, Lift};
 use crate::journal::Journal;
 use crate::lock_order::LEAF;
 use crate::meters::Meters;
@@ -232,30 +233,29 @@ impl Agent {
     /// Changes limits. Blocking.
     pub fn set_quota(
         &self,
-        target: &Target,
-        request: &QuotaRequest,
+        request: &SetQuotaRequest,
         actor: Actor,
-    ) -> Result<Changed, SteerError> {
-        Ok(self.steered(&request.options, self.allocations.set_quota(target, request, actor)?))
+    ) -> Result<QuotaResponse, SteerError> {
+        Ok(self.steered(self.allocations.set_quota(request, actor)?))
     }
 
     /// Gives back the limits at Allocate. Blocking.
     pub fn reset_quota(
         &self,
-        target: &Target,
-        options: &ChangeOptions,
+        request: &ResetQuotaRequest,
         actor: Actor,
-    ) -> Result<Changed, SteerError> {
-        Ok(self.steered(options, self.allocations.reset_quota(target, options, actor)?))
+    ) -> Result<QuotaResponse, SteerError> {
+        Ok(self.steered(self.allocations.steer(request, None, actor)?))
     }
 
-    fn steered(&self, options: &ChangeOptions, changed: Changed) -> Changed {
-        if !options.dry_run {
+    fn steered(&self, response: QuotaResponse) -> QuotaResponse {
+        if !response.dry_run {
             // Kubelet hears of the room that is gone before anybody can use it.
             self.advertised.refresh();
-            self.allocations.apply_limits(&changed.record.id);
+            let id = AllocationId::parse(&response.allocation_id);
+            id.iter().for_each(|id| self.allocations.apply_limits(id));
         }
-        changed
+        response
     }
 
     /// Gives out nothing more of what `gpu` names, or of the whole node. Blocking.
@@ -264,7 +264,7 @@ impl Agent {
         gpu: Option<&str>,
         reason: Option<String>,
         actor: Actor,
-    ) -> Result<Cordons, SteerError> {
+    ) -> Result<CordonResponse, SteerError> {
         let change = self.inventory.cordon(gpu, reason, actor)?;
         Ok(self.cordoned(change))
     }
@@ -275,14 +275,14 @@ impl Agent {
         lift: Lift<'_>,
         reason: Option<String>,
         actor: Actor,
-    ) -> Result<Cordons, SteerError> {
+    ) -> Result<CordonResponse, SteerError> {
         let change = self.inventory.uncordon(lift, reason, actor)?;
         Ok(self.cordoned(change))
     }
 
-    fn cordoned(&self, change: Cordons) -> Cordons {
+    fn cordoned(&self, change: CordonResponse) -> CordonResponse {
         self.advertised.refresh();
-        let Cordons { changed, .. } = &change;
+        let changed = &change.changed;
         let node = changed.iter().any(|uuid| uuid == Cordon::NODE);
         let is_on = |uuid: &String| node || changed.contains(uuid);
         let records = self.allocations.all();
@@ -290,7 +290,7 @@ impl Agent {
         let running =
             live.filter(|record| record.grants.iter().any(|g| is_on(&g.uuid)) || node).count();
         drop(records);
-        Cordons { running, ..change }
+        CordonResponse { running: u32::try_from(running).unwrap_or(u32::MAX), ..change }
     }
 
     /// Takes what the driver reports of a GPU. Gives what changed by it, for

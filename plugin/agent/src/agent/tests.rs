@@ -13,9 +13,9 @@ use tessera_tenant::regions::{Mode, Outcome};
 use tessera_view::warning::GRAVE;
 
 use super::*;
-use crate::allocations::steer::QuotaRequest;
 use crate::engines::EngineError;
 use crate::fixtures::{self, GIB, GPU, RESOURCE};
+use tessera_view::change::Target;
 
 /// Notes its calls; refuses tenants whose memory is an odd number of GiB.
 #[derive(Debug, Default)]
@@ -144,8 +144,9 @@ fn each_engine_is_asked_through_a_tenants_life() {
     let record = node.agent.allocations().records().pop().unwrap();
     assert!(record.origin.is_device_plugin() && node.pages() == 1);
     let target = Target { name: record.id.to_string(), ..Target::default() };
-    let ask = QuotaRequest { memory_limit_bytes: Some(2 * GIB), ..QuotaRequest::default() };
-    node.agent.set_quota(&target, &ask, Actor::Plugin).unwrap();
+    let memory_limit_bytes = Some(2 * GIB);
+    let ask = SetQuotaRequest { target, memory_limit_bytes, ..SetQuotaRequest::default() };
+    node.agent.set_quota(&ask, Actor::Plugin).unwrap();
     assert_eq!(node.engine.take(), ["limits 2"]);
     node.agent.release(std::slice::from_ref(&record.id)).unwrap();
     // First while the ledger has it: a plugin that is killed in between leaves no pages without a record.

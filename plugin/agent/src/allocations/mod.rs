@@ -41,7 +41,6 @@ use crate::lock_order::{HOUSEKEEPING, LEAF, RECORDS};
 use crate::status_board::StatusBoard;
 use records::Records;
 pub(crate) use room::is_moving;
-pub use select::Target;
 
 #[derive(Debug)]
 pub struct Allocations {

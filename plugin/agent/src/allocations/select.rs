@@ -6,54 +6,39 @@ use super::steer::SteerError;
 use super::{Allocations, room};
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::record::Record;
+use tessera_view::change::Target;
 
-/// Somebody's words for an allocation.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Target {
-    /// An allocation's id or four characters and more of its beginning, or a pod or claim as `name` or
-    /// `namespace/name`.
-    pub name: String,
-    /// Only pods of this namespace.
-    pub namespace: Option<String>,
-    /// Only this container.
-    pub container: Option<String>,
+/// The namespace and the pod that it means, unless it names an allocation.
+fn pod(target: &Target) -> Result<(&str, &str), SteerError> {
+    let (namespace, pod) = target.name.split_once('/').unwrap_or(("", &target.name));
+    let other = target.namespace.as_str();
+    let invalid = |text: String| Err(SteerError::Invalid(text));
+    if pod.is_empty() || target.name.starts_with('/') {
+        return invalid("name a pod (`name` or `namespace/name`) or an allocation".to_owned());
+    }
+    match (namespace, other) {
+        ("", other) => Ok((other, pod)),
+        (one, other) if other.is_empty() || one == other => Ok((one, pod)),
+        (_, other) => {
+            invalid(format!("{} is not in the namespace {other}; name one of them", target.name))
+        }
+    }
 }
 
-impl Target {
-    /// The namespace and the pod that it means, unless it names an allocation.
-    pub fn pod(&self) -> Result<(Option<&str>, &str), SteerError> {
-        let (namespace, pod) = match self.name.split_once('/') {
-            Some((namespace, pod)) => (Some(namespace), pod),
-            None => (None, self.name.as_str()),
-        };
-        let invalid = |text: String| Err(SteerError::Invalid(text));
-        if pod.is_empty() || namespace == Some("") {
-            return invalid("name a pod (`name` or `namespace/name`) or an allocation".to_owned());
-        }
-        match (namespace, self.namespace.as_deref()) {
-            (Some(one), Some(other)) if one != other => {
-                invalid(format!("{} is not in the namespace {other}; name one of them", self.name))
-            }
-            (one, other) => Ok((one.or(other), pod)),
-        }
+fn matches(target: &Target, record: &Record) -> Result<bool, SteerError> {
+    if record.id.as_str() == target.name {
+        return Ok(true);
     }
-
-    fn matches(&self, record: &Record) -> Result<bool, SteerError> {
-        if record.id.as_str() == self.name {
-            return Ok(true);
-        }
-        let (namespace, pod) = self.pod()?;
-        let is_claim = record.origin.claim().is_some_and(|claim| {
-            claim.name == pod && namespace.is_none_or(|name| name == claim.namespace)
-        });
-        if is_claim && self.container.is_none() {
-            return Ok(true);
-        }
-        Ok(record.holders().any(|holder| {
-            holder.is_of(namespace, pod)
-                && self.container.as_ref().is_none_or(|name| *name == holder.container)
+    let (namespace, pod) = pod(target)?;
+    let namespace = Some(namespace).filter(|namespace| !namespace.is_empty());
+    let container = target.container.as_str();
+    let is_claim = record.origin.claim().is_some_and(|claim| {
+        claim.name == pod && namespace.is_none_or(|name| name == claim.namespace)
+    });
+    Ok(is_claim && container.is_empty()
+        || record.holders().any(|holder| {
+            holder.is_of(namespace, pod) && (container.is_empty() || container == holder.container)
         }))
-    }
 }
 
 impl Allocations {
@@ -68,7 +53,7 @@ fn choose(records: &[Arc<Record>], target: &Target) -> Result<Arc<Record>, Steer
     let mut found = Vec::new();
     let mut parked = None;
     for record in records {
-        match target.matches(record)? {
+        match matches(target, record)? {
             true if record.is_live() => found.push(record),
             true => parked = Some(record),
             false => {}
@@ -183,8 +168,8 @@ mod tests {
     ) -> Result<String, String> {
         let target = Target {
             name: name.into(),
-            namespace: namespace.map(str::to_owned),
-            container: container.map(str::to_owned),
+            namespace: namespace.unwrap_or_default().into(),
+            container: container.unwrap_or_default().into(),
         };
         let found = choose(&records(), &target).map_err(|error| error.to_string())?;
         Ok(found.replicas[0].clone())

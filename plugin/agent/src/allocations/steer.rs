@@ -18,7 +18,7 @@ use tracing::{info, warn};
 use super::Allocations;
 use super::offers::Offers;
 use super::records::Records;
-use super::select::{Target, describe};
+use super::select::describe;
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::audit::{Actor, Event, Limits, What};
 use tessera_model::clock::unix_ms;
@@ -31,6 +31,10 @@ use tessera_rules::front_end::FrontEnd;
 use tessera_rules::refusal::Refusal;
 use tessera_store::{Change, CommitError};
 use tessera_tenant::regions::Region;
+use tessera_view::API_VERSION;
+use tessera_view::change::{QuotaChange, QuotaResponse};
+pub use tessera_view::change::{ResetQuotaRequest, SetQuotaRequest, Target};
+use tessera_view::tenant;
 
 /// Why something stays as it is. The text says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -50,107 +54,69 @@ pub enum SteerError {
     Ledger(#[from] CommitError),
 }
 
-/// What somebody wants changed. What is `None` stays.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct QuotaRequest {
-    pub memory_limit_bytes: Option<u64>,
-    /// Thousandths of the GPU's time.
-    pub cores_millis: Option<u32>,
-    /// What that share means.
-    pub compute: Option<Compute>,
-    /// Memory of this GPU alone, by UUID or index.
-    pub gpu: Option<String>,
-    /// How it is done.
-    pub options: ChangeOptions,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ChangeOptions {
-    /// Below what is in use, if need be.
-    pub force: bool,
-    /// Judged, not done.
-    pub dry_run: bool,
-    pub reason: Option<String>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Changed {
-    pub record: Arc<Record>,
-    pub before: Vec<Limits>,
-    pub after: Vec<Limits>,
-    /// Bytes in use per GPU, where they can be read.
-    pub in_use: Vec<Option<u64>>,
-    /// What follows from it, a sentence each.
-    pub notes: Vec<String>,
-}
-
-impl Changed {
-    /// False where it had these limits already.
-    pub fn is_change(&self) -> bool {
-        self.before != self.after
-    }
-}
-
 impl Allocations {
-    /// Changes limits. Blocking.
+    /// See [`crate::Agent::set_quota`].
     pub(crate) fn set_quota(
         &self,
-        target: &Target,
-        request: &QuotaRequest,
+        request: &SetQuotaRequest,
         actor: Actor,
-    ) -> Result<Changed, SteerError> {
-        self.steer(target, false, &request.options, actor, |record| self.wanted(record, request))
+    ) -> Result<QuotaResponse, SteerError> {
+        let SetQuotaRequest { target, force, dry_run, reason, .. } = request.clone();
+        let order = ResetQuotaRequest { target, force, dry_run, reason };
+        self.steer(&order, Some(request), actor)
     }
 
-    /// Gives back the limits at Allocate. Blocking.
-    pub(crate) fn reset_quota(
+    /// Changes the limits of what `order` names to those of `set`, or to those at Allocate.
+    pub(crate) fn steer(
         &self,
-        target: &Target,
-        options: &ChangeOptions,
+        order: &ResetQuotaRequest,
+        set: Option<&SetQuotaRequest>,
         actor: Actor,
-    ) -> Result<Changed, SteerError> {
-        self.steer(target, true, options, actor, |record| Ok(record.allocated().to_vec()))
-    }
-
-    fn steer(
-        &self,
-        target: &Target,
-        is_reset: bool,
-        options: &ChangeOptions,
-        actor: Actor,
-        wanted: impl FnOnce(&Record) -> Result<Vec<Grant>, SteerError>,
-    ) -> Result<Changed, SteerError> {
+    ) -> Result<QuotaResponse, SteerError> {
         let mut writer = self.journal.writer();
-        let record = self.find(target)?;
-        let grants = wanted(&record)?;
+        let record = self.find(&order.target)?;
+        let grants = match set {
+            Some(request) => self.wanted(&record, request)?,
+            None => record.allocated().to_vec(),
+        };
         let region = self.pages.get(&record.id);
         let mut notes = Vec::new();
         for (old, new) in record.grants.iter().zip(&grants) {
             self.check_growth(&record, old, new)?;
         }
-        let (owed, in_use) = shrink(region.as_deref(), &record, &grants, options, &mut notes)?;
+        let (owed, in_use) = shrink(region.as_deref(), &record, &grants, order, &mut notes)?;
         let after = Arc::new(record.with_limits(grants, owed));
-        let limits = |record: &Record| record.grants.iter().map(Limits::from).collect::<Vec<_>>();
-        let mut changed = Changed {
-            before: limits(&record),
-            after: limits(&after),
-            in_use,
+        self.remark(&record, &after, &mut notes);
+        notes.extend(self.taken(&record, &after));
+        let gpus = record.grants.iter().zip(&after.grants).zip(in_use);
+        let response = QuotaResponse {
+            api_version: API_VERSION.to_owned(),
+            allocation_id: record.id.to_string(),
+            holder: record.holder.as_ref().map(Into::into),
+            gpus: gpus
+                .map(|((before, after), memory_in_use_bytes)| QuotaChange {
+                    gpu_uuid: after.uuid.clone(),
+                    before: shown(before),
+                    after: shown(after),
+                    memory_in_use_bytes,
+                })
+                .collect(),
+            changed: record.grants != after.grants,
+            dry_run: order.dry_run,
             notes,
-            record: Arc::clone(&record),
         };
-        self.remark(&after, &mut changed);
-        changed.notes.extend(self.taken(&record, &after));
-        if options.dry_run || after == record {
-            return Ok(changed);
+        if order.dry_run || after == record {
+            return Ok(response);
         }
-        let (before, now) = (changed.before.clone(), changed.after.clone());
+        let limits = |record: &Record| record.grants.iter().map(Limits::from).collect();
+        let (before, now) = (limits(&record), limits(&after));
         let forced = after.overridden.as_ref().is_some_and(|over| !over.owed.is_empty());
-        let what = match is_reset {
-            false => What::QuotaSet { before, after: now, forced },
-            true => What::QuotaReset { before, after: now },
+        let what = match set {
+            Some(_) => What::QuotaSet { before, after: now, forced },
+            None => What::QuotaReset { before, after: now },
         };
-        let mut event = Event::of(&after, what, unix_ms()).by(actor);
-        event.reason.clone_from(&options.reason);
+        let reason = Some(order.reason.clone()).filter(|reason| !reason.is_empty());
+        let event = Event { reason, ..Event::of(&after, what, unix_ms()).by(actor) };
         info!(id = %after.id, by = ?event.by, "{}", event.sentence("it"));
         let change =
             Change { put: vec![Record::clone(&after)], events: vec![event], ..Change::default() };
@@ -161,7 +127,7 @@ impl Allocations {
             return Err(error.into());
         }
         self.store(&change);
-        Ok(changed)
+        Ok(response)
     }
 
     /// Writes what the record says by now to the pages, and has the arbiter follow. Called once kubelet has heard
@@ -174,10 +140,10 @@ impl Allocations {
         }
     }
 
-    fn wanted(&self, record: &Record, request: &QuotaRequest) -> Result<Vec<Grant>, SteerError> {
+    fn wanted(&self, record: &Record, request: &SetQuotaRequest) -> Result<Vec<Grant>, SteerError> {
         let invalid = |text: String| Err(SteerError::Invalid(text));
-        let QuotaRequest { memory_limit_bytes: memory, cores_millis: cores, compute, gpu, .. } =
-            request;
+        let SetQuotaRequest { memory_limit_bytes: memory, cores_millis: cores, .. } = request;
+        let (compute, gpu) = (request.policy, request.gpu.as_str());
         if memory.is_none() && cores.is_none() && compute.is_none() {
             return invalid("say what to change: --memory, --cores or --policy".to_owned());
         }
@@ -185,25 +151,22 @@ impl Allocations {
             return invalid("--cores must be a part of a GPU, from 0.1 to 100 percent".to_owned());
         }
         let several = record.grants.len() > 1;
-        if several && gpu.is_some() && (cores.is_some() || compute.is_some()) {
+        if several && !gpu.is_empty() && (cores.is_some() || compute.is_some()) {
             return invalid(
                 "an allocation's GPUs are leased together: change --cores and --policy without --gpu"
                     .to_owned(),
             );
         }
         let catalogue = self.inventory.catalogue();
-        let meant = |uuid: &str| match gpu {
-            None => true,
-            Some(name) => {
-                name == uuid || catalogue.gpus.get(uuid).is_some_and(|sold| sold.gpu.is_named(name))
-            }
+        let meant = |uuid: &str| {
+            let is_named = |sold: &AdvertisedGpu| sold.gpu.is_named(gpu);
+            gpu.is_empty() || gpu == uuid || catalogue.gpus.get(uuid).is_some_and(is_named)
         };
         if !record.grants.iter().any(|grant| meant(&grant.uuid)) {
             let uuids: Vec<&str> = record.grants.iter().map(|grant| grant.uuid.as_str()).collect();
             return Err(SteerError::NotFound(format!(
-                "{} has nothing of GPU {}; it has {}",
+                "{} has nothing of GPU {gpu}; it has {}",
                 describe(record),
-                gpu.as_deref().unwrap_or_default(),
                 uuids.join(", ")
             )));
         }
@@ -257,7 +220,7 @@ impl Allocations {
         )))
     }
 
-    fn remark(&self, after: &Arc<Record>, changed: &mut Changed) {
+    fn remark(&self, before: &Record, after: &Arc<Record>, notes: &mut Vec<String>) {
         let records = self.records.lock().all();
         let catalogue = self.inventory.catalogue();
         let reserve = self.config.get().gpus.reserve_bytes;
@@ -267,7 +230,7 @@ impl Allocations {
             let devices = offers.devices(&catalogue);
             devices.values().flatten().filter(|device| device.healthy).count()
         };
-        let before = offered(records.values().cloned().collect());
+        let was = offered(records.values().cloned().collect());
         let with = |id: &AllocationId, record: &Arc<Record>| match *id == after.id {
             true => Arc::clone(after),
             false => Arc::clone(record),
@@ -275,23 +238,22 @@ impl Allocations {
         let now = offered(records.iter().map(|(id, record)| with(id, record)).collect());
         let replicas =
             |n: usize| if n == 1 { "1 replica".to_owned() } else { format!("{n} replicas") };
-        if now < before {
+        if now < was {
             let text = "given out no more while the limits are so large";
-            changed.notes.push(format!("{} {text}", replicas(before - now)));
-        } else if now > before {
-            changed.notes.push(format!("{} given out again", replicas(now - before)));
+            notes.push(format!("{} {text}", replicas(was - now)));
+        } else if now > was {
+            notes.push(format!("{} given out again", replicas(now - was)));
         }
         for grant in after.grants.iter().filter(|grant| grant.compute != Compute::None) {
             let others = records.values().filter(|other| other.is_live() && other.id != after.id);
             let others = others.flat_map(|other| &other.grants);
             let others = others.filter(|o| o.uuid == grant.uuid && o.compute != Compute::None);
             let sum = others.fold(grant.cores_millis, |sum, o| sum.saturating_add(o.cores_millis));
-            let is_more = changed.is_change()
-                && changed.before.iter().any(|before| {
-                    before.uuid == grant.uuid && before.cores_millis < grant.cores_millis
-                });
+            let is_more = before.grants.iter().any(|before| {
+                before.uuid == grant.uuid && before.cores_millis < grant.cores_millis
+            });
             if sum > 1000 && is_more {
-                changed.notes.push(format!(
+                notes.push(format!(
                     "the shares of GPU {} now add up to {}.{} %: under contention each gets its part \
                      of that",
                     grant.uuid,
@@ -406,6 +368,14 @@ impl Allocations {
     }
 }
 
+fn shown(grant: &Grant) -> tenant::Limits {
+    tenant::Limits {
+        memory_limit_bytes: grant.memory_limit_bytes,
+        cores_millis: grant.cores_millis,
+        policy: grant.compute,
+    }
+}
+
 /// Bytes by UUID; see [`tessera_model::steered::Override::owed`].
 type Owed = BTreeMap<String, u64>;
 
@@ -417,7 +387,7 @@ fn shrink(
     region: Option<&Region>,
     record: &Record,
     grants: &[Grant],
-    options: &ChangeOptions,
+    order: &ResetQuotaRequest,
     notes: &mut Vec<String>,
 ) -> Result<(Owed, Vec<Option<u64>>), SteerError> {
     let lower: Vec<Grant> = record
@@ -430,14 +400,14 @@ fn shrink(
         })
         .collect();
     let shrinks = lower != record.grants;
-    if let Some(region) = region.filter(|_| shrinks && !options.dry_run) {
+    if let Some(region) = region.filter(|_| shrinks && !order.dry_run) {
         region.set_limits(&lower);
         // Its partner is the fence between a request's charge and its look at the limit.
         fence(Ordering::SeqCst);
     }
     let used = region.map(|region| in_use(region, grants.len()));
     let restore = || {
-        if let Some(region) = region.filter(|_| shrinks && !options.dry_run) {
+        if let Some(region) = region.filter(|_| shrinks && !order.dry_run) {
             region.set_limits(&record.grants);
         }
     };
@@ -457,7 +427,7 @@ fn shrink(
         if over == 0 {
             continue;
         }
-        if limit < old.memory_limit_bytes && !options.force {
+        if limit < old.memory_limit_bytes && !order.force {
             restore();
             let [used, limit] = format_compared(used, limit);
             let uses = match region {

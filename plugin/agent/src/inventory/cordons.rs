@@ -13,17 +13,8 @@ use tessera_model::record::Record;
 use tessera_model::steered::Cordon;
 use tessera_rules::refusal::Refusal;
 use tessera_store::Change;
-
-/// What a change of cordons came to.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Cordons {
-    /// UUIDs that it was about; [`Cordon::NODE`] for the whole node.
-    pub changed: Vec<String>,
-    /// All cordons that stand now, by UUID; [`Cordon::NODE`] first.
-    pub standing: Vec<(String, Cordon)>,
-    /// Live allocations on what it was about.
-    pub running: usize,
-}
+use tessera_view::API_VERSION;
+use tessera_view::change::{CordonResponse, StandingCordon};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lift<'a> {
@@ -42,7 +33,7 @@ impl Inventory {
         gpu: Option<&str>,
         reason: Option<String>,
         actor: Actor,
-    ) -> Result<Cordons, SteerError> {
+    ) -> Result<CordonResponse, SteerError> {
         let uuids = match gpu {
             None => vec![Cordon::NODE.to_owned()],
             Some(name) => self.named(name)?,
@@ -56,7 +47,7 @@ impl Inventory {
         lift: Lift<'_>,
         reason: Option<String>,
         actor: Actor,
-    ) -> Result<Cordons, SteerError> {
+    ) -> Result<CordonResponse, SteerError> {
         let cordoned: Vec<String> = self.cordons.lock().keys().cloned().collect();
         let is_cordoned = |uuid: &str| cordoned.iter().any(|cordoned| cordoned == uuid);
         let uuids = match lift {
@@ -85,7 +76,7 @@ impl Inventory {
         is_set: bool,
         reason: Option<String>,
         actor: Actor,
-    ) -> Result<Cordons, SteerError> {
+    ) -> Result<CordonResponse, SteerError> {
         let mut change = Change::default();
         let cordon = Cordon { at_unix_ms: unix_ms(), by: actor, reason };
         for uuid in &uuids {
@@ -111,9 +102,21 @@ impl Inventory {
                 };
             }
         }
-        let cordons = self.cordons.lock();
-        let standing = cordons.iter().map(|(uuid, one)| (uuid.clone(), one.clone())).collect();
-        Ok(Cordons { changed: uuids, standing, running: 0 })
+        let (cordons, catalogue) = (self.cordons.lock().clone(), self.catalogue());
+        let standing = cordons.iter().map(|(uuid, cordon)| StandingCordon {
+            gpu_uuid: uuid.clone(),
+            gpu_index: catalogue.gpus.get(uuid).map(|sold| sold.gpu.index),
+            since_unix_ms: cordon.at_unix_ms,
+            by: cordon.by.who(),
+            reason: cordon.reason.clone().unwrap_or_default(),
+        });
+        Ok(CordonResponse {
+            api_version: API_VERSION.to_owned(),
+            changed: uuids,
+            cordoned: cordons.keys().cloned().collect(),
+            running: 0,
+            standing: standing.collect(),
+        })
     }
 
     /// UUIDs of the GPUs that somebody means.

@@ -23,7 +23,7 @@ use tessera_system::locks::Ranked;
 use crate::journal::Journal;
 use crate::lock_order::{CATALOGUE, HEALTH, LEAF};
 use contexts::Contexts;
-pub use cordons::{Cordons, Lift};
+pub use cordons::Lift;
 use health::moment;
 pub(crate) use health::unreadable;
 

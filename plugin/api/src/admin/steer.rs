@@ -5,19 +5,16 @@ use std::sync::Arc;
 
 use super::StatusView;
 use super::server::failed;
-use tessera_agent::allocations::Target;
-use tessera_agent::allocations::steer::{ChangeOptions, Changed, QuotaRequest, SteerError};
-use tessera_agent::{Agent, Cordons, Lift};
+use tessera_agent::allocations::steer::SteerError;
+use tessera_agent::{Agent, Lift};
 use tessera_model::audit::Actor;
 use tessera_model::percent::format_cores;
 use tessera_model::printable;
 use tessera_model::quantity::format_bytes;
-use tessera_model::steered::Cordon;
 use tessera_system::files;
-use tessera_view::API_VERSION;
 use tessera_view::change::{
-    self as view, CordonRequest, CordonResponse, QuotaChange, QuotaResponse, ResetQuotaRequest,
-    SetQuotaRequest, StandingCordon, UncordonRequest,
+    CordonRequest, CordonResponse, QuotaResponse, ResetQuotaRequest, SetQuotaRequest, Target,
+    UncordonRequest,
 };
 use tessera_view::tenant::Limits;
 use tessera_web::{Peer, SourceError};
@@ -28,17 +25,7 @@ pub(super) async fn set_quota(
     peer: Peer,
 ) -> Result<QuotaResponse, SourceError> {
     let actor = actor(peer, set_command(&request));
-    let dry_run = request.dry_run;
-    let change = QuotaRequest {
-        memory_limit_bytes: request.memory_limit_bytes,
-        cores_millis: request.cores_millis,
-        compute: request.policy,
-        gpu: some(request.gpu),
-        options: ChangeOptions { force: request.force, dry_run, reason: some(request.reason) },
-    };
-    let target = target(request.target);
-    let changed = blocking(view, move |agent| agent.set_quota(&target, &change, actor)).await?;
-    Ok(answer(&changed, dry_run))
+    blocking(view, move |agent| agent.set_quota(&request, actor)).await
 }
 
 pub(super) async fn reset_quota(
@@ -47,11 +34,7 @@ pub(super) async fn reset_quota(
     peer: Peer,
 ) -> Result<QuotaResponse, SourceError> {
     let actor = actor(peer, reset_command(&request));
-    let ResetQuotaRequest { target: whose, force, dry_run, reason } = request;
-    let options = ChangeOptions { force, dry_run, reason: some(reason) };
-    let target = target(whose);
-    let changed = blocking(view, move |agent| agent.reset_quota(&target, &options, actor)).await?;
-    Ok(answer(&changed, dry_run))
+    blocking(view, move |agent| agent.reset_quota(&request, actor)).await
 }
 
 pub(super) async fn cordon(
@@ -65,8 +48,7 @@ pub(super) async fn cordon(
     with_reason(&mut command, &reason);
     let actor = actor(peer, command);
     let gpu = (!all).then_some(gpu);
-    let done = blocking(view, move |agent| agent.cordon(gpu.as_deref(), some(reason), actor));
-    Ok(cordons(view, done.await?))
+    blocking(view, move |agent| agent.cordon(gpu.as_deref(), some(reason), actor)).await
 }
 
 pub(super) async fn uncordon(
@@ -87,15 +69,15 @@ pub(super) async fn uncordon(
     let mut command = format!("uncordon {what}");
     with_reason(&mut command, &reason);
     let actor = actor(peer, command);
-    let done = blocking(view, move |agent| {
+    blocking(view, move |agent| {
         let lift = match (all, each) {
             (true, true) => Lift::Each,
             (true, false) => Lift::Node,
             (false, _) => Lift::Gpu(&gpu),
         };
         agent.uncordon(lift, some(reason), actor)
-    });
-    Ok(cordons(view, done.await?))
+    })
+    .await
 }
 
 fn named(gpu: &str, all: bool) -> Result<(), SourceError> {
@@ -103,26 +85,6 @@ fn named(gpu: &str, all: bool) -> Result<(), SourceError> {
         return Err(SourceError::Invalid("name a GPU by UUID or index, or say --all".to_owned()));
     }
     Ok(())
-}
-
-fn cordons(view: &StatusView, cordons: Cordons) -> CordonResponse {
-    let Cordons { changed, standing, running } = cordons;
-    let gpus = view.agent().map(|agent| agent.inventory().catalogue());
-    let index = |uuid: &str| Some(gpus.as_ref()?.gpus.get(uuid)?.gpu.index);
-    let one = |(uuid, cordon): &(String, Cordon)| StandingCordon {
-        gpu_uuid: uuid.clone(),
-        gpu_index: index(uuid),
-        since_unix_ms: cordon.at_unix_ms,
-        by: cordon.by.who(),
-        reason: cordon.reason.clone().unwrap_or_default(),
-    };
-    CordonResponse {
-        api_version: API_VERSION.to_owned(),
-        changed,
-        cordoned: standing.iter().map(|(uuid, _)| uuid.clone()).collect(),
-        running: u32::try_from(running).unwrap_or(u32::MAX),
-        standing: standing.iter().map(one).collect(),
-    }
 }
 
 /// Does what waits for the disk where that is allowed.
@@ -188,12 +150,7 @@ fn some(text: String) -> Option<String> {
     Some(text).filter(|text| !text.is_empty())
 }
 
-fn target(target: view::Target) -> Target {
-    let view::Target { name, namespace, container } = target;
-    Target { name, namespace: some(namespace), container: some(container) }
-}
-
-fn target_words(target: &view::Target) -> String {
+fn target_words(target: &Target) -> String {
     let mut words = target.name.clone();
     for (flag, value) in [("namespace", &target.namespace), ("container", &target.container)] {
         if !value.is_empty() {
@@ -249,26 +206,6 @@ pub(super) fn limits(limits: &tessera_model::audit::Limits) -> Limits {
     }
 }
 
-fn answer(changed: &Changed, dry_run: bool) -> QuotaResponse {
-    let gpus = changed.before.iter().zip(&changed.after).zip(&changed.in_use);
-    QuotaResponse {
-        api_version: API_VERSION.to_owned(),
-        allocation_id: changed.record.id.to_string(),
-        holder: changed.record.holder.as_ref().map(Into::into),
-        gpus: gpus
-            .map(|((before, after), in_use)| QuotaChange {
-                gpu_uuid: after.uuid.clone(),
-                before: limits(before),
-                after: limits(after),
-                memory_in_use_bytes: *in_use,
-            })
-            .collect(),
-        changed: changed.is_change(),
-        dry_run,
-        notes: changed.notes.clone(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use tessera_model::sharing::Compute;
@@ -288,7 +225,7 @@ mod tests {
     fn the_trail_tells_the_command_as_one_would_type_it() {
         let target = |name: &str| {
             let container = "main".to_owned();
-            view::Target { name: name.into(), container, ..Default::default() }
+            Target { name: name.into(), container, ..Default::default() }
         };
         let request = SetQuotaRequest {
             target: target("one/llm"),

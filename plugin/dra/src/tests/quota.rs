@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use tessera_agent::Agent;
-use tessera_agent::allocations::Target;
-use tessera_agent::allocations::steer::{ChangeOptions, QuotaRequest};
+use tessera_agent::allocations::steer::{ResetQuotaRequest, SetQuotaRequest, Target};
 use tessera_agent::front_end::FrontDoor;
 use tessera_config::Config;
 use tessera_gpu::Facts;
@@ -145,15 +144,17 @@ impl World {
             }
             Step::Quota { which, mib } => {
                 let Some(id) = self.prepared(which) else { return Ok(()) };
+                let (target, memory_limit_bytes) = (target(&id), Some(mib * MIB));
                 let request =
-                    QuotaRequest { memory_limit_bytes: Some(mib * MIB), ..QuotaRequest::default() };
+                    SetQuotaRequest { target, memory_limit_bytes, ..SetQuotaRequest::default() };
                 // More than there is, is refused.
-                let _ = self.agent.set_quota(&target(&id), &request, Actor::Plugin);
+                let _ = self.agent.set_quota(&request, Actor::Plugin);
             }
             Step::Reset(which) => {
                 let Some(id) = self.prepared(which) else { return Ok(()) };
-                let _ =
-                    self.agent.reset_quota(&target(&id), &ChangeOptions::default(), Actor::Plugin);
+                let target = target(&id);
+                let request = ResetQuotaRequest { target, ..ResetQuotaRequest::default() };
+                let _ = self.agent.reset_quota(&request, Actor::Plugin);
             }
             Step::End(which) if !self.claims.is_empty() => {
                 let claim = self.claims.remove(which.index(self.claims.len()));

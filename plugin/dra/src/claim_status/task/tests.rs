@@ -1,8 +1,7 @@
 //! The task against an API server in memory.
 
 use serde_json::Value;
-use tessera_agent::allocations::Target;
-use tessera_agent::allocations::steer::QuotaRequest;
+use tessera_agent::allocations::steer::{SetQuotaRequest, Target};
 use tessera_cluster::error::{Kind, Verb};
 use tessera_cluster::fixtures::{FakeApi, Mood};
 use tessera_model::audit::Actor;
@@ -44,8 +43,9 @@ async fn a_claim_shows_its_limits_and_follows_their_changes() {
     assert_eq!(calls(), 1);
     api.set_mood(Mood::Away);
     let target = Target { name: node.agent.claims()[0].id.to_string(), ..Target::default() };
-    let request = QuotaRequest { memory_limit_bytes: Some(8 << 30), ..QuotaRequest::default() };
-    node.agent.set_quota(&target, &request, Actor::Plugin).unwrap();
+    let memory_limit_bytes = Some(8 << 30);
+    let request = SetQuotaRequest { target, memory_limit_bytes, ..SetQuotaRequest::default() };
+    node.agent.set_quota(&request, Actor::Plugin).unwrap();
     until("the attempt", || calls() > 1).await;
     api.set_mood(Mood::Works);
     until("the changed status", || memory() == Some(Value::from("8192Mi"))).await;

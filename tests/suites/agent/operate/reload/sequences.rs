@@ -5,15 +5,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tessera_agent::allocations::Target;
-use tessera_agent::allocations::steer::{ChangeOptions, QuotaRequest};
 use tessera_agent::reload::{ReloadCause, Reloader, plan};
 use tessera_config::file;
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::audit::Actor;
 use tessera_model::record::{Grant, Record};
 use tessera_region::quota::QuotaReader;
-use tessera_view::change::PlanResponse;
+use tessera_view::change::{PlanResponse, ResetQuotaRequest, SetQuotaRequest, Target};
 use tessera_view::status::Health;
 
 use super::replace;
@@ -162,10 +160,13 @@ impl Sequence {
         let memory_limit_bytes = Some((1 + random.below(32)) * GIB);
         let (node, is_reset) = (self.node.agent(), random.below(3) == 0);
         let done = blocking(move || match is_reset {
-            true => node.reset_quota(&target, &ChangeOptions::default(), Actor::Plugin),
+            true => {
+                let ask = ResetQuotaRequest { target, ..ResetQuotaRequest::default() };
+                node.reset_quota(&ask, Actor::Plugin)
+            }
             false => {
-                let ask = QuotaRequest { memory_limit_bytes, ..QuotaRequest::default() };
-                node.set_quota(&target, &ask, Actor::Plugin)
+                let ask = SetQuotaRequest { target, memory_limit_bytes, ..Default::default() };
+                node.set_quota(&ask, Actor::Plugin)
             }
         })
         .await;
