@@ -27,15 +27,13 @@ use crate::status_board::StatusBoard;
 
 /// Why a tenant cannot be held, so that it must not run.
 #[derive(Debug, thiserror::Error)]
-pub enum EngineError {
-    #[error("cannot make the pages of the allocation: {0}")]
-    Pages(#[from] RegionError),
-    #[error("{engine} cannot hold the allocation to its limits: {reason}")]
-    Engine {
-        engine: &'static str,
-        /// Why not, and what to do.
-        reason: String,
-    },
+#[error("cannot make the pages of the allocation: {0}")]
+pub struct EngineError(pub String);
+
+impl From<RegionError> for EngineError {
+    fn from(error: RegionError) -> Self {
+        EngineError(error.to_string())
+    }
 }
 
 /// One way of holding tenants to a part of their limits. Calls for one tenant come one at a time, under the

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tessera_kubelet_api::deviceplugin::device_plugin_server::DevicePluginServer;
 use tessera_kubelet_api::deviceplugin::registration_client::RegistrationClient;
@@ -20,7 +20,7 @@ use super::pod_resources::PodResources;
 use super::registration::{Action, Delays, Event, Machine};
 use super::service::{Events, Service};
 use super::socket::{Names, Socket, SocketError, remove_stale};
-use super::{DevicePlugin, Options, Phase, ReadinessWriter};
+use super::{DevicePlugin, Options, Phase, Report};
 use tessera_rpc::incoming::{SILENCE, incoming};
 use tessera_system::connections::Limits;
 
@@ -43,7 +43,7 @@ pub(super) struct Driver<P> {
     kubelet: PathBuf,
     plugin: Arc<P>,
     options: Options,
-    readiness: ReadinessWriter,
+    reports: watch::Sender<Report>,
     names: Names,
     watcher: Watcher,
     snapshot: Snapshot,
@@ -66,7 +66,7 @@ impl<P: DevicePlugin> Driver<P> {
         dir: &Path,
         plugin: Arc<P>,
         options: Options,
-        readiness: ReadinessWriter,
+        reports: watch::Sender<Report>,
     ) -> Result<Self, SocketError> {
         let (sender, receiver) = mpsc::unbounded_channel();
         let watcher = Watcher::new(dir, options.timing.poll_interval);
@@ -76,7 +76,7 @@ impl<P: DevicePlugin> Driver<P> {
             kubelet: dir.join(KUBELET_SOCKET),
             plugin,
             options,
-            readiness,
+            reports,
             names: Names::new(resource_name),
             watcher,
             snapshot: Snapshot { kubelet: None, own: None },
@@ -160,7 +160,7 @@ impl<P: DevicePlugin> Driver<P> {
             }
         }
         self.end_server().await;
-        self.readiness.phase(Phase::Stopped);
+        self.report(Phase::Stopped);
     }
 
     fn listen(&mut self) -> Result<(), SocketError> {
@@ -191,7 +191,7 @@ impl<P: DevicePlugin> Driver<P> {
         if !kubelet {
             let missing = format!("waiting for kubelet: there is no {}", self.kubelet.display());
             tracing::info!("{missing}");
-            self.readiness.failed(&missing);
+            self.failed(&missing);
         }
         Event::Listening { kubelet }
     }
@@ -223,7 +223,7 @@ impl<P: DevicePlugin> Driver<P> {
                 Event::KubeletAppeared => tracing::info!("kubelet has (re)started; registering"),
                 Event::KubeletGone => {
                     tracing::info!("kubelet's socket is gone; waiting for it");
-                    self.readiness.failed("waiting for kubelet: its socket is gone");
+                    self.failed("waiting for kubelet: its socket is gone");
                 }
                 _ => tracing::warn!("the plugin's socket was removed; making a new one"),
             }
@@ -242,7 +242,7 @@ impl<P: DevicePlugin> Driver<P> {
             let event = match register(&kubelet, endpoint, resource_name, timeout).await {
                 Ok(()) => Event::Accepted,
                 Err(error) => {
-                    errors.send_replace(error.to_string());
+                    errors.send_replace(error);
                     Event::Refused
                 }
             };
@@ -281,7 +281,12 @@ impl<P: DevicePlugin> Driver<P> {
                 "registered; kubelet watches the devices"
             );
         }
-        self.readiness.phase(phase);
+        self.reports
+            .send_if_modified(|report| std::mem::replace(&mut report.phase, phase) != phase);
+    }
+
+    fn failed(&self, error: &str) {
+        self.reports.send_modify(|report| report.last_error = Some(error.to_owned()));
     }
 
     /// Logs what happened to the current registration.
@@ -289,7 +294,11 @@ impl<P: DevicePlugin> Driver<P> {
         match event {
             Event::Accepted => {
                 self.refusals = 0;
-                self.readiness.registered();
+                self.reports.send_modify(|report| {
+                    report.registered_at = Some(SystemTime::now());
+                    report.registrations += 1;
+                    report.last_error = None;
+                });
             }
             Event::Refused => {
                 let error = self.errors.borrow().clone();
@@ -309,7 +318,7 @@ impl<P: DevicePlugin> Driver<P> {
     /// A failure, logged the 1st, 2nd, 4th, 8th … time in a row.
     fn complain(&mut self, error: &str) {
         self.refusals += 1;
-        self.readiness.failed(error);
+        self.failed(error);
         if self.refusals.is_power_of_two() {
             tracing::warn!(
                 attempts = self.refusals,
@@ -318,19 +327,6 @@ impl<P: DevicePlugin> Driver<P> {
             );
         }
     }
-}
-
-#[derive(Debug, thiserror::Error)]
-enum RegisterError {
-    #[error("cannot reach kubelet at {path}: {reason}")]
-    Unreachable { path: PathBuf, reason: String },
-    #[error(
-        "kubelet did not answer Register within {0:?}: it dials the plugin's socket back first; is \
-         the directory the one that kubelet sees?"
-    )]
-    Slow(Duration),
-    #[error("kubelet refused Register: {}", .0.message())]
-    Refused(Box<tonic::Status>),
 }
 
 /// What the plugin implements of the API; kubelet asks again after Register and goes by that answer.
@@ -343,11 +339,10 @@ async fn register(
     endpoint: String,
     resource_name: String,
     timeout: Duration,
-) -> Result<(), RegisterError> {
+) -> Result<(), String> {
     let call = async {
-        let channel = connect(kubelet).await.map_err(|error| RegisterError::Unreachable {
-            path: kubelet.to_path_buf(),
-            reason: causes(&error),
+        let channel = connect(kubelet).await.map_err(|error| {
+            format!("cannot reach kubelet at {}: {}", kubelet.display(), causes(&error))
         })?;
         let request = RegisterRequest {
             version: VERSION.to_owned(),
@@ -356,9 +351,14 @@ async fn register(
             options: Some(OPTIONS),
         };
         let answer = RegistrationClient::new(channel).register(request).await;
-        answer.map(drop).map_err(|status| RegisterError::Refused(Box::new(status)))
+        answer.map(drop).map_err(|status| format!("kubelet refused Register: {}", status.message()))
     };
-    tokio::time::timeout(timeout, call).await.map_err(|_| RegisterError::Slow(timeout))?
+    tokio::time::timeout(timeout, call).await.map_err(|_| {
+        format!(
+            "kubelet did not answer Register within {timeout:?}: it dials the plugin's socket back first; is the \
+             directory the one that kubelet sees?"
+        )
+    })?
 }
 
 /// Connects to a gRPC server's Unix socket.

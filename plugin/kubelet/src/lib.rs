@@ -3,7 +3,7 @@
 //!
 //! The seam is [`DevicePlugin`]: the plugin's decisions. Everything specific to kubelet's protocol stays
 //! here: [`serve_with`] listens, registers, and re-registers whenever kubelet restarts, wipes the socket or
-//! drops the device stream. [`Readiness`] has the state.
+//! drops the device stream. [`Report`] has the state.
 //!
 //! - `service`: the five RPCs over the seam
 //! - `registration`: the pure state machine; `driver` feeds it and does its I/O
@@ -113,9 +113,10 @@ impl Default for Timing {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Phase {
     /// Not registered: there is no kubelet, or it refused, or it has restarted.
+    #[default]
     Waiting,
     /// Kubelet accepted Register, but has not opened ListAndWatch yet.
     Accepted,
@@ -125,7 +126,7 @@ pub enum Phase {
 }
 
 /// The state of registration and its history since the start.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     pub phase: Phase,
     /// When kubelet last accepted a Register.
@@ -136,76 +137,17 @@ pub struct Report {
     pub last_error: Option<String>,
 }
 
-/// A handle on the current [`Report`]; cheap to clone.
-#[derive(Clone, Debug)]
-pub struct Readiness(watch::Receiver<Report>);
-
-impl Readiness {
-    pub fn report(&self) -> Report {
-        self.0.borrow().clone()
-    }
-
-    /// Waits until `condition` holds, and gives the report it held for. `None` if the server stopped
-    /// first.
-    pub async fn wait_for(&self, condition: impl FnMut(&Report) -> bool) -> Option<Report> {
-        let mut receiver = self.0.clone();
-        let report = receiver.wait_for(condition).await.ok()?;
-        Some(report.clone())
-    }
-
-    /// Waits until the node offers the resource; false if the server stopped first.
-    pub async fn wait_live(&self) -> bool {
-        self.wait_for(|report| report.phase == Phase::Live).await.is_some()
-    }
-}
-
-/// The writing end of [`Readiness`].
-#[derive(Debug)]
-struct ReadinessWriter(watch::Sender<Report>);
-
-impl ReadinessWriter {
-    fn phase(&self, phase: Phase) {
-        self.0.send_if_modified(|report| {
-            let changed = report.phase != phase;
-            report.phase = phase;
-            changed
-        });
-    }
-
-    fn registered(&self) {
-        self.0.send_modify(|report| {
-            report.registered_at = Some(SystemTime::now());
-            report.registrations += 1;
-            report.last_error = None;
-        });
-    }
-
-    fn failed(&self, error: &str) {
-        self.0.send_modify(|report| report.last_error = Some(error.to_owned()));
-    }
-}
-
-fn readiness() -> (Readiness, ReadinessWriter) {
-    let (sender, receiver) = watch::channel(Report {
-        phase: Phase::Waiting,
-        registered_at: None,
-        registrations: 0,
-        last_error: None,
-    });
-    (Readiness(receiver), ReadinessWriter(sender))
-}
-
 /// A plugin being served; see [`serve_with`].
 #[derive(Debug)]
 pub struct Serving {
-    readiness: Readiness,
+    report: watch::Receiver<Report>,
     task: tokio::task::JoinHandle<()>,
 }
 
 impl Serving {
     /// How it stands with kubelet. Clones may outlive this.
-    pub fn readiness(&self) -> Readiness {
-        self.readiness.clone()
+    pub fn report(&self) -> watch::Receiver<Report> {
+        self.report.clone()
     }
 
     /// Waits until everything has stopped: the shutdown future is done, the sockets are removed and
@@ -240,8 +182,8 @@ pub fn serve_with<P: DevicePlugin>(
     shutdown: impl Future<Output = ()> + Send + 'static,
     options: Options,
 ) -> Result<Serving, SocketError> {
-    let (readiness, latch) = readiness();
-    let driver = driver::Driver::new(resource_name, dir, plugin, options, latch)?;
+    let (reports, report) = watch::channel(Report::default());
+    let driver = driver::Driver::new(resource_name, dir, plugin, options, reports)?;
     let task = tokio::spawn(driver.run(shutdown));
-    Ok(Serving { readiness, task })
+    Ok(Serving { report, task })
 }

@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tracing::{error, info};
 
-use super::{DevicePlugin, Options, Readiness, Report, Serving, SocketError, serve_with};
+use super::{DevicePlugin, Options, Report, Serving, SocketError, serve_with};
 
 /// Plugins being served; see [`serve_all`].
 #[derive(Debug)]
@@ -31,12 +31,12 @@ impl ResourceServers {
 
 /// The registration of each resource that is served; cheap to clone.
 #[derive(Clone, Debug)]
-pub struct RegistrationStatus(watch::Receiver<BTreeMap<String, Readiness>>);
+pub struct RegistrationStatus(watch::Receiver<BTreeMap<String, watch::Receiver<Report>>>);
 
 impl RegistrationStatus {
     pub fn reports(&self) -> BTreeMap<String, Report> {
         let members = self.0.borrow();
-        members.iter().map(|(name, readiness)| (name.clone(), readiness.report())).collect()
+        members.iter().map(|(name, report)| (name.clone(), report.borrow().clone())).collect()
     }
 }
 
@@ -58,7 +58,7 @@ struct Servers<F> {
     make: F,
     options: Options,
     members: BTreeMap<String, ResourceServer>,
-    status: watch::Sender<BTreeMap<String, Readiness>>,
+    status: watch::Sender<BTreeMap<String, watch::Receiver<Report>>>,
 }
 
 /// Serves each of `resources` to the kubelet whose device plugin directory is `dir`, as
@@ -107,7 +107,7 @@ impl<P: DevicePlugin, F: Fn(&str) -> Arc<P> + Send + 'static> Servers<F> {
 
     fn publish(&self) {
         let members = self.members.iter();
-        let members = members.map(|(name, member)| (name.clone(), member.serving.readiness()));
+        let members = members.map(|(name, member)| (name.clone(), member.serving.report()));
         self.status.send_replace(members.collect());
     }
 

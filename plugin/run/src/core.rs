@@ -71,10 +71,7 @@ impl PrivateCore {
         pages::sweep(root);
         let spec = QuotaSpec { allocation: self.name.clone(), ..regions::spec(record) };
         let made = Pages::create(root, &spec);
-        Ok(Arc::new(made.map_err(|error| {
-            let reason = format!("cannot make the pages: {error:#}");
-            EngineError::Engine { engine: "pages", reason }
-        })?))
+        Ok(Arc::new(made.map_err(|error| EngineError(format!("{error:#}")))?))
     }
 }
 

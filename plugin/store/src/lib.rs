@@ -55,11 +55,6 @@ impl Change {
     }
 
     pub fn is_empty(&self) -> bool {
-        self.put.is_empty()
-            && self.remove.is_empty()
-            && self.events.is_empty()
-            && self.cordons.is_empty()
-            && self.contexts.is_empty()
-            && self.health.is_empty()
+        *self == Change::default()
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tessera_fake_kubelet::Kubelet;
 use tessera_kubelet::{
-    ContainerAllocateResponse, Device, DevicePlugin, Options, Readiness, Serving, Timing,
+    ContainerAllocateResponse, Device, DevicePlugin, Options, Phase, Report, Serving, Timing,
     serve_with,
 };
 use tokio::sync::{oneshot, watch};
@@ -117,7 +117,7 @@ impl std::ops::Deref for Plugin {
 impl Plugin {
     /// Whether kubelet knows it.
     pub fn readiness(&self) -> Readiness {
-        self.serving.readiness()
+        Readiness(self.serving.report())
     }
 
     /// What it was asked so far.
@@ -134,6 +134,26 @@ impl Plugin {
     pub async fn stop(self) {
         self.stop.send(()).unwrap();
         bounded(self.serving.finished()).await;
+    }
+}
+
+/// How a plugin stands with kubelet.
+pub struct Readiness(watch::Receiver<Report>);
+
+impl Readiness {
+    /// Now.
+    pub fn report(&self) -> Report {
+        self.0.borrow().clone()
+    }
+
+    /// The first report for which `condition` holds; `None` if the server stopped before.
+    pub async fn wait_for(&self, condition: impl FnMut(&Report) -> bool) -> Option<Report> {
+        Some(self.0.clone().wait_for(condition).await.ok()?.clone())
+    }
+
+    /// Waits until the node offers the resource; false if the server stopped first.
+    pub async fn wait_live(&self) -> bool {
+        self.wait_for(|report| report.phase == Phase::Live).await.is_some()
     }
 }
 

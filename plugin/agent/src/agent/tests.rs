@@ -45,8 +45,7 @@ impl Engine for FakeEngine {
     fn admit(&self, record: &Record, mode: Mode) -> Result<Outcome, EngineError> {
         self.note(format!("admit {} {mode:?}", gib(record)));
         if gib(record) % 2 == 1 || self.refuses.load(Ordering::Relaxed) {
-            let reason = "it is odd".to_owned();
-            return Err(EngineError::Engine { engine: "fake", reason });
+            return Err(EngineError("it is odd".to_owned()));
         }
         Ok(Outcome::default())
     }
