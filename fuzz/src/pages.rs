@@ -133,7 +133,7 @@ pub fn quota_page(data: &[u8]) {
     }
     if let Ok(writer) = QuotaWriter::open(dir.path()) {
         let found = writer.spec();
-        assert!(!found.allocation.is_empty() && !found.gpus.is_empty());
+        assert!(!found.gpus.is_empty());
     }
     // A side that finds no sound page of its own replaces it.
     if quota::create(dir.path(), &spec()).is_err() {

@@ -17,7 +17,7 @@ use tessera_model::record::Record;
 use tessera_system::files;
 use tessera_system::locks::{Ranked, RankedGuard};
 use tessera_tenant::regions::observed::Bell;
-use tessera_tenant::regions::{self, Mode, Outcome, Region, RegionError, Use};
+use tessera_tenant::regions::{self, Mode, Outcome, Region, RegionError};
 use tessera_tenant::shim_install::SHIM;
 use tracing::{info, warn};
 
@@ -156,23 +156,18 @@ impl Pages {
     /// Looks at every usage page: takes back what dead processes held, puts right what a tenant broke. What each
     /// allocation was refused. Blocking.
     pub(crate) fn inspect(&self) -> Vec<(AllocationId, Seen)> {
-        let seen = self.seen_by(Region::recover_and_snapshot);
+        let seen = self.glance();
         // After looking, which cuts back what has grown.
         regions::keep_spares(&self.root);
         seen
     }
 
-    /// As [`Self::inspect`], at the slots in use alone: counters come from nowhere else. For a view, which may be asked
-    /// for at any time. Blocking.
+    /// As [`Self::inspect`], without spare pages: for a view, which may be asked for at any time. Blocking.
     pub(crate) fn glance(&self) -> Vec<(AllocationId, Seen)> {
-        self.seen_by(Region::snapshot_active)
-    }
-
-    fn seen_by(&self, look: impl Fn(&Region) -> Use) -> Vec<(AllocationId, Seen)> {
         // Not under the lock: looking takes system calls.
         let regions = self.regions.lock().clone();
         let seen = regions.into_iter().map(|(id, region)| {
-            let used = look(&region);
+            let used = region.recover_and_snapshot();
             (id, incidents::seen(&region, &used))
         });
         seen.collect()

@@ -94,7 +94,7 @@ fn is_socket(dir: &Path) -> bool {
 
 /// Processes that hold a slot. A page that cannot be read counts as used by many.
 fn users(usage: &UsageFile) -> usize {
-    match (usage.any_slot_locked(), usage.glance()) {
+    match (usage.any_slot_locked(), usage.snapshot()) {
         (Ok(false), _) => 0,
         (Ok(true), Ok(found)) => {
             let living = |slot: &&SlotView| usage.slot_locked(slot.index).unwrap_or(true);

@@ -165,7 +165,7 @@ fn hold(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
     let uuids = paged.iter().map(|gpu| gpu.uuid.clone());
     let mut overhead = overhead::Overhead::new(Box::new(discovery), pages.dir(), uuids)?;
     let outcome = supervise::run(command, || {
-        if let Ok(snapshot) = pages.usage().glance() {
+        if let Ok(snapshot) = pages.usage().snapshot() {
             observer.see(&snapshot, overhead.ended());
             return overhead.tick(&snapshot, pages.quota(), pages.usage());
         }

@@ -15,14 +15,13 @@ pub(super) struct Observer {
 impl Observer {
     /// Takes one look into account. `ended`: what processes did whose slots the look zeroed.
     pub fn see(&mut self, snapshot: &Snapshot, ended: &Tally) {
-        let mut tally = ended.clone();
-        tally.merge(&snapshot.past);
+        let mut tally = snapshot.tally();
+        tally.merge(ended);
         let mut now = [0u64; MAX_GPUS];
         for slot in &snapshot.slots {
             for (now, granted) in now.iter_mut().zip(slot.granted) {
                 *now = now.saturating_add(granted);
             }
-            tally.add(slot);
         }
         // One process's own peak is a lower bound that no look can miss.
         for (peak, seen) in self.peaks.iter_mut().zip(now.into_iter().zip(tally.peak)) {
@@ -49,9 +48,10 @@ mod tests {
     use super::*;
 
     fn slot(index: usize, claimed_ns: u64, granted: u64, peak: u64, refusals: u64) -> SlotView {
-        let mut slot = SlotView { index, claimed_ns, refusals, ..SlotView::default() };
+        let mut slot = SlotView { index, claimed_ns, ..SlotView::default() };
         slot.granted[0] = granted;
-        slot.peak[0] = peak;
+        slot.did.refusals = refusals;
+        slot.did.peak[0] = peak;
         slot
     }
 
@@ -71,16 +71,11 @@ mod tests {
     fn what_ended_between_two_looks_counts() {
         let mut observer = Observer::default();
         let none = Tally::default();
-        let of = |slot: &SlotView| {
-            let mut tally = Tally::default();
-            tally.add(slot);
-            tally
-        };
         let seen = slot(0, 1, 0, 10 << 20, 2);
         observer.see(&Snapshot { slots: vec![seen.clone()], ..Snapshot::default() }, &none);
         // Its slot was taken over, by one that this program recovered, and by one that lives.
-        let past = of(&seen);
-        let ended = of(&slot(0, 2, 0, 30 << 20, 1));
+        let past = seen.did;
+        let ended = slot(0, 2, 0, 30 << 20, 1).did;
         let slots = vec![slot(0, 3, 0, 20 << 20, 4)];
         observer.see(&Snapshot { slots, past, ..Snapshot::default() }, &ended);
         assert_eq!(observer.refusals(), 7);

@@ -115,7 +115,7 @@ impl Overhead {
         }
         let verdicts: Vec<Verdict> =
             (0..self.gpus.len()).filter_map(|gpu| self.look(gpu, quota, usage)).collect();
-        let launches = snapshot.slots.iter().fold(0u64, |sum, s| sum.saturating_add(s.launches));
+        let launches = snapshot.slots.iter().fold(0u64, |sum, s| sum.saturating_add(s.did.launches));
         let busy = std::mem::replace(&mut self.launches, launches) != launches;
         let now = Instant::now();
         let open = self.gpus.iter().any(|(_, estimator)| estimator.is_falling());
@@ -149,7 +149,7 @@ impl Overhead {
 
     /// `None` where page or driver do not tell.
     fn look(&mut self, gpu: usize, quota: &QuotaWriter, usage: &UsageFile) -> Option<Verdict> {
-        let before = usage.glance().ok()?.slots;
+        let before = usage.snapshot().ok()?.slots;
         self.pids.retain(|key, _| before.iter().any(|slot| (slot.index, slot.claimed_ns) == *key));
         let dead: Vec<(&SlotView, Option<u32>)> = before
             .iter()
@@ -186,7 +186,7 @@ impl Overhead {
             join(&mut members, Member { pid, start, used_bytes, slot }, departing(pid));
             listed.push((pid, used_bytes, None));
         }
-        let after = usage.glance().ok()?.slots;
+        let after = usage.snapshot().ok()?.slots;
         if !dead.is_empty() {
             let granted = |pid: u32, slots: &[SlotView]| {
                 let its = |slot: &&SlotView| {

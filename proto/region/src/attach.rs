@@ -5,8 +5,7 @@ use alloc::vec::Vec;
 use core::ffi::{CStr, c_int};
 
 use crate::error::{AttachError, AttachFault};
-use crate::fd::Fd;
-use crate::os::{self, FileKind, Stat};
+use crate::os::{self, Fd, FileKind, Stat};
 
 /// A file of the pages' directory, as the kernel takes it.
 #[must_use]

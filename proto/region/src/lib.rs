@@ -21,7 +21,6 @@ pub mod abi;
 pub mod account;
 mod attach;
 pub mod error;
-mod fd;
 #[cfg(feature = "std")]
 mod files;
 pub mod flight;

@@ -7,7 +7,42 @@ use core::ptr::NonNull;
 use core::time::Duration;
 use libc::c_int;
 
-use crate::fd::Fd;
+/// A descriptor of this process's own; std's, on the side that has std. Closed when dropped.
+#[derive(Debug)]
+pub(crate) struct Fd(c_int);
+
+impl Fd {
+    /// # Safety
+    /// Open, and nobody else's.
+    pub(crate) unsafe fn new(fd: c_int) -> Self {
+        Self(fd)
+    }
+
+    pub(crate) fn as_raw_fd(&self) -> c_int {
+        self.0
+    }
+
+    /// Leaves it open, to the caller.
+    pub(crate) fn into_raw_fd(self) -> c_int {
+        core::mem::ManuallyDrop::new(self).0
+    }
+}
+
+impl Drop for Fd {
+    fn drop(&mut self) {
+        // SAFETY: by `new`'s contract our own, and it goes out of use here.
+        unsafe { libc::close(self.0) };
+    }
+}
+
+#[cfg(feature = "std")]
+impl From<Fd> for std::fs::File {
+    fn from(fd: Fd) -> Self {
+        let fd = core::mem::ManuallyDrop::new(fd);
+        // SAFETY: open and nobody else's, and not closed by its old owner any more.
+        unsafe { std::os::fd::FromRawFd::from_raw_fd(fd.0) }
+    }
+}
 
 /// `errno` of the last failed call.
 fn errno() -> i32 {
@@ -244,7 +279,7 @@ pub(crate) fn monotonic_ns() -> u64 {
 }
 
 /// Sleeps about that long; a signal may end it early. By number, because libc's own `nanosleep` is a
-/// point where a thread may be cancelled, and would leave what it had reserved behind.
+/// point where a thread may be cancelled, which no driver function is, and would leave what it had reserved behind.
 pub(crate) fn sleep(time: Duration) {
     let time = libc::timespec {
         tv_sec: libc::time_t::try_from(time.as_secs()).unwrap_or(libc::time_t::MAX),

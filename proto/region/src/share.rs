@@ -241,18 +241,6 @@ impl ShareSet {
         })
     }
 
-    /// Bytes that all processes have charged, what is departing included. Saturates.
-    #[inline]
-    pub fn charged_total(&self, gpu: usize) -> u64 {
-        self.sum(gpu, |share, gpu| share.usage.charged_total(gpu))
-    }
-
-    /// The same without what is departing.
-    #[inline]
-    pub fn living_total(&self, gpu: usize) -> u64 {
-        self.sum(gpu, |share, gpu| share.usage.living_total(gpu))
-    }
-
     /// The living processes that hold bytes on a GPU, each once; see [`UsageMap::holders`].
     pub fn holders(&self, gpu: usize, into: &mut [(u32, u64); SLOTS]) -> usize {
         let mut count = 0;

@@ -8,6 +8,7 @@
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicBool, Ordering};
+use core::time::Duration;
 
 /// Looks until [`Spin::lock_soon`] gives up.
 const SOON: u32 = 110;
@@ -87,15 +88,7 @@ pub fn pause(turn: u32) {
 
 /// Sleeps about `micros` microseconds; a signal may end it early.
 pub fn sleep_us(micros: u32) {
-    let span = libc::timespec {
-        tv_sec: libc::time_t::from(micros / 1_000_000),
-        tv_nsec: libc::c_long::from(micros % 1_000_000) * 1_000,
-    };
-    let remainder: *mut libc::timespec = core::ptr::null_mut();
-    // By number, because libc's own nanosleep is a point where a thread may be cancelled, which no
-    // driver function is.
-    // SAFETY: `span` is a valid timespec; the remainder is not asked for.
-    unsafe { libc::syscall(libc::SYS_nanosleep, &raw const span, remainder) };
+    crate::os::sleep(Duration::from_micros(micros.into()));
 }
 
 /// The lock, held; dropping it opens it.

@@ -456,7 +456,7 @@ fn shrink(
 
 /// Bytes charged and observed on each of an allocation's GPUs.
 fn in_use(region: &Region, gpus: usize) -> Vec<u64> {
-    let snapshot = region.snapshot_active().snapshot;
+    let snapshot = region.recover_and_snapshot().snapshot;
     (0..gpus).map(|gpu| snapshot.charged(gpu).saturating_add(region.overhead(gpu))).collect()
 }
 

@@ -107,7 +107,7 @@ fn is_bare(slot: &SlotView, gpu: usize, constant: u64) -> bool {
     };
     constant > 0
         && !slot.is_departing()
-        && (slot.launches, slot.allocations, slot.frees) == (0, 1, 0)
+        && (slot.did.launches, slot.allocations, slot.frees) == (0, 1, 0)
         && of_gpu(&slot.granted)
         && of_gpu(&slot.charged)
         && slot.kinds.iter().enumerate().all(of_kind)

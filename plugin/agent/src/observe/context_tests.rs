@@ -67,7 +67,7 @@ fn the_least_of_several_counts_and_what_nobody_wants_is_left() {
 fn whoever_has_more_than_a_context_tells_nothing() {
     type Change = fn(&mut SlotView);
     let changed: [(&str, Change); 10] = [
-        ("launched", |s| s.launches = 1),
+        ("launched", |s| s.did.launches = 1),
         ("freed", |s| s.frees = 1),
         ("allocated", |s| s.allocations = 2),
         ("a ruined page", |s| s.allocations = 0),

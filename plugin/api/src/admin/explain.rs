@@ -42,7 +42,7 @@ fn facts(view: &StatusView, agent: &Arc<Agent>, subject: &str) -> Facts {
     agent.note_incidents_for_view();
     // One look, so that what is said of limits and of their sums is of one moment.
     // Where nobody is in a page, nothing is that a story is of: that is most of it.
-    let survey = view.survey(&|region| Some(region.snapshot_active()));
+    let survey = view.survey(&|region| Some(region.recover_and_snapshot()));
     let books = survey.books.as_ref();
     let records: Vec<_> = books.map_or_else(Vec::new, |books| {
         books.allocations.iter().map(|(record, _)| Arc::clone(record)).collect()

@@ -32,7 +32,7 @@ use tessera_peers::{self as session, Listener, TenantSessions};
 use tessera_system::locks::lock;
 pub use time_limited_worker::HeldUp;
 use time_limited_worker::TimeLimitedWorker;
-pub use write::{grants, spec};
+pub use write::{grants, keep_spares, spec, sweep};
 
 /// How often [`Region::try_snapshot`] tries, and between two tries: two milliseconds in all.
 const PEEKS: usize = 9;
@@ -84,9 +84,6 @@ impl RegionError {
     }
 }
 
-/// How a usage page is read.
-type Read = fn(&UsageFile) -> Result<Snapshot, Tampered>;
-
 /// What an allocation uses now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Use {
@@ -115,8 +112,7 @@ impl Open {
     /// What a page says, together with what it no longer does.
     fn used(&self, snapshot: Snapshot) -> Use {
         let mut tally = self.ended.clone();
-        tally.merge(&snapshot.past);
-        snapshot.slots.iter().for_each(|slot| tally.add(slot));
+        tally.merge(&snapshot.tally());
         Use { snapshot, tally }
     }
 }
@@ -151,11 +147,6 @@ pub fn existing(root: &Path) -> Vec<AllocationId> {
 pub fn read_spec(root: &Path, id: &AllocationId) -> Option<QuotaSpec> {
     let spec = QuotaWriter::open(&dir(root, id)).ok()?.spec();
     (spec.allocation == id.as_str()).then_some(spec)
-}
-
-/// What the quota page of a directory says of overhead on its `gpu`-th GPU, without a plugin.
-pub fn read_overhead(root: &Path, id: &AllocationId, gpu: usize) -> u64 {
-    QuotaWriter::open(&dir(root, id)).map_or(0, |quota| quota.observed_overhead(gpu))
 }
 
 impl Region {
@@ -313,18 +304,21 @@ impl Region {
     /// The slots in use as they stand, with nothing recovered or repaired; none if the page cannot be
     /// believed.
     pub fn slots(&self) -> Vec<SlotView> {
-        self.open().usage.glance().unwrap_or_default().slots
+        self.open().usage.snapshot().unwrap_or_default().slots
     }
 
     /// What is in use. What dead processes held is taken back; what a tenant did to the page as a whole is
     /// put right; a page that still cannot be true is flagged. Blocking.
     pub fn recover_and_snapshot(&self) -> Use {
-        self.snapshot_by(UsageFile::snapshot)
-    }
-
-    /// As [`Region::recover_and_snapshot`], at the slots below the high-water mark alone; see [`UsageFile::glance`].
-    pub fn snapshot_active(&self) -> Use {
-        self.snapshot_by(UsageFile::glance)
+        let mut open = self.open();
+        let snapshot = match self.recover_in(&mut open) {
+            Some(snapshot) => {
+                open.wrong = None;
+                snapshot
+            }
+            None => self.snapshot(&mut open),
+        };
+        open.used(snapshot)
     }
 
     /// What is in use as it stands: nothing is recovered, repaired or flagged, and no tenant can make this
@@ -337,20 +331,8 @@ impl Region {
             }
             self.open.try_lock().ok()
         })?;
-        let snapshot = open.usage.glance().ok()?;
+        let snapshot = open.usage.snapshot().ok()?;
         Some(open.used(snapshot))
-    }
-
-    fn snapshot_by(&self, read: Read) -> Use {
-        let mut open = self.open();
-        let snapshot = match self.recover_in(&mut open, read) {
-            Some(snapshot) => {
-                open.wrong = None;
-                snapshot
-            }
-            None => self.snapshot(&mut open),
-        };
-        open.used(snapshot)
     }
 
     fn snapshot(&self, open: &mut Open) -> Snapshot {
@@ -407,14 +389,14 @@ impl Region {
     }
 
     /// Takes back what dead processes held. The page as it was read before, if it was sound and there
-    /// was nothing to take: then nobody need read its 132 KiB again.
-    fn recover_in(&self, open: &mut Open, read: Read) -> Option<Snapshot> {
+    /// was nothing to take: then nobody need read it again.
+    fn recover_in(&self, open: &mut Open) -> Option<Snapshot> {
         let departure = lock(&self.quota).departure();
         let old = monotonic_ns().saturating_sub(u64::try_from(departure.as_nanos()).unwrap_or(0));
         let stays = |slot: &SlotView| {
             slot.departing_ns > old || open.usage.slot_locked(slot.index).unwrap_or(false)
         };
-        if let Ok(before) = read(&open.usage)
+        if let Ok(before) = open.usage.snapshot()
             && before.slots.iter().all(stays)
         {
             let departing = before.slots.iter().any(SlotView::is_departing);
@@ -443,7 +425,7 @@ impl Region {
                 if recovered.slots > 0 {
                     self.tell(open, &recovered);
                 }
-                let after = open.usage.glance();
+                let after = open.usage.snapshot();
                 let departing = |slots: &Snapshot| slots.slots.iter().any(SlotView::is_departing);
                 self.observed.set_departing(after.as_ref().is_ok_and(departing));
                 return after.ok();
@@ -477,16 +459,6 @@ pub fn remove(root: &Path, id: &AllocationId) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         result => result,
     }
-}
-
-/// Removes what [`remove`] has not finished when an earlier plugin ended.
-pub fn sweep(root: &Path) {
-    write::sweep(root);
-}
-
-/// Makes pages in advance, for allocations that find a full file system.
-pub fn keep_spares(root: &Path) {
-    write::keep_spares(root);
 }
 
 struct Made {
@@ -558,7 +530,7 @@ impl session::Pages for Weak {
         if let Some(region) = self.0.upgrade() {
             let mut open = region.open();
             // The page is of no interest here.
-            let _ = region.recover_in(&mut open, UsageFile::snapshot);
+            let _ = region.recover_in(&mut open);
             drop(open);
             region.observed.news();
         }
@@ -573,7 +545,7 @@ impl session::Pages for Weak {
     fn memory(&self, gpu: u32) -> Option<(u64, u64)> {
         let (region, gpu) = (self.0.upgrade()?, usize::try_from(gpu).ok()?);
         // The thread that asks serves kubelet, and waits for nobody.
-        let snapshot = region.open.try_lock().ok()?.usage.glance().ok()?;
+        let snapshot = region.open.try_lock().ok()?.usage.snapshot().ok()?;
         let limit = region.spec().gpus.get(gpu)?.memory_limit_bytes;
         Some((snapshot.charged(gpu).saturating_add(region.overhead(gpu)), limit))
     }

@@ -15,7 +15,7 @@ use tessera_model::sharing::Compute;
 use tessera_system::files::Dir;
 
 /// Begins the names of directories that are on their way out.
-pub(super) const ASIDE: &str = ".aside-";
+const ASIDE: &str = ".aside-";
 
 /// The directory with pages made in advance.
 const SPARE: &str = ".spare";
@@ -24,7 +24,7 @@ const SPARES: u64 = 16;
 
 /// Sees to it that there are spare pages, which take a quarter of the file system at most. What cannot
 /// be made now, because the file system is full, is made when it is not.
-pub(super) fn keep_spares(root: &Path) {
+pub fn keep_spares(root: &Path) {
     let Ok(stat) = nix::sys::statvfs::statvfs(root) else { return };
     let total = stat.blocks().saturating_mul(stat.fragment_size());
     let pairs = (total / 4 / PAIR_BYTES).min(SPARES);
@@ -140,8 +140,8 @@ pub(super) fn set_aside(dir: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Removes what an earlier plugin set aside.
-pub(super) fn sweep(root: &Path) {
+/// Removes what [`super::remove`] has not finished when an earlier plugin ended.
+pub fn sweep(root: &Path) {
     let entries = std::fs::read_dir(root).into_iter().flatten().flatten();
     let aside = |path: &PathBuf| {
         path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(ASIDE.as_bytes()))
@@ -170,7 +170,6 @@ fn is_broken(fault: &PageFault) -> bool {
             | PageFault::BadMagic
             | PageFault::Abi { .. }
             | PageFault::WrongSize(_)
-            | PageFault::Corrupt(_)
             | PageFault::Foreign { .. }
     )
 }

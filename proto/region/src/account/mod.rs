@@ -295,13 +295,6 @@ impl Account {
         }
     }
 
-    /// Bytes that all processes of the tenant have charged on a GPU, unsettled requests and what is
-    /// departing included. Saturates.
-    #[inline]
-    pub fn charged_total(&self, gpu: usize) -> u64 {
-        self.shares.charged_total(gpu)
-    }
-
     /// Whether anything is departing of dead processes that had imported memory of others'.
     pub fn any_importer_departing(&self) -> bool {
         self.shares.shares().iter().any(|share| share.usage.any_importer_departing())
@@ -324,13 +317,6 @@ impl Account {
             }
         }
         any
-    }
-
-    /// Bytes that this process has been granted on a GPU.
-    #[cfg(test)]
-    fn granted_here(&self, gpu: usize) -> u64 {
-        let granted = |&part: &Part| &self.slot(part).granted[usize::from(part.gpu)];
-        self.shares.parts(gpu).iter().map(|part| granted(part).load(Ordering::Relaxed)).sum()
     }
 }
 

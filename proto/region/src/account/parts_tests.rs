@@ -4,54 +4,17 @@ use std::sync::Barrier;
 use std::thread;
 
 use proptest::prelude::*;
-use tempfile::TempDir;
 
+use super::tests::{Allocation, process};
 use super::*;
 use crate::layout::QUOTA_FILE;
-use crate::quota::{self, GpuQuota, Policy, QuotaReader, QuotaSpec, QuotaWriter};
-use crate::share::{Share, ShareFault};
-use crate::usage::{self, Snapshot, UsageFile, UsageMap};
+use crate::quota::Policy;
+use crate::share::ShareFault;
+use crate::usage::UsageFile;
 
 const GPU: &str = "GPU-0";
 
-/// One allocation.
-struct Allocation {
-    dir: TempDir,
-    quota: QuotaWriter,
-}
-
 impl Allocation {
-    fn of(gpus: &[(&str, u64)]) -> Self {
-        Self::with(gpus, Policy::None)
-    }
-
-    fn with(gpus: &[(&str, u64)], policy: Policy) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let gpu = |&(uuid, memory_limit_bytes): &(&str, u64)| GpuQuota {
-            uuid: uuid.into(),
-            memory_limit_bytes,
-            context_overhead_bytes: 0,
-            cores_millis: 500,
-            policy,
-        };
-        let gpus = gpus.iter().map(gpu).collect();
-        let spec = QuotaSpec { allocation: "a".into(), generation: 1, gpus };
-        let quota = quota::create(dir.path(), &spec).unwrap();
-        quota.set_departure(Duration::from_micros(1));
-        usage::create(dir.path(), 1).unwrap();
-        Self { dir, quota }
-    }
-
-    fn share(&self) -> Share {
-        let quota = QuotaReader::attach(self.dir.path()).unwrap();
-        Share { quota, usage: UsageMap::attach(self.dir.path()).unwrap() }
-    }
-
-    /// What the plugin sees, after its own checks.
-    fn seen(&self) -> Snapshot {
-        UsageFile::open(self.dir.path()).unwrap().snapshot().unwrap()
-    }
-
     fn charged(&self) -> u64 {
         self.seen().slots.iter().map(|slot| slot.charged[0]).sum()
     }
@@ -61,14 +24,8 @@ impl Allocation {
     }
 }
 
-fn process(allocations: &[&Allocation]) -> Account {
-    let shares = allocations.iter().map(|allocation| allocation.share()).collect();
-    Account::claim(ShareSet::new(shares).unwrap()).unwrap()
-}
-
 fn take(account: &Account, bytes: u64) -> Result<(), Reason> {
-    let reservation = account.reserve(0, bytes).map_err(|refused| refused.reason)?;
-    reservation.commit(bytes, Kind::Plain).map_err(|overrun| overrun.refused.reason)
+    tests::take(account, 0, bytes)
 }
 
 #[test]

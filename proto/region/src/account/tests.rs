@@ -1,29 +1,49 @@
-use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Instant;
 
 use tempfile::TempDir;
 
 use super::*;
 use crate::quota::{self, GpuQuota, Policy, QuotaReader, QuotaSpec, QuotaWriter};
-use crate::usage::{self, SlotView, UsageFile, UsageMap};
+use crate::share::Share;
+use crate::usage::{self, SlotView, Snapshot, UsageFile, UsageMap};
 
-struct Tenant {
-    dir: TempDir,
-    quota: QuotaWriter,
+impl Account {
+    /// Bytes that all processes of the tenant have charged on a GPU of one share, unsettled requests and what is
+    /// departing included.
+    pub(crate) fn charged_total(&self, gpu: usize) -> u64 {
+        let of = |&part: &Part| self.shares.share(part).usage.charged_total(part.gpu.into());
+        self.shares.parts(gpu).iter().map(of).sum()
+    }
+
+    /// Bytes that this process has been granted.
+    fn granted_here(&self, gpu: usize) -> u64 {
+        let granted = |&part: &Part| &self.slot(part).granted[usize::from(part.gpu)];
+        self.shares.parts(gpu).iter().map(|part| granted(part).load(Ordering::Relaxed)).sum()
+    }
 }
 
-impl Tenant {
-    /// One GPU with a limit of 1000 bytes, one with 10.
-    fn new() -> Self {
+/// One allocation.
+pub(super) struct Allocation {
+    pub dir: TempDir,
+    pub quota: QuotaWriter,
+}
+
+impl Allocation {
+    /// Of these GPUs with these limits.
+    pub fn of(gpus: &[(&str, u64)]) -> Self {
+        Self::with(gpus, Policy::None)
+    }
+
+    pub fn with(gpus: &[(&str, u64)], policy: Policy) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let gpu = |uuid: &str, memory_limit_bytes| GpuQuota {
+        let gpu = |&(uuid, memory_limit_bytes): &(&str, u64)| GpuQuota {
             uuid: uuid.into(),
             memory_limit_bytes,
             context_overhead_bytes: 0,
-            cores_millis: 1000,
-            policy: Policy::None,
+            cores_millis: 500,
+            policy,
         };
-        let gpus = vec![gpu("GPU-0", 1000), gpu("GPU-1", 10)];
+        let gpus = gpus.iter().map(gpu).collect();
         let spec = QuotaSpec { allocation: "a".into(), generation: 1, gpus };
         let quota = quota::create(dir.path(), &spec).unwrap();
         quota.set_departure(Duration::from_micros(1));
@@ -31,27 +51,45 @@ impl Tenant {
         Self { dir, quota }
     }
 
-    fn process(&self) -> Account {
-        let usage = UsageMap::attach(self.dir.path()).unwrap();
-        let slot = usage.claim().unwrap();
-        Account::new(QuotaReader::attach(self.dir.path()).unwrap(), usage, slot)
+    pub fn share(&self) -> Share {
+        let quota = QuotaReader::attach(self.dir.path()).unwrap();
+        Share { quota, usage: UsageMap::attach(self.dir.path()).unwrap() }
     }
 
-    /// The slot's words, after the plugin's own checks.
+    fn process(&self) -> Account {
+        process(&[self])
+    }
+
+    /// What the plugin sees, after its own checks.
+    pub fn seen(&self) -> Snapshot {
+        UsageFile::open(self.dir.path()).unwrap().snapshot().unwrap()
+    }
+
+    /// The slot's words.
     fn slot(&self, account: &Account) -> SlotView {
-        let snapshot = UsageFile::open(self.dir.path()).unwrap().snapshot().unwrap();
-        snapshot.slots.into_iter().find(|slot| slot.index == account.slot_index()).unwrap()
+        self.seen().slots.into_iter().find(|slot| slot.index == account.slot_index()).unwrap()
     }
 }
 
-fn take(account: &Account, gpu: usize, bytes: u64) -> Result<(), Reason> {
+/// A process that has all of these.
+pub(super) fn process(allocations: &[&Allocation]) -> Account {
+    let shares = allocations.iter().map(|allocation| allocation.share()).collect();
+    Account::claim(ShareSet::new(shares).unwrap()).unwrap()
+}
+
+/// One GPU with a limit of 1000 bytes, one with 10.
+fn tenant() -> Allocation {
+    Allocation::of(&[("GPU-0", 1000), ("GPU-1", 10)])
+}
+
+pub(super) fn take(account: &Account, gpu: usize, bytes: u64) -> Result<(), Reason> {
     let reservation = account.reserve(gpu, bytes).map_err(|refused| refused.reason)?;
     reservation.commit(bytes, Kind::Plain).map_err(|overrun| overrun.refused.reason)
 }
 
 #[test]
 fn the_last_byte_fits_and_the_next_does_not() {
-    let tenant = Tenant::new();
+    let tenant = tenant();
     let account = tenant.process();
     take(&account, 0, 999).unwrap();
     assert_eq!(account.charged_total(0), 999);
@@ -65,12 +103,12 @@ fn the_last_byte_fits_and_the_next_does_not() {
     take(&account, 0, 1).unwrap();
     take(&account, 0, 0).unwrap();
     assert_eq!(take(&account, 0, 1), Err(reason));
-    assert_eq!(tenant.slot(&account).refusals, 2);
+    assert_eq!(tenant.slot(&account).did.refusals, 2);
 }
 
 #[test]
 fn observed_overhead_takes_from_what_may_be_charged_and_gives_it_back() {
-    let tenant = Tenant::new();
+    let tenant = tenant();
     let account = tenant.process();
     take(&account, 0, 600).unwrap();
     tenant.quota.set_observed_overhead(0, 300);
@@ -93,7 +131,7 @@ fn observed_overhead_takes_from_what_may_be_charged_and_gives_it_back() {
 
 #[test]
 fn a_refusal_tells_what_is_granted_and_not_what_others_are_asking_for() {
-    let tenant = Tenant::new();
+    let tenant = tenant();
     let (one, two) = (tenant.process(), tenant.process());
     take(&one, 0, 600).unwrap();
     let under_way = one.reserve(0, 399).unwrap();
@@ -104,7 +142,7 @@ fn a_refusal_tells_what_is_granted_and_not_what_others_are_asking_for() {
 
 #[test]
 fn gpus_are_accounted_apart_and_processes_together() {
-    let tenant = Tenant::new();
+    let tenant = tenant();
     let (one, two) = (tenant.process(), tenant.process());
     take(&one, 0, 1000).unwrap();
     take(&two, 1, 10).unwrap();
@@ -115,18 +153,18 @@ fn gpus_are_accounted_apart_and_processes_together() {
 
 #[test]
 fn a_dropped_reservation_leaves_nothing() {
-    let tenant = Tenant::new();
+    let tenant = tenant();
     let account = tenant.process();
     let reservation = account.reserve(0, 700).unwrap();
     assert_eq!((reservation.bytes(), account.charged_total(0)), (700, 700));
     drop(reservation);
     let slot = tenant.slot(&account);
-    assert_eq!((slot.charged[0], slot.granted[0], slot.peak[0], slot.frees), (0, 0, 0, 0));
+    assert_eq!((slot.charged[0], slot.granted[0], slot.did.peak[0], slot.frees), (0, 0, 0, 0));
 }
 
 #[test]
 fn a_commit_settles_to_what_the_driver_gave() {
-    let tenant = Tenant::new();
+    let tenant = tenant();
     let account = tenant.process();
     account.reserve(0, 100).unwrap().commit(60, Kind::Pitched).unwrap();
     assert_eq!(account.charged_total(0), 60);
@@ -134,13 +172,13 @@ fn a_commit_settles_to_what_the_driver_gave() {
     assert_eq!(account.charged_total(0), 200);
     account.release(0, 140, Kind::Pitched);
     let slot = tenant.slot(&account);
-    assert_eq!((slot.charged[0], slot.granted[0], slot.peak[0]), (60, 60, 200));
+    assert_eq!((slot.charged[0], slot.granted[0], slot.did.peak[0]), (60, 60, 200));
     assert_eq!((slot.kinds[Kind::Pitched as usize], slot.allocations, slot.frees), (60, 2, 1));
 }
 
 #[test]
 fn what_the_driver_gave_over_the_quota_stays_charged_until_it_is_freed() {
-    let tenant = Tenant::new();
+    let tenant = tenant();
     let account = tenant.process();
     take(&account, 0, 800).unwrap();
     let overrun = account.reserve(0, 150).unwrap().commit(250, Kind::Plain).unwrap_err();
@@ -153,7 +191,7 @@ fn what_the_driver_gave_over_the_quota_stays_charged_until_it_is_freed() {
 
 #[test]
 fn what_is_owed_is_in_everybodys_way_until_it_is_released() {
-    let tenant = Tenant::new();
+    let tenant = tenant();
     let (debtor, other) = (tenant.process(), tenant.process());
     take(&debtor, 0, 900).unwrap();
     debtor.owe(0, 150, Kind::Async);
@@ -165,7 +203,7 @@ fn what_is_owed_is_in_everybodys_way_until_it_is_released() {
         assert_eq!(take(&other, 0, bytes), Err(Reason::OverQuota), "{bytes}");
         assert_eq!(take(&debtor, 0, bytes), Err(Reason::OverQuota), "{bytes}");
     }
-    assert_eq!(tenant.slot(&debtor).peak[0], 1050);
+    assert_eq!(tenant.slot(&debtor).did.peak[0], 1050);
     debtor.release(0, 150, Kind::Async);
     assert_eq!(other.shares().excess(0), 0);
     take(&other, 0, 100).unwrap();
@@ -173,7 +211,7 @@ fn what_is_owed_is_in_everybodys_way_until_it_is_released() {
 
 #[test]
 fn absurd_requests_and_releases_do_no_harm() {
-    let tenant = Tenant::new();
+    let tenant = tenant();
     let account = tenant.process();
     take(&account, 0, 10).unwrap();
     for bytes in [1001, crate::layout::MAX_BYTES, u64::MAX - 9, u64::MAX] {
@@ -187,7 +225,7 @@ fn absurd_requests_and_releases_do_no_harm() {
 
 #[test]
 fn a_lowered_limit_takes_nothing_back_and_a_raised_one_counts_at_once() {
-    let tenant = Tenant::new();
+    let tenant = tenant();
     let account = tenant.process();
     take(&account, 0, 900).unwrap();
     tenant.quota.set_memory_limit(0, 500);
@@ -203,7 +241,7 @@ fn a_lowered_limit_takes_nothing_back_and_a_raised_one_counts_at_once() {
 
 #[test]
 fn who_fits_waits_for_an_unsettled_request() {
-    let tenant = Tenant::new();
+    let tenant = tenant();
     let (one, two) = (tenant.process(), tenant.process());
     // The driver refuses the first: the second is granted.
     let unsettled = one.reserve(0, 600).unwrap();
@@ -230,7 +268,7 @@ fn who_fits_waits_for_an_unsettled_request() {
 
 #[test]
 fn a_request_that_never_settles_is_waited_for_but_not_for_ever() {
-    let tenant = Tenant::new();
+    let tenant = tenant();
     let (stopped, other) = (tenant.process(), tenant.process());
     let _unsettled = stopped.reserve(0, 600).unwrap();
     let start = Instant::now();
@@ -243,7 +281,7 @@ fn a_request_that_never_settles_is_waited_for_but_not_for_ever() {
 
 #[test]
 fn settling_up_at_the_same_time_is_no_deadlock() {
-    let tenant = Tenant::new();
+    let tenant = tenant();
     let (one, two) = (tenant.process(), tenant.process());
     let start = Instant::now();
     for _ in 0..50 {
@@ -273,33 +311,8 @@ fn settling_up_at_the_same_time_is_no_deadlock() {
 }
 
 #[test]
-fn threads_that_come_and_go_never_pass_the_limit() {
-    let tenant = Tenant::new();
-    let accounts = [tenant.process(), tenant.process()];
-    let held = AtomicU64::new(0);
-    let failed = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        for thread in 0..6 {
-            let (account, held, failed) = (&accounts[thread % 2], &held, &failed);
-            scope.spawn(move || {
-                for _ in 0..2000 {
-                    let Ok(reservation) = account.reserve(0, 260) else { continue };
-                    let now = held.fetch_add(260, Ordering::SeqCst) + 260;
-                    failed.fetch_or(now > 1000, Ordering::SeqCst);
-                    reservation.commit(260, Kind::Plain).unwrap();
-                    held.fetch_sub(260, Ordering::SeqCst);
-                    account.release(0, 260, Kind::Plain);
-                }
-            });
-        }
-    });
-    assert!(!failed.into_inner());
-    assert_eq!(accounts[0].charged_total(0), 0);
-}
-
-#[test]
 fn statistics_reach_the_plugin() {
-    let tenant = Tenant::new();
+    let tenant = tenant();
     let account = tenant.process();
     account.count_driver_refusal(0);
     for shard in account.launches().iter().cycle().take(20) {
@@ -308,6 +321,6 @@ fn statistics_reach_the_plugin() {
     account.add_gate_wait(5);
     account.add_gpu_time(6);
     let slot = tenant.slot(&account);
-    assert_eq!((slot.driver_refusals, slot.launches), (1, 20));
-    assert_eq!((slot.gate_wait_ns, slot.gpu_time_ns), (5, 6));
+    assert_eq!((slot.did.driver_refusals, slot.did.launches), (1, 20));
+    assert_eq!((slot.did.gate_wait_ns, slot.did.gpu_time_ns), (5, 6));
 }

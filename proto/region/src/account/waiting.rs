@@ -3,9 +3,8 @@
 use core::time::Duration;
 
 use super::{Account, DEPARTURE_PATIENCE, PATIENCE, Words};
-use crate::fd::Fd;
 use crate::ledger::{Contention, MAX_PARTS, Obstacle};
-use crate::os::{self, TryLock};
+use crate::os::{self, Fd, TryLock};
 
 /// A request in contention: its time, its randomness, and its own open file description of each share's
 /// usage page (locks of different descriptions exclude each other within one process, too).

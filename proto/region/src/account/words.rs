@@ -2,9 +2,9 @@
 
 use core::sync::atomic::AtomicU64;
 
-use crate::fd::Fd;
 use crate::layout::queue_lock_offset;
 use crate::ledger::{self, Ledger};
+use crate::os::Fd;
 use crate::share::Share;
 
 /// One GPU's words of the pages.

@@ -29,7 +29,7 @@ pub enum PageFault {
     Denied(i32),
     /// The file system is full: bytes needed.
     NoSpace(u64),
-    /// The file does not start with the page's magic: it was never one of ours.
+    /// The file does not start as a page does: it was never one of ours.
     BadMagic,
     /// Another ABI version.
     Abi {
@@ -38,8 +38,6 @@ pub enum PageFault {
     },
     /// Bytes in the file, which are not as many as a page has.
     WrongSize(u64),
-    /// A page that contradicts itself.
-    Corrupt(&'static str),
     /// A sound quota page, but of another allocation or of other GPUs.
     Foreign {
         /// The allocation in the file.
@@ -107,14 +105,13 @@ impl fmt::Display for PageError {
                 f,
                 "the file system is full, {bytes} bytes are needed; enlarge the pages' tmpfs"
             ),
-            PageFault::BadMagic => write!(f, "not a Tessera page (wrong magic); remove it"),
+            PageFault::BadMagic => write!(f, "not a Tessera page; remove it"),
             PageFault::Abi { found } => write!(
                 f,
                 "page ABI {found}, this program speaks {}; update the older side",
                 crate::abi::version()
             ),
             PageFault::WrongSize(found) => write!(f, "{found} bytes long, which no page is"),
-            PageFault::Corrupt(what) => write!(f, "corrupt page: {what}; remove it"),
             PageFault::Foreign { found } => {
                 write!(f, "belongs to allocation {found:?} or to other GPUs")
             }

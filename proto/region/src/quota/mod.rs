@@ -9,17 +9,11 @@
 
 mod reader;
 #[cfg(feature = "std")]
-mod spec;
-#[cfg(feature = "std")]
 mod writer;
 
 pub use reader::QuotaReader;
 #[cfg(feature = "std")]
-pub use spec::{GpuQuota, QuotaSpec};
-#[cfg(feature = "std")]
-pub(crate) use writer::departure_in;
-#[cfg(feature = "std")]
-pub use writer::{QuotaWriter, abi_in, create, create_from};
+pub use writer::{GpuQuota, QuotaSpec, QuotaWriter, abi_in, create, create_from};
 
 use crate::layout::{POLICY_BURST, POLICY_NONE, POLICY_STRICT};
 

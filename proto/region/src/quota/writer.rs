@@ -8,16 +8,59 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use super::{GpuQuota, Policy, QuotaSpec, name_in};
+use super::{Policy, is_name, name_in};
 use crate::abi;
 use crate::error::{PageError, PageFault};
 use crate::files;
 use crate::layout::{
     DEPARTING_NONE, DEPARTING_SOME, DEPARTURE_NS, GATE_SOLO, MAX_BYTES, MAX_GPUS, QUOTA_BYTES,
-    QUOTA_FILE, QUOTA_MAGIC, QuotaGpu, QuotaPage, gate_epoch, gate_word,
+    QUOTA_FILE, QUOTA_MAGIC, QuotaGpu, QuotaPage, UUID_LEN, gate_epoch, gate_word,
 };
-use crate::os::{Map, Stat};
+use crate::os::Map;
 use crate::spares::Spares;
+
+/// What one allocation may use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QuotaSpec {
+    /// Hash of resource and sorted replica ids, hex; 1 to 63 printable ASCII characters.
+    pub allocation: String,
+    /// Grows with every Allocate of this id.
+    pub generation: u64,
+    /// One entry per GPU, 1 to [`MAX_GPUS`], each UUID once.
+    pub gpus: Vec<GpuQuota>,
+}
+
+/// What one allocation may use of one GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuQuota {
+    /// The GPU's or MIG instance's UUID as NVML prints it; 1 to 63 printable ASCII characters.
+    pub uuid: String,
+    /// Bytes that all processes of the tenant may hold, at most [`MAX_BYTES`].
+    pub memory_limit_bytes: u64,
+    /// Bytes charged for each context.
+    pub context_overhead_bytes: u64,
+    /// Share of GPU time in thousandths of a GPU.
+    pub cores_millis: u32,
+    /// How the share is held.
+    pub policy: Policy,
+}
+
+impl QuotaSpec {
+    /// Whether a page can say this of its GPUs; else what is wrong.
+    fn check(&self) -> Result<(), String> {
+        if self.gpus.is_empty() || self.gpus.len() > MAX_GPUS {
+            return Err(format!("{} GPUs; an allocation has 1 to {MAX_GPUS}", self.gpus.len()));
+        }
+        let fits = |gpu: &&GpuQuota| {
+            let most = gpu.memory_limit_bytes.max(gpu.context_overhead_bytes);
+            is_name(&gpu.uuid, UUID_LEN) && most <= MAX_BYTES
+        };
+        match self.gpus.iter().find(|gpu| !fits(gpu)) {
+            Some(gpu) => Err(format!("{gpu:?}")),
+            None => Ok(()),
+        }
+    }
+}
 
 /// Publishes the quota page of an allocation in `dir`, mode 0644, of this program's own version.
 ///
@@ -28,7 +71,7 @@ use crate::spares::Spares;
 /// # Errors
 /// [`PageFault::Invalid`] for a spec no page can hold; [`PageFault::Foreign`] where the page of
 /// another allocation or other GPUs exists; [`PageFault::BadMagic`], [`PageFault::Abi`],
-/// [`PageFault::WrongSize`] or [`PageFault::Corrupt`] where something that is no sound page exists
+/// or [`PageFault::WrongSize`] where something that is no sound page exists
 /// (nothing is overwritten); [`PageFault::IsDirectory`] (see [`crate::prepare_dir`]) and
 /// [`PageFault::NotRegular`]; [`PageFault::NoSpace`]; [`PageFault::Io`].
 pub fn create(dir: &Path, spec: &QuotaSpec) -> Result<QuotaWriter, PageError> {
@@ -67,14 +110,9 @@ pub fn abi_in(dir: &Path) -> Option<u32> {
     let mut head = [0; 12];
     file.read_exact_at(&mut head, 0).ok()?;
     let magic = head.first_chunk().copied().map(u64::from_le_bytes);
-    let whole = stat.size == u64::try_from(QUOTA_BYTES).unwrap_or(u64::MAX);
+    let whole = stat.size == QUOTA_BYTES as u64;
     let abi = head.last_chunk().copied().map(u32::from_le_bytes);
     abi.filter(|_| whole && magic == Some(QUOTA_MAGIC))
-}
-
-/// What the page in `dir` says of how long a dead process's bytes stay charged.
-pub(crate) fn departure_in(dir: &Path) -> Duration {
-    QuotaWriter::open(dir).map_or(Duration::from_nanos(DEPARTURE_NS), |page| page.departure())
 }
 
 /// The page's bytes.
@@ -121,15 +159,10 @@ impl QuotaWriter {
     pub fn open(dir: &Path) -> Result<Self, PageError> {
         let path = dir.join(QUOTA_FILE);
         let (file, stat) = files::open_page(&path)?;
-        Self::check_size(&path, stat)?;
-        Self::map(path, &file)
-    }
-
-    fn check_size(path: &Path, stat: Stat) -> Result<(), PageError> {
-        if stat.size == u64::try_from(QUOTA_BYTES).unwrap_or(u64::MAX) {
-            return Ok(());
+        if stat.size != QUOTA_BYTES as u64 {
+            return Err(PageError::new(&path, PageFault::WrongSize(stat.size)));
         }
-        Err(PageError::new(path, PageFault::WrongSize(stat.size)))
+        Self::map(path, &file)
     }
 
     fn map(path: PathBuf, file: &File) -> Result<Self, PageError> {
@@ -147,19 +180,7 @@ impl QuotaWriter {
         }
         let gpus = usize::try_from(map.gpu_count.load(Ordering::Relaxed)).unwrap_or(usize::MAX);
         if !(1..=MAX_GPUS).contains(&gpus) {
-            return fail(PageFault::Corrupt("impossible number of GPUs"));
-        }
-        if name_in(&map.allocation).is_none() {
-            return fail(PageFault::Corrupt("impossible allocation id"));
-        }
-        for (index, gpu) in map.gpus[..gpus].iter().enumerate() {
-            let seen = &map.gpus[..index];
-            if name_in(&gpu.uuid).is_none() || seen.iter().any(|other| other.uuid == gpu.uuid) {
-                return fail(PageFault::Corrupt("impossible GPU UUID"));
-            }
-            if Policy::from_word(gpu.policy.load(Ordering::Relaxed)).is_none() {
-                return fail(PageFault::Corrupt("impossible policy"));
-            }
+            return fail(PageFault::BadMagic);
         }
         Ok(Self { path, map, abi, gpus })
     }

@@ -2,14 +2,14 @@
 
 use core::mem::offset_of;
 use core::ops::Range;
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use super::create::{MODE, restore_header};
+use super::create::{Created, MODE, encode};
 use super::snapshot::{
     DEPARTING, HEADER, SlotView, Snapshot, Tampered, What, Words, is_zero, parse_header,
     parse_slot, parse_slots,
@@ -18,9 +18,10 @@ use super::tally::Tally;
 use crate::error::PageError;
 use crate::files;
 use crate::layout::{
-    MAX_GPUS, SLOTS, Slot, USAGE_BYTES, USAGE_FILE, UsageHeader, is_departing, slot_lock_offset,
+    MAX_GPUS, Past, SLOTS, Slot, USAGE_BYTES, USAGE_FILE, UsageHeader, is_departing,
+    slot_lock_offset,
 };
-use crate::os::{self, TryLock};
+use crate::os::{self, Stat, TryLock};
 
 /// Reads before an impossible value is called tampering: a read that straddles an owner's stores
 /// happens now and then, but not that many times in a row.
@@ -53,19 +54,6 @@ pub struct Recovered {
     pub tally: Tally,
 }
 
-/// What [`UsageFile::restore`] found and put right.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Restored {
-    /// The file was cut or had grown.
-    pub size: bool,
-    /// Part of it had no memory behind it: a later write could have met a full file system.
-    pub memory: bool,
-    /// The header was not ours any more.
-    pub header: bool,
-    /// Slots of living processes that held nothing, not even their claim.
-    pub slots: usize,
-}
-
 impl UsageFile {
     /// Opens the page in `dir`, of this program's own version; see [`Self::open_as`].
     ///
@@ -89,44 +77,27 @@ impl UsageFile {
         Ok(Self { path, file, abi, tmpfs, recovering: Mutex::new(()) })
     }
 
-    /// What the page says now, after checking that it can be true.
+    /// What the page says now, after checking that it can be true: the slots below the high-water mark, usually a few
+    /// KiB of 132. What lies above it is read only if a living process holds a slot there, which says that the mark is
+    /// wrong. So all that sums reach and all that any process lives by is looked at, and not what a tenant may have
+    /// written where nobody is.
     ///
     /// # Errors
-    /// [`Tampered`] for the first thing that cannot, on every one of several reads.
+    /// [`Tampered`] for the first thing that cannot be true, on every one of several reads.
     pub fn snapshot(&self) -> Result<Snapshot, Tampered> {
         again(|| {
             self.check_size()?;
             let (mut snapshot, mark) = self.read_header()?;
-            self.read_slots(&mut snapshot, mark, SLOTS)?;
+            let (above, end) = (slot_lock_offset(mark), slot_lock_offset(SLOTS));
+            let is_hidden = above < end && self.locked(above, end - above).unwrap_or(true);
+            self.read_slots(&mut snapshot, mark, if is_hidden { SLOTS } else { mark })?;
             self.read_past(&mut snapshot)?;
             Ok(snapshot)
         })
     }
 
-    /// As [`Self::snapshot`], of the slots below the high-water mark alone: usually a few KiB instead
-    /// of 132. What lies above it is read only if a living process holds a slot there, which says that
-    /// the mark is wrong. So all that sums reach and all that any process lives by is looked at, and not
-    /// what a tenant may have written where nobody is.
-    ///
-    /// # Errors
-    /// As [`Self::snapshot`].
-    pub fn glance(&self) -> Result<Snapshot, Tampered> {
-        let (snapshot, mark) = again(|| {
-            self.check_size()?;
-            let (mut snapshot, mark) = self.read_header()?;
-            self.read_slots(&mut snapshot, mark, mark)?;
-            self.read_past(&mut snapshot)?;
-            Ok((snapshot, mark))
-        })?;
-        let (above, end) = (slot_lock_offset(mark), slot_lock_offset(SLOTS));
-        if above < end && self.locked(above, end - above).unwrap_or(true) {
-            return self.snapshot();
-        }
-        Ok(snapshot)
-    }
-
     fn check_size(&self) -> Result<(), Tampered> {
-        let stat = os::fstat(self.file.as_raw_fd()).map_err(|_| Tampered::page(What::Size, 0))?;
+        let stat = self.stat().map_err(|_| Tampered::page(What::Size, 0))?;
         if stat.size != BYTES {
             return Err(Tampered::page(What::Size, stat.size));
         }
@@ -196,14 +167,22 @@ impl UsageFile {
     /// # Errors
     /// As [`Self::recover_dead`].
     pub fn bury(&self, departure: Duration) -> Result<Recovered, PageError> {
+        self.bury_for(departure, false)
+    }
+
+    /// The same; with `forgets`, what departing slots have counted goes.
+    fn bury_for(&self, departure: Duration, forgets: bool) -> Result<Recovered, PageError> {
         let now = os::monotonic_ns();
         let departure = u64::try_from(departure.as_nanos()).unwrap_or(u64::MAX);
-        self.recover(|dead| match dead.departing_ns {
+        self.recover(|dead| {
+            let since = dead.departing_ns;
+            let seen = since == 0 || since > now;
+            let departed = !seen && now.saturating_sub(since) >= departure;
             // What cannot be true is nobody's memory.
-            _ if !dead.holds || dead.claimed_ns == 0 || !dead.sound => End::Departed,
-            since if since == 0 || since > now => End::Departing { seen: true, left: dead.charged },
-            since if now.saturating_sub(since) >= departure => End::Departed,
-            _ => End::Departing { seen: false, left: dead.charged },
+            match !dead.holds || dead.claimed_ns == 0 || dead.tally.is_none() || departed {
+                true => End::Departed,
+                false => End::Departing { seen, left: dead.charged, forgets },
+            }
         })
     }
 
@@ -227,7 +206,10 @@ impl UsageFile {
                 seen |= fate.seen;
             }
             let gone = left == [0; MAX_GPUS] && left != dead.charged;
-            if gone && !seen { End::Departed } else { End::Departing { seen, left } }
+            match gone && !seen {
+                true => End::Departed,
+                false => End::Departing { seen, left, forgets: false },
+            }
         })
     }
 
@@ -237,7 +219,7 @@ impl UsageFile {
         let mut total = Recovered::default();
         for slot in 0..SLOTS {
             let slot_bytes = self.slot_bytes(slot)?;
-            if slot_bytes.iter().all(|&byte| byte == 0) {
+            if is_zero(&slot_bytes) {
                 continue;
             }
             let lock = os::try_lock(self.file.as_raw_fd(), slot_lock_offset(slot))
@@ -250,7 +232,7 @@ impl UsageFile {
             total.add(&done?);
         }
         if total.bytes.iter().any(|&bytes| bytes != 0) {
-            let at = u64::try_from(offset_of!(UsageHeader, recovered_ns)).unwrap_or(0);
+            let at = offset_of!(UsageHeader, recovered_ns) as u64;
             self.write(&os::monotonic_ns().to_le_bytes(), at)?;
         }
         Ok(total)
@@ -264,13 +246,25 @@ impl UsageFile {
         end: &impl Fn(&Dead) -> End,
     ) -> Result<Recovered, PageError> {
         let bytes = self.slot_bytes(slot)?;
+        if is_zero(&bytes) {
+            return Ok(Recovered::default());
+        }
         let mut departing = [0; size_of::<u64>()];
         // A page that was cut has no header either, and nothing departs from it.
         let _ = self.file.read_exact_at(&mut departing, departing_at(slot));
         let dead = Dead::parse(slot, &bytes, u64::from_le_bytes(departing));
-        let End::Departing { seen, left } = end(&dead) else {
-            return zero_slots(&self.file, &self.path, |index| index == slot);
+        let zero = |part: Range<usize>| {
+            self.write(&[0; SLOT][part.clone()], slot_lock_offset(slot) + part.start as u64)
         };
+        let End::Departing { seen, left, forgets } = end(&dead) else {
+            // In the order of [`Slot::zero`].
+            [GRANTED, REST, CHARGED].into_iter().try_for_each(zero)?;
+            let tally = dead.tally.unwrap_or_default();
+            return Ok(Recovered { slots: 1, bytes: dead.charged, tally });
+        };
+        if forgets {
+            COUNTERS.into_iter().try_for_each(zero)?;
+        }
         if seen {
             let now = os::monotonic_ns().max(dead.claimed_ns);
             self.write(&now.to_le_bytes(), departing_at(slot))?;
@@ -293,6 +287,16 @@ impl UsageFile {
         Ok(recovered)
     }
 
+    fn stat(&self) -> Result<Stat, PageError> {
+        let failed = |errno| PageError::os(&self.path, "fstat", errno);
+        os::fstat(self.file.as_raw_fd()).map_err(failed)
+    }
+
+    fn read(&self, bytes: &mut [u8], at: u64) -> Result<(), PageError> {
+        let io = |error: std::io::Error| PageError::io(&self.path, "pread", &error);
+        self.file.read_exact_at(bytes, at).map_err(io)
+    }
+
     fn write(&self, bytes: &[u8], at: u64) -> Result<(), PageError> {
         let io = |error: std::io::Error| PageError::io(&self.path, "pwrite", &error);
         self.file.write_all_at(bytes, at).map_err(io)
@@ -311,40 +315,77 @@ impl UsageFile {
 
     /// Puts right what a tenant did to the page as a whole: size, memory behind it (it can cut the file
     /// or punch holes), and header. Slots keep what is in them; a living process's slot that was cut
-    /// off is marked as claimed again, with nothing in it.
+    /// off is marked as claimed again, with nothing in it. Whether there was anything to do.
     ///
     /// Writes, and so waits while the tenant itself is in the middle of a write to the file.
     ///
     /// # Errors
     /// [`crate::PageFault::NoSpace`], [`crate::PageFault::Io`].
-    pub fn restore(&self, generation: u64) -> Result<Restored, PageError> {
+    pub fn restore(&self, generation: u64) -> Result<bool, PageError> {
         let _alone = self.recovering.lock().unwrap_or_else(PoisonError::into_inner);
-        let stat = os::fstat(self.file.as_raw_fd())
-            .map_err(|errno| PageError::os(&self.path, "fstat", errno))?;
-        let mut restored = Restored {
-            size: stat.size != BYTES,
-            memory: self.tmpfs && stat.held < BYTES,
-            ..Restored::default()
-        };
+        let stat = self.stat()?;
+        // Always: a tenant can punch holes, which a full tmpfs would turn into SIGBUS.
         files::restore_size(&self.file, &self.path, USAGE_BYTES)?;
         let mut living = [false; SLOTS];
         for (slot, living) in living.iter_mut().enumerate() {
             *living = self.slot_locked(slot)?;
         }
-        let io = |call| move |error: std::io::Error| PageError::io(&self.path, call, &error);
-        restored.header =
-            restore_header(&self.file, generation, self.abi, &living).map_err(io("pwrite"))?;
+        let mut restored = stat.size != BYTES || self.tmpfs && stat.held < BYTES;
+        restored |= self.restore_header(generation, &living)?;
         for slot in (0..SLOTS).filter(|&slot| living[slot]) {
             let at = slot_lock_offset(slot) + CLAIMED;
             let mut claimed = [0; size_of::<u64>()];
-            self.file.read_exact_at(&mut claimed, at).map_err(io("pread"))?;
+            self.read(&mut claimed, at)?;
             if claimed == [0; size_of::<u64>()] {
-                let now = os::monotonic_ns().max(1).to_le_bytes();
-                self.file.write_all_at(&now, at).map_err(io("pwrite"))?;
-                restored.slots += 1;
+                self.write(&os::monotonic_ns().max(1).to_le_bytes(), at)?;
+                restored = true;
             }
         }
         Ok(restored)
+    }
+
+    /// Writes the header again where it is not as Tessera leaves it, the magic last. `living` are the slots
+    /// that sums must reach.
+    fn restore_header(&self, generation: u64, living: &[bool; SLOTS]) -> Result<bool, PageError> {
+        let mut found = [0; MARK_END];
+        self.read(&mut found, 0)?;
+        let fresh = encode(generation, self.abi);
+        let mark = u32::from_le_bytes(found[MARK..].try_into().unwrap_or_default());
+        let needed = living.iter().rposition(|living| *living).map_or(0, |last| last + 1);
+        let right = usize::try_from(mark).is_ok_and(|mark| (needed..=SLOTS).contains(&mark));
+        if right && found[..GENERATION] == fresh[..GENERATION] {
+            return Ok(false);
+        }
+        if !right {
+            // All of them: a process that claims meanwhile can't raise it further.
+            let all = u32::try_from(SLOTS).unwrap_or(u32::MAX).to_le_bytes();
+            self.write(&all, MARK as u64)?;
+        }
+        self.write(&fresh[MAGIC..MARK], MAGIC as u64)?;
+        self.write(&fresh[..MAGIC], 0)?;
+        Ok(true)
+    }
+
+    /// Puts the page right for the next start of a container, whatever was done to it, and begins `generation` where it
+    /// is another.
+    pub(super) fn renew(&self, generation: u64, departure: Duration) -> Result<Created, PageError> {
+        let mut repaired = self.stat()?.mode != MODE;
+        if repaired {
+            let set = self.file.set_permissions(Permissions::from_mode(MODE));
+            set.map_err(|error| PageError::io(&self.path, "chmod", &error))?;
+        }
+        let mut found = [0; size_of::<u64>()];
+        // Of a page that was cut, nothing.
+        let _ = self.file.read_exact_at(&mut found, GENERATION as u64);
+        repaired |= self.restore(generation)?;
+        // What the generation before did is not this one's.
+        let forgets = found != generation.to_le_bytes() && !self.any_slot_locked()?;
+        let recovered = self.bury_for(departure, forgets)?;
+        if forgets {
+            self.write(&[0; size_of::<Past>()], offset_of!(UsageHeader, past) as u64)?;
+        }
+        self.write(&generation.to_le_bytes(), GENERATION as u64)?;
+        Ok(Created { fresh: false, recovered, repaired })
     }
 
     /// Whether the page is as [`super::create`] would leave it for this generation, so that nothing of
@@ -358,7 +399,7 @@ impl UsageFile {
             snapshot.slots.iter().all(stays)
         };
         self.tmpfs
-            && os::fstat(self.file.as_raw_fd()).is_ok_and(|stat| stat.mode == MODE)
+            && self.stat().is_ok_and(|stat| stat.mode == MODE)
             && self
                 .snapshot()
                 .is_ok_and(|snapshot| snapshot.generation == generation && of_living(&snapshot))
@@ -411,47 +452,45 @@ enum End {
         /// That is known now.
         seen: bool,
         left: [u64; MAX_GPUS],
+        /// What its owner has counted goes.
+        forgets: bool,
     },
 }
 
 /// A dead owner's slot, as far as its fate depends on it.
-pub(super) struct Dead {
+struct Dead {
     index: usize,
-    pub(super) claimed_ns: u64,
+    claimed_ns: u64,
     frees: u64,
     charged: [u64; MAX_GPUS],
     granted: [u64; MAX_GPUS],
-    pub(super) holds: bool,
-    sound: bool,
+    holds: bool,
+    /// What its owner did; `None` where the slot cannot be true.
+    tally: Option<Tally>,
     /// 0: nobody has noticed it yet.
-    pub(super) departing_ns: u64,
+    departing_ns: u64,
 }
 
 impl Dead {
-    pub(super) fn parse(index: usize, slot: &[u8], departing_ns: u64) -> Self {
-        let word = |at: usize| {
-            let bytes = slot.get(at..at + size_of::<u64>()).unwrap_or_default();
-            u64::from_le_bytes(bytes.try_into().unwrap_or_default())
-        };
-        let claimed_ns = word(offset_of!(Slot, claimed_ns));
-        let imports = offset_of!(Slot, imports)..offset_of!(Slot, gate_waits);
-        let more = offset_of!(Slot, more_imports)..offset_of!(Slot, imports);
-        let any = |part: Range<usize>| slot[part].iter().any(|&byte| byte != 0);
+    fn parse(index: usize, slot: &[u8], departing_ns: u64) -> Self {
+        let words = Words(slot);
+        let claimed_ns = words.u64(offset_of!(Slot, claimed_ns));
+        let imports = offset_of!(Slot, more_imports)..offset_of!(Slot, gate_waits);
         Self {
             index,
             claimed_ns,
-            frees: word(offset_of!(Slot, frees)),
-            charged: core::array::from_fn(|gpu| word(CHARGED.start + gpu * size_of::<u64>())),
-            granted: core::array::from_fn(|gpu| word(GRANTED.start + gpu * size_of::<u64>())),
-            holds: any(CHARGED) || any(imports) || any(more),
-            sound: parse_slot(index, Words(slot)).is_ok(),
+            frees: words.u64(offset_of!(Slot, frees)),
+            charged: words.u64s(CHARGED.start),
+            granted: words.u64s(GRANTED.start),
+            holds: !is_zero(&slot[CHARGED]) || !is_zero(&slot[imports]),
+            tally: parse_slot(index, words).ok().map(|view| view.did),
             departing_ns: if is_departing(claimed_ns, departing_ns) { departing_ns } else { 0 },
         }
     }
 }
 
 /// Where the header says whether a slot is departing.
-pub(super) fn departing_at(slot: usize) -> u64 {
+fn departing_at(slot: usize) -> u64 {
     u64::try_from(DEPARTING.start + slot * size_of::<u64>()).unwrap_or(0)
 }
 
@@ -483,37 +522,13 @@ const FREES: u64 = offset_of!(Slot, frees) as u64;
 const CHARGED: Range<usize> = offset_of!(Slot, charged)..offset_of!(Slot, granted);
 const GRANTED: Range<usize> = offset_of!(Slot, granted)..offset_of!(Slot, peak);
 const REST: Range<usize> = offset_of!(Slot, peak)..SLOT;
-
-/// Zeroes the slots that `which` names, whose locks the caller holds; in the order of
-/// [`Slot::zero`].
-pub(super) fn zero_slots(
-    file: &File,
-    path: &Path,
-    which: impl Fn(usize) -> bool,
-) -> Result<Recovered, PageError> {
-    let io = |call| move |error: std::io::Error| PageError::io(path, call, &error);
-    let mut recovered = Recovered::default();
-    for slot in (0..SLOTS).filter(|&slot| which(slot)) {
-        let mut bytes = [0; SLOT];
-        let at = slot_lock_offset(slot);
-        file.read_exact_at(&mut bytes, at).map_err(io("pread"))?;
-        if bytes.iter().all(|&byte| byte == 0) {
-            continue;
-        }
-        let offset = |part: &Range<usize>| at + u64::try_from(part.start).unwrap_or(0);
-        for part in [GRANTED, REST, CHARGED] {
-            file.write_all_at(&[0; SLOT][part.clone()], offset(&part)).map_err(io("pwrite"))?;
-        }
-        let mut tally = Tally::default();
-        if let Ok(view) = parse_slot(slot, Words(&bytes)) {
-            tally.add(&view);
-        }
-        let words = bytes[CHARGED].chunks_exact(size_of::<u64>());
-        let mut bytes = [0; MAX_GPUS];
-        for (bytes, word) in bytes.iter_mut().zip(words) {
-            *bytes = u64::from_le_bytes(word.try_into().unwrap_or_default());
-        }
-        recovered.add(&Recovered { slots: 1, bytes, tally });
-    }
-    Ok(recovered)
-}
+/// What a slot's owner has counted, beside what it holds.
+const COUNTERS: [Range<usize>; 3] = [
+    offset_of!(Slot, peak)..offset_of!(Slot, kinds),
+    offset_of!(Slot, refusals)..offset_of!(Slot, claimed_ns),
+    offset_of!(Slot, gate_waits)..offset_of!(Slot, reserved),
+];
+const MAGIC: usize = size_of::<u64>();
+const GENERATION: usize = offset_of!(UsageHeader, generation);
+const MARK: usize = offset_of!(UsageHeader, high_water);
+const MARK_END: usize = MARK + size_of::<u32>();

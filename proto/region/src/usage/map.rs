@@ -7,12 +7,11 @@ use core::time::Duration;
 
 use crate::attach;
 use crate::error::{AttachError, AttachFault, ClaimError};
-use crate::fd::Fd;
 use crate::layout::{
-    DEPARTURE_NS, SLOTS, Slot, USAGE_BYTES, USAGE_FILE, USAGE_MAGIC, UsagePage, is_departing,
+    DEPARTURE_NS, Past, SLOTS, Slot, USAGE_BYTES, USAGE_FILE, USAGE_MAGIC, UsagePage, is_departing,
     slot_lock_offset,
 };
-use crate::os::{self, Map, TryLock};
+use crate::os::{self, Fd, Map, TryLock};
 
 /// Rounds over all slots before they count as taken, a millisecond apart: a process that looks for
 /// dead owners holds a free slot's lock for some microseconds.
@@ -370,5 +369,35 @@ impl Slot {
             byte.store(0, Ordering::Relaxed);
         }
         zero(&self.charged);
+    }
+}
+
+impl Past {
+    /// Takes over what a dead owner's slot counted. Only for the holder of the slot's lock.
+    ///
+    /// Each counter leaves the slot before it is added here: one who is killed in between loses that one,
+    /// and the next to take the slot counts nothing twice.
+    pub(crate) fn take(&self, slot: &Slot) {
+        for (peak, own) in self.peak.iter().zip(&slot.peak) {
+            let own = own.load(Ordering::Relaxed);
+            if own > peak.load(Ordering::Relaxed) {
+                peak.fetch_max(own, Ordering::Relaxed);
+            }
+        }
+        let add = |sum: &AtomicU64, word: &AtomicU64| {
+            if word.load(Ordering::Relaxed) != 0 {
+                sum.fetch_add(word.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+            }
+        };
+        for shard in &slot.launches {
+            add(&self.launches, shard);
+        }
+        add(&self.refusals, &slot.refusals);
+        add(&self.driver_refusals, &slot.driver_refusals);
+        add(&self.gate_wait_ns, &slot.gate_wait_ns);
+        add(&self.gpu_time_ns, &slot.gpu_time_ns);
+        add(&self.gate_waits, &slot.gate_waits);
+        add(&self.gate_timeouts, &slot.gate_timeouts);
+        add(&self.window_waits, &slot.window_waits);
     }
 }

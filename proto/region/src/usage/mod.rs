@@ -30,7 +30,6 @@ mod create;
 #[cfg(feature = "std")]
 mod file;
 mod map;
-mod past;
 #[cfg(feature = "std")]
 mod snapshot;
 #[cfg(feature = "std")]
@@ -39,10 +38,10 @@ mod tally;
 #[cfg(feature = "std")]
 pub use create::{Created, create, create_from};
 #[cfg(feature = "std")]
-pub use file::{Fate, Recovered, Restored, UsageFile};
+pub use file::{Fate, Recovered, UsageFile};
 pub use map::{OwnedSlot, UsageMap};
 #[cfg(feature = "std")]
-pub use snapshot::{SlotView, Snapshot, Tampered, What, parse, parse_as};
+pub use snapshot::{SlotView, Snapshot, Tampered, What, parse};
 #[cfg(feature = "std")]
 pub use tally::Tally;
 

@@ -6,8 +6,8 @@ use core::ops::Range;
 
 use super::tally::Tally;
 use crate::layout::{
-    KINDS, Kind, LAUNCH_SHARDS, MAX_BYTES, MAX_GPUS, Past, SLOTS, Slot, USAGE_BYTES, USAGE_MAGIC,
-    UsageHeader, is_departing,
+    KINDS, Kind, MAX_BYTES, MAX_GPUS, Past, SLOTS, Slot, USAGE_BYTES, USAGE_MAGIC, UsageHeader,
+    is_departing,
 };
 
 /// What the processes of one allocation say they hold.
@@ -31,6 +31,13 @@ impl Snapshot {
     pub fn granted(&self, gpu: usize) -> u64 {
         self.slots.iter().fold(0, |sum, slot| sum.saturating_add(slot.granted[gpu]))
     }
+
+    /// All that processes did, as far as the page says it still.
+    pub fn tally(&self) -> Tally {
+        let mut all = self.past.clone();
+        self.slots.iter().for_each(|slot| all.merge(&slot.did));
+        all
+    }
 }
 
 /// One slot's words; see [`Slot`]. All of it is what the owner says.
@@ -43,20 +50,12 @@ pub struct SlotView {
     pub pid_hint: u32,
     pub charged: [u64; MAX_GPUS],
     pub granted: [u64; MAX_GPUS],
-    pub peak: [u64; MAX_GPUS],
     /// Granted bytes by [`crate::layout::Kind`].
     pub kinds: [u64; KINDS],
-    pub refusals: u64,
     pub allocations: u64,
     pub frees: u64,
-    pub driver_refusals: u64,
-    /// All shards together.
-    pub launches: u64,
-    pub gate_wait_ns: u64,
-    pub gate_waits: u64,
-    pub gate_timeouts: u64,
-    pub window_waits: u64,
-    pub gpu_time_ns: u64,
+    /// What else it counted.
+    pub did: Tally,
     pub last_refused_bytes: u64,
     pub last_refused_ns: u64,
     pub claimed_ns: u64,
@@ -159,27 +158,19 @@ impl fmt::Display for Tampered {
 
 impl std::error::Error for Tampered {}
 
-/// [`parse_as`] this program's own version.
-///
-/// # Errors
-/// As [`parse_as`].
-pub fn parse(page: &[u8]) -> Result<Snapshot, Tampered> {
-    parse_as(page, crate::abi::version())
-}
-
-/// What the bytes of a usage page of version `version` say, if they can be true. Pure, and total on any
+/// What the bytes of a usage page of this program's own version say, if they can be true. Pure, and total on any
 /// input.
 ///
 /// # Errors
 /// The first thing that cannot be true. Whatever a process leaves when it is stopped or killed
 /// between two stores can; but a read is not one moment, so a caller reads again before it calls
 /// this tampering; see [`super::UsageFile::snapshot`].
-pub fn parse_as(page: &[u8], version: u32) -> Result<Snapshot, Tampered> {
+pub fn parse(page: &[u8]) -> Result<Snapshot, Tampered> {
     if page.len() != USAGE_BYTES {
         return Err(Tampered::page(What::Size, u64::try_from(page.len()).unwrap_or(u64::MAX)));
     }
     let (header, slots) = page.split_at(size_of::<UsageHeader>());
-    let (mut snapshot, mark) = parse_header(header, version)?;
+    let (mut snapshot, mark) = parse_header(header, crate::abi::version())?;
     parse_slots(&mut snapshot, mark, 0, slots, &header[DEPARTING])?;
     Ok(snapshot)
 }
@@ -256,28 +247,17 @@ pub(super) fn parse_slot(index: usize, words: Words<'_>) -> Result<SlotView, Tam
         pid_hint: words.u32(offset_of!(Slot, pid)),
         charged: words.u64s(offset_of!(Slot, charged)),
         granted: words.u64s(offset_of!(Slot, granted)),
-        peak: words.u64s(offset_of!(Slot, peak)),
         kinds: words.u64s(offset_of!(Slot, kinds)),
-        refusals: words.count(offset_of!(Slot, refusals)),
         allocations: words.count(offset_of!(Slot, allocations)),
         frees: words.count(offset_of!(Slot, frees)),
-        driver_refusals: words.count(offset_of!(Slot, driver_refusals)),
-        launches: words
-            .u64s::<LAUNCH_SHARDS>(offset_of!(Slot, launches))
-            .iter()
-            .fold(0, |sum, shard| sum + up_to(MAX_COUNT, *shard)),
-        gate_wait_ns: words.nanoseconds(offset_of!(Slot, gate_wait_ns)),
-        gate_waits: words.count(offset_of!(Slot, gate_waits)),
-        gate_timeouts: words.count(offset_of!(Slot, gate_timeouts)),
-        window_waits: words.count(offset_of!(Slot, window_waits)),
-        gpu_time_ns: words.nanoseconds(offset_of!(Slot, gpu_time_ns)),
+        did: Tally::of_slot(words),
         last_refused_bytes: words.u64(offset_of!(Slot, last_refused_bytes)),
         last_refused_ns: words.nanoseconds(offset_of!(Slot, last_refused_ns)),
         claimed_ns: words.u64(offset_of!(Slot, claimed_ns)),
         departing_ns: 0,
     };
     for gpu in 0..MAX_GPUS {
-        let (charged, granted, peak) = (view.charged[gpu], view.granted[gpu], view.peak[gpu]);
+        let (charged, granted, peak) = (view.charged[gpu], view.granted[gpu], view.did.peak[gpu]);
         if charged > MAX_BYTES {
             return Err(tampered(What::Charged, Some(gpu), charged));
         }

@@ -2,8 +2,8 @@
 
 use core::mem::offset_of;
 
-use super::snapshot::{SlotView, Words};
-use crate::layout::{MAX_BYTES, MAX_GPUS, Past};
+use super::snapshot::Words;
+use crate::layout::{LAUNCH_SHARDS, MAX_BYTES, MAX_GPUS, Past, Slot};
 
 /// Counters of any number of processes. All of it is what the tenant says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,21 +29,6 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Adds a slot's counters; sums saturate.
-    pub fn add(&mut self, slot: &SlotView) {
-        self.merge(&Tally {
-            refusals: slot.refusals,
-            driver_refusals: slot.driver_refusals,
-            launches: slot.launches,
-            gpu_time_ns: slot.gpu_time_ns,
-            gate_wait_ns: slot.gate_wait_ns,
-            gate_waits: slot.gate_waits,
-            gate_timeouts: slot.gate_timeouts,
-            window_waits: slot.window_waits,
-            peak: slot.peak,
-        });
-    }
-
     /// Adds another's counters; sums saturate.
     pub fn merge(&mut self, other: &Tally) {
         for (sum, value) in [
@@ -60,6 +45,23 @@ impl Tally {
         }
         for (peak, value) in self.peak.iter_mut().zip(other.peak) {
             *peak = (*peak).max(value);
+        }
+    }
+
+    /// The words of a slot.
+    pub(super) fn of_slot(words: Words<'_>) -> Self {
+        let shards =
+            (0..LAUNCH_SHARDS).map(|shard| offset_of!(Slot, launches) + shard * size_of::<u64>());
+        Tally {
+            refusals: words.count(offset_of!(Slot, refusals)),
+            driver_refusals: words.count(offset_of!(Slot, driver_refusals)),
+            launches: shards.map(|at| words.count(at)).sum(),
+            gpu_time_ns: words.nanoseconds(offset_of!(Slot, gpu_time_ns)),
+            gate_wait_ns: words.nanoseconds(offset_of!(Slot, gate_wait_ns)),
+            gate_waits: words.count(offset_of!(Slot, gate_waits)),
+            gate_timeouts: words.count(offset_of!(Slot, gate_timeouts)),
+            window_waits: words.count(offset_of!(Slot, window_waits)),
+            peak: words.u64s(offset_of!(Slot, peak)),
         }
     }
 

@@ -390,7 +390,7 @@ fn what_the_driver_refuses_within_the_limit_is_rolled_back() {
     let mut tenant = tenant(&sim, &pages);
     assert_eq!(tenant.ask(&format!("alloc {}", 32 * GIB)).result, OUT_OF_MEMORY);
     assert_eq!(pages.charged(0), 0);
-    assert_eq!(pages.snapshot().slots.iter().map(|slot| slot.driver_refusals).sum::<u64>(), 1);
+    assert_eq!(pages.snapshot().slots.iter().map(|slot| slot.did.driver_refusals).sum::<u64>(), 1);
     let said = tenant.finish().stderr;
     let line = said.lines().find(|line| line.starts_with("tessera: ")).expect(&said);
     assert!(
@@ -532,10 +532,10 @@ fn the_plugin_sees_kinds_peaks_and_refusals() {
     let [slot] = &snapshot.slots[..] else { panic!("{snapshot:?}") };
     assert_eq!(slot.pid_hint, tenant.pid());
     assert_eq!((slot.charged[0], slot.granted[0]), (33 * MIB, 33 * MIB));
-    assert_eq!(slot.peak[0], 65 * MIB);
-    assert_eq!((slot.allocations - before.allocations, slot.frees, slot.refusals), (3, 1, 1));
+    assert_eq!(slot.did.peak[0], 65 * MIB);
+    assert_eq!((slot.allocations - before.allocations, slot.frees, slot.did.refusals), (3, 1, 1));
     assert_eq!(slot.last_refused_bytes, 640 * MIB);
-    assert_eq!(slot.launches, 1);
+    assert_eq!(slot.did.launches, 1);
     use tessera_region::layout::Kind;
     assert_eq!(slot.kinds[Kind::Plain as usize], 0);
     assert_eq!(slot.kinds[Kind::Managed as usize], MIB);

@@ -34,7 +34,7 @@ fn graph_memory_is_charged_from_the_launch_to_the_trim() {
     assert_eq!(pages.charged(0), 0);
     let slot = &pages.snapshot().slots[0];
     assert_eq!(slot.kinds[tessera_region::layout::Kind::Graph as usize], 0);
-    assert!(slot.peak[0] >= 40 * MIB);
+    assert!(slot.did.peak[0] >= 40 * MIB);
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn unused_graph_memory_is_asked_back_before_anything_is_refused() {
     tenant.must(&format!("free {pointer}"));
     tenant.must(&format!("launch {exec} 0"));
     assert_eq!(pages.charged(0), 40 * MIB);
-    let refusals: u64 = pages.snapshot().slots.iter().map(|slot| slot.refusals).sum();
+    let refusals: u64 = pages.snapshot().slots.iter().map(|slot| slot.did.refusals).sum();
     assert_eq!(refusals, 1, "what was granted in the end is no refusal");
 }
 
@@ -152,7 +152,7 @@ fn graphs_without_memory_are_launched_beside_those_with() {
     }
     tenant.must(&format!("destroy {large}"));
     assert_eq!(tenant.ask(&format!("launch {plain} 0")).result, SUCCESS);
-    assert_eq!(pages.snapshot().slots[0].launches, 5, "refused ones do not count");
+    assert_eq!(pages.snapshot().slots[0].did.launches, 5, "refused ones do not count");
 }
 
 #[test]

@@ -44,7 +44,7 @@ fn a_heap_or_a_stack_over_the_quota_is_refused_and_nothing_changes() {
     tenant.must(&format!("launch {kernel}"));
     tenant.must("sync");
     assert_eq!((pages.charged(0), before - witness.must("info")), (64 * MIB, 64 * MIB));
-    assert_eq!(pages.snapshot().slots[0].refusals, 4);
+    assert_eq!(pages.snapshot().slots[0].did.refusals, 4);
     let said = tenant.finish().stderr;
     assert!(said.contains("cuCtxSetLimit asks for"), "{said}");
 }

@@ -141,7 +141,7 @@ fn unused_chunks_are_asked_back_before_anything_is_refused() {
     tenant.must("sync");
     tenant.must(&format!("from {own} {} 8", 96 * MIB));
     assert_eq!(pages.charged(0), 96 * MIB);
-    assert_eq!(pages.snapshot().slots[0].refusals, 0);
+    assert_eq!(pages.snapshot().slots[0].did.refusals, 0);
 }
 
 #[test]
@@ -170,7 +170,7 @@ fn a_growth_that_does_not_fit_is_refused_and_undone() {
         assert_eq!(tenant.must(&format!("reserved {pool}")), 0);
         assert_eq!(witness.must("info"), before, "nothing is left of it");
     }
-    assert_eq!(pages.snapshot().slots[0].refusals, 3);
+    assert_eq!(pages.snapshot().slots[0].did.refusals, 3);
     // What fits still does.
     let pointer = tenant.must(&format!("async {CHUNK} 8"));
     tenant.must(&format!("free_async {pointer} 8"));

@@ -75,7 +75,7 @@ fn shares_of_two_gpus_are_accounted_apart() {
     is_refused(&mut tenant, 2);
     assert_eq!(container.charged(), [40, 20]);
     // Each hears of its own refusals.
-    let refusals = |share: &Pages| share.snapshot().slots[0].refusals;
+    let refusals = |share: &Pages| share.snapshot().slots[0].did.refusals;
     assert_eq!(container.shares.iter().map(refusals).collect::<Vec<_>>(), [1, 1]);
     assert_eq!(tenant.ask("nvml 0").values, [20 * MIB, 0, 20 * MIB]);
     assert_eq!(tenant.ask("nvml 1").values, [40 * MIB, 0, 40 * MIB]);
@@ -354,8 +354,8 @@ fn a_process_keeps_to_its_first_shares_gate_and_joins_the_others() {
     assert_eq!(tenant.reply("launch").result, 0);
     let epoch = lead.shut();
     lead.await_drained(pid, epoch);
-    assert_eq!(first.snapshot().slots[0].launches, 1);
-    assert_eq!(second.snapshot().slots[0].launches, 0);
+    assert_eq!(first.snapshot().slots[0].did.launches, 1);
+    assert_eq!(second.snapshot().slots[0].did.launches, 0);
     tenant.kill();
     other.await_left(pid);
 }
