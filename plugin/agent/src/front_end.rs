@@ -18,7 +18,6 @@ use tessera_rules::multi_resource;
 use tessera_rules::refusal::Refusal;
 use tessera_store::CommitError;
 use tessera_tenant::delivery::cdi::files::FileError;
-use tessera_tenant::delivery::cdi::spec::SpecError;
 use tessera_tenant::delivery::driver::DriverError;
 use tessera_tenant::shim_install::ShimError;
 
@@ -59,9 +58,6 @@ pub enum AllocateError {
     /// The driver, as far as we deliver it.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// What does not fit into a CDI spec.
-    #[error(transparent)]
-    Spec(#[from] SpecError),
     #[error(transparent)]
     SpecFile(#[from] FileError),
     /// The shim's files are gone and could not be put back.
@@ -175,7 +171,6 @@ fn status(error: &AllocateError) -> Status {
         AllocateError::Refused(_) | AllocateError::Request { .. } => Status::invalid_argument(text),
         AllocateError::Shim { .. }
         | AllocateError::Driver(_)
-        | AllocateError::Spec(_)
         | AllocateError::SpecFile(_) => Status::failed_precondition(text),
     }
 }

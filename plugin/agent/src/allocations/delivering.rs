@@ -87,7 +87,7 @@ impl Allocations {
     }
 
     fn put_spec(&self, plan: &DeliveryPlan<'_>) -> Result<Put, AllocateError> {
-        let spec = cdi::spec(plan, &self.config.get())?;
+        let spec = cdi::spec(plan, &self.config.get());
         let put = self.specs().put(plan.id, &spec)?;
         self.board.lift(CDI_DIRECTORY, "writable");
         if put == Put::Replaced {
@@ -135,7 +135,7 @@ impl Allocations {
         let config = self.config.get();
         let parts = driver::parts(&config, &[gpu], true)?;
         let (specs, id) = (self.specs(), cdi::view_id(gpu));
-        let put = specs.put(&id, &cdi::view_spec(gpu, &parts, &config)?)?;
+        let put = specs.put(&id, &cdi::view_spec(gpu, &parts, &config))?;
         self.whole.note(&specs.path(&id));
         Ok(put)
     }

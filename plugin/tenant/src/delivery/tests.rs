@@ -42,6 +42,18 @@ fn mounts(answer: &ContainerAllocateResponse) -> Vec<(&str, &str, bool)> {
         .collect()
 }
 
+/// The second instance of a GPU, with the ids of its GPU instance and its compute instance.
+pub(super) fn instance(uuid: &str, parent_index: u32, ids: (u32, u32)) -> Gpu {
+    let mig = tessera_model::mig::MigInstance {
+        parent_uuid: "GPU-parent".into(),
+        parent_index,
+        index: 1,
+        gpu_instance: ids.0,
+        compute_instance: ids.1,
+    };
+    Gpu { mig: Some(mig), ..Gpu::example(uuid, parent_index) }
+}
+
 /// Pages and shim as plain mounts.
 const PLAIN: [(&str, &str, bool); 4] = [
     (PAGES, "/usr/local/tessera/pages/0123456789abcdef0123456789abcdef", true),
@@ -133,14 +145,7 @@ fn nodes_of_a_driver_in_a_container_of_its_own_are_told_by_their_place_on_the_ho
 /// The toolkit says what is wrong with an instance; a node fewer is no reason to refuse it.
 #[test]
 fn a_mig_instance_whose_capability_is_unknown_has_the_nodes_of_its_gpu() {
-    let mig = tessera_model::mig::MigInstance {
-        parent_uuid: "GPU-p".into(),
-        parent_index: 0,
-        index: 1,
-        gpu_instance: 2,
-        compute_instance: 0,
-    };
-    let instance = Gpu { mig: Some(mig), ..Gpu::example("MIG-a", 0) };
+    let instance = instance("MIG-a", 0, (2, 0));
     let root = host_with(&["/dev/nvidia0", "/dev/nvidiactl"]);
     let answer = delivered_on(root.path(), "", &[&instance]);
     assert_eq!(devices(&answer).len(), 2);
@@ -148,14 +153,7 @@ fn a_mig_instance_whose_capability_is_unknown_has_the_nodes_of_its_gpu() {
 
 #[test]
 fn cuda_sees_the_containers_mig_instance() {
-    let mig = tessera_model::mig::MigInstance {
-        parent_uuid: "GPU-p".into(),
-        parent_index: 0,
-        index: 1,
-        gpu_instance: 2,
-        compute_instance: 0,
-    };
-    let instance = Gpu { mig: Some(mig), ..Gpu::example("MIG-a", 0) };
+    let instance = instance("MIG-a", 0, (2, 0));
     for strategy in ["envvar", "volume-mounts", "cdi-cri"].map(strategy) {
         assert_eq!(delivered(&strategy, &[&instance]).envs["CUDA_VISIBLE_DEVICES"], "MIG-a");
     }
@@ -200,14 +198,7 @@ fn the_cdi_strategies_name_devices_and_mount_nothing_themselves() {
     let by_index = format!("{}[cdi]\ngpu_names = \"index\"\n", strategy("cdi-cri"));
     let answer = delivered(&by_index, &both);
     assert_eq!(answer.cdi_devices[0].name, "nvidia.com/gpu=3");
-    let mig = tessera_model::mig::MigInstance {
-        parent_uuid: "GPU-a".into(),
-        parent_index: 3,
-        index: 1,
-        gpu_instance: 5,
-        compute_instance: 0,
-    };
-    let instance = Gpu { mig: Some(mig), ..Gpu::example("MIG-x", 3) };
+    let instance = instance("MIG-x", 3, (5, 0));
     assert_eq!(delivered(&by_index, &[&instance]).cdi_devices[0].name, "nvidia.com/gpu=3:1");
     let by_uuid = delivered(&strategy("cdi-cri"), &[&instance]);
     assert_eq!(by_uuid.cdi_devices[0].name, "nvidia.com/gpu=MIG-x");

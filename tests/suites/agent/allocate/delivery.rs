@@ -52,7 +52,7 @@ fn expected(node: &TestNode, ids: &[String]) -> Value {
     let id = id_of(ids).to_string();
     let inside = format!("/usr/local/tessera/pages/{id}");
     json!({
-        "cdiVersion": if id.as_bytes()[0].is_ascii_digit() { "0.5.0" } else { "0.3.0" },
+        "cdiVersion": "0.5.0",
         "kind": "tessera.dev/share",
         "devices": [{
             "name": id,

@@ -6,8 +6,7 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use super::KIND;
-use super::spec::Spec;
+use super::{KIND, Spec};
 use tessera_model::allocation_id::AllocationId;
 use tessera_system::files;
 use tessera_system::files::Dir;
@@ -16,9 +15,6 @@ use tessera_system::files::Dir;
 const PREFIX: &str = "tessera.dev-share_";
 /// Runtimes read `.json` and `.yaml` and nothing else.
 const SUFFIX: &str = ".json";
-/// What is being written. In the same directory, not beside it: of a rename, containerd's watch
-/// sees only where the file was.
-const TEMPORARY: &str = ".json.new";
 
 /// Why there is no spec. Each message says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -103,6 +99,7 @@ impl Specs {
         let written = Dir::of(&path).and_then(|(dir, name)| {
             // An empty one, as container runtimes leave where a mount's source was missing.
             dir.clear(name)?;
+            // By a file in this directory: of a rename, containerd's watch sees only where the file was.
             dir.replace(name, &content, 0o644, false)
         });
         if let Err(error) = written {
@@ -141,7 +138,7 @@ impl Specs {
             let path = self.directory.join(&name);
             if is_temporary(&name) {
                 let _ = dir.remove(&name);
-            } else if let Some(id) = id_in(&name, SUFFIX)
+            } else if let Some(id) = id_in(&name)
                 && !keep(&id)
                 && is_ours(&path)
                 && dir.remove(&name).is_ok()
@@ -158,15 +155,14 @@ fn is_removed(directory: &Path) -> bool {
     directory.metadata().is_ok_and(|meta| meta.nlink() == 0)
 }
 
-fn id_in(name: &OsString, suffix: &str) -> Option<AllocationId> {
-    AllocationId::parse(name.to_str()?.strip_prefix(PREFIX)?.strip_suffix(suffix)?)
+fn id_in(name: &OsString) -> Option<AllocationId> {
+    AllocationId::parse(name.to_str()?.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?)
 }
 
-/// Whether it is what a killed plugin left half written; earlier versions called it [`TEMPORARY`].
+/// Whether it is what a killed plugin left half written: see [`Dir::replace`].
 fn is_temporary(name: &OsString) -> bool {
     let dotted = format!(".{PREFIX}");
-    id_in(name, TEMPORARY).is_some()
-        || name.to_str().is_some_and(|name| name.starts_with(&dotted) && name.ends_with(".new"))
+    name.to_str().is_some_and(|name| name.starts_with(&dotted) && name.ends_with(".new"))
 }
 
 /// Whether a file is a spec of our kind.
@@ -174,8 +170,8 @@ fn is_ours(path: &Path) -> bool {
     path.symlink_metadata().is_ok_and(|meta| meta.is_file())
         && files::read(path, files::SMALL)
             .ok()
-            .and_then(|text| serde_json::from_slice::<Spec>(&text).ok())
-            .is_some_and(|spec| spec.kind() == KIND)
+            .and_then(|text| serde_json::from_slice::<serde_json::Value>(&text).ok())
+            .is_some_and(|spec| spec["kind"] == KIND)
 }
 
 #[cfg(test)]

@@ -9,18 +9,19 @@
 //! `/var/run`, the same name must be there again.
 
 pub mod files;
-pub mod spec;
+mod spec;
 
 use tessera_kubelet_api::deviceplugin::{CdiDevice, ContainerAllocateResponse};
 use tessera_region::layout;
 
 use super::driver::Parts;
 use super::{DeliveryPlan, VISIBLE_DEVICES, VOID, mounts};
-use spec::{ContainerEdits, Device, DeviceNode, Mount, Spec, SpecError};
+use spec::{ContainerEdits, DeviceNode, Mount};
 use tessera_config::{Config, DeviceListStrategy, GpuNames};
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::gpu::Gpu;
 
+pub use spec::Spec;
 pub use tessera_model::cdi_name::SHARE_KIND as KIND;
 
 /// Prefix of the annotations that container runtimes look for.
@@ -69,10 +70,7 @@ pub(super) fn add(
 }
 
 /// The spec of an allocation.
-///
-/// # Errors
-/// What CDI cannot express; the configuration was checked for all of it.
-pub fn spec(plan: &DeliveryPlan<'_>, config: &Config) -> Result<Spec, SpecError> {
+pub fn spec(plan: &DeliveryPlan<'_>, config: &Config) -> Spec {
     let mut env = vec![format!("{VISIBLE_DEVICES}={VOID}")];
     if config.container.inject_env() {
         env.push(format!("LD_PRELOAD={}", layout::CONTAINER_SHIM));
@@ -82,8 +80,7 @@ pub fn spec(plan: &DeliveryPlan<'_>, config: &Config) -> Result<Spec, SpecError>
     }
     let device_nodes = device_nodes(&plan.parts, config);
     let mounts = mounts(plan, config).iter().map(Mount::bind).collect();
-    let container_edits = ContainerEdits { env, device_nodes, mounts };
-    Spec::new(KIND, vec![Device { name: plan.id.to_string(), container_edits }])
+    Spec::new(plan.id, ContainerEdits { env, device_nodes, mounts })
 }
 
 /// The name under which a GPU is shown to those that monitor it: no pages, no shim, nothing granted.
@@ -102,12 +99,12 @@ pub fn view_names(gpu: &Gpu, config: &Config) -> Vec<String> {
 }
 
 /// The spec of the sight of a GPU: the driver, and the device where no other spec has it.
-pub fn view_spec(gpu: &Gpu, parts: &Parts, config: &Config) -> Result<Spec, SpecError> {
+pub fn view_spec(gpu: &Gpu, parts: &Parts, config: &Config) -> Spec {
     let mounts = parts.libraries.iter().chain(&config.driver.mounts).map(Mount::bind).collect();
     let mut env = vec![format!("{VISIBLE_DEVICES}={VOID}")];
     env.extend(variables(config));
-    let container_edits = ContainerEdits { env, device_nodes: device_nodes(parts, config), mounts };
-    Spec::new(KIND, vec![Device { name: view_id(gpu).to_string(), container_edits }])
+    let device_nodes = device_nodes(parts, config);
+    Spec::new(&view_id(gpu), ContainerEdits { env, device_nodes, mounts })
 }
 
 fn variables(config: &Config) -> impl Iterator<Item = String> {
@@ -119,7 +116,7 @@ fn device_nodes(parts: &Parts, config: &Config) -> Vec<DeviceNode> {
     let node = |node: &super::driver::Node| DeviceNode {
         path: node.container.clone(),
         host_path: (node.host != node.container).then(|| node.host.clone()),
-        permissions: "rw".into(),
+        permissions: "rw",
     };
     nodes.iter().map(node).collect()
 }

@@ -1,6 +1,7 @@
 use std::os::unix::fs::symlink;
 
 use super::*;
+use crate::delivery::tests::instance;
 
 fn file(root: &Path, path: &str) {
     let path = root.join(path);
@@ -105,17 +106,6 @@ fn nodes_are_those_of_the_gpus_each_once_and_below_the_root_where_the_driver_has
     assert_eq!(nodes(&own).len(), 3);
 }
 
-fn mig(uuid: &str, minor: u32, gpu_instance: u32, compute_instance: u32) -> Gpu {
-    let mig = tessera_model::mig::MigInstance {
-        parent_uuid: "GPU-parent".into(),
-        parent_index: minor,
-        index: 0,
-        gpu_instance,
-        compute_instance,
-    };
-    Gpu { mig: Some(mig), ..Gpu::example(uuid, minor) }
-}
-
 const NODES: &str = "[container]\ndevice_list_strategy = \"device-nodes\"\n\
                      [driver]\ndevice_nodes = [\"/dev/nvidia{minor}\", \"/dev/nvidiactl\"]\n";
 
@@ -132,18 +122,22 @@ fn a_mig_instance_comes_with_its_capabilities() {
     access("gpu2/mig/gi1", 12);
     access("gpu2/mig/gi1/ci0", 13);
     access("gpu2/mig/gi1/ci1", 14);
-    let (first, second) = (mig("MIG-a", 2, 1, 0), mig("MIG-b", 2, 1, 1));
+    let (first, second) = (instance("MIG-a", 2, (1, 0)), instance("MIG-b", 2, (1, 1)));
     let found = parts_in(&config(NODES), &[&first, &second], false, proc.path()).unwrap();
     let paths: Vec<&str> = found.nodes.iter().map(|node| node.container.as_str()).collect();
     let caps = [12, 13, 14].map(|n| format!("/dev/nvidia-caps/nvidia-cap{n}"));
     assert_eq!(paths, ["/dev/nvidia2", "/dev/nvidiactl", &caps[0], &caps[1], &caps[2]]);
 
-    let gone = parts_in(&config(NODES), &[&mig("MIG-c", 2, 7, 0)], false, proc.path()).unwrap_err();
+    let gone =
+        parts_in(&config(NODES), &[&instance("MIG-c", 2, (7, 0))], false, proc.path()).unwrap_err();
     assert_eq!(gone, DriverError::NoCapability("gpu2/mig/gi7".into()));
     // NVIDIA's toolkit knows them, and says so.
     let envvar = config("");
     assert!(
-        parts_in(&envvar, &[&mig("MIG-c", 2, 7, 0)], false, proc.path()).unwrap().nodes.is_empty()
+        parts_in(&envvar, &[&instance("MIG-c", 2, (7, 0))], false, proc.path())
+            .unwrap()
+            .nodes
+            .is_empty()
     );
 }
 
@@ -154,10 +148,13 @@ fn capabilities_are_read_from_the_list_where_the_directory_is_covered() {
     let list = "config 1\nmonitor 2\ngpu0/gi0/access 3\ngpu0/gi1/access 21\n\
                 gpu0/gi1/ci0/access 22\ngpu0/gi11/access 201\ngpu10/gi1/access 999\n";
     std::fs::write(proc.path().join("proc/driver/nvidia-caps/mig-minors"), list).unwrap();
-    let found = parts_in(&config(NODES), &[&mig("MIG-a", 0, 1, 0)], false, proc.path()).unwrap();
+    let found =
+        parts_in(&config(NODES), &[&instance("MIG-a", 0, (1, 0))], false, proc.path()).unwrap();
     let hosts: Vec<&str> = found.nodes.iter().map(|node| node.host.as_str()).collect();
     assert_eq!(hosts[2..], ["/dev/nvidia-caps/nvidia-cap21", "/dev/nvidia-caps/nvidia-cap22"]);
     let odd = "gpu0/gi1/access x\ngpu0/gi1/ci0/access\n";
     std::fs::write(proc.path().join("proc/driver/nvidia-caps/mig-minors"), odd).unwrap();
-    assert!(parts_in(&config(NODES), &[&mig("MIG-a", 0, 1, 0)], false, proc.path()).is_err());
+    assert!(
+        parts_in(&config(NODES), &[&instance("MIG-a", 0, (1, 0))], false, proc.path()).is_err()
+    );
 }

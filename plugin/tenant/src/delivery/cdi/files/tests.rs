@@ -1,6 +1,6 @@
 use std::os::unix::fs::symlink;
 
-use super::super::spec::{ContainerEdits, Device};
+use super::super::spec::ContainerEdits;
 use super::*;
 
 fn id(n: u8) -> AllocationId {
@@ -8,8 +8,7 @@ fn id(n: u8) -> AllocationId {
 }
 
 fn spec(id: &AllocationId, value: &str) -> Spec {
-    let container_edits = ContainerEdits { env: vec![format!("A={value}")], ..Default::default() };
-    Spec::new(KIND, vec![Device { name: id.to_string(), container_edits }]).unwrap()
+    Spec::new(id, ContainerEdits { env: vec![format!("A={value}")], ..Default::default() })
 }
 
 fn names(dir: &Path) -> Vec<String> {
@@ -106,7 +105,8 @@ fn sweeping_takes_ours_that_nobody_wants_and_nothing_else() {
     std::fs::write(specs.path(&foreign), theirs).unwrap();
     std::fs::write(dir.path().join("nvidia.yaml"), b"kind: nvidia.com/gpu").unwrap();
     std::fs::write(dir.path().join("tessera.dev-share_x.json"), b"{}").unwrap();
-    std::fs::write(dir.path().join(format!("tessera.dev-share_{wanted}.json.new")), b"{").unwrap();
+    std::fs::write(dir.path().join(format!(".tessera.dev-share_{wanted}.json.1-0.new")), b"{")
+        .unwrap();
     assert_eq!(specs.sweep(|id| *id == wanted), [stale]);
     let mut left = [
         "nvidia.yaml".to_owned(),
