@@ -2,15 +2,14 @@
 //! released by the kernel when it ends, however it ends (flock(2)). On the directory and not on a file in or
 //! beside it, so that it makes no difference by which path it is reached, and so that nothing is left.
 
-mod holder;
-
-use std::fs::{File, TryLockError};
-use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use tessera_model::printable;
 use tessera_system::files;
 use tessera_system::locks::lock;
 
@@ -18,6 +17,10 @@ use tessera_system::locks::lock;
 const PATIENCE: Duration = Duration::from_secs(3);
 /// How often it is tried meanwhile.
 const STEP: Duration = Duration::from_millis(20);
+/// The holder's own words, in the directory. Containers see none of it: they have what lies below.
+const NOTE: &str = ".holder";
+/// Most bytes of them.
+const NOTE_BYTES: u64 = 600;
 
 /// Why the pages directory cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -29,7 +32,7 @@ pub enum DirectoryLockError {
     )]
     InUse {
         path: PathBuf,
-        /// What is known of the holder.
+        /// What it says of itself.
         holder: String,
     },
     /// The directory cannot be made or locked.
@@ -65,7 +68,7 @@ impl DirectoryLock {
         };
         let lock = DirectoryLock {
             path: path.to_owned(),
-            note: holder::note(about),
+            note: note(about),
             directory: Mutex::new(directory),
         };
         lock.write_note();
@@ -97,7 +100,11 @@ impl DirectoryLock {
 
     /// Writes a note that names the holder; the lock works without it.
     fn write_note(&self) {
-        if let Err(error) = holder::write(&self.path, &self.note) {
+        let path = self.path.join(NOTE);
+        // Whatever lies there, and if nothing can be written, at least nobody else's words.
+        let _ = std::fs::remove_file(&path);
+        let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+        if let Err(error) = made.and_then(|mut file| file.write_all(self.note.as_bytes())) {
             tracing::debug!(%error, "no note in the pages directory of who holds it");
         }
     }
@@ -105,8 +112,22 @@ impl DirectoryLock {
 
 impl Drop for DirectoryLock {
     fn drop(&mut self) {
-        holder::remove(&self.path, &self.note);
+        if read_note(&self.path) == self.note {
+            let _ = std::fs::remove_file(self.path.join(NOTE));
+        }
     }
+}
+
+/// This process's own words: its pid as it sees itself, and where it runs.
+fn note(about: &str) -> String {
+    let host =
+        nix::sys::utsname::uname().map(|name| name.nodename().to_owned()).unwrap_or_default();
+    format!("pid {} on host {}, {about}", std::process::id(), host.to_string_lossy())
+}
+
+fn read_note(directory: &Path) -> String {
+    let text = files::text(&directory.join(NOTE), NOTE_BYTES);
+    text.unwrap_or_else(|_| "it does not say which".to_owned())
 }
 
 fn failed(path: &Path, error: io::Error) -> DirectoryLockError {
@@ -119,7 +140,7 @@ fn locked(path: &Path) -> Result<File, DirectoryLockError> {
         Ok(()) => Ok(directory),
         Err(TryLockError::WouldBlock) => Err(DirectoryLockError::InUse {
             path: path.to_owned(),
-            holder: holder::describe(path, &directory),
+            holder: printable::line(&read_note(path)).into_owned(),
         }),
         Err(TryLockError::Error(error)) => Err(failed(path, error)),
     }
@@ -138,9 +159,8 @@ mod tests {
         std::os::unix::fs::symlink(&pages, dir.path().join("link")).unwrap();
         for path in [pages.clone(), dir.path().join("link"), dir.path().join("a/../a/pages")] {
             let error = locked(&path).unwrap_err().to_string();
-            let pid = std::process::id();
-            assert!(error.contains(&format!("pid {pid} (")), "{error}");
-            assert!(error.contains("it says: pid") && error.contains("the first"), "{error}");
+            assert!(error.contains(&format!("pid {} on host", std::process::id())), "{error}");
+            assert!(error.contains("the first"), "{error}");
         }
         drop(hold);
         assert_eq!(std::fs::read_dir(&pages).unwrap().count(), 0, "nothing is left");

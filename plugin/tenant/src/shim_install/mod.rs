@@ -77,28 +77,18 @@ pub fn default_source() -> PathBuf {
 /// file system may be read-only.
 pub fn install(source: &Path, dir: &Path) -> Result<Delivery, ShimError> {
     let library = read(source)?;
-    place_at(dir, &name(&library), &library)
+    let name = name(&library);
+    place_at(dir, &name, &library)?;
+    Ok(at(dir, &name))
 }
 
 /// Makes the shim that containers were given under `name` whole again if it is missing or damaged: a
 /// dynamic linker leaves out what it can't load, and the quota with it. Where the very same one can't
 /// be had, it is `source`. True if there was something to do.
 pub fn restore(source: &Path, dir: &Path, known: &str) -> Result<bool, ShimError> {
-    let shim = dir.join(known).join(SHIM);
-    let found = files::read(&shim, files::LIBRARY).ok();
+    let found = files::read(&at(dir, known).shim, files::LIBRARY).ok();
     let same = found.filter(|found| name(found) == known);
-    let preload = files::read(&shim.with_file_name(PRELOAD), files::SMALL);
-    let preloads = preload.is_ok_and(|found| found == preload_line().as_bytes())
-        && is_readable(&shim.with_file_name(PRELOAD), 0o644);
-    let is_readable = is_readable(&shim, 0o755);
-    if same.is_some() && is_readable && preloads {
-        return Ok(false);
-    }
-    let library = same.map_or_else(|| read(source), Ok)?;
-    // Another version may have been put there before.
-    let there_already = holds(&shim, &library) && is_readable && preloads;
-    place_at(dir, known, &library)?;
-    Ok(!there_already)
+    place_at(dir, known, &same.map_or_else(|| read(source), Ok)?)
 }
 
 /// The name of the directory for a library, which is all that containers' mounts say of it.
@@ -118,11 +108,6 @@ pub fn name_of(delivery: &Delivery) -> Option<String> {
     home.file_name().and_then(OsStr::to_str).map(str::to_owned)
 }
 
-/// What `/etc/ld.so.preload` says in a container.
-fn preload_line() -> String {
-    format!("{}\n", layout::CONTAINER_SHIM)
-}
-
 fn read(source: &Path) -> Result<Vec<u8>, ShimError> {
     match files::read(source, files::LIBRARY) {
         Ok(library) if library.starts_with(b"\x7fELF") => Ok(library),
@@ -134,7 +119,8 @@ fn read(source: &Path) -> Result<Vec<u8>, ShimError> {
     }
 }
 
-fn place_at(dir: &Path, name: &str, library: &[u8]) -> Result<Delivery, ShimError> {
+/// Makes both files of a shim whole under this name. True if one was not.
+fn place_at(dir: &Path, name: &str, library: &[u8]) -> Result<bool, ShimError> {
     let home = dir.join(name);
     // Before anything is made there. Tests of any kind may run where this cannot be asked; the loader
     // then has the last word.
@@ -146,30 +132,30 @@ fn place_at(dir: &Path, name: &str, library: &[u8]) -> Result<Delivery, ShimErro
     std::fs::create_dir_all(&home).map_err(failed)?;
     remove_abandoned(&home);
     let delivery = at(dir, name);
-    let line = preload_line();
+    // What `/etc/ld.so.preload` says in a container.
+    let line = format!("{}\n", layout::CONTAINER_SHIM);
     let placed = place(&delivery.shim, library, 0o755)
         .and_then(|shim| Ok(shim | place(&delivery.preload, line.as_bytes(), 0o644)?))
         .and_then(|written| {
             // The names, too, are to survive a power cut: kubelet remembers them.
-            if written { files::open_directory(&home)?.sync_all() } else { Ok(()) }
+            if written {
+                files::open_directory(&home)?.sync_all()?;
+            }
+            Ok(written)
         });
     if placed.is_err() {
         // Only if it holds nothing.
         let _ = std::fs::remove_dir(&home);
     }
-    placed.map_err(failed)?;
-    Ok(delivery)
-}
-
-/// Whether `path` is a file with this content.
-fn holds(path: &Path, content: &[u8]) -> bool {
-    files::read(path, files::LIBRARY).is_ok_and(|found| found == content)
+    placed.map_err(failed)
 }
 
 /// Makes `path` a file with this content, whole or not at all. True if it was written.
 fn place(path: &Path, content: &[u8], mode: u32) -> io::Result<bool> {
-    let whole = path.symlink_metadata().is_ok_and(|meta| meta.is_file()) && holds(path, content);
-    if whole && is_readable(path, mode) {
+    let whole = path
+        .symlink_metadata()
+        .is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & mode == mode);
+    if whole && files::read(path, files::LIBRARY).is_ok_and(|found| found == content) {
         return Ok(false);
     }
     let (dir, name) = Dir::of(path)?;
@@ -178,11 +164,6 @@ fn place(path: &Path, content: &[u8], mode: u32) -> io::Result<bool> {
     // Any user of any container loads it.
     dir.replace(name, content, mode, true)?;
     Ok(true)
-}
-
-/// Whether everybody may do with `path` what they need to.
-fn is_readable(path: &Path, mode: u32) -> bool {
-    std::fs::metadata(path).is_ok_and(|meta| meta.permissions().mode() & mode == mode)
 }
 
 /// Removes what an installation that was killed has left.
