@@ -1,5 +1,6 @@
 //! Mutexes of values that stay whole, and an order in which they may be taken.
 
+use std::cell::Cell;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,7 +14,6 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// A mutex with a place in the order of locks: a thread takes one only while it holds none of the same rank or
 /// of a higher one, so no two threads can wait for each other. Debug builds panic where that is broken.
 pub struct Ranked<T> {
-    #[cfg(debug_assertions)]
     rank: u8,
     value: Mutex<T>,
 }
@@ -22,20 +22,14 @@ pub struct Ranked<T> {
 pub struct RankedGuard<'a, T> {
     // Dropped first: the rank counts as held until the mutex is free.
     value: MutexGuard<'a, T>,
-    _held: held::Held,
+    _held: Held,
 }
 
 impl<T> Ranked<T> {
     /// A mutex of this rank, below 64.
     pub const fn new(rank: u8, value: T) -> Self {
         debug_assert!(rank < 64);
-        #[cfg(not(debug_assertions))]
-        let _ = rank;
-        Ranked {
-            #[cfg(debug_assertions)]
-            rank,
-            value: Mutex::new(value),
-        }
+        Ranked { rank, value: Mutex::new(value) }
     }
 
     /// Takes the lock as [`lock`] does.
@@ -43,11 +37,8 @@ impl<T> Ranked<T> {
     /// # Panics
     /// In debug builds, where the thread holds a lock of this rank or of a higher one.
     pub fn lock(&self) -> RankedGuard<'_, T> {
-        #[cfg(debug_assertions)]
-        let held = held::Held::take(self.rank);
-        #[cfg(not(debug_assertions))]
-        let held = held::Held;
-        RankedGuard { value: lock(&self.value), _held: held }
+        let _held = Held::take(self.rank);
+        RankedGuard { value: lock(&self.value), _held }
     }
 }
 
@@ -71,47 +62,32 @@ impl<T> DerefMut for RankedGuard<'_, T> {
     }
 }
 
-#[cfg(debug_assertions)]
-mod held {
-    use std::cell::Cell;
-    use std::marker::PhantomData;
-    use std::sync::MutexGuard;
+thread_local! {
+    /// A bit for each rank that this thread holds.
+    static RANKS: Cell<u64> = const { Cell::new(0) };
+}
 
-    thread_local! {
-        /// A bit for each rank that this thread holds.
-        static RANKS: Cell<u64> = const { Cell::new(0) };
-    }
+/// A rank that this thread holds.
+struct Held {
+    rank: u8,
+}
 
-    /// A rank that this thread holds.
-    pub(super) struct Held {
-        rank: u8,
-        // Not `Send`, as the mutex's guard is not.
-        _thread: PhantomData<MutexGuard<'static, ()>>,
-    }
-
-    impl Held {
-        pub(super) fn take(rank: u8) -> Self {
-            let ranks = RANKS.get();
-            assert!(
-                ranks >> rank == 0,
-                "the order of locks: rank {rank} is taken while ranks {ranks:#b} are held"
-            );
-            RANKS.set(ranks | 1 << rank);
-            Held { rank, _thread: PhantomData }
-        }
-    }
-
-    impl Drop for Held {
-        fn drop(&mut self) {
-            RANKS.set(RANKS.get() & !(1 << self.rank));
-        }
+impl Held {
+    fn take(rank: u8) -> Self {
+        let ranks = RANKS.get();
+        debug_assert!(
+            ranks >> rank == 0,
+            "the order of locks: rank {rank} is taken while ranks {ranks:#b} are held"
+        );
+        RANKS.set(ranks | 1 << rank);
+        Held { rank }
     }
 }
 
-#[cfg(not(debug_assertions))]
-mod held {
-    /// Nothing is counted.
-    pub(super) struct Held;
+impl Drop for Held {
+    fn drop(&mut self) {
+        RANKS.set(RANKS.get() & !(1 << self.rank));
+    }
 }
 
 #[cfg(all(test, debug_assertions))]
@@ -143,7 +119,6 @@ mod tests {
     #[should_panic(expected = "the order of locks")]
     fn two_locks_of_one_rank_are_refused() {
         let (one, other) = (Ranked::new(3, ()), Ranked::new(3, ()));
-        let _one = one.lock();
-        let _other = other.lock();
+        let _locks = (one.lock(), other.lock());
     }
 }

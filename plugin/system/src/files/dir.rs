@@ -9,7 +9,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat, renameat};
@@ -18,9 +17,6 @@ use nix::unistd::{UnlinkatFlags, fsync, geteuid, unlinkat};
 
 /// Directories within directories that a removal follows; ours have none.
 const DEEPEST: u32 = 16;
-
-/// Older files that were being written belong to nobody.
-const ABANDONED: Duration = Duration::from_secs(600);
 
 /// See the module's text.
 #[derive(Debug)]
@@ -259,9 +255,7 @@ impl Dir {
         }
         written
     }
-}
 
-impl Dir {
     /// A new file with a name that nobody else has. Not by process id alone: in containers all are 1. It begins
     /// with a dot, because some read every file of their directory but those.
     fn create(&self, name: &OsStr, mode: u32) -> io::Result<(OsString, File)> {
@@ -275,18 +269,10 @@ impl Dir {
             temporary.push(format!(".{pid}-{next}.new"));
             match openat(&self.fd, temporary.as_os_str(), flags, mode) {
                 Ok(fd) => return Ok((temporary, File::from(fd))),
-                Err(Errno::EEXIST) => self.remove_abandoned(&temporary),
+                // Left by one of this number that was killed.
+                Err(Errno::EEXIST) => {}
                 Err(error) => return Err(error.into()),
             }
-        }
-    }
-
-    /// Removes what somebody that was killed left half written.
-    fn remove_abandoned(&self, temporary: &OsStr) {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
-        let written = self.stat(temporary).map(|stat| u64::try_from(stat.st_mtime).unwrap_or(0));
-        if written.is_ok_and(|written| now.saturating_sub(written) > ABANDONED.as_secs()) {
-            let _ = self.remove(temporary);
         }
     }
 }

@@ -8,7 +8,6 @@ mod copy;
 mod dir;
 mod own;
 mod patience;
-mod private;
 mod read;
 mod socket;
 
@@ -24,8 +23,7 @@ pub use copy::{Copied, CopyError};
 pub use dir::{Dir, is_directory, open_directory};
 pub use own::{base, check_peer};
 pub use patience::{Unresponsive, in_time};
-pub use private::{open_lock, open_private};
-pub use read::{FileError, file_or_nothing, open, read, read_from, text, utf8};
+pub use read::{FileError, file_or_nothing, open, open_private, read, read_from, text, utf8};
 pub use socket::{SocketFile, remove_stale};
 
 /// Most bytes of a configuration: what a ConfigMap can hold.

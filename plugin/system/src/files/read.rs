@@ -1,8 +1,8 @@
-//! Reading a regular file, and no more of it than was expected.
+//! Regular files: read, and no more of one than was expected; and opened to be written, for the owner alone.
 
-use std::fs::{File, Metadata};
+use std::fs::{File, Metadata, Permissions};
 use std::io::{self, Read};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 use nix::libc::{O_NOCTTY, O_NONBLOCK};
@@ -97,6 +97,28 @@ pub fn open(path: &Path) -> Result<File, FileError> {
     Ok(file)
 }
 
+/// Opens a file to read and write, or makes it; nobody but its owner can read it from then on. An older version, or
+/// another's umask, may have left it open to all.
+///
+/// # Errors
+/// It cannot be opened or made, or is no regular file. A mode that cannot be changed is none: the owner of the file is
+/// another, and its mode is the other's choice.
+pub fn open_private(path: &Path) -> io::Result<File> {
+    const MODE: u32 = 0o600;
+    // To open a device may do something to it, and a pipe would be waited for.
+    file_or_nothing(path)?;
+    let mut options = File::options();
+    options.read(true).write(true).create(true).truncate(false).mode(MODE);
+    let file = options.custom_flags(O_NONBLOCK | O_NOCTTY).open(path)?;
+    let found = file.metadata()?;
+    // What is there may be another by now.
+    regular(&found)?;
+    if found.permissions().mode() & !MODE & 0o777 != 0 {
+        let _ = file.set_permissions(Permissions::from_mode(MODE));
+    }
+    Ok(file)
+}
+
 /// Whether a regular file is at `path`, or nothing.
 ///
 /// # Errors
@@ -122,7 +144,7 @@ pub fn read_from(source: impl Read, most: u64) -> Result<Vec<u8>, FileError> {
     }
 }
 
-pub(super) fn regular(meta: &Metadata) -> Result<(), FileError> {
+fn regular(meta: &Metadata) -> Result<(), FileError> {
     let kind = meta.file_type();
     Err(FileError::Kind(match () {
         () if kind.is_file() => return Ok(()),
@@ -163,6 +185,10 @@ mod tests {
         ] {
             let error = read(&at(name), SIZE).unwrap_err();
             assert!(error.to_string().contains(said), "{name}: {error}");
+            if name != "absent" {
+                let error = open_private(&at(name)).unwrap_err();
+                assert!(error.to_string().contains(said), "{name}: {error}");
+            }
         }
         assert_eq!(text(&at("link"), SIZE).unwrap(), "text");
         assert_eq!(read(&at("absent"), SIZE).unwrap_err().kind(), io::ErrorKind::NotFound);
@@ -199,5 +225,17 @@ mod tests {
         let aside = File::options().append(true).open(dir.path().join("aside"));
         aside.unwrap().write_all(&[b'x'; 100]).unwrap();
         assert!(matches!(read_from(&opened, 10), Err(FileError::TooLarge(10))));
+    }
+    #[test]
+    fn new_and_old_files_are_for_their_owner_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let (new, old) = (dir.path().join("new"), dir.path().join("old"));
+        std::fs::write(&old, "kept").unwrap();
+        std::fs::set_permissions(&old, Permissions::from_mode(0o644)).unwrap();
+        for path in [&new, &old] {
+            open_private(path).unwrap();
+            assert_eq!(std::fs::metadata(path).unwrap().permissions().mode() & 0o777, 0o600);
+        }
+        assert_eq!(std::fs::read(&old).unwrap(), b"kept");
     }
 }
