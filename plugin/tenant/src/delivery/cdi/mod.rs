@@ -9,19 +9,17 @@
 //! `/var/run`, the same name must be there again.
 
 pub mod files;
-mod spec;
 
+use serde::Serialize;
 use tessera_kubelet_api::deviceplugin::{CdiDevice, ContainerAllocateResponse};
 use tessera_region::layout;
 
 use super::driver::Parts;
 use super::{DeliveryPlan, VISIBLE_DEVICES, VOID, mounts};
-use spec::{ContainerEdits, DeviceNode, Mount};
 use tessera_config::{Config, DeviceListStrategy, GpuNames};
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::gpu::Gpu;
 
-pub use spec::Spec;
 pub use tessera_model::cdi_name::SHARE_KIND as KIND;
 
 /// Prefix of the annotations that container runtimes look for.
@@ -120,3 +118,91 @@ fn device_nodes(parts: &Parts, config: &Config) -> Vec<DeviceNode> {
     };
     nodes.iter().map(node).collect()
 }
+
+/// The lowest version in which a device's name may begin with a digit, and a node have another path on the host. A runtime
+/// refuses a spec that is newer than itself. (Table "Released versions" of the specification.)
+const VERSION: &str = "0.5.0";
+
+/// One spec file.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Spec {
+    cdi_version: &'static str,
+    kind: &'static str,
+    devices: [Device; 1],
+}
+
+/// A device, and what a container that asks for it gets.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Device {
+    name: String,
+    container_edits: ContainerEdits,
+}
+
+/// Changes to a container's OCI specification. They win over what the pod says: of a variable or a
+/// mount that is there already, the runtime keeps only this one. One at least has to be there.
+#[derive(Clone, Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ContainerEdits {
+    /// `NAME=value`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    env: Vec<String>,
+    /// Device nodes; type and number are the host's.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    device_nodes: Vec<DeviceNode>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    mounts: Vec<Mount>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct DeviceNode {
+    /// In the container.
+    path: String,
+    /// On the host, where that differs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    host_path: Option<String>,
+    /// Of `r`, `w` and `m`.
+    permissions: &'static str,
+}
+
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Mount {
+    host_path: String,
+    container_path: String,
+    /// As `mount(8)` has them.
+    options: [&'static str; 3],
+}
+
+impl Mount {
+    /// A bind mount, with the options that containerd gives kubelet's mounts.
+    fn bind(mount: &tessera_config::Mount) -> Self {
+        let access = if mount.read_only { "ro" } else { "rw" };
+        Mount {
+            host_path: mount.host.to_string_lossy().into_owned(),
+            container_path: mount.container.to_string_lossy().into_owned(),
+            options: ["rbind", "rprivate", access],
+        }
+    }
+}
+
+impl Spec {
+    /// A spec of our kind. Names and paths are what the configuration takes.
+    fn new(id: &AllocationId, container_edits: ContainerEdits) -> Self {
+        let devices = [Device { name: id.to_string(), container_edits }];
+        Spec { cdi_version: VERSION, kind: KIND, devices }
+    }
+
+    /// The file's content.
+    fn to_json(&self) -> Vec<u8> {
+        // Strings, lists and maps with string keys: there is nothing that JSON lacks.
+        let mut json = serde_json::to_vec_pretty(self).unwrap_or_default();
+        json.push(b'\n');
+        json
+    }
+}
+
+#[cfg(test)]
+mod tests;

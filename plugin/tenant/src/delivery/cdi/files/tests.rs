@@ -1,6 +1,6 @@
 use std::os::unix::fs::symlink;
 
-use super::super::spec::ContainerEdits;
+use super::super::ContainerEdits;
 use super::*;
 
 fn id(n: u8) -> AllocationId {
