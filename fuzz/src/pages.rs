@@ -98,7 +98,7 @@ pub fn usage_file(data: &[u8]) {
     }
     usage.recover_dead().expect("whatever is in it");
     usage.restore(3).expect("room for pages");
-    assert!(!usage.any_slot_locked().expect("no lock"));
+    assert!(!usage.any_slot_locked());
 
     usage::create(dir.path(), 7).expect("it is put right");
     let snapshot = usage.snapshot().expect("as Tessera leaves it");
@@ -123,7 +123,6 @@ pub fn quota_page(data: &[u8]) {
             assert!((1..=MAX_GPUS).contains(&quota.gpu_count()));
             for gpu in 0..quota.gpu_count() {
                 assert!(!quota.uuid(gpu).is_empty());
-                assert_eq!(quota.find(quota.uuid(gpu)), Some(gpu));
                 assert!(quota.memory_limit(gpu) <= MAX_BYTES);
                 assert!(quota.context_overhead(gpu) <= MAX_BYTES);
                 let _ = (quota.cores_millis(gpu), quota.policy(gpu), quota.window(gpu));

@@ -10,7 +10,7 @@ use tessera_region::layout::{
     GATE_CLOSED, GATE_OPEN, GATE_SOCKET, GATE_SOLO, GATE_YIELD, QUOTA_FILE, gate_state,
 };
 use tessera_region::quota::{Policy as PagePolicy, QuotaWriter};
-use tessera_region::usage::{SlotView, UsageFile};
+use tessera_region::usage::{SlotView, Snapshot, UsageFile};
 
 use super::ArbiterError;
 use super::drain_tracker::DrainTracker;
@@ -94,14 +94,12 @@ fn is_socket(dir: &Path) -> bool {
 
 /// Processes that hold a slot. A page that cannot be read counts as used by many.
 fn users(usage: &UsageFile) -> usize {
-    match (usage.any_slot_locked(), usage.snapshot()) {
-        (Ok(false), _) => 0,
-        (Ok(true), Ok(found)) => {
-            let living = |slot: &&SlotView| usage.slot_locked(slot.index).unwrap_or(true);
-            found.slots.iter().filter(living).count().max(1)
-        }
-        _ => usize::MAX,
+    if !usage.any_slot_locked() {
+        return 0;
     }
+    let living = |slot: &&SlotView| usage.slot_locked(slot.index);
+    let count = |found: Snapshot| found.slots.iter().filter(living).count().max(1);
+    usage.snapshot().map_or(usize::MAX, count)
 }
 
 #[derive(Debug)]

@@ -93,8 +93,7 @@ impl Overhead {
             self.seen = seen;
             self.schedule.news(now, None);
         }
-        let is_dead =
-            |slot: &SlotView| slot.is_departing() || !usage.slot_locked(slot.index).unwrap_or(true);
+        let is_dead = |slot: &SlotView| slot.is_departing() || !usage.slot_locked(slot.index);
         self.departing = snapshot.slots.iter().any(is_dead);
         if self.departing {
             self.schedule.hurry(now);
@@ -115,7 +114,8 @@ impl Overhead {
         }
         let verdicts: Vec<Verdict> =
             (0..self.gpus.len()).filter_map(|gpu| self.look(gpu, quota, usage)).collect();
-        let launches = snapshot.slots.iter().fold(0u64, |sum, s| sum.saturating_add(s.did.launches));
+        let launches =
+            snapshot.slots.iter().fold(0u64, |sum, s| sum.saturating_add(s.did.launches));
         let busy = std::mem::replace(&mut self.launches, launches) != launches;
         let now = Instant::now();
         let open = self.gpus.iter().any(|(_, estimator)| estimator.is_falling());

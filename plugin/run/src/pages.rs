@@ -120,7 +120,7 @@ pub(super) fn is_in_use(dir: &Path) -> bool {
     if files::open(&dir.join(LOCK)).is_ok_and(|lock| lock.try_lock().is_err()) {
         return true;
     }
-    UsageFile::open(dir).is_ok_and(|usage| !matches!(usage.any_slot_locked(), Ok(false)))
+    UsageFile::open(dir).is_ok_and(|usage| usage.any_slot_locked())
 }
 
 #[cfg(test)]

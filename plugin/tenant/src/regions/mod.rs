@@ -207,7 +207,7 @@ impl Region {
     ) -> Result<Outcome, RegionError> {
         let mut open = self.open();
         // Whatever became of its mode and owner, this descriptor knows.
-        let in_use = Some(open.usage.any_slot_locked().unwrap_or(true));
+        let in_use = Some(open.usage.any_slot_locked());
         let how = (mode, shim_abi);
         let made = make_pages(&self.dir, record, how, in_use, Arc::clone(&open.worker))?;
         let outcome = made.pages.outcome;
@@ -278,7 +278,7 @@ impl Region {
 
     /// Whether any process holds a slot. A page that cannot be asked counts as in use.
     pub fn in_use(&self) -> bool {
-        self.open().usage.any_slot_locked().unwrap_or(true)
+        self.open().usage.any_slot_locked()
     }
 
     /// What the driver shows of it; see `tessera_agent::observe`.
@@ -311,12 +311,12 @@ impl Region {
     /// put right; a page that still cannot be true is flagged. Blocking.
     pub fn recover_and_snapshot(&self) -> Use {
         let mut open = self.open();
-        let snapshot = match self.recover_in(&mut open) {
-            Some(snapshot) => {
+        let snapshot = match self.recover_in(&mut open).map_or_else(|| open.usage.snapshot(), Ok) {
+            Ok(snapshot) => {
                 open.wrong = None;
                 snapshot
             }
-            None => self.snapshot(&mut open),
+            Err(tampered) => self.flag(&mut open, tampered),
         };
         open.used(snapshot)
     }
@@ -335,14 +335,9 @@ impl Region {
         Some(open.used(snapshot))
     }
 
-    fn snapshot(&self, open: &mut Open) -> Snapshot {
-        let tampered = match open.usage.snapshot() {
-            Ok(snapshot) => {
-                open.wrong = None;
-                return snapshot;
-            }
-            Err(tampered) => tampered,
-        };
+    /// Puts right what a tenant did to its page as a whole, so that newcomers find one. Words in slots are their owners'
+    /// affair.
+    fn flag(&self, open: &mut Open, tampered: Tampered) -> Snapshot {
         // Counted when it appears, not at every look.
         if open.wrong != Some(tampered) {
             self.tamperings.fetch_add(1, Ordering::Relaxed);
@@ -351,7 +346,7 @@ impl Region {
             self.observed.news();
         }
         open.wrong = Some(tampered);
-        if is_restored(tampered.what) {
+        if tampered.slot.is_none() || matches!(tampered.what, What::HighWater | What::Unclaimed) {
             let generation = self.generation.load(Ordering::Relaxed);
             match self.change(open, move |usage| usage.restore(generation)) {
                 Some(Ok(_)) => open.wrong = None,
@@ -393,9 +388,7 @@ impl Region {
     fn recover_in(&self, open: &mut Open) -> Option<Snapshot> {
         let departure = lock(&self.quota).departure();
         let old = monotonic_ns().saturating_sub(u64::try_from(departure.as_nanos()).unwrap_or(0));
-        let stays = |slot: &SlotView| {
-            slot.departing_ns > old || open.usage.slot_locked(slot.index).unwrap_or(false)
-        };
+        let stays = |slot: &SlotView| slot.departing_ns > old || open.usage.slot_locked(slot.index);
         if let Ok(before) = open.usage.snapshot()
             && before.slots.iter().all(stays)
         {
@@ -505,21 +498,6 @@ fn make_pages(
             Ok(Made { pages, worker: Arc::default(), held_up: true })
         }
     }
-}
-
-/// What is put right at once: the page as a whole, so that newcomers find one. Words in slots are their
-/// owners' affair.
-fn is_restored(what: What) -> bool {
-    matches!(
-        what,
-        What::Size
-            | What::Memory
-            | What::Magic
-            | What::Abi
-            | What::SlotCount
-            | What::HighWater
-            | What::Unclaimed
-    )
 }
 
 /// What a region's sessions hold of it: they must not keep it alive.

@@ -77,9 +77,7 @@ pub(super) fn write(
         remove_pages(dir)?;
         outcome.repaired = mode != Mode::Fresh;
     } else if mode == Mode::Fresh {
-        let by_path = || {
-            UsageFile::open_as(dir, abi).is_ok_and(|usage| usage.any_slot_locked().unwrap_or(true))
-        };
+        let by_path = || UsageFile::open_as(dir, abi).is_ok_and(|usage| usage.any_slot_locked());
         if in_use.unwrap_or_else(by_path) {
             outcome.kept = true;
         } else {

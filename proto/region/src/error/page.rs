@@ -23,10 +23,6 @@ pub enum PageFault {
     NotRegular,
     /// Somebody holds a lease on the file (`fcntl(2)`, F_SETLEASE), so opening it would wait.
     Busy,
-    /// Not ours to use any more, and this process lacks the rights to change that: `errno`. A
-    /// container's root can give its usage file to another user; a plugin without capabilities can
-    /// only put a new file in its place.
-    Denied(i32),
     /// The file system is full: bytes needed.
     NoSpace(u64),
     /// The file does not start as a page does: it was never one of ours.
@@ -45,7 +41,8 @@ pub enum PageFault {
     },
     /// The quota asked for cannot be written into a page.
     Invalid(String),
-    /// The kernel refused.
+    /// The kernel refused. A container's root can give its usage file to another user; a plugin without capabilities
+    /// can only put a new file in its place.
     Io {
         /// The call that failed.
         call: &'static str,
@@ -75,7 +72,6 @@ impl PageFault {
             // What O_NOFOLLOW says of a symlink, and open of a socket or an absent device.
             libc::ELOOP | libc::ENXIO | libc::ENODEV => Self::NotRegular,
             libc::EWOULDBLOCK => Self::Busy,
-            libc::EACCES | libc::EPERM => Self::Denied(errno),
             libc::ENOSPC | libc::EDQUOT => Self::NoSpace(0),
             _ => Self::Io { call, source: io::Error::from_raw_os_error(errno) },
         }
@@ -95,9 +91,6 @@ impl fmt::Display for PageError {
                 write!(f, "not a regular file; something else made it, remove it")
             }
             PageFault::Busy => write!(f, "a process holds a lease on it; end that process"),
-            PageFault::Denied(errno) => {
-                write!(f, "not accessible: {}", io::Error::from_raw_os_error(*errno))
-            }
             PageFault::NoSpace(0) => {
                 write!(f, "the file system is full; enlarge the pages' tmpfs")
             }

@@ -86,11 +86,6 @@ impl QuotaReader {
         name_in(&self.uuids[..self.gpus][gpu]).unwrap_or_default()
     }
 
-    /// The index of the GPU with this UUID.
-    pub fn find(&self, uuid: &str) -> Option<usize> {
-        (0..self.gpus).find(|&gpu| self.uuid(gpu) == uuid)
-    }
-
     /// Bytes that all processes of the tenant may hold on this GPU, now.
     pub fn memory_limit(&self, gpu: usize) -> u64 {
         // Relaxed: a limit stands for itself. Capped so that sums of charges cannot wrap.

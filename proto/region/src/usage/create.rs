@@ -36,7 +36,6 @@ pub struct Created {
 /// # Errors
 /// [`crate::PageFault::IsDirectory`] (see [`crate::prepare_dir`]), [`crate::PageFault::NotRegular`],
 /// [`crate::PageFault::Busy`] while a process holds a lease on the file,
-/// [`crate::PageFault::Denied`] where a tenant took it from us and we lack the rights to take it back,
 /// [`crate::PageFault::NoSpace`], [`crate::PageFault::Io`].
 pub fn create(dir: &Path, generation: u64) -> Result<Created, PageError> {
     create_from(dir, generation, abi::version(), None)

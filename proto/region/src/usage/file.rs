@@ -89,7 +89,7 @@ impl UsageFile {
             self.check_size()?;
             let (mut snapshot, mark) = self.read_header()?;
             let (above, end) = (slot_lock_offset(mark), slot_lock_offset(SLOTS));
-            let is_hidden = above < end && self.locked(above, end - above).unwrap_or(true);
+            let is_hidden = above < end && self.locked(above, end - above);
             self.read_slots(&mut snapshot, mark, if is_hidden { SLOTS } else { mark })?;
             self.read_past(&mut snapshot)?;
             Ok(snapshot)
@@ -326,10 +326,7 @@ impl UsageFile {
         let stat = self.stat()?;
         // Always: a tenant can punch holes, which a full tmpfs would turn into SIGBUS.
         files::restore_size(&self.file, &self.path, USAGE_BYTES)?;
-        let mut living = [false; SLOTS];
-        for (slot, living) in living.iter_mut().enumerate() {
-            *living = self.slot_locked(slot)?;
-        }
+        let living: [bool; SLOTS] = core::array::from_fn(|slot| self.slot_locked(slot));
         let mut restored = stat.size != BYTES || self.tmpfs && stat.held < BYTES;
         restored |= self.restore_header(generation, &living)?;
         for slot in (0..SLOTS).filter(|&slot| living[slot]) {
@@ -379,7 +376,7 @@ impl UsageFile {
         let _ = self.file.read_exact_at(&mut found, GENERATION as u64);
         repaired |= self.restore(generation)?;
         // What the generation before did is not this one's.
-        let forgets = found != generation.to_le_bytes() && !self.any_slot_locked()?;
+        let forgets = found != generation.to_le_bytes() && !self.any_slot_locked();
         let recovered = self.bury_for(departure, forgets)?;
         if forgets {
             self.write(&[0; size_of::<Past>()], offset_of!(UsageHeader, past) as u64)?;
@@ -393,9 +390,7 @@ impl UsageFile {
     /// a tmpfs, where a read does not show whether there is memory behind all of it.
     pub fn is_whole(&self, generation: u64) -> bool {
         let of_living = |snapshot: &Snapshot| {
-            let stays = |slot: &SlotView| {
-                slot.is_departing() || self.slot_locked(slot.index).unwrap_or(false)
-            };
+            let stays = |slot: &SlotView| slot.is_departing() || self.slot_locked(slot.index);
             snapshot.slots.iter().all(stays)
         };
         self.tmpfs
@@ -405,26 +400,19 @@ impl UsageFile {
                 .is_ok_and(|snapshot| snapshot.generation == generation && of_living(&snapshot))
     }
 
-    /// Whether any process (or a forked child of one) still holds a slot.
-    ///
-    /// # Errors
-    /// [`crate::PageFault::Io`].
-    pub fn any_slot_locked(&self) -> Result<bool, PageError> {
+    /// Whether any process (or a forked child of one) still holds a slot; also where the kernel does not say.
+    pub fn any_slot_locked(&self) -> bool {
         let (first, end) = (slot_lock_offset(0), slot_lock_offset(SLOTS));
         self.locked(first, end - first)
     }
 
-    /// Whether a process holds this slot.
-    ///
-    /// # Errors
-    /// [`crate::PageFault::Io`].
-    pub fn slot_locked(&self, slot: usize) -> Result<bool, PageError> {
+    /// The same of one slot.
+    pub fn slot_locked(&self, slot: usize) -> bool {
         self.locked(slot_lock_offset(slot), 1)
     }
 
-    fn locked(&self, start: u64, len: u64) -> Result<bool, PageError> {
-        os::is_locked(self.file.as_raw_fd(), start, len)
-            .map_err(|errno| PageError::os(&self.path, "fcntl", errno))
+    fn locked(&self, start: u64, len: u64) -> bool {
+        os::is_locked(self.file.as_raw_fd(), start, len).unwrap_or(true)
     }
 }
 
