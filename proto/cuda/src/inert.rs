@@ -2,7 +2,7 @@
 //! nor put work on the GPU. By name without version and flavour.
 //!
 //! Checked against cuda.h, cudaGL.h, cudaEGL.h, cudaVDPAU.h and cudaProfiler.h of CUDA 12.9 to 13.5
-//! and the exports of libcuda 550 and 615; see [`place`](crate::unhooked::place).
+//! and the exports of libcuda 550 and 615; see [`accounted_for`](crate::unhooked::accounted_for).
 
 /// The functions; see the module text.
 pub const INERT: &[&str] = &[

@@ -6,78 +6,43 @@
 
 use crate::nvml::NVML_HOOKS;
 
-/// Why an NVML function is not hooked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NvmlPlan {
-    /// Is about the GPU as such, which its tenants share, and names nobody.
-    WholeGpu,
-    /// Needs no hook.
-    Never,
-}
-
-/// An NVML function that is not hooked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NvmlUnhooked {
-    /// The export.
-    pub export: &'static str,
-    /// Which kind of reason.
-    pub plan: NvmlPlan,
-    /// What is special about this function.
-    pub reason: &'static str,
-}
-
-macro_rules! unhooked {
-    ($($plan:ident { $($export:ident: $reason:literal;)+ })+) => {
-        /// Every NVML function that tells or limits but is not hooked, by plan.
-        pub const NVML_UNHOOKED: &[NvmlUnhooked] = &[
-            $($(NvmlUnhooked {
-                export: stringify!($export),
-                plan: NvmlPlan::$plan,
-                reason: $reason,
-            },)+)+
-        ];
-    };
-}
-
-unhooked! {
-    WholeGpu {
-        nvmlDeviceGetUtilizationRates: "how busy the GPU is, which its tenants share: a share of it would be nobody's truth";
-        nvmlDeviceGetSamples: "utilisation samples of the whole GPU";
-        nvmlDeviceGetFieldValues: "power, clocks, errors, links and utilisation of the whole GPU; no field is its memory in use";
-        nvmlDeviceGetBAR1MemoryInfo: "an aperture for mappings, no memory: its size is the hardware's and no quota covers it";
-        nvmlDeviceGetAttributes: "what a MIG instance is made of";
-        nvmlDeviceGetAttributes_v2: "what a MIG instance is made of";
-        nvmlGpmMetricsGet: "the whole GPU's activity";
-        nvmlDevicePerfMetricsGetSamples_v1: "the whole GPU's activity";
-    }
-
-    Never {
-        nvmlDeviceGetMemoryLimits_v1: "limits that the driver holds a cgroup to; not Tessera's quota";
-        nvmlDeviceSetMemoryLimits_v1: "needs root on the host";
-        nvmlDeviceGetConfComputeMemSizeInfo: "how memory is split for confidential computing";
-        nvmlDeviceGetConfComputeProtectedMemoryUsage: "confidential computing is not shared";
-        nvmlDeviceSetConfComputeUnprotectedMemSize: "needs root on the host";
-        nvmlDeviceGetAccountingStats: "peak memory by host pid, where root has accounting on; the pids are hidden";
-        nvmlDeviceGetAccountingStats_v2: "peak memory by host pid, where root has accounting on; the pids are hidden";
-        nvmlSystemGetProcessName: "reads /proc of the caller's own container";
-        nvmlDeviceGetAccountingMode: "a setting";
-        nvmlDeviceGetAccountingBufferSize: "a setting";
-        nvmlDeviceSetAccountingMode: "needs root on the host";
-        nvmlDeviceClearAccountingPids: "needs root on the host";
-        nvmlDeviceClearFieldValues: "resets counters; needs root on the host";
-        nvmlDeviceGetEncoderUtilization: "an engine that compute containers do not use";
-        nvmlDeviceGetDecoderUtilization: "an engine that no quota covers";
-        nvmlDeviceGetJpgUtilization: "an engine that no quota covers";
-        nvmlDeviceGetOfaUtilization: "an engine that no quota covers";
-        nvmlGpmSampleAlloc: "host memory for a sample";
-        nvmlGpmSampleFree: "host memory for a sample";
-        nvmlGpmSampleGet: "an opaque sample; read with nvmlGpmMetricsGet";
-        nvmlGpmMigSampleGet: "an opaque sample of a MIG instance";
-        nvmlGpmQueryDeviceSupport: "a capability";
-        nvmlGpmQueryIfStreamingEnabled: "a setting";
-        nvmlGpmSetStreamingEnabled: "needs root on the host";
-    }
-}
+/// Every NVML function that tells or limits but is not hooked.
+pub const NVML_UNHOOKED: &[&str] = &[
+    // About the GPU as such, which its tenants share, and naming nobody.
+    "nvmlDeviceGetUtilizationRates", // how busy the GPU is, which its tenants share: a share of it would be nobody's truth
+    "nvmlDeviceGetSamples",          // utilisation samples of the whole GPU
+    "nvmlDeviceGetFieldValues", // power, clocks, errors, links and utilisation of the whole GPU; no field is its memory in use
+    "nvmlDeviceGetBAR1MemoryInfo", // an aperture for mappings, no memory: its size is the hardware's and no quota covers it
+    "nvmlDeviceGetAttributes",     // what a MIG instance is made of
+    "nvmlDeviceGetAttributes_v2",  // what a MIG instance is made of
+    "nvmlGpmMetricsGet",           // the whole GPU's activity
+    "nvmlDevicePerfMetricsGetSamples_v1", // the whole GPU's activity
+    // What needs no hook.
+    "nvmlDeviceGetMemoryLimits_v1", // limits that the driver holds a cgroup to; not Tessera's quota
+    "nvmlDeviceSetMemoryLimits_v1", // needs root on the host
+    "nvmlDeviceGetConfComputeMemSizeInfo", // how memory is split for confidential computing
+    "nvmlDeviceGetConfComputeProtectedMemoryUsage", // confidential computing is not shared
+    "nvmlDeviceSetConfComputeUnprotectedMemSize", // needs root on the host
+    "nvmlDeviceGetAccountingStats", // peak memory by host pid, where root has accounting on; the pids are hidden
+    "nvmlDeviceGetAccountingStats_v2", // peak memory by host pid, where root has accounting on; the pids are hidden
+    "nvmlSystemGetProcessName",        // reads /proc of the caller's own container
+    "nvmlDeviceGetAccountingMode",     // a setting
+    "nvmlDeviceGetAccountingBufferSize", // a setting
+    "nvmlDeviceSetAccountingMode",     // needs root on the host
+    "nvmlDeviceClearAccountingPids",   // needs root on the host
+    "nvmlDeviceClearFieldValues",      // resets counters; needs root on the host
+    "nvmlDeviceGetEncoderUtilization", // an engine that compute containers do not use
+    "nvmlDeviceGetDecoderUtilization", // an engine that no quota covers
+    "nvmlDeviceGetJpgUtilization",     // an engine that no quota covers
+    "nvmlDeviceGetOfaUtilization",     // an engine that no quota covers
+    "nvmlGpmSampleAlloc",              // host memory for a sample
+    "nvmlGpmSampleFree",               // host memory for a sample
+    "nvmlGpmSampleGet",                // an opaque sample; read with nvmlGpmMetricsGet
+    "nvmlGpmMigSampleGet",             // an opaque sample of a MIG instance
+    "nvmlGpmQueryDeviceSupport",       // a capability
+    "nvmlGpmQueryIfStreamingEnabled",  // a setting
+    "nvmlGpmSetStreamingEnabled",      // needs root on the host
+];
 
 /// Fragments of the names that tell about memory, processes or utilisation, or set limits.
 const TELLING: &[&str] = &[
@@ -100,7 +65,7 @@ const ELSEWHERE: &[&str] = &["Vgpu", "NvLink"];
 pub fn nvml_accounted_for(export: &str) -> bool {
     let telling = TELLING.iter().any(|part| export.contains(part))
         && !ELSEWHERE.iter().any(|part| export.contains(part));
-    !telling || NVML_HOOKS.contains(&export) || NVML_UNHOOKED.iter().any(|row| row.export == export)
+    !telling || NVML_HOOKS.contains(&export) || NVML_UNHOOKED.contains(&export)
 }
 
 #[cfg(test)]
@@ -109,10 +74,11 @@ mod tests {
 
     #[test]
     fn no_export_is_in_two_lists() {
-        for row in NVML_UNHOOKED {
-            assert!(!NVML_HOOKS.contains(&row.export), "{}", row.export);
-            let same = NVML_UNHOOKED.iter().filter(|other| other.export == row.export);
-            assert_eq!(same.count(), 1, "{}", row.export);
+        for (i, export) in NVML_UNHOOKED.iter().enumerate() {
+            assert!(
+                !NVML_HOOKS.contains(export) && !NVML_UNHOOKED[..i].contains(export),
+                "{export}"
+            );
         }
     }
 

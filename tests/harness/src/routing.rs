@@ -23,7 +23,7 @@ const VERSIONS: &[u32] = &[
 /// All names that could be asked for: of functions, of their variants, of nothing.
 fn names() -> BTreeSet<String> {
     let bases = HOOKS.iter().map(|hook| base_name(hook.export));
-    let bases = bases.chain(UNHOOKED.iter().map(|row| row.function)).chain(INERT.iter().copied());
+    let bases = bases.chain(UNHOOKED.iter().chain(INERT).copied());
     let mut names: BTreeSet<String> = bases.map(str::to_owned).collect();
     names.extend(HOOKS.iter().map(|hook| hook.export.to_owned()));
     let unknown = ["cuBogus", "cuMemAlloc_v9", "cudaMalloc", "curl_easy_init", "malloc"];

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use tessera_cuda::hooks::HOOKS;
 use tessera_cuda::inert::INERT;
 use tessera_cuda::nvml_unhooked::nvml_accounted_for;
-use tessera_cuda::unhooked::{base_name, place};
+use tessera_cuda::unhooked::{accounted_for, base_name};
 use tessera_harness::external;
 
 /// The functions that headers with this `prefix` in their file name declare, as `MARK name(`.
@@ -222,7 +222,7 @@ fn every_declared_driver_function_is_accounted_for() {
         "only {} functions found: has the headers' form changed?",
         drivers.len()
     );
-    let unknown: Vec<_> = drivers.into_iter().filter(|name| place(name).is_none()).collect();
+    let unknown: Vec<_> = drivers.into_iter().filter(|name| !accounted_for(name)).collect();
     assert!(
         unknown.is_empty(),
         "in neither HOOKS, UNHOOKED nor INERT (proto/cuda/src): {unknown:?}"

@@ -12,7 +12,7 @@ use std::process::Command;
 use tessera_cuda::hooks::{HOOKS, Hook};
 use tessera_cuda::nvml::NVML_HOOKS;
 use tessera_cuda::nvml_unhooked::nvml_accounted_for;
-use tessera_cuda::unhooked::place;
+use tessera_cuda::unhooked::accounted_for;
 use tessera_harness::external;
 use tessera_harness::routing::Answers;
 use tessera_tenant::delivery::driver::LIBRARIES;
@@ -82,7 +82,7 @@ fn every_export_of_the_real_libraries_is_accounted_for() {
     let unknown: Vec<_> = exports(&driver.join("libcuda.so.1"))
         .into_keys()
         .filter(|name| name.starts_with("cu") && !name.starts_with("cudbg"))
-        .filter(|name| place(name).is_none())
+        .filter(|name| !accounted_for(name))
         .collect();
     assert!(unknown.is_empty(), "libcuda exports what no list knows: {unknown:?}");
     let unknown: Vec<_> = exports(&driver.join("libnvidia-ml.so.1"))
