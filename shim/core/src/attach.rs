@@ -75,41 +75,9 @@ impl Place {
     }
 }
 
-/// Why there are no pages.
-enum Fault {
-    /// A page cannot be used.
-    Page(AttachError),
-    /// The directory cannot be listed: `errno`.
-    Unlisted(CString, i32),
-    /// What it holds together is none.
-    Set(CString, ShareFault),
-    /// This is no mount of the plugin's.
-    NotGiven(CString),
-    /// The page in there is of another allocation.
-    Foreign(CString),
-}
-
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let path =
-            |path: &CString| alloc::string::String::from_utf8_lossy(path.to_bytes()).into_owned();
-        match self {
-            Self::Page(error) => write!(f, "{error}"),
-            Self::Unlisted(at, errno) => {
-                write!(f, "{}: not to be listed (os error {errno})", path(at))
-            }
-            Self::Set(at, fault) => write!(f, "{}: {fault}", path(at)),
-            Self::NotGiven(at) => write!(
-                f,
-                "{}: not a read-only mount of the plugin's, so somebody in this container has made it, \
-                 and it counts for nothing",
-                path(at)
-            ),
-            Self::Foreign(at) => {
-                write!(f, "{}: holds the pages of another allocation than its name says", path(at))
-            }
-        }
-    }
+/// Says why there are no pages.
+fn broken(place: Place, why: fmt::Arguments<'_>) {
+    BROKEN.say(format_args!("no GPU for this process: {why}; {}", place.advice()));
 }
 
 /// Looks for the pages and attaches.
@@ -123,10 +91,7 @@ pub fn find() -> Found {
     };
     match attach(&dir, place) {
         Ok(pages) => Found::Pages(Box::new(pages)),
-        Err(fault) => {
-            BROKEN.say(format_args!("no GPU for this process: {fault}; {}", place.advice()));
-            Found::Broken
-        }
+        Err(()) => Found::Broken,
     }
 }
 
@@ -168,7 +133,12 @@ fn named_by_environment() -> Option<CString> {
     (!value.is_empty()).then(|| value.into())
 }
 
-fn attach(dir: &CStr, place: Place) -> Result<Pages, Fault> {
+/// Says so where it fails.
+fn attach(dir: &CStr, place: Place) -> Result<Pages, ()> {
+    let unusable = |at: &CStr, fault: &dyn fmt::Display| {
+        broken(place, format_args!("{}: {fault}", at.to_string_lossy()));
+    };
+    let none = |fault: ShareFault| unusable(dir, &fault);
     let given = |dir: &CStr, above: &CStr| match place {
         Place::MountPoint => directory::is_mounted_read_only(dir, above),
         Place::Named => true,
@@ -178,12 +148,15 @@ fn attach(dir: &CStr, place: Place) -> Result<Pages, Fault> {
         Ok(count) => count,
         // A file in the directory's place, or none: what the page says of it.
         Err(libc::ENOENT | libc::ENOTDIR) => 0,
-        Err(errno) => return Err(Fault::Unlisted(dir.into(), errno)),
+        Err(errno) => {
+            unusable(dir, &format_args!("not to be listed (os error {errno})"));
+            return Err(());
+        }
     };
     let names = &mut names[..count.min(MAX_SHARES + 1)];
     let mut found: Vec<(CString, Share)> = Vec::new();
     if count == 0 && !given(dir, ABOVE) {
-        return Err(Fault::Set(dir.into(), ShareFault::None));
+        return Err(none(ShareFault::None));
     }
     // Without any share's directory this is one share's own, as it was before there could be several; an
     // empty one is what a runtime makes of a mount source that is missing.
@@ -194,9 +167,9 @@ fn attach(dir: &CStr, place: Place) -> Result<Pages, Fault> {
             .any(|file| file.as_bytes() == name)
     };
     if count == 0 || names.iter().any(is_file) && given(dir, ABOVE) {
-        found.push((dir.into(), open(dir)?));
+        found.push((dir.into(), open(dir, place)?));
     } else if count > MAX_SHARES {
-        return Err(Fault::Set(dir.into(), ShareFault::TooMany));
+        return Err(none(ShareFault::TooMany));
     } else {
         // Every process of every container has them in this order.
         names.sort_unstable();
@@ -211,14 +184,20 @@ fn attach(dir: &CStr, place: Place) -> Result<Pages, Fault> {
                 not_given.get_or_insert(at);
                 continue;
             }
-            let share = open(&at)?;
+            let share = open(&at, place)?;
             if share.quota.allocation() != Some(name) {
-                return Err(Fault::Foreign(at));
+                unusable(&at, &"holds the pages of another allocation than its name says");
+                return Err(());
             }
             found.push((at, share));
         }
         if let (true, Some(at)) = (found.is_empty(), not_given) {
-            return Err(Fault::NotGiven(at));
+            unusable(
+                &at,
+                &"not a read-only mount of the plugin's, so somebody in this container has made it, \
+                  and it counts for nothing",
+            );
+            return Err(());
         }
     }
     let sockets = found.iter().map(|(at, _)| Sockets {
@@ -227,13 +206,14 @@ fn attach(dir: &CStr, place: Place) -> Result<Pages, Fault> {
     });
     let sockets = sockets.collect();
     let shares = found.into_iter().map(|(_, share)| share).collect();
-    let shares = ShareSet::new(shares).map_err(|fault| Fault::Set(dir.into(), fault))?;
+    let shares = ShareSet::new(shares).map_err(none)?;
     Ok(Pages { shares, sockets })
 }
 
-fn open(dir: &CStr) -> Result<Share, Fault> {
-    let quota = QuotaReader::attach_in(dir).map_err(Fault::Page)?;
-    let usage = UsageMap::attach_in(dir).map_err(Fault::Page)?;
+fn open(dir: &CStr, place: Place) -> Result<Share, ()> {
+    let fault = |fault: AttachError| broken(place, format_args!("{fault}"));
+    let quota = QuotaReader::attach_in(dir).map_err(fault)?;
+    let usage = UsageMap::attach_in(dir).map_err(fault)?;
     Ok(Share { quota, usage })
 }
 
