@@ -8,13 +8,13 @@
 
 use crate::records::Record;
 use crate::thread::Thread;
+use core::cell::Cell;
 use core::mem::offset_of;
-use core::ptr;
 
 /// All zero at first.
 #[repr(C)]
 struct Own {
-    record: *const Record,
+    record: Cell<*const Record>,
     thread: Thread,
 }
 const _: () = assert!(offset_of!(Own, record) == 0 && align_of::<Own>() == 8);
@@ -50,21 +50,6 @@ pub(crate) fn record() -> *const Record {
     record
 }
 
-/// Sets this thread's record.
-#[cfg(target_arch = "x86_64")]
-pub(crate) fn set_record(record: *const Record) {
-    // SAFETY: writes this thread's own word.
-    unsafe {
-        core::arch::asm!(
-            "mov {at}, qword ptr [rip + tessera_record@GOTTPOFF]",
-            "mov qword ptr fs:[{at}], {record}",
-            at = out(reg) _,
-            record = in(reg) record,
-            options(nostack, preserves_flags),
-        );
-    }
-}
-
 /// This thread's record; null before its first launch.
 #[cfg(target_arch = "aarch64")]
 #[inline(always)]
@@ -86,26 +71,18 @@ pub(crate) fn record() -> *const Record {
 }
 
 /// Sets this thread's record.
-#[cfg(target_arch = "aarch64")]
 pub(crate) fn set_record(record: *const Record) {
-    // SAFETY: writes this thread's own word.
-    unsafe {
-        core::arch::asm!(
-            "mrs {thread}, tpidr_el0",
-            "adrp {at}, :gottprel:tessera_record",
-            "ldr {at}, [{at}, :gottprel_lo12:tessera_record]",
-            "str {record}, [{thread}, {at}]",
-            thread = out(reg) _,
-            at = out(reg) _,
-            record = in(reg) record,
-            options(nostack, preserves_flags),
-        );
-    }
+    own().record.set(record);
 }
 
 /// What hooks keep for this thread. Not to be handed to another.
 #[inline(always)]
 pub(crate) fn thread() -> &'static Thread {
+    &own().thread
+}
+
+#[inline(always)]
+fn own() -> &'static Own {
     let own: *const Own;
     // SAFETY: an address of this thread's own block.
     #[cfg(target_arch = "x86_64")]
@@ -132,7 +109,7 @@ pub(crate) fn thread() -> &'static Thread {
     }
     // SAFETY: zeroed when the thread began, for which it is a value; there as long as the thread is,
     // and not `Sync`.
-    unsafe { &*ptr::addr_of!((*own).thread) }
+    unsafe { &*own }
 }
 
 #[cfg(test)]
