@@ -183,50 +183,41 @@ pub struct CUipcMemHandle {
 /// `CUarray_format`.
 pub type CUarray_format = c_int;
 
-/// `CUDA_ARRAY_DESCRIPTOR`: height 0 is one dimension.
+/// `CUDA_ARRAY_DESCRIPTOR` of any version: height 0 is one dimension.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct CUDA_ARRAY_DESCRIPTOR {
-    pub Width: usize,
-    pub Height: usize,
+pub struct ArrayDescriptor<N> {
+    pub Width: N,
+    pub Height: N,
     pub Format: CUarray_format,
     pub NumChannels: c_uint,
 }
+pub type CUDA_ARRAY_DESCRIPTOR = ArrayDescriptor<usize>;
+/// Of before CUDA 3.2.
+pub type CUDA_ARRAY_DESCRIPTOR_v1 = ArrayDescriptor<c_uint>;
 const _: () = assert!(core::mem::size_of::<CUDA_ARRAY_DESCRIPTOR>() == 24);
 
-/// `CUDA_ARRAY_DESCRIPTOR_v1` of before CUDA 3.2.
+/// `CUDA_ARRAY3D_DESCRIPTOR` of any version.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct CUDA_ARRAY_DESCRIPTOR_v1 {
-    pub Width: c_uint,
-    pub Height: c_uint,
-    pub Format: CUarray_format,
-    pub NumChannels: c_uint,
-}
-
-/// `CUDA_ARRAY3D_DESCRIPTOR`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CUDA_ARRAY3D_DESCRIPTOR {
-    pub Width: usize,
-    pub Height: usize,
-    pub Depth: usize,
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Array3dDescriptor<N> {
+    pub Width: N,
+    pub Height: N,
+    pub Depth: N,
     pub Format: CUarray_format,
     pub NumChannels: c_uint,
     pub Flags: c_uint,
 }
+pub type CUDA_ARRAY3D_DESCRIPTOR = Array3dDescriptor<usize>;
+/// Of before CUDA 3.2.
+pub type CUDA_ARRAY3D_DESCRIPTOR_v1 = Array3dDescriptor<c_uint>;
 const _: () = assert!(core::mem::size_of::<CUDA_ARRAY3D_DESCRIPTOR>() == 40);
 
-/// `CUDA_ARRAY3D_DESCRIPTOR_v1` of before CUDA 3.2.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct CUDA_ARRAY3D_DESCRIPTOR_v1 {
-    pub Width: c_uint,
-    pub Height: c_uint,
-    pub Depth: c_uint,
-    pub Format: CUarray_format,
-    pub NumChannels: c_uint,
-    pub Flags: c_uint,
+impl<N: Default> From<ArrayDescriptor<N>> for Array3dDescriptor<N> {
+    fn from(flat: ArrayDescriptor<N>) -> Self {
+        let ArrayDescriptor { Width, Height, Format, NumChannels } = flat;
+        Self { Width, Height, Depth: N::default(), Format, NumChannels, Flags: 0 }
+    }
 }
 
 /// The depth counts layers.
@@ -372,118 +363,70 @@ pub const CU_MEMORYTYPE_UNIFIED: CUmemorytype = 4;
 /// `CUpointer_attribute`: a [`CUmemorytype`].
 pub const CU_POINTER_ATTRIBUTE_MEMORY_TYPE: c_int = 2;
 
-/// `CUDA_MEMCPY2D`.
+/// `CUDA_MEMCPY2D` of any version.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct CUDA_MEMCPY2D {
-    pub srcXInBytes: usize,
-    pub srcY: usize,
+pub struct Memcpy2d<N, P> {
+    pub srcXInBytes: N,
+    pub srcY: N,
     pub srcMemoryType: CUmemorytype,
     pub srcHost: *const c_void,
-    pub srcDevice: CUdeviceptr,
+    pub srcDevice: P,
     pub srcArray: CUarray,
-    pub srcPitch: usize,
-    pub dstXInBytes: usize,
-    pub dstY: usize,
+    pub srcPitch: N,
+    pub dstXInBytes: N,
+    pub dstY: N,
     pub dstMemoryType: CUmemorytype,
     pub dstHost: *mut c_void,
-    pub dstDevice: CUdeviceptr,
+    pub dstDevice: P,
     pub dstArray: CUarray,
-    pub dstPitch: usize,
-    pub WidthInBytes: usize,
-    pub Height: usize,
+    pub dstPitch: N,
+    pub WidthInBytes: N,
+    pub Height: N,
 }
+pub type CUDA_MEMCPY2D = Memcpy2d<usize, CUdeviceptr>;
+/// Of before CUDA 3.2.
+pub type CUDA_MEMCPY2D_v1 = Memcpy2d<c_uint, CUdeviceptr_v1>;
 const _: () = assert!(core::mem::size_of::<CUDA_MEMCPY2D>() == 128);
 
-/// `CUDA_MEMCPY2D_v1` of before CUDA 3.2.
+/// `CUDA_MEMCPY3D` of any version.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct CUDA_MEMCPY2D_v1 {
-    pub srcXInBytes: c_uint,
-    pub srcY: c_uint,
+pub struct Memcpy3d<N, P> {
+    pub srcXInBytes: N,
+    pub srcY: N,
+    pub srcZ: N,
+    pub srcLOD: N,
     pub srcMemoryType: CUmemorytype,
     pub srcHost: *const c_void,
-    pub srcDevice: CUdeviceptr_v1,
-    pub srcArray: CUarray,
-    pub srcPitch: c_uint,
-    pub dstXInBytes: c_uint,
-    pub dstY: c_uint,
-    pub dstMemoryType: CUmemorytype,
-    pub dstHost: *mut c_void,
-    pub dstDevice: CUdeviceptr_v1,
-    pub dstArray: CUarray,
-    pub dstPitch: c_uint,
-    pub WidthInBytes: c_uint,
-    pub Height: c_uint,
-}
-
-/// `CUDA_MEMCPY3D`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct CUDA_MEMCPY3D {
-    pub srcXInBytes: usize,
-    pub srcY: usize,
-    pub srcZ: usize,
-    pub srcLOD: usize,
-    pub srcMemoryType: CUmemorytype,
-    pub srcHost: *const c_void,
-    pub srcDevice: CUdeviceptr,
+    pub srcDevice: P,
     pub srcArray: CUarray,
     /// The context, in a [`CUDA_MEMCPY3D_PEER`].
     pub reserved0: *mut c_void,
-    pub srcPitch: usize,
-    pub srcHeight: usize,
-    pub dstXInBytes: usize,
-    pub dstY: usize,
-    pub dstZ: usize,
-    pub dstLOD: usize,
+    pub srcPitch: N,
+    pub srcHeight: N,
+    pub dstXInBytes: N,
+    pub dstY: N,
+    pub dstZ: N,
+    pub dstLOD: N,
     pub dstMemoryType: CUmemorytype,
     pub dstHost: *mut c_void,
-    pub dstDevice: CUdeviceptr,
+    pub dstDevice: P,
     pub dstArray: CUarray,
     /// As `reserved0`.
     pub reserved1: *mut c_void,
-    pub dstPitch: usize,
-    pub dstHeight: usize,
-    pub WidthInBytes: usize,
-    pub Height: usize,
-    pub Depth: usize,
+    pub dstPitch: N,
+    pub dstHeight: N,
+    pub WidthInBytes: N,
+    pub Height: N,
+    pub Depth: N,
 }
-const _: () = assert!(core::mem::size_of::<CUDA_MEMCPY3D>() == 200);
-
-/// `CUDA_MEMCPY3D_PEER`: the same fields, the reserved ones being contexts.
+pub type CUDA_MEMCPY3D = Memcpy3d<usize, CUdeviceptr>;
+/// Of before CUDA 3.2.
+pub type CUDA_MEMCPY3D_v1 = Memcpy3d<c_uint, CUdeviceptr_v1>;
+/// The same fields, the reserved ones being contexts.
 pub type CUDA_MEMCPY3D_PEER = CUDA_MEMCPY3D;
-
-/// `CUDA_MEMCPY3D_v1` of before CUDA 3.2.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct CUDA_MEMCPY3D_v1 {
-    pub srcXInBytes: c_uint,
-    pub srcY: c_uint,
-    pub srcZ: c_uint,
-    pub srcLOD: c_uint,
-    pub srcMemoryType: CUmemorytype,
-    pub srcHost: *const c_void,
-    pub srcDevice: CUdeviceptr_v1,
-    pub srcArray: CUarray,
-    pub reserved0: *mut c_void,
-    pub srcPitch: c_uint,
-    pub srcHeight: c_uint,
-    pub dstXInBytes: c_uint,
-    pub dstY: c_uint,
-    pub dstZ: c_uint,
-    pub dstLOD: c_uint,
-    pub dstMemoryType: CUmemorytype,
-    pub dstHost: *mut c_void,
-    pub dstDevice: CUdeviceptr_v1,
-    pub dstArray: CUarray,
-    pub reserved1: *mut c_void,
-    pub dstPitch: c_uint,
-    pub dstHeight: c_uint,
-    pub WidthInBytes: c_uint,
-    pub Height: c_uint,
-    pub Depth: c_uint,
-}
+const _: () = assert!(core::mem::size_of::<CUDA_MEMCPY3D>() == 200);
 
 /// `CUmemcpy3DOperandType`.
 pub type CUmemcpy3DOperandType = c_int;
