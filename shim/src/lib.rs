@@ -18,23 +18,40 @@ use tessera_shim_core::{exports, hooks, launch, real, resolve::Export, work};
 mod alone;
 mod dlsym;
 
+/// Whether NULL is the thread's own default stream.
+macro_rules! is_per_thread {
+    (legacy) => {
+        false
+    };
+    ($flavour:ident) => {
+        true
+    };
+}
+
+/// An argument as hooks take it.
+macro_rules! given {
+    ($flavour:ident $arg:ident stream) => {
+        Stream::new($arg, is_per_thread!($flavour))
+    };
+    ($flavour:ident $arg:ident $name:ident) => {
+        $arg
+    };
+}
+
+/// The stream among the arguments, each of which is there twice; without one the legacy one.
+macro_rules! stream_in {
+    ($flavour:ident) => { Stream::LEGACY };
+    ($flavour:ident $arg:ident stream $($rest:ident)*) => { given!($flavour $arg stream) };
+    ($flavour:ident $arg:ident $name:ident $($rest:ident)*) => { stream_in!($flavour $($rest)*) };
+}
+
 /// The stream of a launch, from its arguments.
 macro_rules! stream_of {
-    (legacy $body:ident $args:tt) => { stream_of!(@ false $body $args) };
-    (ptsz $body:ident $args:tt) => { stream_of!(@ true $body $args) };
-    (@ $ptsz:literal cuLaunchKernelEx ($config:ident $($rest:ident)*)) => {
+    ($flavour:ident cuLaunchKernelEx ($config:ident $($rest:ident)*)) => {
         // SAFETY: the caller's own configuration, which the driver reads as well.
-        unsafe { Stream::of_config($config, $ptsz) }
+        unsafe { Stream::of_config($config, is_per_thread!($flavour)) }
     };
-    (@ $ptsz:literal cuGraphLaunch ($exec:ident $stream:ident)) => { Stream::new($stream, $ptsz) };
-    (@ $ptsz:literal cuLaunch ($f:ident)) => { Stream::LEGACY };
-    (@ $ptsz:literal cuLaunchGrid ($f:ident $x:ident $y:ident)) => { Stream::LEGACY };
-    (@ $ptsz:literal cuLaunchGridAsync ($f:ident $x:ident $y:ident $stream:ident)) => {
-        Stream::new($stream, $ptsz)
-    };
-    (@ $ptsz:literal $kernel:ident
-        ($f:ident $gx:ident $gy:ident $gz:ident $bx:ident $by:ident $bz:ident $shared:ident
-         $stream:ident $($rest:ident)*)) => { Stream::new($stream, $ptsz) };
+    ($flavour:ident $body:ident ($($arg:ident)*)) => { stream_in!($flavour $($arg $arg)*) };
 }
 
 /// What a launch launches, from its arguments.
@@ -61,8 +78,6 @@ macro_rules! config_of {
 macro_rules! export {
     (launch cuLaunchCooperativeKernelMultiDevice $export:ident $flavour:ident
         ($launches:ident : $ty:ty, $devices:ident : $devices_ty:ty, $flags:ident : $flags_ty:ty)) => {
-        /// # Safety
-        /// As the driver's.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $export(
             $launches: $ty, $devices: $devices_ty, $flags: $flags_ty,
@@ -76,8 +91,6 @@ macro_rules! export {
         }
     };
     (launch cuGraphLaunch $export:ident $flavour:ident ($exec:ident : $exec_ty:ty, $stream:ident : $stream_ty:ty)) => {
-        /// # Safety
-        /// As the driver's.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $export($exec: $exec_ty, $stream: $stream_ty) -> CUresult {
             /// As below; also where some graph of the process allocates memory.
@@ -88,7 +101,7 @@ macro_rules! export {
                 let call = |real: unsafe extern "C" fn($exec_ty, $stream_ty) -> CUresult| unsafe {
                     real($exec, $stream)
                 };
-                hooks::launch(&real::$export, $exec, $stream, call)
+                hooks::launch(&real::$export, $exec, stream_of!($flavour cuGraphLaunch ($exec $stream)), call)
             }
             let stream = stream_of!($flavour cuGraphLaunch ($exec $stream));
             match launch::graph_at_once(&real::$export, stream) {
@@ -100,8 +113,6 @@ macro_rules! export {
         }
     };
     (launch $body:ident $export:ident $flavour:ident ($($arg:ident : $ty:ty),* $(,)?)) => {
-        /// # Safety
-        /// As the driver's.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $export($($arg: $ty),*) -> CUresult {
             /// A first launch, a closed gate, a frame to be charged, pass-through: apart, and called with the very same
@@ -126,8 +137,10 @@ macro_rules! export {
         }
     };
     (work $body:ident $export:ident $flavour:ident ($($arg:ident : $ty:ty),* $(,)?)) => {
-        /// # Safety
-        /// As the driver's.
+        const _: () = assert!(
+            [$(stringify!($arg)),*].len() <= work::ARGUMENTS,
+            "arguments on the stack: not for the trampoline"
+        );
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
         pub unsafe extern "C" fn $export($($arg: $ty),*) -> CUresult {
@@ -148,23 +161,66 @@ macro_rules! export {
             );
         }
     };
-    (lookup $body:ident $export:ident $flavour:ident ($($arg:ident : $ty:ty),* $(,)?)) => {
-        /// # Safety
-        /// As the driver's.
+    (lookup $body:ident $export:ident $flavour:ident
+        ($symbol:ident : $symbol_ty:ty, $pfn:ident : $pfn_ty:ty $(, $arg:ident : $ty:ty)* $(,)?)) => {
+        export!(@hook $export ($symbol: $symbol_ty, $pfn: $pfn_ty $(, $arg: $ty)*) call {
+            // SAFETY: the driver's function writes to `pfn`.
+            unsafe { hooks::lookup(cuda_exports(), &call, $pfn) }
+        });
+    };
+    (stream $body:ident $export:ident $flavour:ident $args:tt) => {
+        export!(capture $body $export $flavour $args);
+    };
+    (capture $body:ident $export:ident $flavour:ident ($($arg:ident : $ty:ty),* $(,)?)) => {
+        export!(@hook $export ($($arg: $ty),*) call {
+            hooks::$body(&call, stream_in!($flavour $($arg $arg)*))
+        });
+    };
+    (batch $body:ident $export:ident $flavour:ident
+        ($dsts:ident : $dst:ty, $srcs:ident : $src:ty, $sizes:ident : $size:ty, $count:ident : $n:ty
+         $(, $arg:ident : $ty:ty)* $(,)?)) => {
+        export!(@hook $export ($dsts: $dst, $srcs: $src, $sizes: $size, $count: $n $(, $arg: $ty)*) call {
+            let stream = stream_in!($flavour $($arg $arg)*);
+            // SAFETY: the caller's own arguments.
+            unsafe { hooks::batch(&call, $dsts, $srcs, $sizes, $count, stream) }
+        });
+    };
+    (graph cuGraphInstantiateWithParams $export:ident $flavour:ident ($($arg:ident : $ty:ty),* $(,)?)) => {
+        export!(@hook $export ($($arg: $ty),*) call {
+            // SAFETY: the caller's own arguments.
+            unsafe { hooks::cuGraphInstantiateWithParams(&call, is_per_thread!($flavour), $($arg),*) }
+        });
+    };
+    (query $body:ident $export:ident $flavour:ident $args:tt) => {
+        export!(@query $body $export { CUDA_ERROR_NOT_FOUND } $args);
+    };
+    (nvml $body:ident $export:ident $flavour:ident $args:tt) => {
+        export!(@query $body $export { hooks::missing() } $args);
+    };
+    (@query $body:ident $export:ident $missing:block ($($arg:ident : $ty:ty),* $(,)?)) => {
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $export($($arg: $ty),*) -> c_int {
+            let Some(real) = real::$export.get() else { return $missing };
+            // SAFETY: the caller's own arguments, or places of as many bytes, for a function of this very signature.
+            let call = move |$($arg: $ty),*| unsafe { real($($arg),*) };
+            // SAFETY: the caller's own arguments.
+            unsafe { hooks::$body(&call, $($arg),*) }
+        }
+    };
+    (@hook $export:ident ($($arg:ident : $ty:ty),*) $call:ident $hook:block) => {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $export($($arg: $ty),*) -> CUresult {
+            let Some(real) = real::$export.get() else { return CUDA_ERROR_NOT_FOUND };
             // SAFETY: the caller's own arguments, for a function of this very signature.
-            unsafe { hooks::$body(cuda_exports(), &real::$export, $($arg),*) }
+            let $call = || hooks::answer(unsafe { real($($arg),*) });
+            hooks::result($hook)
         }
     };
     ($class:ident $body:ident $export:ident $flavour:ident ($($arg:ident : $ty:ty),* $(,)?)) => {
-        /// # Safety
-        /// As the driver's.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $export($($arg: $ty),*) -> c_int {
-            // SAFETY: the caller's own arguments, for a function of this very signature.
-            unsafe { hooks::$body(&real::$export, $($arg),*) }
-        }
+        export!(@hook $export ($($arg: $ty),*) call {
+            // SAFETY: the caller's own arguments.
+            unsafe { hooks::$body(&call $(, given!($flavour $arg $arg))*) }
+        });
     };
 }
 
@@ -179,7 +235,7 @@ tessera_cuda::for_each_hook!(cuda);
 
 macro_rules! nvml {
     ($($class:ident $body:ident { $($export:ident),+ $(,)? } $args:tt;)*) => {
-        $($(export!($class $body $export legacy $args);)+)*
+        $($(export!(nvml $body $export legacy $args);)+)*
         exports!("tessera_nvml_exports" $($(real::$export => $export),+),*);
         const NVML: usize = [$($(stringify!($export)),+),*].len();
     };

@@ -6,7 +6,8 @@
 //!   `graph`, `sync`, `query`, `launch`, `work` (fills and copies), `batch` (those with many
 //!   arguments), `stream`, `capture`.
 //! - **body** names the hook's implementation in `shim-core`; variants of one row share it, because
-//!   their signatures are equal. Every variant keeps its own real pointer.
+//!   their signatures are equal, and rows of one function whose widths differ share a generic one.
+//!   Every variant keeps its own real pointer.
 //! - **exports** are libcuda's own symbol names, with the CUDA version (`1000 * major + 10 * minor`)
 //!   from which `cuGetProcAddress` answers them, and the flavour: `legacy`, or the thread's own default
 //!   stream, `ptsz` where a stream is an argument and `ptds` where none is.
@@ -64,12 +65,12 @@ macro_rules! for_each_hook {
 
             alloc cuMemAlloc { cuMemAlloc_v2 @ 3020 legacy }
                 (dptr: *mut CUdeviceptr, bytes: usize);
-            alloc cuMemAlloc_v1 { cuMemAlloc @ 2000 legacy }
+            alloc cuMemAlloc { cuMemAlloc @ 2000 legacy }
                 (dptr: *mut CUdeviceptr_v1, bytes: c_uint);
             alloc cuMemAllocPitch { cuMemAllocPitch_v2 @ 3020 legacy }
                 (dptr: *mut CUdeviceptr, pitch: *mut usize, width_bytes: usize, height: usize,
                  element_bytes: c_uint);
-            alloc cuMemAllocPitch_v1 { cuMemAllocPitch @ 2000 legacy }
+            alloc cuMemAllocPitch { cuMemAllocPitch @ 2000 legacy }
                 (dptr: *mut CUdeviceptr_v1, pitch: *mut c_uint, width_bytes: c_uint, height: c_uint,
                  element_bytes: c_uint);
             alloc cuMemAllocManaged { cuMemAllocManaged @ 6000 legacy }
@@ -83,11 +84,11 @@ macro_rules! for_each_hook {
 
             alloc cuArrayCreate { cuArrayCreate_v2 @ 3020 legacy }
                 (handle: *mut CUarray, descriptor: *const CUDA_ARRAY_DESCRIPTOR);
-            alloc cuArrayCreate_v1 { cuArrayCreate @ 2000 legacy }
+            alloc cuArrayCreate { cuArrayCreate @ 2000 legacy }
                 (handle: *mut CUarray, descriptor: *const CUDA_ARRAY_DESCRIPTOR_v1);
             alloc cuArray3DCreate { cuArray3DCreate_v2 @ 3020 legacy }
                 (handle: *mut CUarray, descriptor: *const CUDA_ARRAY3D_DESCRIPTOR);
-            alloc cuArray3DCreate_v1 { cuArray3DCreate @ 2000 legacy }
+            alloc cuArray3DCreate { cuArray3DCreate @ 2000 legacy }
                 (handle: *mut CUarray, descriptor: *const CUDA_ARRAY3D_DESCRIPTOR_v1);
             alloc cuMipmappedArrayCreate { cuMipmappedArrayCreate @ 5000 legacy }
                 (handle: *mut CUmipmappedArray, descriptor: *const CUDA_ARRAY3D_DESCRIPTOR,
@@ -147,7 +148,7 @@ macro_rules! for_each_hook {
             share cuIpcCloseMemHandle { cuIpcCloseMemHandle @ 4010 legacy } (pointer: CUdeviceptr);
 
             free cuMemFree { cuMemFree_v2 @ 3020 legacy } (dptr: CUdeviceptr);
-            free cuMemFree_v1 { cuMemFree @ 2000 legacy } (dptr: CUdeviceptr_v1);
+            free cuMemFree { cuMemFree @ 2000 legacy } (dptr: CUdeviceptr_v1);
             free cuMemFreeAsync {
                 cuMemFreeAsync @ 11020 legacy, cuMemFreeAsync_ptsz @ 11020 ptsz
             } (dptr: CUdeviceptr, stream: CUstream);
@@ -186,7 +187,7 @@ macro_rules! for_each_hook {
                  outcome: *mut CUgraphExecUpdateResult);
             graph cuGraphExecUpdate_v2 { cuGraphExecUpdate_v2 @ 12000 legacy }
                 (exec: CUgraphExec, graph: CUgraph, outcome: *mut CUgraphExecUpdateResultInfo);
-            graph cuGraphExecKernelNodeSetParams_v1 {
+            graph cuGraphExecKernelNodeSetParams {
                 cuGraphExecKernelNodeSetParams @ 10010 legacy
             } (exec: CUgraphExec, node: CUgraphNode, params: *const CUDA_KERNEL_NODE_PARAMS_v1);
             graph cuGraphExecKernelNodeSetParams {
@@ -207,11 +208,11 @@ macro_rules! for_each_hook {
 
             query cuMemGetInfo { cuMemGetInfo_v2 @ 3020 legacy }
                 (free: *mut usize, total: *mut usize);
-            query cuMemGetInfo_v1 { cuMemGetInfo @ 2000 legacy }
+            query cuMemGetInfo { cuMemGetInfo @ 2000 legacy }
                 (free: *mut c_uint, total: *mut c_uint);
             query cuDeviceTotalMem { cuDeviceTotalMem_v2 @ 3020 legacy }
                 (bytes: *mut usize, dev: CUdevice);
-            query cuDeviceTotalMem_v1 { cuDeviceTotalMem @ 2000 legacy }
+            query cuDeviceTotalMem { cuDeviceTotalMem @ 2000 legacy }
                 (bytes: *mut c_uint, dev: CUdevice);
 
             launch cuLaunchKernel {

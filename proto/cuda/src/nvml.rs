@@ -127,12 +127,12 @@ macro_rules! for_each_nvml_hook {
                 (device: nvmlDevice_t, memory: *mut nvmlMemory_t);
             query nvmlDeviceGetMemoryInfo_v2 { nvmlDeviceGetMemoryInfo_v2 }
                 (device: nvmlDevice_t, memory: *mut nvmlMemory_v2_t);
-            query nvmlComputeProcesses_v1 { nvmlDeviceGetComputeRunningProcesses }
+            query nvmlComputeProcesses { nvmlDeviceGetComputeRunningProcesses }
                 (device: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_v1_t);
             query nvmlComputeProcesses { nvmlDeviceGetComputeRunningProcesses_v2,
                 nvmlDeviceGetComputeRunningProcesses_v3 }
                 (device: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_t);
-            query nvmlOtherProcesses_v1 { nvmlDeviceGetGraphicsRunningProcesses,
+            query nvmlOtherProcesses { nvmlDeviceGetGraphicsRunningProcesses,
                 nvmlDeviceGetMPSComputeRunningProcesses }
                 (device: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_v1_t);
             query nvmlOtherProcesses { nvmlDeviceGetGraphicsRunningProcesses_v2,

@@ -5,6 +5,7 @@
 //! each is an open-addressing table on memory straight from the kernel, so a hook never enters the
 //! host's allocator, and each has its own fork-safe lock.
 
+use crate::list::Full;
 use crate::pages::{Table, Zeroed};
 use crate::spin::Spin;
 use tessera_region::layout::Kind;
@@ -41,24 +42,13 @@ struct Cell {
 // SAFETY: integers only.
 unsafe impl Zeroed for Cell {}
 
-/// No memory for the table: the allocation cannot be remembered, so it must not be granted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Full;
-
 /// All charged device pointers of this process.
 #[derive(Debug)]
 pub struct Allocations {
     shards: [Spin<Shard>; SHARDS],
 }
 
-impl Default for Allocations {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Allocations {
-    /// An empty map; takes no memory until the first insertion.
     pub const fn new() -> Self {
         Self { shards: [const { Spin::new(Shard::new()) }; SHARDS] }
     }
@@ -67,7 +57,7 @@ impl Allocations {
     /// driver released without our seeing it, whose bytes the caller gives back.
     ///
     /// # Errors
-    /// [`Full`] when the kernel has no memory for the table.
+    /// [`Full`] when the kernel has no memory for the table: the allocation must not be granted.
     pub fn insert(&self, pointer: u64, value: Allocation) -> Result<Option<Allocation>, Full> {
         if pointer == 0 {
             return Err(Full);
@@ -80,14 +70,11 @@ impl Allocations {
         let shard = self.shard(pointer).lock();
         let cells = shard.table.as_ref()?.as_slice();
         let (found, at) = probe(cells, pointer);
-        (found && pointer != 0).then(|| cells[at].value())
+        found.then(|| cells[at].value())
     }
 
     /// Forgets `pointer` and returns what it was charged.
     pub fn remove(&self, pointer: u64) -> Option<Allocation> {
-        if pointer == 0 {
-            return None;
-        }
         self.shard(pointer).lock().remove(pointer)
     }
 
@@ -248,22 +235,6 @@ mod tests {
 
     fn plain(bytes: u64, context: u32) -> Allocation {
         Allocation { bytes, context, gpu: 0, kind: Kind::Plain }
-    }
-
-    #[test]
-    fn unknown_pointers_are_not_found() {
-        let map = Allocations::new();
-        assert_eq!(map.remove(0), None);
-        assert_eq!(map.remove(0x7f00_0000_0000), None);
-    }
-
-    #[test]
-    fn reused_pointer_returns_what_it_replaced() {
-        let map = Allocations::new();
-        assert_eq!(map.insert(4096, plain(1, 1)), Ok(None));
-        assert_eq!(map.insert(4096, plain(2, 2)), Ok(Some(plain(1, 1))));
-        assert_eq!(map.remove(4096), Some(plain(2, 2)));
-        assert_eq!(map.remove(4096), None);
     }
 
     #[test]

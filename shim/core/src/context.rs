@@ -7,17 +7,27 @@
 //! retain it where no hook sees it, so the driver is asked what became of it, not a count of ours.
 #![allow(non_snake_case, reason = "hooks carry the driver's own names")]
 
-use crate::contexts::{Context, Place};
-use crate::gate::streams;
-use crate::limits::Local;
-use crate::place::{device_of, primary, primary_is_active, primary_lock};
+use crate::contexts::{Context, Place, Promise};
+use crate::gate::streams::{Going, context_going};
+use crate::place::{device_of, primary, primary_is_active};
 use crate::quota::{self, Asked};
-use crate::real::{self, Real};
-use crate::state::{self, Process, Standing};
-use crate::thread::Depth;
+use crate::real;
+use crate::spin::Held;
+use crate::state::{self, PRIMARIES, Process, Standing};
+use crate::thread::{Answer, Call, Depth, entered, tenant};
 use core::ffi::{c_int, c_uint};
+use core::ptr;
 use tessera_cuda::types::*;
 use tessera_region::layout::Kind;
+
+/// CUDA Driver API, "Initialization": where absence closes, and where the plugin first hears of the process.
+pub unsafe fn cuInit(call: Call<'_>, _: c_uint) -> Answer {
+    let depth = Depth::enter();
+    if depth.is_some() && matches!(state::standing_at_init(), Standing::Closed) {
+        return Err(CUDA_ERROR_SYSTEM_NOT_READY);
+    }
+    call()
+}
 
 /// Makes a context with `call`, charged for `device`. `handle` reads what the driver made.
 fn create(
@@ -25,126 +35,98 @@ fn create(
     device: CUdevice,
     primary_of: Option<CUdevice>,
     process: &'static Process,
-    call: impl Fn() -> CUresult,
+    call: Call<'_>,
     handle: impl FnOnce() -> CUcontext,
-) -> CUresult {
+) -> Answer {
     // A device that the driver does not know, or a driver not initialised: its own error.
     let Some(listed) = process.listed(device) else { return call() };
-    let Some(gpu) = listed else { return quota::refuse_unlisted(process, name, Asked::Context) };
-    let Some(promise) = process.contexts.promise() else { return quota::refuse_unnoted(name) };
+    let gpu = listed.ok_or_else(|| quota::refuse_unlisted(process, name, Asked::Context))?;
+    let promise = process.contexts.promise().ok_or_else(|| quota::refuse_unnoted(name))?;
     let overhead_bytes = process.account.shares().context_overhead(usize::from(gpu));
-    let reservation = match quota::reserve(process, gpu, overhead_bytes) {
-        Ok(reservation) => reservation,
-        Err(refused) => return quota::refuse(process, name, Asked::Context, &refused),
-    };
-    let result = quota::insist(process, gpu, overhead_bytes, &call);
-    if result != CUDA_SUCCESS {
-        return result; // the reservation rolls back
+    let reservation = quota::reserve_for(process, gpu, overhead_bytes, name, Asked::Context)?;
+    quota::insist(process, gpu, overhead_bytes, call)?; // the reservation rolls back
+    // What was reserved, which never fails.
+    let _fits = reservation.commit(overhead_bytes, Kind::Overhead);
+    let context = Context::new(handle().addr(), Place { serial: 0, gpu: Some(gpu) });
+    remember(process, promise, Context { overhead_bytes, primary_of, ..context });
+    Ok(())
+}
+
+/// Remembers a context that is charged, and tells the plugin of it.
+pub(crate) fn remember(
+    process: &'static Process,
+    promise: Promise<'_>,
+    context: Context,
+) -> Context {
+    let made = process.contexts.insert(promise, context, |stale| give_back(process, &stale));
+    if let Some(gpu) = context.place.gpu.filter(|_| !context.is_view) {
+        quota::report_context(process, gpu);
     }
-    // Settles to what was reserved, which never fails.
-    let charged = reservation.commit(overhead_bytes, Kind::Overhead).is_ok();
-    let handle = handle().addr();
-    let place = Place { serial: 0, gpu: Some(gpu) };
-    let overhead_bytes = if charged { overhead_bytes } else { 0 };
-    let local = Local::default();
-    let context =
-        Context { handle, overhead_bytes, place, local, users: 1, primary_of, is_view: false };
-    process.contexts.insert(promise, context, |stale| give_back(process, &stale));
-    quota::report_context(process, gpu);
-    result
+    made
 }
 
 /// A `cuCtxCreate` of any version.
-fn create_own(device: CUdevice, pctx: *mut CUcontext, call: impl Fn() -> CUresult) -> CUresult {
-    let Some(_depth) = Depth::enter() else { return call() };
-    match state::standing() {
-        Standing::Pass => call(),
-        Standing::Closed => CUDA_ERROR_SYSTEM_NOT_READY,
-        Standing::Armed(_) if pctx.is_null() => call(),
-        Standing::Armed(process) => {
-            // SAFETY: the driver wrote the handle when it succeeded.
-            create("cuCtxCreate", device, None, process, call, || unsafe { *pctx })
-        }
+unsafe fn create_own(call: Call<'_>, pctx: *mut CUcontext, device: CUdevice) -> Answer {
+    let Some((process, _depth)) = tenant()? else { return call() };
+    if pctx.is_null() {
+        return call();
     }
+    // SAFETY: the driver wrote the handle when it succeeded.
+    create("cuCtxCreate", device, None, process, call, || unsafe { *pctx })
 }
 
-/// CUDA Driver API, "Context Management".
-///
-/// # Safety
-/// As the driver's.
 pub unsafe fn cuCtxCreate(
-    real: &Real<unsafe extern "C" fn(*mut CUcontext, c_uint, CUdevice) -> CUresult>,
+    call: Call<'_>,
     pctx: *mut CUcontext,
-    flags: c_uint,
+    _: c_uint,
     dev: CUdevice,
-) -> CUresult {
-    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
+) -> Answer {
     // SAFETY: the caller's own arguments.
-    create_own(dev, pctx, || unsafe { real(pctx, flags, dev) })
+    unsafe { create_own(call, pctx, dev) }
 }
 
-/// CUDA Driver API, "Context Management".
-///
-/// # Safety
-/// As the driver's.
+/// As [`cuCtxCreate`].
 pub unsafe fn cuCtxCreate_v3(
-    real: &Real<
-        unsafe extern "C" fn(
-            *mut CUcontext,
-            *mut CUexecAffinityParam,
-            c_int,
-            c_uint,
-            CUdevice,
-        ) -> CUresult,
-    >,
+    call: Call<'_>,
     pctx: *mut CUcontext,
-    params: *mut CUexecAffinityParam,
-    num_params: c_int,
-    flags: c_uint,
+    _: *mut CUexecAffinityParam,
+    _: c_int,
+    _: c_uint,
     dev: CUdevice,
-) -> CUresult {
-    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
+) -> Answer {
     // SAFETY: the caller's own arguments.
-    create_own(dev, pctx, || unsafe { real(pctx, params, num_params, flags, dev) })
+    unsafe { create_own(call, pctx, dev) }
 }
 
-/// CUDA Driver API, "Context Management".
-///
-/// # Safety
-/// As the driver's.
+/// As [`cuCtxCreate`].
 pub unsafe fn cuCtxCreate_v4(
-    real: &Real<
-        unsafe extern "C" fn(*mut CUcontext, *mut CUctxCreateParams, c_uint, CUdevice) -> CUresult,
-    >,
+    call: Call<'_>,
     pctx: *mut CUcontext,
-    params: *mut CUctxCreateParams,
-    flags: c_uint,
+    _: *mut CUctxCreateParams,
+    _: c_uint,
     dev: CUdevice,
-) -> CUresult {
-    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
+) -> Answer {
     // SAFETY: the caller's own arguments.
-    create_own(dev, pctx, || unsafe { real(pctx, params, flags, dev) })
+    unsafe { create_own(call, pctx, dev) }
 }
 
 /// Destroys `ctx` with `call`. Its entry goes first, because the driver may reuse the handle.
-fn destroy(process: &'static Process, ctx: CUcontext, call: impl FnOnce() -> CUresult) -> CUresult {
-    let mut going = streams::context_going(ctx);
+fn destroy(process: &'static Process, ctx: CUcontext, call: Call<'_>) -> Answer {
+    let mut going = context_going(ctx);
     let leaving = process.contexts.leaving(ctx.addr());
-    let result = call();
-    if let Some(going) = &mut going {
-        going.is_gone(result == CUDA_SUCCESS);
+    let answer = call();
+    going.iter_mut().for_each(|going| going.is_gone(answer.is_ok()));
+    if let Some((context, place)) = leaving {
+        match answer {
+            Ok(()) => give_back(process, &context),
+            Err(_) => place.keep(context),
+        }
     }
-    let Some(leaving) = leaving else { return result };
-    if result == CUDA_SUCCESS {
-        give_back(process, &leaving.context);
-    } else {
-        process.contexts.restore(leaving);
-    }
-    result
+    answer
 }
 
 /// Everything that goes with a context.
-pub(crate) fn give_back(process: &'static Process, context: &Context) {
+fn give_back(process: &'static Process, context: &Context) {
     // What is obtained in a view is the primary context's.
     if context.is_view {
         return;
@@ -152,7 +134,7 @@ pub(crate) fn give_back(process: &'static Process, context: &Context) {
     while process.contexts.take_view(context.place.serial) {}
     give_back_allocations(process, context.place.serial);
     let Some(gpu) = context.place.gpu else { return };
-    let overhead = context.overhead_bytes.saturating_add(context.local.charged());
+    let overhead = context.overhead_bytes.saturating_add(context.local.charged);
     quota::release(process, gpu, overhead, Kind::Overhead);
     process.pools.context_ended(process, gpu, !process.contexts.any_on(gpu));
 }
@@ -168,240 +150,134 @@ fn give_back_allocations(process: &'static Process, serial: u32) {
     process.shares.look_again(process);
 }
 
-/// CUDA Driver API, "Context Management".
-///
-/// # Safety
-/// As the driver's.
-pub unsafe fn cuCtxDestroy(
-    real: &Real<unsafe extern "C" fn(CUcontext) -> CUresult>,
-    ctx: CUcontext,
-) -> CUresult {
-    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
-    // SAFETY: the caller's own argument.
-    let call = || unsafe { real(ctx) };
-    let Some(_depth) = Depth::enter() else { return call() };
-    match state::armed() {
-        Some(process) => destroy(process, ctx, call),
-        None => call(),
-    }
+pub unsafe fn cuCtxDestroy(call: Call<'_>, ctx: CUcontext) -> Answer {
+    let Some((process, _depth)) = entered() else { return call() };
+    destroy(process, ctx, call)
 }
 
 /// CUDA Driver API, "Context Management (deprecated)": one more user of the current context.
-///
-/// # Safety
-/// As the driver's.
-pub unsafe fn cuCtxAttach(
-    real: &Real<unsafe extern "C" fn(*mut CUcontext, c_uint) -> CUresult>,
-    pctx: *mut CUcontext,
-    flags: c_uint,
-) -> CUresult {
-    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
-    // SAFETY: the caller's own arguments.
-    let call = || unsafe { real(pctx, flags) };
-    let Some(_depth) = Depth::enter() else { return call() };
-    let result = call();
-    if result == CUDA_SUCCESS
-        && !pctx.is_null()
-        && let Some(process) = state::armed()
-    {
-        // SAFETY: the driver wrote the handle.
-        process.contexts.adjust_users(unsafe { *pctx }.addr(), 1);
+pub unsafe fn cuCtxAttach(call: Call<'_>, pctx: *mut CUcontext, _: c_uint) -> Answer {
+    let Some((process, _depth)) = entered() else { return call() };
+    call()?;
+    // SAFETY: null, or the driver wrote the handle.
+    if let Some(context) = unsafe { pctx.as_ref() } {
+        process.contexts.adjust_users(context.addr(), 1);
     }
-    result
+    Ok(())
 }
 
 /// CUDA Driver API, "Context Management (deprecated)": the last user's detach destroys.
-///
-/// # Safety
-/// As the driver's.
-pub unsafe fn cuCtxDetach(
-    real: &Real<unsafe extern "C" fn(CUcontext) -> CUresult>,
-    ctx: CUcontext,
-) -> CUresult {
-    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
-    // SAFETY: the caller's own argument.
-    let call = || unsafe { real(ctx) };
-    let Some(_depth) = Depth::enter() else { return call() };
-    let Some(process) = state::armed() else { return call() };
-    if process.contexts.adjust_users(ctx.addr(), -1) == Some(0) {
-        let result = destroy(process, ctx, call);
-        if result != CUDA_SUCCESS {
-            process.contexts.adjust_users(ctx.addr(), 1);
-        }
-        return result;
-    }
-    let result = call();
-    if result != CUDA_SUCCESS {
+pub unsafe fn cuCtxDetach(call: Call<'_>, ctx: CUcontext) -> Answer {
+    let Some((process, _depth)) = entered() else { return call() };
+    let answer = match process.contexts.adjust_users(ctx.addr(), -1) {
+        Some(0) => destroy(process, ctx, call),
+        _ => call(),
+    };
+    if answer.is_err() {
         process.contexts.adjust_users(ctx.addr(), 1);
     }
-    result
+    answer
 }
 
-/// CUDA Driver API, "Primary Context Management".
-///
-/// # Safety
-/// As the driver's.
-pub unsafe fn cuDevicePrimaryCtxRetain(
-    real: &Real<unsafe extern "C" fn(*mut CUcontext, CUdevice) -> CUresult>,
-    pctx: *mut CUcontext,
+/// Held over what makes or ends the primary context of `device`.
+pub(crate) fn primary_lock(process: &'static Process, device: CUdevice) -> Held<'static, ()> {
+    process.primaries[usize::try_from(device).unwrap_or(0) % PRIMARIES].lock()
+}
+
+/// Makes `call`, which may make the primary context of `dev`. Two threads' first retains make one context,
+/// to be charged once.
+fn retain(
+    name: &'static str,
+    process: &'static Process,
     dev: CUdevice,
-) -> CUresult {
-    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
-    // SAFETY: the caller's own arguments.
-    let call = || unsafe { real(pctx, dev) };
-    let Some(_depth) = Depth::enter() else { return call() };
-    let process = match state::standing() {
-        Standing::Pass => return call(),
-        Standing::Closed => return CUDA_ERROR_SYSTEM_NOT_READY,
-        Standing::Armed(process) => process,
-    };
-    if pctx.is_null() {
-        return call();
+    call: Call<'_>,
+    handle: impl FnOnce() -> CUcontext,
+) -> Answer {
+    let _one_at_a_time = primary_lock(process, dev);
+    match process.contexts.primary(dev) {
+        Some(_) => call(),
+        None => create(name, dev, Some(dev), process, call, handle),
     }
-    // Two threads' first retains make one context, to be charged once.
-    let _one_at_a_time = process.primaries[primary_lock(dev)].lock();
-    if process.contexts.primary(dev).is_some() {
-        return call();
-    }
-    // SAFETY: the driver wrote the handle when it succeeded.
-    create("cuDevicePrimaryCtxRetain", dev, Some(dev), process, call, || unsafe { *pctx })
 }
 
-/// Tells the gate that a device's primary context may end.
-fn primary_going(process: &Process, dev: CUdevice) -> Option<streams::Going> {
-    let context = process.contexts.primary(dev)?;
-    streams::context_going(core::ptr::with_exposed_provenance_mut(context.handle))
-}
-
-/// CUDA Driver API, "Primary Context Management".
-///
-/// # Safety
-/// As the driver's.
-pub unsafe fn cuDevicePrimaryCtxRelease(
-    real: &Real<unsafe extern "C" fn(CUdevice) -> CUresult>,
-    dev: CUdevice,
-) -> CUresult {
-    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
-    // SAFETY: the caller's own argument.
-    let call = || unsafe { real(dev) };
-    let Some(_depth) = Depth::enter() else { return call() };
-    let Some(process) = state::armed() else { return call() };
-    let _one_at_a_time = process.primaries[primary_lock(dev)].lock();
+/// Makes `call`, which may end the primary context of `dev`.
+fn release(process: &'static Process, dev: CUdevice, call: Call<'_>) -> Answer {
+    let _one_at_a_time = primary_lock(process, dev);
     let mut going = primary_going(process, dev);
-    let result = call();
-    let is_gone = result == CUDA_SUCCESS && !primary_is_active(dev);
-    if let Some(going) = &mut going {
-        going.is_gone(is_gone);
-    }
+    let answer = call();
+    let is_gone = answer.is_ok() && !primary_is_active(dev);
+    going.iter_mut().for_each(|going| going.is_gone(is_gone));
     if is_gone && let Some(context) = process.contexts.take_primary(dev) {
         give_back(process, &context);
     }
-    result
+    answer
+}
+
+/// Tells the gate that a device's primary context may end.
+fn primary_going(process: &Process, dev: CUdevice) -> Option<Going> {
+    context_going(ptr::with_exposed_provenance_mut(process.contexts.primary(dev)?.handle))
+}
+
+pub unsafe fn cuDevicePrimaryCtxRetain(
+    call: Call<'_>,
+    pctx: *mut CUcontext,
+    dev: CUdevice,
+) -> Answer {
+    let Some((process, _depth)) = tenant()? else { return call() };
+    if pctx.is_null() {
+        return call();
+    }
+    // SAFETY: the driver wrote the handle when it succeeded.
+    retain("cuDevicePrimaryCtxRetain", process, dev, call, || unsafe { *pctx })
+}
+
+pub unsafe fn cuDevicePrimaryCtxRelease(call: Call<'_>, dev: CUdevice) -> Answer {
+    let Some((process, _depth)) = entered() else { return call() };
+    release(process, dev, call)
 }
 
 /// CUDA Driver API, "Green Contexts": retains the primary context, which it may make.
-///
-/// # Safety
-/// As the driver's.
 pub unsafe fn cuGreenCtxCreate(
-    real: &Real<
-        unsafe extern "C" fn(*mut CUgreenCtx, CUdevResourceDesc, CUdevice, c_uint) -> CUresult,
-    >,
-    pctx: *mut CUgreenCtx,
-    desc: CUdevResourceDesc,
+    call: Call<'_>,
+    _: *mut CUgreenCtx,
+    _: CUdevResourceDesc,
     dev: CUdevice,
-    flags: c_uint,
-) -> CUresult {
-    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
-    // SAFETY: the caller's own arguments.
-    let call = || unsafe { real(pctx, desc, dev, flags) };
-    let Some(_depth) = Depth::enter() else { return call() };
-    let process = match state::standing() {
-        Standing::Pass => return call(),
-        Standing::Closed => return CUDA_ERROR_SYSTEM_NOT_READY,
-        Standing::Armed(process) => process,
-    };
-    let _one_at_a_time = process.primaries[primary_lock(dev)].lock();
-    if process.contexts.primary(dev).is_some() {
-        return call();
-    }
-    let handle = || primary(dev).unwrap_or(core::ptr::null_mut());
-    create("cuGreenCtxCreate", dev, Some(dev), process, call, handle)
+    _: c_uint,
+) -> Answer {
+    let Some((process, _depth)) = tenant()? else { return call() };
+    let handle = || primary(dev).unwrap_or(ptr::null_mut());
+    retain("cuGreenCtxCreate", process, dev, call, handle)
 }
 
 /// CUDA Driver API, "Green Contexts": releases the primary context, which may end with it.
-///
-/// # Safety
-/// As the driver's.
-pub unsafe fn cuGreenCtxDestroy(
-    real: &Real<unsafe extern "C" fn(CUgreenCtx) -> CUresult>,
-    ctx: CUgreenCtx,
-) -> CUresult {
-    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
-    // SAFETY: the caller's own argument.
-    let call = || unsafe { real(ctx) };
-    let Some(_depth) = Depth::enter() else { return call() };
-    let Some(process) = state::armed() else { return call() };
-    let mut view: CUcontext = core::ptr::null_mut();
+pub unsafe fn cuGreenCtxDestroy(call: Call<'_>, ctx: CUgreenCtx) -> Answer {
+    let Some((process, _depth)) = entered() else { return call() };
     // SAFETY: the caller's own green context, and a place for its handle.
-    let known = real::cuCtxFromGreenCtx
-        .get()
-        .is_some_and(|ask| unsafe { ask(&raw mut view, ctx) } == CUDA_SUCCESS);
-    let Some(dev) = known.then(|| device_of(view)).flatten() else { return call() };
-    let _one_at_a_time = process.primaries[primary_lock(dev)].lock();
-    let mut going = [streams::context_going(view), primary_going(process, dev)];
-    let leaving = process.contexts.leaving(view.addr());
-    let result = call();
-    let is_gone = [result == CUDA_SUCCESS, result == CUDA_SUCCESS && !primary_is_active(dev)];
-    for (going, is_gone) in going.iter_mut().zip(is_gone) {
-        if let Some(going) = going {
-            going.is_gone(is_gone);
-        }
-    }
-    if result != CUDA_SUCCESS
-        && let Some(leaving) = leaving
-    {
-        process.contexts.restore(leaving);
-    }
-    if is_gone[1]
-        && let Some(context) = process.contexts.take_primary(dev)
-    {
-        give_back(process, &context);
-    }
-    result
+    let view =
+        real::cuCtxFromGreenCtx.ask(ptr::null_mut(), |ask, view| unsafe { ask(view, ctx) }).ok();
+    let Some((view, dev)) = view.and_then(|view| Some((view, device_of(view)?))) else {
+        return call();
+    };
+    release(process, dev, &|| destroy(process, view, call))
 }
 
 /// CUDA Driver API, "Primary Context Management": everything in the primary context goes, however
 /// often it is retained.
-///
-/// # Safety
-/// As the driver's.
-pub unsafe fn cuDevicePrimaryCtxReset(
-    real: &Real<unsafe extern "C" fn(CUdevice) -> CUresult>,
-    dev: CUdevice,
-) -> CUresult {
-    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
-    // SAFETY: the caller's own argument.
-    let call = || unsafe { real(dev) };
-    let Some(_depth) = Depth::enter() else { return call() };
-    let Some(process) = state::armed() else { return call() };
-    let _one_at_a_time = process.primaries[primary_lock(dev)].lock();
+pub unsafe fn cuDevicePrimaryCtxReset(call: Call<'_>, dev: CUdevice) -> Answer {
+    let Some((process, _depth)) = entered() else { return call() };
+    let _one_at_a_time = primary_lock(process, dev);
     let mut going = primary_going(process, dev);
-    let result = call();
-    if let Some(going) = &mut going {
-        going.is_gone(result == CUDA_SUCCESS);
-    }
-    if result == CUDA_SUCCESS
-        && let Some(context) = process.contexts.primary(dev)
-    {
-        if primary_is_active(dev) {
-            give_back_allocations(process, context.place.serial);
-            if let Some(gpu) = context.place.gpu {
-                process.pools.context_ended(process, gpu, false);
-            }
-        } else if let Some(context) = process.contexts.take_primary(dev) {
-            give_back(process, &context);
+    let answer = call();
+    going.iter_mut().for_each(|going| going.is_gone(answer.is_ok()));
+    answer?;
+    let Some(context) = process.contexts.primary(dev) else { return Ok(()) };
+    if primary_is_active(dev) {
+        give_back_allocations(process, context.place.serial);
+        if let Some(gpu) = context.place.gpu {
+            process.pools.context_ended(process, gpu, false);
         }
+    } else if let Some(context) = process.contexts.take_primary(dev) {
+        give_back(process, &context);
     }
-    result
+    Ok(())
 }

@@ -5,9 +5,10 @@
 //! as soon as a context is destroyed.
 
 use crate::limits::{Frames, Local};
-use crate::pages::{Table, Zeroed};
+use crate::list::List;
+use crate::pages::Zeroed;
 use crate::spin::Spin;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Where an allocation goes: the context that will own it and its GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,10 +19,8 @@ pub struct Place {
     pub gpu: Option<u8>,
 }
 
-/// A live context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Context {
-    /// The driver's handle; 0 marks an unused entry.
     pub handle: usize,
     /// Bytes charged for its existence.
     pub overhead_bytes: u64,
@@ -37,55 +36,65 @@ pub struct Context {
     pub is_view: bool,
 }
 
-// SAFETY: `Context` is plain data; all-zero bytes are an unused entry (`Option`s of integers carry a
-// separate tag, for which zero is a valid value), asserted by a test.
-unsafe impl Zeroed for Context {}
+impl Context {
+    /// One that is charged nothing.
+    pub fn new(handle: usize, place: Place) -> Self {
+        Self {
+            handle,
+            overhead_bytes: 0,
+            place,
+            local: Local::default(),
+            users: 1,
+            primary_of: None,
+            is_view: false,
+        }
+    }
+}
 
-/// Entries of the first table.
-const FIRST: usize = 32;
+// SAFETY: plain data, for which all-zero bytes are a value (`Option`s of integers carry a tag of their own).
+unsafe impl Zeroed for Context {}
 
 /// All contexts that hooks have seen.
 #[derive(Debug)]
 pub struct Contexts {
-    list: Spin<List>,
+    list: Spin<List<Context>>,
+    last_serial: AtomicU32,
     /// Moves on when a context goes or changes, so that threads' cached places become void.
     epoch: AtomicU64,
     /// Handles of kernels with large frames; written under `list`.
     pub(crate) frames: Frames,
 }
 
-#[derive(Debug)]
-struct List {
-    entries: Option<Table<Context>>,
-    /// Entries not in use that are promised: to contexts about to be made, or about to be kept after
-    /// all.
-    promised: usize,
-    last_serial: u32,
-}
-
-/// A place for a context that is about to be made. Without one it must not be: nobody could say
-/// later whose its memory is.
+/// A place for a context that is about to be made, without which it must not be: nobody could say
+/// later whose its memory is. Or for one that the driver is asked to destroy, and may refuse to.
 #[derive(Debug)]
 #[must_use = "it keeps a place"]
-pub struct Promise<'a>(&'a Contexts);
+pub struct Promise<'a> {
+    contexts: &'a Contexts,
+    context: Option<Context>,
+}
 
-impl Drop for Promise<'_> {
-    fn drop(&mut self) {
-        self.0.list.lock().promised -= 1;
+impl Promise<'_> {
+    /// There it is.
+    pub fn keep(mut self, context: Context) {
+        self.context = Some(context);
     }
 }
 
-impl Default for Contexts {
-    fn default() -> Self {
-        Self::new()
+impl Drop for Promise<'_> {
+    fn drop(&mut self) {
+        self.contexts.list.lock().redeem(self.context);
+        if self.context.is_some() {
+            self.contexts.changed();
+        }
     }
 }
 
 impl Contexts {
-    /// None yet.
     pub const fn new() -> Self {
         Self {
-            list: Spin::new(List { entries: None, promised: 0, last_serial: 0 }),
+            list: Spin::new(List::new()),
+            last_serial: AtomicU32::new(0),
             epoch: AtomicU64::new(1),
             frames: Frames::new(),
         }
@@ -100,64 +109,46 @@ impl Contexts {
 
     /// Where `handle` is. The answer may be kept while the epoch stays.
     pub fn find(&self, handle: usize) -> Option<Place> {
-        self.list.lock().position(|c| c.handle == handle).map(|(_, context)| context.place)
+        let list = self.list.lock();
+        list.iter().find(|context| context.handle == handle).map(|context| context.place)
     }
 
     /// The live primary context of `device`.
     pub fn primary(&self, device: i32) -> Option<Context> {
-        self.list.lock().position(|c| c.primary_of == Some(device)).map(|(_, context)| context)
+        self.list.lock().iter().copied().find(|context| context.primary_of == Some(device))
     }
 
     /// A place for one more. `None` when the kernel has no memory for the table.
     pub fn promise(&self) -> Option<Promise<'_>> {
         let promised = self.list.lock().promise();
-        promised.then(|| Promise(self))
+        promised.ok().map(|()| Promise { contexts: self, context: None })
     }
 
     /// Remembers, at the place that was promised, a context that the driver has just made, and gives
-    /// it a serial, unless it is a view. `stale` gets what had its handle before: a context that ended without our seeing
-    /// it.
+    /// it a serial, unless it is a view. `stale` gets what had its handle before: a context that ended
+    /// without our seeing it.
     pub fn insert(
         &self,
         promise: Promise<'_>,
         mut context: Context,
         stale: impl FnOnce(Context),
     ) -> Context {
-        if let Some(before) = self.take(context.handle) {
+        if let Some(before) = self.take_if(|known| known.handle == context.handle) {
             stale(before);
         }
-        let mut list = self.list.lock();
         if !context.is_view {
-            list.last_serial = list.last_serial.wrapping_add(1).max(1);
-            context.place.serial = list.last_serial;
+            let last = self.last_serial.fetch_add(1, Ordering::Relaxed);
+            context.place.serial = last.wrapping_add(1).max(1);
         }
-        list.put(context);
-        drop(list);
-        drop(promise);
-        self.changed();
+        promise.keep(context);
         context
     }
 
-    /// Puts back what [`Contexts::leaving`] took: the driver refused to destroy it.
-    pub fn restore(&self, leaving: Leaving<'_>) {
-        self.list.lock().put(leaving.context);
-        drop(leaving);
-        self.changed();
-    }
-
     /// Forgets `handle`, before the driver destroys it, and keeps its place.
-    pub fn leaving(&self, handle: usize) -> Option<Leaving<'_>> {
-        let mut list = self.list.lock();
-        let context = list.remove(|context| context.handle == handle)?;
-        list.promised += 1;
-        drop(list);
+    pub fn leaving(&self, handle: usize) -> Option<(Context, Promise<'_>)> {
+        let context = self.list.lock().lend(|context| context.handle == handle)?;
         self.changed();
-        Some(Leaving { context, _place: Promise(self) })
-    }
-
-    /// Forgets `handle`.
-    pub fn take(&self, handle: usize) -> Option<Context> {
-        self.take_if(|context| context.handle == handle)
+        Some((context, Promise { contexts: self, context: None }))
     }
 
     /// Forgets the primary context of `device`.
@@ -174,8 +165,7 @@ impl Contexts {
     /// no document says that detaching ends it.
     pub fn adjust_users(&self, handle: usize, by: i32) -> Option<u32> {
         let mut list = self.list.lock();
-        let (at, _) = list.position(|c| c.handle == handle && c.primary_of.is_none())?;
-        let context = &mut list.entries.as_mut()?.as_mut_slice()[at];
+        let context = list.iter_mut().find(|c| c.handle == handle && c.primary_of.is_none())?;
         context.users = context.users.saturating_add_signed(by);
         Some(context.users)
     }
@@ -183,123 +173,66 @@ impl Contexts {
     /// What the limits of `handle` take, to be changed.
     pub(crate) fn local(&self, handle: usize, change: impl FnOnce(&mut Local)) {
         let mut list = self.list.lock();
-        let Some((mut at, found)) = list.position(|c| c.handle == handle) else { return };
-        if found.is_view {
-            let serial = found.place.serial;
-            let base = list.position(|c| !c.is_view && c.place.serial == serial);
-            at = base.map_or(at, |(base, _)| base);
+        let Some(&found) = list.iter().find(|c| c.handle == handle) else { return };
+        // A view's are those of the context that it is a view of.
+        let wanted = |c: &&mut Context| match found.is_view {
+            true => !c.is_view && c.place.serial == found.place.serial,
+            false => c.handle == handle,
+        };
+        if let Some(context) = list.iter_mut().find(wanted) {
+            change(&mut context.local);
         }
-        if let Some(entries) = &mut list.entries {
-            change(&mut entries.as_mut_slice()[at].local);
-        }
-        self.frames.recount(list.lowest_frame());
+        self.frames.recount(lowest_frame(&list));
     }
 
     /// Remembers that a kernel's frame is to be charged at its launch, if it is not yet everywhere. False
     /// where there is no place for it.
     pub(crate) fn remember_frame(&self, handle: usize, frame: u32, is_of_every: bool) -> bool {
         let list = self.list.lock();
-        self.frames.remember(handle, frame, is_of_every, list.lowest_frame())
+        self.frames.remember(handle, frame, is_of_every, lowest_frame(&list))
     }
 
     /// The frame of `handle` is charged, or it is another function's now.
     pub(crate) fn forget_frame(&self, handle: usize, if_of_every: bool) {
         let list = self.list.lock();
-        self.frames.forget(handle, if_of_every, list.lowest_frame());
+        self.frames.forget(handle, if_of_every, lowest_frame(&list));
     }
 
     /// Every live context's handle.
     pub(crate) fn each(&self, mut see: impl FnMut(usize)) {
-        let list = self.list.lock();
-        let entries = list.entries.as_ref().map_or(&[][..], Table::as_slice);
-        entries.iter().filter(|c| c.handle != 0).for_each(|c| see(c.handle));
+        self.list.lock().iter().for_each(|context| see(context.handle));
     }
 
     /// Whether any context is left on the page's GPU `gpu`.
     pub fn any_on(&self, gpu: u8) -> bool {
-        self.list.lock().position(|c| !c.is_view && c.place.gpu == Some(gpu)).is_some()
+        self.list.lock().iter().any(|c| !c.is_view && c.place.gpu == Some(gpu))
     }
 
-    fn take_if(&self, wanted: impl Fn(&Context) -> bool) -> Option<Context> {
-        let context = self.list.lock().remove(wanted)?;
+    fn take_if(&self, wanted: impl FnMut(&Context) -> bool) -> Option<Context> {
+        let context = self.list.lock().take(wanted)?;
         self.changed();
         Some(context)
     }
 
     fn changed(&self) {
-        self.frames.recount(self.list.lock().lowest_frame());
+        self.frames.recount(lowest_frame(&self.list.lock()));
         // Release: pairs with the Acquire in `epoch`.
         self.epoch.fetch_add(1, Ordering::Release);
     }
 }
 
-impl List {
-    fn position(&self, wanted: impl Fn(&Context) -> bool) -> Option<(usize, Context)> {
-        let entries = self.entries.as_ref()?.as_slice();
-        let at = entries.iter().position(|c| c.handle != 0 && wanted(c))?;
-        Some((at, entries[at]))
-    }
-
-    /// The frame that every context is charged; 0 where there is none.
-    fn lowest_frame(&self) -> u32 {
-        let entries = self.entries.as_ref().map_or(&[][..], Table::as_slice);
-        let bases = entries.iter().filter(|c| c.handle != 0 && !c.is_view && c.place.gpu.is_some());
-        bases.map(|c| c.local.frame()).min().unwrap_or(0)
-    }
-
-    fn remove(&mut self, wanted: impl Fn(&Context) -> bool) -> Option<Context> {
-        let (at, context) = self.position(wanted)?;
-        self.entries.as_mut()?.as_mut_slice()[at].handle = 0;
-        Some(context)
-    }
-
-    /// Keeps one more entry free; false when the kernel has no memory for it.
-    fn promise(&mut self) -> bool {
-        let old = self.entries.as_ref().map_or(&[][..], Table::as_slice);
-        if old.iter().filter(|c| c.handle == 0).count() <= self.promised {
-            let Some(mut grown) = Table::<Context>::new((old.len() * 2).max(FIRST)) else {
-                return false;
-            };
-            grown.as_mut_slice()[..old.len()].copy_from_slice(old);
-            self.entries = Some(grown);
-        }
-        self.promised += 1;
-        true
-    }
-
-    /// The caller holds a promise, so there is a free entry.
-    fn put(&mut self, context: Context) {
-        let entries = self.entries.as_mut().map_or(&mut [][..], Table::as_mut_slice);
-        if let Some(entry) = entries.iter_mut().find(|c| c.handle == 0) {
-            *entry = context;
-        }
-    }
-}
-
-/// A context that the driver is asked to destroy.
-#[derive(Debug)]
-pub struct Leaving<'a> {
-    /// What it was.
-    pub context: Context,
-    _place: Promise<'a>,
+/// The frame that every context is charged; 0 where there is none.
+fn lowest_frame(contexts: &[Context]) -> u32 {
+    let bases = contexts.iter().filter(|c| !c.is_view && c.place.gpu.is_some());
+    bases.map(|c| c.local.frame).min().unwrap_or(0)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pages;
 
-    fn context(handle: usize, gpu: u8, primary_of: Option<i32>) -> Context {
-        let place = Place { serial: 0, gpu: Some(gpu) };
-        Context {
-            handle,
-            overhead_bytes: 1,
-            place,
-            local: Local::default(),
-            users: 1,
-            primary_of,
-            is_view: false,
-        }
+    fn context(handle: usize, gpu: u8) -> Context {
+        Context::new(handle, Place { serial: 0, gpu: Some(gpu) })
     }
 
     fn made(contexts: &Contexts, context: Context) -> Context {
@@ -308,38 +241,22 @@ mod tests {
     }
 
     #[test]
-    fn a_handle_made_again_without_a_destroy_hands_back_the_old_context() {
+    fn a_handle_made_again_gets_a_new_serial_and_hands_back_a_context_that_is_still_known() {
         let contexts = Contexts::new();
-        let first = made(&contexts, context(0x10, 0, None));
-        let mut stale = None;
-        let second =
-            contexts.insert(contexts.promise().expect("memory"), context(0x10, 0, None), |c| {
-                stale = Some(c)
-            });
-        assert_eq!(stale, Some(first));
-        assert_eq!(contexts.find(0x10), Some(second.place));
-    }
-
-    #[test]
-    fn an_unused_entry_is_all_zero() {
-        let table = Table::<Context>::new(1).expect("memory");
-        assert_eq!(table.as_slice()[0].handle, 0);
-    }
-
-    #[test]
-    fn a_reused_handle_gets_a_new_serial() {
-        let contexts = Contexts::new();
-        let first = made(&contexts, context(0x10, 0, None));
-        assert_eq!(contexts.take(0x10), Some(first));
+        let first = made(&contexts, context(0x10, 0));
+        assert_eq!(contexts.leaving(0x10).map(|(context, _)| context), Some(first));
         assert_eq!(contexts.find(0x10), None);
-        let second = made(&contexts, context(0x10, 0, None));
+        let second = made(&contexts, context(0x10, 0));
         assert_ne!(first.place.serial, second.place.serial);
+        let (promise, mut stale) = (contexts.promise().expect("memory"), None);
+        let third = contexts.insert(promise, context(0x10, 0), |context| stale = Some(context));
+        assert_eq!((stale, contexts.find(0x10)), (Some(second), Some(third.place)));
     }
 
     #[test]
     fn the_epoch_moves_when_a_context_goes() {
         let contexts = Contexts::new();
-        made(&contexts, context(0x10, 0, Some(0)));
+        made(&contexts, Context { primary_of: Some(0), ..context(0x10, 0) });
         let before = contexts.epoch();
         assert!(contexts.take_primary(0).is_some());
         assert_ne!(contexts.epoch(), before);
@@ -349,40 +266,18 @@ mod tests {
     #[test]
     fn a_failed_destroy_keeps_the_context() {
         let contexts = Contexts::new();
-        let made = made(&contexts, context(0x10, 2, None));
-        let leaving = contexts.leaving(0x10).expect("known");
+        let made = made(&contexts, context(0x10, 2));
+        let (context, place) = contexts.leaving(0x10).expect("known");
         assert!(!contexts.any_on(2));
-        contexts.restore(leaving);
+        place.keep(context);
         assert_eq!(contexts.find(0x10), Some(made.place));
         assert!(contexts.any_on(2));
     }
 
     #[test]
-    fn the_table_grows() {
-        let contexts = Contexts::new();
-        for handle in 1..=100 {
-            made(&contexts, context(handle, 0, None));
-        }
-        assert!((1..=100).all(|handle| contexts.find(handle).is_some()));
-    }
-
-    #[test]
-    fn a_context_that_stays_finds_its_place_whatever_came_meanwhile() {
-        let contexts = Contexts::new();
-        (1..=FIRST).for_each(|handle| _ = made(&contexts, context(handle, 0, None)));
-        let leaving = contexts.leaving(1).expect("known");
-        pages::failing_from_now_on(|| {
-            assert!(contexts.promise().is_none(), "the only free entry is kept");
-            contexts.restore(leaving);
-        });
-        assert!((1..=FIRST).all(|handle| contexts.find(handle).is_some()));
-        assert!(contexts.promise().is_some());
-    }
-
-    #[test]
     fn users_are_counted() {
         let contexts = Contexts::new();
-        made(&contexts, context(0x10, 0, None));
+        made(&contexts, context(0x10, 0));
         assert_eq!(contexts.adjust_users(0x10, 1), Some(2));
         assert_eq!(contexts.adjust_users(0x10, -1), Some(1));
         assert_eq!(contexts.adjust_users(0x20, 1), None);

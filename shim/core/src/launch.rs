@@ -8,9 +8,7 @@ use crate::real::{self, Real};
 use crate::state;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicUsize, Ordering};
-use tessera_cuda::types::{
-    CUDA_ERROR_NOT_FOUND, CUDA_SUCCESS, CUfunction, CUlaunchConfig, CUresult,
-};
+use tessera_cuda::types::{CUDA_ERROR_NOT_FOUND, CUfunction, CUlaunchConfig, CUresult};
 
 /// The hot path: the driver's function and, for a tenant, the right to call it while the flag is up. `None` says
 /// nothing but "ask [`otherwise`]".
@@ -69,18 +67,14 @@ fn load_first(kernel: CUfunction) {
 #[inline(never)]
 fn load(kernel: CUfunction) {
     place(kernel.addr()).store(0, Ordering::Relaxed);
-    let (Some(ask), Some(load)) = (real::cuFuncIsLoaded.get(), real::cuFuncLoad.get()) else {
-        return;
-    };
     if !gate::is_bound() || gate::capture::any() {
         return; // nobody closes, or the driver is to decide what a capture minds
     }
-    let mut is_loaded = 1;
     // SAFETY: a function that the driver has named, which the caller is about to launch; a place for the answer.
-    unsafe {
-        if ask(&raw mut is_loaded, kernel) == CUDA_SUCCESS && is_loaded == 0 {
-            load(kernel);
-        }
+    let is_loaded = real::cuFuncIsLoaded.ask(1, |ask, state| unsafe { ask(state, kernel) });
+    if let (Ok(0), Some(load)) = (is_loaded, real::cuFuncLoad.get()) {
+        // SAFETY: as above.
+        unsafe { load(kernel) };
     }
 }
 

@@ -3,25 +3,30 @@
 //!
 //! # A tour
 //!
-//! *Finding the driver.* [`real`] holds one typed pointer per driver symbol, [`driver`] binds them
-//! from the library's own handle. [`resolve`] decides what `dlsym` and (`lookup`)
-//! `cuGetProcAddress` answer.
+//! *Finding the driver.* [`real`] holds one typed pointer per driver symbol and binds them from the
+//! library's own handle. [`resolve`] decides what `dlsym` and `cuGetProcAddress` answer.
 //!
-//! *Where a process stands.* [`state`] is the life cycle: not a tenant, a tenant, or closed because
-//! its pages are broken ([`attach`]); and what a fork does to all of it. A thread's own state
+//! *Where a process stands.* `state` is the life cycle: not a tenant, a tenant, or closed because
+//! its pages are broken (`attach`); and what a fork does to all of it. A thread's own state
 //! (`thread`, `own`) is plain words.
 //!
-//! *Memory.* `memory` and `free` hold the allocating and freeing hooks, `context` those that make
-//! and end contexts, [`pools`] those of stream-ordered memory, [`graphs`] those of graphs that
-//! allocate, [`arrays`] those of arrays, [`vmm`] those of virtual memory management, `ipc` and
-//! [`shares`] what processes share. They ask `place` where the calling thread's allocations go,
-//! remember them in [`allocations`] and [`contexts`], and settle with the account through `quota`.
+//! *Memory.* `memory` holds the allocating and freeing hooks, `context` those that make
+//! and end contexts, `pools` those of stream-ordered memory, `graphs` those of graphs that
+//! allocate, `arrays` those of arrays, `vmm` those of virtual memory management, `ipc` and
+//! `shares` what processes share. They ask `place` where the calling thread's allocations go,
+//! remember them in `allocations` and `contexts`, and settle with the account through `quota`.
 //! `info` and `nvml` show the tenant its quota.
 //!
 //! *Compute.* [`launch`] passes every launch through [`gate`], with a busy flag per thread
-//! ([`records`]).
+//! (`records`).
 //!
-//! *The plugin* hears of refusals through [`session`]; nothing waits for it.
+//! *The plugin* hears of refusals through `session`; nothing waits for it.
+//!
+//! # Hooks
+//!
+//! A hook of the table gets the driver's function with the caller's own arguments as a call, and these arguments
+//! ([`hooks`]): a stream as what NULL means to the export. Those of class `query` choose the arguments of the call
+//! themselves. A hook is `unsafe`, because its arguments are what the driver's function demands.
 //!
 //! # Rules of a guest
 //!
@@ -37,67 +42,60 @@ extern crate alloc;
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("CUDA exists on 64-bit Linux only; device pointers and sizes are taken as 64 bits");
 
-pub mod allocations;
-pub mod arrays;
-pub mod attach;
+mod allocations;
+mod arrays;
+mod attach;
 mod cancel;
 mod context;
-pub mod contexts;
+mod contexts;
 mod directory;
-pub mod driver;
-mod free;
 pub mod gate;
-pub mod gpus;
-pub mod graphs;
+mod gpus;
+mod graphs;
 mod info;
-mod init;
 mod ipc;
 pub mod launch;
 mod libdl;
-pub mod limits;
-pub mod list;
+mod limits;
+mod list;
 mod loaded;
 pub mod log;
-mod lookup;
 mod memory;
 mod nvml;
-mod nvml_mig;
 mod nvml_processes;
 mod own;
 mod pages;
 mod place;
-pub mod pools;
+mod pools;
 mod quota;
 pub mod real;
-pub mod records;
+mod records;
 pub mod resolve;
-pub mod session;
-pub mod shares;
-pub mod state;
+mod session;
+mod shares;
+mod state;
 mod stream;
 mod thread;
-pub mod vmm;
+mod vmm;
 pub mod work;
 
-pub use tessera_region::spin;
+use tessera_region::spin;
 
 /// The bodies of the table's hooks, by the table's body names. Launches go through [`launch`] instead.
 pub mod hooks {
-    pub use crate::arrays::hooks::*;
+    pub use crate::arrays::*;
     pub use crate::context::*;
-    pub use crate::free::*;
     pub use crate::graphs::hooks::*;
     pub use crate::info::*;
-    pub use crate::init::*;
     pub use crate::ipc::*;
     pub use crate::limits::*;
-    pub use crate::lookup::*;
     pub use crate::memory::*;
     pub use crate::nvml::*;
     pub use crate::nvml_processes::*;
     pub use crate::pools::hooks::*;
-    pub use crate::pools::sync::*;
+    pub use crate::resolve::lookup;
     pub use crate::stream::*;
+    pub use crate::thread::{answer, result};
     pub use crate::vmm::hooks::*;
     pub use crate::work::*;
 }

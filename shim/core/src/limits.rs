@@ -28,29 +28,21 @@ use crate::contexts::Place;
 use crate::gate::Stream;
 use crate::launch;
 use crate::memory::footprint;
-use crate::place::{self, Look};
+use crate::place::{self, Pushed, context_of, current_device};
 use crate::quota::{self, Asked};
-use crate::real::{self, Real};
+use crate::real;
 use crate::spin::Spin;
 use crate::state::{self, Process, Standing};
-use crate::thread::Depth;
-use core::ffi::{c_char, c_int};
+use crate::thread::{Answer, Call, Depth};
+use core::ffi::{c_char, c_int, c_void};
 use core::ptr;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use tessera_cuda::types::*;
+use tessera_region::account::Reservation;
 use tessera_region::layout::Kind;
 
-/// `CU_LIMIT_STACK_SIZE`
-const STACK: CUlimit = 0;
-/// `CU_LIMIT_PRINTF_FIFO_SIZE`
-const PRINTF: CUlimit = 1;
-/// `CU_LIMIT_MALLOC_HEAP_SIZE`
-const HEAP: CUlimit = 2;
-/// `CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH`
-const SYNC_DEPTH: CUlimit = 3;
-/// `CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT`
-const PENDING: CUlimit = 4;
-/// Those that take memory, which are the first.
+/// Limits that take memory, which are the first: `CU_LIMIT_STACK_SIZE`, `CU_LIMIT_PRINTF_FIFO_SIZE`,
+/// `CU_LIMIT_MALLOC_HEAP_SIZE`, `CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH`, `CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT`.
 const LIMITS: usize = 5;
 
 /// For each level of synchronisation and each thread that can be resident: "may require up to 860MB of
@@ -68,11 +60,11 @@ pub struct Local {
     /// The limits then, which the context's constant pays for.
     base: [u64; LIMITS],
     /// The largest frame that is charged.
-    frame: u32,
-    /// The largest buffers: [`PRINTF`] and [`HEAP`].
+    pub(crate) frame: u32,
+    /// The largest buffers: printf's and the heap.
     buffers: [u64; 2],
     /// Bytes charged beyond `base`.
-    charged: u64,
+    pub(crate) charged: u64,
 }
 
 impl Local {
@@ -89,16 +81,6 @@ impl Local {
             0 => 0,
             beyond => footprint(beyond),
         }
-    }
-
-    /// Bytes charged.
-    pub(crate) fn charged(&self) -> u64 {
-        self.charged
-    }
-
-    /// The largest frame that is charged.
-    pub(crate) fn frame(&self) -> u32 {
-        self.frame
     }
 }
 
@@ -149,7 +131,6 @@ impl Remembered {
 }
 
 impl Frames {
-    /// None yet.
     pub(crate) const fn new() -> Self {
         Self { cells: [const { Remembered::none() }; REMEMBERED], charging: Spin::new(()) }
     }
@@ -223,27 +204,16 @@ impl Current {
             Standing::Closed => return Err(CUDA_ERROR_SYSTEM_NOT_READY),
             Standing::Armed(process) => process,
         };
-        let gpu = match place::current(process) {
-            Look::At(Place { gpu: Some(gpu), .. }) => gpu,
-            Look::At(Place { gpu: None, .. }) | Look::Nowhere => return Ok(None),
-            Look::Refused(refused) => {
-                return Err(quota::refuse(process, "a new context", Asked::Context, &refused));
-            }
-            Look::Unnoted(_) => return Err(quota::refuse_unnoted("a new context")),
-        };
-        let mut context: CUcontext = ptr::null_mut();
-        // SAFETY: a valid place for a handle.
-        let status = real::cuCtxGetCurrent.get().map(|ask| unsafe { ask(&raw mut context) });
+        let place = place::current(process).or_refuse(process, "a new context")?;
+        let Some(Place { gpu: Some(gpu), .. }) = place else { return Ok(None) };
         let threads = resident_threads(process, gpu);
-        if status != Some(CUDA_SUCCESS) || threads == 0 {
-            return Ok(None);
-        }
-        Ok(Some(Self { process, handle: context.addr(), gpu, threads }))
+        let context = place::current_context().filter(|_| threads != 0);
+        Ok(context.map(|context| Self { process, handle: context.addr(), gpu, threads }))
     }
 
     /// Moves the charge to what the limits need now, with at least `frame` for the stack. What is
-    /// lacking is paid from `reserved`, and is owed beyond that. `needs_now` is what the driver says.
-    fn settle(&self, frame: u32, reserved: Option<tessera_region::account::Reservation<'static>>) {
+    /// lacking is paid from `reserved`, and is owed beyond that.
+    fn settle(&self, frame: u32, reserved: Option<Reservation<'static>>) {
         let limits = limits();
         let mut moved = (0, 0);
         self.process.contexts.local(self.handle, |local| {
@@ -255,11 +225,11 @@ impl Current {
             local.charged = due;
         });
         let (more, less) = moved;
-        let paid = reserved.map_or(0, |reserved| {
-            let paid = more.min(reserved.bytes());
+        let paid = reserved.as_ref().map_or(0, |reserved| more.min(reserved.bytes()));
+        if let Some(reserved) = reserved.filter(|_| paid > 0) {
             // At most what was reserved, which never fails.
-            if paid == 0 || reserved.commit(paid, Kind::Overhead).is_err() { 0 } else { paid }
-        });
+            let _fits = reserved.commit(paid, Kind::Overhead);
+        }
         if more > paid {
             self.process.account.owe(usize::from(self.gpu), more - paid, Kind::Overhead);
         }
@@ -269,18 +239,15 @@ impl Current {
     }
 
     /// Charges a frame.
-    fn charge(&self, name: &str, frame: u32) -> CUresult {
+    fn charge(&self, name: &str, frame: u32) -> Answer {
         let mut is_charged = false;
         self.process.contexts.local(self.handle, |local| is_charged = frame <= local.frame);
-        if is_charged {
-            return CUDA_SUCCESS;
-        }
-        match self.reserve(name, frame, |_| {}) {
+        if !is_charged {
+            let reserved = self.reserve(name, frame, |_| {})?;
             // Also where a raised limit pays for it: that may be lowered.
-            Ok(reserved) => self.settle(frame, reserved),
-            Err(refusal) => return refusal,
+            self.settle(frame, reserved);
         }
-        CUDA_SUCCESS
+        Ok(())
     }
 
     /// Sets aside what the context needs beyond its charge, with `change` made to its limits.
@@ -289,7 +256,7 @@ impl Current {
         name: &str,
         frame: u32,
         change: impl FnOnce(&mut [u64; LIMITS]),
-    ) -> Result<Option<tessera_region::account::Reservation<'static>>, CUresult> {
+    ) -> Result<Option<Reservation<'static>>, CUresult> {
         let mut wanted = limits();
         let mut more = 0;
         let before = wanted;
@@ -304,10 +271,7 @@ impl Current {
         if more == 0 {
             return Ok(None);
         }
-        match quota::reserve(self.process, self.gpu, more) {
-            Ok(reserved) => Ok(Some(reserved)),
-            Err(refused) => Err(quota::refuse(self.process, name, Asked::Bytes(more), &refused)),
-        }
+        quota::reserve_for(self.process, self.gpu, more, name, Asked::Bytes(more)).map(Some)
     }
 }
 
@@ -319,12 +283,10 @@ fn resident_threads(process: &Process, gpu: u8) -> u64 {
     const THREADS_OF_EACH: c_int = 39;
     let Some(device) = process.gpus.device_of(gpu) else { return 0 };
     let attribute = |which: c_int| {
-        let mut value: c_int = 0;
         // SAFETY: a valid place for the value; any device may be asked about.
-        let status = real::cuDeviceGetAttribute
-            .get()
-            .map(|ask| unsafe { ask(&raw mut value, which, device) });
-        if status == Some(CUDA_SUCCESS) { u64::try_from(value).unwrap_or(0) } else { 0 }
+        let value =
+            real::cuDeviceGetAttribute.ask(0, |ask, value| unsafe { ask(value, which, device) });
+        value.map_or(0, |value| u64::try_from(value).unwrap_or(0))
     };
     attribute(MULTIPROCESSORS) * attribute(THREADS_OF_EACH)
 }
@@ -332,54 +294,27 @@ fn resident_threads(process: &Process, gpu: u8) -> u64 {
 /// The current context's limits; 0 where there is no such limit.
 fn limits() -> [u64; LIMITS] {
     let mut limits = [0; LIMITS];
-    let Some(ask) = real::cuCtxGetLimit.get() else { return limits };
     for (which, limit) in (0..).zip(&mut limits) {
-        let mut value = 0usize;
         // SAFETY: a valid place for the value.
-        if unsafe { ask(&raw mut value, which) } == CUDA_SUCCESS {
-            *limit = value as u64;
-        }
+        let value = real::cuCtxGetLimit.ask(0, |ask, value| unsafe { ask(value, which) });
+        *limit = value.unwrap_or(0) as u64;
     }
     limits
 }
 
-/// CUDA Driver API, "Context Management".
-///
-/// # Safety
-/// As the driver's.
-pub unsafe fn cuCtxSetLimit(
-    real: &Real<unsafe extern "C" fn(CUlimit, usize) -> CUresult>,
-    limit: CUlimit,
-    value: usize,
-) -> CUresult {
-    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
-    // SAFETY: the caller's own arguments.
-    let call = || unsafe { real(limit, value) };
+pub unsafe fn cuCtxSetLimit(call: Call<'_>, limit: CUlimit, value: usize) -> Answer {
     let Some(_depth) = Depth::enter() else { return call() };
-    if !matches!(limit, STACK | PRINTF | HEAP | SYNC_DEPTH | PENDING) {
-        return call();
-    }
-    let current = match Current::find() {
-        Ok(Some(current)) => current,
-        Ok(None) => return call(),
-        Err(refusal) => return refusal,
-    };
-    let reserved = match current.reserve("cuCtxSetLimit", 0, |limits| {
-        if let Some(one) = usize::try_from(limit).ok().and_then(|at| limits.get_mut(at)) {
-            *one = value as u64;
-        }
-    }) {
-        Ok(reserved) => reserved,
-        Err(refusal) => return refusal,
-    };
+    let Some(at) = usize::try_from(limit).ok().filter(|at| *at < LIMITS) else { return call() };
+    let Some(current) = Current::find()? else { return call() };
+    let reserved = current.reserve("cuCtxSetLimit", 0, |limits| limits[at] = value as u64)?;
     let bytes = reserved.as_ref().map_or(0, |reserved| reserved.bytes());
-    let result = quota::insist(current.process, current.gpu, bytes, &call);
+    let answer = quota::insist(current.process, current.gpu, bytes, call);
     current.settle(0, reserved);
-    result
+    answer
 }
 
 /// `handle`, whose frame is `local_bytes`, was handed out; `name` is the call that did.
-fn handed_out(name: &str, handle: usize, local_bytes: c_int, is_of_every: bool) -> CUresult {
+fn handed_out(name: &str, handle: usize, local_bytes: c_int, is_of_every: bool) -> Answer {
     /// What every context's constant pays for.
     const DEFAULT: u32 = 1024;
     launch::handed_out(handle, !is_of_every);
@@ -390,18 +325,14 @@ fn handed_out(name: &str, handle: usize, local_bytes: c_int, is_of_every: bool) 
         {
             process.contexts.forget_frame(handle, true); // a handle made again
         }
-        return CUDA_SUCCESS;
+        return Ok(());
     }
     // The context is noted, so that what it is charged tells what is to be remembered.
-    let current = match Current::find() {
-        Ok(Some(current)) => current,
-        Ok(None) => return CUDA_SUCCESS,
-        Err(refusal) => return refusal,
-    };
-    if current.process.contexts.remember_frame(handle, frame, is_of_every) {
-        return CUDA_SUCCESS;
+    let Some(current) = Current::find()? else { return Ok(()) };
+    match current.process.contexts.remember_frame(handle, frame, is_of_every) {
+        true => Ok(()),
+        false => current.charge(name, frame),
     }
-    current.charge(name, frame)
 }
 
 /// `function`, which may be a `CUkernel`, is about to be launched into `stream`: its frame is charged.
@@ -409,42 +340,30 @@ fn handed_out(name: &str, handle: usize, local_bytes: c_int, is_of_every: bool) 
 /// # Errors
 /// `CUDA_ERROR_OUT_OF_MEMORY`: it does not fit, and the launch must not be.
 #[cold]
-pub(crate) fn launching(function: CUfunction, stream: Stream) -> Result<(), CUresult> {
+pub(crate) fn launching(function: CUfunction, stream: Stream) -> Answer {
     let Some(process) = state::armed() else { return Ok(()) };
     if process.contexts.frames.find(function.addr()).is_none() {
         return Ok(());
     }
     let Some(_depth) = Depth::enter() else { return Ok(()) };
-    let mut context: CUcontext = ptr::null_mut();
-    if !stream.is_default()
-        && let Some(ask) = real::cuStreamGetCtx.get()
-    {
-        // SAFETY: the caller's stream, and a valid place for a handle. Allowed while capturing.
-        unsafe { ask(stream.handle(), &raw mut context) };
-    }
+    let context = context_of(stream).unwrap_or(ptr::null_mut());
     launching_in(process, function.addr(), context)
 }
 
 /// As [`launching`], in a context; null is the current one.
-fn launching_in(
-    process: &'static Process,
-    handle: usize,
-    context: CUcontext,
-) -> Result<(), CUresult> {
+fn launching_in(process: &'static Process, handle: usize, context: CUcontext) -> Answer {
     let frames = &process.contexts.frames;
     let _one_at_a_time = frames.charging.lock();
     let Some(frame) = frames.find(handle).map(Remembered::frame) else { return Ok(()) };
     let _current = Pushed::new(context);
     let Some(current) = Current::find()? else { return Ok(()) };
-    match current.charge("a kernel with much local memory", frame) {
-        CUDA_SUCCESS => process.contexts.forget_frame(handle, false),
-        refusal => return Err(refusal),
-    }
+    current.charge("a kernel with much local memory", frame)?;
+    process.contexts.forget_frame(handle, false);
     Ok(())
 }
 
 /// As [`launching`], for a node of a graph with these parameters; inside a hook.
-pub(crate) fn node(params: &CUDA_KERNEL_NODE_PARAMS) -> Result<(), CUresult> {
+pub(crate) fn node(params: &CUDA_KERNEL_NODE_PARAMS) -> Answer {
     let Some(process) = state::armed() else { return Ok(()) };
     // "This field is ignored if func is set" (`CUDA_KERNEL_NODE_PARAMS`, kern and ctx).
     match params.func.is_null() {
@@ -453,120 +372,65 @@ pub(crate) fn node(params: &CUDA_KERNEL_NODE_PARAMS) -> Result<(), CUresult> {
     }
 }
 
-/// While it lives, a context is current.
-struct Pushed(bool);
-
-impl Pushed {
-    fn new(context: CUcontext) -> Self {
-        let push = real::cuCtxPushCurrent_v2.get().filter(|_| !context.is_null());
-        // SAFETY: a context that the driver or the application has named.
-        Self(push.is_some_and(|push| unsafe { push(context) } == CUDA_SUCCESS))
-    }
-}
-
-impl Drop for Pushed {
-    fn drop(&mut self) {
-        let mut context: CUcontext = ptr::null_mut();
-        if let Some(pop) = real::cuCtxPopCurrent_v2.get().filter(|_| self.0) {
-            // SAFETY: what was pushed, and a valid place for a handle.
-            unsafe { pop(&raw mut context) };
-        }
-    }
-}
-
 /// `CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES`: "The size in bytes of local memory used by each thread of this
 /// function", which can be asked of functions that are not loaded yet.
 const LOCAL_SIZE: c_int = 3;
 
-/// The frame of a function.
-fn frame_of(function: CUfunction) -> c_int {
-    let mut bytes: c_int = 0;
+/// What `call` has written to `handle`, in a process that may be a tenant.
+unsafe fn handed_by(
+    call: Call<'_>,
+    handle: *mut *mut c_void,
+) -> Result<Option<*mut c_void>, CUresult> {
+    call()?;
+    // SAFETY: null, or the driver wrote it.
+    Ok(unsafe { handle.as_ref() }.copied().filter(|_| !state::passes()))
+}
+
+/// The driver's function with `call`, which hands out a function of one context.
+unsafe fn get_function(name: &str, call: Call<'_>, function: *mut CUfunction) -> Answer {
+    let Some(_depth) = Depth::enter() else { return call() };
+    // SAFETY: the caller's own arguments.
+    let Some(function) = (unsafe { handed_by(call, function) })? else { return Ok(()) };
     // SAFETY: a function that the driver has just named, and a place for the value.
-    let status = real::cuFuncGetAttribute
-        .get()
-        .map(|ask| unsafe { ask(&raw mut bytes, LOCAL_SIZE, function) });
-    if status == Some(CUDA_SUCCESS) { bytes } else { 0 }
+    let frame =
+        real::cuFuncGetAttribute.ask(0, |ask, bytes| unsafe { ask(bytes, LOCAL_SIZE, function) });
+    handed_out(name, function.addr(), frame.unwrap_or(0), false)
 }
 
-/// CUDA Driver API, "Module Management".
-///
-/// # Safety
-/// As the driver's.
 pub unsafe fn cuModuleGetFunction(
-    real: &Real<unsafe extern "C" fn(*mut CUfunction, CUmodule, *const c_char) -> CUresult>,
+    call: Call<'_>,
     function: *mut CUfunction,
-    module: CUmodule,
-    name: *const c_char,
-) -> CUresult {
-    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
+    _: CUmodule,
+    _: *const c_char,
+) -> Answer {
     // SAFETY: the caller's own arguments.
-    let result = unsafe { real(function, module, name) };
-    let Some(_depth) = Depth::enter() else { return result };
-    if result != CUDA_SUCCESS || function.is_null() || state::passes() {
-        return result;
-    }
-    // SAFETY: the driver wrote it.
-    let function = unsafe { *function };
-    handed_out("cuModuleGetFunction", function.addr(), frame_of(function), false)
+    unsafe { get_function("cuModuleGetFunction", call, function) }
 }
 
-/// CUDA Driver API, "Library Management".
-///
-/// # Safety
-/// As the driver's.
 pub unsafe fn cuKernelGetFunction(
-    real: &Real<unsafe extern "C" fn(*mut CUfunction, CUkernel) -> CUresult>,
+    call: Call<'_>,
     function: *mut CUfunction,
-    kernel: CUkernel,
-) -> CUresult {
-    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
+    _: CUkernel,
+) -> Answer {
     // SAFETY: the caller's own arguments.
-    let result = unsafe { real(function, kernel) };
-    let Some(_depth) = Depth::enter() else { return result };
-    if result != CUDA_SUCCESS || function.is_null() || state::passes() {
-        return result;
-    }
-    // SAFETY: the driver wrote it.
-    let function = unsafe { *function };
-    handed_out("cuKernelGetFunction", function.addr(), frame_of(function), false)
+    unsafe { get_function("cuKernelGetFunction", call, function) }
 }
 
 /// CUDA Driver API, "Library Management": a kernel of every context.
-///
-/// # Safety
-/// As the driver's.
 pub unsafe fn cuLibraryGetKernel(
-    real: &Real<unsafe extern "C" fn(*mut CUkernel, CUlibrary, *const c_char) -> CUresult>,
+    call: Call<'_>,
     kernel: *mut CUkernel,
-    library: CUlibrary,
-    name: *const c_char,
-) -> CUresult {
-    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
+    _: CUlibrary,
+    _: *const c_char,
+) -> Answer {
+    let Some(_depth) = Depth::enter() else { return call() };
     // SAFETY: the caller's own arguments.
-    let result = unsafe { real(kernel, library, name) };
-    let Some(_depth) = Depth::enter() else { return result };
-    if result != CUDA_SUCCESS || kernel.is_null() || state::passes() {
-        return result;
-    }
-    let (Some(ask), Some(device)) = (real::cuKernelGetAttribute.get(), current_device()) else {
-        return result;
-    };
-    let mut bytes: c_int = 0;
-    // SAFETY: the driver wrote it.
-    let kernel = unsafe { *kernel };
+    let Some(kernel) = (unsafe { handed_by(call, kernel) })? else { return Ok(()) };
+    let Some(device) = current_device() else { return Ok(()) };
     // SAFETY: the driver has just named the kernel; a valid place for the value.
-    if unsafe { ask(&raw mut bytes, LOCAL_SIZE, kernel, device) } != CUDA_SUCCESS {
-        return result;
-    }
-    handed_out("cuLibraryGetKernel", kernel.addr(), bytes, true)
-}
-
-/// The current context's device.
-pub(crate) fn current_device() -> Option<CUdevice> {
-    let ask = real::cuCtxGetDevice.get()?;
-    let mut device: CUdevice = 0;
-    // SAFETY: a valid place for a device.
-    (unsafe { ask(&raw mut device) } == CUDA_SUCCESS).then_some(device)
+    let frame = real::cuKernelGetAttribute
+        .ask(0, |ask, bytes| unsafe { ask(bytes, LOCAL_SIZE, kernel, device) });
+    frame.map_or(Ok(()), |bytes| handed_out("cuLibraryGetKernel", kernel.addr(), bytes, true))
 }
 
 #[cfg(test)]

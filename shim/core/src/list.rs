@@ -13,15 +13,16 @@ pub struct Full;
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct List<T: Zeroed> {
+pub(crate) struct List<T: Zeroed + Copy> {
     table: Option<Table<T>>,
     len: usize,
+    /// Places beyond `len` that are kept free.
+    promised: usize,
 }
 
-impl<T: Zeroed> List<T> {
-    /// Empty; takes no memory until the first insertion.
+impl<T: Zeroed + Copy> List<T> {
     pub(crate) const fn new() -> Self {
-        Self { table: None, len: 0 }
+        Self { table: None, len: 0, promised: 0 }
     }
 
     /// Makes room for one more, so that the next insertion cannot fail.
@@ -31,6 +32,7 @@ impl<T: Zeroed> List<T> {
 
     /// Makes room for `wanted` values in all.
     pub(crate) fn make_room_for(&mut self, wanted: usize) -> Result<(), Full> {
+        let wanted = wanted + self.promised;
         let capacity = self.table.as_ref().map_or(0, |table| table.as_slice().len());
         if wanted <= capacity {
             return Ok(());
@@ -39,6 +41,30 @@ impl<T: Zeroed> List<T> {
         grown.as_mut_slice()[..self.len].copy_from_slice(self);
         self.table = Some(grown);
         Ok(())
+    }
+
+    /// Keeps a place free for a value that is about to come, until [`List::redeem`].
+    pub(crate) fn promise(&mut self) -> Result<(), Full> {
+        self.make_room()?;
+        self.promised += 1;
+        Ok(())
+    }
+
+    /// Takes the first value that `doomed` names, which may come back: its place is kept as by
+    /// [`List::promise`].
+    pub(crate) fn lend(&mut self, doomed: impl FnMut(&T) -> bool) -> Option<T> {
+        let value = self.take(doomed)?;
+        self.promised += 1;
+        Some(value)
+    }
+
+    /// The end of a promise: its value, if one has come.
+    pub(crate) fn redeem(&mut self, value: Option<T>) {
+        self.promised -= 1;
+        if let Some(value) = value {
+            // Its place was kept.
+            let _ = self.push(value);
+        }
     }
 
     /// Puts `value` at `at`, moving what follows up.
@@ -54,7 +80,6 @@ impl<T: Zeroed> List<T> {
         Ok(())
     }
 
-    /// Appends `value`.
     pub(crate) fn push(&mut self, value: T) -> Result<(), Full> {
         self.insert(self.len, value)
     }
@@ -73,14 +98,14 @@ impl<T: Zeroed> List<T> {
     }
 }
 
-impl<T: Zeroed> Deref for List<T> {
+impl<T: Zeroed + Copy> Deref for List<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
         self.table.as_ref().map_or(&[], |table| &table.as_slice()[..self.len])
     }
 }
 
-impl<T: Zeroed> DerefMut for List<T> {
+impl<T: Zeroed + Copy> DerefMut for List<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         let len = self.len;
         self.table.as_mut().map_or(&mut [], |table| &mut table.as_mut_slice()[..len])
@@ -90,9 +115,7 @@ impl<T: Zeroed> DerefMut for List<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    // SAFETY: an integer.
-    unsafe impl Zeroed for u32 {}
+    use crate::pages::failing_from_now_on;
 
     #[test]
     fn behaves_as_a_vector() {
@@ -110,5 +133,24 @@ mod tests {
         assert_eq!(list.take(|value| *value == 7), Some(7));
         model.retain(|value| *value != 7);
         assert_eq!(&*list, &*model);
+    }
+
+    #[test]
+    fn what_is_lent_or_promised_finds_its_place_whatever_came_meanwhile() {
+        let mut list = List::new();
+        (0..64).for_each(|value: u32| list.push(value).expect("memory"));
+        let lent = list.lend(|value| *value == 1);
+        failing_from_now_on(|| {
+            assert_eq!((list.push(100), list.promise()), (Err(Full), Err(Full)), "it is kept");
+            list.redeem(lent);
+        });
+        assert!((0..64).all(|value| list.contains(&value)));
+        assert_eq!(list.lend(|value| *value == 1), Some(1));
+        list.redeem(None);
+        failing_from_now_on(|| {
+            assert_eq!(list.promise(), Ok(()));
+            assert_eq!(list.push(100), Err(Full));
+            list.redeem(Some(100));
+        });
     }
 }

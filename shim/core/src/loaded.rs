@@ -32,7 +32,6 @@ struct Symbol {
     size: u64,
 }
 
-/// A loaded file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct File {
     base: u64,

@@ -28,7 +28,6 @@ pub struct Throttle {
 }
 
 impl Throttle {
-    /// Never happened yet.
     pub const fn new() -> Self {
         Self { last_ns: AtomicU64::new(0) }
     }
@@ -50,7 +49,6 @@ impl Throttle {
 pub struct Reason(Throttle);
 
 impl Reason {
-    /// Never said yet.
     pub const fn new() -> Self {
         Self(Throttle::new())
     }

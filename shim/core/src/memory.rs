@@ -1,40 +1,65 @@
-//! Allocations: reserve, call the driver, settle to what it really took.
+//! Allocations: reserve, call the driver, settle to what it really took. Frees: forget the pointer, call the
+//! driver, give the bytes back only when it succeeded.
+//!
+//! A freed entry goes *before* the call, because the driver may give the address to another thread at
+//! once; the bytes go *after* it, because until then they are not free. Synchronous and
+//! stream-ordered frees take any pointer: CUDA lets both release the other's allocations. Pointers
+//! that are not charged (NULL, imported, already freed) are the driver's to judge. What was made in a
+//! pool goes back to the pool, whose charge follows the driver ([`crate::pools`]).
 #![allow(non_snake_case, reason = "hooks carry the driver's own names")]
 
-use crate::allocations::Allocation;
+use crate::allocations::{Allocation, Allocations};
 use crate::contexts::Place;
-use crate::place::{self, Look};
+use crate::gate::Stream;
+use crate::place;
 use crate::quota::{self, Asked};
-use crate::real::{self, Real};
-use crate::state::{self, Standing};
-use crate::thread::Depth;
+use crate::real;
+use crate::state::Process;
+use crate::thread::{Answer, entered, tenant};
 use core::ffi::c_uint;
 use tessera_cuda::types::*;
 use tessera_region::layout::Kind;
 
-/// What a hook asks the quota for.
-struct Ask {
-    /// The driver's function, for messages.
-    name: &'static str,
-    kind: Kind,
-    /// The most that the driver may take.
-    worst: u64,
-    /// The least; asked for when the worst does not fit.
-    least: u64,
+/// A number in the width of a function's version: those of before CUDA 3.2 take 32 bits.
+pub trait Width: Copy + Default {
+    /// In 64 bits.
+    fn wide(self) -> u64;
+    /// A larger figure is the largest.
+    fn saturating(wide: u64) -> Self;
 }
 
-impl Ask {
-    /// For calls whose bytes are known beforehand.
-    #[inline]
-    const fn exactly(name: &'static str, kind: Kind, bytes: u64) -> Self {
-        Self { name, kind, worst: bytes, least: bytes }
-    }
+macro_rules! widths {
+    ($($width:ty),+) => {
+        $(impl Width for $width {
+            #[inline]
+            fn wide(self) -> u64 {
+                self as u64
+            }
+
+            #[inline]
+            fn saturating(wide: u64) -> Self {
+                Self::try_from(wide).unwrap_or(Self::MAX)
+            }
+        })+
+    };
+}
+widths!(u32, u64, usize);
+
+/// What a hook asks the quota for.
+pub(crate) struct Ask {
+    /// The driver's function, for messages.
+    pub(crate) name: &'static str,
+    pub(crate) kind: Kind,
+    /// The most that the driver may take.
+    pub(crate) worst: u64,
+    /// The least; asked for when the worst does not fit.
+    pub(crate) least: u64,
 }
 
 /// What the driver made.
-struct Made {
-    pointer: u64,
-    bytes: u64,
+pub(crate) struct Made {
+    pub(crate) pointer: u64,
+    pub(crate) bytes: u64,
 }
 
 /// Device memory is handed out in pages of this size (`cuMemGetAllocationGranularity` of every GPU
@@ -55,210 +80,154 @@ pub(crate) const fn footprint(bytes: u64) -> u64 {
     }
 }
 
-/// Every allocating hook: `call` runs the driver's function (again, if a refusal may pass), `made`
-/// reads its result, `undo` frees it.
+/// Charges what `call` makes at a place, and remembers it in `map`: `call` runs the driver's function (again,
+/// if a refusal may pass), `made` reads its result, for which so many bytes were reserved, `undo` frees it.
 #[inline]
-fn allocate(
+pub(crate) fn charge(
+    process: &'static Process,
+    Place { serial, gpu }: Place,
+    map: &Allocations,
     ask: &Ask,
-    call: impl Fn() -> CUresult,
-    made: impl FnOnce() -> Made,
+    call: &(impl Fn() -> Answer + ?Sized),
+    made: impl FnOnce(u64) -> Made,
     undo: impl FnOnce(u64),
-) -> CUresult {
-    let Some(_depth) = Depth::enter() else { return call() };
-    let process = match state::standing() {
-        Standing::Pass => return call(),
-        Standing::Closed => return CUDA_ERROR_SYSTEM_NOT_READY,
-        Standing::Armed(process) => process,
-    };
-    let Place { serial, gpu } = match place::current(process) {
-        Look::At(place) => place,
-        Look::Nowhere => return call(),
-        Look::Refused(refused) => {
-            return quota::refuse(process, ask.name, Asked::Context, &refused);
-        }
-        Look::Unnoted(_) => return quota::refuse_unnoted(ask.name),
-    };
+) -> Answer {
     let asked = Asked::Bytes(ask.least);
-    let Some(gpu) = gpu else { return quota::refuse_unlisted(process, ask.name, asked) };
-
+    let Some(gpu) = gpu else { return Err(quota::refuse_unlisted(process, ask.name, asked)) };
     let (worst, least) = (footprint(ask.worst), footprint(ask.least));
-    let reservation = match quota::reserve_between(process, gpu, worst, least) {
-        Ok(reservation) => reservation,
-        Err(refused) => return quota::refuse(process, ask.name, asked, &refused),
-    };
-    let result = quota::insist(process, gpu, worst, &call);
-    if result != CUDA_SUCCESS {
-        return result; // the reservation rolls back
-    }
-    let made = made();
-    let made = Made { bytes: footprint(made.bytes), ..made };
-    if let Err(overrun) = quota::commit(process, gpu, reservation, made.bytes, ask.kind) {
+    let fits = least >= worst || worst <= quota::room(process, gpu);
+    let bytes = if fits { worst } else { least };
+    let reservation = quota::reserve_for(process, gpu, bytes, ask.name, asked)?;
+    quota::insist(process, gpu, bytes, call)?; // the reservation rolls back
+    let made = made(bytes);
+    let bytes = footprint(made.bytes);
+    if let Err(overrun) = quota::commit(process, gpu, reservation, bytes, ask.kind) {
         // Freed while its bytes are still reserved: nobody may take them before.
         undo(made.pointer);
         let refused = overrun.refused;
         drop(overrun);
-        return quota::refuse(process, ask.name, asked, &refused);
+        return Err(quota::refuse(process, ask.name, asked, &refused));
     }
-    let allocation = Allocation { bytes: made.bytes, context: serial, gpu, kind: ask.kind };
-    match process.allocations.insert(made.pointer, allocation) {
-        Ok(None) => CUDA_SUCCESS,
-        Ok(Some(stale)) => {
-            // The driver gave the address again, so what was there is gone, though we saw no free.
-            quota::give_back(process, stale);
-            CUDA_SUCCESS
-        }
-        Err(_full) => {
-            undo(made.pointer);
-            quota::give_back(process, allocation);
-            quota::refuse_unnoted(ask.name)
-        }
-    }
+    let allocation = Allocation { bytes, context: serial, gpu, kind: ask.kind };
+    quota::remember(process, map, made.pointer, allocation).map_err(|_full| {
+        undo(made.pointer);
+        quota::give_back(process, allocation);
+        quota::refuse_unnoted(ask.name)
+    })
 }
 
-/// Frees an allocation that does not fit after all.
-fn undo_free(pointer: u64) {
-    if let Some(free) = real::cuMemFree_v2.get() {
-        // SAFETY: the driver has just made it, and nobody else has seen it.
-        unsafe { free(pointer) };
-    }
+/// Every allocation in the current context.
+#[inline]
+fn allocate(ask: &Ask, call: &impl Fn() -> Answer, made: impl FnOnce() -> Made) -> Answer {
+    let Some((process, _depth)) = tenant()? else { return call() };
+    let Some(place) = place::current(process).or_refuse(process, ask.name)? else { return call() };
+    charge(
+        process,
+        place,
+        &process.allocations,
+        ask,
+        call,
+        |_| made(),
+        |pointer| {
+            if let Some(free) = real::cuMemFree_v2.get() {
+                // SAFETY: the driver has just made it, and nobody else has seen it.
+                unsafe { free(pointer) };
+            }
+        },
+    )
 }
 
-/// CUDA Driver API, "Memory Management".
-///
-/// # Safety
-/// As the driver's.
-pub unsafe fn cuMemAlloc(
-    real: &Real<unsafe extern "C" fn(*mut CUdeviceptr, usize) -> CUresult>,
+/// Those whose bytes are known beforehand.
+#[inline]
+unsafe fn allocate_exactly<P: Width>(
+    name: &'static str,
+    kind: Kind,
+    call: &impl Fn() -> Answer,
+    dptr: *mut P,
+    bytes: u64,
+) -> Answer {
+    if dptr.is_null() || bytes == 0 {
+        return call();
+    }
+    let ask = Ask { name, kind, worst: bytes, least: bytes };
+    // SAFETY: the driver wrote `dptr` when it succeeded.
+    allocate(&ask, call, || Made { pointer: unsafe { *dptr }.wide(), bytes })
+}
+
+pub unsafe fn cuMemAlloc<P: Width, N: Width>(
+    call: &impl Fn() -> Answer,
+    dptr: *mut P,
+    bytes: N,
+) -> Answer {
+    // SAFETY: the caller's own arguments.
+    unsafe { allocate_exactly("cuMemAlloc", Kind::Plain, call, dptr, bytes.wide()) }
+}
+
+/// CUDA Driver API, "Memory Management". Charged whole on the current device: managed memory may
+/// be resident there at any time.
+pub unsafe fn cuMemAllocManaged(
+    call: &impl Fn() -> Answer,
     dptr: *mut CUdeviceptr,
     bytes: usize,
-) -> CUresult {
-    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
+    _: c_uint,
+) -> Answer {
     // SAFETY: the caller's own arguments.
-    let call = || unsafe { real(dptr, bytes) };
-    if dptr.is_null() || bytes == 0 {
-        return call();
-    }
-    let bytes = bytes as u64;
-    let ask = Ask::exactly("cuMemAlloc", Kind::Plain, bytes);
-    // SAFETY: the driver wrote `dptr` when it succeeded.
-    allocate(&ask, call, || Made { pointer: unsafe { *dptr }, bytes }, undo_free)
-}
-
-/// The 32-bit form of before CUDA 3.2.
-///
-/// # Safety
-/// As the driver's.
-pub unsafe fn cuMemAlloc_v1(
-    real: &Real<unsafe extern "C" fn(*mut CUdeviceptr_v1, c_uint) -> CUresult>,
-    dptr: *mut CUdeviceptr_v1,
-    bytes: c_uint,
-) -> CUresult {
-    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
-    // SAFETY: the caller's own arguments.
-    let call = || unsafe { real(dptr, bytes) };
-    if dptr.is_null() || bytes == 0 {
-        return call();
-    }
-    let bytes = u64::from(bytes);
-    let ask = Ask::exactly("cuMemAlloc", Kind::Plain, bytes);
-    // SAFETY: the driver wrote `dptr` when it succeeded.
-    let made = || Made { pointer: u64::from(unsafe { *dptr }), bytes };
-    allocate(&ask, call, made, undo_free)
+    unsafe { allocate_exactly("cuMemAllocManaged", Kind::Managed, call, dptr, bytes.wide()) }
 }
 
 /// Rows are padded to the pitch, which only the driver knows: every driver and GPU so far takes a
 /// multiple of 512 bytes or less, so that is reserved, and settled to what it reports.
 const PITCH: u64 = 512;
 
-fn pitched(width_bytes: u64, height: u64) -> Ask {
+pub unsafe fn cuMemAllocPitch<P: Width, N: Width>(
+    call: &impl Fn() -> Answer,
+    dptr: *mut P,
+    pitch: *mut N,
+    width_bytes: N,
+    height: N,
+    _: c_uint,
+) -> Answer {
+    let (width_bytes, height) = (width_bytes.wide(), height.wide());
+    if dptr.is_null() || pitch.is_null() || width_bytes == 0 || height == 0 {
+        return call();
+    }
     // A product that overflows fits no quota.
-    let worst = width_bytes.checked_next_multiple_of(PITCH).unwrap_or(u64::MAX);
-    Ask {
+    let row = width_bytes.checked_next_multiple_of(PITCH).unwrap_or(u64::MAX);
+    let ask = Ask {
         name: "cuMemAllocPitch",
         kind: Kind::Pitched,
-        worst: worst.saturating_mul(height),
+        worst: row.saturating_mul(height),
         least: width_bytes.saturating_mul(height),
-    }
-}
-
-/// CUDA Driver API, "Memory Management".
-///
-/// # Safety
-/// As the driver's.
-pub unsafe fn cuMemAllocPitch(
-    real: &Real<
-        unsafe extern "C" fn(*mut CUdeviceptr, *mut usize, usize, usize, c_uint) -> CUresult,
-    >,
-    dptr: *mut CUdeviceptr,
-    pitch: *mut usize,
-    width_bytes: usize,
-    height: usize,
-    element_bytes: c_uint,
-) -> CUresult {
-    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
-    // SAFETY: the caller's own arguments.
-    let call = || unsafe { real(dptr, pitch, width_bytes, height, element_bytes) };
-    if dptr.is_null() || pitch.is_null() || width_bytes == 0 || height == 0 {
-        return call();
-    }
-    let made = || {
-        // SAFETY: the driver wrote both when it succeeded.
-        let (pointer, pitch) = unsafe { (*dptr, *pitch) };
-        Made { pointer, bytes: (pitch as u64).saturating_mul(height as u64) }
     };
-    allocate(&pitched(width_bytes as u64, height as u64), call, made, undo_free)
-}
-
-/// The 32-bit form of before CUDA 3.2.
-///
-/// # Safety
-/// As the driver's.
-pub unsafe fn cuMemAllocPitch_v1(
-    real: &Real<
-        unsafe extern "C" fn(*mut CUdeviceptr_v1, *mut c_uint, c_uint, c_uint, c_uint) -> CUresult,
-    >,
-    dptr: *mut CUdeviceptr_v1,
-    pitch: *mut c_uint,
-    width_bytes: c_uint,
-    height: c_uint,
-    element_bytes: c_uint,
-) -> CUresult {
-    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
-    // SAFETY: the caller's own arguments.
-    let call = || unsafe { real(dptr, pitch, width_bytes, height, element_bytes) };
-    if dptr.is_null() || pitch.is_null() || width_bytes == 0 || height == 0 {
-        return call();
-    }
-    let made = || {
+    allocate(&ask, call, || {
         // SAFETY: the driver wrote both when it succeeded.
-        let (pointer, pitch) = unsafe { (*dptr, *pitch) };
-        let bytes = u64::from(pitch) * u64::from(height);
-        Made { pointer: u64::from(pointer), bytes }
-    };
-    allocate(&pitched(u64::from(width_bytes), u64::from(height)), call, made, undo_free)
+        let (pointer, pitch) = unsafe { ((*dptr).wide(), (*pitch).wide()) };
+        Made { pointer, bytes: pitch.saturating_mul(height) }
+    })
 }
 
-/// CUDA Driver API, "Memory Management". Charged whole on the current device: managed memory may
-/// be resident there at any time.
-///
-/// # Safety
-/// As the driver's.
-pub unsafe fn cuMemAllocManaged(
-    real: &Real<unsafe extern "C" fn(*mut CUdeviceptr, usize, c_uint) -> CUresult>,
-    dptr: *mut CUdeviceptr,
-    bytes: usize,
-    flags: c_uint,
-) -> CUresult {
-    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
-    // SAFETY: the caller's own arguments.
-    let call = || unsafe { real(dptr, bytes, flags) };
-    if dptr.is_null() || bytes == 0 {
-        return call();
+/// `waited`: the free is complete when the driver's call returns.
+#[inline]
+fn release(pointer: u64, waited: bool, call: &impl Fn() -> Answer) -> Answer {
+    let Some((process, _depth)) = entered() else { return call() };
+    let Some(allocation) = process.allocations.remove(pointer) else { return call() };
+    let answer = call();
+    if answer.is_err() {
+        quota::keep(process, &process.allocations, pointer, allocation);
+    } else if allocation.kind != Kind::Async {
+        process.shares.freed(process, pointer, allocation);
+    } else if let Some(pool) = process.pools.numbered(allocation.context) {
+        pool.lost(process, waited);
     }
-    let bytes = bytes as u64;
-    let ask = Ask::exactly("cuMemAllocManaged", Kind::Managed, bytes);
-    // SAFETY: the driver wrote `dptr` when it succeeded.
-    allocate(&ask, call, || Made { pointer: unsafe { *dptr }, bytes }, undo_free)
+    answer
+}
+
+pub unsafe fn cuMemFree<P: Width>(call: &impl Fn() -> Answer, dptr: P) -> Answer {
+    release(dptr.wide(), true, call)
+}
+
+pub unsafe fn cuMemFreeAsync(call: &impl Fn() -> Answer, dptr: CUdeviceptr, _: Stream) -> Answer {
+    release(dptr, false, call)
 }
 
 #[cfg(test)]

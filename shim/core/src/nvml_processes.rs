@@ -9,10 +9,7 @@
 //! cannot be distinguished from the neighbours'. There are no samples, which NVML calls "not found".
 #![allow(non_snake_case, reason = "hooks carry NVML's own names")]
 
-use crate::nvml::{missing, of_unknown_version, tenant_of};
-use crate::real::Real;
-use crate::state;
-use crate::thread::Depth;
+use crate::nvml::{asked, of_unknown_version, tenant_of};
 use core::ffi::{c_uint, c_ulonglong};
 use core::ptr;
 use tessera_cuda::nvml::*;
@@ -23,11 +20,10 @@ const DETAIL_LIST_V1: c_uint = 24 | 1 << 24;
 /// `nvmlProcessesUtilizationInfo_v1`
 const UTILIZATION_V1: c_uint = 24 | 1 << 24;
 
-type List<T> = Real<unsafe extern "C" fn(nvmlDevice_t, *mut c_uint, *mut T) -> nvmlReturn_t>;
+type List<T> = dyn Fn(nvmlDevice_t, *mut c_uint, *mut T) -> nvmlReturn_t;
 
-/// One process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Entry {
+pub struct Entry {
     pid: u32,
     bytes: u64,
     gpu_instance: c_uint,
@@ -81,17 +77,12 @@ impl Own {
             *place = entry;
             self.count += 1;
         }
-        Self::share(&mut self.entries[first..self.count], overhead);
-    }
-
-    /// Adds an even share of `overhead` to each, what does not divide to the first.
-    fn share(entries: &mut [Entry], overhead: u64) {
-        let Ok(count @ 1..) = u64::try_from(entries.len()) else { return };
-        for entry in entries.iter_mut() {
-            entry.bytes = entry.bytes.saturating_add(overhead / count);
-        }
-        if let Some(entry) = entries.first_mut() {
-            entry.bytes = entry.bytes.saturating_add(overhead % count);
+        let added = &mut self.entries[first..self.count];
+        let count = added.len() as u64;
+        for (at, entry) in (0..).zip(added) {
+            // What does not divide is the first one's.
+            let rest = if at == 0 { overhead % count } else { 0 };
+            entry.bytes = entry.bytes.saturating_add(overhead / count + rest);
         }
     }
 
@@ -100,12 +91,7 @@ impl Own {
     ///
     /// # Safety
     /// `to` is valid for `room` entries, or `room` is 0.
-    unsafe fn fill<T>(
-        &self,
-        room: &mut c_uint,
-        to: *mut T,
-        entry: impl Fn(Entry) -> T,
-    ) -> nvmlReturn_t {
+    unsafe fn fill<T: From<Entry>>(&self, room: &mut c_uint, to: *mut T) -> nvmlReturn_t {
         let enough = usize::try_from(*room).is_ok_and(|room| room >= self.count);
         *room = c_uint::try_from(self.count).unwrap_or(c_uint::MAX);
         if !enough {
@@ -116,7 +102,7 @@ impl Own {
         }
         for (at, &own) in self.entries[..self.count].iter().enumerate() {
             // SAFETY: below `room`, for which the caller's array is valid.
-            unsafe { to.add(at).write(entry(own)) };
+            unsafe { to.add(at).write(own.into()) };
         }
         NVML_SUCCESS
     }
@@ -128,230 +114,83 @@ const fn answered(result: nvmlReturn_t) -> bool {
 }
 
 /// Answers a list: the tenant's own, if it is one.
-///
-/// # Safety
-/// As NVML's.
-unsafe fn list<T>(
+unsafe fn list<T: From<Entry>>(
     real: &List<T>,
     device: nvmlDevice_t,
     count: *mut c_uint,
     infos: *mut T,
-    compute: bool,
-    entry: impl Fn(Entry) -> T,
+    own: impl FnOnce(nvmlDevice_t) -> Own,
 ) -> nvmlReturn_t {
-    let Some(real) = real.get() else { return missing() };
-    let Some(_depth) = Depth::enter() else {
-        // SAFETY: the caller's own arguments.
-        return unsafe { real(device, count, infos) };
-    };
-    if count.is_null() || state::observed().is_none() {
-        // SAFETY: the caller's own arguments.
-        return unsafe { real(device, count, infos) };
-    }
+    let Some(_depth) = asked(count) else { return real(device, count, infos) };
     let mut theirs = 0;
-    // SAFETY: a valid count, and no array for no entries.
-    let result = unsafe { real(device, &raw mut theirs, ptr::null_mut()) };
+    // A valid count, and no array for no entries.
+    let result = real(device, &raw mut theirs, ptr::null_mut());
     if !answered(result) {
         return result; // asked again it might answer with everybody's
     }
-    let own = if compute { Own::on(device) } else { Own::NOBODY };
     // SAFETY: not null; the caller's array is valid for as many entries as it says.
-    unsafe { own.fill(&mut *count, infos, entry) }
+    unsafe { own(device).fill(&mut *count, infos) }
 }
 
-const fn first(own: Entry) -> nvmlProcessInfo_v1_t {
-    nvmlProcessInfo_v1_t { pid: own.pid, usedGpuMemory: own.bytes }
-}
-
-const fn second(own: Entry) -> nvmlProcessInfo_t {
-    nvmlProcessInfo_t {
-        pid: own.pid,
-        usedGpuMemory: own.bytes,
-        gpuInstanceId: own.gpu_instance,
-        computeInstanceId: own.compute_instance,
+impl From<Entry> for nvmlProcessInfo_v1_t {
+    fn from(own: Entry) -> Self {
+        Self { pid: own.pid, usedGpuMemory: own.bytes }
     }
 }
 
-/// NVML API, "Device Queries", `nvmlDeviceGetComputeRunningProcesses` as it was first.
-///
-/// # Safety
-/// As NVML's.
-pub unsafe fn nvmlComputeProcesses_v1(
-    real: &List<nvmlProcessInfo_v1_t>,
-    device: nvmlDevice_t,
-    count: *mut c_uint,
-    infos: *mut nvmlProcessInfo_v1_t,
-) -> nvmlReturn_t {
-    // SAFETY: the caller's own arguments.
-    unsafe { list(real, device, count, infos, true, first) }
+impl From<Entry> for nvmlProcessInfo_t {
+    fn from(own: Entry) -> Self {
+        Self {
+            pid: own.pid,
+            usedGpuMemory: own.bytes,
+            gpuInstanceId: own.gpu_instance,
+            computeInstanceId: own.compute_instance,
+        }
+    }
 }
 
-/// NVML API, "Device Queries", `nvmlDeviceGetComputeRunningProcesses` since version 2.
-///
-/// # Safety
-/// As NVML's.
-pub unsafe fn nvmlComputeProcesses(
-    real: &List<nvmlProcessInfo_t>,
+impl From<Entry> for nvmlProcessDetail_v1_t {
+    fn from(own: Entry) -> Self {
+        Self {
+            pid: own.pid,
+            usedGpuMemory: own.bytes,
+            gpuInstanceId: own.gpu_instance,
+            computeInstanceId: own.compute_instance,
+            usedGpuCcProtectedMemory: 0,
+        }
+    }
+}
+
+impl From<Entry> for c_uint {
+    fn from(own: Entry) -> Self {
+        own.pid
+    }
+}
+
+/// NVML API, "Device Queries", `nvmlDeviceGetComputeRunningProcesses` of any version.
+pub unsafe fn nvmlComputeProcesses<T: From<Entry>>(
+    real: &List<T>,
     device: nvmlDevice_t,
     count: *mut c_uint,
-    infos: *mut nvmlProcessInfo_t,
+    infos: *mut T,
 ) -> nvmlReturn_t {
     // SAFETY: the caller's own arguments.
-    unsafe { list(real, device, count, infos, true, second) }
+    unsafe { list(real, device, count, infos, Own::on) }
 }
 
 /// NVML API, "Device Queries": graphics and MPS processes, of which a tenant has none to show.
-///
-/// # Safety
-/// As NVML's.
-pub unsafe fn nvmlOtherProcesses_v1(
-    real: &List<nvmlProcessInfo_v1_t>,
+pub unsafe fn nvmlOtherProcesses<T: From<Entry>>(
+    real: &List<T>,
     device: nvmlDevice_t,
     count: *mut c_uint,
-    infos: *mut nvmlProcessInfo_v1_t,
+    infos: *mut T,
 ) -> nvmlReturn_t {
     // SAFETY: the caller's own arguments.
-    unsafe { list(real, device, count, infos, false, first) }
-}
-
-/// As [`nvmlOtherProcesses_v1`].
-///
-/// # Safety
-/// As NVML's.
-pub unsafe fn nvmlOtherProcesses(
-    real: &List<nvmlProcessInfo_t>,
-    device: nvmlDevice_t,
-    count: *mut c_uint,
-    infos: *mut nvmlProcessInfo_t,
-) -> nvmlReturn_t {
-    // SAFETY: the caller's own arguments.
-    unsafe { list(real, device, count, infos, false, second) }
-}
-
-/// NVML API, "Device Queries".
-///
-/// # Safety
-/// As NVML's.
-pub unsafe fn nvmlDeviceGetRunningProcessDetailList(
-    real: &Real<
-        unsafe extern "C" fn(nvmlDevice_t, *mut nvmlProcessDetailList_v1_t) -> nvmlReturn_t,
-    >,
-    device: nvmlDevice_t,
-    asked: *mut nvmlProcessDetailList_v1_t,
-) -> nvmlReturn_t {
-    let Some(real) = real.get() else { return missing() };
-    let depth = Depth::enter();
-    if depth.is_none() || asked.is_null() || state::observed().is_none() {
-        // SAFETY: the caller's own arguments.
-        return unsafe { real(device, asked) };
-    }
-    // SAFETY: not null; every version begins with its number.
-    let version = unsafe { asked.cast::<c_uint>().read_unaligned() };
-    if version != DETAIL_LIST_V1 {
-        // SAFETY: the caller's device, and a place of as many bytes as the version has.
-        return of_unknown_version(version, |place| unsafe { real(device, place.cast()) });
-    }
-    // SAFETY: not null, the caller's.
-    let asked_for = unsafe { *asked };
-    let mut theirs = nvmlProcessDetailList_v1_t {
-        numProcArrayEntries: 0,
-        procArray: ptr::null_mut(),
-        ..asked_for
-    };
-    // SAFETY: a list of its own, without room.
-    let result = unsafe { real(device, &raw mut theirs) };
-    if !answered(result) {
-        return result;
-    }
-    let computing = matches!(asked_for.mode, NVML_PROCESS_MODE_COMPUTE | NVML_PROCESS_MODE_ALL);
-    let own = if computing { Own::on(device) } else { Own::NOBODY };
-    let detail = |own: Entry| nvmlProcessDetail_v1_t {
-        pid: own.pid,
-        usedGpuMemory: own.bytes,
-        gpuInstanceId: own.gpu_instance,
-        computeInstanceId: own.compute_instance,
-        usedGpuCcProtectedMemory: 0,
-    };
-    // SAFETY: not null; the caller's array is valid for as many entries as it says.
-    unsafe { own.fill(&mut (*asked).numProcArrayEntries, asked_for.procArray, detail) }
-}
-
-/// NVML API, "Device Queries".
-///
-/// # Safety
-/// As NVML's.
-pub unsafe fn nvmlDeviceGetProcessUtilization(
-    real: &Real<
-        unsafe extern "C" fn(
-            nvmlDevice_t,
-            *mut nvmlProcessUtilizationSample_t,
-            *mut c_uint,
-            c_ulonglong,
-        ) -> nvmlReturn_t,
-    >,
-    device: nvmlDevice_t,
-    samples: *mut nvmlProcessUtilizationSample_t,
-    count: *mut c_uint,
-    since_us: c_ulonglong,
-) -> nvmlReturn_t {
-    let Some(real) = real.get() else { return missing() };
-    let depth = Depth::enter();
-    if depth.is_some() && !count.is_null() && state::observed().is_some() {
-        let mut theirs = 0;
-        // SAFETY: a valid count; without an array it asks for the number.
-        let result = unsafe { real(device, ptr::null_mut(), &raw mut theirs, since_us) };
-        if !answered(result) && result != NVML_ERROR_NOT_FOUND {
-            return result;
-        }
-        // SAFETY: not null, the caller's.
-        unsafe { *count = 0 };
-        return NVML_ERROR_NOT_FOUND;
-    }
-    // SAFETY: the caller's own arguments.
-    unsafe { real(device, samples, count, since_us) }
-}
-
-/// NVML API, "Device Queries".
-///
-/// # Safety
-/// As NVML's.
-pub unsafe fn nvmlDeviceGetProcessesUtilizationInfo(
-    real: &Real<
-        unsafe extern "C" fn(nvmlDevice_t, *mut nvmlProcessesUtilizationInfo_v1_t) -> nvmlReturn_t,
-    >,
-    device: nvmlDevice_t,
-    info: *mut nvmlProcessesUtilizationInfo_v1_t,
-) -> nvmlReturn_t {
-    let Some(real) = real.get() else { return missing() };
-    let depth = Depth::enter();
-    if depth.is_some() && !info.is_null() && state::observed().is_some() {
-        // SAFETY: not null; every version begins with its number.
-        let version = unsafe { info.cast::<c_uint>().read_unaligned() };
-        if version != UTILIZATION_V1 {
-            // SAFETY: the caller's device, and a place of as many bytes as the version has.
-            return of_unknown_version(version, |place| unsafe { real(device, place.cast()) });
-        }
-        // SAFETY: not null, the caller's.
-        let mut theirs = unsafe { *info };
-        (theirs.processSamplesCount, theirs.procUtilArray) = (0, ptr::null_mut());
-        // SAFETY: a structure of its own, without room.
-        let result = unsafe { real(device, &raw mut theirs) };
-        if !answered(result) && result != NVML_ERROR_NOT_FOUND {
-            return result;
-        }
-        // SAFETY: not null, the caller's.
-        unsafe { (*info).processSamplesCount = 0 };
-        return NVML_ERROR_NOT_FOUND;
-    }
-    // SAFETY: the caller's own arguments.
-    unsafe { real(device, info) }
+    unsafe { list(real, device, count, infos, |_| Own::NOBODY) }
 }
 
 /// NVML API, "Accounting Statistics": pids of every tenant since accounting was switched on. A
 /// tenant is shown none.
-///
-/// # Safety
-/// As NVML's.
 pub unsafe fn nvmlDeviceGetAccountingPids(
     real: &List<c_uint>,
     device: nvmlDevice_t,
@@ -359,7 +198,80 @@ pub unsafe fn nvmlDeviceGetAccountingPids(
     pids: *mut c_uint,
 ) -> nvmlReturn_t {
     // SAFETY: the caller's own arguments.
-    unsafe { list(real, device, count, pids, false, |own| own.pid) }
+    unsafe { list(real, device, count, pids, |_| Own::NOBODY) }
+}
+
+pub unsafe fn nvmlDeviceGetRunningProcessDetailList(
+    real: &dyn Fn(nvmlDevice_t, *mut nvmlProcessDetailList_v1_t) -> nvmlReturn_t,
+    device: nvmlDevice_t,
+    list: *mut nvmlProcessDetailList_v1_t,
+) -> nvmlReturn_t {
+    let Some(_depth) = asked(list) else { return real(device, list) };
+    // SAFETY: not null; every version begins with its number.
+    let version = unsafe { list.cast::<c_uint>().read_unaligned() };
+    if version != DETAIL_LIST_V1 {
+        return of_unknown_version(version, |place| real(device, place.cast()));
+    }
+    // SAFETY: not null, the caller's.
+    let mut theirs = unsafe { *list };
+    let (to, mode) = (theirs.procArray, theirs.mode);
+    // A list of its own, without room.
+    (theirs.numProcArrayEntries, theirs.procArray) = (0, ptr::null_mut());
+    let result = real(device, &raw mut theirs);
+    if !answered(result) {
+        return result;
+    }
+    let computing = matches!(mode, NVML_PROCESS_MODE_COMPUTE | NVML_PROCESS_MODE_ALL);
+    let own = if computing { Own::on(device) } else { Own::NOBODY };
+    // SAFETY: not null; the caller's array is valid for as many entries as it says.
+    unsafe { own.fill(&mut (*list).numProcArrayEntries, to) }
+}
+
+/// Answers that there are no samples, unless NVML has an error of its own.
+unsafe fn no_samples(result: nvmlReturn_t, count: *mut c_uint) -> nvmlReturn_t {
+    if !answered(result) && result != NVML_ERROR_NOT_FOUND {
+        return result;
+    }
+    // SAFETY: not null, the caller's.
+    unsafe { *count = 0 };
+    NVML_ERROR_NOT_FOUND
+}
+
+pub unsafe fn nvmlDeviceGetProcessUtilization(
+    real: &dyn Fn(
+        nvmlDevice_t,
+        *mut nvmlProcessUtilizationSample_t,
+        *mut c_uint,
+        c_ulonglong,
+    ) -> nvmlReturn_t,
+    device: nvmlDevice_t,
+    samples: *mut nvmlProcessUtilizationSample_t,
+    count: *mut c_uint,
+    since_us: c_ulonglong,
+) -> nvmlReturn_t {
+    let Some(_depth) = asked(count) else { return real(device, samples, count, since_us) };
+    let mut theirs = 0;
+    // SAFETY: a valid count; without an array it asks for the number.
+    unsafe { no_samples(real(device, ptr::null_mut(), &raw mut theirs, since_us), count) }
+}
+
+pub unsafe fn nvmlDeviceGetProcessesUtilizationInfo(
+    real: &dyn Fn(nvmlDevice_t, *mut nvmlProcessesUtilizationInfo_v1_t) -> nvmlReturn_t,
+    device: nvmlDevice_t,
+    info: *mut nvmlProcessesUtilizationInfo_v1_t,
+) -> nvmlReturn_t {
+    let Some(_depth) = asked(info) else { return real(device, info) };
+    // SAFETY: not null; every version begins with its number.
+    let version = unsafe { info.cast::<c_uint>().read_unaligned() };
+    if version != UTILIZATION_V1 {
+        return of_unknown_version(version, |place| real(device, place.cast()));
+    }
+    // SAFETY: not null, the caller's.
+    let mut theirs = unsafe { *info };
+    // A structure of its own, without room.
+    (theirs.processSamplesCount, theirs.procUtilArray) = (0, ptr::null_mut());
+    // SAFETY: as above.
+    unsafe { no_samples(real(device, &raw mut theirs), &raw mut (*info).processSamplesCount) }
 }
 
 #[cfg(test)]
@@ -377,7 +289,7 @@ mod tests {
     }
 
     fn info(pid: u32, bytes: u64) -> nvmlProcessInfo_t {
-        second(Entry { pid, bytes, ..Entry::NONE })
+        Entry { pid, bytes, ..Entry::NONE }.into()
     }
 
     #[test]
@@ -387,17 +299,17 @@ mod tests {
         for room in [0, 1] {
             let mut count = room;
             // SAFETY: three entries.
-            let result = unsafe { own.fill(&mut count, infos.as_mut_ptr(), second) };
+            let result = unsafe { own.fill(&mut count, infos.as_mut_ptr()) };
             assert_eq!((result, count, infos[0].pid), (NVML_ERROR_INSUFFICIENT_SIZE, 2, 0));
         }
         let mut count = 3;
         // SAFETY: three entries.
-        let result = unsafe { own.fill(&mut count, infos.as_mut_ptr(), second) };
+        let result = unsafe { own.fill(&mut count, infos.as_mut_ptr()) };
         assert_eq!((result, count), (NVML_SUCCESS, 2));
         assert_eq!(infos, [info(7, 100), info(9, 200), info(0, 0)]);
         let mut count = 2;
         // SAFETY: nothing is written through a null pointer.
-        let result = unsafe { own.fill(&mut count, ptr::null_mut(), second) };
+        let result = unsafe { own.fill::<c_uint>(&mut count, ptr::null_mut()) };
         assert_eq!(result, NVML_ERROR_INVALID_ARGUMENT);
     }
 
@@ -405,7 +317,7 @@ mod tests {
     fn nobody_needs_no_room() {
         let mut count = 0;
         // SAFETY: no entries.
-        let result = unsafe { Own::NOBODY.fill(&mut count, ptr::null_mut(), first) };
+        let result = unsafe { Own::NOBODY.fill::<c_uint>(&mut count, ptr::null_mut()) };
         assert_eq!((result, count), (NVML_SUCCESS, 0));
     }
 

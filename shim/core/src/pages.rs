@@ -2,6 +2,7 @@
 
 use core::marker::PhantomData;
 use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicPtr, Ordering};
 
 /// Maps `bytes` of zeroed private memory; `None` when the kernel has none.
 pub(crate) fn map(bytes: usize) -> Option<NonNull<u8>> {
@@ -60,7 +61,10 @@ pub(crate) struct Table<T: Zeroed> {
 ///
 /// # Safety
 /// Both must hold.
-pub(crate) unsafe trait Zeroed: Copy {}
+pub(crate) unsafe trait Zeroed {}
+
+// SAFETY: an integer.
+unsafe impl Zeroed for u32 {}
 
 // SAFETY: a Table owns its memory as a Vec does.
 unsafe impl<T: Zeroed + Send> Send for Table<T> {}
@@ -87,5 +91,40 @@ impl<T: Zeroed> Drop for Table<T> {
     fn drop(&mut self) {
         // SAFETY: exactly what `new` mapped, no longer borrowed.
         unsafe { libc::munmap(self.at.as_ptr().cast(), self.len * size_of::<T>()) };
+    }
+}
+
+/// Values that stay where they are, in chunks of [`CHUNK`] that are mapped when they are needed and never unmapped.
+#[derive(Debug)]
+pub(crate) struct Chunks<T, const CHUNKS: usize>([AtomicPtr<T>; CHUNKS]);
+
+/// Values of a chunk.
+pub(crate) const CHUNK: usize = 64;
+
+impl<T: Zeroed + 'static, const CHUNKS: usize> Chunks<T, CHUNKS> {
+    pub(crate) const fn new() -> Self {
+        Self([const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS])
+    }
+
+    /// The value at `index`, once [`Chunks::grow`] was there.
+    pub(crate) fn at(&self, index: usize) -> Option<&'static T> {
+        // Acquire: pairs with the Release in `grow`, so that the memory reads as zero.
+        let chunk = NonNull::new(self.0.get(index / CHUNK)?.load(Ordering::Acquire))?;
+        // SAFETY: a chunk has CHUNK values, zeroed when mapped, and is never unmapped.
+        Some(unsafe { chunk.add(index % CHUNK).as_ref() })
+    }
+
+    /// The same, mapping a chunk where there is none. `None`: the kernel has no memory, or there are too many. The
+    /// caller holds the lock under which this is done.
+    pub(crate) fn grow(&self, index: usize) -> Option<&'static T> {
+        let chunk = self.0.get(index / CHUNK)?;
+        if chunk.load(Ordering::Relaxed).is_null() {
+            let bytes = CHUNK * size_of::<T>();
+            let memory = map(bytes)?;
+            // Where the kernel cannot do it, `state` clears the pointers to it in the child.
+            wipe_on_fork(memory, bytes);
+            chunk.store(memory.as_ptr().cast(), Ordering::Release);
+        }
+        self.at(index)
     }
 }

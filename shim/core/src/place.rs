@@ -1,16 +1,15 @@
 //! Where an allocation of the calling thread would go: which context owns it, on which GPU.
 
-use crate::context::give_back;
+use crate::context::{primary_lock, remember};
 use crate::contexts::{Context, Place};
-use crate::limits::Local;
+use crate::gate::Stream;
 use crate::own;
-use crate::quota;
+use crate::quota::{self, Asked};
 use crate::real;
-use crate::state::{PRIMARIES, Process};
+use crate::state::Process;
 use crate::thread::CachedPlace;
-use core::ffi::c_int;
 use core::ptr;
-use tessera_cuda::types::{CUDA_SUCCESS, CUcontext, CUdevice, CUgreenCtx, CUstream};
+use tessera_cuda::types::*;
 use tessera_region::account::Refused;
 use tessera_region::layout::Kind;
 
@@ -28,31 +27,45 @@ pub(crate) enum Look {
     Unnoted(Option<u8>),
 }
 
-/// The place of the current context.
+impl Look {
+    /// The place for `name`, which is refused where the context cannot be; `None` where the driver's own
+    /// call is to say what is wrong.
+    pub(crate) fn or_refuse(
+        self,
+        process: &'static Process,
+        name: &str,
+    ) -> Result<Option<Place>, CUresult> {
+        match self {
+            Self::At(place) => Ok(Some(place)),
+            Self::Nowhere => Ok(None),
+            Self::Refused(refused) => Err(quota::refuse(process, name, Asked::Context, &refused)),
+            Self::Unnoted(_) => Err(quota::refuse_unnoted(name)),
+        }
+    }
+
+    /// The context's serial, 0 where there is none.
+    pub(crate) fn serial(self) -> u32 {
+        match self {
+            Self::At(place) => place.serial,
+            _ => 0,
+        }
+    }
+}
+
 #[inline]
 pub(crate) fn current(process: &'static Process) -> Look {
-    let Some(ask) = real::cuCtxGetCurrent.get() else { return Look::Nowhere };
-    let mut context: CUcontext = ptr::null_mut();
-    // SAFETY: a valid place for a handle.
-    if unsafe { ask(&raw mut context) } != CUDA_SUCCESS || context.is_null() {
-        return Look::Nowhere;
+    match current_context() {
+        Some(context) => of_context(process, context, true),
+        None => Look::Nowhere,
     }
-    of_context(process, context, true)
 }
 
 /// The place of a stream: its own context's where it names one, else the current one's.
-pub(crate) fn of_stream(process: &'static Process, stream: CUstream) -> Look {
-    // 0, 1 and 2 stand for default streams of the current context (CU_STREAM_LEGACY, _PER_THREAD).
-    if stream.addr() > 2
-        && let Some(ask) = real::cuStreamGetCtx.get()
-    {
-        let mut context: CUcontext = ptr::null_mut();
-        // SAFETY: the caller's stream, and a valid place for a handle. Allowed while capturing.
-        if unsafe { ask(stream, &raw mut context) } == CUDA_SUCCESS && !context.is_null() {
-            return of_context(process, context, false);
-        }
+pub(crate) fn of_stream(process: &'static Process, stream: Stream) -> Look {
+    match context_of(stream) {
+        Some(context) => of_context(process, context, false),
+        None => current(process),
     }
-    current(process)
 }
 
 #[inline]
@@ -63,7 +76,7 @@ fn of_context(process: &'static Process, context: CUcontext, is_current: bool) -
     let cache = &own::thread().place;
     let cached = cache.get();
     if cached.handle == handle && cached.epoch == epoch && cached.owner == owner {
-        return Look::At(cached.place());
+        return Look::At(cached.place);
     }
     let place = match process.contexts.find(handle) {
         Some(place) => place,
@@ -73,9 +86,7 @@ fn of_context(process: &'static Process, context: CUcontext, is_current: bool) -
         },
         None => return current(process),
     };
-    let Place { serial, gpu } = place;
-    let gpu = gpu.map_or(0, |gpu| u32::from(gpu) + 1);
-    cache.set(CachedPlace { owner, epoch, handle, serial, gpu });
+    cache.set(CachedPlace { owner, epoch, handle, place });
     Look::At(place)
 }
 
@@ -83,17 +94,12 @@ fn of_context(process: &'static Process, context: CUcontext, is_current: bool) -
 /// interoperation. A green context's is noted at the place of the primary context, which is charged.
 #[cold]
 fn adopt(process: &'static Process, context: CUcontext) -> Look {
-    let Some(ask) = real::cuCtxGetDevice.get() else { return Look::Nowhere };
-    let mut device: CUdevice = 0;
-    // SAFETY: a valid place for a device.
-    if unsafe { ask(&raw mut device) } != CUDA_SUCCESS {
-        return Look::Nowhere;
-    }
+    let Some(device) = current_device() else { return Look::Nowhere };
     let Some(gpu) = process.listed(device) else {
         // There is a context, but on a GPU that is unknown: as if the page did not name it.
         return Look::At(Place { serial: 0, gpu: None });
     };
-    let _one_at_a_time = process.primaries[primary_lock(device)].lock();
+    let _one_at_a_time = primary_lock(process, device);
     if let Some(place) = process.contexts.find(context.addr()) {
         return Look::At(place);
     }
@@ -109,100 +115,106 @@ fn adopt(process: &'static Process, context: CUcontext) -> Look {
         },
     };
     let Some(promise) = process.contexts.promise() else { return Look::Unnoted(gpu) };
-    let view = Context {
-        handle: context.addr(),
-        overhead_bytes: 0,
-        place,
-        local: Local::default(),
-        users: 1,
-        primary_of: None,
-        is_view: true,
-    };
-    process.contexts.insert(promise, view, |stale| give_back(process, &stale));
+    let view = Context { is_view: true, ..Context::new(context.addr(), place) };
+    remember(process, promise, view);
     Look::At(place)
 }
 
 /// Whether the current context is a green context's: so its default stream's is.
 fn is_view() -> bool {
-    let Some(ask) = real::cuStreamGetGreenCtx.get() else { return false };
-    let mut green: CUgreenCtx = ptr::null_mut();
     // SAFETY: the default stream of the current context, and a valid place for a handle.
-    (unsafe { ask(ptr::null_mut(), &raw mut green) }) == CUDA_SUCCESS && !green.is_null()
+    let green = real::cuStreamGetGreenCtx
+        .ask(ptr::null_mut(), |ask, green| unsafe { ask(ptr::null_mut(), green) });
+    green.is_ok_and(|green| !green.is_null())
 }
 
 /// Charges a context of a listed device, and remembers it.
 fn note(process: &'static Process, context: CUcontext, device: CUdevice, gpu: Option<u8>) -> Look {
     let Some(promise) = process.contexts.promise() else { return Look::Unnoted(gpu) };
-    let mut overhead_bytes = 0;
+    let mut noted = Context::new(context.addr(), Place { serial: 0, gpu });
+    noted.primary_of = (primary(device) == Some(context)).then_some(device);
     if let Some(gpu) = gpu {
-        overhead_bytes = process.account.shares().context_overhead(usize::from(gpu));
-        let charged = quota::reserve(process, gpu, overhead_bytes)
-            .and_then(|overhead| Ok(overhead.commit(overhead_bytes, Kind::Overhead)?));
-        if let Err(refused) = charged {
-            return Look::Refused(refused);
+        noted.overhead_bytes = process.account.shares().context_overhead(usize::from(gpu));
+        match quota::reserve(process, gpu, noted.overhead_bytes) {
+            // What was reserved, which never fails.
+            Ok(overhead) => _ = overhead.commit(noted.overhead_bytes, Kind::Overhead),
+            Err(refused) => return Look::Refused(refused),
         }
     }
-    let context = Context {
-        handle: context.addr(),
-        overhead_bytes,
-        place: Place { serial: 0, gpu },
-        local: Local::default(),
-        users: 1,
-        primary_of: (primary(device) == Some(context)).then_some(device),
-        is_view: false,
-    };
-    if let Some(gpu) = gpu {
-        quota::report_context(process, gpu);
-    }
-    let made = process.contexts.insert(promise, context, |stale| give_back(process, &stale));
-    Look::At(made.place)
-}
-
-/// Which of [`Process::primaries`] serialises `device`.
-pub(crate) fn primary_lock(device: CUdevice) -> usize {
-    usize::try_from(device).unwrap_or(0) % PRIMARIES
-}
-
-/// Whether `device` has a live primary context.
-pub(crate) fn primary_is_active(device: CUdevice) -> bool {
-    let Some(ask) = real::cuDevicePrimaryCtxGetState.get() else { return false };
-    let (mut flags, mut active) = (0, 0 as c_int);
-    // SAFETY: valid places for both answers.
-    (unsafe { ask(device, &raw mut flags, &raw mut active) }) == CUDA_SUCCESS && active != 0
+    Look::At(remember(process, promise, noted).place)
 }
 
 /// The primary context's handle while it is active, which only a retain tells; an active one's retain
 /// and release change nothing.
 pub(crate) fn primary(device: CUdevice) -> Option<CUcontext> {
-    let release =
-        real::cuDevicePrimaryCtxRelease_v2.get().or_else(|| real::cuDevicePrimaryCtxRelease.get());
-    let (retain, release) = (real::cuDevicePrimaryCtxRetain.get()?, release?);
+    let release = real::cuDevicePrimaryCtxRelease_v2
+        .get()
+        .or_else(|| real::cuDevicePrimaryCtxRelease.get())?;
     if !primary_is_active(device) {
         return None;
     }
-    let mut primary: CUcontext = ptr::null_mut();
-    // SAFETY: a valid place for a handle; what was retained is released.
-    unsafe {
-        if retain(&raw mut primary, device) != CUDA_SUCCESS {
-            return None;
-        }
-        release(device);
-    }
+    // SAFETY: a valid place for a handle.
+    let primary = real::cuDevicePrimaryCtxRetain
+        .ask(ptr::null_mut(), |retain, primary| unsafe { retain(primary, device) })
+        .ok()?;
+    // SAFETY: it was retained.
+    unsafe { release(device) };
     Some(primary)
 }
 
-/// The device of a context.
+pub(crate) fn primary_is_active(device: CUdevice) -> bool {
+    let mut flags = 0;
+    // SAFETY: valid places for both answers.
+    let active = real::cuDevicePrimaryCtxGetState
+        .ask(0, |ask, active| unsafe { ask(device, &raw mut flags, active) });
+    active.is_ok_and(|active| active != 0)
+}
+
+#[inline]
+pub(crate) fn current_context() -> Option<CUcontext> {
+    // SAFETY: a valid place for a handle.
+    let context =
+        real::cuCtxGetCurrent.ask(ptr::null_mut(), |ask, context| unsafe { ask(context) });
+    context.ok().filter(|context| !context.is_null())
+}
+
+/// The context of a stream that is not a default one, which is the current one's.
+pub(crate) fn context_of(stream: Stream) -> Option<CUcontext> {
+    if stream.is_default() {
+        return None;
+    }
+    // SAFETY: the caller's stream, and a valid place for a handle. Allowed while capturing.
+    let context = real::cuStreamGetCtx
+        .ask(ptr::null_mut(), |ask, context| unsafe { ask(stream.handle(), context) });
+    context.ok().filter(|context| !context.is_null())
+}
+
+pub(crate) fn current_device() -> Option<CUdevice> {
+    // SAFETY: a valid place for a device.
+    real::cuCtxGetDevice.ask(0, |ask, device| unsafe { ask(device) }).ok()
+}
+
 pub(crate) fn device_of(context: CUcontext) -> Option<CUdevice> {
-    let (push, pop) = (real::cuCtxPushCurrent_v2.get()?, real::cuCtxPopCurrent_v2.get()?);
-    let ask = real::cuCtxGetDevice.get()?;
-    let (mut device, mut popped): (CUdevice, CUcontext) = (0, ptr::null_mut());
-    // SAFETY: a context of the application's, current for as long as it is asked, and valid places.
-    unsafe {
-        if push(context) != CUDA_SUCCESS {
-            return None;
+    let pushed = Pushed::new(context);
+    if pushed.0 { current_device() } else { None }
+}
+
+/// While it lives, a context is current; the one before stays if it is null.
+pub(crate) struct Pushed(bool);
+
+impl Pushed {
+    pub(crate) fn new(context: CUcontext) -> Self {
+        let push = real::cuCtxPushCurrent_v2.get().filter(|_| !context.is_null());
+        // SAFETY: a context that the driver or the application has named.
+        Self(push.is_some_and(|push| unsafe { push(context) } == CUDA_SUCCESS))
+    }
+}
+
+impl Drop for Pushed {
+    fn drop(&mut self) {
+        if self.0 {
+            // SAFETY: what was pushed, and a valid place for a handle.
+            let _ = real::cuCtxPopCurrent_v2.ask(ptr::null_mut(), |pop, top| unsafe { pop(top) });
         }
-        let result = ask(&raw mut device);
-        pop(&raw mut popped);
-        (result == CUDA_SUCCESS).then_some(device)
     }
 }

@@ -3,9 +3,11 @@
 
 use crate::allocations::{Allocation, Allocations};
 use crate::gpus;
+use crate::list::Full;
 use crate::log::{Reason, Throttle, now_ns};
 use crate::spin::sleep_us;
 use crate::state::{NO_UUID, Observed, Process};
+use crate::thread::{Answer, Call};
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 use tessera_cuda::types::{CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_OUT_OF_MEMORY, CUresult};
@@ -126,19 +128,16 @@ pub(crate) fn reserve_if_room(
     process.account.try_reserve(usize::from(gpu), bytes).ok()
 }
 
-/// As [`reserve`], for a request whose size the driver settles: `worst` if there is room for it
-/// now, else at least `least`.
+/// As [`reserve`], for `name`, which is told what was `asked` for where that is refused.
 #[inline]
-pub(crate) fn reserve_between(
+pub(crate) fn reserve_for(
     process: &'static Process,
     gpu: u8,
-    worst: u64,
-    least: u64,
-) -> Result<Reservation<'static>, Refused> {
-    if least >= worst {
-        return reserve(process, gpu, worst);
-    }
-    reserve(process, gpu, if worst <= room(process, gpu) { worst } else { least })
+    bytes: u64,
+    name: &str,
+    asked: Asked,
+) -> Result<Reservation<'static>, CUresult> {
+    reserve(process, gpu, bytes).map_err(|refused| refuse(process, name, asked, &refused))
 }
 
 /// Gives back bytes that the driver has released.
@@ -157,6 +156,21 @@ pub(crate) fn give_back(process: &'static Process, allocation: Allocation) {
     }
 }
 
+/// Remembers `allocation` in `map`. What was there is gone, though we saw no free: the driver gave the address
+/// again.
+#[inline]
+pub(crate) fn remember(
+    process: &'static Process,
+    map: &Allocations,
+    pointer: u64,
+    allocation: Allocation,
+) -> Result<(), Full> {
+    if let Some(stale) = map.insert(pointer, allocation)? {
+        give_back(process, stale);
+    }
+    Ok(())
+}
+
 /// Remembers `allocation` in `map` again, because the driver refused to free it.
 #[cold]
 pub(crate) fn keep(
@@ -165,16 +179,10 @@ pub(crate) fn keep(
     pointer: u64,
     allocation: Allocation,
 ) {
-    match map.insert(pointer, allocation) {
-        Ok(None) => {}
+    // Without memory for the map it stays charged, which is the safe side.
+    if let Ok(Some(newer)) = map.insert(pointer, allocation) {
         // Another thread got the address meanwhile, so the old allocation is gone after all.
-        Ok(Some(newer)) => {
-            if let Ok(Some(old)) = map.insert(pointer, newer) {
-                give_back(process, old);
-            }
-        }
-        // No memory for the map. It stays charged, which is the safe side.
-        Err(_full) => {}
+        let _ = remember(process, map, pointer, newer);
     }
 }
 
@@ -185,23 +193,16 @@ pub(crate) fn insist(
     process: &'static Process,
     gpu: u8,
     bytes: u64,
-    call: &impl Fn() -> CUresult,
-) -> CUresult {
-    let result = call();
-    if result == CUDA_ERROR_OUT_OF_MEMORY {
-        refused_by_driver(process, gpu, bytes, call)
-    } else {
-        result
+    call: &(impl Fn() -> Answer + ?Sized),
+) -> Answer {
+    match call() {
+        Err(CUDA_ERROR_OUT_OF_MEMORY) => refused_by_driver(process, gpu, bytes, &|| call()),
+        answer => answer,
     }
 }
 
 #[cold]
-fn refused_by_driver(
-    process: &'static Process,
-    gpu: u8,
-    bytes: u64,
-    call: &impl Fn() -> CUresult,
-) -> CUresult {
+fn refused_by_driver(process: &'static Process, gpu: u8, bytes: u64, call: Call<'_>) -> Answer {
     let account = &process.account;
     // Nobody has looked for the dead while the quota had room.
     account.recover_dead(usize::from(gpu));
@@ -224,10 +225,10 @@ fn refused_by_driver(
         let patience = patience();
         sleep_us(wait_us);
         wait_us = (wait_us * 2).min(8_000);
-        let result = call();
-        if result != CUDA_ERROR_OUT_OF_MEMORY {
+        let answer = call();
+        if answer != Err(CUDA_ERROR_OUT_OF_MEMORY) {
             FULL_SINCE.store(0, Ordering::Relaxed);
-            return result;
+            return answer;
         }
         if now_ns().saturating_sub(began) >= patience {
             break;
@@ -254,7 +255,7 @@ fn refused_by_driver(
     if DRIVER_EVENTS.allows(now_ns(), EVENT_NS) {
         process.tell(Some(event(EventKind::DriverRefused, Some(gpu), bytes)));
     }
-    CUDA_ERROR_OUT_OF_MEMORY
+    Err(CUDA_ERROR_OUT_OF_MEMORY)
 }
 
 /// The least limit of GPU memory, bytes, that somebody else gave this container's cgroup, as it was when first asked: from
@@ -296,41 +297,23 @@ fn least_limit(text: &[u8]) -> Option<u64> {
 /// number, which pools, pages and alignment make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Asked {
-    /// So many bytes.
     Bytes(u64),
     /// A context, by its own call or by one that needs one.
     Context,
 }
 
-impl Asked {
-    /// As [`Asked`] displays itself, where it would take `taken` bytes of the quota.
-    fn taking(self, taken: u64) -> Wanted {
-        Wanted { asked: self, taken }
-    }
-
-    fn bytes(self) -> u64 {
-        match self {
-            Self::Bytes(bytes) => bytes,
-            Self::Context => 0,
-        }
-    }
-}
-
-/// See [`Asked::taking`].
-struct Wanted {
-    asked: Asked,
-    taken: u64,
-}
+/// The same, and the bytes of the quota that it would take.
+struct Wanted(Asked, u64);
 
 impl fmt::Display for Wanted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let taken = Size(self.taken);
-        match self.asked {
+        let taken = Size(self.1);
+        match self.0 {
             Asked::Context => write!(f, "a context, which takes {taken:.3}"),
             Asked::Bytes(bytes) => {
                 write!(f, "{:.3}", Size(bytes))?;
                 // Where the two read alike, the second is of no use.
-                match self.taken > crate::memory::footprint(bytes) {
+                match self.1 > crate::memory::footprint(bytes) {
                     true => write!(f, ", for which the driver would take {taken:.3}"),
                     false => Ok(()),
                 }
@@ -349,7 +332,7 @@ pub(crate) fn refuse(
 ) -> CUresult {
     let uuid = process.account.shares().uuid(refused.gpu);
     let [used, limit] = [refused.used(), refused.limit].map(Size);
-    let wanted = asked.taking(refused.bytes);
+    let wanted = Wanted(asked, refused.bytes);
     match refused.reason {
         account::Reason::OverQuota if refused.overhead > 0 => OVER_QUOTA.say(format_args!(
             "out of memory: {name} asks for {wanted}, and this container has {used:.3} of its \
@@ -396,23 +379,24 @@ pub(crate) fn report_context(process: &'static Process, gpu: u8) {
 pub(crate) fn refuse_unlisted(process: &'static Process, name: &str, asked: Asked) -> CUresult {
     let listed = process.account.shares().uuid(0);
     let others = if process.account.shares().gpu_count() > 1 { " and others" } else { "" };
-    let (result, trouble) = match asked {
-        Asked::Context => (CUDA_ERROR_INVALID_DEVICE, "invalid device"),
-        Asked::Bytes(_) => (CUDA_ERROR_OUT_OF_MEMORY, "out of memory"),
+    let say = |what: fmt::Arguments<'_>| {
+        UNLISTED.say(format_args!(
+            "{what} on a GPU that this container sees but was not given; it was given {listed}{others}: leave the \
+             choice to CUDA_VISIBLE_DEVICES, or use only what was given"
+        ));
     };
-    let on = "a GPU that this container sees but was not given";
-    let advice = "leave the choice to CUDA_VISIBLE_DEVICES, or use only what was given";
-    match asked {
-        Asked::Context => UNLISTED.say(format_args!(
-            "{trouble}: {name} asks for a context on {on}; it was given {listed}{others}: {advice}"
-        )),
-        Asked::Bytes(bytes) => UNLISTED.say(format_args!(
-            "{trouble}: {name} asks for {:.3} on {on}; it was given {listed}{others}: {advice}",
-            Size(bytes)
-        )),
-    }
+    let (result, bytes) = match asked {
+        Asked::Context => {
+            say(format_args!("invalid device: {name} asks for a context"));
+            (CUDA_ERROR_INVALID_DEVICE, 0)
+        }
+        Asked::Bytes(bytes) => {
+            say(format_args!("out of memory: {name} asks for {:.3}", Size(bytes)));
+            (CUDA_ERROR_OUT_OF_MEMORY, bytes)
+        }
+    };
     if OVER_QUOTA_EVENTS.allows(now_ns(), EVENT_NS) {
-        process.tell(Some(event(EventKind::OverQuota, None, asked.bytes())));
+        process.tell(Some(event(EventKind::OverQuota, None, bytes)));
     }
     result
 }
@@ -449,8 +433,6 @@ impl View {
     pub(crate) fn of(observed: Observed, gpu: Option<u8>, real_total: u64) -> Self {
         if let Observed::AsProcess(process) = observed {
             process.shares.look_again(process);
-        }
-        if let Observed::AsProcess(process) = observed {
             process.pools.settle_freed(process, false);
         }
         match gpu.map(usize::from) {
@@ -462,7 +444,6 @@ impl View {
         }
     }
 
-    /// Both together.
     pub(crate) fn plus(self, other: Self) -> Self {
         // Free memory of one does not count for the other.
         let taken = self.used().saturating_add(other.used());
@@ -490,7 +471,7 @@ mod tests {
 
     #[test]
     fn a_request_is_named_as_the_application_asked_it() {
-        let text = |asked: Asked, taken| asked.taking(taken).to_string();
+        let text = |asked, taken| Wanted(asked, taken).to_string();
         assert_eq!(text(Asked::Bytes(200 << 20), 200 << 20), "200 MiB");
         assert_eq!(
             text(Asked::Bytes(3_000_000), 4 << 20),

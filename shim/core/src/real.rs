@@ -1,15 +1,20 @@
-//! Typed pointers to the driver's own functions.
+//! Typed pointers to the driver's own functions, and where they come from.
+//!
+//! There is no NEEDED entry for a driver library: the shim sits in processes that never use a GPU.
+//! A library is looked for when a lookup asks for one of its hooked names, and loaded when a hook is
+//! called before anything loaded it. Once found it is pinned, because real pointers point into it.
 //!
 //! Every hooked variant has its own [`Real`], because variants of one function differ (a `_ptsz`
 //! twin launches into another stream). A pointer that the driver does not have stays null, and only
 //! that one export answers "not found"; the others are untouched.
 #![allow(non_upper_case_globals, missing_docs, reason = "statics carry the driver's own names")]
 
-use crate::driver;
-use crate::work::kind::Work;
+use crate::libdl;
+use crate::resolve::real_dlsym;
+use crate::work::kind::{Kind, Work, work_of};
 use core::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
 use core::marker::PhantomData;
-use core::sync::atomic::{AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use tessera_cuda::nvml::*;
 use tessera_cuda::types::*;
 
@@ -17,9 +22,7 @@ use tessera_cuda::types::*;
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Library {
-    /// libcuda.so.1
     Cuda,
-    /// libnvidia-ml.so.1
     Nvml,
 }
 
@@ -39,13 +42,11 @@ pub struct Symbol {
 unsafe impl Sync for Symbol {}
 
 impl Symbol {
-    /// The exported name.
     pub fn name(&self) -> &'static CStr {
         // SAFETY: `Real::at` was given a CStr that lives forever.
         unsafe { CStr::from_ptr(self.name) }
     }
 
-    /// Whose it is.
     pub fn library(&self) -> Library {
         self.library
     }
@@ -53,12 +54,8 @@ impl Symbol {
     /// The driver's own export; null before the driver is loaded, and where it has none.
     #[inline(always)]
     pub fn pointer(&self) -> *mut c_void {
-        // Acquire: pairs with the Release in `set`, so that the library it points into is mapped.
+        // Acquire: pairs with the Release in `bind`, so that the library it points into is mapped.
         self.pointer.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn set(&self, pointer: *mut c_void) {
-        self.pointer.store(pointer, Ordering::Release);
     }
 
     /// As [`Symbol::pointer`], looking for the library, and loading it, when it is asked for first.
@@ -70,9 +67,56 @@ impl Symbol {
 
     #[cold]
     fn find(&self) -> *mut c_void {
-        driver::bind(self.library, driver::Wanted::Load);
+        bind(self.library, Wanted::Load);
         self.pointer()
     }
+}
+
+/// How far to go for a library.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// Only if the process has it already.
+    IfLoaded,
+    /// Load it: a hook was called.
+    Load,
+}
+
+/// Release-stored once every symbol of the library has its pointer.
+static CUDA_BOUND: AtomicBool = AtomicBool::new(false);
+static NVML_BOUND: AtomicBool = AtomicBool::new(false);
+
+/// Binds all symbols of `library`; false where it is not loaded (and not `wanted` enough) or absent.
+///
+/// Racing threads bind the same pointers twice, which is harmless.
+pub(crate) fn bind(library: Library, wanted: Wanted) -> bool {
+    let (bound, soname) = match library {
+        Library::Cuda => (&CUDA_BOUND, c"libcuda.so.1"),
+        Library::Nvml => (&NVML_BOUND, c"libnvidia-ml.so.1"),
+    };
+    if bound.load(Ordering::Acquire) {
+        return true;
+    }
+    let Some(dlsym) = real_dlsym() else { return false };
+    // Pinned for the life of the process.
+    let open = |flags: c_int| {
+        let flags = libc::RTLD_LAZY | libc::RTLD_NODELETE | flags;
+        // SAFETY: a NUL-terminated name; the driver's constructors are what the host asked for.
+        unsafe { libdl::dlopen(soname.as_ptr(), flags) }
+    };
+    let mut handle = open(libc::RTLD_NOLOAD);
+    if handle.is_null() && wanted == Wanted::Load {
+        handle = open(0);
+    }
+    if handle.is_null() {
+        return false;
+    }
+    for symbol in symbols(library) {
+        // SAFETY: a live handle and a NUL-terminated name; the real dlsym has no other demands.
+        let pointer = unsafe { dlsym(handle, symbol.name) };
+        symbol.pointer.store(pointer, Ordering::Release);
+    }
+    bound.store(true, Ordering::Release);
+    true
 }
 
 /// A driver function of type `F`.
@@ -101,7 +145,7 @@ impl<F: Copy> Real<F> {
     pub const unsafe fn at(name: &'static CStr, library: Library, pointer: *mut c_void) -> Self {
         const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
         let (name, pointer) = (name.as_ptr(), AtomicPtr::new(pointer));
-        let symbol = Symbol { name, library, pointer, work: Work::none("legacy") };
+        let symbol = Symbol { name, library, pointer, work: Work::NONE };
         Self { symbol, signature: PhantomData }
     }
 
@@ -111,7 +155,6 @@ impl<F: Copy> Real<F> {
         self
     }
 
-    /// The untyped part.
     pub const fn symbol(&self) -> &Symbol {
         &self.symbol
     }
@@ -136,13 +179,31 @@ impl<F: Copy> Real<F> {
             self.bound()
         })
     }
+
+    /// What the driver says when `call` asks it for something: `place` is where it writes.
+    ///
+    /// # Errors
+    /// The driver's own; `CUDA_ERROR_NOT_SUPPORTED` where it has no such function.
+    #[inline]
+    pub(crate) fn ask<T>(
+        &self,
+        mut place: T,
+        call: impl FnOnce(F, *mut T) -> c_int,
+    ) -> Result<T, c_int> {
+        let function = self.get().ok_or(CUDA_ERROR_NOT_SUPPORTED)?;
+        // NVML's success is 0, too.
+        match call(function, &raw mut place) {
+            CUDA_SUCCESS => Ok(place),
+            error => Err(error),
+        }
+    }
 }
 
 /// Statics of one section, which [`symbols`] goes through: lists of pointers to them would be a quarter
 /// of the shim's relocations.
 macro_rules! real {
     ($library:ident $name:ident ($($arg:ident : $ty:ty),* $(,)?) -> $result:ty) => {
-        real!($library $name ($($arg : $ty),*) -> $result, Work::none("legacy"));
+        real!($library $name ($($arg : $ty),*) -> $result, Work::NONE);
     };
     ($library:ident $name:ident ($($arg:ident : $ty:ty),* $(,)?) -> $result:ty, $work:expr) => {
         // Used: they are set through the section alone, of which the optimiser knows nothing. It would
@@ -164,18 +225,11 @@ macro_rules! cuda {
     ($($class:ident $body:ident { $($export:ident @ $since:literal $flavour:ident),+ $(,)? } $args:tt;)*) => {
         $($(cuda!(@one $class $body $export $flavour $args);)+)*
     };
-    (@one work $body:ident $export:ident $flavour:ident ($($arg:ident : $ty:ty),*)) => {
-        real!(Cuda $export ($($arg : $ty),*) -> CUresult, Work::of(
-            stringify!($body),
-            stringify!($flavour),
-            &[$((stringify!($arg), stringify!($ty))),*],
-        ));
+    (@one work $body:ident $export:ident $flavour:ident $args:tt) => {
+        real!(Cuda $export $args -> CUresult, work_of!($body $flavour $args));
     };
     (@one $class:ident $body:ident $export:ident $flavour:ident $args:tt) => {
-        cuda!(@plain $export $flavour $args);
-    };
-    (@plain $export:ident $flavour:ident ($($arg:ident : $ty:ty),*)) => {
-        real!(Cuda $export ($($arg : $ty),*) -> CUresult, Work::none(stringify!($flavour)));
+        real!(Cuda $export $args -> CUresult);
     };
 }
 tessera_cuda::for_each_hook!(cuda);
@@ -198,7 +252,7 @@ unsafe extern "C" {
 }
 
 /// Every symbol of `library` that this program has a use for.
-pub(crate) fn symbols(library: Library) -> impl Iterator<Item = &'static Symbol> {
+fn symbols(library: Library) -> impl Iterator<Item = &'static Symbol> {
     let (first, end) = (&raw const FIRST, &raw const END);
     let count = (end.addr() - first.addr()) / size_of::<Symbol>();
     // SAFETY: the linker puts these around the section, which `real!` alone fills, with statics that
@@ -258,7 +312,6 @@ asked! { Cuda CUresult;
     cuStreamGetCtx (stream: CUstream, ctx: *mut CUcontext);
     cuStreamGetGreenCtx (stream: CUstream, green: *mut CUgreenCtx);
     cuStreamIsCapturing (stream: CUstream, status: *mut c_int);
-    cuStreamIsCapturing_ptsz (stream: CUstream, status: *mut c_int);
     cuStreamWriteValue64_v2
         (stream: CUstream, address: CUdeviceptr, value: u64, flags: c_uint);
     cuThreadExchangeStreamCaptureMode (mode: *mut c_int);

@@ -9,7 +9,7 @@
 //! Nothing runs when a thread ends. Its record is recognised by its dead thread id, and taken back
 //! when a new thread needs one.
 
-use crate::pages;
+use crate::pages::{CHUNK, Chunks, Zeroed};
 use crate::spin::Spin;
 use crate::state::Process;
 use core::mem::offset_of;
@@ -49,6 +49,8 @@ pub struct Record {
     pub(crate) solo_kept: AtomicU16,
 }
 const _: () = assert!(offset_of!(Record, flown) <= 64);
+// SAFETY: atomic numbers and pointers.
+unsafe impl Zeroed for Record {}
 
 /// Streams of a thread whose launches are counted apart, so that one that takes turns need not mark each.
 pub(crate) const STREAMS: usize = 4;
@@ -98,7 +100,6 @@ impl Flown {
 }
 
 impl Record {
-    /// The owner's thread id.
     pub(crate) fn tid(&self) -> u32 {
         self.tid.load(Ordering::Relaxed)
     }
@@ -131,12 +132,6 @@ pub(crate) struct Owner {
     pub(crate) has_membarrier: bool,
 }
 
-/// Records per page-sized chunk.
-const CHUNK: usize = 64;
-/// Most chunks: 16384 launching threads at the same time.
-const CHUNKS: usize = 256;
-
-/// All records of the process.
 #[derive(Debug)]
 pub struct Records {
     pool: Spin<Pool>,
@@ -144,7 +139,8 @@ pub struct Records {
 
 #[derive(Debug)]
 struct Pool {
-    chunks: [*mut Record; CHUNKS],
+    /// 16384 launching threads at the same time.
+    chunks: Chunks<Record, 256>,
     /// Records ever handed out; those below may be free again.
     used: usize,
     /// Records below `used` that were given back.
@@ -155,21 +151,11 @@ struct Pool {
     shards: u32,
 }
 
-// SAFETY: the pointers are to memory that the pool owns and never unmaps.
-unsafe impl Send for Pool {}
-
-impl Default for Records {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Records {
-    /// No records yet.
     pub const fn new() -> Self {
         Self {
             pool: Spin::new(Pool {
-                chunks: [ptr::null_mut(); CHUNKS],
+                chunks: Chunks::new(),
                 used: 0,
                 free: 0,
                 sweep_at: CHUNK,
@@ -207,10 +193,7 @@ impl Records {
         record.tid.store(own_tid(), Ordering::Release);
         Some(record)
     }
-}
 
-/// What who moves the gate does to all threads' records.
-impl Records {
     /// Has all threads that may look at the gate without a call look at `gate`, those that come later
     /// too. `current` is what [`Owner::gate`] is.
     pub(crate) fn redirect(
@@ -222,7 +205,7 @@ impl Records {
         let pool = self.pool.lock();
         current.store(gate, Ordering::Relaxed);
         let last = u16::try_from(LAUNCH_SHARDS - 1).unwrap_or(u16::MAX);
-        for record in pool.each().filter(|record| record.tid.load(Ordering::Relaxed) != 0) {
+        for record in pool.each().filter(|record| record.tid() != 0) {
             if has_membarrier && record.shard.load(Ordering::Relaxed) < last {
                 record.gate.store(gate, Ordering::Relaxed);
             }
@@ -238,7 +221,7 @@ impl Records {
                 if index >= pool.used {
                     return;
                 }
-                pool.at(index)
+                pool.chunks.at(index)
             };
             let Some(record) = record else { continue };
             for flown in record.flown.iter().filter(|flown| flown.unmarked() != 0) {
@@ -288,7 +271,7 @@ impl Records {
     pub(crate) fn busy_from(&self, from: usize) -> Option<usize> {
         let pool = self.pool.lock();
         let is_busy = |record: &Record| record.busy.load(Ordering::Acquire) != 0;
-        (from..pool.used).find(|&index| pool.at(index).is_some_and(is_busy))
+        (from..pool.used).find(|&index| pool.chunks.at(index).is_some_and(is_busy))
     }
 
     /// Lowers the flags that ended threads have left up.
@@ -299,33 +282,17 @@ impl Records {
 
 impl Pool {
     fn each(&self) -> impl Iterator<Item = &'static Record> {
-        (0..self.used).filter_map(|index| self.at(index))
-    }
-
-    fn at(&self, index: usize) -> Option<&'static Record> {
-        let chunk = NonNull::new(*self.chunks.get(index / CHUNK)?)?;
-        // SAFETY: a chunk holds CHUNK records, zeroed when mapped, and is never unmapped.
-        Some(unsafe { &*chunk.as_ptr().add(index % CHUNK) })
+        (0..self.used).filter_map(|index| self.chunks.at(index))
     }
 
     fn reuse(&mut self) -> Option<&'static Record> {
-        let found = (0..self.used)
-            .filter_map(|index| self.at(index))
-            .find(|record| record.tid.load(Ordering::Relaxed) == 0)?;
+        let found = self.each().find(|record| record.tid() == 0)?;
         self.free -= 1;
         Some(found)
     }
 
     fn grow(&mut self) -> Option<&'static Record> {
-        let slot = self.chunks.get_mut(self.used / CHUNK)?;
-        if slot.is_null() {
-            let bytes = CHUNK * size_of::<Record>();
-            let chunk = pages::map(bytes)?;
-            // Where the kernel cannot do it, `state` clears the thread's pointer in the child.
-            pages::wipe_on_fork(chunk, bytes);
-            *slot = chunk.as_ptr().cast();
-        }
-        let record = self.at(self.used)?;
+        let record = self.chunks.grow(self.used)?;
         self.used += 1;
         Some(record)
     }
@@ -333,8 +300,8 @@ impl Pool {
     /// Frees the records of threads that ended.
     fn sweep(&mut self) {
         for index in 0..self.used {
-            let Some(record) = self.at(index) else { continue };
-            let tid = record.tid.load(Ordering::Relaxed);
+            let Some(record) = self.chunks.at(index) else { continue };
+            let tid = record.tid();
             if tid != 0 && !alive(tid) {
                 // The last shard is everybody's; its bit is never set.
                 self.shards &= !(1 << record.shard.load(Ordering::Relaxed));
@@ -389,10 +356,6 @@ mod tests {
         records.claim(owner).expect("a record")
     }
 
-    fn has_own_counter(record: &Record) -> bool {
-        !record.gate.load(Ordering::Relaxed).is_null()
-    }
-
     #[test]
     fn living_threads_share_no_record_and_only_the_last_counter() {
         const THREADS: usize = 3 * CHUNK;
@@ -404,7 +367,7 @@ mod tests {
                     let record = claim(&records);
                     let launches = record.launches.load(Ordering::Relaxed).addr();
                     let address = ptr::from_ref(record).addr();
-                    claimed.lock().push((address, launches, has_own_counter(record)));
+                    claimed.lock().push((address, launches, record.is_hot()));
                     all_claimed.wait();
                 });
             }
@@ -424,7 +387,7 @@ mod tests {
         let records = Records::new();
         for round in 0..20 * CHUNK {
             let own = std::thread::scope(|scope| {
-                scope.spawn(|| has_own_counter(claim(&records))).join().expect("it ended")
+                scope.spawn(|| claim(&records).is_hot()).join().expect("it ended")
             });
             if round % CHUNK == 0 {
                 assert!(own, "a counter of its own again in round {round}");

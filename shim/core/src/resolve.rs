@@ -7,10 +7,10 @@
 //! `dlopen(NULL)`) finds the shim's own export even where no driver is loaded. Then what counts is
 //! what that lookup would have found without the shim.
 
-use crate::driver::{self, Wanted};
 use crate::libdl;
 use crate::loaded;
-use crate::real::Symbol;
+use crate::real::{self, Symbol, Wanted};
+use crate::thread::{Answer, Call};
 use core::ffi::{CStr, c_char, c_void};
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
@@ -123,7 +123,7 @@ pub fn find(exports: &'static [Export], name: &CStr) -> Option<&'static Export> 
 pub unsafe fn answer(export: &Export, handle: *mut c_void, caller: *const c_void) -> *mut c_void {
     let Some(dlsym) = real_dlsym() else { return ptr::null_mut() };
     let name = export.symbol().name().as_ptr();
-    driver::bind(export.symbol().library(), Wanted::IfLoaded);
+    real::bind(export.symbol().library(), Wanted::IfLoaded);
 
     if handle != libc::RTLD_NEXT {
         // SAFETY: the caller's own arguments.
@@ -162,9 +162,23 @@ pub unsafe fn answer(export: &Export, handle: *mut c_void, caller: *const c_void
     core::hint::black_box(unsafe { dlsym(libc::RTLD_NEXT, name) })
 }
 
-/// Replaces a pointer that the driver's `cuGetProcAddress` answered, if it is a hooked export.
-/// The *pointer* says which variant the driver chose for the caller's version and flags.
-pub(crate) fn route(exports: &'static [Export], found: *mut c_void) -> *mut c_void {
+/// `cuGetProcAddress` of either version (CUDA Driver API, "Driver Entry Point Access"): the driver answers, with
+/// the caller's version and flags; only the pointer is replaced by the hook of the export that it is.
+///
+/// # Safety
+/// `call` writes to `pfn`, unless that is null.
+pub unsafe fn lookup(exports: &'static [Export], call: Call<'_>, pfn: *mut *mut c_void) -> Answer {
+    call()?;
+    // SAFETY: null, or the driver has just written it.
+    if let Some(pfn) = unsafe { pfn.as_mut() } {
+        *pfn = route(exports, *pfn);
+    }
+    Ok(())
+}
+
+/// Replaces a pointer that the driver answered, if it is a hooked export. The *pointer* says which
+/// variant the driver chose for the caller's version and flags.
+fn route(exports: &'static [Export], found: *mut c_void) -> *mut c_void {
     exports
         .iter()
         .find(|export| !found.is_null() && export.symbol().pointer() == found)
@@ -174,7 +188,6 @@ pub(crate) fn route(exports: &'static [Export], found: *mut c_void) -> *mut c_vo
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::real;
 
     static HOOK: u8 = 0;
     crate::exports!("tessera_tested_exports" real::cuInit => HOOK);

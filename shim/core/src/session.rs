@@ -23,22 +23,44 @@ pub struct Session {
     attempts: Throttle,
 }
 
-/// A connection on a descriptor that is ours as long as nobody has taken its number.
+/// A file of ours, on a descriptor that is ours as long as nobody has taken its number.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Socket {
+pub(crate) struct Kept {
     fd: c_int,
     device: libc::dev_t,
     inode: libc::ino_t,
 }
 
-impl Default for Session {
-    fn default() -> Self {
-        Self::new()
+impl Kept {
+    /// Keeps `low`, which is the caller's, out of the range that hosts use by number, or there where the limit is
+    /// low.
+    pub(crate) fn keep(low: c_int) -> Option<Self> {
+        // SAFETY: no pointers.
+        let high = unsafe { libc::fcntl(low, libc::F_DUPFD_CLOEXEC, LOWEST_FD) };
+        if high >= 0 {
+            // SAFETY: the caller's descriptor, of which `high` is the copy we keep.
+            unsafe { libc::close(low) };
+        }
+        let fd = if high >= 0 { high } else { low };
+        stat_of(fd).map(|stat| Self { fd, device: stat.st_dev, inode: stat.st_ino })
+    }
+
+    pub(crate) fn is_ours(&self) -> bool {
+        let is_same = |stat: libc::stat| (stat.st_dev, stat.st_ino) == (self.device, self.inode);
+        stat_of(self.fd).is_some_and(is_same)
+    }
+
+    /// Closes the number, behind which the caller has just found our file.
+    fn close(self) {
+        // SAFETY: by the caller's word our own file is behind it.
+        unsafe { libc::close(self.fd) };
     }
 }
 
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Socket(Kept);
+
 impl Session {
-    /// Not connected.
     pub const fn new() -> Self {
         Self { socket: Spin::new(None), attempts: Throttle::new() }
     }
@@ -80,9 +102,8 @@ impl Socket {
 
     /// Closes the socket, which the caller has just found to be ours.
     pub(crate) fn close(socket: &mut Option<Self>) {
-        if let Some(socket) = socket.take() {
-            // SAFETY: by the caller's word our own socket is behind this number.
-            unsafe { libc::close(socket.fd) };
+        if let Some(Self(socket)) = socket.take() {
+            socket.close();
         }
     }
 
@@ -94,19 +115,17 @@ impl Socket {
         if low < 0 {
             return None;
         }
-        let fd = lift(low);
+        let socket = Kept::keep(low)?;
         // SAFETY: `address` is an initialised sockaddr_un of which `length` bytes count.
-        let failed = unsafe { libc::connect(fd, (&raw const address).cast(), length) } != 0;
-        let socket = identify(fd).filter(|_| !failed);
-        if socket.is_none() {
-            // SAFETY: our own descriptor, made above, still unknown to anybody else.
-            unsafe { libc::close(fd) };
+        if unsafe { libc::connect(socket.fd, (&raw const address).cast(), length) } != 0 {
+            socket.close();
+            return None;
         }
-        socket
+        Some(Self(socket))
     }
 
     pub(crate) fn is_ours(self) -> bool {
-        identify(self.fd).is_some_and(|now| now.device == self.device && now.inode == self.inode)
+        self.0.is_ours()
     }
 
     /// Reads what the plugin said (nothing to act on yet) and whether it is still there.
@@ -116,7 +135,7 @@ impl Socket {
         for _ in 0..8 {
             // SAFETY: `packet` is valid for its length.
             let got = unsafe {
-                libc::recv(self.fd, packet.as_mut_ptr().cast(), packet.len(), libc::MSG_DONTWAIT)
+                libc::recv(self.0.fd, packet.as_mut_ptr().cast(), packet.len(), libc::MSG_DONTWAIT)
             };
             match got {
                 0 => return true,
@@ -156,29 +175,8 @@ impl Socket {
         }
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         // SAFETY: `packet` points to what lives until here.
-        let sent = unsafe { libc::sendmsg(self.fd, &raw const packet, flags) };
+        let sent = unsafe { libc::sendmsg(self.0.fd, &raw const packet, flags) };
         usize::try_from(sent).is_ok_and(|sent| sent == bytes.len())
-    }
-}
-
-/// A file of ours, on a descriptor that is ours as long as nobody has taken its number.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Kept {
-    fd: c_int,
-    device: libc::dev_t,
-    inode: libc::ino_t,
-}
-
-impl Kept {
-    /// Keeps `fd`, which is the caller's, out of the way of others.
-    pub(crate) fn keep(fd: c_int) -> Option<Self> {
-        let fd = lift(fd);
-        stat_of(fd).map(|stat| Self { fd, device: stat.st_dev, inode: stat.st_ino })
-    }
-
-    fn is_ours(&self) -> bool {
-        let is_same = |stat: libc::stat| (stat.st_dev, stat.st_ino) == (self.device, self.inode);
-        stat_of(self.fd).is_some_and(is_same)
     }
 }
 
@@ -198,19 +196,7 @@ fn address_of(path: &CStr) -> Option<(libc::sockaddr_un, libc::socklen_t)> {
     Some((address, libc::socklen_t::try_from(length).ok()?))
 }
 
-/// Moves a descriptor out of the range that hosts use by number; keeps it where the limit is low.
-fn lift(low: c_int) -> c_int {
-    // SAFETY: no pointers.
-    let high = unsafe { libc::fcntl(low, libc::F_DUPFD_CLOEXEC, LOWEST_FD) };
-    if high < 0 {
-        return low;
-    }
-    // SAFETY: our own descriptor, of which `high` is the copy we keep.
-    unsafe { libc::close(low) };
-    high
-}
-
-fn stat_of(fd: c_int) -> Option<libc::stat> {
+pub(crate) fn stat_of(fd: c_int) -> Option<libc::stat> {
     let mut stat = MaybeUninit::<libc::stat>::uninit();
     // SAFETY: `stat` is a valid place; fstat writes it when it returns 0.
     if unsafe { libc::fstat(fd, stat.as_mut_ptr()) } != 0 {
@@ -218,15 +204,6 @@ fn stat_of(fd: c_int) -> Option<libc::stat> {
     }
     // SAFETY: written, as just checked.
     Some(unsafe { stat.assume_init() })
-}
-
-fn identify(fd: c_int) -> Option<Socket> {
-    let stat = stat_of(fd)?;
-    (stat.st_mode & libc::S_IFMT == libc::S_IFSOCK).then_some(Socket {
-        fd,
-        device: stat.st_dev,
-        inode: stat.st_ino,
-    })
 }
 
 #[cfg(test)]
@@ -286,7 +263,7 @@ mod tests {
         let peer = accept(&listener);
         assert_eq!(receive(&peer), HELLO);
         assert_eq!(receive(&peer), WANT);
-        assert!(session.socket.lock().expect("connected").fd >= LOWEST_FD);
+        assert!(session.socket.lock().expect("connected").0.fd >= LOWEST_FD);
     }
 
     #[test]
@@ -296,13 +273,14 @@ mod tests {
         let session = Session::new();
         assert!(session.send(&path_in(&dir), HELLO, None));
         drop(accept(&listener));
-        let fd = session.socket.lock().expect("connected").fd;
+        let fd = session.socket.lock().expect("connected").0.fd;
         let file = tempfile::tempfile().expect("a file");
         // SAFETY: replaces the session's own descriptor, as a careless host would.
         assert_eq!(unsafe { libc::dup2(file.as_raw_fd(), fd) }, fd);
         assert!(!session.send(&path_in(&dir), HELLO, Some(WANT)), "one attempt a second");
         assert_eq!(file.metadata().expect("metadata").len(), 0, "nothing was written into it");
-        assert!(identify(fd).is_none(), "still the host's file, and open");
+        let mode = stat_of(fd).expect("still open").st_mode;
+        assert_eq!(mode & libc::S_IFMT, libc::S_IFREG, "still the host's file");
         // SAFETY: the test's own descriptor.
         assert_eq!(unsafe { libc::close(fd) }, 0);
     }

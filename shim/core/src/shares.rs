@@ -20,10 +20,11 @@
 
 use crate::allocations::Allocation;
 use crate::list::{Full, List};
-use crate::log::now_ns;
+use crate::log::{errno, now_ns, set_errno};
 use crate::pages::Zeroed;
 use crate::quota;
 use crate::real;
+use crate::session::stat_of;
 use crate::spin::Spin;
 use crate::state::Process;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -118,20 +119,12 @@ impl Export {
 
 /// What the kernel says of an open descriptor.
 fn identity(fd: i32) -> Option<(u64, u64)> {
-    let mut stat = core::mem::MaybeUninit::<libc::stat>::uninit();
-    let errno = crate::log::errno();
-    // SAFETY: a valid place for the answer; any number may be asked for.
-    let found = unsafe { libc::fstat(fd, stat.as_mut_ptr()) } == 0;
-    crate::log::set_errno(errno);
-    if !found {
-        return None;
-    }
-    // SAFETY: filled in, as fstat succeeded.
-    let stat = unsafe { stat.assume_init() };
-    Some((stat.st_dev, stat.st_ino))
+    let errno = errno();
+    let stat = stat_of(fd);
+    set_errno(errno);
+    stat.map(|stat| (stat.st_dev, stat.st_ino))
 }
 
-/// An exported device pointer.
 #[derive(Clone, Copy, Debug)]
 struct Exported {
     pointer: u64,
@@ -164,14 +157,13 @@ impl Imported {
     }
 }
 
-/// How large what begins at `pointer` is; 0 where the driver does not tell.
-fn size_at(pointer: u64) -> u64 {
-    let (mut base, mut bytes) = (0, 0);
-    if let Some(ask) = real::cuMemGetAddressRange_v2.get() {
-        // SAFETY: valid places for both answers.
-        unsafe { ask(&raw mut base, &raw mut bytes, pointer) };
-    }
-    u64::try_from(bytes).unwrap_or(0)
+/// Where the allocation begins that `pointer` is in, and its bytes.
+pub(crate) fn extent(pointer: u64) -> Option<(u64, u64)> {
+    let mut bytes = 0;
+    // SAFETY: valid places for both answers; any pointer may be asked for.
+    let base = real::cuMemGetAddressRange_v2
+        .ask(0, |ask, base| unsafe { ask(base, &raw mut bytes, pointer) });
+    base.ok().map(|base| (base, bytes as u64))
 }
 
 /// Bytes that the driver keeps for somebody else.
@@ -202,14 +194,7 @@ pub struct Shares {
     lingers: AtomicUsize,
 }
 
-impl Default for Shares {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Shares {
-    /// Nothing yet.
     pub const fn new() -> Self {
         Self {
             exported: Spin::new(List::new()),
@@ -342,7 +327,7 @@ impl Shares {
     /// An IPC handle was opened, which was marked before. A handle opened again in the same context
     /// gives the same pointer and counts (CUDA Driver API, `cuIpcOpenMemHandle`).
     pub(crate) fn opened(&self, process: &'static Process, pointer: u64, mark: u64, context: u32) {
-        let bytes = size_at(pointer);
+        let bytes = extent(pointer).map_or(0, |(_, bytes)| bytes);
         let mut imported = self.imported.lock();
         if let Some(known) = imported.iter_mut().find(|known| known.pointer == pointer) {
             if known.mark == mark {
@@ -359,7 +344,6 @@ impl Shares {
         let _ = imported.push(Imported::begin(process, pointer, bytes, mark, context));
     }
 
-    /// An IPC pointer was closed.
     pub(crate) fn closed(&self, process: &'static Process, pointer: u64) {
         let mut imported = self.imported.lock();
         let Some(at) = imported.iter().position(|known| known.pointer == pointer) else { return };

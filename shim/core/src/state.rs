@@ -19,7 +19,7 @@ use crate::attach::{self, Found, Pages, Sockets};
 use crate::cancel::Deferred;
 use crate::contexts::Contexts;
 use crate::gate::{self, local::Local};
-use crate::gpus::{Gpus, Listed};
+use crate::gpus::Gpus;
 use crate::graphs::Graphs;
 use crate::libdl;
 use crate::log::Reason;
@@ -42,14 +42,11 @@ use tessera_region::quota::QuotaReader;
 use tessera_region::session::{EVENT_UUID_LEN, Event, EventKind, Message};
 use tessera_region::share::ShareSet;
 
-/// Where this process stands.
 #[derive(Clone, Copy, Debug)]
 pub enum Standing {
-    /// Not a tenant.
     Pass,
     /// A tenant whose pages cannot be used.
     Closed,
-    /// A tenant.
     Armed(&'static Process),
 }
 
@@ -64,21 +61,13 @@ pub struct Process {
     pub(crate) sockets: Vec<Sockets>,
     /// What devices are in the page.
     pub gpus: Gpus,
-    /// Live contexts.
     pub contexts: Contexts,
-    /// Charged device pointers.
     pub allocations: Allocations,
-    /// Memory pools.
     pub pools: Pools,
-    /// Charged arrays.
     pub arrays: Arrays,
-    /// Executable graphs with memory of their own.
     pub graphs: Graphs,
-    /// Memory of `cuMemCreate`.
     pub vmm: Vmm,
-    /// Memory shared with other processes.
     pub shares: Shares,
-    /// Launching threads.
     pub records: Records,
     /// Launches in flight of threads that got no record.
     pub crowd: AtomicU32,
@@ -338,20 +327,9 @@ impl Process {
     pub(crate) fn listed(&'static self, device: CUdevice) -> Option<Option<u8>> {
         let shares = self.account.shares();
         let uuids = (0..shares.gpu_count()).map(|gpu| shares.uuid(gpu));
-        match self.gpus.listed(device, uuids)? {
-            Listed::Gpu(gpu) => Some(Some(gpu)),
-            Listed::No { news } => {
-                if let Some(uuid) = news {
-                    self.tell(Some(Event {
-                        kind: EventKind::UnknownGpu,
-                        gpu: None,
-                        bytes: 0,
-                        uuid,
-                    }));
-                }
-                Some(None)
-            }
-        }
+        self.gpus.listed(device, uuids, |uuid| {
+            self.tell(Some(Event { kind: EventKind::UnknownGpu, gpu: None, bytes: 0, uuid }));
+        })
     }
 
     /// Tells the plugin, if that is possible right now: of a GPU, in the first share that has it, as its

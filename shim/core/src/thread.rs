@@ -1,4 +1,4 @@
-//! What a thread keeps for itself.
+//! What a thread keeps for itself, and how hooks begin and answer.
 //!
 //! Plain thread-local words ([`crate::own`] says where): no lazy initialisation, no destructor, no
 //! registration. So hooks work in TLS destructors and atexit handlers, and a thread that ends leaves
@@ -7,7 +7,9 @@
 
 use crate::contexts::Place;
 use crate::own;
+use crate::state::{self, Process, Standing};
 use core::cell::Cell;
+use tessera_cuda::types::{CUDA_ERROR_SYSTEM_NOT_READY, CUDA_SUCCESS, CUresult};
 
 /// All zero at first.
 #[repr(C)]
@@ -19,27 +21,15 @@ pub(crate) struct Thread {
 }
 
 /// A remembered answer of [`crate::contexts::Contexts::find`]. All zero is none, for which every
-/// field must have a value.
+/// field must have a value (an `Option` of an integer carries a tag of its own).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CachedPlace {
     /// Whose answer: the address of the process's state, which a forked child replaces.
     pub(crate) owner: usize,
     /// While the table of contexts has this epoch.
     pub(crate) epoch: u64,
-    /// The context's handle.
     pub(crate) handle: usize,
-    /// [`Place::serial`]
-    pub(crate) serial: u32,
-    /// [`Place::gpu`], plus one; 0 is `None`.
-    pub(crate) gpu: u32,
-}
-
-impl CachedPlace {
-    #[inline]
-    pub(crate) fn place(self) -> Place {
-        let gpu = self.gpu.checked_sub(1).and_then(|gpu| u8::try_from(gpu).ok());
-        Place { serial: self.serial, gpu }
-    }
+    pub(crate) place: Place,
 }
 
 /// While it lives, hooks called on this thread are the driver's own calls and pass through:
@@ -64,6 +54,46 @@ impl Drop for Depth {
     #[inline]
     fn drop(&mut self) {
         own::thread().depth.set(0);
+    }
+}
+
+/// A hook's answer: its errors are the driver's numbers.
+pub type Answer = Result<(), CUresult>;
+
+/// The driver's function with the caller's own arguments.
+pub type Call<'a> = &'a dyn Fn() -> Answer;
+
+/// The driver's result as an [`Answer`].
+#[inline(always)]
+pub fn answer(result: CUresult) -> Answer {
+    if result == CUDA_SUCCESS { Ok(()) } else { Err(result) }
+}
+
+/// An [`Answer`] as the driver's result.
+#[inline(always)]
+pub fn result(answer: Answer) -> CUresult {
+    answer.err().unwrap_or(CUDA_SUCCESS)
+}
+
+/// The process, while this thread is inside a hook of it. `None`: the call is the driver's affair alone,
+/// no tenant's or its own.
+#[inline]
+pub(crate) fn entered() -> Option<(&'static Process, Depth)> {
+    let depth = Depth::enter()?;
+    Some((state::armed()?, depth))
+}
+
+/// As [`entered`], for hooks that obtain something: attaches when nobody did before.
+///
+/// # Errors
+/// Of a tenant whose pages cannot be used.
+#[inline]
+pub(crate) fn tenant() -> Result<Option<(&'static Process, Depth)>, CUresult> {
+    let Some(depth) = Depth::enter() else { return Ok(None) };
+    match state::standing() {
+        Standing::Pass => Ok(None),
+        Standing::Closed => Err(CUDA_ERROR_SYSTEM_NOT_READY),
+        Standing::Armed(process) => Ok(Some((process, depth))),
     }
 }
 

@@ -7,28 +7,27 @@
 //! array itself made. Answers are kept, because programs make arrays of few shapes. Where there is
 //! no answer (an older driver, or a combination of flags that can't be deferred), what the shape
 //! may take at most is charged.
+#![allow(non_snake_case, reason = "hooks carry the driver's own names")]
 
-pub mod hooks;
 mod size;
 
-use crate::allocations::{Allocation, Allocations};
-use crate::contexts::Place;
-use crate::memory::footprint;
-use crate::place::{self, Look};
-use crate::quota::{self, Asked};
+use crate::allocations::Allocations;
+use crate::memory::{Ask, Made, Width, charge};
+use crate::place::{self, current_device};
+use crate::quota;
 use crate::real::{self, Real};
 use crate::spin::Spin;
-use crate::state::{self, Process, Standing};
-use crate::thread::Depth;
+use crate::state::Process;
+use crate::thread::{Answer, Call, entered, tenant};
+use core::ffi::c_uint;
 use core::ptr;
-pub use size::Shape;
+use size::{Shape, Size};
 use tessera_cuda::types::*;
 use tessera_region::layout::Kind;
 
 /// Shapes whose size is remembered.
 const REMEMBERED: usize = 32;
 
-/// The arrays of this process.
 #[derive(Debug)]
 pub struct Arrays {
     /// By handle.
@@ -36,30 +35,15 @@ pub struct Arrays {
     sizes: Spin<Sizes>,
 }
 
-impl Default for Arrays {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Arrays {
-    /// None yet.
     pub const fn new() -> Self {
-        let sizes = Sizes { known: [None; REMEMBERED], next: 0 };
-        Self { live: Allocations::new(), sizes: Spin::new(sizes) }
+        Self { live: Allocations::new(), sizes: Spin::new(Sizes::NONE) }
     }
 
     /// Gives back the arrays of a context that the driver has destroyed.
     pub(crate) fn context_ended(&self, process: &'static Process, serial: u32) {
         self.live.drain(|array| array.context == serial, |array| quota::give_back(process, array));
     }
-}
-
-/// Bytes that a shape takes on a GPU: at least, and at most. The driver's answer is both.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Size {
-    least: u64,
-    worst: u64,
 }
 
 /// The last shapes asked for, oldest replaced first.
@@ -70,6 +54,8 @@ struct Sizes {
 }
 
 impl Sizes {
+    const NONE: Self = Self { known: [None; REMEMBERED], next: 0 };
+
     fn find(&self, gpu: u8, shape: &Shape) -> Option<Size> {
         let known = self.known.iter().flatten().find(|(on, of, _)| *on == gpu && of == shape);
         known.map(|(.., size)| *size)
@@ -88,12 +74,9 @@ fn size_of(process: &'static Process, gpu: u8, shape: &Shape) -> Size {
     }
     let (size, lasting) = match ask(shape) {
         Ok(bytes) => (Size { least: bytes, worst: bytes }, true),
-        Err(refusal) => {
-            let (least, worst) = shape.estimate();
-            // Other errors may pass: no memory, no context.
-            let lasting = matches!(refusal, CUDA_ERROR_INVALID_VALUE | CUDA_ERROR_NOT_SUPPORTED);
-            (Size { least, worst }, lasting)
-        }
+        // Other errors may pass: no memory, no context.
+        Err(CUDA_ERROR_INVALID_VALUE | CUDA_ERROR_NOT_SUPPORTED) => (shape.estimate(), true),
+        Err(_) => (shape.estimate(), false),
     };
     if lasting {
         process.arrays.sizes.lock().remember(gpu, *shape, size);
@@ -103,41 +86,30 @@ fn size_of(process: &'static Process, gpu: u8, shape: &Shape) -> Size {
 
 /// Asks the driver, by way of a twin without memory.
 fn ask(shape: &Shape) -> Result<u64, CUresult> {
-    let mut device: CUdevice = 0;
-    let current = real::cuCtxGetDevice.get().ok_or(CUDA_ERROR_NOT_SUPPORTED)?;
-    // SAFETY: a valid place for a device.
-    succeed(unsafe { current(&raw mut device) })?;
+    let device = current_device().ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
     let mut twin = shape.descriptor;
     twin.Flags |= CUDA_ARRAY3D_DEFERRED_MAPPING;
-    let (twin, mut array) = (&raw const twin, ptr::null_mut());
-    let (made, needs_of, end) = match shape.levels {
+    let twin = &raw const twin;
+    let (array, needs_of, end) = match shape.levels {
         None => {
-            let create = real::cuArray3DCreate_v2.get().ok_or(CUDA_ERROR_NOT_SUPPORTED)?;
             // SAFETY: a whole descriptor and a valid place for a handle.
-            let made = unsafe { create(&raw mut array, twin) };
-            (made, &real::cuArrayGetMemoryRequirements, &real::cuArrayDestroy)
+            let array = real::cuArray3DCreate_v2
+                .ask(ptr::null_mut(), |create, array| unsafe { create(array, twin) });
+            (array?, &real::cuArrayGetMemoryRequirements, &real::cuArrayDestroy)
         }
         Some(levels) => {
-            let create = real::cuMipmappedArrayCreate.get().ok_or(CUDA_ERROR_NOT_SUPPORTED)?;
             // SAFETY: as above.
-            let made = unsafe { create(&raw mut array, twin, levels) };
-            (made, &real::cuMipmappedArrayGetMemoryRequirements, &real::cuMipmappedArrayDestroy)
+            let array = real::cuMipmappedArrayCreate
+                .ask(ptr::null_mut(), |create, array| unsafe { create(array, twin, levels) });
+            (array?, &real::cuMipmappedArrayGetMemoryRequirements, &real::cuMipmappedArrayDestroy)
         }
     };
-    succeed(made)?;
-    let mut needs = CUDA_ARRAY_MEMORY_REQUIREMENTS::default();
-    let asked = match needs_of.get() {
-        // SAFETY: the array was just made, and there is a valid place for the answer.
-        Some(needs_of) => unsafe { needs_of(&raw mut needs, array, device) },
-        None => CUDA_ERROR_NOT_SUPPORTED,
-    };
+    // SAFETY: the array was just made, and there is a valid place for the answer.
+    let needs = needs_of.ask(CUDA_ARRAY_MEMORY_REQUIREMENTS::default(), |ask, needs| unsafe {
+        ask(needs, array, device)
+    });
     destroy(end, array);
-    succeed(asked)?;
-    Ok(needs.size as u64)
-}
-
-fn succeed(result: CUresult) -> Result<(), CUresult> {
-    if result == CUDA_SUCCESS { Ok(()) } else { Err(result) }
+    Ok(needs?.size as u64)
 }
 
 type Destroy = Real<unsafe extern "C" fn(CUarray) -> CUresult>;
@@ -150,116 +122,122 @@ fn destroy(real: &Destroy, array: CUarray) {
     }
 }
 
-/// Every hook that makes an array, in one piece of code, as none of them is hot: `call` runs the driver's function, which writes `handle`.
-fn create(
-    name: &'static str,
-    shape: Option<Shape>,
-    handle: *mut CUarray,
-    undo: &Destroy,
-    call: &dyn Fn() -> CUresult,
-) -> CUresult {
-    let Some(_depth) = Depth::enter() else { return call() };
-    let process = match state::standing() {
-        Standing::Pass => return call(),
-        Standing::Closed => return CUDA_ERROR_SYSTEM_NOT_READY,
-        Standing::Armed(process) => process,
-    };
-    // Without a descriptor or a place for the handle: the driver's own error.
-    let Some(shape) = shape.filter(|shape| !handle.is_null() && !shape.owns_nothing()) else {
-        return call();
-    };
-    let Place { serial, gpu } = match place::current(process) {
-        Look::At(place) => place,
-        Look::Nowhere => return call(),
-        Look::Refused(refused) => return quota::refuse(process, name, Asked::Context, &refused),
-        Look::Unnoted(_) => return quota::refuse_unnoted(name),
-    };
-    let Some(gpu) = gpu else {
-        let asked = Asked::Bytes(shape.estimate().0);
-        return quota::refuse_unlisted(process, name, asked);
-    };
-    let size = size_of(process, gpu, &shape);
-    let (worst, least) = (footprint(size.worst), footprint(size.least));
-    let reservation = match quota::reserve_between(process, gpu, worst, least) {
-        Ok(reservation) => reservation,
-        Err(refused) => {
-            let asked = Asked::Bytes(size.least);
-            return quota::refuse(process, name, asked, &refused);
-        }
-    };
-    let bytes = reservation.bytes();
-    let result = quota::insist(process, gpu, bytes, &call);
-    if result != CUDA_SUCCESS {
-        return result; // the reservation rolls back
-    }
-    // SAFETY: the driver wrote the handle when it succeeded.
-    let made = unsafe { *handle };
-    // What was reserved, which never fails.
-    if reservation.commit(bytes, Kind::Array).is_err() {
-        return CUDA_SUCCESS;
-    }
-    let array = Allocation { bytes, context: serial, gpu, kind: Kind::Array };
-    match process.arrays.live.insert(made.addr() as u64, array) {
-        Ok(None) => CUDA_SUCCESS,
-        Ok(Some(stale)) => {
-            // The driver gave the handle again, so its array is gone, though we saw no end of it.
-            quota::give_back(process, stale);
-            CUDA_SUCCESS
-        }
-        Err(_full) => {
-            destroy(undo, made);
-            quota::give_back(process, array);
-            quota::refuse_unnoted(name)
-        }
-    }
+/// What is at `place`, unless that is null; packed structures may hold it.
+unsafe fn read<D: Copy>(place: *const D) -> Option<D> {
+    // SAFETY: not null, hence the caller's.
+    (!place.is_null()).then(|| unsafe { place.read_unaligned() })
 }
 
-/// Forgets the array, then calls the driver; see [`crate::free`].
-fn release(array: CUarray, call: &dyn Fn() -> CUresult) -> CUresult {
-    let Some(_depth) = Depth::enter() else { return call() };
-    let Some(process) = state::armed() else { return call() };
+/// Every hook that makes an array. `descriptor` may be of any width.
+unsafe fn create<N: Width>(
+    name: &'static str,
+    call: Call<'_>,
+    handle: *mut CUarray,
+    descriptor: Option<Array3dDescriptor<N>>,
+    levels: Option<u32>,
+) -> Answer {
+    let Some((process, _depth)) = tenant()? else { return call() };
+    // Without a descriptor or a place for the handle: the driver's own error.
+    let Some(d) = descriptor.filter(|_| !handle.is_null()) else { return call() };
+    let [width, height, depth] =
+        [d.Width, d.Height, d.Depth].map(|of| usize::saturating(of.wide()));
+    let descriptor = CUDA_ARRAY3D_DESCRIPTOR {
+        Width: width,
+        Height: height,
+        Depth: depth,
+        Format: d.Format,
+        NumChannels: d.NumChannels,
+        Flags: d.Flags,
+    };
+    let shape = Shape { descriptor, levels };
+    if shape.owns_nothing() {
+        return call();
+    }
+    let Some(place) = place::current(process).or_refuse(process, name)? else { return call() };
+    let size = match place.gpu {
+        Some(gpu) => size_of(process, gpu, &shape),
+        None => shape.estimate(),
+    };
+    let ask = Ask { name, kind: Kind::Array, worst: size.worst, least: size.least };
+    // SAFETY: the driver wrote the handle when it succeeded.
+    let array = || unsafe { *handle };
+    // Charged what was reserved: the driver does not say what it took.
+    let made = |bytes| Made { pointer: array().addr() as u64, bytes };
+    let end = match levels {
+        None => &real::cuArrayDestroy,
+        Some(_) => &real::cuMipmappedArrayDestroy,
+    };
+    charge(process, place, &process.arrays.live, &ask, call, made, |_| destroy(end, array()))
+}
+
+/// One or two dimensions.
+pub unsafe fn cuArrayCreate<N: Width>(
+    call: Call<'_>,
+    handle: *mut CUarray,
+    descriptor: *const ArrayDescriptor<N>,
+) -> Answer {
+    // SAFETY: the caller's own arguments.
+    unsafe { create("cuArrayCreate", call, handle, read(descriptor).map(Into::into), None) }
+}
+
+pub unsafe fn cuArray3DCreate<N: Width>(
+    call: Call<'_>,
+    handle: *mut CUarray,
+    descriptor: *const Array3dDescriptor<N>,
+) -> Answer {
+    // SAFETY: the caller's own arguments.
+    unsafe { create("cuArray3DCreate", call, handle, read(descriptor), None) }
+}
+
+pub unsafe fn cuMipmappedArrayCreate(
+    call: Call<'_>,
+    handle: *mut CUmipmappedArray,
+    descriptor: *const CUDA_ARRAY3D_DESCRIPTOR,
+    levels: c_uint,
+) -> Answer {
+    // SAFETY: the caller's own arguments.
+    unsafe { create("cuMipmappedArrayCreate", call, handle, read(descriptor), Some(levels)) }
+}
+
+/// CUDA Driver API, "Memory Management". Planes and levels of an array are views, unknown here. Forgets the array,
+/// then calls the driver; see [`crate::memory`].
+pub unsafe fn cuArrayDestroy(call: Call<'_>, array: CUarray) -> Answer {
+    let Some((process, _depth)) = entered() else { return call() };
     let handle = array.addr() as u64;
     let allocation = process.arrays.live.remove(handle);
-    let result = call();
-    if result == CUDA_SUCCESS {
+    let answer = call();
+    if answer.is_ok() {
         process.vmm.array_ended(process, array);
     }
-    let Some(allocation) = allocation else { return result };
-    if result == CUDA_SUCCESS {
-        quota::give_back(process, allocation);
-    } else {
-        quota::keep(process, &process.arrays.live, handle, allocation);
+    match (allocation, answer) {
+        (Some(allocation), Ok(())) => quota::give_back(process, allocation),
+        (Some(allocation), Err(_)) => {
+            quota::keep(process, &process.arrays.live, handle, allocation)
+        }
+        (None, _) => {}
     }
-    result
+    answer
 }
+
+pub use cuArrayDestroy as cuMipmappedArrayDestroy;
 
 #[cfg(test)]
 mod tests {
+    use super::size::tests::shape;
     use super::*;
-
-    fn shape(width: usize) -> Shape {
-        let descriptor = CUDA_ARRAY3D_DESCRIPTOR {
-            Width: width,
-            Height: 1,
-            Depth: 0,
-            Format: 1,
-            NumChannels: 1,
-            Flags: 0,
-        };
-        Shape { descriptor, levels: None }
-    }
 
     #[test]
     fn the_last_shapes_are_remembered_by_gpu() {
-        let mut sizes = Sizes { known: [None; REMEMBERED], next: 0 };
+        let mut sizes = Sizes::NONE;
+        let of = |width| shape([width, 1, 0], 1, 1);
         for width in 0..REMEMBERED + 1 {
             let bytes = width as u64;
-            sizes.remember(0, shape(width), Size { least: bytes, worst: bytes });
+            sizes.remember(0, of(width), Size { least: bytes, worst: bytes });
         }
-        assert_eq!(sizes.find(0, &shape(0)), None, "the oldest made room");
-        assert_eq!(sizes.find(0, &shape(1)), Some(Size { least: 1, worst: 1 }));
-        assert_eq!(sizes.find(1, &shape(1)), None, "another GPU");
-        let levels = Shape { levels: Some(1), ..shape(1) };
+        assert_eq!(sizes.find(0, &of(0)), None, "the oldest made room");
+        assert_eq!(sizes.find(0, &of(1)), Some(Size { least: 1, worst: 1 }));
+        assert_eq!(sizes.find(1, &of(1)), None, "another GPU");
+        let levels = Shape { levels: Some(1), ..of(1) };
         assert_eq!(sizes.find(0, &levels), None, "a mipmap is no array");
     }
 }

@@ -4,13 +4,20 @@
 
 use tessera_cuda::types::*;
 
+/// Bytes that a shape takes on a GPU: at least, and at most. The driver's answer is both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Size {
+    pub(super) least: u64,
+    pub(super) worst: u64,
+}
+
 /// What is to be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub(super) struct Shape {
     /// As the caller gave it, in the newest form.
-    pub descriptor: CUDA_ARRAY3D_DESCRIPTOR,
+    pub(super) descriptor: CUDA_ARRAY3D_DESCRIPTOR,
     /// Mipmap levels asked for; `None` for an array.
-    pub levels: Option<u32>,
+    pub(super) levels: Option<u32>,
 }
 
 /// Bytes and rows of one texel, or of one block of 4×4 texels.
@@ -64,13 +71,13 @@ const ALIGN: u64 = 64 << 10;
 
 impl Shape {
     /// Whether it owns no memory: that comes with `cuMemMapArrayAsync`, from `cuMemCreate`.
-    pub fn owns_nothing(&self) -> bool {
+    pub(super) fn owns_nothing(&self) -> bool {
         self.descriptor.Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING) != 0
     }
 
     /// The bytes that its texels need, and the most that they may take with padding.
     /// `u64::MAX`, which fits no quota, where that overflows.
-    pub fn estimate(&self) -> (u64, u64) {
+    pub(super) fn estimate(&self) -> Size {
         let least = self.sum(|width, height| width.checked_mul(height));
         let worst = self.sum(|width, height| {
             let stack = height.checked_next_power_of_two()?.clamp(1, TILE_HEIGHT * STACKED);
@@ -78,7 +85,7 @@ impl Shape {
             width.checked_next_multiple_of(TILE_WIDTH)?.checked_mul(height)
         });
         let worst = worst.and_then(|bytes| bytes.checked_next_multiple_of(ALIGN));
-        (least.unwrap_or(u64::MAX), worst.unwrap_or(u64::MAX))
+        Size { least: least.unwrap_or(u64::MAX), worst: worst.unwrap_or(u64::MAX) }
     }
 
     /// Sums `plane(bytes of a row, rows)` over levels, slices and layers.
@@ -104,7 +111,7 @@ impl Shape {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     const UINT8: CUarray_format = 0x01;
@@ -112,7 +119,7 @@ mod tests {
     const BC1: CUarray_format = 0x91;
     const BC7: CUarray_format = 0x9d;
 
-    fn shape(extents: [usize; 3], format: CUarray_format, channels: u32) -> Shape {
+    pub(crate) fn shape(extents: [usize; 3], format: CUarray_format, channels: u32) -> Shape {
         let descriptor = CUDA_ARRAY3D_DESCRIPTOR {
             Width: extents[0],
             Height: extents[1],
@@ -140,7 +147,7 @@ mod tests {
             (shape([16, 16, 0], BC1, 4), 128),
             (shape([17, 16, 0], BC7, 4), 320),
         ] {
-            assert_eq!(shape.estimate().0, least, "{shape:?}");
+            assert_eq!(shape.estimate().least, least, "{shape:?}");
         }
     }
 
@@ -149,8 +156,8 @@ mod tests {
         let cube = shape([64, 64, 6], UINT8, 1);
         // 64² + 32² of six faces, and of a volume whose depth is halved too.
         let faces = with(cube, CUDA_ARRAY3D_CUBEMAP, Some(2));
-        assert_eq!(faces.estimate().0, 6 * (4096 + 1024));
-        assert_eq!(with(cube, 0, Some(2)).estimate().0, 6 * 4096 + 3 * 1024);
+        assert_eq!(faces.estimate().least, 6 * (4096 + 1024));
+        assert_eq!(with(cube, 0, Some(2)).estimate().least, 6 * 4096 + 3 * 1024);
         // Levels beyond the last are not made.
         let most = with(cube, CUDA_ARRAY3D_LAYERED, Some(7)).estimate();
         assert_eq!(with(cube, CUDA_ARRAY3D_LAYERED, Some(1000)).estimate(), most);
@@ -160,16 +167,16 @@ mod tests {
     fn unknown_formats_count_as_the_largest_and_padding_only_adds() {
         let unknown = shape([100, 100, 0], 0x7777, 1).estimate();
         for format in [UINT8, FLOAT, BC1, BC7, 0xb0, 0xc5, 0x5e] {
-            let (least, worst) = shape([100, 100, 0], format, 4).estimate();
-            assert!(least <= worst && worst <= unknown.1, "{format:#x}");
+            let Size { least, worst } = shape([100, 100, 0], format, 4).estimate();
+            assert!(least <= worst && worst <= unknown.worst, "{format:#x}");
         }
     }
 
     #[test]
     fn what_overflows_fits_nothing() {
         let huge = shape([usize::MAX, usize::MAX, usize::MAX], FLOAT, 4);
-        assert_eq!(huge.estimate(), (u64::MAX, u64::MAX));
+        assert_eq!(huge.estimate(), Size { least: u64::MAX, worst: u64::MAX });
         let wraps = shape([1 << 32, 1 << 32, 1], UINT8, 1);
-        assert_eq!(wraps.estimate().1, u64::MAX);
+        assert_eq!(wraps.estimate().worst, u64::MAX);
     }
 }

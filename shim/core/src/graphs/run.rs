@@ -1,10 +1,12 @@
 //! Uploads and launches of graphs with allocation nodes.
 
 use super::Needs;
+use crate::gate::Stream;
 use crate::pools::pool::Pool;
 use crate::quota::{self, Asked};
 use crate::real;
 use crate::state::Process;
+use crate::thread::{Answer, Call, answer};
 use core::array;
 use tessera_cuda::types::*;
 use tessera_region::account::{Reason, Reservation};
@@ -33,22 +35,15 @@ enum Lack {
 
 impl Run<'_> {
     /// Makes `call`; `upload` is the part of it that maps the graph's memory and nothing else.
-    pub(crate) fn carry_out(
-        &self,
-        upload: impl Fn() -> CUresult,
-        call: impl Fn() -> CUresult,
-    ) -> CUresult {
-        if let Some(result) = self.at_once(&call) {
-            return result;
-        }
-        self.squeeze_in(&upload, &call)
+    pub(crate) fn carry_out(&self, upload: Call<'_>, call: Call<'_>) -> Answer {
+        self.at_once(call).unwrap_or_else(|| self.squeeze_in(upload, call))
     }
 
     /// Makes `call` if there is room for the worst, or never.
-    pub(crate) fn at_once(&self, call: &impl Fn() -> CUresult) -> Option<CUresult> {
+    pub(crate) fn at_once(&self, call: Call<'_>) -> Option<Answer> {
         if self.needs.unlisted > 0 {
             let unlisted = Asked::Bytes(self.needs.unlisted);
-            return Some(quota::refuse_unlisted(self.process, self.name, unlisted));
+            return Some(Err(quota::refuse_unlisted(self.process, self.name, unlisted)));
         }
         let reserved = self.reserve_if_room()?;
         Some(self.settled(reserved, call))
@@ -58,7 +53,7 @@ impl Run<'_> {
         let process = self.process;
         self.needs.each().filter_map(move |(gpu, bytes)| {
             let device = process.gpus.device_of(gpu)?;
-            Some((gpu, bytes, process.pools.graphs(gpu, device)?))
+            Some((gpu, bytes, process.pools.graphs(gpu, device)))
         })
     }
 
@@ -77,7 +72,7 @@ impl Run<'_> {
 
     /// `call` between announcement and settlement. What the driver takes beyond the reservations
     /// leaves its pool in debt: a launch cannot be undone.
-    fn settled(&self, mut reserved: Reserved, call: &impl Fn() -> CUresult) -> CUresult {
+    fn settled(&self, mut reserved: Reserved, call: Call<'_>) -> Answer {
         let mut worst = [0; MAX_GPUS];
         for (gpu, bytes, pool) in self.pools() {
             if let Some(here) = &reserved[usize::from(gpu)] {
@@ -86,7 +81,7 @@ impl Run<'_> {
             }
         }
         let (first, bytes) = self.needs.each().next().unwrap_or((0, 0));
-        let result = quota::insist(self.process, first, bytes, call);
+        let answer = quota::insist(self.process, first, bytes, call);
         for (gpu, _, pool) in self.pools() {
             let at = usize::from(gpu);
             match reserved[at].take() {
@@ -101,7 +96,7 @@ impl Run<'_> {
                 None => pool.owe(self.process),
             }
         }
-        result
+        answer
     }
 
     /// Where the worst does not fit: the graph is uploaded first, which maps its memory and can be
@@ -112,7 +107,7 @@ impl Run<'_> {
     /// Nobody else trims between the upload and the end of the launch: what was mapped and paid would
     /// be unmapped, and mapped again unpaid.
     #[cold]
-    fn squeeze_in(&self, upload: &impl Fn() -> CUresult, call: &impl Fn() -> CUresult) -> CUresult {
+    fn squeeze_in(&self, upload: Call<'_>, call: Call<'_>) -> Answer {
         let Self { name, process, .. } = *self;
         let _untrimmed: [Option<_>; MAX_GPUS] = {
             let mut pools = self.pools().peekable();
@@ -135,25 +130,21 @@ impl Run<'_> {
                 }
                 let refused = process.account.refuse(reason, usize::from(gpu), bytes);
                 let asked = Asked::Bytes(self.needs.bytes[usize::from(gpu)]);
-                quota::refuse(process, name, asked, &refused)
+                Err(quota::refuse(process, name, asked, &refused))
             }
-            Err(Lack::Driver(result)) => result,
+            Err(Lack::Driver(refusal)) => Err(refusal),
         }
     }
 
     /// The caller holds the pools' `tight`.
     fn reclaim(&self) {
         for (gpu, ..) in self.pools() {
-            self.process.pools.reclaim_untrimmed(self.process, gpu);
+            self.process.pools.trim(self.process, gpu, true);
         }
     }
 
     /// Uploads with `least` reserved of what each GPU's nodes ask for.
-    fn attempt(
-        &self,
-        upload: &impl Fn() -> CUresult,
-        least: impl Fn(u64) -> u64,
-    ) -> Result<(), Lack> {
+    fn attempt(&self, upload: Call<'_>, least: impl Fn(u64) -> u64) -> Result<(), Lack> {
         let mut reserved: Reserved = [const { None }; MAX_GPUS];
         for (gpu, bytes, _) in self.pools() {
             let here = match least(bytes) {
@@ -167,7 +158,7 @@ impl Run<'_> {
                 pool.begin(here.bytes());
             }
         }
-        let result = upload();
+        let uploaded = upload();
         let mut short = None;
         for (gpu, _, pool) in self.pools() {
             let lacking = match reserved[usize::from(gpu)].take() {
@@ -184,11 +175,8 @@ impl Run<'_> {
                 }
             }
         }
-        match (result, short) {
-            (CUDA_SUCCESS, None) => Ok(()),
-            (CUDA_SUCCESS, Some(lack)) => Err(lack),
-            (result, _) => Err(Lack::Driver(result)),
-        }
+        uploaded.map_err(Lack::Driver)?;
+        short.map_or(Ok(()), Err)
     }
 
     /// Asks nothing back: that would unmap what has just been mapped.
@@ -198,13 +186,11 @@ impl Run<'_> {
     }
 }
 
-/// `cuGraphUpload` in the flavour that is wanted.
-pub(crate) fn upload(exec: CUgraphExec, stream: CUstream, per_thread: bool) -> CUresult {
-    let upload = if per_thread { &real::cuGraphUpload_ptsz } else { &real::cuGraphUpload };
-    match upload.get() {
+/// `cuGraphUpload`. Drivers without it have no allocation nodes.
+pub(crate) fn upload(exec: CUgraphExec, stream: Stream) -> Answer {
+    match real::cuGraphUpload.get() {
         // SAFETY: the caller's graph and stream.
-        Some(upload) => unsafe { upload(exec, stream) },
-        // Drivers without it have no allocation nodes.
-        None => CUDA_SUCCESS,
+        Some(upload) => answer(unsafe { upload(exec, stream.handle()) }),
+        None => Ok(()),
     }
 }

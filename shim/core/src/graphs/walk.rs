@@ -9,15 +9,13 @@ use crate::pools::pool::Home;
 use crate::quota;
 use crate::real;
 use crate::state::Process;
-use core::ffi::c_int;
-use core::mem::MaybeUninit;
-use core::ptr;
+use crate::thread::Answer;
+use core::{mem, ptr};
 use tessera_cuda::types::*;
 
 /// Graphs within graphs that are looked into; deeper ones nobody builds.
 const DEEPEST: u32 = 64;
 
-/// A place for a node.
 #[derive(Clone, Copy)]
 struct Place(CUgraphNode);
 
@@ -51,36 +49,27 @@ fn add(
     graph: CUgraph,
     needs: &mut Needs,
     depth: u32,
-) -> Result<(), CUresult> {
-    let (Some(get_nodes), Some(get_type)) =
-        (real::cuGraphGetNodes.get(), real::cuGraphNodeGetType.get())
-    else {
-        return Ok(());
+) -> Answer {
+    let get_nodes = |place: *mut CUgraphNode, count: usize| {
+        // SAFETY: the caller's graph, and room for `count` nodes; a null array asks for the count.
+        real::cuGraphGetNodes.ask(count, |ask, count| unsafe { ask(graph, place, count) })
     };
-    let mut count = 0usize;
-    // SAFETY: the caller's graph; a null array asks for the count.
-    if unsafe { get_nodes(graph, ptr::null_mut(), &raw mut count) } != CUDA_SUCCESS || count == 0 {
-        return Ok(());
-    }
-    let Some(mut nodes) = Table::<Place>::new(count) else {
-        return Err(quota::refuse_unnoted(name));
-    };
+    let Ok(count @ 1..) = get_nodes(ptr::null_mut(), 0) else { return Ok(()) };
+    let mut nodes = Table::<Place>::new(count).ok_or_else(|| quota::refuse_unnoted(name))?;
     let place = nodes.as_mut_slice().as_mut_ptr().cast::<CUgraphNode>();
-    // SAFETY: room for `count` nodes, each a pointer.
-    if unsafe { get_nodes(graph, place, &raw mut count) } != CUDA_SUCCESS {
-        return Ok(());
-    }
-    for &Place(node) in &nodes.as_slice()[..count.min(nodes.as_slice().len())] {
-        let mut kind: c_int = -1;
+    let Ok(count) = get_nodes(place, count) else { return Ok(()) };
+    for &Place(node) in nodes.as_slice().iter().take(count) {
         // SAFETY: a node of the graph, and a place for its type.
-        if unsafe { get_type(node, &raw mut kind) } != CUDA_SUCCESS {
-            continue;
-        }
-        match kind {
-            CU_GRAPH_NODE_TYPE_KERNEL if limits::any_unpaid() => charge_node(node)?,
-            CU_GRAPH_NODE_TYPE_MEM_ALLOC => add_node(process, node, needs),
-            CU_GRAPH_NODE_TYPE_GRAPH if depth > 0 => {
-                if let Some(child) = child_of(node) {
+        match real::cuGraphNodeGetType.ask(-1, |ask, kind| unsafe { ask(node, kind) }) {
+            Ok(CU_GRAPH_NODE_TYPE_KERNEL) if limits::any_unpaid() => charge_node(node)?,
+            Ok(CU_GRAPH_NODE_TYPE_MEM_ALLOC) => add_node(process, node, needs),
+            Ok(CU_GRAPH_NODE_TYPE_GRAPH) if depth > 0 => {
+                // SAFETY: a child graph node, and a place for the graph.
+                let child = real::cuGraphChildGraphNodeGetGraph
+                    .ask(ptr::null_mut(), |ask, child| unsafe { ask(node, child) });
+                if let Ok(child) = child
+                    && !child.is_null()
+                {
                     add(process, name, child, needs, depth - 1)?;
                 }
             }
@@ -90,34 +79,23 @@ fn add(
     Ok(())
 }
 
-fn child_of(node: CUgraphNode) -> Option<CUgraph> {
-    let ask = real::cuGraphChildGraphNodeGetGraph.get()?;
-    let mut child: CUgraph = ptr::null_mut();
-    // SAFETY: a child graph node, and a place for the graph.
-    (unsafe { ask(node, &raw mut child) } == CUDA_SUCCESS && !child.is_null()).then_some(child)
-}
-
-fn charge_node(node: CUgraphNode) -> Result<(), CUresult> {
+fn charge_node(node: CUgraphNode) -> Answer {
     let (new, old) = (&real::cuGraphKernelNodeGetParams_v2, &real::cuGraphKernelNodeGetParams);
-    let Some(ask) = new.get().or_else(|| old.get()) else { return Ok(()) };
-    let mut params = MaybeUninit::<CUDA_KERNEL_NODE_PARAMS>::zeroed();
+    // SAFETY: numbers and pointers, for which zero is a value.
+    let nothing: CUDA_KERNEL_NODE_PARAMS = unsafe { mem::zeroed() };
     // SAFETY: a kernel node, and a place for its parameters, of which those of before CUDA 12 are a part.
-    if unsafe { ask(node, params.as_mut_ptr()) } != CUDA_SUCCESS {
-        return Ok(());
-    }
-    // SAFETY: zeroed, which is valid, and then written by the driver.
-    limits::node(&unsafe { params.assume_init() })
+    let params = [new, old][usize::from(new.get().is_none())]
+        .ask(nothing, |ask, params| unsafe { ask(node, params) });
+    params.map_or(Ok(()), |params| limits::node(&params))
 }
 
 fn add_node(process: &'static Process, node: CUgraphNode, needs: &mut Needs) {
-    let Some(ask) = real::cuGraphMemAllocNodeGetParams.get() else { return };
-    let mut params = MaybeUninit::<CUDA_MEM_ALLOC_NODE_PARAMS>::zeroed();
+    // SAFETY: numbers and pointers, for which zero is a value.
+    let nothing: CUDA_MEM_ALLOC_NODE_PARAMS = unsafe { mem::zeroed() };
     // SAFETY: an allocation node, and a place for its parameters.
-    if unsafe { ask(node, params.as_mut_ptr()) } != CUDA_SUCCESS {
-        return;
-    }
-    // SAFETY: zeroed, which is valid, and then written by the driver.
-    let params = unsafe { params.assume_init() };
+    let params =
+        real::cuGraphMemAllocNodeGetParams.ask(nothing, |ask, params| unsafe { ask(node, params) });
+    let Ok(params) = params else { return };
     let (props, bytes) = (params.poolProps, pages(params.bytesize as u64));
     match home_of(process, props.location, props.allocType, None) {
         Some(Home::Gpu(gpu)) => {

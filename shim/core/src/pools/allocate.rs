@@ -6,6 +6,7 @@ use crate::allocations::Allocation;
 use crate::quota::{self, Asked};
 use crate::spin::sleep_us;
 use crate::state::Process;
+use crate::thread::Answer;
 use tessera_cuda::types::*;
 use tessera_region::account::{Reason, Refused, Reservation};
 use tessera_region::layout::Kind;
@@ -32,33 +33,29 @@ impl Order<'_> {
     #[inline]
     pub(crate) fn carry_out(
         &self,
-        call: &impl Fn() -> CUresult,
+        call: &impl Fn() -> Answer,
         made: impl FnOnce() -> u64,
         undo: impl FnOnce(u64),
-    ) -> CUresult {
+    ) -> Answer {
         let worst = self.pool.worst(self.bytes);
         if let Some(reservation) = quota::reserve_if_room(self.process, self.gpu, worst)
             && self.pool.begin_beside_others(worst)
         {
-            let (result, lacking) = self.run(reservation, call);
+            let (answer, lacking) = self.run(reservation, call);
             if lacking > 0 {
                 self.pool.learn(worst, lacking);
             }
-            return self.finish(result, lacking, made, undo);
+            return self.finish(answer, lacking, made, undo);
         }
         self.squeeze_in(worst, call, made, undo)
     }
 
     /// The driver's call, announced, and its settlement; what is lacking afterwards.
     #[inline]
-    fn run(
-        &self,
-        reservation: Reservation<'static>,
-        call: &impl Fn() -> CUresult,
-    ) -> (CUresult, u64) {
-        let result = quota::insist(self.process, self.gpu, self.bytes, call);
+    fn run(&self, reservation: Reservation<'static>, call: &impl Fn() -> Answer) -> (Answer, u64) {
+        let answer = quota::insist(self.process, self.gpu, self.bytes, call);
         // A call that failed settles too: the driver may have taken or given back memory on the way.
-        (result, self.pool.settle_call(self.process, reservation))
+        (answer, self.pool.settle_call(self.process, reservation))
     }
 
     /// Where the worst does not fit: alone in the pool, with the least reserved. See the module's text
@@ -68,10 +65,10 @@ impl Order<'_> {
     fn squeeze_in(
         &self,
         worst: u64,
-        call: &impl Fn() -> CUresult,
+        call: &impl Fn() -> Answer,
         made: impl FnOnce() -> u64,
         undo: impl FnOnce(u64),
-    ) -> CUresult {
+    ) -> Answer {
         let Self { process, pool, gpu, .. } = *self;
         let _alone = pool.alone();
         let reserved = self.pay_debt().and_then(|()| {
@@ -86,14 +83,14 @@ impl Order<'_> {
                 quota::reserve(process, gpu, pool.least(self.bytes))
             })
         });
-        match reserved {
-            Ok(reservation) => {
-                pool.begin(reservation.bytes());
-                let (result, lacking) = self.run(reservation, call);
-                self.finish(result, lacking, made, undo)
-            }
-            Err(refused) => quota::refuse(process, self.name, Asked::Bytes(self.bytes), &refused),
-        }
+        let reservation = reserved.map_err(|refused| self.refuse(&refused))?;
+        pool.begin(reservation.bytes());
+        let (answer, lacking) = self.run(reservation, call);
+        self.finish(answer, lacking, made, undo)
+    }
+
+    fn refuse(&self, refused: &Refused) -> CUresult {
+        quota::refuse(self.process, self.name, Asked::Bytes(self.bytes), refused)
     }
 
     /// Gives back what the pool holds beyond the quota, if it does. The caller is alone in it.
@@ -127,23 +124,31 @@ impl Order<'_> {
     #[inline]
     fn finish(
         &self,
-        result: CUresult,
+        answer: Answer,
         lacking: u64,
         made: impl FnOnce() -> u64,
         undo: impl FnOnce(u64),
-    ) -> CUresult {
+    ) -> Answer {
         let paid = if lacking > 0 { self.obtain(lacking) } else { Ok(()) };
-        if result != CUDA_SUCCESS {
-            return result;
-        }
+        answer?;
         let pointer = made();
         if let Err(refused) = paid {
             self.give_up(pointer, undo);
-            let refused = self.process.account.undone(&refused);
-            let asked = Asked::Bytes(self.bytes);
-            return quota::refuse(self.process, self.name, asked, &refused);
+            return Err(self.refuse(&self.process.account.undone(&refused)));
         }
-        self.remember(pointer, undo)
+        let allocation = Allocation {
+            bytes: self.bytes,
+            context: self.pool.number(),
+            gpu: self.gpu,
+            kind: Kind::Async,
+        };
+        let noted = quota::remember(self.process, &self.process.allocations, pointer, allocation);
+        if noted.is_err() {
+            self.give_up(pointer, undo);
+            return Err(quota::refuse_unnoted(self.name));
+        }
+        self.pool.gained();
+        Ok(())
     }
 
     /// Frees what does not fit after all, and what the pool took for it.
@@ -161,30 +166,6 @@ impl Order<'_> {
             }
             sleep_us(wait_us);
             process.pools.reclaim(process, gpu);
-        }
-    }
-
-    #[inline]
-    fn remember(&self, pointer: u64, undo: impl FnOnce(u64)) -> CUresult {
-        let allocation = Allocation {
-            bytes: self.bytes,
-            context: self.pool.number(),
-            gpu: self.gpu,
-            kind: Kind::Async,
-        };
-        match self.process.allocations.insert(pointer, allocation) {
-            Ok(stale) => {
-                self.pool.gained();
-                if let Some(stale) = stale {
-                    // The driver gave the address again, so what was there is gone.
-                    quota::give_back(self.process, stale);
-                }
-                CUDA_SUCCESS
-            }
-            Err(_full) => {
-                self.give_up(pointer, undo);
-                quota::refuse_unnoted(self.name)
-            }
         }
     }
 }
@@ -205,16 +186,12 @@ fn adopt(
     stream_gpu: Option<u8>,
 ) -> Option<&'static Pool> {
     let of_stream = stream_gpu.map_or(Home::Unlisted, Home::Gpu);
-    let home = match default_of(process, handle) {
-        Some(home) => home,
-        None => match ask::location(handle) {
-            Some((location, kind)) => {
-                super::home_of(process, location, kind, Some(of_stream)).unwrap_or(of_stream)
-            }
-            // Nobody says: where its user is.
-            None => of_stream,
-        },
+    let said = || {
+        let (location, kind) = ask::location(handle)?;
+        super::home_of(process, location, kind, Some(of_stream))
     };
+    // Nobody says: where its user is.
+    let home = default_of(process, handle).or_else(said).unwrap_or(of_stream);
     let pool = process.pools.adopt(handle, home)?;
     // What it holds already is owed.
     pool.settle(process);
@@ -223,15 +200,8 @@ fn adopt(
 
 /// Whose default pool `handle` is.
 fn default_of(process: &'static Process, handle: CUmemoryPool) -> Option<Home> {
-    let mut devices = 0;
-    let count = crate::real::cuDeviceGetCount.get()?;
     // SAFETY: a valid place for a count.
-    if unsafe { count(&raw mut devices) } != CUDA_SUCCESS {
-        return None;
-    }
+    let devices = crate::real::cuDeviceGetCount.ask(0, |ask, count| unsafe { ask(count) }).ok()?;
     let device = (0..devices).find(|&device| ask::default_pool(device) == Some(handle))?;
-    Some(match process.listed(device) {
-        Some(Some(gpu)) => Home::Gpu(gpu),
-        _ => Home::Unlisted,
-    })
+    Some(Home::on(process, device))
 }

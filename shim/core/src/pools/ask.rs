@@ -1,14 +1,15 @@
 //! What the driver says of its pools (CUDA Driver API, "Stream Ordered Memory Allocator" and "Graph
 //! Management"), and asking it to release what is unused.
 
+use crate::gate::Stream;
 use crate::real;
-use core::ffi::{c_int, c_void};
+use core::ffi::c_int;
+use core::ptr;
 use tessera_cuda::types::*;
 
 /// Whose memory it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
-    /// A memory pool.
     Pool(usize),
     /// What a device keeps for graphs: a pool without a handle.
     Graphs(CUdevice),
@@ -17,24 +18,18 @@ pub(crate) enum Source {
 impl Source {
     /// Bytes of device memory that back it.
     pub(crate) fn reserved(self) -> Option<u64> {
-        match self {
-            Self::Pool(pool) => of_pool(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT),
-            Self::Graphs(device) => of_graphs(device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT),
-        }
+        self.bytes(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT)
     }
 
     /// Bytes in use by the application.
     pub(crate) fn used(self) -> Option<u64> {
-        match self {
-            Self::Pool(pool) => of_pool(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT),
-            Self::Graphs(device) => of_graphs(device, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT),
-        }
+        self.bytes(CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT)
     }
 
     /// Bytes that it holds on to over synchronisations. Graph memory stays until it is trimmed.
     pub(crate) fn release_threshold(self) -> Option<u64> {
         match self {
-            Self::Pool(pool) => of_pool(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD),
+            Self::Pool(pool) => of_pool(handle(pool), CU_MEMPOOL_ATTR_RELEASE_THRESHOLD),
             Self::Graphs(_) => Some(u64::MAX),
         }
     }
@@ -56,41 +51,35 @@ impl Source {
             }
         }
     }
+
+    fn bytes(self, of_a_pool: c_int, of_graphs: c_int) -> Option<u64> {
+        match self {
+            Self::Pool(pool) => of_pool(handle(pool), of_a_pool),
+            Self::Graphs(device) => {
+                let ask = &real::cuDeviceGetGraphMemAttribute;
+                // SAFETY: any device may be named; the attribute is a cuuint64_t.
+                ask.ask(0, |ask, value| unsafe { ask(device, of_graphs, value.cast()) }).ok()
+            }
+        }
+    }
 }
 
 fn handle(pool: usize) -> CUmemoryPool {
-    core::ptr::with_exposed_provenance_mut(pool)
+    ptr::with_exposed_provenance_mut(pool)
 }
 
-/// Attributes of pools are "potentially unsafe" to a driver that captures: asked beside a capture, they
-/// would end it.
-fn of_pool(pool: usize, attribute: c_int) -> Option<u64> {
-    let ask = real::cuMemPoolGetAttribute.get()?;
+/// An attribute of a live pool, which is a `T`. Attributes of pools are "potentially unsafe" to a driver that
+/// captures: asked beside a capture, they would end it.
+fn of_pool<T: Default>(pool: CUmemoryPool, attribute: c_int) -> Option<T> {
     let _uncaptured = Uncaptured::enter();
-    let mut value = 0u64;
-    // SAFETY: a live pool's handle and a place for the attribute, which is a cuuint64_t.
-    let result = unsafe { ask(handle(pool), attribute, (&raw mut value).cast()) };
-    (result == CUDA_SUCCESS).then_some(value)
-}
-
-fn of_graphs(device: CUdevice, attribute: c_int) -> Option<u64> {
-    let ask = real::cuDeviceGetGraphMemAttribute.get()?;
-    let mut value = 0u64;
-    // SAFETY: any device may be named; the attribute is a cuuint64_t.
-    let result = unsafe { ask(device, attribute, (&raw mut value).cast()) };
-    (result == CUDA_SUCCESS).then_some(value)
+    let ask = &real::cuMemPoolGetAttribute;
+    // SAFETY: a live pool's handle and a place for the attribute.
+    ask.ask(T::default(), |ask, value| unsafe { ask(pool, attribute, value.cast()) }).ok()
 }
 
 /// Where a pool that nobody saw being made says it is. Drivers before CUDA 13 do not say.
 pub(crate) fn location(pool: CUmemoryPool) -> Option<(CUmemLocation, CUmemAllocationType)> {
-    let ask = real::cuMemPoolGetAttribute.get()?;
-    let _uncaptured = Uncaptured::enter();
-    let word = |attribute: c_int| {
-        let mut value: c_int = 0;
-        let place = (&raw mut value).cast::<c_void>();
-        // SAFETY: a live pool's handle and a place for the attribute, which is an int.
-        (unsafe { ask(pool, attribute, place) } == CUDA_SUCCESS).then_some(value)
-    };
+    let word = |attribute| of_pool::<c_int>(pool, attribute);
     let location = CUmemLocation {
         r#type: word(CU_MEMPOOL_ATTR_LOCATION_TYPE)?,
         id: word(CU_MEMPOOL_ATTR_LOCATION_ID)?,
@@ -100,33 +89,27 @@ pub(crate) fn location(pool: CUmemoryPool) -> Option<(CUmemLocation, CUmemAlloca
 
 /// The pool from which stream-ordered allocations on `device` come.
 pub(crate) fn current_pool(device: CUdevice) -> Option<CUmemoryPool> {
-    let ask = real::cuDeviceGetMemPool.get()?;
-    let mut pool = core::ptr::null_mut();
     // SAFETY: a valid place for a handle.
-    (unsafe { ask(&raw mut pool, device) } == CUDA_SUCCESS && !pool.is_null()).then_some(pool)
+    let pool =
+        real::cuDeviceGetMemPool.ask(ptr::null_mut(), |ask, pool| unsafe { ask(pool, device) });
+    pool.ok().filter(|pool| !pool.is_null())
 }
 
 /// The pool that comes with `device`.
 pub(crate) fn default_pool(device: CUdevice) -> Option<CUmemoryPool> {
-    let ask = real::cuDeviceGetDefaultMemPool.get()?;
-    let mut pool = core::ptr::null_mut();
     // SAFETY: a valid place for a handle.
-    (unsafe { ask(&raw mut pool, device) } == CUDA_SUCCESS && !pool.is_null()).then_some(pool)
+    let pool = real::cuDeviceGetDefaultMemPool
+        .ask(ptr::null_mut(), |ask, pool| unsafe { ask(pool, device) });
+    pool.ok().filter(|pool| !pool.is_null())
 }
 
-/// Whether what is put into `stream` becomes part of a graph. The legacy default stream cannot be
-/// captured ("Stream Management", `cuStreamBeginCapture`).
-pub(crate) fn is_capturing(stream: CUstream, per_thread: bool) -> bool {
-    /// `CU_STREAM_LEGACY`
-    const LEGACY: usize = 1;
-    let ask = match (stream.addr(), per_thread) {
-        (0, false) | (LEGACY, _) => return false,
-        (0, true) => real::cuStreamIsCapturing_ptsz.get(),
-        _ => real::cuStreamIsCapturing.get(),
-    };
-    let mut status: c_int = 0;
+/// Whether what is put into `stream` becomes part of a graph: it takes part in a capture, valid or not. The legacy
+/// default stream cannot be captured ("Stream Management", `cuStreamBeginCapture`).
+pub(crate) fn is_capturing(stream: Stream) -> bool {
     // SAFETY: the caller's stream and a valid place for the status. Legal at any time.
-    ask.is_some_and(|ask| unsafe { ask(stream, &raw mut status) } == CUDA_SUCCESS && status != 0)
+    let status =
+        || real::cuStreamIsCapturing.ask(0, |ask, status| unsafe { ask(stream.handle(), status) });
+    stream != Stream::LEGACY && status().is_ok_and(|status| status != 0)
 }
 
 /// While it lives, a capture does not mind what this thread calls. Another thread's capture in the
@@ -152,8 +135,7 @@ impl Drop for Uncaptured {
     }
 }
 
-fn exchange(mut mode: c_int) -> Option<c_int> {
-    let call = real::cuThreadExchangeStreamCaptureMode.get()?;
+fn exchange(mode: c_int) -> Option<c_int> {
     // SAFETY: a valid place for a mode; only this thread's own mode changes.
-    (unsafe { call(&raw mut mode) } == CUDA_SUCCESS).then_some(mode)
+    real::cuThreadExchangeStreamCaptureMode.ask(mode, |call, mode| unsafe { call(mode) }).ok()
 }

@@ -28,83 +28,54 @@ const PAGE: u64 = 2 << 20;
 
 /// A pool's books.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Books {
-    /// Bytes charged.
-    charged: u64,
+pub(crate) struct Books {
+    pub(super) charged: u64,
     /// Bytes that calls under way have reserved from the quota.
     pending: u64,
-    /// The chunk, where it was seen to be larger than [`CHUNK`]; else 0.
-    learnt: u64,
     /// Bytes of the charge for which the quota had no room.
-    owed: u64,
-    /// One call wants to be alone, or is.
-    closed: bool,
+    pub(super) owed: u64,
+    /// One call wants to be alone, or is: no more begin beside others.
+    pub(super) closed: bool,
 }
 
 /// What a settlement says is to be done with the quota, while the lock is still held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Settled {
+pub(crate) struct Settled {
     /// Bytes of the call's own reservation that are charged now; the rest goes back.
-    pub keep: u64,
+    pub(crate) keep: u64,
     /// Bytes charged before that the driver has given back.
-    pub release: u64,
+    pub(crate) release: u64,
     /// Bytes that the pool holds and nobody has reserved.
-    pub lacking: u64,
+    pub(crate) lacking: u64,
 }
 
 impl Books {
-    /// Nothing charged.
-    pub const fn new() -> Self {
-        Self { charged: 0, pending: 0, learnt: 0, owed: 0, closed: false }
-    }
-
-    /// Bytes charged.
-    pub fn charged(&self) -> u64 {
-        self.charged
+    pub(crate) const fn new() -> Self {
+        Self { charged: 0, pending: 0, owed: 0, closed: false }
     }
 
     /// Whether a call is under way.
-    pub fn is_busy(&self) -> bool {
+    pub(crate) fn is_busy(&self) -> bool {
         self.pending > 0
-    }
-
-    /// The most by which the pool grows for an allocation of `bytes`.
-    pub fn worst(&self, bytes: u64) -> u64 {
-        worst(bytes, self.learnt)
-    }
-
-    /// For [`worst`]: a chunk that was seen to be larger than assumed, or 0.
-    pub fn learnt(&self) -> u64 {
-        self.learnt
     }
 
     /// As [`Books::begin`], for a call that grows the pool by at most `bytes`; false, with nothing
     /// announced, while another wants to be alone.
-    pub fn begin_beside_others(&mut self, bytes: u64) -> bool {
+    pub(crate) fn begin_beside_others(&mut self, bytes: u64) -> bool {
         if !self.closed {
             self.begin(bytes);
         }
         !self.closed
     }
 
-    /// Lets no more calls begin beside others.
-    pub fn close(&mut self) {
-        self.closed = true;
-    }
-
-    /// Lets calls begin beside others again.
-    pub fn open(&mut self) {
-        self.closed = false;
-    }
-
     /// A call that has reserved `bytes` from the quota is about to call the driver.
-    pub fn begin(&mut self, bytes: u64) {
+    pub(crate) fn begin(&mut self, bytes: u64) {
         self.pending = self.pending.saturating_add(bytes);
     }
 
     /// Moves the charge to the `reserved` bytes that the driver reports. `mine` is what the calling
     /// thread announced with [`Books::begin`]; 0 for who only looks.
-    pub fn settle(&mut self, mine: u64, reserved: u64) -> Settled {
+    pub(crate) fn settle(&mut self, mine: u64, reserved: u64) -> Settled {
         let reserved = pages(reserved);
         self.pending = self.pending.saturating_sub(mine);
         let grown = reserved.saturating_sub(self.charged);
@@ -116,38 +87,24 @@ impl Books {
         Settled { keep, release, lacking }
     }
 
-    /// A call that was alone reserved the worst, and the driver took `lacking` more.
-    pub fn learn(&mut self, worst: u64, lacking: u64) {
-        if let Some(chunk) = worst.saturating_add(lacking).checked_next_power_of_two()
-            && chunk <= LARGEST_CHUNK
-        {
-            self.learnt = self.learnt.max(chunk);
-        }
-    }
-
     /// Whether what is lacking is nobody's who is still to answer for it.
-    pub fn is_quiet(&self) -> bool {
+    pub(crate) fn is_quiet(&self) -> bool {
         !self.closed && !self.is_busy()
     }
 
     /// The pool keeps `lacking` bytes for which the quota has no room.
-    pub fn owe(&mut self, lacking: u64) {
+    pub(crate) fn owe(&mut self, lacking: u64) {
         self.charged = self.charged.saturating_add(lacking);
         self.owed = self.owed.saturating_add(lacking);
     }
 
     /// The tenant is `excess` bytes over its quota, all in all: no more than that is owed.
-    pub fn forgive(&mut self, excess: u64) {
+    pub(crate) fn forgive(&mut self, excess: u64) {
         self.owed = self.owed.min(excess);
     }
 
-    /// Bytes of the charge for which the quota had no room.
-    pub fn owed(&self) -> u64 {
-        self.owed
-    }
-
     /// The pool is gone: forgets the charge and returns it.
-    pub fn end(&mut self) -> u64 {
+    pub(crate) fn end(&mut self) -> u64 {
         self.owed = 0;
         core::mem::take(&mut self.charged)
     }
@@ -155,14 +112,21 @@ impl Books {
 
 /// The most by which a pool grows for an allocation of `bytes`, where chunks of `learnt` were seen.
 #[inline]
-pub fn worst(bytes: u64, learnt: u64) -> u64 {
+pub(crate) fn worst(bytes: u64, learnt: u64) -> u64 {
     let chunk = learnt.max(CHUNK); // a power of two
     // What overflows fits no quota.
     bytes.checked_add(chunk - 1).map_or(u64::MAX, |most| most & !(chunk - 1))
 }
 
+/// The chunk of a pool in which the driver took `lacking` bytes more than the `worst` that a call alone had reserved;
+/// 0 where that is not to be believed.
+pub(crate) fn learnt(worst: u64, lacking: u64) -> u64 {
+    let chunk = worst.saturating_add(lacking).checked_next_power_of_two();
+    chunk.filter(|chunk| *chunk <= LARGEST_CHUNK).unwrap_or(0)
+}
+
 /// Whole pages: no driver backs less with memory, whatever it reports.
-pub fn pages(bytes: u64) -> u64 {
+pub(crate) fn pages(bytes: u64) -> u64 {
     bytes.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX)
 }
 
@@ -172,43 +136,6 @@ mod tests {
     use proptest::prelude::*;
 
     const MIB: u64 = 1 << 20;
-
-    #[test]
-    fn an_allocation_within_what_is_reserved_gives_its_whole_reservation_back() {
-        let mut books = Books::default();
-        books.begin(32 * MIB);
-        let first = books.settle(32 * MIB, 32 * MIB);
-        assert_eq!(first, Settled { keep: 32 * MIB, release: 0, lacking: 0 });
-        books.begin(32 * MIB);
-        let second = books.settle(32 * MIB, 32 * MIB);
-        assert_eq!(second, Settled { keep: 0, release: 0, lacking: 0 });
-        assert_eq!(books.charged(), 32 * MIB);
-    }
-
-    #[test]
-    fn two_calls_that_grow_a_pool_pay_for_it_once_together() {
-        let mut books = Books::default();
-        books.begin(32 * MIB);
-        books.begin(32 * MIB);
-        // Both have been through the driver before either looks.
-        let first = books.settle(32 * MIB, 64 * MIB);
-        assert_eq!(first, Settled { keep: 32 * MIB, release: 0, lacking: 0 });
-        let second = books.settle(32 * MIB, 64 * MIB);
-        assert_eq!(second, Settled { keep: 32 * MIB, release: 0, lacking: 0 });
-        assert_eq!(books.charged(), 64 * MIB);
-    }
-
-    #[test]
-    fn the_first_to_look_may_pay_for_anothers_growth() {
-        let mut books = Books::default();
-        books.begin(32 * MIB);
-        books.begin(64 * MIB);
-        // The second grew the pool, the first did not.
-        assert_eq!(books.settle(32 * MIB, 64 * MIB).keep, 32 * MIB);
-        assert_eq!(books.settle(64 * MIB, 64 * MIB).keep, 32 * MIB);
-        assert_eq!(books.charged(), 64 * MIB);
-        assert!(!books.is_busy());
-    }
 
     #[test]
     fn what_nobody_reserved_is_lacking() {
@@ -225,39 +152,36 @@ mod tests {
         let lacking = books.settle(2 * MIB, 32 * MIB).lacking;
         books.owe(lacking);
         assert_eq!(books.settle(0, 32 * MIB).lacking, 0);
-        assert_eq!((books.charged(), books.owed()), (32 * MIB, 30 * MIB));
+        assert_eq!((books.charged, books.owed), (32 * MIB, 30 * MIB));
         assert_eq!(books.settle(0, 22 * MIB).release, 10 * MIB);
-        assert_eq!((books.charged(), books.owed()), (22 * MIB, 20 * MIB));
+        assert_eq!((books.charged, books.owed), (22 * MIB, 20 * MIB));
         books.forgive(5 * MIB);
-        assert_eq!((books.charged(), books.owed()), (22 * MIB, 5 * MIB));
-        assert_eq!((books.end(), books.owed()), (22 * MIB, 0));
+        assert_eq!((books.charged, books.owed), (22 * MIB, 5 * MIB));
+        assert_eq!((books.end(), books.owed), (22 * MIB, 0));
     }
 
     #[test]
     fn nobody_begins_beside_a_call_that_is_alone() {
         let mut books = Books::default();
         assert!(books.begin_beside_others(32 * MIB));
-        books.close();
+        books.closed = true;
         assert!(!books.begin_beside_others(32 * MIB));
         assert_eq!(books.settle(32 * MIB, 32 * MIB).lacking, 0);
         assert!(!books.is_busy());
         books.begin(2 * MIB);
         assert_eq!(books.settle(2 * MIB, 64 * MIB).lacking, 30 * MIB);
-        books.open();
+        books.closed = false;
         assert!(books.begin_beside_others(32 * MIB) && books.is_busy());
     }
 
     #[test]
     fn a_larger_chunk_is_learnt_and_nonsense_is_not() {
-        let mut books = Books::default();
-        assert_eq!(books.worst(1), 32 * MIB);
-        books.learn(32 * MIB, 32 * MIB);
-        assert_eq!(books.worst(1), 64 * MIB);
-        books.learn(64 * MIB, u64::MAX);
-        books.learn(64 * MIB, 4096 * MIB);
-        assert_eq!(books.worst(65 * MIB), 128 * MIB);
-        assert_eq!(books.worst(u64::MAX), u64::MAX);
-        assert_eq!((books.worst(0), books.worst(64 * MIB)), (0, 64 * MIB));
+        assert_eq!(worst(1, 0), 32 * MIB);
+        assert_eq!(learnt(32 * MIB, 32 * MIB), 64 * MIB);
+        assert_eq!((learnt(64 * MIB, u64::MAX), learnt(64 * MIB, 4096 * MIB)), (0, 0));
+        let of = |bytes| worst(bytes, 64 * MIB);
+        assert_eq!((of(1), of(65 * MIB), of(u64::MAX)), (64 * MIB, 128 * MIB, u64::MAX));
+        assert_eq!((of(0), of(64 * MIB)), (0, 64 * MIB));
     }
 
     /// A thread's next step, or something the driver does by itself.
@@ -335,7 +259,7 @@ mod tests {
                 match act {
                     Act::Step { thread, bytes, grows } => threads[thread] = match threads[thread] {
                         Thread::Idle => {
-                            let worst = books.worst(bytes);
+                            let worst = worst(bytes, 0);
                             if books.begin_beside_others(worst) {
                                 quota += worst;
                                 Thread::Announced(worst)
@@ -359,7 +283,7 @@ mod tests {
                     Act::Alone { thread, announced, grown, at_once } => threads[thread] = match threads[thread] {
                         Thread::Idle if !closed => {
                             closed = true;
-                            books.close();
+                            books.closed = true;
                             Thread::Waiting
                         }
                         Thread::Waiting if !books.is_busy() => {
@@ -380,7 +304,7 @@ mod tests {
                                 owed += lacking;
                             }
                             closed = false;
-                            books.open();
+                            books.closed = false;
                             Thread::Idle
                         }
                         other => other,
@@ -397,8 +321,8 @@ mod tests {
                 );
                 prop_assert_eq!(quota, books.charged + books.pending);
                 // Nobody owes more than was left owing, or than there is.
-                owed = owed.min(books.owed());
-                prop_assert!(books.owed() <= owed && books.owed() <= books.charged);
+                owed = owed.min(books.owed);
+                prop_assert!(books.owed <= owed && books.owed <= books.charged);
             }
             for thread in threads {
                 match thread {

@@ -8,8 +8,8 @@
 //!
 //! - an allocation reserves the worst growth, calls the driver, and settles ([`allocate`]);
 //! - after frees, whatever lets the driver give chunks back settles: synchronisations of streams,
-//!   events and contexts, trims, a lowered threshold ([`sync`], [`hooks`]); and whatever shows the
-//!   tenant its memory does so first;
+//!   events and contexts, trims, a lowered threshold ([`hooks`]); and whatever shows the tenant its
+//!   memory does so first;
 //! - before the quota refuses anything, unused chunks are asked back ([`Pools::reclaim`]).
 //!
 //! # What a pool may hold beyond its charge, and for how long
@@ -28,27 +28,21 @@
 //!   memory or request. Until then the pool is *in debt*: what it holds is charged, even beyond the
 //!   quota, so that no process of the tenant gets anything beside it.
 
-pub(crate) mod allocate;
+mod allocate;
 pub(crate) mod ask;
-pub mod books;
-pub(crate) mod hooks;
+pub(crate) mod books;
+pub mod hooks;
 pub(crate) mod pool;
-pub(crate) mod sync;
 
-use crate::pages;
+use crate::pages::Chunks;
 use crate::spin::Spin;
 use crate::state::Process;
+use crate::vmm::device_of;
 use ask::Source;
-use core::ptr;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use pool::{Home, Pool};
 use tessera_cuda::types::*;
 use tessera_region::layout::MAX_GPUS;
-
-/// Pools per piece of the table.
-const CHUNK: usize = 64;
-/// Most pieces: 4096 pools at the same time.
-const CHUNKS: usize = 64;
 
 /// Whether frees may have let some pool shrink: all that a synchronisation looks at where no pool is
 /// in use. A forked child inherits it, looks once, and lowers it.
@@ -64,7 +58,8 @@ fn notice_frees() {
 /// The pools that hooks have seen.
 #[derive(Debug)]
 pub struct Pools {
-    chunks: [AtomicPtr<Pool>; CHUNKS],
+    /// 4096 at the same time.
+    chunks: Chunks<Pool, 64>,
     /// Places ever used.
     used: AtomicU32,
     /// Held to give a place to a new pool.
@@ -73,48 +68,34 @@ pub struct Pools {
     graphs: [Pool; MAX_GPUS],
 }
 
-impl Default for Pools {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Pools {
-    /// None yet.
     pub const fn new() -> Self {
         Self {
-            chunks: [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS],
+            chunks: Chunks::new(),
             used: AtomicU32::new(0),
             growing: Spin::new(()),
             graphs: [const { Pool::new() }; MAX_GPUS],
         }
     }
 
-    fn at(&self, index: usize) -> Option<&Pool> {
-        // Acquire: pairs with the Release in `place`, so that the memory reads as zero.
-        let chunk = self.chunks.get(index / CHUNK)?.load(Ordering::Acquire);
-        // SAFETY: a chunk holds CHUNK pools, zeroed when mapped, which is a valid `Pool`, and is
-        // never unmapped.
-        (!chunk.is_null()).then(|| unsafe { &*chunk.add(index % CHUNK) })
+    /// Those that have been in the table.
+    fn listed(&self) -> impl Iterator<Item = &Pool> {
+        let used = self.used.load(Ordering::Acquire) as usize;
+        (0..used).filter_map(|index| self.chunks.at(index))
     }
 
     fn each(&self) -> impl Iterator<Item = &Pool> {
-        let used = self.used.load(Ordering::Acquire) as usize;
-        (0..used).filter_map(|index| self.at(index)).chain(&self.graphs)
+        self.listed().chain(&self.graphs)
     }
 
     /// The pool that an allocation was remembered with.
     pub(crate) fn numbered(&self, number: u32) -> Option<&Pool> {
-        self.at((number as usize).checked_sub(1)?)
+        self.chunks.at((number as usize).checked_sub(1)?)
     }
 
     /// A pool that is known already.
     pub(crate) fn find(&self, handle: CUmemoryPool) -> Option<&Pool> {
-        let (handle, used) = (handle.addr(), self.used.load(Ordering::Acquire) as usize);
-        if handle == 0 {
-            return None;
-        }
-        (0..used).filter_map(|index| self.at(index)).find(|pool| pool.is(handle))
+        self.listed().find(|pool| !handle.is_null() && pool.is(handle.addr()))
     }
 
     /// Remembers a pool that the driver has just made. What had its handle before is gone without our
@@ -148,32 +129,25 @@ impl Pools {
 
     /// An unused place and its index.
     fn place(&self) -> Option<(u32, &Pool)> {
-        let used = self.used.load(Ordering::Relaxed);
-        for index in 0..used {
-            if let Some(pool) = self.at(index as usize).filter(|pool| pool.is_unused()) {
-                return Some((index, pool));
-            }
-        }
-        let chunk = self.chunks.get(used as usize / CHUNK)?;
-        if chunk.load(Ordering::Relaxed).is_null() {
-            let memory = pages::map(CHUNK * size_of::<Pool>())?;
-            chunk.store(memory.as_ptr().cast(), Ordering::Release);
-        }
-        let pool = self.at(used as usize)?;
-        self.used.store(used + 1, Ordering::Release);
-        Some((used, pool))
+        let unused = (0..).zip(self.listed()).find(|(_, pool)| pool.is_unused());
+        unused.or_else(|| {
+            let used = self.used.load(Ordering::Relaxed);
+            let pool = self.chunks.grow(used as usize)?;
+            self.used.store(used + 1, Ordering::Release);
+            Some((used, pool))
+        })
     }
 
     /// What the page's GPU `gpu`, which is `device`, keeps for graphs.
-    pub(crate) fn graphs(&self, gpu: u8, device: CUdevice) -> Option<&Pool> {
-        let pool = self.graphs.get(usize::from(gpu))?;
+    pub(crate) fn graphs(&self, gpu: u8, device: CUdevice) -> &Pool {
+        let pool = &self.graphs[usize::from(gpu)];
         if !pool.is_known() {
             let _growing = self.growing.lock();
             if !pool.is_known() {
                 pool.begin_life(Source::Graphs(device), Home::Gpu(gpu), 0);
             }
         }
-        Some(pool)
+        pool
     }
 
     /// Gives back what the driver may have given back since something was freed. `synchronised`:
@@ -190,27 +164,20 @@ impl Pools {
         // Lowered first: a free from here on raises it again.
         FREES.store(false, Ordering::Relaxed);
         for pool in self.each().filter(|pool| pool.is_loose()) {
-            if pool.is_known() {
-                self.settle_one(process, pool);
-            } else if synchronised {
-                pool.end_orphan(process);
+            if !pool.is_known() {
+                if synchronised {
+                    pool.end_orphan(process);
+                }
+            } else if !pool.in_debt() {
+                pool.settle(process);
+            } else if !pool.is_of_graphs() {
+                pool.trim(process);
+            } else if let Some(_untrimmed) = pool.tight.try_lock() {
+                pool.trim(process);
             }
             if pool.is_loose() {
                 notice_frees();
             }
-        }
-    }
-
-    /// What a synchronisation does to a pool: one that is in debt is trimmed.
-    fn settle_one(&self, process: &'static Process, pool: &Pool) {
-        if !pool.in_debt() {
-            pool.settle(process);
-            return;
-        }
-        if !pool.is_of_graphs() {
-            pool.trim(process);
-        } else if let Some(_untrimmed) = pool.tight.try_lock() {
-            pool.trim(process);
         }
     }
 
@@ -219,31 +186,23 @@ impl Pools {
     /// unsettled reservation, for which such a launch might wait.
     #[cold]
     pub(crate) fn reclaim(&self, process: &'static Process, gpu: u8) -> bool {
-        let graphs = self.graphs.get(usize::from(gpu));
-        let _untrimmed = graphs.map(|graphs| graphs.tight.lock());
-        self.reclaim_untrimmed(process, gpu)
+        let _untrimmed = self.graphs[usize::from(gpu)].tight.lock();
+        self.trim(process, gpu, true)
     }
 
     /// As [`Pools::reclaim`], for who holds an unsettled reservation: graph memory is left alone while
     /// nobody may trim it.
     #[cold]
     pub(crate) fn reclaim_at_once(&self, process: &'static Process, gpu: u8) -> bool {
-        let graphs = self.graphs.get(usize::from(gpu));
-        match graphs.map(|graphs| graphs.tight.try_lock()) {
-            Some(None) => self.trim(process, gpu, |pool| !pool.is_of_graphs()),
-            Some(Some(_)) | None => self.reclaim_untrimmed(process, gpu),
-        }
+        let untrimmed = self.graphs[usize::from(gpu)].tight.try_lock();
+        self.trim(process, gpu, untrimmed.is_some())
     }
 
-    /// As [`Pools::reclaim`]; the caller holds `tight` of the GPU's graph memory.
+    /// As [`Pools::reclaim`]; for graph memory, too, the caller holds `tight` of the GPU's.
     #[cold]
-    pub(crate) fn reclaim_untrimmed(&self, process: &'static Process, gpu: u8) -> bool {
-        self.trim(process, gpu, |_| true)
-    }
-
-    fn trim(&self, process: &'static Process, gpu: u8, wanted: impl Fn(&Pool) -> bool) -> bool {
+    pub(crate) fn trim(&self, process: &'static Process, gpu: u8, graphs: bool) -> bool {
         let mut released = 0;
-        for pool in self.each().filter(|pool| wanted(pool)) {
+        for pool in self.each().filter(|pool| graphs || !pool.is_of_graphs()) {
             if pool.home() == Home::Gpu(gpu) && (pool.charged() > 0 || pool.in_debt()) {
                 released += pool.trim(process);
             }
@@ -275,16 +234,10 @@ pub(crate) fn home_of(
     kind: CUmemAllocationType,
     elsewhere: Option<Home>,
 ) -> Option<Home> {
-    let on = |device: CUdevice| match process.listed(device) {
-        Some(Some(gpu)) => Some(Home::Gpu(gpu)),
-        Some(None) | None => Some(Home::Unlisted),
-    };
-    match location.r#type {
-        CU_MEM_LOCATION_TYPE_DEVICE => on(location.id),
-        // Two bytes: the device, and which part of its memory.
-        CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN => on(location.id & 0xff),
+    match device_of(location) {
+        Some(device) => Some(Home::on(process, device)),
         // Managed memory may be resident on a device whatever it prefers.
-        _ if kind == CU_MEM_ALLOCATION_TYPE_MANAGED => elsewhere,
-        _ => Some(Home::Free),
+        None if kind == CU_MEM_ALLOCATION_TYPE_MANAGED => elsewhere,
+        None => Some(Home::Free),
     }
 }

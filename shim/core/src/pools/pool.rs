@@ -7,12 +7,14 @@ use super::ask::{Source, Uncaptured};
 use super::books::{self, Books, Settled};
 use super::notice_frees;
 use crate::log::now_ns;
+use crate::pages::Zeroed;
 use crate::quota;
 use crate::spin::{Held, Spin, pause};
 use crate::state::Process;
 use core::sync::atomic::{
     AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering,
 };
+use tessera_cuda::types::CUdevice;
 use tessera_region::account::Reservation;
 use tessera_region::layout::Kind;
 
@@ -30,6 +32,11 @@ pub(crate) enum Home {
 impl Home {
     const UNLISTED: u8 = 254;
     const FREE: u8 = 255;
+
+    /// That of memory on `device`.
+    pub(crate) fn on(process: &'static Process, device: CUdevice) -> Self {
+        process.listed(device).flatten().map_or(Self::Unlisted, Self::Gpu)
+    }
 
     fn word(self) -> u8 {
         match self {
@@ -61,7 +68,7 @@ pub(crate) struct Alone<'a> {
 
 impl Drop for Alone<'_> {
     fn drop(&mut self) {
-        self.pool.books.lock().open();
+        self.pool.books.lock().closed = false;
     }
 }
 
@@ -90,12 +97,15 @@ pub(crate) struct Pool {
     /// The application has destroyed it while allocations lived.
     orphaned: AtomicBool,
     books: Spin<Books>,
-    /// [`Books::learnt`], for who needs nothing else.
+    /// The chunk, where it was seen to be larger than is assumed; else 0.
     learnt: AtomicU64,
     /// Held over the driver's call by those that could not reserve the worst. Graph memory is
     /// trimmed under it only.
     pub(crate) tight: Spin<()>,
 }
+
+// SAFETY: locks and atomic numbers, as `Pool::new` has them.
+unsafe impl Zeroed for Pool {}
 
 impl Pool {
     pub(crate) const fn new() -> Self {
@@ -180,7 +190,7 @@ impl Pool {
     }
 
     pub(crate) fn charged(&self) -> u64 {
-        self.books.lock().charged()
+        self.books.lock().charged
     }
 
     /// What an allocation of `bytes` adds at least: what does not fit into what is reserved anyway.
@@ -201,7 +211,7 @@ impl Pool {
     /// reservation: those under way may wait for one.
     pub(crate) fn alone(&self) -> Alone<'_> {
         let alone = Alone { _one_at_a_time: self.tight.lock(), pool: self };
-        self.books.lock().close();
+        self.books.lock().closed = true;
         let (mut turn, begun_ns) = (0, now_ns());
         while self.books.lock().is_busy() && now_ns().saturating_sub(begun_ns) <= LONGEST_CALL_NS {
             pause(turn);
@@ -236,7 +246,7 @@ impl Pool {
         let reserved = self
             .source()
             .and_then(Source::reserved)
-            .unwrap_or_else(|| books.charged().saturating_add(mine));
+            .unwrap_or_else(|| books.charged.saturating_add(mine));
         let settled = books.settle(mine, reserved);
         if settled.keep > 0 {
             // At most what was reserved, which never fails.
@@ -312,10 +322,10 @@ impl Pool {
         if let (Home::Gpu(gpu), 1..) = (self.home(), settled.release) {
             quota::release(process, gpu, settled.release, self.kind());
         }
-        if let (Home::Gpu(gpu), 1..) = (self.home(), books.owed()) {
+        if let (Home::Gpu(gpu), 1..) = (self.home(), books.owed) {
             books.forgive(process.account.shares().excess(usize::from(gpu)));
         }
-        let in_debt = settled.lacking > 0 || books.owed() > 0;
+        let in_debt = settled.lacking > 0 || books.owed > 0;
         self.in_debt.store(in_debt, Ordering::Relaxed);
         if in_debt {
             // Whatever its threshold: the next synchronisation looks at it.
@@ -325,9 +335,7 @@ impl Pool {
 
     /// The driver took `lacking` bytes more than the `worst` that a call alone had reserved.
     pub(crate) fn learn(&self, worst: u64, lacking: u64) {
-        let mut books = self.books.lock();
-        books.learn(worst, lacking);
-        self.learnt.store(books.learnt(), Ordering::Relaxed);
+        self.learnt.fetch_max(books::learnt(worst, lacking), Ordering::Relaxed);
     }
 
     /// An allocation was made in it.

@@ -7,43 +7,33 @@
 //! back never too early; while a call is under way its entry is pinned. A handle that the driver
 //! gives again says that its old memory is gone, whatever the counts.
 //!
-//! Each end goes to an `each` closure as [`Ended`].
+//! Each end goes to an [`Each`].
 
 use super::tiles::Region;
 use crate::list::{Full, List};
 use crate::pages::Zeroed;
 use crate::shares::Export;
 
-/// What the driver has let go of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ended {
-    /// Index of the GPU in the quota page.
-    pub gpu: u8,
-    /// Bytes charged; 0 for imports and multicast objects.
-    pub bytes: u64,
-    /// The mark of an import; 0 for none.
-    pub import: u64,
-    /// How it was exported.
-    pub export: Export,
-}
+/// Gets what the driver has let go of, and how it was exported.
+pub(super) type Each<'a> = &'a mut dyn FnMut(Memory, Export);
 
-/// Memory that the driver has just made or imported.
+/// Memory that the driver has made or imported.
 #[derive(Clone, Copy, Debug)]
-pub struct New {
+pub(super) struct Memory {
     /// Index of the GPU in the quota page.
-    pub gpu: u8,
+    pub(super) gpu: u8,
     /// The driver's device; multicast bindings are by device.
-    pub device: i32,
-    /// Bytes charged.
-    pub bytes: u64,
+    pub(super) device: i32,
+    /// Bytes charged; 0 for imports and multicast objects.
+    pub(super) bytes: u64,
     /// The mark of an import; 0 for none.
-    pub import: u64,
+    pub(super) import: u64,
 }
 
 /// An entry that a driver call under way concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "it pins its entry until the call's end is reported"]
-pub struct Ticket(u32);
+pub(super) struct Ticket(u32);
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
@@ -51,11 +41,8 @@ struct Entry {
     used: bool,
     /// Whether the driver gave its handle to other memory: it is gone already.
     gone: bool,
-    gpu: u8,
-    device: i32,
     handle: u64,
-    bytes: u64,
-    import: u64,
+    memory: Memory,
     export: Export,
     references: u32,
     /// Of these references, those whose release is under way.
@@ -66,14 +53,12 @@ struct Entry {
     pinned: u32,
 }
 
-/// A handle's entry.
 #[derive(Clone, Copy, Debug)]
 struct Name {
     handle: u64,
     entry: u32,
 }
 
-/// A mapped range.
 #[derive(Clone, Copy, Debug)]
 struct Range {
     start: u64,
@@ -83,7 +68,6 @@ struct Range {
     time: u64,
 }
 
-/// A multicast binding.
 #[derive(Clone, Copy, Debug)]
 struct Binding {
     object: u32,
@@ -102,14 +86,8 @@ struct Tile {
     entry: u32,
 }
 
-/// An entry that is not in use.
-#[derive(Clone, Copy, Debug)]
-struct Vacant(u32);
-
 // SAFETY: plain data, for which all-zero bytes are a valid value (`Export` is integers).
 unsafe impl Zeroed for Entry {}
-// SAFETY: as above.
-unsafe impl Zeroed for Vacant {}
 // SAFETY: as above.
 unsafe impl Zeroed for Name {}
 // SAFETY: as above.
@@ -121,10 +99,10 @@ unsafe impl Zeroed for Tile {}
 
 /// All of it, for one process.
 #[derive(Debug)]
-pub struct Book {
+pub(super) struct Book {
     entries: List<Entry>,
     /// Entries not in use.
-    vacant: List<Vacant>,
+    vacant: List<u32>,
     /// Sorted by handle.
     names: List<Name>,
     /// Sorted by address; none overlap.
@@ -134,15 +112,8 @@ pub struct Book {
     clock: u64,
 }
 
-impl Default for Book {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Book {
-    /// Nothing yet.
-    pub const fn new() -> Self {
+    pub(super) const fn new() -> Self {
         Self {
             entries: List::new(),
             vacant: List::new(),
@@ -155,13 +126,13 @@ impl Book {
     }
 
     /// A time, to tell what was mapped or bound before a driver call from what was since.
-    pub fn now(&mut self) -> u64 {
+    pub(super) fn now(&mut self) -> u64 {
         self.clock += 1;
         self.clock
     }
 
     /// Whether any array has tiles.
-    pub fn has_tiles(&self) -> bool {
+    pub(super) fn has_tiles(&self) -> bool {
         !self.tiles.is_empty()
     }
 
@@ -169,7 +140,7 @@ impl Book {
     ///
     /// # Errors
     /// [`Full`] when the kernel has no memory for the tables: nothing was noted.
-    pub fn made(&mut self, handle: u64, new: New, each: &mut dyn FnMut(Ended)) -> Result<(), Full> {
+    pub(super) fn made(&mut self, handle: u64, new: Memory, each: Each<'_>) -> Result<(), Full> {
         if let Ok(at) = self.name(handle) {
             // Given again, so its old memory is gone, though we saw no end of it, or see it soon.
             let old = self.names.remove(at).entry;
@@ -186,13 +157,13 @@ impl Book {
     ///
     /// # Errors
     /// As [`Book::made`].
-    pub fn imported(
+    pub(super) fn imported(
         &mut self,
         handle: u64,
-        new: New,
-        each: &mut dyn FnMut(Ended),
+        new: Memory,
+        each: Each<'_>,
     ) -> Result<bool, Full> {
-        if let Some(known) = self.find(handle)
+        if let Some(known) = self.named(handle).map(|entry| &mut self.entries[entry as usize])
             && known.references > known.releasing
         {
             known.references += 1;
@@ -202,9 +173,8 @@ impl Book {
     }
 
     /// A release is about to be asked for. `None`: not ours, or no reference left to release.
-    pub fn releasing(&mut self, handle: u64) -> Option<Ticket> {
-        let at = self.name(handle).ok()?;
-        let index = self.names[at].entry;
+    pub(super) fn releasing(&mut self, handle: u64) -> Option<Ticket> {
+        let index = self.named(handle)?;
         let entry = &mut self.entries[index as usize];
         if entry.references <= entry.releasing {
             return None;
@@ -215,7 +185,7 @@ impl Book {
     }
 
     /// That release's end.
-    pub fn released(&mut self, ticket: Ticket, done: bool, each: &mut dyn FnMut(Ended)) {
+    pub(super) fn released(&mut self, ticket: Ticket, done: bool, each: Each<'_>) {
         let entry = &mut self.entries[ticket.0 as usize];
         entry.releasing = entry.releasing.saturating_sub(1);
         entry.references = entry.references.saturating_sub(u32::from(done));
@@ -223,34 +193,30 @@ impl Book {
     }
 
     /// Pins the entry of a handle for a call that is about to be made.
-    pub fn pin(&mut self, handle: u64) -> Option<Ticket> {
-        let at = self.name(handle).ok()?;
-        Some(self.pinned(self.names[at].entry))
+    pub(super) fn pin(&mut self, handle: u64) -> Option<Ticket> {
+        self.named(handle).map(|entry| self.pinned(entry))
     }
 
     /// Pins the entry that is mapped at `address`.
-    pub fn pin_at(&mut self, address: u64) -> Option<Ticket> {
-        let at = self.ranges.partition_point(|range| range.end <= address);
-        let range = self.ranges.get(at).filter(|range| range.start <= address)?;
-        let entry = range.entry;
-        Some(self.pinned(entry))
+    pub(super) fn pin_at(&mut self, address: u64) -> Option<Ticket> {
+        self.mapped_at(address).map(|range| self.pinned(range.entry))
     }
 
     /// The end of a call that changed nothing.
-    pub fn unpin(&mut self, ticket: Ticket, each: &mut dyn FnMut(Ended)) {
+    pub(super) fn unpin(&mut self, ticket: Ticket, each: Each<'_>) {
         self.entries[ticket.0 as usize].pinned -= 1;
         self.settle(ticket.0, each);
     }
 
     /// The end of a retain: one more reference.
-    pub fn retained(&mut self, ticket: Ticket, each: &mut dyn FnMut(Ended)) {
+    pub(super) fn retained(&mut self, ticket: Ticket, each: Each<'_>) {
         let entry = &mut self.entries[ticket.0 as usize];
         entry.references += u32::from(!entry.gone);
         self.unpin(ticket, each);
     }
 
     /// The end of a successful map. Ranges that it overlaps are gone: the driver maps nothing twice.
-    pub fn mapped(&mut self, ticket: Ticket, start: u64, size: u64, each: &mut dyn FnMut(Ended)) {
+    pub(super) fn mapped(&mut self, ticket: Ticket, start: u64, size: u64, each: Each<'_>) {
         let end = start.saturating_add(size);
         let now = self.now();
         self.drop_ranges(start, end, &|_| true, each);
@@ -264,44 +230,40 @@ impl Book {
     }
 
     /// The driver has unmapped a range: whatever was mapped there `before` the call.
-    pub fn unmapped(&mut self, start: u64, size: u64, before: u64, each: &mut dyn FnMut(Ended)) {
+    pub(super) fn unmapped(&mut self, (start, size): (u64, u64), before: u64, each: Each<'_>) {
         let end = start.saturating_add(size);
         self.drop_ranges(start, end, &|range| range.time <= before, each);
     }
 
-    /// The end of a successful bind of `memory` to the multicast object `object`.
-    pub fn bound(
+    /// `memory` is bound to the multicast object `object`; both stay pinned.
+    pub(super) fn bound(
         &mut self,
         object: Ticket,
         memory: Ticket,
         device: Option<i32>,
         offset: u64,
-        each: &mut dyn FnMut(Ended),
     ) {
         let time = self.now();
         let (of, to) = (self.entries[memory.0 as usize], self.entries[object.0 as usize]);
         if !of.gone && !to.gone {
-            let device = device.unwrap_or(of.device);
+            let device = device.unwrap_or(of.memory.device);
             // As for mappings.
             self.entries[memory.0 as usize].holds += 1;
             let binding = Binding { object: object.0, entry: memory.0, device, offset, time };
             let _ = self.bindings.push(binding);
         }
-        self.unpin(memory, each);
-        self.unpin(object, each);
     }
 
     /// The driver has unbound a range of `object` on `device`: whatever was bound `before` the call.
-    pub fn unbound(
+    pub(super) fn unbound(
         &mut self,
         object: u64,
         device: i32,
         (offset, size): (u64, u64),
         before: u64,
-        each: &mut dyn FnMut(Ended),
+        each: Each<'_>,
     ) {
-        let Ok(at) = self.name(object) else { return };
-        let object = self.names[at].entry;
+        let Some(object) = self.named(object) else { return };
         let end = offset.saturating_add(size);
         self.drop_bindings(
             &|b| {
@@ -315,19 +277,15 @@ impl Book {
     }
 
     /// The driver maps a part of a sparse array onto `handle`'s memory, or unmaps it (`None`).
-    pub fn tile(
+    pub(super) fn tile(
         &mut self,
         region: Region,
         handle: Option<u64>,
         context: u32,
-        each: &mut dyn FnMut(Ended),
+        each: Each<'_>,
     ) {
         // The new one first: it may be the memory's own tile that it replaces.
-        let entry = handle.and_then(|handle| self.name(handle).ok());
-        let entry = entry.map(|at| self.names[at].entry);
-        if let Some(entry) = entry {
-            self.entries[entry as usize].pinned += 1;
-        }
+        let memory = handle.and_then(|handle| self.pin(handle));
         let mut at = 0;
         while at < self.tiles.len() {
             if !region.touches(&self.tiles[at].region) {
@@ -341,9 +299,9 @@ impl Book {
             self.entries[old.entry as usize].holds -= 1;
             self.settle(old.entry, each);
         }
-        if let Some(entry) = entry {
-            self.hold_tile(Tile { region, context, entry }, self.tiles.len());
-            self.unpin(Ticket(entry), each);
+        if let Some(memory) = memory {
+            self.hold_tile(Tile { region, context, entry: memory.0 }, self.tiles.len());
+            self.unpin(memory, each);
         }
     }
 
@@ -355,26 +313,24 @@ impl Book {
     }
 
     /// An array is gone, and its tiles with it.
-    pub fn array_ended(&mut self, resource: u64, each: &mut dyn FnMut(Ended)) {
+    pub(super) fn array_ended(&mut self, resource: u64, each: Each<'_>) {
         self.drop_tiles(&|tile| tile.region.resource == resource, each);
     }
 
     /// A context is gone, and its arrays with it.
-    pub fn context_ended(&mut self, context: u32, each: &mut dyn FnMut(Ended)) {
+    pub(super) fn context_ended(&mut self, context: u32, each: Each<'_>) {
         self.drop_tiles(&|tile| tile.context == context, each);
     }
 
     /// How the memory behind `handle` was exported, to be changed.
-    pub fn export_of(&mut self, handle: u64) -> Option<&mut Export> {
-        self.find(handle).map(|entry| &mut entry.export)
+    pub(super) fn export_of(&mut self, handle: u64) -> Option<&mut Export> {
+        self.named(handle).map(|entry| &mut self.entries[entry as usize].export)
     }
 
     /// How the memory mapped at `address` was exported, to be changed, and where its mapping ends.
-    pub fn export_at(&mut self, address: u64) -> Option<(&mut Export, u64)> {
-        let at = self.ranges.partition_point(|range| range.end <= address);
-        let range = self.ranges.get(at).filter(|range| range.start <= address)?;
-        let (entry, end) = (range.entry, range.end);
-        Some((&mut self.entries[entry as usize].export, end))
+    pub(super) fn export_at(&mut self, address: u64) -> Option<(&mut Export, u64)> {
+        let range = self.mapped_at(address)?;
+        Some((&mut self.entries[range.entry as usize].export, range.end))
     }
 
     /// Where `handle` is in the names, or would be.
@@ -382,10 +338,13 @@ impl Book {
         self.names.binary_search_by_key(&handle, |name| name.handle)
     }
 
-    fn find(&mut self, handle: u64) -> Option<&mut Entry> {
-        let at = self.name(handle).ok()?;
-        let entry = self.names[at].entry;
-        Some(&mut self.entries[entry as usize])
+    fn named(&self, handle: u64) -> Option<u32> {
+        self.name(handle).ok().map(|at| self.names[at].entry)
+    }
+
+    fn mapped_at(&self, address: u64) -> Option<Range> {
+        let at = self.ranges.partition_point(|range| range.end <= address);
+        self.ranges.get(at).copied().filter(|range| range.start <= address)
     }
 
     fn pinned(&mut self, entry: u32) -> Ticket {
@@ -393,15 +352,12 @@ impl Book {
         Ticket(entry)
     }
 
-    fn enter(&mut self, handle: u64, new: New) -> Result<u32, Full> {
+    fn enter(&mut self, handle: u64, memory: Memory) -> Result<u32, Full> {
         let entry = Entry {
             used: true,
             gone: false,
-            gpu: new.gpu,
-            device: new.device,
             handle,
-            bytes: new.bytes,
-            import: new.import,
+            memory,
             export: Export::default(),
             references: 1,
             releasing: 0,
@@ -411,7 +367,7 @@ impl Book {
         };
         match self.vacant.len().checked_sub(1) {
             Some(last) => {
-                let at = self.vacant.remove(last).0;
+                let at = self.vacant.remove(last);
                 self.entries[at as usize] = entry;
                 Ok(at)
             }
@@ -424,12 +380,12 @@ impl Book {
     }
 
     /// The driver let go of an entry without our seeing it.
-    fn vanished(&mut self, index: u32, each: &mut dyn FnMut(Ended)) {
+    fn vanished(&mut self, index: u32, each: Each<'_>) {
         let pinned = self.pinned(index);
         let entry = &mut self.entries[index as usize];
         entry.gone = true;
         entry.references = 0;
-        each(entry.ended());
+        each(entry.memory, entry.export);
         self.drop_ranges(0, u64::MAX, &|range| range.entry == index, each);
         self.drop_tiles(&|tile| tile.entry == index, each);
         self.drop_bindings(&|binding| binding.entry == index || binding.object == index, each);
@@ -437,14 +393,14 @@ impl Book {
     }
 
     /// Ends an entry that nothing holds.
-    fn settle(&mut self, index: u32, each: &mut dyn FnMut(Ended)) {
+    fn settle(&mut self, index: u32, each: Each<'_>) {
         let entry = self.entries[index as usize];
         if !entry.used || entry.pinned + entry.references + entry.mappings + entry.holds > 0 {
             return;
         }
         self.entries[index as usize].used = false;
         // There is room for every entry.
-        let _ = self.vacant.push(Vacant(index));
+        let _ = self.vacant.push(index);
         if entry.gone {
             return;
         }
@@ -453,7 +409,7 @@ impl Book {
         {
             self.names.remove(at);
         }
-        each(entry.ended());
+        each(entry.memory, entry.export);
         // A multicast object lets go of what is bound to it.
         self.drop_bindings(&|binding| binding.object == index, each);
     }
@@ -463,7 +419,7 @@ impl Book {
         start: u64,
         end: u64,
         doomed: &dyn Fn(&Range) -> bool,
-        each: &mut dyn FnMut(Ended),
+        each: Each<'_>,
     ) {
         let mut at = self.ranges.partition_point(|range| range.end <= start);
         while let Some(range) = self.ranges.get(at).copied().filter(|range| range.start < end) {
@@ -477,24 +433,18 @@ impl Book {
         }
     }
 
-    fn drop_bindings(&mut self, doomed: &dyn Fn(&Binding) -> bool, each: &mut dyn FnMut(Ended)) {
+    fn drop_bindings(&mut self, doomed: &dyn Fn(&Binding) -> bool, each: Each<'_>) {
         while let Some(binding) = self.bindings.take(doomed) {
             self.entries[binding.entry as usize].holds -= 1;
             self.settle(binding.entry, each);
         }
     }
 
-    fn drop_tiles(&mut self, doomed: &dyn Fn(&Tile) -> bool, each: &mut dyn FnMut(Ended)) {
+    fn drop_tiles(&mut self, doomed: &dyn Fn(&Tile) -> bool, each: Each<'_>) {
         while let Some(tile) = self.tiles.take(doomed) {
             self.entries[tile.entry as usize].holds -= 1;
             self.settle(tile.entry, each);
         }
-    }
-}
-
-impl Entry {
-    fn ended(&self) -> Ended {
-        Ended { gpu: self.gpu, bytes: self.bytes, import: self.import, export: self.export }
     }
 }
 

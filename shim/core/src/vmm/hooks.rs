@@ -2,15 +2,15 @@
 //! way the book's entry is pinned.
 #![allow(non_snake_case, reason = "hooks carry the driver's own names")]
 
-use super::book::{Book, Ended, New, Ticket};
+use super::book::{Book, Each, Memory, Ticket};
 use super::tiles::Region;
-use super::{create, device_of, home_of, release_unseen};
-use crate::place::{self, Look};
+use super::{create, device_of, home_of, made, release_unseen};
+use crate::gate::Stream;
+use crate::place;
 use crate::quota;
-use crate::real::Real;
 use crate::shares;
-use crate::state::{self, Process, Standing};
-use crate::thread::Depth;
+use crate::state::Process;
+use crate::thread::{Answer, Call, entered, tenant};
 use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use tessera_cuda::types::*;
 
@@ -18,143 +18,79 @@ type Handle = CUmemGenericAllocationHandle;
 
 /// CUDA Driver API, "Virtual Memory Management". Charged to the GPU of the location, not to the
 /// current context's.
-///
-/// # Safety
-/// As the driver's.
 pub unsafe fn cuMemCreate(
-    real: &Real<
-        unsafe extern "C" fn(
-            *mut Handle,
-            usize,
-            *const CUmemAllocationProp,
-            c_ulonglong,
-        ) -> CUresult,
-    >,
+    call: Call<'_>,
     handle: *mut Handle,
     bytes: usize,
     prop: *const CUmemAllocationProp,
-    flags: c_ulonglong,
-) -> CUresult {
-    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
-    // SAFETY: the caller's own arguments.
-    let call = || unsafe { real(handle, bytes, prop, flags) };
-    let Some(_depth) = Depth::enter() else { return call() };
-    let process = match state::standing() {
-        Standing::Pass => return call(),
-        Standing::Closed => return CUDA_ERROR_SYSTEM_NOT_READY,
-        Standing::Armed(process) => process,
-    };
+    _: c_ulonglong,
+) -> Answer {
+    let Some((process, _depth)) = tenant()? else { return call() };
     if handle.is_null() || prop.is_null() || bytes == 0 {
         return call();
     }
     // SAFETY: not null, and the caller promises a whole structure.
     let location = unsafe { (&raw const (*prop).location).read_unaligned() };
     match device_of(location) {
-        Some(device) => create(process, device, bytes as u64, &call, handle),
+        Some(device) => create(process, device, bytes as u64, call, handle),
         None => call(),
     }
 }
 
-/// CUDA Driver API, "Virtual Memory Management".
-///
-/// # Safety
-/// As the driver's.
-pub unsafe fn cuMemRelease(
-    real: &Real<unsafe extern "C" fn(Handle) -> CUresult>,
-    handle: Handle,
-) -> CUresult {
-    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
-    // SAFETY: the caller's own argument.
-    let call = || unsafe { real(handle) };
-    let Some(_depth) = Depth::enter() else { return call() };
-    let Some(process) = state::armed() else { return call() };
+pub unsafe fn cuMemRelease(call: Call<'_>, handle: Handle) -> Answer {
+    let Some((process, _depth)) = entered() else { return call() };
     let Some(ticket) = process.vmm.book.lock().releasing(handle) else { return call() };
-    let result = call();
-    let done = result == CUDA_SUCCESS;
-    process.vmm.note(process, &mut |book, each| book.released(ticket, done, each));
-    result
+    let answer = call();
+    process.vmm.note(process, &mut |book, each| book.released(ticket, answer.is_ok(), each));
+    answer
 }
 
 /// What a success changes.
-type Done<'a> = &'a dyn Fn(&mut Book, Ticket, &mut dyn FnMut(Ended));
+type Done<'a> = &'a dyn Fn(&mut Book, Ticket, Each<'_>);
 
 /// Calls the driver with `ticket`'s entry pinned; `done` notes a success.
-fn pinned(
-    process: &'static Process,
-    ticket: Ticket,
-    call: &dyn Fn() -> CUresult,
-    done: Done<'_>,
-) -> CUresult {
-    let result = call();
-    let done = if result == CUDA_SUCCESS { done } else { &Book::unpin };
+fn pinned(process: &'static Process, ticket: Ticket, call: Call<'_>, done: Done<'_>) -> Answer {
+    let answer = call();
+    let done = if answer.is_ok() { done } else { &Book::unpin };
     process.vmm.note(process, &mut |book, each| done(book, ticket, each));
-    result
+    answer
 }
 
 /// CUDA Driver API, "Virtual Memory Management": one more reference, to be released.
-///
-/// # Safety
-/// As the driver's.
 pub unsafe fn cuMemRetainAllocationHandle(
-    real: &Real<unsafe extern "C" fn(*mut Handle, *mut c_void) -> CUresult>,
-    handle: *mut Handle,
+    call: Call<'_>,
+    _: *mut Handle,
     address: *mut c_void,
-) -> CUresult {
-    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
-    // SAFETY: the caller's own arguments.
-    let call = || unsafe { real(handle, address) };
-    let Some(_depth) = Depth::enter() else { return call() };
-    let Some(process) = state::armed() else { return call() };
+) -> Answer {
+    let Some((process, _depth)) = entered() else { return call() };
     let ticket = process.vmm.book.lock().pin_at(address.addr() as u64);
     let Some(ticket) = ticket else { return call() };
-    pinned(process, ticket, &call, &|book, ticket, each| book.retained(ticket, each))
+    pinned(process, ticket, call, &|book, ticket, each| book.retained(ticket, each))
 }
 
-/// CUDA Driver API, "Virtual Memory Management".
-///
-/// # Safety
-/// As the driver's.
 pub unsafe fn cuMemMap(
-    real: &Real<unsafe extern "C" fn(u64, usize, usize, Handle, c_ulonglong) -> CUresult>,
+    call: Call<'_>,
     pointer: CUdeviceptr,
     bytes: usize,
-    offset: usize,
+    _: usize,
     handle: Handle,
-    flags: c_ulonglong,
-) -> CUresult {
-    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
-    // SAFETY: the caller's own arguments.
-    let call = || unsafe { real(pointer, bytes, offset, handle, flags) };
-    let Some(_depth) = Depth::enter() else { return call() };
-    let Some(process) = state::armed() else { return call() };
+    _: c_ulonglong,
+) -> Answer {
+    let Some((process, _depth)) = entered() else { return call() };
     let Some(ticket) = process.vmm.book.lock().pin(handle) else { return call() };
-    pinned(process, ticket, &call, &|book, ticket, each| {
+    pinned(process, ticket, call, &|book, ticket, each| {
         book.mapped(ticket, pointer, bytes as u64, each);
     })
 }
 
 /// CUDA Driver API, "Virtual Memory Management". One range may cover several mappings.
-///
-/// # Safety
-/// As the driver's.
-pub unsafe fn cuMemUnmap(
-    real: &Real<unsafe extern "C" fn(CUdeviceptr, usize) -> CUresult>,
-    pointer: CUdeviceptr,
-    bytes: usize,
-) -> CUresult {
-    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
-    // SAFETY: the caller's own arguments.
-    let call = || unsafe { real(pointer, bytes) };
-    let Some(_depth) = Depth::enter() else { return call() };
-    let Some(process) = state::armed() else { return call() };
+pub unsafe fn cuMemUnmap(call: Call<'_>, pointer: CUdeviceptr, bytes: usize) -> Answer {
+    let Some((process, _depth)) = entered() else { return call() };
     let before = process.vmm.book.lock().now();
-    let result = call();
-    if result == CUDA_SUCCESS {
-        process
-            .vmm
-            .note(process, &mut |book, each| book.unmapped(pointer, bytes as u64, before, each));
-    }
-    result
+    call()?;
+    let range = (pointer, bytes as u64);
+    process.vmm.note(process, &mut |book, each| book.unmapped(range, before, each));
+    Ok(())
 }
 
 /// What a tile operation is about.
@@ -186,57 +122,40 @@ fn region(info: &CUarrayMapInfo) -> Region {
 }
 
 /// CUDA Driver API, "Virtual Memory Management". In stream order, but noted at once.
-///
-/// # Safety
-/// As the driver's.
 pub unsafe fn cuMemMapArrayAsync(
-    real: &Real<unsafe extern "C" fn(*mut CUarrayMapInfo, c_uint, CUstream) -> CUresult>,
+    call: Call<'_>,
     list: *mut CUarrayMapInfo,
     count: c_uint,
-    stream: CUstream,
-) -> CUresult {
-    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
-    // SAFETY: the caller's own arguments.
-    let result = unsafe { real(list, count, stream) };
-    let Some(_depth) = Depth::enter() else { return result };
-    if result != CUDA_SUCCESS || list.is_null() {
-        return result;
+    stream: Stream,
+) -> Answer {
+    let Some((process, _depth)) = entered() else { return call() };
+    call()?;
+    if list.is_null() {
+        return Ok(());
     }
-    let Some(process) = state::armed() else { return result };
-    let context = match place::of_stream(process, stream) {
-        Look::At(place) => place.serial,
-        _ => 0,
-    };
+    let context = place::of_stream(process, stream).serial();
     for index in 0..count as usize {
         // SAFETY: the caller promises `count` whole entries.
         let info = unsafe { list.add(index).read_unaligned() };
         let handle = (info.memOperationType == CU_MEM_OPERATION_TYPE_MAP).then_some(info.memHandle);
-        process
-            .vmm
-            .note(process, &mut |book, each| book.tile(region(&info), handle, context, each));
+        let region = region(&info);
+        process.vmm.note(process, &mut |book, each| book.tile(region, handle, context, each));
     }
-    result
+    Ok(())
 }
 
-/// CUDA Driver API, "Virtual Memory Management".
-///
-/// # Safety
-/// As the driver's.
 pub unsafe fn cuMemExportToShareableHandle(
-    real: &Real<unsafe extern "C" fn(*mut c_void, Handle, c_int, c_ulonglong) -> CUresult>,
+    call: Call<'_>,
     shareable: *mut c_void,
     handle: Handle,
     handle_type: CUmemAllocationHandleType,
-    flags: c_ulonglong,
-) -> CUresult {
-    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
-    // SAFETY: the caller's own arguments.
-    let result = unsafe { real(shareable, handle, handle_type, flags) };
-    let Some(_depth) = Depth::enter() else { return result };
-    if result != CUDA_SUCCESS || shareable.is_null() {
-        return result;
+    _: c_ulonglong,
+) -> Answer {
+    let Some((process, _depth)) = entered() else { return call() };
+    call()?;
+    if shareable.is_null() {
+        return Ok(());
     }
-    let Some(process) = state::armed() else { return result };
     if let Some(export) = process.vmm.book.lock().export_of(handle) {
         match handle_type {
             CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR => {
@@ -251,28 +170,17 @@ pub unsafe fn cuMemExportToShareableHandle(
             _ => {}
         }
     }
-    result
+    Ok(())
 }
 
 /// CUDA Driver API, "Virtual Memory Management". The exporter is charged; here it is marked.
-///
-/// # Safety
-/// As the driver's.
 pub unsafe fn cuMemImportFromShareableHandle(
-    real: &Real<unsafe extern "C" fn(*mut Handle, *mut c_void, c_int) -> CUresult>,
+    call: Call<'_>,
     handle: *mut Handle,
     shareable: *mut c_void,
     handle_type: CUmemAllocationHandleType,
-) -> CUresult {
-    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
-    // SAFETY: the caller's own arguments.
-    let call = || unsafe { real(handle, shareable, handle_type) };
-    let Some(_depth) = Depth::enter() else { return call() };
-    let process = match state::standing() {
-        Standing::Pass => return call(),
-        Standing::Closed => return CUDA_ERROR_SYSTEM_NOT_READY,
-        Standing::Armed(process) => process,
-    };
+) -> Answer {
+    let Some((process, _depth)) = tenant()? else { return call() };
     let mut mark = match handle_type {
         CU_MEM_HANDLE_TYPE_FABRIC if !shareable.is_null() => {
             // SAFETY: the caller promises 64 bytes for this type.
@@ -281,10 +189,10 @@ pub unsafe fn cuMemImportFromShareableHandle(
         _ => shares::descriptor(None),
     };
     shares::mark_import(process, mark);
-    let result = call();
-    if result != CUDA_SUCCESS || handle.is_null() {
+    let answer = call();
+    if answer.is_err() || handle.is_null() {
         shares::unmark_import(process, mark);
-        return result;
+        return answer;
     }
     // SAFETY: the driver wrote it.
     let handle = unsafe { *handle };
@@ -300,41 +208,34 @@ pub unsafe fn cuMemImportFromShareableHandle(
     // Multicast objects and host memory are no device memory of anybody's.
     let (device, gpu) = home.unwrap_or((-1, 0));
     let import = if home.is_some() { mark } else { 0 };
-    let new = New { gpu, device, bytes: 0, import };
+    let new = Memory { gpu, device, bytes: 0, import };
     let mut noted = Ok(false);
     process.vmm.note(process, &mut |book, each| noted = book.imported(handle, new, each));
     if noted != Ok(true) || import == 0 {
         shares::unmark_import(process, mark);
     }
-    if noted.is_err() {
+    noted.map(|_| ()).map_err(|_full| {
         release_unseen(handle);
-        return quota::refuse_unnoted("cuMemImportFromShareableHandle");
-    }
-    result
+        quota::refuse_unnoted("cuMemImportFromShareableHandle")
+    })
 }
 
 /// CUDA Driver API, "Memory Management": a dma-buf keeps what is behind the address alive.
-///
-/// # Safety
-/// As the driver's.
 pub unsafe fn cuMemGetHandleForAddressRange(
-    real: &Real<unsafe extern "C" fn(*mut c_void, u64, usize, c_int, c_ulonglong) -> CUresult>,
+    call: Call<'_>,
     handle: *mut c_void,
     pointer: CUdeviceptr,
     bytes: usize,
     handle_type: CUmemRangeHandleType,
-    flags: c_ulonglong,
-) -> CUresult {
+    _: c_ulonglong,
+) -> Answer {
     /// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`
     const DMA_BUF_FD: CUmemRangeHandleType = 1;
-    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
-    // SAFETY: the caller's own arguments.
-    let result = unsafe { real(handle, pointer, bytes, handle_type, flags) };
-    let Some(_depth) = Depth::enter() else { return result };
-    if result != CUDA_SUCCESS || handle.is_null() || handle_type != DMA_BUF_FD {
-        return result;
+    let Some((process, _depth)) = entered() else { return call() };
+    call()?;
+    if handle.is_null() || handle_type != DMA_BUF_FD {
+        return Ok(());
     }
-    let Some(process) = state::armed() else { return result };
     // SAFETY: for this type the driver wrote an int.
     let fd = unsafe { handle.cast::<c_int>().read_unaligned() };
     let end = pointer.saturating_add(bytes as u64);
@@ -352,196 +253,117 @@ pub unsafe fn cuMemGetHandleForAddressRange(
     {
         // SAFETY: the driver has just opened it, and nobody else has seen it.
         unsafe { libc::close(fd) };
-        return quota::refuse_unnoted("cuMemGetHandleForAddressRange");
+        return Err(quota::refuse_unnoted("cuMemGetHandleForAddressRange"));
     }
-    result
+    Ok(())
 }
 
 /// CUDA Driver API, "Multicast Object Management": it owns no memory, and holds what is bound to it.
-///
-/// # Safety
-/// As the driver's.
 pub unsafe fn cuMulticastCreate(
-    real: &Real<unsafe extern "C" fn(*mut Handle, *const CUmulticastObjectProp) -> CUresult>,
+    call: Call<'_>,
     object: *mut Handle,
-    prop: *const CUmulticastObjectProp,
-) -> CUresult {
-    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
-    // SAFETY: the caller's own arguments.
-    let result = unsafe { real(object, prop) };
-    let Some(_depth) = Depth::enter() else { return result };
-    if result != CUDA_SUCCESS || object.is_null() {
-        return result;
-    }
-    let Some(process) = state::armed() else { return result };
-    // SAFETY: the driver wrote it.
-    let handle = unsafe { *object };
-    let new = New { gpu: 0, device: -1, bytes: 0, import: 0 };
-    let mut noted = Ok(());
-    process.vmm.note(process, &mut |book, each| noted = book.made(handle, new, each));
-    if noted.is_err() {
-        // What is bound to it would not be seen to live on.
-        release_unseen(handle);
-        return quota::refuse_unnoted("cuMulticastCreate");
-    }
-    result
+    _: *const CUmulticastObjectProp,
+) -> Answer {
+    let Some((process, _depth)) = entered() else { return call() };
+    call()?;
+    // SAFETY: null, or the driver wrote it.
+    let Some(&handle) = (unsafe { object.as_ref() }) else { return Ok(()) };
+    let object = Memory { gpu: 0, device: -1, bytes: 0, import: 0 };
+    // Unseen, what is bound to it would live on.
+    made(process, "cuMulticastCreate", handle, object)
 }
 
-/// Which memory is bound.
-enum Bound {
-    Handle(Handle),
-    At(CUdeviceptr),
-}
-
+/// Binds what `pin` finds in the book to `object`.
 fn bind(
+    call: Call<'_>,
     object: Handle,
     device: Option<CUdevice>,
-    memory: &Bound,
     offset: usize,
-    call: &dyn Fn() -> CUresult,
-) -> CUresult {
-    let Some(_depth) = Depth::enter() else { return call() };
-    let Some(process) = state::armed() else { return call() };
+    pin: impl FnOnce(&mut Book) -> Option<Ticket>,
+) -> Answer {
+    let Some((process, _depth)) = entered() else { return call() };
     let tickets = {
         let mut book = process.vmm.book.lock();
-        let memory = match *memory {
-            Bound::Handle(handle) => book.pin(handle),
-            Bound::At(pointer) => book.pin_at(pointer),
-        };
-        memory.map(|memory| (memory, book.pin(object)))
+        pin(&mut book).map(|memory| (memory, book.pin(object)))
     };
     let Some((memory, object)) = tickets else { return call() };
-    let result = call();
-    process.vmm.note(process, &mut |book, each| match object {
-        Some(object) if result == CUDA_SUCCESS => {
-            book.bound(object, memory, device, offset as u64, each);
-        }
-        object => {
-            book.unpin(memory, each);
-            if let Some(object) = object {
-                book.unpin(object, each);
+    let answer = call();
+    process.vmm.note(process, &mut |book, each| {
+        if let Some(object) = object {
+            if answer.is_ok() {
+                book.bound(object, memory, device, offset as u64);
             }
+            book.unpin(object, each);
         }
+        book.unpin(memory, each);
     });
-    result
+    answer
 }
 
-/// CUDA Driver API, "Multicast Object Management".
-///
-/// # Safety
-/// As the driver's.
 pub unsafe fn cuMulticastBindMem(
-    real: &Real<unsafe extern "C" fn(Handle, usize, Handle, usize, usize, c_ulonglong) -> CUresult>,
+    call: Call<'_>,
     object: Handle,
     object_offset: usize,
     memory: Handle,
-    offset: usize,
-    bytes: usize,
-    flags: c_ulonglong,
-) -> CUresult {
-    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
-    bind(object, None, &Bound::Handle(memory), object_offset, &|| {
-        // SAFETY: the caller's own arguments.
-        unsafe { real(object, object_offset, memory, offset, bytes, flags) }
-    })
+    _: usize,
+    _: usize,
+    _: c_ulonglong,
+) -> Answer {
+    bind(call, object, None, object_offset, |book| book.pin(memory))
 }
 
 /// CUDA Driver API, "Multicast Object Management" (from 13.1).
-///
-/// # Safety
-/// As the driver's.
 #[allow(clippy::too_many_arguments, reason = "the driver's own signature")]
 pub unsafe fn cuMulticastBindMem_v2(
-    real: &Real<
-        unsafe extern "C" fn(
-            Handle,
-            CUdevice,
-            usize,
-            Handle,
-            usize,
-            usize,
-            c_ulonglong,
-        ) -> CUresult,
-    >,
+    call: Call<'_>,
     object: Handle,
     dev: CUdevice,
     object_offset: usize,
     memory: Handle,
-    offset: usize,
-    bytes: usize,
-    flags: c_ulonglong,
-) -> CUresult {
-    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
-    bind(object, Some(dev), &Bound::Handle(memory), object_offset, &|| {
-        // SAFETY: the caller's own arguments.
-        unsafe { real(object, dev, object_offset, memory, offset, bytes, flags) }
-    })
+    _: usize,
+    _: usize,
+    _: c_ulonglong,
+) -> Answer {
+    bind(call, object, Some(dev), object_offset, |book| book.pin(memory))
 }
 
-/// CUDA Driver API, "Multicast Object Management".
-///
-/// # Safety
-/// As the driver's.
 pub unsafe fn cuMulticastBindAddr(
-    real: &Real<unsafe extern "C" fn(Handle, usize, u64, usize, c_ulonglong) -> CUresult>,
+    call: Call<'_>,
     object: Handle,
     object_offset: usize,
     pointer: CUdeviceptr,
-    bytes: usize,
-    flags: c_ulonglong,
-) -> CUresult {
-    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
-    bind(object, None, &Bound::At(pointer), object_offset, &|| {
-        // SAFETY: the caller's own arguments.
-        unsafe { real(object, object_offset, pointer, bytes, flags) }
-    })
+    _: usize,
+    _: c_ulonglong,
+) -> Answer {
+    bind(call, object, None, object_offset, |book| book.pin_at(pointer))
 }
 
 /// CUDA Driver API, "Multicast Object Management" (from 13.1).
-///
-/// # Safety
-/// As the driver's.
 pub unsafe fn cuMulticastBindAddr_v2(
-    real: &Real<unsafe extern "C" fn(Handle, CUdevice, usize, u64, usize, c_ulonglong) -> CUresult>,
+    call: Call<'_>,
     object: Handle,
     dev: CUdevice,
     object_offset: usize,
     pointer: CUdeviceptr,
-    bytes: usize,
-    flags: c_ulonglong,
-) -> CUresult {
-    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
-    bind(object, Some(dev), &Bound::At(pointer), object_offset, &|| {
-        // SAFETY: the caller's own arguments.
-        unsafe { real(object, dev, object_offset, pointer, bytes, flags) }
-    })
+    _: usize,
+    _: c_ulonglong,
+) -> Answer {
+    bind(call, object, Some(dev), object_offset, |book| book.pin_at(pointer))
 }
 
-/// CUDA Driver API, "Multicast Object Management".
-///
-/// # Safety
-/// As the driver's.
 pub unsafe fn cuMulticastUnbind(
-    real: &Real<unsafe extern "C" fn(Handle, CUdevice, usize, usize) -> CUresult>,
+    call: Call<'_>,
     object: Handle,
     dev: CUdevice,
     object_offset: usize,
     bytes: usize,
-) -> CUresult {
-    let Some(real) = real.get() else { return CUDA_ERROR_NOT_FOUND };
-    // SAFETY: the caller's own arguments.
-    let call = || unsafe { real(object, dev, object_offset, bytes) };
-    let Some(_depth) = Depth::enter() else { return call() };
-    let Some(process) = state::armed() else { return call() };
+) -> Answer {
+    let Some((process, _depth)) = entered() else { return call() };
     let before = process.vmm.book.lock().now();
-    let result = call();
-    if result == CUDA_SUCCESS {
-        process.vmm.note(process, &mut |book, each| {
-            let range = (object_offset as u64, bytes as u64);
-            book.unbound(object, dev, range, before, each);
-        });
-    }
-    result
+    call()?;
+    let range = (object_offset as u64, bytes as u64);
+    process.vmm.note(process, &mut |book, each| book.unbound(object, dev, range, before, each));
+    Ok(())
 }
 
 #[cfg(test)]

@@ -6,45 +6,39 @@
 //! What holds it is kept in a [`book`]; [`tiles`] are the parts of sparse arrays. Imports are charged
 //! to the exporter ([`crate::shares`]) and are in the book for their mark alone.
 
-pub mod book;
-pub(crate) mod hooks;
-pub mod tiles;
+mod book;
+pub mod hooks;
+mod tiles;
 
 use crate::quota::{self, Asked};
 use crate::real;
 use crate::shares;
 use crate::spin::Spin;
 use crate::state::Process;
-use book::{Book, Ended};
+use crate::thread::{Answer, Call};
+use book::{Book, Each, Memory};
+use core::mem;
 use tessera_cuda::types::*;
 use tessera_region::layout::Kind;
 
-/// The memory of this process.
 #[derive(Debug)]
 pub struct Vmm {
     book: Spin<Book>,
 }
 
 /// What is to be noted. Not generic: these calls are slow anyway, and the shim is in every process.
-type Act<'a> = &'a mut dyn FnMut(&mut Book, &mut dyn FnMut(Ended));
-
-impl Default for Vmm {
-    fn default() -> Self {
-        Self::new()
-    }
-}
+type Act<'a> = &'a mut dyn FnMut(&mut Book, Each<'_>);
 
 impl Vmm {
-    /// None yet.
     pub const fn new() -> Self {
         Self { book: Spin::new(Book::new()) }
     }
 
     /// Notes in the book what a driver call did, and gives back what ended by it.
     fn note(&self, process: &'static Process, act: Act<'_>) {
-        act(&mut self.book.lock(), &mut |ended| {
-            shares::unmark_import(process, ended.import);
-            process.shares.ended(process, ended.gpu, ended.bytes, Kind::Vmm, ended.export);
+        act(&mut self.book.lock(), &mut |memory, export| {
+            shares::unmark_import(process, memory.import);
+            process.shares.ended(process, memory.gpu, memory.bytes, Kind::Vmm, export);
         });
         process.shares.look_again(process);
     }
@@ -66,9 +60,10 @@ impl Vmm {
 
 /// The device of a location in device memory; `None` for the host's. The locations of drivers yet to
 /// come are taken for the host's, and NVML sees what is not.
-fn device_of(location: CUmemLocation) -> Option<CUdevice> {
+pub(crate) fn device_of(location: CUmemLocation) -> Option<CUdevice> {
     match location.r#type {
         CU_MEM_LOCATION_TYPE_DEVICE => Some(location.id),
+        // Two bytes: the device, and which part of its memory.
         CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN => Some(location.id & 0xff),
         _ => None,
     }
@@ -79,14 +74,12 @@ fn home_of(
     process: &'static Process,
     handle: CUmemGenericAllocationHandle,
 ) -> Option<(CUdevice, u8)> {
-    let ask = real::cuMemGetAllocationPropertiesFromHandle.get()?;
-    let mut prop = core::mem::MaybeUninit::<CUmemAllocationProp>::zeroed();
+    // SAFETY: numbers and pointers, for which zero is a value.
+    let nothing: CUmemAllocationProp = unsafe { mem::zeroed() };
     // SAFETY: a valid place for the answer; the handle was just given by the driver.
-    if unsafe { ask(prop.as_mut_ptr(), handle) } != CUDA_SUCCESS {
-        return None;
-    }
-    // SAFETY: zero is valid for all of it, and the driver filled it in.
-    let device = device_of(unsafe { prop.assume_init() }.location)?;
+    let prop = real::cuMemGetAllocationPropertiesFromHandle
+        .ask(nothing, |ask, prop| unsafe { ask(prop, handle) });
+    let device = device_of(prop.ok()?.location)?;
     Some((device, process.listed(device)??))
 }
 
@@ -95,9 +88,9 @@ fn create(
     process: &'static Process,
     device: CUdevice,
     bytes: u64,
-    call: &dyn Fn() -> CUresult,
+    call: Call<'_>,
     handle: *const CUmemGenericAllocationHandle,
-) -> CUresult {
+) -> Answer {
     const NAME: &str = "cuMemCreate";
     // A device that the driver does not know, or a driver not initialised: its own error.
     let Some(listed) = process.listed(device) else { return call() };
@@ -105,33 +98,31 @@ fn create(
     let Some(gpu) = listed else {
         quota::refuse_unlisted(process, NAME, asked);
         // The device is the call's own argument.
-        return CUDA_ERROR_INVALID_DEVICE;
+        return Err(CUDA_ERROR_INVALID_DEVICE);
     };
     let bytes = crate::memory::footprint(bytes);
-    let reservation = match quota::reserve(process, gpu, bytes) {
-        Ok(reservation) => reservation,
-        Err(refused) => return quota::refuse(process, NAME, asked, &refused),
-    };
-    let result = quota::insist(process, gpu, bytes, &call);
-    if result != CUDA_SUCCESS {
-        return result; // the reservation rolls back
-    }
+    let reservation = quota::reserve_for(process, gpu, bytes, NAME, asked)?;
+    quota::insist(process, gpu, bytes, call)?; // the reservation rolls back
     // What was reserved, which never fails.
-    if reservation.commit(bytes, Kind::Vmm).is_err() {
-        return CUDA_SUCCESS;
-    }
+    let _fits = reservation.commit(bytes, Kind::Vmm);
     // SAFETY: the driver wrote it when it succeeded.
-    let handle = unsafe { *handle };
-    let new = book::New { gpu, device, bytes, import: 0 };
+    made(process, NAME, unsafe { *handle }, Memory { gpu, device, bytes, import: 0 })
+}
+
+/// Notes what the driver has just made for `name`, or gives it back for want of memory for the book.
+fn made(
+    process: &'static Process,
+    name: &str,
+    handle: CUmemGenericAllocationHandle,
+    new: Memory,
+) -> Answer {
     let mut noted = Ok(());
     process.vmm.note(process, &mut |book, each| noted = book.made(handle, new, each));
-    if noted.is_ok() {
-        return CUDA_SUCCESS;
-    }
-    // No memory for the book.
-    release_unseen(handle);
-    quota::release(process, gpu, bytes, Kind::Vmm);
-    quota::refuse_unnoted(NAME)
+    noted.map_err(|_full| {
+        release_unseen(handle);
+        quota::release(process, new.gpu, new.bytes, Kind::Vmm);
+        quota::refuse_unnoted(name)
+    })
 }
 
 /// Releases a handle that nobody but the shim has seen.

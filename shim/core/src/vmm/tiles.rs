@@ -4,26 +4,25 @@
 /// A part of an array: `subresource` says of which level and layer, or that it is the tail of small
 /// levels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Region {
+pub(super) struct Region {
     /// The array's or mipmapped array's handle.
-    pub resource: u64,
+    pub(super) resource: u64,
     /// [`Region::LEVEL`] or [`Region::TAIL`].
-    pub subresource: u32,
+    pub(super) subresource: u32,
     /// Mipmap level; 0 for the tail.
-    pub level: u32,
-    /// Layer.
-    pub layer: u32,
+    pub(super) level: u32,
+    pub(super) layer: u32,
     /// First texel (or byte, in the tail).
-    pub low: [u64; 3],
+    pub(super) low: [u64; 3],
     /// One past the last, in each dimension.
-    pub high: [u64; 3],
+    pub(super) high: [u64; 3],
 }
 
 impl Region {
     /// `CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_SPARSE_LEVEL`
-    pub const LEVEL: u32 = 0;
+    pub(super) const LEVEL: u32 = 0;
     /// `CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_MIPTAIL`
-    pub const TAIL: u32 = 1;
+    pub(super) const TAIL: u32 = 1;
 
     /// Whether it has no extent: arrays that are mapped as a whole ignore it.
     fn is_whole(&self) -> bool {
@@ -38,7 +37,7 @@ impl Region {
     }
 
     /// Whether mapping or unmapping `self` ends some of what `other` holds.
-    pub fn touches(&self, other: &Self) -> bool {
+    pub(super) fn touches(&self, other: &Self) -> bool {
         if self.resource != other.resource {
             return false;
         }
@@ -49,7 +48,7 @@ impl Region {
     }
 
     /// What is left of `self` without `other`, which touches it: up to two slabs a dimension.
-    pub fn without(mut self, other: &Self) -> impl Iterator<Item = Self> {
+    pub(super) fn without(mut self, other: &Self) -> impl Iterator<Item = Self> {
         let mut parts = [None; 6];
         if !other.is_whole() && !self.is_whole() {
             for d in 0..3 {

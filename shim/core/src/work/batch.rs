@@ -1,12 +1,10 @@
 //! Batches of copies between addresses, whose arguments do not fit in registers.
-#![allow(non_snake_case, reason = "hooks carry the driver's own names")]
-#![allow(clippy::too_many_arguments, reason = "the driver's signatures")]
 
 use super::direction::{Transfer, sample};
 use super::{LONG, memory_type};
 use crate::gate::{self, Pass, Stream};
-use crate::real::Real;
 use crate::state;
+use crate::thread::{Answer, Call};
 use core::ptr;
 use tessera_cuda::types::*;
 
@@ -64,50 +62,18 @@ impl Batch {
     }
 }
 
-macro_rules! batches {
-    ($($name:ident ($dsts:ident: $at:ty, $srcs:ident: $from:ty, $sizes:ident: $size:ty, $count:ident: usize
-        $(, $arg:ident: $ty:ty)*; $stream:ident: CUstream);)+) => {
-        $(
-            /// CUDA Driver API, "Memory Management".
-            ///
-            /// # Safety
-            /// As the driver's.
-            pub unsafe fn $name(
-                real: &Real<
-                    unsafe extern "C" fn($at, $from, $size, usize $(, $ty)*, CUstream) -> CUresult,
-                >,
-                $dsts: $at,
-                $srcs: $from,
-                $sizes: $size,
-                $count: usize,
-                $($arg: $ty,)*
-                $stream: CUstream,
-            ) -> CUresult {
-                let Some(function) = real.get() else { return CUDA_ERROR_NOT_FOUND };
-                let stream = Stream::new($stream, real.symbol().work.per_thread);
-                let batch = Batch { dsts: $dsts, srcs: $srcs, sizes: $sizes, count: $count, stream };
-                // SAFETY: the caller's own arguments.
-                match unsafe { batch.admit() } {
-                    // SAFETY: as above.
-                    Ok(_pass) => unsafe { function($dsts, $srcs, $sizes, $count $(, $arg)*, $stream) },
-                    Err(refusal) => refusal,
-                }
-            }
-        )+
-    };
-}
-
-batches! {
-    cuMemcpyBatchAsync(
-        dsts: *mut CUdeviceptr, srcs: *mut CUdeviceptr, sizes: *mut usize, count: usize,
-        attributes: *mut CUmemcpyAttributes, indices: *mut usize, attribute_count: usize,
-        failed: *mut usize; stream: CUstream
-    );
-    cuMemcpyBatchAsync_v2(
-        dsts: *mut CUdeviceptr, srcs: *mut CUdeviceptr, sizes: *mut usize, count: usize,
-        attributes: *mut CUmemcpyAttributes, indices: *mut usize, attribute_count: usize;
-        stream: CUstream
-    );
+/// A batch of copies of either version (CUDA Driver API, "Memory Management").
+pub unsafe fn batch(
+    call: Call<'_>,
+    dsts: *const CUdeviceptr,
+    srcs: *const CUdeviceptr,
+    sizes: *const usize,
+    count: usize,
+    stream: Stream,
+) -> Answer {
+    // SAFETY: the caller's own arguments.
+    let _pass = unsafe { Batch { dsts, srcs, sizes, count, stream }.admit() }?;
+    call()
 }
 
 #[cfg(test)]

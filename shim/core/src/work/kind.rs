@@ -34,78 +34,47 @@ pub struct Work {
 }
 
 /// Most arguments of what goes the way of [`super::trampoline`]: those that are passed in registers.
-pub(crate) const ARGUMENTS: usize = 6;
+pub const ARGUMENTS: usize = 6;
 /// Past the arguments.
-const NO_STREAM: u8 = 6;
+pub(crate) const NO_STREAM: u8 = 6;
 
 impl Work {
-    /// Of what is none, or does not go that way.
-    pub(crate) const fn none(flavour: &str) -> Self {
-        let per_thread = !is(flavour, "legacy");
-        Self { kind: Kind::OnDevice, stream: NO_STREAM, per_thread }
-    }
+    /// Of what does not go that way.
+    pub(crate) const NONE: Self =
+        Self { kind: Kind::OnDevice, stream: NO_STREAM, per_thread: false };
+}
 
-    /// Of a row of the table: its body, the export's flavour, and names and types of the arguments.
-    pub(crate) const fn of(body: &str, flavour: &str, arguments: &[(&str, &str)]) -> Self {
-        assert!(arguments.len() <= ARGUMENTS, "arguments on the stack: not for the trampoline");
-        let (mut stream, mut at) = (NO_STREAM, 0u8);
-        while (at as usize) < arguments.len() {
-            if is(arguments[at as usize].0, "stream") {
-                stream = at;
-            }
-            at += 1;
+/// Of a row of the table: its body, the export's flavour, and the arguments.
+macro_rules! work_of {
+    ($body:ident $flavour:ident $arguments:tt) => {
+        $crate::work::kind::Work {
+            kind: work_of!(@kind $body $arguments),
+            stream: work_of!(@stream 0; $arguments),
+            per_thread: work_of!(@per_thread $flavour),
         }
-        let by_address = is(body, "cuMemcpy")
-            || is(body, "cuMemcpyAsync")
-            || is(body, "cuMemcpyWithAttributesAsync");
-        let pointee = last_word(arguments[0].1);
-        let kind = if is_word(pointee, "CUDA_MEMCPY2D") {
-            Kind::Described2d
-        } else if is_word(pointee, "CUDA_MEMCPY2D_v1") {
-            Kind::Described2dV1
-        } else if is_word(pointee, "CUDA_MEMCPY3D") || is_word(pointee, "CUDA_MEMCPY3D_PEER") {
-            Kind::Described3d
-        } else if is_word(pointee, "CUDA_MEMCPY3D_v1") {
-            Kind::Described3dV1
-        } else if is_word(pointee, "CUDA_MEMCPY3D_BATCH_OP") {
-            Kind::Operation
-        } else if is_word(last_word(arguments[1].1), "CUDA_MEMCPY3D_BATCH_OP") {
-            Kind::Operations
-        } else if by_address {
-            Kind::Addresses
-        } else {
-            Kind::OnDevice
-        };
-        Self { kind, stream, per_thread: !is(flavour, "legacy") }
-    }
+    };
+    (@per_thread legacy) => { false };
+    (@per_thread $flavour:ident) => { true };
+    (@stream $at:expr; ()) => { $crate::work::kind::NO_STREAM };
+    (@stream $at:expr; (stream: $ty:ty)) => { $at };
+    (@stream $at:expr; ($argument:ident : $ty:ty $(, $($rest:tt)*)?)) => {
+        work_of!(@stream $at + 1; ($($($rest)*)?))
+    };
+    (@kind $body:ident (copy: *const CUDA_MEMCPY2D $($rest:tt)*)) => { Kind::Described2d };
+    (@kind $body:ident (copy: *const CUDA_MEMCPY2D_v1 $($rest:tt)*)) => { Kind::Described2dV1 };
+    (@kind $body:ident (copy: *const CUDA_MEMCPY3D $($rest:tt)*)) => { Kind::Described3d };
+    (@kind $body:ident (copy: *const CUDA_MEMCPY3D_PEER $($rest:tt)*)) => { Kind::Described3d };
+    (@kind $body:ident (copy: *const CUDA_MEMCPY3D_v1 $($rest:tt)*)) => { Kind::Described3dV1 };
+    (@kind $body:ident (op: $($rest:tt)*)) => { Kind::Operation };
+    (@kind $body:ident (count: usize, ops: *mut CUDA_MEMCPY3D_BATCH_OP $($rest:tt)*)) => {
+        Kind::Operations
+    };
+    (@kind cuMemcpy $arguments:tt) => { Kind::Addresses };
+    (@kind cuMemcpyAsync $arguments:tt) => { Kind::Addresses };
+    (@kind cuMemcpyWithAttributesAsync $arguments:tt) => { Kind::Addresses };
+    (@kind $body:ident $arguments:tt) => { Kind::OnDevice };
 }
-
-/// Equality, when compiling.
-const fn is(a: &str, b: &str) -> bool {
-    is_word(a.as_bytes(), b)
-}
-
-const fn is_word(a: &[u8], b: &str) -> bool {
-    let b = b.as_bytes();
-    let mut at = 0;
-    while at < a.len() && at < b.len() && a[at] == b[at] {
-        at += 1;
-    }
-    at == a.len() && at == b.len()
-}
-
-/// `CUDA_MEMCPY2D` of `*const CUDA_MEMCPY2D`, however the compiler spaces it.
-const fn last_word(text: &str) -> &[u8] {
-    let mut text = text.as_bytes();
-    while let [rest @ .., b' '] = text {
-        text = rest;
-    }
-    let mut from = text.len();
-    while from > 0 && (text[from - 1].is_ascii_alphanumeric() || text[from - 1] == b'_') {
-        from -= 1;
-    }
-    text.split_at(from).1
-}
+pub(crate) use work_of;
 
 #[cfg(test)]
 mod tests {

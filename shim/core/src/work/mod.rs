@@ -10,20 +10,20 @@
 //! arguments, which are all passed in registers, are put aside while the gate is asked.
 
 mod batch;
-pub mod direction;
+mod direction;
 pub(crate) mod kind;
 mod trampoline;
 
-pub use batch::*;
+pub use batch::batch;
 pub use trampoline::trampoline;
 
 use crate::gate::{self, Pass, Stream};
 use crate::real::{self, Symbol};
 use crate::state;
-use core::mem::MaybeUninit;
 use core::ptr;
 use direction::Transfer;
-use kind::{ARGUMENTS, Kind, Work};
+pub use kind::ARGUMENTS;
+use kind::{Kind, Work};
 use tessera_cuda::types::*;
 
 /// Bytes from which on a copy is always asked about: so many are some 10 µs of a bus.
@@ -116,12 +116,11 @@ unsafe fn is_on_device(kind: Kind, arguments: &[usize; ARGUMENTS]) -> bool {
 /// `CUmemorytype` of an address. What the driver does not know is the host's: memory that was never
 /// registered.
 fn memory_type(at: CUdeviceptr) -> CUmemorytype {
-    let Some(ask) = real::cuPointerGetAttribute.get() else { return CU_MEMORYTYPE_HOST };
-    let mut kind = MaybeUninit::<CUmemorytype>::new(CU_MEMORYTYPE_HOST);
     // SAFETY: room for the attribute's type.
-    let asked = unsafe { ask(kind.as_mut_ptr().cast(), CU_POINTER_ATTRIBUTE_MEMORY_TYPE, at) };
-    // SAFETY: initialised above.
-    if asked == CUDA_SUCCESS { unsafe { kind.assume_init() } } else { CU_MEMORYTYPE_HOST }
+    let asked = real::cuPointerGetAttribute.ask(CU_MEMORYTYPE_HOST, |ask, kind| unsafe {
+        ask(kind.cast(), CU_POINTER_ATTRIBUTE_MEMORY_TYPE, at)
+    });
+    asked.unwrap_or(CU_MEMORYTYPE_HOST)
 }
 
 #[cfg(test)]

@@ -2,14 +2,14 @@ use super::*;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
-fn new(bytes: u64) -> New {
-    New { gpu: 0, device: 0, bytes, import: 0 }
+fn new(bytes: u64) -> Memory {
+    Memory { gpu: 0, device: 0, bytes, import: 0 }
 }
 
 /// Runs an act on the book and says how many bytes ended by it.
-fn ending(book: &mut Book, act: impl FnOnce(&mut Book, &mut dyn FnMut(Ended))) -> u64 {
+fn ending(book: &mut Book, act: impl FnOnce(&mut Book, Each<'_>)) -> u64 {
     let mut bytes = 0;
-    act(book, &mut |ended| bytes += ended.bytes);
+    act(book, &mut |memory, _| bytes += memory.bytes);
     bytes
 }
 
@@ -29,47 +29,7 @@ fn map(book: &mut Book, handle: u64, start: u64, size: u64) -> u64 {
 
 fn unmap(book: &mut Book, start: u64, size: u64) -> u64 {
     let before = book.now();
-    ending(book, |book, each| book.unmapped(start, size, before, each))
-}
-
-#[test]
-fn memory_ends_with_its_last_reference_and_its_last_mapping() {
-    let mut book = Book::new();
-    assert_eq!(make(&mut book, 1, 10), 0);
-    assert_eq!(map(&mut book, 1, 100, 10), 0);
-    assert_eq!(map(&mut book, 1, 200, 10), 0);
-    assert_eq!(release(&mut book, 1), 0, "it is mapped twice");
-    let ticket = book.pin_at(105).expect("mapped there");
-    assert_eq!(ending(&mut book, |book, each| book.retained(ticket, each)), 0);
-    assert_eq!(unmap(&mut book, 100, 10), 0);
-    assert_eq!(unmap(&mut book, 200, 10), 0, "it was retained");
-    assert_eq!(release(&mut book, 1), 10);
-    assert!(book.releasing(1).is_none(), "gone");
-}
-
-#[test]
-fn a_range_may_cover_several_mappings_of_several_handles() {
-    let mut book = Book::new();
-    for handle in 1..=3 {
-        make(&mut book, handle, 1 << handle);
-        map(&mut book, handle, 100 * handle, 100);
-        release(&mut book, handle);
-    }
-    assert!(book.pin_at(99).is_none() && book.pin_at(400).is_none());
-    assert_eq!(unmap(&mut book, 100, 200), 2 + 4);
-    assert_eq!(unmap(&mut book, 300, 100), 8);
-}
-
-#[test]
-fn failures_change_nothing() {
-    let mut book = Book::new();
-    make(&mut book, 1, 10);
-    let ticket = book.releasing(1).expect("a reference");
-    assert!(book.releasing(1).is_none(), "the only one is on its way");
-    assert_eq!(ending(&mut book, |book, each| book.released(ticket, false, each)), 0);
-    let ticket = book.pin(1).expect("known");
-    assert_eq!(ending(&mut book, |book, each| book.unpin(ticket, each)), 0);
-    assert_eq!(release(&mut book, 1), 10);
+    ending(book, |book, each| book.unmapped((start, size), before, each))
 }
 
 #[test]
@@ -92,16 +52,12 @@ fn what_was_mapped_since_an_unmap_began_stays() {
     make(&mut book, 2, 20);
     map(&mut book, 1, 100, 10);
     release(&mut book, 1);
-    release_later_mapped(&mut book);
-}
-
-fn release_later_mapped(book: &mut Book) {
     let before = book.now();
     // The driver has unmapped it, and another thread maps there before we know.
-    assert_eq!(map(book, 2, 100, 10), 10);
-    assert_eq!(ending(book, |book, each| book.unmapped(100, 10, before, each)), 0);
-    assert_eq!(release(book, 2), 0);
-    assert_eq!(unmap(book, 100, 10), 20);
+    assert_eq!(map(&mut book, 2, 100, 10), 10);
+    assert_eq!(ending(&mut book, |book, each| book.unmapped((100, 10), before, each)), 0);
+    assert_eq!(release(&mut book, 2), 0);
+    assert_eq!(unmap(&mut book, 100, 10), 20);
 }
 
 #[test]
@@ -111,7 +67,10 @@ fn bindings_hold_until_they_or_their_object_end() {
         make(&mut book, 1, 10);
         make(&mut book, 9, 0);
         let (object, memory) = (book.pin(9).expect("known"), book.pin(1).expect("known"));
-        ending(&mut book, |book, each| book.bound(object, memory, None, 64, each));
+        book.bound(object, memory, None, 64);
+        for ticket in [memory, object] {
+            assert_eq!(ending(&mut book, |book, each| book.unpin(ticket, each)), 0);
+        }
         assert_eq!(release(&mut book, 1), 0, "it is bound");
         if unbind {
             let before = book.now();
@@ -163,14 +122,14 @@ fn tiles_hold_until_all_of_them_are_replaced_unmapped_or_destroyed() {
 fn an_import_of_what_is_here_already_is_one_more_reference() {
     let mut book = Book::new();
     make(&mut book, 1, 10);
-    let import = New { import: 77, ..new(0) };
-    let mut none = |_| panic!("nothing ends");
+    let import = Memory { import: 77, ..new(0) };
+    let mut none = |_, _| panic!("nothing ends");
     assert_eq!(book.imported(1, import, &mut none), Ok(false));
     assert_eq!(book.imported(2, import, &mut none), Ok(true));
     assert_eq!((release(&mut book, 1), release(&mut book, 1)), (0, 10));
     let mut marks = Vec::new();
     let ticket = book.releasing(2).expect("a reference");
-    book.released(ticket, true, &mut |ended| marks.push(ended.import));
+    book.released(ticket, true, &mut |memory, _| marks.push(memory.import));
     assert_eq!(marks, [77]);
 }
 
@@ -295,7 +254,7 @@ fn finish(book: &mut Book, call: Call) -> u64 {
             book.unpin(ticket, each);
         }
         Call::Unmap { first, pages, before, done: true } => {
-            book.unmapped(first * PAGE, pages * PAGE, before, each);
+            book.unmapped((first * PAGE, pages * PAGE), before, each);
         }
         Call::Release { .. } | Call::Map { .. } | Call::Unmap { .. } | Call::Retain { .. } => {}
     })
