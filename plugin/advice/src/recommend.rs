@@ -106,14 +106,6 @@ fn one(
     if cores.capped {
         confidence = confidence.lowered();
     }
-    if cores.divided && workload.hides_peaks {
-        evidence.push(
-            "of some hours only the mean of its GPU time is known, and within an hour there may have been more: ask \
-             for one pod, or for a shorter time (--since)"
-                .to_owned(),
-        );
-        confidence = confidence.min(Confidence::Medium);
-    }
     if !workload.seen.full_day() {
         evidence.push("less than a whole day was seen: a daily peak may be missing".to_owned());
     }

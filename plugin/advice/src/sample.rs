@@ -28,8 +28,6 @@ pub(crate) struct Sample {
     pub is_measured: bool,
     /// The most that it used in any ten seconds, as far as that is known.
     pub highest_millis: u32,
-    /// Only the mean of what it used is known.
-    pub hides_peaks: bool,
     /// What it used and waited for.
     pub wanted_millis: u32,
     /// It waited because its own share was spent.
@@ -63,7 +61,6 @@ impl Sample {
             used_millis,
             is_measured: measured.is_some(),
             highest_millis: used_millis.max(highest_millis),
-            hides_peaks: used > 0.0 && point.used_peak_millis == 0,
             wanted_millis: millis(wanted / seconds),
             capped: within(point.capped_seconds) > 0.0,
             refusals: point.refusals,

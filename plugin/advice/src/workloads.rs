@@ -11,9 +11,6 @@ use crate::parts::{Part, Parts};
 use crate::sample::Sample;
 use crate::{Observed, Question};
 
-/// Buckets of this length hide what was used for minutes where only their means are known, seconds.
-const HOUR_S: u32 = 3600;
-
 /// Namespace, workload, container, and which of the container's allocations.
 pub(crate) type Key<'a> = (&'a str, &'a str, &'a str, Part<'a>);
 
@@ -28,8 +25,6 @@ pub(crate) struct Workload<'a> {
     pub live: Vec<&'a Tenant>,
     /// GPUs that it had or has, as far as they are known.
     pub gpus: BTreeMap<&'a str, &'a Gpu>,
-    /// Some of the buckets are long and know means alone: they hide what it got for minutes.
-    pub hides_peaks: bool,
     /// How much was seen.
     pub seen: Seen,
     /// Of others of its allocations that are gone, the history does not say what they were asked for.
@@ -79,8 +74,6 @@ pub(crate) fn workloads<'a>(
             };
             let key = (of.0, of.1, of.2, part);
             let workload = found.entry(key).or_default();
-            workload.hides_peaks |=
-                history.step_seconds >= HOUR_S && samples.iter().any(|sample| sample.hides_peaks);
             workload.pods.insert(&series.pod);
             workload.gpus.extend(gpus.get_key_value(series.gpu_uuid.as_str()));
             for sample in &samples {

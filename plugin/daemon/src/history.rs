@@ -79,17 +79,6 @@ fn say_found(board: &StatusBoard, found: &Found) {
             info!("a new history");
             return;
         }
-        Found::Resized => {
-            info!("history.size has changed: the history has what fits");
-            return;
-        }
-        Found::Older(lost) => format!("the history's file was damaged: {lost}"),
-        Found::Replaced(now) => {
-            say_found(board, now);
-            "the history's file was removed or replaced while it was in use: what was recorded before is \
-             lost, and another file goes on"
-                .to_owned()
-        }
         Found::Aside { kept_as, reason } => format!(
             "the history could not be used ({reason}); it is kept as {}, and another one goes on",
             kept_as.display()

@@ -50,7 +50,7 @@ pub(crate) struct Cell {
     /// The share at the end, thousandths.
     pub cores_millis: u32,
     /// The highest share of GPU time that a tenant used, or that was leased of a GPU, in any ten seconds of the bucket,
-    /// thousandths, rounded up. 0 where it had none, and where it had some before this was recorded.
+    /// thousandths, rounded up.
     pub busiest_millis: u32,
     /// Times in ticks, then numbers.
     pub counts: [u64; COUNTS],
@@ -69,16 +69,6 @@ impl Cell {
         let ticks = used.saturating_mul(by).saturating_mul(TICK_US.into());
         let millis = ticks.div_ceil(of * u128::from(self.ms.max(LEAST_MS)));
         u32::try_from(millis).unwrap_or(u32::MAX).min(1000)
-    }
-
-    /// It had GPU time, and of which ten seconds is not known.
-    fn is_unknown(&self) -> bool {
-        self.busiest_millis == 0 && self.counts[tenant::USED] > 0
-    }
-
-    /// The highest share, where it is of measured time: older versions noted that of leased time.
-    fn measured_millis(&self) -> u32 {
-        if self.counts[tenant::MEASURED] > 0 { self.busiest_millis } else { 0 }
     }
 
     /// As it is shown: a bucket that a clock which was set back filled twice has its length, and its shares.
@@ -105,10 +95,6 @@ impl Cell {
         };
         let mut counts = self.counts;
         counts.iter_mut().zip(later.counts).for_each(|(sum, more)| *sum = sum.saturating_add(more));
-        let busiest_millis = match self.is_unknown() || later.is_unknown() {
-            true => 0,
-            false => self.measured_millis().max(later.measured_millis()),
-        };
         *self = Cell {
             ms,
             mean_kib: mean(self.mean_kib, later.mean_kib),
@@ -116,48 +102,12 @@ impl Cell {
             limit_kib: later.limit_kib,
             overhead_kib: mean(self.overhead_kib, later.overhead_kib),
             cores_millis: later.cores_millis,
-            busiest_millis,
+            busiest_millis: self.busiest_millis.max(later.busiest_millis),
             counts,
         };
         if level == Level::Fine {
             self.busiest_millis = self.share_millis();
         }
-    }
-}
-
-/// A cell that is being filled: exact sums.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Filling {
-    pub ms: u64,
-    /// KiB times milliseconds.
-    pub used: u64,
-    pub peak_kib: u64,
-    pub limit_kib: u64,
-    pub overhead: u64,
-    pub cores_millis: u32,
-    /// Times in microseconds, then numbers.
-    pub counts: [u64; COUNTS],
-}
-
-impl Filling {
-    /// As it is stored in a bucket of ten seconds.
-    pub(crate) fn cell(&self) -> Cell {
-        let mean = |sum: u64| (sum + self.ms / 2).checked_div(self.ms).unwrap_or(0);
-        let mut counts = self.counts;
-        counts[..TIMES].iter_mut().for_each(|us| *us = (*us + TICK_US / 2) / TICK_US);
-        let mean_kib = mean(self.used);
-        let mut cell = Cell {
-            ms: self.ms,
-            mean_kib,
-            peak_kib: self.peak_kib.max(mean_kib),
-            limit_kib: self.limit_kib,
-            overhead_kib: mean(self.overhead),
-            cores_millis: self.cores_millis,
-            busiest_millis: 0,
-            counts,
-        };
-        cell.busiest_millis = cell.share_millis();
-        cell
     }
 }
 
@@ -191,13 +141,6 @@ mod tests {
     }
 
     #[test]
-    fn what_an_older_version_did_not_note_stays_unknown() {
-        let (old, new) = (used(3000, 5_000_000, 0), used(10, 1000, 10));
-        assert_eq!(sum(Level::Coarse, old, new), 0);
-        assert_eq!(sum(Level::Coarse, new, old), 0);
-    }
-
-    #[test]
     fn leased_time_is_not_used_and_what_was_not_measured_is_like_the_rest() {
         let mut alone = used(10, 1000, 0);
         alone.counts[tenant::GOT] = 100_000;
@@ -206,11 +149,6 @@ mod tests {
         assert_eq!(alone.share_millis(), 20);
         alone.counts[tenant::MEASURED] = 100_000;
         assert_eq!(alone.share_millis(), 10);
-        // Older versions noted of leased time which ten seconds had most of it.
-        let mut old = used(3000, 0, 1000);
-        old.counts[tenant::GOT] = 30_000_000;
-        alone.busiest_millis = 10;
-        assert_eq!(sum(Level::Coarse, old, alone), 10);
     }
 
     #[test]

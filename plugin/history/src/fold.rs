@@ -4,12 +4,14 @@
 //! that time ends where the wall clock of the later look says. So a clock that is set moves what comes, and neither
 //! counts anything twice nor takes anything away. The first look is where counting begins.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use super::cell::{COUNTS, Filling, gpu, tenant};
+use tessera_view::status::{Allocation, AllocationState, Gpu, Status};
+use tessera_view::tenant::Use;
+
+use super::cell::{COUNTS, Cell, TICK_US, TIMES, gpu, tenant};
 use super::level::Level;
-use super::look::{GpuLook, Look, TenantLook, UseLook};
-use super::series::{Key, Series};
+use super::subject::{Key, Series};
 
 /// Longest time between looks that is spread, milliseconds.
 const LONGEST_MS: u64 = 3_600_000;
@@ -23,7 +25,7 @@ const SPENT: u64 = 950;
 const PENDING: usize = 180;
 
 /// Buckets of ten seconds by their beginnings in Unix seconds, and in each the series by a number of the folder's.
-pub(crate) type Pending = BTreeMap<u32, BTreeMap<u32, Filling>>;
+pub(crate) type Pending = BTreeMap<u32, BTreeMap<u32, Cell>>;
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
@@ -62,21 +64,26 @@ struct Account {
 }
 
 impl Folder {
-    /// Adds what happened since the look before.
-    pub(crate) fn look(&mut self, look: &Look) {
-        let Ok(end_ms) = u64::try_from(look.at_unix_ms) else { return };
+    /// Adds what happened since the look before. The usage pages of `unread` could not be read: their memory and what
+    /// their processes count are unknown. `monotonic_ms` is of the clock that is never set. Replicas that went to another
+    /// allocation have what their last processes hold, and are recorded as long as there are such.
+    pub(crate) fn look(&mut self, status: &Status, unread: &HashSet<String>, monotonic_ms: u64) {
+        let Ok(end_ms) = u64::try_from(status.at_unix_ms) else { return };
         if end_ms / 1000 > u64::from(u32::MAX) {
             return;
         }
-        let elapsed = self.looked_ms.map(|(_, before)| look.monotonic_ms.saturating_sub(before));
+        let elapsed = self.looked_ms.map(|(_, before)| monotonic_ms.saturating_sub(before));
         if elapsed == Some(0) {
             return;
         }
-        self.looked_ms = Some((end_ms, look.monotonic_ms));
+        self.looked_ms = Some((end_ms, monotonic_ms));
         let span = elapsed.map(|ms| Span { end_ms, ms: ms.min(LONGEST_MS).min(end_ms) });
+        // A page is its tenant's word: nobody holds more than there is.
+        let totals = status.gpus.iter().map(|gpu| (gpu.uuid.as_str(), kib(gpu.memory_total_bytes)));
+        let totals: HashMap<&str, u64> = totals.collect();
         let mut accounts = std::mem::take(&mut self.accounts);
         let mut leased: HashMap<&str, u64> = HashMap::new();
-        for one in &look.tenants {
+        for one in &status.allocations {
             let key = (one.id.clone(), one.generation);
             let known = accounts.remove(&key);
             // Of what is there at the first look, its beginning is not known.
@@ -84,15 +91,16 @@ impl Folder {
                 Some(_) => Account {
                     based: true,
                     reported: Some([0; 3]),
-                    peaks: vec![0; one.uses.len()],
+                    peaks: vec![0; one.gpus.len()],
                     ..Account::default()
                 },
                 None => Account::default(),
             });
-            let grown = account.grow(one, span.map_or(0, |span| span.ms));
+            let is_read = !unread.contains(&one.id);
+            let grown = account.grow(one, is_read, &totals, span.map_or(0, |span| span.ms));
             if let Some(span) = span {
                 let memory = account.memory.iter().zip(&grown.peaks);
-                for (used, (memory, peak)) in one.uses.iter().zip(memory) {
+                for (used, (memory, peak)) in one.gpus.iter().zip(memory) {
                     *leased.entry(&used.gpu_uuid).or_default() += grown.counts[tenant::GOT];
                     self.tenant(one, used, (*memory, *peak), grown.counts, span);
                 }
@@ -100,7 +108,8 @@ impl Folder {
             self.accounts.insert(key, account);
         }
         if let Some(span) = span {
-            for one in &look.gpus {
+            // Of one that is left out because it does not answer nothing is known.
+            for one in status.gpus.iter().filter(|gpu| gpu.memory_total_bytes > 0) {
                 let got = leased.get(one.uuid.as_str()).copied().unwrap_or(0);
                 self.gpu(one, got.min(span.ms * 1000), span);
             }
@@ -110,51 +119,56 @@ impl Folder {
 
     fn tenant(
         &mut self,
-        one: &TenantLook,
-        used: &UseLook,
+        one: &Allocation,
+        used: &Use,
         ([used_kib, overhead_kib], process_peak_kib): ([u64; 2], u64),
         mut counts: [u64; COUNTS],
         span: Span,
     ) {
-        let share_us = span.ms * u64::from(used.cores_millis);
+        let (limit_kib, cores_millis) = match one.state {
+            AllocationState::Parked => (0, 0),
+            _ => (kib(used.memory_limit_bytes), used.cores_millis),
+        };
+        let share_us = span.ms * u64::from(cores_millis);
         if counts[tenant::GOT] * 1000 >= share_us * SPENT && share_us > 0 {
             counts[tenant::CAPPED] = counts[tenant::WAITED];
         }
+        let holder = one.holder.clone().unwrap_or_default();
+        // A claim is of a namespace, whether kubelet has named its pod or not.
+        let namespace = match (holder.namespace.is_empty(), &one.claim) {
+            (true, Some(claim)) => claim.namespace.clone(),
+            _ => holder.namespace,
+        };
         let key =
             Key { id: one.id.clone(), generation: one.generation, gpu_uuid: used.gpu_uuid.clone() };
-        let series = Series {
-            key,
-            namespace: one.namespace.clone(),
-            pod: one.pod.clone(),
-            container: one.container.clone(),
+        let (pod, container) = (holder.pod, holder.container);
+        let number = self.number(Series { key, namespace, pod, container });
+        let gauges = Cell {
+            mean_kib: used_kib,
+            peak_kib: used_kib,
+            limit_kib,
+            overhead_kib,
+            cores_millis,
+            ..Cell::default()
         };
-        let number = self.number(series);
-        self.spread(number, span, counts, |cell, part, last| {
-            cell.used += used_kib * part;
-            let peak_kib = if last { used_kib.max(process_peak_kib) } else { used_kib };
-            cell.peak_kib = cell.peak_kib.max(peak_kib);
-            cell.overhead += overhead_kib * part;
-            cell.limit_kib = kib(used.memory_limit_bytes);
-            cell.cores_millis = used.cores_millis;
-        });
+        self.spread(number, span, counts, gauges, process_peak_kib);
     }
 
-    fn gpu(&mut self, one: &GpuLook, leased_us: u64, span: Span) {
+    fn gpu(&mut self, one: &Gpu, leased_us: u64, span: Span) {
         let mut counts = [0; COUNTS];
         counts[gpu::LEASED] = leased_us;
         for at in gpu::BUSY {
             counts[at] = leased_us;
         }
-        counts[gpu::UNHEALTHY] = if one.healthy { 0 } else { span.ms * 1000 };
-        counts[gpu::CORDONED] = if one.cordoned { span.ms * 1000 } else { 0 };
+        counts[gpu::UNHEALTHY] = if one.state.is_sold() { 0 } else { span.ms * 1000 };
+        counts[gpu::CORDONED] = if one.cordon.is_empty() { 0 } else { span.ms * 1000 };
         let key = Key { gpu_uuid: one.uuid.clone(), ..Key::default() };
         let number = self.number(Series { key, ..Series::default() });
-        let (used_kib, limits_kib) = (kib(one.memory_used_bytes), kib(one.memory_limits_bytes));
-        self.spread(number, span, counts, |cell, part, _| {
-            cell.used += used_kib * part;
-            cell.peak_kib = cell.peak_kib.max(used_kib);
-            cell.overhead += limits_kib * part;
-        });
+        let used_kib = kib(one.memory_used_bytes);
+        let overhead_kib = kib(one.memory_limits_bytes);
+        let gauges =
+            Cell { mean_kib: used_kib, peak_kib: used_kib, overhead_kib, ..Cell::default() };
+        self.spread(number, span, counts, gauges, 0);
     }
 
     fn number(&mut self, series: Series) -> u32 {
@@ -175,13 +189,14 @@ impl Folder {
         number
     }
 
-    /// Gives each bucket its part, to the last microsecond.
+    /// Gives each bucket its part: nothing is lost or doubled between them. The peak is of the last one.
     fn spread(
         &mut self,
         number: u32,
         span: Span,
         counts: [u64; COUNTS],
-        gauges: impl Fn(&mut Filling, u64, bool),
+        gauges: Cell,
+        peak_kib: u64,
     ) {
         let step = u64::from(Level::Fine.step_seconds()) * 1000;
         let begin = span.end_ms - span.ms;
@@ -189,16 +204,21 @@ impl Folder {
         while at < span.end_ms {
             let bucket = at - at % step;
             let end = (bucket + step).min(span.end_ms);
-            let part = end - at;
             let start = u32::try_from(bucket / 1000).unwrap_or(u32::MAX);
-            let cell = self.pending.entry(start).or_default().entry(number).or_default();
-            cell.ms += part;
-            for (sum, count) in cell.counts.iter_mut().zip(counts) {
-                let until = |ms: u64| u128::from(count) * u128::from(ms) / u128::from(span.ms);
-                let part = until(end - begin) - until(at - begin);
-                *sum += u64::try_from(part).unwrap_or(0);
+            let mut part = Cell { ms: end - at, ..gauges };
+            if end == span.end_ms {
+                part.peak_kib = part.peak_kib.max(peak_kib);
             }
-            gauges(cell, part, end == span.end_ms);
+            for (i, (to, count)) in part.counts.iter_mut().zip(counts).enumerate() {
+                let unit = u128::from(if i < TIMES { TICK_US } else { 1 });
+                let whole = u128::from(span.ms) * unit;
+                // Times to the nearest tick.
+                let half = if i < TIMES { whole / 2 } else { 0 };
+                let until = |ms: u64| (u128::from(count) * u128::from(ms) + half) / whole;
+                *to = u64::try_from(until(end - begin) - until(at - begin)).unwrap_or(0);
+            }
+            let cells = self.pending.entry(start).or_default();
+            cells.entry(number).or_default().add(Level::Fine, &part);
             at = end;
         }
     }
@@ -265,17 +285,11 @@ impl Folder {
     pub(crate) fn give_back(&mut self, pending: Pending) {
         for (start, cells) in pending {
             let bucket = self.pending.entry(start).or_default();
-            for (number, cell) in cells {
-                let newer = bucket.insert(number, cell);
-                if let (Some(newer), Some(cell)) = (newer, bucket.get_mut(&number)) {
-                    cell.ms += newer.ms;
-                    cell.used += newer.used;
-                    cell.peak_kib = cell.peak_kib.max(newer.peak_kib);
-                    cell.limit_kib = newer.limit_kib;
-                    cell.overhead += newer.overhead;
-                    cell.cores_millis = newer.cores_millis;
-                    cell.counts.iter_mut().zip(newer.counts).for_each(|(sum, more)| *sum += more);
+            for (number, mut cell) in cells {
+                if let Some(newer) = bucket.remove(&number) {
+                    cell.add(Level::Fine, &newer);
                 }
+                bucket.insert(number, cell);
             }
         }
         self.drop_oldest();
@@ -333,13 +347,21 @@ struct Grown {
 }
 
 impl Account {
-    fn grow(&mut self, one: &TenantLook, ms: u64) -> Grown {
+    /// `totals`: KiB that each GPU has.
+    fn grow(
+        &mut self,
+        one: &Allocation,
+        is_read: bool,
+        totals: &HashMap<&str, u64>,
+        ms: u64,
+    ) -> Grown {
         let us = ms * 1000;
         let mut counts = [0; COUNTS];
+        let compute = one.compute.clone().unwrap_or_default();
         let before = [self.leased_us, self.waited_us];
-        let now = [one.leased_us, one.waited_us];
-        let uses = [one.used_us, one.measured_us];
-        if self.based && !one.unheard {
+        let now = [compute.leased_us, compute.waited_us];
+        let uses = [compute.used_us, compute.measured_us];
+        if self.based && one.compute.is_some() {
             for (i, at) in [tenant::GOT, tenant::WAITED].into_iter().enumerate() {
                 // The arbiter's count restarts with the allocation's page.
                 let added = now[i].checked_sub(before[i]).unwrap_or(now[i]);
@@ -361,17 +383,17 @@ impl Account {
                 _ => [0; 2],
             };
         }
-        // What was not said is no restart.
-        if !one.unheard {
+        // What the arbiter did not say is no restart.
+        if one.compute.is_some() {
             self.based = true;
             [self.leased_us, self.waited_us] = now;
             self.uses = uses;
         }
-        self.memory.resize(one.uses.len(), [0; 2]);
-        self.peaks.resize(one.uses.len(), u64::MAX);
-        let mut peaks = vec![0; one.uses.len()];
-        if one.read {
-            let reported = [one.rations, one.refusals, one.launches];
+        self.memory.resize(one.gpus.len(), [0; 2]);
+        self.peaks.resize(one.gpus.len(), u64::MAX);
+        let mut peaks = vec![0; one.gpus.len()];
+        if is_read {
+            let reported = [one.gate_timeouts, one.refusals, one.launches];
             if let Some(before) = self.reported {
                 let most = ms * 1_000_000 / LEAST_NS + 1;
                 let added = |i: usize| reported[i].saturating_sub(before[i]).min(most);
@@ -380,12 +402,14 @@ impl Account {
                 counts[tenant::LAUNCHES] = added(2);
             }
             self.reported = Some(reported);
-            for (i, used) in one.uses.iter().enumerate() {
-                let peak_kib = kib(used.process_peak_bytes);
+            for (i, used) in one.gpus.iter().enumerate() {
+                let most = totals.get(used.gpu_uuid.as_str()).copied().unwrap_or(u64::MAX);
+                let held = |bytes: u64| kib(bytes).min(most);
+                let peak_kib = held(used.memory_peak_bytes);
                 // Of a process that was there before, its peak may be, too.
                 peaks[i] = if peak_kib > self.peaks[i] { peak_kib } else { 0 };
                 self.peaks[i] = peak_kib;
-                self.memory[i] = [kib(used.memory_used_bytes), kib(used.memory_overhead_bytes)];
+                self.memory[i] = [held(used.memory_used_bytes), held(used.memory_overhead_bytes)];
             }
         }
         Grown { counts, peaks }

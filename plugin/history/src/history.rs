@@ -1,21 +1,21 @@
 //! The history of a node: what is recorded, stored and asked.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use redb::Database;
-use tessera_system::files::Identity;
 use tessera_system::panics;
 use tessera_view::history::{Answer, Query};
+use tessera_view::status::Status;
 
+use super::cell::Cell;
 use super::fold::{Folder, Pending};
-use super::look::Look;
 use super::open::{self, Found, Options, Trouble};
 use super::query::{self, Context, Known, QueryError};
-use super::series::Series;
 use super::store::{Bucket, Store};
+use super::subject::Series;
 
 /// The history's file, beside the ledger.
 pub fn beside(ledger: &Path) -> PathBuf {
@@ -34,13 +34,9 @@ pub struct History {
 
 #[derive(Default)]
 struct Writer {
-    store: Option<Store>,
-    /// What the store was opened with.
-    opened: Option<Options>,
-    /// The file that was opened last.
-    identity: Option<Identity>,
+    /// With what it was opened with.
+    store: Option<(Store, Options)>,
     closed: bool,
-    written: u64,
 }
 
 /// Why nothing could be stored. What was to be stored waits for half an hour.
@@ -79,14 +75,15 @@ impl History {
         }
     }
 
-    /// From the next flush on. Another bound rewrites the file, with what fits.
+    /// From the next flush on.
     pub fn set_options(&self, options: Options) {
         *held(&self.options) = options;
     }
 
     /// Adds what happened since the look before. It does not wait for the disk.
-    pub fn look(&self, look: &Look) {
-        held(&self.folder).look(look);
+    /// The usage pages of `unread` could not be read; `monotonic_ms` is of a clock that is never set.
+    pub fn look(&self, status: &Status, unread: &HashSet<String>, monotonic_ms: u64) {
+        held(&self.folder).look(status, unread, monotonic_ms);
     }
 
     /// Tenants by id and generation that are gone, wait to be stored, and were never named: a pod that lives for a few
@@ -112,25 +109,25 @@ impl History {
             return Ok(None);
         }
         let found = self.opened(&mut writer)?;
-        let Some(store) = &mut writer.store else { return Ok(found) };
+        let Some((store, options)) = &mut writer.store else { return Ok(found) };
         let (pending, buckets, now) = {
             let mut folder = held(&self.folder);
             let pending = folder.take(all);
             let buckets = buckets(&folder, &pending);
             (pending, buckets, folder.looked())
         };
-        let written =
-            panics::caught(|| store.add(&buckets, now).map_err(|error| error.to_string()));
-        match written.unwrap_or_else(Err) {
+        let path = options.path.clone();
+        let written = open::has_room(&path).and_then(|()| {
+            panics::caught(|| store.add(&buckets, now).map_err(|error| error.to_string()))?
+        });
+        match written {
             Ok(()) => {
                 held(&self.folder).forget();
-                writer.written += buckets.len() as u64;
                 Ok(found)
             }
             Err(error) => {
                 held(&self.folder).give_back(pending);
                 self.let_go(&mut writer);
-                let path = held(&self.options).path.clone();
                 Err(FlushError::Unwritten { path, error })
             }
         }
@@ -138,35 +135,17 @@ impl History {
 
     fn opened(&self, writer: &mut Writer) -> Result<Option<Found>, Trouble> {
         let options = held(&self.options).clone();
-        // Without its name, nobody would ever find what is written.
-        let mut is_replaced = false;
-        if let (Some(store), Some(opened)) = (&writer.store, &writer.opened)
-            && !store.is_at(&opened.path)
+        if let Some((store, opened)) = &writer.store
+            && *opened == options
+            // Without its name, nobody would ever find what is written.
+            && store.is_at(&options.path)
         {
-            is_replaced = true;
-            self.let_go(writer);
+            return Ok(None);
         }
-        if let (Some(store), Some(opened)) = (&mut writer.store, &writer.opened) {
-            if *opened == options {
-                return Ok(None);
-            }
-            if (opened.bound, &opened.path, opened.sync)
-                == (options.bound, &options.path, options.sync)
-            {
-                store.set_keep(options.keep);
-                writer.opened = Some(options);
-                return Ok(None);
-            }
-            self.let_go(writer);
-        }
-        is_replaced |= writer.opened.as_ref().is_some_and(|opened| opened.path == options.path)
-            && writer.identity.is_some_and(|identity| !identity.has(&options.path));
+        self.let_go(writer);
         let (store, found) = open::open(&options)?;
-        let found = if is_replaced { Found::Replaced(Box::new(found)) } else { found };
-        writer.identity = store.identity().ok();
         *self.db.write().unwrap_or_else(PoisonError::into_inner) = Some(store.db());
-        writer.store = Some(store);
-        writer.opened = Some(options);
+        writer.store = Some((store, options));
         Ok(Some(found))
     }
 
@@ -190,14 +169,12 @@ impl History {
     pub fn stop(&self) {
         let mut writer = held(&self.writer);
         self.let_go(&mut writer);
-        // Until it is switched on again, anybody may take the file away.
-        writer.identity = None;
         *held(&self.folder) = Folder::default();
     }
 
     /// Bytes of the file, 0 where there is none, and buckets of ten seconds that could not be stored and were lost.
     pub fn extent(&self) -> (u64, u64) {
-        let len = held(&self.writer).store.as_ref().map_or(0, |store| store.extent().len());
+        let len = held(&self.writer).store.as_ref().map_or(0, |(store, _)| store.len());
         (len, held(&self.folder).dropped())
     }
 
@@ -223,15 +200,15 @@ impl History {
             }
         };
         let folder = held(&self.folder);
-        let known = Known { reader: reader.as_ref(), folder: Some(&folder) };
+        let known = Known { reader: reader.as_ref(), folder: &folder };
         query::answer(query, context, &known, remarks)
     }
 }
 
 fn buckets(folder: &Folder, pending: &Pending) -> BTreeMap<u32, Bucket> {
     let of = |number: &u32| folder.series(*number).cloned();
-    let cells = |cells: &BTreeMap<u32, super::cell::Filling>| -> Bucket {
-        cells.iter().filter_map(|(number, cell)| Some((of(number)?, cell.cell()))).collect()
+    let bucket = |cells: &BTreeMap<u32, Cell>| -> Bucket {
+        cells.iter().filter_map(|(number, cell)| Some((of(number)?, *cell))).collect()
     };
-    pending.iter().map(|(second, bucket)| (*second, cells(bucket))).collect()
+    pending.iter().map(|(second, cells)| (*second, bucket(cells))).collect()
 }

@@ -10,9 +10,8 @@ use tessera_view::workload;
 use super::cell::{Cell, TICK_US, gpu, tenant};
 use super::fold::Folder;
 use super::level::Level;
-use super::series::{Key, Series};
-use super::store::Reader;
-use super::subject::{self, Subject};
+use super::store::{Cells as Stored, Reader};
+use super::subject::{self, Key, Series, Subject};
 
 /// Most buckets of all series together, where the step is chosen here.
 const MOST: usize = 20_000;
@@ -56,7 +55,7 @@ impl From<redb::Error> for QueryError {
 /// Where answers come from.
 pub(crate) struct Known<'a> {
     pub reader: Option<&'a Reader>,
-    pub folder: Option<&'a Folder>,
+    pub folder: &'a Folder,
 }
 
 /// Buckets of a series by their seconds.
@@ -112,13 +111,12 @@ pub(crate) fn answer(
             }
         }
     }
-    for (second, cells) in known.folder.map(Folder::pending).into_iter().flatten() {
+    for (second, cells) in known.folder.pending() {
         let start = second - second % level.step_seconds();
         for (number, cell) in cells.iter().filter(|_| (from..=until).contains(&start)) {
-            let series = known.folder.and_then(|folder| folder.series(*number));
-            let key = series.and_then(|series| wanted.get(&series.key));
-            if let Some(key) = key {
-                add(&mut found, level, (key, start), &cell.cell());
+            let series = known.folder.series(*number);
+            if let Some(key) = series.and_then(|series| wanted.get(&series.key)) {
+                add(&mut found, level, (key, start), cell);
             }
         }
     }
@@ -156,7 +154,6 @@ pub(crate) fn answer(
                 points: points(&cells, level, gpu_point),
             });
         } else {
-            let is_live = |folder: &Folder| folder.is_live(&key.id, key.generation);
             tenants.push(TenantSeries {
                 id: key.id.clone(),
                 generation: key.generation,
@@ -165,7 +162,7 @@ pub(crate) fn answer(
                 container: series.container.clone(),
                 workload: workload::of(&series.pod).to_owned(),
                 gpu_uuid: key.gpu_uuid.clone(),
-                live: new.contains(key) || known.folder.is_some_and(is_live),
+                live: new.contains(key) || known.folder.is_live(&key.id, key.generation),
                 points: points(&cells, level, tenant_point),
             });
         }
@@ -215,14 +212,12 @@ type Names = (BTreeMap<Key, Series>, BTreeMap<u32, Key>);
 fn names(known: &Known<'_>) -> Result<Names, QueryError> {
     let (mut names, mut numbers) = (BTreeMap::new(), BTreeMap::new());
     if let Some(reader) = known.reader {
-        reader.names(|number, named| {
-            numbers.insert(number, named.series.key.clone());
-            name(&mut names, named.series);
+        reader.names(|number, series| {
+            numbers.insert(number, series.key.clone());
+            name(&mut names, series);
         })?;
     }
-    if let Some(folder) = known.folder {
-        folder.all_series().for_each(|(_, series)| name(&mut names, series.clone()));
-    }
+    known.folder.all_series().for_each(|(_, series)| name(&mut names, series.clone()));
     Ok((names, numbers))
 }
 
@@ -237,7 +232,7 @@ fn name(names: &mut BTreeMap<Key, Series>, series: Series) {
 /// The oldest bucket of each level.
 fn oldest(known: &Known<'_>) -> Result<[Option<u32>; 3], QueryError> {
     let mut oldest = [None; 3];
-    let pending = known.folder.and_then(|folder| folder.pending().keys().next().copied());
+    let pending = known.folder.pending().keys().next().copied();
     for (level, oldest) in Level::ALL.into_iter().zip(&mut oldest) {
         let stored = match known.reader {
             Some(reader) => reader.oldest_bucket(level)?,
@@ -256,7 +251,7 @@ fn read(
     (since, until): (u32, u32),
     oldest: &[Option<u32>; 3],
     wanted: impl Fn(u32) -> bool,
-) -> Result<(Level, BTreeMap<u32, Cells>), QueryError> {
+) -> Result<(Level, Stored), QueryError> {
     let earliest = oldest.iter().flatten().min().copied().unwrap_or(until);
     // The coarsest begin up to an hour before what they are of.
     let whole = |level: &Level| {
@@ -272,7 +267,7 @@ fn read(
         }
     };
     for level in levels {
-        let Some(reader) = known.reader else { return Ok((level, BTreeMap::new())) };
+        let Some(reader) = known.reader else { return Ok((level, Stored::new())) };
         let from = since - since % level.step_seconds();
         // The coarsest may be asked of thousands of pods.
         let most = if asked.is_none() && level == Level::Coarse { MOST_ASKED } else { most };

@@ -1,4 +1,4 @@
-//! The redb file: what is written together, what is dropped, what is read.
+//! The redb file: rows of buckets, which are dropped by age and by size, and the names of their series.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
@@ -6,47 +6,37 @@ use std::path::Path;
 use std::sync::Arc;
 
 use redb::{
-    Database, ReadTransaction, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction,
+    Database, ReadTransaction, ReadableDatabase, ReadableTable, Table, TableDefinition,
+    WriteTransaction,
 };
 
-use super::backend::Extent;
 use super::cell::Cell;
-use super::chunk::{self, Chunk};
 use super::level::Level;
-use super::room;
-use super::series::{Key, Named, Series};
+use super::open::Options;
+use super::row::{self, Buckets};
+use super::subject::{Key, Series};
 use tessera_system::files::Identity;
-use tessera_system::noted::Noted;
 
-/// Version of what the tables hold. Version 1 had no highest shares.
-pub(crate) const SCHEMA: u64 = 3;
-/// Versions whose tables this one reads, and writes on in.
-pub(crate) const UPGRADED: std::ops::Range<u64> = 1..SCHEMA;
+/// Version of what the tables hold.
+pub(crate) const SCHEMA: u64 = 4;
 /// Numbers by name.
 pub(crate) const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
 /// In [`META`]: [`SCHEMA`].
 pub(crate) const META_SCHEMA: &str = "schema";
 /// In [`META`]: the number of the next series.
-pub(crate) const META_NEXT: &str = "next";
-/// In [`META`]: the bound that the file was made for.
-pub(crate) const META_BOUND: &str = "bound";
-/// In [`META`]: how often something was stored.
-pub(crate) const META_COMMITS: &str = "commits";
-/// In [`META`]: where the newest bucket of what was stored last ended.
-pub(crate) const META_UNTIL: &str = "until";
-/// [`Named`] by the number of a series.
-pub(crate) const NAMES: TableDefinition<u32, &[u8]> = TableDefinition::new("names");
-/// Rows of [`chunk`] by level, beginning in Unix seconds, and place.
-pub(crate) const ROWS: TableDefinition<(u8, u32, u16), &[u8]> = TableDefinition::new("rows");
+const META_NEXT: &str = "next";
+/// A [`Series`] by its number, as JSON.
+const NAMES: TableDefinition<u32, &[u8]> = TableDefinition::new("names");
+/// Level, the beginning of a chunk in Unix seconds, and the number of a series.
+type RowKey = (u8, u32, u32);
+/// The [`Buckets`] of a series in a chunk.
+const ROWS: TableDefinition<RowKey, &[u8]> = TableDefinition::new("rows");
 
-/// How long a name is kept that the file has nothing of, seconds: its last second is noted once in half of that.
-const LATE: u32 = 7200;
 /// Chunks of a level that age takes as one begins.
 const AGED: usize = 2;
-/// Rows that are dropped in one transaction.
-const DROPPED: usize = 48;
-/// Pages that are always left: what a transaction changes is written to new ones.
-const SPARE: u64 = 40;
+/// Chunks that go for their size at a time, more than come meanwhile: somebody who reads keeps their pages in use.
+const TOO_MANY: usize = 4;
+const PAGE: u64 = 4096;
 
 /// What is to be stored of one bucket of ten seconds: series and cells.
 pub(crate) type Bucket = Vec<(Series, Cell)>;
@@ -56,82 +46,68 @@ pub(crate) struct Store {
     db: Arc<Database>,
     /// The same file, for what redb knows nothing of.
     file: File,
-    extent: Arc<Extent>,
-    /// What was stored last.
-    noted: Noted,
-    /// Numbers of series that were written of late, and the last second that their names note.
-    known: HashMap<Key, (u32, Named)>,
-    /// Pages in use at most, by what was written since they were counted.
-    used: u64,
+    len: u64,
+    /// Numbers of series that were written last, and their names.
+    known: HashMap<Key, (u32, Series)>,
+    /// The bucket that was written last, Unix seconds.
+    newest: u32,
+    /// Most bytes in use.
+    bound: u64,
     /// Seconds that each level keeps.
     keep: [u32; 3],
 }
 
 /// Cells by series and bucket.
-type Cells = BTreeMap<u32, BTreeMap<u32, Cell>>;
-
-impl std::fmt::Debug for Store {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Store").field("extent", &self.extent).finish_non_exhaustive()
-    }
-}
+pub(crate) type Cells = BTreeMap<u32, BTreeMap<u32, Cell>>;
 
 /// Makes the tables of a new file.
-pub(crate) fn prepare(db: &Database, extent: &Extent) -> Result<(), redb::Error> {
+pub(crate) fn prepare(db: &Database) -> Result<(), redb::Error> {
     let write = db.begin_write()?;
-    {
-        let mut meta = write.open_table(META)?;
-        meta.insert(META_SCHEMA, SCHEMA)?;
-        meta.insert(META_NEXT, 0)?;
-        meta.insert(META_BOUND, extent.bound())?;
-    }
+    write.open_table(META)?.insert(META_SCHEMA, SCHEMA)?;
     write.open_table(NAMES)?;
     write.open_table(ROWS)?;
     write.commit()?;
-    room::take(db, extent)
+    Ok(())
 }
 
 impl Store {
-    /// Goes on with a file that has its tables.
-    pub(crate) fn new(
-        db: Arc<Database>,
-        file: File,
-        extent: Arc<Extent>,
-        keep: [u32; 3],
-    ) -> Result<Self, redb::Error> {
-        let mut known = HashMap::new();
+    /// Goes on with a file that has its tables. One that is far too large for its bound is made shorter.
+    pub(crate) fn new(db: Database, file: File, options: &Options) -> Result<Self, redb::Error> {
         let reader = Reader::begin(&db)?;
-        let newest = reader.newest()?.unwrap_or(0);
-        reader.names(|number, named| {
-            if newest.saturating_sub(named.last) <= LATE {
-                known.insert(named.series.key.clone(), (number, named));
+        let newest = reader.newest()?;
+        let known = reader.named_at(newest)?;
+        drop(reader);
+        let Options { bound, keep, .. } = *options;
+        let mut store = Store {
+            db: Arc::new(db),
+            len: file.metadata()?.len(),
+            file,
+            known,
+            newest,
+            bound,
+            keep,
+        };
+        if store.len > 2 * bound {
+            while store.drop_one(u32::MAX)? {}
+            // Whoever opens it has it alone.
+            if let Some(db) = Arc::get_mut(&mut store.db) {
+                db.compact()?;
             }
-        })?;
-        let noted = reader.noted()?;
-        noted.write(&file)?;
-        Ok(Store { db, file, extent, noted, known, used: u64::MAX, keep })
-    }
-
-    /// What tells the file from another that has taken its name.
-    ///
-    /// # Errors
-    /// The system's.
-    pub(crate) fn identity(&self) -> std::io::Result<Identity> {
-        Ok(Identity::of(&self.file.metadata()?))
+            store.len = store.file.metadata()?.len();
+        }
+        Ok(store)
     }
 
     /// Whether the file at `path` is still this one, as long as it was left.
     pub(crate) fn is_at(&self, path: &Path) -> bool {
-        match (std::fs::metadata(path), self.identity()) {
-            (Ok(there), Ok(own)) => Identity::of(&there) == own && there.len() == self.extent.len(),
+        match (std::fs::metadata(path), self.file.metadata()) {
+            (Ok(there), Ok(own)) => {
+                Identity::of(&there) == Identity::of(&own) && there.len() == self.len
+            }
             (Err(error), _) => error.kind() != std::io::ErrorKind::NotFound,
             // A disk that does not tell will refuse what is written, too.
             (_, Err(_)) => true,
         }
-    }
-
-    pub(crate) fn set_keep(&mut self, keep: [u32; 3]) {
-        self.keep = keep;
     }
 
     /// The file, to read from while others write.
@@ -139,8 +115,9 @@ impl Store {
         Arc::clone(&self.db)
     }
 
-    pub(crate) fn extent(&self) -> &Arc<Extent> {
-        &self.extent
+    /// Bytes of the file.
+    pub(crate) fn len(&self) -> u64 {
+        self.len
     }
 
     /// Adds buckets of ten seconds, by their beginnings, to all levels; all of it, or on an error nothing. `now` is of the
@@ -151,266 +128,166 @@ impl Store {
         now: u32,
     ) -> Result<(), redb::Error> {
         let Some(newest) = buckets.keys().next_back().copied() else { return Ok(()) };
+        let begins = |level: &Level| level.chunk(newest) != level.chunk(self.newest);
+        let begun: Vec<Level> = Level::ALL.into_iter().filter(begins).collect();
+        if !begun.is_empty() {
+            self.drop_old(&begun, now)?;
+        }
+        let mut known: HashMap<Key, (u32, Series)> = HashMap::new();
+        let mut added: BTreeMap<(Level, u32, u32), Buckets> = BTreeMap::new();
         let write = self.db.begin_write()?;
-        let mut named = Vec::new();
-        let chunks = self.chunks(&write, buckets, newest, &mut named)?;
-        let mut rows = Vec::new();
-        for ((level, start), added) in chunks {
-            let mut all = Chunk::new();
-            let table = write.open_table(ROWS)?;
-            let mut was = Vec::new();
-            for row in table.range(keys(level, start, start))? {
-                let (key, bytes) = row?;
-                // What is damaged is left out; redb's checksums make that another version's doing.
-                let _ = chunk::decode(level, bytes.value(), &mut all);
-                was.push(key.value());
-            }
-            for (number, buckets) in added {
-                let series = all.entry(number).or_default();
-                for (at, cell) in buckets {
-                    series.entry(at).and_modify(|before| before.add(level, &cell)).or_insert(cell);
-                }
-            }
-            rows.push((level, start, was, chunk::encode(level, &all)));
-        }
-        let need = rows.iter().map(|(.., rows)| rows.len() as u64).sum::<u64>();
-        let need = 2 * (need + named.len() as u64 / 8) + SPARE;
-        if self.used.saturating_add(need) > room::ceiling(&self.extent) {
-            self.used = write.stats()?.allocated_pages();
-            if self.used + need > room::ceiling(&self.extent) {
-                write.abort()?;
-                self.make_room(need, now)?;
-                return self.add(buckets, now);
-            }
-        }
-        {
-            let mut names = write.open_table(NAMES)?;
-            for (number, named) in &named {
-                names.insert(number, named.encode().as_slice())?;
-            }
-            let mut table = write.open_table(ROWS)?;
-            for (level, start, was, rows) in &rows {
-                for (row, part) in rows.iter().zip(0u16..) {
-                    table.insert((level.number(), *start, part), row.as_slice())?;
-                }
-                for key in was.iter().filter(|key| usize::from(key.2) >= rows.len()) {
-                    table.remove(key)?;
-                }
-            }
-        }
-        let mut is_coarse_gone = false;
-        for (level, ..) in rows.iter().filter(|(_, _, was, _)| was.is_empty()) {
-            is_coarse_gone |= self.age(&write, *level, now)? && *level == Level::Coarse;
-        }
-        let until = newest.saturating_add(Level::Fine.step_seconds());
-        let noted = Noted { commits: self.noted.commits + 1, until };
         {
             let mut meta = write.open_table(META)?;
-            meta.insert(META_COMMITS, noted.commits)?;
-            meta.insert(META_UNTIL, u64::from(noted.until))?;
+            let mut names = write.open_table(NAMES)?;
+            let mut next = meta.get(META_NEXT)?.map_or(0, |next| next.value());
+            for (second, cells) in buckets {
+                for (series, cell) in cells {
+                    let before = known.get(&series.key).or_else(|| self.known.get(&series.key));
+                    let (number, is_named) = match before {
+                        Some((number, named)) => (*number, named == series),
+                        None => {
+                            next += 1;
+                            (u32::try_from(next).unwrap_or(u32::MAX), false)
+                        }
+                    };
+                    if !is_named {
+                        names.insert(
+                            number,
+                            serde_json::to_vec(series).unwrap_or_default().as_slice(),
+                        )?;
+                    }
+                    known.insert(series.key.clone(), (number, series.clone()));
+                    for level in Level::ALL {
+                        let start = level.chunk(*second);
+                        let at = (second - start) / level.step_seconds();
+                        add(added.entry((level, start, number)).or_default(), level, at, cell);
+                    }
+                }
+            }
+            meta.insert(META_NEXT, next)?;
+            let mut rows = write.open_table(ROWS)?;
+            for ((level, start, number), added) in added {
+                let key = (level.number(), start, number);
+                // What is damaged is left out; redb's checksums make that another version's doing.
+                let before = rows.get(key)?.and_then(|row| row::decode(level, row.value()));
+                let mut all = before.unwrap_or_default();
+                added.iter().for_each(|(at, cell)| add(&mut all, level, *at, cell));
+                rows.insert(key, row::encode(level, &all).as_slice())?;
+            }
         }
         write.commit()?;
-        self.noted = noted;
-        // Without it, a repair would not be noticed; what is stored is stored.
-        let _ = noted.write(&self.file);
-        self.used = self.used.saturating_add(need - SPARE);
-        for (number, named) in named {
-            self.known.insert(named.series.key.clone(), (number, named));
+        (self.known, self.newest) = (known, newest);
+        self.len = self.file.metadata().map_or(self.len, |file| file.len());
+        Ok(())
+    }
+
+    /// Drops chunks of these levels that are older than what is kept, then the oldest that have no room. No more than a
+    /// few go as one begins, so that a clock that is ahead for a while takes little.
+    fn drop_old(&mut self, begun: &[Level], now: u32) -> Result<(), redb::Error> {
+        let mut dropped = Vec::new();
+        let write = self.db.begin_write()?;
+        {
+            let mut rows = write.open_table(ROWS)?;
+            for level in begun {
+                let keep = self.keep[*level as usize];
+                let until = now.saturating_sub(keep).saturating_sub(level.chunk_seconds());
+                for _ in 0..AGED {
+                    let oldest = oldest(&rows, *level)?.filter(|first| *first <= until);
+                    let Some(first) = oldest else { break };
+                    drop_chunk(&mut rows, *level, first)?;
+                    dropped.push(*level);
+                }
+            }
         }
-        self.known.retain(|_, (_, named)| newest.saturating_sub(named.last) <= LATE);
-        // A name goes with its last bucket: dead ones would take the place of what is kept.
-        if is_coarse_gone {
+        write.commit()?;
+        if dropped.contains(&Level::Coarse) {
             self.drop_names()?;
+        }
+        for _ in 0..TOO_MANY {
+            if !self.drop_one(now)? {
+                break;
+            }
         }
         Ok(())
     }
 
-    /// The buckets as chunks of every level, and the names that have to be written.
-    fn chunks(
+    /// If more is in use than may be, drops the oldest chunk of the finest level that has more than its floor; where none
+    /// has, of the coarsest that there is.
+    fn drop_one(&mut self, now: u32) -> Result<bool, redb::Error> {
+        let write = self.db.begin_write()?;
+        let Some((level, first)) = self.excess(&write, now)? else {
+            write.abort()?;
+            return Ok(false);
+        };
+        drop_chunk(&mut write.open_table(ROWS)?, level, first)?;
+        write.commit()?;
+        if level == Level::Coarse {
+            self.drop_names()?;
+        }
+        // Pages of a transaction are free after the next one.
+        self.db.begin_write()?.commit()?;
+        Ok(true)
+    }
+
+    fn excess(
         &self,
         write: &WriteTransaction,
-        buckets: &BTreeMap<u32, Bucket>,
-        newest: u32,
-        named: &mut Vec<(u32, Named)>,
-    ) -> Result<BTreeMap<(Level, u32), Chunk>, redb::Error> {
-        let mut meta = write.open_table(META)?;
-        let first = meta.get(META_NEXT)?.map_or(0, |next| next.value());
-        let mut next = u32::try_from(first).unwrap_or(u32::MAX);
-        let mut numbers: HashMap<&Key, u32> = HashMap::new();
-        let mut chunks: BTreeMap<(Level, u32), Chunk> = BTreeMap::new();
-        for (second, cells) in buckets {
-            for (series, cell) in cells {
-                let number = match numbers.get(&series.key) {
-                    Some(number) => *number,
-                    None => {
-                        let known = self.known.get(&series.key);
-                        let number = known.map_or(next, |(number, _)| *number);
-                        next += u32::from(known.is_none());
-                        let is_noted = known.is_some_and(|(_, named)| {
-                            named.series == *series && newest.saturating_sub(named.last) < LATE / 2
-                        });
-                        if !is_noted {
-                            let series = series.clone();
-                            named.push((number, Named { series, last: newest }));
-                        }
-                        numbers.insert(&series.key, number);
-                        number
-                    }
-                };
-                for level in Level::ALL {
-                    let start = level.chunk(*second);
-                    let at = (second - start) / level.step_seconds();
-                    let series =
-                        chunks.entry((level, start)).or_default().entry(number).or_default();
-                    series.entry(at).and_modify(|before| before.add(level, cell)).or_insert(*cell);
-                }
-            }
+        now: u32,
+    ) -> Result<Option<(Level, u32)>, redb::Error> {
+        if write.stats()?.allocated_pages() <= self.bound / PAGE {
+            return Ok(None);
         }
-        if u64::from(next) != first {
-            meta.insert(META_NEXT, u64::from(next))?;
-        }
-        Ok(chunks)
-    }
-
-    /// Drops the oldest chunks of a level that are older than what is kept; whether there were such. No more than a few go
-    /// as one begins, so that a clock that is ahead for a while takes little.
-    fn age(&self, write: &WriteTransaction, level: Level, now: u32) -> Result<bool, redb::Error> {
-        let mut table = write.open_table(ROWS)?;
-        let keep = self.keep[level as usize];
-        let until = now.saturating_sub(keep).saturating_sub(level.chunk_seconds());
-        let mut old = Vec::new();
-        let mut chunks = HashSet::new();
-        for row in table.range(keys(level, 0, until))? {
-            let key = row?.0.value();
-            chunks.insert(key.1);
-            if chunks.len() > AGED {
+        let (rows, mut coarsest) = (write.open_table(ROWS)?, None);
+        for level in Level::ALL {
+            let Some(first) = oldest(&rows, level)? else { continue };
+            coarsest = Some((level, first));
+            if now.saturating_sub(first) >= level.floor_seconds() {
                 break;
             }
-            old.push(key);
         }
-        for key in &old {
-            table.remove(key)?;
-        }
-        Ok(!old.is_empty())
+        Ok(coarsest)
     }
 
-    /// Drops the oldest until so many pages are free.
-    fn make_room(&mut self, need: u64, now: u32) -> Result<(), redb::Error> {
-        let ceiling = room::ceiling(&self.extent);
-        // A little more than is needed, so that not every transaction has to.
-        self.drop_until(ceiling.saturating_sub(need + ceiling / 32), now)
-    }
-
-    /// Makes the file so short that it can be made as large as its bound again: redb grows it by doubling.
-    pub(crate) fn shrink(&mut self) -> Result<(), redb::Error> {
-        let half = room::pages(self.extent.bound()) / 2;
-        self.drop_until(half.saturating_sub(2 * SPARE), u32::MAX)?;
-        // Whoever opens it has it alone.
-        if let Some(db) = Arc::get_mut(&mut self.db) {
-            db.compact()?;
+    /// A name goes with its last bucket: dead ones would take the place of what is kept. Each series that has any bucket
+    /// has one of the coarsest.
+    fn drop_names(&self) -> Result<(), redb::Error> {
+        let write = self.db.begin_write()?;
+        {
+            let mut held: HashSet<u32> = self.known.values().map(|(number, _)| *number).collect();
+            for row in write.open_table(ROWS)?.range(keys(Level::Coarse, 0, u32::MAX))? {
+                held.insert(row?.0.value().2);
+            }
+            write.open_table(NAMES)?.retain(|number, _| held.contains(&number))?;
         }
+        write.commit()?;
         Ok(())
-    }
-
-    /// Drops the oldest of the finest until no more pages are used, in small transactions: each needs pages itself before
-    /// it frees some.
-    fn drop_until(&mut self, most: u64, now: u32) -> Result<(), redb::Error> {
-        let mut coarse_gone = false;
-        loop {
-            let write = self.db.begin_write()?;
-            self.used = write.stats()?.allocated_pages();
-            if self.used <= most {
-                write.abort()?;
-                break;
-            }
-            let dropped = drop_oldest(&write, now, &mut coarse_gone)?;
-            write.commit()?;
-            // Pages of a transaction are free after the next one.
-            self.db.begin_write()?.commit()?;
-            if dropped == 0 {
-                let freed = self.drop_names()?;
-                if freed == 0 {
-                    let error = "nothing is left to drop; history.size is too little for this node";
-                    return Err(redb::Error::Io(std::io::Error::other(error)));
-                }
-            }
-        }
-        if coarse_gone {
-            self.drop_names()?;
-        }
-        Ok(())
-    }
-
-    /// Drops names that the file has nothing of any more. How many.
-    pub(crate) fn drop_names(&mut self) -> Result<usize, redb::Error> {
-        let reader = Reader::begin(&self.db)?;
-        let oldest = Level::ALL.into_iter().map(|level| reader.oldest(level));
-        let oldest = oldest.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().min();
-        let mut gone = Vec::new();
-        reader.names(|number, named| {
-            let is_over = oldest.is_none_or(|oldest| named.last.saturating_add(LATE) < oldest);
-            if is_over && !self.known.contains_key(&named.series.key) {
-                gone.push(number);
-            }
-        })?;
-        drop(reader);
-        for some in gone.chunks(512) {
-            let write = self.db.begin_write()?;
-            {
-                let mut names = write.open_table(NAMES)?;
-                for number in some {
-                    names.remove(number)?;
-                }
-            }
-            write.commit()?;
-        }
-        Ok(gone.len())
     }
 }
 
-/// Drops rows of the oldest chunk of the finest level that has more than its floor; where none has, of the coarsest.
-/// What a clock that was ahead left beyond `now` keeps nothing else from its floor.
-fn drop_oldest(
-    write: &WriteTransaction,
-    now: u32,
-    coarse_gone: &mut bool,
-) -> Result<usize, redb::Error> {
-    let mut table = write.open_table(ROWS)?;
-    let mut victim = None;
-    for level in Level::ALL {
-        let first = table.range(keys(level, 0, u32::MAX))?.next().transpose()?;
-        let Some(first) = first.map(|row| row.0.value().1) else { continue };
-        let until = if first <= now { now } else { u32::MAX };
-        let last = table.range(keys(level, first, until))?.next_back().transpose()?;
-        let last = last.map_or(first, |row| row.0.value().1);
-        if last - first >= level.floor_seconds() {
-            victim = Some((level, first));
-            break;
-        }
-        if last > first {
-            // The coarsest that has more than the chunk that is being filled.
-            victim = Some((level, first));
-        }
-    }
-    let Some((level, start)) = victim else { return Ok(0) };
-    *coarse_gone |= level == Level::Coarse;
-    let mut rows = Vec::new();
-    for row in table.range(keys(level, start, start))?.take(DROPPED) {
-        rows.push(row?.0.value());
-    }
-    for key in &rows {
-        table.remove(key)?;
-    }
-    Ok(rows.len())
+fn add(buckets: &mut Buckets, level: Level, at: u32, cell: &Cell) {
+    buckets.entry(at).and_modify(|before| before.add(level, cell)).or_insert(*cell);
 }
 
 /// Rows of the chunks that begin from one second to another.
-pub(crate) fn keys(
+fn keys(level: Level, from: u32, until: u32) -> std::ops::RangeInclusive<RowKey> {
+    (level.number(), from, 0)..=(level.number(), until, u32::MAX)
+}
+
+/// The beginning of a level's oldest chunk.
+fn oldest(
+    rows: &impl ReadableTable<RowKey, &'static [u8]>,
     level: Level,
-    from: u32,
-    until: u32,
-) -> std::ops::RangeInclusive<(u8, u32, u16)> {
-    (level.number(), from, 0)..=(level.number(), until, u16::MAX)
+) -> Result<Option<u32>, redb::Error> {
+    let first = rows.range(keys(level, 0, u32::MAX))?.next().transpose()?;
+    Ok(first.map(|row| row.0.value().1))
+}
+
+fn drop_chunk(
+    rows: &mut Table<'_, RowKey, &'static [u8]>,
+    level: Level,
+    start: u32,
+) -> Result<(), redb::Error> {
+    Ok(rows.retain_in(keys(level, start, start), |_, _| false)?)
 }
 
 /// The file as it was at one moment.
@@ -422,50 +299,46 @@ impl Reader {
     }
 
     /// All names, by number.
-    pub(crate) fn names(&self, mut visit: impl FnMut(u32, Named)) -> Result<(), redb::Error> {
+    pub(crate) fn names(&self, mut visit: impl FnMut(u32, Series)) -> Result<(), redb::Error> {
         for entry in self.0.open_table(NAMES)?.iter()? {
             let (number, bytes) = entry?;
-            if let Some(named) = Named::decode(bytes.value()) {
-                visit(number.value(), named);
+            if let Ok(series) = serde_json::from_slice(bytes.value()) {
+                visit(number.value(), series);
             }
         }
         Ok(())
     }
 
-    /// The beginning of a level's oldest chunk.
-    pub(crate) fn oldest(&self, level: Level) -> Result<Option<u32>, redb::Error> {
-        let table = self.0.open_table(ROWS)?;
-        let first = table.range(keys(level, 0, u32::MAX))?.next().transpose()?;
-        Ok(first.map(|row| row.0.value().1))
+    /// The beginning of the newest chunk of the finest level.
+    fn newest(&self) -> Result<u32, redb::Error> {
+        let rows = self.0.open_table(ROWS)?;
+        let last = rows.range(keys(Level::Fine, 0, u32::MAX))?.next_back().transpose()?;
+        Ok(last.map_or(0, |row| row.0.value().1))
+    }
+
+    /// Series of which a chunk of the finest level has something.
+    fn named_at(&self, start: u32) -> Result<HashMap<Key, (u32, Series)>, redb::Error> {
+        let (rows, names) = (self.0.open_table(ROWS)?, self.0.open_table(NAMES)?);
+        let mut known = HashMap::new();
+        for row in rows.range(keys(Level::Fine, start, start))? {
+            let number = row?.0.value().2;
+            let name = names.get(number)?;
+            let series = name.and_then(|name| serde_json::from_slice::<Series>(name.value()).ok());
+            known.extend(series.map(|series| (series.key.clone(), (number, series))));
+        }
+        Ok(known)
     }
 
     pub(crate) fn oldest_bucket(&self, level: Level) -> Result<Option<u32>, redb::Error> {
-        let Some(start) = self.oldest(level)? else { return Ok(None) };
-        let table = self.0.open_table(ROWS)?;
-        let mut first = None;
-        for row in table.range(keys(level, start, start))? {
-            let note = |_, at, _| first = Some(first.map_or(at, |first: u32| first.min(at)));
-            let _ = chunk::visit(level, row?.1.value(), |_| true, note);
-            if first == Some(0) {
-                break;
-            }
+        let rows = self.0.open_table(ROWS)?;
+        let Some(start) = oldest(&rows, level)? else { return Ok(None) };
+        let mut first: Option<u32> = None;
+        for row in rows.range(keys(level, start, start))? {
+            let buckets = row::decode(level, row?.1.value());
+            let at = buckets.and_then(|buckets| buckets.first_key_value().map(|(at, _)| *at));
+            first = first.into_iter().chain(at).min();
         }
         Ok(first.map(|at| start + at * level.step_seconds()))
-    }
-
-    /// The second at which the newest chunk ends.
-    fn newest(&self) -> Result<Option<u32>, redb::Error> {
-        let table = self.0.open_table(ROWS)?;
-        let last = table.range(keys(Level::Fine, 0, u32::MAX))?.next_back().transpose()?;
-        Ok(last.map(|row| row.0.value().1.saturating_add(Level::Fine.chunk_seconds())))
-    }
-
-    /// What was stored last; nothing by an earlier version.
-    pub(crate) fn noted(&self) -> Result<Noted, redb::Error> {
-        let meta = self.0.open_table(META)?;
-        let commits = meta.get(META_COMMITS)?.map_or(0, |commits| commits.value());
-        let until = meta.get(META_UNTIL)?.map_or(0, |until| until.value());
-        Ok(Noted { commits, until: u32::try_from(until).unwrap_or(u32::MAX) })
     }
 
     /// Buckets that begin from one second to another, both included, of the series that are wanted; `None` where
@@ -478,18 +351,20 @@ impl Reader {
         wanted: impl Fn(u32) -> bool,
     ) -> Result<Option<Cells>, redb::Error> {
         let mut count = 0;
-        let table = self.0.open_table(ROWS)?;
         let mut found = Cells::new();
-        for row in table.range(keys(level, level.chunk(from), until))? {
-            let (key, bytes) = row?;
-            let start = key.value().1;
-            let _ = chunk::visit(level, bytes.value(), &wanted, |number, at, cell| {
-                let second = start + at * level.step_seconds();
-                if (from..=until).contains(&second) {
-                    found.entry(number).or_default().insert(second, cell);
-                    count += 1;
-                }
-            });
+        for row in self.0.open_table(ROWS)?.range(keys(level, level.chunk(from), until))? {
+            let (key, row) = row?;
+            let (_, start, number) = key.value();
+            if !wanted(number) {
+                continue;
+            }
+            let second = |at: u32| start + at * level.step_seconds();
+            let buckets = row::decode(level, row.value()).unwrap_or_default().into_iter();
+            let buckets = buckets.map(|(at, cell)| (second(at), cell));
+            let cells = found.entry(number).or_default();
+            let before = cells.len();
+            cells.extend(buckets.filter(|(second, _)| (from..=until).contains(second)));
+            count += cells.len() - before;
             if count > most {
                 return Ok(None);
             }

@@ -1,11 +1,38 @@
-//! What a subject names, as `tessera explain` takes it.
+//! What a series is of, and what a subject names, as `tessera explain` takes it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde::{Deserialize, Serialize};
 use tessera_model::written_name;
 
 use super::query::QueryError;
-use super::series::{Key, Series};
+
+/// A tenant on one GPU, or a GPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Key {
+    /// The allocation; empty for a GPU's own.
+    pub id: String,
+    /// Which Allocate of this id; 0 for a GPU's own.
+    pub generation: u64,
+    pub gpu_uuid: String,
+}
+
+/// A series and its names.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Series {
+    pub key: Key,
+    /// The pod's namespace; empty where kubelet never named it.
+    pub namespace: String,
+    pub pod: String,
+    pub container: String,
+}
+
+impl Series {
+    /// It is a GPU's own.
+    pub fn is_gpu(&self) -> bool {
+        self.key.id.is_empty()
+    }
+}
 
 /// What is asked about.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,10 +1,13 @@
 //! Memory while pods come and go: what is kept of each that went.
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use tessera_history::{History, Look, Options, TenantLook, UseLook};
+use tessera_history::{History, Options};
+use tessera_view::status::{Allocation, Holder, Status};
+use tessera_view::tenant::{Compute, Use};
 
 const T0: i64 = 1_750_032_000;
 /// Pods at any time; all are others a minute later.
@@ -45,32 +48,30 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-fn look(second: i64) -> Look {
+fn status(second: i64) -> Status {
     let generation = second.cast_unsigned() / 60;
-    let tenant = |n: u64| {
-        let used = UseLook {
+    let one = |n: u64| Allocation {
+        id: format!("{:032x}", generation * PODS + n),
+        generation: 1,
+        holder: Some(Holder {
+            namespace: "team".into(),
+            pod: format!("batch-{generation}-{n}"),
+            container: "main".into(),
+        }),
+        gpus: vec![Use {
             gpu_uuid: "GPU-49aa2e6a-33f3-99dd-e08b-ea4beb0e0d28".into(),
             memory_used_bytes: (second.cast_unsigned() % 97 + n) << 20,
             memory_limit_bytes: 1 << 30,
             cores_millis: 250,
-            ..UseLook::default()
-        };
-        TenantLook {
-            id: format!("{:032x}", generation * PODS + n),
-            generation: 1,
-            namespace: "team".into(),
-            pod: format!("batch-{generation}-{n}"),
-            container: "main".into(),
-            read: true,
-            uses: vec![used],
-            ..TenantLook::default()
-        }
+            ..Use::default()
+        }],
+        compute: Some(Compute::default()),
+        ..Allocation::default()
     };
-    Look {
+    Status {
         at_unix_ms: (T0 + second) * 1000,
-        monotonic_ms: second.cast_unsigned() * 1000,
-        gpus: Vec::new(),
-        tenants: (0..PODS).map(tenant).collect(),
+        allocations: (0..PODS).map(one).collect(),
+        ..Status::default()
     }
 }
 
@@ -83,7 +84,7 @@ fn growth(path: &Path, can_store: bool) -> Vec<usize> {
     let mut held = Vec::new();
     for minute in 0..(WARM_UP + ROUNDS * MINUTES) as i64 {
         for second in (minute * 60..(minute + 1) * 60).step_by(10) {
-            history.look(&look(second));
+            history.look(&status(second), &HashSet::new(), second.cast_unsigned() * 1000);
         }
         let stored = history.flush(false);
         assert_eq!(stored.is_ok(), can_store, "{stored:?}");

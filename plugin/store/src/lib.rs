@@ -19,6 +19,7 @@ pub use history::{Lines, Trail};
 pub use schema::{HISTORY_KEPT, INCIDENTS_KEPT, INCIDENTS_KEPT_EACH, MeasuredContext};
 pub use store::{CommitError, Commits, Ledger, Listener, OpenError, Opened};
 pub use tessera_system::noted::Lost;
+pub use unsynced::Unsynced;
 
 use tessera_model::allocation_id::AllocationId;
 

@@ -107,19 +107,6 @@ fn ten_busy_seconds_of_an_hour_count() {
 }
 
 #[test]
-fn hours_of_which_only_the_mean_is_known_say_so() {
-    let mut made = Made::new().pod("chat-0", EIGHTH, &[busy(7000, 450.0, 900.0); 80]);
-    // As an older plugin recorded it.
-    made.history.tenants[0].points[7].used_peak_millis = 0;
-    let advice = only(&[made.clone()]);
-    assert_eq!(advice.confidence, "medium");
-    says(&advice.evidence, "of some hours only the mean of its GPU time is known");
-    // Minutes hide little.
-    made.history.step_seconds = 300;
-    assert_eq!(only(&[made]).confidence, "high");
-}
-
-#[test]
 fn time_that_others_left_idle_is_named() {
     let advice = only(&[Made::new().pod("chat-0", EIGHTH, &[busy(7000, 1800.0, 0.0); 30])]);
     says(

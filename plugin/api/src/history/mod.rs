@@ -1,10 +1,8 @@
 //! What was: the recorder, which hands looks at everything to `tessera-history`, and answers from it.
 //!
-//! - [`look`]: pure, a survey as a look
 //! - [`events`]: pure, lines of the audit trail as events of an answer
 
 pub mod events;
-mod look;
 
 use std::fmt;
 use std::sync::Arc;
@@ -88,7 +86,7 @@ impl Recorder {
             return;
         }
         self.unheard.store(0, Ordering::Relaxed);
-        self.history.look(&look::of(&survey, monotonic_ns() / 1_000_000));
+        self.history.look(&survey.status, &survey.unread, monotonic_ns() / 1_000_000);
     }
 
     /// Stores what was seen, by the configuration in force; where it is off now, lets go of the file.

@@ -21,8 +21,7 @@ table! {
         /// Whether the history is recorded, which `tessera history`, `recommend` and `waste` need. What was
         /// recorded stays.
         enabled: bool = true, boolean();
-        /// Most bytes of the file, at any time; the oldest of the finest buckets go first. After a change, what fits
-        /// stays.
+        /// Most bytes in use in the file, which may be twice as long; the oldest of the finest buckets go first.
         size_bytes as "size": u64 = 8 * MIB,
             bytes(4 * MIB, "must be at least 4Mi; 8Mi keep 64 busy tenants");
         /// How long buckets of 10 seconds are kept.

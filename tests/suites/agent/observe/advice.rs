@@ -1,6 +1,7 @@
 //! Advice of a running plugin by what was: the change that it proposes can be made as it stands there, and then
 //! there is nothing to propose.
 
+use std::collections::HashSet;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
@@ -8,7 +9,9 @@ use tessera_api::history::options;
 use tessera_config::ConfigFile;
 use tessera_harness::plugin::{GPU, Simulated, bounded, pod, stderr};
 use tessera_harness::{GIB, MIB};
-use tessera_history::{History, Look, TenantLook, UseLook};
+use tessera_history::History;
+use tessera_view::status::{Allocation, Holder, Status};
+use tessera_view::tenant::{Compute, Use};
 
 const POD: &str = "chat-7c9d8f6b5-x2v4q";
 const BEFORE: &str = "chat-7c9d8f6b5-k4m9s";
@@ -31,33 +34,35 @@ fn write_past(node: &Simulated, gpu_uuid: &str, limit_bytes: u64, cores_millis: 
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
     let begin = now - ENDED - DAYS;
     for second in (0..=DAYS).step_by(60) {
-        let used = UseLook {
+        let used = Use {
             gpu_uuid: gpu_uuid.into(),
             memory_used_bytes: if second % 3600 < 600 { GIB } else { 700 * MIB },
             memory_limit_bytes: limit_bytes,
             cores_millis,
-            ..UseLook::default()
+            ..Use::default()
         };
-        let tenant = TenantLook {
+        let us = second * 50_000;
+        let one = Allocation {
             id: "0123456789abcdef0123456789abcdef".into(),
             generation: 1,
-            namespace: "default".into(),
-            pod: BEFORE.into(),
-            container: "main".into(),
-            read: true,
-            uses: vec![used],
-            leased_us: second * 50_000,
-            used_us: second * 50_000,
-            measured_us: second * 50_000,
+            holder: Some(Holder {
+                namespace: "default".into(),
+                pod: BEFORE.into(),
+                container: "main".into(),
+            }),
+            gpus: vec![used],
+            compute: Some(Compute {
+                leased_us: us,
+                used_us: us,
+                measured_us: us,
+                ..Compute::default()
+            }),
             launches: second,
-            ..TenantLook::default()
+            ..Allocation::default()
         };
-        history.look(&Look {
-            at_unix_ms: i64::try_from((begin + second) * 1000).unwrap(),
-            monotonic_ms: second * 1000,
-            gpus: Vec::new(),
-            tenants: vec![tenant],
-        });
+        let at_unix_ms = i64::try_from((begin + second) * 1000).unwrap();
+        let status = Status { at_unix_ms, allocations: vec![one], ..Status::default() };
+        history.look(&status, &HashSet::new(), second * 1000);
         if second % 600 == 0 {
             history.flush(false).unwrap();
         }

