@@ -4,7 +4,6 @@
 //! All that reads or writes a file whose path comes from the configuration, the command line or the
 //! environment does so through here. What the kernel itself serves (`/proc`, `/sys`) needs none of this.
 
-mod copy;
 mod dir;
 mod own;
 mod patience;
@@ -19,7 +18,6 @@ use std::time::SystemTime;
 
 use nix::sys::statvfs::statvfs;
 
-pub use copy::{Copied, CopyError};
 pub use dir::{Dir, is_directory, open_directory};
 pub use own::{base, check_peer};
 pub use patience::{Unresponsive, in_time};
@@ -32,8 +30,6 @@ pub const CONFIGURATION: u64 = 1 << 20;
 pub const SMALL: u64 = 1 << 20;
 /// Most bytes of a library that is installed.
 pub const LIBRARY: u64 = 64 << 20;
-/// Most bytes of a ledger that is copied to be looked at.
-pub const LEDGER: u64 = 1 << 30;
 
 /// What distinguishes one file from another that has taken its name: device, inode, and time of birth where the file
 /// system knows it, because an inode number is used again at once.
