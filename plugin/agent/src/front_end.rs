@@ -1,6 +1,6 @@
 //! Front ends: what asks for shares.
 //!
-//! The device plugin, DRA and `tessera run` are front ends. Each asks through [`FrontDoor`]. Nothing behind the door
+//! The device plugin and DRA are front ends. Each asks through [`FrontDoor`]. Nothing behind the door
 //! knows which front end asked, but for a record's [`origin`](tessera_model::origin::Origin).
 
 use std::path::PathBuf;

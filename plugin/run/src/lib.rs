@@ -8,7 +8,6 @@
 #![cfg_attr(not(test), deny(clippy::print_stdout))]
 #![forbid(unsafe_code)]
 
-mod core;
 mod gpus;
 mod keeper;
 mod nesting;
@@ -25,17 +24,23 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 use anyhow::Context;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 
-use crate::core::PrivateCore;
-use tessera_agent::front_end::FrontDoor;
 use tessera_config::Config;
 use tessera_gpu::nvml::NvmlDiscovery;
+use tessera_model::allocation_id::AllocationId;
+use tessera_model::clock::monotonic_ns;
 use tessera_model::gpu::Gpu;
 use tessera_model::origin::Origin;
 use tessera_model::percent::parse_cores;
 use tessera_model::quantity::{format_bytes, parse_bytes};
+use tessera_model::record::Record;
 use tessera_model::sharing::Compute;
-use tessera_rules::ask::{Ask, ShareAsk, SharePart};
+use tessera_region::layout::PAGES_DIR_ENV;
+use tessera_region::quota::QuotaSpec;
+use tessera_rules::allocate::Catalogue;
+use tessera_rules::ask::{self, ShareAsk, SharePart};
+use tessera_tenant::regions;
 
 pub use shim::{Artefact, find as find_artefact};
 
@@ -56,8 +61,8 @@ pub struct Args {
     cores: u32,
     /// What --cores means: burst (a weight; idle time is anybody's), strict (also a cap) or none
     /// (GPU time is not divided)
-    #[arg(long, value_name = "POLICY", value_enum, default_value = "burst")]
-    policy: ComputePolicy,
+    #[arg(long, value_name = "POLICY", value_parser = policy(), default_value = "burst")]
+    policy: Compute,
     /// Charge for each CUDA context, memory that no allocation call shows [default: the
     /// configuration's gpus.context_overhead]
     #[arg(long, value_name = "QUANTITY", value_parser = parse_bytes)]
@@ -76,22 +81,11 @@ pub struct Args {
     command: Vec<OsString>,
 }
 
-/// What `--cores` means.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum ComputePolicy {
-    Burst,
-    Strict,
-    None,
-}
-
-impl From<ComputePolicy> for Compute {
-    fn from(policy: ComputePolicy) -> Self {
-        match policy {
-            ComputePolicy::Burst => Compute::Burst,
-            ComputePolicy::Strict => Compute::Strict,
-            ComputePolicy::None => Compute::None,
-        }
-    }
+/// What `--cores` means, in a word.
+pub fn policy() -> impl TypedValueParser<Value = Compute> {
+    const ALL: [Compute; 3] = [Compute::Burst, Compute::Strict, Compute::None];
+    PossibleValuesParser::new(ALL.map(Compute::name))
+        .map(|name| ALL.into_iter().find(|policy| policy.name() == name).unwrap_or(Compute::Burst))
 }
 
 /// Which GPUs CUDA shows a process.
@@ -136,21 +130,29 @@ fn hold(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
         uuid: gpu.uuid.clone(),
         memory_bytes: args.memory,
         cores_millis: args.cores,
-        compute: args.policy.into(),
+        compute: args.policy,
     };
-    let root = root::Root::open()?;
+    let mut root = root::Root::open()?;
     nesting::refuse(&root)?;
-    let core = PrivateCore::new(root, &all, &Config { gpus: of_gpus, ..config.clone() });
-    let id = core.id();
-    let parts = gpus.iter().map(part).collect();
-    let ask = Ask::Share(ShareAsk { id: id.clone(), origin: Origin::Run, parts });
-    let granted = core.grant(std::slice::from_ref(&ask))?;
-    let pages = core.pages().context("the pages are gone")?;
+    // Of this run, in the pages and among those of this user ([`nesting`]). Pids come again, and what a killed run has
+    // left may still be served.
+    let name = format!("run-{}-{:x}", std::process::id(), monotonic_ns());
+    let id = AllocationId::of("run", [name.as_str()]);
+    let share = ShareAsk { id, origin: Origin::Run, parts: gpus.iter().map(part).collect() };
+    let catalogue = Catalogue::new(&all, &Config { gpus: of_gpus, ..config.clone() });
+    let record = Record { generation: 1, ..ask::plan(&catalogue, &share)? };
+    pages::sweep(&root);
+    let spec = QuotaSpec { allocation: name, ..regions::spec(&record) };
+    let pages = pages::Pages::create(&mut root, &spec).context("cannot make the pages")?;
+    let keeper = keeper::Keeper::start(root, &config.compute);
+    if args.policy != Compute::None {
+        keeper.wait_for(pages.dir());
+    }
 
     let mut command = Command::new(&args.command[0]);
     command
         .args(&args.command[1..])
-        .envs(granted.iter().flat_map(|given| &given.envs))
+        .env(PAGES_DIR_ENV, pages.dir())
         .env("LD_PRELOAD", preload(shim.as_os_str(), std::env::var_os("LD_PRELOAD")));
     let named = gpus::are_named(&args.gpu, config, &silent);
     let has_own = std::env::var_os(VISIBLE_DEVICES).is_some();
@@ -187,7 +189,8 @@ fn hold(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
         eprintln!("tessera: {} requests refused", observer.refusals());
     }
     drop(pages);
-    core.release(&[id])?;
+    // After the pages, whose directory is then gone.
+    keeper.end();
     outcome.map(ExitCode::from)
 }
 

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use serde::Serialize;
 use tessera_api::admin::Names;
 use tessera_api::print::{Cell, Column, Page, Paper, Sheet, Tone};
@@ -82,8 +82,8 @@ pub(crate) struct SetArgs {
     #[arg(long, value_name = "PERCENT", value_parser = parse_cores)]
     cores: Option<u32>,
     /// What --cores means: burst (a weight; idle time is anybody's), strict (also a cap) or none
-    #[arg(long, value_name = "POLICY", value_enum)]
-    policy: Option<Policy>,
+    #[arg(long, value_name = "POLICY", value_parser = tessera_run::policy())]
+    policy: Option<Compute>,
     /// Change the memory of this GPU alone, where it has several
     #[arg(long, value_name = "UUID|INDEX", default_value = "")]
     gpu: String,
@@ -99,30 +99,12 @@ pub(crate) struct ResetArgs {
     how: HowArgs,
 }
 
-/// What `--cores` means.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Policy {
-    Burst,
-    Strict,
-    None,
-}
-
 impl From<TargetArgs> for Target {
     fn from(args: TargetArgs) -> Self {
         Target {
             name: args.name,
             namespace: args.namespace.unwrap_or_default(),
             container: args.container.unwrap_or_default(),
-        }
-    }
-}
-
-impl From<Policy> for Compute {
-    fn from(policy: Policy) -> Self {
-        match policy {
-            Policy::Burst => Compute::Burst,
-            Policy::Strict => Compute::Strict,
-            Policy::None => Compute::None,
         }
     }
 }
@@ -161,7 +143,7 @@ impl QuotaCommand {
                 let options = [
                     ("memory", memory.map(|bytes| bytes.to_string())),
                     ("cores", cores),
-                    ("policy", policy.map(|policy| Compute::from(policy).name().to_owned())),
+                    ("policy", policy.map(|policy| policy.name().to_owned())),
                     ("gpu", given(gpu)),
                     ("container", target.container.clone()),
                     ("reason", given(&how.reason)),
@@ -187,7 +169,7 @@ async fn of_node(command: QuotaCommand, config: &Config) -> Result<ExitCode, Fai
                 target: target.into(),
                 memory_limit_bytes: memory,
                 cores_millis: cores,
-                policy: policy.map(Compute::from),
+                policy,
                 gpu,
                 force: how.force,
                 dry_run: how.dry_run,
