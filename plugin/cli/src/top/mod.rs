@@ -1,13 +1,12 @@
 //! `top`: live use of GPUs, of this node or of a cluster's. It asks again and again and computes rates from one answer to
 //! the next.
 //!
-//! [`model`], [`keys`], [`rates`], [`view`], [`picture`] and [`report`] are pure; [`feed`] asks, [`screen`] owns the
+//! [`model`], [`keys`], [`rates`], [`view`] and [`report`] are pure; [`feed`] asks, [`screen`] owns the
 //! terminal.
 
 mod feed;
 mod keys;
 mod model;
-mod picture;
 mod rates;
 mod report;
 mod screen;

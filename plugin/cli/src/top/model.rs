@@ -1,7 +1,7 @@
 //! What `top` shows: the last answer, its rates, order, filter, and what the keys did. Pure.
 
 use std::cmp::Ordering;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use tessera_view::fleet::Fleet;
@@ -27,28 +27,14 @@ pub enum Sort {
 }
 
 /// An allocation on one of its GPUs.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Row {
-    pub node: String,
-    pub id: String,
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Row<'a> {
+    pub node: &'a str,
+    view: &'a Node,
+    pub tenant: &'a Tenant,
+    pub used: &'a Use,
     /// The first of its allocation, which has what belongs to the whole of it.
-    pub first: bool,
-    /// `namespace/pod`, or the id where kubelet has not named it.
-    pub name: String,
-    pub container: String,
-    /// NVML's index; `?` where the GPU is gone. In a wide view its UUID.
-    pub gpu: String,
-    pub gpu_uuid: String,
-    pub used: u64,
-    pub limit: u64,
-    pub asked_millis: u32,
-    pub policy: String,
-    /// The second `None`: unknown.
-    pub used_10s_millis: Option<Option<u32>>,
-    pub got_10s_millis: Option<u32>,
-    pub gate: String,
-    pub state: String,
-    pub refusals: u64,
+    pub is_first: bool,
     pub rates: Rates,
 }
 
@@ -69,7 +55,8 @@ pub(super) struct Model {
     at: Option<Duration>,
     /// From the answer before to this one.
     pub interval: Option<Duration>,
-    rows: Vec<Row>,
+    /// By node and allocation id.
+    rates: HashMap<(String, String), Rates>,
     pub sort: Sort,
     pub reverse: bool,
     pub filter: String,
@@ -109,18 +96,10 @@ impl Model {
             return;
         }
         self.interval = self.at.and_then(|before| at.checked_sub(before)).filter(|d| !d.is_zero());
-        let rates = match self.interval {
+        self.rates = match self.interval {
             Some(interval) => between(&self.fleet, &fleet, interval.as_secs_f64()),
-            None => Default::default(),
+            None => HashMap::new(),
         };
-        let is_in = |(_, _, tenant): &(&str, &Node, &Tenant)| {
-            self.namespace.is_empty() || tenant.namespace == self.namespace
-        };
-        let row = |(node, view, tenant): (&str, &Node, &Tenant)| {
-            let rates = rates.get(&(node.to_owned(), tenant.id.clone())).copied();
-            rows(node, view, tenant, rates.unwrap_or_default(), self.wide)
-        };
-        self.rows = tenants(&fleet).filter(is_in).flat_map(row).collect();
         self.fleet = fleet;
         self.at = Some(at);
     }
@@ -132,13 +111,18 @@ impl Model {
     }
 
     /// The rows to show, in order. The GPUs of an allocation stay together.
-    pub fn shown(&self) -> Vec<&Row> {
+    pub fn shown(&self) -> Vec<Row<'_>> {
         let wanted = self.filter.to_lowercase();
-        let mut groups: Vec<&[Row]> = self
-            .rows
-            .chunk_by(|a, b| (&a.node, &a.id) == (&b.node, &b.id))
-            .filter(|group| wanted.is_empty() || group.iter().any(|row| row.matches(&wanted)))
-            .collect();
+        let groups = self.all().map(|(node, view, tenant)| -> Vec<Row<'_>> {
+            let key = (node.to_owned(), tenant.id.clone());
+            let rates = self.rates.get(&key).copied().unwrap_or_default();
+            let row = |(i, used)| Row { node, view, tenant, used, is_first: i == 0, rates };
+            tenant.gpus.iter().enumerate().map(row).collect()
+        });
+        let is_wanted = |group: &Vec<Row<'_>>| {
+            !group.is_empty() && (wanted.is_empty() || group.iter().any(|row| row.matches(&wanted)))
+        };
+        let mut groups: Vec<Vec<Row<'_>>> = groups.filter(is_wanted).collect();
         groups.sort_by(|a, b| {
             let order = self.order(a, b);
             let order = if self.reverse { order.reverse() } else { order };
@@ -148,81 +132,79 @@ impl Model {
         groups.into_iter().flatten().collect()
     }
 
-    /// How many tenants there are, whatever the filter.
-    pub fn tenants(&self) -> usize {
-        self.rows.iter().filter(|row| row.first).count()
+    /// Tenants of the namespace, whatever the filter.
+    fn all(&self) -> impl Iterator<Item = (&str, &Node, &Tenant)> {
+        tenants(&self.fleet).filter(|(_, _, tenant)| {
+            self.namespace.is_empty() || tenant.namespace == self.namespace
+        })
     }
 
-    fn order(&self, a: &[Row], b: &[Row]) -> Ordering {
-        let most = |group: &[Row], of: fn(&Row) -> f64| group.iter().map(of).fold(0.0, f64::max);
-        let by = |of: fn(&Row) -> f64| most(b, of).total_cmp(&most(a, of));
+    /// How many tenants there are, whatever the filter.
+    pub fn tenants(&self) -> usize {
+        self.all().filter(|(_, _, tenant)| !tenant.gpus.is_empty()).count()
+    }
+
+    fn order(&self, a: &[Row<'_>], b: &[Row<'_>]) -> Ordering {
+        let most =
+            |group: &[Row<'_>], of: fn(&Row<'_>) -> f64| group.iter().map(of).fold(0.0, f64::max);
+        let by = |of: fn(&Row<'_>) -> f64| most(b, of).total_cmp(&most(a, of));
         #[allow(clippy::cast_precision_loss, reason = "only compared")]
         match self.sort {
-            Sort::Memory => by(|row| row.used as f64),
-            Sort::Share => by(|row| row.used_10s_millis.flatten().unwrap_or(0).into()),
+            Sort::Memory => by(|row| row.used.memory_used_bytes as f64),
+            Sort::Share => by(|row| row.used_10s_millis().flatten().unwrap_or(0).into()),
             Sort::Waiting => by(|row| row.rates.waited.unwrap_or(0.0)),
-            Sort::Refusals => by(|row| row.refusals as f64),
+            Sort::Refusals => by(|row| row.tenant.refusals as f64),
             Sort::Name => by_name(a, b),
         }
     }
 }
 
-fn by_name(a: &[Row], b: &[Row]) -> Ordering {
-    let key = |group: &[Row]| -> Option<(String, String, String)> {
-        group.first().map(|row| (row.name.clone(), row.container.clone(), row.id.clone()))
+fn by_name(a: &[Row<'_>], b: &[Row<'_>]) -> Ordering {
+    let key = |group: &[Row<'_>]| {
+        group.first().map(|row| (row.name(), row.tenant.container.clone(), row.tenant.id.clone()))
     };
     key(a).cmp(&key(b))
 }
 
-impl Row {
+impl Row<'_> {
     fn matches(&self, wanted: &str) -> bool {
-        [&self.name, &self.container, &self.node, &self.gpu_uuid, &self.id]
+        let Tenant { container, id, .. } = self.tenant;
+        [&self.name(), container, self.node, &self.used.gpu_uuid, id]
             .into_iter()
             .any(|text| text.to_lowercase().contains(wanted))
     }
 
+    /// `namespace/pod` with other pods that hold it, or the id where kubelet has not named it.
+    pub fn name(&self) -> String {
+        let Tenant { id, namespace, pod, other_holders, .. } = self.tenant;
+        // Pods that share a claim are of one namespace.
+        let pods = other_holders.iter().filter_map(|holder| holder.split('/').nth(1));
+        let pods: BTreeSet<&str> = pods.filter(|other| other != pod).collect();
+        let others: String = pods.iter().map(|pod| format!(", {pod}")).collect();
+        if pod.is_empty() { id.clone() } else { format!("{namespace}/{pod}{others}") }
+    }
+
+    /// NVML's index; `?` where the GPU is gone.
+    pub fn gpu_index(&self) -> String {
+        let gpu = self.view.gpus.iter().find(|gpu| gpu.uuid == self.used.gpu_uuid);
+        gpu.map_or_else(|| "?".to_owned(), |gpu| gpu.index.to_string())
+    }
+
+    /// The second `None`: unknown.
+    pub fn used_10s_millis(&self) -> Option<Option<u32>> {
+        self.tenant.compute.as_ref().map(|one| one.used_10s_millis)
+    }
+
+    pub fn got_10s_millis(&self) -> Option<u32> {
+        self.tenant.compute.as_ref().map(|one| one.got_10s_millis)
+    }
+
     /// It waits for much of the time and gets less than it asked for.
     pub fn is_short(&self) -> bool {
-        let below = |got: u32| u64::from(got) * 10 < u64::from(self.asked_millis) * 9;
+        let below = |got: u32| u64::from(got) * 10 < u64::from(self.used.cores_millis) * 9;
         self.rates.waited.is_some_and(|waited| waited > 0.5)
-            && self.got_10s_millis.is_some_and(below)
+            && self.got_10s_millis().is_some_and(below)
     }
-}
-
-fn rows(node: &str, view: &Node, tenant: &Tenant, rates: Rates, wide: bool) -> Vec<Row> {
-    let compute = tenant.compute.as_ref();
-    // Pods that share a claim are of one namespace.
-    let pods = tenant.other_holders.iter().filter_map(|holder| holder.split('/').nth(1));
-    let pods: BTreeSet<&str> = pods.filter(|pod| *pod != tenant.pod).collect();
-    let others: String = pods.iter().map(|pod| format!(", {pod}")).collect();
-    let gpu = |uuid: &str| match view.gpus.iter().find(|gpu| gpu.uuid == uuid) {
-        _ if wide => uuid.to_owned(),
-        Some(gpu) => gpu.index.to_string(),
-        None => "?".to_owned(),
-    };
-    let row = |(i, used): (usize, &Use)| Row {
-        node: node.to_owned(),
-        id: tenant.id.clone(),
-        first: i == 0,
-        name: match tenant.pod.as_str() {
-            "" => tenant.id.clone(),
-            pod => format!("{}/{pod}{others}", tenant.namespace),
-        },
-        container: tenant.container.clone(),
-        gpu: gpu(&used.gpu_uuid),
-        gpu_uuid: used.gpu_uuid.clone(),
-        used: used.memory_used_bytes,
-        limit: used.memory_limit_bytes,
-        asked_millis: used.cores_millis,
-        policy: used.policy.name().to_owned(),
-        used_10s_millis: compute.map(|one| one.used_10s_millis),
-        got_10s_millis: compute.map(|one| one.got_10s_millis),
-        gate: compute.map_or("", |one| one.gate_text()).to_owned(),
-        state: tenant.state.clone(),
-        refusals: tenant.refusals,
-        rates,
-    };
-    tenant.gpus.iter().enumerate().map(row).collect()
 }
 
 #[cfg(test)]

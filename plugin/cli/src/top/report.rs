@@ -15,27 +15,13 @@ const WIDTH_OF_CLUSTER: u16 = 170;
 /// As wide as it gets.
 pub(super) const WIDEST: u16 = 500;
 
-/// The picture without escape sequences, as high as it has to be.
+/// All of it without escape sequences, as high as it has to be.
 pub(super) fn plain(model: &Model, look: Look, moment: Moment, width: Option<u16>) -> String {
     let usual = if model.is_own() { WIDTH } else { WIDTH_OF_CLUSTER };
     let width = width.unwrap_or(usual).clamp(20, WIDEST);
-    let views = model.fleet.nodes.iter().filter_map(|entry| entry.view.as_ref());
-    // GPUs take a third at most, so three times what they need is enough for everything.
-    let lines = views.map(|view| 3 * view.gpus.len() + view.warnings.len()).sum::<usize>()
-        + model.shown().len()
-        + model.fleet.nodes.len()
-        + 16;
-    let height = u16::try_from(lines).unwrap_or(u16::MAX);
-    let lines: Vec<String> = view::draw(model, look, moment, (width, height)).text().collect();
-    let mut out = String::new();
-    // The gap above the warnings is one line here.
-    for line in lines.chunk_by(|a, b| a.is_empty() && b.is_empty()) {
-        out.push_str(&line[0]);
-        out.push('\n');
-    }
-    out.truncate(out.trim_end().len());
-    out.push('\n');
-    out
+    let look = Look { colour: false, ..look };
+    let lines = view::draw(model, look, moment, (width, u16::MAX));
+    format!("{}\n", lines.join("\n").trim_end())
 }
 
 /// The fleet as the API has it, with the rates of each tenant that is shown, in the view's order.
@@ -47,8 +33,8 @@ pub(super) fn json(model: &Model) -> Value {
     let mut whole = serde_json::to_value(&model.fleet).unwrap_or_default();
     let shown = model.shown();
     let places: HashMap<(&str, &str), usize> = (shown.iter().enumerate())
-        .filter(|(_, row)| row.first)
-        .map(|(at, row)| ((row.node.as_str(), row.id.as_str()), at))
+        .filter(|(_, row)| row.is_first)
+        .map(|(at, row)| ((row.node, row.tenant.id.as_str()), at))
         .collect();
     for entry in whole["nodes"].as_array_mut().into_iter().flatten() {
         let node = entry["node"].as_str().unwrap_or_default().to_owned();

@@ -11,8 +11,9 @@ use anyhow::Context;
 use crossterm::event::{self, Event, KeyCode, KeyEvent, KeyModifiers};
 use crossterm::style::Print;
 use crossterm::terminal::{
-    self, BeginSynchronizedUpdate, Clear, ClearType, EndSynchronizedUpdate, EnterAlternateScreen,
-    LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
+    self, BeginSynchronizedUpdate, Clear, ClearType, DisableLineWrap, EnableLineWrap,
+    EndSynchronizedUpdate, EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode,
+    enable_raw_mode,
 };
 use crossterm::{cursor, execute, queue};
 use nix::errno::Errno;
@@ -21,7 +22,6 @@ use nix::sys::signal::{Signal, raise};
 
 use super::feed::{self, Feed, FeedEvent};
 use super::model::Model;
-use super::picture::Picture;
 use super::view::{self, Moment};
 use tessera_model::clock::unix_ms;
 use tessera_system::terminal::Look;
@@ -41,7 +41,8 @@ pub(super) fn run(mut model: Model, feed: &Feed, every: Duration) -> anyhow::Res
     let mut is_known = false;
     while !model.quit {
         let moment = Moment { now_unix_ms: unix_ms(), every, live: true };
-        let picture = view::draw(&model, look, moment, terminal::size()?);
+        let size = terminal::size()?;
+        let picture = (size, view::draw(&model, look, moment, size));
         show(shown.as_ref(), &picture)?;
         shown = Some(picture);
         // Until something has changed; the clock of a plugin that is silent does, too.
@@ -88,24 +89,24 @@ pub(super) fn run(mut model: Model, feed: &Feed, every: Duration) -> anyhow::Res
     Ok(ExitCode::SUCCESS)
 }
 
+/// The area, and what is in it from above.
+type Picture = ((u16, u16), Vec<String>);
+
 /// Draws the lines in which a picture differs from what is shown.
-fn show(shown: Option<&Picture>, picture: &Picture) -> io::Result<()> {
+fn show(shown: Option<&Picture>, (size, lines): &Picture) -> io::Result<()> {
     let mut out = io::stdout().lock();
     queue!(out, BeginSynchronizedUpdate)?;
-    let shown = shown.filter(|shown| shown.is_as_large_as(picture));
+    let shown = shown.filter(|(before, _)| before == size);
     if shown.is_none() {
         queue!(out, Clear(ClearType::All))?;
     }
-    for (row, line) in (0..).zip(picture.lines()) {
-        if shown.is_some_and(|shown| shown.lines().get(usize::from(row)) == Some(line)) {
+    for (row, line) in (0..).zip(lines) {
+        if shown.is_some_and(|(_, shown)| shown.get(usize::from(row)) == Some(line)) {
             continue;
         }
-        queue!(out, cursor::MoveTo(0, row), Clear(ClearType::UntilNewLine))?;
-        for span in line {
-            queue!(out, Print(span))?;
-        }
+        queue!(out, cursor::MoveTo(0, row), Clear(ClearType::UntilNewLine), Print(line))?;
     }
-    queue!(out, cursor::MoveTo(0, u16::try_from(picture.lines().len()).unwrap_or(u16::MAX)))?;
+    queue!(out, cursor::MoveTo(0, u16::try_from(lines.len()).unwrap_or(u16::MAX)))?;
     queue!(out, Clear(ClearType::FromCursorDown), EndSynchronizedUpdate)?;
     out.flush()
 }
@@ -152,7 +153,8 @@ impl Taken {
 
     fn enter(&self) -> io::Result<()> {
         enable_raw_mode()?;
-        execute!(io::stdout(), EnterAlternateScreen, cursor::Hide)
+        // A table may need more columns than a narrow terminal has.
+        execute!(io::stdout(), EnterAlternateScreen, cursor::Hide, DisableLineWrap)
     }
 
     /// Stops the process with the terminal as it was before. Returns when it goes on.
@@ -174,7 +176,7 @@ impl Taken {
     fn give_back(&self) {
         // A terminal that is gone needs nothing back.
         let _ = disable_raw_mode();
-        let _ = execute!(io::stdout(), cursor::Show, LeaveAlternateScreen);
+        let _ = execute!(io::stdout(), EnableLineWrap, cursor::Show, LeaveAlternateScreen);
     }
 }
 
