@@ -1,4 +1,4 @@
-//! Made-up nodes and histories.
+//! Made-up nodes and histories, for tests.
 
 use tessera_view::gpu::{Gpu, Replicas};
 use tessera_view::history::{Answer, TenantPoint, TenantSeries};
@@ -6,21 +6,21 @@ use tessera_view::node::Node;
 use tessera_view::tenant::{ComputePolicy, Tenant, Use};
 use tessera_view::workload;
 
-pub(crate) const GIB: u64 = 1 << 30;
+pub const GIB: u64 = 1 << 30;
 /// Midnight of a day.
-pub(crate) const MIDNIGHT: i64 = 1_795_305_600_000;
-pub(crate) const HOUR: i64 = 3_600_000;
+pub const MIDNIGHT: i64 = 1_795_305_600_000;
+pub const HOUR: i64 = 3_600_000;
 
 /// A node of one GPU of 80 GiB, cut into eight, with its history.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Made {
+pub struct Made {
     pub node: Node,
     pub history: Answer,
 }
 
 /// An hour of a tenant: memory in MiB, seconds got and waited.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Hour {
+pub struct Hour {
     pub peak_mib: u64,
     pub got: f64,
     /// The highest share of ten seconds, thousandths; less than the mean: the mean.
@@ -30,19 +30,19 @@ pub(crate) struct Hour {
     pub launches: u64,
 }
 
-pub(crate) fn busy(peak_mib: u64, got: f64, waited: f64) -> Hour {
+pub fn busy(peak_mib: u64, got: f64, waited: f64) -> Hour {
     Hour { peak_mib, got, waited, launches: 1000, ..Hour::default() }
 }
 
 /// A tenant's limits.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
+pub struct Limits {
     pub memory_bytes: u64,
     pub cores_millis: u32,
     pub policy: ComputePolicy,
 }
 
-pub(crate) const EIGHTH: Limits =
+pub const EIGHTH: Limits =
     Limits { memory_bytes: 8 * GIB, cores_millis: 125, policy: ComputePolicy::Burst };
 
 impl Made {
@@ -71,7 +71,7 @@ impl Made {
     /// A live pod with these hours from [`MIDNIGHT`] on.
     pub fn pod(mut self, pod: &str, limits: Limits, hours: &[Hour]) -> Self {
         self.gone(pod, limits, hours);
-        self.history.tenants.last_mut().unwrap().live = true;
+        self.history.tenants.iter_mut().rev().take(1).for_each(|series| series.live = true);
         let used = Use {
             gpu_uuid: "GPU-a".into(),
             memory_limit_bytes: limits.memory_bytes,
@@ -91,6 +91,23 @@ impl Made {
             ..Tenant::default()
         });
         self
+    }
+
+    /// With everything so much later.
+    pub fn later(mut self, ms: i64) -> Self {
+        self.history.at_unix_ms += ms;
+        let points = self.history.tenants.iter_mut().flat_map(|series| &mut series.points);
+        points.for_each(|point| point.at_unix_ms += ms);
+        self
+    }
+
+    /// The tenant that was made last, and its series.
+    ///
+    /// # Panics
+    /// There is none.
+    pub fn last(&mut self) -> (&mut Tenant, &mut TenantSeries) {
+        let tenant = self.node.tenants.last_mut().expect("a live pod");
+        (tenant, self.history.tenants.last_mut().expect("a pod"))
     }
 
     /// As [`Made::pod`], of a pod that has ended.
@@ -121,7 +138,7 @@ impl Made {
                 ..TenantPoint::default()
             })
             .collect();
-        let end = MIDNIGHT + HOUR * i64::try_from(points.len()).unwrap();
+        let end = MIDNIGHT + HOUR * points.len() as i64;
         self.history.at_unix_ms = self.history.at_unix_ms.max(end);
         self.history.tenants.push(TenantSeries {
             id: format!("id-{pod}"),

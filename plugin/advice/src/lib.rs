@@ -9,6 +9,7 @@
 
 mod changes;
 mod confidence;
+pub mod fixtures;
 mod naming;
 mod parts;
 mod percentile;
@@ -17,8 +18,6 @@ mod sample;
 mod waste;
 mod workloads;
 
-#[cfg(test)]
-mod fixtures;
 #[cfg(test)]
 mod tests;
 

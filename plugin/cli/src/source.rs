@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use tessera_api::admin::reach::{TIMEOUT, client, get};
 use tessera_api::admin::{EXIT_FORBIDDEN, EXIT_UNAVAILABLE, EXIT_USAGE, ask, call, sentence};
 use tessera_config::Config;
-use tessera_fleet::{AskError, Fleet, FleetError, answered};
+use tessera_fleet::{AskError, Fleet, Question, Why, answered};
 use tessera_model::printable;
 use tessera_view::advice::{Recommendations, Waste};
 use tessera_view::change::Call;
@@ -18,7 +18,7 @@ use tessera_view::history::{Answer, Query};
 use tessera_view::status::Status;
 use tessera_view::trace::Trace;
 use tessera_view::{API_VERSION, fleet};
-use tessera_web::client::{ClientError, query};
+use tessera_web::client::ClientError;
 use tessera_web::source::Scope;
 
 use crate::kubectl::Common;
@@ -64,26 +64,15 @@ impl From<serde_json::Error> for Failure {
     }
 }
 
-impl From<FleetError> for Failure {
-    fn from(error: FleetError) -> Self {
-        let status = match error {
-            FleetError::Kubeconfig(_) => EXIT_USAGE,
-            FleetError::Forbidden(_) => EXIT_FORBIDDEN,
-            FleetError::Cluster(_) | FleetError::NoPlugin(_) => EXIT_UNAVAILABLE,
-        };
-        Failure { text: error.to_string(), status }
-    }
-}
-
 impl From<AskError> for Failure {
-    fn from(error: AskError) -> Self {
-        let status = match error {
-            AskError::Silent(_) | AskError::Unauthenticated(_) => EXIT_UNAVAILABLE,
-            AskError::Forbidden(_) | AskError::NoRights(_) => EXIT_FORBIDDEN,
-            AskError::Invalid(_) => EXIT_USAGE,
-            AskError::Unknown(_) => 1,
+    fn from(AskError { why, text }: AskError) -> Self {
+        let status = match why {
+            Why::Silent | Why::Unauthenticated | Why::NoPlugin => EXIT_UNAVAILABLE,
+            Why::Forbidden | Why::NoRights => EXIT_FORBIDDEN,
+            Why::Invalid | Why::Kubeconfig => EXIT_USAGE,
+            Why::Unknown => 1,
         };
-        Failure { text: error.to_string(), status }
+        Failure { text, status }
     }
 }
 
@@ -115,7 +104,7 @@ impl Source {
     /// Everything at this moment; a node is a fleet of one.
     pub async fn fleet(&self) -> Result<fleet::Fleet, Failure> {
         match self {
-            Source::Node(config) => of_node(config, "/api/v1/fleet", TIMEOUT).await,
+            Source::Node(config) => of_node(config, &Question::fleet(), TIMEOUT).await,
             Source::Cluster(fleet, _) => Ok(fleet.gather().await?),
         }
     }
@@ -134,7 +123,7 @@ impl Source {
 
     pub async fn histories(&self, asked: &Query) -> Result<Answers<Answer>, Failure> {
         match self {
-            Source::Node(config) => own(of_node(config, &history_path(asked), LONG).await),
+            Source::Node(config) => own(of_node(config, &Question::history(asked), LONG).await),
             Source::Cluster(fleet, common) => {
                 Ok(answered(fleet.histories(common.one_node()?, asked).await?)?)
             }
@@ -150,8 +139,7 @@ impl Source {
         let subject = subject(asked, namespace);
         match self {
             Source::Node(config) => {
-                let path = format!("/api/v1/explain{}", query(&[("subject", &subject)]));
-                own(of_node(config, &path, TIMEOUT).await)
+                own(of_node(config, &Question::explain(&subject, ""), TIMEOUT).await)
             }
             Source::Cluster(fleet, common) => {
                 let node = common.one_node()?;
@@ -169,14 +157,18 @@ impl Source {
 
     pub async fn recommendations(&self, scope: &Scope) -> Result<Recommendations, Failure> {
         match self {
-            Source::Node(config) => of_node(config, &scoped("recommend", scope), LONG).await,
+            Source::Node(config) => {
+                of_node(config, &Question::of_scope("recommend", scope), LONG).await
+            }
             Source::Cluster(fleet, _) => Ok(fleet.recommendations(scope).await?),
         }
     }
 
     pub async fn waste(&self, scope: &Scope) -> Result<Waste, Failure> {
         match self {
-            Source::Node(config) => of_node(config, &scoped("waste", scope), LONG).await,
+            Source::Node(config) => {
+                of_node(config, &Question::of_scope("waste", scope), LONG).await
+            }
             Source::Cluster(fleet, _) => Ok(fleet.waste(scope).await?),
         }
     }
@@ -185,9 +177,9 @@ impl Source {
         match self {
             Source::Node(config) => {
                 let limit = LONG + Duration::from_secs(seconds.into());
-                let path = format!("/api/v1/trace{}", query(&[("seconds", &seconds.to_string())]));
                 // Not again where it breaks off: it takes its time.
-                let trace = client(&config.paths.admin, limit).get(&path).await;
+                let asked = Question::trace("", seconds).target();
+                let trace = client(&config.paths.admin, limit).get(&asked).await;
                 own(trace.map_err(|error| failed(&error, config)))
             }
             Source::Cluster(fleet, common) => {
@@ -205,10 +197,10 @@ fn own<T>(answer: Result<T, Failure>) -> Result<Answers<T>, Failure> {
 
 async fn of_node<T: DeserializeOwned>(
     config: &Config,
-    path: &str,
+    question: &Question,
     limit: Duration,
 ) -> Result<T, Failure> {
-    let answer = get(&config.paths.admin, path, limit).await;
+    let answer = get(&config.paths.admin, &question.target(), limit).await;
     answer.map_err(|error| failed(&error, config))
 }
 
@@ -243,31 +235,6 @@ pub(crate) fn subject(asked: &str, namespace: &str) -> String {
     }
 }
 
-/// A number as a parameter; 0 is left out.
-fn number(number: i64) -> String {
-    if number == 0 { String::new() } else { number.to_string() }
-}
-
-fn scoped(what: &str, scope: &Scope) -> String {
-    let parameters = [
-        ("namespace", scope.namespace.as_str()),
-        ("pod", &scope.pod),
-        ("since_unix_ms", &number(scope.since_unix_ms)),
-    ];
-    format!("/api/v1/{what}{}", query(&parameters))
-}
-
-fn history_path(asked: &Query) -> String {
-    let parameters = [
-        ("subject", asked.subject.as_str()),
-        ("namespace", &asked.namespace),
-        ("since_unix_ms", &number(asked.since_unix_ms)),
-        ("until_unix_ms", &number(asked.until_unix_ms)),
-        ("step_seconds", &number(asked.step_seconds.into())),
-    ];
-    format!("/api/v1/history{}", query(&parameters))
-}
-
 /// What nodes say, for programs: a node's own answer as it is, others with their nodes under this name.
 pub(crate) fn by_node<T: serde::Serialize>(
     source: &Source,
@@ -289,16 +256,17 @@ mod tests {
 
     #[test]
     fn a_refusal_is_no_silence() {
-        let status = |failure: Failure| failure.status;
-        assert_eq!(status(FleetError::Forbidden("no".into()).into()), 77);
-        assert_eq!(status(AskError::Forbidden("no".into()).into()), 77);
-        assert_eq!(status(AskError::NoRights("no".into()).into()), 77);
-        assert_eq!(status(FleetError::Kubeconfig("tokenFile".into()).into()), 64);
-        assert_eq!(status(FleetError::Cluster("slow".into()).into()), 69);
-        assert_eq!(status(AskError::Silent("slow".into()).into()), 69);
-        // As where the API server says so of the list of pods.
-        assert_eq!(status(AskError::Unauthenticated("expired".into()).into()), 69);
-        assert_eq!(status(AskError::Unknown("what".into()).into()), 1);
+        for (why, status) in [
+            (Why::Forbidden, 77),
+            (Why::NoRights, 77),
+            (Why::Kubeconfig, 64),
+            (Why::Silent, 69),
+            // As where the API server says so of the list of pods.
+            (Why::Unauthenticated, 69),
+            (Why::Unknown, 1),
+        ] {
+            assert_eq!(Failure::from(why.says("no".into())).status, status, "{why:?}");
+        }
     }
 
     #[test]
@@ -307,21 +275,5 @@ mod tests {
         assert_eq!(subject("other/chat", "team"), "other/chat");
         assert_eq!(subject("GPU-1234", "team"), "GPU-1234");
         assert_eq!((subject("chat", ""), subject("", "team")), ("chat".into(), String::new()));
-    }
-
-    #[test]
-    fn questions_become_paths() {
-        let scope = Scope { namespace: "a b".into(), pod: "team/chat-0".into(), since_unix_ms: 5 };
-        let path = "/api/v1/recommend?namespace=a+b&pod=team%2Fchat-0&since_unix_ms=5";
-        assert_eq!(scoped("recommend", &scope), path);
-        assert_eq!(scoped("waste", &Scope::default()), "/api/v1/waste");
-        let asked = Query {
-            subject: "team/a b".into(),
-            since_unix_ms: 5,
-            step_seconds: 10,
-            ..Query::default()
-        };
-        let path = "/api/v1/history?subject=team%2Fa+b&since_unix_ms=5&step_seconds=10";
-        assert_eq!(history_path(&asked), path);
     }
 }

@@ -15,38 +15,60 @@ use crate::places::Place;
 /// Longest text of a node that is passed on, in characters.
 const LONGEST: usize = 300;
 
-/// Why a node gave no answer. The text says what to do where a person has to do something.
+/// Why there is no answer. The text says what to do where a person has to do something.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AskError {
+#[error("{text}")]
+pub struct AskError {
+    pub why: Why,
+    pub text: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
     /// Nothing is called so there.
-    #[error("{0}")]
-    Unknown(String),
-    /// The question makes no sense to it.
-    #[error("{0}")]
-    Invalid(String),
-    /// The reader may not read it.
-    #[error("{0}")]
-    Forbidden(String),
+    Unknown,
+    /// The question makes no sense.
+    Invalid,
+    Kubeconfig,
+    /// The API server forbids it to the reader.
+    Forbidden,
     /// By the node's own judgement, the reader may see nothing of what was asked.
-    #[error("{0}")]
-    NoRights(String),
-    /// It knows no such reader, or not any more.
-    #[error("{0}")]
-    Unauthenticated(String),
-    /// It does not answer, or with nonsense.
-    #[error("{0}")]
-    Silent(String),
+    NoRights,
+    /// There is no such reader, or not any more.
+    Unauthenticated,
+    /// There is no plugin, or none on a node that was asked for.
+    NoPlugin,
+    /// The node or the API server does not answer, or with nonsense.
+    Silent,
+}
+
+impl Why {
+    /// In words.
+    pub fn says(self, text: String) -> AskError {
+        AskError { why: self, text }
+    }
 }
 
 impl From<AskError> for SourceError {
-    fn from(error: AskError) -> Self {
+    fn from(AskError { why, text }: AskError) -> Self {
+        match why {
+            Why::Unknown | Why::NoPlugin => SourceError::NotFound(text),
+            Why::Invalid => SourceError::Invalid(text),
+            _ => SourceError::Unavailable(text),
+        }
+    }
+}
+
+impl From<ApiError> for AskError {
+    fn from(error: ApiError) -> Self {
         match error {
-            AskError::Unknown(text) => SourceError::NotFound(text),
-            AskError::Invalid(text) => SourceError::Invalid(text),
-            AskError::Forbidden(text)
-            | AskError::NoRights(text)
-            | AskError::Unauthenticated(text)
-            | AskError::Silent(text) => SourceError::Unavailable(text),
+            ApiError::Forbidden { call, message } => Why::Forbidden
+                .says(format!("you may not {call}: {message}; ask for {}", call.rule())),
+            ApiError::Kubeconfig { reason, .. } => Why::Kubeconfig.says(reason),
+            ApiError::Unauthorized { message, .. } => Why::Unauthenticated.says(format!(
+                "the API server does not accept your credentials: {message}; log in again"
+            )),
+            error => Why::Silent.says(error.to_string()),
         }
     }
 }
@@ -78,11 +100,11 @@ pub(crate) fn body(place: &Place, port: u16, passed: &Passed) -> Result<Vec<u8>,
     if refusal.api_version.starts_with("tessera.dev/") {
         let said = short(&refusal.error);
         return Err(match passed.status {
-            400 => AskError::Invalid(said),
-            401 => AskError::Unauthenticated(format!("it does not know you: {said}; log in again")),
-            403 => AskError::NoRights(said),
-            404 => AskError::Unknown(said),
-            status => AskError::Silent(format!("it failed (HTTP {status}): {said}")),
+            400 => Why::Invalid.says(said),
+            401 => Why::Unauthenticated.says(format!("it does not know you: {said}; log in again")),
+            403 => Why::NoRights.says(said),
+            404 => Why::Unknown.says(said),
+            status => Why::Silent.says(format!("it failed (HTTP {status}): {said}")),
         });
     }
     let said = match refusal.kind.as_str() {
@@ -91,21 +113,21 @@ pub(crate) fn body(place: &Place, port: u16, passed: &Passed) -> Result<Vec<u8>,
     };
     let Place { namespace, pod, .. } = place;
     Err(match passed.status {
-        401 => AskError::Unauthenticated(format!(
+        401 => Why::Unauthenticated.says(format!(
             "the API server does not accept your credentials: {said}; log in again"
         )),
-        403 => AskError::Forbidden(format!(
+        403 => Why::Forbidden.says(format!(
             "the API server forbids its proxy: {said}; ask for `get` on pods/proxy in namespace {namespace} \
              (docs/views.md, \"Readers\")"
         )),
-        404 => AskError::Silent(format!(
+        404 => Why::Silent.says(format!(
             "the pod {namespace}/{pod} is gone, or serves no JSON API: its plugin may be older than this program"
         )),
-        502..=504 => AskError::Silent(format!(
+        502..=504 => Why::Silent.says(format!(
             "the API server does not reach port {port} of pod {namespace}/{pod}: {said}; api.listen has to be an \
              address that other nodes reach with this port (else name it: --plugin-port), and no NetworkPolicy may be in the way"
         )),
-        status => AskError::Silent(format!("HTTP {status}: {said}")),
+        status => Why::Silent.says(format!("HTTP {status}: {said}")),
     })
 }
 
@@ -117,19 +139,17 @@ pub(crate) fn read<T: DeserializeOwned>(text: &[u8]) -> Result<T, AskError> {
         api_version: String,
     }
     let nonsense = |error: serde_json::Error| {
-        AskError::Silent(format!(
-            "its answer makes no sense: {}",
-            printable::line(&error.to_string())
-        ))
+        Why::Silent
+            .says(format!("its answer makes no sense: {}", printable::line(&error.to_string())))
     };
     let version: Version = serde_json::from_slice(text).map_err(nonsense)?;
     if version.api_version.is_empty() {
-        return Err(AskError::Silent(
-            "its answer makes no sense: it is none of this API".to_owned(),
-        ));
+        return Err(
+            Why::Silent.says("its answer makes no sense: it is none of this API".to_owned())
+        );
     }
     if version.api_version != API_VERSION {
-        return Err(AskError::Silent(format!(
+        return Err(Why::Silent.says(format!(
             "it speaks \"{}\" and this program {API_VERSION}: use the kubectl-tessera of its version",
             quoted(&version.api_version, 60)
         )));
@@ -143,15 +163,15 @@ pub(crate) fn node(place: &Place, text: &[u8]) -> Result<Node, AskError> {
     let count = fleet.nodes.len();
     let mut entries = fleet.nodes.into_iter();
     let (Some(entry), None) = (entries.next(), entries.next()) else {
-        return Err(AskError::Silent(format!("it answers for {count} nodes instead of one")));
+        return Err(Why::Silent.says(format!("it answers for {count} nodes instead of one")));
     };
     let Some(mut view) = entry.view else {
         let why = quoted(&entry.error, LONGEST);
-        return Err(AskError::Silent(format!("it shows nothing of itself: {why}")));
+        return Err(Why::Silent.says(format!("it shows nothing of itself: {why}")));
     };
     for name in [&entry.node, &view.node] {
         if !name.is_empty() && *name != place.node {
-            return Err(AskError::Silent(format!(
+            return Err(Why::Silent.says(format!(
                 "it says that it is node \"{}\": its answer is left out",
                 quoted(name, 80)
             )));
@@ -162,21 +182,19 @@ pub(crate) fn node(place: &Place, text: &[u8]) -> Result<Node, AskError> {
 }
 
 /// In the words of a reader: the request is one of many, and which node it was of is said beside it.
-pub(crate) fn failed(error: &ApiError, viewer: &str) -> AskError {
+pub(crate) fn failed(error: ApiError, viewer: &str) -> AskError {
     match error {
         ApiError::Slow { limit, .. } => {
-            AskError::Silent(format!("it did not answer within {} s", limit.as_secs()))
+            Why::Silent.says(format!("it did not answer within {} s", limit.as_secs()))
         }
         ApiError::Unreadable { reason, .. } => {
-            AskError::Silent(format!("its answer is left out: {reason}"))
+            Why::Silent.says(format!("its answer is left out: {reason}"))
         }
-        ApiError::Unauthorized { message, .. } => AskError::Unauthenticated(format!(
-            "the API server does not accept your credentials: {message}; log in again"
-        )),
+        error @ ApiError::Unauthorized { .. } => error.into(),
         ApiError::Forbidden { call, message }
             if call.kind == tessera_cluster::Kind::ServiceAccountToken =>
         {
-            AskError::Forbidden(format!(
+            Why::Forbidden.says(format!(
                 "your kubeconfig has no token of yours that a plugin could check (it has a client certificate, or \
                  impersonates a user), and you may make none for {viewer}: {message}; use a kubeconfig with a token, or ask for `create` on \
                  serviceaccounts/token of {viewer}"
@@ -185,12 +203,12 @@ pub(crate) fn failed(error: &ApiError, viewer: &str) -> AskError {
         ApiError::NotFound { call, .. }
             if call.kind == tessera_cluster::Kind::ServiceAccountToken =>
         {
-            AskError::Forbidden(format!(
+            Why::Forbidden.says(format!(
                 "your kubeconfig has no token of yours that a plugin could check (it has a client certificate, or \
                  impersonates a user), and there is no service account {viewer} to have one of: use a kubeconfig with a token, or install the chart's"
             ))
         }
-        error => AskError::Silent(error.to_string()),
+        error => Why::Silent.says(error.to_string()),
     }
 }
 
@@ -244,10 +262,7 @@ mod tests {
             (r#"{"nodes":7,"api_version":"tessera.dev/v1"}"#, "makes no sense"),
         ] {
             let error = node(&place(), text.as_bytes()).unwrap_err();
-            assert!(
-                matches!(&error, AskError::Silent(text) if text.contains(says)),
-                "{text}: {error}"
-            );
+            assert!(error.why == Why::Silent && error.text.contains(says), "{text}: {error}");
         }
     }
 
@@ -260,8 +275,8 @@ mod tests {
                 &passed(status, r#"{"api_version":"tessera.dev/v1","error":"no"}"#),
             )
         };
-        assert_eq!(own(404), Err(AskError::Unknown("no".into())));
-        assert_eq!(own(403), Err(AskError::NoRights("no".into())));
+        assert_eq!(own(404), Err(Why::Unknown.says("no".into())));
+        assert_eq!(own(403), Err(Why::NoRights.says("no".into())));
         let status = r#"{"kind":"Status","message":"cannot get resource pods/proxy"}"#;
         let theirs = body(&place(), 9481, &passed(403, status)).unwrap_err().to_string();
         assert!(theirs.contains("pods/proxy in namespace tessera"), "{theirs}");

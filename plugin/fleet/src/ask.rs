@@ -4,11 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
-use tessera_cluster::user::{Proxied, UserClient, escaped};
+use tessera_cluster::user::{Proxied, UserClient};
+use tessera_view::history;
+use tessera_web::client;
+use tessera_web::source::Scope;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-use crate::answer::{self, AskError};
+use crate::answer::{self, AskError, Why};
 use crate::places::Place;
 
 /// Most of an answer that is read: a month of 64 tenants has some MiB.
@@ -19,20 +22,53 @@ pub(crate) const LARGEST_VIEW: usize = 2 << 20;
 const PORT: u16 = 9481;
 
 /// A question of the JSON API.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Question {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Question {
     /// The path below `/api/v1/`.
-    pub path: &'static str,
-    /// Its parameters; those without a value are left out.
-    pub query: Vec<(&'static str, String)>,
+    path: &'static str,
+    /// Its parameters; those that are empty or 0 are left out.
+    query: Vec<(&'static str, String)>,
 }
 
 impl Question {
-    pub fn new(path: &'static str) -> Self {
-        Question { path, query: Vec::new() }
+    /// Everything at this moment.
+    pub fn fleet() -> Self {
+        Question { path: "fleet", query: Vec::new() }
     }
 
-    pub fn with(mut self, name: &'static str, value: impl ToString) -> Self {
+    /// What was.
+    pub fn history(asked: &history::Query) -> Self {
+        Question { path: "history", query: Vec::new() }
+            .with("subject", &asked.subject)
+            .with("namespace", &asked.namespace)
+            .with("since_unix_ms", asked.since_unix_ms)
+            .with("until_unix_ms", asked.until_unix_ms)
+            .with("step_seconds", asked.step_seconds)
+    }
+
+    /// Why a subject is as it is, for a reader of this namespace, or of all where it is empty.
+    pub fn explain(subject: &str, namespace: &str) -> Self {
+        Question { path: "explain", query: Vec::new() }
+            .with("subject", subject)
+            .with("namespace", namespace)
+    }
+
+    /// `recommend` or `waste`.
+    pub fn of_scope(path: &'static str, scope: &Scope) -> Self {
+        Question { path, query: Vec::new() }
+            .with("namespace", &scope.namespace)
+            .with("pod", &scope.pod)
+            .with("since_unix_ms", scope.since_unix_ms)
+    }
+
+    /// What the arbiter does for so many seconds, of tenants of this namespace, or of all where it is empty.
+    pub fn trace(namespace: &str, seconds: u32) -> Self {
+        Question { path: "trace", query: Vec::new() }
+            .with("namespace", namespace)
+            .with("seconds", seconds)
+    }
+
+    fn with(mut self, name: &'static str, value: impl ToString) -> Self {
         let value = value.to_string();
         if !value.is_empty() && value != "0" {
             self.query.push((name, value));
@@ -44,11 +80,11 @@ impl Question {
         if self.path == "fleet" { LARGEST_VIEW } else { LARGEST }
     }
 
-    fn target(&self) -> String {
-        let query = self.query.iter().map(|(name, value)| format!("{name}={}", escaped(value)));
-        let query = query.collect::<Vec<_>>().join("&");
-        let mark = if query.is_empty() { "" } else { "?" };
-        format!("/api/v1/{}{mark}{query}", self.path)
+    /// What is asked for.
+    pub fn target(&self) -> String {
+        let query: Vec<(&str, &str)> =
+            self.query.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        format!("/api/v1/{}{}", self.path, client::query(&query))
     }
 }
 
@@ -77,7 +113,9 @@ impl Asker {
         let answer = self.once(place, question, accept).await;
         let is_narrow = question.query.iter().any(|(name, _)| *name == "namespace");
         match answer {
-            Err(AskError::NoRights(_)) if !is_narrow && !self.namespace.is_empty() => {
+            Err(AskError { why: Why::NoRights, .. })
+                if !is_narrow && !self.namespace.is_empty() =>
+            {
                 let question = question.clone().with("namespace", &self.namespace);
                 self.once(place, &question, accept).await
             }
@@ -92,7 +130,7 @@ impl Asker {
         accept: &'static str,
     ) -> Result<Vec<u8>, AskError> {
         if !place.away.is_empty() {
-            return Err(AskError::Silent(place.away.clone()));
+            return Err(Why::Silent.says(place.away.clone()));
         }
         // Never closed.
         let _permit = self.parallel.acquire().await;
@@ -107,7 +145,7 @@ impl Asker {
         let passed =
             self.user.through_pod(&proxied, &self.viewer, self.limit, question.largest()).await;
         let viewer = format!("{}/{}", place.namespace, self.viewer);
-        let passed = passed.map_err(|error| answer::failed(&error, &viewer))?;
+        let passed = passed.map_err(|error| answer::failed(error, &viewer))?;
         answer::body(place, port, &passed)
     }
 
@@ -131,7 +169,7 @@ impl Asker {
             let (asker, place, question) = (self.clone(), place.clone(), question(place));
             tasks.spawn(async move { (at, asker.json(&place, &question).await) });
         }
-        let lost = || AskError::Silent("its answer could not be read".to_owned());
+        let lost = || Why::Silent.says("its answer could not be read".to_owned());
         let mut answers: Vec<(String, Result<T, AskError>)> =
             places.iter().map(|place| (place.node.clone(), Err(lost()))).collect();
         while let Some(done) = tasks.join_next().await {
@@ -140,5 +178,26 @@ impl Asker {
             }
         }
         answers
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn questions_become_paths() {
+        let scope = Scope { namespace: "a b".into(), pod: "team/chat-0".into(), since_unix_ms: 5 };
+        let path = "/api/v1/recommend?namespace=a+b&pod=team%2Fchat-0&since_unix_ms=5";
+        assert_eq!(Question::of_scope("recommend", &scope).target(), path);
+        assert_eq!(Question::of_scope("waste", &Scope::default()).target(), "/api/v1/waste");
+        let asked = history::Query {
+            subject: "team/a b".into(),
+            since_unix_ms: 5,
+            step_seconds: 10,
+            ..history::Query::default()
+        };
+        let path = "/api/v1/history?subject=team%2Fa+b&since_unix_ms=5&step_seconds=10";
+        assert_eq!(Question::history(&asked).target(), path);
     }
 }

@@ -8,7 +8,7 @@ use tessera_view::fleet::Entry;
 use tessera_view::history;
 use tessera_view::node::{Node, Warning};
 
-use crate::answer::AskError;
+use crate::answer::{AskError, Why};
 use crate::places::Place;
 
 /// Clocks that differ by more than this are spoken of, and taken into account where instants are asked for.
@@ -84,7 +84,7 @@ impl Entries {
             }
             Err(error) => {
                 known.entry.answers = false;
-                known.is_silent = matches!(error, AskError::Silent(_));
+                known.is_silent = error.why == Why::Silent;
                 known.entry.error = error.to_string();
                 known.error = Some(error);
                 known.failures = known.failures.saturating_add(1);
@@ -211,7 +211,7 @@ mod tests {
         let view = Node { node: "a".into(), at_unix_ms: 1000, ..Node::default() };
         all.take("a", Ok(view.clone()), 1000, 0);
         all.take("b", Ok(Node::default()), 1000, 0);
-        all.take("a", Err(AskError::Silent("gone".into())), 3000, 2000);
+        all.take("a", Err(Why::Silent.says("gone".into())), 3000, 2000);
         let now = all.all();
         assert_eq!(
             (now[0].answers, now[0].answered_unix_ms, now[0].error.as_str()),
@@ -231,13 +231,13 @@ mod tests {
         for _ in 0..7 {
             assert!(all.begin("a", at, false));
             assert!(!all.begin("a", at, false), "it is being asked");
-            all.take("a", Err(AskError::Silent("stalls".into())), 0, at);
+            all.take("a", Err(Why::Silent.says("stalls".into())), 0, at);
             let begun = at;
             while !all.begin("a", at, true) {
                 at += 1000;
             }
             waits.push((at - begun) / 1000);
-            all.take("a", Err(AskError::Silent("stalls".into())), 0, begun);
+            all.take("a", Err(Why::Silent.says("stalls".into())), 0, begun);
             at = begun;
         }
         assert!(waits.windows(2).all(|pair| pair[0] <= pair[1]), "{waits:?}");
@@ -248,8 +248,8 @@ mod tests {
     fn only_what_did_not_answer_a_moment_ago_is_silent() {
         let mut all = entries();
         assert!(all.silent(0).is_empty(), "not asked yet");
-        all.take("a", Err(AskError::Silent("stalls".into())), 0, 1000);
-        all.take("b", Err(AskError::NoRights("no".into())), 0, 1000);
+        all.take("a", Err(Why::Silent.says("stalls".into())), 0, 1000);
+        all.take("b", Err(Why::NoRights.says("no".into())), 0, 1000);
         assert_eq!(
             all.silent(1000).into_iter().collect::<Vec<_>>(),
             [("a".into(), "stalls".into())]

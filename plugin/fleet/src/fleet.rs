@@ -18,7 +18,7 @@ use tessera_web::source::Scope;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-use crate::answer::{self, AskError};
+use crate::answer::{self, AskError, Why};
 use crate::ask::{Asker, Question};
 use crate::entries::{Entries, by_our_clock};
 use crate::places::{self, Place};
@@ -66,51 +66,6 @@ impl Default for Options {
     }
 }
 
-/// Why nothing can be asked at all. The text says what to do.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum FleetError {
-    #[error("{0}")]
-    Kubeconfig(String),
-    /// The API server.
-    #[error("{0}")]
-    Cluster(String),
-    /// The API server forbids it to the user.
-    #[error("{0}")]
-    Forbidden(String),
-    /// There is no plugin, or none on a node that was asked for.
-    #[error("{0}")]
-    NoPlugin(String),
-}
-
-/// Why no node said anything: what one of them says counts for all.
-impl From<AskError> for FleetError {
-    fn from(error: AskError) -> Self {
-        match error {
-            AskError::Forbidden(text) | AskError::NoRights(text) => FleetError::Forbidden(text),
-            AskError::Unknown(text)
-            | AskError::Invalid(text)
-            | AskError::Unauthenticated(text)
-            | AskError::Silent(text) => FleetError::Cluster(text),
-        }
-    }
-}
-
-impl From<ApiError> for FleetError {
-    fn from(error: ApiError) -> Self {
-        match error {
-            ApiError::Forbidden { call, message } => FleetError::Forbidden(format!(
-                "you may not {call}: {message}; ask for {}",
-                call.rule()
-            )),
-            ApiError::Kubeconfig { reason, .. } => FleetError::Kubeconfig(reason),
-            ApiError::Unauthorized { message, .. } => FleetError::Cluster(format!(
-                "the API server does not accept your credentials: {message}; log in again"
-            )),
-            error => FleetError::Cluster(error.to_string()),
-        }
-    }
-}
-
 /// See the module's text. A clone is the same fleet.
 #[derive(Clone, Debug)]
 pub struct Fleet {
@@ -131,11 +86,11 @@ impl Fleet {
     ///
     /// # Errors
     /// There is no kubeconfig, or not such a context.
-    pub fn new(options: Options) -> Result<Self, FleetError> {
+    pub fn new(options: Options) -> Result<Self, AskError> {
         let access = Access::of_user(options.kubeconfig.as_deref(), options.context.as_deref());
-        let access = access.map_err(FleetError::Kubeconfig)?;
+        let access = access.map_err(|text| Why::Kubeconfig.says(text))?;
         let user = UserClient::new(access, options.limit * 2, options.parallel);
-        let context = user.context().map_err(FleetError::Kubeconfig)?;
+        let context = user.context().map_err(|text| Why::Kubeconfig.says(text))?;
         let asker = Asker {
             user,
             port: options.port,
@@ -175,7 +130,7 @@ impl Fleet {
     ///
     /// # Errors
     /// The API server's, or there is none.
-    pub async fn places(&self) -> Result<Vec<Place>, FleetError> {
+    pub async fn places(&self) -> Result<Vec<Place>, AskError> {
         let Options { plugin_namespace: namespace, labels, nodes, .. } = &self.inner.options;
         let pods = match self.user().pods(namespace, labels).await {
             Ok(pods) => pods,
@@ -188,7 +143,7 @@ impl Fleet {
         };
         let mut places = places::of(&pods);
         if places.is_empty() {
-            return Err(FleetError::NoPlugin(format!(
+            return Err(Why::NoPlugin.says(format!(
                 "no pod of the plugin is in namespace {namespace} with {labels}: name its namespace with \
                  --plugin-namespace"
             )));
@@ -199,7 +154,7 @@ impl Fleet {
             let known: Vec<&str> =
                 places.iter().take(12).map(|place| place.node.as_str()).collect();
             let more = if places.len() > known.len() { ", …" } else { "" };
-            return Err(FleetError::NoPlugin(format!(
+            return Err(Why::NoPlugin.says(format!(
                 "no plugin is on a node called {unknown}; there is one on {}{more}",
                 known.join(", ")
             )));
@@ -208,22 +163,29 @@ impl Fleet {
         Ok(places)
     }
 
-    /// Asks every node, and waits until each has answered or its time is over.
+    /// Asks every node, and waits until each has answered or its time is over; not for those that did not answer a moment
+    /// ago.
     ///
     /// # Errors
-    /// See [`FleetError`]. A node that does not answer is none.
-    pub async fn gather(&self) -> Result<fleet::Fleet, FleetError> {
-        let places = self.places().await?;
-        self.entries().set_places(&places);
-        let mut tasks = self.round(&places, false);
-        while tasks.join_next().await.is_some() {}
-        Ok(self.known())
+    /// See [`AskError`]. A node that does not answer is none.
+    pub async fn gather(&self) -> Result<fleet::Fleet, AskError> {
+        Ok(self.gathered(&self.places().await?).await)
+    }
+
+    async fn gathered(&self, places: &[Place]) -> fleet::Fleet {
+        self.entries().set_places(places);
+        let silent = self.silent();
+        let (silent, others): (Vec<Place>, Vec<Place>) =
+            places.iter().cloned().partition(|place| silent.contains_key(&place.node));
+        self.round(&silent, true).detach_all();
+        self.round(&others, false).join_all().await;
+        self.known()
     }
 
     /// Why no node gives its view, by the last look; `None` where one does, or none was looked at.
-    pub fn refusal(&self) -> Option<FleetError> {
+    pub fn refusal(&self) -> Option<AskError> {
         let answers = self.entries().answers();
-        merge::worst(&answers).map(FleetError::from)
+        merge::worst(&answers)
     }
 
     /// What is known now.
@@ -242,7 +204,7 @@ impl Fleet {
     }
 
     /// Nothing can be asked, and why.
-    pub(crate) fn fail(&self, error: &FleetError) {
+    pub(crate) fn fail(&self, error: &AskError) {
         self.entries().fail(&error.to_string());
     }
 
@@ -257,9 +219,9 @@ impl Fleet {
             let (fleet, place) = (self.clone(), place.clone());
             tasks.spawn(async move {
                 let asker = &fleet.inner.asker;
-                let text = asker.text(&place, &Question::new("fleet"), "application/json").await;
+                let text = asker.text(&place, &Question::fleet(), "application/json").await;
                 let view = text.and_then(|text| answer::node(&place, &text));
-                if let Err(AskError::Unauthenticated(_)) = &view {
+                if view.as_ref().is_err_and(|error| error.why == Why::Unauthenticated) {
                     // A token that is renewed outside of this process is read again.
                     asker.user.renew().await;
                 }
@@ -275,7 +237,7 @@ impl Fleet {
         &self,
         node: &str,
         query: &history::Query,
-    ) -> Result<Vec<(String, Result<history::Answer, AskError>)>, FleetError> {
+    ) -> Result<Vec<(String, Result<history::Answer, AskError>)>, AskError> {
         let places = self.places_of(node, &query.namespace, &query.subject).await?;
         self.set_clocks(&places, query.since_unix_ms.max(query.until_unix_ms)).await;
         Ok(self.histories_at(&places, query).await)
@@ -291,8 +253,7 @@ impl Fleet {
         let new: Vec<Place> = places.iter().filter(is_new).cloned().collect();
         if !new.is_empty() {
             self.entries().add_places(&new);
-            let mut tasks = self.round(&new, true);
-            while tasks.join_next().await.is_some() {}
+            self.round(&new, true).join_all().await;
         }
     }
 
@@ -304,13 +265,11 @@ impl Fleet {
     ) -> Vec<(String, Result<history::Answer, AskError>)> {
         let question = |place: &Place| {
             let ahead = self.entries().ahead_ms(&place.node);
-            let shifted = |at: i64| if at == 0 { 0 } else { at.saturating_add(ahead).max(1) };
-            Question::new("history")
-                .with("subject", &query.subject)
-                .with("namespace", &query.namespace)
-                .with("since_unix_ms", shifted(query.since_unix_ms))
-                .with("until_unix_ms", shifted(query.until_unix_ms))
-                .with("step_seconds", query.step_seconds)
+            Question::history(&history::Query {
+                since_unix_ms: shifted(query.since_unix_ms, ahead),
+                until_unix_ms: shifted(query.until_unix_ms, ahead),
+                ..query.clone()
+            })
         };
         let mut answers: Vec<(String, Result<history::Answer, AskError>)> =
             self.all(places, question).await;
@@ -330,14 +289,13 @@ impl Fleet {
         query: &history::Query,
     ) -> Vec<(String, Result<advice::Seen, AskError>)> {
         // With the views come the differences of clocks.
-        let mut round = self.round(places, false);
-        while round.join_next().await.is_some() {}
+        self.round(places, false).join_all().await;
         let mut views: BTreeMap<String, Node> = (self.known().nodes.into_iter())
             .filter_map(|entry| Some((entry.node, entry.view.filter(|_| entry.answers)?)))
             .collect();
         let histories = self.histories_at(places, query).await;
         let both = |(node, history): (String, Result<history::Answer, AskError>)| {
-            let silent = || AskError::Silent("it does not answer".to_owned());
+            let silent = || Why::Silent.says("it does not answer".to_owned());
             let view = views.remove(&node).ok_or_else(silent);
             (node, view.and_then(|view| Ok((view, history?))))
         };
@@ -349,13 +307,10 @@ impl Fleet {
         &self,
         node: &str,
         asked: &str,
-    ) -> Result<Vec<(String, Result<Explanation, AskError>)>, FleetError> {
+    ) -> Result<Vec<(String, Result<Explanation, AskError>)>, AskError> {
         let (namespace, _) = asked.split_once('/').unwrap_or(("", asked));
         let places = self.places_of(node, namespace, asked).await?;
-        let question = |_: &Place| {
-            Question::new("explain").with("subject", asked).with("namespace", namespace)
-        };
-        Ok(self.all(&places, question).await)
+        Ok(self.all(&places, |_| Question::explain(asked, namespace)).await)
     }
 
     /// Traces by node, of the node that is named or of all: of tenants of this namespace alone, or of all where it is
@@ -365,18 +320,15 @@ impl Fleet {
         node: &str,
         namespace: &str,
         seconds: u32,
-    ) -> Result<Vec<(String, Result<Trace, AskError>)>, FleetError> {
+    ) -> Result<Vec<(String, Result<Trace, AskError>)>, AskError> {
         let places = self.places_of(node, "", "").await?;
-        let question = |_: &Place| {
-            Question::new("trace").with("namespace", namespace).with("seconds", seconds)
-        };
         let mut asker = self.inner.asker.clone();
         asker.limit += Duration::from_secs(seconds.into());
-        Ok(asker.all(&places, question).await)
+        Ok(asker.all(&places, |_| Question::trace(namespace, seconds)).await)
     }
 
     /// Advice of all nodes together, and why some gave none.
-    pub async fn recommendations(&self, scope: &Scope) -> Result<Recommendations, FleetError> {
+    pub async fn recommendations(&self, scope: &Scope) -> Result<Recommendations, AskError> {
         let mut places = self.places().await?;
         // The workload of a pod may have others on nodes that do not know this one.
         let all = Scope { pod: String::new(), ..scope.clone() };
@@ -394,7 +346,7 @@ impl Fleet {
     }
 
     /// What is asked and not used on all nodes together, and why some said nothing.
-    pub async fn waste(&self, scope: &Scope) -> Result<Waste, FleetError> {
+    pub async fn waste(&self, scope: &Scope) -> Result<Waste, AskError> {
         let places = self.places().await?;
         self.set_clocks(&places, scope.since_unix_ms).await;
         let answers = self.all(&places, |place| self.scoped("waste", place, scope)).await;
@@ -404,30 +356,24 @@ impl Fleet {
 
     fn scoped(&self, what: &'static str, place: &Place, scope: &Scope) -> Question {
         let ahead = self.entries().ahead_ms(&place.node);
-        let since = match scope.since_unix_ms {
-            0 => 0,
-            since => since.saturating_add(ahead).max(1),
-        };
-        Question::new(what)
-            .with("namespace", &scope.namespace)
-            .with("pod", &scope.pod)
-            .with("since_unix_ms", since)
+        let since_unix_ms = shifted(scope.since_unix_ms, ahead);
+        Question::of_scope(what, &Scope { since_unix_ms, ..scope.clone() })
     }
 
     /// Runs `tessera` with these arguments in the plugin's pod of a node.
     ///
     /// # Errors
     /// There is none that runs, or the API server's.
-    pub async fn run_on(&self, place: &Place, args: &[String]) -> Result<Finished, FleetError> {
+    pub async fn run_on(&self, place: &Place, args: &[String]) -> Result<Finished, AskError> {
         if !place.away.is_empty() {
-            return Err(FleetError::NoPlugin(place.away.clone()));
+            return Err(Why::NoPlugin.says(place.away.clone()));
         }
         let mut command = vec!["tessera".to_owned()];
         command.extend_from_slice(args);
         let done = self.user().exec(&place.namespace, &place.pod, "tessera", &command).await;
         done.map_err(|error| match error {
             ExecError::Api(error) => error.into(),
-            error @ ExecError::Broken { .. } => FleetError::Cluster(error.to_string()),
+            error @ ExecError::Broken { .. } => Why::Silent.says(error.to_string()),
         })
     }
 
@@ -443,7 +389,7 @@ impl Fleet {
             places.iter().filter(|place| !silent.contains_key(&place.node)).cloned().collect();
         let mut answers = self.inner.asker.all(&asked, question).await.into_iter();
         let answer = |place: &Place| match silent.get(&place.node) {
-            Some(why) => Some((place.node.clone(), Err(AskError::Silent(why.clone())))),
+            Some(why) => Some((place.node.clone(), Err(Why::Silent.says(why.clone())))),
             None => answers.next(),
         };
         places.iter().filter_map(answer).collect()
@@ -454,23 +400,11 @@ impl Fleet {
         self.entries().silent(self.steady_ms())
     }
 
-    /// What is known of these nodes; those that did not answer a moment ago are not waited for.
-    async fn located(&self, places: &[Place]) -> fleet::Fleet {
-        self.entries().set_places(places);
-        let silent = self.silent();
-        let (silent, others): (Vec<Place>, Vec<Place>) =
-            places.iter().cloned().partition(|place| silent.contains_key(&place.node));
-        self.round(&silent, true).detach_all();
-        let mut tasks = self.round(&others, false);
-        while tasks.join_next().await.is_some() {}
-        self.known()
-    }
-
     /// Allocations that live and whose id is written so, in full or by its beginning, as far as the user's rights show
     /// them: their nodes' places and their ids.
-    pub async fn allocations(&self, written: &str) -> Result<Vec<(Place, String)>, FleetError> {
+    pub async fn allocations(&self, written: &str) -> Result<Vec<(Place, String)>, AskError> {
         let places = self.places().await?;
-        let found = subject::allocations(&self.located(&places).await, written).into_iter();
+        let found = subject::allocations(&self.gathered(&places).await, written).into_iter();
         let place = |node: &str| places.iter().find(|place| place.node == node).cloned();
         Ok(found.filter_map(|(node, id)| Some((place(&node)?, id))).collect())
     }
@@ -481,19 +415,19 @@ impl Fleet {
         node: &str,
         namespace: &str,
         asked: &str,
-    ) -> Result<Vec<Place>, FleetError> {
+    ) -> Result<Vec<Place>, AskError> {
         let mut places = self.places().await?;
         if !node.is_empty() {
             places.retain(|place| place.node == node);
             if places.is_empty() {
-                return Err(FleetError::NoPlugin(format!("no plugin is on a node called {node}")));
+                return Err(Why::NoPlugin.says(format!("no plugin is on a node called {node}")));
             }
             return Ok(places);
         }
         if asked.is_empty() {
             return Ok(places);
         }
-        let nodes = subject::nodes(&self.located(&places).await, namespace, asked);
+        let nodes = subject::nodes(&self.gathered(&places).await, namespace, asked);
         // Of what is gone, only the nodes themselves know.
         if !nodes.is_empty() {
             places.retain(|place| nodes.contains(&place.node));
@@ -502,21 +436,26 @@ impl Fleet {
     }
 }
 
+/// An instant by a clock that is ahead; 0 stands for none.
+fn shifted(at: i64, ahead_ms: i64) -> i64 {
+    if at == 0 { 0 } else { at.saturating_add(ahead_ms).max(1) }
+}
+
 /// What no node says anything of: where all refuse, or do not answer, an empty answer would say that nothing is there.
 /// Where a node knows of no such thing, others have nothing to add.
-fn somebody<T>(answers: &[(String, Result<T, AskError>)]) -> Result<(), FleetError> {
+fn somebody<T>(answers: &[(String, Result<T, AskError>)]) -> Result<(), AskError> {
     let is_said =
-        |answer: &Result<T, AskError>| matches!(answer, Ok(_) | Err(AskError::Unknown(_)));
+        |answer: &Result<T, AskError>| answer.as_ref().err().is_none_or(|e| e.why == Why::Unknown);
     match answers.iter().any(|(_, answer)| is_said(answer)) {
         true => Ok(()),
-        false => merge::worst(answers).map_or(Ok(()), |error| Err(error.into())),
+        false => merge::worst(answers).map_or(Ok(()), Err),
     }
 }
 
 /// Why the plugin's pods cannot be listed.
-fn explained(error: ApiError, namespace: &str) -> FleetError {
+fn explained(error: ApiError, namespace: &str) -> AskError {
     match error {
-        ApiError::Forbidden { message, .. } => FleetError::Forbidden(format!(
+        ApiError::Forbidden { message, .. } => Why::Forbidden.says(format!(
             "you may not see the plugin's pods: {message}; ask for `list` on pods and `get` on pods/proxy in namespace \
              {namespace} (docs/views.md, \"Readers\"), or name another with --plugin-namespace"
         )),

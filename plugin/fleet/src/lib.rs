@@ -17,11 +17,11 @@ mod live;
 pub mod merge;
 pub mod pending;
 mod places;
-mod source;
 mod subject;
 
-pub use answer::AskError;
-pub use fleet::{Fleet, FleetError, Options};
+pub use answer::{AskError, Why};
+pub use ask::Question;
+pub use fleet::{Fleet, Options};
 pub use live::Live;
 pub use merge::answered;
 pub use places::Place;

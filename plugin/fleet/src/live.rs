@@ -1,12 +1,20 @@
-//! A fleet that is asked again and again while somebody looks: what the console shows.
+//! A fleet that is asked again and again while somebody looks: what the console shows, as a source of the web server.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use tessera_view::advice::{Recommendations, Waste};
+use tessera_view::explain::Explanations;
+use tessera_view::trace::Trace;
+use tessera_view::{fleet, history};
+use tessera_web::Source;
+use tessera_web::source::{Answer, Scope};
 use tokio::sync::watch;
 
-use crate::fleet::{Fleet, FleetError};
+use crate::answer::AskError;
+use crate::fleet::Fleet;
+use crate::merge::{self, answered};
 use crate::places::Place;
 
 /// How long it is asked on after the last look.
@@ -18,14 +26,20 @@ const PLACES: Duration = Duration::from_secs(15);
 #[derive(Debug)]
 pub struct Live {
     pub(crate) fleet: Fleet,
+    attention: Arc<Attention>,
+    /// Counts rounds; the last failure of all.
+    rounds: watch::Receiver<(u64, Option<AskError>)>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+/// Whether somebody looks.
+#[derive(Debug)]
+struct Attention {
     every: Duration,
     began: Instant,
     /// The last look, in milliseconds since the beginning.
-    looked_ms: Arc<AtomicU64>,
-    /// Counts rounds; the last failure of all.
-    rounds: watch::Receiver<(u64, Option<FleetError>)>,
-    wake: Arc<tokio::sync::Notify>,
-    task: tokio::task::JoinHandle<()>,
+    looked_ms: AtomicU64,
+    wake: tokio::sync::Notify,
 }
 
 impl Drop for Live {
@@ -37,35 +51,31 @@ impl Drop for Live {
 impl Live {
     /// Asks each node `every` so often. To be called within a runtime.
     pub fn start(fleet: Fleet, every: Duration) -> Self {
-        let looked_ms = Arc::new(AtomicU64::new(0));
         let (round, rounds) = watch::channel((0, None));
-        let wake = Arc::new(tokio::sync::Notify::new());
-        let began = Instant::now();
-        let task = Task {
-            fleet: fleet.clone(),
+        let attention = Arc::new(Attention {
             every,
-            began,
-            looked_ms: Arc::clone(&looked_ms),
-            round,
-            wake: Arc::clone(&wake),
-        };
-        let task = tokio::spawn(task.run());
-        Live { fleet, every, began, looked_ms, rounds, wake, task }
+            began: Instant::now(),
+            looked_ms: AtomicU64::new(0),
+            wake: tokio::sync::Notify::new(),
+        });
+        let task = tokio::spawn(ask(fleet.clone(), Arc::clone(&attention), round));
+        Live { fleet, attention, rounds, task }
     }
 
     /// What is known, not much older than `every`. The first look waits for the first answers.
     ///
     /// # Errors
     /// Nothing is known, and nothing can be asked.
-    pub async fn look(&self) -> Result<tessera_view::fleet::Fleet, FleetError> {
-        let now = millis(self.began.elapsed());
-        let before = self.looked_ms.swap(now.max(1), Ordering::SeqCst);
-        self.wake.notify_one();
+    pub async fn look(&self) -> Result<fleet::Fleet, AskError> {
+        let Attention { every, began, looked_ms, wake } = &*self.attention;
+        let now = millis(began.elapsed());
+        let before = looked_ms.swap(now.max(1), Ordering::SeqCst);
+        wake.notify_one();
         let is_stale = before == 0 || Duration::from_millis(now.saturating_sub(before)) > ATTENTION;
         let mut rounds = self.rounds.clone();
         if is_stale {
             let at = rounds.borrow_and_update().0;
-            let limit = self.fleet.options().limit + self.every;
+            let limit = self.fleet.options().limit + *every;
             // A node that stalls is not waited for: it is shown as it is.
             let _ = tokio::time::timeout(limit, rounds.wait_for(|(round, _)| *round > at)).await;
         }
@@ -78,55 +88,81 @@ impl Live {
     }
 }
 
+impl Source for Live {
+    fn fleet(&self) -> Answer<'_, fleet::Fleet> {
+        Box::pin(async { Ok(self.look().await?) })
+    }
+
+    fn history<'a>(&'a self, node: &'a str, query: history::Query) -> Answer<'a, history::Answer> {
+        Box::pin(async move { Ok(merge::history(self.fleet.histories(node, &query).await?)?) })
+    }
+
+    fn explain<'a>(&'a self, node: &'a str, subject: &'a str) -> Answer<'a, Explanations> {
+        Box::pin(
+            async move { Ok(merge::explanations(self.fleet.explanations(node, subject).await?)?) },
+        )
+    }
+
+    fn recommend(&self, scope: Scope) -> Answer<'_, Recommendations> {
+        Box::pin(async move { Ok(self.fleet.recommendations(&scope).await?) })
+    }
+
+    fn waste(&self, scope: Scope) -> Answer<'_, Waste> {
+        Box::pin(async move { Ok(self.fleet.waste(&scope).await?) })
+    }
+
+    fn trace<'a>(&'a self, node: &'a str, seconds: u32) -> Answer<'a, Trace> {
+        Box::pin(async move {
+            let (traces, _) = answered(self.fleet.traces(node, "", seconds).await?)?;
+            Ok(Trace::joined(traces))
+        })
+    }
+}
+
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-struct Task {
+/// Asks as long as somebody looks.
+async fn ask(
     fleet: Fleet,
-    every: Duration,
-    began: Instant,
-    looked_ms: Arc<AtomicU64>,
-    round: watch::Sender<(u64, Option<FleetError>)>,
-    wake: Arc<tokio::sync::Notify>,
-}
-
-impl Task {
-    async fn run(self) {
-        let mut places: Vec<Place> = Vec::new();
-        let mut read: Option<Instant> = None;
-        loop {
-            let looked = self.looked_ms.load(Ordering::SeqCst);
-            let idle = Duration::from_millis(millis(self.began.elapsed()).saturating_sub(looked));
-            if looked == 0 || idle > ATTENTION {
-                self.wake.notified().await;
-                continue;
-            }
-            let mut failure = None;
-            if read.is_none_or(|at| at.elapsed() >= PLACES) {
-                match self.fleet.places().await {
-                    Ok(now) => {
-                        self.fleet.set_places(&now);
-                        (places, read) = (now, Some(Instant::now()));
-                    }
-                    Err(error) => {
-                        self.fleet.fail(&error);
-                        (failure, read) = (Some(error), None);
-                    }
+    attention: Arc<Attention>,
+    round: watch::Sender<(u64, Option<AskError>)>,
+) {
+    let Attention { every, began, looked_ms, wake } = &*attention;
+    let mut places: Vec<Place> = Vec::new();
+    let mut read: Option<Instant> = None;
+    loop {
+        let looked = looked_ms.load(Ordering::SeqCst);
+        let idle = Duration::from_millis(millis(began.elapsed()).saturating_sub(looked));
+        if looked == 0 || idle > ATTENTION {
+            wake.notified().await;
+            continue;
+        }
+        let mut failure = None;
+        if read.is_none_or(|at| at.elapsed() >= PLACES) {
+            match fleet.places().await {
+                Ok(now) => {
+                    fleet.set_places(&now);
+                    (places, read) = (now, Some(Instant::now()));
+                }
+                Err(error) => {
+                    fleet.fail(&error);
+                    (failure, read) = (Some(error), None);
                 }
             }
-            if failure.is_none() {
-                let mut tasks = self.fleet.round(&places, true);
-                let all = async { while tasks.join_next().await.is_some() {} };
-                let _ = tokio::time::timeout(self.every, all).await;
-                // Those that have not answered go on; their nodes are not asked twice.
-                tasks.detach_all();
-            }
-            self.round.send_modify(|(round, last)| {
-                *round += 1;
-                *last = failure;
-            });
-            tokio::time::sleep(self.every).await;
         }
+        if failure.is_none() {
+            let mut tasks = fleet.round(&places, true);
+            let all = async { while tasks.join_next().await.is_some() {} };
+            let _ = tokio::time::timeout(*every, all).await;
+            // Those that have not answered go on; their nodes are not asked twice.
+            tasks.detach_all();
+        }
+        round.send_modify(|(round, last)| {
+            *round += 1;
+            *last = failure;
+        });
+        tokio::time::sleep(*every).await;
     }
 }

@@ -6,7 +6,7 @@ use tessera_view::advice::{NamespaceWaste, Waste};
 use tessera_view::explain::{Explanation, Explanations};
 use tessera_view::{API_VERSION, history};
 
-use crate::answer::AskError;
+use crate::answer::{AskError, Why};
 use crate::entries::ahead;
 
 /// Answers by node, and a sentence for each node without one.
@@ -29,16 +29,11 @@ pub(crate) fn worst<T>(answers: &[(String, Result<T, AskError>)]) -> Option<AskE
     let errors = answers.iter().map(|(node, answer)| Some((node, answer.as_ref().err()?)));
     let errors = errors.collect::<Option<Vec<_>>>()?;
     // The first of those that weigh most.
-    let worst = errors.into_iter().min_by_key(|(_, error)| matches!(error, AskError::Unknown(_)));
+    let worst = errors.into_iter().min_by_key(|(_, error)| error.why == Why::Unknown);
     let (node, error) = worst?;
-    let named = |text: &str| format!("node {node}: {text}");
-    Some(match error {
-        AskError::Unknown(text) => AskError::Unknown(text.clone()),
-        AskError::Invalid(text) => AskError::Invalid(text.clone()),
-        AskError::Forbidden(text) => AskError::Forbidden(named(text)),
-        AskError::NoRights(text) => AskError::NoRights(named(text)),
-        AskError::Unauthenticated(text) => AskError::Unauthenticated(named(text)),
-        AskError::Silent(text) => AskError::Silent(named(text)),
+    Some(match error.why {
+        Why::Unknown | Why::Invalid => error.clone(),
+        why => why.says(format!("node {node}: {error}")),
     })
 }
 
@@ -83,7 +78,7 @@ pub(crate) fn split<T>(answers: Vec<(String, Result<T, AskError>)>) -> Answered<
         match answer {
             Ok(answer) => answered.push((node, answer)),
             // It has no such pod: others may.
-            Err(AskError::Unknown(_)) => {}
+            Err(error) if error.why == Why::Unknown => {}
             Err(error) => remarks.push(format!("node {node} is left out: {error}")),
         }
     }
@@ -226,8 +221,8 @@ mod tests {
 
     #[test]
     fn a_node_that_does_not_answer_has_a_line_beside_those_that_do() {
-        let silent = || AskError::Silent("it stalls".into());
-        let unknown = || AskError::Unknown("nothing is called so".into());
+        let silent = || Why::Silent.says("it stalls".into());
+        let unknown = || Why::Unknown.says("nothing is called so".into());
         fn of<T>(node: &str, error: AskError) -> (String, Result<T, AskError>) {
             (node.to_owned(), Err(error))
         }
@@ -239,7 +234,7 @@ mod tests {
         assert_eq!(all.nodes[0].explanation.remarks, ["node b is left out: it stalls"]);
         // Where nobody answers, the error is of a node that may know what was asked for.
         let error = history(vec![of("c", unknown()), of("b", silent())]).unwrap_err();
-        assert_eq!(error, AskError::Silent("node b: it stalls".into()));
+        assert_eq!(error, Why::Silent.says("node b: it stalls".into()));
         assert_eq!(history(vec![of("c", unknown())]).unwrap_err(), unknown());
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use tessera_fleet::advice::ByNode;
-use tessera_fleet::{AskError, merge};
+use tessera_fleet::{AskError, Why, merge};
 use tessera_system::locks::lock;
 use tessera_view::advice::{Recommendations, Waste};
 use tessera_view::explain::Explanations;
@@ -223,9 +223,9 @@ fn asked(scope: &Scope) -> String {
 
 fn refused(error: ClientError) -> AskError {
     match error {
-        ClientError::Refused(problem) if problem.code == 404 => AskError::Unknown(problem.error),
-        ClientError::Refused(problem) if problem.code == 400 => AskError::Invalid(problem.error),
-        other => AskError::Silent(other.to_string()),
+        ClientError::Refused(problem) if problem.code == 404 => Why::Unknown.says(problem.error),
+        ClientError::Refused(problem) if problem.code == 400 => Why::Invalid.says(problem.error),
+        other => Why::Silent.says(other.to_string()),
     }
 }
 

@@ -1,12 +1,10 @@
 use clap::Parser;
 use proptest::prelude::*;
+use tessera_advice::fixtures::{EIGHTH, Made, busy};
 use tessera_api::print::Paper;
 use tessera_view::advice::{
     Change, NamespaceWaste, Recommendation, Recommendations, TenantWaste, Waste, What,
 };
-use tessera_view::history::{Answer, TenantPoint, TenantSeries};
-use tessera_view::node::Node;
-use tessera_view::tenant::{Tenant, Use};
 
 use super::{recommend, waste};
 use crate::steer::QuotaCommand;
@@ -176,61 +174,24 @@ fn words(line: &str) -> Vec<String> {
     words
 }
 
-/// An hour of a container's allocation on a GPU of its own.
-fn seen(id: &str, pod: &str, container: &str, request: &str, peak: u64) -> (Tenant, TenantSeries) {
-    let (namespace, gpu_uuid) = ("team".to_owned(), "GPU-a".to_owned());
-    let used = Use {
-        gpu_uuid: gpu_uuid.clone(),
-        memory_limit_bytes: 8 << 30,
-        cores_millis: 125,
-        policy: tessera_view::tenant::ComputePolicy::Burst,
-        ..Use::default()
-    };
-    let tenant = Tenant {
-        id: id.into(),
-        namespace: namespace.clone(),
-        pod: pod.into(),
-        container: container.into(),
-        claim: if request.is_empty() { String::new() } else { format!("team/{request}") },
-        request: request.into(),
-        state: "started".into(),
-        gpus: vec![used],
-        ..Tenant::default()
-    };
-    let point = TenantPoint {
-        seconds: 3600.0,
-        memory_peak_bytes: peak,
-        memory_limit_bytes: 8 << 30,
-        cores_millis: 125,
-        got_seconds: 36.0,
-        launches: 1,
-        ..TenantPoint::default()
-    };
-    let (pod, container) = (pod.to_owned(), container.to_owned());
-    let series = TenantSeries {
-        id: id.into(),
-        namespace,
-        pod,
-        container,
-        gpu_uuid,
-        points: vec![point],
-        live: true,
-        ..TenantSeries::default()
-    };
-    (tenant, series)
-}
-
 proptest! {
     #[test]
     fn the_quota_command_takes_every_command_that_is_advised(
         tenants in prop::collection::vec(
-            ("[0-9a-f]{32}", "[a-z0-9]{1,3}|[ -~]{1,12}", "main|side|[ -~]{1,12}", "|a|b", 0u64..9 << 30), 1..6,
+            ("[0-9a-f]{32}", "[a-z0-9]{1,3}|[ -~]{1,12}", "main|side|[ -~]{1,12}", "|a|b", 0u64..9 << 10), 1..6,
         ),
     ) {
-        let all = tenants.iter().map(|(id, pod, container, request, peak)| seen(id, pod, container, request, *peak));
-        let (tenants, series) = all.unzip();
-        let node = Node { tenants, ..Node::default() };
-        let history = Answer { tenants: series, step_seconds: 3600, ..Answer::default() };
+        let mut made = Made::new();
+        for (id, pod, container, request, peak_mib) in &tenants {
+            made = made.pod(pod, EIGHTH, &[busy(*peak_mib, 36.0, 0.0)]);
+            let (tenant, series) = made.last();
+            (tenant.id, series.id) = (id.clone(), id.clone());
+            (tenant.container, series.container) = (container.clone(), container.clone());
+            if !request.is_empty() {
+                (tenant.claim, tenant.request) = (format!("team/{request}"), request.clone());
+            }
+        }
+        let Made { node, history } = made;
         let observed = [tessera_advice::Observed { node: &node, history: &history }];
         let advice = tessera_advice::recommend(&observed, &tessera_config::Advice::default(), &tessera_advice::Question::default());
         let changes = advice.workloads.iter().flat_map(|one| &one.changes);

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 pub(crate) use cordon::{CordonArgs, UncordonArgs, cordon, uncordon};
 pub(crate) use quota::{QuotaCommand, quota};
-use tessera_fleet::{Fleet, FleetError, Place};
+use tessera_fleet::{AskError, Fleet, Place};
 use tessera_model::printable;
 use tessera_model::written_name::{BEGINNING, Several};
 use tessera_system::terminal;
@@ -64,7 +64,7 @@ async fn holder(fleet: &Fleet, common: &Common, written: &str) -> Result<(Place,
     };
     let pod = match common.pod(fleet, written) {
         Ok((namespace, name)) => {
-            let found = fleet.user().pod(&namespace, &name).await.map_err(FleetError::from)?;
+            let found = fleet.user().pod(&namespace, &name).await.map_err(AskError::from)?;
             if found.is_none() && allocations.is_empty() {
                 let or_id = match may_be_id(written) {
                     true => ", and no allocation's id begins so",

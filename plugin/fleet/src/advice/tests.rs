@@ -1,68 +1,19 @@
-use tessera_view::gpu::Gpu;
-use tessera_view::history::{TenantPoint, TenantSeries};
-use tessera_view::tenant::{Tenant, Use};
+use tessera_advice::fixtures::{EIGHTH, GIB, HOUR, Limits, MIDNIGHT, Made, busy};
 
 use super::*;
+use crate::answer::Why;
 
-const GIB: u64 = 1 << 30;
-const HOUR: i64 = 3_600_000;
-const MIDNIGHT: i64 = 1_795_305_600_000;
+const HALF: Limits = Limits { memory_bytes: 40 * GIB, cores_millis: 500, ..EIGHTH };
 
-/// A node with pods of the workload `chat`: each with its peak, GiB, in these hours of the day.
-fn seen(node: &str, hours: std::ops::Range<i64>, pods: &[(&str, u64)]) -> Seen {
-    let gpu = format!("GPU-{node}");
-    let mut view = Node {
-        node: node.to_owned(),
-        gpus: vec![Gpu {
-            uuid: gpu.clone(),
-            memory_total_bytes: 80 * GIB,
-            context_overhead_bytes: 512 << 20,
-            ..Gpu::default()
-        }],
-        ..Node::default()
-    };
-    // In means of an hour it would be less sure.
-    let mut history = history::Answer { step_seconds: 300, ..history::Answer::default() };
+/// A node with pods of the workload `chat`: each with its peak, GiB, for half a day from this hour on.
+fn seen(node: &str, hour: i64, pods: &[(&str, u64)]) -> Seen {
+    let mut made = Made::new();
+    node.clone_into(&mut made.node.node);
     for (pod, peak) in pods {
-        let point = |hour| TenantPoint {
-            at_unix_ms: MIDNIGHT + hour * HOUR,
-            seconds: 3600.0,
-            memory_peak_bytes: peak * GIB,
-            memory_limit_bytes: 40 * GIB,
-            cores_millis: 500,
-            got_seconds: 60.0 * *peak as f64,
-            launches: 100,
-            ..TenantPoint::default()
-        };
-        history.tenants.push(TenantSeries {
-            id: format!("id-{pod}"),
-            generation: 1,
-            namespace: "team".into(),
-            pod: (*pod).into(),
-            container: "main".into(),
-            workload: "chat".into(),
-            gpu_uuid: gpu.clone(),
-            live: true,
-            points: hours.clone().map(point).collect(),
-        });
-        view.tenants.push(Tenant {
-            id: format!("id-{pod}"),
-            namespace: "team".into(),
-            pod: (*pod).into(),
-            container: "main".into(),
-            workload: "chat".into(),
-            state: "started".into(),
-            gpus: vec![Use {
-                gpu_uuid: gpu.clone(),
-                memory_limit_bytes: 40 * GIB,
-                cores_millis: 500,
-                policy: tessera_view::tenant::ComputePolicy::Burst,
-                ..Use::default()
-            }],
-            ..Tenant::default()
-        });
+        made = made.pod(pod, HALF, &[busy(peak << 10, 60.0 * *peak as f64, 0.0); 12]);
     }
-    (view, history)
+    let Made { node, history } = made.later(hour * HOUR);
+    (node, history)
 }
 
 /// As a node's own plugin answers.
@@ -78,11 +29,8 @@ fn advised(seen: &Seen, settings: &Advice) -> Recommendations {
 
 /// Two nodes, each with a quiet and a busy replica; one is seen before noon, the other after.
 fn nodes() -> Vec<(String, Seen)> {
-    let of = |node: &str, hours, pods: &[(&str, u64)]| (node.to_owned(), seen(node, hours, pods));
-    vec![
-        of("a", 0..12, &[("chat-1", 2), ("chat-2", 8)]),
-        of("b", 12..24, &[("chat-3", 2), ("chat-4", 6)]),
-    ]
+    let of = |node: &str, hour, pods: &[(&str, u64)]| (node.to_owned(), seen(node, hour, pods));
+    vec![of("a", 0, &[("chat-1", 2), ("chat-2", 8)]), of("b", 12, &[("chat-3", 2), ("chat-4", 6)])]
 }
 
 fn gathered(nodes: &[(String, Seen)], pod: &str) -> ByNode {
@@ -166,13 +114,13 @@ fn what_is_missing_is_a_remark_and_different_settings_are_taken_together() {
     let answers = vec![
         ("a".to_owned(), Ok(advised(&nodes[0].1, &Advice::default()))),
         ("b".to_owned(), Ok(advised(&nodes[1].1, &loose))),
-        ("c".to_owned(), Err(AskError::Silent("stalls".into()))),
-        ("d".to_owned(), Err(AskError::Unknown("no such pod".into()))),
+        ("c".to_owned(), Err(Why::Silent.says("stalls".into()))),
+        ("d".to_owned(), Err(Why::Unknown.says("no such pod".into()))),
     ];
     let by_node = ByNode::of(answers, "");
     let seen = vec![
         ("a".to_owned(), Ok(nodes[0].1.clone())),
-        ("b".to_owned(), Err(AskError::Silent("fell silent".into()))),
+        ("b".to_owned(), Err(Why::Silent.says("fell silent".into()))),
     ];
     let all = by_node.judged(seen, &Scope::default(), MIDNIGHT + 24 * HOUR);
     assert_eq!(all.settings, None);

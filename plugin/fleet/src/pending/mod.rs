@@ -11,7 +11,8 @@ use tessera_cluster::ApiError;
 use tessera_cluster::user::objects::{Container, Event, Pod};
 use tessera_view::{API_VERSION, fleet};
 
-use crate::fleet::{Fleet, FleetError};
+use crate::answer::AskError;
+use crate::fleet::Fleet;
 use room::{Ask, is_ours, requests, resources, room};
 pub use room::{NodeRoom, trouble};
 
@@ -64,7 +65,7 @@ pub async fn pending(
     fleet: &Fleet,
     namespace: &str,
     name: &str,
-) -> Result<Option<Pending>, FleetError> {
+) -> Result<Option<Pending>, AskError> {
     let user = fleet.user();
     let Some(pod) = user.pod(namespace, name).await? else {
         return Ok(None);
