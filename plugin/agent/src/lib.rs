@@ -15,7 +15,6 @@ mod agent;
 pub mod allocations;
 pub mod engines;
 pub mod fixtures;
-pub mod foreign_watch;
 pub mod front_end;
 pub mod incidents;
 pub mod inventory;
@@ -32,7 +31,7 @@ pub use agent::Agent;
 pub use allocations::mend;
 pub use allocations::room::{kept_by_other, list};
 pub use front_end::Service;
-pub use inventory::Lift;
+pub use inventory::{Lift, foreign as foreign_watch};
 
 mod lock_order {
     //! The order of locks, as ranks of [`tessera_system::locks::Ranked`]: the ledger's writer, what is advertised,

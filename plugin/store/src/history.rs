@@ -3,10 +3,10 @@
 use redb::{ReadTransaction, ReadableTable, ReadableTableMetadata, TableError, WriteTransaction};
 
 use super::filter::{self, Filter};
-use super::schema::{
+use super::store::encode;
+use super::{
     HISTORY, HISTORY_KEPT, INCIDENTS, INCIDENTS_KEPT, INCIDENTS_KEPT_EACH, META, META_SEQUENCE,
 };
-use super::store::encode;
 use tessera_model::audit::Event;
 
 /// The audit trail as it was at one moment. Reading it does not delay writers.

@@ -104,7 +104,7 @@ fn lines_and_tables_that_another_version_lacks_or_knows_are_no_harm() {
     let db = builder().create(&path).unwrap();
     let tx = db.begin_write().unwrap();
     tx.delete_table(INCIDENTS).unwrap();
-    tx.open_table(META).unwrap().remove(crate::schema::META_SEQUENCE).unwrap();
+    tx.open_table(META).unwrap().remove(crate::META_SEQUENCE).unwrap();
     let newer = br#"{"at_unix_ms":5,"what":{"teleported":{"to":"the moon"}},"mood":1}"#;
     tx.open_table(HISTORY).unwrap().insert(7, newer.as_slice()).unwrap();
     tx.commit().unwrap();

@@ -4,24 +4,21 @@
 
 mod filter;
 mod history;
-mod schema;
 mod store;
 mod unsynced;
 
-use tessera_model::audit::Event;
-use tessera_model::audit::What;
+use redb::TableDefinition;
+use tessera_model::allocation_id::AllocationId;
+use tessera_model::audit::{Event, What};
 use tessera_model::health::Remembered;
 use tessera_model::record::Record;
 use tessera_model::steered::Cordon;
 
 pub use filter::Filter;
 pub use history::{Lines, Trail};
-pub use schema::{HISTORY_KEPT, INCIDENTS_KEPT, INCIDENTS_KEPT_EACH, MeasuredContext};
 pub use store::{CommitError, Commits, Ledger, Listener, OpenError, Opened};
 pub use tessera_system::noted::Lost;
 pub use unsynced::Unsynced;
-
-use tessera_model::allocation_id::AllocationId;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Change {
@@ -57,5 +54,71 @@ impl Change {
 
     pub fn is_empty(&self) -> bool {
         *self == Change::default()
+    }
+}
+
+// The tables of the ledger file, and what has no other name there. Values are JSON: small, and readable with any redb tool.
+
+/// Version of what the tables hold. A file with another one is kept aside, not read.
+const SCHEMA: u64 = 1;
+
+/// Numbers by name. Written with every commit.
+const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
+/// In [`META`]: [`SCHEMA`], written when the file is made.
+const META_SCHEMA: &str = "schema";
+/// In [`META`]: the highest generation ever given out, so that a release does not let one return.
+const META_GENERATION: &str = "generation";
+/// In [`META`]: the number of the next line of the history or the incidents.
+const META_SEQUENCE: &str = "sequence";
+/// In [`META`]: how often something was committed, and when last, Unix seconds. Versions before do not write it.
+const META_COMMITS: &str = "commits";
+const META_UNTIL: &str = "until";
+// In META also, as `context/DRIVER/PRODUCT`: bytes of a bare context, see [`MeasuredContext`].
+
+/// [`tessera_model::record::Record`] by allocation id. Written by Allocate before kubelet is answered, by
+/// PreStartContainer and by reconciling; removed by release.
+const ALLOCATIONS: TableDefinition<&str, &[u8]> = TableDefinition::new("allocations");
+
+/// [`tessera_model::steered::Cordon`] by GPU UUID, or by [`tessera_model::steered::Cordon::NODE`]. Older versions do not know this table.
+const CORDONS: TableDefinition<&str, &[u8]> = TableDefinition::new("cordons");
+
+/// [`tessera_model::health::Remembered`] by GPU UUID, of those that have had trouble. Older versions do not know this
+/// table.
+const HEALTH: TableDefinition<&str, &[u8]> = TableDefinition::new("health");
+
+/// [`tessera_model::audit::Event`] by a growing number. Written with the change that it records; the oldest are dropped
+/// beyond [`HISTORY_KEPT`]. What containers can cause is in [`INCIDENTS`].
+const HISTORY: TableDefinition<u64, &[u8]> = TableDefinition::new("history");
+
+pub const HISTORY_KEPT: u64 = 4096;
+
+/// [`tessera_model::audit::Event`]s that a container can cause: by generation, kind, and the same growing number. The
+/// oldest of each generation and kind are dropped beyond [`INCIDENTS_KEPT_EACH`], so that no container
+/// can displace lines of another, or its own of other kinds. Older versions do not know
+/// this table.
+const INCIDENTS: TableDefinition<(u64, &str, u64), &[u8]> = TableDefinition::new("incidents");
+
+/// Incidents that are kept of each kind, generation by generation.
+pub const INCIDENTS_KEPT_EACH: u64 = 32;
+
+/// Incidents that are kept in all; beyond, the oldest go, whose ever they are.
+pub const INCIDENTS_KEPT: u64 = 4096;
+
+/// What a bare context was measured to take on this node, kept for the next start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MeasuredContext {
+    pub driver: String,
+    pub product: String,
+    pub bytes: u64,
+}
+
+impl MeasuredContext {
+    fn key(&self) -> String {
+        format!("{}{}", Self::prefix(&self.driver), self.product)
+    }
+
+    /// What the names of all entries of one driver begin with.
+    fn prefix(driver: &str) -> String {
+        format!("context/{driver}/")
     }
 }

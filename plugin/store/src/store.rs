@@ -14,11 +14,11 @@ use redb::{
     TableError, WriteTransaction,
 };
 
-use super::schema::{
+use super::unsynced::Unsynced;
+use super::{
     ALLOCATIONS, CORDONS, HEALTH, HISTORY, INCIDENTS, META, META_COMMITS, META_GENERATION,
     META_SCHEMA, META_UNTIL, SCHEMA,
 };
-use super::unsynced::Unsynced;
 use super::{Change, Filter, Lines, MeasuredContext, Trail, history};
 use redb::backends::FileBackend;
 use tessera_config::file::last_good_path;

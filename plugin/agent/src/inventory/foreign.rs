@@ -1,14 +1,144 @@
-//! GPUs that another plugin sells too; see [`tessera_kubelet::foreign_plugins`].
+//! GPUs that another plugin sells too; see [`tessera_kubelet::foreign_plugins`]. Kubelet is asked periodically which other
+//! plugins advertise which devices.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
 use super::Inventory;
+use crate::Agent;
 use tessera_config::SoldByOthers;
-use tessera_kubelet::foreign_plugins::ForeignSale;
+use tessera_kubelet::foreign_plugins::{CurrentFindings, ForeignSale, Offer, checkpoint, judge};
+use tessera_kubelet::pod_resources::{PodResources, PodResourcesError};
 use tessera_model::audit::{Event, What};
 use tessera_model::clock::unix_ms;
+
+const LOOKING: &str = "coexistence";
+/// How long the first look may hold up the start.
+const FIRST: Duration = Duration::from_secs(2);
+
+#[derive(Debug)]
+pub struct Watch {
+    agent: Arc<Agent>,
+    /// Shared with housekeeping, so that one List serves both.
+    holdings: Arc<PodResources>,
+    /// Its own, so that nobody waits for a slow answer to a question of ours.
+    offered: PodResources,
+    kubelet_dir: PathBuf,
+    interval: Duration,
+    others: CurrentFindings,
+}
+
+impl Watch {
+    /// A watch that looks every `interval`, and takes a GPU for sold by others for `grace` after it was
+    /// last seen so.
+    pub fn new(
+        agent: Arc<Agent>,
+        holdings: Arc<PodResources>,
+        interval: Duration,
+        grace: Duration,
+    ) -> Self {
+        let config = agent.config();
+        let paths = &config.paths;
+        let offered = PodResources::new(&paths.pod_resources);
+        let kubelet_dir = paths.kubelet.clone();
+        let others = CurrentFindings::new(grace);
+        Watch { agent, holdings, offered, kubelet_dir, interval, others }
+    }
+
+    /// The look before kubelet is served, so that nothing is offered that is refused a moment later.
+    /// Without an answer the start goes on.
+    pub async fn first(&mut self) {
+        if tokio::time::timeout(FIRST, self.look()).await.is_err() {
+            warn!("kubelet does not say in time what other plugins sell; asking again later");
+        }
+    }
+
+    pub async fn run(mut self) {
+        loop {
+            tokio::time::sleep(self.interval).await;
+            self.look().await;
+        }
+    }
+
+    async fn look(&mut self) {
+        if self.agent.config().gpus.sold_by_others == SoldByOthers::Allow {
+            self.agent.board().set_condition(LOOKING, None);
+            self.agent.board().publish(|facts| facts.others_seen_by = "");
+            return self.tell(BTreeMap::new()).await;
+        }
+        let (mut offers, how) = match self.offers().await {
+            Ok(found) => found,
+            Err(error) => {
+                // No look: what was found stands. Housekeeping reports a missing socket.
+                let text = format!("it is not known what other plugins sell: {error}");
+                let text = (!matches!(error, PodResourcesError::Absent(_))).then_some(text);
+                self.agent.board().set_condition(LOOKING, text);
+                return;
+            }
+        };
+        let held = self.holdings.list(self.interval / 2).await;
+        let lacking = match (&how, &held) {
+            (Err(unreadable), Ok(_)) => Some(format!(
+                "this kubelet tells what other plugins sell only once a pod holds it ({unreadable})"
+            )),
+            (Err(unreadable), Err(error)) => {
+                Some(format!("it is not known what other plugins sell: {error}; {unreadable}"))
+            }
+            (Ok(_), _) => None,
+        };
+        self.agent.board().set_condition(LOOKING, lacking);
+        let how = how.unwrap_or("what pods hold");
+        self.agent.board().publish(|facts| facts.others_seen_by = how);
+        let held = held.unwrap_or_default().into_iter();
+        let foreign = held.filter(|holding| !self.agent.allocations().knows(holding));
+        offers.extend(foreign.map(|holding| Offer {
+            holder: Some(format!("{}/{}", holding.namespace, holding.pod)),
+            resource: holding.resource_name,
+            device_ids: holding.device_ids,
+        }));
+        let gpus = self.agent.inventory().catalogue().devices();
+        let findings = judge(&offers, &self.agent.allocations().own_resources(), &gpus);
+        self.others.observe(findings, Instant::now());
+        self.tell(self.others.current()).await;
+    }
+
+    /// What plugins offer, and how that was found out: `Err` where this kubelet has no way to say.
+    async fn offers(
+        &self,
+    ) -> Result<(Vec<Offer>, Result<&'static str, String>), PodResourcesError> {
+        match self.offered.offers().await {
+            Ok(offers) => Ok((offers, Ok("GetAllocatableResources"))),
+            Err(PodResourcesError::Unsupported) => {
+                let dir = self.kubelet_dir.clone();
+                let read = tokio::task::spawn_blocking(move || checkpoint::offers(&dir)).await;
+                Ok(match read.unwrap_or_else(|error| Err(error.to_string())) {
+                    Ok(offers) => (offers, Ok("kubelet's checkpoint")),
+                    Err(error) => (Vec::new(), Err(error)),
+                })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn tell(&self, findings: BTreeMap<String, ForeignSale>) {
+        if self.agent.inventory().sold_by_others() == findings {
+            return;
+        }
+        let agent = Arc::clone(&self.agent);
+        // The history is written to disk.
+        let result = tokio::task::spawn_blocking(move || agent.set_sold_by_others(findings)).await;
+        if let Err(error) = result {
+            warn!(%error, "what other plugins sell");
+        }
+        if self.agent.inventory().sold_by_others().is_empty() {
+            info!("no other plugin sells a GPU of ours");
+        }
+    }
+}
 
 impl Inventory {
     /// What others sell of ours, by UUID.

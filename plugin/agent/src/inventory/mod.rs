@@ -3,7 +3,7 @@
 
 mod contexts;
 mod cordons;
-mod foreign;
+pub mod foreign;
 mod health;
 
 use std::collections::BTreeMap;

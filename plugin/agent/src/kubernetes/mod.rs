@@ -7,20 +7,55 @@
 //! is away, slow or hanging costs a timeout and then a pause that doubles; one that forbids it, five minutes.
 
 mod series;
-mod task;
 mod words;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
-
-pub use task::{Timing, node_name};
+use tracing::{debug, warn};
 
 use crate::Agent;
+use crate::status_board::StatusBoard;
+use series::{Events, GivenUp, Series, Subject};
 pub use tessera_cluster::Server;
-use tessera_config::{Config, Events};
+use tessera_cluster::events::{EventClient, PodEvent};
+use tessera_cluster::{ApiError, Client};
+use tessera_config::{Config, Events as Wanted};
+use tessera_kubelet::foreign_plugins::checkpoint;
 use tessera_model::audit::Event;
+use tessera_model::record::{Holder, Record};
+
+const TOPIC: &str = "kubernetes";
+
+/// Intervals; tests shorten them.
+#[derive(Clone, Debug)]
+pub struct Timing {
+    /// Longest wait for one request, connecting included.
+    pub limit: Duration,
+    /// Least time between two requests.
+    pub pace: Duration,
+    /// The pause after a failure, which doubles, at first and at most.
+    pub pause: [Duration; 2],
+    /// The pause after it was forbidden.
+    pub forbidden: Duration,
+    /// Another API server than the pod's own.
+    pub server: Option<Server>,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Timing {
+            limit: Duration::from_secs(10),
+            pace: Duration::from_millis(200),
+            pause: [Duration::from_secs(1), Duration::from_secs(300)],
+            forbidden: Duration::from_secs(300),
+            server: None,
+        }
+    }
+}
 
 /// Lines that wait to be made events of.
 const QUEUE: usize = 128;
@@ -44,7 +79,7 @@ impl Counts {
 }
 
 fn are_wanted(config: &Config) -> bool {
-    config.kubernetes.events != Events::Off
+    config.kubernetes.events != Wanted::Off
 }
 
 /// Keeps what happens from now on, and sends it for as long as it is polled, where there is an API server to send to. What
@@ -63,8 +98,283 @@ pub fn report(agent: Arc<Agent>, timing: Timing) -> impl Future<Output = ()> + S
     }
     async move {
         match server {
-            Some(server) => task::run(agent, server, lines, timing).await,
+            Some(server) => run(agent, server, lines, timing).await,
             None => std::future::pending().await,
         }
+    }
+}
+
+/// Sends to the API server, until there are no more lines.
+async fn run(agent: Arc<Agent>, server: Server, mut lines: mpsc::Receiver<Event>, timing: Timing) {
+    let (board, counts) = (agent.board(), agent.trust().events());
+    let mut changes = agent.config.changes();
+    let name = node_name().unwrap_or_default();
+    let client = EventClient::new(Client::new(server, timing.limit), name);
+    let mut events = Events::default();
+    let mut rest = Instant::now();
+    let mut pause = timing.pause[0];
+    let mut given_up = GivenUp::default();
+    loop {
+        let wake = events.next().map(|next| next.max(rest));
+        let sleep = async {
+            match wake {
+                Some(wake) => tokio::time::sleep_until(wake.into()).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            line = lines.recv() => {
+                let Some(line) = line else { return };
+                let lost = take(&agent, &mut events, line, counts).await;
+                let why = "too many wait, or their pods are not known";
+                say_given_up(&mut given_up, lost, &why);
+                continue;
+            }
+            () = sleep => {}
+            // Its end is the plugin's.
+            _ = changes.changed() => {}
+        }
+        let now = Instant::now();
+        if !are_wanted(&changes.borrow_and_update()) {
+            // What was not sent when events are switched off is not sent.
+            (events, rest, pause) = (Events::default(), now, timing.pause[0]);
+            board.set_condition(TOPIC, None);
+            continue;
+        }
+        if now < rest {
+            continue;
+        }
+        let Some(at) = events.take_due(now) else { continue };
+        rest = now + timing.pace;
+        match send(&client, &mut events, at).await {
+            Ok(()) => {
+                counts.sent.fetch_add(1, Ordering::Relaxed);
+                pause = timing.pause[0];
+                board.set_condition(TOPIC, None);
+            }
+            Err(failure) => {
+                counts.failed.fetch_add(1, Ordering::Relaxed);
+                debug!(%failure, "an event");
+                match verdict(&failure) {
+                    Verdict::Again => events.lost(at),
+                    Verdict::Never => {
+                        events.give_up(at);
+                        // It answered: what was amiss with it before is no more.
+                        pause = timing.pause[0];
+                        board.set_condition(TOPIC, None);
+                        counts.dropped.fetch_add(1, Ordering::Relaxed);
+                        say_given_up(&mut given_up, 1, &failure);
+                    }
+                    Verdict::Later => {
+                        rest = Instant::now() + pause;
+                        pause = (pause * 2).min(timing.pause[1]);
+                        say(board, &failure, "");
+                    }
+                    Verdict::Forbidden => {
+                        rest = Instant::now() + timing.forbidden;
+                        let hint = " (docs/trust.md), or set kubernetes.events = \"off\"";
+                        say(board, &failure, hint);
+                    }
+                }
+            }
+        }
+        if events.due(Instant::now()).is_none() {
+            client.rest().await;
+        }
+    }
+}
+
+fn say(board: &StatusBoard, failure: &ApiError, hint: &str) {
+    let text = format!("pods get no Kubernetes events: {failure}{hint}");
+    board.set_condition(TOPIC, Some(text));
+}
+
+/// Says at intervals how many events were given up, and why the last one was.
+fn say_given_up(given_up: &mut GivenUp, events: u64, why: &dyn std::fmt::Display) {
+    if let Some(count) = given_up.add(events, Instant::now()) {
+        warn!("{count} Kubernetes events on pods were given up, the last one because: {why}");
+    }
+}
+
+async fn send(client: &EventClient, events: &mut Events, at: usize) -> Result<(), ApiError> {
+    let Some(series) = events.get(at) else { return Ok(()) };
+    let name = match &series.name {
+        None => client.create(&event(series)).await?,
+        Some(name) => client.update(&event(series), name).await.map(|()| name.clone())?,
+    };
+    events.sent(at, name, Instant::now());
+    Ok(())
+}
+
+fn event(series: &Series) -> PodEvent<'_> {
+    let Series { subject, words, .. } = series;
+    PodEvent {
+        namespace: &subject.namespace,
+        pod: &subject.pod,
+        uid: subject.uid.as_deref(),
+        container: &subject.container,
+        reason: words.reason,
+        message: &words.message,
+        warning: words.warning,
+        count: series.count,
+        first_unix_ms: series.first_unix_ms,
+        last_unix_ms: series.last_unix_ms,
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    /// Kubernetes has forgotten it: it is made once more.
+    Again,
+    Never,
+    /// It may be taken another time.
+    Later,
+    /// We may not.
+    Forbidden,
+}
+
+fn verdict(failure: &ApiError) -> Verdict {
+    match failure {
+        ApiError::Unreachable { .. }
+        | ApiError::Slow { .. }
+        | ApiError::Busy { .. }
+        | ApiError::Expired { .. } => Verdict::Later,
+        // A namespace that is being deleted takes nothing new.
+        ApiError::Forbidden { message, .. } if message.contains("being terminated") => {
+            Verdict::Never
+        }
+        ApiError::Unauthorized { .. } | ApiError::Forbidden { .. } => Verdict::Forbidden,
+        ApiError::NotFound { message, .. } if message.contains("namespaces") => Verdict::Never,
+        ApiError::NotFound { .. } => Verdict::Again,
+        ApiError::NotServed { .. }
+        | ApiError::Conflict { .. }
+        | ApiError::Exists { .. }
+        | ApiError::Invalid { .. } => Verdict::Never,
+        // What a proxy or a login page answers in the API server's place says nothing of the event.
+        ApiError::Unreadable { .. } | ApiError::Kubeconfig { .. } | ApiError::Login { .. } => {
+            Verdict::Later
+        }
+    }
+}
+
+/// Makes events of a line, for every pod that it concerns; how many had to be given up.
+async fn take(agent: &Arc<Agent>, events: &mut Events, mut line: Event, counts: &Counts) -> u64 {
+    let mut lost = 0;
+    let asked = Arc::clone(agent);
+    let looked = tokio::task::spawn_blocking(move || {
+        let subjects = subjects(&asked, &line);
+        (line, subjects)
+    });
+    let Ok((found, subjects)) = looked.await else { return 0 };
+    line = found;
+    if subjects.is_empty() && line.id.is_some() {
+        lost += 1;
+    }
+    for subject in subjects {
+        // What is said to a pod is said of this pod.
+        line.holder = Some(Holder {
+            namespace: subject.namespace.clone(),
+            pod: subject.pod.clone(),
+            container: subject.container.clone(),
+        });
+        let Some(words) = words::words(&line) else { continue };
+        lost += events.add(subject, words, line.times, line.at_unix_ms, Instant::now());
+    }
+    counts.dropped.fetch_add(lost, Ordering::Relaxed);
+    lost
+}
+
+/// Whom a line concerns: the container that it names, or all pods on its GPU (on any where it names none). Blocking.
+fn subjects(agent: &Agent, line: &Event) -> Vec<Subject> {
+    let entries = checkpoint::entries(&agent.allocations().paths().kubelet).unwrap_or_default();
+    let uid = |record: &Record, holder: &Holder| {
+        // What kubelet gave this container; two of one name are two generations.
+        let ids = entries.iter().filter(|entry| {
+            entry.container == holder.container
+                && entry.resource == record.resource
+                && entry.allocation() == record.id
+        });
+        let uids: BTreeSet<&str> = ids.map(|entry| entry.pod_uid.as_str()).collect();
+        match uids.len() {
+            1 => uids.first().map(|uid| (*uid).to_owned()),
+            _ => agent.trust().uid(&holder.namespace, &holder.pod),
+        }
+    };
+    let subject = |holder: &Holder, uid: Option<String>, container: &str| Subject {
+        namespace: holder.namespace.clone(),
+        pod: holder.pod.clone(),
+        uid,
+        container: container.to_owned(),
+        gpu: line.gpu.clone().unwrap_or_default(),
+    };
+    match (&line.id, &line.holder) {
+        (Some(id), named) => {
+            let record = agent.allocations().record(id);
+            let current = record.as_ref().filter(|record| record.generation == line.generation);
+            let holder = named.clone().or_else(|| current.and_then(|r| r.holder.clone()));
+            let Some(holder) = holder else { return Vec::new() };
+            let uid = match current {
+                Some(record) => uid(record, &holder),
+                None => agent.trust().uid(&holder.namespace, &holder.pod),
+            };
+            vec![subject(&holder, uid, &holder.container)]
+        }
+        (None, Some(holder)) => {
+            let uid = agent.trust().uid(&holder.namespace, &holder.pod);
+            vec![subject(holder, uid, &holder.container)]
+        }
+        (None, None) if words::concerns_neighbours(&line.what) => {
+            // One of a pod, however many of its containers have shares.
+            let mut seen = BTreeSet::new();
+            let is_it = |uuid: &String| line.gpu.as_ref().is_none_or(|gpu| gpu == uuid);
+            let on = |record: &Record| {
+                record.is_live() && record.grants.iter().any(|grant| is_it(&grant.uuid))
+            };
+            let records = agent.allocations().with_regions().into_iter().map(|(record, _)| record);
+            records
+                .filter(|record| on(record))
+                .filter_map(|record| {
+                    let holder = record.holder.clone()?;
+                    let new = seen.insert((holder.namespace.clone(), holder.pod.clone()));
+                    new.then(|| subject(&holder, uid(&record, &holder), ""))
+                })
+                .collect()
+        }
+        (None, None) => Vec::new(),
+    }
+}
+
+/// The node's name in the cluster: as the pod is given it, or else the host's, which kubelet takes by default.
+pub fn node_name() -> Option<String> {
+    let named = std::env::var("NODE_NAME").ok().filter(|name| !name.is_empty());
+    named.or_else(|| Some(hostname()?.to_lowercase())).filter(|name| !name.is_empty())
+}
+
+fn hostname() -> Option<String> {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
+    Some(name.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tessera_cluster::{Call, Kind, Verb};
+
+    #[test]
+    fn what_is_refused_is_tried_again_later_or_never() {
+        let call = || Call::of(Verb::Create, Kind::Events, "team", "chat.1");
+        let forbidden = |text: &str| ApiError::Forbidden { call: call(), message: text.to_owned() };
+        let not_found = |text: &str| ApiError::NotFound { call: call(), message: text.to_owned() };
+        assert_eq!(verdict(&forbidden("events is forbidden")), Verdict::Forbidden);
+        assert_eq!(verdict(&forbidden("namespace x is being terminated")), Verdict::Never);
+        assert_eq!(verdict(&not_found("namespaces \"team\" not found")), Verdict::Never);
+        assert_eq!(verdict(&not_found("events \"chat.1\" not found")), Verdict::Again);
+        let slow = ApiError::Slow { call: call(), limit: Duration::from_secs(1) };
+        assert_eq!(verdict(&slow), Verdict::Later);
+        let invalid = ApiError::Invalid { call: call(), field: None, message: String::new() };
+        assert_eq!(verdict(&invalid), Verdict::Never);
+        // A login page in the API server's place says nothing of the event.
+        let page = ApiError::Unreadable { call: call(), reason: "HTTP 302".to_owned() };
+        assert_eq!(verdict(&page), Verdict::Later);
     }
 }

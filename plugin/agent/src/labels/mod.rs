@@ -2,18 +2,23 @@
 //! number says what a share gets at least, whichever GPU of the node it lies on, and a word that is not
 //! true of all of them is [`MIXED`].
 
-mod keeper;
-
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
+use tracing::{info, warn};
+
+use crate::Agent;
 use tessera_config::Config;
-use tessera_gpu::Facts;
+use tessera_gpu::{Discovery, Facts};
 use tessera_model::gpu::Gpu;
 use tessera_model::short_name;
 use tessera_rules::shares;
 use tessera_rules::shares::Share;
-
-pub use keeper::Keeper;
+use tessera_system::files::{self, Dir};
+use tessera_system::locks::lock;
 
 /// Before every key.
 const PREFIX: &str = "tessera.dev/gpu.";
@@ -111,6 +116,155 @@ fn word(text: &str, longest: usize) -> String {
         long if long.len() > longest => short_name::with_hash(long, longest, text),
         word => word.to_owned(),
     }
+}
+
+/// How often it is looked at whether the file is there and still right: the configuration may have been
+/// replaced, and node feature discovery's directory may have been cleared.
+const LOOK: Duration = Duration::from_secs(5);
+
+#[derive(Debug, Default)]
+struct State {
+    /// Where the file is that this plugin wrote.
+    written: Option<PathBuf>,
+    /// Of which GPUs the driver was asked last, and what it said.
+    asked: Option<(Vec<Gpu>, Facts)>,
+}
+
+/// Keeps the features file for node feature discovery as the configuration in force wants it, from the first look to
+/// [`Keeper::remove`]: whole at any time, by rename. Its worker reads every file of the directory but those whose names begin
+/// with a dot.
+pub struct Keeper {
+    agent: Arc<Agent>,
+    discovery: Arc<dyn Discovery>,
+    state: Mutex<State>,
+}
+
+impl Keeper {
+    pub fn new(agent: Arc<Agent>, discovery: Arc<dyn Discovery>) -> Arc<Self> {
+        Arc::new(Keeper { agent, discovery, state: Mutex::default() })
+    }
+
+    /// Looks now and then, for ever. What goes wrong is a condition of `status`.
+    pub async fn run(self: &Arc<Self>) {
+        let mut seen: Option<Arc<Config>> = None;
+        loop {
+            let config = self.agent.config();
+            // Off, and off before: nothing to look at.
+            let idle = config.labels.nfd_file.is_none()
+                && seen.as_ref().is_some_and(|seen| seen.labels.nfd_file.is_none());
+            if !idle {
+                let (keeper, config) = (Arc::clone(self), Arc::clone(&config));
+                let outcome = tokio::task::spawn_blocking(move || keeper.refresh(&config)).await;
+                let problem = match outcome {
+                    Ok(outcome) => outcome.err(),
+                    Err(error) => Some(error.to_string()),
+                };
+                self.agent.board().set_condition("labels", problem);
+            }
+            seen = Some(config);
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// Makes the file what this configuration wants, of the GPUs that are included now. Blocking: asks the driver.
+    pub fn refresh(&self, config: &Config) -> Result<(), String> {
+        let gpus = self.agent.inventory().catalogue().devices();
+        lock(&self.state).refresh(config, gpus, |gpus| self.discovery.facts(gpus))
+    }
+
+    /// Removes the file that was written: a node without the plugin has no shares to choose.
+    pub fn remove(&self) {
+        lock(&self.state).remove();
+    }
+}
+
+impl State {
+    fn refresh(
+        &mut self,
+        config: &Config,
+        gpus: Vec<Gpu>,
+        ask: impl Fn(&[Gpu]) -> Facts,
+    ) -> Result<(), String> {
+        let wanted = config.labels.nfd_file.as_ref();
+        let State { written, asked } = self;
+        if let Some(old) = written.as_ref().filter(|old| Some(*old) != wanted) {
+            remove(old).map_err(|error| format!("cannot remove {}: {error}", old.display()))?;
+            *written = None;
+        }
+        let Some(path) = wanted else { return Ok(()) };
+        if asked.as_ref().is_none_or(|(known, _)| *known != gpus) {
+            let facts = ask(&gpus);
+            *asked = Some((gpus, facts));
+        }
+        let Some((gpus, facts)) = asked else { return Ok(()) };
+        let labels = labels(gpus, facts, config);
+        let new = put(path, &lines(&labels)).map_err(|error| {
+            format!(
+                "no node labels: cannot write labels.nfd_file {}: {error}; mount node feature discovery's \
+                 directory writable into the plugin, or leave the key empty",
+                path.display()
+            )
+        })?;
+        if new {
+            info!(file = %path.display(), labels = labels.len(), "node labels for node feature discovery");
+        }
+        *written = Some(path.clone());
+        Ok(())
+    }
+
+    fn remove(&mut self) {
+        if let Some(path) = self.written.take()
+            && let Err(error) = remove(&path)
+        {
+            warn!(file = %path.display(), %error, "node labels stay");
+        }
+    }
+}
+
+/// Makes `text` the content of `path`, unless it is already; whether it was not.
+///
+/// Errors: The file system's; a file that holds something else than labels of ours. What was there before is still
+/// there then.
+fn put(path: &Path, text: &str) -> io::Result<bool> {
+    let plain = path.symlink_metadata().is_ok_and(|meta| meta.is_file());
+    if plain {
+        let found = files::read(path, files::SMALL)?;
+        if found == text.as_bytes() {
+            return Ok(false);
+        }
+        if !is_ours(&found) {
+            return Err(not_ours());
+        }
+    }
+    let (dir, name) = Dir::of(path)?;
+    // Not durable: after a power cut it is written again.
+    dir.replace(name, text.as_bytes(), 0o644, false)?;
+    Ok(true)
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    let removed = match files::read(path, files::SMALL) {
+        Ok(found) if !is_ours(&found) => return Err(not_ours()),
+        Ok(_) => Dir::holding(path).and_then(|(dir, name)| dir.remove(name)),
+        Err(error) => Err(error.into()),
+    };
+    match removed {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Whether all of it is labels as this plugin writes them.
+fn is_ours(found: &[u8]) -> bool {
+    let prefix = PREFIX.as_bytes();
+    found.split(|byte| *byte == b'\n').all(|line| line.is_empty() || line.starts_with(prefix))
+}
+
+fn not_ours() -> io::Error {
+    io::Error::new(
+        ErrorKind::AlreadyExists,
+        "it holds something else than Tessera's labels and is left alone: name another file",
+    )
 }
 
 #[cfg(test)]

@@ -190,3 +190,117 @@ proptest! {
         }
     }
 }
+
+/// Of GPUs of compute capability 9.0.
+fn keep(state: &mut State, config: &Config, gpus: &[&str]) -> Result<(), String> {
+    let gpus = gpus.iter().zip(0..).map(|(uuid, index)| Gpu::example(uuid, index));
+    let capability = |gpu: &Gpu| (gpu.uuid.clone(), (9, 0));
+    state.refresh(config, gpus.collect(), |gpus| Facts {
+        compute_capability: gpus.iter().map(capability).collect(),
+        ..Facts::default()
+    })
+}
+
+#[test]
+fn the_labels_follow_the_gpus_that_are_included() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = Config::default();
+    let path = dir.path().join("tessera");
+    config.labels.nfd_file = Some(path.clone());
+    let mut state = State::default();
+    let label = |name: &str| {
+        let text = std::fs::read_to_string(&path).unwrap();
+        let key = format!("tessera.dev/gpu.{name}=");
+        text.lines().find_map(|line| Some(line.strip_prefix(&key)?.to_owned()))
+    };
+    keep(&mut state, &config, &["GPU-a"]).unwrap();
+    assert_eq!(label("count").as_deref(), Some("1"));
+    // One more, of which the driver was not asked before.
+    keep(&mut state, &config, &["GPU-a", "GPU-b"]).unwrap();
+    assert_eq!(label("count").as_deref(), Some("2"));
+    assert_eq!(label("compute.major").as_deref(), Some("9"), "of both");
+    keep(&mut state, &config, &["GPU-b"]).unwrap();
+    assert_eq!(label("count").as_deref(), Some("1"));
+}
+
+#[test]
+fn the_file_follows_the_configuration_and_goes_at_the_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let (one, two) = (dir.path().join("one"), dir.path().join("two"));
+    let mut state = State::default();
+    let with = |path: Option<&PathBuf>, replicas: u32| {
+        let mut config = Config::default();
+        config.labels.nfd_file = path.cloned();
+        config.share.replicas = replicas;
+        config
+    };
+    let replicas = |path: &PathBuf| {
+        let text = std::fs::read_to_string(path).unwrap();
+        text.lines()
+            .find_map(|line| Some(line.strip_prefix("tessera.dev/gpu.replicas=")?.to_owned()))
+    };
+    keep(&mut state, &with(None, 4), &["GPU-a"]).unwrap();
+    assert!(!one.exists());
+    keep(&mut state, &with(Some(&one), 4), &["GPU-a"]).unwrap();
+    assert_eq!(replicas(&one).as_deref(), Some("4"));
+    // Another configuration, and somebody who removes it.
+    keep(&mut state, &with(Some(&one), 7), &["GPU-a"]).unwrap();
+    assert_eq!(replicas(&one).as_deref(), Some("7"));
+    std::fs::remove_file(&one).unwrap();
+    keep(&mut state, &with(Some(&one), 7), &["GPU-a"]).unwrap();
+    assert!(one.exists());
+    // Another place; then none.
+    keep(&mut state, &with(Some(&two), 7), &["GPU-a"]).unwrap();
+    assert!(!one.exists() && two.exists());
+    keep(&mut state, &with(None, 7), &["GPU-a"]).unwrap();
+    assert!(!two.exists());
+    keep(&mut state, &with(Some(&two), 7), &["GPU-a"]).unwrap();
+    state.remove();
+    assert!(!two.exists());
+}
+
+#[test]
+fn a_place_that_cannot_be_written_says_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("file"), "").unwrap();
+    let mut config = Config::default();
+    config.labels.nfd_file = Some(dir.path().join("file/tessera"));
+    let error = keep(&mut State::default(), &config, &["GPU-a"]).unwrap_err();
+    assert!(error.contains("labels.nfd_file") && error.contains("mount"), "{error}");
+}
+
+#[test]
+fn it_is_replaced_as_a_whole_and_only_when_it_differs() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("features.d/tessera");
+    assert!(put(&path, "tessera.dev/gpu.a=1\n").unwrap());
+    let before = std::fs::File::open(&path).unwrap();
+    assert!(!put(&path, "tessera.dev/gpu.a=1\n").unwrap());
+    assert!(put(&path, "tessera.dev/gpu.a=2\ntessera.dev/gpu.b=3\n").unwrap());
+    // A reader of the old one reads all of it.
+    assert_eq!(io::read_to_string(before).unwrap(), "tessera.dev/gpu.a=1\n");
+    assert_eq!(
+        std::fs::read_to_string(&path).unwrap(),
+        "tessera.dev/gpu.a=2\ntessera.dev/gpu.b=3\n"
+    );
+    let names: Vec<_> = std::fs::read_dir(path.parent().unwrap()).unwrap().collect();
+    assert_eq!(names.len(), 1, "{names:?}");
+    remove(&path).unwrap();
+    remove(&path).unwrap();
+    assert!(!path.exists());
+}
+
+#[test]
+fn links_are_overwritten_and_not_followed_and_what_is_anothers_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, other) = (dir.path().join("tessera"), dir.path().join("other"));
+    std::fs::write(&other, "precious").unwrap();
+    std::os::unix::fs::symlink(&other, &path).unwrap();
+    assert!(put(&path, "tessera.dev/gpu.a=1\n").unwrap());
+    assert_eq!(std::fs::read_to_string(&other).unwrap(), "precious");
+    assert!(path.symlink_metadata().unwrap().is_file());
+    for at in [put(&other, "tessera.dev/gpu.a=1\n").map(drop), remove(&other)] {
+        assert_eq!(at.unwrap_err().kind(), ErrorKind::AlreadyExists);
+    }
+    assert_eq!(std::fs::read_to_string(&other).unwrap(), "precious");
+}
