@@ -160,7 +160,7 @@ fn each_engine_is_asked_through_a_tenants_life() {
 fn a_tenant_that_one_engine_cannot_hold_leaves_nothing_with_the_others() {
     let node = node(true);
     let error = node.grant(&Ask::Share(claim("u", 3, 100))).unwrap_err();
-    assert!(error.to_string().contains("fake") && error.to_string().contains("odd"), "{error}");
+    assert!(error.to_string().contains("odd"), "{error}");
     assert_eq!(node.engine.take(), ["admit 3 Fresh", "release unrecorded"]);
     assert_eq!((node.pages(), node.specs()), (0, 0));
     assert!(node.agent.allocations().records().is_empty());

@@ -102,7 +102,8 @@ impl Inventory {
                 };
             }
         }
-        let (cordons, catalogue) = (self.cordons.lock().clone(), self.catalogue());
+        let cordons = self.cordons.lock().clone();
+        let catalogue = self.catalogue();
         let standing = cordons.iter().map(|(uuid, cordon)| StandingCordon {
             gpu_uuid: uuid.clone(),
             gpu_index: catalogue.gpus.get(uuid).map(|sold| sold.gpu.index),
