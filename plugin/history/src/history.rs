@@ -8,12 +8,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use redb::Database;
 use tessera_system::panics;
 use tessera_view::history::{Answer, Query};
+use tessera_view::node::Node;
 use tessera_view::status::Status;
 
 use super::cell::Cell;
 use super::fold::{Folder, Pending};
-use super::open::{self, Found, Options, Trouble};
-use super::query::{self, Context, Known, QueryError};
+use super::open::{self, FlushError, Found, Options};
+use super::query::{self, Known, QueryError};
 use super::store::{Bucket, Store};
 use super::subject::Series;
 
@@ -37,21 +38,6 @@ struct Writer {
     /// With what it was opened with.
     store: Option<(Store, Options)>,
     closed: bool,
-}
-
-/// Why nothing could be stored. What was to be stored waits for half an hour.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum FlushError {
-    /// There is no file for now.
-    #[error(transparent)]
-    Unopened(#[from] Trouble),
-    /// It could not be written. It is opened again the next time.
-    #[error("history {path} cannot be written: {error}; it is tried again every minute")]
-    Unwritten {
-        path: PathBuf,
-        /// What the system or redb said.
-        error: String,
-    },
 }
 
 impl fmt::Debug for History {
@@ -100,9 +86,6 @@ impl History {
 
     /// Stores every bucket that is full; with `all`, also the one that is being filled. How the file was found is
     /// returned where it had to be opened.
-    ///
-    /// # Errors
-    /// There is no file, or it cannot be written.
     pub fn flush(&self, all: bool) -> Result<Option<Found>, FlushError> {
         let mut writer = held(&self.writer);
         if writer.closed {
@@ -133,7 +116,7 @@ impl History {
         }
     }
 
-    fn opened(&self, writer: &mut Writer) -> Result<Option<Found>, Trouble> {
+    fn opened(&self, writer: &mut Writer) -> Result<Option<Found>, FlushError> {
         let options = held(&self.options).clone();
         if let Some((store, opened)) = &writer.store
             && *opened == options
@@ -178,11 +161,8 @@ impl History {
         (len, held(&self.folder).dropped())
     }
 
-    /// What was. Events are not in it: they are the audit trail's.
-    ///
-    /// # Errors
-    /// The query names nothing, or makes no sense.
-    pub fn answer(&self, query: &Query, context: &Context<'_>) -> Result<Answer, QueryError> {
+    /// What was, and is now on the node as it looks. Events are not in it: they are the audit trail's.
+    pub fn answer(&self, query: &Query, now: &Node) -> Result<Answer, QueryError> {
         let db = self.db.read().unwrap_or_else(PoisonError::into_inner).clone();
         let mut remarks = Vec::new();
         let reader = match db.as_deref().map(open::read) {
@@ -201,7 +181,7 @@ impl History {
         };
         let folder = held(&self.folder);
         let known = Known { reader: reader.as_ref(), folder: &folder };
-        query::answer(query, context, &known, remarks)
+        query::answer(query, now, &known, remarks)
     }
 }
 

@@ -15,7 +15,7 @@ mod row;
 mod store;
 mod subject;
 
-pub use history::{FlushError, History, beside};
-pub use open::{Found, Options, Trouble};
-pub use query::{Context, QueryError};
+pub use history::{History, beside};
+pub use open::{FlushError, Found, Options};
+pub use query::QueryError;
 pub use subject::{Key, Series};

@@ -43,10 +43,10 @@ pub enum Found {
     },
 }
 
-/// Why there is no file for now.
+/// Why nothing could be stored. What was to be stored waits for half an hour.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Trouble {
-    /// Another process has it.
+pub enum FlushError {
+    /// Another process has the file.
     #[error("history {0} is in use by another process; nothing is recorded until that ends")]
     InUse(PathBuf),
     /// The disk or the directory refuses.
@@ -54,7 +54,10 @@ pub enum Trouble {
         "history {path}: {error}; nothing is recorded. Free space on the disk, make the directory of paths.ledger \
          writable, or set history.enabled = false"
     )]
-    Io { path: PathBuf, error: String },
+    Unopened { path: PathBuf, error: String },
+    /// It could not be written. It is opened again the next time.
+    #[error("history {path} cannot be written: {error}; it is tried again every minute")]
+    Unwritten { path: PathBuf, error: String },
 }
 
 /// Why a database did not open.
@@ -66,15 +69,12 @@ enum Unopened {
 }
 
 /// Opens the file, or makes it. Blocking.
-///
-/// # Errors
-/// Another process has it, or the disk refuses.
-pub(crate) fn open(options: &Options) -> Result<(Store, Found), Trouble> {
+pub(crate) fn open(options: &Options) -> Result<(Store, Found), FlushError> {
     let path = &options.path;
     find(options).map_err(|unopened| match unopened {
-        Unopened::InUse => Trouble::InUse(path.clone()),
+        Unopened::InUse => FlushError::InUse(path.clone()),
         Unopened::Content(_, error) | Unopened::Disk(error) => {
-            Trouble::Io { path: path.clone(), error }
+            FlushError::Unopened { path: path.clone(), error }
         }
     })
 }
@@ -120,9 +120,6 @@ fn create(options: &Options) -> Result<Store, Unopened> {
 }
 
 /// Sees to it that the disk has room for the ledger beside the file at `path`.
-///
-/// # Errors
-/// It has not, in words; or it does not tell.
 pub(crate) fn has_room(path: &Path) -> Result<(), String> {
     let dir = path.parent().unwrap_or(Path::new("."));
     let available = files::available_bytes(dir).map_err(|error| error.to_string())?;

@@ -5,6 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tessera_view::API_VERSION;
 use tessera_view::history::{Answer, GpuPoint, GpuSeries, Query, TenantPoint, TenantSeries};
+use tessera_view::node::Node;
+use tessera_view::tenant::Tenant;
 use tessera_view::workload;
 
 use super::cell::{Cell, TICK_US, gpu, tenant};
@@ -17,20 +19,6 @@ use super::subject::{self, Key, Series, Subject};
 const MOST: usize = 20_000;
 /// Most where the step was asked for.
 const MOST_ASKED: usize = 100_000;
-
-/// What is known of the node besides its history.
-#[derive(Clone, Debug, Default)]
-pub struct Context<'a> {
-    /// The node's name.
-    pub node: &'a str,
-    /// Now, Unix milliseconds.
-    pub now_unix_ms: i64,
-    /// GPUs that there are, with their indexes.
-    pub gpus: &'a [(u32, String)],
-    /// Tenants that there are now, on each of their GPUs. They are found by name before the first look at them, and
-    /// what has no name in the history has its name from here.
-    pub tenants: &'a [Series],
-}
 
 /// Why there is no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -64,7 +52,7 @@ type Cells = BTreeMap<u32, Cell>;
 /// See [`super::History::answer`].
 pub(crate) fn answer(
     query: &Query,
-    context: &Context<'_>,
+    now: &Node,
     known: &Known<'_>,
     mut remarks: Vec<String>,
 ) -> Result<Answer, QueryError> {
@@ -76,18 +64,19 @@ pub(crate) fn answer(
             ))
         })?),
     };
-    let until_ms = if query.until_unix_ms == 0 { context.now_unix_ms } else { query.until_unix_ms };
+    let until_ms = if query.until_unix_ms == 0 { now.at_unix_ms } else { query.until_unix_ms };
     if query.since_unix_ms > until_ms {
         return Err(QueryError::Invalid(
             "the window ends before it begins: since is later than until".to_owned(),
         ));
     }
     let (mut names, numbers) = names(known)?;
+    // What has no name in the history has its name from here, and is found before the first look at it.
+    let there: Vec<Series> = now.tenants.iter().flat_map(series).collect();
     let is_new = |series: &&Series| !names.contains_key(&series.key);
-    let new: BTreeSet<Key> =
-        context.tenants.iter().filter(is_new).map(|series| series.key.clone()).collect();
-    context.tenants.iter().for_each(|series| name(&mut names, series.clone()));
-    let subject = subject::find(&query.subject, &query.namespace, &names, context.gpus)?;
+    let new: BTreeSet<Key> = there.iter().filter(is_new).map(|series| series.key.clone()).collect();
+    there.into_iter().for_each(|series| name(&mut names, series));
+    let subject = subject::find(&query.subject, &query.namespace, &names, &now.gpus)?;
     let wanted: BTreeSet<&Key> =
         names.keys().filter(|key| subject.wants(key, &names[*key], &query.namespace)).collect();
     let (since, until) = (second(query.since_unix_ms), second(until_ms));
@@ -147,10 +136,10 @@ pub(crate) fn answer(
     for (key, cells) in found {
         let series = &names[key];
         if series.is_gpu() {
-            let index = context.gpus.iter().find(|(_, uuid)| *uuid == key.gpu_uuid);
+            let gpu = now.gpus.iter().find(|gpu| gpu.uuid == key.gpu_uuid);
             gpus.push(GpuSeries {
                 gpu_uuid: key.gpu_uuid.clone(),
-                index: index.map(|(index, _)| *index),
+                index: gpu.map(|gpu| gpu.index),
                 points: points(&cells, level, gpu_point),
             });
         } else {
@@ -173,14 +162,25 @@ pub(crate) fn answer(
     tenants.sort_by_key(|series| (!series.live, std::cmp::Reverse(last(series))));
     Ok(Answer {
         api_version: API_VERSION.to_owned(),
-        node: context.node.to_owned(),
-        at_unix_ms: context.now_unix_ms,
+        node: now.node.clone(),
+        at_unix_ms: now.at_unix_ms,
         step_seconds: level.step_seconds(),
         since_unix_ms: oldest.map_or(0, |oldest| i64::from(oldest) * 1000),
         gpus,
         tenants,
         events: Vec::new(),
         remarks,
+    })
+}
+
+/// A tenant's series, on each of its GPUs.
+fn series(tenant: &Tenant) -> impl Iterator<Item = Series> {
+    let Tenant { id, generation, namespace, pod, container, gpus, .. } = tenant;
+    gpus.iter().map(|used| Series {
+        key: Key { id: id.clone(), generation: *generation, gpu_uuid: used.gpu_uuid.clone() },
+        namespace: namespace.clone(),
+        pod: pod.clone(),
+        container: container.clone(),
     })
 }
 

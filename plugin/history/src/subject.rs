@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use tessera_model::written_name;
+use tessera_view::gpu::Gpu;
 
 use super::query::QueryError;
 
@@ -50,7 +51,7 @@ pub(crate) fn find(
     subject: &str,
     namespace: &str,
     names: &BTreeMap<Key, Series>,
-    gpus: &[(u32, String)],
+    gpus: &[Gpu],
 ) -> Result<Subject, QueryError> {
     let subject = subject.trim();
     if subject.is_empty() {
@@ -84,12 +85,12 @@ pub(crate) fn find(
     if !found.is_empty() {
         return Ok(Subject::Tenants(found));
     }
-    if let Some((_, uuid)) = gpus.iter().find(|(index, _)| index.to_string() == subject) {
-        return Ok(Subject::Gpu(uuid.clone()));
+    if let Some(gpu) = gpus.iter().find(|gpu| gpu.index.to_string() == subject) {
+        return Ok(Subject::Gpu(gpu.uuid.clone()));
     }
     let gone = names.values().filter(|series| series.is_gpu()).map(|series| &series.key.gpu_uuid);
     let uuids: BTreeSet<&str> =
-        gpus.iter().map(|(_, uuid)| uuid).chain(gone).map(String::as_str).collect();
+        gpus.iter().map(|gpu| &gpu.uuid).chain(gone).map(String::as_str).collect();
     match beginning(&uuids, subject)? {
         Some(uuid) => Ok(Subject::Gpu(uuid.to_owned())),
         None => Err(nothing(subject, &tenants, &uuids)),

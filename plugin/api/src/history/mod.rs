@@ -9,13 +9,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use tessera_config::{Advice, Config};
-use tessera_history::{Context, FlushError, Found, History, Key, Options, QueryError, Series};
-use tessera_model::clock::{monotonic_ns, unix_ms};
+use tessera_history::{FlushError, Found, History, Options, QueryError};
+use tessera_model::clock::monotonic_ns;
 use tessera_store::Filter;
 use tessera_tenant::regions::Region;
 use tessera_view::history::{Answer, Query};
 use tessera_view::node::Node;
-use tessera_view::tenant::Tenant;
 use tessera_web::source::SourceError;
 
 use crate::admin::StatusView;
@@ -46,20 +45,6 @@ pub fn options(config: &Config) -> Options {
         keep: config.history.keep_seconds(),
         sync: config.ledger.fsync,
     }
-}
-
-/// A tenant's series, on each of its GPUs.
-fn series(tenant: &Tenant) -> impl Iterator<Item = Series> {
-    tenant.gpus.iter().map(|used| Series {
-        key: Key {
-            id: tenant.id.clone(),
-            generation: tenant.generation,
-            gpu_uuid: used.gpu_uuid.clone(),
-        },
-        namespace: tenant.namespace.clone(),
-        pod: tenant.pod.clone(),
-        container: tenant.container.clone(),
-    })
 }
 
 impl Recorder {
@@ -128,13 +113,8 @@ impl Recorder {
                 "nothing is recorded: history.enabled is false".to_owned(),
             ));
         }
-        let gpus: Vec<(u32, String)> =
-            now.gpus.iter().map(|gpu| (gpu.index, gpu.uuid.clone())).collect();
-        let tenants: Vec<Series> = now.tenants.iter().flat_map(series).collect();
         self.name_gone();
-        let context =
-            Context { node: &now.node, now_unix_ms: unix_ms(), gpus: &gpus, tenants: &tenants };
-        self.history.answer(query, &context)
+        self.history.answer(query, now)
     }
 
     /// Adds to an answer what happened meanwhile.

@@ -5,10 +5,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use tessera_history::{Context, FlushError, Found, History, Options, QueryError, Trouble};
+use tessera_history::{FlushError, Found, History, Options, QueryError};
+use tessera_view::gpu::Gpu;
 use tessera_view::history::Query;
+use tessera_view::node::Node;
 
-use crate::{T0, ask, history, look, options, pods};
+use crate::{T0, ask, history, look, now, options, pods};
 
 /// Records so many seconds, and stores each minute.
 fn record(history: &History, seconds: std::ops::RangeInclusive<i64>, count: u64) {
@@ -49,7 +51,7 @@ fn what_is_stored_is_there_for_the_next_plugin() {
     look(&next, 600, pods(600, 3));
     look(&next, 610, pods(610, 3));
     let busy = next.flush(false).unwrap_err();
-    assert_eq!(busy, FlushError::Unopened(Trouble::InUse(path.clone())));
+    assert_eq!(busy, FlushError::InUse(path.clone()));
     first.close().unwrap();
     assert_eq!(next.flush(true), Ok(Some(Found::Existing)));
     assert_eq!(known(&next, "ns/pod-1"), (6100, 610.0));
@@ -187,11 +189,10 @@ fn subjects_are_taken_as_explain_takes_them() {
     let one = history(&dir.path().join("history.redb"));
     one.flush(false).unwrap();
     record(&one, 0..=60, 12);
-    let gpus = [(3, "GPU-a".to_owned())];
-    let context =
-        Context { now_unix_ms: (T0 + 60) * 1000, gpus: &gpus, node: "n", ..Context::default() };
+    let gpu = Gpu { uuid: "GPU-a".into(), index: 3, ..Gpu::default() };
+    let now = Node { gpus: vec![gpu], ..now(60) };
     let ask = |subject: &str| {
-        let answer = one.answer(&Query { subject: subject.into(), ..Query::default() }, &context);
+        let answer = one.answer(&Query { subject: subject.into(), ..Query::default() }, &now);
         answer.map(|answer| answer.tenants.len())
     };
     for (subject, tenants) in [
@@ -213,8 +214,7 @@ fn subjects_are_taken_as_explain_takes_them() {
         let Err(QueryError::NotFound(text)) = ask(subject) else { panic!("{subject}") };
         assert!(text.contains(part), "{text}");
     }
-    let invalid =
-        |query: Query| matches!(one.answer(&query, &context), Err(QueryError::Invalid(_)));
+    let invalid = |query: Query| matches!(one.answer(&query, &now), Err(QueryError::Invalid(_)));
     assert!(invalid(Query { step_seconds: 7, ..Query::default() }));
     assert!(invalid(Query { since_unix_ms: i64::MAX, ..Query::default() }));
     assert!(!invalid(Query { since_unix_ms: i64::MIN, ..Query::default() }));

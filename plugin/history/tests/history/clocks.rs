@@ -3,11 +3,11 @@
 use std::collections::HashSet;
 use std::path::Path;
 
-use tessera_history::{Context, History, Options};
+use tessera_history::{History, Options};
 use tessera_view::history::Query;
 use tessera_view::status::Status;
 
-use crate::{HOUR, T0, options, pods};
+use crate::{HOUR, T0, now, options, pods};
 
 const DAY: i64 = 24 * HOUR;
 
@@ -53,8 +53,7 @@ impl Node {
         [10, 300, 3600].map(|step_seconds| {
             let until_unix_ms = (T0 + until) * 1000;
             let query = Query { step_seconds, until_unix_ms, ..Query::default() };
-            let context = Context { now_unix_ms: until_unix_ms, ..Context::default() };
-            let answer = self.history.answer(&query, &context).unwrap();
+            let answer = self.history.answer(&query, &now(until)).unwrap();
             let points = answer.tenants.iter().flat_map(|series| &series.points);
             points.map(|point| point.seconds).sum()
         })

@@ -9,8 +9,9 @@ mod names;
 use std::collections::HashSet;
 use std::path::Path;
 
-use tessera_history::{Context, History, Options, QueryError};
+use tessera_history::{History, Options, QueryError};
 use tessera_view::history::{Answer, Query};
+use tessera_view::node::Node;
 use tessera_view::status::{Allocation, Holder, Status};
 use tessera_view::tenant::{Compute, Use};
 
@@ -67,7 +68,11 @@ fn look(history: &History, second: i64, allocations: Vec<Allocation>) {
     history.look(&status, &HashSet::new(), second.cast_unsigned() * 1000);
 }
 
+/// The node so many seconds later, on which nothing is.
+fn now(second: i64) -> Node {
+    Node { at_unix_ms: (T0 + second) * 1000, ..Node::default() }
+}
+
 fn ask(history: &History, query: &Query) -> Result<Answer, QueryError> {
-    let context = Context { now_unix_ms: (T0 + 24 * HOUR) * 1000, ..Context::default() };
-    history.answer(query, &context)
+    history.answer(query, &now(24 * HOUR))
 }

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
-use tessera_history::{Context, Found, History, Options};
+use tessera_history::{Found, History, Options};
 use tessera_view::history::{Answer, Query};
 use tessera_view::status::{Allocation, Gpu, GpuState, Holder, Status};
 use tessera_view::tenant::{Compute, Use};
@@ -239,8 +239,7 @@ impl Node {
     }
 
     fn ask(&self, query: &Query, now: i64) -> Answer {
-        let context = Context { now_unix_ms: now * 1000, ..Context::default() };
-        self.history.answer(query, &context).unwrap()
+        self.history.answer(query, &crate::now(now - T0)).unwrap()
     }
 }
 

@@ -1,10 +1,12 @@
 //! Names of pods: before the first look at them, and of those that ended before a look could see theirs.
 
-use tessera_history::{Context, History, Key, Options, QueryError, Series};
+use tessera_history::{History, Key, Options, QueryError, Series};
 use tessera_view::history::Query;
+use tessera_view::node::Node;
 use tessera_view::status::Allocation;
+use tessera_view::tenant::{Tenant, Use};
 
-use crate::{HOUR, T0, history, look, options};
+use crate::{HOUR, history, look, now, options};
 
 /// A pod, and its series.
 fn pod(id: char, name: &str) -> (Allocation, Series) {
@@ -19,14 +21,20 @@ fn a_pod_that_was_not_looked_at_yet_is_known_and_an_unknown_one_is_not() {
     let dir = tempfile::tempdir().unwrap();
     let one = history(&dir.path().join("history.redb"));
     one.flush(false).unwrap();
-    let (_, new) = pod('b', "chat-0");
-    let tenants = [new];
-    let context =
-        Context { now_unix_ms: (T0 + 60) * 1000, tenants: &tenants, ..Context::default() };
+    let new = Tenant {
+        id: "b".repeat(32),
+        generation: 1,
+        namespace: "ns".into(),
+        pod: "chat-0".into(),
+        container: "main".into(),
+        gpus: vec![Use { gpu_uuid: "GPU-a".into(), ..Use::default() }],
+        ..Tenant::default()
+    };
+    let now = Node { tenants: vec![new], ..now(60) };
     let ask = |subject: &str, namespace: &str| {
         let query =
             Query { subject: subject.into(), namespace: namespace.into(), ..Query::default() };
-        one.answer(&query, &context)
+        one.answer(&query, &now)
     };
     for subject in ["chat-0", "ns/chat-0", "ns/chat-0/main", "main", "bbbb"] {
         let answer = ask(subject, "").unwrap();
@@ -67,9 +75,8 @@ fn a_pod_that_lived_for_seconds_is_stored_by_the_name_that_came_later() {
     one.name(&[Series { key, ..named }]);
     assert!(one.nameless().is_empty());
     one.flush(true).unwrap();
-    let context = Context { now_unix_ms: (T0 + 60) * 1000, ..Context::default() };
     let query = Query { subject: "ns/job-0".into(), ..Query::default() };
-    let answer = one.answer(&query, &context).unwrap();
+    let answer = one.answer(&query, &now(60)).unwrap();
     assert_eq!((answer.tenants.len(), &*answer.tenants[0].gpu_uuid), (1, "GPU-a"), "{answer:?}");
 }
 
@@ -81,8 +88,8 @@ fn a_name_goes_with_its_last_bucket() {
     let keep = [3600, 86400, 8 * 86400];
     let one = History::new(Options { keep, ..options(&path, 4 << 20) });
     let knows = |hour: i64, subject: &str| {
-        let context = Context { now_unix_ms: (T0 + hour * HOUR) * 1000, ..Context::default() };
-        one.answer(&Query { subject: subject.into(), ..Query::default() }, &context).is_ok()
+        let query = Query { subject: subject.into(), ..Query::default() };
+        one.answer(&query, &now(hour * HOUR)).is_ok()
     };
     for hour in 1..60 * 24 {
         let allocation = if hour < 3 { pod('a', "old") } else { pod('b', "new") };
