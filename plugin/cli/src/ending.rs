@@ -26,9 +26,6 @@ pub(super) struct Ending {
 impl Ending {
     /// Begins to listen, in a thread. SIGHUP is heard as well and means nothing yet: one that comes before
     /// somebody wants it does not end the process.
-    ///
-    /// # Errors
-    /// No thread, or no handlers.
     pub(super) fn listen() -> io::Result<Self> {
         // The kernel hands a signal to one thread, by preference the first, also if that waits in a call that
         // only SIGKILL interrupts. All others than the one made here, and those made later, block these.

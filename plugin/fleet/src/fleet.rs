@@ -83,9 +83,6 @@ struct Inner {
 
 impl Fleet {
     /// For the cluster that the options and the environment name. Reads the kubeconfig; nothing is asked yet.
-    ///
-    /// # Errors
-    /// There is no kubeconfig, or not such a context.
     pub fn new(options: Options) -> Result<Self, AskError> {
         let access = Access::of_user(options.kubeconfig.as_deref(), options.context.as_deref());
         let access = access.map_err(|text| Why::Kubeconfig.says(text))?;
@@ -127,9 +124,6 @@ impl Fleet {
     }
 
     /// The nodes that have a plugin, by name.
-    ///
-    /// # Errors
-    /// The API server's, or there is none.
     pub async fn places(&self) -> Result<Vec<Place>, AskError> {
         let Options { plugin_namespace: namespace, labels, nodes, .. } = &self.inner.options;
         let pods = match self.user().pods(namespace, labels).await {
@@ -165,9 +159,6 @@ impl Fleet {
 
     /// Asks every node, and waits until each has answered or its time is over; not for those that did not answer a moment
     /// ago.
-    ///
-    /// # Errors
-    /// See [`AskError`]. A node that does not answer is none.
     pub async fn gather(&self) -> Result<fleet::Fleet, AskError> {
         Ok(self.gathered(&self.places().await?).await)
     }
@@ -361,9 +352,6 @@ impl Fleet {
     }
 
     /// Runs `tessera` with these arguments in the plugin's pod of a node.
-    ///
-    /// # Errors
-    /// There is none that runs, or the API server's.
     pub async fn run_on(&self, place: &Place, args: &[String]) -> Result<Finished, AskError> {
         if !place.away.is_empty() {
             return Err(Why::NoPlugin.says(place.away.clone()));

@@ -63,9 +63,6 @@ impl Live {
     }
 
     /// What is known, not much older than `every`. The first look waits for the first answers.
-    ///
-    /// # Errors
-    /// Nothing is known, and nothing can be asked.
     pub async fn look(&self) -> Result<fleet::Fleet, AskError> {
         let Attention { every, began, looked_ms, wake } = &*self.attention;
         let now = millis(began.elapsed());

@@ -14,9 +14,6 @@ pub type Answered<T> = (Vec<(String, T)>, Vec<String>);
 
 /// What those say that answered, and a sentence for each that did not; an error where none did: the one of a node
 /// that knows what was asked for, if there is such.
-///
-/// # Errors
-/// Nobody answered.
 pub fn answered<T>(answers: Vec<(String, Result<T, AskError>)>) -> Result<Answered<T>, AskError> {
     if answers.iter().any(|(_, answer)| answer.is_ok()) {
         return Ok(split(answers));

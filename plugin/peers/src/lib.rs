@@ -68,9 +68,6 @@ pub struct Listener {
 
 impl Listener {
     /// Listens at `session.sock` in `dir`, replacing what was there. Call it within a runtime.
-    ///
-    /// # Errors
-    /// The socket cannot be made.
     pub fn bind(
         dir: &Path,
         pages: Arc<dyn Pages>,

@@ -206,9 +206,6 @@ fn preload(shim: &OsStr, inherited: Option<OsString>) -> OsString {
 
 /// Puts the simulated libraries first on the loader's path, which takes a fresh start of this
 /// program: the loader reads `LD_LIBRARY_PATH` once. Returns where that has been done already.
-///
-/// # Errors
-/// No simulated GPU beside this program.
 fn enter_simulation() -> anyhow::Result<()> {
     let sim = shim::find(Artefact::Simulation, None)?;
     let path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();

@@ -45,9 +45,6 @@ pub(super) struct Overhead {
 
 impl Overhead {
     /// For the pages in `dir`, which name the GPUs `uuids` in this order.
-    ///
-    /// # Errors
-    /// The usage page is not there.
     pub fn new(
         discovery: Box<dyn Discovery>,
         dir: &Path,

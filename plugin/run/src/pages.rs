@@ -32,9 +32,6 @@ pub(super) struct Pages {
 
 impl Pages {
     /// Makes the pages in a fresh directory under `root`, where it appears whole.
-    ///
-    /// # Errors
-    /// A full or read-only file system.
     pub fn create(root: &mut Root, spec: &QuotaSpec) -> anyhow::Result<Self> {
         let making = root.make(MAKING)?;
         let made = Self::fill(making.clone(), spec);

@@ -39,9 +39,6 @@ pub(super) struct Root {
 
 impl Root {
     /// The directory, made if there is none.
-    ///
-    /// # Errors
-    /// It cannot be made, or there is no place where nobody else could change it.
     pub fn open() -> anyhow::Result<Self> {
         let machine = std::env::var_os("SIMGPU_STATE").unwrap_or_default();
         Self::open_in(&files::base()?, &machine.to_string_lossy())
@@ -122,9 +119,6 @@ impl Root {
     }
 
     /// A new directory, mode 0700, whose name begins with `prefix`.
-    ///
-    /// # Errors
-    /// A full or read-only file system.
     pub fn make(&mut self, prefix: &str) -> anyhow::Result<PathBuf> {
         for _ in 0..TRIES {
             let name = format!("{prefix}{}", unique());
@@ -150,9 +144,6 @@ impl Root {
     }
 
     /// The lock of who arbitrates, not yet taken.
-    ///
-    /// # Errors
-    /// The file cannot be made.
     pub fn lock_file(&self) -> io::Result<File> {
         self.handle()?.open_or_make(LOCK, 0o600)
     }

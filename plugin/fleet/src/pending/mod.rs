@@ -13,7 +13,7 @@ use tessera_view::{API_VERSION, fleet};
 
 use crate::answer::AskError;
 use crate::fleet::Fleet;
-use room::{Ask, is_ours, requests, resources, room};
+use room::{Ask, classes, is_ours, resources, room};
 pub use room::{NodeRoom, trouble};
 
 /// Why a pod waits, or that it does not.
@@ -27,7 +27,7 @@ pub struct Pending {
     pub state: String,
     /// It waits for a node, and asks for something of ours.
     pub waits: bool,
-    /// What it asks of ours: resources with their number, claims with their sizes.
+    /// What it asks of ours: resources with their number, claims.
     pub asks: Vec<String>,
     /// The message of its condition `PodScheduled`; empty without one.
     pub scheduler_says: String,
@@ -58,9 +58,6 @@ impl From<Event> for Said {
 }
 
 /// Reads all that concerns a pod, with the user's own rights. `None` where there is no such pod.
-///
-/// # Errors
-/// The pod itself cannot be read.
 pub async fn pending(
     fleet: &Fleet,
     namespace: &str,
@@ -86,32 +83,27 @@ pub async fn pending(
         let made = made.and_then(|status| status.resource_claim_name.clone());
         let Some(object_name) = claim.resource_claim_name.clone().or(made) else {
             let of = claim.resource_claim_template_name.as_deref().unwrap_or_default();
-            asks.push(Ask::Nothing(format!("claim \"{}\", not made of {of} yet", claim.name)));
+            asks.push(Ask::Claim(format!("claim \"{}\", not made of {of} yet", claim.name)));
             continue;
         };
         let object = match user.claim(namespace, &object_name).await {
             Ok(Some(object)) => object,
             Ok(None) => {
-                asks.push(Ask::Nothing(format!("claim {object_name}, which does not exist")));
+                asks.push(Ask::Claim(format!("claim {object_name}, which does not exist")));
                 continue;
             }
             Err(error) => {
                 unread.push(format!("the claim {object_name}: {}", words(&error)));
-                asks.push(Ask::Nothing(format!("claim {object_name}")));
+                asks.push(Ask::Claim(format!("claim {object_name}")));
                 continue;
             }
         };
-        for ways in requests(&object) {
-            let mut ours = Vec::new();
-            for way in ways {
-                // A class that cannot be read goes by its name.
-                let class = user.device_class(&way.class).await.unwrap_or_default();
-                if is_ours(&way.class, class.as_ref()) {
-                    ours.push(way);
-                }
-            }
-            if !ours.is_empty() {
-                asks.push(Ask::Claim(object_name.clone(), ours));
+        for name in classes(&object) {
+            // A class that cannot be read goes by its name.
+            let class = user.device_class(name).await.unwrap_or_default();
+            if is_ours(name, class.as_ref()) {
+                asks.push(Ask::Claim(format!("claim {object_name}")));
+                break;
             }
         }
     }
