@@ -7,12 +7,11 @@ pub use mig::{MAX_INSTANCES, MigConfig};
 
 use crate::engine::QUEUES;
 use crate::links::{self, NvLinks};
-use raw::{Raw, RawGpu, RawKernel, either, nanos, quantity, quantity_or_auto, two};
+use raw::*;
 use serde::Deserialize;
 use std::fmt;
 use std::ops::Range;
 
-/// Bytes in a mebibyte.
 const MIB: u64 = 1 << 20;
 /// At most this many GPUs (the state file's layout).
 pub const MAX_GPUS: usize = crate::layout::MAX_GPUS;
@@ -35,9 +34,7 @@ pub struct Config {
     pub nvlinks: Vec<NvLinks>,
     /// Device memory that is used without an allocation call, and the allocator's grain.
     pub memory: MemoryConfig,
-    /// What operations cost.
     pub costs: Costs,
-    /// What NVML's questions cost.
     pub nvml: NvmlCosts,
     /// What the driver's calls wait for.
     pub driver: DriverConfig,
@@ -50,11 +47,8 @@ pub struct Config {
 /// One simulated GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuConfig {
-    /// Product name.
     pub name: String,
-    /// Total device memory in bytes.
     pub memory_bytes: u64,
-    /// Number of streaming multiprocessors.
     pub sm_count: u32,
     /// Compute capability, (major, minor).
     pub compute_capability: (u32, u32),
@@ -66,9 +60,7 @@ pub struct GpuConfig {
     pub numa_node: i32,
     /// GPUs with the same name are behind one PCIe switch.
     pub pcie_switch: Option<String>,
-    /// Minor number of `/dev/nvidia<minor>`.
     pub minor: u32,
-    /// Board serial number.
     pub serial: String,
     /// It is a hypervisor's virtual GPU.
     pub vgpu: bool,
@@ -87,38 +79,50 @@ pub struct Unit {
     pub memory: Range<usize>,
 }
 
-/// `[memory]`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub struct MemoryConfig {
     /// Memory of each GPU that the driver keeps for itself; `None`: [`GpuConfig::reserved_bytes`].
+    #[serde(rename = "reserved", deserialize_with = "bytes_or_auto")]
     pub reserved_bytes: Option<u64>,
     /// Charged per context; `None`: [`GpuConfig::context_bytes`].
+    #[serde(rename = "context_overhead", deserialize_with = "bytes_or_auto")]
     pub context_overhead_bytes: Option<u64>,
     /// Charged per loaded module or library.
+    #[serde(rename = "module_overhead", deserialize_with = "bytes")]
     pub module_overhead_bytes: u64,
     /// Whether a module whose image is larger takes as much as its image, with its first function.
+    #[serde(rename = "code", deserialize_with = "is_image")]
     pub code_is_as_large_as_its_image: bool,
     /// Charged per function when it is first used.
+    #[serde(rename = "function_overhead", deserialize_with = "bytes")]
     pub function_overhead_bytes: u64,
     /// Device memory is handed out in chunks of this size; small allocations share one.
+    #[serde(rename = "granularity", deserialize_with = "bytes")]
     pub granularity_bytes: u64,
     /// Memory pools take device memory in chunks of this.
+    #[serde(rename = "pool_chunk", deserialize_with = "bytes")]
     pub pool_chunk_bytes: u64,
     /// How long a dead process's memory stays in use after its death was seen: at least this long,
+    #[serde(rename = "teardown_ms", deserialize_with = "millis")]
     pub teardown_ns: u64,
     /// and for each GiB of device memory that it had so much longer,
+    #[serde(rename = "teardown_ms_per_gib", deserialize_with = "millis")]
     pub teardown_ns_per_gib: u64,
     /// and for each GiB of host memory that it had pinned.
+    #[serde(rename = "teardown_ms_per_pinned_gib", deserialize_with = "millis")]
     pub teardown_ns_per_pinned_gib: u64,
     /// Whether NVML counts managed memory for its process.
+    #[serde(rename = "managed", deserialize_with = "is_process")]
     pub managed_is_its_processes: bool,
     /// Whether a descriptor of exported memory keeps it, when nobody else has it.
+    #[serde(rename = "descriptors", deserialize_with = "is_keep")]
     pub descriptors_keep: bool,
     /// Whether NVML counts imported memory for its importers, too.
+    #[serde(rename = "imports", deserialize_with = "is_both")]
     pub imports_are_both_processes: bool,
 }
 
-/// `[driver]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DriverConfig {
@@ -140,8 +144,8 @@ pub struct DriverConfig {
     pub lazy_loading: bool,
 }
 
-/// `[costs]`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub struct Costs {
     /// GPU time added to every kernel.
     pub launch_ns: u64,
@@ -154,35 +158,44 @@ pub struct Costs {
     /// CPU time that asking what a pointer is takes at least, busy.
     pub pointer_query_cpu_ns: u64,
     /// How long pinning a GiB of host memory holds the driver's lock; see [`crate::session::Session::pin`].
+    #[serde(rename = "pin_ms_per_gib", deserialize_with = "millis")]
     pub pin_ns_per_gib: u64,
     /// How long loading a kernel's code takes.
+    #[serde(rename = "load_us", deserialize_with = "micros")]
     pub load_ns: u64,
     /// GPU time of recording an event.
     pub event_ns: u64,
     /// GPU time of a memory write by a stream (`cuStreamWriteValue`).
     pub marker_ns: u64,
     /// GPU time lost at a switch between processes.
+    #[serde(rename = "context_switch_us", deserialize_with = "micros")]
     pub context_switch_ns: u64,
     /// For so long after it kernels run at half their speed.
+    #[serde(rename = "cold_us", deserialize_with = "micros")]
     pub cold_ns: u64,
     /// How long a process runs while others wait.
+    #[serde(rename = "time_slice_us", deserialize_with = "micros")]
     pub time_slice_ns: u64,
     /// Fixed time of a copy.
     pub copy_ns: u64,
-    /// Host ↔ device bandwidth.
+    /// Host ↔ device bandwidth: a thousand of them are a GB/s.
+    #[serde(rename = "pcie_gb_per_s", deserialize_with = "micros")]
     pub pcie_bytes_per_us: u64,
     /// Device memory bandwidth (device-to-device copies, memset).
+    #[serde(rename = "device_gb_per_s", deserialize_with = "micros")]
     pub device_bytes_per_us: u64,
 }
 
-/// `[nvml]`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub struct NvmlCosts {
     /// How long a list of a GPU's processes holds the driver's lock; see [`crate::session::Session::occupy`].
+    #[serde(rename = "process_list_us", deserialize_with = "micros")]
     pub process_list_ns: u64,
     /// How much longer for each physical allocation that a process has a handle of.
     pub handle_ns: u64,
     /// How long a question for a GPU's memory takes. It needs no lock.
+    #[serde(rename = "memory_info_us", deserialize_with = "micros")]
     pub memory_info_ns: u64,
 }
 
@@ -191,7 +204,6 @@ pub struct NvmlCosts {
 pub struct KernelRule {
     /// Exact name, or a prefix if it ends in `*`.
     pub name: String,
-    /// How long.
     pub duration: Duration,
 }
 
@@ -209,7 +221,6 @@ pub enum Duration {
     PerWave(u64),
 }
 
-/// What is wrong with a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError(pub String);
 
@@ -260,51 +271,7 @@ impl Config {
                 return err(format!("gpu {i}: pcie_switch is on another numa_node already"));
             }
         }
-        let memory = MemoryConfig {
-            reserved_bytes: quantity_or_auto(&raw.memory.reserved, "memory.reserved")?,
-            context_overhead_bytes: quantity_or_auto(
-                &raw.memory.context_overhead,
-                "memory.context_overhead",
-            )?,
-            module_overhead_bytes: quantity(&raw.memory.module_overhead, "memory.module_overhead")?,
-            code_is_as_large_as_its_image: either(
-                &raw.memory.code,
-                ["flat", "image"],
-                "memory.code",
-            )?,
-            function_overhead_bytes: quantity(
-                &raw.memory.function_overhead,
-                "memory.function_overhead",
-            )?,
-            granularity_bytes: quantity(&raw.memory.granularity, "memory.granularity")?,
-            pool_chunk_bytes: quantity(&raw.memory.pool_chunk, "memory.pool_chunk")?,
-            teardown_ns: nanos(raw.memory.teardown_ms, 1e6, "memory.teardown_ms")?,
-            teardown_ns_per_gib: nanos(
-                raw.memory.teardown_ms_per_gib,
-                1e6,
-                "memory.teardown_ms_per_gib",
-            )?,
-            teardown_ns_per_pinned_gib: nanos(
-                raw.memory.teardown_ms_per_pinned_gib,
-                1e6,
-                "memory.teardown_ms_per_pinned_gib",
-            )?,
-            managed_is_its_processes: either(
-                &raw.memory.managed,
-                ["nobody", "process"],
-                "memory.managed",
-            )?,
-            descriptors_keep: either(
-                &raw.memory.descriptors,
-                ["nothing", "keep"],
-                "memory.descriptors",
-            )?,
-            imports_are_both_processes: either(
-                &raw.memory.imports,
-                ["maker", "both"],
-                "memory.imports",
-            )?,
-        };
+        let (memory, costs) = (raw.memory, raw.costs);
         if !memory.granularity_bytes.is_power_of_two() || memory.granularity_bytes < 512 {
             return err("memory.granularity: a power of two, at least 512");
         }
@@ -325,29 +292,6 @@ impl Config {
         if !(1..=QUEUES).contains(&(raw.driver.queues as usize)) {
             return err(format!("driver.queues: 1 to {QUEUES}"));
         }
-        let c = &raw.costs;
-        let costs = Costs {
-            launch_ns: c.launch_ns,
-            launch_cpu_ns: c.launch_cpu_ns,
-            record_cpu_ns: c.record_cpu_ns,
-            query_cpu_ns: c.query_cpu_ns,
-            pointer_query_cpu_ns: c.pointer_query_cpu_ns,
-            pin_ns_per_gib: nanos(c.pin_ms_per_gib, 1e6, "costs.pin_ms_per_gib")?,
-            load_ns: nanos(c.load_us, 1e3, "costs.load_us")?,
-            event_ns: c.event_ns,
-            marker_ns: c.marker_ns,
-            context_switch_ns: nanos(c.context_switch_us, 1e3, "costs.context_switch_us")?,
-            cold_ns: nanos(c.cold_us, 1e3, "costs.cold_us")?,
-            time_slice_ns: nanos(c.time_slice_us, 1e3, "costs.time_slice_us")?,
-            copy_ns: c.copy_ns,
-            pcie_bytes_per_us: nanos(c.pcie_gb_per_s, 1e3, "costs.pcie_gb_per_s")?,
-            device_bytes_per_us: nanos(c.device_gb_per_s, 1e3, "costs.device_gb_per_s")?,
-        };
-        let nvml = NvmlCosts {
-            process_list_ns: nanos(raw.nvml.process_list_us, 1e3, "nvml.process_list_us")?,
-            handle_ns: raw.nvml.handle_ns,
-            memory_info_ns: nanos(raw.nvml.memory_info_us, 1e3, "nvml.memory_info_us")?,
-        };
         if costs.time_slice_ns < 10_000 {
             return err("costs.time_slice_us: at least 10");
         }
@@ -362,26 +306,19 @@ impl Config {
             nvlinks: raw.nvlink,
             memory,
             costs,
-            nvml,
+            nvml: raw.nvml,
             driver: raw.driver,
             kernels: raw.kernel.iter().map(kernel).collect::<Result<_, _>>()?,
-            default_kernel: Duration::Fixed(nanos(
-                raw.default_kernel_us,
-                1e3,
-                "default_kernel_us",
-            )?),
+            default_kernel: Duration::Fixed(raw.default_kernel_ns),
         })
     }
 
-    /// The units of a GPU.
-    #[must_use]
     pub fn units_of(&self, gpu: usize) -> Range<usize> {
         let first = self.units.iter().take_while(|u| u.gpu < gpu).count();
         first..first + self.units.iter().filter(|u| u.gpu == gpu).count()
     }
 
     /// The instance that a unit is; a whole GPU: `None`.
-    #[must_use]
     pub fn instance(&self, unit: usize) -> Option<&MigConfig> {
         let unit = self.units.get(unit)?;
         self.gpus.get(unit.gpu)?.mig.as_ref()?.get(unit.instance?)
@@ -389,7 +326,6 @@ impl Config {
 
     /// Total and usable memory of a unit in bytes. An instance's memory is what its profile says;
     /// what the driver keeps comes out of what no instance has.
-    #[must_use]
     pub fn memory_of(&self, unit: usize) -> (u64, u64) {
         match (self.instance(unit), self.units.get(unit).and_then(|u| self.gpus.get(u.gpu))) {
             (Some(mig), _) => (mig.memory_bytes, mig.memory_bytes),
@@ -401,19 +337,16 @@ impl Config {
     }
 
     /// What the driver keeps of this GPU.
-    #[must_use]
     pub fn reserved_bytes(&self, gpu: &GpuConfig) -> u64 {
         self.memory.reserved_bytes.unwrap_or_else(|| gpu.reserved_bytes())
     }
 
     /// What a context of this GPU takes.
-    #[must_use]
     pub fn context_bytes(&self, gpu: &GpuConfig) -> u64 {
         self.memory.context_overhead_bytes.unwrap_or_else(|| gpu.context_bytes())
     }
 
     /// How long a kernel of this name takes: the first matching rule, else the default.
-    #[must_use]
     pub fn kernel_duration(&self, name: &str) -> Duration {
         self.kernels
             .iter()
@@ -434,7 +367,6 @@ impl Default for Config {
 impl GpuConfig {
     /// Threads that a multiprocessor can have resident: CUDA Programming Guide, "Technical
     /// Specifications per Compute Capability".
-    #[must_use]
     pub fn threads_per_sm(&self) -> u32 {
         match self.compute_capability {
             (7, 5) => 1024,
@@ -444,7 +376,6 @@ impl GpuConfig {
     }
 
     /// FP32 cores of a multiprocessor: CUDA Programming Guide, "Arithmetic Instructions".
-    #[must_use]
     pub fn cores_per_sm(&self) -> u32 {
         match self.compute_capability {
             (7, _) | (8, 0..=5) => 64,
@@ -454,14 +385,12 @@ impl GpuConfig {
 
     /// Device memory that a context of it takes: the stacks of all threads that can be resident, and
     /// 1.5 MiB for each multiprocessor, which is what contexts of GPUs with 34 to 188 of them took.
-    #[must_use]
     pub fn context_bytes(&self) -> u64 {
         u64::from(self.sm_count) * (u64::from(self.threads_per_sm()) * 1024 + 3 * MIB / 2)
     }
 
     /// Device memory that the driver keeps of it, as `nvidia-smi -q` shows for idle ones: an H200 700 MiB, an L4
     /// 556, an H100 from 328 to 551 by driver, which is taken for all others, too.
-    #[must_use]
     pub fn reserved_bytes(&self) -> u64 {
         let is = |product| self.name.split_whitespace().any(|word| word == product);
         MIB * if is("H200") {
@@ -474,13 +403,11 @@ impl GpuConfig {
     }
 
     /// `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
-    #[must_use]
     pub fn uuid_text(&self) -> String {
         format!("GPU-{}", hex_uuid(&self.uuid))
     }
 
     /// `dddd:bb:dd.0`, the form of `cuDeviceGetPCIBusId`.
-    #[must_use]
     pub fn pci_text(&self) -> String {
         format!("{:04x}:{:02x}:{:02x}.0", self.pci.0, self.pci.1, self.pci.2)
     }
@@ -536,17 +463,13 @@ fn gpu(index: usize, raw: &RawGpu) -> Result<GpuConfig, ConfigError> {
             ConfigError(key(&format!("pci_bus_id = {text:?}: expected 0000:17:00.0")))
         })?,
     };
-    let memory_bytes = match &raw.memory {
-        None => 16 << 30,
-        Some(q) => quantity(q, &key("memory"))?,
-    };
     let sm_count = raw.sm_count.unwrap_or(132);
     if sm_count == 0 {
         return err(key("sm_count: at least 1"));
     }
     let mut gpu = GpuConfig {
         name: raw.name.clone().unwrap_or_else(|| "Simulated H200".into()),
-        memory_bytes,
+        memory_bytes: raw.memory.unwrap_or(16 << 30),
         sm_count,
         compute_capability: match &raw.compute_capability {
             None => (9, 0),
@@ -568,21 +491,22 @@ fn gpu(index: usize, raw: &RawGpu) -> Result<GpuConfig, ConfigError> {
 }
 
 fn kernel(raw: &RawKernel) -> Result<KernelRule, ConfigError> {
-    let key = format!("kernel {:?}", raw.name);
     let duration = match (raw.us, raw.parameter, raw.word, raw.us_per_wave) {
-        (Some(us), None, None, None) => Duration::Fixed(nanos(us, 1e3, &format!("{key}: us"))?),
+        (Some(ns), None, None, None) => Duration::Fixed(ns),
         (None, Some(index), None, None) => Duration::Parameter(index),
         (None, None, Some(index), None) => Duration::Word(index),
-        (None, None, None, Some(us)) => {
-            Duration::PerWave(nanos(us, 1e3, &format!("{key}: us_per_wave"))?)
+        (None, None, None, Some(ns)) => Duration::PerWave(ns),
+        _ => {
+            let name = &raw.name;
+            return err(format!(
+                "kernel {name:?}: exactly one of us, parameter, word, us_per_wave"
+            ));
         }
-        _ => return err(format!("{key}: exactly one of us, parameter, word, us_per_wave")),
     };
     Ok(KernelRule { name: raw.name.clone(), duration })
 }
 
 /// Parses `GPU-…` (or the bare hexadecimal form) into bytes.
-#[must_use]
 pub fn parse_uuid(text: &str) -> Option<[u8; 16]> {
     parse_hex_uuid(text.strip_prefix("GPU-").unwrap_or(text))
 }
@@ -601,7 +525,6 @@ fn parse_hex_uuid(text: &str) -> Option<[u8; 16]> {
 }
 
 /// Parses `[domain:]bus:device[.function]`, hexadecimal.
-#[must_use]
 pub fn parse_pci(text: &str) -> Option<(u32, u32, u32)> {
     let text = text.split_once('.').map_or(text, |(a, _)| a);
     let mut parts: Vec<u32> =

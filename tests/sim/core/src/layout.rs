@@ -37,7 +37,7 @@ pub const MAX_CONFIG: usize = 64 * 1024;
 /// "SIMGPU" and two bytes of the layout's family.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"SIMGPU\x01\x00");
 /// Version of everything below.
-pub const VERSION: u32 = 13;
+pub const VERSION: u32 = 14;
 
 /// Bytes of the file (beyond its end) that are locked, never read.
 pub mod lock_bytes {
@@ -49,24 +49,16 @@ pub mod lock_bytes {
     pub const PID: i64 = ATTACH + 0x2000;
 }
 
-/// The file.
 #[repr(C)]
 pub struct Shared {
-    /// [`MAGIC`], stored last.
     pub magic: AtomicU64,
-    /// [`VERSION`].
     pub version: AtomicU32,
-    /// Bytes of configuration text.
     pub config_len: AtomicU32,
-    /// Size of this structure.
     pub size: AtomicU64,
-    /// CLOCK_MONOTONIC at creation.
     pub created_ns: AtomicU64,
-    /// Which engine buffer is current.
     pub active: AtomicU32,
     /// When the last scan for dead processes began.
     pub last_scan_ns: AtomicU64,
-    /// Counts commits of the engine.
     pub commits: AtomicU64,
     /// Slots at and above this index were never used.
     pub slots_used: AtomicU32,
@@ -78,19 +70,15 @@ pub struct Shared {
     pub lock: UnsafeCell<libc::pthread_mutex_t>,
     /// Two copies of the engine.
     pub engines: [UnsafeCell<engine::State>; 2],
-    /// Owners.
     pub slots: [Slot; MAX_SLOTS],
     /// Objects at and above this index were never used.
     pub objects_used: AtomicU32,
-    /// Device memory that more than one process may hold.
     pub objects: [Object; MAX_OBJECTS],
     /// Events at and above this index were never used.
     pub events_used: AtomicU32,
     /// Events that more than one process may record and wait for.
     pub events: [Event; MAX_EVENTS],
-    /// Health, by NVML index.
     pub gpus: [GpuShared; MAX_GPUS],
-    /// GPU time of processes that are gone, by unit.
     pub retired_busy_ns: [AtomicU64; MAX_UNITS],
     /// The last sign of a GPU thread, CLOCK_MONOTONIC; 0: there is none. See [`crate::writes`].
     pub served_ns: AtomicU64,
@@ -98,7 +86,6 @@ pub struct Shared {
     pub gpu_bell: AtomicU32,
     /// The low half of `xids_written`, a futex.
     pub xid_bell: AtomicU32,
-    /// XID events written so far.
     pub xids_written: AtomicU64,
     /// The last [`MAX_XIDS`] of them, by number modulo.
     pub xids: [Xid; MAX_XIDS],
@@ -106,7 +93,6 @@ pub struct Shared {
     pub switches: [[Switch; MAX_SWITCHES]; MAX_UNITS],
     /// Operations in flight.
     pub rings: [Ring; MAX_CHANNELS],
-    /// What is wrong with the machine.
     pub faults: crate::faults::Faults,
     /// The configuration the file was created with, TOML.
     pub config: UnsafeCell<[u8; MAX_CONFIG]>,
@@ -119,9 +105,7 @@ unsafe impl Sync for Shared {}
 
 /// Values of [`Slot::state`].
 pub mod slot_state {
-    /// Nobody's.
     pub const FREE: u32 = 0;
-    /// A process's.
     pub const LIVE: u32 = 1;
     /// The process is gone, its memory is still in use until `release_ns`.
     pub const DYING: u32 = 2;
@@ -130,9 +114,7 @@ pub mod slot_state {
 /// One process with an initialised driver.
 #[repr(C)]
 pub struct Slot {
-    /// See [`slot_state`].
     pub state: AtomicU32,
-    /// The process's pid as it sees itself.
     pub pid: AtomicI32,
     /// Counts the slot's owners.
     pub generation: AtomicU64,
@@ -142,36 +124,15 @@ pub struct Slot {
     pub release_ns: AtomicU64,
     /// `comm`, NUL-padded, in two words.
     pub name: [AtomicU64; 2],
-    /// Host memory that is pinned, bytes.
     pub pinned: AtomicU64,
     /// Physical allocations that it has handles or mappings of.
     pub handles: AtomicU64,
-    /// Memory in use, by unit.
     pub memory: [SlotMemory; MAX_UNITS],
 }
 
-/// Device memory of one process on one unit, in bytes.
+/// Device memory of one process on one unit, in bytes, by [`crate::memory::Use`].
 #[repr(C)]
-pub struct SlotMemory {
-    /// Chunks of the allocator.
-    pub allocated: AtomicU64,
-    /// Chunks of memory pools.
-    pub pools: AtomicU64,
-    /// `cuMemCreate`.
-    pub virtual_memory: AtomicU64,
-    /// Arrays and mipmapped arrays.
-    pub arrays: AtomicU64,
-    /// Contexts.
-    pub contexts: AtomicU64,
-    /// Modules and libraries.
-    pub modules: AtomicU64,
-    /// Stacks, printf buffers and heaps of kernels.
-    pub local: AtomicU64,
-    /// What no public function obtained.
-    pub private: AtomicU64,
-    /// Managed memory.
-    pub managed: AtomicU64,
-}
+pub struct SlotMemory(pub [AtomicU64; crate::memory::USES.len()]);
 
 /// A piece of device memory that more than one process may hold, counted once. It is free again
 /// when nobody holds it and no exported descriptor of it is open; `holders` is the only word that a holder's death
@@ -180,15 +141,12 @@ pub struct SlotMemory {
 pub struct Object {
     /// 1 once the other fields are written.
     pub live: AtomicU32,
-    /// The unit.
     pub gpu: AtomicU32,
-    /// See [`crate::memory::Use`].
     pub kind: AtomicU32,
     /// The slot of the process that made it. It counts for that one while it holds it.
     pub owner: AtomicU32,
     /// Counts the object's lives.
     pub generation: AtomicU64,
-    /// Its size.
     pub bytes: AtomicU64,
     /// Device and inode of the file of which a descriptor was exported; none: 0.
     pub file: [AtomicU64; 2],
@@ -201,7 +159,6 @@ pub struct Object {
 pub struct Event {
     /// One more than the slot of the process that made it; 0: nobody's. Stored last.
     pub owner: AtomicU32,
-    /// The unit of the context that it was made in.
     pub gpu: AtomicU32,
     /// Counts the event's lives.
     pub generation: AtomicU64,
@@ -221,13 +178,10 @@ pub struct GpuShared {
 /// One XID event.
 #[repr(C)]
 pub struct Xid {
-    /// NVML index of the GPU.
     pub gpu: AtomicU32,
-    /// The XID.
     pub code: AtomicU32,
     /// The GPU instance that it is attributed to; none: [`u32::MAX`].
     pub gpu_instance: AtomicU32,
-    /// CLOCK_MONOTONIC.
     pub at_ns: AtomicU64,
 }
 
@@ -237,11 +191,8 @@ pub struct Xid {
 pub struct Switch {
     /// Process slots: from above bit 32, to below.
     pub slots: AtomicU64,
-    /// When the former's work last ran.
     pub idle_from_ns: AtomicU64,
-    /// When the switch began.
     pub at_ns: AtomicU64,
-    /// When the latter's work begins.
     pub run_from_ns: AtomicU64,
 }
 
@@ -256,7 +207,6 @@ pub struct Ring {
     pub completed: AtomicU64,
     /// Words to be written when an operation is complete.
     pub writes: Writes,
-    /// The operations, by number modulo [`RING`].
     pub entries: [Entry; RING],
 }
 
@@ -267,25 +217,20 @@ pub struct Writes {
     pub first: AtomicU64,
     /// Words added so far; one is published by adding one (Release).
     pub next: AtomicU64,
-    /// The words, by number modulo [`WRITES`].
     pub words: [WriteWord; WRITES],
 }
 
-/// One word.
 #[repr(C)]
 pub struct WriteWord {
     /// The operation after which it is written.
     pub seq: AtomicU64,
     /// Where, with 1 added for a word of 4 bytes; 0: it is written.
     pub address: AtomicU64,
-    /// The word.
     pub value: AtomicU64,
 }
 
-/// One operation.
 #[repr(C)]
 pub struct Entry {
-    /// When it was submitted.
     pub arrival_ns: AtomicU64,
     /// Kind in the low 8 bits, the queue in the next 8, the channel of a wait above bit 32.
     pub kind: AtomicU64,

@@ -8,88 +8,51 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// What device memory is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// Chunks of the allocator.
     Allocation,
-    /// Chunks of memory pools.
     Pool,
-    /// `cuMemCreate`.
     Virtual,
-    /// Arrays and mipmapped arrays.
     Array,
-    /// Contexts.
     Context,
-    /// Modules and libraries.
     Module,
-    /// Stacks, printf buffers and heaps of kernels.
     Local,
-    /// What no public function obtained.
-    Private,
-    /// Managed memory.
     Managed,
 }
 
-impl Use {
-    /// Every use.
-    pub const ALL: [Use; 9] = [
-        Use::Allocation,
-        Use::Pool,
-        Use::Virtual,
-        Use::Array,
-        Use::Context,
-        Use::Module,
-        Use::Local,
-        Use::Private,
-        Use::Managed,
-    ];
+/// Every use, and what `simgpu-ctl status` calls it; by [`Use`].
+pub const USES: [(Use, &str); 8] = [
+    (Use::Allocation, "allocated"),
+    (Use::Pool, "pools"),
+    (Use::Virtual, "virtual memory"),
+    (Use::Array, "arrays"),
+    (Use::Context, "contexts"),
+    (Use::Module, "modules"),
+    (Use::Local, "local memory"),
+    (Use::Managed, "managed"),
+];
 
-    /// What `simgpu-ctl status` calls it.
-    #[must_use]
+impl Use {
     pub fn name(self) -> &'static str {
-        match self {
-            Use::Allocation => "allocated",
-            Use::Pool => "pools",
-            Use::Virtual => "virtual memory",
-            Use::Array => "arrays",
-            Use::Context => "contexts",
-            Use::Module => "modules",
-            Use::Local => "local memory",
-            Use::Private => "private",
-            Use::Managed => "managed",
-        }
+        USES[self as usize].1
     }
 }
 
 impl SlotMemory {
     pub(crate) fn word(&self, kind: Use) -> &AtomicU64 {
-        match kind {
-            Use::Allocation => &self.allocated,
-            Use::Pool => &self.pools,
-            Use::Virtual => &self.virtual_memory,
-            Use::Array => &self.arrays,
-            Use::Context => &self.contexts,
-            Use::Module => &self.modules,
-            Use::Local => &self.local,
-            Use::Private => &self.private,
-            Use::Managed => &self.managed,
-        }
+        &self.0[kind as usize]
     }
 
-    /// Everything, in bytes.
-    #[must_use]
     pub fn total(&self) -> u64 {
-        Use::ALL.iter().fold(0, |sum, k| sum + self.word(*k).load(Ordering::Relaxed))
+        self.0.iter().map(|word| word.load(Ordering::Relaxed)).sum()
     }
 
     /// By use; those of 0 bytes are left out.
     pub(crate) fn by_use(&self) -> Vec<(Use, u64)> {
-        let bytes = |k: Use| self.word(k).load(Ordering::Relaxed);
-        Use::ALL.into_iter().map(|k| (k, bytes(k))).filter(|(_, n)| *n > 0).collect()
+        let bytes = |(kind, _): (Use, _)| (kind, self.word(kind).load(Ordering::Relaxed));
+        USES.into_iter().map(bytes).filter(|(_, n)| *n > 0).collect()
     }
 
     pub(crate) fn clear(&self) {
-        for kind in Use::ALL {
-            self.word(kind).store(0, Ordering::Relaxed);
-        }
+        self.0.iter().for_each(|word| word.store(0, Ordering::Relaxed));
     }
 }
 
@@ -139,7 +102,6 @@ impl Session {
         self.shared().slots.iter().map(|slot| slot.handles.load(Ordering::Relaxed)).sum()
     }
 
-    /// Unpins host memory.
     pub fn unpin(&self, bytes: u64) {
         if let Some(slot) = self.slot() {
             let pinned = &self.shared().slots[slot].pinned;
@@ -149,7 +111,6 @@ impl Session {
     }
 
     /// Bytes of a GPU that processes can use.
-    #[must_use]
     pub fn capacity(&self, gpu: usize) -> u64 {
         self.config().memory_of(gpu).1
     }
@@ -164,7 +125,6 @@ impl Session {
 
 impl Locked<'_> {
     /// As [`Session::used`], without looking for the dead.
-    #[must_use]
     pub fn used(&self, gpu: usize) -> u64 {
         let shared = self.shared();
         let used = (shared.slots_used.load(Ordering::Acquire) as usize).min(MAX_SLOTS);

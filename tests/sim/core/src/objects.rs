@@ -6,14 +6,13 @@
 //! [`crate::layout`]: `live` is stored last, and what a death ends are bits of `holders`.
 
 use crate::layout::{MAX_OBJECTS, MAX_SLOTS, Object, Shared};
-use crate::memory::Use;
+use crate::memory::{USES, Use};
 use crate::session::Session;
 use std::sync::atomic::Ordering;
 
 /// Names an object, for other processes too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ObjectId {
-    /// Where it is in the table.
     pub index: u32,
     /// Which life of it.
     pub generation: u64,
@@ -69,7 +68,7 @@ impl Object {
 
     fn kind(&self) -> Use {
         let at = self.kind.load(Ordering::Relaxed) as usize;
-        Use::ALL.get(at).copied().unwrap_or(Use::Private)
+        USES.get(at).map_or(Use::Allocation, |(kind, _)| *kind)
     }
 }
 
@@ -124,9 +123,8 @@ impl Session {
         let object = &shared.objects[at];
         object.live.store(0, Ordering::Release);
         let index = u32::try_from(at).ok()?;
-        let number = Use::ALL.iter().position(|k| *k == kind)?;
         object.gpu.store(u32::try_from(gpu).ok()?, Ordering::Relaxed);
-        object.kind.store(u32::try_from(number).ok()?, Ordering::Relaxed);
+        object.kind.store(kind as u32, Ordering::Relaxed);
         object.owner.store(u32::try_from(slot).ok()?, Ordering::Relaxed);
         object.bytes.store(bytes, Ordering::Relaxed);
         object.file.iter().for_each(|word| word.store(0, Ordering::Relaxed));
@@ -165,7 +163,6 @@ impl Session {
         }
     }
 
-    /// Holds it no longer.
     pub fn let_go(&self, id: ObjectId) {
         let Some(slot) = self.slot() else { return };
         let _locked = self.lock();

@@ -3,7 +3,7 @@
 //! A MIG device is a compute instance in a GPU instance. Compute instances of one GPU instance have
 //! its memory in common and multiprocessors of their own (MIG User Guide, "Concepts").
 
-use super::raw::{Quantity, quantity};
+use super::raw::some_bytes;
 use super::{ConfigError, GpuConfig, err, parse_hex_uuid};
 use serde::Deserialize;
 
@@ -20,15 +20,10 @@ const FIRST_WITH_UUIDS: u32 = 470;
 pub struct MigConfig {
     /// The GPU instance's id, unique on its GPU.
     pub gpu_instance: u32,
-    /// The compute instance's id, unique in its GPU instance.
     pub compute_instance: u32,
-    /// Compute slices of the GPU instance.
     pub gpu_slices: u32,
-    /// Compute slices of the compute instance.
     pub compute_slices: u32,
-    /// Memory of the GPU instance in bytes.
     pub memory_bytes: u64,
-    /// Multiprocessors of the compute instance.
     pub sm_count: u32,
     /// As in the device's name: `1g.10gb`, `1c.3g.40gb`.
     pub profile: String,
@@ -40,7 +35,8 @@ pub struct MigConfig {
 #[serde(deny_unknown_fields)]
 struct Raw {
     profile: String,
-    memory: Option<Quantity>,
+    #[serde(default, deserialize_with = "some_bytes")]
+    memory: Option<u64>,
     sm_count: Option<u32>,
     uuid: Option<String>,
     compute: Option<Vec<String>>,
@@ -103,10 +99,7 @@ fn gpu_instance(
     let (slices, gigabytes) = profile(&raw.profile).ok_or_else(|| {
         ConfigError(format!("{key}: profile = {:?}: expected such as \"1g.10gb\"", raw.profile))
     })?;
-    let memory_bytes = match &raw.memory {
-        None => gigabytes << 30,
-        Some(q) => quantity(q, &format!("{key}: memory"))?,
-    };
+    let memory_bytes = raw.memory.unwrap_or(gigabytes << 30);
     let share = gpu.sm_count / MEMORY_SLICES * slices;
     let whole = if slices == 7 { gpu.sm_count } else { share.max(1) };
     let sms = raw.sm_count.unwrap_or(whole);
@@ -168,7 +161,6 @@ impl MigConfig {
     /// is assigned a GPU UUID starting with MIG-<UUID>", before that
     /// `MIG-<GPU-UUID>/<GPU instance ID>/<compute instance ID>` (MIG User Guide, "CUDA Device
     /// Enumeration").
-    #[must_use]
     pub fn uuid_text(&self, gpu: &GpuConfig, driver_version: &str) -> String {
         let major = driver_version.split('.').next().and_then(|text| text.parse().ok());
         if major.is_some_and(|major: u32| major < FIRST_WITH_UUIDS) {
@@ -180,7 +172,6 @@ impl MigConfig {
 
     /// "MIG device names which can be used to identify devices based on their attributes" (NVML,
     /// `nvmlDeviceGetName`).
-    #[must_use]
     pub fn name(&self, gpu: &GpuConfig) -> String {
         format!("{} MIG {}", gpu.name, self.profile)
     }

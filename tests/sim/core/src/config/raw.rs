@@ -1,8 +1,9 @@
 //! The configuration as it is written, with its defaults, and the values of its keys.
 
-use super::{ConfigError, DriverConfig, MIB, err};
+use super::{ConfigError, Costs, DriverConfig, MIB, MemoryConfig, NvmlCosts};
 use crate::links::NvLinks;
-use serde::Deserialize;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -11,19 +12,21 @@ pub(super) struct Raw {
     pub(super) cuda_version: String,
     pub(super) gpu: Vec<RawGpu>,
     pub(super) nvlink: Vec<NvLinks>,
-    pub(super) memory: RawMemory,
-    pub(super) costs: RawCosts,
-    pub(super) nvml: RawNvml,
+    pub(super) memory: MemoryConfig,
+    pub(super) costs: Costs,
+    pub(super) nvml: NvmlCosts,
     pub(super) driver: DriverConfig,
     pub(super) kernel: Vec<RawKernel>,
-    pub(super) default_kernel_us: f64,
+    #[serde(rename = "default_kernel_us", deserialize_with = "micros")]
+    pub(super) default_kernel_ns: u64,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawGpu {
     pub(super) name: Option<String>,
-    pub(super) memory: Option<Quantity>,
+    #[serde(deserialize_with = "some_bytes")]
+    pub(super) memory: Option<u64>,
     pub(super) sm_count: Option<u32>,
     pub(super) compute_capability: Option<String>,
     pub(super) uuid: Option<String>,
@@ -37,64 +40,20 @@ pub(super) struct RawGpu {
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub(super) struct RawMemory {
-    pub(super) reserved: Quantity,
-    pub(super) context_overhead: Quantity,
-    pub(super) module_overhead: Quantity,
-    pub(super) code: String,
-    pub(super) function_overhead: Quantity,
-    pub(super) granularity: Quantity,
-    pub(super) pool_chunk: Quantity,
-    pub(super) teardown_ms: f64,
-    pub(super) teardown_ms_per_gib: f64,
-    pub(super) teardown_ms_per_pinned_gib: f64,
-    pub(super) managed: String,
-    pub(super) imports: String,
-    pub(super) descriptors: String,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub(super) struct RawCosts {
-    pub(super) launch_ns: u64,
-    pub(super) launch_cpu_ns: u64,
-    pub(super) record_cpu_ns: u64,
-    pub(super) query_cpu_ns: u64,
-    pub(super) pointer_query_cpu_ns: u64,
-    pub(super) pin_ms_per_gib: f64,
-    pub(super) load_us: f64,
-    pub(super) event_ns: u64,
-    pub(super) marker_ns: u64,
-    pub(super) context_switch_us: f64,
-    pub(super) cold_us: f64,
-    pub(super) time_slice_us: f64,
-    pub(super) copy_ns: u64,
-    pub(super) pcie_gb_per_s: f64,
-    pub(super) device_gb_per_s: f64,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub(super) struct RawNvml {
-    pub(super) process_list_us: f64,
-    pub(super) handle_ns: u64,
-    pub(super) memory_info_us: f64,
-}
-
-#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RawKernel {
     pub(super) name: String,
-    pub(super) us: Option<f64>,
+    #[serde(default, deserialize_with = "some_micros")]
+    pub(super) us: Option<u64>,
     pub(super) parameter: Option<u32>,
     pub(super) word: Option<u32>,
-    pub(super) us_per_wave: Option<f64>,
+    #[serde(default, deserialize_with = "some_micros")]
+    pub(super) us_per_wave: Option<u64>,
 }
 
-#[derive(Clone, Deserialize)]
+#[derive(Deserialize)]
 #[serde(untagged)]
-pub(super) enum Quantity {
+enum Quantity {
     Bytes(u64),
     Text(String),
 }
@@ -106,32 +65,32 @@ impl Default for Raw {
             cuda_version: "13.0".into(),
             gpu: vec![RawGpu::default(), RawGpu::default()],
             nvlink: Vec::new(),
-            memory: RawMemory::default(),
-            costs: RawCosts::default(),
-            nvml: RawNvml::default(),
+            memory: MemoryConfig::default(),
+            costs: Costs::default(),
+            nvml: NvmlCosts::default(),
             driver: DriverConfig::default(),
             kernel: Vec::new(),
-            default_kernel_us: 10.0,
+            default_kernel_ns: 10_000,
         }
     }
 }
 
-impl Default for RawMemory {
+impl Default for MemoryConfig {
     fn default() -> Self {
-        RawMemory {
-            reserved: Quantity::Text("auto".into()),
-            context_overhead: Quantity::Bytes(128 * MIB),
-            module_overhead: Quantity::Bytes(2 * MIB),
-            code: "image".into(),
-            function_overhead: Quantity::Bytes(0),
-            granularity: Quantity::Bytes(2 * MIB),
-            pool_chunk: Quantity::Bytes(32 * MIB),
-            teardown_ms: 10.0,
-            teardown_ms_per_gib: 8.0,
-            teardown_ms_per_pinned_gib: 110.0,
-            managed: "nobody".into(),
-            imports: "maker".into(),
-            descriptors: "keep".into(),
+        MemoryConfig {
+            reserved_bytes: None,
+            context_overhead_bytes: Some(128 * MIB),
+            module_overhead_bytes: 2 * MIB,
+            code_is_as_large_as_its_image: true,
+            function_overhead_bytes: 0,
+            granularity_bytes: 2 * MIB,
+            pool_chunk_bytes: 32 * MIB,
+            teardown_ns: 10_000_000,
+            teardown_ns_per_gib: 8_000_000,
+            teardown_ns_per_pinned_gib: 110_000_000,
+            managed_is_its_processes: false,
+            descriptors_keep: true,
+            imports_are_both_processes: false,
         }
     }
 }
@@ -151,42 +110,52 @@ impl Default for DriverConfig {
     }
 }
 
-impl Default for RawCosts {
+impl Default for Costs {
     fn default() -> Self {
-        RawCosts {
+        Costs {
             launch_ns: 1_000,
             launch_cpu_ns: 0,
             record_cpu_ns: 450,
             query_cpu_ns: 200,
             pointer_query_cpu_ns: 300,
-            pin_ms_per_gib: 100.0,
-            load_us: 100.0,
+            pin_ns_per_gib: 100_000_000,
+            load_ns: 100_000,
             event_ns: 500,
             marker_ns: 500,
-            context_switch_us: 50.0,
-            cold_us: 100.0,
-            time_slice_us: 2_000.0,
+            context_switch_ns: 50_000,
+            cold_ns: 100_000,
+            time_slice_ns: 2_000_000,
             copy_ns: 1_500,
-            pcie_gb_per_s: 25.0,
-            device_gb_per_s: 2_000.0,
+            pcie_bytes_per_us: 25_000,
+            device_bytes_per_us: 2_000_000,
         }
     }
 }
 
-impl Default for RawNvml {
+impl Default for NvmlCosts {
     fn default() -> Self {
-        RawNvml { process_list_us: 4_500.0, handle_ns: 200, memory_info_us: 12.0 }
+        NvmlCosts { process_list_ns: 4_500_000, handle_ns: 200, memory_info_ns: 12_000 }
     }
 }
 
-/// `value` in a unit of `unit_ns` nanoseconds; at most an hour, never negative.
-pub(super) fn nanos(value: f64, unit_ns: f64, key: &str) -> Result<u64, ConfigError> {
+/// A time in a unit of `unit_ns` nanoseconds; at most an hour, never negative.
+fn nanos<'de, D: Deserializer<'de>>(d: D, unit_ns: f64) -> Result<u64, D::Error> {
+    let value = f64::deserialize(d)?;
     let ns = value * unit_ns;
     if !(0.0..=3.6e12).contains(&ns) {
-        return err(format!("{key} = {value}: out of range"));
+        return Err(D::Error::custom(format!("{value}: out of range")));
     }
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "range checked")]
     Ok(ns.round() as u64)
+}
+
+pub(super) fn millis<'de, D: Deserializer<'de>>(d: D) -> Result<u64, D::Error> {
+    nanos(d, 1e6)
+}
+
+/// Microseconds; or GB/s, in bytes per microsecond.
+pub(super) fn micros<'de, D: Deserializer<'de>>(d: D) -> Result<u64, D::Error> {
+    nanos(d, 1e3)
 }
 
 pub(super) fn two(text: &str, key: &str, expected: &str) -> Result<(u32, u32), ConfigError> {
@@ -197,22 +166,51 @@ pub(super) fn two(text: &str, key: &str, expected: &str) -> Result<(u32, u32), C
 }
 
 /// Whether it is the second of two words.
-pub(super) fn either(said: &str, words: [&str; 2], key: &str) -> Result<bool, ConfigError> {
+fn either<'de, D: Deserializer<'de>>(d: D, words: [&str; 2]) -> Result<bool, D::Error> {
+    let said = String::deserialize(d)?;
     let at = words.iter().position(|word| *word == said);
     at.map(|at| at == 1).ok_or_else(|| {
-        ConfigError(format!("{key} = {said:?}: expected {:?} or {:?}", words[0], words[1]))
+        D::Error::custom(format!("{said:?}: expected {:?} or {:?}", words[0], words[1]))
     })
 }
 
+pub(super) fn is_image<'de, D: Deserializer<'de>>(d: D) -> Result<bool, D::Error> {
+    either(d, ["flat", "image"])
+}
+
+pub(super) fn is_process<'de, D: Deserializer<'de>>(d: D) -> Result<bool, D::Error> {
+    either(d, ["nobody", "process"])
+}
+
+pub(super) fn is_keep<'de, D: Deserializer<'de>>(d: D) -> Result<bool, D::Error> {
+    either(d, ["nothing", "keep"])
+}
+
+pub(super) fn is_both<'de, D: Deserializer<'de>>(d: D) -> Result<bool, D::Error> {
+    either(d, ["maker", "both"])
+}
+
+pub(super) fn bytes<'de, D: Deserializer<'de>>(d: D) -> Result<u64, D::Error> {
+    quantity(&Quantity::deserialize(d)?).map_err(D::Error::custom)
+}
+
+pub(super) fn some_bytes<'de, D: Deserializer<'de>>(d: D) -> Result<Option<u64>, D::Error> {
+    bytes(d).map(Some)
+}
+
+pub(super) fn some_micros<'de, D: Deserializer<'de>>(d: D) -> Result<Option<u64>, D::Error> {
+    micros(d).map(Some)
+}
+
 /// `None`: "auto".
-pub(super) fn quantity_or_auto(q: &Quantity, key: &str) -> Result<Option<u64>, ConfigError> {
-    match q {
+pub(super) fn bytes_or_auto<'de, D: Deserializer<'de>>(d: D) -> Result<Option<u64>, D::Error> {
+    match Quantity::deserialize(d)? {
         Quantity::Text(text) if text == "auto" => Ok(None),
-        said => quantity(said, key).map(Some),
+        said => quantity(&said).map(Some).map_err(D::Error::custom),
     }
 }
 
-pub(super) fn quantity(q: &Quantity, key: &str) -> Result<u64, ConfigError> {
+fn quantity(q: &Quantity) -> Result<u64, String> {
     let text = match q {
         Quantity::Bytes(n) => return Ok(*n),
         Quantity::Text(text) => text.trim(),
@@ -233,9 +231,5 @@ pub(super) fn quantity(q: &Quantity, key: &str) -> Result<u64, ConfigError> {
         .filter(|_| factor != 0)
         .and_then(|n| n.checked_mul(factor))
         .filter(|&n| n < 1 << 48)
-        .ok_or_else(|| {
-            ConfigError(format!(
-                "{key} = {text:?}: expected bytes, or such as \"16GiB\", \"512MiB\""
-            ))
-        })
+        .ok_or_else(|| format!("{text:?}: expected bytes, or such as \"16GiB\", \"512MiB\""))
 }
