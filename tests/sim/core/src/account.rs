@@ -15,14 +15,12 @@ pub struct Account {
     pub now_ns: u64,
     /// GPU time used by all, ended processes included, switches left out.
     pub busy_ns: u64,
-    /// Switches between processes so far.
     pub switches: u32,
     /// How often the GPU was idle for longer than [`crate::engine::LONG_IDLE_NS`] before work began, switches left out,
     /// and by how much longer in all.
     pub long_idles: u64,
     /// See [`Self::long_idles`].
     pub long_idle_ns: u64,
-    /// The processes that have a context.
     pub contexts: Vec<Context>,
     /// The switches asked for that are still remembered, oldest first.
     pub handovers: Vec<Handover>,
@@ -35,9 +33,7 @@ pub struct Context {
     pub slot: u32,
     /// Pid in the reader's namespace; 0: not visible from there.
     pub pid: i32,
-    /// The process's `comm`.
     pub name: String,
-    /// GPU time used.
     pub busy_ns: u64,
     /// Of it by events and markers.
     pub mark_ns: u64,
@@ -69,7 +65,6 @@ pub struct Handover {
 
 impl Handover {
     /// For how long the GPU was idle, the switch itself left out.
-    #[must_use]
     pub fn idle_ns(&self) -> u64 {
         self.at_ns.saturating_sub(self.idle_from_ns)
     }
@@ -134,7 +129,6 @@ impl Session {
 
 impl Account {
     /// As one JSON object; of the switches, how many and the percentiles of the idle time.
-    #[must_use]
     pub fn json(&self) -> String {
         let mut idle: Vec<u64> = self.handovers.iter().map(Handover::idle_ns).collect();
         idle.sort_unstable();

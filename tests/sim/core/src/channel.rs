@@ -65,13 +65,11 @@ impl Session {
     }
 
     /// Whether an operation and all before it are known to be complete, without looking further.
-    #[must_use]
     pub fn is_settled(&self, channel: u32, seq: u64) -> bool {
         // Acquire: pairs with Release in `Locked::commit`.
         self.shared().rings[channel as usize].completed.load(Ordering::Acquire) > seq
     }
 
-    /// Whether an operation is complete now.
     pub fn is_complete(&self, channel: u32, seq: u64) -> bool {
         let ring = &self.shared().rings[channel as usize];
         // Acquire: pairs with Release in `Locked::commit`.
@@ -83,7 +81,6 @@ impl Session {
         locked.is_complete(channel, seq)
     }
 
-    /// Waits until an operation is complete.
     pub fn wait(&self, channel: u32, seq: u64) {
         loop {
             if self.shared().rings[channel as usize].completed.load(Ordering::Acquire) > seq {
@@ -103,7 +100,6 @@ impl Session {
     }
 
     /// When a completed operation finished; too long ago to be remembered: `None`.
-    #[must_use]
     pub fn finish_ns(&self, channel: u32, seq: u64) -> Option<u64> {
         let ring = &self.shared().rings[channel as usize];
         let known = ring.submitted.load(Ordering::Relaxed) <= seq + RING as u64;
@@ -115,7 +111,6 @@ impl Session {
         entry(self.shared(), channel, seq).value.store(1, Ordering::Release);
     }
 
-    /// GPU time this process used on a GPU so far.
     pub fn busy_ns(&self, gpu: u32) -> u64 {
         let Some(slot) = self.slot().and_then(|s| u32::try_from(s).ok()) else { return 0 };
         let mut locked = self.lock();

@@ -1,7 +1,6 @@
 //! Time: CLOCK_MONOTONIC nanoseconds, and sleeping until one.
 
 /// Now, in CLOCK_MONOTONIC nanoseconds.
-#[must_use]
 pub fn now_ns() -> u64 {
     let mut ts = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `ts` is a valid timespec to write to; CLOCK_MONOTONIC always exists on Linux.
@@ -9,7 +8,6 @@ pub fn now_ns() -> u64 {
     u64::try_from(ts.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(ts.tv_nsec).unwrap_or(0)
 }
 
-/// Works until `deadline_ns`.
 pub fn burn_until(deadline_ns: u64) {
     while now_ns() < deadline_ns {
         std::hint::spin_loop();

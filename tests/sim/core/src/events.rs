@@ -11,7 +11,6 @@ use std::sync::atomic::Ordering;
 /// Names an event, for other processes too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventId {
-    /// Where it is in the table.
     pub index: u32,
     /// Which life of it.
     pub generation: u64,
@@ -55,7 +54,6 @@ impl Session {
         Some(EventId { index, generation })
     }
 
-    /// Ends an event of this process.
     pub fn destroy_event(&self, id: EventId) {
         let _locked = self.lock();
         if let Some(event) = self.event(id) {

@@ -72,7 +72,6 @@ fn mark(function: &str) -> u64 {
     name.bytes().fold(0xcbf2_9ce4_8422_2325, mix).max(1)
 }
 
-/// What NVML answers of one GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultsOf {
     /// Uncorrectable ECC errors since the last reset.
@@ -92,7 +91,6 @@ pub const RECOVERY: [&str; 5] = ["none", "reset", "reboot", "drain", "drain-and-
 
 impl Session {
     /// What is wrong with a GPU.
-    #[must_use]
     pub fn faults(&self, gpu: usize) -> FaultsOf {
         let faults = &self.shared().faults.gpus[gpu];
         FaultsOf {
@@ -102,7 +100,6 @@ impl Session {
         }
     }
 
-    /// Says what is wrong with a GPU from now on.
     pub fn set_faults(&self, gpu: usize, new: FaultsOf) {
         let faults = &self.shared().faults.gpus[gpu];
         faults.uncorrectable.store(new.uncorrectable, Ordering::Release);
@@ -122,7 +119,6 @@ impl Session {
     }
 
     /// Nanoseconds since a GPU was last reset, and of these how many its units were busy, summed.
-    #[must_use]
     pub fn since_reset(&self, gpu: usize) -> (u64, u64) {
         let shared = &self.shared().faults.gpus[gpu];
         let created = self.shared().created_ns.load(Ordering::Acquire);
@@ -165,7 +161,6 @@ impl Session {
 
     /// What a function of NVML returns for a GPU, or one of its instances, instead of an answer; `None` where it
     /// works.
-    #[must_use]
     pub fn failing(&self, gpu: usize, instance: Option<u32>, function: &str) -> Option<i32> {
         let (wanted, any) = (mark(function), mark(ANY_FUNCTION));
         self.shared().faults.gpus[gpu].failing.iter().find_map(|one| {
@@ -193,7 +188,6 @@ impl Session {
     }
 
     /// See [`Faults`]: odd while the driver is not loaded.
-    #[must_use]
     pub fn driver_epoch(&self) -> u32 {
         self.shared().faults.driver.load(Ordering::Acquire)
     }

@@ -13,34 +13,27 @@ use std::time::Duration;
 /// Utilisation is over this many of the engine's buckets: a second.
 const WINDOW: usize = 10;
 
-/// One process on one GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcessOnGpu {
     /// Pid in the observer's namespace; 0: not visible from there.
     pub pid: i32,
-    /// The process's `comm`.
     pub name: String,
     /// Bytes in use as NVML counts them: without managed memory, which is a kernel module's (UVM), and with what it
     /// has imported, both unless the configuration says otherwise.
     pub used_bytes: u64,
     /// The same by use; those of 0 bytes are left out.
     pub by_use: Vec<(Use, u64)>,
-    /// GPU time used so far.
     pub busy_ns: u64,
     /// Percent of the last second in which it kept the GPU busy.
     pub percent: u32,
 }
 
-/// One XID event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct XidEvent {
-    /// NVML index.
     pub gpu: u32,
-    /// The XID.
     pub code: u32,
     /// The GPU instance that it is attributed to.
     pub gpu_instance: Option<u32>,
-    /// CLOCK_MONOTONIC.
     pub at_ns: u64,
 }
 
@@ -122,14 +115,10 @@ impl Session {
         (g.busy.ns, g.switches)
     }
 
-    /// Whether the GPU fell off the bus.
-    #[must_use]
     pub fn is_lost(&self, gpu: usize) -> bool {
         self.shared().gpus[gpu].lost.load(Ordering::Acquire) != 0
     }
 
-    /// How many XID events there were.
-    #[must_use]
     pub fn xids_written(&self) -> u64 {
         self.shared().xids_written.load(Ordering::Acquire)
     }
@@ -143,7 +132,6 @@ impl Session {
     }
 
     /// XID event number `n`; overwritten since or not yet written: `None`.
-    #[must_use]
     pub fn xid(&self, n: u64) -> Option<XidEvent> {
         let written = self.xids_written();
         if n >= written || written - n > MAX_XIDS as u64 {

@@ -5,7 +5,6 @@ use serde::Deserialize;
 /// `NVML_NVLINK_MAX_LINKS`.
 pub const MAX_LINKS: usize = 18;
 
-/// One table.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NvLinks {
@@ -16,9 +15,6 @@ pub struct NvLinks {
 }
 
 /// What is wrong with the tables, if anything.
-///
-/// # Errors
-/// Names the table and says what would be accepted.
 pub(crate) fn check(tables: &[NvLinks], gpus: usize) -> Result<(), String> {
     for (i, table) in tables.iter().enumerate() {
         if let Some(gpu) = table.gpus.iter().find(|&&gpu| gpu >= gpus) {

@@ -10,7 +10,6 @@ use crate::layout::Shared;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Holding the lock.
 pub struct Guard<'a> {
     shared: &'a Shared,
 }
@@ -32,7 +31,6 @@ pub unsafe fn initialise(shared: &Shared) -> bool {
     }
 }
 
-/// Takes the lock.
 pub fn lock(shared: &Shared) -> Guard<'_> {
     let mut tries = 0u32;
     loop {
@@ -138,7 +136,6 @@ pub struct Deferred {
 impl Deferred {
     /// From now on.
     #[inline]
-    #[must_use]
     #[allow(clippy::new_without_default, reason = "it is a guard, not a value")]
     pub fn new() -> Deferred {
         let mut before = DISABLE;

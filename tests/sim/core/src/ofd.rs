@@ -38,7 +38,6 @@ pub fn shared(fd: RawFd, at: i64) -> bool {
     set(fd, libc::F_OFD_SETLKW, libc::F_RDLCK, at)
 }
 
-/// Unlocks one byte of this description.
 pub fn unlock(fd: RawFd, at: i64) {
     set(fd, libc::F_OFD_SETLK, libc::F_UNLCK, at);
 }

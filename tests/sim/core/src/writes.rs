@@ -24,7 +24,6 @@ const NAP: Duration = Duration::from_millis(20);
 /// A word of 4 bytes; else of 8.
 const SHORT: u64 = 1;
 
-/// A word to write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word {
     /// Of 4 bytes, aligned.
@@ -34,8 +33,6 @@ pub enum Word {
 }
 
 impl Word {
-    /// Its size.
-    #[must_use]
     pub fn bytes(self) -> u64 {
         match self {
             Self::Short(_) => 4,
@@ -73,9 +70,7 @@ impl Word {
 }
 
 impl Writes {
-    /// Whether a word waits to be written.
     #[inline]
-    #[must_use]
     pub fn wait(&self) -> bool {
         self.first.load(Ordering::Acquire) != self.next.load(Ordering::Acquire)
     }
@@ -99,9 +94,6 @@ pub struct GpuThread {
 
 impl GpuThread {
     /// Starts it, with a session that nobody else uses.
-    ///
-    /// # Errors
-    /// No thread can be had.
     pub fn start(session: Session) -> io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
@@ -150,7 +142,6 @@ impl Session {
     }
 
     /// Whether a GPU thread writes the words of all processes.
-    #[must_use]
     pub fn is_served(&self) -> bool {
         let served_ns = self.shared().served_ns.load(Ordering::Acquire);
         clock::now_ns().saturating_sub(served_ns) < SILENT_NS

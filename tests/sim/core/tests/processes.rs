@@ -107,15 +107,11 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-struct Dir(tempfile::TempDir);
-
-impl Dir {
-    fn new() -> Dir {
-        Dir(tempfile::tempdir().unwrap())
-    }
-    fn state(&self) -> PathBuf {
-        self.0.path().join("state")
-    }
+/// Where a state may be, as long as the directory is there.
+fn state() -> (tempfile::TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("state");
+    (dir, path)
 }
 
 fn open(path: &Path) -> Session {
@@ -128,10 +124,22 @@ fn open_and_claim(path: &Path) -> Session {
     session
 }
 
+/// A child with a slot that has done `act` and waits to be killed.
+fn holder(path: &Path, act: impl FnOnce(&Session)) -> Child {
+    let done = Flag::new();
+    let child = Child::run(|| {
+        let s = open_and_claim(path);
+        act(&s);
+        done.raise();
+        sleep_forever()
+    });
+    done.reached(1);
+    child
+}
+
 #[test]
 fn processes_that_start_together_share_one_state() {
-    let dir = Dir::new();
-    let path = dir.state();
+    let (_dir, path) = state();
     let (ready, done) = (Flag::new(), Flag::new());
     let children: Vec<_> = (0..8)
         .map(|_| {
@@ -154,16 +162,8 @@ fn processes_that_start_together_share_one_state() {
 
 #[test]
 fn a_killed_process_gives_its_memory_back_after_the_teardown() {
-    let dir = Dir::new();
-    let path = dir.state();
-    let ready = Flag::new();
-    let child = Child::run(|| {
-        let s = open_and_claim(&path);
-        s.charge(1, Use::Allocation, 700 * MIB);
-        ready.raise();
-        sleep_forever()
-    });
-    ready.reached(1);
+    let (_dir, path) = state();
+    let child = holder(&path, |s| assert!(s.charge(1, Use::Allocation, 700 * MIB)));
     let s = open(&path);
     assert_eq!(s.used(1), 700 * MIB);
     child.kill();
@@ -177,18 +177,10 @@ fn a_killed_process_gives_its_memory_back_after_the_teardown() {
 
 #[test]
 fn memory_is_refused_beyond_the_gpu_and_granted_again_after_a_death() {
-    let dir = Dir::new();
-    let path = dir.state();
-    let ready = Flag::new();
+    let (_dir, path) = state();
     let s = open_and_claim(&path);
     let capacity = s.capacity(0);
-    let child = Child::run(|| {
-        let s = open_and_claim(&path);
-        let ok = s.charge(0, Use::Allocation, s.capacity(0));
-        ready.raise();
-        if ok { sleep_forever() } else { 1 }
-    });
-    ready.reached(1);
+    let child = holder(&path, |s| assert!(s.charge(0, Use::Allocation, capacity)));
     assert!(!s.charge(0, Use::Allocation, 1));
     assert!(s.charge(1, Use::Allocation, capacity), "the other GPU is free");
     child.kill();
@@ -198,8 +190,7 @@ fn memory_is_refused_beyond_the_gpu_and_granted_again_after_a_death() {
 
 #[test]
 fn a_forked_child_keeps_its_parents_memory_in_use() {
-    let dir = Dir::new();
-    let path = dir.state();
+    let (_dir, path) = state();
     let ready = Flag::new();
     let grandchild = Flag::new();
     let parent = Child::run(|| {
@@ -225,28 +216,16 @@ fn a_forked_child_keeps_its_parents_memory_in_use() {
 
 #[test]
 fn a_process_that_closes_every_descriptor_still_owns_its_slot() {
-    let dir = Dir::new();
-    let path = dir.state();
-    let ready = Flag::new();
-    let other = Child::run(|| {
-        let s = open_and_claim(&path);
-        s.charge(0, Use::Allocation, 32 * MIB);
-        ready.raise();
-        sleep_forever()
-    });
-    let closer = Child::run(|| {
-        let s = open_and_claim(&path);
-        s.charge(0, Use::Allocation, 16 * MIB);
-        ready.reached(1);
+    let (_dir, path) = state();
+    let other = holder(&path, |s| assert!(s.charge(0, Use::Allocation, 32 * MIB)));
+    let closer = holder(&path, |s| {
+        assert!(s.charge(0, Use::Allocation, 16 * MIB));
         // SAFETY: closes descriptors that nothing below uses.
         unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
         // A foreign file takes the number: its locks must not be taken for ours.
         let _foreign = std::fs::File::open("/proc/self/exe");
-        let alive = s.processes(0).len();
-        ready.raise();
-        if alive == 2 { sleep_forever() } else { 1 }
+        assert_eq!(s.processes(0).len(), 2);
     });
-    ready.reached(2);
     let s = open(&path);
     assert_eq!(s.processes(0).len(), 2);
     assert_eq!(s.used(0), 48 * MIB);
@@ -257,17 +236,11 @@ fn a_process_that_closes_every_descriptor_still_owns_its_slot() {
 
 #[test]
 fn killing_the_holder_of_the_lock_wedges_nobody() {
-    let dir = Dir::new();
-    let path = dir.state();
-    let ready = Flag::new();
-    let child = Child::run(|| {
-        let s = open_and_claim(&path);
-        s.charge(0, Use::Allocation, MIB);
-        let _held = s.lock();
-        ready.raise();
-        sleep_forever()
+    let (_dir, path) = state();
+    let child = holder(&path, |s| {
+        assert!(s.charge(0, Use::Allocation, MIB));
+        std::mem::forget(s.lock());
     });
-    ready.reached(1);
     child.kill();
     let s = open_and_claim(&path);
     eventually("the dead holder's memory", || s.used(0) == 0);
@@ -276,8 +249,7 @@ fn killing_the_holder_of_the_lock_wedges_nobody() {
 
 #[test]
 fn a_storm_of_kills_leaves_a_whole_state() {
-    let dir = Dir::new();
-    let path = dir.state();
+    let (_dir, path) = state();
     let keeper = open_and_claim(&path);
     let channel = keeper.open_channel(0).unwrap();
     for round in 0..40u64 {
@@ -312,8 +284,7 @@ fn a_storm_of_kills_leaves_a_whole_state() {
 
 #[test]
 fn two_busy_processes_get_half_the_gpu_each() {
-    let dir = Dir::new();
-    let path = dir.state();
+    let (_dir, path) = state();
     let s = open_and_claim(&path);
     let channel = s.open_channel(0).unwrap();
     let ready = Flag::new();
@@ -345,19 +316,13 @@ fn two_busy_processes_get_half_the_gpu_each() {
 
 #[test]
 fn work_of_the_dead_does_not_delay_the_living() {
-    let dir = Dir::new();
-    let path = dir.state();
+    let (_dir, path) = state();
     let s = open_and_claim(&path);
     let channel = s.open_channel(0).unwrap();
-    let ready = Flag::new();
-    let hog = Child::run(|| {
-        let s = open_and_claim(&path);
+    let hog = holder(&path, |s| {
         let channel = s.open_channel(0).unwrap();
         s.submit(channel, 0, Op::Compute(3_600_000 * MS));
-        ready.raise();
-        sleep_forever()
     });
-    ready.reached(1);
     hog.kill();
     let since = Instant::now();
     let seq = s.submit(channel, 0, Op::Compute(40 * MS));
@@ -368,8 +333,8 @@ fn work_of_the_dead_does_not_delay_the_living() {
 
 #[test]
 fn a_full_queue_makes_the_submitter_wait() {
-    let dir = Dir::new();
-    let s = open_and_claim(&dir.state());
+    let (_dir, path) = state();
+    let s = open_and_claim(&path);
     let channel = s.open_channel(0).unwrap();
     let since = Instant::now();
     for _ in 0..simgpu::layout::RING + 10 {
@@ -380,15 +345,8 @@ fn a_full_queue_makes_the_submitter_wait() {
 
 #[test]
 fn a_state_in_use_keeps_its_configuration() {
-    let dir = Dir::new();
-    let path = dir.state();
-    let ready = Flag::new();
-    let user = Child::run(|| {
-        let _s = open(&path);
-        ready.raise();
-        sleep_forever()
-    });
-    ready.reached(1);
+    let (_dir, path) = state();
+    let user = holder(&path, |_| ());
     let other = "[[gpu]]\nmemory = \"1GiB\"\n";
     let refused = Session::open_at(&path, Some(other)).err().unwrap().to_string();
     assert!(refused.contains("another configuration"), "{refused}");
@@ -398,8 +356,7 @@ fn a_state_in_use_keeps_its_configuration() {
 
 #[test]
 fn an_idle_state_takes_a_new_configuration() {
-    let dir = Dir::new();
-    let path = dir.state();
+    let (_dir, path) = state();
     let first = Child::run(|| {
         open(&path);
         0
@@ -411,8 +368,7 @@ fn an_idle_state_takes_a_new_configuration() {
 
 #[test]
 fn a_half_made_state_is_made_again() {
-    let dir = Dir::new();
-    let path = dir.state();
+    let (_dir, path) = state();
     let file = std::fs::File::create(&path).unwrap();
     file.set_len(std::mem::size_of::<Shared>() as u64).unwrap();
     drop(file);
@@ -421,8 +377,7 @@ fn a_half_made_state_is_made_again() {
 
 #[test]
 fn a_file_that_is_not_ours_is_left_alone() {
-    let dir = Dir::new();
-    let path = dir.state();
+    let (_dir, path) = state();
     std::fs::write(&path, "precious").unwrap();
     let refused = Session::open_at(&path, Some(CONFIG)).err().unwrap().to_string();
     assert!(refused.contains("left alone"), "{refused}");
@@ -431,8 +386,7 @@ fn a_file_that_is_not_ours_is_left_alone() {
 
 #[test]
 fn slots_run_out_and_come_back() {
-    let dir = Dir::new();
-    let path = dir.state();
+    let (_dir, path) = state();
     let ready = Flag::new();
     let claimed = |path: &Path, ready: &Flag| {
         Child::run(|| {
@@ -452,8 +406,7 @@ fn slots_run_out_and_come_back() {
 
 #[test]
 fn xids_wake_their_waiters() {
-    let dir = Dir::new();
-    let path = dir.state();
+    let (_dir, path) = state();
     let s = open(&path);
     let injector = Child::run(|| {
         let s = open(&path);
@@ -471,27 +424,17 @@ fn xids_wake_their_waiters() {
     assert_eq!(injector.wait(), 0);
 }
 
-/// The first object of a fresh state.
 const FIRST: ObjectId = ObjectId { index: 0, generation: 1 };
 
 #[test]
 fn shared_memory_counts_once_and_moves_to_who_holds_it() {
-    let dir = Dir::new();
-    let path = dir.state();
-    let (shared, held) = (Flag::new(), Flag::new());
-    let child = Child::run(|| {
-        let s = open_and_claim(&path);
-        let made = s.charge(0, Use::Virtual, 6 * MIB) && s.charge(0, Use::Allocation, MIB);
-        if !made || s.share(0, Use::Virtual, 6 * MIB) != Some(FIRST) {
-            return 1;
-        }
-        shared.raise();
-        sleep_forever()
+    let (_dir, path) = state();
+    let child = holder(&path, |s| {
+        assert!(s.charge(0, Use::Virtual, 6 * MIB) && s.charge(0, Use::Allocation, MIB));
+        assert_eq!(s.share(0, Use::Virtual, 6 * MIB), Some(FIRST));
     });
-    shared.reached(1);
     let s = open_and_claim(&path);
     assert_eq!(s.hold(FIRST), Some((0, 6 * MIB)));
-    held.raise();
     assert_eq!(s.used(0), 7 * MIB);
     let bytes = |s: &Session| s.processes(0).iter().map(|p| p.used_bytes).collect::<Vec<_>>();
     assert_eq!(bytes(&s), [7 * MIB], "for its maker");
@@ -504,8 +447,7 @@ fn shared_memory_counts_once_and_moves_to_who_holds_it() {
 
 #[test]
 fn a_forked_child_keeps_its_parents_shared_memory_in_use() {
-    let dir = Dir::new();
-    let path = dir.state();
+    let (_dir, path) = state();
     let (ready, end) = (Flag::new(), Flag::new());
     let parent = Child::run(|| {
         let s = open_and_claim(&path);
@@ -530,4 +472,71 @@ fn a_forked_child_keeps_its_parents_shared_memory_in_use() {
     assert_eq!(s.used(0), 6 * MIB, "twice the teardown after the kill");
     end.raise();
     eventually("the grandchild's end", || s.used(0) == 0);
+}
+
+// === MIG instances: memory of their own, time of their own ===
+
+/// Units 0 and 1: instances of GPU 0; 2 and 3: two compute instances in one GPU instance; 4: GPU 1.
+const INSTANCES: &str = r#"
+[costs]
+launch_ns = 0
+[[gpu]]
+mig = ["1g.2gb", "2g.4gb", { profile = "2g.4gb", compute = ["1c", "1c"] }]
+[[gpu]]
+"#;
+
+fn machine(path: &Path) -> Session {
+    let session = Session::open_at(path, Some(INSTANCES)).unwrap();
+    assert!(session.claim());
+    session
+}
+
+#[test]
+fn an_instances_memory_is_its_own() {
+    let (_dir, path) = state();
+    let s = machine(&path);
+    assert_eq!([s.capacity(0), s.capacity(1)], [2 << 30, 4 << 30]);
+    assert!(s.charge(0, Use::Allocation, 2 << 30));
+    assert!(!s.charge(0, Use::Allocation, 1), "full");
+    assert!(s.charge(1, Use::Allocation, 4 << 30), "and its neighbour is empty");
+    assert_eq!([s.used(0), s.used(1), s.used(4)], [2 << 30, 4 << 30, 0]);
+}
+
+#[test]
+fn compute_instances_share_their_gpu_instances_memory() {
+    let (_dir, path) = state();
+    let s = machine(&path);
+    assert!(s.charge(2, Use::Allocation, 3 << 30));
+    assert_eq!([s.used(2), s.used(3)], [3 << 30, 3 << 30]);
+    assert!(!s.charge(3, Use::Allocation, (1 << 30) + 1));
+    assert!(s.charge(3, Use::Allocation, 1 << 30));
+    assert_eq!(s.processes(2)[0].used_bytes, 3 << 30, "each has its own processes");
+    assert_eq!(s.processes(3)[0].used_bytes, 1 << 30);
+}
+
+#[test]
+fn instances_do_not_take_each_others_time() {
+    let (_dir, path) = state();
+    let s = machine(&path);
+    // Of one process, which would be one queue on one GPU.
+    let channels = [0, 1, 2, 3].map(|unit| s.open_channel(unit).unwrap());
+    let last = channels.map(|channel| s.submit(channel, 0, Op::Compute(50 * MS)));
+    for (channel, last) in channels.into_iter().zip(last) {
+        s.wait(channel, last);
+    }
+    // Submitted within less than one takes, all are done when one is done, by the model's clock.
+    let done = [0, 1, 2, 3].map(|at| s.finish_ns(channels[at], last[at]).unwrap());
+    let (first, end) = (done.iter().min().unwrap(), done.iter().max().unwrap());
+    assert!(end - first < 50 * MS, "one after the other: {done:?}");
+    assert_eq!([0, 1, 2, 3].map(|unit| s.gpu_busy(unit).0), [50 * MS; 4]);
+}
+
+#[test]
+fn a_fault_is_attributed_to_a_gpu_instance() {
+    let (_dir, path) = state();
+    let s = machine(&path);
+    s.inject_xid_in(0, Some(2), 63);
+    s.inject_xid(0, 79);
+    let found = [0, 1].map(|n| s.xid(n).map(|e| (e.gpu, e.code, e.gpu_instance)));
+    assert_eq!(found, [Some((0, 63, Some(2))), Some((0, 79, None))]);
 }

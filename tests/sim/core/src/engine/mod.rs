@@ -42,7 +42,6 @@ pub enum Op {
     Compute(u64),
     /// The same, and leaves room for other kernels.
     Part {
-        /// Nanoseconds.
         ns: u64,
         /// What it takes of the GPU, in thousandths.
         width: u16,
@@ -52,12 +51,7 @@ pub enum Op {
     /// Occupies its queue only.
     Delay(u64),
     /// Waits until operation `seq` of a channel is complete: an earlier one, if it is the same.
-    Wait {
-        /// The channel.
-        channel: u32,
-        /// Its operation.
-        seq: u64,
-    },
+    Wait { channel: u32, seq: u64 },
     /// Waits until the process says that its host function returned.
     Host,
     /// Needs the GPU until the process says that it is over, as it says of a host function.
@@ -83,10 +77,8 @@ pub trait Queues {
     fn switched(&mut self, gpu: u32, number: u32, switch: Switch);
 }
 
-/// What things cost the engine.
 #[derive(Clone, Copy, Debug)]
 pub struct Params {
-    /// Time slice while others wait.
     pub slice_ns: u64,
     /// Lost at a switch between processes.
     pub switch_ns: u64,
@@ -125,7 +117,6 @@ pub enum Head {
     Host = 4,
 }
 
-/// Operations of a channel that are done in their order.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Queue {
@@ -135,7 +126,6 @@ pub struct Queue {
     pub dependency: u32,
     /// See [`Head`].
     pub left: u64,
-    /// The number of what is at the head.
     pub seq: u64,
     /// The next operation of the channel to look at.
     pub read: u64,
@@ -170,15 +160,11 @@ impl Queue {
     }
 }
 
-/// One process's work on one GPU.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Channel {
-    /// The GPU, or [`NONE`] for a free channel.
     pub gpu: u32,
-    /// The process slot that owns it.
     pub slot: u32,
-    /// Its queues.
     pub queues: [Queue; QUEUES],
     /// The queues whose kernels, or the one whose event or marker, runs when the channel does: a bit for each.
     pub running: u32,
@@ -188,7 +174,6 @@ pub struct Channel {
     pub opened: u64,
     /// `Wait` operations for other channels completed.
     pub waits_done: u64,
-    /// GPU time used.
     pub busy: Usage,
     /// Operations completed that needed the GPU, events and markers left out.
     pub kernels: u64,
@@ -202,7 +187,6 @@ pub struct Channel {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Usage {
-    /// In total.
     pub ns: u64,
     /// Newest bucket: its number is time ÷ [`BUCKET_NS`].
     bucket: u64,
@@ -210,7 +194,6 @@ pub struct Usage {
     buckets: [u32; BUCKETS],
 }
 
-/// One GPU's state.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Gpu {
@@ -218,7 +201,6 @@ pub struct Gpu {
     pub now: u64,
     /// The channel that ran last, or [`NONE`].
     pub current: u32,
-    /// Switches between channels so far.
     pub switches: u32,
     /// `current` runs from here (the end of a switch).
     pub run_from: u64,
@@ -228,7 +210,6 @@ pub struct Gpu {
     pub slice_end: u64,
     /// When work last ran.
     pub ran_until: u64,
-    /// GPU time used by all, switches left out.
     pub busy: Usage,
     /// How often it was idle for longer than [`LONG_IDLE_NS`] between one work and the next, switches left out, and by how
     /// much longer in all.
@@ -237,7 +218,6 @@ pub struct Gpu {
     pub long_idle_ns: u64,
 }
 
-/// The whole engine.
 #[derive(Clone, Debug)]
 #[repr(C)]
 pub struct State {
@@ -245,9 +225,7 @@ pub struct State {
     pub channels_used: u32,
     /// Units configured: a MIG instance is a GPU here.
     pub gpu_count: u32,
-    /// By unit.
     pub gpus: [Gpu; MAX_UNITS],
-    /// By channel number.
     pub channels: [Channel; MAX_CHANNELS],
 }
 
@@ -263,7 +241,6 @@ impl Channel {
         self.queues.iter().any(|q| q.head == Head::Compute)
     }
 
-    /// A channel that nobody owns.
     pub const FREE: Channel = Channel {
         gpu: NONE,
         slot: NONE,
@@ -281,7 +258,6 @@ impl Channel {
 
 impl State {
     /// Idle GPUs at time `now`.
-    #[must_use]
     pub fn new(gpu_count: u32, now: u64) -> Box<State> {
         let gpu = Gpu {
             now,
@@ -329,12 +305,10 @@ impl State {
     }
 
     /// The first free channel.
-    #[must_use]
     pub fn free_channel(&self) -> Option<usize> {
         self.channels.iter().position(|c| c.gpu == NONE)
     }
 
-    /// Drops a channel with all its work, at once.
     pub fn close_channel(&mut self, channel: u32) {
         for gpu in &mut self.gpus {
             if gpu.current == channel {
@@ -347,7 +321,6 @@ impl State {
     }
 
     /// Whether operation `seq` of `channel` is complete. A channel that was closed has nothing left.
-    #[must_use]
     pub fn is_complete<Q: Queues>(&self, queues: &Q, channel: u32, seq: u64) -> bool {
         self.channels.get(channel as usize).is_none_or(|c| {
             c.gpu == NONE
@@ -357,7 +330,6 @@ impl State {
     }
 
     /// `is_valid` of every invariant that does not depend on the queues.
-    #[must_use]
     pub fn is_valid(&self) -> bool {
         self.channels.iter().enumerate().all(|(i, c)| {
             c.gpu == NONE
@@ -396,11 +368,9 @@ impl Gpu {
 }
 
 impl Usage {
-    /// None.
     pub const NONE: Usage = Usage { ns: 0, bucket: 0, buckets: [0; BUCKETS] };
 
     /// Percent of the last `window` whole buckets before `now` that was used.
-    #[must_use]
     pub fn percent(&self, now: u64, window: usize) -> u32 {
         let window = window.clamp(1, BUCKETS - 1) as u64;
         let newest = now / BUCKET_NS;

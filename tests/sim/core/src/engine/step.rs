@@ -3,7 +3,6 @@
 use super::{Head, NONE, Op, Params, QUEUES, Queue, Queues, State, Switch, WHOLE};
 use crate::layout::MAX_CHANNELS;
 
-/// Channels of one GPU.
 struct Members {
     gpu: u32,
     ids: [u32; MAX_CHANNELS],
@@ -71,7 +70,6 @@ impl<Q: Queues> Queues for Watch<'_, Q> {
 struct Plan {
     /// The next moment at which anything changes, the running operation's end left out.
     limit: u64,
-    /// Whether `current` runs.
     running: bool,
 }
 

@@ -31,7 +31,6 @@ impl fmt::Display for OpenError {
 impl std::error::Error for OpenError {}
 
 /// Where the state is: `SIMGPU_STATE`, else `/dev/shm/simgpu-<uid>`.
-#[must_use]
 pub fn state_path() -> PathBuf {
     match std::env::var_os("SIMGPU_STATE") {
         Some(path) if !path.is_empty() => path.into(),

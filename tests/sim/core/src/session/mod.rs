@@ -53,25 +53,18 @@ pub struct Locked<'a> {
 }
 
 impl Session {
-    /// The configuration that the state was created with.
-    #[must_use]
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// The mapped file.
-    #[must_use]
     pub fn shared(&self) -> &'static Shared {
         self.shared
     }
 
-    /// The process slot, once claimed.
-    #[must_use]
     pub fn slot(&self) -> Option<usize> {
         self.slot.get().copied()
     }
 
-    /// Takes the shared lock.
     pub fn lock(&self) -> Locked<'_> {
         let guard = lock::lock(self.shared);
         // SAFETY: the lock is held, so nobody else touches scratch or writes the buffers.
@@ -139,7 +132,6 @@ impl Session {
 }
 
 impl Locked<'_> {
-    /// The process slot, once claimed.
     pub(crate) fn slot(&self) -> Option<usize> {
         self.session.slot()
     }
@@ -150,19 +142,14 @@ impl Locked<'_> {
         unsafe { &mut (*self.session.scratch.get()).state }
     }
 
-    /// The mapped file.
-    #[must_use]
     pub fn shared(&self) -> &'static Shared {
         self.session.shared
     }
 
-    /// The configuration that the state was created with.
-    #[must_use]
     pub fn config(&self) -> &Config {
         &self.session.config
     }
 
-    /// Whether the model's invariants hold.
     pub fn is_valid(&mut self) -> bool {
         self.state().is_valid()
     }

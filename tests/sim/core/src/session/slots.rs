@@ -56,7 +56,6 @@ impl Session {
     }
 
     /// The pid of a slot's owner as this process sees it; 0: it is in another pid namespace.
-    #[must_use]
     pub fn pid_of(&self, slot: usize) -> i32 {
         let recorded = self.shared.slots[slot].pid.load(Ordering::Relaxed);
         if self.slot() == Some(slot) {
@@ -152,7 +151,6 @@ impl Slot {
         config.teardown_ns.saturating_add(u64::try_from(by_size).unwrap_or(u64::MAX))
     }
 
-    /// It has nothing any more.
     fn forget(&self) {
         self.pinned.store(0, Ordering::Relaxed);
         self.handles.store(0, Ordering::Relaxed);
@@ -179,7 +177,6 @@ impl Slot {
     }
 
     /// The owner's `comm`.
-    #[must_use]
     pub fn name_text(&self) -> String {
         let bytes: Vec<u8> =
             self.name.iter().flat_map(|w| w.load(Ordering::Relaxed).to_le_bytes()).collect();
