@@ -7,10 +7,8 @@ use tessera_cuda::nvml::{
     nvmlReturn_t,
 };
 
-/// A call's outcome inside this crate.
 pub(crate) type Result<T> = std::result::Result<T, nvmlReturn_t>;
 
-/// Writes a result through a caller's pointer.
 pub(crate) fn put<T>(to: *mut T, value: T) -> Result<()> {
     if to.is_null() {
         return Err(NVML_ERROR_INVALID_ARGUMENT);
@@ -20,7 +18,6 @@ pub(crate) fn put<T>(to: *mut T, value: T) -> Result<()> {
     Ok(())
 }
 
-/// Reads an argument through a caller's pointer.
 pub(crate) fn get<T: Copy>(from: *const T) -> Result<T> {
     if from.is_null() {
         return Err(NVML_ERROR_INVALID_ARGUMENT);
@@ -29,7 +26,6 @@ pub(crate) fn get<T: Copy>(from: *const T) -> Result<T> {
     Ok(unsafe { from.read_unaligned() })
 }
 
-/// A caller's string.
 pub(crate) fn cstr<'a>(text: *const c_char) -> Result<&'a str> {
     if text.is_null() {
         return Err(NVML_ERROR_INVALID_ARGUMENT);
@@ -63,40 +59,26 @@ pub(crate) fn text_field<const N: usize>(text: &str) -> [u8; N] {
     field
 }
 
-/// Declares exported NVML functions: `fn name(args) { body: Result<()> }`.
+/// Declares exported NVML functions: `fn name(args) { body: Result<()> }`, or `fn name, its_other_name(args) …`.
 macro_rules! exports {
-    ($($(#[$meta:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block)*) => {
-        $(
-            $(#[$meta])*
-            #[allow(non_snake_case, missing_docs, reason = "NVML's own names and signatures")]
-            #[unsafe(no_mangle)]
-            pub unsafe extern "C" fn $name($($arg: $ty),*) -> tessera_cuda::nvml::nvmlReturn_t {
-                let _whole = simgpu::lock::Deferred::new();
-                let _call = $crate::state::Call::begin(stringify!($name));
-                let act = || -> $crate::abi::Result<()> { $body };
-                match act() {
-                    Ok(()) => tessera_cuda::nvml::NVML_SUCCESS,
-                    Err(code) => code,
-                }
-            }
-        )*
+    ($(fn $($name:ident),+($($args:tt)*) $body:block)*) => {
+        $($crate::abi::exports! { @each [$($name)+] ($($args)*) $body })*
     };
-}
-pub(crate) use exports;
-
-/// Declares exports that a simulated GPU does not support: `fn name(args)`.
-macro_rules! unsupported {
-    ($($name:ident($($arg:ident: $ty:ty),*);)*) => {
-        $crate::abi::exports! {
-            $(fn $name(device: tessera_cuda::nvml::nvmlDevice_t $(, $arg: $ty)*) {
-                $(let _ = $arg;)*
-                $crate::state::device(device)?;
-                Err(tessera_cuda::nvml::NVML_ERROR_NOT_SUPPORTED)
-            })*
+    (@each [$($name:ident)+] $args:tt $body:block) => {
+        $($crate::abi::exports! { @one $name $args $body })+
+    };
+    (@one $name:ident ($($arg:ident: $ty:ty),* $(,)?) $body:block) => {
+        #[allow(non_snake_case, reason = "NVML's own names and signatures")]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($arg: $ty),*) -> tessera_cuda::nvml::nvmlReturn_t {
+            let _whole = simgpu::lock::Deferred::new();
+            let _call = $crate::state::Call::begin(stringify!($name));
+            let act = || -> $crate::abi::Result<()> { $body };
+            act().err().unwrap_or(tessera_cuda::nvml::NVML_SUCCESS)
         }
     };
 }
-pub(crate) use unsupported;
+pub(crate) use exports;
 
 /// Calls to our own exports through the dynamic symbol table: NVIDIA's library calls some of its exports
 /// this way, so a library that interposes them (a preloaded shim) sees calls that no application made.

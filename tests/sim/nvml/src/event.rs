@@ -121,9 +121,6 @@ exports! {
         with(set, |s| if types & XID != 0 { s.gpus |= 1 << d.index })
     }
 
-    fn nvmlEventSetWait(set: SetHandle, out: *mut EventData, timeout_ms: c_uint) {
-        wait(set, out, timeout_ms)
-    }
     fn nvmlEventSetWait_v2(set: SetHandle, out: *mut EventData, timeout_ms: c_uint) {
         wait(set, out, timeout_ms)
     }

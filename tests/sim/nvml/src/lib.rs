@@ -5,32 +5,34 @@
 //! `docs/internals/simulator.md` says what is simulated and what is not.
 
 mod abi;
-mod clocks;
+mod condition;
 mod device;
-mod ecc;
 mod event;
 mod mig;
 mod process;
 mod state;
-mod system;
-mod topology;
+
+/// Every exported function, which the integration tests call.
+pub mod exports {
+    pub use crate::condition::*;
+    pub use crate::device::*;
+    pub use crate::event::*;
+    pub use crate::mig::*;
+    pub use crate::process::*;
+    pub use crate::state::*;
+}
 
 /// Each hooked export has the signature that the shim's table gives it; the compiler checks.
 mod signatures {
     use std::ffi::{c_uint, c_ulonglong};
     use tessera_cuda::nvml::*;
 
-    mod exports {
-        pub use crate::device::*;
-        pub use crate::process::*;
-    }
-
     macro_rules! check {
         ($($class:ident $body:ident { $($export:ident),+ $(,)? } $args:tt;)*) => {
             $($(check!(@one $export $args);)+)*
         };
         (@one $export:ident ($($arg:ident: $ty:ty),* $(,)?)) => {
-            const _: unsafe extern "C" fn($($ty),*) -> nvmlReturn_t = exports::$export;
+            const _: unsafe extern "C" fn($($ty),*) -> nvmlReturn_t = crate::exports::$export;
         };
     }
     tessera_cuda::for_each_nvml_hook!(check);

@@ -7,7 +7,7 @@ use crate::state::{
 };
 use simgpu::Config;
 use simgpu::config::MAX_INSTANCES;
-use std::ffi::{c_int, c_uint, c_ulonglong};
+use std::ffi::{c_uint, c_ulonglong};
 use tessera_cuda::nvml::{
     NVML_ERROR_INVALID_ARGUMENT, NVML_ERROR_NOT_FOUND, NVML_ERROR_NOT_SUPPORTED, nvmlDevice_t,
 };
@@ -75,10 +75,6 @@ exports! {
         put(current, on)?;
         put(pending, on)
     }
-    fn nvmlDeviceSetMigMode(handle: nvmlDevice_t, _mode: c_uint, _status: *mut c_int) {
-        device(handle)?;
-        Err(NVML_ERROR_NOT_SUPPORTED)
-    }
     fn nvmlDeviceGetMaxMigDeviceCount(handle: nvmlDevice_t, out: *mut c_uint) {
         // "Returns zero if MIG is not supported or enabled."
         let on = device(handle)?.config.mig.is_some();
@@ -110,6 +106,5 @@ exports! {
     fn nvmlDeviceGetComputeInstanceId(handle: nvmlDevice_t, out: *mut c_uint) {
         id(handle, out, |mig| mig.compute_instance)
     }
-    fn nvmlDeviceGetAttributes(handle: nvmlDevice_t, out: *mut Attributes) { attributes(handle, out) }
-    fn nvmlDeviceGetAttributes_v2(handle: nvmlDevice_t, out: *mut Attributes) { attributes(handle, out) }
+    fn nvmlDeviceGetAttributes, nvmlDeviceGetAttributes_v2(handle: nvmlDevice_t, out: *mut Attributes) { attributes(handle, out) }
 }

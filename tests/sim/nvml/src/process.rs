@@ -134,14 +134,12 @@ fn utilisation_since(unit: usize, since_us: u64, now_us: u64, processes: &[Liste
 
 exports! {
     fn nvmlDeviceGetComputeRunningProcesses(d: nvmlDevice_t, n: *mut c_uint, out: *mut nvmlProcessInfo_v1_t) { computing(d, n, out, first) }
-    fn nvmlDeviceGetComputeRunningProcesses_v2(d: nvmlDevice_t, n: *mut c_uint, out: *mut nvmlProcessInfo_t) { computing(d, n, out, second) }
-    fn nvmlDeviceGetComputeRunningProcesses_v3(d: nvmlDevice_t, n: *mut c_uint, out: *mut nvmlProcessInfo_t) { computing(d, n, out, second) }
-    fn nvmlDeviceGetGraphicsRunningProcesses(d: nvmlDevice_t, n: *mut c_uint, out: *mut nvmlProcessInfo_v1_t) { nobody(d, n, out, first) }
-    fn nvmlDeviceGetGraphicsRunningProcesses_v2(d: nvmlDevice_t, n: *mut c_uint, out: *mut nvmlProcessInfo_t) { nobody(d, n, out, second) }
-    fn nvmlDeviceGetGraphicsRunningProcesses_v3(d: nvmlDevice_t, n: *mut c_uint, out: *mut nvmlProcessInfo_t) { nobody(d, n, out, second) }
-    fn nvmlDeviceGetMPSComputeRunningProcesses(d: nvmlDevice_t, n: *mut c_uint, out: *mut nvmlProcessInfo_v1_t) { nobody(d, n, out, first) }
-    fn nvmlDeviceGetMPSComputeRunningProcesses_v2(d: nvmlDevice_t, n: *mut c_uint, out: *mut nvmlProcessInfo_t) { nobody(d, n, out, second) }
-    fn nvmlDeviceGetMPSComputeRunningProcesses_v3(d: nvmlDevice_t, n: *mut c_uint, out: *mut nvmlProcessInfo_t) { nobody(d, n, out, second) }
+    fn nvmlDeviceGetComputeRunningProcesses_v2, nvmlDeviceGetComputeRunningProcesses_v3(d: nvmlDevice_t, n: *mut c_uint, out: *mut nvmlProcessInfo_t) { computing(d, n, out, second) }
+    fn nvmlDeviceGetGraphicsRunningProcesses, nvmlDeviceGetMPSComputeRunningProcesses(d: nvmlDevice_t, n: *mut c_uint, out: *mut nvmlProcessInfo_v1_t) { nobody(d, n, out, first) }
+    fn nvmlDeviceGetGraphicsRunningProcesses_v2,
+       nvmlDeviceGetGraphicsRunningProcesses_v3,
+       nvmlDeviceGetMPSComputeRunningProcesses_v2,
+       nvmlDeviceGetMPSComputeRunningProcesses_v3(d: nvmlDevice_t, n: *mut c_uint, out: *mut nvmlProcessInfo_t) { nobody(d, n, out, second) }
 
     fn nvmlDeviceGetRunningProcessDetailList(handle: nvmlDevice_t, out: *mut nvmlProcessDetailList_v1_t) {
         let asked = get(out)?;

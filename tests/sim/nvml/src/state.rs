@@ -1,17 +1,17 @@
-//! Initialisation, and the device handles.
+//! Initialisation, and the device handles; "System Queries", "Error reporting".
 
-use crate::abi::{Result, exports};
+use crate::abi::{Result, exports, put, put_text};
 use simgpu::config::{MAX_GPUS, MAX_UNITS, MigConfig};
 use simgpu::inspect::ProcessOnGpu;
 use simgpu::{GpuConfig, Session, clock};
 use std::cell::Cell;
-use std::ffi::c_uint;
+use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use tessera_cuda::nvml::{
     NVML_ERROR_INVALID_ARGUMENT, NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_UNINITIALIZED,
-    NVML_NO_INSTANCE, NVML_SUCCESS, nvmlDevice_t,
+    NVML_NO_INSTANCE, NVML_SUCCESS, nvmlDevice_t, nvmlReturn_t,
 };
 
 const NVML_ERROR_DRIVER_NOT_LOADED: i32 = 9;
@@ -54,25 +54,20 @@ pub(crate) fn works(session: &Session, gpu: usize, instance: Option<u32>) -> Res
 
 /// A GPU, or a MIG instance.
 pub(crate) struct Device {
-    /// The shared state.
     pub session: &'static Session,
     /// NVML index of the GPU, or of the one that the instance is of.
     pub index: usize,
-    /// What the GPU is.
     pub config: &'static GpuConfig,
     /// Its units; an instance is one.
     pub units: Range<usize>,
-    /// Which instance it is.
     pub instance: Option<&'static MigConfig>,
 }
 
 /// A process as NVML lists it.
 pub(crate) struct Listed {
-    /// The process.
     pub process: ProcessOnGpu,
     /// The ids of the instance it runs on, or [`NVML_NO_INSTANCE`].
     pub gpu_instance: c_uint,
-    /// See `gpu_instance`.
     pub compute_instance: c_uint,
 }
 
@@ -125,7 +120,6 @@ impl Device {
     }
 }
 
-/// The shared state, between init and shutdown.
 pub(crate) fn session() -> Result<&'static Session> {
     if INITIALISED.load(Ordering::Acquire) == 0 {
         return Err(NVML_ERROR_UNINITIALIZED);
@@ -179,17 +173,14 @@ pub(crate) fn device(handle: nvmlDevice_t) -> Result<Device> {
     answering(device_even_lost(handle)?)
 }
 
-/// The GPU or instance behind a handle, for what takes both.
 pub(crate) fn device_or_instance(handle: nvmlDevice_t) -> Result<Device> {
     answering(any_even_lost(handle)?)
 }
 
-/// The handle of a GPU.
 pub(crate) fn handle_of(index: usize) -> nvmlDevice_t {
     std::ptr::from_ref(&HANDLES[index]).cast_mut().cast()
 }
 
-/// The handle of a unit that is an instance.
 pub(crate) fn instance_handle(unit: usize) -> nvmlDevice_t {
     handle_of(MAX_GPUS + unit)
 }
@@ -216,8 +207,13 @@ fn initialise() -> Result<()> {
 exports! {
     fn nvmlInitWithFlags(_flags: c_uint) { initialise() }
 
-    fn nvmlInit() { through_plt() }
-    fn nvmlInit_v2() { through_plt() }
+    fn nvmlInit, nvmlInit_v2() {
+        // SAFETY: nvmlInitWithFlags takes an integer.
+        match unsafe { crate::abi::init_with_flags(0) } {
+            NVML_SUCCESS => Ok(()),
+            code => Err(code),
+        }
+    }
 
     fn nvmlShutdown() {
         let down = |n: u32| n.checked_sub(1);
@@ -228,10 +224,52 @@ exports! {
     }
 }
 
-fn through_plt() -> Result<()> {
-    // SAFETY: nvmlInitWithFlags takes an integer.
-    match unsafe { crate::abi::init_with_flags(0) } {
-        NVML_SUCCESS => Ok(()),
-        code => Err(code),
+const ERRORS: &[(nvmlReturn_t, &CStr)] = &[
+    (0, c"Success"),
+    (1, c"Uninitialized"),
+    (2, c"Invalid Argument"),
+    (3, c"Not Supported"),
+    (4, c"Insufficient Permissions"),
+    (5, c"Already Initialized"),
+    (6, c"Not Found"),
+    (7, c"Insufficient Size"),
+    (8, c"Insufficient External Power"),
+    (9, c"Driver Not Loaded"),
+    (10, c"Timeout"),
+    (11, c"Interrupt Request Issue"),
+    (12, c"NVML Shared Library Not Found"),
+    (13, c"Function Not Found"),
+    (14, c"Corrupted infoROM"),
+    (15, c"GPU is lost"),
+    (16, c"GPU requires reset"),
+    (17, c"GPU access blocked by the operating system"),
+    (18, c"Driver/library version mismatch"),
+    (19, c"In use by another client"),
+    (20, c"Insufficient Memory"),
+    (21, c"No data"),
+    (22, c"VGPU ECC not supported"),
+    (23, c"Insufficient resources"),
+    (24, c"Frequency not supported"),
+    (25, c"Argument version mismatch"),
+    (26, c"Deprecated"),
+    (27, c"Not ready"),
+    (28, c"GPU not found"),
+    (29, c"Invalid state"),
+];
+
+/// The text of an error; as the real one, never null.
+#[unsafe(no_mangle)]
+#[allow(non_snake_case, reason = "NVML's own name")]
+pub extern "C" fn nvmlErrorString(error: nvmlReturn_t) -> *const c_char {
+    let found = ERRORS.binary_search_by_key(&error, |e| e.0);
+    found.map_or(c"Unknown Error", |i| ERRORS[i].1).as_ptr()
+}
+
+exports! {
+    fn nvmlSystemGetDriverVersion(text: *mut c_char, len: c_uint) {
+        put_text(text, len, &session()?.config().driver_version)
+    }
+    fn nvmlSystemGetCudaDriverVersion, nvmlSystemGetCudaDriverVersion_v2(version: *mut c_int) {
+        put(version, c_int::try_from(session()?.config().cuda_version).unwrap_or(c_int::MAX))
     }
 }

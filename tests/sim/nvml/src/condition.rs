@@ -1,13 +1,76 @@
-//! ECC, rows and repair: NVML API Reference, "Device Queries" and "Field Value Queries". Only what
-//! `simgpu-ctl` makes happen.
+//! A GPU's condition: clocks, power, temperature, PCIe, plausible constants, some following the load; ECC, rows and
+//! repair (NVML API Reference, "Field Value Queries"), only what `simgpu-ctl` makes happen.
 
-use crate::abi::{Result, exports, put};
-use crate::clocks::energy_mj;
+use crate::abi::{Result, exports, get, put};
+use crate::mig::without_mig;
 use crate::state::{Device, device};
 use std::ffi::{c_int, c_longlong, c_uint, c_ulonglong};
 use tessera_cuda::nvml::{
-    NVML_ERROR_INVALID_ARGUMENT, NVML_ERROR_NOT_SUPPORTED, NVML_SUCCESS, nvmlDevice_t,
+    NVML_ERROR_ARGUMENT_VERSION_MISMATCH, NVML_ERROR_INVALID_ARGUMENT, NVML_ERROR_NOT_SUPPORTED,
+    NVML_SUCCESS, nvmlDevice_t,
 };
+
+/// Graphics, SM, memory, video clocks in MHz.
+const CLOCKS_MHZ: [c_uint; 4] = [1980, 1980, 3201, 1545];
+const IDLE_MW: c_uint = 75_000;
+const LIMIT_MW: c_uint = 700_000;
+
+/// `nvmlTemperature_v1_t`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Temperature {
+    version: c_uint,
+    sensor: c_uint,
+    degrees: c_int,
+}
+const TEMPERATURE_V1: c_uint = 12 | 1 << 24;
+
+fn constant(handle: nvmlDevice_t, out: *mut c_uint, value: c_uint) -> Result<()> {
+    device(handle)?;
+    put(out, value)
+}
+
+/// Energy since the last reset, millijoules: milliwatts times seconds.
+fn energy_mj(d: &Device) -> u64 {
+    let (ns, busy_ns) = d.session.since_reset(d.index);
+    let used = |ns: u64, mw: u32| ns / 1_000_000 * u64::from(mw) / 1_000;
+    used(ns, IDLE_MW) + used(busy_ns, LIMIT_MW - IDLE_MW)
+}
+
+exports! {
+    fn nvmlDeviceGetClockInfo, nvmlDeviceGetMaxClockInfo(handle: nvmlDevice_t, which: c_uint, out: *mut c_uint) {
+        device(handle)?;
+        put(out, *CLOCKS_MHZ.get(which as usize).ok_or(NVML_ERROR_INVALID_ARGUMENT)?)
+    }
+    fn nvmlDeviceGetPerformanceState(handle: nvmlDevice_t, out: *mut c_uint) {
+        constant(handle, out, 0)
+    }
+
+    fn nvmlDeviceGetTemperatureV(handle: nvmlDevice_t, out: *mut Temperature) {
+        let asked = get(out)?;
+        if asked.version != TEMPERATURE_V1 {
+            return Err(NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
+        }
+        let busy = device(handle)?.utilisation_percent();
+        if asked.sensor != 0 {
+            return Err(NVML_ERROR_INVALID_ARGUMENT);
+        }
+        put(out, Temperature { degrees: (30 + busy * 35 / 100).cast_signed(), ..asked })
+    }
+    fn nvmlDeviceGetPowerUsage(handle: nvmlDevice_t, out: *mut c_uint) {
+        put(out, IDLE_MW + (LIMIT_MW - IDLE_MW) / 100 * device(handle)?.utilisation_percent())
+    }
+    fn nvmlDeviceGetPowerManagementLimit(handle: nvmlDevice_t, out: *mut c_uint) {
+        constant(handle, out, LIMIT_MW)
+    }
+
+    fn nvmlDeviceGetPcieThroughput(handle: nvmlDevice_t, _counter: c_uint, out: *mut c_uint) { constant(handle, out, 0) }
+    fn nvmlDeviceGetEncoderUtilization, nvmlDeviceGetDecoderUtilization(handle: nvmlDevice_t, out: *mut c_uint, period_us: *mut c_uint) {
+        without_mig(handle)?;
+        constant(handle, out, 0)?;
+        put(period_us, 100_000)
+    }
+}
 
 /// `NVML_MEMORY_ERROR_TYPE_UNCORRECTED`.
 const UNCORRECTED: c_uint = 1;
@@ -78,21 +141,8 @@ exports! {
     fn nvmlDeviceGetFieldValues(handle: nvmlDevice_t, count: c_int, values: *mut FieldValue) {
         fill(&device(handle)?, count, values)
     }
-    // On, and not to be switched off: NVML_FEATURE_ENABLED.
-    fn nvmlDeviceGetEccMode(handle: nvmlDevice_t, current: *mut c_uint, pending: *mut c_uint) {
-        device(handle)?;
-        put(current, 1)?;
-        put(pending, 1)
-    }
     fn nvmlDeviceGetTotalEccErrors(handle: nvmlDevice_t, kind: c_uint, _counter: c_uint, out: *mut c_ulonglong) {
         let d = device(handle)?;
         put(out, if kind == UNCORRECTED { d.session.faults(d.index).uncorrectable } else { 0 })
-    }
-    fn nvmlDeviceGetRemappedRows(handle: nvmlDevice_t, correctable: *mut c_uint, uncorrectable: *mut c_uint, pending: *mut c_uint, failed: *mut c_uint) {
-        let d = device(handle)?;
-        put(correctable, 0)?;
-        put(uncorrectable, 0)?;
-        put(pending, 0)?;
-        put(failed, c_uint::from(d.session.faults(d.index).remap_failed))
     }
 }
