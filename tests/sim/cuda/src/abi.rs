@@ -8,7 +8,6 @@ use crate::errors::Result;
 use std::ffi::{CStr, c_char};
 use tessera_cuda::types::CUDA_ERROR_INVALID_VALUE;
 
-/// Writes a result through a caller's pointer.
 pub(crate) fn put<T>(to: *mut T, value: T) -> Result<()> {
     if to.is_null() {
         return Err(CUDA_ERROR_INVALID_VALUE);
@@ -26,7 +25,6 @@ pub(crate) fn put_if<T>(to: *mut T, value: T) {
     }
 }
 
-/// Reads an argument through a caller's pointer.
 pub(crate) fn get<T: Copy>(from: *const T) -> Result<T> {
     if from.is_null() {
         return Err(CUDA_ERROR_INVALID_VALUE);
@@ -35,7 +33,6 @@ pub(crate) fn get<T: Copy>(from: *const T) -> Result<T> {
     Ok(unsafe { from.read_unaligned() })
 }
 
-/// A caller's string.
 pub(crate) fn cstr<'a>(text: *const c_char) -> Result<&'a str> {
     if text.is_null() {
         return Err(CUDA_ERROR_INVALID_VALUE);
@@ -60,37 +57,40 @@ pub(crate) fn put_text(to: *mut c_char, len: i32, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// Declares exported driver functions: `fn name(args) { body: Result<()> }`.
+/// Declares exported driver functions: `fn name(args) { body: Result<()> }`, or `fn name, its_other_name(args) …`.
 macro_rules! exports {
-    ($($(#[$meta:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block)*) => {
-        $(
-            $(#[$meta])*
-            #[allow(non_snake_case, missing_docs, clippy::too_many_arguments,
-                    reason = "the driver API's own names and signatures")]
-            #[unsafe(no_mangle)]
-            // A section of its own keeps the compiler from giving two equal variants one address:
-            // libcuda's exports have distinct ones, and a pointer tells which variant was chosen.
-            #[unsafe(link_section = concat!(".text.", stringify!($name)))]
-            pub unsafe extern "C" fn $name($($arg: $ty),*) -> tessera_cuda::types::CUresult {
-                let _whole = simgpu::lock::Deferred::new();
-                let act = || -> $crate::errors::Result<()> { $body };
-                act().err().unwrap_or(tessera_cuda::types::CUDA_SUCCESS)
-            }
-        )*
+    ($(fn $($name:ident),+($($args:tt)*) $body:block)*) => {
+        $($crate::abi::exports! { @each [$($name)+] ($($args)*) $body })*
+    };
+    (@each [$($name:ident)+] $args:tt $body:block) => {
+        $($crate::abi::exports! { @one $name $args $body })+
+    };
+    (@one $name:ident ($($arg:ident: $ty:ty),* $(,)?) $body:block) => {
+        #[allow(non_snake_case, clippy::too_many_arguments,
+                reason = "the driver API's own names and signatures")]
+        #[unsafe(no_mangle)]
+        // A section of its own keeps the compiler from giving two equal variants one address:
+        // libcuda's exports have distinct ones, and a pointer tells which variant was chosen.
+        #[unsafe(link_section = concat!(".text.", stringify!($name)))]
+        pub unsafe extern "C" fn $name($($arg: $ty),*) -> tessera_cuda::types::CUresult {
+            let _whole = simgpu::lock::Deferred::new();
+            let act = || -> $crate::errors::Result<()> { $body };
+            act().err().unwrap_or(tessera_cuda::types::CUDA_SUCCESS)
+        }
     };
 }
 pub(crate) use exports;
 
-/// Exports that differ only in their default stream: `fn legacy, ptsz(args) |flavour| { … }`.
+/// Exports that differ only in their default stream, by pairs: `fn legacy, ptsz; …(args) |flavour| { … }`.
 macro_rules! exports_both {
-    ($(fn $name:ident, $ptsz:ident($($arg:ident: $ty:ty),* $(,)?) |$flavour:ident| $body:block)*) => {
+    ($(fn $($name:ident, $ptsz:ident);+($($args:tt)*) |$flavour:ident| $body:block)*) => {
         $(
             $crate::abi::exports! {
-                fn $name($($arg: $ty),*) {
+                fn $($name),+($($args)*) {
                     let $flavour = $crate::stream::Flavour::Legacy;
                     $body
                 }
-                fn $ptsz($($arg: $ty),*) {
+                fn $($ptsz),+($($args)*) {
                     let $flavour = $crate::stream::Flavour::PerThread;
                     $body
                 }

@@ -18,7 +18,6 @@ pub(crate) struct FreeList {
 }
 
 impl FreeList {
-    /// Takes the smallest range of at least `len`.
     pub(crate) fn take(&mut self, len: u64) -> Option<u64> {
         let &(found, start) = self.by_len.range((len, 0)..).next()?;
         self.remove(start, found);
@@ -54,12 +53,10 @@ impl FreeList {
         (start, len)
     }
 
-    /// The length of the free range that begins at `start`.
     pub(crate) fn len_at(&self, start: u64) -> Option<u64> {
         self.by_start.get(&start).copied()
     }
 
-    /// Whether nothing is free.
     pub(crate) fn is_empty(&self) -> bool {
         self.by_start.is_empty()
     }
@@ -69,7 +66,6 @@ impl FreeList {
         self.by_len.insert((len, start));
     }
 
-    /// Forgets a free range.
     pub(crate) fn remove(&mut self, start: u64, len: u64) {
         self.by_start.remove(&start);
         self.by_len.remove(&(len, start));
@@ -85,17 +81,14 @@ pub(crate) struct Arena {
     small: FreeList,
 }
 
-/// What an allocation of some size takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Need {
-    /// Bytes of address space.
     pub bytes: u64,
     /// Bytes to charge to the GPU: whole chunks, or 0 if a shared chunk has room.
     pub charge: u64,
 }
 
 impl Arena {
-    /// Nothing reserved yet.
     pub(crate) fn new(chunk: u64, low: bool) -> Arena {
         Arena { chunk, low, large: FreeList::default(), small: FreeList::default() }
     }
@@ -158,7 +151,6 @@ impl Arena {
         self.take_large(bytes.checked_next_multiple_of(self.chunk)?)
     }
 
-    /// Gives such a range back.
     pub(crate) fn give_range(&mut self, start: u64, bytes: u64) {
         self.large.put(start, bytes.next_multiple_of(self.chunk), |_, _| true);
     }
@@ -215,39 +207,6 @@ mod tests {
     fn allocate(arena: &mut Arena, size: u64) -> (u64, u64) {
         let need = arena.need(size).unwrap();
         (arena.take(need).unwrap(), need.charge)
-    }
-
-    #[test]
-    fn small_allocations_share_a_chunk() {
-        let mut arena = Arena::new(CHUNK, false);
-        let (a, first) = allocate(&mut arena, 1);
-        let (b, second) = allocate(&mut arena, 1000);
-        assert_eq!((first, second), (CHUNK, 0));
-        assert_eq!(a / CHUNK, b / CHUNK);
-        assert_eq!(arena.give(a, 1), 0);
-        assert_eq!(arena.give(b, 1000), CHUNK);
-    }
-
-    #[test]
-    fn large_allocations_take_whole_chunks() {
-        let mut arena = Arena::new(CHUNK, false);
-        let (at, charge) = allocate(&mut arena, 3 << 20);
-        assert_eq!((at % CHUNK, charge), (0, 2 * CHUNK));
-        assert_eq!(arena.give(at, 3 << 20), 2 * CHUNK);
-    }
-
-    #[test]
-    fn low_addresses_fit_32_bits() {
-        let mut arena = Arena::new(CHUNK, true);
-        let (at, _) = allocate(&mut arena, 1 << 20);
-        assert!(at + (1 << 20) < 1 << 32);
-    }
-
-    #[test]
-    fn sizes_beyond_any_gpu_are_refused() {
-        let arena = Arena::new(CHUNK, false);
-        assert_eq!(arena.need(u64::MAX), None);
-        assert_eq!(arena.need(1 << 60), None);
     }
 
     proptest! {

@@ -3,7 +3,7 @@
 use crate::abi::{exports, get, put, put_if};
 use crate::driver::{CallLock, Device, driver, lock};
 use crate::errors::Result;
-use crate::handle::{Header, Object, enliven, handle, kill, resolve};
+use crate::handle::{Header, enliven, handle, kill, object, resolve};
 use crate::pool;
 use crate::stream::{HIGHEST_PRIORITY, Stream};
 use crate::work::{Tails, each};
@@ -25,13 +25,10 @@ const CUDA_ERROR_UNSUPPORTED_LIMIT: CUresult = 215;
 /// Scheduling (3 bits), map host, resize local memory, core dumps, sync memops.
 const ALL_FLAGS: u32 = 0xff;
 
-/// A context.
 #[repr(C)]
 pub(crate) struct Context {
     header: Header,
-    /// Its GPU.
     pub device: &'static Device,
-    /// Its work.
     pub tails: Tails,
     alive: AtomicBool,
     primary: bool,
@@ -39,7 +36,6 @@ pub(crate) struct Context {
     base: Option<&'static Context>,
     /// Multiprocessors that its kernels run on.
     sms: u32,
-    /// The handle of the green context.
     green: AtomicUsize,
     legacy: OnceLock<&'static Stream>,
     limits: [AtomicU64; 8],
@@ -64,13 +60,7 @@ struct Local {
     buffers: u64,
 }
 
-impl Object for Context {
-    const MAGIC: u32 = 0x4354_5854;
-    const INVALID: CUresult = CUDA_ERROR_INVALID_CONTEXT;
-    fn header(&self) -> &Header {
-        &self.header
-    }
-}
+object!(Context, 0x4354_5854, CUDA_ERROR_INVALID_CONTEXT);
 
 const STACK: usize = 0;
 const PRINTF: usize = 1;
@@ -89,7 +79,6 @@ const NO_SYNC_DEPTH: u32 = 9;
 /// What each limit is by default; the context's overhead covers it.
 const DEFAULT_LIMITS: [u64; 8] = [1024, 6_291_456, 8_388_608, 2, 2048, 128, 0, 0];
 
-/// A device's primary context.
 #[derive(Default)]
 pub(crate) struct Primary {
     retained: u32,
@@ -131,7 +120,6 @@ impl Context {
         Context::make(device, primary, None)
     }
 
-    /// The context of a green context, over the primary one.
     pub(crate) fn view(base: &'static Context, sms: u32) -> &'static Context {
         enliven(Context::make(base.device, false, Some((base, sms))))
     }
@@ -161,17 +149,14 @@ impl Context {
         }))
     }
 
-    /// The context that owns what is obtained in this one.
     pub(crate) fn owner(&'static self) -> &'static Context {
         self.base.unwrap_or(self)
     }
 
-    /// Whether work in `self` is work of `context` too.
     pub(crate) fn is_within(&self, context: &Context) -> bool {
         std::ptr::eq(self, context) || self.base.is_some_and(|base| std::ptr::eq(base, context))
     }
 
-    /// Multiprocessors that its kernels run on.
     pub(crate) fn sm_count(&self) -> u32 {
         self.sms
     }
@@ -181,7 +166,6 @@ impl Context {
         self.green.load(Ordering::Relaxed) as *mut std::ffi::c_void
     }
 
-    /// Names the green context that it is of.
     pub(crate) fn set_green(&self, green: *mut std::ffi::c_void) {
         self.green.store(green as usize, Ordering::Relaxed);
     }
@@ -205,20 +189,17 @@ impl Context {
         }
     }
 
-    /// Notes that its legacy default stream has operation `seq`.
     pub(crate) fn note_legacy(&self, seq: u64) {
         for context in [Some(self), self.base].into_iter().flatten() {
             context.tails.legacy.fetch_max(seq + 1, Ordering::Relaxed);
         }
     }
 
-    /// Its legacy default stream.
     #[inline]
     pub(crate) fn legacy(&'static self) -> &'static Stream {
         self.legacy.get_or_init(|| Stream::create_legacy(self))
     }
 
-    /// Fails once the context was destroyed.
     #[inline]
     pub(crate) fn check_alive(&self) -> Result<()> {
         if self.alive.load(Ordering::Relaxed) {
@@ -328,7 +309,6 @@ impl Context {
         Ok(())
     }
 
-    /// Waits for all its work.
     pub(crate) fn synchronize(&'static self) -> Result<()> {
         self.check_alive()?;
         crate::capture::permit_context(self)?;
@@ -342,7 +322,6 @@ impl Context {
         self.device.check()
     }
 
-    /// Ends it with everything it holds.
     fn destroy(&'static self) -> Result<()> {
         let driver = driver()?;
         if !self.alive.swap(false, Ordering::AcqRel) {
@@ -368,7 +347,6 @@ impl Context {
     }
 }
 
-/// The calling thread's current context.
 #[inline]
 pub(crate) fn current() -> Result<&'static Context> {
     driver()?;
@@ -417,7 +395,6 @@ fn destroy(ctx: CUcontext) -> Result<()> {
     context.destroy()
 }
 
-/// Retains a device's primary context.
 pub(crate) fn retain_primary(device: &'static Device) -> Result<&'static Context> {
     let mut primary = lock(&device.primary);
     let context = match primary.context {
@@ -457,19 +434,6 @@ fn release(dev: CUdevice, all: bool) -> Result<()> {
     Ok(())
 }
 
-fn push_current(ctx: CUcontext) -> Result<()> {
-    driver()?;
-    push(resolve(ctx)?);
-    Ok(())
-}
-
-fn pop_current(out: *mut CUcontext) -> Result<()> {
-    driver()?;
-    let context = pop().ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
-    put_if(out, handle(context));
-    Ok(())
-}
-
 fn resolve_or_current(ctx: CUcontext) -> Result<&'static Context> {
     if ctx.is_null() { current() } else { driver().and_then(|_| resolve(ctx)) }
 }
@@ -498,10 +462,8 @@ exports! {
         put(out, handle(retain_primary(device)?))
     }
 
-    fn cuDevicePrimaryCtxRelease(dev: CUdevice) { release(dev, false) }
-    fn cuDevicePrimaryCtxRelease_v2(dev: CUdevice) { release(dev, false) }
-    fn cuDevicePrimaryCtxReset(dev: CUdevice) { release(dev, true) }
-    fn cuDevicePrimaryCtxReset_v2(dev: CUdevice) { release(dev, true) }
+    fn cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2(dev: CUdevice) { release(dev, false) }
+    fn cuDevicePrimaryCtxReset, cuDevicePrimaryCtxReset_v2(dev: CUdevice) { release(dev, true) }
 
     fn cuDevicePrimaryCtxGetState(dev: CUdevice, flags: *mut c_uint, active: *mut c_int) {
         let device = driver()?.device(dev)?;
@@ -511,8 +473,7 @@ exports! {
         Ok(())
     }
 
-    fn cuCtxCreate(out: *mut CUcontext, flags: c_uint, dev: CUdevice) { create(out, flags, dev) }
-    fn cuCtxCreate_v2(out: *mut CUcontext, flags: c_uint, dev: CUdevice) { create(out, flags, dev) }
+    fn cuCtxCreate, cuCtxCreate_v2(out: *mut CUcontext, flags: c_uint, dev: CUdevice) { create(out, flags, dev) }
 
     // Execution affinity needs MPS, which is not simulated.
     fn cuCtxCreate_v3(out: *mut CUcontext, _params: *mut CUexecAffinityParam, count: c_int, flags: c_uint, dev: CUdevice) {
@@ -536,8 +497,7 @@ exports! {
         create(out, flags, dev)
     }
 
-    fn cuCtxDestroy(ctx: CUcontext) { destroy(ctx) }
-    fn cuCtxDestroy_v2(ctx: CUcontext) { destroy(ctx) }
+    fn cuCtxDestroy, cuCtxDestroy_v2(ctx: CUcontext) { destroy(ctx) }
 
     // Deprecated since 4.0: "decrements the usage count of the context ctx, and destroys the context if the usage count
     // goes to 0"; of those "passed back by cuCtxCreate() or cuCtxAttach()".
@@ -558,10 +518,16 @@ exports! {
         }
     }
 
-    fn cuCtxPushCurrent(ctx: CUcontext) { push_current(ctx) }
-    fn cuCtxPushCurrent_v2(ctx: CUcontext) { push_current(ctx) }
-    fn cuCtxPopCurrent(out: *mut CUcontext) { pop_current(out) }
-    fn cuCtxPopCurrent_v2(out: *mut CUcontext) { pop_current(out) }
+    fn cuCtxPushCurrent, cuCtxPushCurrent_v2(ctx: CUcontext) {
+        driver()?;
+        push(resolve(ctx)?);
+        Ok(())
+    }
+    fn cuCtxPopCurrent, cuCtxPopCurrent_v2(out: *mut CUcontext) {
+        driver()?;
+        put_if(out, handle(pop().ok_or(CUDA_ERROR_INVALID_CONTEXT)?));
+        Ok(())
+    }
 
     fn cuCtxSetCurrent(ctx: CUcontext) {
         driver()?;
@@ -616,9 +582,5 @@ exports! {
         current()?.owner().set_limit(which, value as u64)
     }
 
-    fn cuCtxGetCacheConfig(config: *mut c_int) { current()?; put(config, 0) }
-    fn cuCtxSetCacheConfig(_config: c_int) { current().map(|_| ()) }
     // No profiler runs beside.
-    fn cuProfilerStart() { current().map(|_| ()) }
-    fn cuProfilerStop() { current().map(|_| ()) }
 }

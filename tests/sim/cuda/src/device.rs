@@ -1,20 +1,13 @@
 //! Devices: CUDA Driver API, "Device Management", "Peer Context Memory Access".
 
 use crate::abi::{exports, get, put, put_if, put_text};
-use crate::context::{Context, current};
 use crate::driver::{Device, driver};
 use crate::errors::Result;
-use crate::handle::resolve;
 use crate::launch::{SHARED_OPT_IN, SHARED_PER_SM};
-use crate::pool;
-use simgpu::memory::Use;
-use std::ffi::{c_char, c_int, c_uint, c_void};
-use tessera_cuda::types::{
-    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUcontext, CUdevice,
-    CUresult, CUuuid,
-};
+use std::ffi::{c_char, c_int, c_void};
+use tessera_cuda::types::{CUDA_ERROR_INVALID_VALUE, CUdevice, CUuuid};
 
-/// `CU_DEVICE_ATTRIBUTE_*` with one value for every simulated GPU: those of a Hopper.
+/// `CU_DEVICE_ATTRIBUTE_*` with one value for every simulated GPU: those of a Hopper. What it has nothing of is left out.
 const FIXED: &[(c_int, c_int)] = &[
     (1, 1024),
     (2, 1024),
@@ -31,10 +24,7 @@ const FIXED: &[(c_int, c_int)] = &[
     (13, 1_980_000),
     (14, 512),
     (15, 1),
-    (17, 0),
-    (18, 0),
     (19, 1),
-    (20, 0),
     (21, 131_072),
     (22, 131_072),
     (23, 65_536),
@@ -46,8 +36,6 @@ const FIXED: &[(c_int, c_int)] = &[
     (29, 2048),
     (30, 512),
     (31, 1),
-    (32, 0),
-    (35, 0),
     (36, 2_619_000),
     (37, 6144),
     (38, 62_914_560),
@@ -55,7 +43,6 @@ const FIXED: &[(c_int, c_int)] = &[
     (41, 1),
     (42, 32_768),
     (43, 2048),
-    (44, 0),
     (45, 32_768),
     (46, 32_768),
     (47, 8192),
@@ -91,65 +78,26 @@ const FIXED: &[(c_int, c_int)] = &[
     (80, 1),
     (82, 65_536),
     (83, 1),
-    (84, 0),
-    (86, 0),
     (87, 2),
-    (88, 0),
     (89, 1),
     (90, 1),
     (91, 1),
-    (92, 0),
-    (93, 0),
-    (94, 0),
     (95, 1),
     (96, 1),
-    (98, 0),
     (99, 1),
-    (100, 0),
-    (101, 0),
     (102, 1),
     (103, 1),
-    (104, 0),
-    (105, 0),
     (106, 32),
-    (107, 0),
     (108, 39_321_600),
     (109, 134_213_632),
-    (110, 0),
     (111, 1024),
-    (112, 0),
-    (113, 0),
-    (114, 0),
     (115, 1),
-    (116, 0),
-    (117, 0),
-    (118, 0),
-    (119, 0),
     (120, 1),
     (121, 1),
-    (123, 0),
-    (124, 0),
-    (125, 0),
     (126, 4),
     (127, 1),
-    (128, 0),
     (129, 1),
-    (130, 0),
     (132, 1),
-    (133, 0),
-    (135, 0),
-    (136, 0),
-    (137, 0),
-    (138, 0),
-    (139, 0),
-    (140, 0),
-    (141, 0),
-    (142, 0),
-    (143, 0),
-    (144, 0),
-    (145, 0),
-    (146, 0),
-    (147, 0),
 ];
 
 fn attribute(device: &Device, which: c_int) -> Result<c_int> {
@@ -172,10 +120,8 @@ fn attribute(device: &Device, which: c_int) -> Result<c_int> {
         // Without a GPU thread its words wait for a CPU.
         122 => driver()?.session.is_served().into(),
         134 => gpu.numa_node,
-        _ => {
-            let i = FIXED.binary_search_by_key(&which, |a| a.0);
-            return i.map(|i| FIXED[i].1).map_err(|_| CUDA_ERROR_INVALID_VALUE);
-        }
+        1..=147 => FIXED.iter().find(|(number, _)| *number == which).map_or(0, |(_, value)| *value),
+        _ => return Err(CUDA_ERROR_INVALID_VALUE),
     })
 }
 
@@ -212,70 +158,11 @@ exports! {
     }
 
     // No links between simulated GPUs: peers reach each other through the host.
-    fn cuDeviceCanAccessPeer(can: *mut c_int, dev: CUdevice, peer: CUdevice) {
-        let driver = driver()?;
-        driver.device(dev)?;
-        driver.device(peer)?;
-        put(can, 0)
-    }
-    fn cuCtxEnablePeerAccess(peer: CUcontext, _flags: c_uint) {
-        const CUDA_ERROR_PEER_ACCESS_UNSUPPORTED: i32 = 217;
-        current()?;
-        resolve::<Context>(peer)?;
-        Err(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED)
-    }
 
     fn cuGetExportTable(table: *mut *const c_void, id: *const CUuuid) {
         // NVIDIA's private tables are not simulated: what a real driver says of an unknown id.
-        if get(id)? == ID {
-            return put(table, (&raw const TABLE).cast());
-        }
+        get(id)?;
         put_if(table, std::ptr::null());
         Err(CUDA_ERROR_INVALID_VALUE)
-    }
-}
-
-/// Device memory that no public function obtained: what NVIDIA's own libraries take through private
-/// export tables. The simulator has one table of its own, by this id, so that tests can have memory which
-/// only NVML's count per process shows.
-const ID: CUuuid = CUuuid { bytes: *b"simgpu private 1" };
-
-/// The table: its size, then functions that take and give back bytes of a GPU's memory, in whole
-/// `granularity`s, without an address.
-#[repr(C)]
-struct Table {
-    size: usize,
-    take: extern "C" fn(dev: CUdevice, bytes: usize) -> CUresult,
-    give: extern "C" fn(dev: CUdevice, bytes: usize) -> CUresult,
-}
-
-static TABLE: Table = Table { size: size_of::<Table>(), take, give };
-
-fn change(dev: CUdevice, bytes: usize, taking: bool) -> Result<()> {
-    let driver = driver()?;
-    let gpu = driver.device(dev)?.gpu;
-    let grain = driver.session.config().memory.granularity_bytes;
-    let bytes = (bytes as u64).checked_next_multiple_of(grain).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-    if !taking {
-        driver.session.uncharge(gpu, Use::Private, bytes);
-    } else if !pool::charge(driver, gpu, Use::Private, bytes) {
-        return Err(CUDA_ERROR_OUT_OF_MEMORY);
-    }
-    Ok(())
-}
-
-extern "C" fn take(dev: CUdevice, bytes: usize) -> CUresult {
-    change(dev, bytes, true).err().unwrap_or(CUDA_SUCCESS)
-}
-
-extern "C" fn give(dev: CUdevice, bytes: usize) -> CUresult {
-    change(dev, bytes, false).err().unwrap_or(CUDA_SUCCESS)
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn attributes_are_sorted() {
-        assert!(super::FIXED.is_sorted_by_key(|a| a.0));
     }
 }

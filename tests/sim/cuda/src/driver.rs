@@ -24,17 +24,13 @@ use tessera_cuda::types::{
 
 /// Everything of one process.
 pub(crate) struct Driver {
-    /// The shared state.
     pub session: Session,
     /// Visible GPUs, by CUDA ordinal.
     pub devices: Vec<Device>,
-    /// Allocations of all devices.
     pub memory: Mutex<Memory>,
 }
 
-/// One visible GPU.
 pub(crate) struct Device {
-    /// CUDA ordinal.
     pub ordinal: c_int,
     /// The unit: its number in the shared state.
     pub gpu: usize,
@@ -44,13 +40,11 @@ pub(crate) struct Device {
     pub config: GpuConfig,
     /// A MIG instance's own UUID.
     pub instance_uuid: Option<[u8; 16]>,
-    /// Its primary context.
     pub primary: Mutex<Primary>,
     /// This process's queue to it.
     pub lane: Lane,
     /// What belongs to it but to no context is booked on this.
     pub nobody: OnceLock<&'static Context>,
-    /// Its memory pools.
     pub pools: Mutex<DevicePools>,
     /// Its host function threads, by queue.
     pub callers: [Caller; QUEUES],
@@ -93,7 +87,6 @@ static DRIVER: AtomicPtr<Driver> = AtomicPtr::new(std::ptr::null_mut());
 static PHASE: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
 static INIT: Mutex<()> = Mutex::new(());
 
-/// The initialised driver.
 #[inline]
 pub(crate) fn driver() -> Result<&'static Driver> {
     match phase() {
@@ -114,7 +107,6 @@ fn phase() -> Option<u32> {
 }
 
 impl Driver {
-    /// The device with this ordinal.
     pub(crate) fn device(&'static self, ordinal: c_int) -> Result<&'static Device> {
         usize::try_from(ordinal)
             .ok()
@@ -122,14 +114,12 @@ impl Driver {
             .ok_or(CUDA_ERROR_INVALID_DEVICE)
     }
 
-    /// Allocations, locked.
     pub(crate) fn memory(&self) -> MutexGuard<'_, Memory> {
         lock(&self.memory)
     }
 }
 
 impl Device {
-    /// A context that never was anybody's.
     pub(crate) fn nobodys(&'static self) -> &'static Context {
         self.nobody.get_or_init(|| Context::stand_in(self, false))
     }

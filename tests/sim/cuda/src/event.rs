@@ -5,7 +5,7 @@ use crate::capture;
 use crate::context::{Context, current};
 use crate::driver::{Device, driver, lock, spend};
 use crate::errors::Result;
-use crate::handle::{Header, Object, Recycler, enliven, handle, kill, resolve};
+use crate::handle::{Header, Recycler, enliven, handle, kill, object, resolve};
 use crate::pool;
 use crate::stream::{Stream, stream};
 use simgpu::engine::Op;
@@ -22,7 +22,6 @@ pub(crate) const CU_EVENT_DISABLE_TIMING: u32 = 2;
 pub(crate) const CU_EVENT_INTERPROCESS: u32 = 4;
 const CU_EVENT_ALL_FLAGS: u32 = 7;
 
-/// An event.
 #[repr(C)]
 pub(crate) struct Event {
     header: Header,
@@ -35,20 +34,15 @@ pub(crate) struct Event {
 /// What an interprocess event is to all its processes.
 #[derive(Clone, Copy)]
 pub(crate) struct Common {
-    /// Its name.
     pub id: EventId,
     /// The GPU of the context that it was made in.
     pub home: &'static Device,
-    /// Another process made it.
     pub imported: bool,
 }
 
-/// An event's last record.
 #[derive(Clone, Copy)]
 pub(crate) struct Recorded {
-    /// The queue.
     pub channel: u32,
-    /// The operation.
     pub seq: u64,
     /// The GPU of the channel if it is this process's.
     pub own: Option<&'static Device>,
@@ -86,17 +80,11 @@ struct Record {
     finish_ns: Option<u64>,
 }
 
-impl Object for Event {
-    const MAGIC: u32 = 0x4556_4e54;
-    fn header(&self) -> &Header {
-        &self.header
-    }
-}
+object!(Event, 0x4556_4e54);
 
 static DEAD: Recycler<Event> = Recycler::new();
 
 impl Event {
-    /// An event, not recorded yet.
     pub(crate) fn create(flags: u32, common: Option<Common>) -> &'static Event {
         let event = DEAD.take(|| Event {
             header: Header::new(),
@@ -109,7 +97,6 @@ impl Event {
         enliven(event)
     }
 
-    /// The last record.
     pub(crate) fn recorded(&self) -> Option<Recorded> {
         let Some(Common { id, home, .. }) = self.common() else {
             return lock(&self.record).map(|r| {
@@ -129,7 +116,6 @@ impl Event {
         lock(&self.record).map(|r| r.context)
     }
 
-    /// What it is to other processes too.
     pub(crate) fn common(&self) -> Option<Common> {
         let interprocess = self.flags.load(Ordering::Relaxed) & CU_EVENT_INTERPROCESS != 0;
         if interprocess { *lock(&self.common) } else { None }
@@ -142,7 +128,6 @@ impl Event {
         }
     }
 
-    /// When the last record was reached.
     fn finish_ns(&self) -> Result<u64> {
         let mut record = lock(&self.record);
         let record = record.as_mut().ok_or(CUDA_ERROR_INVALID_HANDLE)?;
@@ -203,20 +188,6 @@ fn elapsed_ms(start: CUevent, end: CUevent) -> Result<f32> {
     Ok(ms as f32)
 }
 
-fn destroy(event: CUevent) -> Result<()> {
-    driver()?;
-    let event: &'static Event = resolve(event)?;
-    if kill(event) {
-        capture::forget_event(event);
-        *lock(&event.record) = None;
-        if let Some(common) = lock(&event.common).take().filter(|common| !common.imported) {
-            driver()?.session.destroy_event(common.id);
-        }
-        DEAD.give(event);
-    }
-    Ok(())
-}
-
 exports! {
     fn cuEventCreate(out: *mut CUevent, flags: c_uint) {
         let context = current()?;
@@ -238,8 +209,19 @@ exports! {
         put(out, handle(Event::create(flags, common)))
     }
 
-    fn cuEventDestroy(event: CUevent) { destroy(event) }
-    fn cuEventDestroy_v2(event: CUevent) { destroy(event) }
+    fn cuEventDestroy, cuEventDestroy_v2(event: CUevent) {
+        driver()?;
+        let event: &'static Event = resolve(event)?;
+        if kill(event) {
+            capture::forget_event(event);
+            *lock(&event.record) = None;
+            if let Some(common) = lock(&event.common).take().filter(|common| !common.imported) {
+                driver()?.session.destroy_event(common.id);
+            }
+            DEAD.give(event);
+        }
+        Ok(())
+    }
 
     fn cuEventQuery(event: CUevent) {
         let costs = &driver()?.session.config().costs;
@@ -266,10 +248,7 @@ exports! {
         Ok(())
     }
 
-    fn cuEventElapsedTime(ms: *mut f32, start: CUevent, end: CUevent) {
-        put(ms, elapsed_ms(start, end)?)
-    }
-    fn cuEventElapsedTime_v2(ms: *mut f32, start: CUevent, end: CUevent) {
+    fn cuEventElapsedTime, cuEventElapsedTime_v2(ms: *mut f32, start: CUevent, end: CUevent) {
         put(ms, elapsed_ms(start, end)?)
     }
 }

@@ -31,13 +31,12 @@ const MAGIC: u64 = u64::from_le_bytes(*b"SIMGPUSM");
 /// `CUdevResource`: a type, padding that is the driver's own, a union of 40 bytes, and a link.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub(crate) struct Resource {
+pub struct Resource {
     kind: c_int,
     pad: c_int,
     /// What made it: where it comes from.
     magic: u64,
     device: c_int,
-    /// Its alignment.
     align: u32,
     /// The split that made it; 0: none did.
     split: u64,
@@ -189,7 +188,6 @@ fn describe(resources: *const Resource, count: c_uint) -> Result<&'static Descri
     Ok(enliven(Box::leak(Box::new(Descriptor { header, device, sms }))))
 }
 
-/// A green context.
 #[repr(C)]
 pub(crate) struct Green {
     header: Header,

@@ -21,9 +21,22 @@ pub(crate) trait Object: Sized + 'static {
     const MAGIC: u32;
     /// The error for something else.
     const INVALID: CUresult = CUDA_ERROR_INVALID_HANDLE;
-    /// Its header.
     fn header(&self) -> &Header;
 }
+
+/// `object!(Type, MAGIC)`, and the error for something else: of a type with a field `header`.
+macro_rules! object {
+    ($object:ty, $magic:literal $(, $invalid:ident)?) => {
+        impl $crate::handle::Object for $object {
+            const MAGIC: u32 = $magic;
+            $(const INVALID: tessera_cuda::types::CUresult = $invalid;)?
+            fn header(&self) -> &$crate::handle::Header {
+                &self.header
+            }
+        }
+    };
+}
+pub(crate) use object;
 
 impl Header {
     /// Of an object that is not alive yet.
@@ -49,7 +62,6 @@ pub(crate) fn resolve<T: Object>(handle: *mut std::ffi::c_void) -> Result<&'stat
     }
 }
 
-/// An object's handle.
 pub(crate) fn handle<T: Object>(object: &'static T) -> *mut std::ffi::c_void {
     std::ptr::from_ref(object).cast_mut().cast()
 }
@@ -70,7 +82,6 @@ pub(crate) fn kill<T: Object>(object: &'static T) -> bool {
 pub(crate) struct Recycler<T: 'static>(Mutex<Vec<&'static T>>);
 
 impl<T> Recycler<T> {
-    /// None yet.
     pub(crate) const fn new() -> Self {
         Recycler(Mutex::new(Vec::new()))
     }
@@ -81,7 +92,6 @@ impl<T> Recycler<T> {
         recycled.unwrap_or_else(|| Box::leak(Box::new(make())))
     }
 
-    /// Keeps a dead object for later.
     pub(crate) fn give(&self, object: &'static T) {
         crate::driver::lock(&self.0).push(object);
     }

@@ -16,7 +16,6 @@ use std::sync::Mutex;
 use std::sync::mpsc::{Sender, channel};
 use tessera_cuda::types::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUresult, CUstream};
 
-/// What the host is to call.
 pub(crate) type HostFn = unsafe extern "C" fn(data: *mut c_void);
 type Callback = unsafe extern "C" fn(stream: CUstream, status: CUresult, data: *mut c_void);
 
@@ -93,7 +92,6 @@ pub(crate) fn after(s: &'static Stream, writes: impl FnOnce() -> Result<u64>) ->
     submit(s, || Ok((writes()?, None)), Call::Writes)
 }
 
-/// Has `f` called when the queue gets there.
 pub(crate) fn run(f: HostFn, data: usize, s: &'static Stream) -> Result<()> {
     if s.is_capturing() {
         let host = HostNode { function: f, data };

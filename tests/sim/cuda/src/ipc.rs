@@ -195,7 +195,6 @@ fn end(driver: &Driver, opened: &mut BTreeMap<u64, Opened>, at: u64) {
     shared::let_go(driver, ObjectId { index: o.name.index, generation: o.name.generation });
 }
 
-/// Closes what a context that ends has opened.
 pub(crate) fn close_all_of(driver: &Driver, context: &'static Context) {
     let mut opened = lock(&OPENED);
     let mine: Vec<u64> = opened
@@ -208,16 +207,6 @@ pub(crate) fn close_all_of(driver: &Driver, context: &'static Context) {
     }
 }
 
-fn open_handle(out: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint) -> Result<()> {
-    driver()?;
-    // "Must be specified as CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS".
-    if out.is_null() || flags != LAZY_PEER {
-        return Err(CUDA_ERROR_INVALID_VALUE);
-    }
-    // SAFETY: 64 bytes for 64 bytes; every bit pattern is a Name.
-    put(out, open(unsafe { std::mem::transmute::<CUipcMemHandle, Name>(handle) })?)
-}
-
 exports! {
     fn cuIpcGetMemHandle(out: *mut CUipcMemHandle, address: CUdeviceptr) {
         driver()?;
@@ -227,11 +216,14 @@ exports! {
         // SAFETY: 64 bytes for 64 bytes.
         put(out, unsafe { std::mem::transmute::<Name, CUipcMemHandle>(name(address)?) })
     }
-    fn cuIpcOpenMemHandle(out: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint) {
-        open_handle(out, handle, flags)
-    }
-    fn cuIpcOpenMemHandle_v2(out: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint) {
-        open_handle(out, handle, flags)
+    fn cuIpcOpenMemHandle, cuIpcOpenMemHandle_v2(out: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint) {
+        driver()?;
+        // "Must be specified as CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS".
+        if out.is_null() || flags != LAZY_PEER {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        // SAFETY: 64 bytes for 64 bytes; every bit pattern is a Name.
+        put(out, open(unsafe { std::mem::transmute::<CUipcMemHandle, Name>(handle) })?)
     }
     fn cuIpcCloseMemHandle(address: CUdeviceptr) {
         close(driver()?, address)

@@ -5,7 +5,7 @@ use crate::capture;
 use crate::context::current;
 use crate::driver::{driver, spend};
 use crate::errors::Result;
-use crate::graph::kind::{Kernel, KernelParams};
+use crate::graph::kind::Kernel;
 use crate::handle::resolve;
 use crate::module::Function;
 use crate::stream::{Flavour, Stream, stream};
@@ -13,8 +13,8 @@ use simgpu::config::Duration;
 use simgpu::engine::{Op, WHOLE};
 use std::ffi::{c_int, c_uint, c_void};
 use tessera_cuda::types::{
-    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_LAUNCH_PARAMS, CUfunction,
-    CUlaunchConfig, CUstream,
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_KERNEL_NODE_PARAMS_v1,
+    CUDA_LAUNCH_PARAMS, CUfunction, CUlaunchConfig, CUstream,
 };
 
 const MAX_THREADS: u64 = 1024;
@@ -22,10 +22,8 @@ const MAX_THREADS: u64 = 1024;
 const PARAM_END: usize = 0;
 const PARAM_BUFFER_POINTER: usize = 1;
 
-/// Grid and block.
 #[derive(Clone, Copy)]
 pub(crate) struct Shape {
-    /// Blocks.
     pub grid: [c_uint; 3],
     /// Threads of a block.
     pub block: [c_uint; 3],
@@ -46,7 +44,6 @@ impl Shape {
         u16::try_from(parts).unwrap_or(WHOLE).min(WHOLE)
     }
 
-    /// The operation of a kernel that takes so long.
     fn op(self, ns: u64, sm_count: u32) -> Result<Op> {
         let config = driver()?.session.config();
         let ns = ns.saturating_add(config.costs.launch_ns);
@@ -54,7 +51,6 @@ impl Shape {
         Ok(if is_alone { Op::Compute(ns) } else { Op::Part { ns, width: self.width(sm_count) } })
     }
 
-    /// Refuses what no GPU would launch.
     pub(crate) fn check(self) -> Result<()> {
         let threads: u64 = self.block.iter().map(|&n| u64::from(n)).product();
         let fits = (1..=MAX_THREADS).contains(&threads)
@@ -67,7 +63,6 @@ impl Shape {
     }
 }
 
-/// How long a launch keeps the GPU busy.
 #[inline]
 pub(crate) fn duration(
     function: &Function,
@@ -120,15 +115,10 @@ fn launch(
     let function: &Function = resolve(f)?;
     shape.check()?;
     if s.is_capturing() {
-        let params = KernelParams {
-            function: f,
-            grid: shape.grid,
-            block: shape.block,
-            shared: 0,
-            params,
-            extra,
-        };
-        return capture::add(s, |_| crate::graph::add::kernel(&params)).map(|_| ());
+        let ([gx, gy, gz], [bx, by, bz]) = (shape.grid, shape.block);
+        let shape = [gx, gy, gz, bx, by, bz, 0];
+        let node = CUDA_KERNEL_NODE_PARAMS_v1 { func: f, shape, kernelParams: params, extra };
+        return capture::add(s, |_| crate::graph::add::kernel(node.into())).map(|_| ());
     }
     let device = s.device();
     device.check()?;
@@ -168,7 +158,6 @@ fn is_chained(config: &CUlaunchConfig) -> Result<bool> {
     Ok(false)
 }
 
-/// Submits a kernel node.
 pub(crate) fn run_kernel(kernel: &Kernel, s: &'static Stream) -> Result<()> {
     kernel.function.load()?;
     s.context().take_local(kernel.function.local_bytes)?;
@@ -250,22 +239,13 @@ exports! {
     }
 
     fn cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks: *mut c_int, f: CUfunction, block_size: c_int, shared: usize) {
-        put(blocks, occupancy(f, block_size, shared)?)
-    }
-    fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks: *mut c_int, f: CUfunction, block_size: c_int, shared: usize, _flags: c_uint) {
-        put(blocks, occupancy(f, block_size, shared)?)
-    }
-    fn cuOccupancyMaxPotentialBlockSize(grid: *mut c_int, block: *mut c_int, f: CUfunction, _of: *const c_void, shared: usize, limit: c_int) {
-        potential(grid, block, f, shared, limit)
-    }
-    fn cuOccupancyMaxPotentialBlockSizeWithFlags(grid: *mut c_int, block: *mut c_int, f: CUfunction, _of: *const c_void, shared: usize, limit: c_int, _flags: c_uint) {
-        potential(grid, block, f, shared, limit)
-    }
-    fn cuOccupancyAvailableDynamicSMemPerBlock(bytes: *mut usize, f: CUfunction, blocks: c_int, _block_size: c_int) {
         driver()?;
         resolve::<Function>(f)?;
-        let blocks = usize::try_from(blocks).ok().filter(|&n| n > 0).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        put(bytes, (SHARED_PER_SM / blocks).saturating_sub(1024).min(SHARED_OPT_IN))
+        if !(1..=1024).contains(&block_size) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let by_shared = c_int::try_from(SHARED_PER_SM / (shared + 1024)).unwrap_or(c_int::MAX);
+        put(blocks, (THREADS_PER_SM / block_size).min(BLOCKS_PER_SM).min(by_shared))
     }
 }
 
@@ -273,29 +253,4 @@ const THREADS_PER_SM: c_int = 2048;
 const BLOCKS_PER_SM: c_int = 32;
 /// Shared memory of an SM and the most that one block may ask for (Hopper).
 pub(crate) const SHARED_PER_SM: usize = 233_472;
-/// See [`SHARED_PER_SM`].
 pub(crate) const SHARED_OPT_IN: usize = 232_448;
-
-pub(crate) fn occupancy(f: CUfunction, block_size: c_int, shared: usize) -> Result<c_int> {
-    driver()?;
-    resolve::<Function>(f)?;
-    if !(1..=1024).contains(&block_size) {
-        return Err(CUDA_ERROR_INVALID_VALUE);
-    }
-    let by_shared = c_int::try_from(SHARED_PER_SM / (shared + 1024)).unwrap_or(c_int::MAX);
-    Ok((THREADS_PER_SM / block_size).min(BLOCKS_PER_SM).min(by_shared))
-}
-
-fn potential(
-    grid: *mut c_int,
-    block: *mut c_int,
-    f: CUfunction,
-    shared: usize,
-    limit: c_int,
-) -> Result<()> {
-    let size = if limit > 0 { limit.min(1024) } else { 1024 };
-    let sms = current()?.sm_count();
-    let blocks = occupancy(f, size, shared)?;
-    put(grid, blocks.saturating_mul(c_int::try_from(sms).unwrap_or(c_int::MAX)))?;
-    put(block, size)
-}

@@ -37,41 +37,41 @@ mod visible;
 mod vmm;
 mod work;
 
-/// Every exported function.
-mod exports {
-    pub(crate) use crate::array::*;
-    pub(crate) use crate::capture::calls::*;
-    pub(crate) use crate::context::*;
-    pub(crate) use crate::copy::*;
-    pub(crate) use crate::device::*;
-    pub(crate) use crate::driver::*;
-    pub(crate) use crate::errors::*;
-    pub(crate) use crate::event::*;
-    pub(crate) use crate::graph::add::*;
-    pub(crate) use crate::graph::conditional::*;
-    pub(crate) use crate::graph::exec::*;
-    pub(crate) use crate::graph::instantiate::*;
-    pub(crate) use crate::graph::memory::*;
-    pub(crate) use crate::graph::params::*;
-    pub(crate) use crate::graph::update::*;
-    pub(crate) use crate::graph::user_object::*;
-    pub(crate) use crate::graph::*;
-    pub(crate) use crate::green::*;
-    pub(crate) use crate::host_function::*;
-    pub(crate) use crate::ipc::*;
-    pub(crate) use crate::ipc_event::*;
-    pub(crate) use crate::launch::*;
-    pub(crate) use crate::link::*;
-    pub(crate) use crate::memory::*;
-    pub(crate) use crate::module::*;
-    pub(crate) use crate::pointer::*;
-    pub(crate) use crate::pool::*;
-    pub(crate) use crate::proc_address::*;
-    pub(crate) use crate::semaphore::*;
-    pub(crate) use crate::stream::*;
-    pub(crate) use crate::stream_memory::*;
-    pub(crate) use crate::unbuilt::*;
-    pub(crate) use crate::vmm::*;
+/// Every exported function, which the integration tests call.
+pub mod exports {
+    pub use crate::array::*;
+    pub use crate::capture::calls::*;
+    pub use crate::context::*;
+    pub use crate::copy::*;
+    pub use crate::device::*;
+    pub use crate::driver::*;
+    pub use crate::errors::*;
+    pub use crate::event::*;
+    pub use crate::graph::add::*;
+    pub use crate::graph::conditional::*;
+    pub use crate::graph::exec::*;
+    pub use crate::graph::instantiate::*;
+    pub use crate::graph::memory::*;
+    pub use crate::graph::params::*;
+    pub use crate::graph::update::*;
+    pub use crate::graph::user_object::*;
+    pub use crate::graph::*;
+    pub use crate::green::*;
+    pub use crate::host_function::*;
+    pub use crate::ipc::*;
+    pub use crate::ipc_event::*;
+    pub use crate::launch::*;
+    pub use crate::link::*;
+    pub use crate::memory::*;
+    pub use crate::module::*;
+    pub use crate::pointer::*;
+    pub use crate::pool::*;
+    pub use crate::proc_address::*;
+    pub use crate::semaphore::*;
+    pub use crate::stream::*;
+    pub use crate::stream_memory::*;
+    pub use crate::unbuilt::*;
+    pub use crate::vmm::*;
 }
 
 pub(crate) use tessera_cuda::types::CUDA_ERROR_NOT_FOUND as NOT_FOUND;

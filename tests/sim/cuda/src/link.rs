@@ -7,7 +7,7 @@ use crate::abi::{exports, get, put, put_if};
 use crate::context::current;
 use crate::driver::{driver, lock};
 use crate::errors::Result;
-use crate::handle::{Header, Object, enliven, handle, kill, resolve};
+use crate::handle::{Header, enliven, handle, kill, object, resolve};
 use crate::ptx::{self, ELF};
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::Mutex;
@@ -20,7 +20,6 @@ const LAST_INPUT: c_int = 5;
 /// the amount of log buffer filled".
 const LOG_SIZES: [c_int; 2] = [4, 6];
 
-/// A link in progress.
 #[repr(C)]
 pub(crate) struct Link {
     header: Header,
@@ -35,30 +34,9 @@ struct Parts {
     complete: Option<Box<[u8]>>,
 }
 
-impl Object for Link {
-    const MAGIC: u32 = 0x4c49_4e4b;
-    fn header(&self) -> &Header {
-        &self.header
-    }
-}
+object!(Link, 0x4c49_4e4b);
 
 type CUlinkState = *mut c_void;
-
-fn create(
-    count: c_uint,
-    options: *const c_int,
-    values: *mut usize,
-    out: *mut CUlinkState,
-) -> Result<()> {
-    current()?;
-    for i in 0..count as usize {
-        if LOG_SIZES.contains(&get(options.wrapping_add(i))?) {
-            put(values.wrapping_add(i), 0)?;
-        }
-    }
-    let link = Link { header: Header::new(), parts: Mutex::default() };
-    put(out, handle(enliven(Box::leak(Box::new(link)))))
-}
 
 fn add(link: CUlinkState, kind: c_int, bytes: &[u8]) -> Result<()> {
     let link: &Link = resolve(link)?;
@@ -78,27 +56,24 @@ fn add(link: CUlinkState, kind: c_int, bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-fn add_data(link: CUlinkState, kind: c_int, data: *const c_void, size: usize) -> Result<()> {
-    driver()?;
-    if data.is_null() || size == 0 {
-        return Err(CUDA_ERROR_INVALID_VALUE);
-    }
-    // SAFETY: the caller promises `size` readable bytes.
-    add(link, kind, unsafe { std::slice::from_raw_parts(data.cast(), size) })
-}
-
 exports! {
-    fn cuLinkCreate(count: c_uint, options: *const c_int, values: *mut usize, out: *mut CUlinkState) {
-        create(count, options, values, out)
+    fn cuLinkCreate, cuLinkCreate_v2(count: c_uint, options: *const c_int, values: *mut usize, out: *mut CUlinkState) {
+        current()?;
+        for i in 0..count as usize {
+            if LOG_SIZES.contains(&get(options.wrapping_add(i))?) {
+                put(values.wrapping_add(i), 0)?;
+            }
+        }
+        let link = Link { header: Header::new(), parts: Mutex::default() };
+        put(out, handle(enliven(Box::leak(Box::new(link)))))
     }
-    fn cuLinkCreate_v2(count: c_uint, options: *const c_int, values: *mut usize, out: *mut CUlinkState) {
-        create(count, options, values, out)
-    }
-    fn cuLinkAddData(link: CUlinkState, kind: c_int, data: *const c_void, size: usize, _name: *const c_char, _count: c_uint, _options: *const c_int, _values: *mut usize) {
-        add_data(link, kind, data, size)
-    }
-    fn cuLinkAddData_v2(link: CUlinkState, kind: c_int, data: *const c_void, size: usize, _name: *const c_char, _count: c_uint, _options: *const c_int, _values: *mut usize) {
-        add_data(link, kind, data, size)
+    fn cuLinkAddData, cuLinkAddData_v2(link: CUlinkState, kind: c_int, data: *const c_void, size: usize, _name: *const c_char, _count: c_uint, _options: *const c_int, _values: *mut usize) {
+        driver()?;
+        if data.is_null() || size == 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        // SAFETY: the caller promises `size` readable bytes.
+        add(link, kind, unsafe { std::slice::from_raw_parts(data.cast(), size) })
     }
     fn cuLinkComplete(link: CUlinkState, image: *mut *const c_void, size: *mut usize) {
         driver()?;

@@ -25,7 +25,6 @@ const CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED: CUresult = 713;
 /// `cuMemAllocPitch`: rows begin at multiples of this (texture pitch alignment is less).
 const PITCH: usize = 512;
 
-/// What an allocation is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     /// `cuMemAlloc`, `cuMemAllocPitch`.
@@ -34,7 +33,6 @@ pub(crate) enum Kind {
     Low,
     /// `cuMemAllocManaged`; simulated as device memory that is resident from the start.
     Managed,
-    /// From a memory pool.
     Pooled,
     /// Of a graph's allocation node; see [`crate::graph::memory`].
     Graph,
@@ -51,7 +49,6 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Which of [`Memory::arenas`] it comes from.
     fn arena(self) -> usize {
         match self {
             Kind::Low => 1,
@@ -60,31 +57,24 @@ impl Kind {
         }
     }
 
-    /// What its chunks count as.
     fn counts_as(self) -> Use {
         if self == Kind::Managed { Use::Managed } else { Use::Allocation }
     }
 
-    /// Whether it occupies a GPU's memory.
     pub(crate) fn is_device(self) -> bool {
         !matches!(self, Kind::Host | Kind::Registered | Kind::MappedHost)
     }
 }
 
-/// One allocation.
 #[derive(Clone, Copy)]
 pub(crate) struct Allocation {
     /// Its size as asked for.
     pub size: u64,
-    /// What it is.
     pub kind: Kind,
-    /// The context it belongs to.
     pub context: &'static Context,
     /// Number unique in the process (`CU_POINTER_ATTRIBUTE_BUFFER_ID`).
     pub id: u64,
-    /// Host flags.
     flags: u32,
-    /// The pool it came from.
     pub pool: Option<&'static Pool>,
     /// Whether its pages may have been touched.
     touched: bool,
@@ -96,7 +86,6 @@ impl Allocation {
     }
 }
 
-/// All allocations of the process.
 pub(crate) struct Memory {
     /// By unit: ordinary and low addresses, and managed memory.
     arenas: Vec<[Arena; 3]>,
@@ -108,7 +97,6 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Nothing allocated.
     pub(crate) fn new(config: &Config) -> Memory {
         let chunk = config.memory.granularity_bytes;
         let arenas =
@@ -171,7 +159,6 @@ impl Memory {
         self.by_start.insert(start, new);
     }
 
-    /// Books an allocation of a pool.
     pub(crate) fn insert_pooled(
         &mut self,
         start: u64,
@@ -199,12 +186,10 @@ impl Memory {
         Some((a.context.device.gpu, a.size))
     }
 
-    /// The allocator's grain.
     pub(crate) fn chunk(&self) -> u64 {
         self.chunk
     }
 
-    /// Notes another process's memory.
     pub(crate) fn insert_imported(&mut self, start: u64, size: u64, context: &'static Context) {
         self.insert(start, size, Kind::Imported, context, 0);
     }
@@ -225,7 +210,6 @@ impl Memory {
         }
     }
 
-    /// Forgets a mapping.
     pub(crate) fn remove_mapped(&mut self, start: u64) {
         self.by_start.remove(&start);
     }
@@ -235,7 +219,6 @@ impl Memory {
         self.arenas[gpu][0].take_range(bytes)
     }
 
-    /// Gives address space back.
     pub(crate) fn give_range(&mut self, gpu: usize, start: u64, bytes: u64) {
         self.arenas[gpu][0].give_range(start, bytes);
     }
@@ -253,7 +236,6 @@ impl Memory {
     }
 }
 
-/// Allocates device memory for `context`.
 pub(crate) fn allocate(context: &'static Context, size: u64, kind: Kind) -> Result<u64> {
     let driver = driver()?;
     context.device.check()?;
@@ -431,25 +413,6 @@ fn forget_host(driver: &Driver, start: u64, kind: Kind) -> Result<()> {
     Ok(())
 }
 
-fn register(start: *mut c_void, len: usize, flags: c_uint) -> Result<()> {
-    capture::permit(capture::Call::Host)?;
-    let context = current()?;
-    if start.is_null() || len == 0 {
-        return Err(CUDA_ERROR_INVALID_VALUE);
-    }
-    let driver = driver()?;
-    let mut memory = driver.memory();
-    let (from, to) = (start as u64, start as u64 + len as u64);
-    let overlaps = memory.by_start.range(..to).next_back().is_some_and(|(s, a)| s + a.size > from);
-    if overlaps {
-        return Err(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
-    }
-    memory.insert(from, len as u64, Kind::Registered, context, flags);
-    drop(memory);
-    driver.session.pin(len as u64);
-    Ok(())
-}
-
 fn host_pointer(address: *mut c_void) -> Result<u64> {
     current()?;
     let memory = driver()?.memory();
@@ -457,12 +420,6 @@ fn host_pointer(address: *mut c_void) -> Result<u64> {
         Some((_, a)) if !a.kind.is_device() => Ok(address as u64),
         _ => Err(CUDA_ERROR_INVALID_VALUE),
     }
-}
-
-fn address_range(address: u64) -> Result<(u64, u64)> {
-    current()?;
-    let memory = driver()?.memory();
-    memory.find(address, 0).map(|(start, a)| (start, a.size)).ok_or(crate::NOT_FOUND)
 }
 
 exports! {
@@ -540,23 +497,17 @@ exports! {
     }
 
     fn cuMemGetAddressRange_v2(base: *mut CUdeviceptr, size: *mut usize, address: CUdeviceptr) {
-        let (start, len) = address_range(address)?;
+        current()?;
+        let memory = driver()?.memory();
+        let (start, len) =
+            memory.find(address, 0).map(|(start, a)| (start, a.size)).ok_or(crate::NOT_FOUND)?;
         put_if(base, start);
         put_if(size, usize::try_from(len).unwrap_or(usize::MAX));
-        Ok(())
-    }
-    fn cuMemGetAddressRange(base: *mut CUdeviceptr_v1, size: *mut c_uint, address: CUdeviceptr_v1) {
-        let (start, len) = address_range(u64::from(address))?;
-        put_if(base, u32_or_max(start));
-        put_if(size, u32_or_max(len));
         Ok(())
     }
 
     fn cuMemAllocHost_v2(out: *mut *mut c_void, bytes: usize) {
         put(out, allocate_host(bytes, 0)?)
-    }
-    fn cuMemAllocHost(out: *mut *mut c_void, bytes: c_uint) {
-        put(out, allocate_host(bytes as usize, 0)?)
     }
     fn cuMemHostAlloc(out: *mut *mut c_void, bytes: usize, flags: c_uint) {
         if flags & !7 != 0 {
@@ -567,11 +518,23 @@ exports! {
     fn cuMemFreeHost(start: *mut c_void) {
         release_host(start, Kind::Host)
     }
-    fn cuMemHostRegister_v2(start: *mut c_void, len: usize, flags: c_uint) {
-        register(start, len, flags)
-    }
-    fn cuMemHostRegister(start: *mut c_void, len: usize, flags: c_uint) {
-        register(start, len, flags)
+    fn cuMemHostRegister_v2, cuMemHostRegister(start: *mut c_void, len: usize, flags: c_uint) {
+        capture::permit(capture::Call::Host)?;
+        let context = current()?;
+        if start.is_null() || len == 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let driver = driver()?;
+        let mut memory = driver.memory();
+        let (from, to) = (start as u64, start as u64 + len as u64);
+        let overlaps = memory.by_start.range(..to).next_back().is_some_and(|(s, a)| s + a.size > from);
+        if overlaps {
+            return Err(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
+        }
+        memory.insert(from, len as u64, Kind::Registered, context, flags);
+        drop(memory);
+        driver.session.pin(len as u64);
+        Ok(())
     }
     fn cuMemHostUnregister(start: *mut c_void) {
         current()?;

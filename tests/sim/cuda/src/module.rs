@@ -1,7 +1,7 @@
 //! Modules, libraries, functions: CUDA Driver API, "Module Management", "Library Management",
 //! "Execution Control".
 //!
-//! Any image is accepted. From PTX text the entries and variables are read; of a cubin or fatbin
+//! Any image is accepted. From PTX text the entries are read; of a cubin or fatbin
 //! any name asked for is taken to exist.
 
 use crate::NOT_FOUND;
@@ -9,25 +9,22 @@ use crate::abi::{cstr, exports, put, put_if};
 use crate::context::{Context, current};
 use crate::driver::{Driver, driver, lock};
 use crate::errors::Result;
-use crate::handle::{Header, Object, enliven, handle, kill, resolve};
-use crate::memory::{Kind, allocate, free};
+use crate::handle::{Header, enliven, handle, kill, object, resolve};
 use crate::pool;
 use crate::ptx;
 use simgpu::config::{Duration, MemoryConfig};
 use simgpu::memory::Use;
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock};
 use tessera_cuda::types::{
     CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUdevice,
-    CUdeviceptr, CUfunction, CUkernel, CUlibrary, CUmodule,
+    CUfunction, CUkernel, CUlibrary, CUmodule,
 };
 
 /// `CU_FUNC_ATTRIBUTE_*` below this are kept.
 const ATTRIBUTES: usize = 16;
-/// Size given to a variable of an image that can't be read.
-const UNKNOWN_GLOBAL_BYTES: u64 = 4096;
 
 /// A loaded module or library. A library belongs to the context that was current when it was
 /// loaded, where the real one belongs to none.
@@ -37,17 +34,11 @@ pub(crate) struct Module {
     context: &'static Context,
     image: ptx::Image,
     functions: Mutex<BTreeMap<String, &'static Function>>,
-    globals: Mutex<BTreeMap<String, (u64, u64)>>,
     /// Bytes charged for its functions that are loaded.
     code: Mutex<u64>,
 }
 
-impl Object for Module {
-    const MAGIC: u32 = 0x4d4f_4455;
-    fn header(&self) -> &Header {
-        &self.header
-    }
-}
+object!(Module, 0x4d4f_4455);
 
 /// A kernel. A library's `CUkernel` and a module's `CUfunction` are the same here.
 #[repr(C)]
@@ -55,24 +46,17 @@ pub(crate) struct Function {
     header: Header,
     name: CString,
     module: &'static Module,
-    /// How long it runs.
     pub duration: Duration,
     /// Local memory of each thread.
     pub local_bytes: u64,
     /// It lets the kernel behind it begin before it ends.
     pub lets_go: bool,
-    attributes: [AtomicI32; ATTRIBUTES],
+    attributes: [i32; ATTRIBUTES],
     loaded: AtomicBool,
 }
 
-impl Object for Function {
-    const MAGIC: u32 = 0x4655_4e43;
-    fn header(&self) -> &Header {
-        &self.header
-    }
-}
+object!(Function, 0x4655_4e43);
 
-/// Every module and library of the process.
 static LOADED: Mutex<Vec<&'static Module>> = Mutex::new(Vec::new());
 
 fn load(context: &'static Context, image: *const c_void) -> Result<&'static Module> {
@@ -94,7 +78,6 @@ fn add(context: &'static Context, image: ptx::Image) -> Result<&'static Module> 
         context,
         image,
         functions: Mutex::default(),
-        globals: Mutex::default(),
         code: Mutex::default(),
     }));
     lock(&LOADED).push(module);
@@ -135,13 +118,6 @@ fn is_eager(driver: &Driver) -> bool {
     })
 }
 
-fn load_file(context: &'static Context, path: *const c_char) -> Result<&'static Module> {
-    const CUDA_ERROR_FILE_NOT_FOUND: i32 = 301;
-    let bytes = std::fs::read(cstr(path)?).map_err(|_| CUDA_ERROR_FILE_NOT_FOUND)?;
-    let image = ptx::Image::of(&bytes).ok_or(CUDA_ERROR_INVALID_IMAGE)?;
-    add(context, image)
-}
-
 fn unload(driver: &Driver, module: &'static Module) {
     if !kill(module) {
         return;
@@ -149,9 +125,6 @@ fn unload(driver: &Driver, module: &'static Module) {
     lock(&LOADED).retain(|m| !std::ptr::eq(*m, module));
     for function in lock(&module.functions).values() {
         kill(*function);
-    }
-    for (at, _) in std::mem::take(&mut *lock(&module.globals)).into_values() {
-        let _ = free(driver, at);
     }
     let overhead = driver.session.config().memory.module_overhead_bytes;
     let overhead = overhead + std::mem::take(&mut *lock(&module.code));
@@ -166,7 +139,6 @@ fn unload_now(driver: &Driver, module: &'static Module) -> Result<()> {
     Ok(())
 }
 
-/// Unloads what belongs to a context that ends.
 pub(crate) fn unload_all_of(driver: &Driver, context: &'static Context) {
     let loaded: Vec<_> =
         lock(&LOADED).iter().copied().filter(|m| std::ptr::eq(m.context, context)).collect();
@@ -203,15 +175,11 @@ impl Module {
         }
         let gpu = &self.context.device.config;
         let version = i32::try_from(gpu.compute_capability.0 * 10 + gpu.compute_capability.1);
-        let attributes: [AtomicI32; ATTRIBUTES] = Default::default();
-        // Threads per block, registers, PTX and binary version; the rest is 0.
-        for (i, value) in [(0, 1024), (4, 32), (5, version.unwrap_or(0)), (6, version.unwrap_or(0))]
-        {
-            attributes[i].store(value, Ordering::Relaxed);
-        }
-        attributes[9].store(-1, Ordering::Relaxed);
+        let version = version.unwrap_or(0);
         let local_bytes = self.image.local_bytes(name);
-        attributes[3].store(i32::try_from(local_bytes).unwrap_or(i32::MAX), Ordering::Relaxed);
+        let local = i32::try_from(local_bytes).unwrap_or(i32::MAX);
+        // Threads per block, local memory, registers, PTX and binary version, carve-out.
+        let attributes = [1024, 0, 0, local, 32, version, version, 0, 0, -1, 0, 0, 0, 0, 0, 0];
         let function: &'static Function = Box::leak(Box::new(Function {
             header: Header::new(),
             name: CString::new(name).map_err(|_| CUDA_ERROR_INVALID_VALUE)?,
@@ -224,17 +192,6 @@ impl Module {
         }));
         functions.insert(name.to_owned(), enliven(function));
         Ok(function)
-    }
-
-    fn global(&'static self, name: &str) -> Result<(u64, u64)> {
-        let size = self.image.variable(name, UNKNOWN_GLOBAL_BYTES).ok_or(NOT_FOUND)?;
-        let mut globals = lock(&self.globals);
-        if let Some(&known) = globals.get(name) {
-            return Ok(known);
-        }
-        let at = allocate(self.context, size, Kind::Device)?;
-        globals.insert(name.to_owned(), (at, size));
-        Ok((at, size))
     }
 }
 
@@ -270,30 +227,10 @@ impl Function {
         Ok(())
     }
 
-    fn attribute(&self, which: c_int) -> Result<&AtomicI32> {
-        let index = usize::try_from(which).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
-        self.attributes.get(index).ok_or(CUDA_ERROR_INVALID_VALUE)
+    fn attribute(&self, which: c_int) -> Result<i32> {
+        let value = usize::try_from(which).ok().and_then(|at| self.attributes.get(at));
+        value.copied().ok_or(CUDA_ERROR_INVALID_VALUE)
     }
-
-    fn set(&self, which: c_int, value: c_int) -> Result<()> {
-        // Dynamic shared memory, carve-out, and the cluster attributes can be set.
-        if !matches!(which, 8 | 9 | 11..=15) {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        self.attribute(which)?.store(value, Ordering::Relaxed);
-        Ok(())
-    }
-}
-
-fn get_global(module: CUmodule, name: *const c_char) -> Result<(u64, u64)> {
-    driver()?;
-    resolve::<Module>(module)?.global(cstr(name)?)
-}
-
-fn put_global(at: *mut CUdeviceptr, size: *mut usize, global: (u64, u64)) -> Result<()> {
-    put_if(at, global.0);
-    put_if(size, usize::try_from(global.1).unwrap_or(usize::MAX));
-    Ok(())
 }
 
 /// "CUDA_ERROR_INVALID_VALUE" behind the last parameter, and for images that can't tell.
@@ -318,13 +255,6 @@ exports! {
     fn cuModuleLoadData(out: *mut CUmodule, image: *const c_void) {
         put(out, handle(load(current()?, image)?))
     }
-    fn cuModuleLoadDataEx(out: *mut CUmodule, image: *const c_void, count: c_uint, options: *mut c_int, values: *mut *mut c_void) {
-        let _ = (count, options, values);
-        put(out, handle(load(current()?, image)?))
-    }
-    fn cuModuleLoad(out: *mut CUmodule, path: *const c_char) {
-        put(out, handle(load_file(current()?, path)?))
-    }
     fn cuModuleUnload(module: CUmodule) {
         let driver = driver()?;
         unload_now(driver, resolve(module)?)
@@ -332,9 +262,6 @@ exports! {
     fn cuModuleGetFunction(out: *mut CUfunction, module: CUmodule, name: *const c_char) {
         driver()?;
         put(out, handle(resolve::<Module>(module)?.function(cstr(name)?)?))
-    }
-    fn cuModuleGetGlobal_v2(at: *mut CUdeviceptr, size: *mut usize, module: CUmodule, name: *const c_char) {
-        put_global(at, size, get_global(module, name)?)
     }
     fn cuModuleGetLoadingMode(mode: *mut c_int) {
         // CU_MODULE_EAGER_LOADING, …_LAZY_LOADING.
@@ -352,40 +279,21 @@ exports! {
         driver()?;
         put(out, handle(resolve::<Module>(library)?.function(cstr(name)?)?))
     }
-    fn cuLibraryGetModule(out: *mut CUmodule, library: CUlibrary) {
-        driver()?;
-        put(out, handle(resolve::<Module>(library)?))
-    }
-    fn cuLibraryGetGlobal(at: *mut CUdeviceptr, size: *mut usize, library: CUlibrary, name: *const c_char) {
-        put_global(at, size, get_global(library, name)?)
-    }
     fn cuKernelGetFunction(out: *mut CUfunction, kernel: CUkernel) {
         driver()?;
         put(out, handle(resolve::<Function>(kernel)?))
     }
     fn cuKernelGetAttribute(value: *mut c_int, which: c_int, kernel: CUkernel, _dev: CUdevice) {
         driver()?;
-        put(value, resolve::<Function>(kernel)?.attribute(which)?.load(Ordering::Relaxed))
+        put(value, resolve::<Function>(kernel)?.attribute(which)?)
     }
     fn cuKernelGetParamInfo(kernel: CUkernel, index: usize, offset: *mut usize, size: *mut usize) {
         parameter_info(kernel, index, offset, size)
     }
-    fn cuKernelSetAttribute(which: c_int, value: c_int, kernel: CUkernel, _dev: CUdevice) {
-        driver()?;
-        resolve::<Function>(kernel)?.set(which, value)
-    }
-    fn cuKernelSetCacheConfig(kernel: CUkernel, _config: c_int, _dev: CUdevice) {
-        driver()?;
-        resolve::<Function>(kernel).map(|_| ())
-    }
 
     fn cuFuncGetAttribute(value: *mut c_int, which: c_int, function: CUfunction) {
         driver()?;
-        put(value, resolve::<Function>(function)?.attribute(which)?.load(Ordering::Relaxed))
-    }
-    fn cuFuncSetAttribute(function: CUfunction, which: c_int, value: c_int) {
-        driver()?;
-        resolve::<Function>(function)?.set(which, value)
+        put(value, resolve::<Function>(function)?.attribute(which)?)
     }
     fn cuFuncIsLoaded(state: *mut c_int, function: CUfunction) {
         driver()?;
@@ -396,9 +304,5 @@ exports! {
     fn cuFuncLoad(function: CUfunction) {
         driver()?;
         resolve::<Function>(function)?.load()
-    }
-    fn cuFuncSetCacheConfig(function: CUfunction, _config: c_int) {
-        driver()?;
-        resolve::<Function>(function).map(|_| ())
     }
 }

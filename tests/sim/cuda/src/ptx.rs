@@ -1,18 +1,16 @@
-//! Reading images: entries and variables of PTX text; cubins and fatbins are opaque.
+//! Reading images: entries of PTX text; cubins and fatbins are opaque.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_void};
 
-/// What is known of an image.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Image {
     /// A cubin or fatbin of so many bytes: any name exists.
     Opaque(u64),
-    /// PTX: these entries, and these variables with their sizes in bytes.
-    Ptx(BTreeMap<String, Entry>, BTreeMap<String, u64>),
+    /// PTX: these entries.
+    Ptx(BTreeMap<String, Entry>),
 }
 
-/// What a cubin begins with.
 pub(crate) const ELF: [u8; 4] = *b"\x7fELF";
 const FATBIN: [u8; 4] = 0xBA55_ED50u32.to_le_bytes();
 /// `__fatBinC_Wrapper_t`, which `cuModuleLoadFatBinary` also takes.
@@ -60,7 +58,7 @@ impl Image {
     pub(crate) fn has_entry(&self, name: &str) -> bool {
         match self {
             Image::Opaque(_) => true,
-            Image::Ptx(entries, _) => entries.contains_key(name),
+            Image::Ptx(entries) => entries.contains_key(name),
         }
     }
 
@@ -68,20 +66,20 @@ impl Image {
     pub(crate) fn parameters(&self, name: &str) -> Option<&[Parameter]> {
         match self {
             Image::Opaque(_) => None,
-            Image::Ptx(entries, _) => entries.get(name).map(|entry| entry.parameters.as_slice()),
+            Image::Ptx(entries) => entries.get(name).map(|entry| entry.parameters.as_slice()),
         }
     }
 
     /// Whether an entry lets the kernel behind it begin at once (PTX ISA, `griddepcontrol`); not where the image can't tell.
     pub(crate) fn lets_go(&self, name: &str) -> bool {
-        matches!(self, Image::Ptx(entries, _) if entries.get(name).is_some_and(|e| e.lets_go))
+        matches!(self, Image::Ptx(entries) if entries.get(name).is_some_and(|e| e.lets_go))
     }
 
     /// Bytes of local memory that an entry declares for each thread; 0 where the image can't tell.
     pub(crate) fn local_bytes(&self, name: &str) -> u64 {
         match self {
             Image::Opaque(_) => 0,
-            Image::Ptx(entries, _) => entries.get(name).map_or(0, |entry| entry.local_bytes),
+            Image::Ptx(entries) => entries.get(name).map_or(0, |entry| entry.local_bytes),
         }
     }
 
@@ -93,19 +91,10 @@ impl Image {
         }
     }
 
-    /// The entries' names.
     pub(crate) fn entries(&self) -> Vec<&str> {
         match self {
             Image::Opaque(_) => Vec::new(),
-            Image::Ptx(entries, _) => entries.keys().map(String::as_str).collect(),
-        }
-    }
-
-    /// A variable's size; `unknown` where the image can't tell.
-    pub(crate) fn variable(&self, name: &str, unknown: u64) -> Option<u64> {
-        match self {
-            Image::Opaque(_) => Some(unknown),
-            Image::Ptx(_, variables) => variables.get(name).copied(),
+            Image::Ptx(entries) => entries.keys().map(String::as_str).collect(),
         }
     }
 }
@@ -134,7 +123,6 @@ unsafe fn size(image: *const u8) -> u64 {
     }
 }
 
-/// What PTX says of a kernel.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Entry {
     parameters: Vec<Parameter>,
@@ -148,12 +136,11 @@ pub(crate) struct Entry {
 pub(crate) struct Parameter {
     /// From the first parameter's beginning.
     pub offset: u64,
-    /// Of itself.
     pub size: u64,
 }
 
 fn parse(text: &str) -> Image {
-    let (mut entries, mut variables) = (BTreeMap::<_, Entry>::new(), BTreeMap::new());
+    let mut entries = BTreeMap::<_, Entry>::new();
     let mut at = 0;
     let mut within = None;
     let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '$' | '%');
@@ -176,18 +163,14 @@ fn parse(text: &str) -> Image {
                 entry.lets_go = true;
             }
         } else if let Some(rest) = line.trim_start().strip_prefix(".local ")
-            && let Some((_, size)) = variable(rest)
+            && let Some(size) = size_of_variable(rest)
         {
             if let Some(entry) = within.and_then(|name| entries.get_mut(name)) {
                 entry.local_bytes = entry.local_bytes.saturating_add(size);
             }
-        } else if let Some((_, rest)) = line.split_once(".global ").or(line.split_once(".const "))
-            && let Some((name, size)) = variable(rest)
-        {
-            variables.insert(name, size);
         }
     }
-    Image::Ptx(entries, variables)
+    Image::Ptx(entries)
 }
 
 /// The parameters between the parentheses behind an entry's name, if it has any.
@@ -199,7 +182,7 @@ fn parameters(text: &str, name: &str) -> Vec<Parameter> {
     let mut end = 0u64;
     let mut all = Vec::new();
     for declaration in list.split(',').filter_map(|p| p.trim().strip_prefix(".param")) {
-        let Some((_, size)) = variable(declaration) else { continue };
+        let Some(size) = size_of_variable(declaration) else { continue };
         let words: Vec<_> = declaration.split_whitespace().collect();
         // Behind `.ptr` it is what the pointer points to that is aligned.
         let own = words.split(|w| *w == ".ptr").next().unwrap_or(&[]);
@@ -212,8 +195,8 @@ fn parameters(text: &str, name: &str) -> Vec<Parameter> {
     all
 }
 
-/// `.align 4 .b8 name[16];`, `.u32 name = 1;`: a variable and its size.
-fn variable(rest: &str) -> Option<(String, u64)> {
+/// Of `.align 4 .b8 name[16];`, `.u32 name`, in bytes.
+fn size_of_variable(rest: &str) -> Option<u64> {
     let declaration = rest.split(['=', ';']).next()?.trim();
     let last = declaration.split_whitespace().next_back()?;
     // `.u64 .ptr .global name`: attributes of a pointer may follow the type.
@@ -221,12 +204,10 @@ fn variable(rest: &str) -> Option<(String, u64)> {
         word.strip_prefix('.')?.trim_start_matches(|c: char| c.is_ascii_alphabetic()).parse().ok()
     };
     let bits = declaration.split_whitespace().find_map(bits)?;
-    let mut parts = last.split('[');
-    let name = parts.next()?.to_owned();
-    let count = parts.try_fold(1u64, |n, dimension| {
+    let count = last.split('[').skip(1).try_fold(1u64, |n, dimension| {
         n.checked_mul(dimension.trim_end_matches(']').parse().ok()?)
     })?;
-    Some((name, (bits / 8).checked_mul(count)?))
+    (bits / 8).checked_mul(count)
 }
 
 #[cfg(test)]
@@ -234,7 +215,7 @@ mod tests {
     use super::Image;
 
     #[test]
-    fn entries_and_variables_are_read() {
+    fn entries_are_read() {
         let image = Image::of(
             b".version 8.0\n.target sm_90\n.visible .global .align 4 .b8 table[16];\n\
               .visible .const .u32 one = 1;\n.visible .entry add(\n .param .u64 a)\n{ ret; }\n\
@@ -244,9 +225,6 @@ mod tests {
         assert!(image.has_entry("add") && image.has_entry("mul"));
         assert!(!image.has_entry("not_this"));
         assert_eq!(image.entries().len(), 2);
-        assert_eq!(image.variable("table", 0), Some(16));
-        assert_eq!(image.variable("one", 0), Some(4));
-        assert_eq!(image.variable("two", 0), None);
     }
 
     #[test]

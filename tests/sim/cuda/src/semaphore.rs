@@ -8,7 +8,7 @@ use crate::abi::{exports, exports_both, get, put};
 use crate::capture;
 use crate::context::current;
 use crate::errors::Result;
-use crate::handle::{Header, Object, enliven, handle, kill, resolve};
+use crate::handle::{Header, enliven, handle, kill, object, resolve};
 use crate::stream::{Stream, stream};
 use crate::stream_memory;
 use std::ffi::{c_int, c_uint, c_void};
@@ -24,7 +24,7 @@ const KINDS: std::ops::RangeInclusive<c_int> = 1..=10;
 /// `CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC`.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub(crate) struct Description {
+pub struct Description {
     kind: c_int,
     padding: c_int,
     /// A union with two pointers; a descriptor is at its beginning.
@@ -35,7 +35,6 @@ pub(crate) struct Description {
 }
 const _: () = assert!(std::mem::offset_of!(Description, flags) == 24);
 
-/// A semaphore that was imported.
 #[repr(C)]
 struct Semaphore {
     header: Header,
@@ -43,12 +42,7 @@ struct Semaphore {
     at: u64,
 }
 
-impl Object for Semaphore {
-    const MAGIC: u32 = 0x5345_4d41;
-    fn header(&self) -> &Header {
-        &self.header
-    }
-}
+object!(Semaphore, 0x5345_4d41);
 
 /// `CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS` and `…_WAIT_PARAMS`, as far as timelines have a use of them.
 #[derive(Clone, Copy)]

@@ -18,7 +18,6 @@ use std::sync::Mutex;
 const HEADER: u64 = 1 << 16;
 const MAGIC: u64 = u64::from_le_bytes(*b"SIMGPUSH");
 
-/// What a shared file holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum What {
@@ -28,7 +27,6 @@ pub(crate) enum What {
     Ipc = 3,
 }
 
-/// The header.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Header {
@@ -48,7 +46,6 @@ pub(crate) struct Header {
 const HEADER_BYTES: usize = size_of::<Header>();
 
 impl Header {
-    /// For an object of this state.
     pub(crate) fn new(driver: &Driver, what: What, id: ObjectId, bytes: u64) -> Header {
         Header {
             magic: MAGIC,
@@ -62,12 +59,10 @@ impl Header {
         }
     }
 
-    /// The object.
     pub(crate) fn id(&self) -> ObjectId {
         ObjectId { index: self.index, generation: self.generation }
     }
 
-    /// Whether it is of this state and kind.
     pub(crate) fn is(&self, driver: &Driver, what: What) -> bool {
         self.magic == MAGIC && self.state == created(driver) && self.what == what as u32
     }
@@ -78,7 +73,6 @@ pub(crate) fn created(driver: &Driver) -> u64 {
     driver.session.shared().created_ns.load(std::sync::atomic::Ordering::Relaxed)
 }
 
-/// A file of shared memory.
 pub(crate) struct SharedFile {
     fd: RawFd,
     /// Device and inode: tells whether the descriptor is still this file's.
@@ -92,7 +86,6 @@ fn identity_of(fd: RawFd) -> Option<(u64, u64)> {
 }
 
 impl SharedFile {
-    /// A new file with room for `bytes` behind the header.
     pub(crate) fn create(bytes: u64) -> Option<SharedFile> {
         // SAFETY: a terminated name; the result is checked.
         let fd = unsafe { libc::memfd_create(c"simgpu".as_ptr(), libc::MFD_CLOEXEC) };
@@ -116,7 +109,6 @@ impl SharedFile {
         Some(SharedFile { fd, identity: identity_of(fd)? })
     }
 
-    /// Makes room for `bytes` behind the header.
     pub(crate) fn resize(&self, bytes: u64) -> bool {
         let Some(file) = self.file() else { return false };
         file.set_len(HEADER + bytes).is_ok()
@@ -142,14 +134,12 @@ impl SharedFile {
         simgpu::ofd::shared(fd, 0).then_some((fd, self.identity))
     }
 
-    /// Writes the header.
     pub(crate) fn write_header(&self, header: &Header) -> bool {
         // SAFETY: a plain structure, read as bytes.
         let bytes: [u8; HEADER_BYTES] = unsafe { std::mem::transmute(*header) };
         self.file().is_some_and(|f| f.write_all_at(&bytes, 0).is_ok())
     }
 
-    /// Reads the header.
     pub(crate) fn header(&self) -> Option<Header> {
         let mut bytes = [0u8; HEADER_BYTES];
         self.file()?.read_exact_at(&mut bytes, 0).ok()?;
@@ -216,7 +206,6 @@ pub(crate) fn map_again(from: u64, len: u64, to: u64) -> bool {
     at != libc::MAP_FAILED
 }
 
-/// Ends a mapping.
 pub(crate) fn unmap(at: u64, len: u64) {
     if let Ok(len) = usize::try_from(len) {
         // SAFETY: a mapping of ours that nothing refers to any more.
@@ -253,7 +242,6 @@ pub(crate) fn share(driver: &Driver, gpu: usize, kind: Use, bytes: u64) -> Optio
     Some(id)
 }
 
-/// Holds an object, once more.
 pub(crate) fn hold(driver: &Driver, id: ObjectId) -> Option<(usize, u64)> {
     let mut held = lock(&HELD);
     let found = driver.session.hold(id)?;
@@ -261,7 +249,6 @@ pub(crate) fn hold(driver: &Driver, id: ObjectId) -> Option<(usize, u64)> {
     Some(found)
 }
 
-/// Holds it once less.
 pub(crate) fn let_go(driver: &Driver, id: ObjectId) {
     let mut held = lock(&HELD);
     if let Some(count) = held.get_mut(&id) {

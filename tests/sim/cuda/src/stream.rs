@@ -10,7 +10,7 @@ use crate::context::{Context, current};
 use crate::driver::{Device, driver, lock, spend};
 use crate::errors::Result;
 use crate::event::Event;
-use crate::handle::{Header, Object, Recycler, enliven, handle, kill, resolve};
+use crate::handle::{Header, Recycler, enliven, handle, kill, object, resolve};
 use crate::pool;
 use crate::work::each;
 use simgpu::engine::{Op, QUEUES};
@@ -26,9 +26,7 @@ use tessera_cuda::types::{
 /// Which stream handle 0 means: `_ptsz` and `_ptds` entry points mean the thread's own.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Flavour {
-    /// The legacy default stream.
     Legacy,
-    /// The calling thread's default stream.
     PerThread,
 }
 
@@ -49,7 +47,6 @@ fn queues() -> u64 {
     })
 }
 
-/// A stream.
 #[repr(C)]
 pub(crate) struct Stream {
     header: Header,
@@ -59,13 +56,11 @@ pub(crate) struct Stream {
     id: AtomicU64,
     /// One more than its last operation; 0: none.
     last: AtomicU64,
-    /// Its queue.
     queue: AtomicU32,
     /// Up to which operation of the legacy default stream it waits already.
     behind: AtomicU64,
     /// Its last kernel, if that lets the next one begin before it ends.
     primary: Mutex<Option<Primary>>,
-    /// It takes part in a capture.
     capturing: AtomicBool,
 }
 
@@ -79,12 +74,7 @@ struct Primary {
     begin: u64,
 }
 
-impl Object for Stream {
-    const MAGIC: u32 = 0x5354_524d;
-    fn header(&self) -> &Header {
-        &self.header
-    }
-}
+object!(Stream, 0x5354_524d);
 
 static DEAD: Recycler<Stream> = Recycler::new();
 static NEXT_ID: AtomicU64 = AtomicU64::new(3);
@@ -94,7 +84,6 @@ thread_local! {
 }
 
 impl Stream {
-    /// A stream in `context`.
     pub(crate) fn create(context: &'static Context, flags: u32, priority: i32) -> &'static Stream {
         let stream = DEAD.take(|| Stream {
             header: Header::new(),
@@ -129,7 +118,6 @@ impl Stream {
         stream
     }
 
-    /// Its queue.
     #[inline]
     pub(crate) fn queue(&self) -> usize {
         self.queue.load(Ordering::Relaxed) as usize
@@ -143,14 +131,12 @@ impl Stream {
         }
     }
 
-    /// Its context.
     #[inline]
     pub(crate) fn context(&self) -> &'static Context {
         // SAFETY: set at creation to a context, which is never freed.
         unsafe { &*self.context.load(Ordering::Relaxed) }
     }
 
-    /// Its GPU.
     #[inline]
     pub(crate) fn device(&self) -> &'static Device {
         self.context().device
@@ -201,7 +187,6 @@ impl Stream {
         self.capturing.store(capturing, Ordering::Relaxed);
     }
 
-    /// Whether it is its context's legacy default stream.
     pub(crate) fn is_legacy(&self) -> bool {
         std::ptr::eq(self, self.context().legacy())
     }
@@ -413,15 +398,12 @@ exports! {
         create(out, flags, priority)
     }
 
-    fn cuStreamDestroy(s: CUstream) { destroy(s) }
-    fn cuStreamDestroy_v2(s: CUstream) { destroy(s) }
-}
-
-fn destroy(s: CUstream) -> Result<()> {
-    crate::driver::driver()?;
-    // Default streams can't be destroyed.
-    resolve::<Stream>(s)?.destroy();
-    Ok(())
+    fn cuStreamDestroy, cuStreamDestroy_v2(s: CUstream) {
+        driver()?;
+        // Default streams can't be destroyed.
+        resolve::<Stream>(s)?.destroy();
+        Ok(())
+    }
 }
 
 exports_both! {
@@ -464,8 +446,4 @@ exports_both! {
         put(ctx, handle(context))
     }
 
-    fn cuStreamAttachMemAsync, cuStreamAttachMemAsync_ptsz(s: CUstream, _at: u64, _len: usize, _flags: c_uint) |flavour| {
-        let s = stream(s, flavour)?;
-        if s.is_capturing() { capture::fail(s) } else { Ok(()) }
-    }
 }

@@ -114,7 +114,6 @@ impl MemOp {
         }
     }
 
-    /// Refuses what can't be done.
     fn check(&self) -> Result<()> {
         match self.kind {
             kind::BARRIER => return Ok(()),
@@ -135,7 +134,6 @@ impl MemOp {
         found.map(|_| ()).ok_or(CUDA_ERROR_INVALID_VALUE)
     }
 
-    /// Submits it.
     fn run(&self, s: &'static Stream) -> Result<()> {
         let (Some(value), address) = (self.value(), self.address) else { return Ok(()) };
         match self.kind {
@@ -148,7 +146,6 @@ impl MemOp {
     }
 }
 
-/// Writes a double word at an address of the driver's own.
 pub(crate) fn write_at(s: &'static Stream, address: u64, value: u64) -> Result<()> {
     write(s, address, Word::Long(value))
 }
@@ -188,7 +185,6 @@ fn write(s: &'static Stream, address: u64, value: Word) -> Result<()> {
     })
 }
 
-/// A caller's batch, checked.
 pub(crate) fn batch(count: c_uint, ops: *const MemOp, flags: c_uint) -> Result<Vec<MemOp>> {
     if count > MOST || flags != 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
@@ -199,7 +195,6 @@ pub(crate) fn batch(count: c_uint, ops: *const MemOp, flags: c_uint) -> Result<V
     Ok(ops)
 }
 
-/// Submits a batch's operations in order.
 pub(crate) fn run(ops: &[MemOp], s: &'static Stream) -> Result<()> {
     ops.iter().try_for_each(|op| op.run(s))
 }
@@ -219,34 +214,24 @@ fn one(s: &'static Stream, kind: c_uint, address: u64, value: u64, flags: c_uint
 }
 
 exports_both! {
-    fn cuStreamWriteValue32, cuStreamWriteValue32_ptsz(s: CUstream, at: CUdeviceptr, value: u32, flags: c_uint) |flavour| {
+    fn cuStreamWriteValue32, cuStreamWriteValue32_ptsz;
+       cuStreamWriteValue32_v2, cuStreamWriteValue32_v2_ptsz(s: CUstream, at: CUdeviceptr, value: u32, flags: c_uint) |flavour| {
         one(stream(s, flavour)?, kind::WRITE_32, at, value.into(), flags)
     }
-    fn cuStreamWriteValue32_v2, cuStreamWriteValue32_v2_ptsz(s: CUstream, at: CUdeviceptr, value: u32, flags: c_uint) |flavour| {
-        one(stream(s, flavour)?, kind::WRITE_32, at, value.into(), flags)
-    }
-    fn cuStreamWriteValue64, cuStreamWriteValue64_ptsz(s: CUstream, at: CUdeviceptr, value: u64, flags: c_uint) |flavour| {
+    fn cuStreamWriteValue64, cuStreamWriteValue64_ptsz;
+       cuStreamWriteValue64_v2, cuStreamWriteValue64_v2_ptsz(s: CUstream, at: CUdeviceptr, value: u64, flags: c_uint) |flavour| {
         one(stream(s, flavour)?, kind::WRITE_64, at, value, flags)
     }
-    fn cuStreamWriteValue64_v2, cuStreamWriteValue64_v2_ptsz(s: CUstream, at: CUdeviceptr, value: u64, flags: c_uint) |flavour| {
-        one(stream(s, flavour)?, kind::WRITE_64, at, value, flags)
-    }
-    fn cuStreamWaitValue32, cuStreamWaitValue32_ptsz(s: CUstream, at: CUdeviceptr, value: u32, flags: c_uint) |flavour| {
+    fn cuStreamWaitValue32, cuStreamWaitValue32_ptsz;
+       cuStreamWaitValue32_v2, cuStreamWaitValue32_v2_ptsz(s: CUstream, at: CUdeviceptr, value: u32, flags: c_uint) |flavour| {
         one(stream(s, flavour)?, kind::WAIT_32, at, value.into(), flags)
     }
-    fn cuStreamWaitValue32_v2, cuStreamWaitValue32_v2_ptsz(s: CUstream, at: CUdeviceptr, value: u32, flags: c_uint) |flavour| {
-        one(stream(s, flavour)?, kind::WAIT_32, at, value.into(), flags)
-    }
-    fn cuStreamWaitValue64, cuStreamWaitValue64_ptsz(s: CUstream, at: CUdeviceptr, value: u64, flags: c_uint) |flavour| {
+    fn cuStreamWaitValue64, cuStreamWaitValue64_ptsz;
+       cuStreamWaitValue64_v2, cuStreamWaitValue64_v2_ptsz(s: CUstream, at: CUdeviceptr, value: u64, flags: c_uint) |flavour| {
         one(stream(s, flavour)?, kind::WAIT_64, at, value, flags)
     }
-    fn cuStreamWaitValue64_v2, cuStreamWaitValue64_v2_ptsz(s: CUstream, at: CUdeviceptr, value: u64, flags: c_uint) |flavour| {
-        one(stream(s, flavour)?, kind::WAIT_64, at, value, flags)
-    }
-    fn cuStreamBatchMemOp, cuStreamBatchMemOp_ptsz(s: CUstream, count: c_uint, ops: *mut CUstreamBatchMemOpParams, flags: c_uint) |flavour| {
-        submit(stream(s, flavour)?, batch(count, ops.cast::<MemOp>().cast_const(), flags)?)
-    }
-    fn cuStreamBatchMemOp_v2, cuStreamBatchMemOp_v2_ptsz(s: CUstream, count: c_uint, ops: *mut CUstreamBatchMemOpParams, flags: c_uint) |flavour| {
+    fn cuStreamBatchMemOp, cuStreamBatchMemOp_ptsz;
+       cuStreamBatchMemOp_v2, cuStreamBatchMemOp_v2_ptsz(s: CUstream, count: c_uint, ops: *mut CUstreamBatchMemOpParams, flags: c_uint) |flavour| {
         submit(stream(s, flavour)?, batch(count, ops.cast::<MemOp>().cast_const(), flags)?)
     }
 }

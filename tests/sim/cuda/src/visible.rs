@@ -10,7 +10,6 @@
 use simgpu::{Config, GpuConfig};
 use std::ops::Range;
 
-/// The units that this process sees, by CUDA ordinal.
 pub(crate) fn units(config: &Config) -> Vec<usize> {
     enumerate(config, std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref())
 }
@@ -39,7 +38,6 @@ fn named(config: &Config, list: &str) -> Vec<usize> {
     visible
 }
 
-/// What an entry names.
 fn one(config: &Config, entry: &str) -> Option<Range<usize>> {
     let gpu = if entry.starts_with("GPU-") {
         config.gpus.iter().position(|g| g.uuid_text().starts_with(entry))
@@ -56,7 +54,6 @@ fn one(config: &Config, entry: &str) -> Option<Range<usize>> {
     gpu.map(|gpu| config.units_of(gpu))
 }
 
-/// What CUDA says that a unit is.
 pub(crate) fn described(config: &Config, unit: usize) -> GpuConfig {
     let gpu = config.gpus[config.units[unit].gpu].clone();
     match config.instance(unit) {
@@ -110,15 +107,5 @@ mod tests {
         .unwrap();
         let name = format!("MIG-{}/2/0", old.gpus[0].uuid_text());
         assert_eq!(enumerate(&old, Some(&name)), [1]);
-    }
-
-    #[test]
-    fn an_instance_has_its_own_memory_multiprocessors_and_name() {
-        let config = machine();
-        let instance = described(&config, 2);
-        assert_eq!(instance.memory_bytes, 4 << 30);
-        assert_eq!(instance.sm_count, 32);
-        assert_eq!(instance.name, "Simulated H200 MIG 2g.4gb");
-        assert_eq!(instance.pci, config.gpus[1].pci);
     }
 }

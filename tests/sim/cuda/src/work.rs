@@ -36,7 +36,6 @@ struct Submitter {
 /// One more than the last operation, of each queue; 0: none.
 pub(crate) type Last = [AtomicU64; QUEUES];
 
-/// What a context has submitted.
 #[derive(Default)]
 pub(crate) struct Tails {
     /// In any stream.
@@ -49,7 +48,6 @@ pub(crate) struct Tails {
     pub joined: Last,
 }
 
-/// The last operations of all queues.
 pub(crate) fn each(last: &Last) -> impl Iterator<Item = u64> {
     last.iter().filter_map(|last| last.load(Ordering::Relaxed).checked_sub(1))
 }
@@ -66,7 +64,6 @@ impl Default for Lane {
 }
 
 impl Lane {
-    /// The channel's number.
     pub(crate) fn channel(&self) -> u32 {
         self.channel.load(Ordering::Acquire)
     }
@@ -87,7 +84,6 @@ impl Lane {
         }
     }
 
-    /// Notes that operation `seq` of a queue is a host function.
     pub(crate) fn host_function(&self, queue: usize, seq: u64) {
         self.last_host[queue].fetch_max(seq + 1, Ordering::Release);
     }
@@ -149,7 +145,6 @@ impl Device {
         Ok(false)
     }
 
-    /// Whether an operation is complete.
     pub(crate) fn is_complete(&self, seq: u64) -> Result<bool> {
         let complete = driver()?.session.is_complete(self.lane.channel(), seq);
         if complete {
@@ -158,7 +153,6 @@ impl Device {
         Ok(complete)
     }
 
-    /// Waits for an operation.
     pub(crate) fn wait(&self, seq: u64) -> Result<()> {
         driver()?.session.wait(self.lane.channel(), seq);
         self.settle_writes();

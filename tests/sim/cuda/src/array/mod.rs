@@ -6,13 +6,13 @@
 mod calls;
 pub(crate) mod shape;
 
-pub(crate) use calls::*;
+pub use calls::*;
 
 use crate::arena::Arena;
 use crate::context::Context;
 use crate::driver::{Driver, driver, lock};
 use crate::errors::Result;
-use crate::handle::{Header, Object, Recycler, enliven, kill};
+use crate::handle::{Header, Recycler, enliven, kill, object};
 use shape::{Level, Shape};
 use simgpu::memory::Use;
 use std::collections::BTreeMap;
@@ -28,7 +28,6 @@ pub(crate) struct Array {
     inner: Mutex<Option<View>>,
 }
 
-/// A mipmapped array.
 #[repr(C)]
 pub(crate) struct Mipmap {
     header: Header,
@@ -49,7 +48,6 @@ struct Whole {
     levels: Vec<&'static Array>,
 }
 
-/// Memory of an array.
 #[derive(Clone, Copy)]
 struct Memory {
     shape: Shape,
@@ -58,19 +56,9 @@ struct Memory {
     at: Option<u64>,
 }
 
-impl Object for Array {
-    const MAGIC: u32 = 0x4152_5259;
-    fn header(&self) -> &Header {
-        &self.header
-    }
-}
+object!(Array, 0x4152_5259);
 
-impl Object for Mipmap {
-    const MAGIC: u32 = 0x4d49_504d;
-    fn header(&self) -> &Header {
-        &self.header
-    }
-}
+object!(Mipmap, 0x4d49_504d);
 
 static DEAD_ARRAYS: Recycler<Array> = Recycler::new();
 static DEAD_MIPMAPS: Recycler<Mipmap> = Recycler::new();
@@ -209,7 +197,6 @@ impl Mipmap {
     }
 }
 
-/// Ends the arrays of a context that ends.
 pub(crate) fn free_all_of(driver: &Driver, context: &'static Context) {
     let mine = |memory: &Memory| std::ptr::eq(memory.context, context);
     let arrays = lock(&ARRAYS).clone();

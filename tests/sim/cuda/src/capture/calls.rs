@@ -44,59 +44,6 @@ fn finish(s: CUstream, flavour: Flavour, out: *mut CUgraph) -> Result<()> {
     put(out, handle(end(s)?))
 }
 
-/// What `cuStreamGetCaptureInfo` writes; null where the caller wants nothing.
-struct Wanted {
-    status: *mut c_int,
-    id: *mut u64,
-    graph: *mut CUgraph,
-    nodes: *mut *const CUgraphNode,
-    edges: *mut *const Edge,
-    count: *mut usize,
-}
-
-impl Wanted {
-    fn short(status: *mut c_int, id: *mut u64) -> Wanted {
-        let (graph, nodes) = (std::ptr::null_mut(), std::ptr::null_mut());
-        Wanted {
-            status,
-            id,
-            graph,
-            nodes,
-            edges: std::ptr::null_mut(),
-            count: std::ptr::null_mut(),
-        }
-    }
-}
-
-fn info(s: CUstream, flavour: Flavour, wanted: &Wanted) -> Result<()> {
-    driver()?;
-    let s = peek(s, flavour)?;
-    if s.is_legacy() {
-        permit_legacy(s.context(), true)?;
-    }
-    if wanted.status.is_null() || (wanted.nodes.is_null() && !wanted.edges.is_null()) {
-        return Err(CUDA_ERROR_INVALID_VALUE);
-    }
-    let mut all = captures();
-    let Some((id, sequence)) = all.of(s) else { return put(wanted.status, 0) };
-    if sequence.invalid {
-        return put(wanted.status, INVALIDATED);
-    }
-    put_if(wanted.id, id);
-    put_if(wanted.graph, handle(sequence.graph));
-    let (participant, _) = all.active(s)?;
-    let nodes = participant.tips.iter().map(|tip| handle(*tip) as usize).collect();
-    participant.list = (nodes, vec![Edge::default(); participant.tips.len()].into());
-    put_if(wanted.nodes, participant.list.0.as_ptr().cast());
-    put_if(wanted.edges, participant.list.1.as_ptr());
-    put_if(wanted.count, participant.tips.len());
-    put(wanted.status, ACTIVE)
-}
-
-fn status(s: CUstream, flavour: Flavour, out: *mut c_int) -> Result<()> {
-    info(s, flavour, &Wanted::short(out, std::ptr::null_mut()))
-}
-
 exports! {
     fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) {
         driver()?;
@@ -119,15 +66,33 @@ exports_both! {
         finish(s, flavour, out)
     }
     fn cuStreamIsCapturing, cuStreamIsCapturing_ptsz(s: CUstream, out: *mut c_int) |flavour| {
-        status(s, flavour, out)
-    }
-    fn cuStreamGetCaptureInfo, cuStreamGetCaptureInfo_ptsz(s: CUstream, status: *mut c_int, id: *mut u64) |flavour| {
-        info(s, flavour, &Wanted::short(status, id))
-    }
-    fn cuStreamGetCaptureInfo_v2, cuStreamGetCaptureInfo_v2_ptsz(s: CUstream, status: *mut c_int, id: *mut u64, graph: *mut CUgraph, nodes: *mut *const CUgraphNode, count: *mut usize) |flavour| {
-        info(s, flavour, &Wanted { status, id, graph, nodes, edges: std::ptr::null_mut(), count })
+        let s = peek(s, flavour)?;
+        if s.is_legacy() {
+            permit_legacy(s.context(), true)?;
+        }
+        put(out, captures().of(s).map_or(0, |(_, c)| if c.invalid { INVALIDATED } else { ACTIVE }))
     }
     fn cuStreamGetCaptureInfo_v3, cuStreamGetCaptureInfo_v3_ptsz(s: CUstream, status: *mut c_int, id: *mut u64, graph: *mut CUgraph, nodes: *mut *const CUgraphNode, edges: *mut *const Edge, count: *mut usize) |flavour| {
-        info(s, flavour, &Wanted { status, id, graph, nodes, edges, count })
+        let s = peek(s, flavour)?;
+        if s.is_legacy() {
+            permit_legacy(s.context(), true)?;
+        }
+        if status.is_null() || (nodes.is_null() && !edges.is_null()) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let mut all = captures();
+        let Some((own, sequence)) = all.of(s) else { return put(status, 0) };
+        if sequence.invalid {
+            return put(status, INVALIDATED);
+        }
+        put_if(id, own);
+        put_if(graph, handle(sequence.graph));
+        let (participant, _) = all.active(s)?;
+        let tips = participant.tips.iter().map(|tip| handle(*tip) as usize).collect();
+        participant.list = (tips, vec![Edge::default(); participant.tips.len()].into());
+        put_if(nodes, participant.list.0.as_ptr().cast());
+        put_if(edges, participant.list.1.as_ptr());
+        put_if(count, participant.tips.len());
+        put(status, ACTIVE)
     }
 }

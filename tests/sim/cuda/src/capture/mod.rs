@@ -53,7 +53,6 @@ thread_local! {
     static MODE: Cell<Mode> = const { Cell::new(Mode::Global) };
 }
 
-/// The calling thread's mode, and what it was.
 fn exchange(mode: Mode) -> Mode {
     MODE.try_with(|own| own.replace(mode)).unwrap_or(Mode::Global)
 }

@@ -21,33 +21,24 @@ pub(crate) type Tips = Vec<&'static Node>;
 
 /// One `cuStreamBeginCapture` … `cuStreamEndCapture`.
 pub(crate) struct Sequence {
-    /// What is captured into.
     pub graph: &'static Graph,
     /// The caller made the graph, and keeps it.
     existing: bool,
     /// The stream that it began in: its address.
     origin: usize,
-    /// How it restricts other calls.
     pub mode: Mode,
-    /// Its beginner.
     pub thread: std::thread::ThreadId,
-    /// A rule was violated.
     pub invalid: bool,
 }
 
-/// A capturing stream.
 pub(crate) struct Participant {
-    /// The stream.
     pub stream: &'static Stream,
-    /// Its sequence.
     pub sequence: u64,
-    /// What the next node depends on.
     pub tips: Tips,
     /// The same for `cuStreamGetCaptureInfo`, whose caller is given a pointer to it.
     pub list: (Box<[usize]>, Box<[Edge]>),
 }
 
-/// All captures.
 #[derive(Default)]
 pub(crate) struct Captures {
     next: u64,
@@ -70,13 +61,11 @@ static ACTIVE: AtomicUsize = AtomicUsize::new(0);
 /// How many events were last recorded in a capture.
 static EVENTS: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether anything captures.
 #[inline]
 pub(crate) fn any() -> bool {
     ACTIVE.load(Ordering::Relaxed) > 0
 }
 
-/// All captures, locked.
 pub(crate) fn captures() -> MutexGuard<'static, Captures> {
     lock(&CAPTURES)
 }
@@ -85,7 +74,6 @@ fn key<T>(object: &'static T) -> usize {
     std::ptr::from_ref(object) as usize
 }
 
-/// Adds the nodes of `more` that are not there yet.
 fn join(tips: &mut Tips, more: &[&'static Node]) {
     for tip in more {
         if !tips.iter().any(|node| std::ptr::eq(*node, *tip)) {
@@ -102,7 +90,6 @@ impl Captures {
         if sequence.invalid { Err(INVALIDATED) } else { Ok((participant, sequence)) }
     }
 
-    /// The sequence that a stream takes part in.
     pub(crate) fn of(&self, s: &'static Stream) -> Option<(u64, &Sequence)> {
         let id = self.streams.get(&key(s))?.sequence;
         self.sequences.get(&id).map(|sequence| (id, sequence))
@@ -126,7 +113,6 @@ impl Captures {
         self.streams.insert(key(s), Participant { stream: s, sequence, tips, list });
     }
 
-    /// Takes all of a sequence's streams out of capture mode.
     fn end(&mut self, id: u64) -> Option<Sequence> {
         self.streams.retain(|_, participant| {
             if participant.sequence == id {

@@ -5,7 +5,6 @@
 use crate::driver::driver;
 use crate::errors::Result;
 
-/// A kind of call that may be unsafe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub(crate) enum Call {
@@ -35,7 +34,6 @@ pub(crate) enum Call {
     Synchronous,
 }
 
-/// When a call is refused.
 #[derive(Clone, Copy)]
 enum Rule {
     Always,
@@ -44,7 +42,6 @@ enum Rule {
     Before(u32),
 }
 
-/// By [`Call`].
 const RULES: [(Call, Rule); 11] = [
     (Call::Allocate, Rule::Always),
     (Call::Free, Rule::Always),

@@ -87,7 +87,6 @@ struct Side {
     kind: c_uint,
     base: u64,
     pitch: usize,
-    /// Rows in a slice.
     rows: usize,
     offset: [usize; 3],
 }
@@ -133,28 +132,25 @@ fn operation(op: &CUDA_MEMCPY3D_BATCH_OP, s: &'static Stream) -> Result<()> {
         src_x: src.offset[0],
         src_y: src.offset[1],
         src_z: src.offset[2],
-        src_lod: 0,
         src_kind: src.kind,
         src_host: src.base,
         src_device: src.base,
         src_array: src.base,
-        reserved0: 0,
         src_pitch: src.pitch,
         src_height: src.rows,
         dst_x: dst.offset[0],
         dst_y: dst.offset[1],
         dst_z: dst.offset[2],
-        dst_lod: 0,
         dst_kind: dst.kind,
         dst_host: dst.base,
         dst_device: dst.base,
         dst_array: dst.base,
-        reserved1: 0,
         dst_pitch: dst.pitch,
         dst_height: dst.rows,
         width: op.extent[0] * bytes,
         height: op.extent[1],
         depth: op.extent[2],
+        ..Copy3d::NONE
     };
     copy_3d(&copy, s, false)
 }

@@ -7,8 +7,8 @@
 mod batch;
 mod old;
 
-pub(crate) use batch::*;
-pub(crate) use old::*;
+pub use batch::*;
+pub use old::*;
 
 use crate::abi::{exports_both, get};
 use crate::array::Array;
@@ -240,30 +240,6 @@ fn boxed(
     spend(s, width * height * depth, on_device, synchronous && !on_device)
 }
 
-/// `CUDA_MEMCPY2D`.
-#[derive(Clone, Copy)]
-#[repr(C)]
-#[allow(missing_docs, reason = "cuda.h's structure")]
-pub struct Copy2d {
-    src_x: usize,
-    src_y: usize,
-    src_kind: c_uint,
-    src_host: u64,
-    src_device: u64,
-    src_array: u64,
-    src_pitch: usize,
-    dst_x: usize,
-    dst_y: usize,
-    dst_kind: c_uint,
-    dst_host: u64,
-    dst_device: u64,
-    dst_array: u64,
-    dst_pitch: usize,
-    width: usize,
-    height: usize,
-}
-const _: () = assert!(size_of::<Copy2d>() == 128);
-
 /// `CUDA_MEMCPY3D`.
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -297,44 +273,33 @@ pub struct Copy3d {
 }
 const _: () = assert!(size_of::<Copy3d>() == 200);
 
-impl Copy2d {
-    fn in_3d(&self) -> Copy3d {
-        // SAFETY: numbers only, for which zero is a value.
-        let zero: Copy3d = unsafe { std::mem::zeroed() };
+/// What the structures of all copies say, of whichever width their fields are.
+macro_rules! plane {
+    ($c:expr) => {{
+        let c = $c;
         Copy3d {
-            src_x: self.src_x,
-            src_y: self.src_y,
-            src_kind: self.src_kind,
-            src_host: self.src_host,
-            src_device: self.src_device,
-            src_array: self.src_array,
-            src_pitch: self.src_pitch,
-            dst_x: self.dst_x,
-            dst_y: self.dst_y,
-            dst_kind: self.dst_kind,
-            dst_host: self.dst_host,
-            dst_device: self.dst_device,
-            dst_array: self.dst_array,
-            dst_pitch: self.dst_pitch,
-            width: self.width,
-            height: self.height,
+            src_x: c.srcXInBytes as usize,
+            src_y: c.srcY as usize,
+            src_kind: c.srcMemoryType,
+            src_host: c.srcHost as u64,
+            src_device: c.srcDevice.into(),
+            src_array: c.srcArray as u64,
+            src_pitch: c.srcPitch as usize,
+            dst_x: c.dstXInBytes as usize,
+            dst_y: c.dstY as usize,
+            dst_kind: c.dstMemoryType,
+            dst_host: c.dstHost as u64,
+            dst_device: c.dstDevice.into(),
+            dst_array: c.dstArray as u64,
+            dst_pitch: c.dstPitch as usize,
+            width: c.WidthInBytes as usize,
+            height: c.Height as usize,
             depth: 1,
-            ..zero
+            ..Copy3d::NONE
         }
-    }
+    }};
 }
-
-fn copy_2d(copy: *const Copy2d, s: &'static Stream, synchronous: bool) -> Result<()> {
-    let c = get(copy)?;
-    if s.is_capturing() {
-        return capture_copy(s, c.in_3d(), synchronous);
-    }
-    if synchronous {
-        capture::permit(capture::Call::Synchronous)?;
-    }
-    let (dst, src) = c.in_3d().ends()?;
-    boxed(&dst, &src, (c.width, c.height, 1), s, synchronous)
-}
+pub(crate) use plane;
 
 pub(crate) fn copy_3d(c: &Copy3d, s: &'static Stream, synchronous: bool) -> Result<()> {
     let (dst, src) = c.ends()?;
@@ -348,7 +313,9 @@ pub(crate) fn copy_3d(c: &Copy3d, s: &'static Stream, synchronous: bool) -> Resu
 }
 
 impl Copy3d {
-    /// Its destination and source.
+    // SAFETY: numbers only, for which zero is a value.
+    const NONE: Copy3d = unsafe { std::mem::zeroed() };
+
     fn ends(&self) -> Result<(Pitched, Pitched)> {
         // "srcLOD and dstLOD … must be set to 0".
         if self.src_lod != 0 || self.dst_lod != 0 {
@@ -374,8 +341,6 @@ impl Copy3d {
 
     /// `len` bytes in a row.
     fn linear((dst, to): (u64, End), (src, from): (u64, End), len: usize) -> Copy3d {
-        // SAFETY: numbers only, for which zero is a value.
-        let zero: Copy3d = unsafe { std::mem::zeroed() };
         let (dst_kind, src_kind) = (to.number(), from.number());
         Copy3d {
             src_kind,
@@ -387,11 +352,10 @@ impl Copy3d {
             width: len,
             height: 1,
             depth: 1,
-            ..zero
+            ..Copy3d::NONE
         }
     }
 
-    /// Refuses what can't be copied.
     pub(crate) fn check(&self) -> Result<()> {
         self.ends().map(|_| ())
     }
@@ -415,9 +379,7 @@ pub(crate) fn with_array(
     while left > 0 {
         let most = dst.rest_of_row(to)?.min(src.rest_of_row(from)?);
         let width = left.min(most);
-        // SAFETY: numbers only, for which zero is a value.
-        let mut copy: Copy3d = unsafe { std::mem::zeroed() };
-        (copy.width, copy.height, copy.depth) = (width, 1, 1);
+        let mut copy = Copy3d { width, height: 1, depth: 1, ..Copy3d::NONE };
         let (kind, base, x, y) = dst.place(to)?;
         (copy.dst_kind, copy.dst_x, copy.dst_y) = (kind, x, y);
         (copy.dst_host, copy.dst_device, copy.dst_array) = (base, base, base);
@@ -430,7 +392,6 @@ pub(crate) fn with_array(
     Ok(())
 }
 
-/// One side of such a copy.
 #[derive(Clone, Copy)]
 pub(crate) enum Side {
     Linear(u64, End),
@@ -462,7 +423,6 @@ impl Side {
     }
 }
 
-/// A copy in a capturing stream.
 fn capture_copy(s: &'static Stream, copy: Copy3d, synchronous: bool) -> Result<()> {
     if synchronous {
         return capture::fail(s);
@@ -470,13 +430,11 @@ fn capture_copy(s: &'static Stream, copy: Copy3d, synchronous: bool) -> Result<(
     capture::add(s, |_| Ok(Kind::Memcpy(Arc::new(copy)))).map(|_| ())
 }
 
-/// Submits a copy node.
 pub(crate) fn run(copy: &Copy3d, s: &'static Stream) -> Result<()> {
     copy_3d(copy, s, false)
 }
 
 impl Memset {
-    /// Refuses what can't be filled.
     pub(crate) fn check(&self) -> Result<()> {
         let fits = matches!(self.element, 1 | 2 | 4)
             && self.dst != 0
@@ -486,7 +444,6 @@ impl Memset {
         if fits { Ok(()) } else { Err(CUDA_ERROR_INVALID_VALUE) }
     }
 
-    /// Submits a fill node.
     pub(crate) fn run(&self, s: &'static Stream) -> Result<()> {
         let size = (self.width, self.height);
         let [low, second, _, _] = self.value.to_le_bytes();
@@ -589,26 +546,17 @@ exports_both! {
     fn cuMemcpyDtoDAsync_v2, cuMemcpyDtoDAsync_v2_ptsz(dst: CUdeviceptr, src: CUdeviceptr, len: usize, s: CUstream) |flavour| {
         linear((dst, End::Device), (src, End::Device), len, stream(s, flavour)?, false)
     }
-    fn cuMemcpy2D_v2, cuMemcpy2D_v2_ptds(copy: *const CUDA_MEMCPY2D) |flavour| {
-        copy_2d(copy.cast(), stream(std::ptr::null_mut(), flavour)?, true)
-    }
-    fn cuMemcpy2DUnaligned_v2, cuMemcpy2DUnaligned_v2_ptds(copy: *const CUDA_MEMCPY2D) |flavour| {
-        copy_2d(copy.cast(), stream(std::ptr::null_mut(), flavour)?, true)
+    fn cuMemcpy2D_v2, cuMemcpy2D_v2_ptds; cuMemcpy2DUnaligned_v2, cuMemcpy2DUnaligned_v2_ptds(copy: *const CUDA_MEMCPY2D) |flavour| {
+        copy_3d(&plane!(get(copy)?), stream(std::ptr::null_mut(), flavour)?, true)
     }
     fn cuMemcpy2DAsync_v2, cuMemcpy2DAsync_v2_ptsz(copy: *const CUDA_MEMCPY2D, s: CUstream) |flavour| {
-        copy_2d(copy.cast(), stream(s, flavour)?, false)
+        copy_3d(&plane!(get(copy)?), stream(s, flavour)?, false)
     }
-    fn cuMemcpy3D_v2, cuMemcpy3D_v2_ptds(copy: *const CUDA_MEMCPY3D) |flavour| {
+    // Of a peer's copy the contexts say which GPUs; addresses are unified.
+    fn cuMemcpy3D_v2, cuMemcpy3D_v2_ptds; cuMemcpy3DPeer, cuMemcpy3DPeer_ptds(copy: *const CUDA_MEMCPY3D) |flavour| {
         copy_3d(&get(copy.cast::<Copy3d>())?, stream(std::ptr::null_mut(), flavour)?, true)
     }
-    fn cuMemcpy3DAsync_v2, cuMemcpy3DAsync_v2_ptsz(copy: *const CUDA_MEMCPY3D, s: CUstream) |flavour| {
-        copy_3d(&get(copy.cast::<Copy3d>())?, stream(s, flavour)?, false)
-    }
-    // The contexts say which GPUs; addresses are unified.
-    fn cuMemcpy3DPeer, cuMemcpy3DPeer_ptds(copy: *const CUDA_MEMCPY3D) |flavour| {
-        copy_3d(&get(copy.cast::<Copy3d>())?, stream(std::ptr::null_mut(), flavour)?, true)
-    }
-    fn cuMemcpy3DPeerAsync, cuMemcpy3DPeerAsync_ptsz(copy: *const CUDA_MEMCPY3D, s: CUstream) |flavour| {
+    fn cuMemcpy3DAsync_v2, cuMemcpy3DAsync_v2_ptsz; cuMemcpy3DPeerAsync, cuMemcpy3DPeerAsync_ptsz(copy: *const CUDA_MEMCPY3D, s: CUstream) |flavour| {
         copy_3d(&get(copy.cast::<Copy3d>())?, stream(s, flavour)?, false)
     }
     fn cuMemsetD8_v2, cuMemsetD8_v2_ptds(at: CUdeviceptr, value: c_uchar, n: usize) |flavour| {

@@ -1,6 +1,6 @@
 //! Copies and fills of before CUDA 3.2, when device addresses and sizes had 32 bits.
 
-use super::{Copy3d, End, Side, copy_3d, fill, linear, with_array};
+use super::{Copy3d, End, Side, copy_3d, fill, linear, plane, with_array};
 use crate::abi::{exports, get};
 use crate::context::current;
 use crate::errors::Result;
@@ -13,65 +13,20 @@ fn default() -> Result<&'static Stream> {
     stream(std::ptr::null_mut(), Flavour::Legacy)
 }
 
-fn copy_2d(copy: *const CUDA_MEMCPY2D_v1, s: &'static Stream, synchronous: bool) -> Result<()> {
-    let c = get(copy)?;
-    // SAFETY: numbers only, for which zero is a value.
-    let zero: Copy3d = unsafe { std::mem::zeroed() };
-    let copy = Copy3d {
-        src_x: c.srcXInBytes as usize,
-        src_y: c.srcY as usize,
-        src_kind: c.srcMemoryType,
-        src_host: c.srcHost as u64,
-        src_device: c.srcDevice.into(),
-        src_array: c.srcArray as u64,
-        src_pitch: c.srcPitch as usize,
-        dst_x: c.dstXInBytes as usize,
-        dst_y: c.dstY as usize,
-        dst_kind: c.dstMemoryType,
-        dst_host: c.dstHost as u64,
-        dst_device: c.dstDevice.into(),
-        dst_array: c.dstArray as u64,
-        dst_pitch: c.dstPitch as usize,
-        width: c.WidthInBytes as usize,
-        height: c.Height as usize,
-        depth: 1,
-        ..zero
-    };
-    copy_3d(&copy, s, synchronous)
-}
-
 fn in_3d(copy: *const CUDA_MEMCPY3D_v1) -> Result<Copy3d> {
     let c = get(copy)?;
     Ok(Copy3d {
-        src_x: c.srcXInBytes as usize,
-        src_y: c.srcY as usize,
         src_z: c.srcZ as usize,
         src_lod: c.srcLOD as usize,
-        src_kind: c.srcMemoryType,
-        src_host: c.srcHost as u64,
-        src_device: c.srcDevice.into(),
-        src_array: c.srcArray as u64,
-        reserved0: 0,
-        src_pitch: c.srcPitch as usize,
         src_height: c.srcHeight as usize,
-        dst_x: c.dstXInBytes as usize,
-        dst_y: c.dstY as usize,
         dst_z: c.dstZ as usize,
         dst_lod: c.dstLOD as usize,
-        dst_kind: c.dstMemoryType,
-        dst_host: c.dstHost as u64,
-        dst_device: c.dstDevice.into(),
-        dst_array: c.dstArray as u64,
-        reserved1: 0,
-        dst_pitch: c.dstPitch as usize,
         dst_height: c.dstHeight as usize,
-        width: c.WidthInBytes as usize,
-        height: c.Height as usize,
         depth: c.Depth as usize,
+        ..plane!(c)
     })
 }
 
-/// An address among the device's.
 fn at(address: CUdeviceptr_v1) -> (u64, End) {
     (address.into(), End::Device)
 }
@@ -102,10 +57,9 @@ exports! {
     fn cuMemcpyAtoA(dst: CUarray, to: c_uint, src: CUarray, from: c_uint, len: c_uint) {
         with_array((Side::Array(dst), to as usize), (Side::Array(src), from as usize), len as usize, default()?, true)
     }
-    fn cuMemcpy2D(copy: *const CUDA_MEMCPY2D_v1) { copy_2d(copy, default()?, true) }
-    fn cuMemcpy2DUnaligned(copy: *const CUDA_MEMCPY2D_v1) { copy_2d(copy, default()?, true) }
+    fn cuMemcpy2D, cuMemcpy2DUnaligned(copy: *const CUDA_MEMCPY2D_v1) { copy_3d(&plane!(get(copy)?), default()?, true) }
     fn cuMemcpy2DAsync(copy: *const CUDA_MEMCPY2D_v1, s: CUstream) {
-        copy_2d(copy, stream(s, Flavour::Legacy)?, false)
+        copy_3d(&plane!(get(copy)?), stream(s, Flavour::Legacy)?, false)
     }
     fn cuMemcpy3D(copy: *const CUDA_MEMCPY3D_v1) { copy_3d(&in_3d(copy)?, default()?, true) }
     fn cuMemcpy3DAsync(copy: *const CUDA_MEMCPY3D_v1, s: CUstream) {

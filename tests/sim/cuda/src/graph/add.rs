@@ -2,8 +2,8 @@
 
 use super::conditional::Conditional;
 use super::kind::{
-    AllocParams, ChildParams, ConditionalParams, Edge, EventParams, HostNode, HostParams, Kernel,
-    KernelParams, KernelParamsV2, Kind, MemOpsParams, MemcpyParams, Memset, NodeParams,
+    ChildParams, ConditionalParams, Edge, EventParams, HostNode, HostParams, Kernel, Kind,
+    MemOpsParams, MemcpyParams, Memset, NodeParams,
 };
 use super::memory::{self, Allocation};
 use super::{CUgraph, CUgraphNode, Graph, Node};
@@ -19,57 +19,49 @@ use crate::module::Function;
 use std::ffi::c_void;
 use std::sync::Arc;
 use tessera_cuda::types::{
-    CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUcontext,
-    CUdeviceptr, CUevent,
+    CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED,
+    CUDA_KERNEL_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS_v1, CUDA_MEM_ALLOC_NODE_PARAMS, CUdeviceptr,
+    CUevent, CUmemPoolProps,
 };
 
 /// A kernel node's work; parameters are copied when the node is made, as far as they matter.
-pub(crate) fn kernel(p: &KernelParams) -> Result<Kind> {
-    let function: &'static Function = resolve(p.function)?;
-    let shape = Shape { grid: p.grid, block: p.block };
+pub(crate) fn kernel(p: CUDA_KERNEL_NODE_PARAMS) -> Result<Kind> {
+    let function: &'static Function = resolve(if p.func.is_null() { p.kern } else { p.func })?;
+    let [gx, gy, gz, bx, by, bz, shared] = p.shape;
+    let shape = Shape { grid: [gx, gy, gz], block: [bx, by, bz] };
     shape.check()?;
     let fixed_ns = match function.duration {
         simgpu::config::Duration::PerWave(_) => None,
-        _ => Some(duration(function, shape, 1, p.params, p.extra)?),
+        _ => Some(duration(function, shape, 1, p.kernelParams, p.extra)?),
     };
     Ok(Kind::Kernel(Kernel {
         function,
         shape,
-        shared: p.shared,
+        shared,
         fixed_ns,
-        params: p.params as usize,
+        params: p.kernelParams as usize,
         extra: p.extra as usize,
     }))
 }
 
-/// As [`kernel`], of the structure that may name a `CUkernel` instead.
-pub(crate) fn kernel_v2(p: &KernelParamsV2) -> Result<Kind> {
-    let function = if p.v1.function.is_null() { p.kernel } else { p.v1.function };
-    kernel(&KernelParams { function, ..p.v1 })
-}
-
-/// A copy node's work.
 pub(crate) fn memcpy(copy: *const Copy3d) -> Result<Kind> {
     let copy = get(copy)?;
     copy.check()?;
     Ok(Kind::Memcpy(Arc::new(copy)))
 }
 
-/// A fill node's work.
 pub(crate) fn memset(fill: *const Memset) -> Result<Kind> {
     let fill = get(fill)?;
     fill.check()?;
     Ok(Kind::Memset(fill))
 }
 
-/// A host node's work.
 pub(crate) fn host(p: *const HostParams) -> Result<Kind> {
     let p = get(p)?;
     let function = p.function.ok_or(CUDA_ERROR_INVALID_VALUE)?;
     Ok(Kind::Host(HostNode { function, data: p.data as usize }))
 }
 
-/// A batch node's work.
 pub(crate) fn mem_ops(p: &MemOpsParams) -> Result<Kind> {
     Ok(Kind::MemOps(crate::stream_memory::batch(p.count, p.ops, p.flags)?.into()))
 }
@@ -84,15 +76,16 @@ fn context_on(id: i32) -> Result<&'static Context> {
 }
 
 /// An allocation node's work; its address is written into the caller's structure.
-fn alloc(graph: &'static Graph, params: *mut AllocParams) -> Result<Kind> {
+fn alloc(graph: &'static Graph, params: *mut CUDA_MEM_ALLOC_NODE_PARAMS) -> Result<Kind> {
     let p = get(params)?;
     // CU_MEM_ALLOCATION_TYPE_PINNED on a device, "IPC is not supported".
-    if p.kind != 1 || p.location != 1 || p.handles != 0 || p.bytes == 0 {
+    let CUmemPoolProps { allocType, handleTypes, location, .. } = p.poolProps;
+    if (allocType, handleTypes, location.r#type) != (1, 0, 1) || p.bytesize == 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    let made = allocate_on(graph, p.location_id, p.bytes as u64)?;
+    let made = allocate_on(graph, location.id, p.bytesize as u64)?;
     let Kind::MemAlloc(allocation) = &made else { return Err(CUDA_ERROR_INVALID_VALUE) };
-    put(params, AllocParams { at: allocation.at, ..p })?;
+    put(params, CUDA_MEM_ALLOC_NODE_PARAMS { dptr: allocation.at, ..p })?;
     Ok(made)
 }
 
@@ -103,14 +96,12 @@ pub(crate) fn allocate_on(graph: &'static Graph, device: i32, bytes: u64) -> Res
     Ok(Kind::MemAlloc(allocation))
 }
 
-/// A free node's work.
 pub(crate) fn free(graph: &'static Graph, at: CUdeviceptr) -> Result<Kind> {
     let allocation = memory::find(at).ok_or(CUDA_ERROR_INVALID_VALUE)?;
     allocation.add_free(handle(graph) as usize)?;
     Ok(Kind::MemFree(allocation))
 }
 
-/// An event node's work.
 fn event(event: CUevent) -> Result<&'static Event> {
     resolve(event)
 }
@@ -188,7 +179,7 @@ fn of_any_kind(graph: &'static Graph, params: *mut NodeParams) -> Result<Kind> {
 pub(crate) fn settable(params: *mut NodeParams) -> Result<Option<Kind>> {
     let number: i32 = get(params.cast())?;
     let kind = match number {
-        0 => kernel_v2(&get(NodeParams::member(params))?)?,
+        0 => kernel(get(NodeParams::member(params))?)?,
         1 => {
             let p = NodeParams::member::<MemcpyParams>(params);
             memcpy(p.cast::<u8>().wrapping_add(std::mem::offset_of!(MemcpyParams, copy)).cast())?
@@ -204,7 +195,6 @@ pub(crate) fn settable(params: *mut NodeParams) -> Result<Option<Kind>> {
     Ok(Some(kind))
 }
 
-/// A caller's list of nodes.
 pub(crate) fn nodes(list: *const CUgraphNode, count: usize) -> Result<Vec<&'static Node>> {
     (0..count).map(|i| resolve(get(list.wrapping_add(i))?)).collect()
 }
@@ -229,14 +219,11 @@ fn add(
 }
 
 exports! {
-    fn cuGraphAddKernelNode(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, count: usize, params: *const KernelParams) {
-        add(out, graph, deps, count, |_| kernel(&get(params)?))
+    fn cuGraphAddKernelNode(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, count: usize, params: *const CUDA_KERNEL_NODE_PARAMS_v1) {
+        add(out, graph, deps, count, |_| kernel(get(params)?.into()))
     }
-    fn cuGraphAddKernelNode_v2(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, count: usize, params: *const KernelParamsV2) {
-        add(out, graph, deps, count, |_| kernel_v2(&get(params)?))
-    }
-    fn cuGraphAddMemcpyNode(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, count: usize, copy: *const Copy3d, _ctx: CUcontext) {
-        add(out, graph, deps, count, |_| memcpy(copy))
+    fn cuGraphAddKernelNode_v2(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, count: usize, params: *const CUDA_KERNEL_NODE_PARAMS) {
+        add(out, graph, deps, count, |_| kernel(get(params)?))
     }
     fn cuGraphAddEmptyNode(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, count: usize) {
         add(out, graph, deps, count, |_| Ok(Kind::Empty))
@@ -250,10 +237,7 @@ exports! {
     fn cuGraphAddNode(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, count: usize, params: *mut c_void) {
         add(out, graph, deps, count, |graph| of_any_kind(graph, params.cast()))
     }
-    fn cuGraphAddNode_v2(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, _data: *const Edge, count: usize, params: *mut c_void) {
-        add(out, graph, deps, count, |graph| of_any_kind(graph, params.cast()))
-    }
-    fn cuGraphAddNode_v3(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, _data: *const Edge, count: usize, params: *mut c_void) {
+    fn cuGraphAddNode_v2, cuGraphAddNode_v3(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, _data: *const Edge, count: usize, params: *mut c_void) {
         add(out, graph, deps, count, |graph| of_any_kind(graph, params.cast()))
     }
 }

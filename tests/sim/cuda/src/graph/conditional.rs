@@ -19,9 +19,7 @@ const WHILE: c_int = 1;
 const SWITCH: c_int = 2;
 const CU_GRAPH_COND_ASSIGN_DEFAULT: c_uint = 1;
 
-/// A conditional node's work.
 pub(crate) struct Conditional {
-    /// Its graphs.
     pub bodies: Vec<&'static Graph>,
     /// The same as handles: "CUDA-owned array … valid for the lifetime of the conditional node".
     list: Box<[usize]>,
@@ -34,7 +32,6 @@ pub(crate) struct Conditional {
 static HANDLES: Mutex<BTreeMap<u64, c_uint>> = Mutex::new(BTreeMap::new());
 
 impl Conditional {
-    /// With empty bodies.
     pub(crate) fn create(condition: u64, kind: c_int, size: c_uint) -> Result<Arc<Conditional>> {
         let fits = match kind {
             IF => matches!(size, 1 | 2),
@@ -54,7 +51,6 @@ impl Conditional {
         self.list.as_ptr().cast_mut().cast()
     }
 
-    /// The body that a launch runs.
     pub(crate) fn chosen(&self) -> Option<&'static Graph> {
         let index = match (self.kind, self.value) {
             (IF, 0) => 1,

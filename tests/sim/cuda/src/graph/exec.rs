@@ -11,7 +11,7 @@ use crate::capture;
 use crate::context::current;
 use crate::driver::{Device, driver, lock};
 use crate::errors::Result;
-use crate::handle::{Header, Object, Recycler, enliven, handle, kill, resolve};
+use crate::handle::{Header, Recycler, enliven, handle, kill, object, resolve};
 use crate::stream::{Stream, stream};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -22,14 +22,12 @@ use tessera_cuda::types::{
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`.
 pub(crate) const AUTO_FREE_ON_LAUNCH: u64 = 1;
 
-/// An executable graph.
 #[repr(C)]
 pub(crate) struct Exec {
     header: Header,
     state: Mutex<State>,
 }
 
-/// What an executable graph is made of.
 #[derive(Default)]
 pub(crate) struct State {
     /// For [`memory`].
@@ -42,25 +40,17 @@ pub(crate) struct State {
     pub steps: Vec<Step>,
 }
 
-/// One step of a launch.
 #[derive(Clone)]
 pub(crate) struct Step {
     /// The node it was made of.
     pub serial: u64,
     /// The same as a handle, if the node still exists.
     pub node: &'static Node,
-    /// What it does.
     pub kind: Kind,
-    /// The steps that it depends on.
     pub after: Vec<usize>,
 }
 
-impl Object for Exec {
-    const MAGIC: u32 = 0x4745_5845;
-    fn header(&self) -> &Header {
-        &self.header
-    }
-}
+object!(Exec, 0x4745_5845);
 
 static DEAD: Recycler<Exec> = Recycler::new();
 
@@ -174,7 +164,6 @@ impl State {
         Ok(Kind::Child(graph))
     }
 
-    /// Submits a launch.
     fn launch(&self, s: &'static Stream) -> Result<()> {
         s.device().check()?;
         s.context().check_alive()?;
@@ -251,12 +240,10 @@ impl Exec {
         Some(enliven(exec))
     }
 
-    /// Its state, locked.
     pub(crate) fn lock(&self) -> std::sync::MutexGuard<'_, State> {
         lock(&self.state)
     }
 
-    /// Maps its memory for a launch in `s`.
     pub(crate) fn upload(&self, s: &'static Stream) -> Result<()> {
         self.lock().map(s, false).map(|_| ())
     }

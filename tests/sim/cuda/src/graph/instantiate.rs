@@ -31,29 +31,15 @@ fn with_flags(out: *mut CUgraphExec, graph: CUgraph, flags: u64) -> Result<()> {
     put(out, handle(exec))
 }
 
-/// The forms of before CUDA 12.
-fn with_log(
-    out: *mut CUgraphExec,
-    graph: CUgraph,
-    error: *mut CUgraphNode,
-    log: *mut c_char,
-    len: usize,
-) -> Result<()> {
-    put_if(error, std::ptr::null_mut());
-    let made = with_flags(out, graph, 0);
-    if made.is_err() && !log.is_null() && len > 0 {
-        let len = i32::try_from(len).unwrap_or(i32::MAX);
-        put_text(log, len, "the graph has an executable graph already, or is no graph to launch")?;
-    }
-    made
-}
-
 exports! {
-    fn cuGraphInstantiate(out: *mut CUgraphExec, graph: CUgraph, error: *mut CUgraphNode, log: *mut c_char, len: usize) {
-        with_log(out, graph, error, log, len)
-    }
-    fn cuGraphInstantiate_v2(out: *mut CUgraphExec, graph: CUgraph, error: *mut CUgraphNode, log: *mut c_char, len: usize) {
-        with_log(out, graph, error, log, len)
+    fn cuGraphInstantiate, cuGraphInstantiate_v2(out: *mut CUgraphExec, graph: CUgraph, error: *mut CUgraphNode, log: *mut c_char, len: usize) {
+        put_if(error, std::ptr::null_mut());
+        let made = with_flags(out, graph, 0);
+        if made.is_err() && !log.is_null() && len > 0 {
+            let len = i32::try_from(len).unwrap_or(i32::MAX);
+            put_text(log, len, "the graph has an executable graph already, or is no graph to launch")?;
+        }
+        made
     }
     fn cuGraphInstantiateWithFlags(out: *mut CUgraphExec, graph: CUgraph, flags: u64) {
         // "Only supported by cuGraphInstantiateWithParams."

@@ -10,7 +10,7 @@ use crate::module::Function;
 use crate::stream_memory::MemOp;
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
-use tessera_cuda::types::{CUcontext, CUdeviceptr, CUevent, CUfunction};
+use tessera_cuda::types::{CUcontext, CUdeviceptr, CUevent};
 
 /// `CUgraphEdgeData`: taken and not kept; all are zero.
 pub(crate) type Edge = [u8; 8];
@@ -18,30 +18,18 @@ pub(crate) type Edge = [u8; 8];
 /// What a node does. Cheap to copy: large parts are shared and never change.
 #[derive(Clone, Default)]
 pub(crate) enum Kind {
-    /// A kernel.
     Kernel(Kernel),
-    /// A copy.
     Memcpy(Arc<Copy3d>),
-    /// A fill.
     Memset(Memset),
-    /// A host function and its argument.
     Host(HostNode),
-    /// A graph that this node owns.
     Child(&'static Graph),
-    /// Nothing.
     #[default]
     Empty,
-    /// Waits for an event recorded elsewhere.
     EventWait(&'static Event),
-    /// Records an event.
     EventRecord(&'static Event),
-    /// Obtains memory.
     MemAlloc(Arc<Allocation>),
-    /// Gives memory back.
     MemFree(Arc<Allocation>),
-    /// Waits for and writes words of memory.
     MemOps(Arc<[MemOp]>),
-    /// Chooses among graphs that this node owns.
     Conditional(Arc<Conditional>),
 }
 
@@ -68,9 +56,7 @@ impl Kind {
 /// A kernel, with its parameters as far as they matter: how long it runs.
 #[derive(Clone, Copy)]
 pub(crate) struct Kernel {
-    /// Which.
     pub function: &'static Function,
-    /// Grid and block.
     pub shape: Shape,
     /// Dynamic shared memory, bytes of a block.
     pub shared: c_uint,
@@ -78,16 +64,12 @@ pub(crate) struct Kernel {
     pub fixed_ns: Option<u64>,
     /// Where the caller's parameters were.
     pub params: usize,
-    /// Where the caller's packed parameters were.
     pub extra: usize,
 }
 
-/// A host function and its argument.
 #[derive(Clone, Copy)]
 pub(crate) struct HostNode {
-    /// What to call.
     pub function: crate::host_function::HostFn,
-    /// With what.
     pub data: usize,
 }
 
@@ -115,28 +97,6 @@ pub(crate) struct Memset {
 }
 const _: () = assert!(size_of::<Memset>() == 40);
 
-/// `CUDA_KERNEL_NODE_PARAMS` v1; v2 appends a kernel and a context.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(crate) struct KernelParams {
-    pub function: CUfunction,
-    pub grid: [c_uint; 3],
-    pub block: [c_uint; 3],
-    pub shared: c_uint,
-    pub params: *mut *mut c_void,
-    pub extra: *mut *mut c_void,
-}
-
-/// `CUDA_KERNEL_NODE_PARAMS` v2 and v3.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(crate) struct KernelParamsV2 {
-    pub v1: KernelParams,
-    pub kernel: CUfunction,
-    pub context: CUcontext,
-}
-const _: () = assert!(size_of::<KernelParams>() == 56 && size_of::<KernelParamsV2>() == 72);
-
 /// `CUDA_HOST_NODE_PARAMS` v1; v2 appends a synchronisation mode and a context.
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -144,25 +104,6 @@ pub(crate) struct HostParams {
     pub function: Option<crate::host_function::HostFn>,
     pub data: *mut c_void,
 }
-
-/// `CUDA_MEM_ALLOC_NODE_PARAMS`, v1 and v2.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(crate) struct AllocParams {
-    pub kind: c_int,
-    pub handles: c_int,
-    pub location: c_int,
-    pub location_id: c_int,
-    pub security: usize,
-    pub max_size: usize,
-    pub usage: u16,
-    pub reserved: [u8; 54],
-    pub access: *const c_void,
-    pub access_count: usize,
-    pub bytes: usize,
-    pub at: CUdeviceptr,
-}
-const _: () = assert!(size_of::<AllocParams>() == 120);
 
 /// `CUDA_MEMCPY_NODE_PARAMS`.
 #[derive(Clone, Copy)]

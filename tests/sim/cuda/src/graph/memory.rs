@@ -25,11 +25,9 @@ use tessera_cuda::types::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CU
 /// What an allocation node obtains. Its address is given back with the last reference: of its
 /// node, of executable graphs, or of its being alive.
 pub(crate) struct Allocation {
-    /// Where.
     pub at: u64,
     /// As asked for.
     pub size: u64,
-    /// The GPU it lies on.
     pub device: &'static Device,
     /// A free node of the owning graph exists.
     pub freed_inside: AtomicBool,
@@ -64,21 +62,17 @@ struct Pool {
     live: BTreeMap<u64, u64>,
 }
 
-/// An executable graph's physical memory.
 struct Mapped {
     stream: u64,
     bytes: u64,
-    /// Its last operation.
     last: u64,
     /// Of them, what allocations take that live on behind the launch: shared with no other graph.
     /// 0 once the launch is submitted, which then has them among the living.
     lasting: u64,
-    /// A launch is being submitted.
     launching: bool,
 }
 
 impl Pool {
-    /// Bytes mapped, in whole pages.
     fn used(&self, page: u64) -> u64 {
         let mut streams = BTreeMap::<u64, u64>::new();
         let mut live: u64 = self.live.values().sum();
@@ -103,7 +97,6 @@ fn page(driver: &Driver) -> u64 {
     driver.session.config().memory.granularity_bytes
 }
 
-/// The bytes of physical memory that an allocation takes.
 pub(crate) fn footprint(size: u64) -> u64 {
     size.next_multiple_of(crate::arena::ALIGN)
 }
@@ -163,7 +156,6 @@ impl Drop for Allocation {
 /// Every allocation node's allocation by address, while its node or anything else holds it.
 static KNOWN: Mutex<BTreeMap<u64, std::sync::Weak<Allocation>>> = Mutex::new(BTreeMap::new());
 
-/// Remembers an allocation for [`find`].
 pub(crate) fn remember(allocation: &Arc<Allocation>) {
     let mut known = lock(&KNOWN);
     known.retain(|_, weak| weak.strong_count() > 0);
@@ -175,7 +167,6 @@ pub(crate) fn find(at: u64) -> Option<Arc<Allocation>> {
     lock(&KNOWN).get(&at).and_then(std::sync::Weak::upgrade)
 }
 
-/// A number for an executable graph.
 pub(crate) fn next_exec() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)

@@ -22,7 +22,7 @@ pub(crate) mod user_object;
 use crate::abi::{exports, put};
 use crate::driver::{driver, lock};
 use crate::errors::Result;
-use crate::handle::{Header, Object, Recycler, enliven, handle, kill, resolve};
+use crate::handle::{Header, Recycler, enliven, handle, kill, object, resolve};
 use kind::Kind;
 use std::ffi::{c_uint, c_void};
 use std::sync::Mutex;
@@ -30,19 +30,15 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use tessera_cuda::types::CUDA_ERROR_INVALID_VALUE;
 use user_object::UserObject;
 
-/// Handle of a [`Graph`].
 pub(crate) type CUgraph = *mut c_void;
-/// Handle of a [`Node`].
 pub(crate) type CUgraphNode = *mut c_void;
 
-/// A graph.
 #[repr(C)]
 pub(crate) struct Graph {
     header: Header,
     state: Mutex<State>,
 }
 
-/// What a graph is made of.
 #[derive(Default)]
 pub(crate) struct State {
     /// In order of creation.
@@ -51,7 +47,6 @@ pub(crate) struct State {
     pub id: u32,
     /// It belongs to a child or conditional node, which ends it.
     pub owned: bool,
-    /// A stream is being captured into it.
     pub capturing: bool,
     /// Executable graphs of it that exist, counted if it has memory nodes.
     pub execs: u32,
@@ -59,44 +54,30 @@ pub(crate) struct State {
     pub objects: Vec<(&'static UserObject, u32)>,
 }
 
-impl Object for Graph {
-    const MAGIC: u32 = 0x4752_5048;
-    fn header(&self) -> &Header {
-        &self.header
-    }
-}
+object!(Graph, 0x4752_5048);
 
-/// A node.
 #[repr(C)]
 pub(crate) struct Node {
     header: Header,
     state: Mutex<NodeState>,
 }
 
-/// What a node does, and after which others.
 #[derive(Default)]
 pub(crate) struct NodeState {
     graph: Option<&'static Graph>,
     /// Never another node's.
     pub serial: u64,
-    /// What it does.
     pub kind: Kind,
     /// What it depends on: nodes added before it.
     pub after: Vec<&'static Node>,
 }
 
-impl Object for Node {
-    const MAGIC: u32 = 0x474e_4f44;
-    fn header(&self) -> &Header {
-        &self.header
-    }
-}
+object!(Node, 0x474e_4f44);
 
 static DEAD_GRAPHS: Recycler<Graph> = Recycler::new();
 static DEAD_NODES: Recycler<Node> = Recycler::new();
 
 impl Graph {
-    /// An empty graph.
     pub(crate) fn create() -> &'static Graph {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         let graph = DEAD_GRAPHS.take(|| Graph { header: Header::new(), state: Mutex::default() });
@@ -105,7 +86,6 @@ impl Graph {
         enliven(graph)
     }
 
-    /// An empty graph that belongs to a node.
     pub(crate) fn create_owned() -> &'static Graph {
         let graph = Graph::create();
         lock(&graph.state).owned = true;
@@ -117,7 +97,6 @@ impl Graph {
         lock(&self.state)
     }
 
-    /// Its nodes, in order of creation.
     pub(crate) fn nodes(&self) -> Vec<&'static Node> {
         self.lock().nodes.clone()
     }
@@ -156,7 +135,6 @@ impl Graph {
         })
     }
 
-    /// Whether a conditional node is in it.
     pub(crate) fn has_conditional_nodes(&self) -> bool {
         self.nodes().iter().any(|node| matches!(node.kind(), Kind::Conditional(_)))
     }
@@ -179,27 +157,22 @@ impl Graph {
 }
 
 impl Node {
-    /// What it does.
     pub(crate) fn kind(&self) -> Kind {
         lock(&self.state).kind.clone()
     }
 
-    /// Its state, locked.
     pub(crate) fn lock(&self) -> std::sync::MutexGuard<'_, NodeState> {
         lock(&self.state)
     }
 
-    /// What it depends on.
     pub(crate) fn after(&self) -> Vec<&'static Node> {
         lock(&self.state).after.clone()
     }
 
-    /// The graph it is in.
     pub(crate) fn graph(&self) -> Option<&'static Graph> {
         lock(&self.state).graph
     }
 
-    /// Whether it is a node of `graph`.
     pub(crate) fn is_in(&self, graph: &Graph) -> bool {
         self.graph().is_some_and(|own| std::ptr::eq(own, graph))
     }

@@ -1,7 +1,7 @@
 //! What is asked of nodes: by the shim, of what a graph would launch and obtain; by tests, of what a
 //! capture made.
 
-use super::kind::{AllocParams, Kernel, KernelParams, KernelParamsV2, Kind};
+use super::kind::{Kernel, Kind};
 use super::memory::Allocation;
 use super::{CUgraph, CUgraphNode, Graph, Node};
 use crate::abi::{exports, get, put};
@@ -9,7 +9,10 @@ use crate::driver::driver;
 use crate::errors::Result;
 use crate::handle::{handle, resolve};
 use std::ffi::{c_int, c_void};
-use tessera_cuda::types::CUDA_ERROR_INVALID_VALUE;
+use tessera_cuda::types::{
+    CUDA_ERROR_INVALID_VALUE, CUDA_KERNEL_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS_v1,
+    CUDA_MEM_ALLOC_NODE_PARAMS, CUmemLocation, CUmemPoolProps,
+};
 
 fn kind(node: CUgraphNode) -> Result<Kind> {
     driver()?;
@@ -17,32 +20,32 @@ fn kind(node: CUgraphNode) -> Result<Kind> {
 }
 
 impl Kernel {
-    fn params(&self) -> KernelParams {
-        KernelParams {
-            function: handle(self.function),
-            grid: self.shape.grid,
-            block: self.shape.block,
-            shared: self.shared,
-            params: self.params as *mut *mut c_void,
+    fn params(&self) -> CUDA_KERNEL_NODE_PARAMS_v1 {
+        let ([gx, gy, gz], [bx, by, bz]) = (self.shape.grid, self.shape.block);
+        CUDA_KERNEL_NODE_PARAMS_v1 {
+            func: handle(self.function),
+            shape: [gx, gy, gz, bx, by, bz, self.shared],
+            kernelParams: self.params as *mut *mut c_void,
             extra: self.extra as *mut *mut c_void,
         }
     }
 }
 
-fn alloc_params(a: &Allocation) -> AllocParams {
-    AllocParams {
-        kind: 1,
-        handles: 0,
-        location: 1,
-        location_id: a.device.ordinal,
-        security: 0,
-        max_size: 0,
-        usage: 0,
-        reserved: [0; 54],
-        access: std::ptr::null(),
-        access_count: 0,
-        bytes: usize::try_from(a.size).unwrap_or(usize::MAX),
-        at: a.at,
+fn alloc_params(a: &Allocation) -> CUDA_MEM_ALLOC_NODE_PARAMS {
+    CUDA_MEM_ALLOC_NODE_PARAMS {
+        poolProps: CUmemPoolProps {
+            allocType: 1,
+            handleTypes: 0,
+            location: CUmemLocation { r#type: 1, id: a.device.ordinal },
+            win32SecurityAttributes: std::ptr::null_mut(),
+            maxSize: 0,
+            usage: 0,
+            reserved: [0; 54],
+        },
+        accessDescs: std::ptr::null(),
+        accessDescCount: 0,
+        bytesize: usize::try_from(a.size).unwrap_or(usize::MAX),
+        dptr: a.at,
     }
 }
 
@@ -79,15 +82,11 @@ exports! {
     fn cuGraphChildGraphNodeGetGraph(node: CUgraphNode, graph: *mut CUgraph) {
         if let Kind::Child(own) = kind(node)? { put(graph, handle(own)) } else { wrong() }
     }
-    fn cuGraphKernelNodeGetParams(node: CUgraphNode, out: *mut KernelParams) {
+    fn cuGraphKernelNodeGetParams(node: CUgraphNode, out: *mut CUDA_KERNEL_NODE_PARAMS_v1) {
         if let Kind::Kernel(k) = kind(node)? { put(out, k.params()) } else { wrong() }
     }
-    fn cuGraphKernelNodeGetParams_v2(node: CUgraphNode, out: *mut KernelParamsV2) {
-        let null = std::ptr::null_mut();
-        match kind(node)? {
-            Kind::Kernel(k) => put(out, KernelParamsV2 { v1: k.params(), kernel: null, context: null }),
-            _ => wrong(),
-        }
+    fn cuGraphKernelNodeGetParams_v2(node: CUgraphNode, out: *mut CUDA_KERNEL_NODE_PARAMS) {
+        if let Kind::Kernel(k) = kind(node)? { put(out, k.params().into()) } else { wrong() }
     }
     fn cuGraphMemAllocNodeGetParams(node: CUgraphNode, out: *mut c_void) {
         if let Kind::MemAlloc(a) = kind(node)? { put(out.cast(), alloc_params(&a)) } else { wrong() }

@@ -3,7 +3,6 @@
 /// What a step means for graph memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
-    /// Nothing.
     None,
     /// Obtains so many bytes at an address.
     Alloc(u64, u64),

@@ -1,18 +1,17 @@
 //! Changing executable graphs: `cuGraphExecUpdate`, `cuGraphExec…SetParams`.
 
-use super::add::{kernel, kernel_v2, memcpy, settable};
+use super::add::{kernel, settable};
 use super::exec::{Exec, Step, flatten};
 use super::kind::Kind;
 use super::{CUgraph, CUgraphNode, Graph, Node};
 use crate::abi::{exports, get, put, put_if};
-use crate::copy::Copy3d;
 use crate::driver::driver;
 use crate::errors::Result;
 use crate::handle::{handle, resolve};
 use std::ffi::c_int;
 use tessera_cuda::types::{
     CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_KERNEL_NODE_PARAMS,
-    CUDA_KERNEL_NODE_PARAMS_v1, CUcontext, CUgraphExec, CUgraphExecUpdateResultInfo as Info,
+    CUDA_KERNEL_NODE_PARAMS_v1, CUgraphExec, CUgraphExecUpdateResultInfo as Info,
     CUgraphNodeParams, CUresult,
 };
 
@@ -88,7 +87,6 @@ fn update(exec: CUgraphExec, graph: CUgraph) -> Result<Option<Refused>> {
     Ok(None)
 }
 
-/// Gives the step of `node` new work.
 fn set(exec: CUgraphExec, node: CUgraphNode, kind: impl FnOnce() -> Result<Kind>) -> Result<()> {
     driver()?;
     let exec: &'static Exec = resolve(exec)?;
@@ -125,13 +123,10 @@ exports! {
         }
     }
     fn cuGraphExecKernelNodeSetParams(exec: CUgraphExec, node: CUgraphNode, params: *const CUDA_KERNEL_NODE_PARAMS_v1) {
-        set(exec, node, || kernel(&get(params.cast())?))
+        set(exec, node, || kernel(get(params)?.into()))
     }
     fn cuGraphExecKernelNodeSetParams_v2(exec: CUgraphExec, node: CUgraphNode, params: *const CUDA_KERNEL_NODE_PARAMS) {
-        set(exec, node, || kernel_v2(&get(params.cast())?))
-    }
-    fn cuGraphExecMemcpyNodeSetParams(exec: CUgraphExec, node: CUgraphNode, copy: *const Copy3d, _ctx: CUcontext) {
-        set(exec, node, || memcpy(copy))
+        set(exec, node, || kernel(get(params)?))
     }
     fn cuGraphExecNodeSetParams(exec: CUgraphExec, node: CUgraphNode, params: *mut CUgraphNodeParams) {
         set(exec, node, || settable(params.cast())?.ok_or(CUDA_ERROR_NOT_SUPPORTED))

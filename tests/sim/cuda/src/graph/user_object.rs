@@ -4,13 +4,12 @@ use super::{CUgraph, Graph};
 use crate::abi::{exports, put};
 use crate::driver::driver;
 use crate::errors::Result;
-use crate::handle::{Header, Object, enliven, handle, kill, resolve};
+use crate::handle::{Header, enliven, handle, kill, object, resolve};
 use crate::host_function::HostFn;
 use std::ffi::{c_uint, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 use tessera_cuda::types::CUDA_ERROR_INVALID_VALUE;
 
-/// A counted object of the caller's.
 #[repr(C)]
 pub(crate) struct UserObject {
     header: Header,
@@ -19,12 +18,7 @@ pub(crate) struct UserObject {
     data: usize,
 }
 
-impl Object for UserObject {
-    const MAGIC: u32 = 0x554f_424a;
-    fn header(&self) -> &Header {
-        &self.header
-    }
-}
+object!(UserObject, 0x554f_424a);
 
 type CUuserObject = *mut c_void;
 

@@ -12,7 +12,7 @@ pub(crate) mod order;
 pub(crate) mod props;
 mod space;
 
-pub(crate) use calls::*;
+pub use calls::*;
 
 use crate::context::Context;
 use crate::driver::{Device, Driver, driver, lock};
@@ -28,7 +28,6 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use tessera_cuda::types::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY};
 
-/// A pool.
 #[repr(C)]
 pub(crate) struct Pool {
     header: Header,
@@ -89,7 +88,6 @@ impl Pool {
         }
     }
 
-    /// A pool with these properties.
     fn create(driver: &'static Driver, props: Props, is_default: bool) -> Result<&'static Pool> {
         let device = match props.location {
             Location::Device(ordinal) => Some(driver.device(ordinal)?),

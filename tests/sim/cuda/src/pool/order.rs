@@ -17,7 +17,6 @@ const MOST: usize = 8192;
 /// A place in a stream: what was freed there is free once its GPU's queue has completed `seq`.
 #[derive(Clone, Copy)]
 pub(crate) struct After {
-    /// The stream's GPU.
     pub device: &'static Device,
     /// The last operation submitted before.
     pub seq: u64,
@@ -59,13 +58,11 @@ impl After {
         (a.stream == b.stream).then_some(if a.seq >= b.seq { *a } else { *b })
     }
 
-    /// Whether the GPU has got there.
     pub(crate) fn is_reached(&self) -> bool {
         // A lost GPU's work is over.
         self.device.is_complete(self.seq).unwrap_or(true)
     }
 
-    /// Whether it is in this very stream.
     pub(crate) fn is_in(&self, stream: &Stream) -> bool {
         self.stream == stream.number()
     }
@@ -84,7 +81,6 @@ impl After {
     }
 }
 
-/// An event was recorded in `stream` as operation `seq`.
 pub(crate) fn recorded(event: usize, stream: &Stream, seq: u64) {
     if !FOLLOWING.load(Ordering::Relaxed) {
         return;
@@ -99,7 +95,6 @@ pub(crate) fn recorded(event: usize, stream: &Stream, seq: u64) {
     order.events.insert(event, known);
 }
 
-/// `stream` waits for an event.
 pub(crate) fn waited(event: usize, stream: &Stream) {
     if !FOLLOWING.load(Ordering::Relaxed) {
         return;

@@ -29,21 +29,17 @@ pub struct RawAccess {
 }
 const _: () = assert!(size_of::<RawAccess>() == 12);
 
-/// A place for memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Location {
     /// A GPU, by ordinal.
     Device(CUdevice),
-    /// Any host memory.
     Host,
-    /// A host NUMA node.
     HostNuma(c_int),
     /// None preferred (managed memory).
     None,
 }
 
 impl Location {
-    /// Checks what a caller gave.
     pub(crate) fn of(raw: CUmemLocation, driver: &'static Driver) -> Result<Location> {
         match raw.r#type {
             0 => Ok(Location::None),
@@ -71,7 +67,6 @@ pub(crate) fn is_node(node: c_int, driver: &Driver) -> bool {
     node == 0 || node > 0 && driver.devices.iter().any(|d| d.config.numa_node == node)
 }
 
-/// A pool's properties, checked.
 #[derive(Clone, Copy)]
 pub(crate) struct Props {
     pub allocation: c_int,
@@ -87,12 +82,10 @@ impl Default for Props {
 }
 
 impl Props {
-    /// What its chunks count as.
     pub(crate) fn counts_as(&self) -> Use {
         if self.allocation == MANAGED { Use::Managed } else { Use::Pool }
     }
 
-    /// Of a device's default pool.
     pub(crate) fn of_device(ordinal: CUdevice) -> Props {
         Props { location: Location::Device(ordinal), ..Props::default() }
     }

@@ -8,7 +8,7 @@ use crate::shared::descriptor_in;
 use std::ffi::{c_int, c_ulonglong, c_void};
 use tessera_cuda::types::{
     CUDA_ERROR_INVALID_VALUE, CUdeviceptr, CUmemAllocationHandleType, CUmemAllocationProp,
-    CUmemGenericAllocationHandle, CUmemLocation,
+    CUmemGenericAllocationHandle,
 };
 
 exports! {
@@ -90,10 +90,6 @@ exports! {
         let wanted: Vec<RawAccess> =
             (0..count).map(|i| get(desc.wrapping_add(i))).collect::<crate::errors::Result<_>>()?;
         vmm().set_access(driver, start, len as u64, &wanted)
-    }
-    fn cuMemGetAccess(flags: *mut c_ulonglong, location: *const CUmemLocation, address: CUdeviceptr) {
-        let driver = driver()?;
-        put(flags, u64::from(vmm().access(driver, get(location)?, address)?))
     }
 
     fn cuMemExportToShareableHandle(out: *mut c_void, handle: CUmemGenericAllocationHandle, kind: CUmemAllocationHandleType, flags: c_ulonglong) {

@@ -6,7 +6,7 @@ use crate::errors::Result;
 use crate::pool::props::{Location, RawAccess};
 use crate::shared;
 use tessera_cuda::types::{
-    CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUmemLocation,
+    CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY,
 };
 
 const PAGE: u64 = 4096;
@@ -106,8 +106,7 @@ impl Vmm {
         }
         memory.uses += 1;
         let device = memory.device;
-        self.mapped
-            .insert(start, Mapping { len, handle, access: vec![0; driver.devices.len() + 1] });
+        self.mapped.insert(start, Mapping { len, handle });
         driver.memory().insert_mapped(start, len, device);
         Ok(())
     }
@@ -145,7 +144,6 @@ impl Vmm {
         wanted: &[RawAccess],
     ) -> Result<()> {
         let mappings = self.exactly(start, len)?;
-        let host = driver.devices.len();
         for w in wanted {
             if !matches!(w.flags, 0 | 1 | 3) {
                 return Err(CUDA_ERROR_INVALID_VALUE);
@@ -167,36 +165,12 @@ impl Vmm {
             }
         }
         for at in mappings {
-            let Some(mapping) = self.mapped.get_mut(&at) else { continue };
-            for w in wanted {
-                let who = match w.location.r#type {
-                    1 => usize::try_from(w.location.id).unwrap_or(host),
-                    _ => host,
-                };
-                mapping.access[who] = w.flags;
-            }
-            let most = mapping.access.iter().copied().max().unwrap_or(0);
+            let most = wanted.iter().map(|w| w.flags).max().unwrap_or(0);
             driver.memory().set_mapped_access(at, most);
         }
         Ok(())
     }
 
-    pub(super) fn access(
-        &self,
-        driver: &'static Driver,
-        location: CUmemLocation,
-        address: u64,
-    ) -> Result<u32> {
-        let mapping = self.at(address).ok_or(CUDA_ERROR_INVALID_VALUE)?.1;
-        let who = match Location::of(location, driver)? {
-            Location::Device(d) => usize::try_from(d).unwrap_or(usize::MAX),
-            Location::Host | Location::HostNuma(_) => driver.devices.len(),
-            Location::None => return Err(CUDA_ERROR_INVALID_VALUE),
-        };
-        mapping.access.get(who).copied().ok_or(CUDA_ERROR_INVALID_VALUE)
-    }
-
-    /// The mapping that contains an address.
     pub(super) fn at(&self, address: u64) -> Option<(u64, &Mapping)> {
         let (&start, mapping) = self.mapped.range(..=address).next_back()?;
         (address < start + mapping.len).then_some((start, mapping))

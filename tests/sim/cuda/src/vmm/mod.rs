@@ -8,8 +8,8 @@ mod calls;
 mod map;
 mod multicast;
 
-pub(crate) use calls::*;
-pub(crate) use multicast::*;
+pub use calls::*;
+pub use multicast::*;
 
 use crate::driver::{Device, Driver, driver, lock};
 use crate::errors::Result;
@@ -41,7 +41,6 @@ struct Physical {
     file: Option<SharedFile>,
     /// Once others may hold it.
     object: Option<ObjectId>,
-    /// References of the application to the handle.
     references: u32,
     /// Mappings of it, and multicast objects that it is bound to.
     uses: u32,
@@ -52,11 +51,8 @@ struct Physical {
 struct Mapping {
     len: u64,
     handle: u64,
-    /// Flags by device ordinal, and the host's last.
-    access: Vec<u32>,
 }
 
-/// The process's reservations, memory and mappings.
 #[derive(Default)]
 struct Vmm {
     reserved: BTreeMap<u64, u64>,
@@ -177,7 +173,6 @@ impl Vmm {
         }
     }
 
-    /// The memory of a handle that the application holds.
     fn get(&mut self, handle: u64) -> Result<&mut Physical> {
         let held = self.memory.get_mut(&handle).filter(|m| m.references > 0);
         held.ok_or(CUDA_ERROR_INVALID_VALUE)
@@ -189,7 +184,6 @@ impl Vmm {
         Ok(())
     }
 
-    /// A mapping or a binding of this memory is gone.
     fn unuse(&mut self, driver: &Driver, handle: u64) {
         if let Some(memory) = self.memory.get_mut(&handle) {
             memory.uses -= 1;

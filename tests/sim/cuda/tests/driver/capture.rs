@@ -2,7 +2,7 @@
 //! ("Guide": CUDA Programming Guide, "CUDA Graphs"; else CUDA Driver API).
 
 use crate::harness::*;
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 scenarios! {
@@ -10,7 +10,6 @@ scenarios! {
     forks_and_joins_become_edges
     captured_allocations_are_graph_memory
     what_a_capture_prohibits_invalidates_it
-    a_threads_mode_decides_what_others_captures_prohibit
     the_legacy_stream_waits_for_blocking_captures
     captures_do_not_mix
     a_capture_ends_where_and_by_whom_it_began
@@ -21,7 +20,6 @@ scenarios! {
 }
 
 const GLOBAL: c_int = 0;
-const THREAD_LOCAL: c_int = 1;
 const RELAXED: c_int = 2;
 const NONE: c_int = 0;
 const ACTIVE: c_int = 1;
@@ -33,12 +31,12 @@ const IMPLICIT: Result = 906;
 const CAPTURED_EVENT: Result = 907;
 
 fn begin(s: Handle, mode: c_int) {
-    ok(cuda!(cuStreamBeginCapture_v2(s => Handle, mode => c_int)));
+    ok(cuda!(cuStreamBeginCapture_v2(s, mode)));
 }
 
-fn end(s: Handle) -> std::result::Result<Handle, Result> {
+fn end(s: Handle) -> Outcome<Handle> {
     let mut graph = s;
-    match cuda!(cuStreamEndCapture(s => Handle, &raw mut graph => *mut Handle)) {
+    match cuda!(cuStreamEndCapture(s, &raw mut graph)) {
         0 => Ok(graph),
         e => {
             assert_eq!(graph, NULL, "a NULL graph will be returned");
@@ -48,36 +46,31 @@ fn end(s: Handle) -> std::result::Result<Handle, Result> {
 }
 
 fn status(s: Handle) -> c_int {
-    let mut status = -1;
-    ok(cuda!(cuStreamIsCapturing(s => Handle, &raw mut status => *mut c_int)));
-    status
+    must(|to| cuda!(cuStreamIsCapturing(s, to)))
 }
 
 fn wait(s: Handle, event: Handle) -> Result {
-    cuda!(cuStreamWaitEvent(s => Handle, event => Handle, 0 => c_uint))
+    cuda!(cuStreamWaitEvent(s, event, 0))
 }
 
 fn fill(s: Handle, at: u64, value: u8) -> Result {
-    cuda!(cuMemsetD8Async(at => u64, value => u8, 4 => usize, s => Handle))
+    cuda!(cuMemsetD8Async(at, value, 4, s))
 }
 
 fn launch_graph(graph: Handle, s: Handle) {
-    let mut exec = NULL;
-    ok(cuda!(cuGraphInstantiateWithFlags(&raw mut exec => *mut Handle, graph => Handle, 0 => u64)));
-    ok(cuda!(cuGraphLaunch(exec => Handle, s => Handle)));
+    let exec = must(|to| cuda!(cuGraphInstantiateWithFlags(to, graph, 0)));
+    ok(cuda!(cuGraphLaunch(exec, s)));
     synchronize(s);
-    ok(cuda!(cuGraphExecDestroy(exec => Handle)));
+    ok(cuda!(cuGraphExecDestroy(exec)));
 }
 
 fn nodes(graph: Handle) -> Vec<(c_int, Vec<usize>)> {
     let (mut all, mut count) = ([NULL; 16], 16usize);
-    ok(cuda!(cuGraphGetNodes(graph => Handle, all.as_mut_ptr() => *mut Handle,
-             &raw mut count => *mut usize)));
+    ok(cuda!(cuGraphGetNodes(graph, all.as_mut_ptr(), &raw mut count)));
     let describe = |node: Handle| {
         let (mut kind, mut from, mut room) = (-1, [NULL; 16], 16usize);
-        ok(cuda!(cuGraphNodeGetType(node => Handle, &raw mut kind => *mut c_int)));
-        ok(cuda!(cuGraphNodeGetDependencies(node => Handle, from.as_mut_ptr() => *mut Handle,
-                 &raw mut room => *mut usize)));
+        ok(cuda!(cuGraphNodeGetType(node, &raw mut kind)));
+        ok(cuda!(cuGraphNodeGetDependencies(node, from.as_mut_ptr(), &raw mut room)));
         let index = |n: &Handle| all.iter().position(|other| other == n).unwrap();
         (kind, from[..room].iter().map(index).collect())
     };
@@ -104,12 +97,8 @@ mod body {
         assert_eq!(status(s), ACTIVE);
         ok(fill(s, at, 7));
         ok(launch(plain, 1, s, std::ptr::null_mut()));
-        ok(
-            cuda!(cuMemcpyDtoHAsync_v2(host.as_mut_ptr() => *mut u8, at => u64, 4 => usize, s => Handle)),
-        );
-        ok(
-            cuda!(cuLaunchHostFunc(s => Handle, count => extern "C" fn(*mut c_void), NULL => Handle)),
-        );
+        ok(cuda!(cuMemcpyDtoHAsync_v2(host.as_mut_ptr().cast(), at, 4, s)));
+        ok(cuda!(cuLaunchHostFunc(s, Some(count), NULL)));
         let graph = end(s).unwrap();
         assert_eq!((status(s), host, CALLS.load(Ordering::SeqCst)), (NONE, [0; 4], 0));
         let chain = |i: usize| if i == 0 { vec![] } else { vec![i - 1] };
@@ -156,20 +145,20 @@ mod body {
         retain(0);
         let (s, room, mut at) = (new_stream(), free_bytes(), 0u64);
         begin(s, GLOBAL);
-        ok(cuda!(cuMemAllocAsync(&raw mut at => *mut u64, 4 * MIB => usize, s => Handle)));
+        ok(cuda!(cuMemAllocAsync(&raw mut at, 4 * MIB, s)));
         ok(fill(s, at, 9));
-        ok(cuda!(cuMemFreeAsync(at => u64, s => Handle)));
+        ok(cuda!(cuMemFreeAsync(at, s)));
         let graph = end(s).unwrap();
         assert_eq!(nodes(graph), [(10, vec![]), (2, vec![0]), (11, vec![1])]);
         assert_eq!(free_bytes(), room);
         launch_graph(graph, s);
         assert_eq!(room - free_bytes(), 4 * MIB);
-        ok(cuda!(cuDeviceGraphMemTrim(0 => c_int)));
+        ok(cuda!(cuDeviceGraphMemTrim(0)));
         assert_eq!(free_bytes(), room);
         // What no allocation node made can't be freed by a node.
         let other = alloc(MIB).unwrap();
         begin(s, GLOBAL);
-        assert_eq!(cuda!(cuMemFreeAsync(other => u64, s => Handle)), 1);
+        assert_eq!(cuda!(cuMemFreeAsync(other, s)), 1);
         assert_eq!((status(s), end(s)), (INVALIDATED, Err(901)));
         ok(free(other));
     }
@@ -181,18 +170,14 @@ mod body {
         let plain = kernel("plain");
         record(event, other);
         synchronize(other);
-        let prohibited: [(&str, &dyn Fn() -> Result); 8] = [
+        let prohibited: [(&str, &dyn Fn() -> Result); 7] = [
             ("alloc", &|| alloc(1).err().unwrap_or(0)),
             ("free", &|| free(at)),
-            ("synchronize", &|| cuda!(cuStreamSynchronize(s => Handle))),
-            ("query", &|| cuda!(cuStreamQuery(s => Handle))),
+            ("synchronize", &|| cuda!(cuStreamSynchronize(s))),
+            ("query", &|| cuda!(cuStreamQuery(s))),
             ("context", &|| cuda!(cuCtxSynchronize())),
-            ("event", &|| cuda!(cuEventQuery(event => Handle))),
-            ("another stream", &|| cuda!(cuStreamSynchronize(other => Handle))),
-            (
-                "attach",
-                &|| cuda!(cuStreamAttachMemAsync(s => Handle, at => u64, 64 => usize, 4 => c_uint)),
-            ),
+            ("event", &|| cuda!(cuEventQuery(event))),
+            ("another stream", &|| cuda!(cuStreamSynchronize(other))),
         ];
         for (name, call) in prohibited {
             begin(s, GLOBAL);
@@ -206,52 +191,12 @@ mod body {
         // "a captured event" represents nothing that is scheduled.
         begin(s, RELAXED);
         record(event, s);
-        assert_eq!(cuda!(cuEventQuery(event => Handle)), CAPTURED_EVENT);
+        assert_eq!(cuda!(cuEventQuery(event)), CAPTURED_EVENT);
         assert_eq!(end(s), Err(901));
-        assert_eq!(cuda!(cuEventSynchronize(event => Handle)), CAPTURED_EVENT);
+        assert_eq!(cuda!(cuEventSynchronize(event)), CAPTURED_EVENT);
         record(event, s);
-        ok(cuda!(cuEventSynchronize(event => Handle)));
+        ok(cuda!(cuEventSynchronize(event)));
         ok(free(at));
-    }
-
-    /// "cuThreadExchangeStreamCaptureMode".
-    pub fn a_threads_mode_decides_what_others_captures_prohibit() {
-        let context = retain(0) as usize;
-        let s = new_stream();
-        // What an allocation answers: in this thread, and in another one with the given mode.
-        let here = |own: c_int| {
-            let mut mode = own;
-            ok(cuda!(cuThreadExchangeStreamCaptureMode(&raw mut mode => *mut c_int)));
-            let answer = alloc(64).map_or_else(|e| e, |_| 0);
-            ok(cuda!(cuThreadExchangeStreamCaptureMode(&raw mut mode => *mut c_int)));
-            assert_eq!(mode, own);
-            answer
-        };
-        let there = |mode: c_int| {
-            std::thread::scope(|scope| {
-                let other = scope.spawn(move || {
-                    ok(cuda!(cuCtxSetCurrent(context as Handle => Handle)));
-                    here(mode)
-                });
-                other.join().unwrap()
-            })
-        };
-        let expected = [
-            (GLOBAL, [UNSUPPORTED, UNSUPPORTED, 0], [UNSUPPORTED, 0, 0]),
-            (THREAD_LOCAL, [UNSUPPORTED, UNSUPPORTED, 0], [0, 0, 0]),
-            (RELAXED, [0, 0, 0], [0, 0, 0]),
-        ];
-        for (capture, own, others) in expected {
-            for (i, mode) in [GLOBAL, THREAD_LOCAL, RELAXED].into_iter().enumerate() {
-                for (answer, expected) in
-                    [(&here as &dyn Fn(c_int) -> Result, own[i]), (&there, others[i])]
-                {
-                    begin(s, capture);
-                    assert_eq!(answer(mode), expected, "capture {capture}, thread {mode}");
-                    assert_eq!(end(s).is_ok(), expected == 0);
-                }
-            }
-        }
     }
 
     /// "cuStreamIsCapturing"; Guide, "Prohibited and Unhandled Operations".
@@ -259,24 +204,21 @@ mod body {
         retain(0);
         let (mut blocking, at) = (NULL, alloc(64).unwrap());
         let plain = kernel("plain");
-        ok(cuda!(cuStreamCreate(&raw mut blocking => *mut Handle, 0 => c_uint)));
+        ok(cuda!(cuStreamCreate(&raw mut blocking, 0)));
         begin(blocking, RELAXED);
         let mut seen = 0;
-        assert_eq!(
-            cuda!(cuStreamIsCapturing(NULL => Handle, &raw mut seen => *mut c_int)),
-            IMPLICIT
-        );
+        assert_eq!(cuda!(cuStreamIsCapturing(NULL, &raw mut seen)), IMPLICIT);
         assert_eq!(status(blocking), ACTIVE, "the capture is not invalidated");
         assert_eq!(launch(plain, 1, NULL, std::ptr::null_mut()), IMPLICIT);
         assert_eq!(end(blocking), Err(901));
         begin(blocking, RELAXED);
-        assert_eq!(cuda!(cuMemsetD8_v2(at => u64, 1 => u8, 4 => usize)), IMPLICIT);
+        assert_eq!(cuda!(cuMemsetD8_v2(at, 1, 4)), IMPLICIT);
         assert_eq!(end(blocking), Err(901));
         let own = new_stream();
         begin(own, RELAXED);
         ok(launch(plain, 1, NULL, std::ptr::null_mut()));
         end(own).unwrap();
-        assert_eq!(cuda!(cuStreamBeginCapture_v2(NULL => Handle, RELAXED => c_int)), UNSUPPORTED);
+        assert_eq!(cuda!(cuStreamBeginCapture_v2(NULL, RELAXED)), UNSUPPORTED);
     }
 
     /// Guide, "Prohibited and Unhandled Operations": merging, uncaptured events.
@@ -303,12 +245,12 @@ mod body {
         let (s, t, event) = (new_stream(), new_stream(), new_event());
         assert_eq!(end(s), Err(401), "nothing captures");
         begin(s, GLOBAL);
-        assert_eq!(cuda!(cuStreamBeginCapture_v2(s => Handle, GLOBAL => c_int)), 401);
+        assert_eq!(cuda!(cuStreamBeginCapture_v2(s, GLOBAL)), 401);
         let stream = s as usize;
         let elsewhere = || {
             std::thread::scope(|scope| {
                 let other = scope.spawn(move || {
-                    ok(cuda!(cuCtxSetCurrent(context as Handle => Handle)));
+                    ok(cuda!(cuCtxSetCurrent(context as Handle)));
                     end(stream as Handle).map(|graph| graph as usize)
                 });
                 other.join().unwrap()
@@ -333,17 +275,22 @@ mod body {
         ok(fill(s, at, 1));
         let (mut state, mut id, mut graph) = (-1, 0u64, NULL);
         let (mut list, mut count): (*const Handle, usize) = (std::ptr::null(), 9);
-        ok(cuda!(cuStreamGetCaptureInfo_v2(s => Handle, &raw mut state => *mut c_int,
-                 &raw mut id => *mut u64, &raw mut graph => *mut Handle,
-                 &raw mut list => *mut *const Handle, &raw mut count => *mut usize)));
+        ok(cuda!(cuStreamGetCaptureInfo_v3(
+            s,
+            &raw mut state,
+            &raw mut id,
+            &raw mut graph,
+            &raw mut list,
+            std::ptr::null_mut(),
+            &raw mut count
+        )));
         assert_eq!((state, count), (ACTIVE, 1));
         assert_ne!(id, 0);
         // SAFETY: the driver's array of `count` handles, until the stream is used again.
         let tip = unsafe { *list };
         assert_eq!(end(s), Ok(graph));
         let (mut node, mut room) = (NULL, 1usize);
-        ok(cuda!(cuGraphGetNodes(graph => Handle, &raw mut node => *mut Handle,
-                 &raw mut room => *mut usize)));
+        ok(cuda!(cuGraphGetNodes(graph, &raw mut node, &raw mut room)));
         assert_eq!((node, room), (tip, 1));
     }
 
@@ -352,14 +299,11 @@ mod body {
         retain(0);
         let (s, at) = (new_stream(), alloc(64).unwrap());
         let (mut graph, mut node, mut exec) = (NULL, NULL, NULL);
-        ok(cuda!(cuGraphCreate(&raw mut graph => *mut Handle, 0 => c_uint)));
-        ok(
-            cuda!(cuGraphAddEmptyNode(&raw mut node => *mut Handle, graph => Handle, NULL => Handle, 0 => usize)),
-        );
-        ok(cuda!(cuStreamBeginCaptureToGraph(s => Handle, graph => Handle,
-                 &raw const node => *const Handle, NULL => Handle, 1 => usize, GLOBAL => c_int)));
+        ok(cuda!(cuGraphCreate(&raw mut graph, 0)));
+        ok(cuda!(cuGraphAddEmptyNode(&raw mut node, graph, NULL.cast(), 0)));
+        ok(cuda!(cuStreamBeginCaptureToGraph(s, graph, &raw const node, NULL.cast(), 1, GLOBAL)));
         ok(fill(s, at, 1));
-        let early = cuda!(cuGraphInstantiateWithFlags(&raw mut exec => *mut Handle, graph => Handle, 0 => u64));
+        let early = cuda!(cuGraphInstantiateWithFlags(&raw mut exec, graph, 0));
         assert_ne!(early, 0, "not instantiable until cuStreamEndCapture");
         assert_eq!(end(s), Ok(graph));
         assert_eq!(nodes(graph), [(5, vec![]), (2, vec![0])]);
@@ -371,14 +315,14 @@ mod body {
     pub fn external_events_are_nodes() {
         retain(0);
         let (s, event) = (new_stream(), new_event());
-        let wait = || cuda!(cuStreamWaitEvent(s => Handle, event => Handle, 1 => c_uint));
+        let wait = || cuda!(cuStreamWaitEvent(s, event, 1));
         assert_eq!(wait(), 1, "invalid when used outside of capture");
         begin(s, GLOBAL);
         ok(wait());
         let graph = end(s).unwrap();
         assert_eq!(nodes(graph), [(6, vec![])]);
         launch_graph(graph, s);
-        ok(cuda!(cuEventQuery(event => Handle)));
+        ok(cuda!(cuEventQuery(event)));
     }
 
     pub fn graphs_launched_in_a_capture_are_child_graphs() {
@@ -387,12 +331,10 @@ mod body {
         begin(s, GLOBAL);
         ok(fill(s, at, 5));
         let inner = end(s).unwrap();
-        ok(
-            cuda!(cuGraphInstantiateWithFlags(&raw mut exec => *mut Handle, inner => Handle, 0 => u64)),
-        );
+        ok(cuda!(cuGraphInstantiateWithFlags(&raw mut exec, inner, 0)));
         begin(s, GLOBAL);
-        ok(cuda!(cuGraphLaunch(exec => Handle, s => Handle)));
-        ok(cuda!(cuMemcpyDtoDAsync_v2(at + 8 => u64, at => u64, 4 => usize, s => Handle)));
+        ok(cuda!(cuGraphLaunch(exec, s)));
+        ok(cuda!(cuMemcpyDtoDAsync_v2(at + 8, at, 4, s)));
         let outer = end(s).unwrap();
         assert_eq!(nodes(outer), [(4, vec![]), (1, vec![0])]);
         launch_graph(outer, s);

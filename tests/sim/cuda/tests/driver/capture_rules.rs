@@ -3,7 +3,7 @@
 //! driver before CUDA 12.3 and by a new one.
 
 use crate::harness::*;
-use std::ffi::{c_char, c_int, c_uint};
+use std::ffi::c_int;
 
 scenarios! {
     each_call_is_refused_where_the_modes_say_so
@@ -41,49 +41,53 @@ const UNSAFE: &[(&str, Call)] = &[
     ("cuMemAlloc", |_| alloc(64).map_or_else(|e| e, |_| 0)),
     ("cuMemAllocManaged", |_| {
         let mut at = 0u64;
-        cuda!(cuMemAllocManaged(&raw mut at => *mut u64, 64 => usize, 1 => c_uint))
+        cuda!(cuMemAllocManaged(&raw mut at, 64, 1))
     }),
     ("cuMemFree", |t| free(t.spare.lock().unwrap().pop().unwrap())),
     ("cuMemAllocHost", |_| {
         let mut at = NULL;
-        cuda!(cuMemAllocHost_v2(&raw mut at => *mut Handle, 64 => usize))
+        cuda!(cuMemAllocHost_v2(&raw mut at, 64))
     }),
     ("cuArrayCreate", |_| {
         let (mut array, shape) = (NULL, [64usize, 0, 0x20 | 1 << 32]);
-        cuda!(cuArrayCreate_v2(&raw mut array => *mut Handle, shape.as_ptr() => *const usize))
+        cuda!(cuArrayCreate_v2(&raw mut array, shape.as_ptr().cast()))
     }),
     ("cuMemPoolGetAttribute", |t| {
         let mut value = 0u64;
-        cuda!(cuMemPoolGetAttribute(t.pool as Handle => Handle, 5 => c_int,
-              &raw mut value => *mut u64))
+        cuda!(cuMemPoolGetAttribute(t.pool as Handle, 5, (&raw mut value).cast()))
     }),
     ("cuMemPoolSetAttribute", |t| {
-        let value = 0u64;
-        cuda!(cuMemPoolSetAttribute(t.pool as Handle => Handle, 4 => c_int,
-              &raw const value => *const u64))
+        let mut value = 0u64;
+        cuda!(cuMemPoolSetAttribute(t.pool as Handle, 4, (&raw mut value).cast()))
     }),
-    ("cuEventQuery", |t| cuda!(cuEventQuery(t.event as Handle => Handle))),
-    ("cuEventSynchronize", |t| cuda!(cuEventSynchronize(t.event as Handle => Handle))),
-    ("cuStreamQuery", |t| cuda!(cuStreamQuery(t.stream as Handle => Handle))),
-    ("cuStreamSynchronize", |t| cuda!(cuStreamSynchronize(t.stream as Handle => Handle))),
+    ("cuEventQuery", |t| cuda!(cuEventQuery(t.event as Handle))),
+    ("cuEventSynchronize", |t| cuda!(cuEventSynchronize(t.event as Handle))),
+    ("cuStreamQuery", |t| cuda!(cuStreamQuery(t.stream as Handle))),
+    ("cuStreamSynchronize", |t| cuda!(cuStreamSynchronize(t.stream as Handle))),
 ];
 const CODE: &[(&str, Call)] = &[
     ("cuModuleLoadData", |_| {
         let mut module = NULL;
-        cuda!(cuModuleLoadData(&raw mut module => *mut Handle, PTX.as_ptr() => *const c_char))
+        cuda!(cuModuleLoadData(&raw mut module, PTX.as_ptr().cast()))
     }),
     ("cuLibraryLoadData", |_| {
         let mut library = NULL;
-        cuda!(cuLibraryLoadData(&raw mut library => *mut Handle, PTX.as_ptr() => *const c_char,
-              NULL => Handle, NULL => Handle, 0 => c_uint, NULL => Handle, NULL => Handle,
-              0 => c_uint))
+        cuda!(cuLibraryLoadData(
+            &raw mut library,
+            PTX.as_ptr().cast(),
+            NULL.cast(),
+            NULL.cast(),
+            0,
+            NULL.cast(),
+            NULL.cast(),
+            0
+        ))
     }),
 ];
 const SAFE: &[(&str, Call)] = &[
     ("cuMemCreate", |_| {
         let mut handle = 0u64;
-        cuda!(cuMemCreate(&raw mut handle => *mut u64, 2 * MIB => usize,
-              PINNED_ON_0.as_ptr() => *const c_int, 0 => u64))
+        cuda!(cuMemCreate(&raw mut handle, 2 * MIB, PINNED_ON_0.as_ptr().cast(), 0))
     }),
     ("cuMemGetInfo", |_| {
         free_bytes();
@@ -91,7 +95,7 @@ const SAFE: &[(&str, Call)] = &[
     }),
     ("cuDeviceGetDefaultMemPool", |_| {
         let mut pool = NULL;
-        cuda!(cuDeviceGetDefaultMemPool(&raw mut pool => *mut Handle, 0 => c_int))
+        cuda!(cuDeviceGetDefaultMemPool(&raw mut pool, 0))
     }),
     ("cuEventCreate", |_| {
         new_event();
@@ -101,15 +105,12 @@ const SAFE: &[(&str, Call)] = &[
         new_stream();
         0
     }),
-    (
-        "cuEventRecord",
-        |t| cuda!(cuEventRecord(t.event as Handle => Handle, t.stream as Handle => Handle)),
-    ),
+    ("cuEventRecord", |t| cuda!(cuEventRecord(t.event as Handle, t.stream as Handle))),
 ];
 
 fn exchange(mode: c_int) -> c_int {
     let mut mode = mode;
-    ok(cuda!(cuThreadExchangeStreamCaptureMode(&raw mut mode => *mut c_int)));
+    ok(cuda!(cuThreadExchangeStreamCaptureMode(&raw mut mode)));
     mode
 }
 
@@ -130,8 +131,7 @@ fn prohibited(capture: c_int, same_thread: bool, own: c_int) -> bool {
 
 fn every_call(code_is_unsafe: bool) {
     let context = retain(0) as usize;
-    let mut pool = NULL;
-    ok(cuda!(cuDeviceGetDefaultMemPool(&raw mut pool => *mut Handle, 0 => c_int)));
+    let pool = must(|to| cuda!(cuDeviceGetDefaultMemPool(to, 0)));
     let spare = (0..100).map(|_| alloc(64).unwrap()).collect();
     let things = Things {
         context,
@@ -151,14 +151,14 @@ fn every_call(code_is_unsafe: bool) {
             for capture in [GLOBAL, THREAD_LOCAL, RELAXED] {
                 for own in [GLOBAL, THREAD_LOCAL, RELAXED] {
                     for same_thread in [true, false] {
-                        ok(cuda!(cuStreamBeginCapture_v2(s => Handle, capture => c_int)));
+                        ok(cuda!(cuStreamBeginCapture_v2(s, capture)));
                         let things = &things;
                         let result = if same_thread {
                             answer(things, own, *call)
                         } else {
                             std::thread::scope(|scope| {
                                 let other = scope.spawn(move || {
-                                    ok(cuda!(cuCtxSetCurrent(things.context as Handle => Handle)));
+                                    ok(cuda!(cuCtxSetCurrent(things.context as Handle)));
                                     answer(things, own, *call)
                                 });
                                 other.join().unwrap()
@@ -168,8 +168,7 @@ fn every_call(code_is_unsafe: bool) {
                         let at = format!("{name}, capture {capture}, thread {own} {same_thread}");
                         assert_eq!(result, if refused { UNSUPPORTED } else { 0 }, "{at}");
                         let mut graph = NULL;
-                        let ended =
-                            cuda!(cuStreamEndCapture(s => Handle, &raw mut graph => *mut Handle));
+                        let ended = cuda!(cuStreamEndCapture(s, &raw mut graph));
                         assert_eq!(ended, if refused { 901 } else { 0 }, "{at}");
                         made += 1;
                     }

@@ -38,7 +38,7 @@ mod body {
     use super::*;
 
     fn fill(at: u64, value: u8, count: usize) {
-        ok(cuda!(cuMemsetD8_v2(at => u64, value => u8, count => usize)));
+        ok(cuda!(cuMemsetD8_v2(at, value, count)));
     }
 
     fn batch(copies: &mut [(u64, u64, usize)], stream: Handle) -> (Result, usize) {
@@ -46,11 +46,17 @@ mod body {
         let mut srcs: Vec<u64> = copies.iter().map(|copy| copy.1).collect();
         let mut sizes: Vec<usize> = copies.iter().map(|copy| copy.2).collect();
         let (mut attributes, mut first, mut failed) = (STREAM_ORDER, 0usize, 77usize);
-        let result = cuda!(cuMemcpyBatchAsync(dsts.as_mut_ptr() => *mut u64,
-            srcs.as_mut_ptr() => *mut u64, sizes.as_mut_ptr() => *mut usize,
-            copies.len() => usize, attributes.as_mut_ptr() => *mut c_int,
-            &raw mut first => *mut usize, 1 => usize, &raw mut failed => *mut usize,
-            stream => Handle));
+        let result = cuda!(cuMemcpyBatchAsync(
+            dsts.as_mut_ptr(),
+            srcs.as_mut_ptr(),
+            sizes.as_mut_ptr(),
+            copies.len(),
+            attributes.as_mut_ptr().cast(),
+            &raw mut first,
+            1,
+            &raw mut failed,
+            stream
+        ));
         (result, failed)
     }
 
@@ -76,9 +82,9 @@ mod body {
         let (s, a, mut graph) = (new_stream(), alloc(64).unwrap(), NULL);
         assert_eq!(batch(&mut [(a, a + 8, 4)], NULL).0, 1);
         assert_eq!(batch(&mut [(a, a + 8, 4)], 2 as Handle).0, 0);
-        ok(cuda!(cuStreamBeginCapture_v2(s => Handle, 2 => c_int)));
+        ok(cuda!(cuStreamBeginCapture_v2(s, 2)));
         assert_eq!(batch(&mut [(a, a + 8, 4)], s).0, 900);
-        assert_eq!(cuda!(cuStreamEndCapture(s => Handle, &raw mut graph => *mut Handle)), 901);
+        assert_eq!(cuda!(cuStreamEndCapture(s, &raw mut graph)), 901);
     }
 
     pub fn copies_with_attributes_are_copies() {
@@ -87,8 +93,7 @@ mod body {
         fill(a, 3, 64);
         fill(b, 0, 64);
         let copy = |mut attributes: Attributes| {
-            cuda!(cuMemcpyWithAttributesAsync(b => u64, a => u64, 4 => usize,
-                  attributes.as_mut_ptr() => *mut c_int, s => Handle))
+            cuda!(cuMemcpyWithAttributesAsync(b, a, 4, attributes.as_mut_ptr().cast(), s))
         };
         assert_eq!(copy([0; 6]), 1, "no order");
         ok(copy(STREAM_ORDER));
@@ -100,9 +105,7 @@ mod body {
             order: 1,
             flags: 0,
         };
-        ok(
-            cuda!(cuMemcpy3DWithAttributesAsync(&raw mut op => *mut Operation, 0 => u64, s => Handle)),
-        );
+        ok(cuda!(cuMemcpy3DWithAttributesAsync((&raw mut op).cast(), 0, s)));
         synchronize(s);
         assert_eq!(read::<5>(b), [3, 3, 3, 3, 0]);
         assert_eq!(read::<7>(b + 16), [3, 3, 3, 3, 3, 3, 0]);
@@ -112,9 +115,7 @@ mod body {
         retain(0);
         // CUDA_ARRAY_DESCRIPTOR: 8 by 4 of one 32-bit number.
         let (mut array, descriptor) = (NULL, [8usize, 4, 3 | 1 << 32]);
-        ok(
-            cuda!(cuArrayCreate_v2(&raw mut array => *mut Handle, descriptor.as_ptr() => *const usize)),
-        );
+        ok(cuda!(cuArrayCreate_v2(&raw mut array, descriptor.as_ptr().cast())));
         let (s, a) = (new_stream(), alloc(256).unwrap());
         fill(a, 5, 256);
         let of_array = |x: u64, y: u64| Operand { kind: 2, op: [array as u64, x, y, 0] };
@@ -122,8 +123,7 @@ mod body {
             |src, dst, width| Operation { src, dst, extent: [width, 1, 1], order: 1, flags: 0 };
         let mut ops = [op(pointer(a, 0), of_array(2, 1), 3)];
         let run = |ops: &mut [Operation]| {
-            cuda!(cuMemcpy3DBatchAsync_v2(ops.len() => usize, ops.as_mut_ptr() => *mut Operation,
-                  0 => u64, s => Handle))
+            cuda!(cuMemcpy3DBatchAsync_v2(ops.len(), ops.as_mut_ptr().cast(), 0, s))
         };
         ok(run(&mut ops));
         fill(a, 0, 256);
@@ -135,12 +135,11 @@ mod body {
 
     pub fn the_forms_of_cuda_2_work_below_4_gib() {
         retain(0);
-        let mut at = 0u32;
-        ok(cuda!(cuMemAlloc(&raw mut at => *mut u32, 256 => u32)));
-        ok(cuda!(cuMemsetD8(at => u32, 7 => u8, 64 => u32)));
-        ok(cuda!(cuMemsetD16(at + 8 => u32, 0x0102 => u16, 1 => u32)));
-        ok(cuda!(cuMemsetD2D32(at + 128 => u32, 8 => u32, 9 => u32, 1 => u32, 2 => u32)));
-        ok(cuda!(cuMemcpyDtoD(at + 64 => u32, at => u32, 12 => u32)));
+        let at = must(|to| cuda!(cuMemAlloc(to, 256)));
+        ok(cuda!(cuMemsetD8(at, 7, 64)));
+        ok(cuda!(cuMemsetD16(at + 8, 0x0102, 1)));
+        ok(cuda!(cuMemsetD2D32(at + 128, 8, 9, 1, 2)));
+        ok(cuda!(cuMemcpyDtoD(at + 64, at, 12)));
         assert_eq!(read::<12>(u64::from(at) + 64), [7, 7, 7, 7, 7, 7, 7, 7, 2, 1, 7, 7]);
         assert_eq!(read::<12>(u64::from(at) + 128)[8..], [9, 0, 0, 0]);
         /// `CUDA_MEMCPY2D_v1`.
@@ -168,7 +167,7 @@ mod body {
         (copy.src_kind, copy.src, copy.src_pitch) = (2, at, 4);
         (copy.dst_kind, copy.dst, copy.dst_pitch) = (2, at + 192, 8);
         (copy.width, copy.height) = (4, 2);
-        ok(cuda!(cuMemcpy2D(&raw const copy => *const Copy2d)));
+        ok(cuda!(cuMemcpy2D((&raw const copy).cast())));
         assert_eq!(read::<12>(u64::from(at) + 192), [7, 7, 7, 7, 0, 0, 0, 0, 7, 7, 7, 7]);
     }
 }

@@ -4,7 +4,7 @@
 #![allow(clippy::cast_possible_truncation, reason = "a few pages")]
 
 use crate::harness::*;
-use std::ffi::{c_int, c_uint};
+use std::ffi::c_int;
 
 scenarios! {
     memory_comes_with_the_first_launch_and_stays_until_trimmed
@@ -45,19 +45,15 @@ struct Alloc {
 }
 
 fn attribute(which: c_int) -> u64 {
-    let mut value = 0u64;
-    ok(cuda!(cuDeviceGetGraphMemAttribute(0 => c_int, which => c_int, &raw mut value => *mut u64)));
-    value
+    must(|to: *mut u64| cuda!(cuDeviceGetGraphMemAttribute(0, which, to.cast())))
 }
 
 fn trim() {
-    ok(cuda!(cuDeviceGraphMemTrim(0 => c_int)));
+    ok(cuda!(cuDeviceGraphMemTrim(0)));
 }
 
 fn graph() -> Handle {
-    let mut graph = NULL;
-    ok(cuda!(cuGraphCreate(&raw mut graph => *mut Handle, 0 => c_uint)));
-    graph
+    must(|to| cuda!(cuGraphCreate(to, 0)))
 }
 
 fn alloc_node(graph: Handle, after: &[Handle], bytes: u64) -> (Handle, u64) {
@@ -73,41 +69,35 @@ fn alloc_node(graph: Handle, after: &[Handle], bytes: u64) -> (Handle, u64) {
         bytes: bytes as usize,
         at: 0,
     };
-    ok(cuda!(cuGraphAddMemAllocNode(&raw mut node => *mut Handle, graph => Handle,
-             after.as_ptr() => *const Handle, after.len() => usize, &raw mut params => *mut Alloc)));
+    ok(cuda!(cuGraphAddMemAllocNode(
+        &raw mut node,
+        graph,
+        after.as_ptr(),
+        after.len(),
+        (&raw mut params).cast()
+    )));
     assert_ne!(params.at, 0);
     (node, params.at)
 }
 
-fn free_node(graph: Handle, after: &[Handle], at: u64) -> std::result::Result<Handle, Result> {
-    let mut node = NULL;
-    match cuda!(cuGraphAddMemFreeNode(&raw mut node => *mut Handle, graph => Handle,
-                after.as_ptr() => *const Handle, after.len() => usize, at => u64))
-    {
-        0 => Ok(node),
-        e => Err(e),
-    }
+fn free_node(graph: Handle, after: &[Handle], at: u64) -> Outcome<Handle> {
+    made(|to| cuda!(cuGraphAddMemFreeNode(to, graph, after.as_ptr(), after.len(), at)))
 }
 
-fn instantiate(graph: Handle, flags: u64) -> std::result::Result<Handle, Result> {
-    let mut exec = NULL;
-    match cuda!(cuGraphInstantiateWithFlags(&raw mut exec => *mut Handle, graph => Handle, flags => u64))
-    {
-        0 => Ok(exec),
-        e => Err(e),
-    }
+fn instantiate(graph: Handle, flags: u64) -> Outcome<Handle> {
+    made(|to| cuda!(cuGraphInstantiateWithFlags(to, graph, flags)))
 }
 
 fn run(exec: Handle, stream: Handle) -> Result {
-    cuda!(cuGraphLaunch(exec => Handle, stream => Handle))
+    cuda!(cuGraphLaunch(exec, stream))
 }
 
 fn destroy_exec(exec: Handle) {
-    ok(cuda!(cuGraphExecDestroy(exec => Handle)));
+    ok(cuda!(cuGraphExecDestroy(exec)));
 }
 
 fn destroy(graph: Handle) {
-    ok(cuda!(cuGraphDestroy(graph => Handle)));
+    ok(cuda!(cuGraphDestroy(graph)));
 }
 
 /// A graph that allocates and frees as much.
@@ -151,7 +141,7 @@ mod body {
         let s = new_stream();
         let graph = temporary(3 * PAGE);
         let exec = instantiate(graph, 0).unwrap();
-        ok(cuda!(cuGraphUpload(exec => Handle, s => Handle)));
+        ok(cuda!(cuGraphUpload(exec, s)));
         assert_eq!(attribute(RESERVED), 3 * PAGE);
         ok(run(exec, s));
         assert_eq!(attribute(RESERVED), 3 * PAGE);
@@ -160,8 +150,7 @@ mod body {
         // CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD, "Only supported by cuGraphInstantiateWithParams".
         assert_eq!(instantiate(graph, 2), Err(1));
         let (mut exec, mut params) = (NULL, Params(2, s, NULL, 9));
-        ok(cuda!(cuGraphInstantiateWithParams(&raw mut exec => *mut Handle, graph => Handle,
-                 &raw mut params => *mut Params)));
+        ok(cuda!(cuGraphInstantiateWithParams(&raw mut exec, graph, (&raw mut params).cast())));
         assert_eq!((params.3, attribute(RESERVED)), (0, 3 * PAGE));
         destroy_exec(exec);
     }
@@ -175,7 +164,7 @@ mod body {
         const THREADS: u64 = 4;
         for _ in 0..100 {
             let race = || {
-                ok(cuda!(cuCtxSetCurrent(context as Handle => Handle)));
+                ok(cuda!(cuCtxSetCurrent(context as Handle)));
                 let graph = graph();
                 let (_, at) = alloc_node(graph, &[], PAGE);
                 let exec = instantiate(graph, 0).unwrap();
@@ -189,7 +178,7 @@ mod body {
             });
             assert_eq!((attribute(USED), attribute(RESERVED)), (THREADS * PAGE, THREADS * PAGE));
             for (exec, graph, at) in made {
-                ok(cuda!(cuMemFreeAsync(at => u64, s as Handle => Handle)));
+                ok(cuda!(cuMemFreeAsync(at, s as Handle)));
                 destroy_exec(exec as Handle);
                 destroy(graph as Handle);
             }
@@ -251,9 +240,9 @@ mod body {
         let exec = instantiate(graph, 0).unwrap();
         ok(run(exec, s));
         assert_eq!(run(exec, s), 1);
-        ok(cuda!(cuMemsetD8Async(at => u64, 7 => u8, 100 => usize, s => Handle)));
+        ok(cuda!(cuMemsetD8Async(at, 7, 100, s)));
         assert_eq!(read::<2>(at), [7, 7]);
-        ok(cuda!(cuMemFreeAsync(at => u64, s => Handle)));
+        ok(cuda!(cuMemFreeAsync(at, s)));
         ok(run(exec, s));
         ok(free(at));
         ok(run(exec, s));
@@ -283,7 +272,7 @@ mod body {
         synchronize(s);
         trim();
         assert_eq!((attribute(USED), attribute(RESERVED)), (2 * PAGE, 2 * PAGE));
-        ok(cuda!(cuMemsetD8_v2(at => u64, 9 => u8, 2 * PAGE as usize => usize)));
+        ok(cuda!(cuMemsetD8_v2(at, 9, 2 * PAGE as usize)));
         assert_eq!(read::<1>(at), [9]);
         // "freed in another graph"
         let other = super::graph();
@@ -340,7 +329,7 @@ mod body {
         let graph = graph();
         alloc_node(graph, &[], 4 * PAGE);
         ok(run(instantiate(graph, 0).unwrap(), s));
-        ok(cuda!(cuDevicePrimaryCtxReset_v2(0 => c_int)));
+        ok(cuda!(cuDevicePrimaryCtxReset_v2(0)));
         retain(0);
         assert_eq!((attribute(RESERVED), free_bytes()), (0, room));
     }
@@ -358,12 +347,17 @@ mod body {
 
         /// A node behind another, or behind none.
         fn add(&mut self, graph: Handle, after: Handle) -> Handle {
-            let mut node = NULL;
-            ok(cuda!(cuGraphAddNode_v2(&raw mut node => *mut Handle, graph => Handle,
-                     &raw const after => *const Handle, NULL => Handle,
-                     usize::from(!after.is_null()) => usize, &raw mut *self => *mut Params)));
-            let mut seen = -1;
-            ok(cuda!(cuGraphNodeGetType(node => Handle, &raw mut seen => *mut c_int)));
+            let node = must(|to| {
+                cuda!(cuGraphAddNode_v2(
+                    to,
+                    graph,
+                    &raw const after,
+                    NULL.cast(),
+                    usize::from(!after.is_null()),
+                    (&raw mut *self).cast()
+                ))
+            });
+            let seen = must(|to| cuda!(cuGraphNodeGetType(node, to)));
             assert_eq!(seen, self.0);
             node
         }
@@ -397,18 +391,13 @@ mod body {
         };
         assert_eq!(result(), 1);
         let mut info = Info(9, NULL, NULL);
-        ok(
-            cuda!(cuGraphExecUpdate_v2(exec => Handle, other => Handle, &raw mut info => *mut Info)),
-        );
+        ok(cuda!(cuGraphExecUpdate_v2(exec, other, (&raw mut info).cast())));
         assert_eq!((info.0, result()), (0, 2));
         let mut params = fill(at, 3, 4);
-        ok(cuda!(cuGraphExecNodeSetParams(exec => Handle, node => Handle,
-                 &raw mut params => *mut Params)));
+        ok(cuda!(cuGraphExecNodeSetParams(exec, node, (&raw mut params).cast())));
         assert_eq!(result(), 3);
-        let mut empty = NULL;
-        ok(cuda!(cuGraphAddEmptyNode(&raw mut empty => *mut Handle, other => Handle,
-                 NULL => Handle, 0 => usize)));
-        let refused = cuda!(cuGraphExecUpdate_v2(exec => Handle, other => Handle, &raw mut info => *mut Info));
+        let _: Handle = must(|to| cuda!(cuGraphAddEmptyNode(to, other, NULL.cast(), 0)));
+        let refused = cuda!(cuGraphExecUpdate_v2(exec, other, (&raw mut info).cast()));
         assert_eq!((refused, info.0), (910, 2), "another topology");
     }
 
@@ -440,13 +429,12 @@ mod body {
         let inner = super::graph();
         fill(target + 8, 6, 8).add(inner, NULL);
         let (child, _) = add(4, &[inner as u64, 0], waited);
-        let mut own = NULL;
-        ok(cuda!(cuGraphChildGraphNodeGetGraph(child => Handle, &raw mut own => *mut Handle)));
+        let own = must(|to| cuda!(cuGraphChildGraphNodeGetGraph(child, to)));
         assert_ne!(own, inner, "a clone");
-        assert_ne!(cuda!(cuGraphDestroy(own => Handle)), 0, "the node's own");
+        assert_ne!(cuda!(cuGraphDestroy(own)), 0, "the node's own");
         ok(run(instantiate(graph, 0).unwrap(), s));
         synchronize(s);
         assert_eq!(read::<16>(target), [5, 5, 5, 5, 5, 5, 5, 5, 6, 6, 6, 6, 6, 6, 6, 6]);
-        ok(cuda!(cuEventQuery(event => Handle)));
+        ok(cuda!(cuEventQuery(event)));
     }
 }

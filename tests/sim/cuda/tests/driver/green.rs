@@ -5,15 +5,12 @@ use std::ffi::{c_int, c_uint};
 
 scenarios! {
     a_gpu_is_split_into_equal_groups
-    impossible_resources_are_refused
     a_green_context_is_a_view_of_the_primary_one
     kernels_run_on_the_multiprocessors_that_it_has
     its_end_detaches_its_streams_and_leaves_memory
 }
 
 const SM: c_int = 1;
-const INVALID_TYPE: Result = 914;
-const INVALID_CONFIGURATION: Result = 915;
 const DETACHED: Result = 917;
 
 /// `CUdevResource`.
@@ -30,20 +27,20 @@ const _: () = assert!(size_of::<Resource>() == 144);
 
 fn whole(device: c_int) -> Resource {
     let mut r = EMPTY;
-    ok(cuda!(cuDeviceGetDevResource(device => c_int, &raw mut r => *mut Resource, SM => c_int)));
+    ok(cuda!(cuDeviceGetDevResource(device, (&raw mut r).cast(), SM)));
     r
 }
 
-fn by_count(
-    of: &Resource,
-    groups: u32,
-    least: u32,
-) -> std::result::Result<(Vec<Resource>, Resource), Result> {
+fn by_count(of: &Resource, groups: u32, least: u32) -> Outcome<(Vec<Resource>, Resource)> {
     let (mut out, mut count, mut rest) = (vec![EMPTY; groups as usize], groups, EMPTY);
-    match cuda!(cuDevSmResourceSplitByCount(out.as_mut_ptr() => *mut Resource,
-                &raw mut count => *mut u32, of => *const Resource,
-                &raw mut rest => *mut Resource, 0 => c_uint, least => c_uint))
-    {
+    match cuda!(cuDevSmResourceSplitByCount(
+        out.as_mut_ptr().cast(),
+        &raw mut count,
+        std::ptr::from_ref(of).cast(),
+        (&raw mut rest).cast(),
+        0,
+        least
+    )) {
         0 => {
             out.truncate(count as usize);
             Ok((out, rest))
@@ -52,35 +49,28 @@ fn by_count(
     }
 }
 
-fn describe(resources: &[Resource]) -> std::result::Result<Handle, Result> {
-    let mut descriptor = NULL;
-    match cuda!(cuDevResourceGenerateDesc(&raw mut descriptor => *mut Handle,
-                resources.as_ptr() => *const Resource,
-                u32::try_from(resources.len()).unwrap() => c_uint))
-    {
-        0 => Ok(descriptor),
-        e => Err(e),
-    }
+fn describe(resources: &[Resource]) -> Outcome<Handle> {
+    made(|to| {
+        cuda!(cuDevResourceGenerateDesc(
+            to,
+            resources.as_ptr().cast(),
+            u32::try_from(resources.len()).unwrap()
+        ))
+    })
 }
 
 fn green(resources: &[Resource]) -> Handle {
     let (descriptor, mut green) = (describe(resources).unwrap(), NULL);
-    ok(cuda!(cuGreenCtxCreate(&raw mut green => *mut Handle, descriptor => Handle, 0 => c_int,
-             1 => c_uint)));
+    ok(cuda!(cuGreenCtxCreate(&raw mut green, descriptor, 0, 1)));
     green
 }
 
 fn context_of(green: Handle) -> Handle {
-    let mut context = NULL;
-    ok(cuda!(cuCtxFromGreenCtx(&raw mut context => *mut Handle, green => Handle)));
-    context
+    must(|to| cuda!(cuCtxFromGreenCtx(to, green)))
 }
 
 fn stream_in(green: Handle) -> Handle {
-    let mut s = NULL;
-    ok(cuda!(cuGreenCtxStreamCreate(&raw mut s => *mut Handle, green => Handle, 1 => c_uint,
-             0 => c_int)));
-    s
+    must(|to| cuda!(cuGreenCtxStreamCreate(to, green, 1, 0)))
 }
 
 mod body {
@@ -95,67 +85,49 @@ mod body {
         assert_eq!((rest.kind, rest.value[0]), (SM, 132 - 4 * 24));
         let (groups, rest) = by_count(&gpu, 100, 0).unwrap();
         assert_eq!((groups.len(), rest.value[0]), (16, 4), "fewer than asked for");
-        let mut count = 0u32;
-        ok(cuda!(cuDevSmResourceSplitByCount(std::ptr::null_mut() => *mut Resource,
-                 &raw mut count => *mut u32, &raw const gpu => *const Resource,
-                 std::ptr::null_mut() => *mut Resource, 0 => c_uint, 33 => c_uint)));
+        let count = must(|to| {
+            cuda!(cuDevSmResourceSplitByCount(
+                std::ptr::null_mut(),
+                to,
+                (&raw const gpu).cast(),
+                std::ptr::null_mut(),
+                0,
+                33
+            ))
+        });
         assert_eq!(count, 3, "only asked");
-    }
-
-    pub fn impossible_resources_are_refused() {
-        retain(0);
-        let mut r = EMPTY;
-        let ask = |r: &mut Resource, kind: c_int| cuda!(cuDeviceGetDevResource(0 => c_int, &raw mut *r => *mut Resource, kind => c_int));
-        assert_eq!(ask(&mut r, 7), INVALID_TYPE);
-        let gpu = whole(0);
-        assert_eq!(by_count(&gpu, 2, 133).err(), Some(1));
-        assert_eq!(by_count(&EMPTY, 2, 8).err(), Some(INVALID_TYPE));
-        let (a, _) = by_count(&gpu, 2, 8).unwrap();
-        let (b, _) = by_count(&gpu, 2, 8).unwrap();
-        assert_eq!(by_count(&a[0], 1, 8).err(), Some(INVALID_CONFIGURATION), "split already");
-        assert_eq!(describe(&[a[0], b[0]]).err(), Some(INVALID_CONFIGURATION), "of two splits");
-        assert!(describe(&[a[0], a[1]]).is_ok());
-        assert_eq!(describe(&[]).err(), Some(1));
-        let (descriptor, mut green) = (describe(&a).unwrap(), NULL);
-        let other = cuda!(cuGreenCtxCreate(&raw mut green => *mut Handle, descriptor => Handle,
-                          1 => c_int, 1 => c_uint));
-        assert_eq!(other, 101, "another GPU's");
     }
 
     /// "This API will retain the primary context"; "treated as if it were a primary context".
     pub fn a_green_context_is_a_view_of_the_primary_one() {
-        ok(cuda!(cuInit(0 => c_uint)));
+        ok(cuda!(cuInit(0)));
         let (groups, _) = by_count(&whole(0), 1, 32).unwrap();
         let green = green(&groups);
         let (mut flags, mut active): (c_uint, c_int) = (0, 0);
-        ok(cuda!(cuDevicePrimaryCtxGetState(0 => c_int, &raw mut flags => *mut c_uint,
-                 &raw mut active => *mut c_int)));
+        ok(cuda!(cuDevicePrimaryCtxGetState(0, &raw mut flags, &raw mut active)));
         assert_eq!(active, 1);
         let view = context_of(green);
         assert_eq!(context_of(green), view);
-        ok(cuda!(cuCtxSetCurrent(view => Handle)));
+        ok(cuda!(cuCtxSetCurrent(view)));
         let at = alloc(MIB).unwrap();
-        let mut owner = NULL;
-        ok(cuda!(cuPointerGetAttribute(&raw mut owner => *mut Handle, 1 => c_int, at => u64)));
+        let owner = must(|to: *mut Handle| cuda!(cuPointerGetAttribute(to.cast(), 1, at)));
         let primary = retain(0);
         assert_eq!(owner, primary, "memory is the primary context's");
-        ok(cuda!(cuCtxSetCurrent(view => Handle)));
+        ok(cuda!(cuCtxSetCurrent(view)));
         let (s, plain) = (stream_in(green), new_stream());
         for (stream, expected) in [(s, green), (plain, green), (NULL, green)] {
             let (mut context, mut of) = (NULL, NULL);
-            ok(cuda!(cuStreamGetCtx_v2(stream => Handle, &raw mut context => *mut Handle,
-                     &raw mut of => *mut Handle)));
+            ok(cuda!(cuStreamGetCtx_v2(stream, &raw mut context, &raw mut of)));
             assert_eq!((context, of), (view, expected));
         }
         let mut none = NULL;
-        let blocking = cuda!(cuGreenCtxStreamCreate(&raw mut none => *mut Handle, green => Handle,
-                             0 => c_uint, 0 => c_int));
+        let blocking = cuda!(cuGreenCtxStreamCreate(&raw mut none, green, 0, 0));
         assert_eq!(blocking, 1, "only non-blocking streams");
         ok(launch(kernel("plain"), 1, s, std::ptr::null_mut()));
-        ok(cuda!(cuCtxSetCurrent(primary => Handle)));
+        ok(cuda!(cuCtxSetCurrent(primary)));
         ok(cuda!(cuCtxSynchronize()));
-        assert_eq!(cuda!(cuStreamQuery(s => Handle)), 0, "the primary context waits for it");
-        assert_eq!(cuda!(cuCtxDestroy_v2(view => Handle)), 201);
+        assert_eq!(cuda!(cuStreamQuery(s)), 0, "the primary context waits for it");
+        assert_eq!(cuda!(cuCtxDestroy_v2(view)), 201);
     }
 
     pub fn kernels_run_on_the_multiprocessors_that_it_has() {
@@ -178,20 +150,20 @@ mod body {
     }
 
     pub fn its_end_detaches_its_streams_and_leaves_memory() {
-        ok(cuda!(cuInit(0 => c_uint)));
+        ok(cuda!(cuInit(0)));
         let primary = retain(0);
         let used = free_bytes();
         let (groups, _) = by_count(&whole(0), 1, 32).unwrap();
         let green = green(&groups);
         let (view, s) = (context_of(green), stream_in(green));
-        ok(cuda!(cuCtxSetCurrent(view => Handle)));
+        ok(cuda!(cuCtxSetCurrent(view)));
         let at = alloc(2 * MIB).unwrap();
         ok(launch(kernel("plain"), 1, s, std::ptr::null_mut()));
-        ok(cuda!(cuGreenCtxDestroy(green => Handle)));
-        assert_eq!(cuda!(cuGreenCtxDestroy(green => Handle)), 201);
-        assert_eq!(cuda!(cuStreamSynchronize(s => Handle)), DETACHED);
-        ok(cuda!(cuStreamDestroy_v2(s => Handle)));
-        ok(cuda!(cuCtxSetCurrent(primary => Handle)));
+        ok(cuda!(cuGreenCtxDestroy(green)));
+        assert_eq!(cuda!(cuGreenCtxDestroy(green)), 201);
+        assert_eq!(cuda!(cuStreamSynchronize(s)), DETACHED);
+        ok(cuda!(cuStreamDestroy_v2(s)));
+        ok(cuda!(cuCtxSetCurrent(primary)));
         assert_eq!(used - free_bytes(), 2 * MIB);
         ok(free(at));
         assert_eq!(free_bytes(), used);

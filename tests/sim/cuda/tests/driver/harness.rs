@@ -1,9 +1,8 @@
-//! The library as programs load it: each scenario runs in a process of its own, with its own state.
+//! The two libraries' functions: each scenario calls them in a process of its own, with its own state.
 
-use std::ffi::{CString, c_char, c_int, c_uint, c_void};
-use std::path::PathBuf;
+use std::ffi::{CString, c_int, c_uint, c_void};
 use std::process::Command;
-use std::sync::OnceLock;
+use tessera_cuda::types::CUipcMemHandle;
 
 pub const CONFIG: &str = r#"
 default_kernel_us = 20.0
@@ -24,7 +23,9 @@ word = 0
 "#;
 
 pub type Result = c_int;
+pub type Outcome<T> = std::result::Result<T, Result>;
 pub type Handle = *mut c_void;
+pub type Name = CUipcMemHandle;
 
 pub const MIB: usize = 1 << 20;
 pub const NULL: Handle = std::ptr::null_mut();
@@ -93,49 +94,26 @@ macro_rules! configured {
     };
 }
 
-/// The library beside this test's executable, loaded once.
-pub fn library() -> Handle {
-    static LIBRARY: OnceLock<usize> = OnceLock::new();
-    loaded(&LIBRARY, "libsimcuda.so")
-}
-
-/// The same of NVML.
-pub fn nvml_library() -> Handle {
-    static LIBRARY: OnceLock<usize> = OnceLock::new();
-    loaded(&LIBRARY, "libsimnvml.so")
-}
-
-fn loaded(library: &OnceLock<usize>, name: &str) -> Handle {
-    let at = library.get_or_init(|| {
-        let path: PathBuf = std::env::current_exe().unwrap().with_file_name(name);
-        let path = CString::new(path.to_str().unwrap()).unwrap();
-        // SAFETY: a library without constructors.
-        let lib = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        assert!(!lib.is_null(), "cannot load {path:?}");
-        lib as usize
-    });
-    *at as Handle
-}
-
-pub fn symbol(name: &str) -> Handle {
-    let library = if name.starts_with("nvml") { nvml_library() } else { library() };
-    let c = CString::new(name).unwrap();
-    // SAFETY: a loaded library and a terminated name.
-    let at = unsafe { libc::dlsym(library, c.as_ptr()) };
-    assert!(!at.is_null(), "no {name}");
-    at
-}
-
-/// `cuda!(name(arg: type, …))`: the call's CUresult, or NVML's result.
+/// `cuda!(name(args))`: the call's CUresult, or NVML's result.
 macro_rules! cuda {
-    ($name:ident($($arg:expr => $ty:ty),* $(,)?)) => {{
-        type Signature = unsafe extern "C" fn($($ty),*) -> $crate::harness::Result;
-        let at = $crate::harness::symbol(stringify!($name));
-        // SAFETY: the export has this signature.
-        let f = unsafe { std::mem::transmute::<$crate::harness::Handle, Signature>(at) };
+    ($name:ident($($arg:expr),* $(,)?)) => {
         // SAFETY: the arguments are valid for the call, or meant to be refused by it.
-        unsafe { f($($arg),*) }
-    }};
+        unsafe { $crate::exports::$name($($arg),*) }
+    };
+}
+
+/// The answer that a call puts where it is told to.
+pub fn made<T: Default>(call: impl FnOnce(*mut T) -> Result) -> Outcome<T> {
+    let mut answer = T::default();
+    match call(&raw mut answer) {
+        0 => Ok(answer),
+        e => Err(e),
+    }
+}
+
+/// The same of a call that must succeed.
+pub fn must<T: Default>(call: impl FnOnce(*mut T) -> Result) -> T {
+    made(call).unwrap()
 }
 
 pub fn ok(result: Result) {
@@ -151,34 +129,35 @@ pub fn set(variable: &str, value: &str) {
 
 pub fn retain(ordinal: c_int) -> Handle {
     let mut context = NULL;
-    ok(cuda!(cuInit(0 => c_uint)));
-    ok(cuda!(cuDevicePrimaryCtxRetain(&raw mut context => *mut Handle, ordinal => c_int)));
-    ok(cuda!(cuCtxSetCurrent(context => Handle)));
+    ok(cuda!(cuInit(0)));
+    ok(cuda!(cuDevicePrimaryCtxRetain(&raw mut context, ordinal)));
+    ok(cuda!(cuCtxSetCurrent(context)));
     context
 }
 
-pub fn alloc(bytes: usize) -> std::result::Result<u64, Result> {
-    let mut at = 0u64;
-    match cuda!(cuMemAlloc_v2(&raw mut at => *mut u64, bytes => usize)) {
-        0 => Ok(at),
-        e => Err(e),
-    }
+pub fn alloc(bytes: usize) -> Outcome<u64> {
+    made(|to| cuda!(cuMemAlloc_v2(to, bytes)))
+}
+
+/// An allocation's or event's name for other processes.
+pub const fn named(reserved: [u8; 64]) -> Name {
+    CUipcMemHandle { reserved }
 }
 
 pub fn free(at: u64) -> Result {
-    cuda!(cuMemFree_v2(at => u64))
+    cuda!(cuMemFree_v2(at))
 }
 
 pub fn free_bytes() -> usize {
     let (mut free, mut total) = (0usize, 0usize);
-    ok(cuda!(cuMemGetInfo_v2(&raw mut free => *mut usize, &raw mut total => *mut usize)));
+    ok(cuda!(cuMemGetInfo_v2(&raw mut free, &raw mut total)));
     free
 }
 
 /// A kernel that is loaded: the first launch of another waits for the context's work.
 pub fn kernel(name: &str) -> Handle {
     let function = unloaded(name);
-    ok(cuda!(cuFuncLoad(function => Handle)));
+    ok(cuda!(cuFuncLoad(function)));
     function
 }
 
@@ -186,41 +165,45 @@ pub fn unloaded(name: &str) -> Handle {
     let ptx = c".version 8.0\n.entry spin()\n.entry wave()\n.entry plain()\n.entry until()\n";
     let (mut module, mut function) = (NULL, NULL);
     let name = CString::new(name).unwrap();
-    ok(cuda!(cuModuleLoadData(&raw mut module => *mut Handle, ptx.as_ptr() => *const c_char)));
-    ok(cuda!(cuModuleGetFunction(&raw mut function => *mut Handle, module => Handle,
-             name.as_ptr() => *const c_char)));
+    ok(cuda!(cuModuleLoadData(&raw mut module, ptx.as_ptr().cast())));
+    ok(cuda!(cuModuleGetFunction(&raw mut function, module, name.as_ptr())));
     function
 }
 
 pub fn launch(function: Handle, blocks: c_uint, stream: Handle, params: *mut Handle) -> Result {
-    cuda!(cuLaunchKernel(function => Handle, blocks => c_uint, 1 => c_uint, 1 => c_uint,
-          128 => c_uint, 1 => c_uint, 1 => c_uint, 0 => c_uint, stream => Handle,
-          params => *mut Handle, std::ptr::null_mut() => *mut Handle))
+    cuda!(cuLaunchKernel(
+        function,
+        blocks,
+        1,
+        1,
+        128,
+        1,
+        1,
+        0,
+        stream,
+        params,
+        std::ptr::null_mut()
+    ))
 }
 
 pub fn new_stream() -> Handle {
-    let mut s = NULL;
-    ok(cuda!(cuStreamCreate(&raw mut s => *mut Handle, 1 => c_uint)));
-    s
+    must(|to| cuda!(cuStreamCreate(to, 1)))
 }
 
 pub fn new_event() -> Handle {
-    let mut e = NULL;
-    ok(cuda!(cuEventCreate(&raw mut e => *mut Handle, 0 => c_uint)));
-    e
+    must(|to| cuda!(cuEventCreate(to, 0)))
 }
 
 pub fn record(event: Handle, stream: Handle) {
-    ok(cuda!(cuEventRecord(event => Handle, stream => Handle)));
+    ok(cuda!(cuEventRecord(event, stream)));
 }
 
 pub fn synchronize(stream: Handle) {
-    ok(cuda!(cuStreamSynchronize(stream => Handle)));
+    ok(cuda!(cuStreamSynchronize(stream)));
 }
 
 pub fn elapsed_us(from: Handle, to: Handle) -> f32 {
-    let mut ms = 0f32;
-    ok(cuda!(cuEventElapsedTime(&raw mut ms => *mut f32, from => Handle, to => Handle)));
+    let ms: f32 = must(|ms| cuda!(cuEventElapsedTime(ms, from, to)));
     ms * 1000.0
 }
 
@@ -233,7 +216,7 @@ pub fn keep_busy(spin: Handle, stream: Handle) {
 
 pub fn read<const N: usize>(at: u64) -> [u8; N] {
     let mut bytes = [0u8; N];
-    ok(cuda!(cuMemcpyDtoH_v2(bytes.as_mut_ptr() => *mut u8, at => u64, N => usize)));
+    ok(cuda!(cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), at, N)));
     bytes
 }
 

@@ -13,41 +13,30 @@ scenarios! {
     an_importer_that_is_killed_lets_go
 }
 
-/// `CUipcMemHandle`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Name([u8; 64]);
-
-type Outcome<T> = std::result::Result<T, Result>;
-
 fn name(at: u64) -> Outcome<Name> {
-    let mut name = Name([0; 64]);
-    match cuda!(cuIpcGetMemHandle(&raw mut name => *mut Name, at => u64)) {
+    let mut name = named([0; 64]);
+    match cuda!(cuIpcGetMemHandle(&raw mut name, at)) {
         0 => Ok(name),
         e => Err(e),
     }
 }
 
 fn open(name: Name, flags: c_uint) -> Outcome<u64> {
-    let mut at = 0u64;
-    match cuda!(cuIpcOpenMemHandle_v2(&raw mut at => *mut u64, name => Name, flags => c_uint)) {
-        0 => Ok(at),
-        e => Err(e),
-    }
+    made(|to| cuda!(cuIpcOpenMemHandle_v2(to, name, flags)))
 }
 
 fn close(at: u64) -> Result {
-    cuda!(cuIpcCloseMemHandle(at => u64))
+    cuda!(cuIpcCloseMemHandle(at))
 }
 
 fn fill(at: u64, value: u8, len: usize) {
-    ok(cuda!(cuMemsetD8_v2(at => u64, value => u8, len => usize)));
+    ok(cuda!(cuMemsetD8_v2(at, value, len)));
 }
 
 /// Device memory that this process and its pair use beyond `contexts` contexts.
 fn used(contexts: usize) -> usize {
     let (mut free, mut total) = (0usize, 0usize);
-    ok(cuda!(cuMemGetInfo_v2(&raw mut free => *mut usize, &raw mut total => *mut usize)));
+    ok(cuda!(cuMemGetInfo_v2(&raw mut free, &raw mut total)));
     total - free - contexts * 64 * MIB
 }
 
@@ -63,7 +52,7 @@ mod body {
         assert_eq!(read::<2>(at + 5 * MIB as u64), [9, 9], "what is in it stays");
         assert_eq!(open(first, 1), Err(201), "not in the process that made it");
         assert_eq!((name(at + 1), name(0x1000)), (Err(1), Err(1)));
-        assert_eq!((open(Name([3; 64]), 1), close(at)), (Err(1), 1));
+        assert_eq!((open(named([3; 64]), 1), close(at)), (Err(1), 1));
         assert_eq!(used(1), 10 * MIB);
         ok(free(at));
         assert_eq!(used(1), 0);
@@ -79,7 +68,7 @@ mod body {
                 retain(0);
                 let at = alloc(10 * MIB).unwrap();
                 fill(at, 1, 10 * MIB);
-                peer.send(&name(at).unwrap().0);
+                peer.send(&name(at).unwrap().reserved);
                 peer.meet();
                 assert_eq!((read::<2>(at), used(2)), ([2, 1], 10 * MIB), "counted once");
                 peer.meet();
@@ -90,7 +79,7 @@ mod body {
             },
             |peer: &Peer| {
                 retain(0);
-                let name = Name(peer.receive());
+                let name = named(peer.receive());
                 // "Must be specified as CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS".
                 assert_eq!(open(name, 0), Err(1));
                 let at = open(name, 1).unwrap();
@@ -101,7 +90,7 @@ mod body {
                 assert_eq!(free(at), 1, "to be closed, not freed");
                 assert_eq!((close(at), close(at), close(at)), (0, 0, 1));
                 peer.meet();
-                ok(cuda!(cuDevicePrimaryCtxReset_v2(0 => i32)));
+                ok(cuda!(cuDevicePrimaryCtxReset_v2(0)));
             },
         );
     }
@@ -113,7 +102,7 @@ mod body {
                 retain(0);
                 let at = alloc(10 * MIB).unwrap();
                 fill(at, 1, 10 * MIB);
-                peer.send(&name(at).unwrap().0);
+                peer.send(&name(at).unwrap().reserved);
                 peer.meet();
                 ok(free(at));
                 assert_eq!(used(2), 10 * MIB);
@@ -127,7 +116,7 @@ mod body {
             },
             |peer: &Peer| {
                 retain(0);
-                let at = open(Name(peer.receive()), 1).unwrap();
+                let at = open(named(peer.receive()), 1).unwrap();
                 peer.meet();
                 peer.meet();
                 assert_eq!(read::<2>(at), [1, 1]);
@@ -144,8 +133,8 @@ mod body {
                 retain(0);
                 let (a, b) = (alloc(1000).unwrap(), alloc(1000).unwrap());
                 fill(b, 7, 1000);
-                peer.send(&name(a).unwrap().0);
-                peer.send(&name(b).unwrap().0);
+                peer.send(&name(a).unwrap().reserved);
+                peer.send(&name(b).unwrap().reserved);
                 peer.meet();
                 assert_eq!(used(2), 2 * MIB);
                 assert_eq!((read::<1>(a), read::<1>(b)), ([3], [7]));
@@ -159,14 +148,14 @@ mod body {
             },
             |peer: &Peer| {
                 retain(0);
-                let a = open(Name(peer.receive()), 1).unwrap();
-                let b = open(Name(peer.receive()), 1).unwrap();
+                let a = open(named(peer.receive()), 1).unwrap();
+                let b = open(named(peer.receive()), 1).unwrap();
                 assert_eq!(read::<1>(b), [7]);
                 fill(a, 3, 1000);
                 peer.meet();
                 peer.meet();
                 // Contexts close what they opened.
-                ok(cuda!(cuDevicePrimaryCtxReset_v2(0 => i32)));
+                ok(cuda!(cuDevicePrimaryCtxReset_v2(0)));
                 retain(0);
                 peer.meet();
                 peer.meet();
@@ -179,7 +168,7 @@ mod body {
             |peer: &Peer| {
                 retain(0);
                 let at = alloc(10 * MIB).unwrap();
-                peer.send(&name(at).unwrap().0);
+                peer.send(&name(at).unwrap().reserved);
                 peer.meet();
                 ok(free(at));
                 assert_eq!(used(2), 10 * MIB);
@@ -193,7 +182,7 @@ mod body {
             },
             |peer: &Peer| {
                 retain(0);
-                open(Name(peer.receive()), 1).unwrap();
+                open(named(peer.receive()), 1).unwrap();
                 peer.meet();
                 peer.receive::<1>();
                 // SAFETY: kills this very process.

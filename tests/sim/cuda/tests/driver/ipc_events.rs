@@ -17,23 +17,12 @@ scenarios! {
     thousands_of_events_one_after_another
 }
 
-/// `CUipcEventHandle`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Name([u8; 64]);
-
 const DISABLE_TIMING: c_uint = 2;
 const INTERPROCESS: c_uint = 4;
 const NOT_READY: Result = 600;
 
-type Outcome<T> = std::result::Result<T, Result>;
-
 fn create(flags: c_uint) -> Outcome<Handle> {
-    let mut event = NULL;
-    match cuda!(cuEventCreate(&raw mut event => *mut Handle, flags => c_uint)) {
-        0 => Ok(event),
-        e => Err(e),
-    }
+    made(|to| cuda!(cuEventCreate(to, flags)))
 }
 
 fn shared_event() -> Handle {
@@ -41,31 +30,27 @@ fn shared_event() -> Handle {
 }
 
 fn name(event: Handle) -> Outcome<Name> {
-    let mut name = Name([0; 64]);
-    match cuda!(cuIpcGetEventHandle(&raw mut name => *mut Name, event => Handle)) {
+    let mut name = named([0; 64]);
+    match cuda!(cuIpcGetEventHandle(&raw mut name, event)) {
         0 => Ok(name),
         e => Err(e),
     }
 }
 
 fn open(name: Name) -> Outcome<Handle> {
-    let mut event = NULL;
-    match cuda!(cuIpcOpenEventHandle(&raw mut event => *mut Handle, name => Name)) {
-        0 => Ok(event),
-        e => Err(e),
-    }
+    made(|to| cuda!(cuIpcOpenEventHandle(to, name)))
 }
 
 fn query(event: Handle) -> Result {
-    cuda!(cuEventQuery(event => Handle))
+    cuda!(cuEventQuery(event))
 }
 
 fn wait(stream: Handle, event: Handle) {
-    ok(cuda!(cuStreamWaitEvent(stream => Handle, event => Handle, 0 => c_uint)));
+    ok(cuda!(cuStreamWaitEvent(stream, event, 0)));
 }
 
 fn stream_query(stream: Handle) -> Result {
-    cuda!(cuStreamQuery(stream => Handle))
+    cuda!(cuStreamQuery(stream))
 }
 
 static LET_GO: AtomicBool = AtomicBool::new(false);
@@ -78,8 +63,7 @@ unsafe extern "C" fn hold(_: *mut c_void) {
 
 /// Holds what is then submitted to the stream until [`LET_GO`].
 fn hold_back(stream: Handle) {
-    ok(cuda!(cuLaunchHostFunc(stream => Handle, hold => unsafe extern "C" fn(*mut c_void),
-             NULL => Handle)));
+    ok(cuda!(cuLaunchHostFunc(stream, Some(hold), NULL)));
 }
 
 mod body {
@@ -93,14 +77,13 @@ mod body {
         let first = name(event).unwrap();
         assert_eq!(name(event), Ok(first));
         assert_eq!(open(first), Err(201), "not in the process that made it");
-        assert_eq!(open(Name([5; 64])), Err(1));
+        assert_eq!(open(named([5; 64])), Err(1));
         assert_eq!(query(event), 0, "never recorded");
         record(event, NULL);
-        ok(cuda!(cuEventSynchronize(event => Handle)));
+        ok(cuda!(cuEventSynchronize(event)));
         assert_eq!(query(event), 0);
         let mut ms = 0f32;
-        let elapsed =
-            cuda!(cuEventElapsedTime(&raw mut ms => *mut f32, event => Handle, event => Handle));
+        let elapsed = cuda!(cuEventElapsedTime(&raw mut ms, event, event));
         assert_eq!(elapsed, 400, "it has no time");
     }
 
@@ -109,7 +92,7 @@ mod body {
             |peer: &Peer| {
                 retain(0);
                 let (event, stream) = (shared_event(), new_stream());
-                peer.send(&name(event).unwrap().0);
+                peer.send(&name(event).unwrap().reserved);
                 peer.meet();
                 hold_back(stream);
                 record(event, stream);
@@ -120,7 +103,7 @@ mod body {
             },
             |peer: &Peer| {
                 retain(0);
-                let (event, stream) = (open(Name(peer.receive())).unwrap(), new_stream());
+                let (event, stream) = (open(named(peer.receive())).unwrap(), new_stream());
                 let plain = kernel("plain");
                 assert_eq!(query(event), 0, "never recorded");
                 wait(stream, event);
@@ -134,10 +117,10 @@ mod body {
                 std::thread::sleep(Duration::from_millis(20));
                 assert_eq!(stream_query(stream), NOT_READY);
                 peer.meet();
-                ok(cuda!(cuEventSynchronize(event => Handle)));
+                ok(cuda!(cuEventSynchronize(event)));
                 assert_eq!(query(event), 0);
                 synchronize(stream);
-                ok(cuda!(cuEventDestroy_v2(event => Handle)));
+                ok(cuda!(cuEventDestroy_v2(event)));
                 assert_eq!(query(event), 400);
             },
         );
@@ -150,7 +133,7 @@ mod body {
                 let (event, stream) = (shared_event(), new_stream());
                 // Its own record is replaced by the other's.
                 record(event, stream);
-                peer.send(&name(event).unwrap().0);
+                peer.send(&name(event).unwrap().reserved);
                 peer.meet();
                 assert_eq!(query(event), NOT_READY);
                 wait(stream, event);
@@ -159,11 +142,11 @@ mod body {
                 synchronize(stream);
                 assert_eq!(query(event), 0);
                 peer.until_gone();
-                ok(cuda!(cuEventSynchronize(event => Handle)));
+                ok(cuda!(cuEventSynchronize(event)));
             },
             |peer: &Peer| {
                 retain(0);
-                let (event, stream) = (open(Name(peer.receive())).unwrap(), new_stream());
+                let (event, stream) = (open(named(peer.receive())).unwrap(), new_stream());
                 assert_eq!(name(event), Err(400), "an import has no handle");
                 hold_back(stream);
                 record(event, stream);
@@ -182,14 +165,14 @@ mod body {
                 let (event, stream) = (shared_event(), new_stream());
                 hold_back(stream);
                 record(event, stream);
-                peer.send(&name(event).unwrap().0);
+                peer.send(&name(event).unwrap().reserved);
                 peer.meet();
                 LET_GO.store(true, Ordering::Release);
                 peer.until_gone();
             },
             |peer: &Peer| {
                 retain(1);
-                let (event, stream) = (open(Name(peer.receive())).unwrap(), new_stream());
+                let (event, stream) = (open(named(peer.receive())).unwrap(), new_stream());
                 wait(stream, event);
                 assert_eq!((stream_query(stream), query(event)), (NOT_READY, NOT_READY));
                 peer.meet();
@@ -204,11 +187,11 @@ mod body {
         pair(
             |peer: &Peer| {
                 retain(0);
-                let (event, stream) = (open(Name(peer.receive())).unwrap(), new_stream());
+                let (event, stream) = (open(named(peer.receive())).unwrap(), new_stream());
                 assert_eq!(query(event), NOT_READY);
                 wait(stream, event);
                 peer.meet();
-                ok(cuda!(cuEventSynchronize(event => Handle)));
+                ok(cuda!(cuEventSynchronize(event)));
                 synchronize(stream);
                 record(event, stream);
                 assert_eq!(query(event), 0);
@@ -218,7 +201,7 @@ mod body {
                 let (event, stream) = (shared_event(), new_stream());
                 hold_back(stream);
                 record(event, stream);
-                peer.send(&name(event).unwrap().0);
+                peer.send(&name(event).unwrap().reserved);
                 peer.meet();
                 // SAFETY: ends this process.
                 unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
@@ -231,9 +214,9 @@ mod body {
             |peer: &Peer| {
                 retain(0);
                 let event = shared_event();
-                peer.send(&name(event).unwrap().0);
+                peer.send(&name(event).unwrap().reserved);
                 peer.meet();
-                ok(cuda!(cuEventDestroy_v2(event => Handle)));
+                ok(cuda!(cuEventDestroy_v2(event)));
                 // Another life of the same entry is another event.
                 let _next = shared_event();
                 peer.meet();
@@ -241,7 +224,7 @@ mod body {
             },
             |peer: &Peer| {
                 retain(0);
-                let name = Name(peer.receive());
+                let name = named(peer.receive());
                 let event = open(name).unwrap();
                 peer.meet();
                 peer.meet();
@@ -255,10 +238,10 @@ mod body {
         for _ in 0..20_000 {
             let event = shared_event();
             record(event, NULL);
-            ok(cuda!(cuEventDestroy_v2(event => Handle)));
+            ok(cuda!(cuEventDestroy_v2(event)));
         }
         let mut device: c_int = 7;
-        ok(cuda!(cuCtxGetDevice(&raw mut device => *mut c_int)));
+        ok(cuda!(cuCtxGetDevice(&raw mut device)));
         assert_eq!(device, 0);
     }
 }

@@ -1,7 +1,7 @@
 //! What a context's calls wait for: its lock, and the loading of code under it.
 
 use crate::harness::*;
-use std::ffi::{c_int, c_uint};
+use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -28,19 +28,16 @@ configured! {
 }
 
 fn is_loaded(function: Handle) -> bool {
-    let mut state = 9;
-    ok(cuda!(cuFuncIsLoaded(&raw mut state => *mut c_int, function => Handle)));
+    let state = must(|to| cuda!(cuFuncIsLoaded(to, function)));
     state == 1
 }
 
 fn mode() -> c_int {
-    let mut mode = 0;
-    ok(cuda!(cuModuleGetLoadingMode(&raw mut mode => *mut c_int)));
-    mode
+    must(|to| cuda!(cuModuleGetLoadingMode(to)))
 }
 
 fn query(event: Handle) -> Result {
-    cuda!(cuEventQuery(event => Handle))
+    cuda!(cuEventQuery(event))
 }
 
 /// The word that ends the GPU's work.
@@ -53,7 +50,7 @@ fn pass(patience: Duration, call: impl FnOnce() + Send, others: impl FnOnce()) -
     let (begun, returned) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            ok(cuda!(cuCtxSetCurrent(context as Handle => Handle)));
+            ok(cuda!(cuCtxSetCurrent(context as Handle)));
             begun.store(true, Ordering::SeqCst);
             call();
         });
@@ -82,8 +79,7 @@ const LONG: Duration = Duration::from_secs(60);
 
 /// What `cuPointerGetAttribute` says of registered memory.
 fn is_host(at: u64) {
-    let mut kind = 0u32;
-    ok(cuda!(cuPointerGetAttribute(&raw mut kind => *mut u32, 2 => c_int, at => u64)));
+    let kind = must(|to: *mut u32| cuda!(cuPointerGetAttribute(to.cast(), 2, at)));
     assert_eq!(kind, 1);
 }
 
@@ -109,8 +105,7 @@ mod body {
         retain(0);
         let (until, cold) = (kernel("until"), unloaded("plain"));
         let (busy, other, event) = (new_stream(), new_stream(), new_event());
-        ok(cuda!(cuMemHostRegister_v2((&raw const WORD).cast_mut() => *mut AtomicU32,
-                 4 => usize, 0 => c_uint)));
+        ok(cuda!(cuMemHostRegister_v2((&raw const WORD).cast_mut().cast(), 4, 0)));
         record(event, other);
         synchronize(other);
         Work { until, busy, other, event, cold }
@@ -124,7 +119,7 @@ mod body {
     }
 
     fn is_busy(work: &Work) -> bool {
-        cuda!(cuStreamQuery(work.busy => Handle)) == 600
+        cuda!(cuStreamQuery(work.busy)) == 600
     }
 
     fn first_launch(cold: usize, stream: usize) {
@@ -159,17 +154,16 @@ mod body {
     }
 
     pub fn flags_are_not_set_beside_a_first_launch() {
-        assert!(!passes_a_first_launch(SHORT, |_| ok(cuda!(cuCtxSetFlags(0 => c_uint)))));
+        assert!(!passes_a_first_launch(SHORT, |_| ok(cuda!(cuCtxSetFlags(0)))));
     }
 
     fn pinned(bytes: usize) -> usize {
-        let mut at = NULL;
-        ok(cuda!(cuMemHostAlloc(&raw mut at => *mut Handle, bytes => usize, 0 => c_uint)));
+        let at = must(|to| cuda!(cuMemHostAlloc(to, bytes, 0)));
         at as usize
     }
 
     fn unpin(at: usize) {
-        ok(cuda!(cuMemFreeHost(at as Handle => Handle)));
+        ok(cuda!(cuMemFreeHost(at as Handle)));
     }
 
     pub fn pinned_memory_is_given_back_after_the_contexts_work() {
@@ -194,7 +188,7 @@ mod body {
         let context = retain(0) as usize;
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                ok(cuda!(cuCtxSetCurrent(context as Handle => Handle)));
+                ok(cuda!(cuCtxSetCurrent(context as Handle)));
                 unpin(pinned(64 << 20));
             });
             std::thread::sleep(Duration::from_millis(50));
@@ -214,7 +208,7 @@ mod body {
 
     pub fn a_loaded_kernel_is_launched_behind_work_at_once() {
         let work = work();
-        ok(cuda!(cuFuncLoad(work.cold => Handle)));
+        ok(cuda!(cuFuncLoad(work.cold)));
         keep_it_busy(&work);
         first_launch(work.cold as usize, work.other as usize);
         assert!(is_busy(&work));
@@ -238,7 +232,7 @@ mod body {
 
     pub fn a_launch_without_room_keeps_queries_waiting() {
         let work = work();
-        ok(cuda!(cuFuncLoad(work.cold => Handle)));
+        ok(cuda!(cuFuncLoad(work.cold)));
         keep_it_busy(&work);
         let (cold, to) = (work.cold as usize, work.other as usize);
         // The queue holds 1,024 operations.

@@ -1,5 +1,9 @@
 //! The simulated driver against NVIDIA's documentation, each scenario in a process of its own.
 
+mod exports {
+    pub use simcuda::exports::*;
+    pub use simnvml::exports::*;
+}
 mod harness;
 mod pair;
 

@@ -2,9 +2,9 @@
 
 use crate::harness::*;
 use crate::pair::{Peer, pair};
-use std::ffi::c_uint;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
+use tessera_cuda::nvml::{nvmlProcessInfo_t, nvmlProcessUtilizationSample_t};
 
 scenarios! {
     utilisation_is_a_process_s_part_of_the_time_since_the_question_before
@@ -27,58 +27,40 @@ configured! {
 fn device() -> Handle {
     let mut device = NULL;
     ok(cuda!(nvmlInit_v2()));
-    ok(cuda!(nvmlDeviceGetHandleByIndex_v2(0 => c_uint, &raw mut device => *mut Handle)));
+    ok(cuda!(nvmlDeviceGetHandleByIndex_v2(0, &raw mut device)));
     device
 }
 
-/// `nvmlProcessInfo_t`.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct Process {
-    pid: c_uint,
-    used_bytes: u64,
-    instances: [c_uint; 2],
-}
-
-/// `nvmlProcessUtilizationSample_t`: memory, encoder and decoder last.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct Utilisation {
-    pid: c_uint,
-    unix_us: u64,
-    percent: c_uint,
-    others: [c_uint; 3],
-}
-
 /// Of the only process that has used the GPU since `unix_us`.
-fn utilisation(device: Handle, since_unix_us: u64) -> Option<Utilisation> {
-    let (mut found, mut count) = ([Utilisation::default(); 2], 2);
-    let result = cuda!(nvmlDeviceGetProcessUtilization(device => Handle, found.as_mut_ptr() => *mut Utilisation,
-                       &raw mut count => *mut c_uint, since_unix_us => u64));
+fn utilisation(device: Handle, since_unix_us: u64) -> Option<nvmlProcessUtilizationSample_t> {
+    let (mut found, mut count) = ([nvmlProcessUtilizationSample_t::default(); 2], 2);
+    let result = cuda!(nvmlDeviceGetProcessUtilization(
+        device,
+        found.as_mut_ptr().cast(),
+        &raw mut count,
+        since_unix_us
+    ));
     let not_found = 6;
     assert!(result == not_found || result == 0 && count == 1, "{result} {count}");
     (result == 0).then_some(found[0])
 }
 
-/// `CUipcMemHandle`.
-#[repr(C)]
-struct Name([u8; 64]);
-
 /// The processes that compute on it: pid and bytes.
 fn processes(device: Handle) -> Vec<(u32, u64)> {
-    let mut found = [Process::default(); 8];
+    let mut found = [nvmlProcessInfo_t::default(); 8];
     let mut count = 8;
-    ok(
-        cuda!(nvmlDeviceGetComputeRunningProcesses_v3(device => Handle, &raw mut count => *mut c_uint,
-             found.as_mut_ptr() => *mut Process)),
-    );
-    found[..count as usize].iter().map(|p| (p.pid, p.used_bytes)).collect()
+    ok(cuda!(nvmlDeviceGetComputeRunningProcesses_v3(
+        device,
+        &raw mut count,
+        found.as_mut_ptr().cast()
+    )));
+    found[..count as usize].iter().map(|p| (p.pid, p.usedGpuMemory)).collect()
 }
 
 /// `nvmlMemory_v2_t`: version, total, reserved, free, used.
 fn memory(device: Handle) -> [u64; 5] {
     let mut info = [40 | 2 << 24, 0, 0, 0, 0];
-    ok(cuda!(nvmlDeviceGetMemoryInfo_v2(device => Handle, info.as_mut_ptr() => *mut u64)));
+    ok(cuda!(nvmlDeviceGetMemoryInfo_v2(device, info.as_mut_ptr().cast())));
     info
 }
 
@@ -88,8 +70,7 @@ fn managed() -> (u64, u64) {
     let device = device();
     let figures = || (processes(device)[0].1, memory(device)[4]);
     let before = figures();
-    let mut at = 0u64;
-    ok(cuda!(cuMemAllocManaged(&raw mut at => *mut u64, 100 * MIB => usize, 1 => c_uint)));
+    let at = must(|to| cuda!(cuMemAllocManaged(to, 100 * MIB, 1)));
     let with = figures();
     ok(free(at));
     assert_eq!(figures(), before);
@@ -115,10 +96,7 @@ fn teardown() -> Duration {
         |peer: &Peer| {
             retain(0);
             alloc(4096 * MIB).unwrap();
-            let mut pinned = NULL;
-            ok(
-                cuda!(cuMemHostAlloc(&raw mut pinned => *mut Handle, 1024 * MIB => usize, 0 => c_uint)),
-            );
+            let _: Handle = must(|to| cuda!(cuMemHostAlloc(to, 1024 * MIB, 0)));
             peer.send(&[1]);
             peer.receive::<1>();
             // SAFETY: kills this very process.
@@ -134,9 +112,9 @@ fn imported() -> [u64; 3] {
     pair(
         |peer: &Peer| {
             retain(0);
-            let (at, mut name) = (alloc(10 * MIB).unwrap(), Name([0; 64]));
-            ok(cuda!(cuIpcGetMemHandle(&raw mut name => *mut Name, at => u64)));
-            peer.send(&name.0);
+            let (at, mut name) = (alloc(10 * MIB).unwrap(), named([0; 64]));
+            ok(cuda!(cuIpcGetMemHandle(&raw mut name, at)));
+            peer.send(&name.reserved);
             let importer = u32::from_ne_bytes(peer.receive());
             let device = device();
             let listed = processes(device);
@@ -146,8 +124,8 @@ fn imported() -> [u64; 3] {
         },
         |peer: &Peer| {
             retain(0);
-            let (name, mut at) = (Name(peer.receive()), 0u64);
-            ok(cuda!(cuIpcOpenMemHandle_v2(&raw mut at => *mut u64, name => Name, 1 => c_uint)));
+            let (name, mut at) = (named(peer.receive()), 0u64);
+            ok(cuda!(cuIpcOpenMemHandle_v2(&raw mut at, name, 1)));
             peer.send(&std::process::id().to_ne_bytes());
             peer.meet();
         },
@@ -194,36 +172,39 @@ mod body {
         let before = utilisation(device, 0).unwrap();
         assert_eq!(before.pid, std::process::id());
         work(20);
-        let after = utilisation(device, before.unix_us).unwrap();
-        let part = 20 * 30_000 * 100 / (after.unix_us - before.unix_us);
-        assert!(u64::from(after.percent).abs_diff(part) <= 1, "{} {part}", after.percent);
+        let after = utilisation(device, before.timeStamp).unwrap();
+        let part = 20 * 30_000 * 100 / (after.timeStamp - before.timeStamp);
+        assert!(u64::from(after.smUtil).abs_diff(part) <= 1, "{} {part}", after.smUtil);
         std::thread::sleep(Duration::from_millis(50));
-        assert!(utilisation(device, after.unix_us).is_none(), "nothing since");
+        assert!(utilisation(device, after.timeStamp).is_none(), "nothing since");
         // Asked in between, and of the time before that.
-        let whole = utilisation(device, before.unix_us).unwrap();
-        assert!((1..=after.percent).contains(&whole.percent), "{}", whole.percent);
+        let whole = utilisation(device, before.timeStamp).unwrap();
+        assert!((1..=after.smUtil).contains(&whole.smUtil), "{}", whole.smUtil);
     }
 
     /// 4.49 ms, to count them as well as to tell them, of whichever kind: flightlessmango/MangoHud#2104.
     pub fn a_list_of_processes_takes_milliseconds() {
         retain(0);
         let device = device();
-        let (mut count, none) = (0, std::ptr::null_mut::<Process>());
+        let (mut count, none) = (0, std::ptr::null_mut::<nvmlProcessInfo_t>());
         let list = Duration::from_micros(4_500);
         assert!(time(|| processes(device)) >= list);
         assert!(
-            time(|| cuda!(nvmlDeviceGetGraphicsRunningProcesses_v3(device => Handle,
-                          &raw mut count => *mut c_uint, none => *mut Process)))
-                >= list
+            time(|| cuda!(nvmlDeviceGetGraphicsRunningProcesses_v3(
+                device,
+                &raw mut count,
+                none.cast()
+            ))) >= list
         );
         assert!(
-            time(|| cuda!(nvmlDeviceGetMPSComputeRunningProcesses_v3(device => Handle,
-                          &raw mut count => *mut c_uint, none => *mut Process)))
-                >= list
+            time(|| cuda!(nvmlDeviceGetMPSComputeRunningProcesses_v3(
+                device,
+                &raw mut count,
+                none.cast()
+            ))) >= list
         );
         assert!(
-            time(|| cuda!(nvmlDeviceGetProcessUtilization(device => Handle, none => *mut Process,
-                          &raw mut count => *mut c_uint, 0 => u64)))
+            time(|| cuda!(nvmlDeviceGetProcessUtilization(device, none.cast(), &raw mut count, 0)))
                 >= list
         );
         assert!(time(|| memory(device)) >= Duration::from_micros(12));
@@ -237,7 +218,7 @@ mod body {
         let kept = alloc(10 * MIB).unwrap();
         let calls: [&dyn Fn(); 3] =
             [&|| assert!(alloc(10 * MIB).is_ok()), &|| ok(free(kept)), &|| {
-                ok(cuda!(cuDevicePrimaryCtxReset_v2(0 => i32)))
+                ok(cuda!(cuDevicePrimaryCtxReset_v2(0)))
             }];
         for call in calls {
             let (began, lister) = begin_a_list();

@@ -2,7 +2,7 @@
 //! synchronization behavior".
 
 use crate::harness::*;
-use std::ffi::{CString, c_char, c_uint, c_void};
+use std::ffi::{CString, c_uint, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use tessera_cuda::types::CUlaunchConfig;
@@ -35,13 +35,11 @@ fn at() -> u64 {
 }
 
 fn stream(flags: c_uint) -> Handle {
-    let mut s = NULL;
-    ok(cuda!(cuStreamCreate(&raw mut s => *mut Handle, flags => c_uint)));
-    s
+    must(|to| cuda!(cuStreamCreate(to, flags)))
 }
 
 fn query(s: Handle) -> Result {
-    cuda!(cuStreamQuery(s => Handle))
+    cuda!(cuStreamQuery(s))
 }
 
 /// Whether the stream is done while the word is not written.
@@ -67,8 +65,7 @@ mod body {
     /// A kernel that runs until the word is written, and one that takes its time.
     fn begin() -> (Handle, Handle) {
         retain(0);
-        ok(cuda!(cuMemHostRegister_v2((&raw const WORD).cast_mut() => *mut AtomicU32,
-                 4 => usize, 0 => c_uint)));
+        ok(cuda!(cuMemHostRegister_v2((&raw const WORD).cast_mut().cast(), 4, 0)));
         (kernel("until"), kernel("plain"))
     }
 
@@ -79,7 +76,7 @@ mod body {
     }
 
     fn wait_for_the_word(s: Handle) {
-        ok(cuda!(cuStreamWaitValue32_v2(s => Handle, at() => u64, 1 => u32, 0 => c_uint)));
+        ok(cuda!(cuStreamWaitValue32_v2(s, at(), 1, 0)));
     }
 
     fn let_go(all: &[Handle]) {
@@ -95,8 +92,7 @@ mod body {
         wait_for_the_word(word);
         run(plain, s);
         record(new_event(), s);
-        ok(cuda!(cuMemcpyDtoHAsync_v2(host.as_mut_ptr() => *mut u8, device => u64, 4 => usize,
-                 s => Handle)));
+        ok(cuda!(cuMemcpyDtoHAsync_v2(host.as_mut_ptr().cast(), device, 4, s)));
         assert!(is_done_soon(s));
         assert_eq!((query(kernel), query(word)), (NOT_READY, NOT_READY));
         let_go(&[kernel, word]);
@@ -138,9 +134,9 @@ mod body {
         record(event, NULL);
         run(plain, b);
         assert!(is_held(b));
-        assert_eq!(cuda!(cuEventQuery(event => Handle)), NOT_READY);
+        assert_eq!(cuda!(cuEventQuery(event)), NOT_READY);
         let_go(&[b]);
-        ok(cuda!(cuEventQuery(event => Handle)));
+        ok(cuda!(cuEventQuery(event)));
     }
 
     pub fn a_stream_waits_for_an_event_of_another() {
@@ -148,7 +144,7 @@ mod body {
         let ([a, b], event) = ([NON_BLOCKING; 2].map(stream), new_event());
         run(until, a);
         record(event, a);
-        ok(cuda!(cuStreamWaitEvent(b => Handle, event => Handle, 0 => c_uint)));
+        ok(cuda!(cuStreamWaitEvent(b, event, 0)));
         assert!(is_held(b), "synchronising waits for the event, too");
         run(plain, b);
         assert!(is_held(b));
@@ -184,10 +180,9 @@ mod body {
         let (mut module, mut spin) = (NULL, NULL);
         let ptx = format!(".version 7.8\n.entry spin()\n{lets_go}\n");
         let ptx = CString::new(ptx).unwrap();
-        ok(cuda!(cuModuleLoadData(&raw mut module => *mut Handle, ptx.as_ptr() => *const c_char)));
-        ok(cuda!(cuModuleGetFunction(&raw mut spin => *mut Handle, module => Handle,
-                 c"spin".as_ptr() => *const c_char)));
-        ok(cuda!(cuFuncLoad(spin => Handle)));
+        ok(cuda!(cuModuleLoadData(&raw mut module, ptx.as_ptr().cast())));
+        ok(cuda!(cuModuleGetFunction(&raw mut spin, module, c"spin".as_ptr())));
+        ok(cuda!(cuFuncLoad(spin)));
         // `CUlaunchAttribute` of 72 bytes: its number, and behind eight bytes its value.
         let mut attribute = [0u32; 18];
         (attribute[0], attribute[2]) = (6, 1);
@@ -209,9 +204,12 @@ mod body {
             between(s);
             let (mut unused, mut ns) = (0u64, 100_000_000u64);
             let mut params = [(&raw mut unused).cast::<c_void>(), (&raw mut ns).cast()];
-            ok(cuda!(cuLaunchKernelEx(&raw const config => *const CUlaunchConfig,
-                     spin => Handle, params.as_mut_ptr() => *mut Handle,
-                     std::ptr::null_mut() => *mut Handle)));
+            ok(cuda!(cuLaunchKernelEx(
+                &raw const config,
+                spin,
+                params.as_mut_ptr(),
+                std::ptr::null_mut()
+            )));
         })
     }
 

@@ -2,7 +2,7 @@
 //! before: the comments of cuda.h, and its types.
 
 use crate::harness::*;
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_int, c_void};
 
 scenarios! {
     pointer_attributes_have_the_manuals_width
@@ -61,22 +61,21 @@ mod body {
     pub fn pointer_attributes_have_the_manuals_width() {
         retain(0);
         let (mut managed, mut host, mut pooled) = (0u64, NULL, 0u64);
-        ok(cuda!(cuMemAllocManaged(&raw mut managed => *mut u64, MIB => usize, 1 => c_uint)));
-        ok(cuda!(cuMemAllocHost_v2(&raw mut host => *mut Handle, MIB => usize)));
-        ok(cuda!(cuMemAllocAsync(&raw mut pooled => *mut u64, MIB => usize, NULL => Handle)));
+        ok(cuda!(cuMemAllocManaged(&raw mut managed, MIB, 1)));
+        ok(cuda!(cuMemAllocHost_v2(&raw mut host, MIB)));
+        ok(cuda!(cuMemAllocAsync(&raw mut pooled, MIB, NULL)));
         let device = alloc(MIB).unwrap();
         let local = 5u64;
         for address in [device, managed, host as u64, pooled, &raw const local as u64] {
             for &(which, width) in POINTER {
-                let one = |value: *mut c_void| cuda!(cuPointerGetAttribute(value => *mut c_void, which => c_int, address => u64));
+                let one = |value: *mut c_void| cuda!(cuPointerGetAttribute(value, which, address));
                 let mut room = [0u64; 4];
                 if one(room.as_mut_ptr().cast()) == 0 {
                     assert_eq!(written("one", one), width, "attribute {which} of {address:#x}");
                 }
             }
             let mut is_managed: c_int = -1;
-            let result = cuda!(cuPointerGetAttribute(&raw mut is_managed => *mut c_int, 8 => c_int,
-                               address => u64));
+            let result = cuda!(cuPointerGetAttribute((&raw mut is_managed).cast(), 8, address));
             let known = address != &raw const local as u64;
             assert_eq!(result == 0, known);
             assert_eq!(known.then_some(is_managed), known.then_some((address == managed).into()));
@@ -89,14 +88,8 @@ mod body {
         let mut seen = 0;
         for which in 0..200 {
             let calls: [(&str, Call); 2] = [
-                (
-                    "device",
-                    &|to| cuda!(cuDeviceGetAttribute(to => *mut c_void, which => c_int, 0 => c_int)),
-                ),
-                (
-                    "function",
-                    &|to| cuda!(cuFuncGetAttribute(to => *mut c_void, which => c_int, function => Handle)),
-                ),
+                ("device", &|to| cuda!(cuDeviceGetAttribute(to.cast(), which, 0))),
+                ("function", &|to| cuda!(cuFuncGetAttribute(to.cast(), which, function))),
             ];
             for (what, call) in calls {
                 let mut room = [0u64; 32];
@@ -112,46 +105,29 @@ mod body {
     pub fn other_answers_have_the_width_of_their_types() {
         retain(0);
         let (s, at, mut pool) = (new_stream(), alloc(MIB).unwrap(), NULL);
-        ok(cuda!(cuDeviceGetDefaultMemPool(&raw mut pool => *mut Handle, 0 => c_int)));
+        ok(cuda!(cuDeviceGetDefaultMemPool(&raw mut pool, 0)));
         // Reuse policies are ints, amounts are cuuint64_t.
         for which in 1..=8 {
-            let get = |to: *mut c_void| cuda!(cuMemPoolGetAttribute(pool => Handle, which => c_int, to => *mut c_void));
+            let get = |to: *mut c_void| cuda!(cuMemPoolGetAttribute(pool, which, to));
             assert_eq!(written("pool", get), if which <= 3 { 4 } else { 8 }, "{which}");
         }
         for which in 0..4 {
-            let get = |to: *mut c_void| cuda!(cuDeviceGetGraphMemAttribute(0 => c_int, which => c_int, to => *mut c_void));
+            let get = |to: *mut c_void| cuda!(cuDeviceGetGraphMemAttribute(0, which, to));
             assert_eq!(written("graph memory", get), 8, "{which}");
         }
         for which in 0..7 {
-            let get = |to: *mut c_void| cuda!(cuCtxGetLimit(to => *mut c_void, which => c_int));
+            let get = |to: *mut c_void| cuda!(cuCtxGetLimit(to.cast(), which));
             assert_eq!(written("limit", get), 8, "{which}");
         }
         let table: &[(&str, usize, Call)] = &[
-            ("cuStreamGetCtx", 8, &|to| cuda!(cuStreamGetCtx(s => Handle, to => *mut c_void))),
-            (
-                "cuStreamIsCapturing",
-                4,
-                &|to| cuda!(cuStreamIsCapturing(s => Handle, to => *mut c_void)),
-            ),
-            ("cuCtxGetDevice", 4, &|to| cuda!(cuCtxGetDevice(to => *mut c_void))),
-            (
-                "cuDeviceTotalMem_v2",
-                8,
-                &|to| cuda!(cuDeviceTotalMem_v2(to => *mut c_void, 0 => c_int)),
-            ),
-            (
-                "cuDeviceGetUuid_v2",
-                16,
-                &|to| cuda!(cuDeviceGetUuid_v2(to => *mut c_void, 0 => c_int)),
-            ),
-            (
-                "cuDeviceCanAccessPeer",
-                4,
-                &|to| cuda!(cuDeviceCanAccessPeer(to => *mut c_void, 0 => c_int, 1 => c_int)),
-            ),
-            ("cuModuleGetLoadingMode", 4, &|to| cuda!(cuModuleGetLoadingMode(to => *mut c_void))),
-            ("cuIpcGetMemHandle", 64, &|to| cuda!(cuIpcGetMemHandle(to => *mut c_void, at => u64))),
-            ("cuDriverGetVersion", 4, &|to| cuda!(cuDriverGetVersion(to => *mut c_void))),
+            ("cuStreamGetCtx", 8, &|to| cuda!(cuStreamGetCtx(s, to.cast()))),
+            ("cuStreamIsCapturing", 4, &|to| cuda!(cuStreamIsCapturing(s, to.cast()))),
+            ("cuCtxGetDevice", 4, &|to| cuda!(cuCtxGetDevice(to.cast()))),
+            ("cuDeviceTotalMem_v2", 8, &|to| cuda!(cuDeviceTotalMem_v2(to.cast(), 0))),
+            ("cuDeviceGetUuid_v2", 16, &|to| cuda!(cuDeviceGetUuid_v2(to.cast(), 0))),
+            ("cuModuleGetLoadingMode", 4, &|to| cuda!(cuModuleGetLoadingMode(to.cast()))),
+            ("cuIpcGetMemHandle", 64, &|to| cuda!(cuIpcGetMemHandle(to.cast(), at))),
+            ("cuDriverGetVersion", 4, &|to| cuda!(cuDriverGetVersion(to.cast()))),
         ];
         for (what, width, call) in table {
             assert_eq!(written(what, call), *width, "{what}");
