@@ -1,8 +1,10 @@
 //! Command-line options without a parser crate: this binary goes into every test image.
 
 use std::str::FromStr;
+use std::time::Duration;
 
 use crate::exit::Exit;
+use crate::memory::Api;
 
 /// Arguments not yet consumed.
 #[derive(Debug)]
@@ -11,12 +13,10 @@ pub struct Args {
 }
 
 impl Args {
-    /// The process's own arguments.
     pub fn from_env() -> Self {
         Self::new(std::env::args().skip(1).collect())
     }
 
-    /// These words.
     pub fn new(rest: Vec<String>) -> Self {
         Self { rest }
     }
@@ -61,7 +61,20 @@ impl Args {
         }
     }
 
-    /// A quantity of bytes, if given.
+    /// `--for`, in seconds; 0: without end.
+    pub fn limit(&mut self) -> Result<Option<Duration>, Exit> {
+        let seconds: u64 = self.number("--for", 0)?;
+        Ok((seconds > 0).then(|| Duration::from_secs(seconds)))
+    }
+
+    /// `--apis`: all, unless it says which.
+    pub fn apis(&mut self) -> Result<Vec<Api>, Exit> {
+        match self.value("--apis")? {
+            None => Ok(Api::ALL.to_vec()),
+            Some(list) => Api::list(&list).map_err(|e| Exit::usage(format!("--apis: {e}"))),
+        }
+    }
+
     pub fn bytes(&mut self, name: &str) -> Result<Option<u64>, Exit> {
         let Some(text) = self.value(name)? else { return Ok(None) };
         match parse_bytes(&text) {

@@ -22,7 +22,6 @@ use crate::stop::{self, Asked};
 /// Bytes of the pattern at the start of every block.
 const PATTERN: usize = 64;
 
-/// The load.
 #[derive(Debug)]
 pub struct Options {
     threads: u64,
@@ -36,21 +35,14 @@ pub struct Options {
 }
 
 impl Options {
-    /// From the command line.
     pub fn parse(mut args: Args) -> Result<Self, Exit> {
         let options = Self {
             threads: args.number("--threads", 4)?,
             min: args.bytes("--min")?.unwrap_or(PATTERN as u64),
             max: args.bytes("--max")?.unwrap_or(32 << 20),
-            limit: match args.number::<u64>("--for", 0)? {
-                0 => None,
-                seconds => Some(Duration::from_secs(seconds)),
-            },
+            limit: args.limit()?,
             seed: args.number("--seed", 1)?,
-            apis: match args.value("--apis")? {
-                None => Api::ALL.to_vec(),
-                Some(list) => Api::list(&list).map_err(|e| Exit::usage(format!("--apis: {e}")))?,
-            },
+            apis: args.apis()?,
         };
         args.finish()?;
         if options.threads == 0 || options.max < 4096 {
@@ -87,7 +79,6 @@ impl Counters {
     }
 }
 
-/// Churns until asked to stop or the time is over.
 pub fn run(target: Target, options: &Options) -> Result<(), Exit> {
     let cuda = Cuda::open(target)?;
     // The others' memory must leave each process room for its context.

@@ -4,11 +4,10 @@ use std::ffi::{CStr, c_char, c_uint, c_void};
 use std::ptr::{null, null_mut};
 
 use tessera_cuda::types::{
-    CUDA_ERROR_NOT_FOUND, CUDA_SUCCESS, CUcontext, CUdevice, CUevent, CUfunction, CUgraphExec,
-    CUresult, CUstream, CUuuid,
+    CUDA_SUCCESS, CUcontext, CUdevice, CUevent, CUfunction, CUgraphExec, CUresult, CUstream, CUuuid,
 };
 
-use crate::driver::Driver;
+use crate::driver::{Driver, call};
 use crate::exit::{self, CudaError, Exit};
 use crate::memory::OwnPool;
 use crate::{Device, Target};
@@ -72,16 +71,20 @@ pub(crate) fn check(call: &'static str, code: CUresult) -> Result<(), CudaError>
     if code == CUDA_SUCCESS { Ok(()) } else { Err(CudaError { call, code }) }
 }
 
-/// A function that older drivers lack.
-pub(crate) fn need<F>(call: &'static str, function: Option<F>) -> Result<F, CudaError> {
-    function.ok_or(CudaError { call, code: CUDA_ERROR_NOT_FOUND })
+/// The answer that a call puts where it is told to.
+pub(crate) fn made<T: Default>(
+    call: impl FnOnce(*mut T) -> Result<(), CudaError>,
+) -> Result<T, CudaError> {
+    let mut answer = T::default();
+    call(&raw mut answer)?;
+    Ok(answer)
 }
 
 /// `cuInit` on a freshly loaded driver.
 pub fn initialise(target: Target) -> Result<Driver, Exit> {
     let driver = Driver::load(target.resolve)?;
     // SAFETY: cuInit takes flags only, which must be 0.
-    check("cuInit", unsafe { (driver.init)(0) })?;
+    unsafe { call!(driver, init(0)) }?;
     Ok(driver)
 }
 
@@ -102,8 +105,8 @@ impl Cuda {
         let mut context = null_mut();
         // SAFETY: live out-parameters.
         unsafe {
-            check("cuDeviceGet", (driver.device_get)(&raw mut device, ordinal))?;
-            check("cuDevicePrimaryCtxRetain", (driver.primary_retain)(&raw mut context, device))?;
+            call!(driver, device_get(&raw mut device, ordinal))?;
+            call!(driver, primary_retain(&raw mut context, device))?;
         }
         let (driver, own_pool) = (Box::leak(Box::new(driver)), Box::leak(Box::default()));
         let cuda = Self { driver, own_pool, device, context };
@@ -123,137 +126,109 @@ impl Cuda {
         self.own_pool
     }
 
-    /// Makes the context current in the calling thread.
     pub fn bind(&self) -> Result<(), CudaError> {
         // SAFETY: the context was retained and is released by nobody but `close`.
-        check("cuCtxSetCurrent", unsafe { (self.driver.ctx_set_current)(self.context) })
+        unsafe { call!(self.driver, ctx_set_current(self.context)) }
     }
 
-    /// Gives the primary context back.
     pub fn close(self) -> Result<(), CudaError> {
         // SAFETY: retained once by `on`.
-        check("cuDevicePrimaryCtxRelease", unsafe { (self.driver.primary_release)(self.device) })
+        unsafe { call!(self.driver, primary_release(self.device)) }
     }
 
     /// Free and total bytes as `cuMemGetInfo` shows them.
     pub fn mem_info(&self) -> Result<(u64, u64), CudaError> {
         let (mut free, mut total) = (0usize, 0usize);
         // SAFETY: live out-parameters.
-        check("cuMemGetInfo", unsafe {
-            (self.driver.mem_get_info)(&raw mut free, &raw mut total)
-        })?;
+        unsafe { call!(self.driver, mem_get_info(&raw mut free, &raw mut total)) }?;
         Ok((free as u64, total as u64))
     }
 
-    /// Waits until everything in `stream` is done.
     pub fn synchronise(&self, stream: Stream) -> Result<(), CudaError> {
         // SAFETY: a `Stream` is null or made by the driver.
-        check("cuStreamSynchronize", unsafe { (self.driver.stream_synchronize)(stream.0) })
+        unsafe { call!(self.driver, stream_synchronize(stream.0)) }
     }
 
     /// A stream that does not wait for the legacy default stream.
     pub fn stream(&self) -> Result<Stream, CudaError> {
-        let mut stream = null_mut();
         // SAFETY: a live out-parameter.
-        check("cuStreamCreate", unsafe {
-            (self.driver.stream_create)(&raw mut stream, STREAM_NON_BLOCKING)
-        })?;
-        Ok(Stream(stream))
+        made(|at| unsafe { call!(self.driver, stream_create(at, STREAM_NON_BLOCKING)) }).map(Stream)
     }
 
-    /// Loads the busy kernel.
     pub fn kernel(&self) -> Result<Kernel, CudaError> {
         let mut module = null_mut();
         let mut function = null_mut();
         let mut done = null_mut();
         // SAFETY: NUL-terminated PTX and name; live out-parameters.
         unsafe {
-            check(
-                "cuModuleLoadData",
-                (self.driver.module_load_data)(&raw mut module, PTX.as_ptr().cast()),
+            call!(self.driver, module_load_data(&raw mut module, PTX.as_ptr().cast()))?;
+            call!(
+                self.driver,
+                module_get_function(&raw mut function, module, c"spin_ns".as_ptr())
             )?;
-            check(
-                "cuModuleGetFunction",
-                (self.driver.module_get_function)(&raw mut function, module, c"spin_ns".as_ptr()),
-            )?;
-            check("cuEventCreate", (self.driver.event_create)(&raw mut done, EVENT_WAIT))?;
+            call!(self.driver, event_create(&raw mut done, EVENT_WAIT))?;
         }
         Ok(Kernel { function, done })
     }
 
-    /// Launches the busy kernel for `ns` on `stream`.
     pub fn launch(&self, kernel: &Kernel, ns: u64, stream: Stream) -> Result<(), CudaError> {
         let mut duration = ns;
         let mut params = [(&raw mut duration).cast::<c_void>()];
         // SAFETY: one parameter, an u64, as the PTX declares; the driver copies it before return.
-        check("cuLaunchKernel", unsafe {
-            (self.driver.launch_kernel)(
-                kernel.function,
-                1,
-                1,
-                1,
-                32,
-                1,
-                1,
-                0,
-                stream.0,
-                params.as_mut_ptr(),
-                null::<*mut c_void>().cast_mut(),
+        unsafe {
+            call!(
+                self.driver,
+                launch_kernel(
+                    kernel.function,
+                    1,
+                    1,
+                    1,
+                    32,
+                    1,
+                    1,
+                    0,
+                    stream.0,
+                    params.as_mut_ptr(),
+                    null::<*mut c_void>().cast_mut(),
+                )
             )
-        })
+        }
     }
 
-    /// Waits, asleep, until everything in `stream` is done.
     pub fn wait(&self, kernel: &Kernel, stream: Stream) -> Result<(), CudaError> {
         // SAFETY: event and stream were made by this context and live as long as it.
         unsafe {
-            check("cuEventRecord", (self.driver.event_record)(kernel.done, stream.0))?;
-            check("cuEventSynchronize", (self.driver.event_synchronize)(kernel.done))
+            call!(self.driver, event_record(kernel.done, stream.0))?;
+            call!(self.driver, event_synchronize(kernel.done))
         }
     }
 }
 
-/// What is in a stream and is no work of the GPU, and copies.
+/// What is in a stream and is no work of the GPU.
 impl Cuda {
     /// A host function that sleeps for so many milliseconds.
     pub fn sleep_on_host(&self, ms: usize, stream: Stream) -> Result<(), CudaError> {
         unsafe extern "C" fn sleep(ms: *mut c_void) {
             std::thread::sleep(std::time::Duration::from_millis(ms.addr() as u64));
         }
-        let call = need("cuLaunchHostFunc", self.driver.launch_host_func)?;
         // SAFETY: the argument is a number, which the function takes for one.
-        check("cuLaunchHostFunc", unsafe {
-            call(stream.0, Some(sleep), std::ptr::without_provenance_mut(ms))
-        })
+        unsafe {
+            call!(
+                self.driver,
+                launch_host_func(stream.0, Some(sleep), std::ptr::without_provenance_mut(ms))
+            )
+        }
     }
 
-    /// A wait for a word that nobody writes.
     pub fn wait_for_ever(&self, stream: Stream) -> Result<(), CudaError> {
         /// `CU_STREAM_WAIT_VALUE_GEQ`
         const GEQ: c_uint = 0;
         let mut word = 0;
-        let wait = need("cuStreamWaitValue64", self.driver.wait_value)?;
         // SAFETY: a live out-parameter; then a word on the device that is never freed.
         unsafe {
-            check("cuMemAlloc", (self.driver.mem_alloc)(&raw mut word, 8))?;
-            check("cuStreamWaitValue64", wait(stream.0, word, i64::MAX.cast_unsigned(), GEQ))
+            call!(self.driver, mem_alloc(&raw mut word, 8))?;
+            call!(self.driver, wait_value(stream.0, word, i64::MAX.cast_unsigned(), GEQ))
         }
-    }
-
-    /// So many bytes on the device.
-    pub fn bytes(&self, bytes: usize) -> Result<u64, CudaError> {
-        let mut at = 0;
-        // SAFETY: a live out-parameter.
-        check("cuMemAlloc", unsafe { (self.driver.mem_alloc)(&raw mut at, bytes) })?;
-        Ok(at)
-    }
-
-    /// Copies `from` to the device, and waits for it.
-    pub fn copy_in(&self, to: u64, from: &[u8]) -> Result<(), CudaError> {
-        // SAFETY: `to` has room for as much, and `from` lives until the call returns.
-        check("cuMemcpyHtoD", unsafe {
-            (self.driver.copy_to_device)(to, from.as_ptr().cast(), from.len())
-        })
     }
 }
 
@@ -284,27 +259,22 @@ impl Cuda {
         stream: Stream,
         launches: impl FnOnce() -> Result<(), CudaError>,
     ) -> Result<Graph, CudaError> {
-        let begin = need("cuStreamBeginCapture", self.driver.stream_begin_capture)?;
-        let end = need("cuStreamEndCapture", self.driver.stream_end_capture)?;
-        let instantiate = need("cuGraphInstantiateWithFlags", self.driver.graph_instantiate)?;
         let (mut graph, mut exec) = (null_mut(), null_mut());
         // SAFETY: a stream of this context, which nobody else uses yet.
-        check("cuStreamBeginCapture", unsafe { begin(stream.0, CAPTURE_THREAD_LOCAL) })?;
+        unsafe { call!(self.driver, stream_begin_capture(stream.0, CAPTURE_THREAD_LOCAL)) }?;
         let launched = launches();
         // SAFETY: the stream is capturing, live out-parameters; the graph lives as long as the process.
         unsafe {
-            check("cuStreamEndCapture", end(stream.0, &raw mut graph))?;
+            call!(self.driver, stream_end_capture(stream.0, &raw mut graph))?;
             launched?;
-            check("cuGraphInstantiateWithFlags", instantiate(&raw mut exec, graph, 0))?;
+            call!(self.driver, graph_instantiate(&raw mut exec, graph, 0))?;
         }
         Ok(Graph(exec))
     }
 
-    /// Launches a graph on `stream`.
     pub fn launch_graph(&self, graph: &Graph, stream: Stream) -> Result<(), CudaError> {
-        let launch = need("cuGraphLaunch", self.driver.graph_launch)?;
         // SAFETY: instantiated by `capture` and never destroyed.
-        check("cuGraphLaunch", unsafe { launch(graph.0, stream.0) })
+        unsafe { call!(self.driver, graph_launch(graph.0, stream.0)) }
     }
 }
 
@@ -322,8 +292,8 @@ fn find(driver: &Driver, wanted: [u8; 16]) -> Result<i32, Exit> {
         let mut uuid = CUuuid::default();
         // SAFETY: live out-parameters.
         unsafe {
-            check("cuDeviceGet", (driver.device_get)(&raw mut device, ordinal))?;
-            check("cuDeviceGetUuid", (driver.device_uuid)(&raw mut uuid, device))?;
+            call!(driver, device_get(&raw mut device, ordinal))?;
+            call!(driver, device_uuid(&raw mut uuid, device))?;
         }
         if uuid.bytes == wanted {
             return Ok(ordinal);
@@ -334,18 +304,14 @@ fn find(driver: &Driver, wanted: [u8; 16]) -> Result<i32, Exit> {
 
 /// How many devices the driver shows.
 pub fn device_count(driver: &Driver) -> Result<i32, CudaError> {
-    let mut count = 0;
     // SAFETY: a live out-parameter.
-    check("cuDeviceGetCount", unsafe { (driver.device_count)(&raw mut count) })?;
-    Ok(count)
+    made(|at| unsafe { call!(driver, device_count(at)) })
 }
 
 /// The CUDA version that the driver speaks (12040 is 12.4).
 pub fn version(driver: &Driver) -> Result<i32, CudaError> {
-    let mut version = 0;
     // SAFETY: a live out-parameter.
-    check("cuDriverGetVersion", unsafe { (driver.driver_version)(&raw mut version) })?;
-    Ok(version)
+    made(|at| unsafe { call!(driver, driver_version(at)) })
 }
 
 /// UUID (as NVML prints it), name, and total bytes of the device at `ordinal`.
@@ -356,13 +322,10 @@ pub fn describe(driver: &Driver, ordinal: i32) -> Result<(String, String, u64), 
     let mut total = 0usize;
     // SAFETY: live out-parameters; the name's length is passed with it.
     unsafe {
-        check("cuDeviceGet", (driver.device_get)(&raw mut device, ordinal))?;
-        check("cuDeviceGetUuid", (driver.device_uuid)(&raw mut uuid, device))?;
-        check(
-            "cuDeviceGetName",
-            (driver.device_name)(name.as_mut_ptr().cast::<c_char>(), 127, device),
-        )?;
-        check("cuDeviceTotalMem", (driver.device_total_mem)(&raw mut total, device))?;
+        call!(driver, device_get(&raw mut device, ordinal))?;
+        call!(driver, device_uuid(&raw mut uuid, device))?;
+        call!(driver, device_name(name.as_mut_ptr().cast::<c_char>(), 127, device))?;
+        call!(driver, device_total_mem(&raw mut total, device))?;
     }
     let name = CStr::from_bytes_until_nul(&name)
         .map_or_else(|_| String::new(), |n| n.to_string_lossy().into_owned());

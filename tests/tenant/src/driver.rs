@@ -2,11 +2,8 @@
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_ulonglong, c_void};
 
-use tessera_cuda::types::{
-    CU_GET_PROC_ADDRESS_DEFAULT, CUDA_SUCCESS, CUcontext, CUdevice, CUdeviceptr,
-    CUdriverProcAddressQueryResult, CUevent, CUfunction, CUgraphExec, CUmemoryPool, CUmodule,
-    CUresult, CUstream, CUuuid, cuuint64_t,
-};
+use tessera_cuda::types::*;
+use tessera_cuda::unhooked::base_name;
 
 use crate::exit::{self, Exit};
 
@@ -32,50 +29,56 @@ type GetProcAddressV2 = unsafe extern "C" fn(
 type GetProcAddress =
     unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, cuuint64_t) -> CUresult;
 
-/// Declares [`Driver`]: field, export, the name `cuGetProcAddress` knows it by, arguments.
+/// A function of the driver, which may be older than it.
+#[derive(Clone, Copy)]
+pub struct Function<F> {
+    pub(crate) name: &'static str,
+    pub(crate) pointer: Option<F>,
+}
+
+/// Calls a function of the driver; the error names it, where it is missing too.
+macro_rules! call {
+    ($driver:expr, $function:ident($($arg:expr),* $(,)?)) => {{
+        let function = $driver.$function;
+        match function.pointer {
+            Some(pointer) => $crate::cuda::check(function.name, pointer($($arg),*)),
+            None => Err($crate::exit::CudaError {
+                call: function.name,
+                code: tessera_cuda::types::CUDA_ERROR_NOT_FOUND,
+            }),
+        }
+    }};
+}
+pub(crate) use call;
+
+/// Declares [`Driver`]: field, export, arguments.
 macro_rules! driver {
-    (
-        required { $( $field:ident $export:literal $name:literal ($($arg:ty),* $(,)?); )* }
-        optional { $( $late:ident $late_export:literal $late_name:literal ($($late_arg:ty),* $(,)?); )* }
-    ) => {
+    ($($field:ident $export:literal ($($arg:ty),* $(,)?);)*) => {
         /// Typed pointers into libcuda (signatures of cuda.h, CUDA 12.9).
         #[derive(Clone, Copy)]
         pub struct Driver {
             $(
                 #[doc = concat!("`", $export, "`")]
-                pub $field: unsafe extern "C" fn($($arg),*) -> CUresult,
-            )*
-            $(
-                #[doc = concat!("`", $late_export, "`, where the driver has it")]
-                pub $late: Option<unsafe extern "C" fn($($late_arg),*) -> CUresult>,
+                pub $field: Function<unsafe extern "C" fn($($arg),*) -> CUresult>,
             )*
         }
 
         impl Driver {
-            /// Loads `libcuda.so.1` and finds every function.
+            /// Loads `libcuda.so.1` and finds every function that it has.
             pub fn load(resolve: Resolve) -> Result<Self, Exit> {
                 let library = Library::open(c"libcuda.so.1")?;
                 let finder = Finder::new(&library, resolve)?;
                 Ok(Self {
-                    $($field: {
-                        let pointer = finder.find($export, $name)?;
+                    $($field: Function {
+                        name: base_name($export),
                         // SAFETY: not null, and the driver's function of this name has this type.
-                        unsafe {
+                        pointer: finder.find($export).map(|pointer| unsafe {
                             std::mem::transmute::<
                                 *mut c_void,
                                 unsafe extern "C" fn($($arg),*) -> CUresult,
                             >(pointer)
-                        }
+                        }),
                     },)*
-                    $($late: finder.find($late_export, $late_name).ok().map(|pointer| {
-                        // SAFETY: as above.
-                        unsafe {
-                            std::mem::transmute::<
-                                *mut c_void,
-                                unsafe extern "C" fn($($late_arg),*) -> CUresult,
-                            >(pointer)
-                        }
-                    }),)*
                 })
             }
         }
@@ -83,95 +86,72 @@ macro_rules! driver {
 }
 
 driver! {
-    required {
-        init "cuInit" "cuInit" (c_uint);
-        driver_version "cuDriverGetVersion" "cuDriverGetVersion" (*mut c_int);
-        device_count "cuDeviceGetCount" "cuDeviceGetCount" (*mut c_int);
-        device_get "cuDeviceGet" "cuDeviceGet" (*mut CUdevice, c_int);
-        device_name "cuDeviceGetName" "cuDeviceGetName" (*mut c_char, c_int, CUdevice);
-        device_uuid "cuDeviceGetUuid_v2" "cuDeviceGetUuid" (*mut CUuuid, CUdevice);
-        device_total_mem "cuDeviceTotalMem_v2" "cuDeviceTotalMem" (*mut usize, CUdevice);
-        primary_retain "cuDevicePrimaryCtxRetain" "cuDevicePrimaryCtxRetain"
-            (*mut CUcontext, CUdevice);
-        primary_release "cuDevicePrimaryCtxRelease_v2" "cuDevicePrimaryCtxRelease" (CUdevice);
-        ctx_set_current "cuCtxSetCurrent" "cuCtxSetCurrent" (CUcontext);
-        mem_get_info "cuMemGetInfo_v2" "cuMemGetInfo" (*mut usize, *mut usize);
-        mem_alloc "cuMemAlloc_v2" "cuMemAlloc" (*mut CUdeviceptr, usize);
-        mem_alloc_pitch "cuMemAllocPitch_v2" "cuMemAllocPitch"
-            (*mut CUdeviceptr, *mut usize, usize, usize, c_uint);
-        mem_alloc_managed "cuMemAllocManaged" "cuMemAllocManaged"
-            (*mut CUdeviceptr, usize, c_uint);
-        mem_alloc_async "cuMemAllocAsync" "cuMemAllocAsync" (*mut CUdeviceptr, usize, CUstream);
-        mem_free "cuMemFree_v2" "cuMemFree" (CUdeviceptr);
-        mem_free_async "cuMemFreeAsync" "cuMemFreeAsync" (CUdeviceptr, CUstream);
-        copy_to_device "cuMemcpyHtoD_v2" "cuMemcpyHtoD" (CUdeviceptr, *const c_void, usize);
-        copy_to_host "cuMemcpyDtoH_v2" "cuMemcpyDtoH" (*mut c_void, CUdeviceptr, usize);
-        module_load_data "cuModuleLoadData" "cuModuleLoadData" (*mut CUmodule, *const c_void);
-        module_get_function "cuModuleGetFunction" "cuModuleGetFunction"
-            (*mut CUfunction, CUmodule, *const c_char);
-        launch_kernel "cuLaunchKernel" "cuLaunchKernel"
-            (CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream,
-             *mut *mut c_void, *mut *mut c_void);
-        stream_create "cuStreamCreate" "cuStreamCreate" (*mut CUstream, c_uint);
-        stream_synchronize "cuStreamSynchronize" "cuStreamSynchronize" (CUstream);
-        event_create "cuEventCreate" "cuEventCreate" (*mut CUevent, c_uint);
-        event_record "cuEventRecord" "cuEventRecord" (CUevent, CUstream);
-        event_synchronize "cuEventSynchronize" "cuEventSynchronize" (CUevent);
-    }
-    optional {
-        copy_2d "cuMemcpy2D_v2" "cuMemcpy2D" (*const c_void);
-        default_mem_pool "cuDeviceGetDefaultMemPool" "cuDeviceGetDefaultMemPool"
-            (*mut CUmemoryPool, CUdevice);
-        mem_pool_create "cuMemPoolCreate" "cuMemPoolCreate" (*mut CUmemoryPool, *const c_void);
-        mem_pool_destroy "cuMemPoolDestroy" "cuMemPoolDestroy" (CUmemoryPool);
-        mem_pool_trim "cuMemPoolTrimTo" "cuMemPoolTrimTo" (CUmemoryPool, usize);
-        mem_alloc_from_pool "cuMemAllocFromPoolAsync" "cuMemAllocFromPoolAsync"
-            (*mut CUdeviceptr, usize, CUmemoryPool, CUstream);
-        mem_granularity "cuMemGetAllocationGranularity" "cuMemGetAllocationGranularity"
-            (*mut usize, *const c_void, c_int);
-        mem_address_reserve "cuMemAddressReserve" "cuMemAddressReserve"
-            (*mut CUdeviceptr, usize, usize, CUdeviceptr, c_ulonglong);
-        mem_address_free "cuMemAddressFree" "cuMemAddressFree" (CUdeviceptr, usize);
-        mem_create "cuMemCreate" "cuMemCreate" (*mut u64, usize, *const c_void, c_ulonglong);
-        mem_release "cuMemRelease" "cuMemRelease" (u64);
-        mem_map "cuMemMap" "cuMemMap" (CUdeviceptr, usize, usize, u64, c_ulonglong);
-        mem_unmap "cuMemUnmap" "cuMemUnmap" (CUdeviceptr, usize);
-        mem_set_access "cuMemSetAccess" "cuMemSetAccess" (CUdeviceptr, usize, *const c_void, usize);
-        array_create "cuArray3DCreate_v2" "cuArray3DCreate" (*mut *mut c_void, *const c_void);
-        array_destroy "cuArrayDestroy" "cuArrayDestroy" (*mut c_void);
-        mipmap_create "cuMipmappedArrayCreate" "cuMipmappedArrayCreate"
-            (*mut *mut c_void, *const c_void, c_uint);
-        mipmap_level "cuMipmappedArrayGetLevel" "cuMipmappedArrayGetLevel"
-            (*mut *mut c_void, *mut c_void, c_uint);
-        mipmap_destroy "cuMipmappedArrayDestroy" "cuMipmappedArrayDestroy" (*mut c_void);
-        stream_begin_capture "cuStreamBeginCapture_v2" "cuStreamBeginCapture" (CUstream, c_int);
-        stream_end_capture "cuStreamEndCapture" "cuStreamEndCapture" (CUstream, *mut *mut c_void);
-        graph_create "cuGraphCreate" "cuGraphCreate" (*mut *mut c_void, c_uint);
-        graph_destroy "cuGraphDestroy" "cuGraphDestroy" (*mut c_void);
-        graph_add_mem_alloc "cuGraphAddMemAllocNode" "cuGraphAddMemAllocNode"
-            (*mut *mut c_void, *mut c_void, *const c_void, usize, *mut c_void);
-        graph_instantiate "cuGraphInstantiateWithFlags" "cuGraphInstantiateWithFlags"
-            (*mut CUgraphExec, *mut c_void, c_ulonglong);
-        graph_launch "cuGraphLaunch" "cuGraphLaunch" (CUgraphExec, CUstream);
-        graph_exec_destroy "cuGraphExecDestroy" "cuGraphExecDestroy" (CUgraphExec);
-        graph_mem_trim "cuDeviceGraphMemTrim" "cuDeviceGraphMemTrim" (CUdevice);
-        device_attribute "cuDeviceGetAttribute" "cuDeviceGetAttribute"
-            (*mut c_int, c_int, CUdevice);
-        event_query "cuEventQuery" "cuEventQuery" (CUevent);
-        stream_query "cuStreamQuery" "cuStreamQuery" (CUstream);
-        host_alloc "cuMemHostAlloc" "cuMemHostAlloc" (*mut *mut c_void, usize, c_uint);
-        host_register "cuMemHostRegister_v2" "cuMemHostRegister" (*mut c_void, usize, c_uint);
-        host_device_pointer "cuMemHostGetDevicePointer_v2" "cuMemHostGetDevicePointer"
-            (*mut CUdeviceptr, *mut c_void, c_uint);
-        write_value "cuStreamWriteValue64_v2" "cuStreamWriteValue64"
-            (CUstream, CUdeviceptr, u64, c_uint);
-        launch_host_func "cuLaunchHostFunc" "cuLaunchHostFunc"
-            (CUstream, Option<unsafe extern "C" fn(*mut c_void)>, *mut c_void);
-        copy_batch "cuMemcpyBatchAsync_v2" "cuMemcpyBatchAsync"
-            (*mut CUdeviceptr, *mut CUdeviceptr, *mut usize, usize, *mut c_void, *mut usize, usize, CUstream);
-        wait_value "cuStreamWaitValue64_v2" "cuStreamWaitValue64"
-            (CUstream, CUdeviceptr, u64, c_uint);
-    }
+    init "cuInit" (c_uint);
+    driver_version "cuDriverGetVersion" (*mut c_int);
+    device_count "cuDeviceGetCount" (*mut c_int);
+    device_get "cuDeviceGet" (*mut CUdevice, c_int);
+    device_name "cuDeviceGetName" (*mut c_char, c_int, CUdevice);
+    device_uuid "cuDeviceGetUuid_v2" (*mut CUuuid, CUdevice);
+    device_total_mem "cuDeviceTotalMem_v2" (*mut usize, CUdevice);
+    primary_retain "cuDevicePrimaryCtxRetain" (*mut CUcontext, CUdevice);
+    primary_release "cuDevicePrimaryCtxRelease_v2" (CUdevice);
+    ctx_set_current "cuCtxSetCurrent" (CUcontext);
+    mem_get_info "cuMemGetInfo_v2" (*mut usize, *mut usize);
+    mem_alloc "cuMemAlloc_v2" (*mut CUdeviceptr, usize);
+    mem_alloc_pitch "cuMemAllocPitch_v2" (*mut CUdeviceptr, *mut usize, usize, usize, c_uint);
+    mem_alloc_managed "cuMemAllocManaged" (*mut CUdeviceptr, usize, c_uint);
+    mem_alloc_async "cuMemAllocAsync" (*mut CUdeviceptr, usize, CUstream);
+    mem_free "cuMemFree_v2" (CUdeviceptr);
+    mem_free_async "cuMemFreeAsync" (CUdeviceptr, CUstream);
+    copy_to_device "cuMemcpyHtoD_v2" (CUdeviceptr, *const c_void, usize);
+    copy_to_host "cuMemcpyDtoH_v2" (*mut c_void, CUdeviceptr, usize);
+    module_load_data "cuModuleLoadData" (*mut CUmodule, *const c_void);
+    module_get_function "cuModuleGetFunction" (*mut CUfunction, CUmodule, *const c_char);
+    launch_kernel "cuLaunchKernel" (CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint,
+        CUstream, *mut *mut c_void, *mut *mut c_void);
+    stream_create "cuStreamCreate" (*mut CUstream, c_uint);
+    stream_synchronize "cuStreamSynchronize" (CUstream);
+    event_create "cuEventCreate" (*mut CUevent, c_uint);
+    event_record "cuEventRecord" (CUevent, CUstream);
+    event_synchronize "cuEventSynchronize" (CUevent);
+    copy_2d "cuMemcpy2D_v2" (*const CUDA_MEMCPY2D);
+    default_mem_pool "cuDeviceGetDefaultMemPool" (*mut CUmemoryPool, CUdevice);
+    mem_pool_create "cuMemPoolCreate" (*mut CUmemoryPool, *const CUmemPoolProps);
+    mem_pool_trim "cuMemPoolTrimTo" (CUmemoryPool, usize);
+    mem_alloc_from_pool "cuMemAllocFromPoolAsync" (*mut CUdeviceptr, usize, CUmemoryPool, CUstream);
+    mem_granularity "cuMemGetAllocationGranularity" (*mut usize, *const CUmemAllocationProp, c_int);
+    mem_address_reserve "cuMemAddressReserve" (*mut CUdeviceptr, usize, usize, CUdeviceptr, c_ulonglong);
+    mem_address_free "cuMemAddressFree" (CUdeviceptr, usize);
+    mem_create "cuMemCreate" (*mut u64, usize, *const CUmemAllocationProp, c_ulonglong);
+    mem_release "cuMemRelease" (u64);
+    mem_map "cuMemMap" (CUdeviceptr, usize, usize, u64, c_ulonglong);
+    mem_unmap "cuMemUnmap" (CUdeviceptr, usize);
+    mem_set_access "cuMemSetAccess" (CUdeviceptr, usize, *const c_void, usize);
+    array_create "cuArray3DCreate_v2" (*mut CUarray, *const CUDA_ARRAY3D_DESCRIPTOR);
+    array_destroy "cuArrayDestroy" (*mut c_void);
+    mipmap_create "cuMipmappedArrayCreate" (*mut *mut c_void, *const CUDA_ARRAY3D_DESCRIPTOR, c_uint);
+    mipmap_level "cuMipmappedArrayGetLevel" (*mut *mut c_void, *mut c_void, c_uint);
+    mipmap_destroy "cuMipmappedArrayDestroy" (*mut c_void);
+    stream_begin_capture "cuStreamBeginCapture_v2" (CUstream, c_int);
+    stream_end_capture "cuStreamEndCapture" (CUstream, *mut *mut c_void);
+    graph_create "cuGraphCreate" (*mut *mut c_void, c_uint);
+    graph_destroy "cuGraphDestroy" (*mut c_void);
+    graph_add_mem_alloc "cuGraphAddMemAllocNode"
+        (*mut CUgraphNode, CUgraph, *const CUgraphNode, usize, *mut CUDA_MEM_ALLOC_NODE_PARAMS);
+    graph_instantiate "cuGraphInstantiateWithFlags" (*mut CUgraphExec, *mut c_void, c_ulonglong);
+    graph_launch "cuGraphLaunch" (CUgraphExec, CUstream);
+    graph_exec_destroy "cuGraphExecDestroy" (CUgraphExec);
+    graph_mem_trim "cuDeviceGraphMemTrim" (CUdevice);
+    device_attribute "cuDeviceGetAttribute" (*mut c_int, c_int, CUdevice);
+    event_query "cuEventQuery" (CUevent);
+    host_alloc "cuMemHostAlloc" (*mut *mut c_void, usize, c_uint);
+    host_register "cuMemHostRegister_v2" (*mut c_void, usize, c_uint);
+    host_device_pointer "cuMemHostGetDevicePointer_v2" (*mut CUdeviceptr, *mut c_void, c_uint);
+    write_value "cuStreamWriteValue64_v2" (CUstream, CUdeviceptr, u64, c_uint);
+    launch_host_func "cuLaunchHostFunc" (CUstream, Option<unsafe extern "C" fn(*mut c_void)>, *mut c_void);
+    copy_batch "cuMemcpyBatchAsync_v2" (*mut CUdeviceptr, *mut CUdeviceptr, *mut usize, usize, *mut c_void,
+        *mut usize, usize, CUstream);
+    wait_value "cuStreamWaitValue64_v2" (CUstream, CUdeviceptr, u64, c_uint);
 }
 
 /// A library that stays loaded until the process ends.
@@ -197,7 +177,6 @@ impl Library {
         Ok(Self(handle))
     }
 
-    /// An exported function, if there is one of that name.
     pub fn symbol(&self, name: &str) -> Option<*mut c_void> {
         let name = CString::new(name).ok()?;
         // SAFETY: the handle is open for the process's life and the name NUL-terminated.
@@ -230,12 +209,11 @@ impl<'a> Finder<'a> {
         Ok(Self::V1(unsafe { std::mem::transmute::<*mut c_void, GetProcAddress>(pointer) }))
     }
 
-    fn find(&self, export: &str, name: &str) -> Result<*mut c_void, Exit> {
-        let missing = || Exit::new(exit::NO_DRIVER, format!("the driver has no {export}"));
-        let c_name = CString::new(name).map_err(|_| missing())?;
+    fn find(&self, export: &str) -> Option<*mut c_void> {
+        let c_name = CString::new(base_name(export)).ok()?;
         let mut pointer = std::ptr::null_mut();
         let code = match self {
-            Self::Dlsym(library) => return library.symbol(export).ok_or_else(missing),
+            Self::Dlsym(library) => return library.symbol(export),
             // SAFETY: a NUL-terminated name and two live out-parameters.
             Self::V2(get) => unsafe {
                 let mut status = 0;
@@ -252,9 +230,6 @@ impl<'a> Finder<'a> {
                 get(c_name.as_ptr(), &raw mut pointer, CUDA_12_0, CU_GET_PROC_ADDRESS_DEFAULT)
             },
         };
-        if code != CUDA_SUCCESS || pointer.is_null() {
-            return Err(missing());
-        }
-        Ok(pointer)
+        (code == CUDA_SUCCESS && !pointer.is_null()).then_some(pointer)
     }
 }

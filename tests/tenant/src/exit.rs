@@ -17,7 +17,6 @@ pub const EXCEEDED: i32 = 6;
 /// `EX_USAGE` of sysexits.h.
 pub const USAGE: i32 = 64;
 
-/// Why the process ends, and with what code.
 #[derive(Debug)]
 pub struct Exit {
     /// One of this module's constants, or 128 + signal.
@@ -27,23 +26,18 @@ pub struct Exit {
 }
 
 impl Exit {
-    /// Ends with `code`.
     pub fn new(code: i32, message: impl Into<String>) -> Self {
         Self { code, message: message.into() }
     }
 
-    /// A mistake on the command line.
     pub fn usage(message: impl Into<String>) -> Self {
         Self::new(USAGE, message)
     }
 }
 
-/// A driver call that failed.
 #[derive(Clone, Copy, Debug)]
 pub struct CudaError {
-    /// The function.
     pub call: &'static str,
-    /// Its result.
     pub code: CUresult,
 }
 

@@ -14,7 +14,6 @@ use crate::processes;
 use crate::report;
 use crate::stop::{self, Asked};
 
-/// How to be greedy.
 #[derive(Debug)]
 pub struct Options {
     chunk: u64,
@@ -27,14 +26,10 @@ pub struct Options {
 }
 
 impl Options {
-    /// From the command line.
     pub fn parse(mut args: Args) -> Result<Self, Exit> {
         let chunk = args.bytes("--chunk")?.unwrap_or(64 << 20);
         let min_chunk = args.bytes("--min-chunk")?.unwrap_or(1 << 20).min(chunk);
-        let apis = match args.value("--apis")? {
-            None => Api::ALL.to_vec(),
-            Some(list) => Api::list(&list).map_err(|e| Exit::usage(format!("--apis: {e}")))?,
-        };
+        let apis = args.apis()?;
         let at_most = args.bytes("--at-most")?;
         let hold = match args.value("--for")? {
             None => None,

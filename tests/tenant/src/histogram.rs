@@ -20,14 +20,12 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// Adds one value.
     pub fn record(&mut self, ns: u64) {
         self.counts[bucket(ns)] += 1;
         self.total += 1;
         self.max = self.max.max(ns);
     }
 
-    /// Adds all of `other`.
     pub fn merge(&mut self, other: &Self) {
         for (mine, theirs) in self.counts.iter_mut().zip(&other.counts) {
             *mine += theirs;
@@ -36,7 +34,6 @@ impl Histogram {
         self.max = self.max.max(other.max);
     }
 
-    /// How many values.
     pub fn count(&self) -> u64 {
         self.total
     }

@@ -15,7 +15,6 @@ use crate::stop;
 /// Bytes of the pattern at both ends of the allocation.
 const PROBE: usize = 256;
 
-/// What to hold.
 #[derive(Debug)]
 pub struct Options {
     bytes: u64,
@@ -23,16 +22,15 @@ pub struct Options {
 }
 
 impl Options {
-    /// From the command line.
     pub fn parse(mut args: Args) -> Result<Self, Exit> {
         let bytes = args.bytes("--bytes")?.ok_or_else(|| Exit::usage("hold needs --bytes"))?;
-        let seconds: u64 = args.number("--for", 0)?;
+        let limit = args.limit()?;
         args.finish()?;
         if (1..PROBE as u64).contains(&bytes) {
             let usage = format!("--bytes must be 0, for a context alone, or at least {PROBE}");
             return Err(Exit::usage(usage));
         }
-        Ok(Self { bytes, limit: (seconds > 0).then(|| Duration::from_secs(seconds)) })
+        Ok(Self { bytes, limit })
     }
 }
 
@@ -63,7 +61,6 @@ pub fn run(target: Target, options: &Options) -> Result<(), Exit> {
     if intact { Ok(()) } else { Err(Exit::new(exit::CORRUPTED, "held data changed")) }
 }
 
-/// Holds a context and nothing in it.
 fn hold_a_context(cuda: Cuda, limit: Option<Duration>) -> Result<(), Exit> {
     let (free, total) = cuda.mem_info()?;
     report::line("ready", json!({ "held": 0, "free": free, "total": total }));

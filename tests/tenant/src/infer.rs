@@ -26,7 +26,6 @@ const LAYER: u64 = 64 << 20;
 /// Bytes checked at the start of every layer.
 const PROBE: usize = 4096;
 
-/// The load.
 #[derive(Debug)]
 pub struct Options {
     weights: u64,
@@ -38,17 +37,13 @@ pub struct Options {
 }
 
 impl Options {
-    /// From the command line.
     pub fn parse(mut args: Args) -> Result<Self, Exit> {
         let options = Self {
             weights: args.bytes("--weights")?.unwrap_or(256 << 20),
             activations: args.bytes("--activations")?.unwrap_or(16 << 20),
             rate: args.number("--rate", 50.0)?,
             kernel_ns: args.number::<u64>("--kernel-us", 2000)?.saturating_mul(1000),
-            limit: match args.number::<u64>("--for", 0)? {
-                0 => None,
-                seconds => Some(Duration::from_secs(seconds)),
-            },
+            limit: args.limit()?,
         };
         args.finish()?;
         if !(0.0..=1e6).contains(&options.rate) {
@@ -139,7 +134,6 @@ impl<'a> Server<'a> {
         self.layers.iter().map(|l| l.bytes).sum()
     }
 
-    /// What layer `index` must start with.
     fn probe(&self, index: usize) -> [u8; PROBE] {
         let mut probe = [0; PROBE];
         Rng::new(self.seed ^ index as u64).fill(&mut probe);
@@ -199,7 +193,6 @@ impl<'a> Server<'a> {
     }
 }
 
-/// Serves until the time is over, or it is asked to stop.
 pub fn run(target: Target, options: &Options) -> Result<(), Exit> {
     let mut server = Server::start(target, options)?;
     let (free, total) = server.cuda.mem_info()?;

@@ -7,7 +7,6 @@ use crate::cuda::{self, Cuda};
 use crate::exit::Exit;
 use crate::nvml;
 
-/// Prints one JSON document with every visible device.
 pub fn run(target: Target) -> Result<(), Exit> {
     let driver = cuda::initialise(target)?;
     let mut devices = Vec::new();

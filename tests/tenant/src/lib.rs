@@ -31,16 +31,13 @@ use crate::driver::Resolve;
 /// What every subcommand needs to reach the driver.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// How driver functions are found.
     pub resolve: Resolve,
-    /// Which device.
     pub device: Device,
 }
 
 /// One of the devices that the driver shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Device {
-    /// By CUDA ordinal.
     Ordinal(i32),
     /// By UUID: ordinals depend on `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER`.
     Uuid([u8; 16]),

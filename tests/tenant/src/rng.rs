@@ -10,7 +10,6 @@ impl Rng {
         Self(seed)
     }
 
-    /// The next value of the sequence.
     pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -30,7 +29,6 @@ impl Rng {
         &items[index]
     }
 
-    /// Fills `bytes` with the sequence.
     pub fn fill(&mut self, bytes: &mut [u8]) {
         for chunk in bytes.chunks_mut(8) {
             let word = self.draw().to_le_bytes();

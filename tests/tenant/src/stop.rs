@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-/// What was asked of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
     /// SIGTERM, SIGINT or SIGHUP: finish and report.

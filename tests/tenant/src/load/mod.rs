@@ -1,30 +1,25 @@
 //! `load`: loads on a GPU's time. What each does to its neighbours, and they to it, is for the judge
 //! to read from the driver's own account; a tenant knows its own clock only.
 //!
-//! - a **backlog** ([`backlog`]): launches as fast as the driver takes them, without end;
-//! - a **server** ([`serve`]): requests that arrive whether or not the last one is done;
-//! - a **bursty load** ([`reclaim`]): idle for a while, then wants the GPU at once.
+//! - a **backlog** ([`kinds::backlog`]): launches as fast as the driver takes them, without end;
+//! - a **server** ([`kinds::serve`]): requests that arrive whether or not the last one is done;
+//! - a **bursty load** ([`kinds::reclaim`]): idle for a while, then wants the GPU at once.
 
-mod backlog;
-mod reclaim;
-mod serve;
-mod work;
+mod kinds;
 
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use crate::Target;
 use crate::args::Args;
-use crate::cuda::Cuda;
-use crate::exit::Exit;
+use crate::cuda::{Cuda, Graph, Kernel, Stream};
+use crate::exit::{CudaError, Exit};
 use crate::stop::{self, Asked};
-use work::Work;
 
-/// The load.
 #[derive(Debug)]
 pub struct Options {
     /// Durations of the kernels, in turn, nanoseconds.
     kernels: Vec<u64>,
-    /// All of them as one graph.
     graph: bool,
     /// A backlog waits for its work after so many launches; 0: never.
     sync_every: u64,
@@ -50,7 +45,6 @@ pub struct Options {
 }
 
 impl Options {
-    /// From the command line.
     pub fn parse(mut args: Args) -> Result<Self, Exit> {
         let millis = |args: &mut Args, name| -> Result<Option<Duration>, Exit> {
             Ok(Some(args.number::<u64>(name, 0)?).filter(|&ms| ms > 0).map(Duration::from_millis))
@@ -80,10 +74,7 @@ impl Options {
             closed: args.flag("--closed"),
             poisson: args.flag("--poisson"),
             bursts: burst.zip(pause),
-            limit: match args.number::<u64>("--for", 0)? {
-                0 => None,
-                seconds => Some(Duration::from_secs(seconds)),
-            },
+            limit: args.limit()?,
         };
         args.finish()?;
         if !(0.0..=1e6).contains(&rate) {
@@ -102,7 +93,6 @@ impl Options {
     }
 }
 
-/// Runs the load until its time is over or it is asked to stop.
 pub fn run(target: Target, options: &Options) -> Result<(), Exit> {
     fine_timers();
     if let Some(name) = &options.name {
@@ -114,11 +104,11 @@ pub fn run(target: Target, options: &Options) -> Result<(), Exit> {
     crate::report::line("ready", serde_json::json!({ "kernels": options.kernels.len() }));
     let clock = Clock::start(options.limit);
     if options.rate.is_some() || options.closed {
-        serve::run(&work, options, clock)
+        kinds::serve(&work, options, clock)
     } else if let Some((burst, pause)) = options.bursts {
-        reclaim::run(&work, burst, pause, clock)
+        kinds::reclaim(&work, burst, pause, clock)
     } else {
-        backlog::run(&work, options, clock)
+        kinds::backlog(&work, options, clock)
     }
 }
 
@@ -128,7 +118,6 @@ fn fine_timers() {
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
 }
 
-/// When the load ends.
 #[derive(Clone, Copy, Debug)]
 struct Clock {
     start: Instant,
@@ -150,5 +139,57 @@ impl Clock {
             return Some(Asked::Stop);
         }
         stop::wait(wait)
+    }
+}
+
+/// Kernels of known durations, one by one or as a graph.
+struct Work {
+    cuda: Cuda,
+    kernel: Kernel,
+    graph: Option<Graph>,
+    durations: Vec<u64>,
+    stream: Stream,
+    next: Cell<usize>,
+}
+
+impl Work {
+    /// Loads the kernel, makes the stream, and captures the graph if there is to be one.
+    fn prepare(cuda: Cuda, options: &Options) -> Result<Self, Exit> {
+        let kernel = cuda.kernel()?;
+        let stream = cuda.stream()?;
+        let graph = match options.graph {
+            true => Some(cuda.capture(&kernel, &options.kernels, stream)?),
+            false => None,
+        };
+        let durations = options.kernels.clone();
+        Ok(Self { cuda, kernel, graph, durations, stream, next: Cell::new(0) })
+    }
+
+    /// GPU time of one unit, nanoseconds.
+    fn unit_ns(&self) -> u64 {
+        self.durations.iter().sum()
+    }
+
+    /// Launches one call's worth: the graph, or the next kernel of the list.
+    fn launch(&self) -> Result<(), CudaError> {
+        let at = self.next.get();
+        self.next.set(at.wrapping_add(1));
+        match &self.graph {
+            Some(graph) => self.cuda.launch_graph(graph, self.stream),
+            None => {
+                let duration = self.durations[at % self.durations.len()];
+                self.cuda.launch(&self.kernel, duration, self.stream)
+            }
+        }
+    }
+
+    /// Launches one unit: the whole list.
+    fn launch_unit(&self) -> Result<(), CudaError> {
+        let calls = if self.graph.is_some() { 1 } else { self.durations.len() };
+        (0..calls).try_for_each(|_| self.launch())
+    }
+
+    fn wait(&self) -> Result<(), CudaError> {
+        self.cuda.wait(&self.kernel, self.stream)
     }
 }

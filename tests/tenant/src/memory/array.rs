@@ -1,64 +1,49 @@
 //! CUDA arrays, plain and mipmapped with one level: two-dimensional, of four floats an element.
 
-use std::ffi::{c_int, c_uint, c_void};
-use std::ptr::null_mut;
+use std::ffi::c_int;
+use std::ptr::{null, null_mut};
 
-use tessera_cuda::types::CUdeviceptr;
+use tessera_cuda::types::{
+    CU_MEMORYTYPE_ARRAY, CU_MEMORYTYPE_HOST, CUDA_ARRAY3D_DESCRIPTOR, CUDA_MEMCPY2D, CUarray,
+    CUmipmappedArray,
+};
 
-use crate::cuda::{Cuda, check, need};
+use crate::cuda::Cuda;
+use crate::driver::call;
 use crate::exit::CudaError;
 
 /// `CU_AD_FORMAT_FLOAT`.
 const FLOAT: c_int = 0x20;
-/// `CU_MEMORYTYPE_HOST`.
-const HOST: c_int = 1;
-/// `CU_MEMORYTYPE_ARRAY`.
-const ARRAY: c_int = 3;
 /// Bytes of an element.
 const ELEMENT: usize = 16;
 /// Elements of a row: 32 KiB, so that mebibytes are whole rows, and in every GPU's tiles.
 const WIDTH: usize = 2048;
 const ROW: usize = WIDTH * ELEMENT;
 
-/// `CUDA_ARRAY3D_DESCRIPTOR` (cuda.h 12.9).
-#[repr(C)]
-struct Descriptor {
-    width: usize,
-    height: usize,
-    depth: usize,
-    format: c_int,
-    channels: c_uint,
-    flags: c_uint,
-}
-const _: () = assert!(size_of::<Descriptor>() == 40);
+/// Nothing, between hosts.
+const COPY: CUDA_MEMCPY2D = CUDA_MEMCPY2D {
+    srcXInBytes: 0,
+    srcY: 0,
+    srcMemoryType: CU_MEMORYTYPE_HOST,
+    srcHost: null(),
+    srcDevice: 0,
+    srcArray: null_mut(),
+    srcPitch: 0,
+    dstXInBytes: 0,
+    dstY: 0,
+    dstMemoryType: CU_MEMORYTYPE_HOST,
+    dstHost: null_mut(),
+    dstDevice: 0,
+    dstArray: null_mut(),
+    dstPitch: 0,
+    WidthInBytes: 0,
+    Height: 1,
+};
 
-/// One side of `CUDA_MEMCPY2D`.
-#[repr(C)]
-struct End {
-    x_in_bytes: usize,
-    y: usize,
-    kind: c_int,
-    host: *mut c_void,
-    device: CUdeviceptr,
-    array: *mut c_void,
-    pitch: usize,
-}
-
-/// `CUDA_MEMCPY2D` (cuda.h 12.9).
-#[repr(C)]
-struct Copy2d {
-    from: End,
-    to: End,
-    width_in_bytes: usize,
-    height: usize,
-}
-const _: () = assert!(size_of::<Copy2d>() == 128);
-
-/// An array, or the first level of a mipmapped one.
 #[derive(Debug)]
 pub struct Array {
-    array: *mut c_void,
-    mipmapped: *mut c_void,
+    array: CUarray,
+    mipmapped: CUmipmappedArray,
     rows: usize,
 }
 // SAFETY: arrays may be used from any thread in which their context is current (CUDA C
@@ -73,23 +58,23 @@ impl Array {
 
 pub fn create(cuda: &Cuda, mipmapped: bool, bytes: usize) -> Result<Array, CudaError> {
     let rows = bytes.div_ceil(ROW).max(1);
-    let shape =
-        Descriptor { width: WIDTH, height: rows, depth: 0, format: FLOAT, channels: 4, flags: 0 };
-    let shape = (&raw const shape).cast();
+    let shape = CUDA_ARRAY3D_DESCRIPTOR {
+        Width: WIDTH,
+        Height: rows,
+        Depth: 0,
+        Format: FLOAT,
+        NumChannels: 4,
+        Flags: 0,
+    };
     let mut made = Array { array: null_mut(), mipmapped: null_mut(), rows };
-    let driver = cuda.driver();
-    if mipmapped {
-        let create = need("cuMipmappedArrayCreate", driver.mipmap_create)?;
-        let level = need("cuMipmappedArrayGetLevel", driver.mipmap_level)?;
-        // SAFETY: live out-parameters and descriptor.
-        unsafe {
-            check("cuMipmappedArrayCreate", create(&raw mut made.mipmapped, shape, 1))?;
-            check("cuMipmappedArrayGetLevel", level(&raw mut made.array, made.mipmapped, 0))?;
+    // SAFETY: live out-parameters and descriptor.
+    unsafe {
+        if mipmapped {
+            call!(cuda.driver(), mipmap_create(&raw mut made.mipmapped, &raw const shape, 1))?;
+            call!(cuda.driver(), mipmap_level(&raw mut made.array, made.mipmapped, 0))?;
+        } else {
+            call!(cuda.driver(), array_create(&raw mut made.array, &raw const shape))?;
         }
-    } else {
-        let create = need("cuArray3DCreate", driver.array_create)?;
-        // SAFETY: a live out-parameter and descriptor.
-        check("cuArray3DCreate", unsafe { create(&raw mut made.array, shape) })?;
     }
     Ok(made)
 }
@@ -98,47 +83,48 @@ pub fn destroy(cuda: &Cuda, array: &Array) -> Result<(), CudaError> {
     // SAFETY: made by `create` and destroyed once by its owner; a level goes with its array.
     unsafe {
         if array.mipmapped.is_null() {
-            let destroy = need("cuArrayDestroy", cuda.driver().array_destroy)?;
-            check("cuArrayDestroy", destroy(array.array))
+            call!(cuda.driver(), array_destroy(array.array))
         } else {
-            let destroy = need("cuMipmappedArrayDestroy", cuda.driver().mipmap_destroy)?;
-            check("cuMipmappedArrayDestroy", destroy(array.mipmapped))
+            call!(cuda.driver(), mipmap_destroy(array.mipmapped))
         }
     }
 }
 
+/// Within one row.
 pub fn write(cuda: &Cuda, array: &Array, offset: u64, data: &[u8]) -> Result<(), CudaError> {
-    let source = host(data.as_ptr().cast_mut().cast(), data.len());
-    copy(cuda, source, inside(array, offset), data.len())
+    let (x, y) = place(offset);
+    let copy = CUDA_MEMCPY2D {
+        srcHost: data.as_ptr().cast(),
+        srcPitch: data.len(),
+        dstXInBytes: x,
+        dstY: y,
+        dstMemoryType: CU_MEMORYTYPE_ARRAY,
+        dstArray: array.array,
+        WidthInBytes: data.len(),
+        ..COPY
+    };
+    // SAFETY: the host's end is a live slice of this length.
+    unsafe { call!(cuda.driver(), copy_2d(&raw const copy)) }
 }
 
+/// Within one row.
 pub fn read(cuda: &Cuda, array: &Array, offset: u64, data: &mut [u8]) -> Result<(), CudaError> {
-    let length = data.len();
-    copy(cuda, inside(array, offset), host(data.as_mut_ptr().cast(), length), length)
+    let (x, y) = place(offset);
+    let copy = CUDA_MEMCPY2D {
+        srcXInBytes: x,
+        srcY: y,
+        srcMemoryType: CU_MEMORYTYPE_ARRAY,
+        srcArray: array.array,
+        dstHost: data.as_mut_ptr().cast(),
+        dstPitch: data.len(),
+        WidthInBytes: data.len(),
+        ..COPY
+    };
+    // SAFETY: the host's end is a live, exclusive slice of this length.
+    unsafe { call!(cuda.driver(), copy_2d(&raw const copy)) }
 }
 
-/// Part of one row, from `from` to `to`.
-fn copy(cuda: &Cuda, from: End, to: End, length: usize) -> Result<(), CudaError> {
-    debug_assert!(from.x_in_bytes.max(to.x_in_bytes) + length <= ROW);
-    let copy_2d = need("cuMemcpy2D", cuda.driver().copy_2d)?;
-    let copy = Copy2d { from, to, width_in_bytes: length, height: 1 };
-    // SAFETY: the host's end is a live slice of this length, exclusive where it is written.
-    check("cuMemcpy2D", unsafe { copy_2d((&raw const copy).cast()) })
-}
-
-fn host(data: *mut c_void, pitch: usize) -> End {
-    End { x_in_bytes: 0, y: 0, kind: HOST, host: data, device: 0, array: null_mut(), pitch }
-}
-
-fn inside(array: &Array, offset: u64) -> End {
+fn place(offset: u64) -> (usize, usize) {
     let offset = usize::try_from(offset).unwrap_or(usize::MAX);
-    End {
-        x_in_bytes: offset % ROW,
-        y: offset / ROW,
-        kind: ARRAY,
-        host: null_mut(),
-        device: 0,
-        array: array.array,
-        pitch: 0,
-    }
+    (offset % ROW, offset / ROW)
 }

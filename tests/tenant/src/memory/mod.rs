@@ -1,9 +1,8 @@
 //! Every way in which the driver API gives device memory, behind one pair of calls.
 
 mod array;
-mod cycles;
 mod graph;
-mod linear;
+pub(crate) mod linear;
 mod pool;
 mod vmm;
 
@@ -38,7 +37,6 @@ pub enum Api {
 }
 
 impl Api {
-    /// All of them, in the order they are tried.
     pub const ALL: [Self; 9] = [
         Self::Plain,
         Self::Pitched,
@@ -72,9 +70,6 @@ impl Api {
     }
 
     /// A comma-separated list of names; the error names what is none.
-    ///
-    /// # Errors
-    /// A word that is no API's name.
     pub fn list(names: &str) -> Result<Vec<Self>, String> {
         let all: Vec<&str> = Self::ALL.into_iter().map(Self::name).collect();
         let parse = |name| {
@@ -84,7 +79,6 @@ impl Api {
     }
 }
 
-/// One allocation.
 #[derive(Debug)]
 pub struct Block {
     /// Bytes that can be written (pitch included).
@@ -103,24 +97,8 @@ enum Place {
 }
 
 impl Cuda {
-    /// Whether the driver has the functions behind `api`.
-    pub fn has(&self, api: Api) -> bool {
-        let driver = self.driver();
-        match api {
-            Api::Plain | Api::Pitched | Api::Managed | Api::Async => true,
-            Api::Pool => driver.mem_pool_create.is_some(),
-            Api::Vmm => driver.mem_create.is_some(),
-            Api::Array => driver.array_create.is_some(),
-            Api::Mipmap => driver.mipmap_create.is_some(),
-            Api::Graph => driver.graph_add_mem_alloc.is_some(),
-        }
-    }
-
     /// Allocates `bytes` by `api`; stream-ordered allocations are ordered on `stream`, which is
     /// waited for. What takes whole pages gets as many as hold `bytes`.
-    ///
-    /// # Errors
-    /// The driver's; `CUDA_ERROR_NOT_FOUND` where it lacks the API.
     pub fn allocate(&self, api: Api, bytes: u64, stream: Stream) -> Result<Block, CudaError> {
         let size = usize::try_from(bytes).unwrap_or(usize::MAX);
         let (place, bytes) = match api {
@@ -148,9 +126,6 @@ impl Cuda {
     }
 
     /// Frees by the API that `block` came from, and has the driver take the memory back.
-    ///
-    /// # Errors
-    /// The driver's.
     pub fn free(&self, block: &Block, stream: Stream) -> Result<(), CudaError> {
         match &block.place {
             Place::Address(address) => match block.api {
@@ -164,9 +139,6 @@ impl Cuda {
     }
 
     /// Copies `data` to `block` at `offset`; within one of an array's rows.
-    ///
-    /// # Errors
-    /// The driver's.
     pub fn write(&self, block: &Block, offset: u64, data: &[u8]) -> Result<(), CudaError> {
         debug_assert!(offset + data.len() as u64 <= block.bytes);
         match &block.place {
@@ -176,9 +148,6 @@ impl Cuda {
     }
 
     /// Copies from `block` at `offset` into `data`; within one of an array's rows.
-    ///
-    /// # Errors
-    /// The driver's.
     pub fn read(&self, block: &Block, offset: u64, data: &mut [u8]) -> Result<(), CudaError> {
         debug_assert!(offset + data.len() as u64 <= block.bytes);
         match &block.place {
@@ -188,9 +157,6 @@ impl Cuda {
     }
 
     /// Has the driver take back what pools and graphs keep for later.
-    ///
-    /// # Errors
-    /// The driver's.
     pub fn trim(&self) -> Result<(), CudaError> {
         pool::trim(self)?;
         graph::trim(self)

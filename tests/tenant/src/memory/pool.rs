@@ -3,97 +3,65 @@
 //! A free is waited for: at a synchronisation the driver gives back what its pool holds beyond the
 //! release threshold, which is 0 unless set (cuda.h, `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`).
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::ptr::null_mut;
-use std::sync::OnceLock;
+use std::sync::{Mutex, PoisonError};
 
-use tessera_cuda::types::{CUdeviceptr, CUmemoryPool};
+use tessera_cuda::types::{
+    CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_HANDLE_TYPE_NONE, CU_MEM_LOCATION_TYPE_DEVICE,
+    CUdeviceptr, CUmemLocation, CUmemPoolProps, CUmemoryPool,
+};
 
-use super::vmm::Location;
-use crate::cuda::{Cuda, Stream, check, need};
+use crate::cuda::{Cuda, Stream, made};
+use crate::driver::call;
 use crate::exit::CudaError;
 
-/// `CU_MEM_ALLOCATION_TYPE_PINNED`.
-const PINNED: c_int = 1;
-
-/// `CUmemPoolProps` (cuda.h 12.9).
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct PoolProps {
-    allocation_type: c_int,
-    handle_types: c_int,
-    location: Location,
-    security_attributes: *mut c_void,
-    max_size: usize,
-    usage: u16,
-    reserved: [u8; 54],
+pub fn on(device: c_int) -> CUmemLocation {
+    CUmemLocation { r#type: CU_MEM_LOCATION_TYPE_DEVICE, id: device }
 }
-const _: () = assert!(size_of::<PoolProps>() == 88);
 
-impl PoolProps {
-    /// Memory of a device, not to be shared.
-    pub fn of(device: c_int) -> Self {
-        Self {
-            allocation_type: PINNED,
-            handle_types: 0,
-            location: Location::device(device),
-            security_attributes: null_mut(),
-            max_size: 0,
-            usage: 0,
-            reserved: [0; 54],
-        }
+/// Memory of a device, not to be shared.
+pub fn props(device: c_int) -> CUmemPoolProps {
+    CUmemPoolProps {
+        allocType: CU_MEM_ALLOCATION_TYPE_PINNED,
+        handleTypes: CU_MEM_HANDLE_TYPE_NONE,
+        location: on(device),
+        win32SecurityAttributes: null_mut(),
+        maxSize: 0,
+        usage: 0,
+        reserved: [0; 54],
     }
 }
 
-/// The process's own pool, made when it is first asked of.
-#[derive(Debug, Default)]
-pub struct OwnPool(OnceLock<Handle>);
+/// The address of the process's own pool, made when it is first asked of.
+pub type OwnPool = Mutex<Option<usize>>;
 
-#[derive(Clone, Copy, Debug)]
-struct Handle(CUmemoryPool);
-// SAFETY: a pool belongs to the device, and any thread may use it (CUDA C Programming Guide,
-// "Stream Ordered Memory Allocator").
-unsafe impl Send for Handle {}
-// SAFETY: as above.
-unsafe impl Sync for Handle {}
-
-impl OwnPool {
-    fn get(&self, cuda: &Cuda) -> Result<CUmemoryPool, CudaError> {
-        if let Some(pool) = self.0.get() {
-            return Ok(pool.0);
-        }
-        let create = need("cuMemPoolCreate", cuda.driver().mem_pool_create)?;
-        let props = PoolProps::of(cuda.device());
-        let mut pool = null_mut();
-        // SAFETY: a live out-parameter; every field of the properties is set.
-        check("cuMemPoolCreate", unsafe { create(&raw mut pool, (&raw const props).cast()) })?;
-        if self.0.set(Handle(pool)).is_err() {
-            // Another thread was sooner.
-            let destroy = need("cuMemPoolDestroy", cuda.driver().mem_pool_destroy)?;
-            // SAFETY: made above and known to nobody else.
-            check("cuMemPoolDestroy", unsafe { destroy(pool) })?;
-        }
-        Ok(self.0.get().map_or(pool, |pool| pool.0))
+fn own(cuda: &Cuda) -> Result<CUmemoryPool, CudaError> {
+    let mut pool = cuda.own_pool().lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(pool) = *pool {
+        return Ok(pool as CUmemoryPool);
     }
+    let props = props(cuda.device());
+    // SAFETY: a live out-parameter; every field of the properties is set.
+    let new: CUmemoryPool =
+        made(|at| unsafe { call!(cuda.driver(), mem_pool_create(at, &raw const props)) })?;
+    *pool = Some(new as usize);
+    Ok(new)
 }
 
 pub fn from_default(cuda: &Cuda, bytes: usize, stream: Stream) -> Result<CUdeviceptr, CudaError> {
-    let mut address = 0;
     // SAFETY: a live out-parameter; a `Stream` is null or made by the driver.
-    check("cuMemAllocAsync", unsafe {
-        (cuda.driver().mem_alloc_async)(&raw mut address, bytes, stream.raw())
-    })?;
+    let address =
+        made(|at| unsafe { call!(cuda.driver(), mem_alloc_async(at, bytes, stream.raw())) })?;
     cuda.synchronise(stream)?;
     Ok(address)
 }
 
 pub fn from_own(cuda: &Cuda, bytes: usize, stream: Stream) -> Result<CUdeviceptr, CudaError> {
-    let pool = cuda.own_pool().get(cuda)?;
-    let allocate = need("cuMemAllocFromPoolAsync", cuda.driver().mem_alloc_from_pool)?;
-    let mut address = 0;
+    let pool = own(cuda)?;
     // SAFETY: a live out-parameter; the pool lives as long as the process.
-    check("cuMemAllocFromPoolAsync", unsafe {
-        allocate(&raw mut address, bytes, pool, stream.raw())
+    let address = made(|at| unsafe {
+        call!(cuda.driver(), mem_alloc_from_pool(at, bytes, pool, stream.raw()))
     })?;
     cuda.synchronise(stream)?;
     Ok(address)
@@ -101,23 +69,21 @@ pub fn from_own(cuda: &Cuda, bytes: usize, stream: Stream) -> Result<CUdeviceptr
 
 pub fn free(cuda: &Cuda, address: CUdeviceptr, stream: Stream) -> Result<(), CudaError> {
     // SAFETY: made by this module and freed once by its owner.
-    check("cuMemFreeAsync", unsafe { (cuda.driver().mem_free_async)(address, stream.raw()) })?;
+    unsafe { call!(cuda.driver(), mem_free_async(address, stream.raw())) }?;
     cuda.synchronise(stream)
 }
 
 /// `cuMemPoolTrimTo(…, 0)` for both pools.
 pub fn trim(cuda: &Cuda) -> Result<(), CudaError> {
-    let Some(trim) = cuda.driver().mem_pool_trim else { return Ok(()) };
-    if let Some(default_of) = cuda.driver().default_mem_pool {
-        let mut pool = null_mut();
-        // SAFETY: a live out-parameter.
-        check("cuDeviceGetDefaultMemPool", unsafe { default_of(&raw mut pool, cuda.device()) })?;
-        // SAFETY: the pool that the driver just named.
-        check("cuMemPoolTrimTo", unsafe { trim(pool, 0) })?;
+    if cuda.driver().mem_pool_trim.pointer.is_none() {
+        return Ok(());
     }
-    if let Some(pool) = cuda.own_pool().0.get() {
-        // SAFETY: made by `OwnPool::get` and never destroyed.
-        check("cuMemPoolTrimTo", unsafe { trim(pool.0, 0) })?;
+    // SAFETY: a live out-parameter.
+    let default = made(|at| unsafe { call!(cuda.driver(), default_mem_pool(at, cuda.device())) })?;
+    let own = *cuda.own_pool().lock().unwrap_or_else(PoisonError::into_inner);
+    for pool in [Some(default), own.map(|pool| pool as CUmemoryPool)].into_iter().flatten() {
+        // SAFETY: a pool that the driver named, or that was made here and is never destroyed.
+        unsafe { call!(cuda.driver(), mem_pool_trim(pool, 0)) }?;
     }
     Ok(())
 }

@@ -1,59 +1,23 @@
 //! Virtual memory management: an address range, physical memory, a mapping.
 
-use std::ffi::{c_int, c_uchar, c_ushort, c_void};
+use std::ffi::c_int;
 use std::ptr::null_mut;
 
-use tessera_cuda::types::CUdeviceptr;
+use tessera_cuda::types::{
+    CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_HANDLE_TYPE_NONE, CU_MEM_LOCATION_TYPE_DEVICE,
+    CUdeviceptr, CUmemAllocationProp,
+};
 
-use crate::cuda::{Cuda, check, need};
+use super::pool::on;
+use crate::cuda::{Cuda, made};
+use crate::driver::call;
 use crate::exit::CudaError;
 
-/// `CU_MEM_LOCATION_TYPE_DEVICE`.
-const ON_DEVICE: c_int = 1;
-/// `CU_MEM_ALLOCATION_TYPE_PINNED`.
-const PINNED: c_int = 1;
 /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
 const READ_WRITE: c_int = 3;
 /// `CU_MEM_ALLOC_GRANULARITY_MINIMUM`.
 const MINIMUM: c_int = 0;
 
-/// `CUmemLocation`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct Location {
-    kind: c_int,
-    id: c_int,
-}
-
-impl Location {
-    /// Memory of the device of this ordinal.
-    pub fn device(id: c_int) -> Self {
-        Self { kind: ON_DEVICE, id }
-    }
-}
-
-/// `CUmemAllocationProp` (cuda.h 12.9).
-#[repr(C)]
-struct AllocationProp {
-    kind: c_int,
-    handle_types: c_int,
-    location: Location,
-    metadata: *mut c_void,
-    compression: c_uchar,
-    rdma: c_uchar,
-    usage: c_ushort,
-    reserved: [c_uchar; 4],
-}
-const _: () = assert!(size_of::<AllocationProp>() == 32);
-
-/// `CUmemAccessDesc`.
-#[repr(C)]
-struct AccessDesc {
-    location: Location,
-    flags: c_int,
-}
-
-/// Physical memory and where it is mapped.
 #[derive(Debug)]
 pub struct Mapped {
     address: CUdeviceptr,
@@ -93,75 +57,61 @@ pub fn unmap(cuda: &Cuda, mapped: &Mapped) -> Result<(), CudaError> {
     forget(cuda, mapped.address, mapped.size)
 }
 
-fn prop(cuda: &Cuda) -> AllocationProp {
-    AllocationProp {
-        kind: PINNED,
-        handle_types: 0,
-        location: Location::device(cuda.device()),
-        metadata: null_mut(),
-        compression: 0,
-        rdma: 0,
+fn prop(cuda: &Cuda) -> CUmemAllocationProp {
+    CUmemAllocationProp {
+        r#type: CU_MEM_ALLOCATION_TYPE_PINNED,
+        requestedHandleTypes: CU_MEM_HANDLE_TYPE_NONE,
+        location: on(cuda.device()),
+        win32HandleMetaData: null_mut(),
+        compressionType: 0,
+        gpuDirectRDMACapable: 0,
         usage: 0,
         reserved: [0; 4],
     }
 }
 
-/// To a multiple of the granularity.
 fn round_up(cuda: &Cuda, bytes: usize) -> Result<usize, CudaError> {
-    let granularity_of = need("cuMemGetAllocationGranularity", cuda.driver().mem_granularity)?;
     let prop = prop(cuda);
-    let mut granularity = 0;
     // SAFETY: a live out-parameter; every field of the properties is set.
-    check("cuMemGetAllocationGranularity", unsafe {
-        granularity_of(&raw mut granularity, (&raw const prop).cast(), MINIMUM)
-    })?;
+    let granularity: usize =
+        made(|at| unsafe { call!(cuda.driver(), mem_granularity(at, &raw const prop, MINIMUM)) })?;
     Ok(bytes.checked_next_multiple_of(granularity.max(1)).unwrap_or(usize::MAX))
 }
 
 fn create(cuda: &Cuda, size: usize) -> Result<u64, CudaError> {
-    let create = need("cuMemCreate", cuda.driver().mem_create)?;
     let prop = prop(cuda);
-    let mut handle = 0;
     // SAFETY: a live out-parameter; every field of the properties is set.
-    check("cuMemCreate", unsafe { create(&raw mut handle, size, (&raw const prop).cast(), 0) })?;
-    Ok(handle)
+    made(|at| unsafe { call!(cuda.driver(), mem_create(at, size, &raw const prop, 0)) })
 }
 
 fn reserve(cuda: &Cuda, size: usize) -> Result<CUdeviceptr, CudaError> {
-    let reserve = need("cuMemAddressReserve", cuda.driver().mem_address_reserve)?;
-    let mut address = 0;
     // SAFETY: a live out-parameter.
-    check("cuMemAddressReserve", unsafe { reserve(&raw mut address, size, 0, 0, 0) })?;
-    Ok(address)
+    made(|at| unsafe { call!(cuda.driver(), mem_address_reserve(at, size, 0, 0, 0)) })
 }
 
 /// Maps all of `handle`, readable and writable; nothing stays mapped where that fails.
 fn map_at(cuda: &Cuda, address: CUdeviceptr, size: usize, handle: u64) -> Result<(), CudaError> {
-    let map = need("cuMemMap", cuda.driver().mem_map)?;
-    let access = need("cuMemSetAccess", cuda.driver().mem_set_access)?;
-    let grant = AccessDesc { location: Location::device(cuda.device()), flags: READ_WRITE };
+    // `CUmemAccessDesc`: a location and flags.
+    let grant = [CU_MEM_LOCATION_TYPE_DEVICE, cuda.device(), READ_WRITE];
     // SAFETY: addresses that `reserve` gave and a handle of `create`; a live description.
     unsafe {
-        check("cuMemMap", map(address, size, 0, handle, 0))?;
-        check("cuMemSetAccess", access(address, size, (&raw const grant).cast(), 1))
+        call!(cuda.driver(), mem_map(address, size, 0, handle, 0))?;
+        call!(cuda.driver(), mem_set_access(address, size, grant.as_ptr().cast(), 1))
             .or_else(|error| unmap_at(cuda, address, size).and(Err(error)))
     }
 }
 
 fn unmap_at(cuda: &Cuda, address: CUdeviceptr, size: usize) -> Result<(), CudaError> {
-    let unmap = need("cuMemUnmap", cuda.driver().mem_unmap)?;
     // SAFETY: mapped whole by `map_at`; its owner uses it no more.
-    check("cuMemUnmap", unsafe { unmap(address, size) })
+    unsafe { call!(cuda.driver(), mem_unmap(address, size)) }
 }
 
 fn release(cuda: &Cuda, handle: u64) -> Result<(), CudaError> {
-    let release = need("cuMemRelease", cuda.driver().mem_release)?;
     // SAFETY: a handle of `create`, released once.
-    check("cuMemRelease", unsafe { release(handle) })
+    unsafe { call!(cuda.driver(), mem_release(handle)) }
 }
 
 fn forget(cuda: &Cuda, address: CUdeviceptr, size: usize) -> Result<(), CudaError> {
-    let free = need("cuMemAddressFree", cuda.driver().mem_address_free)?;
     // SAFETY: reserved by `reserve`, and nothing is mapped there any more.
-    check("cuMemAddressFree", unsafe { free(address, size) })
+    unsafe { call!(cuda.driver(), mem_address_free(address, size)) }
 }

@@ -16,7 +16,8 @@ use super::talk::{self, Window};
 use super::turns::{Log, done_at};
 use crate::Target;
 use crate::args::Args;
-use crate::cuda::{Cuda, Stream, check, need};
+use crate::cuda::{Cuda, Stream};
+use crate::driver::call;
 use crate::exit::{CudaError, Exit};
 use crate::report;
 
@@ -32,7 +33,6 @@ const LAST: usize = 48;
 /// Steps between two waits of the host.
 const BATCH: u64 = 8;
 
-/// How words are exchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     /// By `cuStreamWriteValue64` and `cuStreamWaitValue64`.
@@ -41,7 +41,6 @@ enum Way {
     Kernel,
 }
 
-/// What the processes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ranks {
     /// This one is 0 and forks 1.
@@ -49,7 +48,6 @@ enum Ranks {
     One(usize),
 }
 
-/// Which rank, and how it exchanges.
 #[derive(Debug)]
 pub struct Options {
     ranks: Ranks,
@@ -60,7 +58,6 @@ pub struct Options {
 }
 
 impl Options {
-    /// From the command line.
     pub(super) fn parse(args: &mut Args, rounds_per_us: f64) -> Result<Self, Exit> {
         let ranks = match args.value("--rank")?.as_deref() {
             Some("both") => Ranks::Both,
@@ -163,7 +160,6 @@ fn lead(rank: &Rank, child: Option<i32>) -> Result<(), Exit> {
     Ok(())
 }
 
-/// Does as many steps as the other.
 fn follow(rank: &Rank) -> Result<(), Exit> {
     let page = rank.words.host;
     page[READY].store(1, Ordering::Release);
@@ -201,12 +197,10 @@ impl Rank {
             return self.kernels.exchange([mine, peer], step, self.stream);
         }
         let driver = self.kernels.cuda.driver();
-        let write = need("cuStreamWriteValue64", driver.write_value)?;
-        let wait = need("cuStreamWaitValue64", driver.wait_value)?;
         // SAFETY: aligned words of pinned memory, which stays mapped; 0: until it is as large or larger.
         unsafe {
-            check("cuStreamWriteValue64", write(self.stream.raw(), mine, step, 0))?;
-            check("cuStreamWaitValue64", wait(self.stream.raw(), peer, step, 0))
+            call!(driver, write_value(self.stream.raw(), mine, step, 0))?;
+            call!(driver, wait_value(self.stream.raw(), peer, step, 0))
         }
     }
 }

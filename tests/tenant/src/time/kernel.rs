@@ -9,9 +9,10 @@ use std::ptr::{null, null_mut};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use tessera_cuda::types::{CUdeviceptr, CUevent, CUfunction};
+use tessera_cuda::types::{CUDA_ERROR_NOT_READY, CUdeviceptr, CUevent, CUfunction};
 
-use crate::cuda::{Cuda, Graph, Stream, check, need};
+use crate::cuda::{Cuda, Graph, Stream, made};
+use crate::driver::call;
 use crate::exit::{CudaError, Exit};
 use crate::report;
 
@@ -96,7 +97,6 @@ const THREADS_EACH: c_int = 39;
 /// `CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING`.
 const ASLEEP: c_uint = 1 | 2;
 
-/// How much work a launch does.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Amount {
     ns: u64,
@@ -112,7 +112,6 @@ impl Amount {
     }
 }
 
-/// The loaded kernels.
 #[derive(Clone, Copy)]
 pub(super) struct Kernels {
     pub cuda: Cuda,
@@ -123,27 +122,20 @@ pub(super) struct Kernels {
 
 /// An attribute of the device; 0 where the driver does not know it.
 fn attribute(cuda: &Cuda, which: c_int) -> u32 {
-    let (mut value, device) = (0, cuda.device());
-    let Some(get) = cuda.driver().device_attribute else { return 0 };
     // SAFETY: a live out-parameter.
-    let code = unsafe { get(&raw mut value, which, device) };
-    if code == 0 { u32::try_from(value).unwrap_or(0) } else { 0 }
+    made(|at| unsafe { call!(cuda.driver(), device_attribute(at, which, cuda.device())) })
+        .map_or(0, |value: c_int| u32::try_from(value).unwrap_or(0))
 }
 
 impl Kernels {
-    /// Loads them.
     pub fn load(cuda: Cuda) -> Result<Self, CudaError> {
         let (driver, mut module) = (cuda.driver(), null_mut());
         let (mut work, mut exchange) = (null_mut(), null_mut());
         // SAFETY: NUL-terminated PTX and names; live out-parameters.
         unsafe {
-            check(
-                "cuModuleLoadData",
-                (driver.module_load_data)(&raw mut module, PTX.as_ptr().cast()),
-            )?;
-            let get = driver.module_get_function;
-            check("cuModuleGetFunction", get(&raw mut work, module, c"fixed_work".as_ptr()))?;
-            check("cuModuleGetFunction", get(&raw mut exchange, module, c"exchange".as_ptr()))?;
+            call!(driver, module_load_data(&raw mut module, PTX.as_ptr().cast()))?;
+            call!(driver, module_get_function(&raw mut work, module, c"fixed_work".as_ptr()))?;
+            call!(driver, module_get_function(&raw mut exchange, module, c"exchange".as_ptr()))?;
         }
         let full = attribute(&cuda, MULTIPROCESSORS) * attribute(&cuda, THREADS_EACH) / THREADS;
         Ok(Self { cuda, work, exchange, blocks: full.max(1) })
@@ -161,7 +153,6 @@ impl Kernels {
         self.launch_one(self.work, self.blocks, THREADS, params, stream)
     }
 
-    /// Launches one exchange of words.
     pub fn exchange(
         &self,
         words: [CUdeviceptr; 2],
@@ -188,24 +179,26 @@ impl Kernels {
     ) -> Result<(), CudaError> {
         // SAFETY: as many parameters of eight bytes as the PTX declares, alive in the caller; the
         // driver copies them before it returns.
-        check("cuLaunchKernel", unsafe {
-            (self.cuda.driver().launch_kernel)(
-                function,
-                blocks,
-                1,
-                1,
-                threads,
-                1,
-                1,
-                0,
-                stream.raw(),
-                params.as_mut_ptr(),
-                null::<*mut c_void>().cast_mut(),
+        unsafe {
+            call!(
+                self.cuda.driver(),
+                launch_kernel(
+                    function,
+                    blocks,
+                    1,
+                    1,
+                    threads,
+                    1,
+                    1,
+                    0,
+                    stream.raw(),
+                    params.as_mut_ptr(),
+                    null::<*mut c_void>().cast_mut(),
+                )
             )
-        })
+        }
     }
 
-    /// `count` launches as one graph.
     pub fn graph(&self, amount: Amount, count: usize, stream: Stream) -> Result<Graph, CudaError> {
         self.cuda
             .capture_with(stream, || (0..count).try_for_each(|_| self.launch(amount, 0, stream)))
@@ -227,29 +220,28 @@ impl Event {
 
     /// `CU_EVENT_…` flags.
     pub fn with_flags(cuda: Cuda, flags: c_uint) -> Result<Self, CudaError> {
-        let mut event = null_mut();
         // SAFETY: a live out-parameter.
-        check("cuEventCreate", unsafe { (cuda.driver().event_create)(&raw mut event, flags) })?;
+        let event = made(|at| unsafe { call!(cuda.driver(), event_create(at, flags)) })?;
         Ok(Self { cuda, event })
     }
 
     pub fn record(&self, stream: Stream) -> Result<(), CudaError> {
         // SAFETY: event and stream are of this context and live as long as the process.
-        check("cuEventRecord", unsafe {
-            (self.cuda.driver().event_record)(self.event, stream.raw())
-        })
+        unsafe { call!(self.cuda.driver(), event_record(self.event, stream.raw())) }
     }
 
     pub fn wait(&self) -> Result<(), CudaError> {
         // SAFETY: as above.
-        check("cuEventSynchronize", unsafe { (self.cuda.driver().event_synchronize)(self.event) })
+        unsafe { call!(self.cuda.driver(), event_synchronize(self.event)) }
     }
 
-    /// Whether it has been reached.
     pub fn is_done(&self) -> Result<bool, CudaError> {
-        let query = need("cuEventQuery", self.cuda.driver().event_query)?;
         // SAFETY: as above.
-        super::is_ready("cuEventQuery", unsafe { query(self.event) })
+        match unsafe { call!(self.cuda.driver(), event_query(self.event)) } {
+            Ok(()) => Ok(true),
+            Err(error) if error.code == CUDA_ERROR_NOT_READY => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 }
 

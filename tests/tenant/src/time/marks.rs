@@ -13,7 +13,8 @@ use super::kernel::{Amount, Event, Kernels};
 use super::page::Words;
 use super::talk::percentile_us;
 use crate::args::Args;
-use crate::cuda::{Cuda, Stream, check, need};
+use crate::cuda::{Cuda, Stream};
+use crate::driver::call;
 use crate::exit::{CudaError, Exit};
 use crate::report;
 
@@ -30,7 +31,6 @@ const RUN: u32 = 400;
 /// Nothing is waited for longer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How much is measured.
 #[derive(Debug)]
 pub struct Options {
     trials: usize,
@@ -39,7 +39,6 @@ pub struct Options {
 }
 
 impl Options {
-    /// From the command line.
     pub(super) fn parse(args: &mut Args) -> Result<Self, Exit> {
         let only_host = match args.value("--only")?.as_deref() {
             None => false,
@@ -61,7 +60,6 @@ struct Bench {
     amount: Amount,
 }
 
-/// All figures, a line each.
 pub(super) fn run(cuda: Cuda, options: &Options) -> Result<(), Exit> {
     let (kernels, stream) = (Kernels::load(cuda)?, cuda.stream()?);
     let words = Words::allocate(cuda, 64)?;
@@ -104,12 +102,14 @@ impl Bench {
     }
 
     fn write(&mut self) -> Result<u64, CudaError> {
-        let write = need("cuStreamWriteValue64", self.cuda.driver().write_value)?;
         self.written += 1;
         // SAFETY: an aligned word of pinned memory, which lives as long as the process.
-        check("cuStreamWriteValue64", unsafe {
-            write(self.stream.raw(), self.words.at(0), self.written, 0)
-        })?;
+        unsafe {
+            call!(
+                self.cuda.driver(),
+                write_value(self.stream.raw(), self.words.at(0), self.written, 0)
+            )
+        }?;
         Ok(self.written)
     }
 
@@ -267,15 +267,14 @@ impl Bench {
 
     /// The host writes a word for which the stream waits, and looks at the one that the stream then writes.
     fn round_trip(&mut self) -> Result<serde_json::Value, CudaError> {
-        let wait = need("cuStreamWaitValue64", self.cuda.driver().wait_value)?;
         let mut took = Vec::new();
         for _ in 0..self.trials {
             let go = self.words.host[8].load(Ordering::Acquire) + 1;
             // SAFETY: an aligned word of pinned memory, which lives as long as the process; 0: until
             // it is as large or larger.
-            check("cuStreamWaitValue64", unsafe {
-                wait(self.stream.raw(), self.words.at(8), go, 0)
-            })?;
+            unsafe {
+                call!(self.cuda.driver(), wait_value(self.stream.raw(), self.words.at(8), go, 0))
+            }?;
             let value = self.write()?;
             // The stream gets to its wait first.
             std::thread::sleep(Duration::from_micros(100));

@@ -13,36 +13,26 @@ mod exchange;
 mod kernel;
 mod marks;
 mod page;
-mod stamps;
 mod steps;
 mod talk;
 mod turns;
 
-use tessera_cuda::types::{CUDA_ERROR_NOT_READY, CUDA_SUCCESS, CUresult};
-
 use crate::Target;
 use crate::args::Args;
 use crate::cuda::Cuda;
-use crate::exit::{CudaError, Exit};
+use crate::exit::Exit;
 use crate::stop;
 
-/// What to measure.
 #[derive(Debug)]
 pub enum Options {
-    /// How many rounds of the kernel are a microsecond.
     Calibrate,
-    /// [`marks`]
     Marks(marks::Options),
-    /// [`turns`]
     Turns(turns::Options),
-    /// [`steps`], with the kernel's rounds in a microsecond.
     Steps(f64),
-    /// [`exchange`]
     Exchange(exchange::Options),
 }
 
 impl Options {
-    /// From the command line.
     pub fn parse(mut args: Args) -> Result<Self, Exit> {
         let rounds = args.number("--rounds-per-us", 100.0)?;
         let options = match args.subcommand().as_deref() {
@@ -58,7 +48,6 @@ impl Options {
     }
 }
 
-/// Measures until the input ends.
 pub fn run(target: Target, options: &Options) -> Result<(), Exit> {
     // Nothing here needs to be said at the end, so a signal may end it anywhere.
     stop::unblock_signals();
@@ -69,14 +58,5 @@ pub fn run(target: Target, options: &Options) -> Result<(), Exit> {
         Options::Steps(rounds) => steps::run(Cuda::open(target)?, *rounds),
         // Forks before the driver is touched.
         Options::Exchange(options) => exchange::run(target, options),
-    }
-}
-
-/// What a query answers.
-fn is_ready(call: &'static str, code: CUresult) -> Result<bool, CudaError> {
-    match code {
-        CUDA_SUCCESS => Ok(true),
-        CUDA_ERROR_NOT_READY => Ok(false),
-        code => Err(CudaError { call, code }),
     }
 }

@@ -4,7 +4,7 @@
 use serde_json::json;
 
 use super::kernel::{Amount, Event, Kernels};
-use super::stamps::Stamps;
+use super::page::Stamps;
 use super::talk::{self, Window};
 use crate::args::Args;
 use crate::cuda::{Cuda, Graph, Stream};
@@ -23,7 +23,6 @@ pub struct Options {
 }
 
 impl Options {
-    /// From the command line.
     pub(super) fn parse(args: &mut Args, rounds_per_us: f64) -> Result<Self, Exit> {
         Ok(Self {
             kernel_us: args.number("--kernel-us", 200.0)?,
@@ -33,7 +32,6 @@ impl Options {
         })
     }
 
-    /// Microseconds of a unit.
     #[allow(clippy::cast_precision_loss, reason = "tens of kernels")]
     fn unit_us(&self) -> f64 {
         self.kernel_us * self.graph.max(1) as f64
@@ -43,7 +41,6 @@ impl Options {
 /// In flight are two batches of about this long.
 const BATCH_US: f64 = 2000.0;
 
-/// One tenant's work.
 struct Backlog {
     kernels: Kernels,
     stream: Stream,
