@@ -5,7 +5,6 @@
  *   launch COUNT NS STREAM -> microseconds that it took (kernels of NS, one after the other)
  *   launch_threads THREADS COUNT NS -> launches made (each into a stream of its own)
  *   sync STREAM | query STREAM | destroy STREAM
- *   capture STREAM | captured STREAM (ends the capture) -> result of the end
  *   fork COUNT NS -> wait status of a child that launches and ends with the result
  *   late COUNT NS (registers a handler that launches when the program ends)
  *   threads -> how many this process has
@@ -24,9 +23,7 @@
 #include <unistd.h>
 
 #define MORE(X)                                                                                    \
-    X(cuStreamQuery, (CUstream stream))                                                            \
-    X(cuStreamBeginCapture_v2, (CUstream stream, int mode))                                        \
-    X(cuStreamEndCapture, (CUstream stream, void **graph))
+    X(cuStreamQuery, (CUstream stream))
 MORE(DECLARE_MORE)
 
 static const char PTX[] =
@@ -131,11 +128,6 @@ static void call(const char *line) {
     } else if (!strcmp(word, "destroy")) {
         printf("%d\n", cuStreamDestroy_v2(stream(a)));
         streams[a] = NULL;
-    } else if (!strcmp(word, "capture")) {
-        printf("%d\n", more_cuStreamBeginCapture_v2(stream(a), 0 /* global */));
-    } else if (!strcmp(word, "captured")) {
-        void *graph = NULL;
-        printf("%d\n", more_cuStreamEndCapture(stream(a), &graph));
     } else if (!strcmp(word, "fork")) {
         int status = -1;
         pid_t child = fork();

@@ -10,9 +10,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use tessera_region::layout::{
-    ARBITER_GONE, GATE_CLOSED, GATE_OPEN, GATE_SOCKET, GATE_SOLO, GATE_YIELD,
-};
+use tessera_region::layout::{ARBITER_GONE, GATE_CLOSED, GATE_OPEN, GATE_SOCKET, GATE_SOLO};
 use tessera_region::quota::{Policy, QuotaWriter};
 use tessera_region::session::{MESSAGE_BYTES, Message};
 
@@ -73,11 +71,6 @@ impl Arbiter {
     /// Lets launches pass while the window has room.
     pub fn open(&self) -> u32 {
         self.quota.set_gate(0, GATE_OPEN)
-    }
-
-    /// The same, where others wait.
-    pub fn open_and_want_back(&self) -> u32 {
-        self.quota.set_gate(0, GATE_YIELD)
     }
 
     /// Lets everything pass.

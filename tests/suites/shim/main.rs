@@ -1,8 +1,76 @@
 //! The shim in processes on the simulated driver.
 
-mod api;
+/// The shim's table against NVIDIA's headers and NVIDIA's own libcuda.
+mod api {
+    mod arguments;
+    mod coverage;
+    mod real_libcuda;
+    mod signatures;
+}
 mod clients;
-mod gate;
-mod host;
-mod memory;
-mod processes;
+/// A tenant at its gate, under an arbiter that the test scripts.
+mod gate {
+    mod failing;
+    mod turns;
+    mod work;
+}
+/// The shim beside what else is in a process, and in a container.
+mod host {
+    mod closed;
+    mod guest;
+    mod lookup;
+    mod second_preload;
+    mod upgrade;
+}
+/// The memory quota over every way to obtain memory.
+mod memory {
+    mod arrays;
+    mod calls;
+    mod graph_memory;
+    mod ipc;
+    mod limits;
+    mod mig;
+    mod overhead;
+    mod pools;
+    mod vmm;
+}
+/// Processes that start, fork and end, well or badly.
+mod processes {
+    mod lifecycle;
+    mod several_shares;
+    mod teardown;
+}
+
+use tessera_harness::{Conversation, Pages, Preloaded, SimGpu};
+
+const SUCCESS: i64 = 0;
+const OUT_OF_MEMORY: i64 = 2;
+
+/// The default machine, and a page that gives so many bytes of its first GPU.
+fn quota(bytes: u64) -> (SimGpu, Pages) {
+    let sim = SimGpu::start_default();
+    let pages = Pages::create(&[(sim.uuid(0), bytes)]);
+    (sim, pages)
+}
+
+/// The default machine, and a page that gives so many bytes of each of its GPUs.
+fn both(first: u64, second: u64) -> (SimGpu, Pages) {
+    let sim = SimGpu::start_default();
+    let pages = Pages::create(&[(sim.uuid(0), first), (sim.uuid(1), second)]);
+    (sim, pages)
+}
+
+/// `tests/programs/<name>.c` with a context under such a quota.
+fn held(name: &str, bytes: u64) -> (SimGpu, Pages, Conversation) {
+    let (sim, pages) = quota(bytes);
+    let tenant = Conversation::with_context(name, &sim, &pages);
+    (sim, pages, tenant)
+}
+
+/// A program with a context on its first GPU.
+fn ready(program: Preloaded) -> Conversation {
+    let mut program = Conversation::start(program);
+    program.must("init");
+    program.must("retain 0");
+    program
+}

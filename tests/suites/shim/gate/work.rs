@@ -149,39 +149,6 @@ fn all_processes_of_a_tenant_wait_and_all_have_drained() {
     assert_eq!(tenants.each_ref().map(|tenant| stage.worked_ns(tenant)), worked);
 }
 
-/// `drained` is said when the work is over, not before, and not long after.
-#[test]
-fn drained_is_said_when_what_was_in_flight_is_over() {
-    let stage = Stage::new();
-    let mut arbiter = stage.arbiter();
-    let mut tenant = stage.tenant();
-    for stream in ["legacy", "own", "0", "1"] {
-        arbiter.open();
-        let before = stage.worked_ns(&tenant);
-        tenant.must(&format!("do kernel {stream} 30000"));
-        let epoch = arbiter.shut();
-        // Looked at when it is heard: a busy machine may have done the work by then, and never the other way round.
-        arbiter.await_drained(tenant.pid(), epoch);
-        assert!(stage.worked_ns(&tenant) >= before + 30_000_000, "{stream}");
-    }
-}
-
-#[test]
-fn the_holder_says_when_it_is_idle() {
-    let stage = Stage::new();
-    let mut arbiter = stage.arbiter();
-    let mut tenant = stage.tenant();
-    start(&mut tenant, 0, &["kernel"], "1");
-    arbiter.await_want(tenant.pid());
-    let epoch = arbiter.open_and_want_back();
-    arbiter.await_heard(tenant.pid(), |heard| {
-        use tessera_region::session::Message;
-        matches!(heard, tessera_harness::Heard::Said(Message::Idle { epoch: of, .. }) if *of == epoch)
-    });
-    assert!(stage.worked_ns(&tenant) >= 500_000, "it was idle after its work");
-    join(&mut tenant, 0, &["kernel"]);
-}
-
 /// Closings that follow each other, each as soon as it is said that all stands still: the launch that is
 /// waited for may be one of the process's own, behind what stands still.
 #[test]
@@ -324,20 +291,4 @@ fn what_runs_in_a_primary_context_is_awaited_after_one_of_its_users_has_released
     arbiter.close_and_drain(&[tenant.pid()]);
     let out = tenant.finish();
     assert!(out.success() && out.stderr.is_empty(), "{out}");
-}
-
-#[test]
-fn the_window_bounds_what_is_in_flight() {
-    let stage = Stage::new();
-    let mut arbiter = stage.arbiter();
-    stage.pages.quota().set_window(0, 4, 1_000_000);
-    let mut tenant = stage.tenant();
-    arbiter.open();
-    // 200 ms of work, launched as fast as the gate lets it. What has run since a launch makes it less.
-    for launched in 1..=20 {
-        tenant.must("do kernel 1 10000");
-        let complete = stage.sim.worked(0, tenant.pid()).kernels;
-        assert!(complete + 8 >= launched, "{complete} of {launched} were complete");
-    }
-    arbiter.close_and_drain(&[tenant.pid()]);
 }

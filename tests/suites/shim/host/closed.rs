@@ -1,5 +1,6 @@
 //! Absence closes: pages that are missing, damaged or foreign let no process use the GPU unlimited.
 
+use crate::{quota, ready};
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -94,8 +95,7 @@ fn pages_that_are_absent_or_damaged_close_the_gpu() {
 
 #[test]
 fn the_line_names_the_file_and_what_is_wrong_with_it() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
+    let (sim, pages) = quota(64 * MIB);
     patch(&pages.quota_file(), 8, &[0xff, 0xff, 0, 0]);
     let mut tenant =
         Conversation::start(Preloaded::new(compile_c("calls")).sim(&sim).pages(&pages));
@@ -119,10 +119,7 @@ fn a_session_socket_is_not_needed() {
     for make in [|_: &Path| (), |path: &Path| fs::write(path, "no socket").unwrap(), fifo] {
         let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
         make(&pages.dir().join(tessera_region::layout::SESSION_SOCKET));
-        let program = Preloaded::new(compile_c("calls")).sim(&sim).pages(&pages);
-        let mut tenant = Conversation::start(program);
-        tenant.must("init");
-        tenant.must("retain 0");
+        let mut tenant = Conversation::with_context("calls", &sim, &pages);
         tenant.must("alloc 67108864");
         assert_eq!(tenant.ask("alloc 1").result, 2);
     }
@@ -131,13 +128,9 @@ fn a_session_socket_is_not_needed() {
 #[test]
 fn a_grown_usage_page_still_holds() {
     // Its tenant can do that; the plugin restores the size.
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
+    let (sim, pages) = quota(64 * MIB);
     truncate(&pages.usage_file(), 1 << 30);
-    let program = Preloaded::new(compile_c("calls")).sim(&sim).pages(&pages);
-    let mut tenant = Conversation::start(program);
-    tenant.must("init");
-    tenant.must("retain 0");
+    let mut tenant = Conversation::with_context("calls", &sim, &pages);
     assert_eq!(tenant.ask("alloc 67108865").result, 2);
     tenant.must("alloc 67108864");
 }
@@ -160,9 +153,7 @@ fn in_a_container_the_mounted_pages_count_and_the_environment_does_not() {
         if let Some(other) = other {
             program = program.env("TESSERA_DIR", other);
         }
-        let mut tenant = Conversation::start(program);
-        tenant.must("init");
-        tenant.must("retain 0");
+        let mut tenant = ready(program);
         assert_eq!(tenant.must("total 0"), 64 * MIB);
         assert_eq!(tenant.ask("alloc 67108865").result, 2);
         tenant.must("alloc 67108864");
@@ -171,36 +162,14 @@ fn in_a_container_the_mounted_pages_count_and_the_environment_does_not() {
 }
 
 #[test]
-fn an_empty_environment_changes_nothing() {
-    if !contained("env -i in a container") {
-        return;
-    }
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
-    // The simulator's own variables stay; a real driver needs none.
-    let mut program = Preloaded::new("/usr/bin/env").in_container(pages.dir()).arg("-i");
-    for (name, value) in sim.envs() {
-        program = program.arg(format!("{name}={value}"));
-    }
-    let mut tenant = Conversation::start(program.arg(compile_c("calls")));
-    tenant.must("init");
-    tenant.must("retain 0");
-    assert_eq!(tenant.ask("alloc 67108865").result, 2);
-    tenant.must("alloc 67108864");
-}
-
-#[test]
 fn a_tenants_own_preload_does_not_displace_the_shim() {
     if !contained("a tenant's own LD_PRELOAD in a container") {
         return;
     }
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
+    let (sim, pages) = quota(64 * MIB);
     let wrapper = tessera_harness::CProgram::new("wrapper").shared().build();
     let program = Preloaded::new(compile_c("calls")).sim(&sim).in_container(pages.dir());
-    let mut tenant = Conversation::start(program.env("LD_PRELOAD", wrapper));
-    tenant.must("init");
-    tenant.must("retain 0");
+    let mut tenant = ready(program.env("LD_PRELOAD", wrapper));
     assert_eq!(tenant.ask("alloc 67108865").result, 2);
 }
 

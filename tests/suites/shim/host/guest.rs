@@ -1,9 +1,10 @@
 //! The shim is a guest: what it must leave alone in the process that it is preloaded into.
 
+use crate::{held, quota, ready};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use tessera_harness::{CProgram, Conversation, MIB, Pages, Preloaded, SimGpu, compile_c, external};
+use tessera_harness::{CProgram, Conversation, MIB, Preloaded, SimGpu, compile_c, external};
 
 /// Names, sizes, times and contents of a directory's files.
 fn contents(dir: &Path) -> Vec<(String, i64, i64, Vec<u8>)> {
@@ -23,8 +24,7 @@ fn contents(dir: &Path) -> Vec<(String, i64, i64, Vec<u8>)> {
 
 #[test]
 fn a_process_that_never_uses_cuda_notices_nothing() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
+    let (sim, pages) = quota(64 * MIB);
     let here = tempfile::tempdir().expect("a temporary directory");
     let before = contents(pages.dir());
     for (program, args) in [
@@ -54,8 +54,7 @@ fn python_runs_unharmed() {
         Ok(python) => python,
         Err(reason) => return external::skip("Python under the shim", &reason),
     };
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
+    let (sim, pages) = quota(64 * MIB);
     // Threads, a subprocess, ctypes look-ups of libc and of nothing.
     let code = "import ctypes, subprocess, threading\n\
                 c = ctypes.CDLL(None)\n\
@@ -71,8 +70,7 @@ fn python_runs_unharmed() {
 
 #[test]
 fn a_process_that_uses_cuda_keeps_its_settings() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
+    let (sim, pages) = quota(64 * MIB);
     let program = compile_c("guest_state");
     for args in [&[][..], &["cuda"][..]] {
         let with_args = |mut preloaded: Preloaded| {
@@ -92,8 +90,7 @@ fn a_process_that_uses_cuda_keeps_its_settings() {
 
 #[test]
 fn a_granted_tenant_reads_nothing_from_the_shim() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
+    let (sim, pages) = quota(64 * MIB);
     let program = Preloaded::new(compile_c("calls")).sim(&sim).pages(&pages);
     let mut tenant = Conversation::start(program);
     for command in ["init", "retain 0", "alloc 1048576", "info", "launch", "sync", "nvml 0"] {
@@ -106,12 +103,7 @@ fn a_granted_tenant_reads_nothing_from_the_shim() {
 
 #[test]
 fn a_refused_tenant_can_learn_why() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
-    let program = Preloaded::new(compile_c("calls")).sim(&sim).pages(&pages);
-    let mut tenant = Conversation::start(program);
-    tenant.must("init");
-    tenant.must("retain 0");
+    let (sim, _pages, mut tenant) = held("calls", 64 * MIB);
     for _ in 0..1000 {
         assert_eq!(tenant.ask("alloc 67108865").result, 2);
     }
@@ -125,8 +117,7 @@ fn a_refused_tenant_can_learn_why() {
 
 #[test]
 fn the_driver_may_be_loaded_late_and_again() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
+    let (sim, pages) = quota(64 * MIB);
     let out = Preloaded::new(compile_c("reopen")).sim(&sim).pages(&pages).run();
     assert!(out.success(), "{out}");
     assert_eq!(out.stdout, "first 0\nbeyond 2\nsecond 0\nbeyond 2\n");
@@ -136,9 +127,7 @@ fn the_driver_may_be_loaded_late_and_again() {
 fn without_pages_everything_passes_through() {
     let sim = SimGpu::start_default();
     let ask = |program: Preloaded| {
-        let mut tenant = Conversation::start(program.sim(&sim));
-        tenant.must("init");
-        tenant.must("retain 0");
+        let mut tenant = ready(program.sim(&sim));
         let large = tenant.must("alloc 4294967296");
         let info = tenant.ask("info").values;
         let answers = (info, tenant.ask("total 0").values, tenant.ask("nvml 0").values);

@@ -1,5 +1,6 @@
 //! Finding functions under the shim: the driver's, look-alikes, and beside other preloaded libraries.
 
+use crate::quota;
 use tessera_cuda::hooks::HOOKS;
 use tessera_harness::routing::Answers;
 use tessera_harness::{CProgram, MIB, Pages, Preloaded, SimGpu, artefacts, compile_c};
@@ -33,8 +34,7 @@ fn names_that_only_resemble_the_drivers_are_left_alone() {
 
 #[test]
 fn an_unrelated_library_stays_itself_while_the_driver_is_in_use() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
+    let (sim, pages) = quota(64 * MIB);
     let impostor = shared("impostor");
     // Preloaded after the shim, its cuInit is even in the global scope.
     let preload = format!("{}:{}", artefacts().shim().display(), impostor.display());

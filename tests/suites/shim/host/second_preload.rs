@@ -1,14 +1,10 @@
 //! Other libraries preloaded beside the shim, before and after it: allocators, and hooks of `dlsym`.
 
+use crate::{OUT_OF_MEMORY, quota, ready};
 use std::path::Path;
 use std::time::Duration;
 
-use tessera_harness::{
-    CProgram, Conversation, MIB, Pages, Preloaded, SimGpu, artefacts, can_contain, compile_c,
-    external,
-};
-
-const OUT_OF_MEMORY: i64 = 2;
+use tessera_harness::{CProgram, MIB, Preloaded, artefacts, can_contain, compile_c, external};
 
 /// Both orders of `LD_PRELOAD`.
 fn orders(other: &Path) -> [String; 2] {
@@ -19,8 +15,7 @@ fn orders(other: &Path) -> [String; 2] {
 /// Threads, forks among them, driver calls, refusals, and an end while threads allocate.
 fn serves_with(other: &Path) {
     for preload in orders(other) {
-        let sim = SimGpu::start_default();
-        let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
+        let (sim, pages) = quota(64 * MIB);
         let under = |program: &str| {
             let program = Preloaded::new(compile_c(program)).sim(&sim).pages(&pages);
             program.env("LD_PRELOAD", &preload).timeout(Duration::from_secs(60))
@@ -38,9 +33,7 @@ fn serves_with(other: &Path) {
         let out = under("threads").arg("200").arg("10").run();
         assert!(out.success(), "{preload}: {out}");
         assert_eq!((out.number("failures"), out.number("failures after")), (0, 0), "{out}");
-        let mut tenant = Conversation::start(under("calls"));
-        tenant.must("init");
-        tenant.must("retain 0");
+        let mut tenant = ready(under("calls"));
         tenant.must("alloc 33554432");
         assert_eq!(tenant.ask("alloc 33554433").result, OUT_OF_MEMORY, "{preload}");
         tenant.finish();
@@ -61,17 +54,14 @@ fn allocators_of_others_serve_before_and_behind_the_shim() {
 
 #[test]
 fn behind_the_shim_a_dlsym_of_somebody_else_changes_nothing() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
+    let (sim, pages) = quota(64 * MIB);
     let [behind, before] = orders(&CProgram::new("dlsym_hook").shared().build());
     let under = |preload: &str, program: &Path| {
         let program = Preloaded::new(program).sim(&sim).pages(&pages);
         program.env("LD_PRELOAD", preload)
     };
     let refused = |preload: &str, program: &Path| {
-        let mut tenant = Conversation::start(under(preload, program));
-        tenant.must("init");
-        tenant.must("retain 0");
+        let mut tenant = ready(under(preload, program));
         let refused = tenant.ask("alloc 67108865").result == OUT_OF_MEMORY;
         assert!(tenant.finish().success(), "{preload}");
         refused
@@ -91,16 +81,13 @@ fn an_empty_environment_does_not_shake_the_shim_off() {
     if let Err(reason) = can_contain() {
         return external::skip("a container's program in an empty environment", &reason);
     }
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
+    let (sim, pages) = quota(64 * MIB);
     let mut program = Preloaded::new("/usr/bin/env").in_container(pages.dir()).arg("-i");
     // The simulated driver is found by its path; an image's would be in the loader's cache.
     for (name, value) in sim.envs() {
         program = program.arg(format!("{name}={value}"));
     }
-    let mut tenant = Conversation::start(program.arg(compile_c("calls")));
-    tenant.must("init");
-    tenant.must("retain 0");
+    let mut tenant = ready(program.arg(compile_c("calls")));
     assert_eq!(tenant.ask("alloc 67108865").result, OUT_OF_MEMORY);
     tenant.must("alloc 67108864");
 }

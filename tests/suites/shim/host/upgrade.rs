@@ -1,12 +1,12 @@
 //! A new shim is installed while containers run that have the old one.
 
+use crate::ready;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, ChildStdout, Command};
 
 use tessera_harness::{
-    Conversation, MIB, Pages, Preloaded, Running, SimGpu, artefacts, can_contain, compile_c,
-    external,
+    MIB, Pages, Preloaded, Running, SimGpu, artefacts, can_contain, compile_c, external,
 };
 
 /// A host directory that `tessera prepare-host` installs shims into.
@@ -93,9 +93,7 @@ fn running_containers_keep_the_old_shim_and_new_ones_get_the_new() {
     let (shell, calls) = (Path::new("/bin/sh"), compile_c("calls"));
 
     let old = host.install(&artefacts().shim());
-    let mut running = Conversation::start(contained(&calls, &old));
-    running.must("init");
-    running.must("retain 0");
+    let mut running = ready(contained(&calls, &old));
     let held = running.must("alloc 33554432");
     let mut exec = Shell::start(contained(shell, &old));
     let before = exec.mapped();
@@ -112,9 +110,7 @@ fn running_containers_keep_the_old_shim_and_new_ones_get_the_new() {
     let mut fresh = Shell::start(contained(shell, &new));
     let after = fresh.mapped();
     assert!(!after.is_empty() && after != before, "{after}");
-    let mut next = Conversation::start(contained(&calls, &new));
-    next.must("init");
-    next.must("retain 0");
+    let mut next = ready(contained(&calls, &new));
     assert_eq!(next.ask("alloc 33554433").result, 2, "one account for both versions");
     running.must(&format!("free {held}"));
     next.must("alloc 67108864");

@@ -1,17 +1,12 @@
 //! Arrays and mipmapped arrays, held to the quota by the driver's own size: CUDA Driver API, "Memory
 //! Management".
 
-use tessera_harness::{Conversation, MIB, Pages, SimGpu};
+use crate::{OUT_OF_MEMORY, SUCCESS, held};
+use tessera_harness::{Conversation, MIB};
 use tessera_region::layout::Kind;
 
-const SUCCESS: i64 = 0;
-const OUT_OF_MEMORY: i64 = 2;
 const UINT8: u32 = 0x01;
 const FLOAT: u32 = 0x20;
-
-fn tenant(sim: &SimGpu, pages: &Pages) -> Conversation {
-    Conversation::with_context("vmm", sim, pages)
-}
 
 /// The page footprint of what the driver says that such an array needs.
 fn footprint(tenant: &mut Conversation, of: &str) -> u64 {
@@ -22,9 +17,7 @@ fn footprint(tenant: &mut Conversation, of: &str) -> u64 {
 
 #[test]
 fn every_form_is_charged_what_the_driver_says_until_it_is_destroyed() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 256 * MIB)]);
-    let mut tenant = tenant(&sim, &pages);
+    let (_sim, pages, mut tenant) = held("vmm", 256 * MIB);
     for (make, needs, end) in [
         (format!("array 1000 1000 {FLOAT} 4"), format!("1000 1000 0 {FLOAT} 4 0 0"), "unarray"),
         (format!("array1 1000 1000 {FLOAT} 1"), format!("1000 1000 0 {FLOAT} 1 0 0"), "unarray"),
@@ -51,9 +44,7 @@ fn every_form_is_charged_what_the_driver_says_until_it_is_destroyed() {
 
 #[test]
 fn what_does_not_fit_is_refused_and_what_the_driver_rejects_charges_nothing() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
-    let mut tenant = tenant(&sim, &pages);
+    let (_sim, pages, mut tenant) = held("vmm", 64 * MIB);
     let mut arrays = Vec::new();
     // 16 MiB of texels each.
     let refused = loop {
@@ -83,9 +74,7 @@ fn what_does_not_fit_is_refused_and_what_the_driver_rejects_charges_nothing() {
 /// types […] CUarray, CUmipmappedArray" (`cuCtxDestroy`).
 #[test]
 fn a_contexts_end_gives_its_arrays_back() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
-    let mut tenant = tenant(&sim, &pages);
+    let (_sim, pages, mut tenant) = held("vmm", 64 * MIB);
     let context = tenant.must("ctx 0");
     tenant.must(&format!("array 1024 1024 {FLOAT} 1"));
     tenant.must(&format!("mipmap 256 256 0 {FLOAT} 4 0 4"));
@@ -102,9 +91,7 @@ fn a_contexts_end_gives_its_arrays_back() {
 /// `cuMemMapArrayAsync`, from `cuMemCreate`.
 #[test]
 fn arrays_whose_memory_comes_later_are_charged_nothing() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), MIB)]);
-    let mut tenant = tenant(&sim, &pages);
+    let (_sim, pages, mut tenant) = held("vmm", MIB);
     let array = tenant.must(&format!("array3 2048 2048 0 {FLOAT} 4 128"));
     assert_eq!(pages.charged(0), 0);
     tenant.must(&format!("unarray {array}"));

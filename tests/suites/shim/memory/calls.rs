@@ -1,32 +1,17 @@
 //! The memory quota as a tenant meets it, over every call that obtains device memory.
 
-use std::path::PathBuf;
-
+use crate::{OUT_OF_MEMORY, SUCCESS, both, held, quota, ready};
 use tessera_harness::{
     CProgram, Conversation, GIB, MIB, Pages, Preloaded, Reply, SimGpu, compile_c,
 };
 
-const SUCCESS: i64 = 0;
-const OUT_OF_MEMORY: i64 = 2;
-
-/// A tenant of `pages` with a context on GPU 0.
 fn tenant(sim: &SimGpu, pages: &Pages) -> Conversation {
-    tenant_of(compile_c("calls"), sim, pages)
-}
-
-fn tenant_of(program: PathBuf, sim: &SimGpu, pages: &Pages) -> Conversation {
-    let mut tenant = Conversation::start(Preloaded::new(program).sim(sim).pages(pages));
-    tenant.must("init");
-    tenant.must("retain 0");
-    tenant
+    Conversation::with_context("calls", sim, pages)
 }
 
 /// The same program without shim or quota.
 fn bare(sim: &SimGpu) -> Conversation {
-    let mut bare = Conversation::start(Preloaded::bare(compile_c("calls")).sim(sim));
-    bare.must("init");
-    bare.must("retain 0");
-    bare
+    ready(Preloaded::bare(compile_c("calls")).sim(sim))
 }
 
 fn free_bytes(tenant: &mut Conversation) -> u64 {
@@ -114,7 +99,7 @@ fn every_way_of_reaching_the_driver_is_held_to_the_quota() {
         ("per-thread streams", CProgram::new("calls").flag("-DPROC_ADDRESS").flag("-DPER_THREAD")),
     ] {
         let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
-        let mut tenant = tenant_of(program.build(), &sim, &pages);
+        let mut tenant = ready(Preloaded::new(program.build()).sim(&sim).pages(&pages));
         assert_eq!(tenant.must("total 0"), 64 * MIB, "{way}");
         for obtain in ["alloc", "managed", "async", "pool 0"] {
             let refused = tenant.ask(&format!("{obtain} 67108865"));
@@ -133,9 +118,7 @@ fn every_way_of_reaching_the_driver_is_held_to_the_quota() {
 
 #[test]
 fn a_pitched_allocation_is_charged_what_the_driver_made_of_it() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
-    let mut tenant = tenant(&sim, &pages);
+    let (_sim, _pages, mut tenant) = held("calls", 64 * MIB);
     let reply = tenant.ask("pitch 1000 1000 4");
     let (pointer, pitch) = (reply.ok(), reply.values[1]);
     assert!(pitch > 1000, "rows are padded: {pitch}");
@@ -150,9 +133,7 @@ fn a_pitched_allocation_is_charged_what_the_driver_made_of_it() {
 
 #[test]
 fn sizes_that_overflow_are_refused_and_charge_nothing() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
-    let mut tenant = tenant(&sim, &pages);
+    let (_sim, _pages, mut tenant) = held("calls", 64 * MIB);
     tenant.must("alloc 1048576");
     for command in [
         "alloc 18446744073709551615",
@@ -170,8 +151,7 @@ fn sizes_that_overflow_are_refused_and_charge_nothing() {
 
 #[test]
 fn what_the_driver_rejects_is_rejected_alike_and_charges_nothing() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
+    let (sim, pages) = quota(64 * MIB);
     let (mut tenant, mut bare) = (tenant(&sim, &pages), bare(&sim));
     for command in [
         "alloc 0",
@@ -195,8 +175,7 @@ fn what_the_driver_rejects_is_rejected_alike_and_charges_nothing() {
 
 #[test]
 fn a_second_free_is_the_drivers_affair_and_gives_nothing_back() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
+    let (sim, pages) = quota(64 * MIB);
     let (mut tenant, mut bare) = (tenant(&sim, &pages), bare(&sim));
     let twice = |process: &mut Conversation| {
         let kept = process.must("alloc 1048576");
@@ -212,9 +191,7 @@ fn a_second_free_is_the_drivers_affair_and_gives_nothing_back() {
 
 #[test]
 fn either_free_releases_either_kind() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
-    let mut tenant = tenant(&sim, &pages);
+    let (_sim, _pages, mut tenant) = held("calls", 64 * MIB);
     for (obtain, release) in [("alloc 67108864", "free_async"), ("async 67108864", "free")] {
         for _ in 0..3 {
             let pointer = tenant.must(obtain);
@@ -227,9 +204,7 @@ fn either_free_releases_either_kind() {
 
 #[test]
 fn host_memory_is_not_charged() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 16 * MIB)]);
-    let mut tenant = tenant(&sim, &pages);
+    let (_sim, _pages, mut tenant) = held("calls", 16 * MIB);
     let host = tenant.must("host 67108864");
     assert_eq!(free_bytes(&mut tenant), 16 * MIB);
     tenant.must(&format!("host_free {host}"));
@@ -238,8 +213,7 @@ fn host_memory_is_not_charged() {
 
 #[test]
 fn the_functions_of_cuda_2_are_held_to_the_quota_and_saturate() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB), (sim.uuid(1), 6 * GIB)]);
+    let (sim, pages) = both(64 * MIB, 6 * GIB);
     let mut tenant = tenant(&sim, &pages);
     assert_eq!(tenant.ask("alloc1 67108865").result, OUT_OF_MEMORY);
     assert_eq!(tenant.ask("info1").values, [64 * MIB, 64 * MIB]);
@@ -250,8 +224,7 @@ fn the_functions_of_cuda_2_are_held_to_the_quota_and_saturate() {
 
 #[test]
 fn without_a_context_calls_fail_as_on_the_bare_driver() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB), (sim.uuid(1), 64 * MIB)]);
+    let (sim, pages) = both(64 * MIB, 64 * MIB);
     let program = compile_c("calls");
     let mut tenant = Conversation::start(Preloaded::new(&program).sim(&sim).pages(&pages));
     let mut bare = Conversation::start(Preloaded::bare(&program).sim(&sim));
@@ -277,8 +250,7 @@ fn without_a_context_calls_fail_as_on_the_bare_driver() {
 
 #[test]
 fn all_views_of_memory_agree() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 300 * MIB), (sim.uuid(1), 200 * MIB)]);
+    let (sim, pages) = both(300 * MIB, 200 * MIB);
     let mut tenant = tenant(&sim, &pages);
     tenant.must("alloc 104857600");
     assert_eq!(tenant.ask("info").values, [200 * MIB, 300 * MIB]);
@@ -294,8 +266,7 @@ fn all_views_of_memory_agree() {
 
 #[test]
 fn nvml_alone_shows_the_quota() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 300 * MIB), (sim.uuid(1), 200 * MIB)]);
+    let (sim, pages) = both(300 * MIB, 200 * MIB);
     // As `nvidia-smi` does: no driver call before, or at all.
     let program = CProgram::new("calls").build();
     let mut monitor = Conversation::start(Preloaded::new(program).sim(&sim).pages(&pages));
@@ -322,8 +293,7 @@ fn gpus_are_matched_by_uuid_and_limited_each() {
 
 #[test]
 fn a_visible_gpu_that_the_page_does_not_name_has_no_memory() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
+    let (sim, pages) = quota(64 * MIB);
     let mut tenant =
         Conversation::start(Preloaded::new(compile_c("calls")).sim(&sim).pages(&pages));
     tenant.must("init");
@@ -340,8 +310,7 @@ fn a_visible_gpu_that_the_page_does_not_name_has_no_memory() {
 
 #[test]
 fn processes_of_one_tenant_share_the_limit() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 512 * MIB)]);
+    let (sim, pages) = quota(512 * MIB);
     let (mut first, mut second) = (tenant(&sim, &pages), tenant(&sim, &pages));
     let held = first.must("alloc 314572800");
     assert_eq!(free_bytes(&mut second), 212 * MIB);
@@ -367,9 +336,7 @@ fn two_tenants_do_not_see_each_other() {
 
 #[test]
 fn a_limit_that_changes_counts_at_once() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 256 * MIB)]);
-    let mut tenant = tenant(&sim, &pages);
+    let (_sim, pages, mut tenant) = held("calls", 256 * MIB);
     let held = tenant.must("alloc 134217728");
     pages.quota().set_memory_limit(0, 64 * MIB);
     // Below what is held: nothing is taken away, nothing more is given, nothing wraps round.
@@ -463,8 +430,7 @@ fn awkward_sizes_take_no_more_device_memory_than_the_quota() {
     for bytes in [1, 513, MIB + 1, 2 * MIB + 1, 3 * MIB] {
         for call in ["alloc", "managed"] {
             // One each: a predecessor's memory would come back meanwhile.
-            let sim = SimGpu::start_default();
-            let pages = Pages::create(&[(sim.uuid(0), 4 * MIB)]);
+            let (sim, pages) = quota(4 * MIB);
             let mut witness = bare(&sim);
             let mut tenant = tenant(&sim, &pages);
             let before = free_bytes(&mut witness);
@@ -491,8 +457,7 @@ fn racing_threads_are_granted_exactly_what_fits() {
 
 #[test]
 fn racing_processes_are_granted_exactly_what_fits() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 512 * MIB)]);
+    let (sim, pages) = quota(512 * MIB);
     let mut tenants: Vec<_> = (0..8).map(|_| tenant(&sim, &pages)).collect();
     let command = format!("race 8 {}", 16 * MIB);
     tenants.iter_mut().for_each(|tenant| tenant.send(&command));
@@ -504,8 +469,7 @@ fn racing_processes_are_granted_exactly_what_fits() {
 
 #[test]
 fn requests_that_fit_together_are_never_refused() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 512 * MIB)]);
+    let (sim, pages) = quota(512 * MIB);
     let mut tenants: Vec<_> = (0..4).map(|_| tenant(&sim, &pages)).collect();
     let command = format!("churn 2000 {}", 128 * MIB);
     tenants.iter_mut().for_each(|tenant| tenant.send(&command));
@@ -517,9 +481,7 @@ fn requests_that_fit_together_are_never_refused() {
 
 #[test]
 fn the_plugin_sees_kinds_peaks_and_refusals() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 128 * MIB)]);
-    let mut tenant = tenant(&sim, &pages);
+    let (_sim, pages, mut tenant) = held("calls", 128 * MIB);
     // The context is charged too, if only with nothing here.
     let before = pages.snapshot().slots[0].clone();
     let plain = tenant.must("alloc 33554432");
@@ -544,9 +506,7 @@ fn the_plugin_sees_kinds_peaks_and_refusals() {
 
 #[test]
 fn copies_keep_their_bytes_under_the_shim() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
-    let mut tenant = tenant(&sim, &pages);
+    let (_sim, _pages, mut tenant) = held("calls", 64 * MIB);
     let (from, to) = (tenant.must("alloc 8388608"), tenant.must("alloc 8388608"));
     tenant.must(&format!("fill {from} 8388608 171"));
     tenant.must(&format!("copy {to} {from} 8388608"));

@@ -1,10 +1,8 @@
 //! What graphs allocate, held to the quota: CUDA Driver API, "Graph Management", and CUDA
 //! Programming Guide, "Graph Memory Nodes".
 
+use crate::{OUT_OF_MEMORY, SUCCESS, held, quota};
 use tessera_harness::{Conversation, MIB, Pages, SimGpu};
-
-const SUCCESS: i64 = 0;
-const OUT_OF_MEMORY: i64 = 2;
 
 fn tenant(sim: &SimGpu, pages: &Pages) -> Conversation {
     Conversation::with_context("graph_memory", sim, pages)
@@ -15,9 +13,7 @@ fn tenant(sim: &SimGpu, pages: &Pages) -> Conversation {
 /// (Graph Memory Nodes, "First Launch / cudaGraphUpload" and "Physical Memory Footprint").
 #[test]
 fn graph_memory_is_charged_from_the_launch_to_the_trim() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 512 * MIB)]);
-    let mut tenant = tenant(&sim, &pages);
+    let (_sim, pages, mut tenant) = held("graph_memory", 512 * MIB);
     let exec = tenant.must(&format!("graph {} 2", 20 * MIB));
     assert_eq!(pages.charged(0), 0, "instantiated only");
     tenant.must(&format!("launch {exec} 0"));
@@ -39,9 +35,7 @@ fn graph_memory_is_charged_from_the_launch_to_the_trim() {
 
 #[test]
 fn a_launch_that_does_not_fit_is_refused_and_leaves_nothing() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
-    let mut tenant = tenant(&sim, &pages);
+    let (_sim, pages, mut tenant) = held("graph_memory", 64 * MIB);
     for how in ["graph", "loose", "nested", "capture"] {
         let exec = tenant.must(&format!("{how} {}", 66 * MIB));
         for call in ["launch", "upload"] {
@@ -58,9 +52,7 @@ fn a_launch_that_does_not_fit_is_refused_and_leaves_nothing() {
 
 #[test]
 fn an_upload_is_charged_and_the_launch_after_it_takes_no_more() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 60 * MIB)]);
-    let mut tenant = tenant(&sim, &pages);
+    let (_sim, pages, mut tenant) = held("graph_memory", 60 * MIB);
     let exec = tenant.must(&format!("graph {}", 40 * MIB));
     tenant.must(&format!("upload {exec} 0"));
     assert_eq!(pages.charged(0), 40 * MIB);
@@ -89,9 +81,7 @@ fn an_upload_is_charged_and_the_launch_after_it_takes_no_more() {
 /// execute are freed" (`cuDeviceGraphMemTrim`).
 #[test]
 fn unused_graph_memory_is_asked_back_before_anything_is_refused() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
-    let mut tenant = tenant(&sim, &pages);
+    let (_sim, pages, mut tenant) = held("graph_memory", 64 * MIB);
     let exec = tenant.must(&format!("graph {}", 40 * MIB));
     tenant.must(&format!("launch {exec} 0"));
     tenant.must("sync");
@@ -107,9 +97,7 @@ fn unused_graph_memory_is_asked_back_before_anything_is_refused() {
 
 #[test]
 fn what_outlives_its_graph_stays_charged_until_it_is_freed_and_trimmed() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 256 * MIB)]);
-    let mut tenant = tenant(&sim, &pages);
+    let (_sim, pages, mut tenant) = held("graph_memory", 256 * MIB);
     let reply = tenant.ask(&format!("loose {}", 40 * MIB));
     let (exec, pointer) = (reply.ok(), reply.values[1]);
     tenant.must(&format!("launch {exec} 0"));
@@ -125,9 +113,7 @@ fn what_outlives_its_graph_stays_charged_until_it_is_freed_and_trimmed() {
 
 #[test]
 fn capturing_takes_nothing_however_large() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
-    let mut tenant = tenant(&sim, &pages);
+    let (_sim, pages, mut tenant) = held("graph_memory", 64 * MIB);
     let held = tenant.must(&format!("alloc {}", 64 * MIB));
     let exec = tenant.must(&format!("capture {}", 48 * MIB));
     assert_eq!(pages.charged(0), 64 * MIB);
@@ -139,9 +125,7 @@ fn capturing_takes_nothing_however_large() {
 
 #[test]
 fn graphs_without_memory_are_launched_beside_those_with() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
-    let mut tenant = tenant(&sim, &pages);
+    let (_sim, pages, mut tenant) = held("graph_memory", 64 * MIB);
     let plain = tenant.must("plain");
     tenant.must(&format!("launch {plain} 0"));
     let large = tenant.must(&format!("graph {}", 66 * MIB));
@@ -157,8 +141,7 @@ fn graphs_without_memory_are_launched_beside_those_with() {
 
 #[test]
 fn processes_share_the_limit_with_each_others_graphs() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 96 * MIB)]);
+    let (sim, pages) = quota(96 * MIB);
     let (mut first, mut second) = (tenant(&sim, &pages), tenant(&sim, &pages));
     let (one, other) = (format!("graph {}", 60 * MIB), format!("graph {}", 60 * MIB));
     let (one, other) = (first.must(&one), second.must(&other));

@@ -1,9 +1,8 @@
 //! Memory of one process in another by 64-byte handles: CUDA Driver API, "Memory Management",
 //! `cuIpcGetMemHandle`. The exporter is charged while an import lives.
 
+use crate::{SUCCESS, quota};
 use tessera_harness::{Conversation, MIB, Pages, SimGpu};
-
-const SUCCESS: i64 = 0;
 
 fn tenant(sim: &SimGpu, pages: &Pages) -> Conversation {
     Conversation::with_context("vmm", sim, pages)
@@ -19,8 +18,7 @@ fn open(exporter: &mut Conversation, pointer: u64) -> String {
 
 #[test]
 fn an_import_is_charged_to_nobody_but_the_exporter() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
+    let (sim, pages) = quota(64 * MIB);
     let (mut exporter, mut importer) = (tenant(&sim, &pages), tenant(&sim, &pages));
     let pointer = exporter.must(&format!("alloc {}", 16 * MIB));
     let open = open(&mut exporter, pointer);
@@ -33,8 +31,7 @@ fn an_import_is_charged_to_nobody_but_the_exporter() {
 
 #[test]
 fn what_is_freed_while_it_is_imported_stays_charged_until_the_last_close() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
+    let (sim, pages) = quota(64 * MIB);
     let (mut exporter, mut importer) = (tenant(&sim, &pages), tenant(&sim, &pages));
     let pointer = exporter.must(&format!("alloc {}", 16 * MIB));
     let other = exporter.must(&format!("alloc {}", 8 * MIB));
@@ -55,8 +52,7 @@ fn what_is_freed_while_it_is_imported_stays_charged_until_the_last_close() {
 
 #[test]
 fn what_the_driver_refuses_to_open_or_close_marks_nothing() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
+    let (sim, pages) = quota(64 * MIB);
     let (mut exporter, mut importer) = (tenant(&sim, &pages), tenant(&sim, &pages));
     let pointer = exporter.must(&format!("alloc {}", 16 * MIB));
     let open = open(&mut exporter, pointer);
@@ -70,8 +66,7 @@ fn what_the_driver_refuses_to_open_or_close_marks_nothing() {
 
 #[test]
 fn an_importers_death_and_its_contexts_end_let_go() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
+    let (sim, pages) = quota(64 * MIB);
     let mut exporter = tenant(&sim, &pages);
     for death in [true, false] {
         let mut importer = tenant(&sim, &pages);
@@ -94,8 +89,7 @@ fn an_importers_death_and_its_contexts_end_let_go() {
 
 #[test]
 fn an_exporting_contexts_end_keeps_what_others_have_imported() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
+    let (sim, pages) = quota(64 * MIB);
     let (mut exporter, mut importer) = (tenant(&sim, &pages), tenant(&sim, &pages));
     let context = exporter.must("ctx 0");
     let (pointer, _) = (

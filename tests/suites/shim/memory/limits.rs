@@ -1,9 +1,9 @@
 //! Device memory that limits of contexts and frames of kernels take (CUDA Driver API,
 //! `cuCtxSetLimit`), under the quota.
 
+use crate::{OUT_OF_MEMORY, ready};
 use tessera_harness::{Conversation, GIB, MIB, Pages, Preloaded, SimGpu, compile_c};
 
-const OUT_OF_MEMORY: i64 = 2;
 const STACK: u64 = 0;
 const PRINTF: u64 = 1;
 const HEAP: u64 = 2;
@@ -18,9 +18,7 @@ fn machine(limit: u64) -> (SimGpu, Pages, Conversation) {
          [[gpu]]\nuuid = \"GPU-7e55e7a0-0000-4000-8000-000000000002\"\nmemory = \"40GiB\"\n",
     );
     let pages = Pages::with_overhead(&[(sim.uuid(0), limit)], 64 * MIB);
-    let mut witness = Conversation::start(Preloaded::bare(compile_c("limits")).sim(&sim));
-    witness.must("init");
-    witness.must("retain 0");
+    let witness = ready(Preloaded::bare(compile_c("limits")).sim(&sim));
     (sim, pages, witness)
 }
 

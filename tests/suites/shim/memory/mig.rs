@@ -1,12 +1,12 @@
 //! MIG instances as GPUs: what NVML and CUDA say of them, and tenants held to quotas on them.
 
+use crate::{OUT_OF_MEMORY, ready};
 use std::time::{Duration, Instant};
 
 use tessera_harness::{
     Conversation, GIB, MIB, Output, Pages, Preloaded, SimGpu, artefacts, compile_c,
 };
 
-const OUT_OF_MEMORY: i64 = 2;
 const NOT_SUPPORTED: &str = "3";
 
 const PARENT: &str = "GPU-7e55e7a0-0000-4000-8000-000000000000";
@@ -48,10 +48,7 @@ fn bare() -> Preloaded {
 /// A process of the tenant of `pages` on the instance of this UUID.
 fn tenant(sim: &SimGpu, pages: &Pages, uuid: &str) -> Conversation {
     let program = Preloaded::new(compile_c("calls")).sim(sim).pages(pages);
-    let mut tenant = Conversation::start(program.env("CUDA_VISIBLE_DEVICES", uuid));
-    tenant.must("init");
-    tenant.must("retain 0");
-    tenant
+    ready(program.env("CUDA_VISIBLE_DEVICES", uuid))
 }
 
 // === the simulated machine, bare ===
@@ -102,9 +99,7 @@ fn nvml_lists_processes_by_instance_and_all_of_them_on_the_gpu() {
     let sim = machine();
     let process = |uuid: &str| {
         let program = Preloaded::bare(compile_c("calls")).sim(&sim);
-        let mut process = Conversation::start(program.env("CUDA_VISIBLE_DEVICES", uuid));
-        process.must("init");
-        process.must("retain 0");
+        let mut process = ready(program.env("CUDA_VISIBLE_DEVICES", uuid));
         process.must("alloc 104857600");
         process
     };
@@ -247,7 +242,7 @@ fn what_modules_take_is_seen_on_the_instance_and_counts_there() {
     let tessera =
         Preloaded::bare(artefacts().tessera()).sim(&sim).arg("run").arg("--gpu").arg("0:1");
     let (shim, program) = (artefacts().shim(), compile_c("calls"));
-    let mut tenant = Conversation::start(
+    let mut tenant = ready(
         ["--memory", "600Mi", "--context-overhead", "64Mi", "--shim"]
             .iter()
             .fold(tessera, |run, argument| run.arg(argument))
@@ -255,8 +250,6 @@ fn what_modules_take_is_seen_on_the_instance_and_counts_there() {
             .arg("--")
             .arg(program),
     );
-    tenant.must("init");
-    tenant.must("retain 0");
     assert_eq!(tenant.ask("info").values, [(600 - 64) * MIB, 600 * MIB]);
     tenant.must("launch");
     tenant.must("sync");

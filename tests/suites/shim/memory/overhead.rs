@@ -1,25 +1,18 @@
 //! Memory that no hook sees: published by the plugin, it counts against the quota and shows in
 //! every view.
 
+use crate::{OUT_OF_MEMORY, quota, ready};
 use std::time::{Duration, Instant};
 
-use tessera_harness::{Conversation, MIB, Pages, Preloaded, SimGpu, artefacts, compile_c};
+use tessera_harness::{Conversation, MIB, Output, Pages, Preloaded, SimGpu, artefacts, compile_c};
 
-const OUT_OF_MEMORY: i64 = 2;
-
-/// A tenant of `pages` with a context on GPU 0.
 fn tenant(sim: &SimGpu, pages: &Pages) -> Conversation {
-    let program = Preloaded::new(compile_c("calls")).sim(sim).pages(pages);
-    let mut tenant = Conversation::start(program);
-    tenant.must("init");
-    tenant.must("retain 0");
-    tenant
+    Conversation::with_context("calls", sim, pages)
 }
 
 #[test]
 fn observed_overhead_shows_in_every_view_and_leaves_the_total_alone() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 300 * MIB)]);
+    let (sim, pages) = quota(300 * MIB);
     let mut tenant = tenant(&sim, &pages);
     tenant.must("alloc 104857600");
     for overhead in [0, 60 * MIB, 20 * MIB, 250 * MIB] {
@@ -34,8 +27,7 @@ fn observed_overhead_shows_in_every_view_and_leaves_the_total_alone() {
 
 #[test]
 fn observed_overhead_counts_against_the_quota_and_the_refusal_says_so() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 300 * MIB)]);
+    let (sim, pages) = quota(300 * MIB);
     let mut tenant = tenant(&sim, &pages);
     tenant.must("alloc 104857600");
     pages.quota().set_observed_overhead(0, 50 * MIB);
@@ -49,8 +41,7 @@ fn observed_overhead_counts_against_the_quota_and_the_refusal_says_so() {
 
 #[test]
 fn a_refusal_shows_what_is_granted_and_not_what_racing_requests_ask_for() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 600 * MIB)]);
+    let (sim, pages) = quota(600 * MIB);
     let mut tenant = tenant(&sim, &pages);
     // 40 threads ask for 96 MiB each at once: six fit.
     assert_eq!(tenant.ask("race 40 100663296").values[0], 6);
@@ -149,7 +140,7 @@ fn observed(sim: &SimGpu, memory: &str) -> Conversation {
 fn observed_program(name: &str, sim: &SimGpu, memory: &str) -> Conversation {
     let tessera = Preloaded::bare(artefacts().tessera()).sim(sim);
     let shim = artefacts().shim();
-    Conversation::start(
+    ready(
         ["run", "--memory", memory, "--context-overhead", "64Mi", "--shim"]
             .iter()
             .fold(tessera, |run, argument| run.arg(argument))
@@ -176,8 +167,6 @@ fn until_free(tenant: &mut Conversation, bytes: u64) {
 fn a_quota_holds_with_what_modules_take_once_that_is_seen() {
     let sim = SimGpu::start(HEAVY_MODULES);
     let mut tenant = observed(&sim, "600Mi");
-    tenant.must("init");
-    tenant.must("retain 0");
     assert_eq!(tenant.must("info"), (600 - 64) * MIB, "the context's constant is charged at once");
     tenant.must("launch");
     tenant.must("sync");
@@ -201,8 +190,6 @@ fn a_quota_holds_with_what_modules_take_once_that_is_seen() {
 fn free_memory_is_the_same_before_and_after_while_the_observer_looks() {
     let sim = SimGpu::start(HEAVY_MODULES);
     let mut tenant = observed(&sim, "600Mi");
-    tenant.must("init");
-    tenant.must("retain 0");
     tenant.must("launch");
     tenant.must("sync");
     until_free(&mut tenant, 424 * MIB);
@@ -225,8 +212,6 @@ fn what_libraries_take_is_seen_whatever_it_is() {
     for (modules, seen) in [(300, 304), (1024, 1024)] {
         let sim = with_modules_of(&format!("\"{modules}MiB\""));
         let mut tenant = observed(&sim, "2Gi");
-        tenant.must("init");
-        tenant.must("retain 0");
         tenant.must("launch");
         until_free(&mut tenant, (2048 - 64 - seen) * MIB);
         assert_eq!(tenant.ask(&format!("alloc {}", 1960 * MIB)).result, 2);
@@ -239,8 +224,6 @@ fn what_libraries_take_is_seen_whatever_it_is() {
 fn managed_memory_hides_nothing_of_what_modules_take() {
     let sim = SimGpu::start(HEAVY_MODULES);
     let mut tenant = observed(&sim, "600Mi");
-    tenant.must("init");
-    tenant.must("retain 0");
     tenant.must("managed 209715200 1");
     tenant.must("launch");
     until_free(&mut tenant, (600 - 64 - 200 - 112) * MIB);
@@ -254,10 +237,6 @@ fn what_is_imported_is_no_overhead_whoever_it_counts_for() {
         let heavy = HEAVY_MODULES.replace("64MiB", "164MiB").replace("teardown_ms = 1.0", &keys);
         let sim = SimGpu::start(&heavy);
         let [mut exporter, mut importer] = [(); 2].map(|()| observed_program("vmm", &sim, "600Mi"));
-        for one in [&mut exporter, &mut importer] {
-            one.must("init");
-            one.must("retain 0");
-        }
         let pointer = exporter.must("alloc 314572800");
         let name = exporter.ask(&format!("getipc {pointer}"));
         let words: Vec<String> = name.values.iter().map(u64::to_string).collect();
@@ -282,11 +261,46 @@ fn what_is_imported_is_no_overhead_whoever_it_counts_for() {
 fn overhead_ends_with_the_context_that_had_it() {
     let sim = SimGpu::start(HEAVY_MODULES);
     let mut tenant = observed(&sim, "600Mi");
-    tenant.must("init");
-    tenant.must("retain 0");
     tenant.must("launch");
     until_free(&mut tenant, 424 * MIB);
     // The context goes, and its modules with it.
     tenant.must("release 0");
     until_free(&mut tenant, 600 * MIB);
+}
+
+// === green contexts: other handles of the primary context, which is charged once, owns what is obtained in them, and
+// ends with the last that retains it ===
+
+const OVERHEAD: u64 = 64 * MIB;
+
+fn green(what: &str, quota_mib: u64, last_mib: u64) -> (Output, Pages) {
+    let sim = SimGpu::start_default();
+    let pages = Pages::with_overhead(&[(sim.uuid(0), quota_mib * MIB)], OVERHEAD);
+    let program = Preloaded::new(compile_c("green")).sim(&sim).pages(&pages);
+    (program.arg(what).arg(last_mib.to_string()).run(), pages)
+}
+
+#[test]
+fn four_green_contexts_are_charged_as_one_context() {
+    // Four allocations of 16 MiB and one context fill the quota; afterwards all but a context is free.
+    let (out, pages) = green("many", 128, 64);
+    assert!(out.success(), "{out}");
+    assert_eq!((out.value("used"), out.value("again")), ("128", "0"), "{out}");
+    assert_eq!(pages.charged(0), 0);
+}
+
+#[test]
+fn green_contexts_that_come_and_go_beside_the_primary_one_leave_nothing() {
+    let (out, pages) = green("beside", 128, 64);
+    assert!(out.success(), "{out}");
+    assert_eq!((out.value("used"), out.value("again")), ("128", "0"), "{out}");
+    assert_eq!(pages.charged(0), 0);
+}
+
+#[test]
+fn a_green_context_whose_primary_context_does_not_fit_is_refused() {
+    let (out, pages) = green("refused", 63, 0);
+    assert!(out.success(), "{out}");
+    assert_eq!(out.number("create"), 2, "CUDA_ERROR_OUT_OF_MEMORY: {out}");
+    assert_eq!(pages.charged(0), 0);
 }

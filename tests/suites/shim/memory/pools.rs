@@ -1,41 +1,27 @@
 //! Memory pools under the quota: CUDA Driver API, "Stream Ordered Memory Allocator", and CUDA
 //! Programming Guide, "Stream-Ordered Memory Allocator". The simulated pools grow by 32 MiB.
 
+use crate::{OUT_OF_MEMORY, both, held, quota, ready};
 use tessera_harness::{Conversation, GIB, MIB, Pages, Preloaded, SimGpu, compile_c};
 use tessera_region::layout::Kind;
 
-const OUT_OF_MEMORY: i64 = 2;
 const CHUNK: u64 = 32 * MIB;
 /// The stream that `block` blocks, and another.
 const BLOCKED: u64 = 1;
 const FREE: u64 = 2;
 
-fn start(program: Preloaded) -> Conversation {
-    let mut client = Conversation::start(program);
-    client.must("init");
-    client.must("retain 0");
-    client
-}
-
 fn tenant(sim: &SimGpu, pages: &Pages) -> Conversation {
-    start(Preloaded::new(compile_c("pools")).sim(sim).pages(pages))
+    Conversation::with_context("pools", sim, pages)
 }
 
 /// The same program without shim or quota: sees what is physically free.
 fn witness(sim: &SimGpu) -> Conversation {
-    start(Preloaded::bare(compile_c("pools")).sim(sim))
-}
-
-fn one(limit: u64) -> (SimGpu, Pages) {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), limit)]);
-    (sim, pages)
+    ready(Preloaded::bare(compile_c("pools")).sim(sim))
 }
 
 #[test]
 fn a_pool_is_charged_what_the_driver_reserves_for_it() {
-    let (sim, pages) = one(256 * MIB);
-    let mut tenant = tenant(&sim, &pages);
+    let (_sim, pages, mut tenant) = held("pools", 256 * MIB);
     let pool = tenant.must("default 0");
     let first = tenant.must(&format!("async {MIB} 8"));
     assert_eq!(pages.charged(0), CHUNK);
@@ -58,8 +44,7 @@ fn a_pool_is_charged_what_the_driver_reserves_for_it() {
 /// context synchronize" (`CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`).
 #[test]
 fn chunks_come_back_at_every_synchronisation() {
-    let (sim, pages) = one(256 * MIB);
-    let mut tenant = tenant(&sim, &pages);
+    let (_sim, pages, mut tenant) = held("pools", 256 * MIB);
     for synchronise in ["sync", "stream_sync 3", "event_sync 3"] {
         let pointer = tenant.must(&format!("async {MIB} 3"));
         tenant.must(&format!("free_async {pointer} 3"));
@@ -83,8 +68,7 @@ fn chunks_come_back_at_every_synchronisation() {
 
 #[test]
 fn a_release_threshold_keeps_chunks_charged_until_it_is_lowered() {
-    let (sim, pages) = one(256 * MIB);
-    let mut tenant = tenant(&sim, &pages);
+    let (_sim, pages, mut tenant) = held("pools", 256 * MIB);
     let pool = tenant.must("default 0");
     tenant.must(&format!("threshold {pool} {}", 64 * MIB));
     let pointer = tenant.must(&format!("async {} 8", 90 * MIB));
@@ -108,8 +92,7 @@ fn a_release_threshold_keeps_chunks_charged_until_it_is_lowered() {
 
 #[test]
 fn all_views_show_what_the_driver_has_given_back() {
-    let (sim, pages) = one(256 * MIB);
-    let mut tenant = tenant(&sim, &pages);
+    let (_sim, _pages, mut tenant) = held("pools", 256 * MIB);
     for _ in 0..3 {
         let pointer = tenant.must(&format!("async {} 8", 48 * MIB));
         tenant.must(&format!("free_async {pointer} 8"));
@@ -121,8 +104,7 @@ fn all_views_show_what_the_driver_has_given_back() {
 
 #[test]
 fn unused_chunks_are_asked_back_before_anything_is_refused() {
-    let (sim, pages) = one(100 * MIB);
-    let mut tenant = tenant(&sim, &pages);
+    let (_sim, pages, mut tenant) = held("pools", 100 * MIB);
     let pool = tenant.must("default 0");
     let own = tenant.must("create 1 1 0");
     for (of, command) in [(pool, "async".to_owned()), (own, format!("from {own}"))] {
@@ -146,8 +128,7 @@ fn unused_chunks_are_asked_back_before_anything_is_refused() {
 
 #[test]
 fn an_allocation_that_fits_into_what_is_reserved_needs_no_room() {
-    let (sim, pages) = one(CHUNK);
-    let mut tenant = tenant(&sim, &pages);
+    let (_sim, pages, mut tenant) = held("pools", CHUNK);
     tenant.must(&format!("async {} 8", 20 * MIB));
     let second = tenant.must(&format!("async {} 8", 12 * MIB));
     assert_eq!(pages.charged(0), CHUNK);
@@ -159,7 +140,7 @@ fn an_allocation_that_fits_into_what_is_reserved_needs_no_room() {
 /// 40 MiB would do for the bytes asked for, not for the two chunks behind them.
 #[test]
 fn a_growth_that_does_not_fit_is_refused_and_undone() {
-    let (sim, pages) = one(48 * MIB);
+    let (sim, pages) = quota(48 * MIB);
     let (mut witness, mut tenant) = (witness(&sim), tenant(&sim, &pages));
     let before = witness.must("info");
     let pool = tenant.must("default 0");
@@ -181,7 +162,7 @@ fn a_growth_that_does_not_fit_is_refused_and_undone() {
 /// The free of what was refused waits for its stream; until then the pool owes the chunk.
 #[test]
 fn a_pool_in_debt_is_refused_more_until_the_debt_is_gone() {
-    let (sim, pages) = one(48 * MIB);
+    let (sim, pages) = quota(48 * MIB);
     let (mut witness, mut tenant) = (witness(&sim), tenant(&sim, &pages));
     let before = witness.must("info");
     tenant.must(&format!("block {BLOCKED}"));
@@ -205,7 +186,7 @@ fn a_pool_in_debt_is_refused_more_until_the_debt_is_gone() {
 #[test]
 fn a_debt_is_everybodys_until_the_next_synchronisation_and_no_longer() {
     for synchronise in ["sync", "stream_sync 1", "event_sync 1", "info"] {
-        let (sim, pages) = one(48 * MIB);
+        let (sim, pages) = quota(48 * MIB);
         let (mut witness, mut tenant) = (witness(&sim), tenant(&sim, &pages));
         let mut other = self::tenant(&sim, &pages);
         let before = witness.must("info");
@@ -239,7 +220,7 @@ fn a_debt_is_everybodys_until_the_next_synchronisation_and_no_longer() {
 #[test]
 fn whatever_a_pool_took_too_much_is_gone_after_one_synchronisation() {
     let limit = 2048 * MIB;
-    let (sim, pages) = one(limit);
+    let (sim, pages) = quota(limit);
     let (mut witness, mut tenant) = (witness(&sim), tenant(&sim, &pages));
     let before = witness.must("info");
     let pool = tenant.must("default 0");
@@ -284,8 +265,7 @@ fn whatever_a_pool_took_too_much_is_gone_after_one_synchronisation() {
 
 #[test]
 fn own_pools_are_charged_where_their_properties_say() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 96 * MIB), (sim.uuid(1), 64 * MIB)]);
+    let (sim, pages) = both(96 * MIB, 64 * MIB);
     let mut tenant = tenant(&sim, &pages);
     let other = tenant.must("create 1 1 1");
     let here = tenant.must("create 1 1 0");
@@ -308,8 +288,7 @@ fn own_pools_are_charged_where_their_properties_say() {
 fn host_pools_are_not_charged() {
     /// `CU_MEM_LOCATION_TYPE_HOST`
     const HOST: u64 = 2;
-    let (sim, pages) = one(16 * MIB);
-    let mut tenant = tenant(&sim, &pages);
+    let (_sim, pages, mut tenant) = held("pools", 16 * MIB);
     let pool = tenant.must(&format!("create 1 {HOST} 0"));
     let pointer = tenant.must(&format!("from {pool} {} 8", 64 * MIB));
     assert_eq!(pages.charged(0), 0);
@@ -324,8 +303,7 @@ fn host_pools_are_not_charged() {
 #[test]
 fn managed_pools_are_charged_to_their_device_or_the_current_one() {
     const MANAGED: u64 = 2;
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB), (sim.uuid(1), 64 * MIB)]);
+    let (sim, pages) = both(64 * MIB, 64 * MIB);
     let mut tenant = tenant(&sim, &pages);
     for (how, gpu) in [("create 2 1 1", 1), ("create 2 0 0", 0), ("create 2 2 0", 0)] {
         let pool = tenant.must(how);
@@ -344,7 +322,7 @@ fn managed_pools_are_charged_to_their_device_or_the_current_one() {
 
 #[test]
 fn a_pool_on_a_gpu_that_the_page_does_not_name_is_refused_memory() {
-    let (sim, pages) = one(256 * MIB);
+    let (sim, pages) = quota(256 * MIB);
     let (mut witness, mut tenant) = (witness(&sim), tenant(&sim, &pages));
     let pool = tenant.must("create 1 1 1");
     assert_eq!(tenant.ask(&format!("from {pool} 1 8")).result, OUT_OF_MEMORY);
@@ -358,7 +336,7 @@ fn a_pool_on_a_gpu_that_the_page_does_not_name_is_refused_memory() {
 /// outstanding allocations" (`cuMemPoolDestroy`).
 #[test]
 fn a_destroyed_pool_stays_charged_until_its_last_allocation_is_freed() {
-    let (sim, pages) = one(256 * MIB);
+    let (sim, pages) = quota(256 * MIB);
     let (mut witness, mut tenant) = (witness(&sim), tenant(&sim, &pages));
     let before = witness.must("info");
     for release in ["free_async", "free"] {
@@ -391,7 +369,7 @@ fn a_destroyed_pool_stays_charged_until_its_last_allocation_is_freed() {
 /// Pools belong to devices, so the driver is asked what a reset left of them.
 #[test]
 fn after_a_reset_the_charge_is_what_the_driver_still_reserves() {
-    let (sim, pages) = one(256 * MIB);
+    let (sim, pages) = quota(256 * MIB);
     let (mut witness, mut tenant) = (witness(&sim), tenant(&sim, &pages));
     let before = witness.must("info");
     tenant.must(&format!("async {} 8", 40 * MIB));
@@ -404,8 +382,7 @@ fn after_a_reset_the_charge_is_what_the_driver_still_reserves() {
 /// (`cuMemAllocAsync`).
 #[test]
 fn a_capture_takes_no_memory_and_survives_refusals() {
-    let (sim, pages) = one(64 * MIB);
-    let mut tenant = tenant(&sim, &pages);
+    let (_sim, pages, mut tenant) = held("pools", 64 * MIB);
     let pool = tenant.must("default 0");
     tenant.must(&format!("threshold {pool} {GIB}"));
     let pointer = tenant.must(&format!("async {} 8", 40 * MIB));
@@ -424,8 +401,7 @@ fn a_capture_takes_no_memory_and_survives_refusals() {
 
 #[test]
 fn racing_threads_settle_to_what_the_driver_reserves() {
-    let (sim, pages) = one(GIB);
-    let mut tenant = tenant(&sim, &pages);
+    let (_sim, pages, mut tenant) = held("pools", GIB);
     let pool = tenant.must("default 0");
     for bytes in [MIB, 24 * MIB] {
         let race = tenant.ask(&format!("race 8 200 {bytes}"));
@@ -439,7 +415,7 @@ fn racing_threads_settle_to_what_the_driver_reserves() {
 #[test]
 fn racing_threads_never_hold_more_than_the_quota() {
     for bytes in [16 * MIB, 24 * MIB, 40 * MIB] {
-        let (sim, pages) = one(300 * MIB);
+        let (sim, pages) = quota(300 * MIB);
         let (mut witness, mut tenant) = (witness(&sim), tenant(&sim, &pages));
         let before = witness.must("info");
         let pool = tenant.must("default 0");
@@ -457,7 +433,7 @@ fn racing_threads_never_hold_more_than_the_quota() {
 
 #[test]
 fn racing_on_the_edge_of_the_quota_leaves_nothing_behind() {
-    let (sim, pages) = one(100 * MIB);
+    let (sim, pages) = quota(100 * MIB);
     let (mut witness, mut tenant) = (witness(&sim), tenant(&sim, &pages));
     let before = witness.must("info");
     let pool = tenant.must("default 0");
@@ -478,7 +454,7 @@ fn racing_on_the_edge_of_the_quota_leaves_nothing_behind() {
 
 #[test]
 fn racing_processes_share_the_quota_with_their_pools() {
-    let (sim, pages) = one(512 * MIB);
+    let (sim, pages) = quota(512 * MIB);
     let mut tenants: Vec<_> = (0..4).map(|_| tenant(&sim, &pages)).collect();
     let mut witness = witness(&sim);
     let before = witness.must("info");

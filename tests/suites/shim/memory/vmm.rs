@@ -1,11 +1,9 @@
 //! Virtual memory management, held to the quota: CUDA Driver API, "Virtual Memory Management" and
 //! "Multicast Object Management".
 
+use crate::{OUT_OF_MEMORY, SUCCESS, both, held, quota};
 use tessera_harness::{Conversation, MIB, Pages, SimGpu};
 use tessera_region::layout::Kind;
-
-const SUCCESS: i64 = 0;
-const OUT_OF_MEMORY: i64 = 2;
 
 fn tenant(sim: &SimGpu, pages: &Pages) -> Conversation {
     Conversation::with_context("vmm", sim, pages)
@@ -15,9 +13,7 @@ fn tenant(sim: &SimGpu, pages: &Pages) -> Conversation {
 /// when all outstanding references to the handle are also released" (`cuMemRelease`).
 #[test]
 fn memory_is_charged_until_its_last_mapping_and_its_last_reference_are_gone() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
-    let mut tenant = tenant(&sim, &pages);
+    let (_sim, pages, mut tenant) = held("vmm", 64 * MIB);
     let range = tenant.must(&format!("reserve {}", 128 * MIB));
     assert_eq!(pages.charged(0), 0, "addresses are no memory");
     let handle = tenant.must(&format!("create 0 {}", 32 * MIB));
@@ -36,9 +32,7 @@ fn memory_is_charged_until_its_last_mapping_and_its_last_reference_are_gone() {
 
 #[test]
 fn what_does_not_fit_is_refused_and_fits_again_after_a_release() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
-    let mut tenant = tenant(&sim, &pages);
+    let (_sim, pages, mut tenant) = held("vmm", 64 * MIB);
     for _ in 0..3 {
         let mut handles = Vec::new();
         loop {
@@ -67,8 +61,7 @@ fn what_does_not_fit_is_refused_and_fits_again_after_a_release() {
 /// (`cuMemCreate`), whatever context is current.
 #[test]
 fn memory_is_charged_where_its_location_says() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB), (sim.uuid(1), 32 * MIB)]);
+    let (sim, pages) = both(64 * MIB, 32 * MIB);
     let mut tenant = tenant(&sim, &pages);
     let handle = tenant.must(&format!("create 1 {}", 32 * MIB));
     assert_eq!((pages.charged(0), pages.charged(1)), (0, 32 * MIB));
@@ -82,9 +75,7 @@ fn memory_is_charged_where_its_location_says() {
 /// One unmap of "the entire contiguous address range that was mapped to" covers all its mappings.
 #[test]
 fn one_unmap_ends_several_mappings_and_a_failed_one_none() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
-    let mut tenant = tenant(&sim, &pages);
+    let (_sim, pages, mut tenant) = held("vmm", 64 * MIB);
     let range = tenant.must(&format!("reserve {}", 16 * MIB));
     for part in 0..4 {
         let handle = tenant.must(&format!("create 0 {}", 4 * MIB));
@@ -106,9 +97,7 @@ fn one_unmap_ends_several_mappings_and_a_failed_one_none() {
 /// "cuCtxDestroy() will not destroy memory allocations by cuMemCreate()".
 #[test]
 fn a_contexts_end_leaves_it_and_the_processs_end_does_not() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
-    let mut tenant = tenant(&sim, &pages);
+    let (_sim, pages, mut tenant) = held("vmm", 64 * MIB);
     let context = tenant.must("ctx 0");
     let handle = tenant.must(&format!("create 0 {}", 8 * MIB));
     tenant.must(&format!("destroy {context}"));
@@ -122,8 +111,7 @@ fn a_contexts_end_leaves_it_and_the_processs_end_does_not() {
 
 #[test]
 fn a_multicast_binding_holds_memory_until_it_or_its_object_ends() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB), (sim.uuid(1), 64 * MIB)]);
+    let (sim, pages) = both(64 * MIB, 64 * MIB);
     let mut tenant = tenant(&sim, &pages);
     for unbind in [true, false] {
         let object = tenant.ask(&format!("multicast 2 {}", 4 * MIB)).ok();
@@ -148,8 +136,7 @@ fn a_multicast_binding_holds_memory_until_it_or_its_object_ends() {
 /// for the handle to be freed."
 #[test]
 fn the_exporter_is_charged_while_an_import_lives() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
+    let (sim, pages) = quota(64 * MIB);
     let (mut exporter, mut importer) = (tenant(&sim, &pages), tenant(&sim, &pages));
     let handle = exporter.must(&format!("create 0 {}", 16 * MIB));
     let fd = exporter.must(&format!("export {handle}"));
@@ -173,8 +160,7 @@ fn the_exporter_is_charged_while_an_import_lives() {
 
 #[test]
 fn an_import_that_dies_holds_nothing() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
+    let (sim, pages) = quota(64 * MIB);
     let (mut exporter, mut importer) = (tenant(&sim, &pages), tenant(&sim, &pages));
     let handle = exporter.must(&format!("create 0 {}", 16 * MIB));
     let fd = exporter.must(&format!("export {handle}"));
@@ -191,9 +177,7 @@ fn an_import_that_dies_holds_nothing() {
 
 #[test]
 fn an_open_descriptor_holds_what_was_released() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
-    let mut tenant = tenant(&sim, &pages);
+    let (_sim, _pages, mut tenant) = held("vmm", 64 * MIB);
     let mut open = Vec::new();
     // Otherwise a loop of these would hold more than the quota.
     for _ in 0..4 {
@@ -210,8 +194,7 @@ fn an_open_descriptor_holds_what_was_released() {
 
 #[test]
 fn an_old_import_does_not_hold_what_is_exported_later() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
+    let (sim, pages) = quota(64 * MIB);
     let (mut exporter, mut importer) = (tenant(&sim, &pages), tenant(&sim, &pages));
     let kept = exporter.must(&format!("create 0 {}", 2 * MIB));
     let fd = exporter.must(&format!("export {kept}"));

@@ -1,16 +1,12 @@
 //! Processes that begin, fork and end in every way, and what their slot does meanwhile.
 
+use crate::{OUT_OF_MEMORY, held, quota, ready};
 use std::time::{Duration, Instant};
 
-use tessera_harness::{Conversation, MIB, Pages, Preloaded, SimGpu, compile_c};
-
-const OUT_OF_MEMORY: i64 = 2;
+use tessera_harness::{CProgram, Conversation, MIB, Output, Pages, Preloaded, SimGpu, compile_c};
 
 fn start(sim: &SimGpu, pages: &Pages) -> Conversation {
-    let mut tenant = Conversation::start(Preloaded::new(compile_c("calls")).sim(sim).pages(pages));
-    tenant.must("init");
-    tenant.must("retain 0");
-    tenant
+    Conversation::with_context("calls", sim, pages)
 }
 
 /// Awaits a condition that follows from an event elsewhere; the deadline only ends a failing test.
@@ -82,8 +78,7 @@ fn memory_that_the_driver_has_not_freed_yet_is_waited_for() {
 
 #[test]
 fn a_process_killed_in_the_middle_of_calls_leaves_nothing_behind() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 256 * MIB)]);
+    let (sim, pages) = quota(256 * MIB);
     for round in 0..20 {
         let mut victim = start(&sim, &pages);
         victim.send("churn 1000000000 1048576");
@@ -99,9 +94,7 @@ fn a_process_killed_in_the_middle_of_calls_leaves_nothing_behind() {
 
 #[test]
 fn calls_after_main_are_harmless() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
-    let mut tenant = start(&sim, &pages);
+    let (_sim, pages, mut tenant) = held("calls", 64 * MIB);
     tenant.must("late");
     tenant.send("exit 0");
     let out = tenant.finish();
@@ -111,8 +104,7 @@ fn calls_after_main_are_harmless() {
 
 #[test]
 fn a_child_forked_before_any_driver_call_is_a_process_like_others() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
+    let (sim, pages) = quota(64 * MIB);
     let mut parent =
         Conversation::start(Preloaded::new(compile_c("calls")).sim(&sim).pages(&pages));
     assert_eq!(parent.ask("forked init; retain 0; alloc 67108865").result, OUT_OF_MEMORY);
@@ -125,12 +117,8 @@ fn a_child_forked_before_any_driver_call_is_a_process_like_others() {
 
 #[test]
 fn a_child_forked_after_initialisation_gets_the_drivers_answers() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
-    let mut tenant = start(&sim, &pages);
-    let mut bare = Conversation::start(Preloaded::bare(compile_c("calls")).sim(&sim));
-    bare.must("init");
-    bare.must("retain 0");
+    let (sim, _pages, mut tenant) = held("calls", 64 * MIB);
+    let mut bare = ready(Preloaded::bare(compile_c("calls")).sim(&sim));
     for command in ["forked alloc 1048576", "forked info", "forked init", "forked count"] {
         let (seen, expected) = (tenant.ask(command), bare.ask(command));
         assert_eq!(seen.result, expected.result, "{command}");
@@ -139,8 +127,7 @@ fn a_child_forked_after_initialisation_gets_the_drivers_answers() {
 
 #[test]
 fn forked_children_do_not_touch_their_parents_slot() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
+    let (sim, pages) = quota(64 * MIB);
     let mut parent = start(&sim, &pages);
     let held = parent.must("alloc 33554432");
     for command in [
@@ -162,8 +149,7 @@ fn forked_children_do_not_touch_their_parents_slot() {
 
 #[test]
 fn a_parents_memory_stays_charged_while_a_forked_child_holds_it() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
+    let (sim, pages) = quota(64 * MIB);
     let mut parent = start(&sim, &pages);
     parent.must("alloc 67108864");
     let child = parent.must("forksleeper");
@@ -181,9 +167,7 @@ fn a_parents_memory_stays_charged_while_a_forked_child_holds_it() {
 
 #[test]
 fn closing_every_file_neither_loses_the_slot_nor_the_limit() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
-    let mut tenant = start(&sim, &pages);
+    let (_sim, pages, mut tenant) = held("calls", 64 * MIB);
     let held = tenant.must("alloc 33554432");
     tenant.must("closefrom 3");
     // Still owned: nobody can recover it.
@@ -196,8 +180,7 @@ fn closing_every_file_neither_loses_the_slot_nor_the_limit() {
 
 #[test]
 fn thousands_of_threads_and_forks_among_them_keep_the_account() {
-    let sim = SimGpu::start_default();
-    let pages = Pages::create(&[(sim.uuid(0), 512 * MIB)]);
+    let (sim, pages) = quota(512 * MIB);
     let program = Preloaded::new(compile_c("threads")).sim(&sim).pages(&pages);
     let out = program.arg("2000").arg("50").timeout(Duration::from_secs(60)).run();
     assert!(out.success(), "{out}");
@@ -231,4 +214,71 @@ fn the_129th_process_is_refused_with_a_clear_line() {
     tenants.pop();
     let mut next = Conversation::start(Preloaded::new(&program).sim(&sim).pages(&pages));
     next.must("init");
+}
+
+// === threads that are in the driver while something happens to them or to the process ===
+
+/// Runs `tests/programs/unruly.c` under a quota; afterwards nothing may be charged.
+fn unruly(what: &str) -> Output {
+    unruly_as(&compile_c("unruly"), what)
+}
+
+fn unruly_as(program: &std::path::Path, what: &str) -> Output {
+    let (sim, pages) = quota(64 * MIB);
+    let preloaded = Preloaded::new(program).sim(&sim).pages(&pages);
+    let out = preloaded.arg(what).arg((64 * MIB).to_string()).run();
+    assert!(out.success(), "{what}: {out}");
+    assert_eq!(pages.charged(0), 0, "{what}");
+    out
+}
+
+#[test]
+fn a_process_may_end_while_its_threads_allocate() {
+    for what in ["return", "exit", "_exit", "quick_exit"] {
+        let out = unruly(what);
+        assert_eq!((out.stdout.as_str(), out.stderr.as_str()), ("", ""), "{what}");
+    }
+}
+
+#[test]
+fn a_program_that_replaces_itself_leaves_nothing_charged() {
+    assert_eq!(unruly("exec").number("probe"), 0);
+}
+
+#[test]
+fn a_cancelled_thread_ends_after_a_refusal_and_not_within() {
+    // A refusal writes to standard error and to the plugin, and both would be cancellation points.
+    assert_eq!(unruly("cancel").value("refused"), "160 failures 0 usable 1");
+}
+
+#[test]
+fn forks_in_threads_that_exec_end_or_use_the_driver_go_unnoticed() {
+    let out = unruly("fork");
+    assert_eq!((out.value("failures"), out.stderr.as_str()), ("0 usable 1", ""));
+}
+
+#[test]
+fn spawned_programs_go_unnoticed() {
+    let out = unruly("spawn");
+    assert_eq!((out.value("failures"), out.stderr.as_str()), ("0 usable 1", ""));
+}
+
+#[test]
+fn threads_may_load_the_driver_all_at_once_and_unload_it() {
+    let out = unruly("late");
+    assert_eq!((out.value("failures"), out.stderr.as_str()), ("0 usable 1", ""));
+}
+
+#[test]
+fn closing_every_descriptor_while_threads_allocate_loses_nothing() {
+    let out = unruly("close");
+    assert_eq!(out.value("failures"), "0 usable 1");
+}
+
+#[test]
+fn a_program_linked_statically_is_left_alone() {
+    let program = CProgram::new("plain").flag("-static").build();
+    let (bare, shim) = (Preloaded::bare(&program).run(), Preloaded::new(&program).run());
+    assert!(bare.success(), "{bare}");
+    assert_eq!((shim.status, shim.stdout, shim.stderr), (bare.status, bare.stdout, bare.stderr));
 }

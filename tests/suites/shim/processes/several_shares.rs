@@ -1,5 +1,6 @@
 //! Several shares in one container: of different GPUs each has its own quota, of one GPU they are their sum.
 
+use crate::{OUT_OF_MEMORY, ready};
 use std::path::Path;
 
 use tempfile::TempDir;
@@ -9,7 +10,6 @@ use tessera_harness::{
 use tessera_region::quota::Policy;
 use tessera_region::session::Message;
 
-const OUT_OF_MEMORY: i64 = 2;
 const NOT_READY: i64 = 802;
 
 /// Shares, each in a directory named by its allocation.
@@ -35,16 +35,21 @@ impl Container {
     /// A process with those that a directory holds.
     fn tenant_in(&self, dir: &Path, sim: &SimGpu) -> Conversation {
         let program = Preloaded::new(compile_c("calls")).sim(sim).env("TESSERA_DIR", dir);
-        let mut tenant = Conversation::start(program);
-        tenant.must("init");
-        tenant.must("retain 0");
-        tenant
+        ready(program)
     }
 
     /// What each is charged on its first GPU, in MiB.
     fn charged(&self) -> Vec<u64> {
         self.shares.iter().map(|share| share.charged(0) / MIB).collect()
     }
+}
+
+/// Two shares of so many MiB of one GPU.
+fn twins(mib: u64) -> (SimGpu, Container) {
+    let sim = SimGpu::start_default();
+    let gpu: &[_] = &[(sim.uuid(0), mib * MIB)];
+    let container = Container::of(&[gpu, gpu]);
+    (sim, container)
 }
 
 /// As allocations are named, in this order.
@@ -118,9 +123,7 @@ fn two_shares_of_one_gpu_are_their_sum_to_the_last_byte() {
 
 #[test]
 fn a_share_that_two_containers_have_is_one_quota() {
-    let sim = SimGpu::start_default();
-    let gpu: &[_] = &[(sim.uuid(0), 30 * MIB)];
-    let both = Container::of(&[gpu, gpu]);
+    let (sim, both) = twins(30);
     // The other container has the first share alone: the same directory, mounted there too.
     let alone = both.dir.path().join(id(0));
     let (mut one, mut other) = (both.tenant_in(&alone, &sim), both.tenant(&sim));
@@ -139,9 +142,7 @@ fn a_share_that_two_containers_have_is_one_quota() {
 
 #[test]
 fn processes_and_threads_that_race_for_overlapping_shares_get_what_there_is() {
-    let sim = SimGpu::start_default();
-    let gpu: &[_] = &[(sim.uuid(0), 50 * MIB)];
-    let container = Container::of(&[gpu, gpu]);
+    let (sim, container) = twins(50);
     let alone = container.dir.path().join(id(1));
     for round in 0..4 {
         let mut tenants =
@@ -173,9 +174,7 @@ fn processes_and_threads_that_race_for_overlapping_shares_get_what_there_is() {
 
 #[test]
 fn a_limit_of_one_share_moves_while_it_is_used() {
-    let sim = SimGpu::start_default();
-    let gpu: &[_] = &[(sim.uuid(0), 20 * MIB)];
-    let container = Container::of(&[gpu, gpu]);
+    let (sim, container) = twins(20);
     let mut tenant = container.tenant(&sim);
     alloc(&mut tenant, 30);
     container.shares[1].quota().set_memory_limit(0, 40 * MIB);
@@ -193,9 +192,7 @@ fn a_limit_of_one_share_moves_while_it_is_used() {
 
 #[test]
 fn a_forked_child_has_the_shares_and_a_slot_of_its_own_in_each() {
-    let sim = SimGpu::start_default();
-    let gpu: &[_] = &[(sim.uuid(0), 20 * MIB)];
-    let container = Container::of(&[gpu, gpu]);
+    let (sim, container) = twins(20);
     let program = Preloaded::new(compile_c("calls")).sim(&sim);
     let mut parent = Conversation::start(program.env("TESSERA_DIR", container.dir.path()));
     let call = |mib: u64| format!("forked init; retain 0; alloc {}", mib * MIB);
@@ -250,12 +247,8 @@ fn a_container_has_the_shares_that_are_mounted_and_none_that_it_makes() {
     if !contained("several shares in a container") {
         return;
     }
-    let sim = SimGpu::start_default();
-    let gpu: &[_] = &[(sim.uuid(0), 20 * MIB)];
-    let container = Container::of(&[gpu, gpu]);
-    let mut tenant = Conversation::start(in_container(&container, &sim, ":"));
-    tenant.must("init");
-    tenant.must("retain 0");
+    let (sim, container) = twins(20);
+    let mut tenant = ready(in_container(&container, &sim, ":"));
     alloc(&mut tenant, 40);
     is_refused(&mut tenant, 2);
     assert_eq!(container.charged(), [20, 20]);
@@ -272,9 +265,7 @@ fn a_container_has_the_shares_that_are_mounted_and_none_that_it_makes() {
         // As the one share that the directory itself was once.
         format!("cp {own}/quota {own}/usage ."),
     ] {
-        let mut tenant = Conversation::start(in_container(&container, &sim, &script));
-        tenant.must("init");
-        tenant.must("retain 0");
+        let mut tenant = ready(in_container(&container, &sim, &script));
         alloc(&mut tenant, 40);
         is_refused(&mut tenant, 2);
         assert_eq!(container.charged(), [20, 20], "{script}");
@@ -307,15 +298,11 @@ fn a_container_without_any_share_is_closed_and_one_of_an_older_plugin_is_not() {
     let container = Container::of(&[gpu]);
     // The one share's pages at the mount point itself.
     let program = Preloaded::new(compile_c("calls")).sim(&sim);
-    let mut old = Conversation::start(program.in_container(container.shares[0].dir()));
-    old.must("init");
-    old.must("retain 0");
+    let mut old = ready(program.in_container(container.shares[0].dir()));
     alloc(&mut old, 20);
     is_refused(&mut old, 2);
     // Both at once have one quota: a container that was not restarted beside one that was.
-    let mut new = Conversation::start(in_container(&container, &sim, ":"));
-    new.must("init");
-    new.must("retain 0");
+    let mut new = ready(in_container(&container, &sim, ":"));
     is_refused(&mut new, 2);
     drop((old, new));
 

@@ -2,29 +2,30 @@
 //! grants meanwhile waits for it, whosever it was; of those that the driver refuses for good only the first
 //! waits long.
 
+use crate::OUT_OF_MEMORY;
 use std::time::{Duration, Instant};
 
-use tessera_harness::{Conversation, Pages, Preloaded, SimGpu, compile_c, monotonic_ns};
+use tessera_harness::{Conversation, MIB, Pages, SimGpu, monotonic_ns};
 
-const MIB: u64 = 1 << 20;
-const OUT_OF_MEMORY: i64 = 2;
 const TEARDOWN: Duration = Duration::from_millis(400);
 
-/// A GPU on which one tenant can hold 600 MiB at a time, though its quota says 900.
+/// A GPU of so many GiB whose driver takes its time for what died.
+fn gpu(gib: u32, teardown_ms: u32) -> SimGpu {
+    SimGpu::start(&format!(
+        "[memory]\nreserved = \"0\"\ncontext_overhead = \"8Mi\"\nteardown_ms = {teardown_ms}.0\n\
+         [[gpu]]\nuuid = \"GPU-7e55e7a0-0000-4000-8000-000000000000\"\nmemory = \"{gib}Gi\"\n",
+    ))
+}
+
+/// One on which one tenant can hold 600 MiB at a time, though its quota says 900.
 fn machine() -> (SimGpu, Pages) {
-    let sim = SimGpu::start(
-        "[memory]\nreserved = \"0\"\ncontext_overhead = \"8Mi\"\nteardown_ms = 400.0\n\
-         [[gpu]]\nuuid = \"GPU-7e55e7a0-0000-4000-8000-000000000000\"\nmemory = \"1Gi\"\n",
-    );
+    let sim = gpu(1, 400);
     let pages = Pages::create(&[(sim.uuid(0), 900 * MIB)]);
     (sim, pages)
 }
 
 fn tenant(sim: &SimGpu, pages: &Pages) -> Conversation {
-    let mut tenant = Conversation::start(Preloaded::new(compile_c("calls")).sim(sim).pages(pages));
-    tenant.must("init");
-    tenant.must("retain 0");
-    tenant
+    Conversation::with_context("calls", sim, pages)
 }
 
 #[test]
@@ -64,10 +65,7 @@ fn what_fits_waits_for_a_neighbours_killed_process() {
 
 /// A GPU whose driver takes `teardown_ms` for what died, 900 MiB of it full, and the pages of one who needs 600.
 fn full(teardown_ms: u32, dies: bool) -> (SimGpu, Pages, Conversation, Conversation) {
-    let sim = SimGpu::start(&format!(
-        "[memory]\nreserved = \"0\"\ncontext_overhead = \"8Mi\"\nteardown_ms = {teardown_ms}.0\n\
-         [[gpu]]\nuuid = \"GPU-7e55e7a0-0000-4000-8000-000000000000\"\nmemory = \"1Gi\"\n",
-    ));
+    let sim = gpu(1, teardown_ms);
     let [pages, other] = [(); 2].map(|()| Pages::create(&[(sim.uuid(0), 900 * MIB)]));
     let late = tenant(&sim, &pages);
     let mut neighbour = tenant(&sim, &other);
@@ -102,10 +100,7 @@ fn where_nothing_departs_nobody_retries_for_seconds() {
 
 #[test]
 fn where_nobody_looks_a_successor_waits_as_long_as_the_page_says() {
-    let sim = SimGpu::start(
-        "[memory]\nreserved = \"0\"\ncontext_overhead = \"8Mi\"\nteardown_ms = 400.0\n\
-         [[gpu]]\nuuid = \"GPU-7e55e7a0-0000-4000-8000-000000000000\"\nmemory = \"4Gi\"\n",
-    );
+    let sim = gpu(4, 400);
     let pages = Pages::create(&[(sim.uuid(0), 900 * MIB)]);
     let departure = Duration::from_secs(3);
     pages.quota().set_departure(departure);

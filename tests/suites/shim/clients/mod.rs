@@ -1,4 +1,0 @@
-//! CUDA and NVML clients that nobody here wrote.
-
-mod cudarc;
-mod python;
