@@ -6,9 +6,6 @@ use std::time::Duration;
 pub const UNITS: [(&str, u64); 4] = [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000)];
 
 /// Reads one.
-///
-/// # Errors
-/// What is wrong, and how to write it.
 pub fn parse(text: &str) -> Result<Duration, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = UNITS.iter().find(|(unit, _)| *unit == &text[digits.len()..]);

@@ -86,24 +86,6 @@ fn fits(pattern: &str, text: &str) -> bool {
     rest.ends_with(last)
 }
 
-impl Gpu {
-    pub fn example(uuid: &str, index: u32) -> Self {
-        Gpu {
-            uuid: uuid.into(),
-            index,
-            minor: index,
-            name: "Example".into(),
-            pci_bus_id: format!("00000000:{index:02x}:00.0"),
-            numa_node: None,
-            memory_bytes: 80 << 30,
-            driver_bytes: 0,
-            context_bytes: None,
-            context_measured_bytes: None,
-            mig: None,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -14,6 +14,7 @@ pub mod clock;
 pub mod context_constant;
 pub mod counted;
 pub mod duration;
+mod fixtures;
 pub mod gpu;
 pub mod health;
 pub mod holding;

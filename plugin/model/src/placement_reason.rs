@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::counted::plural;
 use crate::percent::format_cores;
 use crate::quantity::format_bytes;
 use crate::replica::Replica;
@@ -49,9 +50,9 @@ impl PlacementReason {
             format!("{uuid} had {free} free{}", tell(uuid))
         });
         let mut reason = format!(
-            "of {} free replicas on {} GPUs ({rule}): {}",
-            available.len(),
-            free.len(),
+            "of {} on {} ({rule}): {}",
+            plural(available.len(), "free replica"),
+            plural(free.len(), "GPU"),
             each.collect::<Vec<_>>().join("; ")
         );
         if reason.len() > REASON_KEPT {

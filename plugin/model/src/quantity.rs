@@ -53,9 +53,6 @@ impl Quantity {
     }
 
     /// The amount in whole units, rounded up as Kubernetes does.
-    ///
-    /// # Errors
-    /// Negative amounts.
     pub fn units(self) -> Result<u64, QuantityError> {
         self.rounded_up(NANO)
     }

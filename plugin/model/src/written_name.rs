@@ -43,9 +43,6 @@ pub fn written_so<T>(
 }
 
 /// The id that is written in full or by its beginning, of at least four characters. `None` if there is none.
-///
-/// # Errors
-/// There are several.
 pub fn by_beginning<'a>(
     ids: &BTreeSet<&'a str>,
     written: &str,
