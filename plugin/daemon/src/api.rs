@@ -11,7 +11,6 @@ use tessera_api::view::NodeSource;
 use tessera_cluster::reviews::ReviewClient;
 use tessera_cluster::{Client, Server};
 use tessera_config::{ApiAuthorisation, Config};
-use tessera_web::counts::CountedReviews;
 use tessera_web::{Authorisation, Counts, Listener, Options, RootSocket, Tls};
 use tracing::warn;
 
@@ -97,9 +96,8 @@ fn protection(
     let is_open = api.listen.iter().any(|address| !address.ip().is_loopback());
     let reviews = |server| {
         let reviews = ReviewClient::new(Client::new(server, LIMIT));
-        let reviews = CountedReviews::new(reviews, Arc::clone(counts));
         let tls = files.clone().unwrap_or(Tls::SelfSigned);
-        (Authorisation::kubernetes(reviews), tls)
+        (Authorisation::kubernetes(reviews, Arc::clone(counts)), tls)
     };
     match (api.authorisation, cluster) {
         (ApiAuthorisation::Auto | ApiAuthorisation::Kubernetes, Some(server)) => Ok(reviews(server)),

@@ -2,14 +2,19 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-
-use crate::authorise::{Review, Reviews, User};
+use std::sync::{Mutex, PoisonError};
 
 /// Codes of answers that are counted from 0, so that a rise from none to one is seen.
 const COMMON: [u16; 6] = [200, 400, 401, 403, 404, 503];
 
-/// A question to the API server, as a label's value.
+/// A question to the API server.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Review {
+    Token,
+    Access,
+}
+
+/// The same as a label's value.
 const REVIEWS: [&str; 2] = ["token", "access"];
 /// How it was answered, likewise: allowed, denied, or not at all.
 const OUTCOMES: [&str; 3] = ["ok", "refused", "unreachable"];
@@ -85,92 +90,20 @@ impl Counts {
         REVIEWS.into_iter().zip(&self.reviews).flat_map(of).collect()
     }
 
-    fn reviewed<E>(&self, review: usize, answer: &Result<bool, E>) {
+    /// A question to the API server. One that is given up counts as none: any client may hang up at any time.
+    pub(crate) fn reviewed<E>(&self, review: Review, answer: Result<bool, E>) {
         let outcome = match answer {
             Ok(true) => 0,
             Ok(false) => 1,
             Err(_) => 2,
         };
-        self.reviews[review][outcome].fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-/// Counts what is asked of an API server.
-#[derive(Debug)]
-pub struct CountedReviews<R> {
-    reviews: R,
-    counts: Arc<Counts>,
-}
-
-impl<R: Reviews> CountedReviews<R> {
-    /// Of these reviews, in these counters.
-    pub fn new(reviews: R, counts: Arc<Counts>) -> Self {
-        counts.expect_reviews();
-        CountedReviews { reviews, counts }
-    }
-}
-
-// What is given up counts as nothing: any client may hang up at any time.
-impl<R: Reviews> Reviews for CountedReviews<R> {
-    fn user<'a>(&'a self, token: &'a str) -> Review<'a, Option<User>> {
-        Box::pin(async move {
-            let user = self.reviews.user(token).await;
-            self.counts.reviewed(0, &user.as_ref().map(Option::is_some));
-            user
-        })
-    }
-
-    fn may_get_pods<'a>(&'a self, user: &'a User, namespace: &'a str) -> Review<'a, bool> {
-        Box::pin(async move {
-            let may = self.reviews.may_get_pods(user, namespace).await;
-            self.counts.reviewed(1, &may);
-            may
-        })
+        self.reviews[review as usize][outcome].fetch_add(1, Ordering::Relaxed);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::authorise::ReviewError;
-
-    /// Knows one user, who may read one namespace; another token is never answered.
-    struct OneUser;
-
-    impl Reviews for OneUser {
-        fn user<'a>(&'a self, token: &'a str) -> Review<'a, Option<User>> {
-            Box::pin(async move {
-                match token {
-                    "good" => Ok(Some(User::default())),
-                    "bad" => Ok(None),
-                    "slow" => std::future::pending().await,
-                    _ => Err(ReviewError("away".to_owned())),
-                }
-            })
-        }
-
-        fn may_get_pods<'a>(&'a self, _: &'a User, namespace: &'a str) -> Review<'a, bool> {
-            Box::pin(async move { Ok(namespace == "team") })
-        }
-    }
-
-    #[tokio::test]
-    async fn every_answered_question_has_one_outcome_and_hanging_up_is_none() {
-        let counts = Arc::new(Counts::default());
-        assert_eq!(counts.reviews(), [], "nobody is asked");
-        let reviews = CountedReviews::new(OneUser, Arc::clone(&counts));
-        assert_eq!(counts.reviews().len(), 6, "each is there from the start");
-        for token in ["good", "bad", "bad", "away"] {
-            let _ = reviews.user(token).await;
-        }
-        let short = std::time::Duration::from_millis(1);
-        assert!(tokio::time::timeout(short, reviews.user("slow")).await.is_err());
-        for namespace in ["team", "theirs"] {
-            reviews.may_get_pods(&User::default(), namespace).await.unwrap();
-        }
-        let seen: Vec<u64> = counts.reviews().into_iter().map(|(_, _, count)| count).collect();
-        assert_eq!(seen, [1, 2, 1, 1, 1, 0]);
-    }
 
     #[test]
     fn common_codes_are_counted_from_nothing() {

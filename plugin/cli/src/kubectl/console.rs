@@ -101,7 +101,8 @@ pub(crate) fn main(args: &Args, common: &Common) -> Result<ExitCode, Failure> {
         true => {
             let access = Access::of_user(common.kubeconfig.as_deref(), common.context.as_deref());
             let access = access.map_err(Failure::usage)?;
-            Authorisation::kubernetes(ReviewClient::new(Client::new(access, LIMIT)))
+            let reviews = ReviewClient::new(Client::new(access, LIMIT));
+            Authorisation::kubernetes(reviews, Arc::default())
         }
     };
     let runtime =

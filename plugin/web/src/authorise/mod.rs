@@ -14,7 +14,6 @@ mod token;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,48 +21,15 @@ use axum::http::{HeaderMap, StatusCode};
 use futures_util::future::join_all;
 use sha2::{Digest, Sha256};
 use tessera_cluster::Verb;
-use tessera_cluster::reviews::ReviewClient;
+use tessera_cluster::reviews::{ReviewClient, User};
 use tessera_view::narrow::Rights;
 use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
+use crate::counts::{Counts, Review};
 use crate::problem::Refusal;
 use cache::Cache;
-pub use tessera_cluster::reviews::User;
-use token::NoToken;
 pub use token::TESSERA_AUTHORIZATION;
-
-/// Why the API server's word is not known.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct ReviewError(pub String);
-
-/// An answer that takes time.
-pub type Review<'a, T> = Pin<Box<dyn Future<Output = Result<T, ReviewError>> + Send + 'a>>;
-
-/// An API server that knows users and their rights.
-pub trait Reviews: Send + Sync + 'static {
-    /// The user of a token (`TokenReview`); `None` if it is not accepted.
-    fn user<'a>(&'a self, token: &'a str) -> Review<'a, Option<User>>;
-    /// Whether a user may `get pods` in a namespace (`SubjectAccessReview`); in all where it is empty.
-    fn may_get_pods<'a>(&'a self, user: &'a User, namespace: &'a str) -> Review<'a, bool>;
-}
-
-impl Reviews for ReviewClient {
-    fn user<'a>(&'a self, token: &'a str) -> Review<'a, Option<User>> {
-        Box::pin(async move {
-            let user = ReviewClient::user(self, token).await;
-            user.map_err(|error| ReviewError(error.to_string()))
-        })
-    }
-
-    fn may_get_pods<'a>(&'a self, user: &'a User, namespace: &'a str) -> Review<'a, bool> {
-        Box::pin(async move {
-            let may = self.may(user, Verb::Get, namespace).await;
-            may.map_err(|error| ReviewError(error.to_string()))
-        })
-    }
-}
 
 /// For how long answers are kept, and waited for.
 #[derive(Clone, Copy, Debug)]
@@ -123,20 +89,30 @@ impl fmt::Debug for Authorisation {
 }
 
 impl Authorisation {
-    /// Asks an API server.
-    pub fn kubernetes(reviews: impl Reviews) -> Self {
-        Self::kubernetes_for(reviews, Times::default())
+    /// Asks an API server, and counts that.
+    pub fn kubernetes(reviews: ReviewClient, counts: Arc<Counts>) -> Self {
+        Self::kubernetes_for(reviews, counts, Times::default())
     }
 
     /// As [`Authorisation::kubernetes`], with other times.
-    pub fn kubernetes_for(reviews: impl Reviews, times: Times) -> Self {
-        Authorisation::Kubernetes(Arc::new(Authoriser::new(Box::new(reviews), times)))
+    pub fn kubernetes_for(reviews: ReviewClient, counts: Arc<Counts>, times: Times) -> Self {
+        counts.expect_reviews();
+        Authorisation::Kubernetes(Arc::new(Authoriser {
+            reviews,
+            counts,
+            tokens: Cache::new(TOKENS),
+            token_reviews: Turns::default(),
+            named: Access::default(),
+            found: Access::default(),
+            times,
+        }))
     }
 }
 
 /// Asks the API server, and keeps its answers for a while.
 pub struct Authoriser {
-    reviews: Box<dyn Reviews>,
+    reviews: ReviewClient,
+    counts: Arc<Counts>,
     /// By the token's hash; `None` for one that the API server does not know.
     tokens: Cache<Hash, Option<Arc<Known>>>,
     token_reviews: Turns<TOKEN_REVIEWS>,
@@ -201,20 +177,10 @@ impl Known {
 }
 
 impl Authoriser {
-    pub(crate) fn new(reviews: Box<dyn Reviews>, times: Times) -> Self {
-        Authoriser {
-            reviews,
-            tokens: Cache::new(TOKENS),
-            token_reviews: Turns::default(),
-            named: Access::default(),
-            found: Access::default(),
-            times,
-        }
-    }
-
     /// The user of a request's token.
     pub(crate) async fn user(&self, headers: &HeaderMap) -> Result<Arc<Known>, Refusal> {
-        let token = token::of(headers).map_err(without_token)?;
+        let token = token::of(headers);
+        let token = token.map_err(|text| Refusal::new(StatusCode::UNAUTHORIZED, text))?;
         self.timed(self.user_of(token)).await
     }
 
@@ -229,8 +195,9 @@ impl Authoriser {
         if let Some(kept) = self.tokens.get(&key, Instant::now()) {
             return known(kept);
         }
-        let user = self.reviews.user(token).await.map_err(|error| away(&error))?;
-        let user = user.map(|user| Arc::new(Known::new(user)));
+        let user = self.reviews.user(token).await;
+        self.counts.reviewed(Review::Token, user.as_ref().map(Option::is_some));
+        let user = user.map_err(|error| away(&error))?.map(|user| Arc::new(Known::new(user)));
         let time = if user.is_some() { self.times.token } else { self.times.unknown };
         self.tokens.put(key, user.clone(), Instant::now(), time);
         known(user)
@@ -294,7 +261,8 @@ impl Authoriser {
         if let Some(kept) = access.answers.get(&key, Instant::now()) {
             return Ok(kept);
         }
-        let may = self.reviews.may_get_pods(&known.user, namespace).await;
+        let may = self.reviews.may(&known.user, Verb::Get, namespace).await;
+        self.counts.reviewed(Review::Access, may.as_ref().copied());
         let may = may.map_err(|error| away(&error))?;
         let time = if may { self.times.allowed } else { self.times.denied };
         access.answers.put(key, may, Instant::now(), time);
@@ -302,7 +270,7 @@ impl Authoriser {
     }
 
     async fn timed<T>(&self, work: impl Future<Output = Result<T, Refusal>>) -> Result<T, Refusal> {
-        let late = || away(&ReviewError(format!("no answer within {:?}", self.times.limit)));
+        let late = || away(&format!("no answer within {:?}", self.times.limit));
         tokio::time::timeout(self.times.limit, work).await.unwrap_or_else(|_| Err(late()))
     }
 }
@@ -317,27 +285,13 @@ pub(crate) fn is_name(name: &str) -> bool {
         && !name.ends_with('-')
 }
 
-fn without_token(no: NoToken) -> Refusal {
-    let text = match no {
-        NoToken::Absent => {
-            "a token is needed: send \"Authorization: Bearer TOKEN\", or through the API server's proxy \
-             \"Tessera-Authorization: Bearer TOKEN\"; kubectl create token SERVICEACCOUNT makes one"
-        }
-        NoToken::Malformed => {
-            "the header is not \"Bearer TOKEN\" with one token of at most 16 KiB; kubectl create token \
-             SERVICEACCOUNT makes one"
-        }
-    };
-    Refusal::new(StatusCode::UNAUTHORIZED, text)
-}
-
 fn unknown() -> Refusal {
     let text = "the API server does not accept the token: it has expired or is of another cluster; get a new one, \
                 for example with kubectl create token SERVICEACCOUNT";
     Refusal::new(StatusCode::UNAUTHORIZED, text)
 }
 
-fn away(error: &ReviewError) -> Refusal {
+fn away(error: &impl fmt::Display) -> Refusal {
     // The reason may name files and addresses of the plugin's: its log has it.
     tracing::warn!(%error, "nobody can be authorised");
     let text = "nobody can be authorised now: the API server does not answer the plugin's TokenReview or \

@@ -43,6 +43,7 @@ fn grown<K: Ord + Copy>(now: &BTreeMap<K, u64>, before: &BTreeMap<K, u64>) -> BT
 async fn each_answer_is_counted_by_its_code_and_each_review_by_its_outcome() {
     let world = World::new(short(), Tls::Plain).await;
     assert_eq!(world.counts.listening(), Some(true));
+    assert_eq!(world.counts.reviews().len(), 6, "each is there from the start");
     let path = "/api/v1/gpus";
     let unreachable = Temper::Answers(500, "etcd is away".into());
     // Token, what the API server does, path; code of the answer, and how each kind of question ended.
@@ -77,4 +78,13 @@ async fn each_answer_is_counted_by_its_code_and_each_review_by_its_outcome() {
             assert_eq!(kinds, Vec::from_iter(outcome), "{review} of {what}");
         }
     }
+    // What is given up counts as nothing: any client may hang up at any time.
+    tokio::time::sleep(short().token * 3).await;
+    world.cluster.set_temper(Temper::Silent);
+    let before = Counted::of(&world).reviews;
+    let client = Client::new(Endpoint::Plain(world.address)).with_token("token-all");
+    let asking = client.ask(path, "application/json");
+    assert!(tokio::time::timeout(short().token, asking).await.is_err());
+    tokio::time::sleep(short().limit).await;
+    assert_eq!(Counted::of(&world).reviews, before);
 }

@@ -20,7 +20,6 @@ use tessera_view::node::{Node, Plugin, Warning};
 use tessera_view::tenant::{Compute, Tenant, Use};
 use tessera_view::trace::{self, Args, Trace};
 use tessera_web::authorise::Times;
-use tessera_web::counts::CountedReviews;
 use tessera_web::{Authorisation, Counts, Server, Tls};
 
 use crate::common::{Script, Scripted, serve_counted};
@@ -285,9 +284,8 @@ impl World {
         let reviews =
             ReviewClient::new(ClusterClient::new(cluster.access(), Duration::from_millis(500)));
         let counts = Arc::<Counts>::default();
-        let reviews = CountedReviews::new(reviews, Arc::clone(&counts));
         let source = Scripted::new(script());
-        let authorisation = Authorisation::kubernetes_for(reviews, times);
+        let authorisation = Authorisation::kubernetes_for(reviews, Arc::clone(&counts), times);
         let (server, address) =
             serve_counted(source.clone(), authorisation, tls, Arc::clone(&counts)).await;
         World { source, cluster, address, counts, _server: server, _dir: dir }

@@ -146,7 +146,8 @@ impl Stage {
         let reviews = tessera_cluster::Client::new(cluster.access(), Duration::from_secs(5));
         let mut options = Options::new(Arc::new(node.source()));
         options.listen = vec!["127.0.0.1:0".parse().unwrap()];
-        options.authorisation = Authorisation::kubernetes(ReviewClient::new(reviews));
+        let reviews = ReviewClient::new(reviews);
+        options.authorisation = Authorisation::kubernetes(reviews, Arc::default());
         let server = Server::start(options).unwrap();
         let address = bounded(server.bound()).await.unwrap();
         let client = Client::new(Endpoint::Plain(address));
