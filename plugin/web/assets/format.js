@@ -22,6 +22,14 @@ export function cores(millis) {
   return percent((Math.trunc(Number(millis) || 0)) * 100);
 }
 
+/** A sum over GPUs, of thousandths of a GPU: `25% of a GPU`, `20.4 GPUs`. */
+export function gpus(millis) {
+  const all = Math.max(0, Math.trunc(Number(millis) || 0));
+  if (all < 1000) return `${cores(all)} of a GPU`;
+  const text = decimal(all / 1000).replace(/\.0$/, "");
+  return `${text} ${text === "1" ? "GPU" : "GPUs"}`;
+}
+
 /** A percentage, of thousandths of a percent. */
 export function percent(part) {
   const value = Math.max(0, Math.trunc(Number(part) || 0));

@@ -193,8 +193,9 @@ function unique(gpus) {
 }
 
 function savings(one) {
-  const parts = [];
-  if (one.saves_memory_bytes !== 0) parts.push(`${one.saves_memory_bytes < 0 ? "-" : ""}${format.bytes(Math.abs(one.saves_memory_bytes))}`);
-  if (one.saves_cores_millis !== 0) parts.push(`${one.saves_cores_millis < 0 ? "-" : ""}${format.cores(Math.abs(one.saves_cores_millis))} of a GPU`);
-  return parts.join(", ") + (one.pods.length > 1 ? `, over ${format.count(one.pods.length, "pod")}` : "");
+  const parts = [[one.saves_memory_bytes, format.bytes], [one.saves_cores_millis, format.gpus]];
+  const listed = (sign) => parts.filter(([saved]) => saved * sign > 0).map(([saved, text]) => text(Math.abs(saved))).join(" and ");
+  const [frees, needs] = [listed(1), listed(-1)];
+  const texts = [frees, needs ? `it needs ${needs} more` : ""].filter(Boolean).join("; ");
+  return texts && one.pods.length > 1 ? `${texts}, over ${format.count(one.pods.length, "pod")}` : texts;
 }

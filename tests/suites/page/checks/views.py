@@ -204,7 +204,8 @@ def namespaces():
             used = sum(use["memory_charged_bytes"] + use["memory_overhead_bytes"] for use in uses)
             limit = sum(use["memory_limit_bytes"] for use in uses)
             line = f"{written(one, 'bytes', used)} / {written(one, 'bytes', limit)}"
+            cores = written(one, "gpus", sum(use["cores_millis"] for use in uses))
             row = one.page.locator("tr", has=one.page.get_by_role("link", name=name, exact=True)).first
-            assert line in row.inner_text(), (name, line)
+            assert line in row.inner_text() and cores in row.inner_text(), (name, line, cores)
         for space in waste["namespaces"]:
             assert f"{space['asked_gpu_hours']:.1f}" in text and f"{space['cost']:.2f} EUR" in text, (space, text)
