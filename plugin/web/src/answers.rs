@@ -220,13 +220,12 @@ async fn explained(
         Meaning::In(namespaces) => {
             namespaces.iter().map(|namespace| format!("{namespace}/{}", asked.subject)).collect()
         }
-        Meaning::Allocations(ids) => ids,
     };
-    let mut all = Joined::new(&asked.subject, own::explained);
+    let mut answers = Vec::new();
     for subject in subjects {
-        all.add(source.explain(&asked.node, &subject).await)?;
+        answers.push(source.explain(&asked.node, &subject).await);
     }
-    all.whole()
+    joined(&asked.subject, answers, own::explained)
 }
 
 /// What the source remembers of all that a subject means.
@@ -242,68 +241,42 @@ async fn remembered(
             let of = |namespace| history::Query { namespace, ..query.clone() };
             namespaces.into_iter().map(of).collect()
         }
-        Meaning::Allocations(ids) => {
-            let of = |subject| history::Query { subject, ..query.clone() };
-            ids.into_iter().map(of).collect()
-        }
     };
     let mut step_seconds = query.step_seconds;
     loop {
-        let mut steps = BTreeSet::new();
-        let mut all =
-            Joined::new(&query.subject, |one, other| history::Answer::joined([one, other]));
+        let mut answers = Vec::new();
         for query in &queries {
             let query = history::Query { step_seconds, ..query.clone() };
-            let answer = source.history(node, query).await;
-            steps.extend(answer.iter().map(|answer| answer.step_seconds));
-            all.add(answer)?;
+            answers.push(source.history(node, query).await);
         }
+        let steps: BTreeSet<u32> = answers.iter().flatten().map(|one| one.step_seconds).collect();
         // Each has as many buckets as its own series allow; those of one answer have one length.
         match steps.last() {
             Some(longest) if steps.len() > 1 && step_seconds == 0 => step_seconds = *longest,
-            _ => return all.whole(),
+            _ => {
+                let join = |one, other| history::Answer::joined([one, other]);
+                return joined(&query.subject, answers, join);
+            }
         }
     }
 }
 
 /// The answers to several questions as one: what is not there for one of them may be there for another.
-struct Joined<A> {
-    found: Option<A>,
-    /// The answer where nothing is there for any.
-    missing: SourceError,
+fn joined<A>(
+    subject: &str,
+    answers: Vec<Result<A, SourceError>>,
     join: fn(A, A) -> A,
-}
-
-impl<A> Joined<A> {
-    fn new(subject: &str, join: fn(A, A) -> A) -> Self {
-        let text = format!("nothing is called {subject:?} here");
-        Joined { found: None, missing: SourceError::NotFound(text), join }
+) -> Result<A, SourceError> {
+    let mut all = Err(SourceError::NotFound(format!("nothing is called {subject:?} here")));
+    for answer in answers {
+        all = match (all, answer) {
+            (Ok(before), Ok(answer)) => Ok(join(before, answer)),
+            (Ok(found), Err(SourceError::NotFound(_))) => Ok(found),
+            (Err(_), answer @ (Ok(_) | Err(SourceError::NotFound(_)))) => answer,
+            (_, Err(error)) => return Err(error),
+        };
     }
-
-    /// # Errors
-    /// The source could not say.
-    fn add(&mut self, answer: Result<A, SourceError>) -> Result<(), SourceError> {
-        match answer {
-            Ok(answer) => {
-                self.found = Some(match self.found.take() {
-                    Some(before) => (self.join)(before, answer),
-                    None => answer,
-                });
-                Ok(())
-            }
-            Err(error @ SourceError::NotFound(_)) => {
-                self.missing = error;
-                Ok(())
-            }
-            Err(error) => Err(error),
-        }
-    }
-
-    /// # Errors
-    /// Nothing is there for any question.
-    fn whole(self) -> Result<A, SourceError> {
-        self.found.ok_or(self.missing)
-    }
+    all
 }
 
 fn wants_text(headers: &HeaderMap) -> bool {

@@ -41,9 +41,6 @@ pub(crate) enum Caller {
 
 impl Caller {
     /// The caller of a request.
-    ///
-    /// # Errors
-    /// Nobody that may ask anything.
     pub async fn of(
         origin: Origin,
         headers: &HeaderMap,
@@ -69,9 +66,6 @@ impl Caller {
     }
 
     /// What it may see of the namespaces that a question names.
-    ///
-    /// # Errors
-    /// That is not known now.
     pub async fn rights_on_named(&self, namespaces: &BTreeSet<String>) -> Result<Rights, Refusal> {
         match self {
             Caller::All => Ok(Rights::All),
@@ -80,9 +74,6 @@ impl Caller {
     }
 
     /// What it may see of the namespaces that have tenants here.
-    ///
-    /// # Errors
-    /// Nothing, or that is not known now.
     pub async fn rights_on_found(&self, namespaces: BTreeSet<String>) -> Result<Rights, Refusal> {
         let Caller::User(authoriser, user) = self else { return Ok(Rights::All) };
         match authoriser.rights_on_found(user, namespaces).await? {

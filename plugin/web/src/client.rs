@@ -11,11 +11,8 @@ use hyper::body::Bytes;
 use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
-use rustls::client::danger::HandshakeSignatureValid;
-use rustls::client::danger::{ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
 use serde::de::DeserializeOwned;
 use tessera_system::files::check_peer;
 use tessera_view::Problem;
@@ -107,14 +104,14 @@ impl ClientError {
 }
 
 /// Where a server is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum Endpoint {
     /// Root's socket.
     Socket(PathBuf),
     /// HTTP.
     Plain(SocketAddr),
-    /// HTTPS without a look at the certificate, as the API server's proxy speaks to pods: for tests.
-    Unverified(SocketAddr),
+    /// HTTPS, whose certificate is judged by this.
+    Secure(SocketAddr, Arc<ClientConfig>),
 }
 
 impl std::fmt::Display for Endpoint {
@@ -122,7 +119,7 @@ impl std::fmt::Display for Endpoint {
         match self {
             Endpoint::Socket(path) => write!(f, "{}", path.display()),
             Endpoint::Plain(address) => write!(f, "http://{address}"),
-            Endpoint::Unverified(address) => write!(f, "https://{address}"),
+            Endpoint::Secure(address, _) => write!(f, "https://{address}"),
         }
     }
 }
@@ -220,11 +217,11 @@ impl Client {
                 let stream = stream.map_err(|error| self.silent(&error.to_string()))?;
                 self.exchange(stream, question).await
             }
-            Endpoint::Unverified(address) => {
+            Endpoint::Secure(address, config) => {
                 let stream = TcpStream::connect(address).await;
                 let stream = stream.map_err(|error| self.silent(&error.to_string()))?;
                 let name = ServerName::IpAddress(address.ip().into());
-                let shaken = TlsConnector::from(unverified()).connect(name, stream).await;
+                let shaken = TlsConnector::from(Arc::clone(config)).connect(name, stream).await;
                 let stream = shaken.map_err(|error| self.silent(&error.to_string()))?;
                 self.exchange(stream, question).await
             }
@@ -302,54 +299,5 @@ fn refused(status: StatusCode, body: &[u8]) -> ClientError {
     match status {
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => ClientError::Denied(problem.error),
         _ => ClientError::Refused(problem),
-    }
-}
-
-fn unverified() -> Arc<ClientConfig> {
-    let provider = Arc::new(ring::default_provider());
-    let verifier = Arc::new(Anybody(Arc::clone(&provider)));
-    let builder =
-        ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-    // Ring has the default versions.
-    let builder = builder.expect("TLS 1.2 and 1.3");
-    Arc::new(builder.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth())
-}
-
-/// Takes any certificate whose key the other side has.
-#[derive(Debug)]
-struct Anybody(Arc<CryptoProvider>);
-
-impl ServerCertVerifier for Anybody {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls12_signature(message, cert, dss, &self.0.signature_verification_algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(message, cert, dss, &self.0.signature_verification_algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
     }
 }

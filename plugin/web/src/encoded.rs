@@ -2,8 +2,7 @@
 //! fleet is large, and many readers may read slowly.
 
 use std::collections::hash_map::RandomState;
-use std::hash::{BuildHasher, Hasher};
-use std::io;
+use std::hash::BuildHasher;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use axum::body::Bytes;
@@ -80,27 +79,11 @@ impl Encoded {
 
 /// A time that only says that a node was looked at again is no change; that of one that is silent stands still.
 fn hash(entry: &Entry, state: &RandomState) -> serde_json::Result<u64> {
-    let mut hashing = Hashing(state.build_hasher());
-    let view = entry.view.as_ref().map(|view| {
-        let of_node = (&view.api_version, &view.node, &view.plugin, &view.warnings);
-        (of_node, &view.gpus, &view.tenants, &view.others)
-    });
-    serde_json::to_writer(&mut hashing, &(entry.answers, &entry.error, view))?;
-    Ok(hashing.0.finish())
-}
-
-/// Hashes what is written to it.
-struct Hashing<H>(H);
-
-impl<H: Hasher> io::Write for Hashing<H> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.write(bytes);
-        Ok(bytes.len())
+    let mut still = Entry { answered_unix_ms: 0, ..entry.clone() };
+    if let Some(view) = &mut still.view {
+        view.at_unix_ms = 0;
     }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
+    Ok(state.hash_one(serde_json::to_vec(&still)?))
 }
 
 /// The encodings of the present fleet.
@@ -119,9 +102,6 @@ struct Kept {
 
 impl Encodings {
     /// What a reader with these rights sees of a fleet, of one node where one is named.
-    ///
-    /// # Errors
-    /// A figure that JSON cannot have: a bug.
     pub fn get(
         &self,
         fleet: &Arc<Fleet>,

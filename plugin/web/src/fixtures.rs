@@ -1,8 +1,13 @@
-//! A [`Source`] over a made-up fleet, for tests and benches of the server and the page.
+//! A [`Source`] over a made-up fleet, for tests and benches of the server and the page; and a client of any server.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use rustls::client::danger::HandshakeSignatureValid;
+use rustls::client::danger::{ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
 use tessera_view::advice::{Recommendations, Waste};
 use tessera_view::explain::{self, Explanation, Explanations};
 use tessera_view::fixtures::MadeUp;
@@ -128,5 +133,55 @@ fn explain(tenant: &Tenant) -> Explanation {
         allocations: vec![story],
         apart: true,
         ..Explanation::default()
+    }
+}
+
+/// A client that does not look at the certificate, as the API server's proxy speaks to pods.
+pub fn unverified() -> Arc<ClientConfig> {
+    let provider = Arc::new(ring::default_provider());
+    let verifier = Arc::new(Anybody(Arc::clone(&provider)));
+    let builder =
+        ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    // Ring has the default versions.
+    let builder = builder.expect("TLS 1.2 and 1.3");
+    Arc::new(builder.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth())
+}
+
+/// Takes any certificate whose key the other side has.
+#[derive(Debug)]
+struct Anybody(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for Anybody {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(message, cert, dss, &self.0.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, cert, dss, &self.0.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
     }
 }

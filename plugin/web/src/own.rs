@@ -18,8 +18,6 @@ pub(crate) enum Meaning {
     AsWritten,
     /// As something in each of these namespaces. With none of them it is not there.
     In(Vec<String>),
-    /// As these allocations.
-    Allocations(Vec<String>),
 }
 
 /// What `subject` means to a reader with `rights`. Nothing of tenants that the reader may not see counts.
@@ -29,28 +27,18 @@ pub(crate) fn meaning(fleet: &Fleet, rights: &Rights, subject: &str) -> Meaning 
     if subject.is_empty() || subject.contains('/') {
         return Meaning::AsWritten;
     }
-    let views = || fleet.nodes.iter().filter_map(|entry| entry.view.as_ref());
-    let own: Vec<&Tenant> = views()
-        .flat_map(|view| &view.tenants)
-        .filter(|tenant| !tenant.namespace.is_empty() && rights.may_see(&tenant.namespace))
-        .collect();
-    let claim = |tenant: &Tenant| tenant.claim.split_once('/').map(|(_, name)| name.to_owned());
-    let calls: [&dyn Fn(&Tenant) -> bool; 3] = [
-        &|tenant| tenant.pod == subject,
-        &|tenant| claim(tenant).as_deref() == Some(subject),
-        &|tenant| tenant.container == subject,
-    ];
-    for is_called_so in calls {
-        let called_so = own.iter().filter(|tenant| is_called_so(tenant));
-        let found: BTreeSet<String> = called_so.map(|tenant| tenant.namespace.clone()).collect();
-        if !found.is_empty() {
-            return Meaning::In(found.into_iter().collect());
-        }
-    }
-    let begun = own.iter().filter(|tenant| is_written(&tenant.id, subject));
-    let ids: BTreeSet<String> = begun.map(|tenant| tenant.id.clone()).collect();
-    if !ids.is_empty() {
-        return Meaning::Allocations(ids.into_iter().collect());
+    let is_called_so = |tenant: &&Tenant| {
+        let claim = tenant.claim.split_once('/').map(|(_, name)| name);
+        [Some(tenant.pod.as_str()), claim, Some(tenant.container.as_str())].contains(&Some(subject))
+            || is_written(&tenant.id, subject)
+    };
+    let views = fleet.nodes.iter().filter_map(|entry| entry.view.as_ref());
+    let own =
+        views.flat_map(|view| &view.tenants).filter(|tenant| rights.may_see(&tenant.namespace));
+    let called_so = own.filter(is_called_so).map(|tenant| tenant.namespace.clone());
+    let found: BTreeSet<String> = called_so.collect();
+    if !found.is_empty() {
+        return Meaning::In(found.into_iter().collect());
     }
     if is_gpu(fleet, subject) {
         return Meaning::AsWritten;
@@ -157,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_go_before_claims_containers_ids_and_gpus() {
+    fn what_is_the_readers_own_goes_before_gpus() {
         let rights = Rights::Namespaces(["ann".to_owned()].into());
         let of =
             |tenants: &[Tenant], subject: &str| meaning(&fleet(tenants.to_vec()), &rights, subject);
@@ -174,8 +162,7 @@ mod tests {
         assert_eq!(of(&tenants, "chat"), own);
         assert_eq!(of(&tenants, "0"), own, "a container before GPU 0");
         assert_eq!(of(&[], "0"), Meaning::AsWritten, "GPU 0");
-        assert_eq!(of(&tenants, "0c1d"), Meaning::Allocations(vec![id.clone()]));
-        assert_eq!(of(&tenants, &id), Meaning::Allocations(vec![id.clone()]));
+        assert_eq!((of(&tenants, "0c1d"), of(&tenants, &id)), (own.clone(), own.clone()));
         assert_eq!(of(&[], &id), own, "it may have been the reader's");
         assert_eq!(of(&tenants, "gone-0"), own, "it may have been the reader's");
         assert_eq!(of(&tenants, "eve/pod"), Meaning::AsWritten);

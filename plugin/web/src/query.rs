@@ -92,9 +92,6 @@ impl Parameters {
     }
 
     /// How long to trace, seconds.
-    ///
-    /// # Errors
-    /// Not at all, or for too long.
     pub fn seconds(&self) -> Result<u32, Refusal> {
         let seconds = self.seconds.unwrap_or(trace::USUAL);
         match (1..=trace::LONGEST).contains(&seconds) {

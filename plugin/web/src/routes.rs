@@ -28,67 +28,55 @@ const ANSWER: Duration = Duration::from_secs(15);
 /// The JSON schema of the answers, as `docs/api.schema.json` has it.
 pub const SCHEMA: &str = include_str!("../../../docs/api.schema.json");
 
-/// What can be asked under `/api/v1`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Route {
+macro_rules! routes {
+    ($($(#[$doc:meta])* $name:ident => $path:literal;)*) => {
+        /// What can be asked under `/api/v1`.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Route {
+            $($(#[$doc])* $name,)*
+        }
+
+        impl Route {
+            /// All of them.
+            pub const ALL: [Route; [$($path),*].len()] = [$(Route::$name),*];
+
+            pub fn path(self) -> &'static str {
+                match self {
+                    $(Route::$name => concat!("/api/v1/", $path),)*
+                }
+            }
+        }
+    };
+}
+
+routes! {
     /// Everything.
-    Fleet,
-    Node,
+    Fleet => "fleet";
+    Node => "node";
     /// GPUs of all nodes.
-    Gpus,
+    Gpus => "gpus";
     /// Tenants of all nodes.
-    Tenants,
+    Tenants => "tenants";
     /// What was.
-    History,
+    History => "history";
     /// Why one pod has what it has.
-    Explain,
+    Explain => "explain";
     /// What to ask for instead.
-    Recommend,
+    Recommend => "recommend";
     /// What is paid for and not used.
-    Waste,
+    Waste => "waste";
     /// What the arbiter does for some seconds.
-    Trace,
+    Trace => "trace";
     /// Events.
-    Stream,
+    Stream => "stream";
     /// The schema of all these.
-    Schema,
+    Schema => "schema";
 }
 
 impl Route {
-    /// All of them.
-    pub const ALL: [Route; 11] = [
-        Route::Fleet,
-        Route::Node,
-        Route::Gpus,
-        Route::Tenants,
-        Route::History,
-        Route::Explain,
-        Route::Recommend,
-        Route::Waste,
-        Route::Trace,
-        Route::Stream,
-        Route::Schema,
-    ];
-
     /// Whether an answer takes as long as it is asked for, and not as long as it costs.
     pub fn lasts(self) -> bool {
         matches!(self, Route::Trace | Route::Stream)
-    }
-
-    pub fn path(self) -> &'static str {
-        match self {
-            Route::Fleet => "/api/v1/fleet",
-            Route::Node => "/api/v1/node",
-            Route::Gpus => "/api/v1/gpus",
-            Route::Tenants => "/api/v1/tenants",
-            Route::History => "/api/v1/history",
-            Route::Explain => "/api/v1/explain",
-            Route::Recommend => "/api/v1/recommend",
-            Route::Waste => "/api/v1/waste",
-            Route::Trace => "/api/v1/trace",
-            Route::Stream => "/api/v1/stream",
-            Route::Schema => "/api/v1/schema",
-        }
     }
 }
 

@@ -2,7 +2,6 @@
 //! on beside it. Metrics and probes have a second such thread ([`Server::metrics`]), which nothing that the API is
 //! asked can hold up.
 
-use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -126,17 +125,6 @@ pub struct Options {
     pub counts: Arc<Counts>,
 }
 
-impl fmt::Debug for Options {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Options")
-            .field("listen", &self.listen)
-            .field("tls", &self.tls)
-            .field("authorisation", &self.authorisation)
-            .field("socket", &self.socket)
-            .finish_non_exhaustive()
-    }
-}
-
 impl Options {
     /// Nothing but a source, once a second: callers add where it is served.
     pub fn new(source: Arc<dyn Source>) -> Self {
@@ -164,9 +152,6 @@ pub struct Server {
 
 impl Server {
     /// Serves, now or as soon as an address can be had: what is amiss is reported.
-    ///
-    /// # Errors
-    /// No thread.
     pub fn start(options: Options) -> io::Result<Self> {
         Self::on_thread("api", move |known| serve(options, known))
     }
@@ -174,9 +159,6 @@ impl Server {
     /// Serves a router of metrics and probes at the first of these addresses that can be had. Each request has its
     /// [`Connection`](tessera_system::connections::Connection) among its extensions; what an answer has among its own
     /// is dropped when the answer has been read.
-    ///
-    /// # Errors
-    /// No thread.
     pub fn metrics(listen: Vec<SocketAddr>, router: Router, report: Report) -> io::Result<Self> {
         Self::on_thread("metrics", move |known| async move {
             let kind = ListenerKind::Metrics;

@@ -75,9 +75,6 @@ impl FleetCache {
     }
 
     /// Not older than `age`.
-    ///
-    /// # Errors
-    /// As the source says.
     pub async fn get(&self, age: Duration) -> Result<Arc<Fleet>, SourceError> {
         let mut kept = self.kept.lock().await;
         if let Some((at, fleet)) = &*kept

@@ -65,9 +65,6 @@ impl Drop for Turn {
 }
 
 /// Begins one.
-///
-/// # Errors
-/// The caller may see nothing, or there are too many.
 pub(crate) async fn begin(
     app: Arc<App>,
     headers: HeaderMap,

@@ -10,7 +10,7 @@ use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{ClientHello, ResolvesServerCert};
-use rustls::sign::CertifiedKey;
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use tessera_system::files;
 
 use crate::self_signed::self_signed;
@@ -34,13 +34,10 @@ pub enum Tls {
 }
 
 /// The configuration; `None` for [`Tls::Plain`]. Reads files.
-///
-/// # Errors
-/// The file, and what is wrong with it.
 pub(crate) fn config(tls: &Tls) -> Result<Option<Arc<ServerConfig>>, String> {
     let resolver: Arc<dyn ResolvesServerCert> = match tls {
         Tls::Plain => return Ok(None),
-        Tls::SelfSigned => Arc::new(Fixed(Arc::new(made()?))),
+        Tls::SelfSigned => Arc::new(SingleCertAndKey::from(made()?)),
         Tls::Files { certificate, key } => Arc::new(Files::open(certificate, key)?),
     };
     let builder = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()));
@@ -49,15 +46,6 @@ pub(crate) fn config(tls: &Tls) -> Result<Option<Arc<ServerConfig>>, String> {
     let mut config = builder.with_no_client_auth().with_cert_resolver(resolver);
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(Some(Arc::new(config)))
-}
-
-#[derive(Debug)]
-struct Fixed(Arc<CertifiedKey>);
-
-impl ResolvesServerCert for Fixed {
-    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(Arc::clone(&self.0))
-    }
 }
 
 fn made() -> Result<CertifiedKey, String> {

@@ -262,7 +262,7 @@ pub async fn endpoints(
     let address = address(log, API).await?;
     let socket = client::Endpoint::Socket(dir.join("admin.sock"));
     Ok(match api {
-        Api::Tls => [client::Endpoint::Unverified(address), socket],
+        Api::Tls => [client::Endpoint::Secure(address, tessera_web::fixtures::unverified()), socket],
         Api::Plain | Api::Off => [client::Endpoint::Plain(address), socket],
     })
 }

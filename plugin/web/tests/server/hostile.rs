@@ -7,6 +7,7 @@ use std::sync::Mutex;
 use http_body_util::BodyExt;
 use tessera_view::fleet::Fleet;
 use tessera_web::client::{Client, Endpoint};
+use tessera_web::fixtures::unverified;
 use tessera_web::{Authorisation, Route, Tls};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -162,7 +163,7 @@ async fn no_token_is_ever_logged() {
         .with_writer(move || writer.clone());
     tracing::subscriber::set_global_default(log.finish()).unwrap();
     let world = World::new(short(), Tls::SelfSigned).await;
-    let client = Client::new(Endpoint::Unverified(world.address));
+    let client = Client::new(Endpoint::Secure(world.address, unverified()));
     world.cluster.with(|store| {
         store.users.accept("s3cret-good", "ann", &[]);
         store.users.allow("ann", "");

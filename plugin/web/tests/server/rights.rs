@@ -11,6 +11,7 @@ use tessera_view::fleet::Fleet;
 use tessera_view::fleet::Tenants;
 use tessera_web::authorise::Times;
 use tessera_web::client::{Client, Endpoint, query};
+use tessera_web::fixtures::unverified;
 use tessera_web::{Route, SourceError, Tls};
 
 use crate::explained;
@@ -367,7 +368,7 @@ async fn rights_on_a_namespace_without_tenants_here_give_totals() {
 #[tokio::test]
 async fn without_a_token_that_is_accepted_there_is_nothing() {
     let world = World::new(Times::default(), Tls::SelfSigned).await;
-    let bare = Client::new(Endpoint::Unverified(world.address));
+    let bare = Client::new(Endpoint::Secure(world.address, unverified()));
     for route in Route::ALL.into_iter().filter(|route| *route != Route::Schema) {
         for (client, says) in [
             (bare.clone(), "a token is needed"),
