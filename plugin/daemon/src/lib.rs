@@ -298,7 +298,7 @@ async fn run(
     let observing = observe::Watch::start(Arc::clone(&agent), Arc::clone(&discovery))?;
     let health = Watcher::start(discovery, Arc::clone(&agent))?;
     let recorder = Arc::new(Recorder::new(Arc::clone(&view)));
-    source.set_past(Some(recorder.clone()));
+    source.set_past(Arc::clone(&recorder));
     tokio::select! {
         () = history::record(&recorder, &board, timing.history_look, timing.history_store) => {}
         () = beat(&agent, timing.heartbeat) => {}

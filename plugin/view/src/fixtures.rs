@@ -10,9 +10,6 @@ mod tenants;
 
 use std::collections::BTreeSet;
 
-use crate::advice::{Recommendations, Waste};
-use crate::fleet::Fleet;
-
 /// How large a fleet is, and what is wrong with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
@@ -60,16 +57,6 @@ impl MadeUp {
         MadeUp { layout, now_unix_ms: now_unix_ms.max(earliest), away: BTreeSet::new() }
     }
 
-    /// What it is made of.
-    pub fn layout(&self) -> &Layout {
-        &self.layout
-    }
-
-    /// Its instant.
-    pub fn now_unix_ms(&self) -> i64 {
-        self.now_unix_ms
-    }
-
     /// Time passes.
     pub fn tick(&mut self, ms: u32) {
         self.now_unix_ms = self.now_unix_ms.saturating_add(i64::from(ms));
@@ -87,37 +74,6 @@ impl MadeUp {
     /// Names of all nodes, in order.
     pub fn nodes(&self) -> impl Iterator<Item = String> + '_ {
         (0..self.layout.nodes).map(names::node)
-    }
-
-    /// All nodes.
-    pub fn fleet(&self) -> Fleet {
-        fleet::fleet(self)
-    }
-
-    /// What was, of one node; of the first where none is named. `None` where no node is called so.
-    pub fn history(
-        &self,
-        node: &str,
-        query: &crate::history::Query,
-    ) -> Option<crate::history::Answer> {
-        history::answer(self, node, query)
-    }
-
-    /// Tenants of each GPU of a node that have a millisecond each, in turns, and wait meanwhile. `None` where no node is
-    /// called so.
-    pub fn trace(&self, node: &str, seconds: u32) -> Option<crate::trace::Trace> {
-        let entry = self.fleet().nodes.into_iter().find(|entry| entry.node == node)?;
-        Some(history::turns(&entry.view?, seconds))
-    }
-
-    /// Advice; of one namespace and one pod, where they are named.
-    pub fn recommendations(&self, namespace: &str, pod: &str) -> Recommendations {
-        advice::recommendations(self, namespace, pod)
-    }
-
-    /// What is asked and not used, of all namespaces or one.
-    pub fn waste(&self, namespace: &str) -> Waste {
-        advice::waste(self, namespace)
     }
 }
 
@@ -174,7 +130,7 @@ mod tests {
     #[test]
     fn a_history_has_the_tenants_of_now_and_those_that_are_gone() {
         let made = made(Layout::default());
-        let query = Query { since_unix_ms: made.now_unix_ms() - HOUR_MS, ..Query::default() };
+        let query = Query { since_unix_ms: made.now_unix_ms - HOUR_MS, ..Query::default() };
         let answer = made.history("", &query).unwrap();
         assert_eq!(answer.step_seconds, 10);
         let fleet = made.fleet();
@@ -197,32 +153,5 @@ mod tests {
         }
         assert!(answer.events.is_sorted_by_key(|event| event.at_unix_ms));
         assert!(made.history("no-such-node", &query).is_none());
-    }
-
-    #[test]
-    fn a_node_goes_away_and_comes_back() {
-        let mut made = made(Layout { trouble: false, ..Layout::default() });
-        let name = made.nodes().nth(1).unwrap();
-        made.set_away(&name, true);
-        let away = made.fleet().nodes.remove(1);
-        assert!(!away.answers && away.view.is_some() && !away.error.is_empty());
-        made.set_away(&name, false);
-        assert!(made.fleet().nodes[1].answers);
-    }
-
-    #[test]
-    fn advice_and_waste_are_of_tenants_that_live() {
-        let made = made(Layout { nodes: 6, ..Layout::default() });
-        let fleet = made.fleet();
-        let tenants: Vec<_> =
-            fleet.nodes.iter().filter_map(|e| e.view.as_ref()).flat_map(|v| &v.tenants).collect();
-        let waste = made.waste("");
-        let of_waste: usize = waste.namespaces.iter().map(|n| n.tenants.len()).sum();
-        assert_eq!(of_waste, tenants.len());
-        let one = tenants[0];
-        let advice = made.recommendations(&one.namespace, &one.pod);
-        assert_eq!(advice.workloads.len(), 1);
-        assert!(advice.workloads[0].pods.contains(&one.pod));
-        assert!(advice.workloads[0].memory_bytes >= one.gpus[0].memory_peak_bytes);
     }
 }

@@ -1,5 +1,7 @@
 //! A node as root sees it: what `tessera status -o json` and `/api/v1/status` say.
 
+use std::fmt;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tessera_model::origin::{ClaimResult, ClaimShare};
@@ -8,6 +10,7 @@ use tessera_model::record;
 pub use tessera_model::health::State as GpuState;
 pub use tessera_model::record::State as AllocationState;
 
+use crate::gpu::Replicas;
 pub use crate::tenant::ComputePolicy;
 use crate::tenant::{Compute, Use};
 use crate::warning::Warning;
@@ -319,6 +322,29 @@ pub struct Gpu {
     pub replicas: Vec<Replica>,
 }
 
+impl Gpu {
+    /// Its replicas by resource, in the order of the configuration.
+    pub fn by_resource(&self) -> Vec<Replicas> {
+        let mut all: Vec<Replicas> = Vec::new();
+        for replica in &self.replicas {
+            let at = all.iter().position(|one| one.resource_name == replica.resource_name);
+            let at = at.unwrap_or_else(|| {
+                let resource_name = replica.resource_name.clone();
+                all.push(Replicas { resource_name, ..Replicas::default() });
+                all.len() - 1
+            });
+            let of = &mut all[at];
+            of.count += 1;
+            of.held += u32::from(!replica.allocation_id.is_empty());
+            of.free += u32::from(replica.is_free());
+            // One that is retired has no size any more.
+            of.memory_limit_bytes = of.memory_limit_bytes.max(replica.memory_limit_bytes);
+            of.cores_millis = of.cores_millis.max(replica.cores_millis);
+        }
+        all
+    }
+}
+
 /// The unit that kubelet hands out.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
@@ -339,6 +365,13 @@ pub struct Replica {
     pub cores_millis: u32,
     /// The allocation that holds it; empty for a free one.
     pub allocation_id: String,
+}
+
+impl Replica {
+    /// Whether it can be handed out now.
+    pub fn is_free(&self) -> bool {
+        self.allocation_id.is_empty() && self.health == Health::Healthy
+    }
 }
 
 /// An allocation.
@@ -396,6 +429,15 @@ pub struct Allocation {
     pub pages_dir: String,
 }
 
+impl Allocation {
+    /// Whose it is: a claim is of a namespace, whether kubelet has named its pod or not. Empty for nobody's.
+    pub fn namespace(&self) -> &str {
+        let holder = self.holder.as_ref().map(|holder| holder.namespace.as_str());
+        let claim = || self.claim.as_ref().map(|claim| claim.namespace.as_str());
+        holder.filter(|name| !name.is_empty()).or_else(claim).unwrap_or_default()
+    }
+}
+
 /// A container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
@@ -440,6 +482,13 @@ pub struct Process {
     pub slot: u32,
     /// What it has charged on all GPUs.
     pub memory_charged_bytes: u64,
+}
+
+impl fmt::Display for Holder {
+    /// As a person would call it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}, container {}", self.namespace, self.pod, self.container)
+    }
 }
 
 impl From<&record::Holder> for Holder {

@@ -3,15 +3,15 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use tessera_view::change::{PlanRequest, PlanResponse, ReloadResponse};
+use tessera_view::change::{PlanRequest, PlanResponse, ReloadRequest, ReloadResponse};
 
 use super::server::failed;
 use super::status::StatusView;
+use super::steer;
 use tessera_agent::reload::plan::{changes, problems};
 use tessera_agent::reload::{ReloadCause, Reloader};
-use tessera_model::audit::Actor;
 use tessera_view::API_VERSION;
-use tessera_web::SourceError;
+use tessera_web::{Peer, SourceError};
 
 /// Larger ones are no configuration.
 const LONGEST: usize = 1 << 20;
@@ -23,10 +23,11 @@ fn reloader(view: &StatusView) -> Result<Arc<Reloader>, SourceError> {
 }
 
 pub(super) async fn plan(
-    view: &StatusView,
+    view: Arc<StatusView>,
     request: PlanRequest,
+    _: Peer,
 ) -> Result<PlanResponse, SourceError> {
-    let reloader = reloader(view)?;
+    let reloader = reloader(&view)?;
     if request.text.len() > LONGEST {
         return Err(SourceError::Invalid("a configuration is at most 1 MiB".to_owned()));
     }
@@ -36,16 +37,18 @@ pub(super) async fn plan(
 }
 
 pub(super) async fn reload(
-    view: &StatusView,
-    actor: Option<Actor>,
+    view: Arc<StatusView>,
+    _: ReloadRequest,
+    peer: Peer,
 ) -> Result<ReloadResponse, SourceError> {
-    let reloader = reloader(view)?;
+    let reloader = reloader(&view)?;
+    let actor = steer::actor(peer, "config reload".to_owned());
     let Some(file) = reloader.file().map(|file| file.path().display().to_string()) else {
         return Err(SourceError::Conflict("this plugin was started without a file".to_owned()));
     };
     let reading = Arc::clone(&reloader);
     let read =
-        tokio::task::spawn_blocking(move || reading.reload(&ReloadCause::Asked(actor))).await;
+        tokio::task::spawn_blocking(move || reading.reload(&ReloadCause::Asked(Some(actor)))).await;
     let outcome = read.map_err(failed)?;
     Ok(ReloadResponse {
         problems: problems(&outcome.problems),

@@ -1,15 +1,12 @@
 //! What root asks: the status, and what changes limits and cordons.
 
 mod config;
-mod explain;
 pub mod reach;
 mod server;
 mod status;
 mod steer;
 mod text;
-mod warnings;
 
-pub(crate) use explain::explanation;
 pub use reach::{EXIT_FORBIDDEN, EXIT_UNAVAILABLE, EXIT_USAGE, ask, call, sentence};
 pub(crate) use server::Turns;
 pub use server::routes;

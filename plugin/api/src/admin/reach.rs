@@ -80,18 +80,12 @@ pub fn client(socket: &Path, limit: Duration) -> Client {
 }
 
 /// Asks the plugin for a change, or to judge one.
-///
-/// # Errors
-/// It does not answer, or refuses.
 pub async fn call<C: Call>(socket: &Path, request: &C) -> Result<C::Answer, ClientError> {
     client(socket, TIMEOUT).call(request).await
 }
 
 /// What may be asked twice: again, where the connection broke. A plugin whose socket is flooded makes room by closing
 /// connections, and the next one is served.
-///
-/// # Errors
-/// As the last attempt's.
 pub async fn get<T: DeserializeOwned>(
     socket: &Path,
     path: &str,
@@ -108,9 +102,6 @@ pub async fn get<T: DeserializeOwned>(
 }
 
 /// The plugin's status.
-///
-/// # Errors
-/// It does not answer.
 pub async fn ask(socket: &Path) -> Result<Status, ClientError> {
     get(socket, STATUS, TIMEOUT).await
 }

@@ -8,10 +8,7 @@ use axum::extract::State;
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
 use serde::de::DeserializeOwned;
-use tessera_view::change::{
-    Call, CordonRequest, PlanRequest, ReloadRequest, ResetQuotaRequest, SetQuotaRequest,
-    UncordonRequest,
-};
+use tessera_view::change::Call;
 use tessera_view::status::{LIVE, STATUS};
 use tessera_web::{Peer, SourceError};
 use tokio::runtime::Handle;
@@ -61,26 +58,12 @@ pub fn routes(view: Arc<StatusView>) -> Router {
                 service.at_work(status).await.map(Json)
             }),
         );
-    let router =
-        with(
-            router,
-            |view, request: PlanRequest, _| async move { config::plan(&view, request).await },
-        );
-    let router = with(router, |view, _: ReloadRequest, peer| async move {
-        config::reload(&view, Some(steer::actor(peer, "config reload".to_owned()))).await
-    });
-    let router = with(router, |view, request: SetQuotaRequest, peer| async move {
-        steer::set_quota(&view, request, peer).await
-    });
-    let router = with(router, |view, request: ResetQuotaRequest, peer| async move {
-        steer::reset_quota(&view, request, peer).await
-    });
-    let router = with(router, |view, request: CordonRequest, peer| async move {
-        steer::cordon(&view, request, peer).await
-    });
-    let router = with(router, |view, request: UncordonRequest, peer| async move {
-        steer::uncordon(&view, request, peer).await
-    });
+    let router = with(router, config::plan);
+    let router = with(router, config::reload);
+    let router = with(router, steer::set_quota);
+    let router = with(router, steer::reset_quota);
+    let router = with(router, steer::cordon);
+    let router = with(router, steer::uncordon);
     router.with_state(service)
 }
 

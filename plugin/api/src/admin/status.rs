@@ -9,8 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 pub(crate) use self::parts::allocation;
-use self::parts::{add_lease, dra, replicas, resource, silent};
-use super::warnings;
+use self::parts::{add_lease, dra, replicas, resource, silent, standing, warnings_of};
 use tessera_agent::Agent;
 use tessera_agent::advertised::NodeSnapshot;
 use tessera_agent::inventory::Standing;
@@ -218,11 +217,10 @@ impl StatusView {
             status.set_warnings(warnings);
             return Survey { status, ..Survey::default() };
         };
-        let standing =
-            agent.inventory().others_warnings().into_iter().chain(agent.trust_warnings());
+        let others = agent.inventory().others_warnings().into_iter().chain(agent.trust_warnings());
         let records = books.allocations.iter().map(|(record, _)| record);
         let kept = tessera_agent::kept_by_other(&books.catalogue, records);
-        let mut found: Vec<Found> = standing.chain(kept).map(warnings::standing).collect();
+        let mut found: Vec<Found> = others.chain(kept).map(standing).collect();
         let arbiter = agent.allocations().arbiter().and_then(Arbiter::view);
         let no_view = View::default();
         let compute = arbiter.as_ref().unwrap_or(&no_view);
@@ -241,7 +239,7 @@ impl StatusView {
             let name = record.name();
             let share = compute.tenants.iter().find(|share| share.id == record.id.as_str());
             let id = record.id.as_str();
-            found.extend(warnings::of_tenant(id, &name, region.as_deref(), share));
+            found.extend(warnings_of(id, &name, region.as_deref(), share));
             if !parked_and_idle {
                 let compute = share.map(parts::compute);
                 let allocation = allocation(record, region.as_deref(), &used);
@@ -251,7 +249,7 @@ impl StatusView {
         // A tenant's own word goes before what was guessed at the start.
         hidden |= !seen && self.pids == PidView::Own;
         if hidden {
-            found.push(warnings::standing(
+            found.push(standing(
                 "pids of tenants are unknown: the plugin's pod needs hostPID: true; until then a \
                  process's death is noticed when its socket closes, and what it holds beyond its \
                  charges is neither observed nor audited"

@@ -20,25 +20,25 @@ use tessera_view::tenant::Limits;
 use tessera_web::{Peer, SourceError};
 
 pub(super) async fn set_quota(
-    view: &StatusView,
+    view: Arc<StatusView>,
     request: SetQuotaRequest,
     peer: Peer,
 ) -> Result<QuotaResponse, SourceError> {
     let actor = actor(peer, set_command(&request));
-    blocking(view, move |agent| agent.set_quota(&request, actor)).await
+    blocking(&view, move |agent| agent.set_quota(&request, actor)).await
 }
 
 pub(super) async fn reset_quota(
-    view: &StatusView,
+    view: Arc<StatusView>,
     request: ResetQuotaRequest,
     peer: Peer,
 ) -> Result<QuotaResponse, SourceError> {
     let actor = actor(peer, reset_command(&request));
-    blocking(view, move |agent| agent.reset_quota(&request, actor)).await
+    blocking(&view, move |agent| agent.reset_quota(&request, actor)).await
 }
 
 pub(super) async fn cordon(
-    view: &StatusView,
+    view: Arc<StatusView>,
     request: CordonRequest,
     peer: Peer,
 ) -> Result<CordonResponse, SourceError> {
@@ -48,11 +48,11 @@ pub(super) async fn cordon(
     with_reason(&mut command, &reason);
     let actor = actor(peer, command);
     let gpu = (!all).then_some(gpu);
-    blocking(view, move |agent| agent.cordon(gpu.as_deref(), some(reason), actor)).await
+    blocking(&view, move |agent| agent.cordon(gpu.as_deref(), some(reason), actor)).await
 }
 
 pub(super) async fn uncordon(
-    view: &StatusView,
+    view: Arc<StatusView>,
     request: UncordonRequest,
     peer: Peer,
 ) -> Result<CordonResponse, SourceError> {
@@ -69,7 +69,7 @@ pub(super) async fn uncordon(
     let mut command = format!("uncordon {what}");
     with_reason(&mut command, &reason);
     let actor = actor(peer, command);
-    blocking(view, move |agent| {
+    blocking(&view, move |agent| {
         let lift = match (all, each) {
             (true, true) => Lift::Each,
             (true, false) => Lift::Node,

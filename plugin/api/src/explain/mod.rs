@@ -5,50 +5,120 @@ mod lines;
 mod origin;
 mod story;
 mod subject;
-pub(crate) mod trail;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 pub(crate) use lines::line;
-pub use subject::Unknown;
+use subject::Unknown;
 
+use tessera_agent::Agent;
 use tessera_config::Config;
 use tessera_model::audit::Event;
 use tessera_model::gpu::Gpu;
+use tessera_model::printable;
 use tessera_model::record::Record;
 use tessera_rules::shares;
-use tessera_store::Lines;
+use tessera_store::{Filter, Lines};
 use tessera_view::API_VERSION;
 use tessera_view::explain::{Explanation, GpuStory};
 use tessera_view::status::{Allocation, Status};
+use tessera_web::SourceError;
+
+use crate::admin::StatusView;
 
 /// Most allocations that are explained in full; of a Deployment's pods, or of a name that comes again and again.
 const STORIES: usize = 8;
 /// Lines of the trail for each of them, the newest.
 const LINES: usize = 200;
+/// Longest subject, bytes: a namespace, a pod and a container are no longer.
+const LONGEST: usize = 512;
+
+/// Answers. Blocking: it reads the pages and the ledger, and asks the driver.
+pub(crate) fn explanation(view: &StatusView, subject: &str) -> Result<Explanation, SourceError> {
+    if subject.trim().is_empty() || subject.len() > LONGEST {
+        return Err(SourceError::Invalid("name a pod, an allocation or a GPU".to_owned()));
+    }
+    let facts = match view.agent() {
+        Some(agent) => Facts::gathered(view, agent),
+        None => Facts {
+            status: view.status(),
+            records: Vec::new(),
+            trail: Lines::default(),
+            config: view.config(),
+            gpus: Vec::new(),
+            page_versions: Default::default(),
+            remarks: vec!["the plugin is still starting".to_owned()],
+        },
+    };
+    answer(&facts, subject).map_err(|unknown| match unknown {
+        Unknown::Nothing { .. } => SourceError::NotFound(printable::reason(&unknown)),
+        Unknown::Several(_) => SourceError::Invalid(printable::reason(&unknown)),
+    })
+}
 
 #[derive(Clone, Debug)]
-pub struct Facts {
+struct Facts {
     /// As `tessera status` has it.
-    pub status: Status,
+    status: Status,
     /// What the ledger records.
-    pub records: Vec<Arc<Record>>,
-    /// Lines of the audit trail: at least those that concern the subject.
-    pub trail: Lines,
-    pub config: Arc<Config>,
-    pub gpus: Vec<Gpu>,
+    records: Vec<Arc<Record>>,
+    /// The audit trail.
+    trail: Lines,
+    config: Arc<Config>,
+    gpus: Vec<Gpu>,
     /// Version of the pages, by allocation id.
-    pub page_versions: BTreeMap<String, u32>,
+    page_versions: BTreeMap<String, u32>,
     /// What could not be looked at.
-    pub remarks: Vec<String>,
+    remarks: Vec<String>,
+}
+
+impl Facts {
+    fn gathered(view: &StatusView, agent: &Arc<Agent>) -> Self {
+        // Counters are read below: the trail must not be behind them.
+        agent.note_incidents_for_view();
+        // One look, so that what is said of limits and of their sums is of one moment.
+        // Where nobody is in a page, nothing is that a story is of: that is most of it.
+        let survey = view.survey(&|region| Some(region.recover_and_snapshot()));
+        let books = survey.books.as_ref();
+        let records: Vec<_> = books.map_or_else(Vec::new, |books| {
+            books.allocations.iter().map(|(record, _)| Arc::clone(record)).collect()
+        });
+        let page_versions = records.iter().filter_map(|record| {
+            let pages = agent.allocations().pages_of(&record.id);
+            Some((record.id.to_string(), tessera_region::quota::abi_in(&pages)?))
+        });
+        let gpus = books.map_or_else(Vec::new, |books| {
+            books.catalogue.gpus.values().map(|sold| sold.gpu.clone()).collect()
+        });
+        let journal = agent.journal();
+        let mut remarks = Vec::new();
+        let trail = journal.read_trail(|trail| {
+            // Asked after the trail was begun: no line is in both.
+            let waiting = journal.waiting_events();
+            trail.read(&Filter::all()).map(|mut lines| {
+                lines.events.extend(waiting);
+                lines
+            })
+        });
+        let trail = trail.unwrap_or_else(|error| {
+            remarks.push(format!("the audit trail cannot be read: {error}"));
+            Lines::default()
+        });
+        Facts {
+            page_versions: page_versions.collect(),
+            status: survey.status,
+            records,
+            trail,
+            config: view.config(),
+            gpus,
+            remarks,
+        }
+    }
 }
 
 /// Everything about what `subject` names.
-///
-/// # Errors
-/// It names nothing, or not one thing.
-pub fn answer(facts: &Facts, subject: &str) -> Result<Explanation, Unknown> {
+fn answer(facts: &Facts, subject: &str) -> Result<Explanation, Unknown> {
     let refusals = subject::refused(facts, subject);
     let named = match subject::find(facts, subject) {
         // It holds nothing, because it was refused.

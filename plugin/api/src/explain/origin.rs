@@ -10,20 +10,9 @@ use tessera_model::record::{Grant, Record};
 use tessera_rules::shares;
 use tessera_view::explain::Limit;
 
-/// Where memory and share of one GPU come from.
-#[derive(Default)]
-pub(super) struct Origin {
-    pub memory: String,
-    pub cores: String,
-    /// When somebody set both, and who; 0 and empty where nobody did.
-    pub set_unix_ms: i64,
-    pub set_by: String,
-}
-
-impl Origin {
-    fn of_both(text: String) -> Self {
-        Origin { memory: text.clone(), cores: text, ..Origin::default() }
-    }
+/// Memory and share come from the same.
+fn of_both(text: String) -> Limit {
+    Limit { memory_origin: text.clone(), cores_origin: text, ..Limit::default() }
 }
 
 /// The part of the configuration that cuts a GPU: `share`, or `layout[n]`.
@@ -34,26 +23,27 @@ pub(super) fn table(gpu: &Gpu, config: &Config) -> String {
     }
 }
 
-/// Where the limits of `grant`, as they are in force, come from. `trail` is that of its generation.
-pub(super) fn of(facts: &Facts, record: &Record, grant: &Grant, trail: &[&Event]) -> Origin {
+/// A limit with nothing but the origins of `grant`, as it is in force. `trail` is that of its generation.
+pub(super) fn of(facts: &Facts, record: &Record, grant: &Grant, trail: &[&Event]) -> Limit {
     let before = record.overridden.as_ref().map(|set| &set.allocated);
     let is_set = |all: &Vec<Grant>| !all.contains(grant);
     if let Some((set_unix_ms, set_by)) = set(grant, trail) {
         let text = Limit::set(set_unix_ms, &set_by);
-        return Origin { set_unix_ms, set_by, ..Origin::of_both(text) };
+        return Limit { set_unix_ms, set_by, ..of_both(text) };
     }
     if before.is_some_and(is_set) {
-        return Origin::of_both("set; the trail has lost by whom".to_owned());
+        return of_both("set; the trail has lost by whom".to_owned());
     }
     if let Some(claim) = record.origin.claim() {
         let asked = |capacity: &str| match claim.asked.get(capacity) {
             Some(text) => format!("by {claim}, which asks for {text}"),
             None => format!("by {claim}, which states none: one replica's share"),
         };
-        return Origin { memory: asked("memory"), cores: asked("cores"), ..Origin::default() };
+        let (memory_origin, cores_origin) = (asked("memory"), asked("cores"));
+        return Limit { memory_origin, cores_origin, ..Limit::default() };
     }
     let Some(gpu) = facts.gpus.iter().find(|gpu| gpu.uuid == grant.uuid) else {
-        return Origin::of_both("as of its Allocate; the GPU is gone".to_owned());
+        return of_both("as of its Allocate; the GPU is gone".to_owned());
     };
     let table = table(gpu, &facts.config);
     let cut = shares::cut(gpu, &facts.config);
@@ -61,7 +51,7 @@ pub(super) fn of(facts: &Facts, record: &Record, grant: &Grant, trail: &[&Event]
     else {
         let text =
             format!("as of its Allocate; the configuration sells {} no more", record.resource);
-        return Origin::of_both(text);
+        return of_both(text);
     };
     let on_it = |id: &&String| id.rsplit_once("::").is_some_and(|(uuid, _)| uuid == grant.uuid);
     let replicas = record.replicas.iter().filter(on_it).count();
@@ -86,14 +76,14 @@ pub(super) fn of(facts: &Facts, record: &Record, grant: &Grant, trail: &[&Event]
         false => format!("as of its Allocate; {} would give {today} now", place(name)),
     };
     let same_cores = cores == u64::from(grant.cores_millis) && share.compute == grant.compute;
-    Origin {
-        memory: from("memory", memory == grant.memory_limit_bytes, format_bytes(memory)),
-        cores: from(
+    Limit {
+        memory_origin: from("memory", memory == grant.memory_limit_bytes, format_bytes(memory)),
+        cores_origin: from(
             "cores",
             same_cores,
             format!("{} {}", format_cores(cores), share.compute.name()),
         ),
-        ..Origin::default()
+        ..Limit::default()
     }
 }
 

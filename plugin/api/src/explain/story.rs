@@ -62,45 +62,35 @@ fn living(
     trail: &[&Event],
 ) -> Story {
     let limits = record.grants.iter().map(|grant| {
-        let origin = origin::of(facts, record, grant, trail);
         let used = now.and_then(|now| now.gpus.iter().find(|gpu| gpu.gpu_uuid == grant.uuid));
         Limit {
             gpu_uuid: grant.uuid.clone(),
             // The page has the last word.
             memory_limit_bytes: used.map_or(grant.memory_limit_bytes, |u| u.memory_limit_bytes),
-            memory_origin: origin.memory,
             cores_millis: used.map_or(grant.cores_millis, |used| used.cores_millis),
             policy: used.map_or(grant.compute, |used| used.policy),
-            cores_origin: origin.cores,
-            set_unix_ms: origin.set_unix_ms,
-            set_by: origin.set_by,
             context_overhead_bytes: grant.context_overhead_bytes,
             memory_overhead_bytes: used.map_or(0, |used| used.memory_overhead_bytes),
+            ..origin::of(facts, record, grant, trail)
         }
     });
     let stands = record.grants.iter().map(|grant| {
         let gpu = facts.status.gpus.iter().find(|gpu| gpu.uuid == grant.uuid);
-        match gpu {
-            Some(gpu) => stand(gpu),
-            None => missing(&grant.uuid, "gone"),
-        }
+        let (gpu_uuid, missing) = (grant.uuid.clone(), "gone".to_owned());
+        gpu.map_or_else(|| Stand { gpu_uuid, missing, ..Stand::default() }, stand)
     });
     let stands: Vec<Stand> = stands.collect();
     let gpus = stands.iter().map(Stand::sentence);
-    let placement = match &record.placed {
+    let placed = match &record.placed {
         Some(placed) => Placement {
             preferred_replica_ids: placed.preferred.clone(),
             as_preferred: placed.is_followed(&record.replicas),
             reason: placed.sentence(&record.replicas),
-            gpus: gpus.collect(),
-            stands,
+            ..Placement::default()
         },
-        None => Placement {
-            gpus: gpus.collect(),
-            stands,
-            ..story.placement.clone().unwrap_or_default()
-        },
+        None => story.placement.clone().unwrap_or_default(),
     };
+    let placement = Placement { gpus: gpus.collect(), stands, ..placed };
     Story {
         resource_name: record.resource.clone(),
         replica_ids: record.replicas.clone(),
@@ -135,13 +125,8 @@ fn neighbours(facts: &Facts, now: &Allocation) -> Vec<Neighbour> {
     all
 }
 
-fn missing(uuid: &str, why: &str) -> Stand {
-    Stand { gpu_uuid: uuid.to_owned(), missing: why.to_owned(), ..Stand::default() }
-}
-
 fn stand(gpu: &Gpu) -> Stand {
-    let free = gpu.replicas.iter().filter(|r| r.allocation_id.is_empty());
-    let free = free.filter(|replica| replica.health == Health::Healthy).count();
+    let free = gpu.replicas.iter().filter(|replica| replica.is_free()).count();
     let free = match (gpu.front_end == FrontEnd::Dra.as_str(), gpu.no_room.as_str()) {
         (true, "") => format!("for claims {} free now", left(gpu)),
         (true, lack) => format!("for claims nothing free now: too little {lack}"),
@@ -149,7 +134,6 @@ fn stand(gpu: &Gpu) -> Stand {
     };
     let stand = Stand {
         gpu_uuid: gpu.uuid.clone(),
-        missing: String::new(),
         index: gpu.index,
         name: gpu.name.clone(),
         numa_node: gpu.numa_node,
@@ -157,8 +141,8 @@ fn stand(gpu: &Gpu) -> Stand {
         state: gpu.state,
         state_reason: gpu.state_reason.clone(),
         cordon: gpu.cordon.clone(),
-        withheld: String::new(),
         free,
+        ..Stand::default()
     };
     match (gpu.health, gpu.state) {
         (Health::Unhealthy, GpuState::Healthy) if gpu.cordon.is_empty() => {

@@ -65,7 +65,7 @@ fn refused(times: u64, ago_s: i64) -> Event {
 }
 
 /// A pod that lives, one that is gone, and their GPU.
-pub(super) fn facts() -> Facts {
+fn facts() -> Facts {
     let gone = Record { generation: 3, holder: None, ..record() };
     let was = Record { holder: Some(holder("batch-9")), ..gone.clone() };
     let reason = "GPU-aaaa::1 as preferred of 8 free replicas";
@@ -292,26 +292,12 @@ fn a_slow_pod_is_told_who_had_its_gpu_and_what_ails_it() {
     assert!(text.contains(meanwhile), "{text}");
     let mine = Rights::Namespaces(["prod".to_owned()].into());
     let all = Explanations::of(vec![("n".into(), answer(&facts, "llama-0").unwrap())]);
-    assert!(all.namespaces().any(|name| name == "theirs"));
     let text = narrow::explanations(all, &mine).unwrap().text();
     assert!(text.contains("another pod 80%") && !text.contains("theirs"), "{text}");
     // Of the GPU, pods and not ids.
     let text = answer(&facts, "0").unwrap().text();
     assert!(text.contains("theirs/train, container server: 0 B of 8 GiB, 25% burst"), "{text}");
     assert!(!text.contains("bbbb"), "{text}");
-}
-
-#[test]
-fn json_has_everything() {
-    let explained = answer(&facts(), "llama-0").unwrap();
-    let json = serde_json::to_value(&explained).unwrap();
-    let story = &json["allocations"][0];
-    assert_eq!(story["now"]["gpus"][0]["memory_charged_bytes"], 7 * GIB);
-    assert_eq!(story["limits"][0]["policy"], "burst");
-    assert_eq!(story["incidents"][0]["times"], 13);
-    assert_eq!(story["trail"][2]["times"], 12);
-    assert_eq!(story["placement"]["as_preferred"], true);
-    assert_eq!(json["trail_since_unix_ms"], NOW - 90_000_000);
 }
 
 #[test]

@@ -1,24 +1,25 @@
 //! What was: the recorder, which hands looks at everything to `tessera-history`, and answers from it.
 //!
+//! - [`advice`]: pure, what follows from figures
 //! - [`events`]: pure, lines of the audit trail as events of an answer
 
-pub mod events;
+mod advice;
+mod events;
 
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use tessera_config::{Advice, Config};
+use tessera_config::Config;
 use tessera_history::{FlushError, Found, History, Options, QueryError};
 use tessera_model::clock::monotonic_ns;
 use tessera_store::Filter;
 use tessera_tenant::regions::Region;
+use tessera_view::advice::{Recommendations, Waste};
 use tessera_view::history::{Answer, Query};
 use tessera_view::node::Node;
-use tessera_web::source::SourceError;
+use tessera_web::source::{Scope, SourceError};
 
 use crate::admin::StatusView;
-use crate::view::Past;
 
 /// Looks in a row that are left to the next one where the arbiter does not answer.
 const UNHEARD: u32 = 5;
@@ -29,12 +30,6 @@ pub struct Recorder {
     history: History,
     /// Looks in a row that the arbiter did not answer.
     unheard: AtomicU32,
-}
-
-impl fmt::Debug for Recorder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Recorder").finish_non_exhaustive()
-    }
 }
 
 /// Where and how the history of a node with this configuration is kept.
@@ -75,9 +70,6 @@ impl Recorder {
     }
 
     /// Stores what was seen, by the configuration in force; where it is off now, lets go of the file.
-    ///
-    /// # Errors
-    /// What keeps it from being stored.
     pub fn flush(&self) -> Result<Option<Found>, FlushError> {
         if !self.is_on() {
             self.history.stop();
@@ -106,15 +98,42 @@ impl Recorder {
         }
     }
 
-    /// What was, with what is known of the node as it is now.
-    fn answer(&self, now: &Node, query: &Query) -> Result<Answer, QueryError> {
+    /// What was, with what happened. `now` is the node at this moment.
+    pub(crate) fn history(&self, now: &Node, query: &Query) -> Result<Answer, SourceError> {
+        let mut answer = self.figures(now, query)?;
+        self.add_events(&mut answer, query);
+        Ok(answer)
+    }
+
+    /// What to ask for instead.
+    pub(crate) fn recommend(
+        &self,
+        now: &Node,
+        scope: &Scope,
+    ) -> Result<Recommendations, SourceError> {
+        let figures = |query: &Query| self.figures(now, query);
+        advice::recommend(&figures, &self.view.config().advice, now, scope)
+    }
+
+    /// What is asked and not used.
+    pub(crate) fn waste(&self, now: &Node, scope: &Scope) -> Result<Waste, SourceError> {
+        let figures = |query: &Query| self.figures(now, query);
+        advice::waste(&figures, &self.view.config().advice, now, scope)
+    }
+
+    /// What was, without what happened.
+    fn figures(&self, now: &Node, query: &Query) -> Result<Answer, SourceError> {
         if !self.is_on() {
-            return Err(QueryError::Unavailable(
+            return Err(SourceError::Unavailable(
                 "nothing is recorded: history.enabled is false".to_owned(),
             ));
         }
         self.name_gone();
-        self.history.answer(query, now)
+        self.history.answer(query, now).map_err(|error| match error {
+            QueryError::NotFound(text) => SourceError::NotFound(text),
+            QueryError::Invalid(text) => SourceError::Invalid(text),
+            QueryError::Unavailable(text) => SourceError::Unavailable(text),
+        })
     }
 
     /// Adds to an answer what happened meanwhile.
@@ -131,25 +150,5 @@ impl Recorder {
                 answer.remarks.push(format!("the audit trail cannot be read: {error}"));
             }
         }
-    }
-}
-
-impl Past for Recorder {
-    fn history(&self, now: &Node, query: &Query) -> Result<Answer, SourceError> {
-        let mut answer = self.figures(now, query)?;
-        self.add_events(&mut answer, query);
-        Ok(answer)
-    }
-
-    fn figures(&self, now: &Node, query: &Query) -> Result<Answer, SourceError> {
-        self.answer(now, query).map_err(|error| match error {
-            QueryError::NotFound(text) => SourceError::NotFound(text),
-            QueryError::Invalid(text) => SourceError::Invalid(text),
-            QueryError::Unavailable(text) => SourceError::Unavailable(text),
-        })
-    }
-
-    fn settings(&self) -> Advice {
-        self.view.config().advice.clone()
     }
 }

@@ -1,7 +1,7 @@
 //! The node, to the JSON API.
 
 use std::fmt;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tessera_arbiter::trace::Tracing;
@@ -15,8 +15,9 @@ use tessera_view::trace::Trace;
 use tessera_view::{API_VERSION, history};
 use tessera_web::source::{Answer, Scope, Source, SourceError};
 
-use super::Past;
-use crate::admin::{self, StatusView, Turns};
+use crate::admin::{StatusView, Turns};
+use crate::explain;
+use crate::history::Recorder;
 
 /// Questions that are worked on at a time, each on a thread that may block: the others are left to kubelet's calls
 /// and to metrics.
@@ -35,7 +36,7 @@ pub struct NodeSource {
 struct Shared {
     view: Arc<StatusView>,
     name: String,
-    past: RwLock<Option<Arc<dyn Past>>>,
+    past: OnceLock<Arc<Recorder>>,
     turns: Turns,
 }
 
@@ -48,13 +49,14 @@ impl fmt::Debug for NodeSource {
 impl NodeSource {
     /// Of a node of this name. Call it within the runtime whose threads may block.
     pub fn new(name: String, view: Arc<StatusView>) -> Self {
-        let (past, turns) = (RwLock::default(), Turns::new(AT_WORK));
+        let (past, turns) = (OnceLock::new(), Turns::new(AT_WORK));
         NodeSource { shared: Arc::new(Shared { view, name, past, turns }) }
     }
 
-    /// From now on, this answers what was; with `None`, nothing does.
-    pub fn set_past(&self, past: Option<Arc<dyn Past>>) {
-        *self.shared.past.write().unwrap_or_else(PoisonError::into_inner) = past;
+    /// From now on, this answers what was.
+    pub fn set_past(&self, past: Arc<Recorder>) {
+        // Set once by the start.
+        let _ = self.shared.past.set(past);
     }
 
     /// Does it on a thread that may block.
@@ -92,13 +94,10 @@ impl Shared {
 
     fn asked<T>(
         &self,
-        ask: impl FnOnce(&dyn Past, &Node) -> Result<T, SourceError>,
+        ask: impl FnOnce(&Recorder, &Node) -> Result<T, SourceError>,
     ) -> Result<T, SourceError> {
-        let past = self.past.read().unwrap_or_else(PoisonError::into_inner).clone();
-        let Some(past) = past else {
-            return Err(SourceError::Unavailable("history is off; see history.enabled".to_owned()));
-        };
-        ask(&*past, &self.node())
+        let starts = || SourceError::Unavailable(STARTS.to_owned());
+        ask(self.past.get().ok_or_else(starts)?, &self.node())
     }
 }
 
@@ -134,7 +133,7 @@ impl Source for NodeSource {
             self.check(node)?;
             let subject = subject.to_owned();
             self.at_work(move |shared| {
-                let explanation = admin::explanation(&shared.view, &subject)?;
+                let explanation = explain::explanation(&shared.view, &subject)?;
                 Ok(Explanations::of(vec![(shared.name.clone(), explanation)]))
             })
             .await

@@ -269,30 +269,13 @@ impl Explanations {
         let nodes = explained.into_iter().map(on).collect();
         Explanations { api_version: crate::API_VERSION.to_owned(), nodes }
     }
-
-    /// The namespaces of all that is named in them; an empty one for what nobody named.
-    pub fn namespaces(&self) -> impl Iterator<Item = String> {
-        let refusals = self.nodes.iter().flat_map(|one| &one.explanation.refusals);
-        let refused = refusals.map(|one| one.namespace.clone());
-        let stories = self.nodes.iter().flat_map(|one| &one.explanation.allocations);
-        let named = stories.flat_map(|story| {
-            let now = story.now.iter();
-            let behind = story.trail.iter().filter_map(|line| line.behind.as_ref());
-            let incidents = story.incidents.iter().filter_map(|incident| incident.behind.as_ref());
-            let incidents = incidents.chain(story.neighbours.iter().map(|other| &other.who));
-            now.flat_map(|now| now.other_holders.iter().map(|holder| holder.namespace.clone()))
-                .chain(behind.chain(incidents).map(|other| other.namespace.clone()))
-                .chain([story.namespace().to_owned()])
-        });
-        named.chain(refused)
-    }
 }
 
 impl Story {
     /// The pod, as people call it.
     pub(crate) fn name(&self) -> String {
         match &self.holder {
-            Some(h) => format!("{}/{}, container {}", h.namespace, h.pod, h.container),
+            Some(holder) => holder.to_string(),
             None => "a container that kubelet has not named".to_owned(),
         }
     }
@@ -300,7 +283,7 @@ impl Story {
     /// Whose it is: its pod's namespace, or its claim's while kubelet has not named the pod; empty for nobody's.
     pub fn namespace(&self) -> &str {
         let holder = self.holder.as_ref().map(|holder| holder.namespace.as_str());
-        let claim = || self.now.as_ref()?.claim.as_ref().map(|claim| claim.namespace.as_str());
-        holder.filter(|name| !name.is_empty()).or_else(claim).unwrap_or_default()
+        let now = || self.now.as_ref().map(Allocation::namespace);
+        holder.filter(|name| !name.is_empty()).or_else(now).unwrap_or_default()
     }
 }

@@ -10,8 +10,10 @@ use tessera_model::time_format;
 
 use tessera_model::replica;
 
+use crate::gpu::Replicas;
 use crate::status::{Allocation, ComputePolicy, Gpu, Holder, Refusal};
 
+use super::words::because;
 use super::{
     Explanation, Explanations, GpuStory, Incident, Limit, Neighbour, OnNode, Stand, Story,
     TrailLine,
@@ -109,8 +111,7 @@ fn allocation(out: &mut String, story: &Story, explained: &Explanation) {
         line(out, "claim", &text);
     }
     if let Some(now) = story.now.as_ref().filter(|now| !now.other_holders.is_empty()) {
-        let other = |h: &Holder| format!("{}/{}, container {}", h.namespace, h.pod, h.container);
-        lines(out, "also", now.other_holders.iter().map(other));
+        lines(out, "also", now.other_holders.iter().map(Holder::to_string));
     }
     if !story.replica_ids.is_empty() {
         let replicas = replica::grouped(&story.replica_ids);
@@ -156,7 +157,12 @@ fn allocation(out: &mut String, story: &Story, explained: &Explanation) {
                     format!("{} to {}", time_format::utc(first), time_format::utc(last))
                 }
             };
-            let last = format!("{} {}, {span}; last: {}", i.what, times(i.times), i.because());
+            let last = format!(
+                "{} {}, {span}; last: {}",
+                i.what,
+                times(i.times),
+                because(&i.reason, i.behind.as_ref())
+            );
             if i.advice.is_empty() { last } else { format!("{last}. {}", i.advice) }
         };
         lines(out, "incidents", story.incidents.iter().map(incident));
@@ -289,7 +295,7 @@ fn gpu(out: &mut String, story: &GpuStory, now_unix_ms: i64) {
 /// A pod on a GPU in a line: what it has of it, and what it uses.
 fn on_gpu(one: &Allocation, uuid: &str) -> String {
     let who = match (&one.holder, &one.claim) {
-        (Some(h), _) => format!("{}/{}, container {}", h.namespace, h.pod, h.container),
+        (Some(holder), _) => holder.to_string(),
         (None, Some(claim)) => format!("claim {}/{}", claim.namespace, claim.name),
         (None, None) => {
             format!(
@@ -314,24 +320,20 @@ fn on_gpu(one: &Allocation, uuid: &str) -> String {
 
 /// How many of each resource are held and free, and why others are not given out.
 fn shares(gpu: &Gpu) -> Vec<String> {
-    let mut names: Vec<&str> = gpu.replicas.iter().map(|one| one.resource_name.as_str()).collect();
-    names.dedup();
-    let of = |name: &str| {
-        let all = gpu.replicas.iter().filter(|one| one.resource_name == name);
-        let held = all.clone().filter(|one| !one.allocation_id.is_empty()).count();
-        let left = || all.clone().filter(|one| one.allocation_id.is_empty());
-        let free = left().filter(|one| one.health_reason.is_empty()).count();
-        let mut why: Vec<&str> = left().map(|one| one.health_reason.as_str()).collect();
-        why.retain(|reason| !reason.is_empty());
-        let kept = why.len();
+    let of = |all: Replicas| {
+        let Replicas { resource_name: name, count, held, free, .. } = all;
+        let kept = gpu.replicas.iter().filter(|one| {
+            one.resource_name == name && one.allocation_id.is_empty() && !one.is_free()
+        });
+        let mut why: Vec<&str> = kept.map(|one| one.health_reason.as_str()).collect();
         why.dedup();
-        let kept = match kept {
+        let kept = match count - held - free {
             0 => String::new(),
             kept => format!(", {kept} not given out: {}", why.join("; ")),
         };
-        format!("{name}: {held} of {} held, {free} free{kept}", all.count())
+        format!("{name}: {held} of {count} held, {free} free{kept}")
     };
-    names.into_iter().map(of).collect()
+    gpu.by_resource().into_iter().map(of).collect()
 }
 
 fn trail(out: &mut String, trail: &[TrailLine], named: bool) {
@@ -342,7 +344,7 @@ fn trail(out: &mut String, trail: &[TrailLine], named: bool) {
     let earlier = (first > 0).then(|| format!("({first} earlier lines: -o json)"));
     let latest = trail[first..].iter().map(|line| {
         let by = if line.by.is_empty() { String::new() } else { format!(" [{}]", line.by) };
-        let because = line.because();
+        let because = because(&line.reason, line.behind.as_ref());
         let reason = match because.as_str() {
             // Shown above, or by `explain` of that allocation.
             _ if line.what == "allocated" => String::new(),

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use tessera_model::audit::{Event, What};
 use tessera_model::time_format;
 
-use super::{Incident, Limit, Stand, TrailLine};
+use super::{Limit, Stand};
 use crate::narrow::Rights;
 use crate::status::GpuState;
 
@@ -52,18 +52,6 @@ pub(crate) fn because(reason: &str, behind: Option<&Behind>) -> String {
 /// An originator, without a name where that is an operator's.
 pub(crate) fn originator(by: &str) -> &str {
     if by.is_empty() || PARTS.contains(&by) { by } else { OPERATOR }
-}
-
-impl Incident {
-    pub(super) fn because(&self) -> String {
-        because(&self.reason, self.behind.as_ref())
-    }
-}
-
-impl TrailLine {
-    pub(super) fn because(&self) -> String {
-        because(&self.reason, self.behind.as_ref())
-    }
 }
 
 impl Limit {

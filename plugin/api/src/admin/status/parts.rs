@@ -8,6 +8,7 @@ use tessera_agent::advertised::NodeSnapshot;
 use tessera_arbiter::{TenantShare, View};
 use tessera_gpu::SilentGpu;
 use tessera_kubelet::{Device, Phase, Report};
+use tessera_model::audit::{Event, What};
 use tessera_model::record::Record;
 use tessera_rules::allocate::Catalogue;
 use tessera_tenant::regions::{Region, Use};
@@ -16,6 +17,7 @@ use tessera_view::status::{
     Resource,
 };
 use tessera_view::tenant::{self, Limits};
+use tessera_view::warning::{Found, GRAVE, PAST};
 
 /// How the DRA driver stands, with the claims that are prepared.
 pub(super) fn dra(status: Dra, books: Option<&NodeSnapshot>) -> Dra {
@@ -222,4 +224,66 @@ pub(crate) fn allocation(record: &Record, region: Option<&Region>, used: &Use) -
         claim: record.origin.claim().map(Into::into),
         other_holders: record.others.iter().map(Into::into).collect(),
     }
+}
+
+/// Something that stands, and is about what its text begins with: the rest may change from look to look.
+pub(super) fn standing(text: String) -> Found {
+    let key = text.split_once(": ").map_or(text.as_str(), |(subject, _)| subject).to_owned();
+    Found { key, text, times: 0, shown: 0 }
+}
+
+/// What is wrong with a tenant, by its pages, its sessions and its gate.
+pub(super) fn warnings_of(
+    id: &str,
+    name: &str,
+    region: Option<&Region>,
+    share: Option<&TenantShare>,
+) -> Vec<Found> {
+    let mut found = Vec::new();
+    let mut add = |times, shown, text: &str| {
+        let (key, text) = (format!("{id} {text}"), format!("{name}: {text}"));
+        found.push(Found { key, text, times, shown });
+    };
+    let counters = region.map(|region| region.tenant().counters()).unwrap_or_default();
+    if region.is_some_and(|region| region.observed().stands()) {
+        add(0, 0, &(told(What::Unaccounted) + " (docs/runbook.md, TesseraBypass)"));
+    }
+    let tampered = told(What::Tampered { what: "usage page".to_owned() });
+    let tampered = tampered + " (docs/runbook.md, TesseraTampering)";
+    let (violations, overlaps) =
+        share.map(|share| (share.violations, share.totals.overlaps)).unwrap_or_default();
+    // It hurts itself alone.
+    let owner =
+        ". Ask its owner: it denies itself CUDA by that (docs/runbook.md, TesseraTampering)";
+    let unlisted = format!(". {}", Event::of_node(What::Unlisted, 0).advice());
+    let counted = [
+        (region.map_or(0, Region::tamperings), GRAVE, tampered.as_str(), ""),
+        (counters.garbage, PAST, "sends garbage to its session socket", owner),
+        (counters.throttled, PAST, "floods its session socket and is slowed down", owner),
+        (counters.turned_away, PAST, "opens too many sessions", owner),
+        (
+            counters.unknown_gpu,
+            PAST,
+            "sees a GPU that is not in its quota, and may not use it",
+            &unlisted,
+        ),
+        (counters.no_slot, PAST, "has more CUDA processes than there are slots", &unlisted),
+        (violations.garbage, PAST, "sends garbage to its gate socket", owner),
+        (violations.nonsense, PAST, "sends its gate messages that make no sense there", owner),
+        (violations.throttled, PAST, "floods its gate socket and is slowed down", owner),
+        (violations.turned_away, PAST, "opens too many connections to its gate", owner),
+        (overlaps, PAST, &told(What::Overlapped), ""),
+    ];
+    for (times, shown, text, advice) in counted {
+        if times > 0 {
+            add(times, shown, &format!("{text}{advice}"));
+        }
+    }
+    found
+}
+
+/// As the audit trail has it, and what to do.
+fn told(what: What) -> String {
+    let event = Event::of_node(what, 0);
+    format!("{}. {}", event.sentence("the GPU"), event.advice())
 }

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use tessera_view::status::{Gpu, GpuState, Health, Replica, Status};
+use tessera_view::gpu::Replicas;
+use tessera_view::status::{Gpu, GpuState, Health, Status};
 
 use super::names::Names;
 use crate::print::{Cell, Column, Page, Sheet, Tone};
@@ -85,24 +86,20 @@ fn free(gpu: &Gpu) -> String {
             lack => format!("no {lack}"),
         };
     }
-    let mut names: Vec<&str> = gpu.replicas.iter().map(|r| r.resource_name.as_str()).collect();
-    names.dedup();
-    let count = |name: &str| {
-        let of = gpu.replicas.iter().filter(|replica| replica.resource_name == name);
-        let free = |r: &&Replica| r.allocation_id.is_empty() && r.health == Health::Healthy;
-        format!("{} of {}", of.clone().filter(free).count(), of.count())
-    };
-    match names.as_slice() {
+    let count = |of: &Replicas| format!("{} of {}", of.free, of.count);
+    match gpu.by_resource().as_slice() {
         [] => "0 of 0".to_owned(),
-        [name] => count(name),
+        [one] => count(one),
         several => {
-            let last = |name: &str| name.rsplit('/').next().unwrap_or(name).to_owned();
-            let tell_apart = several.iter().map(|name| last(name)).collect::<BTreeSet<_>>();
+            let last = |of: &Replicas| of.resource_name.rsplit('/').next().map(str::to_owned);
+            let tell_apart = several.iter().map(last).collect::<BTreeSet<_>>();
             let is_short = tell_apart.len() == several.len();
-            let name = |name: &str| if is_short { last(name) } else { name.to_owned() };
-            let each: Vec<_> =
-                several.iter().map(|n| format!("{}: {}", name(n), count(n))).collect();
-            each.join(", ")
+            let name = |of: &Replicas| last(of).filter(|_| is_short);
+            let each = several.iter().map(|of| {
+                let name = name(of).unwrap_or_else(|| of.resource_name.clone());
+                format!("{name}: {}", count(of))
+            });
+            each.collect::<Vec<_>>().join(", ")
         }
     }
 }

@@ -158,9 +158,11 @@ fn what_is_wrong_stands_before_the_tables_and_what_is_broken_first() {
     let broken = "  GPU 2 is unhealthy since 3m 0s: XID 79; waits for a restart. No pod is on it (docs/runbook.md, \
                   TesseraGpuUnhealthy)";
     assert_eq!(lines[at + 1], broken);
-    assert_eq!(lines[at + 2], "  GPU 1 is cordoned by root: fans; `tessera uncordon 1` ends it");
+    let cordoned = "  GPU 1 is cordoned by root: fans; `tessera uncordon 1` ends it. No pod is on it \
+                    (docs/runbook.md, TesseraGpuCordoned)";
+    assert_eq!(lines[at + 2], cordoned);
     assert!(lines[at + 3].contains("`tessera uncordon --all` ends that of the node"), "{text}");
-    assert_eq!(lines[at + 4], "  take care");
+    assert_eq!(lines.iter().position(|line| *line == "  take care"), Some(at + 5), "{text}");
     assert!(lines.iter().position(|line| *line == "GPUS").unwrap() > at, "{text}");
     // A cordon is no illness.
     assert_eq!(cell(&text, "HEALTH", "GPU-b"), "cordoned");
@@ -174,7 +176,10 @@ fn a_plugin_that_kubelet_does_not_know_is_the_first_thing_said() {
     plugin.registration = Registration::Waiting;
     plugin.registration_error = "no such socket".into();
     let text = plain(&status);
-    assert!(text.contains("  new pods get no GPU here: last error: no such socket\n"), "{text}");
+    assert!(
+        text.contains("  new pods get no GPU here: last error: no such socket (docs/runbook.md,"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -196,8 +201,6 @@ fn limits_that_were_changed_are_marked() {
     let text = plain(&status);
     assert!(text.contains("8 GiB*") && text.contains("50% burst*"), "{text}");
     assert!(text.contains("tessera quota show"), "{text}");
-    let used = &json(&status)["allocations"][0]["gpus"][0];
-    assert_eq!(used["allocated"]["memory_limit_bytes"], 4u64 << 30);
 }
 
 #[test]
@@ -231,11 +234,6 @@ fn several_resources_are_distinguished() {
     // Where their last parts do not distinguish them, whole.
     status.gpus[0].replicas = vec![replica("x.dev/a", ""), replica("y.dev/a", "id")];
     assert!(plain(&status).contains("x.dev/a: 1 of 1, y.dev/a: 0 of 1"), "{}", plain(&status));
-    status.gpus[0].replicas = vec![replica("x.dev/large", ""), replica("x.dev/small", "id")];
-    let json = json(&status);
-    assert_eq!(json["plugin"]["resources"][1]["retired"], true);
-    assert_eq!(json["gpus"][0]["replicas"][1]["resource_name"], "x.dev/small");
-    assert_eq!(json["allocations"][0]["resource_name"], "tessera.dev/gpu");
 }
 
 #[test]
@@ -333,16 +331,6 @@ fn short_ids_still_tell_apart() {
 }
 
 #[test]
-fn json_has_words_for_enumerations_and_a_version() {
-    let json = json(&status());
-    assert_eq!(json["api_version"], tessera_view::API_VERSION);
-    assert_eq!(json["plugin"]["registration"], "live");
-    assert_eq!(json["allocations"][0]["state"], "started");
-    assert_eq!(json["allocations"][0]["gpus"][0]["memory_limit_bytes"], 8u64 << 30);
-    assert_eq!(json["allocations"][0]["holder"]["pod"], "llm-0");
-}
-
-#[test]
 fn colour_is_only_added() {
     let mut status = status();
     status.warnings = vec!["take care".into()];
@@ -356,6 +344,7 @@ fn colour_is_only_added() {
 /// What a stranger, or a driver, may call something.
 fn name() -> impl Strategy<Value = String> {
     prop_oneof![
+        Just(String::new()),
         "[a-z0-9.-]{0,253}",
         "\\PC{0,60}",
         "[\u{0}-\u{1f}\u{202e}\u{200b}a-z]{0,30}",
@@ -363,116 +352,59 @@ fn name() -> impl Strategy<Value = String> {
     ]
 }
 
-fn state() -> impl Strategy<Value = GpuState> {
+/// A node with everything that a text shows, in each state.
+fn full() -> Status {
     use GpuState::{Healthy, Recovering, Suspect, Unhealthy};
-    prop_oneof![Just(Healthy), Just(Suspect), Just(Unhealthy), Just(Recovering)]
+    let mut status = status();
+    let replica = |name: &str| Replica { resource_name: name.into(), ..Replica::default() };
+    let gpu = Gpu { replicas: vec![replica("x"), replica("y")], ..status.gpus[0].clone() };
+    let of = |state: GpuState| {
+        let sold = [("DRA", Health::Healthy, true), ("device plugin", Health::Unhealthy, false)];
+        let gpu = &gpu;
+        sold.map(|(front_end, health, cordoned_with_node)| {
+            let front_end = front_end.to_owned();
+            Gpu { state, health, front_end, cordoned_with_node, ..gpu.clone() }
+        })
+    };
+    status.gpus = [Healthy, Suspect, Unhealthy, Recovering].into_iter().flat_map(of).collect();
+    let one = &mut status.allocations[0];
+    one.other_holders = holder("").into_iter().collect();
+    one.gpus.push(Use { allocated: Some(Limits::default()), ..one.gpus[0].clone() });
+    let waiting = Compute { gate: "closed".into(), waiting_us: Some(1), ..Compute::default() };
+    one.compute = Some(waiting);
+    let claim = Some(Claim::default());
+    let state = AllocationState::Parked;
+    let other = Allocation { claim, holder: None, compute: None, state, ..one.clone() };
+    status.allocations.push(other);
+    status.plugin.dra = Some(Dra::default());
+    status.plugin.resources =
+        vec![Resource { retired: true, ..Resource::default() }, Resource::default()];
+    status.warnings = vec![String::new()];
+    status
 }
 
-fn gpu() -> impl Strategy<Value = Gpu> {
-    let texts = (name(), name(), name(), name(), name(), name());
-    let numbers = (any::<u64>(), any::<u64>(), any::<u32>(), any::<u32>(), any::<i64>());
-    (texts, numbers, state(), any::<bool>(), any::<bool>()).prop_map(
-        |(texts, numbers, state, health, flag)| {
-            let replica = Replica { resource_name: texts.5.clone(), ..Replica::default() };
-            Gpu {
-                uuid: texts.0,
-                name: texts.1,
-                state_reason: texts.2,
-                health_reason: texts.3,
-                cordon: texts.4.clone(),
-                lease_holder: texts.4,
-                front_end: if flag { "DRA" } else { "device plugin" }.to_owned(),
-                memory_total_bytes: numbers.0,
-                memory_used_bytes: numbers.1,
-                memory_limits_bytes: numbers.0,
-                memory_charged_bytes: numbers.1,
-                index: numbers.2,
-                cores_millis: numbers.3,
-                lease_waiting: numbers.2,
-                state_since_unix_ms: numbers.4,
-                state,
-                health: Health::of(health),
-                cordoned_with_node: flag,
-                replicas: vec![replica.clone(), Replica { resource_name: "x".into(), ..replica }],
-                ..Gpu::default()
-            }
-        },
-    )
-}
-
-fn one_allocation() -> impl Strategy<Value = Allocation> {
-    let texts = (name(), name(), name(), name(), name(), name());
-    let numbers = (any::<u64>(), any::<u64>(), any::<u32>(), any::<u32>());
-    let flags = (any::<bool>(), any::<bool>(), any::<bool>());
-    (texts, numbers, flags).prop_map(|(texts, numbers, flags)| {
-        let state = if flags.0 { AllocationState::Started } else { AllocationState::Parked };
-        let policy = if flags.1 { ComputePolicy::Burst } else { ComputePolicy::None };
-        let holder =
-            Holder { namespace: texts.1, pod: texts.2.clone(), container: texts.3.clone() };
-        let limits = Limits { memory_limit_bytes: numbers.0, cores_millis: numbers.2, policy };
-        let claim =
-            Claim { namespace: texts.3, name: texts.2, request: texts.4, ..Claim::default() };
-        let used = Use {
-            gpu_uuid: texts.5,
-            memory_limit_bytes: numbers.0,
-            memory_used_bytes: numbers.1,
-            cores_millis: numbers.2,
-            policy,
-            allocated: flags.2.then_some(limits),
-            ..Use::default()
-        };
-        Allocation {
-            id: texts.0,
-            holder: flags.0.then(|| holder.clone()),
-            other_holders: vec![holder],
-            claim: flags.1.then_some(claim),
-            refusals: numbers.1,
-            state,
-            gpus: vec![used.clone(), used],
-            compute: flags.2.then(|| Compute {
-                waiting_us: flags.0.then_some(numbers.1),
-                gate: "closed".into(),
-                got_1s_millis: numbers.3,
-                got_10s_millis: numbers.2,
-                ..Compute::default()
-            }),
-            ..Allocation::default()
+/// Every name and every number in it is another; what has few values stays.
+fn change(
+    value: &mut serde_json::Value,
+    key: &str,
+    texts: &mut dyn Iterator<Item = String>,
+    numbers: &mut dyn Iterator<Item = u64>,
+) {
+    use serde_json::Value;
+    match value {
+        Value::String(_)
+            if ["state", "health", "policy", "registration", "front_end"].contains(&key) => {}
+        Value::String(text) => *text = texts.next().unwrap(),
+        Value::Number(number) if key.ends_with("_bytes") => {
+            *number = numbers.next().unwrap().into()
         }
-    })
-}
-
-fn any_status() -> impl Strategy<Value = Status> {
-    let plugin = (name(), name(), name(), name(), any::<bool>()).prop_map(|(a, b, c, d, live)| {
-        let registration = if live { Registration::Live } else { Registration::Waiting };
-        Plugin {
-            version: a.clone(),
-            resource_name: b.clone(),
-            registration_error: c.clone(),
-            others_seen_by: d.clone(),
-            registration,
-            dra: Some(Dra { driver: a, pool: b.clone(), registration_error: c, ..Dra::default() }),
-            resources: vec![
-                Resource { name: b, registration, retired: true, ..Resource::default() },
-                Resource { name: d, replicas: u32::MAX, ..Resource::default() },
-            ],
-            ..Plugin::default()
+        Value::Number(number) => *number = (numbers.next().unwrap() >> 32).into(),
+        Value::Array(all) => all.iter_mut().for_each(|one| change(one, key, texts, numbers)),
+        Value::Object(all) => {
+            all.iter_mut().for_each(|(key, one)| change(one, key, texts, numbers));
         }
-    });
-    let gpus = prop::collection::vec(gpu(), 0..9);
-    let allocations = prop::collection::vec(one_allocation(), 0..5);
-    let warnings = prop::collection::vec(name(), 0..3);
-    (plugin, gpus, allocations, warnings, any::<i64>()).prop_map(
-        |(plugin, gpus, allocations, warnings, at_unix_ms)| Status {
-            refusals: Vec::new(),
-            plugin,
-            api_version: String::new(),
-            gpus,
-            allocations,
-            warnings,
-            warning_details: Vec::new(),
-            at_unix_ms,
-        },
-    )
+        _ => {}
+    }
 }
 
 proptest! {
@@ -480,7 +412,14 @@ proptest! {
 
     /// Whatever is on a node, and however it is called: no line is wider than the paper, and none does anything.
     #[test]
-    fn no_line_is_wider_than_the_paper(status in any_status(), width in 40usize..=120) {
+    fn no_line_is_wider_than_the_paper(
+        names in prop::collection::vec(name(), 1..40),
+        numbers in prop::collection::vec(any::<u64>(), 1..20),
+        width in 40usize..=120,
+    ) {
+        let mut status = json(&full());
+        change(&mut status, "", &mut names.into_iter().cycle(), &mut numbers.into_iter().cycle());
+        let status: Status = serde_json::from_value(status).unwrap();
         let paper = Paper { width: Some(width), colour: false };
         let said = text(&status, paper);
         for line in said.lines() {

@@ -1,4 +1,4 @@
-//! What the history answers, and the advice that follows from it.
+//! What to ask for instead, and what is asked and not used: judged by the figures of the history.
 
 use tessera_advice::{Observed, Question};
 use tessera_config::Advice;
@@ -12,66 +12,64 @@ use tessera_web::source::{Scope, SourceError};
 const MINUTES_S: u32 = 300;
 const HOUR_S: u32 = 3600;
 
-/// A history of this node. Blocking: it reads files. `now` is the node at this moment.
-pub trait Past: Send + Sync + 'static {
-    /// What was, with what happened.
-    fn history(&self, now: &Node, query: &Query) -> Result<Answer, SourceError>;
+/// A question to the history, whose answer needs no events: advice is judged by figures alone.
+type Figures<'a> = dyn Fn(&Query) -> Result<Answer, SourceError> + 'a;
 
-    /// What was, without what happened: advice is judged by figures alone.
-    fn figures(&self, now: &Node, query: &Query) -> Result<Answer, SourceError>;
-
-    /// What advice is judged by now.
-    fn settings(&self) -> Advice;
-
-    /// What to ask for instead.
-    fn recommend(&self, now: &Node, scope: &Scope) -> Result<Recommendations, SourceError> {
-        let settings = self.settings();
-        let since_unix_ms = since(now, scope, &settings);
-        // A workload is judged by all its pods.
-        let history = self.fine_figures(now, scope, since_unix_ms)?;
-        let observed = [Observed { node: now, history: &history }];
-        let question = question(now, scope, since_unix_ms);
-        let advice = tessera_advice::recommend(&observed, &settings, &question);
-        if advice.workloads.is_empty() && !scope.pod.is_empty() {
-            let since = time_format::utc(since_unix_ms);
-            return Err(SourceError::NotFound(format!(
-                "no pod {} has a share here, and none had one since {since}; without a name, the answer lists every \
-                 workload",
-                scope.pod
-            )));
-        }
-        Ok(advice)
+/// What to ask for instead.
+pub(super) fn recommend(
+    figures: &Figures<'_>,
+    settings: &Advice,
+    now: &Node,
+    scope: &Scope,
+) -> Result<Recommendations, SourceError> {
+    let since_unix_ms = since(now, scope, settings);
+    // A workload is judged by all its pods.
+    let history = fine_figures(figures, scope, since_unix_ms)?;
+    let observed = [Observed { node: now, history: &history }];
+    let question = question(now, scope, since_unix_ms);
+    let advice = tessera_advice::recommend(&observed, settings, &question);
+    if advice.workloads.is_empty() && !scope.pod.is_empty() {
+        let since = time_format::utc(since_unix_ms);
+        return Err(SourceError::NotFound(format!(
+            "no pod {} has a share here, and none had one since {since}; without a name, the answer lists every \
+             workload",
+            scope.pod
+        )));
     }
+    Ok(advice)
+}
 
-    /// Figures for advice. Many neighbours make the history answer in hours, in whose means the minutes vanish in
-    /// which a pod used much. So those of one pod's namespace are asked for in minutes, too, and have these where
-    /// they are still kept.
-    fn fine_figures(
-        &self,
-        now: &Node,
-        scope: &Scope,
-        since_unix_ms: i64,
-    ) -> Result<Answer, SourceError> {
-        let query = window(scope, since_unix_ms);
-        let all = self.figures(now, &query)?;
-        if scope.pod.is_empty() || all.step_seconds < HOUR_S {
-            return Ok(all);
-        }
-        // There may be too many for one answer.
-        Ok(match self.figures(now, &Query { step_seconds: MINUTES_S, ..query }) {
-            Ok(fine) => finest(all, fine),
-            Err(_) => all,
-        })
+/// Figures for advice. Many neighbours make the history answer in hours, in whose means the minutes vanish in
+/// which a pod used much. So those of one pod's namespace are asked for in minutes, too, and have these where
+/// they are still kept.
+fn fine_figures(
+    figures: &Figures<'_>,
+    scope: &Scope,
+    since_unix_ms: i64,
+) -> Result<Answer, SourceError> {
+    let query = window(scope, since_unix_ms);
+    let all = figures(&query)?;
+    if scope.pod.is_empty() || all.step_seconds < HOUR_S {
+        return Ok(all);
     }
+    // There may be too many for one answer.
+    Ok(match figures(&Query { step_seconds: MINUTES_S, ..query }) {
+        Ok(fine) => finest(all, fine),
+        Err(_) => all,
+    })
+}
 
-    /// What is asked and not used.
-    fn waste(&self, now: &Node, scope: &Scope) -> Result<Waste, SourceError> {
-        let settings = self.settings();
-        let since_unix_ms = since(now, scope, &settings);
-        let history = self.figures(now, &window(scope, since_unix_ms))?;
-        let observed = [Observed { node: now, history: &history }];
-        Ok(tessera_advice::waste(&observed, &settings, &question(now, scope, since_unix_ms)))
-    }
+/// What is asked and not used.
+pub(super) fn waste(
+    figures: &Figures<'_>,
+    settings: &Advice,
+    now: &Node,
+    scope: &Scope,
+) -> Result<Waste, SourceError> {
+    let since_unix_ms = since(now, scope, settings);
+    let history = figures(&window(scope, since_unix_ms))?;
+    let observed = [Observed { node: now, history: &history }];
+    Ok(tessera_advice::waste(&observed, settings, &question(now, scope, since_unix_ms)))
 }
 
 fn since(now: &Node, scope: &Scope, settings: &Advice) -> i64 {
@@ -125,7 +123,7 @@ fn question<'a>(now: &Node, scope: &'a Scope, since_unix_ms: i64) -> Question<'a
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
+    use std::cell::RefCell;
     use std::time::Duration;
 
     use tessera_view::history::TenantPoint;
@@ -134,37 +132,27 @@ mod tests {
 
     const HOUR: i64 = 3_600_000;
 
-    /// A pod that had a share for an hour, and what was asked about it.
-    #[derive(Default)]
-    struct Made(Mutex<Vec<Query>>);
+    fn settings() -> Advice {
+        Advice { window: Duration::from_secs(10 * 3600), ..Advice::default() }
+    }
 
-    impl Past for Made {
-        fn history(&self, _: &Node, query: &Query) -> Result<Answer, SourceError> {
-            panic!("advice needs no events: {query:?}")
-        }
-
-        fn figures(&self, _: &Node, query: &Query) -> Result<Answer, SourceError> {
-            self.0.lock().unwrap().push(query.clone());
-            let point = TenantPoint {
-                at_unix_ms: 100 * HOUR,
-                seconds: 3600.0,
-                memory_peak_bytes: 1 << 30,
-                memory_limit_bytes: 8 << 30,
-                cores_millis: 250,
-                ..TenantPoint::default()
-            };
-            let series = TenantSeries {
-                namespace: "team".into(),
-                pod: "chat-0".into(),
-                points: vec![point],
-                ..TenantSeries::default()
-            };
-            Ok(Answer { tenants: vec![series], ..Answer::default() })
-        }
-
-        fn settings(&self) -> Advice {
-            Advice { window: Duration::from_secs(10 * 3600), ..Advice::default() }
-        }
+    /// A pod that had a share for an hour.
+    fn made() -> Answer {
+        let point = TenantPoint {
+            at_unix_ms: 100 * HOUR,
+            seconds: 3600.0,
+            memory_peak_bytes: 1 << 30,
+            memory_limit_bytes: 8 << 30,
+            cores_millis: 250,
+            ..TenantPoint::default()
+        };
+        let series = TenantSeries {
+            namespace: "team".into(),
+            pod: "chat-0".into(),
+            points: vec![point],
+            ..TenantSeries::default()
+        };
+        Answer { tenants: vec![series], ..Answer::default() }
     }
 
     fn now() -> Node {
@@ -173,14 +161,19 @@ mod tests {
 
     #[test]
     fn the_window_is_the_settings_where_none_is_asked_for() {
-        let made = Made::default();
+        let asked = RefCell::<Vec<Query>>::default();
+        let figures = |query: &Query| {
+            asked.borrow_mut().push(query.clone());
+            Ok(made())
+        };
         let scope = Scope { pod: "chat-0".into(), namespace: "team".into(), ..Scope::default() };
-        let advice = made.recommend(&now(), &scope).unwrap();
+        let advice = recommend(&figures, &settings(), &now(), &scope).unwrap();
         assert_eq!(advice.workloads[0].workload, "chat");
         assert_eq!(advice.workloads[0].since_unix_ms, 91 * HOUR);
-        let waste = made.waste(&now(), &Scope { since_unix_ms: 7, ..scope }).unwrap();
+        let scope = Scope { since_unix_ms: 7, ..scope };
+        let waste = waste(&figures, &settings(), &now(), &scope).unwrap();
         assert_eq!((waste.since_unix_ms, waste.namespaces.len()), (7, 1));
-        let asked = made.0.lock().unwrap();
+        let asked = asked.into_inner();
         let windows: Vec<i64> = asked.iter().map(|query| query.since_unix_ms).collect();
         assert_eq!(windows, [91 * HOUR, 7]);
         // Its neighbours of the same workload are looked at, too.
@@ -220,7 +213,7 @@ mod tests {
     #[test]
     fn a_pod_that_nobody_knows_is_named() {
         let scope = Scope { pod: "chta-0".into(), ..Scope::default() };
-        let error = Made::default().recommend(&now(), &scope).unwrap_err();
+        let error = recommend(&|_| Ok(made()), &settings(), &now(), &scope).unwrap_err();
         let SourceError::NotFound(text) = error else { panic!("{error}") };
         assert!(text.contains("no pod chta-0 has a share here"), "{text}");
     }
