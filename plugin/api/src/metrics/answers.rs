@@ -1,8 +1,9 @@
-//! The answer to each request, and who may have how many long ones.
+//! The answer to each request, and who may have how many long ones; and whether the thread that serves kubelet makes
+//! progress.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::extract::State;
 use axum::http::header::{ACCEPT, CONNECTION, CONTENT_TYPE, RETRY_AFTER};
@@ -16,9 +17,7 @@ use tessera_system::connections::Connection;
 use tessera_system::locks::lock;
 use tokio::runtime::Handle;
 
-use super::liveness::Liveness;
-use super::text::Format;
-use super::text_cache::TextCache;
+use super::text::{Format, TextCache};
 use crate::admin::StatusView;
 
 /// Answers that may be slow to read, at a time: in all, and to one client.
@@ -157,8 +156,38 @@ impl Drop for Scrape {
     }
 }
 
+/// For how long an answer of that thread counts: however many ask, it is asked so often. Much longer than a turn
+/// takes on a busy node, else those who ask would wait for most of the time.
+const FRESH: Duration = Duration::from_secs(1);
+
+#[derive(Debug)]
+struct Liveness {
+    main: Handle,
+    checked: tokio::sync::Mutex<Option<Instant>>,
+}
+
+impl Liveness {
+    /// Of the runtime that serves kubelet.
+    pub fn new(main: Handle) -> Self {
+        Liveness { main, checked: Default::default() }
+    }
+
+    /// Done when that thread has had a turn; false if it has none any more.
+    pub async fn check(&self) -> bool {
+        let mut checked = self.checked.lock().await;
+        if checked.is_some_and(|at| at.elapsed() < FRESH) {
+            return true;
+        }
+        let turns = self.main.spawn(async {}).await.is_ok();
+        *checked = turns.then(Instant::now);
+        turns
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+
     use super::*;
 
     #[test]
@@ -183,5 +212,31 @@ mod tests {
             held.truncate(3);
         }
         assert!(lock(&scrapes.0).by.len() <= CLIENTS);
+    }
+
+    #[test]
+    fn a_thread_that_hangs_is_not_live_until_it_goes_on() {
+        let main = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let liveness = Liveness::new(main.handle().clone());
+        let (hang, hanging) = mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            main.block_on(async move {
+                let _ = hanging.recv();
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            });
+        });
+        let own = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        own.block_on(async {
+            let early = tokio::time::timeout(Duration::from_millis(100), liveness.check()).await;
+            assert!(early.is_err(), "nobody can have answered");
+            drop(hang);
+            assert!(liveness.check().await);
+        });
+        thread.join().unwrap();
+        // Its runtime is gone.
+        own.block_on(async {
+            tokio::time::sleep(FRESH).await;
+            assert!(!liveness.check().await);
+        });
     }
 }

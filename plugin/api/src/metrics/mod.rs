@@ -1,21 +1,17 @@
 //! Metrics and probes over HTTP: `/metrics`, `/healthz`, `/readyz`.
 //!
-//! - [`families`]: the table of all metrics: name, unit, labels, help text. `docs/metrics.md` shows the same
+//! - [`families`]: the table of all metrics: name, unit, labels, help text, value. `docs/metrics.md` shows the same
 //! - [`tessera_agent::meters`]: counters of the plugin's own work
-//! - `snapshot`: reads the whole state once and writes its series
+//! - `snapshot`: the whole state at one moment, as series
 //! - `running_totals`: counters that never decrease, computed from figures that may
-//! - `text`: the two text formats, and which of them a client accepts
-//! - `text_cache`: the text, built at most once a second and never on the thread that serves kubelet
-//! - `liveness`: whether the thread that serves kubelet makes progress
+//! - `text`: the text, built at most once a second and never on the thread that serves kubelet
 //! - `answers`: the response to each request, and who may have how many long ones
 
 mod answers;
 pub mod families;
-mod liveness;
 mod running_totals;
 mod snapshot;
 mod text;
-mod text_cache;
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -33,24 +33,60 @@ impl Counter {
     }
 }
 
+/// What is added up of each allocation. The first [`REPORTED`] are its containers' own word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Figure {
+    Refusals,
+    DriverRefusals,
+    Launches,
+    GateWaits,
+    GateTimeouts,
+    /// Microseconds, as the next two.
+    Leased,
+    Used,
+    Waited,
+    Leases,
+    Overlaps,
+    Tamperings,
+    Unaccounted,
+}
+
+const REPORTED: usize = 5;
+const FIGURES: usize = Figure::Unaccounted as usize + 1;
+
+/// As they are now, by [`Figure`]; `None` where that is not known: the page cannot be read, or the arbiter did not answer.
+fn figures(one: &Allocation, readable: bool) -> [Option<u64>; FIGURES] {
+    let reported = |figure: u64| readable.then_some(figure);
+    let compute = one.compute.as_ref();
+    [
+        reported(one.refusals),
+        reported(one.driver_refusals),
+        reported(one.launches),
+        reported(one.gate_waits),
+        reported(one.gate_timeouts),
+        compute.map(|compute| compute.leased_us),
+        compute.map(|compute| compute.used_us),
+        compute.map(|compute| compute.waited_us),
+        compute.map(|compute| compute.leases),
+        compute.map(|compute| compute.overlaps),
+        Some(one.tamperings),
+        Some(one.unaccounted),
+    ]
+}
+
 /// Totals of an allocation, from the first look of this plugin on; of a container that runs since before
 /// the plugin's start, what happened since.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Totals {
-    pub refusals: u64,
-    pub driver_refusals: u64,
-    pub launches: u64,
-    pub gate_waits: u64,
-    pub gate_timeouts: u64,
-    pub leased_us: u64,
-    pub used_us: u64,
-    pub waited_us: u64,
-    pub leases: u64,
-    pub overlaps: u64,
-    pub tamperings: u64,
-    pub unaccounted: u64,
+    figures: [u64; FIGURES],
     /// How long it has had no work: since the look that last saw some, or the first look.
     pub idle: Duration,
+}
+
+impl Totals {
+    pub fn of(&self, figure: Figure) -> u64 {
+        self.figures[figure as usize]
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -59,37 +95,14 @@ struct Account {
     looked: Instant,
     /// The look that last saw work.
     worked: Instant,
-    reported: [Counter; 5],
-    counted: [Counter; 7],
+    counters: [Counter; FIGURES],
 }
 
 impl Account {
     /// What grows as long as there is work.
     fn work(&self) -> [u64; 3] {
-        let Totals { launches, used_us, waited_us, .. } = self.totals(self.worked);
-        [launches, used_us, waited_us]
-    }
-
-    fn totals(&self, now: Instant) -> Totals {
-        let [refusals, driver_refusals, launches, gate_waits, gate_timeouts] =
-            self.reported.map(|counter| counter.total);
-        let [leased_us, used_us, waited_us, leases, overlaps, tamperings, unaccounted] =
-            self.counted.map(|counter| counter.total);
-        Totals {
-            refusals,
-            driver_refusals,
-            launches,
-            gate_waits,
-            gate_timeouts,
-            leased_us,
-            used_us,
-            waited_us,
-            leases,
-            overlaps,
-            tamperings,
-            unaccounted,
-            idle: now.saturating_duration_since(self.worked),
-        }
+        [Figure::Launches, Figure::Used, Figure::Waited]
+            .map(|one| self.counters[one as usize].total)
     }
 }
 
@@ -115,66 +128,43 @@ impl RunningTotals {
         adopted: bool,
         now: Instant,
     ) -> Totals {
-        let reported = [
-            allocation.refusals,
-            allocation.driver_refusals,
-            allocation.launches,
-            allocation.gate_waits,
-            allocation.gate_timeouts,
-        ];
-        // Where the arbiter did not answer, its counts are not known, and the totals stay.
-        let compute = allocation.compute.as_ref();
-        let counts = [
-            compute.map(|compute| compute.leased_us),
-            compute.map(|compute| compute.used_us),
-            compute.map(|compute| compute.waited_us),
-            compute.map(|compute| compute.leases),
-            compute.map(|compute| compute.overlaps),
-            Some(allocation.tamperings),
-            Some(allocation.unaccounted),
-        ];
-        let known = self.accounts.get_mut(&allocation.id);
+        let figures = figures(allocation, readable);
+        let known = self.accounts.get(&allocation.id);
         let known = known.filter(|account| account.generation == allocation.generation);
-        let account = match known {
-            Some(account) => account,
+        let mut account = match known {
+            Some(account) => *account,
             // Without its page the base of an older one is not known yet.
             None if adopted && !readable => return Totals::default(),
             None => {
-                let base = |seen: u64| Counter { seen: if adopted { seen } else { 0 }, total: 0 };
-                let new = Account {
-                    generation: allocation.generation,
-                    looked: self.started,
-                    worked: now,
-                    reported: reported.map(base),
-                    // These have begun with this plugin.
-                    counted: Default::default(),
-                };
-                self.accounts.insert(allocation.id.clone(), new);
-                let Some(account) = self.accounts.get_mut(&allocation.id) else {
-                    return Totals::default();
-                };
-                account
+                let mut counters = [Counter::default(); FIGURES];
+                // The others have begun with this plugin.
+                for (counter, figure) in counters[..REPORTED].iter_mut().zip(figures) {
+                    counter.seen = figure.filter(|_| adopted).unwrap_or(0);
+                }
+                let generation = allocation.generation;
+                Account { generation, looked: self.started, worked: now, counters }
             }
         };
         let before = account.work();
-        if readable {
-            let most = most(now.saturating_duration_since(account.looked));
-            account
-                .reported
-                .iter_mut()
-                .zip(reported)
-                .for_each(|(counter, now)| counter.add_reported(now, most));
-            account.looked = now;
-        }
-        for (counter, now) in account.counted.iter_mut().zip(counts) {
-            if let Some(now) = now {
-                counter.add_counted(now);
+        let most = most(now.saturating_duration_since(account.looked));
+        for (at, (counter, figure)) in account.counters.iter_mut().zip(figures).enumerate() {
+            match figure {
+                Some(figure) if at < REPORTED => counter.add_reported(figure, most),
+                Some(figure) => counter.add_counted(figure),
+                None => {}
             }
+        }
+        if readable {
+            account.looked = now;
         }
         if account.work() != before {
             account.worked = now;
         }
-        account.totals(now)
+        self.accounts.insert(allocation.id.clone(), account);
+        Totals {
+            figures: account.counters.map(|counter| counter.total),
+            idle: now.saturating_duration_since(account.worked),
+        }
     }
 
     /// Forgets allocations that are no more.
@@ -197,6 +187,7 @@ mod tests {
     use proptest::prelude::*;
     use tessera_view::tenant::Compute;
 
+    use super::Figure::{Launches, Leased};
     use super::*;
 
     fn allocation(id: &str, generation: u64, launches: u64, leased_us: u64) -> Allocation {
@@ -217,7 +208,7 @@ mod tests {
                 false,
                 start + n * SECOND,
             );
-            (totals.launches, totals.leased_us)
+            (totals.of(Launches), totals.of(Leased))
         };
         assert_eq!(see(1, 100, 50), (100, 50));
         assert_eq!(see(2, 130, 60), (130, 60));
@@ -233,7 +224,7 @@ mod tests {
         let mut see = |n: u32, launches| {
             running_totals
                 .update(&allocation("a", 1, launches, 0), true, false, start + n * SECOND)
-                .launches
+                .of(Launches)
         };
         assert_eq!(see(1, 10), 10);
         assert_eq!(see(2, u64::MAX), 10 + most(SECOND));
@@ -248,7 +239,7 @@ mod tests {
         let mut now = start;
         let mut see = |said, launches| {
             now += SECOND;
-            running_totals.update(&allocation("a", 1, launches, 0), said, true, now).launches
+            running_totals.update(&allocation("a", 1, launches, 0), said, true, now).of(Launches)
         };
         // A page that cannot be read for now says nothing.
         assert_eq!(see(false, 0), 0);
@@ -270,7 +261,7 @@ mod tests {
             });
             let one = Allocation { compute, ..allocation("a", 1, 0, 0) };
             let totals = running_totals.update(&one, true, false, start + n * SECOND);
-            (totals.leased_us, totals.idle)
+            (totals.of(Leased), totals.idle)
         };
         assert_eq!(see(1, Some(50)), (50, Duration::ZERO));
         assert_eq!(see(2, None), (50, SECOND));
@@ -307,7 +298,7 @@ mod tests {
         assert_eq!(running_totals.accounts.len(), 3);
         // The next holder of the same replicas begins at zero.
         let next = allocation("0", 2, 7, 7);
-        assert_eq!(running_totals.update(&next, true, false, start + SECOND).launches, 7);
+        assert_eq!(running_totals.update(&next, true, false, start + SECOND).of(Launches), 7);
     }
 
     proptest! {
@@ -320,8 +311,9 @@ mod tests {
                 now += Duration::from_millis(250);
                 let leased = leased >> 8;
                 let totals = running_totals.update(&allocation("a", 1, launches, leased), true, false, now);
-                prop_assert!(totals.launches >= before.launches && totals.leased_us >= before.leased_us);
-                prop_assert!(totals.launches - before.launches <= most(Duration::from_millis(250)));
+                let grown = totals.of(Launches).checked_sub(before.of(Launches));
+                prop_assert!(totals.of(Leased) >= before.of(Leased));
+                prop_assert!(grown.is_some_and(|grown| grown <= most(Duration::from_millis(250))));
                 before = totals;
             }
         }

@@ -1,73 +1,120 @@
-//! One snapshot of everything, as series.
+//! One snapshot of everything, and the series that [`families`](super::families) reads from it.
 
-mod containers;
-mod gpus;
-mod writer;
-
+use std::borrow::Cow;
 use std::collections::HashMap;
-use std::fmt;
+use std::fmt::{Display, Write};
+use std::sync::Arc;
 use std::time::Instant;
 
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::DescriptorEncoder;
-use prometheus_client::encoding::text::encode;
-use prometheus_client::registry::Registry;
-use tessera_region::abi;
-use tessera_view::status::{AllocationState, Configuration, Dra, Gpu, Registration};
-
-use gpus::{write_gpus, write_leases, write_replicas};
-use writer::{Process, Writer};
-
-use super::families::{self as f, Family};
-use super::running_totals::{RunningTotals, Totals};
-use crate::admin::{StatusView, Survey};
+use nix::sys::resource::{Resource, getrlimit};
+use nix::time::{ClockId, clock_gettime};
+use tessera_agent::Agent;
 use tessera_agent::meters::{Call, Counts, Outcome};
-use tessera_agent::trust;
 use tessera_agent::trust::Outside;
+use tessera_arbiter::View;
 use tessera_tenant::regions::Region;
+use tessera_view::status::{self, Allocation, Configuration, Dra, Gpu, Holder, Status};
+use tessera_view::tenant::{Compute, Use};
 
-/// A family, and what it shows of one container or GPU.
-type Figure<T, V> = (&'static Family, fn(&T) -> V);
+use super::families::{ALL, Family, MetricKind};
+use super::running_totals::{RunningTotals, Totals};
+use super::text::Format;
+use crate::admin::{StatusView, Survey};
 
-/// What is known of a GPU by its UUID.
-struct Known {
-    index: String,
-    memory_bytes: u64,
+/// One series.
+#[derive(Debug)]
+pub(super) struct Sample<'s> {
+    /// In the order of its family's labels.
+    labels: Vec<Cow<'s, str>>,
+    value: Value,
 }
 
-type Gpus<'s> = HashMap<&'s str, Known>;
+/// What a series shows.
+#[derive(Debug)]
+pub(super) enum Value {
+    /// It is not known now, and there is no series.
+    Absent,
+    Whole(u64),
+    Part(f64),
+    /// Counts by the bounds of their buckets, and the sum.
+    Histogram(Vec<(f64, u64)>, f64),
+}
+
+/// Labels beyond those of the subject, and the value.
+pub(super) type Labelled<'s> = (Vec<Cow<'s, str>>, Value);
+
+macro_rules! values {
+    ($($kind:ident of $($number:ty),*;)*) => {
+        $($(impl From<$number> for Value {
+            fn from(number: $number) -> Self {
+                Value::$kind(number as _)
+            }
+        })*)*
+    };
+}
+
+values! {
+    Whole of u64, u32, usize, bool;
+    Part of f64;
+}
+
+impl<T: Into<Value>> From<Option<T>> for Value {
+    fn from(value: Option<T>) -> Self {
+        value.map_or(Value::Absent, T::into)
+    }
+}
+
+impl<'s> Sample<'s> {
+    pub fn of(labels: Vec<Cow<'s, str>>, value: impl Into<Value>) -> Self {
+        Sample { labels, value: value.into() }
+    }
+}
+
+/// The series of a family without labels.
+pub(super) fn one<'s>(value: impl Into<Value>) -> Vec<Sample<'s>> {
+    vec![Sample::of(Vec::new(), value)]
+}
+
+/// The series of a family with one label.
+pub(super) fn by<'s, V: Into<Value>>(
+    all: impl IntoIterator<Item = (&'s str, V)>,
+) -> Vec<Sample<'s>> {
+    all.into_iter().map(|(label, value)| Sample::of(vec![label.into()], value)).collect()
+}
 
 /// Everything there is to tell at one moment.
-#[derive(Debug)]
 pub(super) struct Snapshot {
+    pub view: Arc<StatusView>,
     survey: Survey,
     /// Of each allocation, in the survey's order.
     totals: Vec<Totals>,
-    ready: bool,
-    started_unix_ms: i64,
-    calls: Vec<(Call, Timed)>,
-    /// How often the configuration was read and found good, and how it stands with it.
-    reloads: Option<(u64, Configuration)>,
-    commits: Option<(u64, u64)>,
-    adopted: Option<u64>,
-    findings: Option<[(trust::FindingKind, u64); trust::FindingKind::ALL.len()]>,
-    events: Option<[(&'static str, u64); 3]>,
-    /// What uses GPUs beside containers with shares, by UUID, as far as somebody has looked.
-    outside: HashMap<String, Outside>,
-    api: Option<std::sync::Arc<tessera_web::Counts>>,
-    history_writing: Option<bool>,
-    process: Process,
+    /// Index and memory of each GPU that answers, by its UUID.
+    known: HashMap<String, (String, u64)>,
+    pub process: Process,
 }
 
-type Timed = Vec<(std::sync::Arc<str>, Outcome, Counts)>;
+/// What is shown of a container.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Container<'s> {
+    pub allocation: &'s Allocation,
+    holder: &'s Holder,
+    pub totals: &'s Totals,
+    /// Its usage page could be read.
+    pub is_read: bool,
+}
+
+impl<'s> Container<'s> {
+    pub fn compute(&self) -> Option<&'s Compute> {
+        self.allocation.compute.as_ref()
+    }
+}
 
 impl Snapshot {
     /// Looks at everything, but changes nothing and waits for no tenant. Blocking: asks the driver.
-    pub fn collect(view: &StatusView, running_totals: &mut RunningTotals) -> Self {
+    pub fn collect(view: &Arc<StatusView>, running_totals: &mut RunningTotals) -> Self {
         let survey = view.survey(&Region::try_snapshot);
         let now = Instant::now();
-        let agent = view.agent();
-        let adopted = agent.map_or(0, |agent| agent.allocations().adopted_until());
+        let adopted = view.agent().map_or(0, |agent| agent.allocations().adopted_until());
         let allocations = &survey.status.allocations;
         let totals = allocations
             .iter()
@@ -77,210 +124,274 @@ impl Snapshot {
             })
             .collect();
         running_totals.retain(allocations);
-        let calls = [Call::Allocate, Call::PreStart, Call::Prepare, Call::Unprepare];
-        Snapshot {
-            totals,
-            ready: view.amiss().is_empty(),
-            started_unix_ms: view.started_unix_ms(),
-            calls: agent.map_or_else(Vec::new, |agent| {
-                calls.into_iter().map(|call| (call, agent.meters().calls(call))).collect()
-            }),
-            reloads: agent.and(view.reloader()).map(|one| (one.taken(), one.state())),
-            adopted: agent.map(|agent| agent.allocations().adopted() as u64),
-            commits: agent.map(|agent| agent.journal().commits().counts()),
-            findings: agent.map(|agent| agent.trust().counts()),
-            events: agent.map(|agent| agent.trust().events().all()),
-            outside: agent.map_or_else(HashMap::new, |agent| {
-                let uuids = survey.status.gpus.iter().map(|gpu| &gpu.uuid);
-                let of = |uuid: &String| Some((uuid.clone(), agent.trust().outside(uuid)?));
-                uuids.filter_map(of).collect()
-            }),
-            api: view.api().cloned(),
-            history_writing: view.board().facts().history_writing,
-            process: Process::read(),
-            survey,
+        let answering = survey.status.gpus.iter().filter(|gpu| answers(gpu));
+        let known = |gpu: &Gpu| (gpu.uuid.clone(), (gpu.index.to_string(), gpu.memory_total_bytes));
+        let (known, process) = (answering.map(known).collect(), Process::read());
+        Snapshot { view: Arc::clone(view), survey, totals, known, process }
+    }
+
+    /// The text of every family that has series.
+    pub fn text(&self, format: Format) -> String {
+        let mut out = String::new();
+        for family in ALL {
+            let mut samples = (family.read)(self);
+            samples.retain(|sample| !matches!(sample.value, Value::Absent));
+            if !samples.is_empty() {
+                write(&mut out, format, family, &samples);
+            }
         }
+        if format == Format::Open {
+            out.push_str("# EOF\n");
+        }
+        out
     }
 
-    /// As OpenMetrics' text; `None` would be a bug.
-    pub fn text(self) -> Option<String> {
-        let mut registry = Registry::default();
-        registry.register_collector(Box::new(self));
-        let mut text = String::new();
-        encode(&mut text, &registry).ok()?;
-        Some(text)
+    pub fn status(&self) -> &Status {
+        &self.survey.status
     }
 
-    fn write_plugin(&self, out: &mut Writer<'_>) -> fmt::Result {
-        let plugin = &self.survey.status.plugin;
-        let abi = abi::version().to_string();
-        out.family(&f::BUILD, |series| series.info(&[&plugin.version, &abi]))?;
-        out.gauge(&f::READY, u64::from(self.ready))?;
-        out.family(&f::REGISTERED, |series| {
-            plugin.resources.iter().try_for_each(|resource| {
-                let live = resource.registration == Registration::Live;
-                series.gauge(&[&resource.name], u64::from(live))
-            })
-        })?;
-        out.family(&f::REGISTRATIONS, |series| {
-            let mut resources = plugin.resources.iter();
-            resources.try_for_each(|one| series.counter(&[&one.name], one.registrations))
-        })?;
-        for (call, timed) in &self.calls {
-            let family = match call {
-                Call::Allocate => &f::ALLOCATE,
-                Call::PreStart => &f::PRE_START,
-                Call::Prepare => &f::DRA_PREPARE,
-                Call::Unprepare => &f::DRA_UNPREPARE,
+    pub fn agent(&self) -> Option<&Arc<Agent>> {
+        self.view.agent()
+    }
+
+    /// How the arbiter stands; `None` if it does not answer.
+    pub fn arbiter(&self) -> Option<&View> {
+        self.survey.arbiter.as_ref()
+    }
+
+    /// How often the configuration was read and found good, and how it stands with it.
+    pub fn reloads(&self) -> Option<(u64, Configuration)> {
+        self.agent().and(self.view.reloader()).map(|one| (one.taken(), one.state()))
+    }
+
+    pub fn dra<V>(&self, read: impl Fn(&Dra) -> V) -> Option<V> {
+        self.status().plugin.dra.as_ref().map(read)
+    }
+
+    /// What uses a GPU beside containers with shares. Where nobody has looked there is no series: 0 would be a guess.
+    pub fn outside(&self, gpu: &Gpu) -> Option<Outside> {
+        self.agent()?.trust().outside(&gpu.uuid)
+    }
+
+    pub fn resources<V: Into<Value>>(
+        &self,
+        read: impl Fn(&status::Resource) -> V,
+    ) -> Vec<Sample<'_>> {
+        by(self.status().plugin.resources.iter().map(|one| (one.name.as_str(), read(one))))
+    }
+
+    pub fn calls(&self, call: Call) -> Vec<Sample<'_>> {
+        let calls = self.agent().into_iter().flat_map(|agent| agent.meters().calls(call));
+        let sample = |(resource, outcome, counts): (Arc<str>, Outcome, Counts)| {
+            let labels = vec![resource.to_string().into(), outcome.name().into()];
+            Sample::of(labels, Value::Histogram(counts.buckets, counts.sum))
+        };
+        calls.map(sample).collect()
+    }
+
+    /// Allocations of containers, by the names that kubelet gave. A container may have several, also of one GPU; and
+    /// where a pod has been replaced by one of the same name, the older allocation may still be there for a while.
+    fn named(&self) -> impl Iterator<Item = Container<'_>> {
+        let all = self.status().allocations.iter().zip(&self.totals);
+        all.filter_map(|(allocation, totals)| {
+            let holder = allocation.holder.as_ref()?;
+            let is_read = !self.survey.unread.contains(&allocation.id);
+            Some(Container { allocation, holder, totals, is_read })
+        })
+    }
+
+    /// `uuid`: of the GPU; empty where an allocation has several.
+    fn labels<'s>(&'s self, one: &Container<'s>, uuid: &'s str) -> Vec<Cow<'s, str>> {
+        let index = self.known.get(uuid).map_or("", |(index, _)| index);
+        let Holder { namespace, pod, container } = one.holder;
+        [namespace, pod, container, index, uuid, &one.allocation.id].map(Cow::Borrowed).into()
+    }
+
+    /// Of each container.
+    pub fn containers<'s, V: Into<Value>>(
+        &'s self,
+        read: impl Fn(&Container<'s>) -> V,
+    ) -> Vec<Sample<'s>> {
+        self.containers_with(|one| (Vec::new(), read(one).into()))
+    }
+
+    /// Of each container, with labels of the family's own.
+    pub fn containers_with<'s>(
+        &'s self,
+        read: impl Fn(&Container<'s>) -> Labelled<'s>,
+    ) -> Vec<Sample<'s>> {
+        let sample = |one: Container<'s>| {
+            let uuid = match one.allocation.gpus.as_slice() {
+                [only] => only.gpu_uuid.as_str(),
+                _ => "",
             };
-            out.family(family, |series| {
-                timed.iter().try_for_each(|(resource, outcome, counts)| {
-                    series.histogram(&[resource, outcome.name()], &counts.buckets, counts.sum)
-                })
-            })?;
-        }
-        if let Some(dra) = &plugin.dra {
-            write_dra(out, dra)?;
-        }
-        self.write_allocations(out)?;
-        if let Some(adopted) = self.adopted {
-            out.gauge(&f::ADOPTED, adopted)?;
-        }
-        out.gauge(&f::WARNINGS, self.survey.status.warnings.len() as u64)?;
-        if let Some(findings) = &self.findings {
-            out.family(&f::FINDINGS, |series| {
-                findings.iter().try_for_each(|(kind, count)| series.counter(&[kind.name()], *count))
-            })?;
-        }
-        if let Some((done, failed)) = self.commits {
-            out.family(&f::COMMITS, |series| {
-                series.counter(&["ok"], done)?;
-                series.counter(&["failed"], failed)
-            })?;
-        }
-        if let Some(events) = self.events {
-            out.family(&f::EVENTS, |series| {
-                events.iter().try_for_each(|(outcome, count)| series.counter(&[outcome], *count))
-            })?;
-        }
-        if let Some(api) = &self.api {
-            write_api(out, api)?;
-        }
-        if let Some(writing) = self.history_writing {
-            out.gauge(&f::HISTORY_WRITING, u64::from(writing))?;
-        }
-        if let Some((taken, state)) = &self.reloads {
-            out.family(&f::RELOADS, |series| {
-                series.counter(&["ok"], *taken)?;
-                series.counter(&["refused"], state.refused)
-            })?;
-            out.gauge(&f::RELOAD_OK, u64::from(state.errors.is_empty()))?;
-            out.gauge(&f::RELOAD_TIME, unix_seconds(state.succeeded_unix_ms))?;
-        }
-        Ok(())
+            let (more, value) = read(&one);
+            Sample::of([self.labels(&one, uuid), more].concat(), value)
+        };
+        self.named().map(sample).collect()
     }
 
-    fn write_allocations(&self, out: &mut Writer<'_>) -> fmt::Result {
-        let allocations = &self.survey.status.allocations;
-        out.family(&f::ALLOCATIONS, |series| {
-            let states = [
-                ("allocated", AllocationState::Allocated),
-                ("started", AllocationState::Started),
-                ("parked", AllocationState::Parked),
-            ];
-            states.into_iter().try_for_each(|(name, state)| {
-                let count = allocations.iter().filter(|one| one.state == state).count();
-                series.gauge(&[name], count as u64)
-            })
-        })?;
-        let unnamed = allocations
-            .iter()
-            .filter(|one| one.holder.is_none() && one.state != AllocationState::Parked);
-        out.gauge(&f::UNNAMED, unnamed.count() as u64)
+    /// Of each GPU of each container.
+    pub fn uses<'s, V: Into<Value>>(
+        &'s self,
+        read: impl Fn(&Container<'s>, &'s Use) -> V,
+    ) -> Vec<Sample<'s>> {
+        let mut all = Vec::new();
+        for one in self.named() {
+            for used in &one.allocation.gpus {
+                all.push(Sample::of(self.labels(&one, &used.gpu_uuid), read(&one, used)));
+            }
+        }
+        all
     }
 
-    fn write_arbiter(&self, out: &mut Writer<'_>) -> fmt::Result {
-        out.gauge(&f::ARBITER_UP, u64::from(self.survey.arbiter.is_some()))?;
-        let Some(view) = &self.survey.arbiter else { return Ok(()) };
-        out.family(&f::ARBITER_TURNS, |series| {
-            let buckets: Vec<(f64, u64)> = view.turns.buckets().collect();
-            series.histogram(&[], &buckets, view.turns.sum_ns as f64 / 1e9)
-        })?;
-        out.counter(&f::ARBITER_COMMANDS, view.commands)
+    /// As [`Snapshot::uses`]. A page is its tenant's word: nobody holds more than there is.
+    pub fn bytes<'s>(
+        &'s self,
+        read: impl Fn(&Container<'s>, &'s Use) -> Option<u64>,
+    ) -> Vec<Sample<'s>> {
+        self.uses(|one, used| {
+            let most = self.known.get(&used.gpu_uuid).map_or(u64::MAX, |(_, bytes)| *bytes);
+            read(one, used).map(|bytes| bytes.min(most))
+        })
     }
 
-    fn write_process(&self, out: &mut Writer<'_>) -> fmt::Result {
-        let process = self.process;
-        if let Some(seconds) = process.cpu_seconds {
-            out.counter(&f::PROCESS_CPU, seconds)?;
-        }
-        for (family, value) in [
-            (&f::PROCESS_RESIDENT, process.resident_bytes),
-            (&f::PROCESS_VIRTUAL, process.virtual_bytes),
-            (&f::PROCESS_THREADS, process.threads),
-            (&f::PROCESS_FDS, process.open_fds),
-            (&f::PROCESS_MAX_FDS, process.max_fds),
-        ] {
-            value.map_or(Ok(()), |value| out.gauge(family, value))?;
-        }
-        out.gauge(&f::PROCESS_START, unix_seconds(self.started_unix_ms))
+    /// Of each GPU that answers.
+    pub fn gpus<'s, V: Into<Value>>(&'s self, read: impl Fn(&'s Gpu) -> V) -> Vec<Sample<'s>> {
+        self.gpus_with(|gpu| vec![(Vec::new(), read(gpu).into())])
+    }
+
+    /// Of each GPU that answers, with labels of the family's own.
+    pub fn gpus_with<'s>(&'s self, read: impl Fn(&'s Gpu) -> Vec<Labelled<'s>>) -> Vec<Sample<'s>> {
+        self.all_gpus(|gpu| if answers(gpu) { read(gpu) } else { Vec::new() })
+    }
+
+    /// As [`Snapshot::gpus_with`], also of those that are left out: nothing but their health is known.
+    pub fn all_gpus<'s>(&'s self, read: impl Fn(&'s Gpu) -> Vec<Labelled<'s>>) -> Vec<Sample<'s>> {
+        let samples = |gpu: &'s Gpu| {
+            let own = [gpu.index.to_string().into(), gpu.uuid.as_str().into()];
+            let sample = move |(more, value): Labelled<'s>| {
+                Sample::of(own.iter().cloned().chain(more).collect(), value)
+            };
+            read(gpu).into_iter().map(sample)
+        };
+        self.status().gpus.iter().flat_map(samples).collect()
+    }
+
+    /// Of GPUs that some container has; of the others the arbiter knows nothing.
+    pub fn leases<'s, V: Into<Value>>(&'s self, read: impl Fn(&'s Gpu) -> V) -> Vec<Sample<'s>> {
+        let shared = self.arbiter().map(|view| view.gpus.as_slice()).unwrap_or_default();
+        self.gpus(|gpu| shared.iter().any(|share| share.uuid == gpu.uuid).then(|| read(gpu)))
     }
 }
 
-impl Collector for Snapshot {
-    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let mut out = Writer(encoder);
-        // Of one that is left out nothing but its health is known.
-        let all = self.survey.status.gpus.clone();
-        let (gpus, silent): (Vec<Gpu>, Vec<Gpu>) =
-            all.into_iter().partition(|gpu| gpu.memory_total_bytes > 0);
-        let known: Gpus<'_> = gpus
+fn answers(gpu: &Gpu) -> bool {
+    gpu.memory_total_bytes > 0
+}
+
+/// A GPU's replicas of each resource, by state.
+pub(super) fn replicas(gpu: &Gpu) -> Vec<Labelled<'_>> {
+    let each = gpu.by_resource().into_iter().flat_map(|of| {
+        let states =
+            [("free", of.free), ("held", of.held), ("unhealthy", of.count - of.held - of.free)];
+        states.map(|(state, count)| {
+            (vec![of.resource_name.clone().into(), state.into()], count.into())
+        })
+    });
+    each.collect()
+}
+
+/// In Prometheus' older format counters and infos are named with their suffix, and units are not marked.
+fn write(out: &mut String, format: Format, family: &Family, samples: &[Sample<'_>]) {
+    let (subject, name) = (family.subject(), family.name());
+    let (described, kind) = match (format, family.kind) {
+        (Format::Open, kind) => (&subject, kind.name()),
+        (Format::Classic, MetricKind::Info) => (&name, "gauge"),
+        (Format::Classic, kind) => (&name, kind.name()),
+    };
+    // Writing to a string does not fail.
+    let _ = writeln!(out, "# HELP {described} {}\n# TYPE {described} {kind}", family.help);
+    if format == Format::Open && !family.unit.is_empty() {
+        let _ = writeln!(out, "# UNIT {described} {}", family.unit);
+    }
+    for Sample { labels, value } in samples {
+        debug_assert_eq!(family.labels.len(), labels.len(), "{name}");
+        let labels: Vec<String> = family
+            .labels
             .iter()
-            .map(|gpu| {
-                let known =
-                    Known { index: gpu.index.to_string(), memory_bytes: gpu.memory_total_bytes };
-                (gpu.uuid.as_str(), known)
-            })
+            .zip(labels)
+            .map(|(name, value)| format!("{name}=\"{}\"", escaped(value)))
             .collect();
-        self.write_containers(&mut out, &known)?;
-        write_gpus(&mut out, (&gpus, &silent), &known, self)?;
-        write_replicas(&mut out, &gpus, &known)?;
-        write_leases(&mut out, &gpus, &known, self)?;
-        self.write_plugin(&mut out)?;
-        self.write_arbiter(&mut out)?;
-        self.write_process(&mut out)
+        let labels = labels.join(",");
+        match value {
+            Value::Absent => {}
+            Value::Whole(number) => line(out, &name, &labels, number),
+            Value::Part(number) => line(out, &name, &labels, number),
+            Value::Histogram(buckets, sum) => {
+                line(out, &format!("{name}_sum"), &labels, sum);
+                let count: u64 = buckets.iter().map(|(_, count)| count).sum();
+                line(out, &format!("{name}_count"), &labels, count);
+                let mut below = 0;
+                for (bound, count) in buckets {
+                    below += count;
+                    let bound = if bound.is_finite() { bound.to_string() } else { "+Inf".into() };
+                    let comma = if labels.is_empty() { "" } else { "," };
+                    let labels = format!("{labels}{comma}le=\"{bound}\"");
+                    line(out, &format!("{name}_bucket"), &labels, below);
+                }
+            }
+        }
     }
 }
 
-fn unix_seconds(unix_ms: i64) -> f64 {
-    unix_ms as f64 / 1000.0
+fn line(out: &mut String, name: &str, labels: &str, value: impl Display) {
+    let _ = match labels {
+        "" => writeln!(out, "{name} {value}"),
+        labels => writeln!(out, "{name}{{{labels}}} {value}"),
+    };
 }
 
-fn write_api(out: &mut Writer<'_>, api: &tessera_web::Counts) -> fmt::Result {
-    if let Some(listening) = api.listening() {
-        out.gauge(&f::API_LISTENING, u64::from(listening))?;
-        out.family(&f::API_REQUESTS, |series| {
-            let mut requests = api.requests().into_iter();
-            requests.try_for_each(|(code, count)| series.counter(&[&code.to_string()], count))
-        })?;
+/// A label's value may be a stranger's word.
+fn escaped(value: &str) -> Cow<'_, str> {
+    match value.contains(['\\', '"', '\n']) {
+        false => value.into(),
+        true => value.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n").into(),
     }
-    let reviews = api.reviews();
-    if reviews.is_empty() {
-        return Ok(());
-    }
-    out.family(&f::API_REVIEWS, |series| {
-        let mut reviews = reviews.iter();
-        reviews.try_for_each(|(review, outcome, count)| series.counter(&[review, outcome], *count))
-    })
 }
 
-fn write_dra(out: &mut Writer<'_>, dra: &Dra) -> fmt::Result {
-    out.gauge(&f::DRA_REGISTERED, u64::from(dra.registered))?;
-    out.gauge(&f::DRA_PUBLISHED, u64::from(dra.publication == "published"))?;
-    out.gauge(&f::DRA_DEVICES, u64::from(dra.devices))?;
-    out.family(&f::DRA_SLICE_WRITES, |series| series.counter(&[], dra.writes))?;
-    out.family(&f::DRA_SLICE_WIPES, |series| series.counter(&[], dra.wipes))?;
-    out.gauge(&f::DRA_CLAIMS, u64::from(dra.claims))
+/// What the kernel says of this process, by the names of Prometheus' own clients; `None` where it does not.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Process {
+    pub cpu_seconds: Option<f64>,
+    pub resident_bytes: Option<u64>,
+    pub virtual_bytes: Option<u64>,
+    pub threads: Option<u64>,
+    pub open_fds: Option<u64>,
+    pub max_fds: Option<u64>,
+}
+
+impl Process {
+    /// As it is now.
+    pub fn read() -> Self {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let field = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+            line.trim_start_matches(':').split_whitespace().next()?.parse::<u64>().ok()
+        };
+        let kib = |name: &str| field(name).map(|kib| kib.saturating_mul(1024));
+        let cpu = clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).ok();
+        // One of them reads the directory.
+        let entries = std::fs::read_dir("/proc/self/fd").ok();
+        let open = entries.and_then(|entries| u64::try_from(entries.count()).ok());
+        Process {
+            cpu_seconds: cpu.map(|cpu| std::time::Duration::from(cpu).as_secs_f64()),
+            resident_bytes: kib("VmRSS"),
+            virtual_bytes: kib("VmSize"),
+            threads: field("Threads"),
+            open_fds: open.map(|open| open.saturating_sub(1)),
+            max_fds: getrlimit(Resource::RLIMIT_NOFILE).ok().map(|(soft, _)| soft),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -294,7 +405,7 @@ mod tests {
     use tessera_gpu::{Discovery, DiscoveryError, GpuProcess, health};
     use tessera_model::gpu::Gpu;
     use tessera_view::node::Node;
-    use tessera_view::status::{Health, Status};
+    use tessera_view::status::{AllocationState, Health, Status};
 
     use super::*;
 
@@ -378,6 +489,7 @@ mod tests {
         let agent = fixtures::open(dir.path(), Vec::new(), false);
         let config = fixtures::config(dir.path(), false);
         let view = StatusView::new(config.into(), Arc::new(Driver), Arc::default());
+        let view = Arc::new(view);
         view.set_agent(Arc::clone(&agent));
         let mut runner = TestRunner::deterministic();
         let steps = prop::collection::vec(any::<u64>().prop_map(Step::of), 200);
@@ -387,8 +499,47 @@ mod tests {
             let status = view.status();
             status_agrees(&status);
             view_agrees(&crate::view::node("n", &status, Vec::new()));
-            metrics_agree(&Snapshot::collect(&view, &mut totals).text().unwrap());
+            metrics_agree(&Snapshot::collect(&view, &mut totals).text(Format::Open));
         });
         assert!(looks > 0);
+    }
+
+    #[test]
+    fn both_formats_name_what_they_show_and_no_label_ends_its_line() {
+        let family = |name: &str| ALL.iter().find(|family| family.name() == name).unwrap();
+        let text = |format, name: &str, samples: &[Sample<'_>]| {
+            let mut out = String::new();
+            write(&mut out, format, family(name), samples);
+            let rest = out.split_once('\n').unwrap().1;
+            rest.to_owned()
+        };
+        let commits = by([("a\"\\\nb", 7u64)]);
+        let want = "# TYPE tessera_ledger_commits_total counter\n\
+                    tessera_ledger_commits_total{outcome=\"a\\\"\\\\\\nb\"} 7\n";
+        assert_eq!(text(Format::Classic, "tessera_ledger_commits_total", &commits), want);
+        let cpu = text(Format::Open, "process_cpu_seconds_total", &one(0.5));
+        let want = "# TYPE process_cpu_seconds counter\n# UNIT process_cpu_seconds seconds\n\
+                    process_cpu_seconds_total 0.5\n";
+        assert_eq!(cpu, want);
+        let build = vec![Sample::of(vec!["1".into(), "2".into()], 1u64)];
+        let want = "# TYPE tessera_build_info gauge\n\
+                    tessera_build_info{version=\"1\",page_abi=\"2\"} 1\n";
+        assert_eq!(text(Format::Classic, "tessera_build_info", &build), want);
+        let turns = one(Value::Histogram(vec![(0.5, 2), (f64::INFINITY, 1)], 3.25));
+        let turns = text(Format::Classic, "tessera_arbiter_turn_duration_seconds", &turns);
+        let of =
+            |line: &str| turns.contains(&format!("tessera_arbiter_turn_duration_seconds_{line}\n"));
+        assert!(of("sum 3.25") && of("count 3") && of("bucket{le=\"0.5\"} 2"), "{turns}");
+        assert!(of("bucket{le=\"+Inf\"} 3"), "{turns}");
+    }
+
+    #[test]
+    fn the_kernel_tells_all_of_it() {
+        let process = Process::read();
+        assert!(process.cpu_seconds.unwrap() > 0.0);
+        assert!(process.resident_bytes.unwrap() > 1 << 20);
+        assert!(process.virtual_bytes.unwrap() >= process.resident_bytes.unwrap());
+        assert!(process.threads.unwrap() >= 1);
+        assert!((3..process.max_fds.unwrap()).contains(&process.open_fds.unwrap()));
     }
 }

@@ -1,4 +1,102 @@
-//! OpenMetrics' text format and Prometheus' older one, and which of them a client wants.
+//! The text of `/metrics`: built on a thread that may block, by one at a time, and at most once a second
+//! for all clients, in OpenMetrics' format or Prometheus' older one.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use axum::body::Bytes;
+use tokio::runtime::Handle;
+use tokio::sync::Mutex;
+
+use super::running_totals::RunningTotals;
+use super::snapshot::Snapshot;
+use crate::admin::StatusView;
+
+/// For how long a text is reused.
+const FRESH: Duration = Duration::from_secs(1);
+/// How long it may take: Prometheus waits for 10 s.
+const PATIENCE: Duration = Duration::from_secs(8);
+
+/// Why there is no text: the driver or a file system does not answer in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the driver or the file system does not answer in time")]
+pub(super) struct Late;
+
+#[derive(Debug)]
+pub(super) struct TextCache {
+    view: Arc<StatusView>,
+    /// Whose threads may block.
+    main: Handle,
+    /// What was counted so far. Only the thread that builds the text takes it.
+    running_totals: Arc<std::sync::Mutex<RunningTotals>>,
+    /// When it was made, by format.
+    made: Mutex<[Option<(Instant, Bytes)>; 2]>,
+    /// A text is being built, perhaps without a client that still waits.
+    busy: Arc<AtomicBool>,
+}
+
+impl TextCache {
+    /// Of a plugin that starts now.
+    pub fn new(view: Arc<StatusView>, main: Handle) -> Self {
+        TextCache {
+            view,
+            main,
+            running_totals: Arc::new(std::sync::Mutex::new(RunningTotals::new(Instant::now()))),
+            made: Mutex::default(),
+            busy: Arc::default(),
+        }
+    }
+
+    /// The text, not older than a second.
+    pub async fn get(self: &Arc<Self>, format: Format) -> Result<Bytes, Late> {
+        let mut made = self.made.lock().await;
+        if let Some((at, text)) = &made[format as usize]
+            && at.elapsed() < FRESH
+        {
+            return Ok(text.clone());
+        }
+        let text = tokio::time::timeout(PATIENCE, self.make(format)).await.map_err(|_| Late)??;
+        let text = Bytes::from(text);
+        made[format as usize] = Some((Instant::now(), text.clone()));
+        tokio::spawn(Arc::clone(self).forget());
+        Ok(text)
+    }
+
+    /// Frees a text that is too old to be reused: it may be large.
+    async fn forget(self: Arc<Self>) {
+        tokio::time::sleep(FRESH).await;
+        for made in self.made.lock().await.iter_mut() {
+            made.take_if(|(at, _)| at.elapsed() >= FRESH);
+        }
+    }
+
+    async fn make(&self, format: Format) -> Result<String, Late> {
+        // Else each scrape would take one more of the few threads that kubelet's calls need too.
+        if self.busy.swap(true, Ordering::AcqRel) {
+            return Err(Late);
+        }
+        let done = Done(Arc::clone(&self.busy));
+        let (view, running_totals) = (Arc::clone(&self.view), Arc::clone(&self.running_totals));
+        let making = self.main.spawn_blocking(move || {
+            let _done = done;
+            let mut running_totals =
+                running_totals.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            Snapshot::collect(&view, &mut running_totals).text(format)
+        });
+        // It panicked, or the plugin ends.
+        making.await.map_err(|_| Late)
+    }
+}
+
+/// Says that it is no longer made.
+struct Done(Arc<AtomicBool>);
+
+impl Drop for Done {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Format {
@@ -42,37 +140,6 @@ impl Format {
     }
 }
 
-/// OpenMetrics' text as Prometheus' older format: counters and infos are named with their suffix, units and
-/// the end are not marked.
-pub(super) fn classic(open: &str) -> String {
-    let mut out = String::with_capacity(open.len());
-    let mut help = None;
-    for line in open.lines() {
-        if let Some(rest) = line.strip_prefix("# HELP ") {
-            // How it is named depends on its type, which comes next.
-            help = rest.split_once(' ').map(|(_, text)| text);
-        } else if let Some((name, kind)) =
-            line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' '))
-        {
-            let (suffix, kind) = match kind {
-                "counter" => ("_total", "counter"),
-                "info" => ("_info", "gauge"),
-                other => ("", other),
-            };
-            for part in ["# HELP ", name, suffix, " ", help.take().unwrap_or_default(), "\n"] {
-                out.push_str(part);
-            }
-            for part in ["# TYPE ", name, suffix, " ", kind, "\n"] {
-                out.push_str(part);
-            }
-        } else if !line.starts_with('#') {
-            out.push_str(line);
-            out.push('\n');
-        }
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -98,16 +165,5 @@ mod tests {
         ] {
             assert_eq!(Format::wanted(accept), want, "{accept:?}");
         }
-    }
-
-    #[test]
-    fn the_older_format_names_counters_with_their_suffix() {
-        let open = "# HELP a_seconds what it is\n# TYPE a_seconds counter\n# UNIT a_seconds seconds\n\
-                    a_seconds_total{x=\"# y\"} 1.0\n# HELP b info\n# TYPE b info\nb_info{v=\"1\"} 1\n\
-                    # HELP c g\n# TYPE c gauge\nc 7\n# EOF\n";
-        let want = "# HELP a_seconds_total what it is\n# TYPE a_seconds_total counter\n\
-                    a_seconds_total{x=\"# y\"} 1.0\n# HELP b_info info\n# TYPE b_info gauge\n\
-                    b_info{v=\"1\"} 1\n# HELP c g\n# TYPE c gauge\nc 7\n";
-        assert_eq!(classic(open), want);
     }
 }
