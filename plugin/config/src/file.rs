@@ -192,7 +192,7 @@ impl Judged {
 }
 
 /// Why a file was not read, and what to do.
-pub(super) fn unread(error: &FileError) -> String {
+fn unread(error: &FileError) -> String {
     match error.kind() {
         io::ErrorKind::NotFound => {
             "there is no such file; `tessera config default` prints one to begin with".to_owned()

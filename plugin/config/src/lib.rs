@@ -6,8 +6,6 @@
 //! This crate may use `model` and `system`. It knows no GPU, kubelet or ledger, and starts nothing.
 #![forbid(unsafe_code)]
 
-#[cfg(test)]
-mod agreement;
 pub mod file;
 mod form;
 pub mod keys;
@@ -27,7 +25,6 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use tessera_system::files;
 use tokio::sync::watch;
 
 use parse::{Checks, line_of};
@@ -65,7 +62,7 @@ table! {
         /// What one replica is.
         share: Share = Share::default(), form::section();
         /// GPUs that are divided into unequal shares, each with its own resource name.
-        layouts as "layout": Vec<Layout> = Vec::new(), form::tables();
+        layouts as "layout": Vec<Layout> = Vec::new(), form::tables(None);
         /// Dynamic Resource Allocation: pods claim a part of a GPU of any size. [dra.md](dra.md) says which of the
         /// two ways suits which cluster.
         dra: Dra = Dra::default(), form::section();
@@ -131,27 +128,14 @@ impl Config {
         accept(parse::parse(text, None), None)
     }
 
-    /// Reads a file over the defaults.
+    /// The file that was asked for, or [`DEFAULT_FILE`] where it exists, or the defaults.
     ///
     /// # Errors
     /// An unreadable file, or all problems at once, each with key and line.
-    pub fn load(file: &Path) -> Result<Self, ConfigError> {
-        let text = files::text(file, files::CONFIGURATION).map_err(|error| ConfigError {
-            file: Some(file.to_owned()),
-            problems: vec![Problem::new("", None, &file::unread(&error))],
-        })?;
-        accept(parse::parse(&text, Some(file)), Some(file))
-    }
-
-    /// The file that was asked for, or [`DEFAULT_FILE`] where it exists, or the defaults.
     pub fn find(asked: Option<&Path>) -> Result<Self, ConfigError> {
-        match asked {
-            Some(file) => Config::load(file),
-            None => {
-                let judged = ConfigFile::default().judge();
-                accept((judged.config, judged.problems), Some(Path::new(DEFAULT_FILE)))
-            }
-        }
+        let file = ConfigFile { asked: asked.map(Path::to_owned) };
+        let Judged { config, problems, .. } = file.judge();
+        accept((config, problems), Some(file.path()))
     }
 }
 

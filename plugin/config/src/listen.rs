@@ -58,7 +58,7 @@ pub(super) fn schema() -> Value {
 
 #[cfg(test)]
 mod tests {
-    use crate::{Config, Metrics};
+    use crate::Metrics;
 
     #[test]
     fn an_address_is_a_port_or_both_or_nothing() {
@@ -69,11 +69,7 @@ mod tests {
         assert_eq!(parse("[::1]:80"), ["[::1]:80".parse().unwrap()]);
         assert_eq!(parse(""), []);
         for bad in [":", ":0", ":65536", "9464", "localhost:80", "::1:80", ":x"] {
-            let error = Config::parse(&format!("[metrics]\nlisten = \"{bad}\"")).unwrap_err();
-            assert_eq!(
-                (error.problems[0].key.as_str(), error.problems[0].line),
-                ("metrics.listen", Some(2))
-            );
+            assert!(super::parse(bad).unwrap_err().contains("is not an address"), "{bad}");
         }
     }
 }

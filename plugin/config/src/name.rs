@@ -2,15 +2,15 @@
 
 use serde_json::{Value, json};
 
-use super::form::{Parsed, parsed};
+use super::form::{Leaf, parsed};
 
 /// A string of any kind.
-pub(super) const fn any() -> Parsed<String> {
+pub(super) fn any() -> Leaf<String> {
     parsed(|text| Ok(text.to_owned()), String::clone, "string", || json!({}))
 }
 
 /// What a GPU may be called: anything but nothing.
-pub(super) const fn gpu() -> Parsed<String> {
+pub(super) fn gpu() -> Leaf<String> {
     parsed(not_empty, String::clone, "string", || json!({ "minLength": 1 }))
 }
 
@@ -20,7 +20,7 @@ fn not_empty(text: &str) -> Result<String, String> {
 }
 
 /// An extended resource's name.
-pub(super) const fn resource(accepts: &'static str) -> Parsed<String> {
+pub(super) fn resource(accepts: &str) -> Leaf<String> {
     parsed(|text| check_resource(text).map(|()| text.to_owned()), String::clone, accepts, schema)
 }
 

@@ -169,4 +169,4 @@ fn distance(a: &str, b: &str) -> usize {
 }
 
 #[cfg(test)]
-pub(super) mod tests;
+mod tests;

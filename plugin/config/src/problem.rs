@@ -49,31 +49,22 @@ impl Problem {
     }
 }
 
-/// Problems as they are found. Keeps the first by line, and counts the others: a file has as many as somebody
-/// writes.
+/// Problems as they are found.
 #[derive(Debug, Default)]
 pub(super) struct Problems {
-    kept: Vec<Problem>,
+    all: Vec<Problem>,
     more: usize,
 }
 
 impl Problems {
     /// Notes one.
     pub(super) fn push(&mut self, key: &str, line: Option<usize>, message: &str) {
-        if self.kept.len() < MOST_PROBLEMS {
-            self.kept.push(Problem::new(key, line, message));
-            return;
-        }
-        self.more += 1;
-        let last = self.kept.iter_mut().max_by_key(|kept| kept.line);
-        if let Some(last) = last.filter(|last| line < last.line) {
-            *last = Problem::new(key, line, message);
-        }
+        self.all.push(Problem::new(key, line, message));
     }
 
     /// How many were noted.
     pub(super) fn count(&self) -> usize {
-        self.kept.len() + self.more
+        self.all.len() + self.more
     }
 
     /// Counts what need not be looked at.
@@ -83,38 +74,31 @@ impl Problems {
 
     /// The first by line, and how many others there are; syntax errors, which have no key, before all others.
     pub(super) fn finish(self) -> Vec<Problem> {
-        let Problems { mut kept, more } = self;
-        kept.sort_by_key(|problem| (!problem.key.is_empty(), problem.line));
+        let Problems { mut all, mut more } = self;
+        all.sort_by_key(|problem| (!problem.key.is_empty(), problem.line));
+        more += all.len().saturating_sub(MOST_PROBLEMS);
+        all.truncate(MOST_PROBLEMS);
         if more > 0 {
-            kept.push(Problem::more(more));
+            all.push(Problem::more(more));
         }
-        kept
+        all
     }
 }
 
 /// Of too many problems the first by line, and how many others there are; all of few, as they are.
 pub fn first(all: Vec<Problem>) -> Vec<Problem> {
-    if all.len() <= MOST_PROBLEMS { all } else { in_order(&all) }
+    if all.len() <= MOST_PROBLEMS { all } else { Problems { all, more: 0 }.finish() }
 }
 
 /// Two lists, each of which may end with how many it leaves out, as one that does.
-pub fn together(mut some: Vec<Problem>, more: Vec<Problem>) -> Vec<Problem> {
+pub fn together(some: Vec<Problem>, more: Vec<Problem>) -> Vec<Problem> {
     if more.is_empty() {
         return some;
     }
-    some.extend(more);
-    in_order(&some)
-}
-
-fn in_order(all: &[Problem]) -> Vec<Problem> {
-    let mut problems = Problems::default();
-    for one in all {
-        match one.others {
-            0 => problems.push(&one.key, one.line, &one.message),
-            others => problems.and_more(others),
-        }
-    }
-    problems.finish()
+    let (all, rest): (Vec<_>, Vec<_>) =
+        some.into_iter().chain(more).partition(|problem| problem.others == 0);
+    let more = rest.iter().map(|problem| problem.others).sum();
+    Problems { all, more }.finish()
 }
 
 impl fmt::Display for ConfigError {

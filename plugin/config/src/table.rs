@@ -12,7 +12,7 @@
 //! | Follows | Where |
 //! |---|---|
 //! | the field, its rustdoc, `Default` | [`table!`] |
-//! | reading, with every fault at its line and key | [`read`], [`Form::read`] |
+//! | reading, with every fault at its line and key | [`read`], [`Form`] |
 //! | `config.toml`, `docs/configuration.md` | [`super::keys`] |
 //! | the schema, of which the chart's `values.schema.json` is made | [`super::keys::schema`] |
 //! | what differs between two configurations, and what of it waits for a restart | [`super::keys::differences`] |
@@ -28,170 +28,119 @@
 //! Serde does not serve here: it stops at the first fault, and knows no lines, units or ranges.
 
 use serde_json::{Map, Value, json};
-use toml::Spanned;
-use toml::de::{DeTable, DeValue};
+use toml::de::DeTable;
 
+use super::form::{Form, Place};
 use super::keys::{Row, Shown, Takes};
 use super::parse::{Checks, Report};
 
-/// One key of a table.
-pub struct Key<T: 'static> {
+/// One key of a table; what it does goes through the field that has its value.
+pub struct Key<T> {
     /// As in the file.
     pub(super) name: &'static str,
-    /// What it means, in Markdown, line by line.
-    pub(super) doc: &'static [&'static str],
-    pub(super) takes: Takes,
+    /// What it means, in Markdown.
+    pub(super) doc: &'static str,
+    takes: Takes,
     /// The problem with a table that lacks it; `None` where it may be left out.
-    pub(super) missing: Option<&'static str>,
-    pub(super) field: &'static dyn Field<T>,
+    missing: Option<&'static str>,
+    accepts: String,
+    schema: Box<dyn Fn() -> Value>,
+    read: Box<dyn Fn(Place<'_, '_>, &mut T, &mut Report)>,
+    pub(super) values: Box<dyn Fn(&T, &str, &mut Vec<Shown>)>,
+    keep: Box<dyn Fn(&mut T, &T)>,
+    pub(super) rows: Option<fn(&str, &mut Vec<Row>)>,
+}
+
+impl<T: 'static> Key<T> {
+    pub(super) fn new<F: Clone + 'static>(
+        (name, doc): (&'static str, &'static str),
+        (takes, missing): (Takes, Option<&'static str>),
+        form: impl Into<Form<F>>,
+        get: fn(&T) -> &F,
+        get_mut: fn(&mut T) -> &mut F,
+    ) -> Self {
+        let Form { accepts, schema, read, values, keep, rows } = form.into();
+        let keep = move |to: &mut T, from: &T| match keep {
+            Some(keep) => keep(get_mut(to), get(from)),
+            None if takes == Takes::Restart => get_mut(to).clone_from(get(from)),
+            None => {}
+        };
+        Key {
+            name,
+            doc: doc.trim(),
+            takes,
+            missing,
+            accepts,
+            schema,
+            read: Box::new(move |at, to, report| read(at, get_mut(to), report)),
+            values: Box::new(move |table, key, found| values(get(table), key, takes, found)),
+            keep: Box::new(keep),
+            rows,
+        }
+    }
 }
 
 /// A table of the file.
 pub trait Table: Clone + Default + 'static {
     /// In the order of `config.toml`.
-    const KEYS: &'static [Key<Self>];
+    fn keys() -> Vec<Key<Self>>;
 
     /// Notes what does not hold between keys.
     fn check(&self, _: &mut Checks<'_>) {}
 }
 
-/// A value in the file, with its dotted key.
-#[derive(Clone, Copy)]
-pub struct Place<'a, 'i> {
-    pub(super) key: &'a str,
-    pub(super) value: &'a Spanned<DeValue<'i>>,
-}
-
-/// What may be written for a key, and what it is then.
-pub trait Form {
-    /// The value.
-    type Value: Clone;
-
-    /// Reads what stands at a place; what is wrong there is noted, and `to` stays as far as that goes.
-    fn read(&self, at: Place<'_, '_>, to: &mut Self::Value, report: &mut Report);
-
-    /// The value as TOML; `None` for one that is not written.
-    fn show(&self, value: &Self::Value) -> Option<String>;
-
-    /// The values to compare and their keys: one, unless the value is a table.
-    fn values(&self, value: &Self::Value, key: &str, takes: Takes, found: &mut Vec<Shown>) {
-        let key = key.to_owned();
-        found.extend(self.show(value).map(|text| Shown { key, text, takes }));
-    }
-
-    /// Gives `to` what `from` has of keys whose change takes a restart.
-    fn keep(&self, to: &mut Self::Value, from: &Self::Value, takes: Takes) {
-        if takes == Takes::Restart {
-            to.clone_from(from);
-        }
-    }
-
-    /// What may be written, in Markdown.
-    fn accepts(&self) -> String;
-
-    /// What may be written, as JSON Schema (draft 7).
-    fn schema(&self) -> Value;
-
-    /// The rows of the reference: this one, or those of the keys of a table.
-    fn rows(&self, row: Row, found: &mut Vec<Row>) {
-        found.push(row);
-    }
-}
-
-/// One field of a table, whatever its form.
-pub trait Field<T> {
-    /// See [`Form::read`].
-    fn read(&self, at: Place<'_, '_>, to: &mut T, report: &mut Report);
-    /// See [`Form::values`].
-    fn values(&self, table: &T, key: &str, takes: Takes, found: &mut Vec<Shown>);
-    /// See [`Form::keep`].
-    fn keep(&self, to: &mut T, from: &T, takes: Takes);
-    /// See [`Form::schema`].
-    fn schema(&self) -> Value;
-    /// See [`Form::rows`].
-    fn rows(&self, default: &T, row: Row, found: &mut Vec<Row>);
-}
-
-/// A form, and the field that has its value.
-pub struct Lens<T, F: Form> {
-    pub(super) form: F,
-    pub(super) get: fn(&T) -> &F::Value,
-    pub(super) get_mut: fn(&mut T) -> &mut F::Value,
-}
-
-impl<T, F: Form> Field<T> for Lens<T, F> {
-    fn read(&self, at: Place<'_, '_>, to: &mut T, report: &mut Report) {
-        self.form.read(at, (self.get_mut)(to), report);
-    }
-
-    fn values(&self, table: &T, key: &str, takes: Takes, found: &mut Vec<Shown>) {
-        self.form.values((self.get)(table), key, takes, found);
-    }
-
-    fn keep(&self, to: &mut T, from: &T, takes: Takes) {
-        self.form.keep((self.get_mut)(to), (self.get)(from), takes);
-    }
-
-    fn schema(&self) -> Value {
-        self.form.schema()
-    }
-
-    fn rows(&self, default: &T, row: Row, found: &mut Vec<Row>) {
-        let (accepts, shown) = (self.form.accepts(), self.form.show((self.get)(default)));
-        let default = shown.filter(|_| !row.required);
-        self.form.rows(Row { accepts, default, ..row }, found);
-    }
-}
-
 /// Reads a table over what `to` has: every key, and what must hold between them.
 pub(super) fn read<T: Table>(key: &str, table: &DeTable<'_>, to: &mut T, report: &mut Report) {
-    for declared in T::KEYS {
-        let key = join(key, declared.name);
-        match table.get(declared.name) {
+    let declared = T::keys();
+    for one in &declared {
+        let key = join(key, one.name);
+        match table.get(one.name) {
             Some(value) => report.within(&key, value.span().start, |report| {
-                declared.field.read(Place { key: &key, value }, to, report);
+                (one.read)(Place { key: &key, value }, to, report);
             }),
-            None => declared.missing.into_iter().for_each(|message| report.problem(&key, message)),
+            None => one.missing.into_iter().for_each(|message| report.problem(&key, message)),
         }
     }
-    report.unknown(key, table, &T::KEYS.iter().map(|key| key.name).collect());
+    report.unknown(key, table, &declared.iter().map(|one| one.name).collect());
     to.check(&mut Checks { at: key, report });
 }
 
 /// The values of a table, by dotted keys.
 pub(super) fn values<T: Table>(table: &T, key: &str, found: &mut Vec<Shown>) {
-    for declared in T::KEYS {
-        declared.field.values(table, &join(key, declared.name), declared.takes, found);
-    }
+    T::keys().iter().for_each(|one| (one.values)(table, &join(key, one.name), found));
 }
 
-/// See [`Form::keep`].
+/// See [`super::keys::keep`].
 pub(super) fn keep<T: Table>(to: &mut T, from: &T) {
-    T::KEYS.iter().for_each(|key| key.field.keep(to, from, key.takes));
+    T::keys().iter().for_each(|one| (one.keep)(to, from));
 }
 
-/// See [`Form::schema`].
+/// The default of a key that is one value, as TOML.
+fn default<T: Table>(key: &Key<T>) -> Option<String> {
+    let mut found = Vec::new();
+    (key.values)(&T::default(), key.name, &mut found);
+    let own = found.into_iter().find(|shown| shown.key == key.name);
+    own.filter(|_| key.missing.is_none()).map(|shown| shown.text)
+}
+
+/// See [`super::keys::schema`].
 pub(super) fn schema<T: Table>() -> Value {
-    let default = T::default();
+    let keys = T::keys();
     let property = |key: &Key<T>| {
-        let mut schema = key.field.schema();
-        schema["description"] = plain(&key.doc.join("")).into();
-        let mut rows = Vec::new();
-        let (name, required) = (key.name.to_owned(), key.missing.is_some());
-        key.field.rows(&default, Row { key: name, required, ..Row::default() }, &mut rows);
-        // A table has rows with longer names.
-        if let [Row { key: name, default: Some(text), .. }] = rows.as_slice()
-            && name == key.name
-            && let Ok(mut file) = toml::from_str::<Map<String, Value>>(&format!("{name} = {text}"))
+        let mut schema = (key.schema)();
+        schema["description"] = plain(key.doc).into();
+        if let Some(text) = default(key)
+            && let Ok(mut file) =
+                toml::from_str::<Map<String, Value>>(&format!("{} = {text}", key.name))
         {
-            schema["default"] = file[name].take();
+            schema["default"] = file[key.name].take();
         }
         (key.name.to_owned(), schema)
     };
-    let properties: Map<String, Value> = T::KEYS.iter().map(property).collect();
+    let properties: Map<String, Value> = keys.iter().map(property).collect();
     let mut schema =
         json!({ "type": "object", "additionalProperties": false, "properties": properties });
-    let required = T::KEYS.iter().filter(|key| key.missing.is_some()).map(|key| key.name);
+    let required = keys.iter().filter(|key| key.missing.is_some()).map(|key| key.name);
     let required: Vec<&str> = required.collect();
     if !required.is_empty() {
         schema["required"] = json!(required);
@@ -199,18 +148,17 @@ pub(super) fn schema<T: Table>() -> Value {
     schema
 }
 
-/// See [`Form::rows`].
-pub(super) fn rows<T: Table>(key: &str, found: &mut Vec<Row>) {
-    let default = T::default();
-    for declared in T::KEYS {
-        let row = Row {
-            key: join(key, declared.name),
-            doc: declared.doc.join("").trim().to_owned(),
-            takes: declared.takes,
-            required: declared.missing.is_some(),
-            ..Row::default()
-        };
-        declared.field.rows(&default, row, found);
+/// The rows of the reference of a table.
+pub(super) fn rows<T: Table>(at: &str, found: &mut Vec<Row>) {
+    for one in T::keys() {
+        let (key, default) = (join(at, one.name), default(&one));
+        if let Some(rows) = one.rows {
+            rows(&key, found);
+            continue;
+        }
+        let Key { doc, takes, missing, accepts, .. } = one;
+        let (doc, required) = (doc.to_owned(), missing.is_some());
+        found.push(Row { key, accepts, default, required, takes, doc });
     }
 }
 
@@ -264,22 +212,24 @@ macro_rules! table {
         }
 
         impl $crate::table::Table for $Table {
-            const KEYS: &'static [$crate::table::Key<Self>] = &[$(
-                $crate::table::Key {
-                    name: $crate::table::either!($(($name))? (stringify!($field))),
-                    doc: &[$($doc),+],
-                    takes: $crate::table::either!(
-                        $(($crate::keys::Takes::$takes))?
-                        ($crate::keys::Takes::AtOnce)
+            fn keys() -> Vec<$crate::table::Key<Self>> {
+                use $crate::keys::Takes;
+                vec![$(
+                    $crate::table::Key::new(
+                        (
+                            $crate::table::either!($(($name))? (stringify!($field))),
+                            concat!($($doc),+),
+                        ),
+                        (
+                            $crate::table::either!($((Takes::$takes))? (Takes::AtOnce)),
+                            $crate::table::either!($((Some($missing)))? (None)),
+                        ),
+                        $form,
+                        |table: &Self| &table.$field,
+                        |table: &mut Self| &mut table.$field,
                     ),
-                    missing: $crate::table::either!($((Some($missing)))? (None)),
-                    field: &$crate::table::Lens {
-                        form: $form,
-                        get: |table: &Self| &table.$field,
-                        get_mut: |table: &mut Self| &mut table.$field,
-                    },
-                },
-            )+];
+                )+]
+            }
 
             $(fn check(&self, checks: &mut $crate::parse::Checks<'_>) {
                 $check(self, checks);

@@ -44,367 +44,210 @@ impl Amount {
 }
 
 /// `true` or `false`.
-pub struct Boolean;
+pub(crate) fn boolean() -> Leaf<bool> {
+    let parse =
+        |value: &DeValue<'_>| value.as_bool().ok_or_else(|| wrong_type("true or false", value));
+    Leaf::new("`true`, `false`", || json!({ "type": "boolean" }), parse, bool::to_string)
+}
 
 /// A count within bounds.
-pub struct Whole(RangeInclusive<u32>);
-
-/// A length of time within bounds.
-pub struct Time(RangeInclusive<Duration>);
-
-/// An amount of memory, bytes.
-pub struct Bytes {
-    least: u64,
-    /// What is wrong with less.
-    less: &'static str,
-    /// In whole MiB.
-    whole_mib: bool,
-}
-
-impl Bytes {
-    /// Only multiples of a MiB.
-    pub(crate) const fn in_whole_mib(self) -> Self {
-        Bytes { whole_mib: true, ..self }
-    }
-}
-
-/// A share of a GPU's time, thousandths.
-pub struct Cores;
-
-/// An amount of money, thousandths of its currency.
-pub struct Money;
-
-/// `"auto"`, which is `None`, or what the other form takes.
-pub struct Auto<F>(F);
-
-/// `"auto"`, a percentage, or units of what is shared.
-pub struct Shared<F>(F);
-
-pub(crate) const fn boolean() -> Boolean {
-    Boolean
-}
-
-pub(crate) const fn whole(range: RangeInclusive<u32>) -> Whole {
-    Whole(range)
-}
-
-pub(crate) const fn time(least: Duration, most: Duration) -> Time {
-    Time(RangeInclusive::new(least, most))
-}
-
-pub(crate) const fn bytes(least: u64, less: &'static str) -> Bytes {
-    Bytes { least, less, whole_mib: false }
-}
-
-pub(crate) const fn cores() -> Cores {
-    Cores
-}
-
-pub(crate) const fn money() -> Money {
-    Money
-}
-
-pub(crate) const fn auto<F>(form: F) -> Auto<F> {
-    Auto(form)
-}
-
-pub(crate) const fn amount<F: Units>(form: F) -> Shared<F> {
-    Shared(form)
-}
-
-impl Leaf for Boolean {
-    type Value = bool;
-
-    fn parse(&self, value: &DeValue<'_>) -> Result<bool, String> {
-        value.as_bool().ok_or_else(|| wrong_type("true or false", value))
-    }
-
-    fn show(&self, value: &bool) -> Option<String> {
-        Some(value.to_string())
-    }
-
-    fn accepts(&self) -> String {
-        "`true`, `false`".to_owned()
-    }
-
-    fn schema(&self) -> Value {
-        json!({ "type": "boolean" })
-    }
-}
-
-impl Leaf for Whole {
-    type Value = u32;
-
-    fn parse(&self, value: &DeValue<'_>) -> Result<u32, String> {
+pub(crate) fn whole(range: RangeInclusive<u32>) -> Leaf<u32> {
+    let (least, most) = (*range.start(), *range.end());
+    let parse = move |value: &DeValue<'_>| {
         let integer = value.as_integer().ok_or_else(|| wrong_type("a whole number", value))?;
         let number = u64::from_str_radix(integer.as_str(), integer.radix())
             .map_err(|_| "must be a whole number, not negative".to_owned())?;
-        let fits = u32::try_from(number).ok().filter(|number| self.0.contains(number));
-        fits.ok_or_else(|| format!("must be from {} to {}", self.0.start(), self.0.end()))
-    }
-
-    fn show(&self, value: &u32) -> Option<String> {
-        Some(value.to_string())
-    }
-
-    fn accepts(&self) -> String {
-        format!("whole number from {} to {}", self.0.start(), self.0.end())
-    }
-
-    fn schema(&self) -> Value {
-        json!({ "type": "integer", "minimum": self.0.start(), "maximum": self.0.end() })
-    }
+        let fits = u32::try_from(number).ok().filter(|number| range.contains(number));
+        fits.ok_or_else(|| format!("must be from {least} to {most}"))
+    };
+    let schema = move || json!({ "type": "integer", "minimum": least, "maximum": most });
+    Leaf::new(format!("whole number from {least} to {most}"), schema, parse, u32::to_string)
 }
 
-impl Time {
-    fn bounds(&self) -> String {
-        format!("from {} to {}", duration::format(*self.0.start()), duration::format(*self.0.end()))
-    }
-}
-
-impl Leaf for Time {
-    type Value = Duration;
-
-    fn parse(&self, value: &DeValue<'_>) -> Result<Duration, String> {
+/// A length of time within bounds.
+pub(crate) fn time(least: Duration, most: Duration) -> Leaf<Duration> {
+    let bounds = format!("from {} to {}", duration::format(least), duration::format(most));
+    let accepts = format!("time {bounds}");
+    let parse = move |value: &DeValue<'_>| {
         let text = string(value)?;
         let length = duration::parse(text)?;
-        let fits = self.0.contains(&length);
-        fits.then_some(length).ok_or_else(|| format!("\"{text}\" is not {}", self.bounds()))
-    }
-
-    fn show(&self, value: &Duration) -> Option<String> {
-        Some(write_time(*value))
-    }
-
-    fn accepts(&self) -> String {
-        format!("time {}", self.bounds())
-    }
-
-    fn schema(&self) -> Value {
-        let millis = |length: &Duration| u64::try_from(length.as_millis()).unwrap_or(u64::MAX);
-        let (least, most) = (millis(self.0.start()), millis(self.0.end()));
+        let fits = (least..=most).contains(&length);
+        fits.then_some(length).ok_or_else(|| format!("\"{text}\" is not {bounds}"))
+    };
+    let schema = move || {
+        let millis = |length: Duration| u64::try_from(length.as_millis()).unwrap_or(u64::MAX);
+        let (least, most) = (millis(least), millis(most));
         let units = duration::UNITS.iter().filter(|(_, unit)| *unit <= most);
         let alternatives: Vec<String> = units
             .map(|(name, unit)| pattern::range(least.div_ceil(*unit).max(1), most / unit) + name)
             .collect();
         let pattern = pattern::whole(&format!(r"\+?({})", alternatives.join("|")));
         json!({ "type": "string", "pattern": pattern })
-    }
+    };
+    Leaf::new(accepts, schema, parse, |length| write_string(&duration::format(*length)))
 }
 
-/// What a quantity counts.
-pub trait Units: Leaf {
-    /// What is accepted beside other things, as a regular expression; and as a number.
-    fn pattern(&self) -> (String, Value);
-    /// The value in units.
-    fn units(value: Self::Value) -> u64;
-    /// The value as TOML.
-    fn write(units: u64) -> String;
+/// An amount of memory, and what is wrong with less than `least`.
+pub(crate) fn bytes(least: u64, less: &'static str) -> Leaf<u64> {
+    let accepts = match least {
+        0 => "quantity, bytes".to_owned(),
+        1 => "quantity, bytes, more than 0".to_owned(),
+        least => {
+            format!("quantity, bytes, at least `{}`", write_bytes(least).trim_matches('"'))
+        }
+    };
+    let parse = move |value: &DeValue<'_>| read_bytes(value, least, less);
+    Leaf::new(accepts, move || quantity_or(bytes_pattern(least), ""), parse, |b| write_bytes(*b))
 }
 
-impl Leaf for Bytes {
-    type Value = u64;
-
-    fn parse(&self, value: &DeValue<'_>) -> Result<u64, String> {
-        // As many write it, and no Kubernetes quantity means anything else by it.
-        let text =
-            value.as_str().and_then(|text| text.strip_suffix('B')).filter(|t| t.ends_with('i'));
-        let bytes = match text {
-            Some(text) => parsed(text, Quantity::units)?,
-            None => quantity(value, Quantity::units)?,
-        };
-        if bytes < self.least {
-            return Err(self.less.to_owned());
-        }
-        if 0 < bytes && bytes < MIB {
-            return Err(format!("is {bytes} bytes; write a unit, such as 512Mi or 12Gi"));
-        }
-        if self.whole_mib && !bytes.is_multiple_of(MIB) {
+/// As [`bytes`], in multiples of a MiB alone.
+pub(crate) fn whole_mib(least: u64, less: &'static str) -> Leaf<u64> {
+    let Leaf { accepts, schema, parse, show } = bytes(least, less);
+    let schema = move || {
+        let mut schema = schema();
+        schema["multipleOf"] = MIB.into();
+        schema
+    };
+    let parse = move |value: &DeValue<'_>| match parse(value)? {
+        bytes if bytes.is_multiple_of(MIB) => Ok(bytes),
+        bytes => {
             let more = bytes.div_ceil(MIB);
-            return Err(format!("{bytes} bytes is not a whole number of MiB; use {more}Mi"));
+            Err(format!("{bytes} bytes is not a whole number of MiB; use {more}Mi"))
         }
-        Ok(bytes)
-    }
-
-    fn show(&self, value: &u64) -> Option<String> {
-        Some(write_bytes(*value))
-    }
-
-    fn accepts(&self) -> String {
-        let unit = if self.whole_mib { "whole MiB" } else { "bytes" };
-        match self.least {
-            0 => format!("quantity, {unit}"),
-            1 => format!("quantity, {unit}, more than 0"),
-            least => {
-                let least = write_bytes(least);
-                format!("quantity, {unit}, at least `{}`", least.trim_matches('"'))
-            }
-        }
-    }
-
-    fn schema(&self) -> Value {
-        let (pattern, mut schema) = self.pattern();
-        schema["type"] = json!(["string", "number"]);
-        schema["pattern"] = pattern::whole(&pattern).into();
-        schema
-    }
+    };
+    let accepts = accepts.replace("bytes", "whole MiB");
+    Leaf { accepts, schema: Box::new(schema), parse: Box::new(parse), show }
 }
 
-impl Units for Bytes {
-    fn pattern(&self) -> (String, Value) {
-        let (number, mut bound) = match self.least.checked_sub(1) {
-            None => (format!(r"(\+?{}|-(0+\.?0*|\.0+))", pattern::NUMBER), json!({ "minimum": 0 })),
-            Some(less) => {
-                (format!(r"\+?{}", pattern::POSITIVE), json!({ "exclusiveMinimum": less }))
-            }
-        };
-        if self.whole_mib {
-            bound["multipleOf"] = MIB.into();
-        }
-        (number + pattern::SUFFIX, bound)
+fn read_bytes(value: &DeValue<'_>, least: u64, less: &str) -> Result<u64, String> {
+    // As many write it, and no Kubernetes quantity means anything else by it.
+    let text = value.as_str().and_then(|text| text.strip_suffix('B')).filter(|t| t.ends_with('i'));
+    let bytes = match text {
+        Some(text) => read_text(text, Quantity::units)?,
+        None => quantity(value, Quantity::units)?,
+    };
+    if bytes < least {
+        return Err(less.to_owned());
     }
-
-    fn units(value: u64) -> u64 {
-        value
+    if 0 < bytes && bytes < MIB {
+        return Err(format!("is {bytes} bytes; write a unit, such as 512Mi or 12Gi"));
     }
-
-    fn write(units: u64) -> String {
-        write_bytes(units)
-    }
+    Ok(bytes)
 }
 
-impl Leaf for Cores {
-    type Value = u32;
-
-    fn parse(&self, value: &DeValue<'_>) -> Result<u32, String> {
-        let millis = match value.as_str() {
-            Some(text) if text.ends_with('%') => u64::from(percent(text)? / (WHOLE_PERCENT / 1000)),
-            _ => quantity(value, Quantity::millis)?,
-        };
-        u32::try_from(millis).ok().filter(|millis| (1..=1000).contains(millis)).ok_or_else(|| {
-            "must be at least 0.1% and at most 100% of a GPU; without a percent sign it counts whole \
-             GPUs: a quarter is \"25%\", \"250m\" or 0.25"
-                .to_owned()
-        })
-    }
-
-    fn show(&self, value: &u32) -> Option<String> {
-        Some(write_cores((*value).into()))
-    }
-
-    fn accepts(&self) -> String {
-        "percentage; or quantity, GPUs, more than 0 and at most 1".to_owned()
-    }
-
-    fn schema(&self) -> Value {
-        let (pattern, mut schema) = self.pattern();
-        schema["type"] = json!(["string", "number"]);
-        schema["pattern"] = pattern::whole(&format!("{pattern}|{}", pattern::percent())).into();
-        schema
-    }
+/// A share of a GPU's time, thousandths.
+pub(crate) fn cores() -> Leaf<u32> {
+    let accepts = "percentage; or quantity, GPUs, more than 0 and at most 1";
+    let schema = || quantity_or(cores_pattern(), &format!("|{}", pattern::percent()));
+    Leaf::new(accepts, schema, read_cores, |millis| write_cores((*millis).into()))
 }
 
-impl Units for Cores {
-    fn pattern(&self) -> (String, Value) {
-        (pattern::part(1), json!({ "exclusiveMinimum": 0, "maximum": 1 }))
-    }
-
-    fn units(value: u32) -> u64 {
-        value.into()
-    }
-
-    fn write(units: u64) -> String {
-        write_cores(units)
-    }
+fn read_cores(value: &DeValue<'_>) -> Result<u32, String> {
+    let millis = match value.as_str() {
+        Some(text) if text.ends_with('%') => u64::from(percent(text)? / (WHOLE_PERCENT / 1000)),
+        _ => quantity(value, Quantity::millis)?,
+    };
+    u32::try_from(millis).ok().filter(|millis| (1..=1000).contains(millis)).ok_or_else(|| {
+        "must be at least 0.1% and at most 100% of a GPU; without a percent sign it counts whole \
+         GPUs: a quarter is \"25%\", \"250m\" or 0.25"
+            .to_owned()
+    })
 }
 
-impl Leaf for Money {
-    type Value = u64;
-
-    fn parse(&self, value: &DeValue<'_>) -> Result<u64, String> {
-        quantity(value, Quantity::millis)
-    }
-
-    fn show(&self, value: &u64) -> Option<String> {
+/// An amount of money, thousandths of its currency.
+pub(crate) fn money() -> Leaf<u64> {
+    let schema = || {
+        let (pattern, bound) = bytes_pattern(0);
+        // Money has no bytes.
+        quantity_or((pattern.replace("iB?", "i"), bound), "")
+    };
+    let show = |value: &u64| {
         let (whole, rest) = (value / 1000, value % 1000);
         let text = format!("{whole}.{rest:03}");
-        Some(text.trim_end_matches('0').trim_end_matches('.').to_owned())
-    }
-
-    fn accepts(&self) -> String {
-        "number, not negative; what is finer than a thousandth is rounded up".to_owned()
-    }
-
-    fn schema(&self) -> Value {
-        let (pattern, mut schema) = bytes(0, "").pattern();
-        schema["type"] = json!(["string", "number"]);
-        // Money has no bytes.
-        schema["pattern"] = pattern::whole(&pattern.replace("iB?", "i")).into();
-        schema
-    }
+        text.trim_end_matches('0').trim_end_matches('.').to_owned()
+    };
+    let accepts = "number, not negative; what is finer than a thousandth is rounded up";
+    Leaf::new(accepts, schema, |value| quantity(value, Quantity::millis), show)
 }
 
-impl<L: Leaf> Leaf for Auto<L> {
-    type Value = Option<L::Value>;
-
-    fn parse(&self, value: &DeValue<'_>) -> Result<Self::Value, String> {
-        match value.as_str() {
-            Some("auto") => Ok(None),
-            _ => self.0.parse(value).map(Some).map_err(|why| format!("{why}, or \"auto\"")),
-        }
-    }
-
-    fn show(&self, value: &Self::Value) -> Option<String> {
-        value.as_ref().map_or_else(|| Some(write_string("auto")), |value| self.0.show(value))
-    }
-
-    fn accepts(&self) -> String {
-        format!("`auto`; or {}", self.0.accepts())
-    }
-
-    fn schema(&self) -> Value {
-        let mut schema = self.0.schema();
+/// `"auto"`, which is `None`, or what the other form takes.
+pub(crate) fn auto<T: 'static>(leaf: Leaf<T>) -> Leaf<Option<T>> {
+    let Leaf { accepts, schema, parse, show } = leaf;
+    let schema = move || {
+        let mut schema = schema();
         let pattern = schema["pattern"].as_str().map(|pattern| format!("^auto$|{pattern}"));
         schema["pattern"] = pattern.into();
         schema
+    };
+    let parse = move |value: &DeValue<'_>| match value.as_str() {
+        Some("auto") => Ok(None),
+        _ => parse(value).map(Some).map_err(|why| format!("{why}, or \"auto\"")),
+    };
+    Leaf {
+        accepts: format!("`auto`; or {accepts}"),
+        schema: Box::new(schema),
+        parse: Box::new(parse),
+        show: Box::new(move |value| match value {
+            Some(value) => show(value),
+            None => Some(write_string("auto")),
+        }),
     }
 }
 
-impl<L: Units> Leaf for Shared<L> {
-    type Value = Amount;
+/// `"auto"`, a percentage of a GPU's memory, or bytes, and what is wrong with none.
+pub(crate) fn part_of_memory(none: &'static str) -> Leaf<Amount> {
+    let parse = move |value: &DeValue<'_>| read_bytes(value, 1, none);
+    part("quantity, bytes, more than 0", || bytes_pattern(1), parse, write_bytes)
+}
 
-    fn parse(&self, value: &DeValue<'_>) -> Result<Amount, String> {
-        match value.as_str() {
-            Some("auto") => Ok(Amount::Auto),
-            Some(text) if text.ends_with('%') => percent(text).map(Amount::Percent),
-            _ => match self.0.parse(value) {
-                Ok(value) => Ok(Amount::Exact(L::units(value))),
-                Err(why) => Err(format!("{why}, a percentage such as \"25%\", or \"auto\"")),
-            },
-        }
-    }
+/// `"auto"`, or a part of a GPU's time.
+pub(crate) fn part_of_time() -> Leaf<Amount> {
+    let accepts = "quantity, GPUs, more than 0 and at most 1";
+    part(accepts, cores_pattern, |value| read_cores(value).map(u64::from), write_cores)
+}
 
-    fn show(&self, value: &Amount) -> Option<String> {
-        Some(match value {
-            Amount::Auto => write_string("auto"),
-            Amount::Percent(part) => write_string(&format_percent((*part).into())),
-            Amount::Exact(units) => L::write(*units),
-        })
-    }
+fn part(
+    accepts: &str,
+    pattern: fn() -> (String, Value),
+    exact: impl Fn(&DeValue<'_>) -> Result<u64, String> + 'static,
+    write: fn(u64) -> String,
+) -> Leaf<Amount> {
+    let parse = move |value: &DeValue<'_>| match value.as_str() {
+        Some("auto") => Ok(Amount::Auto),
+        Some(text) if text.ends_with('%') => percent(text).map(Amount::Percent),
+        _ => exact(value)
+            .map(Amount::Exact)
+            .map_err(|why| format!("{why}, a percentage such as \"25%\", or \"auto\"")),
+    };
+    let schema = move || {
+        let (pattern, bound) = pattern();
+        quantity_or((format!("auto|{pattern}"), bound), &format!("|{}", pattern::percent()))
+    };
+    let show = move |amount: &Amount| match *amount {
+        Amount::Auto => write_string("auto"),
+        Amount::Percent(part) => write_string(&format_percent(part.into())),
+        Amount::Exact(units) => write(units),
+    };
+    Leaf::new(format!("`auto`; or percentage; or {accepts}"), schema, parse, show)
+}
 
-    fn accepts(&self) -> String {
-        let units = self.0.accepts();
-        let units = units.strip_prefix("percentage; or ").unwrap_or(&units).to_owned();
-        format!("`auto`; or percentage; or {units}")
-    }
+/// The schema of a quantity, a string of this pattern or a number within this bound, or another string.
+fn quantity_or((pattern, mut schema): (String, Value), other: &str) -> Value {
+    schema["type"] = json!(["string", "number"]);
+    schema["pattern"] = pattern::whole(&format!("{pattern}{other}")).into();
+    schema
+}
 
-    fn schema(&self) -> Value {
-        let (pattern, mut schema) = self.0.pattern();
-        let any = format!("auto|{pattern}|{}", pattern::percent());
-        schema["type"] = json!(["string", "number"]);
-        schema["pattern"] = pattern::whole(&any).into();
-        schema
-    }
+fn bytes_pattern(least: u64) -> (String, Value) {
+    let (number, bound) = match least.checked_sub(1) {
+        None => (format!(r"(\+?{}|-(0+\.?0*|\.0+))", pattern::NUMBER), json!({ "minimum": 0 })),
+        Some(less) => (format!(r"\+?{}", pattern::POSITIVE), json!({ "exclusiveMinimum": less })),
+    };
+    (number + pattern::SUFFIX, bound)
+}
+
+fn cores_pattern() -> (String, Value) {
+    (pattern::part(1), json!({ "exclusiveMinimum": 0, "maximum": 1 }))
 }
 
 fn quantity(
@@ -417,10 +260,10 @@ fn quantity(
         DeValue::Float(float) => float.as_str(),
         other => return Err(wrong_type("a quantity", other)),
     };
-    parsed(text, read)
+    read_text(text, read)
 }
 
-fn parsed(
+fn read_text(
     text: &str,
     read: impl FnOnce(Quantity) -> Result<u64, QuantityError>,
 ) -> Result<u64, String> {
@@ -449,9 +292,4 @@ fn write_bytes(bytes: u64) -> String {
 /// A share of a GPU's time, of thousandths.
 fn write_cores(millis: u64) -> String {
     write_string(&format_cores(millis))
-}
-
-/// A length of time.
-fn write_time(length: Duration) -> String {
-    write_string(&duration::format(length))
 }

@@ -1,6 +1,5 @@
 //! Strings: words of which there are a few, paths, and what has a grammar of its own.
 
-use std::marker::PhantomData;
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
@@ -14,102 +13,56 @@ pub trait Words: Copy + PartialEq + 'static {
     const WORDS: &'static [(&'static str, Self)];
 }
 
-/// One of the words.
-pub struct Word<T>(PhantomData<T>);
-
-/// What may be left out, and is `None` then.
-pub struct Given<F>(F);
-
-/// An absolute path.
-pub struct Path;
-
-/// An absolute path; an empty string is `None`.
-pub struct OptionalPath;
-
-/// A string that a function reads.
-pub struct Parsed<T: 'static> {
-    read: fn(&str) -> Result<T, String>,
-    show: fn(&T) -> String,
-    accepts: &'static str,
-    schema: fn() -> Value,
-}
-
-pub(crate) const fn word<T: Words>() -> Word<T> {
-    Word(PhantomData)
-}
-
-pub(crate) const fn given<F>(form: F) -> Given<F> {
-    Given(form)
-}
-
-pub(crate) const fn path() -> Path {
-    Path
-}
-
-pub(crate) const fn optional_path() -> OptionalPath {
-    OptionalPath
-}
-
-/// A string: what `read` makes of it, what makes a string of that again, what it may be in words and as schema.
-pub(crate) const fn parsed<T>(
-    read: fn(&str) -> Result<T, String>,
-    show: fn(&T) -> String,
-    accepts: &'static str,
-    schema: fn() -> Value,
-) -> Parsed<T> {
-    Parsed { read, show, accepts, schema }
-}
-
 /// The words in quotation marks.
 pub(crate) fn quoted<T: Words>() -> String {
     let words = T::WORDS.iter().map(|(word, _)| format!("\"{word}\""));
     words.collect::<Vec<_>>().join(", ")
 }
 
-impl<T: Words> Leaf for Word<T> {
-    type Value = T;
-
-    fn parse(&self, value: &DeValue<'_>) -> Result<T, String> {
+/// One of the words.
+pub(crate) fn word<T: Words>() -> Leaf<T> {
+    let parse = |value: &DeValue<'_>| {
         let text = string(value)?;
         let found = T::WORDS.iter().find(|(word, _)| *word == text);
-        found
-            .map(|(_, value)| *value)
-            .ok_or_else(|| format!("\"{text}\" is none of {}", quoted::<T>()))
-    }
-
-    fn show(&self, value: &T) -> Option<String> {
-        let found = T::WORDS.iter().find(|(_, known)| known == value);
-        found.map(|(word, _)| write_string(word))
-    }
-
-    fn accepts(&self) -> String {
-        quoted::<T>().replace('"', "`")
-    }
-
-    fn schema(&self) -> Value {
+        let found = found.map(|(_, value)| *value);
+        found.ok_or_else(|| format!("\"{text}\" is none of {}", quoted::<T>()))
+    };
+    let schema = || {
         let words: Vec<&str> = T::WORDS.iter().map(|(word, _)| *word).collect();
         json!({ "enum": words })
+    };
+    let show = |value: &T| {
+        let found = T::WORDS.iter().find(|(_, known)| known == value);
+        found.map(|(word, _)| write_string(word)).unwrap_or_default()
+    };
+    Leaf::new(quoted::<T>().replace('"', "`"), schema, parse, show)
+}
+
+/// What may be left out, and is `None` then.
+pub(crate) fn given<T: 'static>(leaf: Leaf<T>) -> Leaf<Option<T>> {
+    let Leaf { accepts, schema, parse, show } = leaf;
+    Leaf {
+        accepts,
+        schema,
+        parse: Box::new(move |value| parse(value).map(Some)),
+        show: Box::new(move |value| show(value.as_ref()?)),
     }
 }
 
-impl<F: Leaf> Leaf for Given<F> {
-    type Value = Option<F::Value>;
-
-    fn parse(&self, value: &DeValue<'_>) -> Result<Self::Value, String> {
-        self.0.parse(value).map(Some)
-    }
-
-    fn show(&self, value: &Self::Value) -> Option<String> {
-        self.0.show(value.as_ref()?)
-    }
-
-    fn accepts(&self) -> String {
-        self.0.accepts()
-    }
-
-    fn schema(&self) -> Value {
-        self.0.schema()
-    }
+/// A string: what `read` makes of it, what makes a string of that again, what it may be in words and as schema.
+pub(crate) fn parsed<T: 'static>(
+    read: fn(&str) -> Result<T, String>,
+    show: fn(&T) -> String,
+    accepts: &str,
+    schema: fn() -> Value,
+) -> Leaf<T> {
+    let schema = move || {
+        let mut schema = schema();
+        schema["type"] = "string".into();
+        schema
+    };
+    let parse = move |value: &DeValue<'_>| read(string(value)?);
+    Leaf::new(accepts, schema, parse, move |value| write_string(&show(value)))
 }
 
 /// A path that does not depend on where the plugin was started.
@@ -119,75 +72,23 @@ pub(crate) fn absolute(text: &str) -> Result<PathBuf, String> {
     path.is_absolute().then_some(path).ok_or_else(message)
 }
 
-impl Leaf for Path {
-    type Value = PathBuf;
-
-    fn parse(&self, value: &DeValue<'_>) -> Result<PathBuf, String> {
-        absolute(string(value)?)
-    }
-
-    fn show(&self, value: &PathBuf) -> Option<String> {
-        Some(write_path(Some(value)))
-    }
-
-    fn accepts(&self) -> String {
-        "absolute path".to_owned()
-    }
-
-    fn schema(&self) -> Value {
-        json!({ "type": "string", "pattern": "^/" })
-    }
+/// An absolute path.
+pub(crate) fn path() -> Leaf<PathBuf> {
+    let show = |path: &PathBuf| path.display().to_string();
+    parsed(absolute, show, "absolute path", || json!({ "pattern": "^/" }))
 }
 
-impl Leaf for OptionalPath {
-    type Value = Option<PathBuf>;
-
-    fn parse(&self, value: &DeValue<'_>) -> Result<Self::Value, String> {
-        let text = string(value)?;
-        if text.is_empty() { Ok(None) } else { absolute(text).map(Some) }
-    }
-
-    fn show(&self, value: &Self::Value) -> Option<String> {
-        Some(write_path(value.as_deref()))
-    }
-
-    fn accepts(&self) -> String {
-        "absolute path, or empty".to_owned()
-    }
-
-    fn schema(&self) -> Value {
-        json!({ "type": "string", "pattern": "^$|^/" })
-    }
-}
-
-impl<T: Clone> Leaf for Parsed<T> {
-    type Value = T;
-
-    fn parse(&self, value: &DeValue<'_>) -> Result<T, String> {
-        (self.read)(string(value)?)
-    }
-
-    fn show(&self, value: &T) -> Option<String> {
-        Some(write_string(&(self.show)(value)))
-    }
-
-    fn accepts(&self) -> String {
-        self.accepts.to_owned()
-    }
-
-    fn schema(&self) -> Value {
-        let mut schema = (self.schema)();
-        schema["type"] = "string".into();
-        schema
-    }
+/// An absolute path; an empty string is `None`.
+pub(crate) fn optional_path() -> Leaf<Option<PathBuf>> {
+    parsed(
+        |text| if text.is_empty() { Ok(None) } else { absolute(text).map(Some) },
+        |path| path.as_ref().map(|path| path.display().to_string()).unwrap_or_default(),
+        "absolute path, or empty",
+        || json!({ "pattern": "^$|^/" }),
+    )
 }
 
 /// A string as TOML.
 pub(crate) fn write_string(text: &str) -> String {
     toml::Value::String(text.to_owned()).to_string()
-}
-
-/// A path; an empty string where there is none.
-pub(crate) fn write_path(path: Option<&std::path::Path>) -> String {
-    write_string(&path.map(|path| path.display().to_string()).unwrap_or_default())
 }

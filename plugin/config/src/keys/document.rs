@@ -30,14 +30,14 @@ keeps its default; an unknown key or an impossible value is an error.
 /// The whole page.
 pub fn reference() -> String {
     let mut page = HEAD.to_owned();
-    for section in Config::KEYS {
+    for section in &Config::keys() {
         let rows = rows(section);
         let header = header(&rows[0], section);
         // Writing to a string does not fail.
         let _ = write!(
             page,
             "\n## `{header}`\n\n{}\n\n| Key | May be | Default | Meaning |\n|---|---|---|---|\n",
-            section.doc.join("").trim()
+            section.doc
         );
         for Row { key, accepts, default, required, takes, doc } in rows {
             let default = match (default, required) {
@@ -58,8 +58,7 @@ pub fn reference() -> String {
 
 fn rows(section: &Key<Config>) -> Vec<Row> {
     let mut found = Vec::new();
-    let row = Row { key: section.name.to_owned(), ..Row::default() };
-    section.field.rows(&Config::default(), row, &mut found);
+    section.rows.into_iter().for_each(|rows| rows(section.name, &mut found));
     found
 }
 
@@ -83,11 +82,11 @@ const TOML_HEAD: &str = "\
 /// `config.toml`: every key with its default and what it means.
 pub fn commented() -> String {
     let mut file = TOML_HEAD.to_owned();
-    for section in Config::KEYS {
+    for section in &Config::keys() {
         let rows = rows(section);
         let header = header(&rows[0], section);
         if header.starts_with("[[") {
-            let _ = writeln!(file, "\n{}\n#", comment(&section.doc.join("")));
+            let _ = writeln!(file, "\n{}\n#", comment(section.doc));
             for row in rows {
                 let text = format!("`{}`: {}. {}", row.key, row.accepts, row.doc);
                 let _ = writeln!(file, "{}", comment(&text));
@@ -97,9 +96,9 @@ pub fn commented() -> String {
             let _ = write!(file, "\n{}", lines.collect::<String>());
             continue;
         }
-        let _ = writeln!(file, "\n{}\n{header}", comment(&section.doc.join("")));
+        let _ = writeln!(file, "\n{}\n{header}", comment(section.doc));
         let mut values = Vec::new();
-        section.field.values(&Config::default(), section.name, section.takes, &mut values);
+        (section.values)(&Config::default(), section.name, &mut values);
         for row in rows {
             let (doc, accepts) = (comment(&row.doc), comment(&format!("May be: {}", row.accepts)));
             let _ = writeln!(file, "{doc}\n{accepts}");

@@ -101,7 +101,7 @@ pub struct Shown {
 pub fn differences(before: &Config, after: &Config) -> Vec<Difference> {
     let values = |config, key: &table::Key<Config>| {
         let mut found = Vec::new();
-        key.field.values(config, key.name, key.takes, &mut found);
+        (key.values)(config, key.name, &mut found);
         found
     };
     let of = |key| {
@@ -120,7 +120,7 @@ pub fn differences(before: &Config, after: &Config) -> Vec<Difference> {
         let all = after.into_iter().chain(gone).map(difference);
         all.filter(|difference| difference.before != difference.after).collect::<Vec<_>>()
     };
-    Config::KEYS.iter().flat_map(of).collect()
+    Config::keys().iter().flat_map(of).collect()
 }
 
 /// Gives `config` the values that `running` has of all keys that take a restart.

@@ -1,7 +1,9 @@
+mod agreement;
+
 use std::collections::BTreeSet;
 
-use super::super::parse::tests::example_layouts;
 use super::*;
+use crate::tables::EXAMPLE;
 
 /// Keys of a parsed file as the table names them.
 fn names(prefix: &str, value: &toml::Value, found: &mut BTreeSet<String>) {
@@ -27,7 +29,7 @@ fn names(prefix: &str, value: &toml::Value, found: &mut BTreeSet<String>) {
 #[test]
 fn the_commented_file_and_the_table_have_the_same_keys() {
     let mut file = BTreeSet::new();
-    for text in [include_str!("../../../../config.toml"), &example_layouts()] {
+    for text in [include_str!("../../../../config.toml"), EXAMPLE] {
         names("", &toml::from_str(text).unwrap(), &mut file);
     }
     let table: BTreeSet<String> = rows().into_iter().map(|row| row.key).collect();

@@ -2,7 +2,8 @@ use std::time::Duration;
 
 use super::*;
 use crate::name::check_resource;
-use crate::{Amount, Layout, LayoutShare, Problem};
+use crate::tables::EXAMPLE;
+use crate::{Amount, Dra, History, Layout, LayoutShare, Leases, NoExecute, Problem};
 use tessera_model::sharing::{Compute, Placement, Split};
 
 fn problems(text: &str) -> Vec<Problem> {
@@ -21,68 +22,8 @@ fn the_commented_file_equals_the_defaults() {
 }
 
 #[test]
-fn the_commented_file_names_every_key() {
-    // A key the reader knows and the file lacks would be offered by the error for an unknown one.
-    let text = include_str!("../../../../config.toml");
-    let table = DeTable::parse(text).unwrap();
-    for (section, keys) in table.get_ref().iter() {
-        let section = section.get_ref();
-        let error = Config::parse(&format!("[{section}]\nqqqqqqqqqqqq = 1")).unwrap_err();
-        let known = error.problems[0].message.split_once("known here: ").unwrap().1.to_owned();
-        let mut named: Vec<&str> =
-            keys.get_ref().as_table().unwrap().keys().map(|key| key.get_ref().as_ref()).collect();
-        named.sort_unstable();
-        assert_eq!(known, named.join(", "), "[{section}]");
-    }
-}
-
-#[test]
 fn an_empty_file_is_the_defaults() {
     assert_eq!(Config::parse("").unwrap(), Config::default());
-}
-
-#[test]
-fn a_release_comes_neither_at_once_nor_never() {
-    let after = |text: &str| Config::parse(&format!("[ledger]\nrelease_after = \"{text}\""));
-    assert_eq!(after("5s").unwrap().ledger.release_after, Duration::from_secs(5));
-    for (text, part) in
-        [("500ms", "is not from 1s to 1h"), ("2h", "is not from 1s to 1h"), ("5", "write it like")]
-    {
-        let problems = after(text).unwrap_err().problems;
-        assert_eq!((problems[0].key.as_str(), problems[0].line), ("ledger.release_after", Some(2)));
-        assert!(problems[0].message.contains(part), "{}", problems[0].message);
-    }
-}
-
-#[test]
-fn all_mistakes_are_reported_at_once_with_key_and_line() {
-    let text = "\
-[resource]
-name = \"gpu\"
-[share]
-replicas = 0
-memroy = \"4Gi\"
-cores = 25
-placement = \"tight\"
-[gpus]
-reserve = \"12MB\"
-[paths]
-pages = \"run/pages\"
-[nonsense]
-";
-    let want: Vec<(String, Option<usize>)> = [
-        ("resource.name", 2),
-        ("share.replicas", 4),
-        ("share.memroy", 5),
-        ("share.cores", 6),
-        ("share.placement", 7),
-        ("gpus.reserve", 9),
-        ("paths.pages", 11),
-        ("nonsense", 12),
-    ]
-    .map(|(key, line)| (key.to_owned(), Some(line)))
-    .to_vec();
-    assert_eq!(places(text), want);
 }
 
 /// A fault of each kind: all are reported, each once, and nothing that only follows from one. Where the text is no
@@ -132,9 +73,72 @@ format = \"text\"
 }
 
 #[test]
-fn a_mistyped_key_is_answered_with_the_likely_one() {
-    let found = problems("[share]\nmemroy = 1\n");
-    assert_eq!(found[0].message, "unknown key; did you mean `memory`?");
+fn what_is_given_counts_and_the_rest_stays() {
+    let text = "[compute]\nquantum = \"8ms\"\nwindow = 32\n[dra]\nenabled = true\nno_execute = [\"cordoned\"]\n\
+                memory_step = \"256Mi\"\n[history]\nsize = \"16Mi\"\nkeep_10s = \"12h\"\n";
+    let config = Config::parse(text).unwrap();
+    let quantum = Duration::from_millis(8);
+    assert_eq!(config.compute, Leases { quantum, window: 32, ..Leases::default() });
+    let no_execute = vec![NoExecute::Cordoned];
+    let memory_step_bytes = 256 << 20;
+    let dra = Dra { enabled: true, no_execute, memory_step_bytes, ..Dra::default() };
+    assert_eq!(config.dra, dra);
+    let keep_10s = Duration::from_secs(12 * 3600);
+    let history = History { size_bytes: 16 << 20, keep_10s, ..History::default() };
+    assert_eq!(config.history, history);
+    assert_eq!(history.keep_seconds(), [12 * 3600, 7 * 86400, 35 * 86400]);
+}
+
+#[test]
+fn each_mistake_says_what_is_wrong_and_what_to_do() {
+    for (section, text, part) in [
+        ("advice", "price_per_gpu_hour = -1", "must not be negative"),
+        ("advice", "price_per_gpu_hour = \"2 EUR\"", "advice.price_per_gpu_hour"),
+        ("advice", "currency = \"\"", "such as \"EUR\""),
+        ("advice", "memory_percentile = 0", "must be from 50 to 100"),
+        ("advice", "window = \"5m\"", "not from 1h to 8784h"),
+        ("compute", "quantum = \"0ms\"", "compute.quantum: \"0ms\" is not from 1ms to 1s"),
+        ("compute", "quantum = \"30ms\"", "quantum: is longer than compute.quantum_max (20ms)"),
+        ("compute", "quantum_min = \"6ms\"", "is longer than compute.quantum (5ms)"),
+        ("compute", "drain_min = \"300ms\"", "drain_min: is longer than compute.drain_max"),
+        ("compute", "window = 1", "compute.window: must be from 2 to 65536"),
+        ("compute", "quantm = \"5ms\"", "did you mean `quantum`?"),
+        ("dra", "enabled = \"yes\"", "dra.enabled: must be true or false"),
+        ("dra", "gpus = [\"\"]", "dra.gpus: entry 1: an empty name matches no GPU"),
+        ("dra", "gpus = \"0\"", "dra.gpus: must be an array"),
+        ("dra", "memory_step = 0", "dra.memory_step: must be at least 1Mi"),
+        ("dra", "memory_step = \"100M\"", "is not a whole number of MiB; use 96Mi"),
+        ("dra", "memory_step = \"1536Ki\"", "is not a whole number of MiB; use 2Mi"),
+        ("dra", "no_execute = [\"sick\"]", "\"sick\" is none of \"unhealthy\", \"cordoned\""),
+        (
+            "dra",
+            "enabled = true\nmemory_step = \"8Gi\"\n[share]\nmemory = \"4Gi\"",
+            "dra.memory_step: 8 GiB is more than share.memory (4 GiB)",
+        ),
+        ("health", "recovery = \"5\"", "health.recovery: \"5\" is no length of time"),
+        ("health", "recovery = \"0s\"", "not from 100ms to 24h"),
+        ("health", "recovery = \"2h\"", "recovery_max: is shorter than health.recovery (2h)"),
+        ("health", "xid = { x = \"ignore\" }", "health.xid: \"x\" is no XID"),
+        ("health", "xid = { 79 = \"ignroe\" }", "must be one of \"ignore\", \"suspect\""),
+        ("health", "xid_default = \"none\"", "health.xid_default"),
+        ("history", "size = \"1Mi\"", "history.size: must be at least 4Mi"),
+        (
+            "history",
+            "keep_10s = \"48h\"\nkeep_5m = \"24h\"",
+            "history.keep_5m: is shorter than history.keep_10s (48h)",
+        ),
+        ("ledger", "release_after = \"500ms\"", "is not from 1s to 1h"),
+        ("ledger", "release_after = \"5\"", "write it like"),
+        ("log", "format = \"xml\"", "log.format: \"xml\" is none of \"text\", \"json\""),
+        ("metrics", "listen = \"9464\"", "metrics.listen: \"9464\" is not an address"),
+    ] {
+        let found = problems(&format!("[{section}]\n{text}"));
+        assert_eq!(found.len(), 1, "{text}: {found:?}");
+        let said = format!("{}: {}", found[0].key, found[0].message);
+        assert!(said.contains(part), "{text}: {said}");
+    }
+    // Off: the step divides nothing.
+    Config::parse("[dra]\nmemory_step = \"8Gi\"\n[share]\nmemory = \"4Gi\"").unwrap();
 }
 
 #[test]
@@ -142,10 +146,10 @@ fn messages_name_file_line_and_key() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("config.toml");
     std::fs::write(&file, "\n\n[log]\nformat = \"xml\"\n").unwrap();
-    let error = Config::load(&file).unwrap_err();
+    let error = Config::find(Some(&file)).unwrap_err();
     let want = format!("{}:4: log.format: \"xml\" is none of \"text\", \"json\"", file.display());
     assert_eq!(error.to_string(), want);
-    let missing = Config::load(&dir.path().join("absent.toml")).unwrap_err();
+    let missing = Config::find(Some(&dir.path().join("absent.toml"))).unwrap_err();
     assert!(missing.to_string().contains("absent.toml: there is no such file"), "{missing}");
 }
 
@@ -234,20 +238,10 @@ fn resource_names_follow_kubernetes() {
     }
 }
 
-/// The example in the comments of `config.toml`, as if somebody had removed the marks.
-pub(crate) fn example_layouts() -> String {
-    let text = include_str!("../../../../config.toml");
-    let from = text.find("# [[layout]]").unwrap();
-    let lines = text[from..].lines().take_while(|line| line.starts_with('#'));
-    let code = lines.map(|line| line.trim_start_matches("# ").trim_start_matches('#'));
-    code.collect::<Vec<_>>().join("\n")
-}
-
 #[test]
 fn the_commented_example_of_layouts_is_valid_and_shows_every_key() {
-    let text = example_layouts();
-    let config = Config::parse(&text).unwrap();
-    assert_eq!(config.layouts.len(), 2, "{text}");
+    let config = Config::parse(EXAMPLE).unwrap();
+    assert_eq!(config.layouts.len(), 2);
     let known = |table: &str| {
         let text =
             format!("[[layout]]\ngpus = [\"*\"]\nshares = [{{ resource = \"a.b/c\" {table} }}]");
@@ -255,7 +249,7 @@ fn the_commented_example_of_layouts_is_valid_and_shows_every_key() {
         problem.message.split_once("known here: ").unwrap().1.to_owned()
     };
     for key in known(", qqqqqqqqqqqqqq = 1").split(", ") {
-        assert!(text.contains(&format!("{key} = ")), "{key}");
+        assert!(EXAMPLE.contains(&format!("{key} = ")), "{key}");
     }
 }
 

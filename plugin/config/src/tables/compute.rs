@@ -51,34 +51,3 @@ fn check(leases: &Leases, checks: &mut Checks<'_>) {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::Config;
-
-    #[test]
-    fn what_is_given_counts_and_the_rest_stays() {
-        let config = Config::parse("[compute]\nquantum = \"8ms\"\nwindow = 32").unwrap();
-        let want = Leases { quantum: Duration::from_millis(8), window: 32, ..Leases::default() };
-        assert_eq!(config.compute, want);
-    }
-
-    #[test]
-    fn each_mistake_says_what_is_wrong() {
-        for (text, part) in [
-            ("quantum = \"0ms\"", "compute.quantum: \"0ms\" is not from 1ms to 1s"),
-            ("quantum = \"2s\"", "not from 1ms to 1s"),
-            ("quantum = \"30ms\"", "compute.quantum: is longer than compute.quantum_max (20ms)"),
-            ("quantum_min = \"6ms\"", "compute.quantum_min: is longer than compute.quantum (5ms)"),
-            ("drain_min = \"300ms\"", "compute.drain_min: is longer than compute.drain_max"),
-            ("window = 1", "compute.window: must be from 2 to 65536"),
-            ("quantm = \"5ms\"", "did you mean `quantum`?"),
-        ] {
-            let error = Config::parse(&format!("[compute]\n{text}")).unwrap_err();
-            let found: Vec<String> =
-                error.problems.iter().map(|p| format!("{}: {}", p.key, p.message)).collect();
-            assert!(found.iter().any(|problem| problem.contains(part)), "{text}: {found:?}");
-        }
-    }
-}

@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-use crate::form::{Mapping, absolute, boolean, list, optional_path, parsed, path, tables, word};
+use crate::form::{
+    absolute, boolean, filled, inline, list, mapping, optional_path, parsed, path, word,
+};
 use crate::parse::Checks;
 use crate::table::table;
 use crate::{DeviceListStrategy, GpuNames, Inject, name};
@@ -17,8 +19,8 @@ table! {
         /// How the shim gets into every process. `file` mounts a read-only `/etc/ld.so.preload`. `env` sets
         /// `LD_PRELOAD`, which replaces the image's own; only images whose glibc reads another file (Nix) need
         /// it.
-        inject: Vec<Inject> = vec![Inject::File], list(word(), "list of `file`, `env`; not empty")
-            .not_empty("without the shim no quota would hold; name \"file\", \"env\" or both"), NewPods;
+        inject: Vec<Inject> = vec![Inject::File], filled(word(), "list of `file`, `env`; not empty",
+            "without the shim no quota would hold; name \"file\", \"env\" or both"), NewPods;
         /// How a container gets its GPUs: [shares.md](shares.md#ways-into-the-container) compares the
         /// strategies.
         device_list_strategy: DeviceListStrategy = DeviceListStrategy::Envvar, word(), NewPods;
@@ -61,10 +63,10 @@ table! {
             list(parsed(node, String::clone, "absolute path", || json!({ "pattern": "^/" })), "list of absolute paths"),
             NewPods;
         /// Additional mounts for every container; `read_only` defaults to true.
-        mounts: Vec<Mount> = Vec::new(), tables().inline(), NewPods;
+        mounts: Vec<Mount> = Vec::new(), inline(), NewPods;
         /// Additional variables for every container. A pod's own variables take precedence.
         env: BTreeMap<String, String> = BTreeMap::new(),
-            Mapping::new(variable, r"^[^=\x00]+$", name::any(), wrong_variable, "table of strings"), NewPods;
+            mapping((variable, r"^[^=\x00]+$"), name::any(), wrong_variable, "table of strings", false), NewPods;
     }
 }
 

@@ -1,6 +1,6 @@
 //! `[dra]`: GPUs that are sold by Dynamic Resource Allocation; `docs/dra.md` has the reasons.
 
-use crate::form::{boolean, bytes, list, word};
+use crate::form::{boolean, list, whole_mib, word};
 use crate::name;
 use crate::parse::Checks;
 use crate::table::table;
@@ -19,7 +19,7 @@ table! {
         /// that moves is withdrawn at once, and sold by the other when its last container has ended.
         gpus: Vec<String> = vec!["*".into()], list(name::gpu(), "list, as `gpus.include`");
         /// Memory is claimed in multiples of this, rounded up. Not more than one replica's share of a GPU.
-        memory_step_bytes as "memory_step": u64 = 64 * MIB, bytes(MIB, NO_STEP).in_whole_mib();
+        memory_step_bytes as "memory_step": u64 = 64 * MIB, whole_mib(MIB, NO_STEP);
         /// What makes Kubernetes evict pods from a GPU. Else a GPU that is not sold gets no new pods, and those
         /// that it has go on.
         no_execute: Vec<NoExecute> = Vec::new(), list(word(), "list of `unhealthy`, `cordoned`");
@@ -36,50 +36,5 @@ pub(crate) fn check_step(config: &Config, checks: &mut Checks<'_>) {
             "{step} is more than share.memory ({share}); lower the step, or raise the share"
         );
         checks.problem("dra.memory_step", &message);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_given_counts_and_the_rest_stays() {
-        let text = "[dra]\nenabled = true\nno_execute = [\"cordoned\"]\nmemory_step = \"256Mi\"";
-        let config = Config::parse(text).unwrap();
-        let want = Dra {
-            enabled: true,
-            no_execute: vec![NoExecute::Cordoned],
-            memory_step_bytes: 256 * MIB,
-            ..Dra::default()
-        };
-        assert_eq!(config.dra, want);
-        assert!(!Config::default().dra.enabled);
-    }
-
-    #[test]
-    fn each_mistake_says_what_is_wrong() {
-        for (text, part) in [
-            ("[dra]\nenabled = \"yes\"", "dra.enabled: must be true or false"),
-            ("[dra]\ngpus = [\"\"]", "dra.gpus: entry 1: an empty name matches no GPU"),
-            ("[dra]\ngpus = \"0\"", "dra.gpus: must be an array"),
-            ("[dra]\nmemory_step = 0", "dra.memory_step: must be at least 1Mi"),
-            ("[dra]\nmemory_step = \"100M\"", "is not a whole number of MiB; use 96Mi"),
-            ("[dra]\nmemory_step = \"1536Ki\"", "is not a whole number of MiB; use 2Mi"),
-            ("[dra]\nno_execute = [\"sick\"]", "\"sick\" is none of \"unhealthy\", \"cordoned\""),
-            ("[dra]\nmemery_step = 1", "did you mean `memory_step`?"),
-            (
-                "[dra]\nenabled = true\nmemory_step = \"8Gi\"\n[share]\nmemory = \"4Gi\"",
-                "dra.memory_step: 8 GiB is more than share.memory (4 GiB)",
-            ),
-        ] {
-            let error = Config::parse(text).unwrap_err();
-            let found: Vec<String> =
-                error.problems.iter().map(|p| format!("{}: {}", p.key, p.message)).collect();
-            assert_eq!(found.len(), 1, "{text}: {found:?}");
-            assert!(found[0].contains(part), "{text}: {found:?}");
-        }
-        // Off: the step divides nothing.
-        Config::parse("[dra]\nmemory_step = \"8Gi\"\n[share]\nmemory = \"4Gi\"").unwrap();
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::form::{Amount, WHOLE_PERCENT};
-use crate::form::{amount, bytes, cores, given, list, tables, whole, word};
+use crate::form::{filled, given, part_of_memory, part_of_time, tables, whole, word};
 use crate::name;
 use crate::parse::Checks;
 use crate::table::table;
@@ -36,10 +36,10 @@ table! {
     /// Unequal shares of the GPUs that it names. The first layout that names a GPU applies to it.
     pub struct Layout: check_sums {
         /// GPUs that are divided so. The first layout that names a GPU applies to it, `[share]` to all others.
-        gpus: Vec<String> = Vec::new(), list(name::gpu(),
-            "list, as `gpus.include`").not_empty(NO_GPUS), AtOnce, required NO_GPUS;
+        gpus: Vec<String> = Vec::new(), filled(name::gpu(),
+            "list, as `gpus.include`", NO_GPUS), AtOnce, required NO_GPUS;
         /// The shares of each of these GPUs; each resource appears once.
-        shares: Vec<LayoutShare> = Vec::new(), tables().not_empty(NO_SHARES), AtOnce, required NO_SHARES;
+        shares: Vec<LayoutShare> = Vec::new(), tables(Some(NO_SHARES)), AtOnce, required NO_SHARES;
     }
 }
 
@@ -54,10 +54,10 @@ table! {
         count: u32 = 1, whole(1..=MAX_PER_GPU);
         /// Memory of one replica: bytes, or a part of what the reserve leaves. `auto` divides what the other
         /// shares leave.
-        memory: Amount = Amount::Auto, amount(bytes(1, NO_MEMORY)), NewPods;
+        memory: Amount = Amount::Auto, part_of_memory(NO_MEMORY), NewPods;
         /// Compute of one replica: a part of the GPU's time, rounded down to 0.1%. `auto` divides what the
         /// other shares leave.
-        cores: Amount = Amount::Auto, amount(cores()), NewPods;
+        cores: Amount = Amount::Auto, part_of_time(), NewPods;
         /// As `share.compute`, which it is where left out.
         compute: Option<Compute> = None, given(word()), NewPods;
         /// As `share.placement`, likewise; the same wherever the resource is sold.
