@@ -2,12 +2,10 @@
 
 use std::collections::BTreeSet;
 
-/// Bytes of a frame header (RFC 9113 §4.1).
-const HEADER: usize = 9;
+use super::authority::frames::{FLAG_END_STREAM, Frame, HEADER, TYPE_HEADERS};
+
 const TYPE_DATA: u8 = 0;
-const TYPE_HEADERS: u8 = 1;
 const TYPE_RST_STREAM: u8 = 3;
-const FLAG_END_STREAM: u8 = 0x1;
 /// Streams that are remembered; a server allows fewer at a time.
 const MOST: usize = 1024;
 
@@ -19,26 +17,21 @@ pub struct Calls {
 }
 
 impl Calls {
-    /// The client's frame, of this stream: with its last one a request is there as a whole.
-    pub(super) fn client(&mut self, kind: u8, flags: u8, stream: u32) {
-        match kind {
-            TYPE_DATA | TYPE_HEADERS if flags & FLAG_END_STREAM != 0 => {
-                self.asked = true;
-                if self.open.len() < MOST {
-                    self.open.insert(stream);
-                }
+    /// The client's frame: with its last one a request is there as a whole.
+    pub(super) fn client(&mut self, frame: Frame) {
+        if ends(frame) {
+            self.asked = true;
+            if self.open.len() < MOST {
+                self.open.insert(frame.stream_id());
             }
-            TYPE_RST_STREAM => {
-                self.open.remove(&stream);
-            }
-            _ => {}
+        } else if frame.kind == TYPE_RST_STREAM {
+            self.open.remove(&frame.stream_id());
         }
     }
 
-    fn server(&mut self, kind: u8, flags: u8, stream: u32) {
-        let ends = matches!(kind, TYPE_DATA | TYPE_HEADERS) && flags & FLAG_END_STREAM != 0;
-        if ends || kind == TYPE_RST_STREAM {
-            self.open.remove(&stream);
+    fn server(&mut self, frame: Frame) {
+        if ends(frame) || frame.kind == TYPE_RST_STREAM {
+            self.open.remove(&frame.stream_id());
         }
     }
 
@@ -51,6 +44,11 @@ impl Calls {
     pub fn is_open(&self) -> bool {
         !self.open.is_empty()
     }
+}
+
+/// Whether its sender's side of the stream is over with it.
+fn ends(frame: Frame) -> bool {
+    matches!(frame.kind, TYPE_DATA | TYPE_HEADERS) && frame.has(FLAG_END_STREAM)
 }
 
 /// Reads the frame headers of what a server writes.
@@ -74,16 +72,14 @@ impl Answers {
                 if self.seen < HEADER {
                     return;
                 }
-                let [l0, l1, l2, ..] = self.header;
-                self.payload = usize::from(l0) << 16 | usize::from(l1) << 8 | usize::from(l2);
+                self.payload = Frame::parse(self.header).length;
             }
             let skipped = self.payload.min(bytes.len());
             self.payload -= skipped;
             bytes = &bytes[skipped..];
             if self.payload == 0 {
                 self.seen = 0;
-                let [.., kind, flags, s0, s1, s2, s3] = self.header;
-                calls.server(kind, flags, u32::from_be_bytes([s0 & 0x7f, s1, s2, s3]));
+                calls.server(Frame::parse(self.header));
             }
         }
     }
@@ -104,10 +100,13 @@ mod tests {
     #[test]
     fn a_request_is_open_from_its_last_byte_to_the_answers() {
         let mut calls = Calls::default();
-        calls.client(TYPE_HEADERS, 0x4, 1);
+        let client = |calls: &mut Calls, kind, flags, stream: u32| {
+            calls.client(Frame { length: 0, kind, flags, stream: stream.to_be_bytes() });
+        };
+        client(&mut calls, TYPE_HEADERS, 0x4, 1);
         assert!(!calls.has_asked() && !calls.is_open(), "the body is to come");
-        calls.client(TYPE_DATA, FLAG_END_STREAM, 1);
-        calls.client(TYPE_HEADERS, FLAG_END_STREAM | 0x4, 3);
+        client(&mut calls, TYPE_DATA, FLAG_END_STREAM, 1);
+        client(&mut calls, TYPE_HEADERS, FLAG_END_STREAM | 0x4, 3);
         assert!(calls.has_asked() && calls.is_open());
         let settings = frame(4, 0x1, 0, 0);
         let answer = [
@@ -119,7 +118,7 @@ mod tests {
         .concat();
         for piece in [1, 8, 1000, answer.len()] {
             let (mut calls, mut answers) = (Calls::default(), Answers::default());
-            calls.client(TYPE_DATA, FLAG_END_STREAM, 1);
+            client(&mut calls, TYPE_DATA, FLAG_END_STREAM, 1);
             for (n, bytes) in answer.chunks(piece).enumerate() {
                 assert!(calls.is_open(), "piece {n} of {piece}");
                 answers.feed(bytes, &mut calls);
@@ -127,7 +126,7 @@ mod tests {
             assert!(!calls.is_open() && calls.has_asked());
         }
         // Given up by either side.
-        calls.client(TYPE_RST_STREAM, 0, 1);
+        client(&mut calls, TYPE_RST_STREAM, 0, 1);
         Answers::default().feed(&frame(TYPE_RST_STREAM, 0, 3, 4), &mut calls);
         assert!(!calls.is_open());
     }

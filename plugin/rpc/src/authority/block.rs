@@ -1,7 +1,8 @@
 //! One HPACK header block, decoded and encoded again.
 
 use loona_hpack::Decoder;
-use loona_hpack::decoder::DecoderError;
+
+use super::Error;
 
 /// The value every `:authority` gets.
 const AUTHORITY: &[u8] = b"localhost";
@@ -16,15 +17,6 @@ pub(super) struct Translator {
     decoder: Decoder<'static>,
 }
 
-/// Why a block cannot be translated.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum BlockError {
-    /// It is not HPACK.
-    Malformed(DecoderError),
-    /// It decodes to more than [`MAX_LIST`] bytes.
-    TooLarge,
-}
-
 impl Translator {
     pub(super) fn new() -> Self {
         let mut decoder = Decoder::new();
@@ -33,7 +25,7 @@ impl Translator {
     }
 
     /// Appends the translation of `block` to `out`.
-    pub(super) fn translate(&mut self, block: &[u8], out: &mut Vec<u8>) -> Result<(), BlockError> {
+    pub(super) fn translate(&mut self, block: &[u8], out: &mut Vec<u8>) -> Result<(), Error> {
         let mut list = 0_usize;
         self.decoder
             .decode_with_cb(block, |name, value| {
@@ -44,8 +36,8 @@ impl Translator {
                     put_literal(out, &name, value);
                 }
             })
-            .map_err(BlockError::Malformed)?;
-        if list > MAX_LIST { Err(BlockError::TooLarge) } else { Ok(()) }
+            .map_err(|error| Error::Malformed(error.to_string()))?;
+        if list > MAX_LIST { Err(Error::TooLarge) } else { Ok(()) }
     }
 }
 

@@ -1,15 +1,15 @@
 //! HTTP/2 framing (RFC 9113 §4) as far as needed to find the header blocks in what a client sends.
 
 use super::super::calls::Calls;
-use super::block::{BlockError, MAX_LIST, Translator};
+use super::block::{MAX_LIST, Translator};
 
 /// What every client sends first, RFC 9113 §3.4.
 pub(super) const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Bytes of a frame header.
-const HEADER: usize = 9;
-const TYPE_HEADERS: u8 = 1;
+pub(crate) const HEADER: usize = 9;
+pub(crate) const TYPE_HEADERS: u8 = 1;
 const TYPE_CONTINUATION: u8 = 9;
-const FLAG_END_STREAM: u8 = 0x1;
+pub(crate) const FLAG_END_STREAM: u8 = 0x1;
 const FLAG_END_HEADERS: u8 = 0x4;
 const FLAG_PADDED: u8 = 0x8;
 const FLAG_PRIORITY: u8 = 0x20;
@@ -48,26 +48,17 @@ pub enum Error {
     Malformed(String),
 }
 
-impl From<BlockError> for Error {
-    fn from(error: BlockError) -> Self {
-        match error {
-            BlockError::Malformed(error) => Self::Malformed(error.to_string()),
-            BlockError::TooLarge => Self::TooLarge,
-        }
-    }
-}
-
 /// A frame's type, flags, stream and payload length.
 #[derive(Clone, Copy, Debug)]
-struct Frame {
-    length: usize,
-    kind: u8,
-    flags: u8,
-    stream: [u8; 4],
+pub(crate) struct Frame {
+    pub(crate) length: usize,
+    pub(crate) kind: u8,
+    pub(crate) flags: u8,
+    pub(crate) stream: [u8; 4],
 }
 
 impl Frame {
-    fn parse(bytes: [u8; HEADER]) -> Self {
+    pub(crate) fn parse(bytes: [u8; HEADER]) -> Self {
         let [l0, l1, l2, kind, flags, s0, s1, s2, s3] = bytes;
         let length = (usize::from(l0) << 16) | (usize::from(l1) << 8) | usize::from(l2);
         Self { length, kind, flags, stream: [s0, s1, s2, s3] }
@@ -79,13 +70,13 @@ impl Frame {
         out.extend_from_slice(&self.stream);
     }
 
-    fn has(&self, flag: u8) -> bool {
+    pub(crate) fn has(&self, flag: u8) -> bool {
         self.flags & flag != 0
     }
 
     /// Of the stream field, the highest bit is reserved and must be ignored.
-    fn same_stream(&self, other: &Self) -> bool {
-        (u32::from_be_bytes(self.stream) ^ u32::from_be_bytes(other.stream)) << 1 == 0
+    pub(crate) fn stream_id(&self) -> u32 {
+        u32::from_be_bytes(self.stream) & 0x7fff_ffff
     }
 }
 
@@ -184,7 +175,7 @@ impl Rewriter {
                     if *left == 0 {
                         let frame = *frame;
                         self.state = State::Header([0; HEADER], 0);
-                        self.tell(frame);
+                        self.calls.client(frame);
                     }
                     used
                 }
@@ -214,13 +205,13 @@ impl Rewriter {
                 match frame.length {
                     0 => {
                         self.state = State::Header([0; HEADER], 0);
-                        self.tell(frame);
+                        self.calls.client(frame);
                     }
                     length => self.state = State::Pass(frame, length),
                 }
                 return Ok(());
             }
-            (Some(block), TYPE_CONTINUATION) if frame.same_stream(&block.first) => {
+            (Some(block), TYPE_CONTINUATION) if frame.stream_id() == block.first.stream_id() => {
                 if block.frames >= MAX_BLOCK_FRAMES {
                     return Err(Error::TooLarge);
                 }
@@ -261,14 +252,8 @@ impl Rewriter {
         let mut translated = Vec::with_capacity(2 * fragments.len() + 64);
         self.translator.translate(&fragments, &mut translated)?;
         block.put(&translated, out);
-        self.tell(block.first);
+        self.calls.client(block.first);
         Ok(())
-    }
-
-    /// A frame of the client has come as a whole.
-    fn tell(&mut self, frame: Frame) {
-        let stream = u32::from_be_bytes(frame.stream) & 0x7fff_ffff;
-        self.calls.client(frame.kind, frame.flags, stream);
     }
 }
 

@@ -24,7 +24,7 @@
 //! `hpack` is abandoned (RUSTSEC-2023-0084/0085), `fluke-hpack` is loona's former name.
 
 mod block;
-mod frames;
+pub(crate) mod frames;
 
 use std::io;
 use std::pin::Pin;
