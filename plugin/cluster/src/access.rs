@@ -11,8 +11,10 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use tessera_system::files;
 
-pub(crate) use kubeconfig::{Origin, in_use, merged, names};
+pub(crate) use kubeconfig::{in_use, merged, names};
 pub(crate) use login::log_in;
+
+use crate::error::{ApiError, Call};
 
 /// Where Kubernetes puts a pod's credentials ("Accessing the Kubernetes API from a Pod").
 pub(crate) const CREDENTIALS: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -23,7 +25,7 @@ pub struct Server {
     /// Host name or address.
     pub host: String,
     pub port: u16,
-    /// The token, read again for each request: kubelet renews it.
+    /// The token, read again once a minute: kubelet renews it.
     pub token: PathBuf,
     /// The certificates that vouch for it; `None` speaks plain HTTP, to a proxy on this host.
     pub authority: Option<PathBuf>,
@@ -69,7 +71,7 @@ impl From<Server> for Access {
 /// Why there is nothing to connect with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NoConnection {
-    /// The kubeconfig is wrong: its file, the field, and what to do.
+    /// The kubeconfig is wrong: its file, and how.
     Kubeconfig(String),
     /// The credential plugin came to nothing.
     Login {
@@ -79,6 +81,18 @@ pub(crate) enum NoConnection {
     },
     /// Anything else, which may pass.
     Unreachable(String),
+}
+
+impl NoConnection {
+    /// The error of a request that would have used it.
+    pub fn of(self, call: &Call) -> ApiError {
+        let call = call.clone();
+        match self {
+            NoConnection::Kubeconfig(reason) => ApiError::Kubeconfig { call, reason },
+            NoConnection::Login { command, reason } => ApiError::Login { call, command, reason },
+            NoConnection::Unreachable(reason) => ApiError::Unreachable { call, reason },
+        }
+    }
 }
 
 impl Access {
@@ -133,28 +147,30 @@ impl Access {
         }
     }
 
-    /// What `kube` needs to connect, and where it is written. Blocking, on a thread of a runtime: reads files.
+    /// What `kube` needs to connect. Blocking, on a thread of a runtime: reads files.
     ///
     /// # Errors
     /// The file that cannot be read, and why.
-    pub(crate) fn config(&self) -> Result<(Config, Origin), NoConnection> {
+    pub(crate) fn config(&self) -> Result<Config, NoConnection> {
         match self {
-            Access::Server(server) => {
-                let config = of_server(server).map_err(NoConnection::Unreachable)?;
-                Ok((config, Origin::default()))
+            Access::Server(server) => of_server(server).map_err(NoConnection::Unreachable),
+            Access::Kubeconfig(files) => {
+                kubeconfig::read(files, None).map_err(NoConnection::Kubeconfig)
             }
-            Access::Kubeconfig(files) => kubeconfig::read(files, None),
-            Access::Context(files, context) => kubeconfig::read(files, Some(context)),
+            Access::Context(files, context) => {
+                kubeconfig::read(files, Some(context)).map_err(NoConnection::Kubeconfig)
+            }
         }
     }
 
-    /// The token that goes with each request; `None` where `kube` sees to it. Blocking.
-    ///
-    /// # Errors
-    /// The file that cannot be read, and why.
-    pub(crate) fn token(&self) -> Result<Option<String>, String> {
-        let Access::Server(server) = self else { return Ok(None) };
-        read(&server.token).map(|token| Some(token.trim().to_owned()))
+    /// What is wrong is wrong in the kubeconfig, where there is one.
+    pub(crate) fn wrong(&self, what: &str) -> NoConnection {
+        match self {
+            Access::Server(_) => NoConnection::Unreachable(what.to_owned()),
+            Access::Kubeconfig(files) | Access::Context(files, _) => {
+                NoConnection::Kubeconfig(format!("{}: {what}", names(files)))
+            }
+        }
     }
 }
 
@@ -164,6 +180,7 @@ fn of_server(server: &Server) -> Result<Config, String> {
     if let Some(authority) = &server.authority {
         config.root_cert = Some(certificates(authority)?);
     }
+    config.auth_info.token_file = Some(server.token.display().to_string());
     Ok(config)
 }
 

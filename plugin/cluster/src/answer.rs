@@ -1,55 +1,63 @@
-//! What an answer that is no success means. Pure.
+//! What an answer means. Pure.
 
 use std::time::Duration;
 
-use http::HeaderMap;
 use http::header::{CONTENT_TYPE, LOCATION, RETRY_AFTER};
-use serde::Deserialize;
+use http::response::Parts;
+use kube::core::Status;
+use serde::de::DeserializeOwned;
 use tessera_model::printable;
 
 use crate::error::{ApiError, Call};
 
 pub(crate) use hyper::body::Bytes;
-pub(crate) use serde_json::from_slice as read;
 
 /// Longest message of a server that is passed on, in characters.
 const LONGEST: usize = 400;
-
-/// `metav1.Status`, as far as it is read. A proxy's answer may be none.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Status {
-    message: String,
-    reason: String,
-    details: Details,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-struct Details {
-    kind: String,
-    causes: Vec<Cause>,
-    retry_after_seconds: Option<u64>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Cause {
-    field: String,
-}
 
 /// What redirects, or answers with a page, is no API server.
 const IN_ITS_PLACE: &str = "a proxy or a login page answers in the API server's place; log in there, or correct the \
                             address of the server";
 
-/// A success that cannot be read.
-pub(crate) fn unreadable(call: &Call, headers: &HeaderMap, error: &serde_json::Error) -> ApiError {
-    let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    let reason = match kind.starts_with("text/html") {
-        true => format!("it is a page in HTML: {IN_ITS_PLACE}"),
-        false => cut(&error.to_string()),
-    };
-    ApiError::Unreadable { call: call.clone(), reason }
+/// What a successful answer says.
+///
+/// # Errors
+/// It is none, or cannot be read.
+pub(crate) fn read<T: DeserializeOwned>(
+    call: &Call,
+    head: &Parts,
+    body: &[u8],
+) -> Result<T, ApiError> {
+    let header = |name| head.headers.get(name).and_then(|value| value.to_str().ok());
+    let unreadable = |reason: String| ApiError::Unreadable { call: call.clone(), reason };
+    if head.status.is_success() {
+        return serde_json::from_slice(body).map_err(|error| {
+            let is_page = header(CONTENT_TYPE).is_some_and(|kind| kind.starts_with("text/html"));
+            unreadable(match is_page {
+                true => format!("it is a page in HTML: {IN_ITS_PLACE}"),
+                // Without the value at fault, which may be a token.
+                false => format!(
+                    "{:?} error at line {} column {}",
+                    error.classify(),
+                    error.line(),
+                    error.column()
+                ),
+            })
+        });
+    }
+    if head.status.is_redirection() {
+        let to = head.headers.get(LOCATION).map(|to| cut(&String::from_utf8_lossy(to.as_bytes())));
+        let to = to.map(|to| format!(" to {to}")).unwrap_or_default();
+        return Err(unreadable(format!("HTTP {}{to}: {IN_ITS_PLACE}", head.status.as_u16())));
+    }
+    // A proxy's answer may be no Status.
+    let mut status: Status = serde_json::from_slice(body).unwrap_or_else(|_| Status {
+        message: String::from_utf8_lossy(body).trim().to_owned(),
+        ..Status::default()
+    });
+    status.code = head.status.as_u16();
+    let after = header(RETRY_AFTER).and_then(|value| value.parse().ok());
+    Err(refused(call, status, after))
 }
 
 /// What a stranger says: a line that is not too long, and moves no cursor in a log or at a terminal.
@@ -57,39 +65,32 @@ fn cut(text: &str) -> String {
     printable::line(text).chars().take(LONGEST).collect()
 }
 
-/// The error that an answer is.
-pub(crate) fn refused(call: &Call, status: u16, headers: &HeaderMap, body: &[u8]) -> ApiError {
-    let said: Option<Status> = read(body).ok();
-    let said = said.unwrap_or_else(|| {
-        let message = String::from_utf8_lossy(body).trim().to_owned();
-        Status { message, ..Status::default() }
-    });
-    let after = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
-    let after = after.or(said.details.retry_after_seconds).map(Duration::from_secs);
-    let message = cut(&said.message);
-    let call = call.clone();
+/// The error that an answer is; `after`: when to ask again, in seconds, where a header says so.
+pub(crate) fn refused(call: &Call, said: Status, after: Option<u32>) -> ApiError {
+    let (call, message, status) = (call.clone(), cut(&said.message), said.code);
+    let details = said.details.as_ref();
     match status {
-        300..=399 => {
-            let to = headers.get(LOCATION).map(|to| String::from_utf8_lossy(to.as_bytes()));
-            let to = cut(&to.unwrap_or_default());
-            let to = if to.is_empty() { to } else { format!(" to {to}") };
-            ApiError::Unreadable { call, reason: format!("HTTP {status}{to}: {IN_ITS_PLACE}") }
-        }
         401 => ApiError::Unauthorized { call, message },
         403 => ApiError::Forbidden { call, message },
         // An API server without the group or version knows no objects of it either.
-        404 | 406 if said.details.kind.is_empty() && !call.kind.group().is_empty() => {
+        404 | 406
+            if details.is_none_or(|details| details.kind.is_empty())
+                && !call.kind.group().is_empty() =>
+        {
             ApiError::NotServed { call, message }
         }
         404 => ApiError::NotFound { call, message },
         409 if said.reason == "AlreadyExists" => ApiError::Exists { call, message },
         409 => ApiError::Conflict { call, message },
         410 => ApiError::Expired { call, message },
-        408 | 429 | 500.. => ApiError::Busy { call, status, after, message },
+        408 | 429 | 500.. => {
+            let said = details.map(|details| details.retry_after_seconds).filter(|s| *s > 0);
+            let after = after.or(said).map(|seconds| Duration::from_secs(seconds.into()));
+            ApiError::Busy { call, status, after, message }
+        }
         _ => {
-            let field = said.details.causes.into_iter().map(|cause| cause.field);
-            let field = field.into_iter().find(|field| !field.is_empty());
-            let field = field.map(|field| cut(&field));
+            let fields = details.iter().flat_map(|details| &details.causes);
+            let field = fields.map(|cause| cut(&cause.field)).find(|field| !field.is_empty());
             ApiError::Invalid { call, field, message }
         }
     }
@@ -101,9 +102,17 @@ mod tests {
     use crate::error::{Kind, Retry, Verb};
     use serde_json::{Value, json};
 
+    fn said(kind: Kind, status: u16, headers: &[(&str, &str)], body: &[u8]) -> ApiError {
+        let mut response = http::Response::builder().status(status);
+        for (name, value) in headers {
+            response = response.header(*name, value.as_bytes());
+        }
+        let (head, ()) = response.body(()).unwrap().into_parts();
+        read::<Vec<u8>>(&Call::new(Verb::Update, kind, "s"), &head, body).unwrap_err()
+    }
+
     fn answer(status: u16, body: &Value) -> ApiError {
-        let call = Call::new(Verb::Update, Kind::Slices, "s");
-        refused(&call, status, &HeaderMap::new(), body.to_string().as_bytes())
+        said(Kind::Slices, status, &[], body.to_string().as_bytes())
     }
 
     #[test]
@@ -115,14 +124,18 @@ mod tests {
         assert!(matches!(answer(404, &json!("404 page not found")), ApiError::NotServed { .. }));
         let conflict = answer(409, &json!({ "reason": "Conflict", "message": "m" }));
         assert!(matches!(conflict, ApiError::Conflict { .. }));
-        assert!(matches!(
-            answer(409, &json!({ "reason": "AlreadyExists" })),
-            ApiError::Exists { .. }
-        ));
+        let exists = answer(409, &json!({ "reason": "AlreadyExists" }));
+        assert!(matches!(exists, ApiError::Exists { .. }));
         assert!(matches!(answer(401, &json!({})), ApiError::Unauthorized { .. }));
         let busy = answer(429, &json!({ "details": { "retryAfterSeconds": 7 } }));
         assert!(matches!(busy, ApiError::Busy { after: Some(after), .. } if after.as_secs() == 7));
         assert_eq!(answer(503, &json!({})).retry(), Retry::Soon);
+        let gone = answer(410, &json!({ "reason": "Expired", "message": "too old" }));
+        assert!(matches!(gone, ApiError::Expired { .. }) && gone.retry() == Retry::Soon);
+        // What is no status is passed on, and a header says when to ask again.
+        let busy = said(Kind::Slices, 502, &[("retry-after", "3")], b"bad gateway\n");
+        let ApiError::Busy { after, message, .. } = busy else { panic!("{busy}") };
+        assert_eq!((after, message.as_str()), (Some(Duration::from_secs(3)), "bad gateway"));
     }
 
     #[test]
@@ -139,55 +152,27 @@ mod tests {
     fn no_answer_moves_a_cursor_or_begins_a_line() {
         let text = "a\u{1b}[2J\r\nb\u{9b}\u{202e}";
         let body = json!({ "message": text, "details": { "causes": [{ "field": text }] } });
-        for status in [302, 401, 403, 404, 409, 410, 422, 429, 503] {
+        for status in [200, 302, 401, 403, 404, 409, 410, 422, 429, 503] {
             for body in [body.to_string().as_bytes(), text.as_bytes()] {
-                let call = Call::new(Verb::List, Kind::Pods, "");
-                let mut headers = HeaderMap::new();
-                headers.insert(LOCATION, http::HeaderValue::from_bytes(b"a\xc2\x9bb").unwrap());
-                let said = refused(&call, status, &headers, body).to_string();
+                let said = said(Kind::Pods, status, &[("location", "a\u{9b}b")], body).to_string();
                 assert_eq!(printable::line(&said), said, "{status}");
             }
         }
-        let odd = r#"{"reason":{"\u001b[2J":1}}"#;
-        let error = serde_json::from_str::<std::collections::BTreeMap<String, Verbatim>>(odd);
-        let call = Call::new(Verb::List, Kind::Pods, "");
-        let said = unreadable(&call, &HeaderMap::new(), &error.unwrap_err()).to_string();
-        assert!(said.contains("\\u001b[2J"), "{said}");
     }
-
-    #[derive(Debug, Deserialize)]
-    #[serde(deny_unknown_fields)]
-    struct Verbatim {}
 
     #[test]
     fn a_redirection_or_a_page_is_no_api_servers_answer_and_says_where_it_leads() {
-        let call = Call::new(Verb::List, Kind::Pods, "");
-        let mut headers = HeaderMap::new();
         for status in [301, 302, 303, 307, 308] {
-            let text = refused(&call, status, &headers, b"").to_string();
+            let text = said(Kind::Pods, status, &[], b"").to_string();
             assert!(text.contains(&format!("HTTP {status}: a proxy or a login page")), "{text}");
         }
-        headers.insert(LOCATION, http::HeaderValue::from_static("https://sso.example/login"));
-        let error = refused(&call, 302, &headers, b"<html>");
+        let to = [("location", "https://sso.example/login")];
+        let error = said(Kind::Pods, 302, &to, b"<html>");
         let text = error.to_string();
         assert!(text.contains("HTTP 302 to https://sso.example/login: a proxy"), "{text}");
         assert_eq!(error.retry(), Retry::Later);
-        headers.insert(CONTENT_TYPE, http::HeaderValue::from_static("text/html; charset=utf-8"));
-        let broken = serde_json::from_str::<Value>("<html>").unwrap_err();
-        let text = unreadable(&call, &headers, &broken).to_string();
+        let page = [("content-type", "text/html; charset=utf-8")];
+        let text = said(Kind::Pods, 200, &page, b"<html>").to_string();
         assert!(text.contains("a page in HTML: a proxy or a login page"), "{text}");
-        let gone = answer(410, &json!({ "reason": "Expired", "message": "too old" }));
-        assert!(matches!(gone, ApiError::Expired { .. }) && gone.retry() == Retry::Soon);
-        assert!(gone.to_string().contains("ask again"), "{gone}");
-    }
-
-    #[test]
-    fn what_is_no_status_is_passed_on_and_a_header_says_when_to_ask_again() {
-        let call = Call::new(Verb::List, Kind::Slices, "");
-        let mut headers = HeaderMap::new();
-        headers.insert(RETRY_AFTER, http::HeaderValue::from_static("3"));
-        let busy = refused(&call, 502, &headers, b"bad gateway\n");
-        let ApiError::Busy { after, message, .. } = busy else { panic!("{busy}") };
-        assert_eq!((after, message.as_str()), (Some(Duration::from_secs(3)), "bad gateway"));
     }
 }

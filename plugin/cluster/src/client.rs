@@ -1,19 +1,22 @@
 //! One request to the API server: credentials, connection, a limit of time on everything and of size on what is
 //! read. The connection is `kube`'s, HTTP/1.1, and ends some seconds after its last use.
 
-use std::collections::BTreeMap;
 use std::error::Error;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use futures_util::{Stream, StreamExt};
+use http::header::{AUTHORIZATION, HeaderValue, USER_AGENT};
+use http::response::Parts;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper_util::client::legacy::Builder;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use kube::client::{Body, ConfigExt};
-use kube::core::request;
+use kube::core::{WatchEvent, request};
+use serde::de::DeserializeOwned;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 use tower::{BoxError, ServiceBuilder};
@@ -21,11 +24,10 @@ use tracing::debug;
 
 use crate::access::{self, Access, NoConnection};
 use crate::answer::{self, Bytes};
-use crate::error::{ApiError, Call, Kind, Verb};
-use tessera_system::locks::lock;
+use crate::error::{ApiError, Call};
 
-/// Most of an answer that is read. A slice of 128 devices has some 200 KiB.
-const LARGEST: usize = 8 << 20;
+/// Most of an answer that is read: a page of 500 pods, of some 40 KiB each.
+const LARGEST: usize = 24 << 20;
 /// How long before credentials end they are asked for again.
 const EARLY: Duration = Duration::from_secs(60);
 /// How long a connection waits for its next request.
@@ -38,17 +40,6 @@ pub(crate) const PASSED_ON: &str = "tessera-authorization";
 /// The header's value that stands for the token of `Authorization`.
 pub(crate) const PASS_ON: &str = "as-authorization";
 
-/// Requests of one verb on one kind of object, for metrics.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Outcomes {
-    /// Requests with an answer that is a success. A watch counts when it begins.
-    pub served: u64,
-    /// All others.
-    pub failed: u64,
-}
-
-type Counts = std::sync::Mutex<BTreeMap<(Verb, Kind), Outcomes>>;
-
 /// A request before it has credentials.
 pub(crate) type Request = Result<http::Request<Vec<u8>>, request::Error>;
 
@@ -59,13 +50,12 @@ pub struct Client {
     limit: Duration,
     idle: usize,
     connection: Arc<Mutex<Option<Connection>>>,
-    counts: Arc<Counts>,
 }
 
 /// What is connected, and with what.
 #[derive(Clone)]
 struct Connection {
-    client: kube::Client,
+    kube: kube::Client,
     /// Requests carry a bearer token.
     has_token: bool,
     /// Where the API server is, as configured.
@@ -75,33 +65,29 @@ struct Connection {
 }
 
 impl Connection {
-    /// A request that came to nothing on its way. The address is what a person has to look at.
-    fn unreachable(&self, call: &Call, error: &(dyn Error + 'static)) -> ApiError {
-        let reason = format!("{}: {}", self.server, chain(error));
-        ApiError::Unreachable { call: call.clone(), reason }
+    /// What came of a request. The address is what a person has to look at where it came to nothing on its way.
+    fn failed(&self, call: &Call, error: kube::Error) -> ApiError {
+        match error {
+            kube::Error::Api(status) => answer::refused(call, *status, None),
+            error => {
+                let reason = format!("{}: {}", self.server, chain(&error));
+                ApiError::Unreachable { call: call.clone(), reason }
+            }
+        }
     }
 }
 
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Client { access, limit, .. } = self;
-        f.debug_struct("Client")
-            .field("access", access)
-            .field("limit", limit)
-            .finish_non_exhaustive()
+        f.debug_struct("Client").field("access", &self.access).finish_non_exhaustive()
     }
 }
 
 impl Client {
     /// For requests that may take `limit` each, connecting included.
     pub fn new(access: impl Into<Access>, limit: Duration) -> Self {
-        Client {
-            access: Arc::new(access.into()),
-            limit,
-            idle: IDLE_CONNECTIONS,
-            connection: Arc::default(),
-            counts: Arc::default(),
-        }
+        let (access, connection) = (Arc::new(access.into()), Arc::default());
+        Client { access, limit, idle: IDLE_CONNECTIONS, connection }
     }
 
     /// Keeps so many connections for the next requests, for one that asks much at once.
@@ -119,6 +105,11 @@ impl Client {
         Ok(self.connection(call).await?.has_token)
     }
 
+    /// `kube`'s client, for calls that need more than a request and its answer.
+    pub(crate) async fn kube(&self, call: &Call) -> Result<kube::Client, ApiError> {
+        Ok(self.connection(call).await?.kube)
+    }
+
     /// Status and body of an answer, whatever it is, of which at most `largest` bytes are read and which is
     /// waited for as long as `limit`. Connections stay: a slow answer is one of what is behind the server.
     ///
@@ -130,14 +121,12 @@ impl Client {
         request: Request,
         limit: Duration,
         largest: usize,
-    ) -> Result<(http::response::Parts, Bytes), ApiError> {
-        let connection = self.counted_connection(call).await?;
+    ) -> Result<(Parts, Bytes), ApiError> {
+        let connection = self.connection(call).await?;
         let exchange = async {
-            let mut request = request.map_err(|error| unreachable(call, &error))?;
-            self.complete(call, &mut request).await?;
-            let sent = connection.client.send(request.map(Body::from)).await;
-            let sent = sent.map_err(|error| connection.unreachable(call, &error));
-            let (head, body) = sent?.into_parts();
+            let request = request.map_err(|error| unreachable(call, &error))?;
+            let sent = connection.kube.send(request.map(Body::from)).await;
+            let (head, body) = sent.map_err(|error| connection.failed(call, error))?.into_parts();
             let whole = Limited::new(body, largest).collect().await;
             let whole = whole.map_err(|error| match error.is::<LengthLimitError>() {
                 true => {
@@ -148,31 +137,46 @@ impl Client {
             });
             Ok((head, whole?.to_bytes()))
         };
-        let slow = || ApiError::Slow { call: call.clone(), limit };
-        let result = timeout(limit, exchange).await.unwrap_or_else(|_| Err(slow()));
-        self.count(call.verb, call.kind, result.is_ok());
-        result
+        in_time(call, limit, exchange).await
     }
 
-    /// A client of `kube` for calls that need more than a request and its answer.
-    pub(crate) async fn upgradable(&self, call: &Call) -> Result<kube::Client, ApiError> {
-        let (access, limit, idle) = (Arc::clone(&self.access), self.limit, self.idle);
-        let connection = blocking(call, move || connect(&access, limit, idle, true)).await?;
-        Ok(connection.client)
+    /// What a successful answer says.
+    pub(crate) async fn ask<T: DeserializeOwned>(
+        &self,
+        call: &Call,
+        request: Request,
+    ) -> Result<T, ApiError> {
+        let begun = Instant::now();
+        let answer = self.exchange(call, request, self.limit, LARGEST).await;
+        let said = answer.and_then(|(head, body)| answer::read(call, &head, &body));
+        debug!(%call, took = ?begun.elapsed(), error = said.as_ref().err().map(tracing::field::display));
+        self.settle(said).await
     }
 
-    /// The requests so far, of all clones.
-    pub fn requests(&self) -> BTreeMap<(Verb, Kind), Outcomes> {
-        lock(&self.counts).clone()
+    /// What a watch tells. Only its beginning has to come in time.
+    pub(crate) async fn watch<K: Clone + DeserializeOwned>(
+        &self,
+        call: &Call,
+        request: Request,
+    ) -> Result<impl Stream<Item = Result<WatchEvent<K>, ApiError>> + use<K>, ApiError> {
+        let connection = self.connection(call).await?;
+        let begin = async {
+            let request = request.map_err(|error| unreachable(call, &error))?;
+            let events = connection.kube.request_events(request).await;
+            events.map_err(|error| connection.failed(call, error))
+        };
+        let events = self.settle(in_time(call, self.limit, begin).await).await?;
+        let call = call.clone();
+        Ok(events.map(move |event| event.map_err(|error| connection.failed(&call, error))))
     }
 
-    fn count(&self, verb: Verb, kind: Kind, served: bool) {
-        let mut counts = lock(&self.counts);
-        let outcomes = counts.entry((verb, kind)).or_default();
-        match served {
-            true => outcomes.served += 1,
-            false => outcomes.failed += 1,
+    /// After a failure that another connection may not have, the next request connects, with what the files say then.
+    async fn settle<T>(&self, result: Result<T, ApiError>) -> Result<T, ApiError> {
+        use ApiError::{Slow, Unauthorized, Unreachable};
+        if let Err(Slow { .. } | Unreachable { .. } | Unauthorized { .. }) = &result {
+            self.rest().await;
         }
+        result
     }
 
     /// Lets the connections go, once no request uses them any more.
@@ -180,104 +184,7 @@ impl Client {
         *self.connection.lock().await = None;
     }
 
-    /// The body of a successful answer.
-    pub(crate) async fn send(&self, call: &Call, request: Request) -> Result<Bytes, ApiError> {
-        let connection = self.counted_connection(call).await?;
-        let exchange = async {
-            let body = self.begin(call, &connection, request).await?;
-            let whole = Limited::new(body, LARGEST).collect().await;
-            Ok(whole.map_err(|error| unreachable(call, &*error))?.to_bytes())
-        };
-        self.limited(call, exchange).await
-    }
-
-    /// The body of a successful answer, of which only the beginning has to come in time.
-    pub(crate) async fn stream(&self, call: &Call, request: Request) -> Result<Body, ApiError> {
-        let connection = self.counted_connection(call).await?;
-        self.limited(call, self.begin(call, &connection, request)).await
-    }
-
-    async fn limited<T>(
-        &self,
-        call: &Call,
-        exchange: impl Future<Output = Result<T, ApiError>>,
-    ) -> Result<T, ApiError> {
-        let begun = Instant::now();
-        let slow = || ApiError::Slow { call: call.clone(), limit: self.limit };
-        let result = timeout(self.limit, exchange).await.unwrap_or_else(|_| Err(slow()));
-        self.count(call.verb, call.kind, result.is_ok());
-        match &result {
-            Ok(_) => debug!(%call, took = ?begun.elapsed(), "a request"),
-            Err(error) => debug!(%error, took = ?begun.elapsed(), "a request"),
-        }
-        let stale = |error: &ApiError| {
-            use ApiError::{Slow, Unauthorized, Unreachable};
-            matches!(error, Slow { .. } | Unreachable { .. } | Unauthorized { .. })
-        };
-        if result.as_ref().is_err_and(stale) {
-            // The next one connects, with what the files say then.
-            self.rest().await;
-        }
-        result
-    }
-
-    async fn begin(
-        &self,
-        call: &Call,
-        connection: &Connection,
-        request: Request,
-    ) -> Result<Body, ApiError> {
-        let mut request = request.map_err(|error| unreachable(call, &error))?;
-        self.complete(call, &mut request).await?;
-        let sent = connection.client.send(request.map(Body::from)).await;
-        let response = sent.map_err(|error| connection.unreachable(call, &error))?;
-        let (head, body) = response.into_parts();
-        if head.status.is_success() {
-            return Ok(body);
-        }
-        let text = Limited::new(body, LARGEST).collect().await;
-        let text = text.map_err(|error| unreachable(call, &*error))?.to_bytes();
-        Err(answer::refused(call, head.status.as_u16(), &head.headers, &text))
-    }
-
-    /// What every request has beside its own.
-    async fn complete(
-        &self,
-        call: &Call,
-        request: &mut http::Request<Vec<u8>>,
-    ) -> Result<(), ApiError> {
-        use http::header::{ACCEPT, AUTHORIZATION, HeaderValue, USER_AGENT};
-        // `kube` leaves a mark where there are no parameters, and an ampersand before the first.
-        let target = request.uri().to_string().replacen("?&", "?", 1);
-        let target = target.trim_end_matches('?');
-        *request.uri_mut() = target.parse().map_err(|error| unreachable(call, &error))?;
-        let headers = request.headers_mut();
-        let agent = HeaderValue::from_static(concat!("tessera/", env!("CARGO_PKG_VERSION")));
-        headers.insert(USER_AGENT, agent);
-        headers.entry(ACCEPT).or_insert(HeaderValue::from_static("application/json"));
-        let access = Arc::clone(&self.access);
-        let token = move || access.token().map_err(NoConnection::Unreachable);
-        if let Some(token) = blocking(call, token).await? {
-            let value = HeaderValue::try_from(format!("Bearer {token}"));
-            let mut value = value.map_err(|_| ApiError::Unreachable {
-                call: call.clone(),
-                reason: "the service account's token is no word".to_owned(),
-            })?;
-            value.set_sensitive(true);
-            headers.insert(AUTHORIZATION, value);
-        }
-        Ok(())
-    }
-
     /// What a request is sent with. It is outside of the request's limit: a login has one of its own.
-    async fn counted_connection(&self, call: &Call) -> Result<Connection, ApiError> {
-        let connection = self.connection(call).await;
-        if connection.is_err() {
-            self.count(call.verb, call.kind, false);
-        }
-        connection
-    }
-
     async fn connection(&self, call: &Call) -> Result<Connection, ApiError> {
         let mut current = self.connection.lock().await;
         let now = SystemTime::now();
@@ -286,81 +193,75 @@ impl Client {
             return Ok(connection.clone());
         }
         let (access, limit, idle) = (Arc::clone(&self.access), self.limit, self.idle);
-        let connection = blocking(call, move || connect(&access, limit, idle, false)).await?;
+        let connecting = tokio::task::spawn_blocking(move || connect(&access, limit, idle)).await;
+        let connected =
+            connecting.unwrap_or_else(|error| Err(NoConnection::Unreachable(error.to_string())));
+        let connection = connected.map_err(|error| error.of(call))?;
         *current = Some(connection.clone());
         Ok(connection)
     }
 }
 
+async fn in_time<T>(
+    call: &Call,
+    limit: Duration,
+    work: impl Future<Output = Result<T, ApiError>>,
+) -> Result<T, ApiError> {
+    let slow = || ApiError::Slow { call: call.clone(), limit };
+    timeout(limit, work).await.unwrap_or_else(|_| Err(slow()))
+}
+
+/// An object as a request's body.
+pub(crate) fn body(object: &impl serde::Serialize) -> Vec<u8> {
+    // What Kubernetes' types hold is JSON; the server would refuse what is none.
+    serde_json::to_vec(object).unwrap_or_default()
+}
+
 /// `kube`'s client without its layers for tracing and retrying: failures are the caller's to say and to repeat.
 /// Blocking, on a thread of a runtime: reads files, and may run a kubeconfig's credential plugin.
-/// With `complete`, requests need nothing of [`Client::complete`].
-fn connect(
-    access: &Access,
-    limit: Duration,
-    idle: usize,
-    complete: bool,
-) -> Result<Connection, NoConnection> {
-    let (mut config, origin) = access.config()?;
-    let until = access::log_in(&origin, &mut config.auth_info)?;
-    if let (true, Access::Server(server)) = (complete, access) {
-        config.auth_info.token_file = Some(server.token.display().to_string());
-    }
+fn connect(access: &Access, limit: Duration, idle: usize) -> Result<Connection, NoConnection> {
+    let mut config = access.config()?;
+    let until = access::log_in(access, &mut config.auth_info)?;
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
     tcp.set_connect_timeout(Some(limit));
     let tls = config.rustls_https_connector_with_connector(tcp);
-    let tls = tls.map_err(|error| origin.no_identity(&chain(&error)))?;
+    let tls = tls.map_err(|error| access.wrong(&chain(&error)))?;
     let mut builder = Builder::new(TokioExecutor::new());
     builder.pool_timer(TokioTimer::new()).pool_idle_timeout(IDLE).pool_max_idle_per_host(idle);
-    // `kube` ends the thread by a panic on a token that is not a word, which an auth-provider may hold.
+    // `kube` ends the thread by a panic on a token that is not a word.
     let auth = catch_unwind(AssertUnwindSafe(|| config.auth_layer()));
-    let auth =
-        auth.map_err(|_| origin.no_word())?.map_err(|error| origin.no_credentials(&error))?;
+    let auth = auth.map_err(|_| access.wrong("the user's token is no token, which is one word"))?;
+    let auth = auth.map_err(|error| access.wrong(&chain(&error)))?;
     let of_user = &config.auth_info;
-    let has_token = matches!(access, Access::Server(_))
-        || auth.is_some() && of_user.username.is_none() && of_user.impersonate.is_none();
+    let has_token = auth.is_some() && of_user.username.is_none() && of_user.impersonate.is_none();
     let headers = config.extra_headers_layer();
     let service = ServiceBuilder::new()
         .layer(config.base_uri_layer())
         .option_layer(auth)
-        .map_request(pass_on)
-        .layer(headers.map_err(|error| origin.no_impersonation(&chain(&error)))?)
+        .map_request(complete)
+        .layer(headers.map_err(|error| access.wrong(&chain(&error)))?)
         .map_err(BoxError::from)
         .service(builder.build(tls));
     let server = config.cluster_url.to_string();
-    let client = kube::Client::new(service, config.default_namespace);
-    Ok(Connection { client, has_token, server, until })
+    let kube = kube::Client::new(service, config.default_namespace);
+    Ok(Connection { kube, has_token, server, until })
 }
 
-/// Carries the token in a header of ours as well, where the request says [`PASS_ON`]: the API server passes no
-/// `Authorization` on to what is behind it.
-fn pass_on<B>(mut request: http::Request<B>) -> http::Request<B> {
+/// Says who asks, and carries the token in a header of ours as well, where the request says [`PASS_ON`]: the API server
+/// passes no `Authorization` on to what is behind it.
+fn complete<B>(mut request: http::Request<B>) -> http::Request<B> {
     let headers = request.headers_mut();
+    let agent = HeaderValue::from_static(concat!("tessera/", env!("CARGO_PKG_VERSION")));
+    headers.insert(USER_AGENT, agent);
     if headers.get(PASSED_ON).is_some_and(|value| value == PASS_ON) {
-        match headers.get(http::header::AUTHORIZATION).cloned() {
+        match headers.get(AUTHORIZATION).cloned() {
             Some(token) => headers.insert(PASSED_ON, token),
             None => headers.remove(PASSED_ON),
         };
     }
     request
-}
-
-async fn blocking<T: Send + 'static>(
-    call: &Call,
-    work: impl FnOnce() -> Result<T, NoConnection> + Send + 'static,
-) -> Result<T, ApiError> {
-    let done = tokio::task::spawn_blocking(work).await;
-    let done = done.unwrap_or_else(|error| Err(NoConnection::Unreachable(error.to_string())));
-    let call = || call.clone();
-    done.map_err(|error| match error {
-        NoConnection::Kubeconfig(reason) => ApiError::Kubeconfig { call: call(), reason },
-        NoConnection::Login { command, reason } => {
-            ApiError::Login { call: call(), command, reason }
-        }
-        NoConnection::Unreachable(reason) => ApiError::Unreachable { call: call(), reason },
-    })
 }
 
 fn unreachable(call: &Call, error: &(dyn Error + 'static)) -> ApiError {

@@ -5,12 +5,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::core::Request;
+use serde::de::IgnoredAny;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use tessera_model::printable;
 use tessera_model::time_format::rfc3339;
 
-use crate::client::Client;
+use crate::client::{Client, body};
 use crate::error::{ApiError, Call, Kind, Verb};
 
 /// What reports.
@@ -60,15 +61,11 @@ impl EventClient {
     pub async fn create(&self, event: &PodEvent<'_>) -> Result<String, ApiError> {
         let name = name(event);
         let call = Call::of(Verb::Create, Kind::Events, event.namespace, &name);
-        let body = serde_json::to_vec(&object(event, &name, &self.node));
-        let body = body.map_err(|error| ApiError::Unreadable {
-            call: call.clone(),
-            reason: error.to_string(),
-        })?;
+        let body = body(&object(event, &name, &self.node));
         let request = events(event.namespace).create(&PostParams::default(), body);
-        match self.client.send(&call, request).await {
+        match self.client.ask(&call, request).await {
             // Ours: it was made, and the answer came too late.
-            Ok(_) | Err(ApiError::Exists { .. } | ApiError::Conflict { .. }) => Ok(name),
+            Ok(IgnoredAny) | Err(ApiError::Exists { .. } | ApiError::Conflict { .. }) => Ok(name),
             Err(error) => Err(error),
         }
     }
@@ -85,7 +82,7 @@ impl EventClient {
             "message": message(event),
         }));
         let request = events(event.namespace).patch(name, &PatchParams::default(), &patch);
-        self.client.send(&call, request).await.map(drop)
+        self.client.ask(&call, request).await.map(|IgnoredAny| ())
     }
 
     /// Lets the connection go.
@@ -212,16 +209,12 @@ mod tests {
     #[test]
     fn an_event_is_on_the_pod_and_says_when_in_seconds() {
         let event = PodEvent {
-            namespace: "team",
-            pod: "chat",
             uid: Some("u"),
             container: "main",
             reason: "GPUMemoryRefused",
-            message: "m",
-            warning: true,
             count: u64::MAX,
-            first_unix_ms: 1_795_340_700_999,
             last_unix_ms: 1_795_340_701_000,
+            ..event("chat", "m")
         };
         let name = name(&event);
         assert!(name.starts_with("chat.1a202a50d47"), "{name}");

@@ -18,7 +18,7 @@ pub mod reviews;
 pub mod user;
 
 pub use access::{Access, Server};
-pub use client::{Client, Outcomes};
+pub use client::Client;
 pub use error::{ApiError, Call, Kind, Retry, Verb};
 /// The field's own types, of which this crate's interface is made: users need no version of their own.
 pub use k8s_openapi;

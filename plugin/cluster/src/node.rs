@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http_body_util::BodyExt;
+use futures_util::TryStreamExt;
+use k8s_openapi::api::core::v1::Node;
 use kube::api::GetParams;
 use kube::core::params::WatchParams;
 use kube::core::{ObjectMeta, PartialObjectMeta, Request};
 use tokio::time::timeout;
 
-use crate::answer;
 use crate::client::Client;
 use crate::error::{ApiError, Call, Kind, Verb};
 
@@ -48,9 +48,7 @@ impl NodeLabels {
     pub async fn get(&self) -> Result<Labels, ApiError> {
         let call = Call::new(Verb::Get, Kind::Nodes, &self.node);
         let request = nodes().get_metadata(&self.node, &GetParams::default());
-        let body = self.client.send(&call, request).await?;
-        let node: PartialObjectMeta = answer::read(&body)
-            .map_err(|error| ApiError::Unreadable { call, reason: error.to_string() })?;
+        let node: PartialObjectMeta<Node> = self.client.ask(&call, request).await?;
         let ObjectMeta { labels, resource_version, .. } = node.metadata;
         Ok(Labels {
             labels: labels.unwrap_or_default(),
@@ -65,14 +63,14 @@ impl NodeLabels {
         let fields = format!("metadata.name={}", self.node);
         let params = WatchParams::default().fields(&fields).timeout(seconds).disable_bookmarks();
         let request = nodes().watch_metadata(&params, &seen.version);
-        let mut body = match self.client.stream(call, request).await {
-            Ok(body) => body,
+        let events = match self.client.watch::<PartialObjectMeta<Node>>(call, request).await {
+            Ok(events) => events,
             // The server remembers no more as far back.
             Err(ApiError::Expired { .. }) => return Ok(()),
             Err(error) => return Err(error),
         };
         // What is said does not matter: the labels are read again. A server that is gone ends no watch.
-        let _ = timeout(self.watch + self.limit, body.frame()).await;
+        let _ = timeout(self.watch + self.limit, std::pin::pin!(events).try_next()).await;
         Ok(())
     }
 }

@@ -11,8 +11,7 @@ use kube::core::Request;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::answer;
-use crate::client::Client;
+use crate::client::{Client, body};
 use crate::error::{ApiError, Call, Kind, Verb};
 
 /// A user, as the API server describes it.
@@ -45,9 +44,7 @@ impl ReviewClient {
         let call = &Call::new(Verb::Create, Kind::TokenReviews, "");
         let spec = TokenReviewSpec { token: token.to_owned(), audiences: None };
         let review = TokenReview { spec, ..TokenReview::default() };
-        let status =
-            self.create::<TokenReview>(call, "authentication.k8s.io", &review).await?.status;
-        let status = status.unwrap_or_default();
+        let status = self.create(call, &review).await?.status.unwrap_or_default();
         let user = status.user.filter(|_| status.authenticated.unwrap_or(false));
         Ok(user.map(described).filter(|user| !user.name.is_empty()))
     }
@@ -70,31 +67,18 @@ impl ReviewClient {
             ..SubjectAccessReviewSpec::default()
         };
         let review = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
-        let answer: SubjectAccessReview =
-            self.create(call, "authorization.k8s.io", &review).await?;
-        let status = answer.status.unwrap_or_default();
+        let status = self.create(call, &review).await?.status.unwrap_or_default();
         Ok(status.allowed && !status.denied.unwrap_or(false))
     }
 
-    async fn create<T>(&self, call: &Call, group: &str, review: &T) -> Result<T, ApiError>
-    where
-        T: Serialize + DeserializeOwned,
-    {
-        let unreadable = |error: serde_json::Error| ApiError::Unreadable {
-            call: call.clone(),
-            // Without the value at fault, which may be a token.
-            reason: format!(
-                "{:?} at line {} column {}",
-                error.classify(),
-                error.line(),
-                error.column()
-            ),
-        };
-        let body = serde_json::to_vec(review).map_err(unreadable)?;
-        let path = format!("/apis/{group}/v1/{}", call.kind.resource());
-        let request = Request::new(path).create(&PostParams::default(), body);
-        let answer = self.client.send(call, request).await?;
-        answer::read(&answer).map_err(unreadable)
+    async fn create<T: Serialize + DeserializeOwned>(
+        &self,
+        call: &Call,
+        review: &T,
+    ) -> Result<T, ApiError> {
+        let path = format!("/apis/{}/v1/{}", call.kind.group(), call.kind.resource());
+        let request = Request::new(path).create(&PostParams::default(), body(review));
+        self.client.ask(call, request).await
     }
 }
 

@@ -10,7 +10,7 @@ use tessera_agent::kubernetes;
 use tessera_agent::status_board::StatusBoard;
 use tessera_api::admin::StatusView;
 use tessera_api::metrics;
-use tessera_cluster::resource::{ResourceApi, ResourceClient, Timing};
+use tessera_cluster::resource::{ResourceClient, Timing};
 use tessera_cluster::{Access, ApiError};
 use tessera_config::{Config, Current};
 use tessera_dra::claim_status::Reporter;
@@ -121,23 +121,17 @@ fn serve_claims(
     let node =
         kubernetes::node_name().context("dra.enabled needs the node's name: set NODE_NAME")?;
     let events = OwnEvents::of_pod(&access, &node);
-    let client = ResourceClient::new(access, names::DRIVER, &node, Timing::default());
-    let api: Arc<dyn ResourceApi> = Arc::new(client);
+    let api = ResourceClient::new(access, names::DRIVER, &node, Timing::default());
     let is_ending = !config.dra.enabled;
     let (end, ended) = watch::channel(false);
     let serving = {
         let (stopped, ended) = (stopped.clone(), ended.clone());
-        tessera_dra::serve(
-            settings(config, &node),
-            Arc::clone(agent),
-            Arc::clone(&api),
-            async move {
-                tokio::select! {
-                    () = is_set(stopped) => {}
-                    () = is_set(ended) => {}
-                }
-            },
-        )?
+        tessera_dra::serve(settings(config, &node), Arc::clone(agent), api.clone(), async move {
+            tokio::select! {
+                () = is_set(stopped) => {}
+                () = is_set(ended) => {}
+            }
+        })?
     };
     board.publish(|facts| {
         let status = facts.dra.get_or_insert_default();
@@ -145,7 +139,7 @@ fn serve_claims(
         status.pool.clone_from(&node);
     });
     let sources = (Arc::clone(agent), Arc::clone(discovery));
-    let publisher = Publisher::new(Arc::clone(&api), sources, current.clone(), &node);
+    let publisher = Publisher::new(api.clone(), sources, current.clone(), &node);
     let registration = serving.registration();
     let left = Left { preparer: serving.preparer().clone(), is_ending };
     let mut tasks = JoinSet::new();
@@ -153,16 +147,16 @@ fn serve_claims(
     let changes = agent.advertised().events();
     tasks.spawn(show(Arc::clone(&board), left, (shown, published, changes), end));
     if let Some(events) = events {
-        tasks.spawn(events.report(Arc::clone(&board), publisher.status()));
+        tasks.spawn(events.report(Arc::clone(&board)));
     }
     tasks.spawn(publisher.run());
-    tasks.spawn(Reporter::new(Arc::clone(&api), Arc::clone(agent)).run());
+    tasks.spawn(Reporter::new(api.clone(), Arc::clone(agent)).run());
     let task = async move {
         serving.finished().await?;
         // Nobody publishes any more.
         tasks.shutdown().await;
         if *ended.borrow() && !*stopped.borrow() {
-            withdraw(&*api).await;
+            withdraw(&api).await;
             board.publish(|facts| facts.dra = None);
             board.set_condition(TOPIC, None);
             info!("the last claim has ended: the DRA driver is turned off");
@@ -178,7 +172,7 @@ async fn is_set(mut signal: watch::Receiver<bool>) {
 }
 
 /// Removes the slices of a driver that has ended.
-async fn withdraw(api: &dyn ResourceApi) {
+async fn withdraw(api: &ResourceClient) {
     let removing = async {
         for slice in api.own_slices().await? {
             if let Some(name) = slice.metadata.name {

@@ -1,5 +1,4 @@
-//! Events on the plugin's own pod: what the API server lacks, and directories that were removed under it, which no owner
-//! of a pod can mend.
+//! Events on the plugin's own pod: directories that were removed under it, which no owner of a pod can mend.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,9 +6,7 @@ use std::time::Duration;
 use tessera_agent::status_board::StatusBoard;
 use tessera_cluster::events::{EventClient, PodEvent};
 use tessera_cluster::{Access, Client};
-use tessera_dra::publish::Status;
 use tessera_model::clock::unix_ms;
-use tokio::sync::watch;
 use tracing::{debug, warn};
 
 /// Longest wait for the API server.
@@ -42,26 +39,15 @@ impl OwnEvents {
 
     /// Makes an event of what there is to say, once for each state of it, for as long as
     /// it is polled.
-    pub(super) async fn report(
-        self,
-        board: Arc<StatusBoard>,
-        mut published: watch::Receiver<Status>,
-    ) {
-        let mut reported: [Vec<String>; 2] = Default::default();
+    pub(super) async fn report(self, board: Arc<StatusBoard>) {
+        let mut reported = Vec::new();
         loop {
-            let found = [published.borrow_and_update().lacks(), board.removed()];
-            let mut pause = LOOK;
-            for (at, reason) in ["DRALimited", "DirectoryRemoved"].into_iter().enumerate() {
-                if found[at] == reported[at] || self.create(reason, &found[at]).await {
-                    reported[at].clone_from(&found[at]);
-                } else {
-                    pause = AGAIN;
-                }
+            let found = board.removed();
+            let is_said = found == reported || self.create("DirectoryRemoved", &found).await;
+            if is_said {
+                reported = found;
             }
-            tokio::select! {
-                changed = published.changed(), if pause == LOOK => if changed.is_err() { return },
-                () = tokio::time::sleep(pause) => {}
-            }
+            tokio::time::sleep(if is_said { LOOK } else { AGAIN }).await;
         }
     }
 

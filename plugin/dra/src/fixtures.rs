@@ -1,20 +1,158 @@
-//! For the tests: GPUs, records, and how the scheduler of Kubernetes counts requests.
+//! For the tests: a cluster, GPUs, claims, records, and how the scheduler of Kubernetes counts requests.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
-use tessera_cluster::k8s_openapi::api::resource::v1::DeviceCapacity;
+use serde_json::{Value, json};
+use tessera_cluster::fixtures::{ApiServer, Temper};
+use tessera_cluster::k8s_openapi::api::resource::v1::{
+    DeviceAllocationConfiguration, DeviceCapacity, DeviceRequestAllocationResult as DeviceResult,
+    ResourceClaim, ResourceSlice,
+};
 use tessera_cluster::k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use tessera_cluster::resource::{ResourceClient, Timing};
 use tessera_config::Config;
 use tessera_model::gpu::Gpu;
 use tessera_model::mig::MigInstance;
 use tessera_model::origin::{ClaimResult, ClaimShare, Origin};
-use tessera_model::record::Record;
+use tessera_model::record::{Grant, Record};
+use tessera_model::sharing::Compute;
 use tessera_rules::allocate::Catalogue;
 
+use crate::names;
 use crate::publish::Published;
 
 pub const MIB: u64 = 1 << 20;
+
+/// What claims are asked for with.
+pub const GET_CLAIM: &str = "GET /apis/resource.k8s.io/v1/namespaces/team/resourceclaims/";
+
+/// An API server on a port, with one node.
+pub struct Cluster {
+    pub server: ApiServer,
+    node: String,
+    _token: tempfile::TempDir,
+}
+
+impl Cluster {
+    pub fn new(node: &str) -> Self {
+        let token = tempfile::tempdir().unwrap();
+        let server = ApiServer::start(token.path());
+        server.with(|store| store.nodes.insert(node.to_owned(), format!("uid-of-{node}")));
+        Cluster { server, node: node.to_owned(), _token: token }
+    }
+
+    /// A client of the driver; its connections end with the runtime that uses it.
+    pub fn client(&self) -> ResourceClient {
+        let timing = Timing {
+            // More than a busy machine needs to answer.
+            limit: Duration::from_secs(3),
+            pause: [Duration::from_millis(10), Duration::from_millis(80)],
+            ..Timing::default()
+        };
+        ResourceClient::new(self.server.access(), names::DRIVER, &self.node, timing)
+    }
+
+    /// All slices, of every driver and node.
+    pub fn slices(&self) -> Vec<ResourceSlice> {
+        let typed = |slice: &Value| serde_json::from_value(slice.clone()).unwrap();
+        self.server.with(|store| store.slices(None, None).map(typed).collect())
+    }
+
+    /// Makes a slice, as somebody else.
+    pub fn put_slice(&self, slice: &ResourceSlice) {
+        self.server.with(|store| store.create_slice(json!(slice))).unwrap();
+    }
+
+    /// Removes all slices of the node, as kubelet does when it starts; how many.
+    pub fn wipe_slices(&self) -> usize {
+        self.server.with(|store| store.wipe_slices(&self.node))
+    }
+
+    /// Puts claims in place of those of their names.
+    pub fn put(&self, claims: &[&ResourceClaim]) {
+        claims.iter().for_each(|claim| self.server.with(|store| store.put_claim(json!(claim))));
+    }
+
+    pub fn remove_claim(&self, name: &str) {
+        self.server.with(|store| store.remove_claim("team", name));
+    }
+
+    /// The entries of a claim's `status.devices`.
+    pub fn device_status(&self, name: &str) -> Value {
+        let devices = |claim: &Value| claim["status"]["devices"].clone();
+        self.server.with(|store| store.claim("team", name).map(devices).unwrap_or_default())
+    }
+}
+
+/// What an API server does that forbids everything.
+pub fn forbids() -> Temper {
+    Temper::Answers(403, "User \"x\" cannot do that".to_owned())
+}
+
+/// What an API server does that has trouble of its own.
+pub fn fails() -> Temper {
+    Temper::Answers(500, "etcdserver: request timed out".to_owned())
+}
+
+/// A share as the scheduler allocates it; without a name, all of a device.
+pub fn share(request: &str, device: &str, share: &str, memory: &str, cores: &str) -> DeviceResult {
+    let capacity = [("memory", memory), ("cores", cores)];
+    DeviceResult {
+        request: request.into(),
+        driver: names::DRIVER.into(),
+        pool: "node".into(),
+        device: device.into(),
+        share_id: Some(share.into()).filter(|share: &String| !share.is_empty()),
+        consumed_capacity: Some(
+            capacity.map(|(name, value)| (name.into(), Quantity(value.into()))).into(),
+        ),
+        ..DeviceResult::default()
+    }
+}
+
+/// A claim in namespace `team`, allocated, reserved for some pod.
+pub fn claim(name: &str, uid: &str, results: Vec<DeviceResult>) -> ResourceClaim {
+    configured(name, uid, results, &[])
+}
+
+/// One with parameters.
+pub fn configured(
+    name: &str,
+    uid: &str,
+    results: Vec<DeviceResult>,
+    config: &[DeviceAllocationConfiguration],
+) -> ResourceClaim {
+    let object = json!({
+        "metadata": { "namespace": "team", "name": name, "uid": uid },
+        "spec": {},
+        "status": {
+            "allocation": { "devices": { "results": results, "config": config } },
+            "reservedFor": [{ "resource": "pods", "name": "pod", "uid": "pod-uid" }],
+        },
+    });
+    serde_json::from_value(object).unwrap()
+}
+
+/// The driver's parameters, of a DeviceClass or the claim, for requests or all.
+pub fn parameters(
+    parameters: Value,
+    from_class: bool,
+    requests: &[&str],
+) -> DeviceAllocationConfiguration {
+    let object = json!({
+        "source": if from_class { "FromClass" } else { "FromClaim" },
+        "requests": requests,
+        "opaque": { "driver": names::DRIVER, "parameters": parameters },
+    });
+    serde_json::from_value(object).unwrap()
+}
+
+/// Parameters that say this of a share's time.
+pub fn compute(compute: &str) -> Value {
+    json!({ "apiVersion": "gpu.tessera.dev/v1", "kind": "ShareConfig", "compute": compute })
+}
 
 /// What a node sells by claims.
 pub fn catalogue(uuids: &[&str]) -> Catalogue {
@@ -69,8 +207,13 @@ pub fn mig(uuid: &str, index: u32) -> Published {
     instance
 }
 
-/// The record of a claim's request with these devices, and nothing granted.
-pub fn claim_record(uid: &str, request: &str, devices: &[(&str, Option<&str>)]) -> Arc<Record> {
+/// The record of a claim's request with these devices and their shares, and these GPUs with MiB and thousandths.
+pub fn record(
+    uid: &str,
+    request: &str,
+    devices: &[(&str, Option<&str>)],
+    grants: &[(&str, u64, u32)],
+) -> Record {
     let result = |(device, share): &(&str, Option<&str>)| ClaimResult {
         device: (*device).to_owned(),
         share_id: share.map(str::to_owned),
@@ -84,8 +227,21 @@ pub fn claim_record(uid: &str, request: &str, devices: &[(&str, Option<&str>)]) 
         results: devices.iter().map(result).collect(),
         asked: BTreeMap::new(),
     };
-    let record = Record::new(share.allocation_id(), 1, Vec::new());
-    Arc::new(Record { origin: Origin::Claim(Box::new(share)), cdi: true, ..record })
+    let grant = |(uuid, mib, cores): &(&str, u64, u32)| Grant {
+        uuid: (*uuid).to_owned(),
+        memory_limit_bytes: mib << 20,
+        context_overhead_bytes: 0,
+        cores_millis: *cores,
+        compute: Compute::Strict,
+    };
+    let mut record = Record::new(share.allocation_id(), 1, grants.iter().map(grant).collect());
+    record.allocated_unix_ms = 1_700_000_000_123;
+    Record { origin: Origin::Claim(Box::new(share)), cdi: true, ..record }
+}
+
+/// One of which nothing matters but its devices.
+pub fn claim_record(uid: &str, request: &str, devices: &[(&str, Option<&str>)]) -> Arc<Record> {
+    Arc::new(record(uid, request, devices, &[]))
 }
 
 /// A quantity as a number.

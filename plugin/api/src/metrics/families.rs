@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use tessera_agent::meters::{Call, Reloads};
+use tessera_agent::meters::Call;
 use tessera_arbiter::View;
 use tessera_arbiter::policy::Cause;
 use tessera_model::health::State;

@@ -13,8 +13,7 @@ use serde_json::json;
 use tessera_model::printable;
 use tessera_system::child::{self, ChildError};
 
-use super::NoConnection;
-use super::kubeconfig::{Origin, is_word};
+use super::{Access, NoConnection};
 
 /// Longest time for a login: a person may log in with a browser.
 const WITH_A_PERSON: Duration = Duration::from_secs(300);
@@ -41,9 +40,9 @@ struct Status {
 /// command. Without a plugin, or beside a token or a password, which come first, nothing is changed.
 ///
 /// # Errors
-/// The plugin cannot run, fails, does not end within the limit, or gives nothing that a request can carry.
+/// The plugin cannot run, fails, does not end within the limit, or gives no credential.
 pub(crate) fn log_in(
-    origin: &Origin,
+    access: &Access,
     login: &mut AuthInfo,
 ) -> Result<Option<SystemTime>, NoConnection> {
     let has_password = login.username.is_some() && login.password.is_some();
@@ -52,10 +51,7 @@ pub(crate) fn log_in(
         return Ok(None);
     }
     let Some(exec) = login.exec.take() else { return Ok(None) };
-    let status = credential(origin, &exec, None)?;
-    if status.token.as_deref().is_some_and(|token| !is_word(token)) {
-        return Err(origin.no_word());
-    }
+    let status = credential(access, &exec, None)?;
     // The one way to write a secret without another crate.
     let mut written = serde_json::to_value(&login).unwrap_or_default();
     let in_base64 = |text: String| json!(ByteString(text.into_bytes()));
@@ -68,21 +64,25 @@ pub(crate) fn log_in(
             written[field] = value;
         }
     }
-    *login = serde_json::from_value(written)
-        .map_err(|error| origin.no_credential(&error.to_string()))?;
+    *login =
+        serde_json::from_value(written).map_err(|error| access.wrong(&format!("exec: {error}")))?;
     Ok(status.expiration_timestamp.map(|at| at.0.into()))
 }
 
 /// What the credential plugin gives within `limit`, or else the usual one.
 fn credential(
-    origin: &Origin,
+    access: &Access,
     exec: &ExecConfig,
     limit: Option<Duration>,
 ) -> Result<Status, NoConnection> {
     let Some(name) = exec.command.as_deref().filter(|name| !name.is_empty()) else {
-        return Err(origin.no_credential(&AuthError::MissingCommand.to_string()));
+        return Err(access.wrong(&AuthError::MissingCommand.to_string()));
     };
-    let failed = |reason: &str| origin.no_login(name, reason);
+    // The plugin runs, so the kubeconfig is right: a login may have to be done, or its server is away.
+    let failed = |what: &str| NoConnection::Login {
+        command: name.to_owned(),
+        reason: format!("it {what}; run the command by itself to see why"),
+    };
     let terminal = child::has_terminal();
     let interactive = match &exec.interactive_mode {
         Some(ExecInteractiveMode::Never) => false,
@@ -95,7 +95,15 @@ fn credential(
     let command = command(exec, name, interactive);
     let ended = child::run(command, interactive, limit.unwrap_or(usual));
     let ended = ended.map_err(|error| match error {
-        ChildError::Start(error) => origin.no_plugin(&error.to_string()),
+        ChildError::Start(error) => {
+            let hint = match exec.install_hint.as_deref().unwrap_or_default().trim() {
+                "" => ", or correct the path".to_owned(),
+                hint => format!(": {hint}"),
+            };
+            access.wrong(&format!(
+                "the credential plugin {name:?} cannot run ({error}): install it{hint}"
+            ))
+        }
         error => failed(&error.to_string()),
     })?;
     if !ended.status.success() {
@@ -108,9 +116,11 @@ fn credential(
     let read = serde_saphyr::from_slice::<ExecCredential>(&ended.out);
     // The reader shows the lines around the fault, in which a token may stand.
     let said = |error: String| error.lines().next().unwrap_or_default().to_owned();
-    let status = read.map_err(|error| origin.no_credential(&said(error.to_string())))?.status;
+    let no_credential =
+        |why: &str| access.wrong(&format!("{name:?} prints no ExecCredential: {why}"));
+    let status = read.map_err(|error| no_credential(&said(error.to_string())))?.status;
     match (&status.token, &status.client_certificate_data) {
-        (None, None) => Err(origin.no_credential("it has neither a token nor a certificate")),
+        (None, None) => Err(no_credential("it has neither a token nor a certificate")),
         _ => Ok(status),
     }
 }
@@ -139,7 +149,8 @@ mod tests {
             "apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "Never",
             "command": "sh", "args": ["-c", script],
         });
-        credential(&Origin::default(), &serde_json::from_value(exec).unwrap(), Some(limit))
+        let access = Access::Kubeconfig(vec!["config".into()]);
+        credential(&access, &serde_json::from_value(exec).unwrap(), Some(limit))
     }
 
     #[test]
@@ -167,6 +178,6 @@ mod tests {
         let status = of("echo 'status: {token: t}'", Duration::from_secs(3600)).unwrap();
         assert_eq!(status.token.as_deref(), Some("t"));
         let none = of("echo 'status: {}'", Duration::from_secs(3600)).err().unwrap();
-        assert!(matches!(none, NoConnection::Kubeconfig(_) | NoConnection::Unreachable(_)));
+        assert!(matches!(none, NoConnection::Kubeconfig(_)));
     }
 }

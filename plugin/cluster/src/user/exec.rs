@@ -6,6 +6,7 @@ use kube::api::{Api, AttachParams};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 use super::UserClient;
+use crate::answer::refused;
 use crate::client::chain;
 use crate::error::{ApiError, Call, Kind, Verb};
 
@@ -51,14 +52,14 @@ impl UserClient {
         command: &[String],
     ) -> Result<Finished, ExecError> {
         let call = Call::of(Verb::Create, Kind::PodExec, namespace, pod);
-        let client = self.client.upgradable(&call).await?;
+        let client = self.client.kube(&call).await?;
         let pods: Api<Pod> = Api::namespaced(client, namespace);
         let how = AttachParams::default().container(container).stdin(false);
         let broken =
             |reason: String| ExecError::Broken { pod: format!("{namespace}/{pod}"), reason };
         let begun = pods.exec(pod, command.iter().map(String::as_str), &how).await;
         let mut process = begun.map_err(|error| match error {
-            kube::Error::Api(status) => ExecError::Api(refused(&call, &status)),
+            kube::Error::Api(status) => ExecError::Api(refused(&call, *status, None)),
             error => broken(chain(&error)),
         })?;
         let (out, err) = (process.stdout(), process.stderr());
@@ -77,16 +78,6 @@ impl UserClient {
         let code =
             code(&status).ok_or_else(|| broken(status.message.clone().unwrap_or_default()))?;
         Ok(Finished { code, stdout, stderr })
-    }
-}
-
-fn refused(call: &Call, status: &kube::core::Status) -> ApiError {
-    let (call, message) = (call.clone(), status.message.clone());
-    match status.code {
-        401 => ApiError::Unauthorized { call, message },
-        403 => ApiError::Forbidden { call, message },
-        404 => ApiError::NotFound { call, message },
-        status => ApiError::Busy { call, status, after: None, message },
     }
 }
 

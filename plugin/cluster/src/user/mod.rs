@@ -10,12 +10,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::Request;
+use kube::core::request::Error::BuildRequest;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::sync::Mutex;
 
 use crate::access::{self, Access};
-use crate::answer;
 use crate::client::Client;
 use crate::error::{ApiError, Call, Kind, Verb};
 
@@ -28,8 +28,6 @@ pub use proxy::{Passed, Proxied};
 const PAGE: usize = 500;
 /// The limit for a whole list, in limits of one request.
 const WHOLE: u32 = 6;
-/// Most of a page: 500 pods of some 40 KiB.
-const LARGEST: usize = 24 << 20;
 
 /// The API server, as a person uses it. A clone shares connections.
 #[derive(Clone, Debug)]
@@ -150,13 +148,8 @@ impl UserClient {
     }
 
     async fn get<T: DeserializeOwned>(&self, call: &Call, path: &str) -> Result<T, ApiError> {
-        let request =
-            Request::get(path).body(Vec::new()).map_err(kube::core::request::Error::BuildRequest);
-        let (head, body) = self.client.exchange(call, request, self.limit, LARGEST).await?;
-        if !head.status.is_success() {
-            return Err(answer::refused(call, head.status.as_u16(), &head.headers, &body));
-        }
-        answer::read(&body).map_err(|error| answer::unreadable(call, &head.headers, &error))
+        let request = Request::get(path).body(Vec::new());
+        self.client.ask(call, request.map_err(BuildRequest)).await
     }
 
     async fn list<T: DeserializeOwned>(

@@ -3,12 +3,12 @@
 use std::time::{Duration, Instant};
 
 use http::{HeaderValue, Request};
-use serde::Deserialize;
-use serde_json::json;
+use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
+use kube::core::request::Error::BuildRequest;
 
 use super::{UserClient, escaped};
-use crate::answer::{self, Bytes};
-use crate::client::{PASS_ON, PASSED_ON};
+use crate::answer::Bytes;
+use crate::client::{PASS_ON, PASSED_ON, body};
 use crate::error::{ApiError, Call, Kind, Verb};
 
 /// How long a token of the viewer is asked for; the API server gives none for less.
@@ -86,7 +86,7 @@ impl UserClient {
             escaped(pod),
         );
         let request = Request::get(path).header(PASSED_ON, token).header("accept", *accept);
-        let request = request.body(Vec::new()).map_err(kube::core::request::Error::BuildRequest);
+        let request = request.body(Vec::new()).map_err(BuildRequest);
         let (head, body) = self.client.exchange(&call, request, limit, largest).await?;
         Ok(Passed { status: head.status.as_u16(), body })
     }
@@ -116,38 +116,24 @@ impl UserClient {
         account: &str,
     ) -> Result<HeaderValue, ApiError> {
         let call = Call::of(Verb::Create, Kind::ServiceAccountToken, namespace, account);
-        let body = json!({
-            "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
-            "spec": { "expirationSeconds": LIFE.as_secs() },
-        });
+        let seconds = i64::try_from(LIFE.as_secs()).ok();
+        let spec = TokenRequestSpec { expiration_seconds: seconds, ..Default::default() };
+        let asked = TokenRequest { spec: Some(spec), ..TokenRequest::default() };
         let path = format!(
             "/api/v1/namespaces/{}/serviceaccounts/{}/token",
             escaped(namespace),
             escaped(account)
         );
         let request = Request::post(path).header("content-type", "application/json");
-        let request = request.body(body.to_string().into_bytes());
-        let request = request.map_err(kube::core::request::Error::BuildRequest);
-        let (head, body) = self.client.exchange(&call, request, self.limit, 1 << 20).await?;
-        if !head.status.is_success() {
-            return Err(answer::refused(&call, head.status.as_u16(), &head.headers, &body));
-        }
-        let unreadable = |reason: String| ApiError::Unreadable { call: call.clone(), reason };
-        let made: TokenRequest =
-            answer::read(&body).map_err(|error| unreadable(error.to_string()))?;
-        let token = HeaderValue::try_from(format!("Bearer {}", made.status.token));
-        let mut token = token.map_err(|_| unreadable("the token is no word".to_owned()))?;
+        let request = request.body(body(&asked)).map_err(BuildRequest);
+        let made: TokenRequest = self.client.ask(&call, request).await?;
+        let token = made.status.and_then(|status| status.token).unwrap_or_default();
+        let token = HeaderValue::try_from(format!("Bearer {token}"));
+        let mut token = token.map_err(|_| ApiError::Unreadable {
+            call: call.clone(),
+            reason: "the token is no word".to_owned(),
+        })?;
         token.set_sensitive(true);
         Ok(token)
     }
-}
-
-#[derive(Deserialize)]
-struct TokenRequest {
-    status: TokenStatus,
-}
-
-#[derive(Deserialize)]
-struct TokenStatus {
-    token: String,
 }

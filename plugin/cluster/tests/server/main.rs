@@ -45,14 +45,6 @@ impl World {
         let client = ResourceClient::new(server.access(), DRIVER, "n1", timing);
         World { server, client, dir }
     }
-
-    /// How many requests there were whose method and target begin so.
-    fn count(&self, beginning: &str) -> usize {
-        let asked = self.server.asked();
-        let line =
-            |asked: &tessera_cluster::fixtures::Asked| format!("{} {}", asked.method, asked.target);
-        asked.iter().filter(|asked| line(asked).starts_with(beginning)).count()
-    }
 }
 
 /// A slice of a driver on a node, with one shared device.

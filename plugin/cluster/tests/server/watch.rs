@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tessera_cluster::ApiError;
 use tessera_cluster::fixtures::Temper;
-use tessera_cluster::resource::{ResourceApi, SliceEvent, Timing};
+use tessera_cluster::resource::{SliceEvent, Timing};
 use tokio::sync::mpsc::Receiver;
 use tokio::time::timeout;
 
@@ -157,8 +157,8 @@ async fn a_watch_is_renewed_when_the_time_that_it_asked_for_is_over() {
     assert_eq!(next(&mut watch).await, SliceEvent::Restarted);
     world.client.create_slice(&slice()).await.unwrap();
     assert!(matches!(next(&mut watch).await, SliceEvent::Changed { .. }));
-    let renewed = "GET /apis/resource.k8s.io/v1/resourceslices?watch=true";
-    until(|| world.count(renewed) > 1).await;
+    let renewed = "GET /apis/resource.k8s.io/v1/resourceslices?&watch=true";
+    until(|| world.server.count(renewed) > 1).await;
     assert!(watch.try_recv().is_err(), "nothing was missed, so nothing is listed");
 }
 

@@ -4,18 +4,19 @@
 //! scheduler. So the live limits are here. Nothing depends on it: a cluster that does not keep it, or forbids it,
 //! loses a view.
 //!
-//! - [`of`]: the entry of a device, pure; [`reports`]: which claim is written next, pure; [`task`]: writes
+//! - [`of`]: the entry of a device, pure; [`task`]: writes
 
-pub mod reports;
 pub mod task;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
+use tessera_cluster::k8s_openapi::api::resource::v1::AllocatedDeviceStatus;
 use tessera_cluster::k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use tessera_cluster::k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 use tessera_cluster::k8s_openapi::jiff::Timestamp;
-use tessera_cluster::resource::{ClaimRef, DeviceStatus};
+use tessera_cluster::resource::ClaimRef;
 use tessera_model::origin::{ClaimResult, ClaimShare};
 use tessera_model::record::{Grant, Record};
 
@@ -26,12 +27,12 @@ pub use task::Reporter;
 /// What enforces a share's limits.
 const ENGINE: &str = "shim";
 
+/// What claims say of their devices.
+pub type Statuses = BTreeMap<ClaimRef, Vec<AllocatedDeviceStatus>>;
+
 /// The status of all claims' devices, by claim. `sick`: why a GPU is not sold, by UUID.
-pub fn of(
-    records: &[Arc<Record>],
-    sick: &BTreeMap<String, String>,
-) -> BTreeMap<ClaimRef, Vec<DeviceStatus>> {
-    let mut all: BTreeMap<ClaimRef, Vec<DeviceStatus>> = BTreeMap::new();
+pub fn of(records: &[Arc<Record>], sick: &BTreeMap<String, String>) -> Statuses {
+    let mut all = Statuses::new();
     for record in records {
         let Some(share) = record.origin.claim() else { continue };
         let (namespace, name, uid) = (&share.namespace, &share.name, &share.uid);
@@ -52,7 +53,7 @@ fn device(
     share: &ClaimShare,
     result: &ClaimResult,
     sick: &BTreeMap<String, String>,
-) -> Option<DeviceStatus> {
+) -> Option<AllocatedDeviceStatus> {
     let is_on = |device: &str, uuid: &str| device == names::device(uuid);
     let index = record.grants.iter().position(|grant| is_on(&result.device, &grant.uuid))?;
     let grant = &record.grants[index];
@@ -75,13 +76,14 @@ fn device(
     if let Some(before) = before {
         data["allocated"] = limits(before);
     }
-    Some(DeviceStatus {
+    Some(AllocatedDeviceStatus {
         driver: names::DRIVER.to_owned(),
         pool: share.pool.clone(),
         device: result.device.clone(),
         share_id: result.share_id.clone(),
-        conditions: vec![ready(record, grant, before, sick.get(&grant.uuid))],
-        data: Some(data),
+        conditions: Some(vec![ready(record, grant, before, sick.get(&grant.uuid))]),
+        data: Some(RawExtension(data)),
+        network_data: None,
     })
 }
 
@@ -129,54 +131,24 @@ fn ready(
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
-    use tessera_model::allocation_id::AllocationId;
-    use tessera_model::origin::Origin;
-    use tessera_model::sharing::Compute;
+mod tests {
     use tessera_model::steered::Override;
 
     use super::*;
+    use crate::fixtures;
 
     const SHARE: &str = "5c4f1f0c-7f57-4f51-8a5b-3a2c7a0f8a11";
 
-    pub(crate) fn record(
-        claim: &str,
-        request: &str,
-        devices: &[&str],
-        grants: &[(&str, u64, u32)],
-    ) -> Record {
-        let result = |device: &&str| ClaimResult {
-            device: (*device).to_owned(),
-            share_id: Some(SHARE.to_owned()),
-        };
-        let share = ClaimShare {
-            uid: format!("uid-of-{claim}"),
-            namespace: "team".to_owned(),
-            name: claim.to_owned(),
-            request: request.to_owned(),
-            pool: "n1".to_owned(),
-            results: devices.iter().map(result).collect(),
-            asked: BTreeMap::new(),
-        };
-        let grant = |(uuid, mib, cores): &(&str, u64, u32)| Grant {
-            uuid: (*uuid).to_owned(),
-            memory_limit_bytes: mib << 20,
-            context_overhead_bytes: 0,
-            cores_millis: *cores,
-            compute: Compute::Strict,
-        };
-        let id: AllocationId = share.allocation_id();
-        let mut record = Record::new(id, 1, grants.iter().map(grant).collect());
-        record.origin = Origin::Claim(Box::new(share));
-        record.allocated_unix_ms = 1_700_000_000_123;
-        record
+    fn record(claim: &str, request: &str, devices: &[&str], grants: &[(&str, u64, u32)]) -> Record {
+        let devices: Vec<_> = devices.iter().map(|device| (*device, Some(SHARE))).collect();
+        fixtures::record(claim, request, &devices, grants)
     }
 
     fn entry(records: &[Arc<Record>], sick: &[(&str, &str)]) -> Vec<Value> {
         let sick = sick.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect();
         let mut all = of(records, &sick);
         assert_eq!(all.len(), 1);
-        all.pop_first().unwrap().1.iter().map(DeviceStatus::object).collect()
+        all.pop_first().unwrap().1.iter().map(|entry| json!(entry)).collect()
     }
 
     #[test]
@@ -187,7 +159,7 @@ pub(crate) mod tests {
         assert_eq!(
             entries,
             [json!({
-                "driver": "gpu.tessera.dev", "pool": "n1", "device": "gpu-a", "shareID": SHARE,
+                "driver": "gpu.tessera.dev", "pool": "node", "device": "gpu-a", "shareID": SHARE,
                 "conditions": [{
                     "type": "Ready", "status": "True", "reason": "Prepared",
                     "message": "6144Mi and 30 % (strict) of GPU-a",

@@ -1,6 +1,8 @@
 //! Why a claim cannot be prepared. The text reaches the pod's events, so it says what to do.
 
-use tessera_cluster::resource::{Claim, DeviceResult};
+use tessera_cluster::k8s_openapi::api::resource::v1::{
+    DeviceRequestAllocationResult as DeviceResult, ResourceClaim,
+};
 use tessera_model::sharing::Compute;
 
 use super::parameters::{Looser, ParameterError};
@@ -114,15 +116,15 @@ pub enum Fault {
 
 impl Fault {
     /// Of a device of `claim` whose limit the claim would loosen.
-    pub(super) fn looser(claim: &Claim, result: &DeviceResult, looser: Looser) -> Self {
+    pub(super) fn looser(claim: &ResourceClaim, result: &DeviceResult, looser: Looser) -> Self {
         let Looser { asked, granted, by_class } = looser;
         let request = &result.request;
-        let by = match claim.asked.iter().find(|asked| asked.request == *request) {
+        let by = match super::asked(claim, request) {
             _ if !by_class => format!(
                 "the configuration of node {} (share.compute, or its layout's)",
                 result.pool
             ),
-            Some(asked) => format!("DeviceClass {}", asked.class),
+            Some((class, _)) => format!("DeviceClass {class}"),
             None => "its DeviceClass".to_owned(),
         };
         Fault::Looser { request: request.clone(), by, asked, granted }

@@ -5,10 +5,15 @@ mod parameters;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use tessera_cluster::resource::{Claim, ClaimRef, DeviceResult};
+use tessera_cluster::k8s_openapi::api::resource::v1::{
+    DeviceAllocationResult, DeviceRequestAllocationResult as DeviceResult, ResourceClaim,
+    ResourceClaimConsumerReference as Consumer,
+};
+use tessera_cluster::k8s_openapi::apimachinery::pkg::api::resource::Quantity as Amount;
+use tessera_cluster::resource::ClaimRef;
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::origin::{ClaimResult, ClaimShare, Origin, base_request};
 use tessera_model::printable;
@@ -80,17 +85,23 @@ pub enum Gives {
 ///
 /// # Errors
 /// [`Fault`] names the request and field at fault.
-pub fn decide(asked: &ClaimRef, claim: Option<&Claim>, node: Node<'_>) -> Result<Decision, Fault> {
+pub fn decide(
+    asked: &ClaimRef,
+    claim: Option<&ResourceClaim>,
+    node: Node<'_>,
+) -> Result<Decision, Fault> {
     let claim = claim.ok_or(Fault::Gone)?;
-    if claim.uid != asked.uid {
-        return Err(Fault::MadeAgain { found: claim.uid.clone() });
+    let found = claim.metadata.uid.as_deref().unwrap_or_default();
+    if found != asked.uid {
+        return Err(Fault::MadeAgain { found: found.to_owned() });
     }
-    if claim.deleting && claim.reserved_for.is_empty() {
+    if claim.metadata.deletion_timestamp.is_some() && reserved_for(claim).is_empty() {
         return Err(Fault::Deleting);
     }
-    let allocated = claim.allocated.as_ref().ok_or(Fault::NotAllocated)?;
+    let allocated = allocated(claim).ok_or(Fault::NotAllocated)?;
+    let results = allocated.results.iter().flatten();
     let ours: Vec<&DeviceResult> =
-        allocated.iter().filter(|result| result.driver == names::DRIVER).collect();
+        results.filter(|result| result.driver == names::DRIVER).collect();
     if ours.is_empty() {
         return Err(Fault::NothingOfOurs);
     }
@@ -103,7 +114,7 @@ pub fn decide(asked: &ClaimRef, claim: Option<&Claim>, node: Node<'_>) -> Result
         if result.pool != node.pool {
             return Err(Fault::OtherPool { result: result.into(), own: node.pool.to_owned() });
         }
-        let gives = if result.admin_access {
+        let gives = if result.admin_access == Some(true) {
             let gpu = find(node, result)?;
             let sight = (result.request.as_str(), gpu.gpu.uuid.as_str());
             if seen.contains(&sight) {
@@ -118,9 +129,9 @@ pub fn decide(asked: &ClaimRef, claim: Option<&Claim>, node: Node<'_>) -> Result
             let request: Vec<&DeviceResult> = ours
                 .iter()
                 .copied()
-                .filter(|other| other.request == result.request && !other.admin_access)
+                .filter(|other| other.request == result.request && other.admin_access != Some(true))
                 .collect();
-            let (id, ask) = share(claim, &request, node)?;
+            let (id, ask) = share((asked, claim, allocated), &request, node)?;
             current.push(id);
             asks.push(ask);
             by_request.insert(&result.request);
@@ -134,30 +145,25 @@ pub fn decide(asked: &ClaimRef, claim: Option<&Claim>, node: Node<'_>) -> Result
             gives,
         });
     }
-    let of_it = node.records.iter().filter(|record| uid(record) == Some(claim.uid.as_str()));
+    let of_it = node.records.iter().filter(|record| uid(record) == Some(asked.uid.as_str()));
     let stale = of_it.map(|record| &record.id).filter(|id| !current.contains(id));
     Ok(Decision { stale: stale.cloned().collect(), asks, devices })
 }
 
 /// The share of one request, and its name.
 fn share(
-    claim: &Claim,
+    (named, claim, allocated): (&ClaimRef, &ResourceClaim, &DeviceAllocationResult),
     results: &[&DeviceResult],
     node: Node<'_>,
 ) -> Result<(AllocationId, Ask), Fault> {
     let request = &results[0].request;
     let share = ClaimShare {
-        uid: claim.uid.clone(),
-        namespace: claim.namespace.clone(),
-        name: claim.name.clone(),
+        uid: named.uid.clone(),
+        namespace: named.namespace.clone(),
+        name: named.name.clone(),
         request: request.clone(),
         pool: node.pool.to_owned(),
-        asked: claim
-            .asked
-            .iter()
-            .find(|asked| asked.request == *request)
-            .map(|asked| asked.capacity.clone())
-            .unwrap_or_default(),
+        asked: asked(claim, request).map(|(_, capacity)| capacity).unwrap_or_default(),
         results: results
             .iter()
             .map(|result| ClaimResult {
@@ -170,7 +176,7 @@ fn share(
     if node.records.iter().any(|record| record.id == id) {
         return Ok((id.clone(), Ask::Recorded(id)));
     }
-    let said = parameters::compute(&claim.config, request)?;
+    let said = parameters::compute(allocated.config.as_deref().unwrap_or_default(), request)?;
     let mut parts: Vec<SharePart> = Vec::with_capacity(results.len());
     for result in results {
         let gpu = find(node, result)?;
@@ -220,15 +226,51 @@ fn limits(result: &DeviceResult) -> Result<(u64, u32), Fault> {
 }
 
 fn amount(result: &DeviceResult, name: &'static str) -> Result<Quantity, Fault> {
-    let value = result.consumed_capacity.get(name);
+    let value = result.consumed_capacity.as_ref().and_then(|all| all.get(name));
     let value = value.ok_or_else(|| Fault::NotDivided { result: result.into(), name })?;
-    Quantity::parse(value).map_err(|why| bad(result, name, &why))
+    Quantity::parse(&value.0).map_err(|why| bad(result, name, &why))
 }
 
 fn bad(result: &DeviceResult, name: &'static str, why: &dyn std::fmt::Display) -> Fault {
-    let value = result.consumed_capacity.get(name).map(String::as_str).unwrap_or_default();
+    let value = result.consumed_capacity.as_ref().and_then(|all| all.get(name));
+    let value = value.map(|value| value.0.as_str()).unwrap_or_default();
     let value = printable::brief(value, LONGEST).into_owned();
     Fault::Capacity { result: result.into(), name, value, why: why.to_string() }
+}
+
+/// What was allocated to a claim, of every driver; `None` before the allocation.
+pub fn allocated(claim: &ResourceClaim) -> Option<&DeviceAllocationResult> {
+    claim.status.as_ref()?.allocation.as_ref()?.devices.as_ref()
+}
+
+/// The pods that may use a claim now.
+pub fn reserved_for(claim: &ResourceClaim) -> &[Consumer] {
+    let reserved = claim.status.as_ref().and_then(|status| status.reserved_for.as_deref());
+    reserved.unwrap_or_default()
+}
+
+/// What a claim's author asked for by this request, or by an alternative, `request/alternative`: the DeviceClass, and how
+/// much of each capacity, as it was written.
+fn asked(claim: &ResourceClaim, request: &str) -> Option<(String, BTreeMap<String, String>)> {
+    let (name, alternative) = match request.split_once('/') {
+        Some((name, alternative)) => (name, Some(alternative)),
+        None => (request, None),
+    };
+    let mut requests = claim.spec.devices.as_ref()?.requests.iter().flatten();
+    let request = requests.find(|one| one.name == name)?;
+    let (class, capacity) = match alternative {
+        None => {
+            let exactly = request.exactly.as_ref()?;
+            (&exactly.device_class_name, &exactly.capacity)
+        }
+        Some(name) => {
+            let one = request.first_available.iter().flatten().find(|one| one.name == name)?;
+            (&one.device_class_name, &one.capacity)
+        }
+    };
+    let capacity = capacity.iter().flat_map(|capacity| capacity.requests.iter().flatten());
+    let written = |(name, Amount(value)): (&String, &Amount)| (name.clone(), value.clone());
+    Some((class.clone(), capacity.map(written).collect()))
 }
 
 /// The UID of the claim that a record is of.

@@ -1,7 +1,8 @@
 //! The driver's opaque parameters: `gpu.tessera.dev/v1`, kind `ShareConfig`.
 
 use serde_json::{Map, Value};
-use tessera_cluster::resource::OpaqueConfig;
+use tessera_cluster::k8s_openapi::api::resource::v1::DeviceAllocationConfiguration;
+use tessera_model::origin::base_request;
 use tessera_model::printable;
 use tessera_model::sharing::Compute;
 
@@ -65,19 +66,27 @@ impl Said {
 }
 
 /// What parameters say of a request. Of one source, later ones take precedence.
-pub(super) fn compute(config: &[OpaqueConfig], request: &str) -> Result<Said, ParameterError> {
+pub(super) fn compute(
+    config: &[DeviceAllocationConfiguration],
+    request: &str,
+) -> Result<Said, ParameterError> {
     let mut said = Said::default();
     for (index, config) in config.iter().enumerate() {
-        if config.driver != names::DRIVER || !config.is_for(request) {
-            continue;
-        }
-        let from_class = config.from_class;
-        let read = read(&config.parameters);
+        let ours = config.opaque.as_ref().filter(|opaque| opaque.driver == names::DRIVER);
+        let Some(opaque) = ours.filter(|_| is_for(config, request)) else { continue };
+        let from_class = config.source == "FromClass";
+        let read = read(&opaque.parameters.0);
         let read = read.map_err(|(field, why)| ParameterError { index, from_class, field, why })?;
         let of_source = if from_class { &mut said.class } else { &mut said.claim };
         *of_source = read.or(*of_source);
     }
     Ok(said)
+}
+
+/// Whether it is for this request, `request` or `request/alternative`: a request's name stands for its alternatives too.
+pub(super) fn is_for(config: &DeviceAllocationConfiguration, request: &str) -> bool {
+    let named = config.requests.as_deref().unwrap_or_default();
+    named.is_empty() || named.iter().any(|name| name == request || name == base_request(request))
 }
 
 /// The field at fault, and why.

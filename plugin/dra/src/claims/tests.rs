@@ -2,57 +2,46 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use tessera_cluster::resource::{Asked, Claim, ClaimRef, Consumer, DeviceResult, OpaqueConfig};
+use tessera_cluster::k8s_openapi::api::resource::v1::DeviceAllocationConfiguration;
+use tessera_cluster::k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use tessera_cluster::k8s_openapi::jiff::Timestamp;
 use tessera_model::record::Record;
 use tessera_model::sharing::Compute;
 use tessera_rules::ask::ShareAsk;
 
 use super::*;
-use crate::fixtures::{catalogue, claim_record};
+use crate::fixtures::{catalogue, claim_record, compute, configured, parameters, share};
 
 const GIB: u64 = 1 << 30;
 
-fn result(request: &str, device: &str, share: &str, capacity: &[(&str, &str)]) -> DeviceResult {
-    DeviceResult {
-        request: request.into(),
-        driver: names::DRIVER.into(),
-        pool: "node".into(),
-        device: device.into(),
-        share_id: (!share.is_empty()).then(|| share.into()),
-        consumed_capacity: capacity
-            .iter()
-            .map(|(name, value)| ((*name).into(), (*value).into()))
-            .collect(),
-        admin_access: false,
-    }
+/// One that counts these capacities.
+fn result(capacity: &[(&str, &str)]) -> DeviceResult {
+    let amount = |(name, value): &(&str, &str)| ((*name).into(), Amount((*value).into()));
+    let consumed_capacity = Some(capacity.iter().map(amount).collect());
+    DeviceResult { consumed_capacity, ..share("gpu", "gpu-a", "s", "", "") }
 }
 
-fn share(request: &str, device: &str, share: &str, memory: &str, cores: &str) -> DeviceResult {
-    result(request, device, share, &[("memory", memory), ("cores", cores)])
+fn claim(results: Vec<DeviceResult>) -> ResourceClaim {
+    crate::fixtures::claim("chat", "u", results)
 }
 
-fn claim(results: Vec<DeviceResult>) -> Claim {
-    Claim {
-        uid: "u".into(),
-        namespace: "team".into(),
-        name: "chat".into(),
-        allocated: Some(results),
-        reserved_for: vec![Consumer::default()],
-        ..Claim::default()
-    }
+/// What the author of a claim asked for, as JSON.
+fn asking(mut claim: ResourceClaim, requests: Value) -> ResourceClaim {
+    claim.spec = serde_json::from_value(json!({ "devices": { "requests": requests } })).unwrap();
+    claim
 }
 
 fn asked() -> ClaimRef {
     ClaimRef { namespace: "team".into(), name: "chat".into(), uid: "u".into() }
 }
 
-fn decided(claim: &Claim, records: &[Arc<Record>]) -> Result<Decision, String> {
+fn decided(claim: &ResourceClaim, records: &[Arc<Record>]) -> Result<Decision, String> {
     decided_on(&catalogue(&["GPU-a", "GPU-b"]), claim, records)
 }
 
 fn decided_on(
     catalogue: &Catalogue,
-    claim: &Claim,
+    claim: &ResourceClaim,
     records: &[Arc<Record>],
 ) -> Result<Decision, String> {
     let node = Node { pool: "node", catalogue, records, is_on: true };
@@ -73,21 +62,14 @@ fn limits(ask: &ShareAsk) -> Vec<(&str, u64, u32, Compute)> {
     ask.parts.iter().map(part).collect()
 }
 
-fn configured(parameters: Value, from_class: bool, requests: &[&str]) -> OpaqueConfig {
-    let requests = requests.iter().map(|name| (*name).into()).collect();
-    OpaqueConfig { from_class, requests, driver: names::DRIVER.into(), parameters }
-}
-
-fn compute(compute: &str) -> Value {
-    json!({ "apiVersion": "gpu.tessera.dev/v1", "kind": "ShareConfig", "compute": compute })
-}
-
 #[test]
 fn a_share_is_what_the_scheduler_counts() {
-    let capacity = [("memory".to_owned(), "1500Mi".to_owned())].into();
-    let other = Asked { request: "nic".into(), ..Asked::default() };
-    let asked = vec![other, Asked { request: "gpu".into(), capacity, ..Asked::default() }];
-    let claim = Claim { asked, ..claim(vec![share("gpu", "gpu-a", "s", "1536Mi", "30")]) };
+    let capacity = json!({ "requests": { "memory": "1500Mi" } });
+    let requests = json!([
+        { "name": "nic", "exactly": { "deviceClassName": "nics" } },
+        { "name": "gpu", "exactly": { "deviceClassName": "shares", "capacity": capacity } },
+    ]);
+    let claim = asking(claim(vec![share("gpu", "gpu-a", "s", "1536Mi", "30")]), requests);
     let decision = decided(&claim, &[]).unwrap();
     assert_eq!(limits(new(&decision, 0)), [("GPU-a", 1536 << 20, 300, Compute::Burst)]);
     let origin = new(&decision, 0).origin.claim().unwrap();
@@ -149,17 +131,23 @@ fn claims_that_are_not_what_kubelet_asked_for_are_distinguished() {
     let node = Node { pool: "node", catalogue: &catalogue, records: &[], is_on: true };
     let error = decide(&asked(), None, node).unwrap_err().to_string();
     assert!(error.contains("not exist"), "{error}");
+    let (mut again, mut free, mut deleting) = (good.clone(), good.clone(), good);
+    again.metadata.uid = Some("v".into());
+    free.status.as_mut().unwrap().allocation = None;
+    deleting.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
+    let mut unused = deleting.clone();
+    unused.status.as_mut().unwrap().reserved_for = None;
     for (claim, words) in [
-        (Claim { uid: "v".into(), ..good.clone() }, "made again"),
-        (Claim { deleting: true, reserved_for: vec![], ..good.clone() }, "being deleted"),
-        (Claim { allocated: None, ..good.clone() }, "status.allocation"),
-        (Claim { allocated: Some(vec![]), ..good.clone() }, "no device"),
+        (again, "made again"),
+        (unused, "being deleted"),
+        (free, "status.allocation"),
+        (claim(vec![]), "no device"),
     ] {
         let error = decided(&claim, &[]).unwrap_err();
         assert!(error.contains(words), "{error}");
     }
     // Its pod runs on: kubelet has restarted and asks again.
-    assert!(decided(&Claim { deleting: true, ..good }, &[]).is_ok());
+    assert!(decided(&deleting, &[]).is_ok());
 }
 
 #[test]
@@ -168,11 +156,8 @@ fn results_that_make_no_sense_name_request_device_and_field() {
     for (result, words) in [
         (far, vec!["pool other", "this node's is node"]),
         (share("gpu", "gpu-z", "s", "1Gi", "1"), vec!["gpu-z", "not on this node"]),
-        (
-            result("gpu", "gpu-a", "s", &[]),
-            vec!["consumedCapacity.memory", "DRAConsumableCapacity"],
-        ),
-        (result("gpu", "gpu-a", "s", &[("memory", "1Gi")]), vec!["consumedCapacity.cores"]),
+        (result(&[]), vec!["consumedCapacity.memory", "DRAConsumableCapacity"]),
+        (result(&[("memory", "1Gi")]), vec!["consumedCapacity.cores"]),
         (share("gpu", "gpu-a", "s", "lots", "1"), vec!["consumedCapacity.memory", "\"lots\""]),
         (share("gpu", "gpu-a", "s", "-1Gi", "1"), vec!["consumedCapacity.memory", "negative"]),
         (share("gpu", "gpu-a", "s", "0", "1"), vec!["consumedCapacity.memory", "some memory"]),
@@ -193,9 +178,9 @@ fn a_recorded_share_stays_as_it_is_whatever_is_said_now() {
     let record = claim_record("u", "gpu", &[("gpu-a", Some("s"))]);
     let other = claim_record("u", "gpu", &[("gpu-a", Some("before"))]);
     let strangers = claim_record("v", "gpu", &[("gpu-a", Some("x"))]);
-    let mut nonsense = claim(vec![result("gpu", "gpu-a", "s", &[("memory", "?")])]);
+    let results = vec![result(&[("memory", "?")])];
     // The name is of namespace "team" in both; ids do not depend on it.
-    nonsense.config = vec![configured(json!(7), false, &[])];
+    let nonsense = configured("chat", "u", results, &[parameters(json!(7), false, &[])]);
     let records = [Arc::clone(&record), Arc::clone(&other), strangers];
     let decision = decided(&nonsense, &records).unwrap();
     assert_eq!(decision.asks, [Ask::Recorded(record.id.clone())]);
@@ -205,7 +190,7 @@ fn a_recorded_share_stays_as_it_is_whatever_is_said_now() {
 #[test]
 fn monitors_see_and_hold_nothing() {
     let view = |request: &str, device: &str| DeviceResult {
-        admin_access: true,
+        admin_access: Some(true),
         ..share(request, device, "s", "16Gi", "100")
     };
     let results = vec![view("all", "gpu-a"), view("all", "gpu-b"), view("all", "gpu-b")];
@@ -217,16 +202,20 @@ fn monitors_see_and_hold_nothing() {
 }
 
 /// Two requests of different classes, on a node that says `node` of its GPUs.
-fn computes(node: Compute, config: Vec<OpaqueConfig>) -> Result<[Compute; 2], String> {
+fn computes(
+    node: Compute,
+    config: Vec<DeviceAllocationConfiguration>,
+) -> Result<[Compute; 2], String> {
     let results =
         vec![share("a", "gpu-a", "1", "1Gi", "1"), share("b/small", "gpu-a", "2", "1Gi", "1")];
-    let class = |request: &str, class: &str| Asked {
-        request: request.into(),
-        class: class.into(),
-        ..Asked::default()
-    };
-    let asked = vec![class("a", "plain"), class("b/large", "other"), class("b/small", "held")];
-    let claim = Claim { config, asked, ..claim(results) };
+    let requests = json!([
+        { "name": "a", "exactly": { "deviceClassName": "plain" } },
+        { "name": "b", "firstAvailable": [
+            { "name": "large", "deviceClassName": "other" },
+            { "name": "small", "deviceClassName": "held" },
+        ] },
+    ]);
+    let claim = asking(configured("chat", "u", results, &config), requests);
     let mut catalogue = catalogue(&["GPU-a"]);
     catalogue.gpus.get_mut("GPU-a").unwrap().default_share.compute = node;
     let decision = decided_on(&catalogue, &claim, &[])?;
@@ -238,37 +227,37 @@ fn parameters_of_the_claim_and_later_ones_take_precedence() {
     let (burst, strict, none) = (Compute::Burst, Compute::Strict, Compute::None);
     let with = |config| computes(none, config).unwrap();
     assert_eq!(with(vec![]), [none, none]);
-    assert_eq!(with(vec![configured(compute("strict"), true, &[])]), [strict, strict]);
+    assert_eq!(with(vec![parameters(compute("strict"), true, &[])]), [strict, strict]);
     // For a request, its alternatives too; for an alternative, that alone.
-    assert_eq!(with(vec![configured(compute("strict"), false, &["b"])]), [none, strict]);
-    assert_eq!(with(vec![configured(compute("strict"), false, &["b/small"])]), [none, strict]);
-    assert_eq!(with(vec![configured(compute("strict"), false, &["b/large"])]), [none, none]);
+    assert_eq!(with(vec![parameters(compute("strict"), false, &["b"])]), [none, strict]);
+    assert_eq!(with(vec![parameters(compute("strict"), false, &["b/small"])]), [none, strict]);
+    assert_eq!(with(vec![parameters(compute("strict"), false, &["b/large"])]), [none, none]);
     // The claim's before the class's, however they are listed.
-    let claims = configured(compute("strict"), false, &["a"]);
-    let class = configured(compute("burst"), true, &[]);
+    let claims = parameters(compute("strict"), false, &["a"]);
+    let class = parameters(compute("burst"), true, &[]);
     assert_eq!(with(vec![claims.clone(), class.clone()]), [strict, burst]);
     assert_eq!(with(vec![class, claims]), [strict, burst]);
     let twice = [compute("strict"), compute("burst")];
-    assert_eq!(with(twice.map(|c| configured(c, false, &[])).to_vec()), [burst, burst]);
+    assert_eq!(with(twice.map(|c| parameters(c, false, &[])).to_vec()), [burst, burst]);
     // Saying nothing changes nothing, and other drivers' parameters are theirs.
     let silent = json!({ "apiVersion": "gpu.tessera.dev/v1", "kind": "ShareConfig" });
-    let first = configured(compute("strict"), false, &[]);
-    let mut foreign = configured(json!("nonsense"), false, &[]);
-    foreign.driver = "other".into();
-    assert_eq!(with(vec![first, configured(silent, false, &[]), foreign]), [strict, strict]);
+    let first = parameters(compute("strict"), false, &[]);
+    let mut foreign = parameters(json!("nonsense"), false, &[]);
+    foreign.opaque.as_mut().unwrap().driver = "other".into();
+    assert_eq!(with(vec![first, parameters(silent, false, &[]), foreign]), [strict, strict]);
 }
 
 #[test]
 fn a_looser_claim_is_told_who_says_what_and_what_to_write() {
-    let class = configured(compute("strict"), true, &["b/small"]);
+    let class = parameters(compute("strict"), true, &["b/small"]);
     for said in ["none", "burst"] {
-        let claims = configured(compute(said), false, &["b"]);
+        let claims = parameters(compute(said), false, &["b"]);
         let error = computes(Compute::None, vec![class.clone(), claims]).unwrap_err();
         for word in ["request b/small: ", said, "DeviceClass held says strict", "write strict"] {
             assert!(error.contains(word), "{word}: {error}");
         }
     }
-    let error = computes(Compute::Burst, vec![configured(compute("none"), false, &["a"])]);
+    let error = computes(Compute::Burst, vec![parameters(compute("none"), false, &["a"])]);
     let error = error.unwrap_err();
     for word in ["request a: ", "configuration of node node", "says burst", "write burst or strict"]
     {
@@ -295,17 +284,19 @@ proptest! {
         };
         let made = configs.iter().map(|(said, from_class, request)| {
             let requests = if request.is_empty() { vec![] } else { vec![request.as_str()] };
-            configured(compute(said.name()), *from_class, &requests)
+            parameters(compute(said.name()), *from_class, &requests)
         });
-        let all: Vec<OpaqueConfig> = made.collect();
-        let classes = all.iter().filter(|one| one.from_class).cloned().collect();
+        let all: Vec<_> = made.collect();
+        let is_class = |one: &&DeviceAllocationConfiguration| one.source == "FromClass";
+        let is_for = parameters::is_for;
+        let classes = all.iter().filter(is_class).cloned().collect();
         let granted = computes(node, classes).unwrap();
-        let of_class = |request| all.iter().any(|one| one.from_class && one.is_for(request));
+        let of_class = |request: &str| all.iter().filter(is_class).any(|one| is_for(one, request));
         for (request, granted) in ["a", "b/small"].into_iter().zip(granted) {
             prop_assert!(of_class(request) || granted == node);
         }
         let last = |request: &str| {
-            let its = configs.iter().zip(&all).filter(|(_, one)| !one.from_class && one.is_for(request));
+            let its = configs.iter().zip(&all).filter(|(_, one)| !is_class(one) && is_for(one, request));
             its.rev().map(|((said, ..), _)| *said).next()
         };
         let asked = ["a", "b/small"].map(last);
@@ -334,7 +325,8 @@ fn malformed_parameters_name_claim_and_field() {
         }
         all
     };
-    for (parameters, field, words) in [
+    let compute_of_class = parameters(compute("none"), true, &[]);
+    for (said, field, words) in [
         (json!(7), "parameters: ", "no object"),
         (json!({}), "parameters.apiVersion: ", "missing"),
         (good(json!({ "apiVersion": "v2" })), "parameters.apiVersion: ", "\"v2\" is not"),
@@ -343,10 +335,9 @@ fn malformed_parameters_name_claim_and_field() {
         (good(json!({ "compute": 7 })), "parameters.compute: ", "7 is none of"),
         (good(json!({ "cores": 7 })), "parameters.cores: ", "no such field"),
     ] {
-        let config =
-            vec![configured(compute("none"), true, &[]), configured(parameters, false, &[])];
+        let config = [compute_of_class.clone(), parameters(said, false, &[])];
         let results = vec![share("gpu", "gpu-a", "s", "1Gi", "1")];
-        let error = decided(&Claim { config, ..claim(results) }, &[]).unwrap_err();
+        let error = decided(&configured("chat", "u", results, &config), &[]).unwrap_err();
         for word in ["of the claim", "config[1]", field, words] {
             assert!(error.contains(word), "{word}: {error}");
         }
@@ -362,7 +353,8 @@ fn any_result() -> impl Strategy<Value = DeviceResult> {
         6 => (1u64..64).prop_map(|gib| format!("{gib}Gi")),
         4 => (0u64..120).prop_map(|n| n.to_string()),
         1 => "[-+.0-9a-zA-Z]{0,12}",
-    ];
+    ]
+    .prop_map(Amount);
     let capacity = prop::collection::btree_map("memory|cores|other", quantity, 0..3);
     let request = prop_oneof!["[abc]", "[abc]/[xy]"];
     let share = prop::option::of("[0-9]{1,2}");
@@ -375,8 +367,9 @@ fn any_result() -> impl Strategy<Value = DeviceResult> {
             pool: pool.into(),
             device,
             share_id,
-            consumed_capacity,
-            admin_access,
+            consumed_capacity: Some(consumed_capacity),
+            admin_access: Some(admin_access),
+            ..DeviceResult::default()
         },
     )
 }
@@ -407,13 +400,13 @@ proptest! {
         }
         prop_assert_eq!(given, decision.asks.len());
         // What is enforced is what the scheduler counted.
-        let counted = ours.iter().filter(|r| !r.admin_access).count();
+        let counted = ours.iter().filter(|r| r.admin_access != Some(true)).count();
         let parts: Vec<_> = (0..given).flat_map(|at| new(&decision, at).parts.clone()).collect();
         prop_assert_eq!(parts.len(), counted);
         let memory = |result: &&&DeviceResult| {
-            tessera_model::quantity::parse_bytes(&result.consumed_capacity["memory"]).unwrap()
+            crate::fixtures::units(&result.consumed_capacity.as_ref().unwrap()["memory"])
         };
-        let wanted: u64 = ours.iter().filter(|r| !r.admin_access).map(|r| memory(&r)).sum();
+        let wanted: u64 = ours.iter().filter(|r| r.admin_access != Some(true)).map(|r| memory(&r)).sum();
         prop_assert_eq!(parts.iter().map(|part| part.memory_bytes).sum::<u64>(), wanted);
         prop_assert!(parts.iter().all(|part| (1..=1000).contains(&part.cores_millis)));
         // The same again is the same allocation; it would be found in the ledger.

@@ -15,7 +15,8 @@ use tessera_agent::Agent;
 use tessera_agent::front_end::{AllocateError, ContainerAllocateResponse, FrontDoor};
 use tessera_agent::meters::{self, Call};
 use tessera_agent::status_board;
-use tessera_cluster::resource::{Claim, ClaimRef, ResourceApi};
+use tessera_cluster::k8s_openapi::api::resource::v1::ResourceClaim;
+use tessera_cluster::resource::{ClaimRef, ResourceClient};
 use tessera_kubelet_api::dra::v1::dra_plugin_server::DraPlugin;
 use tessera_kubelet_api::dra::v1::{
     self, Device, NodePrepareResourceResponse, NodePrepareResourcesRequest,
@@ -90,7 +91,7 @@ pub struct Preparer {
 #[derive(Debug)]
 struct Inner {
     agent: Arc<Agent>,
-    api: Arc<dyn ResourceApi>,
+    api: ResourceClient,
     pool: String,
     /// Held while claims change: each is judged by what those before it left. Other instances of the driver have no
     /// part in it, because an instance begins when the one before has let go of the ledger.
@@ -131,7 +132,7 @@ impl DraPlugin for Preparer {
 
 impl Preparer {
     /// For the devices of `pool`. All instances of the driver on this node share `dir`.
-    pub fn new(agent: Arc<Agent>, api: Arc<dyn ResourceApi>, pool: &str, dir: &Path) -> Self {
+    pub fn new(agent: Arc<Agent>, api: ResourceClient, pool: &str, dir: &Path) -> Self {
         let asked = Asked::open(&dir.join(ASKED));
         let (pool, changing, suspicion) = (pool.to_owned(), Mutex::default(), Notify::new());
         Preparer { inner: Arc::new(Inner { agent, api, pool, changing, asked, suspicion }) }
@@ -199,9 +200,9 @@ impl Preparer {
     }
 
     /// The claims as the API server has them, all asked for at once.
-    async fn read(&self, claims: &[ClaimRef]) -> Vec<Of<Option<Claim>>> {
+    async fn read(&self, claims: &[ClaimRef]) -> Vec<Of<Option<ResourceClaim>>> {
         let ask = |claim: ClaimRef| {
-            let api = Arc::clone(&self.inner.api);
+            let api = self.inner.api.clone();
             async move {
                 let asking = api.claim(&claim.namespace, &claim.name);
                 let answer = match tokio::time::timeout(API, asking).await {
@@ -282,9 +283,9 @@ fn report(
 }
 
 /// The pods that a claim is reserved for.
-fn pods(read: &Result<Option<Claim>, Failure>) -> Vec<String> {
+fn pods(read: &Result<Option<ResourceClaim>, Failure>) -> Vec<String> {
     let claim = read.as_ref().ok().and_then(Option::as_ref);
-    let consumers = claim.into_iter().flat_map(|claim| &claim.reserved_for);
+    let consumers = claim.into_iter().flat_map(claims::reserved_for);
     consumers.filter(|one| one.resource == "pods").map(|one| one.name.clone()).collect()
 }
 
@@ -325,9 +326,9 @@ impl Inner {
         is_news
     }
 
-    fn prepare_all(&self, read: Vec<Of<Option<Claim>>>) -> Vec<Of<Vec<Device>>> {
+    fn prepare_all(&self, read: Vec<Of<Option<ResourceClaim>>>) -> Vec<Of<Vec<Device>>> {
         let _changing = lock(&self.changing);
-        let one = |(claim, read): Of<Option<Claim>>| {
+        let one = |(claim, read): Of<Option<ResourceClaim>>| {
             let answer = read.and_then(|found| self.prepare_one(&claim, found.as_ref()));
             (claim, answer)
         };
@@ -344,7 +345,11 @@ impl Inner {
         answers
     }
 
-    fn prepare_one(&self, asked: &ClaimRef, found: Option<&Claim>) -> Result<Vec<Device>, Failure> {
+    fn prepare_one(
+        &self,
+        asked: &ClaimRef,
+        found: Option<&ResourceClaim>,
+    ) -> Result<Vec<Device>, Failure> {
         let (catalogue, records) = (self.agent.inventory().catalogue(), self.agent.claims());
         let is_on = self.agent.config().dra.enabled;
         let node = Node { pool: &self.pool, catalogue: &catalogue, records: &records, is_on };

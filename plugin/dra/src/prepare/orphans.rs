@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tessera_cluster::ApiError;
-use tessera_cluster::resource::{Claim, ClaimRef};
+use tessera_cluster::k8s_openapi::api::resource::v1::ResourceClaim;
+use tessera_cluster::resource::ClaimRef;
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::origin::ClaimShare;
 use tessera_model::record::Record;
@@ -15,7 +16,7 @@ use tracing::{info, warn};
 use tessera_agent::front_end::FrontDoor;
 
 use super::Inner;
-use crate::names;
+use crate::{claims, names};
 
 /// How often claims are looked at, and how long one has to be gone.
 #[derive(Clone, Copy, Debug)]
@@ -76,13 +77,14 @@ impl Absences {
 
 /// Whether nothing speaks for a share any more: its claim is gone, another has its name, or the claim is neither
 /// reserved for anybody nor allocated as the share says.
-fn is_gone(share: &ClaimShare, claim: Option<&Claim>) -> bool {
-    let Some(claim) = claim else { return true };
-    if claim.uid != share.uid {
+fn is_gone(share: &ClaimShare, claim: Option<&ResourceClaim>) -> bool {
+    let Some(claim) = claim.filter(|claim| claim.metadata.uid.as_ref() == Some(&share.uid)) else {
         return true;
-    }
+    };
+    let results = claims::allocated(claim).and_then(|allocated| allocated.results.as_deref());
+    let results = results.unwrap_or_default();
     let has = |device: &str, share_id: Option<&str>| {
-        claim.allocated.iter().flatten().any(|result| {
+        results.iter().any(|result| {
             result.driver == names::DRIVER
                 && result.request == share.request
                 && result.pool == share.pool
@@ -90,7 +92,7 @@ fn is_gone(share: &ClaimShare, claim: Option<&Claim>) -> bool {
                 && result.share_id.as_deref() == share_id
         })
     };
-    claim.reserved_for.is_empty()
+    claims::reserved_for(claim).is_empty()
         && !share.results.iter().all(|held| has(&held.device, held.share_id.as_deref()))
 }
 
@@ -138,7 +140,7 @@ async fn sweep(inner: &Arc<Inner>, absences: &mut Absences, grace: Duration) {
             let Some(share) = record.origin.claim() else { continue };
             answers.insert(Kept::Share(record.id.clone()), is_gone(share, found.as_ref()));
         }
-        let is_other = found.is_none_or(|found| found.uid != claim.uid);
+        let is_other = found.is_none_or(|found| found.metadata.uid.as_ref() != Some(&claim.uid));
         answers.insert(Kept::Note(claim.uid), is_other);
     }
     let shares = records.iter().map(|record| Kept::Share(record.id.clone()));
@@ -175,45 +177,32 @@ async fn sweep(inner: &Arc<Inner>, absences: &mut Absences, grace: Duration) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tessera_cluster::resource::{Consumer, DeviceResult};
-    use tessera_model::origin::ClaimResult;
-
-    fn share() -> ClaimShare {
-        ClaimShare {
-            uid: "u".into(),
-            namespace: "team".into(),
-            name: "chat".into(),
-            request: "gpu".into(),
-            pool: "node".into(),
-            results: vec![ClaimResult { device: "gpu-a".into(), share_id: Some("s".into()) }],
-            asked: BTreeMap::new(),
-        }
-    }
-
-    fn claim() -> Claim {
-        let result = DeviceResult {
-            request: "gpu".into(),
-            driver: names::DRIVER.into(),
-            pool: "node".into(),
-            device: "gpu-a".into(),
-            share_id: Some("s".into()),
-            ..DeviceResult::default()
-        };
-        Claim { uid: "u".into(), allocated: Some(vec![result]), ..Claim::default() }
-    }
+    use crate::fixtures::{claim, claim_record, share};
 
     #[test]
     fn a_share_is_gone_when_nothing_speaks_for_it() {
-        assert!(is_gone(&share(), None));
-        assert!(is_gone(&share(), Some(&Claim { uid: "v".into(), ..claim() })));
+        let record = claim_record("u", "gpu", &[("gpu-a", Some("s"))]);
+        let is_gone =
+            |claim: Option<&ResourceClaim>| is_gone(record.origin.claim().unwrap(), claim);
+        // Of a claim with this UID and this share that is reserved for pods or not.
+        let of = |uid: &str, share_id: &str, is_reserved: bool| {
+            let result = share("gpu", "gpu-a", share_id, "1Gi", "1");
+            let mut claim = claim("claim-u", uid, vec![result]);
+            let status = claim.status.as_mut().unwrap();
+            if !is_reserved {
+                status.reserved_for = None;
+            }
+            claim
+        };
+        assert!(is_gone(None));
+        assert!(is_gone(Some(&of("v", "s", false))));
         // Allocated: kubelet may come back to it.
-        assert!(!is_gone(&share(), Some(&claim())));
-        assert!(is_gone(&share(), Some(&Claim { allocated: None, ..claim() })));
-        let reserved_for = vec![Consumer::default()];
-        assert!(!is_gone(&share(), Some(&Claim { allocated: None, reserved_for, ..claim() })));
-        let mut other = claim();
-        other.allocated.as_mut().unwrap()[0].share_id = Some("t".into());
-        assert!(is_gone(&share(), Some(&other)));
+        assert!(!is_gone(Some(&of("u", "s", false))));
+        assert!(is_gone(Some(&of("u", "t", false))));
+        assert!(!is_gone(Some(&of("u", "t", true))));
+        let mut without = of("u", "s", false);
+        without.status.as_mut().unwrap().allocation = None;
+        assert!(is_gone(Some(&without)));
     }
 
     #[test]

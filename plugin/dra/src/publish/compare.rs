@@ -7,50 +7,6 @@ use tessera_cluster::k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use tessera_cluster::k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tessera_cluster::k8s_openapi::jiff::Timestamp;
 
-/// What an API server dropped of a slice, as far as the driver knows what to do without it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Dropped {
-    /// What makes a device shareable: `allowMultipleAllocations`, or a capacity's `requestPolicy`.
-    pub shares: bool,
-    pub taints: bool,
-    /// Anything else.
-    pub other: bool,
-}
-
-impl Dropped {
-    /// Of what was sent.
-    pub(super) fn of(sent: &ResourceSlice, kept: &ResourceSlice) -> Self {
-        let (sent, kept) = (normal(&sent.spec), normal(&kept.spec));
-        let mut dropped = Dropped::default();
-        let kept_devices = kept.devices.clone().unwrap_or_default();
-        let mut expected = sent.clone();
-        for device in expected.devices.iter_mut().flatten() {
-            let Some(kept) = kept_devices.iter().find(|kept| kept.name == device.name) else {
-                continue;
-            };
-            if device.allow_multiple_allocations != kept.allow_multiple_allocations {
-                dropped.shares = true;
-                device.allow_multiple_allocations = kept.allow_multiple_allocations;
-            }
-            for (name, capacity) in device.capacity.iter_mut().flatten() {
-                let kept = kept.capacity.as_ref().and_then(|all| all.get(name));
-                if capacity.request_policy.is_some()
-                    && kept.is_some_and(|kept| kept.request_policy.is_none())
-                {
-                    dropped.shares = true;
-                    capacity.request_policy = None;
-                }
-            }
-            if device.taints.is_some() && kept.taints.is_none() {
-                dropped.taints = true;
-                device.taints = None;
-            }
-        }
-        dropped.other = expected != kept;
-        dropped
-    }
-}
-
 /// Whether two slices say the same, however they write it.
 pub(super) fn same(a: &ResourceSlice, b: &ResourceSlice) -> bool {
     normal(&a.spec) == normal(&b.spec)
@@ -140,33 +96,23 @@ mod tests {
             device.consumes_counters = None;
         });
         assert!(same(&sent(), &kept));
-        assert_eq!(Dropped::of(&sent(), &kept), Dropped::default());
     }
 
     #[test]
-    fn what_is_dropped_is_distinguished() {
-        let none = Dropped::default();
-        for (kept, want) in [
-            (kept(|d| d.allow_multiple_allocations = None), Dropped { shares: true, ..none }),
-            (
-                kept(|d| {
-                    let capacity = d.capacity.as_mut().unwrap();
-                    capacity.values_mut().for_each(|capacity| capacity.request_policy = None);
-                }),
-                Dropped { shares: true, ..none },
-            ),
-            (kept(|d| d.taints = None), Dropped { taints: true, ..none }),
-            (kept(|d| d.attributes = None), Dropped { other: true, ..none }),
-            (
-                kept(|d| (d.taints, d.allow_multiple_allocations) = (None, Some(false))),
-                Dropped { taints: true, shares: true, other: false },
-            ),
-        ] {
-            assert_eq!(Dropped::of(&sent(), &kept), want);
-            assert!(!same(&sent(), &kept));
+    fn what_is_dropped_is_a_difference() {
+        let whole = kept(|device| device.allow_multiple_allocations = Some(false));
+        let free = kept(|device| {
+            let capacity = device.capacity.as_mut().unwrap();
+            capacity.values_mut().for_each(|capacity| capacity.request_policy = None);
+        });
+        for kept in [&whole, &free] {
+            assert!(!kept.spec.devices.iter().flatten().any(is_shared));
         }
         let mut fewer = sent();
         fewer.spec.devices.as_mut().unwrap().pop();
-        assert_eq!(Dropped::of(&sent(), &fewer), Dropped { other: true, ..none });
+        let bare = kept(|device| device.attributes = None);
+        for kept in [whole, free, fewer, bare, kept(|device| device.taints = None)] {
+            assert!(!same(&sent(), &kept));
+        }
     }
 }

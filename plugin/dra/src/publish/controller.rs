@@ -10,7 +10,7 @@
 //! noticed a taint, both take the earlier. Where they differ otherwise (in their configuration), each writes when the
 //! other has; the pace bounds that until one ends.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use tessera_cluster::error::ApiError;
@@ -18,16 +18,13 @@ use tessera_cluster::k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use tessera_cluster::k8s_openapi::jiff::Timestamp;
 use tessera_cluster::resource::SliceEvent;
 
-use super::compare::{Dropped, is_shared, same};
+use super::compare::{is_shared, same};
 use super::offer::Offer;
 use super::pace::Pace;
 use super::plan::{Standing, Write};
 use super::pool::{self, Node};
-use super::status::{State, Status};
 use super::taints::Since;
 
-/// Own writes that are recognised when the watch reports them.
-const REMEMBERED: usize = 256;
 /// How long devices that the server refused, or kept unshared, are not sent again, unless others are wanted.
 const REFUSED_FOR: Duration = Duration::from_secs(600);
 /// How often slices are listed while no watch works.
@@ -73,15 +70,11 @@ pub struct Controller {
     node: Option<Node>,
     offer: Option<Offer>,
     since: Since,
-    /// Whether the API server keeps taints.
-    taints: bool,
     /// What there is, by name; `None` before the first list.
     observed: Option<BTreeMap<String, ResourceSlice>>,
     stale: bool,
     /// What was written under a name, and the resource version that it got.
     written: BTreeMap<String, (String, ResourceSlice)>,
-    own_versions: VecDeque<String>,
-    own_deletions: VecDeque<String>,
     /// The devices that are being published, and under which generation.
     aim: Option<(Vec<Device>, i64)>,
     /// Devices that the server refused, when, and in which words.
@@ -102,12 +95,9 @@ impl Controller {
             node: None,
             offer: None,
             since: Since::default(),
-            taints: true,
             observed: None,
             stale: true,
             written: BTreeMap::new(),
-            own_versions: VecDeque::new(),
-            own_deletions: VecDeque::new(),
             aim: None,
             refused: None,
             watches: true,
@@ -134,13 +124,14 @@ impl Controller {
         match event {
             SliceEvent::Restarted => (self.stale, self.watches) = (true, true),
             SliceEvent::Failed(_) => self.watches = false,
-            SliceEvent::Changed { resource_version, .. } => {
-                self.stale |= !self.own_versions.contains(resource_version);
+            SliceEvent::Changed { name, resource_version } => {
+                let own = self.written.get(name).map(|(version, _)| version);
+                self.stale |= own != Some(resource_version);
             }
-            SliceEvent::Removed { name } if self.own_deletions.contains(name) => {}
             SliceEvent::Removed { name } => {
-                self.stale = true;
+                // One that this instance removed is not known any more.
                 let is_known = self.observed.as_ref().is_some_and(|all| all.contains_key(name));
+                self.stale |= is_known;
                 self.note_wipe(is_known, now);
             }
         }
@@ -148,7 +139,6 @@ impl Controller {
 
     pub fn next(&mut self, now: Instant) -> Step {
         let step = self.choose(now);
-        self.status.without_taints = !self.taints;
         self.status.state = match &self.status.error {
             Some(_) => State::Failing,
             None if self.observed.is_none() => State::Starting,
@@ -217,7 +207,6 @@ impl Controller {
                 self.take_kept(sent, *kept, now)
             }
             (Step::Delete(name), _) => {
-                remember(&mut self.own_deletions, name.clone());
                 self.written.remove(name);
                 self.observed.iter_mut().for_each(|all| drop(all.remove(name)));
             }
@@ -244,15 +233,11 @@ impl Controller {
     }
 
     fn take_kept(&mut self, sent: &ResourceSlice, kept: ResourceSlice, now: Instant) {
-        let dropped = Dropped::of(sent, &kept);
-        if dropped.shares {
-            self.refused = Some((self.wanted(), now, CANNOT_SHARE.to_owned()));
+        if !devices(&kept).all(is_shared) {
+            self.refused = Some((self.wanted().to_vec(), now, CANNOT_SHARE.to_owned()));
         }
-        self.taints &= !dropped.taints;
-        self.status.other_fields_dropped = dropped.other;
         let name = kept.metadata.name.clone().unwrap_or_default();
         let version = kept.metadata.resource_version.clone().unwrap_or_default();
-        remember(&mut self.own_versions, version.clone());
         self.written.insert(name.clone(), (version, sent.clone()));
         self.observed.get_or_insert_default().insert(name, kept);
     }
@@ -263,7 +248,7 @@ impl Controller {
         self.stale |= !matches!(step, Step::NodeUid);
         match error {
             ApiError::Invalid { .. } => {
-                self.refused = Some((self.wanted(), now, error.to_string()))
+                self.refused = Some((self.wanted().to_vec(), now, error.to_string()))
             }
             // Of a node that was made again.
             ApiError::NotFound { .. } if *step == Step::NodeUid => {}
@@ -282,7 +267,7 @@ impl Controller {
     /// The write that is due, whether or not it may be made now.
     fn write(&mut self, node: &Node, now: Instant) -> Option<Write> {
         let observed = self.observed.as_ref()?;
-        let devices = self.wanted();
+        let devices = self.wanted().to_vec();
         if self.refused_until(now).is_some() {
             return None;
         }
@@ -313,12 +298,9 @@ impl Controller {
         (now < until && *refused == self.wanted()).then(|| (until, why.clone()))
     }
 
-    /// The devices that are to be published, as far as the server can keep them.
-    fn wanted(&self) -> Vec<Device> {
-        let devices = self.offer.iter().flat_map(|offer| &offer.devices);
-        let is_well =
-            |device: &&Device| self.taints || device.taints.as_ref().is_none_or(Vec::is_empty);
-        devices.filter(is_well).cloned().collect()
+    /// The devices that are to be published.
+    fn wanted(&self) -> &[Device] {
+        self.offer.as_ref().map_or(&[], |offer| &offer.devices)
     }
 
     /// A slice with a GPU that would go to one pod as a whole.
@@ -341,10 +323,59 @@ fn devices(slice: &ResourceSlice) -> impl Iterator<Item = &Device> {
     slice.spec.devices.iter().flatten()
 }
 
-fn remember(list: &mut VecDeque<String>, one: String) {
-    list.push_back(one);
-    while list.len() > REMEMBERED {
-        list.pop_front();
+/// Whether the API server has what it should.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum State {
+    /// Nothing is known of the API server yet.
+    #[default]
+    Starting,
+    /// Writes are due.
+    Writing,
+    /// It has what it should.
+    Published,
+    /// It does not answer, or refuses; [`Status::error`] says why.
+    Failing,
+}
+
+impl State {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            State::Starting => "starting",
+            State::Writing => "writing",
+            State::Published => "published",
+            State::Failing => "failing",
+        }
+    }
+}
+
+/// How the publication stands.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    /// Whether the API server has what it should.
+    pub state: State,
+    /// Devices that should be published.
+    pub devices: usize,
+    /// Slices that they take.
+    pub slices: usize,
+    /// The pool's generation.
+    pub generation: i64,
+    /// Writes since the start.
+    pub writes: u64,
+    /// How often another removed slices, kubelet at its start for instance.
+    pub wipes: u64,
+    /// GPUs that are not published, and why.
+    pub problems: Vec<String>,
+    /// What the API server said to the last request, if it refused.
+    pub error: Option<String>,
+}
+
+impl Status {
+    /// What a person should know, a sentence each; empty when all is well.
+    pub fn sentences(&self) -> Vec<String> {
+        let error = self.error.iter();
+        let error =
+            error.map(|error| format!("the ResourceSlices are not as they should be: {error}"));
+        error.chain(self.problems.iter().cloned()).collect()
     }
 }
 

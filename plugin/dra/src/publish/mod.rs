@@ -8,8 +8,7 @@
 //!
 //! - [`policy`], [`attributes`], [`taints`]: the parts of a device; [`offer`]: all devices, in their order
 //! - [`pool`]: devices cut into slices
-//! - [`controller`]: which write comes next, pure; [`task`]: does it
-//! - [`status`]: how it stands
+//! - [`controller`]: which write comes next, and how it stands, pure; [`task`]: does it
 //!
 //! **One device per GPU** that many claims share (consumable capacity, KEP 5075). What an API server without it does to
 //! such a device: see [`controller`].
@@ -24,10 +23,9 @@ mod pace;
 mod plan;
 pub mod policy;
 pub mod pool;
-pub mod status;
 pub mod taints;
 pub mod task;
 
+pub use controller::{State, Status};
 pub use offer::{Offer, Published};
-pub use status::{State, Status};
 pub use task::Publisher;

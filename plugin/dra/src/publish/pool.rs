@@ -98,7 +98,7 @@ pub fn is_of(slice: &ResourceSlice, node: &Node) -> bool {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use tessera_cluster::fixtures::FakeApi;
+    use tessera_cluster::fixtures::Store;
     use tessera_cluster::k8s_openapi::api::resource::v1::DeviceTaint;
     use tessera_config::Config;
 
@@ -209,12 +209,13 @@ mod tests {
                 "[share]\nreplicas = {replicas}\nplacement = \"{placement}\"\n[dra]\nmemory_step = \"{step}Mi\"\n\
                  no_execute = [{evict}]\n"
             )).unwrap();
-            let api = FakeApi::new(DRIVER, &node);
+            let mut api = Store::default();
             let node = Node { name: node, uid: "u".to_owned() };
             let devices = Offer::new(&gpus, &config).devices;
             let parts = cut(&devices);
             for (i, part) in parts.iter().enumerate() {
-                let taken = api.put_slice(&slice(&node, part, i, parts.len(), 1));
+                let slice = slice(&node, part, i, parts.len(), 1);
+                let taken = api.create_slice(serde_json::to_value(slice).unwrap());
                 prop_assert!(taken.is_ok(), "{:?}", taken);
             }
         }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tessera_agent::Agent;
 use tessera_cluster::error::ApiError;
 use tessera_cluster::k8s_openapi::jiff::Timestamp;
-use tessera_cluster::resource::{ResourceApi, SliceEvent};
+use tessera_cluster::resource::{ResourceClient, SliceEvent};
 use tessera_config::Current;
 use tessera_gpu::{Discovery, Facts};
 use tessera_model::clock::unix_ms;
@@ -16,9 +16,8 @@ use tessera_model::gpu::Gpu;
 use tokio::sync::{mpsc, watch};
 use tracing::{debug, info, warn};
 
-use super::controller::{Answer, Controller, Step};
+use super::controller::{Answer, Controller, Status, Step};
 use super::offer::{Offer, Published};
-use super::status::Status;
 
 /// Where Linux lists PCI devices.
 pub const PCI_DEVICES: &str = "/sys/bus/pci/devices";
@@ -27,7 +26,7 @@ const WATCH_AGAIN: Duration = Duration::from_secs(5);
 
 /// Keeps the node's ResourceSlices as they should be. See the parent's text.
 pub struct Publisher {
-    api: Arc<dyn ResourceApi>,
+    api: ResourceClient,
     agent: Arc<Agent>,
     discovery: Arc<dyn Discovery>,
     config: Current,
@@ -55,7 +54,7 @@ struct Known {
 impl Publisher {
     /// Of the node with this name.
     pub fn new(
-        api: Arc<dyn ResourceApi>,
+        api: ResourceClient,
         (agent, discovery): (Arc<Agent>, Arc<dyn Discovery>),
         config: Current,
         node: &str,

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tessera_agent::Agent;
-use tessera_cluster::resource::ResourceApi;
+use tessera_cluster::resource::ResourceClient;
 use tessera_kubelet_api::dra::v1::NodePrepareResourcesRequest;
 use tessera_kubelet_api::dra::v1::dra_plugin_client::DraPluginClient;
 use tessera_kubelet_api::pluginregistration::InfoRequest;
@@ -154,7 +154,7 @@ impl Serving {
 pub fn serve(
     settings: Settings,
     agent: Arc<Agent>,
-    api: Arc<dyn ResourceApi>,
+    api: ResourceClient,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> Result<Serving, SocketError> {
     let paths = Paths::new(&settings.registry, &settings.dir, settings.pod_uid.as_deref())?;

@@ -2,14 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
-use tessera_cluster::fixtures::Mood;
-use tessera_cluster::resource::{DeviceResult, OpaqueConfig};
-use tessera_cluster::{Kind, Verb};
+use serde_json::json;
+use tessera_cluster::fixtures::Temper;
 use tessera_fake_kubelet::dra::ClaimName;
 
-use super::support::{Node, bounded, claim, cordon, fall_ill, named, recover, share};
-use crate::names;
+use super::support::{Node, bounded, cordon, fall_ill, named, recover};
+use crate::fixtures::{GET_CLAIM, claim, compute, configured, fails, forbids, parameters, share};
 use crate::prepare::Sweeping;
 
 const GIB: u64 = 1 << 30;
@@ -24,7 +22,7 @@ async fn a_claim_gets_its_shares_and_containers_their_devices() {
         share("chat", "gpu-b", "s3", "6Gi", "30"),
     ];
     let pair = claim("pair", "u1", results);
-    node.api.put_claim(&pair);
+    node.cluster.put(&[&pair]);
     let devices = bounded(node.kubelet.prepare("pod", &[named(&pair)])).await.unwrap().remove(0);
     let of: Vec<_> = devices
         .iter()
@@ -51,7 +49,7 @@ async fn pods_that_share_a_claim_share_its_share() {
     let node = Node::new();
     let _plugin = node.plugin().await;
     let chat = claim("chat", "u1", vec![share("gpu", "gpu-a", "s", "6Gi", "30")]);
-    node.api.put_claim(&chat);
+    node.cluster.put(&[&chat]);
     let one = bounded(node.kubelet.prepare("one", &[named(&chat)])).await.unwrap();
     let two = bounded(node.kubelet.prepare("two", &[named(&chat)])).await.unwrap();
     assert_eq!(one, two);
@@ -70,20 +68,15 @@ async fn one_bad_claim_of_a_batch_is_the_only_one_that_fails() {
     let gone = claim("gone", "u3", vec![]);
     let other = claim("other", "u4", vec![share("gpu", "gpu-b", "s4", "24Gi", "100")]);
     let unknown = claim("unknown", "u5", vec![share("gpu", "gpu-z", "s5", "1Gi", "1")]);
-    let says = |compute: Value| OpaqueConfig {
-        from_class: false,
-        requests: vec![],
-        driver: names::DRIVER.into(),
-        parameters: json!({ "apiVersion": "gpu.tessera.dev/v1", "kind": "ShareConfig", "compute": compute }),
+    let saying = |name: &str, uid: &str, said| {
+        let results = vec![share("gpu", "gpu-a", uid, "1Gi", "1")];
+        configured(name, uid, results, &[parameters(said, false, &[])])
     };
-    let mut odd = claim("odd", "u6", vec![share("gpu", "gpu-a", "s6", "1Gi", "1")]);
-    odd.config = vec![says(json!(1))];
-    let mut free = claim("free", "u7", vec![share("gpu", "gpu-a", "s7", "1Gi", "1")]);
-    free.config = vec![says(json!("none"))];
+    let odd = saying("odd", "u6", json!({ "kind": "Nonsense" }));
+    let free = saying("free", "u7", compute("none"));
     let all = [&good, &large, &gone, &other, &unknown, &odd, &free];
-    for claim in all.iter().filter(|claim| claim.name != "gone") {
-        node.api.put_claim(claim);
-    }
+    node.cluster.put(&all);
+    node.cluster.remove_claim("gone");
     let mut batch: Vec<ClaimName> = all.iter().map(|claim| named(claim)).collect();
     // Kubelet asks for each once; two identical requests get one answer.
     batch.push(named(&good));
@@ -95,7 +88,7 @@ async fn one_bad_claim_of_a_batch_is_the_only_one_that_fails() {
         ("u2", ["claim team/large", "12 GiB", "6 GiB", "16 GiB"]),
         ("u3", ["claim team/gone", "not exist", "pod", "deleted"]),
         ("u5", ["claim team/unknown", "request gpu", "gpu-z", "not on this node"]),
-        ("u6", ["claim team/odd", "config[0]", "parameters.compute", "burst"]),
+        ("u6", ["claim team/odd", "config[0]", "parameters.apiVersion", "missing"]),
         (
             "u7",
             ["claim team/free", "compute: none", "configuration of node", "write burst or strict"],
@@ -116,10 +109,10 @@ async fn a_claim_that_was_made_again_is_another() {
     let node = Node::new();
     let _plugin = node.plugin().await;
     let old = claim("chat", "u1", vec![share("gpu", "gpu-a", "s", "10Gi", "30")]);
-    node.api.put_claim(&old);
+    node.cluster.put(&[&old]);
     bounded(node.kubelet.prepare("old", &[named(&old)])).await.unwrap();
     let new = claim("chat", "u2", vec![share("gpu", "gpu-a", "t", "10Gi", "30")]);
-    node.api.put_claim(&new);
+    node.cluster.put(&[&new]);
     // The old pod runs on; kubelet keeps the name for it, and there is no room for both.
     let error = bounded(node.kubelet.prepare("new", &[named(&new)])).await.unwrap_err();
     assert!(error.to_string().contains("different UID"), "{error}");
@@ -137,22 +130,12 @@ async fn a_claim_that_is_allocated_again_has_what_it_was_given_last() {
     let node = Node::new();
     let _plugin = node.plugin().await;
     let first = claim("chat", "u1", vec![share("gpu", "gpu-a", "s", "10Gi", "30")]);
-    node.api.put_claim(&first);
-    bounded(node.kubelet.call_prepare(&[named(&first)]))
-        .await
-        .unwrap()
-        .remove("u1")
-        .unwrap()
-        .unwrap();
+    node.cluster.put(&[&first]);
+    bounded(node.kubelet.call_prepare(&[named(&first)])).await.unwrap()["u1"].clone().unwrap();
     // Kubelet never unprepared it.
     let again = claim("chat", "u1", vec![share("gpu", "gpu-a", "t", "12Gi", "40")]);
-    node.api.put_claim(&again);
-    bounded(node.kubelet.call_prepare(&[named(&again)]))
-        .await
-        .unwrap()
-        .remove("u1")
-        .unwrap()
-        .unwrap();
+    node.cluster.put(&[&again]);
+    bounded(node.kubelet.call_prepare(&[named(&again)])).await.unwrap()["u1"].clone().unwrap();
     assert_eq!(node.recorded(), [("chat".into(), "gpu".into(), 12 * GIB, 400)]);
 }
 
@@ -161,30 +144,29 @@ async fn an_api_server_that_does_not_answer_keeps_pods_from_starting_and_not_fro
     let node = Node::new();
     let _plugin = node.plugin().await;
     let chat = claim("chat", "u1", vec![share("gpu", "gpu-a", "s", "6Gi", "30")]);
-    node.api.put_claim(&chat);
+    node.cluster.put(&[&chat]);
     let ask = || async {
         bounded(node.kubelet.call_prepare(&[named(&chat)])).await.unwrap().remove("u1").unwrap()
     };
-    for (mood, words) in [
-        (Mood::Away, "cannot be reached"),
-        (Mood::Fails, "busy or failing"),
-        (Mood::Forbids, "resourceclaims"),
-        (Mood::NotServed, "resource.k8s.io"),
-        (Mood::Hangs(Duration::from_millis(100)), "did not answer"),
+    for (temper, words) in [
+        (Temper::Away, "cannot be reached"),
+        (fails(), "busy or failing"),
+        (forbids(), "resourceclaims"),
+        (Temper::Silent, "did not answer"),
     ] {
-        node.api.set_mood(mood);
+        node.cluster.server.set_temper(temper.clone());
         let error = ask().await.unwrap_err();
-        assert!(error.contains("claim team/chat") && error.contains(words), "{mood:?}: {error}");
+        assert!(error.contains("claim team/chat") && error.contains(words), "{temper:?}: {error}");
     }
     assert!(node.agent.claims().is_empty());
-    node.api.set_mood(Mood::Slow(Duration::from_millis(100)));
+    node.cluster.server.set_temper(Temper::Slow(Duration::from_millis(100)));
     ask().await.unwrap();
-    node.api.set_mood(Mood::Away);
-    let before = node.api.all_calls();
+    node.cluster.server.set_temper(Temper::Away);
+    let before = node.cluster.server.count("");
     let answer = bounded(node.kubelet.call_unprepare(&[named(&chat)])).await.unwrap();
     assert_eq!(answer["u1"], "");
     assert!(node.agent.claims().is_empty());
-    assert_eq!(node.api.all_calls(), before, "unprepare needs no API server");
+    assert_eq!(node.cluster.server.count(""), before, "unprepare needs no API server");
 }
 
 #[tokio::test]
@@ -193,8 +175,7 @@ async fn gpus_that_are_sick_or_cordoned_take_nothing_new_and_keep_what_they_have
     let _plugin = node.plugin().await;
     let old = claim("old", "u1", vec![share("gpu", "gpu-a", "s", "1Gi", "10")]);
     let new = claim("new", "u2", vec![share("gpu", "gpu-a", "t", "1Gi", "10")]);
-    node.api.put_claim(&old);
-    node.api.put_claim(&new);
+    node.cluster.put(&[&old, &new]);
     let ask = |claim: ClaimName| {
         let kubelet = &node.kubelet;
         async move {
@@ -217,22 +198,6 @@ async fn gpus_that_are_sick_or_cordoned_take_nothing_new_and_keep_what_they_have
 }
 
 #[tokio::test]
-async fn monitors_see_a_full_gpu_and_hold_nothing() {
-    let node = Node::new();
-    let _plugin = node.plugin().await;
-    let full = claim("full", "u1", vec![share("gpu", "gpu-a", "s", "16Gi", "100")]);
-    let view = DeviceResult { admin_access: true, ..share("all", "gpu-a", "t", "16Gi", "100") };
-    let monitor = claim("monitor", "u2", vec![view]);
-    node.api.put_claim(&full);
-    node.api.put_claim(&monitor);
-    bounded(node.kubelet.prepare("full", &[named(&full)])).await.unwrap();
-    let devices = bounded(node.kubelet.prepare("monitor", &[named(&monitor)])).await.unwrap();
-    assert_eq!(devices[0][0].cdi_devices[1], "nvidia.com/gpu=GPU-a");
-    assert_eq!(node.recorded().len(), 1);
-    bounded(node.kubelet.unprepare("monitor")).await.unwrap();
-}
-
-#[tokio::test]
 async fn shares_of_claims_that_are_gone_end_and_those_that_may_live_stay() {
     let sweeping =
         Sweeping { interval: Duration::from_millis(30), grace: Duration::from_millis(60) };
@@ -240,26 +205,22 @@ async fn shares_of_claims_that_are_gone_end_and_those_that_may_live_stay() {
     let _plugin = node.plugin().await;
     let gone = claim("gone", "u1", vec![share("gpu", "gpu-a", "s", "6Gi", "30")]);
     let kept = claim("kept", "u2", vec![share("gpu", "gpu-b", "t", "6Gi", "30")]);
-    for claim in [&gone, &kept] {
-        node.api.put_claim(claim);
-    }
+    node.cluster.put(&[&gone, &kept]);
     bounded(node.kubelet.prepare("pod", &[named(&gone), named(&kept)])).await.unwrap();
     // Kubelet loses its state, and the pods' claims end without it. The API server is away first.
     node.kubelet.forget();
-    node.api.set_mood(Mood::Away);
-    node.api.remove_claim("team", "gone");
-    let before = node.api.calls(Verb::Get, Kind::Claims);
-    let wait_calls = |more: u64| {
-        let (api, wanted) = (node.api.clone(), before + more);
-        async move {
-            while api.calls(Verb::Get, Kind::Claims) < wanted {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
+    let server = &node.cluster.server;
+    server.set_temper(Temper::Away);
+    node.cluster.remove_claim("gone");
+    let before = server.count(GET_CLAIM);
+    let wait_calls = |more: usize| async move {
+        while server.count(GET_CLAIM) < before + more {
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
     bounded(wait_calls(20)).await;
     assert_eq!(node.recorded().len(), 2, "an error says nothing");
-    node.api.set_mood(Mood::Works);
+    server.set_temper(Temper::Works);
     let emptied = async {
         while node.recorded().len() > 1 {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -277,13 +238,13 @@ async fn a_claim_that_finds_no_room_makes_the_driver_look_for_the_dead() {
     let node = Node { sweeping, ..Node::new() };
     let _plugin = node.plugin().await;
     let gone = claim("gone", "u1", vec![share("gpu", "gpu-a", "s", "12Gi", "30")]);
-    node.api.put_claim(&gone);
+    node.cluster.put(&[&gone]);
     bounded(node.kubelet.prepare("gone", &[named(&gone)])).await.unwrap();
     tokio::time::sleep(Duration::from_millis(200)).await;
     node.kubelet.forget();
-    node.api.remove_claim("team", "gone");
+    node.cluster.remove_claim("gone");
     let new = claim("new", "u2", vec![share("gpu", "gpu-a", "t", "12Gi", "30")]);
-    node.api.put_claim(&new);
+    node.cluster.put(&[&new]);
     // Kubelet tries again until it works.
     let prepared = async {
         while node.kubelet.prepare("new", &[named(&new)]).await.is_err() {
@@ -304,12 +265,12 @@ async fn sixteen_claims_are_one_call_and_the_api_server_is_asked_for_all_at_once
             claim(&format!("c{n}"), &format!("u{n}"), results)
         })
         .collect();
-    claims.iter().for_each(|claim| node.api.put_claim(claim));
-    node.api.set_mood(Mood::Slow(Duration::from_millis(300)));
+    node.cluster.put(&claims.iter().collect::<Vec<_>>());
+    node.cluster.server.set_temper(Temper::Slow(Duration::from_millis(300)));
     let began = Instant::now();
     let names: Vec<_> = claims.iter().map(named).collect();
     let devices = bounded(node.kubelet.prepare("pod", &names)).await.unwrap();
     assert_eq!(devices.len(), 16);
     assert!(began.elapsed() < Duration::from_millis(16 * 300), "{:?}", began.elapsed());
-    assert_eq!(node.api.calls(Verb::Get, Kind::Claims), 16);
+    assert_eq!(node.cluster.server.count(GET_CLAIM), 16);
 }

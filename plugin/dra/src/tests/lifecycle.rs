@@ -7,7 +7,8 @@ use tessera_fake_kubelet::http2::{Answer, Client};
 use tessera_kubelet_api::dra::v1::NodePrepareResourcesResponse;
 use tessera_kubelet_api::pluginregistration::{InfoRequest, PluginInfo};
 
-use super::support::{Node, bounded, claim, fall_ill, named, recover, share, sockets};
+use super::support::{Node, bounded, fall_ill, named, recover, sockets};
+use crate::fixtures::{claim, share};
 
 #[tokio::test]
 async fn kubelet_finds_the_driver_and_forgets_one_that_has_ended() {
@@ -64,7 +65,7 @@ async fn pods_outlive_restarts_of_kubelet_and_driver() {
     let node = Node::new();
     let plugin = node.plugin().await;
     let chat = claim("chat", "u1", vec![share("gpu", "gpu-a", "s", "6Gi", "30")]);
-    node.api.put_claim(&chat);
+    node.cluster.put(&[&chat]);
     let first = bounded(node.kubelet.prepare("pod", &[named(&chat)])).await.unwrap();
     let before = node.agent.claims();
     plugin.kill();
@@ -81,7 +82,7 @@ async fn pods_outlive_restarts_of_kubelet_and_driver() {
     let _plugin = node.plugin().await;
     assert_eq!(node.recorded(), [("chat".into(), "gpu".into(), 6 << 30, 300)]);
     assert_eq!(node.agent.claims(), before, "live pages were made again");
-    node.api.remove_claim("team", "chat");
+    node.cluster.remove_claim("chat");
     bounded(node.kubelet.unprepare("pod")).await.unwrap();
     assert!(node.agent.claims().is_empty());
 }
@@ -92,7 +93,7 @@ async fn a_rolling_update_has_two_instances_for_a_while() {
     let old = node.try_plugin(Some("0f2a-old")).unwrap();
     node.registered(1).await;
     let chat = claim("chat", "u1", vec![share("gpu", "gpu-a", "s", "6Gi", "30")]);
-    node.api.put_claim(&chat);
+    node.cluster.put(&[&chat]);
     let first = bounded(node.kubelet.prepare("pod", &[named(&chat)])).await.unwrap();
     let new = node.try_plugin(Some("7d5b-new")).unwrap();
     node.registered(2).await;
@@ -126,7 +127,7 @@ async fn removed_sockets_are_made_again() {
     std::fs::remove_file(node.kubelet.endpoint().unwrap()).unwrap();
     node.registered(3).await;
     let chat = claim("chat", "u1", vec![share("gpu", "gpu-a", "s", "6Gi", "30")]);
-    node.api.put_claim(&chat);
+    node.cluster.put(&[&chat]);
     bounded(node.kubelet.prepare("pod", &[named(&chat)])).await.unwrap();
 }
 

@@ -6,13 +6,16 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use serde_json::json;
-use tessera_cluster::fixtures::Mood;
-use tessera_cluster::resource::{Claim, DeviceResult, OpaqueConfig};
+use tessera_cluster::fixtures::Temper;
+use tessera_cluster::k8s_openapi::api::resource::v1::{
+    DeviceRequestAllocationResult as DeviceResult, ResourceClaim,
+};
 use tessera_fake_kubelet::dra::PreparedDevice;
 use tessera_model::allocation_id::AllocationId;
 
-use super::support::{Node, Plugin, bounded, claim, cordon, fall_ill, gpus, named, recover, share};
-use crate::names;
+use super::support::{Node, Plugin, bounded, cordon, fall_ill, gpus, named, recover};
+use crate::claims;
+use crate::fixtures::{configured, fails, forbids, parameters, share, units};
 use crate::prepare::Sweeping;
 
 /// Claims have one of few names, so that they are made again.
@@ -39,7 +42,7 @@ enum Step {
     KillDriver,
     RestartKubelet,
     KubeletForgets,
-    Api(Mood),
+    Api(Temper),
     Sick(bool),
     Cordoned(bool),
     /// Whether something lies where the CDI directory belongs.
@@ -51,13 +54,12 @@ fn step() -> impl Strategy<Value = Step> {
     let result = (0u8..9, 1u8..14, 1u8..60);
     let results = prop::collection::vec(result, 1..4);
     let name = 0..NAMES;
-    let moods = prop_oneof![
-        4 => Just(Mood::Works),
-        1 => Just(Mood::Away),
-        1 => Just(Mood::Forbids),
-        1 => Just(Mood::Fails),
-        1 => Just(Mood::Slow(Duration::from_millis(3))),
-        1 => Just(Mood::Hangs(Duration::from_millis(3))),
+    let tempers = prop_oneof![
+        4 => Just(Temper::Works),
+        1 => Just(Temper::Away),
+        1 => Just(forbids()),
+        1 => Just(fails()),
+        1 => Just(Temper::Slow(Duration::from_millis(3))),
     ];
     prop_oneof![
         8 => (name.clone(), results, prop::bool::weighted(0.1))
@@ -71,7 +73,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => Just(Step::KillDriver),
         2 => Just(Step::RestartKubelet),
         1 => Just(Step::KubeletForgets),
-        3 => moods.prop_map(Step::Api),
+        3 => tempers.prop_map(Step::Api),
         1 => any::<bool>().prop_map(Step::Sick),
         1 => any::<bool>().prop_map(Step::Cordoned),
         2 => any::<bool>().prop_map(Step::Cdi),
@@ -82,11 +84,11 @@ struct Storm {
     node: Node,
     plugin: Option<Plugin>,
     /// Claims as the API server has them, by name.
-    claims: BTreeMap<String, Claim>,
+    claims: BTreeMap<String, ResourceClaim>,
     /// What was answered for a UID, until it was unprepared.
     given: BTreeMap<String, Vec<PreparedDevice>>,
     /// Claims of each pod that was prepared.
-    pods: BTreeMap<u8, Vec<Claim>>,
+    pods: BTreeMap<u8, Vec<ResourceClaim>>,
     uids: u32,
     /// Generations of live records.
     made: BTreeMap<AllocationId, u64>,
@@ -112,17 +114,11 @@ impl Storm {
             share(request, device, &format!("{uid}-{at}"), &memory, &cores)
         };
         let results = results.iter().enumerate().map(result).collect();
-        let mut claim = claim(&format!("c{name}"), &uid, results);
-        if is_malformed {
-            claim.config = vec![OpaqueConfig {
-                from_class: false,
-                requests: vec![],
-                driver: names::DRIVER.into(),
-                parameters: json!({ "kind": "Nonsense" }),
-            }];
-        }
-        self.node.api.put_claim(&claim);
-        self.claims.insert(claim.name.clone(), claim);
+        let nonsense = [parameters(json!({ "kind": "Nonsense" }), false, &[])];
+        let (name, config) = (format!("c{name}"), if is_malformed { &nonsense[..] } else { &[] });
+        let claim = configured(&name, &uid, results, config);
+        self.node.cluster.put(&[&claim]);
+        self.claims.insert(name, claim);
     }
 
     fn block_cdi(&self, is_away: bool) {
@@ -146,16 +142,16 @@ impl Storm {
     }
 
     async fn step(&mut self, step: &Step) {
-        let Node { kubelet, api, .. } = &self.node;
+        let Node { kubelet, cluster, .. } = &self.node;
         match step {
             Step::Make { name, results, is_malformed } => self.make(*name, results, *is_malformed),
             Step::Delete(name) => {
                 let name = format!("c{name}");
-                api.remove_claim("team", &name);
+                cluster.remove_claim(&name);
                 self.claims.remove(&name);
             }
             Step::Run { pod, names } => {
-                let claims: Vec<Claim> = names
+                let claims: Vec<ResourceClaim> = names
                     .iter()
                     .filter_map(|name| self.claims.get(&format!("c{name}")).cloned())
                     .collect();
@@ -166,7 +162,7 @@ impl Storm {
                 match bounded(kubelet.prepare(&pod.to_string(), &names)).await {
                     Ok(devices) => {
                         for (claim, devices) in claims.iter().zip(devices) {
-                            let before = self.given.insert(claim.uid.clone(), devices.clone());
+                            let before = self.given.insert(named(claim).uid, devices.clone());
                             assert!(before.is_none_or(|before| before == devices), "{devices:?}");
                         }
                         self.pods.insert(*pod, claims);
@@ -213,16 +209,16 @@ impl Storm {
                 self.pods.clear();
                 // Whatever pods come next are new; what was held has no pod any more, and may be swept.
                 for claim in self.given.keys() {
-                    self.claims.retain(|_, known| known.uid != *claim);
+                    self.claims.retain(|_, known| named(known).uid != *claim);
                 }
                 for name in 0..NAMES {
                     let name = format!("c{name}");
                     if !self.claims.contains_key(&name) {
-                        api.remove_claim("team", &name);
+                        cluster.remove_claim(&name);
                     }
                 }
             }
-            Step::Api(mood) => api.set_mood(*mood),
+            Step::Api(temper) => cluster.server.set_temper(temper.clone()),
             Step::Sick(sick) => {
                 if *sick {
                     fall_ill(&self.node.agent, "GPU-a");
@@ -257,31 +253,27 @@ impl Storm {
         assert_eq!(names, ids, "pages without a record, or a record without");
         // Every pod that runs has all that its claims were allocated, to the byte.
         for claim in self.pods.values().flatten() {
-            let of_it = |uid: &str| uid == claim.uid;
-            let of_it = records.iter().filter(|one| crate::claims::uid(one).is_some_and(of_it));
+            let uid = named(claim).uid;
+            let of_it = records.iter().filter(|one| claims::uid(one) == Some(uid.as_str()));
             let held: u64 =
                 of_it.flat_map(|record| &record.grants).map(|grant| grant.memory_limit_bytes).sum();
-            let wanted: u64 = claim
-                .allocated
-                .iter()
-                .flatten()
-                .map(|r| {
-                    tessera_model::quantity::parse_bytes(&r.consumed_capacity["memory"]).unwrap()
-                })
-                .sum();
-            assert_eq!(held, wanted, "{}", claim.name);
+            let results = claims::allocated(claim).unwrap().results.iter().flatten();
+            let memory = |result: &DeviceResult| {
+                units(&result.consumed_capacity.as_ref().unwrap()["memory"])
+            };
+            assert_eq!(held, results.map(memory).sum::<u64>(), "{:?}", claim.metadata.name);
         }
     }
 
     /// All pods end, and claims that are held without a pod are gone: nothing is left.
     async fn end(mut self) {
-        self.node.api.set_mood(Mood::Works);
+        self.node.cluster.server.set_temper(Temper::Works);
         self.block_cdi(false);
         for pod in 0..8 {
             bounded(self.node.kubelet.unprepare(&u8::to_string(&pod))).await.unwrap();
         }
         for name in 0..NAMES {
-            self.node.api.remove_claim("team", &format!("c{name}"));
+            self.node.cluster.remove_claim(&format!("c{name}"));
         }
         // A driver that looks for the dead often.
         self.plugin.take().unwrap().kill();

@@ -1,13 +1,13 @@
-//! A node as its kubelet and its scheduler see it: a stand-in kubelet, an API server in memory, and the agent over a
-//! directory; drivers come and go.
+//! A node as its kubelet and its scheduler see it: a stand-in kubelet, an API server, and the agent over a directory;
+//! drivers come and go.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tessera_agent::{Agent, Lift};
-use tessera_cluster::fixtures::FakeApi;
-use tessera_cluster::resource::{Claim, Consumer, DeviceResult};
+use tessera_cluster::k8s_openapi::api::resource::v1::ResourceClaim;
+use tessera_cluster::k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tessera_config::{Config, Current};
 use tessera_fake_kubelet::dra::{ClaimName, DraBehaviour, DraKubelet};
 use tessera_gpu::health::{Observation, Silence};
@@ -18,6 +18,7 @@ use tessera_tenant::shim_install::{PRELOAD, SHIM};
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 
+use crate::fixtures::Cluster;
 use crate::names;
 use crate::prepare::Sweeping;
 use crate::serve::{Serving, Settings, SocketError, Timing, serve};
@@ -27,6 +28,17 @@ const GIB: u64 = 1 << 30;
 /// Bounds whatever a test waits for.
 pub async fn bounded<T>(work: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(30), work).await.expect("an answer in time")
+}
+
+/// Waits until something holds.
+pub async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    for _ in 0..1000 {
+        if holds() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("{what}: not within 10 s");
 }
 
 /// The configuration of a node whose files are in `dir`, with these lines.
@@ -95,7 +107,7 @@ pub fn cordon(agent: &Agent, uuid: &str, is_cordoned: bool) {
 pub struct Node {
     pub root: tempfile::TempDir,
     pub kubelet: DraKubelet,
-    pub api: FakeApi,
+    pub cluster: Cluster,
     /// It outlives drivers: two share one ledger in turn.
     pub agent: Arc<Agent>,
     pub sweeping: Sweeping,
@@ -111,7 +123,7 @@ impl Node {
         kubelet.set_behaviour(behaviour);
         Node {
             kubelet,
-            api: FakeApi::new(names::DRIVER, "node"),
+            cluster: Cluster::new("node"),
             agent: open(config(root.path(), "")),
             // Tests that look at orphans set their own.
             sweeping: Sweeping {
@@ -139,10 +151,10 @@ impl Node {
 
     /// The node's own restart, without a driver: the agent finds the disk as it is.
     pub fn reboot(self) -> Node {
-        let Node { root, kubelet, api, agent, sweeping } = self;
+        let Node { root, kubelet, cluster, agent, sweeping } = self;
         agent.close();
         drop(agent);
-        Node { kubelet, api, agent: open(config(root.path(), "")), sweeping, root }
+        Node { kubelet, cluster, agent: open(config(root.path(), "")), sweeping, root }
     }
 
     /// Starts a driver over what is on disk.
@@ -155,8 +167,8 @@ impl Node {
         let (stop, stopped) = oneshot::channel::<()>();
         let served = {
             let _entered = runtime.enter();
-            let (agent, api) = (Arc::clone(&self.agent), Arc::new(self.api.clone()));
-            serve(self.settings(pod_uid), agent, api, async move {
+            let (agent, client) = (Arc::clone(&self.agent), self.cluster.client());
+            serve(self.settings(pod_uid), agent, client, async move {
                 let _ = stopped.await;
             })
         };
@@ -256,37 +268,10 @@ impl Drop for Plugin {
     }
 }
 
-/// A share as the scheduler allocates it.
-pub fn share(request: &str, device: &str, share: &str, memory: &str, cores: &str) -> DeviceResult {
-    let capacity = [("memory", memory), ("cores", cores)];
-    DeviceResult {
-        request: request.into(),
-        driver: names::DRIVER.into(),
-        pool: "node".into(),
-        device: device.into(),
-        share_id: Some(share.into()),
-        consumed_capacity: capacity.map(|(name, value)| (name.into(), value.into())).into(),
-        admin_access: false,
-    }
-}
-
-/// A claim in namespace `team`, allocated, reserved for some pod.
-pub fn claim(name: &str, uid: &str, results: Vec<DeviceResult>) -> Claim {
-    let consumer = Consumer { resource: "pods".into(), name: "pod".into(), uid: "pod-uid".into() };
-    Claim {
-        uid: uid.into(),
-        namespace: "team".into(),
-        name: name.into(),
-        allocated: Some(results),
-        reserved_for: vec![consumer],
-        ..Claim::default()
-    }
-}
-
 /// As kubelet names it.
-pub fn named(claim: &Claim) -> ClaimName {
-    let Claim { namespace, name, uid, .. } = claim;
-    ClaimName { namespace: namespace.clone(), name: name.clone(), uid: uid.clone() }
+pub fn named(claim: &ResourceClaim) -> ClaimName {
+    let ObjectMeta { namespace, name, uid, .. } = claim.metadata.clone();
+    ClaimName { namespace: namespace.unwrap(), name: name.unwrap(), uid: uid.unwrap() }
 }
 
 /// Sockets in a directory.

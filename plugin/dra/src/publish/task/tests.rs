@@ -1,49 +1,39 @@
-//! The task against an API server in memory.
+//! The task against an API server.
 
 use std::os::unix::fs::symlink;
 
 use tessera_agent::inventory::GpuSelection;
-use tessera_cluster::fixtures::{FakeApi, Mood};
+use tessera_cluster::fixtures::Temper;
 use tessera_cluster::k8s_openapi::api::resource::v1::Device;
 use tessera_config::Config;
 use tessera_gpu::nvml::NvmlDiscovery;
 use tessera_model::topology::Topology;
 
-use super::super::status::State;
+use super::super::State;
 use super::*;
-use crate::names;
-use crate::tests::support::{self, fall_ill, gpus, open, recover};
+use crate::fixtures::Cluster;
+use crate::tests::support::{self, fall_ill, gpus, open, recover, until};
 
-async fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    for _ in 0..1000 {
-        if holds() {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    panic!("{what}: not within 10 s");
-}
-
-fn devices(api: &FakeApi) -> Vec<Device> {
+fn devices(api: &Cluster) -> Vec<Device> {
     let slices = api.slices();
     slices.into_iter().flat_map(|slice| slice.spec.devices.unwrap_or_default()).collect()
 }
 
-fn names(api: &FakeApi) -> Vec<String> {
+fn names(api: &Cluster) -> Vec<String> {
     devices(api).into_iter().map(|device| device.name).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_changes_is_published_and_what_is_wiped_comes_back() {
     let dir = tempfile::tempdir().unwrap();
-    let api = FakeApi::new(names::DRIVER, "n1");
+    let api = Cluster::new("n1");
     let pci = tempfile::tempdir().unwrap();
     symlink("../../../devices/pci0000:16/0000:01:00.0", pci.path().join("0000:01:00.0")).unwrap();
     let config = Current::from(support::config(dir.path(), ""));
     let agent = open(config.clone());
     let publisher = || {
         let discovery = Arc::new(NvmlDiscovery::new(Some("/nowhere".into())));
-        Publisher::new(Arc::new(api.clone()), (Arc::clone(&agent), discovery), config.clone(), "n1")
+        Publisher::new(api.client(), (Arc::clone(&agent), discovery), config.clone(), "n1")
             .with_pci_devices(pci.path())
     };
     let select = |count: usize| {
@@ -78,10 +68,10 @@ async fn what_changes_is_published_and_what_is_wiped_comes_back() {
     until("the slices again", || names(&api) == ["gpu-b", "gpu-a"]).await;
     assert_eq!(status.borrow().wipes, 1);
     // The API server, while something changes.
-    api.set_mood(Mood::Away);
+    api.server.set_temper(Temper::Away);
     select(1);
     until("the trouble is said", || status.borrow().error.is_some()).await;
-    api.set_mood(Mood::Works);
+    api.server.set_temper(Temper::Works);
     until("the change", || names(&api) == ["gpu-a"] && is_published()).await;
     assert_eq!(status.borrow().error, None);
     // The next instance, beside the old one.
