@@ -152,8 +152,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use serde_json::Value;
-    use tessera_agent::allocations::Target;
-    use tessera_agent::allocations::steer::QuotaRequest;
+    use tessera_agent::allocations::steer::{SetQuotaRequest, Target};
     use tessera_cluster::error::{Call, Kind, Verb};
     use tessera_cluster::fixtures::Temper;
     use tessera_model::audit::Actor;
@@ -227,8 +226,9 @@ mod tests {
         assert_eq!(calls(), 1);
         api.server.set_temper(Temper::Away);
         let target = Target { name: node.agent.claims()[0].id.to_string(), ..Target::default() };
-        let request = QuotaRequest { memory_limit_bytes: Some(8 << 30), ..QuotaRequest::default() };
-        node.agent.set_quota(&target, &request, Actor::Plugin).unwrap();
+        let memory_limit_bytes = Some(8 << 30);
+        let request = SetQuotaRequest { target, memory_limit_bytes, ..SetQuotaRequest::default() };
+        node.agent.set_quota(&request, Actor::Plugin).unwrap();
         until("the attempt", || calls() > 1).await;
         api.server.set_temper(Temper::Works);
         until("the changed status", || memory() == Value::from("8192Mi")).await;
