@@ -9,7 +9,7 @@ use crate::Agent;
 use crate::trust::cgroup::PodContainer;
 use crate::trust::mounts::{Mounts, Source};
 use crate::trust::strangers::{self, Stranger};
-use crate::trust::{FindingKind, Outside};
+use crate::trust::{FindingKind, Outside, maps};
 use tessera_kubelet::foreign_plugins::checkpoint;
 use tessera_kubelet::foreign_plugins::checkpoint::Entry;
 use tessera_model::allocation_id::AllocationId;
@@ -100,9 +100,7 @@ impl Observer {
         let (what, why) = match finding {
             Finding::NoSlot { pid, bytes } => (
                 What::Bypassed { pid, bytes },
-                "it is in no slot of its usage page: OpenCL, a static program, another linker namespace, a preload \
-                 removed, or the page was emptied (docs/trust.md)"
-                    .to_owned(),
+                format!("it is in no slot of its usage page: {}", self.cause(pid)),
             ),
             Finding::Beyond { bytes, pid } => (
                 What::Unaccounted,
@@ -113,6 +111,18 @@ impl Observer {
             ),
         };
         self.agent.found(record, Some(uuid), finding.kind(), what, &why);
+    }
+
+    /// Why a process is in no slot, as far as known.
+    fn cause(&self, pid: u32) -> String {
+        match maps::mapped(self.procs.root(), pid) {
+            Some(mapped) => mapped.why().to_owned(),
+            None => {
+                "a static program, another linker namespace, a preload removed, or the page was \
+                     emptied (what it has mapped may not be read: docs/trust.md)"
+                    .to_owned()
+            }
+        }
     }
 
     /// A usage page that was ruined since the round before.

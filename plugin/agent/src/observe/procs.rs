@@ -88,6 +88,21 @@ impl Procs {
         self.known.retain(|pid, _| pids(*pid));
     }
 
+    /// Its mounts; `None` if it has ended.
+    pub fn mountinfo(&self, pid: u32) -> Option<String> {
+        self.file(pid, "mountinfo").map(|text| String::from_utf8_lossy(&text).into_owned())
+    }
+
+    /// Where the kernel says it is.
+    pub fn place(&self, pid: u32) -> Option<PodContainer> {
+        cgroup::place(&self.file(pid, "cgroup")?)
+    }
+
+    /// Where proc(5) is mounted.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
     fn file(&self, pid: u32, name: &str) -> Option<Vec<u8>> {
         use std::io::Read;
         let file = std::fs::File::open(self.root.join(pid.to_string()).join(name)).ok()?;
@@ -107,10 +122,9 @@ impl Procs {
         let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
         // Outermost namespace first; kernels before 4.1 have no such line.
         let namespace_pid = field("NSpid:").and_then(|pids| pids.split_whitespace().last());
-        let mounts = self.file(pid, "mountinfo").unwrap_or_default();
-        let mounts = String::from_utf8_lossy(&mounts);
+        let mounts = self.mountinfo(pid).unwrap_or_default();
         let mounts = Mounts::parse(&mounts);
-        let place = self.file(pid, "cgroup").and_then(|text| cgroup::place(&text));
+        let place = self.place(pid);
         let container = mounts
             .container()
             .filter(|(uid, _)| place.as_ref().is_some_and(|place| place.pod_uid == *uid));

@@ -2,11 +2,12 @@
 //! nothing here touches a pod. `docs/trust.md` says how certain each finding is, and what is not seen.
 //!
 //! [`crate::observe`] compares the driver's figures with the ledger and finds processes that are in no
-//! session. This module finds their owners ([`mounts`], [`cgroup`]), and processes that use a shared GPU without
-//! a share ([`strangers`]). All of it is read from `/proc` of the host without any capability, and nothing below
-//! `/proc/<pid>/root` is touched.
+//! session. This module finds their owners ([`mounts`], [`cgroup`]), processes that use a shared GPU without a share
+//! ([`strangers`]), and why a process goes past the shim ([`maps`]). All of it is read from `/proc` of the host, with no
+//! capability but where [`maps`] says so, and nothing below `/proc/<pid>/root` is touched.
 
 pub mod cgroup;
+pub mod maps;
 pub mod mounts;
 pub mod strangers;
 
