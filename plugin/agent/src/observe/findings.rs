@@ -13,7 +13,8 @@ use crate::trust::{FindingKind, Outside, maps};
 use tessera_kubelet::foreign_plugins::checkpoint;
 use tessera_kubelet::foreign_plugins::checkpoint::Entry;
 use tessera_model::allocation_id::AllocationId;
-use tessera_model::audit::What;
+use tessera_model::audit::{Actor, Event, What};
+use tessera_model::clock::unix_ms;
 use tessera_model::quantity::format_bytes;
 use tessera_model::record::Record;
 use tessera_tenant::regions::Region;
@@ -87,7 +88,11 @@ impl Observer {
         for (at, tell) in &found {
             agent.trust().count(FindingKind::Stranger, 1);
             if *tell && tells {
-                agent.found_stranger(uuid, &list[*at]);
+                let stranger = &list[*at];
+                let what = What::Bypassed { pid: stranger.pid, bytes: stranger.bytes.unwrap_or(0) };
+                let event = Event::of_gpu(uuid, what, stranger.to_string(), unix_ms());
+                let event = Event { holder: stranger.holder.clone(), ..event.by(Actor::Plugin) };
+                agent.found(FindingKind::Stranger, event);
                 self.reported_stranger = Some(now);
                 tells = false;
             }
@@ -110,7 +115,8 @@ impl Observer {
                 ),
             ),
         };
-        self.agent.found(record, Some(uuid), finding.kind(), what, &why);
+        let event = Event::of(record, what, unix_ms()).because(why);
+        self.agent.found(finding.kind(), event.on_gpu(uuid));
     }
 
     /// Why a process is in no slot, as far as known.
@@ -141,7 +147,7 @@ impl Observer {
         let why = "it was resized, cannot be true, or is kept from being changed; it was put right where that was \
                    possible, and the driver's figures count against the quota meanwhile";
         let what = What::Tampered { what: "usage page".to_owned() };
-        self.agent.found(record, None, FindingKind::UsagePage, what, why);
+        self.agent.found(FindingKind::UsagePage, Event::of(record, what, unix_ms()).because(why));
     }
 
     /// Where the pages lie, by the plugin's own mounts: they may be mounted again at any time.

@@ -19,10 +19,9 @@ use tracing::warn;
 
 use crate::Agent;
 use crate::kubernetes::Counts;
-use strangers::Stranger;
-use tessera_model::audit::{Actor, Event, What};
-use tessera_model::clock::unix_ms;
-use tessera_model::record::{Holder, Record};
+use tessera_model::allocation_id::AllocationId;
+use tessera_model::audit::{Event, What};
+use tessera_model::record::Holder;
 use tessera_system::locks::lock;
 
 /// Pods whose UIDs are remembered.
@@ -131,47 +130,25 @@ impl Agent {
         &self.trust
     }
 
-    /// A finding about a tenant, which happened `times` times. Only the first of several is reported. Blocking.
-    pub fn found(
-        &self,
-        record: &Record,
-        gpu: Option<&str>,
-        kind: FindingKind,
-        what: What,
-        why: &str,
-    ) {
-        let event = Event::of(record, what, unix_ms()).because(why);
-        let (namespace, pod, container) = names(record.holder.as_ref());
+    /// What was found, to the log and to the audit trail. Blocking.
+    pub fn found(&self, kind: FindingKind, event: Event) {
+        let [namespace, pod, container] = match &event.holder {
+            Some(holder) => [&*holder.namespace, &*holder.pod, &*holder.container],
+            None => [""; 3],
+        };
+        let why = event.detail();
         warn!(
-            id = %record.id, namespace, pod, container, gpu, finding = kind.name(),
-            "{}: {why}. {}", event.sentence("the GPU"), event.advice()
-        );
-        self.journal.audit([match gpu {
-            Some(uuid) => event.on_gpu(uuid),
-            None => event,
-        }]);
-    }
-
-    /// A process that uses a shared GPU and holds no share of it. Blocking.
-    pub fn found_stranger(&self, uuid: &str, stranger: &Stranger) {
-        let (namespace, pod, container) = names(stranger.holder.as_ref());
-        let uid = stranger.place.as_ref().map(|place| place.pod_uid.as_str());
-        let what = What::Bypassed { pid: stranger.pid, bytes: stranger.bytes.unwrap_or(0) };
-        let event = Event::of_gpu(uuid, what, stranger.to_string(), unix_ms()).by(Actor::Plugin);
-        warn!(
-            gpu = uuid,
+            id = event.id.as_ref().map(AllocationId::as_str),
             namespace,
             pod,
             container,
-            pod_uid = uid,
-            pid = stranger.pid,
-            bytes = stranger.bytes,
-            finding = FindingKind::Stranger.name(),
-            "{}: {stranger}. {}",
+            gpu = event.gpu,
+            finding = kind.name(),
+            "{}: {why}. {}",
             event.sentence("the GPU"),
             event.advice()
         );
-        self.journal.audit([Event { holder: stranger.holder.clone(), ..event }]);
+        self.journal.audit([event]);
     }
 
     /// What `status` warns of.
@@ -191,13 +168,6 @@ impl Agent {
             ));
         }
         warnings
-    }
-}
-
-fn names(holder: Option<&Holder>) -> (&str, &str, &str) {
-    match holder {
-        Some(h) => (h.namespace.as_str(), h.pod.as_str(), h.container.as_str()),
-        None => ("", "", ""),
     }
 }
 
