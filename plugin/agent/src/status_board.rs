@@ -7,7 +7,7 @@ use std::sync::Mutex;
 
 use tessera_gpu::SilentGpu;
 use tessera_model::clock::unix_ms;
-use tessera_rules::reconcile::Kubelet;
+use tessera_model::holding::Census;
 use tessera_system::locks::lock;
 use tessera_view::status::Dra;
 pub use tessera_view::status::Refusal;
@@ -126,7 +126,7 @@ impl StatusBoard {
     }
 
     /// Forgets refused pods that kubelet knows no more. A claim's refusal ends when the claim does.
-    pub fn forget_refused(&self, kubelet: &Kubelet<'_>) {
+    pub fn forget_refused(&self, kubelet: &Census) {
         let ago = i64::try_from(kubelet.asked.elapsed().as_millis()).unwrap_or(i64::MAX);
         let asked_unix_ms = unix_ms().saturating_sub(ago);
         let is_there = |one: &Refusal| {
@@ -355,15 +355,15 @@ mod tests {
             resource_name: "r".into(),
             device_ids: Vec::new(),
         };
-        let holdings = [holding];
+        let holdings = vec![holding];
         let left = |pods, holdings| {
-            board.forget_refused(&Kubelet { pods, holdings, asked: Instant::now() });
+            board.forget_refused(&Census { pods, holdings, asked: Instant::now() });
             board.refused(20).into_iter().map(|one| one.subject).collect::<Vec<_>>()
         };
-        assert_eq!(left(0, &[]).len(), 3, "kubelet has just started");
-        assert_eq!(left(1, &holdings), ["stays", "claimgone"]);
+        assert_eq!(left(0, Vec::new()).len(), 3, "kubelet has just started");
+        assert_eq!(left(1, holdings.clone()), ["stays", "claimgone"]);
         board.refuse_at(refused("", "new"), i64::MAX);
-        assert_eq!(left(1, &holdings).len(), 3, "it came after kubelet was asked");
+        assert_eq!(left(1, holdings).len(), 3, "it came after kubelet was asked");
     }
 
     #[test]

@@ -38,10 +38,9 @@ use tessera_api::view::NodeSource;
 use tessera_config::{Config, ConfigFile, Current, LoadedConfig};
 use tessera_gpu::Discovery;
 use tessera_kubelet as kubelet;
-use tessera_kubelet::pod_resources::{Census, PodResources};
+use tessera_kubelet::pod_resources::PodResources;
 use tessera_model::clock::monotonic_ns;
 use tessera_model::gpu::Gpu;
-use tessera_rules::reconcile::Kubelet;
 use tessera_rules::shares;
 use tessera_store::OpenError;
 use tessera_tenant::delivery::Delivery;
@@ -411,9 +410,7 @@ async fn housekeeping(agent: &Arc<Agent>, pod_resources: &PodResources, timing: 
                 let (agent, grace) = (Arc::clone(agent), grace());
                 let shim_grace = timing.shim_grace;
                 let round = tokio::task::spawn_blocking(move || {
-                    let Census { pods, holdings, asked } = &*census;
-                    let kubelet = Kubelet { pods: *pods, holdings, asked: *asked };
-                    agent.reconcile(kubelet, grace);
+                    agent.reconcile(&census, grace);
                     agent.allocations().sweep_shims(shim_grace);
                 });
                 if let Err(error) = round.await {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tessera_model::cdi_name::SHARE_KIND;
-use tessera_model::holding::Holding;
+use tessera_model::holding::{Census, Holding};
 
 use tessera_kubelet_api::podresources::pod_resources_lister_client::PodResourcesListerClient;
 use tessera_kubelet_api::podresources::{
@@ -50,17 +50,6 @@ pub enum PodResourcesError {
     Unsupported,
     #[error("kubelet's pod resources: {0}")]
     Failed(String),
-}
-
-/// What kubelet knows of pods and devices at one moment.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Census {
-    /// Pods it knows, with or without devices.
-    pub pods: usize,
-    /// Containers with devices, one entry per container and resource.
-    pub holdings: Vec<Holding>,
-    /// When kubelet was asked.
-    pub asked: std::time::Instant,
 }
 
 #[derive(Debug)]

@@ -1,5 +1,7 @@
 //! What kubelet says that a container holds.
 
+use std::time::Instant;
+
 use crate::allocation_id::AllocationId;
 use crate::cdi_name;
 
@@ -28,6 +30,17 @@ impl Holding {
             || AllocationId::of(&self.resource_name, self.device_ids.iter().map(String::as_str));
         self.is_claim().then(claimed).flatten().unwrap_or_else(of_replicas)
     }
+}
+
+/// What kubelet knows of pods and devices at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Census {
+    /// Pods it knows, with or without devices. 0 after a restart means "unknown".
+    pub pods: usize,
+    /// Containers with devices, one entry per container and resource.
+    pub holdings: Vec<Holding>,
+    /// When it was asked: what it says is as old as that.
+    pub asked: Instant,
 }
 
 #[cfg(test)]

@@ -15,10 +15,7 @@ use crate::refusal::Refusal;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ask {
     /// Replicas of a resource that kubelet assigned to one container.
-    Replicas {
-        resource: String,
-        ids: Vec<String>,
-    },
+    Replicas { resource: String, ids: Vec<String> },
     /// So much of each of some GPUs.
     Share(ShareAsk),
     /// What is recorded already, as it is: for a front end that is asked again for it.

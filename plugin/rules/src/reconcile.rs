@@ -7,28 +7,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tessera_model::allocation_id::AllocationId;
-use tessera_model::holding::Holding;
+use tessera_model::holding::{Census, Holding};
 use tessera_model::record::{Holder, Record, State};
 
-#[derive(Clone, Copy, Debug)]
-pub struct Kubelet<'a> {
-    /// All pods it knows, with or without devices. 0 after a restart means "unknown".
-    pub pods: usize,
-    pub holdings: &'a [Holding],
-    /// When it was asked: what it says is as old as that.
-    pub asked: Instant,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Action {
-    /// Nobody holds it and nothing runs: remove its pages, keep its history.
-    Release(AllocationId),
-    /// Kubelet names its holder.
-    Name(AllocationId, Holder),
-    /// Kubelet names all that hold a claim's share beside its holder.
-    NameOthers(AllocationId, Vec<Holder>),
-    /// Its record was lost and kubelet names what it is.
-    Complete { id: AllocationId, resource: String, replicas: Vec<String>, holder: Holder },
+/// What a round comes to.
+#[derive(Debug, Default)]
+pub struct Round {
+    /// Records with their holders, as kubelet names them now: of a claim's share all that hold it; of one whose record was
+    /// lost what it is.
+    pub named: Vec<Arc<Record>>,
+    /// Nobody holds them and nothing runs: remove their pages, keep their history.
+    pub released: Vec<AllocationId>,
 }
 
 /// Since when each allocation has been unlisted, in which generation: what is allocated again is missed from then on.
@@ -65,48 +54,50 @@ impl Absences {
 
 pub fn decide(
     records: &BTreeMap<AllocationId, Arc<Record>>,
-    kubelet: Kubelet<'_>,
+    kubelet: &Census,
     in_use: &dyn Fn(&AllocationId) -> bool,
     absences: &mut Absences,
     grace: Duration,
     now: Instant,
-) -> Vec<Action> {
+) -> Round {
     absences.unlisted.retain(|id, _| records.contains_key(id));
     absences.started.retain(|id, _| records.contains_key(id));
     if kubelet.pods == 0 {
         // Right after its start kubelet knows no pods. What was absent before is not more absent now.
         absences.unlisted.clear();
-        return Vec::new();
+        return Round::default();
     }
     let mut held: BTreeMap<AllocationId, Vec<&Holding>> = BTreeMap::new();
-    for holding in kubelet.holdings {
+    for holding in &kubelet.holdings {
         held.entry(holding.allocation()).or_default().push(holding);
     }
 
-    let mut actions = Vec::new();
+    let mut round = Round::default();
     for (id, record) in records {
         if let Some(holdings) = held.get(id) {
             absences.unlisted.remove(id);
             let is_listed = absences.is_listed(record, kubelet.asked);
             let Some(holder) = choose(record, holdings, is_listed) else { continue };
-            if record.replicas.is_empty() && !holdings[0].is_claim() {
+            let mut named = Arc::clone(record);
+            let is_lost = record.replicas.is_empty() && !holdings[0].is_claim();
+            if is_lost {
                 let replicas: BTreeSet<_> = holdings[0].device_ids.iter().cloned().collect();
-                actions.push(Action::Complete {
-                    id: id.clone(),
-                    resource: holdings[0].resource_name.clone(),
-                    replicas: replicas.into_iter().collect(),
-                    holder,
-                });
-                continue;
+                let known = Arc::make_mut(&mut named);
+                known.resource.clone_from(&holdings[0].resource_name);
+                known.replicas = replicas.into_iter().collect();
             }
             if record.origin.claim().is_some() {
                 let others = others(holdings, &holder);
                 if others != record.others {
-                    actions.push(Action::NameOthers(id.clone(), others));
+                    Arc::make_mut(&mut named).others = others;
                 }
             }
-            if record.holder.as_ref() != Some(&holder) && record.state != State::Parked {
-                actions.push(Action::Name(id.clone(), holder));
+            if record.holder.as_ref() != Some(&holder) && (is_lost || record.state != State::Parked)
+            {
+                Arc::make_mut(&mut named).holder = Some(holder);
+            }
+            if !Arc::ptr_eq(&named, record) {
+                round.named.push(named);
             }
             continue;
         }
@@ -119,10 +110,10 @@ pub fn decide(
             || records.values().any(|other| held.contains_key(&other.id) && covers(other, record));
         let long_gone = now.saturating_duration_since(since) >= grace;
         if long_gone && !is_init() && !in_use(id) {
-            actions.push(Action::Release(id.clone()));
+            round.released.push(id.clone());
         }
     }
-    actions
+    round
 }
 
 /// Most further holders of a claim's share that are kept.
@@ -230,13 +221,30 @@ mod tests {
             });
         }
 
-        fn at(&mut self, after: Duration) -> Vec<Action> {
+        fn at(&mut self, after: Duration) -> Round {
             let now = self.start + after;
             let asked = now.checked_sub(self.answer_age).unwrap();
-            let kubelet = Kubelet { pods: self.pods, holdings: &self.holdings, asked };
+            let kubelet = Census { pods: self.pods, holdings: self.holdings.clone(), asked };
             let busy = self.busy.clone();
             let in_use = move |id: &AllocationId| busy.contains(id);
-            decide(&self.records, kubelet, &in_use, &mut self.absences, GRACE, now)
+            decide(&self.records, &kubelet, &in_use, &mut self.absences, GRACE, now)
+        }
+
+        /// What a round releases that names nobody.
+        fn released(&mut self, after: Duration) -> Vec<AllocationId> {
+            let Round { named, released } = self.at(after);
+            assert_eq!(named, []);
+            released
+        }
+
+        /// Holders, and others beside them, in a round that releases nothing.
+        fn named(&mut self, after: Duration) -> Vec<(AllocationId, Holder, Vec<Holder>)> {
+            let Round { named, released } = self.at(after);
+            assert_eq!(released, []);
+            let of = |record: Arc<Record>| {
+                (record.id.clone(), record.holder.clone().unwrap(), record.others.clone())
+            };
+            named.into_iter().map(of).collect()
         }
     }
 
@@ -248,9 +256,9 @@ mod tests {
     fn what_nobody_holds_is_released_after_the_grace() {
         let mut world = world();
         let id = world.record(&["a", "b"], State::Started);
-        assert_eq!(world.at(Duration::ZERO), []);
-        assert_eq!(world.at(GRACE / 2), []);
-        assert_eq!(world.at(GRACE), [Action::Release(id)]);
+        assert_eq!(world.released(Duration::ZERO), []);
+        assert_eq!(world.released(GRACE / 2), []);
+        assert_eq!(world.released(GRACE), [id]);
     }
 
     #[test]
@@ -258,20 +266,20 @@ mod tests {
         let mut world = world();
         let id = world.record(&["a"], State::Started);
         world.busy.insert(id);
-        assert_eq!(world.at(Duration::ZERO), []);
-        assert_eq!(world.at(GRACE * 100), []);
+        assert_eq!(world.released(Duration::ZERO), []);
+        assert_eq!(world.released(GRACE * 100), []);
     }
 
     #[test]
     fn a_restarted_kubelet_that_knows_no_pods_releases_nothing() {
         let mut world = world();
         world.record(&["a"], State::Started);
-        assert_eq!(world.at(Duration::ZERO), []);
+        assert_eq!(world.released(Duration::ZERO), []);
         world.pods = 0;
-        assert_eq!(world.at(GRACE * 10), []);
+        assert_eq!(world.released(GRACE * 10), []);
         world.pods = 3;
-        assert_eq!(world.at(GRACE * 20), [], "the grace starts again");
-        assert_ne!(world.at(GRACE * 21), []);
+        assert_eq!(world.released(GRACE * 20), [], "the grace starts again");
+        assert_ne!(world.released(GRACE * 21), []);
     }
 
     #[test]
@@ -279,9 +287,9 @@ mod tests {
         let mut world = world();
         let id = world.record(&["a", "b"], State::Started);
         world.hold("pod", &["b", "a"]);
-        assert_eq!(world.at(Duration::ZERO), [Action::Name(id.clone(), holder("pod"))]);
+        assert_eq!(world.named(Duration::ZERO), [(id.clone(), holder("pod"), vec![])]);
         world.change(&id).holder = Some(holder("pod"));
-        assert_eq!(world.at(Duration::ZERO), []);
+        assert_eq!(world.released(Duration::ZERO), []);
     }
 
     #[test]
@@ -291,19 +299,19 @@ mod tests {
         world.change(&id).predecessor = Some(holder("old"));
         world.hold("new", &["a"]);
         world.hold("old", &["a"]);
-        assert_eq!(world.at(Duration::ZERO), [Action::Name(id, holder("new"))]);
+        assert_eq!(world.named(Duration::ZERO), [(id, holder("new"), vec![])]);
     }
 
     #[test]
     fn what_is_allocated_again_is_missed_from_then_on() {
         let mut world = world();
         let id = world.record(&["a"], State::Started);
-        assert_eq!(world.at(Duration::ZERO), []);
+        assert_eq!(world.released(Duration::ZERO), []);
         // Given to another pod, which kubelet's answer is too old to know.
         let record = world.change(&id);
         (record.generation, record.state) = (2, State::Allocated);
-        assert_eq!(world.at(GRACE * 2), [], "nobody has missed this one before");
-        assert_eq!(world.at(GRACE * 3), [Action::Release(id)]);
+        assert_eq!(world.released(GRACE * 2), [], "nobody has missed this one before");
+        assert_eq!(world.released(GRACE * 3), [id]);
     }
 
     #[test]
@@ -312,14 +320,18 @@ mod tests {
         let id = world.record(&["a"], State::Allocated);
         world.change(&id).predecessor = Some(holder("web-0"));
         world.hold("web-0", &["a"]);
-        assert_eq!(world.at(Duration::ZERO), [], "the finished one, as far as anybody knows");
+        assert_eq!(world.released(Duration::ZERO), [], "the finished one, as far as anybody knows");
         world.change(&id).state = State::Started;
         let start = world.start + Duration::from_secs(8);
         world.absences.started(&id, start);
         world.answer_age = Duration::from_secs(5);
-        assert_eq!(world.at(Duration::from_secs(12)), [], "the answer is from before its start");
-        let named = [Action::Name(id, holder("web-0"))];
-        assert_eq!(world.at(Duration::from_secs(14)), named);
+        assert_eq!(
+            world.released(Duration::from_secs(12)),
+            [],
+            "the answer is from before its start"
+        );
+        let named = [(id, holder("web-0"), vec![])];
+        assert_eq!(world.named(Duration::from_secs(14)), named);
     }
 
     /// Kubelet lists the app's container alone, which has not begun.
@@ -330,12 +342,11 @@ mod tests {
         let app = world.record(&["a", "b"], State::Parked);
         world.hold("pod", &["a", "b"]);
         world.at(Duration::ZERO);
-        assert_eq!(world.at(GRACE * 2), []);
+        assert_eq!(world.released(GRACE * 2), []);
         world.holdings.clear();
         world.at(GRACE * 3);
-        let actions = world.at(GRACE * 5);
-        assert!(actions.contains(&Action::Release(init)), "{actions:?}");
-        assert!(actions.contains(&Action::Release(app)), "{actions:?}");
+        let released = world.released(GRACE * 5);
+        assert!(released.contains(&init) && released.contains(&app), "{released:?}");
     }
 
     /// Kubelets before 1.34 list them.
@@ -350,7 +361,7 @@ mod tests {
         }
         world.hold("finished", &["a", "b"]);
         world.at(Duration::ZERO);
-        assert_eq!(world.at(GRACE * 2), [Action::Release(ended)]);
+        assert_eq!(world.released(GRACE * 2), [ended]);
     }
 
     #[test]
@@ -360,11 +371,11 @@ mod tests {
         world.record(&["a", "b"], State::Started);
         world.hold("pod", &["a", "b"]);
         world.at(Duration::ZERO);
-        let actions = world.at(GRACE * 2);
-        assert!(!actions.contains(&Action::Release(init.clone())), "{actions:?}");
+        let released = world.at(GRACE * 2).released;
+        assert!(!released.contains(&init), "{released:?}");
         world.holdings.clear();
         world.at(GRACE * 3);
-        assert!(world.at(GRACE * 5).contains(&Action::Release(init)));
+        assert!(world.at(GRACE * 5).released.contains(&init));
     }
 
     #[test]
@@ -375,13 +386,12 @@ mod tests {
         record.replicas.clear();
         record.resource.clear();
         world.hold("pod", &["b", "a"]);
-        let want = Action::Complete {
-            id,
-            resource: "r".into(),
-            replicas: vec!["a".into(), "b".into()],
-            holder: holder("pod"),
-        };
-        assert_eq!(world.at(Duration::ZERO), [want]);
+        let [record] = world.at(Duration::ZERO).named.try_into().unwrap();
+        assert_eq!((&record.id, record.resource.as_str()), (&id, "r"));
+        assert_eq!(
+            (&record.replicas[..], &record.holder),
+            (&["a".into(), "b".into()][..], &Some(holder("pod")))
+        );
     }
 
     fn claimed(world: &mut World, is_known: bool) -> AllocationId {
@@ -414,23 +424,22 @@ mod tests {
     fn a_claims_share_gets_a_holder_and_stays_until_kubelet_unprepares_it() {
         let mut world = world();
         let id = claimed(&mut world, true);
-        assert_eq!(world.at(GRACE * 3), [], "nobody holds it yet");
+        assert_eq!(world.released(GRACE * 3), [], "nobody holds it yet");
         hold_claim(&mut world, "first", &id);
         hold_claim(&mut world, "second", &id);
         let holder = Holder { namespace: "ns".into(), pod: "first".into(), container: "c".into() };
         let second = Holder { pod: "second".into(), ..holder.clone() };
-        let others = Action::NameOthers(id.clone(), vec![second.clone()]);
-        assert_eq!(world.at(GRACE * 3), [others, Action::Name(id.clone(), holder.clone())]);
+        let named = [(id.clone(), holder.clone(), vec![second.clone()])];
+        assert_eq!(world.named(GRACE * 3), named);
         world.change(&id).holder = Some(holder);
         world.change(&id).others = vec![second.clone()];
-        assert_eq!(world.at(GRACE * 4), []);
+        assert_eq!(world.released(GRACE * 4), []);
         world.holdings.remove(0);
-        let nobody_else = Action::NameOthers(id.clone(), Vec::new());
-        assert_eq!(world.at(GRACE * 5), [nobody_else, Action::Name(id.clone(), second.clone())]);
+        assert_eq!(world.named(GRACE * 5), [(id.clone(), second.clone(), vec![])]);
         world.change(&id).others.clear();
         world.change(&id).holder = Some(second);
         world.holdings.clear();
-        assert_eq!(world.at(GRACE * 9), []);
+        assert_eq!(world.released(GRACE * 9), []);
     }
 
     #[test]
@@ -438,9 +447,9 @@ mod tests {
         let mut world = world();
         let id = claimed(&mut world, false);
         hold_claim(&mut world, "pod", &id);
-        assert!(matches!(&world.at(GRACE * 2)[..], [Action::Name(named, _)] if *named == id));
+        assert_eq!(world.named(GRACE * 2), [(id.clone(), holder("pod"), vec![])]);
         world.holdings.clear();
-        assert_eq!(world.at(GRACE * 3), []);
-        assert_eq!(world.at(GRACE * 5), [Action::Release(id)]);
+        assert_eq!(world.released(GRACE * 3), []);
+        assert_eq!(world.released(GRACE * 5), [id]);
     }
 }

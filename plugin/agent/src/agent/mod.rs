@@ -18,12 +18,12 @@ use tessera_model::allocation_id::AllocationId;
 use tessera_model::audit::{Actor, Event, What};
 use tessera_model::clock::unix_ms;
 use tessera_model::gpu::Gpu;
+use tessera_model::holding::Census;
 use tessera_model::placement_reason::PlacementReason;
 use tessera_model::record::Record;
 use tessera_model::steered::Cordon;
 use tessera_rules::ask::Ask;
 use tessera_rules::preferred::{PlacementContext, preferred};
-use tessera_rules::reconcile::Kubelet;
 use tessera_store::{Ledger, OpenError, Opened};
 use tessera_system::locks::Ranked;
 use tessera_tenant::delivery::Delivery;
@@ -216,8 +216,8 @@ impl Agent {
     }
 
     /// One round of housekeeping; see [`Allocations::reconcile`]. Blocking.
-    pub fn reconcile(&self, kubelet: Kubelet<'_>, grace: Duration) {
-        self.board.forget_refused(&kubelet);
+    pub fn reconcile(&self, kubelet: &Census, grace: Duration) {
+        self.board.forget_refused(kubelet);
         if self.allocations.reconcile(kubelet, grace) {
             self.advertised.refresh();
         }

@@ -9,12 +9,13 @@ use tracing::info;
 
 use super::{AllocateError, Allocations};
 use tessera_model::allocation_id::AllocationId;
-use tessera_model::audit::What;
+use tessera_model::audit::{Event, What};
 use tessera_model::clock::unix_ms;
+use tessera_model::holding::Census;
 use tessera_model::record::{Record, State};
 use tessera_rules::allocate;
 use tessera_rules::reconcile;
-use tessera_rules::reconcile::{Action, Kubelet};
+use tessera_rules::reconcile::Round;
 use tessera_store::Change;
 use tessera_tenant::regions::Mode;
 
@@ -75,49 +76,34 @@ impl Allocations {
 
     /// One round of housekeeping: names holders, completes adopted records, releases what nobody
     /// holds. True if that changed records.
-    pub(crate) fn reconcile(&self, kubelet: Kubelet<'_>, grace: Duration) -> bool {
+    pub(crate) fn reconcile(&self, kubelet: &Census, grace: Duration) -> bool {
         let mut writer = self.journal.writer();
         let records = self.records.lock().all();
         let in_use = |id: &AllocationId| self.pages.is_used(id);
         let mut absences = self.absences.lock();
-        let actions =
+        let Round { named, released } =
             reconcile::decide(&records, kubelet, &in_use, &mut absences, grace, Instant::now());
         drop(absences);
         let mut change = Change::default();
-        for action in actions {
-            match action {
-                Action::Name(id, holder) => {
-                    let Some(record) = records.get(&id) else { continue };
-                    // Its other holders were named just before.
-                    let before = change.put.pop_if(|record| record.id == id);
-                    let before = before.unwrap_or_else(|| Record::clone(record));
-                    let named = Record { holder: Some(holder), ..before };
-                    // No PreStartContainer says that a claim's container starts.
-                    if record.origin.claim().is_some() && record.state == State::Allocated {
-                        let started_unix_ms = unix_ms();
-                        let started = Record { state: State::Started, started_unix_ms, ..named };
-                        change.put(started, What::Started, started_unix_ms);
-                    } else {
-                        change.put.push(named);
-                    }
-                }
-                Action::NameOthers(id, others) => {
-                    let Some(record) = records.get(&id) else { continue };
-                    change.put.push(Record { others, ..Record::clone(record) });
-                }
-                Action::Complete { id, resource, replicas, holder } => {
-                    let Some(record) = records.get(&id) else { continue };
-                    info!(%id, resource, ?replicas, "kubelet named the replicas of adopted pages");
-                    let holder = Some(holder);
-                    let record = Record::clone(record);
-                    change.put.push(Record { resource, replicas, holder, ..record });
-                }
-                Action::Release(id) => {
-                    let Some(record) = records.get(&id) else { continue };
-                    info!(%id, "released by {}", record.name());
-                    change.release(record, unix_ms());
-                }
+        for mut record in named {
+            let Some(before) = records.get(&record.id) else { continue };
+            if before.replicas != record.replicas {
+                let (id, resource, replicas) = (&record.id, &record.resource, &record.replicas);
+                info!(%id, resource, ?replicas, "kubelet named the replicas of adopted pages");
             }
+            // No PreStartContainer says that a claim's container starts.
+            let starts = record.origin.claim().is_some() && record.state == State::Allocated;
+            if starts && record.holder != before.holder {
+                let now = unix_ms();
+                let started = Arc::make_mut(&mut record);
+                (started.state, started.started_unix_ms) = (State::Started, now);
+                change.events.push(Event::of(started, What::Started, now));
+            }
+            change.put.push(Arc::unwrap_or_clone(record));
+        }
+        for record in released.iter().filter_map(|id| records.get(id)) {
+            info!(id = %record.id, "released by {}", record.name());
+            change.release(record, unix_ms());
         }
         if change.is_empty() {
             return false;
