@@ -71,34 +71,26 @@ pub fn judge(
     ours: &BTreeSet<String>,
     gpus: &[Gpu],
 ) -> BTreeMap<String, ForeignSale> {
-    let mut findings = BTreeMap::new();
-    let foreign = || offers.iter().filter(|offer| !ours.contains(&offer.resource));
-    // A certain finding before an unclear one, a plugin that offers before a pod that holds.
-    for wanted_unclear in [false, true] {
-        for wanted_held in [false, true] {
-            for offer in foreign().filter(|offer| offer.holder.is_some() == wanted_held) {
-                for id in &offer.device_ids {
-                    let (found, unclear) = match meaning(&offer.resource, id, gpus) {
-                        Meaning::Ours(found) => (found, false),
-                        Meaning::Unclear => ((0..gpus.len()).collect(), true),
-                        Meaning::Other => continue,
-                    };
-                    if unclear != wanted_unclear {
-                        continue;
-                    }
-                    for gpu in found {
-                        findings.entry(gpus[gpu].uuid.clone()).or_insert_with(|| ForeignSale {
-                            resource: offer.resource.clone(),
-                            device_id: id.clone(),
-                            holder: offer.holder.clone(),
-                            unclear,
-                        });
-                    }
-                }
-            }
+    let mut sales = Vec::new();
+    for offer in offers.iter().filter(|offer| !ours.contains(&offer.resource)) {
+        for id in &offer.device_ids {
+            let (found, unclear) = match meaning(&offer.resource, id, gpus) {
+                Meaning::Ours(found) => (found, false),
+                Meaning::Unclear => ((0..gpus.len()).collect(), true),
+                Meaning::Other => continue,
+            };
+            let sale = ForeignSale {
+                resource: offer.resource.clone(),
+                device_id: id.clone(),
+                holder: offer.holder.clone(),
+                unclear,
+            };
+            sales.extend(found.into_iter().map(|gpu| (gpus[gpu].uuid.clone(), sale.clone())));
         }
     }
-    findings
+    // A certain finding before an unclear one, a plugin that offers before a pod that holds: the last one stands.
+    sales.sort_by_key(|(_, sale)| (sale.unclear, sale.holder.is_some()));
+    sales.into_iter().rev().collect()
 }
 
 /// The findings that stand. One stands from the moment it is made until it has not been made for a
