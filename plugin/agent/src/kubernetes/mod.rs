@@ -22,7 +22,7 @@ use crate::status_board::StatusBoard;
 use series::{Events, GivenUp, Series, Subject};
 pub use tessera_cluster::Server;
 use tessera_cluster::events::{EventClient, PodEvent};
-use tessera_cluster::{ApiError, Client};
+use tessera_cluster::{ApiError, Client, Retry};
 use tessera_config::{Config, Events as Wanted};
 use tessera_kubelet::foreign_plugins::checkpoint;
 use tessera_model::audit::Event;
@@ -37,10 +37,8 @@ pub struct Timing {
     pub limit: Duration,
     /// Least time between two requests.
     pub pace: Duration,
-    /// The pause after a failure, which doubles, at first and at most.
+    /// The pause after a failure, which doubles, at first and at most; at most also where a person must do something.
     pub pause: [Duration; 2],
-    /// The pause after it was forbidden.
-    pub forbidden: Duration,
     /// Another API server than the pod's own.
     pub server: Option<Server>,
 }
@@ -51,7 +49,6 @@ impl Default for Timing {
             limit: Duration::from_secs(10),
             pace: Duration::from_millis(200),
             pause: [Duration::from_secs(1), Duration::from_secs(300)],
-            forbidden: Duration::from_secs(300),
             server: None,
         }
     }
@@ -155,9 +152,10 @@ async fn run(agent: Arc<Agent>, server: Server, mut lines: mpsc::Receiver<Event>
             Err(failure) => {
                 counts.failed.fetch_add(1, Ordering::Relaxed);
                 debug!(%failure, "an event");
-                match verdict(&failure) {
-                    Verdict::Again => events.lost(at),
-                    Verdict::Never => {
+                match retry(&failure) {
+                    // Kubernetes has forgotten it: it is made once more.
+                    Retry::Reread => events.lost(at),
+                    Retry::Never => {
                         events.give_up(at);
                         // It answered: what was amiss with it before is no more.
                         pause = timing.pause[0];
@@ -165,13 +163,13 @@ async fn run(agent: Arc<Agent>, server: Server, mut lines: mpsc::Receiver<Event>
                         counts.dropped.fetch_add(1, Ordering::Relaxed);
                         say_given_up(&mut given_up, 1, &failure);
                     }
-                    Verdict::Later => {
+                    Retry::Soon => {
                         rest = Instant::now() + pause;
                         pause = (pause * 2).min(timing.pause[1]);
                         say(board, &failure, "");
                     }
-                    Verdict::Forbidden => {
-                        rest = Instant::now() + timing.forbidden;
+                    Retry::Later => {
+                        rest = Instant::now() + timing.pause[1];
                         let hint = " (docs/trust.md), or set kubernetes.events = \"off\"";
                         say(board, &failure, hint);
                     }
@@ -222,38 +220,12 @@ fn event(series: &Series) -> PodEvent<'_> {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
-    /// Kubernetes has forgotten it: it is made once more.
-    Again,
-    Never,
-    /// It may be taken another time.
-    Later,
-    /// We may not.
-    Forbidden,
-}
-
-fn verdict(failure: &ApiError) -> Verdict {
+fn retry(failure: &ApiError) -> Retry {
     match failure {
-        ApiError::Unreachable { .. }
-        | ApiError::Slow { .. }
-        | ApiError::Busy { .. }
-        | ApiError::Expired { .. } => Verdict::Later,
-        // A namespace that is being deleted takes nothing new.
-        ApiError::Forbidden { message, .. } if message.contains("being terminated") => {
-            Verdict::Never
-        }
-        ApiError::Unauthorized { .. } | ApiError::Forbidden { .. } => Verdict::Forbidden,
-        ApiError::NotFound { message, .. } if message.contains("namespaces") => Verdict::Never,
-        ApiError::NotFound { .. } => Verdict::Again,
-        ApiError::NotServed { .. }
-        | ApiError::Conflict { .. }
-        | ApiError::Exists { .. }
-        | ApiError::Invalid { .. } => Verdict::Never,
-        // What a proxy or a login page answers in the API server's place says nothing of the event.
-        ApiError::Unreadable { .. } | ApiError::Kubeconfig { .. } | ApiError::Login { .. } => {
-            Verdict::Later
-        }
+        // A namespace that is gone, or is being deleted, takes nothing new.
+        ApiError::Forbidden { message, .. } if message.contains("being terminated") => Retry::Never,
+        ApiError::NotFound { message, .. } if message.contains("namespaces") => Retry::Never,
+        failure => failure.retry(),
     }
 }
 
@@ -353,28 +325,4 @@ pub fn node_name() -> Option<String> {
 fn hostname() -> Option<String> {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
     Some(name.trim().to_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use tessera_cluster::{Call, Kind, Verb};
-
-    #[test]
-    fn what_is_refused_is_tried_again_later_or_never() {
-        let call = || Call::of(Verb::Create, Kind::Events, "team", "chat.1");
-        let forbidden = |text: &str| ApiError::Forbidden { call: call(), message: text.to_owned() };
-        let not_found = |text: &str| ApiError::NotFound { call: call(), message: text.to_owned() };
-        assert_eq!(verdict(&forbidden("events is forbidden")), Verdict::Forbidden);
-        assert_eq!(verdict(&forbidden("namespace x is being terminated")), Verdict::Never);
-        assert_eq!(verdict(&not_found("namespaces \"team\" not found")), Verdict::Never);
-        assert_eq!(verdict(&not_found("events \"chat.1\" not found")), Verdict::Again);
-        let slow = ApiError::Slow { call: call(), limit: Duration::from_secs(1) };
-        assert_eq!(verdict(&slow), Verdict::Later);
-        let invalid = ApiError::Invalid { call: call(), field: None, message: String::new() };
-        assert_eq!(verdict(&invalid), Verdict::Never);
-        // A login page in the API server's place says nothing of the event.
-        let page = ApiError::Unreadable { call: call(), reason: "HTTP 302".to_owned() };
-        assert_eq!(verdict(&page), Verdict::Later);
-    }
 }

@@ -59,7 +59,6 @@ impl Api {
             limit: PATIENCE,
             pace: Duration::from_millis(1),
             pause: [Duration::from_millis(20), Duration::from_millis(200)],
-            forbidden: Duration::from_millis(500),
             server: Some(self.server.clone()),
         }
     }
@@ -247,7 +246,7 @@ async fn a_server_that_forbids_it_is_asked_seldom() {
         node.status_until(|s| s.warnings.iter().find(|w| w.contains("grant it")).cloned()).await;
     assert!(warning.contains("403: events is forbidden"), "{warning}");
     // Once for each pause, however long all this takes here.
-    let pauses = begun.elapsed().as_millis() / api.timing().forbidden.as_millis();
+    let pauses = begun.elapsed().as_millis() / api.timing().pause[1].as_millis();
     assert!(api.asked().len() as u128 <= 3 + pauses, "{} in {pauses}", api.asked().len());
 }
 
