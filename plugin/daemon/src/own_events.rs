@@ -57,8 +57,7 @@ impl OwnEvents {
             return true;
         }
         let mut message = lacks.join("; ");
-        let end = (0..=LONGEST.min(message.len())).rev().find(|at| message.is_char_boundary(*at));
-        message.truncate(end.unwrap_or(0));
+        printable::cut(&mut message, LONGEST);
         let now = unix_ms();
         let event = PodEvent {
             namespace: &self.namespace,

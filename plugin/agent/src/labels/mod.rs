@@ -146,30 +146,20 @@ impl Keeper {
 
     /// Looks now and then, for ever. What goes wrong is a condition of `status`.
     pub async fn run(self: &Arc<Self>) {
-        let mut seen: Option<Arc<Config>> = None;
         loop {
-            let config = self.agent.config();
-            // Off, and off before: nothing to look at.
-            let idle = config.labels.nfd_file.is_none()
-                && seen.as_ref().is_some_and(|seen| seen.labels.nfd_file.is_none());
-            if !idle {
-                let (keeper, config) = (Arc::clone(self), Arc::clone(&config));
-                let outcome = tokio::task::spawn_blocking(move || keeper.refresh(&config)).await;
-                let problem = match outcome {
-                    Ok(outcome) => outcome.err(),
-                    Err(error) => Some(error.to_string()),
-                };
-                self.agent.board().set_condition("labels", problem);
-            }
-            seen = Some(config);
+            let keeper = Arc::clone(self);
+            let outcome = tokio::task::spawn_blocking(move || keeper.refresh()).await;
+            let problem = outcome.unwrap_or_else(|error| Err(error.to_string())).err();
+            self.agent.board().set_condition("labels", problem);
             tokio::time::sleep(LOOK).await;
         }
     }
 
-    /// Makes the file what this configuration wants, of the GPUs that are included now. Blocking: asks the driver.
-    pub fn refresh(&self, config: &Config) -> Result<(), String> {
+    /// Makes the file what the configuration wants, of the GPUs that are included now. Blocking: asks the driver.
+    fn refresh(&self) -> Result<(), String> {
         let gpus = self.agent.inventory().catalogue().devices();
-        lock(&self.state).refresh(config, gpus, |gpus| self.discovery.facts(gpus))
+        let config = self.agent.config();
+        lock(&self.state).refresh(&config, gpus, |gpus| self.discovery.facts(gpus))
     }
 
     /// Removes the file that was written: a node without the plugin has no shares to choose.

@@ -33,6 +33,8 @@ use tessera_model::gpu::Gpu;
 use tessera_model::printable;
 use tessera_rules::capacity;
 use tessera_system::locks::lock;
+use tessera_view::API_VERSION;
+use tessera_view::change::ReloadResponse;
 use tessera_view::status::Configuration;
 
 /// Most differences that are logged and kept, and most bytes of each.
@@ -68,15 +70,6 @@ impl fmt::Display for ReloadCause {
             ReloadCause::Asked(_) => "tessera config reload",
         })
     }
-}
-
-#[derive(Clone, Debug, Default)]
-pub struct Outcome {
-    /// Why it was refused; empty if it was not.
-    pub problems: Vec<Problem>,
-    pub changes: Vec<Difference>,
-    /// What will be different after a restart.
-    pub waiting: Vec<Difference>,
 }
 
 pub struct Reloader {
@@ -204,21 +197,30 @@ impl Reloader {
     }
 
     /// Reads the file, and has it take effect if it is good. Blocking.
-    pub fn reload(&self, why: &ReloadCause) -> Outcome {
-        let Some(file) = &self.file else { return Outcome::default() };
+    pub fn reload(&self, why: &ReloadCause) -> ReloadResponse {
+        let mut response = ReloadResponse::default();
+        let Some(file) = &self.file else { return response };
         let mut seen = lock(&self.seen);
         let judged = file.judge();
         let mark = mark(&judged);
-        if *why == ReloadCause::Change && *seen == mark {
-            return Outcome::default();
+        if *why != ReloadCause::Change || *seen != mark {
+            *seen = mark;
+            self.take(file, judged, why, &mut response);
         }
-        *seen = mark;
-        let outcome = self.take(file, judged, why);
         drop(seen);
-        outcome
+        response.api_version = API_VERSION.to_owned();
+        response.file = file.path().display().to_string();
+        response.configuration = self.state();
+        response
     }
 
-    fn take(&self, file: &ConfigFile, judged: Judged, why: &ReloadCause) -> Outcome {
+    fn take(
+        &self,
+        file: &ConfigFile,
+        judged: Judged,
+        why: &ReloadCause,
+        response: &mut ReloadResponse,
+    ) {
         let path = file.path().display();
         lock(&self.state).attempted_unix_ms = unix_ms();
         let before = self.current.get();
@@ -256,7 +258,8 @@ impl Reloader {
                 let what = What::ConfigurationRefused { problems: self.state().errors };
                 agent.note_configuration(what, why.to_string(), why.by());
             }
-            return Outcome { problems, ..Outcome::default() };
+            response.problems = plan::problems(&problems);
+            return;
         }
         let (mut changes, mut waiting) = (Vec::new(), Vec::new());
         for difference in keys::differences(&before, &config) {
@@ -293,7 +296,8 @@ impl Reloader {
             let what = What::ConfigurationReloaded { changes: described(&changes, &waiting) };
             agent.note_configuration(what, why.to_string(), why.by());
         }
-        Outcome { problems, changes, waiting }
+        response.changes = plan::changes(&changes);
+        response.waiting = plan::changes(&waiting);
     }
 
     /// What is odd, and no error.

@@ -83,7 +83,7 @@ pub fn problems(problems: &[Problem]) -> Vec<ConfigurationProblem> {
     problems.iter().map(problem).collect()
 }
 
-pub fn changes(differences: &[Difference]) -> Vec<ConfigurationChange> {
+pub(super) fn changes(differences: &[Difference]) -> Vec<ConfigurationChange> {
     let change = |difference: &Difference| ConfigurationChange {
         key: difference.key.clone(),
         before: difference.before.clone(),

@@ -8,9 +8,7 @@ use tessera_view::change::{PlanRequest, PlanResponse, ReloadRequest, ReloadRespo
 use super::server::failed;
 use super::status::StatusView;
 use super::steer;
-use tessera_agent::reload::plan::{changes, problems};
 use tessera_agent::reload::{ReloadCause, Reloader};
-use tessera_view::API_VERSION;
 use tessera_web::{Peer, SourceError};
 
 /// Larger ones are no configuration.
@@ -43,19 +41,10 @@ pub(super) async fn reload(
 ) -> Result<ReloadResponse, SourceError> {
     let reloader = reloader(&view)?;
     let actor = steer::actor(peer, "config reload".to_owned());
-    let Some(file) = reloader.file().map(|file| file.path().display().to_string()) else {
+    if reloader.file().is_none() {
         return Err(SourceError::Conflict("this plugin was started without a file".to_owned()));
-    };
-    let reading = Arc::clone(&reloader);
+    }
     let read =
-        tokio::task::spawn_blocking(move || reading.reload(&ReloadCause::Asked(Some(actor)))).await;
-    let outcome = read.map_err(failed)?;
-    Ok(ReloadResponse {
-        problems: problems(&outcome.problems),
-        changes: changes(&outcome.changes),
-        waiting: changes(&outcome.waiting),
-        configuration: reloader.state(),
-        file,
-        api_version: API_VERSION.to_owned(),
-    })
+        tokio::task::spawn_blocking(move || reloader.reload(&ReloadCause::Asked(Some(actor)))).await;
+    read.map_err(failed)
 }
