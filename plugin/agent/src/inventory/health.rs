@@ -63,6 +63,19 @@ fn says_more(before: &Remembered, now: &Remembered) -> bool {
     fixed(before) != fixed(now) || quiet.saturating_sub(last) >= IMPRECISION
 }
 
+/// Says of each GPU why it is sick, or that it is not; true if that is news.
+pub(super) fn mark(catalogue: &mut Catalogue, health: &Health) -> bool {
+    let mut changed = false;
+    for (uuid, sold) in &mut catalogue.gpus {
+        let reason = health.reason(uuid);
+        if sold.sick.as_deref() != reason {
+            sold.sick = reason.map(str::to_owned);
+            changed = true;
+        }
+    }
+    changed
+}
+
 impl Inventory {
     /// Takes what the driver reports of a GPU. Lines for the audit trail, and whether it changes what is sold.
     pub(crate) fn observe(&self, observation: &Observation) -> (Vec<Event>, bool) {
@@ -82,15 +95,8 @@ impl Inventory {
             }
         }
         // Also the reason of a GPU that stays ill may be another by now.
-        let mut changed = false;
         let mut catalogue = self.catalogue.lock();
-        for (uuid, sold) in &mut Arc::make_mut(&mut catalogue).gpus {
-            let reason = health.reason(uuid);
-            if sold.sick.as_deref() != reason {
-                sold.sick = reason.map(str::to_owned);
-                changed = true;
-            }
-        }
+        let changed = mark(Arc::make_mut(&mut catalogue), &health);
         (events, changed)
     }
 
@@ -146,10 +152,7 @@ impl Inventory {
 
     pub(crate) fn with_health(&self, after: &Catalogue) -> Catalogue {
         let mut after = after.clone();
-        let health = self.health.lock();
-        for (uuid, sold) in &mut after.gpus {
-            sold.sick = health.reason(uuid).map(str::to_owned);
-        }
+        mark(&mut after, &self.health.lock());
         after
     }
 }

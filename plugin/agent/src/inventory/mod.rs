@@ -24,8 +24,8 @@ use crate::journal::Journal;
 use crate::lock_order::{CATALOGUE, HEALTH, LEAF};
 use contexts::Contexts;
 pub use cordons::Lift;
-use health::moment;
 pub(crate) use health::unreadable;
+use health::{mark, moment};
 
 #[derive(Debug)]
 pub struct Inventory {
@@ -109,9 +109,7 @@ impl Inventory {
         let at = (&moment(), Instant::now());
         let health = Health::new(now.health.clone(), uuids, remembered, at);
         let mut catalogue = Catalogue::new(gpus, &now);
-        for (uuid, sold) in &mut catalogue.gpus {
-            sold.sick = health.reason(uuid).map(str::to_owned);
-        }
+        mark(&mut catalogue, &health);
         Inventory {
             saved: Ranked::new(LEAF, saved),
             catalogue: Ranked::new(CATALOGUE, Arc::new(catalogue)),
@@ -173,9 +171,7 @@ impl Inventory {
         health.configure(config.health.clone(), gpus.iter().map(|gpu| &gpu.uuid), at);
         let mut next = Catalogue::new(&gpus, config);
         next.edition = catalogue.edition + 1;
-        for (uuid, sold) in &mut next.gpus {
-            sold.sick = health.reason(uuid).map(str::to_owned);
-        }
+        mark(&mut next, &health);
         *catalogue = Arc::new(next);
         self.config.set(Arc::clone(config));
     }
