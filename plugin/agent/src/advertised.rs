@@ -84,7 +84,7 @@ impl Advertised {
         withheld: &dyn Fn(&str) -> Withheld,
     ) {
         let Devices { offers, senders } = devices;
-        if !offers.renew(catalogue, catalogue.reserve_bytes, records, withheld) {
+        if !offers.renew(catalogue, records, withheld) {
             return;
         }
         let all = offers.devices(catalogue);
@@ -192,7 +192,7 @@ type Listed = BTreeMap<(String, String), BTreeMap<u32, bool>>;
 
 fn listed(catalogue: &Catalogue, records: &Records, withheld: &dyn Fn(&str) -> Withheld) -> Listed {
     let mut offers = Offers::default();
-    offers.renew(catalogue, catalogue.reserve_bytes, records, withheld);
+    offers.renew(catalogue, records, withheld);
     let mut listed = Listed::new();
     for (resource, devices) in offers.devices(catalogue) {
         for device in devices {

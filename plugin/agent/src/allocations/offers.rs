@@ -50,7 +50,6 @@ impl Offers {
     pub(crate) fn renew(
         &mut self,
         catalogue: &Catalogue,
-        reserve_bytes: u64,
         records: &Records,
         withheld: &dyn Fn(&str) -> Withheld,
     ) -> bool {
@@ -62,7 +61,7 @@ impl Offers {
                 sick: sold.sick.is_some(),
                 withheld: withheld(uuid),
             };
-            changed |= self.renew_gpu(uuid, basis, Some(sold), reserve_bytes, records);
+            changed |= self.renew_gpu(uuid, basis, Some((sold, catalogue.reserve_bytes)), records);
         }
         // Of GPUs that are gone, or that the configuration leaves out now.
         for uuid in records.gpus().filter(|uuid| !catalogue.gpus.contains_key(*uuid)) {
@@ -72,7 +71,7 @@ impl Offers {
                 sick: true,
                 withheld: Withheld::Nothing,
             };
-            changed |= self.renew_gpu(uuid, basis, None, reserve_bytes, records);
+            changed |= self.renew_gpu(uuid, basis, None, records);
         }
         let before = self.gpus.len();
         self.gpus.retain(|uuid, _| {
@@ -90,29 +89,18 @@ impl Offers {
         &mut self,
         uuid: &str,
         basis: Basis,
-        sold: Option<&AdvertisedGpu>,
-        reserve_bytes: u64,
+        sold: Option<(&AdvertisedGpu, u64)>,
         records: &Records,
     ) -> bool {
-        let before = self.gpus.get_mut(uuid);
-        if before.as_ref().is_some_and(|(before, _)| *before == basis) {
+        if self.gpus.get(uuid).is_some_and(|(before, _)| *before == basis) {
             return false;
         }
         let stakes: Vec<Stake> =
             records.on(uuid).filter_map(|record| stake(record, uuid)).collect();
-        let offer = offer(sold, basis, reserve_bytes, &stakes);
-        match before {
-            Some((known, before)) => {
-                *known = basis;
-                let changed = *before != offer;
-                *before = offer;
-                changed
-            }
-            None => {
-                self.gpus.insert(uuid.to_owned(), (basis, offer));
-                true
-            }
-        }
+        let offer = offer(sold, basis, &stakes);
+        let changed = self.gpus.get(uuid).is_none_or(|(_, before)| *before != offer);
+        self.gpus.insert(uuid.to_owned(), (basis, offer));
+        changed
     }
 
     /// What kubelet sees of it.
@@ -151,13 +139,9 @@ fn stake<'a>(record: &'a Record, uuid: &str) -> Option<Stake<'a>> {
     Some(Stake { resource: &record.resource, granted_bytes, indexes, is_foreign })
 }
 
-fn offer(
-    sold: Option<&AdvertisedGpu>,
-    basis: Basis,
-    reserve_bytes: u64,
-    stakes: &[Stake<'_>],
-) -> Offer {
-    let shares = sold.map(|sold| sold.shares.as_slice()).unwrap_or_default();
+/// `sold`: with `gpus.reserve`, where the configuration has it.
+fn offer(sold: Option<(&AdvertisedGpu, u64)>, basis: Basis, stakes: &[Stake<'_>]) -> Offer {
+    let shares = sold.map(|(sold, _)| sold.shares.as_slice()).unwrap_or_default();
     // The holder of each replica.
     let mut holders: Vec<Vec<Option<usize>>> =
         shares.iter().map(|share| vec![None; to_usize(share.count)]).collect();
@@ -184,7 +168,8 @@ fn offer(
         let count = holders.iter().filter(|holder| holder.is_none()).count();
         free.extend(std::iter::repeat_n(share.limit.memory_bytes, count));
     }
-    let sellable = sold.map_or(0, |sold| Capacity::within(&sold.gpu, reserve_bytes).sellable());
+    let capacity = sold.map(|(sold, reserve)| Capacity::within(&sold.gpu, reserve));
+    let sellable = capacity.map_or(0, Capacity::sellable);
     let verdict = judge(sellable, &held, &free);
     let mut free = verdict.free.into_iter();
     // A GPU is sold by one front end at a time.
@@ -272,13 +257,9 @@ mod tests {
         withheld: &dyn Fn(&str) -> Withheld,
     ) -> Advertised {
         let mut offers = Offers::default();
-        assert!(offers.renew(
-            catalogue,
-            reserve_bytes,
-            &records.values().cloned().collect(),
-            withheld
-        ));
-        offers.devices(catalogue)
+        let catalogue = Catalogue { reserve_bytes, ..catalogue.clone() };
+        assert!(offers.renew(&catalogue, &records.values().cloned().collect(), withheld));
+        offers.devices(&catalogue)
     }
 
     /// No GPU is sold by others.
@@ -462,7 +443,6 @@ mod tests {
                     let edition = catalogue.edition + 1;
                     catalogue = Catalogue { edition, ..catalogue_of(text, 1 + sick % 2) };
                 }
-                let reserve = catalogue.reserve_bytes;
                 let refused = |uuid: &str| match sick {
                     5 if uuid == "GPU-b" => Withheld::Free,
                     6 if uuid == "GPU-b" => Withheld::All,
@@ -470,13 +450,13 @@ mod tests {
                 };
                 let gpu = catalogue.gpus.get_mut("GPU-a").unwrap();
                 gpu.sick = (sick == 4).then(|| "XID 79".to_owned());
-                let changed = offers.renew(&catalogue, reserve, &records, &refused);
+                let changed = offers.renew(&catalogue, &records, &refused);
                 let mut fresh = Offers::default();
-                fresh.renew(&catalogue, reserve, &records, &refused);
+                fresh.renew(&catalogue, &records, &refused);
                 let fresh = fresh.devices(&catalogue);
                 prop_assert_eq!(&offers.devices(&catalogue), &fresh);
                 prop_assert!(changed || sent == fresh, "a change that is not reported");
-                prop_assert!(!offers.renew(&catalogue, reserve, &records, &refused), "reported twice");
+                prop_assert!(!offers.renew(&catalogue, &records, &refused), "reported twice");
                 sent = fresh;
             }
         }

@@ -223,10 +223,9 @@ impl Allocations {
     fn remark(&self, before: &Record, after: &Arc<Record>, notes: &mut Vec<String>) {
         let records = self.records.lock().all();
         let catalogue = self.inventory.catalogue();
-        let reserve = self.config.get().gpus.reserve_bytes;
         let offered = |records: Records| {
             let mut offers = Offers::default();
-            offers.renew(&catalogue, reserve, &records, &|uuid| self.inventory.withheld_of(uuid));
+            offers.renew(&catalogue, &records, &|uuid| self.inventory.withheld_of(uuid));
             let devices = offers.devices(&catalogue);
             devices.values().flatten().filter(|device| device.healthy).count()
         };
