@@ -7,6 +7,7 @@ use tessera_agent::status_board::StatusBoard;
 use tessera_cluster::events::{EventClient, PodEvent};
 use tessera_cluster::{Access, Client};
 use tessera_model::clock::unix_ms;
+use tessera_model::printable;
 use tracing::{debug, warn};
 
 /// Longest wait for the API server.
