@@ -130,20 +130,20 @@ impl Snapshot {
         Snapshot { view: Arc::clone(view), survey, totals, known, process }
     }
 
-    /// The text of every family that has series.
-    pub fn text(&self, format: Format) -> String {
-        let mut out = String::new();
-        for family in ALL {
+    /// The text of every family that has series, in each [`Format`].
+    pub fn texts(&self) -> [String; 2] {
+        let read = |family: &'static Family| {
             let mut samples = (family.read)(self);
             samples.retain(|sample| !matches!(sample.value, Value::Absent));
-            if !samples.is_empty() {
-                write(&mut out, format, family, &samples);
-            }
-        }
-        if format == Format::Open {
-            out.push_str("# EOF\n");
-        }
-        out
+            (!samples.is_empty()).then_some((family, samples))
+        };
+        let all: Vec<_> = ALL.iter().filter_map(read).collect();
+        let text = |format| {
+            let mut out = String::new();
+            all.iter().for_each(|(family, samples)| write(&mut out, format, family, samples));
+            out
+        };
+        [text(Format::Open) + "# EOF\n", text(Format::Classic)]
     }
 
     pub fn status(&self) -> &Status {
@@ -499,7 +499,7 @@ mod tests {
             let status = view.status();
             status_agrees(&status);
             view_agrees(&crate::view::node("n", &status, Vec::new()));
-            metrics_agree(&Snapshot::collect(&view, &mut totals).text(Format::Open));
+            metrics_agree(&Snapshot::collect(&view, &mut totals).texts()[0]);
         });
         assert!(looks > 0);
     }

@@ -30,8 +30,8 @@ pub(super) struct TextCache {
     main: Handle,
     /// What was counted so far. Only the thread that builds the text takes it.
     running_totals: Arc<std::sync::Mutex<RunningTotals>>,
-    /// When it was made, by format.
-    made: Mutex<[Option<(Instant, Bytes)>; 2]>,
+    /// In each format, and when it was made.
+    made: Mutex<Option<(Instant, [Bytes; 2])>>,
     /// A text is being built, perhaps without a client that still waits.
     busy: Arc<AtomicBool>,
 }
@@ -51,14 +51,14 @@ impl TextCache {
     /// The text, not older than a second.
     pub async fn get(self: &Arc<Self>, format: Format) -> Result<Bytes, Late> {
         let mut made = self.made.lock().await;
-        if let Some((at, text)) = &made[format as usize]
+        if let Some((at, texts)) = &*made
             && at.elapsed() < FRESH
         {
-            return Ok(text.clone());
+            return Ok(texts[format as usize].clone());
         }
-        let text = tokio::time::timeout(PATIENCE, self.make(format)).await.map_err(|_| Late)??;
-        let text = Bytes::from(text);
-        made[format as usize] = Some((Instant::now(), text.clone()));
+        let texts = tokio::time::timeout(PATIENCE, self.make()).await.map_err(|_| Late)??;
+        let text = texts[format as usize].clone();
+        *made = Some((Instant::now(), texts));
         tokio::spawn(Arc::clone(self).forget());
         Ok(text)
     }
@@ -66,12 +66,10 @@ impl TextCache {
     /// Frees a text that is too old to be reused: it may be large.
     async fn forget(self: Arc<Self>) {
         tokio::time::sleep(FRESH).await;
-        for made in self.made.lock().await.iter_mut() {
-            made.take_if(|(at, _)| at.elapsed() >= FRESH);
-        }
+        self.made.lock().await.take_if(|(at, _)| at.elapsed() >= FRESH);
     }
 
-    async fn make(&self, format: Format) -> Result<String, Late> {
+    async fn make(&self) -> Result<[Bytes; 2], Late> {
         // Else each scrape would take one more of the few threads that kubelet's calls need too.
         if self.busy.swap(true, Ordering::AcqRel) {
             return Err(Late);
@@ -82,7 +80,7 @@ impl TextCache {
             let _done = done;
             let mut running_totals =
                 running_totals.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            Snapshot::collect(&view, &mut running_totals).text(format)
+            Snapshot::collect(&view, &mut running_totals).texts().map(Bytes::from)
         });
         // It panicked, or the plugin ends.
         making.await.map_err(|_| Late)
