@@ -6,7 +6,6 @@ mod chance;
 mod fleet;
 mod history;
 mod names;
-mod tenants;
 
 use std::collections::BTreeSet;
 

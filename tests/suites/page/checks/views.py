@@ -10,6 +10,11 @@ def written(one, name, *values):
     return one.evaluate(f"async (values) => (await {FORMAT}).{name}(...values)", list(values))
 
 
+def percent(part):
+    """As the page rounds: halves up."""
+    return f"{int(part * 100 + 0.5)}%"
+
+
 def fleet():
     with page("--nodes", 6, "--gpus", 4) as (one, server):
         model = server("fleet")
@@ -130,7 +135,7 @@ def history():
             for tenant in answer["tenants"] for point in tenant["points"] if point["at_unix_ms"] == at
         }
         most = max(held, key=held.get)
-        one.until_text(f"{most} {round(held[most] * 100)}%", ".readout output")
+        one.until_text(f"{most} {percent(held[most])}", ".readout output")
         one.page.click("text=24h")
         one.until("() => location.hash.includes('since=24h')")
         one.page.wait_for_selector(".chart .band", state="attached")
@@ -160,7 +165,7 @@ def timeline():
         one.go(pod_address(mine))
         one.until_text("Meanwhile others held it")
         text = one.text(".blame")
-        assert f"{holder} {round(parts[holder] * 100)}%" in text, (text, parts)
+        assert f"{holder} {percent(parts[holder])}" in text, (text, parts)
 
 
 def pod():
