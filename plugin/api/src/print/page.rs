@@ -71,7 +71,7 @@ impl Page {
         let lines = match self.paper.width {
             // The first line may be as long as the others, so that nothing depends on where it breaks.
             Some(width) => wrap(&text, width.saturating_sub(further)),
-            None => vec![text.into_owned()],
+            None => vec![&*text],
         };
         for (at, line) in lines.iter().enumerate() {
             let begin = if at == 0 { first.to_owned() } else { " ".repeat(further) };

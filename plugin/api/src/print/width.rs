@@ -57,30 +57,15 @@ pub(super) fn broken(text: &str, width: usize) -> (&str, &str) {
 }
 
 /// Lines of at most `width` columns, broken between words, and within those that are too long.
-pub fn wrap(text: &str, width: usize) -> Vec<String> {
-    let width = width.max(4);
-    let (mut lines, mut line, mut used) = (Vec::new(), String::new(), 0);
-    for word in text.split(' ') {
-        let length: usize = word.chars().map(most).sum();
-        if used > 0 && used + 1 + length > width {
-            lines.push(std::mem::take(&mut line));
-            used = 0;
-        }
-        if used > 0 {
-            line.push(' ');
-            used += 1;
-        }
-        let mut rest = word;
-        while rest.chars().map(most).sum::<usize>() > width {
-            let part = head(rest, width);
-            lines.push(part.to_owned());
-            rest = &rest[part.len()..];
-        }
-        line.push_str(rest);
-        used += rest.chars().map(most).sum::<usize>();
-    }
-    if !line.is_empty() || lines.is_empty() {
+pub fn wrap(text: &str, width: usize) -> Vec<&str> {
+    let (mut lines, mut rest) = (Vec::new(), text);
+    while head(rest, width.max(4)).len() < rest.len() {
+        let (line, next) = broken(rest, width.max(4));
         lines.push(line);
+        rest = next;
+    }
+    if !rest.is_empty() || lines.is_empty() {
+        lines.push(rest);
     }
     lines
 }
