@@ -82,7 +82,7 @@ async fn each_answer_is_counted_by_its_code_and_each_review_by_its_outcome() {
     tokio::time::sleep(short().token * 3).await;
     world.cluster.set_temper(Temper::Silent);
     let before = Counted::of(&world).reviews;
-    let client = Client::new(Endpoint::Plain(world.address)).with_token("token-all");
+    let client = world.client("token-all");
     let asking = client.ask(path, "application/json");
     assert!(tokio::time::timeout(short().token, asking).await.is_err());
     tokio::time::sleep(short().limit).await;

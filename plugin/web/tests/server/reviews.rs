@@ -6,7 +6,7 @@ use std::time::Duration;
 use http_body_util::BodyExt;
 use tessera_view::explain::Explanations;
 use tessera_web::authorise::Times;
-use tessera_web::client::{Client, Endpoint, query};
+use tessera_web::client::{Client, query};
 use tessera_web::{Route, SourceError, Tls};
 
 use crate::common::Script;
@@ -72,10 +72,6 @@ async fn cost(world: &World, client: &Client, path: &str) -> Vec<String> {
     reviews
 }
 
-fn client(world: &World, token: &str) -> Client {
-    Client::new(Endpoint::Plain(world.address)).with_token(token)
-}
-
 /// Nothing that is kept expires while a test waits for the machine.
 async fn with(script: Script) -> World {
     let hour = Duration::from_secs(3600);
@@ -129,7 +125,7 @@ async fn a_question_that_names_a_namespace_costs_the_same_whatever_is_there() {
             let mut costs = Vec::new();
             for script in [script(), remembering(), empty()] {
                 let world = with(script).await;
-                let client = client(&world, token);
+                let client = world.client(token);
                 // As much as the reader may learn beforehand.
                 for route in routes() {
                     for path in unnamed(route) {
@@ -154,7 +150,7 @@ async fn a_namespace_that_is_there_costs_what_another_costs() {
         let mut costs = Vec::new();
         for guess in [NAMESPACES[1], NAMESPACES[2], PAST, ABSENT] {
             let world = with(remembering()).await;
-            let reader = client(&world, "token-1");
+            let reader = world.client("token-1");
             for path in routes().flat_map(unnamed) {
                 cost(&world, &reader, &path).await;
             }
@@ -174,7 +170,7 @@ async fn a_question_that_names_none_costs_the_same_whatever_was_there() {
         let mut costs = Vec::new();
         for script in [script(), remembering()] {
             let world = with(script).await;
-            let client = client(&world, token);
+            let client = world.client(token);
             let mut all = Vec::new();
             for path in routes().flat_map(unnamed) {
                 all.push((path.clone(), cost(&world, &client, &path).await));

@@ -20,6 +20,7 @@ use tessera_view::node::{Node, Plugin, Warning};
 use tessera_view::tenant::{Compute, Tenant, Use};
 use tessera_view::trace::{self, Args, Trace};
 use tessera_web::authorise::Times;
+use tessera_web::client::{Client, Endpoint};
 use tessera_web::{Authorisation, Counts, Server, Tls};
 
 use crate::common::{Script, Scripted, serve_counted};
@@ -289,5 +290,10 @@ impl World {
         let (server, address) =
             serve_counted(source.clone(), authorisation, tls, Arc::clone(&counts)).await;
         World { source, cluster, address, counts, _server: server, _dir: dir }
+    }
+
+    /// Who has this token.
+    pub fn client(&self, token: &str) -> Client {
+        Client::new(Endpoint::Plain(self.address)).with_token(token)
     }
 }
