@@ -22,8 +22,6 @@ use tonic::{Request, Response, Status};
 
 use crate::names;
 
-/// Between two messages without a change. Kubelet's limit is 30 s.
-const HEARTBEAT: Duration = Duration::from_secs(10);
 /// Least time between two messages.
 const DEBOUNCE: Duration = Duration::from_millis(50);
 /// Bytes that a message is cut to. Kubelet shows 1024; what is cut says so in some more bytes.
@@ -48,6 +46,7 @@ pub struct Report {
 pub struct Health {
     agent: Arc<Agent>,
     pool: Arc<str>,
+    /// Between two messages without a change.
     heartbeat: Duration,
     /// Becomes true when streams are to end.
     stop: watch::Receiver<bool>,
@@ -55,13 +54,13 @@ pub struct Health {
 
 impl Health {
     /// Of the devices of `pool`, until `stop` is true.
-    pub fn new(agent: Arc<Agent>, pool: &str, stop: watch::Receiver<bool>) -> Self {
-        Health { agent, pool: pool.into(), heartbeat: HEARTBEAT, stop }
-    }
-
-    /// With another heartbeat, for tests.
-    pub fn with_heartbeat(self, heartbeat: Duration) -> Self {
-        Health { heartbeat, ..self }
+    pub fn new(
+        agent: Arc<Agent>,
+        pool: &str,
+        heartbeat: Duration,
+        stop: watch::Receiver<bool>,
+    ) -> Self {
+        Health { agent, pool: pool.into(), heartbeat, stop }
     }
 
     /// The list now, after each change, and as a heartbeat.

@@ -8,23 +8,8 @@ use tessera_model::sharing::Compute;
 use super::parameters::{Looser, ParameterError};
 use crate::names;
 
-/// A result of an allocation, as far as an error names it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Named {
-    pub request: String,
-    pub pool: String,
-    pub device: String,
-}
-
-impl From<&DeviceResult> for Box<Named> {
-    fn from(result: &DeviceResult) -> Self {
-        let DeviceResult { request, pool, device, .. } = result;
-        Box::new(Named { request: request.clone(), pool: pool.clone(), device: device.clone() })
-    }
-}
-
 /// Why a claim cannot be prepared.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum Fault {
     /// No such object.
     #[error("it does not exist any more; the pod that used it can only be deleted")]
@@ -59,7 +44,7 @@ pub enum Fault {
         .result.request, .result.device, .result.pool
     )]
     OtherPool {
-        result: Box<Named>,
+        result: Box<DeviceResult>,
         /// The node's pool.
         own: String,
     },
@@ -68,14 +53,14 @@ pub enum Fault {
          the device plugin (dra.gpus)? Delete the pod, so that it is scheduled again",
         .result.request, .result.device
     )]
-    UnknownDevice { result: Box<Named> },
+    UnknownDevice { result: Box<DeviceResult> },
     /// The driver is there for what it has prepared.
     #[error(
         "request {}: device {}: DRA is turned off on this node (dra.enabled is false); claims that are prepared go \
          on until they end, and no other is prepared. Delete the pod, so that it is scheduled again",
         .result.request, .result.device
     )]
-    TurnedOff { result: Box<Named> },
+    TurnedOff { result: Box<DeviceResult> },
     /// The whole GPU was handed out.
     #[error(
         "request {}: device {} was allocated whole: consumedCapacity.{name} is missing, because the cluster \
@@ -83,11 +68,11 @@ pub enum Fault {
          is scheduled again",
         .result.request, .result.device
     )]
-    NotDivided { result: Box<Named>, name: &'static str },
+    NotDivided { result: Box<DeviceResult>, name: &'static str },
     /// A capacity that makes no sense.
     #[error("request {}: device {}: consumedCapacity.{name} is \"{value}\": {why}", .result.request, .result.device)]
     Capacity {
-        result: Box<Named>,
+        result: Box<DeviceResult>,
         name: &'static str,
         /// As it was written.
         value: String,

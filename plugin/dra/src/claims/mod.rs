@@ -112,7 +112,7 @@ pub fn decide(
     let mut seen: Vec<(&str, &str)> = Vec::new();
     for &result in &ours {
         if result.pool != node.pool {
-            return Err(Fault::OtherPool { result: result.into(), own: node.pool.to_owned() });
+            return Err(Fault::OtherPool { result: named(result), own: node.pool.to_owned() });
         }
         let gives = if result.admin_access == Some(true) {
             let gpu = find(node, result)?;
@@ -196,7 +196,7 @@ fn share(
 
 fn find<'a>(node: Node<'a>, result: &DeviceResult) -> Result<&'a AdvertisedGpu, Fault> {
     if !node.is_on {
-        return Err(Fault::TurnedOff { result: result.into() });
+        return Err(Fault::TurnedOff { result: named(result) });
     }
     let is_it = |sold: &&AdvertisedGpu| {
         sold.seller == FrontEnd::Dra && names::device(&sold.gpu.uuid) == result.device
@@ -205,7 +205,7 @@ fn find<'a>(node: Node<'a>, result: &DeviceResult) -> Result<&'a AdvertisedGpu, 
         .gpus
         .values()
         .find(is_it)
-        .ok_or_else(|| Fault::UnknownDevice { result: result.into() })
+        .ok_or_else(|| Fault::UnknownDevice { result: named(result) })
 }
 
 /// Bytes, and thousandths of a GPU's time, from what the scheduler counts: never from what was asked for.
@@ -227,7 +227,7 @@ fn limits(result: &DeviceResult) -> Result<(u64, u32), Fault> {
 
 fn amount(result: &DeviceResult, name: &'static str) -> Result<Quantity, Fault> {
     let value = result.consumed_capacity.as_ref().and_then(|all| all.get(name));
-    let value = value.ok_or_else(|| Fault::NotDivided { result: result.into(), name })?;
+    let value = value.ok_or_else(|| Fault::NotDivided { result: named(result), name })?;
     Quantity::parse(&value.0).map_err(|why| bad(result, name, &why))
 }
 
@@ -235,7 +235,12 @@ fn bad(result: &DeviceResult, name: &'static str, why: &dyn std::fmt::Display) -
     let value = result.consumed_capacity.as_ref().and_then(|all| all.get(name));
     let value = value.map(|value| value.0.as_str()).unwrap_or_default();
     let value = printable::brief(value, LONGEST).into_owned();
-    Fault::Capacity { result: result.into(), name, value, why: why.to_string() }
+    Fault::Capacity { result: named(result), name, value, why: why.to_string() }
+}
+
+/// As an error names it.
+fn named(result: &DeviceResult) -> Box<DeviceResult> {
+    Box::new(result.clone())
 }
 
 /// What was allocated to a claim, of every driver; `None` before the allocation.

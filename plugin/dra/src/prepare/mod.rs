@@ -42,9 +42,6 @@ pub use orphans::Sweeping;
 /// In the driver's directory: claims that hold nothing.
 const ASKED: &str = "asked";
 
-/// Longest wait for the API server. Kubelet waits 45 s for a call.
-const API: Duration = Duration::from_secs(20);
-
 /// After which kubelet lists the pods of a claim that it was told is prepared.
 const LISTED: Duration = Duration::from_millis(500);
 
@@ -62,12 +59,8 @@ enum Why {
     Claim(#[from] Fault),
     #[error("{0}; kubelet tries again")]
     Api(#[from] tessera_cluster::ApiError),
-    #[error("the API server did not answer within {} s; kubelet tries again", API.as_secs())]
-    Silent,
     #[error(transparent)]
     Agent(#[from] AllocateError),
-    #[error("the plugin failed while it worked on the claim; its log says how")]
-    Panicked,
 }
 
 impl Failure {
@@ -108,7 +101,7 @@ impl DraPlugin for Preparer {
         &self,
         request: Request<NodePrepareResourcesRequest>,
     ) -> Result<Response<NodePrepareResourcesResponse>, Status> {
-        let outcome = self.prepare(once_each(request.into_inner().claims)).await.into_iter();
+        let outcome = self.prepare(once_each(request.into_inner().claims)).await?.into_iter();
         let answer = |prepared: Result<Vec<Device>, String>| match prepared {
             Ok(devices) => NodePrepareResourceResponse { devices, error: String::new() },
             Err(error) => NodePrepareResourceResponse { devices: Vec::new(), error },
@@ -121,7 +114,7 @@ impl DraPlugin for Preparer {
         &self,
         request: Request<NodeUnprepareResourcesRequest>,
     ) -> Result<Response<NodeUnprepareResourcesResponse>, Status> {
-        let outcome = self.unprepare(once_each(request.into_inner().claims)).await.into_iter();
+        let outcome = self.unprepare(once_each(request.into_inner().claims)).await?.into_iter();
         let answer = |unprepared: Result<(), String>| NodeUnprepareResourceResponse {
             error: unprepared.err().unwrap_or_default(),
         };
@@ -150,14 +143,13 @@ impl Preparer {
     }
 
     /// Makes claims usable: exactly one answer a claim. A claim that is prepared already is answered as before.
-    async fn prepare(&self, claims: Vec<ClaimRef>) -> Outcome<Vec<Device>> {
+    async fn prepare(&self, claims: Vec<ClaimRef>) -> Result<Outcome<Vec<Device>>, Status> {
         let began = Instant::now();
         let read = self.read(&claims).await;
         let pods = read.iter().map(|(claim, read)| (claim.uid.clone(), pods(read)));
         let pods: BTreeMap<String, Vec<String>> = pods.collect();
         let inner = Arc::clone(&self.inner);
-        let work = move || inner.prepare_all(read);
-        let outcome = self.blocking(&claims, work).await;
+        let outcome = blocking(move || inner.prepare_all(read)).await?;
         self.inner.count(Call::Prepare, &outcome, began);
         for claim in &claims {
             let reason = outcome.get(&claim.uid).and_then(|answer| answer.as_ref().err());
@@ -175,23 +167,23 @@ impl Preparer {
                 }
             });
         }
-        outcome
+        Ok(outcome)
     }
 
     /// Takes back what [`Preparer::prepare`] did. Claims that are unknown are unprepared already. Needs no API
     /// server: the claims may be gone.
-    async fn unprepare(&self, claims: Vec<ClaimRef>) -> Outcome<()> {
+    async fn unprepare(&self, claims: Vec<ClaimRef>) -> Result<Outcome<()>, Status> {
         let began = Instant::now();
         let inner = Arc::clone(&self.inner);
         let all = claims.clone();
-        let outcome = self.blocking(&claims, move || inner.unprepare_all(all)).await;
+        let outcome = blocking(move || inner.unprepare_all(all)).await?;
         self.inner.count(Call::Unprepare, &outcome, began);
         for claim in &claims {
             self.inner.note_refused(claim, &[], None);
             let reason = outcome.get(&claim.uid).and_then(|answer| answer.as_ref().err());
             report("unprepared", claim, true, reason, began);
         }
-        outcome
+        Ok(outcome)
     }
 
     /// Releases what claims hold that are gone, for as long as it is polled.
@@ -201,52 +193,29 @@ impl Preparer {
 
     /// The claims as the API server has them, all asked for at once.
     async fn read(&self, claims: &[ClaimRef]) -> Vec<Of<Option<ResourceClaim>>> {
-        let ask = |claim: ClaimRef| {
-            let api = self.inner.api.clone();
-            async move {
-                let asking = api.claim(&claim.namespace, &claim.name);
-                let answer = match tokio::time::timeout(API, asking).await {
-                    Ok(Ok(found)) => Ok(found),
-                    Ok(Err(error)) => Err(Failure::of(&claim, error)),
-                    Err(_) => Err(Failure::of(&claim, Why::Silent)),
-                };
-                (claim, answer)
-            }
-        };
-        if let [claim] = claims {
-            return vec![ask(claim.clone()).await];
-        }
         let mut asking = tokio::task::JoinSet::new();
-        for claim in claims {
-            asking.spawn(ask(claim.clone()));
+        for claim in claims.iter().cloned() {
+            let api = self.inner.api.clone();
+            asking.spawn(async move {
+                let answer = api.claim(&claim.namespace, &claim.name).await;
+                let answer = answer.map_err(|error| Failure::of(&claim, error));
+                (claim, answer)
+            });
         }
-        // A client that panics has been reported; its claims are answered for by [`Preparer::blocking`].
         asking.join_all().await
     }
+}
 
-    /// Runs `work` on a blocking thread. Every claim has an answer, whatever becomes of the thread.
-    async fn blocking<T: Send + 'static>(
-        &self,
-        claims: &[ClaimRef],
-        work: impl FnOnce() -> Vec<Of<T>> + Send + 'static,
-    ) -> Outcome<T> {
-        let mut outcome: Outcome<T> = BTreeMap::new();
-        match tokio::task::spawn_blocking(work).await {
-            Ok(answers) => {
-                let answers = answers
-                    .into_iter()
-                    .map(|(claim, answer)| (claim.uid, answer.map_err(|e| printable::reason(&e))));
-                outcome.extend(answers);
-            }
-            Err(error) => warn!(%error, "a call of kubelet's failed"),
-        }
-        for claim in claims {
-            outcome
-                .entry(claim.uid.clone())
-                .or_insert_with(|| Err(printable::reason(&Failure::of(claim, Why::Panicked))));
-        }
-        outcome
-    }
+/// Runs `work` on a blocking thread.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Vec<Of<T>> + Send + 'static,
+) -> Result<Outcome<T>, Status> {
+    let answers = tokio::task::spawn_blocking(work).await.map_err(|error| {
+        warn!(%error, "a call of kubelet's failed");
+        Status::internal("the plugin failed while it worked on the claims; its log says how")
+    })?;
+    let said = |(claim, answer): Of<T>| (claim.uid, answer.map_err(|e| printable::reason(&e)));
+    Ok(answers.into_iter().map(said).collect())
 }
 
 /// [`Preparer::left`] before there is one; `dir` is the driver's.

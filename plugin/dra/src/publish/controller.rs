@@ -21,7 +21,7 @@ use tessera_cluster::resource::SliceEvent;
 use super::compare::{is_shared, same};
 use super::offer::Offer;
 use super::pace::Pace;
-use super::plan::{Standing, Write};
+use super::plan::Standing;
 use super::pool::{self, Node};
 use super::taints::Since;
 
@@ -40,11 +40,11 @@ pub enum Step {
     NodeUid,
     /// List the driver's slices.
     List,
-    /// Make a slice.
+    /// Make a slice, which has no name.
     Create(Box<ResourceSlice>),
-    /// Replace a slice.
+    /// Replace a slice, of the same name and resource version.
     Update(Box<ResourceSlice>),
-    /// Remove a slice.
+    /// Remove a slice, by name.
     Delete(String),
     /// Nothing until something changes, or for so long.
     Wait(Option<Duration>),
@@ -176,11 +176,7 @@ impl Controller {
         if let Some(pause) = self.pace.before_writing(now) {
             return Step::Wait(Some(wait.map_or(pause, |wait| wait.min(pause))));
         }
-        match write {
-            Write::Create(slice) => Step::Create(slice),
-            Write::Update(slice) => Step::Update(slice),
-            Write::Delete(name) => Step::Delete(name),
-        }
+        write
     }
 
     /// What came of a step.
@@ -265,7 +261,7 @@ impl Controller {
     }
 
     /// The write that is due, whether or not it may be made now.
-    fn write(&mut self, node: &Node, now: Instant) -> Option<Write> {
+    fn write(&mut self, node: &Node, now: Instant) -> Option<Step> {
         let observed = self.observed.as_ref()?;
         let devices = self.wanted().to_vec();
         if self.refused_until(now).is_some() {

@@ -6,17 +6,8 @@
 
 use tessera_cluster::k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 
+use super::controller::Step;
 use super::pool::{self, Node};
-
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum Write {
-    /// Of a slice without a name.
-    Create(Box<ResourceSlice>),
-    /// Of a slice with the name and the resource version of the one that it replaces.
-    Update(Box<ResourceSlice>),
-    /// By name.
-    Delete(String),
-}
 
 /// What is there, by its place in the pool.
 pub(super) struct Standing<'a> {
@@ -79,9 +70,9 @@ impl<'a> Standing<'a> {
         devices: &[Device],
         generation: i64,
         is_in_sync: &dyn Fn(&ResourceSlice, &ResourceSlice) -> bool,
-    ) -> Option<Write> {
+    ) -> Option<Step> {
         if let Some(name) = self.obsolete.first() {
-            return Some(Write::Delete((*name).to_owned()));
+            return Some(Step::Delete((*name).to_owned()));
         }
         let update = |(there, wanted): (Option<&ResourceSlice>, ResourceSlice)| {
             let mut slice = wanted;
@@ -89,12 +80,12 @@ impl<'a> Standing<'a> {
             slice.metadata.generate_name = None;
             slice.metadata.name.clone_from(&there.metadata.name);
             slice.metadata.resource_version.clone_from(&there.metadata.resource_version);
-            Some(Write::Update(Box::new(slice)))
+            Some(Step::Update(Box::new(slice)))
         };
         let mut updates = self.lacking(node, devices, generation, is_in_sync).filter_map(update);
         updates.next().or_else(|| {
             let mut lacking = self.lacking(node, devices, generation, is_in_sync);
-            lacking.next().map(|(_, wanted)| Write::Create(Box::new(wanted)))
+            lacking.next().map(|(_, wanted)| Step::Create(Box::new(wanted)))
         })
     }
 

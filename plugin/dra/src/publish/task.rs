@@ -1,7 +1,7 @@
 //! Publishes: asks the agent what there is, takes the controller's steps, and listens.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ use super::controller::{Answer, Controller, Status, Step};
 use super::offer::{Offer, Published};
 
 /// Where Linux lists PCI devices.
-pub const PCI_DEVICES: &str = "/sys/bus/pci/devices";
+const PCI_DEVICES: &str = "/sys/bus/pci/devices";
 /// How long to wait before a watch is begun again that has ended.
 const WATCH_AGAIN: Duration = Duration::from_secs(5);
 
@@ -68,12 +68,6 @@ impl Publisher {
             pci_devices: PCI_DEVICES.into(),
             status: watch::Sender::new(Status::default()),
         }
-    }
-
-    /// With another place where Linux lists PCI devices.
-    pub fn with_pci_devices(mut self, directory: &Path) -> Self {
-        directory.clone_into(&mut self.pci_devices);
-        self
     }
 
     /// How it stands, at any time.

@@ -14,16 +14,11 @@ use std::time::Duration;
 
 use tessera_agent::Agent;
 use tessera_cluster::resource::ResourceClient;
-use tessera_kubelet_api::dra::v1::NodePrepareResourcesRequest;
-use tessera_kubelet_api::dra::v1::dra_plugin_client::DraPluginClient;
-use tessera_kubelet_api::pluginregistration::InfoRequest;
-use tessera_kubelet_api::pluginregistration::registration_client::RegistrationClient;
 use tessera_kubelet_api::pluginregistration::registration_server::RegistrationServer;
 use tessera_rpc::incoming::{SILENCE, incoming};
 use tessera_system::connections::Limits;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tonic::transport::{Channel, Endpoint};
 use tracing::{info, warn};
 
 use crate::health::Health;
@@ -41,9 +36,6 @@ const LIMITS: Limits = Limits { silence: None, answer: None, idle: None };
 /// Kubelet connects to the registrar for each of its two calls.
 const REGISTRAR_LIMITS: Limits =
     Limits { silence: SILENCE, answer: Some(Duration::from_secs(30)), idle: None };
-
-/// Longest call of a probe; kubelet gives GetInfo a second.
-const LIMIT: Duration = Duration::from_secs(1);
 
 /// Where and as what to serve.
 #[derive(Clone, Debug)]
@@ -114,25 +106,6 @@ impl Serving {
         [&self.paths.registrar, &self.paths.dra]
     }
 
-    /// Asks over the sockets, as kubelet would: whether both are served.
-    ///
-    /// # Errors
-    /// Which one is not, and why.
-    pub async fn probe(&self) -> Result<(), String> {
-        // GetInfo of the registrar, and a Prepare of nothing.
-        let failed =
-            |path: &Path, what: &dyn std::fmt::Display| format!("{}: {what}", path.display());
-        let channel =
-            connect(&self.paths.registrar).await.map_err(|e| failed(&self.paths.registrar, &e))?;
-        let info = RegistrationClient::new(channel).get_info(InfoRequest {}).await;
-        info.map_err(|status| failed(&self.paths.registrar, &status.message()))?;
-        let channel = connect(&self.paths.dra).await.map_err(|e| failed(&self.paths.dra, &e))?;
-        let nothing = NodePrepareResourcesRequest::default();
-        let prepared = DraPluginClient::new(channel).node_prepare_resources(nothing).await;
-        prepared.map_err(|status| failed(&self.paths.dra, &status.message()))?;
-        Ok(())
-    }
-
     /// Waits for the end: the shutdown future is done, and the sockets are removed.
     ///
     /// # Errors
@@ -200,8 +173,9 @@ impl Driver {
     fn listen(&self) -> Result<Servers, SocketError> {
         let (socket, listener) = Socket::listen(&self.paths.dra)?;
         let (stop, stopped) = watch::channel(false);
-        let health = Health::new(Arc::clone(&self.agent), &self.settings.node, stopped.clone())
-            .with_heartbeat(self.settings.timing.heartbeat);
+        let Settings { node, timing, .. } = &self.settings;
+        let agent = Arc::clone(&self.agent);
+        let health = Health::new(agent, node, timing.heartbeat, stopped.clone());
         let task = tokio::spawn(
             tonic::transport::Server::builder()
                 .max_concurrent_streams(MAX_STREAMS)
@@ -324,9 +298,4 @@ impl Server {
 
 async fn ended(mut stop: watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
-}
-
-async fn connect(path: &Path) -> Result<Channel, tonic::transport::Error> {
-    let address = format!("unix:{}", path.display());
-    Endpoint::try_from(address)?.connect_timeout(LIMIT).timeout(LIMIT).connect().await
 }

@@ -14,12 +14,9 @@ use crate::fixtures::{claim, share};
 async fn kubelet_finds_the_driver_and_forgets_one_that_has_ended() {
     let node = Node::new();
     let plugin = node.plugin().await;
-    let serving = plugin.serving();
-    let mut registration = serving.registration();
+    let mut registration = plugin.serving.as_ref().unwrap().registration();
     bounded(registration.wait_for(|standing| standing.is_registered)).await.unwrap();
     assert_eq!(registration.borrow().registrations, 1);
-    // In a runtime of its own, as the probe's caller.
-    bounded(serving.probe()).await.unwrap();
     plugin.stop().await;
     bounded(node.kubelet.wait_until(|kubelet| kubelet.plugins().is_empty())).await;
 }
@@ -61,33 +58,6 @@ async fn a_driver_that_kubelet_refuses_ends_and_says_why() {
 }
 
 #[tokio::test]
-async fn pods_outlive_restarts_of_kubelet_and_driver() {
-    let node = Node::new();
-    let plugin = node.plugin().await;
-    let chat = claim("chat", "u1", vec![share("gpu", "gpu-a", "s", "6Gi", "30")]);
-    node.cluster.put(&[&chat]);
-    let first = bounded(node.kubelet.prepare("pod", &[named(&chat)])).await.unwrap();
-    let before = node.agent.claims();
-    plugin.kill();
-    let plugin = node.plugin().await;
-    node.kubelet.restart();
-    node.registered(3).await;
-    let again = bounded(node.kubelet.prepare("pod", &[named(&chat)])).await.unwrap();
-    assert_eq!(first, again);
-    plugin.stop().await;
-    // Without a driver nothing is unprepared, and nothing is lost.
-    bounded(node.kubelet.wait_until(|kubelet| kubelet.plugins().is_empty())).await;
-    let error = bounded(node.kubelet.unprepare("pod")).await.unwrap_err().to_string();
-    assert!(error.contains("not registered"), "{error}");
-    let _plugin = node.plugin().await;
-    assert_eq!(node.recorded(), [("chat".into(), "gpu".into(), 6 << 30, 300)]);
-    assert_eq!(node.agent.claims(), before, "live pages were made again");
-    node.cluster.remove_claim("chat");
-    bounded(node.kubelet.unprepare("pod")).await.unwrap();
-    assert!(node.agent.claims().is_empty());
-}
-
-#[tokio::test]
 async fn a_rolling_update_has_two_instances_for_a_while() {
     let node = Node::new();
     let old = node.try_plugin(Some("0f2a-old")).unwrap();
@@ -112,10 +82,9 @@ async fn a_rolling_update_has_two_instances_for_a_while() {
 #[tokio::test]
 async fn without_pod_uids_a_second_instance_says_what_is_in_its_way() {
     let node = Node::new();
-    let first = node.plugin().await;
+    let _first = node.plugin().await;
     let error = node.try_plugin(None).err().unwrap().to_string();
     assert!(error.contains("another instance") && error.contains("POD_UID"), "{error}");
-    bounded(first.serving().probe()).await.unwrap();
 }
 
 #[tokio::test]

@@ -235,10 +235,6 @@ pub struct Plugin {
 }
 
 impl Plugin {
-    pub fn serving(&self) -> &Serving {
-        self.serving.as_ref().expect("it runs")
-    }
-
     /// SIGTERM.
     pub async fn stop(mut self) {
         drop(self.stop.take());

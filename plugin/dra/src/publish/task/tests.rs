@@ -33,8 +33,10 @@ async fn what_changes_is_published_and_what_is_wiped_comes_back() {
     let agent = open(config.clone());
     let publisher = || {
         let discovery = Arc::new(NvmlDiscovery::new(Some("/nowhere".into())));
-        Publisher::new(api.client(), (Arc::clone(&agent), discovery), config.clone(), "n1")
-            .with_pci_devices(pci.path())
+        let sources = (Arc::clone(&agent), discovery as Arc<dyn Discovery>);
+        let mut publisher = Publisher::new(api.client(), sources, config.clone(), "n1");
+        pci.path().clone_into(&mut publisher.pci_devices);
+        publisher
     };
     let select = |count: usize| {
         let gpus = gpus()[..count].to_vec();
