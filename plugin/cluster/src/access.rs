@@ -56,10 +56,8 @@ impl Server {
 pub enum Access {
     /// With a pod's service account.
     Server(Server),
-    /// With the current context of these kubeconfig files, merged as kubectl merges them.
-    Kubeconfig(Vec<PathBuf>),
-    /// As [`Access::Kubeconfig`], with a context that was asked for.
-    Context(Vec<PathBuf>, String),
+    /// With these kubeconfig files, merged as kubectl merges them, and a context of theirs, or else the current one.
+    Kubeconfig(Vec<PathBuf>, Option<String>),
 }
 
 impl From<Server> for Access {
@@ -103,7 +101,7 @@ impl Access {
             let names = std::env::var_os("KUBECONFIG")?;
             let files = std::env::split_paths(&names).filter(|path| !path.as_os_str().is_empty());
             let files: Vec<PathBuf> = files.collect();
-            (!files.is_empty()).then_some(Access::Kubeconfig(files))
+            (!files.is_empty()).then_some(Access::Kubeconfig(files, None))
         };
         Server::of_pod().map(Access::Server).or_else(files)
     }
@@ -114,10 +112,7 @@ impl Access {
     /// # Errors
     /// There is none of them. The text says where was looked.
     pub fn of_user(kubeconfig: Option<&Path>, context: Option<&str>) -> Result<Self, String> {
-        let with = |files: Vec<PathBuf>| match context {
-            Some(context) => Access::Context(files, context.to_owned()),
-            None => Access::Kubeconfig(files),
-        };
+        let with = |files| Access::Kubeconfig(files, context.map(str::to_owned));
         if let Some(file) = kubeconfig {
             if !file.exists() {
                 let what = "there is no such file; correct --kubeconfig, or leave it out for KUBECONFIG or ~/.kube/config";
@@ -154,11 +149,8 @@ impl Access {
     pub(crate) fn config(&self) -> Result<Config, NoConnection> {
         match self {
             Access::Server(server) => of_server(server).map_err(NoConnection::Unreachable),
-            Access::Kubeconfig(files) => {
-                kubeconfig::read(files, None).map_err(NoConnection::Kubeconfig)
-            }
-            Access::Context(files, context) => {
-                kubeconfig::read(files, Some(context)).map_err(NoConnection::Kubeconfig)
+            Access::Kubeconfig(files, context) => {
+                kubeconfig::read(files, context.as_deref()).map_err(NoConnection::Kubeconfig)
             }
         }
     }
@@ -167,7 +159,7 @@ impl Access {
     pub(crate) fn wrong(&self, what: &str) -> NoConnection {
         match self {
             Access::Server(_) => NoConnection::Unreachable(what.to_owned()),
-            Access::Kubeconfig(files) | Access::Context(files, _) => {
+            Access::Kubeconfig(files, _) => {
                 NoConnection::Kubeconfig(format!("{}: {what}", names(files)))
             }
         }

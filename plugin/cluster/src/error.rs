@@ -42,23 +42,14 @@ impl Verb {
 /// The kinds of object that this crate asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
-    /// `events`.
     Events,
-    /// `nodes`.
     Nodes,
-    /// `resourceclaims`.
     Claims,
-    /// `resourceclaims/status`.
     ClaimStatus,
-    /// `resourceslices`.
     Slices,
-    /// `tokenreviews`.
     TokenReviews,
-    /// `subjectaccessreviews`.
     AccessReviews,
-    /// `deviceclasses`.
     Classes,
-    /// `pods`.
     Pods,
     /// `pods/proxy`: what a pod serves over HTTP, through the API server.
     PodProxy,
@@ -69,37 +60,30 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The API group; empty for the core group.
-    pub fn group(self) -> &'static str {
+    /// The API group, empty for the core group, and the resource, as in a rule of RBAC.
+    fn named(self) -> (&'static str, &'static str) {
         match self {
-            Kind::Events
-            | Kind::Nodes
-            | Kind::Pods
-            | Kind::PodProxy
-            | Kind::PodExec
-            | Kind::ServiceAccountToken => "",
-            Kind::TokenReviews => "authentication.k8s.io",
-            Kind::AccessReviews => "authorization.k8s.io",
-            Kind::Claims | Kind::ClaimStatus | Kind::Slices | Kind::Classes => "resource.k8s.io",
+            Kind::Events => ("", "events"),
+            Kind::Nodes => ("", "nodes"),
+            Kind::Claims => ("resource.k8s.io", "resourceclaims"),
+            Kind::ClaimStatus => ("resource.k8s.io", "resourceclaims/status"),
+            Kind::Slices => ("resource.k8s.io", "resourceslices"),
+            Kind::TokenReviews => ("authentication.k8s.io", "tokenreviews"),
+            Kind::AccessReviews => ("authorization.k8s.io", "subjectaccessreviews"),
+            Kind::Classes => ("resource.k8s.io", "deviceclasses"),
+            Kind::Pods => ("", "pods"),
+            Kind::PodProxy => ("", "pods/proxy"),
+            Kind::PodExec => ("", "pods/exec"),
+            Kind::ServiceAccountToken => ("", "serviceaccounts/token"),
         }
     }
 
-    /// As in a rule of RBAC.
+    pub fn group(self) -> &'static str {
+        self.named().0
+    }
+
     pub fn resource(self) -> &'static str {
-        match self {
-            Kind::Events => "events",
-            Kind::Nodes => "nodes",
-            Kind::Claims => "resourceclaims",
-            Kind::ClaimStatus => "resourceclaims/status",
-            Kind::Slices => "resourceslices",
-            Kind::TokenReviews => "tokenreviews",
-            Kind::AccessReviews => "subjectaccessreviews",
-            Kind::Classes => "deviceclasses",
-            Kind::Pods => "pods",
-            Kind::PodProxy => "pods/proxy",
-            Kind::PodExec => "pods/exec",
-            Kind::ServiceAccountToken => "serviceaccounts/token",
-        }
+        self.named().1
     }
 }
 

@@ -4,7 +4,7 @@
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures_util::stream::{self, Stream};
@@ -12,7 +12,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
 use tonic::transport::server::{Connected, UdsConnectInfo};
 
-use super::authority::AuthorityStream;
+use super::authority::Requests;
+use super::calls::Answers;
 use tessera_system::connections::{Busy, Connections, Limits, Permit};
 use tessera_system::descriptors::ListenerKind;
 
@@ -30,7 +31,9 @@ pub fn incoming(
         let (stream, permit) = connections.accept(next, client).await;
         let over = Arc::clone(&permit);
         let connection = Connection {
-            inner: AuthorityStream::new(stream),
+            stream,
+            requests: Requests::new(),
+            answers: Answers::default(),
             over: Box::pin(async move { over.over().await }),
             permit,
             has_asked: false,
@@ -48,7 +51,9 @@ fn client(stream: &UnixStream) -> u128 {
 
 /// An accepted connection.
 pub struct Connection {
-    inner: AuthorityStream<UnixStream>,
+    stream: UnixStream,
+    requests: Requests,
+    answers: Answers,
     permit: Arc<Permit>,
     /// Done when its time is over, or somebody else needs its place.
     over: Pin<Box<dyn Future<Output = ()> + Send>>,
@@ -60,7 +65,7 @@ pub struct Connection {
 impl Connection {
     /// Follows what has been read and written.
     fn follow(&mut self) {
-        let calls = self.inner.calls();
+        let calls = self.requests.calls();
         // One that was answered or given up at once has been asked, too.
         let is_new = calls.is_open() || calls.has_asked() && !self.has_asked;
         if is_new && self.busy.is_none() {
@@ -79,7 +84,8 @@ impl AsyncRead for Connection {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let read = Pin::new(&mut self.inner).poll_read(cx, buf);
+        let Self { stream, requests, .. } = &mut *self;
+        let read = requests.poll_read(stream, cx, buf);
         // First: what has been read may be the request that it is spared for.
         self.follow();
         if read.is_pending() && self.over.as_mut().poll(cx).is_ready() {
@@ -102,11 +108,11 @@ impl AsyncWrite for Connection {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_flush(cx)
+        Pin::new(&mut self.stream).poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_shutdown(cx)
+        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 
     fn poll_write_vectored(
@@ -114,13 +120,20 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.inner).poll_write_vectored(cx, bufs);
+        let Self { stream, requests, answers, .. } = &mut *self;
+        let written = ready!(Pin::new(stream).poll_write_vectored(cx, bufs))?;
+        let mut left = written;
+        for buf in bufs {
+            let part = left.min(buf.len());
+            answers.feed(&buf[..part], requests.calls());
+            left -= part;
+        }
         self.follow();
-        written
+        Poll::Ready(Ok(written))
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.inner.is_write_vectored()
+        self.stream.is_write_vectored()
     }
 }
 
@@ -128,6 +141,6 @@ impl Connected for Connection {
     type ConnectInfo = UdsConnectInfo;
 
     fn connect_info(&self) -> Self::ConnectInfo {
-        self.inner.connect_info()
+        self.stream.connect_info()
     }
 }

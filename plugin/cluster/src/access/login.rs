@@ -149,7 +149,7 @@ mod tests {
             "apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "Never",
             "command": "sh", "args": ["-c", script],
         });
-        let access = Access::Kubeconfig(vec!["config".into()]);
+        let access = Access::Kubeconfig(vec!["config".into()], None);
         credential(&access, &serde_json::from_value(exec).unwrap(), Some(limit))
     }
 

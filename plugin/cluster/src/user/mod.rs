@@ -64,8 +64,7 @@ impl UserClient {
                 let namespace = access::read(&file).unwrap_or_default().trim().to_owned();
                 return Ok(Context { name: "in-cluster".to_owned(), namespace });
             }
-            Access::Kubeconfig(files) => (files, None),
-            Access::Context(files, context) => (files, Some(context.clone())),
+            Access::Kubeconfig(files, context) => (files, context),
         };
         let whole = access::merged(files)?;
         let (name, context) = access::in_use(&whole, asked.as_deref())
@@ -84,7 +83,7 @@ impl UserClient {
     pub fn contexts(&self) -> Result<Vec<String>, String> {
         match self.client.access() {
             Access::Server(_) => Ok(Vec::new()),
-            Access::Kubeconfig(files) | Access::Context(files, _) => {
+            Access::Kubeconfig(files, _) => {
                 Ok(access::merged(files)?.contexts.into_iter().map(|one| one.name).collect())
             }
         }

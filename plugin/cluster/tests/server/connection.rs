@@ -135,7 +135,7 @@ async fn a_kubeconfig_serves_as_well_and_a_bad_one_is_named() {
     let world = World::new();
     let file = world.dir.path().join("config");
     let client = |files: Vec<PathBuf>| {
-        ResourceClient::new(Access::Kubeconfig(files), DRIVER, "n1", timing())
+        ResourceClient::new(Access::Kubeconfig(files, None), DRIVER, "n1", timing())
     };
     std::fs::write(&file, world.server.kubeconfig()).unwrap();
     assert_eq!(client(vec![file.clone()]).node_uid().await.unwrap(), "uid-of-n1");
@@ -179,7 +179,7 @@ async fn a_certificate_of_no_use_leaves_the_others_and_no_certificate_is_an_erro
 fn user(world: &World, kubeconfig: &str) -> UserClient {
     let file = world.dir.path().join("user");
     std::fs::write(&file, kubeconfig).unwrap();
-    UserClient::new(Access::Kubeconfig(vec![file]), Duration::from_secs(1), 4)
+    UserClient::new(Access::Kubeconfig(vec![file], None), Duration::from_secs(1), 4)
 }
 
 #[tokio::test]

@@ -23,7 +23,7 @@ async fn asked(world: &World, context: &str, cluster: &str, user: &str) -> Resul
          users: [{{name: u, user: {{{user}}}}}]\ncontexts: [{{name: c, context: {{{context}}}}}]\n"
     );
     std::fs::write(&file, text).unwrap();
-    let user = UserClient::new(Access::Kubeconfig(vec![file]), Duration::from_secs(3), 4);
+    let user = UserClient::new(Access::Kubeconfig(vec![file], None), Duration::from_secs(3), 4);
     user.pods("team", "").await.map(drop)
 }
 

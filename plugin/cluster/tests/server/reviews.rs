@@ -14,21 +14,6 @@ fn world() -> (ApiServer, ReviewClient, tempfile::TempDir) {
 }
 
 #[tokio::test]
-async fn a_token_is_a_user_until_it_expires() {
-    let (server, client, _dir) = world();
-    server.with(|store| store.users.accept("t0ken", "ann", &["dev"]));
-    let ann = client.user("t0ken").await.unwrap().unwrap();
-    assert_eq!(
-        (ann.name.as_str(), ann.uid.as_str(), ann.groups.as_slice()),
-        ("ann", "uid-of-ann", &["dev".to_owned()][..])
-    );
-    assert_eq!(ann.extra.len(), 1);
-    assert_eq!(client.user("another").await.unwrap(), None);
-    server.with(|store| store.users.expire("t0ken"));
-    assert_eq!(client.user("t0ken").await.unwrap(), None);
-}
-
-#[tokio::test]
 async fn rights_are_of_a_user_or_a_group_in_one_namespace_or_all() {
     let (server, client, _dir) = world();
     server.with(|store| {

@@ -1,6 +1,7 @@
 //! The driver's opaque parameters: `gpu.tessera.dev/v1`, kind `ShareConfig`.
 
-use serde_json::{Map, Value};
+use serde::Deserialize;
+use serde_json::Value;
 use tessera_cluster::k8s_openapi::api::resource::v1::DeviceAllocationConfiguration;
 use tessera_model::origin::base_request;
 use tessera_model::printable;
@@ -8,13 +9,13 @@ use tessera_model::sharing::Compute;
 
 use crate::names;
 
-/// Most bytes of a malformed value that an error quotes.
-const LONGEST: usize = 64;
+/// Most bytes of what is said of malformed ones, which quotes them.
+const LONGEST: usize = 160;
 
 /// Parameters that make no sense.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "parameters of the {}, status.allocation.devices.config[{index}].opaque.parameters{field}: {why}",
+    "parameters of the {}, status.allocation.devices.config[{index}].opaque.parameters: {why}",
     if *.from_class { "DeviceClass" } else { "claim" }
 )]
 pub struct ParameterError {
@@ -22,8 +23,6 @@ pub struct ParameterError {
     pub index: usize,
     /// Whether a DeviceClass has them; otherwise the claim.
     pub from_class: bool,
-    /// The field, with its dot; empty for all of it.
-    pub field: String,
     /// What is wrong.
     pub why: String,
 }
@@ -76,7 +75,7 @@ pub(super) fn compute(
         let Some(opaque) = ours.filter(|_| is_for(config, request)) else { continue };
         let from_class = config.source == "FromClass";
         let read = read(&opaque.parameters.0);
-        let read = read.map_err(|(field, why)| ParameterError { index, from_class, field, why })?;
+        let read = read.map_err(|why| ParameterError { index, from_class, why })?;
         let of_source = if from_class { &mut said.class } else { &mut said.claim };
         *of_source = read.or(*of_source);
     }
@@ -89,41 +88,29 @@ pub(super) fn is_for(config: &DeviceAllocationConfiguration, request: &str) -> b
     named.is_empty() || named.iter().any(|name| name == request || name == base_request(request))
 }
 
-/// The field at fault, and why.
-type Fault = (String, String);
-
-fn read(parameters: &Value) -> Result<Option<Compute>, Fault> {
-    let Value::Object(fields) = parameters else {
-        return Err((String::new(), format!("{} is no object", quoted(parameters))));
-    };
-    is(fields, "apiVersion", names::PARAMETERS_VERSION)?;
-    is(fields, "kind", names::PARAMETERS_KIND)?;
-    let known = ["apiVersion", "kind", "compute"];
-    if let Some(unknown) = fields.keys().find(|field| !known.contains(&field.as_str())) {
-        let field = format!(".{}", printable::brief(unknown, LONGEST));
-        return Err((field, "there is no such field; there is compute".to_owned()));
-    }
-    match fields.get("compute") {
-        None => Ok(None),
-        Some(Value::String(text)) if text == Compute::Burst.name() => Ok(Some(Compute::Burst)),
-        Some(Value::String(text)) if text == Compute::Strict.name() => Ok(Some(Compute::Strict)),
-        Some(Value::String(text)) if text == Compute::None.name() => Ok(Some(Compute::None)),
-        Some(other) => {
-            let why = format!("{} is none of burst, strict and none", quoted(other));
-            Err((".compute".to_owned(), why))
-        }
-    }
+/// `gpu.tessera.dev/v1`, `ShareConfig`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct ShareConfig {
+    api_version: String,
+    kind: String,
+    compute: Option<Compute>,
 }
 
-fn is(fields: &Map<String, Value>, name: &str, wanted: &str) -> Result<(), Fault> {
-    let why = match fields.get(name) {
-        Some(value) if value == wanted => return Ok(()),
-        Some(value) => format!("{} is not {wanted}", quoted(value)),
-        None => format!("is missing; write {wanted}"),
-    };
-    Err((format!(".{name}"), why))
-}
-
-fn quoted(value: &Value) -> String {
-    printable::brief(&value.to_string(), LONGEST).into_owned()
+fn read(parameters: &Value) -> Result<Option<Compute>, String> {
+    let read = ShareConfig::deserialize(parameters);
+    let brief =
+        |error: serde_json::Error| printable::brief(&error.to_string(), LONGEST).into_owned();
+    let ShareConfig { api_version, kind, compute } = read.map_err(brief)?;
+    if (api_version.as_str(), kind.as_str()) == (names::PARAMETERS_VERSION, names::PARAMETERS_KIND)
+    {
+        return Ok(compute);
+    }
+    let found = format!("{api_version} {kind}");
+    Err(format!(
+        "{} is not {} {}",
+        printable::brief(&found, LONGEST),
+        names::PARAMETERS_VERSION,
+        names::PARAMETERS_KIND
+    ))
 }

@@ -7,6 +7,7 @@ mod asked;
 mod orphans;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -34,7 +35,7 @@ use tokio::sync::{Notify, watch};
 use tonic::{Request, Response, Status};
 use tracing::{debug, info, warn};
 
-use crate::claims::{self, Fault, Gives, Node};
+use crate::claims::{self, Gives, Node};
 use crate::names;
 use asked::Asked;
 pub use orphans::Sweeping;
@@ -45,32 +46,13 @@ const ASKED: &str = "asked";
 /// After which kubelet lists the pods of a claim that it was told is prepared.
 const LISTED: Duration = Duration::from_millis(500);
 
-/// Why a claim was not prepared or unprepared. The text reaches the pod's events.
-#[derive(Debug, thiserror::Error)]
-#[error("claim {}/{}: {why}", claim.namespace, claim.name)]
-struct Failure {
-    claim: ClaimRef,
-    why: Box<Why>,
-}
-
-#[derive(Debug, thiserror::Error)]
-enum Why {
-    #[error(transparent)]
-    Claim(#[from] Fault),
-    #[error("{0}; kubelet tries again")]
-    Api(#[from] tessera_cluster::ApiError),
-    #[error(transparent)]
-    Agent(#[from] AllocateError),
-}
-
-impl Failure {
-    fn of(claim: &ClaimRef, why: impl Into<Why>) -> Self {
-        Failure { claim: claim.clone(), why: Box::new(why.into()) }
-    }
+/// Why a claim was not prepared or unprepared, as it reaches the pod's events.
+fn failed(claim: &ClaimRef, why: impl Display) -> String {
+    printable::reason(&format!("claim {}/{}: {why}", claim.namespace, claim.name))
 }
 
 /// A claim, and what is known of it.
-type Of<T> = (ClaimRef, Result<T, Failure>);
+type Of<T> = (ClaimRef, Result<T, String>);
 
 /// What became of each claim of a call, by UID; errors as kubelet shows them.
 pub type Outcome<T> = BTreeMap<String, Result<T, String>>;
@@ -198,7 +180,8 @@ impl Preparer {
             let api = self.inner.api.clone();
             asking.spawn(async move {
                 let answer = api.claim(&claim.namespace, &claim.name).await;
-                let answer = answer.map_err(|error| Failure::of(&claim, error));
+                let again = |error| failed(&claim, format!("{error}; kubelet tries again"));
+                let answer = answer.map_err(again);
                 (claim, answer)
             });
         }
@@ -214,8 +197,7 @@ async fn blocking<T: Send + 'static>(
         warn!(%error, "a call of kubelet's failed");
         Status::internal("the plugin failed while it worked on the claims; its log says how")
     })?;
-    let said = |(claim, answer): Of<T>| (claim.uid, answer.map_err(|e| printable::reason(&e)));
-    Ok(answers.into_iter().map(said).collect())
+    Ok(answers.into_iter().map(|(claim, answer)| (claim.uid, answer)).collect())
 }
 
 /// [`Preparer::left`] before there is one; `dir` is the driver's.
@@ -252,7 +234,7 @@ fn report(
 }
 
 /// The pods that a claim is reserved for.
-fn pods(read: &Result<Option<ResourceClaim>, Failure>) -> Vec<String> {
+fn pods(read: &Result<Option<ResourceClaim>, String>) -> Vec<String> {
     let claim = read.as_ref().ok().and_then(Option::as_ref);
     let consumers = claim.into_iter().flat_map(claims::reserved_for);
     consumers.filter(|one| one.resource == "pods").map(|one| one.name.clone()).collect()
@@ -318,13 +300,12 @@ impl Inner {
         &self,
         asked: &ClaimRef,
         found: Option<&ResourceClaim>,
-    ) -> Result<Vec<Device>, Failure> {
+    ) -> Result<Vec<Device>, String> {
         let (catalogue, records) = (self.agent.inventory().catalogue(), self.agent.claims());
         let is_on = self.agent.config().dra.enabled;
         let node = Node { pool: &self.pool, catalogue: &catalogue, records: &records, is_on };
-        let decision =
-            claims::decide(asked, found, node).map_err(|fault| Failure::of(asked, fault))?;
-        let failed = |error: AllocateError| Failure::of(asked, error);
+        let decision = claims::decide(asked, found, node).map_err(|fault| failed(asked, fault))?;
+        let failed = |error: AllocateError| failed(asked, error);
         if !decision.stale.is_empty() {
             info!(claim = asked.name, "the scheduler allocated it again: its shares of before end");
             self.agent.release(&decision.stale).map_err(failed)?;
@@ -371,7 +352,7 @@ impl Inner {
     fn unprepare_all(&self, claims: Vec<ClaimRef>) -> Vec<Of<()>> {
         let _changing = lock(&self.changing);
         let one = |claim: ClaimRef| {
-            let answer = self.release(&claim.uid).map_err(|error| Failure::of(&claim, error));
+            let answer = self.release(&claim.uid).map_err(|error| failed(&claim, error));
             (claim, answer)
         };
         claims.into_iter().map(one).collect()

@@ -18,7 +18,6 @@ use tessera_cluster::k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use tessera_cluster::k8s_openapi::jiff::Timestamp;
 use tessera_cluster::resource::SliceEvent;
 
-use super::compare::{is_shared, same};
 use super::offer::Offer;
 use super::pace::Pace;
 use super::plan::Standing;
@@ -270,7 +269,7 @@ impl Controller {
         let parts = pool::cut(&devices).len();
         let standing = Standing::of(observed.values(), node, parts);
         let is_in_sync = |there: &ResourceSlice, wanted: &ResourceSlice| {
-            same(there, wanted) || self.is_what_was_written(there, wanted)
+            there.spec == wanted.spec || self.is_what_was_written(there, wanted)
         };
         let aimed = self.aim.as_ref().filter(|(aimed, generation)| {
             *aimed == devices && *generation >= standing.generation()
@@ -310,9 +309,16 @@ impl Controller {
     fn is_what_was_written(&self, there: &ResourceSlice, wanted: &ResourceSlice) -> bool {
         let name = there.metadata.name.as_deref().unwrap_or_default();
         self.written.get(name).is_some_and(|(version, sent)| {
-            there.metadata.resource_version.as_ref() == Some(version) && same(sent, wanted)
+            there.metadata.resource_version.as_ref() == Some(version) && sent.spec == wanted.spec
         })
     }
+}
+
+/// Whether a device can be shared as the driver means it.
+fn is_shared(device: &Device) -> bool {
+    let mut capacities = device.capacity.iter().flat_map(|all| all.values());
+    device.allow_multiple_allocations == Some(true)
+        && capacities.all(|capacity| capacity.request_policy.is_some())
 }
 
 fn devices(slice: &ResourceSlice) -> impl Iterator<Item = &Device> {

@@ -16,7 +16,6 @@
 //! **Order**: the scheduler takes the first device that fits, so the order of devices packs or spreads.
 
 pub mod attributes;
-mod compare;
 pub mod controller;
 pub mod offer;
 mod pace;

@@ -88,7 +88,7 @@ async fn one_bad_claim_of_a_batch_is_the_only_one_that_fails() {
         ("u2", ["claim team/large", "12 GiB", "6 GiB", "16 GiB"]),
         ("u3", ["claim team/gone", "not exist", "pod", "deleted"]),
         ("u5", ["claim team/unknown", "request gpu", "gpu-z", "not on this node"]),
-        ("u6", ["claim team/odd", "config[0]", "parameters.apiVersion", "missing"]),
+        ("u6", ["claim team/odd", "config[0]", "missing field", "apiVersion"]),
         (
             "u7",
             ["claim team/free", "compute: none", "configuration of node", "write burst or strict"],

@@ -1,22 +1,21 @@
 //! Quotas that change under claims: what is published is what can be prepared.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use proptest::prelude::*;
 use tessera_agent::Agent;
 use tessera_agent::allocations::steer::{ResetQuotaRequest, SetQuotaRequest, Target};
 use tessera_agent::front_end::FrontDoor;
+use tessera_cluster::resource::ClaimRef;
 use tessera_config::Config;
 use tessera_gpu::Facts;
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::audit::Actor;
-use tessera_model::origin::{ClaimResult, ClaimShare, Origin};
-use tessera_model::sharing::Compute;
-use tessera_rules::ask::{Ask, ShareAsk, SharePart};
+use tessera_rules::ask::Ask;
 
 use super::support::{config, open};
-use crate::fixtures::{consumed, units};
+use crate::claims::{Node, decide};
+use crate::fixtures::{consumed, share, units};
 use crate::names;
 use crate::publish::{Offer, Published};
 
@@ -93,29 +92,17 @@ impl World {
 
     fn prepare(&mut self, at: usize) -> Result<(), String> {
         self.made += 1;
-        let uid = format!("u{}", self.made);
-        let claim = &self.claims[at];
-        let share_id = Some(format!("s-{uid}"));
-        let share = ClaimShare {
-            namespace: "team".into(),
-            name: format!("claim-{uid}"),
-            uid,
-            request: "gpu".into(),
-            pool: "node".into(),
-            results: vec![ClaimResult { device: claim.device.clone(), share_id }],
-            asked: BTreeMap::new(),
-        };
-        let id = share.allocation_id();
-        let part = SharePart {
-            uuid: GPUS[claim.gpu].into(),
-            memory_bytes: claim.bytes,
-            cores_millis: 10,
-            compute: Compute::Burst,
-        };
-        let ask =
-            ShareAsk { id: id.clone(), origin: Origin::Claim(Box::new(share)), parts: vec![part] };
-        self.agent.grant(&[Ask::Share(ask)]).map_err(|error| error.to_string())?;
-        self.claims[at].id = Some(id);
+        let (claim, uid) = (&self.claims[at], format!("u{}", self.made));
+        let bytes = claim.bytes.to_string();
+        let results = vec![share("gpu", &claim.device, &format!("s-{uid}"), &bytes, "1")];
+        let object = crate::fixtures::claim(&uid, &uid, results);
+        let asked = ClaimRef { namespace: "team".into(), name: uid.clone(), uid };
+        let catalogue = self.agent.inventory().catalogue();
+        let node = Node { pool: "node", catalogue: &catalogue, records: &[], is_on: true };
+        let decision = decide(&asked, Some(&object), node).map_err(|fault| fault.to_string())?;
+        self.agent.grant(&decision.asks).map_err(|error| error.to_string())?;
+        let Ask::Share(ask) = &decision.asks[0] else { panic!("{decision:?}") };
+        self.claims[at].id = Some(ask.id.clone());
         Ok(())
     }
 

@@ -129,11 +129,7 @@ impl Rewriter {
     }
 
     /// The requests that have come, as far as they are complete.
-    pub(crate) fn calls(&self) -> &Calls {
-        &self.calls
-    }
-
-    pub(super) fn calls_mut(&mut self) -> &mut Calls {
+    pub(super) fn calls(&mut self) -> &mut Calls {
         &mut self.calls
     }
 

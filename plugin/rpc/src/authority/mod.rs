@@ -5,7 +5,7 @@
 //! (`%2Fvar%2Flib%2Fkubelet…`), and all versions read do so on plugin registration sockets. `http`
 //! and `h2` hold that for malformed (RFC 3986 §3.2.2 allows no such host) and reset the stream with
 //! PROTOCOL_ERROR, before any code of ours could answer. Patching those crates is no option, so
-//! [`AuthorityStream`] stands between socket and server and rewrites what the client sends:
+//! [`Requests`] stands between socket and server and rewrites what the client sends:
 //!
 //! - The preface and every frame other than HEADERS and CONTINUATION pass byte by byte, DATA and
 //!   WINDOW_UPDATE among them: flow control stays between client and server.
@@ -30,10 +30,9 @@ use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tonic::transport::server::Connected;
+use tokio::io::{AsyncRead, ReadBuf};
 
-use super::calls::{Answers, Calls};
+use super::calls::Calls;
 
 pub use frames::{Error, Rewriter};
 
@@ -42,12 +41,10 @@ const CHUNK: usize = 4096;
 /// An output buffer that has grown beyond this is given back once it is empty.
 const KEEP: usize = 16 * 1024;
 
-/// A server's connection whose incoming HTTP/2 header blocks carry `:authority: localhost`.
+/// What the client of a connection sends, with `:authority: localhost` in its header blocks.
 #[derive(Debug)]
-pub struct AuthorityStream<S> {
-    inner: S,
+pub(crate) struct Requests {
     rewriter: Rewriter,
-    answers: Answers,
     chunk: Box<[u8]>,
     /// Rewritten bytes, handed out from `taken` on.
     out: Vec<u8>,
@@ -55,23 +52,43 @@ pub struct AuthorityStream<S> {
     failed: Option<Error>,
 }
 
-impl<S> AuthorityStream<S> {
-    /// Wraps the server's end of a fresh connection.
-    pub fn new(inner: S) -> Self {
-        Self {
-            inner,
-            rewriter: Rewriter::new(),
-            answers: Answers::default(),
-            chunk: vec![0; CHUNK].into_boxed_slice(),
-            out: Vec::new(),
-            taken: 0,
-            failed: None,
-        }
+impl Requests {
+    /// Of a fresh connection.
+    pub(crate) fn new() -> Self {
+        let (rewriter, chunk) = (Rewriter::new(), vec![0; CHUNK].into_boxed_slice());
+        Self { rewriter, chunk, out: Vec::new(), taken: 0, failed: None }
     }
 
-    /// The requests that it has open.
-    pub(crate) fn calls(&self) -> &Calls {
+    /// Those that are open.
+    pub(crate) fn calls(&mut self) -> &mut Calls {
         self.rewriter.calls()
+    }
+
+    /// Reads from the connection's stream.
+    pub(crate) fn poll_read(
+        &mut self,
+        stream: &mut (impl AsyncRead + Unpin),
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        loop {
+            // What was rewritten before an error still reaches the server.
+            if self.hand_out(buf) {
+                return Poll::Ready(Ok(()));
+            }
+            if let Some(error) = &self.failed {
+                return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, error.clone())));
+            }
+            let mut chunk = ReadBuf::new(&mut self.chunk);
+            ready!(Pin::new(&mut *stream).poll_read(cx, &mut chunk))?;
+            if chunk.filled().is_empty() {
+                return Poll::Ready(Ok(()));
+            }
+            if let Err(error) = self.rewriter.feed(chunk.filled(), &mut self.out) {
+                tracing::warn!(%error, "closing a connection to a socket of the plugin");
+                self.failed = Some(error);
+            }
+        }
     }
 
     /// Moves rewritten bytes into `buf`; false if there are none.
@@ -91,79 +108,6 @@ impl<S> AuthorityStream<S> {
             }
         }
         true
-    }
-}
-
-impl<S: AsyncRead + Unpin> AsyncRead for AuthorityStream<S> {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
-        loop {
-            // What was rewritten before an error still reaches the server.
-            if this.hand_out(buf) {
-                return Poll::Ready(Ok(()));
-            }
-            if let Some(error) = &this.failed {
-                return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, error.clone())));
-            }
-            let mut chunk = ReadBuf::new(&mut this.chunk);
-            ready!(Pin::new(&mut this.inner).poll_read(cx, &mut chunk))?;
-            if chunk.filled().is_empty() {
-                return Poll::Ready(Ok(()));
-            }
-            if let Err(error) = this.rewriter.feed(chunk.filled(), &mut this.out) {
-                tracing::warn!(%error, "closing a connection to a socket of the plugin");
-                this.failed = Some(error);
-            }
-        }
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for AuthorityStream<S> {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        self.poll_write_vectored(cx, &[io::IoSlice::new(buf)])
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_shutdown(cx)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let written = ready!(Pin::new(&mut self.inner).poll_write_vectored(cx, bufs))?;
-        let (this, mut left) = (&mut *self, written);
-        for buf in bufs {
-            let part = left.min(buf.len());
-            this.answers.feed(&buf[..part], this.rewriter.calls_mut());
-            left -= part;
-        }
-        Poll::Ready(Ok(written))
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.inner.is_write_vectored()
-    }
-}
-
-impl<S: Connected> Connected for AuthorityStream<S> {
-    type ConnectInfo = S::ConnectInfo;
-
-    fn connect_info(&self) -> Self::ConnectInfo {
-        self.inner.connect_info()
     }
 }
 
