@@ -173,19 +173,24 @@ impl Preparer {
         orphans::keep(&self.inner, sweeping).await;
     }
 
-    /// The claims as the API server has them, all asked for at once.
+    /// The claims as the API server has them, all asked for at once, in kubelet's order.
     async fn read(&self, claims: &[ClaimRef]) -> Vec<Of<Option<ResourceClaim>>> {
-        let mut asking = tokio::task::JoinSet::new();
-        for claim in claims.iter().cloned() {
+        let ask = |claim: ClaimRef| {
             let api = self.inner.api.clone();
-            asking.spawn(async move {
+            tokio::spawn(async move {
                 let answer = api.claim(&claim.namespace, &claim.name).await;
                 let again = |error| failed(&claim, format!("{error}; kubelet tries again"));
                 let answer = answer.map_err(again);
                 (claim, answer)
-            });
+            })
+        };
+        let asking: Vec<_> = claims.iter().cloned().map(ask).collect();
+        let mut read = Vec::with_capacity(asking.len());
+        for asked in asking {
+            // One that panics has been reported, and has no answer.
+            read.extend(asked.await);
         }
-        asking.join_all().await
+        read
     }
 }
 
