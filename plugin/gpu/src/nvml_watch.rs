@@ -16,7 +16,7 @@ use nvml_wrapper::sys_exports::field_id;
 use nvml_wrapper::{Device, Nvml};
 use tracing::{debug, info, warn};
 
-use super::health::{Condition, Observation, Recovery, Silence};
+use super::health::{Condition, Observation, Silence};
 use super::nvml::NvmlDiscovery;
 use super::{Discovery, DiscoveryError};
 use tessera_model::gpu::Gpu;
@@ -402,14 +402,7 @@ fn condition(device: &Device<'_>) -> Condition {
         uncorrectable: value(0),
         energy_mj: value(3),
         remap_failed: value(1).map(|failed| failed != 0),
-        recovery: value(2).map(|action| match action {
-            0 => Recovery::None,
-            1 => Recovery::Reset,
-            2 => Recovery::Reboot,
-            3 => Recovery::DrainPeers,
-            4 => Recovery::DrainAndReset,
-            other => Recovery::Other(u32::try_from(other).unwrap_or(u32::MAX)),
-        }),
+        recovery: value(2),
     }
 }
 

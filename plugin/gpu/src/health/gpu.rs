@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use super::{Condition, Recovery, Silence, View};
+use super::{Condition, Silence, View};
 use tessera_config::{Health, XidAction};
 use tessera_model::duration;
 use tessera_model::health::{Moment, Remembered, State};
@@ -110,16 +110,16 @@ impl Machine {
     }
 
     pub(super) fn condition(&mut self, condition: Condition, policy: &Health, now: Instant) {
-        let needs = condition.recovery.filter(|action| *action != Recovery::None);
+        let needs = condition.recovery.filter(|action| *action != 0);
         self.stands = match needs {
-            Some(action) => Some(format!("NVML: it takes {action}")),
+            Some(action) => Some(format!("NVML: it takes {}", repair(action))),
             None if condition.remap_failed == Some(true) => {
                 Some("NVML: a row of its memory cannot be remapped".to_owned())
             }
             None => None,
         };
         // The driver asked for a repair and no longer does.
-        let repaired = self.needed_recovery && condition.recovery == Some(Recovery::None);
+        let repaired = self.needed_recovery && condition.recovery == Some(0);
         if condition.recovery.is_some() {
             self.needed_recovery = needs.is_some();
         }
@@ -295,5 +295,16 @@ impl Machine {
         self.state = state;
         self.reason = reason;
         self.since = Some(now);
+    }
+}
+
+/// A recovery action of NVML, in words.
+fn repair(action: u64) -> String {
+    match action {
+        1 => "a reset of the GPU".to_owned(),
+        2 => "a reboot of the node".to_owned(),
+        3 => "an end of all peer-to-peer traffic".to_owned(),
+        4 => "an end of all peer-to-peer traffic and a reset of the GPU".to_owned(),
+        newer => format!("recovery action {newer} of NVML"),
     }
 }

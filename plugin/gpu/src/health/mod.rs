@@ -20,7 +20,6 @@ mod property_tests;
 mod tests;
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::time::Instant;
 use tessera_model::health::{Moment, Remembered, State};
 
@@ -71,39 +70,8 @@ pub struct Condition {
     pub energy_mj: Option<u64>,
     /// A row of memory could not be remapped.
     pub remap_failed: Option<bool>,
-    /// What the driver says it takes to repair the GPU.
-    pub recovery: Option<Recovery>,
-}
-
-/// `nvmlDeviceGpuRecoveryAction_t`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Recovery {
-    /// Nothing.
-    None,
-    Reset,
-    /// A reboot of the node.
-    Reboot,
-    /// An end of all peer-to-peer traffic.
-    DrainPeers,
-    /// That, and a reset.
-    DrainAndReset,
-    /// Something newer than this program.
-    Other(u32),
-}
-
-impl fmt::Display for Recovery {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Recovery::None => f.write_str("nothing"),
-            Recovery::Reset => f.write_str("a reset of the GPU"),
-            Recovery::Reboot => f.write_str("a reboot of the node"),
-            Recovery::DrainPeers => f.write_str("an end of all peer-to-peer traffic"),
-            Recovery::DrainAndReset => {
-                f.write_str("an end of all peer-to-peer traffic and a reset of the GPU")
-            }
-            Recovery::Other(action) => write!(f, "recovery action {action} of NVML"),
-        }
-    }
+    /// What the driver says it takes to repair the GPU (`nvmlDeviceGpuRecoveryAction_t`); 0 is nothing.
+    pub recovery: Option<u64>,
 }
 
 /// A GPU went from one state to another.

@@ -43,10 +43,7 @@ fn observation(step: &Step) -> Option<Observation> {
         },
         Step::Recovery(needed) => Observation::Condition {
             uuid: uuid(),
-            condition: Condition {
-                recovery: Some(if *needed { Recovery::Reset } else { Recovery::None }),
-                ..Condition::default()
-            },
+            condition: Condition { recovery: Some(u64::from(*needed)), ..Condition::default() },
         },
         Step::Wait(_) => return None,
     })
@@ -245,7 +242,7 @@ proptest! {
                 let later = Moment { unix_ms: at.unix_ms.max(moment.unix_ms), ..at };
                 again = start(known, (&later, now));
                 for health in [&mut once, &mut again] {
-                    let none = (then > 1).then_some(Recovery::None);
+                    let none = (then > 1).then_some(0);
                     health.observe(&condition(energy_mj, none), now);
                     answers(health, now);
                 }

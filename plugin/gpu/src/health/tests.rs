@@ -184,14 +184,14 @@ fn uncorrectable_errors_without_an_event_are_suspicions() {
 fn what_nvml_says_against_a_gpu_keeps_it_out_while_it_stands() {
     let mut bench = Bench::new();
     let says = |recovery| Condition { recovery: Some(recovery), ..Condition::default() };
-    assert_eq!(bench.condition(says(Recovery::None)), []);
-    assert_eq!(bench.condition(says(Recovery::Reset)), [Unhealthy]);
+    assert_eq!(bench.condition(says(0)), []);
+    assert_eq!(bench.condition(says(1)), [Unhealthy]);
     assert_eq!(bench.health.reason("GPU-a"), Some("NVML: it takes a reset of the GPU"));
     assert_eq!(bench.minutes(60), []);
     assert!(bench.view().waits_for.starts_with("NVML to say otherwise"));
     bench.xid(119);
     // The administrator has reset it: the driver no longer asks for it, and the lock ends as well.
-    bench.condition(says(Recovery::None));
+    bench.condition(says(0));
     assert_eq!(bench.minutes(6), [Recovering, Healthy]);
     let failed = Condition { remap_failed: Some(true), ..Condition::default() };
     assert_eq!(bench.condition(failed), [Unhealthy]);
