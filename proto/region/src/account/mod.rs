@@ -381,4 +381,6 @@ impl Drop for Reservation<'_> {
 #[cfg(test)]
 mod parts_tests;
 #[cfg(test)]
+mod sequence_tests;
+#[cfg(test)]
 mod tests;

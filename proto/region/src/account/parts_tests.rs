@@ -3,26 +3,13 @@
 use std::sync::Barrier;
 use std::thread;
 
-use proptest::prelude::*;
-
 use super::tests::{Allocation, process};
 use super::*;
 use crate::layout::QUOTA_FILE;
 use crate::quota::Policy;
 use crate::share::ShareFault;
-use crate::usage::UsageFile;
 
 const GPU: &str = "GPU-0";
-
-impl Allocation {
-    fn charged(&self) -> u64 {
-        self.seen().slots.iter().map(|slot| slot.charged[0]).sum()
-    }
-
-    fn kinds(&self) -> u64 {
-        self.seen().slots.iter().flat_map(|slot| slot.kinds).sum()
-    }
-}
 
 fn take(account: &Account, bytes: u64) -> Result<(), Reason> {
     tests::take(account, 0, bytes)
@@ -232,96 +219,6 @@ fn threads_and_processes_that_race_never_pass_a_limit_and_none_that_fits_is_refu
     });
     assert_eq!(shares.each_ref().map(Allocation::charged), [0; 3]);
     assert_eq!(shares.each_ref().map(Allocation::kinds), [0; 3]);
-}
-
-#[derive(Clone, Debug)]
-enum Act {
-    Take(usize, u64, u64),
-    Free(usize, usize),
-    Owe(usize, u64),
-    Limit(usize, u64),
-    Kill(usize),
-}
-
-fn act() -> impl Strategy<Value = Act> {
-    prop_oneof![
-        6 => (0..3usize, 0..400u64, 0..500u64).prop_map(|(p, b, a)| Act::Take(p, b, a)),
-        5 => (0..3usize, 0..16usize).prop_map(|(p, n)| Act::Free(p, n)),
-        1 => (0..3usize, 0..50u64).prop_map(|(p, b)| Act::Owe(p, b)),
-        1 => (0..3usize, 0..400u64).prop_map(|(s, l)| Act::Limit(s, l)),
-        1 => (0..3usize).prop_map(Act::Kill),
-    ]
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
-    /// Three processes with overlapping sets of three shares, one request at a time: granted is what fits
-    /// the room of the process's shares, nothing is lost, nothing is over what fits.
-    #[test]
-    fn any_sequence_ends_as_the_sums_say(acts in prop::collection::vec(act(), 1..60)) {
-        let kinds = [Kind::Plain, Kind::Vmm, Kind::Array];
-        let allocations = [200u64, 150, 100].map(|limit| Allocation::of(&[(GPU, limit)]));
-        let sets: [&[usize]; 3] = [&[0, 1, 2], &[0, 1], &[1, 2]];
-        let start = |at: usize| {
-            let set: Vec<_> = sets[at].iter().map(|&share| &allocations[share]).collect();
-            process(&set)
-        };
-        let mut processes: Vec<_> = (0..3).map(|at| (start(at), Vec::<(u64, Kind)>::new())).collect();
-        let mut limits = [200u64, 150, 100];
-        for act in acts {
-            match act {
-                Act::Take(at, bytes, actual) => {
-                    let charged = allocations.each_ref().map(Allocation::charged);
-                    let room: u64 =
-                        sets[at].iter().map(|&s| limits[s].saturating_sub(charged[s])).sum();
-                    let (account, held) = &mut processes[at];
-                    let kind = kinds[held.len() % kinds.len()];
-                    let reserved = account.reserve(0, bytes);
-                    let fits = bytes <= room;
-                    prop_assert_eq!(reserved.is_ok(), fits || bytes == 0);
-                    let Ok(reserved) = reserved else { continue };
-                    let kept = reserved.commit(actual, kind).is_ok();
-                    let room_then: u64 = match actual > bytes {
-                        // What was reserved counts as granted, wherever it lies.
-                        true => room,
-                        false => u64::MAX,
-                    };
-                    prop_assert_eq!(kept, actual <= room_then);
-                    if kept {
-                        held.push((actual, kind));
-                    }
-                }
-                Act::Free(at, which) => {
-                    let (account, held) = &mut processes[at];
-                    if held.is_empty() { continue }
-                    let (bytes, kind) = held.remove(which % held.len());
-                    account.release(0, bytes, kind);
-                }
-                Act::Owe(at, bytes) => {
-                    let (account, held) = &mut processes[at];
-                    account.owe(0, bytes, Kind::Async);
-                    held.push((bytes, Kind::Async));
-                }
-                Act::Limit(share, limit) => {
-                    allocations[share].quota.set_memory_limit(0, limit);
-                    limits[share] = limit;
-                }
-                Act::Kill(at) => {
-                    let fresh = start(at);
-                    processes[at] = (fresh, Vec::new());
-                    // The driver has it back.
-                    for allocation in &allocations {
-                        let file = UsageFile::open(allocation.dir.path()).unwrap();
-                        file.recover_dead().unwrap();
-                    }
-                }
-            }
-            let held: u64 = processes.iter().flat_map(|(_, held)| held).map(|held| held.0).sum();
-            let charged: u64 = allocations.iter().map(Allocation::charged).sum();
-            prop_assert_eq!(charged, held);
-            prop_assert_eq!(allocations.iter().map(Allocation::kinds).sum::<u64>(), held);
-        }
-    }
 }
 
 #[test]

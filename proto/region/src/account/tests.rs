@@ -65,6 +65,16 @@ impl Allocation {
         UsageFile::open(self.dir.path()).unwrap().snapshot().unwrap()
     }
 
+    /// Bytes of the first GPU, over all processes.
+    pub fn charged(&self) -> u64 {
+        self.seen().charged(0)
+    }
+
+    /// Bytes of all kinds.
+    pub fn kinds(&self) -> u64 {
+        self.seen().slots.iter().flat_map(|slot| slot.kinds).sum()
+    }
+
     /// The slot's words.
     fn slot(&self, account: &Account) -> SlotView {
         self.seen().slots.into_iter().find(|slot| slot.index == account.slot_index()).unwrap()
