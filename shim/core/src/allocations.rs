@@ -33,13 +33,10 @@ pub struct Allocation {
 #[derive(Clone, Copy, Debug)]
 struct Cell {
     key: u64,
-    bytes: u64,
-    context: u32,
-    gpu: u8,
-    kind: u8,
+    value: Allocation,
 }
 
-// SAFETY: integers only.
+// SAFETY: integers, and a kind, of which zero is one.
 unsafe impl Zeroed for Cell {}
 
 /// All charged device pointers of this process.
@@ -50,7 +47,7 @@ pub struct Allocations {
 
 impl Allocations {
     pub const fn new() -> Self {
-        Self { shards: [const { Spin::new(Shard::new()) }; SHARDS] }
+        Self { shards: [const { Spin::new(Shard::NEW) }; SHARDS] }
     }
 
     /// Remembers `pointer`. Returns what was remembered for it before: an allocation that the
@@ -62,7 +59,14 @@ impl Allocations {
         if pointer == 0 {
             return Err(Full);
         }
-        self.shard(pointer).lock().insert(pointer, value)
+        let mut shard = self.shard(pointer).lock();
+        shard.make_room()?;
+        let cells = shard.table.as_mut().ok_or(Full)?.as_mut_slice();
+        let (found, at) = probe(cells, pointer);
+        let before = found.then(|| cells[at].value);
+        cells[at] = Cell { key: pointer, value };
+        shard.live += usize::from(!found);
+        Ok(before)
     }
 
     /// What `pointer` was charged.
@@ -70,18 +74,41 @@ impl Allocations {
         let shard = self.shard(pointer).lock();
         let cells = shard.table.as_ref()?.as_slice();
         let (found, at) = probe(cells, pointer);
-        found.then(|| cells[at].value())
+        found.then(|| cells[at].value)
     }
 
     /// Forgets `pointer` and returns what it was charged.
     pub fn remove(&self, pointer: u64) -> Option<Allocation> {
-        self.shard(pointer).lock().remove(pointer)
+        let mut shard = self.shard(pointer).lock();
+        let cells = shard.table.as_mut()?.as_mut_slice();
+        let (found, at) = probe(cells, pointer);
+        if !found {
+            return None;
+        }
+        let value = cells[at].value;
+        vacate(cells, at);
+        shard.live -= 1;
+        Some(value)
     }
 
     /// Forgets every allocation that `doomed` names, handing each to `each`.
     pub fn drain(&self, doomed: impl Fn(&Allocation) -> bool, mut each: impl FnMut(Allocation)) {
         for shard in &self.shards {
-            shard.lock().drain(&doomed, &mut each);
+            let mut shard = shard.lock();
+            let Shard { table: Some(table), live } = &mut *shard else { continue };
+            let cells = table.as_mut_slice();
+            let mut at = 0;
+            while at < cells.len() {
+                let value = cells[at].value;
+                if cells[at].key != 0 && doomed(&value) {
+                    // Fills the cell from further on; what comes around the end was looked at.
+                    vacate(cells, at);
+                    *live -= 1;
+                    each(value);
+                } else {
+                    at += 1;
+                }
+            }
         }
     }
 
@@ -107,54 +134,7 @@ struct Shard {
 }
 
 impl Shard {
-    const fn new() -> Self {
-        Self { table: None, live: 0 }
-    }
-
-    fn insert(&mut self, key: u64, value: Allocation) -> Result<Option<Allocation>, Full> {
-        self.make_room()?;
-        let cells = self.table.as_mut().ok_or(Full)?.as_mut_slice();
-        let (found, at) = probe(cells, key);
-        let before = found.then(|| cells[at].value());
-        self.live += usize::from(!found);
-        cells[at] = Cell {
-            key,
-            bytes: value.bytes,
-            context: value.context,
-            gpu: value.gpu,
-            kind: value.kind as u8,
-        };
-        Ok(before)
-    }
-
-    fn remove(&mut self, key: u64) -> Option<Allocation> {
-        let cells = self.table.as_mut()?.as_mut_slice();
-        let (found, at) = probe(cells, key);
-        if !found {
-            return None;
-        }
-        let value = cells[at].value();
-        vacate(cells, at);
-        self.live -= 1;
-        Some(value)
-    }
-
-    fn drain(&mut self, doomed: &impl Fn(&Allocation) -> bool, each: &mut impl FnMut(Allocation)) {
-        let Some(table) = self.table.as_mut() else { return };
-        let cells = table.as_mut_slice();
-        let mut at = 0;
-        while at < cells.len() {
-            let value = cells[at].value();
-            if cells[at].key != 0 && doomed(&value) {
-                // Fills the cell from further on; what comes around the end was looked at.
-                vacate(cells, at);
-                self.live -= 1;
-                each(value);
-            } else {
-                at += 1;
-            }
-        }
-    }
+    const NEW: Self = Self { table: None, live: 0 };
 
     /// Keeps a quarter of the cells empty, so that probes end soon.
     fn make_room(&mut self) -> Result<(), Full> {
@@ -204,27 +184,6 @@ fn vacate(cells: &mut [Cell], at: usize) {
         }
     }
     cells[hole].key = 0;
-}
-
-impl Cell {
-    fn value(&self) -> Allocation {
-        const KINDS: [Kind; 8] = [
-            Kind::Plain,
-            Kind::Pitched,
-            Kind::Managed,
-            Kind::Async,
-            Kind::Vmm,
-            Kind::Array,
-            Kind::Graph,
-            Kind::Overhead,
-        ];
-        Allocation {
-            bytes: self.bytes,
-            context: self.context,
-            gpu: self.gpu,
-            kind: KINDS[usize::from(self.kind)],
-        }
-    }
 }
 
 #[cfg(test)]
