@@ -279,6 +279,17 @@ impl Pool {
 
     /// Settles without a call: what the driver has given back is given back.
     pub(crate) fn settle(&self, process: &'static Process) -> Settled {
+        self.settle_as(process, false)
+    }
+
+    /// Charges what the pool holds and nobody has reserved, whether or not the quota has room. What
+    /// it has no room for is asked back at every synchronisation, and before anything is refused.
+    #[cold]
+    pub(crate) fn owe(&self, process: &'static Process) {
+        self.settle_as(process, true);
+    }
+
+    fn settle_as(&self, process: &'static Process, owes: bool) -> Settled {
         let mut books = self.books.lock();
         // Lowered before the driver is asked: a free after that raises it again.
         let was_loose = self.loose.swap(false, Ordering::Relaxed);
@@ -289,33 +300,17 @@ impl Pool {
         if was_loose && reserved > self.threshold.load(Ordering::Relaxed) {
             self.loose.store(true, Ordering::Relaxed);
         }
-        let settled = books.settle(0, reserved);
-        // A graph's launch answers for what it took itself.
-        if settled.lacking > 0 && books.is_quiet() && !self.is_of_graphs() {
-            self.charge(process, &mut books, settled.lacking);
+        let mut settled = books.settle(0, reserved);
+        // Of calls under way each answers for what it took, and of graphs the launch.
+        if settled.lacking > 0 && (owes || books.is_quiet() && !self.is_of_graphs()) {
+            if let Home::Gpu(gpu) = self.home() {
+                process.account.owe(usize::from(gpu), settled.lacking, self.kind());
+                books.owe(settled.lacking);
+            }
+            settled.lacking = 0;
         }
         self.book(process, &mut books, &settled);
         settled
-    }
-
-    /// Charges what the pool holds and nobody has reserved, whether or not the quota has room. What
-    /// it has no room for is asked back at every synchronisation, and before anything is refused.
-    #[cold]
-    pub(crate) fn owe(&self, process: &'static Process) {
-        let mut books = self.books.lock();
-        let Some(reserved) = self.source().and_then(Source::reserved) else { return };
-        let settled = books.settle(0, reserved);
-        if settled.lacking > 0 {
-            self.charge(process, &mut books, settled.lacking);
-        }
-        self.book(process, &mut books, &Settled { lacking: 0, ..settled });
-    }
-
-    fn charge(&self, process: &'static Process, books: &mut Books, lacking: u64) {
-        if let Home::Gpu(gpu) = self.home() {
-            process.account.owe(usize::from(gpu), lacking, self.kind());
-            books.owe(lacking);
-        }
     }
 
     fn book(&self, process: &'static Process, books: &mut Books, settled: &Settled) {
