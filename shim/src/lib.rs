@@ -202,9 +202,9 @@ macro_rules! export {
         pub unsafe extern "C" fn $export($($arg: $ty),*) -> c_int {
             let Some(real) = real::$export.get() else { return $missing };
             // SAFETY: the caller's own arguments, or places of as many bytes, for a function of this very signature.
-            let call = move |$($arg: $ty),*| unsafe { real($($arg),*) };
+            let call = move |$($arg: $ty),*| hooks::answer(unsafe { real($($arg),*) });
             // SAFETY: the caller's own arguments.
-            unsafe { hooks::$body(&call, $($arg),*) }
+            hooks::result(unsafe { hooks::$body(&call, $($arg),*) })
         }
     };
     (@hook $export:ident ($($arg:ident : $ty:ty),*) $call:ident $hook:block) => {

@@ -170,19 +170,23 @@ impl Contexts {
         Some(context.users)
     }
 
-    /// What the limits of `handle` take, to be changed.
-    pub(crate) fn local(&self, handle: usize, change: impl FnOnce(&mut Local)) {
+    /// What the limits of `handle` take, to be changed; nothing where it is gone.
+    pub(crate) fn local<R: Default>(
+        &self,
+        handle: usize,
+        change: impl FnOnce(&mut Local) -> R,
+    ) -> R {
         let mut list = self.list.lock();
-        let Some(&found) = list.iter().find(|c| c.handle == handle) else { return };
+        let Some(&found) = list.iter().find(|c| c.handle == handle) else { return R::default() };
         // A view's are those of the context that it is a view of.
         let wanted = |c: &&mut Context| match found.is_view {
             true => !c.is_view && c.place.serial == found.place.serial,
             false => c.handle == handle,
         };
-        if let Some(context) = list.iter_mut().find(wanted) {
-            change(&mut context.local);
-        }
+        let base = list.iter_mut().find(wanted);
+        let answer = base.map_or_else(R::default, |context| change(&mut context.local));
         self.frames.recount(lowest_frame(&list));
+        answer
     }
 
     /// Remembers that a kernel's frame is to be charged at its launch, if it is not yet everywhere. False

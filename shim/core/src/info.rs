@@ -8,19 +8,10 @@
 use crate::memory::Width;
 use crate::place::{self, Look, current_device};
 use crate::quota::View;
-use crate::state::{self, Observed, Process, Standing};
-use crate::thread::Depth;
+use crate::state::{self, Observed, Process};
+use crate::thread::{Answer, Depth};
 use core::ptr;
-use tessera_cuda::types::*;
-
-/// Whose figures these are to be; `None` where this is no tenant, whose pointers are the driver's alone.
-fn tenant() -> Result<Option<&'static Process>, CUresult> {
-    match state::standing() {
-        Standing::Pass => Ok(None),
-        Standing::Closed => Err(CUDA_ERROR_SYSTEM_NOT_READY),
-        Standing::Armed(process) => Ok(Some(process)),
-    }
-}
+use tessera_cuda::types::CUdevice;
 
 /// What the tenant is shown in place of the current device's `total` bytes.
 #[inline]
@@ -59,26 +50,19 @@ unsafe fn put<T>(to: *mut T, value: T) {
 
 /// CUDA Driver API, "Memory Management". The driver takes NULL for either place. 32-bit figures saturate.
 pub unsafe fn cuMemGetInfo<T: Width>(
-    real: &dyn Fn(*mut T, *mut T) -> CUresult,
+    real: &dyn Fn(*mut T, *mut T) -> Answer,
     free: *mut T,
     total: *mut T,
-) -> CUresult {
+) -> Answer {
     let depth = Depth::enter();
     if depth.is_none() || state::passes() {
         return real(free, total);
     }
     let (mut own_free, mut own_total) = (T::default(), T::default());
-    let result = real(instead(free, &mut own_free), instead(total, &mut own_total));
-    if result != CUDA_SUCCESS {
-        return result;
-    }
-    let process = match tenant() {
-        Ok(process) => process,
-        Err(refusal) => return refusal,
-    };
+    real(instead(free, &mut own_free), instead(total, &mut own_total))?;
     let (mut shown_free, mut shown_total) = (own_free, own_total);
-    if let Some(process) = process {
-        let known = !total.is_null() || real(ptr::null_mut(), &raw mut own_total) == CUDA_SUCCESS;
+    if let Some(process) = state::standing().tenant()? {
+        let known = !total.is_null() || real(ptr::null_mut(), &raw mut own_total).is_ok();
         let view = current_view(process, if known { of_gpu(own_total) } else { u64::MAX });
         (shown_free, shown_total) = (T::saturating(view.free()), T::saturating(view.total));
     }
@@ -87,35 +71,28 @@ pub unsafe fn cuMemGetInfo<T: Width>(
         put(free, shown_free);
         put(total, shown_total);
     }
-    result
+    Ok(())
 }
 
 /// CUDA Driver API, "Device Management". Of a device of which the driver does not tell what it is, the tenant has
 /// nothing.
 pub unsafe fn cuDeviceTotalMem<T: Width>(
-    real: &dyn Fn(*mut T, CUdevice) -> CUresult,
+    real: &dyn Fn(*mut T, CUdevice) -> Answer,
     bytes: *mut T,
     device: CUdevice,
-) -> CUresult {
+) -> Answer {
     let depth = Depth::enter();
     if depth.is_none() || state::passes() {
         return real(bytes, device);
     }
     let mut shown = T::default();
-    let result = real(instead(bytes, &mut shown), device);
-    if result != CUDA_SUCCESS {
-        return result;
-    }
-    match tenant() {
-        Ok(None) => {}
-        Ok(Some(process)) => {
-            let gpu = process.listed(device).flatten();
-            let view = View::of(Observed::AsProcess(process), gpu, of_gpu(shown));
-            shown = T::saturating(view.total);
-        }
-        Err(refusal) => return refusal,
+    real(instead(bytes, &mut shown), device)?;
+    if let Some(process) = state::standing().tenant()? {
+        let gpu = process.listed(device).flatten();
+        let view = View::of(Observed::AsProcess(process), gpu, of_gpu(shown));
+        shown = T::saturating(view.total);
     }
     // SAFETY: the caller's own place, where the driver would have written.
     unsafe { put(bytes, shown) };
-    result
+    Ok(())
 }

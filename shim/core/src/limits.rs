@@ -32,7 +32,7 @@ use crate::place::{self, Pushed, context_of, current_device};
 use crate::quota::{self, Asked};
 use crate::real;
 use crate::spin::Spin;
-use crate::state::{self, Process, Standing};
+use crate::state::{self, Process};
 use crate::thread::{Answer, Call, Depth};
 use core::ffi::{c_char, c_int, c_void};
 use core::ptr;
@@ -199,11 +199,7 @@ struct Current {
 impl Current {
     /// `None`: not a tenant, no context, or a driver that does not tell.
     fn find() -> Result<Option<Self>, CUresult> {
-        let process = match state::standing() {
-            Standing::Pass => return Ok(None),
-            Standing::Closed => return Err(CUDA_ERROR_SYSTEM_NOT_READY),
-            Standing::Armed(process) => process,
-        };
+        let Some(process) = state::standing().tenant()? else { return Ok(None) };
         let place = place::current(process).or_refuse(process, "a new context")?;
         let Some(Place { gpu: Some(gpu), .. }) = place else { return Ok(None) };
         let threads = resident_threads(process, gpu);
@@ -215,16 +211,14 @@ impl Current {
     /// lacking is paid from `reserved`, and is owed beyond that.
     fn settle(&self, frame: u32, reserved: Option<Reservation<'static>>) {
         let limits = limits();
-        let mut moved = (0, 0);
-        self.process.contexts.local(self.handle, |local| {
+        let (more, less) = self.process.contexts.local(self.handle, |local| {
             let due = local.due(&limits, frame, self.threads);
             local.frame = local.frame.max(frame);
             let [_, printf, heap, ..] = limits;
             local.buffers = [local.buffers[0].max(printf), local.buffers[1].max(heap)];
-            moved = (due.saturating_sub(local.charged), local.charged.saturating_sub(due));
-            local.charged = due;
+            let before = core::mem::replace(&mut local.charged, due);
+            (due.saturating_sub(before), before.saturating_sub(due))
         });
-        let (more, less) = moved;
         let paid = reserved.as_ref().map_or(0, |reserved| more.min(reserved.bytes()));
         if let Some(reserved) = reserved.filter(|_| paid > 0) {
             // At most what was reserved, which never fails.
@@ -240,9 +234,7 @@ impl Current {
 
     /// Charges a frame.
     fn charge(&self, name: &str, frame: u32) -> Answer {
-        let mut is_charged = false;
-        self.process.contexts.local(self.handle, |local| is_charged = frame <= local.frame);
-        if !is_charged {
+        if self.process.contexts.local(self.handle, |local| frame > local.frame) {
             let reserved = self.reserve(name, frame, |_| {})?;
             // Also where a raised limit pays for it: that may be lowered.
             self.settle(frame, reserved);
@@ -257,21 +249,21 @@ impl Current {
         frame: u32,
         change: impl FnOnce(&mut [u64; LIMITS]),
     ) -> Result<Option<Reservation<'static>>, CUresult> {
-        let mut wanted = limits();
-        let mut more = 0;
-        let before = wanted;
+        let before = limits();
+        let mut wanted = before;
         change(&mut wanted);
-        self.process.contexts.local(self.handle, |local| {
+        let more = self.process.contexts.local(self.handle, |local| {
             if !local.known {
                 (local.known, local.base) = (true, before);
             }
-            let due = local.due(&wanted, frame, self.threads);
-            more = due.saturating_sub(local.charged);
+            local.due(&wanted, frame, self.threads).saturating_sub(local.charged)
         });
-        if more == 0 {
-            return Ok(None);
+        match more {
+            0 => Ok(None),
+            _ => {
+                quota::reserve_for(self.process, self.gpu, more, name, Asked::Bytes(more)).map(Some)
+            }
         }
-        quota::reserve_for(self.process, self.gpu, more, name, Asked::Bytes(more)).map(Some)
     }
 }
 

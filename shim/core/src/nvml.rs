@@ -8,7 +8,7 @@
 use crate::quota::View;
 use crate::real::{self, Library, Wanted};
 use crate::state::{self, Observed};
-use crate::thread::Depth;
+use crate::thread::{Answer, Depth};
 use core::ffi::{CStr, c_uint, c_void};
 use core::ptr;
 use tessera_cuda::nvml::*;
@@ -53,48 +53,45 @@ fn view(device: nvmlDevice_t, total: u64) -> Option<View> {
 /// be replaced: NVML's own error, and that the version is none where NVML knows it. `call` asks with a place of ours.
 pub(crate) fn of_unknown_version(
     version: c_uint,
-    call: impl FnOnce(*mut c_void) -> nvmlReturn_t,
-) -> nvmlReturn_t {
+    call: impl FnOnce(*mut c_void) -> Answer,
+) -> Answer {
     /// Of a version, the bytes of its structure; the rest is a number.
     const SIZE: c_uint = 0x00ff_ffff;
     let mut place = [0u64; 512];
     if (version & SIZE) as usize > size_of_val(&place) {
-        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+        return Err(NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
     }
     // The first member of every such structure.
     place[0] = u64::from(version);
     match call(place.as_mut_ptr().cast()) {
-        NVML_SUCCESS | NVML_ERROR_INSUFFICIENT_SIZE => NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+        Ok(()) | Err(NVML_ERROR_INSUFFICIENT_SIZE) => Err(NVML_ERROR_ARGUMENT_VERSION_MISMATCH),
         error => error,
     }
 }
 
 pub unsafe fn nvmlDeviceGetMemoryInfo(
-    real: &dyn Fn(nvmlDevice_t, *mut nvmlMemory_t) -> nvmlReturn_t,
+    real: &dyn Fn(nvmlDevice_t, *mut nvmlMemory_t) -> Answer,
     device: nvmlDevice_t,
     memory: *mut nvmlMemory_t,
-) -> nvmlReturn_t {
+) -> Answer {
     let Some(_depth) = asked(memory) else { return real(device, memory) };
     // In a place of ours no thread of the tenant sees what NVML says.
     let mut shown = nvmlMemory_t::default();
-    let result = real(device, &raw mut shown);
-    if result != NVML_SUCCESS {
-        return result;
-    }
+    real(device, &raw mut shown)?;
     if let Some(view) = view(device, shown.total) {
         shown = nvmlMemory_t { total: view.total, free: view.free(), used: view.used() };
     }
     // SAFETY: not null, the caller's, where NVML would have written.
     unsafe { memory.write_unaligned(shown) };
-    result
+    Ok(())
 }
 
 /// NVML API, "Device Queries". The quota holds nothing back: `reserved` is 0.
 pub unsafe fn nvmlDeviceGetMemoryInfo_v2(
-    real: &dyn Fn(nvmlDevice_t, *mut nvmlMemory_v2_t) -> nvmlReturn_t,
+    real: &dyn Fn(nvmlDevice_t, *mut nvmlMemory_v2_t) -> Answer,
     device: nvmlDevice_t,
     memory: *mut nvmlMemory_v2_t,
-) -> nvmlReturn_t {
+) -> Answer {
     let Some(_depth) = asked(memory) else { return real(device, memory) };
     // SAFETY: not null; every version begins with its number.
     let version = unsafe { memory.cast::<c_uint>().read_unaligned() };
@@ -102,10 +99,7 @@ pub unsafe fn nvmlDeviceGetMemoryInfo_v2(
         return of_unknown_version(version, |place| real(device, place.cast()));
     }
     let mut shown = nvmlMemory_v2_t { version, ..Default::default() };
-    let result = real(device, &raw mut shown);
-    if result != NVML_SUCCESS {
-        return result;
-    }
+    real(device, &raw mut shown)?;
     if let Some(view) = view(device, shown.total) {
         (shown.total, shown.reserved) = (view.total, 0);
         (shown.free, shown.used) = (view.free(), view.used());
@@ -118,7 +112,7 @@ pub unsafe fn nvmlDeviceGetMemoryInfo_v2(
         (&raw mut (*memory).free).write_unaligned(shown.free);
         (&raw mut (*memory).used).write_unaligned(shown.used);
     }
-    result
+    Ok(())
 }
 
 // Which of a tenant's GPUs an NVML device handle stands for. A MIG instance is a GPU of the quota page, by its own

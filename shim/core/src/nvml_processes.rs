@@ -10,6 +10,7 @@
 #![allow(non_snake_case, reason = "hooks carry NVML's own names")]
 
 use crate::nvml::{asked, of_unknown_version, tenant_of};
+use crate::thread::Answer;
 use core::ffi::{c_uint, c_ulonglong};
 use core::ptr;
 use tessera_cuda::nvml::*;
@@ -20,7 +21,7 @@ const DETAIL_LIST_V1: c_uint = 24 | 1 << 24;
 /// `nvmlProcessesUtilizationInfo_v1`
 const UTILIZATION_V1: c_uint = 24 | 1 << 24;
 
-type List<T> = dyn Fn(nvmlDevice_t, *mut c_uint, *mut T) -> nvmlReturn_t;
+type List<T> = dyn Fn(nvmlDevice_t, *mut c_uint, *mut T) -> Answer;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
@@ -91,26 +92,29 @@ impl Own {
     ///
     /// # Safety
     /// `to` is valid for `room` entries, or `room` is 0.
-    unsafe fn fill<T: From<Entry>>(&self, room: &mut c_uint, to: *mut T) -> nvmlReturn_t {
+    unsafe fn fill<T: From<Entry>>(&self, room: &mut c_uint, to: *mut T) -> Answer {
         let enough = usize::try_from(*room).is_ok_and(|room| room >= self.count);
         *room = c_uint::try_from(self.count).unwrap_or(c_uint::MAX);
         if !enough {
-            return NVML_ERROR_INSUFFICIENT_SIZE;
+            return Err(NVML_ERROR_INSUFFICIENT_SIZE);
         }
         if self.count > 0 && to.is_null() {
-            return NVML_ERROR_INVALID_ARGUMENT;
+            return Err(NVML_ERROR_INVALID_ARGUMENT);
         }
         for (at, &own) in self.entries[..self.count].iter().enumerate() {
             // SAFETY: below `room`, for which the caller's array is valid.
             unsafe { to.add(at).write(own.into()) };
         }
-        NVML_SUCCESS
+        Ok(())
     }
 }
 
-/// Whether NVML would have answered: with its list, or with how long it is.
-const fn answered(result: nvmlReturn_t) -> bool {
-    matches!(result, NVML_SUCCESS | NVML_ERROR_INSUFFICIENT_SIZE)
+/// NVML's own error, unless it would have answered: with its list, or with how long it is.
+fn answered(answer: Answer) -> Answer {
+    match answer {
+        Err(NVML_ERROR_INSUFFICIENT_SIZE) => Ok(()),
+        answer => answer,
+    }
 }
 
 /// Answers a list: the tenant's own, if it is one.
@@ -120,14 +124,11 @@ unsafe fn list<T: From<Entry>>(
     count: *mut c_uint,
     infos: *mut T,
     own: impl FnOnce(nvmlDevice_t) -> Own,
-) -> nvmlReturn_t {
+) -> Answer {
     let Some(_depth) = asked(count) else { return real(device, count, infos) };
     let mut theirs = 0;
     // A valid count, and no array for no entries.
-    let result = real(device, &raw mut theirs, ptr::null_mut());
-    if !answered(result) {
-        return result; // asked again it might answer with everybody's
-    }
+    answered(real(device, &raw mut theirs, ptr::null_mut()))?; // asked again it might answer with everybody's
     // SAFETY: not null; the caller's array is valid for as many entries as it says.
     unsafe { own(device).fill(&mut *count, infos) }
 }
@@ -173,7 +174,7 @@ pub unsafe fn nvmlComputeProcesses<T: From<Entry>>(
     device: nvmlDevice_t,
     count: *mut c_uint,
     infos: *mut T,
-) -> nvmlReturn_t {
+) -> Answer {
     // SAFETY: the caller's own arguments.
     unsafe { list(real, device, count, infos, Own::on) }
 }
@@ -184,7 +185,7 @@ pub unsafe fn nvmlOtherProcesses<T: From<Entry>>(
     device: nvmlDevice_t,
     count: *mut c_uint,
     infos: *mut T,
-) -> nvmlReturn_t {
+) -> Answer {
     // SAFETY: the caller's own arguments.
     unsafe { list(real, device, count, infos, |_| Own::NOBODY) }
 }
@@ -196,16 +197,16 @@ pub unsafe fn nvmlDeviceGetAccountingPids(
     device: nvmlDevice_t,
     count: *mut c_uint,
     pids: *mut c_uint,
-) -> nvmlReturn_t {
+) -> Answer {
     // SAFETY: the caller's own arguments.
     unsafe { list(real, device, count, pids, |_| Own::NOBODY) }
 }
 
 pub unsafe fn nvmlDeviceGetRunningProcessDetailList(
-    real: &dyn Fn(nvmlDevice_t, *mut nvmlProcessDetailList_v1_t) -> nvmlReturn_t,
+    real: &dyn Fn(nvmlDevice_t, *mut nvmlProcessDetailList_v1_t) -> Answer,
     device: nvmlDevice_t,
     list: *mut nvmlProcessDetailList_v1_t,
-) -> nvmlReturn_t {
+) -> Answer {
     let Some(_depth) = asked(list) else { return real(device, list) };
     // SAFETY: not null; every version begins with its number.
     let version = unsafe { list.cast::<c_uint>().read_unaligned() };
@@ -217,10 +218,7 @@ pub unsafe fn nvmlDeviceGetRunningProcessDetailList(
     let (to, mode) = (theirs.procArray, theirs.mode);
     // A list of its own, without room.
     (theirs.numProcArrayEntries, theirs.procArray) = (0, ptr::null_mut());
-    let result = real(device, &raw mut theirs);
-    if !answered(result) {
-        return result;
-    }
+    answered(real(device, &raw mut theirs))?;
     let computing = matches!(mode, NVML_PROCESS_MODE_COMPUTE | NVML_PROCESS_MODE_ALL);
     let own = if computing { Own::on(device) } else { Own::NOBODY };
     // SAFETY: not null; the caller's array is valid for as many entries as it says.
@@ -228,13 +226,13 @@ pub unsafe fn nvmlDeviceGetRunningProcessDetailList(
 }
 
 /// Answers that there are no samples, unless NVML has an error of its own.
-unsafe fn no_samples(result: nvmlReturn_t, count: *mut c_uint) -> nvmlReturn_t {
-    if !answered(result) && result != NVML_ERROR_NOT_FOUND {
-        return result;
+unsafe fn no_samples(answer: Answer, count: *mut c_uint) -> Answer {
+    if answer != Err(NVML_ERROR_NOT_FOUND) {
+        answered(answer)?;
     }
     // SAFETY: not null, the caller's.
     unsafe { *count = 0 };
-    NVML_ERROR_NOT_FOUND
+    Err(NVML_ERROR_NOT_FOUND)
 }
 
 pub unsafe fn nvmlDeviceGetProcessUtilization(
@@ -243,12 +241,12 @@ pub unsafe fn nvmlDeviceGetProcessUtilization(
         *mut nvmlProcessUtilizationSample_t,
         *mut c_uint,
         c_ulonglong,
-    ) -> nvmlReturn_t,
+    ) -> Answer,
     device: nvmlDevice_t,
     samples: *mut nvmlProcessUtilizationSample_t,
     count: *mut c_uint,
     since_us: c_ulonglong,
-) -> nvmlReturn_t {
+) -> Answer {
     let Some(_depth) = asked(count) else { return real(device, samples, count, since_us) };
     let mut theirs = 0;
     // SAFETY: a valid count; without an array it asks for the number.
@@ -256,10 +254,10 @@ pub unsafe fn nvmlDeviceGetProcessUtilization(
 }
 
 pub unsafe fn nvmlDeviceGetProcessesUtilizationInfo(
-    real: &dyn Fn(nvmlDevice_t, *mut nvmlProcessesUtilizationInfo_v1_t) -> nvmlReturn_t,
+    real: &dyn Fn(nvmlDevice_t, *mut nvmlProcessesUtilizationInfo_v1_t) -> Answer,
     device: nvmlDevice_t,
     info: *mut nvmlProcessesUtilizationInfo_v1_t,
-) -> nvmlReturn_t {
+) -> Answer {
     let Some(_depth) = asked(info) else { return real(device, info) };
     // SAFETY: not null; every version begins with its number.
     let version = unsafe { info.cast::<c_uint>().read_unaligned() };
@@ -300,17 +298,17 @@ mod tests {
             let mut count = room;
             // SAFETY: three entries.
             let result = unsafe { own.fill(&mut count, infos.as_mut_ptr()) };
-            assert_eq!((result, count, infos[0].pid), (NVML_ERROR_INSUFFICIENT_SIZE, 2, 0));
+            assert_eq!((result, count, infos[0].pid), (Err(NVML_ERROR_INSUFFICIENT_SIZE), 2, 0));
         }
         let mut count = 3;
         // SAFETY: three entries.
         let result = unsafe { own.fill(&mut count, infos.as_mut_ptr()) };
-        assert_eq!((result, count), (NVML_SUCCESS, 2));
+        assert_eq!((result, count), (Ok(()), 2));
         assert_eq!(infos, [info(7, 100), info(9, 200), info(0, 0)]);
         let mut count = 2;
         // SAFETY: nothing is written through a null pointer.
         let result = unsafe { own.fill::<c_uint>(&mut count, ptr::null_mut()) };
-        assert_eq!(result, NVML_ERROR_INVALID_ARGUMENT);
+        assert_eq!(result, Err(NVML_ERROR_INVALID_ARGUMENT));
     }
 
     #[test]
@@ -318,7 +316,7 @@ mod tests {
         let mut count = 0;
         // SAFETY: no entries.
         let result = unsafe { Own::NOBODY.fill::<c_uint>(&mut count, ptr::null_mut()) };
-        assert_eq!((result, count), (NVML_SUCCESS, 0));
+        assert_eq!((result, count), (Ok(()), 0));
     }
 
     #[test]

@@ -35,7 +35,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
-use tessera_cuda::types::CUdevice;
+use tessera_cuda::types::{CUDA_ERROR_SYSTEM_NOT_READY, CUdevice, CUresult};
 use tessera_region::account::{Account, Unclaimed};
 use tessera_region::layout::MAX_GPUS;
 use tessera_region::quota::QuotaReader;
@@ -48,6 +48,21 @@ pub enum Standing {
     /// A tenant whose pages cannot be used.
     Closed,
     Armed(&'static Process),
+}
+
+impl Standing {
+    /// The process of a tenant, if it is one.
+    ///
+    /// # Errors
+    /// Of a tenant whose pages cannot be used.
+    #[inline]
+    pub(crate) fn tenant(self) -> Result<Option<&'static Process>, CUresult> {
+        match self {
+            Self::Pass => Ok(None),
+            Self::Closed => Err(CUDA_ERROR_SYSTEM_NOT_READY),
+            Self::Armed(process) => Ok(Some(process)),
+        }
+    }
 }
 
 /// A tenant process's state; made once, never freed.
@@ -211,15 +226,13 @@ fn arm(again: bool) -> Standing {
         Some(standing) => return standing,
         None => {}
     }
+    let settle = |word, standing| {
+        wiped.standing.store(word, Ordering::Release);
+        standing
+    };
     let pages = match attach::find() {
-        Found::Nothing => {
-            wiped.standing.store(PASS, Ordering::Release);
-            return Standing::Pass;
-        }
-        Found::Broken => {
-            wiped.standing.store(CLOSED, Ordering::Release);
-            return Standing::Closed;
-        }
+        Found::Nothing => return settle(PASS, Standing::Pass),
+        Found::Broken => return settle(CLOSED, Standing::Closed),
         Found::Pages(pages) => *pages,
     };
     let account = match Account::claim(pages.shares) {
@@ -230,8 +243,7 @@ fn arm(again: bool) -> Standing {
                  raise the limit on open files"
             ));
             tell_no_slot(&shares.shares()[share].quota, &pages.sockets[share]);
-            wiped.standing.store(CLOSED, Ordering::Release);
-            return Standing::Closed;
+            return settle(CLOSED, Standing::Closed);
         }
     };
     let gate = Local::new(account.shares().lead().quota.gate_word(0));

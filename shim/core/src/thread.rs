@@ -7,9 +7,9 @@
 
 use crate::contexts::Place;
 use crate::own;
-use crate::state::{self, Process, Standing};
+use crate::state::{self, Process};
 use core::cell::Cell;
-use tessera_cuda::types::{CUDA_ERROR_SYSTEM_NOT_READY, CUDA_SUCCESS, CUresult};
+use tessera_cuda::types::{CUDA_SUCCESS, CUresult};
 
 /// All zero at first.
 #[repr(C)]
@@ -90,11 +90,7 @@ pub(crate) fn entered() -> Option<(&'static Process, Depth)> {
 #[inline]
 pub(crate) fn tenant() -> Result<Option<(&'static Process, Depth)>, CUresult> {
     let Some(depth) = Depth::enter() else { return Ok(None) };
-    match state::standing() {
-        Standing::Pass => Ok(None),
-        Standing::Closed => Err(CUDA_ERROR_SYSTEM_NOT_READY),
-        Standing::Armed(process) => Ok(Some((process, depth))),
-    }
+    Ok(state::standing().tenant()?.map(|process| (process, depth)))
 }
 
 #[cfg(test)]
