@@ -10,7 +10,7 @@ pub const OUT_OF_MEMORY: i32 = 2;
 pub const DRIVER: i32 = 3;
 /// Data came back changed.
 pub const CORRUPTED: i32 = 4;
-/// `libcuda.so.1` or one of its functions is missing.
+/// `libcuda.so.1` is missing.
 pub const NO_DRIVER: i32 = 5;
 /// More memory was granted than `--at-most`.
 pub const EXCEEDED: i32 = 6;

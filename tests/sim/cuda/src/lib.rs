@@ -50,11 +50,8 @@ pub mod exports {
     pub use crate::graph::add::*;
     pub use crate::graph::conditional::*;
     pub use crate::graph::exec::*;
-    pub use crate::graph::instantiate::*;
     pub use crate::graph::memory::*;
-    pub use crate::graph::params::*;
     pub use crate::graph::update::*;
-    pub use crate::graph::user_object::*;
     pub use crate::graph::*;
     pub use crate::green::*;
     pub use crate::host_function::*;

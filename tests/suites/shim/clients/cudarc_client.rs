@@ -1,4 +1,4 @@
-//! `cudarc` as a tenant, run by `tests/suites/shim/clients/cudarc.rs`: memory to the limit and back, copies, launches,
+//! `cudarc` as a tenant, run by `tests/suites/shim/clients.rs`: memory to the limit and back, copies, launches,
 //! events, on the primary and on a context of its own. Prints `done`.
 //!
 //! Arguments: the quota in bytes, or `bare`; then the UUIDs of the machine's GPUs.

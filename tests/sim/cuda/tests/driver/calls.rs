@@ -4,6 +4,7 @@ use crate::harness::*;
 use std::ffi::{c_uint, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
+use tessera_cuda::types::CUDA_KERNEL_NODE_PARAMS_v1;
 
 scenarios! {
     errors_before_init_and_without_a_context
@@ -202,18 +203,15 @@ mod body {
     }
 
     pub fn a_graph_takes_the_time_of_its_kernels() {
-        /// `CUDA_KERNEL_NODE_PARAMS` v1.
-        #[repr(C)]
-        struct Node(Handle, [c_uint; 7], *mut Handle, *mut Handle);
         retain(0);
         let (mut graph, mut exec, mut node) = (NULL, NULL, NULL);
         ok(cuda!(cuGraphCreate(&raw mut graph, 0)));
-        let params = Node(
-            kernel("plain"),
-            [1, 1, 1, 32, 1, 1, 0],
-            std::ptr::null_mut(),
-            std::ptr::null_mut(),
-        );
+        let params = CUDA_KERNEL_NODE_PARAMS_v1 {
+            func: kernel("plain"),
+            shape: [1, 1, 1, 32, 1, 1, 0],
+            kernelParams: std::ptr::null_mut(),
+            extra: std::ptr::null_mut(),
+        };
         for _ in 0..4 {
             ok(cuda!(cuGraphAddKernelNode(
                 &raw mut node,

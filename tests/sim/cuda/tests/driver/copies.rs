@@ -2,6 +2,7 @@
 
 use crate::harness::*;
 use std::ffi::{c_int, c_uint};
+use tessera_cuda::types::CUDA_MEMCPY2D_v1;
 
 scenarios! {
     batches_copy_and_say_which_copy_failed
@@ -142,32 +143,12 @@ mod body {
         ok(cuda!(cuMemcpyDtoD(at + 64, at, 12)));
         assert_eq!(read::<12>(u64::from(at) + 64), [7, 7, 7, 7, 7, 7, 7, 7, 2, 1, 7, 7]);
         assert_eq!(read::<12>(u64::from(at) + 128)[8..], [9, 0, 0, 0]);
-        /// `CUDA_MEMCPY2D_v1`.
-        #[repr(C)]
-        struct Copy2d {
-            src_x: c_uint,
-            src_y: c_uint,
-            src_kind: c_uint,
-            src_host: Handle,
-            src: u32,
-            src_array: Handle,
-            src_pitch: c_uint,
-            dst_x: c_uint,
-            dst_y: c_uint,
-            dst_kind: c_uint,
-            dst_host: Handle,
-            dst: u32,
-            dst_array: Handle,
-            dst_pitch: c_uint,
-            width: c_uint,
-            height: c_uint,
-        }
         // SAFETY: numbers and pointers, for which zero is a value.
-        let mut copy: Copy2d = unsafe { std::mem::zeroed() };
-        (copy.src_kind, copy.src, copy.src_pitch) = (2, at, 4);
-        (copy.dst_kind, copy.dst, copy.dst_pitch) = (2, at + 192, 8);
-        (copy.width, copy.height) = (4, 2);
-        ok(cuda!(cuMemcpy2D((&raw const copy).cast())));
+        let mut copy: CUDA_MEMCPY2D_v1 = unsafe { std::mem::zeroed() };
+        (copy.srcMemoryType, copy.srcDevice, copy.srcPitch) = (2, at, 4);
+        (copy.dstMemoryType, copy.dstDevice, copy.dstPitch) = (2, at + 192, 8);
+        (copy.WidthInBytes, copy.Height) = (4, 2);
+        ok(cuda!(cuMemcpy2D(&raw const copy)));
         assert_eq!(read::<12>(u64::from(at) + 192), [7, 7, 7, 7, 0, 0, 0, 0, 7, 7, 7, 7]);
     }
 }

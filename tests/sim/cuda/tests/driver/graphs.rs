@@ -5,6 +5,7 @@
 
 use crate::harness::*;
 use std::ffi::c_int;
+use tessera_cuda::types::{CUDA_MEM_ALLOC_NODE_PARAMS, CUmemLocation};
 
 scenarios! {
     memory_comes_with_the_first_launch_and_stays_until_trimmed
@@ -30,20 +31,6 @@ const USED_HIGH: c_int = 1;
 const RESERVED: c_int = 2;
 const RESERVED_HIGH: c_int = 3;
 
-/// `CUDA_MEM_ALLOC_NODE_PARAMS`.
-#[repr(C)]
-struct Alloc {
-    kind: c_int,
-    handles: c_int,
-    location: c_int,
-    device: c_int,
-    rest: [u64; 9],
-    access: usize,
-    access_count: usize,
-    bytes: usize,
-    at: u64,
-}
-
 fn attribute(which: c_int) -> u64 {
     must(|to: *mut u64| cuda!(cuDeviceGetGraphMemAttribute(0, which, to.cast())))
 }
@@ -58,17 +45,11 @@ fn graph() -> Handle {
 
 fn alloc_node(graph: Handle, after: &[Handle], bytes: u64) -> (Handle, u64) {
     let mut node = NULL;
-    let mut params = Alloc {
-        kind: 1,
-        handles: 0,
-        location: 1,
-        device: 0,
-        rest: [0; 9],
-        access: 0,
-        access_count: 0,
-        bytes: bytes as usize,
-        at: 0,
-    };
+    // SAFETY: numbers and pointers, for which zero is a value.
+    let mut params: CUDA_MEM_ALLOC_NODE_PARAMS = unsafe { std::mem::zeroed() };
+    params.poolProps.allocType = 1;
+    params.poolProps.location = CUmemLocation { r#type: 1, id: 0 };
+    params.bytesize = bytes as usize;
     ok(cuda!(cuGraphAddMemAllocNode(
         &raw mut node,
         graph,
@@ -76,8 +57,8 @@ fn alloc_node(graph: Handle, after: &[Handle], bytes: u64) -> (Handle, u64) {
         after.len(),
         (&raw mut params).cast()
     )));
-    assert_ne!(params.at, 0);
-    (node, params.at)
+    assert_ne!(params.dptr, 0);
+    (node, params.dptr)
 }
 
 fn free_node(graph: Handle, after: &[Handle], at: u64) -> Outcome<Handle> {

@@ -2,7 +2,6 @@
 //! `cuIpcOpenMemHandle`, `cuIpcCloseMemHandle` (the comments of cuda.h).
 
 use crate::harness::*;
-use crate::pair::{Peer, pair};
 use std::ffi::c_uint;
 
 scenarios! {

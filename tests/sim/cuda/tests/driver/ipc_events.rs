@@ -2,7 +2,6 @@
 //! (the comments of cuda.h). Work is held by host functions, so nothing depends on time.
 
 use crate::harness::*;
-use crate::pair::{Peer, pair};
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

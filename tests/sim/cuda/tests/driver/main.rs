@@ -5,7 +5,6 @@ mod exports {
     pub use simnvml::exports::*;
 }
 mod harness;
-mod pair;
 
 mod arrays;
 mod calls;

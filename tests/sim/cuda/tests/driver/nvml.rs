@@ -1,7 +1,6 @@
 //! What NVML's questions cost the processes that allocate, and what NVML says of their memory.
 
 use crate::harness::*;
-use crate::pair::{Peer, pair};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use tessera_cuda::nvml::{nvmlProcessInfo_t, nvmlProcessUtilizationSample_t};

@@ -2,9 +2,9 @@
 //! Management" and "Multicast Object Management" (the comments of cuda.h).
 
 use crate::harness::*;
-use crate::pair::{Peer, pair};
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use tessera_cuda::types::CUmulticastObjectProp;
 
 scenarios! {
     memory_is_created_mapped_and_accessed
@@ -472,20 +472,12 @@ mod body {
     /// "All participating devices must be added to the multicast object before memory can be bound
     /// to it" (`cuMulticastCreate`). Bound memory stays until it is unbound or the object is gone.
     pub fn a_multicast_object_keeps_bound_memory() {
-        /// `CUmulticastObjectProp`.
-        #[repr(C)]
-        struct Team {
-            devices: c_uint,
-            size: usize,
-            handles: u64,
-            flags: u64,
-        }
         retain(0);
         let room = free_bytes();
         let team = |devices: c_uint, size: usize| {
-            let (mut object, prop) = (0u64, Team { devices, size, handles: 0, flags: 0 });
-            let r = cuda!(cuMulticastCreate(&raw mut object, (&raw const prop).cast()));
-            if r == 0 { Ok(object) } else { Err(r) }
+            let prop =
+                CUmulticastObjectProp { numDevices: devices, size, handleTypes: 0, flags: 0 };
+            made(|to| cuda!(cuMulticastCreate(to, &raw const prop)))
         };
         assert_eq!((team(0, GRAIN), team(9, GRAIN), team(1, 4096)), (Err(1), Err(1), Err(1)));
         let object = team(1, 2 * GRAIN).unwrap();
