@@ -46,17 +46,11 @@ impl std::fmt::Debug for Client {
 
 impl Client {
     /// Connects; every request will carry `authority`.
-    ///
-    /// # Panics
-    /// If nobody listens.
     pub async fn connect(socket: &Path, authority: &[u8]) -> Self {
         Self::try_connect(socket, authority).await.expect("a server")
     }
 
     /// As [`Client::connect`].
-    ///
-    /// # Errors
-    /// The socket's.
     pub async fn try_connect(socket: &Path, authority: &[u8]) -> io::Result<Self> {
         let mut client = Self {
             stream: UnixStream::connect(socket).await?,
@@ -129,9 +123,6 @@ impl Client {
     }
 
     /// Sends a request; its header block in pieces of `piece` bytes. Gives the stream's id.
-    ///
-    /// # Panics
-    /// If the connection is closed.
     pub async fn request(&mut self, path: &str, message: &impl Message, piece: usize) -> u32 {
         self.try_request(path, message, piece).await.expect("an open connection")
     }
@@ -160,9 +151,6 @@ impl Client {
     }
 
     /// The next message on stream `id`, or how it ended. Messages are as small as a frame.
-    ///
-    /// # Panics
-    /// If the connection is closed, or a message is none.
     pub async fn message<T: Message + Default>(&mut self, id: u32) -> Answer<T> {
         self.try_message(id).await.expect("a frame")
     }
@@ -199,10 +187,6 @@ impl Client {
         }
     }
 
-    /// A call with one answer.
-    ///
-    /// # Panics
-    /// If the connection is closed, or the server's messages are none.
     pub async fn call<T: Message + Default>(
         &mut self,
         path: &str,
@@ -213,12 +197,6 @@ impl Client {
     }
 
     /// As [`Client::call`].
-    ///
-    /// # Errors
-    /// The socket's.
-    ///
-    /// # Panics
-    /// If the server's messages are none.
     pub async fn try_call<T: Message + Default>(
         &mut self,
         path: &str,

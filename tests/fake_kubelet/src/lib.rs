@@ -75,7 +75,6 @@ pub enum StandinError {
         "requested number of devices unavailable for {resource_name}: {requested} asked, {available} free"
     )]
     Unavailable {
-        /// The resource.
         resource_name: String,
         /// Devices asked for beyond what the container could use again.
         requested: usize,
@@ -84,14 +83,7 @@ pub enum StandinError {
     },
     /// The plugin answered a call with an error.
     #[error("{call} of {resource_name} failed: {}", .status.message())]
-    Plugin {
-        /// The RPC.
-        call: &'static str,
-        /// The resource.
-        resource_name: String,
-        /// The answer.
-        status: Box<tonic::Status>,
-    },
+    Plugin { call: &'static str, resource_name: String, status: Box<tonic::Status> },
     /// The pod has not been admitted, or has no such container.
     #[error("no such container: {0}")]
     Unknown(String),
@@ -182,9 +174,6 @@ impl Kubelet {
     /// Starts below `root` as kubelet does below its root directory: sockets of earlier runs in
     /// `device-plugins` are wiped, then `device-plugins/kubelet.sock` and `pod-resources/kubelet.sock`
     /// are served.
-    ///
-    /// # Errors
-    /// If the directories or sockets cannot be made.
     pub async fn start(root: &Path) -> io::Result<Self> {
         let inner = Inner {
             device_plugins_dir: root.join("device-plugins"),
@@ -205,7 +194,6 @@ impl Kubelet {
         &self.0.device_plugins_dir
     }
 
-    /// Where pod resources are served.
     pub fn pod_resources_socket(&self) -> &Path {
         &self.0.pod_resources_socket
     }
@@ -229,9 +217,6 @@ impl Kubelet {
     }
 
     /// Starts again after [`Kubelet::stop`]: all sockets in the directory are wiped first.
-    ///
-    /// # Errors
-    /// If a socket cannot be made.
     pub async fn resume(&self) -> io::Result<()> {
         servers::wipe_sockets(&self.0.device_plugins_dir)?;
         let running = servers::run(&self.0)?;
@@ -240,9 +225,6 @@ impl Kubelet {
     }
 
     /// [`Kubelet::stop`] and [`Kubelet::resume`].
-    ///
-    /// # Errors
-    /// If a socket cannot be made.
     pub async fn restart(&self) -> io::Result<()> {
         self.stop().await;
         self.resume().await
@@ -412,9 +394,6 @@ impl Kubelet {
 
     /// Starts a container of an admitted pod, for the first time or again: PreStartContainer for each
     /// of its resources whose plugin is registered. Gives what the container runtime would get.
-    ///
-    /// # Errors
-    /// If a plugin refuses the start, or the container was never admitted.
     pub async fn start_container(
         &self,
         pod: &Pod,

@@ -20,10 +20,12 @@ pub(super) struct Assignment {
 pub(super) enum Choice {
     /// It already has its devices; the plugin is not asked.
     Held(Assignment),
-    /// There is no choice.
     Settled(BTreeSet<String>),
     /// Some of `available`, and all of `must_include`.
-    Ask { available: BTreeSet<String>, must_include: BTreeSet<String> },
+    Ask {
+        available: BTreeSet<String>,
+        must_include: BTreeSet<String>,
+    },
 }
 
 /// Plugins of type `P`, their devices, and who holds what.
@@ -59,7 +61,6 @@ impl<P> Manager<P> {
         self.plugins.insert(resource_name.to_owned(), (id, plugin));
     }
 
-    /// A plugin has listed its devices.
     pub(super) fn list(&mut self, resource_name: &str, id: u64, devices: Vec<Device>) {
         if self.is_current(resource_name, id) {
             let devices = devices.into_iter().map(|device| (device.id.clone(), device)).collect();
@@ -80,7 +81,6 @@ impl<P> Manager<P> {
         self.mark_unhealthy(resource_name);
     }
 
-    /// All devices of a resource are unhealthy.
     pub(super) fn mark_unhealthy(&mut self, resource_name: &str) {
         for device in self.devices.entry(resource_name.to_owned()).or_default().values_mut() {
             UNHEALTHY.clone_into(&mut device.health);
@@ -140,7 +140,6 @@ impl<P> Manager<P> {
         self.assignments.iter()
     }
 
-    /// All that a container was given.
     pub(super) fn container(&self, pod: &Pod, container: &str) -> Vec<(Key, Assignment)> {
         self.assignments
             .iter()

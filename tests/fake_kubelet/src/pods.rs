@@ -6,16 +6,12 @@ use tessera_kubelet_api::deviceplugin::{CdiDevice, ContainerAllocateResponse, De
 
 use super::StandinError;
 
-/// A pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
     /// Containers that run one after the other before the others.
     pub init_containers: Vec<Container>,
-    /// The others.
     pub app_containers: Vec<Container>,
 }
 
@@ -30,13 +26,11 @@ impl Pod {
         }
     }
 
-    /// Adds a container.
     pub fn with(mut self, container: Container) -> Self {
         self.app_containers.push(container);
         self
     }
 
-    /// Adds an init container.
     pub fn with_init(mut self, container: Container) -> Self {
         self.init_containers.push(container);
         self
@@ -49,7 +43,6 @@ impl Pod {
     }
 }
 
-/// A container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Container {
     /// Its name, unique in the pod.
@@ -76,9 +69,7 @@ impl Container {
 pub struct Admitted {
     /// The container's name.
     pub container: String,
-    /// The resource.
     pub resource_name: String,
-    /// Device ids, sorted.
     pub device_ids: Vec<String>,
     /// The plugin's answer to Allocate.
     pub response: ContainerAllocateResponse,
@@ -88,15 +79,10 @@ pub struct Admitted {
 /// or device the first resource wins, as with kubelet.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RunOptions {
-    /// Environment.
     pub envs: BTreeMap<String, String>,
-    /// Bind mounts.
     pub mounts: Vec<Mount>,
-    /// Device nodes.
     pub devices: Vec<DeviceSpec>,
-    /// Annotations.
     pub annotations: BTreeMap<String, String>,
-    /// CDI devices.
     pub cdi_devices: Vec<CdiDevice>,
 }
 

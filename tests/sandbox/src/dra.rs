@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use serde_json::{Value, json};
+use serde_json::Value;
 use tessera_cluster::fixtures::ApiServer;
 use tessera_fake_kubelet::RunOptions;
-use tessera_fake_kubelet::dra::{ClaimName, DraKubelet, PreparedDevice};
+use tessera_fake_kubelet::dra::{AllocatedClaim, ClaimName, DraKubelet, PreparedDevice};
 use tessera_kubelet_api::deviceplugin::Mount;
 use tessera_model::quantity::format_bytes;
 
@@ -44,9 +44,7 @@ struct Held {
 /// What a pod got by its claim.
 #[derive(Debug)]
 pub struct Claimed {
-    /// The claim.
     pub claim: ClaimName,
-    /// Its devices.
     pub devices: Vec<PreparedDevice>,
     /// What its container is given.
     pub options: RunOptions,
@@ -54,9 +52,6 @@ pub struct Claimed {
 
 impl Dra {
     /// For a node of this name, whose kubelet is below `kubelet`; what it writes is below `dir`.
-    ///
-    /// # Errors
-    /// No directory.
     pub fn start(dir: &Path, kubelet: &Path, node: &str) -> anyhow::Result<Self> {
         let kubelet = DraKubelet::start(kubelet, DRIVER).context("no registry of DRA drivers")?;
         let api = ApiServer::start(dir);
@@ -88,7 +83,6 @@ impl Dra {
         dir.join("cdi")
     }
 
-    /// Devices that are published.
     fn devices(&self) -> Vec<Value> {
         let of_slice =
             |slice: &Value| slice["spec"]["devices"].as_array().cloned().unwrap_or_default();
@@ -97,9 +91,6 @@ impl Dra {
     }
 
     /// Waits until kubelet knows the driver and its devices are published.
-    ///
-    /// # Errors
-    /// They are not in time.
     pub async fn await_published(&self) -> anyhow::Result<()> {
         let published = async {
             self.kubelet.wait_registered().await;
@@ -138,9 +129,6 @@ impl Dra {
     }
 
     /// Allocates a claim for a pod as the scheduler would, and prepares it as kubelet would.
-    ///
-    /// # Errors
-    /// It does not fit; what the driver says.
     pub async fn prepare(
         &mut self,
         (namespace, pod): (&str, &str),
@@ -150,8 +138,10 @@ impl Dra {
         self.claims += 1;
         let (name, uid) = (format!("{pod}-gpu"), format!("claim-{}-{}", self.node, self.claims));
         let claim = ClaimName { namespace: namespace.to_owned(), name, uid };
-        let object = object(&claim, pod, &self.node, (&device, consumed));
-        self.api.with(|store| store.put_claim(object));
+        let (memory, cores) = (consumed.memory.to_string(), consumed.cores.to_string());
+        let allocated = AllocatedClaim::new(claim.clone(), DRIVER, &self.node);
+        let allocated = allocated.asking("gpu", &device, &memory, &cores);
+        self.api.with(|store| store.put_claim(allocated.object(pod)));
         let full = format!("{namespace}/{pod}");
         self.held.push(Held { pod: full.clone(), claim: claim.clone(), device, consumed });
         let prepared = self.kubelet.prepare(&full, std::slice::from_ref(&claim)).await;
@@ -176,29 +166,6 @@ impl Dra {
         let _ = self.kubelet.unprepare(pod).await;
         self.api.with(|store| store.remove_claim(&claim.namespace, &claim.name));
     }
-}
-
-/// A claim with one request, allocated.
-fn object(claim: &ClaimName, pod: &str, node: &str, (device, consumed): (&str, Consumed)) -> Value {
-    let ClaimName { namespace, name, uid } = claim;
-    let capacity =
-        json!({ "memory": consumed.memory.to_string(), "cores": consumed.cores.to_string() });
-    json!({
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceClaim",
-        "metadata": { "namespace": namespace, "name": name, "uid": uid },
-        "spec": { "devices": { "requests": [{
-            "name": "gpu",
-            "exactly": { "deviceClassName": DRIVER, "count": 1, "capacity": { "requests": capacity } },
-        }] } },
-        "status": {
-            "reservedFor": [{ "resource": "pods", "name": pod, "uid": format!("pod-of-{uid}") }],
-            "allocation": { "devices": { "results": [{
-                "request": "gpu", "driver": DRIVER, "pool": node, "device": device,
-                "shareID": format!("{uid}-0"), "consumedCapacity": capacity,
-            }] } },
-        },
-    })
 }
 
 /// What a container runtime makes of these devices: the edits of their CDI specs.

@@ -1,7 +1,6 @@
 //! The plugin as it is shipped with its DRA driver on, beside the stand-ins for kubelet and the API server, and
 //! tenants under the shim that see and keep the quota of their claims' shares.
 
-mod claim;
 mod moving;
 mod node;
 mod operate;

@@ -7,8 +7,7 @@ use tessera_fake_kubelet::{Container, Pod};
 use tessera_harness::GIB;
 use tessera_harness::plugin::{GPU, bounded, until};
 
-use super::claim::one;
-use super::node::Node;
+use super::node::{Node, one};
 
 const ONLY_1: &str = "[dra]\nenabled = true\ngpus = [\"1\"]\n";
 const BOTH: &str = "[dra]\nenabled = true\ngpus = [\"0\", \"1\"]\n";

@@ -11,13 +11,12 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tessera_cluster::fixtures::ApiServer;
 use tessera_fake_kubelet::Kubelet;
-use tessera_fake_kubelet::dra::{DraError, DraKubelet, PreparedDevice};
+pub use tessera_fake_kubelet::dra::AllocatedClaim as Claim;
+use tessera_fake_kubelet::dra::{ClaimName, DraError, DraKubelet, PreparedDevice};
 use tessera_harness::plugin::{bounded, until};
 use tessera_harness::{
     Conversation, Preloaded, SimGpu, artefacts, can_contain, compile_c, external, own_paths,
 };
-
-use super::claim::Claim;
 
 /// Two GPUs of which 7,936 MiB are sold: 700 are the driver's, an H200's, and 128 the margin.
 const MACHINE: &str = r#"
@@ -41,6 +40,17 @@ pub const NODE: &str = "n1";
 pub const CONTEXT: u64 = 64 << 20;
 /// Where a container has its shares' pages.
 const PAGES: &str = "/usr/local/tessera/pages";
+
+/// A claim of this name and UID without a request.
+pub fn claim(name: &str) -> Claim {
+    let uid = format!("uid-of-{name}");
+    Claim::new(ClaimName { namespace: "team".into(), name: name.into(), uid }, DRIVER, NODE)
+}
+
+/// A claim of this name with one request, `gpu`.
+pub fn one(name: &str, device: &str, memory: &str, cores: &str) -> Claim {
+    claim(name).asking("gpu", device, memory, cores)
+}
 
 /// Whether containers can be made here; says so where not.
 pub fn contained(what: &str) -> bool {
@@ -194,7 +204,7 @@ impl Node {
 
     /// Puts a claim where the driver reads it, and prepares it for a pod of its name.
     pub async fn prepare(&self, claim: &Claim) -> Result<Container, DraError> {
-        self.api.with(|store| store.put_claim(claim.object()));
+        self.api.with(|store| store.put_claim(claim.object(&claim.name().name)));
         let name = claim.name();
         let devices =
             bounded(self.dra.prepare(&name.name, std::slice::from_ref(&name))).await?.remove(0);

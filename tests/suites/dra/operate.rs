@@ -4,8 +4,7 @@ use serde_json::{Value, json};
 use tessera_harness::plugin::{bounded, until};
 use tessera_harness::{GIB, MIB};
 
-use super::claim::one;
-use super::node::{CONTEXT, DRIVER, Node, contained};
+use super::node::{CONTEXT, DRIVER, Node, contained, one};
 
 const OUT_OF_MEMORY: i64 = 2;
 

@@ -10,8 +10,7 @@ use tessera_harness::PATIENCE;
 use tessera_harness::metrics::get;
 use tessera_harness::plugin::{bounded, until};
 
-use super::claim::one;
-use super::node::Node;
+use super::node::{Node, one};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Damage {

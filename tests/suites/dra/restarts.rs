@@ -7,8 +7,7 @@ use tessera_harness::metrics::get;
 use tessera_harness::plugin::{bounded, until};
 use tessera_harness::{GIB, MIB, Random};
 
-use super::claim::{Claim, one};
-use super::node::{CONTEXT, Node, contained};
+use super::node::{CONTEXT, Claim, Node, contained, one};
 
 /// Claims that come and go while the plugin is killed.
 const CLAIMS: usize = 6;
@@ -42,7 +41,7 @@ async fn a_plugin_killed_at_any_moment_loses_no_claim_and_oversells_none() {
             .map(|n| one(&format!("c{round}-{n}"), &node.device(1), "1Gi", "10"))
             .collect();
         for claim in &claims {
-            node.api.with(|store| store.put_claim(claim.object()));
+            node.api.with(|store| store.put_claim(claim.object(&claim.name().name)));
         }
         let names: Vec<_> = claims.iter().map(Claim::name).collect();
         // Killed while it prepares them; kubelet's call fails, or has been answered.

@@ -7,8 +7,7 @@ use tessera_harness::metrics::scrape_until;
 use tessera_harness::plugin::{bounded, until};
 use tessera_harness::{Conversation, GIB, MIB};
 
-use super::claim::{claim, one};
-use super::node::{CONTEXT, Node, Plugin, contained};
+use super::node::{CONTEXT, Node, Plugin, claim, contained, one};
 
 const OUT_OF_MEMORY: i64 = 2;
 

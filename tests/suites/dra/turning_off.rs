@@ -9,8 +9,7 @@ use tessera_fake_kubelet::{Container, Pod};
 use tessera_harness::plugin::{GPU, bounded, until};
 use tessera_harness::{GIB, PATIENCE, Random};
 
-use super::claim::{Claim, one};
-use super::node::{Node, contained};
+use super::node::{Claim, Node, contained, one};
 
 const ON: &str = "[dra]\nenabled = true\n";
 const OFF: &str = "[dra]\nenabled = false\n";

@@ -16,7 +16,6 @@ fn claims(claims: Vec<ClaimName>) -> Vec<v1::Claim> {
     claims.into_iter().map(claim).collect()
 }
 
-/// NodePrepareResources.
 pub(super) async fn prepare(
     channel: Channel,
     names: Vec<ClaimName>,

@@ -10,23 +10,18 @@ use tonic::transport::Channel;
 
 use super::Inner;
 
-/// The state of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceState {
     /// The stream ended, or never spoke of it.
     Unknown,
-    /// It works.
     Healthy,
-    /// It does not.
     Unhealthy,
 }
 
 /// What was last said of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reported {
-    /// Its state.
     pub state: DeviceState,
-    /// Why.
     pub message: String,
 }
 

@@ -14,6 +14,7 @@
 //! - The health stream is opened for each plugin, again 5 s after it ended; then all devices are unknown.
 
 mod calls;
+mod claim;
 mod health;
 mod registry;
 
@@ -28,34 +29,26 @@ use tokio::task::JoinHandle;
 use tonic::transport::Channel;
 
 use calls::{prepare, unprepare};
+pub use claim::AllocatedClaim;
 pub use health::{DeviceState, Reported};
 
 /// Longest call, as kubelet has it.
 const CALL: Duration = Duration::from_secs(45);
 
-/// Which claim.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ClaimName {
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
-    /// Its UID.
     pub uid: String,
 }
 
-/// A device of a prepared claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PreparedDevice {
-    /// Requests that it is for.
     pub requests: Vec<String>,
-    /// Its pool.
     pub pool: String,
-    /// Its name.
     pub device: String,
     /// What containers get.
     pub cdi_devices: Vec<String>,
-    /// The share's id.
     pub share_id: Option<String>,
 }
 
@@ -65,18 +58,10 @@ pub enum DraError {
     /// Nobody serves the driver.
     #[error("DRA driver {0} is not registered")]
     NotRegistered(String),
-    /// The call failed.
     #[error("{call}: {message}")]
-    Call {
-        /// The RPC.
-        call: &'static str,
-        /// The status's message.
-        message: String,
-    },
-    /// One claim failed.
+    Call { call: &'static str, message: String },
     #[error("{call} failed for ResourceClaim {claim}: {error}")]
     Claim {
-        /// The RPC.
         call: &'static str,
         /// The claim's name.
         claim: String,
@@ -85,12 +70,7 @@ pub enum DraError {
     },
     /// The answer names a claim that was not asked for, or leaves one out.
     #[error("{call}: the answer has other claims than were asked for: {uids:?}")]
-    OtherClaims {
-        /// The RPC.
-        call: &'static str,
-        /// UIDs of the answer.
-        uids: BTreeSet<String>,
-    },
+    OtherClaims { call: &'static str, uids: BTreeSet<String> },
     /// Another claim of that name is still known.
     #[error("old ResourceClaim with same name {0} and different UID {1} still exists")]
     OldClaim(String, String),
@@ -171,9 +151,6 @@ struct ClaimInfo {
 
 impl DraKubelet {
     /// Starts for one driver, below `root` as kubelet does below its root directory.
-    ///
-    /// # Errors
-    /// If the registry cannot be made.
     pub fn start(root: &Path, driver: &str) -> io::Result<Self> {
         let registry = root.join("plugins_registry");
         std::fs::create_dir_all(&registry)?;
@@ -340,9 +317,6 @@ impl DraKubelet {
     }
 
     /// One call of NodePrepareResources with exactly these claims, without kubelet's memory: the answer by UID.
-    ///
-    /// # Errors
-    /// The call failed.
     pub async fn call_prepare(
         &self,
         claims: &[ClaimName],
@@ -353,9 +327,6 @@ impl DraKubelet {
     }
 
     /// One call of NodeUnprepareResources with exactly these claims: the errors by UID.
-    ///
-    /// # Errors
-    /// The call failed.
     pub async fn call_unprepare(
         &self,
         claims: &[ClaimName],
