@@ -27,7 +27,6 @@ const BUSY_EVERY: u32 = 20;
 /// A pod's container: the process group that all its processes are in.
 pub type Group = i32;
 
-/// One look at all GPUs.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Look {
     /// Bytes in use of each GPU, in the order of `gpus`.
@@ -41,9 +40,6 @@ struct Look {
 }
 
 /// Looks again and again, and prints each look as a line of JSON, until nobody reads.
-///
-/// # Errors
-/// What NVML does not tell on this machine.
 pub fn main(library: &Path, gpus: &[String]) -> anyhow::Result<()> {
     let nvml = Nvml::builder().lib_path(library.as_os_str()).init().context("no NVML")?;
     for turn in 0u32.. {
@@ -139,10 +135,6 @@ pub struct Account {
 }
 
 impl Account {
-    /// Of a node's GPUs.
-    ///
-    /// # Errors
-    /// This program cannot be started.
     pub fn of(node: &Node, library: &Path, gpus: &[String]) -> anyhow::Result<Self> {
         let mut command = node.command(&["in-sandbox", "account"])?;
         command.arg(library).args(gpus).stdout(Stdio::piped());
@@ -161,10 +153,6 @@ impl Account {
         Ok(Self { seen, child })
     }
 
-    /// What was seen so far.
-    ///
-    /// # Errors
-    /// The account has ended: NVML does not tell what is to be judged.
     pub fn seen(&mut self) -> anyhow::Result<MutexGuard<'_, Seen>> {
         let ended = self.child.try_wait()?;
         anyhow::ensure!(ended.is_none(), "nothing can be judged here: NVML does not answer");

@@ -227,9 +227,6 @@ fn name(text: &str) -> Result<String, String> {
 }
 
 /// Bytes; `4Gi`, `4GiB` and `512M` are good.
-///
-/// # Errors
-/// What is wrong with it.
 pub fn memory(text: &str) -> Result<u64, String> {
     let good = "write 512Mi or 4Gi";
     let plain = text.strip_suffix('B').unwrap_or(text);
@@ -243,9 +240,6 @@ fn seconds(text: &str) -> Result<Duration, String> {
 }
 
 /// What these words ask for.
-///
-/// # Errors
-/// The text of `--help`, or what is wrong.
 pub fn parse(words: &[&str]) -> Result<Command, clap::Error> {
     Line::try_parse_from(words).map(|line| line.command)
 }

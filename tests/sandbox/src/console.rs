@@ -2,6 +2,7 @@
 //! loopback interface.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -9,21 +10,26 @@ use anyhow::Context;
 use tessera_fleet::advice::ByNode;
 use tessera_fleet::{AskError, Why, merge};
 use tessera_system::locks::lock;
+use tessera_system::terminal;
 use tessera_view::advice::{Recommendations, Waste};
 use tessera_view::explain::Explanations;
+use tessera_view::fixtures::{Layout as Size, MadeUp};
 use tessera_view::fleet::{Entry, Fleet};
 use tessera_view::trace::Trace;
 use tessera_view::{API_VERSION, history};
 use tessera_web::Source;
 use tessera_web::client::{Client, ClientError, Endpoint, query};
+use tessera_web::fixtures::Fixture;
 use tessera_web::server::{Options, Server};
 use tessera_web::source::{Answer, Scope};
 use tokio::task::JoinSet;
 
+use super::live::Ends;
 use super::node::Node;
+use super::start::Layout;
 
 /// How often a page hears of changes, as of a console.
-pub const INTERVAL: Duration = Duration::from_secs(2);
+const INTERVAL: Duration = Duration::from_secs(2);
 /// How long a node may take to answer.
 const LIMIT: Duration = Duration::from_secs(2);
 /// How long the server may take until it listens.
@@ -38,35 +44,24 @@ pub struct Console {
 
 impl Console {
     /// Over these nodes, on a port that is free.
-    ///
-    /// # Errors
-    /// No port.
     pub async fn over(nodes: &[Node]) -> anyhow::Result<Self> {
         let one = |node: &Node| {
             let client = Client::new(Endpoint::Plain(node.api?)).with_limit(LIMIT);
             Some(Asked { name: node.spec.name.clone(), client, last: Mutex::default() })
         };
         let nodes = Nodes(nodes.iter().filter_map(one).collect());
-        Self::of(Arc::new(nodes), vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 0))], INTERVAL).await
+        Self::of(Arc::new(nodes)).await
     }
 
-    /// Of any source.
-    ///
-    /// # Errors
-    /// No address can be had.
-    pub async fn of(
-        source: Arc<dyn Source>,
-        listen: Vec<SocketAddr>,
-        interval: Duration,
-    ) -> anyhow::Result<Self> {
-        let options = Options { listen, interval, ..Options::new(source) };
+    async fn of(source: Arc<dyn Source>) -> anyhow::Result<Self> {
+        let listen = vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 0))];
+        let options = Options { listen, interval: INTERVAL, ..Options::new(source) };
         let server = Server::start(options).context("the page cannot be served")?;
         let bound = tokio::time::timeout(BOUND, server.bound()).await.ok().flatten();
         let address = bound.context("the page has no port")?;
         Ok(Self { address, _server: server })
     }
 
-    /// Where it is.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -232,4 +227,39 @@ fn refused(error: ClientError) -> AskError {
 fn unix_ms() -> i64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(now.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// As `docs/benchmarks.md` measures it: most nodes, and GPUs of each.
+const MOST: (u32, u32) = (1000, 16);
+/// Tenants of a GPU.
+const TENANTS: usize = 10;
+/// Time that histories go back, milliseconds.
+const PAST_MS: i64 = 7 * 24 * 3_600_000;
+
+/// Serves the page of a fleet that is made up, any number of nodes without a plugin, until it is asked to end.
+pub async fn made_up(layout: Layout, ends: &Ends) -> anyhow::Result<ExitCode> {
+    let (nodes, gpus) = MOST;
+    anyhow::ensure!(
+        layout.nodes <= nodes && layout.gpus <= gpus,
+        "a made-up fleet has at most {nodes} nodes of {gpus} GPUs, not {layout}"
+    );
+    let now = unix_ms();
+    let size = Size {
+        nodes: usize::try_from(layout.nodes)?,
+        gpus: usize::try_from(layout.gpus)?,
+        tenants: TENANTS,
+        since_unix_ms: now - PAST_MS,
+        ..Size::default()
+    };
+    let source = Fixture::new(MadeUp::new(size, now));
+    source.run();
+    let console = Console::of(Arc::new(source)).await?;
+    terminal::print(&format!(
+        "a made-up fleet of {layout}: nothing of it exists\n\npage  http://{}/\nAPI   curl -s http://{}/api/v1/fleet\n\n\
+         Ctrl-C ends it.\n",
+        console.address(),
+        console.address()
+    ))?;
+    ends.wait().await;
+    Ok(ExitCode::SUCCESS)
 }

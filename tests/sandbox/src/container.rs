@@ -27,18 +27,14 @@ use tessera_region::layout::{CONTAINER_PAGES_DIR, CONTAINER_SHIM, PAGES_DIR_ENV}
 pub struct Surroundings {
     /// Mounts in the answer's order.
     pub mounts: Vec<Mount>,
-    /// Variables.
     pub envs: BTreeMap<String, String>,
     /// An empty directory for what a mount namespace needs besides; without it there is none.
     pub scratch: PathBuf,
 }
 
-/// One mount.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Mount {
-    /// Path on the host.
     pub host: PathBuf,
-    /// Path in the container.
     pub container: PathBuf,
     /// Whether it is mounted read-only.
     pub read_only: bool,
@@ -54,7 +50,6 @@ pub enum Means {
 }
 
 impl Means {
-    /// For people.
     pub fn describe(self) -> &'static str {
         match self {
             Self::Namespace => "a mount namespace each",
@@ -77,9 +72,6 @@ impl Means {
     }
 
     /// A command that runs `program` in `surroundings`.
-    ///
-    /// # Errors
-    /// An answer without the shim, or one that cannot be handed on.
     pub fn command(
         self,
         surroundings: &Surroundings,
@@ -113,9 +105,6 @@ impl Surroundings {
     }
 
     /// A command that enters these surroundings, becomes `program`, and dies with this process.
-    ///
-    /// # Errors
-    /// `/proc` is not mounted.
     pub fn command(&self, program: &Path) -> anyhow::Result<Command> {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["in-sandbox", "enter-container"]).arg(serde_json::to_string(self)?);
@@ -152,9 +141,6 @@ impl Surroundings {
 }
 
 /// Enters `surroundings` (as JSON) and becomes `command`. Returns only on failure.
-///
-/// # Errors
-/// What the kernel refused.
 pub fn enter(surroundings: &str, command: &[OsString]) -> anyhow::Result<()> {
     let surroundings: Surroundings = serde_json::from_str(surroundings)
         .context("enter-container takes what the sandbox hands it")?;

@@ -3,11 +3,14 @@
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream as Stream;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::{self, ExitCode};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use tessera_system::files::{Dir, check_peer};
+use tessera_system::terminal;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
@@ -15,6 +18,7 @@ use tokio::time::timeout;
 
 use super::command::Command;
 use super::live::HERE;
+use super::node::Asked;
 use super::sandbox::Reply;
 use super::scratch::PREFIX;
 
@@ -32,13 +36,9 @@ const WORK: Duration = Duration::from_secs(180);
 /// How long a shell that completes a word waits for names.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// A command, and where the reply goes.
 pub type Request = (Command, oneshot::Sender<Reply>);
 
 /// Serves in `dir`, which only this user can enter; commands come out of the channel one by one.
-///
-/// # Errors
-/// The socket cannot be made.
 pub fn serve(dir: &Path) -> anyhow::Result<mpsc::Receiver<Request>> {
     let path = dir.join(SOCKET);
     let _ = std::fs::remove_file(&path);
@@ -80,9 +80,6 @@ async fn answer(stream: UnixStream, send: &mpsc::Sender<Request>) -> anyhow::Res
 }
 
 /// Asks the sandbox in `dir`; without, that in which this process runs, or the only one.
-///
-/// # Errors
-/// None runs, several do, or it does not answer.
 pub fn ask(dir: Option<&Path>, command: &Command) -> anyhow::Result<Reply> {
     let stream = find(dir)?;
     let waits = match command {
@@ -149,6 +146,32 @@ fn only() -> anyhow::Result<Stream> {
             tmp.display()
         ),
     }
+}
+
+/// `tessera sandbox top` is `tessera top` of the node that it is about, in the terminal where it was typed.
+/// Asks the sandbox whom, and becomes the command; of several nodes, one after the other.
+pub fn relay(dir: Option<&Path>, command: &Command) -> anyhow::Result<ExitCode> {
+    let reply = match ask(dir, command) {
+        Ok(reply) => reply,
+        Err(error) => return Ok(super::no_sandbox(&error)),
+    };
+    if reply.code != 0 {
+        eprintln!("{}", reply.text);
+        return Ok(ExitCode::from(reply.code));
+    }
+    let (asked, words): (Vec<Asked>, Vec<String>) = serde_json::from_str(&reply.text)
+        .context("the sandbox is of another version of tessera")?;
+    let mut code = 0;
+    for one in &asked {
+        let mut command = process::Command::new(std::env::current_exe()?);
+        one.give(&mut command, &words);
+        if asked.len() == 1 {
+            return Err(command.exec().into());
+        }
+        terminal::print(&format!("{}:\n", one.node))?;
+        code = code.max(command.status()?.code().map_or(1, |code| u8::try_from(code).unwrap_or(1)));
+    }
+    Ok(ExitCode::from(code))
 }
 
 #[cfg(test)]

@@ -57,9 +57,6 @@ pub struct Args {
 }
 
 /// Plays, reports and judges. Fails if a quota was exceeded or a neighbour was harmed.
-///
-/// # Errors
-/// What kept it from starting or from being judged.
 pub fn main(args: &Args, file: Option<&Path>) -> anyhow::Result<ExitCode> {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;

@@ -87,9 +87,6 @@ pub fn prometheus(nodes: &[Node]) -> String {
 }
 
 /// Writes it where [`text`] says.
-///
-/// # Errors
-/// The file system's.
 pub fn write_prometheus(nodes: &[Node], dir: &Path) -> std::io::Result<()> {
     std::fs::write(dir.join(PROMETHEUS), prometheus(nodes))
 }

@@ -98,7 +98,6 @@ impl Said {
 #[derive(Clone, Debug, Default)]
 pub struct Tenant {
     pub name: &'static str,
-    /// Replicas.
     pub asked: usize,
     /// What it may hold, bytes.
     pub quota: u64,
@@ -119,7 +118,6 @@ pub struct Way {
     pub asked: [Option<u32>; 2],
     /// Percent of the last second that they kept it busy, by the driver's account.
     pub got: [u32; 2],
-    /// Steps of the answer.
     pub steps: Phase,
     /// How late this machine's CPUs were meanwhile, microseconds.
     pub late_us: u64,
@@ -263,7 +261,6 @@ mod tests {
         Phase { requests: 10, p99_us, p99_at_least_us: p99_us - p99_us / 10, ..Phase::default() }
     }
 
-    /// All promises were kept.
     fn kept() -> Facts {
         let tenant = |name, asked, phases| Tenant {
             name,

@@ -32,9 +32,6 @@ pub struct Keeper {
 
 impl Keeper {
     /// Starts it; it removes `dir` at its end if that is `temporary`.
-    ///
-    /// # Errors
-    /// This program cannot be started.
     pub fn start(dir: &Path, temporary: bool) -> anyhow::Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["in-sandbox", "keep"]).arg(dir);

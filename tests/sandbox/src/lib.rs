@@ -29,11 +29,9 @@ mod list;
 mod live;
 pub mod load;
 pub mod machine;
-mod made_up;
 pub mod node;
 pub mod placement;
 mod pod;
-mod relay;
 mod sandbox;
 pub mod scratch;
 pub mod settings;
@@ -135,9 +133,6 @@ pub enum Again {
 }
 
 /// Does it.
-///
-/// # Errors
-/// No such command, or what the kernel refuses.
 pub fn again(again: Again) -> anyhow::Result<ExitCode> {
     match again {
         Again::EnterContainer { surroundings, command } => {
@@ -150,9 +145,6 @@ pub fn again(again: Again) -> anyhow::Result<ExitCode> {
 }
 
 /// Starts a sandbox and stays up, or asks one that runs. `config` is the file that the user named.
-///
-/// # Errors
-/// What kept it from starting.
 pub fn main(args: Args, config: Option<&Path>) -> anyhow::Result<ExitCode> {
     if let Some(command) = &args.command {
         if let Some(option) = args.of_a_start() {
@@ -162,7 +154,7 @@ pub fn main(args: Args, config: Option<&Path>) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::from(USAGE));
         }
         return match command {
-            Command::Tessera(_) => relay::run(args.dir.as_deref(), command),
+            Command::Tessera(_) => control::relay(args.dir.as_deref(), command),
             command => Ok(asked(args.dir.as_deref(), command)),
         };
     }
@@ -180,7 +172,7 @@ pub fn main(args: Args, config: Option<&Path>) -> anyhow::Result<ExitCode> {
     let outcome = runtime.block_on(async {
         let ends = live::Ends::listen()?;
         if args.made_up {
-            return made_up::serve(args.layout, &ends).await;
+            return console::made_up(args.layout, &ends).await;
         }
         let sandbox = tokio::select! {
             started = start::start(&args, config) => started?,

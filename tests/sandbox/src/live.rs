@@ -29,17 +29,12 @@ pub const HERE: &str = "TESSERA_SANDBOX_DIR";
 pub struct Ends(Mutex<[Signal; 3]>);
 
 impl Ends {
-    /// Listens from now on.
-    ///
-    /// # Errors
-    /// The kernel's.
     pub fn listen() -> io::Result<Self> {
         let kinds = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
         let [a, b, c] = kinds.map(signal);
         Ok(Self(Mutex::new([a?, b?, c?])))
     }
 
-    /// Waits for one.
     pub async fn wait(&self) {
         let mut all = self.0.lock().await;
         let [a, b, c] = &mut *all;
@@ -48,9 +43,6 @@ impl Ends {
 }
 
 /// Runs `command` in it, or at a terminal the user's shell, and ends with it; without either, at Ctrl-C.
-///
-/// # Errors
-/// No socket for commands; no such program.
 pub async fn live(
     mut sandbox: Sandbox,
     command: &[OsString],

@@ -14,11 +14,9 @@ pub const MOST_GPUS: u32 = 16;
 /// GPUs of a node, all alike but for MIG.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Machine {
-    /// How many.
     pub gpus: u32,
     /// Memory of each, bytes.
     pub memory: u64,
-    /// Product name.
     pub name: String,
     /// GPUs in MIG mode, and the profiles of their instances.
     pub mig: Vec<Mig>,
@@ -27,7 +25,6 @@ pub struct Machine {
 /// Which GPU is in MIG mode (`None`: each), with which instances: `1g.10gb,2g.20gb`, or `0=1g.10gb,2g.20gb`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mig {
-    /// None for each.
     pub gpu: Option<u32>,
     profiles: Vec<String>,
 }
@@ -99,9 +96,6 @@ pub struct Simulation {
 
 impl Simulation {
     /// Where they are for a node in `dir`.
-    ///
-    /// # Errors
-    /// No simulated GPU beside this program.
     pub fn of(dir: &Path) -> anyhow::Result<Self> {
         Ok(Self {
             libraries: find_artefact(Artefact::Simulation, None)?,
@@ -121,9 +115,6 @@ impl Simulation {
     }
 
     /// Runs the simulator's own control program; what it prints.
-    ///
-    /// # Errors
-    /// It is not there, or what it has against it.
     pub fn control(&self, args: &[&str]) -> anyhow::Result<String> {
         let program = self.libraries.join("simgpu-ctl");
         let mut command = Command::new(&program);

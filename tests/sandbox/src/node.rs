@@ -34,16 +34,13 @@ const GOODBYE: Duration = Duration::from_secs(3);
 const NAMED: Duration = Duration::from_secs(10);
 const STEP: Duration = Duration::from_millis(50);
 
-/// What a node is made of.
 #[derive(Clone, Debug)]
 pub struct NodeSpec {
-    /// Its name.
     pub name: String,
     /// Where everything of it is; exists.
     pub dir: PathBuf,
     /// The sandbox's directory, which its processes carry.
     pub mark: PathBuf,
-    /// The shim.
     pub shim: PathBuf,
     /// The simulated machine; without one, this machine's GPUs.
     pub simulation: Option<Simulation>,
@@ -56,17 +53,13 @@ pub struct NodeSpec {
 /// A node whose plugin may come and go.
 #[derive(Debug)]
 pub struct Node {
-    /// What it is made of.
     pub spec: NodeSpec,
-    /// Its kubelet.
     pub kubelet: Kubelet,
     /// The plugin's configuration, as it was read from its file.
     pub config: Config,
     /// The cluster's side of claims, where the configuration serves them.
     pub dra: Option<Dra>,
-    /// Where metrics are.
     pub metrics: Option<SocketAddr>,
-    /// Where the API and the page are.
     pub api: Option<SocketAddr>,
     plugin: Option<Child>,
 }
@@ -135,7 +128,6 @@ impl Node {
         self.spec.dir.join("config.toml")
     }
 
-    /// The plugin's log.
     pub fn log(&self) -> PathBuf {
         self.spec.dir.join("plugin.log")
     }
@@ -162,9 +154,6 @@ impl Node {
     }
 
     /// `tessera`, with this node's configuration, on its machine; it dies with this process.
-    ///
-    /// # Errors
-    /// `/proc` is not mounted.
     pub fn command(&self, arguments: &[&str]) -> anyhow::Result<std::process::Command> {
         let mut command = Surroundings::default().command(&std::env::current_exe()?)?;
         self.asked().give(&mut command, arguments);
@@ -203,9 +192,6 @@ impl Node {
     }
 
     /// Starts the plugin, and waits until kubelet knows what it sells.
-    ///
-    /// # Errors
-    /// It ends or does not register: its log.
     pub async fn start_plugin(&mut self) -> anyhow::Result<()> {
         anyhow::ensure!(!self.plugin_runs(), "the plugin of {} runs already", self.spec.name);
         let log = fs::File::options().create(true).append(true).open(self.log())?;
@@ -231,9 +217,6 @@ impl Node {
     }
 
     /// Waits until kubelet knows something that the plugin sells.
-    ///
-    /// # Errors
-    /// It does not in time.
     pub async fn await_offered(&self) -> anyhow::Result<()> {
         if let Some(dra) = &self.dra {
             // It may sell nothing else.
@@ -290,7 +273,6 @@ impl Node {
         }
     }
 
-    /// Whether the plugin runs.
     pub fn plugin_runs(&mut self) -> bool {
         self.plugin.as_mut().is_some_and(|plugin| matches!(plugin.try_wait(), Ok(None)))
     }

@@ -15,7 +15,6 @@ pub const CONTAINER: &str = "main";
 /// A pod with one container.
 #[derive(Debug)]
 pub struct Placement {
-    /// Kubelet's.
     pub pod: Pod,
     /// The devices that kubelet chose.
     pub device_ids: Vec<String>,
@@ -23,7 +22,6 @@ pub struct Placement {
     pub surroundings: Surroundings,
     /// Its quota, as the shim reads it.
     pub quota: QuotaReader,
-    /// It is a claim's.
     is_claim: bool,
 }
 
@@ -84,9 +82,6 @@ impl Placement {
     }
 
     /// Starts the container again, as kubelet does after a crash: PreStartContainer, no Allocate.
-    ///
-    /// # Errors
-    /// What the plugin answered.
     pub async fn restart(&mut self, kubelet: &Kubelet, scratch: PathBuf) -> anyhow::Result<()> {
         // What a claim was prepared for stays as it is while the pod is there.
         if !self.is_claim {
@@ -101,7 +96,6 @@ impl Placement {
         self.quota.memory_limit(0)
     }
 
-    /// UUIDs of its GPUs.
     pub fn uuids(&self) -> Vec<String> {
         (0..self.quota.gpu_count()).map(|gpu| self.quota.uuid(gpu).to_owned()).collect()
     }

@@ -32,7 +32,6 @@ const STEP: Duration = Duration::from_millis(10);
 pub enum Work {
     /// A load, and the bytes that it takes where that is not left to it.
     Load(Load, Option<u64>),
-    /// A command of the user's.
     Command(Vec<String>),
 }
 
@@ -54,20 +53,14 @@ pub enum State {
     Ended(i32),
 }
 
-/// A pod.
 #[derive(Debug)]
 pub struct Pod {
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
     /// Its node's index.
     pub node: usize,
-    /// The resource that it asked for.
     pub resource: String,
-    /// What it was given.
     pub placement: Placement,
-    /// What it does.
     pub work: Work,
     /// What its container writes.
     pub log: PathBuf,
@@ -108,9 +101,6 @@ impl Pod {
     }
 
     /// Starts the container's process, and waits until its load is at work.
-    ///
-    /// # Errors
-    /// It cannot be started, or ends at once: what it said.
     pub async fn start(&mut self, means: &Ways<'_>) -> anyhow::Result<()> {
         let device = self.placement.quota.uuid(0).to_owned();
         let (program, arguments, ready) = match &self.work {

@@ -27,19 +27,15 @@ const REAL_CONTEXT: u64 = 1 << 30;
 pub struct Reply {
     /// An exit status.
     pub code: u8,
-    /// What to print.
     pub text: String,
-    /// The sandbox is to end.
     pub ends: bool,
 }
 
 impl Reply {
-    /// It is done.
     pub fn done(text: impl Into<String>) -> Self {
         Self { text: text.into(), ..Self::default() }
     }
 
-    /// It is not.
     pub fn failed(text: impl Into<String>) -> Self {
         Self { code: 1, text: text.into(), ends: false }
     }
@@ -50,10 +46,8 @@ impl Reply {
     }
 }
 
-/// A sandbox that stands.
 #[derive(Debug)]
 pub struct Sandbox {
-    /// Its nodes.
     pub nodes: Vec<Node>,
     /// Its pods, the oldest first.
     pub pods: Vec<Pod>,
@@ -422,7 +416,6 @@ impl Sandbox {
     }
 }
 
-/// A pod's ways on a node.
 fn ways<'a>(means: &Means, program: &'a Path, mark: &'a Path, node: &Node) -> Ways<'a> {
     Ways { means: *means, program, mark, overhead: overhead(node) }
 }

@@ -31,9 +31,6 @@ pub struct Scratch {
 
 impl Scratch {
     /// A fresh directory among the temporary files, whose name begins with `prefix`.
-    ///
-    /// # Errors
-    /// No place for temporary files.
     pub fn temporary(prefix: &str) -> anyhow::Result<Self> {
         let template = std::env::temp_dir().join(format!("{prefix}XXXXXX"));
         let path = nix::unistd::mkdtemp(&template)
@@ -42,9 +39,6 @@ impl Scratch {
     }
 
     /// The directory that the user named, made where there is none. It stays at the end.
-    ///
-    /// # Errors
-    /// It cannot be made, is not a sandbox's, or a sandbox lives in it.
     pub fn named(path: &Path) -> anyhow::Result<Self> {
         let shown = path.display();
         if !path.exists() {
@@ -69,9 +63,6 @@ impl Scratch {
 
     /// Takes the directory for this process: nobody else may use it, and what was started in it ends with this
     /// process, however that ends.
-    ///
-    /// # Errors
-    /// Another sandbox lives in it, or its path is too long for sockets.
     pub fn occupy(&mut self) -> anyhow::Result<()> {
         let shown = self.path.display();
         let length = self.path.as_os_str().len();
@@ -101,15 +92,11 @@ impl Scratch {
         self.keep
     }
 
-    /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// A directory in it, made where there is none.
-    ///
-    /// # Errors
-    /// What the file system says.
     pub fn dir(&self, name: &str) -> anyhow::Result<PathBuf> {
         let path = self.path.join(name);
         fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;

@@ -26,11 +26,8 @@ const OF_THE_HOST_TOO: [(&str, &str); 7] = [
 /// Where everything of a node is.
 #[derive(Clone, Copy, Debug)]
 pub struct Places<'a> {
-    /// Its directory.
     pub dir: &'a Path,
-    /// Its kubelet.
     pub kubelet: &'a Kubelet,
-    /// The shim.
     pub shim: &'a Path,
     /// The simulated driver; without one, the machine's own.
     pub simulation: Option<&'a Simulation>,

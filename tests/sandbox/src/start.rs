@@ -25,9 +25,7 @@ const MOST_NODES: u32 = 8;
 /// How many nodes, and how many GPUs each has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Nodes.
     pub nodes: u32,
-    /// GPUs of each.
     pub gpus: u32,
 }
 
@@ -45,9 +43,6 @@ impl FromStr for Layout {
 
 impl Layout {
     /// What plugins of their own can be started for, with these instances.
-    ///
-    /// # Errors
-    /// It is too large, or has no such GPU.
     pub fn check(self, mig: &[Mig]) -> Result<(), String> {
         if let Some(gpu) = mig.iter().filter_map(|mig| mig.gpu).find(|gpu| *gpu >= self.gpus) {
             return Err(format!(
@@ -74,13 +69,11 @@ impl std::fmt::Display for Layout {
 /// What a sandbox is made of.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Nodes.
     pub nodes: u32,
     /// GPUs of each node; without, one node with this machine's own.
     pub machine: Option<Machine>,
     /// The user's configuration.
     pub user: Table,
-    /// Its file.
     pub file: Option<PathBuf>,
     /// Whether metrics and API are served, on ports that are free.
     pub listens: bool,
@@ -106,10 +99,6 @@ pub async fn start(args: &Args, file: Option<&Path>) -> anyhow::Result<Sandbox> 
     stand(Plan { nodes, machine, user, file, listens: true }, scratch).await
 }
 
-/// The same, of a plan, in this directory.
-///
-/// # Errors
-/// As [`start`].
 pub async fn stand(plan: Plan, mut scratch: Scratch) -> anyhow::Result<Sandbox> {
     let Plan { nodes: count, machine, user, file, listens } = plan;
     let file = file.as_deref();
