@@ -1,37 +1,36 @@
 //! Tests that must not share the machine, or not even a process, with others.
 
+use std::ffi::OsString;
+use std::process::Command;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
-
-use crate::again;
 
 /// A test that failed has left nothing behind that others use: poison means nothing.
 static MACHINE: RwLock<()> = RwLock::new(());
-
-/// While it lives, no other test of this process has one, nor a [`Beside`].
-#[must_use]
-#[derive(Debug)]
-pub struct Alone {
-    _guard: RwLockWriteGuard<'static, ()>,
-}
-
-/// While it lives, no other test of this process is [`alone`].
-#[must_use]
-#[derive(Debug)]
-pub struct Beside {
-    _guard: RwLockReadGuard<'static, ()>,
-}
 
 /// Waits until no other test of this process is alone or beside others, and keeps such tests away.
 ///
 /// Tests that flood or measure are in a test program of their own (`tests/suites/*/alone`), where each begins
 /// with this or with [`beside`]: Cargo runs test programs one after the other, and this runs the tests of one so.
-pub fn alone() -> Alone {
-    Alone { _guard: MACHINE.write().unwrap_or_else(PoisonError::into_inner) }
+pub fn alone() -> RwLockWriteGuard<'static, ()> {
+    MACHINE.write().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Waits until no other test of this process is [`alone`]: for tests that bear each other, and no flood.
-pub fn beside() -> Beside {
-    Beside { _guard: MACHINE.read().unwrap_or_else(PoisonError::into_inner) }
+pub fn beside() -> RwLockReadGuard<'static, ()> {
+    MACHINE.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A command that runs `test` of this program, and nothing else. `prefix` is what starts it, such as `setpriv`
+/// and its arguments. `test` is the name that libtest has, modules included.
+pub fn again(prefix: &[&str], test: &str) -> Command {
+    let program = std::env::current_exe().expect("/proc is mounted");
+    let mut words: Vec<OsString> = prefix.iter().map(OsString::from).collect();
+    words.push(program.into());
+    let flags = [test, "--exact", "--include-ignored", "--nocapture", "--test-threads=1"];
+    words.extend(flags.map(OsString::from));
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]);
+    command
 }
 
 /// Set in the process of a test that has one of its own.
@@ -41,10 +40,6 @@ const OWN_PROCESS: &str = "TESSERA_TEST_OWN_PROCESS";
 /// nothing but `test` runs; elsewhere starts that process, and returns false once it has passed.
 ///
 /// `test` is the name that libtest has for the caller, modules included.
-///
-/// # Panics
-///
-/// If the test fails there, or has another name.
 pub fn in_own_process(test: &str) -> bool {
     if std::env::var_os(OWN_PROCESS).is_some() {
         return true;
@@ -65,9 +60,8 @@ pub fn in_own_process(test: &str) -> bool {
 pub struct Spinners(Vec<std::process::Child>);
 
 impl Spinners {
-    /// Starts so many.
     pub fn start(count: usize) -> Self {
-        let spin = || std::process::Command::new("sh").args(["-c", "while :; do :; done"]).spawn();
+        let spin = || Command::new("sh").args(["-c", "while :; do :; done"]).spawn();
         Self((0..count).map(|_| spin().expect("there is a shell")).collect())
     }
 }

@@ -19,7 +19,6 @@ use crate::{PATIENCE, Pages};
 /// Something that a tenant's process did on `gate.sock`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Heard {
-    /// It said this.
     Said(Message),
     /// It is gone, or has closed the connection.
     Left,
@@ -83,7 +82,6 @@ impl Arbiter {
         self.quota.set_gate(0, GATE_CLOSED)
     }
 
-    /// The page.
     pub fn quota(&self) -> &QuotaWriter {
         &self.quota
     }

@@ -19,7 +19,6 @@ impl Artefacts {
         self.existing("tessera")
     }
 
-    /// The shim that is preloaded.
     pub fn shim(&self) -> PathBuf {
         self.existing("libtessera.so")
     }

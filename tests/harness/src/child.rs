@@ -1,7 +1,6 @@
 //! Child processes with the shim preloaded, each with a deadline, each gone at the end of its test.
 
 use std::ffi::{OsStr, OsString};
-use std::fmt;
 use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -9,7 +8,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use std::{fmt, fs};
 
 use tempfile::TempDir;
 
@@ -48,7 +48,6 @@ impl Preloaded {
         }
     }
 
-    /// With this file for the shim.
     pub fn shim(self, shim: impl Into<PathBuf>) -> Self {
         Self { shim: Some(shim.into()), ..self }
     }
@@ -64,7 +63,6 @@ impl Preloaded {
         self.env(tessera_region::layout::PAGES_DIR_ENV, pages.dir())
     }
 
-    /// One more argument.
     pub fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
         self.args.push(arg.as_ref().to_owned());
         self
@@ -347,4 +345,23 @@ fn collect(mut pipe: impl Read + Send + 'static) -> JoinHandle<Vec<u8>> {
         let _ = pipe.read_to_end(&mut bytes);
         bytes
     })
+}
+
+/// Sends SIGSTOP to a child of this test's, and waits until its last thread has stopped: kill(2) returns before, and on
+/// another CPU a thread goes on for a moment.
+pub fn stop(pid: u32) {
+    let target = libc::pid_t::try_from(pid).expect("pids are small");
+    // SAFETY: a child of this test's that it has not reaped.
+    assert_eq!(unsafe { libc::kill(target, libc::SIGSTOP) }, 0);
+    let is_stopped = |task: fs::DirEntry| {
+        let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        // The state follows the name, which is in parentheses.
+        stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T'))
+    };
+    let tasks = || fs::read_dir(format!("/proc/{pid}/task")).expect("it is not reaped");
+    let begun = Instant::now();
+    while !tasks().flatten().all(is_stopped) {
+        assert!(begun.elapsed() < PATIENCE, "process {pid} runs on");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }

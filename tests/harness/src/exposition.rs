@@ -2,23 +2,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Which text format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// OpenMetrics.
     Open,
     /// Prometheus' own, version 0.0.4.
     Classic,
 }
 
-/// One sample.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
-    /// The name, with its suffix.
     pub name: String,
-    /// Its labels.
     pub labels: BTreeMap<String, String>,
-    /// Its value.
     pub value: f64,
 }
 
@@ -27,7 +21,6 @@ pub struct Sample {
 pub struct ExposedFamily {
     /// `counter`, `gauge`, `histogram` or `info`.
     pub kind: String,
-    /// Its unit, or nothing.
     pub unit: String,
     /// What it says for people.
     pub help: String,
@@ -36,9 +29,7 @@ pub struct ExposedFamily {
 /// A whole answer.
 #[derive(Clone, Debug, Default)]
 pub struct Exposition {
-    /// The families by name.
     pub families: BTreeMap<String, ExposedFamily>,
-    /// All samples in order.
     pub samples: Vec<Sample>,
 }
 
@@ -98,7 +89,6 @@ impl Exposition {
         out
     }
 
-    /// The samples of that name.
     pub fn of<'e>(&'e self, name: &'e str) -> impl Iterator<Item = &'e Sample> + 'e {
         self.samples.iter().filter(move |sample| sample.name == name)
     }

@@ -21,9 +21,6 @@ pub fn may_skip() -> bool {
 }
 
 /// Where `tests/setup` has put a thing. The error says that it isn't there.
-///
-/// # Panics
-/// `tests/setup` knows nothing of this name, or failed otherwise.
 pub fn fetched(thing: &str) -> Result<PathBuf, String> {
     let setup = Command::new(workspace().join("tests/setup"))
         .arg(thing)
@@ -62,9 +59,6 @@ pub fn on_path(name: &str) -> Option<PathBuf> {
 }
 
 /// Runs one of the checks of a Python script, which prints "done" at its end.
-///
-/// # Panics
-/// The check fails; the text has what it printed.
 pub fn check(python: &Path, script: &str, name: &str, environment: &[(&str, &OsStr)]) {
     let out = Command::new(python)
         .arg("-B")

@@ -18,7 +18,6 @@ memory = "8GiB"
 /// A machine and the pages of one allocation.
 #[derive(Debug)]
 pub struct Stage {
-    /// The machine.
     pub sim: SimGpu,
     /// Of an allocation that has a gigabyte of it.
     pub pages: Pages,
@@ -48,7 +47,6 @@ impl Stage {
         self.tenant_of(Preloaded::new(compile_c("gate_work")))
     }
 
-    /// The same, of another build of the program.
     pub fn tenant_of(&self, program: Preloaded) -> Conversation {
         let mut tenant = Conversation::start(program.sim(&self.sim).pages(&self.pages));
         tenant.must("init");

@@ -1,7 +1,7 @@
 //! Tenants with pages, and peers that speak the gate's protocol.
 
 use std::io::IoSlice;
-use std::ops::Range;
+use std::ops::RangeInclusive;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -19,11 +19,10 @@ use tessera_region::flight::{self, FlightPage};
 use tessera_region::layout::{
     GATE_CLOSED, GATE_OPEN, GATE_SOCKET, GATE_SOLO, GATE_YIELD, gate_epoch, gate_state,
 };
-use tessera_region::quota::{GpuQuota, Policy, QuotaReader, QuotaSpec, QuotaWriter};
+use tessera_region::quota::{GpuQuota, Policy, QuotaReader, QuotaWriter};
 use tessera_region::session::Message;
-use tessera_region::{quota, usage};
 
-use crate::PATIENCE;
+use crate::{PATIENCE, Pages, settles};
 
 /// What a process says first.
 pub const HELLO: Message = Message::Hello { slot: 0, pid: 1, generation: 1 };
@@ -36,10 +35,6 @@ pub fn arbiter() -> Arbiter {
 }
 
 /// Waits for `condition`.
-///
-/// # Panics
-///
-/// With `what`, if it does not come true.
 pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !condition() {
@@ -48,11 +43,8 @@ pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// One allocation.
 pub struct Tenant {
-    /// Its pages.
     pub dir: TempDir,
-    /// Its name.
     pub id: String,
     /// Its quota page, as the plugin writes it.
     pub page: QuotaWriter,
@@ -64,7 +56,6 @@ impl Tenant {
         Self::with(id, &["GPU-0"], millis, Policy::Burst)
     }
 
-    /// On these GPUs.
     pub fn with(id: &str, gpus: &[&str], cores_millis: u32, policy: Policy) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let gpu = |uuid: &&str| GpuQuota {
@@ -74,10 +65,7 @@ impl Tenant {
             cores_millis,
             policy,
         };
-        let gpus = gpus.iter().map(gpu).collect();
-        let spec = QuotaSpec { allocation: id.to_owned(), generation: 1, gpus };
-        let page = quota::create(dir.path(), &spec).unwrap();
-        usage::create(dir.path(), 1).unwrap();
+        let page = Pages::of(dir.path(), id, gpus.iter().map(gpu).collect()).quota;
         Tenant { dir, id: id.to_owned(), page }
     }
 
@@ -98,7 +86,6 @@ impl Tenant {
         QuotaReader::attach(self.path()).unwrap()
     }
 
-    /// The state of its gate.
     pub fn state(&self) -> u32 {
         gate_state(self.page.gate(0))
     }
@@ -108,12 +95,10 @@ impl Tenant {
         OPEN.contains(&self.state())
     }
 
-    /// The gate's epoch.
     pub fn epoch(&self) -> u32 {
         gate_epoch(self.page.gate(0))
     }
 
-    /// What the arbiter says of it.
     pub fn share(&self, arbiter: &Arbiter) -> TenantShare {
         let view = arbiter.view().unwrap();
         view.tenants.into_iter().find(|tenant| tenant.id == self.id).unwrap()
@@ -133,7 +118,6 @@ impl Tenant {
 
 /// A connection to a tenant's gate.
 pub struct Peer {
-    /// The socket itself.
     pub socket: OwnedFd,
 }
 
@@ -143,7 +127,6 @@ impl Peer {
         Self::connect_as(dir, SockFlag::SOCK_CLOEXEC)
     }
 
-    /// The same with these flags.
     pub fn connect_as(dir: &Path, flags: SockFlag) -> Self {
         Self::try_connect_as(dir, flags).unwrap()
     }
@@ -178,7 +161,6 @@ impl Peer {
         self.raw(&message.encode())
     }
 
-    /// Says hello.
     pub fn hello(self) -> Self {
         self.say(HELLO);
         self
@@ -203,7 +185,6 @@ impl Peer {
         sendmsg::<UnixAddr>(fd, &parts, &rights, MsgFlags::MSG_NOSIGNAL, None).is_ok()
     }
 
-    /// Wants the GPU.
     pub fn want(&self) -> bool {
         self.say(Message::Want { gpu: 0 })
     }
@@ -249,7 +230,6 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts it.
     pub fn new(tenant: &Tenant) -> Self {
         Self::with(tenant, Peer::connect(tenant.path()).hello())
     }
@@ -276,25 +256,16 @@ impl Drop for Worker {
     }
 }
 
-/// Asserts that the first of these gets so many thousandths of what all get, in one of six seconds: a
-/// second in which this machine's CPUs were elsewhere says nothing of the arbiter, and a share that is
-/// wrong stays wrong.
-pub fn first_gets(thousandths: Range<u64>, arbiter: &Arbiter, tenants: &[&Tenant]) {
-    let mut seen = Vec::new();
-    while !seen.last().is_some_and(|got: &Vec<u64>| thousandths.contains(&got[0])) {
-        assert!(seen.len() < 6, "{seen:?} instead of {thousandths:?}");
-        seen.push(parts(arbiter, tenants, Duration::from_secs(1)));
-    }
-}
-
-/// What each got of the GPU in a while, of all that these got, in thousandths.
-pub fn parts(arbiter: &Arbiter, tenants: &[&Tenant], length: Duration) -> Vec<u64> {
-    let leased =
-        || -> Vec<u64> { tenants.iter().map(|t| t.share(arbiter).totals.leased_ns).collect() };
-    let before = leased();
-    std::thread::sleep(length);
-    let got: Vec<u64> =
-        leased().iter().zip(&before).map(|(after, before)| after - before).collect();
-    let sum: u64 = got.iter().sum();
-    got.iter().map(|got| got * 1000 / sum.max(1)).collect()
+/// Asserts that the first of these gets so many thousandths of what all get in a second.
+pub fn first_gets(thousandths: RangeInclusive<u64>, arbiter: &Arbiter, tenants: &[&Tenant]) {
+    let leased = || -> Vec<u64> {
+        tenants.iter().map(|tenant| tenant.share(arbiter).totals.leased_ns).collect()
+    };
+    settles("thousandths of the first", &thousandths, || {
+        let before = leased();
+        std::thread::sleep(Duration::from_secs(1));
+        let got: Vec<u64> =
+            leased().iter().zip(&before).map(|(after, before)| after - before).collect();
+        got[0] * 1000 / got.iter().sum::<u64>().max(1)
+    });
 }

@@ -22,7 +22,6 @@
 //! | [`scripted`], [`http2`] | a device plugin that the test scripts, and a gRPC client that need not be right |
 //! | [`gate_tenants`] | the arbiter's thread beside scripted tenants |
 
-mod again;
 mod alone;
 mod arbiter;
 mod artefacts;
@@ -40,7 +39,6 @@ mod random;
 pub mod routing;
 mod settles;
 mod simgpu;
-mod stop;
 
 #[cfg(feature = "plugin")]
 pub mod exposition;
@@ -55,11 +53,10 @@ pub mod scripted;
 #[cfg(feature = "plugin")]
 pub use tessera_fake_kubelet::http2;
 
-pub use again::again;
-pub use alone::{Alone, Beside, Spinners, alone, beside, in_own_process};
+pub use alone::{Spinners, again, alone, beside, in_own_process};
 pub use arbiter::{Arbiter, Heard, monotonic_ns};
 pub use artefacts::{Artefacts, artefacts, target_dir, workspace};
-pub use child::{Output, Preloaded, Running, can_contain};
+pub use child::{Output, Preloaded, Running, can_contain, stop};
 pub use compile::{CProgram, compile_c};
 pub use conversation::{Conversation, Reply};
 pub use own_paths::own_paths;
@@ -67,7 +64,6 @@ pub use pages::Pages;
 pub use random::Random;
 pub use settles::settles;
 pub use simgpu::{SimGpu, Worked};
-pub use stop::stop;
 
 /// How long a test waits for what must come, also on a machine that is busy with others; what never comes fails then.
 pub const PATIENCE: std::time::Duration = std::time::Duration::from_secs(180);

@@ -6,7 +6,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::exposition::{Exposition, Format};
-use crate::plugin::{TestNode, bounded, until};
+use crate::plugin::{TestNode, bounded, until, until_async};
 
 /// The content type of OpenMetrics.
 pub const OPEN: &str = "application/openmetrics-text; version=1.0.0";
@@ -21,10 +21,8 @@ pub async fn address(node: &TestNode) -> SocketAddr {
     until(|| node.sources().metrics_address()).await
 }
 
-/// An answer.
 #[derive(Debug)]
 pub struct Answer {
-    /// Its status code.
     pub status: u16,
     /// Status line and headers.
     pub head: String,
@@ -33,7 +31,6 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// The value of a header.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.head.lines().find_map(|line| {
             let (key, value) = line.split_once(':')?;
@@ -80,13 +77,12 @@ pub async fn scrape_until<T>(
     address: SocketAddr,
     mut look: impl FnMut(&Exposition) -> Option<T>,
 ) -> T {
-    bounded(async {
-        loop {
-            if let Some(found) = look(&scrape(address).await) {
-                return found;
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+    until_async(async || {
+        let found = look(&scrape(address).await);
+        if found.is_none() {
+            tokio::time::sleep(std::time::Duration::from_millis(180)).await;
         }
+        found
     })
     .await
 }

@@ -15,7 +15,7 @@ const DEPARTURE: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub struct Pages {
     dir: PathBuf,
-    quota: QuotaWriter,
+    pub(crate) quota: QuotaWriter,
     _temporary: Option<TempDir>,
 }
 
@@ -28,8 +28,9 @@ impl Pages {
     /// The same, where every context is charged `overhead` bytes.
     pub fn with_overhead(limits: &[(&str, u64)], overhead: u64) -> Self {
         let dir = tempfile::tempdir().expect("a writable temporary directory");
-        let (path, allocation) = (dir.path().to_owned(), "0123456789abcdef");
-        Self { _temporary: Some(dir), ..Self::at(path, allocation, limits, overhead) }
+        let gpus = limits.iter().map(|&(uuid, bytes)| free(uuid, bytes, overhead)).collect();
+        let pages = Self::of(dir.path(), "0123456789abcdef", gpus);
+        Self { _temporary: Some(dir), ..pages }
     }
 
     /// One of several shares: the directory of this allocation in `parent`, which is what `TESSERA_DIR` is
@@ -37,23 +38,20 @@ impl Pages {
     pub fn share(parent: &Path, allocation: &str, limits: &[(&str, u64)]) -> Self {
         let dir = parent.join(allocation);
         std::fs::create_dir(&dir).expect("a writable directory without that share");
-        Self::at(dir, allocation, limits, 0)
+        Self::of(
+            &dir,
+            allocation,
+            limits.iter().map(|&(uuid, bytes)| free(uuid, bytes, 0)).collect(),
+        )
     }
 
-    fn at(dir: PathBuf, allocation: &str, limits: &[(&str, u64)], overhead: u64) -> Self {
-        let gpus = limits.iter().map(|&(uuid, memory_limit_bytes)| GpuQuota {
-            uuid: uuid.to_owned(),
-            memory_limit_bytes,
-            context_overhead_bytes: overhead,
-            cores_millis: 1000,
-            policy: Policy::None,
-        });
-        let spec =
-            QuotaSpec { allocation: allocation.to_owned(), generation: 1, gpus: gpus.collect() };
-        let quota = quota::create(&dir, &spec).expect("a valid quota");
+    /// In this directory, with these quotas.
+    pub fn of(dir: &Path, allocation: &str, gpus: Vec<GpuQuota>) -> Self {
+        let spec = QuotaSpec { allocation: allocation.to_owned(), generation: 1, gpus };
+        let quota = quota::create(dir, &spec).expect("a valid quota");
         quota.set_departure(DEPARTURE);
-        usage::create(&dir, spec.generation).expect("a writable directory");
-        Self { dir, quota, _temporary: None }
+        usage::create(dir, spec.generation).expect("a writable directory");
+        Self { dir: dir.to_owned(), quota, _temporary: None }
     }
 
     /// What `TESSERA_DIR` is set to.
@@ -61,12 +59,10 @@ impl Pages {
         &self.dir
     }
 
-    /// The quota page's file.
     pub fn quota_file(&self) -> PathBuf {
         self.dir().join(tessera_region::layout::QUOTA_FILE)
     }
 
-    /// The usage page's file.
     pub fn usage_file(&self) -> PathBuf {
         self.dir().join(tessera_region::layout::USAGE_FILE)
     }
@@ -91,5 +87,15 @@ impl Pages {
     /// The plugin's handle on the usage page.
     pub fn usage(&self) -> UsageFile {
         UsageFile::open(self.dir()).expect("a usage page")
+    }
+}
+
+fn free(uuid: &str, memory_limit_bytes: u64, context_overhead_bytes: u64) -> GpuQuota {
+    GpuQuota {
+        uuid: uuid.to_owned(),
+        memory_limit_bytes,
+        context_overhead_bytes,
+        cores_millis: 1000,
+        policy: Policy::None,
     }
 }

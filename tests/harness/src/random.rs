@@ -5,7 +5,6 @@
 pub struct Random(pub u64);
 
 impl Random {
-    /// Any number.
     pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -22,6 +21,13 @@ impl Random {
     /// An index into something of so many.
     pub fn index(&mut self, count: usize) -> usize {
         usize::try_from(self.below(count as u64)).expect("below a usize")
+    }
+
+    /// Puts things into any order, each as likely as the others (Fisher and Yates).
+    pub fn shuffle<T>(&mut self, things: &mut [T]) {
+        for last in (1..things.len()).rev() {
+            things.swap(last, self.index(last + 1));
+        }
     }
 
     /// One of these, of which there is at least one.

@@ -17,7 +17,6 @@ pub use crate::plugin::{GPU, bounded};
 
 /// A plugin that prefers the highest ids and writes down what it is asked.
 pub struct FakePlugin {
-    /// What it offers.
     pub devices: watch::Sender<Vec<Device>>,
     /// What it was asked, in order.
     pub calls: Mutex<Vec<String>>,
@@ -160,7 +159,6 @@ impl Readiness {
 /// A directory with a fake kubelet.
 pub struct Node {
     _root: tempfile::TempDir,
-    /// Its kubelet.
     pub kubelet: Kubelet,
 }
 

@@ -22,7 +22,6 @@ pub struct SimGpu {
 pub struct Worked {
     /// GPU time without that of markers.
     pub ns: u64,
-    /// Kernels that are over.
     pub kernels: u64,
 }
 

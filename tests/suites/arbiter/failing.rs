@@ -49,15 +49,6 @@ fn a_stopped_holder_is_overlapped_after_the_deadline_and_goes_on_later() {
 }
 
 #[test]
-fn one_that_never_drains_costs_the_others_a_deadline_and_no_more() {
-    let (arbiter, holder, _process, waiter, _peer) = holding("holds");
-    let _worker = Worker::new(&waiter);
-    until("the other runs", || waiter.share(&arbiter).totals.leases > 0);
-    until("it is reported", || holder.share(&arbiter).totals.overlaps > 0);
-    until("it has it for itself", || waiter.is_open());
-}
-
-#[test]
 fn a_process_without_its_socket_is_waited_for_a_moment_only() {
     let arbiter = arbiter();
     let (holder, waiter) =

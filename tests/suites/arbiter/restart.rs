@@ -66,20 +66,6 @@ fn another_closes_the_gates_of_a_killed_one_and_waits_for_the_processes() {
 }
 
 #[test]
-fn processes_of_an_older_shim_hold_up_nobody() {
-    let old = Tenant::new("old", 500);
-    let map = UsageMap::attach(old.path()).unwrap();
-    let _slot = map.claim().unwrap();
-    let arbiter = arbiter();
-    let old = old.at(&arbiter);
-    let new = Tenant::new("new", 500).at(&arbiter);
-    let peer = Peer::bound(&new, &arbiter);
-    peer.want();
-    new.opens();
-    assert_eq!(old.state(), GATE_CLOSED, "which it does not look at");
-}
-
-#[test]
 fn a_removed_socket_is_made_again_and_who_was_connected_stays() {
     let arbiter = arbiter();
     let tenant = Tenant::new("again", 500).at(&arbiter);

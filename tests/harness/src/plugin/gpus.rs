@@ -121,7 +121,6 @@ pub fn gpu(index: u32) -> Gpu {
     }
 }
 
-/// The id of a replica of a GPU.
 pub fn replica(gpu_index: u32, n: u32) -> String {
     format!("{}::{n}", gpu(gpu_index).uuid)
 }

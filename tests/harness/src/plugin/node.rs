@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tonic::transport::{Channel, Endpoint};
 
-use super::{FakeGpus, GPU, bounded, gpu};
+use super::{FakeGpus, GPU, bounded, gpu, until_async};
 use crate::own_paths;
 
 struct Running {
@@ -34,15 +34,18 @@ struct Running {
 pub struct TestNode {
     /// What it writes is below this.
     pub dir: tempfile::TempDir,
-    /// Its kubelet.
     pub kubelet: Kubelet,
-    /// Its GPUs.
     pub gpus: Arc<FakeGpus>,
     /// The configuration but for paths and metrics, which are the node's.
     pub settings: String,
-    /// Where events go.
     pub events: tessera_agent::kubernetes::Timing,
     running: Option<Running>,
+}
+
+/// What a pod that runs has: replicas, and their pages.
+pub struct Held {
+    pub ids: Vec<String>,
+    pub pages: PathBuf,
 }
 
 /// Four replicas of 8 GiB of each GPU.
@@ -54,7 +57,6 @@ impl TestNode {
         Self::start_with(SETTINGS).await
     }
 
-    /// The same, with these settings.
     pub async fn start_with(settings: &str) -> Self {
         let mut node = Self::without_plugin(settings).await;
         node.start_plugin().await;
@@ -90,16 +92,7 @@ impl TestNode {
                 ("ledger", &self.ledger()),
             ],
         );
-        // Many plugins at once: each with a port of its own, or none.
-        let metrics = match self.settings.contains("[metrics]") {
-            true => "",
-            false => "[metrics]\nlisten = \"\"\n",
-        };
-        let api = match self.settings.contains("[api]") {
-            true => "",
-            false => "[api]\nlisten = \"\"\n",
-        };
-        format!("{}\n{paths}{metrics}{api}", self.settings)
+        format!("{}\n{paths}{}", self.settings, unlisted(&self.settings))
     }
 
     /// What the plugin as a whole says when it cannot start.
@@ -205,15 +198,41 @@ impl TestNode {
 
     /// Waits until the status has something to say.
     pub async fn status_until<T>(&self, mut look: impl FnMut(&Status) -> Option<T>) -> T {
-        bounded(async {
-            loop {
-                if let Some(found) = look(&self.status().await) {
-                    return found;
-                }
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        })
-        .await
+        until_async(async || look(&self.status().await)).await
+    }
+
+    /// Runs a pod of one container with so many replicas.
+    pub async fn start_pod(&self, name: &str, replicas: usize) -> Held {
+        let admitted = bounded(self.kubelet.run(&pod(name, replicas))).await.unwrap().remove(0);
+        Held { pages: self.pages(&admitted.device_ids), ids: admitted.device_ids }
+    }
+
+    /// Waits until a warning says this; gives it.
+    pub async fn warned(&self, says: &str) -> String {
+        self.status_until(|status| status.warnings.iter().find(|w| w.contains(says)).cloned()).await
+    }
+
+    /// Waits until there is no warning.
+    pub async fn unwarned(&self) {
+        self.status_until(|status| status.warnings.is_empty().then_some(())).await;
+    }
+
+    /// Waits until kubelet has said whose each allocation is.
+    pub async fn all_named(&self) {
+        self.status_until(|s| s.allocations.iter().all(|a| a.holder.is_some()).then_some(())).await;
+    }
+
+    /// The allocation of these replicas, once this holds of it.
+    pub async fn allocation_until(
+        &self,
+        ids: &[String],
+        holds: impl Fn(&Allocation) -> bool,
+    ) -> Allocation {
+        let id = id_of(ids).to_string();
+        let found = |status: &Status| {
+            status.allocations.iter().find(|one| one.id == id && holds(one)).cloned()
+        };
+        self.status_until(found).await
     }
 
     /// The allocation of these replicas, as the status has it.
@@ -246,10 +265,6 @@ impl TestNode {
     }
 
     /// Allocates these replicas to one container, as a kubelet would.
-    ///
-    /// # Errors
-    ///
-    /// What the plugin answers.
     pub async fn allocate(
         &self,
         ids: &[String],
@@ -261,10 +276,6 @@ impl TestNode {
     }
 
     /// Announces the start of the container of these replicas.
-    ///
-    /// # Errors
-    ///
-    /// What the plugin answers.
     pub async fn pre_start(&self, ids: &[String]) -> Result<(), tonic::Status> {
         let request = PreStartContainerRequest { device_ids: ids.to_vec() };
         self.client().await.pre_start_container(request).await.map(drop)
@@ -275,7 +286,6 @@ impl TestNode {
 /// machine takes.
 pub const HELD: &str = "[ledger]\nrelease_after = \"1h\"\n";
 
-/// The allocation of these replicas.
 pub fn id_of(ids: &[String]) -> AllocationId {
     AllocationId::of(GPU, ids.iter().map(String::as_str))
 }
@@ -283,4 +293,11 @@ pub fn id_of(ids: &[String]) -> AllocationId {
 /// A pod of one container that asks for so many replicas.
 pub fn pod(name: &str, replicas: usize) -> Pod {
     Pod::new("default", name).with(Container::new("main").asking(GPU, replicas))
+}
+
+/// What these settings leave out of where a plugin listens: there are many at once, each with ports of its own, or none.
+pub(super) fn unlisted(settings: &str) -> String {
+    let sections = ["metrics", "api"].into_iter();
+    let absent = sections.filter(|section| !settings.contains(&format!("[{section}]")));
+    absent.map(|section| format!("[{section}]\nlisten = \"\"\n")).collect()
 }

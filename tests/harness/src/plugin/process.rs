@@ -1,12 +1,15 @@
 //! The plugin as a process of its own, on simulated GPUs, beside the fake kubelet.
 
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::Value;
 use tessera_fake_kubelet::Kubelet;
 
-use super::{GPU, bounded, until};
+use super::node::unlisted;
+use super::{GPU, Held, bounded, id_of, pod, until};
 use crate::{artefacts, own_paths};
 
 /// A command of the program under test. What a plugin of this machine has left is not this test's.
@@ -25,9 +28,7 @@ pub fn stderr(output: &Output) -> String {
 pub struct Simulated {
     /// What it writes is below this.
     pub dir: tempfile::TempDir,
-    /// Its kubelet.
     pub kubelet: Kubelet,
-    /// The running plugin.
     pub plugin: Option<Child>,
     /// What is run; a copy of another version in tests of upgrades.
     pub program: PathBuf,
@@ -41,6 +42,14 @@ impl Simulated {
     /// On the simulator's default machine, with a file in the shim's place.
     pub async fn new(share: &str) -> Self {
         Self::build(share, "", None).await
+    }
+
+    /// With four replicas of each of its GPUs, which kubelet knows.
+    pub async fn serving() -> Self {
+        let mut node = Self::new("replicas = 4").await;
+        node.serve().await;
+        bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
+        node
     }
 
     /// On a machine of this configuration of the simulator, with these settings of `gpus`, two replicas
@@ -73,33 +82,36 @@ impl Simulated {
                 ("nvml", &artefacts().libnvml()),
             ],
         );
-        // Many plugins at once: each with a port of its own, or none.
-        let metrics = match share.contains("[metrics]") {
-            true => "",
-            false => "[metrics]\nlisten = \"\"\n",
-        };
-        let api = match share.contains("[api]") {
-            true => "",
-            false => "[api]\nlisten = \"\"\n",
-        };
         let context = match gpus.contains("context_overhead") {
             true => "",
             false => "context_overhead = \"64Mi\"\n",
         };
-        let config = format!("[share]\n{share}\n[gpus]\n{context}{gpus}\n{paths}{metrics}{api}");
+        let listen = unlisted(share);
+        let config = format!("[share]\n{share}\n[gpus]\n{context}{gpus}\n{paths}{listen}");
         std::fs::write(dir.path().join("config.toml"), config).unwrap();
         let program = artefacts().tessera();
         Self { dir, kubelet, plugin: None, program, envs: Vec::new(), machine }
     }
 
+    /// The plugin's configuration.
+    pub fn file(&self) -> PathBuf {
+        self.dir.path().join("config.toml")
+    }
+
+    /// Writes something else in its place into that file.
+    pub fn configure(&self, from: &str, to: &str) {
+        let text = std::fs::read_to_string(self.file()).unwrap();
+        assert!(text.contains(from), "{text}");
+        std::fs::write(self.file(), text.replace(from, to)).unwrap();
+    }
+
     /// A command of the program with the node's configuration.
     pub fn command(&self) -> Command {
         let mut command = self.on_machine(Command::new(&self.program));
-        command.arg("--config").arg(self.dir.path().join("config.toml"));
+        command.arg("--config").arg(self.file());
         command
     }
 
-    /// A command that sees the machine.
     pub fn on_machine(&self, mut command: Command) -> Command {
         command.env("SIMGPU_STATE", self.dir.path().join("simgpu.state"));
         if let Some(machine) = &self.machine {
@@ -145,7 +157,56 @@ impl Simulated {
         self.plugin = Some(plugin);
     }
 
-    /// Kills it.
+    /// Lets the plugin, and nothing else, be started by this command of a shell.
+    pub fn wrap(&mut self, wrapper: &str) {
+        let script = self.dir.path().join("wrapped");
+        let text = format!("#!/bin/sh\n{wrapper} {} \"$@\"\n", self.program.display());
+        std::fs::write(&script, text).unwrap();
+        std::fs::set_permissions(&script, PermissionsExt::from_mode(0o755)).unwrap();
+        self.program = script;
+    }
+
+    /// The pages of these replicas.
+    pub fn pages(&self, ids: &[String]) -> PathBuf {
+        self.dir.path().join("pages").join(id_of(ids).as_str())
+    }
+
+    /// The tenant program under the shim, with the pages of these replicas.
+    pub fn tenant(&self, ids: &[String]) -> Command {
+        let mut tenant = self.on_machine(Command::new(artefacts().tenant()));
+        tenant.env("LD_LIBRARY_PATH", artefacts().sim_dir());
+        tenant.env("LD_PRELOAD", artefacts().shim());
+        tenant.env(tessera_region::layout::PAGES_DIR_ENV, self.pages(ids));
+        tenant
+    }
+
+    /// Runs a pod of one container with so many replicas.
+    pub async fn start_pod(&self, name: &str, replicas: usize) -> Held {
+        let admitted = bounded(self.kubelet.run(&pod(name, replicas))).await.unwrap().remove(0);
+        Held { pages: self.pages(&admitted.device_ids), ids: admitted.device_ids }
+    }
+
+    /// Waits until the plugin knows a pod by its name.
+    pub async fn named(&self, pod: &str) {
+        until(|| {
+            let status = self.json();
+            let mut all = status["allocations"].as_array()?.iter();
+            all.any(|one| one["holder"]["pod"] == pod).then_some(())
+        })
+        .await;
+    }
+
+    /// Where metrics and probes are served, as the log says.
+    pub async fn metrics(&self) -> SocketAddr {
+        let log = self.dir.path().join("log");
+        until(|| {
+            let log = std::fs::read_to_string(&log).unwrap_or_default();
+            let word = log.split("address=").nth(1)?.split_whitespace().next()?;
+            word.trim_matches('"').parse().ok()
+        })
+        .await
+    }
+
     pub fn kill(&mut self) {
         let mut plugin = self.plugin.take().unwrap();
         plugin.kill().unwrap();
