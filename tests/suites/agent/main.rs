@@ -11,7 +11,7 @@ mod adversity {
     mod restarts;
     mod rights;
     mod second_plugin;
-    mod wedged;
+    pub mod wedged;
 }
 
 mod allocate {
@@ -47,7 +47,6 @@ mod observe {
         //! said, what it costs, and that everything that is written about it names what there is.
 
         mod autoscale;
-        mod names;
         mod probes;
         mod series;
     }

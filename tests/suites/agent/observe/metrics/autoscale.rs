@@ -8,7 +8,6 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use serde_json::Value;
 use tessera_harness::gate_tenants::work;
@@ -72,12 +71,7 @@ impl Prometheus {
         let Some(address) = address else { panic!("Prometheus ended: {said:#?}") };
         let started = Prometheus { child, address, _dir: dir };
         // Until it has its storage, it answers 503.
-        bounded(async {
-            while get(address, "/-/ready").await.status != 200 {
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-        })
-        .await;
+        until_async(async || (get(address, "/-/ready").await.status == 200).then_some(())).await;
         started
     }
 
@@ -207,20 +201,14 @@ async fn autoscalers_see_what_the_plugin_did() {
     // Enough to make a rate of, while they contend.
     let wait = "tessera_container_gate_wait_seconds_total";
     let gpu = "tessera_container_gpu_used_seconds_total";
-    bounded(async {
-        loop {
-            let now = unix_now();
-            let mut enough = true;
-            for (name, pod) in [(wait, "inference-a"), (gpu, "inference-a"), (gpu, "inference-b")] {
-                let samples = prometheus.samples(name, pod, &now).await;
-                let growing = samples.windows(2).filter(|pair| pair[1].1 > pair[0].1).count();
-                enough &= growing >= 5;
-            }
-            if enough {
-                break;
-            }
-            tokio::time::sleep(Duration::from_millis(500)).await;
+    until_async(async || {
+        let now = unix_now();
+        let mut enough = true;
+        for (name, pod) in [(wait, "inference-a"), (gpu, "inference-a"), (gpu, "inference-b")] {
+            let samples = prometheus.samples(name, pod, &now).await;
+            enough &= samples.windows(2).filter(|pair| pair[1].1 > pair[0].1).count() >= 5;
         }
+        enough.then_some(())
     })
     .await;
     stop.store(true, Ordering::Relaxed);
@@ -228,21 +216,15 @@ async fn autoscalers_see_what_the_plugin_did() {
 
     // What Prometheus has seen last is what the plugin counted, to the last microsecond. All that follows is asked
     // of that instant: a scrape that comes late later on changes nothing.
-    let (metrics, time) = bounded(async {
-        loop {
-            let metrics = scrape(target).await;
-            let time = unix_now();
-            let mut same = true;
-            for name in [wait, gpu] {
-                let seen = prometheus.ask(name, &time).await;
-                same &= seen.len() == 3;
-                same &= seen.iter().all(|(pod, seen)| *seen == metrics.sum(name, &[("pod", pod)]));
-            }
-            if same {
-                break (metrics, time);
-            }
-            tokio::time::sleep(Duration::from_millis(500)).await;
+    let (metrics, time) = until_async(async || {
+        let (metrics, time) = (scrape(target).await, unix_now());
+        let mut same = true;
+        for name in [wait, gpu] {
+            let seen = prometheus.ask(name, &time).await;
+            same &= seen.len() == 3;
+            same &= seen.iter().all(|(pod, seen)| *seen == metrics.sum(name, &[("pod", pod)]));
         }
+        same.then_some((metrics, time))
     })
     .await;
     let of = |name: &str, pod: &str| metrics.sum(name, &[("pod", pod)]);

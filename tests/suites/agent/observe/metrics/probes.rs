@@ -1,13 +1,9 @@
-//! Probes, and clients that mean no good.
-
-use std::time::{Duration, Instant};
+//! Probes, and what each client is served.
 
 use tessera_fake_kubelet::Behaviour;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 
 use tessera_harness::exposition::{Exposition, Format};
-use tessera_harness::metrics::{OPEN, address, get, request, say, settings};
+use tessera_harness::metrics::{OPEN, address, get, request, settings};
 use tessera_harness::plugin::*;
 
 #[tokio::test]
@@ -92,70 +88,15 @@ async fn each_client_gets_its_format_and_nothing_else_is_served() {
 }
 
 #[tokio::test]
-async fn clients_that_dawdle_or_talk_nonsense_keep_nobody_out() {
-    let node = TestNode::start_with(&settings(SETTINGS)).await;
-    let address = address(&node).await;
-    // More than may be, none of which says anything, or all of it.
-    let mut idle = Vec::new();
-    for n in 0..40 {
-        let mut stream = TcpStream::connect(address).await.unwrap();
-        if n % 2 == 0 {
-            stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nX: ").await.unwrap();
-        }
-        idle.push(stream);
-        if n % 10 == 9 {
-            let began = Instant::now();
-            assert_eq!(get(address, "/healthz").await.status, 200);
-            assert!(began.elapsed() < Duration::from_secs(5));
-        }
-    }
-    // A request's head is bounded in bytes and fields, and must be one.
-    let long = format!("GET /metrics HTTP/1.1\r\nHost: x\r\nX: {}\r\n\r\n", "y".repeat(1 << 20));
-    assert!(say(address, long.as_bytes()).await.is_none_or(|answer| answer.status == 431));
-    let many = format!("GET /metrics HTTP/1.1\r\n{}\r\n", "A: b\r\n".repeat(1000));
-    assert!(say(address, many.as_bytes()).await.is_none_or(|answer| answer.status == 431));
-    for nonsense in [
-        &b"\x16\x03\x01\x02\x00\x01\x00"[..],
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-        b"\0\0\0\0\r\n\r\n",
-    ] {
-        let answer = say(address, nonsense).await;
-        assert!(answer.is_none_or(|answer| answer.status >= 400), "{nonsense:?}");
-    }
-    // The oldest were closed to let the others in.
-    let mut byte = [0; 1];
-    let closed = bounded(idle[0].read(&mut byte)).await;
-    assert!(matches!(closed, Ok(0) | Err(_)), "{closed:?}");
-    // Kubelet was served all the while.
-    node.allocate(&[replica(0, 0)]).await.unwrap();
-}
-
-#[tokio::test]
 async fn an_address_that_is_taken_is_reported_and_hinders_nothing() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();
     let settings = format!("[metrics]\nlisten = \"127.0.0.1:{port}\"\n{SETTINGS}");
     let node = TestNode::start_with(&settings).await;
-    let warning = node
-        .status_until(|status| {
-            status.warnings.iter().find(|text| text.contains("metrics.listen")).cloned()
-        })
-        .await;
+    let warning = node.warned("metrics.listen").await;
     assert!(
         warning.starts_with(&format!("metrics and probes are not served: 127.0.0.1:{port}")),
         "{warning}"
     );
     node.allocate(&[replica(0, 0)]).await.unwrap();
-}
-
-async fn until_async<T>(mut look: impl AsyncFnMut() -> Option<T>) -> T {
-    bounded(async {
-        loop {
-            if let Some(found) = look().await {
-                return found;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    })
-    .await
 }

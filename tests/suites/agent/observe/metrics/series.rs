@@ -14,6 +14,7 @@ use tessera_region::layout::USAGE_FILE;
 use tessera_harness::exposition::Exposition;
 use tessera_harness::metrics::{address, scrape, scrape_until, settings};
 use tessera_harness::plugin::*;
+use tessera_harness::workspace;
 
 /// A pod that runs, with a process that holds `bytes`; kubelet has named it.
 pub async fn running(node: &TestNode, name: &str, bytes: u64) -> (Pod, Tenant, Vec<String>) {
@@ -99,6 +100,79 @@ async fn every_metric_of_the_table_is_exposed_as_it_says_and_no_other() {
             let count =
                 metrics.sum("tessera_allocate_duration_seconds_count", &[("outcome", outcome)]);
             assert_eq!(sample.value, count);
+        }
+    }
+}
+
+/// What each series of a container has.
+const OF_CONTAINERS: &[&str] = &["namespace", "pod", "container", "gpu", "uuid", "allocation"];
+
+/// The tables of the reference as they must be.
+fn reference() -> String {
+    let mut out = String::from("| Metric | Labels | Meaning |\n|---|---|---|\n");
+    for family in ALL {
+        let histogram = match family.kind {
+            MetricKind::Histogram => " (histogram)",
+            _ => "",
+        };
+        let (mut labels, own) = match family.labels.strip_prefix(OF_CONTAINERS) {
+            Some(own) => (vec!["a container's".to_owned()], own),
+            None => (Vec::new(), family.labels),
+        };
+        labels.extend(own.iter().map(|label| format!("`{label}`")));
+        let labels = labels.join(", ");
+        out += &format!("| `{}`{histogram} | {labels} | {} |\n", family.name(), family.help);
+    }
+    out
+}
+
+#[test]
+fn the_reference_is_the_table() {
+    let path = workspace().join("docs/metrics.md");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let want = reference();
+    let (begin, end) = ("<!-- table -->\n", "<!-- end of the table -->\n");
+    let found =
+        text.split_once(begin).and_then(|(_, rest)| rest.split_once(end)).map(|(table, _)| table);
+    if std::env::var_os("UPDATE").is_some() {
+        let (before, rest) = text.split_once(begin).unwrap();
+        let (_, after) = rest.split_once(end).unwrap();
+        std::fs::write(path, format!("{before}{begin}{want}{end}{after}")).unwrap();
+        return;
+    }
+    assert_eq!(
+        found,
+        Some(want.as_str()),
+        "write it again: UPDATE=1 cargo test -p tessera-suite-agent --test agent the_reference"
+    );
+}
+
+/// Labels whose values are words of ours.
+const CLOSED: [&str; 4] = ["state", "outcome", "policy", "finding"];
+/// Words that the node of the test is not in a state to emit.
+const OTHER_WORDS: [&str; 4] = ["failed", "refused", "strict", "none"];
+
+/// That there are such metrics, with such labels, `tests/deploy/monitoring.py` knows from the reference.
+#[tokio::test]
+async fn alerts_and_dashboard_select_words_that_there_are() {
+    let (_node, metrics) = everything().await;
+    for path in ["deploy/prometheus/rules.yaml", "deploy/grafana/tessera.json"] {
+        let text = std::fs::read_to_string(workspace().join(path)).unwrap().replace("\\\"", "\"");
+        for label in CLOSED {
+            let seen: BTreeSet<&str> = metrics
+                .samples
+                .iter()
+                .filter_map(|s| s.labels.get(label).map(String::as_str))
+                .collect();
+            let selected = ["=", "=~", "!=", "!~"].map(|operator| format!("{label}{operator}\""));
+            for rest in selected.iter().flat_map(|begin| text.split(begin).skip(1)) {
+                for word in rest.split('"').next().unwrap().split('|') {
+                    assert!(
+                        seen.contains(word) || OTHER_WORDS.contains(&word),
+                        "{path}: {label}={word}"
+                    );
+                }
+            }
         }
     }
 }
