@@ -2,16 +2,12 @@
 
 mod doors;
 mod load {
-    //! The plugin's process under what a node does to it over the months: the wall clock jumps, the API server is
-    //! away or slow, quotas are changed while pods come and go, it is killed. Nothing is lost, and its memory
-    //! stays what it was. The long form is in `make bench` (`docs/benchmarks.md`).
+    //! The plugin's process under what a node does to it over the months: the wall clock jumps, quotas are
+    //! changed while pods come and go, it is killed. Nothing is lost, and its memory stays what it was.
 
-    mod api;
     mod clock;
     mod flat;
     mod plugin;
     mod quotas;
-    mod world;
 }
 mod many;
-mod series;

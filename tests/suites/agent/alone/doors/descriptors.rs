@@ -9,7 +9,7 @@ use tessera_harness::alone;
 
 use super::attack::{ALL, Flood, probe};
 use super::{open_descriptors, serving_with, ticks};
-use tessera_harness::plugin::{Simulated, bounded, connect, id_of, pod, stderr, until};
+use tessera_harness::plugin::{Simulated, connect, stderr, until};
 
 /// The issue's: the plugin itself takes about thirty.
 const FEW: u32 = 128;
@@ -31,8 +31,7 @@ fn say_and_stay(socket: &Path, count: usize, bytes: &[u8]) -> Vec<UnixStream> {
 /// Pods come, the node says how it is, and no core is spun on.
 async fn all_is_well(node: &Simulated, pods: &str) {
     for n in 0..4 {
-        let pod = pod(&format!("{pods}-{n}"), 1);
-        bounded(node.kubelet.run(&pod)).await.unwrap();
+        node.start_pod(&format!("{pods}-{n}"), 1).await;
         node.kubelet.remove("default", &format!("{pods}-{n}"));
     }
     for command in [&["status", "--live"][..], &["status", "--ready"], &["status"]] {
@@ -96,8 +95,7 @@ async fn containers_that_connect_without_end_leave_descriptors_for_allocate() {
     let mut held = Vec::new();
     let mut streams = Vec::new();
     for n in 0..8 {
-        let ids = bounded(node.kubelet.run(&pod(&format!("bad-{n}"), 1))).await.unwrap().remove(0);
-        let pages = node.dir.path().join("pages").join(id_of(&ids.device_ids).as_str());
+        let pages = node.start_pod(&format!("bad-{n}"), 1).await.pages;
         for _ in 0..40 {
             held.push(connect(&pages));
             streams.push(gate(&pages));
@@ -126,7 +124,7 @@ async fn a_flood_at_every_door_at_once_starves_none() {
         tokio::task::spawn_blocking(move || say_and_stay(&admin, 300, PREFACE)).await.unwrap();
     flood.reached(1000);
     for n in 0..4 {
-        bounded(node.kubelet.run(&pod(&format!("p-{n}"), 1))).await.unwrap();
+        node.start_pod(&format!("p-{n}"), 1).await;
         let output = node.run(&["status", "--live"]);
         assert!(output.status.success(), "{}", stderr(&output));
     }

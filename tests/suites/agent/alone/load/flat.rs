@@ -6,7 +6,6 @@ use tessera_store::{Change, HISTORY_KEPT, Ledger};
 use tokio::task::JoinSet;
 
 use super::plugin::*;
-use super::world::Clock;
 use tessera_harness::plugin::{Simulated, pod};
 
 /// Pods that come and go before memory is first looked at, and after that. The heap of a plugin that just started

@@ -1,16 +1,17 @@
 //! The plugin's process, and what is asked of it.
 
+use std::ffi::OsString;
 use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::time::Duration;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use tessera_view::change::{QuotaResponse, ResetQuotaRequest, SetQuotaRequest};
 use tessera_web::client::{Client, ClientError};
 
+use tessera_harness::CProgram;
 use tessera_harness::exposition::Exposition;
-
-use tessera_harness::plugin::{GPU, Simulated, bounded, id_of, pod, target, until};
+use tessera_harness::plugin::{GPU, Simulated, bounded, pod, target, until};
 
 /// 32 shares of 256 MiB of each of two GPUs of 16 GiB, pods forgotten soon, GPUs that recover soon.
 pub const SHARE: &str = "replicas = 32\nmemory = \"256Mi\"\n[metrics]\nlisten = \"127.0.0.1:0\"\n\
@@ -37,37 +38,26 @@ impl Plugin {
 
     /// As [`Plugin::serve`], also where little or nothing is left to sell.
     pub async fn serve_any(&mut self) -> SocketAddr {
-        let log = self.node.dir.path().join("log");
-        let _ = std::fs::remove_file(&log);
+        let _ = std::fs::remove_file(self.node.dir.path().join("log"));
         let before = self.node.kubelet.lists();
         self.node.launch();
         bounded(self.node.kubelet.wait_until(|kubelet| kubelet.lists() > before)).await;
-        until(|| {
-            let log = std::fs::read_to_string(&log).unwrap_or_default();
-            let word = log.split("address=").nth(1)?.split_whitespace().next()?;
-            word.trim_matches('"').parse().ok()
-        })
-        .await
+        self.node.metrics().await
     }
 
     /// A pod that runs, and has a name: where its pages are.
     pub async fn run(&self, name: &str) -> PathBuf {
         let ids = self.node.kubelet.run(&pod(name, 1)).await.unwrap().remove(0).device_ids;
-        self.node.dir.path().join("pages").join(id_of(&ids).as_str())
+        self.node.pages(&ids)
     }
 
     /// Waits until kubelet has said that these run, and that no others do.
     pub async fn named(&self, names: &[String]) {
-        bounded(async {
-            loop {
-                let status = self.node.json();
-                let all = status["allocations"].as_array().unwrap();
-                let has = |name: &&String| all.iter().any(|a| a["holder"]["pod"] == **name);
-                if all.len() == names.len() && names.iter().all(|name| has(&name)) {
-                    return;
-                }
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
+        until(|| {
+            let status = self.node.json();
+            let all = status["allocations"].as_array()?;
+            let has = |name: &String| all.iter().any(|a| a["holder"]["pod"] == **name);
+            (all.len() == names.len() && names.iter().all(has)).then_some(())
         })
         .await;
     }
@@ -113,14 +103,44 @@ pub fn pods_of(metrics: &Exposition) -> Vec<String> {
     names
 }
 
-/// Events sent, failed and dropped.
-pub fn events(metrics: &Exposition) -> [f64; 3] {
-    ["sent", "failed", "dropped"]
-        .map(|outcome| metrics.sum("tessera_kubernetes_events_total", &[("outcome", outcome)]))
-}
-
 pub use tessera_harness::metrics::{scrape, scrape_until};
-pub use tessera_harness::plugin::admin;
 
 /// One MiB.
 pub const MIB: u64 = 1 << 20;
+
+/// An hour, in the seconds that a [`Clock`] is set by.
+pub const HOUR: i64 = 3600;
+
+/// The wall clock of every process with [`Clock::envs`], every other clock being the machine's; and what that has
+/// on its heap.
+pub struct Clock {
+    library: PathBuf,
+    shared: PathBuf,
+}
+
+impl Clock {
+    pub fn new(dir: &Path) -> Self {
+        let library = CProgram::new("around").shared().build();
+        let shared = dir.join("around");
+        std::fs::write(&shared, [0; 16]).unwrap();
+        Self { library, shared }
+    }
+
+    pub fn envs(&self) -> Vec<(&'static str, OsString)> {
+        vec![("LD_PRELOAD", (&self.library).into()), ("AROUND", (&self.shared).into())]
+    }
+
+    /// So many seconds before or after the machine's.
+    pub fn set(&self, seconds: i64) {
+        // In place: it is mapped.
+        let file = std::fs::File::options().write(true).open(&self.shared).unwrap();
+        file.write_all_at(&seconds.to_ne_bytes(), 0).unwrap();
+    }
+
+    /// Bytes on the heap when the clock was last read.
+    pub fn heap(&self) -> u64 {
+        let mut word = [0; 8];
+        std::fs::File::open(&self.shared).unwrap().read_exact_at(&mut word, 8).unwrap();
+        u64::from_ne_bytes(word)
+    }
+}

@@ -2,7 +2,6 @@
 //! killed. Random; the seed is printed, and `LOAD_SEED` sets it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -16,16 +15,12 @@ use tessera_model::record::Record;
 use tessera_region::quota::QuotaReader;
 use tessera_store::{Filter, Ledger};
 use tessera_view::change::ReloadRequest;
-use tessera_view::explain::Explanation;
-use tessera_view::status::{Gpu, Health, STATUS, Status};
 use tessera_web::client::Client;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::task::JoinHandle;
 
 use super::plugin::*;
 use tessera_harness::PATIENCE;
-use tessera_harness::exposition::{Exposition, Format};
-use tessera_harness::metrics::OPEN;
-use tessera_harness::plugin::{GPU, bounded, pod};
+use tessera_harness::plugin::{GPU, admin, pod};
 
 /// How long they race each time, and lines of the trail at which they stop: it keeps 4096.
 const RACE: Duration = Duration::from_secs(2);
@@ -68,7 +63,7 @@ async fn quotas_that_race_with_everything_are_each_in_the_trail_once_and_never_o
     let seed = std::env::var("LOAD_SEED").map_or(u64::from(now), |seed| seed.parse().unwrap());
     println!("LOAD_SEED={seed}");
     let mut plugin = Plugin::new().await;
-    let address = plugin.serve().await;
+    plugin.serve().await;
     for n in 0..STAY {
         plugin.run(&format!("stay-{n}")).await;
     }
@@ -80,7 +75,7 @@ async fn quotas_that_race_with_everything_are_each_in_the_trail_once_and_never_o
     });
 
     // Until it is quiet: what is reported, what is in the pages and what was recorded are the same.
-    let tasks = start(&plugin, &race, seed, address).await;
+    let tasks = start(&plugin, &race, seed).await;
     rest(&race, 1).await;
     race.stop.store(true, Ordering::Relaxed);
     for task in tasks {
@@ -91,7 +86,7 @@ async fn quotas_that_race_with_everything_are_each_in_the_trail_once_and_never_o
 
     // And killed while they race.
     race.stop.store(false, Ordering::Relaxed);
-    let tasks = start(&plugin, &race, seed ^ 0x5555, address).await;
+    let tasks = start(&plugin, &race, seed ^ 0x5555).await;
     rest(&race, 2).await;
     plugin.node.kill();
     race.stop.store(true, Ordering::Relaxed);
@@ -147,13 +142,8 @@ async fn rest(race: &Race, times: u64) {
     }
 }
 
-/// Three who set and reset, two who run pods, one who has the file read, two who look.
-async fn start(
-    plugin: &Plugin,
-    race: &Arc<Race>,
-    seed: u64,
-    address: SocketAddr,
-) -> Vec<tokio::task::JoinHandle<()>> {
+/// Three who set and reset, two who run pods, one who has the file read.
+async fn start(plugin: &Plugin, race: &Arc<Race>, seed: u64) -> Vec<JoinHandle<()>> {
     let mut random = Random(seed);
     let mut tasks = Vec::new();
     for _ in 0..3 {
@@ -167,7 +157,7 @@ async fn start(
         let random = Random(random.number());
         tasks.push(tokio::spawn(async move { churn(kubelet, &race, random, n).await }));
     }
-    let file = plugin.node.dir.path().join("config.toml");
+    let file = plugin.node.file();
     let (reloading, until) = (admin(plugin.node.dir.path()), Arc::clone(race));
     tasks.push(tokio::spawn(async move {
         let text = std::fs::read_to_string(&file).unwrap();
@@ -184,70 +174,7 @@ async fn start(
         }
         std::fs::write(&file, text).unwrap();
     }));
-    let (asking, until) = (admin(plugin.node.dir.path()), Arc::clone(race));
-    tasks.push(tokio::spawn(async move {
-        while until.goes_on() {
-            let Ok(status) = asking.get::<Status>(STATUS).await else { return };
-            tokio::time::sleep(Duration::from_millis(5)).await;
-            status.gpus.iter().for_each(assert_fits);
-            let answer = asking.get::<Explanation>("/api/v1/explain?subject=0").await;
-            let Ok(answer) = answer else { return };
-            answer.gpus.into_iter().filter_map(|story| story.gpu).for_each(|gpu| {
-                assert_fits(&gpu);
-            });
-        }
-    }));
-    let until = Arc::clone(race);
-    tasks.push(tokio::spawn(async move {
-        while until.goes_on() {
-            if let Some(metrics) = try_scrape(address).await {
-                assert_scraped(&metrics);
-            }
-            // No more than is answered.
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    }));
     tasks
-}
-
-/// No GPU has sold more than there is, and what kubelet may give away fits beside that.
-fn assert_fits(gpu: &Gpu) {
-    let most = gpu.memory_total_bytes - gpu.memory_reserve_bytes;
-    let free = gpu
-        .replicas
-        .iter()
-        .filter(|one| one.allocation_id.is_empty() && one.health == Health::Healthy);
-    let free: u64 = free.map(|replica| replica.memory_limit_bytes).sum();
-    let sold = gpu.memory_limits_bytes;
-    let mib = [sold, free, most].map(|bytes| bytes / MIB);
-    assert!(sold + free <= most, "[sold, free, all] are {mib:?} MiB");
-}
-
-/// The same of one scrape, of the GPUs and of the containers on them.
-fn assert_scraped(metrics: &Exposition) {
-    for gpu in metrics.of("tessera_gpu_memory_sold_bytes") {
-        let uuid = gpu.labels["uuid"].as_str();
-        let figure = |name: &str| metrics.sum(name, &[("uuid", uuid)]);
-        let most =
-            figure("tessera_gpu_memory_total_bytes") - figure("tessera_gpu_memory_reserved_bytes");
-        let each = figure("tessera_container_memory_limit_bytes");
-        assert!(each <= gpu.value && gpu.value <= most, "{each} of {} of {most}", gpu.value);
-    }
-}
-
-/// The metrics; `None` where the plugin is gone.
-async fn try_scrape(address: SocketAddr) -> Option<Exposition> {
-    let mut stream = tokio::net::TcpStream::connect(address).await.ok()?;
-    let request = format!(
-        "GET /metrics HTTP/1.1\r\nHost: node\r\nAccept: {OPEN}\r\nConnection: close\r\n\r\n"
-    );
-    stream.write_all(request.as_bytes()).await.ok()?;
-    let mut answer = String::new();
-    bounded(stream.read_to_string(&mut answer)).await.ok()?;
-    let (head, body) = answer.split_once("\r\n\r\n")?;
-    // One that was killed in the middle of it.
-    let whole = head.starts_with("HTTP/1.1 200 ") && body.ends_with("# EOF\n");
-    whole.then(|| Exposition::parse(body, Format::Open))
 }
 
 async fn steer(admin: Client, race: &Race, mut random: Random, pages: &Path) {

@@ -1,56 +1,28 @@
 //! Kubernetes events: what a pod gets, and an API server that hangs, refuses, is slow or is not there.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use tessera_agent::kubernetes::{Server, Timing};
+use tessera_agent::kubernetes::Timing;
+use tessera_cluster::Server;
+use tessera_cluster::fixtures::{ApiServer, Temper};
 use tessera_model::audit::{Event, What};
 
 use tessera_harness::PATIENCE;
 use tessera_harness::plugin::*;
 
-/// What the server does with a request.
-#[derive(Clone, Copy)]
-enum Mood {
-    Takes,
-    Hangs,
-    Answers(u16, &'static str),
-}
-
-/// An API server that remembers what it was asked.
+/// An API server, with what it writes.
 struct Api {
-    server: Server,
-    asked: Arc<Mutex<Vec<(String, Value)>>>,
-    connections: Arc<AtomicUsize>,
-    mood: Arc<Mutex<Mood>>,
+    server: ApiServer,
     _dir: tempfile::TempDir,
 }
 
 impl Api {
-    fn start(mood: Mood) -> Self {
+    fn start(temper: Temper) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let token = dir.path().join("token");
-        std::fs::write(&token, "secret\n").unwrap();
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
-        let server = Server { host: "127.0.0.1".into(), port, token, authority: None };
-        let (asked, mood) = (Arc::default(), Arc::new(Mutex::new(mood)));
-        let connections = Arc::new(AtomicUsize::new(0));
-        let api = Api { server, asked, connections, mood, _dir: dir };
-        let (asked, mood) = (Arc::clone(&api.asked), Arc::clone(&api.mood));
-        let connections = Arc::clone(&api.connections);
-        std::thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                connections.fetch_add(1, Ordering::Relaxed);
-                let (asked, mood) = (Arc::clone(&asked), Arc::clone(&mood));
-                std::thread::spawn(move || serve(stream, &asked, &mood));
-            }
-        });
-        api
+        let server = ApiServer::start(dir.path());
+        server.set_temper(temper);
+        Api { server, _dir: dir }
     }
 
     fn timing(&self) -> Timing {
@@ -59,7 +31,7 @@ impl Api {
             limit: PATIENCE,
             pace: Duration::from_millis(1),
             pause: [Duration::from_millis(20), Duration::from_millis(200)],
-            server: Some(self.server.clone()),
+            server: Some(self.server.access()),
         }
     }
 
@@ -68,54 +40,13 @@ impl Api {
         Timing { limit: Duration::from_secs(2), ..self.timing() }
     }
 
-    fn asked(&self) -> Vec<(String, Value)> {
-        self.asked.lock().unwrap().clone()
-    }
-
-    fn turn(&self, mood: Mood) {
-        *self.mood.lock().unwrap() = mood;
+    fn events(&self) -> Vec<Value> {
+        self.server.asked().into_iter().map(|asked| asked.body).collect()
     }
 }
 
-fn serve(stream: TcpStream, asked: &Mutex<Vec<(String, Value)>>, mood: &Mutex<Mood>) {
-    let mut reader = BufReader::new(stream.try_clone().unwrap());
-    let mut stream = stream;
-    loop {
-        let (mut head, mut length) = (String::new(), 0);
-        loop {
-            let mut line = String::new();
-            if reader.read_line(&mut line).unwrap_or(0) == 0 {
-                return;
-            }
-            if let Some(value) = line.to_lowercase().strip_prefix("content-length:") {
-                length = value.trim().parse().unwrap();
-            }
-            if line == "\r\n" {
-                break;
-            }
-            head += &line;
-        }
-        let mut body = vec![0; length];
-        reader.read_exact(&mut body).unwrap();
-        asked.lock().unwrap().push((head, serde_json::from_slice(&body).unwrap()));
-        let mood = *mood.lock().unwrap();
-        let (status, text) = match mood {
-            Mood::Takes => (201, "{}".to_owned()),
-            Mood::Answers(status, message) => (status, json!({ "message": message }).to_string()),
-            Mood::Hangs => {
-                std::thread::sleep(Duration::from_secs(30));
-                return;
-            }
-        };
-        let answer = format!("HTTP/1.1 {status} X\r\ncontent-length: {}\r\n\r\n{text}", text.len());
-        if stream.write_all(answer.as_bytes()).is_err() {
-            return;
-        }
-    }
-}
-
-async fn node_with(api: &Api) -> TestNode {
-    node_of(api.timing()).await
+fn answers(status: u16, message: &str) -> Temper {
+    Temper::Answers(status, message.to_owned())
 }
 
 async fn node_of(events: Timing) -> TestNode {
@@ -127,7 +58,7 @@ async fn node_of(events: Timing) -> TestNode {
 
 /// A line of the audit trail about the pod of these replicas.
 async fn happens(node: &TestNode, ids: &[String], what: What) {
-    node.status_until(|s| s.allocations.iter().all(|a| a.holder.is_some()).then_some(())).await;
+    node.all_named().await;
     let inner = node.agent();
     let id = id_of(ids);
     tokio::task::spawn_blocking(move || {
@@ -144,19 +75,20 @@ fn refused(bytes: u64) -> What {
 
 #[tokio::test]
 async fn a_pods_event_has_its_uid_by_what_kubelet_wrote_down() {
-    let api = Api::start(Mood::Takes);
-    let node = node_with(&api).await;
-    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
+    let api = Api::start(Temper::Works);
+    let node = node_of(api.timing()).await;
+    let admitted = node.start_pod("a", 1).await;
     let checkpoint = json!({ "Data": { "PodDeviceEntries": [{
         "PodUID": "7d5b3c1e-0f2a-4b6c-8d9e-aabbccddeeff", "ContainerName": "main",
-        "ResourceName": GPU, "DeviceIDs": { "-1": admitted.device_ids }, "AllocResp": "" }],
+        "ResourceName": GPU, "DeviceIDs": { "-1": admitted.ids }, "AllocResp": "" }],
         "RegisteredDevices": null }, "Checksum": 1 });
     let file = node.kubelet.device_plugins_dir().join("kubelet_internal_checkpoint");
     std::fs::write(file, checkpoint.to_string()).unwrap();
-    happens(&node, &admitted.device_ids, refused(5 * GIB)).await;
-    let (head, event) = until(|| api.asked().first().cloned()).await;
-    assert!(head.starts_with("POST /api/v1/namespaces/default/events HTTP/1.1"), "{head}");
-    assert!(head.to_lowercase().contains("authorization: bearer secret\r\n"), "{head}");
+    happens(&node, &admitted.ids, refused(5 * GIB)).await;
+    let asked = until(|| api.server.asked().first().cloned()).await;
+    assert_eq!((&*asked.method, &*asked.target), ("POST", "/api/v1/namespaces/default/events"));
+    assert_eq!(asked.headers["authorization"], "Bearer secret");
+    let event = asked.body;
     assert_eq!(event["reason"], "GPUMemoryRefused");
     assert_eq!(event["type"], "Warning");
     let message = event["message"].as_str().unwrap();
@@ -174,8 +106,8 @@ async fn a_pods_event_has_its_uid_by_what_kubelet_wrote_down() {
     );
     assert_eq!(event["source"]["component"], "tessera");
     // Another kind is another event, over the same or another connection.
-    happens(&node, &admitted.device_ids, What::Tampered { what: "x".into() }).await;
-    let (_, event) = until(|| api.asked().get(1).cloned()).await;
+    happens(&node, &admitted.ids, What::Tampered { what: "x".into() }).await;
+    let event = until(|| api.events().get(1).cloned()).await;
     assert_eq!(event["reason"], "GPUQuotaTampered");
     // Its reason in the trail is for `explain` alone.
     assert!(!event["message"].as_str().unwrap().contains("for a test"), "{event}");
@@ -184,10 +116,10 @@ async fn a_pods_event_has_its_uid_by_what_kubelet_wrote_down() {
 /// Whatever a line says of somebody that it cannot name, or of a stranger, is no news for the pods beside it.
 #[tokio::test]
 async fn what_a_stranger_does_is_no_event_on_its_neighbours() {
-    let api = Api::start(Mood::Takes);
-    let node = node_with(&api).await;
-    node.kubelet.run(&pod("a", 1)).await.unwrap();
-    node.status_until(|s| s.allocations.iter().all(|a| a.holder.is_some()).then_some(())).await;
+    let api = Api::start(Temper::Works);
+    let node = node_of(api.timing()).await;
+    node.start_pod("a", 1).await;
+    node.all_named().await;
     let agent = node.agent();
     tokio::task::spawn_blocking(move || {
         let uuid = agent.inventory().catalogue().gpus.keys().next().unwrap().clone();
@@ -202,7 +134,7 @@ async fn what_a_stranger_does_is_no_event_on_its_neighbours() {
     .await
     .unwrap();
     let events = until(|| {
-        let sent: Vec<Value> = api.asked().into_iter().map(|(_, event)| event).collect();
+        let sent = api.events();
         let of_node = |event: &Value| event["message"].as_str().unwrap().starts_with("its GPU ");
         sent.iter().any(of_node).then_some(sent)
     })
@@ -213,98 +145,91 @@ async fn what_a_stranger_does_is_no_event_on_its_neighbours() {
 
 #[tokio::test]
 async fn a_server_that_hangs_or_fails_holds_nothing_up_and_gets_events_later() {
-    for mood in [Mood::Hangs, Mood::Answers(500, "etcd"), Mood::Answers(429, "slow down")] {
+    for mood in [Temper::Silent, answers(500, "etcd"), answers(429, "slow down")] {
         let api = Api::start(mood);
         let node = node_of(api.hurried()).await;
-        let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
-        happens(&node, &admitted.device_ids, refused(1)).await;
-        until(|| (api.asked().len() >= 2).then_some(())).await;
+        let admitted = node.start_pod("a", 1).await;
+        happens(&node, &admitted.ids, refused(1)).await;
+        until(|| (api.events().len() >= 2).then_some(())).await;
         // Meanwhile everything goes its way.
-        let other = node.kubelet.run(&pod("b", 1)).await.unwrap().remove(0);
-        drop(Tenant::hold(&node.pages(&other.device_ids), GIB));
-        let says = |s: &tessera_view::status::Status| {
-            s.warnings.iter().any(|w| w.contains("Kubernetes events")).then_some(())
-        };
-        node.status_until(says).await;
-        api.turn(Mood::Takes);
-        node.status_until(|s| s.warnings.is_empty().then_some(())).await;
-        assert_eq!(api.asked().last().unwrap().1["reason"], "GPUMemoryRefused");
+        let other = node.start_pod("b", 1).await;
+        drop(Tenant::hold(&other.pages, GIB));
+        node.warned("Kubernetes events").await;
+        api.server.set_temper(Temper::Works);
+        node.unwarned().await;
+        assert_eq!(api.events().last().unwrap()["reason"], "GPUMemoryRefused");
     }
 }
 
 #[tokio::test]
 async fn a_server_that_forbids_it_is_asked_seldom() {
-    let api = Api::start(Mood::Answers(403, "events is forbidden"));
-    let node = node_with(&api).await;
+    let api = Api::start(answers(403, "events is forbidden"));
+    let node = node_of(api.timing()).await;
     let begun = Instant::now();
-    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
+    let admitted = node.start_pod("a", 1).await;
     for n in 0..20 {
-        happens(&node, &admitted.device_ids, refused(n)).await;
-        happens(&node, &admitted.device_ids, What::Tampered { what: n.to_string() }).await;
+        happens(&node, &admitted.ids, refused(n)).await;
+        happens(&node, &admitted.ids, What::Tampered { what: n.to_string() }).await;
     }
-    let warning =
-        node.status_until(|s| s.warnings.iter().find(|w| w.contains("grant it")).cloned()).await;
+    let warning = node.warned("grant it").await;
     assert!(warning.contains("403: events is forbidden"), "{warning}");
     // Once for each pause, however long all this takes here.
     let pauses = begun.elapsed().as_millis() / api.timing().pause[1].as_millis();
-    assert!(api.asked().len() as u128 <= 3 + pauses, "{} in {pauses}", api.asked().len());
+    assert!(api.events().len() as u128 <= 3 + pauses, "{} in {pauses}", api.events().len());
 }
 
 #[tokio::test]
 async fn what_will_never_be_taken_is_given_up() {
-    let api = Api::start(Mood::Answers(
+    let api = Api::start(answers(
         403,
         "unable to create new content in namespace x because it is being terminated",
     ));
-    let node = node_with(&api).await;
-    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
-    happens(&node, &admitted.device_ids, refused(1)).await;
+    let node = node_of(api.timing()).await;
+    let admitted = node.start_pod("a", 1).await;
+    happens(&node, &admitted.ids, refused(1)).await;
     let dropped = |node: &TestNode| node.agent().trust().events().all()[2].1;
     until(|| (dropped(&node) == 1).then_some(())).await;
-    assert_eq!(api.asked().len(), 1);
+    assert_eq!(api.events().len(), 1);
     assert!(node.status().await.warnings.is_empty());
 }
 
 #[tokio::test]
 async fn a_server_that_answers_is_no_longer_said_to_be_silent_even_if_it_takes_nothing() {
-    let api = Api::start(Mood::Hangs);
+    let api = Api::start(Temper::Silent);
     let node = node_of(api.hurried()).await;
-    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
-    happens(&node, &admitted.device_ids, refused(1)).await;
-    node.status_until(|s| s.warnings.iter().any(|w| w.contains("Kubernetes events")).then_some(()))
-        .await;
-    api.turn(Mood::Answers(404, "namespaces \"default\" not found"));
+    let admitted = node.start_pod("a", 1).await;
+    happens(&node, &admitted.ids, refused(1)).await;
+    node.warned("Kubernetes events").await;
+    api.server.set_temper(answers(404, "namespaces \"default\" not found"));
     until(|| (node.agent().trust().events().all()[2].1 == 1).then_some(())).await;
     assert!(node.status().await.warnings.is_empty());
 }
 
 #[tokio::test]
 async fn without_a_server_events_cost_a_counter() {
-    let api = Api::start(Mood::Takes);
+    let api = Api::start(Temper::Works);
     let mut timing = api.timing();
     // Nobody listens there.
-    timing.server = Some(Server { port: 1, ..api.server.clone() });
-    let mut node = TestNode::without_plugin(SETTINGS).await;
-    node.events = timing;
-    node.start_plugin().await;
-    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
-    happens(&node, &admitted.device_ids, refused(1)).await;
+    timing.server = Some(Server { port: 1, ..api.server.access() });
+    let mut node = node_of(timing).await;
+    let admitted = node.start_pod("a", 1).await;
+    happens(&node, &admitted.ids, refused(1)).await;
     until(|| (node.agent().trust().events().all()[1].1 >= 2).then_some(())).await;
     assert_eq!(node.agent().trust().events().all()[0].1, 0);
-    assert_eq!(api.connections.load(Ordering::Relaxed), 0);
+    assert_eq!(api.server.connections(), 0);
     node.stop_plugin().await;
     // Switched off, no event is sent.
     node.settings = format!("{SETTINGS}[kubernetes]\nevents = \"off\"\n");
     node.events = api.timing();
     node.start_plugin().await;
-    happens(&node, &admitted.device_ids, What::Tampered { what: "x".into() }).await;
+    happens(&node, &admitted.ids, What::Tampered { what: "x".into() }).await;
     tokio::time::sleep(Duration::from_millis(100)).await;
-    assert_eq!(api.connections.load(Ordering::Relaxed), 0);
+    assert_eq!(api.server.connections(), 0);
 }
 
 #[tokio::test]
 async fn events_are_switched_on_and_off_while_the_plugin_runs() {
-    let api = Api::start(Mood::Takes);
+    let api = Api::start(Temper::Works);
     let mut node = TestNode::without_plugin(SETTINGS).await;
     node.events = api.timing();
     let file = node.dir.path().join("config.toml");
@@ -319,32 +244,32 @@ async fn events_are_switched_on_and_off_while_the_plugin_runs() {
     switch(&mut node, "off");
     node.launch_plugin_on(&file);
     bounded(node.kubelet.wait_until(|kubelet| kubelet.allocatable(GPU) > 0)).await;
-    let ids = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0).device_ids;
+    let ids = node.start_pod("a", 1).await.ids;
     let sends = async |node: &TestNode| {
-        let before = api.asked().len();
-        while api.asked().len() == before {
+        let before = api.events().len();
+        while api.events().len() == before {
             happens(node, &ids, quota()).await;
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
     let sends_nothing = async |node: &TestNode| {
-        let before = api.connections.load(Ordering::Relaxed);
+        let before = api.server.connections();
         happens(node, &ids, quota()).await;
         tokio::time::sleep(Duration::from_millis(50)).await;
-        assert_eq!(api.connections.load(Ordering::Relaxed), before);
+        assert_eq!(api.server.connections(), before);
     };
     sends_nothing(&node).await;
     switch(&mut node, "auto");
     bounded(sends(&node)).await;
     // Failures are reported as long as events are on.
-    api.turn(Mood::Answers(403, "events is forbidden"));
+    api.server.set_temper(answers(403, "events is forbidden"));
     happens(&node, &ids, What::Tampered { what: "x".into() }).await;
-    node.status_until(|s| s.warnings.iter().any(|w| w.contains("grant it")).then_some(())).await;
+    node.warned("grant it").await;
     switch(&mut node, "off");
     let plugin = node.status_until(|s| s.warnings.is_empty().then(|| s.plugin.clone())).await;
     assert!(plugin.configuration.unwrap().waiting_keys.is_empty());
     sends_nothing(&node).await;
-    api.turn(Mood::Takes);
+    api.server.set_temper(Temper::Works);
     switch(&mut node, "auto");
     bounded(sends(&node)).await;
     node.stop_plugin().await;

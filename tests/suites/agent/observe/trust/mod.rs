@@ -32,37 +32,20 @@ impl Drop for Idle {
     }
 }
 
-/// As a container of an allocation: in a mount namespace of its own, with what it is given. `None` where that may not be done.
-fn container(node: &TestNode, pages: &Path) -> Option<Idle> {
-    let shims = node.dir.path().join("shim");
-    let shim =
-        std::fs::read_dir(&shims).unwrap().flatten().map(|e| e.path()).find(|p| p.is_dir())?;
-    // A root of its own, as the host may have none of these paths; mounts name them all the same.
+/// As a container of an allocation: in a mount namespace of its own, with its pages. `None` where that may not be done.
+fn container(pages: &Path) -> Option<Idle> {
     let script = format!(
-        "set -e
-         root=$(mktemp -d); mount -t tmpfs root $root
-         mkdir -p $root/usr/local/tessera/pages/{id} $root/etc $root/proc $root/dev $root/bin $root/lib $root/lib64 $root/usr/bin $root/usr/lib
-         for d in bin lib lib64 usr/bin usr/lib proc dev; do mount --rbind /$d $root/$d; done
-         : > $root/usr/local/tessera/libtessera.so; : > $root/etc/ld.so.preload; : > $root/empty; mkdir $root/volume
-         mount --bind {pages} $root/usr/local/tessera/pages/{id}
-         mount -o remount,bind,ro $root/usr/local/tessera/pages/{id}
-         mount --bind {pages}/usage $root/usr/local/tessera/pages/{id}/usage
-         mount --bind {shim}/libtessera.so $root/usr/local/tessera/libtessera.so
-         mount -o remount,bind,ro $root/usr/local/tessera/libtessera.so
-         mount --bind {shim}/ld.so.preload $root/etc/ld.so.preload
-         mount -o remount,bind,ro $root/etc/ld.so.preload
-         cd $root; pivot_root . . || exit 1; umount -l .
-         echo ready
-         exec sleep 300",
+        "set -e; mount -t tmpfs own /usr/local
+         at=/usr/local/tessera/pages/{id}; mkdir -p $at
+         mount --bind {pages} $at; mount -o remount,bind,ro $at
+         mount --bind {pages}/usage $at/usage
+         echo ready; exec sleep 300",
         pages = pages.display(),
         id = pages.file_name()?.display(),
-        shim = shim.display(),
     );
     let mut child = Command::new("unshare")
         .args(["--mount", "--propagation", "private", "sh", "-c", &script])
         .stdout(Stdio::piped())
-        // A dynamic linker complains of the shim, which is none here.
-        .stderr(Stdio::null())
         .spawn()
         .ok()?;
     let mut line = String::new();
@@ -74,11 +57,6 @@ fn container(node: &TestNode, pages: &Path) -> Option<Idle> {
     }
     eprintln!("not run: no mount namespace can be made here");
     None
-}
-
-fn warns(status: &Status, parts: &[&str]) -> Option<String> {
-    let has = |warning: &&String| parts.iter().all(|part| warning.contains(part));
-    status.warnings.iter().find(has).cloned()
 }
 
 async fn trail(node: &mut TestNode) -> Vec<Event> {
@@ -98,18 +76,19 @@ fn tampered(events: &[Event]) -> Vec<String> {
 #[tokio::test]
 async fn a_process_of_no_tenant_on_a_shared_gpu_is_flagged_and_named() {
     let mut node = TestNode::start().await;
-    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
+    let admitted = node.start_pod("a", 1).await;
     let stranger = Idle::start();
     node.gpus.show(&[uses(stranger.pid(), 300 * MIB)]);
-    let _tenant = Tenant::hold(&node.pages(&admitted.device_ids), MIB);
+    let _tenant = Tenant::hold(&admitted.pages, MIB);
     let pid = format!("process {} (sleep)", stranger.pid());
-    let warning = node.status_until(|s| warns(s, &[&pid, "300 MiB", &gpu(0).uuid])).await;
+    let warning = node.warned(&pid).await;
+    assert!(warning.contains("300 MiB") && warning.contains(&gpu(0).uuid), "{warning}");
     assert!(warning.contains("no pod: a process of the host itself"), "{warning}");
     assert_eq!(node.status().await.gpus[0].memory_outside_bytes, 300 * MIB);
     assert_eq!(node.status().await.allocations[0].unaccounted, 0, "nobody else's fault");
     node.gpus.show(&[]);
-    drop(Tenant::hold(&node.pages(&admitted.device_ids), MIB));
-    node.status_until(|status| status.warnings.is_empty().then_some(())).await;
+    drop(Tenant::hold(&admitted.pages, MIB));
+    node.unwarned().await;
     let events = trail(&mut node).await;
     let bypassed = events.iter().find(|e| matches!(e.what, What::Bypassed { .. })).unwrap();
     assert_eq!((&bypassed.id, bypassed.gpu.as_deref()), (&None, Some(gpu(0).uuid.as_str())));
@@ -125,29 +104,28 @@ async fn a_tenant_on_a_gpu_that_it_was_not_given_is_named() {
     .await;
     let mut pages = Vec::new();
     for name in ["a", "b"] {
-        let admitted = node.kubelet.run(&pod(name, 1)).await.unwrap().remove(0);
-        pages.push((name, node.pages(&admitted.device_ids), admitted.device_ids));
+        let admitted = node.start_pod(name, 1).await;
+        pages.push((name, admitted.pages, admitted.ids));
     }
     let on_first = |ids: &[String]| ids[0].starts_with(&gpu(0).uuid);
     let (_, first, _) = pages.iter().find(|(_, _, ids)| on_first(ids)).unwrap();
     let (name, second, _) = pages.iter().find(|(_, _, ids)| !on_first(ids)).unwrap();
-    let Some(elsewhere) = container(&node, second) else { return };
-    node.status_until(|s| s.allocations.iter().all(|a| a.holder.is_some()).then_some(())).await;
+    let Some(elsewhere) = container(second) else { return };
+    node.all_named().await;
     node.gpus.show(&[uses(elsewhere.pid(), 50 * MIB)]);
     let _tenant = Tenant::hold(first, MIB);
     let pod = format!("pod default/{name} (container main), whose share is of another GPU");
-    node.status_until(|s| warns(s, &[&pod])).await;
+    node.warned(&pod).await;
 }
 
 #[tokio::test]
 async fn a_bypass_is_in_the_audit_trail_with_its_cause() {
     let mut node = TestNode::start().await;
-    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
-    let pages = node.pages(&admitted.device_ids);
-    let Some(process) = container(&node, &pages) else { return };
+    let pages = node.start_pod("a", 1).await.pages;
+    let Some(process) = container(&pages) else { return };
     node.gpus.show(&[uses(process.pid(), 700 * MIB)]);
     drop(Tenant::hold(&pages, MIB));
-    node.status_until(|s| warns(s, &["outside its account"])).await;
+    node.warned("outside its account").await;
     let events = trail(&mut node).await;
     let bypassed = events.iter().find(|e| matches!(e.what, What::Bypassed { .. })).unwrap();
     let bytes = matches!(bypassed.what, What::Bypassed { bytes, pid } if bytes == 700 * MIB && pid == process.pid());
@@ -165,11 +143,11 @@ async fn each_finding_raises_its_metric() {
     let address = tessera_harness::metrics::address(&node).await;
     let mut pages = Vec::new();
     for name in ["beyond", "past", "ruins"] {
-        let admitted = node.kubelet.run(&pod(name, 1)).await.unwrap().remove(0);
-        pages.push(node.pages(&admitted.device_ids));
+        let admitted = node.start_pod(name, 1).await;
+        pages.push(admitted.pages);
     }
-    node.status_until(|s| s.allocations.iter().all(|a| a.holder.is_some()).then_some(())).await;
-    let Some(past) = container(&node, &pages[1]) else { return };
+    node.all_named().await;
+    let Some(past) = container(&pages[1]) else { return };
     let counts = |metrics: &tessera_harness::exposition::Exposition| {
         ["bypass", "unaccounted", "stranger", "usage_page"]
             .map(|kind| metrics.sum("tessera_findings_total", &[("finding", kind)]))
@@ -204,8 +182,7 @@ async fn each_finding_raises_its_metric() {
 #[tokio::test]
 async fn a_ruined_usage_page_is_in_the_audit_trail() {
     let mut node = TestNode::start().await;
-    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
-    let pages = node.pages(&admitted.device_ids);
+    let pages = node.start_pod("a", 1).await.pages;
     let _tenant = Tenant::hold(&pages, MIB);
     let file = std::fs::File::options().write(true).open(pages.join("usage")).unwrap();
     for _ in 0..50 {
