@@ -7,65 +7,52 @@ use std::os::unix::fs::FileExt;
 use tessera_harness::plugin::*;
 use tessera_region::layout::{USAGE_BYTES, USAGE_FILE, slot_lock_offset};
 use tessera_store::OpenError;
-use tessera_view::status::{Registration, Status};
+use tessera_view::status::Registration;
 
 fn usage_file(pages: &std::path::Path) -> std::fs::File {
     std::fs::OpenOptions::new().write(true).open(pages.join(USAGE_FILE)).unwrap()
 }
 
 #[tokio::test]
-async fn a_usage_file_of_the_wrong_size_is_restored_and_flagged() {
+async fn a_usage_page_that_is_spoilt_is_restored_and_flagged() {
     let node = TestNode::start().await;
-    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
-    let pages = node.pages(&admitted.device_ids);
+    let Held { ids, pages } = node.start_pod("a", 1).await;
     for size in [0, 100, 1 << 20] {
         usage_file(&pages).set_len(size).unwrap();
-        let allocation = node.allocation(&admitted.device_ids).await.unwrap();
-        assert!(allocation.tamperings > 0);
+        assert!(node.allocation(&ids).await.unwrap().tamperings > 0);
         let size = std::fs::metadata(pages.join(USAGE_FILE)).unwrap().len();
         assert_eq!(size, USAGE_BYTES as u64);
     }
-    let warnings = node.status().await.warnings.join("\n");
-    assert!(warnings.contains("tampered"), "{warnings}");
+    node.warned("tampered").await;
     assert_eq!(limit(&pages), 8 * GIB);
-}
-
-#[tokio::test]
-async fn a_usage_page_cut_to_nothing_is_a_page_again_for_new_processes() {
-    let node = TestNode::start().await;
-    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
-    let pages = node.pages(&admitted.device_ids);
-    for damage in [&[][..], &[0xff; USAGE_BYTES]] {
-        std::fs::write(pages.join(USAGE_FILE), damage).unwrap();
-        assert!(node.allocation(&admitted.device_ids).await.unwrap().tamperings > 0);
-        // No container restarts; its next process attaches.
-        drop(Tenant::hold(&pages, 2 * GIB));
-    }
+    std::fs::write(pages.join(USAGE_FILE), [0xff; USAGE_BYTES]).unwrap();
+    node.allocation(&ids).await.unwrap();
+    // No container restarts; its next process attaches.
+    drop(Tenant::hold(&pages, 2 * GIB));
 }
 
 #[tokio::test]
 async fn housekeeping_restores_a_usage_file_that_nobody_asks_about() {
     let node = TestNode::start().await;
-    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
-    let pages = node.pages(&admitted.device_ids);
+    let Held { ids, pages } = node.start_pod("a", 1).await;
     usage_file(&pages).set_len(1 << 30).unwrap();
     let size = || std::fs::metadata(pages.join(USAGE_FILE)).unwrap().len();
     until(|| (size() == USAGE_BYTES as u64).then_some(())).await;
-    assert_eq!(node.allocation(&admitted.device_ids).await.unwrap().tamperings, 1);
+    assert_eq!(node.allocation(&ids).await.unwrap().tamperings, 1);
 }
 
 #[tokio::test]
 async fn a_scribbled_usage_page_hurts_its_own_tenant_only() {
     let node = TestNode::start_with(&format!("{SETTINGS}{HELD}")).await;
-    let bad = node.kubelet.run(&pod("bad", 1)).await.unwrap().remove(0);
+    let bad = node.start_pod("bad", 1).await;
     let good = node.kubelet.run(&pod("good", 1)).await.unwrap().remove(0);
     let _tenant = Tenant::hold(&node.pages(&good.device_ids), 2 * GIB);
     let scribble = vec![0xff; USAGE_BYTES - 4096];
-    usage_file(&node.pages(&bad.device_ids)).write_all_at(&scribble, slot_lock_offset(0)).unwrap();
+    usage_file(&bad.pages).write_all_at(&scribble, slot_lock_offset(0)).unwrap();
     let good = node.allocation(&good.device_ids).await.unwrap();
     assert_eq!(good.gpus[0].memory_charged_bytes, 2 * GIB);
     // Nobody owns those slots, so they are recovered, and the next container starts clean.
-    let ids = bad.device_ids;
+    let ids = bad.ids;
     node.kubelet.remove("default", "bad");
     node.allocate(&ids).await.unwrap();
     assert_eq!(node.allocation(&ids).await.unwrap().gpus[0].memory_charged_bytes, 0);
@@ -75,28 +62,22 @@ async fn a_scribbled_usage_page_hurts_its_own_tenant_only() {
 #[tokio::test]
 async fn garbage_on_a_session_is_counted_and_the_neighbour_is_served() {
     let node = TestNode::start().await;
-    let bad = node.kubelet.run(&pod("bad", 1)).await.unwrap().remove(0);
-    let good = node.kubelet.run(&pod("good", 1)).await.unwrap().remove(0);
+    let bad = node.start_pod("bad", 1).await;
+    let good = node.start_pod("good", 1).await;
     // Before kubelet has said so, it is an allocation's and no pod's.
-    node.status_until(|s| s.allocations.iter().all(|a| a.holder.is_some()).then_some(())).await;
-    let session = connect(&node.pages(&bad.device_ids));
+    node.all_named().await;
+    let session = connect(&bad.pages);
     for _ in 0..100 {
         // The plugin closes the session at some point.
         if send(session.as_raw_fd(), &[0xa5; 64], MsgFlags::MSG_NOSIGNAL).is_err() {
             break;
         }
     }
-    let warning = node
-        .status_until(|status| {
-            status.warnings.iter().find(|w| w.contains("garbage to its session socket")).cloned()
-        })
-        .await;
+    let warning = node.warned("garbage to its session socket").await;
     assert!(warning.contains("default/bad"), "{warning}");
-    let tenant = Tenant::hold(&node.pages(&good.device_ids), GIB);
-    let id = id_of(&good.device_ids).to_string();
-    node.status_until(|status| {
-        let found = status.allocations.iter().find(|a| a.id == id)?;
-        found.processes.iter().any(|process| process.host_pid == tenant.pid()).then_some(())
+    let tenant = Tenant::hold(&good.pages, GIB);
+    node.allocation_until(&good.ids, |one| {
+        one.processes.iter().any(|p| p.host_pid == tenant.pid())
     })
     .await;
 }
@@ -105,8 +86,8 @@ async fn garbage_on_a_session_is_counted_and_the_neighbour_is_served() {
 #[tokio::test]
 async fn a_lost_ledger_is_a_warning_and_its_pages_are_adopted() {
     let mut node = TestNode::start().await;
-    let admitted = node.kubelet.run(&pod("a", 2)).await.unwrap().remove(0);
-    let limit_before = limit(&node.pages(&admitted.device_ids));
+    let admitted = node.start_pod("a", 2).await;
+    let limit_before = limit(&admitted.pages);
     for (emptied, says) in [(true, &["is empty", "Cordons"][..]), (false, &[])] {
         node.stop_plugin().await;
         match emptied {
@@ -120,46 +101,38 @@ async fn a_lost_ledger_is_a_warning_and_its_pages_are_adopted() {
             assert!(warnings.contains(says), "{says}: {warnings}");
         }
         assert_eq!(node.agent().allocations().adopted(), 1);
-        assert_eq!(limit(&node.pages(&admitted.device_ids)), limit_before);
+        assert_eq!(limit(&admitted.pages), limit_before);
         // Until it is in the ledger again.
         node.stop_plugin().await;
         node.start_plugin().await;
         // The plugin before this one may still hold its history.
-        node.status_until(|status| status.warnings.is_empty().then_some(())).await;
+        node.unwarned().await;
     }
 }
 
 #[tokio::test]
 async fn a_corrupt_ledger_is_kept_aside_and_costs_no_running_pod() {
     let mut node = TestNode::start().await;
-    let admitted = node.kubelet.run(&pod("a", 2)).await.unwrap().remove(0);
-    let pages = node.pages(&admitted.device_ids);
+    let Held { ids, pages } = node.start_pod("a", 2).await;
     let tenant = Tenant::hold(&pages, 9 * GIB);
     let before = generation(&pages);
     node.stop_plugin().await;
     std::fs::write(node.ledger(), b"a disk error".repeat(1000)).unwrap();
     node.start_plugin().await;
 
-    let warnings = node.status().await.warnings.join("\n");
-    assert!(warnings.contains("the ledger was unreadable"), "{warnings}");
+    node.warned("the ledger was unreadable").await;
     let state = std::fs::read_dir(node.dir.path().join("state")).unwrap().flatten();
     assert!(state.map(|e| e.file_name().into_string().unwrap()).any(|n| n.contains("unreadable")));
     // The pages are adopted as they are, and kubelet says whose they are.
     assert_eq!(generation(&pages), before);
-    let id = id_of(&admitted.device_ids).to_string();
-    let allocation = node
-        .status_until(|status| {
-            let found = status.allocations.iter().find(|a| a.id == id)?;
-            found.holder.is_some().then(|| found.clone())
-        })
-        .await;
-    assert_eq!(allocation.replica_ids, admitted.device_ids);
+    let allocation = node.allocation_until(&ids, |one| one.holder.is_some()).await;
+    assert_eq!(allocation.replica_ids, ids);
     assert_eq!(allocation.gpus[0].memory_limit_bytes, 16 * GIB);
     assert_eq!(allocation.gpus[0].memory_charged_bytes, 9 * GIB);
     drop(tenant);
     // Its generations are not given out again.
-    let next = node.kubelet.run(&pod("b", 1)).await.unwrap().remove(0);
-    assert!(generation(&node.pages(&next.device_ids)) > before);
+    let next = node.start_pod("b", 1).await;
+    assert!(generation(&next.pages) > before);
 }
 
 #[tokio::test]
@@ -169,14 +142,10 @@ async fn a_full_disk_refuses_new_pods_and_no_running_one() {
     let none = nix::mount::MsFlags::empty();
     let Some(_mounted) = Mounted::tmpfs(&state, none, "size=3m") else { return };
     node.start_plugin().await;
-    let running = node.kubelet.run(&pod("running", 1)).await.unwrap().remove(0);
+    let running = node.start_pod("running", 1).await;
     // The history takes nothing of a disk that has little.
-    let history = |status: &Status| {
-        let of_history = |warning: &&String| warning.starts_with("history ");
-        status.warnings.iter().find(of_history).cloned()
-    };
-    let warning = node.status_until(history).await;
-    assert!(warning.contains("stay for the ledger"), "{warning}");
+    let warning = node.warned("stay for the ledger").await;
+    assert!(warning.starts_with("history "), "{warning}");
     let filler = std::fs::File::create(state.join("filler")).unwrap();
     let chunk = vec![1; 4096];
     let mut at = 0;
@@ -197,7 +166,7 @@ async fn a_full_disk_refuses_new_pods_and_no_running_one() {
     assert!(refused.message().contains("free space on its disk"), "{refused}");
     // Running pods: quota, restart.
     node.kubelet.start_container(&pod("running", 1), "main").await.unwrap();
-    assert_eq!(limit(&node.pages(&running.device_ids)), 8 * GIB);
+    assert_eq!(limit(&running.pages), 8 * GIB);
     // And once there is space again, everything works.
     drop(filler);
     std::fs::remove_file(state.join("filler")).unwrap();
@@ -221,14 +190,12 @@ async fn a_second_plugin_is_refused_before_it_touches_anything() {
 async fn a_missing_pod_resources_socket_is_reported_and_releases_nothing() {
     let mut node = TestNode::without_plugin(SETTINGS).await;
     node.start_plugin().await;
-    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
+    let admitted = node.start_pod("a", 1).await;
     std::fs::remove_file(node.kubelet.pod_resources_socket()).unwrap();
     node.kubelet.remove("default", "a");
-    let warning = node
-        .status_until(|s| s.warnings.iter().find(|w| w.contains("nothing is released")).cloned())
-        .await;
+    let warning = node.warned("nothing is released").await;
     assert!(warning.contains("pod resources"), "{warning}");
-    assert!(node.pages(&admitted.device_ids).exists());
+    assert!(admitted.pages.exists());
 }
 
 #[tokio::test]
@@ -243,19 +210,17 @@ async fn a_missing_shim_keeps_the_plugin_from_starting() {
 async fn what_cannot_be_read_is_left_alone_and_forgotten_once_it_is_released() {
     let mut node = TestNode::start().await;
     // A kubelet without any pod would have just started.
-    node.kubelet.run(&pod("stays", 1)).await.unwrap();
-    let held = node.kubelet.run(&pod("newer", 1)).await.unwrap().remove(0);
-    let pages = node.pages(&held.device_ids);
+    node.start_pod("stays", 1).await;
+    let pages = node.start_pod("newer", 1).await.pages;
     node.stop_plugin().await;
     // As a plugin of the next page version leaves it to this one.
     let newer = tessera_region::abi::version() + 1;
     let quota = std::fs::File::options().write(true).open(pages.join("quota")).unwrap();
     quota.write_all_at(&newer.to_le_bytes(), 8).unwrap();
     node.start_plugin().await;
-    let warned = |status: &Status| status.warnings.iter().any(|w| w.contains("page ABI"));
-    assert!(warned(&node.status().await), "{:?}", node.status().await.warnings);
+    node.warned("page ABI").await;
     assert_eq!(tessera_region::quota::abi_in(&pages), Some(newer));
     node.kubelet.remove("default", "newer");
     until(|| (!pages.exists()).then_some(())).await;
-    node.status_until(|status| (!warned(status)).then_some(())).await;
+    node.unwarned().await;
 }

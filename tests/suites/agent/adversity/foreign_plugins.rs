@@ -1,16 +1,15 @@
 //! Another device plugin sells the same GPUs: seen by what kubelet says, refused by default.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use tessera_fake_kubelet::{Allocatable, Behaviour, Container, Pod, StandinError};
 use tessera_harness::plugin::*;
-use tessera_kubelet::{self as kubelet, ContainerAllocateResponse, Device, DevicePlugin};
+use tessera_harness::scripted::FakePlugin;
+use tessera_kubelet::Device;
 use tessera_model::audit::{Event, What};
 use tessera_store::{Filter, Ledger};
 use tessera_view::status::{self, Health};
-use tokio::sync::{oneshot, watch};
-use tonic::Status;
+use tokio::sync::oneshot;
 
 const NVIDIA: &str = "nvidia.com/gpu";
 
@@ -20,42 +19,19 @@ struct Foreign {
     task: tokio::task::JoinHandle<()>,
 }
 
-struct Devices(watch::Sender<Vec<Device>>);
-
-impl DevicePlugin for Devices {
-    fn devices(&self) -> watch::Receiver<Vec<Device>> {
-        self.0.subscribe()
-    }
-
-    fn preferred(&self, _: &[String], _: &[String], _: usize) -> Result<Vec<String>, Status> {
-        Ok(Vec::new())
-    }
-
-    async fn allocate(
-        &self,
-        containers: Vec<Vec<String>>,
-    ) -> Result<Vec<ContainerAllocateResponse>, Status> {
-        Ok(vec![ContainerAllocateResponse::default(); containers.len()])
-    }
-
-    async fn pre_start(&self, _: Vec<String>) -> Result<(), Status> {
-        Ok(())
-    }
-}
-
 impl Foreign {
     /// Sells `ids` as `resource`, and is registered when this returns.
     async fn start(node: &TestNode, resource: &str, ids: &[String]) -> Self {
         let device = |id: &String| Device { id: id.clone(), healthy: true, numa_node: None };
-        let devices = Devices(watch::Sender::new(ids.iter().map(device).collect()));
+        let devices = FakePlugin::new(0);
+        devices.devices.send_replace(ids.iter().map(device).collect());
         let (stop, stopped) = oneshot::channel::<()>();
         let dir = node.kubelet.device_plugins_dir().to_owned();
         let until = async {
             let _ = stopped.await;
         };
-        let options = kubelet::Options::default();
-        let serving =
-            kubelet::serve_with(resource, &dir, Arc::new(devices), until, options).unwrap();
+        let options = tessera_kubelet::Options::default();
+        let serving = tessera_kubelet::serve_with(resource, &dir, devices, until, options).unwrap();
         bounded(node.kubelet.wait_allocatable(resource, ids.len())).await;
         Self { stop, task: tokio::spawn(serving.finished()) }
     }
@@ -141,11 +117,7 @@ async fn a_pod_that_still_holds_the_gpu_counts_after_its_plugin_has_gone() {
     let train = Pod::new("ml", "train").with(Container::new("main").asking(NVIDIA, 1));
     node.kubelet.admit(&train).await.unwrap();
     foreign.stop().await;
-    let reason = node
-        .status_until(|status| {
-            status.warnings.iter().find(|w| w.contains("pod ml/train holds it")).cloned()
-        })
-        .await;
+    let reason = node.warned("pod ml/train holds it").await;
     assert!(reason.contains(&gpu(0).uuid), "{reason}");
     bounded(node.kubelet.wait_allocatable(GPU, 4)).await;
     node.kubelet.remove("ml", "train");
@@ -199,9 +171,7 @@ async fn on_older_kubelets_the_checkpoint_tells_and_status_says_so() {
         // Kubelet writes it again when any plugin lists its devices.
         std::fs::remove_file(node.kubelet.device_plugins_dir().join("kubelet_internal_checkpoint"))
             .unwrap();
-        let warning = node
-            .status_until(|s| s.warnings.iter().find(|w| w.contains("only once a pod")).cloned())
-            .await;
+        let warning = node.warned("only once a pod").await;
         assert!(warning.contains("kubelet_internal_checkpoint"), "{warning}");
         bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
         node.stop_plugin().await;

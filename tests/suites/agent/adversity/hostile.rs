@@ -12,6 +12,7 @@ use tessera_harness::again;
 use tessera_harness::plugin::*;
 use tessera_region::layout::{QUOTA_FILE, USAGE_BYTES, USAGE_FILE};
 use tessera_region::quota::QuotaReader;
+use tessera_view::status::Allocation;
 
 /// A process of a hostile container, killed when dropped.
 struct Hostile(Child);
@@ -48,26 +49,17 @@ impl Drop for Hostile {
 /// Everything that a neighbour needs of the plugin, while something hostile goes on.
 async fn neighbours_are_served(node: &TestNode, name: &str) {
     bounded(async {
-        let admitted = node.kubelet.run(&pod(name, 1)).await.unwrap().remove(0);
-        let pages = node.pages(&admitted.device_ids);
+        let Held { ids, pages } = node.start_pod(name, 1).await;
         let tenant = Tenant::hold(&pages, GIB);
-        let seen = node
-            .status_until(|status| {
-                let id = id_of(&admitted.device_ids).to_string();
-                let found = status.allocations.iter().find(|a| a.id == id)?;
-                let process = found.processes.iter().find(|p| p.host_pid == tenant.pid())?;
-                Some((process.memory_charged_bytes, found.tamperings))
-            })
-            .await;
-        assert_eq!(seen, (GIB, 0));
+        let of_tenant = |one: &Allocation| {
+            let own = one.processes.iter().find(|process| process.host_pid == tenant.pid());
+            own.map(|process| process.memory_charged_bytes)
+        };
+        let seen = node.allocation_until(&ids, |one| of_tenant(one).is_some()).await;
+        assert_eq!((of_tenant(&seen), seen.tamperings), (Some(GIB), 0));
         // Its death is noticed, and it may start again.
         tenant.kill();
-        node.status_until(|status| {
-            let id = id_of(&admitted.device_ids).to_string();
-            let found = status.allocations.iter().find(|a| a.id == id)?;
-            found.processes.is_empty().then_some(())
-        })
-        .await;
+        node.allocation_until(&ids, |one| one.processes.is_empty()).await;
         node.kubelet.start_container(&pod(name, 1), "main").await.unwrap();
         // The plugin's sign of life goes on.
         let quota = QuotaReader::attach(&pages).unwrap();
@@ -81,19 +73,13 @@ async fn neighbours_are_served(node: &TestNode, name: &str) {
 #[tokio::test]
 async fn a_tenant_in_an_endless_write_holds_nobody_up_and_may_start_again() {
     let node = TestNode::start().await;
-    let bad = node.kubelet.run(&pod("bad", 1)).await.unwrap().remove(0);
-    let pages = node.pages(&bad.device_ids);
+    let Held { ids, pages } = node.start_pod("bad", 1).await;
     // A dead process's slot, so that there is something to write for the plugin.
     let tenant = Tenant::hold(&pages, GIB);
     let Some(hostile) = Hostile::start("stuck", &pages) else { return };
     tenant.kill();
     neighbours_are_served(&node, "good").await;
-    let flagged = node
-        .status_until(|status| {
-            let id = id_of(&bad.device_ids).to_string();
-            status.allocations.iter().find(|a| a.id == id && a.tamperings > 0).cloned()
-        })
-        .await;
+    let flagged = node.allocation_until(&ids, |one| one.tamperings > 0).await;
     assert_eq!(flagged.gpus[0].memory_charged_bytes, GIB, "still there: {flagged:?}");
     // Its next container does not get the file that nobody can change.
     bounded(node.kubelet.start_container(&pod("bad", 1), "main")).await.unwrap();
@@ -108,8 +94,7 @@ async fn a_tenant_in_an_endless_write_holds_nobody_up_and_may_start_again() {
 #[tokio::test]
 async fn locks_on_every_byte_and_leases_hold_nobody_up() {
     let mut node = TestNode::start().await;
-    let bad = node.kubelet.run(&pod("bad", 1)).await.unwrap().remove(0);
-    let pages = node.pages(&bad.device_ids);
+    let Held { ids, pages } = node.start_pod("bad", 1).await;
     let hostile = Hostile::start("locks", &pages).unwrap();
     neighbours_are_served(&node, "good").await;
     // A process that holds locks counts as living, and its next container starts all the same.
@@ -123,12 +108,7 @@ async fn locks_on_every_byte_and_leases_hold_nobody_up() {
     node.start_plugin().await;
     neighbours_are_served(&node, "late").await;
     drop(leased);
-    node.status_until(|status| {
-        let id = id_of(&bad.device_ids).to_string();
-        let found = status.allocations.iter().find(|a| a.id == id)?;
-        (!found.pages_dir.is_empty()).then_some(())
-    })
-    .await;
+    node.allocation_until(&ids, |one| !one.pages_dir.is_empty()).await;
     drop(Tenant::hold(&pages, 8 * GIB));
 }
 
@@ -137,14 +117,13 @@ async fn whatever_is_done_to_a_usage_file_stays_its_tenants_affair() {
     let mut node = TestNode::without_plugin(SETTINGS).await;
     let Some(_mounted) = small_tmpfs(&node.dir.path().join("pages")) else { return };
     node.start_plugin().await;
-    let bad = node.kubelet.run(&pod("bad", 1)).await.unwrap().remove(0);
-    let pages = node.pages(&bad.device_ids);
+    let Held { ids, pages } = node.start_pod("bad", 1).await;
     let hostile = Hostile::start("damage", &pages).unwrap();
     for round in 0..3 {
         neighbours_are_served(&node, &format!("good-{round}")).await;
         bounded(node.kubelet.start_container(&pod("bad", 1), "main")).await.unwrap();
     }
-    assert!(node.allocation(&bad.device_ids).await.unwrap().tamperings > 0);
+    assert!(node.allocation(&ids).await.unwrap().tamperings > 0);
     drop(hostile);
     bounded(node.kubelet.start_container(&pod("bad", 1), "main")).await.unwrap();
     drop(Tenant::hold(&pages, 8 * GIB));
@@ -162,11 +141,11 @@ async fn a_tenant_that_fills_the_pages_file_system_refuses_nobody() {
     let mut node = TestNode::without_plugin(SETTINGS).await;
     let Some(_mounted) = small_tmpfs(&node.dir.path().join("pages")) else { return };
     node.start_plugin().await;
-    let running = node.kubelet.run(&pod("running", 1)).await.unwrap().remove(0);
-    let bad = node.kubelet.run(&pod("bad", 1)).await.unwrap().remove(0);
-    let _hostile = Hostile::start("fill", &node.pages(&bad.device_ids)).unwrap();
+    let running = node.start_pod("running", 1).await;
+    let bad = node.start_pod("bad", 1).await;
+    let _hostile = Hostile::start("fill", &bad.pages).unwrap();
     // What runs, goes on and starts again.
-    let tenant = Tenant::hold(&node.pages(&running.device_ids), 2 * GIB);
+    let tenant = Tenant::hold(&running.pages, 2 * GIB);
     for _ in 0..20 {
         bounded(node.kubelet.start_container(&pod("running", 1), "main")).await.unwrap();
     }
@@ -175,7 +154,7 @@ async fn a_tenant_that_fills_the_pages_file_system_refuses_nobody() {
     for index in 0..4 {
         neighbours_are_served(&node, &format!("new-{index}")).await;
     }
-    assert!(node.allocation(&bad.device_ids).await.unwrap().tamperings > 0);
+    assert!(node.allocation(&bad.ids).await.unwrap().tamperings > 0);
     node.stop_plugin().await;
 }
 
@@ -216,8 +195,7 @@ fn a_usage_file_given_to_another_user_is_replaced_at_the_next_start() {
 async fn powerless_plugin() {
     let Some(message) = std::env::var_os(POWERLESS).map(PathBuf::from) else { return };
     let mut node = TestNode::start().await;
-    let bad = node.kubelet.run(&pod("bad", 1)).await.unwrap().remove(0);
-    let pages = node.pages(&bad.device_ids);
+    let pages = node.start_pod("bad", 1).await.pages;
     std::fs::write(&message, format!("{}\n", pages.display())).unwrap();
     let owner = || std::fs::metadata(pages.join(USAGE_FILE)).unwrap().uid();
     until(|| (owner() == 4711).then_some(())).await;

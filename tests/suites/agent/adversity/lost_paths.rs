@@ -32,7 +32,7 @@ async fn a_removed_or_emptied_preload_file_is_back_before_any_container_mounts_i
     ];
     for (n, damage) in damages.iter().enumerate() {
         damage();
-        node.kubelet.run(&pod(&format!("new-{n}"), 1)).await.unwrap();
+        node.start_pod(&format!("new-{n}"), 1).await;
         assert_eq!(std::fs::read(&preload).unwrap(), line, "before a new container");
         damage();
         node.kubelet.start_container(&pod("new-0", 1), "main").await.unwrap();
@@ -65,8 +65,7 @@ async fn a_removed_admin_socket_is_made_again_and_a_strangers_is_left_alone() {
 #[tokio::test]
 async fn whatever_was_removed_while_the_plugin_was_away_is_there_before_it_registers() {
     let mut node = TestNode::start().await;
-    let kept = node.kubelet.run(&pod("kept", 1)).await.unwrap().remove(0);
-    let pages = node.pages(&kept.device_ids);
+    let pages = node.start_pod("kept", 1).await.pages;
     let shim = shim_dir(&node);
     node.stop_plugin().await;
     for dir in [node.dir.path().join("pages"), node.dir.path().join("shim")] {
@@ -94,8 +93,7 @@ async fn whatever_was_removed_while_the_plugin_was_away_is_there_before_it_regis
 async fn after_a_reboot_restarting_containers_find_their_pages_whoever_is_first() {
     for kubelet_first in [true, false] {
         let mut node = TestNode::start().await;
-        let before = node.kubelet.run(&pod("a", 2)).await.unwrap().remove(0);
-        let pages = node.pages(&before.device_ids);
+        let pages = node.start_pod("a", 2).await.pages;
         node.kubelet.stop().await;
         node.stop_plugin().await;
         std::fs::remove_dir_all(node.dir.path().join("pages")).unwrap();

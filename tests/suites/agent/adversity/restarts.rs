@@ -74,8 +74,8 @@ async fn killed_at_any_moment_of_allocate_it_sells_nothing_twice_and_loses_nothi
         }
         // Kubelet owns assignment: a pod that was not admitted is no longer of concern.
         node.kubelet.remove("default", &format!("pod-{round}"));
-        let again = node.kubelet.run(&pod("again", 1)).await.unwrap().remove(0);
-        let dir = node.dir.path().join("pages").join(id_of(&again.device_ids).as_str());
+        let again = node.start_pod("again", 1).await;
+        let dir = again.pages;
         let most = limit(&dir);
         Tenant::hold(&dir, most);
         node.kubelet.remove("default", "again");
@@ -144,21 +144,21 @@ async fn an_upgrade_to_another_page_version_leaves_running_and_restarting_contai
     drop(Tenant::hold(&lost, 1 << 30));
 
     // What comes gets today's, also on a replica that had yesterday's.
-    let new = node.kubelet.run(&pod("new", 1)).await.unwrap().remove(0);
-    assert_eq!(abi_in(&pages(&new.device_ids)), Some(own + 1));
+    let new = node.start_pod("new", 1).await;
+    assert_eq!(abi_in(&pages(&new.ids)), Some(own + 1));
     for name in ["old", "lost", "new"] {
         node.kubelet.remove("default", name);
     }
     for name in ["a", "b", "c", "d", "e", "f", "g", "h"] {
-        let next = node.kubelet.run(&pod(name, 1)).await.unwrap().remove(0);
-        assert_eq!(abi_in(&pages(&next.device_ids)), Some(own + 1), "{name}");
+        let next = node.start_pod(name, 1).await;
+        assert_eq!(abi_in(&pages(&next.ids)), Some(own + 1), "{name}");
     }
 
     // Yesterday's plugin does not speak today's version: it leaves those pages as they are.
     node.terminate().await;
     node.program = artefacts().tessera();
     node.serve().await;
-    assert_eq!(abi_in(&pages(&new.device_ids)), Some(own + 1));
+    assert_eq!(abi_in(&pages(&new.ids)), Some(own + 1));
     let status = node.json();
     assert!(status["warnings"].to_string().contains("page ABI"), "{}", status["warnings"]);
     let error = node.kubelet.start_container(&pod("a", 1), "main").await.unwrap_err();

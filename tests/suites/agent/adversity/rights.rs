@@ -6,14 +6,14 @@ use std::os::unix::fs::PermissionsExt;
 use nix::mount::MsFlags;
 use serde_json::Value;
 use tessera_harness::plugin::{
-    GIB, GPU, Mounted, Simulated, Tenant, bounded, id_of, pod, stderr, tessera, until,
+    GIB, GPU, Held, Mounted, Simulated, Tenant, bounded, id_of, pod, stderr, until,
 };
 
 /// Root without any capability, and none to be had: as in a container with `drop: [ALL]` and
 /// `allowPrivilegeEscalation: false`.
-const POWERLESS: &str = "setpriv --bounding-set=-all --inh-caps=-all --no-new-privs";
+const POWERLESS: &str = "exec setpriv --bounding-set=-all --inh-caps=-all --no-new-privs";
 /// A pid namespace of its own, as without hostPID.
-const OWN_PIDS: &str = "unshare --pid --fork --kill-child --mount-proc";
+const OWN_PIDS: &str = "exec unshare --pid --fork --kill-child --mount-proc";
 
 /// Whether this test may take and give rights; says so where not.
 fn may() -> bool {
@@ -22,24 +22,6 @@ fn may() -> bool {
         eprintln!("not run: only root has rights to give up");
     }
     root
-}
-
-/// Lets the plugin, and nothing else, be started by `wrapper`.
-fn wrap(node: &mut Simulated, wrapper: &str) {
-    let script = node.dir.path().join("wrapped");
-    let program = tessera().get_program().to_owned();
-    let text = format!("#!/bin/sh\nexec {wrapper} {} \"$@\"\n", program.display());
-    std::fs::write(&script, text).unwrap();
-    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
-    node.program = script;
-}
-
-/// Changes the configuration.
-fn configure(node: &Simulated, from: &str, to: &str) {
-    let file = node.dir.path().join("config.toml");
-    let text = std::fs::read_to_string(&file).unwrap();
-    assert!(text.contains(from), "{text}");
-    std::fs::write(&file, text.replace(from, to)).unwrap();
 }
 
 fn warnings(status: &Value) -> Vec<&str> {
@@ -55,9 +37,8 @@ fn charged(node: &Simulated, id: &str) -> Option<u64> {
 
 /// Everything that a plugin does for a pod, from its admission to its end.
 async fn serves_a_pod(node: &Simulated, name: &str) {
-    let admitted = node.kubelet.run(&pod(name, 1)).await.unwrap().remove(0);
-    let id = id_of(&admitted.device_ids).to_string();
-    let pages = node.dir.path().join("pages").join(&id);
+    let Held { ids, pages } = node.start_pod(name, 1).await;
+    let id = id_of(&ids).to_string();
     let tenant = Tenant::hold(&pages, GIB);
     assert_eq!(charged(node, &id), Some(GIB));
     tenant.kill();
@@ -79,8 +60,8 @@ async fn without_any_capability_the_plugin_does_all_it_has_to() {
     let Some(_mounted) = Mounted::tmpfs(&pages, MsFlags::empty(), "size=64m,mode=0755") else {
         return;
     };
-    configure(&node, "tmpfs = \"off\"", "tmpfs = \"require\"");
-    wrap(&mut node, POWERLESS);
+    node.configure("tmpfs = \"off\"", "tmpfs = \"require\"");
+    node.wrap(POWERLESS);
     for round in ["first", "second"] {
         node.serve().await;
         let pid = node.plugin.as_ref().unwrap().id();
@@ -105,8 +86,8 @@ async fn without_the_right_to_mount_require_ends_and_prefer_warns() {
         return;
     }
     let mut node = Simulated::new("replicas = 4").await;
-    wrap(&mut node, POWERLESS);
-    configure(&node, "tmpfs = \"off\"", "tmpfs = \"require\"");
+    node.wrap(POWERLESS);
+    node.configure("tmpfs = \"off\"", "tmpfs = \"require\"");
     let refused = node.run(&["serve"]);
     assert_eq!(refused.status.code(), Some(1));
     assert!(
@@ -114,7 +95,7 @@ async fn without_the_right_to_mount_require_ends_and_prefer_warns() {
         "{}",
         stderr(&refused)
     );
-    configure(&node, "tmpfs = \"require\"", "tmpfs = \"prefer\"");
+    node.configure("tmpfs = \"require\"", "tmpfs = \"prefer\"");
     node.serve().await;
     let status = node.json();
     let [warning] = warnings(&status)[..] else { panic!("{status}") };
@@ -130,8 +111,8 @@ async fn a_tmpfs_of_another_size_is_used_and_reported() {
     let mut node = Simulated::new("replicas = 4").await;
     let pages = node.dir.path().join("pages");
     let Some(_mounted) = Mounted::tmpfs(&pages, MsFlags::empty(), "size=32m") else { return };
-    configure(&node, "tmpfs = \"off\"", "tmpfs = \"require\"");
-    wrap(&mut node, POWERLESS);
+    node.configure("tmpfs = \"off\"", "tmpfs = \"require\"");
+    node.wrap(POWERLESS);
     node.serve().await;
     let status = node.json();
     let [warning] = warnings(&status)[..] else { panic!("{status}") };
@@ -145,7 +126,7 @@ async fn in_a_pid_namespace_of_its_own_the_plugin_serves_and_says_what_it_lacks(
         return;
     }
     let mut node = Simulated::new("replicas = 4").await;
-    wrap(&mut node, OWN_PIDS);
+    node.wrap(OWN_PIDS);
     node.serve().await;
     // Said before the first tenant comes.
     let status = node.json();
@@ -155,9 +136,9 @@ async fn in_a_pid_namespace_of_its_own_the_plugin_serves_and_says_what_it_lacks(
     assert!(node.run(&["status", "--ready"]).status.success());
     // Death is seen when the socket closes.
     serves_a_pod(&node, "a").await;
-    let admitted = node.kubelet.run(&pod("b", 1)).await.unwrap().remove(0);
-    let id = id_of(&admitted.device_ids).to_string();
-    let _tenant = Tenant::hold(&node.dir.path().join("pages").join(&id), GIB);
+    let Held { ids, pages } = node.start_pod("b", 1).await;
+    let id = id_of(&ids).to_string();
+    let _tenant = Tenant::hold(&pages, GIB);
     let status = node.json();
     let allocations = status["allocations"].as_array().unwrap();
     let allocation = allocations.iter().find(|a| a["id"] == id.as_str()).unwrap();
@@ -191,7 +172,7 @@ async fn an_error_names_the_directory_that_is_closed_to_another_user() {
     std::os::unix::fs::chown(node.dir.path(), Some(65534), Some(65534)).unwrap();
     let dir = node.kubelet.device_plugins_dir().to_owned();
     std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o750)).unwrap();
-    wrap(&mut node, "timeout 20 setpriv --reuid=65534 --regid=65534 --clear-groups --no-new-privs");
+    node.wrap("exec timeout 20 setpriv --reuid=65534 --regid=65534 --clear-groups --no-new-privs");
     let refused = node.run(&["serve"]);
     assert_eq!(refused.status.code(), Some(1), "{}", stderr(&refused));
     let text = stderr(&refused);
@@ -202,17 +183,11 @@ async fn an_error_names_the_directory_that_is_closed_to_another_user() {
 /// Modes below the node's directory of what the plugin made for a pod, by path.
 async fn modes_under(umask: &str) -> std::collections::BTreeMap<String, u32> {
     let mut node = Simulated::new("replicas = 2\n[ledger]\nfsync = false").await;
-    let script = node.dir.path().join("wrapped");
-    let program = tessera().get_program().to_owned();
-    let text = format!("#!/bin/sh\numask {umask}\nexec {} \"$@\"\n", program.display());
-    std::fs::write(&script, text).unwrap();
-    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
-    node.program = script;
+    node.wrap(&format!("umask {umask}; exec"));
     let given: Vec<_> = std::fs::read_dir(node.dir.path()).unwrap().flatten().collect();
     let given: Vec<_> = given.into_iter().map(|entry| entry.path()).collect();
     node.serve().await;
-    let admitted = node.kubelet.run(&pod("llm", 1)).await.unwrap().remove(0);
-    let pages = node.dir.path().join("pages").join(id_of(&admitted.device_ids).as_str());
+    let pages = node.start_pod("llm", 1).await.pages;
     let mode = |path: &std::path::Path| {
         std::fs::symlink_metadata(path).unwrap().permissions().mode() & 0o7777
     };

@@ -2,11 +2,11 @@
 
 use std::process::Stdio;
 
-use tessera_harness::plugin::{GPU, Simulated, bounded, pod, stderr, until};
+use tessera_harness::plugin::{GPU, Simulated, bounded, stderr, until};
 
 /// A configuration that differs from the node's own in ledger and admin socket, and has these pages.
 fn other(node: &Simulated, pages: &str) -> std::path::PathBuf {
-    let text = std::fs::read_to_string(node.dir.path().join("config.toml")).unwrap();
+    let text = std::fs::read_to_string(node.file()).unwrap();
     let at = |name: &str| node.dir.path().join(name).display().to_string();
     let text = text
         .replace(&at("ledger.redb"), &at("other.redb"))
@@ -36,7 +36,7 @@ fn second(node: &Simulated, pages: &str) -> std::process::Output {
 async fn a_second_plugin_on_the_same_pages_ends_and_names_the_first() {
     let mut node = Simulated::new("replicas = 4").await;
     node.serve().await;
-    bounded(node.kubelet.run(&pod("a", 1))).await.unwrap();
+    node.start_pod("a", 1).await;
     let registrations = node.kubelet.registrations();
     let pid = node.plugin.as_ref().unwrap().id().to_string();
     let pages = node.dir.path().join("pages");
@@ -54,7 +54,7 @@ async fn a_second_plugin_on_the_same_pages_ends_and_names_the_first() {
     }
     assert_eq!(node.kubelet.registrations(), registrations, "the second takes nothing");
     // The first goes on.
-    bounded(node.kubelet.run(&pod("b", 1))).await.unwrap();
+    node.start_pod("b", 1).await;
     let status = node.json();
     let warnings = status["warnings"].as_array().unwrap();
     let flagged = |text: &serde_json::Value| text.as_str().unwrap().contains("outside");
@@ -66,7 +66,7 @@ async fn a_second_plugin_on_the_same_pages_ends_and_names_the_first() {
 async fn the_next_plugin_has_the_pages_as_soon_as_the_one_before_is_gone() {
     let mut node = Simulated::new("replicas = 4").await;
     node.serve().await;
-    let ids = bounded(node.kubelet.run(&pod("a", 1))).await.unwrap().remove(0).device_ids;
+    let ids = node.start_pod("a", 1).await.ids;
     for round in 0..6 {
         match round % 2 {
             0 => node.kill(),
@@ -108,7 +108,7 @@ async fn a_pages_directory_that_was_removed_and_made_again_is_still_the_firsts()
     node.serve().await;
     let pages = node.dir.path().join("pages");
     std::fs::remove_dir_all(&pages).unwrap();
-    bounded(node.kubelet.run(&pod("a", 1))).await.unwrap();
+    node.start_pod("a", 1).await;
     until(|| {
         // Held by a lock on the directory: nobody else gets it.
         let file = std::fs::File::open(&pages).ok()?;

@@ -2,7 +2,7 @@
 //! machine's memory, and a plugin goes on and ends when it is asked to.
 
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -36,7 +36,7 @@ const HOSTILE: [(&str, &str); 7] = [
 ];
 
 /// Makes it, for as long as the socket that it may be lives.
-fn make(kind: &str, at: &Path) -> Option<UnixListener> {
+pub fn make(kind: &str, at: &Path) -> Option<UnixListener> {
     match kind {
         "fifo" => mkfifo(at, Mode::S_IRWXU).unwrap(),
         "directory" => std::fs::create_dir(at).unwrap(),
@@ -45,6 +45,11 @@ fn make(kind: &str, at: &Path) -> Option<UnixListener> {
         "loop" => symlink(at, at).unwrap(),
         "sparse" => std::fs::File::create(at).unwrap().set_len(10 << 30).unwrap(),
         "newlines" => std::fs::write(at, vec![b'\n'; 20 << 20]).unwrap(),
+        "missing" => {}
+        "unreadable" => {
+            std::fs::write(at, "secret").unwrap();
+            std::fs::set_permissions(at, PermissionsExt::from_mode(0o000)).unwrap();
+        }
         other => panic!("{other}"),
     }
     None
@@ -68,12 +73,12 @@ async fn ended(command: &Command) -> Output {
     }
     let child = limited.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = child.spawn().unwrap();
-    let outcome = tokio::time::timeout(tessera_harness::PATIENCE, async {
+    let ends = async {
         while child.try_wait().unwrap().is_none() {
-            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
-    });
-    if outcome.await.is_err() {
+    };
+    if tokio::time::timeout(tessera_harness::PATIENCE, ends).await.is_err() {
         child.kill().unwrap();
         child.wait().unwrap();
         panic!("{command:?} hangs");
@@ -115,16 +120,7 @@ async fn no_command_hangs_on_a_configuration_that_is_no_file() {
                 "{kind} {args:?}: {reported}"
             );
         }
-        unmake(&file);
-    }
-}
-
-#[tokio::test]
-async fn a_file_given_to_check_or_plan_is_bounded_wherever_it_comes_from() {
-    let dir = tempfile::tempdir().unwrap();
-    for (kind, said) in HOSTILE {
-        let file = dir.path().join("new.toml");
-        let _kept = make(kind, &file);
+        // The same file, given to a command.
         for args in [["config", "check"], ["config", "plan"]] {
             let mut command = tessera();
             command.env("TESSERA_STATE_DIR", dir.path()).args(args).arg(&file);
@@ -147,10 +143,8 @@ async fn a_file_given_to_check_or_plan_is_bounded_wherever_it_comes_from() {
 /// Whatever takes the file's place while it runs, and whatever else it reads lies in the way.
 #[tokio::test]
 async fn a_running_plugin_refuses_what_is_no_file_and_goes_on() {
-    let mut node = Simulated::new("replicas = 4").await;
-    node.serve().await;
-    bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
-    let file = node.dir.path().join("config.toml");
+    let mut node = Simulated::serving().await;
+    let file = node.file();
     let aside = node.dir.path().join("aside.toml");
     for (kind, said) in HOSTILE {
         std::fs::rename(&file, &aside).unwrap();
@@ -180,7 +174,7 @@ async fn a_library_that_is_a_pipe_is_not_waited_for() {
     let node = Simulated::new("replicas = 4").await;
     let fifo = node.dir.path().join("fifo");
     mkfifo(&fifo, Mode::S_IRWXU).unwrap();
-    let file = node.dir.path().join("config.toml");
+    let file = node.file();
     let good = std::fs::read_to_string(&file).unwrap();
     let with = |key: &str| {
         let line = good.lines().find(|line| line.starts_with(&format!("{key} = "))).unwrap();
@@ -264,10 +258,8 @@ fn bad_in_many_places() -> Vec<(&'static str, String, usize)> {
 
 #[tokio::test]
 async fn many_mistakes_are_reported_in_few_words_wherever_they_are_reported() {
-    let mut node = Simulated::new("replicas = 4").await;
-    node.serve().await;
-    bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
-    let file = node.dir.path().join("config.toml");
+    let mut node = Simulated::serving().await;
+    let file = node.file();
     let good = std::fs::read_to_string(&file).unwrap();
     let log = || std::fs::metadata(node.dir.path().join("log")).unwrap().len();
     for (name, text, more) in bad_in_many_places() {
@@ -310,9 +302,7 @@ async fn many_mistakes_are_reported_in_few_words_wherever_they_are_reported() {
 /// All other files that a start reads, each in turn something else.
 #[tokio::test]
 async fn a_start_survives_what_lies_beside_the_ledger() {
-    let mut node = Simulated::new("replicas = 4").await;
-    node.serve().await;
-    bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
+    let mut node = Simulated::serving().await;
     let names = ["ledger.redb.config.toml", "ledger.redb.config.new", "config.toml.ledger"];
     for name in names {
         for (kind, _) in HOSTILE {
@@ -389,7 +379,7 @@ async fn a_file_system_that_does_not_answer_holds_up_neither_commands_nor_the_en
     };
     node.serve().await;
     bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
-    let file = node.dir.path().join("config.toml");
+    let file = node.file();
     let lost = silent.at.join("config.toml");
     for args in [&["config", "check"][..], &["status"], &["serve"]] {
         let mut command = tessera();
@@ -429,7 +419,7 @@ async fn sigterm_ends_a_plugin_whose_start_is_stuck() {
         eprintln!("not run: file systems cannot be mounted here");
         return;
     };
-    let file = node.dir.path().join("config.toml");
+    let file = node.file();
     let text = std::fs::read_to_string(&file).unwrap();
     for key in ["shim", "ledger", "pages", "admin"] {
         let own = format!("\n{key} = \"{}/", node.dir.path().display());

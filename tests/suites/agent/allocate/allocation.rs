@@ -7,8 +7,9 @@ use tessera_gpu::health::Observation;
 use tessera_harness::plugin::*;
 use tessera_model::audit::What;
 use tessera_region::layout::{SESSION_SOCKET, USAGE_FILE};
+use tessera_region::quota::QuotaReader;
 use tessera_store::{Filter, Ledger};
-use tessera_view::status::AllocationState;
+use tessera_view::status::{Allocation, AllocationState};
 
 #[tokio::test]
 async fn a_pod_gets_its_quota_and_the_shim() {
@@ -33,34 +34,23 @@ async fn a_pod_gets_its_quota_and_the_shim() {
 }
 
 #[tokio::test]
-async fn two_replicas_are_two_shares_of_one_gpu() {
-    let node = TestNode::start().await;
-    let admitted = node.kubelet.run(&pod("a", 2)).await.unwrap().remove(0);
-    assert_eq!(limit(&node.pages(&admitted.device_ids)), 16 * GIB);
-    let allocation = node.allocation(&admitted.device_ids).await.unwrap();
-    assert_eq!(allocation.gpus.len(), 1);
-    assert_eq!(allocation.gpus[0].cores_millis, 500);
-}
-
-#[tokio::test]
 async fn status_names_pods_quota_and_use() {
     let node = TestNode::start().await;
-    let admitted = node.kubelet.run(&pod("llm-0", 1)).await.unwrap().remove(0);
-    let tenant = Tenant::hold(&node.pages(&admitted.device_ids), 3 * GIB);
-    let id = id_of(&admitted.device_ids).to_string();
-    let allocation = node
-        .status_until(|status| {
-            let found = status.allocations.iter().find(|a| a.id == id)?;
-            let known = found.processes.iter().any(|process| process.host_pid == tenant.pid());
-            (found.holder.is_some() && known).then(|| found.clone())
-        })
-        .await;
+    let admitted = node.start_pod("llm-0", 1).await;
+    let tenant = Tenant::hold(&admitted.pages, 3 * GIB);
+    let known = |one: &Allocation| {
+        one.holder.is_some() && one.processes.iter().any(|p| p.host_pid == tenant.pid())
+    };
+    let allocation = node.allocation_until(&admitted.ids, known).await;
     assert_eq!(allocation.holder.unwrap().pod, "llm-0");
     assert_eq!(allocation.state, AllocationState::Started);
     assert_eq!(allocation.gpus[0].memory_charged_bytes, 3 * GIB);
     let status = node.status().await;
     assert_eq!(status.gpus[0].memory_limits_bytes, 8 * GIB);
-    assert_eq!(status.gpus[0].replicas.iter().filter(|r| r.allocation_id == id).count(), 1);
+    assert_eq!(
+        status.gpus[0].replicas.iter().filter(|r| r.allocation_id == allocation.id).count(),
+        1
+    );
     assert_eq!(status.warnings, Vec::<String>::new());
 }
 
@@ -97,7 +87,7 @@ async fn a_spread_container_is_limited_on_each_gpu() {
     let answer = node.allocate(&ids).await.unwrap();
     let both = format!("{},{}", gpu(0).uuid, gpu(1).uuid);
     assert_eq!(answer.envs["NVIDIA_VISIBLE_DEVICES"], both);
-    let quota = tessera_region::quota::QuotaReader::attach(&node.pages(&ids)).unwrap();
+    let quota = QuotaReader::attach(&node.pages(&ids)).unwrap();
     assert_eq!((quota.memory_limit(0), quota.memory_limit(1)), (8 * GIB, 16 * GIB));
 }
 
@@ -106,12 +96,11 @@ async fn a_spread_container_is_limited_on_each_gpu() {
 async fn distinct_replicas_are_of_different_gpus_or_the_pod_is_refused() {
     let node = TestNode::start_with(&format!("{SETTINGS}split = \"distinct\"\n")).await;
     bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
-    let admitted = node.kubelet.run(&pod("both", 2)).await.unwrap().remove(0);
+    let admitted = node.start_pod("both", 2).await;
     let gpus: BTreeSet<_> =
-        admitted.device_ids.iter().map(|id| id.split("::").next().unwrap().to_owned()).collect();
-    assert_eq!(gpus, [gpu(0).uuid, gpu(1).uuid].into(), "{:?}", admitted.device_ids);
-    let quota =
-        tessera_region::quota::QuotaReader::attach(&node.pages(&admitted.device_ids)).unwrap();
+        admitted.ids.iter().map(|id| id.split("::").next().unwrap().to_owned()).collect();
+    assert_eq!(gpus, [gpu(0).uuid, gpu(1).uuid].into(), "{:?}", admitted.ids);
+    let quota = QuotaReader::attach(&admitted.pages).unwrap();
     assert_eq!((quota.memory_limit(0), quota.memory_limit(1)), (8 * GIB, 8 * GIB));
     // More than there are GPUs, and what a kubelet takes that follows no preference.
     let refused = node.kubelet.run(&pod("three", 3)).await.unwrap_err().to_string();
@@ -120,7 +109,7 @@ async fn distinct_replicas_are_of_different_gpus_or_the_pod_is_refused() {
     assert_eq!(refused.code(), tonic::Code::InvalidArgument);
     assert!(refused.message().contains("no 2 GPUs with one free"), "{refused}");
     // One is one.
-    node.kubelet.run(&pod("one", 1)).await.unwrap();
+    node.start_pod("one", 1).await;
 }
 
 #[tokio::test]
@@ -166,17 +155,17 @@ async fn an_init_containers_replicas_go_to_the_app_with_more() {
 #[tokio::test]
 async fn a_deleted_pods_replica_serves_its_successor_at_once_with_fresh_pages() {
     let node = TestNode::start().await;
-    let first = node.kubelet.run(&pod("first", 4)).await.unwrap().remove(0);
-    let second = node.kubelet.run(&pod("second", 4)).await.unwrap().remove(0);
-    let pages = node.pages(&first.device_ids);
+    let first = node.start_pod("first", 4).await;
+    let second = node.start_pod("second", 4).await;
+    let pages = first.pages;
     let before = generation(&pages);
     Tenant::hold(&pages, GIB).kill();
     node.kubelet.remove("default", "first");
-    let third = node.kubelet.run(&pod("third", 4)).await.unwrap().remove(0);
-    assert_eq!(third.device_ids, first.device_ids);
-    assert_ne!(third.device_ids, second.device_ids);
+    let third = node.start_pod("third", 4).await;
+    assert_eq!(third.ids, first.ids);
+    assert_ne!(third.ids, second.ids);
     assert!(generation(&pages) > before);
-    let allocation = node.allocation(&third.device_ids).await.unwrap();
+    let allocation = node.allocation(&third.ids).await.unwrap();
     assert_eq!(allocation.gpus[0].memory_charged_bytes, 0);
     assert_eq!(allocation.gpus[0].memory_peak_bytes, 0, "the peak was the tenant's before");
 }
@@ -184,21 +173,15 @@ async fn a_deleted_pods_replica_serves_its_successor_at_once_with_fresh_pages() 
 #[tokio::test]
 async fn pages_are_kept_while_a_process_of_the_tenant_before_still_holds_memory() {
     let mut node = TestNode::start().await;
-    let first = node.kubelet.run(&pod("first", 1)).await.unwrap().remove(0);
-    let pages = node.pages(&first.device_ids);
+    let Held { ids, pages } = node.start_pod("first", 1).await;
     let lingering = Tenant::hold(&pages, 5 * GIB);
     // The replica goes to another pod although the process has not died yet.
-    node.allocate(&first.device_ids).await.unwrap();
-    let allocation = node.allocation(&first.device_ids).await.unwrap();
+    node.allocate(&ids).await.unwrap();
+    let allocation = node.allocation(&ids).await.unwrap();
     assert_eq!(allocation.gpus[0].memory_charged_bytes, 5 * GIB, "what is held stays counted");
     assert_eq!(generation(&pages), allocation.generation);
     lingering.kill();
-    let id = allocation.id.clone();
-    node.status_until(|status| {
-        let found = status.allocations.iter().find(|a| a.id == id)?;
-        (found.gpus[0].memory_charged_bytes == 0).then_some(())
-    })
-    .await;
+    node.allocation_until(&ids, |one| one.gpus[0].memory_charged_bytes == 0).await;
     node.stop_plugin().await;
     let (mut ledger, _) = Ledger::open(&node.ledger(), true).unwrap();
     let events: Vec<What> =
@@ -209,23 +192,15 @@ async fn pages_are_kept_while_a_process_of_the_tenant_before_still_holds_memory(
 #[tokio::test]
 async fn killed_processes_give_their_bytes_back_at_once() {
     let node = TestNode::start().await;
-    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
-    let pages = node.pages(&admitted.device_ids);
+    let Held { ids, pages } = node.start_pod("a", 1).await;
     let tenant = Tenant::hold(&pages, 6 * GIB);
     // The plugin must know the process by its session.
-    let id = id_of(&admitted.device_ids).to_string();
     let pid = tenant.pid();
-    node.status_until(|status| {
-        let found = status.allocations.iter().find(|a| a.id == id)?;
-        found.processes.iter().any(|process| process.host_pid == pid).then_some(())
-    })
-    .await;
+    node.allocation_until(&ids, |one| one.processes.iter().any(|p| p.host_pid == pid)).await;
     tenant.kill();
     // Nobody asks for the status here: the pidfd alone has the slot zeroed.
     let usage = tessera_region::usage::UsageMap::attach(&pages).unwrap();
-    let start = std::time::Instant::now();
     until(|| (usage.charged_total(0) == 0).then_some(())).await;
-    println!("recovered after {:?}", start.elapsed());
 }
 
 #[tokio::test]
@@ -255,16 +230,16 @@ async fn a_container_that_starts_again_finds_its_pages_whatever_happened_to_them
 #[tokio::test]
 async fn a_plugin_restart_leaves_running_pods_alone_and_mends_pages_before_it_registers() {
     let mut node = TestNode::start().await;
-    let kept = node.kubelet.run(&pod("kept", 1)).await.unwrap().remove(0);
-    let lost = node.kubelet.run(&pod("lost", 1)).await.unwrap().remove(0);
-    let tenant = Tenant::hold(&node.pages(&kept.device_ids), 2 * GIB);
+    let kept = node.start_pod("kept", 1).await;
+    let lost = node.start_pod("lost", 1).await;
+    let tenant = Tenant::hold(&kept.pages, 2 * GIB);
     node.stop_plugin().await;
-    std::fs::remove_dir_all(node.pages(&lost.device_ids)).unwrap();
-    std::fs::create_dir(node.pages(&lost.device_ids)).unwrap();
+    std::fs::remove_dir_all(&lost.pages).unwrap();
+    std::fs::create_dir(&lost.pages).unwrap();
     node.start_plugin().await;
 
-    assert_eq!(limit(&node.pages(&lost.device_ids)), 8 * GIB);
-    let allocation = node.allocation(&kept.device_ids).await.unwrap();
+    assert_eq!(limit(&lost.pages), 8 * GIB);
+    let allocation = node.allocation(&kept.ids).await.unwrap();
     assert_eq!(allocation.gpus[0].memory_charged_bytes, 2 * GIB);
     assert_eq!(allocation.generation, 1, "no new generation");
     drop(tenant);
@@ -275,8 +250,7 @@ async fn a_plugin_restart_leaves_running_pods_alone_and_mends_pages_before_it_re
 #[tokio::test]
 async fn a_generation_that_was_recorded_and_not_begun_begins_at_the_next_start() {
     let mut node = TestNode::start().await;
-    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
-    let pages = node.pages(&admitted.device_ids);
+    let pages = node.start_pod("a", 1).await.pages;
     Tenant::hold(&pages, 3 * GIB).kill();
     node.stop_plugin().await;
     // Killed right after the commit of another Allocate.
@@ -298,22 +272,22 @@ async fn a_generation_that_was_recorded_and_not_begun_begins_at_the_next_start()
 #[tokio::test]
 async fn a_kubelet_restart_keeps_allocations_and_numbers() {
     let node = TestNode::start().await;
-    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
-    let before = generation(&node.pages(&admitted.device_ids));
+    let admitted = node.start_pod("a", 1).await;
+    let before = generation(&admitted.pages);
     node.kubelet.restart().await.unwrap();
     bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
-    assert_eq!(node.kubelet.admit(&pod("a", 1)).await.unwrap()[0].device_ids, admitted.device_ids);
-    assert_eq!(generation(&node.pages(&admitted.device_ids)), before);
-    node.kubelet.run(&pod("b", 1)).await.unwrap();
+    assert_eq!(node.kubelet.admit(&pod("a", 1)).await.unwrap()[0].device_ids, admitted.ids);
+    assert_eq!(generation(&admitted.pages), before);
+    node.start_pod("b", 1).await;
     assert_eq!(node.status().await.allocations.len(), 2);
 }
 
 #[tokio::test]
 async fn a_deleted_pod_is_released_once_nothing_runs() {
     let node = TestNode::start().await;
-    let gone = node.kubelet.run(&pod("gone", 1)).await.unwrap().remove(0);
-    let stays = node.kubelet.run(&pod("stays", 1)).await.unwrap().remove(0);
-    let (gone_pages, stays_pages) = (node.pages(&gone.device_ids), node.pages(&stays.device_ids));
+    let gone = node.start_pod("gone", 1).await;
+    let stays = node.start_pod("stays", 1).await;
+    let (gone_pages, stays_pages) = (gone.pages, stays.pages);
     let tenant = Tenant::hold(&gone_pages, GIB);
     node.kubelet.remove("default", "gone");
     // Held back by the process: several rounds of housekeeping pass.
@@ -323,7 +297,7 @@ async fn a_deleted_pod_is_released_once_nothing_runs() {
     tenant.kill();
     until(|| (!gone_pages.exists()).then_some(())).await;
     assert!(stays_pages.exists());
-    assert!(node.allocation(&gone.device_ids).await.is_none());
+    assert!(node.allocation(&gone.ids).await.is_none());
 }
 
 #[tokio::test]
@@ -338,32 +312,10 @@ async fn a_container_that_was_released_too_early_gets_its_quota_back() {
 }
 
 #[tokio::test]
-async fn fewer_replicas_retire_the_highest_and_take_none_from_running_pods() {
-    let mut node = TestNode::start().await;
-    let ids = [replica(0, 3)];
-    node.allocate(&ids).await.unwrap();
-    node.stop_plugin().await;
-    node.settings = "[share]\nreplicas = 2\nmemory = \"18Gi\"\n".into();
-    node.start_plugin().await;
-    assert_eq!(limit(&node.pages(&ids)), 8 * GIB, "limits are those it was allocated with");
-    // 39.5 GiB, of which 8 are held: one replica of 18 fits beside them, not two.
-    bounded(node.kubelet.wait_allocatable(GPU, 3)).await;
-    let unhealthy: Vec<String> = node
-        .kubelet
-        .devices(GPU)
-        .into_iter()
-        .filter(|d| d.health != "Healthy")
-        .map(|d| d.id)
-        .collect();
-    assert_eq!(unhealthy, [replica(0, 1), replica(0, 3)]);
-}
-
-#[tokio::test]
 async fn heartbeats_tell_that_the_plugin_lives_and_that_it_has_stopped() {
     let mut node = TestNode::start().await;
-    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
-    let quota =
-        tessera_region::quota::QuotaReader::attach(&node.pages(&admitted.device_ids)).unwrap();
+    let admitted = node.start_pod("a", 1).await;
+    let quota = QuotaReader::attach(&admitted.pages).unwrap();
     let first = quota.heartbeat_ns();
     assert_ne!(first, 0);
     until(|| (quota.heartbeat_ns() > first).then_some(())).await;

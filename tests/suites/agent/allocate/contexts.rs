@@ -1,20 +1,15 @@
 //! What a bare context takes: measured of those that come, kept by driver and product, and charged to pods
 //! that come later.
 
-use nix::sys::socket::{MsgFlags, send};
 use std::io::{BufRead, BufReader};
-use std::os::fd::AsRawFd;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Stdio;
 
 use redb::{ReadableDatabase, TableDefinition};
 use serde_json::Value;
 use tessera_gpu::GpuProcess;
-use tessera_harness::artefacts;
 use tessera_harness::plugin::*;
-use tessera_model::gpu::Gpu;
 use tessera_region::quota::QuotaReader;
-use tessera_region::session::Message;
 
 const MIB: u64 = 1 << 20;
 const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
@@ -61,8 +56,7 @@ fn constant(pages: &Path) -> u64 {
 
 /// A pod with a process that has made a context, of which the driver shows so much.
 async fn bare(node: &TestNode, name: &str, bytes: u64) -> (Tenant, std::path::PathBuf) {
-    let admitted = node.kubelet.run(&pod(name, 1)).await.unwrap().remove(0);
-    let pages = node.pages(&admitted.device_ids);
+    let pages = node.start_pod(name, 1).await.pages;
     let tenant = Tenant::with_context(&pages);
     show(node, &[(tenant.pid(), bytes)]);
     // As the shim does when a context is made: the driver may have been asked already.
@@ -183,30 +177,6 @@ async fn no_container_makes_a_context_look_like_what_it_cannot_be() {
 }
 
 #[tokio::test]
-async fn a_page_that_says_other_things_tells_nothing_of_contexts() {
-    let node = start().await;
-    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
-    let pages = node.pages(&admitted.device_ids);
-    // As many bytes as a context's, of another kind.
-    let plain = Tenant::hold(&pages, constant(&pages));
-    show(&node, &[(plain.pid(), 450 * MIB)]);
-    looks(&node, 8).await;
-    assert_eq!(context(&node, 0).await, said(400 * MIB, "formula"));
-    drop(plain);
-    // Two processes that both say that they are in one slot.
-    let admitted = node.kubelet.run(&pod("b", 1)).await.unwrap().remove(0);
-    let pages = node.pages(&admitted.device_ids);
-    let tenant = Tenant::with_context(&pages);
-    let session = connect(&pages);
-    let (slot, pid, generation) = (0, std::process::id(), generation(&pages));
-    let hello = Message::Hello { slot, pid, generation };
-    send(session.as_raw_fd(), &hello.encode(), MsgFlags::empty()).unwrap();
-    show(&node, &[(tenant.pid(), 450 * MIB), (pid, 450 * MIB)]);
-    looks(&node, 8).await;
-    assert_eq!(context(&node, 0).await, said(400 * MIB, "formula"));
-}
-
-#[tokio::test]
 async fn what_would_leave_shares_without_room_is_not_charged() {
     let mut node = TestNode::without_plugin("[share]\nreplicas = 90\nmemory = \"410Mi\"\n").await;
     node.gpus.gpus.lock().unwrap().iter_mut().for_each(|g| g.context_bytes = Some(400 * MIB));
@@ -231,42 +201,13 @@ async fn a_constant_of_the_configuration_goes_first() {
     node.start_plugin().await;
     let (tenant, _) = bare(&node, "a", 450 * MIB).await;
     until(|| {
-        (looked_up(&node.agent().inventory().catalogue().devices()[0]) == Some(450 * MIB))
-            .then_some(())
+        (node.agent().inventory().catalogue().devices()[0].context_measured_bytes
+            == Some(450 * MIB))
+        .then_some(())
     })
     .await;
     assert_eq!(context(&node, 0).await, said(64 * MIB, "configured"));
     drop(tenant);
-}
-
-fn looked_up(gpu: &Gpu) -> Option<u64> {
-    gpu.context_measured_bytes
-}
-
-/// A process of the tenant program under the shim.
-struct Program(Child);
-
-impl Program {
-    /// One that makes a context, and does nothing with it.
-    fn start(node: &Simulated, ids: &[String]) -> Self {
-        let mut tenant = node.on_machine(Command::new(artefacts().tenant()));
-        tenant.env("LD_LIBRARY_PATH", artefacts().sim_dir());
-        tenant.env("LD_PRELOAD", artefacts().shim());
-        let pages = node.dir.path().join("pages").join(id_of(ids).as_str());
-        tenant.env(tessera_region::layout::PAGES_DIR_ENV, pages);
-        tenant.args(["hold", "--bytes", "0"]).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = tenant.spawn().unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        assert!(lines.any(|line| line.unwrap().contains("ready")), "it has its context");
-        Program(child)
-    }
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 #[tokio::test]
@@ -282,12 +223,17 @@ async fn a_simulated_gpus_context_is_measured_by_a_program_that_makes_one() {
         (bytes / MIB, gpu["context_overhead_source"].as_str().unwrap().to_owned())
     };
     assert_eq!(context(&node), (174, "formula".to_owned()));
-    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
-    let program = Program::start(&node, &admitted.device_ids);
+    let admitted = node.start_pod("a", 1).await;
+    // It makes a context, and does nothing with it.
+    let mut program = node.tenant(&admitted.ids);
+    program.args(["hold", "--bytes", "0"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut program = program.spawn().unwrap();
+    let mut lines = BufReader::new(program.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains("ready")), "it has its context");
     until(|| (context(&node) == (200, "measured".to_owned())).then_some(())).await;
     let explained = String::from_utf8(node.run(&["explain", "0", "-o", "wide"]).stdout).unwrap();
     assert!(explained.contains("200 MiB each for new pods"), "{explained}");
-    let next = node.kubelet.run(&pod("b", 1)).await.unwrap().remove(0);
+    let next = node.start_pod("b", 1).await;
     let charged = |node: &Simulated, ids: &[String]| {
         let id = id_of(ids).to_string();
         let status: Value = node.json();
@@ -295,11 +241,12 @@ async fn a_simulated_gpus_context_is_measured_by_a_program_that_makes_one() {
         let its = all.into_iter().find(|allocation| allocation["id"] == id.as_str()).unwrap();
         its["gpus"][0]["context_overhead_bytes"].as_u64().unwrap() / MIB
     };
-    assert_eq!(charged(&node, &admitted.device_ids), 174, "who runs keeps what he was given");
-    assert_eq!(charged(&node, &next.device_ids), 200);
-    drop(program);
+    assert_eq!(charged(&node, &admitted.ids), 174, "who runs keeps what he was given");
+    assert_eq!(charged(&node, &next.ids), 200);
+    program.kill().unwrap();
+    program.wait().unwrap();
     assert_eq!(node.terminate().await, Some(0));
     node.serve().await;
     assert_eq!(context(&node), (200, "measured".to_owned()));
-    assert_eq!(charged(&node, &admitted.device_ids), 174);
+    assert_eq!(charged(&node, &admitted.ids), 174);
 }

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use tessera_harness::plugin::*;
 use tessera_kubelet_api::deviceplugin::ContainerAllocateResponse;
 use tonic::Code;
@@ -34,41 +34,6 @@ fn spec(node: &TestNode, ids: &[String]) -> Value {
     serde_json::from_slice(&std::fs::read(spec_file(node, ids)).unwrap()).unwrap()
 }
 
-/// The directory of the one installed shim.
-fn shim(node: &TestNode) -> PathBuf {
-    let mut homes = std::fs::read_dir(node.dir.path().join("shim")).unwrap();
-    homes.next().unwrap().unwrap().path()
-}
-
-fn expected(node: &TestNode, ids: &[String]) -> Value {
-    let (pages, shim) = (node.pages(ids), shim(node));
-    let mount = |host: PathBuf, container: &str, access: &str| {
-        json!({
-            "hostPath": host.display().to_string(),
-            "containerPath": container,
-            "options": ["rbind", "rprivate", access],
-        })
-    };
-    let id = id_of(ids).to_string();
-    let inside = format!("/usr/local/tessera/pages/{id}");
-    json!({
-        "cdiVersion": "0.5.0",
-        "kind": "tessera.dev/share",
-        "devices": [{
-            "name": id,
-            "containerEdits": {
-                "env": ["NVIDIA_VISIBLE_DEVICES=void"],
-                "mounts": [
-                    mount(pages.clone(), &inside, "ro"),
-                    mount(pages.join("usage"), &format!("{inside}/usage"), "rw"),
-                    mount(shim.join("libtessera.so"), "/usr/local/tessera/libtessera.so", "ro"),
-                    mount(shim.join("ld.so.preload"), "/etc/ld.so.preload", "ro"),
-                ],
-            },
-        }],
-    })
-}
-
 fn variables(answer: &ContainerAllocateResponse) -> Vec<(&str, &str)> {
     answer.envs.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect()
 }
@@ -84,40 +49,12 @@ async fn cdi_cri_names_the_gpu_and_the_share_whose_spec_is_there_first() {
     assert_eq!(variables(answer), [("NVIDIA_VISIBLE_DEVICES", "void")]);
     assert!(answer.mounts.is_empty() && answer.devices.is_empty());
     assert!(answer.annotations.is_empty());
-    assert_eq!(spec(&node, &admitted.device_ids), expected(&node, &admitted.device_ids));
-    for mount in expected(&node, &admitted.device_ids)["devices"][0]["containerEdits"]["mounts"]
-        .as_array()
-        .unwrap()
-    {
+    let spec = spec(&node, &admitted.device_ids);
+    assert_eq!(spec["devices"][0]["name"], id_of(&admitted.device_ids).as_str());
+    for mount in spec["devices"][0]["containerEdits"]["mounts"].as_array().unwrap() {
         let path = mount["hostPath"].as_str().unwrap();
         assert!(std::path::Path::new(path).exists(), "{path}");
     }
-}
-
-#[tokio::test]
-async fn cdi_annotations_say_the_same_in_an_annotation() {
-    let node = started("cdi-annotations").await;
-    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
-    let (answer, id) = (&admitted.response, id_of(&admitted.device_ids));
-    let value = format!("nvidia.com/gpu={},tessera.dev/share={id}", gpu(0).uuid);
-    let wanted = [(format!("cdi.k8s.io/tessera.share_{id}"), value)].into();
-    assert_eq!(answer.annotations, wanted);
-    assert_eq!(variables(answer), [("NVIDIA_VISIBLE_DEVICES", "void")]);
-    assert!(answer.mounts.is_empty() && answer.cdi_devices.is_empty());
-    assert_eq!(spec(&node, &admitted.device_ids), expected(&node, &admitted.device_ids));
-}
-
-#[tokio::test]
-async fn volume_mounts_add_a_mount_for_each_gpu() {
-    let node = started("volume-mounts").await;
-    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
-    let list = "/var/run/nvidia-container-devices";
-    assert_eq!(variables(&admitted.response), [("NVIDIA_VISIBLE_DEVICES", list)]);
-    let last = admitted.response.mounts.last().unwrap();
-    assert_eq!(last.host_path, "/dev/null");
-    assert_eq!(last.container_path, format!("{list}/{}", gpu(0).uuid));
-    assert_eq!(admitted.response.mounts.len(), 5);
-    assert!(!node.dir.path().join("cdi").exists(), "nobody asked for specs");
 }
 
 #[tokio::test]
@@ -174,8 +111,8 @@ async fn a_spec_outlives_the_plugin_and_reappears_after_a_reboot_before_kubelet_
     assert_eq!(std::fs::read(spec_file(&node, &ids)).unwrap(), before);
     assert!(!stale.exists());
     assert!(foreign.exists());
-    let other = node.kubelet.run(&tessera_harness::plugin::pod("b", 1)).await.unwrap().remove(0);
-    assert!(!spec_file(&node, &other.device_ids).exists(), "made without CDI");
+    let other = node.start_pod("b", 1).await.ids;
+    assert!(!spec_file(&node, &other).exists(), "made without CDI");
     node.kubelet.start_container(&pod, "main").await.unwrap();
 }
 
@@ -211,15 +148,14 @@ async fn a_directory_that_cannot_be_written_is_reported_at_the_start() {
     let mut node = node("cdi-cri", "").await;
     std::fs::write(node.dir.path().join("cdi"), b"a file").unwrap();
     node.start_plugin().await;
-    let warnings = node.status().await.warnings;
-    assert!(warnings.iter().any(|text| text.contains("cdi.directory")), "{warnings:?}");
+    node.warned("cdi.directory").await;
 }
 
 #[tokio::test]
 async fn a_released_allocation_takes_its_spec_with_it() {
     let node = started("cdi-cri").await;
-    let kept = node.kubelet.run(&pod("kept", 1)).await.unwrap().remove(0).device_ids;
-    let ids = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0).device_ids;
+    let kept = node.start_pod("kept", 1).await.ids;
+    let ids = node.start_pod("a", 1).await.ids;
     assert!(spec_file(&node, &ids).exists());
     node.kubelet.remove("default", "a");
     until(|| (!spec_file(&node, &ids).exists()).then_some(())).await;

@@ -1,10 +1,7 @@
 //! MIG instances of simulated GPUs, sold by the plugin as a process to a stand-in kubelet.
 
-use std::process::{Command, Output};
-
 use serde_json::Value;
-use tessera_harness::artefacts;
-use tessera_harness::plugin::{GPU, Simulated, bounded, id_of, pod, until};
+use tessera_harness::plugin::{GPU, Simulated, bounded, pod, until};
 
 const MIB: u64 = 1 << 20;
 
@@ -47,17 +44,6 @@ impl Node {
         ids.sort();
         ids.dedup();
         ids
-    }
-
-    /// What a container that was answered like this runs: the tenant, under the shim, in its pages.
-    fn container(&self, ids: &[String], envs: &[(String, String)], args: &[&str]) -> Output {
-        let mut tenant = self.0.on_machine(Command::new(artefacts().tenant()));
-        tenant.envs(envs.iter().map(|(name, value)| (name, value)));
-        tenant.env("LD_LIBRARY_PATH", artefacts().sim_dir());
-        tenant.env("LD_PRELOAD", artefacts().shim());
-        let pages = self.0.dir.path().join("pages").join(id_of(ids).as_str());
-        tenant.env(tessera_region::layout::PAGES_DIR_ENV, pages);
-        tenant.args(args).output().unwrap()
     }
 }
 
@@ -116,9 +102,9 @@ async fn a_container_is_held_to_its_quota_on_its_instance() {
         let admitted = node.0.kubelet.run(&pod(name, 1)).await.unwrap().remove(0);
         let envs = &admitted.response.envs;
         assert_eq!(envs["NVIDIA_VISIBLE_DEVICES"], TWINS[1]);
-        let envs: Vec<_> = envs.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
         let greedy = ["greedy", "--device", TWINS[1], "--apis", "plain", "--at-most", "3840Mi"];
-        let out = node.container(&admitted.device_ids, &envs, &greedy);
+        let mut tenant = node.0.tenant(&admitted.device_ids);
+        let out = tenant.envs(envs).args(greedy).output().unwrap();
         assert!(out.status.success(), "{out:?}");
         let lines = String::from_utf8(out.stdout).unwrap();
         let mut said = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());

@@ -84,20 +84,6 @@ async fn a_shim_that_was_removed_by_hand_is_back_before_a_container_starts() {
 }
 
 #[tokio::test]
-async fn a_damaged_old_shim_is_put_right_when_the_plugin_starts() {
-    let mut node = started_with(OLD).await;
-    run(&node, "old").await;
-    let shim = mounted(&node, "old").await;
-    // While it runs it mends by itself, with what it has.
-    node.stop_plugin().await;
-    std::fs::write(&shim, &OLD[..4]).unwrap();
-    std::fs::write(node.dir.path().join("libtessera.so"), NEW).unwrap();
-    node.start_plugin().await;
-    assert_eq!(content(&shim), NEW);
-    node.stop_plugin().await;
-}
-
-#[tokio::test]
 async fn without_any_shim_to_restore_no_container_starts() {
     let mut node = started_with(OLD).await;
     run(&node, "old").await;

@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde_json::Value;
 use tessera_api::history::options;
 use tessera_config::ConfigFile;
-use tessera_harness::plugin::{GPU, Simulated, bounded, pod, stderr};
+use tessera_harness::plugin::{Simulated, stderr, until};
 use tessera_harness::{GIB, MIB};
 use tessera_history::History;
 use tessera_view::status::{Allocation, Holder, Status};
@@ -27,7 +27,7 @@ fn json(node: &Simulated, args: &[&str]) -> Value {
 
 /// Days in which a pod with these limits had up to 1 GiB and got a twentieth of the GPU's time.
 fn write_past(node: &Simulated, gpu_uuid: &str, limit_bytes: u64, cores_millis: u32) {
-    let file = ConfigFile { asked: Some(node.dir.path().join("config.toml")) };
+    let file = ConfigFile { asked: Some(node.file()) };
     let options = options(&file.start().unwrap().config);
     let _ = std::fs::remove_file(&options.path);
     let history = History::new(options);
@@ -72,25 +72,18 @@ fn write_past(node: &Simulated, gpu_uuid: &str, limit_bytes: u64, cores_millis: 
 
 /// The advice for the workload, once the plugin knows of whom it is.
 async fn advice(node: &Simulated, enough: impl Fn(&Value) -> bool) -> Value {
-    bounded(async {
-        loop {
-            let output = node.run(&["recommend", POD, "-o", "json"]);
-            let advice: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
-            if enough(&advice["workloads"][0]) {
-                return advice["workloads"][0].clone();
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-        }
+    until(|| {
+        let output = node.run(&["recommend", POD, "-o", "json"]);
+        let advice: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        Some(advice["workloads"][0].clone()).filter(&enough)
     })
     .await
 }
 
 #[tokio::test]
 async fn the_change_that_is_proposed_leaves_nothing_to_propose() {
-    let mut node = Simulated::new("replicas = 4").await;
-    node.serve().await;
-    bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
-    node.kubelet.run(&pod(POD, 1)).await.unwrap();
+    let mut node = Simulated::serving().await;
+    node.start_pod(POD, 1).await;
     let status = json(&node, &["status"]);
     let held = &status["allocations"][0]["gpus"][0];
     let limit = held["memory_limit_bytes"].as_u64().unwrap();

@@ -8,16 +8,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde_json::Value;
-use tessera_harness::exposition::Exposition;
 use tessera_harness::gate_tenants::work;
 use tessera_harness::metrics::{address, scrape, settings};
 use tessera_harness::plugin::{
-    GIB, GPU, SETTINGS, Tenant, TestNode, admin, bounded, id_of, pod, stderr, tessera,
+    GIB, GPU, Held, SETTINGS, Tenant, TestNode, admin, bounded, stderr, tessera, until_async,
 };
 use tessera_region::layout::{Past, USAGE_BYTES, USAGE_FILE, UsageHeader};
 use tessera_view::change::CordonRequest;
-use tessera_view::node::Node;
-use tessera_view::status::Status;
+use tessera_view::status::Allocation;
 use tessera_view::trace::{Event, Trace};
 use tessera_web::Source;
 use tessera_web::client::{Client, ClientError};
@@ -44,14 +42,11 @@ async fn two_backlogs(node: &TestNode) -> (Arc<AtomicBool>, Vec<std::thread::Joi
     let stop = Arc::new(AtomicBool::new(false));
     let mut workers = Vec::new();
     for name in ["one-0", "two-0"] {
-        let ids = bounded(node.kubelet.run(&pod(name, 1))).await.unwrap().remove(0).device_ids;
-        let (pages, stopped, id) = (node.pages(&ids), Arc::clone(&stop), id_of(&ids).to_string());
+        let Held { ids, pages } = node.start_pod(name, 1).await;
+        let stopped = Arc::clone(&stop);
         workers.push(std::thread::spawn(move || work(&pages, &stopped)));
-        node.status_until(|status| {
-            let one = status.allocations.iter().find(|one| one.id == id && one.holder.is_some())?;
-            (one.compute.as_ref()?.leased_us > 0).then_some(())
-        })
-        .await;
+        let works = |one: &Allocation| one.compute.as_ref().is_some_and(|c| c.leased_us > 0);
+        node.allocation_until(&ids, |one| one.holder.is_some() && works(one)).await;
     }
     (stop, workers)
 }
@@ -81,21 +76,16 @@ async fn a_trace_shows_both_tenants_of_a_gpu_in_turns_and_ends_with_whoever_aske
     let admin = node.dir.path().join("admin.sock");
     std::fs::write(&config, format!("[paths]\nadmin = {admin:?}\n")).unwrap();
     let file = node.dir.path().join("trace.json");
-    let traced = bounded(async {
-        loop {
-            let (config, file) = (config.clone(), file.clone());
-            let output = tokio::task::spawn_blocking(move || {
-                let mut command = tessera();
-                command.arg("-c").arg(config).args(["trace", "--seconds", "1", "-o"]).arg(file);
-                command.output().unwrap()
-            });
-            let output = output.await.unwrap();
-            // Until the plugin has seen that the others are gone.
-            match stderr(&output).contains("others trace this node already") {
-                true => tokio::time::sleep(Duration::from_millis(20)).await,
-                false => break output,
-            }
-        }
+    let traced = until_async(async || {
+        let (config, file) = (config.clone(), file.clone());
+        let output = tokio::task::spawn_blocking(move || {
+            let mut command = tessera();
+            command.arg("-c").arg(config).args(["trace", "--seconds", "1", "-o"]).arg(file);
+            command.output().unwrap()
+        });
+        let output = output.await.unwrap();
+        // Until the plugin has seen that the others are gone.
+        (!stderr(&output).contains("others trace this node already")).then_some(output)
     })
     .await;
     assert!(traced.status.success(), "{}", stderr(&traced));
@@ -167,45 +157,6 @@ async fn a_trace_that_cannot_be_is_refused_before_it_begins() {
     assert!(!dir.path().join("trace.json").exists());
 }
 
-/// What one moment is in each view.
-struct Moment {
-    status: Status,
-    api: Node,
-    metrics: Exposition,
-}
-
-/// The node at a moment at which nothing changed: it looked the same before and after.
-async fn settled(node: &TestNode) -> Moment {
-    let client = admin(node.dir.path());
-    let address = address(node).await;
-    // It moves with every text that is made: one that is reused may be of a moment before.
-    let is_made_after = |new: &Exposition, old: &Exposition| {
-        let idle = "tessera_container_idle_seconds";
-        new.sum(idle, &[]) > old.sum(idle, &[])
-    };
-    let look = async {
-        loop {
-            let status = node.status().await;
-            let old = scrape(address).await;
-            let metrics = loop {
-                let metrics = scrape(address).await;
-                if is_made_after(&metrics, &old) {
-                    break metrics;
-                }
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            };
-            let api: Node = client.get("/api/v1/node").await.unwrap();
-            let after = node.status().await;
-            let is_named = after.allocations.iter().all(|one| one.holder.is_some());
-            let is_still = status.allocations == after.allocations && status.gpus == after.gpus;
-            if is_named && is_still && api.at_unix_ms >= status.at_unix_ms {
-                break Moment { status, api, metrics };
-            }
-        }
-    };
-    bounded(look).await
-}
-
 fn numbers(value: &Value) -> Vec<f64> {
     match value {
         Value::Number(number) => number.as_f64().into_iter().collect(),
@@ -218,8 +169,7 @@ fn numbers(value: &Value) -> Vec<f64> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_page_of_all_ones_is_no_figure_anywhere() {
     let node = TestNode::start_with(&settings(SETTINGS)).await;
-    let ids = bounded(node.kubelet.run(&pod("ones-0", 1))).await.unwrap().remove(0).device_ids;
-    let (pages, id) = (node.pages(&ids), id_of(&ids).to_string());
+    let Held { ids, pages } = node.start_pod("ones-0", 1).await;
     let dir = pages.clone();
     let hold = move || Tenant::hold(&dir, GIB);
     let _tenant = tokio::task::spawn_blocking(hold).await.unwrap();
@@ -228,16 +178,14 @@ async fn a_page_of_all_ones_is_no_figure_anywhere() {
         let is_whole = ones.len() == USAGE_BYTES;
         let usage = File::options().write(true).open(pages.join(USAGE_FILE)).unwrap();
         usage.write_all_at(&vec![0xff; ones.len()], ones.start as u64).unwrap();
-        let is_seen = |status: &Status| {
-            let one = status.allocations.iter().find(|one| one.id == id)?;
-            (is_whole == (one.tamperings > 0)).then_some(())
-        };
-        node.status_until(is_seen).await;
-        let Moment { status, api, metrics } = settled(&node).await;
-        let cli = serde_json::to_value(&status).unwrap();
+        let is_seen = |one: &Allocation| is_whole == (one.tamperings > 0);
+        node.allocation_until(&ids, is_seen).await;
+        let cli = serde_json::to_value(node.status().await).unwrap();
+        let api: Value = admin(node.dir.path()).get("/api/v1/node").await.unwrap();
+        let metrics = scrape(address(&node).await).await;
         // Milliseconds since 1970 and bytes of a GPU are less.
         let most = 1e15;
-        for (view, shown) in [("status", cli), ("JSON", serde_json::to_value(&api).unwrap())] {
+        for (view, shown) in [("status", cli), ("JSON", api)] {
             let found = numbers(&shown).into_iter().find(|found| !(0.0..most).contains(found));
             assert_eq!(found, None, "{view}: {shown:#}");
         }

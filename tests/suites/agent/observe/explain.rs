@@ -4,7 +4,7 @@ use std::os::fd::AsRawFd;
 use std::os::fd::OwnedFd;
 
 use nix::sys::socket::{MsgFlags, send};
-use tessera_harness::plugin::{GIB, TestNode, admin, bounded, connect, id_of, pod};
+use tessera_harness::plugin::{GIB, TestNode, admin, connect, id_of, until, until_async};
 use tessera_region::account::Account;
 use tessera_region::layout::Kind;
 use tessera_region::quota::QuotaReader;
@@ -21,15 +21,10 @@ async fn explain(node: &TestNode, subject: &str) -> Result<Explanation, ClientEr
 
 /// The pod's story, once it satisfies.
 async fn story_until(node: &TestNode, subject: &str, enough: impl Fn(&Story) -> bool) -> Story {
-    bounded(async {
-        loop {
-            if let Ok(mut answer) = explain(node, subject).await
-                && answer.allocations.first().is_some_and(&enough)
-            {
-                return answer.allocations.remove(0);
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-        }
+    until_async(async || {
+        let mut answer = explain(node, subject).await.ok()?;
+        let enough = answer.allocations.first().is_some_and(&enough);
+        enough.then(|| answer.allocations.remove(0))
     })
     .await
 }
@@ -44,7 +39,7 @@ fn refused(session: &OwnedFd, bytes: u64) {
 #[tokio::test]
 async fn a_pod_is_explained_while_it_lives_and_when_it_is_gone() {
     let node = TestNode::start().await;
-    let ids = node.kubelet.run(&pod("llm", 2)).await.unwrap().remove(0).device_ids;
+    let ids = node.start_pod("llm", 2).await.ids;
     let story = story_until(&node, "default/llm", |story| story.started_unix_ms > 0).await;
     assert_eq!(story.replica_ids, ids);
     let placement = story.placement.unwrap();
@@ -57,7 +52,7 @@ async fn a_pod_is_explained_while_it_lives_and_when_it_is_gone() {
     assert_eq!((how.shim.is_empty(), how.page_version), (false, tessera_region::abi::version()));
 
     // A kubelet without any pod has just started, and releases nothing.
-    node.kubelet.run(&pod("other", 1)).await.unwrap();
+    node.start_pod("other", 1).await;
     node.kubelet.remove("default", "llm");
     let gone = story_until(&node, "llm", |story| story.released_unix_ms > 0).await;
     assert!(gone.now.is_none() && gone.enforcement.is_none());
@@ -70,7 +65,7 @@ async fn a_pod_is_explained_while_it_lives_and_when_it_is_gone() {
 #[tokio::test]
 async fn refusals_reach_the_trail_with_their_sizes_and_a_flood_makes_no_more_lines() {
     let node = TestNode::start().await;
-    let ids = node.kubelet.run(&pod("greedy", 1)).await.unwrap().remove(0).device_ids;
+    let ids = node.start_pod("greedy", 1).await.ids;
     let session = connect(&node.pages(&ids));
     refused(&session, 9 * GIB);
     let story = story_until(&node, "greedy", |story| !story.incidents.is_empty()).await;
@@ -96,8 +91,7 @@ async fn refusals_reach_the_trail_with_their_sizes_and_a_flood_makes_no_more_lin
 #[tokio::test]
 async fn a_refusal_is_remembered_with_what_was_in_use_then_although_the_job_is_gone() {
     let node = TestNode::start().await;
-    let ids = node.kubelet.run(&pod("job", 1)).await.unwrap().remove(0).device_ids;
-    let pages = node.pages(&ids);
+    let pages = node.start_pod("job", 1).await.pages;
     let usage = UsageMap::attach(&pages).unwrap();
     let slot = usage.claim().unwrap();
     let job = Account::new(QuotaReader::attach(&pages).unwrap(), usage, slot);
@@ -107,12 +101,7 @@ async fn a_refusal_is_remembered_with_what_was_in_use_then_although_the_job_is_g
         let all = node.agent().allocations().with_regions();
         all.into_iter().find_map(|(_, region)| region).unwrap()
     };
-    bounded(async {
-        while region().tenant().counters().over_quota < 1 {
-            tokio::time::sleep(std::time::Duration::from_millis(2)).await;
-        }
-    })
-    .await;
+    until(|| (region().tenant().counters().over_quota >= 1).then_some(())).await;
     job.release(0, 5 * GIB, Kind::Plain);
     drop(job);
     let story = story_until(&node, "job", |story| !story.incidents.is_empty()).await;
@@ -123,7 +112,7 @@ async fn a_refusal_is_remembered_with_what_was_in_use_then_although_the_job_is_g
 #[tokio::test]
 async fn what_is_counted_is_explained_at_once() {
     let node = TestNode::start().await;
-    let ids = node.kubelet.run(&pod("greedy", 1)).await.unwrap().remove(0).device_ids;
+    let ids = node.start_pod("greedy", 1).await.ids;
     let session = connect(&node.pages(&ids));
     let id = id_of(&ids);
     for times in 1..=5 {
@@ -135,12 +124,7 @@ async fn what_is_counted_is_explained_at_once() {
             let region = greedy.and_then(|(_, region)| region.as_ref());
             region.map_or(0, |region| region.tenant().counters().over_quota)
         };
-        bounded(async {
-            while counted() < times {
-                tokio::time::sleep(std::time::Duration::from_millis(2)).await;
-            }
-        })
-        .await;
+        until(|| (counted() >= times).then_some(())).await;
         let answer = explain(&node, id.as_str()).await.unwrap();
         let incidents = &answer.allocations[0].incidents;
         let explained: u64 = incidents.iter().map(|incident| incident.times).sum();
@@ -151,7 +135,7 @@ async fn what_is_counted_is_explained_at_once() {
 #[tokio::test]
 async fn what_nobody_knows_is_answered_with_what_there_is() {
     let node = TestNode::start().await;
-    node.kubelet.run(&pod("llm", 1)).await.unwrap();
+    node.start_pod("llm", 1).await;
     let unknown = explain(&node, "lmm").await.unwrap_err();
     assert_eq!(unknown.code(), Some(404));
     assert!(unknown.to_string().contains("GPU-00000000-"), "{unknown}");
@@ -164,8 +148,8 @@ async fn what_nobody_knows_is_answered_with_what_there_is() {
 async fn allocate_does_not_wait_for_who_reads_the_audit_trail() {
     let node = TestNode::start().await;
     let before = node.agent().journal().trail().unwrap();
-    bounded(node.kubelet.run(&pod("llm", 1))).await.unwrap();
-    bounded(node.kubelet.run(&pod("web", 1))).await.unwrap();
+    node.start_pod("llm", 1).await;
+    node.start_pod("web", 1).await;
     let before = before.read(&Filter::all()).unwrap();
     assert!(before.events.is_empty(), "it is of the moment before");
     let after = node.agent().journal().read_trail(|trail| trail.read(&Filter::all())).unwrap();

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use serde_json::Value;
-use tessera_harness::plugin::{GPU, Simulated, bounded, pod};
+use tessera_harness::plugin::{GPU, Simulated, bounded, pod, until};
 use tessera_model::audit::{Event, What};
 use tessera_store::{Change, Filter, Ledger};
 
@@ -42,15 +42,10 @@ impl Node {
 
     /// Waits until a GPU stands like this; gives what `status` says of it.
     async fn stands(&self, gpu: usize, state: &str, waits_for: &str) -> Value {
-        bounded(async {
-            loop {
-                let gpu = self.0.json()["gpus"][gpu].clone();
-                let waits = gpu["state_waits_for"].as_str().unwrap_or_default();
-                if gpu["state"] == state && waits.contains(waits_for) {
-                    return gpu;
-                }
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
+        until(|| {
+            let gpu = self.0.json()["gpus"][gpu].clone();
+            let waits = gpu["state_waits_for"].as_str().unwrap_or_default().contains(waits_for);
+            (gpu["state"] == state && waits).then_some(gpu)
         })
         .await
     }

@@ -11,7 +11,9 @@ use tessera_agent::incidents::{Incidents, Seen, Time};
 use tessera_cluster::fixtures::ApiServer;
 use tessera_cluster::reviews::ReviewClient;
 use tessera_fake_kubelet::{Container, Pod};
-use tessera_harness::plugin::{GIB, GPU, TestNode, admin, bounded, connect, id_of, target};
+use tessera_harness::plugin::{
+    GIB, GPU, TestNode, admin, bounded, connect, id_of, target, until, until_async,
+};
 use tessera_model::audit::{Actor, Behind, Event, What};
 use tessera_model::record::Record;
 use tessera_region::session::{self, EVENT_UUID_LEN, EventKind, Message};
@@ -96,22 +98,13 @@ impl Stage {
             refused(&session);
             sessions.push(session);
         }
-        let named = |status: &tessera_view::status::Status| {
-            let all = &status.allocations;
-            (all.iter().all(|one| one.holder.is_some())).then_some(())
-        };
-        node.status_until(named).await;
-        bounded(async {
+        node.all_named().await;
+        until(|| {
+            node.agent().note_incidents();
             let all = |trail: &Trail| trail.read(&Filter::all());
-            let refused = || {
-                let lines = node.agent().journal().read_trail(all).unwrap();
-                let is_refusal = |event: &&Event| matches!(event.what, What::RefusedMemory { .. });
-                lines.events.iter().filter(is_refusal).count()
-            };
-            while refused() < 2 {
-                node.agent().note_incidents();
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
+            let lines = node.agent().journal().read_trail(all).unwrap();
+            let is_refusal = |event: &&Event| matches!(event.what, What::RefusedMemory { .. });
+            (lines.events.iter().filter(is_refusal).count() >= 2).then_some(())
         })
         .await;
         let records = node.agent().allocations().records();
@@ -269,18 +262,13 @@ async fn a_reader_is_still_explained_what_is_its_own_and_root_everything() {
     }
     let history = format!("{}{}", Route::History.path(), query(&[("subject", "pod-mine")]));
     // The history hears of a pod and of its incidents with its next samples.
-    let mut text = String::new();
-    for _ in 0..600 {
-        text = stage.ask(MINE, &history, "application/json").await.1;
-        if text.contains("another pod had the lease") && text.contains("by an operator") {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
-    assert!(
-        text.contains("another pod had the lease") && text.contains("by an operator"),
-        "{text}"
-    );
+    until_async(async || {
+        let text = stage.ask(MINE, &history, "application/json").await.1;
+        let has_both =
+            text.contains("another pod had the lease") && text.contains("by an operator");
+        has_both.then_some(())
+    })
+    .await;
 
     let root = Stage { client: admin(stage.node.dir.path()), ..stage };
     let (_, text) = root.ask("", &path, "text/plain").await;

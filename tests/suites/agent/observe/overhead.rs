@@ -31,16 +31,15 @@ async fn until_departing(pages: &Path, any: bool) {
 #[tokio::test]
 async fn what_the_driver_shows_beyond_the_charges_is_published_and_ends_with_the_process() {
     let node = TestNode::start().await;
-    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
-    let pages = node.pages(&admitted.device_ids);
+    let Held { ids, pages } = node.start_pod("a", 1).await;
     let tenant = Tenant::hold(&pages, 3 * GIB);
-    let neighbour = node.kubelet.run(&pod("b", 1)).await.unwrap().remove(0);
-    let other = Tenant::hold(&node.pages(&neighbour.device_ids), GIB);
+    let neighbour = node.start_pod("b", 1).await;
+    let other = Tenant::hold(&neighbour.pages, GIB);
     node.gpus.show(&[uses(tenant.pid(), 3 * GIB + 100 * MIB), uses(other.pid(), GIB)]);
     until_overhead(&pages, 112 * MIB).await;
-    assert_eq!(overhead(&node.pages(&neighbour.device_ids)), 0, "each has its own");
+    assert_eq!(overhead(&neighbour.pages), 0, "each has its own");
 
-    let allocation = node.allocation(&admitted.device_ids).await.unwrap();
+    let allocation = node.allocation(&ids).await.unwrap();
     let shown = &allocation.gpus[0];
     assert_eq!(shown.memory_granted_bytes, 3 * GIB);
     assert_eq!(shown.memory_overhead_bytes, 112 * MIB);
@@ -54,7 +53,7 @@ async fn what_the_driver_shows_beyond_the_charges_is_published_and_ends_with_the
     tenant.kill();
     until(|| (usage.charged_total(0) == 3 * GIB && usage.living_total(0) == 0).then_some(())).await;
     // Its neighbours need to know: they wait for that memory, too.
-    let neighbours = node.pages(&neighbour.device_ids);
+    let neighbours = neighbour.pages;
     until_departing(&neighbours, true).await;
     tokio::time::sleep(std::time::Duration::from_nanos(DEPARTURE_NS) * 5 / 4).await;
     assert_eq!((usage.charged_total(0), overhead(&pages)), (3 * GIB, 112 * MIB));
@@ -72,8 +71,7 @@ async fn what_the_driver_shows_beyond_the_charges_is_published_and_ends_with_the
 #[tokio::test]
 async fn published_overhead_outlives_the_plugin_and_is_looked_at_again() {
     let mut node = TestNode::start().await;
-    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
-    let pages = node.pages(&admitted.device_ids);
+    let pages = node.start_pod("a", 1).await.pages;
     let tenant = Tenant::hold(&pages, GIB);
     node.gpus.show(&[uses(tenant.pid(), GIB + 32 * MIB)]);
     until_overhead(&pages, 32 * MIB).await;
@@ -93,8 +91,7 @@ async fn published_overhead_outlives_the_plugin_and_is_looked_at_again() {
 #[tokio::test]
 async fn a_process_outside_the_account_is_flagged_and_counts_against_the_quota() {
     let mut node = TestNode::start().await;
-    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
-    let pages = node.pages(&admitted.device_ids);
+    let Held { ids, pages } = node.start_pod("a", 1).await;
     // In a session and in no slot: the kernel vouches for whose it is.
     let _session = connect(&pages);
     node.gpus.show(&[uses(std::process::id(), 700 * MIB)]);
@@ -107,9 +104,9 @@ async fn a_process_outside_the_account_is_flagged_and_counts_against_the_quota()
     until_overhead(&pages, 704 * MIB).await;
     // It goes: nothing stands any more, and what was found stays counted.
     node.gpus.show(&[]);
-    node.pre_start(&admitted.device_ids).await.unwrap();
+    node.pre_start(&ids).await.unwrap();
     drop(Tenant::hold(&pages, MIB));
-    node.status_until(|status| status.warnings.is_empty().then_some(())).await;
+    node.unwarned().await;
     assert_eq!(node.status().await.allocations[0].unaccounted, 1);
     node.stop_plugin().await;
     let (mut ledger, _) = Ledger::open(&node.ledger(), true).unwrap();
@@ -126,8 +123,7 @@ async fn a_process_outside_the_account_is_flagged_and_counts_against_the_quota()
 #[tokio::test]
 async fn an_emptied_usage_page_hides_nothing() {
     let node = TestNode::start_with(&format!("{SETTINGS}[gpus]\naudit_slack = \"100Mi\"\n")).await;
-    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
-    let pages = node.pages(&admitted.device_ids);
+    let pages = node.start_pod("a", 1).await.pages;
     let tenant = Tenant::hold(&pages, GIB);
     node.gpus.show(&[uses(tenant.pid(), GIB)]);
     let file = std::fs::File::options().write(true).open(pages.join("usage")).unwrap();
@@ -142,26 +138,21 @@ async fn an_emptied_usage_page_hides_nothing() {
 #[tokio::test]
 async fn where_the_driver_does_not_tell_nothing_is_published_and_status_says_so() {
     let node = TestNode::start().await;
-    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
-    let pages = node.pages(&admitted.device_ids);
+    let Held { ids, pages } = node.start_pod("a", 1).await;
     let tenant = Tenant::hold(&pages, GIB);
     node.gpus.show(&[GpuProcess { pid: tenant.pid(), used_bytes: None }]);
     let _next = Tenant::hold(&pages, MIB);
-    let reported = |status: &tessera_view::status::Status| {
-        let says = |w: &&String| w.contains("does not tell what processes hold");
-        status.warnings.iter().find(says).cloned()
-    };
-    node.status_until(reported).await;
+    node.warned("does not tell what processes hold").await;
     assert_eq!(overhead(&pages), 0);
-    let allocation = node.allocation(&admitted.device_ids).await.unwrap();
+    let allocation = node.allocation(&ids).await.unwrap();
     assert_eq!(allocation.gpus[0].memory_nvml_bytes, None);
 }
 
 #[tokio::test]
 async fn of_a_gpu_that_has_left_the_node_the_driver_need_not_tell() {
     let mut node = TestNode::start().await;
-    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
-    let gone = node.allocation(&admitted.device_ids).await.unwrap().gpus.remove(0).gpu_uuid;
+    let admitted = node.start_pod("a", 1).await;
+    let gone = node.allocation(&admitted.ids).await.unwrap().gpus.remove(0).gpu_uuid;
     node.stop_plugin().await;
     node.gpus.gpus.lock().unwrap().retain(|gpu| gpu.uuid != gone);
     node.start_plugin().await;

@@ -177,7 +177,7 @@ async fn allocations_stay_known_beside_a_gpu_that_does_not_answer() {
 #[tokio::test]
 async fn filters_come_before_questions() {
     let node = four().await;
-    let config = node.dir.path().join("config.toml");
+    let config = node.file();
     let text = std::fs::read_to_string(&config).unwrap();
     let with = |gpus: &str| {
         std::fs::write(&config, text.replace("[gpus]\n", &format!("[gpus]\n{gpus}\n"))).unwrap();
@@ -260,7 +260,7 @@ async fn a_virtual_gpu_is_sold_only_by_name() {
     let (sold, notes) = offered(&node);
     assert_eq!(sold, [uuid(0)].into());
     assert!(notes.contains("GPU 1 ") && notes.contains("vGPU"), "{notes}");
-    let config = node.dir.path().join("config.toml");
+    let config = node.file();
     let text = std::fs::read_to_string(&config).unwrap();
     for (include, count) in [("\"*\", \"1\"", 2), ("\"0\"", 1)] {
         let gpus = format!("[gpus]\ninclude = [{include}]\n");

@@ -4,7 +4,7 @@ use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
 use tessera_harness::artefacts;
-use tessera_harness::plugin::{GPU, Simulated, bounded, id_of, pod};
+use tessera_harness::plugin::{GPU, Simulated, bounded, pod};
 
 /// The tenant program's, which takes its duration as an argument.
 const KERNEL: &str = "[[kernel]]\nname = \"spin_ns\"\nparameter = 0\n";
@@ -21,12 +21,8 @@ impl Lone {
         node.launch();
         bounded(node.kubelet.wait_allocatable(GPU, 2)).await;
         let admitted = node.kubelet.run(&pod("alone", 1)).await.unwrap().remove(0);
-        let mut load = node.on_machine(Command::new(artefacts().tenant()));
+        let mut load = node.tenant(&admitted.device_ids);
         load.envs(&admitted.response.envs);
-        load.env("LD_LIBRARY_PATH", artefacts().sim_dir());
-        load.env("LD_PRELOAD", artefacts().shim());
-        let pages = node.dir.path().join("pages").join(id_of(&admitted.device_ids).as_str());
-        load.env(tessera_region::layout::PAGES_DIR_ENV, pages);
         load.args(["--device", &admitted.response.envs["NVIDIA_VISIBLE_DEVICES"]]);
         load.args(["load", "--kernel-us", "2000", "--kernels", "1", "--rate", "50"]);
         let process = load.stdout(Stdio::null()).spawn().unwrap();

@@ -4,7 +4,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
-use tessera_harness::plugin::{GPU, Simulated, bounded, pod, stderr, tessera};
+use tessera_harness::plugin::{GPU, Simulated, bounded, stderr, tessera};
 
 #[test]
 fn a_wrong_configuration_exits_64_with_every_error() {
@@ -136,7 +136,7 @@ async fn config_check_shows_what_each_gpu_would_be_sold_as() {
          [[layout]]\ngpus = [\"NVIDIA Nonesuch\"]\nshares = [{ resource = \"x.dev/none\" }]",
     )
     .await;
-    let file = node.dir.path().join("config.toml");
+    let file = node.file();
     let text = std::fs::read_to_string(&file).unwrap();
     std::fs::write(&file, text.replace("[gpus]\n", "[gpus]\nexclude = [\"GPU-gone\"]\n")).unwrap();
     let output = node.run(&["config", "check"]);
@@ -165,10 +165,8 @@ async fn config_check_shows_what_each_gpu_would_be_sold_as() {
 
 #[tokio::test]
 async fn simulated_gpus_are_served_and_a_fault_takes_one_out() {
-    let mut node = Simulated::new("replicas = 4").await;
-    node.serve().await;
-    bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
-    let admitted = node.kubelet.run(&pod("a", 2)).await.unwrap().remove(0);
+    let mut node = Simulated::serving().await;
+    let admitted = node.start_pod("a", 2).await;
 
     let status = node.json();
     assert_eq!(status["gpus"].as_array().unwrap().len(), 2);
@@ -181,7 +179,7 @@ async fn simulated_gpus_are_served_and_a_fault_takes_one_out() {
     assert_eq!(limit, (each - each % (1 << 20)) * 2);
     // Whole UUIDs are for who asks for them.
     let text = node.run(&["status", "-o", "wide"]);
-    assert!(String::from_utf8_lossy(&text.stdout).contains(&admitted.device_ids[0][..40]));
+    assert!(String::from_utf8_lossy(&text.stdout).contains(&admitted.ids[0][..40]));
     assert!(node.run(&["status", "--ready"]).status.success());
 
     node.control(&["xid", "1", "79"]);
@@ -195,7 +193,7 @@ async fn simulated_gpus_are_served_and_a_fault_takes_one_out() {
 
 /// What bash gets for the last of these words.
 fn completed(node: &Simulated, words: &[&str]) -> (Vec<String>, Output) {
-    let config = node.dir.path().join("config.toml");
+    let config = node.file();
     let mut command = node.on_machine(std::process::Command::new(&node.program));
     command.env("TESSERA_COMPLETE", "bash").env("_CLAP_IFS", "\n");
     command.env("_CLAP_COMPLETE_INDEX", (words.len() + 2).to_string());
@@ -207,20 +205,10 @@ fn completed(node: &Simulated, words: &[&str]) -> (Vec<String>, Output) {
 
 #[tokio::test]
 async fn pods_allocations_and_gpus_are_completed_from_the_plugin_and_nothing_without_one() {
-    let mut node = Simulated::new("replicas = 4").await;
-    node.serve().await;
-    bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
-    node.kubelet.run(&pod("llm", 1)).await.unwrap();
-    let status = bounded(async {
-        loop {
-            let status = node.json();
-            if status["allocations"][0]["holder"]["pod"] == "llm" {
-                return status;
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-        }
-    })
-    .await;
+    let mut node = Simulated::serving().await;
+    node.start_pod("llm", 1).await;
+    node.named("llm").await;
+    let status = node.json();
     let id = status["allocations"][0]["id"].as_str().unwrap();
     let uuid = status["gpus"][1]["uuid"].as_str().unwrap();
     for (words, wanted) in [

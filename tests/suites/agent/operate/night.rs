@@ -5,7 +5,7 @@ use std::io::Write;
 use std::process::Stdio;
 
 use serde_json::Value;
-use tessera_harness::plugin::{GPU, Simulated, bounded, pod, stderr};
+use tessera_harness::plugin::{Simulated, stderr};
 
 const VERSION: &str = "tessera.dev/v1";
 
@@ -16,16 +16,9 @@ fn stdout(node: &Simulated, args: &[&str]) -> String {
 }
 
 async fn with_pod(name: &str) -> Simulated {
-    let mut node = Simulated::new("replicas = 4").await;
-    node.serve().await;
-    bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
-    node.kubelet.run(&pod(name, 1)).await.unwrap();
-    bounded(async {
-        while node.json()["allocations"][0]["holder"]["pod"] != name {
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-        }
-    })
-    .await;
+    let node = Simulated::serving().await;
+    node.start_pod(name, 1).await;
+    node.named(name).await;
     node
 }
 
@@ -50,7 +43,7 @@ async fn status_fits_120_columns_with_the_longest_name_and_its_short_id_is_enoug
 #[tokio::test]
 async fn json_of_every_command_has_the_version() {
     let node = with_pod("a").await;
-    let plan = node.dir.path().join("config.toml").display().to_string();
+    let plan = node.file().display().to_string();
     for args in [
         &["status", "-o", "json"][..],
         &["top", "--once", "--interval", "100ms", "-o", "json"],

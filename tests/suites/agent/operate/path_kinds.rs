@@ -1,14 +1,12 @@
 //! Whatever lies at a configured path, a pipe, a device, a socket, far too large a file: the plugin starts, or says
 //! which path it is, in bounded time and memory. By every key of the configuration that is a path.
 
-use std::os::unix::fs::{PermissionsExt, symlink};
-use std::os::unix::net::UnixListener;
-use std::path::Path;
-
 use tessera_config::keys;
 use tessera_harness::plugin::{Simulated, until};
 
-const KINDS: [&str; 7] = ["pipe", "zero", "directory", "socket", "large", "missing", "unreadable"];
+use crate::adversity::wedged::make;
+
+const KINDS: [&str; 7] = ["fifo", "zero", "directory", "socket", "sparse", "missing", "unreadable"];
 
 /// Most bytes of memory that the plugin may ever have had.
 const MOST: u64 = 256 << 20;
@@ -19,22 +17,6 @@ fn paths() -> Vec<String> {
     let is_path = |accepts: &str| accepts.starts_with("absolute path");
     let paths = rows.iter().filter(|row| is_path(&row.accepts) && !row.key.contains('['));
     paths.map(|row| row.key.clone()).collect()
-}
-
-fn make(kind: &str, path: &Path) {
-    match kind {
-        "pipe" => nix::unistd::mkfifo(path, nix::sys::stat::Mode::S_IRWXU).unwrap(),
-        "zero" => symlink("/dev/zero", path).unwrap(),
-        "directory" => std::fs::create_dir(path).unwrap(),
-        "socket" => drop(UnixListener::bind(path).unwrap()),
-        "large" => std::fs::File::create(path).unwrap().set_len(1 << 30).unwrap(),
-        "missing" => {}
-        "unreadable" => {
-            std::fs::write(path, "secret").unwrap();
-            std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o000)).unwrap();
-        }
-        other => panic!("{other}"),
-    }
 }
 
 /// The configuration with another value of a key.
@@ -61,8 +43,8 @@ async fn try_out(key: String, kind: &'static str) -> Result<(), String> {
     let is_tls = key.starts_with("api.tls");
     let mut node = Simulated::new("replicas = 2").await;
     let odd = node.dir.path().join("odd");
-    make(kind, &odd);
-    let config = node.dir.path().join("config.toml");
+    let _kept = make(kind, &odd);
+    let config = node.file();
     let mut text = std::fs::read_to_string(&config).unwrap();
     if is_tls {
         let made = tessera_web::self_signed(&["localhost"]).unwrap();

@@ -4,15 +4,7 @@ use std::io::Write;
 use std::process::Stdio;
 
 use serde_json::Value;
-use tessera_harness::plugin::{GPU, Simulated, bounded, pod, stderr};
-
-/// Another number of replicas in the node's file.
-fn write(node: &Simulated, from: &str, to: &str) {
-    let file = node.dir.path().join("config.toml");
-    let text = std::fs::read_to_string(&file).unwrap();
-    assert!(text.contains(from), "{text}");
-    std::fs::write(file, text.replace(from, to)).unwrap();
-}
+use tessera_harness::plugin::{GPU, Simulated, bounded, stderr, until};
 
 fn hang_up(node: &Simulated) {
     let pid = i32::try_from(node.plugin.as_ref().unwrap().id()).unwrap();
@@ -26,14 +18,12 @@ fn configuration(node: &Simulated) -> Value {
 
 #[tokio::test]
 async fn a_plugin_that_starts_with_a_bad_file_goes_on_with_the_last_good_one() {
-    let mut node = Simulated::new("replicas = 4").await;
-    node.serve().await;
-    bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
-    node.kubelet.run(&pod("a", 1)).await.unwrap();
+    let mut node = Simulated::serving().await;
+    node.start_pod("a", 1).await;
     let good = configuration(&node)["hash"].clone();
     // A fraction of a GPU too many, and then not even TOML: as kubelet restarts it with both.
     for (from, to) in [("replicas = 4", "replicas = 4\nmemory = \"70Gi\""), ("[share]", "[share")] {
-        write(&node, from, to);
+        node.configure(from, to);
         assert_eq!(node.terminate().await, Some(0));
         node.serve().await;
         bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
@@ -56,11 +46,9 @@ async fn a_plugin_that_starts_with_a_bad_file_goes_on_with_the_last_good_one() {
 /// Whose ledger is not the default one, so that the file has to say where it is.
 #[tokio::test]
 async fn a_plugin_whose_file_cannot_be_read_goes_on_with_the_last_good_one() {
-    let mut node = Simulated::new("replicas = 4").await;
-    node.serve().await;
-    bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
+    let mut node = Simulated::serving().await;
     let good = configuration(&node)["hash"].clone();
-    let file = node.dir.path().join("config.toml");
+    let file = node.file();
     let aside = node.dir.path().join("aside");
     let breaks: [&dyn Fn(); 4] = [
         &|| std::fs::rename(&file, &aside).unwrap(),
@@ -82,13 +70,11 @@ async fn a_plugin_whose_file_cannot_be_read_goes_on_with_the_last_good_one() {
 
 #[tokio::test]
 async fn sighup_and_the_command_have_the_file_read_again() {
-    let mut node = Simulated::new("replicas = 4").await;
-    node.serve().await;
-    bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
-    write(&node, "replicas = 4", "replicas = 8");
+    let mut node = Simulated::serving().await;
+    node.configure("replicas = 4", "replicas = 8");
     hang_up(&node);
     bounded(node.kubelet.wait_allocatable(GPU, 16)).await;
-    write(&node, "replicas = 8", "replicas = 2\n[log]\nfilter = \"debug\"\nformat = \"json\"");
+    node.configure("replicas = 8", "replicas = 2\n[log]\nfilter = \"debug\"\nformat = \"json\"");
     let answer = node.run(&["config", "reload", "-o", "json"]);
     assert_eq!(answer.status.code(), Some(0), "{}", stderr(&answer));
     bounded(node.kubelet.wait_allocatable(GPU, 4)).await;
@@ -108,14 +94,9 @@ async fn a_plan_tells_what_would_change_and_changes_nothing() {
     let mut node = Simulated::new("replicas = 4\nmemory = \"2Gi\"").await;
     node.serve().await;
     bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
-    node.kubelet.run(&pod("a", 1)).await.unwrap();
-    bounded(async {
-        while node.json()["allocations"][0]["holder"].is_null() {
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-        }
-    })
-    .await;
-    let text = std::fs::read_to_string(node.dir.path().join("config.toml")).unwrap();
+    node.start_pod("a", 1).await;
+    until(|| (!node.json()["allocations"][0]["holder"].is_null()).then_some(())).await;
+    let text = std::fs::read_to_string(node.file()).unwrap();
     let new = node.dir.path().join("new.toml");
     let other =
         "replicas = 2\nmemory = \"4Gi\"\n[compute]\nquantum = \"8ms\"\n[log]\nformat = \"json\"";
@@ -156,7 +137,7 @@ async fn a_plan_tells_what_would_change_and_changes_nothing() {
 #[tokio::test]
 async fn check_takes_a_file_and_tells_errors_of_both_kinds() {
     let node = Simulated::new("replicas = 4").await;
-    let text = std::fs::read_to_string(node.dir.path().join("config.toml")).unwrap();
+    let text = std::fs::read_to_string(node.file()).unwrap();
     let new = node.dir.path().join("new.toml");
     let bad = "replicas = 4\nmemory = \"70Gi\"\n[log]\nformat = \"xml\"";
     std::fs::write(&new, text.replace("replicas = 4", bad)).unwrap();

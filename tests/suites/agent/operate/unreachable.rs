@@ -4,7 +4,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::process::Output;
 
-use tessera_harness::plugin::{Simulated, bounded, stderr, tessera};
+use tessera_harness::plugin::{Simulated, stderr, tessera, until};
 
 /// Every command that asks the plugin.
 const ASKING: &[&[&str]] = &[
@@ -113,16 +113,11 @@ async fn a_node_whose_gpus_are_all_left_out_says_so_with_those_that_there_are() 
     );
     assert!(!reported.ends_with(" ok"), "{reported}");
     node.launch();
-    let output = bounded(async {
-        loop {
-            let output = node.run(&["status"]);
-            if said(&output).contains("No GPUs")
-                && said(&output).contains("gpus.include and gpus.exclude leave none")
-            {
-                return output;
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-        }
+    let output = until(|| {
+        let output = node.run(&["status"]);
+        let text = said(&output);
+        let leaves_none = text.contains("gpus.include and gpus.exclude leave none");
+        (text.contains("No GPUs") && leaves_none).then_some(output)
     })
     .await;
     assert_eq!(output.status.code(), Some(69), "{}", said(&output));

@@ -1,7 +1,5 @@
 //! The configuration's file changes while the plugin runs.
 
-mod sequences;
-
 use std::path::{Path, PathBuf};
 
 use tessera_fake_kubelet::{Container, Pod};
