@@ -4,10 +4,11 @@
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tessera_harness::{artefacts, workspace};
+
+use crate::{said, until};
 
 fn command(dir: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(workspace().join("tests/gpu/run"));
@@ -21,14 +22,10 @@ fn suite(args: &[&str]) -> Output {
     command(dir.path(), args).output().expect("python3 is on the PATH")
 }
 
-fn text(out: &Output) -> String {
-    String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr)
-}
-
 #[test]
 fn its_checks_hold_on_the_simulated_gpu() {
     let out = suite(&["--simulated"]);
-    let said = text(&out);
+    let said = said(&out);
     assert_eq!(out.status.code(), Some(0), "{said}");
     for check in ["held, every total is the quota", "greedy by vmm is refused at the quota"] {
         assert!(said.contains(&format!("PASS  {check}")), "{check}: {said}");
@@ -39,7 +36,7 @@ fn its_checks_hold_on_the_simulated_gpu() {
 #[test]
 fn what_is_known_of_hardware_is_confirmed_and_by_the_old_beliefs_refuted() {
     for (beliefs, verdict) in [("new", "PASS"), ("old", "FAIL")] {
-        let said = text(&suite(&["findings", "--simulated", "--beliefs", beliefs]));
+        let said = said(&suite(&["findings", "--simulated", "--beliefs", beliefs]));
         for belief in [
             "reserved",
             "handles",
@@ -66,7 +63,7 @@ fn without_a_gpu_it_says_so_and_what_to_do() {
         return;
     }
     let out = suite(&[]);
-    let said = text(&out);
+    let said = said(&out);
     assert_eq!(out.status.code(), Some(2), "{said}");
     assert!(said.contains("no NVIDIA GPU here") && said.contains("--simulated"), "{said}");
 }
@@ -78,7 +75,7 @@ fn its_own_logic_holds() {
         .arg(workspace().join("tests/gpu/selftest.py"))
         .output()
         .expect("python3 is on the PATH");
-    assert!(out.status.success(), "{}", text(&out));
+    assert!(out.status.success(), "{}", said(&out));
 }
 
 /// The lines of the phase `share`, the first of which describes the machine.
@@ -109,7 +106,7 @@ fn positive(line: &Value, key: &str) -> bool {
 fn time_is_measured_on_the_simulated_gpu() {
     let dir = tempfile::tempdir().expect("a writable temporary directory");
     let out = command(dir.path(), &["share", "--simulated"]).output().expect("python3 is there");
-    let (said, results) = (text(&out), results(dir.path()));
+    let (said, results) = (said(&out), results(dir.path()));
     for part in ["footprint", "marks", "leases", "decode", "exchange", "lone"] {
         assert!(said.contains(&format!("PASS  {part} is measured")), "{part}: {said}");
     }
@@ -200,14 +197,6 @@ fn lives_in(dir: &Path) -> bool {
     environments.any(|text| text.windows(needle.len()).any(|part| part == needle))
 }
 
-fn until(what: &str, seconds: u64, mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(seconds);
-    while !holds() {
-        assert!(Instant::now() < end, "{what}: not in {seconds} s");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
 #[test]
 fn a_run_that_is_interrupted_keeps_what_it_measured_and_leaves_nobody() {
     let dir = tempfile::tempdir().expect("a writable temporary directory");
@@ -219,12 +208,12 @@ fn a_run_that_is_interrupted_keeps_what_it_measured_and_leaves_nobody() {
         .spawn()
         .expect("python3 is on the PATH");
     // In the middle of the cases, with tenants that measure.
-    until("a result", 120, || !of(&results(dir.path()), "leases").is_empty());
+    until("no result", || (!of(&results(dir.path()), "leases").is_empty()).then_some(()));
     // SAFETY: a child of this process, not waited for yet: the pid is its own.
     unsafe { libc::kill(run.id().cast_signed(), libc::SIGTERM) };
     let status = run.wait().expect("a child of this process");
     assert_eq!(status.code(), Some(130));
-    until("all are gone", 30, || !lives_in(&scratch));
+    until("somebody is left", || (!lives_in(&scratch)).then_some(()));
     assert_eq!(fs::read_dir(&scratch).expect("it is there").count(), 0, "files are left");
     let report = fs::read_to_string(dir.path().join("report.md")).expect("a report");
     assert!(report.contains("it was interrupted"), "{report}");

@@ -8,3 +8,29 @@ mod image;
 mod run;
 mod sandbox;
 mod steer;
+
+use std::process::Output;
+use std::time::{Duration, Instant};
+
+use tessera_harness::PATIENCE;
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// All that a program printed.
+fn said(output: &Output) -> String {
+    text(&output.stdout) + &text(&output.stderr)
+}
+
+/// Looks again and again until something is found.
+fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < end, "{what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}

@@ -3,15 +3,14 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
-use tessera_harness::freezer::Freezer;
-use tessera_harness::{
-    Conversation, MIB, Preloaded, SimGpu, artefacts, compile_c, external, settles,
-};
+use tessera_harness::{Conversation, MIB, Preloaded, SimGpu, artefacts, compile_c, settles};
+
+use crate::{text, until};
 
 /// A base directory of its own, so that what is left behind shows.
 struct Bench {
@@ -37,14 +36,6 @@ impl Bench {
         self.run(options, command).output().expect("tessera starts")
     }
 
-    /// The directories of runs.
-    fn runs(&self) -> Vec<PathBuf> {
-        let inside = |dir: PathBuf| std::fs::read_dir(dir).into_iter().flatten().flatten();
-        let roots = inside(self.base.path().to_owned()).map(|entry| entry.path());
-        let entries = roots.flat_map(inside).map(|entry| entry.path());
-        entries.filter(|path| path.is_dir()).collect()
-    }
-
     /// Busy time of each process on the first GPU, nanoseconds, by the simulator's own account.
     fn busy(&self) -> BTreeMap<u64, u64> {
         let mut ask = Command::new(artefacts().sim_dir().join("simgpu-ctl"));
@@ -65,27 +56,6 @@ impl Bench {
         got(&pid) * 1000 / after.keys().map(got).sum::<u64>().max(1)
     }
 
-    /// Not in the middle of a call: in there it would hold a lock that all processes of the simulated
-    /// machine share, as those of a real one do not.
-    fn freeze(&self, freezer: &Freezer) {
-        for _ in 0..50 {
-            freezer.freeze();
-            let mut ask = Command::new(artefacts().sim_dir().join("simgpu-ctl"));
-            let ask = ask.arg("account").envs(self.sim.envs()).stdout(Stdio::null());
-            let mut ask = ask.spawn().expect("simgpu-ctl starts");
-            let begin = Instant::now();
-            while begin.elapsed() < Duration::from_secs(1) {
-                if ask.try_wait().expect("our child").is_some() {
-                    return;
-                }
-                std::thread::sleep(Duration::from_millis(2));
-            }
-            freezer.thaw();
-            ask.wait().expect("our child");
-        }
-        panic!("always in the middle of a call");
-    }
-
     fn left_behind(&self) -> usize {
         std::fs::read_dir(self.base.path()).expect("just made").count()
     }
@@ -93,10 +63,6 @@ impl Bench {
 
 fn tenant() -> String {
     artefacts().tenant().to_str().expect("a UTF-8 path").to_owned()
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
 }
 
 #[test]
@@ -142,27 +108,6 @@ fn the_exit_status_is_the_commands() {
     }
     assert_eq!(bench.output(&["-m", "1Gi"], &["/nonexistent"]).status.code(), Some(127));
     assert_eq!(bench.output(&["-m", "1Gi"], &["/etc/passwd"]).status.code(), Some(126));
-    assert_eq!(bench.left_behind(), 0);
-}
-
-#[test]
-fn a_signal_reaches_the_command_and_the_pages_go() {
-    let bench = Bench::new();
-    let mut run = bench.run(&["-m", "1Gi"], &[&tenant(), "hold", "--bytes=1Mi"]);
-    let mut child = run.stdout(Stdio::piped()).spawn().expect("tessera starts");
-    let mut out = BufReader::new(child.stdout.take().expect("piped"));
-    let mut line = String::new();
-    out.read_line(&mut line).expect("the tenant speaks");
-    assert!(line.contains("ready"), "{line}");
-    assert_eq!(bench.left_behind(), 1);
-    let pid = i32::try_from(child.id()).expect("a pid");
-    // SAFETY: our own child, not yet waited for.
-    unsafe { libc::kill(pid, libc::SIGTERM) };
-    // It ends in order at SIGTERM, and says so; any other end would have another code.
-    line.clear();
-    out.read_line(&mut line).expect("the tenant speaks");
-    assert!(line.contains("done"), "{line}");
-    assert_eq!(child.wait().expect("our child").code(), Some(0));
     assert_eq!(bench.left_behind(), 0);
 }
 
@@ -258,29 +203,6 @@ fn what_is_wrong_is_said_and_what_to_do() {
     assert_eq!(bench.left_behind(), 0);
 }
 
-#[test]
-fn what_a_killed_run_left_is_swept_by_a_later_one() {
-    let bench = Bench::new();
-    let mut run = bench.run(&["-m", "1Gi"], &["sh", "-c", "echo; exec sleep 1000"]);
-    // The command outlives a killed run; it must not outlive this test.
-    let mut child = run.stdout(Stdio::piped()).spawn().expect("tessera starts");
-    let mut out = BufReader::new(child.stdout.take().expect("piped"));
-    out.read_line(&mut String::new()).expect("the command runs");
-    let sleeping = children_of(child.id());
-    child.kill().expect("our child");
-    child.wait().expect("our child");
-    let left = bench.runs().pop().expect("what the killed run left");
-    for pid in sleeping {
-        // SAFETY: a grandchild that sleeps for a thousand seconds: the pid is still its own.
-        unsafe { libc::kill(pid, libc::SIGKILL) };
-    }
-    bench.output(&["-m", "1Gi"], &["true"]);
-    assert!(left.exists(), "too young to be judged");
-    age(&left, Duration::from_secs(120));
-    bench.output(&["-m", "1Gi"], &["true"]);
-    assert!(!left.exists());
-}
-
 /// A run that launches all the time, and its process; both end with this.
 struct Backlogged {
     run: Child,
@@ -326,31 +248,6 @@ fn runs_share_a_gpu_by_their_options_also_when_the_one_that_arbitrates_is_killed
     settles("after the death", &(700..=800), part);
 }
 
-/// A tenant frozen while it holds the GPU is not waited for longer than a late drain, and afterwards
-/// takes part again.
-#[test]
-fn a_frozen_run_costs_the_other_a_deadline_and_goes_on_when_it_is_thawed() {
-    let bench = Bench::new();
-    let frozen = Backlogged::new(&bench, &["--cores", "50"]);
-    let freezer = match Freezer::of(u32::try_from(frozen.pid).expect("a pid")) {
-        Ok(freezer) => freezer,
-        Err(reason) => return external::skip("a_frozen_run_costs_the_other_a_deadline", &reason),
-    };
-    let other = Backlogged::new(&bench, &["--cores", "50"]);
-    // Each time another one holds the GPU.
-    for _ in 0..2 {
-        bench.freeze(&freezer);
-        std::thread::sleep(Duration::from_millis(300));
-        let part = || bench.part_of(other.pid, Duration::from_millis(300));
-        settles("thousandths beside one that is frozen", &(990..=1000), part);
-        freezer.thaw();
-        std::thread::sleep(Duration::from_millis(150));
-    }
-    let part = || bench.part_of(frozen.pid, Duration::from_secs(1));
-    settles("thousandths, of 500", &(400..=600), part);
-    drop(freezer);
-}
-
 #[test]
 fn a_strict_share_is_a_cap_also_for_one_that_is_alone() {
     let bench = Bench::new();
@@ -366,53 +263,29 @@ fn a_strict_share_is_a_cap_also_for_one_that_is_alone() {
 }
 
 fn children_of(pid: u32) -> Vec<i32> {
-    let deadline = Instant::now() + Duration::from_secs(180);
-    loop {
+    until(&format!("no children of {pid}"), || {
         let path = format!("/proc/{pid}/task/{pid}/children");
         let children = std::fs::read_to_string(path).unwrap_or_default();
         let pids: Vec<i32> = children.split_whitespace().filter_map(|p| p.parse().ok()).collect();
-        if !pids.is_empty() {
-            return pids;
-        }
-        assert!(Instant::now() < deadline, "no children of {pid}");
-        std::thread::yield_now();
-    }
+        (!pids.is_empty()).then_some(pids)
+    })
 }
 
-fn age(dir: &Path, by: Duration) {
-    let then = std::time::SystemTime::now() - by;
-    let dir = std::fs::File::open(dir).expect("a directory");
-    dir.set_modified(then).expect("our own directory");
-}
-
-/// "auto": by the multiprocessors that NVML reports, 1,536 threads each of an L4, 2,048 of an H100 and
-/// of an A100, whose multiprocessors have half as many cores.
+/// "auto": by the multiprocessors that NVML reports, 2,048 threads each of an A100.
 #[test]
 fn the_charge_for_a_context_follows_the_gpu() {
-    for (multiprocessors, capability, bytes) in [
-        (58, "8.9", 58 * 3 * MIB),
-        (132, "9.0", 132 * 7 * MIB / 2),
-        (108, "8.0", 108 * 7 * MIB / 2),
-    ] {
-        let sim = SimGpu::start(&format!(
-            "[memory]\ncontext_overhead = \"auto\"\nmodule_overhead = 0\n\
-             [[gpu]]\nuuid = \"GPU-7e55e7a0-0000-4000-8000-000000000002\"\nmemory = \"16GiB\"\n\
-             sm_count = {multiprocessors}\ncompute_capability = \"{capability}\"\n"
-        ));
-        let tessera = Preloaded::bare(artefacts().tessera()).sim(&sim);
-        let shim = artefacts().shim();
-        let mut tenant = Conversation::start(
-            ["run", "--memory", "1Gi", "--shim"]
-                .iter()
-                .fold(tessera, |run, argument| run.arg(argument))
-                .arg(&shim)
-                .arg("--")
-                .arg(compile_c("calls")),
-        );
-        tenant.must("init");
-        tenant.must("retain 0");
-        assert_eq!(tenant.ask("info").values, [1024 * MIB - bytes, 1024 * MIB], "{capability}");
-    }
+    let sim = SimGpu::start(
+        "[memory]\ncontext_overhead = \"auto\"\nmodule_overhead = 0\n\
+         [[gpu]]\nuuid = \"GPU-7e55e7a0-0000-4000-8000-000000000002\"\nmemory = \"16GiB\"\n\
+         sm_count = 108\ncompute_capability = \"8.0\"\n",
+    );
+    let run = Preloaded::bare(artefacts().tessera()).sim(&sim);
+    let run = ["run", "--memory", "1Gi", "--shim"].iter().fold(run, |run, word| run.arg(word));
+    let run = run.arg(artefacts().shim()).arg("--").arg(compile_c("calls"));
+    let mut tenant = Conversation::start(run);
+    tenant.must("init");
+    tenant.must("retain 0");
+    assert_eq!(tenant.ask("info").values, [1024 * MIB - 108 * 7 * MIB / 2, 1024 * MIB]);
 }
 
 /// Reads lines of the command until one is `wanted`.
@@ -515,45 +388,6 @@ fn runs_are_only_where_nobody_else_can_change_them() {
     let out = out.expect("tessera starts");
     assert_eq!(out.status.code(), Some(125));
     assert!(text(&out.stderr).contains("set XDG_RUNTIME_DIR"), "{}", text(&out.stderr));
-}
-
-#[test]
-fn a_name_that_somebody_has_taken_locks_nobody_out_and_is_left_alone() {
-    let bench = Bench::new();
-    let victim = bench.base.path().join("victim");
-    directory(&victim, 0o755, None);
-    std::fs::write(victim.join("file"), "precious").expect("our own");
-    let temporary = bench.base.path().join("tmp");
-    directory(&temporary, 0o1777, None);
-    let in_it = || std::fs::read_dir(&temporary).expect("ours").flatten().map(|entry| entry.path());
-    // What the run of this user and machine is called.
-    let mut hold = bench.run(&["-m", "1Gi"], &["sh", "-c", "echo $TESSERA_DIR"]);
-    hold.env("XDG_RUNTIME_DIR", "/nonexistent").env("TMPDIR", &temporary);
-    let pages = text(&hold.output().expect("tessera starts").stdout);
-    let taken = Path::new(pages.trim()).parent().expect("a directory").to_owned();
-    // SAFETY: asks for a number.
-    let is_root = unsafe { libc::geteuid() } == 0;
-    let hostile: [&dyn Fn(); 3] = [
-        &|| std::os::unix::fs::symlink(&victim, &taken).expect("a new link"),
-        &|| std::fs::write(&taken, "").expect("a new file"),
-        &|| directory(&taken, 0o777, is_root.then_some(12345)),
-    ];
-    for put in hostile {
-        put();
-        let before = in_it().count();
-        let out = hold.output().expect("tessera starts");
-        assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
-        assert!(!text(&out.stdout).starts_with(&*taken.join("").to_string_lossy()));
-        assert_eq!(in_it().count(), before, "left behind, or took away");
-        let meta = taken.symlink_metadata().expect("left alone");
-        if meta.is_dir() {
-            std::fs::remove_dir(&taken).expect("nothing was made in it");
-        } else {
-            std::fs::remove_file(&taken).expect("ours");
-        }
-    }
-    assert_eq!(std::fs::read(victim.join("file")).expect("left alone"), b"precious");
-    assert_eq!(std::fs::read_dir(&victim).expect("ours").count(), 1);
 }
 
 #[test]

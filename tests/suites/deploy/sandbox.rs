@@ -5,36 +5,21 @@ use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
-use tessera_harness::{GIB, PATIENCE, artefacts, external, workspace};
+use tessera_harness::{GIB, artefacts, external, workspace};
+
+use crate::{said, until};
 
 fn temporary() -> TempDir {
     tempfile::tempdir().expect("a writable temporary directory")
-}
-
-fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + PATIENCE;
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Instant::now() < end, "{what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 fn command(tmp: &TempDir, args: &[&str]) -> Command {
     let mut command = Command::new(artefacts().tessera());
     command.args(args).env("TMPDIR", tmp.path()).stdin(Stdio::null());
     command
-}
-
-fn said(output: &Output) -> String {
-    let (out, err) = (&output.stdout, &output.stderr);
-    format!("{}{}", String::from_utf8_lossy(out), String::from_utf8_lossy(err))
 }
 
 /// A sandbox that stays up; its temporary files are in a directory of their own.
@@ -69,6 +54,11 @@ impl Sandbox {
 
     fn out(&self) -> String {
         self.out.lock().unwrap().clone()
+    }
+
+    /// Where its page is served.
+    fn page(&self) -> String {
+        page(self.out().lines()).expect("a page")
     }
 
     /// Asks it from another terminal.
@@ -129,6 +119,12 @@ fn processes(dir: &Path) -> Vec<String> {
     pids.filter(|pid| pid.bytes().all(|b| b.is_ascii_digit()))
         .filter(|pid| names("environ", pid) || names("cmdline", pid))
         .collect()
+}
+
+/// The host of the page that one of these lines names.
+fn page(lines: impl Iterator<Item = impl AsRef<str>>) -> Option<String> {
+    let hosts = |line: &str| Some(line.split("http://").nth(1)?.trim_end_matches('/').to_owned());
+    lines.into_iter().find_map(|line| hosts(line.as_ref().strip_prefix("page")?))
 }
 
 fn get(url_host: &str, path: &str) -> String {
@@ -375,10 +371,9 @@ fn what_is_printed_answers() {
     let answer = get(host, "/metrics");
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     assert!(answer.contains("tessera_") && answer.contains("H100"), "{answer}");
-    let page = out.lines().find(|line| line.starts_with("page")).expect("a page");
-    let page = page.split("http://").nth(1).unwrap().trim_end_matches('/');
-    assert!(get(page, "/").contains("<html"), "{}", get(page, "/"));
-    let fleet = get(page, "/api/v1/fleet");
+    let page = sandbox.page();
+    assert!(get(&page, "/").contains("<html"), "{}", get(&page, "/"));
+    let fleet = get(&page, "/api/v1/fleet");
     assert!(fleet.contains("\"pod\":\"chat\"") && fleet.contains("H100"), "{fleet}");
     // Lines are commands as they stand.
     let status = out.lines().find(|line| line.ends_with(" status")).expect("a command");
@@ -413,12 +408,9 @@ fn recipes_of_the_api_run_as_they_are_written() {
     let sandbox = Sandbox::start(&[]);
     sandbox.must(&["run", "hog", "--load", "greedy", "--namespace", "team"]);
     sandbox.must(&["cordon", "1"]);
-    let out = sandbox.out();
-    let page = out.lines().find(|line| line.starts_with("page")).expect("a page");
-    let host = page.split("http://").nth(1).unwrap().trim_end_matches('/');
     let bin = jq.parent().unwrap();
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
-    let recipes = recipes(host);
+    let recipes = recipes(&sandbox.page());
     assert!(recipes.len() > 5, "{recipes:?}");
     for recipe in recipes {
         // The history needs some seconds; that no node is silent is one of the answers.
@@ -488,9 +480,7 @@ fn one_page_is_over_all_nodes_and_says_which_does_not_answer() {
     let sandbox = Sandbox::start(&["--layout", "2x1"]);
     sandbox.must(&["run", "a", "--node", "n0"]);
     sandbox.must(&["run", "b", "--node", "n1"]);
-    let out = sandbox.out();
-    let page = out.lines().find(|line| line.starts_with("page of all nodes")).expect("a page");
-    let page = page.split("http://").nth(1).unwrap().trim_end_matches('/').to_owned();
+    let page = sandbox.page();
     let fleet = || -> Value {
         let answer = get(&page, "/api/v1/fleet");
         let body = answer.find('{').map(|at| &answer[at..=answer.rfind('}').unwrap()]);
@@ -524,9 +514,7 @@ fn a_made_up_fleet_is_on_the_page_at_once() {
         .spawn()
         .expect("tessera starts");
     let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
-    let page = lines.map_while(Result::ok).find(|line| line.starts_with("page"));
-    let page =
-        page.expect("a page").split("http://").nth(1).unwrap().trim_end_matches('/').to_owned();
+    let page = page(lines.map_while(Result::ok)).expect("a page");
     let fleet = get(&page, "/api/v1/fleet");
     assert!(fleet.matches("\"answers\":").count() == 200, "{}", fleet.len());
     // SAFETY: kill(2) of a child of ours that was not waited for.

@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use tessera_harness::{
-    Conversation, GIB, MIB, PATIENCE, Preloaded, Running, SimGpu, artefacts, compile_c, own_paths,
-    settles, workspace,
+    Conversation, GIB, MIB, PATIENCE, Pages, Preloaded, Running, SimGpu, artefacts, compile_c,
+    own_paths, settles, workspace,
 };
 use tessera_region::layout::PAGES_DIR_ENV;
-use tessera_region::quota::{self, GpuQuota, Policy, QuotaSpec};
-use tessera_region::usage;
+use tessera_region::quota::{GpuQuota, Policy};
+
+use crate::{text, until};
 
 const OUT_OF_MEMORY: i64 = 2;
 const ONE: &str = "11111111111111111111111111111111";
@@ -51,11 +52,8 @@ impl Node {
                 cores_millis: 500,
                 policy: Policy::Burst,
             };
-            let spec = QuotaSpec { allocation: (*id).to_owned(), generation: 1, gpus: vec![gpu] };
-            let pages = node.pages(id);
-            std::fs::create_dir_all(&pages).expect("just made");
-            quota::create(&pages, &spec).expect("a valid quota");
-            usage::create(&pages, 1).expect("a writable directory");
+            std::fs::create_dir_all(node.pages(id)).expect("just made");
+            Pages::of(&node.pages(id), id, vec![gpu]);
         }
         node.serve();
         node
@@ -73,20 +71,10 @@ impl Node {
     }
 
     fn serve(&mut self) {
-        let log = std::fs::File::options().append(true).create(true).open(self.log());
-        let log = log.expect("just made");
-        let plugin = self.tessera(&["serve"]).stderr(log).spawn().expect("tessera starts");
-        self.plugin = Some(plugin);
-        let begun = Instant::now();
-        while !self.says(&["quota", "show", "-o", "json"]).0.contains(ONE) {
-            let log = || std::fs::read_to_string(self.log()).unwrap_or_default();
-            assert!(begun.elapsed() < Duration::from_secs(180), "no allocations: {}", log());
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-
-    fn log(&self) -> PathBuf {
-        self.dir.path().join("log")
+        self.plugin = Some(self.tessera(&["serve"]).spawn().expect("tessera starts"));
+        until("no allocations", || {
+            self.says(&["quota", "show", "-o", "json"]).0.contains(ONE).then_some(())
+        });
     }
 
     fn kill(&mut self) {
@@ -99,7 +87,6 @@ impl Node {
     fn says(&self, args: &[&str]) -> (String, String, Option<i32>) {
         let Output { stdout, stderr, status } =
             self.tessera(args).output().expect("tessera starts");
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         (text(&stdout), text(&stderr), status.code())
     }
 
@@ -149,7 +136,6 @@ fn a_python_client_steers_as_the_documentation_says() {
         out.expect("Python starts")
     };
     let said = run("2");
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert!(said.status.success(), "{}", text(&said.stderr));
     let uuid = node.sim.uuid(0);
     let want = format!("{ONE} {uuid} {GIB}\n{uuid} {GIB} -> {}\n", 2 * GIB);
@@ -215,10 +201,8 @@ fn gpu_time_is_divided_again_and_capped_under_running_processes() {
     let node = Node::start(&[ONE, TWO]);
     let (first, second) = (node.load(ONE), node.load(TWO));
     let pids = [first.pid(), second.pid()];
-    let begun = Instant::now();
-    while node.worked(&pids, Duration::from_millis(50)).contains(&0) {
-        assert!(begun.elapsed() < Duration::from_secs(180), "they do not run side by side");
-    }
+    let both_run = || !node.worked(&pids, Duration::from_millis(50)).contains(&0);
+    until("they do not run side by side", || both_run().then_some(()));
     // Of what the two get, the first's part in percent.
     let part = || {
         let got = node.worked(&pids, Duration::from_secs(1));
