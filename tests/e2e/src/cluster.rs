@@ -29,30 +29,23 @@ enum Provider {
     Other,
 }
 
-/// A cluster.
 #[derive(Debug)]
 pub struct Cluster {
     provider: Provider,
     started: bool,
-    /// Its API.
     pub kubectl: Kubectl,
 }
 
-/// What is done to kubelet.
 #[derive(Clone, Copy, Debug)]
 pub enum Kubelet {
     /// Ends it; containers run on.
     Stop,
-    /// Starts it again.
     Start,
 }
 
 impl Cluster {
     /// The cluster that `KUBECONFIG` names; else one started with the script of `TESSERA_E2E_CLUSTER`, or with
     /// `../shared/cluster/cluster`.
-    ///
-    /// # Errors
-    /// There is neither, or it does not start.
     pub fn find_or_start(repo: &Path) -> Result<Self> {
         let script = match env::var_os(SCRIPT).filter(|name| !name.is_empty()) {
             Some(name) => Some(PathBuf::from(&name).canonicalize().with_context(|| {
@@ -103,9 +96,6 @@ impl Cluster {
     }
 
     /// Stops what [`Cluster::find_or_start`] started.
-    ///
-    /// # Errors
-    /// It does not stop.
     pub fn leave(&self) -> Result<()> {
         match (&self.provider, self.started) {
             (Provider::Script(script), true) => {
@@ -150,9 +140,6 @@ impl Cluster {
     }
 
     /// Stops or starts the kubelet of `node`.
-    ///
-    /// # Errors
-    /// It is out of reach.
     pub fn kubelet(&self, node: &str, what: Kubelet) -> Result<()> {
         let mut command = match &self.provider {
             Provider::Script(script) => {
@@ -178,9 +165,6 @@ impl Cluster {
     }
 
     /// Runs a bash script as root on the node itself, outside every container.
-    ///
-    /// # Errors
-    /// The node is out of reach, or the script fails.
     pub fn on_host(&self, node: &str, script: &str) -> Result<String> {
         let mut command = match &self.provider {
             Provider::Script(_) => Command::new("bash"),

@@ -45,7 +45,6 @@ pub fn as_deployed() -> String {
 const SELECTOR: &str = "app.kubernetes.io/name=tessera";
 const READY: Duration = wait::LIMIT;
 
-/// The deployed plugin.
 #[derive(Debug)]
 pub struct Plugin<'a> {
     kubectl: &'a Kubectl,
@@ -55,9 +54,6 @@ pub struct Plugin<'a> {
 
 impl<'a> Plugin<'a> {
     /// Deploys it and waits until the node offers every replica.
-    ///
-    /// # Errors
-    /// Something named Tessera is there already, or it does not come up.
     pub fn deploy(cluster: &'a Cluster, repo: &Path, node: &str) -> Result<Self> {
         let kubectl = &cluster.kubectl;
         let offers = AtomicU64::new(REPLICAS);
@@ -76,9 +72,6 @@ impl<'a> Plugin<'a> {
 
     /// Applies a manifest of `deploy/` on simulated GPUs, with this configuration; `change` sees the DaemonSet's pod.
     /// What is there already is rolled out again where it differs.
-    ///
-    /// # Errors
-    /// The API server's refusal.
     pub fn apply(&self, manifest: &Path, config: &str, change: impl Fn(&mut Value)) -> Result<()> {
         for mut object in self.kubectl.read_manifest(&manifest.display().to_string())? {
             match object["kind"].as_str() {
@@ -96,17 +89,11 @@ impl<'a> Plugin<'a> {
     }
 
     /// Applies deploy/tessera.yaml as [`Plugin::deploy`] does.
-    ///
-    /// # Errors
-    /// The API server's refusal.
     pub fn apply_as_deployed(&self, repo: &Path) -> Result<()> {
         self.apply(&repo.join("deploy/tessera.yaml"), &as_deployed(), |_| {})
     }
 
     /// What of the plugin's own namespaces is on the cluster and not from these tests.
-    ///
-    /// # Errors
-    /// A Tessera that these tests did not deploy.
     pub fn check_absent(kubectl: &Kubectl) -> Result<()> {
         for name in [PLUGIN_NAMESPACE, NAMESPACE] {
             if let Some(found) = kubectl.find(&["namespace", name])? {
@@ -121,9 +108,6 @@ impl<'a> Plugin<'a> {
     }
 
     /// The replicas that kubelet would admit now.
-    ///
-    /// # Errors
-    /// The node is gone.
     pub fn allocatable(&self) -> Result<u64> {
         let node = self.kubectl.get(&["node", &self.node])?;
         let count = node["status"]["allocatable"][RESOURCE].as_str().unwrap_or("0");
@@ -141,17 +125,11 @@ impl<'a> Plugin<'a> {
     }
 
     /// Waits until the node offers [`Plugin::offers`].
-    ///
-    /// # Errors
-    /// It does not.
     pub fn wait_until_offered(&self) -> Result<()> {
         self.wait_for_replicas(self.offers())
     }
 
     /// Waits until the node offers `count` replicas.
-    ///
-    /// # Errors
-    /// It does not.
     pub fn wait_for_replicas(&self, count: u64) -> Result<()> {
         wait::until(&format!("the node offers {count} replicas"), READY, || {
             let now = self.allocatable()?;
@@ -160,9 +138,6 @@ impl<'a> Plugin<'a> {
     }
 
     /// Waits until the plugin offers `count` free replicas.
-    ///
-    /// # Errors
-    /// It does not.
     pub fn wait_for_free(&self, count: usize) -> Result<()> {
         wait::until(&format!("{count} replicas are free and healthy"), READY, || {
             let status = self.status()?;
@@ -202,9 +177,6 @@ impl<'a> Plugin<'a> {
     }
 
     /// The name of the plugin's one pod.
-    ///
-    /// # Errors
-    /// There is none, or more.
     pub fn pod(&self) -> Result<String> {
         match &self.pods()?[..] {
             [pod] => Ok(pod["metadata"]["name"].as_str().unwrap_or_default().to_owned()),
@@ -213,9 +185,6 @@ impl<'a> Plugin<'a> {
     }
 
     /// How often the plugin's container restarted.
-    ///
-    /// # Errors
-    /// There is no plugin pod.
     pub fn restarts(&self) -> Result<u64> {
         let pods = self.pods()?;
         let pod = pods.first().context("no plugin pod")?;
@@ -223,17 +192,11 @@ impl<'a> Plugin<'a> {
     }
 
     /// Runs a command in the plugin's container.
-    ///
-    /// # Errors
-    /// It fails.
     pub fn exec(&self, command: &[&str]) -> Result<String> {
         self.try_exec(command)?.success(&command.join(" "))
     }
 
     /// The output of a command in the plugin's container, whatever its exit status.
-    ///
-    /// # Errors
-    /// There is no plugin pod.
     pub fn try_exec(&self, command: &[&str]) -> Result<Output> {
         let pod = self.pod()?;
         let head = ["exec", "-n", PLUGIN_NAMESPACE, &pod, "-c", "tessera", "--"];
@@ -241,18 +204,12 @@ impl<'a> Plugin<'a> {
     }
 
     /// What `tessera status -o json` says.
-    ///
-    /// # Errors
-    /// No plugin answers.
     pub fn status(&self) -> Result<Value> {
         let text = self.exec(&["tessera", "status", "-o", "json"])?;
         serde_json::from_str(&text).with_context(|| text.clone())
     }
 
     /// Deletes the plugin's pod and waits until another has taken its place.
-    ///
-    /// # Errors
-    /// None does.
     pub fn replace_pod(&self) -> Result<()> {
         let old = self.pod()?;
         self.kubectl.run(&["delete", "pod", "-n", PLUGIN_NAMESPACE, &old, "--wait=false"])?;
@@ -268,9 +225,6 @@ impl<'a> Plugin<'a> {
     }
 
     /// Kills the plugin's process with SIGKILL and waits until kubelet has restarted it.
-    ///
-    /// # Errors
-    /// It is not restarted.
     pub fn kill(&self) -> Result<()> {
         self.unsupervise()?;
         let before = self.restarts()?;
@@ -296,9 +250,6 @@ impl<'a> Plugin<'a> {
     /// Puts a loop around the plugin that starts it again at once whenever it ends, and none while
     /// [`crate::host::HOLD`] is there: so a case can kill it as often as it likes without kubelet's
     /// back-off, have it up while kubelet is down, and give it another configuration.
-    ///
-    /// # Errors
-    /// The new pod does not come up.
     pub fn supervise(&self) -> Result<()> {
         if self.is_supervised()? {
             return Ok(());
@@ -309,17 +260,11 @@ impl<'a> Plugin<'a> {
     }
 
     /// Whether it is in that loop, and may have another configuration than its pod.
-    ///
-    /// # Errors
-    /// There is no DaemonSet.
     pub fn is_supervised(&self) -> Result<bool> {
         Ok(self.template()?["containers"][0]["command"][0] == "sh")
     }
 
     /// Without that loop, as it is deployed: an earlier case may have put it there.
-    ///
-    /// # Errors
-    /// The new pod does not come up.
     pub fn unsupervise(&self) -> Result<()> {
         if !self.is_supervised()? {
             return Ok(());
@@ -329,9 +274,6 @@ impl<'a> Plugin<'a> {
     }
 
     /// [`Plugin::supervise`] without waiting.
-    ///
-    /// # Errors
-    /// The API server refuses.
     pub fn begin_supervision(&self) -> Result<()> {
         self.begin_roll_out(&json!({"containers": [{
             "name": "tessera",
@@ -356,27 +298,18 @@ impl<'a> Plugin<'a> {
     }
 
     /// The pod template's specification.
-    ///
-    /// # Errors
-    /// There is no DaemonSet.
     pub fn template(&self) -> Result<Value> {
         let set = self.kubectl.get(&["daemonset/tessera", "-n", PLUGIN_NAMESPACE])?;
         Ok(set["spec"]["template"]["spec"].clone())
     }
 
     /// Changes the pod template's specification and waits for the rolling update.
-    ///
-    /// # Errors
-    /// The new pod does not come up.
     pub fn roll_out(&self, spec: &Value) -> Result<()> {
         self.begin_roll_out(spec)?;
         self.wait_for_roll_out()
     }
 
     /// Changes the pod template; the pod is replaced even if the specification stays the same.
-    ///
-    /// # Errors
-    /// The API server refuses.
     pub fn begin_roll_out(&self, spec: &Value) -> Result<()> {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?;
         let patch = json!({"spec": {"template": {
@@ -390,9 +323,6 @@ impl<'a> Plugin<'a> {
     }
 
     /// Waits until the DaemonSet's one pod is of the newest template and ready.
-    ///
-    /// # Errors
-    /// It is not.
     pub fn wait_for_roll_out(&self) -> Result<()> {
         wait::until("the rolling update is done", READY, || {
             let pods = self.pods_that_stay()?.len();
@@ -407,9 +337,6 @@ impl<'a> Plugin<'a> {
     }
 
     /// Replaces the plugin's configuration; it takes effect with the next roll-out.
-    ///
-    /// # Errors
-    /// The API server refuses.
     pub fn configure(&self, toml: &str) -> Result<()> {
         let patch = json!({"data": {"config.toml": toml}}).to_string();
         self.kubectl
@@ -446,9 +373,6 @@ fn has_ended(pod: &Value) -> bool {
 }
 
 /// Removes plugin, tenants, and what lies on the node, also of a run that was killed.
-///
-/// # Errors
-/// Something stays.
 pub fn remove(kubectl: &Kubectl, repo: &Path, node: &str) -> Result<()> {
     for name in [NAMESPACE, PLUGIN_NAMESPACE] {
         delete_namespace(kubectl, name)?;
@@ -509,7 +433,6 @@ pub fn mark_as_ours(namespace: &mut Value) {
     namespace["metadata"]["labels"]["tessera.dev/e2e"] = json!("true");
 }
 
-/// A DaemonSet's pod.
 pub fn pod_spec(daemonset: &mut Value) -> &mut Value {
     &mut daemonset["spec"]["template"]["spec"]
 }

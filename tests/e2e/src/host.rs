@@ -7,7 +7,7 @@ use crate::suite::Suite;
 use crate::wait::{self, Look};
 
 /// Where the node keeps ledger and shims, as in the manifest.
-pub const STATE_ON_NODE: &str = "/var/lib/tessera";
+const STATE_ON_NODE: &str = "/var/lib/tessera";
 
 /// While it is there, the plugin's supervisor starts none; see [`crate::deploy::Plugin::supervise`].
 pub const HOLD: &str = "/var/lib/tessera-e2e/hold";
@@ -15,7 +15,6 @@ pub const HOLD: &str = "/var/lib/tessera-e2e/hold";
 /// The configuration of a supervised plugin, where there is one; see [`Suite::reconfigure`].
 pub const CONFIGURED: &str = "/var/lib/tessera-e2e/config.toml";
 
-/// What it is deployed with.
 pub const CONFIG: &str = include_str!("../overlay/config.toml");
 
 /// `serving`: the plugin's pids. `contained`: those of every container. Only what a cluster started:
@@ -35,9 +34,6 @@ serving() {
 
 impl Suite<'_> {
     /// Runs a bash script on the node, which may use `serving` and `contained`.
-    ///
-    /// # Errors
-    /// The node is out of reach, or the script fails.
     pub fn host(&self, script: &str) -> Result<String> {
         let head =
             format!("{FUNCTIONS}\npages={PAGES_ON_NODE} state={STATE_ON_NODE} sim={SIM_ON_NODE}");
@@ -45,18 +41,12 @@ impl Suite<'_> {
     }
 
     /// Sends the plugin a signal: `STOP`, `CONT`, `KILL`.
-    ///
-    /// # Errors
-    /// There is no plugin.
     pub fn signal_plugin(&self, signal: &str) -> Result<()> {
         let script = format!("p=$(serving); [ -n \"$p\" ] && kill -{signal} $p");
         self.host(&script).map(drop)
     }
 
     /// Kills the plugin and keeps it away, whatever kubelet does; needs a supervised one.
-    ///
-    /// # Errors
-    /// It runs on.
     pub fn hold_plugin(&self) -> Result<()> {
         self.host(&format!("touch {HOLD}; kill -9 $(serving)"))?;
         wait::until("the plugin is away", wait::LIMIT, || {
@@ -66,18 +56,12 @@ impl Suite<'_> {
     }
 
     /// Lets the plugin come back, and does not wait for it.
-    ///
-    /// # Errors
-    /// The node is out of reach.
     pub fn release_plugin(&self) -> Result<()> {
         self.host(&format!("rm -f {HOLD}")).map(drop)
     }
 
     /// Every container dies and the pages' tmpfs is gone, as when the power fails; what is on disk
     /// stays. Kubelet has to be stopped.
-    ///
-    /// # Errors
-    /// Something survives.
     pub fn power_off(&self) -> Result<()> {
         let left = self.host(
             "for ((i = 0; i < 300; i++)); do
@@ -94,9 +78,6 @@ impl Suite<'_> {
     /// Kills every process whose cgroup is named like one of these patterns of grep's, and waits until
     /// there has been none for a second: a worker of kubelet's that has not heard yet that the pod is gone
     /// starts its containers once more, half a second later.
-    ///
-    /// # Errors
-    /// One survives.
     pub fn kill_all_of(&self, cgroups: &str) -> Result<()> {
         let left = self.host(&format!(
             "none=0
@@ -113,9 +94,6 @@ impl Suite<'_> {
     /// Gives the plugin another configuration, or the one it was deployed with, and waits until it is
     /// registered with it. Where the node is in reach, by a restart of its process alone: roll-outs are
     /// for cases to try.
-    ///
-    /// # Errors
-    /// The plugin does not come up.
     pub fn reconfigure(&self, toml: Option<&str>) -> Result<()> {
         if !self.cluster.controls_kubelet() {
             self.plugin.configure(toml.unwrap_or(CONFIG))?;
@@ -139,9 +117,6 @@ impl Suite<'_> {
     }
 
     /// The names of the allocations' directories, and of what is left of removed ones.
-    ///
-    /// # Errors
-    /// The node is out of reach.
     pub fn directories(&self) -> Result<Vec<String>> {
         let list = self.host("ls -A $pages")?;
         Ok(list

@@ -11,7 +11,6 @@ use anyhow::{Context, Result, ensure};
 use crate::cluster::Cluster;
 use crate::process;
 
-/// The plugin.
 pub const PLUGIN: &str = "localhost/tessera:e2e";
 /// CUDA clients and a shell; carries the simulated driver for the node to install.
 pub const TENANT: &str = "localhost/tessera-tenant:e2e";
@@ -34,9 +33,6 @@ pub fn load_kind(cluster: &Cluster, repo: &Path, artefacts: &Path) -> Result<()>
 }
 
 /// Assembles both images from `artefacts` and puts them on the nodes.
-///
-/// # Errors
-/// Something was not built, or the cluster does not take an image.
 pub fn load(cluster: &Cluster, repo: &Path, artefacts: &Path) -> Result<()> {
     let work = Workspace::new()?;
     let script = repo.join("deploy/image/rootfs");
@@ -76,9 +72,6 @@ pub struct Workspace(pub PathBuf);
 
 impl Workspace {
     /// One of this process, of which there may be one at a time.
-    ///
-    /// # Errors
-    /// It cannot be made.
     pub fn new() -> Result<Self> {
         let path = std::env::temp_dir().join(format!("tessera-e2e-{}", std::process::id()));
         fs::create_dir(&path).with_context(|| path.display().to_string())?;

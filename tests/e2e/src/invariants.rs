@@ -52,9 +52,6 @@ pub struct Report {
 
 impl<'a> Invariants<'a> {
     /// Starts both pods, which take two of the shares.
-    ///
-    /// # Errors
-    /// They do not start.
     pub fn watch(suite: &'a Suite<'a>) -> Result<Self> {
         let idle = [Container::idle("main", 1)];
         let quiet = Pod::create(suite.kubectl, "quiet", Restart::Always, &[], &idle)?;
@@ -68,9 +65,6 @@ impl<'a> Invariants<'a> {
     /// Checks everything that can be checked at once; what is released after a grace is checked by
     /// [`nothing_is_left`]. `paths_lost` says that containers from before have lost their pages, so
     /// that new processes in them must be refused; `allowed`, which pods kubelet may have.
-    ///
-    /// # Errors
-    /// The first thing that does not hold.
     pub fn finish(self, paths_lost: bool, allowed: Refusals) -> Result<Report> {
         let report = Report {
             samples: self.sampler.stop()?,
@@ -98,9 +92,6 @@ impl<'a> Invariants<'a> {
 
 /// Waits until the plugin knows of no allocation, its directories are gone, and no byte is charged.
 /// No pod of ours may be there any more.
-///
-/// # Errors
-/// Something stays.
 pub fn nothing_is_left(suite: &Suite<'_>) -> Result<()> {
     wait::until("everything is released", wait::LIMIT, || {
         let status = suite.plugin.status()?;

@@ -34,9 +34,6 @@ impl Kubectl {
     }
 
     /// The output of a command, whatever its exit status.
-    ///
-    /// # Errors
-    /// It cannot be run, or hangs.
     pub fn try_run(&self, args: &[&str], stdin: Option<&str>) -> Result<Output> {
         let begun = Instant::now();
         let output = process::run(&mut self.command(args), stdin, REQUEST);
@@ -45,9 +42,6 @@ impl Kubectl {
     }
 
     /// Standard output of a command that has to succeed.
-    ///
-    /// # Errors
-    /// Also when it fails.
     pub fn run(&self, args: &[&str]) -> Result<String> {
         self.try_run(args, None)?.success(&format!("kubectl {}", args.join(" ")))
     }
@@ -71,18 +65,12 @@ impl Kubectl {
     }
 
     /// An object, or several as a `List`.
-    ///
-    /// # Errors
-    /// It does not exist, among others.
     pub fn get(&self, args: &[&str]) -> Result<Value> {
         let text = self.run(&[&["get", "-o", "json"], args].concat())?;
         serde_json::from_str(&text).context("kubectl get -o json")
     }
 
     /// An object, or `None` where it does not exist.
-    ///
-    /// # Errors
-    /// Any other failure.
     pub fn find(&self, args: &[&str]) -> Result<Option<Value>> {
         let text = self.run(&[&["get", "-o", "json", "--ignore-not-found"], args].concat())?;
         if text.trim().is_empty() {
@@ -92,9 +80,6 @@ impl Kubectl {
     }
 
     /// Deletes every pod of a namespace and waits until no container of them runs.
-    ///
-    /// # Errors
-    /// A container does not end.
     pub fn delete_pods(&self, namespace: &str) -> Result<()> {
         self.run(&["delete", "pods", "--all", "-n", namespace, "--wait=false"])?;
         wait::until("no container runs", wait::LIMIT, || {
@@ -115,9 +100,6 @@ impl Kubectl {
     }
 
     /// Creates or updates objects.
-    ///
-    /// # Errors
-    /// The API server's refusal.
     pub fn apply(&self, object: &Value) -> Result<()> {
         self.try_run(&["apply", "-f", "-"], Some(&object.to_string()))?
             .success("kubectl apply")
@@ -125,9 +107,6 @@ impl Kubectl {
     }
 
     /// Creates a pod, without asking first what a pod is: a third of the processor time.
-    ///
-    /// # Errors
-    /// The API server's refusal.
     pub fn create_pod(&self, pod: &Value) -> Result<()> {
         let namespace = pod["metadata"]["namespace"].as_str().unwrap_or("default");
         let path = format!("/api/v1/namespaces/{namespace}/pods");
@@ -137,18 +116,12 @@ impl Kubectl {
     }
 
     /// Removes every pod of a namespace from the API at once; kubelet ends what runs.
-    ///
-    /// # Errors
-    /// The API server's.
     pub fn forget_pods(&self, namespace: &str) -> Result<()> {
         let all = ["delete", "pods", "--all", "-n", namespace, "--wait=false"];
         self.run(&[&all[..], &["--force", "--grace-period=0"]].concat()).map(drop)
     }
 
     /// Creates several objects by one request of the command line.
-    ///
-    /// # Errors
-    /// The API server's refusal.
     pub fn create_all(&self, objects: Vec<Value>) -> Result<()> {
         let list = serde_json::json!({"apiVersion": "v1", "kind": "List", "items": objects});
         self.try_run(&["create", "-f", "-"], Some(&list.to_string()))?
@@ -157,9 +130,6 @@ impl Kubectl {
     }
 
     /// The objects of a YAML file, as kubectl itself reads it.
-    ///
-    /// # Errors
-    /// The file is missing or no manifest.
     pub fn read_manifest(&self, file: &str) -> Result<Vec<Value>> {
         let text = self.run(&["create", "--dry-run=client", "-o", "json", "-f", file])?;
         let mut objects = Vec::new();
@@ -183,9 +153,6 @@ pub struct Applied<'a> {
 
 impl<'a> Applied<'a> {
     /// Creates or changes it.
-    ///
-    /// # Errors
-    /// The API server's refusal.
     pub fn new(kubectl: &'a Kubectl, object: Value) -> Result<Self> {
         kubectl.apply(&object)?;
         Ok(Self { kubectl, object })

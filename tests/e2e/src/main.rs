@@ -12,22 +12,21 @@ mod kubectl;
 mod person;
 mod pods;
 mod process;
-mod random;
 mod suite;
 mod wait;
 
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
+use tessera_harness::Random;
 
 use crate::cases::{CASES, Case};
 use crate::cluster::Cluster;
 use crate::deploy::Plugin;
 use crate::dra::mode::{self, Claims};
-use crate::random::Random;
 use crate::suite::Suite;
 
 const USAGE: &str = "\
@@ -139,13 +138,23 @@ fn chosen(options: &Options) -> Result<Vec<&'static Case>> {
     };
     let mut chosen: Vec<&Case> = CASES.iter().filter(is_asked).collect();
     if options.shuffle {
-        let seed = random::seed()?;
+        let seed = seed()?;
         println!("shuffled: TESSERA_E2E_SEED={seed}");
-        Random::new(seed).shuffle(&mut chosen);
+        Random(seed).shuffle(&mut chosen);
         let first = chosen.first().map(|case| case.takes_claims());
         chosen.sort_by_key(|case| Some(case.takes_claims()) != first);
     }
     Ok(chosen)
+}
+
+/// What `TESSERA_E2E_SEED` says, or the clock.
+fn seed() -> Result<u64> {
+    number_of("TESSERA_E2E_SEED", SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs())
+}
+
+/// A number of the environment.
+fn number_of(name: &str, default: u64) -> Result<u64> {
+    env::var(name).map_or(Ok(default), |text| Ok(text.parse()?))
 }
 
 /// Whether every case passed.

@@ -34,9 +34,6 @@ pub struct Person {
 
 impl Desk {
     /// With the program as `make build` made it.
-    ///
-    /// # Errors
-    /// The program was not built, or there is no kubeconfig.
     pub fn new(suite: &Suite<'_>) -> Result<Self> {
         let dir = Workspace::new()?;
         let program = suite.artefacts.join("tessera");
@@ -49,17 +46,11 @@ impl Desk {
     }
 
     /// Whose kubeconfig the cluster's is.
-    ///
-    /// # Errors
-    /// The file cannot be written.
     pub fn owner(&self, namespace: &str) -> Result<Person> {
         self.person("owner", namespace, self.whole["users"][0]["user"].clone())
     }
 
     /// A service account, with a token as a person has one.
-    ///
-    /// # Errors
-    /// The API server gives no token.
     pub fn account(&self, suite: &Suite<'_>, namespace: &str, name: &str) -> Result<Person> {
         let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token");
         let asked =
@@ -70,10 +61,6 @@ impl Desk {
         self.person(name, namespace, json!({"token": made["status"]["token"]}))
     }
 
-    /// With these credentials, and this namespace as the context's.
-    ///
-    /// # Errors
-    /// The file cannot be written.
     pub fn person(&self, name: &str, namespace: &str, credentials: Value) -> Result<Person> {
         let mut config = self.whole.clone();
         config["users"][0]["user"] = credentials;
@@ -92,26 +79,17 @@ impl Desk {
 
 impl Person {
     /// What `kubectl tessera` with these arguments says, whatever its exit status.
-    ///
-    /// # Errors
-    /// It cannot be run, or hangs.
     pub fn tries(&self, args: &[&str]) -> Result<Output> {
         self.run("kubectl-tessera", args)
     }
 
     /// Standard output of `kubectl tessera`, which has to succeed.
-    ///
-    /// # Errors
-    /// Also when it fails.
     pub fn says(&self, args: &[&str]) -> Result<String> {
         self.tries(args)?.success(&format!("kubectl tessera {}", args.join(" ")))
     }
 
     /// Waits until `kubectl tessera` succeeds and says something of which `is_there` holds. Rights that were given a
     /// moment ago may not hold yet, and a node on a busy machine may not answer in time.
-    ///
-    /// # Errors
-    /// It never does.
     pub fn says_at_last(
         &self,
         what: &str,
@@ -127,19 +105,12 @@ impl Person {
         })
     }
 
-    /// The same as JSON.
-    ///
-    /// # Errors
-    /// Also where it is none.
     pub fn json(&self, args: &[&str]) -> Result<Value> {
         let text = self.says(&[args, &["-o", "json"]].concat())?;
         serde_json::from_str(&text).with_context(|| text.clone())
     }
 
     /// What completion proposes for the last of these words.
-    ///
-    /// # Errors
-    /// It cannot be run.
     pub fn completes(&self, words: &[&str]) -> Result<Vec<String>> {
         let text = self.run("kubectl_complete-tessera", words)?.success("completion")?;
         Ok(text.lines().filter(|line| !line.starts_with(':')).map(str::to_owned).collect())

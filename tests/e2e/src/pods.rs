@@ -38,7 +38,6 @@ impl Container {
         Self::new(name, shares, &["sleep", "2147483647"])
     }
 
-    /// With these resources instead.
     pub fn asking(mut self, resources: &[(&str, u64)]) -> Self {
         let limit = |(name, count): &(&str, u64)| ((*name).to_owned(), json!(count.to_string()));
         self.0["resources"]["limits"] = resources.iter().map(limit).collect::<Value>();
@@ -88,7 +87,6 @@ pub enum Restart {
     Never,
 }
 
-/// A pod on the cluster.
 #[derive(Clone, Debug)]
 pub struct Pod<'a> {
     kubectl: &'a Kubectl,
@@ -101,15 +99,11 @@ impl<'a> Pod<'a> {
         Self { kubectl, name: name.to_owned() }
     }
 
-    /// Its name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// Creates a pod and does not wait for it.
-    ///
-    /// # Errors
-    /// The API server refuses it.
     pub fn create(
         kubectl: &'a Kubectl,
         name: &str,
@@ -122,9 +116,6 @@ impl<'a> Pod<'a> {
     }
 
     /// One container named `main`, running when this returns.
-    ///
-    /// # Errors
-    /// It does not start.
     pub fn start(kubectl: &'a Kubectl, name: &str, container: Container) -> Result<Self> {
         let pod = Self::create(kubectl, name, Restart::Always, &[], &[container])?;
         pod.wait_until_running()?;
@@ -132,25 +123,15 @@ impl<'a> Pod<'a> {
     }
 
     /// An idle pod with one container of `shares` replicas.
-    ///
-    /// # Errors
-    /// It does not start.
     pub fn idle(kubectl: &'a Kubectl, name: &str, shares: u64) -> Result<Self> {
         Self::start(kubectl, name, Container::idle("main", shares))
     }
 
-    /// The API object.
-    ///
-    /// # Errors
-    /// It is gone.
     pub fn object(&self) -> Result<Value> {
         self.kubectl.get(&["pod", "-n", NAMESPACE, &self.name])
     }
 
     /// Waits until every container runs.
-    ///
-    /// # Errors
-    /// They do not.
     pub fn wait_until_running(&self) -> Result<()> {
         wait::until(&format!("pod {} runs", self.name), START, || {
             let pod = self.object()?;
@@ -168,9 +149,6 @@ impl<'a> Pod<'a> {
     }
 
     /// Waits until the pod is over; its phase.
-    ///
-    /// # Errors
-    /// It runs on.
     pub fn wait_until_over(&self) -> Result<Value> {
         wait::until(&format!("pod {} is over", self.name), START, || {
             let pod = self.object()?;
@@ -182,9 +160,6 @@ impl<'a> Pod<'a> {
     }
 
     /// Restarts of the first container, and its id.
-    ///
-    /// # Errors
-    /// The pod is gone.
     pub fn incarnation(&self) -> Result<(u64, String)> {
         let pod = self.object()?;
         let status = &pod["status"]["containerStatuses"][0];
@@ -193,9 +168,6 @@ impl<'a> Pod<'a> {
     }
 
     /// Waits until the first container has been restarted more than `count` times and runs.
-    ///
-    /// # Errors
-    /// It is not restarted within kubelet's second back-off.
     pub fn wait_for_restart(&self, count: u64) -> Result<()> {
         wait::until(&format!("pod {} restarts", self.name), wait::LIMIT, || {
             let pod = self.object()?;
@@ -207,9 +179,6 @@ impl<'a> Pod<'a> {
     }
 
     /// The pid on the node of the first container's first process; the node must be in reach.
-    ///
-    /// # Errors
-    /// It does not run.
     pub fn host_pid(&self, suite: &Suite<'_>) -> Result<String> {
         let (_, id) = self.incarnation()?;
         let id = id.rsplit('/').next().unwrap_or_default().to_owned();
@@ -222,9 +191,6 @@ impl<'a> Pod<'a> {
     }
 
     /// Kills the first container's first process, and waits until kubelet has started it again.
-    ///
-    /// # Errors
-    /// It does not.
     pub fn restart_container(&self, suite: &Suite<'_>) -> Result<()> {
         let (restarts, _) = self.incarnation()?;
         suite.host(&format!("kill -9 {}", self.host_pid(suite)?))?;
@@ -232,43 +198,28 @@ impl<'a> Pod<'a> {
     }
 
     /// The output of a command in a container, whatever its exit status.
-    ///
-    /// # Errors
-    /// It cannot be run.
     pub fn try_exec_in(&self, container: &str, command: &[&str]) -> Result<Output> {
         let head = ["exec", "-n", NAMESPACE, &self.name, "-c", container, "--"];
         self.kubectl.try_run(&[&head[..], command].concat(), None)
     }
 
     /// The output of a command in `main`, whatever its exit status.
-    ///
-    /// # Errors
-    /// It cannot be run.
     pub fn try_exec(&self, command: &[&str]) -> Result<Output> {
         self.try_exec_in("main", command)
     }
 
     /// Standard output of a command in `main` that has to succeed.
-    ///
-    /// # Errors
-    /// Also when it fails.
     pub fn exec(&self, command: &[&str]) -> Result<String> {
         self.try_exec(command)?.success(&command.join(" "))
     }
 
     /// What a container wrote so far, or what its predecessor wrote.
-    ///
-    /// # Errors
-    /// There is no such log.
     pub fn log(&self, container: &str, previous: bool) -> Result<String> {
         let previous = format!("--previous={previous}");
         self.kubectl.run(&["logs", "-n", NAMESPACE, &self.name, "-c", container, &previous])
     }
 
     /// The last report of this event in a container's log, once there is one.
-    ///
-    /// # Errors
-    /// There is none.
     pub fn wait_for_event(&self, container: &str, event: &str) -> Result<Value> {
         wait::until(&format!("{} reports {event}", self.name), START, || {
             let log = self.log(container, false)?;
@@ -280,17 +231,11 @@ impl<'a> Pod<'a> {
     }
 
     /// Deletes it without waiting.
-    ///
-    /// # Errors
-    /// It is gone already.
     pub fn delete(&self) -> Result<()> {
         self.kubectl.run(&["delete", "pod", "-n", NAMESPACE, &self.name, "--wait=false"]).map(drop)
     }
 
     /// Waits until it is gone, as kubelet says when its containers have ended.
-    ///
-    /// # Errors
-    /// It stays.
     pub fn wait_until_gone(&self) -> Result<()> {
         wait::until(&format!("pod {} is gone", self.name), wait::LIMIT, || {
             let pod = self.kubectl.find(&["pod", "-n", NAMESPACE, &self.name])?;
@@ -299,27 +244,18 @@ impl<'a> Pod<'a> {
     }
 
     /// Removes it from the API at once.
-    ///
-    /// # Errors
-    /// The API server's.
     pub fn forget(&self) -> Result<()> {
         let delete = ["delete", "pod", "-n", NAMESPACE, &self.name, "--wait=false"];
         self.kubectl.run(&[&delete[..], &["--force", "--grace-period=0"]].concat()).map(drop)
     }
 
     /// `tessera-tenant info` in a container, for each GPU it sees.
-    ///
-    /// # Errors
-    /// CUDA cannot be used there.
     pub fn gpus(&self, container: &str) -> Result<Vec<GpuView>> {
         let output = self.try_exec_in(container, &["tessera-tenant", "info"])?;
         GpuView::parse(&output.success("tessera-tenant info")?)
     }
 
     /// The one GPU that `main` sees.
-    ///
-    /// # Errors
-    /// It sees none, or several.
     pub fn gpu(&self) -> Result<GpuView> {
         let mut gpus = self.gpus("main")?;
         ensure!(gpus.len() == 1, "{} GPUs are visible", gpus.len());
@@ -327,9 +263,6 @@ impl<'a> Pod<'a> {
     }
 
     /// Takes all memory it can get, and says how much that was; never more than `at_most`.
-    ///
-    /// # Errors
-    /// There was no refusal up to `at_most` bytes, or CUDA cannot be used.
     pub fn fill(&self, at_most: u64) -> Result<u64> {
         let at_most = at_most.to_string();
         self.exec(&["tessera-tenant", "greedy", "--at-most", &at_most])
@@ -412,9 +345,6 @@ pub fn events(text: &str, event: &str) -> Vec<Value> {
 }
 
 /// The bytes held according to the one report of this kind.
-///
-/// # Errors
-/// There is no such report.
 pub fn held(text: &str, event: &str) -> Result<u64> {
     let reports = events(text, event);
     let report = reports.first().with_context(|| format!("no {event} in: {text}"))?;

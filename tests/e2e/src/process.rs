@@ -20,9 +20,6 @@ pub struct Output {
 
 impl Output {
     /// Standard output, if the process succeeded.
-    ///
-    /// # Errors
-    /// The exit status and standard error otherwise.
     pub fn success(self, what: &str) -> Result<String> {
         match self.code {
             Some(0) => Ok(self.stdout),
@@ -35,9 +32,6 @@ impl Output {
 }
 
 /// Runs `command` to its end, feeding it `stdin`.
-///
-/// # Errors
-/// It cannot be started, or runs longer than `limit` (it is killed then).
 pub fn run(command: &mut Command, stdin: Option<&str>, limit: Duration) -> Result<Output> {
     let mut child = command
         .stdin(if stdin.is_some() { Stdio::piped() } else { Stdio::null() })

@@ -16,25 +16,18 @@ use std::path::Path;
 /// The deployed plugin and the cluster under it.
 #[derive(Debug)]
 pub struct Suite<'a> {
-    /// The cluster.
     pub cluster: &'a Cluster,
-    /// Its API.
     pub kubectl: &'a Kubectl,
-    /// The repository.
     pub repo: &'a Path,
     /// What `make build` made.
     pub artefacts: &'a Path,
     /// The node that the plugin was put on.
     pub node: String,
-    /// The plugin.
     pub plugin: Plugin<'a>,
 }
 
 impl<'a> Suite<'a> {
     /// Makes the tenants' namespace; [`Suite::clear`] empties it.
-    ///
-    /// # Errors
-    /// The API server's.
     pub fn new(
         cluster: &'a Cluster,
         repo: &'a Path,
@@ -52,9 +45,6 @@ impl<'a> Suite<'a> {
     }
 
     /// Removes every tenant, and checks that the node offers everything to the next case.
-    ///
-    /// # Errors
-    /// A pod stays, or the plugin is not there.
     pub fn clear(&self) -> Result<()> {
         if self.plugin.offers() == 0 {
             mode::clear(self)?;
@@ -80,9 +70,6 @@ impl<'a> Suite<'a> {
 
     /// Removes every tenant. Where the node is in reach, not by kubelet's leave, which takes some
     /// seconds; how pods end in an orderly way is for cases to try.
-    ///
-    /// # Errors
-    /// A process stays.
     pub fn remove_tenants(&self) -> Result<()> {
         if !self.cluster.controls_kubelet() {
             return self.kubectl.delete_pods(NAMESPACE);
@@ -102,28 +89,18 @@ impl<'a> Suite<'a> {
     }
 
     /// Stops kubelet and starts it again; the node is ready and offers every replica after.
-    ///
-    /// # Errors
-    /// It does not come back.
     pub fn restart_kubelet(&self) -> Result<()> {
         self.stop_kubelet()?;
         self.start_kubelet()?;
         self.plugin.wait_until_offered()
     }
 
-    /// Stops kubelet.
-    ///
-    /// # Errors
-    /// It is out of reach.
     pub fn stop_kubelet(&self) -> Result<()> {
         self.cluster.kubelet(&self.node, Kubelet::Stop)
     }
 
     /// Starts kubelet and waits until it has said so to the API server, and knows its pods: a heartbeat comes
     /// before them.
-    ///
-    /// # Errors
-    /// It does not.
     pub fn start_kubelet(&self) -> Result<()> {
         let before = self.heartbeat()?;
         self.cluster.kubelet(&self.node, Kubelet::Start)?;
@@ -165,9 +142,6 @@ impl<'a> Suite<'a> {
     }
 
     /// Runs a script as root that sees, and may change, the mounts below kubelet's plugins.
-    ///
-    /// # Errors
-    /// It fails.
     pub fn on_node(&self, script: &str) -> Result<()> {
         let plugins = "/var/lib/kubelet/plugins";
         let main = Container::new("main", 0, &["sh", "-ec", script]);
@@ -198,10 +172,6 @@ impl<'a> Suite<'a> {
         Ok((ready["status"] == "True", ready["lastHeartbeatTime"].to_string()))
     }
 
-    /// The events about a pod.
-    ///
-    /// # Errors
-    /// The API server's.
     pub fn events_of(&self, pod: &str) -> Result<Vec<Value>> {
         let field = format!("involvedObject.name={pod}");
         let list = self.kubectl.get(&["events", "-n", NAMESPACE, "--field-selector", &field])?;
@@ -245,21 +215,16 @@ fn uids(list: &Value) -> BTreeSet<String> {
 /// An inference server whose requests must keep succeeding.
 #[derive(Debug)]
 pub struct Server<'a> {
-    /// Its pod.
     pub pod: Pod<'a>,
     incarnation: (u64, String),
 }
 
 impl<'a> Server<'a> {
     /// A pod with one share that serves requests until it is deleted.
-    ///
-    /// # Errors
-    /// It does not start serving.
     pub fn start(kubectl: &'a Kubectl, name: &str) -> Result<Self> {
         Self::serving(Pod::start(kubectl, name, Self::container(1))?)
     }
 
-    /// Its container, with so many shares.
     pub fn container(shares: u64) -> Container {
         let command =
             ["tessera-tenant", "infer", "--weights", "256Mi", "--rate", "20", "--kernel-us", "500"];
@@ -267,9 +232,6 @@ impl<'a> Server<'a> {
     }
 
     /// A running pod of [`Server::container`].
-    ///
-    /// # Errors
-    /// It does not start serving.
     pub fn serving(pod: Pod<'a>) -> Result<Self> {
         pod.wait_for_event("main", "progress")?;
         let incarnation = pod.incarnation()?;
@@ -277,9 +239,6 @@ impl<'a> Server<'a> {
     }
 
     /// Checks that it was never restarted, no request ever failed, and it goes on serving.
-    ///
-    /// # Errors
-    /// The first thing that is not so.
     pub fn check_untouched(&self) -> Result<()> {
         let reports = || anyhow::Ok(pods::events(&self.pod.log("main", false)?, "progress"));
         let before = reports()?.len();

@@ -15,10 +15,8 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(300);
 /// it waits for, and a machine may be busy.
 pub const LIMIT: Duration = Duration::from_secs(180);
 
-/// One look at a condition.
 #[derive(Debug)]
 pub enum Look<T> {
-    /// It holds.
     Done(T),
     /// Not yet, and what was seen instead.
     NotYet(String),
@@ -34,9 +32,6 @@ impl Look<()> {
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 /// Makes SIGINT and SIGTERM end the current wait, so that the cluster is left as it was found.
-///
-/// # Errors
-/// The signals cannot be blocked.
 pub fn catch_interrupts() -> Result<()> {
     let mut set = SigSet::empty();
     set.add(Signal::SIGINT);
@@ -61,9 +56,6 @@ pub fn resume() {
 }
 
 /// Looks until the condition holds.
-///
-/// # Errors
-/// The look's own error, an interrupt, or `limit` passed; the last observation is in the text.
 pub fn until<T>(
     what: &str,
     limit: Duration,

@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 use serde_json::Value;
+use tessera_harness::Random;
 
 use super::delivery::check_fill;
 use super::rollout::{filled, is_over, of};
 use crate::deploy::{NAMESPACE, SHARE_BYTES};
 use crate::invariants::{self, Invariants, Refusals};
 use crate::pods::{self, Container, Restart};
-use crate::random::{self, Random, number_of};
 use crate::suite::Suite;
-use crate::wait;
+use crate::{number_of, wait};
 
 /// Pods in all; `TESSERA_E2E_PODS`. Each kind of moment comes some four times.
 const PODS: usize = 40;
@@ -71,7 +71,7 @@ impl Moment {
 /// Every pod that is admitted has exactly its quota; those that are not were asked for while there was
 /// no plugin. `TESSERA_E2E_SEED` repeats a run, as far as a machine can be repeated.
 pub fn plugin_is_killed_at_random_moments_of_pod_churn(suite: &Suite<'_>) -> Result<()> {
-    let seed = random::seed()?;
+    let seed = crate::seed()?;
     let pods = usize::try_from(number_of("TESSERA_E2E_PODS", PODS as u64)?)?;
     println!("     TESSERA_E2E_SEED={seed}");
     suite.plugin.supervise()?;
@@ -105,7 +105,7 @@ pub fn plugin_is_killed_at_random_moments_of_pod_churn(suite: &Suite<'_>) -> Res
 
 /// Kills until `done`; how often at which moment.
 fn kill(suite: &Suite<'_>, seed: u64, done: &AtomicBool) -> Result<BTreeMap<&'static str, usize>> {
-    let mut random = Random::new(seed);
+    let mut random = Random(seed);
     let mut kills = BTreeMap::new();
     let mut round = Vec::new();
     while !done.load(Ordering::Relaxed) {

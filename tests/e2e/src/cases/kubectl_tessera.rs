@@ -128,7 +128,6 @@ fn steers(suite: &Suite<'_>, owner: &Person, chat: &Pod<'_>) -> Result<()> {
     contains(&nowhere.stderr, &["no plugin is on a node called nowhere", &suite.node])
 }
 
-/// An object in a namespace.
 fn object(kind: &str, version: &str, namespace: &str, name: &str, more: Value) -> Value {
     let mut object = json!({
         "apiVersion": version, "kind": kind, "metadata": {"name": name, "namespace": namespace},

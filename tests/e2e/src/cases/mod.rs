@@ -12,10 +12,8 @@ mod kubelet;
 mod labels;
 mod means;
 mod memory;
-mod others;
 mod reboot;
 mod rollout;
-mod shares;
 mod steer;
 mod strategies;
 mod trust;
@@ -25,7 +23,6 @@ use anyhow::Result;
 use crate::dra::mode::Claims;
 use crate::suite::Suite;
 
-/// One case.
 pub struct Case {
     /// As it is named on the command line.
     pub name: &'static str,
@@ -87,18 +84,15 @@ pub const CASES: &[Case] = cases![
     kubectl_tessera::kubectl_tessera_shows_and_steers_for_an_administrator,
     kubectl_tessera::kubectl_tessera_shows_readers_what_is_theirs,
     kubectl_tessera::kubectl_tessera_serves_client_certificates,
-    steer::sick_gpu_is_not_sold_and_its_pods_run_on,
     memory::ruined_usage_page_hurts_only_its_tenant,
     means::quotas_and_limit_ranges_count_each_resource,
     means::namespace_of_restricted_pods_admits_tenants,
     examples::manifests_are_what_the_api_server_takes,
     kind::kind_example_comes_up_and_serves_a_pod,
-    others::plugin_has_no_rights_to_speak_of,
+    trust::plugin_has_no_rights_to_speak_of,
     trust::processes_without_a_share_or_past_it_are_flagged_by_name,
     rollout::plugin_is_replaced_and_killed_under_running_pods,
-    others::gpu_that_another_plugin_sells_is_given_out_no_more restarts_kubelet,
     rollout::rolling_update_while_pods_come_and_run restarts_kubelet,
-    shares::unequal_shares_divide_memory_and_time_by_name,
     labels::labels_lead_a_pod_to_the_strongest_gpu,
     strategies::driver_root_and_device_nodes_serve_without_a_toolkit,
     strategies::cdi_annotations_give_all_or_nothing,
@@ -118,8 +112,6 @@ pub const CASES: &[Case] = cases![
     dra::dra_claim_is_shared_by_pods shared_devices,
     dra::dra_admin_sees_gpus_and_holds_no_share shared_devices,
     dra::dra_examples_run_as_they_are_written shared_devices,
-    dra::dra_quota_changes_under_a_running_claim shared_devices,
-    dra::dra_cordoned_gpu_is_tainted_and_given_to_nobody shared_devices,
     dra::dra_driver_is_away_while_pods_come_and_go shared_devices restarts_kubelet,
     dra::dra_kubelet_restarts_under_claims shared_devices restarts_kubelet,
     dra::dra_driver_is_updated_while_claims_come shared_devices,

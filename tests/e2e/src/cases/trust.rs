@@ -1,6 +1,7 @@
-//! A container that uses a shared GPU without a share, or past it, is flagged by name.
+//! A container that uses a shared GPU without a share, or past it, is flagged by name; and the rights that
+//! deploy/tessera.yaml leaves the plugin.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use crate::deploy::{NAMESPACE, SIM_ON_NODE};
@@ -67,4 +68,43 @@ pub fn processes_without_a_share_or_past_it_are_flagged_by_name(suite: &Suite<'_
         Ok(Look::when(words.iter().all(|word| text.contains(word)), text))
     })?;
     neighbour.check_untouched()
+}
+
+pub fn plugin_has_no_rights_to_speak_of(suite: &Suite<'_>) -> Result<()> {
+    // What is executed in the container gets what the plugin itself has.
+    let own = suite.plugin.exec(&["cat", "/proc/self/status"])?;
+    let field = |name: &str| own.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+    for set in ["CapEff:", "CapPrm:", "CapBnd:", "CapInh:", "CapAmb:"] {
+        ensure!(field(set) == Some("0000000000000000"), "{set} {:?}", field(set));
+    }
+    ensure!(field("NoNewPrivs:") == Some("1"), "NoNewPrivs {:?}", field("NoNewPrivs:"));
+    ensure!(field("Seccomp:") == Some("2"), "no seccomp filter: {:?}", field("Seccomp:"));
+    for path in ["/", "/usr/local/bin", "/var/lib/kubelet/pod-resources", "/etc/tessera"] {
+        let written = suite.plugin.exec(&["touch", &format!("{path}/written")]);
+        let error = written.err().with_context(|| format!("{path} can be written"))?;
+        ensure!(format!("{error:#}").contains("Read-only file system"), "{path}: {error:#}");
+    }
+    let pod = suite.plugin.pod()?;
+    let pod = suite.kubectl.get(&["pod", &pod, "-n", crate::deploy::PLUGIN_NAMESPACE])?;
+    ensure!(pod["spec"]["containers"][0]["livenessProbe"].is_object(), "no liveness probe");
+    let plugin = format!("--as=system:serviceaccount:{}:tessera", crate::deploy::PLUGIN_NAMESPACE);
+    let may = |verb: &str, what: &str| {
+        // Exit status 1 is a no.
+        let said = suite.kubectl.run(&["auth", "can-i", verb, what, "--all-namespaces", &plugin]);
+        said.is_ok_and(|said| said.trim() == "yes")
+    };
+    ensure!(may("create", "events") && may("patch", "events"), "it may not write events");
+    for (verb, what) in [
+        ("get", "events"),
+        ("delete", "events"),
+        ("get", "pods"),
+        ("create", "pods"),
+        ("get", "secrets"),
+        ("patch", "nodes"),
+        ("create", "pods/exec"),
+        ("create", "serviceaccounts/token"),
+    ] {
+        ensure!(!may(verb, what), "it may {verb} {what}");
+    }
+    Ok(())
 }

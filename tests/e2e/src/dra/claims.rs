@@ -11,7 +11,6 @@ use crate::wait::{self, Look};
 
 const API: &str = "resource.k8s.io/v1";
 
-/// One request of a claim.
 #[derive(Clone, Debug)]
 pub struct Request {
     name: String,
@@ -39,7 +38,6 @@ impl Request {
         self
     }
 
-    /// Of this GPU.
     pub fn of_gpu(self, uuid: &str) -> Self {
         self.of(&format!("device.attributes[\"{DRIVER}\"].uuid == \"{uuid}\""))
     }
@@ -62,12 +60,10 @@ impl Request {
     }
 }
 
-/// The specification of a claim.
 #[derive(Clone, Debug)]
 pub struct Claim(Value);
 
 impl Claim {
-    /// A claim of these requests.
     pub fn of(requests: &[Request]) -> Self {
         let requests: Vec<_> = requests.iter().map(Request::object).collect();
         Self(json!({"devices": {"requests": requests}}))
@@ -92,17 +88,11 @@ impl Claim {
     }
 
     /// Creates a template of this name, of which each pod gets a claim of its own.
-    ///
-    /// # Errors
-    /// The API server's refusal.
     pub fn create_template(&self, suite: &Suite<'_>, name: &str) -> Result<()> {
         self.create_template_in(suite, NAMESPACE, name)
     }
 
     /// [`Claim::create_template`] in another namespace.
-    ///
-    /// # Errors
-    /// The API server's refusal.
     pub fn create_template_in(&self, suite: &Suite<'_>, ns: &str, name: &str) -> Result<()> {
         suite.kubectl.create_all(vec![json!({
             "apiVersion": API,
@@ -113,9 +103,6 @@ impl Claim {
     }
 
     /// Creates a claim of this name, for several pods.
-    ///
-    /// # Errors
-    /// The API server's refusal.
     pub fn create(&self, suite: &Suite<'_>, name: &str) -> Result<()> {
         suite.kubectl.create_all(vec![json!({
             "apiVersion": API,
@@ -129,7 +116,6 @@ impl Claim {
 /// Where a pod's claim comes from.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'n> {
-    /// A template of this name.
     Template(&'n str),
     /// A claim of this name, that others may use too.
     Shared(&'n str),
@@ -153,9 +139,6 @@ pub fn manifest(
 }
 
 /// Creates a pod with the claim `gpu` and does not wait for it.
-///
-/// # Errors
-/// The API server refuses it.
 pub fn create<'a>(
     suite: &Suite<'a>,
     name: &str,
@@ -167,9 +150,6 @@ pub fn create<'a>(
 }
 
 /// An idle pod whose container `main` has all shares of a claim from `source`; running when this returns.
-///
-/// # Errors
-/// It does not start.
 pub fn idle<'a>(suite: &Suite<'a>, name: &str, source: Source<'_>) -> Result<Pod<'a>> {
     let pod = create(suite, name, source, &[Container::idle("main", 0).claiming(None)])?;
     pod.wait_until_running()?;
@@ -177,36 +157,24 @@ pub fn idle<'a>(suite: &Suite<'a>, name: &str, source: Source<'_>) -> Result<Pod
 }
 
 /// A template of the pod's own name for `claim`, and an idle pod of it, running when this returns.
-///
-/// # Errors
-/// It does not start.
 pub fn pod<'a>(suite: &Suite<'a>, name: &str, claim: &Claim) -> Result<Pod<'a>> {
     claim.create_template(suite, name)?;
     idle(suite, name, Source::Template(name))
 }
 
 /// As [`pod`], without waiting.
-///
-/// # Errors
-/// The API server refuses it.
 pub fn waiting<'a>(suite: &Suite<'a>, name: &str, claim: &Claim) -> Result<Pod<'a>> {
     claim.create_template(suite, name)?;
     idle_waiting(suite, name, name)
 }
 
 /// An idle pod of a template that is there, without waiting.
-///
-/// # Errors
-/// The API server refuses it.
 pub fn idle_waiting<'a>(suite: &Suite<'a>, name: &str, template: &str) -> Result<Pod<'a>> {
     let main = [Container::idle("main", 0).claiming(None)];
     create(suite, name, Source::Template(template), &main)
 }
 
 /// The claim `gpu` of a pod, or the one that the scheduler wrote for its extended resources.
-///
-/// # Errors
-/// It has none.
 pub fn of_pod(suite: &Suite<'_>, pod: &Pod<'_>) -> Result<Value> {
     let object = pod.object()?;
     let status = &object["status"];
@@ -219,27 +187,17 @@ pub fn of_pod(suite: &Suite<'_>, pod: &Pod<'_>) -> Result<Value> {
     named(suite, name)
 }
 
-/// The claim of this name.
-///
-/// # Errors
-/// There is none.
 pub fn named(suite: &Suite<'_>, name: &str) -> Result<Value> {
     suite.kubectl.get(&["resourceclaim", name, "-n", NAMESPACE])
 }
 
 /// What the scheduler gave a claim.
-///
-/// # Errors
-/// It is not allocated.
 pub fn results(claim: &Value) -> Result<Vec<Value>> {
     let results = claim["status"]["allocation"]["devices"]["results"].as_array();
     results.cloned().with_context(|| format!("not allocated: {claim}"))
 }
 
 /// Waits until the scheduler has said why a pod has no node.
-///
-/// # Errors
-/// It is scheduled.
 pub fn wait_until_refused(pod: &Pod<'_>, why: &str) -> Result<()> {
     wait::until(&format!("the scheduler says {why:?}"), wait::LIMIT, || {
         let object = pod.object()?;
@@ -251,9 +209,6 @@ pub fn wait_until_refused(pod: &Pod<'_>, why: &str) -> Result<()> {
 
 /// Removes every claim and template of the tenants' namespace, and waits until kubelet and the scheduler have let
 /// go of them. Their pods have to be removed before.
-///
-/// # Errors
-/// One stays.
 pub fn remove_all(suite: &Suite<'_>) -> Result<()> {
     const BOTH: &str = "resourceclaimtemplates,resourceclaims";
     suite.kubectl.run(&["delete", BOTH, "--all", "-n", NAMESPACE, "--wait=false"])?;

@@ -28,9 +28,6 @@ pub enum Claims {
 
 impl Claims {
     /// Those of this cluster. The API server judges a slice with a device that claims share, and does not keep it.
-    ///
-    /// # Errors
-    /// The API server's.
     pub fn of(kubectl: &Kubectl) -> Result<Self> {
         if !kubectl.has_api("resource.k8s.io/v1")? {
             return Ok(Self::Absent);
@@ -65,9 +62,6 @@ const MANIFEST: &str = "deploy/tessera-dra.yaml";
 const WITHOUT: &str = "deploy/tessera.yaml";
 
 /// Gives the node's GPUs to claims, if they aren't already.
-///
-/// # Errors
-/// They are not published.
 pub fn enter(suite: &Suite<'_>) -> Result<()> {
     if suite.plugin.offers() > 0 {
         deploy(suite)?;
@@ -76,9 +70,6 @@ pub fn enter(suite: &Suite<'_>) -> Result<()> {
 }
 
 /// Deploys the driver, as users do it, where the device plugin was. It is supervised from the start.
-///
-/// # Errors
-/// The node goes on offering replicas, or the driver does not come up.
 pub fn deploy(suite: &Suite<'_>) -> Result<()> {
     // Cases leave the device plugin's configuration there, which the new pod would read instead of its own.
     suite.host(&format!("rm -f {CONFIGURED}"))?;
@@ -107,9 +98,6 @@ pub fn deploy(suite: &Suite<'_>) -> Result<()> {
 }
 
 /// Gives them back to the device plugin, deployed as before.
-///
-/// # Errors
-/// The node does not offer every replica.
 pub fn leave(suite: &Suite<'_>) -> Result<()> {
     if suite.plugin.offers() > 0 {
         return Ok(());
@@ -129,9 +117,6 @@ pub fn leave(suite: &Suite<'_>) -> Result<()> {
 }
 
 /// Removes what only the driver's manifest has, also of a run that was killed. Namespaces are left to others.
-///
-/// # Errors
-/// The API server's.
 pub fn remove(kubectl: &Kubectl, repo: &Path) -> Result<()> {
     if Claims::of(kubectl)? == Claims::Absent {
         return Ok(());
@@ -148,9 +133,6 @@ pub fn remove(kubectl: &Kubectl, repo: &Path) -> Result<()> {
 }
 
 /// The node's two GPUs as they are published when nothing is amiss.
-///
-/// # Errors
-/// They are not.
 pub fn published(suite: &Suite<'_>) -> Result<[slices::Device; 2]> {
     let sound = |devices: &[slices::Device]| {
         devices.len() == 2 && devices.iter().all(|device| device.taints().is_empty())
@@ -160,9 +142,6 @@ pub fn published(suite: &Suite<'_>) -> Result<[slices::Device; 2]> {
 }
 
 /// Removes every tenant and claim, and waits until the driver holds nothing and both GPUs are published.
-///
-/// # Errors
-/// Something stays.
 pub fn clear(suite: &Suite<'_>) -> Result<()> {
     suite.remove_tenants()?;
     claims::remove_all(suite)?;

@@ -7,12 +7,9 @@ use super::DRIVER;
 use crate::suite::Suite;
 use crate::wait::{self, Look};
 
-/// A device of the driver's.
 #[derive(Clone, Debug)]
 pub struct Device {
-    /// Its name in the pool.
     pub name: String,
-    /// Its GPU.
     pub uuid: String,
     /// Memory that claims of it can have together, in bytes.
     pub memory: u64,
@@ -20,7 +17,6 @@ pub struct Device {
     pub default_memory: u64,
     /// The same: percent of its time.
     pub default_cores: u64,
-    /// The object.
     pub object: Value,
 }
 
@@ -51,9 +47,6 @@ impl Device {
 }
 
 /// A quantity as the API server writes one.
-///
-/// # Errors
-/// It is none.
 pub fn bytes(quantity: &Value) -> Result<u64> {
     let text = quantity.as_str().with_context(|| format!("no quantity: {quantity}"))?;
     let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
@@ -69,9 +62,6 @@ pub fn bytes(quantity: &Value) -> Result<u64> {
 }
 
 /// The driver's slices of the node, as the scheduler orders them.
-///
-/// # Errors
-/// The API server's.
 pub fn slices(suite: &Suite<'_>) -> Result<Vec<Value>> {
     let list = suite.kubectl.get(&["resourceslices"])?;
     let mut slices = list["items"].as_array().cloned().unwrap_or_default();
@@ -83,9 +73,6 @@ pub fn slices(suite: &Suite<'_>) -> Result<Vec<Value>> {
 }
 
 /// The driver's devices on the node, in the order in which the scheduler tries them.
-///
-/// # Errors
-/// The API server's, or a device without what every device has.
 pub fn devices(suite: &Suite<'_>) -> Result<Vec<Device>> {
     let slices = slices(suite)?;
     let devices = slices.iter().flat_map(|s| s["spec"]["devices"].as_array().into_iter().flatten());
@@ -93,9 +80,6 @@ pub fn devices(suite: &Suite<'_>) -> Result<Vec<Device>> {
 }
 
 /// Waits until the devices are as `wanted`; all of them.
-///
-/// # Errors
-/// They are not.
 pub fn wait_for(
     suite: &Suite<'_>,
     what: &str,

@@ -6,11 +6,9 @@ mod outages;
 mod publish;
 mod sharing;
 mod sizes;
-mod steer;
 
 pub use examples::*;
 pub use outages::*;
 pub use publish::*;
 pub use sharing::*;
 pub use sizes::*;
-pub use steer::*;
