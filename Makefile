@@ -74,8 +74,7 @@ e2e: plugin ## the whole on a real Kubernetes (root; see tests/e2e/README.md)
 	tests/e2e/run
 
 bench: build ## measure; prints a table and writes target/bench/summary.json
-	tests/setup
-	$(CARGO) build --release --locked -p tessera-bench -p tessera-suite-page --bins
+	$(CARGO) build --release --locked -p tessera-bench
 	TESSERA_ARTEFACTS=$(RELEASE) $(RELEASE)/tessera-bench --out $(TARGET)/bench/summary.json
 
 figures: ## write the figures of the last `make bench` into docs/benchmarks.md and README.md

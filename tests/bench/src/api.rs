@@ -7,7 +7,7 @@ use tessera_web::Route;
 use tessera_web::client::{Client, Endpoint, query};
 use tokio::time::sleep;
 
-use crate::node::{self, Api, NAMESPACE, Node, POD, TENANTS};
+use crate::node::{self, NAMESPACE, Node, POD, TENANTS};
 use crate::report::Report;
 use crate::stats::Sample;
 use crate::world::World;
@@ -23,9 +23,6 @@ const WARM_UP: usize = NODES;
 const RECORDED: Duration = Duration::from_secs(21);
 
 /// Measures each route that looks at the node, over both listeners.
-///
-/// # Errors
-/// A plugin that does not start, register or answer.
 pub fn run(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let answers = node::runtime()?.block_on(asked(world))?;
     let worst = answers.iter().map(|(_, ms)| ms.quantile(0.99)).fold(0.0, f64::max);
@@ -41,8 +38,9 @@ pub fn run(world: &World, report: &mut Report) -> anyhow::Result<()> {
 async fn asked(world: &World) -> anyhow::Result<Vec<(String, Sample)>> {
     let mut asked = Vec::new();
     for number in 0..NODES {
-        let setup = node::tenants(world, &format!("api-{number}"), Api::Tls, true)?;
-        asked.push(Asked::new(node::start_tenants(&setup).await?).await?);
+        let node = node::with_tenants(world, &format!("api-{number}")).await?;
+        let endpoints = node.api().await?;
+        asked.push(Asked { node, endpoints, last: Instant::now() });
     }
     sleep(RECORDED).await;
     let mut answers = Vec::new();
@@ -61,19 +59,11 @@ async fn asked(world: &World) -> anyhow::Result<Vec<(String, Sample)>> {
     Ok(answers)
 }
 
-/// One of the nodes.
 struct Asked {
     node: Node,
     endpoints: [Endpoint; 2],
     /// When it was asked last.
     last: Instant,
-}
-
-impl Asked {
-    async fn new(node: Node) -> anyhow::Result<Self> {
-        let endpoints = node.api(Api::Tls).await?;
-        Ok(Asked { node, endpoints, last: Instant::now() })
-    }
 }
 
 /// From connecting to the last byte, a handshake included, milliseconds.

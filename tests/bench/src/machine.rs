@@ -25,9 +25,6 @@ pub fn metadata() -> Value {
 
 /// Puts this process, and all that it starts from now on, before everything else on the machine
 /// (`SCHED_RR`): what others do there is then not in the figures.
-///
-/// # Errors
-/// The kernel's; it takes root.
 pub fn go_first() -> std::io::Result<()> {
     let parameter = libc::sched_param { sched_priority: 1 };
     // SAFETY: a valid parameter, for this process.
@@ -74,15 +71,11 @@ fn read(clock: libc::clockid_t) -> u64 {
     u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
 }
 
-/// A process by its pid.
 #[derive(Clone, Copy, Debug)]
 pub struct Process(pub u32);
 
 impl Process {
     /// Resident memory, KiB: in all, and what is its own (neither file nor shared).
-    ///
-    /// # Errors
-    /// It has ended.
     pub fn rss_kib(self) -> anyhow::Result<(u64, u64)> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.0))?;
         let field = |name: &str| {
@@ -94,9 +87,6 @@ impl Process {
     }
 
     /// CPU time of all threads so far, nanoseconds, those that have ended among them.
-    ///
-    /// # Errors
-    /// It has ended.
     pub fn cpu_ns(self) -> anyhow::Result<u64> {
         let mut clock = 0;
         let pid = libc::pid_t::try_from(self.0)?;

@@ -8,11 +8,8 @@
 mod api;
 mod child;
 mod compute;
-mod console;
 mod dra;
-mod flood;
 mod gate_flood;
-mod history;
 mod machine;
 mod many;
 mod mayfly;
@@ -22,17 +19,13 @@ mod plugin;
 mod race;
 mod recovery;
 mod report;
-mod shim_file;
-mod silent;
 mod soak;
 mod stats;
-mod storm;
 mod world;
 
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::Context;
 use serde_json::json;
@@ -44,23 +37,17 @@ use crate::world::{Artefacts, World};
 type Part = fn(&World, &mut Report) -> anyhow::Result<()>;
 
 /// What is measured, in this order, by name; then [`compute`].
-const PARTS: [(&str, Part); 16] = [
+const PARTS: [(&str, Part); 10] = [
     ("overhead", overhead::run),
     ("race", race::run),
     ("mayfly", mayfly::run),
     ("recovery", recovery::run),
     ("plugin", plugin::run),
     ("dra", dra::run),
-    ("silent", silent::run),
-    ("console", console::run),
     ("soak", soak::run),
-    ("storm", storm::run),
-    ("flood", flood::run),
     ("gate-flood", |_, report| gate_flood::run(report)),
     ("api", api::run),
     ("many", many::run),
-    ("history", history::run),
-    ("shim", shim_file::run),
 ];
 
 fn main() -> ExitCode {
@@ -98,7 +85,6 @@ fn bench() -> anyhow::Result<ExitCode> {
     let mut report = Report::default();
     let mut failed = Vec::new();
     let mut measure = |name, part: &dyn Fn(&mut Report) -> anyhow::Result<()>| {
-        let _within = Limit::of(name);
         if let Err(error) = part(&mut report) {
             eprintln!("tessera-bench: {name}: {error:#}\n{}", world.complaints());
             failed.push(name);
@@ -131,28 +117,6 @@ fn bench() -> anyhow::Result<ExitCode> {
     println!("Summary: {}", out.display());
     anyhow::ensure!(failed.is_empty(), "not measured, see above: {}", failed.join(", "));
     Ok(ExitCode::SUCCESS)
-}
-
-/// The longest that one part may take. The longest one needs some six minutes.
-const PART_LIMIT: Duration = Duration::from_secs(15 * 60);
-
-/// Ends the bench with the name of a part that takes longer than [`PART_LIMIT`].
-struct Limit(#[expect(dead_code, reason = "its drop ends the watch")] mpsc::Sender<()>);
-
-impl Limit {
-    fn of(part: &str) -> Self {
-        let (running, over) = mpsc::channel();
-        let part = part.to_owned();
-        std::thread::spawn(move || {
-            if over.recv_timeout(PART_LIMIT) == Err(mpsc::RecvTimeoutError::Timeout) {
-                eprintln!(
-                    "tessera-bench: {part} took more than {PART_LIMIT:?}; see it alone: --only {part}"
-                );
-                std::process::exit(1);
-            }
-        });
-        Self(running)
-    }
 }
 
 fn note(what: &str) {

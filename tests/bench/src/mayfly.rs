@@ -9,9 +9,8 @@ use anyhow::Context;
 use serde_json::json;
 use tessera_region::layout::PAGES_DIR_ENV;
 
-use crate::node::Node;
+use crate::node::{self, Node, Setup};
 use crate::report::Report;
-use crate::soak;
 use crate::world::World;
 
 const MIB: u64 = 1 << 20;
@@ -31,10 +30,6 @@ enum How {
     Serve,
 }
 
-/// Measures it.
-///
-/// # Errors
-/// No compiler, or a tenant, a run or the plugin that does not start.
 #[allow(clippy::cast_precision_loss, reason = "counts and bytes far below 2^53")]
 pub fn run(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let program = world.path("mayfly");
@@ -75,7 +70,6 @@ pub fn run(world: &World, report: &mut Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One storm.
 struct Case<'a> {
     world: &'a World,
     program: &'a Path,
@@ -149,17 +143,16 @@ impl Case<'_> {
 
     /// The same with pods' pages.
     fn serve(&self, envs: &[(&'static str, PathBuf); 2], report: &Path) -> anyhow::Result<()> {
-        let mut setup = soak::setup(self.world, "mayfly")?;
-        setup.envs = envs.to_vec();
+        let setup = Setup::new(self.world, "mayfly", 1, TENANTS)?;
+        let mut setup = Setup { envs: envs.to_vec(), reserve: 0, ..setup };
         setup.envs.push(("LD_LIBRARY_PATH", self.world.artefacts.path("sim")));
-        (setup.gpus, setup.replicas, setup.memory) = (1, TENANTS, (0, 32 * MIB));
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
         let runtime = runtime.worker_threads(1).enable_all().build()?;
         runtime.block_on(async {
             let node = Node::start(&setup).await?;
             let mut pages = Vec::new();
             for tenant in 0..TENANTS {
-                pages.push(soak::start_at(&node, &format!("mayfly-{tenant}")).await?);
+                pages.push(node::run(&node, &format!("mayfly-{tenant}")).await?);
             }
             let outcome = tokio::task::block_in_place(|| {
                 self.storm(report, |tenant| {

@@ -1,5 +1,5 @@
-//! The plugin's process (`tessera serve`) under the stand-in for kubelet, on a node of any size, and on one with 64
-//! idle pods on eight simulated GPUs.
+//! The plugin's process (`tessera serve`) under the stand-in for kubelet, on a simulated node of any size, and on one
+//! with 64 idle pods on eight GPUs.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -22,39 +22,52 @@ use crate::machine::Process;
 use crate::stats::Sample;
 use crate::world::{Artefacts, World};
 
-/// What is sold.
 pub const RESOURCE: &str = "tessera.dev/gpu";
 /// How long the plugin may take to register.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How the plugin is configured.
+/// A simulated machine, and how the plugin is configured.
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// The files under measurement.
     pub artefacts: Artefacts,
-    /// What the simulated NVML needs of the environment.
+    /// What the simulated NVML needs of the environment, and the plugin besides.
     pub envs: Vec<(&'static str, PathBuf)>,
-    /// GPUs of the machine.
     pub gpus: usize,
-    /// Replicas of each.
     pub replicas: usize,
-    /// `gpus.reserve` and `gpus.context_overhead`, bytes.
-    pub memory: (u64, u64),
+    /// `gpus.reserve`, bytes; contexts are charged 32 MiB.
+    pub reserve: u64,
     /// `ledger.fsync`.
     pub fsync: bool,
-    /// `log.filter`.
-    pub log: &'static str,
     /// `api.listen`.
     pub api: Api,
-    /// `history.enabled`.
-    pub history: bool,
+    /// All GPUs are sold by claims.
+    pub dra: bool,
+}
+
+impl Setup {
+    /// On a machine of its own, of this name, with so many GPUs of 80 GiB.
+    pub fn new(world: &World, name: &str, gpus: usize, replicas: usize) -> anyhow::Result<Self> {
+        let file = world.path(&format!("{name}.toml"));
+        let memory = "[memory]\nreserved = \"128MiB\"\ncontext_overhead = \"32MiB\"\n";
+        fs::write(&file, "[[gpu]]\nmemory = \"80GiB\"\n".repeat(gpus) + memory)?;
+        let state = world.path(&format!("{name}.state"));
+        Ok(Setup {
+            artefacts: world.artefacts.clone(),
+            envs: vec![("SIMGPU_CONFIG", file), ("SIMGPU_STATE", state)],
+            gpus,
+            replicas,
+            reserve: 256 << 20,
+            fsync: false,
+            api: Api::Plain,
+            dra: false,
+        })
+    }
 }
 
 /// How the JSON API is served over TCP. Root's socket is served in any case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Api {
-    /// Not.
-    Off,
     /// As on a host without Kubernetes.
     Plain,
     /// Over TLS, as in a cluster, with a certificate of a file. Without a cluster nobody's rights are asked for.
@@ -64,9 +77,8 @@ pub enum Api {
 /// A plugin registered with a stand-in of its own.
 #[derive(Debug)]
 pub struct Node {
-    /// The stand-in.
     pub kubelet: Kubelet,
-    /// From spawn to all replicas listed, at the last start.
+    /// From spawn to all replicas listed.
     pub registered: Duration,
     plugin: Child,
     dir: TempDir,
@@ -75,11 +87,12 @@ pub struct Node {
 
 impl Node {
     /// Starts both, and waits until all replicas are listed.
-    ///
-    /// # Errors
-    /// The plugin does not start or register; its log is in the message.
     pub async fn start(setup: &Setup) -> anyhow::Result<Self> {
-        let dir = tempfile::Builder::new().prefix("tessera-bench-node.").tempdir()?;
+        Self::start_in(tempfile::Builder::new().prefix("tessera-bench-node.").tempdir()?, setup)
+            .await
+    }
+
+    pub async fn start_in(dir: TempDir, setup: &Setup) -> anyhow::Result<Self> {
         // On a node the pages are a tmpfs of their own.
         let pages = tempfile::Builder::new().prefix("tessera-bench.").tempdir_in("/dev/shm")?;
         if setup.api == Api::Tls {
@@ -90,46 +103,22 @@ impl Node {
         Ok(Self { kubelet, registered, plugin, dir, pages })
     }
 
-    /// Ends the plugin with SIGKILL and starts it again.
-    ///
-    /// # Errors
-    /// As [`Node::start`].
-    pub async fn restart(&mut self, setup: &Setup) -> anyhow::Result<()> {
-        self.plugin.kill().await?;
-        self.kubelet.wait_allocatable(RESOURCE, 0).await;
-        let started = serve(setup, &self.kubelet, self.dir.path(), self.pages.path()).await?;
-        (self.plugin, self.registered) = started;
-        Ok(())
-    }
-
-    /// Where the node's files are.
-    pub fn dir(&self) -> &Path {
-        self.dir.path()
-    }
-
     /// Where the pages of the allocation of these replicas are.
     pub fn pages(&self, device_ids: &[String]) -> PathBuf {
         let id = AllocationId::of(RESOURCE, device_ids.iter().map(String::as_str));
         self.pages.path().join(id.as_str())
     }
 
-    /// What the plugin has logged since it started last.
+    /// What the plugin has logged.
     pub fn log(&self) -> String {
         fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
     }
 
-    /// The plugin's process.
-    ///
-    /// # Errors
-    /// It has ended.
     pub fn process(&self) -> anyhow::Result<Process> {
         Ok(Process(self.plugin.id().context("the plugin has ended")?))
     }
 
     /// A client of the plugin's own service, beside kubelet's.
-    ///
-    /// # Errors
-    /// It is not registered, or does not answer.
     pub async fn client(&self) -> anyhow::Result<DevicePluginClient<Channel>> {
         let socket = self.kubelet.endpoint(RESOURCE).context("the plugin is not registered")?;
         let socket = self.kubelet.device_plugins_dir().join(socket);
@@ -137,15 +126,29 @@ impl Node {
         Ok(DevicePluginClient::new(channel.connect().await?))
     }
 
-    /// The JSON API, over TCP as the setup says, and by root's socket.
-    ///
-    /// # Errors
-    /// The plugin does not say where TCP is served: its log is in the message.
-    pub async fn api(&self, api: Api) -> anyhow::Result<[client::Endpoint; 2]> {
-        endpoints(self.dir.path(), || self.log(), api).await
+    /// The JSON API over TLS, and by root's socket.
+    pub async fn api(&self) -> anyhow::Result<[client::Endpoint; 2]> {
+        let address = self.address(API).await?;
+        let socket = client::Endpoint::Socket(self.dir.path().join("admin.sock"));
+        Ok([client::Endpoint::Unverified(address), socket])
     }
 
-    /// Ends both.
+    /// Where the plugin says that its metrics are.
+    pub async fn metrics(&self) -> anyhow::Result<SocketAddr> {
+        self.address(METRICS).await
+    }
+
+    /// The address in the line of the log with this text, as soon as there is one.
+    async fn address(&self, text: &str) -> anyhow::Result<SocketAddr> {
+        for _ in 0..100 {
+            if let Some(address) = in_text(&self.log(), text) {
+                return Ok(address);
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        anyhow::bail!("the plugin's log does not say \u{201c}{text}\u{201d}:\n{}", self.log())
+    }
+
     pub async fn end(mut self) {
         let _ = self.plugin.kill().await;
         self.kubelet.stop().await;
@@ -154,9 +157,6 @@ impl Node {
 
 /// Allocates these replicas, one request after the other, and gives the milliseconds of each but
 /// the first `warm_up`.
-///
-/// # Errors
-/// The plugin refuses.
 pub async fn allocate(
     node: &Node,
     requests: impl Iterator<Item = Vec<String>>,
@@ -176,9 +176,6 @@ pub async fn allocate(
 }
 
 /// For the bench's side of a node.
-///
-/// # Errors
-/// The kernel's.
 pub fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()
 }
@@ -215,87 +212,50 @@ async fn serve(
 
 fn config(setup: &Setup, kubelet: &Kubelet, dir: &Path, pages: &Path) -> String {
     let path = |path: &Path| format!("{:?}", path.display().to_string());
-    let (reserve, context) = setup.memory;
-    let Setup { replicas, fsync, log, history, .. } = setup;
-    let api = match setup.api {
-        Api::Off => "listen = \"\"".to_owned(),
-        Api::Plain => "listen = \"127.0.0.1:0\"".to_owned(),
-        Api::Tls => format!(
-            "listen = \"127.0.0.1:0\"\ntls_cert = {}\ntls_key = {}",
-            path(&dir.join("tls.crt")),
-            path(&dir.join("tls.key"))
-        ),
+    let at = |name: &str| path(&dir.join(name));
+    let Setup { replicas, reserve, fsync, dra, .. } = setup;
+    let tls = match setup.api {
+        Api::Plain => String::new(),
+        Api::Tls => format!("tls_cert = {}\ntls_key = {}\n", at("tls.crt"), at("tls.key")),
     };
     format!(
-        "[gpus]\nreserve = {reserve}\ncontext_overhead = {context}\n\
+        "[gpus]\nreserve = {reserve}\ncontext_overhead = \"32Mi\"\n\
          [share]\nreplicas = {replicas}\n\
+         [dra]\nenabled = {dra}\n\
          [container]\ndevice_list_strategy = \"none\"\n\
          [cdi]\ndirectory = {}\n\
          [ledger]\nfsync = {fsync}\n\
          [pages]\ntmpfs = \"off\"\n\
-         [metrics]\nlisten = \"127.0.0.1:0\"\n[api]\n{api}\n\
-         [history]\nenabled = {history}\n\
-         [log]\nfilter = {log:?}\n\
-         [paths]\nkubelet = {}\npod_resources = {}\npages = {}\nshim = {}\nshim_source = {}\n\
-         container_logs = {}\nledger = {}\nadmin = {}\n",
-        path(&dir.join("cdi")),
+         [metrics]\nlisten = \"127.0.0.1:0\"\n[api]\nlisten = \"127.0.0.1:0\"\n{tls}\
+         [log]\nfilter = \"warn,tessera_api::metrics=info,tessera_web=info\"\n\
+         [paths]\nkubelet = {}\npod_resources = {}\nplugins_registry = {}\ndra = {}\npages = {}\n\
+         shim = {}\nshim_source = {}\ncontainer_logs = {}\nledger = {}\nadmin = {}\n",
+        at("cdi"),
         path(kubelet.device_plugins_dir()),
         path(kubelet.pod_resources_socket()),
+        at("kubelet/plugins_registry"),
+        at("dra"),
         path(pages),
-        path(&dir.join("shim")),
+        at("shim"),
         path(&setup.artefacts.path("libtessera.so")),
-        path(&dir.join("logs")),
-        path(&dir.join("ledger.redb")),
-        path(&dir.join("admin.sock")),
+        at("logs"),
+        at("ledger.redb"),
+        at("admin.sock"),
     )
 }
 
-/// The JSON API of a plugin whose files are in `dir`, over TCP and by root's socket.
-///
-/// # Errors
-/// Its log does not say where TCP is served.
-pub async fn endpoints(
-    dir: &Path,
-    log: impl Fn() -> String,
-    api: Api,
-) -> anyhow::Result<[client::Endpoint; 2]> {
-    let address = address(log, API).await?;
-    let socket = client::Endpoint::Socket(dir.join("admin.sock"));
-    Ok(match api {
-        Api::Tls => [client::Endpoint::Secure(address, tessera_web::fixtures::unverified()), socket],
-        Api::Plain | Api::Off => [client::Endpoint::Plain(address), socket],
-    })
-}
-
 /// A certificate and its key, `tls.crt` and `tls.key`.
-///
-/// # Errors
-/// The file system's.
-pub fn certificate(dir: &Path) -> anyhow::Result<()> {
+fn certificate(dir: &Path) -> anyhow::Result<()> {
     let made = tessera_web::self_signed(&["localhost"])?;
     fs::write(dir.join("tls.crt"), made.certificate.pem())?;
     fs::write(dir.join("tls.key"), made.key_pem())?;
     Ok(())
 }
 
-/// The log's lines that say where the plugin listens: with the filter `tessera_api::metrics=info`, and with `tessera_web=info`.
-pub const METRICS: &str = "serving metrics and probes";
+/// The log's lines that say where the plugin listens.
+const METRICS: &str = "serving metrics and probes";
 /// See above.
-pub const API: &str = "serving the JSON API and the page";
-
-/// The address in the line with this text, as soon as the log has it.
-///
-/// # Errors
-/// It has none: the log is in the message.
-pub async fn address(log: impl Fn() -> String, text: &str) -> anyhow::Result<SocketAddr> {
-    for _ in 0..100 {
-        if let Some(address) = in_text(&log(), text) {
-            return Ok(address);
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    anyhow::bail!("the plugin's log does not say \u{201c}{text}\u{201d}:\n{}", log())
-}
+const API: &str = "serving the JSON API and the page";
 
 fn in_text(log: &str, text: &str) -> Option<SocketAddr> {
     let line = log.lines().find(|line| line.contains(text))?;
@@ -305,45 +265,28 @@ fn in_text(log: &str, text: &str) -> Option<SocketAddr> {
 /// Pods, one share of a GPU each.
 pub const TENANTS: usize = 64;
 /// GPUs that they are on.
-pub const TENANTS_GPUS: usize = 8;
+const TENANTS_GPUS: usize = 8;
 /// The pods' namespace, and the beginning of their names; a number follows.
 pub const NAMESPACE: &str = "bench";
 /// See above.
 pub const POD: &str = "pod-";
 
-/// The plugin on a machine of its own, of this name, with room for [`TENANTS`].
-///
-/// # Errors
-/// The file system's.
-pub fn tenants(world: &World, name: &str, api: Api, history: bool) -> anyhow::Result<Setup> {
-    let config = "[[gpu]]\nmemory = \"80GiB\"\n".repeat(TENANTS_GPUS);
-    let file = world.path(&format!("{name}.toml"));
-    fs::write(&file, config)?;
-    let state = world.path(&format!("{name}.state"));
-    Ok(Setup {
-        artefacts: world.artefacts.clone(),
-        envs: vec![("SIMGPU_CONFIG", file), ("SIMGPU_STATE", state)],
-        gpus: TENANTS_GPUS,
-        replicas: TENANTS / TENANTS_GPUS,
-        memory: (256 << 20, 32 << 20),
-        fsync: true,
-        log: "warn,tessera_web=info",
-        api,
-        history,
-    })
-}
-
-/// Starts it, and all pods on it.
-///
-/// # Errors
-/// A plugin that does not start, register or allocate.
-pub async fn start_tenants(setup: &Setup) -> anyhow::Result<Node> {
-    let node = Node::start(setup).await?;
+/// The plugin on a machine of its own, of this name, with [`TENANTS`] pods.
+pub async fn with_tenants(world: &World, name: &str) -> anyhow::Result<Node> {
+    let setup = Setup::new(world, name, TENANTS_GPUS, TENANTS / TENANTS_GPUS)?;
+    let node = Node::start(&Setup { fsync: true, api: Api::Tls, ..setup }).await?;
     for number in 0..TENANTS {
-        let container = Container::new("main").asking(RESOURCE, 1);
-        node.kubelet.run(&Pod::new(NAMESPACE, &format!("{POD}{number}")).with(container)).await?;
+        run(&node, &format!("{POD}{number}")).await?;
     }
     Ok(node)
+}
+
+/// Runs a pod with one replica; where its pages are.
+pub async fn run(node: &Node, name: &str) -> anyhow::Result<PathBuf> {
+    let pod = Pod::new(NAMESPACE, name).with(Container::new("main").asking(RESOURCE, 1));
+    let admitted = node.kubelet.run(&pod).await?;
+    let ids = admitted.first().map(|admitted| admitted.device_ids.clone()).unwrap_or_default();
+    Ok(node.pages(&ids))
 }
 
 #[cfg(test)]

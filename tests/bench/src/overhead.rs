@@ -1,4 +1,4 @@
-//! What the shim adds to single calls, to the first call, and to a program that never uses CUDA.
+//! What the shim adds to single calls, and to a program that never uses CUDA.
 
 use std::process::{Command, Stdio};
 use std::time::Instant;
@@ -11,41 +11,26 @@ use crate::world::World;
 
 /// Rounds of each, alternating.
 const ROUNDS: usize = 31;
-/// Processes of each for the first call.
-const FIRST_CALLS: usize = 100;
 /// Processes of each for `/bin/true`.
 const TRUES: usize = 2000;
 /// A limit that nothing here meets.
 const AMPLE: u64 = 8 << 30;
 
-/// Task of the child, key, what it is, unit, most that it may cost, and rounds of each. Calls are pairs but for
-/// launches, `cuMemGetInfo` and the first one.
-const CALLS: [(&str, &str, &str, &str, f64, usize); 7] = [
-    ("launch", "launch_overhead_ns", "hooked launch, alone", "ns", 8.0, ROUNDS),
-    ("alloc-free", "alloc_free_overhead_ns", "alloc + free", "ns", 250.0, ROUNDS),
-    (
-        "alloc-async",
-        "alloc_async_overhead_ns",
-        "async alloc + free, warm pool",
-        "ns",
-        250.0,
-        ROUNDS,
-    ),
-    ("array", "array_overhead_ns", "array create + destroy", "ns", 250.0, ROUNDS),
-    ("mem-get-info", "mem_get_info_overhead_ns", "cuMemGetInfo", "ns", 50.0, ROUNDS),
-    ("offload", "offload_batch_us", "a call with 8,192 copies", "µs", 100.0, ROUNDS),
-    ("first-call", "first_call_overhead_us", "to the first context", "µs", 1000.0, FIRST_CALLS),
+/// Task of the child, key, what it is, and most nanoseconds that it may cost. Calls are pairs but for launches and
+/// `cuMemGetInfo`.
+const CALLS: [(&str, &str, &str, f64); 5] = [
+    ("launch", "launch_overhead_ns", "hooked launch, alone", 8.0),
+    ("alloc-free", "alloc_free_overhead_ns", "alloc + free", 250.0),
+    ("alloc-async", "alloc_async_overhead_ns", "async alloc + free, warm pool", 250.0),
+    ("array", "array_overhead_ns", "array create + destroy", 250.0),
+    ("mem-get-info", "mem_get_info_overhead_ns", "cuMemGetInfo", 50.0),
 ];
 
-/// Measures all of it.
-///
-/// # Errors
-/// A child's.
 pub fn run(world: &World, report: &mut Report) -> anyhow::Result<()> {
-    for (task, key, what, unit, most, rounds) in CALLS {
+    for (task, key, what, most) in CALLS {
         crate::note(what);
-        let pair = alternate(world, task, rounds)?;
-        report.pair(key, what, unit, &pair, most);
+        let pair = alternate(world, task)?;
+        report.pair(key, what, "ns", &pair, most);
     }
     crate::note("/bin/true");
     let pair = true_program(world)?;
@@ -53,10 +38,10 @@ pub fn run(world: &World, report: &mut Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn alternate(world: &World, task: &str, rounds: usize) -> anyhow::Result<Pair> {
-    let pages = world.pages(AMPLE)?;
+fn alternate(world: &World, task: &str) -> anyhow::Result<Pair> {
+    let pages = world.pages(AMPLE);
     let (mut bare, mut hooked) = (Vec::new(), Vec::new());
-    for round in 0..rounds {
+    for round in 0..ROUNDS {
         // The first of the two changes, so that neither always finds the machine warmer.
         let order = if round % 2 == 0 { [false, true] } else { [true, false] };
         for with_shim in order {

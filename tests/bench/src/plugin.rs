@@ -3,15 +3,14 @@
 
 use std::time::Duration;
 
-use tessera_fake_kubelet::{Container, Pod};
 use tessera_web::Route;
 use tessera_web::client::{Client, Endpoint};
 
-use crate::node::{self, Api, Node, RESOURCE, Setup};
+use crate::node::{self, Api, NAMESPACE, Node, RESOURCE, Setup};
 use crate::report::Report;
 use crate::soak;
 use crate::stats::Sample;
-use crate::world::{CONTEXT, RESERVED, World};
+use crate::world::World;
 
 /// Replicas of the only GPU: as many pods as a node runs.
 const REPLICAS: usize = 64;
@@ -24,23 +23,10 @@ const WARM_UP: usize = 100;
 const RECORDED: Duration = Duration::from_secs(61);
 const LOOKS: usize = 10;
 
-/// Measures all of it.
-///
-/// # Errors
-/// A plugin that does not start, register or answer.
 #[allow(clippy::cast_precision_loss, reason = "KiB far below 2^53")]
 pub fn run(world: &World, report: &mut Report) -> anyhow::Result<()> {
-    let setup = Setup {
-        artefacts: world.artefacts.clone(),
-        envs: Vec::new(),
-        gpus: 1,
-        replicas: REPLICAS,
-        memory: (RESERVED, CONTEXT),
-        fsync: false,
-        log: "warn,tessera_api::metrics=info,tessera_web=info",
-        api: Api::Tls,
-        history: true,
-    };
+    let setup = Setup::new(world, "plugin", 1, REPLICAS)?;
+    let setup = Setup { api: Api::Tls, ..setup };
     let (register, allocate, rss) = node::runtime()?.block_on(async {
         let mut register = Vec::new();
         for _ in 0..STARTS {
@@ -65,17 +51,14 @@ pub fn run(world: &World, report: &mut Report) -> anyhow::Result<()> {
 
 /// Scrapes metrics, and asks for everything that the JSON API has: what only answers need is resident then, too.
 async fn see(node: &Node) -> anyhow::Result<()> {
-    let metrics = soak::address(node).await?;
+    let metrics = node.metrics().await?;
     for _ in 0..LOOKS {
         soak::scrape(metrics).await?;
     }
-    ask(&node.api(Api::Tls).await?).await
+    ask(&node.api().await?).await
 }
 
 /// Asks for everything that the JSON API has.
-///
-/// # Errors
-/// It does not answer.
 pub async fn ask(endpoints: &[Endpoint]) -> anyhow::Result<()> {
     let whole = Route::ALL.into_iter().filter(|r| !r.lasts() && *r != Route::Explain);
     for route in whole.cycle().take(LOOKS * Route::ALL.len()) {
@@ -90,9 +73,8 @@ pub async fn ask(endpoints: &[Endpoint]) -> anyhow::Result<()> {
 /// Allocates through gRPC as kubelet does when pods come and go: a pod through the stand-in
 /// first, then each replica again and again, pairs among them.
 async fn allocate(node: &Node, calls: usize) -> anyhow::Result<Sample> {
-    let pod = Pod::new("bench", "pod").with(Container::new("main").asking(RESOURCE, 1));
-    node.kubelet.run(&pod).await?;
-    node.kubelet.remove("bench", "pod");
+    node::run(node, "pod").await?;
+    node.kubelet.remove(NAMESPACE, "pod");
     let ids: Vec<String> = node.kubelet.devices(RESOURCE).into_iter().map(|d| d.id).collect();
     let requests = (0..calls + WARM_UP).map(|call| {
         let first = call % REPLICAS;

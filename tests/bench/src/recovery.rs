@@ -15,15 +15,11 @@ use crate::world::{Account, CONTEXT, World};
 
 /// Processes killed while they hold memory of one API.
 const KILLS: usize = 10;
-/// What each holds.
 const HELD: u64 = 1 << 30;
 /// How long the driver may take.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Measures it for memory of each API.
-///
-/// # Errors
-/// A child's, or bytes that do not come back.
 pub fn run(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let mut by_api = serde_json::Map::new();
     let mut worst = 0.0f64;

@@ -26,23 +26,7 @@ pub struct Report {
 impl Report {
     /// Adds hooked − bare, with what it must not exceed.
     pub fn pair(&mut self, key: &str, what: &'static str, unit: &str, pair: &Pair, most: f64) {
-        self.compared(key, what, unit, pair, pair.overhead(), most);
-    }
-
-    /// Adds the median of the rounds' differences, for rounds that ran side by side.
-    pub fn paired(&mut self, key: &str, what: &'static str, unit: &str, pair: &Pair, most: f64) {
-        self.compared(key, what, unit, pair, pair.difference.median(), most);
-    }
-
-    fn compared(
-        &mut self,
-        key: &str,
-        what: &'static str,
-        unit: &str,
-        pair: &Pair,
-        overhead: f64,
-        most: f64,
-    ) {
+        let overhead = pair.overhead();
         self.rows.push(Row {
             key: key.to_owned(),
             what,
@@ -102,19 +86,6 @@ impl Report {
         self.put(key, json!((value * 1e5).round() / 1e5));
     }
 
-    /// Adds a figure that is no quantity.
-    pub fn word(
-        &mut self,
-        key: &str,
-        what: &'static str,
-        value: &impl ToString,
-        target: &str,
-        reached: bool,
-    ) {
-        self.plain(key, what, value.to_string(), target.to_owned(), reached);
-        self.put(key, json!(value.to_string()));
-    }
-
     fn plain(
         &mut self,
         key: &str,
@@ -163,7 +134,6 @@ impl Report {
         Value::Object(summary)
     }
 
-    /// The table.
     pub fn table(&self) -> String {
         let verdict = |row: &Row| if row.reached { "reached" } else { "missed" };
         let mut cells = vec![["WHAT", "MEASURED", "BARE", "TARGET", ""].map(str::to_owned)];

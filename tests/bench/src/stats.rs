@@ -27,12 +27,10 @@ impl Sample {
         self.0[below] + (self.0[above] - self.0[below]) * rank.fract()
     }
 
-    /// The middle.
     pub fn median(&self) -> f64 {
         self.quantile(0.5)
     }
 
-    /// The highest.
     pub fn max(&self) -> f64 {
         self.0[self.0.len() - 1]
     }
@@ -68,7 +66,6 @@ impl Sample {
 pub struct Pair {
     /// Without the shim.
     pub bare: Sample,
-    /// With it.
     pub hooked: Sample,
     /// Round by round, hooked − bare: what drifts with the machine cancels out.
     pub difference: Sample,

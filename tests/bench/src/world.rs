@@ -8,10 +8,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use anyhow::Context;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enums::device::UsedGpuMemory;
-use tempfile::TempDir;
 use tessera_region::layout::PAGES_DIR_ENV;
-use tessera_region::quota::{self, GpuQuota, Policy, QuotaSpec, QuotaWriter};
-use tessera_region::usage;
 
 /// The simulator's configuration under every figure; it goes into the summary word for word.
 /// Launches, events and markers cost no GPU time, so that nothing but calls is measured; the
@@ -36,6 +33,8 @@ context_switch_us = 0.0
 name = "spin_ns"
 parameter = 0
 "#;
+/// The only GPU of the simulator's default machine.
+pub const GPU: &str = "GPU-5e55e4a0-0000-4000-8000-000000000000";
 /// `memory.context_overhead` above, bytes.
 pub const CONTEXT: u64 = 32 << 20;
 /// `memory.reserved` above, bytes.
@@ -50,9 +49,6 @@ pub struct Artefacts {
 
 impl Artefacts {
     /// As `given`, or beside this program.
-    ///
-    /// # Errors
-    /// Names the first file that is missing.
     pub fn find(given: Option<&str>) -> anyhow::Result<Self> {
         let dir = match given {
             Some(given) => PathBuf::from(given),
@@ -86,9 +82,6 @@ const WORLD: &str = "TESSERA_BENCH_WORLD";
 impl World {
     /// Makes a machine and runs this program again on it, because NVML finds the simulated GPU by
     /// the environment; `None` in the process that started it, which then has its exit code.
-    ///
-    /// # Errors
-    /// No temporary directory, or this program cannot be run again.
     pub fn enter(artefacts: &Artefacts) -> anyhow::Result<Result<Self, ExitStatus>> {
         if let Some(dir) = std::env::var_os(WORLD) {
             return Ok(Ok(Self { artefacts: artefacts.clone(), dir: dir.into() }));
@@ -107,9 +100,6 @@ impl World {
     }
 
     /// Where children that are refused, and say so, say it.
-    ///
-    /// # Errors
-    /// The file system's.
     pub fn log(&self) -> anyhow::Result<File> {
         Ok(OpenOptions::new().create(true).append(true).open(self.path("log"))?)
     }
@@ -131,9 +121,6 @@ impl World {
     }
 
     /// This program, as a child that does `task` on the simulated driver, without the shim.
-    ///
-    /// # Errors
-    /// `/proc` is not mounted.
     pub fn bare(&self, task: &[&str]) -> anyhow::Result<Command> {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("child").args(task).envs(self.envs());
@@ -141,9 +128,6 @@ impl World {
     }
 
     /// The same with the shim, under `pages`.
-    ///
-    /// # Errors
-    /// As [`Self::bare`].
     pub fn hooked(&self, task: &[&str], pages: &Pages) -> anyhow::Result<Command> {
         let mut command = self.bare(task)?;
         command
@@ -153,34 +137,14 @@ impl World {
     }
 
     /// An allocation with `limit` bytes of the only GPU.
-    ///
-    /// # Errors
-    /// The file system's.
-    pub fn pages(&self, limit: u64) -> anyhow::Result<Pages> {
-        let dir = tempfile::Builder::new().prefix("tessera-bench-pages.").tempdir()?;
-        let spec = QuotaSpec {
-            allocation: "bench".into(),
-            generation: 1,
-            gpus: vec![GpuQuota {
-                uuid: "GPU-5e55e4a0-0000-4000-8000-000000000000".into(),
-                memory_limit_bytes: limit,
-                context_overhead_bytes: CONTEXT,
-                cores_millis: 1000,
-                policy: Policy::None,
-            }],
-        };
-        let quota = quota::create(dir.path(), &spec)?;
+    pub fn pages(&self, limit: u64) -> Pages {
+        let pages = tessera_harness::Pages::with_overhead(&[(GPU, limit)], CONTEXT);
         // The simulated driver gives a dead process's memory back at once.
-        quota.set_departure(std::time::Duration::from_micros(1));
-        usage::create(dir.path(), spec.generation)?;
-        let path = dir.path().to_owned();
-        Ok(Pages { path, _kept: Kept::Own(dir, quota) })
+        pages.quota().set_departure(std::time::Duration::from_micros(1));
+        Pages { path: pages.dir().to_owned(), _kept: Kept::Own(pages) }
     }
 
     /// The same, of a `tessera run` that looks at the driver as long as the pages are kept.
-    ///
-    /// # Errors
-    /// `tessera run` does not start.
     pub fn run_pages(&self, limit: u64) -> anyhow::Result<Pages> {
         let mut run = Command::new(self.artefacts.path("tessera"));
         run.args(["run", "--sim", "--policy", "none", "-m", &limit.to_string()]);
@@ -203,10 +167,7 @@ pub struct Pages {
 
 #[derive(Debug)]
 enum Kept {
-    Own(
-        #[allow(dead_code, reason = "held")] TempDir,
-        #[allow(dead_code, reason = "held")] QuotaWriter,
-    ),
+    Own(#[allow(dead_code, reason = "held")] tessera_harness::Pages),
     Run(Child),
 }
 
@@ -228,26 +189,17 @@ pub struct Account {
 
 impl Account {
     /// Opens NVML on the machine that this process runs in.
-    ///
-    /// # Errors
-    /// NVML's.
     pub fn open(world: &World) -> anyhow::Result<Self> {
         let library = world.artefacts.path("sim/libnvidia-ml.so.1");
         Ok(Self { nvml: Nvml::builder().lib_path(library.as_os_str()).init()? })
     }
 
     /// Bytes in use by tenants: one counter, hence exact at one instant.
-    ///
-    /// # Errors
-    /// NVML's.
     pub fn used(&self) -> anyhow::Result<u64> {
         Ok(self.nvml.device_by_index(0)?.memory_info()?.used.saturating_sub(RESERVED))
     }
 
     /// Bytes of every process, contexts included.
-    ///
-    /// # Errors
-    /// NVML's.
     pub fn processes(&self) -> anyhow::Result<Vec<(u32, u64)>> {
         let processes = self.nvml.device_by_index(0)?.running_compute_processes()?;
         Ok(processes

@@ -1,11 +1,11 @@
-//! `tessera-page-server`: the page over a made-up fleet, for tests, benches and developers of the page.
+//! `tessera-page-server`: the page over a made-up fleet, for tests and developers of the page.
 //!
 //!     tessera-page-server [--listen 127.0.0.1:0] [--nodes 3] [--gpus 2] [--tenants 4] [--seed 1] [--hostile]
 //!                         [--no-trouble] [--live] [--interval-ms 1000]
 //!
 //! The first line of its output is the page's address. Each line of its input is a command, and each command's answer
 //! is a line of JSON: `away NODE`, `back NODE`, `tick MILLISECONDS`, `fleet` (the model as it is), `refusals` (of all), `history NODE
-//! SUBJECT SINCE STEP`, `waste`, `stop`, `start`, `rss` (bytes), `formats` (the table of formats). It ends with its
+//! SUBJECT SINCE STEP`, `waste`, `stop`, `start`, `formats` (the table of formats). It ends with its
 //! input.
 
 use std::io::{BufRead, Write};
@@ -150,7 +150,6 @@ fn command(fixture: &Fixture, words: &[&str]) -> Result<Value, String> {
                 ..Query::default()
             }
         )),
-        ["rss"] => json!(rss_bytes()?),
         ["formats"] => formats::table(),
         other => return Err(format!("unknown command {other:?}")),
     })
@@ -160,14 +159,6 @@ fn command(fixture: &Fixture, words: &[&str]) -> Result<Value, String> {
 fn refusals(fleet: &Fleet) -> u64 {
     let views = fleet.nodes.iter().filter_map(|entry| entry.view.as_ref());
     views.flat_map(|view| &view.tenants).map(|tenant| tenant.refusals).sum()
-}
-
-/// The highest that this process's resident memory was.
-fn rss_bytes() -> Result<u64, String> {
-    let status = std::fs::read_to_string("/proc/self/status").map_err(|e| e.to_string())?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-    kib.map(|kib| kib * 1024).ok_or_else(|| "no VmHWM".to_owned())
 }
 
 fn say(line: &str) {

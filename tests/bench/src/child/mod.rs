@@ -28,9 +28,6 @@ const WARM_UP: usize = 40;
 pub const CHUNK: u64 = 2 << 20;
 
 /// Does what the parent asked for, and prints the result.
-///
-/// # Errors
-/// The driver's, or an unknown task.
 pub fn main(task: &[String]) -> anyhow::Result<()> {
     let words: Vec<&str> = task.iter().map(String::as_str).collect();
     match words[..] {
@@ -41,7 +38,6 @@ pub fn main(task: &[String]) -> anyhow::Result<()> {
         ["array"] => array(),
         ["mem-get-info"] => mem_get_info(),
         ["offload"] => offload(),
-        ["first-call"] => first_call(),
         ["race", threads] => race::run(threads.parse()?),
         ["hold", api, bytes] => hold(Api::named(api).context("unknown API")?, bytes.parse()?),
         ["take", bytes] => take(bytes.parse()?),
@@ -152,7 +148,8 @@ fn mem_get_info() -> anyhow::Result<()> {
     measure(|| cuda.mem_info().map(|_| ()).map_err(failed), || Ok(()))
 }
 
-/// A call that copies 8,192 pieces to the device, as vLLM sends 4,096 to 12,288 (vllm-project/vllm#38460). Microseconds.
+/// A call that copies 8,192 pieces to the device, as vLLM sends 4,096 to 12,288 (vllm-project/vllm#38460). Microseconds;
+/// for `tests/gpu/run speed`.
 fn offload() -> anyhow::Result<()> {
     const COPIES: usize = 8192;
     const CALLS: usize = 40;
@@ -170,15 +167,6 @@ fn offload() -> anyhow::Result<()> {
     let values: anyhow::Result<Vec<f64>> = (0..CALLS).map(|_| call()).collect();
     println!("{}", Sample::new(values?).median());
     Ok(())
-}
-
-/// From nothing to a context: loading the driver, `cuInit`, the primary context. Microseconds.
-fn first_call() -> anyhow::Result<()> {
-    let start = Instant::now();
-    let cuda = open()?;
-    let elapsed = start.elapsed();
-    println!("{}", elapsed.as_secs_f64() * 1e6);
-    cuda.close().map_err(failed)
 }
 
 /// Holds `bytes` until killed.

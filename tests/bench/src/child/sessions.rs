@@ -3,11 +3,9 @@
 //! cores has room for a thousand.
 
 use std::io::BufRead;
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::AsRawFd;
 use std::path::Path;
 
-use anyhow::Context;
-use tessera_region::layout::SESSION_SOCKET;
 use tessera_region::quota::QuotaReader;
 use tessera_region::session::{MESSAGE_BYTES, Message};
 use tessera_region::usage::UsageMap;
@@ -58,13 +56,13 @@ fn tenant(dir: &Path, ready: i32) -> anyhow::Result<()> {
     let usage = UsageMap::attach(dir)?;
     let slot = usage.claim().map_err(|error| anyhow::anyhow!("{error:?}"))?;
     let slot = u32::try_from(slot.index())?;
-    let session = connect(&dir.join(SESSION_SOCKET))?;
+    let session = tessera_harness::plugin::connect(dir);
     let hello = Message::Hello { slot, pid: std::process::id(), generation }.encode();
     let mut answer = [0u8; MESSAGE_BYTES];
     // SAFETY: both buffers are as long as is said.
     let heard = unsafe {
-        libc::send(session, hello.as_ptr().cast(), hello.len(), 0);
-        libc::recv(session, answer.as_mut_ptr().cast(), answer.len(), 0)
+        libc::send(session.as_raw_fd(), hello.as_ptr().cast(), hello.len(), 0);
+        libc::recv(session.as_raw_fd(), answer.as_mut_ptr().cast(), answer.len(), 0)
     };
     anyhow::ensure!(usize::try_from(heard) == Ok(MESSAGE_BYTES), "no welcome");
     anyhow::ensure!(matches!(Message::decode(&answer), Ok(Message::Welcome { .. })), "no welcome");
@@ -74,25 +72,4 @@ fn tenant(dir: &Path, ready: i32) -> anyhow::Result<()> {
         // SAFETY: waits for a signal, of which the only one that comes is the last.
         unsafe { libc::pause() };
     }
-}
-
-fn connect(path: &Path) -> anyhow::Result<i32> {
-    // SAFETY: `sockaddr_un` is integers, for which zero is a value.
-    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
-    address.sun_family = libc::sa_family_t::try_from(libc::AF_UNIX)?;
-    let path = path.as_os_str().as_bytes();
-    anyhow::ensure!(path.len() < address.sun_path.len(), "the socket's path is too long");
-    for (to, from) in address.sun_path.iter_mut().zip(path) {
-        *to = from.cast_signed();
-    }
-    let length = libc::socklen_t::try_from(size_of_val(&address))?;
-    // SAFETY: `address` is as long as is said.
-    let socket = unsafe {
-        let socket = libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET, 0);
-        match libc::connect(socket, (&raw const address).cast(), length) {
-            0 => Some(socket),
-            _ => None,
-        }
-    };
-    socket.with_context(|| format!("connect: {}", std::io::Error::last_os_error()))
 }

@@ -1,11 +1,11 @@
 //! Strict shares: how much of the cap is used by who wants more, alone, beside neighbours that do not drain in time,
-//! with several processes, and with long operations; and a newcomer beside who was alone and has a long queue.
+//! and with several processes; and a newcomer beside who was alone and has a long queue.
 
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use super::judge::{Look, Observation};
+use super::judge::Look;
 use super::scenario::{self, Stage};
 use super::{Artefacts, Gate, Report, Spec, Timeouts, backlog, graphs};
 
@@ -14,9 +14,6 @@ const GROUPS: [&[f64]; 2] = [&[10.0, 25.0, 50.0], &[75.0]];
 const TOGETHER: Duration = Duration::from_secs(10);
 
 /// Measures kernels and graphs.
-///
-/// # Errors
-/// A tenant that does not start.
 pub fn run(
     artefacts: &Artefacts,
     report: &mut Report,
@@ -62,9 +59,6 @@ struct Case {
     name: &'static str,
     tenants: Vec<Spec>,
     stopped: usize,
-    /// How long nobody looks.
-    settle: Duration,
-    length: Duration,
 }
 
 fn with(mut spec: Spec, words: &[&str]) -> Spec {
@@ -77,32 +71,17 @@ fn cases() -> Vec<Case> {
     let capped = || backlog(CAP, "200").strict();
     let beside = |name, others: Vec<Spec>, stopped| {
         let tenants = std::iter::once(capped()).chain(others).collect();
-        Case { name, tenants, stopped, settle: Duration::ZERO, length: LENGTH }
+        Case { name, tenants, stopped }
     };
     let short = || backlog(CAP, "200");
-    let many = Case {
-        name: "8 processes",
-        tenants: vec![Spec { processes: 8, ..capped() }],
-        stopped: 0,
-        settle: Duration::ZERO,
-        length: LENGTH,
-    };
-    let long = Case {
-        name: "operations of 3 s",
-        tenants: vec![Spec::new(CAP, &["--kernel-us=3000000"]).strict()],
-        stopped: 0,
-        // As long as nobody knows that they are long, up to a dozen are in flight: it has to pay for them.
-        settle: Duration::from_secs(110),
-        length: Duration::from_secs(80),
-    };
+    let many = vec![Spec { processes: 8, ..capped() }];
     vec![
         beside("1 stopped", vec![short()], 1),
         beside("2 stopped", vec![short(), short()], 2),
         beside("3 stopped", vec![short(), short(), short()], 3),
         beside("host functions", vec![with(short(), &["--host-ms=400"])], 0),
         beside("never drains", vec![with(short(), &["--stuck-after-ms=200"])], 0),
-        many,
-        long,
+        Case { name: "8 processes", tenants: many, stopped: 0 },
     ]
 }
 
@@ -115,43 +94,13 @@ fn off(artefacts: &Artefacts, case: &Case, timeouts: &mut Timeouts) -> anyhow::R
     if case.stopped > 0 {
         std::thread::sleep(Duration::from_millis(300));
     }
-    std::thread::sleep(case.settle);
-    let seen = stage.look(case.length)?;
+    let seen = stage.look(LENGTH)?;
     timeouts.0 += seen.timeouts;
-    let got = rounds(&seen.account).unwrap_or(seen.account.rates()[0]) * 100.0;
+    let got = seen.account.rates()[0] * 100.0;
     Ok(((got - CAP) / CAP * 100.0, got))
 }
 
-/// Part of the time of the first tenant's work, from the first to the last beginning of work after a long
-/// pause, so that operations of seconds count whole. The work of one may be counted all at its end, so a
-/// pause is long that lasts half as long as the longest. `None` where it makes no long pauses.
-fn rounds(seen: &Observation) -> Option<f64> {
-    const LEAST: usize = 20;
-    let works: Vec<bool> =
-        seen.looks.windows(2).map(|pair| pair[1].work_ns[0] > pair[0].work_ns[0]).collect();
-    // Looks without work before each with some.
-    let mut paused = 0;
-    let mut pauses = Vec::new();
-    for (at, &works) in works.iter().enumerate() {
-        if works {
-            pauses.push((at, std::mem::take(&mut paused)));
-        } else {
-            paused += 1;
-        }
-    }
-    let longest = pauses.iter().map(|&(_, paused)| paused).max()?;
-    let is_long = |&(_, paused): &(usize, usize)| paused >= LEAST.max(longest / 2);
-    let begun: Vec<usize> = pauses.into_iter().filter(is_long).map(|(at, _)| at).collect();
-    let (first, last): (&Look, &Look) = (&seen.looks[*begun.first()?], &seen.looks[*begun.last()?]);
-    #[allow(clippy::cast_precision_loss, reason = "below 2^53")]
-    let part = (last.work_ns[0] - first.work_ns[0]) as f64 / (last.at_ns - first.at_ns) as f64;
-    (last.at_ns > first.at_ns).then_some(part)
-}
-
 /// Measures the cap beside late neighbours, and the newcomer.
-///
-/// # Errors
-/// A tenant that does not start.
 pub fn late(
     artefacts: &Artefacts,
     report: &mut Report,
@@ -192,35 +141,4 @@ fn newcomer(artefacts: &Artefacts) -> anyhow::Result<f64> {
     let late = parts.iter().rposition(|(_, part)| *part < 0.72);
     let from = late.map_or(Some(0), |at| parts.get(at + 1).map(|(at, _)| *at));
     Ok(from.map_or(f64::INFINITY, |ns| Duration::from_nanos(ns).as_secs_f64()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn operations_that_count_at_their_ends_are_no_beginnings() {
-        // Looks every 50 ms; every 24 s two operations of 3 s, which end one after the other.
-        let look = |n: u64| {
-            let at = n * 50;
-            let ended = at / 24_000 * 2 + (at % 24_000 / 3_000).min(2);
-            Look { at_ns: at * 1_000_000, work_ns: vec![ended * 3_000_000_000] }
-        };
-        let seen = Observation { looks: (0..1600).map(look).collect(), handovers: Vec::new() };
-        assert!((rounds(&seen).unwrap() - 0.25).abs() < 1e-9);
-    }
-
-    #[test]
-    fn long_operations_count_from_beginning_to_beginning() {
-        // Looks every 50 ms; 1 s of work every 4 s, seen from its middle on.
-        let look = |n: u64| {
-            let at = n * 50 + 500;
-            Look {
-                at_ns: at * 1_000_000,
-                work_ns: vec![(at / 4_000 * 1_000 + (at % 4_000).min(1_000)) * 1_000_000],
-            }
-        };
-        let seen = Observation { looks: (0..200).map(look).collect(), handovers: Vec::new() };
-        assert!((rounds(&seen).unwrap() - 0.25).abs() < 1e-9);
-    }
 }

@@ -6,16 +6,15 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use tessera_arbiter::{Arbiter, THREAD_NAME};
+use tessera_arbiter::Arbiter;
 use tessera_config::Leases;
+use tessera_harness::Pages;
 use tessera_region::layout::{SLOTS, Slot, USAGE_FILE, UsagePage};
-use tessera_region::quota::{self, GpuQuota, Policy, QuotaSpec};
-use tessera_region::usage;
+use tessera_region::quota::{GpuQuota, Policy};
 
 use super::tenant::Spec;
+use crate::world::GPU;
 
-/// The simulated GPU's UUID.
-pub const GPU: &str = "GPU-5e55e4a0-0000-4000-8000-000000000000";
 /// Memory limit of every tenant, bytes; nothing here needs more.
 const MEMORY: u64 = 1 << 30;
 /// `memory.context_overhead` of the machine, bytes.
@@ -30,31 +29,22 @@ pub struct Host {
 
 impl Host {
     /// An arbiter without tenants.
-    ///
-    /// # Errors
-    /// No thread.
     pub fn start(base: &Path) -> anyhow::Result<Self> {
         let arbiter = Arbiter::start(&Leases::default()).context("no arbiter")?;
         Ok(Self { arbiter, dirs: Vec::new(), base: base.to_owned() })
     }
 
     /// Makes a tenant's pages and has them arbitrated; where they are.
-    ///
-    /// # Errors
-    /// The file system's, or what the arbiter says.
     pub fn admit(&mut self, spec: &Spec) -> anyhow::Result<PathBuf> {
         let dir = self.base.join(format!("pages-{}", self.dirs.len()));
         std::fs::create_dir(&dir)?;
-        make_pages(&dir, spec)?;
+        make_pages(&dir, spec);
         self.arbiter.admit(&dir)?;
         self.dirs.push(dir.clone());
         Ok(dir)
     }
 
     /// Times that a tenant's process rationed itself because the arbiter was silent, as the shims counted.
-    ///
-    /// # Errors
-    /// The file system's.
     pub fn timeouts(&self) -> anyhow::Result<u64> {
         let mut sum = 0;
         for dir in &self.dirs {
@@ -70,43 +60,18 @@ impl Host {
         }
         Ok(sum)
     }
-
-    /// CPU time of the arbiter's thread so far, nanoseconds.
-    ///
-    /// # Errors
-    /// `/proc` is not mounted.
-    pub fn arbiter_cpu_ns(&self) -> anyhow::Result<u64> {
-        for task in std::fs::read_dir("/proc/self/task")?.flatten() {
-            let read = |name: &str| std::fs::read_to_string(task.path().join(name));
-            if read("comm").is_ok_and(|comm| comm.trim() == THREAD_NAME) {
-                // The first field: nanoseconds on a CPU.
-                let schedstat = read("schedstat")?;
-                return Ok(schedstat.split_whitespace().next().unwrap_or("0").parse()?);
-            }
-        }
-        anyhow::bail!("no thread is called {THREAD_NAME}")
-    }
 }
 
 /// Quota and usage page of one tenant.
-///
-/// # Errors
-/// The file system's.
-pub fn make_pages(dir: &Path, spec: &Spec) -> anyhow::Result<()> {
+pub fn make_pages(dir: &Path, spec: &Spec) -> Pages {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 100 percent")]
     let cores_millis = (spec.cores * 10.0).round() as u32;
-    let quota = QuotaSpec {
-        allocation: dir.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default(),
-        generation: 1,
-        gpus: vec![GpuQuota {
-            uuid: GPU.into(),
-            memory_limit_bytes: MEMORY,
-            context_overhead_bytes: CONTEXT,
-            cores_millis,
-            policy: if spec.strict { Policy::Strict } else { Policy::Burst },
-        }],
+    let gpu = GpuQuota {
+        uuid: GPU.into(),
+        memory_limit_bytes: MEMORY,
+        context_overhead_bytes: CONTEXT,
+        cores_millis,
+        policy: if spec.strict { Policy::Strict } else { Policy::Burst },
     };
-    quota::create(dir, &quota)?;
-    usage::create(dir, quota.generation)?;
-    Ok(())
+    Pages::of(dir, &dir.file_name().unwrap_or_default().to_string_lossy(), vec![gpu])
 }

@@ -15,7 +15,6 @@ const STEP: Duration = Duration::from_millis(50);
 /// One look; by tenant, in the scenario's order.
 #[derive(Clone, Debug)]
 pub struct Look {
-    /// When.
     pub at_ns: u64,
     /// GPU time of work so far, events and markers left out.
     pub work_ns: Vec<u64>,
@@ -88,12 +87,6 @@ impl Observation {
         (&self.looks[0], &self.looks[self.looks.len() - 1])
     }
 
-    /// Seconds in all.
-    pub fn seconds(&self) -> f64 {
-        let (first, last) = self.ends();
-        seconds(last.at_ns - first.at_ns)
-    }
-
     /// Part of all time in which each tenant's work ran.
     pub fn rates(&self) -> Vec<f64> {
         let (first, last) = self.ends();
@@ -114,14 +107,6 @@ impl Observation {
             off.fold(0.0, f64::max) * 100.0
         };
         self.windows(window).map(error).collect()
-    }
-
-    /// Jain's index of work by weight, in every such stretch.
-    pub fn jain(&self, due: &[f64], window: Duration) -> Vec<f64> {
-        let index = |(first, last): (&Look, &Look)| {
-            jain(&shares(first, last).iter().zip(due).map(|(x, w)| x / w).collect::<Vec<_>>())
-        };
-        self.windows(window).map(index).collect()
     }
 
     fn windows(&self, window: Duration) -> impl Iterator<Item = (&Look, &Look)> {
@@ -149,14 +134,6 @@ fn shares(first: &Look, last: &Look) -> Vec<f64> {
         last.work_ns.iter().zip(&first.work_ns).map(|(b, a)| seconds(b - a)).collect();
     let all: f64 = work.iter().sum();
     work.iter().map(|own| if all > 0.0 { own / all } else { 0.0 }).collect()
-}
-
-/// 1 where all are equal, 1/n where one has everything (Jain, Chiu, Hawe 1984).
-pub fn jain(values: &[f64]) -> f64 {
-    let (sum, squares) = values.iter().fold((0.0, 0.0), |(a, b), x| (a + x, b + x * x));
-    #[allow(clippy::cast_precision_loss, reason = "a number of tenants")]
-    let n = values.len() as f64;
-    if squares > 0.0 { sum * sum / (n * squares) } else { 0.0 }
 }
 
 fn seconds(ns: u64) -> f64 {
@@ -190,11 +167,5 @@ mod tests {
         assert!((rates[0] - 27.0 / 40.0).abs() < 1e-9 && (rates[1] - 0.25).abs() < 1e-9);
         let shares = seen().shares();
         assert!((shares[0] - 27.0 / 37.0).abs() < 1e-9, "{shares:?}");
-    }
-
-    #[test]
-    fn jains_index_knows_equal_and_unequal() {
-        assert!((jain(&[2.0, 2.0, 2.0]) - 1.0).abs() < 1e-9);
-        assert!((jain(&[1.0, 0.0, 0.0, 0.0]) - 0.25).abs() < 1e-9);
     }
 }

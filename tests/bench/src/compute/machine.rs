@@ -30,10 +30,6 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// A fresh one.
-    ///
-    /// # Errors
-    /// No room in `/dev/shm`.
     pub fn new(artefacts: &Artefacts) -> anyhow::Result<Self> {
         let dir = tempfile::Builder::new().prefix("tessera-bench.").tempdir_in("/dev/shm")?;
         std::fs::write(dir.path().join("simgpu.toml"), CONFIG)?;

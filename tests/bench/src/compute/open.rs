@@ -1,19 +1,12 @@
 //! What the gate costs a launch while the tenant holds the lease: each launch is timed alone, so that
 //! the median is one without a marker, and the mean has the markers' part.
 //!
-//! The gate stays OPEN throughout: a page that this process writes, and a socket that takes what it is
-//! sent. Kernels, events and markers take no GPU time, so that calls are measured and nothing else.
+//! The gate stays OPEN throughout, of an arbiter that the bench scripts. Kernels, events and markers take no GPU time, so that calls are measured and nothing else.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
-use anyhow::Context;
-use tessera_region::layout::{GATE_OPEN, GATE_SOCKET, PAGES_DIR_ENV};
-use tessera_region::quota::QuotaWriter;
+use tessera_region::layout::PAGES_DIR_ENV;
 
 use super::host::make_pages;
 use super::{Report, backlog};
@@ -23,38 +16,17 @@ use crate::world::World;
 
 /// Rounds of each, alternating.
 const ROUNDS: usize = 15;
-/// How often the page says that there is an arbiter.
-const BEAT: Duration = Duration::from_millis(20);
 /// As the arbiter's defaults have it.
 const WINDOW: (u32, u32) = (64, 1000);
 
-/// Measures it.
-///
-/// # Errors
-/// A child's.
 pub fn run(world: &World, report: &mut Report) -> anyhow::Result<()> {
     crate::note("launches at an open gate");
     let dir = tempfile::Builder::new().prefix("tessera-bench-open.").tempdir()?;
-    make_pages(dir.path(), &backlog(100.0, "0"))?;
-    let page = QuotaWriter::open(dir.path())?;
-    let _socket = listen(&dir.path().join(GATE_SOCKET)).context("no gate.sock")?;
-    let stop = AtomicBool::new(false);
-    let rounds = std::thread::scope(|scope| {
-        page.set_window(0, WINDOW.0, WINDOW.1);
-        page.set_arbiter(machine::now_ns());
-        page.set_gate(0, GATE_OPEN);
-        let beating = scope.spawn(|| {
-            while !stop.load(Ordering::Relaxed) {
-                page.set_arbiter(machine::now_ns());
-                std::thread::sleep(BEAT);
-            }
-        });
-        let rounds = alternate(world, dir.path());
-        stop.store(true, Ordering::Relaxed);
-        let _ = beating.join();
-        rounds
-    })?;
-    let (median, mean) = rounds;
+    make_pages(dir.path(), &backlog(100.0, "0"));
+    let arbiter = tessera_harness::Arbiter::again(dir.path());
+    arbiter.quota().set_window(0, WINDOW.0, WINDOW.1);
+    arbiter.open();
+    let (median, mean) = alternate(world, dir.path())?;
     report.pair("launch_open_overhead_ns", "hooked launch, open gate", "ns", &median, 60.0);
     report.pair("launch_open_marked_ns", "· with its part of markers", "ns", &mean, 150.0);
     Ok(())
@@ -91,41 +63,8 @@ fn one(mut command: Command) -> anyhow::Result<(f64, f64)> {
     }
 }
 
-/// A socket to which processes can connect; what they say waits in it, unread.
-fn listen(path: &Path) -> std::io::Result<OwnedFd> {
-    // SAFETY: no pointers.
-    let fd = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0) };
-    if fd < 0 {
-        return Err(std::io::Error::last_os_error());
-    }
-    // SAFETY: just made, and nobody else's.
-    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-    // SAFETY: an address of zeros is a valid one.
-    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
-    address.sun_family = libc::sa_family_t::try_from(libc::AF_UNIX).unwrap_or(1);
-    let bytes = path.as_os_str().as_bytes();
-    if bytes.len() >= address.sun_path.len() {
-        return Err(std::io::Error::other("the path is too long for a socket"));
-    }
-    for (to, from) in address.sun_path.iter_mut().zip(bytes) {
-        *to = from.cast_signed();
-    }
-    let size = libc::socklen_t::try_from(size_of_val(&address)).unwrap_or(0);
-    let failed = |code: libc::c_int| {
-        if code == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
-    };
-    // SAFETY: the address outlives the call and has the size given.
-    failed(unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), size) })?;
-    // SAFETY: no pointers.
-    failed(unsafe { libc::listen(socket.as_raw_fd(), 64) })?;
-    Ok(socket)
-}
-
 /// The child's part: launches that are timed one by one. Prints median and mean in nanoseconds, the
 /// clock's own cost included.
-///
-/// # Errors
-/// The driver's.
 pub fn launch_each(
     mut launch: impl FnMut() -> anyhow::Result<()>,
     mut wait: impl FnMut() -> anyhow::Result<()>,

@@ -29,19 +29,13 @@ pub struct Stage {
 /// What was seen of a stretch of time.
 #[derive(Clone, Debug)]
 pub struct Seen {
-    /// By the judge.
     pub account: Observation,
     /// Times that a process rationed itself because the arbiter was silent, since the tenants started.
     pub timeouts: u64,
-    /// CPU time of the arbiter's thread, percent of a core.
-    pub arbiter_percent: f64,
 }
 
 impl Stage {
     /// Starts tenants and waits until all launch.
-    ///
-    /// # Errors
-    /// One that does not start.
     pub fn set(artefacts: &Artefacts, tenants: &[Spec], gate: Gate) -> anyhow::Result<Self> {
         let machine = Machine::new(artefacts)?;
         let mut host = match gate {
@@ -62,9 +56,6 @@ impl Stage {
     }
 
     /// Starts one more tenant, which is at work when this returns.
-    ///
-    /// # Errors
-    /// It does not start.
     pub fn join(&mut self, spec: &Spec) -> anyhow::Result<()> {
         let pages = self.host.as_mut().map(|host| host.admit(spec)).transpose()?;
         let mut tenant = Tenant::start(&self.machine, spec, pages.as_deref())?;
@@ -74,25 +65,15 @@ impl Stage {
     }
 
     /// Looks on for `length`.
-    ///
-    /// # Errors
-    /// The judge saw no work at all.
     pub fn look(&self, length: Duration) -> anyhow::Result<Seen> {
-        let cpu = || self.host.as_ref().map_or(Ok(0), Host::arbiter_cpu_ns);
-        let before = cpu()?;
         let account = judge::observe(&self.machine, &self.tenants, length);
-        let arbiter_percent =
-            Duration::from_nanos(cpu()? - before).as_secs_f64() / account.seconds() * 100.0;
         anyhow::ensure!(account.rates().iter().any(|&r| r > 0.0), "nothing ran");
         let timeouts = self.host.as_ref().map_or(Ok(0), Host::timeouts)?;
-        Ok(Seen { account, timeouts, arbiter_percent })
+        Ok(Seen { account, timeouts })
     }
 }
 
 /// Starts the tenants, looks on, and ends them.
-///
-/// # Errors
-/// A tenant that does not start.
 pub fn watch(
     artefacts: &Artefacts,
     tenants: &[Spec],

@@ -1,11 +1,11 @@
-//! Tenants that never have enough: shares, fairness, throughput, hand-overs, the arbiter's cost; and how much of the
-//! time the GPU works for two, beside what it does without Tessera.
+//! Tenants that never have enough: shares, throughput, hand-overs; how much of the time the GPU works for two, beside
+//! what it does without Tessera; and how long a server waits beside one of them.
 
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use super::scenario::{self, Seen};
+use super::scenario::{self, Seen, Stage};
 use super::{Artefacts, Gate, Report, Spec, Timeouts, backlog, graphs};
 use crate::stats::Sample;
 
@@ -15,6 +15,10 @@ const LENGTH: Duration = Duration::from_millis(10_100);
 const BARE: Duration = Duration::from_millis(2_100);
 /// And at pairs that easily lose the GPU's time.
 const BUSY: Duration = Duration::from_secs(4);
+/// One stretch of serving, alone or not; rounds, in which alone and beside alternate, and of whose percentiles the
+/// medians count.
+const SERVED: Duration = Duration::from_millis(1500);
+const ROUNDS: usize = 3;
 const SECOND: Duration = Duration::from_secs(1);
 const TEN: Duration = Duration::from_secs(10);
 
@@ -22,7 +26,6 @@ const TEN: Duration = Duration::from_secs(10);
 struct Set {
     name: &'static str,
     weights: &'static [f64],
-    /// What each runs.
     kernels: &'static [&'static str],
     /// Longest operation, microseconds.
     longest_us: f64,
@@ -65,10 +68,6 @@ impl Set {
     }
 }
 
-/// Measures all of it.
-///
-/// # Errors
-/// A tenant that does not start.
 pub fn run(
     artefacts: &Artefacts,
     report: &mut Report,
@@ -91,12 +90,6 @@ pub fn run(
         if set.name == "two_equal" {
             throughput(artefacts, report, &seen)?;
             handover(report, &seen, ["handoff_us", "handoff_p99_us"], [60.0, 100.0]);
-        }
-        if set.name == "eight_equal" {
-            let least = seen.account.jain(&due, SECOND).into_iter().fold(1.0, f64::min);
-            report.at_least("jain_8", "Jain's index of 8 tenants, 1 s", "", least, 0.999);
-            let percent = seen.arbiter_percent;
-            report.figure("arbiter_cpu_pct", "arbiter's CPU, 8 tenants", "%", percent, 3.0);
         }
     }
     report.figure("share_error_1s_pp", "share error over 1 s", "pp", second, 1.0);
@@ -128,7 +121,6 @@ fn value(seen: &Seen, due: &[f64]) -> Value {
         "error_1s_pp": errors(SECOND),
         "error_10s_pp": errors(TEN),
         "busy": seen.account.rates().iter().sum::<f64>(),
-        "arbiter_percent": seen.arbiter_percent,
         "gate_timeouts": seen.timeouts,
     })
 }
@@ -226,9 +218,6 @@ fn busy_cases() -> Vec<(&'static str, &'static str, f64, Vec<Spec>)> {
 }
 
 /// Measures how much of the time the GPU works for them, beside what it does without Tessera.
-///
-/// # Errors
-/// A tenant that does not start.
 pub fn busy(artefacts: &Artefacts, report: &mut Report) -> anyhow::Result<()> {
     let mut detail = Map::new();
     for (key, what, least, tenants) in busy_cases() {
@@ -247,4 +236,39 @@ pub fn busy(artefacts: &Artefacts, report: &mut Report) -> anyhow::Result<()> {
     }
     report.put("busy_detail", Value::Object(detail));
     Ok(())
+}
+
+/// The 99th percentile of a server's requests, half of a request's kernels each, 40 Poisson requests of 2 ms in a
+/// second: 8 % of the GPU.
+pub fn interfere(artefacts: &Artefacts, report: &mut Report) -> anyhow::Result<()> {
+    let what = "a server's p99 beside a backlog, 80/20";
+    crate::note(what);
+    let server = Spec::new(80.0, &["--kernel-us=500,500,500,500", "--rate=40", "--poisson"]);
+    let tenants = [server, backlog(20.0, "200")];
+    let (mut alone, mut beside) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        alone.push(serve(artefacts, &tenants[..1])?);
+        beside.push(serve(artefacts, &tenants)?);
+    }
+    let (alone, beside) = (Sample::new(alone).median(), Sample::new(beside).median());
+    let more = (beside / alone - 1.0) * 100.0;
+    report.figure("interference_p99_80_pct", what, "% more", more, 10.0);
+    report.put("interference_detail", json!({ "alone_us": alone, "beside_us": beside }));
+    Ok(())
+}
+
+/// The 99th percentile that the first of `tenants` says of its requests, microseconds.
+fn serve(artefacts: &Artefacts, tenants: &[Spec]) -> anyhow::Result<f64> {
+    let mut stage = Stage::set(artefacts, tenants, Gate::Tessera)?;
+    let server = &mut stage.tenants[0];
+    // What was served while others started is not looked at.
+    server.signal(libc::SIGUSR1);
+    server.hear("phase", 1)?;
+    server.forget();
+    std::thread::sleep(SERVED);
+    server.signal(libc::SIGUSR1);
+    let phase = server.hear("phase", 1)?.remove(0);
+    let field = |name: &str| phase[name].as_f64().unwrap_or(f64::NAN);
+    anyhow::ensure!(field("requests") > 0.0, "no request was served");
+    Ok(field("p99_us"))
 }

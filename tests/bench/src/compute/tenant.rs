@@ -23,7 +23,6 @@ pub enum Gate {
     Tessera,
 }
 
-/// One tenant to be.
 #[derive(Clone, Debug)]
 pub struct Spec {
     /// Its share, percent of the GPU.
@@ -32,7 +31,6 @@ pub struct Spec {
     pub strict: bool,
     /// Arguments of `tessera-tenant load`.
     pub load: Vec<String>,
-    /// Processes that do it.
     pub processes: u32,
 }
 
@@ -43,7 +41,6 @@ impl Spec {
         Self { cores, strict: false, load, processes: 1 }
     }
 
-    /// The same with a cap.
     pub fn strict(self) -> Self {
         Self { strict: true, ..self }
     }
@@ -54,7 +51,6 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A running tenant; killed with all its processes when dropped.
 pub struct Tenant {
-    /// What it is.
     pub spec: Spec,
     /// The process group that all its processes are in.
     pub group: i32,
@@ -64,9 +60,6 @@ pub struct Tenant {
 
 impl Tenant {
     /// Starts it, under the shim where it has pages.
-    ///
-    /// # Errors
-    /// No such program.
     pub fn start(machine: &Machine, spec: &Spec, pages: Option<&Path>) -> anyhow::Result<Self> {
         let mut command = Command::new(machine.artefacts.path("tessera-tenant"));
         if let Some(pages) = pages {
@@ -110,9 +103,6 @@ impl Tenant {
     }
 
     /// Waits until `count` lines of this event were said, and gives them.
-    ///
-    /// # Errors
-    /// It did not say it in time, or ended.
     pub fn hear(&mut self, event: &str, count: usize) -> anyhow::Result<Vec<Value>> {
         let end = Instant::now() + PATIENCE;
         let (said, bell) = &*self.said;

@@ -51,9 +51,6 @@ struct Place {
 
 impl Place {
     /// Compiles the program.
-    ///
-    /// # Errors
-    /// No compiler.
     fn new(artefacts: &Artefacts) -> anyhow::Result<Self> {
         let dir = tempfile::Builder::new().prefix("tessera-bench.").tempdir_in("/dev/shm")?;
         std::fs::write(dir.path().join("simgpu.toml"), MACHINE)?;
@@ -66,10 +63,6 @@ impl Place {
         Ok(Self { artefacts: artefacts.clone(), dir, program })
     }
 
-    /// Looks at one shape.
-    ///
-    /// # Errors
-    /// A program that does not start, or hangs.
     fn speeds(&self, shape: &str) -> anyhow::Result<Speeds> {
         let bare = self.start(shape, None)?.rate().context("bare")?;
         let backlog = self.start("none", None)?.rate().context("the backlog, bare")?;
@@ -139,9 +132,6 @@ impl Drop for Running {
 }
 
 /// Measures all shapes.
-///
-/// # Errors
-/// A program that does not start, or hangs.
 pub fn run(artefacts: &Artefacts, report: &mut Report) -> anyhow::Result<()> {
     let place = Place::new(artefacts)?;
     let (mut capped, mut beside, mut lost) = (Vec::new(), Vec::new(), Vec::new());

@@ -31,7 +31,6 @@ use team::Team;
 
 /// Racing processes.
 pub const PROCESSES: usize = 16;
-/// Threads of each.
 pub const THREADS: usize = 4;
 /// What every request is for.
 pub const CHUNK: u64 = 32 << 20;
@@ -62,7 +61,6 @@ struct Tally {
     true_refusals: u64,
     /// Contended rounds whose grants were counted.
     rounds: u64,
-    /// Processes killed.
     kills: u64,
 }
 
@@ -76,12 +74,10 @@ impl Outcome {
         self.0.values().map(|tally| tally.overshoot_bytes).max().unwrap_or(0)
     }
 
-    /// Of all APIs.
     fn false_refusals(&self) -> u64 {
         self.0.values().map(|tally| tally.false_refusals).sum()
     }
 
-    /// For the summary.
     fn detail(&self) -> Value {
         let by_api: BTreeMap<&str, Value> = self
             .0
@@ -102,9 +98,6 @@ impl Outcome {
 }
 
 /// Runs both races.
-///
-/// # Errors
-/// A process that fails otherwise than by being refused.
 #[allow(clippy::cast_precision_loss, reason = "counts and bytes far below 2^53")]
 pub fn run(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let mut outcome = Outcome::default();
@@ -140,7 +133,7 @@ fn contended(
     tally: &mut Tally,
 ) -> anyhow::Result<()> {
     let limit = CONTEXTS + FIT * CHUNK;
-    let pages = world.pages(limit)?;
+    let pages = world.pages(limit);
     let mut team = Team::start(world, &pages)?;
     let mut rng = Rng::new(1);
     for round in 0..ROUNDS {
@@ -184,7 +177,7 @@ fn room_for_all(
     tally: &mut Tally,
 ) -> anyhow::Result<()> {
     let limit = CONTEXTS + (PROCESSES * THREADS) as u64 * CHUNK;
-    let pages = world.pages(limit)?;
+    let pages = world.pages(limit);
     let mut team = Team::start(world, &pages)?;
     let mut rng = Rng::new(2);
     for _ in 0..CHURNS {
