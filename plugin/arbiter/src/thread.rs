@@ -362,9 +362,8 @@ impl Thread {
                     if tenant.state == GateState::Closed {
                         self.policy.want(now.ns, id(key));
                         self.has_news = true;
-                        if tenant.is_awake(now.ns) {
-                            self.policy.awake(now.ns, id(key));
-                        }
+                        // Who says so has a CPU, and is about to poll.
+                        self.policy.awake(now.ns, id(key));
                     }
                 }
                 GateEvent::Message(process, Message::Drained { epoch, used_ns, .. }) => {

@@ -68,6 +68,8 @@ pub(super) struct Overslept(AtomicU32);
 impl Overslept {
     /// Of the last time, each new one takes so much away, as a divisor.
     const FADES: u32 = 32;
+    /// Who slept for so much longer was stopped or throttled, microseconds: no window lasts for that.
+    const STOPPED_US: u32 = 20_000;
     /// What is in flight meanwhile grows to so many windows at most: whoever comes next waits for it.
     const MOST_WINDOWS: u32 = 4;
 
@@ -77,6 +79,7 @@ impl Overslept {
 
     fn note(&self, late_us: u32) {
         let before = self.0.load(Ordering::Relaxed);
+        let late_us = if late_us < Self::STOPPED_US { late_us } else { 0 };
         self.0.store((before - before / Self::FADES).max(late_us), Ordering::Relaxed);
     }
 
@@ -169,6 +172,18 @@ mod tests {
         let (mut naps, lateness) = (Naps::new(), Lateness::new());
         (0..2 * MOST_LOOKS).for_each(|_| naps.nap(&lateness, Some(0)));
         assert_eq!((naps.looks, naps.naps), (MOST_LOOKS, MOST_LOOKS));
+    }
+
+    #[test]
+    fn a_window_lasts_for_sleeps_that_end_late_and_not_for_a_stop() {
+        let overslept = Overslept::new();
+        assert_eq!(overslept.windows(500), 1);
+        overslept.note(75_000);
+        assert_eq!(overslept.windows(500), 1);
+        overslept.note(800);
+        assert_eq!((overslept.windows(500), overslept.windows(250)), (2, 4));
+        (0..64).for_each(|_| overslept.note(0));
+        assert_eq!(overslept.windows(500), 1);
     }
 
     proptest! {
