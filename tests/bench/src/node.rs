@@ -130,7 +130,7 @@ impl Node {
     pub async fn api(&self) -> anyhow::Result<[client::Endpoint; 2]> {
         let address = self.address(API).await?;
         let socket = client::Endpoint::Socket(self.dir.path().join("admin.sock"));
-        Ok([client::Endpoint::Unverified(address), socket])
+        Ok([client::Endpoint::Secure(address, tessera_web::fixtures::unverified()), socket])
     }
 
     /// Where the plugin says that its metrics are.

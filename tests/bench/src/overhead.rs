@@ -16,21 +16,22 @@ const TRUES: usize = 2000;
 /// A limit that nothing here meets.
 const AMPLE: u64 = 8 << 30;
 
-/// Task of the child, key, what it is, and most nanoseconds that it may cost. Calls are pairs but for launches and
-/// `cuMemGetInfo`.
-const CALLS: [(&str, &str, &str, f64); 5] = [
-    ("launch", "launch_overhead_ns", "hooked launch, alone", 8.0),
-    ("alloc-free", "alloc_free_overhead_ns", "alloc + free", 250.0),
-    ("alloc-async", "alloc_async_overhead_ns", "async alloc + free, warm pool", 250.0),
-    ("array", "array_overhead_ns", "array create + destroy", 250.0),
-    ("mem-get-info", "mem_get_info_overhead_ns", "cuMemGetInfo", 50.0),
+/// Task of the child, key, what it is, unit, and most that it may cost. Calls are pairs but for launches,
+/// `cuMemGetInfo` and batches of copies.
+const CALLS: [(&str, &str, &str, &str, f64); 6] = [
+    ("launch", "launch_overhead_ns", "hooked launch, alone", "ns", 8.0),
+    ("alloc-free", "alloc_free_overhead_ns", "alloc + free", "ns", 250.0),
+    ("alloc-async", "alloc_async_overhead_ns", "async alloc + free, warm pool", "ns", 250.0),
+    ("array", "array_overhead_ns", "array create + destroy", "ns", 250.0),
+    ("mem-get-info", "mem_get_info_overhead_ns", "cuMemGetInfo", "ns", 50.0),
+    ("offload", "offload_batch_us", "a call with 8,192 copies", "µs", 100.0),
 ];
 
 pub fn run(world: &World, report: &mut Report) -> anyhow::Result<()> {
-    for (task, key, what, most) in CALLS {
+    for (task, key, what, unit, most) in CALLS {
         crate::note(what);
         let pair = alternate(world, task)?;
-        report.pair(key, what, "ns", &pair, most);
+        report.pair(key, what, unit, &pair, most);
     }
     crate::note("/bin/true");
     let pair = true_program(world)?;

@@ -21,7 +21,6 @@ use crate::Agent;
 use crate::kubernetes::Counts;
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::audit::{Event, What};
-use tessera_model::record::Holder;
 use tessera_system::locks::lock;
 
 /// Pods whose UIDs are remembered.

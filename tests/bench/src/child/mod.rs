@@ -148,8 +148,7 @@ fn mem_get_info() -> anyhow::Result<()> {
     measure(|| cuda.mem_info().map(|_| ()).map_err(failed), || Ok(()))
 }
 
-/// A call that copies 8,192 pieces to the device, as vLLM sends 4,096 to 12,288 (vllm-project/vllm#38460). Microseconds;
-/// for `tests/gpu/run speed`.
+/// A call that copies 8,192 pieces to the device, as vLLM sends 4,096 to 12,288 (vllm-project/vllm#38460). Microseconds.
 fn offload() -> anyhow::Result<()> {
     const COPIES: usize = 8192;
     const CALLS: usize = 40;

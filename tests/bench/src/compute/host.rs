@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use tessera_arbiter::Arbiter;
+use tessera_arbiter::{Arbiter, THREAD_NAME};
 use tessera_config::Leases;
 use tessera_harness::Pages;
 use tessera_region::layout::{SLOTS, Slot, USAGE_FILE, UsagePage};
@@ -59,6 +59,19 @@ impl Host {
             }
         }
         Ok(sum)
+    }
+
+    /// CPU time of the arbiter's thread so far, nanoseconds.
+    pub fn arbiter_cpu_ns(&self) -> anyhow::Result<u64> {
+        for task in std::fs::read_dir("/proc/self/task")?.flatten() {
+            let read = |name: &str| std::fs::read_to_string(task.path().join(name));
+            if read("comm").is_ok_and(|comm| comm.trim() == THREAD_NAME) {
+                // The first field: nanoseconds on a CPU.
+                let schedstat = read("schedstat")?;
+                return Ok(schedstat.split_whitespace().next().unwrap_or("0").parse()?);
+            }
+        }
+        anyhow::bail!("no thread is called {THREAD_NAME}")
     }
 }
 

@@ -32,6 +32,8 @@ pub struct Seen {
     pub account: Observation,
     /// Times that a process rationed itself because the arbiter was silent, since the tenants started.
     pub timeouts: u64,
+    /// CPU time of the arbiter's thread, percent of a core.
+    pub arbiter_percent: f64,
 }
 
 impl Stage {
@@ -66,10 +68,14 @@ impl Stage {
 
     /// Looks on for `length`.
     pub fn look(&self, length: Duration) -> anyhow::Result<Seen> {
+        let cpu = || self.host.as_ref().map_or(Ok(0), Host::arbiter_cpu_ns);
+        let before = cpu()?;
         let account = judge::observe(&self.machine, &self.tenants, length);
+        let used = Duration::from_nanos(cpu()? - before);
+        let arbiter_percent = used.as_secs_f64() / length.as_secs_f64() * 100.0;
         anyhow::ensure!(account.rates().iter().any(|&r| r > 0.0), "nothing ran");
         let timeouts = self.host.as_ref().map_or(Ok(0), Host::timeouts)?;
-        Ok(Seen { account, timeouts })
+        Ok(Seen { account, timeouts, arbiter_percent })
     }
 }
 

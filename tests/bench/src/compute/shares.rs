@@ -1,4 +1,4 @@
-//! Tenants that never have enough: shares, throughput, hand-overs; how much of the time the GPU works for two, beside
+//! Tenants that never have enough: shares, throughput, hand-overs, the arbiter's cost; how much of the time the GPU works for two, beside
 //! what it does without Tessera; and how long a server waits beside one of them.
 
 use std::time::Duration;
@@ -90,6 +90,10 @@ pub fn run(
         if set.name == "two_equal" {
             throughput(artefacts, report, &seen)?;
             handover(report, &seen, ["handoff_us", "handoff_p99_us"], [60.0, 100.0]);
+        }
+        if set.name == "eight_equal" {
+            let percent = seen.arbiter_percent;
+            report.figure("arbiter_cpu_pct", "arbiter's CPU, 8 tenants", "%", percent, 3.0);
         }
     }
     report.figure("share_error_1s_pp", "share error over 1 s", "pp", second, 1.0);
