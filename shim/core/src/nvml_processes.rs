@@ -92,7 +92,7 @@ impl Own {
     ///
     /// # Safety
     /// `to` is valid for `room` entries, or `room` is 0.
-    unsafe fn fill<T: From<Entry>>(&self, room: &mut c_uint, to: *mut T) -> Answer {
+    unsafe fn fill<T: Listed>(&self, room: &mut c_uint, to: *mut T) -> Answer {
         let enough = usize::try_from(*room).is_ok_and(|room| room >= self.count);
         *room = c_uint::try_from(self.count).unwrap_or(c_uint::MAX);
         if !enough {
@@ -103,7 +103,7 @@ impl Own {
         }
         for (at, &own) in self.entries[..self.count].iter().enumerate() {
             // SAFETY: below `room`, for which the caller's array is valid.
-            unsafe { to.add(at).write(own.into()) };
+            unsafe { T::put(to.add(at), own) };
         }
         Ok(())
     }
@@ -118,7 +118,7 @@ fn answered(answer: Answer) -> Answer {
 }
 
 /// Answers a list: the tenant's own, if it is one.
-unsafe fn list<T: From<Entry>>(
+unsafe fn list<T: Listed>(
     real: &List<T>,
     device: nvmlDevice_t,
     count: *mut c_uint,
@@ -133,43 +133,50 @@ unsafe fn list<T: From<Entry>>(
     unsafe { own(device).fill(&mut *count, infos) }
 }
 
-impl From<Entry> for nvmlProcessInfo_v1_t {
-    fn from(own: Entry) -> Self {
-        Self { pid: own.pid, usedGpuMemory: own.bytes }
+/// What a process is listed as. Member by member: between two of them is whatever our stack had.
+pub trait Listed {
+    /// # Safety
+    /// `to` is valid for a write.
+    unsafe fn put(to: *mut Self, own: Entry);
+}
+
+macro_rules! listed {
+    (|$own:ident| $($info:ty { $($member:ident: $value:expr),+ $(,)? })+) => {
+        $(impl Listed for $info {
+            unsafe fn put(to: *mut Self, $own: Entry) {
+                // SAFETY: the caller's promise.
+                unsafe { $((&raw mut (*to).$member).write($value);)+ }
+            }
+        })+
+    };
+}
+listed! {
+    |own|
+    nvmlProcessInfo_v1_t { pid: own.pid, usedGpuMemory: own.bytes }
+    nvmlProcessInfo_t {
+        pid: own.pid,
+        usedGpuMemory: own.bytes,
+        gpuInstanceId: own.gpu_instance,
+        computeInstanceId: own.compute_instance,
+    }
+    nvmlProcessDetail_v1_t {
+        pid: own.pid,
+        usedGpuMemory: own.bytes,
+        gpuInstanceId: own.gpu_instance,
+        computeInstanceId: own.compute_instance,
+        usedGpuCcProtectedMemory: 0,
     }
 }
 
-impl From<Entry> for nvmlProcessInfo_t {
-    fn from(own: Entry) -> Self {
-        Self {
-            pid: own.pid,
-            usedGpuMemory: own.bytes,
-            gpuInstanceId: own.gpu_instance,
-            computeInstanceId: own.compute_instance,
-        }
-    }
-}
-
-impl From<Entry> for nvmlProcessDetail_v1_t {
-    fn from(own: Entry) -> Self {
-        Self {
-            pid: own.pid,
-            usedGpuMemory: own.bytes,
-            gpuInstanceId: own.gpu_instance,
-            computeInstanceId: own.compute_instance,
-            usedGpuCcProtectedMemory: 0,
-        }
-    }
-}
-
-impl From<Entry> for c_uint {
-    fn from(own: Entry) -> Self {
-        own.pid
+impl Listed for c_uint {
+    unsafe fn put(to: *mut Self, own: Entry) {
+        // SAFETY: the caller's promise.
+        unsafe { to.write(own.pid) };
     }
 }
 
 /// NVML API, "Device Queries", `nvmlDeviceGetComputeRunningProcesses` of any version.
-pub unsafe fn nvmlComputeProcesses<T: From<Entry>>(
+pub unsafe fn nvmlComputeProcesses<T: Listed>(
     real: &List<T>,
     device: nvmlDevice_t,
     count: *mut c_uint,
@@ -180,7 +187,7 @@ pub unsafe fn nvmlComputeProcesses<T: From<Entry>>(
 }
 
 /// NVML API, "Device Queries": graphics and MPS processes, of which a tenant has none to show.
-pub unsafe fn nvmlOtherProcesses<T: From<Entry>>(
+pub unsafe fn nvmlOtherProcesses<T: Listed>(
     real: &List<T>,
     device: nvmlDevice_t,
     count: *mut c_uint,
@@ -287,7 +294,12 @@ mod tests {
     }
 
     fn info(pid: u32, bytes: u64) -> nvmlProcessInfo_t {
-        Entry { pid, bytes, ..Entry::NONE }.into()
+        nvmlProcessInfo_t {
+            pid,
+            usedGpuMemory: bytes,
+            gpuInstanceId: NVML_NO_INSTANCE,
+            computeInstanceId: NVML_NO_INSTANCE,
+        }
     }
 
     #[test]
