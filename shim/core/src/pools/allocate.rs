@@ -3,7 +3,9 @@
 use super::ask;
 use super::pool::{Home, Pool};
 use crate::allocations::Allocation;
+use crate::gate::Stream;
 use crate::quota::{self, Asked};
+use crate::real;
 use crate::spin::sleep_us;
 use crate::state::Process;
 use crate::thread::Answer;
@@ -19,6 +21,9 @@ pub(crate) struct Order<'a> {
     pub(crate) pool: &'a Pool,
     pub(crate) gpu: u8,
     pub(crate) bytes: u64,
+    /// Where the driver writes the pointer.
+    pub(crate) dptr: *const CUdeviceptr,
+    pub(crate) stream: Stream,
 }
 
 /// How long a refused call waits for the stream to pass its free, before it leaves that to the next
@@ -29,14 +34,9 @@ const UNDONE_US: [u32; 5] = [20, 50, 100, 300, 500];
 const ROUNDS: u32 = 4;
 
 impl Order<'_> {
-    /// Makes the allocation with `call`; `made` reads the pointer, `undo` frees it again.
+    /// Makes the allocation with `call`.
     #[inline]
-    pub(crate) fn carry_out(
-        &self,
-        call: &impl Fn() -> Answer,
-        made: impl FnOnce() -> u64,
-        undo: impl FnOnce(u64),
-    ) -> Answer {
+    pub(crate) fn carry_out(&self, call: &impl Fn() -> Answer) -> Answer {
         let worst = self.pool.worst(self.bytes);
         if let Some(reservation) = quota::reserve_if_room(self.process, self.gpu, worst)
             && self.pool.begin_beside_others(worst)
@@ -45,9 +45,9 @@ impl Order<'_> {
             if lacking > 0 {
                 self.pool.learn(worst, lacking);
             }
-            return self.finish(answer, lacking, made, undo);
+            return self.finish(answer, lacking);
         }
-        self.squeeze_in(worst, call, made, undo)
+        self.squeeze_in(worst, call)
     }
 
     /// The driver's call, announced, and its settlement; what is lacking afterwards.
@@ -62,13 +62,7 @@ impl Order<'_> {
     /// on what the driver may take meanwhile.
     #[cold]
     #[inline(never)]
-    fn squeeze_in(
-        &self,
-        worst: u64,
-        call: &impl Fn() -> Answer,
-        made: impl FnOnce() -> u64,
-        undo: impl FnOnce(u64),
-    ) -> Answer {
+    fn squeeze_in(&self, worst: u64, call: &impl Fn() -> Answer) -> Answer {
         let Self { process, pool, gpu, .. } = *self;
         let _alone = pool.alone();
         let reserved = self.pay_debt().and_then(|()| {
@@ -86,7 +80,7 @@ impl Order<'_> {
         let reservation = reserved.map_err(|refused| self.refuse(&refused))?;
         pool.begin(reservation.bytes());
         let (answer, lacking) = self.run(reservation, call);
-        self.finish(answer, lacking, made, undo)
+        self.finish(answer, lacking)
     }
 
     fn refuse(&self, refused: &Refused) -> CUresult {
@@ -122,18 +116,13 @@ impl Order<'_> {
     }
 
     #[inline]
-    fn finish(
-        &self,
-        answer: Answer,
-        lacking: u64,
-        made: impl FnOnce() -> u64,
-        undo: impl FnOnce(u64),
-    ) -> Answer {
+    fn finish(&self, answer: Answer, lacking: u64) -> Answer {
         let paid = if lacking > 0 { self.obtain(lacking) } else { Ok(()) };
         answer?;
-        let pointer = made();
+        // SAFETY: the driver has written it.
+        let pointer = unsafe { *self.dptr };
         if let Err(refused) = paid {
-            self.give_up(pointer, undo);
+            self.give_up(pointer);
             return Err(self.refuse(&self.process.account.undone(&refused)));
         }
         let allocation = Allocation {
@@ -144,7 +133,7 @@ impl Order<'_> {
         };
         let noted = quota::remember(self.process, &self.process.allocations, pointer, allocation);
         if noted.is_err() {
-            self.give_up(pointer, undo);
+            self.give_up(pointer);
             return Err(quota::refuse_unnoted(self.name));
         }
         self.pool.gained();
@@ -153,9 +142,12 @@ impl Order<'_> {
 
     /// Frees what does not fit after all, and what the pool took for it.
     #[cold]
-    fn give_up(&self, pointer: u64, undo: impl FnOnce(u64)) {
-        let Self { process, pool, gpu, .. } = *self;
-        undo(pointer);
+    fn give_up(&self, pointer: u64) {
+        let Self { process, pool, gpu, stream, .. } = *self;
+        if let Some(free) = real::cuMemFreeAsync.get() {
+            // SAFETY: the driver has just made it on this stream, and nobody else has seen it.
+            unsafe { free(pointer, stream.handle()) };
+        }
         pool.loosen();
         process.pools.reclaim(process, gpu);
         pool.owe(process);
@@ -201,7 +193,7 @@ fn adopt(
 /// Whose default pool `handle` is.
 fn default_of(process: &'static Process, handle: CUmemoryPool) -> Option<Home> {
     // SAFETY: a valid place for a count.
-    let devices = crate::real::cuDeviceGetCount.ask(0, |ask, count| unsafe { ask(count) }).ok()?;
+    let devices = real::cuDeviceGetCount.ask(0, |ask, count| unsafe { ask(count) }).ok()?;
     let device = (0..devices).find(|&device| ask::default_pool(device) == Some(handle))?;
     Some(Home::on(process, device))
 }

@@ -44,19 +44,10 @@ unsafe fn allocate(
     let Some(pool) = allocate::pool(process, handle, place.gpu) else {
         return Err(quota::refuse_unnoted(name));
     };
-    let undo = |pointer| {
-        if let Some(free) = real::cuMemFreeAsync.get() {
-            // SAFETY: the driver has just made it on this stream, and nobody else has seen it.
-            unsafe { free(pointer, stream.handle()) };
-        }
-    };
     match pool.home() {
         Home::Free => call(),
         Home::Unlisted => unlisted(),
-        Home::Gpu(gpu) => {
-            // SAFETY: the driver wrote `dptr` when it succeeded.
-            Order { name, process, pool, gpu, bytes }.carry_out(call, || unsafe { *dptr }, undo)
-        }
+        Home::Gpu(gpu) => Order { name, process, pool, gpu, bytes, dptr, stream }.carry_out(call),
     }
 }
 
