@@ -459,6 +459,8 @@ macro_rules! rows {
             pub since: u32,
             /// `legacy`, or `ptsz` or `ptds` (per-thread default stream).
             pub flavour: &'static str,
+            /// The argument list as it is written.
+            pub arguments: &'static str,
         }
 
         /// Every hooked export, in table order.
@@ -469,6 +471,7 @@ macro_rules! rows {
                 export: stringify!($export),
                 since: $since,
                 flavour: stringify!($flavour),
+                arguments: stringify!($args),
             },)+)*
         ];
     };

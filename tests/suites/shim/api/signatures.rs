@@ -5,29 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use tessera_cuda::for_each_hook;
+use tessera_cuda::hooks::HOOKS;
 use tessera_cuda::unhooked::base_name;
 use tessera_harness::external;
-
-/// A row's export, first version, flavour and argument list as it is written.
-struct Row {
-    export: &'static str,
-    since: u32,
-    flavour: &'static str,
-    arguments: &'static str,
-}
-
-macro_rules! rows {
-    ($($class:ident $body:ident { $($export:ident @ $since:literal $flavour:ident),+ $(,)? } $arguments:tt;)*) => {
-        const ROWS: &[Row] = &[$($(Row {
-            export: stringify!($export),
-            since: $since,
-            flavour: stringify!($flavour),
-            arguments: stringify!($arguments),
-        },)+)*];
-    };
-}
-for_each_hook!(rows);
 
 /// `PFN_…` without the prefix → the argument types in C, of every cudaTypedefs.h there is.
 fn function_pointer_types() -> Option<Vec<BTreeMap<String, Vec<String>>>> {
@@ -118,7 +98,7 @@ fn c_parameters_are_read_as_the_tables_types() {
 fn every_hook_has_the_signature_of_its_header() {
     let Some(headers) = function_pointer_types() else { return };
     assert!(headers.len() >= 2, "two CUDA generations, not {}", headers.len());
-    for row in ROWS {
+    for row in HOOKS {
         let suffix = match row.flavour {
             "legacy" => String::new(),
             own => format!("_{own}"),
