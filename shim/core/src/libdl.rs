@@ -42,9 +42,18 @@ macro_rules! weak {
     }};
 }
 
-/// A function by a weak reference, else in what has been loaded since.
-fn bound_or_loaded(bound: *mut c_void, name: &CStr) -> Option<*mut c_void> {
-    if bound.is_null() { loaded::function(name) } else { Some(bound) }
+/// A function of that name and type: by a weak reference, else in what has been loaded since.
+macro_rules! linked {
+    ($symbol:literal as $function:ty) => {{
+        let bound = weak!($symbol);
+        let name = CStr::from_bytes_with_nul(concat!($symbol, "\0").as_bytes());
+        let found = match bound.is_null() {
+            true => name.ok().and_then(loaded::function),
+            false => Some(bound),
+        };
+        // SAFETY: a function of that name has this signature.
+        found.map(|found| unsafe { core::mem::transmute::<*mut c_void, $function>(found) })
+    }};
 }
 
 /// `dlopen(3)`; NULL where the process has none, and so nothing that could be opened.
@@ -53,11 +62,11 @@ fn bound_or_loaded(bound: *mut c_void, name: &CStr) -> Option<*mut c_void> {
 /// As `dlopen`.
 pub(crate) unsafe fn dlopen(file: *const c_char, flags: c_int) -> *mut c_void {
     type Dlopen = unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void;
-    let Some(dlopen) = bound_or_loaded(weak!("dlopen"), c"dlopen") else {
-        return ptr::null_mut();
-    };
-    // SAFETY: a function of that name has this signature; the arguments are the caller's.
-    unsafe { core::mem::transmute::<*mut c_void, Dlopen>(dlopen)(file, flags) }
+    match linked!("dlopen" as Dlopen) {
+        // SAFETY: the arguments are the caller's.
+        Some(dlopen) => unsafe { dlopen(file, flags) },
+        None => ptr::null_mut(),
+    }
 }
 
 /// `dlclose(3)`.
@@ -66,9 +75,8 @@ pub(crate) unsafe fn dlopen(file: *const c_char, flags: c_int) -> *mut c_void {
 /// As `dlclose`.
 pub(crate) unsafe fn dlclose(handle: *mut c_void) -> c_int {
     type Dlclose = unsafe extern "C" fn(*mut c_void) -> c_int;
-    let Some(dlclose) = bound_or_loaded(weak!("dlclose"), c"dlclose") else { return -1 };
-    // SAFETY: a function of that name has this signature; the argument is the caller's.
-    unsafe { core::mem::transmute::<*mut c_void, Dlclose>(dlclose)(handle) }
+    // SAFETY: the argument is the caller's.
+    linked!("dlclose" as Dlclose).map_or(-1, |dlclose| unsafe { dlclose(handle) })
 }
 
 /// `dlvsym(3)`, if the process had it when it started.
@@ -118,29 +126,21 @@ pub(crate) unsafe fn start_thread(
     type SetStack = unsafe extern "C" fn(*mut libc::pthread_attr_t, usize) -> c_int;
     /// The driver's own needs, and those of profilers that it calls back; touched as far as it is used.
     const STACK: usize = 1 << 20;
-    let Some(create) = bound_or_loaded(weak!("pthread_create"), c"pthread_create") else {
-        return false;
-    };
-    let init = bound_or_loaded(weak!("pthread_attr_init"), c"pthread_attr_init");
-    let set = bound_or_loaded(weak!("pthread_attr_setstacksize"), c"pthread_attr_setstacksize");
+    let Some(create) = linked!("pthread_create" as Create) else { return false };
+    let init = linked!("pthread_attr_init" as Init);
+    let set = linked!("pthread_attr_setstacksize" as SetStack);
     let mut attributes = core::mem::MaybeUninit::<libc::pthread_attr_t>::uninit();
     let mut thread = core::mem::MaybeUninit::<libc::pthread_t>::uninit();
-    // SAFETY: functions of these names have these signatures; attributes that `init` made, which own
-    // nothing as long as they have no processor set.
+    // SAFETY: attributes that `init` made, which own nothing as long as they have no processor set.
     unsafe {
         let with = match (init, set) {
             (Some(init), Some(set)) => {
-                let (init, set) = (
-                    core::mem::transmute::<*mut c_void, Init>(init),
-                    core::mem::transmute::<*mut c_void, SetStack>(set),
-                );
                 init(attributes.as_mut_ptr());
                 set(attributes.as_mut_ptr(), STACK);
                 attributes.as_ptr()
             }
             _ => ptr::null(),
         };
-        let create = core::mem::transmute::<*mut c_void, Create>(create);
         create(thread.as_mut_ptr(), with, main, argument) == 0
             || create(thread.as_mut_ptr(), ptr::null(), main, argument) == 0
     }

@@ -45,25 +45,30 @@ impl PartialEq for File {
     }
 }
 
-/// The file that `address` is in.
-pub(crate) fn file_of(address: *const c_void) -> Option<File> {
-    unsafe extern "C" fn visit(
+/// Has `see` look at the loaded files, in the order of the global scope, until it has found something.
+fn each<F: FnMut(&libc::dl_phdr_info) -> bool>(mut see: F) {
+    unsafe extern "C" fn visit<F: FnMut(&libc::dl_phdr_info) -> bool>(
         info: *mut libc::dl_phdr_info,
         _size: usize,
-        search: *mut c_void,
+        see: *mut c_void,
     ) -> c_int {
         // SAFETY: called back below only, with this.
-        let (info, (address, found)) =
-            unsafe { (&*info, &mut *search.cast::<(u64, Option<File>)>()) };
-        if holds(info, *address) {
-            *found = Some(File { base: info.dlpi_addr, name: info.dlpi_name });
-        }
-        c_int::from(found.is_some())
+        c_int::from(unsafe { (*see.cast::<F>())(&*info) })
     }
-    let mut search = (address.addr() as u64, None);
-    // SAFETY: `visit` takes what dl_iterate_phdr gives, and `search` outlives the call.
-    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
-    search.1
+    // SAFETY: `visit` takes what dl_iterate_phdr gives, and `see` outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(visit::<F>), (&raw mut see).cast()) };
+}
+
+/// The file that `address` is in.
+pub(crate) fn file_of(address: *const c_void) -> Option<File> {
+    let mut found = None;
+    each(|info| {
+        if holds(info, address.addr() as u64) {
+            found = Some(File { base: info.dlpi_addr, name: info.dlpi_name });
+        }
+        found.is_some()
+    });
+    found
 }
 
 fn headers(info: &libc::dl_phdr_info) -> &[libc::Elf64_Phdr] {
@@ -81,46 +86,27 @@ fn holds(info: &libc::dl_phdr_info, address: u64) -> bool {
     })
 }
 
-struct Search<'a> {
-    name: &'a CStr,
-    /// Seen on the way; the dynamic linker lists files in the order of its global scope.
-    passed_own: bool,
-    before: *mut c_void,
-    after: *mut c_void,
-}
-
 /// The function `name` of the first file after this library that exports one, as `RTLD_NEXT` means
 /// it; else of any other file.
 pub(crate) fn function(name: &CStr) -> Option<*mut c_void> {
-    let mut search =
-        Search { name, passed_own: false, before: ptr::null_mut(), after: ptr::null_mut() };
-    // SAFETY: `visit` takes what dl_iterate_phdr gives, and `search` outlives the call.
-    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
-    [search.after, search.before].into_iter().find(|found| !found.is_null())
-}
-
-/// # Safety
-/// As a callback of `dl_iterate_phdr` with a [`Search`] for its data.
-unsafe extern "C" fn visit(
-    info: *mut libc::dl_phdr_info,
-    _size: usize,
-    search: *mut c_void,
-) -> c_int {
-    // SAFETY: by contract; both live during the call.
-    let (info, search) = unsafe { (&*info, &mut *search.cast::<Search<'_>>()) };
-    if holds(info, (visit as *const c_void).addr() as u64) {
-        search.passed_own = true;
-        return 0;
-    }
-    let wanted = if search.passed_own { &mut search.after } else { &mut search.before };
-    if wanted.is_null()
-        && let Some(dynamic) = headers(info).iter().find(|header| header.p_type == PT_DYNAMIC)
-    {
-        let at = info.dlpi_addr.wrapping_add(dynamic.p_vaddr);
-        // SAFETY: the dynamic section of a loaded file.
-        *wanted = unsafe { find(info.dlpi_addr, pointer(at), search.name) };
-    }
-    c_int::from(!search.after.is_null())
+    let own = (file_of as *const c_void).addr() as u64;
+    let (mut passed_own, mut before, mut after) = (false, None, None);
+    each(|info| {
+        if holds(info, own) {
+            passed_own = true;
+            return false;
+        }
+        let wanted = if passed_own { &mut after } else { &mut before };
+        if wanted.is_none()
+            && let Some(dynamic) = headers(info).iter().find(|header| header.p_type == PT_DYNAMIC)
+        {
+            let at = info.dlpi_addr.wrapping_add(dynamic.p_vaddr);
+            // SAFETY: the dynamic section of a loaded file.
+            *wanted = unsafe { find(info.dlpi_addr, pointer(at), name) };
+        }
+        after.is_some()
+    });
+    after.or(before)
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "64-bit only, see lib.rs")]
@@ -131,7 +117,7 @@ fn pointer<T>(address: u64) -> *const T {
 
 /// # Safety
 /// `dynamic` must be the dynamic section of a file loaded at `base`.
-unsafe fn find(base: u64, mut dynamic: *const Dynamic, name: &CStr) -> *mut c_void {
+unsafe fn find(base: u64, mut dynamic: *const Dynamic, name: &CStr) -> Option<*mut c_void> {
     let (mut strings, mut symbols, mut hash, mut gnu_hash) = (0, 0, 0, 0);
     // SAFETY: a dynamic section ends with a null tag.
     while let entry = unsafe { &*dynamic }
@@ -150,7 +136,7 @@ unsafe fn find(base: u64, mut dynamic: *const Dynamic, name: &CStr) -> *mut c_vo
         dynamic = unsafe { dynamic.add(1) };
     }
     if strings == 0 || symbols == 0 {
-        return ptr::null_mut();
+        return None;
     }
     let table: *const Symbol = pointer(symbols);
     let strings: *const c_char = pointer(strings);
@@ -164,14 +150,13 @@ unsafe fn find(base: u64, mut dynamic: *const Dynamic, name: &CStr) -> *mut c_vo
         }
     };
     // SAFETY: the file's own hash tables.
-    let found = unsafe {
+    unsafe {
         match (gnu_hash, hash) {
             (0, 0) => None,
             (0, hash) => by_sysv_hash(pointer(hash), name, is_it),
             (hash, _) => by_gnu_hash(pointer(hash), name, is_it),
         }
-    };
-    found.unwrap_or(ptr::null_mut())
+    }
 }
 
 /// # Safety
