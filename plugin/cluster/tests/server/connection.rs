@@ -131,7 +131,7 @@ async fn an_event_is_made_once_and_counted_after() {
 }
 
 #[tokio::test]
-async fn a_kubeconfig_serves_as_well_and_a_bad_one_is_named() {
+async fn a_kubeconfig_serves_as_well_and_one_that_is_absent_is_named() {
     let world = World::new();
     let file = world.dir.path().join("config");
     let client = |files: Vec<PathBuf>| {
@@ -143,11 +143,6 @@ async fn a_kubeconfig_serves_as_well_and_a_bad_one_is_named() {
     let empty = world.dir.path().join("empty");
     std::fs::write(&empty, "apiVersion: v1\nkind: Config\n").unwrap();
     assert_eq!(client(vec![empty, file.clone()]).node_uid().await.unwrap(), "uid-of-n1");
-    for (text, says) in [("clusters: {", "config"), ("apiVersion: v1\n", "current context")] {
-        std::fs::write(&file, text).unwrap();
-        let error = client(vec![file.clone()]).node_uid().await.unwrap_err().to_string();
-        assert!(error.contains("/config: ") && error.to_lowercase().contains(says), "{error}");
-    }
     let absent = world.dir.path().join("absent");
     let error = client(vec![absent]).node_uid().await.unwrap_err().to_string();
     assert!(error.contains("/absent: "), "{error}");

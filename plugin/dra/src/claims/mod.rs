@@ -14,6 +14,7 @@ use tessera_cluster::k8s_openapi::api::resource::v1::{
 };
 use tessera_cluster::k8s_openapi::apimachinery::pkg::api::resource::Quantity as Amount;
 use tessera_cluster::resource::ClaimRef;
+use tessera_kubelet_api::dra::v1::Device;
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::origin::{ClaimResult, ClaimShare, Origin, base_request};
 use tessera_model::printable;
@@ -46,27 +47,16 @@ pub struct Node<'a> {
 }
 
 /// What has to be there before a claim is prepared.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Decision {
     /// Its shares, one a request, in the claim's order; those for monitoring have none. What is recorded stays as it
     /// is, with whatever limits it has by now.
     pub asks: Vec<Ask>,
-    /// One a result, in the claim's order.
-    pub devices: Vec<Device>,
+    /// The answer, one a result in the claim's order, and what containers are given with each, which has no names of CDI
+    /// devices yet.
+    pub devices: Vec<(Device, Gives)>,
     /// Records of this claim that the scheduler's allocation does not have any more.
     pub stale: Vec<AllocationId>,
-}
-
-/// A device of the answer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Device {
-    /// The request as a pod names it.
-    pub request: String,
-    pub pool: String,
-    pub device: String,
-    pub share_id: Option<String>,
-    /// What its containers are given with it.
-    pub gives: Gives,
 }
 
 /// What containers are given with a device.
@@ -137,13 +127,15 @@ pub fn decide(
             by_request.insert(&result.request);
             Gives::Share(asks.len() - 1)
         };
-        devices.push(Device {
-            request: base_request(&result.request).to_owned(),
-            pool: result.pool.clone(),
-            device: result.device.clone(),
+        let device = Device {
+            // As a pod names it.
+            request_names: vec![base_request(&result.request).to_owned()],
+            pool_name: result.pool.clone(),
+            device_name: result.device.clone(),
+            cdi_device_ids: Vec::new(),
             share_id: result.share_id.clone(),
-            gives,
-        });
+        };
+        devices.push((device, gives));
     }
     let of_it = node.records.iter().filter(|record| uid(record) == Some(asked.uid.as_str()));
     let stale = of_it.map(|record| &record.id).filter(|id| !current.contains(id));

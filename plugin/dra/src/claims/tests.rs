@@ -78,13 +78,13 @@ fn a_share_is_what_the_scheduler_counts() {
     assert_eq!(origin.asked["memory"], "1500Mi");
     assert_eq!(new(&decision, 0).id, origin.allocation_id());
     let device = Device {
-        request: "gpu".into(),
-        pool: "node".into(),
-        device: "gpu-a".into(),
+        request_names: vec!["gpu".into()],
+        pool_name: "node".into(),
+        device_name: "gpu-a".into(),
+        cdi_device_ids: vec![],
         share_id: Some("s".into()),
-        gives: Gives::Share(0),
     };
-    assert_eq!((decision.devices, decision.stale), (vec![device], vec![]));
+    assert_eq!((decision.devices, decision.stale), (vec![(device, Gives::Share(0))], vec![]));
 }
 
 #[test]
@@ -101,8 +101,11 @@ fn requests_are_tenants_and_devices_of_one_request_are_one() {
         limits(new(&decision, 0)),
         [("GPU-a", GIB, 100, Compute::Burst), ("GPU-b", 3 * GIB, 300, Compute::Burst)]
     );
-    let devices: Vec<_> =
-        decision.devices.iter().map(|d| (d.request.as_str(), d.gives.clone())).collect();
+    let devices: Vec<_> = decision
+        .devices
+        .iter()
+        .map(|(d, gives)| (d.request_names[0].as_str(), gives.clone()))
+        .collect();
     // Kubelet hands all devices of a request to a container: the CDI device is named once.
     let expected = [
         ("a", Gives::Share(0)),
@@ -196,7 +199,7 @@ fn monitors_see_and_hold_nothing() {
     let results = vec![view("all", "gpu-a"), view("all", "gpu-b"), view("all", "gpu-b")];
     let decision = decided(&claim(results), &[]).unwrap();
     assert!(decision.asks.is_empty());
-    let gives: Vec<_> = decision.devices.into_iter().map(|device| device.gives).collect();
+    let gives: Vec<_> = decision.devices.into_iter().map(|(_, gives)| gives).collect();
     let view = |uuid: &str| Gives::View(uuid.into());
     assert_eq!(gives, [view("GPU-a"), view("GPU-b"), Gives::Nothing]);
 }
@@ -389,12 +392,12 @@ proptest! {
         // One device a result, in order, and one giver a request.
         prop_assert_eq!(decision.devices.len(), ours.len());
         let mut given = 0;
-        for (device, result) in decision.devices.iter().zip(&ours) {
-            prop_assert_eq!(&device.device, &result.device);
+        for ((device, gives), result) in decision.devices.iter().zip(&ours) {
+            prop_assert_eq!(&device.device_name, &result.device);
             prop_assert_eq!(&device.share_id, &result.share_id);
-            prop_assert!(result.request.starts_with(&device.request));
-            if let Gives::Share(at) = device.gives {
-                prop_assert_eq!(at, given);
+            prop_assert!(result.request.starts_with(&device.request_names[0]));
+            if let Gives::Share(at) = gives {
+                prop_assert_eq!(*at, given);
                 given += 1;
             }
         }

@@ -317,8 +317,8 @@ impl Inner {
         }
         let delivered = self.deliver(&decision.asks).map_err(failed)?;
         let mut prepared = Vec::with_capacity(decision.devices.len());
-        for device in decision.devices {
-            let mut cdi_device_ids = match &device.gives {
+        for (mut device, gives) in decision.devices {
+            device.cdi_device_ids = match &gives {
                 Gives::Share(at) => {
                     let given = delivered.get(*at).into_iter().flat_map(|given| &given.cdi_devices);
                     given.map(|device| device.name.clone()).collect()
@@ -327,14 +327,8 @@ impl Inner {
                 Gives::View(uuid) => self.agent.view(uuid).map_err(failed)?,
             };
             // Kubelet shows the first name in the pod's status: that of the share, not of the GPU.
-            cdi_device_ids.sort_by_key(|name| !name.starts_with(cdi_name::SHARE_KIND));
-            prepared.push(Device {
-                request_names: vec![device.request],
-                pool_name: device.pool,
-                device_name: device.device,
-                cdi_device_ids,
-                share_id: device.share_id,
-            });
+            device.cdi_device_ids.sort_by_key(|name| !name.starts_with(cdi_name::SHARE_KIND));
+            prepared.push(device);
         }
         Ok(prepared)
     }

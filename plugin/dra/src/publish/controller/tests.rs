@@ -294,21 +294,6 @@ fn without_consumable_capacity_the_slice_goes_at_once_and_the_version_is_said() 
 }
 
 #[test]
-fn a_server_that_begins_to_drop_fields_is_noticed_by_the_next_answer() {
-    let gpus = [gpu("GPU-a", 0), gpu("GPU-b", 1)];
-    let mut world = World::new(offer(&gpus));
-    world.settle();
-    world.drops_shares(true);
-    world.api.wipe_slices();
-    world.pass(600);
-    while !matches!(world.step(0), Some(Step::Create(_))) {
-        world.pass(1);
-    }
-    let Some(Step::Delete(_)) = world.step(0) else { panic!("nothing is as urgent") };
-    assert_eq!(world.api.slices(), []);
-}
-
-#[test]
 fn shares_of_one_size_that_an_older_driver_published_are_removed() {
     let mut world = World::new(offer(&[gpu("GPU-a", 0)]));
     world.settle();
