@@ -136,12 +136,6 @@ fn a_long_products_name_is_shortened_with_a_hash_and_a_short_one_stays() {
     assert_eq!(keys(&node(&["NVIDIA A100 MIG 1g.10gb+me"])), ["NVIDIA-A100-MIG-1g.10gb-me"]);
 }
 
-#[test]
-fn lines_are_what_node_feature_discovery_reads() {
-    let labels = BTreeMap::from([("a/b".into(), "1".into()), ("a/c".into(), "x".into())]);
-    assert_eq!(lines(&labels), "a/b=1\na/c=x\n");
-}
-
 /// As the API server judges a name or value.
 fn is_valid(text: &str) -> bool {
     let inner = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
