@@ -37,11 +37,6 @@ impl fmt::Display for MultiResourceContainer {
     }
 }
 
-/// How far apart the generations of one container's allocations may be, of so many resources.
-pub fn generations(resources: usize) -> u64 {
-    u64::try_from(resources.saturating_sub(1)).unwrap_or(u64::MAX)
-}
-
 /// Live allocations of other resources that kubelet may have made for the same container as `record`.
 /// Empty for nearly all: only then is PodResources worth asking.
 ///
@@ -54,11 +49,12 @@ pub fn siblings<'a>(
     resources: usize,
     had_started: &dyn Fn(&Record, &Record) -> bool,
 ) -> Vec<AllocationId> {
-    let near = generations(resources);
+    // How far apart the generations of one container's allocations may be.
+    let near = u64::try_from(resources.saturating_sub(1)).unwrap_or(u64::MAX);
     let may_be = |other: &&Arc<Record>| {
-        other.is_live()
+        other.generation.abs_diff(record.generation) <= near
+            && other.is_live()
             && other.resource != record.resource
-            && other.generation.abs_diff(record.generation) <= near
             && match other.generation < record.generation {
                 true => !had_started(other, record),
                 false => !had_started(record, other),

@@ -302,8 +302,7 @@ impl Allocations {
             // Of the time before this plugin: what was made since is for others.
             _ => first.generation <= self.adopted_until && second.generation > self.adopted_until,
         };
-        let near = records.near(record.generation, multi_resource::generations(resources));
-        multi_resource::siblings(record, near, resources, &had_started)
+        multi_resource::siblings(record, records.values(), resources, &had_started)
     }
 
     /// Remembers what was preferred of a resource, until the Allocate that follows takes it.

@@ -1,5 +1,5 @@
-//! The records in memory, and beside them by what Allocate asks for: the GPU, the resource, the
-//! generation. What an Allocate costs then does not grow with the node.
+//! The records in memory, and beside them by what Allocate asks for: the GPU and the resource. What an Allocate costs
+//! then does not grow with the node.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Deref;
@@ -14,7 +14,6 @@ use tessera_model::replica::Replica;
 pub(crate) struct Records {
     by_id: BTreeMap<AllocationId, Arc<Record>>,
     by_gpu: BTreeMap<String, OnGpu>,
-    by_generation: BTreeMap<u64, BTreeSet<AllocationId>>,
     /// How many records there are of each resource that has a name.
     by_resource: BTreeMap<String, usize>,
     changes: u64,
@@ -39,19 +38,14 @@ impl Records {
         if record.is_live() {
             self.changes += 1;
             for uuid in gpus(&record) {
-                if !self.by_gpu.contains_key(uuid) {
-                    self.by_gpu.insert(uuid.to_owned(), OnGpu::default());
-                }
-                if let Some(on) = self.by_gpu.get_mut(uuid) {
-                    on.live.insert(id.clone(), Arc::clone(&record));
-                    on.version = self.changes;
-                }
+                let on = self.by_gpu.entry(uuid.to_owned()).or_default();
+                on.live.insert(id.clone(), Arc::clone(&record));
+                on.version = self.changes;
             }
         }
         if !record.resource.is_empty() {
             *self.by_resource.entry(record.resource.clone()).or_default() += 1;
         }
-        self.by_generation.entry(record.generation).or_default().insert(id.clone());
         self.by_id.insert(id.clone(), record);
     }
 
@@ -70,12 +64,6 @@ impl Records {
             *count -= 1;
             if *count == 0 {
                 self.by_resource.remove(&record.resource);
-            }
-        }
-        if let Some(ids) = self.by_generation.get_mut(&record.generation) {
-            ids.remove(id);
-            if ids.is_empty() {
-                self.by_generation.remove(&record.generation);
             }
         }
     }
@@ -109,18 +97,7 @@ impl Records {
 
     /// The latest generation of all records; 0 where there are none.
     pub(crate) fn latest(&self) -> u64 {
-        self.by_generation.last_key_value().map_or(0, |(generation, _)| *generation)
-    }
-
-    /// Records whose generation is at most `distance` from this one.
-    pub(crate) fn near(
-        &self,
-        generation: u64,
-        distance: u64,
-    ) -> impl Iterator<Item = &Arc<Record>> {
-        let from = generation.saturating_sub(distance);
-        let within = self.by_generation.range(from..=generation.saturating_add(distance));
-        within.flat_map(|(_, ids)| ids).filter_map(|id| self.by_id.get(id))
+        self.by_id.values().map(|record| record.generation).max().unwrap_or(0)
     }
 }
 
@@ -234,11 +211,6 @@ pub(crate) mod tests {
                     let shares =
                         |other: &&Arc<Record>| gpus(other).any(|gpu| gpus(record).any(|g| g == gpu));
                     prop_assert_eq!(ids(records.beside(record)), ids(live().filter(shares)));
-                }
-                for (generation, distance) in [(0, 0), (7, 1), (3, 9), (u64::MAX, 1)] {
-                    let near = records.values()
-                        .filter(|record| record.generation.abs_diff(generation) <= distance);
-                    prop_assert_eq!(ids(records.near(generation, distance)), ids(near));
                 }
                 let named: BTreeSet<_> = records.values().map(|record| &record.resource)
                     .filter(|name| !name.is_empty()).collect();
