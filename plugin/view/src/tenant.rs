@@ -104,6 +104,16 @@ pub struct Limits {
     pub policy: ComputePolicy,
 }
 
+impl From<&tessera_model::record::Grant> for Limits {
+    fn from(grant: &tessera_model::record::Grant) -> Self {
+        Limits {
+            memory_limit_bytes: grant.memory_limit_bytes,
+            cores_millis: grant.cores_millis,
+            policy: grant.compute,
+        }
+    }
+}
+
 /// What a tenant got of GPU time, by the arbiter's clock.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]

@@ -34,7 +34,6 @@ use tessera_tenant::regions::Region;
 use tessera_view::API_VERSION;
 use tessera_view::change::{QuotaChange, QuotaResponse};
 pub use tessera_view::change::{ResetQuotaRequest, SetQuotaRequest, Target};
-use tessera_view::tenant;
 
 /// Why something stays as it is. The text says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -96,8 +95,8 @@ impl Allocations {
             gpus: gpus
                 .map(|((before, after), memory_in_use_bytes)| QuotaChange {
                     gpu_uuid: after.uuid.clone(),
-                    before: shown(before),
-                    after: shown(after),
+                    before: before.into(),
+                    after: after.into(),
                     memory_in_use_bytes,
                 })
                 .collect(),
@@ -364,14 +363,6 @@ impl Allocations {
             }
         };
         claimed.filter_map(sentence).collect()
-    }
-}
-
-fn shown(grant: &Grant) -> tenant::Limits {
-    tenant::Limits {
-        memory_limit_bytes: grant.memory_limit_bytes,
-        cores_millis: grant.cores_millis,
-        policy: grant.compute,
     }
 }
 

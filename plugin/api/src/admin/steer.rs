@@ -16,7 +16,6 @@ use tessera_view::change::{
     CordonRequest, CordonResponse, QuotaResponse, ResetQuotaRequest, SetQuotaRequest, Target,
     UncordonRequest,
 };
-use tessera_view::tenant::Limits;
 use tessera_web::{Peer, SourceError};
 
 pub(super) async fn set_quota(
@@ -194,15 +193,6 @@ fn reset_command(request: &ResetQuotaRequest) -> String {
 fn with_reason(command: &mut String, reason: &str) {
     if !reason.is_empty() {
         command.push_str(&format!(" --reason {reason:?}"));
-    }
-}
-
-/// Limits as they are shown.
-pub(super) fn limits(limits: &tessera_model::audit::Limits) -> Limits {
-    Limits {
-        memory_limit_bytes: limits.memory_limit_bytes,
-        cores_millis: limits.cores_millis,
-        policy: limits.compute,
     }
 }
 

@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::admin::steer;
 use tessera_agent::advertised::NodeSnapshot;
 use tessera_arbiter::{TenantShare, View};
 use tessera_gpu::SilentGpu;
@@ -130,7 +129,7 @@ fn to_unix_ms(time: SystemTime) -> i64 {
 pub(crate) fn allocated(record: &Record, gpu: usize) -> Option<Limits> {
     let before = record.overridden.as_ref()?.allocated.get(gpu)?;
     let is_changed = record.grants.get(gpu) != Some(before);
-    is_changed.then(|| steer::limits(&tessera_model::audit::Limits::from(before)))
+    is_changed.then(|| before.into())
 }
 
 /// What an allocation got.
