@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use tessera_fleet::advice::ByNode;
-use tessera_fleet::{AskError, Why, merge};
+use tessera_fleet::{AskError, Question, Why, merge};
 use tessera_system::locks::lock;
 use tessera_system::terminal;
 use tessera_view::advice::{Recommendations, Waste};
@@ -18,7 +18,7 @@ use tessera_view::fleet::{Entry, Fleet};
 use tessera_view::trace::Trace;
 use tessera_view::{API_VERSION, history};
 use tessera_web::Source;
-use tessera_web::client::{Client, ClientError, Endpoint, query};
+use tessera_web::client::{Client, ClientError, Endpoint};
 use tessera_web::fixtures::Fixture;
 use tessera_web::server::{Options, Server};
 use tessera_web::source::{Answer, Scope};
@@ -119,11 +119,11 @@ impl Nodes {
     async fn each<T: serde::de::DeserializeOwned>(
         &self,
         node: &str,
-        path: &str,
+        question: &Question,
     ) -> Vec<(String, Result<T, AskError>)> {
-        let mut all = Vec::new();
+        let (mut all, path) = (Vec::new(), question.target());
         for one in self.named(node) {
-            all.push((one.name.clone(), one.client.get(path).await.map_err(refused)));
+            all.push((one.name.clone(), one.client.get(&path).await.map_err(refused)));
         }
         all
     }
@@ -142,27 +142,14 @@ impl Source for Nodes {
     }
 
     fn history<'a>(&'a self, node: &'a str, asked: history::Query) -> Answer<'a, history::Answer> {
-        Box::pin(async move {
-            let (since, until) = (asked.since_unix_ms.to_string(), asked.until_unix_ms.to_string());
-            let step = asked.step_seconds.to_string();
-            let path = format!(
-                "/api/v1/history{}",
-                query(&[
-                    ("subject", &asked.subject),
-                    ("namespace", &asked.namespace),
-                    ("since_unix_ms", &since),
-                    ("until_unix_ms", &until),
-                    ("step_seconds", &step),
-                ])
-            );
-            Ok(merge::history(self.each(node, &path).await)?)
-        })
+        Box::pin(
+            async move { Ok(merge::history(self.each(node, &Question::history(&asked)).await)?) },
+        )
     }
 
     fn explain<'a>(&'a self, node: &'a str, subject: &'a str) -> Answer<'a, Explanations> {
         Box::pin(async move {
-            let path = format!("/api/v1/explain{}", query(&[("subject", subject)]));
-            Ok(merge::explanations(self.each(node, &path).await)?)
+            Ok(merge::explanations(self.each(node, &Question::explain(subject, "")).await)?)
         })
     }
 
@@ -170,12 +157,12 @@ impl Source for Nodes {
         Box::pin(async move {
             // The workload of a pod may have others on nodes that do not know this one.
             let all = Scope { pod: String::new(), ..scope.clone() };
-            let path = format!("/api/v1/recommend{}", asked(&all));
-            let by_node = ByNode::of(self.each("", &path).await, &scope.pod);
-            let (nodes, since) = by_node.needed();
-            let since = since.to_string();
-            let window = query(&[("namespace", &*scope.namespace), ("since_unix_ms", &*since)]);
-            let path = format!("/api/v1/history{window}");
+            let advised = self.each("", &Question::of_scope("recommend", &all)).await;
+            let by_node = ByNode::of(advised, &scope.pod);
+            let (nodes, since_unix_ms) = by_node.needed();
+            let namespace = scope.namespace.clone();
+            let window = history::Query { namespace, since_unix_ms, ..history::Query::default() };
+            let path = Question::history(&window).target();
             let mut seen = Vec::new();
             for one in self.0.iter().filter(|one| nodes.contains(&one.name)) {
                 let view = one.entry().await.view.unwrap_or_default();
@@ -188,14 +175,14 @@ impl Source for Nodes {
 
     fn waste(&self, scope: Scope) -> Answer<'_, Waste> {
         Box::pin(async move {
-            let path = format!("/api/v1/waste{}", asked(&scope));
-            Ok(merge::waste(self.each("", &path).await, scope.since_unix_ms, unix_ms()))
+            let wasted = self.each("", &Question::of_scope("waste", &scope)).await;
+            Ok(merge::waste(wasted, scope.since_unix_ms, unix_ms()))
         })
     }
 
     fn trace<'a>(&'a self, node: &'a str, seconds: u32) -> Answer<'a, Trace> {
         Box::pin(async move {
-            let path = format!("/api/v1/trace?seconds={seconds}");
+            let path = Question::trace("", seconds).target();
             let limit = TRACED + Duration::from_secs(seconds.into());
             // At the same time.
             let mut asked = JoinSet::new();
@@ -208,12 +195,6 @@ impl Source for Nodes {
             Ok(Trace::joined(traces))
         })
     }
-}
-
-fn asked(scope: &Scope) -> String {
-    let since = scope.since_unix_ms.to_string();
-    let all = [("namespace", &*scope.namespace), ("pod", &*scope.pod), ("since_unix_ms", &*since)];
-    query(&all)
 }
 
 fn refused(error: ClientError) -> AskError {
