@@ -5,6 +5,7 @@
 //! counts anything twice nor takes anything away. The first look is where counting begins.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
 
 use tessera_view::status::{Allocation, AllocationState, Gpu, Status};
 use tessera_view::tenant::Use;
@@ -24,8 +25,8 @@ const SPENT: u64 = 950;
 /// Most buckets that wait for being stored; the oldest go first.
 const PENDING: usize = 180;
 
-/// Buckets of ten seconds by their beginnings in Unix seconds, and in each the series by a number of the folder's.
-pub(crate) type Pending = BTreeMap<u32, BTreeMap<u32, Cell>>;
+/// Buckets of ten seconds by their beginnings in Unix seconds.
+pub(crate) type Pending = BTreeMap<u32, BTreeMap<Arc<Key>, Cell>>;
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
@@ -33,12 +34,9 @@ pub(crate) struct Folder {
     /// When was looked last, by the wall clock and by the one that is never set.
     looked_ms: Option<(u64, u64)>,
     accounts: HashMap<(String, u64), Account>,
-    numbers: HashMap<Key, u32>,
-    series: BTreeMap<u32, Series>,
-    next: u32,
+    /// Of the last look and of what waits.
+    series: BTreeMap<Arc<Key>, Series>,
     pending: Pending,
-    /// Buckets that were dropped because nothing could be stored.
-    dropped: u64,
 }
 
 /// What the last look said of a tenant.
@@ -142,7 +140,7 @@ impl Folder {
         let key =
             Key { id: one.id.clone(), generation: one.generation, gpu_uuid: used.gpu_uuid.clone() };
         let (pod, container) = (holder.pod, holder.container);
-        let number = self.number(Series { key, namespace, pod, container });
+        let key = self.named(Series { key, namespace, pod, container });
         let gauges = Cell {
             mean_kib: used_kib,
             peak_kib: used_kib,
@@ -151,7 +149,7 @@ impl Folder {
             cores_millis,
             ..Cell::default()
         };
-        self.spread(number, span, counts, gauges, process_peak_kib);
+        self.spread(&key, span, counts, gauges, process_peak_kib);
     }
 
     fn gpu(&mut self, one: &Gpu, leased_us: u64, span: Span) {
@@ -163,36 +161,28 @@ impl Folder {
         counts[gpu::UNHEALTHY] = if one.state.is_sold() { 0 } else { span.ms * 1000 };
         counts[gpu::CORDONED] = if one.cordon.is_empty() { 0 } else { span.ms * 1000 };
         let key = Key { gpu_uuid: one.uuid.clone(), ..Key::default() };
-        let number = self.number(Series { key, ..Series::default() });
+        let key = self.named(Series { key, ..Series::default() });
         let used_kib = kib(one.memory_used_bytes);
         let overhead_kib = kib(one.memory_limits_bytes);
         let gauges =
             Cell { mean_kib: used_kib, peak_kib: used_kib, overhead_kib, ..Cell::default() };
-        self.spread(number, span, counts, gauges, 0);
+        self.spread(&key, span, counts, gauges, 0);
     }
 
-    fn number(&mut self, series: Series) -> u32 {
-        if let Some(number) = self.numbers.get(&series.key) {
-            // Kubelet names a container some time after its Allocate.
-            if let Some(known) = self.series.get_mut(number)
-                && *known != series
-                && !series.pod.is_empty()
-            {
-                *known = series;
-            }
-            return *number;
+    fn named(&mut self, series: Series) -> Arc<Key> {
+        let known = self.series.get_key_value(&series.key);
+        let key = known.map_or_else(|| Arc::new(series.key.clone()), |(key, _)| Arc::clone(key));
+        // Kubelet names a container some time after its Allocate.
+        if known.is_none_or(|(_, known)| *known != series && !series.pod.is_empty()) {
+            self.series.insert(Arc::clone(&key), series);
         }
-        let number = self.next;
-        self.next += 1;
-        self.numbers.insert(series.key.clone(), number);
-        self.series.insert(number, series);
-        number
+        key
     }
 
     /// Gives each bucket its part: nothing is lost or doubled between them. The peak is of the last one.
     fn spread(
         &mut self,
-        number: u32,
+        key: &Arc<Key>,
         span: Span,
         counts: [u64; COUNTS],
         gauges: Cell,
@@ -218,7 +208,7 @@ impl Folder {
                 *to = u64::try_from(until(end - begin) - until(at - begin)).unwrap_or(0);
             }
             let cells = self.pending.entry(start).or_default();
-            cells.entry(number).or_default().add(Level::Fine, &part);
+            cells.entry(Arc::clone(key)).or_default().add(Level::Fine, &part);
             at = end;
         }
     }
@@ -234,14 +224,9 @@ impl Folder {
         &self.pending
     }
 
-    /// The series of a number of [`Pending`].
-    pub(crate) fn series(&self, number: u32) -> Option<&Series> {
-        self.series.get(&number)
-    }
-
     /// All series of the last look and of what waits.
-    pub(crate) fn all_series(&self) -> impl Iterator<Item = (u32, &Series)> {
-        self.series.iter().map(|(number, series)| (*number, series))
+    pub(crate) fn series(&self) -> &BTreeMap<Arc<Key>, Series> {
+        &self.series
     }
 
     /// Tenants that are gone and were never named.
@@ -285,19 +270,14 @@ impl Folder {
     pub(crate) fn give_back(&mut self, pending: Pending) {
         for (start, cells) in pending {
             let bucket = self.pending.entry(start).or_default();
-            for (number, mut cell) in cells {
-                if let Some(newer) = bucket.remove(&number) {
+            for (key, mut cell) in cells {
+                if let Some(newer) = bucket.remove(&key) {
                     cell.add(Level::Fine, &newer);
                 }
-                bucket.insert(number, cell);
+                bucket.insert(key, cell);
             }
         }
         self.drop_oldest();
-    }
-
-    /// How many buckets were lost because they could not be stored in time.
-    pub(crate) fn dropped(&self) -> u64 {
-        self.dropped
     }
 
     /// Of too many buckets the oldest go, with the names that only they had.
@@ -305,7 +285,6 @@ impl Folder {
         let excess = self.pending.len().saturating_sub(PENDING);
         for _ in 0..excess {
             self.pending.pop_first();
-            self.dropped += 1;
         }
         if excess > 0 {
             self.forget();
@@ -314,21 +293,12 @@ impl Folder {
 
     /// Forgets the names of what is gone and stored.
     pub(crate) fn forget(&mut self) {
-        let waiting = |number: &u32| self.pending.values().any(|cells| cells.contains_key(number));
-        let gone: Vec<u32> = self
-            .series
-            .iter()
-            .filter(|(number, series)| {
-                let key = &series.key;
-                !series.is_gpu() && !self.is_live(&key.id, key.generation) && !waiting(number)
-            })
-            .map(|(number, _)| *number)
-            .collect();
-        for number in gone {
-            if let Some(series) = self.series.remove(&number) {
-                self.numbers.remove(&series.key);
-            }
-        }
+        let Folder { accounts, pending, series, .. } = self;
+        series.retain(|key, series| {
+            series.is_gpu()
+                || accounts.contains_key(&(key.id.clone(), key.generation))
+                || pending.values().any(|cells| cells.contains_key(key))
+        });
     }
 }
 

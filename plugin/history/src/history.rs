@@ -1,7 +1,6 @@
 //! The history of a node: what is recorded, stored and asked.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
@@ -16,7 +15,7 @@ use super::fold::{Folder, Pending};
 use super::open::{self, FlushError, Found, Options};
 use super::query::{self, Known, QueryError};
 use super::store::{Bucket, Store};
-use super::subject::Series;
+use super::subject::{Key, Series};
 
 /// The history's file, beside the ledger.
 pub fn beside(ledger: &Path) -> PathBuf {
@@ -38,12 +37,6 @@ struct Writer {
     /// With what it was opened with.
     store: Option<(Store, Options)>,
     closed: bool,
-}
-
-impl fmt::Debug for History {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("History").finish_non_exhaustive()
-    }
 }
 
 fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -155,12 +148,6 @@ impl History {
         *held(&self.folder) = Folder::default();
     }
 
-    /// Bytes of the file, 0 where there is none, and buckets of ten seconds that could not be stored and were lost.
-    pub fn extent(&self) -> (u64, u64) {
-        let len = held(&self.writer).store.as_ref().map_or(0, |(store, _)| store.len());
-        (len, held(&self.folder).dropped())
-    }
-
     /// What was, and is now on the node as it looks. Events are not in it: they are the audit trail's.
     pub fn answer(&self, query: &Query, now: &Node) -> Result<Answer, QueryError> {
         let db = self.db.read().unwrap_or_else(PoisonError::into_inner).clone();
@@ -186,9 +173,9 @@ impl History {
 }
 
 fn buckets(folder: &Folder, pending: &Pending) -> BTreeMap<u32, Bucket> {
-    let of = |number: &u32| folder.series(*number).cloned();
-    let bucket = |cells: &BTreeMap<u32, Cell>| -> Bucket {
-        cells.iter().filter_map(|(number, cell)| Some((of(number)?, *cell))).collect()
+    let bucket = |cells: &BTreeMap<Arc<Key>, Cell>| -> Bucket {
+        let of = |key: &Key| folder.series().get(key).cloned();
+        cells.iter().filter_map(|(key, cell)| Some((of(key)?, *cell))).collect()
     };
     pending.iter().map(|(second, cells)| (*second, bucket(cells))).collect()
 }

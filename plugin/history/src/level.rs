@@ -1,6 +1,6 @@
 //! The three lengths of buckets, and how many of them are stored together.
 
-/// A length of buckets.
+/// A length of buckets; its number is in keys of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Level {
     /// Ten seconds.
@@ -47,15 +47,6 @@ impl Level {
             Level::Fine => 3600,
             Level::Middle => 24 * 3600,
             Level::Coarse => 7 * 24 * 3600,
-        }
-    }
-
-    /// In keys of the file.
-    pub(crate) const fn number(self) -> u8 {
-        match self {
-            Level::Fine => 0,
-            Level::Middle => 1,
-            Level::Coarse => 2,
         }
     }
 

@@ -1,12 +1,12 @@
 //! Opening the file whatever state it is in. Nothing that another version wrote is lost, and nothing that lies there
 //! ends the process.
 
+use std::fs::{File, TryLockError};
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use redb::backends::FileBackend;
-use redb::{Database, ReadableDatabase, TableError};
-use tessera_store::Unsynced;
+use redb::{Database, ReadableDatabase, StorageBackend, TableError};
 use tessera_system::{files, panics};
 
 use super::store::{META, META_SCHEMA, Reader, SCHEMA, Store, prepare};
@@ -130,16 +130,48 @@ pub(crate) fn has_room(path: &Path) -> Result<(), String> {
     Err(format!("the disk has {available} MiB free, and {ledgers} MiB stay for the ledger"))
 }
 
-fn database(options: &Options) -> Result<(Database, std::fs::File), Unopened> {
+/// A file, which waits for the disk or not. redb's own way to leave out the wait keeps commits in the process, and a kill
+/// would lose them.
+#[derive(Debug)]
+struct Backend {
+    file: File,
+    sync: bool,
+}
+
+impl StorageBackend for Backend {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.len())
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(out, offset)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.file.set_len(len)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        if self.sync { self.file.sync_data() } else { Ok(()) }
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(data, offset)
+    }
+}
+
+fn database(options: &Options) -> Result<(Database, File), Unopened> {
     let file = files::open_private(&options.path)?;
-    let backend = FileBackend::new(file.try_clone()?)?;
+    // As long as any of its descriptors is open.
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => return Err(Unopened::InUse),
+        Err(TryLockError::Error(error)) => return Err(error.into()),
+    }
     let mut builder = Database::builder();
     builder.set_cache_size(CACHE_BYTES);
-    let db = match options.sync {
-        true => builder.create_with_backend(backend)?,
-        false => builder.create_with_backend(Unsynced(backend))?,
-    };
-    Ok((db, file))
+    let backend = Backend { file: file.try_clone()?, sync: options.sync };
+    Ok((builder.create_with_backend(backend)?, file))
 }
 
 /// Opens a file that is there, and reads all of it once.

@@ -102,9 +102,8 @@ pub(crate) fn answer(
     }
     for (second, cells) in known.folder.pending() {
         let start = second - second % level.step_seconds();
-        for (number, cell) in cells.iter().filter(|_| (from..=until).contains(&start)) {
-            let series = known.folder.series(*number);
-            if let Some(key) = series.and_then(|series| wanted.get(&series.key)) {
+        for (key, cell) in cells.iter().filter(|_| (from..=until).contains(&start)) {
+            if let Some(key) = wanted.get(&**key) {
                 add(&mut found, level, (key, start), cell);
             }
         }
@@ -217,7 +216,7 @@ fn names(known: &Known<'_>) -> Result<Names, QueryError> {
             name(&mut names, series);
         })?;
     }
-    known.folder.all_series().for_each(|(_, series)| name(&mut names, series.clone()));
+    known.folder.series().values().for_each(|series| name(&mut names, series.clone()));
     Ok((names, numbers))
 }
 

@@ -115,11 +115,6 @@ impl Store {
         Arc::clone(&self.db)
     }
 
-    /// Bytes of the file.
-    pub(crate) fn len(&self) -> u64 {
-        self.len
-    }
-
     /// Adds buckets of ten seconds, by their beginnings, to all levels; all of it, or on an error nothing. `now` is of the
     /// wall clock, Unix seconds.
     pub(crate) fn add(
@@ -167,7 +162,7 @@ impl Store {
             meta.insert(META_NEXT, next)?;
             let mut rows = write.open_table(ROWS)?;
             for ((level, start, number), added) in added {
-                let key = (level.number(), start, number);
+                let key = (level as u8, start, number);
                 // What is damaged is left out; redb's checksums make that another version's doing.
                 let before = rows.get(key)?.and_then(|row| row::decode(level, row.value()));
                 let mut all = before.unwrap_or_default();
@@ -234,7 +229,9 @@ impl Store {
         write: &WriteTransaction,
         now: u32,
     ) -> Result<Option<(Level, u32)>, redb::Error> {
-        if write.stats()?.allocated_pages() <= self.bound / PAGE {
+        // What a transaction changes is written to new pages: with some to spare the file need not grow for it.
+        let most = (self.bound - self.bound / 16) / PAGE;
+        if write.stats()?.allocated_pages() <= most {
             return Ok(None);
         }
         let (rows, mut coarsest) = (write.open_table(ROWS)?, None);
@@ -270,7 +267,7 @@ fn add(buckets: &mut Buckets, level: Level, at: u32, cell: &Cell) {
 
 /// Rows of the chunks that begin from one second to another.
 fn keys(level: Level, from: u32, until: u32) -> std::ops::RangeInclusive<RowKey> {
-    (level.number(), from, 0)..=(level.number(), until, u32::MAX)
+    (level as u8, from, 0)..=(level as u8, until, u32::MAX)
 }
 
 /// The beginning of a level's oldest chunk.

@@ -18,7 +18,6 @@ pub use filter::Filter;
 pub use history::{Lines, Trail};
 pub use store::{CommitError, Commits, Ledger, Listener, OpenError, Opened};
 pub use tessera_system::noted::Lost;
-pub use unsynced::Unsynced;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Change {

@@ -12,7 +12,7 @@ use redb::{BackendError, StorageBackend};
 
 /// A file that is never synced.
 #[derive(Debug)]
-pub struct Unsynced(pub FileBackend);
+pub(super) struct Unsynced(pub(super) FileBackend);
 
 impl StorageBackend for Unsynced {
     fn sync_data(&self) -> io::Result<()> {
