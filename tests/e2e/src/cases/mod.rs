@@ -108,7 +108,6 @@ pub const CASES: &[Case] = cases![
     dra::dra_claims_fill_one_gpu_before_the_next shared_devices,
     dra::dra_first_alternative_that_fits_is_taken shared_devices,
     dra::dra_two_shares_of_one_gpu_are_held_apart_or_add_up shared_devices,
-    dra::dra_shares_of_two_gpus_are_seen_side_by_side shared_devices,
     dra::dra_claim_is_shared_by_pods shared_devices,
     dra::dra_admin_sees_gpus_and_holds_no_share shared_devices,
     dra::dra_examples_run_as_they_are_written shared_devices,

@@ -48,25 +48,6 @@ pub fn dra_two_shares_of_one_gpu_are_held_apart_or_add_up(suite: &Suite<'_>) -> 
     check_fill(both.fill(GIB + (1536 << 20))?, GIB + (1536 << 20))
 }
 
-/// One container with a share of each GPU sees two GPUs, each with its own limit.
-pub fn dra_shares_of_two_gpus_are_seen_side_by_side(suite: &Suite<'_>) -> Result<()> {
-    let all = mode::published(suite)?;
-    let claim = Claim::of(&[Request::share("a", "1Gi", 20), Request::share("b", "512Mi", 10)])
-        .constrained("distinctAttribute");
-    let pod = claims::pod(suite, "two", &claim)?;
-    let gpus = pod.gpus("main")?;
-    let mut totals: Vec<_> = gpus.iter().map(|gpu| gpu.total).collect();
-    totals.sort_unstable();
-    ensure!(totals == [512 << 20, GIB], "{gpus:?}");
-    ensure!(all.iter().all(|device| gpus.iter().any(|gpu| gpu.uuid == device.uuid)), "{gpus:?}");
-    for gpu in &gpus {
-        let greedy = ["tessera-tenant", "--device", &gpu.uuid, "greedy", "--at-most", "4Gi"];
-        let text = pod.exec(&greedy)?;
-        check_fill(crate::pods::held(&text, "full")?, gpu.total)?;
-    }
-    Ok(())
-}
-
 /// Pods that name one claim have one quota, until the last of them is gone.
 pub fn dra_claim_is_shared_by_pods(suite: &Suite<'_>) -> Result<()> {
     mode::published(suite)?;
