@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tessera_fake_kubelet::{Allocatable, Behaviour, Container, Pod, StandinError};
+use tessera_fake_kubelet::{Allocatable, Behaviour, Container, Pod};
 use tessera_harness::plugin::*;
 use tessera_harness::scripted::FakePlugin;
 use tessera_kubelet::Device;
@@ -176,33 +176,4 @@ async fn on_older_kubelets_the_checkpoint_tells_and_status_says_so() {
         bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
         node.stop_plugin().await;
     }
-}
-
-#[tokio::test]
-async fn without_an_answer_what_was_found_stands() {
-    let node = TestNode::start().await;
-    let foreign = Foreign::start(&node, NVIDIA, &[gpu(0).uuid]).await;
-    bounded(node.kubelet.wait_allocatable(GPU, 4)).await;
-    std::fs::remove_file(node.kubelet.pod_resources_socket()).unwrap();
-    foreign.stop().await;
-    tokio::time::sleep(Duration::from_millis(600)).await;
-    assert_eq!(node.kubelet.allocatable(GPU), 4, "twice the grace later");
-    let refused = node.kubelet.admit(&pod("eight", 8)).await.unwrap_err();
-    assert!(matches!(refused, StandinError::Unavailable { available: 4, .. }), "{refused}");
-}
-
-#[tokio::test]
-async fn an_earlier_name_of_our_own_resource_is_no_other_plugin() {
-    let old = "[resource]\nname = \"tessera.dev/old\"\n";
-    let mut node = TestNode::without_plugin(&format!("{old}{SETTINGS}")).await;
-    node.launch_plugin();
-    bounded(node.kubelet.wait_allocatable("tessera.dev/old", 8)).await;
-    let before = Pod::new("n", "before").with(Container::new("main").asking("tessera.dev/old", 1));
-    node.kubelet.run(&before).await.unwrap();
-    node.stop_plugin().await;
-    node.settings = SETTINGS.to_owned();
-    node.start_plugin().await;
-    let lists = node.kubelet.pod_lists();
-    until(|| (node.kubelet.pod_lists() > lists + 1).then_some(())).await;
-    assert_eq!(node.status().await.warnings, Vec::<String>::new());
 }

@@ -16,12 +16,12 @@ const POWERLESS: &str = "exec setpriv --bounding-set=-all --inh-caps=-all --no-n
 const OWN_PIDS: &str = "exec unshare --pid --fork --kill-child --mount-proc";
 
 /// Whether this test may take and give rights; says so where not.
-fn may() -> bool {
+fn may() -> Option<()> {
     let root = nix::unistd::geteuid().is_root();
     if !root {
         eprintln!("not run: only root has rights to give up");
     }
-    root
+    root.then_some(())
 }
 
 fn warnings(status: &Value) -> Vec<&str> {
@@ -52,9 +52,7 @@ async fn serves_a_pod(node: &Simulated, name: &str) {
 
 #[tokio::test]
 async fn without_any_capability_the_plugin_does_all_it_has_to() {
-    if !may() {
-        return;
-    }
+    let Some(()) = may() else { return };
     let mut node = Simulated::new("replicas = 4").await;
     let pages = node.dir.path().join("pages");
     let Some(_mounted) = Mounted::tmpfs(&pages, MsFlags::empty(), "size=64m,mode=0755") else {
@@ -82,9 +80,7 @@ async fn without_any_capability_the_plugin_does_all_it_has_to() {
 
 #[tokio::test]
 async fn without_the_right_to_mount_require_ends_and_prefer_warns() {
-    if !may() {
-        return;
-    }
+    let Some(()) = may() else { return };
     let mut node = Simulated::new("replicas = 4").await;
     node.wrap(POWERLESS);
     node.configure("tmpfs = \"off\"", "tmpfs = \"require\"");
@@ -105,9 +101,7 @@ async fn without_the_right_to_mount_require_ends_and_prefer_warns() {
 
 #[tokio::test]
 async fn a_tmpfs_of_another_size_is_used_and_reported() {
-    if !may() {
-        return;
-    }
+    let Some(()) = may() else { return };
     let mut node = Simulated::new("replicas = 4").await;
     let pages = node.dir.path().join("pages");
     let Some(_mounted) = Mounted::tmpfs(&pages, MsFlags::empty(), "size=32m") else { return };
@@ -122,9 +116,7 @@ async fn a_tmpfs_of_another_size_is_used_and_reported() {
 
 #[tokio::test]
 async fn in_a_pid_namespace_of_its_own_the_plugin_serves_and_says_what_it_lacks() {
-    if !may() {
-        return;
-    }
+    let Some(()) = may() else { return };
     let mut node = Simulated::new("replicas = 4").await;
     node.wrap(OWN_PIDS);
     node.serve().await;
@@ -148,9 +140,7 @@ async fn in_a_pid_namespace_of_its_own_the_plugin_serves_and_says_what_it_lacks(
 
 #[tokio::test]
 async fn a_noexec_shim_path_ends_the_plugin_before_kubelet_hears_of_it() {
-    if !may() {
-        return;
-    }
+    let Some(()) = may() else { return };
     let node = Simulated::new("replicas = 4").await;
     let shim = node.dir.path().join("shim");
     let Some(_mounted) = Mounted::tmpfs(&shim, MsFlags::MS_NOEXEC, "size=8m") else { return };
@@ -164,9 +154,7 @@ async fn a_noexec_shim_path_ends_the_plugin_before_kubelet_hears_of_it() {
 
 #[tokio::test]
 async fn an_error_names_the_directory_that_is_closed_to_another_user() {
-    if !may() {
-        return;
-    }
+    let Some(()) = may() else { return };
     let mut node = Simulated::new("replicas = 4").await;
     // Everything of its own is open to it; kubelet's directory stays root's.
     std::os::unix::fs::chown(node.dir.path(), Some(65534), Some(65534)).unwrap();

@@ -80,17 +80,6 @@ async fn what_no_kubelet_should_ask_is_refused_with_what_to_do() {
     assert!(tessera_tenant::regions::existing(&node.dir.path().join("pages")).is_empty());
 }
 
-#[tokio::test]
-async fn a_spread_container_is_limited_on_each_gpu() {
-    let node = TestNode::start_with(&format!("{SETTINGS}split = \"spread\"\n")).await;
-    let ids = [replica(0, 0), replica(1, 0), replica(1, 1)];
-    let answer = node.allocate(&ids).await.unwrap();
-    let both = format!("{},{}", gpu(0).uuid, gpu(1).uuid);
-    assert_eq!(answer.envs["NVIDIA_VISIBLE_DEVICES"], both);
-    let quota = QuotaReader::attach(&node.pages(&ids)).unwrap();
-    assert_eq!((quota.memory_limit(0), quota.memory_limit(1)), (8 * GIB, 16 * GIB));
-}
-
 /// By kubelet's own calls: it asks which replicas are preferred, and takes them; and where it does not ask.
 #[tokio::test]
 async fn distinct_replicas_are_of_different_gpus_or_the_pod_is_refused() {

@@ -193,24 +193,6 @@ async fn what_would_leave_shares_without_room_is_not_charged() {
 }
 
 #[tokio::test]
-async fn a_constant_of_the_configuration_goes_first() {
-    let text = format!("{SETTINGS}[gpus]\ncontext_overhead = \"64Mi\"\n");
-    let mut node = TestNode::without_plugin(&text).await;
-    node.gpus.gpus.lock().unwrap().iter_mut().for_each(|g| g.context_bytes = Some(400 * MIB));
-    *node.gpus.driver.lock().unwrap() = Some("570.1".into());
-    node.start_plugin().await;
-    let (tenant, _) = bare(&node, "a", 450 * MIB).await;
-    until(|| {
-        (node.agent().inventory().catalogue().devices()[0].context_measured_bytes
-            == Some(450 * MIB))
-        .then_some(())
-    })
-    .await;
-    assert_eq!(context(&node, 0).await, said(64 * MIB, "configured"));
-    drop(tenant);
-}
-
-#[tokio::test]
 async fn a_simulated_gpus_context_is_measured_by_a_program_that_makes_one() {
     // An L4, whose contexts are 174 MiB by the formula; this driver's take 200.
     let machine = "[memory]\ncontext_overhead = \"200MiB\"\n[[gpu]]\nname = \"NVIDIA L4\"\nsm_count = 58\n\

@@ -69,19 +69,6 @@ async fn instances_are_sold_beside_whole_gpus() {
 }
 
 #[tokio::test]
-async fn instances_are_chosen_one_by_one_or_by_their_gpu() {
-    for (settings, count, expected) in [
-        ("include = [\"0:0\", \"1\"]", 4, &[WHOLE, FIRST][..]),
-        ("exclude = [\"0\", \"2\"]", 2, &[WHOLE]),
-        ("exclude = [\"GPU-5e55e4a0-0000-4000-8000-000000000000\", \"1:0\"]", 2, &[WHOLE]),
-        (&format!("include = [\"{}\"]", TWINS[1]), 2, &[TWINS[1]]),
-    ] {
-        let node = Node::with_replicas(MACHINE, settings, count).await;
-        assert_eq!(node.sold(), expected, "{settings}");
-    }
-}
-
-#[tokio::test]
 async fn a_fault_takes_out_the_instance_that_it_is_attributed_to() {
     let node = Node::with_replicas(MACHINE, "", 8).await;
     // The compute instances of one GPU instance share its memory and its faults.

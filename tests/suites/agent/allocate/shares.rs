@@ -138,25 +138,6 @@ async fn ready_means_all_resources_and_all_come_back_after_kubelet() {
 }
 
 #[tokio::test]
-async fn whether_several_gpus_are_given_is_each_resources_own_affair() {
-    let layout = LAYOUT.replace("cores = \"250m\"", "cores = \"250m\", split = \"spread\"");
-    let node = start(&layout).await;
-    offered(&node, 2, 4).await;
-    let refused = allocate(&node, LARGE, &[replica(0, 0), replica(1, 0)]).await.unwrap_err();
-    assert_eq!(refused.code(), tonic::Code::InvalidArgument);
-    assert!(refused.message().contains("2 replicas of tessera.dev/gpu-large"), "{refused}");
-    let spread = run(&node, "a", SMALL, 3).await;
-    let status = node.status().await;
-    let gpus = &status.allocations.iter().find(|a| a.resource_name == SMALL).unwrap().gpus;
-    assert_eq!(spread.device_ids.len(), 3);
-    let mut limits: Vec<u64> = gpus.iter().map(|used| used.memory_limit_bytes / GIB).collect();
-    limits.sort_unstable();
-    assert_eq!(limits, [10, 20]);
-    // More than all GPUs have is never rejected by us: kubelet finds too few.
-    assert!(bounded(node.kubelet.run(&asking("b", SMALL, 2))).await.is_err());
-}
-
-#[tokio::test]
 async fn a_retired_resource_is_served_while_it_is_held_and_counts() {
     let mut node = start(LAYOUT).await;
     offered(&node, 2, 4).await;
@@ -232,28 +213,6 @@ async fn a_container_that_starts_names_what_its_adopted_pages_are() {
 }
 
 #[tokio::test]
-async fn what_has_no_room_is_withheld_and_refused_over_all_resources() {
-    let mut node = start(LAYOUT).await;
-    offered(&node, 2, 4).await;
-    let small = run(&node, "a", SMALL, 1).await;
-    // The same names in other sizes: 1 × 24 and 2 × 8 GiB, beside the 10 that live on GPU 0.
-    let other = LAYOUT.replace("50%", "60%").replace("25%", "20%").replace("250m", "200m");
-    restart(&mut node, &other).await;
-    // 10 + 8 + 24 are more than 40: the largest goes.
-    offered(&node, 1, 4).await;
-    allocate(&node, SMALL, &[replica(0, 1)]).await.unwrap();
-    let refused = allocate(&node, LARGE, &[replica(0, 0)]).await.unwrap_err();
-    assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
-    assert!(refused.message().contains("no room"), "{refused}");
-    // The held one may be given to another at today's size, and then there is room for all.
-    node.kubelet.remove("default", "a");
-    allocate(&node, SMALL, &small.device_ids).await.unwrap();
-    assert_eq!(gib(&node, &small), 8);
-    offered(&node, 2, 4).await;
-    allocate(&node, LARGE, &[replica(0, 0)]).await.unwrap();
-}
-
-#[tokio::test]
 async fn a_container_with_two_of_our_resources_is_refused_before_it_starts() {
     let node = start(LAYOUT).await;
     offered(&node, 2, 4).await;
@@ -282,26 +241,4 @@ async fn a_container_with_two_of_our_resources_is_refused_before_it_starts() {
     node.status_until(|status| status.refusals.is_empty().then_some(())).await;
     let next = run(&node, "next", LARGE, 1).await;
     assert_eq!(next.device_ids, [replica(0, 0)]);
-}
-
-#[tokio::test]
-async fn a_silent_pod_resources_refuses_no_start() {
-    let mut node = TestNode::without_plugin(LAYOUT).await;
-    let socket = node.kubelet.pod_resources_socket().display().to_string();
-    let text = node.config_text().replace(&socket, "/nonexistent/pod-resources.sock");
-    node.launch_plugin_with(&text);
-    offered(&node, 2, 4).await;
-    let greedy = Container::new("server").asking(LARGE, 1).asking(SMALL, 1);
-    bounded(node.kubelet.run(&Pod::new("default", "greedy").with(greedy))).await.unwrap();
-}
-
-#[tokio::test]
-async fn an_init_container_is_never_mistaken_for_a_greedy_one() {
-    let node = start(LAYOUT).await;
-    offered(&node, 2, 4).await;
-    // Different resources one after the other: PodResources lists the app container only.
-    let pod = Pod::new("default", "a")
-        .with_init(Container::new("fetch").asking(LARGE, 1))
-        .with(Container::new("main").asking(SMALL, 1));
-    bounded(node.kubelet.run(&pod)).await.unwrap();
 }

@@ -97,21 +97,3 @@ async fn without_any_shim_to_restore_no_container_starts() {
     assert!(error.message().contains("paths.shim_source"), "{error}");
     node.stop_plugin().await;
 }
-
-#[tokio::test]
-async fn while_the_ledger_does_not_know_who_has_which_none_is_removed() {
-    let mut node = started_with(OLD).await;
-    run(&node, "old").await;
-    let shim = mounted(&node, "old").await;
-    node.stop_plugin().await;
-    std::fs::remove_file(node.ledger()).unwrap();
-    std::fs::write(node.dir.path().join("libtessera.so"), NEW).unwrap();
-    node.start_plugin().await;
-    run(&node, "new").await;
-    tokio::time::sleep(std::time::Duration::from_millis(600)).await;
-    assert_eq!(content(&mounted(&node, "old").await), OLD);
-    // Until that one is gone.
-    node.kubelet.remove("default", "old");
-    until(|| (!shim.exists()).then_some(())).await;
-    node.stop_plugin().await;
-}

@@ -133,18 +133,6 @@ async fn what_is_counted_is_explained_at_once() {
 }
 
 #[tokio::test]
-async fn what_nobody_knows_is_answered_with_what_there_is() {
-    let node = TestNode::start().await;
-    node.start_pod("llm", 1).await;
-    let unknown = explain(&node, "lmm").await.unwrap_err();
-    assert_eq!(unknown.code(), Some(404));
-    assert!(unknown.to_string().contains("GPU-00000000-"), "{unknown}");
-    assert_eq!(explain(&node, " ").await.unwrap_err().code(), Some(400));
-    assert_eq!(explain(&node, "GPU-").await.unwrap_err().code(), Some(400));
-    assert_eq!(explain(&node, "1").await.unwrap().gpus[0].gpu.as_ref().unwrap().index, 1);
-}
-
-#[tokio::test]
 async fn allocate_does_not_wait_for_who_reads_the_audit_trail() {
     let node = TestNode::start().await;
     let before = node.agent().journal().trail().unwrap();

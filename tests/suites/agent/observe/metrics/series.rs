@@ -1,6 +1,6 @@
 //! What the series say, and when they begin and end.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,10 +9,9 @@ use tessera_api::metrics::families::{ALL, MetricKind};
 use tessera_fake_kubelet::Pod;
 use tessera_gpu::GpuProcess;
 use tessera_gpu::health::Observation;
-use tessera_region::layout::USAGE_FILE;
 
 use tessera_harness::exposition::Exposition;
-use tessera_harness::metrics::{address, scrape, scrape_until, settings};
+use tessera_harness::metrics::{address, scrape_until, settings};
 use tessera_harness::plugin::*;
 use tessera_harness::workspace;
 
@@ -278,53 +277,6 @@ async fn a_gpu_that_is_lost_stays_unhealthy() {
     assert_eq!(all, [0.0, 0.0, 1.0, 0.0]);
     let available = metrics.of("tessera_gpu_available").filter(|one| one.labels["gpu"] == "1");
     assert_eq!(available.map(|one| one.value).collect::<Vec<_>>(), [0.0]);
-}
-
-#[tokio::test]
-async fn a_page_full_of_nonsense_neither_explodes_nor_goes_backwards() {
-    use std::os::unix::fs::FileExt;
-    let node = TestNode::start_with(&settings(SETTINGS)).await;
-    let (_pod, tenant, ids) = running(&node, "hostile", GIB).await;
-    let address = address(&node).await;
-    let counters = |metrics: &Exposition| -> BTreeMap<(String, String), f64> {
-        let of_it = metrics.samples.iter().filter(|sample| sample.name.ends_with("_total"));
-        of_it.map(|s| ((s.name.clone(), format!("{:?}", s.labels)), s.value)).collect()
-    };
-    let mut before = scrape_until(address, |metrics| {
-        (metrics.of("tessera_container_processes").count() == 1).then(|| counters(metrics))
-    })
-    .await;
-    let page =
-        std::fs::File::options().write(true).open(node.pages(&ids).join(USAGE_FILE)).unwrap();
-    let length = page.metadata().unwrap().len();
-    for (round, word) in [u64::MAX, 0, 1 << 63, u64::MAX].into_iter().enumerate() {
-        // Everything behind the header: slots, their charges and statistics.
-        let junk = word.to_le_bytes().repeat(usize::try_from(length / 8).unwrap() - 512);
-        page.write_at(&junk, 4096).unwrap();
-        tokio::time::sleep(std::time::Duration::from_millis(1100)).await;
-        let metrics = scrape(address).await;
-        let now = counters(&metrics);
-        for (key, value) in &now {
-            let was = before.get(key).copied().unwrap_or(0.0);
-            assert!(*value >= was, "{key:?} fell from {was} to {value} in round {round}");
-            // Nobody does more than 100 million of anything in a second, and this took seconds.
-            assert!(*value < 1e10, "{key:?} is {value}");
-        }
-        for sample in &metrics.samples {
-            if sample.name.starts_with("tessera_container_memory") {
-                assert!(sample.value <= (40 * GIB) as f64, "{sample:?}");
-            }
-        }
-        before = now;
-    }
-    // It is reported, and hurts nobody else.
-    scrape_until(address, |metrics| {
-        (metrics.sum("tessera_container_tamperings_total", &[("pod", "hostile")]) >= 1.0)
-            .then_some(())
-    })
-    .await;
-    tenant.kill();
-    node.allocate(&[replica(1, 0)]).await.unwrap();
 }
 
 #[tokio::test]

@@ -179,21 +179,6 @@ async fn a_server_that_forbids_it_is_asked_seldom() {
 }
 
 #[tokio::test]
-async fn what_will_never_be_taken_is_given_up() {
-    let api = Api::start(answers(
-        403,
-        "unable to create new content in namespace x because it is being terminated",
-    ));
-    let node = node_of(api.timing()).await;
-    let admitted = node.start_pod("a", 1).await;
-    happens(&node, &admitted.ids, refused(1)).await;
-    let dropped = |node: &TestNode| node.agent().trust().events().all()[2].1;
-    until(|| (dropped(&node) == 1).then_some(())).await;
-    assert_eq!(api.events().len(), 1);
-    assert!(node.status().await.warnings.is_empty());
-}
-
-#[tokio::test]
 async fn a_server_that_answers_is_no_longer_said_to_be_silent_even_if_it_takes_nothing() {
     let api = Api::start(Temper::Silent);
     let node = node_of(api.hurried()).await;
