@@ -52,11 +52,6 @@ pub fn one(name: &str, device: &str, memory: &str, cores: &str) -> Claim {
     claim(name).asking("gpu", device, memory, cores)
 }
 
-/// Whether containers can be made here; says so where not.
-pub fn contained(what: &str) -> bool {
-    can_contain().map_err(|reason| external::skip(what, &reason)).is_ok()
-}
-
 /// The machine, kubelet and the API server.
 pub struct Node {
     pub sim: SimGpu,
@@ -72,6 +67,15 @@ impl Node {
     /// With a plugin that sells all GPUs by DRA.
     pub async fn start() -> Self {
         Self::start_with("[dra]\nenabled = true\n").await
+    }
+
+    /// The same, where containers can be made; where not, the test says so.
+    pub async fn with_containers() -> Option<Self> {
+        if let Err(reason) = can_contain() {
+            external::skip(std::thread::current().name().unwrap_or_default(), &reason);
+            return None;
+        }
+        Some(Self::start().await)
     }
 
     /// With a plugin of these settings, which publishes a device.

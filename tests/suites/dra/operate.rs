@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use tessera_harness::plugin::{bounded, until};
 use tessera_harness::{GIB, MIB};
 
-use super::node::{CONTEXT, DRIVER, Node, contained, one};
+use super::node::{CONTEXT, DRIVER, Node, one};
 
 const OUT_OF_MEMORY: i64 = 2;
 
@@ -14,10 +14,7 @@ fn data(node: &Node, claim: &str) -> Value {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_shares_quota_is_changed_by_its_claims_name_under_its_tenant() {
-    if !contained("a shares quota is changed by its claims name under its tenant") {
-        return;
-    }
-    let node = Node::start().await;
+    let Some(node) = Node::with_containers().await else { return };
     let chat = one("chat", &node.device(0), "2Gi", "30");
     let mut tenant = node.tenant(&node.prepare(&chat).await.unwrap());
     tenant.must("retain 0");
@@ -98,10 +95,7 @@ async fn status_and_explain_know_the_claim() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cordon_is_a_taint_and_a_refusal_until_it_is_lifted() {
-    if !contained("a cordon is a taint and a refusal until it is lifted") {
-        return;
-    }
-    let node = Node::start().await;
+    let Some(node) = Node::with_containers().await else { return };
     let device = node.device(0);
     let before = node.prepare(&one("before", &device, "1Gi", "10")).await.unwrap();
     node.must(&["cordon", "0", "--reason", "to be replaced"]);
@@ -127,10 +121,7 @@ async fn a_cordon_is_a_taint_and_a_refusal_until_it_is_lifted() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_that_is_unprepared_leaves_nothing() {
-    if !contained("a claim that is unprepared leaves nothing") {
-        return;
-    }
-    let node = Node::start().await;
+    let Some(node) = Node::with_containers().await else { return };
     let chat = one("chat", &node.device(0), "7Gi", "100");
     for _ in 0..3 {
         let container = node.prepare(&chat).await.unwrap();

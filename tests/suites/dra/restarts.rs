@@ -7,7 +7,7 @@ use tessera_harness::metrics::get;
 use tessera_harness::plugin::{bounded, until};
 use tessera_harness::{GIB, MIB, Random};
 
-use super::node::{CONTEXT, Claim, Node, contained, one};
+use super::node::{CONTEXT, Claim, Node, one};
 
 /// Claims that come and go while the plugin is killed.
 const CLAIMS: usize = 6;
@@ -26,10 +26,7 @@ async fn prepared(node: &Node, claim: &Claim) -> super::node::Container {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_plugin_killed_at_any_moment_loses_no_claim_and_oversells_none() {
-    if !contained("a plugin killed at any moment loses no claim and oversells none") {
-        return;
-    }
-    let mut node = Node::start().await;
+    let Some(mut node) = Node::with_containers().await else { return };
     let stays = one("stays", &node.device(0), "2Gi", "20");
     let stays_in = node.prepare(&stays).await.unwrap();
     let mut tenant = node.tenant(&stays_in);
@@ -81,10 +78,7 @@ async fn a_plugin_killed_at_any_moment_loses_no_claim_and_oversells_none() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_second_plugin_waits_ready_and_takes_over_with_all_claims() {
-    if !contained("a second plugin waits ready and takes over with all claims") {
-        return;
-    }
-    let mut node = Node::start().await;
+    let Some(mut node) = Node::with_containers().await else { return };
     let chat = one("chat", &node.device(0), "2Gi", "30");
     let container = node.prepare(&chat).await.unwrap();
     let mut tenant = node.tenant(&container);

@@ -7,7 +7,7 @@ use tessera_harness::metrics::scrape_until;
 use tessera_harness::plugin::{bounded, until};
 use tessera_harness::{Conversation, GIB, MIB};
 
-use super::node::{CONTEXT, Node, Plugin, claim, contained, one};
+use super::node::{CONTEXT, Node, Plugin, claim, one};
 
 const OUT_OF_MEMORY: i64 = 2;
 
@@ -23,10 +23,7 @@ fn holds(tenant: &mut Conversation, gpu: usize, bytes: u64) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_tenant_sees_and_keeps_what_its_claim_was_allocated() {
-    if !contained("a tenant sees and keeps what its claim was allocated") {
-        return;
-    }
-    let node = Node::start().await;
+    let Some(node) = Node::with_containers().await else { return };
     let device = node.device(0);
     let (chat, draft) = (one("chat", &device, "2Gi", "30"), one("draft", &device, "5440Mi", "70"));
     let chat = node.prepare(&chat).await.unwrap();
@@ -44,10 +41,7 @@ async fn a_tenant_sees_and_keeps_what_its_claim_was_allocated() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_shares_of_two_gpus_in_one_container_are_apart() {
-    if !contained("two shares of two gpus in one container are apart") {
-        return;
-    }
-    let node = Node::start().await;
+    let Some(node) = Node::with_containers().await else { return };
     let pair = claim("pair").asking("large", &node.device(1), "4Gi", "50").asking(
         "small",
         &node.device(0),
@@ -63,10 +57,7 @@ async fn two_shares_of_two_gpus_in_one_container_are_apart() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_requests_of_one_gpu_in_one_container_are_their_sum() {
-    if !contained("two requests of one gpu in one container are their sum") {
-        return;
-    }
-    let node = Node::start().await;
+    let Some(node) = Node::with_containers().await else { return };
     let device = node.device(0);
     let both =
         claim("both").asking("one", &device, "2Gi", "20").asking("two", &device, "1Gi", "10");
@@ -104,10 +95,7 @@ async fn are_series(node: &Node, limits: &[u64], used: u64) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn containers_that_name_one_request_share_its_quota() {
-    if !contained("containers that name one request share its quota") {
-        return;
-    }
-    let node = Node::start().await;
+    let Some(node) = Node::with_containers().await else { return };
     let shared = one("shared", &node.device(0), "2Gi", "30");
     let first = node.prepare(&shared).await.unwrap();
     let again = bounded(node.dra.prepare("another-pod", &[shared.name()])).await.unwrap();
@@ -123,10 +111,7 @@ async fn containers_that_name_one_request_share_its_quota() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_does_not_fit_is_refused_with_numbers_and_takes_nothing() {
-    if !contained("what does not fit is refused with numbers and takes nothing") {
-        return;
-    }
-    let node = Node::start().await;
+    let Some(node) = Node::with_containers().await else { return };
     let device = node.device(0);
     let fits = one("fits", &device, "6Gi", "60");
     node.prepare(&fits).await.unwrap();

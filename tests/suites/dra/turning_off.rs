@@ -9,7 +9,7 @@ use tessera_fake_kubelet::{Container, Pod};
 use tessera_harness::plugin::{GPU, bounded, until};
 use tessera_harness::{GIB, PATIENCE, Random};
 
-use super::node::{Claim, Node, contained, one};
+use super::node::{Claim, Node, one};
 
 const ON: &str = "[dra]\nenabled = true\n";
 const OFF: &str = "[dra]\nenabled = false\n";
@@ -43,10 +43,7 @@ async fn ended(node: &Node, claim: &Claim) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_driver_that_is_turned_off_ends_its_claims_and_then_goes() {
-    if !contained("a driver that is turned off ends its claims and then goes") {
-        return;
-    }
-    let mut node = Node::start_with(ON).await;
+    let Some(mut node) = Node::with_containers().await else { return };
     let chat = one("chat", &node.device(0), "2Gi", "30");
     let mut tenant = node.tenant(&node.prepare(&chat).await.unwrap());
     node.configure(OFF);
