@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use super::{Config, ConfigError, DEFAULT_FILE, Problem, Source, parse, trace};
 use tessera_model::printable;
 use tessera_system::files;
-use tessera_system::files::{CONFIGURATION, Dir, FileError};
+use tessera_system::files::{CONFIGURATION, FileError};
 
 /// Where the configuration comes from.
 #[derive(Clone, Debug, Default)]
@@ -227,16 +227,8 @@ pub fn last_good(ledger: &Path) -> Option<(Config, String)> {
 
 fn keep_last_good(ledger: &Path, text: &str) -> io::Result<()> {
     let path = last_good_path(ledger);
-    if files::text(&path, CONFIGURATION).is_ok_and(|kept| kept == text) {
-        return Ok(());
-    }
-    let text = text.to_owned();
-    let own = path.clone();
-    files::in_time(&path, move || {
-        let (dir, name) = Dir::of(&own)?;
-        dir.clear(name)?;
-        dir.replace(name, text.as_bytes(), 0o644, true)
-    })?
+    let (text, own) = (text.to_owned(), path.clone());
+    files::in_time(&path, move || files::put(&own, text.as_bytes(), 0o644, true))?.map(drop)
 }
 
 #[cfg(test)]

@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 use super::file::hash;
 use super::{Config, DEFAULT_FILE};
 use tessera_system::files;
-use tessera_system::files::Dir;
 
 /// The state directory of a plugin that has another than the default one.
 const STATE_DIR_ENV: &str = "TESSERA_STATE_DIR";
@@ -55,15 +54,8 @@ pub(super) fn leave(config: &Path, ledger: &Path) -> io::Result<()> {
 
 fn write(file: &Path, ledger: &Path) -> io::Result<()> {
     let line = [ledger.as_os_str().as_bytes(), b"\n"].concat();
-    if read(file).as_deref() == Some(ledger) {
-        return Ok(());
-    }
     let own = file.to_owned();
-    files::in_time(file, move || {
-        let (dir, name) = Dir::of(&own)?;
-        dir.clear(name)?;
-        dir.replace(name, &line, 0o644, true)
-    })?
+    files::in_time(file, move || files::put(&own, &line, 0o644, true))?.map(drop)
 }
 
 /// The ledger that was written down last.

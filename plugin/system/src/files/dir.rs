@@ -15,6 +15,8 @@ use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat, renameat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat, mkdirat};
 use nix::unistd::{UnlinkatFlags, fsync, geteuid, unlinkat};
 
+use super::read::read;
+
 /// Directories within directories that a removal follows; ours have none.
 const DEEPEST: u32 = 16;
 
@@ -275,6 +277,26 @@ impl Dir {
             }
         }
     }
+}
+
+/// Makes `path` a regular file with this content, which all whom `mode` names may use, whole or not at all (see
+/// [`Dir::replace`]). False if it was one.
+///
+/// # Errors
+/// The system's; a directory that holds something.
+pub fn put(path: &Path, content: &[u8], mode: u32, durable: bool) -> io::Result<bool> {
+    // A link may lead elsewhere tomorrow.
+    let is_plain = path
+        .symlink_metadata()
+        .is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & mode == mode);
+    let most = u64::try_from(content.len()).unwrap_or(u64::MAX);
+    if is_plain && read(path, most).is_ok_and(|found| found == content) {
+        return Ok(false);
+    }
+    let (dir, name) = Dir::of(path)?;
+    dir.clear(name)?;
+    dir.replace(name, content, mode, durable)?;
+    Ok(true)
 }
 
 /// Opens a directory, to lock it or to have its names on disk. Links are followed.

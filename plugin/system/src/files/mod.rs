@@ -18,7 +18,7 @@ use std::time::SystemTime;
 
 use nix::sys::statvfs::statvfs;
 
-pub use dir::{Dir, is_directory, open_directory};
+pub use dir::{Dir, is_directory, open_directory, put};
 pub use own::{base, check_peer};
 pub use patience::{Unresponsive, in_time};
 pub use read::{FileError, file_or_nothing, open, open_private, read, read_from, text, utf8};

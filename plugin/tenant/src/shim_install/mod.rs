@@ -16,14 +16,13 @@ use tessera_region::layout;
 
 use crate::delivery::Delivery;
 use tessera_system::files;
-use tessera_system::files::Dir;
 
 /// File name of the shim.
 pub const SHIM: &str = "libtessera.so";
 /// File name of what is mounted as `/etc/ld.so.preload`.
 pub const PRELOAD: &str = "ld.so.preload";
 
-/// In the name of what is being written; see [`Dir::replace`].
+/// In the name of what is being written; see [`files::Dir::replace`].
 const TEMPORARY: &str = ".new";
 /// Older ones belong to nobody: writing half a megabyte takes no minute.
 const ABANDONED: Duration = Duration::from_secs(600);
@@ -134,8 +133,9 @@ fn place_at(dir: &Path, name: &str, library: &[u8]) -> Result<bool, ShimError> {
     let delivery = at(dir, name);
     // What `/etc/ld.so.preload` says in a container.
     let line = format!("{}\n", layout::CONTAINER_SHIM);
-    let placed = place(&delivery.shim, library, 0o755)
-        .and_then(|shim| Ok(shim | place(&delivery.preload, line.as_bytes(), 0o644)?))
+    // Any user of any container loads them.
+    let placed = files::put(&delivery.shim, library, 0o755, true)
+        .and_then(|shim| Ok(shim | files::put(&delivery.preload, line.as_bytes(), 0o644, true)?))
         .and_then(|written| {
             // The names, too, are to survive a power cut: kubelet remembers them.
             if written {
@@ -150,22 +150,6 @@ fn place_at(dir: &Path, name: &str, library: &[u8]) -> Result<bool, ShimError> {
     placed.map_err(failed)
 }
 
-/// Makes `path` a file with this content, whole or not at all. True if it was written.
-fn place(path: &Path, content: &[u8], mode: u32) -> io::Result<bool> {
-    let whole = path
-        .symlink_metadata()
-        .is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & mode == mode);
-    if whole && files::read(path, files::LIBRARY).is_ok_and(|found| found == content) {
-        return Ok(false);
-    }
-    let (dir, name) = Dir::of(path)?;
-    // containerd makes missing mount sources as empty directories.
-    dir.clear(name)?;
-    // Any user of any container loads it.
-    dir.replace(name, content, mode, true)?;
-    Ok(true)
-}
-
 /// Removes what an installation that was killed has left.
 fn remove_abandoned(home: &Path) {
     for entry in std::fs::read_dir(home).into_iter().flatten().flatten() {
@@ -178,7 +162,7 @@ fn remove_abandoned(home: &Path) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     fn library(dir: &Path, content: &str) -> PathBuf {
@@ -316,16 +300,16 @@ mod tests {
     }
 
     /// A file system of its own for a directory; none where mounting is not allowed.
-    struct Mounted(PathBuf);
+    pub(crate) struct Mounted(PathBuf);
     impl Mounted {
-        fn tmpfs(dir: &Path, options: &str) -> Option<Self> {
+        pub(crate) fn tmpfs(dir: &Path, options: &str) -> Option<Self> {
             use nix::mount::{MsFlags, mount};
             std::fs::create_dir_all(dir).unwrap();
-            mount(Some("shims"), dir, Some("tmpfs"), MsFlags::empty(), Some(options)).ok()?;
+            mount(Some("test"), dir, Some("tmpfs"), MsFlags::empty(), Some(options)).ok()?;
             Some(Mounted(dir.to_owned()))
         }
 
-        fn make_read_only(&self) {
+        pub(crate) fn make_read_only(&self) {
             use nix::mount::{MsFlags, mount};
             let flags = MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
             mount(None::<&str>, &self.0, None::<&str>, flags, None::<&str>).unwrap();

@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::{KIND, Spec};
@@ -85,25 +85,15 @@ impl Specs {
     pub fn put(&self, id: &AllocationId, spec: &Spec) -> Result<Put, FileError> {
         let path = self.path(id);
         let content = spec.to_json();
-        let found = path.symlink_metadata().ok();
-        // A reader would follow a link, and may lead elsewhere tomorrow.
-        if let Some(meta) = &found
-            && meta.is_file()
-            && meta.permissions().mode() & 0o444 == 0o444
-            && files::read(&path, files::SMALL).is_ok_and(|text| text == content)
-        {
-            return Ok(Put::Unchanged);
-        }
-        // Any runtime may read it, which need not be root. Not durable: after a power cut every file is written
-        // again before kubelet knows this plugin.
-        let written = Dir::of(&path).and_then(|(dir, name)| {
-            // An empty one, as container runtimes leave where a mount's source was missing.
-            dir.clear(name)?;
-            // By a file in this directory: of a rename, containerd's watch sees only where the file was.
-            dir.replace(name, &content, 0o644, false)
-        });
-        if let Err(error) = written {
-            return Err(match error.kind() {
+        let is_there = path.symlink_metadata().is_ok();
+        // Any runtime may read it, which need not be root. By a file in this directory: of a rename, containerd's
+        // watch sees only where the file was. Not durable: after a power cut every file is written again before
+        // kubelet knows this plugin.
+        match files::put(&path, &content, 0o644, false) {
+            Ok(false) => Ok(Put::Unchanged),
+            Ok(true) if is_there => Ok(Put::Replaced),
+            Ok(true) => Ok(Put::Made),
+            Err(error) => Err(match error.kind() {
                 ErrorKind::DirectoryNotEmpty => FileError::Occupied(path),
                 ErrorKind::ReadOnlyFilesystem => FileError::ReadOnly(self.directory.clone()),
                 ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
@@ -113,9 +103,8 @@ impl Specs {
                     FileError::Removed(self.directory.clone())
                 }
                 _ => FileError::Io { path, error },
-            });
+            }),
         }
-        Ok(if found.is_some() { Put::Replaced } else { Put::Made })
     }
 
     /// Removes the spec of an allocation, if there is one.

@@ -1,7 +1,8 @@
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 
 use super::super::ContainerEdits;
 use super::*;
+use crate::shim_install::tests::Mounted;
 
 fn id(n: u8) -> AllocationId {
     AllocationId::of("r", [format!("GPU::{n}").as_str()])
@@ -120,26 +121,10 @@ fn sweeping_takes_ours_that_nobody_wants_and_nothing_else() {
     assert!(Specs::new(&dir.path().join("absent")).sweep(|_| false).is_empty());
 }
 
-/// A small tmpfs; none where mounting is not allowed.
-struct Mounted(PathBuf);
-impl Mounted {
-    fn tmpfs(dir: &Path) -> Option<Self> {
-        use nix::mount::{MsFlags, mount};
-        mount(Some("cdi"), dir, Some("tmpfs"), MsFlags::empty(), Some("size=16k")).ok()?;
-        Some(Mounted(dir.to_owned()))
-    }
-}
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        let _ = nix::mount::umount2(&self.0, nix::mount::MntFlags::MNT_DETACH);
-    }
-}
-
 #[test]
 fn a_full_or_read_only_directory_is_reported_and_keeps_what_was_there() {
-    use nix::mount::{MsFlags, mount};
     let dir = tempfile::tempdir().unwrap();
-    let Some(_mounted) = Mounted::tmpfs(dir.path()) else {
+    let Some(mounted) = Mounted::tmpfs(dir.path(), "size=16k") else {
         return eprintln!("not run: no file system can be mounted here");
     };
     let (specs, a) = (Specs::new(dir.path()), id(0));
@@ -149,8 +134,7 @@ fn a_full_or_read_only_directory_is_reported_and_keeps_what_was_there() {
     assert!(matches!(error, FileError::Full(_)), "{error}");
     assert_eq!(std::fs::read(specs.path(&a)).unwrap(), whole);
     assert_eq!(names(dir.path()).len(), 1, "half a spec is left");
-    let flags = MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
-    mount(None::<&str>, dir.path(), None::<&str>, flags, None::<&str>).unwrap();
+    mounted.make_read_only();
     assert_eq!(specs.put(&a, &spec(&a, "1")).unwrap(), Put::Unchanged, "it is there");
     let error = specs.put(&a, &spec(&a, "2")).unwrap_err();
     assert!(matches!(error, FileError::ReadOnly(_)), "{error}");
