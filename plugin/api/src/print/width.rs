@@ -97,7 +97,7 @@ mod tests {
         fn nothing_is_wider_than_it_may_be(text in "\\PC{0,80}", width in 0usize..50) {
             prop_assert!(columns(&shorten(&text, width)) <= width);
             for line in wrap(&text, width) {
-                prop_assert!(columns(&line) <= width.max(4), "{line:?}");
+                prop_assert!(columns(line) <= width.max(4), "{line:?}");
             }
             let words: Vec<&str> = text.split_whitespace().collect();
             if width > 400 {

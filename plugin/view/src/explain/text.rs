@@ -24,19 +24,11 @@ const SHOWN: usize = 20;
 
 /// For people.
 pub(super) fn text(explained: &Explanation) -> String {
-    let mut out = String::new();
-    for (i, story) in explained.allocations.iter().enumerate() {
-        gap(&mut out, i);
-        allocation(&mut out, story, explained);
-    }
-    for (i, story) in explained.gpus.iter().enumerate() {
-        gap(&mut out, i);
-        gpu(&mut out, story, explained.at_unix_ms);
-    }
-    for (i, refusal) in explained.refusals.iter().enumerate() {
-        gap(&mut out, i + explained.allocations.len() + explained.gpus.len());
-        refused(&mut out, refusal, explained.at_unix_ms);
-    }
+    let now = explained.at_unix_ms;
+    let allocations = explained.allocations.iter().map(|story| allocation(story, now));
+    let gpus = explained.gpus.iter().map(|story| gpu(story, now));
+    let refusals = explained.refusals.iter().map(|refusal| refused(refusal, now));
+    let mut out = allocations.chain(gpus).chain(refusals).collect::<Vec<_>>().join("\n");
     if explained.left_out > 0 {
         let _ = writeln!(out, "\nand {} older allocations", explained.left_out);
     }
@@ -48,25 +40,20 @@ pub(super) fn text(explained: &Explanation) -> String {
     out
 }
 
-fn refused(out: &mut String, refusal: &Refusal, now_unix_ms: i64) {
-    heading(out, &format!("{} cannot start", refusal.who()));
+fn refused(refusal: &Refusal, now_unix_ms: i64) -> String {
+    let out = &mut heading(&format!("{} cannot start", refusal.who()));
     if !refusal.claim.is_empty() {
         line(out, "claim", &format!("{}/{}", refusal.namespace, refusal.claim));
     }
     line(out, "refused", &refusal.reason);
     let last = time_format::ago(refusal.last_unix_ms, now_unix_ms);
     line(out, "", &format!("{}, last {last}", times(refusal.times)));
-}
-
-fn gap(out: &mut String, i: usize) {
-    if i > 0 {
-        out.push('\n');
-    }
+    std::mem::take(out)
 }
 
 /// What a node says is one line wherever it stands: two would be another node's words.
-fn heading(out: &mut String, text: &str) {
-    let _ = writeln!(out, "{}", printable::line(text));
+fn heading(text: &str) -> String {
+    format!("{}\n", printable::line(text))
 }
 
 fn line(out: &mut String, title: &str, text: &str) {
@@ -81,26 +68,21 @@ fn lines(out: &mut String, title: &str, texts: impl IntoIterator<Item = String>)
     }
 }
 
-fn allocation(out: &mut String, story: &Story, explained: &Explanation) {
-    let ago = |at: i64| ago(at, explained.at_unix_ms);
+fn allocation(story: &Story, now_unix_ms: i64) -> String {
+    let ago = |at: i64| ago(at, now_unix_ms);
     let state = match (&story.now, story.released_unix_ms) {
         (Some(now), _) => now.state.name().to_owned(),
         (None, 0) if story.enforcement.is_some() => "recorded".to_owned(),
         (None, 0) => "gone".to_owned(),
         (None, at) => format!("released {}", ago(at)),
     };
-    heading(out, &format!("{}: {state}", story.name()));
+    let out = &mut heading(&format!("{}: {state}", story.name()));
     let placement = story.placement.clone().unwrap_or_default();
     lines(out, "trouble", placement.stands.iter().filter_map(Stand::trouble));
-    if let Some(meanwhile) = meanwhile(story) {
-        line(out, "meanwhile", &meanwhile);
-    }
+    lines(out, "meanwhile", meanwhile(story));
     line(out, "id", &format!("{}, generation {}", story.id, story.generation));
-    if story.allocated_unix_ms > 0 {
-        line(out, "allocated", &ago(story.allocated_unix_ms));
-    }
-    if story.started_unix_ms > 0 {
-        line(out, "started", &ago(story.started_unix_ms));
+    for (what, at) in [("allocated", story.allocated_unix_ms), ("started", story.started_unix_ms)] {
+        lines(out, what, (at > 0).then(|| ago(at)));
     }
     if let Some(claim) = story.now.as_ref().and_then(|now| now.claim.as_ref()) {
         let devices = claim.devices.join(", ");
@@ -110,9 +92,8 @@ fn allocation(out: &mut String, story: &Story, explained: &Explanation) {
         );
         line(out, "claim", &text);
     }
-    if let Some(now) = story.now.as_ref().filter(|now| !now.other_holders.is_empty()) {
-        lines(out, "also", now.other_holders.iter().map(Holder::to_string));
-    }
+    let others = story.now.iter().flat_map(|now| &now.other_holders);
+    lines(out, "also", others.map(Holder::to_string));
     if !story.replica_ids.is_empty() {
         let replicas = replica::grouped(&story.replica_ids);
         line(out, "replicas", &format!("{replicas}, of {}", story.resource_name));
@@ -168,6 +149,7 @@ fn allocation(out: &mut String, story: &Story, explained: &Explanation) {
         lines(out, "incidents", story.incidents.iter().map(incident));
     }
     trail(out, &story.trail, false);
+    std::mem::take(out)
 }
 
 /// Names the tenants that had its GPUs in the last ten seconds, where it shares GPU time.
@@ -177,10 +159,8 @@ fn meanwhile(story: &Story) -> Option<String> {
         |one: &Neighbour| format!("{} {}", one.who.name(), format_cores(one.got_10s_millis));
     let others: Vec<String> = story.neighbours.iter().map(other).collect();
     let share = story.limits.iter().map(|limit| limit.cores_millis).max().unwrap_or(0);
-    let waits = match compute.waiting_us {
-        Some(us) => format!("; it has now waited {:.1} s", us as f64 / 1e6),
-        None => String::new(),
-    };
+    let waits = |us| format!("; it has now waited {:.1} s", us as f64 / 1e6);
+    let waits = compute.waiting_us.map(waits).unwrap_or_default();
     (!others.is_empty()).then(|| {
         format!(
             "in the last 10 s it had leased {} (its share: {}), {}{waits}",
@@ -223,10 +203,8 @@ fn limit_lines(story: &Story, limit: &Limit) -> Vec<String> {
     let now = story.now.as_ref();
     let used = now.and_then(|now| now.gpus.iter().find(|used| used.gpu_uuid == limit.gpu_uuid));
     if let Some(used) = used {
-        let nvml = match used.memory_nvml_bytes {
-            Some(bytes) => format!(", the driver says {}", format_bytes(bytes)),
-            None => String::new(),
-        };
+        let nvml = |bytes| format!(", the driver says {}", format_bytes(bytes));
+        let nvml = used.memory_nvml_bytes.map(nvml).unwrap_or_default();
         lines.push(format!(
             "  charged {}, at most {} by one process; overhead observed {} beyond {} for each \
              context{nvml}",
@@ -248,9 +226,10 @@ fn limit_lines(story: &Story, limit: &Limit) -> Vec<String> {
     lines
 }
 
-fn gpu(out: &mut String, story: &GpuStory, now_unix_ms: i64) {
+fn gpu(story: &GpuStory, now_unix_ms: i64) -> String {
     let gpu = story.gpu.clone().unwrap_or_default();
-    heading(out, &format!("GPU {}, {}, {}: {}", gpu.index, gpu.uuid, gpu.name, gpu.state.name()));
+    let title = format!("GPU {}, {}, {}: {}", gpu.index, gpu.uuid, gpu.name, gpu.state.name());
+    let out = &mut heading(&title);
     if !gpu.state_reason.is_empty() {
         let ago = time_format::ago(gpu.state_since_unix_ms, now_unix_ms);
         line(out, "health", &format!("{} since {ago}", gpu.state_reason));
@@ -290,6 +269,7 @@ fn gpu(out: &mut String, story: &GpuStory, now_unix_ms: i64) {
     lines(out, "pods", story.allocations.iter().map(|one| on_gpu(one, &gpu.uuid)));
     lines(out, "shares", shares(&gpu));
     trail(out, &story.trail, true);
+    std::mem::take(out)
 }
 
 /// A pod on a GPU in a line: what it has of it, and what it uses.
