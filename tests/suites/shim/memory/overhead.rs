@@ -1,7 +1,7 @@
 //! Memory that no hook sees: published by the plugin, it counts against the quota and shows in
 //! every view.
 
-use crate::{OUT_OF_MEMORY, quota, ready};
+use crate::{OUT_OF_MEMORY, held, ready};
 use std::time::{Duration, Instant};
 
 use tessera_harness::{Conversation, MIB, Output, Pages, Preloaded, SimGpu, artefacts, compile_c};
@@ -12,8 +12,7 @@ fn tenant(sim: &SimGpu, pages: &Pages) -> Conversation {
 
 #[test]
 fn observed_overhead_shows_in_every_view_and_leaves_the_total_alone() {
-    let (sim, pages) = quota(300 * MIB);
-    let mut tenant = tenant(&sim, &pages);
+    let (_sim, pages, mut tenant) = held("calls", 300 * MIB);
     tenant.must("alloc 104857600");
     for overhead in [0, 60 * MIB, 20 * MIB, 250 * MIB] {
         pages.quota().set_observed_overhead(0, overhead);
@@ -27,8 +26,7 @@ fn observed_overhead_shows_in_every_view_and_leaves_the_total_alone() {
 
 #[test]
 fn observed_overhead_counts_against_the_quota_and_the_refusal_says_so() {
-    let (sim, pages) = quota(300 * MIB);
-    let mut tenant = tenant(&sim, &pages);
+    let (_sim, pages, mut tenant) = held("calls", 300 * MIB);
     tenant.must("alloc 104857600");
     pages.quota().set_observed_overhead(0, 50 * MIB);
     assert_eq!(tenant.ask("alloc 157286401").result, OUT_OF_MEMORY);
@@ -41,8 +39,7 @@ fn observed_overhead_counts_against_the_quota_and_the_refusal_says_so() {
 
 #[test]
 fn a_refusal_shows_what_is_granted_and_not_what_racing_requests_ask_for() {
-    let (sim, pages) = quota(600 * MIB);
-    let mut tenant = tenant(&sim, &pages);
+    let (_sim, _pages, mut tenant) = held("calls", 600 * MIB);
     // 40 threads ask for 96 MiB each at once: six fit.
     assert_eq!(tenant.ask("race 40 100663296").values[0], 6);
     let said = tenant.finish().stderr;

@@ -14,6 +14,13 @@ fn tenant(sim: &SimGpu, pages: &Pages) -> Conversation {
     Conversation::with_context("pools", sim, pages)
 }
 
+/// A tenant, and a witness of what is physically free.
+fn watched(bytes: u64) -> (SimGpu, Pages, Conversation, Conversation) {
+    let (sim, pages, tenant) = held("pools", bytes);
+    let witness = witness(&sim);
+    (sim, pages, tenant, witness)
+}
+
 /// The same program without shim or quota: sees what is physically free.
 fn witness(sim: &SimGpu) -> Conversation {
     ready(Preloaded::bare(compile_c("pools")).sim(sim))
@@ -140,8 +147,7 @@ fn an_allocation_that_fits_into_what_is_reserved_needs_no_room() {
 /// 40 MiB would do for the bytes asked for, not for the two chunks behind them.
 #[test]
 fn a_growth_that_does_not_fit_is_refused_and_undone() {
-    let (sim, pages) = quota(48 * MIB);
-    let (mut witness, mut tenant) = (witness(&sim), tenant(&sim, &pages));
+    let (_sim, pages, mut tenant, mut witness) = watched(48 * MIB);
     let before = witness.must("info");
     let pool = tenant.must("default 0");
     for _ in 0..3 {
@@ -162,8 +168,7 @@ fn a_growth_that_does_not_fit_is_refused_and_undone() {
 /// The free of what was refused waits for its stream; until then the pool owes the chunk.
 #[test]
 fn a_pool_in_debt_is_refused_more_until_the_debt_is_gone() {
-    let (sim, pages) = quota(48 * MIB);
-    let (mut witness, mut tenant) = (witness(&sim), tenant(&sim, &pages));
+    let (_sim, pages, mut tenant, mut witness) = watched(48 * MIB);
     let before = witness.must("info");
     tenant.must(&format!("block {BLOCKED}"));
     for _ in 0..5 {
@@ -186,8 +191,7 @@ fn a_pool_in_debt_is_refused_more_until_the_debt_is_gone() {
 #[test]
 fn a_debt_is_everybodys_until_the_next_synchronisation_and_no_longer() {
     for synchronise in ["sync", "stream_sync 1", "event_sync 1", "info"] {
-        let (sim, pages) = quota(48 * MIB);
-        let (mut witness, mut tenant) = (witness(&sim), tenant(&sim, &pages));
+        let (sim, pages, mut tenant, mut witness) = watched(48 * MIB);
         let mut other = self::tenant(&sim, &pages);
         let before = witness.must("info");
         let pool = tenant.must("default 0");
@@ -220,8 +224,7 @@ fn a_debt_is_everybodys_until_the_next_synchronisation_and_no_longer() {
 #[test]
 fn whatever_a_pool_took_too_much_is_gone_after_one_synchronisation() {
     let limit = 2048 * MIB;
-    let (sim, pages) = quota(limit);
-    let (mut witness, mut tenant) = (witness(&sim), tenant(&sim, &pages));
+    let (_sim, pages, mut tenant, mut witness) = watched(limit);
     let before = witness.must("info");
     let pool = tenant.must("default 0");
     tenant.must(&format!("threshold {pool} {}", u64::MAX));
@@ -322,8 +325,7 @@ fn managed_pools_are_charged_to_their_device_or_the_current_one() {
 
 #[test]
 fn a_pool_on_a_gpu_that_the_page_does_not_name_is_refused_memory() {
-    let (sim, pages) = quota(256 * MIB);
-    let (mut witness, mut tenant) = (witness(&sim), tenant(&sim, &pages));
+    let (_sim, pages, mut tenant, mut witness) = watched(256 * MIB);
     let pool = tenant.must("create 1 1 1");
     assert_eq!(tenant.ask(&format!("from {pool} 1 8")).result, OUT_OF_MEMORY);
     let default = tenant.must("default 1");
@@ -336,8 +338,7 @@ fn a_pool_on_a_gpu_that_the_page_does_not_name_is_refused_memory() {
 /// outstanding allocations" (`cuMemPoolDestroy`).
 #[test]
 fn a_destroyed_pool_stays_charged_until_its_last_allocation_is_freed() {
-    let (sim, pages) = quota(256 * MIB);
-    let (mut witness, mut tenant) = (witness(&sim), tenant(&sim, &pages));
+    let (_sim, pages, mut tenant, mut witness) = watched(256 * MIB);
     let before = witness.must("info");
     for release in ["free_async", "free"] {
         let pool = tenant.must("create 1 1 0");
@@ -369,8 +370,7 @@ fn a_destroyed_pool_stays_charged_until_its_last_allocation_is_freed() {
 /// Pools belong to devices, so the driver is asked what a reset left of them.
 #[test]
 fn after_a_reset_the_charge_is_what_the_driver_still_reserves() {
-    let (sim, pages) = quota(256 * MIB);
-    let (mut witness, mut tenant) = (witness(&sim), tenant(&sim, &pages));
+    let (_sim, pages, mut tenant, mut witness) = watched(256 * MIB);
     let before = witness.must("info");
     tenant.must(&format!("async {} 8", 40 * MIB));
     tenant.must("reset 0");
@@ -415,8 +415,7 @@ fn racing_threads_settle_to_what_the_driver_reserves() {
 #[test]
 fn racing_threads_never_hold_more_than_the_quota() {
     for bytes in [16 * MIB, 24 * MIB, 40 * MIB] {
-        let (sim, pages) = quota(300 * MIB);
-        let (mut witness, mut tenant) = (witness(&sim), tenant(&sim, &pages));
+        let (_sim, pages, mut tenant, mut witness) = watched(300 * MIB);
         let before = witness.must("info");
         let pool = tenant.must("default 0");
         let race = tenant.ask(&format!("keep 8 {bytes}"));
@@ -433,8 +432,7 @@ fn racing_threads_never_hold_more_than_the_quota() {
 
 #[test]
 fn racing_on_the_edge_of_the_quota_leaves_nothing_behind() {
-    let (sim, pages) = quota(100 * MIB);
-    let (mut witness, mut tenant) = (witness(&sim), tenant(&sim, &pages));
+    let (_sim, pages, mut tenant, mut witness) = watched(100 * MIB);
     let before = witness.must("info");
     let pool = tenant.must("default 0");
     for bytes in [8 * MIB, 24 * MIB, 40 * MIB] {
