@@ -455,7 +455,6 @@ impl Memset {
     }
 }
 
-/// Managed memory is where it is: there is nothing to move.
 /// Fills `height` rows of `width` elements; a fill of device memory is asynchronous.
 pub(crate) fn fill<T: Copy + Into<c_uint> + Send + 'static>(
     at: u64,
@@ -514,85 +513,66 @@ exports_both! {
     fn cuMemcpyAtoA_v2, cuMemcpyAtoA_v2_ptds(dst: CUarray, to: usize, src: CUarray, from: usize, len: usize) |flavour| {
         with_array((Side::Array(dst), to), (Side::Array(src), from), len, stream(std::ptr::null_mut(), flavour)?, true)
     }
-    fn cuMemcpy, cuMemcpy_ptds(dst: CUdeviceptr, src: CUdeviceptr, len: usize) |flavour| {
-        linear((dst, End::Either), (src, End::Either), len, stream(std::ptr::null_mut(), flavour)?, true)
+}
+
+/// The same operation in the default stream, waited for, and in a stream that the caller names.
+macro_rules! operations {
+    ($(fn $($now:ident, $now_own:ident);+ & $($later:ident, $later_own:ident);+($($args:tt)*) |$s:ident, $synchronous:ident| $body:block)*) => {
+        exports_both! {
+            $(
+                fn $($now, $now_own);+($($args)*) |flavour| {
+                    let ($s, $synchronous) = (stream(std::ptr::null_mut(), flavour)?, true);
+                    $body
+                }
+                fn $($later, $later_own);+($($args)*, queue: CUstream) |flavour| {
+                    let ($s, $synchronous) = (stream(queue, flavour)?, false);
+                    $body
+                }
+            )*
+        }
+    };
+}
+
+operations! {
+    fn cuMemcpy, cuMemcpy_ptds & cuMemcpyAsync, cuMemcpyAsync_ptsz(dst: CUdeviceptr, src: CUdeviceptr, len: usize) |s, synchronous| {
+        linear((dst, End::Either), (src, End::Either), len, s, synchronous)
     }
-    fn cuMemcpyAsync, cuMemcpyAsync_ptsz(dst: CUdeviceptr, src: CUdeviceptr, len: usize, s: CUstream) |flavour| {
-        linear((dst, End::Either), (src, End::Either), len, stream(s, flavour)?, false)
-    }
-    fn cuMemcpyPeer, cuMemcpyPeer_ptds(dst: CUdeviceptr, dst_ctx: CUcontext, src: CUdeviceptr, src_ctx: CUcontext, len: usize) |flavour| {
+    fn cuMemcpyPeer, cuMemcpyPeer_ptds & cuMemcpyPeerAsync, cuMemcpyPeerAsync_ptsz(dst: CUdeviceptr, dst_ctx: CUcontext, src: CUdeviceptr, src_ctx: CUcontext, len: usize) |s, synchronous| {
         let _ = (dst_ctx, src_ctx);
-        linear((dst, End::Device), (src, End::Device), len, stream(std::ptr::null_mut(), flavour)?, true)
+        linear((dst, End::Device), (src, End::Device), len, s, synchronous)
     }
-    fn cuMemcpyPeerAsync, cuMemcpyPeerAsync_ptsz(dst: CUdeviceptr, dst_ctx: CUcontext, src: CUdeviceptr, src_ctx: CUcontext, len: usize, s: CUstream) |flavour| {
-        let _ = (dst_ctx, src_ctx);
-        linear((dst, End::Device), (src, End::Device), len, stream(s, flavour)?, false)
+    fn cuMemcpyHtoD_v2, cuMemcpyHtoD_v2_ptds & cuMemcpyHtoDAsync_v2, cuMemcpyHtoDAsync_v2_ptsz(dst: CUdeviceptr, src: *const c_void, len: usize) |s, synchronous| {
+        linear((dst, End::Device), (src as u64, End::Host), len, s, synchronous)
     }
-    fn cuMemcpyHtoD_v2, cuMemcpyHtoD_v2_ptds(dst: CUdeviceptr, src: *const c_void, len: usize) |flavour| {
-        linear((dst, End::Device), (src as u64, End::Host), len, stream(std::ptr::null_mut(), flavour)?, true)
+    fn cuMemcpyDtoH_v2, cuMemcpyDtoH_v2_ptds & cuMemcpyDtoHAsync_v2, cuMemcpyDtoHAsync_v2_ptsz(dst: *mut c_void, src: CUdeviceptr, len: usize) |s, synchronous| {
+        linear((dst as u64, End::Host), (src, End::Device), len, s, synchronous)
     }
-    fn cuMemcpyHtoDAsync_v2, cuMemcpyHtoDAsync_v2_ptsz(dst: CUdeviceptr, src: *const c_void, len: usize, s: CUstream) |flavour| {
-        linear((dst, End::Device), (src as u64, End::Host), len, stream(s, flavour)?, false)
+    fn cuMemcpyDtoD_v2, cuMemcpyDtoD_v2_ptds & cuMemcpyDtoDAsync_v2, cuMemcpyDtoDAsync_v2_ptsz(dst: CUdeviceptr, src: CUdeviceptr, len: usize) |s, synchronous| {
+        linear((dst, End::Device), (src, End::Device), len, s, synchronous)
     }
-    fn cuMemcpyDtoH_v2, cuMemcpyDtoH_v2_ptds(dst: *mut c_void, src: CUdeviceptr, len: usize) |flavour| {
-        linear((dst as u64, End::Host), (src, End::Device), len, stream(std::ptr::null_mut(), flavour)?, true)
-    }
-    fn cuMemcpyDtoHAsync_v2, cuMemcpyDtoHAsync_v2_ptsz(dst: *mut c_void, src: CUdeviceptr, len: usize, s: CUstream) |flavour| {
-        linear((dst as u64, End::Host), (src, End::Device), len, stream(s, flavour)?, false)
-    }
-    fn cuMemcpyDtoD_v2, cuMemcpyDtoD_v2_ptds(dst: CUdeviceptr, src: CUdeviceptr, len: usize) |flavour| {
-        linear((dst, End::Device), (src, End::Device), len, stream(std::ptr::null_mut(), flavour)?, true)
-    }
-    fn cuMemcpyDtoDAsync_v2, cuMemcpyDtoDAsync_v2_ptsz(dst: CUdeviceptr, src: CUdeviceptr, len: usize, s: CUstream) |flavour| {
-        linear((dst, End::Device), (src, End::Device), len, stream(s, flavour)?, false)
-    }
-    fn cuMemcpy2D_v2, cuMemcpy2D_v2_ptds; cuMemcpy2DUnaligned_v2, cuMemcpy2DUnaligned_v2_ptds(copy: *const CUDA_MEMCPY2D) |flavour| {
-        copy_3d(&plane!(get(copy)?), stream(std::ptr::null_mut(), flavour)?, true)
-    }
-    fn cuMemcpy2DAsync_v2, cuMemcpy2DAsync_v2_ptsz(copy: *const CUDA_MEMCPY2D, s: CUstream) |flavour| {
-        copy_3d(&plane!(get(copy)?), stream(s, flavour)?, false)
+    fn cuMemcpy2D_v2, cuMemcpy2D_v2_ptds; cuMemcpy2DUnaligned_v2, cuMemcpy2DUnaligned_v2_ptds & cuMemcpy2DAsync_v2, cuMemcpy2DAsync_v2_ptsz(copy: *const CUDA_MEMCPY2D) |s, synchronous| {
+        copy_3d(&plane!(get(copy)?), s, synchronous)
     }
     // Of a peer's copy the contexts say which GPUs; addresses are unified.
-    fn cuMemcpy3D_v2, cuMemcpy3D_v2_ptds; cuMemcpy3DPeer, cuMemcpy3DPeer_ptds(copy: *const CUDA_MEMCPY3D) |flavour| {
-        copy_3d(&get(copy.cast::<Copy3d>())?, stream(std::ptr::null_mut(), flavour)?, true)
+    fn cuMemcpy3D_v2, cuMemcpy3D_v2_ptds; cuMemcpy3DPeer, cuMemcpy3DPeer_ptds & cuMemcpy3DAsync_v2, cuMemcpy3DAsync_v2_ptsz; cuMemcpy3DPeerAsync, cuMemcpy3DPeerAsync_ptsz(copy: *const CUDA_MEMCPY3D) |s, synchronous| {
+        copy_3d(&get(copy.cast::<Copy3d>())?, s, synchronous)
     }
-    fn cuMemcpy3DAsync_v2, cuMemcpy3DAsync_v2_ptsz; cuMemcpy3DPeerAsync, cuMemcpy3DPeerAsync_ptsz(copy: *const CUDA_MEMCPY3D, s: CUstream) |flavour| {
-        copy_3d(&get(copy.cast::<Copy3d>())?, stream(s, flavour)?, false)
+    fn cuMemsetD8_v2, cuMemsetD8_v2_ptds & cuMemsetD8Async, cuMemsetD8Async_ptsz(at: CUdeviceptr, value: c_uchar, n: usize) |s, synchronous| {
+        fill(at, 0, value, (n, 1), s, synchronous)
     }
-    fn cuMemsetD8_v2, cuMemsetD8_v2_ptds(at: CUdeviceptr, value: c_uchar, n: usize) |flavour| {
-        fill(at, 0, value, (n, 1), stream(std::ptr::null_mut(), flavour)?, true)
+    fn cuMemsetD16_v2, cuMemsetD16_v2_ptds & cuMemsetD16Async, cuMemsetD16Async_ptsz(at: CUdeviceptr, value: c_ushort, n: usize) |s, synchronous| {
+        fill(at, 0, value, (n, 1), s, synchronous)
     }
-    fn cuMemsetD16_v2, cuMemsetD16_v2_ptds(at: CUdeviceptr, value: c_ushort, n: usize) |flavour| {
-        fill(at, 0, value, (n, 1), stream(std::ptr::null_mut(), flavour)?, true)
+    fn cuMemsetD32_v2, cuMemsetD32_v2_ptds & cuMemsetD32Async, cuMemsetD32Async_ptsz(at: CUdeviceptr, value: c_uint, n: usize) |s, synchronous| {
+        fill(at, 0, value, (n, 1), s, synchronous)
     }
-    fn cuMemsetD32_v2, cuMemsetD32_v2_ptds(at: CUdeviceptr, value: c_uint, n: usize) |flavour| {
-        fill(at, 0, value, (n, 1), stream(std::ptr::null_mut(), flavour)?, true)
+    fn cuMemsetD2D8_v2, cuMemsetD2D8_v2_ptds & cuMemsetD2D8Async, cuMemsetD2D8Async_ptsz(at: CUdeviceptr, pitch: usize, value: c_uchar, width: usize, height: usize) |s, synchronous| {
+        fill(at, pitch, value, (width, height), s, synchronous)
     }
-    fn cuMemsetD2D8_v2, cuMemsetD2D8_v2_ptds(at: CUdeviceptr, pitch: usize, value: c_uchar, width: usize, height: usize) |flavour| {
-        fill(at, pitch, value, (width, height), stream(std::ptr::null_mut(), flavour)?, true)
+    fn cuMemsetD2D16_v2, cuMemsetD2D16_v2_ptds & cuMemsetD2D16Async, cuMemsetD2D16Async_ptsz(at: CUdeviceptr, pitch: usize, value: c_ushort, width: usize, height: usize) |s, synchronous| {
+        fill(at, pitch, value, (width, height), s, synchronous)
     }
-    fn cuMemsetD2D16_v2, cuMemsetD2D16_v2_ptds(at: CUdeviceptr, pitch: usize, value: c_ushort, width: usize, height: usize) |flavour| {
-        fill(at, pitch, value, (width, height), stream(std::ptr::null_mut(), flavour)?, true)
-    }
-    fn cuMemsetD2D32_v2, cuMemsetD2D32_v2_ptds(at: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize) |flavour| {
-        fill(at, pitch, value, (width, height), stream(std::ptr::null_mut(), flavour)?, true)
-    }
-    fn cuMemsetD8Async, cuMemsetD8Async_ptsz(at: CUdeviceptr, value: c_uchar, n: usize, s: CUstream) |flavour| {
-        fill(at, 0, value, (n, 1), stream(s, flavour)?, false)
-    }
-    fn cuMemsetD16Async, cuMemsetD16Async_ptsz(at: CUdeviceptr, value: c_ushort, n: usize, s: CUstream) |flavour| {
-        fill(at, 0, value, (n, 1), stream(s, flavour)?, false)
-    }
-    fn cuMemsetD32Async, cuMemsetD32Async_ptsz(at: CUdeviceptr, value: c_uint, n: usize, s: CUstream) |flavour| {
-        fill(at, 0, value, (n, 1), stream(s, flavour)?, false)
-    }
-    fn cuMemsetD2D8Async, cuMemsetD2D8Async_ptsz(at: CUdeviceptr, pitch: usize, value: c_uchar, width: usize, height: usize, s: CUstream) |flavour| {
-        fill(at, pitch, value, (width, height), stream(s, flavour)?, false)
-    }
-    fn cuMemsetD2D16Async, cuMemsetD2D16Async_ptsz(at: CUdeviceptr, pitch: usize, value: c_ushort, width: usize, height: usize, s: CUstream) |flavour| {
-        fill(at, pitch, value, (width, height), stream(s, flavour)?, false)
-    }
-    fn cuMemsetD2D32Async, cuMemsetD2D32Async_ptsz(at: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize, s: CUstream) |flavour| {
-        fill(at, pitch, value, (width, height), stream(s, flavour)?, false)
+    fn cuMemsetD2D32_v2, cuMemsetD2D32_v2_ptds & cuMemsetD2D32Async, cuMemsetD2D32Async_ptsz(at: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize) |s, synchronous| {
+        fill(at, pitch, value, (width, height), s, synchronous)
     }
 }
