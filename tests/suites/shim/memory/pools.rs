@@ -325,7 +325,7 @@ fn managed_pools_are_charged_to_their_device_or_the_current_one() {
 
 #[test]
 fn a_pool_on_a_gpu_that_the_page_does_not_name_is_refused_memory() {
-    let (_sim, pages, mut tenant, mut witness) = watched(256 * MIB);
+    let (_sim, _pages, mut tenant, mut witness) = watched(256 * MIB);
     let pool = tenant.must("create 1 1 1");
     assert_eq!(tenant.ask(&format!("from {pool} 1 8")).result, OUT_OF_MEMORY);
     let default = tenant.must("default 1");
@@ -370,7 +370,7 @@ fn a_destroyed_pool_stays_charged_until_its_last_allocation_is_freed() {
 /// Pools belong to devices, so the driver is asked what a reset left of them.
 #[test]
 fn after_a_reset_the_charge_is_what_the_driver_still_reserves() {
-    let (_sim, pages, mut tenant, mut witness) = watched(256 * MIB);
+    let (_sim, _pages, mut tenant, mut witness) = watched(256 * MIB);
     let before = witness.must("info");
     tenant.must(&format!("async {} 8", 40 * MIB));
     tenant.must("reset 0");
