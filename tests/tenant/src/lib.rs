@@ -19,7 +19,6 @@ pub mod infer;
 pub mod info;
 pub mod load;
 pub mod memory;
-pub mod nvml;
 pub mod processes;
 pub mod report;
 pub mod rng;

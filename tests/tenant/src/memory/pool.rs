@@ -42,26 +42,28 @@ fn own(cuda: &Cuda) -> Result<CUmemoryPool, CudaError> {
         return Ok(pool as CUmemoryPool);
     }
     let props = props(cuda.device());
-    // SAFETY: a live out-parameter; every field of the properties is set.
-    let new: CUmemoryPool =
-        made(|at| unsafe { call!(cuda.driver(), mem_pool_create(at, &raw const props)) })?;
+    let new: CUmemoryPool = made(|at| {
+        // SAFETY: a live out-parameter; every field of the properties is set.
+        unsafe { call!(cuda.driver(), mem_pool_create(at, &raw const props)) }
+    })?;
     *pool = Some(new as usize);
     Ok(new)
 }
 
 pub fn from_default(cuda: &Cuda, bytes: usize, stream: Stream) -> Result<CUdeviceptr, CudaError> {
-    // SAFETY: a live out-parameter; a `Stream` is null or made by the driver.
-    let address =
-        made(|at| unsafe { call!(cuda.driver(), mem_alloc_async(at, bytes, stream.raw())) })?;
+    let address = made(|at| {
+        // SAFETY: a live out-parameter; a `Stream` is null or made by the driver.
+        unsafe { call!(cuda.driver(), mem_alloc_async(at, bytes, stream.raw())) }
+    })?;
     cuda.synchronise(stream)?;
     Ok(address)
 }
 
 pub fn from_own(cuda: &Cuda, bytes: usize, stream: Stream) -> Result<CUdeviceptr, CudaError> {
     let pool = own(cuda)?;
-    // SAFETY: a live out-parameter; the pool lives as long as the process.
-    let address = made(|at| unsafe {
-        call!(cuda.driver(), mem_alloc_from_pool(at, bytes, pool, stream.raw()))
+    let address = made(|at| {
+        // SAFETY: a live out-parameter; the pool lives as long as the process.
+        unsafe { call!(cuda.driver(), mem_alloc_from_pool(at, bytes, pool, stream.raw())) }
     })?;
     cuda.synchronise(stream)?;
     Ok(address)
@@ -78,8 +80,10 @@ pub fn trim(cuda: &Cuda) -> Result<(), CudaError> {
     if cuda.driver().mem_pool_trim.pointer.is_none() {
         return Ok(());
     }
-    // SAFETY: a live out-parameter.
-    let default = made(|at| unsafe { call!(cuda.driver(), default_mem_pool(at, cuda.device())) })?;
+    let default = made(|at| {
+        // SAFETY: a live out-parameter.
+        unsafe { call!(cuda.driver(), default_mem_pool(at, cuda.device())) }
+    })?;
     let own = *cuda.own_pool().lock().unwrap_or_else(PoisonError::into_inner);
     for pool in [Some(default), own.map(|pool| pool as CUmemoryPool)].into_iter().flatten() {
         // SAFETY: a pool that the driver named, or that was made here and is never destroyed.

@@ -72,9 +72,10 @@ fn prop(cuda: &Cuda) -> CUmemAllocationProp {
 
 fn round_up(cuda: &Cuda, bytes: usize) -> Result<usize, CudaError> {
     let prop = prop(cuda);
-    // SAFETY: a live out-parameter; every field of the properties is set.
-    let granularity: usize =
-        made(|at| unsafe { call!(cuda.driver(), mem_granularity(at, &raw const prop, MINIMUM)) })?;
+    let granularity: usize = made(|at| {
+        // SAFETY: a live out-parameter; every field of the properties is set.
+        unsafe { call!(cuda.driver(), mem_granularity(at, &raw const prop, MINIMUM)) }
+    })?;
     Ok(bytes.checked_next_multiple_of(granularity.max(1)).unwrap_or(usize::MAX))
 }
 

@@ -26,9 +26,10 @@ pub(super) struct Words {
 impl Words {
     /// So many zeros.
     pub fn allocate(cuda: Cuda, count: usize) -> Result<Self, CudaError> {
-        // SAFETY: a live out-parameter.
-        let host: *mut c_void =
-            made(|at| unsafe { call!(cuda.driver(), host_alloc(at, count * 8, MAPPED)) })?;
+        let host: *mut c_void = made(|at| {
+            // SAFETY: a live out-parameter.
+            unsafe { call!(cuda.driver(), host_alloc(at, count * 8, MAPPED)) }
+        })?;
         // SAFETY: as many bytes, of this process, page-aligned and never freed; zeroed before
         // anything refers to them as words.
         let host = unsafe {
