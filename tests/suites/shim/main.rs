@@ -18,7 +18,6 @@ mod gate {
 mod host {
     mod closed;
     mod guest;
-    mod lookup;
     mod second_preload;
     mod upgrade;
 }
