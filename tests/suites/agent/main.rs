@@ -61,7 +61,6 @@ mod operate {
     //! What an administrator changes, and the commands for it.
 
     mod command_line;
-    mod night;
     mod path_kinds;
     mod reload;
     mod reload_process;

@@ -4,6 +4,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
+use serde_json::Value;
 use tessera_harness::plugin::{GPU, Simulated, bounded, stderr, tessera};
 
 #[test]
@@ -234,4 +235,33 @@ async fn pods_allocations_and_gpus_are_completed_from_the_plugin_and_nothing_wit
     let (names, output) = completed(&node, &["explain", "def"]);
     assert!(output.status.success());
     assert_eq!((names, stderr(&output)), (Vec::new(), String::new()));
+}
+
+#[tokio::test]
+async fn json_of_every_command_has_the_version() {
+    let node = Simulated::serving().await;
+    node.start_pod("a", 1).await;
+    node.named("a").await;
+    let plan = node.file().display().to_string();
+    for args in [
+        &["status", "-o", "json"][..],
+        &["top", "--once", "--interval", "100ms", "-o", "json"],
+        &["explain", "a", "-o", "json"],
+        &["quota", "show", "-o", "json"],
+        &["quota", "show", "a", "-o", "json"],
+        &["quota", "set", "a", "--cores", "20", "-o", "json"],
+        &["quota", "reset", "a", "-o", "json"],
+        &["cordon", "0", "-o", "json"],
+        &["uncordon", "0", "-o", "json"],
+        &["config", "plan", &plan, "-o", "json"],
+        &["config", "reload", "-o", "json"],
+    ] {
+        let answer = node.run(args);
+        assert_eq!(answer.status.code(), Some(0), "{args:?}: {}", stderr(&answer));
+        let json: Value = serde_json::from_slice(&answer.stdout).unwrap();
+        assert_eq!(json["api_version"], "tessera.dev/v1", "{args:?}: {json}");
+    }
+    let unknown = node.run(&["quota", "show", "nobody"]);
+    assert_eq!(unknown.status.code(), Some(1));
+    assert!(stderr(&unknown).contains("there is default/a"), "{}", stderr(&unknown));
 }

@@ -135,18 +135,39 @@ async fn a_plan_tells_what_would_change_and_changes_nothing() {
 }
 
 #[tokio::test]
-async fn check_takes_a_file_and_tells_errors_of_both_kinds() {
-    let node = Simulated::new("replicas = 4").await;
-    let text = std::fs::read_to_string(node.file()).unwrap();
-    let new = node.dir.path().join("new.toml");
-    let bad = "replicas = 4\nmemory = \"70Gi\"\n[log]\nformat = \"xml\"";
-    std::fs::write(&new, text.replace("replicas = 4", bad)).unwrap();
-    let output = node.run(&["config", "check", new.to_str().unwrap()]);
-    assert_eq!(output.status.code(), Some(64));
-    let reported = stderr(&output);
-    // Both GPUs are alike.
-    assert_eq!(reported.matches("new.toml:3: share.memory: 4 replicas").count(), 1, "{reported}");
-    assert!(reported.contains("new.toml:5: log.format: \"xml\" is none of"), "{reported}");
+async fn a_part_of_a_file_is_planned_with_what_it_says_and_the_rest_by_name() {
+    let node = Simulated::serving().await;
+    let plan = |output: &str| {
+        let mut command = node.command();
+        command
+            .args(["config", "plan", "-", "-o", output])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        child.stdin.take().unwrap().write_all(b"[share]\nreplicas = 2\n").unwrap();
+        String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap()
+    };
+    let text = plan("text");
+    let said = text.split("NOT IN THE FILE").next().unwrap();
+    assert!(said.contains("share.replicas") && !said.contains("paths."), "{text}");
+    let rest = text.split("NOT IN THE FILE, SO BACK TO THE DEFAULT\n").nth(1).unwrap();
+    let rest: Vec<&str> = rest.lines().take_while(|line| !line.is_empty()).collect();
+    assert!(rest.join(" ").contains("after a restart: cdi.directory, paths."), "{text}");
+    assert!(rest.len() < 9, "names, and no line for each: {text}");
+    // Its values are in the JSON.
+    let json: Value = serde_json::from_str(&plan("json")).unwrap();
+    let change = |key: &str| {
+        json["changes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|change| change["key"] == key)
+            .unwrap()
+            .clone()
+    };
+    assert_eq!(change("share.replicas")["absent"], false);
+    assert_eq!(change("paths.admin")["absent"], true);
+    assert!(change("paths.admin")["before"].is_string());
 }
 
 #[test]
