@@ -227,7 +227,7 @@ fn config(setup: &Setup, kubelet: &Kubelet, dir: &Path, pages: &Path) -> String 
          [ledger]\nfsync = {fsync}\n\
          [pages]\ntmpfs = \"off\"\n\
          [metrics]\nlisten = \"127.0.0.1:0\"\n[api]\nlisten = \"127.0.0.1:0\"\n{tls}\
-         [log]\nfilter = \"warn,tessera_api::metrics=info,tessera_web=info\"\n\
+         [log]\nfilter = \"warn,tessera_web=info\"\n\
          [paths]\nkubelet = {}\npod_resources = {}\nplugins_registry = {}\ndra = {}\npages = {}\n\
          shim = {}\nshim_source = {}\ncontainer_logs = {}\nledger = {}\nadmin = {}\n",
         at("cdi"),
