@@ -362,8 +362,10 @@ impl Thread {
                     if tenant.state == GateState::Closed {
                         self.policy.want(now.ns, id(key));
                         self.has_news = true;
-                        // Who says so has a CPU, and is about to poll.
-                        self.policy.awake(now.ns, id(key));
+                        // Who says so has a CPU, and is about to poll. Without pages nobody would see when that is over.
+                        if tenant.is_seen() {
+                            self.policy.awake(now.ns, id(key));
+                        }
                     }
                 }
                 GateEvent::Message(process, Message::Drained { epoch, used_ns, .. }) => {
