@@ -6,9 +6,11 @@ mod login;
 use std::path::{Path, PathBuf};
 
 use kube::Config;
+use kube::config::AuthInfo;
 use rustls::RootCertStore;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
+use serde_json::json;
 use tessera_system::files;
 
 pub(crate) use kubeconfig::{in_use, merged, names};
@@ -173,7 +175,22 @@ fn of_server(server: &Server) -> Result<Config, String> {
         config.root_cert = Some(certificates(authority)?);
     }
     config.auth_info.token_file = Some(server.token.display().to_string());
+    take_line_end(&mut config.auth_info)?;
     Ok(config)
+}
+
+/// `kube` takes no token's file with a line end, as `kubectl create token` writes it. Such a token is read again when the
+/// API server does not take it any more.
+fn take_line_end(login: &mut AuthInfo) -> Result<(), String> {
+    if let (None, Some(file)) = (&login.token, &login.token_file) {
+        let token = read(Path::new(file))?;
+        if token.trim() != token {
+            let mut written = json!(login);
+            written["token"] = token.trim().into();
+            *login = serde_json::from_value(written).map_err(|error| error.to_string())?;
+        }
+    }
+    Ok(())
 }
 
 fn certificates(file: &Path) -> Result<Vec<Vec<u8>>, String> {

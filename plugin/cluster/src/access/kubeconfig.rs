@@ -1,10 +1,9 @@
 //! What kubeconfig files say.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use kube::Config;
 use kube::config::{Context, KubeConfigOptions, Kubeconfig};
-use serde_json::json;
 use tokio::runtime::Handle;
 
 use super::useful;
@@ -84,16 +83,6 @@ fn config(whole: Kubeconfig, context: Option<&str>) -> Result<Config, String> {
         return Err(format!("server: {url} is no address: write https://HOST:PORT"));
     }
     config.root_cert = config.root_cert.map(useful);
-    let login = &mut config.auth_info;
-    if let (None, Some(file)) = (&login.token, &login.token_file) {
-        let token = super::read(Path::new(file)).map_err(|why| format!("tokenFile: {why}"))?;
-        if token.trim() != token {
-            // `kube` takes no file with a line end, as `kubectl create token` writes it. This token is read again when
-            // the API server does not take it any more.
-            let mut written = json!(login);
-            written["token"] = token.trim().into();
-            *login = serde_json::from_value(written).map_err(|error| error.to_string())?;
-        }
-    }
+    super::take_line_end(&mut config.auth_info).map_err(|why| format!("tokenFile: {why}"))?;
     Ok(config)
 }
