@@ -169,9 +169,9 @@ fn status(error: &AllocateError) -> Status {
         | AllocateError::Ledger(_)
         | AllocateError::Engine(_) => Status::resource_exhausted(text),
         AllocateError::Refused(_) | AllocateError::Request { .. } => Status::invalid_argument(text),
-        AllocateError::Shim { .. }
-        | AllocateError::Driver(_)
-        | AllocateError::SpecFile(_) => Status::failed_precondition(text),
+        AllocateError::Shim { .. } | AllocateError::Driver(_) | AllocateError::SpecFile(_) => {
+            Status::failed_precondition(text)
+        }
     }
 }
 

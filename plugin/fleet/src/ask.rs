@@ -41,9 +41,9 @@ impl Question {
         Question { path: "history", query: Vec::new() }
             .with("subject", &asked.subject)
             .with("namespace", &asked.namespace)
-            .with("since_unix_ms", asked.since_unix_ms)
-            .with("until_unix_ms", asked.until_unix_ms)
-            .with("step_seconds", asked.step_seconds)
+            .number("since_unix_ms", asked.since_unix_ms)
+            .number("until_unix_ms", asked.until_unix_ms)
+            .number("step_seconds", asked.step_seconds)
     }
 
     /// Why a subject is as it is, for a reader of this namespace, or of all where it is empty.
@@ -58,22 +58,28 @@ impl Question {
         Question { path, query: Vec::new() }
             .with("namespace", &scope.namespace)
             .with("pod", &scope.pod)
-            .with("since_unix_ms", scope.since_unix_ms)
+            .number("since_unix_ms", scope.since_unix_ms)
     }
 
     /// What the arbiter does for so many seconds, of tenants of this namespace, or of all where it is empty.
     pub fn trace(namespace: &str, seconds: u32) -> Self {
         Question { path: "trace", query: Vec::new() }
             .with("namespace", namespace)
-            .with("seconds", seconds)
+            .number("seconds", seconds)
     }
 
-    fn with(mut self, name: &'static str, value: impl ToString) -> Self {
-        let value = value.to_string();
-        if !value.is_empty() && value != "0" {
-            self.query.push((name, value));
+    fn with(mut self, name: &'static str, value: &str) -> Self {
+        if !value.is_empty() {
+            self.query.push((name, value.to_owned()));
         }
         self
+    }
+
+    fn number(self, name: &'static str, value: impl Into<i64>) -> Self {
+        match value.into() {
+            0 => self,
+            value => self.with(name, &value.to_string()),
+        }
     }
 
     fn largest(&self) -> usize {
@@ -199,5 +205,6 @@ mod tests {
         };
         let path = "/api/v1/history?subject=team%2Fa+b&since_unix_ms=5&step_seconds=10";
         assert_eq!(Question::history(&asked).target(), path);
+        assert_eq!(Question::explain("0", "").target(), "/api/v1/explain?subject=0", "a GPU");
     }
 }

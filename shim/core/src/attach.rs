@@ -156,7 +156,8 @@ fn attach(dir: &CStr, place: Place) -> Result<Pages, ()> {
     let names = &mut names[..count.min(MAX_SHARES + 1)];
     let mut found: Vec<(CString, Share)> = Vec::new();
     if count == 0 && !given(dir, ABOVE) {
-        return Err(none(ShareFault::None));
+        none(ShareFault::None);
+        return Err(());
     }
     // Without any share's directory this is one share's own, as it was before there could be several; an
     // empty one is what a runtime makes of a mount source that is missing.
@@ -169,7 +170,8 @@ fn attach(dir: &CStr, place: Place) -> Result<Pages, ()> {
     if count == 0 || names.iter().any(is_file) && given(dir, ABOVE) {
         found.push((dir.into(), open(dir, place)?));
     } else if count > MAX_SHARES {
-        return Err(none(ShareFault::TooMany));
+        none(ShareFault::TooMany);
+        return Err(());
     } else {
         // Every process of every container has them in this order.
         names.sort_unstable();

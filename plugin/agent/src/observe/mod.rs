@@ -408,7 +408,8 @@ impl Observer {
             let sample = compose(&before[at], &after, *gpu, std::mem::take(&mut members[at]));
             region.observed().set_used(*gpu, sample.used);
             let Some(tenant) = self.tenants.get_mut(&record.id) else { continue };
-            let launches = after.iter().fold(0u64, |sum, slot| sum.saturating_add(slot.did.launches));
+            let launches =
+                after.iter().fold(0u64, |sum, slot| sum.saturating_add(slot.did.launches));
             look.busy |= std::mem::replace(&mut tenant.launches, launches) != launches;
             let Some(figures) = tenant.gpus.get_mut(*gpu) else { continue };
             let Figures { estimator, audit, context } = figures;

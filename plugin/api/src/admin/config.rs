@@ -45,6 +45,7 @@ pub(super) async fn reload(
         return Err(SourceError::Conflict("this plugin was started without a file".to_owned()));
     }
     let read =
-        tokio::task::spawn_blocking(move || reloader.reload(&ReloadCause::Asked(Some(actor)))).await;
+        tokio::task::spawn_blocking(move || reloader.reload(&ReloadCause::Asked(Some(actor))))
+            .await;
     read.map_err(failed)
 }

@@ -151,7 +151,6 @@ async fn sleep(pause: Option<Duration>) {
 mod tests {
     use std::collections::BTreeMap;
 
-    use serde_json::Value;
     use tessera_agent::allocations::steer::{SetQuotaRequest, Target};
     use tessera_cluster::error::{Call, Kind, Verb};
     use tessera_cluster::fixtures::Temper;
@@ -217,7 +216,7 @@ mod tests {
         let task = tokio::spawn(Reporter::new(api.client(), Arc::clone(&node.agent)).run());
         let memory = || api.device_status("chat")[0]["data"]["limits"]["memory"].clone();
         node.kubelet.call_prepare(&[named(&chat)]).await.unwrap();
-        until("the first status", || memory() == Value::from("6144Mi")).await;
+        until("the first status", || memory() == "6144Mi").await;
         let calls = || api.server.count(PATCH);
         assert_eq!(calls(), 1);
         // Something else happened: nothing to write.
@@ -231,7 +230,7 @@ mod tests {
         node.agent.set_quota(&request, Actor::Plugin).unwrap();
         until("the attempt", || calls() > 1).await;
         api.server.set_temper(Temper::Works);
-        until("the changed status", || memory() == Value::from("8192Mi")).await;
+        until("the changed status", || memory() == "8192Mi").await;
         // A claim that is gone is left alone.
         node.agent.uncordon(tessera_agent::Lift::Gpu("GPU-b"), None, Actor::Plugin).unwrap();
         task.abort();

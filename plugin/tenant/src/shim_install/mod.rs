@@ -6,7 +6,6 @@ pub mod unused;
 
 use std::ffi::OsStr;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -163,6 +162,8 @@ fn remove_abandoned(home: &Path) {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     fn library(dir: &Path, content: &str) -> PathBuf {

@@ -36,7 +36,7 @@ pub struct Arrays {
 }
 
 impl Arrays {
-    pub const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self { live: Allocations::new(), sizes: Spin::new(Sizes::NONE) }
     }
 

@@ -164,10 +164,9 @@ fn parse(text: &str) -> Image {
             }
         } else if let Some(rest) = line.trim_start().strip_prefix(".local ")
             && let Some(size) = size_of_variable(rest)
+            && let Some(entry) = within.and_then(|name| entries.get_mut(name))
         {
-            if let Some(entry) = within.and_then(|name| entries.get_mut(name)) {
-                entry.local_bytes = entry.local_bytes.saturating_add(size);
-            }
+            entry.local_bytes = entry.local_bytes.saturating_add(size);
         }
     }
     Image::Ptx(entries)
