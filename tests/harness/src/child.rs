@@ -2,6 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io::Read;
+use std::ops::{Deref, DerefMut};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
@@ -14,6 +15,31 @@ use std::{fmt, fs};
 use tempfile::TempDir;
 
 use crate::{PATIENCE, Pages, SimGpu, artefacts, workspace};
+
+/// A child process that ends with this, also where its test fails.
+#[derive(Debug)]
+pub struct Owned(pub Child);
+
+impl Deref for Owned {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.0
+    }
+}
+
+impl DerefMut for Owned {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.0
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        let _ = self.kill();
+        let _ = self.wait();
+    }
+}
 
 /// A program to run with the shim preloaded, in an environment that holds nothing else.
 ///

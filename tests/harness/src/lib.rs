@@ -56,7 +56,7 @@ pub use tessera_fake_kubelet::http2;
 pub use alone::{Spinners, again, alone, beside, in_own_process};
 pub use arbiter::{Arbiter, Heard, monotonic_ns};
 pub use artefacts::{Artefacts, artefacts, target_dir, workspace};
-pub use child::{Output, Preloaded, Running, can_contain, stop};
+pub use child::{Output, Owned, Preloaded, Running, can_contain, stop};
 pub use compile::{CProgram, compile_c};
 pub use conversation::{Conversation, Reply};
 pub use own_paths::own_paths;

@@ -1,7 +1,7 @@
 //! Peers and arbiters that are processes of their own: this test program, started again.
 
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use nix::sys::socket::SockFlag;
 use nix::unistd::Pid;
 use tessera_arbiter::Arbiter;
 use tessera_config::Leases;
-use tessera_harness::again;
+use tessera_harness::{Owned, again};
 use tessera_region::layout::{GATE_CLOSED, gate_epoch, gate_state};
 use tessera_region::quota::QuotaWriter;
 use tessera_region::session::Message;
@@ -20,8 +20,8 @@ use tessera_harness::gate_tenants::{Peer, work};
 const DIRS: &str = "ARBITER_TEST_DIRS";
 const ROLE: &str = "ARBITER_TEST_ROLE";
 
-/// A process in a role, which is killed when dropped.
-pub struct Process(pub Child);
+/// A process in a role.
+pub struct Process(pub Owned);
 
 impl Process {
     pub fn new(role: &str, dirs: &[&Path]) -> Self {
@@ -37,7 +37,7 @@ impl Process {
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
-        Process(child)
+        Process(Owned(child))
     }
 
     pub fn signal(&self, signal: Signal) {
@@ -51,13 +51,6 @@ impl Process {
     pub fn kill(mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 

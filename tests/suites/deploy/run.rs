@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
-use tessera_harness::{Conversation, MIB, Preloaded, SimGpu, artefacts, compile_c, settles};
+use tessera_harness::{Conversation, MIB, Owned, Preloaded, SimGpu, artefacts, compile_c, settles};
 
 use crate::{text, until};
 
@@ -205,7 +205,7 @@ fn what_is_wrong_is_said_and_what_to_do() {
 
 /// A run that launches all the time, and its process; both end with this.
 struct Backlogged {
-    run: Child,
+    run: Owned,
     pid: u64,
 }
 
@@ -218,14 +218,12 @@ impl Backlogged {
         let mut out = BufReader::new(run.stdout.take().expect("piped"));
         out.read_line(&mut String::new()).expect("the tenant speaks");
         let pid = u64::try_from(children_of(run.id())[0]).expect("a pid");
-        Self { run, pid }
+        Self { run: Owned(run), pid }
     }
 }
 
 impl Drop for Backlogged {
     fn drop(&mut self) {
-        let _ = self.run.kill();
-        let _ = self.run.wait();
         // SAFETY: it launches for ten minutes: the pid is still its own.
         unsafe { libc::kill(i32::try_from(self.pid).expect("a pid"), libc::SIGKILL) };
     }

@@ -3,12 +3,12 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
 
 use serde_json::Value;
 use tempfile::TempDir;
-use tessera_harness::{GIB, artefacts, external, workspace};
+use tessera_harness::{GIB, Owned, artefacts, external, workspace};
 
 use crate::{said, until};
 
@@ -24,8 +24,8 @@ fn command(tmp: &TempDir, args: &[&str]) -> Command {
 
 /// A sandbox that stays up; its temporary files are in a directory of their own.
 struct Sandbox {
+    child: Owned,
     tmp: TempDir,
-    child: Child,
     out: Arc<Mutex<String>>,
 }
 
@@ -44,7 +44,7 @@ impl Sandbox {
                 heard.lock().unwrap().push_str(&(line + "\n"));
             }
         });
-        let mut sandbox = Self { tmp, child, out };
+        let mut sandbox = Self { child: Owned(child), tmp, out };
         until("it does not stand", || {
             assert!(sandbox.child.try_wait().unwrap().is_none(), "{}", sandbox.out());
             sandbox.out().contains("Ctrl-C ends").then_some(())
@@ -97,13 +97,6 @@ impl Sandbox {
             let files = std::fs::read_dir(self.tmp.path()).unwrap().count();
             (files == 0 && processes(dir).is_empty()).then_some(())
         });
-    }
-}
-
-impl Drop for Sandbox {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -15,7 +15,7 @@ pub use tessera_fake_kubelet::dra::AllocatedClaim as Claim;
 use tessera_fake_kubelet::dra::{ClaimName, DraError, DraKubelet, PreparedDevice};
 use tessera_harness::plugin::{bounded, until};
 use tessera_harness::{
-    Conversation, Preloaded, SimGpu, artefacts, can_contain, compile_c, external, own_paths,
+    Conversation, Owned, Preloaded, SimGpu, artefacts, can_contain, compile_c, external, own_paths,
 };
 
 /// Two GPUs of which 7,936 MiB are sold: 700 are the driver's, an H200's, and 128 the margin.
@@ -129,7 +129,7 @@ impl Node {
         command.arg("serve").stderr(fs::File::create(&log).unwrap());
         command.env("KUBECONFIG", self.dir.path().join("kubeconfig"));
         command.env("NODE_NAME", NODE).env("POD_UID", format!("pod-{}", self.plugins));
-        Plugin { process: command.spawn().unwrap(), log }
+        Plugin { process: Owned(command.spawn().unwrap()), log }
     }
 
     /// Starts the node's plugin, and waits until kubelet has registered it and it has published.
@@ -290,7 +290,7 @@ impl Container {
 
 /// A plugin's process; it is killed with this value.
 pub struct Plugin {
-    process: Child,
+    process: Owned,
     log: PathBuf,
 }
 
@@ -315,12 +315,5 @@ impl Plugin {
     pub fn address(&self) -> Option<SocketAddr> {
         let log = self.log();
         log.split("address=").last()?.split_whitespace().next()?.parse().ok()
-    }
-}
-
-impl Drop for Plugin {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }

@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, send, socket};
 use tessera_region::account::Account;
@@ -11,11 +11,11 @@ use tessera_region::layout::Kind;
 use tessera_region::quota::QuotaReader;
 use tessera_region::usage::UsageMap;
 
-use crate::again;
+use crate::{Owned, again};
 
 /// A process that holds memory of an allocation, as the shim does, without any driver.
 pub struct Tenant {
-    child: Child,
+    child: Owned,
 }
 
 /// Set for the child that is a tenant: the pages and the bytes to hold.
@@ -55,7 +55,7 @@ impl Tenant {
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let ready = lines.any(|line| line.unwrap().ends_with("tenant holds"));
         assert!(ready, "the tenant ended early");
-        Self { child }
+        Self { child: Owned(child) }
     }
 
     pub fn pid(&self) -> u32 {
@@ -65,13 +65,6 @@ impl Tenant {
     pub fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
-    }
-}
-
-impl Drop for Tenant {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

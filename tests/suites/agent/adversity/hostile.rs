@@ -5,17 +5,17 @@
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use tessera_harness::again;
 use tessera_harness::plugin::*;
+use tessera_harness::{Owned, again};
 use tessera_region::layout::{QUOTA_FILE, USAGE_BYTES, USAGE_FILE};
 use tessera_region::quota::QuotaReader;
 use tessera_view::status::Allocation;
 
-/// A process of a hostile container, killed when dropped.
-struct Hostile(Child);
+/// A process of a hostile container.
+struct Hostile(#[expect(dead_code, reason = "its drop ends it")] Owned);
 
 impl Hostile {
     /// `None` where this machine does not let it be hostile in that way.
@@ -30,19 +30,12 @@ impl Hostile {
             .unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let hostile = Hostile(child);
+        let hostile = Hostile(Owned(child));
         if line.trim() != "ready" {
             eprintln!("not run: {mode}: {line}");
             return None;
         }
         Some(hostile)
-    }
-}
-
-impl Drop for Hostile {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 

@@ -8,6 +8,7 @@ use std::process::Stdio;
 use redb::{ReadableDatabase, TableDefinition};
 use serde_json::Value;
 use tessera_gpu::GpuProcess;
+use tessera_harness::Owned;
 use tessera_harness::plugin::*;
 use tessera_region::quota::QuotaReader;
 
@@ -209,7 +210,7 @@ async fn a_simulated_gpus_context_is_measured_by_a_program_that_makes_one() {
     // It makes a context, and does nothing with it.
     let mut program = node.tenant(&admitted.ids);
     program.args(["hold", "--bytes", "0"]).stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut program = program.spawn().unwrap();
+    let mut program = Owned(program.spawn().unwrap());
     let mut lines = BufReader::new(program.stdout.take().unwrap()).lines();
     assert!(lines.any(|line| line.unwrap().contains("ready")), "it has its context");
     until(|| (context(&node) == (200, "measured".to_owned())).then_some(())).await;

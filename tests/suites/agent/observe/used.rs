@@ -1,10 +1,10 @@
 //! What a lone tenant uses: the plugin asks the simulated driver, and the simulator has its own account of it.
 
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
-use tessera_harness::artefacts;
 use tessera_harness::plugin::{GPU, Simulated, bounded, pod};
+use tessera_harness::{Owned, artefacts};
 
 /// The tenant program's, which takes its duration as an argument.
 const KERNEL: &str = "[[kernel]]\nname = \"spin_ns\"\nparameter = 0\n";
@@ -12,7 +12,7 @@ const KERNEL: &str = "[[kernel]]\nname = \"spin_ns\"\nparameter = 0\n";
 /// A pod alone on this GPU whose process works for a tenth of the time.
 struct Lone {
     node: Simulated,
-    process: Child,
+    _process: Owned,
 }
 
 impl Lone {
@@ -26,7 +26,7 @@ impl Lone {
         load.args(["--device", &admitted.response.envs["NVIDIA_VISIBLE_DEVICES"]]);
         load.args(["load", "--kernel-us", "2000", "--kernels", "1", "--rate", "50"]);
         let process = load.stdout(Stdio::null()).spawn().unwrap();
-        Lone { node, process }
+        Lone { node, _process: Owned(process) }
     }
 
     fn compute(&self) -> Value {
@@ -51,13 +51,6 @@ impl Lone {
         let line = String::from_utf8(out.stdout).unwrap();
         let account: Value = serde_json::from_str(line.lines().next().unwrap()).unwrap();
         [&account["now_ns"], &account["busy_ns"]].map(|ns| ns.as_f64().unwrap())
-    }
-}
-
-impl Drop for Lone {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }
 

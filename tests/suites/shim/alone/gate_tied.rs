@@ -2,12 +2,12 @@
 //! cap or beside a neighbour, and each goes on at a fair part of its own speed.
 
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tessera_harness::beside;
 
 use tempfile::TempDir;
-use tessera_harness::{SimGpu, artefacts, compile_c};
+use tessera_harness::{Owned, SimGpu, artefacts, compile_c};
 
 const MACHINE: &str = r#"
 [[kernel]]
@@ -52,13 +52,13 @@ impl Stage {
         command.args([shape, &ms.to_string()]).envs(self.sim.envs());
         command.env("XDG_RUNTIME_DIR", self.base.path());
         command.stdin(Stdio::null()).stdout(Stdio::piped());
-        Tied { child: command.spawn().expect("it starts"), ms }
+        Tied { child: Owned(command.spawn().expect("it starts")), ms }
     }
 }
 
-/// A running program; killed when dropped.
+/// A running program.
 struct Tied {
-    child: Child,
+    child: Owned,
     ms: u64,
 }
 
@@ -77,13 +77,6 @@ impl Tied {
         let steps = out.lines().find_map(|line| line.strip_prefix("steps ")?.parse::<f64>().ok());
         let steps = steps.unwrap_or_else(|| panic!("no steps in {out:?}"));
         Some(steps / Duration::from_millis(self.ms).as_secs_f64())
-    }
-}
-
-impl Drop for Tied {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

@@ -3,14 +3,14 @@
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
-use tessera_harness::{CProgram, SimGpu, Spinners, alone, artefacts};
+use tessera_harness::{CProgram, Owned, SimGpu, Spinners, alone, artefacts};
 
 /// Four for each CPU of a small machine.
 const SPINNERS: usize = 8;
@@ -45,7 +45,7 @@ impl Stage {
         out.read_line(&mut pid).expect("its pid");
         let pid = pid.trim().parse().expect("a pid");
         out.read_line(&mut String::new()).expect("it launches");
-        Backlog { run, pid }
+        Backlog { _run: Owned(run), pid }
     }
 
     /// What these got of the GPU, thousandths of the time.
@@ -69,14 +69,12 @@ fn late_wakes(wakes_late: bool) -> PathBuf {
 }
 
 struct Backlog {
-    run: Child,
+    _run: Owned,
     pid: u32,
 }
 
 impl Drop for Backlog {
     fn drop(&mut self) {
-        let _ = self.run.kill();
-        let _ = self.run.wait();
         // SAFETY: it launches for ten minutes: the pid is still its own.
         unsafe { libc::kill(i32::try_from(self.pid).expect("a pid"), libc::SIGKILL) };
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,25 +13,18 @@ use serde_json::Value;
 use tessera_harness::gate_tenants::work;
 use tessera_harness::metrics::{address, get, say, scrape, settings};
 use tessera_harness::plugin::*;
-use tessera_harness::{external, workspace};
+use tessera_harness::{Owned, external, workspace};
 
 use super::series::running;
 
 /// The window of the examples' rates, seconds.
 const WINDOW: f64 = 120.0;
 
-/// Prometheus, scraping one target every second; it ends with this.
+/// Prometheus, scraping one target every second.
 struct Prometheus {
-    child: Child,
+    _child: Owned,
     address: SocketAddr,
     _dir: tempfile::TempDir,
-}
-
-impl Drop for Prometheus {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 impl Prometheus {
@@ -69,7 +62,7 @@ impl Prometheus {
         // What it says from now on is read, so that it never waits for a reader.
         std::thread::spawn(move || lines.for_each(drop));
         let Some(address) = address else { panic!("Prometheus ended: {said:#?}") };
-        let started = Prometheus { child, address, _dir: dir };
+        let started = Prometheus { _child: Owned(child), address, _dir: dir };
         // Until it has its storage, it answers 503.
         until_async(async || (get(address, "/-/ready").await.status == 200).then_some(())).await;
         started

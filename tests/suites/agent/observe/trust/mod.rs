@@ -3,8 +3,9 @@
 mod events;
 
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
+use tessera_harness::Owned;
 use tessera_harness::plugin::*;
 use tessera_model::audit::{Event, What};
 use tessera_store::{Filter, Ledger};
@@ -12,23 +13,16 @@ use tessera_view::status::Status;
 
 const MIB: u64 = 1 << 20;
 
-/// A process that does nothing, ended with the test.
-struct Idle(Child);
+/// A process that does nothing.
+struct Idle(Owned);
 
 impl Idle {
     fn start() -> Self {
-        Idle(Command::new("sleep").arg("300").spawn().unwrap())
+        Idle(Owned(Command::new("sleep").arg("300").spawn().unwrap()))
     }
 
     fn pid(&self) -> u32 {
         self.0.id()
-    }
-}
-
-impl Drop for Idle {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 
@@ -51,7 +45,7 @@ fn container(pages: &Path) -> Option<Idle> {
     let mut line = String::new();
     let mut out = std::io::BufReader::new(child.stdout.take().unwrap());
     std::io::BufRead::read_line(&mut out, &mut line).unwrap();
-    let idle = Idle(child);
+    let idle = Idle(Owned(child));
     if line.trim() == "ready" {
         return Some(idle);
     }
