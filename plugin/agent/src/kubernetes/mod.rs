@@ -157,7 +157,7 @@ async fn run(agent: Arc<Agent>, server: Server, mut lines: mpsc::Receiver<Event>
                     Retry::Reread => events.lost(at),
                     Retry::Never => {
                         events.give_up(at);
-                        // It answered: what was amiss with it before is no more.
+                        // The server answers, so an earlier warning about it ends.
                         pause = timing.pause[0];
                         board.set_condition(TOPIC, None);
                         counts.dropped.fetch_add(1, Ordering::Relaxed);

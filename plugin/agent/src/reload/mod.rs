@@ -45,7 +45,7 @@ pub type SetFilter = Box<dyn Fn(&str) -> Result<(), String> + Send + Sync>;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReloadCause {
-    /// It may have changed. The same text again is no news.
+    /// The file may have changed. An unchanged text is ignored.
     Change,
     /// SIGHUP.
     Signal,

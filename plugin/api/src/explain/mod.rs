@@ -31,7 +31,7 @@ use crate::admin::StatusView;
 const STORIES: usize = 8;
 /// Lines of the trail for each of them, the newest.
 const LINES: usize = 200;
-/// Longest subject, bytes: a namespace, a pod and a container are no longer.
+/// Longest subject, bytes. A namespace, a pod and a container fit into it.
 const LONGEST: usize = 512;
 
 /// Answers. Blocking: it reads the pages and the ledger, and asks the driver.

@@ -32,7 +32,7 @@ pub(super) struct Sample<'s> {
 /// What a series shows.
 #[derive(Debug)]
 pub(super) enum Value {
-    /// It is not known now, and there is no series.
+    /// Nobody knows the value now; the series is left out.
     Absent,
     Whole(u64),
     Part(f64),
@@ -168,7 +168,7 @@ impl Snapshot {
         self.status().plugin.dra.as_ref().map(read)
     }
 
-    /// What uses a GPU beside containers with shares. Where nobody has looked there is no series: 0 would be a guess.
+    /// Use of a GPU beside containers with shares. Without a look the series is left out: 0 would be a guess.
     pub fn outside(&self, gpu: &Gpu) -> Option<Outside> {
         self.agent()?.trust().outside(&gpu.uuid)
     }

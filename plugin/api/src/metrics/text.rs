@@ -18,7 +18,7 @@ const FRESH: Duration = Duration::from_secs(1);
 /// How long it may take: Prometheus waits for 10 s.
 const PATIENCE: Duration = Duration::from_secs(8);
 
-/// Why there is no text: the driver or a file system does not answer in time.
+/// The driver or a file system does not answer in time, so there is no text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the driver or the file system does not answer in time")]
 pub(super) struct Late;
