@@ -70,6 +70,9 @@ impl Overslept {
     const FADES: u32 = 32;
     /// Who slept for so much longer was stopped or throttled, microseconds: no window lasts for that.
     const STOPPED_US: u32 = 20_000;
+    /// From so much on a host counts as one that wakes threads late, microseconds. The GPU waits for who sleeps for long
+    /// on a prompt one.
+    const LATE_US: u32 = 500;
     /// What is in flight meanwhile grows to so many windows at most: whoever comes next waits for it.
     const MOST_WINDOWS: u32 = 4;
 
@@ -89,12 +92,19 @@ impl Overslept {
         lasts.clamp(1, Self::MOST_WINDOWS)
     }
 
-    /// Sleeps until half of what is in flight is complete, where it is known how long that takes.
+    /// Sleeps as briefly as can be; where sleeps end late, until half of what is in flight is complete, if it is known how
+    /// long that takes: each sleep is a chance to wake late.
     pub(super) fn nap(&self, left_us: Option<u32>) {
-        let nap_us = left_us.map_or(ROOM_US, |left_us| (left_us / 2).clamp(ROOM_US, ROOM_MOST_US));
+        let nap_us = self.nap_us(left_us);
         let begun_us = flight::now_us();
         sleep_us(nap_us);
         self.note(flight::now_us().wrapping_sub(begun_us).saturating_sub(nap_us));
+    }
+
+    fn nap_us(&self, left_us: Option<u32>) -> u32 {
+        let is_late = self.0.load(Ordering::Relaxed) >= Self::LATE_US;
+        let half_us = left_us.filter(|_| is_late).map_or(0, |left_us| left_us / 2);
+        half_us.clamp(ROOM_US, ROOM_MOST_US)
     }
 }
 
@@ -172,6 +182,16 @@ mod tests {
         let (mut naps, lateness) = (Naps::new(), Lateness::new());
         (0..2 * MOST_LOOKS).for_each(|_| naps.nap(&lateness, Some(0)));
         assert_eq!((naps.looks, naps.naps), (MOST_LOOKS, MOST_LOOKS));
+    }
+
+    #[test]
+    fn only_where_sleeps_end_late_are_they_long() {
+        let overslept = Overslept::new();
+        overslept.note(300);
+        assert_eq!([None, Some(0), Some(900)].map(|left_us| overslept.nap_us(left_us)), [10; 3]);
+        overslept.note(4_000);
+        let naps = [None, Some(0), Some(900), Some(9_000)];
+        assert_eq!(naps.map(|left_us| overslept.nap_us(left_us)), [10, 10, 450, 1_000]);
     }
 
     #[test]
