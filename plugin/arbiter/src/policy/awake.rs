@@ -5,7 +5,7 @@ use super::Policy;
 use super::fair::contends;
 use super::journal::Why;
 use super::tenant::{Phase, Slot, Tenant};
-use super::types::{GateState, TenantId, Watch};
+use super::types::{GateState, MS, TenantId, Watch};
 
 /// How often words should be read while somebody awake waits, or something drains, nanoseconds.
 const LOOK_SOON: u64 = 60_000;
@@ -15,7 +15,14 @@ const LOOK: u64 = 500_000;
 const QUIET: u64 = 50_000;
 /// And so long before somebody is woken who could have the GPU instead: a thread of the holder that was woken is there by
 /// then.
-const ASLEEP: u64 = 1_000_000;
+const ASLEEP: u64 = 300_000;
+/// A thread that is woken shows within so long that it is there, nanoseconds. If not, it has no CPU, and the next is woken.
+pub(super) const WAKES: u64 = 300_000;
+/// And it is woken again after so long at the earliest.
+const AGAIN: u64 = 5 * MS;
+/// Whoever has slept for so long has its turn all the same: it may have been awake unseen. A throttled container sleeps for no
+/// longer: it is the usual period of a CPU limit.
+const SLEEPS: u64 = 100 * MS;
 
 impl Policy {
     /// A thread of the tenant polls at the closed gate: it launches as soon as the gate opens. That stays true until
@@ -26,7 +33,8 @@ impl Policy {
         let Some(tenant) = &mut self.tenants[slot] else { return };
         if tenant.lease().is_none() {
             tenant.awake = true;
-            if std::mem::take(&mut tenant.slept) {
+            tenant.roused_at = None;
+            if tenant.slept_at.take().is_some() {
                 self.come_back(slot);
             }
             self.settle(now, self.mask_of(slot));
@@ -60,12 +68,13 @@ impl Policy {
                 return;
             }
             if competes {
-                return self.rouse_next(slot);
+                self.rouse_next(now, slot);
+                return self.settle(now, self.mask_of(slot));
             }
         }
         // Alone, and under a cap: it pays for no more of this.
         let Some(tenant) = &mut self.tenants[slot] else { return };
-        tenant.slept = since == lease.since;
+        tenant.slept_at = (since == lease.since).then_some(now);
         tenant.pauses.idle(None, since);
         self.close(now, slot, Why::Idle);
         self.settle(now, self.mask_of(slot));
@@ -104,7 +113,7 @@ impl Policy {
         let of = |(id, watch): (TenantId, Watch)| {
             let slot = self.ids.get(&id).copied()?;
             match watch {
-                Watch::Quiet if self.is_awaited(slot) => Some(LOOK_SOON),
+                Watch::Quiet if self.is_awaited(slot) || self.has_roused(slot) => Some(LOOK_SOON),
                 Watch::Quiet => Some(LOOK),
                 Watch::Drained => Some(LOOK_SOON),
                 Watch::Awake => None,
@@ -124,26 +133,34 @@ impl Policy {
             .any(|gpu| self.gpus[gpu].entities.iter().any(|entity| waits(entity.slot)))
     }
 
+    /// Whether somebody has been woken for one of `slot`'s GPUs, and may yet show it.
+    fn has_roused(&self, slot: Slot) -> bool {
+        self.gpus_of(slot).any(|gpu| self.gpus[gpu].awaited(&self.tenants).is_some())
+    }
+
     /// Has those woken who slept through their turns and want `slot`'s GPUs.
-    pub(super) fn rouse_sleepers(&mut self, slot: Slot) {
+    pub(super) fn rouse_sleepers(&mut self, now: u64, slot: Slot) {
         for gpu in super::each(self.mask_of(slot)) {
             for i in 0..self.gpus[gpu].entities.len() {
                 let other = self.gpus[gpu].entities[i].slot;
-                let sleeps = |other: &Tenant| other.slept && other.contends;
+                let sleeps = |other: &Tenant| other.slept_at.is_some() && other.contends;
                 if self.tenants[other].as_ref().is_some_and(sleeps) {
-                    self.rouse(other);
+                    self.rouse(now, other);
                 }
             }
         }
     }
 
     /// Has those woken who come after `slot`, one on each of its GPUs.
-    fn rouse_next(&mut self, slot: Slot) {
-        let quantum = self.quantum_of(slot);
-        for gpu in super::each(self.mask_of(slot)) {
-            if let Some(next) = self.gpus[gpu].best_single(quantum, &self.tenants) {
-                self.rouse(next.slot());
-            }
+    fn rouse_next(&mut self, now: u64, slot: Slot) {
+        super::each(self.mask_of(slot)).for_each(|gpu| self.rouse_best(now, gpu));
+    }
+
+    fn rouse_best(&mut self, now: u64, gpu: usize) {
+        let quantum =
+            self.gpus[gpu].quantum(self.gpus[gpu].contenders(&self.tenants), &self.settings);
+        if let Some(next) = self.gpus[gpu].best_single(quantum, &self.tenants) {
+            self.rouse(now, next.slot());
         }
     }
 
@@ -165,10 +182,28 @@ impl Policy {
     }
 
     /// Has `slot` woken.
-    pub(super) fn rouse(&mut self, slot: Slot) {
-        let Some(tenant) = &self.tenants[slot] else { return };
-        if !tenant.awake && !self.rouses.contains(&tenant.id) {
+    pub(super) fn rouse(&mut self, now: u64, slot: Slot) {
+        let Some(tenant) = &mut self.tenants[slot] else { return };
+        if !tenant.awake && tenant.roused_at.is_none_or(|at| at + AGAIN <= now) {
+            tenant.roused_at = Some(now);
             self.rouses.push_back(tenant.id);
+        }
+    }
+
+    /// Who was woken for its turn on this GPU and does not show it comes after the others, of whom the first is woken.
+    pub(super) fn pass_over(&mut self, now: u64, gpu: usize) {
+        for entity in &self.gpus[gpu].entities {
+            let Some(tenant) = &mut self.tenants[entity.slot] else { continue };
+            if tenant.slept_at.is_some_and(|at| at.saturating_add(SLEEPS) <= now) {
+                (tenant.slept_at, tenant.roused_at) = (None, None);
+            }
+        }
+        while let Some((by, slot)) = self.gpus[gpu].awaited(&self.tenants)
+            && by <= now
+        {
+            let Some(tenant) = &mut self.tenants[slot] else { return };
+            tenant.slept_at = Some(now);
+            self.rouse_best(now, gpu);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! One tenant: its share, its lease and the time that it has had.
 
 use super::LONG_WAIT_NS;
+use super::awake::WAKES;
 use super::bucket::{self, CapBucket};
 use super::pace::PausePattern;
 use super::types::{GateState, GpuIndex, MS, Settings, Share, ShareKind, TenantId, TenantTotals};
@@ -103,8 +104,11 @@ pub(super) struct Tenant {
     pub(super) wanting: bool,
     /// A thread of it polls at the closed gate.
     pub(super) awake: bool,
-    /// It launched nothing in its last lease, and has not been seen awake since: others go first.
-    pub(super) slept: bool,
+    /// Since when it has slept through its turns: it launched nothing in its last lease, or was woken and did not show.
+    /// Others go first.
+    pub(super) slept_at: Option<u64>,
+    /// When it was woken for its turn; `None` once it has been awake.
+    pub(super) roused_at: Option<u64>,
     /// Since when it wants.
     pub(super) since: u64,
     /// Takes part in the competition: it wants, neither holds nor drains in time, and has tokens.
@@ -162,7 +166,8 @@ impl Tenant {
             phase: Phase::Out,
             wanting: false,
             awake: false,
-            slept: false,
+            slept_at: None,
+            roused_at: None,
             since: now,
             contends: false,
             overdue_at: u64::MAX,
@@ -337,6 +342,12 @@ impl Tenant {
             DrainNotice::Works { .. } => AGAIN_WORKS,
         };
         since.saturating_add(once << self.late_leases.min(AGAIN_DOUBLED))
+    }
+
+    /// By when it must have shown that it is awake, where it has been woken for its turn.
+    pub(super) fn shows_by(&self) -> Option<u64> {
+        let waits = self.contends && !self.gang() && self.slept_at.is_none();
+        self.roused_at.filter(|_| waits).map(|at| at.saturating_add(WAKES))
     }
 
     /// Lately it could not drain until waiting launches were let pass.

@@ -131,7 +131,7 @@ fn holder_and_sleeper() -> Policy {
 #[test]
 fn a_holder_that_does_nothing_loses_the_gpu_to_whoever_can_be_woken() {
     let (mut policy, one, other) = (holder_and_sleeper(), TenantId(1), TenantId(2));
-    policy.quiet(MS / 2, one, 100 * US);
+    policy.quiet(350 * US, one, 100 * US);
     assert_eq!((policy.rouses().count(), said(&mut policy).len()), (0, 0), "it may come back");
     policy.quiet(2 * MS, one, 100 * US);
     assert_eq!(policy.rouses().collect::<Vec<_>>(), [other]);
@@ -140,6 +140,31 @@ fn a_holder_that_does_nothing_loses_the_gpu_to_whoever_can_be_woken() {
     policy.awake(2 * MS + 80 * US, other);
     policy.quiet(2 * MS + 100 * US, one, 100 * US);
     assert_eq!(said(&mut policy), [(1, GateState::Closed)]);
+}
+
+#[test]
+fn whoever_does_not_wake_for_its_turn_lets_the_next_have_it_and_keeps_it() {
+    let mut policy = holder_and_sleeper();
+    let [one, other, third] = [1, 2, 3].map(TenantId);
+    policy.join(0, third, &[0], burst(100));
+    policy.drained(0, third, None);
+    policy.want(0, third);
+    policy.quiet(2 * MS, one, MS);
+    assert_eq!(policy.rouses().collect::<Vec<_>>(), [other]);
+    policy.tick(2 * MS + 300 * US);
+    assert_eq!(policy.rouses().collect::<Vec<_>>(), [third], "the first has no CPU");
+    said(&mut policy);
+    policy.awake(2 * MS + 350 * US, third);
+    policy.quiet(2 * MS + 360 * US, one, MS);
+    policy.drained(2 * MS + 360 * US, one, None);
+    assert_eq!(said(&mut policy), [(1, GateState::Closed), (3, GateState::Yield)]);
+    policy.awake(3 * MS, other);
+    policy.tick(4 * MS);
+    assert_eq!(
+        said(&mut policy),
+        [(3, GateState::Closed)],
+        "what it is owed it has as soon as it is there"
+    );
 }
 
 #[test]
