@@ -6,6 +6,7 @@
  *   state WORKER -> whether it is over
  *   join WORKER                             its result
  *   do WORK STREAM MICROSECONDS             the same in the conversation's own thread
+ *   turns COUNT WORK STREAM STREAM MICROSECONDS -> microseconds (the same so often, into each stream in turn)
  *   unhold                                  lets go of what `hold`, a host function, holds up
  *   sync | query STREAM | lasterror (what cuCtxSynchronize says) | graph -> nodes of the last graph
  *   begin STREAM MODE | end STREAM -> nodes | capturing STREAM -> status
@@ -50,6 +51,7 @@
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 struct copy2d;
@@ -149,6 +151,10 @@ static int make_graph(unsigned long long ns) {
     return result;
 }
 
+static void nothing(void *unused) {
+    (void)unused;
+}
+
 static int work(const char *what, CUstream s, unsigned long long ns) {
     const CUdeviceptr pinned = (CUdeviceptr)(uintptr_t)host;
     int order[6] = {1};
@@ -160,11 +166,16 @@ static int work(const char *what, CUstream s, unsigned long long ns) {
                            .dstType = 2, .dstDevice = a, .dstPitch = 64, .dstHeight = 2,
                            .width = 64, .height = 2, .depth = 2};
     const struct config config = {{1, 1, 1}, {1, 1, 1}, 0, s, NULL, 0};
+    /* CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, and 1. */
+    _Alignas(8) const int serialization[18] = {6, 0, 1};
+    const struct config chained = {{1, 1, 1}, {1, 1, 1}, 0, s, serialization, 1};
     void *params[] = {&ns};
 #define IS(name) !strcmp(what, name)
     if (IS("kernel")) return launch(s, ns);
     if (IS("hold")) return more_cuLaunchHostFunc(s, hold, NULL);
     if (IS("kernel_ex")) return more_cuLaunchKernelEx(&config, spin, params, NULL);
+    if (IS("chained")) return more_cuLaunchKernelEx(&chained, spin, params, NULL);
+    if (IS("host")) return more_cuLaunchHostFunc(s, nothing, NULL);
     if (IS("graph")) return more_cuGraphLaunch(last_exec, s);
     if (IS("fill")) return more_cuMemsetD8Async(a, 1, BYTES, s);
     if (IS("fill32")) return more_cuMemsetD32Async(a, 1, BYTES / 4, s);
@@ -246,6 +257,16 @@ static size_t nodes(void) {
     return count;
 }
 
+static void turns(int count, const char *what, CUstream one, CUstream other, unsigned long long us) {
+    struct timespec begun, ended;
+    int result = 0;
+    clock_gettime(CLOCK_MONOTONIC, &begun);
+    for (int at = 0; at < count && !result; at++) result = work(what, at % 2 ? other : one, us * 1000);
+    clock_gettime(CLOCK_MONOTONIC, &ended);
+    printf("%d %lld\n", result,
+           (ended.tv_sec - begun.tv_sec) * 1000000ll + (ended.tv_nsec - begun.tv_nsec) / 1000);
+}
+
 static void call(const char *line) {
     char what[32] = "", word[32] = "", third[256] = "";
     int number = 0, value = 0;
@@ -262,6 +283,8 @@ static void call(const char *line) {
         printf("%d\n", workers[number].result);
     } else if (sscanf(line, "do %31s %31s %llu", what, word, &us) == 3) {
         printf("%d\n", work(what, stream_named(word), us * 1000));
+    } else if (sscanf(line, "turns %d %31s %31s %31s %llu", &number, what, word, third, &us) == 5) {
+        turns(number, what, stream_named(word), stream_named(third), us);
     } else if (!strncmp(line, "unhold", 6)) {
         released = 1;
         printf("0\n");

@@ -2,7 +2,8 @@
 
 use crate::{Arbiter, Conversation, MIB, Pages, Preloaded, SimGpu, compile_c};
 
-const SIM: &str = r#"
+/// Its configuration.
+pub const SIM: &str = r#"
 [memory]
 context_overhead = "1MiB"
 [costs]

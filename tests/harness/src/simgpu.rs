@@ -23,6 +23,7 @@ pub struct Worked {
     /// GPU time without that of markers.
     pub ns: u64,
     pub kernels: u64,
+    pub marks: u64,
 }
 
 impl SimGpu {
@@ -96,7 +97,11 @@ impl SimGpu {
             let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
             digits.parse::<u64>().expect("a number")
         };
-        Worked { ns: field("busy_ns") - field("mark_ns"), kernels: field("kernels") }
+        Worked {
+            ns: field("busy_ns") - field("mark_ns"),
+            kernels: field("kernels"),
+            marks: field("marks"),
+        }
     }
 
     /// A directory for what else the test needs, removed with the machine.

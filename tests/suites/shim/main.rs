@@ -10,6 +10,7 @@ mod api {
 mod clients;
 /// A tenant at its gate, under an arbiter that the test scripts.
 mod gate {
+    mod costs;
     mod failing;
     mod turns;
     mod work;

@@ -13,12 +13,9 @@ const LOOK_SOON: u64 = 60_000;
 const LOOK: u64 = 500_000;
 /// A holder that does nothing is waited for so long by whoever is awake, nanoseconds.
 const QUIET: u64 = 50_000;
-/// And so long before somebody is woken who could have the GPU instead: a thread of the holder that was woken is there by
-/// then.
-const ASLEEP: u64 = 300_000;
-/// A thread that is woken shows within so long that it is there, nanoseconds. If not, it has no CPU, and the next is woken.
-pub(super) const WAKES: u64 = 300_000;
-/// And it is woken again after so long at the earliest.
+/// A holder that has not launched since it was given the GPU may have been woken by that alone, nanoseconds.
+const FIRST: u64 = 1_000_000;
+/// A thread is woken again after so long at the earliest, nanoseconds.
 const AGAIN: u64 = 5 * MS;
 /// Whoever has slept for so long has its turn all the same: it may have been awake unseen. A throttled container sleeps for no
 /// longer: it is the usual period of a CPU limit.
@@ -33,7 +30,7 @@ impl Policy {
         let Some(tenant) = &mut self.tenants[slot] else { return };
         if tenant.lease().is_none() {
             tenant.awake = true;
-            tenant.roused_at = None;
+            tenant.wakes(now);
             if tenant.slept_at.take().is_some() {
                 self.come_back(slot);
             }
@@ -62,9 +59,16 @@ impl Policy {
             return;
         }
         tenant.stood.see(since, now);
-        let competes = self.competes(slot);
+        let (competes, launched) = (self.competes(slot), since > lease.since);
+        let drain = self.gpus_of(slot).map(|gpu| self.gpus[gpu].drain).max().unwrap_or(0);
+        let Some(tenant) = &self.tenants[slot] else { return };
+        // A thread of the holder that was woken is there by then.
+        let wakes = tenant.wakes_within(drain);
+        if !launched && now - since < wakes.max(FIRST) {
+            return;
+        }
         if !self.is_awaited(slot) {
-            if now - since < ASLEEP.max(lease.idle_ns) {
+            if now - since < wakes.max(lease.idle_ns) {
                 return;
             }
             if competes {

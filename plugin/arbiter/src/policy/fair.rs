@@ -201,8 +201,9 @@ impl Gpu {
 
     /// Who has been woken for its turn and is to show that it is awake, and by when: the earliest.
     pub(super) fn awaited(&self, tenants: &[Option<Tenant>]) -> Option<(u64, Slot)> {
-        let of =
-            |entity: &SchedEntity| Some((tenants[entity.slot].as_ref()?.shows_by()?, entity.slot));
+        let of = |entity: &SchedEntity| {
+            Some((tenants[entity.slot].as_ref()?.shows_by(self.drain)?, entity.slot))
+        };
         self.entities.iter().filter_map(of).min()
     }
 

@@ -1,7 +1,6 @@
 //! One tenant: its share, its lease and the time that it has had.
 
 use super::LONG_WAIT_NS;
-use super::awake::WAKES;
 use super::bucket::{self, CapBucket};
 use super::pace::PausePattern;
 use super::types::{GateState, GpuIndex, MS, Settings, Share, ShareKind, TenantId, TenantTotals};
@@ -67,7 +66,12 @@ const AGAIN: u64 = 50 * MS;
 const AGAIN_WORKS: u64 = 1000 * MS;
 const AGAIN_DOUBLED: u32 = 4;
 
-/// How far back drains count: each new one weighs the old longest at 7/8.
+/// A thread that is woken shows within so long that it is there, nanoseconds, if it has a CPU; or within twice what it took of
+/// late, on a host that wakes threads late, but no longer than this.
+const WAKES: u64 = 400_000;
+const WAKES_MOST: u64 = 2 * MS;
+
+/// How far back drains and wake-ups count: each new one weighs the old longest at 7/8.
 const MEMORY: u64 = 8;
 
 /// Time in which a holder had nothing in flight, nanoseconds.
@@ -109,6 +113,8 @@ pub(super) struct Tenant {
     pub(super) slept_at: Option<u64>,
     /// When it was woken for its turn; `None` once it has been awake.
     pub(super) roused_at: Option<u64>,
+    /// The longest that a thread of it has lately taken to wake, nanoseconds.
+    pub(super) wakes_ns: u64,
     /// Since when it wants.
     pub(super) since: u64,
     /// Takes part in the competition: it wants, neither holds nor drains in time, and has tokens.
@@ -168,6 +174,7 @@ impl Tenant {
             awake: false,
             slept_at: None,
             roused_at: None,
+            wakes_ns: WAKES,
             since: now,
             contends: false,
             overdue_at: u64::MAX,
@@ -344,10 +351,25 @@ impl Tenant {
         since.saturating_add(once << self.late_leases.min(AGAIN_DOUBLED))
     }
 
-    /// By when it must have shown that it is awake, where it has been woken for its turn.
-    pub(super) fn shows_by(&self) -> Option<u64> {
+    /// By when it must have shown that it is awake, where it has been woken for its turn; `drain` as for
+    /// [`Self::wakes_within`].
+    pub(super) fn shows_by(&self, drain: u64) -> Option<u64> {
         let waits = self.contends && !self.gang() && self.slept_at.is_none();
-        self.roused_at.filter(|_| waits).map(|at| at.saturating_add(WAKES))
+        self.roused_at.filter(|_| waits).map(|at| at.saturating_add(self.wakes_within(drain)))
+    }
+
+    /// How long a thread of it may take to wake. Whoever has the GPU instead gives it back after `drain` at the earliest:
+    /// where that is long it is waited for longer.
+    pub(super) fn wakes_within(&self, drain: u64) -> u64 {
+        drain.max(2 * self.wakes_ns).clamp(WAKES, WAKES_MOST)
+    }
+
+    /// A thread of it is awake.
+    pub(super) fn wakes(&mut self, now: u64) {
+        let took = self.roused_at.take().map_or(u64::MAX, |at| now - at);
+        if took <= 2 * WAKES_MOST {
+            self.wakes_ns = (self.wakes_ns - self.wakes_ns / MEMORY).max(took);
+        }
     }
 
     /// Lately it could not drain until waiting launches were let pass.

@@ -5,8 +5,8 @@ use proptest::prelude::*;
 use super::*;
 
 const SWITCH: u64 = 50 * US;
-/// A hand-over takes less: two reads of words, each of which may be late by a wake-up.
-const HAND_OVER: u64 = 300 * US;
+/// A hand-over takes less, and so does a pause that is waited for because the GPU would lose as much by a change there and back.
+const HAND_OVER: u64 = 400 * US;
 /// A host that wakes threads late, the arbiter's as well.
 const LATE: LateWakes = LateWakes { one_in: 10, ns: (MS, 8 * MS) };
 
@@ -116,6 +116,6 @@ proptest! {
         loads in proptest::collection::vec(any_load(), 2..6), seed: u64,
     ) {
         let held = judged(&Scenario { switch: SWITCH, seed, ..scenario(loads, 4 * SECOND) });
-        prop_assert!(held.idle <= 40, "{held:?}");
+        prop_assert!(held.idle <= 50, "{held:?}");
     }
 }

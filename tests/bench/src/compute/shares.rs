@@ -171,16 +171,16 @@ fn conservation(
     Ok(())
 }
 
-/// Hand-overs beside a load of two a CPU.
+/// The same beside a load of two a CPU: hand-overs, shares, a strict cap, and how long a server waits.
 fn loaded(
     artefacts: &Artefacts,
     report: &mut Report,
     timeouts: &mut Timeouts,
 ) -> anyhow::Result<()> {
-    crate::note("hand-over on busy CPUs");
+    crate::note("on busy CPUs");
     let stop = std::sync::atomic::AtomicBool::new(false);
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let seen = std::thread::scope(|scope| {
+    let (seen, cap, more) = std::thread::scope(|scope| {
         for _ in 0..2 * cores {
             scope.spawn(|| {
                 while !stop.load(std::sync::atomic::Ordering::Relaxed) {
@@ -188,35 +188,130 @@ fn loaded(
                 }
             });
         }
-        let length = Duration::from_secs(4);
-        let seen = scenario::watch(artefacts, &SETS[0].tenants(), Gate::Tessera, length);
+        let seen = scenario::watch(artefacts, &SETS[0].tenants(), Gate::Tessera, LENGTH);
+        let strict = [backlog(25.0, "200").strict()];
+        let cap = scenario::watch(artefacts, &strict, Gate::Tessera, BUSY);
+        let more = interference(artefacts);
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
-        seen
+        anyhow::Ok((seen?, cap?, more?))
     })?;
-    timeouts.0 += seen.timeouts;
+    timeouts.0 += seen.timeouts + cap.timeouts;
     let keys = ["handoff_loaded_us", "handoff_loaded_p99_us"];
     handover(report, &seen, keys, [150.0, 600.0]);
+    let error = worst(&seen.account.share_errors(&SETS[0].due(), SECOND));
+    report.figure("share_error_1s_loaded_pp", "share error over 1 s, busy CPUs", "pp", error, 2.0);
+    let error = (cap.account.rates()[0] / 0.25 - 1.0).abs() * 100.0;
+    report.figure("cap_error_loaded_pct", "strict 25 % alone, busy CPUs", "%", error, 3.0);
+    let what = "a server's p99 beside a backlog, 80/20, busy CPUs";
+    report.figure("interference_p99_80_loaded_pct", what, "% more", more.0, 25.0);
+    report.put("interference_loaded_detail", more.1);
     Ok(())
 }
 
-/// Pairs of which the GPU's time is easily lost: key, name, the least, who.
-fn busy_cases() -> Vec<(&'static str, &'static str, f64, Vec<Spec>)> {
+/// Two or more of which the GPU's time is easily lost.
+struct Pattern {
+    key: &'static str,
+    what: &'static str,
+    /// The GPU is busy for so much of what it is without Tessera; or of the time.
+    least: f64,
+    of_bare: bool,
+    tenants: Vec<Spec>,
+}
+
+/// The table of GPU time's design.
+fn patterns() -> Vec<Pattern> {
+    let bursts = |cores, us, burst, pause| {
+        let [us, burst, pause] = [("kernel-us", us), ("burst-ms", burst), ("pause-ms", pause)]
+            .map(|(name, number): (&str, u32)| format!("--{name}={number}"));
+        Spec::new(cores, &[&us, &burst, &pause])
+    };
     let copies = || Spec::new(50.0, &["--kernel-us=1000", "--sync-every=10", "--copy-mib=16"]);
-    let periodic = Spec::new(50.0, &["--rate=333", "--kernel-us=200"]);
+    let copy = Spec::new(50.0, &["--kernel-us=200", "--sync-every=1", "--copy-mib=16"]);
+    let periodic = |cores| Spec::new(cores, &["--rate=333", "--kernel-us=200"]);
     let many = Spec { processes: 16, ..backlog(50.0, "200") };
+    let limited = |cpus| vec![backlog(50.0, "200").limited(cpus), backlog(50.0, "200")];
+    let of = |of_bare, key, what, least, tenants| Pattern { key, what, least, of_bare, tenants };
+    let [bare, wall] = [true, false]
+        .map(|of_bare| move |key, what, least, tenants| of(of_bare, key, what, least, tenants));
     vec![
-        (
-            "periodic_busy_ratio",
-            "busy, to bare: one short and periodic",
-            0.93,
-            vec![periodic, backlog(50.0, "200")],
+        bare(
+            "decoders_busy_ratio",
+            "busy, to bare: twice 8 ms of work, 1 ms pause",
+            0.98,
+            vec![bursts(50.0, 250, 8, 1); 2],
         ),
-        ("copy_busy_ratio", "busy, to bare: two that copy", 0.93, vec![copies(), copies()]),
-        (
+        wall(
+            "pauses_8_4_busy",
+            "busy: twice 8 ms of work, 4 ms pause",
+            0.95,
+            vec![bursts(50.0, 250, 8, 4); 2],
+        ),
+        wall(
+            "pauses_2_2_busy",
+            "busy: twice 2 ms of work, 2 ms pause",
+            0.95,
+            vec![bursts(50.0, 62, 2, 2); 2],
+        ),
+        wall(
+            "pauses_2_2_four_busy",
+            "busy: four times 2 ms of work, 2 ms pause",
+            0.95,
+            vec![bursts(25.0, 62, 2, 2); 4],
+        ),
+        bare(
+            "periodic_busy_ratio",
+            "busy, to bare: 200 µs each 3 ms and a backlog, 50/50",
+            0.97,
+            vec![periodic(50.0), backlog(50.0, "200")],
+        ),
+        bare(
+            "periodic_20_busy_ratio",
+            "busy, to bare: the same, 20/80",
+            0.97,
+            vec![periodic(20.0), backlog(80.0, "200")],
+        ),
+        bare(
+            "half_busy_ratio",
+            "busy, to bare: 1 ms of work, 1 ms pause and a backlog, 80/20",
+            0.95,
+            vec![bursts(80.0, 31, 1, 1), backlog(20.0, "200")],
+        ),
+        bare("copy_busy_ratio", "busy, to bare: two that copy", 0.95, vec![copies(), copies()]),
+        bare(
+            "copy_beside_busy_ratio",
+            "busy, to bare: 16 MiB of copy each 200 µs and a backlog",
+            0.95,
+            vec![copy, backlog(50.0, "200")],
+        ),
+        bare(
+            "bursts_busy_ratio",
+            "busy, to bare: twice 40 ms on, 60 ms off",
+            0.98,
+            vec![bursts(50.0, 1000, 40, 60); 2],
+        ),
+        bare(
             "processes_busy_ratio",
             "busy, to bare: 16 processes and one",
             0.95,
             vec![many, backlog(50.0, "200")],
+        ),
+        bare(
+            "limited_half_busy_ratio",
+            "busy, to bare: a backlog with half a CPU and one",
+            0.97,
+            limited(0.5),
+        ),
+        bare(
+            "limited_one_busy_ratio",
+            "busy, to bare: a backlog with one CPU and one",
+            0.97,
+            limited(1.0),
+        ),
+        bare(
+            "limited_more_busy_ratio",
+            "busy, to bare: a backlog with 1.5 CPUs and one",
+            0.97,
+            limited(1.5),
         ),
     ]
 }
@@ -224,7 +319,7 @@ fn busy_cases() -> Vec<(&'static str, &'static str, f64, Vec<Spec>)> {
 /// Measures how much of the time the GPU works for them, beside what it does without Tessera.
 pub fn busy(artefacts: &Artefacts, report: &mut Report) -> anyhow::Result<()> {
     let mut detail = Map::new();
-    for (key, what, least, tenants) in busy_cases() {
+    for Pattern { key, what, least, of_bare, tenants } in patterns() {
         crate::note(what);
         let mut ratios = Vec::new();
         let mut rows = Vec::new();
@@ -232,7 +327,7 @@ pub fn busy(artefacts: &Artefacts, report: &mut Report) -> anyhow::Result<()> {
             let bare = scenario::watch(artefacts, &tenants, Gate::Bare, BUSY / 2)?.account;
             let seen = scenario::watch(artefacts, &tenants, Gate::Tessera, BUSY)?.account;
             let busy = |rates: &[f64]| rates.iter().sum::<f64>();
-            ratios.push(busy(&seen.rates()) / busy(&bare.rates()));
+            ratios.push(busy(&seen.rates()) / if of_bare { busy(&bare.rates()) } else { 1.0 });
             rows.push(json!({ "rates": seen.rates(), "bare_rates": bare.rates() }));
         }
         report.at_least(key, what, "", Sample::new(ratios).median(), least);
@@ -247,6 +342,14 @@ pub fn busy(artefacts: &Artefacts, report: &mut Report) -> anyhow::Result<()> {
 pub fn interfere(artefacts: &Artefacts, report: &mut Report) -> anyhow::Result<()> {
     let what = "a server's p99 beside a backlog, 80/20";
     crate::note(what);
+    let (more, detail) = interference(artefacts)?;
+    report.figure("interference_p99_80_pct", what, "% more", more, 10.0);
+    report.put("interference_detail", detail);
+    Ok(())
+}
+
+/// By how many percent it grows beside a backlog, and the medians of both.
+fn interference(artefacts: &Artefacts) -> anyhow::Result<(f64, Value)> {
     let server = Spec::new(80.0, &["--kernel-us=500,500,500,500", "--rate=40", "--poisson"]);
     let tenants = [server, backlog(20.0, "200")];
     let (mut alone, mut beside) = (Vec::new(), Vec::new());
@@ -255,10 +358,8 @@ pub fn interfere(artefacts: &Artefacts, report: &mut Report) -> anyhow::Result<(
         beside.push(serve(artefacts, &tenants)?);
     }
     let (alone, beside) = (Sample::new(alone).median(), Sample::new(beside).median());
-    let more = (beside / alone - 1.0) * 100.0;
-    report.figure("interference_p99_80_pct", what, "% more", more, 10.0);
-    report.put("interference_detail", json!({ "alone_us": alone, "beside_us": beside }));
-    Ok(())
+    let detail = json!({ "alone_us": alone, "beside_us": beside });
+    Ok(((beside / alone - 1.0) * 100.0, detail))
 }
 
 /// The 99th percentile that the first of `tenants` says of its requests, microseconds.
