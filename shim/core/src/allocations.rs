@@ -40,16 +40,12 @@ struct Cell {
 unsafe impl Zeroed for Cell {}
 
 /// All charged device pointers of this process.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Allocations {
     shards: [Spin<Shard>; SHARDS],
 }
 
 impl Allocations {
-    pub const fn new() -> Self {
-        Self { shards: [const { Spin::new(Shard::NEW) }; SHARDS] }
-    }
-
     /// Remembers `pointer`. Returns what was remembered for it before: an allocation that the
     /// driver released without our seeing it, whose bytes the caller gives back.
     ///
@@ -126,7 +122,7 @@ fn spread(pointer: u64) -> usize {
     hash
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Shard {
     table: Option<Table<Cell>>,
     /// Cells that are not empty.
@@ -134,8 +130,6 @@ struct Shard {
 }
 
 impl Shard {
-    const NEW: Self = Self { table: None, live: 0 };
-
     /// Keeps a quarter of the cells empty, so that probes end soon.
     fn make_room(&mut self) -> Result<(), Full> {
         let old = self.table.as_ref().map_or(&[][..], |table| table.as_slice());
@@ -198,7 +192,7 @@ mod tests {
 
     #[test]
     fn threads_find_their_own_pointers() {
-        let map = Allocations::new();
+        let map = Allocations::default();
         std::thread::scope(|scope| {
             for thread in 0..4u64 {
                 let map = &map;
@@ -238,7 +232,7 @@ mod tests {
     proptest! {
         #[test]
         fn behaves_as_a_hash_map(acts in proptest::collection::vec(act(), 1..2_000)) {
-            let map = Allocations::new();
+            let map = Allocations::default();
             let mut model = HashMap::new();
             for act in acts {
                 match act {

@@ -91,9 +91,9 @@ impl Drop for Promise<'_> {
 }
 
 impl Contexts {
-    pub const fn new() -> Self {
+    pub fn new() -> Self {
         Self {
-            list: Spin::new(List::new()),
+            list: Spin::default(),
             last_serial: AtomicU32::new(0),
             epoch: AtomicU64::new(1),
             frames: Frames::new(),

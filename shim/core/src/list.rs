@@ -20,11 +20,13 @@ pub(crate) struct List<T: Zeroed + Copy> {
     promised: usize,
 }
 
-impl<T: Zeroed + Copy> List<T> {
-    pub(crate) const fn new() -> Self {
+impl<T: Zeroed + Copy> Default for List<T> {
+    fn default() -> Self {
         Self { table: None, len: 0, promised: 0 }
     }
+}
 
+impl<T: Zeroed + Copy> List<T> {
     /// Makes room for one more, so that the next insertion cannot fail.
     pub(crate) fn make_room(&mut self) -> Result<(), Full> {
         self.make_room_for(self.len + 1)
@@ -119,7 +121,7 @@ mod tests {
 
     #[test]
     fn behaves_as_a_vector() {
-        let (mut list, mut model) = (List::<u32>::new(), Vec::new());
+        let (mut list, mut model) = (List::<u32>::default(), Vec::new());
         assert!(list.is_empty() && list.take(|_| true).is_none());
         for value in 0..300 {
             let at = usize::try_from(value).expect("small") / 3;
@@ -137,7 +139,7 @@ mod tests {
 
     #[test]
     fn what_is_lent_or_promised_finds_its_place_whatever_came_meanwhile() {
-        let mut list = List::new();
+        let mut list = List::default();
         (0..64).for_each(|value: u32| list.push(value).expect("memory"));
         let lent = list.lend(|value| *value == 1);
         failing_from_now_on(|| {

@@ -17,7 +17,7 @@ const LOWEST_FD: c_int = 512;
 const RECONNECT_NS: u64 = 1_000_000_000;
 
 /// A process's end of the session.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Session {
     socket: Spin<Option<Socket>>,
     attempts: Throttle,
@@ -61,10 +61,6 @@ impl Kept {
 pub(crate) struct Socket(Kept);
 
 impl Session {
-    pub const fn new() -> Self {
-        Self { socket: Spin::new(None), attempts: Throttle::new() }
-    }
-
     /// Sends `message` to the plugin at `path` if that is possible right now, connecting (at most
     /// once a second) and saying `hello` first where needed. True when it was sent.
     pub fn send(&self, path: &CStr, hello: Message, message: Option<Message>) -> bool {
@@ -258,7 +254,7 @@ mod tests {
     fn hello_comes_first_on_a_high_descriptor() {
         let dir = tempfile::tempdir().expect("a directory");
         let listener = listen(&path_in(&dir));
-        let session = Session::new();
+        let session = Session::default();
         assert!(session.send(&path_in(&dir), HELLO, Some(WANT)));
         let peer = accept(&listener);
         assert_eq!(receive(&peer), HELLO);
@@ -270,7 +266,7 @@ mod tests {
     fn a_descriptor_that_the_host_reused_is_left_alone() {
         let dir = tempfile::tempdir().expect("a directory");
         let listener = listen(&path_in(&dir));
-        let session = Session::new();
+        let session = Session::default();
         assert!(session.send(&path_in(&dir), HELLO, None));
         drop(accept(&listener));
         let fd = session.socket.lock().expect("connected").0.fd;
@@ -335,7 +331,7 @@ mod tests {
     #[test]
     fn without_a_plugin_nothing_is_sent_and_nothing_stays_open() {
         let dir = tempfile::tempdir().expect("a directory");
-        let session = Session::new();
+        let session = Session::default();
         assert!(!session.send(&path_in(&dir), HELLO, Some(WANT)));
         assert!(session.socket.lock().is_none());
     }

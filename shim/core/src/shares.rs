@@ -183,7 +183,7 @@ unsafe impl Zeroed for Imported {}
 unsafe impl Zeroed for Lingering {}
 
 /// What this process shares.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Shares {
     exported: Spin<List<Exported>>,
     /// Their number, for frees to see without the lock.
@@ -195,16 +195,6 @@ pub struct Shares {
 }
 
 impl Shares {
-    pub const fn new() -> Self {
-        Self {
-            exported: Spin::new(List::new()),
-            exports: AtomicUsize::new(0),
-            imported: Spin::new(List::new()),
-            lingering: Spin::new(List::new()),
-            lingers: AtomicUsize::new(0),
-        }
-    }
-
     /// The allocation that begins at `pointer` is being exported: `how` notes how.
     ///
     /// # Errors

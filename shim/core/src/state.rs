@@ -249,16 +249,16 @@ fn arm(again: bool) -> Standing {
     let gate = Local::new(account.shares().lead().quota.gate_word(0));
     let process: &'static Process = Box::leak(Box::new(Process {
         account,
-        sessions: pages.sockets.iter().map(|_| Session::new()).collect(),
+        sessions: pages.sockets.iter().map(|_| Session::default()).collect(),
         sockets: pages.sockets,
         gpus: Gpus::new(),
         contexts: Contexts::new(),
-        allocations: Allocations::new(),
+        allocations: Allocations::default(),
         pools: Pools::new(),
-        arrays: Arrays::new(),
-        graphs: Graphs::new(),
-        vmm: Vmm::new(),
-        shares: Shares::new(),
+        arrays: Arrays::default(),
+        graphs: Graphs::default(),
+        vmm: Vmm::default(),
+        shares: Shares::default(),
         records: Records::new(),
         crowd: AtomicU32::new(0),
         primaries: [const { Spin::new(()) }; PRIMARIES],
@@ -318,7 +318,7 @@ extern "C" fn wipe_by_hand() {
 
 /// A process that could claim no slot still tells the plugin; nobody else would.
 fn tell_no_slot(quota: &QuotaReader, sockets: &Sockets) {
-    let session = Session::new();
+    let session = Session::default();
     let hello = Message::Hello { slot: 0, pid: own_pid(), generation: quota.generation() };
     let event = Event { kind: EventKind::NoSlot, gpu: None, bytes: 0, uuid: NO_UUID };
     session.send(&sockets.session, hello, Some(Message::Event(event)));

@@ -28,7 +28,7 @@ use tessera_region::layout::Kind;
 /// Shapes whose size is remembered.
 const REMEMBERED: usize = 32;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Arrays {
     /// By handle.
     live: Allocations,
@@ -36,10 +36,6 @@ pub struct Arrays {
 }
 
 impl Arrays {
-    pub(crate) const fn new() -> Self {
-        Self { live: Allocations::new(), sizes: Spin::new(Sizes::NONE) }
-    }
-
     /// Gives back the arrays of a context that the driver has destroyed.
     pub(crate) fn context_ended(&self, process: &'static Process, serial: u32) {
         self.live.drain(|array| array.context == serial, |array| quota::give_back(process, array));
@@ -47,15 +43,13 @@ impl Arrays {
 }
 
 /// The last shapes asked for, oldest replaced first.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Sizes {
     known: [Option<(u8, Shape, Size)>; REMEMBERED],
     next: usize,
 }
 
 impl Sizes {
-    const NONE: Self = Self { known: [None; REMEMBERED], next: 0 };
-
     fn find(&self, gpu: u8, shape: &Shape) -> Option<Size> {
         let known = self.known.iter().flatten().find(|(on, of, _)| *on == gpu && of == shape);
         known.map(|(.., size)| *size)
@@ -228,7 +222,7 @@ mod tests {
 
     #[test]
     fn the_last_shapes_are_remembered_by_gpu() {
-        let mut sizes = Sizes::NONE;
+        let mut sizes = Sizes::default();
         let of = |width| shape([width, 1, 0], 1, 1);
         for width in 0..REMEMBERED + 1 {
             let bytes = width as u64;

@@ -11,10 +11,6 @@ use core::sync::atomic::{AtomicU32, Ordering};
 pub(crate) struct Captures(AtomicU32);
 
 impl Captures {
-    pub(crate) const fn new() -> Self {
-        Self(AtomicU32::new(0))
-    }
-
     #[inline]
     pub(crate) fn any(&self) -> bool {
         self.0.load(Ordering::Relaxed) != 0

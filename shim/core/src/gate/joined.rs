@@ -11,7 +11,7 @@ use tessera_region::session::Message;
 use tessera_region::share::MAX_SHARES;
 
 /// See the module.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Joined {
     links: [Link; MAX_SHARES],
     /// What this process is called at all of its gates; 0: nothing yet.
@@ -19,10 +19,6 @@ pub(super) struct Joined {
 }
 
 impl Joined {
-    pub(super) const fn new() -> Self {
-        Self { links: [const { Link::new() }; MAX_SHARES], token: AtomicU64::new(0) }
-    }
-
     /// A number that nobody guesses.
     fn token(&self) -> u64 {
         let known = self.token.load(Ordering::Relaxed);

@@ -75,7 +75,7 @@ impl Signal {
 }
 
 /// A context with lanes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Context {
     /// 0: nobody's.
     ctx: usize,
@@ -86,10 +86,6 @@ struct Context {
     ordering: usize,
     /// An event that is never recorded: asking about it fails where the context is broken.
     probe: usize,
-}
-
-impl Context {
-    const NONE: Self = Self { ctx: 0, address: 0, counting: 0, ordering: 0, probe: 0 };
 }
 
 /// A stream's lane.
@@ -112,7 +108,7 @@ struct Lane {
 unsafe impl Zeroed for Lane {}
 
 /// Under the lock of the streams.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Lanes {
     page: Option<&'static FlightPage>,
     contexts: [Context; CONTEXTS],
@@ -120,10 +116,6 @@ pub(super) struct Lanes {
 }
 
 impl Lanes {
-    pub(super) const fn new() -> Self {
-        Self { page: None, contexts: [Context::NONE; CONTEXTS], lanes: List::new() }
-    }
-
     /// From now on markers are words of `page`.
     pub(super) fn begin(&mut self, page: &'static FlightPage) {
         self.page = Some(page);
@@ -161,7 +153,7 @@ impl Lanes {
                 let at = self.contexts.iter().position(|context| context.ctx == 0)?;
                 let address = register(&page.lanes[at]).unwrap_or(0);
                 let probe = if address == 0 { 0 } else { events::create().unwrap_or(0) };
-                self.contexts[at] = Context { ctx, address, probe, ..Context::NONE };
+                self.contexts[at] = Context { ctx, address, probe, ..Context::default() };
                 at
             }
         };
@@ -232,7 +224,7 @@ impl Lanes {
             }
         }
         page.leave_context(at, queued);
-        self.contexts[at] = Context::NONE;
+        self.contexts[at] = Context::default();
     }
 
     /// Where nothing has landed for long: what a broken context was to do is over.

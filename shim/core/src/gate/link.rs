@@ -8,14 +8,10 @@ use core::ffi::CStr;
 use tessera_region::session::Message;
 
 /// See the module.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Link(Spin<Option<Socket>>);
 
 impl Link {
-    pub(super) const fn new() -> Self {
-        Self(Spin::new(None))
-    }
-
     /// Sends if there is a connection. False where it is to be said again.
     pub(super) fn say(&self, message: &Message) -> bool {
         let _deferred = Deferred::new();

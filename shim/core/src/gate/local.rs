@@ -99,23 +99,23 @@ pub(super) enum Helper {
 }
 
 impl Local {
-    pub(crate) const fn new(page: *const AtomicU32) -> Self {
+    pub(crate) fn new(page: *const AtomicU32) -> Self {
         Self {
             page,
             current: AtomicPtr::new(page.cast_mut()),
             own: AtomicU32::new(gate_word(0, GATE_CLOSED)),
             bound: AtomicU32::new(UNBOUND),
             binding: Spin::new(Helper::Unasked),
-            link: Link::new(),
-            joined: Joined::new(),
-            streams: Spin::new(Streams::new()),
-            noted: Spin::new(Noted::new()),
-            captures: Captures::new(),
+            link: Link::default(),
+            joined: Joined::default(),
+            streams: Spin::default(),
+            noted: Spin::default(),
+            captures: Captures::default(),
             going: AtomicU32::new(0),
             flight: AtomicPtr::new((&raw const UNSEEN).cast_mut()),
             flight_file: Spin::new(None),
-            tickets: Tickets::new(),
-            progress: Progress::new(),
+            tickets: Tickets::default(),
+            progress: Progress::default(),
             awake: Spin::new(()),
             wanted: AtomicU32::new(0),
             parked: AtomicBool::new(false),

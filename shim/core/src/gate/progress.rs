@@ -21,7 +21,7 @@ const MOST_DOUBLED: u32 = 14;
 const LONGEST_US: u32 = 10_000_000;
 
 /// See the module. Times are microseconds that wrap.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Progress {
     /// When something was last found complete, or a launch was let pass.
     last_us: AtomicU32,
@@ -32,15 +32,6 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    pub(super) const fn new() -> Self {
-        Self {
-            last_us: AtomicU32::new(0),
-            passed: AtomicU32::new(0),
-            proven: AtomicU32::new(0),
-            fruitless: AtomicU32::new(0),
-        }
-    }
-
     /// Somebody begins to look.
     pub(super) fn begin(&self, now_us: u32) {
         self.last_us.store(now_us, Ordering::Relaxed);
@@ -129,7 +120,7 @@ mod tests {
 
     #[test]
     fn who_is_helped_by_it_is_helped_sooner() {
-        let progress = Progress::new();
+        let progress = Progress::default();
         progress.begin(0);
         assert!(!progress.is_still(999, 0, 0) && progress.is_still(1_000, 0, 0));
         for round in 1..=2 {
@@ -141,7 +132,7 @@ mod tests {
 
     #[test]
     fn whose_operations_are_long_is_let_pass_ever_less() {
-        let progress = Progress::new();
+        let progress = Progress::default();
         progress.begin(0);
         // Operations of three seconds that nobody has seen end yet.
         let (mut now_us, mut passes) = (0, 0);
@@ -164,7 +155,7 @@ mod tests {
 
     #[test]
     fn who_needs_several_launches_is_helped_sooner_too() {
-        let progress = Progress::new();
+        let progress = Progress::default();
         for round in 1..=3 {
             progress.begin(round * 10_000);
             progress.passed(round * 10_000 + 1_000);
@@ -177,7 +168,7 @@ mod tests {
 
     #[test]
     fn what_was_proved_is_forgotten_where_it_is_so_no_more() {
-        let progress = Progress::new();
+        let progress = Progress::default();
         for round in 1..=8 {
             progress.passed(round * 10_000);
             progress.made(round * 10_000 + 100, 0);
@@ -192,7 +183,7 @@ mod tests {
 
     #[test]
     fn one_success_makes_up_for_all_failures() {
-        let progress = Progress::new();
+        let progress = Progress::default();
         (0..50).for_each(|at| progress.passed(at));
         assert_eq!(progress.patience_us(0, 0), LONGEST_US);
         progress.made(100, 0);
@@ -201,7 +192,7 @@ mod tests {
 
     #[test]
     fn hope_lasts_until_help_had_its_time_or_was_in_vain() {
-        let progress = Progress::new();
+        let progress = Progress::default();
         progress.begin(0);
         assert!(progress.is_hopeful(4_900, 0, 4) && !progress.is_hopeful(5_100, 0, 4));
         progress.passed(4_000);
@@ -217,7 +208,7 @@ mod tests {
 
     #[test]
     fn times_wrap() {
-        let progress = Progress::new();
+        let progress = Progress::default();
         progress.begin(u32::MAX - 10);
         assert!(!progress.is_still(500, 0, 0) && progress.is_still(1_000, 0, 0));
     }

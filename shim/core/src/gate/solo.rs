@@ -37,11 +37,13 @@ pub(super) struct Room {
     patience_us: u32,
 }
 
-impl Room {
-    pub(super) const fn new() -> Self {
+impl Default for Room {
+    fn default() -> Self {
         Self { markers: MARKERS, patience_us: PATIENCE_US }
     }
+}
 
+impl Room {
     /// Waited in vain.
     fn widen(&mut self) {
         self.markers = (self.markers * 2).min(UNBOUND);
@@ -263,7 +265,7 @@ mod tests {
 
     #[test]
     fn who_waits_in_vain_gets_room_and_loses_it_when_waiting_helps() {
-        let mut room = Room::new();
+        let mut room = Room::default();
         for _ in 0..20 {
             room.widen();
         }
@@ -273,6 +275,6 @@ mod tests {
         }
         assert_eq!(room, Room { markers: MARKERS, patience_us: 1_200_000 });
         room.worked(2_000);
-        assert_eq!(room, Room::new());
+        assert_eq!(room, Room::default());
     }
 }

@@ -58,14 +58,10 @@ impl Marker {
 
 /// The dirty streams; markers that are not put. Under a lock of their own, which nobody holds over a call
 /// that may wait: launching threads need it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Noted(List<Marker>);
 
 impl Noted {
-    pub(super) const fn new() -> Self {
-        Self(List::new())
-    }
-
     fn add(&mut self, stream: Stream, ctx: usize) {
         if !self.0.iter().any(|dirty| (dirty.stream, dirty.ctx) == (stream.0, ctx)) {
             let _ = self.0.push(Marker::due(stream, ctx));
@@ -102,7 +98,7 @@ pub(super) fn are_noted(noted: &Spin<Noted>, so: impl Fn(usize) -> bool) -> bool
 /// Its lock is held over calls of the driver that may wait, for a full queue say, and what is in the
 /// queue may wait for another thread's launch. So who launches takes it for a moment only, or not at all
 /// ([`Spin::lock_soon`]).
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Streams {
     pub(super) draining: List<Marker>,
     /// What is in flight of an open lease, oldest first; see [`super::window`].
@@ -135,20 +131,6 @@ enum Mark {
 const MANY: usize = 64;
 
 impl Streams {
-    pub(super) const fn new() -> Self {
-        Self {
-            draining: List::new(),
-            flying: List::new(),
-            spares: List::new(),
-            leaving: List::new(),
-            origins: List::new(),
-            pauses: List::new(),
-            alone: List::new(),
-            room: Room::new(),
-            lanes: Lanes::new(),
-        }
-    }
-
     /// Takes up what is dirty: from now on it is drained. The notes of it go under the same lock.
     pub(super) fn take_up(&mut self, process: &Process) {
         let mut noted = process.gate.noted.lock();
@@ -600,7 +582,7 @@ mod tests {
 
     #[test]
     fn a_capture_ends_with_the_stream_it_began_in_and_with_no_other() {
-        let mut streams = Streams::new();
+        let mut streams = Streams::default();
         let (origin, joined) = (Stream(0x1000), Stream(0x2000));
         streams.is_origin(origin);
         // Two threads, each in its own default stream.
@@ -619,7 +601,7 @@ mod tests {
     fn what_is_in_flight_in_a_context_that_lives_on_is_drained_as_before() {
         let (own, other, ctx) = (0x1000, 0x2000, 0x10);
         let left = |is_gone: bool, ended: Option<usize>| {
-            let (mut streams, gate) = (Streams::new(), Local::new(&raw const WORD));
+            let (mut streams, gate) = (Streams::default(), Local::new(&raw const WORD));
             let noted = &gate.noted;
             for stream in [own, Stream::PER_THREAD.0] {
                 noted.lock().add(Stream(stream), ctx);

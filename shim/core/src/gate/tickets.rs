@@ -23,7 +23,7 @@ struct Waiter {
 unsafe impl Zeroed for Waiter {}
 
 /// See the module. A ticket is a number; 0 is none.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Tickets {
     /// In the order in which they came.
     waiters: Spin<List<Waiter>>,
@@ -33,14 +33,6 @@ pub(super) struct Tickets {
 }
 
 impl Tickets {
-    pub(super) const fn new() -> Self {
-        Self {
-            waiters: Spin::new(List::new()),
-            last: AtomicU32::new(0),
-            offered: AtomicU32::new(0),
-        }
-    }
-
     /// The calling thread begins to wait with a launch into `stream`.
     pub(super) fn enter(&self, stream: Stream) -> u32 {
         let ctx = match stream.is_default() {
@@ -103,7 +95,7 @@ mod tests {
     use super::*;
 
     fn with(streams: &[usize]) -> Tickets {
-        let tickets = Tickets::new();
+        let tickets = Tickets::default();
         for (ticket, &stream) in (1..).zip(streams) {
             tickets.waiters.lock().push(Waiter { ticket, stream, ctx: 0 }).unwrap();
         }

@@ -64,7 +64,7 @@ pub(crate) struct Remembered {
 unsafe impl Zeroed for Remembered {}
 
 /// The executable graphs of this process that have allocation nodes.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Graphs {
     list: Spin<List<Remembered>>,
     /// Times that graph memory was trimmed, which unmaps what is not running.
@@ -72,10 +72,6 @@ pub struct Graphs {
 }
 
 impl Graphs {
-    pub const fn new() -> Self {
-        Self { list: Spin::new(List::new()), trims: AtomicU64::new(0) }
-    }
-
     /// What `exec` may take, if that is anything, and whether it has taken it already.
     pub(crate) fn find(&self, exec: usize) -> Option<(Needs, bool)> {
         let list = self.list.lock();
@@ -135,7 +131,7 @@ mod tests {
 
     #[test]
     fn graphs_are_remembered_until_they_are_destroyed() {
-        let graphs = Graphs::new();
+        let graphs = Graphs::default();
         assert_eq!(graphs.find(0x10), None);
         for exec in 1..=100 {
             assert_eq!(graphs.insert(exec, needs(exec as u64)), Ok(()));
@@ -154,7 +150,7 @@ mod tests {
 
     #[test]
     fn a_trim_unmaps() {
-        let graphs = Graphs::new();
+        let graphs = Graphs::default();
         assert_eq!(graphs.insert(0x10, needs(1)), Ok(()));
         graphs.mapped(0x10);
         assert_eq!(graphs.find(0x10), Some((needs(1), true)));

@@ -50,10 +50,6 @@ pub(crate) struct Settled {
 }
 
 impl Books {
-    pub(crate) const fn new() -> Self {
-        Self { charged: 0, pending: 0, owed: 0, closed: false }
-    }
-
     /// Whether a call is under way.
     pub(crate) fn is_busy(&self) -> bool {
         self.pending > 0

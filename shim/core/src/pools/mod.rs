@@ -69,12 +69,12 @@ pub struct Pools {
 }
 
 impl Pools {
-    pub const fn new() -> Self {
+    pub fn new() -> Self {
         Self {
             chunks: Chunks::new(),
             used: AtomicU32::new(0),
             growing: Spin::new(()),
-            graphs: [const { Pool::new() }; MAX_GPUS],
+            graphs: Default::default(),
         }
     }
 

@@ -73,7 +73,7 @@ impl Drop for Alone<'_> {
 }
 
 /// A pool. All zero is one that is not in use.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Pool {
     /// The driver's handle; 0 while unused, after its destruction, and of what has none.
     handle: AtomicUsize,
@@ -104,28 +104,10 @@ pub(crate) struct Pool {
     pub(crate) tight: Spin<()>,
 }
 
-// SAFETY: locks and atomic numbers, as `Pool::new` has them.
+// SAFETY: locks and atomic numbers, which begin as zeros.
 unsafe impl Zeroed for Pool {}
 
 impl Pool {
-    pub(crate) const fn new() -> Self {
-        Self {
-            handle: AtomicUsize::new(0),
-            graphs_of: AtomicI32::new(0),
-            home: AtomicU8::new(0),
-            number: AtomicU32::new(0),
-            live: AtomicU64::new(0),
-            threshold: AtomicU64::new(0),
-            loose: AtomicBool::new(false),
-            in_debt: AtomicBool::new(false),
-            own: AtomicBool::new(false),
-            orphaned: AtomicBool::new(false),
-            books: Spin::new(Books::new()),
-            learnt: AtomicU64::new(0),
-            tight: Spin::new(()),
-        }
-    }
-
     /// Takes an unused place; the caller holds the table's lock.
     pub(crate) fn begin_life(&self, source: Source, home: Home, number: u32) {
         self.home.store(home.word(), Ordering::Relaxed);
@@ -427,7 +409,7 @@ mod tests {
 
     #[test]
     fn a_call_is_alone_only_when_those_under_way_have_ended() {
-        let pool = Pool::new();
+        let pool = Pool::default();
         pool.begin(1);
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| drop(pool.alone()));

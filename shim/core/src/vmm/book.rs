@@ -98,7 +98,7 @@ unsafe impl Zeroed for Binding {}
 unsafe impl Zeroed for Tile {}
 
 /// All of it, for one process.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Book {
     entries: List<Entry>,
     /// Entries not in use.
@@ -113,18 +113,6 @@ pub(super) struct Book {
 }
 
 impl Book {
-    pub(super) const fn new() -> Self {
-        Self {
-            entries: List::new(),
-            vacant: List::new(),
-            names: List::new(),
-            ranges: List::new(),
-            bindings: List::new(),
-            tiles: List::new(),
-            clock: 0,
-        }
-    }
-
     /// A time, to tell what was mapped or bound before a driver call from what was since.
     pub(super) fn now(&mut self) -> u64 {
         self.clock += 1;

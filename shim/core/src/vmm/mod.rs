@@ -21,7 +21,7 @@ use core::mem;
 use tessera_cuda::types::*;
 use tessera_region::layout::Kind;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Vmm {
     book: Spin<Book>,
 }
@@ -30,10 +30,6 @@ pub struct Vmm {
 type Act<'a> = &'a mut dyn FnMut(&mut Book, Each<'_>);
 
 impl Vmm {
-    pub const fn new() -> Self {
-        Self { book: Spin::new(Book::new()) }
-    }
-
     /// Notes in the book what a driver call did, and gives back what ended by it.
     fn note(&self, process: &'static Process, act: Act<'_>) {
         act(&mut self.book.lock(), &mut |memory, export| {

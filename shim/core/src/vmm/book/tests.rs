@@ -34,7 +34,7 @@ fn unmap(book: &mut Book, start: u64, size: u64) -> u64 {
 
 #[test]
 fn a_handle_given_again_ends_the_old_memory_once() {
-    let mut book = Book::new();
+    let mut book = Book::default();
     make(&mut book, 1, 10);
     map(&mut book, 1, 100, 10);
     // Its release is under way: the driver has let go, another thread gets the handle first.
@@ -47,7 +47,7 @@ fn a_handle_given_again_ends_the_old_memory_once() {
 
 #[test]
 fn what_was_mapped_since_an_unmap_began_stays() {
-    let mut book = Book::new();
+    let mut book = Book::default();
     make(&mut book, 1, 10);
     make(&mut book, 2, 20);
     map(&mut book, 1, 100, 10);
@@ -63,7 +63,7 @@ fn what_was_mapped_since_an_unmap_began_stays() {
 #[test]
 fn bindings_hold_until_they_or_their_object_end() {
     for unbind in [true, false] {
-        let mut book = Book::new();
+        let mut book = Book::default();
         make(&mut book, 1, 10);
         make(&mut book, 9, 0);
         let (object, memory) = (book.pin(9).expect("known"), book.pin(1).expect("known"));
@@ -101,7 +101,7 @@ fn tile(x: u64, width: u64) -> Region {
 
 #[test]
 fn tiles_hold_until_all_of_them_are_replaced_unmapped_or_destroyed() {
-    let mut book = Book::new();
+    let mut book = Book::default();
     for (handle, bytes) in [(1, 10), (2, 20)] {
         make(&mut book, handle, bytes);
         ending(&mut book, |book, each| book.tile(tile(8 * handle, 8), Some(handle), 3, each));
@@ -120,7 +120,7 @@ fn tiles_hold_until_all_of_them_are_replaced_unmapped_or_destroyed() {
 
 #[test]
 fn an_import_of_what_is_here_already_is_one_more_reference() {
-    let mut book = Book::new();
+    let mut book = Book::default();
     make(&mut book, 1, 10);
     let import = Memory { import: 77, ..new(0) };
     let mut none = |_, _| panic!("nothing ends");
@@ -265,7 +265,7 @@ proptest! {
     fn calls_of_many_threads_give_back_what_the_driver_lets_go_and_never_before(
         acts in prop::collection::vec(act(), 1..400),
     ) {
-        let (mut book, mut driver) = (Book::new(), Driver::default());
+        let (mut book, mut driver) = (Book::default(), Driver::default());
         let (mut charged, mut under_way) = (0u64, Vec::<Call>::new());
         for act in acts {
             match act {
