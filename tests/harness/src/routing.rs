@@ -5,9 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::Path;
 
+use tessera_cuda::coverage::{base_name, inert, unhooked};
 use tessera_cuda::hooks::HOOKS;
-use tessera_cuda::inert::INERT;
-use tessera_cuda::unhooked::{UNHOOKED, base_name};
 
 use crate::{Output, Preloaded, compile_c};
 
@@ -23,7 +22,7 @@ const VERSIONS: &[u32] = &[
 /// All names that could be asked for: of functions, of their variants, of nothing.
 fn names() -> BTreeSet<String> {
     let bases = HOOKS.iter().map(|hook| base_name(hook.export));
-    let bases = bases.chain(UNHOOKED.iter().chain(INERT).copied());
+    let bases = bases.chain(unhooked()).chain(inert());
     let mut names: BTreeSet<String> = bases.map(str::to_owned).collect();
     names.extend(HOOKS.iter().map(|hook| hook.export.to_owned()));
     let unknown = ["cuBogus", "cuMemAlloc_v9", "cudaMalloc", "curl_easy_init", "malloc"];

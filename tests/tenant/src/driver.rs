@@ -2,8 +2,8 @@
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_ulonglong, c_void};
 
+use tessera_cuda::coverage::base_name;
 use tessera_cuda::types::*;
-use tessera_cuda::unhooked::base_name;
 
 use crate::exit::{self, Exit};
 

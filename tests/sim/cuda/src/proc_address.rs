@@ -8,13 +8,13 @@ use crate::driver::{cuda_version_before_init, driver};
 use crate::errors::Result;
 use crate::stream::Flavour;
 use std::ffi::{c_char, c_int, c_void};
+use tessera_cuda::coverage::base_name;
 use tessera_cuda::types::{
     CU_GET_PROC_ADDRESS_DEFAULT, CU_GET_PROC_ADDRESS_LEGACY_STREAM,
     CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, CU_GET_PROC_ADDRESS_SUCCESS,
     CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND, CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT,
     CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUdriverProcAddressQueryResult, cuuint64_t,
 };
-use tessera_cuda::unhooked::base_name;
 
 /// One export, and the CUDA version from which it is what its name means.
 struct Variant {

@@ -9,10 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use tessera_cuda::coverage::{accounted_for, nvml_accounted_for};
 use tessera_cuda::hooks::{HOOKS, Hook};
 use tessera_cuda::nvml::NVML_HOOKS;
-use tessera_cuda::nvml_unhooked::nvml_accounted_for;
-use tessera_cuda::unhooked::accounted_for;
 use tessera_harness::external;
 use tessera_harness::routing::Answers;
 use tessera_tenant::delivery::driver::LIBRARIES;

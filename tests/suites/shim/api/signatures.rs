@@ -5,8 +5,8 @@
 
 use std::collections::BTreeMap;
 
+use tessera_cuda::coverage::base_name;
 use tessera_cuda::hooks::HOOKS;
-use tessera_cuda::unhooked::base_name;
 use tessera_harness::external;
 
 /// `PFN_…` without the prefix → the argument types in C, of every cudaTypedefs.h there is.
