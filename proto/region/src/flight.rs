@@ -19,17 +19,16 @@
 //! Launches at a gate that says SOLO are not counted. The process's own closer ([`FlightPage::closed`])
 //! admits and marks an operation for each stream that was launched into meanwhile.
 
-#[cfg(feature = "std")]
-mod reader;
-
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use libc::c_int;
 
-use crate::os::{self, Map};
+#[cfg(feature = "std")]
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 #[cfg(feature = "std")]
-pub use reader::{FlightReader, create};
+use crate::error::PageFault;
+use crate::os::{self, Map};
 
 /// `"TSFLIGHT"`, little-endian.
 pub const FLIGHT_MAGIC: u64 = u64::from_le_bytes(*b"TSFLIGHT");
@@ -100,22 +99,8 @@ pub struct InFlight {
 impl FlightPage {
     /// One that nobody else sees.
     pub const fn unseen() -> Self {
-        Self {
-            magic: AtomicU64::new(0),
-            admitted: AtomicU64::new(0),
-            settled: AtomicU64::new(0),
-            marked: AtomicU64::new(0),
-            closed: AtomicU32::new(0),
-            awake: AtomicU32::new(0),
-            waiting: AtomicU32::new(0),
-            roomless: AtomicU32::new(0),
-            usual_us: AtomicU32::new(0),
-            begun_us: AtomicU32::new(0),
-            used_lanes: [const { AtomicU32::new(0) }; CONTEXTS],
-            awake_us: AtomicU32::new(0),
-            tail: [const { AtomicU32::new(0) }; 994],
-            lanes: [const { [const { AtomicU64::new(0) }; LANES] }; CONTEXTS],
-        }
+        // SAFETY: atomics, for which zero is a value.
+        unsafe { core::mem::zeroed() }
     }
 
     /// Reads the words in the order in which 0 is a proof: what is complete first, then what was admitted.
@@ -174,8 +159,61 @@ impl FlightPage {
     }
 }
 
+/// Another process's page, mapped read-only by the arbiter. What stands in it is that process's word.
+#[cfg(feature = "std")]
+#[derive(Debug)]
+pub struct FlightReader(Map<FlightPage>);
+
+#[cfg(feature = "std")]
+impl FlightReader {
+    /// Maps the page behind a descriptor, which is needed no longer than that. Nobody can make it wait, and nobody can
+    /// take the page away from it later: what is no memfd, sealed against shrinking and of the page's size, is refused.
+    pub fn map(file: BorrowedFd<'_>) -> Result<Self, PageFault> {
+        let fd = file.as_raw_fd();
+        // First: of other files than memory's even `fstat` may wait, for a server of the sender's choice.
+        if os::seals(fd).is_none_or(|seals| seals & libc::F_SEAL_SHRINK == 0) {
+            return Err(PageFault::NotRegular);
+        }
+        let stat = os::fstat(fd).map_err(|errno| PageFault::os("fstat", errno))?;
+        if stat.kind != os::FileKind::Regular {
+            return Err(PageFault::NotRegular);
+        }
+        if stat.size != FLIGHT_BYTES as u64 {
+            return Err(PageFault::WrongSize(stat.size));
+        }
+        // SAFETY: as long as the page, for good by its seal; atomics only, for which all bits are valid, aligned to a
+        // page.
+        let map = unsafe { Map::<FlightPage>::new(fd, false) };
+        let map = map.map_err(|errno| PageFault::os("mmap", errno))?;
+        match map.magic.load(Ordering::Acquire) {
+            FLIGHT_MAGIC => Ok(Self(map)),
+            _ => Err(PageFault::BadMagic),
+        }
+    }
+}
+
+#[cfg(feature = "std")]
+impl core::ops::Deref for FlightReader {
+    type Target = FlightPage;
+
+    fn deref(&self) -> &FlightPage {
+        &self.0
+    }
+}
+
+/// [`FlightPage::create`], for processes that std knows.
+#[cfg(feature = "std")]
+pub fn create() -> std::io::Result<(OwnedFd, &'static FlightPage)> {
+    let (fd, page) = FlightPage::create().map_err(std::io::Error::from_raw_os_error)?;
+    // SAFETY: just made, and the caller's.
+    Ok((unsafe { OwnedFd::from_raw_fd(fd) }, page))
+}
+
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::os::fd::AsFd;
+
     use super::*;
 
     #[test]
@@ -207,5 +245,52 @@ mod tests {
             assert_ne!(libc::fcntl(fd, libc::F_GETFD) & libc::FD_CLOEXEC, 0);
             libc::close(fd);
         }
+    }
+
+    /// A memfd of so many bytes with these seals.
+    fn memfd(bytes: u64, seals: libc::c_int) -> OwnedFd {
+        // SAFETY: a NUL-terminated name; the descriptor is nobody else's.
+        let fd = unsafe {
+            OwnedFd::from_raw_fd(libc::memfd_create(c"test".as_ptr(), libc::MFD_ALLOW_SEALING))
+        };
+        File::from(fd.try_clone().unwrap()).set_len(bytes).unwrap();
+        // SAFETY: our own descriptor; no pointers.
+        unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals) };
+        fd
+    }
+
+    #[test]
+    fn what_another_process_writes_is_read() {
+        let (fd, page) = create().unwrap();
+        let reader = FlightReader::map(fd.as_fd()).unwrap();
+        drop(fd);
+        page.admitted.store(7, Ordering::SeqCst);
+        assert_eq!(reader.in_flight().operations, 7);
+    }
+
+    #[test]
+    fn a_file_that_could_be_taken_away_or_make_us_wait_is_refused() {
+        let bytes = FLIGHT_BYTES as u64;
+        let fault = |fd: OwnedFd| FlightReader::map(fd.as_fd()).unwrap_err();
+        assert!(matches!(fault(memfd(bytes, 0)), PageFault::NotRegular), "it can be shortened");
+        assert!(matches!(fault(memfd(bytes, libc::F_SEAL_GROW)), PageFault::NotRegular));
+        for wrong in [0, 1, bytes - 1, bytes + 1, bytes * 2] {
+            let seals = libc::F_SEAL_SHRINK;
+            assert!(
+                matches!(fault(memfd(wrong, seals)), PageFault::WrongSize(size) if size == wrong)
+            );
+        }
+        assert!(matches!(fault(memfd(bytes, libc::F_SEAL_SHRINK)), PageFault::BadMagic));
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(bytes).unwrap();
+        assert!(matches!(fault(file.into()), PageFault::NotRegular), "an ordinary file");
+        assert!(matches!(fault(File::open("/proc/self").unwrap().into()), PageFault::NotRegular));
+        let (fd, _) = create().unwrap();
+        // SAFETY: a path of this process's own; the descriptor is nobody else's.
+        let for_writing = unsafe {
+            let path = format!("/proc/self/fd/{}\0", fd.as_raw_fd());
+            OwnedFd::from_raw_fd(libc::open(path.as_ptr().cast(), libc::O_WRONLY))
+        };
+        assert!(FlightReader::map(for_writing.as_fd()).is_err(), "it cannot be read");
     }
 }

@@ -78,12 +78,53 @@
 //! the others, and who does not fit beside the departing alone waits, as for an unsettled request.
 //! [`Contention::recover_dead`] notices the dead and takes away what the driver has back.
 
-mod contend;
 mod parts;
 
 pub use parts::{MAX_PARTS, Split, reserve_in_parts};
 
-use crate::sync::{Ordering, Word};
+pub use core::sync::atomic::Ordering;
+
+/// A 64-bit word that processes share: `core`'s in the pages, loom's, which have no layout, in its model.
+pub trait Word {
+    /// Loads the value.
+    fn load(&self, order: Ordering) -> u64;
+    /// Adds, and returns the value before. Wraps; callers bound what they add.
+    fn add(&self, bytes: u64, order: Ordering) -> u64;
+    /// Subtracts, stopping at zero.
+    fn subtract(&self, bytes: u64, order: Ordering);
+    /// `fence(SeqCst)` in the same memory model.
+    fn fence();
+}
+
+macro_rules! impl_word {
+    ($($path:ident)::+) => {
+        impl Word for $($path)::+::AtomicU64 {
+            #[inline]
+            fn load(&self, order: Ordering) -> u64 {
+                $($path)::+::AtomicU64::load(self, order)
+            }
+            #[inline]
+            fn add(&self, bytes: u64, order: Ordering) -> u64 {
+                self.fetch_add(bytes, order)
+            }
+            #[inline]
+            fn subtract(&self, bytes: u64, order: Ordering) {
+                // Never fails: the closure always returns a value.
+                let _ = self.fetch_update(order, Ordering::Relaxed, |value| {
+                    Some(value.saturating_sub(bytes))
+                });
+            }
+            #[inline]
+            fn fence() {
+                $($path)::+::fence(Ordering::SeqCst);
+            }
+        }
+    };
+}
+
+impl_word!(core::sync::atomic);
+#[cfg(feature = "loom")]
+impl_word!(loom::sync::atomic);
 
 /// One GPU's words in all slots, seen by the owner of one of them.
 pub trait Ledger {
@@ -143,9 +184,6 @@ pub enum Reason {
 }
 
 /// Reserves `bytes`: afterwards they are in the own charged word, or were refused.
-///
-/// # Errors
-/// See [`Reason`].
 #[inline]
 pub fn reserve<L: Ledger, C: Contention>(
     ledger: &L,
@@ -173,7 +211,7 @@ fn contend_alone<L: Ledger, C: Contention>(
 ) -> Result<(), Reason> {
     let mut split = [0; MAX_PARTS];
     split[0] = bytes;
-    contend::contend(core::slice::from_ref(ledger), bytes, &mut split, contention())
+    parts::contend(core::slice::from_ref(ledger), bytes, &mut split, contention())
 }
 
 /// Turns `reserved` bytes into `actual ≤ reserved` granted ones. Returns what the process holds.

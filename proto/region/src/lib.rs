@@ -20,6 +20,7 @@ extern crate alloc;
 pub mod abi;
 pub mod account;
 mod attach;
+#[cfg(feature = "std")]
 pub mod error;
 #[cfg(feature = "std")]
 mod files;
@@ -31,18 +32,13 @@ pub mod quota;
 pub mod session;
 pub mod share;
 mod size;
-#[cfg(feature = "std")]
-mod spares;
 pub mod spin;
-pub mod sync;
 pub mod usage;
 
-pub use attach::in_dir;
-pub use error::{AttachError, AttachFault, ClaimError};
+pub use attach::{AttachError, in_dir};
 #[cfg(feature = "std")]
 pub use error::{PageError, PageFault};
 #[cfg(feature = "std")]
-pub use files::{is_open, prepare_dir, remove_pages};
+pub use files::{PAIR_BYTES, Spares, is_open, prepare_dir, remove_pages};
+pub use os::{monotonic_ns, pid};
 pub use size::Size;
-#[cfg(feature = "std")]
-pub use spares::{PAIR_BYTES, Spares};

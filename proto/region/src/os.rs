@@ -162,15 +162,6 @@ pub(crate) fn is_tmpfs(fd: c_int) -> bool {
     stat.f_type == libc::TMPFS_MAGIC
 }
 
-/// What a lock attempt found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum TryLock {
-    /// This open file description holds the byte now.
-    Held,
-    /// Another open file description does.
-    Taken,
-}
-
 fn flock(kind: c_int, start: u64, len: u64) -> libc::flock {
     // SAFETY: `flock` is integers only, for which zero is a value.
     let mut lock: libc::flock = unsafe { core::mem::zeroed() };
@@ -183,13 +174,13 @@ fn flock(kind: c_int, start: u64, len: u64) -> libc::flock {
 }
 
 /// Non-blocking exclusive lock of one byte, owned by `fd`'s open file description
-/// (`fcntl_locking(2)`, F_OFD_SETLK). `fd` must be open for writing.
-pub(crate) fn try_lock(fd: c_int, offset: u64) -> Result<TryLock, i32> {
+/// (`fcntl_locking(2)`, F_OFD_SETLK); false where another one holds it. `fd` must be open for writing.
+pub(crate) fn try_lock(fd: c_int, offset: u64) -> Result<bool, i32> {
     let lock = flock(libc::F_WRLCK, offset, 1);
     // SAFETY: F_OFD_SETLK reads one `flock`, which outlives the call.
     match retry(|| unsafe { libc::fcntl(fd, libc::F_OFD_SETLK, &raw const lock) }) {
-        Ok(_) => Ok(TryLock::Held),
-        Err(libc::EAGAIN | libc::EACCES) => Ok(TryLock::Taken),
+        Ok(_) => Ok(true),
+        Err(libc::EAGAIN | libc::EACCES) => Ok(false),
         Err(error) => Err(error),
     }
 }
@@ -270,7 +261,7 @@ impl<T> Drop for Map<T> {
 }
 
 /// `CLOCK_MONOTONIC` in nanoseconds; comparable between processes of one boot. No system call.
-pub(crate) fn monotonic_ns() -> u64 {
+pub fn monotonic_ns() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `now` is writable; CLOCK_MONOTONIC always exists.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
@@ -291,7 +282,7 @@ pub(crate) fn sleep(time: Duration) {
 }
 
 /// This process's pid in its own pid namespace.
-pub(crate) fn pid() -> u32 {
+pub fn pid() -> u32 {
     // SAFETY: no pointers, and it cannot fail.
     unsafe { libc::getpid() }.cast_unsigned()
 }

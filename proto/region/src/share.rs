@@ -80,9 +80,6 @@ pub struct ShareSet {
 
 impl ShareSet {
     /// Those of a process, which its other processes name in the same order: that of their ids.
-    ///
-    /// # Errors
-    /// [`ShareFault`].
     pub fn new(shares: Vec<Share>) -> Result<Self, ShareFault> {
         match shares.len() {
             0 => return Err(ShareFault::None),
@@ -241,14 +238,11 @@ impl ShareSet {
         })
     }
 
-    /// The living processes that hold bytes on a GPU, each once; see [`UsageMap::holders`].
+    /// The living processes that hold bytes on a GPU, each once: their pids, as they say, in their own pid
+    /// namespaces, and the bytes granted to each. Returns how many of `into` it filled.
     pub fn holders(&self, gpu: usize, into: &mut [(u32, u64); SLOTS]) -> usize {
         let mut count = 0;
-        for (at, (share, gpu)) in self.each(gpu).enumerate() {
-            if at == 0 {
-                count = share.usage.holders(gpu, into);
-                continue;
-            }
+        for (share, gpu) in self.each(gpu) {
             let before = count;
             share.usage.each_holder(gpu, |pid, bytes| {
                 // A process has one slot in each share. Where two containers have a share in common, two of

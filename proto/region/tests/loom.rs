@@ -11,8 +11,7 @@
 use loom::sync::atomic::{AtomicU64, fence};
 use loom::sync::{Arc, Mutex, MutexGuard};
 use loom::thread;
-use tessera_region::ledger::{self, Contention, Ledger, Obstacle, Reason};
-use tessera_region::sync::{Ordering, Word};
+use tessera_region::ledger::{self, Contention, Ledger, Obstacle, Ordering, Reason, Word};
 
 /// Forced switches per execution. The bugs this protocol had in earlier drafts needed at most two.
 const PREEMPTIONS: usize = 3;

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use tessera_region::layout::SESSION_SOCKET;
 use tessera_region::quota::{QuotaSpec, QuotaWriter};
 pub use tessera_region::usage::Tally;
-use tessera_region::usage::{Fate, Recovered, SlotView, Snapshot, Tampered, UsageFile, What};
+use tessera_region::usage::{Fate, Recovered, SlotView, Snapshot, Tampered, UsageFile};
 use tessera_region::{PageError, PageFault};
 use tracing::{info, warn};
 
@@ -346,7 +346,7 @@ impl Region {
             self.observed.news();
         }
         open.wrong = Some(tampered);
-        if tampered.slot.is_none() || matches!(tampered.what, What::HighWater | What::Unclaimed) {
+        if tampered.of_page {
             let generation = self.generation.load(Ordering::Relaxed);
             match self.change(open, move |usage| usage.restore(generation)) {
                 Some(Ok(_)) => open.wrong = None,

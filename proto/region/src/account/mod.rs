@@ -16,27 +16,21 @@
 //! | the driver took more than was set aside, and keeps it ([`Account::owe`]) | as if the limit had been lowered, until it is released |
 //! | a release of more than is held | stops at zero |
 
-mod imports;
 mod parts;
-mod statistics;
-mod waiting;
-mod words;
 
 use alloc::vec::Vec;
-use core::fmt;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering, fence};
 use core::time::Duration;
 
-use crate::error::ClaimError;
-use crate::layout::{Kind, MAX_GPUS, Slot};
+use crate::attach::AttachError;
+use crate::layout::{IMPORTED, Kind, LAUNCH_SHARDS, MAX_GPUS, Slot};
 pub use crate::ledger::Reason;
 use crate::ledger::{self, Split};
+use crate::os;
 use crate::share::{Part, ShareSet};
-use crate::size::Size;
 use crate::spin::Spin;
 use crate::usage::OwnedSlot;
-use waiting::Waiting;
-use words::Words;
+use parts::{Waiting, Words};
 
 /// How long a request that would fit waits for others' unsettled ones.
 pub const PATIENCE: Duration = Duration::from_secs(5);
@@ -76,27 +70,12 @@ pub struct Refused {
     pub limit: u64,
 }
 
-impl fmt::Display for Refused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { reason, gpu, .. } = self;
-        let [bytes, used, limit] = [self.bytes, self.used(), self.limit].map(Size);
-        let reason = match reason {
-            Reason::OverQuota => "over the memory quota",
-            Reason::Contended => "another process's request stayed unsettled too long",
-            Reason::Departing => "the driver has not given back what processes that ended held",
-        };
-        write!(f, "{bytes:.3} on GPU {gpu} refused: {reason} ({used:.3} of {limit:.3} in use)")
-    }
-}
-
 impl Refused {
     /// Bytes in use at about that time, overhead included; never more than the limit.
     pub fn used(&self) -> u64 {
         self.granted.saturating_add(self.overhead).min(self.limit)
     }
 }
-
-impl core::error::Error for Refused {}
 
 /// Bytes set aside for one driver call. Dropping it gives them back.
 #[derive(Debug)]
@@ -131,14 +110,11 @@ pub struct Unclaimed {
     /// Which of the [`ShareSet`]'s.
     pub share: usize,
     /// Why.
-    pub error: ClaimError,
+    pub error: AttachError,
 }
 
 impl Account {
     /// Claims a slot in each share. On failure the shares come back, and no slot is kept.
-    ///
-    /// # Errors
-    /// [`Unclaimed`].
     pub fn claim(shares: ShareSet) -> Result<Self, (ShareSet, Unclaimed)> {
         let mut slots = Vec::new();
         for (at, share) in shares.shares().iter().enumerate() {
@@ -210,9 +186,6 @@ impl Account {
 
     /// As [`Account::reserve`], for a caller that has another way if it fails: not counted as a
     /// refusal. Where that way ends too, [`Account::refuse`] counts it.
-    ///
-    /// # Errors
-    /// Why it cannot be.
     #[inline]
     pub fn try_reserve(&self, gpu: usize, bytes: u64) -> Result<Reservation<'_>, Reason> {
         match self.shares.only(gpu) {
@@ -321,8 +294,8 @@ impl Account {
 }
 
 /// Saturating subtraction from a statistic.
-fn subtract(word: &core::sync::atomic::AtomicU64, bytes: u64) {
-    crate::sync::Word::subtract(word, bytes, Ordering::Relaxed);
+fn subtract(word: &AtomicU64, bytes: u64) {
+    ledger::Word::subtract(word, bytes, Ordering::Relaxed);
 }
 
 impl<'a> Reservation<'a> {
@@ -376,6 +349,161 @@ impl Drop for Reservation<'_> {
     fn drop(&mut self) {
         self.account.withdraw(self.gpu, self.bytes);
     }
+}
+
+// What a process counts, in its slots. A GPU's refusals are counted in the first share that has it; launches and gates in
+// the share whose gate the process keeps to.
+
+impl Account {
+    /// Counts a request as refused, and describes it.
+    #[cold]
+    pub fn refuse(&self, reason: Reason, gpu: usize, bytes: u64) -> Refused {
+        let slot = self.first_slot(gpu);
+        slot.refusals.fetch_add(1, Ordering::Relaxed);
+        slot.last_refused_bytes.store(bytes, Ordering::Relaxed);
+        slot.last_refused_ns.store(os::monotonic_ns(), Ordering::Relaxed);
+        let granted = self.granted_total(gpu);
+        let (overhead, limit) = (self.shares.observed_overhead(gpu), self.shares.memory_limit(gpu));
+        Refused { reason, gpu, bytes, granted, overhead, limit }
+    }
+
+    /// Describes a refusal after what the driver had already taken was given back: as it was before the
+    /// request, and with all the bytes that it would have taken.
+    #[cold]
+    pub fn undone(&self, refused: &Refused) -> Refused {
+        let granted = self.granted_total(refused.gpu);
+        let whole = refused.granted.saturating_add(refused.bytes);
+        Refused { granted, bytes: whole.saturating_sub(granted).max(refused.bytes), ..*refused }
+    }
+
+    fn granted_total(&self, gpu: usize) -> u64 {
+        let of = |words: Words<'_>| {
+            ledger::granted_total(&words).unwrap_or_else(|| ledger::granted_sum(&words))
+        };
+        let parts = self.shares.parts(gpu).iter();
+        parts.map(|&part| of(self.words(part))).fold(0, u64::saturating_add)
+    }
+
+    /// Says what the application had asked for on a GPU, where that is other than the bytes that were refused:
+    /// less than a pool would have grown by, say.
+    pub fn asked(&self, gpu: usize, bytes: u64) {
+        self.first_slot(gpu).last_refused_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn count_grant(&self, gpu: usize) {
+        self.first_slot(gpu).allocations.fetch_add(1, Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn first_slot(&self, gpu: usize) -> &Slot {
+        self.slot(self.shares.parts(gpu)[0])
+    }
+
+    /// The slot in the share whose gate the process keeps to.
+    fn lead_slot(&self) -> &Slot {
+        self.slots[self.shares.lead_index()].words()
+    }
+
+    /// Counts a request within the quota that the driver refused.
+    pub fn count_driver_refusal(&self, gpu: usize) {
+        self.first_slot(gpu).driver_refusals.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The launch counter's shards, for threads that count without a call. Only this process
+    /// writes them.
+    pub fn launches(&self) -> &[AtomicU64; LAUNCH_SHARDS] {
+        &self.lead_slot().launches
+    }
+
+    /// Adds time waited at the gate by one launch.
+    pub fn add_gate_wait(&self, ns: u64) {
+        self.lead_slot().gate_waits.fetch_add(1, Ordering::Relaxed);
+        self.lead_slot().gate_wait_ns.fetch_add(ns, Ordering::Relaxed);
+    }
+
+    /// Counts that this process rations itself, because the arbiter is silent.
+    pub fn count_gate_timeout(&self) {
+        self.lead_slot().gate_timeouts.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a launch that found the window full.
+    pub fn count_window_wait(&self) {
+        self.lead_slot().window_waits.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Adds GPU time used.
+    pub fn add_gpu_time(&self, ns: u64) {
+        self.lead_slot().gpu_time_ns.fetch_add(ns, Ordering::Relaxed);
+    }
+}
+
+// Marks of imports: which memory of other processes this one keeps alive. Memory that a process exported and then freed
+// lives on while anybody has it imported, so it must stay charged to the exporter. Importers therefore mark what they
+// import in their own slots, and exporters look before they give the bytes back. What a mark says is up to the caller;
+// here it is a word other than 0. A mark lives as long as its slot's owner: recovery zeroes it.
+
+impl Account {
+    /// Marks an import, before the driver is asked for it: in the slot of each share, with what `mark` says for
+    /// that share. 0 marks nothing. The same mark may be there several times.
+    pub fn mark_import(&self, mark: impl Fn(usize) -> u64) {
+        for (at, slot) in self.slots.iter().enumerate() {
+            let (mark, slot) = (mark(at), slot.words());
+            if mark != 0 && !replace(&slot.imports, 0, mark) {
+                slot.more_imports.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        // With the one in `any_import`: of an import and a release that race, one sees the other.
+        fence(Ordering::SeqCst);
+    }
+
+    /// Takes one such mark back, after the driver let go of the import.
+    pub fn unmark_import(&self, mark: impl Fn(usize) -> u64) {
+        for (at, slot) in self.slots.iter().enumerate() {
+            let (mark, slot) = (mark(at), slot.words());
+            if mark != 0 && !replace(&slot.imports, mark, 0) {
+                let less = |more: u32| more.checked_sub(1);
+                let _ = slot.more_imports.fetch_update(Ordering::Release, Ordering::Relaxed, less);
+            }
+        }
+    }
+
+    /// Notes that so many bytes of others' memory are here, or no longer here.
+    pub fn note_imported(&self, bytes: u64, here: bool) {
+        for slot in &self.slots {
+            let imported = &slot.words().kinds[IMPORTED];
+            let now = |old: u64| match here {
+                true => Some(old.saturating_add(bytes)),
+                false => Some(old.saturating_sub(bytes)),
+            };
+            let _ = imported.fetch_update(Ordering::Relaxed, Ordering::Relaxed, now);
+        }
+    }
+
+    /// Whether any process with one of the shares, this one among them, has an import that `matches` in that
+    /// share, or more imports than it could mark.
+    pub fn any_import(&self, matches: impl Fn(usize, u64) -> bool) -> bool {
+        fence(Ordering::SeqCst);
+        let marked = |share: usize, slot: &Slot| {
+            slot.more_imports.load(Ordering::Acquire) != 0
+                || slot.imports.iter().any(|word| {
+                    let mark = word.load(Ordering::Acquire);
+                    mark != 0 && matches(share, mark)
+                })
+        };
+        self.shares.shares().iter().enumerate().any(|(at, share)| {
+            let usage = &share.usage;
+            (0..usage.high_water()).any(|index| marked(at, usage.slot(index)))
+        })
+    }
+}
+
+/// Replaces one word that is `old`; false if there is none.
+fn replace(words: &[AtomicU64], old: u64, new: u64) -> bool {
+    words.iter().any(|word| {
+        word.load(Ordering::Relaxed) == old
+            && word.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    })
 }
 
 #[cfg(test)]

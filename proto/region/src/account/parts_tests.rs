@@ -43,36 +43,6 @@ fn a_request_that_one_share_holds_is_charged_there() {
 }
 
 #[test]
-fn a_reservation_that_is_dropped_leaves_nothing_in_any_share() {
-    let (one, two) = (Allocation::of(&[(GPU, 100)]), Allocation::of(&[(GPU, 100)]));
-    let account = process(&[&one, &two]);
-    drop(account.reserve(0, 150).unwrap());
-    assert_eq!((one.charged(), two.charged()), (0, 0));
-    account.reserve(0, 150).unwrap().commit(120, Kind::Vmm).unwrap();
-    assert_eq!((one.charged(), two.charged()), (100, 20), "settled to what the driver took");
-    let overrun = account.reserve(0, 10).unwrap().commit(90, Kind::Plain).unwrap_err();
-    assert_eq!(overrun.refused.reason, Reason::OverQuota);
-    drop(overrun);
-    assert_eq!((one.charged(), two.charged()), (100, 20));
-    account.reserve(0, 10).unwrap().commit(80, Kind::Plain).unwrap();
-    assert_eq!((one.charged(), two.charged()), (100, 100));
-}
-
-#[test]
-fn a_share_that_two_tenants_have_is_one_quota() {
-    let (one, two) = (Allocation::of(&[(GPU, 1000)]), Allocation::of(&[(GPU, 500)]));
-    let (both, only) = (process(&[&one, &two]), process(&[&one]));
-    take(&only, 700).unwrap();
-    assert_eq!(take(&both, 801), Err(Reason::OverQuota));
-    take(&both, 800).unwrap();
-    assert_eq!((one.charged(), two.charged()), (1000, 500));
-    assert_eq!(take(&only, 1), Err(Reason::OverQuota));
-    only.release(0, 700, Kind::Plain);
-    take(&both, 700).unwrap();
-    assert_eq!(one.charged(), 1000);
-}
-
-#[test]
 fn limits_move_one_by_one() {
     let (one, two) = (Allocation::of(&[(GPU, 100)]), Allocation::of(&[(GPU, 100)]));
     let account = process(&[&one, &two]);
@@ -148,7 +118,8 @@ fn without_a_slot_in_one_share_none_is_kept_in_another() {
     let all: Vec<Account> = (0..crate::layout::SLOTS).map(|_| process(&[&two])).collect();
     let shares = ShareSet::new(vec![one.share(), two.share()]).unwrap();
     let (shares, unclaimed) = Account::claim(shares).unwrap_err();
-    assert_eq!(unclaimed, Unclaimed { share: 1, error: ClaimError::AllTaken });
+    assert_eq!(unclaimed.share, 1);
+    assert!(unclaimed.error.to_string().contains("use CUDA already"), "{unclaimed:?}");
     assert_eq!(process(&[&one]).slot_index(), 0, "the first one's is free again");
     drop(all);
     assert!(Account::claim(shares).is_ok());

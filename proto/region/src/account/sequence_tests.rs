@@ -161,7 +161,7 @@ proptest! {
                             process.reserved.push(bytes);
                         }
                         Err(refused) => {
-                            prop_assert!(!fits, "{refused}");
+                            prop_assert!(!fits, "{refused:?}");
                             prop_assert_eq!(refused.reason, Reason::OverQuota);
                         }
                     }
@@ -191,7 +191,7 @@ proptest! {
                             prop_assert!(fits, "{actual} of {reserved} granted");
                             process.granted.push((actual, kind));
                         }
-                        Err(refused) => prop_assert!(!fits, "{refused}"),
+                        Err(refused) => prop_assert!(!fits, "{refused:?}"),
                     }
                 }
                 Step::RollBack(at) => drop(node.processes[at].next()),

@@ -109,7 +109,6 @@ fn the_last_byte_fits_and_the_next_does_not() {
         refused,
         Refused { reason, gpu: 0, bytes: 2, granted: 999, overhead: 0, limit: 1000 }
     );
-    assert!(refused.to_string().contains("over the memory quota"), "{refused}");
     take(&account, 0, 1).unwrap();
     take(&account, 0, 0).unwrap();
     assert_eq!(take(&account, 0, 1), Err(reason));
@@ -124,7 +123,6 @@ fn observed_overhead_takes_from_what_may_be_charged_and_gives_it_back() {
     tenant.quota.set_observed_overhead(0, 300);
     let refused = account.reserve(0, 101).unwrap_err();
     assert_eq!((refused.granted, refused.overhead, refused.used()), (600, 300, 900));
-    assert!(refused.to_string().contains("900 B of 1000 B in use"), "{refused}");
     take(&account, 0, 100).unwrap();
     // More is seen than is left: nothing is taken back, and nothing given.
     tenant.quota.set_observed_overhead(0, 5000);
@@ -159,17 +157,6 @@ fn gpus_are_accounted_apart_and_processes_together() {
     assert_eq!(take(&two, 0, 1), Err(Reason::OverQuota));
     assert_eq!(take(&one, 1, 1), Err(Reason::OverQuota));
     assert_eq!((one.charged_total(1), one.granted_here(1), two.granted_here(1)), (10, 0, 10));
-}
-
-#[test]
-fn a_dropped_reservation_leaves_nothing() {
-    let tenant = tenant();
-    let account = tenant.process();
-    let reservation = account.reserve(0, 700).unwrap();
-    assert_eq!((reservation.bytes(), account.charged_total(0)), (700, 700));
-    drop(reservation);
-    let slot = tenant.slot(&account);
-    assert_eq!((slot.charged[0], slot.granted[0], slot.did.peak[0], slot.frees), (0, 0, 0, 0));
 }
 
 #[test]
@@ -231,22 +218,6 @@ fn absurd_requests_and_releases_do_no_harm() {
     account.release(0, u64::MAX, Kind::Plain);
     assert_eq!(account.charged_total(0), 0);
     take(&account, 0, 1000).unwrap();
-}
-
-#[test]
-fn a_lowered_limit_takes_nothing_back_and_a_raised_one_counts_at_once() {
-    let tenant = tenant();
-    let account = tenant.process();
-    take(&account, 0, 900).unwrap();
-    tenant.quota.set_memory_limit(0, 500);
-    assert_eq!(take(&account, 0, 1), Err(Reason::OverQuota));
-    assert_eq!(account.charged_total(0), 900);
-    account.release(0, 500, Kind::Plain);
-    take(&account, 0, 100).unwrap();
-    tenant.quota.set_memory_limit(0, 2000);
-    take(&account, 0, 1500).unwrap();
-    tenant.quota.set_memory_limit(0, 0);
-    assert_eq!(take(&account, 0, 1), Err(Reason::OverQuota));
 }
 
 #[test]

@@ -1,8 +1,9 @@
-//! One request, several limits: where its parts go, and what the limits have left together.
+//! One request, several limits: where its parts go, what the limits have left together, and how it waits for others.
 
-use super::contend::contend;
-use super::{Contention, Ledger, Reason, charged_total, granted, publish, withdraw};
-use crate::sync::Ordering;
+use super::{
+    Contention, Ledger, Obstacle, Ordering, Reason, Word, charged_total, departing_sum, granted,
+    granted_sum, publish, withdraw,
+};
 
 /// Most limits that one request is asked of.
 pub const MAX_PARTS: usize = 16;
@@ -17,9 +18,6 @@ const COLLECTIONS: usize = 4;
 /// are filled first.
 ///
 /// Lists of different processes name their limits in one order, that of the shares' ids.
-///
-/// # Errors
-/// See [`Reason`].
 pub fn reserve_in_parts<L: Ledger, C: Contention>(
     ledgers: &[L],
     bytes: u64,
@@ -41,13 +39,13 @@ pub fn reserve_in_parts<L: Ledger, C: Contention>(
 }
 
 /// What all may hold together. Saturates.
-pub(super) fn limits<L: Ledger>(ledgers: &[L]) -> u64 {
+fn limits<L: Ledger>(ledgers: &[L]) -> u64 {
     ledgers.iter().map(Ledger::limit).fold(0, u64::saturating_add)
 }
 
 /// Whether each limit that has a part of `split`, which the caller has published, holds for what is charged
 /// now. It is reserved then. A request of nothing is one part of nothing, of any limit that holds.
-pub(super) fn all_fit<L: Ledger>(ledgers: &[L], split: &Split) -> bool {
+fn all_fit<L: Ledger>(ledgers: &[L], split: &Split) -> bool {
     let holds = |ledger: &L| charged_total(ledger) <= ledger.limit();
     let has_part = |at: usize| split[at] > 0;
     match (0..ledgers.len()).any(has_part) {
@@ -58,7 +56,7 @@ pub(super) fn all_fit<L: Ledger>(ledgers: &[L], split: &Split) -> bool {
 
 /// Whether a request does not fit beside what is granted, and so did not at one moment of the call. `None`
 /// if releases kept interfering.
-pub(super) fn is_over<L: Ledger>(ledgers: &[L], bytes: u64) -> Option<bool> {
+fn is_over<L: Ledger>(ledgers: &[L], bytes: u64) -> Option<bool> {
     at_rest(ledgers, || {
         let used = |at: usize| granted(&ledgers[at], Ordering::Acquire);
         fill(ledgers, bytes, used).is_none()
@@ -67,13 +65,13 @@ pub(super) fn is_over<L: Ledger>(ledgers: &[L], bytes: u64) -> Option<bool> {
 
 /// Where a request could go by what is charged beside `own`, which the caller has published. `None` where
 /// there is no room.
-pub(super) fn by_charges<L: Ledger>(ledgers: &[L], bytes: u64, own: &Split) -> Option<Split> {
+fn by_charges<L: Ledger>(ledgers: &[L], bytes: u64, own: &Split) -> Option<Split> {
     fill(ledgers, bytes, |at| charged_total(&ledgers[at]).saturating_sub(own[at]))
 }
 
 /// Where a request goes that waits with its bytes published: by what is granted, or into the first, where no
 /// sum says that it fits.
-pub(super) fn by_grants<L: Ledger>(ledgers: &[L], bytes: u64) -> Split {
+fn by_grants<L: Ledger>(ledgers: &[L], bytes: u64) -> Split {
     let used = |at: usize| granted(&ledgers[at], Ordering::Relaxed);
     fill(ledgers, bytes, used).unwrap_or_else(|| {
         let mut split = [0; MAX_PARTS];
@@ -99,7 +97,7 @@ fn fill<L: Ledger>(ledgers: &[L], bytes: u64, used: impl Fn(usize) -> u64) -> Op
 
 /// Publishes and withdraws what lies between two splits, and leaves them equal. Nothing is withdrawn
 /// before all is published, so bytes that only move are there all the time.
-pub(super) fn move_to<L: Ledger>(ledgers: &[L], split: &mut Split, wanted: &Split) {
+fn move_to<L: Ledger>(ledgers: &[L], split: &mut Split, wanted: &Split) {
     for (at, ledger) in ledgers.iter().enumerate() {
         if wanted[at] > split[at] {
             publish(ledger, wanted[at] - split[at]);
@@ -129,7 +127,6 @@ pub(super) fn at_rest<L: Ledger, T>(ledgers: &[L], read: impl Fn() -> T) -> Opti
 /// A word that changes when any slot's epoch does. 2^64 values stand for more, of which two are alike once
 /// in so many; a list of them all would be too long for some threads' stacks.
 fn epochs<L: Ledger>(ledgers: &[L]) -> u64 {
-    use crate::sync::Word as _;
     let mut all = 0u64;
     for ledger in ledgers {
         for slot in 0..ledger.high_water() {
@@ -142,4 +139,81 @@ fn epochs<L: Ledger>(ledgers: &[L]) -> u64 {
         }
     }
     all
+}
+
+// Steps 3 and 4 of a request: others stand in its way.
+
+/// Waits without the queue before trying to get it: most collisions are over by then.
+const ROUNDS_BEFORE_QUEUE: u32 = 3;
+/// A killed process leaves reserved bytes that only recovery removes; look for such now and then.
+const ROUNDS_BETWEEN_RECOVERIES: u32 = 16;
+
+/// Called with `split` published; returns with all `bytes` published if they are reserved, and with nothing
+/// else.
+#[cold]
+pub(super) fn contend<L: Ledger, C: Contention>(
+    ledgers: &[L],
+    bytes: u64,
+    split: &mut Split,
+    mut contention: C,
+) -> Result<(), Reason> {
+    const NOTHING: Split = [0; MAX_PARTS];
+    let mut queued = false;
+    let mut no_dead = false;
+    let mut round = 0;
+    let refuse = |split: &mut Split, reason| {
+        move_to(ledgers, split, &NOTHING);
+        Err(reason)
+    };
+    loop {
+        if is_over(ledgers, bytes) == Some(true) {
+            if no_dead {
+                return refuse(split, Reason::OverQuota);
+            }
+            // Refuse at the next judgement, if this finds nobody dead.
+            no_dead = !contention.recover_dead();
+        } else {
+            no_dead = false;
+            if !queued {
+                move_to(ledgers, split, &NOTHING);
+            }
+            if round % ROUNDS_BETWEEN_RECOVERIES == ROUNDS_BEFORE_QUEUE {
+                contention.recover_dead();
+            }
+            let obstacle = obstacle(ledgers, bytes);
+            if !contention.pause(obstacle) {
+                let reason = match obstacle {
+                    Obstacle::Unsettled => Reason::Contended,
+                    Obstacle::Departing => Reason::Departing,
+                };
+                return refuse(split, reason);
+            }
+            round += 1;
+            queued = queued || (round > ROUNDS_BEFORE_QUEUE && contention.try_queue());
+        }
+        if bytes > limits(ledgers) {
+            return refuse(split, Reason::OverQuota);
+        }
+        // Without the queue, publish only what could go: a hopeless publication stands in the way
+        // of others.
+        let wanted = match by_charges(ledgers, bytes, split) {
+            Some(wanted) => wanted,
+            None if queued => by_grants(ledgers, bytes),
+            None => continue,
+        };
+        move_to(ledgers, split, &wanted);
+        L::Word::fence();
+        if all_fit(ledgers, split) {
+            return Ok(());
+        }
+    }
+}
+
+/// What a request that does not go ahead waits for, as far as a glance can tell.
+fn obstacle<L: Ledger>(ledgers: &[L], bytes: u64) -> Obstacle {
+    let sum = |of: fn(&L) -> u64| ledgers.iter().map(of).fold(0, u64::saturating_add);
+    let departing = sum(departing_sum);
+    let all = sum(granted_sum).saturating_add(bytes).saturating_add(departing);
+    let is_departing = departing > 0 && all > limits(ledgers);
+    if is_departing { Obstacle::Departing } else { Obstacle::Unsettled }
 }

@@ -11,13 +11,12 @@ use std::path::{Path, PathBuf};
 use super::{Policy, is_name, name_in};
 use crate::abi;
 use crate::error::{PageError, PageFault};
-use crate::files;
+use crate::files::{self, Spares};
 use crate::layout::{
     DEPARTING_NONE, DEPARTING_SOME, DEPARTURE_NS, GATE_SOLO, MAX_BYTES, MAX_GPUS, QUOTA_BYTES,
     QUOTA_FILE, QUOTA_MAGIC, QuotaGpu, QuotaPage, UUID_LEN, gate_epoch, gate_word,
 };
 use crate::os::Map;
-use crate::spares::Spares;
 
 /// What one allocation may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,22 +66,12 @@ impl QuotaSpec {
 /// Where none exists it appears whole (temporary file, magic last, link). Where the page of the
 /// same allocation and GPUs exists, running containers map it: limits and generation are updated
 /// in place.
-///
-/// # Errors
-/// [`PageFault::Invalid`] for a spec no page can hold; [`PageFault::Foreign`] where the page of
-/// another allocation or other GPUs exists; [`PageFault::BadMagic`], [`PageFault::Abi`],
-/// or [`PageFault::WrongSize`] where something that is no sound page exists
-/// (nothing is overwritten); [`PageFault::IsDirectory`] (see [`crate::prepare_dir`]) and
-/// [`PageFault::NotRegular`]; [`PageFault::NoSpace`]; [`PageFault::Io`].
 pub fn create(dir: &Path, spec: &QuotaSpec) -> Result<QuotaWriter, PageError> {
     create_from(dir, spec, abi::version(), None)
 }
 
 /// [`create`] of a version that [`abi::speaks`], with files to fall back on where the file system is
 /// full.
-///
-/// # Errors
-/// As [`create`]; [`PageFault::Abi`] also where the page there is of the other version.
 pub fn create_from(
     dir: &Path,
     spec: &QuotaSpec,
@@ -153,9 +142,6 @@ pub struct QuotaWriter {
 
 impl QuotaWriter {
     /// Opens the page that exists in `dir`.
-    ///
-    /// # Errors
-    /// As [`create`], and [`PageFault::Io`] where none exists.
     pub fn open(dir: &Path) -> Result<Self, PageError> {
         let path = dir.join(QUOTA_FILE);
         let (file, stat) = files::open_page(&path)?;

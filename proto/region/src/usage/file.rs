@@ -1,4 +1,4 @@
-//! The plugin's side of the usage page: one descriptor, `pread` and `pwrite`, no mapping.
+//! The plugin's side of the usage page: publishing it, and one descriptor, `pread` and `pwrite`, no mapping.
 
 use core::mem::offset_of;
 use core::ops::Range;
@@ -9,19 +9,76 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use super::create::{Created, MODE, encode};
 use super::snapshot::{
-    DEPARTING, HEADER, SlotView, Snapshot, Tampered, What, Words, is_zero, parse_header,
-    parse_slot, parse_slots,
+    DEPARTING, HEADER, SIZE, SlotView, Snapshot, Tally, Tampered, Words, check_slot, is_zero,
+    parse_header, parse_slots, read_slot,
 };
-use super::tally::Tally;
+use crate::abi;
 use crate::error::PageError;
-use crate::files;
+use crate::files::{self, Spares};
 use crate::layout::{
-    MAX_GPUS, Past, SLOTS, Slot, USAGE_BYTES, USAGE_FILE, UsageHeader, is_departing,
-    slot_lock_offset,
+    DEPARTURE_NS, MAX_GPUS, Past, SLOTS, Slot, USAGE_BYTES, USAGE_FILE, USAGE_MAGIC, UsageHeader,
+    is_departing, slot_lock_offset,
 };
-use crate::os::{self, Stat, TryLock};
+use crate::os::{self, Stat};
+use crate::quota::QuotaWriter;
+
+/// Any user of the container writes it.
+const MODE: u32 = 0o666;
+
+/// What [`create`] found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Created {
+    /// There was no page; there is one now.
+    pub fresh: bool,
+    /// What was left of dead processes whose memory the driver has back.
+    pub recovered: Recovered,
+    /// The page was not as Tessera leaves it (size, mode, magic, version or counts), and is now.
+    pub repaired: bool,
+}
+
+/// Publishes the usage page in `dir`, of full size with memory behind all of it, mode 0666.
+///
+/// Where one exists, containers may have it mounted and mapped, so the same file is put right:
+/// slots of dead processes are zeroed, living ones are left alone, and whatever an earlier tenant
+/// did to size, mode or header is repaired and reported. So nothing that one tenant leaves behind
+/// can keep the next from starting.
+pub fn create(dir: &Path, generation: u64) -> Result<Created, PageError> {
+    create_from(dir, generation, abi::version(), None)
+}
+
+/// [`create`] of a version that [`abi::speaks`], with files to fall back on where the file system is full.
+pub fn create_from(
+    dir: &Path,
+    generation: u64,
+    abi: u32,
+    spares: Option<&Spares>,
+) -> Result<Created, PageError> {
+    let path = dir.join(USAGE_FILE);
+    // What exists needs no memory: on a full file system a tenant's restart must not fail.
+    if !files::exists(&path)
+        && files::publish(dir, USAGE_FILE, &encode(generation, abi), MODE, spares)?.is_some()
+    {
+        return Ok(Created { fresh: true, ..Created::default() });
+    }
+    let departure =
+        QuotaWriter::open(dir).map_or(Duration::from_nanos(DEPARTURE_NS), |page| page.departure());
+    UsageFile::open_as(dir, abi)?.renew(generation, departure)
+}
+
+/// The bytes of an unused page.
+fn encode(generation: u64, abi: u32) -> Vec<u8> {
+    let mut page = vec![0; USAGE_BYTES];
+    let mut put = |at: usize, bytes: &[u8]| page[at..at + bytes.len()].copy_from_slice(bytes);
+    put(offset_of!(UsageHeader, magic), &USAGE_MAGIC.to_le_bytes());
+    put(offset_of!(UsageHeader, abi), &abi.to_le_bytes());
+    put(
+        offset_of!(UsageHeader, slot_count),
+        &u32::try_from(SLOTS).unwrap_or(u32::MAX).to_le_bytes(),
+    );
+    put(offset_of!(UsageHeader, generation), &generation.to_le_bytes());
+    page
+}
 
 /// Reads before an impossible value is called tampering: a read that straddles an owner's stores
 /// happens now and then, but not that many times in a row.
@@ -56,20 +113,12 @@ pub struct Recovered {
 
 impl UsageFile {
     /// Opens the page in `dir`, of this program's own version; see [`Self::open_as`].
-    ///
-    /// # Errors
-    /// As [`Self::open_as`].
     pub fn open(dir: &Path) -> Result<Self, PageError> {
         Self::open_as(dir, crate::abi::version())
     }
 
     /// Opens the page in `dir`, which is to be of version `abi`, without following a symlink and without waiting. Its contents are
     /// not looked at: they are the tenant's.
-    ///
-    /// # Errors
-    /// [`crate::PageFault::Busy`] while a tenant holds a lease on it,
-    /// [`crate::PageFault::IsDirectory`], [`crate::PageFault::NotRegular`],
-    /// [`crate::PageFault::Io`] (absent, among others).
     pub fn open_as(dir: &Path, abi: u32) -> Result<Self, PageError> {
         let path = dir.join(USAGE_FILE);
         let (file, _) = files::open_page(&path)?;
@@ -97,19 +146,19 @@ impl UsageFile {
     }
 
     fn check_size(&self) -> Result<(), Tampered> {
-        let stat = self.stat().map_err(|_| Tampered::page(What::Size, 0))?;
+        let stat = self.stat().map_err(|_| Tampered::page(SIZE, 0))?;
         if stat.size != BYTES {
-            return Err(Tampered::page(What::Size, stat.size));
+            return Err(Tampered::page(SIZE, stat.size));
         }
         if self.tmpfs && stat.held < BYTES {
-            return Err(Tampered::page(What::Memory, stat.held));
+            return Err(Tampered::page("the bytes it has memory for", stat.held));
         }
         Ok(())
     }
 
     fn read_header(&self) -> Result<(Snapshot, usize), Tampered> {
         let mut header = [0; HEADER];
-        self.file.read_exact_at(&mut header, 0).map_err(|_| Tampered::page(What::Size, BYTES))?;
+        self.file.read_exact_at(&mut header, 0).map_err(|_| Tampered::page(SIZE, BYTES))?;
         parse_header(&header, self.abi)
     }
 
@@ -125,7 +174,7 @@ impl UsageFile {
         let mut bytes = [0; AT_ONCE * SLOT];
         for first in (0..slots).step_by(AT_ONCE) {
             let bytes = &mut bytes[..AT_ONCE.min(slots - first) * SLOT];
-            let unreadable = |_| Tampered::page(What::Size, BYTES);
+            let unreadable = |_| Tampered::page(SIZE, BYTES);
             self.file.read_exact_at(bytes, slot_lock_offset(first)).map_err(unreadable)?;
             // Where nobody is, nobody departs.
             if is_zero(bytes) {
@@ -154,18 +203,12 @@ impl UsageFile {
 
     /// Zeroes the slots whose owners are gone, and says what was in them. For who knows that the driver
     /// has back all that they held; else see [`Self::bury`].
-    ///
-    /// # Errors
-    /// [`crate::PageFault::Io`] where the kernel refuses a lock or a write.
     pub fn recover_dead(&self) -> Result<Recovered, PageError> {
         self.recover(|_| End::Departed)
     }
 
     /// Notices the slots whose owners are gone as departing, and zeroes those that have been so for
     /// `departure`, or held nothing. Says what was in those that it zeroed.
-    ///
-    /// # Errors
-    /// As [`Self::recover_dead`].
     pub fn bury(&self, departure: Duration) -> Result<Recovered, PageError> {
         self.bury_for(departure, false)
     }
@@ -175,24 +218,21 @@ impl UsageFile {
         let now = os::monotonic_ns();
         let departure = u64::try_from(departure.as_nanos()).unwrap_or(u64::MAX);
         self.recover(|dead| {
-            let since = dead.departing_ns;
+            let since = dead.view.departing_ns;
             let seen = since == 0 || since > now;
             let departed = !seen && now.saturating_sub(since) >= departure;
             // What cannot be true is nobody's memory.
-            match !dead.holds || dead.claimed_ns == 0 || dead.tally.is_none() || departed {
+            match !dead.holds || dead.view.claimed_ns == 0 || !dead.is_possible || departed {
                 true => End::Departed,
-                false => End::Departing { seen, left: dead.charged, forgets },
+                false => End::Departing { seen, left: dead.view.charged, forgets },
             }
         })
     }
 
     /// Takes from departing slots what the driver has back, and zeroes those that it has back whole. Says
     /// what it took.
-    ///
-    /// # Errors
-    /// As [`Self::recover_dead`].
     pub fn settle(&self, fates: &[Fate]) -> Result<Recovered, PageError> {
-        self.recover(|dead| {
+        self.recover(|Dead { view: dead, .. }| {
             let mut left = dead.charged;
             let mut seen = false;
             let its = |fate: &&Fate| {
@@ -222,9 +262,8 @@ impl UsageFile {
             if is_zero(&slot_bytes) {
                 continue;
             }
-            let lock = os::try_lock(self.file.as_raw_fd(), slot_lock_offset(slot))
-                .map_err(|errno| PageError::os(&self.path, "fcntl", errno))?;
-            if lock == TryLock::Taken {
+            let lock = os::try_lock(self.file.as_raw_fd(), slot_lock_offset(slot));
+            if !lock.map_err(|errno| PageError::os(&self.path, "fcntl", errno))? {
                 continue;
             }
             let done = self.recover_one(slot, &end);
@@ -252,16 +291,19 @@ impl UsageFile {
         let mut departing = [0; size_of::<u64>()];
         // A page that was cut has no header either, and nothing departs from it.
         let _ = self.file.read_exact_at(&mut departing, departing_at(slot));
-        let dead = Dead::parse(slot, &bytes, u64::from_le_bytes(departing));
+        let dead = Dead::read(slot, &bytes, u64::from_le_bytes(departing));
         let zero = |part: Range<usize>| {
             self.write(&[0; SLOT][part.clone()], slot_lock_offset(slot) + part.start as u64)
         };
-        let End::Departing { seen, left, forgets } = end(&dead) else {
+        let end = end(&dead);
+        let Dead { view: dead, is_possible, .. } = dead;
+        let End::Departing { seen, left, forgets } = end else {
             // In the order of [`Slot::zero`].
             [GRANTED, REST, CHARGED].into_iter().try_for_each(zero)?;
-            let tally = dead.tally.unwrap_or_default();
+            let tally = if is_possible { dead.did } else { Tally::default() };
             return Ok(Recovered { slots: 1, bytes: dead.charged, tally });
         };
+        let frees = Words(&bytes).u64(offset_of!(Slot, frees)).wrapping_add(1).to_le_bytes();
         if forgets {
             COUNTERS.into_iter().try_for_each(zero)?;
         }
@@ -279,7 +321,6 @@ impl UsageFile {
                 slot_lock_offset(slot) + u64::try_from(at).unwrap_or(0)
             };
             self.write(&left.min(dead.granted[gpu]).to_le_bytes(), at(&GRANTED))?;
-            let frees = dead.frees.wrapping_add(1).to_le_bytes();
             self.write(&frees, slot_lock_offset(slot) + FREES)?;
             self.write(&left.to_le_bytes(), at(&CHARGED))?;
             recovered.bytes[gpu] = dead.charged[gpu] - left;
@@ -318,9 +359,6 @@ impl UsageFile {
     /// off is marked as claimed again, with nothing in it. Whether there was anything to do.
     ///
     /// Writes, and so waits while the tenant itself is in the middle of a write to the file.
-    ///
-    /// # Errors
-    /// [`crate::PageFault::NoSpace`], [`crate::PageFault::Io`].
     pub fn restore(&self, generation: u64) -> Result<bool, PageError> {
         let _alone = self.recovering.lock().unwrap_or_else(PoisonError::into_inner);
         let stat = self.stat()?;
@@ -445,35 +483,23 @@ enum End {
     },
 }
 
-/// A dead owner's slot, as far as its fate depends on it.
+/// A dead owner's slot.
 struct Dead {
-    index: usize,
-    claimed_ns: u64,
-    frees: u64,
-    charged: [u64; MAX_GPUS],
-    granted: [u64; MAX_GPUS],
+    view: SlotView,
+    /// The driver may hold something for it.
     holds: bool,
-    /// What its owner did; `None` where the slot cannot be true.
-    tally: Option<Tally>,
-    /// 0: nobody has noticed it yet.
-    departing_ns: u64,
+    is_possible: bool,
 }
 
 impl Dead {
-    fn parse(index: usize, slot: &[u8], departing_ns: u64) -> Self {
-        let words = Words(slot);
-        let claimed_ns = words.u64(offset_of!(Slot, claimed_ns));
-        let imports = offset_of!(Slot, more_imports)..offset_of!(Slot, gate_waits);
-        Self {
-            index,
-            claimed_ns,
-            frees: words.u64(offset_of!(Slot, frees)),
-            charged: words.u64s(CHARGED.start),
-            granted: words.u64s(GRANTED.start),
-            holds: !is_zero(&slot[CHARGED]) || !is_zero(&slot[imports]),
-            tally: parse_slot(index, words).ok().map(|view| view.did),
-            departing_ns: if is_departing(claimed_ns, departing_ns) { departing_ns } else { 0 },
+    fn read(index: usize, slot: &[u8], departing_ns: u64) -> Self {
+        let mut view = read_slot(index, Words(slot));
+        let is_possible = check_slot(&view, Words(slot)).is_ok();
+        if is_departing(view.claimed_ns, departing_ns) {
+            view.departing_ns = departing_ns;
         }
+        let imports = offset_of!(Slot, more_imports)..offset_of!(Slot, gate_waits);
+        Self { view, holds: !is_zero(&slot[CHARGED]) || !is_zero(&slot[imports]), is_possible }
     }
 }
 

@@ -1,17 +1,18 @@
 //! The tenant's side of the usage page: attach, claim a slot, recover dead owners' slots.
 
 use alloc::ffi::CString;
+use alloc::format;
+use alloc::string::String;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 
-use crate::attach;
-use crate::error::{AttachError, AttachFault, ClaimError};
+use crate::attach::{self, AttachError, Errno};
 use crate::layout::{
     DEPARTURE_NS, Past, SLOTS, Slot, USAGE_BYTES, USAGE_FILE, USAGE_MAGIC, UsagePage, is_departing,
     slot_lock_offset,
 };
-use crate::os::{self, Fd, Map, TryLock};
+use crate::os::{self, Fd, Map};
 
 /// Rounds over all slots before they count as taken, a millisecond apart: a process that looks for
 /// dead owners holds a free slot's lock for some microseconds.
@@ -37,39 +38,27 @@ pub struct OwnedSlot {
 
 impl UsageMap {
     /// Maps the usage page in `dir` and checks that it is one.
-    ///
-    /// # Errors
-    /// A distinct [`AttachFault`] for each way in which it is not there, not usable or not a page.
     pub fn attach_in(dir: &CStr) -> Result<Self, AttachError> {
         attach::page(dir, USAGE_FILE, Self::attach_at)
     }
 
     /// As [`attach_in`](Self::attach_in).
-    ///
-    /// # Errors
-    /// The same.
     #[cfg(feature = "std")]
     pub fn attach(dir: &std::path::Path) -> Result<Self, AttachError> {
         Self::attach_in(&attach::c_dir(dir)?)
     }
 
-    fn attach_at(path: &CStr) -> Result<Self, AttachFault> {
+    fn attach_at(path: &CStr) -> Result<Self, String> {
         let (fd, stat) = attach::open(path, libc::O_RDWR, USAGE_BYTES)?;
         // SAFETY: `UsagePage` is atomics only and page-aligned at most; the file is long enough.
         let page =
-            unsafe { Map::<UsagePage>::new(fd.as_raw_fd(), true) }.map_err(AttachFault::Os)?;
+            unsafe { Map::<UsagePage>::new(fd.as_raw_fd(), true) }.map_err(attach::why_not)?;
         // Acquire: pairs with the publication of the magic.
         let magic = page.header.magic.load(Ordering::Acquire);
-        if magic != USAGE_MAGIC {
-            return Err(AttachFault::BadMagic(magic));
-        }
-        let abi = page.header.abi.load(Ordering::Relaxed);
-        if abi != crate::abi::version() {
-            return Err(AttachFault::Abi(abi));
-        }
+        attach::check(magic, USAGE_MAGIC, page.header.abi.load(Ordering::Relaxed))?;
         let slots = page.header.slot_count.load(Ordering::Relaxed);
         if usize::try_from(slots) != Ok(SLOTS) {
-            return Err(AttachFault::BadCount(slots));
+            return Err(format!("impossible count {slots}"));
         }
         Ok(Self { page, path: path.into(), inode: stat.inode })
     }
@@ -111,18 +100,8 @@ impl UsageMap {
     }
 
     /// The living processes that hold bytes on a GPU: their pids, as they say, in their own pid
-    /// namespaces, and the bytes granted to each. Returns how many of `into` it filled. Opens the
-    /// file to know the living; if it cannot, all count.
-    pub fn holders(&self, gpu: usize, into: &mut [(u32, u64); SLOTS]) -> usize {
-        let mut count = 0;
-        self.each_holder(gpu, |pid, bytes| {
-            into[count] = (pid, bytes);
-            count += 1;
-        });
-        count
-    }
-
-    /// The same, one by one.
+    /// namespaces, and the bytes granted to each. Opens the file to know the living; if it cannot,
+    /// all count.
     pub(crate) fn each_holder(&self, gpu: usize, mut see: impl FnMut(u32, u64)) {
         let fd = self.reopen().ok();
         for (index, slot) in self.page.slots[..self.high_water()].iter().enumerate() {
@@ -188,25 +167,18 @@ impl UsageMap {
         usize::try_from(mark).unwrap_or(SLOTS).min(SLOTS)
     }
 
-    /// A fresh open file description of the mapped file.
-    pub(crate) fn reopen(&self) -> Result<Fd, ClaimError> {
-        let fd = os::open(&self.path, libc::O_RDWR).map_err(|errno| match errno {
-            libc::EMFILE | libc::ENFILE => ClaimError::Descriptors(errno),
-            _ => ClaimError::Os { call: "open", errno },
-        })?;
-        let stat =
-            os::fstat(fd.as_raw_fd()).map_err(|errno| ClaimError::Os { call: "fstat", errno })?;
-        match stat.inode == self.inode {
+    /// A fresh open file description of the mapped file, or `errno`: `ESTALE` where the path leads to another one (a
+    /// changed root or mount namespace).
+    pub(crate) fn reopen(&self) -> Result<Fd, i32> {
+        let fd = os::open(&self.path, libc::O_RDWR)?;
+        match os::fstat(fd.as_raw_fd())?.inode == self.inode {
             true => Ok(fd),
-            false => Err(ClaimError::Replaced),
+            false => Err(libc::ESTALE),
         }
     }
 
     /// [`Self::claim_within`] the time that pages begin with.
-    ///
-    /// # Errors
-    /// As [`Self::claim_within`].
-    pub fn claim(&self) -> Result<OwnedSlot, ClaimError> {
+    pub fn claim(&self) -> Result<OwnedSlot, AttachError> {
         self.claim_within(DEPARTURE_NS)
     }
 
@@ -215,12 +187,18 @@ impl UsageMap {
     /// no other, waits for the first that is free.
     ///
     /// Call it once per process and keep the result until the process ends.
-    ///
-    /// # Errors
-    /// [`ClaimError::AllTaken`], [`ClaimError::Descriptors`], [`ClaimError::Replaced`] or what the
-    /// kernel refused.
-    pub fn claim_within(&self, departure_ns: u64) -> Result<OwnedSlot, ClaimError> {
-        let fd = self.reopen()?;
+    pub fn claim_within(&self, departure_ns: u64) -> Result<OwnedSlot, AttachError> {
+        self.try_claim(departure_ns).map_err(AttachError)
+    }
+
+    fn try_claim(&self, departure_ns: u64) -> Result<OwnedSlot, String> {
+        let fd = self.reopen().map_err(|errno| match errno {
+            libc::EMFILE | libc::ENFILE => {
+                format!("no file descriptor left to claim a slot with: {}", Errno(errno))
+            }
+            libc::ESTALE => "the usage page's path leads to another file now".into(),
+            _ => unclaimed("open", errno),
+        })?;
         let (mut round, mut departing) = (0, false);
         let pause = departure_ns / u64::try_from(DEPARTING_ROUNDS / 2).unwrap_or(1);
         let pause = Duration::from_nanos(pause).max(Duration::from_millis(1));
@@ -231,9 +209,8 @@ impl UsageMap {
             departing = false;
             for index in 0..SLOTS {
                 let offset = slot_lock_offset(index);
-                let lock = os::try_lock(fd.as_raw_fd(), offset)
-                    .map_err(|errno| ClaimError::Os { call: "fcntl", errno })?;
-                if lock == TryLock::Taken {
+                let lock = os::try_lock(fd.as_raw_fd(), offset);
+                if !lock.map_err(|errno| unclaimed("fcntl", errno))? {
                     continue;
                 }
                 if self.bury(index, departure_ns) == Buried::Gone {
@@ -244,14 +221,14 @@ impl UsageMap {
             }
             round += 1;
         }
-        Err(ClaimError::AllTaken)
+        Err(format!("{SLOTS} processes of this container use CUDA already"))
     }
 
     /// Makes the slot whose lock `fd` holds this process's.
-    fn take(&self, fd: Fd, index: usize, departure_ns: u64) -> Result<OwnedSlot, ClaimError> {
+    fn take(&self, fd: Fd, index: usize, departure_ns: u64) -> Result<OwnedSlot, String> {
         // SAFETY: as in `attach_at`: the same file.
         let keeper = unsafe { Map::<UsagePage>::new(fd.as_raw_fd(), true) }
-            .map_err(|errno| ClaimError::Os { call: "mmap", errno })?;
+            .map_err(|errno| unclaimed("mmap", errno))?;
         let slot = self.slot(index);
         self.recover(slot);
         let mark = u32::try_from(index + 1).unwrap_or(u32::MAX);
@@ -288,13 +265,17 @@ impl UsageMap {
                 continue;
             }
             let offset = slot_lock_offset(index);
-            if os::try_lock(fd.as_raw_fd(), offset) == Ok(TryLock::Held) {
+            if os::try_lock(fd.as_raw_fd(), offset) == Ok(true) {
                 any |= self.bury(index, departure_ns) != Buried::Departing;
                 os::unlock(fd.as_raw_fd(), offset);
             }
         }
         any
     }
+}
+
+fn unclaimed(call: &str, errno: i32) -> String {
+    format!("claiming a slot: {call}: {}", Errno(errno))
 }
 
 /// What became of a dead owner's slot.

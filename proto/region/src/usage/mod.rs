@@ -26,24 +26,16 @@
 //! (`madvise(2)`); nothing here has a destructor that writes.
 
 #[cfg(feature = "std")]
-mod create;
-#[cfg(feature = "std")]
 mod file;
 mod map;
 #[cfg(feature = "std")]
 mod snapshot;
-#[cfg(feature = "std")]
-mod tally;
 
 #[cfg(feature = "std")]
-pub use create::{Created, create, create_from};
-#[cfg(feature = "std")]
-pub use file::{Fate, Recovered, UsageFile};
+pub use file::{Created, Fate, Recovered, UsageFile, create, create_from};
 pub use map::{OwnedSlot, UsageMap};
 #[cfg(feature = "std")]
-pub use snapshot::{SlotView, Snapshot, Tampered, What, parse};
-#[cfg(feature = "std")]
-pub use tally::Tally;
+pub use snapshot::{SlotView, Snapshot, Tally, Tampered, parse};
 
 #[cfg(test)]
 mod tests;

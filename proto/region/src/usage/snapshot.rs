@@ -4,10 +4,9 @@ use core::fmt;
 use core::mem::offset_of;
 use core::ops::Range;
 
-use super::tally::Tally;
 use crate::layout::{
-    KINDS, Kind, MAX_BYTES, MAX_GPUS, Past, SLOTS, Slot, USAGE_BYTES, USAGE_MAGIC, UsageHeader,
-    is_departing,
+    KINDS, Kind, LAUNCH_SHARDS, MAX_BYTES, MAX_GPUS, Past, SLOTS, Slot, USAGE_BYTES, USAGE_MAGIC,
+    UsageHeader, is_departing,
 };
 
 /// What the processes of one allocation say they hold.
@@ -81,11 +80,75 @@ impl SlotView {
     }
 }
 
+/// Counters of any number of processes. All of it is what the tenant says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Requests refused because of the quota.
+    pub refusals: u64,
+    /// Requests within the quota that the driver refused.
+    pub driver_refusals: u64,
+    /// Kernel and graph launches.
+    pub launches: u64,
+    /// Nanoseconds of GPU time.
+    pub gpu_time_ns: u64,
+    /// Nanoseconds waited at the gate.
+    pub gate_wait_ns: u64,
+    /// Launches that waited there.
+    pub gate_waits: u64,
+    /// Times that a process rationed itself, because the arbiter was silent.
+    pub gate_timeouts: u64,
+    /// Times that the window was full while the gate was open.
+    pub window_waits: u64,
+    /// Highest granted bytes of any one process, per GPU.
+    pub peak: [u64; MAX_GPUS],
+}
+
+impl Tally {
+    /// Adds another's counters; sums saturate.
+    pub fn merge(&mut self, other: &Tally) {
+        for (sum, value) in [
+            (&mut self.refusals, other.refusals),
+            (&mut self.driver_refusals, other.driver_refusals),
+            (&mut self.launches, other.launches),
+            (&mut self.gpu_time_ns, other.gpu_time_ns),
+            (&mut self.gate_wait_ns, other.gate_wait_ns),
+            (&mut self.gate_waits, other.gate_waits),
+            (&mut self.gate_timeouts, other.gate_timeouts),
+            (&mut self.window_waits, other.window_waits),
+        ] {
+            *sum = sum.saturating_add(value);
+        }
+        for (peak, value) in self.peak.iter_mut().zip(other.peak) {
+            *peak = (*peak).max(value);
+        }
+    }
+}
+
+/// What [`Slot`] or [`Past`] has counted, in words of the same names.
+macro_rules! tally {
+    ($of:ty, $words:expr, launches: $launches:expr) => {
+        Tally {
+            refusals: $words.count(offset_of!($of, refusals)),
+            driver_refusals: $words.count(offset_of!($of, driver_refusals)),
+            launches: $launches,
+            gpu_time_ns: $words.nanoseconds(offset_of!($of, gpu_time_ns)),
+            gate_wait_ns: $words.nanoseconds(offset_of!($of, gate_wait_ns)),
+            gate_waits: $words.count(offset_of!($of, gate_waits)),
+            gate_timeouts: $words.count(offset_of!($of, gate_timeouts)),
+            window_waits: $words.count(offset_of!($of, window_waits)),
+            peak: $words.u64s(offset_of!($of, peak)),
+        }
+    };
+}
+
 /// A page that no sound tenant writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tampered {
     /// What is impossible.
-    pub what: What,
+    pub what: &'static str,
+    /// Whether it is about the page as a whole, which [`super::UsageFile::restore`] puts right: else it is the word of
+    /// a slot's owner.
+    pub of_page: bool,
     /// In which slot, where it is in one.
     pub slot: Option<usize>,
     /// For which GPU, where it is about one.
@@ -94,58 +157,19 @@ pub struct Tampered {
     pub found: u64,
 }
 
-/// See [`Tampered`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
-    /// The file's size.
-    Size,
-    /// The bytes of the file with memory behind them.
-    Memory,
-    /// The magic.
-    Magic,
-    /// The ABI version.
-    Abi,
-    /// The number of slots.
-    SlotCount,
-    /// The high-water mark: beyond the slots, or below a used one.
-    HighWater,
-    /// More charged than any GPU has.
-    Charged,
-    /// More granted than charged, or than any GPU has.
-    Granted,
-    /// A peak that no GPU has.
-    Peak,
-    /// More bytes of a kind than any machine has.
-    Kinds,
-    /// Something in a slot that nobody claimed.
-    Unclaimed,
-    /// Bytes that are reserved are not zero: the offset in the slot.
-    Reserved,
-}
-
 impl Tampered {
-    pub(super) fn page(what: What, found: u64) -> Self {
-        Self { what, slot: None, gpu: None, found }
+    pub(super) fn page(what: &'static str, found: u64) -> Self {
+        Self { what, of_page: true, slot: None, gpu: None, found }
     }
 }
 
+pub(super) const SIZE: &str = "its size";
+const HIGH_WATER: &str = "its high-water mark";
+
 impl fmt::Display for Tampered {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let what = match self.what {
-            What::Size => "its size",
-            What::Memory => "the bytes it has memory for",
-            What::Magic => "its magic",
-            What::Abi => "its ABI version",
-            What::SlotCount => "its number of slots",
-            What::HighWater => "its high-water mark",
-            What::Charged => "the bytes charged",
-            What::Granted => "the bytes granted",
-            What::Peak => "the peak",
-            What::Kinds => "the bytes of a kind",
-            What::Unclaimed => "words of a slot nobody claimed",
-            What::Reserved => "reserved bytes",
-        };
-        write!(f, "the tenant tampered with its usage page: {what} cannot be {:#x}", self.found)?;
+        let Self { what, found, .. } = self;
+        write!(f, "the tenant tampered with its usage page: {what} cannot be {found:#x}")?;
         if let Some(slot) = self.slot {
             write!(f, ", slot {slot}")?;
         }
@@ -167,7 +191,7 @@ impl std::error::Error for Tampered {}
 /// this tampering; see [`super::UsageFile::snapshot`].
 pub fn parse(page: &[u8]) -> Result<Snapshot, Tampered> {
     if page.len() != USAGE_BYTES {
-        return Err(Tampered::page(What::Size, u64::try_from(page.len()).unwrap_or(u64::MAX)));
+        return Err(Tampered::page(SIZE, u64::try_from(page.len()).unwrap_or(u64::MAX)));
     }
     let (header, slots) = page.split_at(size_of::<UsageHeader>());
     let (mut snapshot, mark) = parse_header(header, crate::abi::version())?;
@@ -187,15 +211,18 @@ pub(super) fn parse_header(header: &[u8], version: u32) -> Result<(Snapshot, usi
         false => Err(Tampered::page(what, found)),
     };
     let magic = words.u64(offset_of!(UsageHeader, magic));
-    expect(What::Magic, magic, magic == USAGE_MAGIC)?;
+    expect("its magic", magic, magic == USAGE_MAGIC)?;
     let abi = words.u32(offset_of!(UsageHeader, abi));
-    expect(What::Abi, abi.into(), abi == version)?;
+    expect("its ABI version", abi.into(), abi == version)?;
     let slots = words.u32(offset_of!(UsageHeader, slot_count));
-    expect(What::SlotCount, slots.into(), index(slots) == SLOTS)?;
+    expect("its number of slots", slots.into(), index(slots) == SLOTS)?;
     let mark = words.u32(offset_of!(UsageHeader, high_water));
-    expect(What::HighWater, mark.into(), index(mark) <= SLOTS)?;
+    expect(HIGH_WATER, mark.into(), index(mark) <= SLOTS)?;
     let generation = words.u64(offset_of!(UsageHeader, generation));
-    let past = Tally::of_past(Words(&header[PAST..HEADER]));
+    let past = Words(&header[PAST..HEADER]);
+    let mut past = tally!(Past, past, launches: past.count(offset_of!(Past, launches)));
+    // Nobody ever held more than a GPU can have.
+    past.peak = past.peak.map(|bytes| bytes.min(MAX_BYTES));
     Ok((Snapshot { generation, slots: Vec::new(), past }, index(mark)))
 }
 
@@ -222,9 +249,10 @@ pub(super) fn parse_slots(
         }
         if slot >= mark {
             let found = u64::try_from(mark).unwrap_or(u64::MAX);
-            return Err(Tampered { what: What::HighWater, slot: Some(slot), gpu: None, found });
+            return Err(Tampered { slot: Some(slot), ..Tampered::page(HIGH_WATER, found) });
         }
-        let mut view = parse_slot(slot, Words(bytes))?;
+        let mut view = read_slot(slot, Words(bytes));
+        check_slot(&view, Words(bytes))?;
         let since = u64::from_le_bytes(departing.try_into().unwrap_or_default());
         if is_departing(view.claimed_ns, since) {
             view.departing_ns = since;
@@ -239,10 +267,10 @@ pub(super) fn is_zero(slots: &[u8]) -> bool {
     slots.iter().fold(0, |any, byte| any | byte) == 0
 }
 
-/// What one slot says, if it can be true.
-pub(super) fn parse_slot(index: usize, words: Words<'_>) -> Result<SlotView, Tampered> {
-    let tampered = |what, gpu, found| Tampered { what, slot: Some(index), gpu, found };
-    let view = SlotView {
+/// What one slot says, whether or not it can be true.
+pub(super) fn read_slot(index: usize, words: Words<'_>) -> SlotView {
+    let shards = (0..LAUNCH_SHARDS).map(|at| offset_of!(Slot, launches) + at * size_of::<u64>());
+    SlotView {
         index,
         pid_hint: words.u32(offset_of!(Slot, pid)),
         charged: words.u64s(offset_of!(Slot, charged)),
@@ -250,48 +278,55 @@ pub(super) fn parse_slot(index: usize, words: Words<'_>) -> Result<SlotView, Tam
         kinds: words.u64s(offset_of!(Slot, kinds)),
         allocations: words.count(offset_of!(Slot, allocations)),
         frees: words.count(offset_of!(Slot, frees)),
-        did: Tally::of_slot(words),
+        did: tally!(Slot, words, launches: shards.map(|at| words.count(at)).sum()),
         last_refused_bytes: words.u64(offset_of!(Slot, last_refused_bytes)),
         last_refused_ns: words.nanoseconds(offset_of!(Slot, last_refused_ns)),
         claimed_ns: words.u64(offset_of!(Slot, claimed_ns)),
         departing_ns: 0,
-    };
+    }
+}
+
+/// Whether that can be true.
+pub(super) fn check_slot(view: &SlotView, words: Words<'_>) -> Result<(), Tampered> {
+    let tampered =
+        |what, gpu, found| Tampered { what, of_page: false, slot: Some(view.index), gpu, found };
     for gpu in 0..MAX_GPUS {
         let (charged, granted, peak) = (view.charged[gpu], view.granted[gpu], view.did.peak[gpu]);
         if charged > MAX_BYTES {
-            return Err(tampered(What::Charged, Some(gpu), charged));
+            return Err(tampered("the bytes charged", Some(gpu), charged));
         }
         if granted > charged {
-            return Err(tampered(What::Granted, Some(gpu), granted));
+            return Err(tampered("the bytes granted", Some(gpu), granted));
         }
         // Not compared with `granted`, which is raised before it: an owner can be stopped in between.
         if peak > MAX_BYTES {
-            return Err(tampered(What::Peak, Some(gpu), peak));
+            return Err(tampered("the peak", Some(gpu), peak));
         }
     }
     // Over all GPUs, hence more than one GPU's worth.
     if let Some(kind) = view.kinds.iter().find(|&&bytes| bytes > MAX_BYTES << 4) {
-        return Err(tampered(What::Kinds, None, *kind));
+        return Err(tampered("the bytes of a kind", None, *kind));
     }
     // A process that recovers a slot can be stopped before the last step, when only `charged` is left.
     if view.claimed_ns == 0 {
         let left = SlotView {
-            index,
+            index: view.index,
             charged: view.charged,
             pid_hint: view.pid_hint,
             ..SlotView::default()
         };
-        if view != left {
-            return Err(tampered(What::Unclaimed, None, 0));
+        if *view != left {
+            let nobodys = tampered("words of a slot nobody claimed", None, 0);
+            return Err(Tampered { of_page: true, ..nobodys });
         }
     }
     // Any value is legal in the marks of imports: they mean something to the tenant alone.
     let reserved = &words.0[offset_of!(Slot, reserved)..];
     if let Some(at) = reserved.iter().position(|&byte| byte != 0) {
         let at = words.0.len() - reserved.len() + at;
-        return Err(tampered(What::Reserved, None, u64::try_from(at).unwrap_or(u64::MAX)));
+        return Err(tampered("reserved bytes", None, u64::try_from(at).unwrap_or(u64::MAX)));
     }
-    Ok(view)
+    Ok(())
 }
 
 /// No process does anything as often: at a million times a second that takes nine years.
@@ -328,16 +363,16 @@ impl Words<'_> {
     }
 
     /// How often something was done.
-    pub(super) fn count(self, at: usize) -> u64 {
+    fn count(self, at: usize) -> u64 {
         up_to(MAX_COUNT, self.u64(at))
     }
 
     /// How long something took, or when it was.
-    pub(super) fn nanoseconds(self, at: usize) -> u64 {
+    fn nanoseconds(self, at: usize) -> u64 {
         up_to(MAX_NS, self.u64(at))
     }
 
-    pub(super) fn u64s<const N: usize>(self, at: usize) -> [u64; N] {
+    fn u64s<const N: usize>(self, at: usize) -> [u64; N] {
         core::array::from_fn(|index| self.u64(at + index * size_of::<u64>()))
     }
 }

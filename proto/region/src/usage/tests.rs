@@ -8,13 +8,13 @@ use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::*;
+use crate::PageFault;
 use crate::account::{self, Account};
 use crate::layout::{
     Kind, LAUNCH_SHARDS, MAX_BYTES, MAX_GPUS, Past, SLOTS, Slot, USAGE_BYTES, USAGE_FILE,
     UsageHeader, slot_lock_offset,
 };
 use crate::quota::{GpuQuota, Policy, QuotaReader, QuotaSpec};
-use crate::{AttachFault, ClaimError, PageFault};
 
 fn pages() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
@@ -205,12 +205,16 @@ fn a_successor_waits_for_what_departs_and_is_not_refused() {
     assert!(began.elapsed() >= time);
 }
 
+fn refusal(map: &UsageMap) -> String {
+    map.claim().unwrap_err().to_string()
+}
+
 #[test]
 fn when_all_slots_are_taken_it_says_so() {
     let dir = pages();
     let map = UsageMap::attach(dir.path()).unwrap();
     let slots: Vec<OwnedSlot> = (0..SLOTS).map(|_| map.claim().unwrap()).collect();
-    assert_eq!(map.claim().unwrap_err(), ClaimError::AllTaken);
+    assert_eq!(refusal(&map), "128 processes of this container use CUDA already");
     assert_eq!(file(&dir).snapshot().unwrap().slots.len(), SLOTS);
     drop(slots);
     assert!(map.claim().is_ok());
@@ -221,9 +225,9 @@ fn another_file_at_the_path_is_not_claimed_in() {
     let dir = pages();
     let map = UsageMap::attach(dir.path()).unwrap();
     crate::remove_pages(dir.path()).unwrap();
-    assert_eq!(map.claim().unwrap_err(), ClaimError::Os { call: "open", errno: libc::ENOENT });
+    assert_eq!(refusal(&map), "claiming a slot: open: No such file or directory (os error 2)");
     create(dir.path(), 1).unwrap();
-    assert_eq!(map.claim().unwrap_err(), ClaimError::Replaced);
+    assert_eq!(refusal(&map), "the usage page's path leads to another file now");
 }
 
 #[test]
@@ -231,28 +235,30 @@ fn a_tenants_reasons_not_to_attach_are_distinguished() {
     let fault_after = |make: &dyn Fn(&TempDir, &Path)| {
         let dir = pages();
         make(&dir, &dir.path().join(USAGE_FILE));
-        UsageMap::attach(dir.path()).unwrap_err().fault
+        let error = UsageMap::attach(dir.path()).unwrap_err().to_string();
+        error.split_once("/usage: ").unwrap().1.to_owned()
     };
     let remove = |path: &Path| fs::remove_file(path).unwrap();
-    assert_eq!(fault_after(&|_, path| remove(path)), AttachFault::Absent);
+    assert_eq!(fault_after(&|_, path| remove(path)), "absent");
     let directory = |_: &TempDir, path: &Path| {
         remove(path);
         fs::create_dir(path).unwrap();
     };
-    assert_eq!(fault_after(&directory), AttachFault::NotRegular);
+    assert_eq!(fault_after(&directory), "not a regular file");
     let link = |_: &TempDir, path: &Path| {
         remove(path);
         symlink("quota", path).unwrap();
     };
-    assert_eq!(fault_after(&link), AttachFault::NotRegular);
+    assert_eq!(fault_after(&link), "not a regular file");
     let expected = USAGE_BYTES as u64;
     assert_eq!(
         fault_after(&|dir, _| resize(dir, expected - 1)),
-        AttachFault::Short { found: expected - 1, expected }
+        format!("{} bytes long instead of {expected}", expected - 1)
     );
-    assert_eq!(fault_after(&|dir, _| scribble(dir, 0, &[0; 8])), AttachFault::BadMagic(0));
-    assert_eq!(fault_after(&|dir, _| scribble(dir, 8, &[7])), AttachFault::Abi(7));
-    assert_eq!(fault_after(&|dir, _| scribble(dir, 12, &[1])), AttachFault::BadCount(1));
+    let magic = "not a Tessera page (magic 0x0000000000000000)";
+    assert_eq!(fault_after(&|dir, _| scribble(dir, 0, &[0; 8])), magic);
+    assert_eq!(fault_after(&|dir, _| scribble(dir, 8, &[7])), "page ABI 7, this library speaks 1");
+    assert_eq!(fault_after(&|dir, _| scribble(dir, 12, &[1])), "impossible count 1");
 }
 
 #[test]
@@ -261,14 +267,14 @@ fn tampering_is_named_and_the_size_restored() {
     let usage = file(&dir);
     let what = || usage.snapshot().unwrap_err().what;
     resize(&dir, 4);
-    assert_eq!(usage.snapshot().unwrap_err(), Tampered::page(What::Size, 4));
+    assert_eq!(usage.snapshot().unwrap_err(), Tampered::page("its size", 4));
     assert_eq!(usage.recover_dead().unwrap(), Recovered::default());
     assert!(usage.restore(3).unwrap());
     assert_eq!(usage.snapshot().unwrap(), Snapshot { generation: 3, ..Snapshot::default() });
     assert!(!create(dir.path(), 4).unwrap().fresh);
     assert_eq!(usage.snapshot().unwrap().generation, 4);
     resize(&dir, 1 << 30);
-    assert_eq!(what(), What::Size);
+    assert_eq!(what(), "its size");
     assert!(usage.restore(4).unwrap() && !usage.restore(4).unwrap());
     assert!(usage.snapshot().is_ok());
 
@@ -282,17 +288,17 @@ fn tampering_is_named_and_the_size_restored() {
         scribble(&dir, 0, &before);
     };
     let word = |value: u64| value.to_le_bytes();
-    expect(8, &[2], What::Abi);
-    expect(12, &[2], What::SlotCount);
-    expect(64, &[129], What::HighWater);
-    expect(64, &[0], What::HighWater);
-    expect(SLOT_0, &word(u64::MAX), What::Charged);
-    expect(SLOT_0, &word(9), What::Granted);
-    expect(SLOT_0 + 128, &word(11), What::Granted);
-    expect(SLOT_0 + 256, &word(u64::MAX), What::Peak);
-    expect(SLOT_0 + 384, &word(u64::MAX), What::Kinds);
-    expect(SLOT_0 + 608, &word(0), What::Unclaimed);
-    expect(SLOT_0 + 1023, &[1], What::Reserved);
+    expect(8, &[2], "its ABI version");
+    expect(12, &[2], "its number of slots");
+    expect(64, &[129], "its high-water mark");
+    expect(64, &[0], "its high-water mark");
+    expect(SLOT_0, &word(u64::MAX), "the bytes charged");
+    expect(SLOT_0, &word(9), "the bytes granted");
+    expect(SLOT_0 + 128, &word(11), "the bytes granted");
+    expect(SLOT_0 + 256, &word(u64::MAX), "the peak");
+    expect(SLOT_0 + 384, &word(u64::MAX), "the bytes of a kind");
+    expect(SLOT_0 + 608, &word(0), "words of a slot nobody claimed");
+    expect(SLOT_0 + 1023, &[1], "reserved bytes");
     assert_eq!(usage.snapshot().unwrap().charged(0), holder.charged_total(0));
 }
 
@@ -337,7 +343,10 @@ fn a_punched_page_gets_its_memory_back() {
     };
     punch(8192, 4096);
     let tampered = usage.snapshot().unwrap_err();
-    assert_eq!((tampered.what, tampered.found), (What::Memory, USAGE_BYTES as u64 - 4096));
+    assert_eq!(
+        (tampered.what, tampered.found),
+        ("the bytes it has memory for", USAGE_BYTES as u64 - 4096)
+    );
     assert!(usage.restore(3).unwrap() && usage.snapshot().is_ok());
     punch(0, 4096);
     assert!(usage.snapshot().is_err());
@@ -514,7 +523,7 @@ fn a_look_sees_all_that_anybody_lives_by_and_a_mark_that_hides_somebody() {
     assert_eq!(usage.snapshot().unwrap().slots.len(), 2);
     // A mark below a living process's slot hides its bytes from the others.
     scribble(&dir, MARK, &1u32.to_le_bytes());
-    assert_eq!(usage.snapshot().unwrap_err().what, What::HighWater);
+    assert_eq!(usage.snapshot().unwrap_err().what, "its high-water mark");
     drop(two);
     assert_eq!(usage.snapshot().unwrap().charged(0), 100, "the dead hide nothing");
     drop(one);

@@ -1,4 +1,4 @@
-//! What the plugin finds wrong with the pages.
+//! What the plugin finds wrong with the pages, distinguished so that each message can say what to do.
 
 use core::fmt;
 use std::io;
