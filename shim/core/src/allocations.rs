@@ -5,7 +5,7 @@
 //! each is an open-addressing table on memory straight from the kernel, so a hook never enters the
 //! host's allocator, and each has its own fork-safe lock.
 
-use crate::list::Full;
+use crate::pages::Full;
 use crate::pages::{Table, Zeroed};
 use crate::spin::Spin;
 use tessera_region::layout::Kind;

@@ -10,11 +10,11 @@
 //! its pages are broken (`attach`); and what a fork does to all of it. A thread's own state
 //! (`thread`, `own`) is plain words.
 //!
-//! *Memory.* `memory` holds the allocating and freeing hooks, `context` those that make
+//! *Memory.* `memory` holds the allocating and freeing hooks, `contexts` those that make
 //! and end contexts, `pools` those of stream-ordered memory, `graphs` those of graphs that
-//! allocate, `arrays` those of arrays, `vmm` those of virtual memory management, `ipc` and
-//! `shares` what processes share. They ask `place` where the calling thread's allocations go,
-//! remember them in `allocations` and `contexts`, and settle with the account through `quota`.
+//! allocate, `arrays` those of arrays, `vmm` those of virtual memory management, `shares` what
+//! processes share. They ask `place` where the calling thread's allocations go, remember them in
+//! `allocations` and `contexts`, and settle with the account through `quota`.
 //! `info` and `nvml` show the tenant its quota.
 //!
 //! *Compute.* [`launch`] passes every launch through [`gate`], with a busy flag per thread
@@ -45,24 +45,16 @@ compile_error!("CUDA exists on 64-bit Linux only; device pointers and sizes are 
 mod allocations;
 mod arrays;
 mod attach;
-mod cancel;
-mod context;
 mod contexts;
-mod directory;
 pub mod gate;
-mod gpus;
 mod graphs;
 mod info;
-mod ipc;
 pub mod launch;
 mod libdl;
 mod limits;
-mod list;
-mod loaded;
 pub mod log;
 mod memory;
 mod nvml;
-mod nvml_processes;
 mod own;
 mod pages;
 mod place;
@@ -84,18 +76,17 @@ use tessera_region::spin;
 /// The bodies of the table's hooks, by the table's body names. Launches go through [`launch`] instead.
 pub mod hooks {
     pub use crate::arrays::*;
-    pub use crate::context::*;
+    pub use crate::contexts::*;
     pub use crate::graphs::hooks::*;
     pub use crate::info::*;
-    pub use crate::ipc::*;
     pub use crate::limits::*;
     pub use crate::memory::*;
     pub use crate::nvml::*;
-    pub use crate::nvml_processes::*;
     pub use crate::pools::hooks::*;
     pub use crate::resolve::lookup;
+    pub use crate::shares::*;
     pub use crate::stream::*;
     pub use crate::thread::{answer, result};
-    pub use crate::vmm::hooks::*;
+    pub use crate::vmm::*;
     pub use crate::work::*;
 }

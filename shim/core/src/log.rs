@@ -3,7 +3,7 @@
 //! The shim is silent unless it refuses something; then it says so once per reason, and again at
 //! most once a minute.
 
-use crate::cancel::Deferred;
+use crate::thread::Deferred;
 use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicU64, Ordering};
 

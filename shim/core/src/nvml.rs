@@ -9,10 +9,10 @@ use crate::quota::View;
 use crate::real::{self, Library, Wanted};
 use crate::state::{self, Observed};
 use crate::thread::{Answer, Depth};
-use core::ffi::{CStr, c_uint, c_void};
+use core::ffi::{CStr, c_uint, c_ulonglong, c_void};
 use core::ptr;
 use tessera_cuda::nvml::*;
-use tessera_region::layout::MAX_GPUS;
+use tessera_region::layout::{MAX_GPUS, SLOTS};
 use tessera_region::share::ShareSet;
 
 /// `nvmlMemory_v2`
@@ -207,4 +207,340 @@ fn entry(device: nvmlDevice_t, shares: &ShareSet) -> Option<Option<u8>> {
         .ok()?;
     let uuid = CStr::from_bytes_until_nul(&text).ok()?.to_str().ok()?;
     Some(shares.find(uuid).and_then(|gpu| u8::try_from(gpu).ok()))
+}
+
+// NVML's lists of processes as the tenant sees them: its own, by their pids in its own pid
+// namespace, and no others. They come from the usage page; the driver is asked first, for its
+// errors, and its list is dropped, because it has every tenant's processes.
+//
+// Each is shown with what it was granted and an even share of the overhead that was observed, so
+// that the list adds up to what the memory info calls used. All are compute processes.
+//
+// Utilisation by process is not the tenant's to see either: the driver samples it by pids that
+// cannot be distinguished from the neighbours'. There are no samples, which NVML calls "not found".
+
+/// `nvmlProcessDetailList_v1`
+const DETAIL_LIST_V1: c_uint = 24 | 1 << 24;
+/// `nvmlProcessesUtilizationInfo_v1`
+const UTILIZATION_V1: c_uint = 24 | 1 << 24;
+
+type List<T> = dyn Fn(nvmlDevice_t, *mut c_uint, *mut T) -> Answer;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    pid: u32,
+    bytes: u64,
+    gpu_instance: c_uint,
+    compute_instance: c_uint,
+}
+
+impl Entry {
+    const NONE: Self = Self {
+        pid: 0,
+        bytes: 0,
+        gpu_instance: NVML_NO_INSTANCE,
+        compute_instance: NVML_NO_INSTANCE,
+    };
+}
+
+/// A tenant's processes on what a handle stands for. A process is on one MIG instance at most, so there
+/// are no more than slots.
+struct Own {
+    entries: [Entry; SLOTS],
+    count: usize,
+}
+
+impl Own {
+    /// Those of `device`'s tenant.
+    fn on(device: nvmlDevice_t) -> Self {
+        let mut own = Self::NOBODY;
+        let Some((tenant, parts)) = tenant_of(device) else { return own };
+        for part in parts.as_slice() {
+            let gpu = usize::from(part.gpu);
+            let mut holders = [(0, 0); SLOTS];
+            let count = tenant.shares().holders(gpu, &mut holders);
+            let (gpu_instance, compute_instance) = part.instance_ids();
+            let entries = holders[..count].iter().map(|&(pid, bytes)| Entry {
+                pid,
+                bytes,
+                gpu_instance,
+                compute_instance,
+            });
+            own.add(entries, tenant.shares().observed_overhead(gpu));
+        }
+        own
+    }
+
+    /// Nobody, for lists of other kinds of processes.
+    const NOBODY: Self = Self { entries: [Entry::NONE; SLOTS], count: 0 };
+
+    /// Adds those of one GPU, each with an even share of its `overhead`.
+    fn add(&mut self, entries: impl Iterator<Item = Entry>, overhead: u64) {
+        let first = self.count;
+        for (place, entry) in self.entries[first..].iter_mut().zip(entries) {
+            *place = entry;
+            self.count += 1;
+        }
+        let added = &mut self.entries[first..self.count];
+        let count = added.len() as u64;
+        for (at, entry) in (0..).zip(added) {
+            // What does not divide is the first one's.
+            let rest = if at == 0 { overhead % count } else { 0 };
+            entry.bytes = entry.bytes.saturating_add(overhead / count + rest);
+        }
+    }
+
+    /// NVML's protocol: `room` entries at `to` are filled if that is enough, and the number there
+    /// are is the answer's either way.
+    ///
+    /// # Safety
+    /// `to` is valid for `room` entries, or `room` is 0.
+    unsafe fn fill<T: Listed>(&self, room: &mut c_uint, to: *mut T) -> Answer {
+        let enough = usize::try_from(*room).is_ok_and(|room| room >= self.count);
+        *room = c_uint::try_from(self.count).unwrap_or(c_uint::MAX);
+        if !enough {
+            return Err(NVML_ERROR_INSUFFICIENT_SIZE);
+        }
+        if self.count > 0 && to.is_null() {
+            return Err(NVML_ERROR_INVALID_ARGUMENT);
+        }
+        for (at, &own) in self.entries[..self.count].iter().enumerate() {
+            // SAFETY: below `room`, for which the caller's array is valid.
+            unsafe { T::put(to.add(at), own) };
+        }
+        Ok(())
+    }
+}
+
+/// NVML's own error, unless it would have answered: with its list, or with how long it is.
+fn answered(answer: Answer) -> Answer {
+    match answer {
+        Err(NVML_ERROR_INSUFFICIENT_SIZE) => Ok(()),
+        answer => answer,
+    }
+}
+
+/// Answers a list: the tenant's own, if it is one.
+unsafe fn list<T: Listed>(
+    real: &List<T>,
+    device: nvmlDevice_t,
+    count: *mut c_uint,
+    infos: *mut T,
+    own: impl FnOnce(nvmlDevice_t) -> Own,
+) -> Answer {
+    let Some(_depth) = asked(count) else { return real(device, count, infos) };
+    let mut theirs = 0;
+    // A valid count, and no array for no entries.
+    answered(real(device, &raw mut theirs, ptr::null_mut()))?; // asked again it might answer with everybody's
+    // SAFETY: not null; the caller's array is valid for as many entries as it says.
+    unsafe { own(device).fill(&mut *count, infos) }
+}
+
+/// What a process is listed as. Member by member: between two of them is whatever our stack had.
+pub trait Listed {
+    /// # Safety
+    /// `to` is valid for a write.
+    unsafe fn put(to: *mut Self, own: Entry);
+}
+
+macro_rules! listed {
+    (|$own:ident| $($info:ty { $($member:ident: $value:expr),+ $(,)? })+) => {
+        $(impl Listed for $info {
+            unsafe fn put(to: *mut Self, $own: Entry) {
+                // SAFETY: the caller's promise.
+                unsafe { $((&raw mut (*to).$member).write($value);)+ }
+            }
+        })+
+    };
+}
+listed! {
+    |own|
+    nvmlProcessInfo_v1_t { pid: own.pid, usedGpuMemory: own.bytes }
+    nvmlProcessInfo_t {
+        pid: own.pid,
+        usedGpuMemory: own.bytes,
+        gpuInstanceId: own.gpu_instance,
+        computeInstanceId: own.compute_instance,
+    }
+    nvmlProcessDetail_v1_t {
+        pid: own.pid,
+        usedGpuMemory: own.bytes,
+        gpuInstanceId: own.gpu_instance,
+        computeInstanceId: own.compute_instance,
+        usedGpuCcProtectedMemory: 0,
+    }
+}
+
+impl Listed for c_uint {
+    unsafe fn put(to: *mut Self, own: Entry) {
+        // SAFETY: the caller's promise.
+        unsafe { to.write(own.pid) };
+    }
+}
+
+/// NVML API, "Device Queries", `nvmlDeviceGetComputeRunningProcesses` of any version.
+pub unsafe fn nvmlComputeProcesses<T: Listed>(
+    real: &List<T>,
+    device: nvmlDevice_t,
+    count: *mut c_uint,
+    infos: *mut T,
+) -> Answer {
+    // SAFETY: the caller's own arguments.
+    unsafe { list(real, device, count, infos, Own::on) }
+}
+
+/// NVML API, "Device Queries": graphics and MPS processes, of which a tenant has none to show.
+pub unsafe fn nvmlOtherProcesses<T: Listed>(
+    real: &List<T>,
+    device: nvmlDevice_t,
+    count: *mut c_uint,
+    infos: *mut T,
+) -> Answer {
+    // SAFETY: the caller's own arguments.
+    unsafe { list(real, device, count, infos, |_| Own::NOBODY) }
+}
+
+/// NVML API, "Accounting Statistics": pids of every tenant since accounting was switched on. A
+/// tenant is shown none.
+pub unsafe fn nvmlDeviceGetAccountingPids(
+    real: &List<c_uint>,
+    device: nvmlDevice_t,
+    count: *mut c_uint,
+    pids: *mut c_uint,
+) -> Answer {
+    // SAFETY: the caller's own arguments.
+    unsafe { list(real, device, count, pids, |_| Own::NOBODY) }
+}
+
+pub unsafe fn nvmlDeviceGetRunningProcessDetailList(
+    real: &dyn Fn(nvmlDevice_t, *mut nvmlProcessDetailList_v1_t) -> Answer,
+    device: nvmlDevice_t,
+    list: *mut nvmlProcessDetailList_v1_t,
+) -> Answer {
+    let Some(_depth) = asked(list) else { return real(device, list) };
+    // SAFETY: not null; every version begins with its number.
+    let version = unsafe { list.cast::<c_uint>().read_unaligned() };
+    if version != DETAIL_LIST_V1 {
+        return of_unknown_version(version, |place| real(device, place.cast()));
+    }
+    // SAFETY: not null, the caller's.
+    let mut theirs = unsafe { *list };
+    let (to, mode) = (theirs.procArray, theirs.mode);
+    // A list of its own, without room.
+    (theirs.numProcArrayEntries, theirs.procArray) = (0, ptr::null_mut());
+    answered(real(device, &raw mut theirs))?;
+    let computing = matches!(mode, NVML_PROCESS_MODE_COMPUTE | NVML_PROCESS_MODE_ALL);
+    let own = if computing { Own::on(device) } else { Own::NOBODY };
+    // SAFETY: not null; the caller's array is valid for as many entries as it says.
+    unsafe { own.fill(&mut (*list).numProcArrayEntries, to) }
+}
+
+/// Answers that there are no samples, unless NVML has an error of its own.
+unsafe fn no_samples(answer: Answer, count: *mut c_uint) -> Answer {
+    if answer != Err(NVML_ERROR_NOT_FOUND) {
+        answered(answer)?;
+    }
+    // SAFETY: not null, the caller's.
+    unsafe { *count = 0 };
+    Err(NVML_ERROR_NOT_FOUND)
+}
+
+pub unsafe fn nvmlDeviceGetProcessUtilization(
+    real: &dyn Fn(
+        nvmlDevice_t,
+        *mut nvmlProcessUtilizationSample_t,
+        *mut c_uint,
+        c_ulonglong,
+    ) -> Answer,
+    device: nvmlDevice_t,
+    samples: *mut nvmlProcessUtilizationSample_t,
+    count: *mut c_uint,
+    since_us: c_ulonglong,
+) -> Answer {
+    let Some(_depth) = asked(count) else { return real(device, samples, count, since_us) };
+    let mut theirs = 0;
+    // SAFETY: a valid count; without an array it asks for the number.
+    unsafe { no_samples(real(device, ptr::null_mut(), &raw mut theirs, since_us), count) }
+}
+
+pub unsafe fn nvmlDeviceGetProcessesUtilizationInfo(
+    real: &dyn Fn(nvmlDevice_t, *mut nvmlProcessesUtilizationInfo_v1_t) -> Answer,
+    device: nvmlDevice_t,
+    info: *mut nvmlProcessesUtilizationInfo_v1_t,
+) -> Answer {
+    let Some(_depth) = asked(info) else { return real(device, info) };
+    // SAFETY: not null; every version begins with its number.
+    let version = unsafe { info.cast::<c_uint>().read_unaligned() };
+    if version != UTILIZATION_V1 {
+        return of_unknown_version(version, |place| real(device, place.cast()));
+    }
+    // SAFETY: not null, the caller's.
+    let mut theirs = unsafe { *info };
+    // A structure of its own, without room.
+    (theirs.processSamplesCount, theirs.procUtilArray) = (0, ptr::null_mut());
+    // SAFETY: as above.
+    unsafe { no_samples(real(device, &raw mut theirs), &raw mut (*info).processSamplesCount) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entries(list: &[(u32, u64)]) -> impl Iterator<Item = Entry> {
+        list.iter().map(|&(pid, bytes)| Entry { pid, bytes, ..Entry::NONE })
+    }
+
+    fn own(list: &[(u32, u64)], overhead: u64) -> Own {
+        let mut own = Own::NOBODY;
+        own.add(entries(list), overhead);
+        own
+    }
+
+    fn info(pid: u32, bytes: u64) -> nvmlProcessInfo_t {
+        nvmlProcessInfo_t {
+            pid,
+            usedGpuMemory: bytes,
+            gpuInstanceId: NVML_NO_INSTANCE,
+            computeInstanceId: NVML_NO_INSTANCE,
+        }
+    }
+
+    #[test]
+    fn a_caller_with_an_array_that_is_too_small_gets_the_size_needed() {
+        let own = own(&[(7, 100), (9, 200)], 0);
+        let mut infos = [info(0, 0); 3];
+        for room in [0, 1] {
+            let mut count = room;
+            // SAFETY: three entries.
+            let result = unsafe { own.fill(&mut count, infos.as_mut_ptr()) };
+            assert_eq!((result, count, infos[0].pid), (Err(NVML_ERROR_INSUFFICIENT_SIZE), 2, 0));
+        }
+        let mut count = 3;
+        // SAFETY: three entries.
+        let result = unsafe { own.fill(&mut count, infos.as_mut_ptr()) };
+        assert_eq!((result, count), (Ok(()), 2));
+        assert_eq!(infos, [info(7, 100), info(9, 200), info(0, 0)]);
+        let mut count = 2;
+        // SAFETY: nothing is written through a null pointer.
+        let result = unsafe { own.fill::<c_uint>(&mut count, ptr::null_mut()) };
+        assert_eq!(result, Err(NVML_ERROR_INVALID_ARGUMENT));
+    }
+
+    #[test]
+    fn nobody_needs_no_room() {
+        let mut count = 0;
+        // SAFETY: no entries.
+        let result = unsafe { Own::NOBODY.fill::<c_uint>(&mut count, ptr::null_mut()) };
+        assert_eq!((result, count), (Ok(()), 0));
+    }
+
+    #[test]
+    fn overhead_is_shared_to_the_last_byte() {
+        let mut own = own(&[(1, 10), (2, 20), (3, 30)], 11);
+        // Of another instance.
+        own.add(entries(&[(4, 40)]), 7);
+        own.add(entries(&[]), 11);
+        let bytes: Vec<_> = own.entries[..own.count].iter().map(|own| own.bytes).collect();
+        assert_eq!(bytes, [15, 23, 33, 47]);
+    }
 }

@@ -2,9 +2,9 @@
 //! tenant is shown.
 
 use crate::allocations::{Allocation, Allocations};
-use crate::gpus;
-use crate::list::Full;
 use crate::log::{Reason, Throttle, now_ns};
+use crate::pages::Full;
+use crate::place;
 use crate::spin::sleep_us;
 use crate::state::{NO_UUID, Observed, Process};
 use crate::thread::{Answer, Call};
@@ -463,7 +463,7 @@ impl View {
 }
 
 /// The UUID's text is what events and pages carry.
-const _: () = assert!(gpus::TEXT_LEN == tessera_region::session::EVENT_UUID_LEN);
+const _: () = assert!(place::TEXT_LEN == tessera_region::session::EVENT_UUID_LEN);
 
 #[cfg(test)]
 mod tests {

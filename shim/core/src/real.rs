@@ -11,7 +11,7 @@
 
 use crate::libdl;
 use crate::resolve::real_dlsym;
-use crate::work::kind::{Kind, Work, work_of};
+use crate::work::{Kind, Work, work_of};
 use core::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};

@@ -8,7 +8,6 @@
 //! what that lookup would have found without the shim.
 
 use crate::libdl;
-use crate::loaded;
 use crate::real::{self, Symbol, Wanted};
 use crate::thread::{Answer, Call};
 use core::ffi::{CStr, c_char, c_void};
@@ -39,7 +38,7 @@ pub extern "C" fn find_real_dlsym() -> *mut c_void {
             (!found.is_null()).then_some(found)
         })
     });
-    let Some(found) = by_version.or_else(|| loaded::function(c"dlsym")) else {
+    let Some(found) = by_version.or_else(|| libdl::function(c"dlsym")) else {
         return ptr::null_mut();
     };
     // Release: pairs with the Acquire in `real_dlsym`.
@@ -136,9 +135,9 @@ pub unsafe fn answer(export: &Export, handle: *mut c_void, caller: *const c_void
     // that scope, which is where wrappers are preloaded, means the same.
     // SAFETY: a pseudo-handle and a NUL-terminated name.
     let next = unsafe { dlsym(libc::RTLD_NEXT, name) };
-    let own = loaded::file_of(caller);
+    let own = libdl::file_of(caller);
     if !next.is_null() {
-        let wrapper = handle == libc::RTLD_NEXT && own.is_some() && loaded::file_of(next) == own;
+        let wrapper = handle == libc::RTLD_NEXT && own.is_some() && libdl::file_of(next) == own;
         // A wrapper that asks for the function after its own wants the driver's.
         let wanted = if wrapper { export.symbol().pointer() } else { next };
         return export.substitute(wanted);

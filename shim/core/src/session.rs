@@ -4,9 +4,9 @@
 //! socket lives in another program's descriptor table, so it sits at 512 or above, closes on exec, and is
 //! recognised by device and inode before each use: hosts close and reuse numbers they do not know.
 
-use crate::cancel::Deferred;
 use crate::log::{Throttle, errno, now_ns, set_errno};
 use crate::spin::Spin;
+use crate::thread::Deferred;
 use core::ffi::{CStr, c_int};
 use core::mem::{MaybeUninit, offset_of};
 use tessera_region::session::Message;

@@ -9,10 +9,10 @@ use super::Stream;
 use super::lanes::Signal;
 use super::streams::{Marker, Streams};
 use super::{events, flight};
-use crate::cancel::Deferred;
 use crate::pages::Zeroed;
 use crate::pools::ask::Uncaptured;
 use crate::state::{self, Process};
+use crate::thread::Deferred;
 
 /// Two signals around what the GPU does not do.
 #[derive(Clone, Copy, Debug)]

@@ -9,8 +9,8 @@
 
 use super::Stream;
 use super::events;
-use crate::list::List;
 use crate::own;
+use crate::pages::List;
 use crate::pages::Zeroed;
 use crate::pools::ask::Uncaptured;
 use crate::real;

@@ -1,9 +1,9 @@
 //! The connection to the arbiter on `gate.sock`; docs/internals/compute.md has the messages. No thread waits for it;
 //! what could not be sent is sent again later.
 
-use crate::cancel::Deferred;
 use crate::session::{Kept, Socket};
 use crate::spin::Spin;
+use crate::thread::Deferred;
 use core::ffi::CStr;
 use tessera_region::session::Message;
 

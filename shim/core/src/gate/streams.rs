@@ -16,13 +16,13 @@ use super::lanes::{Lanes, Signal};
 use super::local::Local;
 use super::solo::Room;
 use super::{Stream, flight};
-use crate::cancel::Deferred;
-use crate::list::List;
+use crate::pages::List;
 use crate::pages::Zeroed;
 use crate::pools::ask::Uncaptured;
 use crate::records::Unmarked;
 use crate::spin::{Held, Spin};
 use crate::state::{self, Process};
+use crate::thread::Deferred;
 use core::sync::atomic::Ordering;
 use tessera_cuda::types::CUcontext;
 

@@ -6,7 +6,7 @@
 //! [`super::model`] walks through it.
 
 use super::{Stream, events};
-use crate::list::List;
+use crate::pages::List;
 use crate::pages::Zeroed;
 use crate::spin::Spin;
 use core::sync::atomic::{AtomicU32, Ordering};

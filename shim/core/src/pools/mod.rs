@@ -6,7 +6,7 @@
 //! pool has one charged word in its [`books`]; every call that can change what is reserved moves the
 //! word to what the driver says ([`pool`]):
 //!
-//! - an allocation reserves the worst growth, calls the driver, and settles ([`allocate`]);
+//! - an allocation reserves the worst growth, calls the driver, and settles ([`hooks`]);
 //! - after frees, whatever lets the driver give chunks back settles: synchronisations of streams,
 //!   events and contexts, trims, a lowered threshold ([`hooks`]); and whatever shows the tenant its
 //!   memory does so first;
@@ -28,7 +28,6 @@
 //!   memory or request. Until then the pool is *in debt*: what it holds is charged, even beyond the
 //!   quota, so that no process of the tenant gets anything beside it.
 
-mod allocate;
 pub(crate) mod ask;
 pub(crate) mod books;
 pub mod hooks;

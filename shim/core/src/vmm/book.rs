@@ -9,9 +9,7 @@
 //!
 //! Each end goes to an [`Each`].
 
-use super::tiles::Region;
-use crate::list::{Full, List};
-use crate::pages::Zeroed;
+use crate::pages::{Full, List, Zeroed};
 use crate::shares::Export;
 
 /// Gets what the driver has let go of, and how it was exported.
@@ -433,6 +431,78 @@ impl Book {
             self.entries[tile.entry as usize].holds -= 1;
             self.settle(tile.entry, each);
         }
+    }
+}
+
+// Which parts of sparse arrays are backed by which memory: boxes of texels, cut where something
+// else is mapped over them or unmapped (CUDA Driver API, `cuMemMapArrayAsync`).
+
+/// A part of an array: `subresource` says of which level and layer, or that it is the tail of small
+/// levels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Region {
+    /// The array's or mipmapped array's handle.
+    pub(super) resource: u64,
+    /// [`Region::LEVEL`] or [`Region::TAIL`].
+    pub(super) subresource: u32,
+    /// Mipmap level; 0 for the tail.
+    pub(super) level: u32,
+    pub(super) layer: u32,
+    /// First texel (or byte, in the tail).
+    pub(super) low: [u64; 3],
+    /// One past the last, in each dimension.
+    pub(super) high: [u64; 3],
+}
+
+impl Region {
+    /// `CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_SPARSE_LEVEL`
+    pub(super) const LEVEL: u32 = 0;
+    /// `CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_MIPTAIL`
+    pub(super) const TAIL: u32 = 1;
+
+    /// Whether it has no extent: arrays that are mapped as a whole ignore it.
+    fn is_whole(&self) -> bool {
+        (0..3).any(|d| self.low[d] >= self.high[d])
+    }
+
+    fn same_place(&self, other: &Self) -> bool {
+        self.resource == other.resource
+            && self.subresource == other.subresource
+            && self.level == other.level
+            && self.layer == other.layer
+    }
+
+    /// Whether mapping or unmapping `self` ends some of what `other` holds.
+    pub(super) fn touches(&self, other: &Self) -> bool {
+        if self.resource != other.resource {
+            return false;
+        }
+        self.is_whole()
+            || self.same_place(other)
+                && (other.is_whole()
+                    || (0..3).all(|d| self.low[d] < other.high[d] && other.low[d] < self.high[d]))
+    }
+
+    /// What is left of `self` without `other`, which touches it: up to two slabs a dimension.
+    pub(super) fn without(mut self, other: &Self) -> impl Iterator<Item = Self> {
+        let mut parts = [None; 6];
+        if !other.is_whole() && !self.is_whole() {
+            for d in 0..3 {
+                if self.low[d] < other.low[d] {
+                    let mut below = self;
+                    below.high[d] = other.low[d];
+                    self.low[d] = other.low[d];
+                    parts[2 * d] = Some(below);
+                }
+                if self.high[d] > other.high[d] {
+                    let mut above = self;
+                    above.low[d] = other.high[d];
+                    self.high[d] = other.high[d];
+                    parts[2 * d + 1] = Some(above);
+                }
+            }
+        }
+        parts.into_iter().flatten()
     }
 }
 

@@ -3,20 +3,20 @@
 //! Management").
 //!
 //! It belongs to no context: "cuCtxDestroy() will not destroy memory allocations by cuMemCreate()".
-//! What holds it is kept in a [`book`]; [`tiles`] are the parts of sparse arrays. Imports are charged
+//! What holds it is kept in a [`book`], parts of sparse arrays among it. Imports are charged
 //! to the exporter ([`crate::shares`]) and are in the book for their mark alone.
+#![allow(non_snake_case, reason = "hooks carry the driver's own names")]
 
 mod book;
-pub mod hooks;
-mod tiles;
 
+use crate::gate::Stream;
 use crate::quota::{self, Asked};
-use crate::real;
-use crate::shares;
 use crate::spin::Spin;
 use crate::state::Process;
-use crate::thread::{Answer, Call};
-use book::{Book, Each, Memory};
+use crate::thread::{Answer, Call, entered, tenant};
+use crate::{place, real, shares};
+use book::{Book, Each, Memory, Region, Ticket};
+use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use core::mem;
 use tessera_cuda::types::*;
 use tessera_region::layout::Kind;
@@ -129,9 +129,365 @@ fn release_unseen(handle: CUmemGenericAllocationHandle) {
     }
 }
 
+// The hooks themselves. Counts go up and down after the driver's call succeeded; while it is under
+// way the book's entry is pinned.
+
+type Handle = CUmemGenericAllocationHandle;
+
+/// CUDA Driver API, "Virtual Memory Management". Charged to the GPU of the location, not to the
+/// current context's.
+pub unsafe fn cuMemCreate(
+    call: Call<'_>,
+    handle: *mut Handle,
+    bytes: usize,
+    prop: *const CUmemAllocationProp,
+    _: c_ulonglong,
+) -> Answer {
+    let Some((process, _depth)) = tenant()? else { return call() };
+    if handle.is_null() || prop.is_null() || bytes == 0 {
+        return call();
+    }
+    // SAFETY: not null, and the caller promises a whole structure.
+    let location = unsafe { (&raw const (*prop).location).read_unaligned() };
+    match device_of(location) {
+        Some(device) => create(process, device, bytes as u64, call, handle),
+        None => call(),
+    }
+}
+
+pub unsafe fn cuMemRelease(call: Call<'_>, handle: Handle) -> Answer {
+    let Some((process, _depth)) = entered() else { return call() };
+    let Some(ticket) = process.vmm.book.lock().releasing(handle) else { return call() };
+    let answer = call();
+    process.vmm.note(process, &mut |book, each| book.released(ticket, answer.is_ok(), each));
+    answer
+}
+
+/// What a success changes.
+type Done<'a> = &'a dyn Fn(&mut Book, Ticket, Each<'_>);
+
+/// Calls the driver with `ticket`'s entry pinned; `done` notes a success.
+fn pinned(process: &'static Process, ticket: Ticket, call: Call<'_>, done: Done<'_>) -> Answer {
+    let answer = call();
+    let done = if answer.is_ok() { done } else { &Book::unpin };
+    process.vmm.note(process, &mut |book, each| done(book, ticket, each));
+    answer
+}
+
+/// CUDA Driver API, "Virtual Memory Management": one more reference, to be released.
+pub unsafe fn cuMemRetainAllocationHandle(
+    call: Call<'_>,
+    _: *mut Handle,
+    address: *mut c_void,
+) -> Answer {
+    let Some((process, _depth)) = entered() else { return call() };
+    let ticket = process.vmm.book.lock().pin_at(address.addr() as u64);
+    let Some(ticket) = ticket else { return call() };
+    pinned(process, ticket, call, &|book, ticket, each| book.retained(ticket, each))
+}
+
+pub unsafe fn cuMemMap(
+    call: Call<'_>,
+    pointer: CUdeviceptr,
+    bytes: usize,
+    _: usize,
+    handle: Handle,
+    _: c_ulonglong,
+) -> Answer {
+    let Some((process, _depth)) = entered() else { return call() };
+    let Some(ticket) = process.vmm.book.lock().pin(handle) else { return call() };
+    pinned(process, ticket, call, &|book, ticket, each| {
+        book.mapped(ticket, pointer, bytes as u64, each);
+    })
+}
+
+/// CUDA Driver API, "Virtual Memory Management". One range may cover several mappings.
+pub unsafe fn cuMemUnmap(call: Call<'_>, pointer: CUdeviceptr, bytes: usize) -> Answer {
+    let Some((process, _depth)) = entered() else { return call() };
+    let before = process.vmm.book.lock().now();
+    call()?;
+    let range = (pointer, bytes as u64);
+    process.vmm.note(process, &mut |book, each| book.unmapped(range, before, each));
+    Ok(())
+}
+
+/// What a tile operation is about.
+fn region(info: &CUarrayMapInfo) -> Region {
+    let [a, b, c, d] = info.subresource;
+    // The two halves of a word, in memory's order (little-endian, as all of CUDA's hosts).
+    let halves = |word: u64| (word & 0xffff_ffff, word >> 32);
+    let resource = info.resource.addr() as u64;
+    let (first, second) = halves(a);
+    let narrow = |word: u64| u32::try_from(word).unwrap_or(u32::MAX);
+    if info.subresourceType == 1 {
+        // layer, (padding), offset, size
+        let (low, high) = ([b, 0, 0], [b.saturating_add(c), 1, 1]);
+        let layer = narrow(first);
+        return Region { resource, subresource: Region::TAIL, level: 0, layer, low, high };
+    }
+    // level, layer, three offsets, three extents
+    let (x, y) = halves(b);
+    let (z, width) = halves(c);
+    let (height, depth) = halves(d);
+    Region {
+        resource,
+        subresource: Region::LEVEL,
+        level: narrow(first),
+        layer: narrow(second),
+        low: [x, y, z],
+        high: [x + width, y + height, z + depth],
+    }
+}
+
+/// CUDA Driver API, "Virtual Memory Management". In stream order, but noted at once.
+pub unsafe fn cuMemMapArrayAsync(
+    call: Call<'_>,
+    list: *mut CUarrayMapInfo,
+    count: c_uint,
+    stream: Stream,
+) -> Answer {
+    let Some((process, _depth)) = entered() else { return call() };
+    call()?;
+    if list.is_null() {
+        return Ok(());
+    }
+    let context = place::of_stream(process, stream).serial();
+    for index in 0..count as usize {
+        // SAFETY: the caller promises `count` whole entries.
+        let info = unsafe { list.add(index).read_unaligned() };
+        let handle = (info.memOperationType == CU_MEM_OPERATION_TYPE_MAP).then_some(info.memHandle);
+        let region = region(&info);
+        process.vmm.note(process, &mut |book, each| book.tile(region, handle, context, each));
+    }
+    Ok(())
+}
+
+pub unsafe fn cuMemExportToShareableHandle(
+    call: Call<'_>,
+    shareable: *mut c_void,
+    handle: Handle,
+    handle_type: CUmemAllocationHandleType,
+    _: c_ulonglong,
+) -> Answer {
+    let Some((process, _depth)) = entered() else { return call() };
+    call()?;
+    if shareable.is_null() {
+        return Ok(());
+    }
+    if let Some(export) = process.vmm.book.lock().export_of(handle) {
+        match handle_type {
+            CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR => {
+                // SAFETY: for this type the driver wrote an int.
+                export.passed(unsafe { shareable.cast::<c_int>().read_unaligned() });
+            }
+            CU_MEM_HANDLE_TYPE_FABRIC => {
+                // SAFETY: for this type the driver wrote 64 bytes.
+                let name = unsafe { shareable.cast::<[u8; 64]>().read_unaligned() };
+                export.named(shares::name(&name));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// CUDA Driver API, "Virtual Memory Management". The exporter is charged; here it is marked.
+pub unsafe fn cuMemImportFromShareableHandle(
+    call: Call<'_>,
+    handle: *mut Handle,
+    shareable: *mut c_void,
+    handle_type: CUmemAllocationHandleType,
+) -> Answer {
+    let Some((process, _depth)) = tenant()? else { return call() };
+    let mut mark = match handle_type {
+        CU_MEM_HANDLE_TYPE_FABRIC if !shareable.is_null() => {
+            // SAFETY: the caller promises 64 bytes for this type.
+            shares::name(&unsafe { shareable.cast::<[u8; 64]>().read_unaligned() })
+        }
+        _ => shares::descriptor(None),
+    };
+    shares::mark_import(process, mark);
+    let answer = call();
+    if answer.is_err() || handle.is_null() {
+        shares::unmark_import(process, mark);
+        return answer;
+    }
+    // SAFETY: the driver wrote it.
+    let handle = unsafe { *handle };
+    let home = home_of(process, handle);
+    if let Some((_, gpu)) = home
+        && handle_type != CU_MEM_HANDLE_TYPE_FABRIC
+    {
+        let turned_out = shares::on_gpu(mark, gpu);
+        shares::mark_import(process, turned_out);
+        shares::unmark_import(process, mark);
+        mark = turned_out;
+    }
+    // Multicast objects and host memory are no device memory of anybody's.
+    let (device, gpu) = home.unwrap_or((-1, 0));
+    let import = if home.is_some() { mark } else { 0 };
+    let new = Memory { gpu, device, bytes: 0, import };
+    let mut noted = Ok(false);
+    process.vmm.note(process, &mut |book, each| noted = book.imported(handle, new, each));
+    if noted != Ok(true) || import == 0 {
+        shares::unmark_import(process, mark);
+    }
+    noted.map(|_| ()).map_err(|_full| {
+        release_unseen(handle);
+        quota::refuse_unnoted("cuMemImportFromShareableHandle")
+    })
+}
+
+/// CUDA Driver API, "Memory Management": a dma-buf keeps what is behind the address alive.
+pub unsafe fn cuMemGetHandleForAddressRange(
+    call: Call<'_>,
+    handle: *mut c_void,
+    pointer: CUdeviceptr,
+    bytes: usize,
+    handle_type: CUmemRangeHandleType,
+    _: c_ulonglong,
+) -> Answer {
+    /// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`
+    const DMA_BUF_FD: CUmemRangeHandleType = 1;
+    let Some((process, _depth)) = entered() else { return call() };
+    call()?;
+    if handle.is_null() || handle_type != DMA_BUF_FD {
+        return Ok(());
+    }
+    // SAFETY: for this type the driver wrote an int.
+    let fd = unsafe { handle.cast::<c_int>().read_unaligned() };
+    let end = pointer.saturating_add(bytes as u64);
+    let mut book = process.vmm.book.lock();
+    // All memory behind the range, if it is mapped; else it is one allocation.
+    let (mut at, mut any) = (pointer, false);
+    while let Some((export, next)) = book.export_at(at).filter(|_| at < end) {
+        export.opened(fd);
+        (at, any) = (next, true);
+    }
+    drop(book);
+    if !any
+        && let Some(base) = shares::base_of(process, pointer)
+        && process.shares.export(base, |export| export.opened(fd)).is_err()
+    {
+        // SAFETY: the driver has just opened it, and nobody else has seen it.
+        unsafe { libc::close(fd) };
+        return Err(quota::refuse_unnoted("cuMemGetHandleForAddressRange"));
+    }
+    Ok(())
+}
+
+/// CUDA Driver API, "Multicast Object Management": it owns no memory, and holds what is bound to it.
+pub unsafe fn cuMulticastCreate(
+    call: Call<'_>,
+    object: *mut Handle,
+    _: *const CUmulticastObjectProp,
+) -> Answer {
+    let Some((process, _depth)) = entered() else { return call() };
+    call()?;
+    // SAFETY: null, or the driver wrote it.
+    let Some(&handle) = (unsafe { object.as_ref() }) else { return Ok(()) };
+    let object = Memory { gpu: 0, device: -1, bytes: 0, import: 0 };
+    // Unseen, what is bound to it would live on.
+    made(process, "cuMulticastCreate", handle, object)
+}
+
+/// Binds what `pin` finds in the book to `object`.
+fn bind(
+    call: Call<'_>,
+    object: Handle,
+    device: Option<CUdevice>,
+    offset: usize,
+    pin: impl FnOnce(&mut Book) -> Option<Ticket>,
+) -> Answer {
+    let Some((process, _depth)) = entered() else { return call() };
+    let tickets = {
+        let mut book = process.vmm.book.lock();
+        pin(&mut book).map(|memory| (memory, book.pin(object)))
+    };
+    let Some((memory, object)) = tickets else { return call() };
+    let answer = call();
+    process.vmm.note(process, &mut |book, each| {
+        if let Some(object) = object {
+            if answer.is_ok() {
+                book.bound(object, memory, device, offset as u64);
+            }
+            book.unpin(object, each);
+        }
+        book.unpin(memory, each);
+    });
+    answer
+}
+
+pub unsafe fn cuMulticastBindMem(
+    call: Call<'_>,
+    object: Handle,
+    object_offset: usize,
+    memory: Handle,
+    _: usize,
+    _: usize,
+    _: c_ulonglong,
+) -> Answer {
+    bind(call, object, None, object_offset, |book| book.pin(memory))
+}
+
+/// CUDA Driver API, "Multicast Object Management" (from 13.1).
+#[allow(clippy::too_many_arguments, reason = "the driver's own signature")]
+pub unsafe fn cuMulticastBindMem_v2(
+    call: Call<'_>,
+    object: Handle,
+    dev: CUdevice,
+    object_offset: usize,
+    memory: Handle,
+    _: usize,
+    _: usize,
+    _: c_ulonglong,
+) -> Answer {
+    bind(call, object, Some(dev), object_offset, |book| book.pin(memory))
+}
+
+pub unsafe fn cuMulticastBindAddr(
+    call: Call<'_>,
+    object: Handle,
+    object_offset: usize,
+    pointer: CUdeviceptr,
+    _: usize,
+    _: c_ulonglong,
+) -> Answer {
+    bind(call, object, None, object_offset, |book| book.pin_at(pointer))
+}
+
+/// CUDA Driver API, "Multicast Object Management" (from 13.1).
+pub unsafe fn cuMulticastBindAddr_v2(
+    call: Call<'_>,
+    object: Handle,
+    dev: CUdevice,
+    object_offset: usize,
+    pointer: CUdeviceptr,
+    _: usize,
+    _: c_ulonglong,
+) -> Answer {
+    bind(call, object, Some(dev), object_offset, |book| book.pin_at(pointer))
+}
+
+pub unsafe fn cuMulticastUnbind(
+    call: Call<'_>,
+    object: Handle,
+    dev: CUdevice,
+    object_offset: usize,
+    bytes: usize,
+) -> Answer {
+    let Some((process, _depth)) = entered() else { return call() };
+    let before = process.vmm.book.lock().now();
+    call()?;
+    let range = (object_offset as u64, bytes as u64);
+    process.vmm.note(process, &mut |book, each| book.unbound(object, dev, range, before, each));
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use core::ptr;
 
     #[test]
     fn only_locations_on_devices_are_device_memory() {
@@ -148,5 +504,33 @@ mod tests {
         ] {
             assert_eq!(at(host, 0), None, "{host}");
         }
+    }
+
+    fn info(subresource_type: c_int, words: [u32; 8]) -> CUarrayMapInfo {
+        let pair = |at: usize| u64::from(words[at]) | u64::from(words[at + 1]) << 32;
+        CUarrayMapInfo {
+            resourceType: 0,
+            resource: ptr::without_provenance_mut(7),
+            subresourceType: subresource_type,
+            subresource: [pair(0), pair(2), pair(4), pair(6)],
+            memOperationType: CU_MEM_OPERATION_TYPE_MAP,
+            memHandleType: 0,
+            memHandle: 1,
+            offset: 0,
+            deviceBitMask: 1,
+            flags: 0,
+            reserved: [0; 2],
+        }
+    }
+
+    #[test]
+    fn tiles_are_read_as_the_header_lays_them_out() {
+        let level = region(&info(0, [2, 3, 64, 128, 1, 32, 16, 8]));
+        assert_eq!((level.resource, level.level, level.layer), (7, 2, 3));
+        assert_eq!((level.low, level.high), ([64, 128, 1], [96, 144, 9]));
+        // layer 5, offset 65536, size 131072
+        let tail = region(&info(1, [5, 0, 65536, 0, 131_072, 0, 9, 9]));
+        assert_eq!((tail.subresource, tail.layer), (Region::TAIL, 5));
+        assert_eq!((tail.low[0], tail.high[0]), (65536, 196_608));
     }
 }

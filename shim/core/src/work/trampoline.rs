@@ -1,8 +1,8 @@
 //! The one body of all fills and copies: `enter`, the driver's function with the caller's own
 //! arguments, `leave`.
 
+use super::ARGUMENTS;
 use super::admit;
-use super::kind::ARGUMENTS;
 use crate::gate::Pass;
 use crate::real::Symbol;
 use core::arch::naked_asm;

@@ -9,8 +9,6 @@
 //! may take at most is charged.
 #![allow(non_snake_case, reason = "hooks carry the driver's own names")]
 
-mod size;
-
 use crate::allocations::Allocations;
 use crate::memory::{Ask, Made, Width, charge};
 use crate::place::{self, current_device};
@@ -21,7 +19,6 @@ use crate::state::Process;
 use crate::thread::{Answer, Call, entered, tenant};
 use core::ffi::c_uint;
 use core::ptr;
-use size::{Shape, Size};
 use tessera_cuda::types::*;
 use tessera_region::layout::Kind;
 
@@ -215,9 +212,118 @@ pub unsafe fn cuArrayDestroy(call: Call<'_>, array: CUarray) -> Answer {
 
 pub use cuArrayDestroy as cuMipmappedArrayDestroy;
 
+// What an array takes at most, from its descriptor: for drivers and descriptors where the driver
+// itself can't be asked (CUDA Driver API, "Memory Management": `cuArray3DCreate`,
+// `cuMipmappedArrayCreate`). Errs upwards.
+
+/// Bytes that a shape takes on a GPU: at least, and at most. The driver's answer is both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Size {
+    pub(super) least: u64,
+    pub(super) worst: u64,
+}
+
+/// What is to be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shape {
+    /// As the caller gave it, in the newest form.
+    pub(super) descriptor: CUDA_ARRAY3D_DESCRIPTOR,
+    /// Mipmap levels asked for; `None` for an array.
+    pub(super) levels: Option<u32>,
+}
+
+/// Bytes and rows of one texel, or of one block of 4×4 texels.
+struct Texel {
+    bytes: u64,
+    block: u64,
+}
+
+/// By format (`CUarray_format` of CUDA 12.9 and 13.5). Planes of subsampled formats count whole;
+/// formats of later drivers count as the largest texel there is.
+fn texel(format: CUarray_format, channels: u32) -> Texel {
+    let channels = u64::from(channels.clamp(1, 4));
+    let plain = |bytes| Texel { bytes, block: 1 };
+    match format {
+        // UNSIGNED_INT8, SIGNED_INT8
+        0x01 | 0x08 => plain(channels),
+        // UNSIGNED_INT16, SIGNED_INT16, HALF
+        0x02 | 0x09 | 0x10 => plain(2 * channels),
+        // UNSIGNED_INT32, SIGNED_INT32, FLOAT
+        0x03 | 0x0a | 0x20 => plain(4 * channels),
+        // {U,S}NORM_INT8X1, X2, X4, and INT16X1, X2, X4
+        0xc0 | 0xc6 => plain(1),
+        0xc1 | 0xc7 | 0xc3 | 0xc9 => plain(2),
+        0xc2 | 0xc8 | 0xc4 | 0xca => plain(4),
+        0xc5 | 0xcb => plain(8),
+        // BC1 and BC4 take 8 bytes a block, BC2, BC3, BC5, BC6H and BC7 16.
+        0x91 | 0x92 | 0x97 | 0x98 => Texel { bytes: 8, block: 4 },
+        0x93..=0x96 | 0x99..=0x9e => Texel { bytes: 16, block: 4 },
+        // UNORM_INT_101010_2, Y410, AYUV, UINT8_PACKED_444
+        0x50 | 0xa9 | 0xa8 | 0x52 => plain(4),
+        // Y416
+        0xb1 => plain(8),
+        // 8 bits, 4:2:0 and 4:2:2: NV12, NV16, YUY2, and CUDA 13's names
+        0xb0 | 0xa2 | 0xa5 | 0x51 | 0x53 | 0x55 | 0x59 | 0x5b => plain(2),
+        // 10 to 16 bits of those: P010, P016, P210, P216, Y210, Y216
+        0x9f | 0xa1 | 0xa3 | 0xa4 | 0xa6 | 0xa7 | 0x54 | 0x56 | 0x5a | 0x5c => plain(4),
+        // 8 bits, 4:4:4: Y444_PLANAR8, YUV444_8bit_SemiPlanar
+        0xb2 | 0xb4 | 0x57 | 0x5d => plain(3),
+        // 10 to 16 bits of those
+        0xb3 | 0xb5 | 0x58 | 0x5e => plain(6),
+        _ => plain(16),
+    }
+}
+
+/// Texels are stored in tiles 64 bytes wide and 8 rows high, up to 16 of which are stacked.
+const TILE_WIDTH: u64 = 64;
+const TILE_HEIGHT: u64 = 8;
+const STACKED: u64 = 16;
+/// Arrays begin at multiples of this (`CUDA_ARRAY_MEMORY_REQUIREMENTS::alignment` of current GPUs).
+const ALIGN: u64 = 64 << 10;
+
+impl Shape {
+    /// Whether it owns no memory: that comes with `cuMemMapArrayAsync`, from `cuMemCreate`.
+    pub(super) fn owns_nothing(&self) -> bool {
+        self.descriptor.Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING) != 0
+    }
+
+    /// The bytes that its texels need, and the most that they may take with padding.
+    /// `u64::MAX`, which fits no quota, where that overflows.
+    pub(super) fn estimate(&self) -> Size {
+        let least = self.sum(|width, height| width.checked_mul(height));
+        let worst = self.sum(|width, height| {
+            let stack = height.checked_next_power_of_two()?.clamp(1, TILE_HEIGHT * STACKED);
+            let height = height.checked_next_multiple_of(stack.max(TILE_HEIGHT))?;
+            width.checked_next_multiple_of(TILE_WIDTH)?.checked_mul(height)
+        });
+        let worst = worst.and_then(|bytes| bytes.checked_next_multiple_of(ALIGN));
+        Size { least: least.unwrap_or(u64::MAX), worst: worst.unwrap_or(u64::MAX) }
+    }
+
+    /// Sums `plane(bytes of a row, rows)` over levels, slices and layers.
+    fn sum(&self, plane: impl Fn(u64, u64) -> Option<u64>) -> Option<u64> {
+        let d = &self.descriptor;
+        // An extent of 0 says that there is no such dimension.
+        let extent = |n: usize| (n as u64).max(1);
+        let (width, height, depth) = (extent(d.Width), extent(d.Height), extent(d.Depth));
+        let layered = d.Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP) != 0;
+        let largest = width.max(height).max(if layered { 1 } else { depth });
+        let levels = self.levels.unwrap_or(1).clamp(1, 1 + largest.ilog2());
+        let texel = texel(d.Format, d.NumChannels);
+        let mut total = 0u64;
+        for level in 0..levels {
+            let halved = |extent: u64| (extent >> level).max(1);
+            let row = halved(width).div_ceil(texel.block).checked_mul(texel.bytes)?;
+            let rows = halved(height).div_ceil(texel.block);
+            let slices = if layered { depth } else { halved(depth) };
+            total = total.checked_add(plane(row, rows)?.checked_mul(slices)?)?;
+        }
+        Some(total)
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::size::tests::shape;
     use super::*;
 
     #[test]
@@ -233,5 +339,71 @@ mod tests {
         assert_eq!(sizes.find(1, &of(1)), None, "another GPU");
         let levels = Shape { levels: Some(1), ..of(1) };
         assert_eq!(sizes.find(0, &levels), None, "a mipmap is no array");
+    }
+
+    const UINT8: CUarray_format = 0x01;
+    const FLOAT: CUarray_format = 0x20;
+    const BC1: CUarray_format = 0x91;
+    const BC7: CUarray_format = 0x9d;
+
+    fn shape(extents: [usize; 3], format: CUarray_format, channels: u32) -> Shape {
+        let descriptor = CUDA_ARRAY3D_DESCRIPTOR {
+            Width: extents[0],
+            Height: extents[1],
+            Depth: extents[2],
+            Format: format,
+            NumChannels: channels,
+            Flags: 0,
+        };
+        Shape { descriptor, levels: None }
+    }
+
+    fn with(mut shape: Shape, flags: u32, levels: Option<u32>) -> Shape {
+        shape.descriptor.Flags = flags;
+        shape.levels = levels;
+        shape
+    }
+
+    #[test]
+    fn texels_are_counted_by_format_and_extents() {
+        for (shape, least) in [
+            (shape([1000, 0, 0], UINT8, 1), 1000),
+            (shape([1000, 10, 0], FLOAT, 4), 160_000),
+            (shape([100, 10, 7], FLOAT, 1), 28_000),
+            // Four by four texels in 8 and 16 bytes; what is begun counts.
+            (shape([16, 16, 0], BC1, 4), 128),
+            (shape([17, 16, 0], BC7, 4), 320),
+        ] {
+            assert_eq!(shape.estimate().least, least, "{shape:?}");
+        }
+    }
+
+    #[test]
+    fn levels_shrink_but_layers_do_not() {
+        let cube = shape([64, 64, 6], UINT8, 1);
+        // 64² + 32² of six faces, and of a volume whose depth is halved too.
+        let faces = with(cube, CUDA_ARRAY3D_CUBEMAP, Some(2));
+        assert_eq!(faces.estimate().least, 6 * (4096 + 1024));
+        assert_eq!(with(cube, 0, Some(2)).estimate().least, 6 * 4096 + 3 * 1024);
+        // Levels beyond the last are not made.
+        let most = with(cube, CUDA_ARRAY3D_LAYERED, Some(7)).estimate();
+        assert_eq!(with(cube, CUDA_ARRAY3D_LAYERED, Some(1000)).estimate(), most);
+    }
+
+    #[test]
+    fn unknown_formats_count_as_the_largest_and_padding_only_adds() {
+        let unknown = shape([100, 100, 0], 0x7777, 1).estimate();
+        for format in [UINT8, FLOAT, BC1, BC7, 0xb0, 0xc5, 0x5e] {
+            let Size { least, worst } = shape([100, 100, 0], format, 4).estimate();
+            assert!(least <= worst && worst <= unknown.worst, "{format:#x}");
+        }
+    }
+
+    #[test]
+    fn what_overflows_fits_nothing() {
+        let huge = shape([usize::MAX, usize::MAX, usize::MAX], FLOAT, 4);
+        assert_eq!(huge.estimate(), Size { least: u64::MAX, worst: u64::MAX });
+        let wraps = shape([1 << 32, 1 << 32, 1], UINT8, 1);
+        assert_eq!(wraps.estimate().worst, u64::MAX);
     }
 }
