@@ -118,7 +118,8 @@ pub fn otherwise<F: Copy>(
         return refusal;
     }
     load_first(kernel);
-    match gate::admit_one(stream, is_chained) {
+    let kind = if is_chained { gate::Kind::Chained } else { gate::Kind::Launch };
+    match gate::admit(kind, stream) {
         Ok(_pass) => call(function),
         Err(refusal) => refusal,
     }

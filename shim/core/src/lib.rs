@@ -66,7 +66,6 @@ pub mod resolve;
 mod session;
 mod shares;
 mod state;
-mod stream;
 mod thread;
 mod vmm;
 pub mod work;
@@ -77,6 +76,7 @@ use tessera_region::spin;
 pub mod hooks {
     pub use crate::arrays::*;
     pub use crate::contexts::*;
+    pub use crate::gate::capture::hooks::*;
     pub use crate::graphs::hooks::*;
     pub use crate::info::*;
     pub use crate::limits::*;
@@ -85,7 +85,6 @@ pub mod hooks {
     pub use crate::pools::hooks::*;
     pub use crate::resolve::lookup;
     pub use crate::shares::*;
-    pub use crate::stream::*;
     pub use crate::thread::{answer, result};
     pub use crate::vmm::*;
     pub use crate::work::*;

@@ -195,18 +195,25 @@ pub(crate) fn current_device() -> Option<CUdevice> {
 }
 
 pub(crate) fn device_of(context: CUcontext) -> Option<CUdevice> {
-    let pushed = Pushed::new(context);
-    if pushed.0 { current_device() } else { None }
+    let _pushed = Pushed::new(context)?;
+    current_device()
 }
 
-/// While it lives, a context is current; the one before stays if it is null.
+/// While it lives, a context is this thread's current one. Says whether it was not so before.
 pub(crate) struct Pushed(bool);
 
 impl Pushed {
-    pub(crate) fn new(context: CUcontext) -> Self {
-        let push = real::cuCtxPushCurrent_v2.get().filter(|_| !context.is_null());
-        // SAFETY: a context that the driver or the application has named.
-        Self(push.is_some_and(|push| unsafe { push(context) } == CUDA_SUCCESS))
+    /// `None` for null, and when the driver refuses: the one before stays.
+    pub(crate) fn new(context: CUcontext) -> Option<Self> {
+        if context.is_null() {
+            return None;
+        }
+        if current_context() == Some(context) {
+            return Some(Self(false));
+        }
+        let push = real::cuCtxPushCurrent_v2.get()?;
+        // SAFETY: a context that the driver or the application has named, and that no hook has seen end.
+        (unsafe { push(context) } == CUDA_SUCCESS).then_some(Self(true))
     }
 }
 

@@ -4,7 +4,7 @@
 
 use super::futex;
 use super::helper;
-use super::joined;
+use super::link;
 use super::local::{ALONE, BOUND, Helper, UNBOUND, WATCHED};
 use crate::log::{errno, set_errno};
 use crate::session::Kept;
@@ -49,7 +49,7 @@ fn bind(process: &'static Process) {
         if arbitrated {
             show_flight(process);
             // Before anything is launched: who is not known of is not waited for.
-            joined::connect(process);
+            link::connect(process);
         }
         if *its_helper == Helper::Unasked {
             park_at_exit();

@@ -1,7 +1,7 @@
 //! Closing a gate: the closer, a thread that has read CLOSED, waits until no thread is between reading the
 //! gate and the driver's launch, and then until everything launched is complete.
 //!
-//! The order makes it sound ([`super::model`] walks through every interleaving). A launching thread raises
+//! The order makes it sound (`model_tests` walks through every interleaving). A launching thread raises
 //! its flag, then reads its stream's note and the gate. The closer takes the notes away, has every thread
 //! pass a barrier, reads the flags, and then looks for notes made since by threads that were past the gate
 //! but not yet at the note. So a launch is either seen by its flag and waited for, its stream being among

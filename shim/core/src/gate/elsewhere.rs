@@ -31,7 +31,7 @@ const MANY: usize = 256;
 
 /// One that is being handed to the driver.
 #[derive(Debug)]
-pub struct Begun {
+pub(super) struct Begun {
     process: &'static Process,
     stream: Stream,
     ctx: usize,
@@ -39,14 +39,14 @@ pub struct Begun {
 }
 
 /// Before the driver's call. `None` where nobody would ask.
-pub fn begin(stream: Stream) -> Option<Begun> {
+pub(super) fn begin(stream: Stream) -> Option<Begun> {
     let process = state::armed().filter(|process| process.gate.is_bound())?;
     let _deferred = Deferred::new();
     // Its holder may be inside a driver that waits for this very thread.
     let mut streams = process.gate.streams.lock_soon()?;
     let capturing = process.gate.captures.any();
     let _uncaptured = capturing.then(Uncaptured::enter);
-    let ctx = if stream.is_default() { events::current() } else { events::context_of(stream) };
+    let ctx = events::context_of(stream);
     // What the GPU is to do before it is not to be awaited together with it.
     flight::mark_before(process, &mut streams, stream);
     streams.forget_pauses();
@@ -59,7 +59,7 @@ pub fn begin(stream: Stream) -> Option<Begun> {
 
 impl Begun {
     /// After it.
-    pub fn end(self) {
+    pub(super) fn end(self) {
         let Self { process, stream, ctx, before } = self;
         let _deferred = Deferred::new();
         let Some(mut streams) = process.gate.streams.lock_soon() else {

@@ -110,7 +110,7 @@ fn begin_flown(
     if flown.unmarked() != 0 {
         return None;
     }
-    flown.ctx.store(streams::context_of(stream), Ordering::Relaxed);
+    flown.ctx.store(events::context_of(stream), Ordering::Relaxed);
     flown.stream.store(stream.0, Ordering::Relaxed);
     Some(flown)
 }
@@ -447,7 +447,7 @@ pub(super) fn wait_for_room(process: &Process, word: u32, stream: Stream) -> Roo
 
 fn await_room(process: &Process, word: u32, stream: Stream) -> Room {
     let gate = &process.gate;
-    let (begun_us, ctx) = (now_us(), streams::context_of(stream));
+    let (begun_us, ctx) = (now_us(), events::context_of(stream));
     let (mut awaited, mut is_behind, mut left) = (false, true, None);
     while gate.gate().load(Ordering::Acquire) == word {
         if let Some(mut streams) = gate.streams.lock_soon() {

@@ -9,8 +9,7 @@ use super::bind;
 use super::closing::{self, Drain};
 use super::cycle;
 use super::futex;
-use super::joined;
-use super::link::Connection;
+use super::link::{self, Connection};
 use super::want;
 use crate::libdl;
 use crate::log::now_ns;
@@ -145,7 +144,7 @@ impl Helper {
             return;
         }
         self.checked_ns = now_ns;
-        let connection = joined::connect(process);
+        let connection = link::connect(process);
         self.connected = connection != Connection::None;
         if self.connected {
             self.connected_ns = now_ns;

@@ -1,8 +1,7 @@
 //! The gate's state in a process.
 
 use super::capture::Captures;
-use super::joined::Joined;
-use super::link::Link;
+use super::link::{Joined, Link};
 use super::nap::{Lateness, Overslept};
 use super::progress::Progress;
 use super::streams::{Noted, Streams};

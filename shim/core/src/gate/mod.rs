@@ -26,29 +26,27 @@ mod bind;
 pub mod capture;
 mod closing;
 mod cycle;
-pub mod elsewhere;
+mod elsewhere;
 mod events;
 mod flight;
 mod futex;
 mod helper;
-mod joined;
 mod lanes;
 mod link;
 pub(crate) mod local;
 #[cfg(test)]
-mod model;
+mod model_tests;
 mod nap;
 mod progress;
 mod relief;
 mod solo;
-mod stream;
 pub mod streams;
 mod tickets;
 mod window;
 
 pub(crate) use closing::has_membarrier;
-pub use stream::Stream;
-pub use streams::Order;
+pub use events::Stream;
+pub(crate) use events::is_capturing;
 
 use crate::log::{errno, now_ns, set_errno};
 use crate::own::record;
@@ -168,8 +166,8 @@ impl Drop for Own {
 
 /// What is to be admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    /// Counted nowhere.
+pub enum Kind {
+    /// A fill, or a copy on the device. Counted nowhere.
     Work,
     /// A launch, which the usage page counts.
     Launch,
@@ -179,49 +177,17 @@ enum Kind {
     Graph,
 }
 
-/// Waits until this thread may hand work for `stream` to the driver (a memset, a copy on the
-/// device). For synchronous forms: the NULL stream of the function's flavour. To be dropped right
-/// after the driver's call.
-///
-/// # Errors
-/// `CUDA_ERROR_SYSTEM_NOT_READY` where the quota cannot be read (absence closes).
+/// As [`admit`], for a fill or a copy on the device.
 pub fn admit_work(stream: Stream) -> Result<Pass, CUresult> {
     match admit_at_once(stream, false) {
         Some(busy) => Ok(Pass::Flag(busy)),
-        None => admit_as(Kind::Work, stream),
+        None => admit(Kind::Work, stream),
     }
 }
 
-/// As [`admit_work`], for a kernel launch.
-///
-/// # Errors
-/// As [`admit_work`].
-pub fn admit(stream: Stream) -> Result<Pass, CUresult> {
-    admit_as(Kind::Launch, stream)
-}
-
-/// As [`admit`], of a kernel that may be one that begins before the one before it has ended.
-///
-/// # Errors
-/// As [`admit_work`].
-pub fn admit_one(stream: Stream, is_chained: bool) -> Result<Pass, CUresult> {
-    admit_as(if is_chained { Kind::Chained } else { Kind::Launch }, stream)
-}
-
-/// As [`admit_work`], for a graph launch.
-///
-/// # Errors
-/// As [`admit_work`].
-pub fn admit_graph(stream: Stream) -> Result<Pass, CUresult> {
-    admit_as(Kind::Graph, stream)
-}
-
 /// As [`admit`], for one launch into several streams.
-///
-/// # Errors
-/// As [`admit_work`].
 pub fn admit_several(mut streams: impl Iterator<Item = Stream>) -> Result<Pass, CUresult> {
-    let pass = admit(streams.next().unwrap_or(Stream::LEGACY))?;
+    let pass = admit(Kind::Launch, streams.next().unwrap_or(Stream::LEGACY))?;
     if let (Pass::Flag(_) | Pass::Counted(_), Some(process)) = (&pass, state::armed()) {
         // With the flag up: what closes sees either the flag or the streams.
         streams.for_each(|stream| streams::note(&process.gate.noted, stream, || {}));
@@ -229,8 +195,13 @@ pub fn admit_several(mut streams: impl Iterator<Item = Stream>) -> Result<Pass, 
     Ok(pass)
 }
 
+/// Waits until this thread may hand work for `stream` to the driver. For synchronous forms: the NULL stream of the
+/// function's flavour. To be dropped right after the driver's call.
+///
+/// # Errors
+/// `CUDA_ERROR_SYSTEM_NOT_READY` where the quota cannot be read (absence closes).
 #[inline(never)]
-fn admit_as(kind: Kind, stream: Stream) -> Result<Pass, CUresult> {
+pub fn admit(kind: Kind, stream: Stream) -> Result<Pass, CUresult> {
     // SAFETY: records are never unmapped; in a forked child they read as zero.
     let mut record = unsafe { record().as_ref() };
     if record.is_none_or(|record| record.process.load(Ordering::Relaxed).is_null()) {

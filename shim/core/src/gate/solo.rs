@@ -156,10 +156,7 @@ pub(super) fn bound(process: &Process, record: &Record) {
 impl Streams {
     /// A marker behind what is in `stream`.
     fn mark_alone(&mut self, stream: Stream, operations: u32, capturing: bool) {
-        let ctx = match stream.is_default() {
-            true => events::current(),
-            false => events::context_of(stream),
-        };
+        let ctx = events::context_of(stream);
         if let Some(signal) = self.signal_in(stream, ctx, capturing)
             && self.alone.push(Marker { operations, ..Marker::of(stream, ctx, signal) }).is_err()
         {

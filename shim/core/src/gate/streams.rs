@@ -11,18 +11,20 @@
 //! becomes a node of the application's graph.
 
 use super::elsewhere::Pause;
-use super::events::{self, Capturing, Pushed};
+use super::events::{self, Capturing};
 use super::lanes::{Lanes, Signal};
 use super::local::Local;
 use super::solo::Room;
 use super::{Stream, flight};
 use crate::pages::List;
 use crate::pages::Zeroed;
+use crate::place::Pushed;
 use crate::pools::ask::Uncaptured;
 use crate::records::Unmarked;
 use crate::spin::{Held, Spin};
 use crate::state::{self, Process};
 use crate::thread::Deferred;
+use core::ptr;
 use core::sync::atomic::Ordering;
 use tessera_cuda::types::CUcontext;
 
@@ -69,19 +71,11 @@ impl Noted {
     }
 }
 
-/// The context of a stream that the calling thread launches into.
-pub(super) fn context_of(stream: Stream) -> usize {
-    match stream.is_default() {
-        true => events::current(),
-        false => events::context_of(stream),
-    }
-}
-
 /// The calling thread is about to launch into `stream`; `then` is done under the same lock.
 pub(super) fn note(noted: &Spin<Noted>, stream: Stream, then: impl FnOnce()) {
     let _deferred = Deferred::new();
     // The driver is asked outside the lock.
-    let ctx = context_of(stream);
+    let ctx = events::context_of(stream);
     let mut noted = noted.lock();
     noted.add(stream, ctx);
     then();
@@ -273,7 +267,7 @@ impl Streams {
         operations: u32,
         capturing: bool,
     ) -> Mark {
-        match Pushed::new(ctx) {
+        match Pushed::new(ptr::with_exposed_provenance_mut(ctx)) {
             Some(_pushed) => self.mark(stream, ctx, operations, capturing),
             None => Mark::Nothing,
         }
@@ -399,12 +393,12 @@ impl Streams {
     }
 
     /// A capture began in `stream`.
-    fn is_origin(&mut self, stream: Stream) {
+    pub(super) fn is_origin(&mut self, stream: Stream) {
         let _ = self.origins.push(Marker::due(stream, 0));
     }
 
     /// Whether a live capture began in `stream`; it is forgotten.
-    fn was_origin(&mut self, stream: Stream) -> bool {
+    pub(super) fn was_origin(&mut self, stream: Stream) -> bool {
         self.origins.take(|origin| origin.stream == stream.0).is_some()
     }
 
@@ -458,9 +452,9 @@ impl Streams {
 /// While it lives no stream is marked by anybody else, and no capture begins or ends. Not to be held
 /// over calls that wait for the GPU.
 #[derive(Debug)]
-pub struct Order {
-    streams: Held<'static, Streams>,
-    process: &'static Process,
+pub(super) struct Order {
+    pub(super) streams: Held<'static, Streams>,
+    pub(super) process: &'static Process,
     _deferred: Deferred,
 }
 
@@ -497,7 +491,6 @@ pub(super) fn launched_beside_a_capture(process: &Process, is_counted: bool) {
     }
 }
 
-/// Where captures began; see [`super::capture`].
 impl Order {
     /// A capture is about to begin.
     pub(super) fn leave_defaults(&mut self) {
@@ -509,30 +502,6 @@ impl Order {
             self.streams.leave_defaults(self.process, capturing);
         }
     }
-
-    pub(super) fn gate(&self) -> &Local {
-        &self.process.gate
-    }
-
-    pub(super) fn is_origin(&mut self, stream: Stream) {
-        self.streams.is_origin(stream);
-    }
-
-    pub(super) fn was_origin(&mut self, stream: Stream) -> bool {
-        self.streams.was_origin(stream)
-    }
-
-    pub(super) fn stream_ended(&mut self, stream: Stream) {
-        self.streams.lanes.stream_ended(stream);
-    }
-}
-
-/// Before `cuStreamDestroy`; for [`super::capture::destroyed`] after it.
-#[must_use = "the order is to last until the driver has destroyed the stream"]
-pub fn destroying(stream: Stream) -> Option<Order> {
-    let mut order = Order::take()?;
-    order.leave(stream);
-    Some(order)
 }
 
 /// While it lives a context is being destroyed, reset or released: nothing is called drained.

@@ -3,7 +3,7 @@
 //!
 //! Order: a launch takes its ticket after it has raised its flag. The helper checks whether the ticket was
 //! taken before it reports drained; if it was, it drains once more, and finds the flag or what was launched.
-//! [`super::model`] walks through it.
+//! `model_tests` walks through it.
 
 use super::{Stream, events};
 use crate::pages::List;
@@ -35,10 +35,7 @@ pub(super) struct Tickets {
 impl Tickets {
     /// The calling thread begins to wait with a launch into `stream`.
     pub(super) fn enter(&self, stream: Stream) -> u32 {
-        let ctx = match stream.is_default() {
-            true => events::current(),
-            false => events::context_of(stream),
-        };
+        let ctx = events::context_of(stream);
         let ticket = self.last.fetch_add(1, Ordering::Relaxed).wrapping_add(1).max(1);
         match self.waiters.lock().push(Waiter { ticket, stream: stream.0, ctx }) {
             Ok(()) => ticket,

@@ -2,9 +2,8 @@
 #![allow(non_snake_case, reason = "hooks carry the driver's own names")]
 
 use super::{Needs, any_with_memory, needs_of};
-use crate::gate::{self, Stream};
+use crate::gate::{self, Stream, is_capturing};
 use crate::limits;
-use crate::pools::ask::is_capturing;
 use crate::pools::pool::Pool;
 use crate::quota::{self, Asked};
 use crate::real::{self, Real};
@@ -236,7 +235,7 @@ pub fn launch<F: Copy>(
     let Some(function) = real.get() else { return CUDA_ERROR_NOT_FOUND };
     // Through the gate with everything reserved, so that nobody waits for the quota with the flag up.
     let call = || {
-        let _pass = gate::admit_graph(stream)?;
+        let _pass = gate::admit(gate::Kind::Graph, stream)?;
         answer(call(function))
     };
     result(match any_with_memory() {

@@ -1,7 +1,6 @@
 //! What the driver says of its pools (CUDA Driver API, "Stream Ordered Memory Allocator" and "Graph
 //! Management"), and asking it to release what is unused.
 
-use crate::gate::Stream;
 use crate::real;
 use core::ffi::c_int;
 use core::ptr;
@@ -101,15 +100,6 @@ pub(crate) fn default_pool(device: CUdevice) -> Option<CUmemoryPool> {
     let pool = real::cuDeviceGetDefaultMemPool
         .ask(ptr::null_mut(), |ask, pool| unsafe { ask(pool, device) });
     pool.ok().filter(|pool| !pool.is_null())
-}
-
-/// Whether what is put into `stream` becomes part of a graph: it takes part in a capture, valid or not. The legacy
-/// default stream cannot be captured ("Stream Management", `cuStreamBeginCapture`).
-pub(crate) fn is_capturing(stream: Stream) -> bool {
-    // SAFETY: the caller's stream and a valid place for the status. Legal at any time.
-    let status =
-        || real::cuStreamIsCapturing.ask(0, |ask, status| unsafe { ask(stream.handle(), status) });
-    stream != Stream::LEGACY && status().is_ok_and(|status| status != 0)
 }
 
 /// While it lives, a capture does not mind what this thread calls. Another thread's capture in the

@@ -33,7 +33,7 @@ unsafe fn allocate(
     }
     let Some((process, _depth)) = tenant()? else { return call() };
     // A node of a graph, which takes memory when the graph is launched.
-    if ask::is_capturing(stream) {
+    if gate::is_capturing(stream) {
         return call();
     }
     let place = place::of_stream(process, stream).or_refuse(process, name)?;

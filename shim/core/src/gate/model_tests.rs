@@ -1,6 +1,6 @@
 //! Every interleaving of a launching thread, a closing helper and an arbiter, on a machine whose
 //! processors buffer their stores (x86's order; a barrier empties the buffer). What the parts do is
-//! what [`super::admit_at_once`], [`super::admit_as`] and [`super::closing`] do, in their order.
+//! what [`super::admit_at_once`], [`super::admit`] and [`super::closing`] do, in their order.
 
 use std::collections::HashSet;
 use std::hash::Hash;
@@ -277,7 +277,7 @@ fn a_ticket_that_nobody_asks_about_would_let_a_launch_pass_unseen() {
 }
 
 /// A launch that is counted, and an arbiter that ends its lease by what it reads alone: no flag, no barrier of the
-/// process's, no thread of it. What the parts do is what [`super::admit_as`], [`super::flight::take_room`] and
+/// process's, no thread of it. What the parts do is what [`super::admit`], [`super::flight::take_room`] and
 /// `FlightPage::in_flight` do.
 mod counted {
     use super::reach;
