@@ -217,16 +217,25 @@ macro_rules! export {
         }
     };
     ($class:ident $body:ident $export:ident $flavour:ident ($($arg:ident : $ty:ty),* $(,)?)) => {
+        export!(@taking ($($arg),*) $body $export $flavour ($($arg: $ty),*));
+    };
+    (@taking ($($taken:ident),*) $body:ident $export:ident $flavour:ident ($($arg:ident : $ty:ty),* $(,)?)) => {
         export!(@hook $export ($($arg: $ty),*) call {
             // SAFETY: the caller's own arguments.
-            unsafe { hooks::$body(&call $(, given!($flavour $arg $arg))*) }
+            unsafe { hooks::$body(&call $(, given!($flavour $taken $taken))*) }
         });
+    };
+    (@row $class:ident $body:ident [] { $($export:ident $flavour:ident),+ } $args:tt) => {
+        $(export!($class $body $export $flavour $args);)+
+    };
+    (@row $class:ident $body:ident [$taken:tt] { $($export:ident $flavour:ident),+ } $args:tt) => {
+        $(export!(@taking $taken $body $export $flavour $args);)+
     };
 }
 
 macro_rules! cuda {
-    ($($class:ident $body:ident { $($export:ident @ $since:literal $flavour:ident),+ $(,)? } $args:tt;)*) => {
-        $($(export!($class $body $export $flavour $args);)+)*
+    ($($class:ident $body:ident $(($($taken:ident),*))? { $($export:ident @ $since:literal $flavour:ident),+ $(,)? } $args:tt;)*) => {
+        $(export!(@row $class $body [$(($($taken),*))?] { $($export $flavour),+ } $args);)*
         exports!("tessera_cuda_exports" $($(real::$export => $export),+),*);
         const CUDA: usize = [$($(stringify!($export)),+),*].len();
     };

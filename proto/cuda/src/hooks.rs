@@ -1,13 +1,14 @@
 //! The one table of hooked driver functions.
 //!
-//! A row reads `class body { export @ minimum-version flavour, … } (arguments);`
+//! A row reads `class body(what it takes) { export @ minimum-version flavour, … } (arguments);`
 //!
 //! - **class** drives policy: `init`, `lookup`, `context`, `alloc`, `free`, `share`, `pool`,
 //!   `graph`, `sync`, `query`, `launch`, `work` (fills and copies), `batch` (those with many
 //!   arguments), `stream`, `capture`.
 //! - **body** names the hook's implementation in `shim-core`; variants of one row share it, because
 //!   their signatures are equal, and rows of one function whose widths differ share a generic one.
-//!   Every variant keeps its own real pointer.
+//!   Every variant keeps its own real pointer. In parentheses is what the hook takes of the arguments; without them
+//!   it takes all.
 //! - **exports** are libcuda's own symbol names, with the CUDA version (`1000 * major + 10 * minor`)
 //!   from which `cuGetProcAddress` answers them, and the flavour: `legacy`, or the thread's own default
 //!   stream, `ptsz` where a stream is an argument and `ptds` where none is.
@@ -23,7 +24,7 @@
 macro_rules! for_each_hook {
     ($expand:path) => {
         $expand! {
-            init cuInit { cuInit @ 2000 legacy } (flags: c_uint);
+            init cuInit() { cuInit @ 2000 legacy } (flags: c_uint);
 
             lookup cuGetProcAddress { cuGetProcAddress @ 11030 legacy }
                 (symbol: *const c_char, pfn: *mut *mut c_void, cuda_version: c_int, flags: cuuint64_t);
@@ -31,16 +32,16 @@ macro_rules! for_each_hook {
                 (symbol: *const c_char, pfn: *mut *mut c_void, cuda_version: c_int, flags: cuuint64_t,
                  status: *mut CUdriverProcAddressQueryResult);
 
-            context cuCtxCreate { cuCtxCreate @ 2000 legacy, cuCtxCreate_v2 @ 3020 legacy }
+            context cuCtxCreate(pctx, dev) { cuCtxCreate @ 2000 legacy, cuCtxCreate_v2 @ 3020 legacy }
                 (pctx: *mut CUcontext, flags: c_uint, dev: CUdevice);
-            context cuCtxCreate_v3 { cuCtxCreate_v3 @ 11040 legacy }
+            context cuCtxCreate_v3(pctx, dev) { cuCtxCreate_v3 @ 11040 legacy }
                 (pctx: *mut CUcontext, params: *mut CUexecAffinityParam, num_params: c_int,
                  flags: c_uint, dev: CUdevice);
-            context cuCtxCreate_v4 { cuCtxCreate_v4 @ 12050 legacy }
+            context cuCtxCreate_v4(pctx, dev) { cuCtxCreate_v4 @ 12050 legacy }
                 (pctx: *mut CUcontext, params: *mut CUctxCreateParams, flags: c_uint, dev: CUdevice);
             context cuCtxDestroy { cuCtxDestroy @ 2000 legacy, cuCtxDestroy_v2 @ 4000 legacy }
                 (ctx: CUcontext);
-            context cuCtxAttach { cuCtxAttach @ 2000 legacy } (pctx: *mut CUcontext, flags: c_uint);
+            context cuCtxAttach(pctx) { cuCtxAttach @ 2000 legacy } (pctx: *mut CUcontext, flags: c_uint);
             context cuCtxDetach { cuCtxDetach @ 2000 legacy } (ctx: CUcontext);
             context cuDevicePrimaryCtxRetain { cuDevicePrimaryCtxRetain @ 7000 legacy }
                 (pctx: *mut CUcontext, dev: CUdevice);
@@ -52,14 +53,14 @@ macro_rules! for_each_hook {
             } (dev: CUdevice);
 
             context cuCtxSetLimit { cuCtxSetLimit @ 3010 legacy } (limit: CUlimit, value: usize);
-            context cuModuleGetFunction { cuModuleGetFunction @ 2000 legacy }
+            context cuModuleGetFunction(function) { cuModuleGetFunction @ 2000 legacy }
                 (function: *mut CUfunction, module: CUmodule, name: *const c_char);
-            context cuLibraryGetKernel { cuLibraryGetKernel @ 12000 legacy }
+            context cuLibraryGetKernel(kernel) { cuLibraryGetKernel @ 12000 legacy }
                 (kernel: *mut CUkernel, library: CUlibrary, name: *const c_char);
-            context cuKernelGetFunction { cuKernelGetFunction @ 12000 legacy }
+            context cuKernelGetFunction(function) { cuKernelGetFunction @ 12000 legacy }
                 (function: *mut CUfunction, kernel: CUkernel);
 
-            context cuGreenCtxCreate { cuGreenCtxCreate @ 12040 legacy }
+            context cuGreenCtxCreate(dev) { cuGreenCtxCreate @ 12040 legacy }
                 (pctx: *mut CUgreenCtx, desc: CUdevResourceDesc, dev: CUdevice, flags: c_uint);
             context cuGreenCtxDestroy { cuGreenCtxDestroy @ 12040 legacy } (ctx: CUgreenCtx);
 
@@ -67,13 +68,13 @@ macro_rules! for_each_hook {
                 (dptr: *mut CUdeviceptr, bytes: usize);
             alloc cuMemAlloc { cuMemAlloc @ 2000 legacy }
                 (dptr: *mut CUdeviceptr_v1, bytes: c_uint);
-            alloc cuMemAllocPitch { cuMemAllocPitch_v2 @ 3020 legacy }
+            alloc cuMemAllocPitch(dptr, pitch, width_bytes, height) { cuMemAllocPitch_v2 @ 3020 legacy }
                 (dptr: *mut CUdeviceptr, pitch: *mut usize, width_bytes: usize, height: usize,
                  element_bytes: c_uint);
-            alloc cuMemAllocPitch { cuMemAllocPitch @ 2000 legacy }
+            alloc cuMemAllocPitch(dptr, pitch, width_bytes, height) { cuMemAllocPitch @ 2000 legacy }
                 (dptr: *mut CUdeviceptr_v1, pitch: *mut c_uint, width_bytes: c_uint, height: c_uint,
                  element_bytes: c_uint);
-            alloc cuMemAllocManaged { cuMemAllocManaged @ 6000 legacy }
+            alloc cuMemAllocManaged(dptr, bytes) { cuMemAllocManaged @ 6000 legacy }
                 (dptr: *mut CUdeviceptr, bytes: usize, flags: c_uint);
             alloc cuMemAllocAsync {
                 cuMemAllocAsync @ 11020 legacy, cuMemAllocAsync_ptsz @ 11020 ptsz
@@ -97,44 +98,48 @@ macro_rules! for_each_hook {
             free cuMipmappedArrayDestroy { cuMipmappedArrayDestroy @ 5000 legacy }
                 (array: CUmipmappedArray);
 
-            alloc cuMemCreate { cuMemCreate @ 10020 legacy }
+            alloc cuMemCreate(handle, bytes, prop) { cuMemCreate @ 10020 legacy }
                 (handle: *mut CUmemGenericAllocationHandle, bytes: usize,
                  prop: *const CUmemAllocationProp, flags: c_ulonglong);
             free cuMemRelease { cuMemRelease @ 10020 legacy }
                 (handle: CUmemGenericAllocationHandle);
-            share cuMemRetainAllocationHandle { cuMemRetainAllocationHandle @ 11000 legacy }
+            share cuMemRetainAllocationHandle(address) { cuMemRetainAllocationHandle @ 11000 legacy }
                 (handle: *mut CUmemGenericAllocationHandle, address: *mut c_void);
-            share cuMemMap { cuMemMap @ 10020 legacy }
+            share cuMemMap(pointer, bytes, handle) { cuMemMap @ 10020 legacy }
                 (pointer: CUdeviceptr, bytes: usize, offset: usize,
                  handle: CUmemGenericAllocationHandle, flags: c_ulonglong);
             free cuMemUnmap { cuMemUnmap @ 10020 legacy } (pointer: CUdeviceptr, bytes: usize);
             share cuMemMapArrayAsync {
                 cuMemMapArrayAsync @ 11010 legacy, cuMemMapArrayAsync_ptsz @ 11010 ptsz
             } (list: *mut CUarrayMapInfo, count: c_uint, stream: CUstream);
-            share cuMemExportToShareableHandle { cuMemExportToShareableHandle @ 10020 legacy }
-                (shareable: *mut c_void, handle: CUmemGenericAllocationHandle,
+            share cuMemExportToShareableHandle(shareable, handle, handle_type) {
+                cuMemExportToShareableHandle @ 10020 legacy
+            } (shareable: *mut c_void, handle: CUmemGenericAllocationHandle,
                  handle_type: CUmemAllocationHandleType, flags: c_ulonglong);
             share cuMemImportFromShareableHandle { cuMemImportFromShareableHandle @ 10020 legacy }
                 (handle: *mut CUmemGenericAllocationHandle, shareable: *mut c_void,
                  handle_type: CUmemAllocationHandleType);
-            share cuMemGetHandleForAddressRange { cuMemGetHandleForAddressRange @ 11070 legacy }
-                (handle: *mut c_void, pointer: CUdeviceptr, bytes: usize,
+            share cuMemGetHandleForAddressRange(handle, pointer, bytes, handle_type) {
+                cuMemGetHandleForAddressRange @ 11070 legacy
+            } (handle: *mut c_void, pointer: CUdeviceptr, bytes: usize,
                  handle_type: CUmemRangeHandleType, flags: c_ulonglong);
-            share cuMulticastCreate { cuMulticastCreate @ 12010 legacy }
+            share cuMulticastCreate(object) { cuMulticastCreate @ 12010 legacy }
                 (object: *mut CUmemGenericAllocationHandle, prop: *const CUmulticastObjectProp);
-            share cuMulticastBindMem { cuMulticastBindMem @ 12010 legacy }
+            share cuMulticastBindMem(object, object_offset, memory) { cuMulticastBindMem @ 12010 legacy }
                 (object: CUmemGenericAllocationHandle, object_offset: usize,
                  memory: CUmemGenericAllocationHandle, offset: usize, bytes: usize,
                  flags: c_ulonglong);
-            share cuMulticastBindMem_v2 { cuMulticastBindMem_v2 @ 13010 legacy }
-                (object: CUmemGenericAllocationHandle, dev: CUdevice, object_offset: usize,
+            share cuMulticastBindMem_v2(object, dev, object_offset, memory) {
+                cuMulticastBindMem_v2 @ 13010 legacy
+            } (object: CUmemGenericAllocationHandle, dev: CUdevice, object_offset: usize,
                  memory: CUmemGenericAllocationHandle, offset: usize, bytes: usize,
                  flags: c_ulonglong);
-            share cuMulticastBindAddr { cuMulticastBindAddr @ 12010 legacy }
+            share cuMulticastBindAddr(object, object_offset, pointer) { cuMulticastBindAddr @ 12010 legacy }
                 (object: CUmemGenericAllocationHandle, object_offset: usize, pointer: CUdeviceptr,
                  bytes: usize, flags: c_ulonglong);
-            share cuMulticastBindAddr_v2 { cuMulticastBindAddr_v2 @ 13010 legacy }
-                (object: CUmemGenericAllocationHandle, dev: CUdevice, object_offset: usize,
+            share cuMulticastBindAddr_v2(object, dev, object_offset, pointer) {
+                cuMulticastBindAddr_v2 @ 13010 legacy
+            } (object: CUmemGenericAllocationHandle, dev: CUdevice, object_offset: usize,
                  pointer: CUdeviceptr, bytes: usize, flags: c_ulonglong);
             free cuMulticastUnbind { cuMulticastUnbind @ 12010 legacy }
                 (object: CUmemGenericAllocationHandle, dev: CUdevice, object_offset: usize,
@@ -142,26 +147,26 @@ macro_rules! for_each_hook {
 
             share cuIpcGetMemHandle { cuIpcGetMemHandle @ 4010 legacy }
                 (handle: *mut CUipcMemHandle, pointer: CUdeviceptr);
-            share cuIpcOpenMemHandle {
+            share cuIpcOpenMemHandle(pointer, handle) {
                 cuIpcOpenMemHandle @ 4010 legacy, cuIpcOpenMemHandle_v2 @ 11000 legacy
             } (pointer: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint);
             share cuIpcCloseMemHandle { cuIpcCloseMemHandle @ 4010 legacy } (pointer: CUdeviceptr);
 
             free cuMemFree { cuMemFree_v2 @ 3020 legacy } (dptr: CUdeviceptr);
             free cuMemFree { cuMemFree @ 2000 legacy } (dptr: CUdeviceptr_v1);
-            free cuMemFreeAsync {
+            free cuMemFreeAsync(dptr) {
                 cuMemFreeAsync @ 11020 legacy, cuMemFreeAsync_ptsz @ 11020 ptsz
             } (dptr: CUdeviceptr, stream: CUstream);
 
             pool cuMemPoolCreate { cuMemPoolCreate @ 11020 legacy }
                 (pool: *mut CUmemoryPool, props: *const CUmemPoolProps);
             pool cuMemPoolDestroy { cuMemPoolDestroy @ 11020 legacy } (pool: CUmemoryPool);
-            pool cuMemPoolTrimTo { cuMemPoolTrimTo @ 11020 legacy }
+            pool cuMemPoolTrimTo(pool) { cuMemPoolTrimTo @ 11020 legacy }
                 (pool: CUmemoryPool, min_bytes_to_keep: usize);
             pool cuMemPoolSetAttribute { cuMemPoolSetAttribute @ 11020 legacy }
                 (pool: CUmemoryPool, attr: CUmemPool_attribute, value: *mut c_void);
 
-            pool cuMemPoolImportFromShareableHandle {
+            pool cuMemPoolImportFromShareableHandle(pool) {
                 cuMemPoolImportFromShareableHandle @ 11020 legacy
             } (pool: *mut CUmemoryPool, handle: *mut c_void, handle_type: CUmemAllocationHandleType,
                flags: c_ulonglong);
@@ -170,11 +175,11 @@ macro_rules! for_each_hook {
             pool cuMemGetMemPool { cuMemGetMemPool @ 13000 legacy }
                 (pool: *mut CUmemoryPool, location: *mut CUmemLocation, kind: CUmemAllocationType);
 
-            graph cuGraphInstantiate {
+            graph cuGraphInstantiate(pexec, graph) {
                 cuGraphInstantiate @ 10000 legacy, cuGraphInstantiate_v2 @ 11000 legacy
             } (pexec: *mut CUgraphExec, graph: CUgraph, error_node: *mut CUgraphNode,
                log: *mut c_char, log_bytes: usize);
-            graph cuGraphInstantiateWithFlags { cuGraphInstantiateWithFlags @ 11040 legacy }
+            graph cuGraphInstantiateWithFlags(pexec, graph) { cuGraphInstantiateWithFlags @ 11040 legacy }
                 (pexec: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong);
             graph cuGraphInstantiateWithParams {
                 cuGraphInstantiateWithParams @ 12000 legacy,
@@ -182,18 +187,18 @@ macro_rules! for_each_hook {
             } (pexec: *mut CUgraphExec, graph: CUgraph,
                params: *mut CUDA_GRAPH_INSTANTIATE_PARAMS);
             graph cuGraphExecDestroy { cuGraphExecDestroy @ 10000 legacy } (exec: CUgraphExec);
-            graph cuGraphExecUpdate { cuGraphExecUpdate @ 10020 legacy }
+            graph cuGraphExecUpdate(exec, graph) { cuGraphExecUpdate @ 10020 legacy }
                 (exec: CUgraphExec, graph: CUgraph, error_node: *mut CUgraphNode,
                  outcome: *mut CUgraphExecUpdateResult);
-            graph cuGraphExecUpdate_v2 { cuGraphExecUpdate_v2 @ 12000 legacy }
+            graph cuGraphExecUpdate_v2(exec, graph) { cuGraphExecUpdate_v2 @ 12000 legacy }
                 (exec: CUgraphExec, graph: CUgraph, outcome: *mut CUgraphExecUpdateResultInfo);
-            graph cuGraphExecKernelNodeSetParams {
+            graph cuGraphExecKernelNodeSetParams(params) {
                 cuGraphExecKernelNodeSetParams @ 10010 legacy
             } (exec: CUgraphExec, node: CUgraphNode, params: *const CUDA_KERNEL_NODE_PARAMS_v1);
-            graph cuGraphExecKernelNodeSetParams {
+            graph cuGraphExecKernelNodeSetParams(params) {
                 cuGraphExecKernelNodeSetParams_v2 @ 12000 legacy
             } (exec: CUgraphExec, node: CUgraphNode, params: *const CUDA_KERNEL_NODE_PARAMS);
-            graph cuGraphExecNodeSetParams { cuGraphExecNodeSetParams @ 12020 legacy }
+            graph cuGraphExecNodeSetParams(params) { cuGraphExecNodeSetParams @ 12020 legacy }
                 (exec: CUgraphExec, node: CUgraphNode, params: *mut CUgraphNodeParams);
             graph cuGraphUpload { cuGraphUpload @ 11010 legacy, cuGraphUpload_ptsz @ 11010 ptsz }
                 (exec: CUgraphExec, stream: CUstream);
@@ -202,7 +207,7 @@ macro_rules! for_each_hook {
             sync cuStreamSynchronize {
                 cuStreamSynchronize @ 2000 legacy, cuStreamSynchronize_ptsz @ 7000 ptsz
             } (stream: CUstream);
-            sync cuEventSynchronize { cuEventSynchronize @ 2000 legacy } (event: CUevent);
+            sync cuEventSynchronize() { cuEventSynchronize @ 2000 legacy } (event: CUevent);
             sync cuCtxSynchronize { cuCtxSynchronize @ 2000 legacy } ();
             sync cuCtxSynchronize_v2 { cuCtxSynchronize_v2 @ 13000 legacy } (ctx: CUcontext);
 
@@ -445,7 +450,7 @@ macro_rules! for_each_hook {
 }
 
 macro_rules! rows {
-    ($($class:ident $body:ident { $($export:ident @ $since:literal $flavour:ident),+ $(,)? } $args:tt;)*) => {
+    ($($class:ident $body:ident $(($($taken:ident),*))? { $($export:ident @ $since:literal $flavour:ident),+ $(,)? } $args:tt;)*) => {
         /// One exported symbol that Tessera hooks.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub struct Hook {

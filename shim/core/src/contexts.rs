@@ -14,7 +14,6 @@ use crate::real;
 use crate::spin::{Held, Spin};
 use crate::state::{self, PRIMARIES, Process, Standing};
 use crate::thread::{Answer, Call, Depth, entered, tenant};
-use core::ffi::{c_int, c_uint};
 use core::ptr;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use tessera_cuda::types::*;
@@ -250,7 +249,7 @@ fn lowest_frame(contexts: &[Context]) -> u32 {
 // retain it where no hook sees it, so the driver is asked what became of it, not a count of ours.
 
 /// CUDA Driver API, "Initialization": where absence closes, and where the plugin first hears of the process.
-pub unsafe fn cuInit(call: Call<'_>, _: c_uint) -> Answer {
+pub unsafe fn cuInit(call: Call<'_>) -> Answer {
     let depth = Depth::enter();
     if depth.is_some() && matches!(state::standing_at_init(), Standing::Closed) {
         return Err(CUDA_ERROR_SYSTEM_NOT_READY);
@@ -294,50 +293,18 @@ pub(crate) fn remember(
     made
 }
 
-/// A `cuCtxCreate` of any version.
-unsafe fn create_own(call: Call<'_>, pctx: *mut CUcontext, device: CUdevice) -> Answer {
+/// CUDA Driver API, "Context Management", of any version.
+pub unsafe fn cuCtxCreate(call: Call<'_>, pctx: *mut CUcontext, dev: CUdevice) -> Answer {
     let Some((process, _depth)) = tenant()? else { return call() };
     if pctx.is_null() {
         return call();
     }
     // SAFETY: the driver wrote the handle when it succeeded.
-    create("cuCtxCreate", device, None, process, call, || unsafe { *pctx })
+    create("cuCtxCreate", dev, None, process, call, || unsafe { *pctx })
 }
 
-pub unsafe fn cuCtxCreate(
-    call: Call<'_>,
-    pctx: *mut CUcontext,
-    _: c_uint,
-    dev: CUdevice,
-) -> Answer {
-    // SAFETY: the caller's own arguments.
-    unsafe { create_own(call, pctx, dev) }
-}
-
-/// As [`cuCtxCreate`].
-pub unsafe fn cuCtxCreate_v3(
-    call: Call<'_>,
-    pctx: *mut CUcontext,
-    _: *mut CUexecAffinityParam,
-    _: c_int,
-    _: c_uint,
-    dev: CUdevice,
-) -> Answer {
-    // SAFETY: the caller's own arguments.
-    unsafe { create_own(call, pctx, dev) }
-}
-
-/// As [`cuCtxCreate`].
-pub unsafe fn cuCtxCreate_v4(
-    call: Call<'_>,
-    pctx: *mut CUcontext,
-    _: *mut CUctxCreateParams,
-    _: c_uint,
-    dev: CUdevice,
-) -> Answer {
-    // SAFETY: the caller's own arguments.
-    unsafe { create_own(call, pctx, dev) }
-}
+pub use cuCtxCreate as cuCtxCreate_v3;
+pub use cuCtxCreate as cuCtxCreate_v4;
 
 /// Destroys `ctx` with `call`. Its entry goes first, because the driver may reuse the handle.
 fn destroy(process: &'static Process, ctx: CUcontext, call: Call<'_>) -> Answer {
@@ -385,7 +352,7 @@ pub unsafe fn cuCtxDestroy(call: Call<'_>, ctx: CUcontext) -> Answer {
 }
 
 /// CUDA Driver API, "Context Management (deprecated)": one more user of the current context.
-pub unsafe fn cuCtxAttach(call: Call<'_>, pctx: *mut CUcontext, _: c_uint) -> Answer {
+pub unsafe fn cuCtxAttach(call: Call<'_>, pctx: *mut CUcontext) -> Answer {
     let Some((process, _depth)) = entered() else { return call() };
     call()?;
     // SAFETY: null, or the driver wrote the handle.
@@ -466,13 +433,7 @@ pub unsafe fn cuDevicePrimaryCtxRelease(call: Call<'_>, dev: CUdevice) -> Answer
 }
 
 /// CUDA Driver API, "Green Contexts": retains the primary context, which it may make.
-pub unsafe fn cuGreenCtxCreate(
-    call: Call<'_>,
-    _: *mut CUgreenCtx,
-    _: CUdevResourceDesc,
-    dev: CUdevice,
-    _: c_uint,
-) -> Answer {
+pub unsafe fn cuGreenCtxCreate(call: Call<'_>, dev: CUdevice) -> Answer {
     let Some((process, _depth)) = tenant()? else { return call() };
     let handle = || primary(dev).unwrap_or(ptr::null_mut());
     retain("cuGreenCtxCreate", process, dev, call, handle)

@@ -34,7 +34,7 @@ use crate::real;
 use crate::spin::Spin;
 use crate::state::{self, Process};
 use crate::thread::{Answer, Call, Depth};
-use core::ffi::{c_char, c_int, c_void};
+use core::ffi::{c_int, c_void};
 use core::ptr;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use tessera_cuda::types::*;
@@ -389,32 +389,18 @@ unsafe fn get_function(name: &str, call: Call<'_>, function: *mut CUfunction) ->
     handed_out(name, function.addr(), frame.unwrap_or(0), false)
 }
 
-pub unsafe fn cuModuleGetFunction(
-    call: Call<'_>,
-    function: *mut CUfunction,
-    _: CUmodule,
-    _: *const c_char,
-) -> Answer {
+pub unsafe fn cuModuleGetFunction(call: Call<'_>, function: *mut CUfunction) -> Answer {
     // SAFETY: the caller's own arguments.
     unsafe { get_function("cuModuleGetFunction", call, function) }
 }
 
-pub unsafe fn cuKernelGetFunction(
-    call: Call<'_>,
-    function: *mut CUfunction,
-    _: CUkernel,
-) -> Answer {
+pub unsafe fn cuKernelGetFunction(call: Call<'_>, function: *mut CUfunction) -> Answer {
     // SAFETY: the caller's own arguments.
     unsafe { get_function("cuKernelGetFunction", call, function) }
 }
 
 /// CUDA Driver API, "Library Management": a kernel of every context.
-pub unsafe fn cuLibraryGetKernel(
-    call: Call<'_>,
-    kernel: *mut CUkernel,
-    _: CUlibrary,
-    _: *const c_char,
-) -> Answer {
+pub unsafe fn cuLibraryGetKernel(call: Call<'_>, kernel: *mut CUkernel) -> Answer {
     let Some(_depth) = Depth::enter() else { return call() };
     // SAFETY: the caller's own arguments.
     let Some(kernel) = (unsafe { handed_by(call, kernel) })? else { return Ok(()) };

@@ -10,13 +10,11 @@
 
 use crate::allocations::{Allocation, Allocations};
 use crate::contexts::Place;
-use crate::gate::Stream;
 use crate::place;
 use crate::quota::{self, Asked};
 use crate::real;
 use crate::state::Process;
 use crate::thread::{Answer, entered, tenant};
-use core::ffi::c_uint;
 use tessera_cuda::types::*;
 use tessera_region::layout::Kind;
 
@@ -169,7 +167,6 @@ pub unsafe fn cuMemAllocManaged(
     call: &impl Fn() -> Answer,
     dptr: *mut CUdeviceptr,
     bytes: usize,
-    _: c_uint,
 ) -> Answer {
     // SAFETY: the caller's own arguments.
     unsafe { allocate_exactly("cuMemAllocManaged", Kind::Managed, call, dptr, bytes.wide()) }
@@ -185,7 +182,6 @@ pub unsafe fn cuMemAllocPitch<P: Width, N: Width>(
     pitch: *mut N,
     width_bytes: N,
     height: N,
-    _: c_uint,
 ) -> Answer {
     let (width_bytes, height) = (width_bytes.wide(), height.wide());
     if dptr.is_null() || pitch.is_null() || width_bytes == 0 || height == 0 {
@@ -226,7 +222,7 @@ pub unsafe fn cuMemFree<P: Width>(call: &impl Fn() -> Answer, dptr: P) -> Answer
     release(dptr.wide(), true, call)
 }
 
-pub unsafe fn cuMemFreeAsync(call: &impl Fn() -> Answer, dptr: CUdeviceptr, _: Stream) -> Answer {
+pub unsafe fn cuMemFreeAsync(call: &impl Fn() -> Answer, dptr: CUdeviceptr) -> Answer {
     release(dptr, false, call)
 }
 

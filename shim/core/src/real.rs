@@ -222,7 +222,7 @@ macro_rules! real {
 }
 
 macro_rules! cuda {
-    ($($class:ident $body:ident { $($export:ident @ $since:literal $flavour:ident),+ $(,)? } $args:tt;)*) => {
+    ($($class:ident $body:ident $(($($taken:ident),*))? { $($export:ident @ $since:literal $flavour:ident),+ $(,)? } $args:tt;)*) => {
         $($(cuda!(@one $class $body $export $flavour $args);)+)*
     };
     (@one work $body:ident $export:ident $flavour:ident $args:tt) => {

@@ -28,7 +28,6 @@ use crate::spin::Spin;
 use crate::state::Process;
 use crate::thread::{Answer, Call, entered, tenant};
 use crate::{place, quota, real};
-use core::ffi::c_uint;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use tessera_cuda::types::*;
 use tessera_region::layout::Kind;
@@ -416,7 +415,6 @@ pub unsafe fn cuIpcOpenMemHandle(
     call: Call<'_>,
     pointer: *mut CUdeviceptr,
     handle: CUipcMemHandle,
-    _: c_uint,
 ) -> Answer {
     let Some((process, _depth)) = tenant()? else { return call() };
     let mark = name(&handle.reserved);

@@ -10,7 +10,6 @@ use crate::real::{self, Real};
 use crate::state::Process;
 use crate::thread::{Answer, Call, Depth, answer, entered, result};
 use core::array;
-use core::ffi::{c_char, c_ulonglong};
 use tessera_cuda::types::*;
 use tessera_region::account::{Reason, Reservation};
 use tessera_region::layout::MAX_GPUS;
@@ -18,8 +17,12 @@ use tessera_region::layout::MAX_GPUS;
 /// What any instantiation is called in messages.
 const INSTANTIATE: &str = "cuGraphInstantiate";
 
-/// Any instantiation that leaves the graph's memory for later.
-unsafe fn instantiate(call: Call<'_>, pexec: *mut CUgraphExec, graph: CUgraph) -> Answer {
+/// CUDA Driver API, "Graph Management": any instantiation that leaves the graph's memory for later.
+pub unsafe fn cuGraphInstantiate(
+    call: Call<'_>,
+    pexec: *mut CUgraphExec,
+    graph: CUgraph,
+) -> Answer {
     let Some((process, _depth)) = entered() else { return call() };
     let needs = needs_of(process, INSTANTIATE, graph)?;
     call()?;
@@ -29,6 +32,8 @@ unsafe fn instantiate(call: Call<'_>, pexec: *mut CUgraphExec, graph: CUgraph) -
         None => Ok(()),
     }
 }
+
+pub use cuGraphInstantiate as cuGraphInstantiateWithFlags;
 
 /// An instantiation that uploads. Where there is no room for the worst it is made in two steps, of
 /// which the second can be refused by itself.
@@ -95,29 +100,6 @@ fn remember(process: &'static Process, exec: CUgraphExec, needs: Needs, is_mappe
     Ok(())
 }
 
-/// CUDA Driver API, "Graph Management": the form of before CUDA 12.
-pub unsafe fn cuGraphInstantiate(
-    call: Call<'_>,
-    pexec: *mut CUgraphExec,
-    graph: CUgraph,
-    _: *mut CUgraphNode,
-    _: *mut c_char,
-    _: usize,
-) -> Answer {
-    // SAFETY: the caller's own arguments.
-    unsafe { instantiate(call, pexec, graph) }
-}
-
-pub unsafe fn cuGraphInstantiateWithFlags(
-    call: Call<'_>,
-    pexec: *mut CUgraphExec,
-    graph: CUgraph,
-    _: c_ulonglong,
-) -> Answer {
-    // SAFETY: the caller's own arguments.
-    unsafe { instantiate(call, pexec, graph) }
-}
-
 /// CUDA Driver API, "Graph Management": may upload at once. `per_thread` says what NULL is for a stream.
 pub unsafe fn cuGraphInstantiateWithParams(
     call: Call<'_>,
@@ -131,7 +113,7 @@ pub unsafe fn cuGraphInstantiateWithParams(
     // SAFETY: the caller's own arguments.
     unsafe {
         match flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD {
-            0 => instantiate(call, pexec, graph),
+            0 => cuGraphInstantiate(call, pexec, graph),
             _ => instantiate_and_upload(call, pexec, graph, params, per_thread),
         }
     }
@@ -151,12 +133,7 @@ pub unsafe fn cuGraphExecDestroy(call: Call<'_>, exec: CUgraphExec) -> Answer {
 }
 
 /// CUDA Driver API, "Graph Management": notes what `exec` may take as the graph is now.
-pub unsafe fn cuGraphExecUpdate_v2(
-    call: Call<'_>,
-    exec: CUgraphExec,
-    graph: CUgraph,
-    _: *mut CUgraphExecUpdateResultInfo,
-) -> Answer {
+pub unsafe fn cuGraphExecUpdate(call: Call<'_>, exec: CUgraphExec, graph: CUgraph) -> Answer {
     if !any_with_memory() && !limits::any_unpaid() {
         return call();
     }
@@ -174,17 +151,7 @@ pub unsafe fn cuGraphExecUpdate_v2(
     Ok(())
 }
 
-/// CUDA Driver API, "Graph Management": the form of before CUDA 12.
-pub unsafe fn cuGraphExecUpdate(
-    call: Call<'_>,
-    exec: CUgraphExec,
-    graph: CUgraph,
-    _: *mut CUgraphNode,
-    _: *mut CUgraphExecUpdateResult,
-) -> Answer {
-    // SAFETY: the caller's own arguments.
-    unsafe { cuGraphExecUpdate_v2(call, exec, graph, core::ptr::null_mut()) }
-}
+pub use cuGraphExecUpdate as cuGraphExecUpdate_v2;
 
 /// Gives a kernel node of an executable graph these parameters with `call`; null ones are the driver's to
 /// refuse.
@@ -200,20 +167,13 @@ fn set_kernel(call: Call<'_>, params: Option<CUDA_KERNEL_NODE_PARAMS>) -> Answer
 
 pub unsafe fn cuGraphExecKernelNodeSetParams<P: Copy + Into<CUDA_KERNEL_NODE_PARAMS>>(
     call: Call<'_>,
-    _: CUgraphExec,
-    _: CUgraphNode,
     params: *const P,
 ) -> Answer {
     // SAFETY: null, or the caller's own parameters, which the driver reads too.
     set_kernel(call, unsafe { params.as_ref() }.map(|&params| params.into()))
 }
 
-pub unsafe fn cuGraphExecNodeSetParams(
-    call: Call<'_>,
-    _: CUgraphExec,
-    _: CUgraphNode,
-    params: *mut CUgraphNodeParams,
-) -> Answer {
+pub unsafe fn cuGraphExecNodeSetParams(call: Call<'_>, params: *mut CUgraphNodeParams) -> Answer {
     // SAFETY: null, or the caller's own parameters, which the driver reads too.
     let kernel = unsafe { params.as_ref() }.filter(|any| any.r#type == CU_GRAPH_NODE_TYPE_KERNEL);
     set_kernel(call, kernel.map(|any| any.kernel))

@@ -12,7 +12,7 @@ use crate::real;
 use crate::spin::sleep_us;
 use crate::state::{self, Process};
 use crate::thread::{Answer, Call, Depth, entered, tenant};
-use core::ffi::{c_ulonglong, c_void};
+use core::ffi::c_void;
 use core::sync::atomic::Ordering;
 use tessera_cuda::types::*;
 use tessera_region::account::{Reason, Refused, Reservation};
@@ -144,7 +144,7 @@ fn then_settle(pool: CUmemoryPool, call: Call<'_>, before: impl FnOnce(&Pool)) -
     Ok(())
 }
 
-pub unsafe fn cuMemPoolTrimTo(call: Call<'_>, pool: CUmemoryPool, _: usize) -> Answer {
+pub unsafe fn cuMemPoolTrimTo(call: Call<'_>, pool: CUmemoryPool) -> Answer {
     then_settle(pool, call, |_| {})
 }
 
@@ -171,9 +171,6 @@ pub unsafe fn cuMemPoolSetAttribute(
 pub unsafe fn cuMemPoolImportFromShareableHandle(
     call: Call<'_>,
     pool: *mut CUmemoryPool,
-    _: *mut c_void,
-    _: CUmemAllocationHandleType,
-    _: c_ulonglong,
 ) -> Answer {
     let Some((process, _depth)) = entered() else { return call() };
     call()?;
@@ -239,7 +236,7 @@ pub unsafe fn cuStreamSynchronize(call: &impl Fn() -> Answer, stream: Stream) ->
     synchronise(call, Waited::Stream(stream))
 }
 
-pub unsafe fn cuEventSynchronize(call: &impl Fn() -> Answer, _: CUevent) -> Answer {
+pub unsafe fn cuEventSynchronize(call: &impl Fn() -> Answer) -> Answer {
     synchronise(call, Waited::Event)
 }
 

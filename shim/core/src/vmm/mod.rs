@@ -16,7 +16,7 @@ use crate::state::Process;
 use crate::thread::{Answer, Call, entered, tenant};
 use crate::{place, real, shares};
 use book::{Book, Each, Memory, Region, Ticket};
-use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
+use core::ffi::{c_int, c_uint, c_void};
 use core::mem;
 use tessera_cuda::types::*;
 use tessera_region::layout::Kind;
@@ -141,7 +141,6 @@ pub unsafe fn cuMemCreate(
     handle: *mut Handle,
     bytes: usize,
     prop: *const CUmemAllocationProp,
-    _: c_ulonglong,
 ) -> Answer {
     let Some((process, _depth)) = tenant()? else { return call() };
     if handle.is_null() || prop.is_null() || bytes == 0 {
@@ -175,11 +174,7 @@ fn pinned(process: &'static Process, ticket: Ticket, call: Call<'_>, done: Done<
 }
 
 /// CUDA Driver API, "Virtual Memory Management": one more reference, to be released.
-pub unsafe fn cuMemRetainAllocationHandle(
-    call: Call<'_>,
-    _: *mut Handle,
-    address: *mut c_void,
-) -> Answer {
+pub unsafe fn cuMemRetainAllocationHandle(call: Call<'_>, address: *mut c_void) -> Answer {
     let Some((process, _depth)) = entered() else { return call() };
     let ticket = process.vmm.book.lock().pin_at(address.addr() as u64);
     let Some(ticket) = ticket else { return call() };
@@ -190,9 +185,7 @@ pub unsafe fn cuMemMap(
     call: Call<'_>,
     pointer: CUdeviceptr,
     bytes: usize,
-    _: usize,
     handle: Handle,
-    _: c_ulonglong,
 ) -> Answer {
     let Some((process, _depth)) = entered() else { return call() };
     let Some(ticket) = process.vmm.book.lock().pin(handle) else { return call() };
@@ -267,7 +260,6 @@ pub unsafe fn cuMemExportToShareableHandle(
     shareable: *mut c_void,
     handle: Handle,
     handle_type: CUmemAllocationHandleType,
-    _: c_ulonglong,
 ) -> Answer {
     let Some((process, _depth)) = entered() else { return call() };
     call()?;
@@ -345,7 +337,6 @@ pub unsafe fn cuMemGetHandleForAddressRange(
     pointer: CUdeviceptr,
     bytes: usize,
     handle_type: CUmemRangeHandleType,
-    _: c_ulonglong,
 ) -> Answer {
     /// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`
     const DMA_BUF_FD: CUmemRangeHandleType = 1;
@@ -377,11 +368,7 @@ pub unsafe fn cuMemGetHandleForAddressRange(
 }
 
 /// CUDA Driver API, "Multicast Object Management": it owns no memory, and holds what is bound to it.
-pub unsafe fn cuMulticastCreate(
-    call: Call<'_>,
-    object: *mut Handle,
-    _: *const CUmulticastObjectProp,
-) -> Answer {
+pub unsafe fn cuMulticastCreate(call: Call<'_>, object: *mut Handle) -> Answer {
     let Some((process, _depth)) = entered() else { return call() };
     call()?;
     // SAFETY: null, or the driver wrote it.
@@ -423,24 +410,17 @@ pub unsafe fn cuMulticastBindMem(
     object: Handle,
     object_offset: usize,
     memory: Handle,
-    _: usize,
-    _: usize,
-    _: c_ulonglong,
 ) -> Answer {
     bind(call, object, None, object_offset, |book| book.pin(memory))
 }
 
 /// CUDA Driver API, "Multicast Object Management" (from 13.1).
-#[allow(clippy::too_many_arguments, reason = "the driver's own signature")]
 pub unsafe fn cuMulticastBindMem_v2(
     call: Call<'_>,
     object: Handle,
     dev: CUdevice,
     object_offset: usize,
     memory: Handle,
-    _: usize,
-    _: usize,
-    _: c_ulonglong,
 ) -> Answer {
     bind(call, object, Some(dev), object_offset, |book| book.pin(memory))
 }
@@ -450,8 +430,6 @@ pub unsafe fn cuMulticastBindAddr(
     object: Handle,
     object_offset: usize,
     pointer: CUdeviceptr,
-    _: usize,
-    _: c_ulonglong,
 ) -> Answer {
     bind(call, object, None, object_offset, |book| book.pin_at(pointer))
 }
@@ -463,8 +441,6 @@ pub unsafe fn cuMulticastBindAddr_v2(
     dev: CUdevice,
     object_offset: usize,
     pointer: CUdeviceptr,
-    _: usize,
-    _: c_ulonglong,
 ) -> Answer {
     bind(call, object, Some(dev), object_offset, |book| book.pin_at(pointer))
 }

@@ -79,7 +79,7 @@ mod signatures {
     use tessera_cuda::types::*;
 
     macro_rules! check {
-        ($($class:ident $body:ident { $($export:ident @ $since:literal $flavour:ident),+ $(,)? } $args:tt;)*) => {
+        ($($class:ident $body:ident $(($($taken:ident),*))? { $($export:ident @ $since:literal $flavour:ident),+ $(,)? } $args:tt;)*) => {
             $($(check!(@one $export $args);)+)*
         };
         (@one $export:ident ($($arg:ident: $ty:ty),* $(,)?)) => {

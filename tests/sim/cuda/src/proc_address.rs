@@ -46,7 +46,7 @@ macro_rules! variant {
 
 /// What the shim hooks: its table is compared with NVIDIA's driver 550.
 macro_rules! hooked {
-    ($($class:ident $body:ident { $($export:ident @ $since:literal $flavour:ident),+ $(,)? } $args:tt;)*) => {
+    ($($class:ident $body:ident $(($($taken:ident),*))? { $($export:ident @ $since:literal $flavour:ident),+ $(,)? } $args:tt;)*) => {
         static HOOKED: &[Variant] = &[$($(variant!($export, $since),)+)*];
     };
 }

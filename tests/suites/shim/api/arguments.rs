@@ -28,7 +28,7 @@ struct Row {
 }
 
 macro_rules! rows {
-    ($($class:ident $body:ident { $($export:ident @ $since:literal $flavour:ident),+ $(,)? } $arguments:tt;)*) => {
+    ($($class:ident $body:ident $(($($taken:ident),*))? { $($export:ident @ $since:literal $flavour:ident),+ $(,)? } $arguments:tt;)*) => {
         const DRIVER: &[Row] = &[$(Row {
             class: stringify!($class),
             body: stringify!($body),
