@@ -25,7 +25,6 @@ pub struct Allocation {
     pub context: u32,
     /// Index of the GPU in the quota page.
     pub gpu: u8,
-    /// What it was obtained by.
     pub kind: Kind,
 }
 
@@ -39,7 +38,6 @@ struct Cell {
 // SAFETY: integers, and a kind, of which zero is one.
 unsafe impl Zeroed for Cell {}
 
-/// All charged device pointers of this process.
 #[derive(Debug, Default)]
 pub struct Allocations {
     shards: [Spin<Shard>; SHARDS],
@@ -65,7 +63,6 @@ impl Allocations {
         Ok(before)
     }
 
-    /// What `pointer` was charged.
     pub fn get(&self, pointer: u64) -> Option<Allocation> {
         let shard = self.shard(pointer).lock();
         let cells = shard.table.as_ref()?.as_slice();

@@ -22,7 +22,6 @@ use core::ptr;
 use tessera_cuda::types::*;
 use tessera_region::layout::Kind;
 
-/// Shapes whose size is remembered.
 const REMEMBERED: usize = 32;
 
 #[derive(Debug, Default)]
@@ -107,10 +106,8 @@ type Destroy = Real<unsafe extern "C" fn(CUarray) -> CUresult>;
 
 /// Destroys what nobody but the shim has seen.
 fn destroy(real: &Destroy, array: CUarray) {
-    if let Some(destroy) = real.get() {
-        // SAFETY: by the function's contract.
-        unsafe { destroy(array) };
-    }
+    // SAFETY: by the function's contract.
+    real.tell(|destroy| unsafe { destroy(array) });
 }
 
 /// What is at `place`, unless that is null; packed structures may hold it.
@@ -223,7 +220,6 @@ pub(super) struct Size {
     pub(super) worst: u64,
 }
 
-/// What is to be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
     /// As the caller gave it, in the newest form.

@@ -20,7 +20,6 @@ use tessera_region::share::{MAX_SHARES, Share, ShareFault, ShareSet};
 use tessera_region::usage::UsageMap;
 use tessera_region::{AttachError, in_dir};
 
-/// The pages of all shares, attached.
 #[derive(Debug)]
 pub struct Pages {
     /// The pages, in the order of their ids.
@@ -29,7 +28,6 @@ pub struct Pages {
     pub sockets: Vec<Sockets>,
 }
 
-/// The sockets of one share.
 #[derive(Debug)]
 pub struct Sockets {
     /// Where the plugin listens.
@@ -38,7 +36,6 @@ pub struct Sockets {
     pub gate: CString,
 }
 
-/// What there is to attach to.
 #[derive(Debug)]
 pub enum Found {
     /// Neither mount point nor variable: not a tenant.
@@ -75,12 +72,10 @@ impl Place {
     }
 }
 
-/// Says why there are no pages.
 fn broken(place: Place, why: fmt::Arguments<'_>) {
     BROKEN.say(format_args!("no GPU for this process: {why}; {}", place.advice()));
 }
 
-/// Looks for the pages and attaches.
 pub fn find() -> Found {
     let (dir, place) = if exists(MOUNT_POINT) {
         (MOUNT_POINT.into(), Place::MountPoint)
@@ -120,7 +115,6 @@ fn exists(path: &CStr) -> bool {
     !(failed && matches!(crate::log::errno(), libc::ENOENT | libc::ENOTDIR))
 }
 
-/// `TESSERA_DIR`.
 fn named_by_environment() -> Option<CString> {
     // SAFETY: a NUL-terminated name. As for every getenv, the host must not change its environment
     // at the same time; the value is copied at once.
@@ -225,7 +219,6 @@ fn open(dir: &CStr, place: Place) -> Result<Share, ()> {
 /// Longest name of an entry, with the NUL: longer ones are cut, and are no allocation's.
 pub(crate) const NAME: usize = tessera_region::layout::ALLOCATION_LEN;
 
-/// Bytes that the kernel may fill at a time.
 const BUFFER: usize = 2048;
 /// `struct linux_dirent64` (getdents64(2)): inode, offset, length of the record, type, name.
 const LENGTH_AT: usize = 16;
@@ -233,9 +226,6 @@ const NAME_AT: usize = 19;
 
 /// Lists `dir` into `names`, each NUL-terminated, and returns how many entries there are, at most one more
 /// than there is room for. `.` and `..` are none.
-///
-/// # Errors
-/// `errno`.
 pub(crate) fn list(dir: &CStr, names: &mut [[u8; NAME]]) -> Result<usize, i32> {
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC | libc::O_NOFOLLOW;
     let before = errno();

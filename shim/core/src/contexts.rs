@@ -35,7 +35,6 @@ pub struct Context {
     pub overhead_bytes: u64,
     /// Owner and GPU of what is allocated in it.
     pub place: Place,
-    /// What its limits take.
     pub local: Local,
     /// `cuCtxCreate` and `cuCtxAttach` less `cuCtxDetach`.
     pub users: u32,
@@ -63,7 +62,6 @@ impl Context {
 // SAFETY: plain data, for which all-zero bytes are a value (`Option`s of integers carry a tag of their own).
 unsafe impl Zeroed for Context {}
 
-/// All contexts that hooks have seen.
 #[derive(Debug)]
 pub struct Contexts {
     list: Spin<List<Context>>,
@@ -84,7 +82,6 @@ pub struct Promise<'a> {
 }
 
 impl Promise<'_> {
-    /// There it is.
     pub fn keep(mut self, context: Context) {
         self.context = Some(context);
     }
@@ -122,7 +119,6 @@ impl Contexts {
         list.iter().find(|context| context.handle == handle).map(|context| context.place)
     }
 
-    /// The live primary context of `device`.
     pub fn primary(&self, device: i32) -> Option<Context> {
         self.list.lock().iter().copied().find(|context| context.primary_of == Some(device))
     }
@@ -160,7 +156,6 @@ impl Contexts {
         Some((context, Promise { contexts: self, context: None }))
     }
 
-    /// Forgets the primary context of `device`.
     pub fn take_primary(&self, device: i32) -> Option<Context> {
         self.take_if(|context| context.primary_of == Some(device))
     }
@@ -211,7 +206,6 @@ impl Contexts {
         self.frames.forget(handle, if_of_every, lowest_frame(&list));
     }
 
-    /// Every live context's handle.
     pub(crate) fn each(&self, mut see: impl FnMut(usize)) {
         self.list.lock().iter().for_each(|context| see(context.handle));
     }

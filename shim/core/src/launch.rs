@@ -72,9 +72,9 @@ fn load(kernel: CUfunction) {
     }
     // SAFETY: a function that the driver has named, which the caller is about to launch; a place for the answer.
     let is_loaded = real::cuFuncIsLoaded.ask(1, |ask, state| unsafe { ask(state, kernel) });
-    if let (Ok(0), Some(load)) = (is_loaded, real::cuFuncLoad.get()) {
+    if is_loaded == Ok(0) {
         // SAFETY: as above.
-        unsafe { load(kernel) };
+        real::cuFuncLoad.tell(|load| unsafe { load(kernel) });
     }
 }
 

@@ -10,7 +10,6 @@
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr;
 
-/// `dlvsym(3)`.
 pub(crate) type Dlvsym =
     unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
 
@@ -203,7 +202,6 @@ fn each<F: FnMut(&libc::dl_phdr_info) -> bool>(mut see: F) {
     unsafe { libc::dl_iterate_phdr(Some(visit::<F>), (&raw mut see).cast()) };
 }
 
-/// The file that `address` is in.
 pub(crate) fn file_of(address: *const c_void) -> Option<File> {
     let mut found = None;
     each(|info| {

@@ -84,7 +84,6 @@ impl Local {
     }
 }
 
-/// Handles that are remembered.
 const REMEMBERED: usize = 64;
 /// In [`Remembered::frame`]: a `CUkernel`, which every context may launch. A `CUfunction` is one context's.
 const OF_EVERY: u32 = 1 << 31;
@@ -188,7 +187,6 @@ fn needed(limits: &[u64; LIMITS], threads: u64) -> u64 {
         .saturating_add(pending.saturating_mul(PENDING_BYTES))
 }
 
-/// The current context, for the time of a hook.
 struct Current {
     process: &'static Process,
     handle: usize,
@@ -232,7 +230,6 @@ impl Current {
         }
     }
 
-    /// Charges a frame.
     fn charge(&self, name: &str, frame: u32) -> Answer {
         if self.process.contexts.local(self.handle, |local| frame > local.frame) {
             let reserved = self.reserve(name, frame, |_| {})?;

@@ -6,19 +6,12 @@
 use crate::thread::Deferred;
 use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicU64, Ordering};
+pub(crate) use tessera_region::monotonic_ns as now_ns;
 
 /// Longest line; the rest is cut.
 const LINE: usize = 512;
 /// Least time between two lines for the same reason.
 const QUIET_NS: u64 = 60_000_000_000;
-
-/// `CLOCK_MONOTONIC` now, in nanoseconds.
-pub(crate) fn now_ns() -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `now` is a valid timespec to write to.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
-    u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
-}
 
 /// Lets something happen at most once per interval.
 #[derive(Debug, Default)]
@@ -44,7 +37,6 @@ impl Throttle {
     }
 }
 
-/// One reason to write a line.
 #[derive(Debug, Default)]
 pub struct Reason(Throttle);
 

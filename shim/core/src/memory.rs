@@ -43,7 +43,6 @@ macro_rules! widths {
 }
 widths!(u32, u64, usize);
 
-/// What a hook asks the quota for.
 pub(crate) struct Ask {
     /// The driver's function, for messages.
     pub(crate) name: &'static str,
@@ -54,7 +53,6 @@ pub(crate) struct Ask {
     pub(crate) least: u64,
 }
 
-/// What the driver made.
 pub(crate) struct Made {
     pub(crate) pointer: u64,
     pub(crate) bytes: u64,
@@ -126,12 +124,8 @@ fn allocate(ask: &Ask, call: &impl Fn() -> Answer, made: impl FnOnce() -> Made) 
         ask,
         call,
         |_| made(),
-        |pointer| {
-            if let Some(free) = real::cuMemFree_v2.get() {
-                // SAFETY: the driver has just made it, and nobody else has seen it.
-                unsafe { free(pointer) };
-            }
-        },
+        // SAFETY: the driver has just made it, and nobody else has seen it.
+        |pointer| real::cuMemFree_v2.tell(|free| unsafe { free(pointer) }),
     )
 }
 

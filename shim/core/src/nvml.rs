@@ -127,9 +127,7 @@ const INSTANCES: c_uint = 64;
 /// One of the page's GPUs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part {
-    /// Its entry of the page.
     pub(crate) gpu: u8,
-    /// Its handle.
     device: nvmlDevice_t,
 }
 
@@ -148,7 +146,6 @@ impl Part {
     }
 }
 
-/// What a handle stands for.
 #[derive(Debug)]
 pub(crate) struct Parts {
     parts: [Part; MAX_GPUS],

@@ -70,7 +70,6 @@ pub(crate) fn record() -> *const Record {
     record
 }
 
-/// Sets this thread's record.
 pub(crate) fn set_record(record: *const Record) {
     own().record.set(record);
 }

@@ -133,10 +133,8 @@ impl<T: Zeroed + 'static, const CHUNKS: usize> Chunks<T, CHUNKS> {
 // A growing array of plain values on memory straight from the kernel: for tables that hooks search
 // but seldom change, and that must not recurse into the host's allocator.
 
-/// Values of the first table.
 const FIRST: usize = 64;
 
-/// No memory for the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full;
 

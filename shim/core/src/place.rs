@@ -13,10 +13,8 @@ use tessera_cuda::types::*;
 use tessera_region::account::Refused;
 use tessera_region::layout::Kind;
 
-/// What a look for the current context found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Look {
-    /// There it goes.
     At(Place),
     /// No context, or the driver does not tell: the driver's own call will say what is wrong.
     Nowhere,
@@ -237,7 +235,6 @@ const UNLISTED: u8 = 1;
 /// Entry 0 of the page; entry n is `FIRST + n`.
 const FIRST: u8 = 2;
 
-/// Remembers what devices are.
 #[derive(Debug)]
 pub struct Gpus {
     known: [AtomicU8; DEVICES],
@@ -310,7 +307,6 @@ fn position<'a>(uuid: CUuuid, mut uuids: impl Iterator<Item = &'a str>) -> Optio
 /// Characters of a UUID as NVML prints it: `GPU-` and 36 more.
 pub(crate) const TEXT_LEN: usize = 40;
 
-/// A UUID as NVML prints it.
 fn text(uuid: &CUuuid, instance: bool) -> [u8; TEXT_LEN] {
     const HEX: &[u8; 16] = b"0123456789abcdef";
     let mut text = *b"GPU-00000000-0000-0000-0000-000000000000";

@@ -18,7 +18,6 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use tessera_cuda::nvml::*;
 use tessera_cuda::types::*;
 
-/// Whose symbol it is.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Library {
@@ -26,7 +25,6 @@ pub enum Library {
     Nvml,
 }
 
-/// A function of the driver, by name.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Symbol {
@@ -43,7 +41,7 @@ unsafe impl Sync for Symbol {}
 
 impl Symbol {
     pub fn name(&self) -> &'static CStr {
-        // SAFETY: `Real::at` was given a CStr that lives forever.
+        // SAFETY: `Real::new` was given a CStr that lives forever.
         unsafe { CStr::from_ptr(self.name) }
     }
 
@@ -128,31 +126,15 @@ pub struct Real<F> {
 }
 
 impl<F: Copy> Real<F> {
-    /// Names a driver function.
+    /// Names a driver function, with what the gate asks of it.
     ///
     /// # Safety
     /// `F` must be an `extern "C"` function pointer type with the signature that `library`
     /// documents for `name`.
-    pub const unsafe fn new(name: &'static CStr, library: Library) -> Self {
-        // SAFETY: a null pointer is "not found yet".
-        unsafe { Self::at(name, library, core::ptr::null_mut()) }
-    }
-
-    /// Names a driver function that is already at `pointer`, as the benches do.
-    ///
-    /// # Safety
-    /// As [`Real::new`]; `pointer` must be null or such a function.
-    pub const unsafe fn at(name: &'static CStr, library: Library, pointer: *mut c_void) -> Self {
+    const unsafe fn new(name: &'static CStr, library: Library, work: Work) -> Self {
         const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-        let (name, pointer) = (name.as_ptr(), AtomicPtr::new(pointer));
-        let symbol = Symbol { name, library, pointer, work: Work::NONE };
-        Self { symbol, signature: PhantomData }
-    }
-
-    /// The same, with what the gate asks of it.
-    const fn with(mut self, work: Work) -> Self {
-        self.symbol.work = work;
-        self
+        let (name, pointer) = (name.as_ptr(), AtomicPtr::new(core::ptr::null_mut()));
+        Self { symbol: Symbol { name, library, pointer, work }, signature: PhantomData }
     }
 
     pub const fn symbol(&self) -> &Symbol {
@@ -178,6 +160,14 @@ impl<F: Copy> Real<F> {
             self.symbol.find();
             self.bound()
         })
+    }
+
+    /// Has `call` call the driver where its answer changes nothing, if it has the function.
+    #[inline]
+    pub(crate) fn tell<R>(&self, call: impl FnOnce(F) -> R) {
+        if let Some(function) = self.get() {
+            call(function);
+        }
     }
 
     /// What the driver says when `call` asks it for something: `place` is where it writes.
@@ -215,9 +205,9 @@ macro_rules! real {
             Real::new(
                 CStr::from_bytes_with_nul_unchecked(concat!(stringify!($name), "\0").as_bytes()),
                 Library::$library,
+                $work,
             )
-        }
-        .with($work);
+        };
     };
 }
 

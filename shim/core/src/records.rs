@@ -17,7 +17,6 @@ use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use tessera_region::layout::LAUNCH_SHARDS;
 
-/// A thread's record.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Record {
@@ -122,11 +121,9 @@ pub(crate) struct Unmarked {
 /// What records point to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Owner {
-    /// The state that claims.
     pub(crate) process: NonNull<Process>,
     /// The gate that counts now; null where none may be passed by the hot path.
     pub(crate) gate: &'static AtomicPtr<AtomicU32>,
-    /// The shards of the launch counter.
     pub(crate) launches: &'static [AtomicU64; LAUNCH_SHARDS],
     /// Whether the hot path may do without a locked instruction.
     pub(crate) has_membarrier: bool,

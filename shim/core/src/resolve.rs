@@ -14,7 +14,6 @@ use core::ffi::{CStr, c_char, c_void};
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-/// `dlsym(3)`.
 pub type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 
 /// The next `dlsym` after the shim's: libc's, or that of another preloaded library. Null until
@@ -108,7 +107,6 @@ impl Export {
     }
 }
 
-/// The export of that name, if it is hooked.
 pub fn find(exports: &'static [Export], name: &CStr) -> Option<&'static Export> {
     exports.iter().find(|export| export.symbol().name() == name)
 }

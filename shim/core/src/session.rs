@@ -16,7 +16,6 @@ const LOWEST_FD: c_int = 512;
 /// Least time between two attempts to connect.
 const RECONNECT_NS: u64 = 1_000_000_000;
 
-/// A process's end of the session.
 #[derive(Debug, Default)]
 pub struct Session {
     socket: Spin<Option<Socket>>,

@@ -146,13 +146,11 @@ struct Imported {
 }
 
 impl Imported {
-    /// The driver has just opened it.
     fn begin(process: &Process, pointer: u64, bytes: u64, mark: u64, context: u32) -> Self {
         process.account.note_imported(bytes, true);
         Self { pointer, mark, bytes, users: 1, context }
     }
 
-    /// It is closed.
     fn end(self, process: &Process) {
         process.account.note_imported(self.bytes, false);
         unmark_import(process, self.mark);
@@ -184,7 +182,6 @@ unsafe impl Zeroed for Imported {}
 // SAFETY: as above.
 unsafe impl Zeroed for Lingering {}
 
-/// What this process shares.
 #[derive(Debug, Default)]
 pub struct Shares {
     exported: Spin<List<Exported>>,
@@ -353,7 +350,6 @@ pub(crate) fn mark_import(process: &Process, mark: u64) {
     process.account.mark_import(|share| seen_in(process, share, mark));
 }
 
-/// Takes such a mark back.
 pub(crate) fn unmark_import(process: &Process, mark: u64) {
     process.account.unmark_import(|share| seen_in(process, share, mark));
 }

@@ -52,9 +52,6 @@ pub enum Standing {
 
 impl Standing {
     /// The process of a tenant, if it is one.
-    ///
-    /// # Errors
-    /// Of a tenant whose pages cannot be used.
     #[inline]
     pub(crate) fn tenant(self) -> Result<Option<&'static Process>, CUresult> {
         match self {
@@ -74,7 +71,6 @@ pub struct Process {
     sessions: Vec<Session>,
     /// Where plugin and arbiter listen, for each share.
     pub(crate) sockets: Vec<Sockets>,
-    /// What devices are in the page.
     pub gpus: Gpus,
     pub contexts: Contexts,
     pub allocations: Allocations,
@@ -88,7 +84,6 @@ pub struct Process {
     pub crowd: AtomicU32,
     /// Serialises what creates and destroys a device's primary context.
     pub primaries: [Spin<()>; PRIMARIES],
-    /// This process's side of the gate.
     pub(crate) gate: Local,
     /// Whether who closes the gate can order other threads' accesses; see [`crate::gate`].
     pub(crate) has_membarrier: bool,
@@ -181,7 +176,6 @@ pub enum Observed {
 }
 
 impl Observed {
-    /// Limits and use.
     pub fn shares(self) -> &'static ShareSet {
         match self {
             Self::AsProcess(process) => process.account.shares(),
@@ -190,7 +184,6 @@ impl Observed {
     }
 }
 
-/// Whether this process is known to be no tenant.
 #[inline]
 pub fn passes() -> bool {
     matches!(settled(), Some(Standing::Pass))
@@ -319,7 +312,8 @@ extern "C" fn wipe_by_hand() {
 /// A process that could claim no slot still tells the plugin; nobody else would.
 fn tell_no_slot(quota: &QuotaReader, sockets: &Sockets) {
     let session = Session::default();
-    let hello = Message::Hello { slot: 0, pid: own_pid(), generation: quota.generation() };
+    let hello =
+        Message::Hello { slot: 0, pid: tessera_region::pid(), generation: quota.generation() };
     let event = Event { kind: EventKind::NoSlot, gpu: None, bytes: 0, uuid: NO_UUID };
     session.send(&sockets.session, hello, Some(Message::Event(event)));
 }
@@ -359,11 +353,10 @@ impl Process {
         }
     }
 
-    /// What opens a connection for a share.
     pub(crate) fn hello(&self, share: usize) -> Message {
         Message::Hello {
             slot: u32::try_from(self.account.slot_index_in(share)).unwrap_or(0),
-            pid: own_pid(),
+            pid: tessera_region::pid(),
             generation: self.account.shares().shares()[share].quota.generation(),
         }
     }
@@ -372,11 +365,6 @@ impl Process {
     pub(crate) fn gate_quota(&self) -> &QuotaReader {
         &self.account.shares().lead().quota
     }
-}
-
-fn own_pid() -> u32 {
-    // SAFETY: no pointers, and it cannot fail.
-    unsafe { libc::getpid() }.cast_unsigned()
 }
 
 const _: () = assert!(MAX_GPUS <= 255 - 2, "a GPU's index fits beside the marks in `gpus`");

@@ -64,13 +64,11 @@ pub type Answer = Result<(), CUresult>;
 /// The driver's function with the caller's own arguments.
 pub type Call<'a> = &'a dyn Fn() -> Answer;
 
-/// The driver's result as an [`Answer`].
 #[inline(always)]
 pub fn answer(result: CUresult) -> Answer {
     if result == CUDA_SUCCESS { Ok(()) } else { Err(result) }
 }
 
-/// An [`Answer`] as the driver's result.
 #[inline(always)]
 pub fn result(answer: Answer) -> CUresult {
     answer.err().unwrap_or(CUDA_SUCCESS)
@@ -85,9 +83,6 @@ pub(crate) fn entered() -> Option<(&'static Process, Depth)> {
 }
 
 /// As [`entered`], for hooks that obtain something: attaches when nobody did before.
-///
-/// # Errors
-/// Of a tenant whose pages cannot be used.
 #[inline]
 pub(crate) fn tenant() -> Result<Option<(&'static Process, Depth)>, CUresult> {
     let Some(depth) = Depth::enter() else { return Ok(None) };

@@ -21,10 +21,10 @@ pub(super) fn context_of(stream: Stream) -> usize {
 pub(super) fn create() -> Option<usize> {
     /// `CU_EVENT_DISABLE_TIMING`
     const DISABLE_TIMING: u32 = 2;
-    let mut event = ptr::null_mut();
     // SAFETY: a valid place for a handle.
-    let made = unsafe { real::cuEventCreate.get()?(&raw mut event, DISABLE_TIMING) };
-    (made == CUDA_SUCCESS).then(|| event.expose_provenance())
+    let made = real::cuEventCreate
+        .ask(ptr::null_mut(), |create, event| unsafe { create(event, DISABLE_TIMING) });
+    made.ok().map(|event| event.expose_provenance())
 }
 
 /// Records `event` in a living stream of its context, which is the current one.
@@ -49,10 +49,8 @@ pub(super) fn is_broken(event: usize) -> bool {
 }
 
 pub(super) fn destroy(event: usize) {
-    if let Some(destroy) = real::cuEventDestroy_v2.get() {
-        // SAFETY: an event of ours that nobody keeps.
-        unsafe { destroy(handle(event)) };
-    }
+    // SAFETY: an event of ours that nobody keeps.
+    real::cuEventDestroy_v2.tell(|destroy| unsafe { destroy(handle(event)) });
 }
 
 /// What a marker in a stream would meet.

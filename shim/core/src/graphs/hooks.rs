@@ -74,10 +74,8 @@ unsafe fn instantiate_and_upload(
 }
 
 fn destroy(exec: CUgraphExec) {
-    if let Some(destroy) = real::cuGraphExecDestroy.get() {
-        // SAFETY: just made, and nobody else has seen it.
-        unsafe { destroy(exec) };
-    }
+    // SAFETY: just made, and nobody else has seen it.
+    real::cuGraphExecDestroy.tell(|destroy| unsafe { destroy(exec) });
 }
 
 /// Remembers a new executable graph, or destroys it for want of memory for the table.
@@ -241,14 +239,15 @@ struct Run<'a> {
     pub(crate) is_mapped: bool,
 }
 
-/// Reservations by GPU.
 type Reserved = [Option<Reservation<'static>>; MAX_GPUS];
 
-/// Why a run cannot be.
 enum Lack {
     /// The quota has not so many bytes of a GPU.
-    Quota { gpu: u8, bytes: u64, reason: Reason },
-    /// The driver's own answer.
+    Quota {
+        gpu: u8,
+        bytes: u64,
+        reason: Reason,
+    },
     Driver(CUresult),
 }
 

@@ -39,14 +39,12 @@ pub(crate) fn any_with_memory() -> bool {
 /// What the allocation nodes of a graph may take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
-    /// Bytes by the page's GPUs.
     pub bytes: [u64; MAX_GPUS],
     /// Bytes on GPUs that the page does not name.
     pub unlisted: u64,
 }
 
 impl Needs {
-    /// Whether there is no allocation node.
     pub fn is_nothing(&self) -> bool {
         *self == Self::default()
     }

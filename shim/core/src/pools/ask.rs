@@ -6,7 +6,6 @@ use core::ffi::c_int;
 use core::ptr;
 use tessera_cuda::types::*;
 
-/// Whose memory it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     Pool(usize),
@@ -36,18 +35,10 @@ impl Source {
     /// Has the driver give back what is unused: all of whose frees it knows to be complete.
     pub(crate) fn trim(self) {
         match self {
-            Self::Pool(pool) => {
-                if let Some(trim) = real::cuMemPoolTrimTo.get() {
-                    // SAFETY: a pool that the application has not destroyed, by the table.
-                    unsafe { trim(handle(pool), 0) };
-                }
-            }
-            Self::Graphs(device) => {
-                if let Some(trim) = real::cuDeviceGraphMemTrim.get() {
-                    // SAFETY: a device that the driver has named.
-                    unsafe { trim(device) };
-                }
-            }
+            // SAFETY: a pool that the application has not destroyed, by the table.
+            Self::Pool(pool) => real::cuMemPoolTrimTo.tell(|trim| unsafe { trim(handle(pool), 0) }),
+            // SAFETY: a device that the driver has named.
+            Self::Graphs(device) => real::cuDeviceGraphMemTrim.tell(|trim| unsafe { trim(device) }),
         }
     }
 
@@ -94,7 +85,6 @@ pub(crate) fn current_pool(device: CUdevice) -> Option<CUmemoryPool> {
     pool.ok().filter(|pool| !pool.is_null())
 }
 
-/// The pool that comes with `device`.
 pub(crate) fn default_pool(device: CUdevice) -> Option<CUmemoryPool> {
     // SAFETY: a valid place for a handle.
     let pool = real::cuDeviceGetDefaultMemPool

@@ -26,7 +26,6 @@ const LARGEST_CHUNK: u64 = 1 << 30;
 /// Device memory comes in pages of this size at least.
 const PAGE: u64 = 2 << 20;
 
-/// A pool's books.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Books {
     pub(super) charged: u64,
@@ -134,14 +133,6 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     #[test]
-    fn what_nobody_reserved_is_lacking() {
-        let mut books = Books::default();
-        books.begin(2 * MIB);
-        let settled = books.settle(2 * MIB, 32 * MIB);
-        assert_eq!(settled, Settled { keep: 2 * MIB, release: 0, lacking: 30 * MIB });
-    }
-
-    #[test]
     fn what_is_owed_is_charged_and_paid_first() {
         let mut books = Books::default();
         books.begin(2 * MIB);
@@ -154,20 +145,6 @@ mod tests {
         books.forgive(5 * MIB);
         assert_eq!((books.charged, books.owed), (22 * MIB, 5 * MIB));
         assert_eq!((books.end(), books.owed), (22 * MIB, 0));
-    }
-
-    #[test]
-    fn nobody_begins_beside_a_call_that_is_alone() {
-        let mut books = Books::default();
-        assert!(books.begin_beside_others(32 * MIB));
-        books.closed = true;
-        assert!(!books.begin_beside_others(32 * MIB));
-        assert_eq!(books.settle(32 * MIB, 32 * MIB).lacking, 0);
-        assert!(!books.is_busy());
-        books.begin(2 * MIB);
-        assert_eq!(books.settle(2 * MIB, 64 * MIB).lacking, 30 * MIB);
-        books.closed = false;
-        assert!(books.begin_beside_others(32 * MIB) && books.is_busy());
     }
 
     #[test]

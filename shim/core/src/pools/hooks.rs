@@ -108,13 +108,11 @@ pub unsafe fn cuMemPoolCreate(
         return Ok(()); // where it is first used
     };
     if let Some(pool) = process.pools.insert(process, handle, home) {
-        pool.mark_own();
+        pool.own.store(true, Ordering::Relaxed);
         return Ok(());
     }
-    if let Some(destroy) = real::cuMemPoolDestroy.get() {
-        // SAFETY: just made, and nobody else has seen it.
-        unsafe { destroy(handle) };
-    }
+    // SAFETY: just made, and nobody else has seen it.
+    real::cuMemPoolDestroy.tell(|destroy| unsafe { destroy(handle) });
     Err(quota::refuse_unnoted("cuMemPoolCreate"))
 }
 
@@ -161,7 +159,8 @@ pub unsafe fn cuMemPoolSetAttribute(
     }
     then_settle(pool, call, |pool| {
         // SAFETY: the driver has just read this attribute's cuuint64_t there.
-        pool.set_threshold(unsafe { value.cast::<u64>().read_unaligned() });
+        let threshold = unsafe { value.cast::<u64>().read_unaligned() };
+        pool.threshold.store(threshold, Ordering::Relaxed);
         pool.loosen();
     })
 }
@@ -250,7 +249,6 @@ pub unsafe fn cuCtxSynchronize_v2(call: &impl Fn() -> Answer, ctx: CUcontext) ->
 
 // A stream-ordered allocation: reserve the worst, call the driver, settle to what it reserves.
 
-/// What is to be allocated.
 pub(crate) struct Order<'a> {
     /// The driver's function, for messages.
     pub(crate) name: &'static str,
@@ -258,7 +256,6 @@ pub(crate) struct Order<'a> {
     pub(crate) pool: &'a Pool,
     pub(crate) gpu: u8,
     pub(crate) bytes: u64,
-    /// Where the driver writes the pointer.
     pub(crate) dptr: *const CUdeviceptr,
     pub(crate) stream: Stream,
 }
@@ -271,7 +268,6 @@ const UNDONE_US: [u32; 5] = [20, 50, 100, 300, 500];
 const ROUNDS: u32 = 4;
 
 impl Order<'_> {
-    /// Makes the allocation with `call`.
     #[inline]
     pub(crate) fn carry_out(&self, call: &impl Fn() -> Answer) -> Answer {
         let worst = self.pool.worst(self.bytes);
@@ -364,7 +360,7 @@ impl Order<'_> {
         }
         let allocation = Allocation {
             bytes: self.bytes,
-            context: self.pool.number(),
+            context: self.pool.number.load(Ordering::Relaxed),
             gpu: self.gpu,
             kind: Kind::Async,
         };
@@ -373,7 +369,7 @@ impl Order<'_> {
             self.give_up(pointer);
             return Err(quota::refuse_unnoted(self.name));
         }
-        self.pool.gained();
+        self.pool.live.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 
@@ -381,10 +377,8 @@ impl Order<'_> {
     #[cold]
     fn give_up(&self, pointer: u64) {
         let Self { process, pool, gpu, stream, .. } = *self;
-        if let Some(free) = real::cuMemFreeAsync.get() {
-            // SAFETY: the driver has just made it on this stream, and nobody else has seen it.
-            unsafe { free(pointer, stream.handle()) };
-        }
+        // SAFETY: the driver has just made it on this stream, and nobody else has seen it.
+        real::cuMemFreeAsync.tell(|free| unsafe { free(pointer, stream.handle()) });
         pool.loosen();
         process.pools.reclaim(process, gpu);
         pool.owe(process);

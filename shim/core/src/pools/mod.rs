@@ -47,14 +47,12 @@ use tessera_region::layout::MAX_GPUS;
 /// in use. A forked child inherits it, looks once, and lowers it.
 static FREES: AtomicBool = AtomicBool::new(false);
 
-/// Something was freed into a pool.
 fn notice_frees() {
     if !FREES.load(Ordering::Relaxed) {
         FREES.store(true, Ordering::Relaxed);
     }
 }
 
-/// The pools that hooks have seen.
 #[derive(Debug)]
 pub struct Pools {
     /// 4096 at the same time.
@@ -92,7 +90,6 @@ impl Pools {
         self.chunks.at((number as usize).checked_sub(1)?)
     }
 
-    /// A pool that is known already.
     pub(crate) fn find(&self, handle: CUmemoryPool) -> Option<&Pool> {
         self.listed().find(|pool| !handle.is_null() && pool.is(handle.addr()))
     }
@@ -126,7 +123,6 @@ impl Pools {
         Some(pool)
     }
 
-    /// An unused place and its index.
     fn place(&self) -> Option<(u32, &Pool)> {
         let unused = (0..).zip(self.listed()).find(|(_, pool)| pool.is_unused());
         unused.or_else(|| {

@@ -18,7 +18,6 @@ use tessera_cuda::types::CUdevice;
 use tessera_region::account::Reservation;
 use tessera_region::layout::Kind;
 
-/// Where a pool's memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Home {
     /// On a GPU of the quota page.
@@ -82,18 +81,18 @@ pub(crate) struct Pool {
     /// See [`Home`].
     home: AtomicU8,
     /// Its place in the table, plus one.
-    number: AtomicU32,
+    pub(super) number: AtomicU32,
     /// Allocations that live in it, as far as hooks saw them being made.
-    live: AtomicU64,
+    pub(super) live: AtomicU64,
     /// Bytes that the driver keeps over synchronisations.
-    threshold: AtomicU64,
+    pub(super) threshold: AtomicU64,
     /// Something was freed, and the driver may give chunks back at any synchronisation.
     loose: AtomicBool,
     /// The driver took more than could be reserved, and it is not undone: some of the charge is owed
     /// ([`Books::owe`]), or somebody is about to answer for what is lacking.
     in_debt: AtomicBool,
     /// The application made it, and may destroy it.
-    own: AtomicBool,
+    pub(super) own: AtomicBool,
     /// The application has destroyed it while allocations lived.
     orphaned: AtomicBool,
     books: Spin<Books>,
@@ -138,10 +137,6 @@ impl Pool {
 
     pub(crate) fn home(&self) -> Home {
         Home::of(self.home.load(Ordering::Relaxed))
-    }
-
-    pub(crate) fn number(&self) -> u32 {
-        self.number.load(Ordering::Relaxed)
     }
 
     /// Whether it can be asked about: not once it is destroyed.
@@ -315,11 +310,6 @@ impl Pool {
         self.learnt.fetch_max(books::learnt(worst, lacking), Ordering::Relaxed);
     }
 
-    /// An allocation was made in it.
-    pub(crate) fn gained(&self) {
-        self.live.fetch_add(1, Ordering::Relaxed);
-    }
-
     /// An allocation of it was freed; `complete` where the free has been waited for.
     pub(crate) fn lost(&self, process: &'static Process, complete: bool) {
         let before = self.live.fetch_sub(1, Ordering::Relaxed);
@@ -345,11 +335,6 @@ impl Pool {
         self.loose.load(Ordering::Relaxed)
     }
 
-    /// The application has just made it.
-    pub(crate) fn mark_own(&self) {
-        self.own.store(true, Ordering::Relaxed);
-    }
-
     /// Before the application destroys it, after which nobody can be asked: gives back what living
     /// allocations do not need.
     pub(crate) fn prepare_end(&self, process: &'static Process) {
@@ -357,10 +342,6 @@ impl Pool {
         if self.own.load(Ordering::Relaxed) {
             self.trim(process);
         }
-    }
-
-    pub(crate) fn set_threshold(&self, bytes: u64) {
-        self.threshold.store(bytes, Ordering::Relaxed);
     }
 
     /// The application destroys it: no more questions. The handle goes before the driver's call,

@@ -35,7 +35,6 @@ pub(super) struct Ticket(u32);
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    /// Whether the entry is in use.
     used: bool,
     /// Whether the driver gave its handle to other memory: it is gone already.
     gone: bool,
@@ -75,7 +74,6 @@ struct Binding {
     time: u64,
 }
 
-/// A tile of a sparse array.
 #[derive(Clone, Copy, Debug)]
 struct Tile {
     region: Region,
@@ -95,11 +93,9 @@ unsafe impl Zeroed for Binding {}
 // SAFETY: as above.
 unsafe impl Zeroed for Tile {}
 
-/// All of it, for one process.
 #[derive(Debug, Default)]
 pub(super) struct Book {
     entries: List<Entry>,
-    /// Entries not in use.
     vacant: List<u32>,
     /// Sorted by handle.
     names: List<Name>,
@@ -117,7 +113,6 @@ impl Book {
         self.clock
     }
 
-    /// Whether any array has tiles.
     pub(super) fn has_tiles(&self) -> bool {
         !self.tiles.is_empty()
     }
@@ -140,9 +135,6 @@ impl Book {
 
     /// The driver has imported `handle`. True if it is memory that this process had not: then the
     /// mark in `new` is the entry's.
-    ///
-    /// # Errors
-    /// As [`Book::made`].
     pub(super) fn imported(
         &mut self,
         handle: u64,
@@ -183,7 +175,6 @@ impl Book {
         self.named(handle).map(|entry| self.pinned(entry))
     }
 
-    /// Pins the entry that is mapped at `address`.
     pub(super) fn pin_at(&mut self, address: u64) -> Option<Ticket> {
         self.mapped_at(address).map(|range| self.pinned(range.entry))
     }

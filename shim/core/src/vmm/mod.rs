@@ -123,10 +123,8 @@ fn made(
 
 /// Releases a handle that nobody but the shim has seen.
 fn release_unseen(handle: CUmemGenericAllocationHandle) {
-    if let Some(release) = real::cuMemRelease.get() {
-        // SAFETY: the driver has just made it.
-        unsafe { release(handle) };
-    }
+    // SAFETY: the driver has just made it.
+    real::cuMemRelease.tell(|release| unsafe { release(handle) });
 }
 
 // The hooks themselves. Counts go up and down after the driver's call succeeded; while it is under
@@ -162,7 +160,6 @@ pub unsafe fn cuMemRelease(call: Call<'_>, handle: Handle) -> Answer {
     answer
 }
 
-/// What a success changes.
 type Done<'a> = &'a dyn Fn(&mut Book, Ticket, Each<'_>);
 
 /// Calls the driver with `ticket`'s entry pinned; `done` notes a success.
@@ -204,7 +201,6 @@ pub unsafe fn cuMemUnmap(call: Call<'_>, pointer: CUdeviceptr, bytes: usize) -> 
     Ok(())
 }
 
-/// What a tile operation is about.
 fn region(info: &CUarrayMapInfo) -> Region {
     let [a, b, c, d] = info.subresource;
     // The two halves of a word, in memory's order (little-endian, as all of CUDA's hosts).

@@ -141,7 +141,6 @@ pub enum Kind {
     Operations,
 }
 
-/// What is known of one export.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Work {
@@ -198,7 +197,6 @@ pub(crate) use work_of;
 // Whether a copy stays on the GPU. Only such copies pass the gate: between host and device
 // the copy engines and the bus are shared, not the SMs.
 
-/// One side of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// Host memory, as the caller says.
@@ -212,7 +210,6 @@ pub enum Side {
 }
 
 impl Side {
-    /// One side of a descriptor.
     fn described(kind: CUmemorytype, address: c_ulonglong) -> Self {
         match kind {
             CU_MEMORYTYPE_HOST => Self::Host,
@@ -222,7 +219,6 @@ impl Side {
         }
     }
 
-    /// One side of a member of a batch.
     fn operand(operand: &CUmemcpy3DOperand) -> Self {
         match operand.r#type {
             CU_MEMCPY_OPERAND_TYPE_POINTER => Self::Address(operand.op[0]),
@@ -252,7 +248,6 @@ pub fn sample(count: usize) -> impl Iterator<Item = usize> {
     (0..asked).map(move |i| i.saturating_mul(count - 1) / (asked - 1).max(1))
 }
 
-/// What says from where to where.
 pub trait Transfer: Copy {
     /// Destination and source.
     fn sides(&self) -> [Side; 2];
@@ -295,58 +290,21 @@ descriptors!(CUDA_MEMCPY2D, CUDA_MEMCPY2D_v1, CUDA_MEMCPY3D, CUDA_MEMCPY3D_v1);
 
 // Batches of copies between addresses, whose arguments do not fit in registers.
 
-/// As the driver gives a batch.
-struct Batch {
+/// Whether some copy of a batch stays on the GPU, by a sample of them.
+unsafe fn any_on_device(
     dsts: *const CUdeviceptr,
     srcs: *const CUdeviceptr,
-    sizes: *const usize,
     count: usize,
-    stream: Stream,
-}
-
-impl Batch {
-    /// Whether some copy of it stays on the GPU, by a sample of them.
-    unsafe fn is_on_device(
-        &self,
-        mut memory_type: impl FnMut(CUdeviceptr) -> CUmemorytype,
-    ) -> bool {
-        !self.dsts.is_null()
-            && !self.srcs.is_null()
-            && sample(self.count).any(|i| {
-                // SAFETY: below `count`; the caller promises `count` addresses in each.
-                let ends = unsafe {
-                    [ptr::read_unaligned(self.dsts.add(i)), ptr::read_unaligned(self.srcs.add(i))]
-                };
-                ends.is_on_device(&mut memory_type)
-            })
-    }
-
-    /// Whether some copy of it may take long.
-    unsafe fn may_be_long(&self) -> bool {
-        !self.sizes.is_null()
-            // SAFETY: the caller promises `count` sizes.
-            && (0..self.count).any(|i| unsafe { ptr::read_unaligned(self.sizes.add(i)) } >= LONG)
-    }
-
-    /// Waits until the gate lets it pass.
-    #[inline(never)]
-    unsafe fn admit(&self) -> Result<Pass, CUresult> {
-        // SAFETY: the caller's promise.
-        if !unsafe { self.may_be_long() }
-            && let Some(busy) = gate::admit_at_once(self.stream, false)
-        {
-            return Ok(Pass::Flag(busy));
-        }
-        // SAFETY: the caller's promise.
-        if state::passes() || !unsafe { self.is_on_device(memory_type) } {
-            // SAFETY: the caller's promise.
-            if unsafe { self.may_be_long() } {
-                gate::passing(self.stream);
-            }
-            return Ok(Pass::Free);
-        }
-        gate::admit_work(self.stream)
-    }
+    mut memory_type: impl FnMut(CUdeviceptr) -> CUmemorytype,
+) -> bool {
+    !dsts.is_null()
+        && !srcs.is_null()
+        && sample(count).any(|i| {
+            // SAFETY: below `count`; the caller promises `count` addresses in each.
+            let ends =
+                unsafe { [ptr::read_unaligned(dsts.add(i)), ptr::read_unaligned(srcs.add(i))] };
+            ends.is_on_device(&mut memory_type)
+        })
 }
 
 /// A batch of copies of either version (CUDA Driver API, "Memory Management").
@@ -358,8 +316,22 @@ pub unsafe fn batch(
     count: usize,
     stream: Stream,
 ) -> Answer {
+    let may_be_long = !sizes.is_null()
+        // SAFETY: the caller promises `count` sizes.
+        && (0..count).any(|i| unsafe { ptr::read_unaligned(sizes.add(i)) } >= LONG);
+    let at_once = if may_be_long { None } else { gate::admit_at_once(stream, false) };
     // SAFETY: the caller's own arguments.
-    let _pass = unsafe { Batch { dsts, srcs, sizes, count, stream }.admit() }?;
+    let is_gates = || !state::passes() && unsafe { any_on_device(dsts, srcs, count, memory_type) };
+    let _pass = match at_once {
+        Some(busy) => Pass::Flag(busy),
+        None if is_gates() => gate::admit_work(stream)?,
+        None => {
+            if may_be_long {
+                gate::passing(stream);
+            }
+            Pass::Free
+        }
+    };
     call()
 }
 
@@ -503,21 +475,15 @@ mod tests {
     /// A pinned pool on the host, and caches on the device.
     fn asked(dsts: &[CUdeviceptr], srcs: &[CUdeviceptr]) -> (bool, usize) {
         const DEVICE: CUdeviceptr = 1 << 40;
-        let sizes = vec![LONG; dsts.len()];
-        let batch = Batch {
-            dsts: dsts.as_ptr(),
-            srcs: srcs.as_ptr(),
-            sizes: sizes.as_ptr(),
-            count: dsts.len(),
-            stream: Stream::new(ptr::null_mut(), false),
-        };
         let mut questions = 0;
         let memory_type = |at: CUdeviceptr| {
             questions += 1;
             if at < DEVICE { CU_MEMORYTYPE_HOST } else { CU_MEMORYTYPE_DEVICE }
         };
-        // SAFETY: as many of each as `count` says.
-        (unsafe { batch.is_on_device(memory_type) }, questions)
+        // SAFETY: as many of each as that.
+        let on_device =
+            unsafe { any_on_device(dsts.as_ptr(), srcs.as_ptr(), dsts.len(), memory_type) };
+        (on_device, questions)
     }
 
     #[test]

@@ -10,7 +10,6 @@ use core::ffi::c_void;
 use core::ptr;
 use tessera_cuda::types::CUDA_ERROR_NOT_FOUND;
 
-/// What becomes of a call.
 #[repr(C)]
 struct Entered {
     /// The driver's function; null: the call is refused.
@@ -48,7 +47,6 @@ unsafe extern "C" fn enter(
     }
 }
 
-/// The driver has it.
 unsafe extern "C" fn leave(pass: *mut Pass) {
     // SAFETY: written by `enter`, and left once.
     unsafe { pass.drop_in_place() };
