@@ -54,23 +54,13 @@ macro_rules! stream_of {
     ($flavour:ident $body:ident ($($arg:ident)*)) => { stream_in!($flavour $($arg $arg)*) };
 }
 
-/// What a launch launches, from its arguments.
-macro_rules! kernel_of {
+/// What a launch launches, and its configuration if it has one, from its arguments.
+macro_rules! launched {
     (cuLaunchKernelEx $config:ident $f:ident $($rest:ident)*) => {
-        $f
+        ($f, $config)
     };
     ($body:ident $f:ident $($rest:ident)*) => {
-        $f
-    };
-}
-
-/// The configuration of a launch that has one.
-macro_rules! config_of {
-    (cuLaunchKernelEx $config:ident $($rest:ident)*) => {
-        $config
-    };
-    ($body:ident $($rest:ident)*) => {
-        core::ptr::null()
+        ($f, core::ptr::null())
     };
 }
 
@@ -123,10 +113,10 @@ macro_rules! export {
                 // SAFETY: the caller's own arguments, for a function of this very signature.
                 let call = |real: unsafe extern "C" fn($($ty),*) -> CUresult| unsafe { real($($arg),*) };
                 let stream = stream_of!($flavour $body ($($arg)*));
-                let config = config_of!($body $($arg)*);
+                let (kernel, config) = launched!($body $($arg)*);
                 // SAFETY: the caller's own configuration.
                 let is_chained = unsafe { launch::is_chained(config) };
-                launch::otherwise(&real::$export, kernel_of!($body $($arg)*), stream, is_chained, call)
+                launch::otherwise(&real::$export, kernel, stream, is_chained, call)
             }
             match launch::at_once(&real::$export, stream_of!($flavour $body ($($arg)*))) {
                 // SAFETY: as above.
