@@ -181,8 +181,8 @@ async fn no_kind_of_message_grows_what_is_kept() {
         .await;
         let counters = fixture.counters();
         let expected = if makes_sense { 0 } else { u64::from(tenant::MAX_GARBAGE) };
-        assert_eq!(counters.garbage, expected, "{}", kind.name());
-        assert!(state() < quiet + 256, "{}: {quiet}, then {}", kind.name(), state());
+        assert_eq!(counters.garbage, expected, "{kind:?}");
+        assert!(state() < quiet + 256, "{kind:?}: {quiet}, then {}", state());
     }
 }
 

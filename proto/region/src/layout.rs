@@ -306,24 +306,18 @@ pub const fn is_departing(claimed_ns: u64, departing_ns: u64) -> bool {
 /// the generation lasts.
 #[repr(C, align(64))]
 #[derive(Debug)]
+#[allow(missing_docs, reason = "named as the slots' words, which `Slot` explains")]
 pub struct Past {
     /// Per GPU: the highest of [`Slot::peak`].
     pub peak: [AtomicU64; MAX_GPUS],
-    /// Sums of the slots' words, as are all that follow.
+    // Sums of the slots' words of the same names, of launches those of all shards.
     pub refusals: AtomicU64,
-    /// See [`Slot::driver_refusals`].
     pub driver_refusals: AtomicU64,
-    /// See [`Slot::launches`]; all shards together.
     pub launches: AtomicU64,
-    /// See [`Slot::gate_wait_ns`].
     pub gate_wait_ns: AtomicU64,
-    /// See [`Slot::gpu_time_ns`].
     pub gpu_time_ns: AtomicU64,
-    /// See [`Slot::gate_waits`].
     pub gate_waits: AtomicU64,
-    /// See [`Slot::gate_timeouts`].
     pub gate_timeouts: AtomicU64,
-    /// See [`Slot::window_waits`].
     pub window_waits: AtomicU64,
 }
 

@@ -25,8 +25,10 @@ const MAGIC: [u8; 2] = *b"TS";
 #[allow(clippy::cast_possible_truncation, reason = "checked by the assertion below")]
 const _: () = assert!(ABI_VERSION <= 0xffff);
 
-/// What passes between a tenant's process and the plugin.
+/// What passes between a tenant's process and the plugin. `gpu` is an index in the quota page; `epoch` is that of
+/// the gate word that said CLOSED, or for `Idle` YIELD.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "`gpu` and `epoch`, above")]
 pub enum Message {
     /// Tenant: I use CUDA. The peer's credentials, not this, say who it is.
     Hello {
@@ -43,15 +45,10 @@ pub enum Message {
         generation: u64,
     },
     /// Tenant: work is waiting at the gate of this GPU.
-    Want {
-        /// Index in the quota page.
-        gpu: u32,
-    },
+    Want { gpu: u32 },
     /// Tenant: nothing of ours is in flight on this GPU any more.
     Drained {
-        /// Index in the quota page.
         gpu: u32,
-        /// The epoch of the gate word that said CLOSED.
         epoch: u32,
         /// GPU time used since the last grant, nanoseconds, as the tenant believes: a statistic.
         used_ns: u64,
@@ -59,18 +56,11 @@ pub enum Message {
     /// Tenant: nothing of ours goes on. While the gate says YIELD: nothing has been in flight for a
     /// while, and nobody of us waits. While it says CLOSED: nothing of what is in flight has completed
     /// for a while; or, after `Drained` of that epoch, it did only when launches were let pass.
-    Idle {
-        /// Index in the quota page.
-        gpu: u32,
-        /// The epoch of that gate word.
-        epoch: u32,
-    },
+    Idle { gpu: u32, epoch: u32 },
     /// Tenant: closed for a while, and not drained. Says so now and then, and when that changes; and that
     /// the GPU works, once, when what is in flight is expected to be complete at once.
     Late {
-        /// Index in the quota page.
         gpu: u32,
-        /// The epoch of the gate word that said CLOSED.
         epoch: u32,
         /// Whether the GPU works for the process, as far as is known. Else what is in flight waits
         /// for a host function, or for a word that somebody writes.
@@ -148,53 +138,37 @@ impl fmt::Display for DecodeError {
 
 impl core::error::Error for DecodeError {}
 
-macro_rules! kinds {
-    ($($(#[$doc:meta])* $kind:ident = $number:literal, $name:literal;)*) => {
-        /// The kinds of messages, by their numbers.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-        #[repr(u32)]
-        pub enum Kind {
-            $($(#[$doc])* $kind = $number,)*
-        }
-
-        impl Kind {
-            /// Every kind that the protocol has.
-            pub const ALL: &[Self] = &[$(Self::$kind),*];
-
-            /// Its name in the documentation.
-            pub const fn name(self) -> &'static str {
-                match self {
-                    $(Self::$kind => $name,)*
-                }
-            }
-
-            fn from_u32(value: u32) -> Option<Self> {
-                match value {
-                    $($number => Some(Self::$kind),)*
-                    _ => None,
-                }
-            }
-        }
-    };
+/// The kinds of messages, by their numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[allow(missing_docs, reason = "see `Message`")]
+#[repr(u32)]
+pub enum Kind {
+    Hello = 1,
+    Welcome = 2,
+    Want = 3,
+    Drained = 4,
+    Event = 5,
+    Idle = 6,
+    Late = 7,
+    Joins = 8,
 }
 
-kinds! {
-    /// [`Message::Hello`].
-    Hello = 1, "hello";
-    /// [`Message::Welcome`].
-    Welcome = 2, "welcome";
-    /// [`Message::Want`].
-    Want = 3, "want";
-    /// [`Message::Drained`].
-    Drained = 4, "drained";
-    /// [`Message::Event`].
-    Event = 5, "event";
-    /// [`Message::Idle`].
-    Idle = 6, "idle";
-    /// [`Message::Late`].
-    Late = 7, "late";
-    /// [`Message::Joins`].
-    Joins = 8, "joins";
+impl Kind {
+    /// Every kind that the protocol has.
+    pub const ALL: &[Self] = &[
+        Self::Hello,
+        Self::Welcome,
+        Self::Want,
+        Self::Drained,
+        Self::Event,
+        Self::Idle,
+        Self::Late,
+        Self::Joins,
+    ];
+
+    fn from_u32(value: u32) -> Option<Self> {
+        Self::ALL.iter().copied().find(|kind| *kind as u32 == value)
+    }
 }
 
 /// An event's GPU index when there is none.
@@ -455,7 +429,7 @@ mod tests {
             assert!(all[0] != all[1] && all[1] != all[2], "{all:?}");
             for message in all {
                 let bytes = message.encode();
-                assert_eq!(bytes[4..8], (kind as u32).to_le_bytes(), "{}", kind.name());
+                assert_eq!(bytes[4..8], (kind as u32).to_le_bytes(), "{kind:?}");
                 assert_eq!(Message::decode(&bytes), Ok(message));
             }
         }

@@ -264,7 +264,7 @@ impl Account {
     fn withdraw(&self, gpu: usize, bytes: u64) {
         match self.shares.only(gpu) {
             Some(only) => ledger::withdraw(&self.words(only), bytes),
-            None => self.withdraw_in_parts(gpu, bytes),
+            None => self.grant_in_parts(gpu, bytes, 0, Kind::Plain),
         }
     }
 

@@ -53,11 +53,6 @@ impl Account {
         }
     }
 
-    #[inline(never)]
-    pub(super) fn withdraw_in_parts(&self, gpu: usize, bytes: u64) {
-        self.grant_in_parts(gpu, bytes, 0, Kind::Plain);
-    }
-
     /// Gives granted bytes back, of the last shares first: the first are filled first.
     #[inline(never)]
     pub(super) fn release_in_parts(&self, gpu: usize, bytes: u64, kind: Kind) {
