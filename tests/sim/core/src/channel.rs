@@ -1,10 +1,19 @@
-//! Submitting work to a GPU and waiting for it.
+//! Submitting work to a GPU and waiting for it; and words that the GPU writes when a queue gets there.
+//!
+//! On hardware nobody's thread writes those (CUDA Driver API, "Stream memory operations"), so a process
+//! that is throttled, stopped or asleep finds its words written. Here a machine's *GPU thread* does it for all processes ([`Session::serve`]), from outside of them
+//! (process_vm_writev(2)). Where none serves, each process does its own when it calls the driver, and a
+//! thread of its own for those who only watch the memory.
 
 use crate::engine::{NONE, Op, QUEUES};
-use crate::layout::{RING, kind};
-use crate::session::{Session, entry};
-use crate::{clock, engine};
-use std::sync::atomic::Ordering;
+use crate::layout::{MAX_CHANNELS, RING, WRITES, WriteWord, Writes, kind};
+use crate::session::{Locked, Session, entry};
+use crate::{clock, lock};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// Without a prediction (a wait on another GPU, a host function) look again after this long …
 pub(crate) const POLL_NS: u64 = 200_000;
@@ -110,17 +119,234 @@ impl Session {
     pub fn host_done(&self, channel: u32, seq: u64) {
         entry(self.shared(), channel, seq).value.store(1, Ordering::Release);
     }
+}
 
-    pub fn busy_ns(&self, gpu: u32) -> u64 {
-        let Some(slot) = self.slot().and_then(|s| u32::try_from(s).ok()) else { return 0 };
+/// The GPU thread has ended if it gave no sign for so long.
+const SILENT_NS: u64 = 100_000_000;
+/// How long it sleeps at most.
+const NAP: Duration = Duration::from_millis(20);
+
+/// A word of 4 bytes; else of 8.
+const SHORT: u64 = 1;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Word {
+    /// Of 4 bytes, aligned.
+    Short(u32),
+    /// Of 8 bytes, aligned.
+    Long(u64),
+}
+
+impl Word {
+    pub fn bytes(self) -> u64 {
+        match self {
+            Self::Short(_) => 4,
+            Self::Long(_) => 8,
+        }
+    }
+
+    /// Writes it in this process.
+    ///
+    /// # Safety
+    /// `address` is mapped, writable and aligned for the word.
+    pub unsafe fn store(self, address: u64) {
+        // SAFETY: the caller's word.
+        unsafe {
+            match self {
+                Self::Short(v) => (*(address as *const AtomicU32)).store(v, Ordering::Release),
+                Self::Long(v) => (*(address as *const AtomicU64)).store(v, Ordering::Release),
+            }
+        }
+    }
+
+    /// Writes it in another process. What is not mapped there any more is nobody's.
+    fn store_in(self, pid: i32, address: u64) {
+        let (value, length) = match self {
+            Self::Short(v) => (u64::from(v), 4),
+            Self::Long(v) => (v, 8),
+        };
+        let bytes = value.to_le_bytes();
+        let from = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: length };
+        let to = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: length };
+        // SAFETY: one range of this process that is read, and one of another that its driver has
+        // found to be mapped.
+        unsafe { libc::process_vm_writev(pid, &raw const from, 1, &raw const to, 1, 0) };
+    }
+}
+
+impl Writes {
+    #[inline]
+    pub fn wait(&self) -> bool {
+        self.first.load(Ordering::Acquire) != self.next.load(Ordering::Acquire)
+    }
+
+    fn word(&self, number: u64) -> &WriteWord {
+        &self.words[usize::try_from(number % WRITES as u64).unwrap_or(0)]
+    }
+
+    pub(crate) fn forget(&self) {
+        let next = self.next.load(Ordering::Acquire);
+        self.first.store(next, Ordering::Release);
+    }
+}
+
+/// The GPU thread of a machine; it ends when this is dropped.
+#[derive(Debug)]
+pub struct GpuThread {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl GpuThread {
+    /// Starts it, with a session that nobody else uses.
+    pub fn start(session: Session) -> io::Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        // Before anybody asks whether it serves.
+        session.shared().served_ns.store(clock::now_ns(), Ordering::Release);
+        let serve = move || session.serve(&stopped);
+        let thread = std::thread::Builder::new().name("simgpu".into()).spawn(serve)?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for GpuThread {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Session {
+    /// Has `word` written at `address` of this process once operation `seq`, its channel's last, is
+    /// complete. One thread at a time for each channel.
+    pub fn write_after(&self, channel: u32, seq: u64, address: u64, word: Word) {
+        let writes = &self.shared().rings[channel as usize].writes;
+        let next = writes.next.load(Ordering::Relaxed);
+        while next - writes.first.load(Ordering::Acquire) >= WRITES as u64 {
+            let oldest = writes.word(next);
+            self.wait(channel, oldest.seq.load(Ordering::Relaxed));
+            self.land_writes(channel);
+        }
+        let (value, short) = match word {
+            Word::Short(v) => (u64::from(v), SHORT),
+            Word::Long(v) => (v, 0),
+        };
+        let entry = writes.word(next);
+        entry.seq.store(seq, Ordering::Relaxed);
+        entry.value.store(value, Ordering::Relaxed);
+        entry.address.store(address | short, Ordering::Relaxed);
+        // Release: pairs with Acquire in `land`.
+        writes.next.store(next + 1, Ordering::Release);
+        let bell = &self.shared().gpu_bell;
+        if bell.swap(1, Ordering::AcqRel) == 0 && self.is_served() {
+            lock::wake_all(bell);
+        }
+    }
+
+    /// Whether a GPU thread writes the words of all processes.
+    pub fn is_served(&self) -> bool {
+        let served_ns = self.shared().served_ns.load(Ordering::Acquire);
+        clock::now_ns().saturating_sub(served_ns) < SILENT_NS
+    }
+
+    /// Writes what is due of a channel of this process.
+    pub fn land_writes(&self, channel: u32) {
         let mut locked = self.lock();
         locked.advance();
-        let state: &engine::State = locked.state();
-        state
-            .channels
-            .iter()
-            .filter(|c| c.gpu != NONE && c.gpu == gpu && c.slot == slot)
-            .map(|c| c.busy.ns)
-            .sum()
+        locked.land(channel);
+    }
+
+    /// Is the machine's GPU thread until `stop`.
+    pub fn serve(&self, stop: &AtomicBool) {
+        // SAFETY: these change how the calling thread is scheduled, and fail where that is not allowed.
+        unsafe {
+            libc::prctl(libc::PR_SET_TIMERSLACK, 1);
+            let first = libc::sched_param { sched_priority: 1 };
+            libc::sched_setscheduler(
+                0,
+                libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK,
+                &raw const first,
+            );
+        }
+        let shared = self.shared();
+        while !stop.load(Ordering::Relaxed) {
+            shared.served_ns.store(clock::now_ns(), Ordering::Release);
+            shared.gpu_bell.store(0, Ordering::Release);
+            match self.land_all() {
+                Some(until) => clock::sleep_until(until),
+                None => lock::wait(&shared.gpu_bell, 0, NAP),
+            }
+        }
+        shared.served_ns.store(0, Ordering::Release);
+    }
+
+    /// Writes what is due of all; when the next will be, where some wait.
+    fn land_all(&self) -> Option<u64> {
+        let mut locked = self.lock();
+        locked.recover_dead(false);
+        let now = locked.advance();
+        let mut next: Option<u64> = None;
+        for channel in 0..MAX_CHANNELS {
+            let writes = &self.shared().rings[channel].writes;
+            if !writes.wait() {
+                continue;
+            }
+            let channel = u32::try_from(channel).unwrap_or(NONE);
+            if let Some(seq) = locked.land(channel) {
+                let at = locked.predict(channel, seq, now + POLL_NS).unwrap_or(now + POLL_NS);
+                next = Some(next.map_or(at, |next| next.min(at)));
+            }
+        }
+        next
+    }
+}
+
+impl Locked<'_> {
+    /// Writes what is due of a channel; the first operation that a word waits for.
+    fn land(&mut self, channel: u32) -> Option<u64> {
+        let shared = self.shared();
+        let writes = &shared.rings[channel as usize].writes;
+        let slot = match self.state().channels.get(channel as usize) {
+            Some(open) if open.gpu != NONE => open.slot as usize,
+            _ => {
+                writes.forget();
+                return None;
+            }
+        };
+        let is_own = self.slot() == Some(slot);
+        let (mut first, mut is_first) = (None, true);
+        // Acquire: pairs with Release in `write_after`.
+        for at in writes.first.load(Ordering::Relaxed)..writes.next.load(Ordering::Acquire) {
+            let entry = writes.word(at);
+            let address = entry.address.load(Ordering::Relaxed);
+            let seq = entry.seq.load(Ordering::Relaxed);
+            if address != 0 && self.is_complete(channel, seq) {
+                let value = entry.value.load(Ordering::Relaxed);
+                let word = match address & SHORT {
+                    SHORT => Word::Short(u32::try_from(value).unwrap_or(u32::MAX)),
+                    _ => Word::Long(value),
+                };
+                match is_own {
+                    // SAFETY: when it was submitted the address lay in memory that the driver knows,
+                    // aligned; the caller promises to keep it until the operation is complete.
+                    true => unsafe { word.store(address & !SHORT) },
+                    false => {
+                        let pid = shared.slots[slot].pid.load(Ordering::Relaxed);
+                        word.store_in(pid, address & !SHORT);
+                    }
+                }
+                entry.address.store(0, Ordering::Relaxed);
+            } else if address != 0 {
+                is_first = false;
+                first = first.or(Some(seq));
+            }
+            if is_first {
+                writes.first.store(at + 1, Ordering::Release);
+            }
+        }
+        first
     }
 }

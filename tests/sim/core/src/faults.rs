@@ -1,7 +1,8 @@
-//! What is made to go wrong with the machine, for tests: XIDs, GPUs that fall off the bus, ECC errors, rows that cannot be remapped, what the driver
-//! says it takes to repair a GPU, a driver that is not loaded, an NVML function that fails.
+//! What is made to go wrong with the machine, for tests: XIDs, GPUs that fall off the bus, ECC errors, rows that
+//! cannot be remapped, what the driver says it takes to repair a GPU, a driver that is not loaded, an NVML
+//! function that fails.
 
-use crate::inspect::low_half;
+use crate::account::low_half;
 use crate::layout::{MAX_GPUS, MAX_XIDS};
 use crate::session::Session;
 use crate::{clock, lock};
@@ -115,7 +116,7 @@ impl Session {
         let busy_ns = self.busy_of(gpu);
         let shared = &self.shared().faults.gpus[gpu];
         shared.reset_busy_ns.store(busy_ns, Ordering::Release);
-        shared.reset_ns.store(crate::clock::now_ns(), Ordering::Release);
+        shared.reset_ns.store(clock::now_ns(), Ordering::Release);
     }
 
     /// Nanoseconds since a GPU was last reset, and of these how many its units were busy, summed.
@@ -125,7 +126,7 @@ impl Session {
         let reset = shared.reset_ns.load(Ordering::Acquire);
         let from = if reset > created { reset } else { created.saturating_sub(LOADED_NS) };
         let busy = self.busy_of(gpu).saturating_sub(shared.reset_busy_ns.load(Ordering::Acquire));
-        (crate::clock::now_ns().saturating_sub(from), busy)
+        (clock::now_ns().saturating_sub(from), busy)
     }
 
     fn busy_of(&self, gpu: usize) -> u64 {
@@ -191,9 +192,7 @@ impl Session {
     pub fn driver_epoch(&self) -> u32 {
         self.shared().faults.driver.load(Ordering::Acquire)
     }
-}
 
-impl Session {
     /// Injects an XID; NVML event sets registered for it wake.
     pub fn inject_xid(&self, gpu: usize, code: u32) {
         self.inject_xid_in(gpu, None, code);
@@ -208,8 +207,6 @@ impl Session {
         record.gpu.store(u32::try_from(gpu).unwrap_or(0), Ordering::Relaxed);
         record.code.store(code, Ordering::Relaxed);
         record.gpu_instance.store(gpu_instance.unwrap_or(u32::MAX), Ordering::Relaxed);
-        record.at_ns.store(clock::now_ns(), Ordering::Relaxed);
-        self.shared().gpus[gpu].last_xid.store(code, Ordering::Relaxed);
         // Release: pairs with Acquire in `xids_written`.
         self.shared().xids_written.store(n + 1, Ordering::Release);
         self.shared().xid_bell.store(low_half(n + 1), Ordering::Release);
@@ -218,7 +215,7 @@ impl Session {
 
     /// Makes a GPU fall off the bus (XID 79), or come back as after a reset.
     pub fn set_lost(&self, gpu: usize, lost: bool) {
-        self.shared().gpus[gpu].lost.store(u32::from(lost), Ordering::Release);
+        self.shared().lost[gpu].store(u32::from(lost), Ordering::Release);
         if lost {
             self.inject_xid(gpu, 79);
         } else {

@@ -37,7 +37,7 @@ pub const MAX_CONFIG: usize = 64 * 1024;
 /// "SIMGPU" and two bytes of the layout's family.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"SIMGPU\x01\x00");
 /// Version of everything below.
-pub const VERSION: u32 = 14;
+pub const VERSION: u32 = 15;
 
 /// Bytes of the file (beyond its end) that are locked, never read.
 pub mod lock_bytes {
@@ -78,9 +78,9 @@ pub struct Shared {
     pub events_used: AtomicU32,
     /// Events that more than one process may record and wait for.
     pub events: [Event; MAX_EVENTS],
-    pub gpus: [GpuShared; MAX_GPUS],
-    pub retired_busy_ns: [AtomicU64; MAX_UNITS],
-    /// The last sign of a GPU thread, CLOCK_MONOTONIC; 0: there is none. See [`crate::writes`].
+    /// 1 once the GPU has fallen off the bus.
+    pub lost: [AtomicU32; MAX_GPUS],
+    /// The last sign of a GPU thread, CLOCK_MONOTONIC; 0: there is none. See [`crate::channel`].
     pub served_ns: AtomicU64,
     /// 1 once there is something for it, a futex.
     pub gpu_bell: AtomicU32,
@@ -116,8 +116,6 @@ pub mod slot_state {
 pub struct Slot {
     pub state: AtomicU32,
     pub pid: AtomicI32,
-    /// Counts the slot's owners.
-    pub generation: AtomicU64,
     /// The pid namespace in which that is its pid: the namespace's inode; 0: not known.
     pub namespace: AtomicU64,
     /// When a dying slot's memory is given back.
@@ -162,17 +160,8 @@ pub struct Event {
     pub gpu: AtomicU32,
     /// Counts the event's lives.
     pub generation: AtomicU64,
-    /// Its last record; see [`crate::events`].
+    /// Its last record; see [`crate::memory`].
     pub last: AtomicU64,
-}
-
-/// One GPU's health.
-#[repr(C)]
-pub struct GpuShared {
-    /// 1 once the GPU has fallen off the bus.
-    pub lost: AtomicU32,
-    /// The last XID, or 0.
-    pub last_xid: AtomicU32,
 }
 
 /// One XID event.
@@ -182,7 +171,6 @@ pub struct Xid {
     pub code: AtomicU32,
     /// The GPU instance that it is attributed to; none: [`u32::MAX`].
     pub gpu_instance: AtomicU32,
-    pub at_ns: AtomicU64,
 }
 
 /// One switch, see [`engine::Switch`]. Written by the lock's holder, before the state that
@@ -210,7 +198,7 @@ pub struct Ring {
     pub entries: [Entry; RING],
 }
 
-/// See [`crate::writes`]. One process adds, the lock's holder takes away.
+/// See [`crate::channel`]. One process adds, the lock's holder takes away.
 #[repr(C)]
 pub struct Writes {
     /// Words taken away so far, from the first on.

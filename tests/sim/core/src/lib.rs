@@ -5,10 +5,7 @@
 //! - [`engine`]: the discrete-event model, pure; time and queues are injected.
 //! - [`layout`]: the bytes of the state file.
 //! - [`session`]: attaching, owning a process slot, recovering the slots of the dead.
-//! - [`objects`]: device memory that processes share.
-//! - [`events`]: events that processes share.
-//! - [`writes`]: words that the GPU writes.
-//! - [`memory`], [`channel`], [`inspect`], [`faults`]: what a process does with an attached state.
+//! - [`memory`], [`channel`], [`account`], [`faults`]: what a process does with an attached state.
 //!
 //! State advances lazily: a caller that needs to know moves the model to `now` under a lock that the
 //! kernel releases when its holder dies ([`lock`]). No duration depends on a sleeping thread.
@@ -19,17 +16,44 @@ pub mod channel;
 pub mod clock;
 pub mod config;
 pub mod engine;
-pub mod events;
 pub mod faults;
-pub mod inspect;
 pub mod layout;
-pub mod links;
 pub mod lock;
 pub mod memory;
-pub mod objects;
-pub mod ofd;
 pub mod session;
-pub mod writes;
 
 pub use config::{Config, GpuConfig};
 pub use session::{OpenError, Session};
+
+/// Defines `put`, `get` and `cstr`, which follow pointers that a C function's caller hands in: promised to be null or
+/// valid for what the manual says is read or written. Null is refused with this error.
+#[macro_export]
+macro_rules! pointers {
+    ($invalid:ident) => {
+        pub(crate) fn put<T>(to: *mut T, value: T) -> Result<()> {
+            if to.is_null() {
+                return Err($invalid);
+            }
+            // SAFETY: not null, and the caller promises that it is writable; it may be unaligned in
+            // packed structures.
+            unsafe { to.write_unaligned(value) };
+            Ok(())
+        }
+
+        pub(crate) fn get<T: Copy>(from: *const T) -> Result<T> {
+            if from.is_null() {
+                return Err($invalid);
+            }
+            // SAFETY: not null, and the caller promises that it is readable.
+            Ok(unsafe { from.read_unaligned() })
+        }
+
+        pub(crate) fn cstr<'a>(text: *const std::ffi::c_char) -> Result<&'a str> {
+            if text.is_null() {
+                return Err($invalid);
+            }
+            // SAFETY: not null, and the caller promises a terminated string that lives for the call.
+            unsafe { std::ffi::CStr::from_ptr(text) }.to_str().map_err(|_| $invalid)
+        }
+    };
+}

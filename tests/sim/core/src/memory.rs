@@ -1,7 +1,20 @@
 //! Device memory, counted: one total per unit (a GPU, or a MIG instance) over all processes, refused
 //! when it is full. Compute instances of one GPU instance share a total.
+//!
+//! Objects that more than one process may hold: exported memory, IPC memory, IPC events.
+//!
+//! An object begins as a part of its maker's own count ([`Session::share`]) and is counted once from
+//! then on, for its maker while that holds it, else for the first of the others, and for nobody while only an
+//! exported descriptor keeps it. Rules of
+//! [`crate::layout`]: `live` is stored last, and what a death ends are bits of `holders`.
+//!
+//! An event's last record is one word, a channel and an operation of it, so a kill tears nothing. Numbers
+//! of operations go on when a channel gets another owner, so a record whose process is gone reads as
+//! complete, as the work of a process that is gone is.
 
-use crate::layout::{MAX_SLOTS, SlotMemory, slot_state};
+use crate::layout::{
+    Event, MAX_EVENTS, MAX_OBJECTS, MAX_SLOTS, Object, Shared, SlotMemory, slot_state,
+};
 use crate::session::{Locked, Session};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -134,6 +147,248 @@ impl Locked<'_> {
             .filter(|s| s.state.load(Ordering::Acquire) != slot_state::FREE)
             .flat_map(|s| &s.memory[unit.memory.clone()])
             .fold(0u64, |sum, memory| sum.saturating_add(memory.total()))
-            .saturating_add(crate::objects::bytes_on(shared, unit.memory.clone()))
+            .saturating_add(bytes_on(shared, unit.memory.clone()))
+    }
+}
+
+/// Names an object or an event, for other processes too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ObjectId {
+    pub index: u32,
+    /// Which life of it.
+    pub generation: u64,
+}
+
+fn word_and_bit(slot: usize) -> (usize, u64) {
+    (slot / 64, 1 << (slot % 64))
+}
+
+impl Object {
+    fn is_held_by(&self, slot: usize) -> bool {
+        let (word, bit) = word_and_bit(slot);
+        self.holders[word].load(Ordering::Acquire) & bit != 0
+    }
+
+    /// The slot for which it counts; nobody holds it: `None`.
+    fn counts_for(&self) -> Option<usize> {
+        let owner = self.owner.load(Ordering::Relaxed) as usize;
+        if owner < MAX_SLOTS && self.is_held_by(owner) {
+            return Some(owner);
+        }
+        self.holders.iter().enumerate().find_map(|(i, word)| {
+            let bits = word.load(Ordering::Acquire);
+            (bits != 0).then(|| i * 64 + bits.trailing_zeros() as usize)
+        })
+    }
+
+    fn is_live(&self) -> bool {
+        self.live.load(Ordering::Acquire) == 1
+            && (self.counts_for().is_some() || self.descriptor_is_open())
+    }
+
+    /// Whether a descriptor that was exported is open anywhere, on its way in a message too: each has a lock of its
+    /// own on the file (fcntl(2), open file description locks), which the kernel shows until the last is closed.
+    fn descriptor_is_open(&self) -> bool {
+        let [device, inode] = [0, 1].map(|i| self.file[i].load(Ordering::Relaxed));
+        if inode == 0 {
+            return false;
+        }
+        let (major, minor) = (libc::major(device), libc::minor(device));
+        let name = format!(" {major:02x}:{minor:02x}:{inode} ");
+        // Unreadable: nothing is given back on a doubt.
+        std::fs::read_to_string("/proc/locks").map_or(true, |locks| locks.contains(&name))
+    }
+
+    fn drop_holder(&self, slot: usize) {
+        let (word, bit) = word_and_bit(slot);
+        self.holders[word].fetch_and(!bit, Ordering::AcqRel);
+        if !self.is_live() {
+            self.live.store(0, Ordering::Release);
+        }
+    }
+
+    fn kind(&self) -> Use {
+        let at = self.kind.load(Ordering::Relaxed) as usize;
+        USES.get(at).map_or(Use::Allocation, |(kind, _)| *kind)
+    }
+}
+
+fn used(shared: &Shared) -> &[Object] {
+    &shared.objects[..(shared.objects_used.load(Ordering::Acquire) as usize).min(MAX_OBJECTS)]
+}
+
+/// Bytes of live objects on these units.
+pub(crate) fn bytes_on(shared: &Shared, units: std::ops::Range<usize>) -> u64 {
+    used(shared)
+        .iter()
+        .filter(|o| units.contains(&(o.gpu.load(Ordering::Relaxed) as usize)) && o.is_live())
+        .fold(0, |sum, o| sum.saturating_add(o.bytes.load(Ordering::Relaxed)))
+}
+
+/// What counts for a slot on a GPU.
+pub(crate) fn by_use_of(shared: &Shared, slot: usize, gpu: usize) -> Vec<(Use, u64)> {
+    used(shared)
+        .iter()
+        .filter(|o| o.gpu.load(Ordering::Relaxed) as usize == gpu && o.is_live())
+        .filter(|o| o.counts_for() == Some(slot))
+        .map(|o| (o.kind(), o.bytes.load(Ordering::Relaxed)))
+        .collect()
+}
+
+/// Bytes that a slot holds on a GPU and that count for another.
+pub(crate) fn imported_by(shared: &Shared, slot: usize, gpu: usize) -> u64 {
+    used(shared)
+        .iter()
+        .filter(|o| o.gpu.load(Ordering::Relaxed) as usize == gpu && o.is_live())
+        .filter(|o| o.is_held_by(slot) && o.counts_for() != Some(slot))
+        .fold(0, |sum, o| sum.saturating_add(o.bytes.load(Ordering::Relaxed)))
+}
+
+/// A slot's process is gone, or a new one begins: it holds nothing. Under the lock.
+pub(crate) fn forget_holder(shared: &Shared, slot: usize) {
+    for object in used(shared) {
+        if object.is_held_by(slot) {
+            object.drop_holder(slot);
+        }
+    }
+}
+
+impl Session {
+    /// Makes `bytes` of what this process was charged for an object that others may hold; no slot
+    /// or no object is free: `None`.
+    pub fn share(&self, gpu: usize, kind: Use, bytes: u64) -> Option<ObjectId> {
+        let slot = self.slot()?;
+        let shared = self.shared();
+        let _locked = self.lock();
+        let at = shared.objects.iter().position(|o| !o.is_live())?;
+        let object = &shared.objects[at];
+        object.live.store(0, Ordering::Release);
+        let index = u32::try_from(at).ok()?;
+        object.gpu.store(u32::try_from(gpu).ok()?, Ordering::Relaxed);
+        object.kind.store(kind as u32, Ordering::Relaxed);
+        object.owner.store(u32::try_from(slot).ok()?, Ordering::Relaxed);
+        object.bytes.store(bytes, Ordering::Relaxed);
+        object.file.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        let generation = object.generation.fetch_add(1, Ordering::Relaxed) + 1;
+        let (word, bit) = word_and_bit(slot);
+        for (i, holders) in object.holders.iter().enumerate() {
+            holders.store(if i == word { bit } else { 0 }, Ordering::Relaxed);
+        }
+        shared.objects_used.fetch_max(index + 1, Ordering::AcqRel);
+        // Release: publishes the fields. Until the next line the bytes count twice, which a kill
+        // here leaves so until the process's teardown.
+        object.live.store(1, Ordering::Release);
+        self.hand_over(gpu, kind, bytes);
+        Some(ObjectId { index, generation })
+    }
+
+    /// Holds another's object too: its GPU and size; it is gone: `None`.
+    pub fn hold(&self, id: ObjectId) -> Option<(usize, u64)> {
+        let slot = self.slot()?;
+        let _locked = self.lock();
+        let object = self.object(id)?;
+        let (word, bit) = word_and_bit(slot);
+        object.holders[word].fetch_or(bit, Ordering::AcqRel);
+        Some((object.gpu.load(Ordering::Relaxed) as usize, object.bytes.load(Ordering::Relaxed)))
+    }
+
+    /// A descriptor of its file, with this device and inode, is about to be exported.
+    pub fn exported(&self, id: ObjectId, file: (u64, u64)) {
+        if !self.config().memory.descriptors_keep {
+            return;
+        }
+        let _locked = self.lock();
+        if let Some(object) = self.object(id) {
+            object.file[0].store(file.0, Ordering::Relaxed);
+            object.file[1].store(file.1, Ordering::Relaxed);
+        }
+    }
+
+    pub fn let_go(&self, id: ObjectId) {
+        let Some(slot) = self.slot() else { return };
+        let _locked = self.lock();
+        if let Some(object) = self.object(id) {
+            object.drop_holder(slot);
+        }
+    }
+
+    fn object(&self, id: ObjectId) -> Option<&'static Object> {
+        let object = self.shared().objects.get(id.index as usize)?;
+        let same = object.generation.load(Ordering::Relaxed) == id.generation;
+        (same && object.is_live()).then_some(object)
+    }
+}
+
+// Events.
+
+/// Bits of a record's word that hold the operation's number; one more than the channel is above.
+const SEQ_BITS: u32 = 48;
+
+fn used_events(shared: &Shared) -> &[Event] {
+    &shared.events[..(shared.events_used.load(Ordering::Acquire) as usize).min(MAX_EVENTS)]
+}
+
+fn owner(slot: usize) -> Option<u32> {
+    u32::try_from(slot + 1).ok()
+}
+
+/// A slot's process is gone, or a new one begins: its events are nobody's. Under the lock.
+pub(crate) fn forget_owner(shared: &Shared, slot: usize) {
+    for event in used_events(shared) {
+        if Some(event.owner.load(Ordering::Relaxed)) == owner(slot) {
+            event.owner.store(0, Ordering::Release);
+        }
+    }
+}
+
+impl Session {
+    /// A new event, never recorded; no slot or no event is free: `None`.
+    pub fn create_event(&self, gpu: usize) -> Option<ObjectId> {
+        let owner = owner(self.slot()?)?;
+        let shared = self.shared();
+        let _locked = self.lock();
+        let free = |e: &Event| e.owner.load(Ordering::Relaxed) == 0;
+        let at = shared.events.iter().position(free)?;
+        let (event, index) = (&shared.events[at], u32::try_from(at).ok()?);
+        let generation = event.generation.fetch_add(1, Ordering::Relaxed) + 1;
+        event.gpu.store(u32::try_from(gpu).ok()?, Ordering::Relaxed);
+        event.last.store(0, Ordering::Relaxed);
+        shared.events_used.fetch_max(index + 1, Ordering::AcqRel);
+        // Release: publishes the fields.
+        event.owner.store(owner, Ordering::Release);
+        Some(ObjectId { index, generation })
+    }
+
+    pub fn destroy_event(&self, id: ObjectId) {
+        let _locked = self.lock();
+        if let Some(event) = self.event(id) {
+            event.owner.store(0, Ordering::Release);
+        }
+    }
+
+    /// The unit of the context that the event was made in; it is gone: `None`.
+    pub fn event_gpu(&self, id: ObjectId) -> Option<usize> {
+        self.event(id).map(|event| event.gpu.load(Ordering::Relaxed) as usize)
+    }
+
+    /// Operation `seq` of `channel` records the event.
+    pub fn record_event(&self, id: ObjectId, channel: u32, seq: u64) {
+        if let Some(event) = self.event(id) {
+            // Release: the operation was submitted before.
+            event.last.store((u64::from(channel) + 1) << SEQ_BITS | seq, Ordering::Release);
+        }
+    }
+
+    /// The channel and operation of its last record; never recorded, or gone: `None`.
+    pub fn recorded_event(&self, id: ObjectId) -> Option<(u32, u64)> {
+        let word = self.event(id)?.last.load(Ordering::Acquire);
+        let channel = u32::try_from(word >> SEQ_BITS).ok()?.checked_sub(1)?;
+        Some((channel, word & ((1 << SEQ_BITS) - 1)))
+    }
+
+    fn event(&self, id: ObjectId) -> Option<&'static Event> {
+        let event = self.shared().events.get(id.index as usize)?;
+        let alive = event.owner.load(Ordering::Acquire) != 0;
+        (alive && event.generation.load(Ordering::Relaxed) == id.generation).then_some(event)
     }
 }

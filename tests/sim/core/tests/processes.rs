@@ -6,8 +6,8 @@
 use simgpu::Session;
 use simgpu::engine::Op;
 use simgpu::layout::{MAX_SLOTS, Shared};
+use simgpu::memory::ObjectId;
 use simgpu::memory::Use;
-use simgpu::objects::ObjectId;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -305,8 +305,12 @@ fn two_busy_processes_get_half_the_gpu_each() {
     let took = u64::try_from(since.elapsed().as_nanos()).unwrap();
     // 10 slices of 2 ms against as many of the other's, and the switches between.
     assert!(took >= 38 * MS, "no interference: {took} ns");
-    let mine = s.busy_ns(0);
-    let theirs = s.processes(0)[0].busy_ns;
+    let busy = |own: bool| {
+        let account = s.account(0, 0);
+        let slot = u32::try_from(s.slot().unwrap()).unwrap();
+        account.contexts.iter().find(|c| (c.slot == slot) == own).unwrap().busy_ns
+    };
+    let (mine, theirs) = (busy(true), busy(false));
     // Caches are cold behind each switch.
     assert!((alone..alone + 2 * MS).contains(&mine), "{mine}");
     // The other had its slices meanwhile, and runs on until we look.

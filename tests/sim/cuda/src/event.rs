@@ -9,7 +9,7 @@ use crate::handle::{Header, Recycler, enliven, handle, kill, object, resolve};
 use crate::pool;
 use crate::stream::{Stream, stream};
 use simgpu::engine::Op;
-use simgpu::events::EventId;
+use simgpu::memory::ObjectId;
 use std::ffi::c_uint;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -34,7 +34,7 @@ pub(crate) struct Event {
 /// What an interprocess event is to all its processes.
 #[derive(Clone, Copy)]
 pub(crate) struct Common {
-    pub id: EventId,
+    pub id: ObjectId,
     /// The GPU of the context that it was made in.
     pub home: &'static Device,
     pub imported: bool,

@@ -11,7 +11,7 @@ use crate::errors::Result;
 use crate::event::{CU_EVENT_DISABLE_TIMING, CU_EVENT_INTERPROCESS, Common, Event};
 use crate::handle::{handle, resolve};
 use crate::shared::created;
-use simgpu::events::EventId;
+use simgpu::memory::ObjectId;
 use tessera_cuda::types::{
     CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUevent,
     CUipcMemHandle,
@@ -60,7 +60,7 @@ fn open(name: &Name) -> Result<&'static Event> {
     if name.magic != MAGIC || name.state != created(driver) {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    let id = EventId { index: name.index, generation: name.generation };
+    let id = ObjectId { index: name.index, generation: name.generation };
     let gpu = driver.session.event_gpu(id).ok_or(CUDA_ERROR_MAP_FAILED)?;
     // SAFETY: getpid has no preconditions.
     if name.pid == unsafe { libc::getpid() } {

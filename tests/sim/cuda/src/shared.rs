@@ -7,8 +7,8 @@
 //! but later exports.
 
 use crate::driver::{Driver, lock};
+use simgpu::memory::ObjectId;
 use simgpu::memory::Use;
-use simgpu::objects::ObjectId;
 use std::collections::BTreeMap;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -131,7 +131,7 @@ impl SharedFile {
         let path = format!("/proc/self/fd/{}", self.descriptor()?);
         let file = std::fs::OpenOptions::new().read(true).write(true).open(path).ok()?;
         let fd = OwnedFd::from(file).into_raw_fd();
-        simgpu::ofd::shared(fd, 0).then_some((fd, self.identity))
+        simgpu::lock::share(fd, 0).then_some((fd, self.identity))
     }
 
     pub(crate) fn write_header(&self, header: &Header) -> bool {

@@ -1,6 +1,6 @@
 //! Waiting for and writing words of memory: CUDA Driver API, "Stream memory operations".
 //!
-//! A write takes effect when the queue gets there ([`simgpu::writes`]): the machine's GPU thread does it. Where there
+//! A write takes effect when the queue gets there ([`simgpu::channel`]): the machine's GPU thread does it. Where there
 //! is none, a caller that then waits for or asks about the queue does, and a thread for those who only watch the
 //! memory. A wait is a host function that watches the word: the queue goes on when somebody has written it. Streams
 //! may share a queue, so a wait that only a later operation of another stream would end may never end, as the manual
@@ -13,8 +13,8 @@ use crate::errors::Result;
 use crate::graph::kind::Kind;
 use crate::host_function::{after, later, until};
 use crate::stream::{Stream, stream};
+use simgpu::channel::Word;
 use simgpu::engine::Op;
-use simgpu::writes::Word;
 use std::ffi::c_uint;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;

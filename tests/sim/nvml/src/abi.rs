@@ -1,7 +1,6 @@
-//! The boundary to C: exports, and the pointers that callers hand in, which they promise are null
-//! or valid for what the manual says is read or written.
+//! The boundary to C: exports, and the pointers that callers hand in.
 
-use std::ffi::{CStr, c_char, c_uint};
+use std::ffi::{c_char, c_uint};
 use tessera_cuda::nvml::{
     NVML_ERROR_INSUFFICIENT_SIZE, NVML_ERROR_INVALID_ARGUMENT, nvmlDevice_t, nvmlMemory_v2_t,
     nvmlReturn_t,
@@ -9,30 +8,7 @@ use tessera_cuda::nvml::{
 
 pub(crate) type Result<T> = std::result::Result<T, nvmlReturn_t>;
 
-pub(crate) fn put<T>(to: *mut T, value: T) -> Result<()> {
-    if to.is_null() {
-        return Err(NVML_ERROR_INVALID_ARGUMENT);
-    }
-    // SAFETY: not null, and the caller of the C function promises that it is writable.
-    unsafe { to.write_unaligned(value) };
-    Ok(())
-}
-
-pub(crate) fn get<T: Copy>(from: *const T) -> Result<T> {
-    if from.is_null() {
-        return Err(NVML_ERROR_INVALID_ARGUMENT);
-    }
-    // SAFETY: not null, and the caller of the C function promises that it is readable.
-    Ok(unsafe { from.read_unaligned() })
-}
-
-pub(crate) fn cstr<'a>(text: *const c_char) -> Result<&'a str> {
-    if text.is_null() {
-        return Err(NVML_ERROR_INVALID_ARGUMENT);
-    }
-    // SAFETY: not null, and the caller promises a terminated string that lives for the call.
-    unsafe { CStr::from_ptr(text) }.to_str().map_err(|_| NVML_ERROR_INVALID_ARGUMENT)
-}
+simgpu::pointers!(NVML_ERROR_INVALID_ARGUMENT);
 
 /// Writes `text` with its terminator, or says that there is not room enough.
 pub(crate) fn put_text(to: *mut c_char, len: c_uint, text: &str) -> Result<()> {

@@ -7,8 +7,6 @@
 mod abi;
 mod condition;
 mod device;
-mod event;
-mod mig;
 mod process;
 mod state;
 
@@ -16,8 +14,6 @@ mod state;
 pub mod exports {
     pub use crate::condition::*;
     pub use crate::device::*;
-    pub use crate::event::*;
-    pub use crate::mig::*;
     pub use crate::process::*;
     pub use crate::state::*;
 }

@@ -4,7 +4,7 @@
 //! processes that are not visible from there are left out.
 
 use crate::abi::{Result, exports, get, put};
-use crate::mig::without_mig;
+use crate::device::without_mig;
 use crate::state::{Listed, device, device_or_instance};
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{c_uint, c_ulonglong};

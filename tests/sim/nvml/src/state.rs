@@ -1,8 +1,8 @@
 //! Initialisation, and the device handles; "System Queries", "Error reporting".
 
 use crate::abi::{Result, exports, put, put_text};
+use simgpu::account::ProcessOnGpu;
 use simgpu::config::{MAX_GPUS, MAX_UNITS, MigConfig};
-use simgpu::inspect::ProcessOnGpu;
 use simgpu::{GpuConfig, Session, clock};
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_uint};

@@ -1,7 +1,7 @@
 //! `simgpu-ctl`: looks at the simulated GPUs, and makes things happen to them.
 
+use simgpu::channel::GpuThread;
 use simgpu::faults::{ERRORS, RECOVERY};
-use simgpu::writes::GpuThread;
 use simgpu::{Config, Session};
 use std::process::ExitCode;
 

@@ -1,7 +1,6 @@
 //! The configuration as it is written, with its defaults, and the values of its keys.
 
 use super::{ConfigError, Costs, DriverConfig, MIB, MemoryConfig, NvmlCosts};
-use crate::links::NvLinks;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 
@@ -232,4 +231,50 @@ fn quantity(q: &Quantity) -> Result<u64, String> {
         .and_then(|n| n.checked_mul(factor))
         .filter(|&n| n < 1 << 48)
         .ok_or_else(|| format!("{text:?}: expected bytes, or such as \"16GiB\", \"512MiB\""))
+}
+
+// `[[nvlink]]`: which GPUs are linked, and how many links each pair has.
+
+/// `NVML_NVLINK_MAX_LINKS`.
+pub const MAX_LINKS: usize = 18;
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NvLinks {
+    /// NVML indexes; each is linked to each of the others.
+    pub gpus: Vec<usize>,
+    /// Links of each pair.
+    pub links: usize,
+}
+
+/// What is wrong with the tables, if anything.
+pub(super) fn check_links(tables: &[NvLinks], gpus: usize) -> Result<(), String> {
+    for (i, table) in tables.iter().enumerate() {
+        if let Some(gpu) = table.gpus.iter().find(|&&gpu| gpu >= gpus) {
+            return Err(format!("nvlink {i}: gpus names {gpu}, but there are {gpus} GPUs"));
+        }
+        let mut distinct = table.gpus.clone();
+        distinct.sort_unstable();
+        distinct.dedup();
+        if distinct.len() != table.gpus.len() || distinct.len() < 2 || table.links == 0 {
+            return Err(format!("nvlink {i}: two or more different gpus, and links of at least 1"));
+        }
+    }
+    for gpu in 0..gpus {
+        let count = peers(tables, gpu).count();
+        if count > MAX_LINKS {
+            return Err(format!("nvlink: GPU {gpu} has {count} links, at most {MAX_LINKS}"));
+        }
+    }
+    Ok(())
+}
+
+/// The GPU at the other end of each of a GPU's links, by link.
+pub fn peers(tables: &[NvLinks], gpu: usize) -> impl Iterator<Item = usize> + '_ {
+    tables
+        .iter()
+        .filter(move |table| table.gpus.contains(&gpu))
+        .flat_map(move |table| table.gpus.iter().map(|&peer| (peer, table.links)))
+        .filter(move |&(peer, _)| peer != gpu)
+        .flat_map(|(peer, links)| std::iter::repeat_n(peer, links))
 }

@@ -4,7 +4,7 @@ use super::{Scratch, Session};
 use crate::config::Config;
 use crate::engine::{self, State};
 use crate::layout::{MAGIC, MAX_CONFIG, Shared, VERSION, lock_bytes};
-use crate::{clock, lock, ofd};
+use crate::{clock, lock};
 use std::cell::UnsafeCell;
 use std::fmt;
 use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
@@ -161,16 +161,16 @@ fn attach(
     mode: u32,
 ) -> Result<Mapped, String> {
     for _ in 0..100 {
-        if ofd::try_exclusive(fd, lock_bytes::ATTACH) {
+        if lock::try_exclusive(fd, lock_bytes::ATTACH) {
             let shared = prepare(fd, file, text, mode);
-            let held = ofd::shared(fd, lock_bytes::ATTACH);
+            let held = lock::share(fd, lock_bytes::ATTACH);
             let shared = shared?;
             if !held {
                 return Err("cannot lock the simulator's state".into());
             }
             return mapped(shared, text);
         }
-        if !ofd::shared(fd, lock_bytes::ATTACH) {
+        if !lock::share(fd, lock_bytes::ATTACH) {
             return Err(format!("cannot lock: {}", std::io::Error::last_os_error()));
         }
         let len = file.metadata().map_err(|e| e.to_string())?.len();
@@ -186,7 +186,7 @@ fn attach(
             ));
         }
         // Its creator died half-way: try to be the next.
-        ofd::unlock(fd, lock_bytes::ATTACH);
+        lock::unlock(fd, lock_bytes::ATTACH);
         clock::sleep_until(clock::now_ns() + 1_000_000);
     }
     Err("nobody finishes creating the simulator's state; remove the file".into())

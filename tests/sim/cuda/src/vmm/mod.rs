@@ -15,8 +15,8 @@ use crate::driver::{Device, Driver, driver, lock};
 use crate::errors::Result;
 use crate::pool::props::{HANDLE_FABRIC, HANDLE_FD, Location};
 use crate::shared::{self, Header, SharedFile, What};
+use simgpu::memory::ObjectId;
 use simgpu::memory::Use;
-use simgpu::objects::ObjectId;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
 use tessera_cuda::types::{

@@ -93,7 +93,7 @@ mod body {
 
     /// What watches the words here calls no driver, and no thread of the driver's is there that would.
     pub fn the_gpu_writes_without_a_thread_of_the_process() {
-        let _gpu = simgpu::writes::GpuThread::start(simgpu::Session::open().unwrap()).unwrap();
+        let _gpu = simgpu::channel::GpuThread::start(simgpu::Session::open().unwrap()).unwrap();
         retain(0);
         let (s, (at, words)) = (new_stream(), pinned());
         let begun = std::time::Instant::now();
