@@ -1,45 +1,23 @@
-//! The boundary to C: exports, and the pointers that callers hand in.
+//! The boundary to C: exports, the pointers and the handles that callers hand in, the names of errors.
 //!
-//! A CUDA function's caller promises that the pointers it passes are null or valid for what the
-//! manual says is read or written. `put`, `get` and `cstr` are where that promise is relied on;
-//! null is refused with `CUDA_ERROR_INVALID_VALUE`.
+//! A handle is the address of an object that is never unmapped, only recycled, so that checking a
+//! stale handle's magic reads valid memory. An address that never was an object is the caller's
+//! error, as with the real driver, but null and misaligned ones are refused.
 
-use crate::errors::Result;
-use std::ffi::{CStr, c_char};
-use tessera_cuda::types::CUDA_ERROR_INVALID_VALUE;
+use std::ffi::{CStr, c_char, c_void};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+use tessera_cuda::types::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUresult};
 
-pub(crate) fn put<T>(to: *mut T, value: T) -> Result<()> {
-    if to.is_null() {
-        return Err(CUDA_ERROR_INVALID_VALUE);
-    }
-    // SAFETY: not null, and the caller of the C function promises that it is writable; it may be
-    // unaligned in packed structures.
-    unsafe { to.write_unaligned(value) };
-    Ok(())
-}
+pub(crate) type Result<T> = std::result::Result<T, CUresult>;
+
+simgpu::pointers!(CUDA_ERROR_INVALID_VALUE);
 
 /// As [`put`], where the manual allows null.
 pub(crate) fn put_if<T>(to: *mut T, value: T) {
     if !to.is_null() {
         let _ = put(to, value);
     }
-}
-
-pub(crate) fn get<T: Copy>(from: *const T) -> Result<T> {
-    if from.is_null() {
-        return Err(CUDA_ERROR_INVALID_VALUE);
-    }
-    // SAFETY: not null, and the caller of the C function promises that it is readable.
-    Ok(unsafe { from.read_unaligned() })
-}
-
-pub(crate) fn cstr<'a>(text: *const c_char) -> Result<&'a str> {
-    if text.is_null() {
-        return Err(CUDA_ERROR_INVALID_VALUE);
-    }
-    // SAFETY: not null, and the caller of the C function promises a terminated string that lives
-    // for the call.
-    unsafe { CStr::from_ptr(text) }.to_str().map_err(|_| CUDA_ERROR_INVALID_VALUE)
 }
 
 /// Writes `text`, cut to `len` bytes with its terminator.
@@ -57,15 +35,38 @@ pub(crate) fn put_text(to: *mut c_char, len: i32, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// Declares exported driver functions: `fn name(args) { body: Result<()> }`, or `fn name, its_other_name(args) …`.
+/// Declares exported driver functions, which fail before `cuInit`:
+/// - `fn name, its_other_name(args) { body }`, whose body is a `Result<()>`;
+/// - `fn name(args) -> T { body }`: a `Result<T>`, which is put where a first argument points, that must not be null.
 macro_rules! exports {
-    ($(fn $($name:ident),+($($args:tt)*) $body:block)*) => {
-        $($crate::abi::exports! { @each [$($name)+] ($($args)*) $body })*
+    ($(fn $($name:ident),+ ($($args:tt)*) $(-> $out:ty)? $body:block)*) => {
+        $($crate::abi::exports! { @each [$($name)+] ($($args)*) [$($out)?] $body })*
     };
-    (@each [$($name:ident)+] $args:tt $body:block) => {
-        $($crate::abi::exports! { @one $name $args $body })+
+    (@each [$($name:ident)+] $args:tt $out:tt $body:block) => {
+        $($crate::abi::exports! { @one $name $args $out $body })+
     };
-    (@one $name:ident ($($arg:ident: $ty:ty),* $(,)?) $body:block) => {
+    (@one $name:ident ($($arg:ident: $ty:ty),* $(,)?) [] $body:block) => {
+        $crate::abi::export! { $name($($arg: $ty),*) {
+            $crate::driver::driver()?;
+            $body
+        } }
+    };
+    (@one $name:ident ($($arg:ident: $ty:ty),* $(,)?) [$out:ty] $body:block) => {
+        $crate::abi::export! { $name(out: *mut $out $(, $arg: $ty)*) {
+            $crate::driver::driver()?;
+            if out.is_null() {
+                return Err(tessera_cuda::types::CUDA_ERROR_INVALID_VALUE);
+            }
+            let answer = || -> $crate::abi::Result<$out> { $body };
+            $crate::abi::put(out, answer()?)
+        } }
+    };
+}
+pub(crate) use exports;
+
+/// Declares one that may be called before `cuInit`.
+macro_rules! export {
+    ($name:ident ($($arg:ident: $ty:ty),*) $body:block) => {
         #[allow(non_snake_case, clippy::too_many_arguments,
                 reason = "the driver API's own names and signatures")]
         #[unsafe(no_mangle)]
@@ -74,28 +75,168 @@ macro_rules! exports {
         #[unsafe(link_section = concat!(".text.", stringify!($name)))]
         pub unsafe extern "C" fn $name($($arg: $ty),*) -> tessera_cuda::types::CUresult {
             let _whole = simgpu::lock::Deferred::new();
-            let act = || -> $crate::errors::Result<()> { $body };
+            let act = || -> $crate::abi::Result<()> { $body };
             act().err().unwrap_or(tessera_cuda::types::CUDA_SUCCESS)
         }
     };
 }
-pub(crate) use exports;
+pub(crate) use export;
 
-/// Exports that differ only in their default stream, by pairs: `fn legacy, ptsz; …(args) |flavour| { … }`.
+/// [`exports`] that differ only in their default stream, by pairs, `fn legacy, ptsz; …(args, s: CUstream)`: with
+/// `|s| { … }` the argument is the stream behind the handle, with `|s, flavour| { … }` the handle as it is.
 macro_rules! exports_both {
-    ($(fn $($name:ident, $ptsz:ident);+($($args:tt)*) |$flavour:ident| $body:block)*) => {
+    ($(fn $($name:ident, $ptsz:ident);+ ($($args:tt)*) $(-> $out:ty)? |$s:ident $(, $flavour:ident)?| $body:block)*) => {
         $(
             $crate::abi::exports! {
-                fn $($name),+($($args)*) {
-                    let $flavour = $crate::stream::Flavour::Legacy;
-                    $body
-                }
-                fn $($ptsz),+($($args)*) {
-                    let $flavour = $crate::stream::Flavour::PerThread;
-                    $body
-                }
+                fn $($name),+ ($($args)*) $(-> $out)? { $crate::abi::bind!(Legacy $s $($flavour)?); $body }
+                fn $($ptsz),+ ($($args)*) $(-> $out)? { $crate::abi::bind!(PerThread $s $($flavour)?); $body }
             }
         )*
     };
 }
 pub(crate) use exports_both;
+
+macro_rules! bind {
+    ($which:ident $s:ident) => {
+        let $s = $crate::stream::stream($s, $crate::stream::Flavour::$which)?;
+    };
+    ($which:ident $s:ident $flavour:ident) => {
+        let $flavour = $crate::stream::Flavour::$which;
+    };
+}
+pub(crate) use bind;
+
+/// What every object begins with.
+#[repr(C)]
+pub(crate) struct Header {
+    magic: AtomicU32,
+}
+
+/// An object with a handle. `repr(C)`, its [`Header`] first.
+pub(crate) trait Object: Sized + 'static {
+    /// Distinguishes kinds of live objects.
+    const MAGIC: u32;
+    /// The error for something else.
+    const INVALID: CUresult = CUDA_ERROR_INVALID_HANDLE;
+    fn header(&self) -> &Header;
+}
+
+/// `object!(Type, MAGIC)`, and the error for something else: of a type with a field `header`.
+macro_rules! object {
+    ($object:ty, $magic:literal $(, $invalid:ident)?) => {
+        impl $crate::abi::Object for $object {
+            const MAGIC: u32 = $magic;
+            $(const INVALID: tessera_cuda::types::CUresult = $invalid;)?
+            fn header(&self) -> &$crate::abi::Header {
+                &self.header
+            }
+        }
+    };
+}
+pub(crate) use object;
+
+impl Header {
+    /// Of an object that is not alive yet.
+    pub(crate) const fn new() -> Header {
+        Header { magic: AtomicU32::new(0) }
+    }
+}
+
+/// The handle's object, if it is alive.
+#[inline]
+pub(crate) fn resolve<T: Object>(handle: *mut c_void) -> Result<&'static T> {
+    let address = handle as usize;
+    if address < 4096 || !address.is_multiple_of(std::mem::align_of::<T>()) {
+        return Err(T::INVALID);
+    }
+    // SAFETY: the caller of the C function promises a handle that the driver gave out: the address
+    // of an object that is never unmapped. `repr(C)` puts the header first.
+    let object = unsafe { &*handle.cast::<T>() };
+    if object.header().magic.load(Ordering::Acquire) == T::MAGIC {
+        Ok(object)
+    } else {
+        Err(T::INVALID)
+    }
+}
+
+pub(crate) fn handle<T: Object>(object: &'static T) -> *mut c_void {
+    std::ptr::from_ref(object).cast_mut().cast()
+}
+
+/// Makes an object's handle valid.
+pub(crate) fn enliven<T: Object>(object: &'static T) -> &'static T {
+    object.header().magic.store(T::MAGIC, Ordering::Release);
+    object
+}
+
+/// Ends a handle; false if it was not alive.
+pub(crate) fn kill<T: Object>(object: &'static T) -> bool {
+    let magic = &object.header().magic;
+    magic.compare_exchange(T::MAGIC, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+}
+
+/// Dead objects to use again.
+pub(crate) struct Recycler<T: 'static>(Mutex<Vec<&'static T>>);
+
+impl<T> Recycler<T> {
+    pub(crate) const fn new() -> Self {
+        Recycler(Mutex::new(Vec::new()))
+    }
+
+    /// A dead object, made if there is none.
+    pub(crate) fn take(&self, make: impl FnOnce() -> T) -> &'static T {
+        let recycled = crate::driver::lock(&self.0).pop();
+        recycled.unwrap_or_else(|| Box::leak(Box::new(make())))
+    }
+
+    pub(crate) fn give(&self, object: &'static T) {
+        crate::driver::lock(&self.0).push(object);
+    }
+}
+
+/// The `CUresult`s that this driver returns, or the shim in its place: CUDA Driver API, "Error Handling".
+const ERRORS: &[(CUresult, &CStr)] = &[
+    (0, c"CUDA_SUCCESS"),
+    (1, c"CUDA_ERROR_INVALID_VALUE"),
+    (2, c"CUDA_ERROR_OUT_OF_MEMORY"),
+    (3, c"CUDA_ERROR_NOT_INITIALIZED"),
+    (4, c"CUDA_ERROR_DEINITIALIZED"),
+    (100, c"CUDA_ERROR_NO_DEVICE"),
+    (101, c"CUDA_ERROR_INVALID_DEVICE"),
+    (200, c"CUDA_ERROR_INVALID_IMAGE"),
+    (201, c"CUDA_ERROR_INVALID_CONTEXT"),
+    (205, c"CUDA_ERROR_MAP_FAILED"),
+    (215, c"CUDA_ERROR_UNSUPPORTED_LIMIT"),
+    (400, c"CUDA_ERROR_INVALID_HANDLE"),
+    (401, c"CUDA_ERROR_ILLEGAL_STATE"),
+    (500, c"CUDA_ERROR_NOT_FOUND"),
+    (600, c"CUDA_ERROR_NOT_READY"),
+    (709, c"CUDA_ERROR_CONTEXT_IS_DESTROYED"),
+    (712, c"CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED"),
+    (713, c"CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED"),
+    (800, c"CUDA_ERROR_NOT_PERMITTED"),
+    (801, c"CUDA_ERROR_NOT_SUPPORTED"),
+    (802, c"CUDA_ERROR_SYSTEM_NOT_READY"),
+    (900, c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"),
+    (901, c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"),
+    (902, c"CUDA_ERROR_STREAM_CAPTURE_MERGE"),
+    (903, c"CUDA_ERROR_STREAM_CAPTURE_UNMATCHED"),
+    (904, c"CUDA_ERROR_STREAM_CAPTURE_UNJOINED"),
+    (905, c"CUDA_ERROR_STREAM_CAPTURE_ISOLATION"),
+    (906, c"CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"),
+    (907, c"CUDA_ERROR_CAPTURED_EVENT"),
+    (908, c"CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD"),
+    (910, c"CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE"),
+    (914, c"CUDA_ERROR_INVALID_RESOURCE_TYPE"),
+    (915, c"CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION"),
+    (917, c"CUDA_ERROR_STREAM_DETACHED"),
+    (999, c"CUDA_ERROR_UNKNOWN"),
+];
+
+export! {
+    cuGetErrorName(error: CUresult, text: *mut *const c_char) {
+        let found = ERRORS.iter().find(|(code, _)| *code == error);
+        put(text, found.map_or(std::ptr::null(), |(_, name)| name.as_ptr()))?;
+        found.map(|_| ()).ok_or(CUDA_ERROR_INVALID_VALUE)
+    }
+}

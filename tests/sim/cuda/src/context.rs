@@ -1,16 +1,14 @@
 //! Contexts: CUDA Driver API, "Context Management" and "Primary Context Management".
 
-use crate::abi::{exports, get, put, put_if};
+use crate::abi::{Header, Result, enliven, exports, get, handle, kill, object, put_if, resolve};
 use crate::driver::{CallLock, Device, driver, lock};
-use crate::errors::Result;
-use crate::handle::{Header, enliven, handle, kill, object, resolve};
 use crate::pool;
 use crate::stream::{HIGHEST_PRIORITY, Stream};
 use crate::work::{Tails, each};
 use simgpu::memory::Use;
 use std::cell::{Cell, RefCell};
 use std::ffi::{c_int, c_uint};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 use tessera_cuda::types::{
     CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED,
@@ -47,8 +45,6 @@ pub(crate) struct Context {
     is_owed: AtomicBool,
     /// What its calls take, and those of its green contexts.
     pub calls: CallLock,
-    /// Of `cuCtxCreate` and `cuCtxAttach`; a primary context's are counted by its device.
-    users: AtomicU32,
 }
 
 /// Device memory that a context's limits have taken beyond the defaults.
@@ -145,7 +141,6 @@ impl Context {
             local: Mutex::default(),
             is_owed: AtomicBool::new(false),
             calls: CallLock::default(),
-            users: AtomicU32::new(1),
         }))
     }
 
@@ -372,27 +367,14 @@ fn pop() -> Option<&'static Context> {
     Some(popped)
 }
 
-fn create(out: *mut CUcontext, flags: c_uint, dev: CUdevice) -> Result<()> {
+fn create(flags: c_uint, dev: CUdevice) -> Result<CUcontext> {
     let device = driver()?.device(dev)?;
-    if out.is_null() || flags & !ALL_FLAGS != 0 {
+    if flags & !ALL_FLAGS != 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     let context = Context::create(device, false)?;
     push(context);
-    put(out, handle(context))
-}
-
-fn destroy(ctx: CUcontext) -> Result<()> {
-    driver()?;
-    let context: &'static Context = resolve(ctx)?;
-    if context.primary || context.base.is_some() {
-        return Err(CUDA_ERROR_INVALID_CONTEXT);
-    }
-    // "If ctx is current to the calling thread then ctx will also be popped."
-    if top().is_some_and(|t| std::ptr::eq(t, context)) {
-        pop();
-    }
-    context.destroy()
+    Ok(handle(context))
 }
 
 pub(crate) fn retain_primary(device: &'static Device) -> Result<&'static Context> {
@@ -434,10 +416,6 @@ fn release(dev: CUdevice, all: bool) -> Result<()> {
     Ok(())
 }
 
-fn resolve_or_current(ctx: CUcontext) -> Result<&'static Context> {
-    if ctx.is_null() { current() } else { driver().and_then(|_| resolve(ctx)) }
-}
-
 fn synchronize(context: &'static Context) -> Result<()> {
     context.synchronize()?;
     pool::synchronized();
@@ -454,12 +432,9 @@ fn limit(context: &Context, which: c_int) -> Result<&AtomicU64> {
 }
 
 exports! {
-    fn cuDevicePrimaryCtxRetain(out: *mut CUcontext, dev: CUdevice) {
+    fn cuDevicePrimaryCtxRetain(dev: CUdevice) -> CUcontext {
         let device = driver()?.device(dev)?;
-        if out.is_null() {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        put(out, handle(retain_primary(device)?))
+        Ok(handle(retain_primary(device)?))
     }
 
     fn cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2(dev: CUdevice) { release(dev, false) }
@@ -473,17 +448,17 @@ exports! {
         Ok(())
     }
 
-    fn cuCtxCreate, cuCtxCreate_v2(out: *mut CUcontext, flags: c_uint, dev: CUdevice) { create(out, flags, dev) }
+    fn cuCtxCreate, cuCtxCreate_v2(flags: c_uint, dev: CUdevice) -> CUcontext { create(flags, dev) }
 
     // Execution affinity needs MPS, which is not simulated.
-    fn cuCtxCreate_v3(out: *mut CUcontext, _params: *mut CUexecAffinityParam, count: c_int, flags: c_uint, dev: CUdevice) {
+    fn cuCtxCreate_v3(_params: *mut CUexecAffinityParam, count: c_int, flags: c_uint, dev: CUdevice) -> CUcontext {
         if count != 0 {
             return Err(CUDA_ERROR_NOT_SUPPORTED);
         }
-        create(out, flags, dev)
+        create(flags, dev)
     }
 
-    fn cuCtxCreate_v4(out: *mut CUcontext, params: *mut CUctxCreateParams, flags: c_uint, dev: CUdevice) {
+    fn cuCtxCreate_v4(params: *mut CUctxCreateParams, flags: c_uint, dev: CUdevice) -> CUcontext {
         /// `CUctxCreateParams`: affinity parameters, their number, CIG parameters.
         #[derive(Clone, Copy)]
         #[repr(C)]
@@ -494,43 +469,31 @@ exports! {
                 return Err(CUDA_ERROR_NOT_SUPPORTED);
             }
         }
-        create(out, flags, dev)
+        create(flags, dev)
     }
 
-    fn cuCtxDestroy, cuCtxDestroy_v2(ctx: CUcontext) { destroy(ctx) }
-
-    // Deprecated since 4.0: "decrements the usage count of the context ctx, and destroys the context if the usage count
-    // goes to 0"; of those "passed back by cuCtxCreate() or cuCtxAttach()".
-    fn cuCtxAttach(out: *mut CUcontext, flags: c_uint) {
-        let context = current()?;
-        if out.is_null() || flags != 0 {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        context.users.fetch_add(1, Ordering::Relaxed);
-        put(out, handle(context))
-    }
-    fn cuCtxDetach(ctx: CUcontext) {
+    fn cuCtxDestroy, cuCtxDestroy_v2(ctx: CUcontext) {
         let context: &'static Context = resolve(ctx)?;
-        let is_last = context.users.fetch_sub(1, Ordering::Relaxed) == 1;
-        match is_last && !context.primary && context.base.is_none() {
-            true => destroy(ctx),
-            false => Ok(()),
+        if context.primary || context.base.is_some() {
+            return Err(CUDA_ERROR_INVALID_CONTEXT);
         }
+        // "If ctx is current to the calling thread then ctx will also be popped."
+        if top().is_some_and(|t| std::ptr::eq(t, context)) {
+            pop();
+        }
+        context.destroy()
     }
 
     fn cuCtxPushCurrent, cuCtxPushCurrent_v2(ctx: CUcontext) {
-        driver()?;
         push(resolve(ctx)?);
         Ok(())
     }
     fn cuCtxPopCurrent, cuCtxPopCurrent_v2(out: *mut CUcontext) {
-        driver()?;
         put_if(out, handle(pop().ok_or(CUDA_ERROR_INVALID_CONTEXT)?));
         Ok(())
     }
 
     fn cuCtxSetCurrent(ctx: CUcontext) {
-        driver()?;
         if ctx.is_null() {
             pop();
             return Ok(());
@@ -540,27 +503,15 @@ exports! {
         Ok(())
     }
 
-    fn cuCtxGetCurrent(out: *mut CUcontext) {
-        driver()?;
-        put(out, top().map_or(std::ptr::null_mut(), handle))
+    fn cuCtxGetCurrent() -> CUcontext {
+        Ok(top().map_or(std::ptr::null_mut(), handle))
     }
 
-    fn cuCtxGetDevice(dev: *mut CUdevice) { put(dev, current()?.device.ordinal) }
-    fn cuCtxGetDevice_v2(dev: *mut CUdevice, ctx: CUcontext) {
-        put(dev, resolve_or_current(ctx)?.device.ordinal)
-    }
+    fn cuCtxGetDevice() -> CUdevice { Ok(current()?.device.ordinal) }
 
     fn cuCtxSynchronize() { synchronize(current()?) }
-    fn cuCtxSynchronize_v2(ctx: CUcontext) { synchronize(resolve_or_current(ctx)?) }
-
-    fn cuCtxSetFlags(flags: c_uint) {
-        let context = current()?;
-        if flags & !ALL_FLAGS != 0 {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        // Under the lock's other half, too: openucx/ucx#11705.
-        let _alone = context.owner().calls.alone();
-        Ok(())
+    fn cuCtxSynchronize_v2(ctx: CUcontext) {
+        synchronize(if ctx.is_null() { current()? } else { resolve(ctx)? })
     }
 
     fn cuCtxGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int) {
@@ -570,17 +521,15 @@ exports! {
         Ok(())
     }
 
-    fn cuCtxGetLimit(value: *mut usize, which: c_int) {
+    fn cuCtxGetLimit(which: c_int) -> usize {
         let context = current()?.owner();
         let mut now = limit(context, which)?.load(Ordering::Relaxed);
         if usize::try_from(which) == Ok(STACK) {
             now = now.max(context.frame.load(Ordering::Relaxed));
         }
-        put(value, usize::try_from(now).unwrap_or(usize::MAX))
+        Ok(usize::try_from(now).unwrap_or(usize::MAX))
     }
     fn cuCtxSetLimit(which: c_int, value: usize) {
         current()?.owner().set_limit(which, value as u64)
     }
-
-    // No profiler runs beside.
 }

@@ -1,103 +1,49 @@
 //! Devices: CUDA Driver API, "Device Management", "Peer Context Memory Access".
 
-use crate::abi::{exports, get, put, put_if, put_text};
+use crate::abi::{Result, exports, get, put, put_if, put_text};
 use crate::driver::{Device, driver};
-use crate::errors::Result;
 use crate::launch::{SHARED_OPT_IN, SHARED_PER_SM};
+use simgpu::{Config, GpuConfig};
 use std::ffi::{c_char, c_int, c_void};
+use std::ops::Range;
 use tessera_cuda::types::{CUDA_ERROR_INVALID_VALUE, CUdevice, CUuuid};
 
-/// `CU_DEVICE_ATTRIBUTE_*` with one value for every simulated GPU: those of a Hopper. What it has nothing of is left out.
-const FIXED: &[(c_int, c_int)] = &[
-    (1, 1024),
-    (2, 1024),
-    (3, 1024),
-    (4, 64),
-    (5, 0x7fff_ffff),
-    (6, 65_535),
-    (7, 65_535),
-    (8, 49_152),
-    (9, 65_536),
-    (10, 32),
-    (11, 0x7fff_ffff),
-    (12, 65_536),
-    (13, 1_980_000),
-    (14, 512),
-    (15, 1),
-    (19, 1),
-    (21, 131_072),
-    (22, 131_072),
-    (23, 65_536),
-    (24, 16_384),
-    (25, 16_384),
-    (26, 16_384),
-    (27, 32_768),
-    (28, 32_768),
-    (29, 2048),
-    (30, 512),
-    (31, 1),
-    (36, 2_619_000),
-    (37, 6144),
-    (38, 62_914_560),
-    (40, 3),
-    (41, 1),
-    (42, 32_768),
-    (43, 2048),
-    (45, 32_768),
-    (46, 32_768),
-    (47, 8192),
-    (48, 8192),
-    (49, 32_768),
-    (51, 32),
-    (52, 32_768),
-    (53, 32_768),
-    (54, 2046),
-    (55, 32_768),
-    (56, 131_072),
-    (57, 65_536),
-    (58, 16_384),
-    (59, 16_384),
-    (60, 16_384),
-    (61, 32_768),
-    (62, 2048),
-    (63, 32_768),
-    (64, 32_768),
-    (65, 2048),
-    (66, 32_768),
-    (67, 32_768),
-    (68, 2046),
-    (69, 268_435_456),
-    (70, 131_072),
-    (71, 65_000),
-    (72, 2_097_120),
-    (73, 32_768),
-    (74, 32_768),
-    (77, 32_768),
-    (78, 1),
-    (79, 1),
-    (80, 1),
-    (82, 65_536),
-    (83, 1),
-    (87, 2),
-    (89, 1),
-    (90, 1),
-    (91, 1),
-    (95, 1),
-    (96, 1),
-    (99, 1),
-    (102, 1),
-    (103, 1),
-    (106, 32),
-    (108, 39_321_600),
-    (109, 134_213_632),
-    (111, 1024),
-    (115, 1),
-    (120, 1),
-    (121, 1),
-    (126, 4),
-    (127, 1),
-    (129, 1),
-    (132, 1),
+/// Values that every simulated GPU has, those of a Hopper, and of which `CU_DEVICE_ATTRIBUTE_*`. What it has nothing of
+/// is left out.
+const FIXED: &[(c_int, &[c_int])] = &[
+    (1024, &[1, 2, 3, 111]),
+    (64, &[4]),
+    (0x7fff_ffff, &[5, 11]),
+    (65_535, &[6, 7]),
+    (49_152, &[8]),
+    (65_536, &[9, 12, 23, 57, 82]),
+    (32, &[10, 51, 106]),
+    (1_980_000, &[13]),
+    (512, &[14, 30]),
+    (
+        1,
+        &[
+            15, 19, 31, 41, 78, 79, 80, 83, 89, 90, 91, 95, 96, 99, 102, 103, 115, 120, 121, 127,
+            129, 132,
+        ],
+    ),
+    (131_072, &[21, 22, 56, 70]),
+    (16_384, &[24, 25, 26, 58, 59, 60]),
+    (32_768, &[27, 28, 42, 45, 46, 49, 52, 53, 55, 61, 63, 64, 66, 67, 73, 74, 77]),
+    (2048, &[29, 43, 62, 65]),
+    (2_619_000, &[36]),
+    (6144, &[37]),
+    (62_914_560, &[38]),
+    (3, &[40]),
+    (8192, &[47, 48]),
+    (2046, &[54, 68]),
+    (268_435_456, &[69]),
+    (65_000, &[71]),
+    (2_097_120, &[72]),
+    (2, &[87]),
+    (39_321_600, &[108]),
+    (134_213_632, &[109]),
+    (4, &[126]),
 ];
 
 fn attribute(device: &Device, which: c_int) -> Result<c_int> {
@@ -120,7 +66,9 @@ fn attribute(device: &Device, which: c_int) -> Result<c_int> {
         // Without a GPU thread its words wait for a CPU.
         122 => driver()?.session.is_served().into(),
         134 => gpu.numa_node,
-        1..=147 => FIXED.iter().find(|(number, _)| *number == which).map_or(0, |(_, value)| *value),
+        1..=147 => {
+            FIXED.iter().find(|(_, those)| those.contains(&which)).map_or(0, |(value, _)| *value)
+        }
         _ => return Err(CUDA_ERROR_INVALID_VALUE),
     })
 }
@@ -130,11 +78,11 @@ fn uuid(out: *mut CUuuid, dev: CUdevice) -> Result<()> {
 }
 
 exports! {
-    fn cuDeviceGetCount(count: *mut c_int) {
-        put(count, c_int::try_from(driver()?.devices.len()).unwrap_or(c_int::MAX))
+    fn cuDeviceGetCount() -> c_int {
+        Ok(c_int::try_from(driver()?.devices.len()).unwrap_or(c_int::MAX))
     }
-    fn cuDeviceGet(out: *mut CUdevice, ordinal: c_int) {
-        put(out, driver()?.device(ordinal)?.ordinal)
+    fn cuDeviceGet(ordinal: c_int) -> CUdevice {
+        Ok(driver()?.device(ordinal)?.ordinal)
     }
     fn cuDeviceGetName(out: *mut c_char, len: c_int, dev: CUdevice) {
         put_text(out, len, &driver()?.device(dev)?.config.name)
@@ -148,8 +96,8 @@ exports! {
             None => uuid(out, dev),
         }
     }
-    fn cuDeviceGetAttribute(value: *mut c_int, which: c_int, dev: CUdevice) {
-        put(value, attribute(driver()?.device(dev)?, which)?)
+    fn cuDeviceGetAttribute(which: c_int, dev: CUdevice) -> c_int {
+        attribute(driver()?.device(dev)?, which)
     }
     fn cuDeviceComputeCapability(major: *mut c_int, minor: *mut c_int, dev: CUdevice) {
         let device = driver()?.device(dev)?;
@@ -164,5 +112,113 @@ exports! {
         get(id)?;
         put_if(table, std::ptr::null());
         Err(CUDA_ERROR_INVALID_VALUE)
+    }
+}
+
+/// Which devices a process sees: `CUDA_VISIBLE_DEVICES` and MIG.
+///
+/// CUDA C++ Programming Guide, "CUDA Environment Variables": ordinals or UUID prefixes; the first
+/// invalid entry ends the list. MIG User Guide, "CUDA Device Enumeration": "CUDA can only enumerate a
+/// single compute instance", "will pick the first one available if several of them are visible", and
+/// "will not enumerate non-MIG GPU if any compute instance is enumerated on any other GPU". Ordinals
+/// count GPUs; one in MIG mode, named by ordinal or by its own UUID, stands for its instances, and
+/// without any is no device.
+pub(crate) fn units(config: &Config) -> Vec<usize> {
+    enumerate(config, std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref())
+}
+
+fn enumerate(config: &Config, list: Option<&str>) -> Vec<usize> {
+    let visible: Vec<usize> = match list {
+        None => (0..config.units.len()).collect(),
+        Some(list) => named(config, list),
+    };
+    match visible.iter().find(|&&unit| config.instance(unit).is_some()) {
+        Some(&first) => vec![first],
+        None => visible,
+    }
+}
+
+fn named(config: &Config, list: &str) -> Vec<usize> {
+    let mut visible: Vec<usize> = Vec::new();
+    for entry in list.split(',').map(str::trim) {
+        match one(config, entry) {
+            Some(units) if !units.clone().any(|unit| visible.contains(&unit)) => {
+                visible.extend(units);
+            }
+            _ => break,
+        }
+    }
+    visible
+}
+
+fn one(config: &Config, entry: &str) -> Option<Range<usize>> {
+    let gpu = if entry.starts_with("GPU-") {
+        config.gpus.iter().position(|g| g.uuid_text().starts_with(entry))
+    } else if entry.starts_with("MIG-") {
+        let is_it = |unit: &usize| {
+            let gpu = &config.gpus[config.units[*unit].gpu];
+            let uuid = config.instance(*unit).map(|m| m.uuid_text(gpu, &config.driver_version));
+            uuid.is_some_and(|uuid| uuid.starts_with(entry))
+        };
+        return (0..config.units.len()).find(is_it).map(|unit| unit..unit + 1);
+    } else {
+        entry.parse::<usize>().ok().filter(|&i| i < config.gpus.len())
+    };
+    gpu.map(|gpu| config.units_of(gpu))
+}
+
+pub(crate) fn described(config: &Config, unit: usize) -> GpuConfig {
+    let gpu = config.gpus[config.units[unit].gpu].clone();
+    match config.instance(unit) {
+        None => gpu,
+        Some(mig) => GpuConfig {
+            name: mig.name(&gpu),
+            memory_bytes: mig.memory_bytes,
+            sm_count: mig.sm_count,
+            ..gpu
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// GPU 0 whole, GPU 1 with two instances (units 1 and 2), GPU 2 in MIG mode with none, GPU 3
+    /// whole (unit 3).
+    fn machine() -> Config {
+        let instances = "mig = [\"1g.2gb\", \"2g.4gb\"]";
+        Config::parse(&format!("[[gpu]]\n[[gpu]]\n{instances}\n[[gpu]]\nmig = []\n[[gpu]]"))
+            .unwrap()
+    }
+
+    #[test]
+    fn one_instance_is_all_that_a_process_sees() {
+        let config = machine();
+        assert_eq!(enumerate(&config, None), [1], "the first of the machine, and no whole GPU");
+        assert_eq!(enumerate(&config, Some("1")), [1], "the first of the GPU");
+        assert_eq!(enumerate(&config, Some("0,1")), [1]);
+        assert_eq!(enumerate(&config, Some("0,3")), [0, 3], "no instance among them");
+        let parent = config.gpus[1].uuid_text();
+        assert_eq!(enumerate(&config, Some(&parent)), [1]);
+        assert!(enumerate(&config, Some("2")).is_empty(), "MIG mode without instances");
+        assert!(enumerate(&config, Some("")).is_empty());
+    }
+
+    #[test]
+    fn an_instance_is_chosen_by_its_uuid_or_the_beginning_of_it() {
+        let config = machine();
+        let gpu = &config.gpus[1];
+        let uuid = gpu.mig.as_ref().unwrap()[1].uuid_text(gpu, &config.driver_version);
+        assert_eq!(enumerate(&config, Some(&uuid)), [2]);
+        assert_eq!(enumerate(&config, Some(&uuid[..15])), [2]);
+        assert_eq!(enumerate(&config, Some(&format!("{uuid},0"))), [2]);
+        assert!(enumerate(&config, Some("MIG-ffffffff")).is_empty());
+        let old = Config::parse(
+            "driver_version = \"460.32.03\"\n[[gpu]]\nmig = [\"1g.2gb\", \"1g.2gb\"]",
+        )
+        .unwrap();
+        let name = format!("MIG-{}/2/0", old.gpus[0].uuid_text());
+        assert_eq!(enumerate(&old, Some(&name)), [1]);
     }
 }

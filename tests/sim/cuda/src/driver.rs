@@ -4,12 +4,11 @@
 //! runtime and driver can't be used across a fork); every call there returns
 //! `CUDA_ERROR_NOT_INITIALIZED`. A page that the kernel wipes at fork tells the child.
 
+use crate::abi::{Result, export, put};
 use crate::context::{Context, Primary};
-use crate::errors::Result;
-use crate::host_function::Caller;
 use crate::memory::Memory;
 use crate::pool::DevicePools;
-use crate::work::Lane;
+use crate::work::{Caller, Lane};
 use simgpu::engine::QUEUES;
 use simgpu::{GpuConfig, Session};
 use std::ffi::{c_int, c_uint};
@@ -89,7 +88,7 @@ static INIT: Mutex<()> = Mutex::new(());
 
 #[inline]
 pub(crate) fn driver() -> Result<&'static Driver> {
-    match phase() {
+    match phase().map(|word| word.load(Ordering::Relaxed)) {
         Some(LIVE) => {
             // SAFETY: set before PHASE, from a leaked box.
             Ok(unsafe { &*DRIVER.load(Ordering::Acquire) })
@@ -100,10 +99,9 @@ pub(crate) fn driver() -> Result<&'static Driver> {
 }
 
 #[inline]
-fn phase() -> Option<u32> {
-    let page = PHASE.load(Ordering::Acquire);
+fn phase() -> Option<&'static AtomicU32> {
     // SAFETY: null, or a page that is never unmapped.
-    unsafe { page.as_ref() }.map(|word| word.load(Ordering::Relaxed))
+    unsafe { PHASE.load(Ordering::Acquire).as_ref() }
 }
 
 impl Driver {
@@ -138,12 +136,12 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// `cuInit`.
-pub(crate) fn initialise(flags: c_uint) -> Result<()> {
+fn initialise(flags: c_uint) -> Result<()> {
     if flags != 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     let _one = lock(&INIT);
-    match phase() {
+    match phase().map(|word| word.load(Ordering::Relaxed)) {
         Some(LIVE) => return Ok(()),
         Some(EXITED) => return Err(CUDA_ERROR_DEINITIALIZED),
         Some(_) => return Err(CUDA_ERROR_NOT_INITIALIZED),
@@ -153,7 +151,7 @@ pub(crate) fn initialise(flags: c_uint) -> Result<()> {
         eprintln!("{e}");
         CUDA_ERROR_UNKNOWN
     })?;
-    let visible = crate::visible::units(session.config());
+    let visible = crate::device::units(session.config());
     if visible.is_empty() {
         return Err(CUDA_ERROR_NO_DEVICE);
     }
@@ -168,7 +166,7 @@ pub(crate) fn initialise(flags: c_uint) -> Result<()> {
             ordinal,
             gpu,
             physical: session.config().units[gpu].gpu,
-            config: crate::visible::described(session.config(), gpu),
+            config: crate::device::described(session.config(), gpu),
             instance_uuid: session.config().instance(gpu).map(|mig| mig.uuid),
             primary: Mutex::default(),
             lane: Lane::default(),
@@ -207,7 +205,7 @@ fn wipe_on_fork_page() -> Option<&'static AtomicU32> {
 /// At a normal exit the driver gives back what the process holds.
 extern "C" fn at_exit() {
     if let Ok(driver) = driver() {
-        if let Some(page) = phase_word() {
+        if let Some(page) = phase() {
             page.store(EXITED, Ordering::Release);
         }
         // A thread that is submitting still would write into the next owner's queue: then the
@@ -218,32 +216,19 @@ extern "C" fn at_exit() {
     }
 }
 
-fn phase_word() -> Option<&'static AtomicU32> {
-    // SAFETY: null, or a page that is never unmapped.
-    unsafe { PHASE.load(Ordering::Acquire).as_ref() }
-}
-
 #[used]
 #[unsafe(link_section = ".fini_array")]
 static FINI: extern "C" fn() = at_exit;
 
-crate::abi::exports! {
-    fn cuInit(flags: c_uint) {
-        initialise(flags)
-    }
+export! { cuInit(flags: c_uint) { initialise(flags) } }
+export! { cuDriverGetVersion(version: *mut c_int) { put(version, c_int::try_from(cuda_version()).unwrap_or(c_int::MAX)) } }
 
-    fn cuDriverGetVersion(version: *mut c_int) {
-        // Answered before cuInit too, as the manual allows.
-        let version_now = match driver() {
-            Ok(d) => d.session.config().cuda_version,
-            Err(_) => cuda_version_before_init(),
-        };
-        crate::abi::put(version, c_int::try_from(version_now).unwrap_or(c_int::MAX))
+/// The driver's version. Before `cuInit`, where the manual allows to ask, the one that the configuration names: the
+/// shared state is not touched.
+pub(crate) fn cuda_version() -> u32 {
+    if let Ok(driver) = driver() {
+        return driver.session.config().cuda_version;
     }
-}
-
-/// The version that the configuration names, without touching the shared state.
-pub(crate) fn cuda_version_before_init() -> u32 {
     static KNOWN: AtomicU32 = AtomicU32::new(0);
     if let known @ 1.. = KNOWN.load(Ordering::Relaxed) {
         return known;

@@ -1,13 +1,13 @@
 //! Events: CUDA Driver API, "Event Management".
 
-use crate::abi::{exports, exports_both, put};
+use crate::abi::{
+    Header, Recycler, Result, enliven, exports, exports_both, handle, kill, object, resolve,
+};
 use crate::capture;
 use crate::context::{Context, current};
 use crate::driver::{Device, driver, lock, spend};
-use crate::errors::Result;
-use crate::handle::{Header, Recycler, enliven, handle, kill, object, resolve};
 use crate::pool;
-use crate::stream::{Stream, stream};
+use crate::stream::Stream;
 use simgpu::engine::Op;
 use simgpu::memory::ObjectId;
 use std::ffi::c_uint;
@@ -163,7 +163,7 @@ pub(crate) fn record_in(event: &'static Event, s: &'static Stream, least_ns: u64
     if let Some(common) = event.common() {
         driver()?.session.record_event(common.id, s.device().lane.channel(), seq);
     }
-    pool::order::recorded(std::ptr::from_ref(event).addr(), s, seq);
+    pool::recorded(std::ptr::from_ref(event).addr(), s, seq);
     Ok(())
 }
 
@@ -189,12 +189,11 @@ fn elapsed_ms(start: CUevent, end: CUevent) -> Result<f32> {
 }
 
 exports! {
-    fn cuEventCreate(out: *mut CUevent, flags: c_uint) {
+    fn cuEventCreate(flags: c_uint) -> CUevent {
         let context = current()?;
         let interprocess = flags & CU_EVENT_INTERPROCESS != 0;
         // "CU_EVENT_INTERPROCESS must be specified along with CU_EVENT_DISABLE_TIMING."
-        if out.is_null()
-            || flags & !CU_EVENT_ALL_FLAGS != 0
+        if flags & !CU_EVENT_ALL_FLAGS != 0
             || interprocess && flags & CU_EVENT_DISABLE_TIMING == 0
         {
             return Err(CUDA_ERROR_INVALID_VALUE);
@@ -206,11 +205,10 @@ exports! {
         } else {
             None
         };
-        put(out, handle(Event::create(flags, common)))
+        Ok(handle(Event::create(flags, common)))
     }
 
     fn cuEventDestroy, cuEventDestroy_v2(event: CUevent) {
-        driver()?;
         let event: &'static Event = resolve(event)?;
         if kill(event) {
             capture::forget_event(event);
@@ -238,7 +236,6 @@ exports! {
     }
 
     fn cuEventSynchronize(event: CUevent) {
-        driver()?;
         let event = asked(event)?;
         drop(event.context().and_then(|c| c.calls.shared()));
         if let Some(last) = event.recorded() {
@@ -248,14 +245,14 @@ exports! {
         Ok(())
     }
 
-    fn cuEventElapsedTime, cuEventElapsedTime_v2(ms: *mut f32, start: CUevent, end: CUevent) {
-        put(ms, elapsed_ms(start, end)?)
+    fn cuEventElapsedTime, cuEventElapsedTime_v2(start: CUevent, end: CUevent) -> f32 {
+        elapsed_ms(start, end)
     }
 }
 
 exports_both! {
-    fn cuEventRecord, cuEventRecord_ptsz(event: CUevent, s: CUstream) |flavour| {
-        let (event, s): (&'static Event, _) = (resolve(event)?, stream(s, flavour)?);
+    fn cuEventRecord, cuEventRecord_ptsz(event: CUevent, s: CUstream) |s| {
+        let event: &'static Event = resolve(event)?;
         if capture::record(event, s)? {
             return Ok(());
         }

@@ -5,12 +5,12 @@
 //! on as many multiprocessors as it was given. Partitions are numbers only: two of them do not run at
 //! one time, as nothing of one process does here.
 
-use crate::abi::{exports, get, put};
+use crate::abi::{
+    Header, Result, enliven, exports, get, handle, kill, object, put, put_if, resolve,
+};
 use crate::capture;
 use crate::context::{Context, release_primary, retain_primary};
 use crate::driver::{Device, driver};
-use crate::errors::Result;
-use crate::handle::{Header, Object, enliven, handle, kill, resolve};
 use crate::stream::{Stream, peek};
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -130,19 +130,14 @@ fn split_by_count(
     for i in 0..count as usize {
         put(out.wrapping_add(i), Resource::sms(device, size, split, align))?;
     }
-    put_remainder(remainder, device, total - count * size, split, align)?;
+    put_if(
+        remainder,
+        match total - count * size {
+            0 => Resource::NONE,
+            rest => Resource::sms(device, rest, split, align),
+        },
+    );
     put(groups, count)
-}
-
-fn put_remainder(
-    out: *mut Resource,
-    device: &Device,
-    sms: u32,
-    split: u64,
-    align: u32,
-) -> Result<()> {
-    let rest = if sms == 0 { Resource::NONE } else { Resource::sms(device, sms, split, align) };
-    if out.is_null() { Ok(()) } else { put(out, rest) }
 }
 
 /// A resource descriptor. "… will remain valid for the lifetime of the process."
@@ -153,13 +148,7 @@ struct Descriptor {
     sms: u32,
 }
 
-impl Object for Descriptor {
-    const MAGIC: u32 = 0x4752_4453;
-    const INVALID: i32 = CUDA_ERROR_INVALID_VALUE;
-    fn header(&self) -> &Header {
-        &self.header
-    }
-}
+object!(Descriptor, 0x4752_4453, CUDA_ERROR_INVALID_VALUE);
 
 fn describe(resources: *const Resource, count: c_uint) -> Result<&'static Descriptor> {
     if count == 0 {
@@ -194,13 +183,7 @@ pub(crate) struct Green {
     view: &'static Context,
 }
 
-impl Object for Green {
-    const MAGIC: u32 = 0x4752_434e;
-    const INVALID: i32 = CUDA_ERROR_INVALID_CONTEXT;
-    fn header(&self) -> &Header {
-        &self.header
-    }
-}
+object!(Green, 0x4752_434e, CUDA_ERROR_INVALID_CONTEXT);
 
 fn create(descriptor: *mut c_void, dev: CUdevice, flags: c_uint) -> Result<&'static Green> {
     let device = driver()?.device(dev)?;
@@ -232,10 +215,6 @@ fn destroy(green: *mut c_void) -> Result<()> {
     release_primary(device)
 }
 
-fn green_of(s: &Stream) -> *mut c_void {
-    s.context().green()
-}
-
 exports! {
     fn cuDeviceGetDevResource(dev: CUdevice, out: *mut Resource, kind: c_int) {
         let device = driver()?.device(dev)?;
@@ -248,35 +227,25 @@ exports! {
     fn cuDevSmResourceSplitByCount(out: *mut Resource, groups: *mut c_uint, input: *const Resource, remainder: *mut Resource, flags: c_uint, least: c_uint) {
         split_by_count(out, groups, input, remainder, flags, least)
     }
-    fn cuDevResourceGenerateDesc(out: *mut *mut c_void, resources: *const Resource, count: c_uint) {
-        driver()?;
-        if out.is_null() {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        put(out, handle(describe(resources, count)?))
+    fn cuDevResourceGenerateDesc(resources: *const Resource, count: c_uint) -> *mut c_void {
+        Ok(handle(describe(resources, count)?))
     }
-    fn cuGreenCtxCreate(out: *mut *mut c_void, descriptor: *mut c_void, dev: CUdevice, flags: c_uint) {
-        if out.is_null() {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        put(out, handle(create(descriptor, dev, flags)?))
+    fn cuGreenCtxCreate(descriptor: *mut c_void, dev: CUdevice, flags: c_uint) -> *mut c_void {
+        Ok(handle(create(descriptor, dev, flags)?))
     }
     fn cuGreenCtxDestroy(green: *mut c_void) { destroy(green) }
-    fn cuCtxFromGreenCtx(out: *mut CUcontext, green: *mut c_void) {
-        driver()?;
-        put(out, handle(resolve::<Green>(green)?.view))
+    fn cuCtxFromGreenCtx(green: *mut c_void) -> CUcontext {
+        Ok(handle(resolve::<Green>(green)?.view))
     }
     // "CU_STREAM_NON_BLOCKING: This must be specified."
-    fn cuGreenCtxStreamCreate(out: *mut CUstream, green: *mut c_void, flags: c_uint, priority: c_int) {
-        driver()?;
+    fn cuGreenCtxStreamCreate(green: *mut c_void, flags: c_uint, priority: c_int) -> CUstream {
         let view = resolve::<Green>(green)?.view;
-        if out.is_null() || flags != 1 {
+        if flags != 1 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        put(out, handle(Stream::create(view, flags, priority)))
+        Ok(handle(Stream::create(view, flags, priority)))
     }
     fn cuStreamGetGreenCtx(s: CUstream, out: *mut *mut c_void) {
-        driver()?;
-        put(out, green_of(peek(s, crate::stream::Flavour::Legacy)?))
+        put(out, peek(s, crate::stream::Flavour::Legacy)?.context().green())
     }
 }

@@ -1,12 +1,10 @@
 //! Launches: they take time and compute nothing. CUDA Driver API, "Execution Control".
 
-use crate::abi::{exports, exports_both, get, put};
+use crate::abi::{Result, exports, exports_both, get, resolve};
 use crate::capture;
 use crate::context::current;
 use crate::driver::{driver, spend};
-use crate::errors::Result;
-use crate::graph::kind::Kernel;
-use crate::handle::resolve;
+use crate::graph::Kernel;
 use crate::module::Function;
 use crate::stream::{Flavour, Stream, stream};
 use simgpu::config::Duration;
@@ -171,12 +169,12 @@ pub(crate) fn run_kernel(kernel: &Kernel, s: &'static Stream) -> Result<()> {
 }
 
 exports_both! {
-    fn cuLaunchKernel, cuLaunchKernel_ptsz(f: CUfunction, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, _shared: c_uint, s: CUstream, params: *mut *mut c_void, extra: *mut *mut c_void) |flavour| {
+    fn cuLaunchKernel, cuLaunchKernel_ptsz(f: CUfunction, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, _shared: c_uint, s: CUstream, params: *mut *mut c_void, extra: *mut *mut c_void) |s| {
         let shape = Shape { grid: [gx, gy, gz], block: [bx, by, bz] };
-        launch(f, shape, stream(s, flavour)?, params, extra, false)
+        launch(f, shape, s, params, extra, false)
     }
 
-    fn cuLaunchKernelEx, cuLaunchKernelEx_ptsz(config: *const CUlaunchConfig, f: CUfunction, params: *mut *mut c_void, extra: *mut *mut c_void) |flavour| {
+    fn cuLaunchKernelEx, cuLaunchKernelEx_ptsz(config: *const CUlaunchConfig, f: CUfunction, params: *mut *mut c_void, extra: *mut *mut c_void) |s, flavour| {
         let c = get(config)?;
         let shape = Shape {
             grid: [c.gridDimX, c.gridDimY, c.gridDimZ],
@@ -185,9 +183,9 @@ exports_both! {
         launch(f, shape, stream(c.hStream, flavour)?, params, extra, is_chained(&c)?)
     }
 
-    fn cuLaunchCooperativeKernel, cuLaunchCooperativeKernel_ptsz(f: CUfunction, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, _shared: c_uint, s: CUstream, params: *mut *mut c_void) |flavour| {
+    fn cuLaunchCooperativeKernel, cuLaunchCooperativeKernel_ptsz(f: CUfunction, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, _shared: c_uint, s: CUstream, params: *mut *mut c_void) |s| {
         let shape = Shape { grid: [gx, gy, gz], block: [bx, by, bz] };
-        launch(f, shape, stream(s, flavour)?, params, std::ptr::null_mut(), false)
+        launch(f, shape, s, params, std::ptr::null_mut(), false)
     }
 }
 
@@ -238,14 +236,13 @@ exports! {
         launch_grid(f, width, height, s)
     }
 
-    fn cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks: *mut c_int, f: CUfunction, block_size: c_int, shared: usize) {
-        driver()?;
+    fn cuOccupancyMaxActiveBlocksPerMultiprocessor(f: CUfunction, block_size: c_int, shared: usize) -> c_int {
         resolve::<Function>(f)?;
         if !(1..=1024).contains(&block_size) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let by_shared = c_int::try_from(SHARED_PER_SM / (shared + 1024)).unwrap_or(c_int::MAX);
-        put(blocks, (THREADS_PER_SM / block_size).min(BLOCKS_PER_SM).min(by_shared))
+        Ok((THREADS_PER_SM / block_size).min(BLOCKS_PER_SM).min(by_shared))
     }
 }
 

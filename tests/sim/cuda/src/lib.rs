@@ -1,8 +1,8 @@
 //! The simulated `libcuda.so.1`: NVIDIA's driver API over [`simgpu`]'s shared state.
 //!
 //! One module per noun of the API. Every export converts its arguments, decides in safe code, and
-//! returns a `CUresult`; [`abi`] is the only place that follows a caller's pointers, [`handle`] the
-//! one that follows its handles. `docs/internals/simulator.md` says what is simulated and what is not.
+//! returns a `CUresult`; [`abi`] is the only place that follows a caller's pointers and
+//! handles. `docs/internals/simulator.md` says what is simulated and what is not.
 
 mod abi;
 mod arena;
@@ -12,63 +12,48 @@ mod context;
 mod copy;
 mod device;
 mod driver;
-mod errors;
 mod event;
 mod graph;
 mod green;
-mod handle;
-mod host_function;
 mod ipc;
-mod ipc_event;
 mod launch;
-mod link;
 mod memory;
 mod module;
-mod pointer;
 mod pool;
 mod proc_address;
 mod ptx;
-mod semaphore;
-mod shared;
 mod stream;
 mod stream_memory;
 mod unbuilt;
-mod visible;
 mod vmm;
 mod work;
 
 /// Every exported function, which the integration tests call.
 pub mod exports {
+    pub use crate::abi::*;
     pub use crate::array::*;
-    pub use crate::capture::calls::*;
+    pub use crate::capture::*;
     pub use crate::context::*;
     pub use crate::copy::*;
     pub use crate::device::*;
     pub use crate::driver::*;
-    pub use crate::errors::*;
     pub use crate::event::*;
     pub use crate::graph::add::*;
-    pub use crate::graph::conditional::*;
     pub use crate::graph::exec::*;
     pub use crate::graph::memory::*;
-    pub use crate::graph::update::*;
     pub use crate::graph::*;
     pub use crate::green::*;
-    pub use crate::host_function::*;
     pub use crate::ipc::*;
-    pub use crate::ipc_event::*;
     pub use crate::launch::*;
-    pub use crate::link::*;
     pub use crate::memory::*;
     pub use crate::module::*;
-    pub use crate::pointer::*;
     pub use crate::pool::*;
     pub use crate::proc_address::*;
-    pub use crate::semaphore::*;
     pub use crate::stream::*;
     pub use crate::stream_memory::*;
     pub use crate::unbuilt::*;
     pub use crate::vmm::*;
+    pub use crate::work::*;
 }
 
 pub(crate) use tessera_cuda::types::CUDA_ERROR_NOT_FOUND as NOT_FOUND;

@@ -3,25 +3,23 @@
 //! A device address is the address of host memory in this process, so copies are real. How much of
 //! a GPU is in use is counted in the shared state, in chunks; see [`crate::arena`].
 
-use crate::abi::{exports, put, put_if};
+use crate::abi::{Object, Result, exports, handle, put, put_if};
 use crate::arena::{ALIGN, Arena, forget_pages};
 use crate::capture;
 use crate::context::{Context, current};
-use crate::driver::{Device, Driver, driver};
-use crate::errors::Result;
+use crate::driver::{Device, Driver, driver, spend};
 use crate::ipc::Exports;
 use crate::pool::{self, Pool};
 use simgpu::Config;
 use simgpu::memory::Use;
 use std::collections::BTreeMap;
-use std::ffi::{c_uint, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use tessera_cuda::types::{
     CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUdevice, CUdeviceptr, CUdeviceptr_v1,
     CUresult,
 };
 
 const CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED: CUresult = 712;
-const CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED: CUresult = 713;
 /// `cuMemAllocPitch`: rows begin at multiples of this (texture pitch alignment is less).
 const PITCH: usize = 512;
 
@@ -42,6 +40,8 @@ pub(crate) enum Kind {
     MappedHost,
     /// Another process's, of [`crate::ipc`].
     Imported,
+    /// An array's, which no address means.
+    Array,
     /// `cuMemAllocHost`, `cuMemHostAlloc`.
     Host,
     /// `cuMemHostRegister`.
@@ -53,12 +53,20 @@ impl Kind {
         match self {
             Kind::Low => 1,
             Kind::Managed => 2,
+            Kind::Array => 3,
+            Kind::Graph => 4,
             _ => 0,
         }
     }
 
-    fn counts_as(self) -> Use {
-        if self == Kind::Managed { Use::Managed } else { Use::Allocation }
+    /// `None`: its memory is counted elsewhere.
+    fn counts_as(self) -> Option<Use> {
+        match self {
+            Kind::Managed => Some(Use::Managed),
+            Kind::Array => Some(Use::Array),
+            Kind::Graph => None,
+            _ => Some(Use::Allocation),
+        }
     }
 
     pub(crate) fn is_device(self) -> bool {
@@ -87,8 +95,8 @@ impl Allocation {
 }
 
 pub(crate) struct Memory {
-    /// By unit: ordinary and low addresses, and managed memory.
-    arenas: Vec<[Arena; 3]>,
+    /// By unit, and [`Kind::arena`].
+    arenas: Vec<[Arena; 5]>,
     by_start: BTreeMap<u64, Allocation>,
     next_id: u64,
     chunk: u64,
@@ -99,8 +107,8 @@ pub(crate) struct Memory {
 impl Memory {
     pub(crate) fn new(config: &Config) -> Memory {
         let chunk = config.memory.granularity_bytes;
-        let arenas =
-            config.units.iter().map(|_| [false, true, false].map(|low| Arena::new(chunk, low)));
+        let lows = [false, true, false, false, false];
+        let arenas = config.units.iter().map(|_| lows.map(|low| Arena::new(chunk, low)));
         Memory {
             arenas: arenas.collect(),
             by_start: BTreeMap::new(),
@@ -151,7 +159,15 @@ impl Memory {
         })
     }
 
-    fn insert(&mut self, start: u64, size: u64, kind: Kind, context: &'static Context, flags: u32) {
+    /// Notes what begins at `start`.
+    pub(crate) fn insert(
+        &mut self,
+        start: u64,
+        size: u64,
+        kind: Kind,
+        context: &'static Context,
+        flags: u32,
+    ) {
         let id = self.next_id;
         self.next_id += 1;
         let context = context.owner();
@@ -190,10 +206,6 @@ impl Memory {
         self.chunk
     }
 
-    pub(crate) fn insert_imported(&mut self, start: u64, size: u64, context: &'static Context) {
-        self.insert(start, size, Kind::Imported, context, 0);
-    }
-
     /// Notes a mapping of physical memory, without access.
     pub(crate) fn insert_mapped(&mut self, start: u64, size: u64, device: Option<&'static Device>) {
         let Ok(driver) = driver() else { return };
@@ -210,8 +222,9 @@ impl Memory {
         }
     }
 
-    pub(crate) fn remove_mapped(&mut self, start: u64) {
-        self.by_start.remove(&start);
+    /// Forgets what begins at `start`; whether its pages may have been touched.
+    pub(crate) fn remove(&mut self, start: u64) -> bool {
+        self.by_start.remove(&start).is_some_and(|a| a.touched)
     }
 
     /// Takes address space of a GPU, however the memory is counted.
@@ -224,15 +237,45 @@ impl Memory {
     }
 }
 
-impl Memory {
-    /// Notes what an allocation node obtained; physical memory is counted elsewhere.
-    pub(crate) fn insert_graph(&mut self, start: u64, size: u64, context: &'static Context) {
-        self.insert(start, size, Kind::Graph, context, 0);
-    }
+/// Addresses of a GPU for `size` bytes of a kind, charged if that kind is.
+pub(crate) fn place(driver: &Driver, gpu: usize, size: u64, kind: Kind) -> Result<u64> {
+    or_release(driver, gpu, || try_place(driver, gpu, size, kind))
+}
 
-    /// Forgets it; whether its pages may have been touched.
-    pub(crate) fn remove_graph(&mut self, start: u64) -> bool {
-        self.by_start.remove(&start).is_some_and(|a| a.touched)
+/// What pools hold unused is given up before anybody is refused.
+fn or_release(driver: &Driver, gpu: usize, take: impl Fn() -> Option<u64>) -> Result<u64> {
+    let taken = match take() {
+        None if pool::release_unused(driver, gpu) > 0 => take(),
+        taken => taken,
+    };
+    taken.ok_or(CUDA_ERROR_OUT_OF_MEMORY)
+}
+
+fn try_place(driver: &Driver, gpu: usize, size: u64, kind: Kind) -> Option<u64> {
+    let mut memory = driver.memory();
+    let arena = &mut memory.arenas[gpu][kind.arena()];
+    let need = arena.need(size)?;
+    let charge = kind.counts_as().filter(|_| need.charge > 0);
+    if charge.is_some_and(|of| !driver.session.charge(gpu, of, need.charge)) {
+        return None;
+    }
+    let start = arena.take(need);
+    if let (Some(of), None) = (charge, start) {
+        driver.session.uncharge(gpu, of, need.charge);
+    }
+    start
+}
+
+/// Gives such addresses back.
+pub(crate) fn displace(driver: &Driver, gpu: usize, start: u64, size: u64, kind: Kind) {
+    let mut memory = driver.memory();
+    let memory = &mut *memory;
+    let freed = memory.arenas[gpu][kind.arena()].give(start, size);
+    let (range, _) = Arena::range_of(memory.chunk, start, size);
+    if let Some(of) = kind.counts_as().filter(|_| freed > 0)
+        && !crate::ipc::withdraw(driver, &mut memory.exports, range)
+    {
+        driver.session.uncharge(gpu, of, freed);
     }
 }
 
@@ -243,29 +286,12 @@ pub(crate) fn allocate(context: &'static Context, size: u64, kind: Kind) -> Resu
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     capture::permit(capture::Call::Allocate)?;
-    match try_allocate(driver, context, size, kind) {
-        // What pools hold unused is given up before anybody is refused.
-        Err(CUDA_ERROR_OUT_OF_MEMORY) if pool::release_unused(driver, context.device.gpu) > 0 => {
-            try_allocate(driver, context, size, kind)
-        }
-        done => done,
-    }
-}
-
-fn try_allocate(driver: &Driver, context: &'static Context, size: u64, kind: Kind) -> Result<u64> {
     let gpu = context.device.gpu;
-    let _alone = context.owner().calls.alone();
-    let mut memory = driver.memory();
-    let arena = &mut memory.arenas[gpu][kind.arena()];
-    let need = arena.need(size).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-    if need.charge > 0 && !driver.session.charge(gpu, kind.counts_as(), need.charge) {
-        return Err(CUDA_ERROR_OUT_OF_MEMORY);
-    }
-    let Some(start) = arena.take(need) else {
-        driver.session.uncharge(gpu, kind.counts_as(), need.charge);
-        return Err(CUDA_ERROR_OUT_OF_MEMORY);
-    };
-    memory.insert(start, size, kind, context, 0);
+    let start = or_release(driver, gpu, || {
+        let _alone = context.owner().calls.alone();
+        try_place(driver, gpu, size, kind)
+    })?;
+    driver.memory().insert(start, size, kind, context, 0);
     Ok(start)
 }
 
@@ -283,32 +309,26 @@ pub(crate) fn free(driver: &Driver, address: u64) -> Result<Allocation> {
     if a.touched {
         forget_pages(address, a.size.next_multiple_of(ALIGN));
     }
-    let gpu = a.context.device.gpu;
-    let freed = memory.arenas[gpu][a.kind.arena()].give(address, a.size);
-    let (range, _) = Arena::range_of(memory.chunk, address, a.size);
-    let memory = &mut *memory;
-    if freed > 0 && !crate::ipc::withdraw(driver, &mut memory.exports, range) {
-        driver.session.uncharge(gpu, a.kind.counts_as(), freed);
-    }
+    drop(memory);
+    displace(driver, a.context.device.gpu, address, a.size, a.kind);
     Ok(a)
 }
 
 /// Frees what belongs to a context that ends; pools belong to the device.
 pub(crate) fn free_all_of(driver: &Driver, context: &'static Context) {
-    let (device, host): (Vec<_>, Vec<_>) = driver
-        .memory()
-        .by_start
-        .iter()
-        .filter(|(_, a)| {
-            std::ptr::eq(a.context, context) && !matches!(a.kind, Kind::Pooled | Kind::Graph)
-        })
-        .map(|(start, a)| (*start, a.kind))
-        .partition(|(_, kind)| kind.is_device());
-    for (start, _) in device {
-        let _ = free(driver, start);
-    }
-    for (start, kind) in host {
-        let _ = forget_host(driver, start, kind);
+    let of_it = |a: &Allocation| {
+        std::ptr::eq(a.context, context) && !matches!(a.kind, Kind::Pooled | Kind::Graph)
+    };
+    let memory = driver.memory();
+    let gone: Vec<_> =
+        memory.by_start.iter().filter(|(_, a)| of_it(a)).map(|(at, a)| (*at, a.kind)).collect();
+    drop(memory);
+    for (start, kind) in gone {
+        if kind.is_device() {
+            let _ = free(driver, start);
+        } else {
+            forget_host(driver, start);
+        }
     }
 }
 
@@ -378,39 +398,30 @@ fn allocate_host(size: usize, flags: c_uint) -> Result<*mut c_void> {
     Ok(at)
 }
 
-/// Gives host memory back when its context's work is done: NVIDIA/nccl#48 (freed), torch/cutorch#618 (unregistered, too).
-fn release_host(start: *mut c_void, kind: Kind) -> Result<()> {
+/// Gives host memory back when its context's work is done: NVIDIA/nccl#48.
+fn free_host(start: u64) -> Result<()> {
     let driver = driver()?;
-    let start = start as u64;
-    let own = driver.memory().by_start.get(&start).filter(|a| a.kind == kind).map(|a| a.context);
-    let drains = driver.session.config().driver.host_frees_drain;
-    let context = own.filter(|_| drains).map(Context::owner);
-    let _alone = context.and_then(|c| c.calls.alone());
-    if let Some(context) = context {
+    let own =
+        driver.memory().by_start.get(&start).filter(|a| a.kind == Kind::Host).map(|a| a.context);
+    let own = own.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    let drains = driver.session.config().driver.host_frees_drain.then(|| own.owner());
+    let _alone = drains.and_then(|context| context.calls.alone());
+    if let Some(context) = drains {
         // A lost GPU's work is over, too.
         let _ = context.wait();
     }
-    forget_host(driver, start, kind)
+    forget_host(driver, start);
+    Ok(())
 }
 
 /// Forgets host memory that begins at `start`, and frees what `cuMemAllocHost` gave.
-fn forget_host(driver: &Driver, start: u64, kind: Kind) -> Result<()> {
-    let mut memory = driver.memory();
-    if memory.by_start.get(&start).is_none_or(|a| a.kind != kind) {
-        return Err(if kind == Kind::Host {
-            CUDA_ERROR_INVALID_VALUE
-        } else {
-            CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED
-        });
-    }
-    let gone = memory.by_start.remove(&start);
-    drop(memory);
-    driver.session.unpin(gone.map_or(0, |a| a.size));
-    if kind == Kind::Host {
+fn forget_host(driver: &Driver, start: u64) {
+    let Some(gone) = driver.memory().by_start.remove(&start) else { return };
+    driver.session.unpin(gone.size);
+    if gone.kind == Kind::Host {
         // SAFETY: it came from posix_memalign in `allocate_host`, and was just forgotten.
         unsafe { libc::free(start as *mut c_void) };
     }
-    Ok(())
 }
 
 fn host_pointer(address: *mut c_void) -> Result<u64> {
@@ -423,52 +434,30 @@ fn host_pointer(address: *mut c_void) -> Result<u64> {
 }
 
 exports! {
-    fn cuMemAlloc_v2(out: *mut CUdeviceptr, bytes: usize) {
-        let context = current()?;
-        if out.is_null() {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        put(out, allocate(context, bytes as u64, Kind::Device)?)
+    fn cuMemAlloc_v2(bytes: usize) -> CUdeviceptr { allocate(current()?, bytes as u64, Kind::Device) }
+    fn cuMemAlloc(bytes: c_uint) -> CUdeviceptr_v1 {
+        Ok(u32_or_max(allocate(current()?, u64::from(bytes), Kind::Low)?))
     }
-
-    fn cuMemAlloc(out: *mut CUdeviceptr_v1, bytes: c_uint) {
-        let context = current()?;
-        if out.is_null() {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        put(out, u32_or_max(allocate(context, u64::from(bytes), Kind::Low)?))
-    }
-
-    fn cuMemAllocPitch_v2(out: *mut CUdeviceptr, pitch: *mut usize, width: usize, height: usize, element: c_uint) {
-        let context = current()?;
-        if out.is_null() || pitch.is_null() {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
+    fn cuMemAllocPitch_v2(pitch: *mut usize, width: usize, height: usize, element: c_uint) -> CUdeviceptr {
         let (row, bytes) = pitched(width, height, element)?;
-        put(out, allocate(context, bytes, Kind::Device)?)?;
-        put(pitch, row)
+        put(pitch, row)?;
+        allocate(current()?, bytes, Kind::Device)
     }
-
-    fn cuMemAllocPitch(out: *mut CUdeviceptr_v1, pitch: *mut c_uint, width: c_uint, height: c_uint, element: c_uint) {
-        let context = current()?;
-        if out.is_null() || pitch.is_null() {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
+    fn cuMemAllocPitch(pitch: *mut c_uint, width: c_uint, height: c_uint, element: c_uint) -> CUdeviceptr_v1 {
         let (row, bytes) = pitched(width as usize, height as usize, element)?;
-        put(out, u32_or_max(allocate(context, bytes, Kind::Low)?))?;
-        put(pitch, u32_or_max(row as u64))
+        put(pitch, u32_or_max(row as u64))?;
+        Ok(u32_or_max(allocate(current()?, bytes, Kind::Low)?))
     }
-
-    fn cuMemAllocManaged(out: *mut CUdeviceptr, bytes: usize, flags: c_uint) {
+    fn cuMemAllocManaged(bytes: usize, flags: c_uint) -> CUdeviceptr {
         let context = current()?;
         // CU_MEM_ATTACH_GLOBAL or CU_MEM_ATTACH_HOST.
-        if out.is_null() || !matches!(flags, 1 | 2) {
+        if !matches!(flags, 1 | 2) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let at = allocate(context, bytes as u64, Kind::Managed)?;
         // The host writes managed memory behind the driver's back.
         driver()?.memory().touch(at, 0);
-        put(out, at)
+        Ok(at)
     }
 
     fn cuMemFree_v2(address: CUdeviceptr) { free_sync(address) }
@@ -488,12 +477,12 @@ exports! {
         Ok(())
     }
 
-    fn cuDeviceTotalMem_v2(bytes: *mut usize, dev: CUdevice) {
+    fn cuDeviceTotalMem_v2(dev: CUdevice) -> usize {
         let total = driver()?.device(dev)?.config.memory_bytes;
-        put(bytes, usize::try_from(total).unwrap_or(usize::MAX))
+        Ok(usize::try_from(total).unwrap_or(usize::MAX))
     }
-    fn cuDeviceTotalMem(bytes: *mut c_uint, dev: CUdevice) {
-        put(bytes, u32_or_max(driver()?.device(dev)?.config.memory_bytes))
+    fn cuDeviceTotalMem(dev: CUdevice) -> c_uint {
+        Ok(u32_or_max(driver()?.device(dev)?.config.memory_bytes))
     }
 
     fn cuMemGetAddressRange_v2(base: *mut CUdeviceptr, size: *mut usize, address: CUdeviceptr) {
@@ -506,18 +495,16 @@ exports! {
         Ok(())
     }
 
-    fn cuMemAllocHost_v2(out: *mut *mut c_void, bytes: usize) {
-        put(out, allocate_host(bytes, 0)?)
+    fn cuMemAllocHost_v2(bytes: usize) -> *mut c_void {
+        allocate_host(bytes, 0)
     }
-    fn cuMemHostAlloc(out: *mut *mut c_void, bytes: usize, flags: c_uint) {
+    fn cuMemHostAlloc(bytes: usize, flags: c_uint) -> *mut c_void {
         if flags & !7 != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        put(out, allocate_host(bytes, flags)?)
+        allocate_host(bytes, flags)
     }
-    fn cuMemFreeHost(start: *mut c_void) {
-        release_host(start, Kind::Host)
-    }
+    fn cuMemFreeHost(start: *mut c_void) { free_host(start as u64) }
     fn cuMemHostRegister_v2, cuMemHostRegister(start: *mut c_void, len: usize, flags: c_uint) {
         capture::permit(capture::Call::Host)?;
         let context = current()?;
@@ -536,11 +523,99 @@ exports! {
         driver.session.pin(len as u64);
         Ok(())
     }
-    fn cuMemHostUnregister(start: *mut c_void) {
-        current()?;
-        release_host(start, Kind::Registered)
+    fn cuMemHostGetDevicePointer_v2(host: *mut c_void, _flags: c_uint) -> CUdeviceptr {
+        host_pointer(host)
     }
-    fn cuMemHostGetDevicePointer_v2(out: *mut CUdeviceptr, host: *mut c_void, _flags: c_uint) {
-        put(out, host_pointer(host)?)
+}
+
+// What a pointer is: CUDA Driver API, "Unified Addressing".
+
+/// An attribute's value, as wide as the manual has it: what says "boolean" or is an enumeration is an
+/// `int`.
+#[derive(Clone, Copy)]
+enum Value {
+    Int(i32),
+    Long(u64),
+}
+
+impl Value {
+    fn put(self, to: *mut c_void) -> Result<()> {
+        match self {
+            Value::Int(n) => put(to.cast(), n),
+            Value::Long(n) => put(to.cast(), n),
+        }
+    }
+
+    fn boolean(yes: bool) -> Value {
+        Value::Int(yes.into())
+    }
+
+    fn object<T: Object>(object: Option<&'static T>) -> Value {
+        Value::Long(object.map_or(0, |o| handle(o) as u64))
+    }
+}
+
+/// `CU_POINTER_ATTRIBUTE_*`, and `CU_MEMORYTYPE_*` as the answer to the second.
+fn attribute(which: c_int, address: u64) -> Result<Value> {
+    // The driver's version that knows it.
+    let since = match which {
+        1..=17 => 0,
+        18..=20 => 11_070,
+        21 => 12_080,
+        22 => 13_030,
+        _ => u32::MAX,
+    };
+    if driver()?.session.config().cuda_version < since {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let found = driver()?.memory().find(address, 0).map(|(start, a)| (start, *a));
+    let (start, a) = found.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    let device = a.kind.is_device();
+    let mapped = matches!(a.kind, Kind::Mapped | Kind::MappedHost);
+    Ok(match which {
+        1 if mapped => Value::Long(0),
+        1 => Value::object(Some(a.context)),
+        2 => Value::Int(if device { 2 } else { 1 }),
+        3 => Value::Long(address),
+        4 if !device || a.kind == Kind::Managed => Value::Long(address),
+        // The host can't reach device memory; and nothing is registered with nv-p2p.
+        4 | 5 => return Err(CUDA_ERROR_INVALID_VALUE),
+        // Synchronous memory operations; GPUDirect.
+        6 | 15 => Value::Int(0),
+        7 | 20 => Value::Long(a.id),
+        8 => Value::boolean(a.kind == Kind::Managed),
+        9 => Value::Int(a.context.device.ordinal),
+        // CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE.
+        10 => Value::boolean(a.kind == Kind::Device),
+        11 | 19 => Value::Long(start),
+        12 | 18 => Value::Long(a.size),
+        13 => Value::Int(1),
+        // Handle types.
+        14 => Value::Long(0),
+        // CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE.
+        16 => Value::Int(3),
+        17 => Value::object(a.pool),
+        21 => Value::Int(0),
+        _ => Value::Int(-1),
+    })
+}
+
+/// What a question costs, whatever it asks: a look-up under the lock of the context that has the address.
+fn ask(address: u64) -> Result<()> {
+    let driver = driver()?;
+    let owner = driver.memory().find(address, 0).map(|(_, a)| a.context);
+    let context = owner.or_else(|| current().ok()).map(|c| c.owner());
+    let _shared = context.and_then(|c| c.calls.shared());
+    spend(simgpu::clock::now_ns(), driver.session.config().costs.pointer_query_cpu_ns);
+    Ok(())
+}
+
+exports! {
+    fn cuPointerGetAttribute(value: *mut c_void, which: c_int, address: CUdeviceptr) {
+        if value.is_null() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        ask(address)?;
+        attribute(which, address)?.put(value)
     }
 }

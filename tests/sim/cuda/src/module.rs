@@ -2,16 +2,18 @@
 //! "Execution Control".
 //!
 //! Any image is accepted. From PTX text the entries are read; of a cubin or fatbin
-//! any name asked for is taken to exist.
+//! any name asked for is taken to exist. `cuLink…` compiles nothing: PTX is put together as it is, and
+//! has the entries and variables of all parts; with anything else among the parts the result is opaque,
+//! as any cubin is here.
 
 use crate::NOT_FOUND;
-use crate::abi::{cstr, exports, put, put_if};
+use crate::abi::{
+    Header, Result, cstr, enliven, exports, get, handle, kill, object, put, put_if, resolve,
+};
 use crate::context::{Context, current};
 use crate::driver::{Driver, driver, lock};
-use crate::errors::Result;
-use crate::handle::{Header, enliven, handle, kill, object, resolve};
 use crate::pool;
-use crate::ptx;
+use crate::ptx::{self, ELF};
 use simgpu::config::{Duration, MemoryConfig};
 use simgpu::memory::Use;
 use std::collections::BTreeMap;
@@ -23,6 +25,12 @@ use tessera_cuda::types::{
     CUfunction, CUkernel, CUlibrary, CUmodule,
 };
 
+/// `CU_JIT_INPUT_PTX`, and the greatest of `CU_JIT_INPUT_*`.
+const PTX: c_int = 1;
+const LAST_INPUT: c_int = 5;
+/// `CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES`, `CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES`: "on output, contains
+/// the amount of log buffer filled".
+const LOG_SIZES: [c_int; 2] = [4, 6];
 /// `CU_FUNC_ATTRIBUTE_*` below this are kept.
 const ATTRIBUTES: usize = 16;
 
@@ -252,57 +260,133 @@ fn parameter_info(
 }
 
 exports! {
-    fn cuModuleLoadData(out: *mut CUmodule, image: *const c_void) {
-        put(out, handle(load(current()?, image)?))
+    fn cuModuleLoadData(image: *const c_void) -> CUmodule {
+        Ok(handle(load(current()?, image)?))
     }
     fn cuModuleUnload(module: CUmodule) {
         let driver = driver()?;
         unload_now(driver, resolve(module)?)
     }
-    fn cuModuleGetFunction(out: *mut CUfunction, module: CUmodule, name: *const c_char) {
-        driver()?;
-        put(out, handle(resolve::<Module>(module)?.function(cstr(name)?)?))
+    fn cuModuleGetFunction(module: CUmodule, name: *const c_char) -> CUfunction {
+        Ok(handle(resolve::<Module>(module)?.function(cstr(name)?)?))
     }
-    fn cuModuleGetLoadingMode(mode: *mut c_int) {
+    fn cuModuleGetLoadingMode() -> c_int {
         // CU_MODULE_EAGER_LOADING, …_LAZY_LOADING.
-        put(mode, if is_eager(driver()?) { 1 } else { 2 })
+        Ok(if is_eager(driver()?) { 1 } else { 2 })
     }
 
-    fn cuLibraryLoadData(out: *mut CUlibrary, code: *const c_void, _jit: *mut c_int, _jit_values: *mut *mut c_void, _jit_count: c_uint, _options: *mut c_int, _values: *mut *mut c_void, _count: c_uint) {
-        put(out, handle(load(current()?, code)?))
+    fn cuLibraryLoadData(code: *const c_void, _jit: *mut c_int, _jit_values: *mut *mut c_void, _jit_count: c_uint, _options: *mut c_int, _values: *mut *mut c_void, _count: c_uint) -> CUlibrary {
+        Ok(handle(load(current()?, code)?))
     }
     fn cuLibraryUnload(library: CUlibrary) {
         let driver = driver()?;
         unload_now(driver, resolve(library)?)
     }
-    fn cuLibraryGetKernel(out: *mut CUkernel, library: CUlibrary, name: *const c_char) {
-        driver()?;
-        put(out, handle(resolve::<Module>(library)?.function(cstr(name)?)?))
+    fn cuLibraryGetKernel(library: CUlibrary, name: *const c_char) -> CUkernel {
+        Ok(handle(resolve::<Module>(library)?.function(cstr(name)?)?))
     }
-    fn cuKernelGetFunction(out: *mut CUfunction, kernel: CUkernel) {
-        driver()?;
-        put(out, handle(resolve::<Function>(kernel)?))
+    fn cuKernelGetFunction(kernel: CUkernel) -> CUfunction {
+        Ok(handle(resolve::<Function>(kernel)?))
     }
-    fn cuKernelGetAttribute(value: *mut c_int, which: c_int, kernel: CUkernel, _dev: CUdevice) {
-        driver()?;
-        put(value, resolve::<Function>(kernel)?.attribute(which)?)
+    fn cuKernelGetAttribute(which: c_int, kernel: CUkernel, _dev: CUdevice) -> c_int {
+        resolve::<Function>(kernel)?.attribute(which)
     }
     fn cuKernelGetParamInfo(kernel: CUkernel, index: usize, offset: *mut usize, size: *mut usize) {
         parameter_info(kernel, index, offset, size)
     }
 
-    fn cuFuncGetAttribute(value: *mut c_int, which: c_int, function: CUfunction) {
-        driver()?;
-        put(value, resolve::<Function>(function)?.attribute(which)?)
+    fn cuFuncGetAttribute(which: c_int, function: CUfunction) -> c_int {
+        resolve::<Function>(function)?.attribute(which)
     }
-    fn cuFuncIsLoaded(state: *mut c_int, function: CUfunction) {
-        driver()?;
+    fn cuFuncIsLoaded(function: CUfunction) -> c_int {
         let function: &Function = resolve(function)?;
         // CU_FUNCTION_LOADING_STATE_UNLOADED, …_LOADED.
-        put(state, c_int::from(function.loaded.load(Ordering::Relaxed)))
+        Ok(c_int::from(function.loaded.load(Ordering::Relaxed)))
     }
     fn cuFuncLoad(function: CUfunction) {
-        driver()?;
         resolve::<Function>(function)?.load()
+    }
+}
+
+#[repr(C)]
+pub(crate) struct Link {
+    header: Header,
+    parts: Mutex<Parts>,
+}
+
+#[derive(Default)]
+struct Parts {
+    text: Vec<u8>,
+    opaque: bool,
+    /// "owned by the CUlinkState", until it is destroyed.
+    complete: Option<Box<[u8]>>,
+}
+
+object!(Link, 0x4c49_4e4b);
+
+type CUlinkState = *mut c_void;
+
+fn add_part(link: CUlinkState, kind: c_int, bytes: &[u8]) -> Result<()> {
+    let link: &Link = resolve(link)?;
+    let mut parts = lock(&link.parts);
+    if parts.complete.is_some() || !(0..=LAST_INPUT).contains(&kind) || bytes.is_empty() {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    if kind != PTX {
+        parts.opaque = true;
+        return Ok(());
+    }
+    if ptx::Image::of(bytes).is_none() {
+        return Err(CUDA_ERROR_INVALID_IMAGE);
+    }
+    parts.text.extend_from_slice(bytes.strip_suffix(b"\0").unwrap_or(bytes));
+    parts.text.push(b'\n');
+    Ok(())
+}
+
+exports! {
+    fn cuLinkCreate, cuLinkCreate_v2(count: c_uint, options: *const c_int, values: *mut usize, out: *mut CUlinkState) {
+        current()?;
+        for i in 0..count as usize {
+            if LOG_SIZES.contains(&get(options.wrapping_add(i))?) {
+                put(values.wrapping_add(i), 0)?;
+            }
+        }
+        let link = Link { header: Header::new(), parts: Mutex::default() };
+        put(out, handle(enliven(Box::leak(Box::new(link)))))
+    }
+    fn cuLinkAddData, cuLinkAddData_v2(link: CUlinkState, kind: c_int, data: *const c_void, size: usize, _name: *const c_char, _count: c_uint, _options: *const c_int, _values: *mut usize) {
+        if data.is_null() || size == 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        // SAFETY: the caller promises `size` readable bytes.
+        add_part(link, kind, unsafe { std::slice::from_raw_parts(data.cast(), size) })
+    }
+    fn cuLinkComplete(link: CUlinkState, image: *mut *const c_void, size: *mut usize) {
+        let link: &Link = resolve(link)?;
+        let mut parts = lock(&link.parts);
+        if parts.text.is_empty() && !parts.opaque {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let bytes = if parts.opaque {
+            let mut cubin = vec![0u8; 64];
+            cubin[..4].copy_from_slice(&ELF);
+            cubin
+        } else {
+            let mut text = std::mem::take(&mut parts.text);
+            text.push(0);
+            text
+        };
+        let complete = parts.complete.get_or_insert(bytes.into_boxed_slice());
+        put(image, complete.as_ptr().cast())?;
+        put_if(size, complete.len());
+        Ok(())
+    }
+    fn cuLinkDestroy(link: CUlinkState) {
+        let link: &'static Link = resolve(link)?;
+        if kill(link) {
+            *lock(&link.parts) = Parts::default();
+        }
+        Ok(())
     }
 }

@@ -3,9 +3,8 @@
 //! A name means the newest variant that the caller's CUDA version knows. The versions of what the shim does not hook
 //! are cudaTypedefs.h's of CUDA 13.0 (`PFN_<name>_v<version>[_ptsz|_ptds]`).
 
-use crate::abi::{cstr, exports, put, put_if};
-use crate::driver::{cuda_version_before_init, driver};
-use crate::errors::Result;
+use crate::abi::{Result, cstr, export, put, put_if};
+use crate::driver::cuda_version;
 use crate::stream::Flavour;
 use std::ffi::{c_char, c_int, c_void};
 use tessera_cuda::coverage::base_name;
@@ -100,41 +99,35 @@ fn look_up(
     }
     let per_thread = flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM != 0;
     let flavour = if per_thread { Flavour::PerThread } else { Flavour::Legacy };
-    let known = match driver() {
-        Ok(d) => d.session.config().cuda_version,
-        Err(_) => cuda_version_before_init(),
-    };
     // A negative version reads as a huge one.
-    Ok(find(name, version.cast_unsigned(), flavour, known))
+    Ok(find(name, version.cast_unsigned(), flavour, cuda_version()))
 }
 
-exports! {
-    // As NVIDIA's 550.163.01 does: v1 fails and leaves the pointer alone …
-    fn cuGetProcAddress(symbol: *const c_char, pfn: *mut *mut c_void, cuda_version: c_int, flags: cuuint64_t) {
-        match look_up(symbol, pfn, cuda_version, flags)? {
-            Found::Symbol(p) => put(pfn, p.cast_mut()),
-            Found::Unknown | Found::TooNew => Err(CUDA_ERROR_NOT_FOUND),
-        }
+// As NVIDIA's 550.163.01 does: v1 fails and leaves the pointer alone …
+export! { cuGetProcAddress(symbol: *const c_char, pfn: *mut *mut c_void, cuda_version: c_int, flags: cuuint64_t) {
+    match look_up(symbol, pfn, cuda_version, flags)? {
+        Found::Symbol(p) => put(pfn, p.cast_mut()),
+        Found::Unknown | Found::TooNew => Err(CUDA_ERROR_NOT_FOUND),
     }
+} }
 
-    // … and v2 succeeds with a null pointer and a status that says why.
-    fn cuGetProcAddress_v2(symbol: *const c_char, pfn: *mut *mut c_void, cuda_version: c_int, flags: cuuint64_t, status: *mut CUdriverProcAddressQueryResult) {
-        let (pointer, found) = match look_up(symbol, pfn, cuda_version, flags)? {
-            Found::Symbol(p) => (p, CU_GET_PROC_ADDRESS_SUCCESS),
-            Found::Unknown => (std::ptr::null(), CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND),
-            Found::TooNew => (std::ptr::null(), CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT),
-        };
-        put(pfn, pointer.cast_mut())?;
-        put_if(status, found);
-        Ok(())
-    }
-}
+// … and v2 succeeds with a null pointer and a status that says why.
+export! { cuGetProcAddress_v2(symbol: *const c_char, pfn: *mut *mut c_void, cuda_version: c_int, flags: cuuint64_t, status: *mut CUdriverProcAddressQueryResult) {
+    let (pointer, found) = match look_up(symbol, pfn, cuda_version, flags)? {
+        Found::Symbol(p) => (p, CU_GET_PROC_ADDRESS_SUCCESS),
+        Found::Unknown => (std::ptr::null(), CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND),
+        Found::TooNew => (std::ptr::null(), CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT),
+    };
+    put(pfn, pointer.cast_mut())?;
+    put_if(status, found);
+    Ok(())
+} }
 
 unhooked! {
     2000:
         cuCtxGetDevice cuCtxPopCurrent cuCtxPushCurrent cuDeviceComputeCapability cuDeviceGet
         cuDeviceGetAttribute cuDeviceGetCount cuDeviceGetName cuEventCreate cuEventDestroy
-        cuEventElapsedTime cuEventQuery cuEventRecord cuMemFreeHost cuMemcpyDtoH cuMemcpyHtoD
+        cuEventElapsedTime cuEventQuery cuEventRecord cuMemFreeHost
         cuModuleLoadData cuModuleUnload cuStreamCreate cuStreamQuery;
     2020: cuDriverGetVersion cuFuncGetAttribute cuMemHostAlloc;
     3000: cuGetExportTable;
@@ -144,13 +137,13 @@ unhooked! {
         cuMemcpyDtoHAsync_v2 cuMemcpyDtoH_v2 cuMemcpyHtoDAsync_v2 cuMemcpyHtoD_v2;
     4000:
         cuCtxGetCurrent cuCtxPopCurrent_v2 cuCtxPushCurrent_v2 cuCtxSetCurrent cuEventDestroy_v2
-        cuMemHostRegister cuMemHostUnregister cuPointerGetAttribute;
+        cuMemHostRegister cuPointerGetAttribute;
     4010: cuIpcGetEventHandle cuIpcOpenEventHandle;
     5000: cuMipmappedArrayGetLevel;
     5050:
         cuCtxGetStreamPriorityRange cuLinkAddData cuLinkComplete cuLinkCreate cuLinkDestroy
         cuStreamCreateWithPriority;
-    6000: cuGetErrorName cuGetErrorString;
+    6000: cuGetErrorName;
     6050:
         cuLinkAddData_v2 cuLinkCreate_v2 cuMemHostRegister_v2
         cuOccupancyMaxActiveBlocksPerMultiprocessor;
@@ -183,7 +176,7 @@ unhooked! {
     12000:
         cuGraphAddKernelNode_v2 cuGraphKernelNodeGetParams_v2 cuKernelGetAttribute
         cuLibraryLoadData cuLibraryUnload;
-    12010: cuCtxSetFlags cuMulticastAddDevice;
+    12010: cuMulticastAddDevice;
     12020: cuGraphAddNode;
     12030:
         cuGraphAddNode_v2 cuGraphConditionalHandleCreate cuStreamGetCaptureInfo_v3
@@ -192,10 +185,8 @@ unhooked! {
         cuCtxFromGreenCtx cuDevResourceGenerateDesc cuDevSmResourceSplitByCount
         cuDeviceGetDevResource cuFuncIsLoaded cuFuncLoad cuKernelGetParamInfo
         cuStreamGetGreenCtx;
-    12050: cuGreenCtxStreamCreate cuStreamGetCtx_v2 cuStreamGetCtx_v2_ptsz;
+    12050: cuGreenCtxStreamCreate;
     12080: cuEventElapsedTime_v2;
-    13000: cuCtxGetDevice_v2;
-    13040: cuGraphAddNode_v3;
 }
 
 #[cfg(test)]

@@ -4,13 +4,13 @@
 //! of streams in different queues is in no order but that of events, and of the legacy default stream
 //! (CUDA Driver API, "Stream synchronization behavior"), which waits in its queue for all blocking ones.
 
-use crate::abi::{exports, exports_both, put, put_if};
-use crate::capture::{self, sequence::Wait};
+use crate::abi::{
+    Header, Recycler, Result, enliven, exports, exports_both, handle, kill, object, put, resolve,
+};
+use crate::capture;
 use crate::context::{Context, current};
 use crate::driver::{Device, driver, lock, spend};
-use crate::errors::Result;
 use crate::event::Event;
-use crate::handle::{Header, Recycler, enliven, handle, kill, object, resolve};
 use crate::pool;
 use crate::work::each;
 use simgpu::engine::{Op, QUEUES};
@@ -32,7 +32,6 @@ pub(crate) enum Flavour {
 
 const CU_STREAM_LEGACY: usize = 1;
 const CU_STREAM_PER_THREAD: usize = 2;
-const CU_EVENT_WAIT_EXTERNAL: u32 = 1;
 const CU_STREAM_NON_BLOCKING: u32 = 1;
 /// Priorities: 0 is lowest, −5 highest, as on Hopper.
 pub(crate) const HIGHEST_PRIORITY: i32 = -5;
@@ -126,7 +125,7 @@ impl Stream {
     /// Ends the handle; its work goes on.
     pub(crate) fn destroy(&'static self) {
         if kill(self) {
-            crate::capture::sequence::leave(self);
+            capture::leave(self);
             DEAD.give(self);
         }
     }
@@ -172,7 +171,7 @@ impl Stream {
             // Never recorded: nothing to wait for.
             None => {}
         }
-        pool::order::waited(std::ptr::from_ref(event).addr(), self);
+        pool::waited(std::ptr::from_ref(event).addr(), self);
         Ok(())
     }
 
@@ -381,25 +380,24 @@ fn per_thread(context: &'static Context) -> Result<&'static Stream> {
     .unwrap_or(Ok(context.legacy()))
 }
 
-fn create(out: *mut CUstream, flags: c_uint, priority: c_int) -> Result<()> {
-    if flags > CU_STREAM_NON_BLOCKING || out.is_null() {
+fn create(flags: c_uint, priority: c_int) -> Result<CUstream> {
+    if flags > CU_STREAM_NON_BLOCKING {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     let context = current()?;
     let locks = crate::driver::driver()?.session.config().driver.creations_lock;
     let _alone = locks.then(|| context.owner().calls.alone());
-    put(out, handle(Stream::create(context, flags, priority)))
+    Ok(handle(Stream::create(context, flags, priority)))
 }
 
 exports! {
-    fn cuStreamCreate(out: *mut CUstream, flags: c_uint) { create(out, flags, 0) }
+    fn cuStreamCreate(flags: c_uint) -> CUstream { create(flags, 0) }
 
-    fn cuStreamCreateWithPriority(out: *mut CUstream, flags: c_uint, priority: c_int) {
-        create(out, flags, priority)
+    fn cuStreamCreateWithPriority(flags: c_uint, priority: c_int) -> CUstream {
+        create(flags, priority)
     }
 
     fn cuStreamDestroy, cuStreamDestroy_v2(s: CUstream) {
-        driver()?;
         // Default streams can't be destroyed.
         resolve::<Stream>(s)?.destroy();
         Ok(())
@@ -407,14 +405,13 @@ exports! {
 }
 
 exports_both! {
-    fn cuStreamSynchronize, cuStreamSynchronize_ptsz(s: CUstream) |flavour| {
-        stream(s, flavour)?.synchronize()?;
+    fn cuStreamSynchronize, cuStreamSynchronize_ptsz(s: CUstream) |s| {
+        s.synchronize()?;
         pool::synchronized();
         Ok(())
     }
 
-    fn cuStreamQuery, cuStreamQuery_ptsz(s: CUstream) |flavour| {
-        let s = stream(s, flavour)?;
+    fn cuStreamQuery, cuStreamQuery_ptsz(s: CUstream) |s| {
         s.device().check()?;
         s.permit()?;
         let _shared = s.context().owner().calls.shared();
@@ -427,23 +424,13 @@ exports_both! {
         Ok(())
     }
 
-    fn cuStreamWaitEvent, cuStreamWaitEvent_ptsz(s: CUstream, event: CUevent, flags: c_uint) |flavour| {
-        let s = stream(s, flavour)?;
+    fn cuStreamWaitEvent, cuStreamWaitEvent_ptsz(s: CUstream, event: CUevent, _flags: c_uint) |s| {
         let event: &'static Event = resolve(event)?;
-        match capture::wait(s, event, flags & CU_EVENT_WAIT_EXTERNAL != 0)? {
-            Wait::Captured => Ok(()),
-            Wait::Recorded => s.wait_for(event),
-        }
+        if capture::wait(s, event)? { Ok(()) } else { s.wait_for(event) }
     }
 
-    fn cuStreamGetCtx, cuStreamGetCtx_ptsz(s: CUstream, ctx: *mut CUcontext) |flavour| {
+    fn cuStreamGetCtx, cuStreamGetCtx_ptsz(s: CUstream, ctx: *mut CUcontext) |s, flavour| {
         put(ctx, handle(peek(s, flavour)?.context()))
-    }
-
-    fn cuStreamGetCtx_v2, cuStreamGetCtx_v2_ptsz(s: CUstream, ctx: *mut CUcontext, green: *mut CUcontext) |flavour| {
-        let context = peek(s, flavour)?.context();
-        put_if(green, context.green());
-        put(ctx, handle(context))
     }
 
 }

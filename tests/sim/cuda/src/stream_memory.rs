@@ -5,22 +5,28 @@
 //! memory. A wait is a host function that watches the word: the queue goes on when somebody has written it. Streams
 //! may share a queue, so a wait that only a later operation of another stream would end may never end, as the manual
 //! warns ("may deadlock the application").
+//!
+//! Semaphores of other APIs (CUDA Driver API, "External Resource Interoperability") are such words, too. No other API runs
+//! beside, so its part is played by shared memory: a timeline semaphore's descriptor is that of a file which can be mapped
+//! and whose first eight bytes are the counter. A process that maps it signals by writing, and waits by looking. Other kinds
+//! of handles are not simulated, nor are captures.
 
-use crate::abi::{exports_both, get};
+use crate::abi::{
+    Header, Result, enliven, exports, exports_both, get, handle, kill, object, resolve,
+};
 use crate::capture;
 use crate::driver::{Device, driver, lock};
-use crate::errors::Result;
-use crate::graph::kind::Kind;
-use crate::host_function::{after, later, until};
-use crate::stream::{Stream, stream};
+use crate::graph::Kind;
+use crate::stream::Stream;
+use crate::work::{after, later, until};
 use simgpu::channel::Word;
 use simgpu::engine::Op;
-use std::ffi::c_uint;
+use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 use tessera_cuda::types::{
-    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUdeviceptr, CUstream,
-    CUstreamBatchMemOpParams,
+    CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUdeviceptr,
+    CUexternalSemaphore, CUstream, CUstreamBatchMemOpParams,
 };
 
 /// `CUstreamBatchMemOpParams`: an operation, and a union of what each takes.
@@ -146,15 +152,6 @@ impl MemOp {
     }
 }
 
-pub(crate) fn write_at(s: &'static Stream, address: u64, value: u64) -> Result<()> {
-    write(s, address, Word::Long(value))
-}
-
-/// Waits until a double word at an address of the driver's own has reached `value`.
-pub(crate) fn wait_at(s: &'static Stream, address: u64, value: u64) -> Result<()> {
-    later(s, Box::new(move || watch(address, Word::Long(value), wait::GEQ)))
-}
-
 /// A kernel that looks at a word until that has reached the lower half of `value`, cyclically. It has the
 /// GPU all the time.
 pub(crate) fn run_until(s: &'static Stream, address: u64, value: u64) -> Result<()> {
@@ -215,23 +212,132 @@ fn one(s: &'static Stream, kind: c_uint, address: u64, value: u64, flags: c_uint
 
 exports_both! {
     fn cuStreamWriteValue32, cuStreamWriteValue32_ptsz;
-       cuStreamWriteValue32_v2, cuStreamWriteValue32_v2_ptsz(s: CUstream, at: CUdeviceptr, value: u32, flags: c_uint) |flavour| {
-        one(stream(s, flavour)?, kind::WRITE_32, at, value.into(), flags)
+       cuStreamWriteValue32_v2, cuStreamWriteValue32_v2_ptsz(s: CUstream, at: CUdeviceptr, value: u32, flags: c_uint) |s| {
+        one(s, kind::WRITE_32, at, value.into(), flags)
     }
     fn cuStreamWriteValue64, cuStreamWriteValue64_ptsz;
-       cuStreamWriteValue64_v2, cuStreamWriteValue64_v2_ptsz(s: CUstream, at: CUdeviceptr, value: u64, flags: c_uint) |flavour| {
-        one(stream(s, flavour)?, kind::WRITE_64, at, value, flags)
+       cuStreamWriteValue64_v2, cuStreamWriteValue64_v2_ptsz(s: CUstream, at: CUdeviceptr, value: u64, flags: c_uint) |s| {
+        one(s, kind::WRITE_64, at, value, flags)
     }
     fn cuStreamWaitValue32, cuStreamWaitValue32_ptsz;
-       cuStreamWaitValue32_v2, cuStreamWaitValue32_v2_ptsz(s: CUstream, at: CUdeviceptr, value: u32, flags: c_uint) |flavour| {
-        one(stream(s, flavour)?, kind::WAIT_32, at, value.into(), flags)
+       cuStreamWaitValue32_v2, cuStreamWaitValue32_v2_ptsz(s: CUstream, at: CUdeviceptr, value: u32, flags: c_uint) |s| {
+        one(s, kind::WAIT_32, at, value.into(), flags)
     }
     fn cuStreamWaitValue64, cuStreamWaitValue64_ptsz;
-       cuStreamWaitValue64_v2, cuStreamWaitValue64_v2_ptsz(s: CUstream, at: CUdeviceptr, value: u64, flags: c_uint) |flavour| {
-        one(stream(s, flavour)?, kind::WAIT_64, at, value, flags)
+       cuStreamWaitValue64_v2, cuStreamWaitValue64_v2_ptsz(s: CUstream, at: CUdeviceptr, value: u64, flags: c_uint) |s| {
+        one(s, kind::WAIT_64, at, value, flags)
     }
     fn cuStreamBatchMemOp, cuStreamBatchMemOp_ptsz;
-       cuStreamBatchMemOp_v2, cuStreamBatchMemOp_v2_ptsz(s: CUstream, count: c_uint, ops: *mut CUstreamBatchMemOpParams, flags: c_uint) |flavour| {
-        submit(stream(s, flavour)?, batch(count, ops.cast::<MemOp>().cast_const(), flags)?)
+       cuStreamBatchMemOp_v2, cuStreamBatchMemOp_v2_ptsz(s: CUstream, count: c_uint, ops: *mut CUstreamBatchMemOpParams, flags: c_uint) |s| {
+        submit(s, batch(count, ops.cast::<MemOp>().cast_const(), flags)?)
+    }
+}
+
+// Semaphores.
+
+/// `CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_TIMELINE_SEMAPHORE_FD`, and the least and greatest of all.
+const TIMELINE_FD: c_int = 9;
+const KINDS: std::ops::RangeInclusive<c_int> = 1..=10;
+
+/// `CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Description {
+    kind: c_int,
+    padding: c_int,
+    /// A union with two pointers; a descriptor is at its beginning.
+    fd: c_int,
+    rest: [c_int; 3],
+    flags: c_uint,
+    reserved: [c_uint; 16],
+}
+const _: () = assert!(std::mem::offset_of!(Description, flags) == 24);
+
+#[repr(C)]
+struct Semaphore {
+    header: Header,
+    /// Where its counter is. It stays mapped: what is in flight may look at it.
+    at: u64,
+}
+
+object!(Semaphore, 0x5345_4d41);
+
+/// `CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS` and `…_WAIT_PARAMS`, as far as timelines have a use of them.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Params {
+    /// `fence.value`.
+    value: u64,
+    others: [u64; 8],
+    flags: c_uint,
+    reserved: [c_uint; 16],
+}
+const _: () = assert!(size_of::<Params>() == 144 && std::mem::offset_of!(Params, flags) == 72);
+
+fn import(description: &Description) -> Result<&'static Semaphore> {
+    if !KINDS.contains(&description.kind) || description.flags != 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    if description.kind != TIMELINE_FD {
+        return Err(CUDA_ERROR_NOT_SUPPORTED);
+    }
+    let (fd, bytes) = (description.fd, size_of::<u64>());
+    let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
+    // SAFETY: a fresh mapping, which disturbs nobody's memory; the kernel judges the descriptor.
+    let at = unsafe { libc::mmap(std::ptr::null_mut(), bytes, prot, flags, fd, 0) };
+    if at == libc::MAP_FAILED {
+        return Err(CUDA_ERROR_INVALID_HANDLE);
+    }
+    // "Ownership of the file descriptor is transferred to the CUDA driver when the handle is imported
+    // successfully."
+    // SAFETY: the caller gave it away.
+    unsafe { libc::close(fd) };
+    let semaphore = Semaphore { header: Header::new(), at: at as u64 };
+    Ok(enliven(Box::leak(Box::new(semaphore))))
+}
+
+/// The semaphores and what each is to be or to have reached, as a caller lists them.
+fn listed(
+    semaphores: *const CUexternalSemaphore,
+    params: *const c_void,
+    count: c_uint,
+) -> Result<Vec<(u64, u64)>> {
+    let one = |at: usize| {
+        let semaphore: &Semaphore = resolve(get(semaphores.wrapping_add(at))?)?;
+        let params = get(params.cast::<Params>().wrapping_add(at))?;
+        if params.flags != 0 {
+            return Err(CUDA_ERROR_NOT_SUPPORTED);
+        }
+        Ok((semaphore.at, params.value))
+    };
+    (0..count as usize).map(one).collect()
+}
+
+/// The stream, if it can wait for semaphores and signal them.
+fn able(s: &'static Stream) -> Result<&'static Stream> {
+    if s.is_capturing() { capture::fail(s) } else { s.context().check_alive().map(|()| s) }
+}
+
+exports! {
+    fn cuImportExternalSemaphore(description: *const Description) -> CUexternalSemaphore {
+        Ok(handle(import(&get(description)?)?))
+    }
+    fn cuDestroyExternalSemaphore(semaphore: CUexternalSemaphore) {
+        let semaphore: &Semaphore = resolve(semaphore)?;
+        if kill(semaphore) { Ok(()) } else { Err(CUDA_ERROR_INVALID_HANDLE) }
+    }
+}
+
+exports_both! {
+    fn cuSignalExternalSemaphoresAsync, cuSignalExternalSemaphoresAsync_ptsz(semaphores: *const CUexternalSemaphore, params: *const c_void, count: c_uint, s: CUstream) |s| {
+        let list = listed(semaphores, params, count)?;
+        let s = able(s)?;
+        list.into_iter().try_for_each(|(at, value)| write(s, at, Word::Long(value)))
+    }
+    fn cuWaitExternalSemaphoresAsync, cuWaitExternalSemaphoresAsync_ptsz(semaphores: *const CUexternalSemaphore, params: *const c_void, count: c_uint, s: CUstream) |s| {
+        let list = listed(semaphores, params, count)?;
+        let s = able(s)?;
+        let wait = |(at, value)| later(s, Box::new(move || watch(at, Word::Long(value), wait::GEQ)));
+        list.into_iter().try_for_each(wait)
     }
 }

@@ -1,30 +1,56 @@
 //! Functions that the shim hooks and that are not built: see "Limits" in
-//! `docs/internals/simulator.md`.
+//! `docs/internals/simulator.md`. Their signatures are the shim's table's.
 
-use crate::abi::exports;
-use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
+use std::ffi::{c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
 use tessera_cuda::types::*;
 
-exports! {
-    // Sparse arrays are not simulated.
-    fn cuMemMapArrayAsync, cuMemMapArrayAsync_ptsz(_list: *mut CUarrayMapInfo, _count: c_uint, _stream: CUstream) {
-        Err(CUDA_ERROR_NOT_SUPPORTED)
-    }
-    // "CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED" is 0.
-    fn cuMemGetHandleForAddressRange(_handle: *mut c_void, _start: CUdeviceptr, _len: usize, _kind: c_int, _flags: u64) {
-        Err(CUDA_ERROR_NOT_SUPPORTED)
-    }
-    // Pools stay in their process.
-    fn cuMemPoolImportFromShareableHandle(_pool: *mut CUmemoryPool, _handle: *mut c_void, _kind: c_int, _flags: c_ulonglong) {
-        Err(CUDA_ERROR_NOT_SUPPORTED)
-    }
-    // No graphics API runs beside: "CUDA in Graphics" is not supported.
-    fn cuStreamBeginCaptureToCig, cuStreamBeginCaptureToCig_ptsz(_stream: CUstream, _params: *mut CUstreamCigCaptureParams) {
-        Err(CUDA_ERROR_NOT_SUPPORTED)
-    }
-    fn cuStreamEndCaptureToCig, cuStreamEndCaptureToCig_ptsz(_stream: CUstream) { Err(CUDA_ERROR_NOT_SUPPORTED) }
-    // Recapture (CUDA 13.3).
-    fn cuStreamBeginRecaptureToGraph, cuStreamBeginRecaptureToGraph_ptsz(_stream: CUstream, _mode: c_int, _graph: CUgraph, _callback: CUgraphRecaptureCallback, _data: *mut c_void) {
-        Err(CUDA_ERROR_NOT_SUPPORTED)
-    }
+/// `refuse!($ name …)` exports functions that fail with `CUDA_ERROR_NOT_SUPPORTED`.
+macro_rules! refuse {
+    ($d:tt $($name:ident)+) => {
+        macro_rules! refused {
+            ($d($d class:ident $d body:ident { $d($d export:ident @ $d since:literal $d flavour:ident),+ $d(,)? } $d args:tt;)*) => {
+                $d($d(refused!(@one $d export $d args);)+)*
+            };
+            $((@one $name ($d($d arg:ident: $d ty:ty),* $d(,)?)) => {
+                #[unsafe(no_mangle)]
+                #[unsafe(link_section = concat!(".text.", stringify!($name)))]
+                #[allow(non_snake_case, reason = "the driver API's own names")]
+                pub unsafe extern "C" fn $name($d(_: $d ty),*) -> CUresult {
+                    crate::driver::driver().err().unwrap_or(CUDA_ERROR_NOT_SUPPORTED)
+                }
+            };)+
+            (@one $d export:ident $d args:tt) => {};
+        }
+    };
 }
+
+refuse! { $
+    // Sparse arrays are not simulated.
+    cuMemMapArrayAsync cuMemMapArrayAsync_ptsz
+    // "CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED" is 0.
+    cuMemGetHandleForAddressRange
+    // Pools stay in their process.
+    cuMemPoolImportFromShareableHandle
+    // No graphics API runs beside: "CUDA in Graphics" is not supported.
+    cuStreamBeginCaptureToCig cuStreamBeginCaptureToCig_ptsz
+    cuStreamEndCaptureToCig cuStreamEndCaptureToCig_ptsz
+    // Contexts that count their users: deprecated since 4.0.
+    cuCtxAttach cuCtxDetach
+    // Recapture (CUDA 13.3).
+    cuStreamBeginRecaptureToGraph cuStreamBeginRecaptureToGraph_ptsz
+    // Copies and fills with the 32-bit addresses that came before CUDA 3.2.
+    cuMemcpyDtoD cuMemcpyDtoDAsync cuMemcpyDtoA cuMemcpyAtoD cuMemcpyAtoA
+    cuMemcpy2D cuMemcpy2DUnaligned cuMemcpy2DAsync cuMemcpy3D cuMemcpy3DAsync
+    cuMemsetD8 cuMemsetD16 cuMemsetD32 cuMemsetD2D8 cuMemsetD2D16 cuMemsetD2D32
+    // Copies of an array's bytes in a row: its rows are copied as 2D and 3D ones.
+    cuMemcpyDtoA_v2 cuMemcpyDtoA_v2_ptds cuMemcpyAtoD_v2 cuMemcpyAtoD_v2_ptds
+    cuMemcpyAtoA_v2 cuMemcpyAtoA_v2_ptds
+    // Batches of 3D copies, and single copies with a batch's attributes.
+    cuMemcpy3DBatchAsync cuMemcpy3DBatchAsync_ptsz cuMemcpy3DBatchAsync_v2 cuMemcpy3DBatchAsync_v2_ptsz
+    cuMemcpyWithAttributesAsync cuMemcpyWithAttributesAsync_ptsz
+    cuMemcpy3DWithAttributesAsync cuMemcpy3DWithAttributesAsync_ptsz
+    // No fabric, and no decompression engine.
+    cuFabricCpyBatchAsync cuFabricCpyBatchAsync_ptsz
+    cuMemBatchDecompressAsync cuMemBatchDecompressAsync_ptsz
+}
+tessera_cuda::for_each_hook!(refused);

@@ -1,14 +1,26 @@
-//! A process's queue to one GPU.
+//! A process's queue to one GPU, and host functions in it: `cuLaunchHostFunc`, `cuStreamAddCallback` (CUDA Driver API, "Stream
+//! Management").
+//!
+//! A thread for each queue of a GPU waits for it to reach the function, calls it, and lets the queue go
+//! on. Copies submitted behind a host function wait for it, because it may write what they read.
 
+use crate::abi::{Result, exports_both};
+use crate::capture;
 use crate::driver::{Device, Driver, driver, lock};
-use crate::errors::Result;
 use crate::event::Event;
+use crate::graph::{HostNode, Kind};
+use crate::stream::{Stream, stream};
 use simgpu::engine::{Op, QUEUES};
 use simgpu::layout::RING;
 use std::collections::VecDeque;
+use std::ffi::{c_uint, c_void};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use tessera_cuda::types::{CUDA_ERROR_DEINITIALIZED, CUDA_ERROR_OUT_OF_MEMORY};
+use std::sync::mpsc::{Sender, channel};
+use tessera_cuda::types::{
+    CUDA_ERROR_DEINITIALIZED, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUresult,
+    CUstream,
+};
 
 const CLOSED: u32 = u32::MAX;
 
@@ -157,5 +169,122 @@ impl Device {
         driver()?.session.wait(self.lane.channel(), seq);
         self.settle_writes();
         self.check()
+    }
+}
+
+// Host functions.
+
+pub(crate) type HostFn = unsafe extern "C" fn(data: *mut c_void);
+type Callback = unsafe extern "C" fn(stream: CUstream, status: CUresult, data: *mut c_void);
+
+struct Job {
+    seq: u64,
+    /// The operation before it in its queue.
+    before: Option<u64>,
+    /// What to do between the two; `None`: the memory writes up to this operation are due.
+    work: Option<Box<dyn FnOnce() + Send>>,
+}
+
+/// The way to a queue's host function thread, once there is one.
+#[derive(Default)]
+pub(crate) struct Caller(Mutex<Option<Sender<Job>>>);
+
+/// Calls on behalf of one of a GPU's queues until the process ends.
+fn spawn(device: &'static Device) -> Result<Sender<Job>> {
+    let (sender, jobs) = channel::<Job>();
+    let run = move || {
+        for job in jobs {
+            let Ok(driver) = driver() else { return };
+            let channel = device.lane.channel();
+            let Some(work) = job.work else {
+                driver.session.wait(channel, job.seq);
+                device.settle_writes();
+                continue;
+            };
+            if let Some(before) = job.before {
+                driver.session.wait(channel, before);
+            }
+            work();
+            // Brings the model to now, which is when a kernel ends that had the GPU so long.
+            driver.session.is_complete(channel, job.seq);
+            driver.session.host_done(channel, job.seq);
+        }
+    };
+    // Signals are the application's threads' business.
+    let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    let mut before = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: sigfillset initialises `all`; pthread_sigmask reads it and fills `before`.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_BLOCK, all.as_ptr(), before.as_mut_ptr());
+    }
+    let spawned = std::thread::Builder::new().name("simgpu-host".into()).spawn(run);
+    // SAFETY: `before` was filled in above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
+    spawned.map(|_| sender).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)
+}
+
+/// Submits memory writes, and has them done when the queue gets there.
+pub(crate) fn after(s: &'static Stream, writes: impl FnOnce() -> Result<u64>) -> Result<()> {
+    if driver()?.session.is_served() {
+        return writes().map(drop);
+    }
+    submit(s, || Ok((writes()?, None)), None)
+}
+
+pub(crate) fn run(f: HostFn, data: usize, s: &'static Stream) -> Result<()> {
+    if s.is_capturing() {
+        let host = HostNode { function: f, data };
+        return capture::add(s, |_| Ok(Kind::Host(host))).map(|_| ());
+    }
+    // SAFETY: the caller of cuLaunchHostFunc promises a function that may be called once with this
+    // argument, from any thread.
+    later(s, Box::new(move || unsafe { f(data as *mut c_void) }))
+}
+
+/// Has `work` done when the queue gets there, which then waits for its end.
+pub(crate) fn later(s: &'static Stream, work: Box<dyn FnOnce() + Send>) -> Result<()> {
+    submit(s, || s.submit_behind(Op::Host), Some(work))
+}
+
+/// Has a kernel run until `work`, which is begun when the queue gets there, is done.
+pub(crate) fn until(s: &'static Stream, work: Box<dyn FnOnce() + Send>) -> Result<()> {
+    submit(s, || s.submit_behind(Op::Until), Some(work))
+}
+
+fn submit(
+    s: &'static Stream,
+    submit: impl FnOnce() -> Result<(u64, Option<u64>)>,
+    work: Option<Box<dyn FnOnce() + Send>>,
+) -> Result<()> {
+    let (device, queue) = (s.device(), s.queue());
+    let mut sender = lock(&device.callers[queue].0);
+    let sender = match &mut *sender {
+        Some(sender) => sender,
+        none => none.insert(spawn(device)?),
+    };
+    let (seq, before) = submit()?;
+    device.lane.host_function(queue, seq);
+    sender.send(Job { seq, before, work }).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)
+}
+
+exports_both! {
+    fn cuLaunchHostFunc, cuLaunchHostFunc_ptsz(s: CUstream, f: Option<HostFn>, data: *mut c_void) |s| {
+        run(f.ok_or(CUDA_ERROR_INVALID_VALUE)?, data as usize, s)
+    }
+
+    // How the host thread waits for the stream, which is nothing to see here.
+    fn cuLaunchHostFunc_v2, cuLaunchHostFunc_v2_ptsz(s: CUstream, f: Option<HostFn>, data: *mut c_void, _mode: c_uint) |s| {
+        run(f.ok_or(CUDA_ERROR_INVALID_VALUE)?, data as usize, s)
+    }
+
+    fn cuStreamAddCallback, cuStreamAddCallback_ptsz(s: CUstream, f: Option<Callback>, data: *mut c_void, flags: c_uint) |s, flavour| {
+        let f = f.filter(|_| flags == 0).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let (handle, s, data) = (s as usize, stream(s, flavour)?, data as usize);
+        if s.is_capturing() {
+            return capture::fail(s);
+        }
+        // SAFETY: as of a host function.
+        later(s, Box::new(move || unsafe { f(handle as CUstream, 0, data as *mut c_void) }))
     }
 }

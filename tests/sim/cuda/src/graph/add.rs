@@ -1,28 +1,27 @@
-//! Adding nodes, of every kind that is simulated: all but external semaphores.
+//! Adding nodes, of every kind that is simulated: all but external semaphores; and asking about them.
 
-use super::conditional::Conditional;
-use super::kind::{
-    ChildParams, ConditionalParams, Edge, EventParams, HostNode, HostParams, Kernel, Kind,
-    MemOpsParams, MemcpyParams, Memset, NodeParams,
-};
 use super::memory::{self, Allocation};
-use super::{CUgraph, CUgraphNode, Graph, Node};
-use crate::abi::{exports, get, put};
+use super::{Conditional, Graph, HostNode, Kernel, Kind, Memset, Node};
+use crate::abi::{Result, exports, get, handle, put, resolve};
 use crate::context::{Context, current};
 use crate::copy::Copy3d;
 use crate::driver::{driver, lock};
-use crate::errors::Result;
 use crate::event::Event;
-use crate::handle::{handle, resolve};
 use crate::launch::{Shape, duration};
 use crate::module::Function;
-use std::ffi::c_void;
+use crate::work::HostFn;
+use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 use tessera_cuda::types::{
     CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED,
     CUDA_KERNEL_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS_v1, CUDA_MEM_ALLOC_NODE_PARAMS, CUdeviceptr,
-    CUevent, CUmemPoolProps,
+    CUgraph, CUgraphEdgeData, CUgraphNode, CUmemLocation, CUmemPoolProps,
 };
+
+/// Where the union of a `CUgraphNodeParams` is, behind its type, as one of its members.
+fn member<T>(params: *mut c_void) -> *mut T {
+    params.cast::<u8>().wrapping_add(16).cast()
+}
 
 /// A kernel node's work; parameters are copied when the node is made, as far as they matter.
 pub(crate) fn kernel(p: CUDA_KERNEL_NODE_PARAMS) -> Result<Kind> {
@@ -34,36 +33,7 @@ pub(crate) fn kernel(p: CUDA_KERNEL_NODE_PARAMS) -> Result<Kind> {
         simgpu::config::Duration::PerWave(_) => None,
         _ => Some(duration(function, shape, 1, p.kernelParams, p.extra)?),
     };
-    Ok(Kind::Kernel(Kernel {
-        function,
-        shape,
-        shared,
-        fixed_ns,
-        params: p.kernelParams as usize,
-        extra: p.extra as usize,
-    }))
-}
-
-pub(crate) fn memcpy(copy: *const Copy3d) -> Result<Kind> {
-    let copy = get(copy)?;
-    copy.check()?;
-    Ok(Kind::Memcpy(Arc::new(copy)))
-}
-
-pub(crate) fn memset(fill: *const Memset) -> Result<Kind> {
-    let fill = get(fill)?;
-    fill.check()?;
-    Ok(Kind::Memset(fill))
-}
-
-pub(crate) fn host(p: *const HostParams) -> Result<Kind> {
-    let p = get(p)?;
-    let function = p.function.ok_or(CUDA_ERROR_INVALID_VALUE)?;
-    Ok(Kind::Host(HostNode { function, data: p.data as usize }))
-}
-
-pub(crate) fn mem_ops(p: &MemOpsParams) -> Result<Kind> {
-    Ok(Kind::MemOps(crate::stream_memory::batch(p.count, p.ops, p.flags)?.into()))
+    Ok(Kind::Kernel(Kernel { function, shape, shared, fixed_ns }))
 }
 
 /// The context for memory on a device: the current one, else the device's primary one.
@@ -80,30 +50,29 @@ fn alloc(graph: &'static Graph, params: *mut CUDA_MEM_ALLOC_NODE_PARAMS) -> Resu
     let p = get(params)?;
     // CU_MEM_ALLOCATION_TYPE_PINNED on a device, "IPC is not supported".
     let CUmemPoolProps { allocType, handleTypes, location, .. } = p.poolProps;
-    if (allocType, handleTypes, location.r#type) != (1, 0, 1) || p.bytesize == 0 {
+    if (allocType, handleTypes, location.r#type) != (1, 0, 1) {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    let made = allocate_on(graph, location.id, p.bytesize as u64)?;
-    let Kind::MemAlloc(allocation) = &made else { return Err(CUDA_ERROR_INVALID_VALUE) };
+    let allocation = allocate_on(graph, location.id, p.bytesize as u64)?;
     put(params, CUDA_MEM_ALLOC_NODE_PARAMS { dptr: allocation.at, ..p })?;
-    Ok(made)
+    Ok(Kind::MemAlloc(allocation))
 }
 
 /// An allocation of `bytes` on a device for a node of `graph`.
-pub(crate) fn allocate_on(graph: &'static Graph, device: i32, bytes: u64) -> Result<Kind> {
+pub(crate) fn allocate_on(
+    graph: &'static Graph,
+    device: i32,
+    bytes: u64,
+) -> Result<Arc<Allocation>> {
     let allocation = Allocation::create(context_on(device)?, bytes, handle(graph) as usize)?;
     memory::remember(&allocation);
-    Ok(Kind::MemAlloc(allocation))
+    Ok(allocation)
 }
 
 pub(crate) fn free(graph: &'static Graph, at: CUdeviceptr) -> Result<Kind> {
     let allocation = memory::find(at).ok_or(CUDA_ERROR_INVALID_VALUE)?;
     allocation.add_free(handle(graph) as usize)?;
     Ok(Kind::MemFree(allocation))
-}
-
-fn event(event: CUevent) -> Result<&'static Event> {
-    resolve(event)
 }
 
 /// Copies all nodes of `original` into `copy`, "child graph nodes … recursively".
@@ -125,74 +94,82 @@ fn copy_into(copy: &'static Graph, original: &Graph) -> Result<()> {
     Ok(())
 }
 
-/// The work of a child graph node of `parent` over `of`: a clone of it, or itself if moved.
-fn child(parent: &'static Graph, of: CUgraph, ownership: i32) -> Result<Kind> {
+/// The work of a child graph node of `parent` over a clone of `of`.
+fn child(parent: &'static Graph, of: CUgraph) -> Result<Kind> {
     let of: &'static Graph = resolve(of)?;
     if std::ptr::eq(of, parent) || of.has_conditional_nodes() {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    match ownership {
-        // "memory allocation/free nodes can't be present in the child graph"
-        0 if of.has_memory_nodes() => Err(CUDA_ERROR_NOT_SUPPORTED),
-        0 => {
-            let own = Graph::create_owned();
-            copy_into(own, of)?;
-            Ok(Kind::Child(own))
-        }
-        1 => {
-            let mut state = of.lock();
-            if state.owned {
-                return Err(CUDA_ERROR_INVALID_VALUE);
-            }
-            state.owned = true;
-            Ok(Kind::Child(of))
-        }
-        _ => Err(CUDA_ERROR_INVALID_VALUE),
+    // "memory allocation/free nodes can't be present in the child graph"
+    if of.has_memory_nodes() {
+        return Err(CUDA_ERROR_NOT_SUPPORTED);
     }
+    let own = Graph::create_owned();
+    copy_into(own, of)?;
+    Ok(Kind::Child(own))
+}
+
+fn conditional(params: *mut c_void) -> Result<Kind> {
+    /// `CUDA_CONDITIONAL_NODE_PARAMS`.
+    #[derive(Clone, Copy)]
+    #[repr(C)]
+    struct Params {
+        handle: u64,
+        kind: c_int,
+        size: c_uint,
+        bodies: *mut CUgraph,
+    }
+    let at = member::<Params>(params);
+    let p = get(at)?;
+    let conditional = Conditional::create(p.handle, p.kind, p.size)?;
+    put(at, Params { bodies: conditional.handles(), ..p })?;
+    Ok(Kind::Conditional(conditional))
 }
 
 /// Any node's work, of `CUgraphNodeParams`.
-fn of_any_kind(graph: &'static Graph, params: *mut NodeParams) -> Result<Kind> {
-    match settable(params)? {
-        Some(kind) => Ok(kind),
-        None => match get(params.cast::<i32>())? {
-            4 => {
-                let p: ChildParams = get(NodeParams::member(params))?;
-                child(graph, p.graph, p.ownership)
-            }
-            10 => alloc(graph, NodeParams::member(params)),
-            11 => free(graph, get(NodeParams::member(params))?),
-            13 => {
-                let at = NodeParams::member::<ConditionalParams>(params);
-                let p = get(at)?;
-                let conditional = Conditional::create(p.handle, p.kind, p.size)?;
-                put(at, ConditionalParams { bodies: conditional.handles(), ..p })?;
-                Ok(Kind::Conditional(conditional))
-            }
-            // External semaphores, and what CUDA 13 added.
-            _ => Err(CUDA_ERROR_NOT_SUPPORTED),
-        },
+fn of_any_kind(graph: &'static Graph, params: *mut c_void) -> Result<Kind> {
+    match get(params.cast::<c_int>())? {
+        4 => {
+            // `CUDA_CHILD_GRAPH_NODE_PARAMS`: a graph, and 0 for a clone of it.
+            let of: CUgraph = get(member(params))?;
+            let ownership: c_int = get(member::<c_int>(params).wrapping_add(2))?;
+            if ownership == 0 { child(graph, of) } else { Err(CUDA_ERROR_NOT_SUPPORTED) }
+        }
+        10 => alloc(graph, member(params)),
+        11 => free(graph, get(member(params))?),
+        13 => conditional(params),
+        _ => settable(params),
     }
 }
 
-/// The work that a node of an executable graph may be given, too; `None` for other kinds.
-pub(crate) fn settable(params: *mut NodeParams) -> Result<Option<Kind>> {
-    let number: i32 = get(params.cast())?;
-    let kind = match number {
-        0 => kernel(get(NodeParams::member(params))?)?,
+/// The work that a node of an executable graph may be given, too.
+pub(crate) fn settable(params: *mut c_void) -> Result<Kind> {
+    match get(params.cast::<c_int>())? {
+        0 => kernel(get(member(params))?),
         1 => {
-            let p = NodeParams::member::<MemcpyParams>(params);
-            memcpy(p.cast::<u8>().wrapping_add(std::mem::offset_of!(MemcpyParams, copy)).cast())?
+            // `CUDA_MEMCPY_NODE_PARAMS`: flags and a context before the copy.
+            let copy: Copy3d = get(member::<Copy3d>(params).wrapping_byte_add(16))?;
+            copy.check()?;
+            Ok(Kind::Memcpy(Arc::new(copy)))
         }
-        2 => memset(NodeParams::member(params))?,
-        3 => host(NodeParams::member(params))?,
-        5 => Kind::Empty,
-        6 => Kind::EventWait(event(get::<EventParams>(NodeParams::member(params))?.event)?),
-        7 => Kind::EventRecord(event(get::<EventParams>(NodeParams::member(params))?.event)?),
-        12 => mem_ops(&get(NodeParams::member(params))?)?,
-        _ => return Ok(None),
-    };
-    Ok(Some(kind))
+        2 => {
+            let fill: Memset = get(member(params))?;
+            fill.check()?;
+            Ok(Kind::Memset(fill))
+        }
+        3 => {
+            // `CUDA_HOST_NODE_PARAMS`.
+            let function: Option<HostFn> = get(member(params))?;
+            let data: usize = get(member::<usize>(params).wrapping_add(1))?;
+            let function = function.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+            Ok(Kind::Host(HostNode { function, data }))
+        }
+        5 => Ok(Kind::Empty),
+        6 => Ok(Kind::EventWait(resolve::<Event>(get(member(params))?)?)),
+        7 => Ok(Kind::EventRecord(resolve::<Event>(get(member(params))?)?)),
+        // External semaphores, operations on words, and what CUDA 13 added.
+        _ => Err(CUDA_ERROR_NOT_SUPPORTED),
+    }
 }
 
 pub(crate) fn nodes(list: *const CUgraphNode, count: usize) -> Result<Vec<&'static Node>> {
@@ -200,44 +177,114 @@ pub(crate) fn nodes(list: *const CUgraphNode, count: usize) -> Result<Vec<&'stat
 }
 
 fn add(
-    out: *mut CUgraphNode,
     graph: CUgraph,
     deps: *const CUgraphNode,
     count: usize,
     kind: impl FnOnce(&'static Graph) -> Result<Kind>,
-) -> Result<()> {
-    driver()?;
+) -> Result<CUgraphNode> {
     let graph: &'static Graph = resolve(graph)?;
-    if out.is_null() {
-        return Err(CUDA_ERROR_INVALID_VALUE);
-    }
     let after = nodes(deps, count)?;
-    if after.iter().any(|node| !node.is_in(graph)) {
-        return Err(CUDA_ERROR_INVALID_VALUE);
-    }
-    put(out, handle(graph.add(kind(graph)?, after)?))
+    Ok(handle(graph.add(kind(graph)?, after)?))
 }
 
 exports! {
-    fn cuGraphAddKernelNode(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, count: usize, params: *const CUDA_KERNEL_NODE_PARAMS_v1) {
-        add(out, graph, deps, count, |_| kernel(get(params)?.into()))
+    fn cuGraphAddKernelNode(graph: CUgraph, deps: *const CUgraphNode, count: usize, params: *const CUDA_KERNEL_NODE_PARAMS_v1) -> CUgraphNode {
+        add(graph, deps, count, |_| kernel(get(params)?.into()))
     }
-    fn cuGraphAddKernelNode_v2(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, count: usize, params: *const CUDA_KERNEL_NODE_PARAMS) {
-        add(out, graph, deps, count, |_| kernel(get(params)?))
+    fn cuGraphAddKernelNode_v2(graph: CUgraph, deps: *const CUgraphNode, count: usize, params: *const CUDA_KERNEL_NODE_PARAMS) -> CUgraphNode {
+        add(graph, deps, count, |_| kernel(get(params)?))
     }
-    fn cuGraphAddEmptyNode(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, count: usize) {
-        add(out, graph, deps, count, |_| Ok(Kind::Empty))
+    fn cuGraphAddEmptyNode(graph: CUgraph, deps: *const CUgraphNode, count: usize) -> CUgraphNode {
+        add(graph, deps, count, |_| Ok(Kind::Empty))
     }
-    fn cuGraphAddMemAllocNode(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, count: usize, params: *mut c_void) {
-        add(out, graph, deps, count, |graph| alloc(graph, params.cast()))
+    fn cuGraphAddMemAllocNode(graph: CUgraph, deps: *const CUgraphNode, count: usize, params: *mut c_void) -> CUgraphNode {
+        add(graph, deps, count, |graph| alloc(graph, params.cast()))
     }
-    fn cuGraphAddMemFreeNode(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, count: usize, at: CUdeviceptr) {
-        add(out, graph, deps, count, |graph| free(graph, at))
+    fn cuGraphAddMemFreeNode(graph: CUgraph, deps: *const CUgraphNode, count: usize, at: CUdeviceptr) -> CUgraphNode {
+        add(graph, deps, count, |graph| free(graph, at))
     }
-    fn cuGraphAddNode(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, count: usize, params: *mut c_void) {
-        add(out, graph, deps, count, |graph| of_any_kind(graph, params.cast()))
+    fn cuGraphAddNode(graph: CUgraph, deps: *const CUgraphNode, count: usize, params: *mut c_void) -> CUgraphNode {
+        add(graph, deps, count, |graph| of_any_kind(graph, params))
     }
-    fn cuGraphAddNode_v2, cuGraphAddNode_v3(out: *mut CUgraphNode, graph: CUgraph, deps: *const CUgraphNode, _data: *const Edge, count: usize, params: *mut c_void) {
-        add(out, graph, deps, count, |graph| of_any_kind(graph, params.cast()))
+    fn cuGraphAddNode_v2(graph: CUgraph, deps: *const CUgraphNode, _data: *const CUgraphEdgeData, count: usize, params: *mut c_void) -> CUgraphNode {
+        add(graph, deps, count, |graph| of_any_kind(graph, params))
+    }
+}
+
+// What is asked of nodes: by the shim, of what a graph would launch and obtain; by tests, of what a
+// capture made.
+
+fn kind(node: CUgraphNode) -> Result<Kind> {
+    Ok(resolve::<Node>(node)?.kind())
+}
+
+impl Kernel {
+    fn params(&self) -> CUDA_KERNEL_NODE_PARAMS_v1 {
+        let ([gx, gy, gz], [bx, by, bz]) = (self.shape.grid, self.shape.block);
+        CUDA_KERNEL_NODE_PARAMS_v1 {
+            func: handle(self.function),
+            shape: [gx, gy, gz, bx, by, bz, self.shared],
+            // Not kept.
+            kernelParams: std::ptr::null_mut(),
+            extra: std::ptr::null_mut(),
+        }
+    }
+}
+
+fn alloc_params(a: &Allocation) -> CUDA_MEM_ALLOC_NODE_PARAMS {
+    CUDA_MEM_ALLOC_NODE_PARAMS {
+        poolProps: CUmemPoolProps {
+            allocType: 1,
+            handleTypes: 0,
+            location: CUmemLocation { r#type: 1, id: a.device.ordinal },
+            win32SecurityAttributes: std::ptr::null_mut(),
+            maxSize: 0,
+            usage: 0,
+            reserved: [0; 54],
+        },
+        accessDescs: std::ptr::null(),
+        accessDescCount: 0,
+        bytesize: usize::try_from(a.size).unwrap_or(usize::MAX),
+        dptr: a.at,
+    }
+}
+
+/// Writes a list of handles as `cuGraphGetNodes` describes: the number if there is nowhere to
+/// write, else as many as fit, null behind the last, and how many there were.
+fn put_list(all: Vec<&'static Node>, out: *mut CUgraphNode, count: *mut usize) -> Result<()> {
+    if out.is_null() {
+        return put(count, all.len());
+    }
+    let room = get(count)?;
+    for i in 0..room {
+        let node = all.get(i).map_or(std::ptr::null_mut(), |node| handle(*node));
+        put(out.wrapping_add(i), node)?;
+    }
+    put(count, room.min(all.len()))
+}
+
+const WRONG: Result<()> = Err(CUDA_ERROR_INVALID_VALUE);
+
+exports! {
+    fn cuGraphGetNodes(graph: CUgraph, nodes: *mut CUgraphNode, count: *mut usize) {
+        put_list(resolve::<Graph>(graph)?.nodes(), nodes, count)
+    }
+    fn cuGraphNodeGetDependencies(node: CUgraphNode, nodes: *mut CUgraphNode, count: *mut usize) {
+        put_list(resolve::<Node>(node)?.after(), nodes, count)
+    }
+    fn cuGraphNodeGetType(node: CUgraphNode, out: *mut c_int) {
+        put(out, kind(node)?.number())
+    }
+    fn cuGraphChildGraphNodeGetGraph(node: CUgraphNode, graph: *mut CUgraph) {
+        if let Kind::Child(own) = kind(node)? { put(graph, handle(own)) } else { WRONG }
+    }
+    fn cuGraphKernelNodeGetParams(node: CUgraphNode, out: *mut CUDA_KERNEL_NODE_PARAMS_v1) {
+        if let Kind::Kernel(k) = kind(node)? { put(out, k.params()) } else { WRONG }
+    }
+    fn cuGraphKernelNodeGetParams_v2(node: CUgraphNode, out: *mut CUDA_KERNEL_NODE_PARAMS) {
+        if let Kind::Kernel(k) = kind(node)? { put(out, k.params().into()) } else { WRONG }
+    }
+    fn cuGraphMemAllocNodeGetParams(node: CUgraphNode, out: *mut c_void) {
+        if let Kind::MemAlloc(a) = kind(node)? { put(out.cast(), alloc_params(&a)) } else { WRONG }
     }
 }

@@ -2,23 +2,23 @@
 //!
 //! The steps of a launch go to the launch stream's queue one after another, dependencies first.
 
-use super::kind::Kind;
-use super::memory::{self, Allocation};
-use super::plan::{self, Effect};
-use super::{CUgraph, CUgraphNode, Graph, Node};
-use crate::abi::{exports, exports_both, get, put, put_if, put_text};
+use super::add::{kernel, settable};
+use super::memory::{self, Allocation, Effect};
+use super::{Graph, Kind, Node};
+use crate::abi::{
+    Header, Recycler, Result, enliven, exports, exports_both, get, handle, kill, object, put,
+    put_if, resolve,
+};
 use crate::capture;
-use crate::context::current;
-use crate::driver::{Device, driver, lock};
-use crate::errors::Result;
-use crate::handle::{Header, Recycler, enliven, handle, kill, object, resolve};
+use crate::driver::{Device, lock};
 use crate::stream::{Stream, stream};
 use std::collections::BTreeMap;
-use std::ffi::c_char;
+use std::ffi::{c_char, c_int};
 use std::sync::{Arc, Mutex};
 use tessera_cuda::types::{
     CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_GRAPH_INSTANTIATE_PARAMS as Params,
-    CUgraphExec, CUstream,
+    CUDA_KERNEL_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS_v1, CUgraph, CUgraphExec,
+    CUgraphExecUpdateResultInfo as Info, CUgraphNode, CUgraphNodeParams, CUresult, CUstream,
 };
 
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`.
@@ -126,7 +126,7 @@ impl State {
                     _ => Effect::None,
                 })
                 .collect();
-            plan::footprint(&effects, &after)
+            memory::launch_footprint(&effects, &after)
         };
         devices.into_iter().map(|device| (device, bytes_on(device))).collect()
     }
@@ -197,9 +197,9 @@ impl State {
         for step in &self.steps {
             match &step.kind {
                 Kind::Kernel(kernel) => crate::launch::run_kernel(kernel, s)?,
-                Kind::Memcpy(copy) => crate::copy::run(copy, s)?,
+                Kind::Memcpy(copy) => copy.run(s, false)?,
                 Kind::Memset(fill) => fill.run(s)?,
-                Kind::Host(host) => crate::host_function::run(host.function, host.data, s)?,
+                Kind::Host(host) => crate::work::run(host.function, host.data, s)?,
                 Kind::EventWait(event) => s.wait_for(event)?,
                 Kind::EventRecord(event) => crate::event::record_in(event, s, 0)?,
                 Kind::MemAlloc(a) => {
@@ -269,26 +269,21 @@ impl Exec {
 
 exports! {
     fn cuGraphExecDestroy(exec: CUgraphExec) {
-        driver()?;
         resolve::<Exec>(exec)?.destroy();
         Ok(())
     }
 }
 
 exports_both! {
-    fn cuGraphLaunch, cuGraphLaunch_ptsz(exec: CUgraphExec, s: CUstream) |flavour| {
-        driver()?;
+    fn cuGraphLaunch, cuGraphLaunch_ptsz(exec: CUgraphExec, s: CUstream) |s| {
         let exec: &'static Exec = resolve(exec)?;
-        let s = stream(s, flavour)?;
         if s.is_capturing() {
             return capture::add(s, |_| exec.lock().as_child()).map(|_| ());
         }
         exec.lock().launch(s)
     }
-    fn cuGraphUpload, cuGraphUpload_ptsz(exec: CUgraphExec, s: CUstream) |flavour| {
-        current()?;
+    fn cuGraphUpload, cuGraphUpload_ptsz(exec: CUgraphExec, s: CUstream) |s| {
         let exec: &'static Exec = resolve(exec)?;
-        let s = stream(s, flavour)?;
         if s.is_capturing() { capture::fail(s) } else { exec.upload(s) }
     }
 }
@@ -303,50 +298,159 @@ mod flag {
     pub(super) const ALL: u64 = 15;
 }
 
-/// `cuGraphInstantiateWithFlags`.
-fn with_flags(out: *mut CUgraphExec, graph: CUgraph, flags: u64) -> Result<()> {
-    driver()?;
+fn instantiate(graph: CUgraph, flags: u64) -> Result<&'static Exec> {
     let graph: &'static Graph = resolve(graph)?;
-    if out.is_null() || flags & !flag::ALL != 0 || flags & flag::EXCLUSIVE == flag::EXCLUSIVE {
+    if flags & !flag::ALL != 0 || flags & flag::EXCLUSIVE == flag::EXCLUSIVE {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    let exec = Exec::create(graph, flags & !flag::UPLOAD).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-    put(out, handle(exec))
+    Exec::create(graph, flags & !flag::UPLOAD).ok_or(CUDA_ERROR_INVALID_VALUE)
 }
 
 exports! {
-    fn cuGraphInstantiate, cuGraphInstantiate_v2(out: *mut CUgraphExec, graph: CUgraph, error: *mut CUgraphNode, log: *mut c_char, len: usize) {
+    fn cuGraphInstantiate, cuGraphInstantiate_v2(graph: CUgraph, error: *mut CUgraphNode, _log: *mut c_char, _len: usize) -> CUgraphExec {
         put_if(error, std::ptr::null_mut());
-        let made = with_flags(out, graph, 0);
-        if made.is_err() && !log.is_null() && len > 0 {
-            let len = i32::try_from(len).unwrap_or(i32::MAX);
-            put_text(log, len, "the graph has an executable graph already, or is no graph to launch")?;
-        }
-        made
+        instantiate(graph, 0).map(handle)
     }
-    fn cuGraphInstantiateWithFlags(out: *mut CUgraphExec, graph: CUgraph, flags: u64) {
+    fn cuGraphInstantiateWithFlags(graph: CUgraph, flags: u64) -> CUgraphExec {
         // "Only supported by cuGraphInstantiateWithParams."
         if flags & flag::UPLOAD != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        with_flags(out, graph, flags)
+        instantiate(graph, flags).map(handle)
     }
 }
 
 exports_both! {
-    fn cuGraphInstantiateWithParams, cuGraphInstantiateWithParams_ptsz(out: *mut CUgraphExec, graph: CUgraph, params: *mut Params) |flavour| {
+    fn cuGraphInstantiateWithParams, cuGraphInstantiateWithParams_ptsz(graph: CUgraph, params: *mut Params) -> CUgraphExec |params, flavour| {
         let p = get(params)?;
-        let mut made = with_flags(out, graph, p.flags);
-        if made.is_ok() && p.flags & flag::UPLOAD != 0 {
-            let exec: &'static Exec = resolve(get(out)?)?;
-            made = stream(p.hUploadStream, flavour).and_then(|s| exec.upload(s));
-            if made.is_err() {
-                exec.destroy();
-            }
+        let mut made = instantiate(graph, p.flags);
+        if let (Ok(exec), true) = (made, p.flags & flag::UPLOAD != 0)
+            && let Err(code) = stream(p.hUploadStream, flavour).and_then(|s| exec.upload(s))
+        {
+            exec.destroy();
+            made = Err(code);
         }
         // CUDA_GRAPH_INSTANTIATE_SUCCESS, …_ERROR.
         let result_out = i32::from(made.is_err());
         put(params, Params { result_out, hErrNode_out: std::ptr::null_mut(), ..p })?;
-        made
+        made.map(handle)
+    }
+}
+
+// Changing executable graphs: `cuGraphExecUpdate`, `cuGraphExec…SetParams`.
+
+const CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE: CUresult = 910;
+
+/// `CU_GRAPH_EXEC_UPDATE_*`.
+mod outcome {
+    use std::ffi::c_int;
+    pub(super) const TOPOLOGY_CHANGED: c_int = 2;
+    pub(super) const NODE_TYPE_CHANGED: c_int = 3;
+    pub(super) const PARAMETERS_CHANGED: c_int = 5;
+}
+
+/// Why an update can't be: a result, the node, and the one it depends on.
+type Refused = (c_int, Option<&'static Node>, Option<&'static Node>);
+
+fn compare(old: &[Step], new: &[Step]) -> std::result::Result<(), Refused> {
+    if old.len() != new.len() {
+        return Err((outcome::TOPOLOGY_CHANGED, None, None));
+    }
+    for (was, is) in old.iter().zip(new) {
+        if was.after.len() != is.after.len() {
+            return Err((outcome::TOPOLOGY_CHANGED, Some(is.node), None));
+        }
+        if let Some((_, &from)) = was.after.iter().zip(&is.after).find(|(a, b)| a != b) {
+            return Err((outcome::TOPOLOGY_CHANGED, Some(is.node), Some(new[from].node)));
+        }
+        if was.kind.number() != is.kind.number() {
+            return Err((outcome::NODE_TYPE_CHANGED, Some(is.node), None));
+        }
+        if !changeable(&was.kind, &is.kind) {
+            return Err((outcome::PARAMETERS_CHANGED, Some(is.node), None));
+        }
+    }
+    Ok(())
+}
+
+/// Whether a node of an executable graph may become this.
+fn changeable(was: &Kind, is: &Kind) -> bool {
+    match (was, is) {
+        // "For 2d memsets, only address and assigned value may be updated."
+        (Kind::Memset(a), Kind::Memset(b)) => {
+            (a.height <= 1 && b.height <= 1)
+                || (a.height, a.width, a.element, a.pitch)
+                    == (b.height, b.width, b.element, b.pitch)
+        }
+        (Kind::Memcpy(a), Kind::Memcpy(b)) => a.same_kinds(b),
+        // The same allocation, or one that needs as much.
+        (Kind::MemAlloc(a), Kind::MemAlloc(b)) => a.size == b.size,
+        _ => was.number() == is.number(),
+    }
+}
+
+fn update(exec: CUgraphExec, graph: CUgraph) -> Result<Option<Refused>> {
+    let exec: &'static Exec = resolve(exec)?;
+    let graph: &Graph = resolve(graph)?;
+    if graph.lock().owned {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let mut new = Vec::new();
+    flatten(graph, &mut new, None);
+    let mut state = exec.lock();
+    if let Err(refused) = compare(&state.steps, &new) {
+        return Ok(Some(refused));
+    }
+    for (step, from) in state.steps.iter_mut().zip(new) {
+        // Memory nodes keep what this graph allocates.
+        if !matches!(step.kind, Kind::MemAlloc(_) | Kind::MemFree(_)) {
+            step.kind = from.kind;
+        }
+    }
+    Ok(None)
+}
+
+fn set(exec: CUgraphExec, node: CUgraphNode, kind: impl FnOnce() -> Result<Kind>) -> Result<()> {
+    let exec: &'static Exec = resolve(exec)?;
+    let kind = kind()?;
+    let serial = resolve::<Node>(node)?.lock().serial;
+    let mut state = exec.lock();
+    let step = state.steps.iter_mut().find(|step| step.serial == serial);
+    let step = step.filter(|step| changeable(&step.kind, &kind)).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    step.kind = kind;
+    Ok(())
+}
+
+exports! {
+    fn cuGraphExecUpdate(exec: CUgraphExec, graph: CUgraph, node: *mut CUgraphNode, result: *mut c_int) {
+        put_if(node, std::ptr::null_mut());
+        match update(exec, graph)? {
+            None => put(result, 0),
+            Some((why, at, _)) => {
+                put_if(node, at.map_or(std::ptr::null_mut(), handle));
+                put(result, why)?;
+                Err(CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE)
+            }
+        }
+    }
+    fn cuGraphExecUpdate_v2(exec: CUgraphExec, graph: CUgraph, info: *mut Info) {
+        let null = std::ptr::null_mut();
+        match update(exec, graph)? {
+            None => put(info, Info { result: 0, errorNode: null, errorFromNode: null }),
+            Some((result, node, from)) => {
+                let (node, from) = (node.map_or(null, handle), from.map_or(null, handle));
+                put(info, Info { result, errorNode: node, errorFromNode: from })?;
+                Err(CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE)
+            }
+        }
+    }
+    fn cuGraphExecKernelNodeSetParams(exec: CUgraphExec, node: CUgraphNode, params: *const CUDA_KERNEL_NODE_PARAMS_v1) {
+        set(exec, node, || kernel(get(params)?.into()))
+    }
+    fn cuGraphExecKernelNodeSetParams_v2(exec: CUgraphExec, node: CUgraphNode, params: *const CUDA_KERNEL_NODE_PARAMS) {
+        set(exec, node, || kernel(get(params)?))
+    }
+    fn cuGraphExecNodeSetParams(exec: CUgraphExec, node: CUgraphNode, params: *mut CUgraphNodeParams) {
+        set(exec, node, || settable(params.cast()))
     }
 }

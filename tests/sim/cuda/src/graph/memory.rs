@@ -10,17 +10,19 @@
 //! allocations that live on outside of a graph, and for each stream by the most demanding graph
 //! last launched there.
 
-use crate::abi::{exports, put};
-use crate::arena::Arena;
+use crate::abi::{Result, exports, put};
 use crate::context::Context;
 use crate::driver::{Device, Driver, driver, lock};
-use crate::errors::Result;
+use crate::memory::Kind;
 use simgpu::memory::Use;
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use tessera_cuda::types::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUdevice};
+use tessera_cuda::types::{
+    CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT,
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUdevice,
+};
 
 /// What an allocation node obtains. Its address is given back with the last reference: of its
 /// node, of executable graphs, or of its being alive.
@@ -43,19 +45,14 @@ struct State {
     pools: BTreeMap<c_int, Pool>,
     /// By address; with the executable graph that allocated each.
     live: BTreeMap<u64, (Arc<Allocation>, u64)>,
-    /// By GPU: addresses.
-    arenas: BTreeMap<c_int, Arena>,
 }
 
-static STATE: Mutex<State> =
-    Mutex::new(State { pools: BTreeMap::new(), live: BTreeMap::new(), arenas: BTreeMap::new() });
+static STATE: Mutex<State> = Mutex::new(State { pools: BTreeMap::new(), live: BTreeMap::new() });
 
 /// One device's graph memory, in bytes.
 #[derive(Default)]
 struct Pool {
     reserved: u64,
-    reserved_high: u64,
-    used_high: u64,
     /// Executable graphs whose memory is mapped, by their number.
     mapped: BTreeMap<u64, Mapped>,
     /// Of allocations alive, by the executable graph that made them.
@@ -86,11 +83,6 @@ impl Pool {
         }
         (live + streams.values().sum::<u64>()).next_multiple_of(page)
     }
-
-    fn note(&mut self, page: u64) {
-        self.used_high = self.used_high.max(self.used(page));
-        self.reserved_high = self.reserved_high.max(self.reserved);
-    }
 }
 
 fn page(driver: &Driver) -> u64 {
@@ -109,13 +101,8 @@ impl Allocation {
         if size == 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        let mut state = lock(&STATE);
-        let arena =
-            state.arenas.entry(device.ordinal).or_insert_with(|| Arena::new(page(driver), false));
-        let need = arena.need(size).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-        let at = arena.take(need).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-        drop(state);
-        driver.memory().insert_graph(at, size, context);
+        let at = crate::memory::place(driver, device.gpu, size, Kind::Graph)?;
+        driver.memory().insert(at, size, Kind::Graph, context, 0);
         Ok(Arc::new(Allocation {
             at,
             size,
@@ -144,12 +131,10 @@ impl Allocation {
 impl Drop for Allocation {
     fn drop(&mut self) {
         let Ok(driver) = driver() else { return };
-        if driver.memory().remove_graph(self.at) {
+        if driver.memory().remove(self.at) {
             crate::arena::forget_pages(self.at, footprint(self.size));
         }
-        if let Some(arena) = lock(&STATE).arenas.get_mut(&self.device.ordinal) {
-            arena.give(self.at, self.size);
-        }
+        crate::memory::displace(driver, self.device.gpu, self.at, self.size, Kind::Graph);
     }
 }
 
@@ -197,7 +182,6 @@ pub(crate) fn map(
         return Err(CUDA_ERROR_OUT_OF_MEMORY);
     }
     pool.reserved += missing;
-    pool.note(page);
     Ok(())
 }
 
@@ -225,9 +209,6 @@ pub(crate) fn enliven(exec: u64, allocation: &Arc<Allocation>) {
     if replaced.is_none() {
         let pool = state.pools.entry(allocation.device.ordinal).or_default();
         *pool.live.entry(exec).or_default() += footprint(allocation.size);
-        if let Ok(driver) = driver() {
-            pool.note(page(driver));
-        }
     }
 }
 
@@ -290,12 +271,59 @@ pub(crate) fn release_all(driver: &Driver, device: &'static Device) {
     drop(gone);
 }
 
-/// `CU_GRAPH_MEM_ATTR_*`.
-mod attribute {
-    pub(super) const USED_CURRENT: i32 = 0;
-    pub(super) const USED_HIGH: i32 = 1;
-    pub(super) const RESERVED_CURRENT: i32 = 2;
-    pub(super) const RESERVED_HIGH: i32 = 3;
+/// What a step means for graph memory.
+#[derive(Clone, Copy)]
+pub(crate) enum Effect {
+    None,
+    /// Obtains so many bytes at an address.
+    Alloc(u64, u64),
+    /// Gives back what is at an address.
+    Free(u64),
+}
+
+/// Bytes of physical memory that the steps need together. Memory freed by a step serves an
+/// allocation that depends on it ("Optimized Memory Reuse"), never one that might run beside it.
+pub(crate) fn launch_footprint(effects: &[Effect], after: &[Vec<usize>]) -> u64 {
+    /// Physical memory that allocations use one after another.
+    struct Slot {
+        bytes: u64,
+        at: u64,
+        free_since: Option<usize>,
+    }
+    let mut slots = Vec::<Slot>::new();
+    for (step, effect) in effects.iter().enumerate() {
+        match *effect {
+            Effect::None => {}
+            Effect::Free(at) => {
+                if let Some(slot) = slots.iter_mut().find(|s| s.at == at && s.free_since.is_none())
+                {
+                    slot.free_since = Some(step);
+                }
+            }
+            Effect::Alloc(at, bytes) => {
+                let ancestors = slots.iter().any(|s| s.free_since.is_some()).then(|| {
+                    let mut seen = vec![false; step];
+                    let mut look = after[step].clone();
+                    while let Some(next) = look.pop() {
+                        if next < step && !std::mem::replace(&mut seen[next], true) {
+                            look.extend(&after[next]);
+                        }
+                    }
+                    seen
+                });
+                let usable = |s: &&mut Slot| {
+                    s.bytes >= bytes
+                        && s.free_since
+                            .is_some_and(|free| ancestors.as_ref().is_some_and(|seen| seen[free]))
+                };
+                match slots.iter_mut().filter(usable).min_by_key(|s| s.bytes) {
+                    Some(slot) => (slot.at, slot.free_since) = (at, None),
+                    None => slots.push(Slot { bytes, at, free_since: None }),
+                }
+            }
+        }
+    }
+    slots.iter().map(|s| s.bytes).sum()
 }
 
 exports! {
@@ -310,10 +338,8 @@ exports! {
         let mut state = lock(&STATE);
         let pool = state.pools.entry(device.ordinal).or_default();
         let answer = match which {
-            attribute::USED_CURRENT => pool.used(page(driver)),
-            attribute::USED_HIGH => pool.used_high,
-            attribute::RESERVED_CURRENT => pool.reserved,
-            attribute::RESERVED_HIGH => pool.reserved_high,
+            CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT => pool.used(page(driver)),
+            CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT => pool.reserved,
             _ => return Err(CUDA_ERROR_INVALID_VALUE),
         };
         put(value.cast(), answer)

@@ -1,34 +1,30 @@
 //! Graphs: CUDA Driver API, "Graph Management"; CUDA Programming Guide, "CUDA Graphs".
 //!
-//! - [`add`]: nodes, and what they do; [`kind`] is what cuda.h says of them.
-//! - [`exec`], [`update`]: executable graphs; [`plan`] is their pure part.
+//! - [`add`]: making nodes, and asking about them.
+//! - [`exec`]: executable graphs.
 //! - [`memory`]: device memory of allocation nodes.
-//! - [`conditional`]: nodes that choose among graphs.
 //!
 //! "Graph objects are not threadsafe" (Driver API, "Graph object thread safety"), but the
 //! simulator keeps its own state whole whatever threads do.
 
 pub(crate) mod add;
-pub(crate) mod conditional;
 pub(crate) mod exec;
-pub(crate) mod kind;
 pub(crate) mod memory;
-pub(crate) mod plan;
-pub(crate) mod update;
 
-use crate::abi::{exports, put};
-use crate::driver::{driver, lock};
-use crate::errors::Result;
-use crate::handle::{Header, Recycler, enliven, handle, kill, object, resolve};
-use crate::host_function::HostFn;
-use kind::Kind;
-use std::ffi::{c_uint, c_void};
-use std::sync::Mutex;
+use crate::abi::{Header, Recycler, Result, enliven, exports, handle, kill, object, resolve};
+use crate::copy::Copy3d;
+use crate::driver::lock;
+use crate::event::Event;
+use crate::launch::Shape;
+use crate::module::Function;
+use crate::stream_memory::MemOp;
+use crate::work::HostFn;
+use memory::Allocation;
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use tessera_cuda::types::CUDA_ERROR_INVALID_VALUE;
-
-pub(crate) type CUgraph = *mut c_void;
-pub(crate) type CUgraphNode = *mut c_void;
+use std::sync::{Arc, Mutex};
+use tessera_cuda::types::{CUDA_ERROR_INVALID_VALUE, CUcontext, CUdeviceptr, CUgraph};
 
 #[repr(C)]
 pub(crate) struct Graph {
@@ -141,7 +137,7 @@ impl Graph {
         if !kill(self) {
             return;
         }
-        crate::capture::sequence::graph_is_gone(self);
+        crate::capture::graph_is_gone(self);
         let state = std::mem::take(&mut *self.lock());
         for node in state.nodes {
             node.destroy();
@@ -195,15 +191,13 @@ fn destroyable(graph: CUgraph) -> Result<&'static Graph> {
 }
 
 exports! {
-    fn cuGraphCreate(out: *mut CUgraph, flags: c_uint) {
-        driver()?;
-        if flags != 0 || out.is_null() {
+    fn cuGraphCreate(flags: c_uint) -> CUgraph {
+        if flags != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        put(out, handle(Graph::create()))
+        Ok(handle(Graph::create()))
     }
     fn cuGraphDestroy(graph: CUgraph) {
-        driver()?;
         destroyable(graph)?.destroy();
         Ok(())
     }
@@ -245,8 +239,7 @@ impl UserObject {
 }
 
 exports! {
-    fn cuUserObjectCreate(out: *mut CUuserObject, data: *mut c_void, destroy: Option<HostFn>, count: c_uint, flags: c_uint) {
-        driver()?;
+    fn cuUserObjectCreate(data: *mut c_void, destroy: Option<HostFn>, count: c_uint, flags: c_uint) -> CUuserObject {
         // CU_USER_OBJECT_NO_DESTRUCTOR_SYNC is required.
         let destroy = destroy.filter(|_| flags == 1 && count > 0).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         let object = UserObject {
@@ -255,10 +248,9 @@ exports! {
             destroy,
             data: data as usize,
         };
-        put(out, handle(enliven(Box::leak(Box::new(object)))))
+        Ok(handle(enliven(Box::leak(Box::new(object)))))
     }
     fn cuGraphRetainUserObject(graph: CUgraph, object: CUuserObject, count: c_uint, flags: c_uint) {
-        driver()?;
         let graph: &Graph = resolve(graph)?;
         let object: &'static UserObject = resolve(object)?;
         // CU_GRAPH_USER_OBJECT_MOVE: the caller's references become the graph's.
@@ -271,7 +263,6 @@ exports! {
         Ok(())
     }
     fn cuGraphReleaseUserObject(graph: CUgraph, object: CUuserObject, count: c_uint) {
-        driver()?;
         let graph: &Graph = resolve(graph)?;
         let object: &'static UserObject = resolve(object)?;
         let mut state = graph.lock();
@@ -283,5 +274,137 @@ exports! {
         }
         drop(state);
         object.release(count)
+    }
+}
+
+/// What a node does. Cheap to copy: large parts are shared and never change.
+#[derive(Clone, Default)]
+pub(crate) enum Kind {
+    Kernel(Kernel),
+    Memcpy(Arc<Copy3d>),
+    Memset(Memset),
+    Host(HostNode),
+    Child(&'static Graph),
+    #[default]
+    Empty,
+    EventWait(&'static Event),
+    EventRecord(&'static Event),
+    MemAlloc(Arc<Allocation>),
+    MemFree(Arc<Allocation>),
+    MemOps(Arc<[MemOp]>),
+    Conditional(Arc<Conditional>),
+}
+
+impl Kind {
+    /// `CUgraphNodeType`.
+    pub(crate) fn number(&self) -> c_int {
+        match self {
+            Kind::Kernel(_) => 0,
+            Kind::Memcpy(_) => 1,
+            Kind::Memset(_) => 2,
+            Kind::Host(_) => 3,
+            Kind::Child(_) => 4,
+            Kind::Empty => 5,
+            Kind::EventWait(_) => 6,
+            Kind::EventRecord(_) => 7,
+            Kind::MemAlloc(_) => 10,
+            Kind::MemFree(_) => 11,
+            Kind::MemOps(_) => 12,
+            Kind::Conditional(_) => 13,
+        }
+    }
+}
+
+/// A kernel, with its parameters as far as they matter: how long it runs.
+#[derive(Clone, Copy)]
+pub(crate) struct Kernel {
+    pub function: &'static Function,
+    pub shape: Shape,
+    /// Dynamic shared memory, bytes of a block.
+    pub shared: c_uint,
+    /// GPU time in ns, unless it depends on the GPU.
+    pub fixed_ns: Option<u64>,
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct HostNode {
+    pub function: HostFn,
+    pub data: usize,
+}
+
+/// `CUDA_MEMSET_NODE_PARAMS` v1; v2 appends a context.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Memset {
+    pub dst: CUdeviceptr,
+    pub pitch: usize,
+    pub value: c_uint,
+    pub element: c_uint,
+    pub width: usize,
+    pub height: usize,
+}
+const _: () = assert!(size_of::<Memset>() == 40);
+
+// Conditional nodes: CUDA Programming Guide, "Conditional Graph Nodes". Kernels compute nothing, so the condition is the
+// handle's default value, 0 without one; a `while` whose condition is not zero runs its body once.
+
+const IF: c_int = 0;
+const WHILE: c_int = 1;
+const SWITCH: c_int = 2;
+const CU_GRAPH_COND_ASSIGN_DEFAULT: c_uint = 1;
+
+pub(crate) struct Conditional {
+    pub bodies: Vec<&'static Graph>,
+    /// The same as handles: "CUDA-owned array … valid for the lifetime of the conditional node".
+    list: Box<[usize]>,
+    /// `CU_GRAPH_COND_TYPE_*`.
+    pub kind: c_int,
+    value: c_uint,
+}
+
+/// Conditions' default values, by handle.
+static HANDLES: Mutex<BTreeMap<u64, c_uint>> = Mutex::new(BTreeMap::new());
+
+impl Conditional {
+    pub(crate) fn create(condition: u64, kind: c_int, size: c_uint) -> Result<Arc<Conditional>> {
+        let fits = match kind {
+            IF => matches!(size, 1 | 2),
+            WHILE => size == 1,
+            SWITCH => (1..=1 << 16).contains(&size),
+            _ => false,
+        };
+        let value = lock(&HANDLES).get(&condition).copied();
+        let value = value.filter(|_| fits).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let bodies: Vec<_> = (0..size).map(|_| Graph::create_owned()).collect();
+        let list = bodies.iter().map(|body| handle(*body) as usize).collect();
+        Ok(Arc::new(Conditional { bodies, list, kind, value }))
+    }
+
+    /// Its bodies, as an array of handles.
+    pub(crate) fn handles(&self) -> *mut CUgraph {
+        self.list.as_ptr().cast_mut().cast()
+    }
+
+    pub(crate) fn chosen(&self) -> Option<&'static Graph> {
+        let index = match (self.kind, self.value) {
+            (IF, 0) => 1,
+            (WHILE, 0) => return None,
+            (IF | WHILE, _) => 0,
+            (_, value) => value as usize,
+        };
+        self.bodies.get(index).copied()
+    }
+}
+
+exports! {
+    fn cuGraphConditionalHandleCreate(graph: CUgraph, _ctx: CUcontext, value: c_uint, flags: c_uint) -> u64 {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        resolve::<Graph>(graph)?;
+        if flags & !CU_GRAPH_COND_ASSIGN_DEFAULT != 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let condition = NEXT.fetch_add(1, Ordering::Relaxed);
+        lock(&HANDLES).insert(condition, if flags == 0 { 0 } else { value });
+        Ok(condition)
     }
 }

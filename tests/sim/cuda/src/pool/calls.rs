@@ -1,14 +1,11 @@
-//! The pool functions.
+//! The pool functions, and what a pool is made of: `CUmemPoolProps`, `CUmemLocation`.
 
-use super::props::{HANDLE_NONE, Location, PINNED, Props};
 use super::{HOLDING, Pool};
-use crate::abi::{exports, exports_both, get, put};
+use crate::abi::{Result, exports, exports_both, get, handle, put, resolve};
 use crate::capture;
 use crate::driver::{Driver, driver, lock};
-use crate::errors::Result;
-use crate::handle::{handle, resolve};
-use crate::memory::free;
-use crate::stream::{Stream, stream};
+use crate::stream::Stream;
+use simgpu::memory::Use;
 use std::ffi::{c_int, c_void};
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
@@ -16,6 +13,95 @@ use tessera_cuda::types::{
     CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUdevice, CUdeviceptr, CUmemLocation,
     CUmemPoolProps, CUmemoryPool, CUstream,
 };
+
+const CUDA_ERROR_NOT_PERMITTED: i32 = 800;
+
+/// `CU_MEM_ALLOCATION_TYPE_*`.
+pub(crate) const PINNED: c_int = 1;
+pub(crate) const MANAGED: c_int = 2;
+
+/// `CU_MEM_HANDLE_TYPE_*`.
+pub(crate) const HANDLE_NONE: c_int = 0;
+pub(crate) const HANDLE_FD: c_int = 1;
+pub(crate) const HANDLE_FABRIC: c_int = 8;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Location {
+    /// A GPU, by ordinal.
+    Device(CUdevice),
+    Host,
+    HostNuma(c_int),
+    /// None preferred (managed memory).
+    None,
+}
+
+impl Location {
+    pub(crate) fn of(raw: CUmemLocation, driver: &'static Driver) -> Result<Location> {
+        match raw.r#type {
+            0 => Ok(Location::None),
+            1 => driver.device(raw.id).map(|d| Location::Device(d.ordinal)),
+            2 => Ok(Location::Host),
+            3 if is_node(raw.id, driver) => Ok(Location::HostNuma(raw.id)),
+            _ => Err(CUDA_ERROR_INVALID_VALUE),
+        }
+    }
+
+    /// `CU_MEM_LOCATION_TYPE_*` and the id.
+    pub(crate) fn raw(self) -> CUmemLocation {
+        let (r#type, id) = match self {
+            Location::None => (0, 0),
+            Location::Device(ordinal) => (1, ordinal),
+            Location::Host => (2, 0),
+            Location::HostNuma(node) => (3, node),
+        };
+        CUmemLocation { r#type, id }
+    }
+}
+
+/// Whether the simulated machine has this NUMA node: node 0, and those of its GPUs.
+pub(crate) fn is_node(node: c_int, driver: &Driver) -> bool {
+    node == 0 || node > 0 && driver.devices.iter().any(|d| d.config.numa_node == node)
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Props {
+    pub(super) allocation: c_int,
+    pub(super) location: Location,
+}
+
+impl Props {
+    pub(super) fn counts_as(&self) -> Use {
+        if self.allocation == MANAGED { Use::Managed } else { Use::Pool }
+    }
+
+    /// Checks what a caller gave (`cuMemPoolCreate`).
+    fn check(raw: &CUmemPoolProps, driver: &'static Driver) -> Result<Props> {
+        let is_managed = raw.allocType == MANAGED && driver.session.config().cuda_version >= 13_000;
+        let pinned_or_managed = raw.allocType == PINNED || is_managed;
+        if !pinned_or_managed || !raw.win32SecurityAttributes.is_null() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let location = Location::of(raw.location, driver).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
+        match raw.handleTypes {
+            HANDLE_NONE => {}
+            // No IMEX channel here.
+            HANDLE_FABRIC => return Err(CUDA_ERROR_NOT_PERMITTED),
+            // Windows'; and no pool is shared (CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES is 0).
+            HANDLE_FD | 2 | 4 => return Err(CUDA_ERROR_NOT_SUPPORTED),
+            _ => return Err(CUDA_ERROR_INVALID_VALUE),
+        }
+        // "maxSize must be set to zero for managed memory pools".
+        let wrong = if is_managed {
+            raw.maxSize != 0 || raw.usage != 0
+        } else {
+            location == Location::None
+        };
+        if wrong {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        Ok(Props { allocation: raw.allocType, location })
+    }
+}
 
 /// `CU_MEMPOOL_ATTR_*`.
 mod attribute {
@@ -27,37 +113,19 @@ mod attribute {
     pub(super) const USED_MEM_CURRENT: i32 = 7;
     pub(super) const USED_MEM_HIGH: i32 = 8;
     pub(super) const ALLOCATION_TYPE: i32 = 9;
-    pub(super) const EXPORT_HANDLE_TYPES: i32 = 10;
     pub(super) const LOCATION_ID: i32 = 11;
     pub(super) const LOCATION_TYPE: i32 = 12;
-    pub(super) const MAX_POOL_SIZE: i32 = 13;
-    pub(super) const HW_DECOMPRESS_ENABLED: i32 = 14;
-    pub(super) const LOCALITY_DOMAIN_ID: i32 = 15;
 }
 
-/// Where a pool that is not a device's belongs: the pools of host locations and of managed memory.
-struct Place {
-    location: CUmemLocation,
-    allocation: c_int,
-    pool: &'static Pool,
-}
+/// The default pools of places that are no device's: of host locations, and of managed memory.
+static PLACES: Mutex<Vec<(Props, &Pool)>> = Mutex::new(Vec::new());
 
-static PLACES: Mutex<Vec<Place>> = Mutex::new(Vec::new());
-
-fn allocate(
-    pool: &'static Pool,
-    out: *mut CUdeviceptr,
-    bytes: usize,
-    s: &'static Stream,
-) -> Result<()> {
+fn allocate(pool: &'static Pool, bytes: usize, s: &'static Stream) -> Result<CUdeviceptr> {
     if s.is_capturing() {
         let device = lock(&pool.inner).device.ok_or(CUDA_ERROR_NOT_SUPPORTED)?;
-        return capture::alloc(s, device, out, bytes);
+        return capture::alloc(s, device, bytes as u64);
     }
-    if out.is_null() {
-        return Err(CUDA_ERROR_INVALID_VALUE);
-    }
-    put(out, pool.allocate(s.context(), s, bytes as u64)?)
+    pool.allocate(s.context(), s, bytes as u64)
 }
 
 fn get_attribute(pool: &'static Pool, which: c_int, value: *mut c_void) -> Result<()> {
@@ -77,12 +145,8 @@ fn get_attribute(pool: &'static Pool, which: c_int, value: *mut c_void) -> Resul
         a::USED_MEM_CURRENT => put(value.cast::<u64>(), inner.space.used()),
         a::USED_MEM_HIGH => put(value.cast::<u64>(), inner.used_high),
         a::ALLOCATION_TYPE if new => put(value.cast::<c_int>(), inner.props.allocation),
-        a::EXPORT_HANDLE_TYPES if new => put(value.cast::<c_int>(), HANDLE_NONE),
         a::LOCATION_ID if new => put(value.cast::<c_int>(), inner.props.location.raw().id),
         a::LOCATION_TYPE if new => put(value.cast::<c_int>(), inner.props.location.raw().r#type),
-        a::MAX_POOL_SIZE if new => put(value.cast::<u64>(), inner.props.max_size),
-        a::HW_DECOMPRESS_ENABLED if new => put(value.cast::<c_int>(), 0),
-        a::LOCALITY_DOMAIN_ID if new => put(value.cast::<c_int>(), -1),
         _ => Err(CUDA_ERROR_INVALID_VALUE),
     }
 }
@@ -137,30 +201,26 @@ fn pool_of(
             let device = driver.device(ordinal)?;
             return if current { device.current_pool() } else { device.default_pool() };
         }
-        (_, PINNED | super::props::MANAGED) => Props { allocation, location, max_size: 0 },
+        (_, PINNED | MANAGED) => Props { allocation, location },
         _ => return Err(CUDA_ERROR_INVALID_VALUE),
     };
     let mut places = lock(&PLACES);
-    let raw = location.raw();
-    if let Some(place) = places.iter().find(|p| p.location == raw && p.allocation == allocation) {
-        return Ok(place.pool);
+    if let Some((_, pool)) = places.iter().find(|(known, _)| *known == props) {
+        return Ok(pool);
     }
     let pool = Pool::create(driver, props, true)?;
-    places.push(Place { location: raw, allocation, pool });
+    places.push((props, pool));
     Ok(pool)
 }
 
 exports_both! {
-    fn cuMemAllocAsync, cuMemAllocAsync_ptsz(out: *mut CUdeviceptr, bytes: usize, s: CUstream) |flavour| {
-        let s = stream(s, flavour)?;
-        allocate(s.device().current_pool()?, out, bytes, s)
+    fn cuMemAllocAsync, cuMemAllocAsync_ptsz(bytes: usize, s: CUstream) -> CUdeviceptr |s| {
+        allocate(s.device().current_pool()?, bytes, s)
     }
-    fn cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync_ptsz(out: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, s: CUstream) |flavour| {
-        let s = stream(s, flavour)?;
-        allocate(resolve(pool)?, out, bytes, s)
+    fn cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync_ptsz(bytes: usize, pool: CUmemoryPool, s: CUstream) -> CUdeviceptr |s| {
+        allocate(resolve(pool)?, bytes, s)
     }
-    fn cuMemFreeAsync, cuMemFreeAsync_ptsz(at: CUdeviceptr, s: CUstream) |flavour| {
-        let s = stream(s, flavour)?;
+    fn cuMemFreeAsync, cuMemFreeAsync_ptsz(at: CUdeviceptr, s: CUstream) |s| {
         let driver = driver()?;
         if at == 0 {
             return Ok(());
@@ -175,27 +235,24 @@ exports_both! {
             return freed.map(drop);
         }
         // Memory of cuMemAlloc: at once.
-        free(driver, at).map(|_| ())
+        crate::memory::free(driver, at).map(|_| ())
     }
 }
 
 exports! {
-    fn cuDeviceGetDefaultMemPool(out: *mut CUmemoryPool, dev: CUdevice) {
-        put(out, handle(driver()?.device(dev)?.default_pool()?))
+    fn cuDeviceGetDefaultMemPool(dev: CUdevice) -> CUmemoryPool {
+        Ok(handle(driver()?.device(dev)?.default_pool()?))
     }
-    fn cuDeviceGetMemPool(out: *mut CUmemoryPool, dev: CUdevice) {
-        put(out, handle(driver()?.device(dev)?.current_pool()?))
+    fn cuDeviceGetMemPool(dev: CUdevice) -> CUmemoryPool {
+        Ok(handle(driver()?.device(dev)?.current_pool()?))
     }
     fn cuDeviceSetMemPool(dev: CUdevice, pool: CUmemoryPool) {
         set_current(driver()?, dev, resolve(pool)?)
     }
-    fn cuMemPoolCreate(out: *mut CUmemoryPool, props: *const CUmemPoolProps) {
+    fn cuMemPoolCreate(props: *const CUmemPoolProps) -> CUmemoryPool {
         let driver = driver()?;
         let props = Props::check(&get(props)?, driver)?;
-        if out.is_null() {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        put(out, handle(Pool::create(driver, props, false)?))
+        Ok(handle(Pool::create(driver, props, false)?))
     }
     fn cuMemPoolDestroy(pool: CUmemoryPool) {
         resolve::<Pool>(pool)?.destroy(driver()?)
@@ -205,20 +262,18 @@ exports! {
         Ok(())
     }
     fn cuMemPoolGetAttribute(pool: CUmemoryPool, which: c_int, value: *mut c_void) {
-        driver()?;
         capture::permit(capture::Call::PoolAttribute)?;
         get_attribute(resolve(pool)?, which, value)
     }
     fn cuMemPoolSetAttribute(pool: CUmemoryPool, which: c_int, value: *mut c_void) {
-        driver()?;
         capture::permit(capture::Call::PoolAttribute)?;
         set_attribute(resolve(pool)?, which, value)
     }
 
-    fn cuMemGetDefaultMemPool(out: *mut CUmemoryPool, location: *mut CUmemLocation, allocation: c_int) {
-        put(out, handle(pool_of(location, allocation, false)?))
+    fn cuMemGetDefaultMemPool(location: *mut CUmemLocation, allocation: c_int) -> CUmemoryPool {
+        Ok(handle(pool_of(location, allocation, false)?))
     }
-    fn cuMemGetMemPool(out: *mut CUmemoryPool, location: *mut CUmemLocation, allocation: c_int) {
-        put(out, handle(pool_of(location, allocation, true)?))
+    fn cuMemGetMemPool(location: *mut CUmemLocation, allocation: c_int) -> CUmemoryPool {
+        Ok(handle(pool_of(location, allocation, true)?))
     }
 }

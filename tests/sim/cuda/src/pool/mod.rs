@@ -8,22 +8,20 @@
 //! threshold, when it is trimmed or destroyed, and when the process would be refused memory.
 
 mod calls;
-pub(crate) mod order;
-pub(crate) mod props;
 mod space;
 
 pub use calls::*;
+pub(crate) use calls::{HANDLE_FABRIC, HANDLE_FD, Location, PINNED};
 
+use crate::abi::{Header, Recycler, Result, enliven, kill, object};
 use crate::context::Context;
 use crate::driver::{Device, Driver, driver, lock};
-use crate::errors::Result;
-use crate::handle::{Header, Object, Recycler, enliven, kill};
 use crate::stream::Stream;
-use order::After;
-use props::{Location, Props};
+use calls::Props;
 use simgpu::engine::Op;
 use simgpu::memory::Use;
 use space::{Space, rounded};
+use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use tessera_cuda::types::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY};
@@ -53,13 +51,7 @@ struct Inner {
     used_high: u64,
 }
 
-impl Object for Pool {
-    const MAGIC: u32 = 0x504f_4f4c;
-    const INVALID: i32 = CUDA_ERROR_INVALID_VALUE;
-    fn header(&self) -> &Header {
-        &self.header
-    }
-}
+object!(Pool, 0x504f_4f4c, CUDA_ERROR_INVALID_VALUE);
 
 /// Every pool of the process that may hold memory.
 static POOLS: Mutex<Vec<&'static Pool>> = Mutex::new(Vec::new());
@@ -67,37 +59,9 @@ static DEAD: Recycler<Pool> = Recycler::new();
 /// Whether some pool holds memory that a synchronisation may release.
 static HOLDING: AtomicBool = AtomicBool::new(false);
 
-impl Pool {
-    fn dead() -> Pool {
-        Pool {
-            header: Header::new(),
-            inner: Mutex::new(Inner {
-                props: Props::default(),
-                device: None,
-                is_default: false,
-                destroyed: true,
-                buried: true,
-                space: Space::new(),
-                live: 0,
-                touched: false,
-                reserved_high: 0,
-                used_high: 0,
-            }),
-            release_threshold: AtomicU64::new(0),
-            reuse: [1, 1, 1].map(AtomicU32::new),
-        }
-    }
-
-    fn create(driver: &'static Driver, props: Props, is_default: bool) -> Result<&'static Pool> {
-        let device = match props.location {
-            Location::Device(ordinal) => Some(driver.device(ordinal)?),
-            _ => None,
-        };
-        let pool = DEAD.take(Pool::dead);
-        pool.release_threshold.store(0, Ordering::Relaxed);
-        pool.reuse.iter().for_each(|r| r.store(1, Ordering::Relaxed));
-        let mut inner = lock(&pool.inner);
-        *inner = Inner {
+impl Inner {
+    fn new(props: Props, device: Option<&'static Device>, is_default: bool) -> Inner {
+        Inner {
             props,
             device,
             is_default,
@@ -108,8 +72,25 @@ impl Pool {
             touched: false,
             reserved_high: 0,
             used_high: 0,
+        }
+    }
+}
+
+impl Pool {
+    fn create(driver: &'static Driver, props: Props, is_default: bool) -> Result<&'static Pool> {
+        let device = match props.location {
+            Location::Device(ordinal) => Some(driver.device(ordinal)?),
+            _ => None,
         };
-        drop(inner);
+        let pool = DEAD.take(|| Pool {
+            header: Header::new(),
+            inner: Mutex::new(Inner::new(props, device, is_default)),
+            release_threshold: AtomicU64::default(),
+            reuse: Default::default(),
+        });
+        pool.release_threshold.store(0, Ordering::Relaxed);
+        pool.reuse.iter().for_each(|r| r.store(1, Ordering::Relaxed));
+        *lock(&pool.inner) = Inner::new(props, device, is_default);
         lock(&POOLS).push(pool);
         Ok(enliven(pool))
     }
@@ -248,29 +229,22 @@ impl Inner {
         start
     }
 
-    /// Takes `len` bytes of a new chunk; the GPU, or the pool, has not that much: `None`.
+    /// Takes `len` bytes of a new chunk; the GPU has not that much: `None`.
     fn grow(&mut self, driver: &Driver, len: u64) -> Option<u64> {
         let memory = driver.session.config().memory;
         let fitting = len.checked_next_multiple_of(memory.granularity_bytes)?;
         let whole = fitting.checked_next_multiple_of(memory.pool_chunk_bytes)?;
-        let room = match self.props.max_size {
-            0 => u64::MAX,
-            most => most.saturating_sub(self.space.reserved()),
-        };
-        let (bytes, start) =
-            [whole, fitting].into_iter().filter(|&bytes| bytes <= room).find_map(|bytes| {
-                let charged = self
-                    .device
-                    .is_none_or(|d| driver.session.charge(d.gpu, self.props.counts_as(), bytes));
-                charged.then_some(bytes).and_then(|bytes| {
-                    let gpu = self.device.map_or(0, |d| d.gpu);
-                    let start = driver.memory().take_range(gpu, bytes);
-                    if start.is_none() {
-                        self.uncharge(driver, bytes);
-                    }
-                    start.map(|start| (bytes, start))
-                })
-            })?;
+        let (bytes, start) = [whole, fitting].into_iter().find_map(|bytes| {
+            let charge = |d: &Device| driver.session.charge(d.gpu, self.props.counts_as(), bytes);
+            if !self.device.is_none_or(charge) {
+                return None;
+            }
+            let start = driver.memory().take_range(self.device.map_or(0, |d| d.gpu), bytes);
+            if start.is_none() {
+                self.uncharge(driver, bytes);
+            }
+            start.map(|start| (bytes, start))
+        })?;
         self.space.add_chunk(start, bytes);
         self.reserved_high = self.reserved_high.max(self.space.reserved());
         self.space.take_ready(len)
@@ -354,7 +328,11 @@ impl Device {
         if let Some(pool) = pools.default {
             return Ok(pool);
         }
-        let pool = Pool::create(driver()?, Props::of_device(self.ordinal), true)?;
+        let pool = Pool::create(
+            driver()?,
+            Props { allocation: PINNED, location: Location::Device(self.ordinal) },
+            true,
+        )?;
         pools.default = Some(pool);
         Ok(pool)
     }
@@ -371,4 +349,110 @@ pub(crate) fn free(driver: &Driver, address: u64, stream: Option<&'static Stream
     let Some((pool, bytes)) = driver.memory().remove_pooled(address) else { return false };
     pool.free(address, bytes, stream);
     true
+}
+
+// Which stream's work comes after which: for memory that was freed in one stream and is wanted in another (CUDA C++
+// Programming Guide, "Stream Ordered Memory Allocator", "Physical Page Caching Behavior":
+// `cudaMemPoolReuseFollowEventDependencies`). Nothing is followed before the first free in stream order: an event recorded
+// earlier can't have captured it.
+
+/// Streams and events beyond this many are forgotten: reuse is lost, nothing else.
+const MOST: usize = 8192;
+
+/// A place in a stream: what was freed there is free once its GPU's queue has completed `seq`.
+#[derive(Clone, Copy)]
+struct After {
+    device: &'static Device,
+    /// The last operation submitted before.
+    seq: u64,
+    stream: u64,
+    context: usize,
+    legacy: bool,
+    blocking: bool,
+}
+
+/// Streams' numbers, and up to which operation another's work comes before.
+type Known = BTreeMap<u64, u64>;
+
+#[derive(Default)]
+struct Order {
+    streams: BTreeMap<u64, Known>,
+    /// By the event's address: what its last record captured.
+    events: BTreeMap<usize, Known>,
+}
+
+static FOLLOWING: AtomicBool = AtomicBool::new(false);
+static ORDER: Mutex<Option<Order>> = Mutex::new(None);
+
+impl After {
+    /// The place that `stream` has reached with its submissions; `None`: nothing to wait for.
+    fn now_in(stream: &'static Stream) -> Option<After> {
+        FOLLOWING.store(true, Ordering::Relaxed);
+        stream.place().map(|seq| After {
+            device: stream.device(),
+            seq,
+            stream: stream.number(),
+            context: std::ptr::from_ref(stream.context()).addr(),
+            legacy: stream.is_legacy(),
+            blocking: stream.is_blocking(),
+        })
+    }
+
+    /// One place for two of the same stream.
+    fn joined(a: &After, b: &After) -> Option<After> {
+        (a.stream == b.stream).then_some(if a.seq >= b.seq { *a } else { *b })
+    }
+
+    fn is_reached(&self) -> bool {
+        // A lost GPU's work is over.
+        self.device.is_complete(self.seq).unwrap_or(true)
+    }
+
+    fn is_in(&self, stream: &Stream) -> bool {
+        self.stream == stream.number()
+    }
+
+    /// Whether the work of `stream` comes after it, by events or by the legacy default stream.
+    fn is_before(&self, stream: &'static Stream) -> bool {
+        let same_context = self.context == std::ptr::from_ref(stream.context()).addr();
+        if same_context
+            && (self.legacy && stream.is_blocking() || self.blocking && stream.is_legacy())
+        {
+            return true;
+        }
+        let order = lock(&ORDER);
+        let known = order.as_ref().and_then(|o| o.streams.get(&stream.number()));
+        known.and_then(|k| k.get(&self.stream)).is_some_and(|&seq| seq >= self.seq)
+    }
+}
+
+pub(crate) fn recorded(event: usize, stream: &Stream, seq: u64) {
+    if !FOLLOWING.load(Ordering::Relaxed) {
+        return;
+    }
+    let mut order = lock(&ORDER);
+    let order = order.get_or_insert_default();
+    let mut known = order.streams.get(&stream.number()).cloned().unwrap_or_default();
+    known.insert(stream.number(), seq);
+    if order.events.len() >= MOST {
+        order.events.clear();
+    }
+    order.events.insert(event, known);
+}
+
+pub(crate) fn waited(event: usize, stream: &Stream) {
+    if !FOLLOWING.load(Ordering::Relaxed) {
+        return;
+    }
+    let mut order = lock(&ORDER);
+    let order = order.get_or_insert_default();
+    let Some(captured) = order.events.get(&event).cloned() else { return };
+    if order.streams.len() >= MOST {
+        order.streams.clear();
+    }
+    let known = order.streams.entry(stream.number()).or_default();
+    for (other, seq) in captured {
+        let latest = known.entry(other).or_default();
+        *latest = seq.max(*latest);
+    }
 }

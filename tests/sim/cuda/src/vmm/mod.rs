@@ -4,24 +4,23 @@
 //! `cuMemCreate` until its last handle, mapping and import are gone; a mapping is the same memory
 //! once more, at the application's reserved address.
 
-mod calls;
-mod map;
 mod multicast;
 
-pub use calls::*;
 pub use multicast::*;
 
+use crate::abi::{Result, exports, get, put};
 use crate::driver::{Device, Driver, driver, lock};
-use crate::errors::Result;
-use crate::pool::props::{HANDLE_FABRIC, HANDLE_FD, Location};
-use crate::shared::{self, Header, SharedFile, What};
+use crate::ipc::{self, Header, SharedFile, What};
+use crate::pool::{HANDLE_FABRIC, HANDLE_FD, Location};
 use simgpu::memory::ObjectId;
 use simgpu::memory::Use;
 use std::collections::BTreeMap;
+use std::ffi::{c_int, c_ulonglong, c_void};
 use std::sync::{Mutex, MutexGuard};
 use tessera_cuda::types::{
-    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY,
-    CUmemAllocationProp,
+    CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED,
+    CUDA_ERROR_OUT_OF_MEMORY, CUdeviceptr, CUmemAllocationHandleType, CUmemAllocationProp,
+    CUmemGenericAllocationHandle, CUmemLocation,
 };
 
 const CUDA_ERROR_NOT_PERMITTED: i32 = 800;
@@ -47,13 +46,31 @@ struct Physical {
     multicast: Option<multicast::Team>,
 }
 
+impl Physical {
+    /// With one handle, used by nothing yet.
+    fn new(bytes: u64, home: u64, location: Location, device: Option<&'static Device>) -> Physical {
+        Physical {
+            bytes,
+            home,
+            location,
+            device,
+            handle_types: 0,
+            usage: 0,
+            file: None,
+            object: None,
+            references: 1,
+            uses: 0,
+            multicast: None,
+        }
+    }
+}
+
 /// A mapping, by its address.
 struct Mapping {
     len: u64,
     handle: u64,
 }
 
-#[derive(Default)]
 struct Vmm {
     reserved: BTreeMap<u64, u64>,
     memory: BTreeMap<u64, Physical>,
@@ -61,28 +78,16 @@ struct Vmm {
     handles: u64,
 }
 
-static VMM: Mutex<Option<Vmm>> = Mutex::new(None);
+static VMM: Mutex<Vmm> = Mutex::new(Vmm {
+    reserved: BTreeMap::new(),
+    memory: BTreeMap::new(),
+    mapped: BTreeMap::new(),
+    handles: 0,
+});
 
 /// The state, locked; before [`Driver::memory`] where both are.
-struct Locked(MutexGuard<'static, Option<Vmm>>);
-
-impl std::ops::Deref for Locked {
-    type Target = Vmm;
-    fn deref(&self) -> &Vmm {
-        self.0.as_ref().unwrap_or_else(|| unreachable!("made when locked"))
-    }
-}
-
-impl std::ops::DerefMut for Locked {
-    fn deref_mut(&mut self) -> &mut Vmm {
-        self.0.get_or_insert_default()
-    }
-}
-
-fn vmm() -> Locked {
-    let mut guard = lock(&VMM);
-    guard.get_or_insert_default();
-    Locked(guard)
+fn vmm() -> MutexGuard<'static, Vmm> {
+    lock(&VMM)
 }
 
 /// The least and the recommended granularity, for every location.
@@ -92,7 +97,7 @@ fn granularity(driver: &Driver) -> u64 {
 
 /// Checks properties: the location.
 fn check(driver: &'static Driver, prop: &CUmemAllocationProp) -> Result<Location> {
-    if prop.r#type != crate::pool::props::PINNED || !prop.win32HandleMetaData.is_null() {
+    if prop.r#type != crate::pool::PINNED || !prop.win32HandleMetaData.is_null() {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     if prop.usage & !USAGES != 0 || prop.compressionType > 1 || prop.gpuDirectRDMACapable > 1 {
@@ -133,7 +138,7 @@ fn create(driver: &'static Driver, size: u64, prop: &CUmemAllocationProp) -> Res
     let made = if prop.requestedHandleTypes & HANDLE_FD != 0 {
         SharedFile::create(size).and_then(|f| f.map(0, size, None).map(|at| (at, Some(f))))
     } else {
-        shared::map_anonymous(size).map(|at| (at, None))
+        ipc::map_anonymous(size).map(|at| (at, None))
     };
     let Some((home, file)) = made else {
         if let Some(device) = device {
@@ -142,17 +147,10 @@ fn create(driver: &'static Driver, size: u64, prop: &CUmemAllocationProp) -> Res
         return Err(CUDA_ERROR_OUT_OF_MEMORY);
     };
     Ok(vmm().add(Physical {
-        bytes: size,
-        home,
-        location,
-        device,
         handle_types: prop.requestedHandleTypes,
         usage: prop.usage,
         file,
-        object: None,
-        references: 1,
-        uses: 0,
-        multicast: None,
+        ..Physical::new(size, home, location, device)
     }))
 }
 
@@ -199,9 +197,9 @@ impl Vmm {
         }
         let Some(memory) = self.memory.remove(&handle) else { return };
         self.note();
-        shared::unmap(memory.home, memory.bytes);
+        ipc::unmap(memory.home, memory.bytes);
         match (memory.object, memory.device) {
-            (Some(object), _) => shared::let_go(driver, object),
+            (Some(object), _) => ipc::let_go(driver, object),
             (None, Some(device)) if memory.multicast.is_none() => {
                 driver.session.uncharge(device.gpu, Use::Virtual, memory.bytes);
             }
@@ -224,7 +222,7 @@ fn export(driver: &Driver, handle: u64, handle_type: i32) -> Result<i32> {
         let device = memory.device;
         let id = match device {
             Some(d) => Some(
-                shared::share(driver, d.gpu, Use::Virtual, memory.bytes)
+                ipc::share(driver, d.gpu, Use::Virtual, memory.bytes)
                     .ok_or(CUDA_ERROR_OUT_OF_MEMORY)?,
             ),
             // Host memory is not counted.
@@ -270,37 +268,271 @@ fn import(driver: &'static Driver, fd: i32) -> Result<u64> {
     let object = device.is_some().then_some(header.id());
     // Everybody who held it is gone, and the memory with them.
     if let Some(object) = object
-        && shared::hold(driver, object).is_none()
+        && ipc::hold(driver, object).is_none()
     {
-        shared::unmap(home, header.bytes);
+        ipc::unmap(home, header.bytes);
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     Ok(vmm().add(Physical {
-        bytes: header.bytes,
-        home,
-        location,
-        device,
         handle_types: header.notes[0].cast_signed(),
         usage: u16::try_from(header.notes[1]).unwrap_or(0),
         file: Some(file),
         object,
-        references: 1,
-        uses: 0,
-        multicast: None,
+        ..Physical::new(header.bytes, home, location, device)
     }))
 }
 
-/// What `cuPointerGetAttribute` says of mapped memory: its handle types.
-pub(crate) fn handle_types_at(address: u64) -> u64 {
-    let vmm = vmm();
-    let found = vmm.mapped.range(..=address).next_back().filter(|(s, m)| address < *s + m.len);
-    let memory = found.and_then(|(_, m)| vmm.memory.get(&m.handle));
-    memory.map_or(0, |m| u64::from(m.handle_types.cast_unsigned()))
+// Reserving addresses, mapping memory at them, and access to it.
+
+const PAGE: u64 = 4096;
+
+/// `CUmemAccessDesc`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Access {
+    location: CUmemLocation,
+    /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE` is 3, `…_READ` 1, `…_NONE` 0.
+    flags: u32,
 }
 
-/// The reserved addresses around one: their start and length.
-pub(crate) fn reserved_at(address: u64) -> Option<(u64, u64)> {
-    let vmm = vmm();
-    let (&start, &len) = vmm.reserved.range(..=address).next_back()?;
-    (address < start + len).then_some((start, len))
+impl Vmm {
+    /// Reserves addresses without memory.
+    fn reserve(&mut self, driver: &Driver, len: u64, align: u64) -> Result<u64> {
+        let wrong = len == 0 || !len.is_multiple_of(PAGE) || align != 0 && !align.is_power_of_two();
+        if wrong {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        if len >= 1 << 46 {
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        let align = align.max(granularity(driver));
+        let want = len.checked_add(align).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        // SAFETY: fresh reserved addresses, without MAP_FIXED.
+        let from = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                usize::try_from(want).unwrap_or(usize::MAX),
+                libc::PROT_NONE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if from == libc::MAP_FAILED {
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        let from = from as u64;
+        let start = from.next_multiple_of(align);
+        if start > from {
+            ipc::unmap(from, start - from);
+        }
+        if start + len < from + want {
+            ipc::unmap(start + len, from + want - start - len);
+        }
+        self.reserved.insert(start, len);
+        Ok(start)
+    }
+
+    /// "The size must match what was given to memAddressReserve and the ptr given must match".
+    fn unreserve(&mut self, start: u64, len: u64) -> Result<()> {
+        let in_use = self.mapped.range(start..start.saturating_add(len)).next().is_some();
+        if self.reserved.get(&start) != Some(&len) || in_use {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        self.reserved.remove(&start);
+        ipc::unmap(start, len);
+        Ok(())
+    }
+
+    fn map(
+        &mut self,
+        driver: &Driver,
+        start: u64,
+        len: u64,
+        offset: u64,
+        handle: u64,
+    ) -> Result<()> {
+        let grain = granularity(driver);
+        let aligned = [start, len, offset].iter().all(|n| n.is_multiple_of(grain));
+        let end = start.checked_add(len).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        // "Note: currently must be zero" (offset).
+        if len == 0 || !aligned || offset != 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let inside = self.reserved.range(..=start).next_back().is_some_and(|(s, n)| end <= s + n);
+        let taken = self.mapped.range(..end).next_back().is_some_and(|(s, m)| s + m.len > start);
+        let memory = self.get(handle)?;
+        let usable = memory.multicast.as_ref().is_none_or(multicast::Team::is_complete);
+        if !inside || taken || len > memory.bytes || !usable {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        if !ipc::map_again(memory.home, len, start) {
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        memory.uses += 1;
+        let device = memory.device;
+        self.mapped.insert(start, Mapping { len, handle });
+        driver.memory().insert_mapped(start, len, device);
+        Ok(())
+    }
+
+    /// The mappings that exactly make up a range.
+    fn exactly(&self, start: u64, len: u64) -> Result<Vec<u64>> {
+        let end = start.checked_add(len).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let mut at = start;
+        let mut found = Vec::new();
+        while at < end {
+            let mapping = self.mapped.get(&at).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+            found.push(at);
+            at += mapping.len;
+        }
+        if at == end && len > 0 { Ok(found) } else { Err(CUDA_ERROR_INVALID_VALUE) }
+    }
+
+    /// "The range must be the entire contiguous address range that was mapped to."
+    fn unmap(&mut self, driver: &Driver, start: u64, len: u64) -> Result<()> {
+        for at in self.exactly(start, len)? {
+            let Some(mapping) = self.mapped.remove(&at) else { continue };
+            driver.memory().remove(at);
+            ipc::replace(at, mapping.len, false);
+            self.unuse(driver, mapping.handle);
+        }
+        Ok(())
+    }
+
+    /// "The range must be a fully mapped address range containing all allocations".
+    fn set_access(
+        &mut self,
+        driver: &'static Driver,
+        start: u64,
+        len: u64,
+        wanted: &[Access],
+    ) -> Result<()> {
+        let mappings = self.exactly(start, len)?;
+        for w in wanted {
+            if !matches!(w.flags, 0 | 1 | 3) {
+                return Err(CUDA_ERROR_INVALID_VALUE);
+            }
+            let place = Location::of(w.location, driver)?;
+            for at in &mappings {
+                let memory = self.mapped.get(at).and_then(|m| self.memory.get(&m.handle));
+                let memory = memory.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+                match (place, memory.device) {
+                    // The devices are no peers.
+                    (Location::Device(d), Some(own))
+                        if d != own.ordinal && memory.multicast.is_none() =>
+                    {
+                        return Err(CUDA_ERROR_INVALID_DEVICE);
+                    }
+                    (Location::Device(_), _) | (Location::Host | Location::HostNuma(_), None) => {}
+                    _ => return Err(CUDA_ERROR_INVALID_VALUE),
+                }
+            }
+        }
+        for at in mappings {
+            let most = wanted.iter().map(|w| w.flags).max().unwrap_or(0);
+            driver.memory().set_mapped_access(at, most);
+        }
+        Ok(())
+    }
+
+    fn at(&self, address: u64) -> Option<(u64, &Mapping)> {
+        let (&start, mapping) = self.mapped.range(..=address).next_back()?;
+        (address < start + mapping.len).then_some((start, mapping))
+    }
+}
+
+exports! {
+    fn cuMemGetAllocationGranularity(prop: *const CUmemAllocationProp, option: c_int) -> usize {
+        let driver = driver()?;
+        check(driver, &get(prop)?)?;
+        if !matches!(option, 0 | 1) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        Ok(usize::try_from(granularity(driver)).unwrap_or(usize::MAX))
+    }
+
+    fn cuMemAddressReserve(len: usize, align: usize, _hint: CUdeviceptr, flags: c_ulonglong) -> CUdeviceptr {
+        let driver = driver()?;
+        if flags != 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        vmm().reserve(driver, len as u64, align as u64)
+    }
+    fn cuMemAddressFree(start: CUdeviceptr, len: usize) {
+        vmm().unreserve(start, len as u64)
+    }
+
+    fn cuMemCreate(size: usize, prop: *const CUmemAllocationProp, flags: c_ulonglong) -> CUmemGenericAllocationHandle {
+        let driver = driver()?;
+        crate::capture::permit(crate::capture::Call::Physical)?;
+        if flags != 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        Ok(create(driver, size as u64, &get(prop)?)?)
+    }
+    fn cuMemRelease(handle: CUmemGenericAllocationHandle) {
+        vmm().release(driver()?, handle)
+    }
+    fn cuMemRetainAllocationHandle(address: *mut c_void) -> CUmemGenericAllocationHandle {
+        let mut vmm = vmm();
+        // "The handle is guaranteed to be the same handle value used to map the memory."
+        let handle = vmm.at(address as u64).ok_or(CUDA_ERROR_INVALID_VALUE)?.1.handle;
+        vmm.memory.get_mut(&handle).ok_or(CUDA_ERROR_INVALID_VALUE)?.references += 1;
+        Ok(handle)
+    }
+    fn cuMemGetAllocationPropertiesFromHandle(handle: CUmemGenericAllocationHandle) -> CUmemAllocationProp {
+        let mut vmm = vmm();
+        let memory = vmm.get(handle)?;
+        Ok(CUmemAllocationProp {
+            r#type: crate::pool::PINNED,
+            requestedHandleTypes: memory.handle_types,
+            location: memory.location.raw(),
+            win32HandleMetaData: std::ptr::null_mut(),
+            // A hint that is not followed.
+            compressionType: 0,
+            gpuDirectRDMACapable: 0,
+            usage: memory.usage,
+            reserved: [0; 4],
+        })
+    }
+
+    fn cuMemMap(start: CUdeviceptr, len: usize, offset: usize, handle: CUmemGenericAllocationHandle, flags: c_ulonglong) {
+        let driver = driver()?;
+        if flags != 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        vmm().map(driver, start, len as u64, offset as u64, handle)
+    }
+    fn cuMemUnmap(start: CUdeviceptr, len: usize) {
+        vmm().unmap(driver()?, start, len as u64)
+    }
+    fn cuMemSetAccess(start: CUdeviceptr, len: usize, desc: *const Access, count: usize) {
+        let driver = driver()?;
+        if count == 0 || count > 1024 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let wanted: Vec<Access> =
+            (0..count).map(|i| get(desc.wrapping_add(i))).collect::<Result<_>>()?;
+        vmm().set_access(driver, start, len as u64, &wanted)
+    }
+
+    fn cuMemExportToShareableHandle(out: *mut c_void, handle: CUmemGenericAllocationHandle, kind: CUmemAllocationHandleType, flags: c_ulonglong) {
+        let driver = driver()?;
+        if out.is_null() || flags != 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        put(out.cast::<c_int>(), export(driver, handle, kind)?)
+    }
+    fn cuMemImportFromShareableHandle(out: *mut CUmemGenericAllocationHandle, handle: *mut c_void, kind: CUmemAllocationHandleType) {
+        let driver = driver()?;
+        match kind {
+            HANDLE_FD if !out.is_null() => {
+                put(out, import(driver, ipc::descriptor_in(handle).ok_or(CUDA_ERROR_INVALID_VALUE)?)?)
+            }
+            // No IMEX channel here.
+            HANDLE_FABRIC => Err(800),
+            _ => Err(CUDA_ERROR_INVALID_VALUE),
+        }
+    }
 }

@@ -4,11 +4,10 @@
 //! object stay in it; they don't reach the bound memory.
 
 use super::{Physical, Vmm, granularity, vmm};
-use crate::abi::{exports, get, put};
+use crate::abi::{Result, exports, get};
 use crate::driver::{Driver, driver};
-use crate::errors::Result;
-use crate::pool::props::Location;
-use crate::shared;
+use crate::ipc;
+use crate::pool::Location;
 use std::ffi::c_ulonglong;
 use tessera_cuda::types::{
     CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED,
@@ -54,20 +53,10 @@ fn create(driver: &Driver, prop: &CUmulticastObjectProp) -> Result<u64> {
     if size == 0 || !size.is_multiple_of(granularity(driver)) {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    let home = shared::map_anonymous(size).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-    Ok(vmm().add(Physical {
-        bytes: size,
-        home,
-        location: Location::None,
-        device: None,
-        handle_types: 0,
-        usage: 0,
-        file: None,
-        object: None,
-        references: 1,
-        uses: 0,
-        multicast: Some(Team { size: prop.numDevices, devices: Vec::new(), bound: Vec::new() }),
-    }))
+    let home = ipc::map_anonymous(size).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+    let team = Team { size: prop.numDevices, devices: Vec::new(), bound: Vec::new() };
+    Ok(vmm()
+        .add(Physical { multicast: Some(team), ..Physical::new(size, home, Location::None, None) }))
 }
 
 fn team(vmm: &mut Vmm, object: u64) -> Result<(&mut Team, u64)> {
@@ -180,13 +169,10 @@ fn unbind(object: u64, dev: CUdevice, offset: u64, len: u64) -> Result<()> {
 }
 
 exports! {
-    fn cuMulticastCreate(out: *mut CUmemGenericAllocationHandle, prop: *const CUmulticastObjectProp) {
+    fn cuMulticastCreate(prop: *const CUmulticastObjectProp) -> CUmemGenericAllocationHandle {
         let driver = driver()?;
         let prop = get(prop)?;
-        if out.is_null() {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        put(out, create(driver, &prop)?)
+        create(driver, &prop)
     }
     fn cuMulticastAddDevice(object: CUmemGenericAllocationHandle, dev: CUdevice) {
         add_device(driver()?, object, dev)

@@ -2,38 +2,153 @@
 
 use crate::harness::*;
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use tessera_cuda::types::CUDA_KERNEL_NODE_PARAMS_v1;
+
+static STEP: AtomicU32 = AtomicU32::new(0);
+
+extern "C" fn first(data: *mut c_void) {
+    std::thread::sleep(Duration::from_millis(5));
+    // SAFETY: the test's own array, alive until the stream is synchronised.
+    unsafe { *data.cast::<u8>() = 42 };
+    assert_eq!(STEP.swap(1, Ordering::SeqCst), 0);
+}
+
+// Memory that no allocation function obtained: CUDA Driver API, "Context Management"
+// (`cuCtxSetLimit`), "Module Management" (lazy loading).
+
+fn set_heap(bytes: usize) {
+    ok(cuda!(cuCtxSetLimit(2, bytes)));
+}
+
+fn launch_it(function: Handle) -> Result {
+    launch(function, 1, NULL, std::ptr::null_mut())
+}
+
+/// How many bytes from the beginning `call` writes; it must succeed and write nothing behind them.
+fn written(call: impl Fn(*mut c_void) -> Result) -> usize {
+    const ROOM: usize = 256;
+    let fill = |pattern: u8| {
+        let mut bytes = [u64::from_le_bytes([pattern; 8]); ROOM / 8];
+        ok(call(bytes.as_mut_ptr().cast()));
+        bytes.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>()
+    };
+    // A byte that keeps two unlike patterns was not written.
+    let (a, b) = (fill(0xa5), fill(0x5a));
+    let kept: Vec<bool> = a.iter().zip(&b).map(|(a, b)| (*a, *b) == (0xa5, 0x5a)).collect();
+    let len = kept.iter().take_while(|kept| !**kept).count();
+    assert!(kept[len..].iter().all(|kept| *kept), "a gap");
+    len
+}
+
+/// `CU_POINTER_ATTRIBUTE_*` and the bytes of its value.
+const POINTER: &[(c_int, usize)] = &[
+    (1, 8),  // CUcontext
+    (2, 4),  // unsigned int
+    (3, 8),  // CUdeviceptr
+    (4, 8),  // void *
+    (5, 16), // CUDA_POINTER_ATTRIBUTE_P2P_TOKENS
+    (6, 4),  // boolean
+    (7, 8),  // unsigned long long
+    (8, 4),  // boolean: managed
+    (9, 4),  // int
+    (10, 4), // boolean: IPC
+    (11, 8), // CUdeviceptr
+    (12, 8), // size_t
+    (13, 4), // boolean: mapped
+    (14, 8), // unsigned long long
+    (15, 4), // boolean: GPUDirect
+    (16, 4), // CUDA_POINTER_ATTRIBUTE_ACCESS_FLAGS
+    (17, 8), // CUmemoryPool
+    (18, 8), // size_t
+    (19, 8), // CUdeviceptr
+    (20, 8), // unsigned long long
+    (21, 4), // boolean: decompression
+];
+
+// Threads that are cancelled (pthread_cancel(3)) while they are in the driver: no driver function is a cancellation point,
+// so each ends at its own next one, and leaves no lock behind.
+
+unsafe extern "C-unwind" {
+    /// Ends the thread by unwinding it; libc's own declaration does not say so.
+    fn pthread_testcancel();
+}
+unsafe extern "C" {
+    fn pthread_timedjoin_np(
+        thread: libc::pthread_t,
+        value: *mut *mut c_void,
+        until: *const libc::timespec,
+    ) -> c_int;
+}
+
+static CONTEXT: AtomicUsize = AtomicUsize::new(0);
+static ROUNDS: AtomicUsize = AtomicUsize::new(0);
+
+/// Every kind of call that locks or waits; whole when it returns.
+fn one_round() {
+    ok(cuda!(cuCtxSetCurrent(CONTEXT.load(Ordering::Relaxed) as Handle)));
+    let (s, e) = (new_stream(), new_event());
+    let at = alloc(MIB).unwrap();
+    let pooled = must(|to| cuda!(cuMemAllocAsync(to, MIB, s)));
+    let mut module = NULL;
+    let ptx = c".version 8.0\n.entry plain()\n";
+    ok(cuda!(cuModuleLoadData(&raw mut module, ptx.as_ptr().cast())));
+    let (mut function, name) = (NULL, c"plain");
+    ok(cuda!(cuModuleGetFunction(&raw mut function, module, name.as_ptr())));
+    ok(launch(function, 1, s, std::ptr::null_mut()));
+    record(e, s);
+    ok(cuda!(cuEventSynchronize(e)));
+    ok(cuda!(cuMemFreeAsync(pooled, s)));
+    synchronize(s);
+    assert_eq!(free(at), 0);
+    free_bytes();
+    ok(cuda!(cuModuleUnload(module)));
+    ok(cuda!(cuEventDestroy_v2(e)));
+    ok(cuda!(cuStreamDestroy_v2(s)));
+    ok(cuda!(cuCtxSynchronize()));
+}
+
+/// A thread that is cancelled sooner or later. Nothing in it needs to be dropped.
+extern "C-unwind" fn victim(_: *mut c_void) -> *mut c_void {
+    loop {
+        one_round();
+        ROUNDS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: nothing lives here that unwinding would have to drop.
+        unsafe { pthread_testcancel() };
+    }
+}
+
+fn start() -> libc::pthread_t {
+    let mut thread = 0;
+    // SAFETY: a thread's function differs only in that it may be unwound, which pthread_create's are.
+    let routine = unsafe {
+        std::mem::transmute::<
+            extern "C-unwind" fn(*mut c_void) -> *mut c_void,
+            extern "C" fn(*mut c_void) -> *mut c_void,
+        >(victim)
+    };
+    // SAFETY: a place for the thread, no attributes, a function that needs no argument.
+    let rc = unsafe {
+        libc::pthread_create(&raw mut thread, std::ptr::null(), routine, std::ptr::null_mut())
+    };
+    assert_eq!(rc, 0);
+    thread
+}
+
+/// Waits for a thread that was cancelled.
+fn join(thread: libc::pthread_t) {
+    // SAFETY: time(2) with no place for a copy.
+    let now = unsafe { libc::time(std::ptr::null_mut()) };
+    let until = libc::timespec { tv_sec: now + 60, tv_nsec: 0 };
+    let mut value = std::ptr::null_mut();
+    // SAFETY: a thread of ours that nobody else joins, and valid places.
+    let rc = unsafe { pthread_timedjoin_np(thread, &raw mut value, &raw const until) };
+    assert_eq!(rc, 0, "a thread that was cancelled hangs");
+    assert_eq!(value as isize, -1, "PTHREAD_CANCELED");
+}
 
 scenarios! {
-    errors_before_init_and_without_a_context
-    copies_and_fills_are_real
-    a_gpus_memory_is_finite
-    a_context_takes_its_memory_with_it
-    kernels_take_the_time_that_the_configuration_says
-    an_event_of_another_gpu_is_waited_for
-    host_functions_run_in_stream_order
-    threads_share_a_context
-    a_forked_child_has_no_driver
-    a_graph_takes_the_time_of_its_kernels
-    pointers_are_what_they_are
-    a_stream_writes_memory_when_it_gets_there
-    a_raised_heap_is_taken_at_the_next_launch
-    the_device_runtimes_memory_is_taken_at_once
-    a_function_is_loaded_when_it_is_first_used
-    a_large_image_takes_its_size_with_its_first_function
-    export_tables_are_unknown
-}
-
-fn set_limit(which: c_int, value: usize) {
-    ok(cuda!(cuCtxSetLimit(which, value)));
-}
-
-mod body {
-    use super::*;
-
-    pub fn errors_before_init_and_without_a_context() {
+    fn errors_before_init_and_without_a_context() {
         assert_eq!(alloc(1), Err(3));
         assert_eq!(cuda!(cuInit(1)), 1);
         ok(cuda!(cuInit(0)));
@@ -50,7 +165,7 @@ mod body {
         assert_eq!(launch(kernel("plain"), 0, NULL, std::ptr::null_mut()), 1);
     }
 
-    pub fn copies_and_fills_are_real() {
+    fn copies_and_fills_are_real() {
         retain(0);
         let (a, b) = (alloc(4096).unwrap(), alloc(4096).unwrap());
         let bytes: Vec<u8> = (0..=255).cycle().take(4096).collect();
@@ -68,7 +183,7 @@ mod body {
         assert_eq!(cuda!(cuMemcpyDtoD_v2(a, 0x1000, 8)), 1);
     }
 
-    pub fn a_gpus_memory_is_finite() {
+    fn a_gpus_memory_is_finite() {
         retain(0);
         let room = free_bytes();
         assert_eq!(alloc(room + 1), Err(2));
@@ -86,7 +201,7 @@ mod body {
         ok(free(at));
     }
 
-    pub fn a_context_takes_its_memory_with_it() {
+    fn a_context_takes_its_memory_with_it() {
         retain(0);
         let before = free_bytes();
         let context = must(|to| cuda!(cuCtxCreate_v2(to, 0, 0)));
@@ -100,7 +215,7 @@ mod body {
         assert_eq!(alloc(1), Err(709));
     }
 
-    pub fn kernels_take_the_time_that_the_configuration_says() {
+    fn kernels_take_the_time_that_the_configuration_says() {
         retain(0);
         let (s, from, to) = (new_stream(), new_event(), new_event());
         let spin = kernel("spin");
@@ -122,7 +237,7 @@ mod body {
         assert_eq!(timed(1, kernel("spin"), 1, params.as_mut_ptr()), 123.0);
     }
 
-    pub fn an_event_of_another_gpu_is_waited_for() {
+    fn an_event_of_another_gpu_is_waited_for() {
         retain(0);
         let (s0, e0) = (new_stream(), new_event());
         let slow = kernel("spin");
@@ -140,16 +255,7 @@ mod body {
         assert_eq!(elapsed_us(e0, e1), 1.0, "its end on one GPU is its start on the other");
     }
 
-    static STEP: AtomicU32 = AtomicU32::new(0);
-
-    extern "C" fn first(data: *mut c_void) {
-        std::thread::sleep(Duration::from_millis(5));
-        // SAFETY: the test's own array, alive until the stream is synchronised.
-        unsafe { *data.cast::<u8>() = 42 };
-        assert_eq!(STEP.swap(1, Ordering::SeqCst), 0);
-    }
-
-    pub fn host_functions_run_in_stream_order() {
+    fn host_functions_run_in_stream_order() {
         retain(0);
         let s = new_stream();
         let mut value = [0u8; 4];
@@ -162,7 +268,7 @@ mod body {
         assert_eq!(read::<4>(at), [42, 0, 0, 0], "the copy saw what the host function wrote");
     }
 
-    pub fn threads_share_a_context() {
+    fn threads_share_a_context() {
         let context = retain(0) as usize;
         let function = kernel("plain") as usize;
         let before = free_bytes();
@@ -193,7 +299,7 @@ mod body {
         assert_eq!(free_bytes(), before);
     }
 
-    pub fn a_forked_child_has_no_driver() {
+    fn a_forked_child_has_no_driver() {
         retain(0);
         let before = free_bytes();
         // SAFETY: the child makes two calls and leaves with _exit.
@@ -211,36 +317,7 @@ mod body {
         ok(free(alloc(MIB).unwrap()));
     }
 
-    pub fn a_graph_takes_the_time_of_its_kernels() {
-        retain(0);
-        let (mut graph, mut exec, mut node) = (NULL, NULL, NULL);
-        ok(cuda!(cuGraphCreate(&raw mut graph, 0)));
-        let params = CUDA_KERNEL_NODE_PARAMS_v1 {
-            func: kernel("plain"),
-            shape: [1, 1, 1, 32, 1, 1, 0],
-            kernelParams: std::ptr::null_mut(),
-            extra: std::ptr::null_mut(),
-        };
-        for _ in 0..4 {
-            ok(cuda!(cuGraphAddKernelNode(
-                &raw mut node,
-                graph,
-                std::ptr::null(),
-                0,
-                (&raw const params).cast()
-            )));
-        }
-        ok(cuda!(cuGraphInstantiateWithFlags(&raw mut exec, graph, 0)));
-        let (s, from, to) = (new_stream(), new_event(), new_event());
-        keep_busy(kernel("spin"), s);
-        record(from, s);
-        ok(cuda!(cuGraphLaunch(exec, s)));
-        record(to, s);
-        synchronize(s);
-        assert_eq!((elapsed_us(from, to) - 1.0).round(), 80.0);
-    }
-
-    pub fn pointers_are_what_they_are() {
+    fn pointers_are_what_they_are() {
         let context = retain(0);
         let at = alloc(1000).unwrap();
         let (mut owner, mut kind) = (NULL, 0u32);
@@ -257,7 +334,7 @@ mod body {
         ok(cuda!(cuMemFreeHost(host)));
     }
 
-    pub fn a_stream_writes_memory_when_it_gets_there() {
+    fn a_stream_writes_memory_when_it_gets_there() {
         retain(0);
         let s = new_stream();
         let host = must(|to| cuda!(cuMemHostAlloc(to, 64, 0)));
@@ -287,58 +364,26 @@ mod body {
         assert_eq!(refused, 1, "misaligned");
     }
 
-    // Memory that no allocation function obtained: CUDA Driver API, "Context Management"
-    // (`cuCtxSetLimit`), "Module Management" (lazy loading).
-
-    const HEAP: c_int = 2;
-
-    fn launch_it(function: Handle) -> Result {
-        launch(function, 1, NULL, std::ptr::null_mut())
-    }
-
     /// "CU_LIMIT_MALLOC_HEAP_SIZE controls the size in bytes of the heap used by the malloc() and
     /// free() device system calls".
-    pub fn a_raised_heap_is_taken_at_the_next_launch() {
+    fn a_raised_heap_is_taken_at_the_next_launch() {
         retain(0);
         let plain = kernel("plain");
         ok(launch_it(plain));
         let room = free_bytes();
-        set_limit(HEAP, 128 << 20);
+        set_heap(128 << 20);
         assert_eq!(free_bytes(), room, "not before a kernel runs");
         ok(launch_it(plain));
         assert_eq!(room - free_bytes(), 120 << 20);
-        set_limit(HEAP, 8 << 20);
+        set_heap(8 << 20);
         ok(launch_it(plain));
         assert_eq!(room - free_bytes(), 120 << 20, "kept");
-        set_limit(HEAP, 1 << 40);
+        set_heap(1 << 40);
         assert_eq!(launch_it(plain), 2, "more than there is");
     }
 
-    /// "Attempting to set this limit on devices of other compute capability will results in error
-    /// CUDA_ERROR_UNSUPPORTED_LIMIT" (the depth, from 9.0 on).
-    pub fn the_device_runtimes_memory_is_taken_at_once() {
-        retain(0);
-        let room = free_bytes();
-        assert_eq!(cuda!(cuCtxSetLimit(3, 4usize)), 215);
-        set_limit(4, 4096);
-        assert_eq!(room - free_bytes(), 2048 * 8192);
-        set_limit(4, 2048);
-        assert_eq!(free_bytes(), room);
-    }
-
-    /// `cuFuncIsLoaded`, `cuFuncLoad`.
-    pub fn a_function_is_loaded_when_it_is_first_used() {
-        retain(0);
-        let is_loaded = |f: Handle| must(|to| cuda!(cuFuncIsLoaded(to, f)));
-        let (launched, loaded) = (unloaded("plain"), unloaded("wave"));
-        assert_eq!((is_loaded(launched), is_loaded(loaded)), (0, 0));
-        ok(launch(launched, 1, NULL, std::ptr::null_mut()));
-        ok(cuda!(cuFuncLoad(loaded)));
-        assert_eq!((is_loaded(launched), is_loaded(loaded)), (1, 1));
-    }
-
     /// A fatbin's header, and as much as it says.
-    pub fn a_large_image_takes_its_size_with_its_first_function() {
+    fn a_large_image_takes_its_size_with_its_first_function() {
         retain(0);
         let mut fatbin = [0u8; 16];
         fatbin[..8].copy_from_slice(&[0x50, 0xed, 0x55, 0xba, 1, 0, 16, 0]);
@@ -356,10 +401,55 @@ mod body {
         assert_eq!(room, free_bytes());
     }
 
-    pub fn export_tables_are_unknown() {
+    /// Whatever is there before: the comments of cuda.h, and its types.
+    fn attributes_have_the_manuals_width() {
         retain(0);
-        let mut table = std::ptr::null();
-        assert_eq!(cuda!(cuGetExportTable(&raw mut table, [0x6eu8; 16].as_ptr().cast())), 1);
-        assert_eq!(table, std::ptr::null());
+        let (mut managed, mut host, mut pooled) = (0u64, NULL, 0u64);
+        ok(cuda!(cuMemAllocManaged(&raw mut managed, MIB, 1)));
+        ok(cuda!(cuMemAllocHost_v2(&raw mut host, MIB)));
+        ok(cuda!(cuMemAllocAsync(&raw mut pooled, MIB, NULL)));
+        let device = alloc(MIB).unwrap();
+        let local = 5u64;
+        for address in [device, managed, host as u64, pooled, &raw const local as u64] {
+            for &(which, width) in POINTER {
+                let one = |value: *mut c_void| cuda!(cuPointerGetAttribute(value, which, address));
+                let mut room = [0u64; 4];
+                if one(room.as_mut_ptr().cast()) == 0 {
+                    assert_eq!(written(one), width, "attribute {which} of {address:#x}");
+                }
+            }
+            let mut is_managed: c_int = -1;
+            let result = cuda!(cuPointerGetAttribute((&raw mut is_managed).cast(), 8, address));
+            let known = address != &raw const local as u64;
+            assert_eq!(result == 0, known);
+            assert_eq!(known.then_some(is_managed), known.then_some((address == managed).into()));
+        }
+        // Reuse policies are ints, amounts are cuuint64_t.
+        let pool: Handle = must(|to| cuda!(cuDeviceGetDefaultMemPool(to, 0)));
+        for which in 1..=8 {
+            let width = written(|to| cuda!(cuMemPoolGetAttribute(pool, which, to)));
+            assert_eq!(width, if which <= 3 { 4 } else { 8 }, "{which}");
+        }
+    }
+
+    fn threads_that_are_cancelled_leave_nothing_locked() {
+        // SAFETY: ends this process if it hangs.
+        unsafe { libc::alarm(240) };
+        CONTEXT.store(retain(0) as usize, Ordering::Relaxed);
+        one_round();
+        let _: Handle = must(|to| cuda!(cuDeviceGetDefaultMemPool(to, 0)));
+        let before = free_bytes();
+        for round in 0..60u32 {
+            let threads: Vec<_> = (0..6).map(|_| start()).collect();
+            std::thread::sleep(std::time::Duration::from_micros(u64::from(300 * (round % 10))));
+            for thread in &threads {
+                // SAFETY: a thread of ours that was not joined yet.
+                assert_eq!(unsafe { libc::pthread_cancel(*thread) }, 0);
+            }
+            threads.into_iter().for_each(join);
+            one_round();
+        }
+        assert!(ROUNDS.load(Ordering::Relaxed) > 0);
+        assert_eq!(free_bytes(), before, "what they had is given back");
     }
 }

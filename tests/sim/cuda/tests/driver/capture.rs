@@ -5,20 +5,6 @@ use crate::harness::*;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-scenarios! {
-    captured_work_runs_with_each_launch
-    forks_and_joins_become_edges
-    captured_allocations_are_graph_memory
-    what_a_capture_prohibits_invalidates_it
-    the_legacy_stream_waits_for_blocking_captures
-    captures_do_not_mix
-    a_capture_ends_where_and_by_whom_it_began
-    dependencies_are_read
-    a_graph_is_captured_into
-    external_events_are_nodes
-    graphs_launched_in_a_capture_are_child_graphs
-}
-
 const GLOBAL: c_int = 0;
 const RELAXED: c_int = 2;
 const NONE: c_int = 0;
@@ -83,11 +69,178 @@ extern "C" fn count(_: *mut c_void) {
     CALLS.fetch_add(1, Ordering::SeqCst);
 }
 
-mod body {
-    use super::*;
+// Which calls a capture refuses, to whom: every kind of call in every mode of the capture and of the calling thread
+// (`cuThreadExchangeStreamCaptureMode`), in the capturing thread and in another, by a driver before CUDA 12.3 and by a
+// new one.
 
+const THREAD_LOCAL: c_int = 1;
+
+/// Makes a call, and undoes it where it did something.
+type UnsafeCall = fn(&Things) -> Result;
+
+/// What the calls need, made before any capture.
+struct Things {
+    context: usize,
+    event: usize,
+    stream: usize,
+    pool: usize,
+    at: u64,
+    /// Memory that a call may free.
+    spare: std::sync::Mutex<Vec<u64>>,
+}
+
+const PTX: &std::ffi::CStr = c".version 8.0\n.entry plain()\n";
+
+/// `CUmemAllocationProp` of device 0.
+const PINNED_ON_0: [c_int; 10] = [1, 0, 1, 0, 0, 0, 0, 0, 0, 0];
+
+/// What is unsafe always, and what with drivers before 12.3 alone, and what never.
+const UNSAFE: &[(&str, UnsafeCall)] = &[
+    ("cuMemAlloc", |_| alloc(64).map_or_else(|e| e, |_| 0)),
+    ("cuMemAllocManaged", |_| {
+        let mut at = 0u64;
+        cuda!(cuMemAllocManaged(&raw mut at, 64, 1))
+    }),
+    ("cuMemFree", |t| free(t.spare.lock().unwrap().pop().unwrap())),
+    ("cuMemAllocHost", |_| {
+        let mut at = NULL;
+        cuda!(cuMemAllocHost_v2(&raw mut at, 64))
+    }),
+    ("cuArrayCreate", |_| {
+        let (mut array, shape) = (NULL, [64usize, 0, 0x20 | 1 << 32]);
+        cuda!(cuArrayCreate_v2(&raw mut array, shape.as_ptr().cast()))
+    }),
+    ("cuMemPoolGetAttribute", |t| {
+        let mut value = 0u64;
+        cuda!(cuMemPoolGetAttribute(t.pool as Handle, 5, (&raw mut value).cast()))
+    }),
+    ("cuMemPoolSetAttribute", |t| {
+        let mut value = 0u64;
+        cuda!(cuMemPoolSetAttribute(t.pool as Handle, 4, (&raw mut value).cast()))
+    }),
+    ("cuEventQuery", |t| cuda!(cuEventQuery(t.event as Handle))),
+    ("cuEventSynchronize", |t| cuda!(cuEventSynchronize(t.event as Handle))),
+    ("cuStreamQuery", |t| cuda!(cuStreamQuery(t.stream as Handle))),
+    ("cuStreamSynchronize", |t| cuda!(cuStreamSynchronize(t.stream as Handle))),
+];
+const CODE: &[(&str, UnsafeCall)] = &[
+    ("cuModuleLoadData", |_| {
+        let mut module = NULL;
+        cuda!(cuModuleLoadData(&raw mut module, PTX.as_ptr().cast()))
+    }),
+    ("cuLibraryLoadData", |_| {
+        let mut library = NULL;
+        cuda!(cuLibraryLoadData(
+            &raw mut library,
+            PTX.as_ptr().cast(),
+            NULL.cast(),
+            NULL.cast(),
+            0,
+            NULL.cast(),
+            NULL.cast(),
+            0
+        ))
+    }),
+];
+const SAFE: &[(&str, UnsafeCall)] = &[
+    ("cuMemCreate", |_| {
+        let mut handle = 0u64;
+        cuda!(cuMemCreate(&raw mut handle, 2 * MIB, PINNED_ON_0.as_ptr().cast(), 0))
+    }),
+    ("cuMemGetInfo", |_| {
+        free_bytes();
+        0
+    }),
+    ("cuDeviceGetDefaultMemPool", |_| {
+        let mut pool = NULL;
+        cuda!(cuDeviceGetDefaultMemPool(&raw mut pool, 0))
+    }),
+    ("cuEventCreate", |_| {
+        new_event();
+        0
+    }),
+    ("cuStreamCreate", |_| {
+        new_stream();
+        0
+    }),
+    ("cuEventRecord", |t| cuda!(cuEventRecord(t.event as Handle, t.stream as Handle))),
+];
+
+fn exchange(mode: c_int) -> c_int {
+    let mut mode = mode;
+    ok(cuda!(cuThreadExchangeStreamCaptureMode(&raw mut mode)));
+    mode
+}
+
+/// What a call answers in this thread with its own mode, while `s` captures.
+fn answer(things: &Things, own: c_int, call: UnsafeCall) -> Result {
+    let before = exchange(own);
+    let result = call(things);
+    exchange(before);
+    result
+}
+
+/// "If the local thread has an ongoing capture sequence that was not initiated with RELAXED …, or if
+/// any other thread has a concurrent capture sequence initiated with GLOBAL".
+fn prohibited(capture: c_int, same_thread: bool, own: c_int) -> bool {
+    own != RELAXED
+        && if same_thread { capture != RELAXED } else { own == GLOBAL && capture == GLOBAL }
+}
+
+fn every_call(code_is_unsafe: bool) {
+    let context = retain(0) as usize;
+    let pool = must(|to| cuda!(cuDeviceGetDefaultMemPool(to, 0)));
+    let spare = (0..100).map(|_| alloc(64).unwrap()).collect();
+    let things = Things {
+        context,
+        event: new_event() as usize,
+        stream: new_stream() as usize,
+        pool: pool as usize,
+        at: alloc(64).unwrap(),
+        spare: std::sync::Mutex::new(spare),
+    };
+    record(things.event as Handle, things.stream as Handle);
+    synchronize(things.stream as Handle);
+    let s = new_stream();
+    let kinds = [(UNSAFE, true), (CODE, code_is_unsafe), (SAFE, false)];
+    let mut made = 0;
+    for (calls, is_unsafe) in kinds {
+        for (name, call) in calls {
+            for capture in [GLOBAL, THREAD_LOCAL, RELAXED] {
+                for own in [GLOBAL, THREAD_LOCAL, RELAXED] {
+                    for same_thread in [true, false] {
+                        ok(cuda!(cuStreamBeginCapture_v2(s, capture)));
+                        let things = &things;
+                        let result = if same_thread {
+                            answer(things, own, *call)
+                        } else {
+                            std::thread::scope(|scope| {
+                                let other = scope.spawn(move || {
+                                    ok(cuda!(cuCtxSetCurrent(things.context as Handle)));
+                                    answer(things, own, *call)
+                                });
+                                other.join().unwrap()
+                            })
+                        };
+                        let refused = is_unsafe && prohibited(capture, same_thread, own);
+                        let at = format!("{name}, capture {capture}, thread {own} {same_thread}");
+                        assert_eq!(result, if refused { UNSUPPORTED } else { 0 }, "{at}");
+                        let mut graph = NULL;
+                        let ended = cuda!(cuStreamEndCapture(s, &raw mut graph));
+                        assert_eq!(ended, if refused { 901 } else { 0 }, "{at}");
+                        made += 1;
+                    }
+                }
+            }
+        }
+    }
+    assert_eq!(made, (UNSAFE.len() + CODE.len() + SAFE.len()) * 18);
+    ok(free(things.at));
+}
+
+scenarios! {
     /// Guide, "Stream Capture": "not executed, but will instead be captured".
-    pub fn captured_work_runs_with_each_launch() {
+    fn captured_work_runs_with_each_launch() {
         retain(0);
         let (s, at) = (new_stream(), alloc(64).unwrap());
         let mut host = [0u8; 4];
@@ -112,7 +265,7 @@ mod body {
     }
 
     /// Guide, "Cross-stream Dependencies and Events".
-    pub fn forks_and_joins_become_edges() {
+    fn forks_and_joins_become_edges() {
         retain(0);
         let (s, t) = (new_stream(), new_stream());
         let (fork, join) = (new_event(), new_event());
@@ -141,7 +294,7 @@ mod body {
 
     /// "cuMemAllocAsync": "During stream capture, this function results in the creation of an
     /// allocation node."
-    pub fn captured_allocations_are_graph_memory() {
+    fn captured_allocations_are_graph_memory() {
         retain(0);
         let (s, room, mut at) = (new_stream(), free_bytes(), 0u64);
         begin(s, GLOBAL);
@@ -164,7 +317,7 @@ mod body {
     }
 
     /// Guide, "Prohibited and Unhandled Operations", "Invalidation".
-    pub fn what_a_capture_prohibits_invalidates_it() {
+    fn what_a_capture_prohibits_invalidates_it() {
         retain(0);
         let (s, other, event, at) = (new_stream(), new_stream(), new_event(), alloc(64).unwrap());
         let plain = kernel("plain");
@@ -200,7 +353,7 @@ mod body {
     }
 
     /// "cuStreamIsCapturing"; Guide, "Prohibited and Unhandled Operations".
-    pub fn the_legacy_stream_waits_for_blocking_captures() {
+    fn the_legacy_stream_waits_for_blocking_captures() {
         retain(0);
         let (mut blocking, at) = (NULL, alloc(64).unwrap());
         let plain = kernel("plain");
@@ -222,7 +375,7 @@ mod body {
     }
 
     /// Guide, "Prohibited and Unhandled Operations": merging, uncaptured events.
-    pub fn captures_do_not_mix() {
+    fn captures_do_not_mix() {
         retain(0);
         let (s, t) = (new_stream(), new_stream());
         let (in_s, plain, never) = (new_event(), new_event(), new_event());
@@ -240,7 +393,7 @@ mod body {
     }
 
     /// "cuStreamEndCapture".
-    pub fn a_capture_ends_where_and_by_whom_it_began() {
+    fn a_capture_ends_where_and_by_whom_it_began() {
         let context = retain(0) as usize;
         let (s, t, event) = (new_stream(), new_stream(), new_event());
         assert_eq!(end(s), Err(401), "nothing captures");
@@ -267,65 +420,7 @@ mod body {
         assert_eq!(end(s), Err(901));
     }
 
-    /// "cuStreamGetCaptureInfo".
-    pub fn dependencies_are_read() {
-        retain(0);
-        let (s, at) = (new_stream(), alloc(64).unwrap());
-        begin(s, GLOBAL);
-        ok(fill(s, at, 1));
-        let (mut state, mut id, mut graph) = (-1, 0u64, NULL);
-        let (mut list, mut count): (*const Handle, usize) = (std::ptr::null(), 9);
-        ok(cuda!(cuStreamGetCaptureInfo_v3(
-            s,
-            &raw mut state,
-            &raw mut id,
-            &raw mut graph,
-            &raw mut list,
-            std::ptr::null_mut(),
-            &raw mut count
-        )));
-        assert_eq!((state, count), (ACTIVE, 1));
-        assert_ne!(id, 0);
-        // SAFETY: the driver's array of `count` handles, until the stream is used again.
-        let tip = unsafe { *list };
-        assert_eq!(end(s), Ok(graph));
-        let (mut node, mut room) = (NULL, 1usize);
-        ok(cuda!(cuGraphGetNodes(graph, &raw mut node, &raw mut room)));
-        assert_eq!((node, room), (tip, 1));
-    }
-
-    /// "cuStreamBeginCaptureToGraph".
-    pub fn a_graph_is_captured_into() {
-        retain(0);
-        let (s, at) = (new_stream(), alloc(64).unwrap());
-        let (mut graph, mut node, mut exec) = (NULL, NULL, NULL);
-        ok(cuda!(cuGraphCreate(&raw mut graph, 0)));
-        ok(cuda!(cuGraphAddEmptyNode(&raw mut node, graph, NULL.cast(), 0)));
-        ok(cuda!(cuStreamBeginCaptureToGraph(s, graph, &raw const node, NULL.cast(), 1, GLOBAL)));
-        ok(fill(s, at, 1));
-        let early = cuda!(cuGraphInstantiateWithFlags(&raw mut exec, graph, 0));
-        assert_ne!(early, 0, "not instantiable until cuStreamEndCapture");
-        assert_eq!(end(s), Ok(graph));
-        assert_eq!(nodes(graph), [(5, vec![]), (2, vec![0])]);
-        launch_graph(graph, s);
-        assert_eq!(read::<1>(at), [1]);
-    }
-
-    /// "cuStreamWaitEvent": the EXTERNAL flag.
-    pub fn external_events_are_nodes() {
-        retain(0);
-        let (s, event) = (new_stream(), new_event());
-        let wait = || cuda!(cuStreamWaitEvent(s, event, 1));
-        assert_eq!(wait(), 1, "invalid when used outside of capture");
-        begin(s, GLOBAL);
-        ok(wait());
-        let graph = end(s).unwrap();
-        assert_eq!(nodes(graph), [(6, vec![])]);
-        launch_graph(graph, s);
-        ok(cuda!(cuEventQuery(event)));
-    }
-
-    pub fn graphs_launched_in_a_capture_are_child_graphs() {
+    fn graphs_launched_in_a_capture_are_child_graphs() {
         retain(0);
         let (s, at, mut exec) = (new_stream(), alloc(64).unwrap(), NULL);
         begin(s, GLOBAL);
@@ -339,5 +434,13 @@ mod body {
         assert_eq!(nodes(outer), [(4, vec![]), (1, vec![0])]);
         launch_graph(outer, s);
         assert_eq!(read::<12>(at), [5, 5, 5, 5, 0, 0, 0, 0, 5, 5, 5, 5]);
+    }
+
+    fn each_call_is_refused_where_the_modes_say_so() {
+        every_call(false);
+    }
+
+    fn an_older_driver_loads_no_code_beside_a_capture() with "cuda_version = \"12.2\"\n" {
+        every_call(true);
     }
 }

@@ -1,67 +1,109 @@
-//! Copies and fills in all their forms: CUDA Driver API, "Memory Management".
+//! Batches of copies, and arrays: CUDA Driver API, "Memory Management" (the comments of cuda.h at `cuArray3DCreate`,
+//! `cuMipmappedArrayCreate`, `cuArrayGetMemoryRequirements` and `cuMemcpy3D`).
 
 use crate::harness::*;
 use std::ffi::{c_int, c_uint};
-use tessera_cuda::types::CUDA_MEMCPY2D_v1;
-
-scenarios! {
-    batches_copy_and_say_which_copy_failed
-    batches_are_not_for_the_legacy_stream_or_a_capture
-    copies_with_attributes_are_copies
-    operands_may_be_arrays
-    the_forms_of_cuda_2_work_below_4_gib
-}
+use tessera_cuda::types::{
+    CUDA_ARRAY_MEMORY_REQUIREMENTS as Needs, CUDA_ARRAY3D_DESCRIPTOR as Descriptor, CUDA_MEMCPY2D,
+};
 
 /// `CUmemcpyAttributes`: the order, two hints, flags.
-type Attributes = [c_int; 6];
-const STREAM_ORDER: Attributes = [1, 0, 0, 0, 0, 0];
+const STREAM_ORDER: [c_int; 6] = [1, 0, 0, 0, 0, 0];
 
-/// `CUDA_MEMCPY3D_BATCH_OP`.
-#[repr(C)]
-struct Operation {
-    src: Operand,
-    dst: Operand,
-    extent: [usize; 3],
-    order: c_int,
-    flags: c_uint,
-}
-#[repr(C)]
-struct Operand {
-    kind: c_int,
-    op: [u64; 4],
+fn fill(at: u64, value: u8, count: usize) {
+    ok(cuda!(cuMemsetD8_v2(at, value, count)));
 }
 
-fn pointer(at: u64, row: u64) -> Operand {
-    Operand { kind: 1, op: [at, row, 0, 0] }
+fn batch(copies: &mut [(u64, u64, usize)], stream: Handle) -> (Result, usize) {
+    let mut dsts: Vec<u64> = copies.iter().map(|copy| copy.0).collect();
+    let mut srcs: Vec<u64> = copies.iter().map(|copy| copy.1).collect();
+    let mut sizes: Vec<usize> = copies.iter().map(|copy| copy.2).collect();
+    let (mut attributes, mut first, mut failed) = (STREAM_ORDER, 0usize, 77usize);
+    let result = cuda!(cuMemcpyBatchAsync(
+        dsts.as_mut_ptr(),
+        srcs.as_mut_ptr(),
+        sizes.as_mut_ptr(),
+        copies.len(),
+        attributes.as_mut_ptr().cast(),
+        &raw mut first,
+        1,
+        &raw mut failed,
+        stream
+    ));
+    (result, failed)
 }
 
-mod body {
-    use super::*;
+const FLOAT: c_int = 0x20;
+const BYTE: c_int = 1;
+const DEFERRED: c_uint = 0x80;
 
-    fn fill(at: u64, value: u8, count: usize) {
-        ok(cuda!(cuMemsetD8_v2(at, value, count)));
+fn floats([width, height, depth]: [usize; 3]) -> Descriptor {
+    Descriptor {
+        Width: width,
+        Height: height,
+        Depth: depth,
+        Format: FLOAT,
+        NumChannels: 1,
+        Flags: 0,
     }
+}
 
-    fn batch(copies: &mut [(u64, u64, usize)], stream: Handle) -> (Result, usize) {
-        let mut dsts: Vec<u64> = copies.iter().map(|copy| copy.0).collect();
-        let mut srcs: Vec<u64> = copies.iter().map(|copy| copy.1).collect();
-        let mut sizes: Vec<usize> = copies.iter().map(|copy| copy.2).collect();
-        let (mut attributes, mut first, mut failed) = (STREAM_ORDER, 0usize, 77usize);
-        let result = cuda!(cuMemcpyBatchAsync(
-            dsts.as_mut_ptr(),
-            srcs.as_mut_ptr(),
-            sizes.as_mut_ptr(),
-            copies.len(),
-            attributes.as_mut_ptr().cast(),
-            &raw mut first,
-            1,
-            &raw mut failed,
-            stream
-        ));
-        (result, failed)
-    }
+fn create(d: Descriptor) -> Outcome<Handle> {
+    made(|to| cuda!(cuArray3DCreate_v2(to, &raw const d)))
+}
 
-    pub fn batches_copy_and_say_which_copy_failed() {
+fn mipmap(d: Descriptor, levels: c_uint) -> Outcome<Handle> {
+    made(|to| cuda!(cuMipmappedArrayCreate(to, &raw const d, levels)))
+}
+
+fn destroy(array: Handle) -> Result {
+    cuda!(cuArrayDestroy(array))
+}
+
+fn destroy_mipmap(array: Handle) -> Result {
+    cuda!(cuMipmappedArrayDestroy(array))
+}
+
+fn level(mipmap: Handle, n: c_uint) -> Outcome<Handle> {
+    made(|to| cuda!(cuMipmappedArrayGetLevel(to, mipmap, n)))
+}
+
+// SAFETY: numbers and pointers, for which zero is a value.
+const NONE: CUDA_MEMCPY2D = unsafe { std::mem::zeroed() };
+
+/// Copies a part of an array, from row `y` on, to device memory with rows of 64 bytes.
+fn down(array: Handle, (x, y): (usize, usize), at: u64, (width, rows): (usize, usize)) {
+    let copy = CUDA_MEMCPY2D {
+        srcXInBytes: x,
+        srcY: y,
+        srcMemoryType: 3,
+        srcArray: array,
+        dstMemoryType: 2,
+        dstDevice: at,
+        dstPitch: 64,
+        WidthInBytes: width,
+        Height: rows,
+        ..NONE
+    };
+    ok(cuda!(cuMemcpy2D_v2(&raw const copy)));
+}
+
+/// Copies tightly packed rows of the host into an array.
+fn up(from: &[u8], array: Handle, width: usize) {
+    let copy = CUDA_MEMCPY2D {
+        srcMemoryType: 1,
+        srcHost: from.as_ptr().cast(),
+        dstMemoryType: 3,
+        dstArray: array,
+        WidthInBytes: width,
+        Height: from.len() / width,
+        ..NONE
+    };
+    ok(cuda!(cuMemcpy2D_v2(&raw const copy)));
+}
+
+scenarios! {
+    fn batches_copy_and_say_which_copy_failed() {
         retain(0);
         let (s, a, b) = (new_stream(), alloc(64).unwrap(), alloc(64).unwrap());
         let mut host = [9u8; 8];
@@ -78,7 +120,7 @@ mod body {
     }
 
     /// "Must not be legacy NULL stream."
-    pub fn batches_are_not_for_the_legacy_stream_or_a_capture() {
+    fn batches_are_not_for_the_legacy_stream_or_a_capture() {
         retain(0);
         let (s, a, mut graph) = (new_stream(), alloc(64).unwrap(), NULL);
         assert_eq!(batch(&mut [(a, a + 8, 4)], NULL).0, 1);
@@ -88,67 +130,89 @@ mod body {
         assert_eq!(cuda!(cuStreamEndCapture(s, &raw mut graph)), 901);
     }
 
-    pub fn copies_with_attributes_are_copies() {
+    fn arrays_take_memory_and_give_it_back() {
         retain(0);
-        let (s, a, b) = (new_stream(), alloc(64).unwrap(), alloc(64).unwrap());
-        fill(a, 3, 64);
-        fill(b, 0, 64);
-        let copy = |mut attributes: Attributes| {
-            cuda!(cuMemcpyWithAttributesAsync(b, a, 4, attributes.as_mut_ptr().cast(), s))
-        };
-        assert_eq!(copy([0; 6]), 1, "no order");
-        ok(copy(STREAM_ORDER));
-        // Two rows of three bytes, eight apart on one side, packed on the other.
-        let mut op = Operation {
-            src: pointer(a, 8),
-            dst: pointer(b + 16, 0),
-            extent: [3, 2, 1],
-            order: 1,
-            flags: 0,
-        };
-        ok(cuda!(cuMemcpy3DWithAttributesAsync((&raw mut op).cast(), 0, s)));
-        synchronize(s);
-        assert_eq!(read::<5>(b), [3, 3, 3, 3, 0]);
-        assert_eq!(read::<7>(b + 16), [3, 3, 3, 3, 3, 3, 0]);
+        let room = free_bytes();
+        let big = create(floats([4096, 4096, 0])).unwrap();
+        assert_eq!(room - free_bytes(), 64 * MIB);
+        let small: Vec<Handle> = (0..10).map(|_| create(floats([16, 16, 0])).unwrap()).collect();
+        assert_eq!(room - free_bytes(), 66 * MIB, "small arrays share a chunk");
+        let cube = create(Descriptor { Flags: 4, ..floats([256, 256, 6]) }).unwrap();
+        let layers = create(Descriptor { Flags: 1, ..floats([1000, 0, 7]) }).unwrap();
+        let solid = create(floats([128, 128, 128])).unwrap();
+        for array in small.into_iter().chain([big, cube, layers, solid]) {
+            ok(destroy(array));
+        }
+        assert_eq!((free_bytes(), destroy(big)), (room, 400));
+        assert_eq!(create(floats([16_384, 16_384, 16_384])), Err(2));
+        assert_eq!(free_bytes(), room);
     }
 
-    pub fn operands_may_be_arrays() {
+    /// What `cuArrayGetMemoryRequirements` reports is what an array of that shape takes.
+    fn the_size_reported_is_the_size_taken() {
         retain(0);
-        // CUDA_ARRAY_DESCRIPTOR: 8 by 4 of one 32-bit number.
-        let (mut array, descriptor) = (NULL, [8usize, 4, 3 | 1 << 32]);
-        ok(cuda!(cuArrayCreate_v2(&raw mut array, descriptor.as_ptr().cast())));
-        let (s, a) = (new_stream(), alloc(256).unwrap());
-        fill(a, 5, 256);
-        let of_array = |x: u64, y: u64| Operand { kind: 2, op: [array as u64, x, y, 0] };
-        let op =
-            |src, dst, width| Operation { src, dst, extent: [width, 1, 1], order: 1, flags: 0 };
-        let mut ops = [op(pointer(a, 0), of_array(2, 1), 3)];
-        let run = |ops: &mut [Operation]| {
-            cuda!(cuMemcpy3DBatchAsync_v2(ops.len(), ops.as_mut_ptr().cast(), 0, s))
-        };
-        ok(run(&mut ops));
-        fill(a, 0, 256);
-        ok(run(&mut [op(of_array(3, 1), pointer(a, 0), 2)]));
-        synchronize(s);
-        assert_eq!(read::<9>(a), [5, 5, 5, 5, 5, 5, 5, 5, 0], "two elements of four bytes");
-        assert_eq!(run(&mut [op(of_array(7, 1), pointer(a, 0), 2)]), 1, "past the row");
+        let room = free_bytes();
+        for (d, levels) in [
+            (floats([3000, 2000, 0]), 0),
+            (Descriptor { NumChannels: 4, ..floats([2000, 1000, 0]) }, 5),
+            (Descriptor { Format: 0x91, NumChannels: 4, ..floats([4000, 4000, 0]) }, 12),
+            (Descriptor { Format: 0xb0, NumChannels: 3, ..floats([4096, 2160, 0]) }, 0),
+            (Descriptor { Flags: 1, ..floats([600, 600, 20]) }, 3),
+            (floats([200, 300, 100]), 0),
+        ] {
+            let twin = Descriptor { Flags: d.Flags | DEFERRED, ..d };
+            let (needs, taken): (Needs, usize) = if levels > 0 {
+                let (twin, array) = (mipmap(twin, levels).unwrap(), mipmap(d, levels).unwrap());
+                let taken = room - free_bytes();
+                let needs = must(|to| cuda!(cuMipmappedArrayGetMemoryRequirements(to, twin, 0)));
+                [twin, array].into_iter().for_each(|array| ok(destroy_mipmap(array)));
+                (needs, taken)
+            } else {
+                let (twin, array) = (create(twin).unwrap(), create(d).unwrap());
+                let taken = room - free_bytes();
+                let needs = must(|to| cuda!(cuArrayGetMemoryRequirements(to, twin, 0)));
+                [twin, array].into_iter().for_each(|array| ok(destroy(array)));
+                (needs, taken)
+            };
+            assert_eq!(needs.size % (64 << 10), 0);
+            assert_eq!(taken, needs.size.next_multiple_of(2 * MIB), "{d:?}");
+        }
+        assert_eq!(free_bytes(), room);
     }
 
-    pub fn the_forms_of_cuda_2_work_below_4_gib() {
+    fn copies_to_arrays_are_real() {
         retain(0);
-        let at = must(|to| cuda!(cuMemAlloc(to, 256)));
-        ok(cuda!(cuMemsetD8(at, 7, 64)));
-        ok(cuda!(cuMemsetD16(at + 8, 0x0102, 1)));
-        ok(cuda!(cuMemsetD2D32(at + 128, 8, 9, 1, 2)));
-        ok(cuda!(cuMemcpyDtoD(at + 64, at, 12)));
-        assert_eq!(read::<12>(u64::from(at) + 64), [7, 7, 7, 7, 7, 7, 7, 7, 2, 1, 7, 7]);
-        assert_eq!(read::<12>(u64::from(at) + 128)[8..], [9, 0, 0, 0]);
-        // SAFETY: numbers and pointers, for which zero is a value.
-        let mut copy: CUDA_MEMCPY2D_v1 = unsafe { std::mem::zeroed() };
-        (copy.srcMemoryType, copy.srcDevice, copy.srcPitch) = (2, at, 4);
-        (copy.dstMemoryType, copy.dstDevice, copy.dstPitch) = (2, at + 192, 8);
-        (copy.WidthInBytes, copy.Height) = (4, 2);
-        ok(cuda!(cuMemcpy2D(&raw const copy)));
-        assert_eq!(read::<12>(u64::from(at) + 192), [7, 7, 7, 7, 0, 0, 0, 0, 7, 7, 7, 7]);
+        let array = create(Descriptor { Format: BYTE, ..floats([100, 40, 0]) }).unwrap();
+        let there: Vec<u8> = (0..=250u8).cycle().take(4000).collect();
+        up(&there, array, 100);
+        let at = alloc(4000).unwrap();
+        down(array, (10, 5), at, (20, 3));
+        let rows = read::<192>(at);
+        for y in 0..3 {
+            assert_eq!(rows[y * 64..y * 64 + 20], there[(y + 5) * 100 + 10..][..20]);
+        }
+    }
+
+    /// "the range [1, 1 + floor(log2(max(width, height, depth)))]" (`cuMipmappedArrayCreate`).
+    fn a_mipmapped_array_owns_its_levels() {
+        retain(0);
+        let room = free_bytes();
+        let whole = mipmap(floats([1000, 600, 0]), 99).unwrap();
+        let first = level(whole, 0).unwrap();
+        level(whole, 9).unwrap();
+        assert_eq!((level(whole, 10), destroy(first)), (Err(1), 1));
+        assert_eq!(level(whole, 0), Ok(first));
+        let at = alloc(64).unwrap();
+        for n in 0..10u8 {
+            up(&[n; 4], level(whole, n.into()).unwrap(), 4);
+        }
+        for n in 0..10u8 {
+            down(level(whole, n.into()).unwrap(), (0, 0), at, (4, 1));
+            assert_eq!(read::<4>(at), [n; 4], "levels do not overlap");
+        }
+        ok(destroy_mipmap(whole));
+        ok(free(at));
+        assert_eq!((destroy_mipmap(whole), destroy(first)), (400, 400));
+        assert_eq!(free_bytes(), room);
     }
 }

@@ -7,29 +7,11 @@ use crate::harness::*;
 use std::ffi::c_int;
 use tessera_cuda::types::{CUDA_MEM_ALLOC_NODE_PARAMS, CUmemLocation};
 
-scenarios! {
-    memory_comes_with_the_first_launch_and_stays_until_trimmed
-    allocations_that_live_on_share_no_memory_however_they_race
-    an_upload_brings_the_memory
-    what_one_graph_frees_serves_its_next_allocation
-    graphs_of_one_stream_share_memory_and_those_of_two_do_not
-    a_relaunch_needs_its_allocations_freed
-    an_allocation_outlives_its_graph
-    an_allocation_is_freed_once
-    graphs_with_memory_are_not_instantiated_twice
-    a_launch_fails_when_the_gpu_is_full
-    a_primary_reset_takes_graph_memory
-    an_executable_graph_is_updated
-    every_way_to_add_a_node
-}
-
 const PAGE: u64 = 2 << 20;
 const AUTO_FREE: u64 = 1;
 
 const USED: c_int = 0;
-const USED_HIGH: c_int = 1;
 const RESERVED: c_int = 2;
-const RESERVED_HIGH: c_int = 3;
 
 fn attribute(which: c_int) -> u64 {
     must(|to: *mut u64| cuda!(cuDeviceGetGraphMemAttribute(0, which, to.cast())))
@@ -89,57 +71,49 @@ fn temporary(bytes: u64) -> Handle {
     graph
 }
 
-mod body {
-    use super::*;
+/// `CUgraphNodeParams`.
+#[repr(C)]
+struct Params(c_int, [c_int; 3], [u64; 29], u64);
 
-    /// Guide, "Graph Memory Nodes": "First Launch / cudaGraphUpload", "Physical Memory Footprint".
-    pub fn memory_comes_with_the_first_launch_and_stays_until_trimmed() {
-        retain(0);
-        let (s, room) = (new_stream(), free_bytes() as u64);
-        let graph = temporary(5 * PAGE);
-        let exec = instantiate(graph, 0).unwrap();
-        assert_eq!((attribute(USED), attribute(RESERVED)), (0, 0), "the stream is not known yet");
-        ok(run(exec, s));
-        assert_eq!((attribute(USED), attribute(RESERVED)), (5 * PAGE, 5 * PAGE));
-        assert_eq!(free_bytes() as u64, room - 5 * PAGE);
-        ok(run(exec, s));
-        assert_eq!(attribute(RESERVED), 5 * PAGE, "the same memory again");
-        destroy_exec(exec);
-        destroy(graph);
-        synchronize(s);
-        assert_eq!((attribute(USED), attribute(RESERVED)), (0, 5 * PAGE), "kept for other graphs");
-        assert_eq!(free_bytes() as u64, room - 5 * PAGE);
-        trim();
-        assert_eq!((attribute(RESERVED), free_bytes() as u64), (0, room));
-        assert_eq!((attribute(USED_HIGH), attribute(RESERVED_HIGH)), (5 * PAGE, 5 * PAGE));
+impl Params {
+    fn new(kind: c_int, data: &[u64]) -> Params {
+        let mut all = [0u64; 29];
+        all[..data.len()].copy_from_slice(data);
+        Params(kind, [0; 3], all, 0)
     }
 
-    /// "cuGraphUpload": "Uses memory cached by stream to back the allocations owned by hGraphExec".
-    pub fn an_upload_brings_the_memory() {
-        #[repr(C)]
-        struct Params(u64, Handle, Handle, c_int);
-        retain(0);
-        let s = new_stream();
-        let graph = temporary(3 * PAGE);
-        let exec = instantiate(graph, 0).unwrap();
-        ok(cuda!(cuGraphUpload(exec, s)));
-        assert_eq!(attribute(RESERVED), 3 * PAGE);
-        ok(run(exec, s));
-        assert_eq!(attribute(RESERVED), 3 * PAGE);
-        destroy_exec(exec);
-        trim();
-        // CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD, "Only supported by cuGraphInstantiateWithParams".
-        assert_eq!(instantiate(graph, 2), Err(1));
-        let (mut exec, mut params) = (NULL, Params(2, s, NULL, 9));
-        ok(cuda!(cuGraphInstantiateWithParams(&raw mut exec, graph, (&raw mut params).cast())));
-        assert_eq!((params.3, attribute(RESERVED)), (0, 3 * PAGE));
-        destroy_exec(exec);
+    /// A node behind another, or behind none.
+    fn add(&mut self, graph: Handle, after: Handle) -> Handle {
+        let node = must(|to| {
+            cuda!(cuGraphAddNode_v2(
+                to,
+                graph,
+                &raw const after,
+                NULL.cast(),
+                usize::from(!after.is_null()),
+                (&raw mut *self).cast()
+            ))
+        });
+        let seen = must(|to| cuda!(cuGraphNodeGetType(node, to)));
+        assert_eq!(seen, self.0);
+        node
     }
+}
 
+fn two(low: u32, high: u32) -> u64 {
+    u64::from(high) << 32 | u64::from(low)
+}
+
+/// Fills so many bytes with a value.
+fn fill(at: u64, value: u32, bytes: u64) -> Params {
+    Params::new(2, &[at, 0, two(value, 1), bytes, 1])
+}
+
+scenarios! {
     /// Guide, "Physical Memory Management and Sharing": graphs share what is not in use at the same
     /// time, and allocations that outlive their graphs are; "Physical Memory Footprint": a trim takes
     /// none of it, nor what another thread is launching.
-    pub fn allocations_that_live_on_share_no_memory_however_they_race() {
+    fn allocations_that_live_on_share_no_memory_however_they_race() {
         let context = retain(0) as usize;
         let s = new_stream() as usize;
         const THREADS: u64 = 4;
@@ -169,7 +143,7 @@ mod body {
     }
 
     /// Guide, "Optimized Memory Reuse": "Address Reuse within a Graph" needs a dependency.
-    pub fn what_one_graph_frees_serves_its_next_allocation() {
+    fn what_one_graph_frees_serves_its_next_allocation() {
         retain(0);
         let s = new_stream();
         let chain = graph();
@@ -192,7 +166,7 @@ mod body {
     }
 
     /// Guide, "Physical Memory Management and Sharing".
-    pub fn graphs_of_one_stream_share_memory_and_those_of_two_do_not() {
+    fn graphs_of_one_stream_share_memory_and_those_of_two_do_not() {
         retain(0);
         let (s, t) = (new_stream(), new_stream());
         let (a, b) = (instantiate(temporary(4 * PAGE), 0), instantiate(temporary(6 * PAGE), 0));
@@ -213,7 +187,7 @@ mod body {
     }
 
     /// "cuGraphLaunch": unfreed allocations; "cuGraphInstantiate": AUTO_FREE_ON_LAUNCH.
-    pub fn a_relaunch_needs_its_allocations_freed() {
+    fn a_relaunch_needs_its_allocations_freed() {
         retain(0);
         let s = new_stream();
         let graph = graph();
@@ -241,7 +215,7 @@ mod body {
 
     /// Guide, "Alloc Node": "Graph destruction does not automatically free any live
     /// graph-allocated memory".
-    pub fn an_allocation_outlives_its_graph() {
+    fn an_allocation_outlives_its_graph() {
         retain(0);
         let (s, room) = (new_stream(), free_bytes() as u64);
         let graph = graph();
@@ -266,34 +240,7 @@ mod body {
         assert_eq!(free_bytes() as u64, room);
     }
 
-    /// "cuGraphAddMemFreeNode", "cuGraphAddMemAllocNode": what can't be freed.
-    pub fn an_allocation_is_freed_once() {
-        retain(0);
-        let (first, second) = (graph(), graph());
-        let (node, at) = alloc_node(first, &[], PAGE);
-        free_node(first, &[node], at).unwrap();
-        assert_eq!(free_node(first, &[node], at), Err(1), "twice in the same graph");
-        assert_eq!(free_node(second, &[], at), Err(1), "freed in its own graph");
-        assert_eq!(free_node(second, &[], at + 512), Err(1), "not returned by an allocation node");
-        assert_eq!(free_node(second, &[], alloc(PAGE as usize).unwrap()), Err(1));
-        assert_eq!(free(at), 1, "cannot be freed outside the owning graph");
-        let (_, at) = alloc_node(first, &[], PAGE);
-        free_node(second, &[], at).unwrap();
-        assert_eq!(free_node(first, &[], at), Err(1), "freed in another graph");
-    }
-
-    /// "graphs which contain allocation and/or memory free nodes": the restrictions.
-    pub fn graphs_with_memory_are_not_instantiated_twice() {
-        retain(0);
-        let graph = graph();
-        alloc_node(graph, &[], PAGE);
-        let exec = instantiate(graph, 0).unwrap();
-        assert_eq!(instantiate(graph, 0), Err(1));
-        destroy_exec(exec);
-        instantiate(graph, 0).unwrap();
-    }
-
-    pub fn a_launch_fails_when_the_gpu_is_full() {
+    fn a_launch_fails_when_the_gpu_is_full() {
         retain(0);
         let (s, room) = (new_stream(), free_bytes());
         let exec = instantiate(temporary(4 * PAGE), 0).unwrap();
@@ -304,7 +251,7 @@ mod body {
         ok(run(exec, s));
     }
 
-    pub fn a_primary_reset_takes_graph_memory() {
+    fn a_primary_reset_takes_graph_memory() {
         retain(0);
         let (s, room) = (new_stream(), free_bytes());
         let graph = graph();
@@ -315,46 +262,8 @@ mod body {
         assert_eq!((attribute(RESERVED), free_bytes()), (0, room));
     }
 
-    /// `CUgraphNodeParams`.
-    #[repr(C)]
-    struct Params(c_int, [c_int; 3], [u64; 29], u64);
-
-    impl Params {
-        fn new(kind: c_int, data: &[u64]) -> Params {
-            let mut all = [0u64; 29];
-            all[..data.len()].copy_from_slice(data);
-            Params(kind, [0; 3], all, 0)
-        }
-
-        /// A node behind another, or behind none.
-        fn add(&mut self, graph: Handle, after: Handle) -> Handle {
-            let node = must(|to| {
-                cuda!(cuGraphAddNode_v2(
-                    to,
-                    graph,
-                    &raw const after,
-                    NULL.cast(),
-                    usize::from(!after.is_null()),
-                    (&raw mut *self).cast()
-                ))
-            });
-            let seen = must(|to| cuda!(cuGraphNodeGetType(node, to)));
-            assert_eq!(seen, self.0);
-            node
-        }
-    }
-
-    fn two(low: u32, high: u32) -> u64 {
-        u64::from(high) << 32 | u64::from(low)
-    }
-
-    /// Fills so many bytes with a value.
-    fn fill(at: u64, value: u32, bytes: u64) -> Params {
-        Params::new(2, &[at, 0, two(value, 1), bytes, 1])
-    }
-
     /// "cuGraphExecUpdate", "cuGraphExecNodeSetParams".
-    pub fn an_executable_graph_is_updated() {
+    fn an_executable_graph_is_updated() {
         #[repr(C)]
         struct Info(c_int, Handle, Handle);
         retain(0);
@@ -383,7 +292,7 @@ mod body {
     }
 
     /// "cuGraphAddNode", "cuGraphNodeGetType", "cuGraphChildGraphNodeGetGraph".
-    pub fn every_way_to_add_a_node() {
+    fn every_way_to_add_a_node() {
         retain(0);
         let (s, graph) = (new_stream(), graph());
         let (target, event) = (alloc(64).unwrap(), new_event());

@@ -3,13 +3,6 @@
 use crate::harness::*;
 use std::ffi::{c_int, c_uint};
 
-scenarios! {
-    a_gpu_is_split_into_equal_groups
-    a_green_context_is_a_view_of_the_primary_one
-    kernels_run_on_the_multiprocessors_that_it_has
-    its_end_detaches_its_streams_and_leaves_memory
-}
-
 const SM: c_int = 1;
 const DETACHED: Result = 917;
 
@@ -73,33 +66,9 @@ fn stream_in(green: Handle) -> Handle {
     must(|to| cuda!(cuGreenCtxStreamCreate(to, green, 1, 0)))
 }
 
-mod body {
-    use super::*;
-
-    pub fn a_gpu_is_split_into_equal_groups() {
-        retain(0);
-        let gpu = whole(0);
-        assert_eq!((gpu.value[0], gpu.value[1], gpu.value[2]), (132, 8, 8));
-        let (groups, rest) = by_count(&gpu, 4, 20).unwrap();
-        assert_eq!(groups.iter().map(|g| g.value[0]).collect::<Vec<_>>(), [24; 4]);
-        assert_eq!((rest.kind, rest.value[0]), (SM, 132 - 4 * 24));
-        let (groups, rest) = by_count(&gpu, 100, 0).unwrap();
-        assert_eq!((groups.len(), rest.value[0]), (16, 4), "fewer than asked for");
-        let count = must(|to| {
-            cuda!(cuDevSmResourceSplitByCount(
-                std::ptr::null_mut(),
-                to,
-                (&raw const gpu).cast(),
-                std::ptr::null_mut(),
-                0,
-                33
-            ))
-        });
-        assert_eq!(count, 3, "only asked");
-    }
-
+scenarios! {
     /// "This API will retain the primary context"; "treated as if it were a primary context".
-    pub fn a_green_context_is_a_view_of_the_primary_one() {
+    fn a_green_context_is_a_view_of_the_primary_one() {
         ok(cuda!(cuInit(0)));
         let (groups, _) = by_count(&whole(0), 1, 32).unwrap();
         let green = green(&groups);
@@ -115,10 +84,9 @@ mod body {
         assert_eq!(owner, primary, "memory is the primary context's");
         ok(cuda!(cuCtxSetCurrent(view)));
         let (s, plain) = (stream_in(green), new_stream());
-        for (stream, expected) in [(s, green), (plain, green), (NULL, green)] {
-            let (mut context, mut of) = (NULL, NULL);
-            ok(cuda!(cuStreamGetCtx_v2(stream, &raw mut context, &raw mut of)));
-            assert_eq!((context, of), (view, expected));
+        for stream in [s, plain, NULL] {
+            assert_eq!(must(|to| cuda!(cuStreamGetCtx(stream, to))), view);
+            assert_eq!(must(|to| cuda!(cuStreamGetGreenCtx(stream, to))), green);
         }
         let mut none = NULL;
         let blocking = cuda!(cuGreenCtxStreamCreate(&raw mut none, green, 0, 0));
@@ -130,7 +98,7 @@ mod body {
         assert_eq!(cuda!(cuCtxDestroy_v2(view)), 201);
     }
 
-    pub fn kernels_run_on_the_multiprocessors_that_it_has() {
+    fn kernels_run_on_the_multiprocessors_that_it_has() {
         retain(0);
         let (groups, _) = by_count(&whole(0), 1, 32).unwrap();
         let (s, t) = (new_stream(), stream_in(green(&groups)));
@@ -149,7 +117,7 @@ mod body {
         assert!((12.0..=13.5).contains(&took(t)), "{}", took(t));
     }
 
-    pub fn its_end_detaches_its_streams_and_leaves_memory() {
+    fn its_end_detaches_its_streams_and_leaves_memory() {
         ok(cuda!(cuInit(0)));
         let primary = retain(0);
         let used = free_bytes();

@@ -32,13 +32,8 @@ pub type Name = CUipcMemHandle;
 pub const MIB: usize = 1 << 20;
 pub const NULL: Handle = std::ptr::null_mut();
 
-/// Runs the ignored test at this path in a fresh process on a fresh state.
-pub fn in_its_own_process(name: &str) {
-    configured_in_its_own_process("", name);
-}
-
-/// The same with keys before the configuration's others.
-pub fn configured_in_its_own_process(keys: &str, name: &str) {
+/// Runs the ignored test at this path in a fresh process on a fresh state, with keys before the configuration's others.
+pub fn in_its_own_process(keys: &str, name: &str) {
     let (_crate, name) = name.split_once("::").unwrap();
     let dir = tempfile::tempdir().unwrap();
     let config = dir.path().join("gpus.toml");
@@ -54,43 +49,24 @@ pub fn configured_in_its_own_process(keys: &str, name: &str) {
     assert!(out.status.success() && text.contains("1 passed"), "{name}: {text}");
 }
 
+/// Tests, each in a process and with a state of its own: `fn name() { … }`, or with keys of its own
+/// `fn name() with "key = value\n" { … }`.
 macro_rules! scenarios {
-    ($($name:ident)*) => {
+    ($($(#[$meta:meta])* fn $name:ident() $(with $keys:literal)? $body:block)*) => {
         $(
             #[test]
             fn $name() {
-                crate::harness::in_its_own_process(concat!(module_path!(), "::scenario::", stringify!($name)));
+                let name = concat!(module_path!(), "::alone::", stringify!($name));
+                crate::harness::in_its_own_process(concat!($($keys)?), name);
             }
         )*
-        mod scenario {
+        mod alone {
+            use super::*;
             $(
+                $(#[$meta])*
                 #[test]
                 #[ignore = "run by its namesake in a process of its own"]
-                fn $name() {
-                    super::body::$name();
-                }
-            )*
-        }
-    };
-}
-
-/// As [`scenarios`], each with keys of its own.
-macro_rules! configured {
-    ($($name:ident = $keys:literal)*) => {
-        $(
-            #[test]
-            fn $name() {
-                let name = concat!(module_path!(), "::configured::", stringify!($name));
-                crate::harness::configured_in_its_own_process($keys, name);
-            }
-        )*
-        mod configured {
-            $(
-                #[test]
-                #[ignore = "run by its namesake in a process of its own"]
-                fn $name() {
-                    super::body::$name();
-                }
+                fn $name() $body
             )*
         }
     };
@@ -317,4 +293,4 @@ impl Peer {
     }
 }
 
-pub(crate) use {configured, cuda, scenarios};
+pub(crate) use {cuda, scenarios};

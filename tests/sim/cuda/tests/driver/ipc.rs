@@ -2,15 +2,9 @@
 //! `cuIpcOpenMemHandle`, `cuIpcCloseMemHandle` (the comments of cuda.h).
 
 use crate::harness::*;
-use std::ffi::c_uint;
-
-scenarios! {
-    only_allocations_have_handles
-    memory_is_seen_by_both_processes
-    an_import_keeps_memory_that_its_exporter_freed
-    small_allocations_share_their_chunk
-    an_importer_that_is_killed_lets_go
-}
+use std::ffi::{c_uint, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 fn name(at: u64) -> Outcome<Name> {
     let mut name = named([0; 64]);
@@ -39,29 +33,62 @@ fn used(contexts: usize) -> usize {
     total - free - contexts * 64 * MIB
 }
 
-mod body {
-    use super::*;
+// Events of one process in another: `cuIpcGetEventHandle`, `cuIpcOpenEventHandle`. Work is held by host functions, so
+// nothing depends on time.
 
-    pub fn only_allocations_have_handles() {
-        retain(0);
-        let at = alloc(10 * MIB).unwrap();
-        fill(at, 9, 10 * MIB);
-        let first = name(at).unwrap();
-        assert_eq!(name(at), Ok(first));
-        assert_eq!(read::<2>(at + 5 * MIB as u64), [9, 9], "what is in it stays");
-        assert_eq!(open(first, 1), Err(201), "not in the process that made it");
-        assert_eq!((name(at + 1), name(0x1000)), (Err(1), Err(1)));
-        assert_eq!((open(named([3; 64]), 1), close(at)), (Err(1), 1));
-        assert_eq!(used(1), 10 * MIB);
-        ok(free(at));
-        assert_eq!(used(1), 0);
-        let again = alloc(10 * MIB).unwrap();
-        assert_eq!(read::<1>(again), [0]);
+const DISABLE_TIMING: c_uint = 2;
+const INTERPROCESS: c_uint = 4;
+const NOT_READY: Result = 600;
+
+fn create(flags: c_uint) -> Outcome<Handle> {
+    made(|to| cuda!(cuEventCreate(to, flags)))
+}
+
+fn shared_event() -> Handle {
+    create(DISABLE_TIMING | INTERPROCESS).unwrap()
+}
+
+fn event_name(event: Handle) -> Outcome<Name> {
+    let mut name = named([0; 64]);
+    match cuda!(cuIpcGetEventHandle(&raw mut name, event)) {
+        0 => Ok(name),
+        e => Err(e),
     }
+}
 
+fn open_event(name: Name) -> Outcome<Handle> {
+    made(|to| cuda!(cuIpcOpenEventHandle(to, name)))
+}
+
+fn query(event: Handle) -> Result {
+    cuda!(cuEventQuery(event))
+}
+
+fn wait(stream: Handle, event: Handle) {
+    ok(cuda!(cuStreamWaitEvent(stream, event, 0)));
+}
+
+fn stream_query(stream: Handle) -> Result {
+    cuda!(cuStreamQuery(stream))
+}
+
+static LET_GO: AtomicBool = AtomicBool::new(false);
+
+unsafe extern "C" fn hold(_: *mut c_void) {
+    while !LET_GO.load(Ordering::Acquire) {
+        std::thread::sleep(Duration::from_micros(100));
+    }
+}
+
+/// Holds what is then submitted to the stream until [`LET_GO`].
+fn hold_back(stream: Handle) {
+    ok(cuda!(cuLaunchHostFunc(stream, Some(hold), NULL)));
+}
+
+scenarios! {
     /// "If the memory handle has already been opened by the current context, the reference count
     /// on the handle is incremented by 1 and the existing device pointer is returned."
-    pub fn memory_is_seen_by_both_processes() {
+    fn memory_is_seen_by_both_processes() {
         pair(
             |peer: &Peer| {
                 retain(0);
@@ -95,7 +122,7 @@ mod body {
     }
 
     /// What the exporter frees stays as long as an importer has it open, and counts for that one.
-    pub fn an_import_keeps_memory_that_its_exporter_freed() {
+    fn an_import_keeps_memory_that_its_exporter_freed() {
         pair(
             |peer: &Peer| {
                 retain(0);
@@ -126,7 +153,7 @@ mod body {
         );
     }
 
-    pub fn small_allocations_share_their_chunk() {
+    fn small_allocations_share_their_chunk() {
         pair(
             |peer: &Peer| {
                 retain(0);
@@ -162,29 +189,85 @@ mod body {
         );
     }
 
-    pub fn an_importer_that_is_killed_lets_go() {
+    fn only_interprocess_events_have_handles() {
+        retain(0);
+        assert_eq!(create(INTERPROCESS), Err(1), "only without timing");
+        let (plain, event) = (create(DISABLE_TIMING).unwrap(), shared_event());
+        assert_eq!(event_name(plain), Err(400));
+        let first = event_name(event).unwrap();
+        assert_eq!(event_name(event), Ok(first));
+        assert_eq!(open_event(first), Err(201), "not in the process that made it");
+        assert_eq!(open_event(named([5; 64])), Err(1));
+        assert_eq!(query(event), 0, "never recorded");
+        record(event, NULL);
+        ok(cuda!(cuEventSynchronize(event)));
+        assert_eq!(query(event), 0);
+        let mut ms = 0f32;
+        let elapsed = cuda!(cuEventElapsedTime(&raw mut ms, event, event));
+        assert_eq!(elapsed, 400, "it has no time");
+    }
+
+    fn another_process_waits_queries_and_synchronises() {
         pair(
             |peer: &Peer| {
                 retain(0);
-                let at = alloc(10 * MIB).unwrap();
-                peer.send(&name(at).unwrap().reserved);
+                let (event, stream) = (shared_event(), new_stream());
+                peer.send(&event_name(event).unwrap().reserved);
                 peer.meet();
-                ok(free(at));
-                assert_eq!(used(2), 10 * MIB);
-                peer.send(&[1]);
+                hold_back(stream);
+                record(event, stream);
+                peer.meet();
+                peer.meet();
+                LET_GO.store(true, Ordering::Release);
                 peer.until_gone();
-                let since = std::time::Instant::now();
-                while used(1) != 0 {
-                    assert!(since.elapsed().as_secs() < 20);
-                    std::thread::sleep(std::time::Duration::from_millis(2));
-                }
             },
             |peer: &Peer| {
                 retain(0);
-                open(named(peer.receive()), 1).unwrap();
+                let (event, stream) = (open_event(named(peer.receive())).unwrap(), new_stream());
+                let plain = kernel("plain");
+                assert_eq!(query(event), 0, "never recorded");
+                wait(stream, event);
+                synchronize(stream);
                 peer.meet();
-                peer.receive::<1>();
-                // SAFETY: kills this very process.
+                peer.meet();
+                assert_eq!(query(event), NOT_READY);
+                wait(stream, event);
+                ok(launch(plain, 1, stream, std::ptr::null_mut()));
+                // The GPU is free: only the event is waited for.
+                std::thread::sleep(Duration::from_millis(20));
+                assert_eq!(stream_query(stream), NOT_READY);
+                peer.meet();
+                ok(cuda!(cuEventSynchronize(event)));
+                assert_eq!(query(event), 0);
+                synchronize(stream);
+                ok(cuda!(cuEventDestroy_v2(event)));
+                assert_eq!(query(event), 400);
+            },
+        );
+    }
+
+    /// Undefined by the manual; nobody hangs here.
+    fn an_exporter_that_is_killed_holds_nobody() {
+        pair(
+            |peer: &Peer| {
+                retain(0);
+                let (event, stream) = (open_event(named(peer.receive())).unwrap(), new_stream());
+                assert_eq!(query(event), NOT_READY);
+                wait(stream, event);
+                peer.meet();
+                ok(cuda!(cuEventSynchronize(event)));
+                synchronize(stream);
+                record(event, stream);
+                assert_eq!(query(event), 0);
+            },
+            |peer: &Peer| {
+                retain(0);
+                let (event, stream) = (shared_event(), new_stream());
+                hold_back(stream);
+                record(event, stream);
+                peer.send(&event_name(event).unwrap().reserved);
+                peer.meet();
+                // SAFETY: ends this process.
                 unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
             },
         );

@@ -5,28 +5,6 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-scenarios! {
-    a_first_launch_waits_for_the_contexts_work_and_other_calls_for_it
-    a_free_that_waits_keeps_other_calls_waiting
-    a_launch_without_room_keeps_queries_waiting
-    a_loaded_kernel_is_launched_behind_work_at_once
-    questions_take_their_time
-    a_stream_is_not_created_beside_a_first_launch
-    flags_are_not_set_beside_a_first_launch
-    pinned_memory_is_given_back_after_the_contexts_work
-}
-
-configured! {
-    without_it_a_stream_is_created_beside_a_first_launch = "driver = { creations_lock = false }\n"
-    without_it_pinned_memory_is_given_back_at_once = "driver = { host_frees_drain = false }\n"
-    questions_for_memory_wait_for_who_pins = "costs.pin_ms_per_gib = 4000.0\n"
-    without_the_lock_calls_pass_a_first_launch = "driver = { context_lock = false }\n"
-    without_drains_a_first_launch_waits_for_nothing = "driver = { loads_drain = false }\n"
-    eagerly_a_kernel_is_loaded_with_its_module = "driver = { lazy_loading = false }\n"
-    the_variable_goes_before_the_configuration = "driver = { lazy_loading = false }\n"
-    before_12_2_a_kernel_is_loaded_with_its_module = "cuda_version = \"12.1\"\n"
-}
-
 fn is_loaded(function: Handle) -> bool {
     let state = must(|to| cuda!(cuFuncIsLoaded(to, function)));
     state == 1
@@ -88,85 +66,84 @@ fn ask(event: Handle) {
     let _ = query(event);
 }
 
-mod body {
-    use super::*;
+struct Work {
+    until: Handle,
+    busy: Handle,
+    other: Handle,
+    event: Handle,
+    cold: Handle,
+}
 
-    struct Work {
-        until: Handle,
-        busy: Handle,
-        other: Handle,
-        event: Handle,
-        cold: Handle,
-    }
+/// Two streams, a complete event of the other one, a kernel that runs until the word is written, and
+/// one that was never launched.
+fn work() -> Work {
+    retain(0);
+    let (until, cold) = (kernel("until"), unloaded("plain"));
+    let (busy, other, event) = (new_stream(), new_stream(), new_event());
+    ok(cuda!(cuMemHostRegister_v2((&raw const WORD).cast_mut().cast(), 4, 0)));
+    record(event, other);
+    synchronize(other);
+    Work { until, busy, other, event, cold }
+}
 
-    /// Two streams, a complete event of the other one, a kernel that runs until the word is written, and
-    /// one that was never launched.
-    fn work() -> Work {
-        retain(0);
-        let (until, cold) = (kernel("until"), unloaded("plain"));
-        let (busy, other, event) = (new_stream(), new_stream(), new_event());
-        ok(cuda!(cuMemHostRegister_v2((&raw const WORD).cast_mut().cast(), 4, 0)));
-        record(event, other);
-        synchronize(other);
-        Work { until, busy, other, event, cold }
-    }
+fn keep_it_busy(work: &Work) {
+    WORD.store(0, Ordering::SeqCst);
+    let (mut address, mut value) = ((&raw const WORD).addr() as u64, 1u64);
+    let mut params = [(&raw mut address).cast(), (&raw mut value).cast()];
+    ok(launch(work.until, 1, work.busy, params.as_mut_ptr()));
+}
 
-    fn keep_it_busy(work: &Work) {
-        WORD.store(0, Ordering::SeqCst);
-        let (mut address, mut value) = ((&raw const WORD).addr() as u64, 1u64);
-        let mut params = [(&raw mut address).cast(), (&raw mut value).cast()];
-        ok(launch(work.until, 1, work.busy, params.as_mut_ptr()));
-    }
+fn is_busy(work: &Work) -> bool {
+    cuda!(cuStreamQuery(work.busy)) == 600
+}
 
-    fn is_busy(work: &Work) -> bool {
-        cuda!(cuStreamQuery(work.busy)) == 600
-    }
+fn first_launch(cold: usize, stream: usize) {
+    ok(launch(cold as Handle, 1, stream as Handle, std::ptr::null_mut()));
+}
 
-    fn first_launch(cold: usize, stream: usize) {
-        ok(launch(cold as Handle, 1, stream as Handle, std::ptr::null_mut()));
-    }
+fn passes_a_first_launch(patience: Duration, call: fn(&Work)) -> bool {
+    let work = work();
+    keep_it_busy(&work);
+    let (cold, to) = (work.cold as usize, work.other as usize);
+    let passed = pass(patience, || first_launch(cold, to), || call(&work));
+    synchronize(work.busy);
+    assert_eq!((mode(), is_loaded(work.cold)), (2, true));
+    passed
+}
 
-    fn passes_a_first_launch(patience: Duration, call: fn(&Work)) -> bool {
-        let work = work();
-        keep_it_busy(&work);
-        let (cold, to) = (work.cold as usize, work.other as usize);
-        let passed = pass(patience, || first_launch(cold, to), || call(&work));
-        synchronize(work.busy);
-        assert_eq!((mode(), is_loaded(work.cold)), (2, true));
-        passed
-    }
+fn pinned(bytes: usize) -> usize {
+    let at = must(|to| cuda!(cuMemHostAlloc(to, bytes, 0)));
+    at as usize
+}
 
+fn unpin(at: usize) {
+    ok(cuda!(cuMemFreeHost(at as Handle)));
+}
+
+fn eager() {
+    retain(0);
+    assert_eq!((mode(), is_loaded(unloaded("plain"))), (1, true));
+}
+
+scenarios! {
     /// The reproducer of meta-pytorch/torchcomms#2334, with a query in place of the copy.
-    pub fn a_first_launch_waits_for_the_contexts_work_and_other_calls_for_it() {
+    fn a_first_launch_waits_for_the_contexts_work_and_other_calls_for_it() {
         assert!(!passes_a_first_launch(SHORT, |work| ask(work.event)));
     }
 
-    pub fn without_the_lock_calls_pass_a_first_launch() {
+    fn without_the_lock_calls_pass_a_first_launch() with "driver = { context_lock = false }\n" {
         assert!(passes_a_first_launch(LONG, |work| ask(work.event)));
     }
 
-    pub fn a_stream_is_not_created_beside_a_first_launch() {
+    fn a_stream_is_not_created_beside_a_first_launch() {
         assert!(!passes_a_first_launch(SHORT, |_| assert!(!new_stream().is_null())));
     }
 
-    pub fn without_it_a_stream_is_created_beside_a_first_launch() {
+    fn without_it_a_stream_is_created_beside_a_first_launch() with "driver = { creations_lock = false }\n" {
         assert!(passes_a_first_launch(LONG, |_| assert!(!new_stream().is_null())));
     }
 
-    pub fn flags_are_not_set_beside_a_first_launch() {
-        assert!(!passes_a_first_launch(SHORT, |_| ok(cuda!(cuCtxSetFlags(0)))));
-    }
-
-    fn pinned(bytes: usize) -> usize {
-        let at = must(|to| cuda!(cuMemHostAlloc(to, bytes, 0)));
-        at as usize
-    }
-
-    fn unpin(at: usize) {
-        ok(cuda!(cuMemFreeHost(at as Handle)));
-    }
-
-    pub fn pinned_memory_is_given_back_after_the_contexts_work() {
+    fn pinned_memory_is_given_back_after_the_contexts_work() {
         let work = work();
         let at = pinned(4096);
         keep_it_busy(&work);
@@ -174,7 +151,7 @@ mod body {
         assert!(!is_busy(&work));
     }
 
-    pub fn without_it_pinned_memory_is_given_back_at_once() {
+    fn without_it_pinned_memory_is_given_back_at_once() with "driver = { host_frees_drain = false }\n" {
         let work = work();
         let at = pinned(4096);
         keep_it_busy(&work);
@@ -184,7 +161,7 @@ mod body {
     }
 
     /// NVIDIA/TensorRT-LLM#17429; 64 MiB take a quarter of a second here.
-    pub fn questions_for_memory_wait_for_who_pins() {
+    fn questions_for_memory_wait_for_who_pins() with "costs.pin_ms_per_gib = 4000.0\n" {
         let context = retain(0) as usize;
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -198,7 +175,7 @@ mod body {
         });
     }
 
-    pub fn without_drains_a_first_launch_waits_for_nothing() {
+    fn without_drains_a_first_launch_waits_for_nothing() with "driver = { loads_drain = false }\n" {
         let work = work();
         keep_it_busy(&work);
         first_launch(work.cold as usize, work.other as usize);
@@ -206,7 +183,7 @@ mod body {
         WORD.store(1, Ordering::SeqCst);
     }
 
-    pub fn a_loaded_kernel_is_launched_behind_work_at_once() {
+    fn a_loaded_kernel_is_launched_behind_work_at_once() {
         let work = work();
         ok(cuda!(cuFuncLoad(work.cold)));
         keep_it_busy(&work);
@@ -215,7 +192,7 @@ mod body {
         WORD.store(1, Ordering::SeqCst);
     }
 
-    pub fn a_free_that_waits_keeps_other_calls_waiting() {
+    fn a_free_that_waits_keeps_other_calls_waiting() {
         let work = work();
         let others: [fn(&Work); 4] = [
             |work| ask(work.event),
@@ -230,7 +207,7 @@ mod body {
         }
     }
 
-    pub fn a_launch_without_room_keeps_queries_waiting() {
+    fn a_launch_without_room_keeps_queries_waiting() {
         let work = work();
         ok(cuda!(cuFuncLoad(work.cold)));
         keep_it_busy(&work);
@@ -240,26 +217,21 @@ mod body {
         assert!(!pass(SHORT, fill, || ask(work.event)));
     }
 
-    fn eager() {
-        retain(0);
-        assert_eq!((mode(), is_loaded(unloaded("plain"))), (1, true));
-    }
-
-    pub fn eagerly_a_kernel_is_loaded_with_its_module() {
+    fn eagerly_a_kernel_is_loaded_with_its_module() with "driver = { lazy_loading = false }\n" {
         eager();
     }
 
-    pub fn the_variable_goes_before_the_configuration() {
+    fn the_variable_goes_before_the_configuration() with "driver = { lazy_loading = false }\n" {
         set("CUDA_MODULE_LOADING", "LAZY");
         retain(0);
         assert_eq!((mode(), is_loaded(unloaded("plain"))), (2, false));
     }
 
-    pub fn before_12_2_a_kernel_is_loaded_with_its_module() {
+    fn before_12_2_a_kernel_is_loaded_with_its_module() with "cuda_version = \"12.1\"\n" {
         eager();
     }
 
-    pub fn questions_take_their_time() {
+    fn questions_take_their_time() {
         retain(0);
         let (event, since) = (new_event(), Instant::now());
         (0..100).for_each(|_| record(event, NULL));

@@ -6,20 +6,15 @@ mod exports {
 }
 mod harness;
 
-mod arrays;
 mod calls;
-mod cancel;
 mod capture;
-mod capture_rules;
 mod copies;
 mod graphs;
 mod green;
 mod ipc;
-mod ipc_events;
 mod locks;
 mod nvml;
 mod pools;
 mod queues;
 mod stream_memory;
 mod vmm;
-mod widths;

@@ -5,23 +5,6 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use tessera_cuda::nvml::{nvmlProcessInfo_t, nvmlProcessUtilizationSample_t};
 
-scenarios! {
-    utilisation_is_a_process_s_part_of_the_time_since_the_question_before
-    a_list_of_processes_takes_milliseconds
-    managed_memory_is_the_gpus_and_nobodys
-    a_killed_process_s_memory_takes_the_longer_the_more_it_had
-    an_import_counts_for_its_maker
-}
-
-configured! {
-    allocations_wait_for_a_list_and_memory_figures_do_not = "nvml.process_list_us = 300000.0\n"
-    one_who_is_killed_in_a_list_holds_nobody_up_for_longer = "nvml.process_list_us = 300000.0\n"
-    lists_may_cost_nothing = "nvml.process_list_us = 0.0\nnvml.memory_info_us = 0.0\n"
-    managed_memory_may_count_for_its_process = "memory.managed = \"process\"\n"
-    a_killed_process_s_memory_may_come_back_at_once = "memory.teardown_ms = 0.0\nmemory.teardown_ms_per_gib = 0.0\nmemory.teardown_ms_per_pinned_gib = 0.0\n"
-    an_import_may_count_for_both = "memory.imports = \"both\"\n"
-}
-
 /// The first GPU, in NVML's eyes.
 fn device() -> Handle {
     let mut device = NULL;
@@ -152,10 +135,8 @@ fn begin_a_list() -> (Instant, std::thread::JoinHandle<()>) {
     (began, lister)
 }
 
-mod body {
-    use super::*;
-
-    pub fn utilisation_is_a_process_s_part_of_the_time_since_the_question_before() {
+scenarios! {
+    fn utilisation_is_a_process_s_part_of_the_time_since_the_question_before() {
         retain(0);
         let (device, stream, spin) = (device(), new_stream(), kernel("spin"));
         let (mut unused, mut ns) = (0u64, 30_000_000u64);
@@ -182,7 +163,7 @@ mod body {
     }
 
     /// 4.49 ms, to count them as well as to tell them, of whichever kind: flightlessmango/MangoHud#2104.
-    pub fn a_list_of_processes_takes_milliseconds() {
+    fn a_list_of_processes_takes_milliseconds() {
         retain(0);
         let device = device();
         let (mut count, none) = (0, std::ptr::null_mut::<nvmlProcessInfo_t>());
@@ -210,7 +191,7 @@ mod body {
     }
 
     /// "The game's render and submission threads were blocking on NVIDIA's global RM lock": the same.
-    pub fn allocations_wait_for_a_list_and_memory_figures_do_not() {
+    fn allocations_wait_for_a_list_and_memory_figures_do_not() with "nvml.process_list_us = 300000.0\n" {
         retain(0);
         let list = Duration::from_millis(300);
         let device = device();
@@ -235,7 +216,7 @@ mod body {
         }));
     }
 
-    pub fn one_who_is_killed_in_a_list_holds_nobody_up_for_longer() {
+    fn one_who_is_killed_in_a_list_holds_nobody_up_for_longer() with "nvml.process_list_us = 300000.0\n" {
         pair(
             |peer: &Peer| {
                 peer.receive::<1>();
@@ -253,34 +234,34 @@ mod body {
     }
 
     /// 60 GB of `cudaMallocManaged` show as 5, of `cudaMalloc` as 58 (gpuopenanalytics/pynvml#63).
-    pub fn managed_memory_is_the_gpus_and_nobodys() {
+    fn managed_memory_is_the_gpus_and_nobodys() {
         assert_eq!(managed(), (0, 100 * MIB as u64));
     }
 
-    pub fn managed_memory_may_count_for_its_process() {
+    fn managed_memory_may_count_for_its_process() with "memory.managed = \"process\"\n" {
         assert_eq!(managed(), (100 * MIB as u64, 100 * MIB as u64));
     }
 
     /// 0.4 to 0.8 s for 67.5 GB, 25.9 s with 243 GB of pinned memory (sgl-project/sglang#32829).
-    pub fn a_killed_process_s_memory_takes_the_longer_the_more_it_had() {
+    fn a_killed_process_s_memory_takes_the_longer_the_more_it_had() {
         assert!(teardown() >= Duration::from_millis(10 + 4 * 8 + 110));
     }
 
-    pub fn a_killed_process_s_memory_may_come_back_at_once() {
+    fn a_killed_process_s_memory_may_come_back_at_once() with "memory.teardown_ms = 0.0\nmemory.teardown_ms_per_gib = 0.0\nmemory.teardown_ms_per_pinned_gib = 0.0\n" {
         assert!((0..20).any(|_| teardown() < Duration::from_millis(10 + 4 * 8 + 110)));
     }
 
     /// RM has sums of its own for what a process has made, shared and duplicated; which of them NVML adds up is
     /// not public.
-    pub fn an_import_counts_for_its_maker() {
+    fn an_import_counts_for_its_maker() {
         assert_eq!(imported(), [10, 0, 10]);
     }
 
-    pub fn an_import_may_count_for_both() {
+    fn an_import_may_count_for_both() with "memory.imports = \"both\"\n" {
         assert_eq!(imported(), [10, 10, 10]);
     }
 
-    pub fn lists_may_cost_nothing() {
+    fn lists_may_cost_nothing() with "nvml.process_list_us = 0.0\nnvml.memory_info_us = 0.0\n" {
         retain(0);
         let device = device();
         let (mut list, mut info) = (Duration::MAX, Duration::MAX);

@@ -7,23 +7,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use tessera_cuda::types::CUlaunchConfig;
 
-scenarios! {
-    a_stream_does_not_hold_another
-    the_legacy_stream_waits_for_blocking_streams_and_they_for_it
-    an_event_in_the_legacy_stream_is_a_barrier
-    a_stream_waits_for_an_event_of_another
-    all_of_a_context_is_waited_for
-    with_one_connection_a_stream_holds_another
-    kernels_of_several_streams_run_at_once
-    a_chained_kernel_begins_with_the_one_before_it
-}
-
-configured! {
-    one_by_one_kernels_of_several_streams_take_their_sum = "driver.concurrent_kernels = false\n"
-    unchained_a_kernel_waits_for_the_one_before_it = "driver.chained_kernels = false\n"
-    in_one_queue_a_stream_holds_another = "driver = { queues = 1 }\n"
-}
-
 const NOT_READY: Result = 600;
 const BLOCKING: c_uint = 0;
 const NON_BLOCKING: c_uint = 1;
@@ -59,32 +42,87 @@ fn is_held(s: Handle) -> bool {
     query(s) == NOT_READY
 }
 
-mod body {
-    use super::*;
+/// A kernel that runs until the word is written, and one that takes its time.
+fn begin() -> (Handle, Handle) {
+    retain(0);
+    ok(cuda!(cuMemHostRegister_v2((&raw const WORD).cast_mut().cast(), 4, 0)));
+    (kernel("until"), kernel("plain"))
+}
 
-    /// A kernel that runs until the word is written, and one that takes its time.
-    fn begin() -> (Handle, Handle) {
-        retain(0);
-        ok(cuda!(cuMemHostRegister_v2((&raw const WORD).cast_mut().cast(), 4, 0)));
-        (kernel("until"), kernel("plain"))
-    }
+fn run(function: Handle, s: Handle) {
+    let (mut address, mut value) = (at(), 1u64);
+    let mut params = [(&raw mut address).cast(), (&raw mut value).cast()];
+    ok(launch(function, 1, s, params.as_mut_ptr()));
+}
 
-    fn run(function: Handle, s: Handle) {
-        let (mut address, mut value) = (at(), 1u64);
-        let mut params = [(&raw mut address).cast(), (&raw mut value).cast()];
-        ok(launch(function, 1, s, params.as_mut_ptr()));
-    }
+fn wait_for_the_word(s: Handle) {
+    ok(cuda!(cuStreamWaitValue32_v2(s, at(), 1, 0)));
+}
 
-    fn wait_for_the_word(s: Handle) {
-        ok(cuda!(cuStreamWaitValue32_v2(s, at(), 1, 0)));
-    }
+fn let_go(all: &[Handle]) {
+    WORD.store(1, Ordering::SeqCst);
+    all.iter().for_each(|s| synchronize(*s));
+}
 
-    fn let_go(all: &[Handle]) {
-        WORD.store(1, Ordering::SeqCst);
-        all.iter().for_each(|s| synchronize(*s));
-    }
+/// How long it takes until both streams are done, in kernels' lengths, of 100 ms.
+fn lengths(streams: [Handle; 2], work: impl FnOnce()) -> u128 {
+    let since = Instant::now();
+    work();
+    streams.into_iter().for_each(synchronize);
+    since.elapsed().as_millis() / 100
+}
 
-    pub fn a_stream_does_not_hold_another() {
+fn of_two_streams() -> u128 {
+    retain(0);
+    let (spin, streams) = (kernel("spin"), [NON_BLOCKING; 2].map(stream));
+    lengths(streams, || streams.iter().for_each(|s| keep_busy(spin, *s)))
+}
+
+/// A pair of kernels, of which the second need not wait for the first if nothing is between them.
+fn of_a_pair(lets_go: &str, between: fn(Handle)) -> u128 {
+    retain(0);
+    let (mut module, mut spin) = (NULL, NULL);
+    let ptx = format!(".version 7.8\n.entry spin()\n{lets_go}\n");
+    let ptx = CString::new(ptx).unwrap();
+    ok(cuda!(cuModuleLoadData(&raw mut module, ptx.as_ptr().cast())));
+    ok(cuda!(cuModuleGetFunction(&raw mut spin, module, c"spin".as_ptr())));
+    ok(cuda!(cuFuncLoad(spin)));
+    // `CUlaunchAttribute` of 72 bytes: its number, and behind eight bytes its value.
+    let mut attribute = [0u32; 18];
+    (attribute[0], attribute[2]) = (6, 1);
+    let s = stream(NON_BLOCKING);
+    let config = CUlaunchConfig {
+        gridDimX: 1,
+        gridDimY: 1,
+        gridDimZ: 1,
+        blockDimX: 1,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: 0,
+        hStream: s.cast(),
+        attrs: attribute.as_mut_ptr().cast(),
+        numAttrs: 1,
+    };
+    lengths([s; 2], || {
+        keep_busy(spin, s);
+        between(s);
+        let (mut unused, mut ns) = (0u64, 100_000_000u64);
+        let mut params = [(&raw mut unused).cast::<c_void>(), (&raw mut ns).cast()];
+        ok(cuda!(cuLaunchKernelEx(
+            &raw const config,
+            spin,
+            params.as_mut_ptr(),
+            std::ptr::null_mut()
+        )));
+    })
+}
+
+const LETS_GO: &str = "griddepcontrol.launch_dependents;
+
+";
+
+scenarios! {
+    fn a_stream_does_not_hold_another() {
         let (until, plain) = begin();
         let [kernel, word, s] = [NON_BLOCKING; 3].map(stream);
         let (device, mut host) = (alloc(4).unwrap(), [0u8; 4]);
@@ -98,7 +136,7 @@ mod body {
         let_go(&[kernel, word]);
     }
 
-    pub fn in_one_queue_a_stream_holds_another() {
+    fn in_one_queue_a_stream_holds_another() with "driver = { queues = 1 }\n" {
         let (_, plain) = begin();
         let [word, s] = [NON_BLOCKING; 2].map(stream);
         wait_for_the_word(word);
@@ -107,12 +145,12 @@ mod body {
         let_go(&[word, s]);
     }
 
-    pub fn with_one_connection_a_stream_holds_another() {
+    fn with_one_connection_a_stream_holds_another() {
         set("CUDA_DEVICE_MAX_CONNECTIONS", "1");
         in_one_queue_a_stream_holds_another();
     }
 
-    pub fn the_legacy_stream_waits_for_blocking_streams_and_they_for_it() {
+    fn the_legacy_stream_waits_for_blocking_streams_and_they_for_it() {
         let (until, plain) = begin();
         let ([a, b], apart) = ([BLOCKING; 2].map(stream), stream(NON_BLOCKING));
         run(until, a);
@@ -127,7 +165,7 @@ mod body {
     }
 
     /// What a marker in the legacy stream does to programs of blocking streams.
-    pub fn an_event_in_the_legacy_stream_is_a_barrier() {
+    fn an_event_in_the_legacy_stream_is_a_barrier() {
         let (until, plain) = begin();
         let ([a, b], event) = ([BLOCKING; 2].map(stream), new_event());
         run(until, a);
@@ -139,7 +177,7 @@ mod body {
         ok(cuda!(cuEventQuery(event)));
     }
 
-    pub fn a_stream_waits_for_an_event_of_another() {
+    fn a_stream_waits_for_an_event_of_another() {
         let (until, plain) = begin();
         let ([a, b], event) = ([NON_BLOCKING; 2].map(stream), new_event());
         run(until, a);
@@ -152,81 +190,26 @@ mod body {
         assert_eq!(query(a), 0);
     }
 
-    /// How long it takes until both streams are done, in kernels' lengths, of 100 ms.
-    fn lengths(streams: [Handle; 2], work: impl FnOnce()) -> u128 {
-        let since = Instant::now();
-        work();
-        streams.into_iter().for_each(synchronize);
-        since.elapsed().as_millis() / 100
-    }
-
-    fn of_two_streams() -> u128 {
-        retain(0);
-        let (spin, streams) = (kernel("spin"), [NON_BLOCKING; 2].map(stream));
-        lengths(streams, || streams.iter().for_each(|s| keep_busy(spin, *s)))
-    }
-
-    pub fn kernels_of_several_streams_run_at_once() {
+    fn kernels_of_several_streams_run_at_once() {
         assert_eq!(of_two_streams(), 1);
     }
 
-    pub fn one_by_one_kernels_of_several_streams_take_their_sum() {
+    fn one_by_one_kernels_of_several_streams_take_their_sum() with "driver.concurrent_kernels = false\n" {
         assert_eq!(of_two_streams(), 2);
     }
 
-    /// A pair of kernels, of which the second need not wait for the first if nothing is between them.
-    fn of_a_pair(lets_go: &str, between: fn(Handle)) -> u128 {
-        retain(0);
-        let (mut module, mut spin) = (NULL, NULL);
-        let ptx = format!(".version 7.8\n.entry spin()\n{lets_go}\n");
-        let ptx = CString::new(ptx).unwrap();
-        ok(cuda!(cuModuleLoadData(&raw mut module, ptx.as_ptr().cast())));
-        ok(cuda!(cuModuleGetFunction(&raw mut spin, module, c"spin".as_ptr())));
-        ok(cuda!(cuFuncLoad(spin)));
-        // `CUlaunchAttribute` of 72 bytes: its number, and behind eight bytes its value.
-        let mut attribute = [0u32; 18];
-        (attribute[0], attribute[2]) = (6, 1);
-        let s = stream(NON_BLOCKING);
-        let config = CUlaunchConfig {
-            gridDimX: 1,
-            gridDimY: 1,
-            gridDimZ: 1,
-            blockDimX: 1,
-            blockDimY: 1,
-            blockDimZ: 1,
-            sharedMemBytes: 0,
-            hStream: s.cast(),
-            attrs: attribute.as_mut_ptr().cast(),
-            numAttrs: 1,
-        };
-        lengths([s; 2], || {
-            keep_busy(spin, s);
-            between(s);
-            let (mut unused, mut ns) = (0u64, 100_000_000u64);
-            let mut params = [(&raw mut unused).cast::<c_void>(), (&raw mut ns).cast()];
-            ok(cuda!(cuLaunchKernelEx(
-                &raw const config,
-                spin,
-                params.as_mut_ptr(),
-                std::ptr::null_mut()
-            )));
-        })
-    }
-
-    const LETS_GO: &str = "griddepcontrol.launch_dependents;";
-
     /// CUDA Programming Guide, "Programmatic Dependent Launch and Synchronization".
-    pub fn a_chained_kernel_begins_with_the_one_before_it() {
+    fn a_chained_kernel_begins_with_the_one_before_it() {
         assert_eq!(of_a_pair(LETS_GO, |_| ()), 1);
         assert_eq!(of_a_pair("", |_| ()), 2, "unless that does not let it");
         assert_eq!(of_a_pair(LETS_GO, |s| record(new_event(), s)), 2, "or something is between");
     }
 
-    pub fn unchained_a_kernel_waits_for_the_one_before_it() {
+    fn unchained_a_kernel_waits_for_the_one_before_it() with "driver.chained_kernels = false\n" {
         assert_eq!(of_a_pair(LETS_GO, |_| ()), 2);
     }
 
-    pub fn all_of_a_context_is_waited_for() {
+    fn all_of_a_context_is_waited_for() {
         let (until, plain) = begin();
         let streams: Vec<Handle> = (0..20).map(|_| stream(NON_BLOCKING)).collect();
         run(until, streams[3]);

@@ -1,20 +1,9 @@
 //! CUDA Driver API, "Stream memory operations": streams wait for and write words of memory.
 
 use crate::harness::*;
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_uint, c_void};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
-
-scenarios! {
-    a_stream_waits_until_the_host_writes
-    each_comparison_is_as_documented
-    a_batch_runs_in_order
-    a_batch_is_a_graph_node
-    a_kernel_runs_until_the_host_writes
-    the_gpu_writes_without_a_thread_of_the_process
-    a_stream_waits_until_the_counter_has_been_reached
-    a_stream_signals_when_it_gets_there
-}
 
 const GEQ: c_uint = 0;
 const EQ: c_uint = 1;
@@ -45,54 +34,9 @@ fn query(s: Handle) -> Result {
 #[derive(Clone, Copy)]
 struct MemOp(u32, u64, u64, u32, u64, u64);
 
-const TIMELINE_FD: c_int = 9;
-const NOT_READY: Result = 600;
-
-/// `CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC`.
-#[repr(C)]
-struct Description(c_int, [u64; 2], c_uint, [c_uint; 16]);
-
-/// `CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS` and `…_WAIT_PARAMS`.
-#[repr(C)]
-struct Params(u64, [u64; 8], c_uint, [c_uint; 16]);
-
-fn value_of(value: u64) -> Params {
-    Params(value, [0; 8], 0, [0; 16])
-}
-
-/// A counter, and a descriptor of it.
-fn counter() -> (c_int, &'static AtomicU64) {
-    // SAFETY: a file of a page, mapped and never unmapped; its first word is aligned.
-    unsafe {
-        let fd = libc::memfd_create(c"timeline".as_ptr(), 0);
-        assert_eq!(libc::ftruncate(fd, 4096), 0);
-        let prot = libc::PROT_READ | libc::PROT_WRITE;
-        let at = libc::mmap(std::ptr::null_mut(), 4096, prot, libc::MAP_SHARED, fd, 0);
-        assert_ne!(at, libc::MAP_FAILED);
-        (fd, &*at.cast::<AtomicU64>())
-    }
-}
-
-fn import(kind: c_int, fd: c_int) -> Outcome<Handle> {
-    let description = Description(kind, [u64::from(fd.cast_unsigned()), 0], 0, [0; 16]);
-    made(|to| cuda!(cuImportExternalSemaphore(to, (&raw const description).cast())))
-}
-
-fn await_counter(semaphore: Handle, value: u64, s: Handle) -> Result {
-    let (list, params) = ([semaphore], [value_of(value)]);
-    cuda!(cuWaitExternalSemaphoresAsync(list.as_ptr(), params.as_ptr().cast(), 1, s))
-}
-
-fn signal(semaphore: Handle, value: u64, s: Handle) -> Result {
-    let (list, params) = ([semaphore], [value_of(value)]);
-    cuda!(cuSignalExternalSemaphoresAsync(list.as_ptr(), params.as_ptr().cast(), 1, s))
-}
-
-mod body {
-    use super::*;
-
+scenarios! {
     /// What watches the words here calls no driver, and no thread of the driver's is there that would.
-    pub fn the_gpu_writes_without_a_thread_of_the_process() {
+    fn the_gpu_writes_without_a_thread_of_the_process() {
         let _gpu = simgpu::channel::GpuThread::start(simgpu::Session::open().unwrap()).unwrap();
         retain(0);
         let (s, (at, words)) = (new_stream(), pinned());
@@ -113,7 +57,7 @@ mod body {
         ok(cuda!(cuStreamSynchronize(s)));
     }
 
-    pub fn a_stream_waits_until_the_host_writes() {
+    fn a_stream_waits_until_the_host_writes() {
         retain(0);
         let (s, (at, words)) = (new_stream(), pinned());
         let (device, plain) = (alloc(64).unwrap(), kernel("plain"));
@@ -129,7 +73,7 @@ mod body {
         assert_eq!(words[2].load(Ordering::SeqCst), 7);
     }
 
-    pub fn a_kernel_runs_until_the_host_writes() {
+    fn a_kernel_runs_until_the_host_writes() {
         retain(0);
         let (s, (at, words)) = (new_stream(), pinned());
         let run = |address: u64| {
@@ -154,7 +98,7 @@ mod body {
     }
 
     /// `CUstreamWaitValue_flags`.
-    pub fn each_comparison_is_as_documented() {
+    fn each_comparison_is_as_documented() {
         retain(0);
         let (s, (at, words)) = (new_stream(), pinned());
         let cases = [
@@ -184,7 +128,7 @@ mod body {
         synchronize(s);
     }
 
-    pub fn a_batch_runs_in_order() {
+    fn a_batch_runs_in_order() {
         retain(0);
         let (s, (at, words)) = (new_stream(), pinned());
         let mut ops = [
@@ -201,59 +145,5 @@ mod body {
         words[1].store(1, Ordering::SeqCst);
         synchronize(s);
         assert_eq!([2, 3].map(|i: usize| words[i].load(Ordering::SeqCst)), [2, 1]);
-    }
-
-    /// What capture makes of the calls.
-    pub fn a_batch_is_a_graph_node() {
-        retain(0);
-        let (s, (at, words)) = (new_stream(), pinned());
-        ok(cuda!(cuStreamBeginCapture_v2(s, 0)));
-        ok(cuda!(cuStreamWriteValue32_v2(s, at, 3, 0)));
-        let (mut graph, mut node, mut exec, mut count, mut kind) = (NULL, NULL, NULL, 1usize, 0);
-        ok(cuda!(cuStreamEndCapture(s, &raw mut graph)));
-        ok(cuda!(cuGraphGetNodes(graph, &raw mut node, &raw mut count)));
-        ok(cuda!(cuGraphNodeGetType(node, &raw mut kind)));
-        assert_eq!((count, kind), (1, 12));
-        ok(cuda!(cuGraphInstantiateWithFlags(&raw mut exec, graph, 0)));
-        assert_eq!(words[0].load(Ordering::SeqCst), 0);
-        ok(cuda!(cuGraphLaunch(exec, s)));
-        synchronize(s);
-        assert_eq!(words[0].load(Ordering::SeqCst), 3);
-    }
-
-    // Semaphores of other APIs: CUDA Driver API, "External Resource Interoperability". The other side is memory
-    // that the test maps.
-
-    pub fn a_stream_waits_until_the_counter_has_been_reached() {
-        retain(0);
-        let (s, (fd, counter)) = (new_stream(), counter());
-        let semaphore = import(TIMELINE_FD, fd).unwrap();
-        // SAFETY: asks about a descriptor.
-        let is_open = unsafe { libc::fcntl(fd, libc::F_GETFD) } >= 0;
-        assert!(!is_open, "the driver's now");
-        ok(await_counter(semaphore, 0, s));
-        synchronize(s);
-        ok(await_counter(semaphore, 5, s));
-        counter.store(4, Ordering::SeqCst);
-        std::thread::sleep(Duration::from_millis(20));
-        assert_eq!(query(s), NOT_READY);
-        counter.store(7, Ordering::SeqCst);
-        synchronize(s);
-        ok(cuda!(cuDestroyExternalSemaphore(semaphore)));
-        assert_eq!(await_counter(semaphore, 5, s), 400);
-        assert_eq!(cuda!(cuDestroyExternalSemaphore(semaphore)), 400);
-    }
-
-    pub fn a_stream_signals_when_it_gets_there() {
-        retain(0);
-        let (s, (fd, counter)) = (new_stream(), counter());
-        let semaphore = import(TIMELINE_FD, fd).unwrap();
-        ok(await_counter(semaphore, 1, s));
-        ok(signal(semaphore, 9, s));
-        std::thread::sleep(Duration::from_millis(20));
-        assert_eq!(counter.load(Ordering::SeqCst), 0, "not before the wait is over");
-        counter.store(1, Ordering::SeqCst);
-        synchronize(s);
-        assert_eq!(counter.load(Ordering::SeqCst), 9);
     }
 }

@@ -4,65 +4,32 @@
 //! so nobody can tell the difference from moving them when the queue gets there. The time is spent
 //! in the queue: host ↔ device copies on a copy engine, device-to-device copies and fills on the GPU.
 
-mod batch;
-mod old;
-
-pub use batch::*;
-pub use old::*;
-
-use crate::abi::{exports_both, get};
+use crate::abi::{Result, exports_both, get, put_if, resolve};
 use crate::array::Array;
 use crate::capture;
 use crate::driver::driver;
-use crate::errors::Result;
-use crate::graph::kind::{Kind, Memset};
-use crate::handle::resolve;
-use crate::host_function::later;
-use crate::stream::{Stream, stream};
+use crate::graph::{Kind, Memset};
+use crate::stream::Stream;
+use crate::work::later;
 use simgpu::engine::Op;
 use std::ffi::{c_uchar, c_uint, c_ushort, c_void};
 use std::sync::Arc;
 use tessera_cuda::types::{
-    CUDA_ERROR_INVALID_VALUE, CUDA_MEMCPY2D, CUDA_MEMCPY3D, CUarray, CUcontext, CUdeviceptr,
-    CUstream,
+    CU_MEMORYTYPE_ARRAY as ARRAY, CU_MEMORYTYPE_DEVICE as DEVICE, CU_MEMORYTYPE_HOST as HOST,
+    CU_MEMORYTYPE_UNIFIED as UNIFIED, CUDA_ERROR_INVALID_VALUE, CUDA_MEMCPY2D, CUDA_MEMCPY3D,
+    CUcontext, CUdeviceptr, CUmemcpyAttributes, CUstream,
 };
 
-const HOST: c_uint = 1;
-const DEVICE: c_uint = 2;
-const ARRAY: c_uint = 3;
-const UNIFIED: c_uint = 4;
-
-/// Which ends of a copy must be memory that the driver knows.
-#[derive(Clone, Copy)]
-pub(crate) enum End {
-    Host,
-    Device,
-    Either,
-    /// An array's memory, checked already.
-    Array,
-}
-
-impl End {
-    /// `CU_MEMORYTYPE_*`.
-    fn number(self) -> c_uint {
-        match self {
-            End::Host => HOST,
-            End::Device => DEVICE,
-            End::Either => UNIFIED,
-            End::Array => ARRAY,
-        }
-    }
-}
-
 /// Whether `[address, address + len)` is device memory; it must be if the copy says so.
-fn check(address: u64, len: usize, end: End, written: bool) -> Result<bool> {
+fn check(address: u64, len: usize, kind: c_uint, written: bool) -> Result<bool> {
     if address == 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    match end {
-        End::Host => return Ok(false),
-        End::Array => return Ok(true),
-        End::Device | End::Either => {}
+    match kind {
+        HOST => return Ok(false),
+        // Checked already.
+        ARRAY => return Ok(true),
+        _ => {}
     }
     let mut memory = driver()?.memory();
     let found = if written {
@@ -70,10 +37,10 @@ fn check(address: u64, len: usize, end: End, written: bool) -> Result<bool> {
     } else {
         memory.find(address, len as u64).map(|(_, a)| a.kind)
     };
-    match (found, end) {
-        (Some(kind), _) => Ok(kind.is_device()),
-        (None, End::Either) => Ok(false),
-        (None, _) => Err(CUDA_ERROR_INVALID_VALUE),
+    match found {
+        Some(found) => Ok(found.is_device()),
+        None if kind == UNIFIED => Ok(false),
+        None => Err(CUDA_ERROR_INVALID_VALUE),
     }
 }
 
@@ -121,14 +88,14 @@ fn spend(s: &'static Stream, bytes: usize, on_device: bool, wait: bool) -> Resul
 /// A linear copy. Synchronous: it returns when the data is there, except device to device, where
 /// "no host-side synchronization is performed" ("API synchronization behavior").
 pub(crate) fn linear(
-    dst: (u64, End),
-    src: (u64, End),
+    dst: (u64, c_uint),
+    src: (u64, c_uint),
     len: usize,
     s: &'static Stream,
     synchronous: bool,
 ) -> Result<()> {
     if s.is_capturing() {
-        return capture_copy(s, Copy3d::linear(dst, src, len), synchronous);
+        return Copy3d::linear(dst, src, len).capture(s, synchronous);
     }
     if synchronous {
         capture::permit(capture::Call::Synchronous)?;
@@ -152,46 +119,35 @@ struct Pitched {
     start: u64,
     pitch: usize,
     slice: usize,
-    end: End,
+    kind: c_uint,
 }
 
 impl Pitched {
-    /// Offsets are in bytes, rows and slices.
+    /// Linear memory, from an offset in bytes, rows and slices. A pitch of 0 means tightly packed.
     fn new(
         kind: c_uint,
-        (host, device, array): (u64, u64, u64),
-        (x, y, z): (usize, usize, usize),
-        (pitch, rows): (usize, usize),
-        (width, height, depth): (usize, usize, usize),
+        base: u64,
+        [x, y, z]: [usize; 3],
+        [pitch, rows]: [usize; 2],
+        [width, height, _]: [usize; 3],
     ) -> Result<Pitched> {
-        if kind == ARRAY {
-            return Pitched::of_array(array, (x, y, z), (width, height, depth));
-        }
-        let (base, end) = match kind {
-            HOST => (host, End::Host),
-            DEVICE => (device, End::Device),
-            UNIFIED => (device, End::Either),
-            _ => return Err(CUDA_ERROR_INVALID_VALUE),
-        };
-        // A pitch of 0 means tightly packed.
         let pitch = if pitch == 0 { x + width } else { pitch };
         let rows = if rows == 0 { y + height } else { rows };
-        if pitch < x + width || base == 0 {
+        if pitch < x + width || base == 0 || !matches!(kind, HOST | DEVICE | UNIFIED) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let slice = pitch.checked_mul(rows).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         let start = base + (z * slice + y * pitch + x) as u64;
-        Ok(Pitched { start, pitch, slice, end })
+        Ok(Pitched { start, pitch, slice, kind })
     }
 
     /// An array: "x in bytes", rows and slices must lie in it.
     fn of_array(
-        array: u64,
-        (x, y, z): (usize, usize, usize),
-        (width, height, depth): (usize, usize, usize),
+        array: *mut c_void,
+        [x, y, z]: [usize; 3],
+        [width, height, depth]: [usize; 3],
     ) -> Result<Pitched> {
-        let array: &Array = resolve(array as *mut c_void)?;
-        let (start, level) = array.bytes()?;
+        let (start, level) = resolve::<Array>(array)?.bytes()?;
         let within = |from: usize, len: usize, most: u64| {
             from.checked_add(len).is_some_and(|end| end as u64 <= most)
         };
@@ -205,10 +161,10 @@ impl Pitched {
         let pitch = bytes(level.pitch)?;
         let slice = bytes(level.pitch * level.padded_rows)?;
         let start = start + (z * slice + y * pitch + x) as u64;
-        Ok(Pitched { start, pitch, slice, end: End::Array })
+        Ok(Pitched { start, pitch, slice, kind: ARRAY })
     }
 
-    fn span(&self, width: usize, height: usize, depth: usize) -> usize {
+    fn span(&self, [width, height, depth]: [usize; 3]) -> usize {
         (depth - 1) * self.slice + (height - 1) * self.pitch + width
     }
 
@@ -217,143 +173,86 @@ impl Pitched {
     }
 }
 
-fn boxed(
-    dst: &Pitched,
-    src: &Pitched,
-    (width, height, depth): (usize, usize, usize),
-    s: &'static Stream,
-    synchronous: bool,
-) -> Result<()> {
-    after_host_functions(s)?;
-    if width == 0 || height == 0 || depth == 0 {
-        return Ok(());
-    }
-    let to_device = check(dst.start, dst.span(width, height, depth), dst.end, true)?;
-    let from_device = check(src.start, src.span(width, height, depth), src.end, false)?;
-    for z in 0..depth {
-        for y in 0..height {
-            // SAFETY: rows within spans that were checked (device) or promised (host).
-            unsafe { std::ptr::copy(src.row(z, y), dst.row(z, y), width) };
-        }
-    }
-    let on_device = to_device && from_device;
-    spend(s, width * height * depth, on_device, synchronous && !on_device)
-}
-
-/// `CUDA_MEMCPY3D`.
+/// A copy of a box: what all copies are that are captured.
 #[derive(Clone, Copy)]
-#[repr(C)]
-#[allow(missing_docs, reason = "cuda.h's structure")]
-pub struct Copy3d {
-    src_x: usize,
-    src_y: usize,
-    src_z: usize,
-    src_lod: usize,
-    src_kind: c_uint,
-    src_host: u64,
-    src_device: u64,
-    src_array: u64,
-    reserved0: u64,
-    src_pitch: usize,
-    src_height: usize,
-    dst_x: usize,
-    dst_y: usize,
-    dst_z: usize,
-    dst_lod: usize,
-    dst_kind: c_uint,
-    dst_host: u64,
-    dst_device: u64,
-    dst_array: u64,
-    reserved1: u64,
-    dst_pitch: usize,
-    dst_height: usize,
-    width: usize,
-    height: usize,
-    depth: usize,
-}
-const _: () = assert!(size_of::<Copy3d>() == 200);
-
-/// What the structures of all copies say, of whichever width their fields are.
-macro_rules! plane {
-    ($c:expr) => {{
-        let c = $c;
-        Copy3d {
-            src_x: c.srcXInBytes as usize,
-            src_y: c.srcY as usize,
-            src_kind: c.srcMemoryType,
-            src_host: c.srcHost as u64,
-            src_device: c.srcDevice.into(),
-            src_array: c.srcArray as u64,
-            src_pitch: c.srcPitch as usize,
-            dst_x: c.dstXInBytes as usize,
-            dst_y: c.dstY as usize,
-            dst_kind: c.dstMemoryType,
-            dst_host: c.dstHost as u64,
-            dst_device: c.dstDevice.into(),
-            dst_array: c.dstArray as u64,
-            dst_pitch: c.dstPitch as usize,
-            width: c.WidthInBytes as usize,
-            height: c.Height as usize,
-            depth: 1,
-            ..Copy3d::NONE
-        }
-    }};
-}
-pub(crate) use plane;
-
-pub(crate) fn copy_3d(c: &Copy3d, s: &'static Stream, synchronous: bool) -> Result<()> {
-    let (dst, src) = c.ends()?;
-    if s.is_capturing() {
-        return capture_copy(s, *c, synchronous);
-    }
-    if synchronous {
-        capture::permit(capture::Call::Synchronous)?;
-    }
-    boxed(&dst, &src, (c.width, c.height, c.depth), s, synchronous)
-}
+#[repr(transparent)]
+pub(crate) struct Copy3d(CUDA_MEMCPY3D);
+// SAFETY: its pointers are addresses that the driver is asked to copy from and to, whichever thread does it.
+unsafe impl Send for Copy3d {}
+// SAFETY: as above.
+unsafe impl Sync for Copy3d {}
 
 impl Copy3d {
-    // SAFETY: numbers only, for which zero is a value.
-    const NONE: Copy3d = unsafe { std::mem::zeroed() };
+    // SAFETY: numbers and pointers, for which zero is a value.
+    const NONE: CUDA_MEMCPY3D = unsafe { std::mem::zeroed() };
 
-    fn ends(&self) -> Result<(Pitched, Pitched)> {
-        // "srcLOD and dstLOD … must be set to 0".
-        if self.src_lod != 0 || self.dst_lod != 0 {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        let size = (self.width, self.height, self.depth);
-        let dst = Pitched::new(
-            self.dst_kind,
-            (self.dst_host, self.dst_device, self.dst_array),
-            (self.dst_x, self.dst_y, self.dst_z),
-            (self.dst_pitch, self.dst_height),
-            size,
-        )?;
-        let src = Pitched::new(
-            self.src_kind,
-            (self.src_host, self.src_device, self.src_array),
-            (self.src_x, self.src_y, self.src_z),
-            (self.src_pitch, self.src_height),
-            size,
-        )?;
-        Ok((dst, src))
+    fn flat(c: CUDA_MEMCPY2D) -> Copy3d {
+        Copy3d(CUDA_MEMCPY3D {
+            srcXInBytes: c.srcXInBytes,
+            srcY: c.srcY,
+            srcMemoryType: c.srcMemoryType,
+            srcHost: c.srcHost,
+            srcDevice: c.srcDevice,
+            srcArray: c.srcArray,
+            srcPitch: c.srcPitch,
+            dstXInBytes: c.dstXInBytes,
+            dstY: c.dstY,
+            dstMemoryType: c.dstMemoryType,
+            dstHost: c.dstHost,
+            dstDevice: c.dstDevice,
+            dstArray: c.dstArray,
+            dstPitch: c.dstPitch,
+            WidthInBytes: c.WidthInBytes,
+            Height: c.Height,
+            Depth: 1,
+            ..Copy3d::NONE
+        })
     }
 
     /// `len` bytes in a row.
-    fn linear((dst, to): (u64, End), (src, from): (u64, End), len: usize) -> Copy3d {
-        let (dst_kind, src_kind) = (to.number(), from.number());
-        Copy3d {
-            src_kind,
-            src_host: src,
-            src_device: src,
-            dst_kind,
-            dst_host: dst,
-            dst_device: dst,
-            width: len,
-            height: 1,
-            depth: 1,
+    fn linear((dst, to): (u64, c_uint), (src, from): (u64, c_uint), len: usize) -> Copy3d {
+        Copy3d(CUDA_MEMCPY3D {
+            srcMemoryType: from,
+            srcHost: src as *const c_void,
+            srcDevice: src,
+            dstMemoryType: to,
+            dstHost: dst as *mut c_void,
+            dstDevice: dst,
+            WidthInBytes: len,
+            Height: 1,
+            Depth: 1,
             ..Copy3d::NONE
+        })
+    }
+
+    fn size(&self) -> [usize; 3] {
+        [self.0.WidthInBytes, self.0.Height, self.0.Depth]
+    }
+
+    /// Destination and source.
+    fn ends(&self) -> Result<(Pitched, Pitched)> {
+        let (c, size) = (&self.0, self.size());
+        // "srcLOD and dstLOD … must be set to 0".
+        if c.srcLOD != 0 || c.dstLOD != 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
         }
+        let from = [c.dstXInBytes, c.dstY, c.dstZ];
+        let dst = match c.dstMemoryType {
+            ARRAY => Pitched::of_array(c.dstArray, from, size)?,
+            kind => {
+                let base = if kind == HOST { c.dstHost as u64 } else { c.dstDevice };
+                Pitched::new(kind, base, from, [c.dstPitch, c.dstHeight], size)?
+            }
+        };
+        let from = [c.srcXInBytes, c.srcY, c.srcZ];
+        let src = match c.srcMemoryType {
+            ARRAY => Pitched::of_array(c.srcArray, from, size)?,
+            kind => {
+                let base = if kind == HOST { c.srcHost as u64 } else { c.srcDevice };
+                Pitched::new(kind, base, from, [c.srcPitch, c.srcHeight], size)?
+            }
+        };
+        Ok((dst, src))
     }
 
     pub(crate) fn check(&self) -> Result<()> {
@@ -362,76 +261,41 @@ impl Copy3d {
 
     /// "Changing either the source or destination memory type … is not supported."
     pub(crate) fn same_kinds(&self, other: &Copy3d) -> bool {
-        (self.dst_kind, self.src_kind) == (other.dst_kind, other.src_kind)
-    }
-}
-
-/// `len` bytes between an array from an offset, row after row, and linear memory or another array.
-/// Copies that begin and end inside rows are several.
-pub(crate) fn with_array(
-    (dst, dst_from): (Side, usize),
-    (src, src_from): (Side, usize),
-    len: usize,
-    s: &'static Stream,
-    synchronous: bool,
-) -> Result<()> {
-    let (mut to, mut from, mut left) = (dst_from, src_from, len);
-    while left > 0 {
-        let most = dst.rest_of_row(to)?.min(src.rest_of_row(from)?);
-        let width = left.min(most);
-        let mut copy = Copy3d { width, height: 1, depth: 1, ..Copy3d::NONE };
-        let (kind, base, x, y) = dst.place(to)?;
-        (copy.dst_kind, copy.dst_x, copy.dst_y) = (kind, x, y);
-        (copy.dst_host, copy.dst_device, copy.dst_array) = (base, base, base);
-        let (kind, base, x, y) = src.place(from)?;
-        (copy.src_kind, copy.src_x, copy.src_y) = (kind, x, y);
-        (copy.src_host, copy.src_device, copy.src_array) = (base, base, base);
-        copy_3d(&copy, s, synchronous)?;
-        (to, from, left) = (to + width, from + width, left - width);
-    }
-    Ok(())
-}
-
-#[derive(Clone, Copy)]
-pub(crate) enum Side {
-    Linear(u64, End),
-    Array(CUarray),
-}
-
-impl Side {
-    fn row_of(array: CUarray) -> Result<usize> {
-        let (_, level) = resolve::<Array>(array)?.bytes()?;
-        usize::try_from(level.row).map_err(|_| CUDA_ERROR_INVALID_VALUE)
+        let kinds = |c: &Copy3d| (c.0.dstMemoryType, c.0.srcMemoryType);
+        kinds(self) == kinds(other)
     }
 
-    fn rest_of_row(&self, at: usize) -> Result<usize> {
-        match self {
-            Side::Linear(..) => Ok(usize::MAX),
-            Side::Array(array) => Side::row_of(*array).map(|row| row - at % row),
+    pub(crate) fn run(&self, s: &'static Stream, synchronous: bool) -> Result<()> {
+        let (dst, src) = self.ends()?;
+        if s.is_capturing() {
+            return self.capture(s, synchronous);
         }
-    }
-
-    /// Kind, base, and where in it.
-    fn place(&self, at: usize) -> Result<(c_uint, u64, usize, usize)> {
-        match *self {
-            Side::Linear(base, end) => Ok((end.number(), base, at, 0)),
-            Side::Array(array) => {
-                let row = Side::row_of(array)?;
-                Ok((ARRAY, array as u64, at % row, at / row))
+        if synchronous {
+            capture::permit(capture::Call::Synchronous)?;
+        }
+        after_host_functions(s)?;
+        let size @ [width, height, depth] = self.size();
+        if size.contains(&0) {
+            return Ok(());
+        }
+        let to_device = check(dst.start, dst.span(size), dst.kind, true)?;
+        let from_device = check(src.start, src.span(size), src.kind, false)?;
+        for z in 0..depth {
+            for y in 0..height {
+                // SAFETY: rows within spans that were checked (device) or promised (host).
+                unsafe { std::ptr::copy(src.row(z, y), dst.row(z, y), width) };
             }
         }
+        let on_device = to_device && from_device;
+        spend(s, width * height * depth, on_device, synchronous && !on_device)
     }
-}
 
-fn capture_copy(s: &'static Stream, copy: Copy3d, synchronous: bool) -> Result<()> {
-    if synchronous {
-        return capture::fail(s);
+    fn capture(self, s: &'static Stream, synchronous: bool) -> Result<()> {
+        if synchronous {
+            return capture::fail(s);
+        }
+        capture::add(s, |_| Ok(Kind::Memcpy(Arc::new(self)))).map(|_| ())
     }
-    capture::add(s, |_| Ok(Kind::Memcpy(Arc::new(copy)))).map(|_| ())
-}
-
-pub(crate) fn run(copy: &Copy3d, s: &'static Stream) -> Result<()> {
-    copy_3d(copy, s, false)
 }
 
 impl Memset {
@@ -490,7 +354,7 @@ pub(crate) fn fill<T: Copy + Into<c_uint> + Send + 'static>(
         .checked_mul(height - 1)
         .and_then(|n| n.checked_add(row))
         .ok_or(CUDA_ERROR_INVALID_VALUE)?;
-    let on_device = check(at, span, End::Device, true)?;
+    let on_device = check(at, span, DEVICE, true)?;
     let act = move || {
         for y in 0..height {
             let start = (at + (y * pitch) as u64) as *mut T;
@@ -503,29 +367,17 @@ pub(crate) fn fill<T: Copy + Into<c_uint> + Send + 'static>(
     spend(s, row * height, true, !on_device)
 }
 
-exports_both! {
-    fn cuMemcpyDtoA_v2, cuMemcpyDtoA_v2_ptds(dst: CUarray, offset: usize, src: CUdeviceptr, len: usize) |flavour| {
-        with_array((Side::Array(dst), offset), (Side::Linear(src, End::Device), 0), len, stream(std::ptr::null_mut(), flavour)?, true)
-    }
-    fn cuMemcpyAtoD_v2, cuMemcpyAtoD_v2_ptds(dst: CUdeviceptr, src: CUarray, offset: usize, len: usize) |flavour| {
-        with_array((Side::Linear(dst, End::Device), 0), (Side::Array(src), offset), len, stream(std::ptr::null_mut(), flavour)?, true)
-    }
-    fn cuMemcpyAtoA_v2, cuMemcpyAtoA_v2_ptds(dst: CUarray, to: usize, src: CUarray, from: usize, len: usize) |flavour| {
-        with_array((Side::Array(dst), to), (Side::Array(src), from), len, stream(std::ptr::null_mut(), flavour)?, true)
-    }
-}
-
 /// The same operation in the default stream, waited for, and in a stream that the caller names.
 macro_rules! operations {
     ($(fn $($now:ident, $now_own:ident);+ & $($later:ident, $later_own:ident);+($($args:tt)*) |$s:ident, $synchronous:ident| $body:block)*) => {
         exports_both! {
             $(
-                fn $($now, $now_own);+($($args)*) |flavour| {
-                    let ($s, $synchronous) = (stream(std::ptr::null_mut(), flavour)?, true);
+                fn $($now, $now_own);+($($args)*) |$s, flavour| {
+                    let ($s, $synchronous) = (crate::stream::stream(std::ptr::null_mut(), flavour)?, true);
                     $body
                 }
-                fn $($later, $later_own);+($($args)*, queue: CUstream) |flavour| {
-                    let ($s, $synchronous) = (stream(queue, flavour)?, false);
+                fn $($later, $later_own);+($($args)*, $s: CUstream) |$s| {
+                    let $synchronous = false;
                     $body
                 }
             )*
@@ -535,27 +387,27 @@ macro_rules! operations {
 
 operations! {
     fn cuMemcpy, cuMemcpy_ptds & cuMemcpyAsync, cuMemcpyAsync_ptsz(dst: CUdeviceptr, src: CUdeviceptr, len: usize) |s, synchronous| {
-        linear((dst, End::Either), (src, End::Either), len, s, synchronous)
+        linear((dst, UNIFIED), (src, UNIFIED), len, s, synchronous)
     }
     fn cuMemcpyPeer, cuMemcpyPeer_ptds & cuMemcpyPeerAsync, cuMemcpyPeerAsync_ptsz(dst: CUdeviceptr, dst_ctx: CUcontext, src: CUdeviceptr, src_ctx: CUcontext, len: usize) |s, synchronous| {
         let _ = (dst_ctx, src_ctx);
-        linear((dst, End::Device), (src, End::Device), len, s, synchronous)
+        linear((dst, DEVICE), (src, DEVICE), len, s, synchronous)
     }
     fn cuMemcpyHtoD_v2, cuMemcpyHtoD_v2_ptds & cuMemcpyHtoDAsync_v2, cuMemcpyHtoDAsync_v2_ptsz(dst: CUdeviceptr, src: *const c_void, len: usize) |s, synchronous| {
-        linear((dst, End::Device), (src as u64, End::Host), len, s, synchronous)
+        linear((dst, DEVICE), (src as u64, HOST), len, s, synchronous)
     }
     fn cuMemcpyDtoH_v2, cuMemcpyDtoH_v2_ptds & cuMemcpyDtoHAsync_v2, cuMemcpyDtoHAsync_v2_ptsz(dst: *mut c_void, src: CUdeviceptr, len: usize) |s, synchronous| {
-        linear((dst as u64, End::Host), (src, End::Device), len, s, synchronous)
+        linear((dst as u64, HOST), (src, DEVICE), len, s, synchronous)
     }
     fn cuMemcpyDtoD_v2, cuMemcpyDtoD_v2_ptds & cuMemcpyDtoDAsync_v2, cuMemcpyDtoDAsync_v2_ptsz(dst: CUdeviceptr, src: CUdeviceptr, len: usize) |s, synchronous| {
-        linear((dst, End::Device), (src, End::Device), len, s, synchronous)
+        linear((dst, DEVICE), (src, DEVICE), len, s, synchronous)
     }
     fn cuMemcpy2D_v2, cuMemcpy2D_v2_ptds; cuMemcpy2DUnaligned_v2, cuMemcpy2DUnaligned_v2_ptds & cuMemcpy2DAsync_v2, cuMemcpy2DAsync_v2_ptsz(copy: *const CUDA_MEMCPY2D) |s, synchronous| {
-        copy_3d(&plane!(get(copy)?), s, synchronous)
+        Copy3d::flat(get(copy)?).run(s, synchronous)
     }
     // Of a peer's copy the contexts say which GPUs; addresses are unified.
     fn cuMemcpy3D_v2, cuMemcpy3D_v2_ptds; cuMemcpy3DPeer, cuMemcpy3DPeer_ptds & cuMemcpy3DAsync_v2, cuMemcpy3DAsync_v2_ptsz; cuMemcpy3DPeerAsync, cuMemcpy3DPeerAsync_ptsz(copy: *const CUDA_MEMCPY3D) |s, synchronous| {
-        copy_3d(&get(copy.cast::<Copy3d>())?, s, synchronous)
+        Copy3d(get(copy)?).run(s, synchronous)
     }
     fn cuMemsetD8_v2, cuMemsetD8_v2_ptds & cuMemsetD8Async, cuMemsetD8Async_ptsz(at: CUdeviceptr, value: c_uchar, n: usize) |s, synchronous| {
         fill(at, 0, value, (n, 1), s, synchronous)
@@ -574,5 +426,80 @@ operations! {
     }
     fn cuMemsetD2D32_v2, cuMemsetD2D32_v2_ptds & cuMemsetD2D32Async, cuMemsetD2D32Async_ptsz(at: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize) |s, synchronous| {
         fill(at, pitch, value, (width, height), s, synchronous)
+    }
+}
+
+// Batches. The attributes are hints, and the order in which sources are read: here they are read when the call is made,
+// which satisfies each.
+
+/// `CU_MEMCPY_SRC_ACCESS_ORDER_STREAM`, `…_DURING_API_CALL`, `…_ANY`.
+const ORDERS: std::ops::RangeInclusive<i32> = 1..=3;
+
+/// `CUmemcpyAttributes`: only its order can be wrong.
+fn check_attributes(attributes: *const CUmemcpyAttributes, count: usize) -> Result<()> {
+    /// Two locations as hints, then flags.
+    #[derive(Clone, Copy)]
+    #[repr(C)]
+    struct Attributes {
+        order: i32,
+        hints: [i32; 4],
+        flags: c_uint,
+    }
+    for i in 0..count {
+        let a: Attributes = get(attributes.cast::<Attributes>().wrapping_add(i))?;
+        let _ = (a.hints, a.flags);
+        if !ORDERS.contains(&a.order) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+    }
+    Ok(())
+}
+
+/// `cuMemcpyBatchAsync`; the number of the copy that can't be made is written to `failed`.
+fn batch(
+    (dsts, srcs, sizes, count): (*const CUdeviceptr, *const CUdeviceptr, *const usize, usize),
+    (attributes, indices, sets): (*const CUmemcpyAttributes, *const usize, usize),
+    failed: *mut usize,
+    s: &'static Stream,
+) -> Result<()> {
+    // No copy in particular.
+    put_if(failed, usize::MAX);
+    // "Must not be legacy NULL stream."
+    if s.is_legacy() || count == 0 || sets == 0 || sets > count {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    if s.is_capturing() {
+        return capture::fail(s);
+    }
+    check_attributes(attributes, sets)?;
+    // "The first entry in attrsIdxs must always be 0. Also, each entry must be greater than the
+    // previous entry and the last entry should be less than count."
+    let mut last = None;
+    for i in 0..sets {
+        let index = get(indices.wrapping_add(i))?;
+        let right = last.map_or(index == 0, |last| index > last);
+        if !right || index >= count {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        last = Some(index);
+    }
+    for i in 0..count {
+        let copy = || {
+            let dst = get(dsts.wrapping_add(i))?;
+            let src = get(srcs.wrapping_add(i))?;
+            let len = get(sizes.wrapping_add(i))?;
+            linear((dst, UNIFIED), (src, UNIFIED), len, s, false)
+        };
+        copy().inspect_err(|_| put_if(failed, i))?;
+    }
+    Ok(())
+}
+
+exports_both! {
+    fn cuMemcpyBatchAsync, cuMemcpyBatchAsync_ptsz(dsts: *mut CUdeviceptr, srcs: *mut CUdeviceptr, sizes: *mut usize, count: usize, attributes: *mut CUmemcpyAttributes, indices: *mut usize, sets: usize, failed: *mut usize, s: CUstream) |s| {
+        batch((dsts, srcs, sizes, count), (attributes, indices, sets), failed, s)
+    }
+    fn cuMemcpyBatchAsync_v2, cuMemcpyBatchAsync_v2_ptsz(dsts: *mut CUdeviceptr, srcs: *mut CUdeviceptr, sizes: *mut usize, count: usize, attributes: *mut CUmemcpyAttributes, indices: *mut usize, sets: usize, s: CUstream) |s| {
+        batch((dsts, srcs, sizes, count), (attributes, indices, sets), std::ptr::null_mut(), s)
     }
 }
