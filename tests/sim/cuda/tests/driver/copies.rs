@@ -155,8 +155,6 @@ scenarios! {
         for (d, levels) in [
             (floats([3000, 2000, 0]), 0),
             (Descriptor { NumChannels: 4, ..floats([2000, 1000, 0]) }, 5),
-            (Descriptor { Format: 0x91, NumChannels: 4, ..floats([4000, 4000, 0]) }, 12),
-            (Descriptor { Format: 0xb0, NumChannels: 3, ..floats([4096, 2160, 0]) }, 0),
             (Descriptor { Flags: 1, ..floats([600, 600, 20]) }, 3),
             (floats([200, 300, 100]), 0),
         ] {
