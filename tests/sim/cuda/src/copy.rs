@@ -21,7 +21,7 @@ use tessera_cuda::types::{
 };
 
 /// Whether `[address, address + len)` is device memory; it must be if the copy says so.
-fn check(address: u64, len: usize, kind: c_uint, written: bool) -> Result<bool> {
+fn check((address, len): (u64, usize), kind: c_uint, written: bool) -> Result<bool> {
     if address == 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
@@ -56,7 +56,7 @@ fn after_host_functions(s: &'static Stream) -> Result<()> {
 }
 
 /// Whether the driver knows all of this memory: of a device, or pinned.
-fn is_known(address: u64, len: usize) -> Result<bool> {
+fn is_known((address, len): (u64, usize)) -> Result<bool> {
     Ok(driver()?.memory().find(address, len as u64).is_some())
 }
 
@@ -83,35 +83,6 @@ fn spend(s: &'static Stream, bytes: usize, on_device: bool, wait: bool) -> Resul
     let ns = costs.copy_ns + (bytes as u64).saturating_mul(1_000) / rate;
     let seq = s.submit(if on_device { Op::Compute(ns) } else { Op::Delay(ns) })?;
     if wait { s.device().wait(seq) } else { Ok(()) }
-}
-
-/// A linear copy. Synchronous: it returns when the data is there, except device to device, where
-/// "no host-side synchronization is performed" ("API synchronization behavior").
-pub(crate) fn linear(
-    dst: (u64, c_uint),
-    src: (u64, c_uint),
-    len: usize,
-    s: &'static Stream,
-    synchronous: bool,
-) -> Result<()> {
-    if s.is_capturing() {
-        return Copy3d::linear(dst, src, len).capture(s, synchronous);
-    }
-    if synchronous {
-        capture::permit(capture::Call::Synchronous)?;
-    }
-    if len == 0 {
-        return after_host_functions(s);
-    }
-    let to_device = check(dst.0, len, dst.1, true)?;
-    let from_device = check(src.0, len, src.1, false)?;
-    let (from, to) = (src.0, dst.0);
-    // SAFETY: device ends lie in allocations of ours (checked); host ends are the caller's
-    // promise; they may overlap.
-    let act = move || unsafe { std::ptr::copy(from as *const u8, to as *mut u8, len) };
-    in_order(s, !synchronous && is_known(from, len)? && is_known(to, len)?, act)?;
-    let on_device = to_device && from_device;
-    spend(s, len, on_device, synchronous && !on_device)
 }
 
 /// One end of a pitched copy: where row (z, y) begins is `start + z * slice + y * pitch`.
@@ -265,27 +236,31 @@ impl Copy3d {
         kinds(self) == kinds(other)
     }
 
+    /// Synchronous: it returns when the data is there, except device to device, where "no host-side
+    /// synchronization is performed" ("API synchronization behavior").
     pub(crate) fn run(&self, s: &'static Stream, synchronous: bool) -> Result<()> {
-        let (dst, src) = self.ends()?;
         if s.is_capturing() {
             return self.capture(s, synchronous);
         }
         if synchronous {
             capture::permit(capture::Call::Synchronous)?;
         }
-        after_host_functions(s)?;
         let size @ [width, height, depth] = self.size();
         if size.contains(&0) {
-            return Ok(());
+            return after_host_functions(s);
         }
-        let to_device = check(dst.start, dst.span(size), dst.kind, true)?;
-        let from_device = check(src.start, src.span(size), src.kind, false)?;
-        for z in 0..depth {
-            for y in 0..height {
-                // SAFETY: rows within spans that were checked (device) or promised (host).
+        let (dst, src) = self.ends()?;
+        let (to, from) = ((dst.start, dst.span(size)), (src.start, src.span(size)));
+        let to_device = check(to, dst.kind, true)?;
+        let from_device = check(from, src.kind, false)?;
+        let act = move || {
+            for (z, y) in (0..depth).flat_map(|z| (0..height).map(move |y| (z, y))) {
+                // SAFETY: rows within spans that were checked (device) or promised (host); they may
+                // overlap.
                 unsafe { std::ptr::copy(src.row(z, y), dst.row(z, y), width) };
             }
-        }
+        };
+        in_order(s, !synchronous && is_known(to)? && is_known(from)?, act)?;
         let on_device = to_device && from_device;
         spend(s, width * height * depth, on_device, synchronous && !on_device)
     }
@@ -294,7 +269,7 @@ impl Copy3d {
         if synchronous {
             return capture::fail(s);
         }
-        capture::add(s, |_| Ok(Kind::Memcpy(Arc::new(self)))).map(|_| ())
+        capture::add(s, |_| self.check().map(|()| Kind::Memcpy(Arc::new(self)))).map(|_| ())
     }
 }
 
@@ -354,7 +329,7 @@ pub(crate) fn fill<T: Copy + Into<c_uint> + Send + 'static>(
         .checked_mul(height - 1)
         .and_then(|n| n.checked_add(row))
         .ok_or(CUDA_ERROR_INVALID_VALUE)?;
-    let on_device = check(at, span, DEVICE, true)?;
+    let on_device = check((at, span), DEVICE, true)?;
     let act = move || {
         for y in 0..height {
             let start = (at + (y * pitch) as u64) as *mut T;
@@ -387,20 +362,20 @@ macro_rules! operations {
 
 operations! {
     fn cuMemcpy, cuMemcpy_ptds & cuMemcpyAsync, cuMemcpyAsync_ptsz(dst: CUdeviceptr, src: CUdeviceptr, len: usize) |s, synchronous| {
-        linear((dst, UNIFIED), (src, UNIFIED), len, s, synchronous)
+        Copy3d::linear((dst, UNIFIED), (src, UNIFIED), len).run(s, synchronous)
     }
     fn cuMemcpyPeer, cuMemcpyPeer_ptds & cuMemcpyPeerAsync, cuMemcpyPeerAsync_ptsz(dst: CUdeviceptr, dst_ctx: CUcontext, src: CUdeviceptr, src_ctx: CUcontext, len: usize) |s, synchronous| {
         let _ = (dst_ctx, src_ctx);
-        linear((dst, DEVICE), (src, DEVICE), len, s, synchronous)
+        Copy3d::linear((dst, DEVICE), (src, DEVICE), len).run(s, synchronous)
     }
     fn cuMemcpyHtoD_v2, cuMemcpyHtoD_v2_ptds & cuMemcpyHtoDAsync_v2, cuMemcpyHtoDAsync_v2_ptsz(dst: CUdeviceptr, src: *const c_void, len: usize) |s, synchronous| {
-        linear((dst, DEVICE), (src as u64, HOST), len, s, synchronous)
+        Copy3d::linear((dst, DEVICE), (src as u64, HOST), len).run(s, synchronous)
     }
     fn cuMemcpyDtoH_v2, cuMemcpyDtoH_v2_ptds & cuMemcpyDtoHAsync_v2, cuMemcpyDtoHAsync_v2_ptsz(dst: *mut c_void, src: CUdeviceptr, len: usize) |s, synchronous| {
-        linear((dst as u64, HOST), (src, DEVICE), len, s, synchronous)
+        Copy3d::linear((dst as u64, HOST), (src, DEVICE), len).run(s, synchronous)
     }
     fn cuMemcpyDtoD_v2, cuMemcpyDtoD_v2_ptds & cuMemcpyDtoDAsync_v2, cuMemcpyDtoDAsync_v2_ptsz(dst: CUdeviceptr, src: CUdeviceptr, len: usize) |s, synchronous| {
-        linear((dst, DEVICE), (src, DEVICE), len, s, synchronous)
+        Copy3d::linear((dst, DEVICE), (src, DEVICE), len).run(s, synchronous)
     }
     fn cuMemcpy2D_v2, cuMemcpy2D_v2_ptds; cuMemcpy2DUnaligned_v2, cuMemcpy2DUnaligned_v2_ptds & cuMemcpy2DAsync_v2, cuMemcpy2DAsync_v2_ptsz(copy: *const CUDA_MEMCPY2D) |s, synchronous| {
         Copy3d::flat(get(copy)?).run(s, synchronous)
@@ -488,7 +463,7 @@ fn batch(
             let dst = get(dsts.wrapping_add(i))?;
             let src = get(srcs.wrapping_add(i))?;
             let len = get(sizes.wrapping_add(i))?;
-            linear((dst, UNIFIED), (src, UNIFIED), len, s, false)
+            Copy3d::linear((dst, UNIFIED), (src, UNIFIED), len).run(s, false)
         };
         copy().inspect_err(|_| put_if(failed, i))?;
     }
