@@ -26,32 +26,16 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 use tessera_cuda::types::{
     CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUdeviceptr,
-    CUexternalSemaphore, CUstream, CUstreamBatchMemOpParams,
+    CUexternalSemaphore, CUstream,
 };
 
-/// `CUstreamBatchMemOpParams`: an operation, and a union of what each takes.
+/// A wait for a word, or a write of it.
 #[derive(Clone, Copy)]
-#[repr(C)]
 pub(crate) struct MemOp {
-    kind: c_uint,
-    /// Of a barrier or flush.
-    flags: c_uint,
     address: u64,
-    value: u64,
-    /// Of a wait or write.
-    word_flags: c_uint,
-    rest: [c_uint; 5],
-}
-const _: () = assert!(size_of::<MemOp>() == 48);
-
-/// `CU_STREAM_MEM_OP_*`.
-mod kind {
-    pub(super) const WAIT_32: u32 = 1;
-    pub(super) const WRITE_32: u32 = 2;
-    pub(super) const FLUSH: u32 = 3;
-    pub(super) const WAIT_64: u32 = 4;
-    pub(super) const WRITE_64: u32 = 5;
-    pub(super) const BARRIER: u32 = 6;
+    word: Word,
+    /// How a wait compares; a write: `None`.
+    wait: Option<c_uint>,
 }
 
 /// `CU_STREAM_WAIT_VALUE_*`; the simulated GPUs can't flush remote writes.
@@ -62,9 +46,6 @@ mod wait {
     pub(super) const NOR: u32 = 3;
     pub(super) const FLUSH: u32 = 1 << 30;
 }
-
-/// "count must be less than 256".
-const MOST: c_uint = 255;
 
 /// Whether a wait for `word` at `address` is over: comparisons are cyclic.
 fn is_met(word: Word, address: u64, flags: c_uint) -> bool {
@@ -106,33 +87,15 @@ impl Device {
 }
 
 impl MemOp {
-    fn of(kind: c_uint, address: u64, value: u64, word_flags: c_uint) -> MemOp {
-        MemOp { kind, flags: 0, address, value, word_flags, rest: [0; 5] }
-    }
-
-    /// The word that it waits for or writes.
-    fn value(&self) -> Option<Word> {
-        let [a, b, c, d, ..] = self.value.to_le_bytes();
-        match self.kind {
-            kind::WAIT_32 | kind::WRITE_32 => Some(Word::Short(u32::from_le_bytes([a, b, c, d]))),
-            kind::WAIT_64 | kind::WRITE_64 => Some(Word::Long(self.value)),
-            _ => None,
-        }
-    }
-
-    fn check(&self) -> Result<()> {
-        match self.kind {
-            kind::BARRIER => return Ok(()),
-            kind::FLUSH => return Err(CUDA_ERROR_NOT_SUPPORTED),
-            kind::WAIT_32 | kind::WAIT_64 if self.word_flags & wait::FLUSH != 0 => {
-                return Err(CUDA_ERROR_NOT_SUPPORTED);
-            }
-            kind::WAIT_32 | kind::WAIT_64 if self.word_flags <= wait::NOR => {}
-            // CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER is the only flag.
-            kind::WRITE_32 | kind::WRITE_64 if self.word_flags <= 1 => {}
+    /// With its flags: `CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER` is the only one of a write.
+    fn check(&self, flags: c_uint) -> Result<()> {
+        match self.wait {
+            Some(_) if flags & wait::FLUSH != 0 => return Err(CUDA_ERROR_NOT_SUPPORTED),
+            Some(_) if flags <= wait::NOR => {}
+            None if flags <= 1 => {}
             _ => return Err(CUDA_ERROR_INVALID_VALUE),
         }
-        let bytes = self.value().map_or(8, Word::bytes);
+        let bytes = self.word.bytes();
         if !self.address.is_multiple_of(bytes) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
@@ -140,14 +103,11 @@ impl MemOp {
         found.map(|_| ()).ok_or(CUDA_ERROR_INVALID_VALUE)
     }
 
-    fn run(&self, s: &'static Stream) -> Result<()> {
-        let (Some(value), address) = (self.value(), self.address) else { return Ok(()) };
-        match self.kind {
-            kind::WRITE_32 | kind::WRITE_64 => write(s, address, value),
-            _ => {
-                let flags = self.word_flags;
-                later(s, Box::new(move || watch(address, value, flags)))
-            }
+    pub(crate) fn run(self, s: &'static Stream) -> Result<()> {
+        let MemOp { address, word, wait } = self;
+        match wait {
+            None => write(s, address, word),
+            Some(flags) => later(s, Box::new(move || watch(address, word, flags))),
         }
     }
 }
@@ -155,10 +115,10 @@ impl MemOp {
 /// A kernel that looks at a word until that has reached the lower half of `value`, cyclically. It has the
 /// GPU all the time.
 pub(crate) fn run_until(s: &'static Stream, address: u64, value: u64) -> Result<()> {
-    let op = MemOp::of(kind::WAIT_32, address, value, wait::GEQ);
-    op.check()?;
-    let value = op.value().ok_or(CUDA_ERROR_INVALID_VALUE)?;
-    until(s, Box::new(move || watch(address, value, wait::GEQ)))
+    let [a, b, c, d, ..] = value.to_le_bytes();
+    let word = Word::Short(u32::from_le_bytes([a, b, c, d]));
+    MemOp { address, word, wait: Some(wait::GEQ) }.check(wait::GEQ)?;
+    until(s, Box::new(move || watch(address, word, wait::GEQ)))
 }
 
 /// Waits until a word is as wanted, or the process ends.
@@ -182,54 +142,31 @@ fn write(s: &'static Stream, address: u64, value: Word) -> Result<()> {
     })
 }
 
-pub(crate) fn batch(count: c_uint, ops: *const MemOp, flags: c_uint) -> Result<Vec<MemOp>> {
-    if count > MOST || flags != 0 {
-        return Err(CUDA_ERROR_INVALID_VALUE);
-    }
-    let ops: Vec<MemOp> =
-        (0..count as usize).map(|i| get(ops.wrapping_add(i))).collect::<Result<_>>()?;
-    ops.iter().try_for_each(MemOp::check)?;
-    Ok(ops)
-}
-
-pub(crate) fn run(ops: &[MemOp], s: &'static Stream) -> Result<()> {
-    ops.iter().try_for_each(|op| op.run(s))
-}
-
-fn submit(s: &'static Stream, ops: Vec<MemOp>) -> Result<()> {
+fn submit(s: &'static Stream, op: MemOp, flags: c_uint) -> Result<()> {
+    op.check(flags)?;
     if s.is_capturing() {
-        return capture::add(s, |_| Ok(Kind::MemOps(ops.into()))).map(|_| ());
+        return capture::add(s, |_| Ok(Kind::MemOp(op))).map(|_| ());
     }
     s.context().check_alive()?;
-    run(&ops, s)
-}
-
-fn one(s: &'static Stream, kind: c_uint, address: u64, value: u64, flags: c_uint) -> Result<()> {
-    let op = MemOp::of(kind, address, value, flags);
-    op.check()?;
-    submit(s, vec![op])
+    op.run(s)
 }
 
 exports_both! {
     fn cuStreamWriteValue32, cuStreamWriteValue32_ptsz;
-       cuStreamWriteValue32_v2, cuStreamWriteValue32_v2_ptsz(s: CUstream, at: CUdeviceptr, value: u32, flags: c_uint) |s| {
-        one(s, kind::WRITE_32, at, value.into(), flags)
+       cuStreamWriteValue32_v2, cuStreamWriteValue32_v2_ptsz(s: CUstream, address: CUdeviceptr, value: u32, flags: c_uint) |s| {
+        submit(s, MemOp { address, word: Word::Short(value), wait: None }, flags)
     }
     fn cuStreamWriteValue64, cuStreamWriteValue64_ptsz;
-       cuStreamWriteValue64_v2, cuStreamWriteValue64_v2_ptsz(s: CUstream, at: CUdeviceptr, value: u64, flags: c_uint) |s| {
-        one(s, kind::WRITE_64, at, value, flags)
+       cuStreamWriteValue64_v2, cuStreamWriteValue64_v2_ptsz(s: CUstream, address: CUdeviceptr, value: u64, flags: c_uint) |s| {
+        submit(s, MemOp { address, word: Word::Long(value), wait: None }, flags)
     }
     fn cuStreamWaitValue32, cuStreamWaitValue32_ptsz;
-       cuStreamWaitValue32_v2, cuStreamWaitValue32_v2_ptsz(s: CUstream, at: CUdeviceptr, value: u32, flags: c_uint) |s| {
-        one(s, kind::WAIT_32, at, value.into(), flags)
+       cuStreamWaitValue32_v2, cuStreamWaitValue32_v2_ptsz(s: CUstream, address: CUdeviceptr, value: u32, flags: c_uint) |s| {
+        submit(s, MemOp { address, word: Word::Short(value), wait: Some(flags) }, flags)
     }
     fn cuStreamWaitValue64, cuStreamWaitValue64_ptsz;
-       cuStreamWaitValue64_v2, cuStreamWaitValue64_v2_ptsz(s: CUstream, at: CUdeviceptr, value: u64, flags: c_uint) |s| {
-        one(s, kind::WAIT_64, at, value, flags)
-    }
-    fn cuStreamBatchMemOp, cuStreamBatchMemOp_ptsz;
-       cuStreamBatchMemOp_v2, cuStreamBatchMemOp_v2_ptsz(s: CUstream, count: c_uint, ops: *mut CUstreamBatchMemOpParams, flags: c_uint) |s| {
-        submit(s, batch(count, ops.cast::<MemOp>().cast_const(), flags)?)
+       cuStreamWaitValue64_v2, cuStreamWaitValue64_v2_ptsz(s: CUstream, address: CUdeviceptr, value: u64, flags: c_uint) |s| {
+        submit(s, MemOp { address, word: Word::Long(value), wait: Some(flags) }, flags)
     }
 }
 

@@ -45,6 +45,9 @@ refuse! { $
     // Copies of an array's bytes in a row: its rows are copied as 2D and 3D ones.
     cuMemcpyDtoA_v2 cuMemcpyDtoA_v2_ptds cuMemcpyAtoD_v2 cuMemcpyAtoD_v2_ptds
     cuMemcpyAtoA_v2 cuMemcpyAtoA_v2_ptds
+    // Batches of operations on words, and what came before cuLaunchHostFunc.
+    cuStreamBatchMemOp cuStreamBatchMemOp_ptsz cuStreamBatchMemOp_v2 cuStreamBatchMemOp_v2_ptsz
+    cuStreamAddCallback cuStreamAddCallback_ptsz
     // Batches of 3D copies, and single copies with a batch's attributes.
     cuMemcpy3DBatchAsync cuMemcpy3DBatchAsync_ptsz cuMemcpy3DBatchAsync_v2 cuMemcpy3DBatchAsync_v2_ptsz
     cuMemcpyWithAttributesAsync cuMemcpyWithAttributesAsync_ptsz

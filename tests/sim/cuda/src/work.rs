@@ -1,5 +1,4 @@
-//! A process's queue to one GPU, and host functions in it: `cuLaunchHostFunc`, `cuStreamAddCallback` (CUDA Driver API, "Stream
-//! Management").
+//! A process's queue to one GPU, and host functions in it: `cuLaunchHostFunc` (CUDA Driver API, "Execution Control").
 //!
 //! A thread for each queue of a GPU waits for it to reach the function, calls it, and lets the queue go
 //! on. Copies submitted behind a host function wait for it, because it may write what they read.
@@ -9,7 +8,7 @@ use crate::capture;
 use crate::driver::{Device, Driver, driver, lock};
 use crate::event::Event;
 use crate::graph::{HostNode, Kind};
-use crate::stream::{Stream, stream};
+use crate::stream::Stream;
 use simgpu::engine::{Op, QUEUES};
 use simgpu::layout::RING;
 use std::collections::VecDeque;
@@ -18,8 +17,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use tessera_cuda::types::{
-    CUDA_ERROR_DEINITIALIZED, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUresult,
-    CUstream,
+    CUDA_ERROR_DEINITIALIZED, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUstream,
 };
 
 const CLOSED: u32 = u32::MAX;
@@ -175,7 +173,6 @@ impl Device {
 // Host functions.
 
 pub(crate) type HostFn = unsafe extern "C" fn(data: *mut c_void);
-type Callback = unsafe extern "C" fn(stream: CUstream, status: CUresult, data: *mut c_void);
 
 struct Job {
     seq: u64,
@@ -276,15 +273,5 @@ exports_both! {
     // How the host thread waits for the stream, which is nothing to see here.
     fn cuLaunchHostFunc_v2, cuLaunchHostFunc_v2_ptsz(s: CUstream, f: Option<HostFn>, data: *mut c_void, _mode: c_uint) |s| {
         run(f.ok_or(CUDA_ERROR_INVALID_VALUE)?, data as usize, s)
-    }
-
-    fn cuStreamAddCallback, cuStreamAddCallback_ptsz(s: CUstream, f: Option<Callback>, data: *mut c_void, flags: c_uint) |s, flavour| {
-        let f = f.filter(|_| flags == 0).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        let (handle, s, data) = (s as usize, stream(s, flavour)?, data as usize);
-        if s.is_capturing() {
-            return capture::fail(s);
-        }
-        // SAFETY: as of a host function.
-        later(s, Box::new(move || unsafe { f(handle as CUstream, 0, data as *mut c_void) }))
     }
 }

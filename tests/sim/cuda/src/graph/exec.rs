@@ -212,7 +212,7 @@ impl State {
                         drop(memory::free(a.at));
                     }
                 }
-                Kind::MemOps(ops) => crate::stream_memory::run(ops, s)?,
+                Kind::MemOp(op) => op.run(s)?,
                 Kind::Empty | Kind::Child(_) | Kind::Conditional(_) => {}
             }
         }

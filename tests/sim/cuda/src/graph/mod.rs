@@ -291,7 +291,7 @@ pub(crate) enum Kind {
     EventRecord(&'static Event),
     MemAlloc(Arc<Allocation>),
     MemFree(Arc<Allocation>),
-    MemOps(Arc<[MemOp]>),
+    MemOp(MemOp),
     Conditional(Arc<Conditional>),
 }
 
@@ -309,7 +309,7 @@ impl Kind {
             Kind::EventRecord(_) => 7,
             Kind::MemAlloc(_) => 10,
             Kind::MemFree(_) => 11,
-            Kind::MemOps(_) => 12,
+            Kind::MemOp(_) => 12,
             Kind::Conditional(_) => 13,
         }
     }

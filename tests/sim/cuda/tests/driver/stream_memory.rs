@@ -29,11 +29,6 @@ fn query(s: Handle) -> Result {
     cuda!(cuStreamQuery(s))
 }
 
-/// `CUstreamBatchMemOpParams` of a wait or write.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct MemOp(u32, u64, u64, u32, u64, u64);
-
 scenarios! {
     /// What watches the words here calls no driver, and no thread of the driver's is there that would.
     fn the_gpu_writes_without_a_thread_of_the_process() {
@@ -126,24 +121,5 @@ scenarios! {
         assert_eq!(query(s), 600);
         double.store(1 << 40, Ordering::SeqCst);
         synchronize(s);
-    }
-
-    fn a_batch_runs_in_order() {
-        retain(0);
-        let (s, (at, words)) = (new_stream(), pinned());
-        let mut ops = [
-            MemOp(2, at, 1, 0, 0, 0),
-            MemOp(6, 0, 0, 0, 0, 0),
-            MemOp(1, at + 4, 1, EQ, 0, 0),
-            MemOp(5, at + 8, 1 << 32 | 2, 0, 0, 0),
-        ];
-        ok(cuda!(cuStreamBatchMemOp_v2(s, 4, ops.as_mut_ptr().cast(), 0)));
-        while words[0].load(Ordering::SeqCst) == 0 {
-            std::thread::yield_now();
-        }
-        assert_eq!((query(s), words[2].load(Ordering::SeqCst)), (600, 0));
-        words[1].store(1, Ordering::SeqCst);
-        synchronize(s);
-        assert_eq!([2, 3].map(|i: usize| words[i].load(Ordering::SeqCst)), [2, 1]);
     }
 }
