@@ -121,7 +121,7 @@ fn launch(
     let device = s.device();
     device.check()?;
     function.load()?;
-    s.context().take_local(function.local_bytes)?;
+    s.context().take_local(function.entry.local_bytes)?;
     if let Duration::Word(index) = function.duration {
         let index = index as usize;
         let (at, value) = (parameter(index, params, extra)?, parameter(index + 1, params, extra)?);
@@ -132,7 +132,7 @@ fn launch(
     let ns = duration(function, shape, sm_count, params, extra)?;
     spend(simgpu::clock::now_ns(), config.costs.launch_cpu_ns);
     let is_chained = is_chained && config.driver.chained_kernels;
-    s.submit_kernel(shape.op(ns, sm_count)?, function.lets_go, is_chained)
+    s.submit_kernel(shape.op(ns, sm_count)?, function.entry.lets_go, is_chained)
 }
 
 /// Whether a launch has `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`, and not as 0.
@@ -158,7 +158,7 @@ fn is_chained(config: &CUlaunchConfig) -> Result<bool> {
 
 pub(crate) fn run_kernel(kernel: &Kernel, s: &'static Stream) -> Result<()> {
     kernel.function.load()?;
-    s.context().take_local(kernel.function.local_bytes)?;
+    s.context().take_local(kernel.function.entry.local_bytes)?;
     let null = std::ptr::null_mut();
     let sm_count = s.context().sm_count();
     let ns = match kernel.fixed_ns {

@@ -13,11 +13,11 @@ use crate::abi::{
 use crate::context::{Context, current};
 use crate::driver::{Driver, driver, lock};
 use crate::pool;
-use crate::ptx::{self, ELF};
+use crate::ptx::{self, ELF, Entry};
 use simgpu::config::{Duration, MemoryConfig};
 use simgpu::memory::Use;
 use std::collections::BTreeMap;
-use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock};
 use tessera_cuda::types::{
@@ -52,13 +52,9 @@ object!(Module, 0x4d4f_4455);
 #[repr(C)]
 pub(crate) struct Function {
     header: Header,
-    name: CString,
     module: &'static Module,
     pub duration: Duration,
-    /// Local memory of each thread.
-    pub local_bytes: u64,
-    /// It lets the kernel behind it begin before it ends.
-    pub lets_go: bool,
+    pub entry: Entry,
     attributes: [i32; ATTRIBUTES],
     loaded: AtomicBool,
 }
@@ -173,9 +169,7 @@ impl Module {
     }
 
     fn find(&'static self, name: &str) -> Result<&'static Function> {
-        if !self.image.has_entry(name) {
-            return Err(NOT_FOUND);
-        }
+        let entry = self.image.entry(name).ok_or(NOT_FOUND)?;
         let config = driver()?.session.config();
         let mut functions = lock(&self.functions);
         if let Some(function) = functions.get(name) {
@@ -184,17 +178,14 @@ impl Module {
         let gpu = &self.context.device.config;
         let version = i32::try_from(gpu.compute_capability.0 * 10 + gpu.compute_capability.1);
         let version = version.unwrap_or(0);
-        let local_bytes = self.image.local_bytes(name);
-        let local = i32::try_from(local_bytes).unwrap_or(i32::MAX);
+        let local = i32::try_from(entry.local_bytes).unwrap_or(i32::MAX);
         // Threads per block, local memory, registers, PTX and binary version, carve-out.
         let attributes = [1024, 0, 0, local, 32, version, version, 0, 0, -1, 0, 0, 0, 0, 0, 0];
         let function: &'static Function = Box::leak(Box::new(Function {
             header: Header::new(),
-            name: CString::new(name).map_err(|_| CUDA_ERROR_INVALID_VALUE)?,
             module: self,
             duration: config.kernel_duration(name),
-            local_bytes,
-            lets_go: self.image.lets_go(name),
+            entry,
             attributes,
             loaded: AtomicBool::new(false),
         }));
@@ -250,9 +241,7 @@ fn parameter_info(
 ) -> Result<()> {
     driver()?;
     let function: &Function = resolve(function)?;
-    let name = function.name.to_str().map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
-    let all = function.module.image.parameters(name).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-    let parameter = all.get(index).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    let parameter = function.entry.parameters.get(index).ok_or(CUDA_ERROR_INVALID_VALUE)?;
     let number = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
     put(offset, number(parameter.offset))?;
     put_if(size, number(parameter.size));

@@ -55,31 +55,11 @@ impl Image {
         text.contains(".version").then(|| parse(text))
     }
 
-    pub(crate) fn has_entry(&self, name: &str) -> bool {
+    /// The kernel of this name; of a binary's nothing is known.
+    pub(crate) fn entry(&self, name: &str) -> Option<Entry> {
         match self {
-            Image::Opaque(_) => true,
-            Image::Ptx(entries) => entries.contains_key(name),
-        }
-    }
-
-    /// An entry's parameters; `None` where the image can't tell.
-    pub(crate) fn parameters(&self, name: &str) -> Option<&[Parameter]> {
-        match self {
-            Image::Opaque(_) => None,
-            Image::Ptx(entries) => entries.get(name).map(|entry| entry.parameters.as_slice()),
-        }
-    }
-
-    /// Whether an entry lets the kernel behind it begin at once (PTX ISA, `griddepcontrol`); not where the image can't tell.
-    pub(crate) fn lets_go(&self, name: &str) -> bool {
-        matches!(self, Image::Ptx(entries) if entries.get(name).is_some_and(|e| e.lets_go))
-    }
-
-    /// Bytes of local memory that an entry declares for each thread; 0 where the image can't tell.
-    pub(crate) fn local_bytes(&self, name: &str) -> u64 {
-        match self {
-            Image::Opaque(_) => 0,
-            Image::Ptx(entries) => entries.get(name).map_or(0, |entry| entry.local_bytes),
+            Image::Opaque(_) => Some(Entry::default()),
+            Image::Ptx(entries) => entries.get(name).cloned(),
         }
     }
 
@@ -123,12 +103,13 @@ unsafe fn size(image: *const u8) -> u64 {
     }
 }
 
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Entry {
-    parameters: Vec<Parameter>,
-    local_bytes: u64,
-    /// It lets the kernel behind it begin before it ends.
-    lets_go: bool,
+    pub parameters: Vec<Parameter>,
+    /// Bytes of local memory that it declares for each thread.
+    pub local_bytes: u64,
+    /// It lets the kernel behind it begin before it ends (PTX ISA, `griddepcontrol`).
+    pub lets_go: bool,
 }
 
 /// Where a kernel parameter lies among the parameters, and its size, in bytes.
@@ -221,9 +202,8 @@ mod tests {
               // .entry not_this\n.entry  mul()\n",
         )
         .unwrap();
-        assert!(image.has_entry("add") && image.has_entry("mul"));
-        assert!(!image.has_entry("not_this"));
-        assert_eq!(image.entries().len(), 2);
+        assert_eq!(image.entries(), ["add", "mul"]);
+        assert_eq!(image.entry("not_this"), None);
     }
 
     #[test]
@@ -234,9 +214,9 @@ mod tests {
         )
         .unwrap();
         let places: Vec<_> =
-            image.parameters("axpy").unwrap().iter().map(|p| (p.offset, p.size)).collect();
+            image.entry("axpy").unwrap().parameters.iter().map(|p| (p.offset, p.size)).collect();
         assert_eq!(places, [(0, 4), (8, 8), (16, 12)]);
-        assert_eq!(image.parameters("none").unwrap(), []);
+        assert_eq!(image.entry("none").unwrap(), super::Entry::default());
         assert_eq!(image.entries(), ["axpy", "none"]);
     }
 
@@ -247,9 +227,8 @@ mod tests {
               \tld.local.u32 %r1, [%SP];\n}\n.func b()\n{\n\t.local .b8 x[64];\n}\n.entry c()\n{ ret; }\n",
         )
         .unwrap();
-        let of = |name| image.local_bytes(name);
-        assert_eq!((of("a"), of("b"), of("c")), (4096, 0, 0));
-        assert_eq!(Image::Opaque(0).local_bytes("a"), 0);
+        let of = |name| image.entry(name).map(|entry| entry.local_bytes);
+        assert_eq!((of("a"), of("b"), of("c")), (Some(4096), None, Some(0)));
     }
 
     #[test]
@@ -258,13 +237,13 @@ mod tests {
             b".version 7.8\n.entry a()\n{\n\tgriddepcontrol.launch_dependents;\n\tret;\n}\n.entry b()\n{ ret; }\n",
         )
         .unwrap();
-        assert!(image.lets_go("a") && !image.lets_go("b") && !Image::Opaque(0).lets_go("a"));
+        assert_eq!(["a", "b"].map(|name| image.entry(name).unwrap().lets_go), [true, false]);
     }
 
     #[test]
     fn binaries_have_any_name() {
         assert_eq!(Image::of(b"\x7fELF\x02\x01"), Some(Image::Opaque(6)));
-        assert!(Image::Opaque(0).has_entry("anything"));
+        assert!(Image::Opaque(0).entry("anything").is_some());
     }
 
     #[test]
