@@ -37,21 +37,18 @@ impl Team {
     }
 }
 
-fn check(driver: &Driver, prop: &CUmulticastObjectProp) -> Result<()> {
-    let devices = prop.numDevices as usize;
-    let wrong = !(1..=driver.devices.len()).contains(&devices) || prop.flags != 0;
-    if wrong {
+fn create(driver: &Driver, prop: &CUmulticastObjectProp) -> Result<u64> {
+    let (size, devices) = (prop.size as u64, prop.numDevices as usize);
+    if !(1..=driver.devices.len()).contains(&devices)
+        || prop.flags != 0
+        || size == 0
+        || !size.is_multiple_of(granularity(driver))
+    {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     // Objects of one process only.
-    if prop.handleTypes & !1 != 0 { Err(CUDA_ERROR_NOT_SUPPORTED) } else { Ok(()) }
-}
-
-fn create(driver: &Driver, prop: &CUmulticastObjectProp) -> Result<u64> {
-    check(driver, prop)?;
-    let size = prop.size as u64;
-    if size == 0 || !size.is_multiple_of(granularity(driver)) {
-        return Err(CUDA_ERROR_INVALID_VALUE);
+    if prop.handleTypes & !1 != 0 {
+        return Err(CUDA_ERROR_NOT_SUPPORTED);
     }
     let home = ipc::map_anonymous(size).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
     let team = Team { size: prop.numDevices, devices: Vec::new(), bound: Vec::new() };
@@ -120,40 +117,32 @@ fn bind(
     Ok(())
 }
 
-fn bind_memory(
-    object: u64,
-    dev: Option<CUdevice>,
-    offset: usize,
-    memory: u64,
-    from: usize,
-    len: usize,
-    flags: u64,
-) -> Result<()> {
-    let driver = driver()?;
-    let mut vmm = vmm();
-    vmm.get(memory)?;
-    if flags != 0 {
-        return Err(CUDA_ERROR_INVALID_VALUE);
-    }
-    bind(driver, &mut vmm, object, dev, offset as u64, (memory, from as u64), len as u64)
+/// Where memory to bind is: a handle and an offset, or an address at which it is mapped.
+enum Source {
+    Memory(u64, usize),
+    Address(u64),
 }
 
-fn bind_address(
+fn bind_from(
     object: u64,
     dev: Option<CUdevice>,
     offset: usize,
-    address: u64,
+    source: Source,
     len: usize,
     flags: u64,
 ) -> Result<()> {
-    let driver = driver()?;
-    let mut vmm = vmm();
+    let (driver, mut vmm) = (driver()?, vmm());
     if flags != 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    let (start, mapping) = vmm.at(address).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-    let handle = mapping.handle;
-    bind(driver, &mut vmm, object, dev, offset as u64, (handle, address - start), len as u64)
+    let memory = match source {
+        Source::Memory(handle, from) => vmm.get(handle).map(|_| (handle, from as u64))?,
+        Source::Address(address) => {
+            let (start, mapping) = vmm.at(address).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+            (mapping.handle, address - start)
+        }
+    };
+    bind(driver, &mut vmm, object, dev, offset as u64, memory, len as u64)
 }
 
 fn unbind(object: u64, dev: CUdevice, offset: u64, len: u64) -> Result<()> {
@@ -178,16 +167,16 @@ exports! {
         add_device(driver()?, object, dev)
     }
     fn cuMulticastBindMem(object: CUmemGenericAllocationHandle, offset: usize, memory: CUmemGenericAllocationHandle, from: usize, len: usize, flags: c_ulonglong) {
-        bind_memory(object, None, offset, memory, from, len, flags)
+        bind_from(object, None, offset, Source::Memory(memory, from), len, flags)
     }
     fn cuMulticastBindMem_v2(object: CUmemGenericAllocationHandle, dev: CUdevice, offset: usize, memory: CUmemGenericAllocationHandle, from: usize, len: usize, flags: c_ulonglong) {
-        bind_memory(object, Some(dev), offset, memory, from, len, flags)
+        bind_from(object, Some(dev), offset, Source::Memory(memory, from), len, flags)
     }
     fn cuMulticastBindAddr(object: CUmemGenericAllocationHandle, offset: usize, address: CUdeviceptr, len: usize, flags: c_ulonglong) {
-        bind_address(object, None, offset, address, len, flags)
+        bind_from(object, None, offset, Source::Address(address), len, flags)
     }
     fn cuMulticastBindAddr_v2(object: CUmemGenericAllocationHandle, dev: CUdevice, offset: usize, address: CUdeviceptr, len: usize, flags: c_ulonglong) {
-        bind_address(object, Some(dev), offset, address, len, flags)
+        bind_from(object, Some(dev), offset, Source::Address(address), len, flags)
     }
     fn cuMulticastUnbind(object: CUmemGenericAllocationHandle, dev: CUdevice, offset: usize, len: usize) {
         unbind(object, dev, offset as u64, len as u64)
