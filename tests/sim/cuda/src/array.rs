@@ -55,7 +55,7 @@ impl Inner {
     fn take(descriptor: CUDA_ARRAY3D_DESCRIPTOR, levels: u32) -> Result<Inner> {
         let shape = Shape::check(descriptor, levels)?;
         let (driver, context) = (driver()?, current()?.owner());
-        crate::capture::permit(crate::capture::Call::Array)?;
+        crate::capture::permit()?;
         context.device.check()?;
         // CU_DEVICE_ATTRIBUTE_SPARSE_CUDA_ARRAY_SUPPORTED is 0.
         if descriptor.Flags & SPARSE != 0 {

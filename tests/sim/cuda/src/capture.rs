@@ -6,7 +6,7 @@
 
 use crate::abi::{Result, exports, exports_both, get, handle, put, put_if, resolve};
 use crate::context::Context;
-use crate::driver::{Device, driver, lock};
+use crate::driver::{Device, lock};
 use crate::event::Event;
 use crate::graph::add::nodes;
 use crate::graph::{Graph, Kind, Node};
@@ -59,7 +59,16 @@ fn exchange(mode: Mode) -> Mode {
     MODE.try_with(|own| own.replace(mode)).unwrap_or(Mode::Global)
 }
 
-/// Refuses "potentially unsafe API calls" where a capture and the thread's mode prohibit them.
+/// Refuses a "potentially unsafe API call" (`cuThreadExchangeStreamCaptureMode`) where a capture and the thread's mode
+/// prohibit it. The manual names `cudaMalloc` and the query of an event; the others are what libraries that guard their
+/// calls report of real drivers. Safe are `cuMemCreate`, with which PyTorch's expandable segments grow in a capture,
+/// and which pool is a device's (NVIDIA's libcu++).
+#[inline]
+pub(crate) fn permit() -> Result<()> {
+    if any() { permit_unsafe() } else { Ok(()) }
+}
+
+#[cold]
 fn permit_unsafe() -> Result<()> {
     let mode = MODE.try_with(Cell::get).unwrap_or(Mode::Global);
     if mode == Mode::Relaxed {
@@ -67,20 +76,15 @@ fn permit_unsafe() -> Result<()> {
     }
     let this = std::thread::current().id();
     let mut all = captures();
-    let prohibits = |mode_of: Mode, thread| {
-        if thread == this {
-            mode_of != Mode::Relaxed
+    let prohibits = |of: &Sequence| {
+        if of.thread == this {
+            of.mode != Mode::Relaxed
         } else {
-            mode == Mode::Global && mode_of == Mode::Global
+            mode == Mode::Global && of.mode == Mode::Global
         }
     };
-    let by = all.sequences.iter().filter(|(_, s)| prohibits(s.mode, s.thread));
-    let by: Vec<u64> = by.map(|(id, _)| *id).collect();
-    if by.is_empty() {
-        return Ok(());
-    }
-    by.into_iter().for_each(|id| all.invalidate(id));
-    Err(UNSUPPORTED)
+    let by = all.sequences.iter().filter(|(_, s)| prohibits(s)).map(|(id, _)| *id).collect();
+    all.refuse(by, UNSUPPORTED)
 }
 
 /// Refuses to synchronise "a broader handle which encompasses an active stream capture".
@@ -88,15 +92,11 @@ pub(crate) fn permit_context(context: &'static Context) -> Result<()> {
     if !any() {
         return Ok(());
     }
-    permit(Call::Context)?;
+    permit_unsafe()?;
     let mut all = captures();
     let within = all.streams.values().filter(|p| p.stream.context().is_within(context));
-    let within: Vec<u64> = within.map(|p| p.sequence).collect();
-    if within.is_empty() {
-        return Ok(());
-    }
-    within.into_iter().for_each(|id| all.invalidate(id));
-    Err(UNSUPPORTED)
+    let within = within.map(|p| p.sequence).collect();
+    all.refuse(within, UNSUPPORTED)
 }
 
 /// Refuses the legacy stream while a blocking stream of its context captures; the capture is
@@ -112,60 +112,10 @@ fn decide_legacy(context: &'static Context, asks_only: bool) -> Result<()> {
     let blocking = |s: &'static Stream| std::ptr::eq(s.context(), context) && s.is_blocking();
     let by = all.streams.values().filter(|p| blocking(p.stream));
     let by: Vec<u64> = by.map(|p| p.sequence).collect();
-    if by.is_empty() {
-        return Ok(());
+    match asks_only && !by.is_empty() {
+        true => Err(IMPLICIT),
+        false => all.refuse(by, IMPLICIT),
     }
-    if !asks_only {
-        by.into_iter().for_each(|id| all.invalidate(id));
-    }
-    Err(IMPLICIT)
-}
-
-// Which calls are "potentially unsafe" beside a capture (`cuThreadExchangeStreamCaptureMode`). The manual names `cudaMalloc` and the query of an event; the rest is what libraries that
-// guard their calls report of real drivers.
-
-#[derive(Clone, Copy)]
-pub(crate) enum Call {
-    /// `cuMemAlloc`, `cuMemAllocPitch`, `cuMemAllocManaged`: named by the manual.
-    Allocate,
-    /// `cuMemFree`: waits for the work that may use the memory.
-    Free,
-    /// `cuMemAllocHost`, `cuMemHostAlloc`, `cuMemHostRegister`.
-    Host,
-    /// `cuArrayCreate` and its kin.
-    Array,
-    /// `cuMemCreate`: does not wait for anything. PyTorch's expandable segments grow in a capture.
-    Physical,
-    /// `cuModuleLoad…`, `cuLibraryLoad…`: since CUDA 12.3 code is loaded during captures (NVIDIA Warp's
-    /// manual, `capture_begin`).
-    Code,
-    /// `cuMemPoolGetAttribute`, `cuMemPoolSetAttribute`, but not which pool is a device's (NVIDIA's
-    /// libcu++).
-    PoolAttribute,
-    /// `cuEventQuery`, `cuEventSynchronize`, `cuEventElapsedTime`.
-    Event,
-    /// `cuStreamQuery`, `cuStreamSynchronize` of a stream that does not capture.
-    Stream,
-    /// `cuCtxSynchronize`; see also [`permit_context`].
-    Context,
-    /// Copies and fills that return when they are done.
-    Synchronous,
-}
-
-/// Refuses a call where it is unsafe and a capture and the thread's mode prohibit such calls.
-#[inline]
-pub(crate) fn permit(call: Call) -> Result<()> {
-    if any() { decide(call) } else { Ok(()) }
-}
-
-#[cold]
-fn decide(call: Call) -> Result<()> {
-    let is_unsafe = match call {
-        Call::Physical => false,
-        Call::Code => driver()?.session.config().cuda_version < 12_030,
-        _ => true,
-    };
-    if is_unsafe { permit_unsafe() } else { Ok(()) }
 }
 
 // The capture sequences of the process: which streams take part, and what was recorded last.
@@ -254,6 +204,13 @@ impl Captures {
         if let Some(sequence) = self.sequences.get_mut(&id) {
             sequence.invalid = true;
         }
+    }
+
+    /// Invalidates the sequences that prohibit a call; without any it is permitted.
+    fn refuse(&mut self, by: Vec<u64>, code: CUresult) -> Result<()> {
+        let refused = !by.is_empty();
+        by.into_iter().for_each(|id| self.invalidate(id));
+        if refused { Err(code) } else { Ok(()) }
     }
 
     fn fail<T>(&mut self, id: u64, code: CUresult) -> Result<T> {
@@ -495,8 +452,8 @@ pub(crate) fn graph_is_gone(graph: &'static Graph) {
     if any() {
         let mut all = captures();
         let ids = all.sequences.iter().filter(|(_, s)| handle(s.graph) == handle(graph));
-        let ids: Vec<u64> = ids.map(|(id, _)| *id).collect();
-        ids.into_iter().for_each(|id| all.invalidate(id));
+        let ids = ids.map(|(id, _)| *id).collect();
+        let _ = all.refuse(ids, INVALIDATED);
     }
 }
 

@@ -243,7 +243,7 @@ impl Copy3d {
             return self.capture(s, synchronous);
         }
         if synchronous {
-            capture::permit(capture::Call::Synchronous)?;
+            capture::permit()?;
         }
         let size @ [width, height, depth] = self.size();
         if size.contains(&0) {
@@ -313,7 +313,7 @@ pub(crate) fn fill<T: Copy + Into<c_uint> + Send + 'static>(
         return capture::add(s, |_| fill.check().map(|()| Kind::Memset(fill))).map(|_| ());
     }
     if synchronous {
-        capture::permit(capture::Call::Synchronous)?;
+        capture::permit()?;
     }
     if !at.is_multiple_of(size as u64) || (height > 1 && !pitch.is_multiple_of(size)) {
         return Err(CUDA_ERROR_INVALID_VALUE);

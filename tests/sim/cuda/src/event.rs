@@ -171,7 +171,7 @@ pub(crate) fn record_in(event: &'static Event, s: &'static Stream, least_ns: u64
 fn asked(event: CUevent) -> Result<&'static Event> {
     let event = resolve(event)?;
     capture::is_captured(event)?;
-    capture::permit(capture::Call::Event)?;
+    capture::permit()?;
     Ok(event)
 }
 

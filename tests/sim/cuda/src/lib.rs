@@ -56,8 +56,6 @@ pub mod exports {
     pub use crate::work::*;
 }
 
-pub(crate) use tessera_cuda::types::CUDA_ERROR_NOT_FOUND as NOT_FOUND;
-
 /// Each hooked export has the signature that the shim's table gives it; the compiler checks.
 mod signatures {
     use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};

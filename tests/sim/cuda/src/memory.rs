@@ -15,8 +15,8 @@ use simgpu::memory::Use;
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint, c_void};
 use tessera_cuda::types::{
-    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUdevice, CUdeviceptr, CUdeviceptr_v1,
-    CUresult,
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_OUT_OF_MEMORY, CUdevice,
+    CUdeviceptr, CUdeviceptr_v1, CUresult,
 };
 
 const CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED: CUresult = 712;
@@ -285,7 +285,7 @@ pub(crate) fn allocate(context: &'static Context, size: u64, kind: Kind) -> Resu
     if size == 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    capture::permit(capture::Call::Allocate)?;
+    capture::permit()?;
     let gpu = context.device.gpu;
     let start = or_release(driver, gpu, || {
         let _alone = context.owner().calls.alone();
@@ -348,22 +348,13 @@ fn free_sync(address: u64) -> Result<()> {
         // further synchronization" (CUDA C++ Programming Guide).
         return pool::free(driver, address, None).then_some(()).ok_or(CUDA_ERROR_INVALID_VALUE);
     }
-    capture::permit(capture::Call::Free)?;
+    capture::permit()?;
     let _alone = owner.calls.alone();
     owner.wait()?;
     if let Some(freed) = crate::graph::memory::free_outside(address) {
         return freed.map(drop);
     }
     free(driver, address).map(|_| ())
-}
-
-fn pitched(width: usize, height: usize, element: c_uint) -> Result<(usize, u64)> {
-    if width == 0 || height == 0 || !matches!(element, 4 | 8 | 16) {
-        return Err(CUDA_ERROR_INVALID_VALUE);
-    }
-    let pitch = width.checked_next_multiple_of(PITCH).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-    let bytes = pitch.checked_mul(height).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-    Ok((pitch, bytes as u64))
 }
 
 /// (free, total) of the current context's GPU.
@@ -382,7 +373,7 @@ fn u32_or_max(n: u64) -> u32 {
 }
 
 fn allocate_host(size: usize, flags: c_uint) -> Result<*mut c_void> {
-    capture::permit(capture::Call::Host)?;
+    capture::permit()?;
     let context = current()?;
     if size == 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
@@ -439,14 +430,13 @@ exports! {
         Ok(u32_or_max(allocate(current()?, u64::from(bytes), Kind::Low)?))
     }
     fn cuMemAllocPitch_v2(pitch: *mut usize, width: usize, height: usize, element: c_uint) -> CUdeviceptr {
-        let (row, bytes) = pitched(width, height, element)?;
+        if width == 0 || height == 0 || !matches!(element, 4 | 8 | 16) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let row = width.checked_next_multiple_of(PITCH).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let bytes = row.checked_mul(height).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         put(pitch, row)?;
-        allocate(current()?, bytes, Kind::Device)
-    }
-    fn cuMemAllocPitch(pitch: *mut c_uint, width: c_uint, height: c_uint, element: c_uint) -> CUdeviceptr_v1 {
-        let (row, bytes) = pitched(width as usize, height as usize, element)?;
-        put(pitch, u32_or_max(row as u64))?;
-        Ok(u32_or_max(allocate(current()?, bytes, Kind::Low)?))
+        allocate(current()?, bytes as u64, Kind::Device)
     }
     fn cuMemAllocManaged(bytes: usize, flags: c_uint) -> CUdeviceptr {
         let context = current()?;
@@ -489,7 +479,7 @@ exports! {
         current()?;
         let memory = driver()?.memory();
         let (start, len) =
-            memory.find(address, 0).map(|(start, a)| (start, a.size)).ok_or(crate::NOT_FOUND)?;
+            memory.find(address, 0).map(|(start, a)| (start, a.size)).ok_or(CUDA_ERROR_NOT_FOUND)?;
         put_if(base, start);
         put_if(size, usize::try_from(len).unwrap_or(usize::MAX));
         Ok(())
@@ -506,7 +496,7 @@ exports! {
     }
     fn cuMemFreeHost(start: *mut c_void) { free_host(start as u64) }
     fn cuMemHostRegister_v2, cuMemHostRegister(start: *mut c_void, len: usize, flags: c_uint) {
-        capture::permit(capture::Call::Host)?;
+        capture::permit()?;
         let context = current()?;
         if start.is_null() || len == 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);

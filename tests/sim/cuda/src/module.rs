@@ -6,7 +6,6 @@
 //! has the entries and variables of all parts; with anything else among the parts the result is opaque,
 //! as any cubin is here.
 
-use crate::NOT_FOUND;
 use crate::abi::{
     Header, Result, cstr, enliven, exports, get, handle, kill, object, put, put_if, resolve,
 };
@@ -21,8 +20,8 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock};
 use tessera_cuda::types::{
-    CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUdevice,
-    CUfunction, CUkernel, CUlibrary, CUmodule,
+    CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND,
+    CUDA_ERROR_OUT_OF_MEMORY, CUdevice, CUfunction, CUkernel, CUlibrary, CUmodule,
 };
 
 /// `CU_JIT_INPUT_PTX`, and the greatest of `CU_JIT_INPUT_*`.
@@ -71,7 +70,10 @@ fn load(context: &'static Context, image: *const c_void) -> Result<&'static Modu
 fn add(context: &'static Context, image: ptx::Image) -> Result<&'static Module> {
     let driver = driver()?;
     let context = context.owner();
-    crate::capture::permit(crate::capture::Call::Code)?;
+    // Since CUDA 12.3 code is loaded during captures (NVIDIA Warp's manual, `capture_begin`).
+    if driver.session.config().cuda_version < 12_030 {
+        crate::capture::permit()?;
+    }
     context.device.check()?;
     let overhead = driver.session.config().memory.module_overhead_bytes;
     if !pool::charge(driver, context.device.gpu, Use::Module, overhead) {
@@ -169,7 +171,7 @@ impl Module {
     }
 
     fn find(&'static self, name: &str) -> Result<&'static Function> {
-        let entry = self.image.entry(name).ok_or(NOT_FOUND)?;
+        let entry = self.image.entry(name).ok_or(CUDA_ERROR_NOT_FOUND)?;
         let config = driver()?.session.config();
         let mut functions = lock(&self.functions);
         if let Some(function) = functions.get(name) {

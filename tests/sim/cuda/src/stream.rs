@@ -192,11 +192,7 @@ impl Stream {
 
     /// Refuses to wait for or ask about work that is captured rather than scheduled.
     fn permit(&'static self) -> Result<()> {
-        if self.is_capturing() {
-            capture::fail(self)
-        } else {
-            capture::permit(capture::Call::Stream)
-        }
+        if self.is_capturing() { capture::fail(self) } else { capture::permit() }
     }
 
     /// Whether it waits for the legacy default stream, and that for it.

@@ -38,7 +38,8 @@ refuse! { $
     cuCtxAttach cuCtxDetach
     // Recapture (CUDA 13.3).
     cuStreamBeginRecaptureToGraph cuStreamBeginRecaptureToGraph_ptsz
-    // Copies and fills with the 32-bit addresses that came before CUDA 3.2.
+    // Rows, copies and fills with the 32-bit addresses that came before CUDA 3.2.
+    cuMemAllocPitch
     cuMemcpyDtoD cuMemcpyDtoDAsync cuMemcpyDtoA cuMemcpyAtoD cuMemcpyAtoA
     cuMemcpy2D cuMemcpy2DUnaligned cuMemcpy2DAsync cuMemcpy3D cuMemcpy3DAsync
     cuMemsetD8 cuMemsetD16 cuMemsetD32 cuMemsetD2D8 cuMemsetD2D16 cuMemsetD2D32

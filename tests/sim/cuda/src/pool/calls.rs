@@ -262,11 +262,11 @@ exports! {
         Ok(())
     }
     fn cuMemPoolGetAttribute(pool: CUmemoryPool, which: c_int, value: *mut c_void) {
-        capture::permit(capture::Call::PoolAttribute)?;
+        capture::permit()?;
         get_attribute(resolve(pool)?, which, value)
     }
     fn cuMemPoolSetAttribute(pool: CUmemoryPool, which: c_int, value: *mut c_void) {
-        capture::permit(capture::Call::PoolAttribute)?;
+        capture::permit()?;
         set_attribute(resolve(pool)?, which, value)
     }
 

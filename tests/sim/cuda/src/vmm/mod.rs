@@ -465,7 +465,6 @@ exports! {
 
     fn cuMemCreate(size: usize, prop: *const CUmemAllocationProp, flags: c_ulonglong) -> CUmemGenericAllocationHandle {
         let driver = driver()?;
-        crate::capture::permit(crate::capture::Call::Physical)?;
         if flags != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
