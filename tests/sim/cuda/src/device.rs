@@ -105,8 +105,6 @@ exports! {
         put(minor, attribute(device, 76)?)
     }
 
-    // No links between simulated GPUs: peers reach each other through the host.
-
     fn cuGetExportTable(table: *mut *const c_void, id: *const CUuuid) {
         // NVIDIA's private tables are not simulated: what a real driver says of an unknown id.
         get(id)?;

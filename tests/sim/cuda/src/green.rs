@@ -29,7 +29,7 @@ const SPLIT_FLAGS: c_uint = 3;
 const MAGIC: u64 = u64::from_le_bytes(*b"SIMGPUSM");
 
 /// `CUdevResource`: a type, padding that is the driver's own, a union of 40 bytes, and a link.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub struct Resource {
     kind: c_int,
@@ -48,18 +48,6 @@ pub struct Resource {
 const _: () = assert!(size_of::<Resource>() == 144 && std::mem::offset_of!(Resource, value) == 96);
 
 impl Resource {
-    const NONE: Resource = Resource {
-        kind: 0,
-        pad: 0,
-        magic: 0,
-        device: 0,
-        align: 0,
-        split: 0,
-        rest: [0; 8],
-        value: [0; 10],
-        next: 0,
-    };
-
     fn sms(device: &Device, count: u32, split: u64, align: u32) -> Resource {
         let mut value = [0; 10];
         value[..3].copy_from_slice(&[count, least(device), align]);
@@ -70,7 +58,7 @@ impl Resource {
             align,
             split,
             value,
-            ..Resource::NONE
+            ..Resource::default()
         }
     }
 
@@ -133,7 +121,7 @@ fn split_by_count(
     put_if(
         remainder,
         match total - count * size {
-            0 => Resource::NONE,
+            0 => Resource::default(),
             rest => Resource::sms(device, rest, split, align),
         },
     );

@@ -66,19 +66,13 @@ fn run(args: &[&str]) -> Result<(), String> {
             }
             Ok(())
         }
-        ["lose", gpu] => {
+        [what @ ("lose" | "restore" | "reset"), gpu] => {
             let s = session()?;
-            s.set_lost(gpu_index(&s, gpu)?, true);
-            Ok(())
-        }
-        ["restore", gpu] => {
-            let s = session()?;
-            s.set_lost(gpu_index(&s, gpu)?, false);
-            Ok(())
-        }
-        ["reset", gpu] => {
-            let s = session()?;
-            s.reset_gpu(gpu_index(&s, gpu)?);
+            let gpu = gpu_index(&s, gpu)?;
+            match *what {
+                "reset" => s.reset_gpu(gpu),
+                _ => s.set_lost(gpu, *what == "lose"),
+            }
             Ok(())
         }
         ["serve"] => {

@@ -184,12 +184,6 @@ impl Node {
     }
 }
 
-/// A graph that a caller may change and end.
-fn destroyable(graph: CUgraph) -> Result<&'static Graph> {
-    let graph: &'static Graph = resolve(graph)?;
-    if graph.lock().owned { Err(CUDA_ERROR_INVALID_VALUE) } else { Ok(graph) }
-}
-
 exports! {
     fn cuGraphCreate(flags: c_uint) -> CUgraph {
         if flags != 0 {
@@ -198,7 +192,11 @@ exports! {
         Ok(handle(Graph::create()))
     }
     fn cuGraphDestroy(graph: CUgraph) {
-        destroyable(graph)?.destroy();
+        let graph: &'static Graph = resolve(graph)?;
+        if graph.lock().owned {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        graph.destroy();
         Ok(())
     }
 }
