@@ -2,10 +2,8 @@
 //! running pod: paths are a function of the replica set, and pages can be adopted.
 #![forbid(unsafe_code)]
 
-mod filter;
 mod history;
 mod store;
-mod unsynced;
 
 use redb::TableDefinition;
 use tessera_model::allocation_id::AllocationId;
@@ -14,8 +12,7 @@ use tessera_model::health::Remembered;
 use tessera_model::record::Record;
 use tessera_model::steered::Cordon;
 
-pub use filter::Filter;
-pub use history::{Lines, Trail};
+pub use history::{Filter, Lines, Trail};
 pub use store::{CommitError, Commits, Ledger, Listener, OpenError, Opened};
 pub use tessera_system::noted::Lost;
 
@@ -33,13 +30,11 @@ pub struct Change {
 }
 
 impl Change {
-    /// Writes `record` and notes why.
     pub fn put(&mut self, record: Record, what: What, at_unix_ms: i64) {
         self.events.push(Event::of(&record, what, at_unix_ms));
         self.put.push(record);
     }
 
-    /// As [`Change::put`], with a reason in the audit trail.
     pub fn put_because(&mut self, record: Record, what: What, reason: String, at_unix_ms: i64) {
         let event = Event { reason: Some(reason), ..Event::of(&record, what, at_unix_ms) };
         self.events.push(event);
@@ -61,7 +56,6 @@ impl Change {
 /// Version of what the tables hold. A file with another one is kept aside, not read.
 const SCHEMA: u64 = 1;
 
-/// Numbers by name. Written with every commit.
 const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
 /// In [`META`]: [`SCHEMA`], written when the file is made.
 const META_SCHEMA: &str = "schema";
@@ -116,7 +110,6 @@ impl MeasuredContext {
         format!("{}{}", Self::prefix(&self.driver), self.product)
     }
 
-    /// What the names of all entries of one driver begin with.
     fn prefix(driver: &str) -> String {
         format!("context/{driver}/")
     }

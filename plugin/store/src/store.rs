@@ -1,34 +1,30 @@
 //! The redb file behind the ledger: opening it whatever state it is in, and committing.
 
 use std::collections::BTreeMap;
-use std::fmt;
-use std::fs::File;
-use std::io;
+use std::fs::{File, TryLockError};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
+use std::{fmt, io};
 
 use redb::{
-    Database, DatabaseError, ReadableDatabase, ReadableTable, StorageError, TableDefinition,
+    Database, DatabaseError, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition,
     TableError, WriteTransaction,
 };
-
-use super::unsynced::Unsynced;
-use super::{
-    ALLOCATIONS, CORDONS, HEALTH, HISTORY, INCIDENTS, META, META_COMMITS, META_GENERATION,
-    META_SCHEMA, META_UNTIL, SCHEMA,
-};
-use super::{Change, Filter, Lines, MeasuredContext, Trail, history};
-use redb::backends::FileBackend;
 use tessera_config::file::last_good_path;
 use tessera_model::audit::Event;
 use tessera_model::health::Remembered;
 use tessera_model::record::Record;
 use tessera_model::steered::Cordon;
-use tessera_system::files;
 use tessera_system::noted::{Lost, Noted};
-use tessera_system::panics;
+use tessera_system::{files, panics};
+
+use super::{
+    ALLOCATIONS, CORDONS, Change, Filter, HEALTH, HISTORY, INCIDENTS, Lines, META, META_COMMITS,
+    META_GENERATION, META_SCHEMA, META_UNTIL, MeasuredContext, SCHEMA, Trail, history,
+};
 
 /// The ledger is a few hundred KiB at most; redb's default cache would be a gigabyte.
 const CACHE_BYTES: usize = 256 << 10;
@@ -47,7 +43,6 @@ pub struct Ledger {
     commits: Arc<Commits>,
 }
 
-/// Transactions since the start.
 #[derive(Debug, Default)]
 pub struct Commits {
     done: AtomicU64,
@@ -140,13 +135,12 @@ impl Ledger {
         let file = path.to_owned();
         let open: Opener = Box::new(move || {
             let file = files::open_private(&file)?;
-            let backend = FileBackend::new(file.try_clone()?)?;
-            let db = if fsync {
-                builder().create_with_backend(backend)
-            } else {
-                builder().create_with_backend(Unsynced(backend))
-            };
-            Ok((db?, Some(file)))
+            file.try_lock().map_err(|error| match error {
+                TryLockError::WouldBlock => DatabaseError::DatabaseAlreadyOpen,
+                TryLockError::Error(error) => error.into(),
+            })?;
+            let backend = Backend { file: file.try_clone()?, fsync };
+            Ok((builder().create_with_backend(backend)?, Some(file)))
         });
         let commits = Arc::default();
         let noted = Default::default();
@@ -265,7 +259,6 @@ impl Ledger {
         self.open = Box::new(|| Err(DatabaseError::DatabaseAlreadyOpen));
     }
 
-    /// Reading or writing failed: the next call opens the file again.
     pub fn failed(&mut self, error: &dyn fmt::Display) -> CommitError {
         // redb refuses everything after an I/O error until it is opened again.
         self.db = None;
@@ -292,12 +285,14 @@ impl Ledger {
         let read = panics::caught(|| {
             let lost = self.try_open()?;
             let db = self.db()?;
-            let read = records(db).and_then(|_| trail(db)?.touch());
-            read.map_err(|error| Unopened::of(&error))?;
+            records(db)?;
+            trail(db)?.touch()?;
             self.note();
             Ok(lost)
         });
-        let result = read.unwrap_or_else(|message| Err(Unopened::panicked(&message)));
+        let result = read.unwrap_or_else(|message| {
+            Err(Unopened::Unreadable(format!("its reader panicked: {message}")))
+        });
         if result.is_err() {
             let db = self.db.take();
             // Closing writes to the file, too.
@@ -312,8 +307,8 @@ impl Ledger {
         // Checks every page against its checksum now: a damaged one would end the process later. Its answer says
         // nothing of what redb has gone back by when it was opened; the note does.
         let _is_unharmed: bool = db.check_integrity()?;
-        prepare(&db).map_err(|error| Unopened::of(&error))??;
-        let found = committed(&db).map_err(|error| Unopened::of(&error))?;
+        prepare(&db)?;
+        let found = committed(&db)?;
         let lost = file.as_ref().and_then(|file| found.lost(Noted::read(file)));
         self.db = Some(db);
         self.noted = (found, file);
@@ -411,7 +406,6 @@ fn contexts(db: &Database, driver: &str) -> Result<BTreeMap<String, u64>, redb::
     Ok(contexts)
 }
 
-/// Writes entries of a table of JSON by UUID, or drops them.
 fn write_by_uuid<T: serde::Serialize>(
     write: &WriteTransaction,
     table: TableDefinition<&str, &[u8]>,
@@ -444,7 +438,6 @@ fn io_error(message: String) -> redb::Error {
     redb::Error::Io(io::Error::other(message))
 }
 
-/// What was committed last; nothing by an earlier version.
 fn committed(db: &Database) -> Result<Noted, redb::Error> {
     let meta = db.begin_read()?.open_table(META)?;
     let commits = meta.get(META_COMMITS)?.map_or(0, |commits| commits.value());
@@ -452,14 +445,13 @@ fn committed(db: &Database) -> Result<Noted, redb::Error> {
     Ok(Noted { commits, until: u32::try_from(until).unwrap_or(u32::MAX) })
 }
 
-/// Makes the tables of a new file, or checks an old one's schema.
-fn prepare(db: &Database) -> Result<Result<(), Unopened>, redb::Error> {
+fn prepare(db: &Database) -> Result<(), Unopened> {
     match db.begin_read()?.open_table(META) {
         Ok(meta) => {
             let found = meta.get(META_SCHEMA)?.map_or(0, |n| n.value());
             if found != SCHEMA {
                 let reason = format!("schema {found}, this version reads {SCHEMA}");
-                return Ok(Err(Unopened::Unreadable(reason)));
+                return Err(Unopened::Unreadable(reason));
             }
         }
         Err(TableError::TableDoesNotExist(_)) => {
@@ -472,7 +464,7 @@ fn prepare(db: &Database) -> Result<Result<(), Unopened>, redb::Error> {
         }
         Err(error) => return Err(error.into()),
     }
-    Ok(Ok(()))
+    Ok(())
 }
 
 /// Renames an unreadable file to a name that says when, and that nothing else has.
@@ -497,20 +489,6 @@ enum Unopened {
 }
 
 impl Unopened {
-    fn of(error: &redb::Error) -> Self {
-        let text = error.to_string();
-        match error {
-            redb::Error::DatabaseAlreadyOpen => Unopened::InUse,
-            redb::Error::Io(io) if !is_content(io) => Unopened::Disk(text),
-            redb::Error::PreviousIo => Unopened::Disk(text),
-            _ => Unopened::Unreadable(text),
-        }
-    }
-
-    fn panicked(message: &str) -> Self {
-        Unopened::Unreadable(format!("its reader panicked: {message}"))
-    }
-
     fn into_redb(self) -> redb::Error {
         match self {
             Unopened::InUse => redb::Error::DatabaseAlreadyOpen,
@@ -533,22 +511,55 @@ impl fmt::Display for Unopened {
     }
 }
 
-impl From<DatabaseError> for Unopened {
-    fn from(error: DatabaseError) -> Self {
+impl<E: Into<redb::Error>> From<E> for Unopened {
+    fn from(error: E) -> Self {
+        let error = error.into();
+        let text = error.to_string();
         match error {
-            DatabaseError::DatabaseAlreadyOpen => Unopened::InUse,
-            DatabaseError::Storage(StorageError::Io(io)) if !is_content(&io) => {
-                Unopened::Disk(io.to_string())
-            }
-            DatabaseError::Storage(StorageError::PreviousIo) => Unopened::Disk(error.to_string()),
-            other => Unopened::Unreadable(other.to_string()),
+            redb::Error::DatabaseAlreadyOpen => Unopened::InUse,
+            redb::Error::Io(io) if !is_content(&io) => Unopened::Disk(text),
+            redb::Error::PreviousIo => Unopened::Disk(text),
+            _ => Unopened::Unreadable(text),
         }
     }
 }
 
-#[cfg(test)]
-#[path = "history_tests.rs"]
-mod history_tests;
+/// A file that was locked when it was opened. redb's own way to leave out the wait for the disk (`Durability::None`) keeps
+/// commits in the process, and a SIGKILL would lose all since the start. Without `fsync` they are written all the same,
+/// where the kernel has them whatever becomes of the process; only a power cut may lose the newest.
+#[derive(Debug)]
+struct Backend {
+    file: File,
+    fsync: bool,
+}
+
+impl StorageBackend for Backend {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.len())
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(out, offset)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.file.set_len(len)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        if self.fsync { self.file.sync_data() } else { Ok(()) }
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(data, offset)
+    }
+
+    fn close(&self) -> io::Result<()> {
+        // A reader of the trail may have the file open still, and the note.
+        self.file.unlock()
+    }
+}
+
 #[cfg(test)]
 #[path = "tests.rs"]
 mod tests;
