@@ -13,7 +13,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tonic::transport::server::{Connected, UdsConnectInfo};
 
 use super::authority::Requests;
-use super::calls::Answers;
+use super::authority::frames::Answers;
 use tessera_system::connections::{Busy, Connections, Limits, Permit};
 use tessera_system::descriptors::ListenerKind;
 
@@ -49,7 +49,6 @@ fn client(stream: &UnixStream) -> u128 {
     pid.and_then(|pid| u128::try_from(pid).ok()).unwrap_or(0)
 }
 
-/// An accepted connection.
 pub struct Connection {
     stream: UnixStream,
     requests: Requests,
@@ -63,7 +62,6 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Follows what has been read and written.
     fn follow(&mut self) {
         let calls = self.requests.calls();
         // One that was answered or given up at once has been asked, too.

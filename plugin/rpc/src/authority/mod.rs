@@ -23,7 +23,6 @@
 //! small block cannot be inflated in memory. `httlib-hpack` indexes past the end of truncated input,
 //! `hpack` is abandoned (RUSTSEC-2023-0084/0085), `fluke-hpack` is loona's former name.
 
-mod block;
 pub(crate) mod frames;
 
 use std::io;
@@ -32,17 +31,14 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, ReadBuf};
 
-use super::calls::Calls;
-
+use frames::Calls;
 pub use frames::{Error, Rewriter};
 
-/// Bytes read from the socket at once.
 const CHUNK: usize = 4096;
 /// An output buffer that has grown beyond this is given back once it is empty.
 const KEEP: usize = 16 * 1024;
 
 /// What the client of a connection sends, with `:authority: localhost` in its header blocks.
-#[derive(Debug)]
 pub(crate) struct Requests {
     rewriter: Rewriter,
     chunk: Box<[u8]>,
@@ -53,18 +49,15 @@ pub(crate) struct Requests {
 }
 
 impl Requests {
-    /// Of a fresh connection.
     pub(crate) fn new() -> Self {
         let (rewriter, chunk) = (Rewriter::new(), vec![0; CHUNK].into_boxed_slice());
         Self { rewriter, chunk, out: Vec::new(), taken: 0, failed: None }
     }
 
-    /// Those that are open.
     pub(crate) fn calls(&mut self) -> &mut Calls {
         self.rewriter.calls()
     }
 
-    /// Reads from the connection's stream.
     pub(crate) fn poll_read(
         &mut self,
         stream: &mut (impl AsyncRead + Unpin),
