@@ -1,23 +1,19 @@
 //! GPU discovery and health.
 #![forbid(unsafe_code)]
 
-mod context;
 pub mod health;
 mod list;
-mod mig;
 pub mod nvml;
 mod nvml_near;
 mod nvml_watch;
-mod pci;
-mod silent;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tessera_model::gpu::Gpu;
 use tessera_model::topology;
 
-pub use pci::pcie_root;
-pub use silent::SilentGpu;
+pub use list::SilentGpu;
+pub use nvml_near::pcie_root;
 use tessera_config::{self as config, MOST_PROBLEMS};
 use tessera_model::printable;
 
@@ -35,13 +31,11 @@ pub struct Facts {
 /// Why the GPUs could not be listed. Each message says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum DiscoveryError {
-    /// No driver library.
     #[error(
         "NVML cannot be loaded ({0}); is the NVIDIA driver installed and visible to this process? \
          `paths.nvml` names the library where the loader does not find it"
     )]
     Library(String),
-    /// The driver is there but refuses.
     #[error("NVML does not answer: {0}")]
     Nvml(String),
     /// The driver is there and has nothing, or the configuration leaves nothing.
@@ -50,19 +44,16 @@ pub enum DiscoveryError {
         /// GPUs before the filter.
         found: Vec<Gpu>,
     },
-    /// The driver has GPUs, none of which can be sold as it is.
     #[error("{0}")]
     Unsellable(String),
 }
 
 impl DiscoveryError {
-    /// Whether there are GPUs, which the configuration leaves out.
     pub fn has_gpus(&self) -> bool {
         matches!(self, DiscoveryError::None { found } if !found.is_empty())
     }
 }
 
-/// Most GPUs that a message lists.
 const LISTED: usize = 16;
 
 fn none_left(found: &[Gpu]) -> String {
@@ -89,9 +80,6 @@ pub struct GpuProcess {
 /// Where GPUs come from: NVML, or a test.
 pub trait Discovery: Send + Sync + 'static {
     /// All GPUs that `wanted` includes and that answer, in NVML's order.
-    ///
-    /// # Errors
-    /// No driver, or no GPUs.
     fn gpus(&self, wanted: &config::Gpus) -> Result<Vec<Gpu>, DiscoveryError>;
 
     /// What of the machine is not sold although the configuration includes it, and what to do; and what
@@ -105,23 +93,13 @@ pub trait Discovery: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// Bytes in use on a GPU as the driver says.
-    ///
-    /// # Errors
-    /// The driver's word for a GPU that does not answer.
     fn memory_used(&self, uuid: &str) -> Result<u64, String>;
 
     /// The processes that have a context on a GPU, each pid once.
-    ///
-    /// # Errors
-    /// The driver's word for a GPU that does not answer.
     fn processes(&self, uuid: &str) -> Result<Vec<GpuProcess>, String>;
 
     /// In how many percent of the last `time` each process kept a GPU busy; `None`: of as much as the driver remembers.
     /// Processes that did nothing are left out.
-    ///
-    /// # Errors
-    /// The driver's word where it does not tell.
     fn utilisation(&self, _uuid: &str, _time: Option<Duration>) -> Result<Vec<(u32, u32)>, String> {
         Err("not supported".to_owned())
     }
@@ -139,9 +117,6 @@ pub trait Discovery: Send + Sync + 'static {
 
     /// Waits for what happens to these GPUs until `stop` says so, and tells `sink`; asks each whether it
     /// answers every `probe` or so. Called on a thread of its own.
-    ///
-    /// # Errors
-    /// Why nothing can be watched.
     fn watch(
         &self,
         gpus: &[Gpu],
@@ -151,7 +126,6 @@ pub trait Discovery: Send + Sync + 'static {
     ) -> Result<(), String>;
 }
 
-/// Whether `gpus.include` and `gpus.exclude` leave this GPU in.
 pub fn selected(gpu: &Gpu, include: &[String], exclude: &[String]) -> bool {
     let names = |list: &[String]| list.iter().any(|entry| gpu.is_named(entry));
     names(include) && !names(exclude)
@@ -189,17 +163,5 @@ mod tests {
         assert_eq!(reported.len(), 2, "{reported:?}");
         assert_eq!(reported[0], "gpus.exclude names GPU-b, which this node does not have");
         assert_eq!(absent("gpus.include", &list(&["*"]), &[]), Vec::<String>::new());
-    }
-
-    #[test]
-    fn gpus_are_chosen_by_uuid_or_index_and_exclusion_wins() {
-        let gpu = Gpu::example("GPU-a", 2);
-        assert!(selected(&gpu, &list(&["*"]), &[]));
-        assert!(selected(&gpu, &list(&["GPU-a"]), &[]));
-        assert!(selected(&gpu, &list(&["2"]), &[]));
-        assert!(!selected(&gpu, &list(&["1", "GPU-b"]), &[]));
-        assert!(!selected(&gpu, &[], &[]));
-        assert!(!selected(&gpu, &list(&["*"]), &list(&["2"])));
-        assert!(!selected(&gpu, &list(&["GPU-a"]), &list(&["GPU-a"])));
     }
 }

@@ -10,8 +10,7 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 
 use super::health::Observation;
-use super::list::{self, Found};
-use super::silent::SilentGpu;
+use super::list::{self, Found, SilentGpu};
 use super::{Discovery, DiscoveryError, Facts, GpuProcess, nvml_near, nvml_watch};
 use tessera_config as config;
 use tessera_model::gpu::Gpu;

@@ -35,7 +35,6 @@ const UNKNOWN_XID: u64 = 999;
 
 type Sink<'a> = &'a (dyn Fn(Observation) + Sync);
 
-/// What the two threads share.
 struct Watch<'a> {
     discovery: &'a NvmlDiscovery,
     gpus: &'a [Gpu],
@@ -45,11 +44,9 @@ struct Watch<'a> {
     epoch: AtomicU64,
     /// An event calls for a probe now.
     alarm: (Mutex<bool>, Condvar),
-    /// Which GPU is being asked, since when.
     asking: Mutex<Option<(usize, Instant)>>,
 }
 
-/// See [`super::Discovery::watch`].
 pub(super) fn watch(
     discovery: &NvmlDiscovery,
     gpus: &[Gpu],
@@ -256,7 +253,6 @@ impl Watch<'_> {
         round
     }
 
-    /// Has the library initialised again as soon as no thread uses it.
     fn reload(&self) {
         let used = self.discovery.forget();
         self.epoch.fetch_add(1, Ordering::AcqRel);
@@ -290,7 +286,6 @@ fn driver_away(silences: &[(String, NvmlError)], gpus: usize) -> Option<&NvmlErr
     errors.find(says_so).or(first)
 }
 
-/// Where events come from.
 struct Subscription<'n> {
     set: EventSet<'n>,
     /// The whole GPUs that they are of: [`tessera_nvml::identity`] and UUID. One that is lost answers no
