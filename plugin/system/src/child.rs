@@ -19,30 +19,22 @@ use nix::sys::signal::{SigSet, Signal, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::{Pid, getpgrp, tcgetpgrp, tcsetpgrp};
 
-/// Most that is read of either output, in bytes.
 const MOST: usize = 1 << 20;
 
-/// What a command said before it ended.
 #[derive(Debug)]
 pub struct Ended {
-    /// How it ended.
     pub status: ExitStatus,
-    /// Its standard output.
     pub out: Vec<u8>,
     /// Its standard error; empty where that is the terminal.
     pub said: Vec<u8>,
 }
 
-/// Why a command came to nothing.
 #[derive(Debug, thiserror::Error)]
 pub enum ChildError {
-    /// It is not there, or may not be run.
     #[error("cannot run: {0}")]
     Start(io::Error),
-    /// It was ended.
     #[error("did not end within {0:?}, and was ended")]
     Late(Duration),
-    /// It was ended.
     #[error("printed more than {} bytes, and was ended", MOST)]
     Much,
     /// The system refuses what is needed to follow it.

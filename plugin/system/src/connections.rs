@@ -214,7 +214,6 @@ impl State {
 }
 
 impl Permit {
-    /// The connection.
     pub fn connection(&self) -> &Connection {
         &self.connection
     }
@@ -229,7 +228,6 @@ impl Permit {
         Busy(Arc::clone(self))
     }
 
-    /// Done when the connection has to end.
     pub async fn over(&self) {
         let shared = &self.connection.shared;
         while !shared.is_closed.load(Ordering::Acquire) {
@@ -284,7 +282,6 @@ impl<H> Default for Waiting<H> {
 }
 
 impl<H> Waiting<H> {
-    /// One waits from now on.
     fn enter(&mut self, client: u128, handle: H) -> u64 {
         let id = self.next;
         self.next += 1;

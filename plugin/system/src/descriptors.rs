@@ -14,25 +14,20 @@ use nix::sys::resource::{Resource, getrlimit};
 /// What listens, the first to be refused first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ListenerKind {
-    /// The sockets in the pages of an allocation.
     Pages,
     /// Metrics and probes over TCP.
     Metrics,
-    /// The JSON API and the page over TCP.
     Api,
-    /// `paths.admin`.
     Admin,
     /// A resource's socket in kubelet's directory.
     Kubelet,
 }
 
-/// Descriptors that this process may have open.
 pub fn limit() -> u64 {
     getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _)| soft)
 }
 
 impl ListenerKind {
-    /// Connections that may be open at a time.
     pub fn max_connections(self) -> usize {
         self.max_connections_of(limit())
     }

@@ -18,7 +18,6 @@ pub struct Ranked<T> {
     value: Mutex<T>,
 }
 
-/// A taken [`Ranked`] lock.
 pub struct RankedGuard<'a, T> {
     // Dropped first: the rank counts as held until the mutex is free.
     value: MutexGuard<'a, T>,
@@ -26,16 +25,11 @@ pub struct RankedGuard<'a, T> {
 }
 
 impl<T> Ranked<T> {
-    /// A mutex of this rank, below 64.
     pub const fn new(rank: u8, value: T) -> Self {
         debug_assert!(rank < 64);
         Ranked { rank, value: Mutex::new(value) }
     }
 
-    /// Takes the lock as [`lock`] does.
-    ///
-    /// # Panics
-    /// In debug builds, where the thread holds a lock of this rank or of a higher one.
     pub fn lock(&self) -> RankedGuard<'_, T> {
         let _held = Held::take(self.rank);
         RankedGuard { value: lock(&self.value), _held }
@@ -67,7 +61,6 @@ thread_local! {
     static RANKS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// A rank that this thread holds.
 struct Held {
     rank: u8,
 }
@@ -90,7 +83,8 @@ impl Drop for Held {
     }
 }
 
-#[cfg(all(test, debug_assertions))]
+#[cfg(test)]
+#[cfg(debug_assertions)]
 mod tests {
     use super::*;
 

@@ -13,16 +13,13 @@ const AT: u64 = 2048;
 const MAGIC: u64 = u64::from_le_bytes(*b"tessera\x01");
 const LEN: usize = 32;
 
-/// How much was stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Noted {
-    /// How often something was.
     pub commits: u64,
     /// Up to when, Unix seconds.
     pub until: u32,
 }
 
-/// What a repair lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lost {
     /// Where what is left ends, Unix seconds; 0 where nothing is.
@@ -70,10 +67,6 @@ impl Noted {
         Self::decode(&bytes)
     }
 
-    /// Notes this in a file of redb's.
-    ///
-    /// # Errors
-    /// The system's.
     pub fn write(self, file: &File) -> io::Result<()> {
         file.write_all_at(&self.encode(), AT)
     }

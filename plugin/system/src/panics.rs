@@ -25,9 +25,6 @@ pub fn end_the_process() {
 }
 
 /// What `work` returns. What it leaves half changed when it panics is for the caller to drop.
-///
-/// # Errors
-/// The message of the panic that ended it.
 pub fn caught<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     CATCHING.set(CATCHING.get() + 1);
     let result = panic::catch_unwind(AssertUnwindSafe(work));

@@ -7,9 +7,7 @@ use crossterm::terminal::{WindowSize, window_size};
 /// Which characters and colours the terminal takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Look {
-    /// Escape sequences for colour.
     pub colour: bool,
-    /// Block characters.
     pub unicode: bool,
 }
 
@@ -27,15 +25,11 @@ impl Look {
     }
 }
 
-/// Whether the terminal can do nothing but print lines.
 pub fn is_dumb() -> bool {
     std::env::var("TERM").is_ok_and(|term| term == "dumb")
 }
 
 /// Prints text on standard output. A reader that has gone, like `head`, wants no more: that is no error.
-///
-/// # Errors
-/// Any other failure to write, such as a full disk.
 pub fn print(text: &str) -> io::Result<()> {
     print_while_read(text).map(drop)
 }

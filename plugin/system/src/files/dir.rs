@@ -1,18 +1,27 @@
 //! A directory by its descriptor: whatever is renamed or linked on the way to it meanwhile, what is made and
 //! removed is made and removed there. Links in it are never followed.
+//! And what is this user's own: directories that no other user made or can replace, and peers at a Unix socket that act
+//! for nobody else.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, Permissions};
 use std::io::{self, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat, renameat};
+use nix::sys::socket::sockopt::{PeerCredentials, SendTimeout};
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, setsockopt, socket,
+};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat, mkdirat};
+use nix::sys::time::{TimeVal, TimeValLike};
 use nix::unistd::{UnlinkatFlags, fsync, geteuid, unlinkat};
 
 use super::read::read;
@@ -28,9 +37,6 @@ pub struct Dir {
 
 impl Dir {
     /// The directory at `path`, whose last component must not be a link.
-    ///
-    /// # Errors
-    /// What the system says; a link, or no directory.
     pub fn open(path: &Path) -> io::Result<Self> {
         Self::at(AT_FDCWD, path.as_os_str())
     }
@@ -51,9 +57,6 @@ impl Dir {
     }
 
     /// As [`Dir::open_trusted`], made if it is not there, with its parents.
-    ///
-    /// # Errors
-    /// As [`Dir::open_trusted`]; it cannot be made.
     pub fn make(path: &Path) -> io::Result<Self> {
         match Self::open_trusted(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -65,26 +68,18 @@ impl Dir {
     }
 
     /// The directory that holds `path`, which is made if it is not there, and the name of `path` in it.
-    ///
-    /// # Errors
-    /// As [`Dir::make`]; a path without a name.
     pub fn of(path: &Path) -> io::Result<(Self, &OsStr)> {
         let name = path.file_name().ok_or(io::ErrorKind::InvalidFilename)?;
         let parent = path.parent().filter(|dir| !dir.as_os_str().is_empty());
         Ok((Self::make(parent.unwrap_or(Path::new(".")))?, name))
     }
 
-    /// As [`Dir::of`], where nothing is made.
-    ///
-    /// # Errors
-    /// As [`Dir::open_trusted`]; a path without a name.
     pub fn holding(path: &Path) -> io::Result<(Self, &OsStr)> {
         let name = path.file_name().ok_or(io::ErrorKind::InvalidFilename)?;
         let parent = path.parent().filter(|dir| !dir.as_os_str().is_empty());
         Ok((Self::open_trusted(parent.unwrap_or(Path::new(".")))?, name))
     }
 
-    /// A directory in it.
     pub fn sub(&self, name: &OsStr) -> io::Result<Self> {
         Self::at(self.fd.as_fd(), name)
     }
@@ -102,52 +97,32 @@ impl Dir {
     }
 
     /// What has this name; a link is not followed.
-    ///
-    /// # Errors
-    /// Nothing has.
     pub fn stat(&self, name: impl AsRef<OsStr>) -> io::Result<FileStat> {
         Ok(fstatat(&self.fd, name.as_ref(), AtFlags::AT_SYMLINK_NOFOLLOW)?)
     }
 
-    /// The directory's own.
-    ///
-    /// # Errors
-    /// The system's.
     pub fn own_stat(&self) -> io::Result<FileStat> {
         Ok(fstat(&self.fd)?)
     }
 
-    /// Its descriptor.
     pub fn fd(&self) -> std::os::fd::BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
     /// A path that leads here whatever happens to the directory's name, for calls that take no descriptor.
     pub fn path(&self) -> PathBuf {
-        use std::os::fd::AsRawFd;
         Path::new("/proc/self/fd").join(self.fd.as_raw_fd().to_string())
     }
 
-    /// Gives something in it another name in it.
-    ///
-    /// # Errors
-    /// The system's.
     pub fn rename(&self, from: &OsStr, to: &OsStr) -> io::Result<()> {
         Ok(renameat(&self.fd, from, &self.fd, to)?)
     }
 
-    /// Makes a directory.
-    ///
-    /// # Errors
-    /// The system's; something has the name already.
     pub fn make_dir(&self, name: impl AsRef<OsStr>, mode: u32) -> io::Result<()> {
         Ok(mkdirat(&self.fd, name.as_ref(), Mode::from_bits_truncate(mode))?)
     }
 
     /// Opens a regular file for reading and writing, which is made if there is none.
-    ///
-    /// # Errors
-    /// The system's; something else has the name.
     pub fn open_or_make(&self, name: impl AsRef<OsStr>, mode: u32) -> io::Result<File> {
         let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
         let mode = Mode::from_bits_truncate(mode);
@@ -158,26 +133,15 @@ impl Dir {
         }
     }
 
-    /// Removes a file, a socket or a link.
-    ///
-    /// # Errors
-    /// The system's; a directory.
     pub fn remove(&self, name: impl AsRef<OsStr>) -> io::Result<()> {
         Ok(unlinkat(&self.fd, name.as_ref(), UnlinkatFlags::NoRemoveDir)?)
     }
 
-    /// Removes an empty directory.
-    ///
-    /// # Errors
-    /// The system's; one that holds something, or is none.
     pub fn remove_dir(&self, name: impl AsRef<OsStr>) -> io::Result<()> {
         Ok(unlinkat(&self.fd, name.as_ref(), UnlinkatFlags::RemoveDir)?)
     }
 
     /// Removes what has this name, and if it is a directory all in it.
-    ///
-    /// # Errors
-    /// The system's, of the first thing that stays.
     pub fn remove_tree(&self, name: impl AsRef<OsStr>) -> io::Result<()> {
         self.remove_within(name.as_ref(), DEEPEST)
     }
@@ -196,10 +160,6 @@ impl Dir {
         self.remove_dir(name)
     }
 
-    /// The names of all that is in it.
-    ///
-    /// # Errors
-    /// The system's.
     pub fn names(&self) -> io::Result<Vec<OsString>> {
         let mut names = Vec::new();
         // Opened again: reading moves a descriptor's position.
@@ -216,9 +176,6 @@ impl Dir {
 
     /// Makes way for a file: removes an empty directory of this name, as container runtimes leave where a
     /// mount's source was missing.
-    ///
-    /// # Errors
-    /// The system's; a directory that holds something.
     pub fn clear(&self, name: &OsStr) -> io::Result<()> {
         match self.stat(name) {
             Ok(stat) if is_directory(&stat) => self.remove_dir(name),
@@ -228,10 +185,7 @@ impl Dir {
 
     /// Gives `content` to the file of this name, whole or not at all: by a new file that takes its place,
     /// whatever is there but a directory. With `mode`, whatever the umask. `durable`: a power cut leaves one or the
-    /// other.
-    ///
-    /// # Errors
-    /// The system's. What was there before is still there then, and nothing else.
+    /// other. Where it fails, what was there before is still there, and nothing else.
     pub fn replace(
         &self,
         name: &OsStr,
@@ -281,9 +235,6 @@ impl Dir {
 
 /// Makes `path` a regular file with this content, which all whom `mode` names may use, whole or not at all (see
 /// [`Dir::replace`]). False if it was one.
-///
-/// # Errors
-/// The system's; a directory that holds something.
 pub fn put(path: &Path, content: &[u8], mode: u32, durable: bool) -> io::Result<bool> {
     // A link may lead elsewhere tomorrow.
     let is_plain = path
@@ -300,26 +251,102 @@ pub fn put(path: &Path, content: &[u8], mode: u32, durable: bool) -> io::Result<
 }
 
 /// Opens a directory, to lock it or to have its names on disk. Links are followed.
-///
-/// # Errors
-/// It is something else; what the system says.
 pub fn open_directory(path: &Path) -> io::Result<File> {
     let flags = OFlag::O_DIRECTORY | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC | OFlag::O_RDONLY;
     Ok(File::from(openat(AT_FDCWD, path, flags, Mode::empty())?))
 }
 
-/// Whether it is a directory's.
 pub fn is_directory(stat: &FileStat) -> bool {
     kind(stat) == SFlag::S_IFDIR
 }
 
-/// What kind of file it is.
 pub(super) fn kind(stat: &FileStat) -> SFlag {
     SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT
 }
 
 fn is_link(path: &Path) -> bool {
     path.symlink_metadata().is_ok_and(|meta| meta.is_symlink())
+}
+
+/// What the kernel shows for an owner that this user namespace has no name for (`overflowuid`, proc(5)). Nobody
+/// here is one.
+const UNMAPPED: u32 = 65534;
+
+impl Dir {
+    /// As [`Dir::open`], of a directory that this user owns.
+    pub fn own(path: &Path) -> io::Result<Self> {
+        let dir = Self::open(path)?;
+        let (owner, caller) = (dir.own_stat()?.st_uid, geteuid().as_raw());
+        match owner == caller {
+            true => Ok(dir),
+            false => Err(not_ours(format!("it is uid {owner}'s, and this is uid {caller}"))),
+        }
+    }
+
+    /// Connects to the socket of this name, whose listener must act for this user or root. What is written from then
+    /// on may wait for `limit`, too. `WouldBlock`: its queue is full.
+    pub fn connect_own(&self, name: impl AsRef<OsStr>, limit: Duration) -> io::Result<UnixStream> {
+        let fd = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+        // Before it connects: a queue that is full is waited for (unix(7)).
+        let limit = i64::try_from(limit.as_millis()).unwrap_or(i64::MAX);
+        setsockopt(&fd, SendTimeout, &TimeVal::milliseconds(limit))?;
+        connect(fd.as_raw_fd(), &UnixAddr::new(&self.path().join(name.as_ref()))?)?;
+        check_peer(&fd)?;
+        Ok(fd.into())
+    }
+}
+
+/// Whether the other end of a connection over a Unix socket acts for this user, or for root, who may be anybody.
+pub fn check_peer(stream: &impl AsFd) -> io::Result<()> {
+    let (peer, caller) = (getsockopt(stream, PeerCredentials)?.uid(), geteuid().as_raw());
+    match peer == 0 || peer == caller {
+        true => Ok(()),
+        false => Err(not_ours(format!("the other end is uid {peer}'s, and this is uid {caller}"))),
+    }
+}
+
+fn not_ours(text: String) -> io::Error {
+    io::Error::new(io::ErrorKind::PermissionDenied, text)
+}
+
+/// Where this user may keep what no other user can replace: `$XDG_RUNTIME_DIR`, if it is this user's own; else the
+/// temporary directory.
+pub fn base() -> io::Result<PathBuf> {
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    // With sudo it may be the caller's.
+    if let Some(runtime) = runtime.filter(|dir| is_own(dir)) {
+        return Ok(runtime);
+    }
+    let temporary = std::env::temp_dir();
+    match is_shared_safely(&temporary) {
+        true => Ok(temporary),
+        false => Err(not_ours(format!(
+            "others may replace what is in {}: set XDG_RUNTIME_DIR to a directory of your own with mode 0700, in \
+             which and above which nobody else may write",
+            temporary.display()
+        ))),
+    }
+}
+
+fn is_own(dir: &Path) -> bool {
+    dir.is_absolute()
+        && Dir::own(dir).and_then(|dir| dir.own_stat()).is_ok_and(|stat| stat.st_mode & 0o022 == 0)
+        && dir.canonicalize().is_ok_and(|real| real.ancestors().all(is_kept))
+}
+
+/// Whether others can change only what is theirs in `dir`.
+fn is_shared_safely(dir: &Path) -> bool {
+    dir.canonicalize().is_ok_and(|real| real.is_dir() && real.ancestors().all(is_kept))
+}
+
+/// Whether what others own in this directory is all that they can rename or remove: it is root's or the
+/// user's, and either nobody else may write or it is sticky.
+fn is_kept(dir: &Path) -> bool {
+    let owners = [0, geteuid().as_raw(), UNMAPPED];
+    let kept = |stat: FileStat| {
+        owners.contains(&stat.st_uid) && (stat.st_mode & 0o022 == 0 || stat.st_mode & 0o1000 != 0)
+    };
+    Dir::open(dir).and_then(|dir| dir.own_stat()).is_ok_and(kept)
 }
 
 #[cfg(test)]
@@ -398,5 +425,89 @@ mod tests {
         dir.replace(OsStr::new("file"), b"", 0o600, false).unwrap();
         dir.remove("file").unwrap();
         assert_eq!(std::fs::read(at("victim/file")).unwrap(), b"precious");
+    }
+}
+
+#[cfg(test)]
+mod own_tests {
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
+    use std::os::unix::net::UnixListener;
+    use std::os::unix::process::CommandExt;
+
+    use nix::sys::socket::{Backlog, listen};
+
+    use super::*;
+
+    fn set_mode(dir: &Path, mode: u32) {
+        fs::set_permissions(dir, fs::Permissions::from_mode(mode)).unwrap();
+    }
+
+    #[test]
+    fn a_directory_that_others_can_change_is_not_taken() {
+        let base = tempfile::tempdir().unwrap();
+        let dir = base.path().join("dir");
+        fs::create_dir(&dir).unwrap();
+        for (mode, own, shared) in
+            [(0o700, true, true), (0o755, true, true), (0o777, false, false), (0o1777, false, true)]
+        {
+            set_mode(&dir, mode);
+            assert_eq!((is_own(&dir), is_shared_safely(&dir)), (own, shared), "{mode:o}");
+        }
+        set_mode(&dir, 0o700);
+        // A user that may write above may put another in its place.
+        set_mode(base.path(), 0o777);
+        assert!(!is_own(&dir) && !is_shared_safely(&dir));
+        set_mode(base.path(), 0o700);
+        let link = base.path().join("link");
+        symlink("dir", &link).unwrap();
+        assert!(!is_own(&link), "a link is nobody's");
+        assert!(!is_own(Path::new("relative")) && !is_own(&base.path().join("absent")));
+        if chown(&dir, Some(12345), None).is_ok() {
+            assert!(!is_own(&dir) && !is_shared_safely(&dir), "somebody else's");
+        }
+    }
+
+    #[test]
+    fn only_the_own_user_and_root_are_connected_to() {
+        let base = tempfile::tempdir().unwrap();
+        let own = Dir::own(base.path()).unwrap();
+        let limit = Duration::from_millis(50);
+        let listener = UnixListener::bind(base.path().join("socket")).unwrap();
+        let talk = own.connect_own("socket", limit).unwrap();
+        assert!(talk.write_timeout().unwrap().is_some());
+        check_peer(&listener.accept().unwrap().0).unwrap();
+        // A queue that nobody empties.
+        listen(&listener, Backlog::new(1).unwrap()).unwrap();
+        let full = (0..10).map(|_| own.connect_own("socket", limit)).find_map(Result::err);
+        assert_eq!(full.map(|error| error.kind()), Some(io::ErrorKind::WouldBlock));
+
+        let Some(mut other) = of_another_user(base.path()) else { return };
+        let error = own.connect_own("another", limit).unwrap_err();
+        assert!(error.to_string().contains("uid 65534's"), "{error}");
+        let error = Dir::own(&base.path().join("theirs")).unwrap_err();
+        assert!(error.to_string().contains("uid 65534's"), "{error}");
+        other.kill().unwrap();
+        other.wait().unwrap();
+    }
+
+    /// A listener and a directory of another user's in `dir`; `None` where this is not root.
+    fn of_another_user(dir: &Path) -> Option<std::process::Child> {
+        set_mode(dir, 0o1777);
+        let mut command = std::process::Command::new("python3");
+        command.arg("-c").arg(
+            "import os, socket, time; os.mkdir('theirs'); s = socket.socket(socket.AF_UNIX); s.bind('another'); \
+             s.listen(); open('ready', 'w'); time.sleep(100)",
+        );
+        if !geteuid().is_root() {
+            eprintln!("not checked, for only root can be another user");
+            return None;
+        }
+        let mut child = command.current_dir(dir).uid(65534).gid(65534).spawn().unwrap();
+        while !dir.join("ready").exists() {
+            assert_eq!(child.try_wait().unwrap(), None);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Some(child)
     }
 }

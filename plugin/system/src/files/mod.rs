@@ -5,8 +5,6 @@
 //! environment does so through here. What the kernel itself serves (`/proc`, `/sys`) needs none of this.
 
 mod dir;
-mod own;
-mod patience;
 mod read;
 mod socket;
 
@@ -18,10 +16,10 @@ use std::time::SystemTime;
 
 use nix::sys::statvfs::statvfs;
 
-pub use dir::{Dir, is_directory, open_directory, put};
-pub use own::{base, check_peer};
-pub use patience::{Unresponsive, in_time};
-pub use read::{FileError, file_or_nothing, open, open_private, read, read_from, text, utf8};
+pub use dir::{Dir, base, check_peer, is_directory, open_directory, put};
+pub use read::{
+    FileError, file_or_nothing, in_time, open, open_private, read, read_from, text, utf8,
+};
 pub use socket::{SocketFile, remove_stale};
 
 /// Most bytes of a configuration: what a ConfigMap can hold.
@@ -53,9 +51,6 @@ impl Identity {
 }
 
 /// Bytes that programs without root's reserve may still write on the file system of `path` (statvfs(3), `f_bavail`).
-///
-/// # Errors
-/// There is nothing at `path`, or the system does not tell.
 pub fn available_bytes(path: &Path) -> io::Result<u64> {
     let stat = statvfs(path)?;
     Ok(stat.blocks_available().saturating_mul(stat.fragment_size()))

@@ -1,33 +1,33 @@
 //! Regular files: read, and no more of one than was expected; and opened to be written, for the owner alone.
+//! All of it in calls that may never return: whatever a file system does that is mounted over a network, or by a process
+//! that hangs.
 
 use std::fs::{File, Metadata, Permissions};
 use std::io::{self, Read};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::time::{Duration, Instant};
 
 use nix::libc::{O_NOCTTY, O_NONBLOCK};
 
-use super::patience::{Unresponsive, in_time};
+use crate::locks::lock;
 
-/// Why a file is not read.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// Something else is there.
     #[error("it is {0} and must be a regular file")]
     Kind(&'static str),
-    /// It has more bytes than make sense.
     #[error("it is larger than {} KiB, which is the most that is read", .0 >> 10)]
     TooLarge(u64),
-    /// Its bytes are no text.
     #[error("it is not text in UTF-8")]
     NotText,
-    /// What the system says.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
 impl FileError {
-    /// The system's word for it.
     pub fn kind(&self) -> io::ErrorKind {
         match self {
             FileError::Io(error) => error.kind(),
@@ -35,12 +35,6 @@ impl FileError {
                 io::ErrorKind::InvalidData
             }
         }
-    }
-}
-
-impl From<Unresponsive> for FileError {
-    fn from(silent: Unresponsive) -> Self {
-        FileError::Io(silent.into())
     }
 }
 
@@ -53,10 +47,8 @@ impl From<FileError> for io::Error {
     }
 }
 
-/// All bytes of the regular file at `path`, which links may lead to, if they are `most` at most.
-///
-/// # Errors
-/// See [`FileError`]; nothing that lies there makes it wait for longer than [`in_time`] does.
+/// All bytes of the regular file at `path`, which links may lead to, if they are `most` at most. Nothing that lies there
+/// makes it wait for longer than [`in_time`] does.
 pub fn read(path: &Path, most: u64) -> Result<Vec<u8>, FileError> {
     let own = path.to_owned();
     in_time(path, move || {
@@ -68,26 +60,14 @@ pub fn read(path: &Path, most: u64) -> Result<Vec<u8>, FileError> {
     })?
 }
 
-/// The same as text.
-///
-/// # Errors
-/// As [`read`]; bytes that are no text.
 pub fn text(path: &Path, most: u64) -> Result<String, FileError> {
     utf8(read(path, most)?)
 }
 
-/// Bytes as text.
-///
-/// # Errors
-/// They are none.
 pub fn utf8(bytes: Vec<u8>) -> Result<String, FileError> {
     String::from_utf8(bytes).map_err(|_| FileError::NotText)
 }
 
-/// Opens a regular file for reading, without waiting for anybody.
-///
-/// # Errors
-/// It is something else; what the system says.
 pub fn open(path: &Path) -> Result<File, FileError> {
     // To open a device may do something to it, so it is not opened to see what it is.
     regular(&std::fs::metadata(path)?)?;
@@ -98,11 +78,8 @@ pub fn open(path: &Path) -> Result<File, FileError> {
 }
 
 /// Opens a file to read and write, or makes it; nobody but its owner can read it from then on. An older version, or
-/// another's umask, may have left it open to all.
-///
-/// # Errors
-/// It cannot be opened or made, or is no regular file. A mode that cannot be changed is none: the owner of the file is
-/// another, and its mode is the other's choice.
+/// another's umask, may have left it open to all. Where the mode cannot be changed the file is another's, and so is the
+/// choice.
 pub fn open_private(path: &Path) -> io::Result<File> {
     const MODE: u32 = 0o600;
     // To open a device may do something to it, and a pipe would be waited for.
@@ -119,10 +96,6 @@ pub fn open_private(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Whether a regular file is at `path`, or nothing.
-///
-/// # Errors
-/// Something else is.
 pub fn file_or_nothing(path: &Path) -> Result<(), FileError> {
     match std::fs::metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -131,9 +104,6 @@ pub fn file_or_nothing(path: &Path) -> Result<(), FileError> {
 }
 
 /// The bytes of an open file or stream, if they are `most` at most.
-///
-/// # Errors
-/// There are more; what the system says.
 pub fn read_from(source: impl Read, most: u64) -> Result<Vec<u8>, FileError> {
     let mut bytes = Vec::new();
     // It may grow while it is read, and what the kernel serves has no size.
@@ -153,6 +123,70 @@ fn regular(meta: &Metadata) -> Result<(), FileError> {
         () if kind.is_socket() => "a socket",
         () => "a device",
     }))
+}
+
+/// How long a file system may take. A disk that spins up takes less.
+const LIMIT: Duration = Duration::from_secs(5);
+/// Most calls that nobody waits for any more. Beyond that, no other is begun: each has a thread.
+const MOST_LATE: usize = 16;
+/// How often it is tried again about a path of which a call has not returned: it may have been mounted again.
+const RETRY: Duration = Duration::from_secs(60);
+
+struct Call {
+    id: u64,
+    path: PathBuf,
+    begun: Instant,
+}
+
+static CALLS: Mutex<Vec<Call>> = Mutex::new(Vec::new());
+
+fn unresponsive() -> io::Error {
+    let text = format!(
+        "its file system does not answer (waited {} s); mount it again, or use another path",
+        LIMIT.as_secs()
+    );
+    io::Error::new(io::ErrorKind::TimedOut, text)
+}
+
+/// Calls `work`, which is about `path`, in a thread of its own, and waits for it no longer than five seconds.
+/// Where it takes longer, the thread stays until it returns, and the next call about the same path fails at once.
+pub fn in_time<T: Send + 'static>(
+    path: &Path,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<T> {
+    within(LIMIT, &CALLS, path, work)
+}
+
+fn within<T: Send + 'static>(
+    limit: Duration,
+    calls: &'static Mutex<Vec<Call>>,
+    path: &Path,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<T> {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let id = NEXT.fetch_add(1, Ordering::Relaxed);
+    {
+        let mut calls = lock(calls);
+        let late = |call: &&Call| call.begun.elapsed() >= limit;
+        let hopeless = |call: &Call| call.path == path && call.begun.elapsed() < RETRY;
+        let late: Vec<&Call> = calls.iter().filter(late).collect();
+        if late.len() >= MOST_LATE || late.into_iter().any(hopeless) {
+            return Err(unresponsive());
+        }
+        calls.push(Call { id, path: path.to_owned(), begun: Instant::now() });
+    }
+    let (sender, receiver) = sync_channel(1);
+    let done = move || lock(calls).retain(|call| call.id != id);
+    let thread = std::thread::Builder::new().name("file".into()).stack_size(256 << 10);
+    let begun = thread.spawn(move || {
+        let result = work();
+        done();
+        // Nobody may wait any more.
+        let _ = sender.send(result);
+    });
+    begun.inspect_err(|_| done())?;
+    // One that panicked was reported.
+    receiver.recv_timeout(limit).map_err(|_| unresponsive())
 }
 
 #[cfg(test)]
@@ -237,5 +271,41 @@ mod tests {
             assert_eq!(std::fs::metadata(path).unwrap().permissions().mode() & 0o777, 0o600);
         }
         assert_eq!(std::fs::read(&old).unwrap(), b"kept");
+    }
+}
+
+#[cfg(test)]
+mod patience_tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    #[test]
+    fn what_does_not_return_is_given_up_and_not_begun_again() {
+        static CALLS: Mutex<Vec<Call>> = Mutex::new(Vec::new());
+        const LIMIT: Duration = Duration::from_millis(100);
+        let path = |n: usize| PathBuf::from(n.to_string());
+        let stick = |n: usize| {
+            let (end, wait) = channel::<()>();
+            let stuck = within(LIMIT, &CALLS, &path(n), move || wait.recv());
+            assert_eq!(stuck.unwrap_err().kind(), io::ErrorKind::TimedOut);
+            end
+        };
+        let refused = |n: usize| {
+            let refused = within(LIMIT, &CALLS, &path(n), || panic!("again"));
+            assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        };
+        let mut ended = vec![stick(0)];
+        refused(0);
+        assert_eq!(within(LIMIT, &CALLS, &path(1), || 7).unwrap(), 7);
+        // In all never more than a few.
+        ended.extend((1..MOST_LATE).map(stick));
+        refused(MOST_LATE);
+        // As soon as they return, others may go.
+        drop(ended);
+        while !lock(&CALLS).is_empty() {
+            std::thread::yield_now();
+        }
+        assert_eq!(within(LIMIT, &CALLS, &path(1), || 7).unwrap(), 7);
     }
 }

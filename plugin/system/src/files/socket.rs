@@ -24,10 +24,7 @@ pub struct SocketFile {
 
 impl SocketFile {
     /// Listens at `path` in `dir`, where nothing may be but a socket that nobody listens at. Only this user may
-    /// connect.
-    ///
-    /// # Errors
-    /// `AddrInUse`: somebody listens. `AlreadyExists`: something else is there. What the system says.
+    /// connect. `AddrInUse`: somebody listens. `AlreadyExists`: something else is there.
     pub fn listen(path: &Path) -> io::Result<(Self, UnixListener)> {
         let (dir, name) = Dir::of(path)?;
         let made = match make(&dir, name) {
