@@ -14,8 +14,10 @@ use crate::refusal::Refusal;
 /// What a front end asks for: one tenant's part of the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ask {
-    /// Replicas of a resource that kubelet assigned to one container.
-    Replicas { resource: String, ids: Vec<String> },
+    Replicas {
+        resource: String,
+        ids: Vec<String>,
+    },
     /// So much of each of some GPUs.
     Share(ShareAsk),
     /// What is recorded already, as it is: for a front end that is asked again for it.
@@ -30,13 +32,11 @@ impl Ask {
     }
 }
 
-/// A tenant's limits, as a claim or a person states them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShareAsk {
     pub id: AllocationId,
     /// The front end, and what it calls the share.
     pub origin: Origin,
-    /// The limits, one entry a GPU.
     pub parts: Vec<SharePart>,
 }
 

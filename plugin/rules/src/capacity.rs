@@ -17,18 +17,20 @@
 //! not fit either; and it is monotone: more room never takes a replica away, so that kubelet sees none
 //! flap while a GPU empties.
 
-mod check;
+use std::collections::BTreeSet;
 
-pub use check::{check, check_all, remarks};
-
-use tessera_config::Config;
+use tessera_config::{Config, Judged, MOST_PROBLEMS, Problem, TmpfsPolicy, first, together};
 use tessera_model::gpu::Gpu;
+use tessera_model::quantity::{format_bytes, format_compared};
+use tessera_region::layout;
+
+use crate::front_end::{FrontEnd, front_end_of};
+use crate::shares::{self, Share};
 
 /// What one replica of a GPU gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplicaLimit {
     pub memory_bytes: u64,
-    /// Thousandths of the GPU's time.
     pub cores_millis: u32,
 }
 
@@ -47,12 +49,10 @@ pub struct Held {
     pub regrant_bytes: u64,
 }
 
-/// What may be advertised Healthy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
     /// For each held allocation, whether its replicas may be given to another.
     pub held: Vec<bool>,
-    /// For each free replica, whether it may be given away.
     pub free: Vec<bool>,
 }
 
@@ -66,7 +66,6 @@ impl Capacity {
         Capacity { memory_bytes: gpu.memory_bytes, reserve_bytes: gpu.reserve(setting) }
     }
 
-    /// Bytes that limits may add up to.
     pub fn sellable(self) -> u64 {
         self.memory_bytes.saturating_sub(self.reserve_bytes)
     }
@@ -103,6 +102,291 @@ pub fn judge(sellable: u64, held: &[Held], free: &[u64]) -> Verdict {
     let held = keep(held.iter().map(growth).collect());
     let free = keep(free.to_vec());
     Verdict { held, free }
+}
+
+const MIB: u64 = 1 << 20;
+/// What directories and the spare pages take of the pages' tmpfs, about.
+const SPARES_BYTES: u64 = 3 * MIB;
+
+/// What of the configuration is impossible on these GPUs; empty when all is well. Of many the first, and how
+/// many more.
+pub fn check(gpus: &[Gpu], config: &Config) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    for alike in alike(gpus, config) {
+        let (gpu, name) = (alike[0], &called(&alike));
+        let capacity = Capacity::of(gpu, config);
+        if capacity.sellable() == 0 {
+            let message = format!(
+                "leaves nothing of {name} ({}); lower it or exclude the GPU",
+                format_bytes(gpu.memory_bytes)
+            );
+            problems.push(config.source.problem("gpus.reserve", message));
+            continue;
+        }
+        match (front_end_of(gpu, config), shares::layout_of(gpu, config)) {
+            (FrontEnd::Dra, layout) => {
+                problems.extend(check_dra(gpu, name, capacity, layout, config));
+            }
+            (FrontEnd::DevicePlugin, Some(layout)) => {
+                let cut = shares::cut(gpu, config);
+                problems.extend(check_layout(layout, gpu, name, capacity, &cut, config));
+            }
+            (FrontEnd::DevicePlugin, None) => {
+                let share = shares::equal(gpu, config);
+                problems.extend(check_share(gpu, name, capacity, &share, config));
+            }
+        }
+    }
+    first(problems)
+}
+
+/// GPUs of which the same is to be said, in the order of the first of each.
+fn alike<'g>(gpus: &'g [Gpu], config: &Config) -> Vec<Vec<&'g Gpu>> {
+    let of = |gpu: &Gpu| {
+        let overhead = gpu.context_overhead(config.gpus.context_overhead_bytes);
+        let seller = (front_end_of(gpu, config), shares::layout_of(gpu, config));
+        (gpu.name.clone(), gpu.memory_bytes, gpu.driver_bytes, overhead, seller)
+    };
+    let mut groups: Vec<Vec<&Gpu>> = Vec::new();
+    for gpu in gpus {
+        match groups.iter_mut().find(|group| of(group[0]) == of(gpu)) {
+            Some(group) => group.push(gpu),
+            None => groups.push(vec![gpu]),
+        }
+    }
+    groups
+}
+
+const NAMED: usize = 8;
+
+/// `GPU 0 (NVIDIA L4, GPU-…)`; of several: `each of GPUs 0, 1 (NVIDIA L4)`.
+fn called(alike: &[&Gpu]) -> String {
+    let [first, _, ..] = alike else { return alike[0].to_string() };
+    let place = |gpu: &&Gpu| match &gpu.mig {
+        Some(instance) => instance.to_string(),
+        None => gpu.index.to_string(),
+    };
+    let mut places: Vec<String> = alike.iter().take(NAMED).map(place).collect();
+    if alike.len() > NAMED {
+        places.push(format!("and {} more", alike.len() - NAMED));
+    }
+    format!("each of GPUs {} ({})", places.join(", "), first.name)
+}
+
+/// What is wrong with a text, and with what it says on these GPUs. Of that, what no problem with the text may
+/// be the cause of: a key that is wrong counts as the least that it can be, and where there is no least, what
+/// depends on it is left out.
+pub fn check_all(gpus: &[Gpu], judged: &Judged) -> Vec<Problem> {
+    let mut found = Vec::new();
+    if judged.names_gpus() {
+        let is_bad = |key: &str| judged.problems.iter().any(|problem| problem.key == key);
+        let mut config = judged.config.clone();
+        if is_bad("gpus.reserve") {
+            config.gpus.reserve_bytes = 0;
+        }
+        if is_bad("gpus.context_overhead") {
+            config.gpus.context_overhead_bytes = Some(0);
+        }
+        found = check(gpus, &config);
+        found.extend(check_reserve(gpus, &config));
+        found.retain(|found| !judged.problems.iter().any(|bad| explains(bad, found)));
+    }
+    together(judged.problems.clone(), found)
+}
+
+/// A reserve that somebody chose and that the driver alone takes more than. A start goes on with the driver's: it may have
+/// become another with an upgrade.
+fn check_reserve(gpus: &[Gpu], config: &Config) -> Option<Problem> {
+    config.source.line_set("gpus.reserve")?;
+    let chosen = config.gpus.reserve_bytes;
+    let gpu =
+        gpus.iter().filter(|gpu| gpu.driver_bytes > chosen).max_by_key(|gpu| gpu.driver_bytes)?;
+    let message = format!(
+        "is {}, and the driver keeps {} of {gpu} for itself: set at least {}, or leave it out and it is that",
+        format_bytes(chosen),
+        format_bytes(gpu.driver_bytes),
+        format_bytes(gpu.reserve(0)),
+    );
+    Some(config.source.problem("gpus.reserve", message))
+}
+
+/// Whether a problem with the text may be the cause of one on a GPU.
+fn explains(bad: &Problem, found: &Problem) -> bool {
+    let idle = [".compute", ".placement", ".split", ".cores", ".resource"];
+    if idle.iter().any(|end| bad.key.ends_with(end)) {
+        return false;
+    }
+    let part = |key: &str| key.split('.').next().unwrap_or_default().to_owned();
+    let (bad_part, found_part) = (part(&bad.key), part(&found.key));
+    // Without its list, a layout may count for other GPUs.
+    let is_anywhere = bad.key == "layout" || bad.key.ends_with("].gpus") || bad.key == bad_part;
+    bad_part == found_part
+        || (is_anywhere && bad_part.starts_with("layout") && found_part != "gpus")
+}
+
+/// What is odd about a configuration on these GPUs and no error, a sentence each.
+pub fn remarks(gpus: &[Gpu], config: &Config) -> Vec<String> {
+    let mut remarks = idle_layouts(gpus, config);
+    remarks.extend(tight_pages(gpus, config));
+    remarks
+}
+
+/// Said where the tmpfs has no room for the pages of all replicas, one allocation each.
+fn tight_pages(gpus: &[Gpu], config: &Config) -> Option<String> {
+    let replicas: u64 =
+        gpus.iter().flat_map(|gpu| shares::cut(gpu, config)).map(|s| u64::from(s.count)).sum();
+    let each = u64::try_from(layout::QUOTA_BYTES + layout::USAGE_BYTES).unwrap_or(u64::MAX);
+    let needed = replicas.saturating_mul(each).saturating_add(SPARES_BYTES);
+    if config.pages.tmpfs == TmpfsPolicy::Off || needed <= config.pages.size_bytes {
+        return None;
+    }
+    let message = format!(
+        "has room for the pages of {} allocations, and {replicas} replicas are sold: the last of \
+         them could not be allocated; set at least \"{}Mi\"",
+        config.pages.size_bytes.saturating_sub(SPARES_BYTES) / each,
+        needed.div_ceil(MIB),
+    );
+    Some(config.source.remark("pages.size", message))
+}
+
+/// Layouts that count for none of these GPUs, a sentence each. No error: one configuration often
+/// serves nodes with different GPUs.
+fn idle_layouts(gpus: &[Gpu], config: &Config) -> Vec<String> {
+    let used: Vec<usize> = gpus.iter().filter_map(|gpu| shares::layout_of(gpu, config)).collect();
+    let idle = (0..config.layouts.len()).filter(|i| !used.contains(i));
+    let count = config.layouts.len().saturating_sub(used.iter().collect::<BTreeSet<_>>().len());
+    let more = count.checked_sub(MOST_PROBLEMS).filter(|more| *more > 0);
+    let more = more.map(|more| format!("{more} more layouts count for none of this node's GPUs"));
+    let sentence = |i: usize| {
+        let named = &config.layouts[i].gpus;
+        let taken = gpus.iter().any(|gpu| named.iter().any(|entry| gpu.is_named(entry)));
+        let message = if taken {
+            "an earlier layout counts for every GPU that this one names; remove it or put it first"
+                .to_owned()
+        } else {
+            format!(
+                "names none of this node's shared GPUs ({}); it is not used here",
+                gpus.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+            )
+        };
+        config.source.remark(&format!("layout[{i}].gpus"), message)
+    };
+    idle.take(MOST_PROBLEMS).map(sentence).chain(more).collect()
+}
+
+fn fits(capacity: Capacity, cut: &[Share]) -> bool {
+    let each = |share: &Share| {
+        std::iter::repeat_n(share.limit.memory_bytes, usize::try_from(share.count).unwrap_or(0))
+    };
+    let all: Vec<u64> = cut.iter().flat_map(each).collect();
+    judge(capacity.sellable(), &[], &all).free.into_iter().all(|fits| fits)
+}
+
+fn check_share(
+    gpu: &Gpu,
+    name: &str,
+    capacity: Capacity,
+    share: &Share,
+    config: &Config,
+) -> Option<Problem> {
+    let (each, count) = (share.limit.memory_bytes, share.count);
+    let (overhead, sellable) =
+        (gpu.context_overhead(config.gpus.context_overhead_bytes), capacity.sellable());
+    if each <= overhead {
+        let [each, takes] = format_compared(each, overhead);
+        let message = format!(
+            "{count} replicas of {name} get {each} each, which is not more than gpus.context_overhead \
+             ({takes}): not one CUDA context would fit; use at most {} replicas",
+            sellable / (overhead + MIB),
+        );
+        return Some(config.source.problem("share.replicas", message));
+    }
+    if fits(capacity, std::slice::from_ref(share)) {
+        return None;
+    }
+    let fewer = match sellable / each {
+        0 => String::new(),
+        1 => ", or 1 replica".to_owned(),
+        fewer => format!(", or {fewer} replicas"),
+    };
+    let message = format!(
+        "{count} replicas of {} need {}, but {name} has {} beside the reserve; use at most {} \
+         each{fewer}",
+        format_bytes(each),
+        format_bytes(each.saturating_mul(u64::from(count))),
+        format_bytes(sellable),
+        format_bytes(sellable / u64::from(count) / MIB * MIB),
+    );
+    Some(config.source.problem("share.memory", message))
+}
+
+fn check_dra(
+    gpu: &Gpu,
+    name: &str,
+    capacity: Capacity,
+    layout: Option<usize>,
+    config: &Config,
+) -> Option<Problem> {
+    if let Some(layout) = layout {
+        let message = format!(
+            "names {name}, which layout[{layout}] cuts for the device plugin; a GPU has one seller: take it out \
+             of dra.gpus or out of the layout"
+        );
+        return Some(config.source.problem("dra.gpus", message));
+    }
+    let share = shares::equal(gpu, config);
+    let problem = check_share(gpu, name, capacity, &share, config);
+    let (step, each) = (config.dra.memory_step_bytes, share.limit.memory_bytes);
+    if problem.is_some() || step <= each {
+        return problem;
+    }
+    let [step, each] = format_compared(step, each);
+    let message = format!(
+        "{step} is more than one share of {name} ({each}); lower the step, or share.replicas"
+    );
+    Some(config.source.problem("dra.memory_step", message))
+}
+
+fn check_layout(
+    layout: usize,
+    gpu: &Gpu,
+    name: &str,
+    capacity: Capacity,
+    cut: &[Share],
+    config: &Config,
+) -> Vec<Problem> {
+    let overhead = gpu.context_overhead(config.gpus.context_overhead_bytes);
+    let mut problems = Vec::new();
+    for (i, share) in cut.iter().enumerate() {
+        let each = share.limit.memory_bytes;
+        if each <= overhead {
+            let [each, takes] = format_compared(each, overhead);
+            let message = format!(
+                "each {} of {name} gets {each}, which is not more than gpus.context_overhead \
+                 ({takes}): not one CUDA context would fit; give it more, or lower the count",
+                share.resource,
+            );
+            let key = format!("layout[{layout}].shares[{i}].memory");
+            problems.push(config.source.problem(&key, message));
+        }
+    }
+    if problems.is_empty() && !fits(capacity, cut) {
+        let all = |share: &Share| share.limit.memory_bytes.saturating_mul(share.count.into());
+        let needed = cut.iter().map(all).fold(0, u64::saturating_add);
+        let list: Vec<String> = cut
+            .iter()
+            .map(|s| format!("{} × {}", s.count, format_bytes(s.limit.memory_bytes)))
+            .collect();
+        let message = format!(
+            "the shares need {} ({}), but {name} has {} beside the reserve; lower memory or count, \
+             or write percentages, which fit GPUs of any size",
+            format_bytes(needed),
+            list.join(", "),
+            format_bytes(capacity.sellable()),
+        );
+        problems.push(config.source.problem(&format!("layout[{layout}].shares"), message));
+    }
+    problems
 }
 
 #[cfg(test)]

@@ -3,12 +3,9 @@
 use tessera_config::Config;
 use tessera_model::gpu::Gpu;
 
-/// A way to ask for a share that Kubernetes offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrontEnd {
-    /// Counted replicas of an extended resource.
     DevicePlugin,
-    /// Claims of any size.
     Dra,
 }
 

@@ -8,34 +8,11 @@
 //! other, as kubelet makes those of one container, and before a container of either started; and every
 //! container that is listed with the one holds the other too. Init containers are missed.
 
-use std::fmt;
 use std::sync::Arc;
 
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::holding::Holding;
 use tessera_model::record::Record;
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MultiResourceContainer {
-    /// The pod, `namespace/name`.
-    pub pod: String,
-    pub container: String,
-    /// Its resources of ours, sorted.
-    pub resources: Vec<String>,
-}
-
-impl fmt::Display for MultiResourceContainer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "container {} of pod {} asks for {}: a container has one quota, so it can hold only one \
-             of Tessera's resources; ask for several of one of them, or use a container for each",
-            self.container,
-            self.pod,
-            self.resources.join(" and ")
-        )
-    }
-}
 
 /// Live allocations of other resources that kubelet may have made for the same container as `record`.
 /// Empty for nearly all: only then is PodResources worth asking.
@@ -63,12 +40,8 @@ pub fn siblings<'a>(
     records.filter(may_be).map(|other| other.id.clone()).collect()
 }
 
-/// Whether the holder of the allocation `id` holds one of its `siblings` as well.
-pub fn find(
-    id: &AllocationId,
-    siblings: &[AllocationId],
-    holdings: &[Holding],
-) -> Option<MultiResourceContainer> {
+/// Whether the holder of the allocation `id` holds one of its `siblings` as well: a sentence for its owner.
+pub fn find(id: &AllocationId, siblings: &[AllocationId], holdings: &[Holding]) -> Option<String> {
     let with_ids: Vec<(AllocationId, &Holding)> =
         holdings.iter().map(|holding| (holding.allocation(), holding)).collect();
     let mut found = None;
@@ -87,10 +60,13 @@ pub fn find(
         resources.push(holder.resource_name.clone());
         resources.sort();
         resources.dedup();
-        found.get_or_insert(MultiResourceContainer {
-            pod: format!("{}/{}", holder.namespace, holder.pod),
-            container: holder.container.clone(),
-            resources,
+        let Holding { namespace, pod, container, .. } = holder;
+        found.get_or_insert_with(|| {
+            format!(
+                "container {container} of pod {namespace}/{pod} asks for {}: a container has one quota, so it can hold \
+                 only one of Tessera's resources; ask for several of one of them, or use a container for each",
+                resources.join(" and ")
+            )
         });
     }
     found
@@ -121,11 +97,7 @@ mod tests {
         }
     }
 
-    fn judge(
-        large: &Record,
-        small: &Record,
-        holdings: &[Holding],
-    ) -> Option<MultiResourceContainer> {
+    fn judge(large: &Record, small: &Record, holdings: &[Holding]) -> Option<String> {
         judge_after(large, small, holdings, u64::MAX)
     }
 
@@ -135,7 +107,7 @@ mod tests {
         small: &Record,
         holdings: &[Holding],
         started: u64,
-    ) -> Option<MultiResourceContainer> {
+    ) -> Option<String> {
         let records = [large, small].map(|record| Arc::new(record.clone()));
         let had_started =
             |a: &Record, b: &Record| a.generation <= started && b.generation > started;
@@ -149,9 +121,7 @@ mod tests {
         for (large, small) in [(5, 6), (6, 5)] {
             // However long it took, and wherever the clock was set meanwhile.
             let (large, small) = (record("x/large", large, 1000), record("x/small", small, 99_003));
-            let double = judge(&large, &small, &holdings).unwrap();
-            assert_eq!(double.resources, ["x/large", "x/small"]);
-            let text = double.to_string();
+            let text = judge(&large, &small, &holdings).unwrap();
             assert!(
                 text.starts_with("container c of pod ns/p asks for x/large and x/small:"),
                 "{text}"

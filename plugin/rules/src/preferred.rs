@@ -20,11 +20,8 @@ use tessera_model::topology::Topology;
 
 pub struct PlacementContext<'a> {
     pub placement: Placement,
-    /// Whether each replica must be another GPU's.
     pub split: Split,
-    /// How near the GPUs are to each other.
     pub topology: &'a Topology,
-    /// GPUs that may not last.
     pub suspect: &'a dyn Fn(&str) -> bool,
 }
 
@@ -82,7 +79,6 @@ pub fn preferred(
 
 struct Gpus<'a> {
     list: Vec<Gpu<'a>>,
-    /// Weight of each pair, row by row.
     near: Vec<u32>,
     placement: Placement,
 }
@@ -90,7 +86,6 @@ struct Gpus<'a> {
 struct Gpu<'a> {
     uuid: &'a str,
     free: usize,
-    /// How many of them this container may have.
     gives: usize,
     /// Already the container's.
     must: bool,

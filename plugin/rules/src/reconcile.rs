@@ -10,7 +10,6 @@ use tessera_model::allocation_id::AllocationId;
 use tessera_model::holding::{Census, Holding};
 use tessera_model::record::{Holder, Record, State};
 
-/// What a round comes to.
 #[derive(Debug, Default)]
 pub struct Round {
     /// Records with their holders, as kubelet names them now: of a claim's share all that hold it; of one whose record was
@@ -116,7 +115,6 @@ pub fn decide(
     round
 }
 
-/// Most further holders of a claim's share that are kept.
 const MOST_OTHERS: usize = 64;
 
 /// The containers among these beside `holder`, sorted, each once.

@@ -78,7 +78,6 @@ pub enum Refusal {
         uuid: String,
         asked_bytes: u64,
         held_bytes: u64,
-        /// Bytes of those that quotas gave beyond what was allocated.
         grown_bytes: u64,
         sellable_bytes: u64,
     },

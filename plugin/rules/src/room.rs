@@ -67,7 +67,6 @@ impl fmt::Display for Lack {
     }
 }
 
-/// Thousandths of a GPU's time that a record was allocated.
 fn allocated_millis(record: &Record, uuid: &str) -> u32 {
     let granted = record.allocated().iter().filter(|grant| grant.uuid == uuid);
     granted.map(|grant| grant.cores_millis).fold(0, u32::saturating_add)

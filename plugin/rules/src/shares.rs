@@ -21,7 +21,6 @@ pub struct Share {
     pub compute: Compute,
 }
 
-/// How requests for a resource are met, on all GPUs alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
     pub placement: Placement,

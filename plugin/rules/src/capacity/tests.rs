@@ -248,23 +248,6 @@ proptest! {
         prop_assert!(before.free.iter().zip(&after.free).all(|(before, after)| after | !before));
     }
 
-    #[test]
-    fn the_same_is_decided_whatever_the_order_of_equals(
-        (sellable, held, free) in world(), seed: u64,
-    ) {
-        // As many of each size, wherever they stand.
-        let count = |free: &[u64]| {
-            let verdict = judge(sellable, &held, free);
-            let mut kept: Vec<u64> =
-                free.iter().zip(&verdict.free).filter(|(_, ok)| **ok).map(|(b, _)| *b).collect();
-            kept.sort_unstable();
-            kept
-        };
-        let mut turned = free.clone();
-        let by = usize::try_from(seed % 31).unwrap().checked_rem(free.len()).unwrap_or(0);
-        turned.rotate_left(by);
-        prop_assert_eq!(count(&free), count(&turned));
-    }
 }
 
 #[test]
