@@ -7,8 +7,8 @@ use tokio::sync::watch;
 
 use crate::allocations::Allocations;
 use crate::allocations::is_moving;
-use crate::allocations::offers::Offers;
 use crate::allocations::records::Records;
+use crate::allocations::room::Offers;
 use crate::inventory::{Inventory, Standing, Withheld};
 use crate::lock_order::ADVERTISED;
 use tessera_kubelet::Device;
@@ -30,9 +30,7 @@ pub struct NodeSnapshot {
     /// What is sold, with health, and the reserve.
     pub catalogue: Arc<Catalogue>,
     pub standings: BTreeMap<String, Standing>,
-    /// GPUs of which another front end still has something.
     pub moving: BTreeSet<String>,
-    /// The devices of every resource, as kubelet hears of them.
     pub advertised: BTreeMap<String, Vec<Device>>,
 }
 
@@ -75,7 +73,6 @@ impl Advertised {
         self.looks.subscribe()
     }
 
-    /// Tells kubelet what follows from `records`, if that is news.
     fn tell_devices(
         &self,
         devices: &mut Devices,
@@ -105,7 +102,6 @@ impl Advertised {
         });
     }
 
-    /// The devices of a resource, now and after every change.
     pub fn devices(&self, resource: &str) -> watch::Receiver<Vec<Device>> {
         self.devices.lock().senders.entry(resource.to_owned()).or_default().subscribe()
     }

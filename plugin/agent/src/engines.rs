@@ -16,7 +16,7 @@ use tessera_model::clock::monotonic_ns;
 use tessera_model::record::Record;
 use tessera_system::files;
 use tessera_system::locks::{Ranked, RankedGuard};
-use tessera_tenant::regions::observed::Bell;
+use tessera_tenant::regions::Bell;
 use tessera_tenant::regions::{self, Mode, Outcome, Region, RegionError};
 use tessera_tenant::shim_install::SHIM;
 use tracing::{info, warn};
@@ -44,7 +44,6 @@ pub trait Engine: fmt::Debug + Send + Sync {
     /// Errors: The tenant is not held, and must not run.
     fn admit(&self, record: &Record, mode: Mode) -> Result<Outcome, EngineError>;
 
-    /// Follows limits that changed while the tenant runs.
     fn set_limits(&self, record: &Record);
 
     /// Ends with a tenant; one that it does not know is fine.
@@ -61,7 +60,6 @@ pub struct Leases {
 }
 
 impl Leases {
-    /// The node's arbiter, over the pages that `config` names.
     pub(crate) fn start(config: &Config, board: Arc<StatusBoard>) -> Self {
         let arbiter = match Arbiter::start(&config.compute) {
             Ok(arbiter) => Some(arbiter),
@@ -110,7 +108,6 @@ pub struct Pages {
     root: PathBuf,
     shims: PathBuf,
     regions: Ranked<Regions>,
-    /// The page version that each installed shim speaks.
     shim_abis: Ranked<BTreeMap<String, u32>>,
     /// Wakes the observer; see [`crate::observe`].
     bell: Arc<Bell>,
@@ -141,12 +138,10 @@ impl Pages {
         self.regions.lock()
     }
 
-    /// Rung when there is news of an allocation's memory.
     pub(crate) fn bell(&self) -> &Arc<Bell> {
         &self.bell
     }
 
-    /// Whether a process holds a slot of the allocation's pages.
     pub(crate) fn is_used(&self, id: &AllocationId) -> bool {
         // Not in a closure under the lock: asking takes a system call for each slot.
         let region = self.get(id);
@@ -156,14 +151,6 @@ impl Pages {
     /// Looks at every usage page: takes back what dead processes held, puts right what a tenant broke. What each
     /// allocation was refused. Blocking.
     pub(crate) fn inspect(&self) -> Vec<(AllocationId, Seen)> {
-        let seen = self.glance();
-        // After looking, which cuts back what has grown.
-        regions::keep_spares(&self.root);
-        seen
-    }
-
-    /// As [`Self::inspect`], without spare pages: for a view, which may be asked for at any time. Blocking.
-    pub(crate) fn glance(&self) -> Vec<(AllocationId, Seen)> {
         // Not under the lock: looking takes system calls.
         let regions = self.regions.lock().clone();
         let seen = regions.into_iter().map(|(id, region)| {
@@ -181,17 +168,11 @@ impl Pages {
         }
     }
 
-    /// Removes directories that are on their way out, left by a plugin that was killed.
-    pub(crate) fn sweep(&self) {
-        regions::sweep(&self.root);
-    }
-
-    /// Makes pages in advance, as far as there is room.
-    pub(crate) fn keep_spares(&self) {
+    /// Makes pages in advance, as far as there is room. After a look, which cuts back what has grown.
+    pub fn keep_spares(&self) {
         regions::keep_spares(&self.root);
     }
 
-    /// How to make the pages of a record whole at the plugin's start.
     pub(crate) fn mode_at_start(&self, record: &Record) -> Mode {
         // A plugin that died between commit and pages left those of the tenant before.
         match regions::read_spec(&self.root, &record.id) {
@@ -213,7 +194,6 @@ impl Pages {
         Some(abi)
     }
 
-    /// A shim's file has changed, or is no more.
     pub(crate) fn forget_shim(&self, name: &str) {
         self.shim_abis.lock().remove(name);
     }

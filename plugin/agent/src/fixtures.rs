@@ -16,18 +16,13 @@ use tessera_view::change::{ResetQuotaRequest, SetQuotaRequest, Target};
 
 use crate::Agent;
 use crate::engines::Engine;
-use crate::front_end::FrontDoor;
 
-/// Bytes.
 pub const GIB: u64 = 1 << 30;
-/// The GPU's UUID.
 pub const GPU: &str = "GPU-a";
-/// What it is sold as.
 pub const RESOURCE: &str = "tessera.dev/gpu";
 /// All that is sold of it, in bytes.
 pub const MEMORY: u64 = 16 * GIB;
 
-/// The configuration of a node whose files are in `dir`.
 pub fn config(dir: &Path, sells_claims: bool) -> Config {
     let at = |name: &str| dir.join(name).display().to_string();
     Config::parse(&format!(
@@ -65,15 +60,12 @@ pub fn open(dir: &Path, engines: Vec<Arc<dyn Engine>>, sells_claims: bool) -> Ar
 /// What may happen to the GPU. Sets of replicas have a bit for each.
 #[derive(Clone, Copy, Debug)]
 pub enum Step {
-    /// Kubelet allocates a set of replicas.
     Allocate(u8),
     /// A container starts with a set that was allocated at some time.
     Start(u8),
     /// Somebody sets a quota, in bytes.
     Quota(u8, u64),
-    /// Somebody takes a quota back.
     Reset(u8),
-    /// Kubelet knows an allocation no more.
     Release(u8),
 }
 
@@ -129,7 +121,6 @@ impl Step {
     }
 }
 
-/// The replicas of a set.
 pub fn ids(set: u8) -> Vec<String> {
     (0..4).filter(|bit| set >> bit & 1 == 1).map(|bit| Replica::id(GPU, bit)).collect()
 }

@@ -17,13 +17,11 @@ use tessera_system::locks::lock;
 use tessera_tenant::regions::{Region, Use};
 
 use crate::Agent;
-use crate::engines::Pages;
 
 /// Counters of one allocation, since its generation or the plugin began.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     pub refused: u64,
-    /// The largest reported one.
     pub over_quota: OverQuota,
     pub driver_refused: u64,
     pub rationed: u64,
@@ -31,7 +29,6 @@ pub struct Seen {
     pub unlisted: u64,
     /// Of each GPU, as the page counts: bytes in use, and bytes that may be held.
     pub memory: Vec<(u64, u64)>,
-    /// Its part of GPU time, where that is divided.
     pub time: Option<Time>,
 }
 
@@ -48,7 +45,6 @@ pub struct Time {
     pub long_waits: u64,
     /// The longest wait since the arbiter took it on, nanoseconds.
     pub longest_ns: u64,
-    /// Drains that passed the deadline.
     pub overlaps: u64,
     /// The holder of its GPU's lease, if that is another. No reason names it: an owner does not learn of neighbours.
     pub behind: Behind,
@@ -78,7 +74,6 @@ pub(crate) fn seen(region: &Region, used: &Use) -> Seen {
 /// Waiting is judged over no less: questions look, too, and within milliseconds everybody waits now and then.
 const JUDGED: Duration = Duration::from_secs(10);
 
-/// One allocation at the look before.
 #[derive(Debug)]
 struct Known {
     generation: u64,
@@ -136,7 +131,6 @@ impl Incidents {
 }
 
 impl Seen {
-    /// As it was when the generation began.
     fn fresh(of: &Seen) -> Seen {
         Seen { time: of.time.as_ref().map(|_| Time::default()), ..Seen::default() }
     }
@@ -203,17 +197,6 @@ fn delayed(old: &Time, new: &Time, passed: Duration) -> Option<(What, String)> {
 }
 
 impl Agent {
-    /// Looks at every allocation, and writes to the audit trail what has happened since the look before. Blocking.
-    pub fn note_incidents(&self) {
-        self.note(Pages::inspect);
-    }
-
-    /// As [`Agent::note_incidents`], without the search for damage in slots where nobody is. What a view says of counters
-    /// and of the trail agrees after it. Blocking.
-    pub fn note_incidents_for_view(&self) {
-        self.note(Pages::glance);
-    }
-
     /// Mends what containers start with, and writes to the audit trail what was not whole; true if anything was not.
     /// Blocking.
     pub(crate) fn mend(&self) -> bool {
@@ -225,10 +208,12 @@ impl Agent {
         is_mended
     }
 
-    fn note(&self, look: impl FnOnce(&Pages) -> Vec<(AllocationId, Seen)>) {
+    /// Looks at every allocation, and writes to the audit trail what has happened since the look before: what a view says of
+    /// counters and of the trail agrees after it. Blocking.
+    pub fn note_incidents(&self) {
         // A look and its comparison are one: an older look that came later would count twice.
-        let _one = lock(&self.looking);
-        let seen = look(self.allocations.pages());
+        let mut reported = lock(&self.incidents);
+        let seen = self.allocations.pages().inspect();
         let view = self.allocations.arbiter().and_then(Arbiter::view).unwrap_or_default();
         let records = self.allocations.all().all();
         let holder = |id: &str| records.get(&AllocationId::parse(id)?)?.holder.clone();
@@ -239,7 +224,6 @@ impl Agent {
             Some((record, Seen { time, ..seen }))
         });
         let seen = seen.collect();
-        let mut reported = self.incidents.lock();
         let (looked, incidents) = &mut *reported;
         let passed = looked.elapsed();
         *looked = Instant::now();
@@ -321,7 +305,6 @@ mod tests {
         Seen { time: Some(time), ..seen(0) }
     }
 
-    /// The incidents of the last of these looks.
     fn last_events(record: &Record, looks: &[&Seen]) -> Vec<Event> {
         let mut incidents = Incidents::default();
         let look = |seen: &&Seen| incidents.update(vec![(record, (*seen).clone())], 3, ROUND, NOW);

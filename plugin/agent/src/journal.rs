@@ -20,16 +20,13 @@ use tessera_system::locks::{Ranked, RankedGuard};
 #[derive(Debug)]
 pub struct Journal {
     writer: Ranked<Writer>,
-    /// Lines of the audit trail that are drawn together.
     pending: Ranked<Pending>,
     commits: Arc<Commits>,
 }
 
-/// What only one thread changes at a time.
 #[derive(Debug)]
 pub(crate) struct Writer {
     pub ledger: Ledger,
-    /// Of the newest allocation.
     pub generation: u64,
 }
 
@@ -53,12 +50,10 @@ const REMEMBERED: usize = 1024;
 /// Whose lines are drawn together: allocation or GPU, generation, and kind.
 type Key = (String, u64, &'static str);
 
-/// What waits to be written. Pure.
 #[derive(Debug, Default)]
 struct Pending(BTreeMap<Key, (Instant, Option<Event>)>);
 
 impl Pending {
-    /// The line to write now, if any.
     fn take(&mut self, event: Event, now: Instant) -> Option<Event> {
         if !event.what.is_tenants() {
             return Some(event);
@@ -110,7 +105,6 @@ impl Pending {
 }
 
 impl Journal {
-    /// Over a ledger whose newest allocation has this generation.
     pub(crate) fn new(ledger: Ledger, generation: u64) -> Self {
         let commits = ledger.commits();
         Journal {

@@ -31,7 +31,8 @@ pub use agent::Agent;
 pub use allocations::mend;
 pub use allocations::room::{kept_by_other, list};
 pub use front_end::Service;
-pub use inventory::{Lift, foreign as foreign_watch};
+pub use inventory::Lift;
+pub use inventory::withheld::ForeignWatch;
 
 mod lock_order {
     //! The order of locks, as ranks of [`tessera_system::locks::Ranked`]: the ledger's writer, what is advertised,

@@ -16,12 +16,9 @@ use tracing::{info, warn};
 
 use crate::allocations::mend::REMOVED;
 
-/// Most sentences that are kept.
 const MOST_NOTES: usize = 64;
 
-/// Most pods that are kept of those that were refused.
 const MOST_REFUSALS: usize = 64;
-/// Most pods of a refused claim that are named.
 const MOST_PODS: usize = 16;
 
 fn warning(refusal: &Refusal) -> Warning {
@@ -48,12 +45,10 @@ pub struct StatusBoard {
     facts: Mutex<Facts>,
 }
 
-/// What jobs publish beside sentences.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
     /// How it is found out what other plugins sell; empty where nobody looks.
     pub others_seen_by: &'static str,
-    /// How the DRA driver stands, where there is one.
     pub dra: Option<Dra>,
     /// GPUs that are left out because they do not answer, and since when, Unix milliseconds.
     pub silent: Vec<(SilentGpu, i64)>,
@@ -174,7 +169,6 @@ impl StatusBoard {
         removed.map(|(_, (text, _))| text.clone()).collect()
     }
 
-    /// What was amiss with a subject is so no longer.
     pub fn lift(&self, subject: &str, kind: &'static str) {
         let mut standing = lock(&self.standing);
         // Nearly always nothing stands, and then nothing is copied.

@@ -14,10 +14,8 @@ use tessera_config::{ApiAuthorisation, Config};
 use tessera_web::{Authorisation, Counts, Listener, Options, RootSocket, Tls};
 use tracing::warn;
 
-/// How long one question to the API server may take.
 const LIMIT: std::time::Duration = std::time::Duration::from_secs(5);
 
-/// The API, served; ends when dropped.
 #[derive(Debug)]
 pub(crate) struct Api {
     /// What is shown, for what is known later in the start: the history.
@@ -84,7 +82,6 @@ pub(crate) fn start(
     Api { source, _server: server.ok() }
 }
 
-/// The readers' rights, and the protection of the transport.
 fn protection(
     config: &Config,
     cluster: Option<Server>,

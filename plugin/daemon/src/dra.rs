@@ -5,9 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use tessera_agent::Agent;
-use tessera_agent::kubernetes;
 use tessera_agent::status_board::StatusBoard;
+use tessera_agent::{Agent, kubernetes};
 use tessera_api::admin::StatusView;
 use tessera_api::metrics;
 use tessera_cluster::resource::{ResourceClient, Timing};
@@ -19,13 +18,13 @@ use tessera_dra::prepare::Preparer;
 use tessera_dra::publish::{Publisher, Status};
 use tessera_dra::serve::{self, Registration, Rejected, Settings};
 use tessera_gpu::Discovery;
-use tessera_tenant::regions::directory_lock::DirectoryLock;
+use tessera_tenant::regions::root::DirectoryLock;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tracing::{debug, info};
 
 use crate::api;
-use crate::own_events::OwnEvents;
+use crate::jobs::OwnEvents;
 
 const TOPIC: &str = "dra";
 
@@ -171,7 +170,6 @@ async fn is_set(mut signal: watch::Receiver<bool>) {
     let _ = signal.wait_for(|set| *set).await;
 }
 
-/// Removes the slices of a driver that has ended.
 async fn withdraw(api: &ResourceClient) {
     let removing = async {
         for slice in api.own_slices().await? {
@@ -197,7 +195,6 @@ impl Driver {
         Ok(self.task.await.unwrap_or(Ok(()))?)
     }
 
-    /// Done when kubelet has refused the driver.
     pub(super) async fn rejected(&self) {
         let mut registration = self.registration.clone();
         let refused = registration.wait_for(|now| now.rejected.is_some()).await.is_ok();
@@ -207,7 +204,6 @@ impl Driver {
     }
 }
 
-/// What a driver that is turned off still waits for.
 struct Left {
     preparer: Preparer,
     is_ending: bool,
@@ -287,7 +283,6 @@ async fn show(
     }
 }
 
-/// How often it is tried to take over.
 const TAKE_OVER: Duration = Duration::from_millis(50);
 
 /// Stands by: with a DRA driver, a DaemonSet's rolling update starts the new pod beside the old one (`maxSurge`). Two

@@ -6,10 +6,8 @@
 
 mod api;
 mod dra;
-mod health;
-mod history;
+mod jobs;
 pub mod node_config;
-mod own_events;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,18 +17,11 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tracing::{debug, error, info, warn};
 
-use health::Watcher;
+use jobs::Watcher;
 use node_config::NodeConfig;
-use tessera_agent::Agent;
-use tessera_agent::Service;
-use tessera_agent::foreign_watch;
-use tessera_agent::kubernetes;
-use tessera_agent::labels;
-use tessera_agent::mend;
-use tessera_agent::observe;
-use tessera_agent::reload;
-use tessera_agent::reload::{Reloader, SetFilter};
+use tessera_agent::reload::{self, Reloader, SetFilter};
 use tessera_agent::status_board::StatusBoard;
+use tessera_agent::{Agent, ForeignWatch, Service, kubernetes, labels, mend, observe};
 use tessera_api::admin::StatusView;
 use tessera_api::history::Recorder;
 use tessera_api::metrics;
@@ -44,8 +35,7 @@ use tessera_model::gpu::Gpu;
 use tessera_rules::shares;
 use tessera_store::OpenError;
 use tessera_tenant::delivery::Delivery;
-use tessera_tenant::regions::directory_lock::DirectoryLock;
-use tessera_tenant::regions::tmpfs;
+use tessera_tenant::regions::root::{self, DirectoryLock};
 use tessera_tenant::shim_install;
 
 /// How often it is looked whether the pages directory is still the one that is held.
@@ -53,26 +43,21 @@ const CHECK_LOCK: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]
 pub struct Timing {
-    /// How often pages say that the plugin lives.
     pub heartbeat: Duration,
-    /// How often ledger and kubelet are compared.
     pub reconcile: Duration,
     /// How long kubelet must leave an allocation out before it is released; `None`: as the configuration
     /// says. Ledger and kubelet are compared no less often than that needs.
     pub release_grace: Option<Duration>,
     /// How long nobody must have needed an installed shim before it is removed.
     pub shim_grace: Duration,
-    /// How often GPUs are looked for while there are none.
     pub discovery: Duration,
     /// How long the configuration's file must rest before it is read again.
     pub config_debounce: Duration,
-    /// How often it is looked at what other plugins sell.
     pub foreign_plugins: Duration,
     /// How long a GPU counts as sold by others after it was last seen so.
     pub foreign_plugins_grace: Duration,
     pub kubelet: kubelet::Timing,
     pub events: kubernetes::Timing,
-    /// How often the history looks at everything.
     pub history_look: Duration,
     /// How often what it saw is stored: what a kill may lose.
     pub history_store: Duration,
@@ -99,7 +84,6 @@ impl Default for Timing {
 
 pub use dra::stand_by;
 
-/// A plugin that has started; see [`start`].
 #[derive(Debug)]
 pub struct App {
     view: Arc<StatusView>,
@@ -120,13 +104,10 @@ pub fn start(config: Config, discovery: Arc<dyn Discovery>, timing: Timing) -> a
     start_with(StartOptions { file, given, set_filter: None, node_config: None }, discovery, timing)
 }
 
-/// What a plugin begins with.
 pub struct StartOptions {
     /// The file that is read again when it changes, where there is to be one.
     pub file: Option<ConfigFile>,
-    /// What holds at first.
     pub given: LoadedConfig,
-    /// Sets the log's filter, where there is a log.
     pub set_filter: Option<SetFilter>,
     /// Follows the node's label that chooses `file`, where one does.
     pub node_config: Option<NodeConfig>,
@@ -156,7 +137,7 @@ pub fn start_with(
     let metrics = metrics::serve(config.metrics.listen.clone(), Arc::clone(&view));
     let cluster = timing.events.server.clone().or_else(tessera_cluster::Server::of_pod);
     let api = api::start(&config, socket, cluster, &view, &board);
-    let pages = tmpfs::ensure(&config.paths.pages, config.pages.tmpfs, config.pages.size_bytes)?;
+    let pages = root::ensure(&config.paths.pages, config.pages.tmpfs, config.pages.size_bytes)?;
     pages_lock.renew()?;
     info!(shim = %delivery.shim.display(), pages = %config.paths.pages.display(), "{pages}");
     board.set_condition("pages", pages.warning().map(str::to_owned));
@@ -191,7 +172,6 @@ async fn keep(pages_lock: Arc<DirectoryLock>, board: Arc<StatusBoard>) -> std::c
     }
 }
 
-/// Follows the label that chooses the configuration. Never ends.
 async fn choose(node_config: Option<NodeConfig>, board: Arc<StatusBoard>) {
     match node_config {
         Some(node_config) => node_config.follow(board).await,
@@ -209,7 +189,6 @@ impl App {
         &self.api.source
     }
 
-    /// Runs until `shutdown` is done, then drains.
     pub async fn run_until(mut self, shutdown: impl Future<Output = ()>) -> anyhow::Result<()> {
         tokio::select! {
             ended = &mut self.main => return ended?,
@@ -262,7 +241,7 @@ async fn run(
     reloader.say_unsold();
 
     let reporting = kubernetes::report(Arc::clone(&agent), timing.events.clone());
-    let mut others = foreign_watch::Watch::new(
+    let mut others = ForeignWatch::new(
         Arc::clone(&agent),
         Arc::clone(&pod_resources),
         timing.foreign_plugins,
@@ -299,7 +278,7 @@ async fn run(
     let recorder = Arc::new(Recorder::new(Arc::clone(&view)));
     source.set_past(Arc::clone(&recorder));
     tokio::select! {
-        () = history::record(&recorder, &board, timing.history_look, timing.history_store) => {}
+        () = jobs::record(&recorder, &board, timing.history_look, timing.history_store) => {}
         () = beat(&agent, timing.heartbeat) => {}
         () = housekeeping(&agent, &pod_resources, &timing) => {}
         () = mend::keep(Arc::clone(&agent)) => {}
@@ -317,7 +296,7 @@ async fn run(
     serving.finished().await;
     drop(observing);
     health.stop();
-    history::finish(recorder).await;
+    jobs::finish(recorder).await;
     tokio::task::spawn_blocking(move || {
         labels.remove();
         agent.close();
@@ -389,6 +368,7 @@ async fn housekeeping(agent: &Arc<Agent>, pod_resources: &PodResources, timing: 
             let inspected = Arc::clone(agent);
             if let Err(error) = tokio::task::spawn_blocking(move || {
                 inspected.note_incidents();
+                inspected.allocations().pages().keep_spares();
                 inspected.allocations().reopen();
                 inspected.settle_owed();
                 inspected.journal().flush_audit(false);
@@ -450,7 +430,7 @@ pub fn set_umask() {
 
 /// Prepares the host for a plugin with fewer rights: the pages' tmpfs, the shim.
 pub fn prepare_host(config: &Config, shim: Option<&Path>) -> anyhow::Result<String> {
-    let pages = tmpfs::ensure(
+    let pages = root::ensure(
         &config.paths.pages,
         tessera_config::TmpfsPolicy::Require,
         config.pages.size_bytes,

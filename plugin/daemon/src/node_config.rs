@@ -18,9 +18,7 @@ use tessera_config::ConfigFile;
 use tokio::time::{Instant, sleep};
 use tracing::info;
 
-/// Longest wait for one answer.
 const LIMIT: Duration = Duration::from_secs(10);
-/// How long the API server is waited for at the start.
 const START: Duration = Duration::from_secs(15);
 /// How long the API server is asked to keep a watch up.
 const WATCH: Duration = Duration::from_secs(240);
@@ -39,14 +37,6 @@ pub struct NodeConfig {
     labels: NodeLabels,
     /// Of the last answer; `None` before the first.
     seen: Option<Labels>,
-}
-
-/// What a label's value means.
-#[derive(Debug, PartialEq, Eq)]
-struct Choice {
-    file: PathBuf,
-    /// Why it is not the one that the label names.
-    amiss: Option<String>,
 }
 
 impl NodeConfig {
@@ -92,7 +82,7 @@ impl NodeConfig {
             }
         };
         let Some(failure) = failure else {
-            return self.take().map(|choice| choice.amiss);
+            return self.take();
         };
         if self.link.symlink_metadata().is_err() {
             self.point(&self.default)?;
@@ -101,7 +91,6 @@ impl NodeConfig {
         Ok(Some(said))
     }
 
-    /// Follows the label for as long as it is polled.
     pub async fn follow(mut self, board: Arc<StatusBoard>) {
         let mut pause = PAUSE[0];
         if self.seen.is_some() {
@@ -124,7 +113,6 @@ impl NodeConfig {
         }
     }
 
-    /// The labels after the next change of the node.
     async fn hear(&self, board: &StatusBoard) -> Result<Labels, ApiError> {
         if let Some(seen) = &self.seen {
             let mut changed = std::pin::pin!(self.labels.changed(seen));
@@ -140,19 +128,16 @@ impl NodeConfig {
 
     /// Takes what the label names, and has `status` say what is amiss.
     fn settle(&self, board: &StatusBoard, failed: Option<String>) {
-        let taken = || match self.take() {
-            Ok(choice) => choice.amiss,
-            Err(error) => Some(format!("{error:#}")),
-        };
+        let taken = || self.take().unwrap_or_else(|error| Some(format!("{error:#}")));
         board.set_condition("node-config", failed.or_else(taken));
     }
 
-    /// Has the link lead to the file that the label names.
-    fn take(&self) -> anyhow::Result<Choice> {
+    /// Has the link lead to the file that the label names; why it is another.
+    fn take(&self) -> anyhow::Result<Option<String>> {
         let value = self.seen.as_ref().and_then(|seen| seen.labels.get(&self.label));
-        let choice = choose(&self.label, &self.default, value.map(String::as_str));
-        self.point(&choice.file)?;
-        Ok(choice)
+        let (file, amiss) = choose(&self.label, &self.default, value.map(String::as_str));
+        self.point(&file)?;
+        Ok(amiss)
     }
 
     fn point(&self, file: &Path) -> anyhow::Result<()> {
@@ -182,16 +167,15 @@ fn unread(why: &str, link: &Path) -> String {
     format!("the node's labels cannot be read, so {} is kept: {why}", file.display())
 }
 
-fn choose(label: &str, default: &Path, value: Option<&str>) -> Choice {
-    let Some(name) = value else {
-        return Choice { file: default.to_owned(), amiss: None };
-    };
+/// The file, and why it is not the one that the label names.
+fn choose(label: &str, default: &Path, value: Option<&str>) -> (PathBuf, Option<String>) {
+    let Some(name) = value else { return (default.to_owned(), None) };
     let dir = default.parent().unwrap_or(Path::new("."));
     let is_name = !name.starts_with('.')
         && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'));
     let file = dir.join(format!("{name}.toml"));
     if is_name && !name.is_empty() && file.is_file() {
-        return Choice { file, amiss: None };
+        return (file, None);
     }
     let there = names(dir, default);
     let there = if there.is_empty() { "none".to_owned() } else { there.join(", ") };
@@ -199,10 +183,9 @@ fn choose(label: &str, default: &Path, value: Option<&str>) -> Choice {
         "the node's label {label}={name:?} names no configuration (there are: {there}); {} holds",
         default.display()
     );
-    Choice { file: default.to_owned(), amiss: Some(amiss) }
+    (default.to_owned(), Some(amiss))
 }
 
-/// The names of the files beside the default one.
 fn names(dir: &Path, default: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
     let mut names: Vec<String> = entries
@@ -309,11 +292,11 @@ mod tests {
         let default = world.dir.path().join("config.toml");
         std::fs::write(world.dir.path().join("token.txt"), "").unwrap();
         let chosen = |value: &str| choose(LABEL, &default, Some(value));
-        assert_eq!(chosen("l4").file, world.dir.path().join("l4.toml"));
+        assert_eq!(chosen("l4"), (world.dir.path().join("l4.toml"), None));
         for hostile in ["", "..", "../l4", "/etc/passwd", ".l4", "l4\n", "token", "L4"] {
-            let choice = chosen(hostile);
-            assert!(choice.file == default && choice.amiss.is_some(), "{hostile:?}: {choice:?}");
+            let (file, amiss) = chosen(hostile);
+            assert!(file == default && amiss.is_some(), "{hostile:?}: {file:?}");
         }
-        assert_eq!(choose(LABEL, &default, None).amiss, None);
+        assert_eq!(choose(LABEL, &default, None), (default.clone(), None));
     }
 }

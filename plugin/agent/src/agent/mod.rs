@@ -2,12 +2,10 @@
 //! change of one that the other shows is passed on here.
 
 #[cfg(test)]
-mod storm_tests;
-#[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tessera_config::{Config, Current};
@@ -25,7 +23,6 @@ use tessera_model::steered::Cordon;
 use tessera_rules::ask::Ask;
 use tessera_rules::preferred::{PlacementContext, preferred};
 use tessera_store::{Ledger, OpenError, Opened};
-use tessera_system::locks::Ranked;
 use tessera_tenant::delivery::Delivery;
 use tessera_view::change::{CordonResponse, QuotaResponse, ResetQuotaRequest, SetQuotaRequest};
 use tracing::info;
@@ -34,11 +31,9 @@ use crate::advertised::Advertised;
 use crate::allocations::steer::SteerError;
 use crate::allocations::{AllocateError, Allocations, Found};
 use crate::engines::Engine;
-use crate::front_end::FrontDoor;
 use crate::incidents::Incidents;
 use crate::inventory::{self, GpuSelection, Inventory, Lift};
 use crate::journal::Journal;
-use crate::lock_order::LEAF;
 use crate::meters::Meters;
 use crate::status_board::StatusBoard;
 use crate::trust::Trust;
@@ -52,10 +47,9 @@ pub struct Agent {
     advertised: Advertised,
     board: Arc<StatusBoard>,
     meters: Meters,
-    /// What containers were refused, as of the last look, and when that was.
-    pub(crate) incidents: Ranked<(Instant, Incidents)>,
-    /// Held from a look at incidents to its comparison, and before any lock of the order.
-    pub(crate) looking: std::sync::Mutex<()>,
+    /// What containers were refused, as of the last look, and when that was. Held from a look to its comparison, and before
+    /// any lock of the order.
+    pub(crate) incidents: Mutex<(Instant, Incidents)>,
     pub(crate) trust: Trust,
 }
 
@@ -102,16 +96,13 @@ impl Agent {
         let journal = Arc::new(Journal::new(ledger, found.generation));
         let inventory =
             Arc::new(Inventory::new(current.clone(), Arc::clone(&journal), gpus, cordons, health));
-        let mut allocations = Allocations::new(
+        let allocations = Arc::new(Allocations::new(
             current.clone(),
             delivery,
             found,
-            Arc::clone(&journal),
-            Arc::clone(&inventory),
-            Arc::clone(&board),
-        );
-        engines.into_iter().for_each(|engine| allocations.add_engine(engine));
-        let allocations = Arc::new(allocations);
+            (Arc::clone(&journal), Arc::clone(&inventory), Arc::clone(&board)),
+            engines,
+        ));
         let agent = Arc::new(Agent {
             advertised: Advertised::new(Arc::clone(&inventory), Arc::clone(&allocations)),
             config: current,
@@ -120,8 +111,7 @@ impl Agent {
             allocations,
             board,
             meters: Meters::default(),
-            incidents: Ranked::new(LEAF, (Instant::now(), Incidents::default())),
-            looking: std::sync::Mutex::default(),
+            incidents: Mutex::new((Instant::now(), Incidents::default())),
             trust: Trust::default(),
         });
         agent.allocations.restore();
@@ -230,16 +220,16 @@ impl Agent {
         }
     }
 
-    /// Changes limits. Blocking.
     pub fn set_quota(
         &self,
         request: &SetQuotaRequest,
         actor: Actor,
     ) -> Result<QuotaResponse, SteerError> {
-        Ok(self.steered(self.allocations.set_quota(request, actor)?))
+        let SetQuotaRequest { target, force, dry_run, reason, .. } = request.clone();
+        let order = ResetQuotaRequest { target, force, dry_run, reason };
+        Ok(self.steered(self.allocations.steer(&order, Some(request), actor)?))
     }
 
-    /// Gives back the limits at Allocate. Blocking.
     pub fn reset_quota(
         &self,
         request: &ResetQuotaRequest,
@@ -258,7 +248,6 @@ impl Agent {
         response
     }
 
-    /// Gives out nothing more of what `gpu` names, or of the whole node. Blocking.
     pub fn cordon(
         &self,
         gpu: Option<&str>,
@@ -269,7 +258,6 @@ impl Agent {
         Ok(self.cordoned(change))
     }
 
-    /// Lifts cordons. Blocking.
     pub fn uncordon(
         &self,
         lift: Lift<'_>,
@@ -294,18 +282,13 @@ impl Agent {
     }
 
     /// Takes what the driver reports of a GPU. Gives what changed by it, for
-    /// [`Agent::record_health`].
+    /// [`Inventory::save_health`].
     pub fn observe(&self, observation: &Observation) -> Vec<Event> {
         let (events, changed) = self.inventory.observe(observation);
         if changed {
             self.advertised.refresh();
         }
         events
-    }
-
-    /// Notes transitions in the audit trail, and what a later start has to know. Blocking.
-    pub fn record_health(&self, events: Vec<Event>) {
-        self.inventory.save_health(events, false);
     }
 
     /// Takes what others sell of ours; see [`Inventory::withheld`]. Blocking.
@@ -326,6 +309,24 @@ impl Agent {
         if self.inventory.note_context(uuid, driver, bytes) {
             self.advertised.refresh();
         }
+    }
+
+    /// Judges what is asked for, enters it in the ledger, and makes what the tenants need to run: all of it or nothing. What
+    /// each container is given, in the order of the asks; claims get CDI devices alone. A share of a claim that is in the
+    /// ledger already stays as it is. Blocking, within a runtime.
+    pub fn grant(&self, asks: &[Ask]) -> Result<Vec<ContainerAllocateResponse>, AllocateError> {
+        let granted = self.allocations.grant(asks);
+        if granted.as_ref().err().is_none_or(|error| error.refusal().is_none()) {
+            self.advertised.refresh();
+        }
+        granted
+    }
+
+    /// Ends allocations. Those that are not known have ended already. Blocking, within a runtime.
+    pub fn release(&self, ids: &[AllocationId]) -> Result<(), AllocateError> {
+        self.allocations.release(ids)?;
+        self.advertised.refresh();
+        Ok(())
     }
 
     pub fn claims(&self) -> Vec<Arc<Record>> {
@@ -380,22 +381,6 @@ impl Agent {
             arbiter.stop();
         }
         self.journal.close();
-    }
-}
-
-impl FrontDoor for Agent {
-    fn grant(&self, asks: &[Ask]) -> Result<Vec<ContainerAllocateResponse>, AllocateError> {
-        let granted = self.allocations.grant(asks);
-        if granted.as_ref().err().is_none_or(|error| error.refusal().is_none()) {
-            self.advertised.refresh();
-        }
-        granted
-    }
-
-    fn release(&self, ids: &[AllocationId]) -> Result<(), AllocateError> {
-        self.allocations.release(ids)?;
-        self.advertised.refresh();
-        Ok(())
     }
 }
 

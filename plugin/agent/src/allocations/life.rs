@@ -1,23 +1,33 @@
-//! The life of an allocation after it was made: container starts, holders, and release of what nobody holds. All of
-//! it blocks on the ledger's disk: call it on a blocking thread, within a runtime.
+//! The life of an allocation: from an ask to a tenant (plan, commit, materialise), container starts, holders, and release
+//! of what nobody holds. All of it blocks on the ledger's disk: call it on a blocking thread, within a runtime.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tracing::info;
-
-use super::{AllocateError, Allocations};
+use tessera_kubelet_api::deviceplugin::ContainerAllocateResponse;
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::audit::{Event, What};
 use tessera_model::clock::unix_ms;
 use tessera_model::holding::Census;
+use tessera_model::percent::format_cores;
+use tessera_model::placement_reason::PlacementReason;
+use tessera_model::quantity::format_bytes;
 use tessera_model::record::{Record, State};
-use tessera_rules::allocate;
-use tessera_rules::reconcile;
-use tessera_rules::reconcile::Round;
+use tessera_model::replica;
+use tessera_rules::allocate::{self, Catalogue};
+use tessera_rules::ask::{self, Ask, ShareAsk};
+use tessera_rules::reconcile::{self, Round};
+use tessera_rules::refusal::Refusal;
 use tessera_store::Change;
 use tessera_tenant::regions::Mode;
+use tessera_tenant::shim_install;
+use tracing::{info, warn};
+
+use super::Allocations;
+use crate::engines::EngineError;
+use crate::front_end::AllocateError;
+use crate::journal::Writer;
 
 impl Allocations {
     /// `PreStartContainer`: makes the allocation the live one of its replicas, its pages whole, and
@@ -139,5 +149,222 @@ impl Allocations {
                 info!(%id, "pages are open again");
             }
         }
+    }
+}
+
+impl Allocations {
+    pub(crate) fn grant(
+        &self,
+        asks: &[Ask],
+    ) -> Result<Vec<ContainerAllocateResponse>, AllocateError> {
+        // Until all is delivered: what is replaced still has its old limits in its pages.
+        let mut writer = self.journal.writer();
+        // One, so that each ask is judged by one configuration.
+        let catalogue = self.inventory.catalogue();
+        let stored = self.commit(&mut writer, &catalogue, asks)?;
+        let deliver = |(record, mode): &(Arc<Record>, Mode)| {
+            self.ensure_shim(record.shim.as_deref())?;
+            self.admit_recorded(&mut writer, record, *mode)?;
+            let delivered = self.deliver(&catalogue, record)?;
+            let Record { id, resource, replicas, origin, .. } = &**record;
+            match origin.claim() {
+                Some(claim) => info!(%id, %claim, again = *mode == Mode::Adopt, "prepared"),
+                None => info!(%id, resource, replicas = replica::grouped(replicas), "allocated"),
+            }
+            Ok(delivered)
+        };
+        let delivered: Result<Vec<_>, _> = stored.iter().map(deliver).collect();
+        if delivered.is_err() {
+            self.withdraw(&mut writer, &stored);
+        }
+        delivered
+    }
+
+    /// Enters what is asked for in the ledger, all of it or nothing: room, cordons and the seller of each GPU are judged
+    /// here, beside all that is live. What it stored, in the order of the asks, with new pages or, where it was there
+    /// before, with those that it has.
+    fn commit(
+        &self,
+        writer: &mut Writer,
+        catalogue: &Catalogue,
+        asks: &[Ask],
+    ) -> Result<Vec<(Arc<Record>, Mode)>, AllocateError> {
+        let shim = shim_install::name_of(&self.delivery);
+        self.ensure_shim(shim.as_deref())?;
+        let mut change = Change::default();
+        let mut order = Vec::with_capacity(asks.len());
+        for ask in asks {
+            if let Some(id) = self.known(ask, &mut change) {
+                order.push((id, Mode::Adopt));
+                continue;
+            }
+            let planned =
+                self.planned(catalogue, ask, &change).map_err(|refusal| match ask.request() {
+                    Some(request) => {
+                        AllocateError::Request { request: request.to_owned(), refusal }
+                    }
+                    None => AllocateError::Refused(refusal),
+                })?;
+            let record = Record { shim: shim.clone(), ..self.new_generation(writer, planned) };
+            let (record, reason) = self.placed(record);
+            self.supersede(&record, &mut change);
+            order.push((record.id.clone(), Mode::Fresh));
+            change.put_because(record, What::Allocated, reason, unix_ms());
+        }
+        if !change.is_empty() {
+            writer.ledger.commit(&change)?;
+            self.store(&change);
+        }
+        let stored = order.into_iter().filter_map(|(id, mode)| Some((self.record(&id)?, mode)));
+        Ok(stored.collect())
+    }
+
+    /// What an ask comes to, if there is room for it beside what is live and what `change` makes so.
+    fn planned(
+        &self,
+        catalogue: &Catalogue,
+        ask: &Ask,
+        change: &Change,
+    ) -> Result<Record, Refusal> {
+        let planned = match ask {
+            Ask::Replicas { resource, ids } => allocate::plan(catalogue, resource, ids)?,
+            Ask::Share(share) => ask::plan(catalogue, share)?,
+            Ask::Recorded(id) => return Err(Refusal::Ended(id.clone())),
+        };
+        self.inventory.check_cordons(&planned)?;
+        self.check_front_end(catalogue, &planned)?;
+        self.check_room(catalogue, &planned, change)?;
+        Ok(planned)
+    }
+
+    /// The record of a claim's share that is in the ledger already, if it is: it stays as it is. One that was adopted
+    /// from its pages alone, because its record was lost, becomes the claim's: nothing else has such an id.
+    fn known(&self, ask: &Ask, change: &mut Change) -> Option<AllocationId> {
+        let (id, origin) = match ask {
+            Ask::Share(ShareAsk { id, origin, .. }) if origin.claim().is_some() => {
+                (id, Some(origin))
+            }
+            Ask::Recorded(id) => (id, None),
+            Ask::Share(_) | Ask::Replicas { .. } => return None,
+        };
+        let known = self.record(id).filter(|record| record.is_live());
+        if let (Some(known), Some(origin)) = (&known, origin)
+            && known.origin.claim().is_none()
+        {
+            let origin = origin.clone();
+            change.put.push(Record { origin, cdi: true, ..Record::clone(known) });
+        }
+        known.map(|known| known.id.clone())
+    }
+
+    /// Why it lies where it does, in the record and as a sentence.
+    fn placed(&self, record: Record) -> (Record, String) {
+        if let Some(claim) = record.origin.claim() {
+            let got = record.grants.iter().map(|grant| {
+                let (memory, cores) = (grant.memory_limit_bytes, grant.cores_millis);
+                let (memory, cores) = (format_bytes(memory), format_cores(cores));
+                format!("{memory} and {cores} of GPU {}", grant.uuid)
+            });
+            let got = got.collect::<Vec<_>>().join(", ");
+            let reason = format!(
+                "{claim} asked for {}, and the scheduler allocated {got}: the first device with so much \
+                 left",
+                claim.asked_text()
+            );
+            return (record, reason);
+        }
+        // What was preferred, if kubelet asked just before.
+        let last = self.preferences.lock().remove(&record.resource);
+        let fits = last.filter(|placed| placed.preferred.len() == record.replicas.len());
+        let placed = fits.unwrap_or_else(PlacementReason::unasked);
+        let reason = placed.of_allocation(&record.replicas, &record.grants);
+        (Record { placed: Some(placed), ..record }, reason)
+    }
+
+    pub(super) fn new_generation(&self, writer: &mut Writer, planned: Record) -> Record {
+        writer.generation += 1;
+        let before = self.record(&planned.id);
+        // Kubelet's DRA manager knows CDI devices alone.
+        let cdi = planned.origin.claim().is_some()
+            || self.config.get().container.device_list_strategy.is_cdi();
+        Record {
+            generation: writer.generation,
+            allocated_unix_ms: unix_ms(),
+            predecessor: before.and_then(|record| record.holder.clone()),
+            cdi,
+            ..planned
+        }
+    }
+
+    fn withdraw(&self, writer: &mut Writer, stored: &[(Arc<Record>, Mode)]) {
+        let new = stored.iter().filter(|(_, mode)| *mode == Mode::Fresh);
+        let ids: Vec<AllocationId> = new.map(|(record, _)| record.id.clone()).collect();
+        if ids.is_empty() {
+            return;
+        }
+        let change = Change { remove: ids, ..Change::default() };
+        if let Err(error) = writer.ledger.commit(&change) {
+            warn!(%error, "a failed allocation stays in the ledger until it is released");
+            return;
+        }
+        self.store(&change);
+        for id in &change.remove {
+            self.remove_spec(id);
+            self.dismiss(id);
+        }
+    }
+
+    /// Has the engines hold a tenant; what they found goes to the audit trail.
+    pub(super) fn admit_recorded(
+        &self,
+        writer: &mut Writer,
+        record: &Record,
+        mode: Mode,
+    ) -> Result<(), EngineError> {
+        if self.admit(record, mode)?.kept {
+            writer.note(vec![Event::of(record, What::PagesKept, unix_ms())]);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn release(&self, ids: &[AllocationId]) -> Result<(), AllocateError> {
+        let mut writer = self.journal.writer();
+        let mut change = Change::default();
+        for record in ids.iter().filter_map(|id| self.record(id)) {
+            info!(id = %record.id, "released by {}", record.name());
+            change.release(&record, unix_ms());
+        }
+        if change.is_empty() {
+            return Ok(());
+        }
+        // Before the ledger forgets it: pages without a record would be adopted at the next start, as nobody's.
+        // Where the commit fails, or the plugin is killed before it, the pages are made again for the record.
+        change.remove.iter().for_each(|id| self.dismiss(id));
+        writer.ledger.commit(&change)?;
+        self.store(&change);
+        self.clear_away(&change);
+        Ok(())
+    }
+
+    /// Removes what is left of allocations that were released, once the engines have ended with them.
+    pub(super) fn clear_away(&self, released: &Change) {
+        for id in &released.remove {
+            // What was said of it is nobody's concern any more.
+            self.board.forget(id.as_str());
+            self.remove_spec(id);
+        }
+    }
+
+    /// Takes a committed change over into memory; its records as they are kept there.
+    pub(super) fn store(&self, change: &Change) -> Vec<Arc<Record>> {
+        let mut records = self.records.lock();
+        for id in &change.remove {
+            records.remove(id);
+        }
+        let put: Vec<Arc<Record>> = change.put.iter().cloned().map(Arc::new).collect();
+        for record in &put {
+            records.insert(Arc::clone(record));
+        }
+        put
     }
 }

@@ -1,14 +1,10 @@
 //! Allocations: records, pages, and what containers get. One writer at a time
 //! changes them, under [`Journal::writer`].
 
-mod delivering;
-mod grant;
 mod life;
 pub mod mend;
-pub(crate) mod offers;
 pub(crate) mod records;
 pub(crate) mod room;
-mod select;
 pub mod steer;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,7 +25,7 @@ use tessera_store::{Change, Ledger};
 use tessera_system::locks::{Ranked, RankedGuard};
 use tessera_tenant::delivery::Delivery;
 use tessera_tenant::regions::{self, Mode, Outcome, Region};
-use tessera_tenant::shim_install::unused::Unused;
+use tessera_tenant::shim_install::Unused;
 use tokio::sync::Notify;
 use tracing::info;
 
@@ -45,7 +41,6 @@ pub(crate) use room::is_moving;
 #[derive(Debug)]
 pub struct Allocations {
     config: Current,
-    /// They stay for as long as the plugin runs.
     paths: Paths,
     delivery: Delivery,
     journal: Arc<Journal>,
@@ -68,23 +63,19 @@ pub struct Allocations {
     started: Notify,
     /// The last generation of the plugin before this one.
     adopted_until: u64,
-    /// Allocations that were found by their pages alone at the start.
     adopted: usize,
 }
 
 /// The start of an allocation's first container, in generations.
 #[derive(Clone, Copy, Debug)]
 struct Start {
-    /// Of the allocation.
     generation: u64,
     latest: u64,
 }
 
-/// What the start found on disk.
 pub(crate) struct Found {
     records: Records,
     adopted: usize,
-    /// The newest generation, of records and pages.
     pub generation: u64,
 }
 
@@ -109,7 +100,7 @@ impl Found {
             let record = Record {
                 state: State::Started,
                 allocated_unix_ms: unix_ms(),
-                cdi: delivering::is_adopted_as_cdi(config, &id),
+                cdi: mend::is_adopted_as_cdi(config, &id),
                 ..Record::new(id.clone(), spec.generation, regions::grants(&spec))
             };
             change.put(record.clone(), What::Adopted, unix_ms());
@@ -136,20 +127,21 @@ impl Found {
 }
 
 impl Allocations {
-    /// Over what the start found; [`Allocations::restore`] makes it whole.
+    /// Over what the start found; [`Allocations::restore`] makes it whole. `more`: engines that are asked after the others.
     pub(crate) fn new(
         config: Current,
         delivery: Delivery,
         found: Found,
-        journal: Arc<Journal>,
-        inventory: Arc<Inventory>,
-        board: Arc<StatusBoard>,
+        (journal, inventory, board): (Arc<Journal>, Arc<Inventory>, Arc<StatusBoard>),
+        more: Vec<Arc<dyn Engine>>,
     ) -> Self {
         let now = config.get();
         let pages = Arc::new(Pages::new(&now.paths.pages, &now.paths.shim));
         let leases = Arc::new(Leases::start(&now, Arc::clone(&board)));
+        let mut engines = vec![Arc::clone(&pages) as Arc<dyn Engine>, Arc::clone(&leases) as _];
+        engines.extend(more);
         Allocations {
-            engines: vec![Arc::clone(&pages) as Arc<dyn Engine>, Arc::clone(&leases) as _],
+            engines,
             pages,
             leases,
             paths: now.paths.clone(),
@@ -170,17 +162,12 @@ impl Allocations {
         }
     }
 
-    /// One more engine, asked after the others.
-    pub(crate) fn add_engine(&mut self, engine: Arc<dyn Engine>) {
-        self.engines.push(engine);
-    }
-
     /// Makes shims, pages and specs of the records whole. What can't be held is left out, and said so. Blocking.
     pub(crate) fn restore(&self) {
         let records = self.records();
         // Pages are made for the version that the shim's file speaks.
         self.mend_shims(&records);
-        self.pages.sweep();
+        regions::sweep(self.pages.root());
         for record in &records {
             let _said = self.admit(record, self.pages.mode_at_start(record));
         }
@@ -192,7 +179,11 @@ impl Allocations {
     /// Has each engine hold a tenant; the first one's outcome, which is that of its pages. One that cannot be held is
     /// a warning until it can, or is no more.
     fn admit(&self, record: &Record, mode: Mode) -> Result<Outcome, EngineError> {
-        let admitted = self.admit_everywhere(record, mode);
+        let admit = |first: Option<Outcome>, engine: &Arc<dyn Engine>| {
+            let outcome = engine.admit(record, mode)?;
+            Ok(first.or(Some(outcome)))
+        };
+        let admitted = self.engines.iter().try_fold(None, admit).map(Option::unwrap_or_default);
         if admitted.is_ok() {
             self.note_pages(record);
         }
@@ -201,16 +192,6 @@ impl Allocations {
         admitted
     }
 
-    fn admit_everywhere(&self, record: &Record, mode: Mode) -> Result<Outcome, EngineError> {
-        let mut first = None;
-        for engine in &self.engines {
-            let outcome = engine.admit(record, mode)?;
-            first.get_or_insert(outcome);
-        }
-        Ok(first.unwrap_or_default())
-    }
-
-    /// Has each engine end with a tenant, the last one first.
     fn dismiss(&self, id: &AllocationId) {
         self.engines.iter().rev().for_each(|engine| engine.release(id));
     }
@@ -320,7 +301,6 @@ impl Allocations {
         self.started.notified().await;
     }
 
-    /// Allocations up to this generation are older than this plugin.
     pub fn adopted_until(&self) -> u64 {
         self.adopted_until
     }

@@ -14,12 +14,10 @@ use tessera_model::replica::Replica;
 pub(crate) struct Records {
     by_id: BTreeMap<AllocationId, Arc<Record>>,
     by_gpu: BTreeMap<String, OnGpu>,
-    /// How many records there are of each resource that has a name.
     by_resource: BTreeMap<String, usize>,
     changes: u64,
 }
 
-/// Live records that have something of a GPU.
 #[derive(Debug, Default)]
 struct OnGpu {
     live: BTreeMap<AllocationId, Arc<Record>>,
@@ -85,17 +83,14 @@ impl Records {
         self.by_gpu.get(uuid).map_or(0, |on| on.version)
     }
 
-    /// GPUs that live records have something of.
     pub(crate) fn gpus(&self) -> impl Iterator<Item = &str> {
         self.by_gpu.iter().filter(|(_, on)| !on.live.is_empty()).map(|(uuid, _)| uuid.as_str())
     }
 
-    /// Resources that any record is of, by name.
     pub(crate) fn resources(&self) -> impl Iterator<Item = &String> {
         self.by_resource.keys()
     }
 
-    /// The latest generation of all records; 0 where there are none.
     pub(crate) fn latest(&self) -> u64 {
         self.by_id.values().map(|record| record.generation).max().unwrap_or(0)
     }
@@ -155,7 +150,6 @@ pub(crate) mod tests {
         Grant { uuid, memory_limit_bytes, context_overhead_bytes, cores_millis, compute }
     }
 
-    /// Something happens to the records.
     #[derive(Clone, Debug)]
     pub(in crate::allocations) enum Step {
         Put(Arc<Record>),

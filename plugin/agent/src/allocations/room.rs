@@ -1,26 +1,32 @@
 //! What a new allocation is judged by: room beside those there are, on its own GPUs, not on all of the node's; and that a
 //! GPU is sold by one front end at a time: by the one that the configuration names, once nothing of the other is live
 //! there any more.
+//!
+//! What is offered of each GPU, by the capacity rule. Kept GPU by GPU: an Allocate, which concerns one,
+//! costs what one costs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::Allocations;
-use super::records::Records;
+use tessera_kubelet::Device;
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::audit::What;
 use tessera_model::clock::unix_ms;
 use tessera_model::origin::Origin;
 use tessera_model::record::{Record, State};
+use tessera_model::replica::Replica;
 use tessera_rules::allocate::{AdvertisedGpu, Catalogue};
-use tessera_rules::capacity::Capacity;
+use tessera_rules::capacity::{Capacity, Held, judge};
 use tessera_rules::front_end::FrontEnd;
 use tessera_rules::refusal::Refusal;
 use tessera_rules::room::{Lack, Left, WHOLE_MILLIS};
 use tessera_store::Change;
 
+use super::Allocations;
+use super::records::Records;
+use crate::inventory::Withheld;
+
 impl Allocations {
-    /// Refuses what another front end sells, or has not let go of.
     pub(super) fn check_front_end(
         &self,
         catalogue: &Catalogue,
@@ -129,7 +135,6 @@ impl Allocations {
     }
 }
 
-/// What these may hold of a GPU in all, bytes.
 fn limits<'a>(records: impl Iterator<Item = &'a Record>, uuid: &str) -> u64 {
     records.filter_map(|record| record.counted_bytes(uuid)).fold(0, u64::saturating_add)
 }
@@ -198,7 +203,453 @@ pub fn list(names: &[String]) -> String {
     }
 }
 
-/// See [`Allocations::is_moving`].
 pub(crate) fn is_moving(records: &Records, sold: &AdvertisedGpu) -> bool {
     left_by_other(records, &sold.gpu.uuid, sold.seller).is_some()
+}
+
+/// Devices by resource: all that the configuration sells, and retired ones while they have records.
+pub(crate) type Advertised = BTreeMap<String, Vec<Device>>;
+
+/// Every replica with its health: those of sick GPUs, those for which there is no room by the
+/// capacity rule, and held ones that are retired, are unhealthy.
+#[derive(Debug, Default)]
+pub(crate) struct Offers {
+    gpus: BTreeMap<String, (Basis, Offer)>,
+    resources: BTreeSet<String>,
+}
+
+/// All that an offer depends on, beside the GPU, which stays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Basis {
+    /// Of the catalogue, which the configuration makes.
+    edition: u64,
+    records: u64,
+    sick: bool,
+    withheld: Withheld,
+}
+
+/// Replicas of a GPU by resource, in the configuration's order: index, and whether it is healthy.
+type Offer = Vec<(String, Vec<(u32, bool)>)>;
+
+struct Stake<'a> {
+    resource: &'a str,
+    granted_bytes: u64,
+    indexes: Vec<u32>,
+    is_foreign: bool,
+}
+
+impl Offers {
+    /// Computes again what may have changed since the last time; true if anything has. Always with the
+    /// same records, and with a catalogue that has another edition if more than health differs.
+    pub(crate) fn renew(
+        &mut self,
+        catalogue: &Catalogue,
+        records: &Records,
+        withheld: &dyn Fn(&str) -> Withheld,
+    ) -> bool {
+        let mut changed = false;
+        for (uuid, sold) in &catalogue.gpus {
+            let basis = Basis {
+                edition: catalogue.edition,
+                records: records.version(uuid),
+                sick: sold.sick.is_some(),
+                withheld: withheld(uuid),
+            };
+            changed |= self.renew_gpu(uuid, basis, Some((sold, catalogue.reserve_bytes)), records);
+        }
+        // Of GPUs that are gone, or that the configuration leaves out now.
+        for uuid in records.gpus().filter(|uuid| !catalogue.gpus.contains_key(*uuid)) {
+            let basis = Basis {
+                edition: catalogue.edition,
+                records: records.version(uuid),
+                sick: true,
+                withheld: Withheld::Nothing,
+            };
+            changed |= self.renew_gpu(uuid, basis, None, records);
+        }
+        let before = self.gpus.len();
+        self.gpus.retain(|uuid, _| {
+            catalogue.gpus.contains_key(uuid) || records.on(uuid).next().is_some()
+        });
+        changed |= self.gpus.len() != before;
+        if !self.resources.iter().eq(names(catalogue, records)) {
+            self.resources = names(catalogue, records).cloned().collect();
+            changed = true;
+        }
+        changed
+    }
+
+    fn renew_gpu(
+        &mut self,
+        uuid: &str,
+        basis: Basis,
+        sold: Option<(&AdvertisedGpu, u64)>,
+        records: &Records,
+    ) -> bool {
+        if self.gpus.get(uuid).is_some_and(|(before, _)| *before == basis) {
+            return false;
+        }
+        let stakes: Vec<Stake> =
+            records.on(uuid).filter_map(|record| stake(record, uuid)).collect();
+        let offer = offer(sold, basis, &stakes);
+        let changed = self.gpus.get(uuid).is_none_or(|(_, before)| *before != offer);
+        self.gpus.insert(uuid.to_owned(), (basis, offer));
+        changed
+    }
+
+    pub(crate) fn devices(&self, catalogue: &Catalogue) -> Advertised {
+        let mut all: Advertised =
+            self.resources.iter().map(|resource| (resource.clone(), Vec::new())).collect();
+        let is_sold = |uuid: &&String| catalogue.gpus.contains_key(*uuid);
+        let (sold, gone): (Vec<_>, Vec<_>) = self.gpus.keys().partition(is_sold);
+        for uuid in sold.into_iter().chain(gone) {
+            let numa_node = catalogue.gpus.get(uuid).and_then(|sold| sold.gpu.numa_node);
+            for (resource, replicas) in &self.gpus[uuid].1 {
+                let Some(devices) = all.get_mut(resource) else { continue };
+                devices.extend(replicas.iter().map(|(index, healthy)| Device {
+                    id: Replica::id(uuid, *index),
+                    healthy: *healthy,
+                    numa_node,
+                }));
+            }
+        }
+        all
+    }
+}
+
+fn names<'a>(catalogue: &'a Catalogue, records: &'a Records) -> impl Iterator<Item = &'a String> {
+    let names: BTreeSet<_> = catalogue.resources.keys().chain(records.resources()).collect();
+    names.into_iter()
+}
+
+/// `None` where only a limit counts, and the record has none on this GPU.
+fn stake<'a>(record: &'a Record, uuid: &str) -> Option<Stake<'a>> {
+    let granted_bytes = record.counted_bytes(uuid)?;
+    let held = record.replicas.iter().filter_map(|id| Replica::split(id));
+    let indexes = held.filter(|(gpu, _)| *gpu == uuid).map(|(_, index)| index).collect();
+    let is_foreign = !record.origin.is_device_plugin();
+    Some(Stake { resource: &record.resource, granted_bytes, indexes, is_foreign })
+}
+
+/// `sold`: with `gpus.reserve`, where the configuration has it.
+fn offer(sold: Option<(&AdvertisedGpu, u64)>, basis: Basis, stakes: &[Stake<'_>]) -> Offer {
+    let shares = sold.map(|(sold, _)| sold.shares.as_slice()).unwrap_or_default();
+    // The holder of each replica.
+    let mut holders: Vec<Vec<Option<usize>>> =
+        shares.iter().map(|share| vec![None; to_usize(share.count)]).collect();
+    let mut held = Vec::with_capacity(stakes.len());
+    let mut retired: BTreeMap<&str, BTreeSet<u32>> = BTreeMap::new();
+    for (holder, stake) in stakes.iter().enumerate() {
+        let at = shares.iter().position(|share| share.resource == stake.resource);
+        let mut regrant = 0u64;
+        for index in &stake.indexes {
+            match at.and_then(|at| Some((at, holders[at].get_mut(to_usize(*index))?))) {
+                Some((at, place)) => {
+                    *place = Some(holder);
+                    regrant = regrant.saturating_add(shares[at].limit.memory_bytes);
+                }
+                None => {
+                    retired.entry(stake.resource).or_default().insert(*index);
+                }
+            }
+        }
+        held.push(Held { granted_bytes: stake.granted_bytes, regrant_bytes: regrant });
+    }
+    let mut free = Vec::new();
+    for (share, holders) in shares.iter().zip(&holders) {
+        let count = holders.iter().filter(|holder| holder.is_none()).count();
+        free.extend(std::iter::repeat_n(share.limit.memory_bytes, count));
+    }
+    let capacity = sold.map(|(sold, reserve)| Capacity::within(&sold.gpu, reserve));
+    let sellable = capacity.map_or(0, Capacity::sellable);
+    let verdict = judge(sellable, &held, &free);
+    let mut free = verdict.free.into_iter();
+    // A GPU is sold by one front end at a time.
+    let is_moving = stakes.iter().any(|stake| stake.is_foreign);
+    let offers_free = basis.withheld == Withheld::Nothing && !is_moving;
+    let mut all = Offer::new();
+    for (share, holders) in shares.iter().zip(holders) {
+        let mut health = |holder: Option<usize>| {
+            let room = match holder {
+                Some(holder) => verdict.held[holder],
+                None => free.next().unwrap_or(false) && offers_free,
+            };
+            room && !basis.sick && basis.withheld != Withheld::All
+        };
+        let replicas = (0..share.count).zip(holders).map(|(index, holder)| (index, health(holder)));
+        all.push((share.resource.clone(), replicas.collect()));
+    }
+    for (resource, indexes) in retired {
+        let replicas = indexes.into_iter().map(|index| (index, false)).collect();
+        all.push((resource.to_owned(), replicas));
+    }
+    all
+}
+
+fn to_usize(n: u32) -> usize {
+    usize::try_from(n).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use proptest::prelude::*;
+
+    use super::super::records::tests::steps;
+    use super::*;
+    use tessera_config::Config;
+    use tessera_model::allocation_id::AllocationId;
+    use tessera_model::gpu::Gpu;
+    use tessera_model::record::{Grant, State};
+    use tessera_model::sharing::Compute;
+
+    const GIB: u64 = 1 << 30;
+
+    fn catalogue(settings: &str) -> Catalogue {
+        let config = Config::parse(&format!("[gpus]\nreserve = 0\n{settings}")).unwrap();
+        Catalogue::new(&[Gpu::example("GPU-a", 0)], &config)
+    }
+
+    const EQUAL: &str = "[resource]\nname = \"x.dev/r\"\n";
+    const UNEQUAL: &str = "[[layout]]\ngpus = [\"*\"]\nshares = [\n\
+        { resource = \"x.dev/large\", memory = \"50%\", cores = \"50%\" },\n\
+        { resource = \"x.dev/small\", count = 2, memory = \"25%\", cores = \"25%\" },\n]\n";
+
+    fn record(resource: &str, replicas: &[&str], memory: u64) -> (AllocationId, Arc<Record>) {
+        let id = AllocationId::of(resource, replicas.iter().copied());
+        let record = Record {
+            resource: resource.into(),
+            replicas: replicas.iter().map(ToString::to_string).collect(),
+            state: State::Started,
+            ..Record::new(
+                id.clone(),
+                1,
+                vec![Grant {
+                    uuid: "GPU-a".into(),
+                    memory_limit_bytes: memory,
+                    context_overhead_bytes: 0,
+                    cores_millis: 250,
+                    compute: Compute::Burst,
+                }],
+            )
+        };
+        (id, Arc::new(record))
+    }
+
+    fn held(replicas: &[&str], memory: u64) -> BTreeMap<AllocationId, Arc<Record>> {
+        [record("x.dev/r", replicas, memory)].into()
+    }
+
+    fn advertise_beside(
+        catalogue: &Catalogue,
+        reserve_bytes: u64,
+        records: &BTreeMap<AllocationId, Arc<Record>>,
+        withheld: &dyn Fn(&str) -> Withheld,
+    ) -> Advertised {
+        let mut offers = Offers::default();
+        let catalogue = Catalogue { reserve_bytes, ..catalogue.clone() };
+        assert!(offers.renew(&catalogue, &records.values().cloned().collect(), withheld));
+        offers.devices(&catalogue)
+    }
+
+    /// No GPU is sold by others.
+    fn advertise(
+        catalogue: &Catalogue,
+        reserve_bytes: u64,
+        records: &BTreeMap<AllocationId, Arc<Record>>,
+    ) -> Advertised {
+        advertise_beside(catalogue, reserve_bytes, records, &|_| Withheld::Nothing)
+    }
+
+    fn health(all: &Advertised, resource: &str) -> String {
+        all[resource].iter().map(|device| if device.healthy { 'H' } else { 'u' }).collect()
+    }
+
+    fn equal(records: &BTreeMap<AllocationId, Arc<Record>>, reserve: u64) -> String {
+        health(&advertise(&catalogue(EQUAL), reserve, records), "x.dev/r")
+    }
+
+    #[test]
+    fn a_sick_gpu_makes_all_its_replicas_unhealthy() {
+        let mut catalogue = catalogue(UNEQUAL);
+        let all = advertise(&catalogue, 0, &BTreeMap::new());
+        assert_eq!(
+            (health(&all, "x.dev/large"), health(&all, "x.dev/small")),
+            ("H".into(), "HH".into())
+        );
+        catalogue.gpus.get_mut("GPU-a").unwrap().sick = Some("XID 79".into());
+        let all = advertise(&catalogue, 0, &BTreeMap::new());
+        assert_eq!(
+            (health(&all, "x.dev/large"), health(&all, "x.dev/small")),
+            ("u".into(), "uu".into())
+        );
+    }
+
+    #[test]
+    fn only_free_replicas_of_a_refused_gpu_are_withheld() {
+        let records = held(&["GPU-a::1"], 20 * GIB);
+        let advertised = |refused| {
+            advertise_beside(&catalogue(EQUAL), 0, &records, &|uuid| {
+                if uuid == refused { Withheld::Free } else { Withheld::Nothing }
+            })
+        };
+        assert_eq!(health(&advertised("GPU-a"), "x.dev/r"), "uHuu");
+        assert_eq!(health(&advertised("GPU-b"), "x.dev/r"), "HHHH");
+    }
+
+    #[test]
+    fn no_replica_of_a_cordoned_gpu_goes_to_a_successor() {
+        let records = held(&["GPU-a::1"], 20 * GIB);
+        let all = advertise_beside(&catalogue(EQUAL), 0, &records, &|_| Withheld::All);
+        assert_eq!(health(&all, "x.dev/r"), "uuuu");
+    }
+
+    #[test]
+    fn what_a_forced_shrink_still_holds_is_sold_to_nobody() {
+        let mut records = held(&["GPU-a::0"], 20 * GIB);
+        records.values_mut().for_each(|record| {
+            let grants = record.grants.clone();
+            let small = Grant { memory_limit_bytes: 10 * GIB, ..grants[0].clone() };
+            *record =
+                Arc::new(record.with_limits(vec![small], [("GPU-a".into(), 20 * GIB)].into()));
+        });
+        // 30 GiB count: the room that a successor of it would have is not touched.
+        assert_eq!(equal(&records, 0), "HHHu");
+        let paid =
+            |record: &Arc<Record>| Arc::new(record.with_limits(record.grants.clone(), [].into()));
+        records.values_mut().for_each(|record| *record = paid(record));
+        assert_eq!(equal(&records, 0), "HHHH");
+    }
+
+    #[test]
+    fn limits_granted_before_a_change_of_configuration_take_free_replicas_away() {
+        // One replica still holds the 40 GiB it was sold with.
+        assert_eq!(equal(&held(&["GPU-a::0"], 40 * GIB), 0), "HHHu");
+        assert_eq!(equal(&held(&["GPU-a::1"], 40 * GIB), GIB), "HHuu");
+    }
+
+    #[test]
+    fn the_rule_is_kept_over_all_resources_of_a_gpu() {
+        let of = |resource: &str, replica: &str, memory: u64| {
+            let records = [record(resource, &[replica], memory)].into();
+            let all = advertise(&catalogue(UNEQUAL), 0, &records);
+            (health(&all, "x.dev/large"), health(&all, "x.dev/small"))
+        };
+        assert_eq!(of("x.dev/large", "GPU-a::0", 40 * GIB), ("H".into(), "HH".into()));
+        assert_eq!(of("x.dev/small", "GPU-a::1", 20 * GIB), ("H".into(), "HH".into()));
+        // AdvertisedGpu with more than today's: the largest free one goes.
+        assert_eq!(of("x.dev/small", "GPU-a::1", 30 * GIB), ("u".into(), "HH".into()));
+        // A resource that is no longer sold counts as much.
+        assert_eq!(of("x.dev/old", "GPU-a::0", 20 * GIB), ("u".into(), "HH".into()));
+        assert_eq!(of("x.dev/old", "GPU-a::0", 50 * GIB), ("u".into(), "Hu".into()));
+        // AdvertisedGpu with less: room is kept for the next one's.
+        assert_eq!(of("x.dev/large", "GPU-a::0", GIB), ("H".into(), "HH".into()));
+    }
+
+    #[test]
+    fn a_held_replica_that_could_not_grow_to_todays_size_goes_to_nobody_else() {
+        let records = [
+            record("x.dev/large", &["GPU-a::0"], 10 * GIB),
+            record("x.dev/old", &["GPU-a::0"], 60 * GIB),
+        ];
+        let all = advertise(&catalogue(UNEQUAL), 0, &records.into());
+        assert_eq!(
+            (health(&all, "x.dev/large"), health(&all, "x.dev/small")),
+            ("u".into(), "uu".into())
+        );
+    }
+
+    #[test]
+    fn a_retired_replica_is_listed_while_it_is_held() {
+        let all = advertise(&catalogue(EQUAL), 0, &held(&["GPU-a::7"], 20 * GIB));
+        assert_eq!(health(&all, "x.dev/r"), "HHHuu");
+        assert_eq!(all["x.dev/r"][4].id, "GPU-a::7");
+    }
+
+    #[test]
+    fn a_retired_resource_is_served_while_it_has_records_and_lists_only_what_is_held() {
+        let mut records: BTreeMap<_, _> = [record("x.dev/old", &["GPU-a::1"], 20 * GIB)].into();
+        let all = advertise(&catalogue(EQUAL), 0, &records);
+        assert_eq!(
+            all["x.dev/old"],
+            [Device { id: "GPU-a::1".into(), healthy: false, numa_node: None }]
+        );
+        // Parked: its container may start again, nobody else may have it.
+        records.values_mut().for_each(|record| Arc::make_mut(record).state = State::Parked);
+        let all = advertise(&catalogue(EQUAL), 0, &records);
+        assert_eq!(all["x.dev/old"], []);
+        assert_eq!(health(&all, "x.dev/r"), "HHHH");
+        assert!(!advertise(&catalogue(EQUAL), 0, &BTreeMap::new()).contains_key("x.dev/old"));
+    }
+
+    #[test]
+    fn a_replica_of_a_gpu_that_is_left_out_now_is_listed_while_it_is_held() {
+        let mut records = held(&["GPU-gone::2"], 20 * GIB);
+        records.values_mut().for_each(|r| Arc::make_mut(r).grants[0].uuid = "GPU-gone".into());
+        let all = advertise(&catalogue(EQUAL), 0, &records);
+        assert_eq!(health(&all, "x.dev/r"), "HHHHu");
+    }
+
+    #[test]
+    fn pages_whose_replicas_are_not_known_yet_count() {
+        let mut records = held(&[], 30 * GIB);
+        records.values_mut().for_each(|r| Arc::make_mut(r).resource.clear());
+        assert_eq!(equal(&records, 0), "HHuu");
+    }
+
+    #[test]
+    fn parked_limits_are_not_counted() {
+        let mut records = held(&["GPU-a::0"], 80 * GIB);
+        records.values_mut().for_each(|record| Arc::make_mut(record).state = State::Parked);
+        assert_eq!(equal(&records, 0), "HHHH");
+    }
+
+    proptest! {
+        // Each is forty steps.
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn what_is_kept_is_what_would_be_worked_out_again(
+            steps in steps(),
+            sick in prop::collection::vec(0usize..7, 40),
+            cuts in prop::collection::vec(0usize..12, 40),
+        ) {
+            // Other configurations, which a reload has take the place of this one.
+            let others = [
+                "[gpus]\nreserve = \"1Gi\"\n[resource]\nname = \"x.dev/r\"\n",
+                "[share]\nreplicas = 9\n[resource]\nname = \"x.dev/r\"\n",
+                "[gpus]\nreserve = \"40Gi\"\n[share]\nreplicas = 2\n[resource]\nname = \"x.dev/r\"\n",
+                UNEQUAL,
+            ];
+            let catalogue_of = |text: &str, count: usize| {
+                let gpus = [Gpu::example("GPU-a", 0), Gpu::example("GPU-b", 1)];
+                Catalogue::new(&gpus[..count], &Config::parse(text).unwrap())
+            };
+            let mut catalogue = catalogue_of(others[0], 2);
+            let (mut offers, mut records) = (Offers::default(), Records::default());
+            let mut sent = Advertised::new();
+            for ((step, sick), cut) in steps.into_iter().zip(sick).zip(cuts) {
+                records.take(step);
+                if let Some(text) = others.get(cut) {
+                    let edition = catalogue.edition + 1;
+                    catalogue = Catalogue { edition, ..catalogue_of(text, 1 + sick % 2) };
+                }
+                let refused = |uuid: &str| match sick {
+                    5 if uuid == "GPU-b" => Withheld::Free,
+                    6 if uuid == "GPU-b" => Withheld::All,
+                    _ => Withheld::Nothing,
+                };
+                let gpu = catalogue.gpus.get_mut("GPU-a").unwrap();
+                gpu.sick = (sick == 4).then(|| "XID 79".to_owned());
+                let changed = offers.renew(&catalogue, &records, &refused);
+                let mut fresh = Offers::default();
+                fresh.renew(&catalogue, &records, &refused);
+                let fresh = fresh.devices(&catalogue);
+                prop_assert_eq!(&offers.devices(&catalogue), &fresh);
+                prop_assert!(changed || sent == fresh, "a change that is not reported");
+                prop_assert!(!offers.renew(&catalogue, &records, &refused), "reported twice");
+                sent = fresh;
+            }
+        }
+    }
 }

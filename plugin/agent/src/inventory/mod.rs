@@ -1,52 +1,52 @@
-//! The GPUs of the node, what they are divided into, and which of them may be given out: health, cordons, other
-//! plugins that advertise them too.
+//! The GPUs of the node, what they are divided into, and which of them may be given out: health, whose changes are passed
+//! to kubelet, the log, the history and `status`; cordons; other plugins that advertise them too ([`withheld`]).
+//!
+//! What contexts take, as measured: kept in the ledger by driver and product, and charged to the pods
+//! that come from then on. Running pods keep their constant.
 
-mod contexts;
-mod cordons;
-pub mod foreign;
-mod health;
+pub mod withheld;
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::time::Instant;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
 
 use tessera_config::{Config, Current};
-use tessera_gpu::health::Health;
+use tessera_gpu::health::{Health, Observation, Transition};
 use tessera_kubelet::foreign_plugins::ForeignSale;
+use tessera_model::audit::{Event, What};
+use tessera_model::clock::{monotonic_ns, unix_ms};
 use tessera_model::gpu::Gpu;
-use tessera_model::health::Remembered;
+use tessera_model::health::{Moment, Remembered, State};
+use tessera_model::quantity::format_bytes;
 use tessera_model::steered::Cordon;
 use tessera_model::topology::Topology;
-use tessera_rules::allocate::Catalogue;
+use tessera_rules::allocate::{AdvertisedGpu, Catalogue};
+use tessera_rules::capacity;
+use tessera_store::{Change, MeasuredContext};
+use tessera_system::files;
 use tessera_system::locks::Ranked;
+use tracing::{info, warn};
 
-use crate::journal::Journal;
+use crate::journal::{Journal, Writer};
 use crate::lock_order::{CATALOGUE, HEALTH, LEAF};
-use contexts::Contexts;
-pub use cordons::Lift;
-pub(crate) use health::unreadable;
-use health::{mark, moment};
+pub use withheld::Lift;
 
 #[derive(Debug)]
 pub struct Inventory {
     config: Current,
     journal: Arc<Journal>,
-    /// Shared with plans.
     catalogue: Ranked<Arc<Catalogue>>,
     health: Ranked<Health>,
-    /// What the ledger has of it, by UUID.
     saved: Ranked<BTreeMap<String, Remembered>>,
     /// How near the GPUs are to each other; asked when it is decided which are sold.
     topology: Ranked<Arc<Topology>>,
-    /// GPUs that another plugin sells too, by UUID.
     others: Ranked<BTreeMap<String, ForeignSale>>,
     /// GPUs that are given to nobody, by UUID or as the whole node.
     cordons: Ranked<BTreeMap<String, Cordon>>,
-    /// What contexts were seen to take.
     contexts: Ranked<Contexts>,
 }
 
-/// What is not offered of a GPU that is well.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Withheld {
     #[default]
@@ -68,12 +68,10 @@ impl Withheld {
     }
 }
 
-/// How a GPU of the catalogue stands.
 #[derive(Clone, Debug, Default)]
 pub struct Standing {
     /// Originator and reason of the cordon, its own or the node's.
     pub cordon: Option<String>,
-    /// It is cordoned by itself.
     pub has_own_cordon: bool,
     /// Why nothing more of it is given out although it is well; see [`Inventory::withheld`].
     pub withheld: Option<String>,
@@ -90,7 +88,6 @@ impl Standing {
 #[derive(Clone, Debug)]
 pub struct GpuSelection {
     pub gpus: Vec<Gpu>,
-    /// How near they are to each other.
     pub topology: Topology,
 }
 
@@ -123,7 +120,6 @@ impl Inventory {
         }
     }
 
-    /// What is sold, with health.
     pub fn catalogue(&self) -> Arc<Catalogue> {
         Arc::clone(&self.catalogue.lock())
     }
@@ -174,5 +170,271 @@ impl Inventory {
         mark(&mut next, &health);
         *catalogue = Arc::new(next);
         self.config.set(Arc::clone(config));
+    }
+}
+
+/// Measured constants are multiples of this, bytes: so there is an end to how often less can be seen.
+const STEP: u64 = 1 << 20;
+
+#[derive(Debug, Default)]
+struct Contexts {
+    driver: Option<String>,
+    /// Bytes by product name.
+    of: BTreeMap<String, u64>,
+}
+
+impl Inventory {
+    /// Takes what was measured under this driver before; asked at the start. True if it changes what is sold.
+    /// Blocking.
+    pub(crate) fn set_driver(&self, driver: Option<&str>) -> bool {
+        let mut writer = self.journal.writer();
+        if let Some(driver) = driver {
+            self.know(&mut writer, driver);
+        }
+        self.apply(&writer)
+    }
+
+    /// Takes what a bare context of a GPU was seen to take under this driver. The least counts: a
+    /// context that is seen later may have loaded something. True if it changes what is sold. Blocking.
+    pub(crate) fn note_context(&self, uuid: &str, driver: &str, bytes: u64) -> bool {
+        let bytes = bytes.checked_next_multiple_of(STEP).unwrap_or(u64::MAX);
+        let mut writer = self.journal.writer();
+        self.know(&mut writer, driver);
+        let Some(gpu) = self.catalogue().gpus.get(uuid).map(|sold| sold.gpu.clone()) else {
+            return false;
+        };
+        if !gpu.is_plausible_context(bytes) {
+            return false;
+        }
+        let known = self.contexts.lock().of.get(&gpu.name).copied();
+        if known
+            .filter(|known| gpu.is_plausible_context(*known))
+            .is_some_and(|known| known <= bytes)
+        {
+            return false;
+        }
+        let (driver, product) = (driver.to_owned(), gpu.name.clone());
+        info!(gpu = %gpu.name, driver, bytes, "a bare context was measured");
+        let contexts = vec![MeasuredContext { driver, product, bytes }];
+        if let Err(error) = writer.ledger.commit(&Change { contexts, ..Change::default() }) {
+            // Another process's context will tell again.
+            warn!(%error, "what a context takes is not recorded");
+            return false;
+        }
+        self.contexts.lock().of.insert(gpu.name, bytes);
+        self.apply(&writer)
+    }
+
+    /// Whether a bare context of a GPU is worth a closer look: none was measured, or all took more.
+    pub fn wants_context(&self, uuid: &str, bytes: u64) -> bool {
+        let catalogue = self.catalogue();
+        let Some(AdvertisedGpu { gpu, .. }) = catalogue.gpus.get(uuid) else { return false };
+        let bytes = bytes.checked_next_multiple_of(STEP).unwrap_or(u64::MAX);
+        gpu.is_plausible_context(bytes)
+            && gpu.context_measured_bytes.is_none_or(|known| known > bytes)
+    }
+
+    /// Reads what is known of a driver, if it is another than the last.
+    fn know(&self, writer: &mut Writer, driver: &str) {
+        let mut contexts = self.contexts.lock();
+        if contexts.driver.as_deref() == Some(driver) {
+            return;
+        }
+        let of = writer.ledger.contexts(driver).unwrap_or_else(|error| {
+            warn!(%error, "what contexts take is not known and will be measured again");
+            BTreeMap::new()
+        });
+        *contexts = Contexts { driver: Some(driver.to_owned()), of };
+    }
+
+    /// Puts what is known into the catalogue; true if that changes it. Only the writer's holder does so.
+    fn apply(&self, _writer: &Writer) -> bool {
+        let config = self.config.get();
+        let mut catalogue = self.catalogue.lock();
+        let mut next = (**catalogue).clone();
+        let mut changed = false;
+        let contexts = self.contexts.lock();
+        for sold in next.gpus.values_mut() {
+            let gpu = contexts.measured(sold.gpu.clone(), &config);
+            changed |= gpu != sold.gpu;
+            sold.take_gpu(gpu, &config);
+        }
+        drop(contexts);
+        if changed {
+            next.edition += 1;
+            *catalogue = Arc::new(next);
+        }
+        changed
+    }
+
+    fn measured(&self, gpus: Vec<Gpu>, config: &Config) -> Vec<Gpu> {
+        let contexts = self.contexts.lock();
+        gpus.into_iter().map(|gpu| contexts.measured(gpu, config)).collect()
+    }
+}
+
+impl Contexts {
+    /// A GPU with what is known of its contexts. What would leave a share without room for a context,
+    /// which it has by the formula, is not taken: no tenant may make a configuration impossible.
+    fn measured(&self, gpu: Gpu, config: &Config) -> Gpu {
+        let Some(bytes) = self.of.get(&gpu.name).copied() else {
+            return Gpu { context_measured_bytes: None, ..gpu };
+        };
+        let plain = Gpu { context_measured_bytes: None, ..gpu };
+        if !plain.is_plausible_context(bytes) {
+            warn!(gpu = %plain, bytes, "the ledger's figure for a context cannot be: it is measured again");
+            return plain;
+        }
+        let measured = Gpu { context_measured_bytes: Some(bytes), ..plain.clone() };
+        let is_possible = |gpu: &Gpu| capacity::check(std::slice::from_ref(gpu), config).is_empty();
+        if is_possible(&measured) || !is_possible(&plain) {
+            return measured;
+        }
+        warn!(
+            gpu = %plain,
+            "a context was seen to take {}, for which shares of this GPU are too small: it is charged \
+             by the formula, and what it takes beyond is observed",
+            format_bytes(bytes)
+        );
+        plain
+    }
+}
+
+/// How much longer quiet may seem after a restart: the ledger hears of probes that stay unanswered this often, and of
+/// anything else at once.
+const IMPRECISION: Duration = Duration::from_secs(60);
+
+fn moment() -> Moment {
+    static BOOT: LazyLock<String> = LazyLock::new(|| {
+        let id = files::text(Path::new("/proc/sys/kernel/random/boot_id"), 64);
+        id.map(|id| id.trim().to_owned()).unwrap_or_default()
+    });
+    Moment { boot: BOOT.clone(), monotonic_ms: monotonic_ns() / 1_000_000, unix_ms: unix_ms() }
+}
+
+/// What cannot be read of the ledger: such a GPU is not sold until it is reset.
+pub(crate) fn unreadable() -> Remembered {
+    let reason = "the ledger's entry about its trouble cannot be read".to_owned();
+    Remembered {
+        at: moment(),
+        state: State::Unhealthy,
+        reason: reason.clone(),
+        since_ms: Some(0),
+        disturbed_ms: Some(0),
+        locked: Some(reason),
+        ..Remembered::default()
+    }
+}
+
+/// Whether more has happened than time and counters that move on by themselves.
+fn says_more(before: &Remembered, now: &Remembered) -> bool {
+    let fixed = |of: &Remembered| Remembered {
+        at: Moment::default(),
+        since_ms: None,
+        disturbed_ms: None,
+        suspicions_ms: vec![0; of.suspicions_ms.len()],
+        energy_mj: None,
+        recovered_ms: of.recovered_ms.map(|_| 0),
+        ..of.clone()
+    };
+    // When the last trouble was, by the earlier clock.
+    let quiet = before
+        .at
+        .until(&now.at)
+        .saturating_add(Duration::from_millis(before.disturbed_ms.unwrap_or(0)));
+    let last = now.disturbed_ms.map_or(quiet, Duration::from_millis);
+    fixed(before) != fixed(now) || quiet.saturating_sub(last) >= IMPRECISION
+}
+
+/// Says of each GPU why it is sick, or that it is not; true if that is news.
+fn mark(catalogue: &mut Catalogue, health: &Health) -> bool {
+    let mut changed = false;
+    for (uuid, sold) in &mut catalogue.gpus {
+        let reason = health.reason(uuid);
+        if sold.sick.as_deref() != reason {
+            sold.sick = reason.map(str::to_owned);
+            changed = true;
+        }
+    }
+    changed
+}
+
+impl Inventory {
+    /// Takes what the driver reports of a GPU. Lines for the audit trail, and whether it changes what is sold.
+    pub(crate) fn observe(&self, observation: &Observation) -> (Vec<Event>, bool) {
+        let mut health = self.health.lock();
+        let transitions = health.observe(observation, Instant::now());
+        let at_unix_ms = unix_ms();
+        let event = |Transition { uuid, from, to, reason }: Transition| {
+            Event::of_gpu(&uuid, What::Health { from, to }, reason, at_unix_ms)
+        };
+        let events: Vec<Event> = transitions.into_iter().map(event).collect();
+        for event in &events {
+            let (uuid, sentence) =
+                (event.gpu.as_deref().unwrap_or_default(), event.sentence("the GPU"));
+            match health.reason(uuid) {
+                Some(_) => warn!(gpu = uuid, "{sentence}: {}", event.detail()),
+                None => info!(gpu = uuid, "{sentence}: {}", event.detail()),
+            }
+        }
+        // Also the reason of a GPU that stays ill may be another by now.
+        let mut catalogue = self.catalogue.lock();
+        let changed = mark(Arc::make_mut(&mut catalogue), &health);
+        (events, changed)
+    }
+
+    /// The driver had no such GPU before it was watched; see [`Health::was_gone`].
+    pub(crate) fn was_gone(&self, uuid: &str) {
+        self.health.lock().was_gone(uuid);
+    }
+
+    pub fn has_unsaved_health(&self) -> bool {
+        !self.unsaved_health(false).is_empty()
+    }
+
+    /// What the ledger has to be told: with `all` also that counters have moved on.
+    fn unsaved_health(&self, all: bool) -> Vec<(String, Option<Remembered>)> {
+        let now = self.health.lock().remember(&moment(), Instant::now());
+        let saved = self.saved.lock();
+        let is_news = |uuid: &String, known: &Remembered| match saved.get(uuid) {
+            Some(before) => all || says_more(before, known),
+            None => true,
+        };
+        let news = now.into_iter().filter(|(uuid, known)| is_news(uuid, known));
+        news.map(|(uuid, known)| (uuid, Some(known))).collect()
+    }
+
+    /// Writes lines of the audit trail, and what a later start has to know of the GPUs. Blocking. A disk that refuses
+    /// is reported in the log, and told again.
+    pub fn save_health(&self, events: Vec<Event>, all: bool) {
+        let mut writer = self.journal.writer();
+        let change = Change { events, health: self.unsaved_health(all), ..Change::default() };
+        if change.is_empty() {
+            return;
+        }
+        if let Err(error) = writer.ledger.commit(&change) {
+            warn!(%error, "a start of the plugin would not know of GPUs' trouble");
+            return;
+        }
+        let health = change.health.into_iter();
+        self.saved.lock().extend(health.filter_map(|(uuid, known)| Some((uuid, known?))));
+    }
+
+    /// Whether that would change nothing, whatever went before.
+    pub fn ignores(&self, observation: &Observation) -> bool {
+        Health::ignores(&self.config.get().health, observation)
+    }
+
+    /// GPUs that may not last, of those that are sold.
+    pub fn suspects(&self) -> BTreeSet<String> {
+        let health = self.health.lock();
+        let catalogue = self.catalogue.lock();
+        catalogue.gpus.keys().filter(|uuid| health.is_suspect(uuid)).cloned().collect()
+    }
+
+    pub(crate) fn with_health(&self, after: &Catalogue) -> Catalogue {
+        let mut after = after.clone();
+        mark(&mut after, &self.health.lock());
+        after
     }
 }

@@ -2,12 +2,11 @@
 //! happens is in the audit trail, and every path here ends in a counter.
 //!
 //! Lines of the audit trail go into a bounded queue ([`report`]), without waiting. A task of its own makes
-//! events of them ([`words`], pure), adds up what repeats ([`series`], pure), and sends them over one
+//! events of them ([`events`], pure), adds up what repeats, and sends them over one
 //! connection that lives no longer than there is something to send ([`tessera_cluster::events`]). A server that
 //! is away, slow or hanging costs a timeout and then a pause that doubles; one that forbids it, five minutes.
 
-mod series;
-mod words;
+mod events;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,11 +14,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
-use tracing::{debug, warn};
+use tracing::debug;
 
 use crate::Agent;
 use crate::status_board::StatusBoard;
-use series::{Events, GivenUp, Series, Subject};
+use events::{Events, Series, Subject, words};
 pub use tessera_cluster::Server;
 use tessera_cluster::events::{EventClient, PodEvent};
 use tessera_cluster::{ApiError, Client, Retry};
@@ -35,11 +34,9 @@ const TOPIC: &str = "kubernetes";
 pub struct Timing {
     /// Longest wait for one request, connecting included.
     pub limit: Duration,
-    /// Least time between two requests.
     pub pace: Duration,
     /// The pause after a failure, which doubles, at first and at most; at most also where a person must do something.
     pub pause: [Duration; 2],
-    /// Another API server than the pod's own.
     pub server: Option<Server>,
 }
 
@@ -54,7 +51,6 @@ impl Default for Timing {
     }
 }
 
-/// Lines that wait to be made events of.
 const QUEUE: usize = 128;
 
 #[derive(Debug, Default)]
@@ -87,7 +83,7 @@ pub fn report(agent: Arc<Agent>, timing: Timing) -> impl Future<Output = ()> + S
     if server.is_some() {
         let (current, counts) = (agent.config.clone(), Arc::clone(agent.trust().events()));
         agent.journal().set_listener(Box::new(move |line: &Event| {
-            let is_wanted = are_wanted(&current.get()) && words::concerns_pods(&line.what);
+            let is_wanted = are_wanted(&current.get()) && events::concerns_pods(&line.what);
             if is_wanted && queue.try_send(line.clone()).is_err() {
                 counts.dropped.fetch_add(1, Ordering::Relaxed);
             }
@@ -101,7 +97,6 @@ pub fn report(agent: Arc<Agent>, timing: Timing) -> impl Future<Output = ()> + S
     }
 }
 
-/// Sends to the API server, until there are no more lines.
 async fn run(agent: Arc<Agent>, server: Server, mut lines: mpsc::Receiver<Event>, timing: Timing) {
     let (board, counts) = (agent.board(), agent.trust().events());
     let mut changes = agent.config.changes();
@@ -110,7 +105,6 @@ async fn run(agent: Arc<Agent>, server: Server, mut lines: mpsc::Receiver<Event>
     let mut events = Events::default();
     let mut rest = Instant::now();
     let mut pause = timing.pause[0];
-    let mut given_up = GivenUp::default();
     loop {
         let wake = events.next().map(|next| next.max(rest));
         let sleep = async {
@@ -122,9 +116,7 @@ async fn run(agent: Arc<Agent>, server: Server, mut lines: mpsc::Receiver<Event>
         tokio::select! {
             line = lines.recv() => {
                 let Some(line) = line else { return };
-                let lost = take(&agent, &mut events, line, counts).await;
-                let why = "too many wait, or their pods are not known";
-                say_given_up(&mut given_up, lost, &why);
+                take(&agent, &mut events, line, counts).await;
                 continue;
             }
             () = sleep => {}
@@ -161,7 +153,6 @@ async fn run(agent: Arc<Agent>, server: Server, mut lines: mpsc::Receiver<Event>
                         pause = timing.pause[0];
                         board.set_condition(TOPIC, None);
                         counts.dropped.fetch_add(1, Ordering::Relaxed);
-                        say_given_up(&mut given_up, 1, &failure);
                     }
                     Retry::Soon => {
                         rest = Instant::now() + pause;
@@ -185,13 +176,6 @@ async fn run(agent: Arc<Agent>, server: Server, mut lines: mpsc::Receiver<Event>
 fn say(board: &StatusBoard, failure: &ApiError, hint: &str) {
     let text = format!("pods get no Kubernetes events: {failure}{hint}");
     board.set_condition(TOPIC, Some(text));
-}
-
-/// Says at intervals how many events were given up, and why the last one was.
-fn say_given_up(given_up: &mut GivenUp, events: u64, why: &dyn std::fmt::Display) {
-    if let Some(count) = given_up.add(events, Instant::now()) {
-        warn!("{count} Kubernetes events on pods were given up, the last one because: {why}");
-    }
 }
 
 async fn send(client: &EventClient, events: &mut Events, at: usize) -> Result<(), ApiError> {
@@ -229,19 +213,15 @@ fn retry(failure: &ApiError) -> Retry {
     }
 }
 
-/// Makes events of a line, for every pod that it concerns; how many had to be given up.
-async fn take(agent: &Arc<Agent>, events: &mut Events, mut line: Event, counts: &Counts) -> u64 {
-    let mut lost = 0;
+/// Makes events of a line, for every pod that it concerns.
+async fn take(agent: &Arc<Agent>, events: &mut Events, line: Event, counts: &Counts) {
     let asked = Arc::clone(agent);
     let looked = tokio::task::spawn_blocking(move || {
         let subjects = subjects(&asked, &line);
         (line, subjects)
     });
-    let Ok((found, subjects)) = looked.await else { return 0 };
-    line = found;
-    if subjects.is_empty() && line.id.is_some() {
-        lost += 1;
-    }
+    let Ok((mut line, subjects)) = looked.await else { return };
+    let mut lost = u64::from(subjects.is_empty() && line.id.is_some());
     for subject in subjects {
         // What is said to a pod is said of this pod.
         line.holder = Some(Holder {
@@ -249,11 +229,10 @@ async fn take(agent: &Arc<Agent>, events: &mut Events, mut line: Event, counts: 
             pod: subject.pod.clone(),
             container: subject.container.clone(),
         });
-        let Some(words) = words::words(&line) else { continue };
+        let Some(words) = words(&line) else { continue };
         lost += events.add(subject, words, line.times, line.at_unix_ms, Instant::now());
     }
     counts.dropped.fetch_add(lost, Ordering::Relaxed);
-    lost
 }
 
 /// Whom a line concerns: the container that it names, or all pods on its GPU (on any where it names none). Blocking.
@@ -295,7 +274,7 @@ fn subjects(agent: &Agent, line: &Event) -> Vec<Subject> {
             let uid = agent.trust().uid(&holder.namespace, &holder.pod);
             vec![subject(holder, uid, &holder.container)]
         }
-        (None, None) if words::concerns_neighbours(&line.what) => {
+        (None, None) if events::concerns_neighbours(&line.what) => {
             // One of a pod, however many of its containers have shares.
             let mut seen = BTreeSet::new();
             let is_it = |uuid: &String| line.gpu.as_ref().is_none_or(|gpu| gpu == uuid);

@@ -61,7 +61,6 @@ fn of_known(listed: &[ListedProcess], pid: u32) -> Option<(u64, bool)> {
     }
 }
 
-/// The same where nobody knows which process it was.
 fn of_unknown(
     listed: &[ListedProcess],
     departing: &[(&SlotView, Option<u32>)],

@@ -11,7 +11,6 @@
 pub mod audit;
 pub mod context;
 pub mod departed;
-mod findings;
 pub mod overhead;
 pub mod procs;
 pub mod sample;
@@ -27,12 +26,11 @@ use tracing::debug;
 
 pub use procs::{PidView, pid_view};
 use tessera_region::usage::{Fate, SlotView};
-use tessera_tenant::regions::observed::Bell;
+use tessera_tenant::regions::Bell;
 
-use self::audit::Audit;
+use self::audit::{Audit, Kubelet};
 use self::context::ContextEstimator;
 use self::departed::{ListedProcess, ProcessOwner};
-use self::findings::Kubelet;
 use self::overhead::{CONFIRM, OverheadEstimator, Verdict};
 use self::procs::Procs;
 use self::sample::{Member, compose, divide, join, slot_of};
@@ -110,7 +108,6 @@ struct ObservedTenant {
     pids: BTreeMap<(usize, u64), u32>,
     news: TokenBucket,
     reported: Option<Instant>,
-    /// At the last look.
     launches: u64,
     /// Times that its usage page was found tampered with, as far as reported.
     tamperings: u64,
@@ -131,13 +128,10 @@ struct Observer {
     procs: Procs,
     gpus: BTreeMap<String, LookSchedule>,
     tenants: BTreeMap<AllocationId, ObservedTenant>,
-    /// Why a GPU's processes are unknown, by UUID.
     silent: BTreeMap<String, String>,
     /// Pids that the driver listed at the last look, by GPU.
     listed: BTreeMap<String, Vec<u32>>,
-    /// GPUs of which it listed dead processes then.
     ending: BTreeSet<String>,
-    /// Processes of no tenant, by GPU.
     strangers: BTreeMap<String, Strangers>,
     reported_stranger: Option<Instant>,
     uses: UseMeter,
@@ -160,7 +154,6 @@ impl Observer {
         }
     }
 
-    /// When the next GPU is due. A new allocation rings before.
     fn due(&self) -> Instant {
         let idle = Instant::now() + SLOW;
         let looks =
@@ -241,7 +234,6 @@ impl Observer {
         }
     }
 
-    /// Knows the tenant of an allocation, and hears its news.
     fn meet(&mut self, record: &Record, region: &Region, now: Instant) {
         let fresh = self.tenants.get(&record.id).is_none_or(|t| t.generation != record.generation);
         if fresh {
@@ -318,7 +310,7 @@ impl Observer {
                     false => self.silent.remove(uuid),
                 };
                 tenants.iter().for_each(|((_, r), gpu)| r.observed().set_used(*gpu, None));
-                self.agent.trust().forget_outside(uuid);
+                self.agent.trust().keep_outside(|looked_at| looked_at != uuid);
                 return Look::default();
             }
         };
@@ -610,13 +602,10 @@ impl Observer {
 
 #[derive(Debug, Default)]
 struct Look {
-    /// For each tenant.
     verdicts: Vec<Verdict>,
     /// Somebody has launched something since the look before, or is to be looked at again.
     busy: bool,
-    /// The next look must tell more.
     open: bool,
-    /// The longest time until the next.
     watch: Option<Duration>,
     /// The driver may have memory of dead processes of tenants that are there.
     departing: bool,
@@ -651,7 +640,6 @@ fn place<T>(list: &[T], id_of: impl Fn(&T) -> &AllocationId, id: &AllocationId) 
 enum Owner {
     /// Of these, by their places in the round: the shares of this GPU that it has.
     ObservedTenants(Vec<(usize, Member)>),
-    /// Of no tenant on this GPU.
     Nobody(Stranger),
     /// It has ended, or lets go of its memory.
     Gone,

@@ -27,7 +27,6 @@ pub const PERSISTENT: Duration = Duration::from_millis(300);
 /// The longest time between two looks while overhead is published, and while it falls.
 pub const WATCH: Duration = Duration::from_millis(350);
 pub const WATCH_FALL: Duration = Duration::from_millis(90);
-/// How many looks that takes at least.
 pub const LOOKS: u32 = 3;
 /// How many looks in a row must show less where something was given back during each of them. Of one such look in
 /// seven at most the ledger was fuller before and after than while the driver was asked.
@@ -36,7 +35,6 @@ pub const FREEING: u32 = 32;
 #[derive(Clone, Debug)]
 pub struct OverheadEstimator {
     published: u64,
-    /// A first look that shows more.
     rising: Option<(Instant, u64)>,
     falling: Option<Falling>,
     /// The processes when last nothing was pending: pid, start, bytes of contexts.
@@ -50,20 +48,15 @@ struct Falling {
     looks: u32,
     /// Looks in a row that show less and are no bound.
     freeing: u32,
-    /// A process or context has gone.
     gone: bool,
 }
 
-/// What a look came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Publish this many bytes.
     Publish(u64),
-    /// What is published stands.
     Steady,
     /// Another look should follow, no sooner than [`CONFIRM`].
     Confirm,
-    /// The look could not tell.
     Unclear,
 }
 
@@ -114,7 +107,6 @@ impl OverheadEstimator {
         }
     }
 
-    /// The longest time until the next look.
     pub fn watch(&self) -> Option<Duration> {
         match (self.published, self.falling) {
             (0, _) => None,
@@ -144,7 +136,6 @@ impl OverheadEstimator {
         Verdict::Publish(self.published)
     }
 
-    /// `freed`: see [`Sample::freed`].
     fn fall(&mut self, now: Instant, target: u64, gone: bool, freed: bool) -> Verdict {
         let new = Falling { since: now, most: target, looks: 0, freeing: 0, gone };
         let falling = self.falling.get_or_insert(new);
@@ -189,5 +180,333 @@ impl OverheadEstimator {
 }
 
 #[cfg(test)]
-#[path = "overhead_tests.rs"]
-mod tests;
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::observe::sample::Member;
+
+    const MIB: u64 = 1 << 20;
+
+    fn members(pids: &[u32]) -> Vec<(Member, u64)> {
+        let member = |&pid| (Member { pid, start: 1, used_bytes: Some(0), slot: None }, 7);
+        pids.iter().map(member).collect()
+    }
+
+    /// A quiet look at `overhead` bytes beyond a ledger of 100 MiB.
+    fn look(overhead: u64, pids: &[u32]) -> Sample {
+        let granted = 100 * MIB;
+        Sample {
+            quiet: true,
+            freed: false,
+            granted,
+            used: Some(granted + overhead),
+            members: members(pids),
+            ..Sample::default()
+        }
+    }
+
+    /// A gauge and its clock; looks are a second apart.
+    struct Bench {
+        estimator: OverheadEstimator,
+        now: Instant,
+    }
+
+    impl Bench {
+        fn new() -> Self {
+            Self { estimator: OverheadEstimator::new(0), now: Instant::now() }
+        }
+
+        fn see(&mut self, sample: &Sample) -> Verdict {
+            self.now += Duration::from_secs(1);
+            self.estimator.see(self.now, sample)
+        }
+
+        /// Looks that show the same until something is published.
+        fn settle(&mut self, sample: &Sample) -> u64 {
+            for _ in 0..100 {
+                if let Verdict::Publish(_) = self.see(sample) {
+                    break;
+                }
+            }
+            self.estimator.published()
+        }
+    }
+
+    #[test]
+    fn two_looks_that_agree_publish_and_one_does_not() {
+        let mut bench = Bench::new();
+        assert_eq!(bench.see(&look(60 * MIB, &[1])), Verdict::Confirm);
+        assert_eq!(bench.estimator.published(), 0);
+        assert_eq!(bench.see(&look(60 * MIB, &[1])), Verdict::Publish(64 * MIB));
+        assert_eq!(bench.see(&look(60 * MIB, &[1])), Verdict::Steady);
+    }
+
+    #[test]
+    fn a_look_too_soon_confirms_nothing() {
+        let mut estimator = OverheadEstimator::new(0);
+        let start = Instant::now();
+        assert_eq!(estimator.see(start, &look(MIB, &[1])), Verdict::Confirm);
+        assert_eq!(estimator.see(start + CONFIRM / 2, &look(MIB, &[1])), Verdict::Confirm);
+        assert_eq!(estimator.see(start + CONFIRM, &look(MIB, &[1])), Verdict::Publish(STEP));
+    }
+
+    #[test]
+    fn a_process_that_exits_takes_its_overhead_along() {
+        let mut bench = Bench::new();
+        assert_eq!(bench.settle(&look(320 * MIB, &[1, 2])), 320 * MIB);
+        assert_eq!(bench.see(&look(160 * MIB, &[2])), Verdict::Confirm);
+        assert_eq!(bench.see(&look(160 * MIB, &[2])), Verdict::Publish(160 * MIB));
+        assert_eq!(bench.see(&look(0, &[])), Verdict::Confirm);
+        assert_eq!(bench.see(&look(0, &[])), Verdict::Publish(0));
+    }
+
+    #[test]
+    fn a_context_that_is_destroyed_takes_its_overhead_along() {
+        let mut bench = Bench::new();
+        assert_eq!(bench.settle(&look(320 * MIB, &[1])), 320 * MIB);
+        let mut fewer = look(160 * MIB, &[1]);
+        fewer.members[0].1 -= 1;
+        bench.see(&fewer);
+        assert_eq!(bench.see(&fewer), Verdict::Publish(160 * MIB));
+    }
+
+    #[test]
+    fn a_namesake_of_a_dead_process_is_somebody_else() {
+        let mut bench = Bench::new();
+        bench.settle(&look(320 * MIB, &[1]));
+        let mut namesake = look(0, &[1]);
+        namesake.members[0].0.start = 2;
+        bench.see(&namesake);
+        assert_eq!(bench.see(&namesake), Verdict::Publish(0));
+    }
+
+    /// Looks that come when the rhythm says, from when the overhead has gone; for how long it is published.
+    fn decay(sample: &Sample) -> Duration {
+        let mut bench = Bench::new();
+        bench.settle(&look(800 * MIB, &[1]));
+        let gone = bench.now;
+        let mut now = gone;
+        while bench.estimator.published() > STEP {
+            now += bench.estimator.watch().expect("somebody looks while there is overhead");
+            bench.estimator.see(now, sample);
+            assert!(now - gone < Duration::from_secs(60));
+        }
+        now - gone
+    }
+
+    #[test]
+    fn overhead_that_is_gone_is_gone_within_a_second() {
+        let moving = Sample { quiet: false, ..look(MIB, &[1]) };
+        let freeing = Sample { freed: true, ..moving.clone() };
+        for (sample, limit_ms) in [(look(MIB, &[1]), 900), (moving, 900), (freeing, 3500)] {
+            let decay = decay(&sample);
+            assert!(decay < Duration::from_millis(limit_ms), "{decay:?}");
+        }
+        assert_eq!(OverheadEstimator::new(0).watch(), None, "no overhead, no reason");
+    }
+
+    #[test]
+    fn without_a_reason_less_is_believed_only_when_it_lasts() {
+        let mut bench = Bench::new();
+        bench.settle(&look(320 * MIB, &[1]));
+        let start = bench.now;
+        assert_eq!(bench.settle(&look(MIB, &[1])), STEP);
+        assert!(bench.now - start >= PERSISTENT);
+        // What shows up in between starts it again.
+        let mut bench = Bench::new();
+        bench.settle(&look(320 * MIB, &[1]));
+        for _ in 0..10 {
+            for _ in 1..LOOKS {
+                bench.see(&look(MIB, &[1]));
+            }
+            bench.see(&look(320 * MIB, &[1]));
+        }
+        assert_eq!(bench.estimator.published(), 320 * MIB);
+    }
+
+    #[test]
+    fn memory_that_an_importer_inherits_is_seen() {
+        let mut bench = Bench::new();
+        // The exporter's charge ends with it, its memory is now the importer's.
+        bench.see(&look(0, &[1, 2]));
+        bench.see(&look(256 * MIB, &[2]));
+        assert_eq!(bench.see(&look(256 * MIB, &[2])), Verdict::Publish(256 * MIB));
+    }
+
+    #[test]
+    fn what_was_published_before_a_restart_stands_until_it_is_seen_to_be_wrong() {
+        let mut estimator = OverheadEstimator::new(320 * MIB);
+        let start = Instant::now();
+        assert_eq!(estimator.see(start, &look(310 * MIB, &[1])), Verdict::Steady);
+        let unquiet = Sample { quiet: false, ..look(0, &[]) };
+        assert_eq!(estimator.see(start, &unquiet), Verdict::Unclear);
+        assert_eq!(estimator.published(), 320 * MIB);
+    }
+
+    /// A tenant that allocates and gives back all the time, in the order of the shim: an allocation is charged, made by
+    /// the driver, granted; a free is done by the driver before the ledger says so. Its overhead is always the same.
+    struct Busy {
+        /// Bytes of the driver, granted bytes, charged bytes, frees, allocations: each word as it stands after each step.
+        steps: Vec<[u64; 5]>,
+    }
+
+    impl Busy {
+        /// `held`: what it has for good, MiB; then it goes up and down by each of `sizes`, held for as many steps.
+        fn new(held: u64, overhead: u64, sizes: &[(u64, usize)]) -> Self {
+            let [mut driver, mut granted, mut charged, mut frees, mut allocations] =
+                [held + overhead, held, held, 0, 0];
+            let mut steps = Vec::new();
+            for (size, lasts) in sizes {
+                charged += size;
+                steps.push([driver, granted, charged, frees, allocations]);
+                driver += size;
+                steps.push([driver, granted, charged, frees, allocations]);
+                (granted, allocations) = (granted + size, allocations + 1);
+                steps.extend(vec![[driver, granted, charged, frees, allocations]; *lasts]);
+                driver -= size;
+                steps.push([driver, granted, charged, frees, allocations]);
+                (granted, charged, frees) = (granted - size, charged - size, frees + 1);
+                steps.extend(vec![[driver, granted, charged, frees, allocations]; *lasts]);
+            }
+            Busy { steps }
+        }
+
+        /// Whether the driver has freed at this step what the ledger still has.
+        fn is_between(&self, step: usize) -> bool {
+            let [this, next] = [step, step + 1].map(|step| self.steps[step % self.steps.len()]);
+            next[3] > this[3]
+                && self.steps[(step + self.steps.len() - 1) % self.steps.len()][0] > this[0]
+        }
+
+        /// What a look sees that reads the ledger at one step, asks the driver at another, and reads again at a third.
+        fn look(&self, mut at: [usize; 3]) -> Sample {
+            // That moment is shorter than a look.
+            if at[1] == at[2] && self.is_between(at[1]) {
+                at[2] += 1;
+            }
+            let [before, driver, after] = at.map(|step| self.steps[step % self.steps.len()]);
+            // Steps that come round again are other frees.
+            let rounds = |step: usize| step / self.steps.len();
+            let freed = before[3] != after[3] || rounds(at[0]) != rounds(at[2]);
+            Sample {
+                quiet: !freed && before == after && before[1] == before[2],
+                freed,
+                granted: before[1].min(after[1]) * MIB,
+                used: Some(driver[0] * MIB),
+                members: members(&[1]),
+                ..Sample::default()
+            }
+        }
+    }
+
+    /// A look: milliseconds after the one before, overhead in MiB, whether it is quiet, who is there.
+    fn any_look() -> impl Strategy<Value = (u64, Sample)> {
+        let pids = prop::sample::subsequence(vec![1u32, 2, 3], 0..=3);
+        (0..20_000u64, 0..200u64, prop::bool::weighted(0.8), pids).prop_map(
+            |(pause, overhead, quiet, pids)| {
+                (pause, Sample { quiet, ..look(overhead * MIB, &pids) })
+            },
+        )
+    }
+
+    proptest! {
+        /// Whatever is seen: what is raised was there at both of the last two quiet looks, what is
+        /// lowered still covers the last, and looks that are not quiet raise nothing.
+        #[test]
+        fn nothing_is_published_that_was_not_seen_twice(
+            looks in prop::collection::vec(any_look(), 1..200),
+        ) {
+            let mut estimator = OverheadEstimator::new(0);
+            let mut now = Instant::now();
+            let mut last: Option<u64> = None;
+            for (pause, sample) in looks {
+                now += Duration::from_millis(pause);
+                let before = estimator.published();
+                let verdict = estimator.see(now, &sample);
+                let Some(overhead) = sample.overhead() else {
+                    let now = estimator.published();
+                    match verdict {
+                        Verdict::Publish(bytes) => {
+                            prop_assert!(bytes == now && bytes < before && bytes % STEP == 0);
+                            prop_assert!(Some(bytes) >= sample.most());
+                        }
+                        _ => prop_assert_eq!((verdict, now), (Verdict::Unclear, before)),
+                    }
+                    continue;
+                };
+                if let Verdict::Publish(bytes) = verdict {
+                    prop_assert_ne!(bytes, before);
+                    prop_assert_eq!(bytes % STEP, 0);
+                    let seen = last.map_or(0, |last| last.min(overhead));
+                    if bytes > before {
+                        prop_assert!(bytes < seen + STEP, "{} published, {} seen", bytes, seen);
+                    } else {
+                        prop_assert!(bytes >= overhead);
+                    }
+                }
+                last = Some(overhead);
+            }
+        }
+
+        /// After any past, a tenant at rest is covered after few looks, and then nothing moves.
+        #[test]
+        fn a_tenant_at_rest_is_left_at_rest(
+            looks in prop::collection::vec(any_look(), 0..50),
+            overhead in 0..200u64,
+        ) {
+            let mut bench = Bench::new();
+            for (_, sample) in &looks {
+                bench.see(sample);
+            }
+            let rest = look(overhead * MIB, &[1, 2]);
+            for _ in 0..3 {
+                bench.see(&rest);
+            }
+            prop_assert!(bench.estimator.published() >= overhead * MIB);
+            for _ in 0..60 {
+                bench.see(&rest);
+            }
+            let settled = bench.estimator.published();
+            prop_assert_eq!(settled, (overhead * MIB).next_multiple_of(STEP));
+            for _ in 0..100 {
+                prop_assert_eq!(bench.see(&rest), Verdict::Steady);
+            }
+        }
+
+        /// However slow the looks, and whatever the tenant allocates and gives back between and during them: overhead
+        /// that is there is covered, once it was seen.
+        #[test]
+        fn a_busy_tenants_overhead_is_never_believed_gone(
+            overhead in 1..200u64,
+            sizes in prop::collection::vec((1..500u64, 1..6usize), 1..6),
+            looks in prop::collection::vec((0..100usize, 0..12usize, 0..12usize, 5..400u64), 1..300),
+        ) {
+            let tenant = Busy::new(700, overhead, &sizes);
+            let covers = (overhead * MIB).next_multiple_of(STEP);
+            let mut estimator = OverheadEstimator::new(covers);
+            let mut now = Instant::now();
+            for (at, asks, reads, pause) in looks {
+                now += Duration::from_millis(pause);
+                let sample = tenant.look([at, at + asks, at + asks + reads]);
+                estimator.see(now, &sample);
+                prop_assert_eq!(estimator.published(), covers, "{:?}", sample);
+            }
+        }
+
+        /// Pages that small allocations fill and leave do not move it.
+        #[test]
+        fn noise_within_a_step_moves_nothing(
+            base in 1..20u64,
+            noise in prop::collection::vec(1..=16u64, 1..100),
+        ) {
+            let mut bench = Bench::new();
+            let settled = bench.settle(&look(base * STEP, &[1]));
+            for noise in noise {
+                let sample = look(base * STEP - 16 * MIB + noise * MIB, &[1]);
+                prop_assert_eq!(bench.see(&sample), Verdict::Steady);
+            }
+            prop_assert_eq!(bench.estimator.published(), settled);
+        }
+    }
+}

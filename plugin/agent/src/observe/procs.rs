@@ -1,30 +1,24 @@
 //! Identifies a pid by `/proc`: the container it lives in, its pid there, and whether it still has its
 //! memory. Read with care for pids that end and come again; remembered by pid and start time.
 //!
-//! A container is identified by its mounts ([`crate::trust::mounts`]): what kubelet mounted for the pages is a
+//! A container is identified by its mounts ([`crate::trust::container`]): what kubelet mounted for the pages is a
 //! directory named like the allocation, on the pages' own file system. A process that never loads the shim has the same mounts, needs
-//! no session to be known, and is known again after a restart of the plugin. Its cgroup
-//! ([`crate::trust::cgroup`]) identifies pod and container where the mounts are gone.
+//! no session to be known, and is known again after a restart of the plugin. Its cgroup identifies pod and container where the mounts are gone.
 
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use crate::trust::container::{self, Mounts, PodContainer, Source};
 use nix::sys::stat::{major, minor};
-
-use crate::trust::cgroup;
-use crate::trust::cgroup::PodContainer;
-use crate::trust::mounts::{Mounts, Source};
 use tessera_model::allocation_id::AllocationId;
 
 /// Longest file that is read of a process: a container can have a hundred thousand mounts
 /// (`fs.mount-max`), and nobody waits for them.
 const LONGEST: u64 = 4 << 20;
 
-/// What does not change while a process lives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// Start time, clock ticks since boot.
     pub start: u64,
     pub namespace_pid: u32,
     /// The allocations whose pages are mounted where it lives, sorted.
@@ -32,7 +26,6 @@ pub struct Identity {
     pub place: Option<PodContainer>,
     /// The container's name in the pod, where its mounts tell it and agree with the kernel on the pod.
     pub container: Option<String>,
-    /// Its name (`comm`), for people.
     pub name: String,
 }
 
@@ -83,22 +76,10 @@ impl Procs {
         maps_file(&maps, device, inode)
     }
 
-    /// Forgets all but these.
     pub fn keep(&mut self, pids: impl Fn(u32) -> bool) {
         self.known.retain(|pid, _| pids(*pid));
     }
 
-    /// Its mounts; `None` if it has ended.
-    pub fn mountinfo(&self, pid: u32) -> Option<String> {
-        self.file(pid, "mountinfo").map(|text| String::from_utf8_lossy(&text).into_owned())
-    }
-
-    /// Where the kernel says it is.
-    pub fn place(&self, pid: u32) -> Option<PodContainer> {
-        cgroup::place(&self.file(pid, "cgroup")?)
-    }
-
-    /// Where proc(5) is mounted.
     pub fn root(&self) -> &Path {
         &self.root
     }
@@ -122,9 +103,10 @@ impl Procs {
         let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
         // Outermost namespace first; kernels before 4.1 have no such line.
         let namespace_pid = field("NSpid:").and_then(|pids| pids.split_whitespace().last());
-        let mounts = self.mountinfo(pid).unwrap_or_default();
+        let mounts = self.file(pid, "mountinfo").unwrap_or_default();
+        let mounts = String::from_utf8_lossy(&mounts);
         let mounts = Mounts::parse(&mounts);
-        let place = self.place(pid);
+        let place = self.file(pid, "cgroup").and_then(|text| container::place(&text));
         let container = mounts
             .container()
             .filter(|(uid, _)| place.as_ref().is_some_and(|place| place.pod_uid == *uid));
@@ -202,7 +184,6 @@ mod tests {
 
     const ID: &str = "0123456789abcdef0123456789abcdef";
 
-    /// A proc(5) with one process.
     struct Fake {
         dir: tempfile::TempDir,
         procs: Procs,
@@ -252,15 +233,6 @@ mod tests {
     }
 
     #[test]
-    fn what_a_container_mounts_over_it_does_not_count() {
-        let other = "fedcba9876543210fedcba9876543210";
-        let text = mounts(ID) + &mounts(other);
-        assert_eq!(Mounts::parse(&text).allocations(None)[0].as_str(), ID);
-        assert_eq!(Mounts::parse("1 2 0:1 / /usr/local/tessera/pages").allocations(None), []);
-        assert_eq!(Mounts::parse("x\n\n1 2").allocations(None), []);
-    }
-
-    #[test]
     fn pod_and_container_are_identified_by_the_kernel_and_named_by_kubelets_mounts() {
         let uid = "7d5b3c1e-0f2a-4b6c-8d9e-aabbccddeeff";
         let fake = |cgroup: &str| {
@@ -278,12 +250,6 @@ mod tests {
         let place = PodContainer { pod_uid: uid.into(), container_id: id };
         assert_eq!((inside.place, inside.container.as_deref()), (Some(place), Some("main")));
         assert_eq!(fake("0::/system.slice\n").container, None, "mounts alone could be forged");
-    }
-
-    #[test]
-    fn a_container_whose_pages_were_removed_is_still_identified() {
-        let text = mounts(&format!("{ID}//deleted"));
-        assert_eq!(Mounts::parse(&text).allocations(None)[0].as_str(), ID);
     }
 
     #[test]

@@ -12,7 +12,6 @@ pub struct Member {
     pub start: u64,
     /// What the driver says it uses; `None` where it does not tell.
     pub used_bytes: Option<u64>,
-    /// The slot that it holds, if any; see [`slot_of`].
     pub slot: Option<usize>,
 }
 

@@ -11,7 +11,6 @@ use super::overhead::{CONFIRM, Verdict};
 
 /// The pause after the first look; doubles from look to look.
 const FIRST: Duration = Duration::from_millis(10);
-/// The longest pause.
 pub const SLOW: Duration = Duration::from_secs(10);
 /// The longest pause while looks cannot tell, because the ledger moves all the time, and while kernels
 /// are launched, which may load modules and grow local memory.
@@ -22,25 +21,20 @@ const HURRY: Duration = Duration::from_millis(3);
 /// The longest time between two lists meanwhile, and the part of the time since then that it grows to: a teardown
 /// may take half a minute, under the lock that the lists take.
 const HURRIED_LISTS: Duration = Duration::from_millis(50);
-/// See [`HURRIED_LISTS`].
 const HURRIED_PART: u32 = 8;
 /// Bytes that a GPU's figure may move before the lists are asked what moved.
 const MOVED: u64 = 16 << 20;
 
-/// One GPU's.
 #[derive(Clone, Copy, Debug)]
 pub struct LookSchedule {
     due: Instant,
     pause: Duration,
-    /// When the last look was over.
     looked: Option<Instant>,
     /// The next look asks for the lists, whatever the figure is.
     open: bool,
     /// When the lists were asked last, and the figure then.
     listed: Option<(Instant, Figure)>,
-    /// The figure at the last look.
     figure: Figure,
-    /// The longest pause until the next lists.
     watched: Duration,
     /// Since when somebody may wait for dead processes' memory.
     hurried: Option<Instant>,
@@ -49,7 +43,6 @@ pub struct LookSchedule {
 /// A GPU's memory in use beyond what its tenants' ledgers say, bytes; `None` where the driver does not tell.
 pub type Figure = Option<i128>;
 
-/// What a look with lists came to.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Outcome {
     /// A tenant has launched something since the look before.

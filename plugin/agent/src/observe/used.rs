@@ -9,13 +9,10 @@ use tessera_arbiter::{Arbiter, TenantShare};
 use super::schedule::SLOW;
 use super::{Found, Observer};
 
-/// When was asked, and whom.
 #[derive(Debug)]
 pub(super) struct UseMeter {
     due: Instant,
-    /// GPUs that have answered, and when.
     asked: BTreeMap<String, Instant>,
-    /// Tenants that had been alone then.
     alone: BTreeSet<String>,
 }
 

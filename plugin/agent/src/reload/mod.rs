@@ -6,27 +6,26 @@
 //! for a start that finds a bad one ([`tessera_config::file`]).
 //!
 //! GPUs that are not sold although the configuration includes them are named, and those that do not answer are asked again.
+//!
+//! It is read again at SIGHUP, and at news of the file. The directory is watched, not the file: a ConfigMap's update renames the link `..data` beside it, and
+//! editors rename a new file over the old one. Where the file is a link, so are the directories that it
+//! leads through. News only triggers a read: the text shows whether it is another.
+//! It is also read periodically: a node may have run out of inotify watches.
 
 pub mod plan;
-mod watch;
 
 use std::fmt;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
-use tracing::{error, info, warn};
-
-pub use watch::{DEBOUNCE, watch};
-
-use crate::Agent;
-use crate::inventory::GpuSelection;
-use crate::status_board::StatusBoard;
-use tessera_config::keys;
 use tessera_config::keys::{Difference, Takes};
 use tessera_config::{
-    Config, ConfigError, ConfigFile, Current, Gpus, Judged, LoadedConfig, Problem, file,
+    Config, ConfigError, ConfigFile, Current, Gpus, Judged, LoadedConfig, Problem, file, keys,
 };
 use tessera_gpu::{Discovery, DiscoveryError, selected};
+use tessera_kubelet::news::{self, News};
 use tessera_model::audit::{Actor, What};
 use tessera_model::clock::unix_ms;
 use tessera_model::gpu::Gpu;
@@ -36,6 +35,12 @@ use tessera_system::locks::lock;
 use tessera_view::API_VERSION;
 use tessera_view::change::ReloadResponse;
 use tessera_view::status::Configuration;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing::{error, info, warn};
+
+use crate::Agent;
+use crate::inventory::GpuSelection;
+use crate::status_board::StatusBoard;
 
 /// Most differences that are logged and kept, and most bytes of each.
 const MOST_DIFFERENCES: usize = 50;
@@ -47,9 +52,7 @@ pub type SetFilter = Box<dyn Fn(&str) -> Result<(), String> + Send + Sync>;
 pub enum ReloadCause {
     /// The file may have changed. An unchanged text is ignored.
     Change,
-    /// SIGHUP.
     Signal,
-    /// Somebody asked, over the admin socket.
     Asked(Option<Actor>),
 }
 
@@ -82,14 +85,12 @@ pub struct Reloader {
     /// What was read last; the reader holds the lock.
     seen: Mutex<String>,
     state: Mutex<Configuration>,
-    /// How often a file was read and found good.
     taken: AtomicU64,
     /// The text at the start, until it has proved good.
     first: Mutex<Option<String>>,
 }
 
 impl Reloader {
-    /// For a plugin that begins with `given`.
     pub fn new(
         file: Option<ConfigFile>,
         given: &LoadedConfig,
@@ -139,7 +140,6 @@ impl Reloader {
         lock(&self.state).clone()
     }
 
-    /// How often a file was read and found good since the start.
     pub fn taken(&self) -> u64 {
         self.taken.load(Ordering::Relaxed)
     }
@@ -433,7 +433,6 @@ impl Reloader {
     }
 }
 
-/// By which it is known whether the file is another.
 fn mark(judged: &Judged) -> String {
     match judged.problems.first() {
         Some(problem) if judged.text.is_empty() => problem.message.clone(),
@@ -456,4 +455,108 @@ fn described(changes: &[Difference], waiting: &[Difference]) -> Vec<String> {
     let mut lines = texts(changes);
     lines.extend(texts(waiting).into_iter().map(|text| format!("{text} (after a restart)")));
     lines
+}
+
+/// How long the file must rest before it is read: it may be written in pieces.
+pub const DEBOUNCE: Duration = Duration::from_millis(250);
+/// However long that goes on, it is read after so many times that.
+const PATIENCE: u32 = 8;
+/// How often it is looked at without news, and where there are none to be had.
+const SELDOM: Duration = Duration::from_secs(60);
+const OFTEN: Duration = Duration::from_secs(10);
+const LINKS: usize = 16;
+
+/// Reads the file again whenever that is due. Never ends.
+pub async fn watch(reloader: Arc<Reloader>, debounce: Duration) {
+    let Some(path) = reloader.file().map(|file| file.path().to_owned()) else {
+        return std::future::pending().await;
+    };
+    let mut hangup = match signal(SignalKind::hangup()) {
+        Ok(hangup) => Some(hangup),
+        Err(error) => {
+            error!(%error, "SIGHUP is not heard");
+            None
+        }
+    };
+    let mut news = News::default();
+    loop {
+        let file = path.clone();
+        let wanted =
+            move || directories(&file).into_iter().map(|dir| (dir, news::WRITES)).collect();
+        if news.follow(&path, wanted).await {
+            // What came before the watch was there has no news.
+            read(&reloader, ReloadCause::Change).await;
+        }
+        let hung_up = async {
+            match &mut hangup {
+                Some(hangup) => hangup.recv().await,
+                None => std::future::pending().await,
+            }
+        };
+        let why = tokio::select! {
+            _ = hung_up => ReloadCause::Signal,
+            () = come(&mut news) => {
+                news.settle(debounce, PATIENCE).await;
+                ReloadCause::Change
+            }
+        };
+        read(&reloader, why).await;
+    }
+}
+
+async fn read(reloader: &Arc<Reloader>, why: ReloadCause) {
+    let reloader = Arc::clone(reloader);
+    if let Err(error) = tokio::task::spawn_blocking(move || reloader.reload(&why)).await {
+        error!(%error, "reading the configuration");
+    }
+}
+
+async fn come(news: &mut News) {
+    let seldom = if news.is_heard() { SELDOM } else { OFTEN };
+    let _ = tokio::time::timeout(seldom, news.more()).await;
+}
+
+fn directories(file: &Path) -> Vec<PathBuf> {
+    let mut found: Vec<PathBuf> = Vec::new();
+    let mut at = file.to_owned();
+    for _ in 0..LINKS {
+        let dir = at.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let dir = dir.to_owned();
+        let Ok(target) = std::fs::read_link(&at) else {
+            found.push(dir);
+            break;
+        };
+        at = dir.join(target);
+        found.push(dir);
+    }
+    found.extend(file.canonicalize().ok().and_then(|real| Some(real.parent()?.to_owned())));
+    found.sort();
+    found.dedup();
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tessera_kubelet::news::identity;
+
+    #[test]
+    fn a_files_directories_are_those_of_its_links_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().canonicalize().unwrap();
+        std::fs::create_dir_all(root.join("etc/..2026")).unwrap();
+        std::fs::write(root.join("etc/..2026/config.toml"), "").unwrap();
+        let link = |target: &str, at: &str| {
+            std::os::unix::fs::symlink(target, root.join(at)).unwrap();
+        };
+        link("..2026", "etc/..data");
+        link("..data/config.toml", "etc/config.toml");
+        link("etc/config.toml", "link.toml");
+        let found = directories(&root.join("link.toml"));
+        let want = ["", "etc", "etc/..2026", "etc/..data"].map(|dir| root.join(dir));
+        for dir in want {
+            assert!(found.iter().any(|found| identity(found) == identity(&dir)), "{found:?}");
+        }
+        assert_eq!(directories(&root.join("absent/config.toml")), [root.join("absent")]);
+    }
 }

@@ -132,7 +132,6 @@ fn moves(before: &Catalogue, after: &Catalogue, records: &[Arc<Record>]) -> Vec<
     at_once.chain(kept_by_other(after, records)).collect()
 }
 
-/// The DRA driver that is turned off under claims.
 fn driver_stays(after: &Config, records: &[Arc<Record>]) -> Option<String> {
     let claims = records.iter().filter_map(|record| record.origin.claim());
     let count = claims.map(|claim| &claim.uid).collect::<BTreeSet<_>>().len();
@@ -201,7 +200,6 @@ fn successor(record: &Record, grant: &Grant, after: &Catalogue) -> Option<String
     (!same).then(|| format!("the next holder of its replicas gets {text}"))
 }
 
-/// Limits as people read them.
 pub fn limits(memory_bytes: u64, cores_millis: u32, compute: Compute) -> String {
     let word = match compute {
         Compute::Burst => "burst",

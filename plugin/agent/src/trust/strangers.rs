@@ -1,6 +1,6 @@
 //! Processes that use a shared GPU without a share of it: which are new, which to report, and what their pods are called.
 //!
-//! The kernel knows a container by an id ([`super::cgroup`]). Kubelet's `/var/log/containers` has a link for every container
+//! The kernel knows a container by an id ([`super::container`]). Kubelet's `/var/log/containers` has a link for every container
 //! that is named `<pod>_<namespace>_<container>-<id>.log` (`legacyLogSymlink` in `pkg/kubelet/kuberuntime`). Of that directory
 //! only names are read: the links lead to where the plugin's container has nothing mounted. What a process says itself (its
 //! hostname, its environment) is the tenant's to choose and is not asked.
@@ -10,13 +10,12 @@ use std::fmt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::cgroup::PodContainer;
+use super::container::PodContainer;
 use tessera_model::quantity::format_bytes;
 use tessera_model::record::Holder;
 
 /// How long a reported stranger is not reported again: a container's processes may come and go.
 const QUIET: Duration = Duration::from_secs(3600);
-/// Reported strangers that are remembered.
 const REMEMBERED: usize = 256;
 
 /// As much as `comm` holds of `nvidia-cuda-mps-server` and `nvidia-cuda-mps-control`.
@@ -31,16 +30,13 @@ pub struct Stranger {
     pub bytes: Option<u64>,
     /// What it calls itself (`comm`): its own word.
     pub name: String,
-    /// Where the kernel says it is.
     pub place: Option<PodContainer>,
     /// What that is called, as far as kubelet tells.
     pub holder: Option<Holder>,
-    /// It is a tenant's on another GPU.
     pub tenant: bool,
 }
 
 impl Stranger {
-    /// Where it is, for people, and how that is known.
     pub fn whereabouts(&self) -> String {
         let id = |id: &str| id.get(..12).unwrap_or(id).to_owned();
         match (&self.holder, &self.place) {

@@ -76,7 +76,7 @@ struct Facts {
 impl Facts {
     fn gathered(view: &StatusView, agent: &Arc<Agent>) -> Self {
         // Counters are read below: the trail must not be behind them.
-        agent.note_incidents_for_view();
+        agent.note_incidents();
         // One look, so that what is said of limits and of their sums is of one moment.
         // Where nobody is in a page, nothing is that a story is of: that is most of it.
         let survey = view.survey(&|region| Some(region.recover_and_snapshot()));

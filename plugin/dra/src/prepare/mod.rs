@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tessera_agent::Agent;
-use tessera_agent::front_end::{AllocateError, ContainerAllocateResponse, FrontDoor};
+use tessera_agent::front_end::{AllocateError, ContainerAllocateResponse};
 use tessera_agent::meters::{self, Call};
 use tessera_agent::status_board;
 use tessera_cluster::k8s_openapi::api::resource::v1::ResourceClaim;

@@ -13,8 +13,6 @@ use tessera_model::record::Record;
 use tessera_system::locks::lock;
 use tracing::{info, warn};
 
-use tessera_agent::front_end::FrontDoor;
-
 use super::Inner;
 use crate::{claims, names};
 

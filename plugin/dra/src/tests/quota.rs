@@ -5,7 +5,6 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use tessera_agent::Agent;
 use tessera_agent::allocations::steer::{ResetQuotaRequest, SetQuotaRequest, Target};
-use tessera_agent::front_end::FrontDoor;
 use tessera_cluster::resource::ClaimRef;
 use tessera_config::Config;
 use tessera_gpu::Facts;

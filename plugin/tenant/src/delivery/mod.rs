@@ -30,10 +30,8 @@ const VOID: &str = "void";
 /// which policies can refuse. The toolkit reads it with `accept-nvidia-visible-devices-as-volume-mounts = true`.
 const MOUNTED_LIST: &str = "/var/run/nvidia-container-devices";
 
-/// Where an installed shim is on the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Delivery {
-    /// The installed shim.
     pub shim: PathBuf,
     /// The file to mount as `/etc/ld.so.preload`.
     pub preload: PathBuf,
@@ -43,12 +41,9 @@ pub struct Delivery {
 #[derive(Clone, Debug)]
 pub struct DeliveryPlan<'a> {
     pub id: &'a AllocationId,
-    /// Its GPUs, in the order of its pages.
     pub gpus: Vec<&'a Gpu>,
-    /// The directory of its pages on the host.
     pub pages: &'a Path,
     pub shim: &'a Delivery,
-    /// What the host has of the driver.
     pub parts: driver::Parts,
     /// Its CDI devices are all that reaches the container: a claim's share has no answer beside them.
     pub by_cdi_alone: bool,

@@ -4,41 +4,35 @@
 //! it are replaced when a new generation begins. Containers mount the directory, so what they see of
 //! it follows.
 
-pub mod directory_lock;
-pub mod observed;
-mod time_limited_worker;
-pub mod tmpfs;
+pub mod root;
 mod write;
 
 use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use tessera_region::layout::SESSION_SOCKET;
-use tessera_region::quota::{QuotaSpec, QuotaWriter};
-pub use tessera_region::usage::Tally;
-use tessera_region::usage::{Fate, Recovered, SlotView, Snapshot, Tampered, UsageFile};
-use tessera_region::{PageError, PageFault};
-use tracing::{info, warn};
-
-use crate::regions::observed::Observed;
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::clock::monotonic_ns;
 use tessera_model::record::{Grant, Record};
 use tessera_peers::{self as session, Listener, TenantSessions};
+use tessera_region::layout::{MAX_GPUS, SESSION_SOCKET};
+use tessera_region::quota::{QuotaSpec, QuotaWriter};
+use tessera_region::usage::{Fate, Recovered, SlotView, Snapshot, Tampered, UsageFile};
+use tessera_region::{PageError, PageFault};
 use tessera_system::locks::lock;
-pub use time_limited_worker::HeldUp;
-use time_limited_worker::TimeLimitedWorker;
-pub use write::{grants, keep_spares, spec, sweep};
+use tracing::{info, warn};
+
+pub use tessera_region::usage::Tally;
+use write::TimeLimitedWorker;
+pub use write::{HeldUp, grants, keep_spares, spec, sweep};
 
 /// How often [`Region::try_snapshot`] tries, and between two tries: two milliseconds in all.
 const PEEKS: usize = 9;
 const PEEK_AGAIN: Duration = Duration::from_micros(250);
 
-/// Whether pages may be reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// A new tenant: new pages, unless a process still holds a slot in the old ones.
@@ -51,7 +45,6 @@ pub enum Mode {
     Adopt,
 }
 
-/// What became of the pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// Fresh pages were asked for, but a process still used the old ones.
@@ -60,7 +53,6 @@ pub struct Outcome {
     pub repaired: bool,
 }
 
-/// Why an allocation has no pages.
 #[derive(Debug, thiserror::Error)]
 pub enum RegionError {
     #[error(transparent)]
@@ -68,13 +60,11 @@ pub enum RegionError {
     /// A page cannot be changed for now: its tenant does not let go of it, or there is no thread to do it in.
     #[error("{path}: {error}")]
     HeldUp { path: PathBuf, error: HeldUp },
-    /// The session socket.
     #[error("{path}: session socket: {error}")]
     Socket { path: PathBuf, error: io::Error },
 }
 
 impl RegionError {
-    /// Whether the file system has no room.
     pub fn is_full(&self) -> bool {
         match self {
             RegionError::Page(error) => matches!(error.fault, PageFault::NoSpace(_)),
@@ -87,7 +77,6 @@ impl RegionError {
 /// What an allocation uses now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Use {
-    /// Slots in use; empty if the page cannot be believed.
     pub snapshot: Snapshot,
     /// Everything processes did since the generation began, living ones included.
     pub tally: Tally,
@@ -101,9 +90,7 @@ struct Open {
     ended: Tally,
     /// What was wrong with the usage page at the last look.
     wrong: Option<Tampered>,
-    /// When the last attempt to change the usage file was given up.
     held_up: Option<Instant>,
-    /// When a recovery was last logged.
     logged: Option<Instant>,
     listener: Listener,
 }
@@ -117,7 +104,6 @@ impl Open {
     }
 }
 
-/// One allocation's directory, open.
 #[derive(Debug)]
 pub struct Region {
     dir: PathBuf,
@@ -129,7 +115,6 @@ pub struct Region {
     observed: Observed,
 }
 
-/// The directory of an allocation.
 pub fn dir(root: &Path, id: &AllocationId) -> PathBuf {
     root.join(id.as_str())
 }
@@ -152,9 +137,6 @@ pub fn read_spec(root: &Path, id: &AllocationId) -> Option<QuotaSpec> {
 impl Region {
     /// Makes or renews the pages of `record`, of the version that its containers' shim speaks where that
     /// is known, and listens for its sessions. Call it within a runtime.
-    ///
-    /// # Errors
-    /// The pages or the socket cannot be made.
     pub fn create(
         root: &Path,
         record: &Record,
@@ -196,9 +178,6 @@ impl Region {
     }
 
     /// As [`Region::create`] for a region that is open already.
-    ///
-    /// # Errors
-    /// The pages or the socket cannot be made.
     pub fn renew(
         self: &Arc<Self>,
         record: &Record,
@@ -241,12 +220,10 @@ impl Region {
         lock(&self.open)
     }
 
-    /// The directory on the host.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// What its sessions said.
     pub fn tenant(&self) -> Arc<TenantSessions> {
         Arc::clone(self.open().listener.tenant())
     }
@@ -261,7 +238,6 @@ impl Region {
         lock(&self.quota).set_heartbeat(monotonic_ns);
     }
 
-    /// Limits as the quota page has them.
     pub fn spec(&self) -> QuotaSpec {
         lock(&self.quota).spec()
     }
@@ -281,7 +257,7 @@ impl Region {
         self.open().usage.any_slot_locked()
     }
 
-    /// What the driver shows of it; see `tessera_agent::observe`.
+    /// See `tessera_agent::observe`.
     pub fn observed(&self) -> &Observed {
         &self.observed
     }
@@ -291,7 +267,6 @@ impl Region {
         lock(&self.quota).observed_overhead(gpu)
     }
 
-    /// Publishes overhead on the page's `gpu`-th GPU, bytes.
     pub fn publish_overhead(&self, gpu: usize, bytes: u64) {
         lock(&self.quota).set_observed_overhead(gpu, bytes);
     }
@@ -399,7 +374,6 @@ impl Region {
         self.recover_by(open, move |usage| usage.bury(departure))
     }
 
-    /// Takes from what dead processes held what the driver has back.
     pub fn settle(&self, fates: Vec<Fate>) {
         let mut open = self.open();
         // Nobody waits for the page as it is afterwards.
@@ -444,9 +418,6 @@ impl Region {
 
 /// Removes an allocation's directory: its pages, its socket, and itself. Processes that still map
 /// the pages keep what they mapped. Does not wait for files that a tenant keeps from being removed.
-///
-/// # Errors
-/// The file system refuses.
 pub fn remove(root: &Path, id: &AllocationId) -> io::Result<()> {
     match write::set_aside(&dir(root, id)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -530,5 +501,124 @@ impl session::Pages for Weak {
 
     fn generation(&self) -> u64 {
         self.0.upgrade().map_or(0, |region| region.generation.load(Ordering::Relaxed))
+    }
+}
+
+/// Wakes the thread that looks.
+#[derive(Debug, Default)]
+pub struct Bell {
+    rung: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Bell {
+    pub fn ring(&self) {
+        *lock(&self.rung) = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits until somebody rings or it is `due`.
+    pub fn wait(&self, due: Instant) {
+        let mut rung = lock(&self.rung);
+        while !*rung {
+            let left = due.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            let waited = self.changed.wait_timeout(rung, left);
+            rung = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        *rung = false;
+    }
+}
+
+/// What is known of an allocation's memory beyond its account, and the bell that says that there is news of it.
+#[derive(Debug, Default)]
+pub struct Observed {
+    bell: OnceLock<Arc<Bell>>,
+    news: AtomicBool,
+    used: Mutex<[Option<u64>; MAX_GPUS]>,
+    findings: AtomicU64,
+    stands: AtomicBool,
+    departing: AtomicBool,
+}
+
+impl Observed {
+    pub fn attach(&self, bell: &Arc<Bell>) {
+        // Set once, with the region's making.
+        let _ = self.bell.set(Arc::clone(bell));
+    }
+
+    pub fn news(&self) {
+        if let Some(bell) = self.bell.get()
+            && !self.news.swap(true, Ordering::AcqRel)
+        {
+            bell.ring();
+        }
+    }
+
+    pub fn take_news(&self) -> bool {
+        self.news.swap(false, Ordering::AcqRel)
+    }
+
+    /// Bytes of its processes on the page's `gpu`-th GPU as the driver said at the last look; `None`
+    /// if it did not.
+    pub fn used(&self, gpu: usize) -> Option<u64> {
+        lock(&self.used).get(gpu).copied().flatten()
+    }
+
+    pub fn set_used(&self, gpu: usize, bytes: Option<u64>) {
+        if let Some(used) = lock(&self.used).get_mut(gpu) {
+            *used = bytes;
+        }
+    }
+
+    pub fn findings(&self) -> u64 {
+        self.findings.load(Ordering::Relaxed)
+    }
+
+    pub fn stands(&self) -> bool {
+        self.stands.load(Ordering::Relaxed)
+    }
+
+    /// Whether the driver may have memory of dead processes of it.
+    pub fn departing(&self) -> bool {
+        self.departing.load(Ordering::Relaxed)
+    }
+
+    pub fn set_departing(&self, any: bool) {
+        self.departing.store(any, Ordering::Relaxed);
+    }
+
+    pub fn found(&self, new: u64, stands: bool) {
+        self.findings.fetch_add(new, Ordering::Relaxed);
+        self.stands.store(stands, Ordering::Relaxed);
+    }
+
+    pub fn clear(&self) {
+        *lock(&self.used) = [None; MAX_GPUS];
+        self.findings.store(0, Ordering::Relaxed);
+        self.stands.store(false, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn news_ring_once_until_they_are_taken() {
+        let bell = Arc::new(Bell::default());
+        let observed = Observed::default();
+        observed.news();
+        assert!(!observed.take_news(), "nobody listens");
+        observed.attach(&bell);
+        observed.news();
+        let far = Instant::now() + Duration::from_secs(60);
+        bell.wait(far);
+        assert!(Instant::now() < far && observed.take_news() && !observed.take_news());
+        let soon = Instant::now() + Duration::from_millis(5);
+        bell.wait(soon);
+        assert!(Instant::now() >= soon, "no news, no waking");
     }
 }

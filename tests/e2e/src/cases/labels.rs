@@ -10,7 +10,7 @@ use crate::suite::Suite;
 use crate::wait::{self, Look};
 
 /// The example's pod goes where the labels say that a strong GPU is, and nowhere before. That the plugin writes them for
-/// node feature discovery, and takes them away, its own tests show (`plugin/agent/src/labels`).
+/// node feature discovery, and takes them away, its own tests show (`plugin/agent/src/labels.rs`).
 pub fn labels_lead_a_pod_to_the_strongest_gpu(suite: &Suite<'_>) -> Result<()> {
     let outcome = strongest(suite);
     suite.remove_tenants()?;

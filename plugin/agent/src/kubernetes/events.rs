@@ -2,20 +2,28 @@
 //! limited: a container decides how often something is refused, and must not decide how often the API server is asked. The
 //! journal draws a container's lines of one kind together for a minute, and what nobody has seen yet goes first, so that no
 //! pod has the limit to itself. What has to wait goes on being counted. Pure.
+//!
+//! A line of the audit trail is worded as an event on a pod.
+//! An owner has rights in one namespace: no other tenant is named. What a line gives as its reason may name neighbours
+//! or repeat what a process calls itself, so no reason is repeated but the driver's about a GPU. `tessera explain` has
+//! the others for their owners.
+//!
+//! Reasons are words in CamelCase that people filter by (`kubectl get events --field-selector reason=…`);
+//! they stay as they are.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use tessera_cluster::events::LONGEST_MESSAGE as LONGEST;
+use tessera_model::audit::{Event, What};
+use tessera_model::health::State;
+use tessera_model::printable;
 use tessera_peers::token_bucket::TokenBucket;
-
-use super::words::Words;
 
 /// How long an event goes on being counted; after that another is made. Kubernetes forgets an event after an
 /// hour (`--event-ttl`).
 const LASTS: Duration = Duration::from_secs(1800);
-/// Least time between two updates of one event.
 pub const UPDATE: Duration = Duration::from_secs(30);
-/// Events that are remembered, or wait.
 pub const REMEMBERED: usize = 256;
 /// Requests of the node at once, and how often there may be another.
 pub const NODE: (u32, Duration) = (60, Duration::from_secs(1));
@@ -35,7 +43,6 @@ pub struct Subject {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Series {
-    /// The object's name, once it exists.
     pub name: Option<String>,
     pub subject: Subject,
     pub words: Words,
@@ -117,7 +124,6 @@ impl Events {
         }
     }
 
-    /// When something will be due, if anything waits.
     pub fn next(&self) -> Option<Instant> {
         let waiting = self.list.iter().filter(|series| series.waits());
         let at = |series: &Series| series.sent.map_or(series.began, |(at, _)| at + UPDATE);
@@ -129,7 +135,6 @@ impl Events {
         self.list.get(at)
     }
 
-    /// The API server has it, by this name.
     pub fn sent(&mut self, at: usize, name: String, now: Instant) {
         if let Some(series) = self.list.get_mut(at) {
             series.name = Some(name);
@@ -164,27 +169,81 @@ impl Series {
     }
 }
 
-/// Least time between two lines of the log.
-const SAID_EVERY: Duration = Duration::from_secs(300);
-
-/// Those that no line of the log has counted yet, and when the last line was.
-#[derive(Debug, Default)]
-pub(super) struct GivenUp {
-    unsaid: u64,
-    said: Option<Instant>,
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Words {
+    pub reason: &'static str,
+    /// `Warning`, or else `Normal`.
+    pub warning: bool,
+    pub message: String,
 }
 
-impl GivenUp {
-    /// Counts more of them; gives how many to say now, if there is something to say and it is time.
-    pub fn add(&mut self, events: u64, now: Instant) -> Option<u64> {
-        self.unsaid = self.unsaid.saturating_add(events);
-        let is_time = self.said.is_none_or(|said| now.duration_since(said) >= SAID_EVERY);
-        if self.unsaid == 0 || !is_time {
-            return None;
+/// The reason, and whether it is a warning; `None` where pods get no event.
+fn reason(what: &What) -> Option<(&'static str, bool)> {
+    Some(match what {
+        What::RefusedMemory { .. } => ("GPUMemoryRefused", true),
+        What::DriverRefused => ("GPUMemoryFull", true),
+        What::Overlapped => ("GPUTimeOverrun", false),
+        What::Rationed => ("GPUTimeRationed", false),
+        What::Unlisted => ("GPUNotGranted", true),
+        What::Delayed { .. } => ("GPUTimeDelayed", false),
+        What::Bypassed { .. } => ("GPUQuotaBypassed", true),
+        What::Unaccounted => ("GPUMemoryUnaccounted", true),
+        What::Tampered { .. } => ("GPUQuotaTampered", true),
+        What::Health { to: State::Unhealthy, .. } => ("GPUUnhealthy", true),
+        What::Health { to: State::Healthy, .. } => ("GPUHealthy", false),
+        What::Cordoned => ("GPUCordoned", false),
+        What::Uncordoned => ("GPUUncordoned", false),
+        What::QuotaSet { .. } => ("GPUQuotaChanged", false),
+        What::QuotaReset { .. } => ("GPUQuotaReset", false),
+        _ => return None,
+    })
+}
+
+pub fn concerns_pods(what: &What) -> bool {
+    reason(what).is_some()
+}
+
+/// Whether a line that names neither allocation nor holder concerns every pod on its GPU. What a stranger does is
+/// no news for the pods beside it.
+pub fn concerns_neighbours(what: &What) -> bool {
+    matches!(what, What::Health { .. } | What::Cordoned | What::Uncordoned)
+}
+
+/// Words for a line whose holder is the pod that gets them; `None` if pods get no event about it.
+pub fn words(line: &Event) -> Option<Words> {
+    let (reason, warning) = reason(&line.what)?;
+    let mut message = line.sentence(line.gpu.as_deref().unwrap_or("its GPU"));
+    match (&line.what, &line.by) {
+        // What the driver says of a GPU names no pod.
+        (What::Health { .. }, _) if !line.detail().is_empty() => {
+            message = format!("{message}: {}", line.detail());
         }
-        self.said = Some(now);
-        Some(std::mem::take(&mut self.unsaid))
+        // Without the command, in which an operator gives a reason: that may name anybody.
+        (
+            What::Cordoned | What::Uncordoned | What::QuotaSet { .. } | What::QuotaReset { .. },
+            Some(by),
+        ) => message = format!("{message}, by {}", by.who()),
+        _ => {}
     }
+    let message = cut(message, LONGEST / 2);
+    let advice = line.advice();
+    if advice.is_empty() {
+        return Some(Words { reason, warning, message });
+    }
+    // A pod without a share has nothing to explain.
+    let is_strangers = matches!(line.what, What::Bypassed { .. }) && line.id.is_none();
+    let holder = line.holder.as_ref().filter(|_| !is_strangers);
+    let more = holder.map_or_else(String::new, |holder| {
+        format!("; `kubectl tessera explain {} -n {}` has more", holder.pod, holder.namespace)
+    });
+    let message = cut(format!("{message}. {advice}{more}"), LONGEST);
+    Some(Words { reason, warning, message })
+}
+
+fn cut(text: String, longest: usize) -> String {
+    let mut text = printable::line(&text).into_owned();
+    printable::cut(&mut text, longest);
+    text
 }
 
 #[cfg(test)]
@@ -310,16 +369,138 @@ mod tests {
             "what was sent goes first"
         );
     }
+}
+
+#[cfg(test)]
+mod words_tests {
+    use super::*;
+    use tessera_model::allocation_id::AllocationId;
+    use tessera_model::audit::{Actor, Behind};
+    use tessera_model::health;
+    use tessera_model::record::Holder;
+
+    fn line(what: What) -> Event {
+        Event::of_node(what, 0)
+    }
+
+    fn delayed(waited_ms: u64, within_ms: u64) -> What {
+        let (id, holder) = ("x".to_owned(), Some(holder("theirs", "train")));
+        What::Delayed { waited_ms, within_ms, behind: Behind::Allocation { id, holder } }
+    }
+
+    fn holder(namespace: &str, pod: &str) -> Holder {
+        let container = "main".to_owned();
+        Holder { namespace: namespace.to_owned(), pod: pod.to_owned(), container }
+    }
 
     #[test]
-    fn a_flood_is_one_line_each_interval_and_every_event_is_counted_once() {
-        let (mut given_up, begun) = (GivenUp::default(), Instant::now());
-        assert_eq!(given_up.add(0, begun), None);
-        let mut said = Vec::new();
-        for second in 0..=900 {
-            said.extend(given_up.add(7, begun + Duration::from_secs(second)));
+    fn each_line_that_concerns_a_pod_has_a_reason_of_its_own() {
+        let refused =
+            What::RefusedMemory { bytes: 5 << 30, charged_bytes: 3 << 30, limit_bytes: 7 << 30 };
+        let sent = words(&line(refused)).unwrap();
+        assert_eq!((sent.reason, sent.warning), ("GPUMemoryRefused", true));
+        let what = "a request for 5 GiB was refused: 3 GiB of 7 GiB device memory were in use. ";
+        assert!(sent.message.starts_with(what), "{}", sent.message);
+        let delayed = words(&line(delayed(12_340, 60_000))).unwrap();
+        let what = "waited 12.3 s in 60.0 s for its part of GPU time. ";
+        assert!(delayed.message.starts_with(what), "{}", delayed.message);
+    }
+
+    fn id() -> Option<AllocationId> {
+        AllocationId::parse("0123456789abcdef0123456789abcdef")
+    }
+
+    #[test]
+    fn a_process_past_the_quota_is_its_containers_or_that_of_a_pod_without_a_share() {
+        let what = What::Bypassed { pid: 7, bytes: 1 << 30 };
+        let stranger = Event { holder: Some(holder("team", "chat")), ..line(what).on_gpu("GPU-1") };
+        let sent = words(&stranger).unwrap();
+        let text = "process 7 uses 1 GiB of GPU-1, which is shared, and has no share of it. ";
+        assert!(sent.message.starts_with(text), "{}", sent.message);
+        let sent = words(&Event { id: id(), ..stranger }).unwrap();
+        let text = "process 7 uses 1 GiB of GPU-1 past Tessera's library; ";
+        assert!(sent.message.starts_with(text), "{}", sent.message);
+    }
+
+    /// Every line that may be, in all the ways in which it may name somebody.
+    fn lines_that_name_neighbours() -> Vec<Event> {
+        let theirs = || Some(holder("theirs", "train"));
+        let id_of = || "theirs".to_owned();
+        let mut lines = Vec::new();
+        for (what, id) in What::examples().into_iter().flat_map(|w| [(w.clone(), None), (w, id())])
+        {
+            let what = match what {
+                What::Delayed { waited_ms, within_ms, .. } => {
+                    let behind = Behind::Allocation { id: id_of(), holder: theirs() };
+                    What::Delayed { waited_ms, within_ms, behind }
+                }
+                what => what,
+            };
+            // What the driver says of a GPU names no pod.
+            let reason = match what {
+                What::Health { .. } => "XID 79",
+                _ => "process 1 (theirs) of pod theirs/train uses 1 GiB",
+            };
+            let command = "cordon 0 --reason \"for theirs/train\"".to_owned();
+            let (login_uid, login, user) = (None, None, Some("root".to_owned()));
+            let by = Actor::Admin { uid: 0, pid: 7, login_uid, user, login, command };
+            let line = Event { id, ..line(what).on_gpu("GPU-1").because(reason).by(by) };
+            lines.push(Event { holder: Some(holder("team", "chat")), ..line });
         }
-        assert_eq!(said, [7, 2100, 2100, 2100]);
-        assert_eq!(said.iter().sum::<u64>(), 7 * 901);
+        lines
+    }
+
+    #[test]
+    fn no_event_names_a_neighbour_and_every_warning_says_what_to_do() {
+        for line in lines_that_name_neighbours() {
+            let Some(sent) = words(&line) else { continue };
+            assert!(!sent.message.contains("theirs"), "{:?}: {}", line.what, sent.message);
+            let sentences = sent.message.split(". ").count();
+            assert!(!sent.warning || sentences >= 2, "{:?}: {}", line.what, sent.message);
+            let hint = "`kubectl tessera explain chat -n team` has more";
+            let is_stranger = matches!(line.what, What::Bypassed { .. }) && line.id.is_none();
+            assert!(
+                !sent.warning || is_stranger || sent.message.ends_with(hint),
+                "{}",
+                sent.message
+            );
+            assert!(sent.message.len() < LONGEST, "{}", sent.message);
+        }
+    }
+
+    #[test]
+    fn who_changed_a_quota_is_said_without_the_command() {
+        let command = "quota set chat --reason \"room for theirs/train\"".to_owned();
+        let user = Some("root".to_owned());
+        let by = Actor::Admin { uid: 0, pid: 7, login_uid: None, user, login: None, command };
+        for what in [
+            What::QuotaSet { before: Vec::new(), after: Vec::new(), forced: false },
+            What::QuotaReset { before: Vec::new(), after: Vec::new() },
+        ] {
+            let sent = words(&line(what).by(by.clone()).because("for theirs")).unwrap();
+            assert!(sent.message.ends_with(", by root"), "{}", sent.message);
+            assert!(!sent.message.contains("theirs"), "{}", sent.message);
+        }
+    }
+
+    #[test]
+    fn a_sick_gpu_is_reported_when_it_falls_ill_and_when_it_is_well() {
+        let health = |from, to| words(&line(What::Health { from, to }).on_gpu("GPU-1"));
+        use health::State::{Healthy, Recovering, Suspect, Unhealthy};
+        assert_eq!(health(Suspect, Unhealthy).unwrap().reason, "GPUUnhealthy");
+        assert_eq!(health(Recovering, Healthy).unwrap().reason, "GPUHealthy");
+        assert_eq!(health(Healthy, Suspect), None);
+        assert_eq!(words(&line(What::Started)), None);
+        assert_eq!(words(&line(What::Cordoned).on_gpu("GPU-1")).unwrap().reason, "GPUCordoned");
+    }
+
+    #[test]
+    fn what_is_too_long_for_an_event_is_cut() {
+        let line = Event { holder: Some(holder("team", "chat")), ..line(What::Cordoned) };
+        let what = What::Tampered { what: "ä".repeat(LONGEST) };
+        let sent = words(&Event { what, ..line.clone() }).unwrap();
+        assert!(sent.message.len() <= LONGEST && sent.message.ends_with("has more"), "with advice");
+        let sent = words(&line.on_gpu(&"ä".repeat(LONGEST))).unwrap();
+        assert!(sent.message.len() <= LONGEST && sent.message.ends_with("has more"));
     }
 }

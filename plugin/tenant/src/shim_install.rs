@@ -1,24 +1,25 @@
 //! Installing the shim on the host: under a directory named by its content, by atomic rename, never
 //! over another. Running containers keep the file they mounted; overwriting a mapped library in
-//! place would crash them, and removing it would break their restart. [`unused`] says when it may go.
+//! place would crash them, and removing it would break their restart.
+//!
+//! A container mounts the one that its Allocate named, and mounts it again at every restart, until kubelet forgets the
+//! container. So the ledger says which may go.
 
-pub mod unused;
-
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::statvfs::{FsFlags, statvfs};
 use sha2::{Digest, Sha256};
+use tessera_model::record::Record;
 use tessera_region::layout;
+use tessera_system::files::{self, Dir};
 
 use crate::delivery::Delivery;
-use tessera_system::files;
 
-/// File name of the shim.
 pub const SHIM: &str = "libtessera.so";
-/// File name of what is mounted as `/etc/ld.so.preload`.
 pub const PRELOAD: &str = "ld.so.preload";
 
 /// In the name of what is being written; see [`files::Dir::replace`].
@@ -29,19 +30,15 @@ const ABANDONED: Duration = Duration::from_secs(600);
 /// Why the shim is not installed. Each message says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum ShimError {
-    /// Nothing to install.
     #[error("no libtessera.so at {0}; paths.shim_source names it where it is not beside `tessera`")]
     Missing(PathBuf),
-    /// Not a shared library.
     #[error("{0} is not an ELF shared library; paths.shim_source must name libtessera.so")]
     NotElf(PathBuf),
-    /// The loader refuses libraries there.
     #[error(
         "paths.shim {0} is mounted noexec, so no program could load the shim from it; choose a \
          directory on another file system"
     )]
     NoExec(PathBuf),
-    /// Nothing can be written there.
     #[error(
         "paths.shim {0} is read-only and does not hold this version of the shim; mount it writable, \
          or choose another directory"
@@ -49,7 +46,6 @@ pub enum ShimError {
     ReadOnly(PathBuf),
     #[error("no room for the shim at {0}: free some space on its disk; nothing was changed")]
     Full(PathBuf),
-    /// The disk refuses.
     #[error("cannot install the shim at {path}: {error}")]
     Io { path: PathBuf, error: io::Error },
 }
@@ -149,7 +145,6 @@ fn place_at(dir: &Path, name: &str, library: &[u8]) -> Result<bool, ShimError> {
     placed.map_err(failed)
 }
 
-/// Removes what an installation that was killed has left.
 fn remove_abandoned(home: &Path) {
     for entry in std::fs::read_dir(home).into_iter().flatten().flatten() {
         let old = entry.metadata().and_then(|meta| meta.modified());
@@ -160,11 +155,75 @@ fn remove_abandoned(home: &Path) {
     }
 }
 
+/// Since when each installed shim has been of no use to anybody.
+#[derive(Clone, Debug, Default)]
+pub struct Unused(BTreeMap<String, Instant>);
+
+/// Which of `installed` nobody has needed for `grace`. Pure.
+///
+/// An allocation whose record does not say which shim it has (the record was lost) may have any.
+pub fn unneeded<'a>(
+    installed: &[String],
+    current: &str,
+    records: impl IntoIterator<Item = &'a Record>,
+    unused: &mut Unused,
+    grace: Duration,
+    now: Instant,
+) -> Vec<String> {
+    let needed: Option<BTreeSet<&str>> =
+        records.into_iter().map(|record| record.shim.as_deref()).collect();
+    let Some(needed) = needed else {
+        unused.0.clear();
+        return Vec::new();
+    };
+    let idle = |name: &&String| *name != current && !needed.contains(name.as_str());
+    let idle: Vec<&String> = installed.iter().filter(idle).collect();
+    unused.0.retain(|name, _| idle.contains(&name));
+    idle.into_iter()
+        .filter(|name| {
+            let since = *unused.0.entry((*name).clone()).or_insert(now);
+            now.saturating_duration_since(since) >= grace
+        })
+        .cloned()
+        .collect()
+}
+
+impl Unused {
+    pub fn forget(&mut self, name: &str) {
+        self.0.remove(name);
+    }
+}
+
+/// Names of the shims installed under `dir`; whatever else is there is nobody's business.
+pub fn installed(dir: &Path) -> Vec<String> {
+    let hex = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    entries
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|name| name.len() == 16 && name.bytes().all(hex))
+        .collect()
+}
+
+pub fn remove(dir: &Path, name: &str) -> io::Result<()> {
+    let dir = Dir::open_trusted(dir)?;
+    let home = dir.sub(OsStr::new(name))?;
+    for file in home.names()? {
+        let text = file.to_string_lossy();
+        if text == SHIM || text == PRELOAD || text.contains(TEMPORARY) {
+            home.remove(&file)?;
+        }
+    }
+    dir.remove_dir(name)
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+    use tessera_model::allocation_id::AllocationId;
+    use tessera_model::record::State;
 
     fn library(dir: &Path, content: &str) -> PathBuf {
         let path = dir.join("built.so");
@@ -349,5 +408,84 @@ pub(crate) mod tests {
         install(&library(dir.path(), "one"), &shims).unwrap();
         let error = install(&library(dir.path(), "two"), &shims).unwrap_err();
         assert!(matches!(error, ShimError::ReadOnly(_)), "{error}");
+    }
+
+    const GRACE: Duration = Duration::from_secs(3600);
+
+    fn record(shim: Option<&str>) -> Record {
+        Record {
+            resource: "r".into(),
+            state: State::Started,
+            shim: shim.map(str::to_owned),
+            ..Record::new(AllocationId::of("r", [shim.unwrap_or("?")]), 1, Vec::new())
+        }
+    }
+
+    struct World {
+        unused: Unused,
+        start: Instant,
+    }
+
+    impl World {
+        fn new() -> Self {
+            World { unused: Unused::default(), start: Instant::now() }
+        }
+
+        fn at(&mut self, after: Duration, records: &[Record]) -> Vec<String> {
+            let installed = ["new", "old", "older"].map(String::from);
+            unneeded(&installed, "new", records, &mut self.unused, GRACE, self.start + after)
+        }
+    }
+
+    #[test]
+    fn what_no_allocation_names_goes_after_the_grace() {
+        let mut world = World::new();
+        let records = [record(Some("old")), record(Some("new"))];
+        assert_eq!(world.at(Duration::ZERO, &records), [""; 0]);
+        assert_eq!(world.at(GRACE / 2, &records), [""; 0]);
+        assert_eq!(world.at(GRACE, &records), ["older"]);
+        assert_eq!(world.at(GRACE * 9, &records), ["older"], "never one in use");
+    }
+
+    #[test]
+    fn the_current_one_stays_without_any_allocation() {
+        let mut world = World::new();
+        world.at(Duration::ZERO, &[]);
+        assert_eq!(world.at(GRACE, &[]), ["old", "older"]);
+    }
+
+    #[test]
+    fn what_was_used_in_between_gets_a_new_grace() {
+        let mut world = World::new();
+        world.at(Duration::ZERO, &[]);
+        world.at(GRACE / 2, &[record(Some("old"))]);
+        assert_eq!(world.at(GRACE, &[]), ["older"]);
+        world.unused.forget("older");
+        assert_eq!(world.at(GRACE * 2, &[]), ["old"]);
+    }
+
+    #[test]
+    fn while_an_allocation_does_not_say_which_it_has_none_goes() {
+        let mut world = World::new();
+        world.at(Duration::ZERO, &[]);
+        assert_eq!(world.at(GRACE, &[record(None)]), [""; 0]);
+        assert_eq!(world.at(GRACE * 2, &[]), [""; 0], "the grace starts again");
+    }
+
+    #[test]
+    fn only_what_was_installed_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let shims = dir.path().join("shims");
+        let delivery = install(&library(dir.path(), "one"), &shims).unwrap();
+        let name = name_of(&delivery).unwrap();
+        std::fs::create_dir(shims.join("somebody's")).unwrap();
+        std::fs::write(shims.join("0123456789abcdef"), "a file").unwrap();
+        assert_eq!(installed(&shims), [name.as_str()]);
+        std::fs::write(delivery.shim.with_file_name("notes"), "by hand").unwrap();
+        assert!(remove(&shims, &name).is_err());
+        assert!(shims.join(&name).join("notes").exists());
+        std::fs::remove_file(delivery.shim.with_file_name("notes")).unwrap();
+        remove(&shims, &name).unwrap();
+        assert!(installed(&shims).is_empty() && shims.join("somebody's").is_dir());
     }
 }

@@ -1,0 +1,255 @@
+//! What goes on beside kubelet's calls: the thread that waits for GPU events; recording the history, which never delays
+//! kubelet, and on which nothing depends; and events on the plugin's own pod about directories that were removed under it,
+//! which no owner of a pod can mend.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tessera_agent::Agent;
+use tessera_agent::status_board::StatusBoard;
+use tessera_api::history::Recorder;
+use tessera_cluster::events::{EventClient, LONGEST_MESSAGE, PodEvent};
+use tessera_cluster::{Access, Client};
+use tessera_gpu::Discovery;
+use tessera_gpu::health::Observation;
+use tessera_history::{FlushError, Found};
+use tessera_model::clock::unix_ms;
+use tessera_model::gpu::Gpu;
+use tessera_model::printable;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::MissedTickBehavior;
+use tracing::{debug, info, warn};
+
+/// How often a node without GPUs is asked whether it has some by now.
+const IDLE: Duration = Duration::from_millis(500);
+
+#[derive(Debug)]
+pub(super) struct Watcher {
+    stop: Arc<AtomicBool>,
+}
+
+fn settings(agent: &Agent) -> (Vec<Gpu>, Duration) {
+    (agent.inventory().catalogue().devices(), agent.config().health.probe_interval)
+}
+
+impl Watcher {
+    pub(super) fn start(discovery: Arc<dyn Discovery>, agent: Arc<Agent>) -> std::io::Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopping = Arc::clone(&stop);
+        let (sender, mut receiver) = mpsc::channel::<Observation>(64);
+        let watched = Arc::clone(&agent);
+        std::thread::Builder::new().name("health".into()).stack_size(256 << 10).spawn(
+            move || {
+                let sink = |observation| {
+                    // A program can make as many of its own errors as it likes; none gets further. Of
+                    // the others none is lost: this thread may wait. An error is the plugin's end.
+                    if !watched.inventory().ignores(&observation) {
+                        let _ = sender.blocking_send(observation);
+                    }
+                };
+                let stopped = || stopping.load(Ordering::Relaxed) || sender.is_closed();
+                while !stopped() {
+                    watch(&*discovery, &watched, &stopped, &sink);
+                }
+            },
+        )?;
+        // The disk may keep the history waiting; health must not wait with it.
+        let (history, mut events) = mpsc::channel(64);
+        let recorder = Arc::clone(&agent);
+        tokio::spawn(async move {
+            while let Some(events) = events.recv().await {
+                let inventory = Arc::clone(recorder.inventory());
+                // One after the other, so that they are in order.
+                let save = move || inventory.save_health(events, false);
+                let _ = tokio::task::spawn_blocking(save).await;
+            }
+        });
+        tokio::spawn(async move {
+            while let Some(observation) = receiver.recv().await {
+                debug!(?observation, "health");
+                let events = agent.observe(&observation);
+                if events.is_empty() && !agent.inventory().has_unsaved_health() {
+                    continue;
+                }
+                let is_line = !events.is_empty();
+                if history.try_send(events).is_err() && is_line {
+                    warn!("the history of GPUs has a gap: the disk does not keep up");
+                }
+            }
+        });
+        Ok(Watcher { stop })
+    }
+
+    /// The thread ends within a second; nobody waits for it.
+    pub(super) fn stop(self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Watches the GPUs that are sold until there are others, or others settings.
+fn watch(
+    discovery: &dyn Discovery,
+    agent: &Agent,
+    stopped: &(dyn Fn() -> bool + Sync),
+    sink: &(dyn Fn(Observation) + Sync),
+) {
+    let edition = agent.inventory().catalogue().edition;
+    let (gpus, interval) = settings(agent);
+    let changed = || {
+        agent.inventory().catalogue().edition != edition
+            && settings(agent) != (gpus.clone(), interval)
+    };
+    let over = || stopped() || changed();
+    let watched = match gpus.as_slice() {
+        [] => Ok(()),
+        gpus => discovery.watch(gpus, interval, &over, sink),
+    };
+    if let Err(reason) = &watched {
+        agent.board().set_condition("health", Some(format!("GPU health is not watched: {reason}")));
+    } else if !gpus.is_empty() {
+        agent.board().set_condition("health", None);
+    }
+    while !over() && (watched.is_err() || gpus.is_empty()) {
+        std::thread::sleep(IDLE);
+    }
+}
+
+/// How long the end of the plugin waits for the history's disk.
+const LAST: Duration = Duration::from_secs(3);
+
+/// Looks and stores until it is dropped. What is under way then goes on to its end.
+pub(crate) async fn record(
+    recorder: &Arc<Recorder>,
+    board: &Arc<StatusBoard>,
+    look: Duration,
+    store: Duration,
+) {
+    let mut looks = tokio::time::interval(look);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut stores = tokio::time::interval(store);
+    stores.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let (mut looking, mut storing): (Option<JoinHandle<()>>, Option<JoinHandle<()>>) = (None, None);
+    let is_over = |task: &Option<JoinHandle<()>>| task.as_ref().is_none_or(JoinHandle::is_finished);
+    loop {
+        // A disk that does not answer holds up one thread, and no look.
+        tokio::select! {
+            _ = looks.tick() => {
+                if is_over(&looking) {
+                    let recorder = Arc::clone(recorder);
+                    looking = Some(tokio::task::spawn_blocking(move || recorder.look()));
+                }
+            }
+            _ = stores.tick() => {
+                if is_over(&storing) {
+                    let (recorder, board) = (Arc::clone(recorder), Arc::clone(board));
+                    storing = Some(tokio::task::spawn_blocking(move || {
+                        let stored = recorder.flush();
+                        let writing = recorder.is_on().then_some(stored.is_ok());
+                        board.publish(|facts| facts.history_writing = writing);
+                        say(&board, stored);
+                    }));
+                } else {
+                    // The disk does not answer.
+                    let writing = recorder.is_on().then_some(false);
+                    board.publish(|facts| facts.history_writing = writing);
+                }
+            }
+        }
+    }
+}
+
+/// Stores what is there, and lets go of the file for the next plugin.
+pub(crate) async fn finish(recorder: Arc<Recorder>) {
+    let closing = tokio::task::spawn_blocking(move || recorder.close());
+    match tokio::time::timeout(LAST, closing).await {
+        Ok(Ok(Ok(()))) => {}
+        Ok(Ok(Err(error))) => warn!("{error}"),
+        Ok(Err(error)) => warn!(%error, "closing the history"),
+        Err(_) => warn!("the history's disk does not answer: its last minute is lost"),
+    }
+}
+
+fn say(board: &StatusBoard, stored: Result<Option<Found>, FlushError>) {
+    match &stored {
+        Ok(Some(Found::Created)) => info!("a new history"),
+        Ok(Some(Found::Aside { kept_as, reason })) => board.note(format!(
+            "the history could not be used ({reason}); it is kept as {}, and another one goes on",
+            kept_as.display()
+        )),
+        Ok(Some(Found::Existing) | None) | Err(_) => {}
+    }
+    board.set_condition("history", stored.err().map(|error| error.to_string()));
+}
+
+const LIMIT: Duration = Duration::from_secs(10);
+const AGAIN: Duration = Duration::from_secs(60);
+const LOOK: Duration = Duration::from_secs(10);
+
+pub(super) struct OwnEvents {
+    client: EventClient,
+    namespace: String,
+    pod: String,
+    uid: Option<String>,
+}
+
+impl OwnEvents {
+    /// On the pod that the environment names (POD_NAME, POD_NAMESPACE, POD_UID); `None` outside of pods.
+    pub(super) fn of_pod(access: &Access, node: &str) -> Option<Self> {
+        let named = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        Some(OwnEvents {
+            client: EventClient::new(Client::new(access.clone(), LIMIT), node.to_owned()),
+            namespace: named("POD_NAMESPACE")?,
+            pod: named("POD_NAME")?,
+            uid: named("POD_UID"),
+        })
+    }
+
+    /// Makes an event of what there is to say, once for each state of it, for as long as
+    /// it is polled.
+    pub(super) async fn report(self, board: Arc<StatusBoard>) {
+        let mut reported = Vec::new();
+        loop {
+            let found = board.removed();
+            let is_said = found == reported || self.create("DirectoryRemoved", &found).await;
+            if is_said {
+                reported = found;
+            }
+            tokio::time::sleep(if is_said { LOOK } else { AGAIN }).await;
+        }
+    }
+
+    async fn create(&self, reason: &str, lacks: &[String]) -> bool {
+        if lacks.is_empty() {
+            return true;
+        }
+        let mut message = lacks.join("; ");
+        printable::cut(&mut message, LONGEST_MESSAGE);
+        let now = unix_ms();
+        let event = PodEvent {
+            namespace: &self.namespace,
+            pod: &self.pod,
+            uid: self.uid.as_deref(),
+            container: "",
+            reason,
+            message: &message,
+            warning: true,
+            count: 1,
+            first_unix_ms: now,
+            last_unix_ms: now,
+        };
+        let made = self.client.create(&event).await;
+        self.client.rest().await;
+        match made {
+            Ok(name) => {
+                debug!(name, reason, "an event on the own pod");
+                true
+            }
+            Err(error) => {
+                warn!(%error, reason, "no event on the own pod");
+                false
+            }
+        }
+    }
+}
