@@ -102,17 +102,13 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "the order of locks: rank 1 is taken")]
-    fn a_lower_lock_after_a_higher_is_refused() {
-        let (low, high) = (Ranked::new(1, ()), Ranked::new(2, ()));
-        let _second = high.lock();
-        let _first = low.lock();
-    }
-
-    #[test]
-    #[should_panic(expected = "the order of locks")]
-    fn two_locks_of_one_rank_are_refused() {
-        let (one, other) = (Ranked::new(3, ()), Ranked::new(3, ()));
-        let _locks = (one.lock(), other.lock());
+    fn a_lock_of_the_same_rank_or_a_lower_one_is_refused() {
+        for (held, taken) in [(2, 1), (3, 3)] {
+            let (held, lock) = (Ranked::new(held, ()), Ranked::new(taken, ()));
+            let _held = held.lock();
+            let refused = crate::panics::caught(|| drop(lock.lock())).unwrap_err();
+            let said = format!("the order of locks: rank {taken} is taken");
+            assert!(refused.starts_with(&said), "{refused}");
+        }
     }
 }

@@ -194,6 +194,7 @@ mod tests {
     use std::io::Write;
     use std::os::unix::fs::symlink;
     use std::os::unix::net::UnixListener;
+    use std::sync::mpsc::channel;
 
     use super::*;
 
@@ -260,6 +261,7 @@ mod tests {
         aside.unwrap().write_all(&[b'x'; 100]).unwrap();
         assert!(matches!(read_from(&opened, 10), Err(FileError::TooLarge(10))));
     }
+
     #[test]
     fn new_and_old_files_are_for_their_owner_alone() {
         let dir = tempfile::tempdir().unwrap();
@@ -272,13 +274,6 @@ mod tests {
         }
         assert_eq!(std::fs::read(&old).unwrap(), b"kept");
     }
-}
-
-#[cfg(test)]
-mod patience_tests {
-    use std::sync::mpsc::channel;
-
-    use super::*;
 
     #[test]
     fn what_does_not_return_is_given_up_and_not_begun_again() {
