@@ -8,7 +8,7 @@ use axum::http::{HeaderMap, StatusCode};
 use tessera_view::narrow::Rights;
 
 use crate::authorise::{self, Authorisation, Authoriser, Known};
-use crate::problem::Refusal;
+use crate::source::Refusal;
 
 /// From where a request comes: the connection's, in the request's extensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::Bytes;
+use hyper::body::{Bytes, Incoming};
 use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
@@ -160,8 +160,7 @@ impl Client {
     /// What root alone may ask, over its socket.
     pub async fn call<C: Call>(&self, request: &C) -> Result<C::Answer, ClientError> {
         let body = serde_json::to_vec(request).map_err(|error| self.silent(&error.to_string()))?;
-        let answer = self.whole(Question { path: C::PATH, accept: "application/json", body });
-        self.read(&answer.await?)
+        self.read(&self.whole(C::PATH, "application/json", body).await?)
     }
 
     fn read<T: DeserializeOwned>(&self, body: &[u8]) -> Result<T, ClientError> {
@@ -173,12 +172,13 @@ impl Client {
 
     /// The bytes of an answer, of the type that is asked for.
     pub async fn bytes(&self, path: &str, accept: &'static str) -> Result<Bytes, ClientError> {
-        self.whole(Question { path, accept, body: Vec::new() }).await
+        self.whole(path, accept, Vec::new()).await
     }
 
-    async fn whole(&self, question: Question<'_>) -> Result<Bytes, ClientError> {
+    /// With a body, it is a POST.
+    async fn whole(&self, path: &str, accept: &str, body: Vec<u8>) -> Result<Bytes, ClientError> {
         let asking = async {
-            let response = self.response(question).await?;
+            let response = self.response(path, accept, body).await?;
             let status = response.status();
             let body = Limited::new(response.into_body(), LARGEST).collect().await;
             let body = body.map_err(|error| self.silent(&error.to_string()))?.to_bytes();
@@ -197,25 +197,28 @@ impl Client {
         &self,
         path: &str,
         accept: &'static str,
-    ) -> Result<Response<hyper::body::Incoming>, ClientError> {
-        self.response(Question { path, accept, body: Vec::new() }).await
+    ) -> Result<Response<Incoming>, ClientError> {
+        self.response(path, accept, Vec::new()).await
     }
 
     async fn response(
         &self,
-        question: Question<'_>,
-    ) -> Result<Response<hyper::body::Incoming>, ClientError> {
+        path: &str,
+        accept: &str,
+        body: Vec<u8>,
+    ) -> Result<Response<Incoming>, ClientError> {
+        let request = self.request(path, accept, body)?;
         match &self.endpoint {
             Endpoint::Socket(socket) => {
                 let stream = UnixStream::connect(socket).await;
                 let stream = stream.map_err(|error| self.unconnected(socket, &error))?;
                 check_peer(&stream).map_err(|error| self.silent(&error.to_string()))?;
-                self.exchange(stream, question).await
+                self.exchange(stream, request).await
             }
             Endpoint::Plain(address) => {
                 let stream = TcpStream::connect(address).await;
                 let stream = stream.map_err(|error| self.silent(&error.to_string()))?;
-                self.exchange(stream, question).await
+                self.exchange(stream, request).await
             }
             Endpoint::Secure(address, config) => {
                 let stream = TcpStream::connect(address).await;
@@ -223,7 +226,7 @@ impl Client {
                 let name = ServerName::IpAddress(address.ip().into());
                 let shaken = TlsConnector::from(Arc::clone(config)).connect(name, stream).await;
                 let stream = shaken.map_err(|error| self.silent(&error.to_string()))?;
-                self.exchange(stream, question).await
+                self.exchange(stream, request).await
             }
         }
     }
@@ -243,20 +246,12 @@ impl Client {
         ClientError::NoAnswer { at: self.endpoint.to_string(), reason }
     }
 
-    async fn exchange<S>(
+    fn request(
         &self,
-        stream: S,
-        question: Question<'_>,
-    ) -> Result<Response<hyper::body::Incoming>, ClientError>
-    where
-        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    {
-        let silent = |error: hyper::Error| self.silent(&error.to_string());
-        let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
-        let (mut sender, connection) = handshake.map_err(silent)?;
-        // Ends with the response's body.
-        tokio::spawn(connection);
-        let Question { path, accept, body } = question;
+        path: &str,
+        accept: &str,
+        body: Vec<u8>,
+    ) -> Result<Request<Full<Bytes>>, ClientError> {
         let mut request =
             Request::builder().uri(path).header(HOST, "localhost").header(ACCEPT, accept);
         if !body.is_empty() {
@@ -269,17 +264,21 @@ impl Client {
             value.set_sensitive(true);
             request = request.header(AUTHORIZATION, value);
         }
-        let request = request.body(Full::new(Bytes::from(body)));
-        let request = request.map_err(|error| self.silent(&error.to_string()))?;
+        request.body(Full::new(body.into())).map_err(|error| self.silent(&error.to_string()))
+    }
+
+    async fn exchange(
+        &self,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        request: Request<Full<Bytes>>,
+    ) -> Result<Response<Incoming>, ClientError> {
+        let silent = |error: hyper::Error| self.silent(&error.to_string());
+        let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
+        let (mut sender, connection) = handshake.map_err(silent)?;
+        // Ends with the response's body.
+        tokio::spawn(connection);
         sender.send_request(request).await.map_err(silent)
     }
-}
-
-/// What is asked: with a body, a POST.
-struct Question<'a> {
-    path: &'a str,
-    accept: &'static str,
-    body: Vec<u8>,
 }
 
 /// A query string of these parameters; those that are empty are left out.

@@ -9,11 +9,11 @@ use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
 use tessera_view::advice::{Recommendations, Waste};
-use tessera_view::explain::{self, Explanation, Explanations};
+use tessera_view::explain::{Explanation, Explanations, Story};
 use tessera_view::fixtures::MadeUp;
 use tessera_view::fleet::Fleet;
-use tessera_view::status::{Allocation, Holder};
-use tessera_view::tenant::{self, Tenant};
+use tessera_view::status::Holder;
+use tessera_view::tenant::Tenant;
 use tessera_view::trace::Trace;
 use tessera_view::{API_VERSION, history};
 
@@ -99,34 +99,16 @@ impl Source for Fixture {
 
 /// Some of what `tessera explain` has.
 fn explain(tenant: &Tenant) -> Explanation {
-    let limit = |used: &tenant::Use| explain::Limit {
-        gpu_uuid: used.gpu_uuid.clone(),
-        memory_limit_bytes: used.memory_limit_bytes,
-        memory_origin: "1 × share.memory".to_owned(),
-        cores_millis: used.cores_millis,
-        cores_origin: "1 × share.cores".to_owned(),
-        ..explain::Limit::default()
-    };
-    let incident = (tenant.refusals > 0).then(|| explain::Incident {
-        what: "refused-memory".to_owned(),
-        times: tenant.refusals,
-        reason_is_own: true,
-        ..explain::Incident::default()
-    });
     let holder = Holder {
         namespace: tenant.namespace.clone(),
         pod: tenant.pod.clone(),
         container: tenant.container.clone(),
     };
-    let now = Allocation { gpus: tenant.gpus.clone(), ..Allocation::default() };
-    let story = explain::Story {
+    let story = Story {
         id: tenant.id.clone(),
         generation: tenant.generation,
         holder: Some(holder),
-        now: Some(now),
-        limits: tenant.gpus.iter().map(limit).collect(),
-        incidents: incident.into_iter().collect(),
-        ..explain::Story::default()
+        ..Story::default()
     };
     Explanation {
         api_version: API_VERSION.to_owned(),

@@ -6,7 +6,7 @@
 //! **May use**: the view, the cluster. **Must not**: know the agent or kubelet.
 //!
 //! - [`server`]: listeners and their thread, for metrics and probes too
-//! - `routes`: which path is which question; `answers`: what it answers; `stream`: events; `page`: files
+//! - `routes`: which path is which question, and the page's files; `answers`: what it answers; `stream`: events
 //! - [`authorise`], `caller`: which tenants a caller may see
 //! - [`counts`]: what was asked and answered, for metrics
 //! - [`client`]: asks such a server
@@ -17,14 +17,9 @@ pub mod authorise;
 mod caller;
 pub mod client;
 pub mod counts;
-mod encoded;
 pub mod fixtures;
-mod own;
-mod page;
-mod problem;
 mod query;
 mod routes;
-mod self_signed;
 pub mod server;
 pub mod source;
 mod stream;
@@ -34,7 +29,6 @@ pub use authorise::Authorisation;
 pub use caller::Peer;
 pub use counts::Counts;
 pub use routes::{Route, SCHEMA};
-pub use self_signed::{SelfSigned, self_signed};
 pub use server::{Listener, Options, Report, RootSocket, Server};
 pub use source::{Source, SourceError};
-pub use tls::Tls;
+pub use tls::{SelfSigned, Tls, self_signed};

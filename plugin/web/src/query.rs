@@ -7,7 +7,7 @@ use serde::Deserialize;
 use tessera_view::{history, trace};
 
 use crate::authorise::is_name;
-use crate::problem::Refusal;
+use crate::source::Refusal;
 use crate::source::Scope;
 
 /// Longest name.

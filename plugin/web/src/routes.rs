@@ -6,21 +6,19 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
-use axum::http::header::{ALLOW, CACHE_CONTROL};
-use axum::http::{HeaderValue, Method, Response, StatusCode};
+use axum::http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, ETAG, IF_NONE_MATCH};
+use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use axum::middleware::Next;
 use axum::routing::any;
+use sha2::{Digest, Sha256};
 use tessera_system::connections::Connection;
 
 use crate::answers;
 use crate::authorise::Authorisation;
 use crate::caller::{Caller, Origin};
-use crate::encoded::Encodings;
-use crate::page;
-use crate::problem::Refusal;
 use crate::query::Parameters;
-use crate::source::{FleetCache, Source};
-use crate::stream::{self, Streams};
+use crate::source::{FleetCache, Refusal, Source};
+use crate::stream::{self, Encodings, Streams};
 
 /// How long an answer may take, from the request on.
 const ANSWER: Duration = Duration::from_secs(15);
@@ -98,15 +96,10 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         let data = move |State(app): State<Arc<App>>, request: Request| ask(app, route, request);
         router = router.route(route.path(), any(data));
     }
+    let index = |request: Request| async move { file("index.html", &request) };
     router
-        .route(
-            "/",
-            any(|request: Request| async move { file(&request, page::index(request.headers())) }),
-        )
-        .route(
-            "/index.html",
-            any(|request: Request| async move { file(&request, page::index(request.headers())) }),
-        )
+        .route("/", any(index))
+        .route("/index.html", any(index))
         .route("/assets/{name}", any(asset))
         .fallback(|| async { nothing().response() })
         .with_state(app)
@@ -121,14 +114,15 @@ pub(crate) async fn only_root(request: Request, next: Next) -> Response<Body> {
 }
 
 async fn asset(Path(name): Path<String>, request: Request) -> Response<Body> {
-    match page::asset(&name, request.headers()) {
-        Some(found) => file(&request, found),
-        None => nothing().response(),
-    }
+    file(&name, &request)
 }
 
-fn file(request: &Request, found: Response<Body>) -> Response<Body> {
-    if is_read(request.method()) { found } else { read_only() }
+fn file(name: &str, request: &Request) -> Response<Body> {
+    match FILES.iter().find(|file| file.name == name) {
+        Some(_) if !is_read(request.method()) => read_only(),
+        Some(found) => found.response(request.headers()),
+        None => nothing().response(),
+    }
 }
 
 fn is_read(method: &Method) -> bool {
@@ -189,4 +183,74 @@ async fn ask(app: Arc<App>, route: Route, request: Request) -> Response<Body> {
         Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text))
     });
     answer.unwrap_or_else(|refusal| refusal.response())
+}
+
+/// A file of the page, in the binary.
+struct File {
+    name: &'static str,
+    bytes: &'static [u8],
+}
+
+macro_rules! files {
+    ($($name:literal)*) => {
+        &[$(File { name: $name, bytes: include_bytes!(concat!("../assets/", $name)) }),*]
+    };
+}
+
+/// What `/assets/NAME` serves. A new file needs its name here; a test of this module finds a missing one.
+const FILES: &[File] = files! {
+    "api.js" "app.js" "bars.js" "chart.js" "dialogs.js" "dom.js" "facts.js" "fleet.js" "format.js" "gpu.js" "history.js"
+    "icon.svg" "index.html" "model.js" "namespaces.js" "pod.js" "router.js" "stream.js" "style.css" "trace.js"
+};
+
+impl File {
+    /// Always asked for again, and sent only where it is another: a browser must not mix files of two versions.
+    fn response(&self, headers: &HeaderMap) -> Response<Body> {
+        let tag = tag(self.bytes);
+        let known =
+            headers.get(IF_NONE_MATCH).is_some_and(|known| known.as_bytes() == tag.as_bytes());
+        let body = if known { Body::empty() } else { Body::from(self.bytes) };
+        let mut response = Response::new(body);
+        if known {
+            *response.status_mut() = StatusCode::NOT_MODIFIED;
+        }
+        let headers = response.headers_mut();
+        headers.insert(
+            CONTENT_TYPE,
+            HeaderValue::from_static(match self.name.rsplit('.').next() {
+                Some("html") => "text/html; charset=utf-8",
+                Some("css") => "text/css; charset=utf-8",
+                Some("svg") => "image/svg+xml",
+                _ => "text/javascript; charset=utf-8",
+            }),
+        );
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+        if let Ok(tag) = HeaderValue::try_from(tag) {
+            headers.insert(ETAG, tag);
+        }
+        response
+    }
+}
+
+fn tag(bytes: &[u8]) -> String {
+    let hash = Sha256::digest(bytes);
+    format!("\"{}\"", hash[..16].iter().map(|byte| format!("{byte:02x}")).collect::<String>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_file_of_the_page_is_served() {
+        let directory = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("assets");
+        let mut there: Vec<String> = std::fs::read_dir(directory)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        there.sort();
+        let mut served: Vec<&str> = FILES.iter().map(|file| file.name).collect();
+        served.sort_unstable();
+        assert_eq!(there, served);
+    }
 }

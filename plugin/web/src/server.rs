@@ -5,25 +5,23 @@
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::{Body, Bytes, HttpBody};
+use axum::body::Body;
 use axum::http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderName, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
 };
-use axum::http::{Extensions, HeaderValue, Method, Response, StatusCode};
+use axum::http::{HeaderValue, Method, Response, StatusCode};
 use axum::middleware::from_fn;
 use http_body_util::{BodyExt, Limited};
-use hyper::body::{Frame, Incoming, SizeHint};
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tessera_system::connections::{Busy, Connections, Limits, Permit, client_at};
+use tessera_system::connections::{Connections, Limits, Permit, client_at};
 use tessera_system::descriptors::ListenerKind;
 use tessera_system::files::SocketFile;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -38,10 +36,10 @@ use tracing::{debug, info, warn};
 use crate::authorise::Authorisation;
 use crate::caller::{Origin, Peer};
 use crate::counts::Counts;
-use crate::encoded::Encodings;
-use crate::problem::Refusal;
 use crate::routes::{App, only_root, router};
+use crate::source::Refusal;
 use crate::source::{FleetCache, Source};
+use crate::stream::Encodings;
 use crate::tls::{self, Tls};
 
 /// A request's head: how long it may take, handshake included; how large it may be, a token in it; how many fields
@@ -449,8 +447,14 @@ async fn converse<S>(
                 counts.answered(response.status().as_u16());
             }
             add_headers(&mut response);
+            // Its request is under way, and what the answer has among its extensions is held, until it is read.
             let held = (busy, std::mem::take(response.extensions_mut()));
-            Ok::<_, std::convert::Infallible>(response.map(|body| Answer { body, _held: held }))
+            Ok::<_, std::convert::Infallible>(response.map(|body| {
+                body.map_err(move |error: axum::Error| {
+                    let _held = &held;
+                    error
+                })
+            }))
         }
     });
     let mut server = http1::Builder::new();
@@ -485,30 +489,4 @@ fn add_headers<B>(response: &mut Response<B>) {
     }
     // What is somebody's is not left in caches; files of the page say what holds for them.
     headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
-}
-
-/// A body, that its request is under way, and what is held until it is read: the response's extensions.
-struct Answer {
-    body: Body,
-    _held: (Busy, Extensions),
-}
-
-impl HttpBody for Answer {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
 }

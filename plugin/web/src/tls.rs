@@ -5,15 +5,20 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
+use rcgen::{
+    Certificate, CertificateParams, Error, PKCS_ECDSA_P256_SHA256, PublicKeyData, SerialNumber,
+    SignatureAlgorithm, SigningKey,
+};
+use ring::error::{KeyRejected, Unspecified};
+use ring::rand::{SecureRandom, SystemRandom};
+use ring::signature::{ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair, KeyPair};
 use rustls::ServerConfig;
-use rustls::crypto::ring;
+use rustls::crypto::ring::default_provider;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use tessera_system::files;
-
-use crate::self_signed::self_signed;
 
 /// How often it is looked whether the files have changed.
 const LOOK: Duration = Duration::from_secs(10);
@@ -40,7 +45,7 @@ pub(crate) fn config(tls: &Tls) -> Result<Option<Arc<ServerConfig>>, String> {
         Tls::SelfSigned => Arc::new(SingleCertAndKey::from(made()?)),
         Tls::Files { certificate, key } => Arc::new(Files::open(certificate, key)?),
     };
-    let builder = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()));
+    let builder = ServerConfig::builder_with_provider(Arc::new(default_provider()));
     let builder =
         builder.with_safe_default_protocol_versions().map_err(|error| error.to_string())?;
     let mut config = builder.with_no_client_auth().with_cert_resolver(resolver);
@@ -58,7 +63,7 @@ fn certified(
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
 ) -> Result<CertifiedKey, String> {
-    CertifiedKey::from_der(chain, key, &ring::default_provider()).map_err(|error| error.to_string())
+    CertifiedKey::from_der(chain, key, &default_provider()).map_err(|error| error.to_string())
 }
 
 /// A certificate that others renew, as cert-manager does.
@@ -131,4 +136,65 @@ fn read(certificate: &std::path::Path, key: &std::path::Path) -> Result<Certifie
     certified(chain, key_der).map_err(|error| {
         format!("api.tls_cert {} and api.tls_key {}: {error}", certificate.display(), key.display())
     })
+}
+
+/// A certificate and its key.
+#[derive(Debug)]
+pub struct SelfSigned {
+    /// Valid at all times.
+    pub certificate: Certificate,
+    /// PKCS #8.
+    pub key: PrivatePkcs8KeyDer<'static>,
+}
+
+impl SelfSigned {
+    /// The key, in PEM.
+    pub fn key_pem(&self) -> String {
+        pem::encode(&pem::Pem::new("PRIVATE KEY", self.key.secret_pkcs8_der()))
+    }
+}
+
+/// Makes one for a host of these names and addresses.
+///
+/// # Errors
+/// A name that a certificate cannot have, or no random numbers.
+pub fn self_signed(names: &[&str]) -> Result<SelfSigned, Error> {
+    let random = SystemRandom::new();
+    let der = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, &random).map_err(no)?;
+    let pair = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, der.as_ref(), &random)
+        .map_err(|error: KeyRejected| Error::RingKeyRejected(error.to_string()))?;
+    let mut serial = [0; 16];
+    random.fill(&mut serial).map_err(no)?;
+    let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+    let mut params = CertificateParams::new(names)?;
+    params.serial_number = Some(SerialNumber::from_slice(&serial));
+    let certificate = params.self_signed(&Key { pair, random })?;
+    Ok(SelfSigned { certificate, key: der.as_ref().to_vec().into() })
+}
+
+fn no(_: Unspecified) -> Error {
+    Error::RingUnspecified
+}
+
+/// What signs. rcgen has one of its own, which brings a parser of certificates along.
+struct Key {
+    pair: EcdsaKeyPair,
+    random: SystemRandom,
+}
+
+impl PublicKeyData for Key {
+    fn der_bytes(&self) -> &[u8] {
+        self.pair.public_key().as_ref()
+    }
+
+    fn algorithm(&self) -> &'static SignatureAlgorithm {
+        &PKCS_ECDSA_P256_SHA256
+    }
+}
+
+impl SigningKey for Key {
+    fn sign(&self, message: &[u8]) -> Result<Vec<u8>, Error> {
+        let signature = self.pair.sign(&self.random, message).map_err(no)?;
+        Ok(signature.as_ref().to_vec())
+    }
 }

@@ -2,8 +2,6 @@
 //! server beside it.
 
 mod common;
-mod counted;
-mod explained;
 mod hostile;
 mod plain;
 mod reviews;

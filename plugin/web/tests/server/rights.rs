@@ -14,8 +14,9 @@ use tessera_web::client::{Client, Endpoint, query};
 use tessera_web::fixtures::unverified;
 use tessera_web::{Route, SourceError, Tls};
 
-use crate::explained;
-use crate::world::{NAMESPACES, OPERATORS, World, hidden, set, short, subjects};
+use crate::world::{
+    NAMESPACES, OPERATORS, World, explanation, hidden, set, short, story, subjects,
+};
 
 /// Everything that can be asked of a route. A new route has no place here until somebody gives it one.
 fn questions(route: Route) -> Vec<String> {
@@ -148,7 +149,7 @@ async fn a_bare_pod_name_is_the_readers_own_whatever_others_call_theirs() {
         let view = script.fleet.nodes[0].view.as_mut().unwrap();
         view.tenants.iter_mut().for_each(|tenant| tenant.pod = "chat".into());
         let answer_of = |namespace: &str| {
-            let explanation = explained::explanation(vec![explained::story(namespace)], false);
+            let explanation = explanation(vec![story(namespace)], false);
             Explanations::of(vec![("n1".to_owned(), explanation)])
         };
         // A source knows the first few: here of none of the reader's.

@@ -8,28 +8,25 @@
 //! Namespaces that a question names are asked about apart from those that have tenants here: whether an answer is at hand
 //! says which the reader has named, and nothing of what is there.
 
-mod cache;
-mod token;
-
 use std::collections::BTreeSet;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::header::{AUTHORIZATION, HeaderName};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use futures_util::future::join_all;
+use lru::LruCache;
 use sha2::{Digest, Sha256};
 use tessera_cluster::Verb;
 use tessera_cluster::reviews::{ReviewClient, User};
 use tessera_view::narrow::Rights;
-use tokio::sync::{Mutex, MutexGuard};
+use tokio::sync::Mutex;
 use tokio::time::Instant;
 
 use crate::counts::{Counts, Review};
-use crate::problem::Refusal;
-use cache::Cache;
-pub use token::TESSERA_AUTHORIZATION;
+use crate::source::Refusal;
 
 /// For how long answers are kept, and waited for.
 #[derive(Clone, Copy, Debug)]
@@ -100,10 +97,9 @@ impl Authorisation {
         Authorisation::Kubernetes(Arc::new(Authoriser {
             reviews,
             counts,
-            tokens: Cache::new(TOKENS),
-            token_reviews: Turns::default(),
-            named: Access::default(),
-            found: Access::default(),
+            tokens: Answers::new(TOKENS),
+            named: Answers::new(ANSWERS),
+            found: Answers::new(ANSWERS),
             times,
         }))
     }
@@ -114,8 +110,7 @@ pub struct Authoriser {
     reviews: ReviewClient,
     counts: Arc<Counts>,
     /// By the token's hash; `None` for one that the API server does not know.
-    tokens: Cache<Hash, Option<Arc<Known>>>,
-    token_reviews: Turns<TOKEN_REVIEWS>,
+    tokens: Answers<Hash, Option<Arc<Known>>, TOKEN_REVIEWS>,
     /// Of what questions name: namespaces, and all of them.
     named: Access,
     /// Of namespaces that have tenants here.
@@ -123,35 +118,40 @@ pub struct Authoriser {
     times: Times,
 }
 
-/// Answers to questions about access, and turns to ask them.
-struct Access {
-    /// By the user's hash and the namespace; empty for all.
-    answers: Cache<(Hash, String), bool>,
-    reviews: Turns<ACCESS_REVIEWS>,
-}
+/// Whether users may, by the user's hash and the namespace; empty for all.
+type Access = Answers<(Hash, String), bool, ACCESS_REVIEWS>;
 
-impl Default for Access {
-    fn default() -> Self {
-        Access { answers: Cache::new(ANSWERS), reviews: Turns::default() }
-    }
-}
-
-/// Turns to ask: so many at a time, and one for each question.
-struct Turns<const N: usize> {
+/// Answers that are kept, and turns to ask: so many at a time, and one for each question.
+struct Answers<K: std::hash::Hash + Eq, V, const N: usize> {
+    kept: Cache<K, V>,
     turns: [Mutex<()>; N],
     hash: RandomState,
 }
 
-impl<const N: usize> Default for Turns<N> {
-    fn default() -> Self {
-        Turns { turns: [const { Mutex::const_new(()) }; N], hash: RandomState::new() }
+impl<K: std::hash::Hash + Eq, V: Clone, const N: usize> Answers<K, V, N> {
+    fn new(most: usize) -> Self {
+        let turns = [const { Mutex::const_new(()) }; N];
+        Answers { kept: Cache::new(most), turns, hash: RandomState::new() }
     }
-}
 
-impl<const N: usize> Turns<N> {
-    async fn take(&self, question: &impl std::hash::Hash) -> MutexGuard<'_, ()> {
-        let number = usize::try_from(self.hash.hash_one(question) >> 32).unwrap_or(0);
-        self.turns[number % N].lock().await
+    /// What is kept, or else what is answered now, with the time that it holds for.
+    async fn get(
+        &self,
+        key: K,
+        ask: impl Future<Output = Result<(V, Duration), Refusal>>,
+    ) -> Result<V, Refusal> {
+        if let Some(kept) = self.kept.get(&key, Instant::now()) {
+            return Ok(kept);
+        }
+        let number = usize::try_from(self.hash.hash_one(&key) >> 32).unwrap_or(0);
+        let _turn = self.turns[number % N].lock().await;
+        // Another request may have asked the same meanwhile.
+        if let Some(kept) = self.kept.get(&key, Instant::now()) {
+            return Ok(kept);
+        }
+        let (answer, time) = ask.await?;
+        self.kept.put(key, answer.clone(), Instant::now(), time);
+        Ok(answer)
     }
 }
 
@@ -179,28 +179,20 @@ impl Known {
 impl Authoriser {
     /// The user of a request's token.
     pub(crate) async fn user(&self, headers: &HeaderMap) -> Result<Arc<Known>, Refusal> {
-        let token = token::of(headers);
+        let token = token_of(headers);
         let token = token.map_err(|text| Refusal::new(StatusCode::UNAUTHORIZED, text))?;
         self.timed(self.user_of(token)).await
     }
 
     async fn user_of(&self, token: &str) -> Result<Arc<Known>, Refusal> {
-        let key: Hash = Sha256::digest(token).into();
-        let known = |kept: Option<Arc<Known>>| kept.ok_or_else(unknown);
-        if let Some(kept) = self.tokens.get(&key, Instant::now()) {
-            return known(kept);
-        }
-        let _turn = self.token_reviews.take(&key).await;
-        // Another request with the same token may have asked meanwhile.
-        if let Some(kept) = self.tokens.get(&key, Instant::now()) {
-            return known(kept);
-        }
-        let user = self.reviews.user(token).await;
-        self.counts.reviewed(Review::Token, user.as_ref().map(Option::is_some));
-        let user = user.map_err(|error| away(&error))?.map(|user| Arc::new(Known::new(user)));
-        let time = if user.is_some() { self.times.token } else { self.times.unknown };
-        self.tokens.put(key, user.clone(), Instant::now(), time);
-        known(user)
+        let asked = self.tokens.get(Sha256::digest(token).into(), async {
+            let user = self.reviews.user(token).await;
+            self.counts.reviewed(Review::Token, user.as_ref().map(Option::is_some));
+            let user = user.map_err(|error| away(&error))?.map(|user| Arc::new(Known::new(user)));
+            let time = if user.is_some() { self.times.token } else { self.times.unknown };
+            Ok((user, time))
+        });
+        asked.await?.ok_or_else(unknown)
     }
 
     /// What a user may see of the namespaces that a question names.
@@ -253,20 +245,13 @@ impl Authoriser {
 
     /// Whether a user may get the pods of a namespace; of all where it is empty.
     async fn may(&self, known: &Known, access: &Access, namespace: &str) -> Result<bool, Refusal> {
-        let key = (known.hash, namespace.to_owned());
-        if let Some(kept) = access.answers.get(&key, Instant::now()) {
-            return Ok(kept);
-        }
-        let _turn = access.reviews.take(&key).await;
-        if let Some(kept) = access.answers.get(&key, Instant::now()) {
-            return Ok(kept);
-        }
-        let may = self.reviews.may(&known.user, Verb::Get, namespace).await;
-        self.counts.reviewed(Review::Access, may.as_ref().copied());
-        let may = may.map_err(|error| away(&error))?;
-        let time = if may { self.times.allowed } else { self.times.denied };
-        access.answers.put(key, may, Instant::now(), time);
-        Ok(may)
+        let asked = access.get((known.hash, namespace.to_owned()), async {
+            let may = self.reviews.may(&known.user, Verb::Get, namespace).await;
+            self.counts.reviewed(Review::Access, may.as_ref().copied());
+            let may = may.map_err(|error| away(&error))?;
+            Ok((may, if may { self.times.allowed } else { self.times.denied }))
+        });
+        asked.await
     }
 
     async fn timed<T>(&self, work: impl Future<Output = Result<T, Refusal>>) -> Result<T, Refusal> {
@@ -313,4 +298,133 @@ pub(crate) fn nothing(user: &str, asked: &str) -> Refusal {
         ),
     };
     Refusal::new(StatusCode::FORBIDDEN, text)
+}
+
+/// The API server's proxy keeps `Authorization` for itself: through it, this one carries the token.
+pub const TESSERA_AUTHORIZATION: HeaderName = HeaderName::from_static("tessera-authorization");
+
+/// Longest token that is passed on to the API server.
+const LONGEST_TOKEN: usize = 16 << 10;
+
+/// Why there is none, and what to do.
+const ABSENT: &str = "a token is needed: send \"Authorization: Bearer TOKEN\", or through the API server's proxy \
+                      \"Tessera-Authorization: Bearer TOKEN\"; kubectl create token SERVICEACCOUNT makes one";
+/// A header that is no `Bearer TOKEN`, two of them, or one that is too long.
+const MALFORMED: &str = "the header is not \"Bearer TOKEN\" with one token of at most 16 KiB; kubectl create token \
+                         SERVICEACCOUNT makes one";
+
+/// The token. Ours goes first: a proxy may have put its own into the other.
+fn token_of(headers: &HeaderMap) -> Result<&str, &'static str> {
+    let given = |name: &HeaderName| -> Option<Result<&HeaderValue, &'static str>> {
+        let mut all = headers.get_all(name).iter();
+        let first = all.next()?;
+        Some(all.next().map_or(Ok(first), |_| Err(MALFORMED)))
+    };
+    let value = given(&TESSERA_AUTHORIZATION).or_else(|| given(&AUTHORIZATION));
+    let text = value.ok_or(ABSENT)??.to_str().map_err(|_| MALFORMED)?;
+    let (scheme, token) = text.trim().split_once(' ').ok_or(MALFORMED)?;
+    let token = token.trim();
+    let is_token = !token.is_empty()
+        && token.len() <= LONGEST_TOKEN
+        && token.bytes().all(|b| b.is_ascii_graphic());
+    match scheme.eq_ignore_ascii_case("bearer") && is_token {
+        true => Ok(token),
+        false => Err(MALFORMED),
+    }
+}
+
+/// Answers of the API server, kept for a while: bounded in number and in time.
+#[derive(Debug)]
+struct Cache<K: std::hash::Hash + Eq, V> {
+    kept: std::sync::Mutex<LruCache<K, (Instant, V)>>,
+    most: usize,
+}
+
+impl<K: std::hash::Hash + Eq, V: Clone> Cache<K, V> {
+    /// Of so many at most. What was used longest ago goes first.
+    pub fn new(most: usize) -> Self {
+        // Memory is taken as it is needed.
+        Cache { kept: std::sync::Mutex::new(LruCache::unbounded()), most }
+    }
+
+    /// What is kept, if its time is not over.
+    pub fn get(&self, key: &K, now: Instant) -> Option<V> {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        match kept.get(key) {
+            Some((until, value)) if now < *until => Some(value.clone()),
+            Some(_) => {
+                kept.pop(key);
+                None
+            }
+            None => None,
+        }
+    }
+
+    /// Keeps it for so long.
+    pub fn put(&self, key: K, value: V, now: Instant, time: Duration) {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.put(key, (now + time, value));
+        while kept.len() > self.most {
+            kept.pop_lru();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn headers(given: &[(&HeaderName, &str)]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in given {
+            headers.append(*name, HeaderValue::from_str(value).unwrap());
+        }
+        headers
+    }
+
+    #[test]
+    fn a_token_comes_in_either_header_and_ours_goes_first() {
+        let (ours, theirs) = (&TESSERA_AUTHORIZATION, &AUTHORIZATION);
+        assert_eq!(token_of(&headers(&[])), Err(ABSENT));
+        assert_eq!(token_of(&headers(&[(theirs, "Bearer a.b")])), Ok("a.b"));
+        assert_eq!(token_of(&headers(&[(theirs, "Basic eA=="), (ours, "bearer  x ")])), Ok("x"));
+        let long = format!("Bearer {}", "x".repeat(LONGEST_TOKEN + 1));
+        for bad in ["Basic eA==", "Bearer", "Bearer ", "x", "", "Bearer a b", &long] {
+            assert_eq!(token_of(&headers(&[(theirs, bad)])), Err(MALFORMED), "{bad:.20}");
+        }
+        let twice = headers(&[(ours, "Bearer a"), (ours, "Bearer b"), (theirs, "Bearer c")]);
+        assert_eq!(token_of(&twice), Err(MALFORMED));
+    }
+
+    proptest! {
+        /// Against a model: what is kept was put last under that key, its time is not over, and there are never more
+        /// than the bound.
+        #[test]
+        fn it_keeps_what_was_put_last_no_longer_and_no_more(
+            steps in proptest::collection::vec((0u8..20, 0u64..50, 0u64..60, any::<bool>()), 0..200),
+        ) {
+            let cache = Cache::new(8);
+            let start = Instant::now();
+            let (mut clock, mut put) = (0, std::collections::HashMap::new());
+            for (number, (key, after, time, reads)) in steps.into_iter().enumerate() {
+                clock += after;
+                let now = start + Duration::from_secs(clock);
+                if reads {
+                    let got = cache.get(&key, now);
+                    if let Some(got) = got {
+                        let (value, until) = put[&key];
+                        prop_assert_eq!(got, value);
+                        prop_assert!(clock < until);
+                    }
+                } else {
+                    cache.put(key, number, now, Duration::from_secs(time));
+                    put.insert(key, (number, clock + time));
+                    prop_assert!(cache.get(&key, now).is_some() || time == 0, "what is new is there");
+                }
+                prop_assert!(cache.kept.lock().unwrap().len() <= 8);
+            }
+        }
+    }
 }
