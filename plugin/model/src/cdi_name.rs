@@ -5,30 +5,15 @@
 /// allocation adopted from its pages alone.
 pub const SHARE_KIND: &str = "tessera.dev/share";
 
-/// Why a name is none.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NameError {
-    /// Not `vendor/class`.
-    #[error("\"{0}\" is not a kind of CDI device, which is `vendor/class`")]
-    NotAKind(String),
-    /// A vendor that is no DNS name.
-    #[error("\"{0}\" is not a CDI vendor: a DNS name in lower case that begins with a letter")]
-    Vendor(String),
-    /// A class with other characters.
-    #[error(
-        "\"{0}\" is not a CDI class: a letter, then letters, digits, `-`, `_`, `.`, and a letter or \
-         digit at the end, at most 63 characters"
-    )]
-    Class(String),
-}
-
 /// `vendor/class`, in its parts.
 ///
 /// # Errors
 /// What is wrong with it.
-pub fn kind(text: &str) -> Result<(&str, &str), NameError> {
-    let (vendor, class) =
-        text.split_once('/').ok_or_else(|| NameError::NotAKind(text.to_owned()))?;
+pub fn kind(text: &str) -> Result<(&str, &str), String> {
+    let parts = text.split_once('/');
+    let (vendor, class) = parts.ok_or_else(|| {
+        format!("\"{text}\" is not a kind of CDI device, which is `vendor/class`")
+    })?;
     let label = |label: &str| {
         label.len() <= 63
             && spelled(label, u8::is_ascii_alphanumeric, b"-")
@@ -36,10 +21,15 @@ pub fn kind(text: &str) -> Result<(&str, &str), NameError> {
     };
     let begins = vendor.as_bytes().first().is_some_and(u8::is_ascii_alphabetic);
     if vendor.len() > 253 || !begins || !vendor.split('.').all(label) {
-        return Err(NameError::Vendor(vendor.to_owned()));
+        return Err(format!(
+            "\"{vendor}\" is not a CDI vendor: a DNS name in lower case that begins with a letter"
+        ));
     }
     if class.len() > 63 || !spelled(class, u8::is_ascii_alphabetic, b"-_.") {
-        return Err(NameError::Class(class.to_owned()));
+        return Err(format!(
+            "\"{class}\" is not a CDI class: a letter, then letters, digits, `-`, `_`, `.`, and a letter or digit at the \
+             end, at most 63 characters"
+        ));
     }
     Ok((vendor, class))
 }

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Whether a GPU is given out; `tessera_gpu::health` draws the transitions.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "GpuState")]
 #[serde(rename_all = "lowercase")]
 pub enum State {
     #[default]

@@ -11,7 +11,6 @@ pub mod allocation_id;
 pub mod audit;
 pub mod cdi_name;
 pub mod clock;
-pub mod context_constant;
 pub mod counted;
 pub mod duration;
 mod fixtures;

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::allocation_id::AllocationId;
@@ -24,7 +25,8 @@ pub struct Grant {
 }
 
 /// Where an allocation is in its life. A released one is in the history only.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "AllocationState")]
 #[serde(rename_all = "lowercase")]
 pub enum State {
     /// Allocated; no container has started with it.
@@ -47,7 +49,10 @@ impl State {
 }
 
 /// The container that holds an allocation, as PodResources says.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(default)]
 pub struct Holder {
     pub namespace: String,
     pub pod: String,

@@ -1,18 +1,13 @@
 //! What a share means, and how replicas are placed.
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
 /// What the compute share means. From the loosest to the strictest, which is also their order.
 #[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    serde::Serialize,
-    serde::Deserialize,
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
+#[schemars(rename = "Policy")]
 #[serde(rename_all = "lowercase")]
 pub enum Compute {
     None,

@@ -10,7 +10,7 @@ pub use crate::refusal::Refusal;
 use crate::shares;
 use crate::shares::{Share, Terms};
 use tessera_config::Config;
-use tessera_model::context_constant::ContextSource;
+use tessera_model::gpu::ContextSource;
 use tessera_model::gpu::Gpu;
 use tessera_model::printable;
 use tessera_model::record::{Grant, Record};
