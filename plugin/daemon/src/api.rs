@@ -67,7 +67,7 @@ pub(crate) fn start(
     if !config.api.listen.is_empty() {
         options.counts.expect_listener();
     }
-    view.set_api(Arc::clone(&options.counts));
+    let _ = view.api.set(Arc::clone(&options.counts));
     match protection(config, cluster, &options.counts) {
         Ok((authorisation, tls)) => {
             options.listen.clone_from(&config.api.listen);

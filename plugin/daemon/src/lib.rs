@@ -130,7 +130,8 @@ pub fn start_with(
         Arc::new(StatusView::new(current.clone(), Arc::clone(&discovery), Arc::clone(&board)));
     let asked = Arc::clone(&discovery);
     let reloader = Arc::new(Reloader::new(file, &given, current, asked, set_filter, &board));
-    view.set_reloader(Arc::clone(&reloader));
+    // Each is set once.
+    let _ = view.reloader.set(Arc::clone(&reloader));
     let socket = api::bind(&config.paths.admin)?;
     // Before anything in the directory, or of the file system there, is touched.
     let pages_lock = Arc::new(DirectoryLock::take(&config.paths.pages, &about(&config))?);
@@ -210,7 +211,7 @@ async fn run(
 ) -> anyhow::Result<()> {
     let watching = reload::watch(Arc::clone(&reloader), timing.config_debounce);
     let mut watching = std::pin::pin!(watching);
-    let board = Arc::clone(view.board());
+    let board = Arc::clone(&view.board);
     let gpus = tokio::select! {
         gpus = discover(&discovery, reloader.current(), &board, timing.discovery) => gpus,
         () = &mut watching => return Ok(()),
@@ -237,7 +238,7 @@ async fn run(
     })
     .await??;
     let labels = labels::Keeper::new(Arc::clone(&agent), Arc::clone(&discovery));
-    view.set_agent(Arc::clone(&agent));
+    let _ = view.agent.set(Arc::clone(&agent));
     reloader.say_unsold();
 
     let reporting = kubernetes::report(Arc::clone(&agent), timing.events.clone());
@@ -264,7 +265,7 @@ async fn run(
             pod_resources: Some(pod_resources_socket),
         },
     )?;
-    view.set_registration(serving.status());
+    let _ = view.registration.set(serving.status());
 
     let driver = dra::start(reloader.current(), &agent, &discovery, stopped.clone())?;
     let rejected = async {

@@ -8,15 +8,12 @@ use tessera_model::printable;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Recommendations {
-    /// [`crate::API_VERSION`].
     pub api_version: String,
-    /// When this was put together.
     pub at_unix_ms: i64,
     /// What it was judged by; absent where nodes of a fleet differ.
     pub settings: Option<Settings>,
     /// One for each workload and container.
     pub workloads: Vec<Recommendation>,
-    /// What could not be read.
     pub remarks: Vec<String>,
 }
 
@@ -38,30 +35,22 @@ pub struct Settings {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Recommendation {
-    /// Its namespace.
     pub namespace: String,
-    /// The workload.
     pub workload: String,
-    /// The container.
     pub container: String,
     /// Which of the container's allocations: `request NAME` of a claim, `resource NAME`, or `allocation ID`. Empty where
     /// it has one.
     pub part: String,
     /// Pods that were looked at, as `pod` names.
     pub pods: Vec<String>,
-    /// Memory that each has now.
     pub memory_limit_bytes: u64,
-    /// Memory that it should have.
     pub memory_bytes: u64,
-    /// Its share now.
     pub cores_millis: u32,
-    /// The share that it should have.
     pub recommended_cores_millis: u32,
     /// `low`, `medium` or `high`.
     pub confidence: String,
     /// Seconds that were observed, over all pods.
     pub observed_seconds: f64,
-    /// The window's beginning.
     pub since_unix_ms: i64,
     /// Why, a sentence each, with the figures.
     pub evidence: Vec<String>,
@@ -178,11 +167,8 @@ impl Recommendation {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Waste {
-    /// [`crate::API_VERSION`].
     pub api_version: String,
-    /// When this was put together.
     pub at_unix_ms: i64,
-    /// The window's beginning.
     pub since_unix_ms: i64,
     /// Price of a GPU for an hour; 0 where none is set.
     pub price_per_gpu_hour: f64,
@@ -190,7 +176,6 @@ pub struct Waste {
     pub currency: String,
     /// By namespace, the largest waste first.
     pub namespaces: Vec<NamespaceWaste>,
-    /// What could not be read.
     pub remarks: Vec<String>,
 }
 
@@ -202,7 +187,6 @@ pub struct NamespaceWaste {
     pub namespace: String,
     /// Hours of whole GPUs that were asked: the larger part of memory and share.
     pub asked_gpu_hours: f64,
-    /// Hours of whole GPUs that were used.
     pub used_gpu_hours: f64,
     /// What the rest cost; 0 where no price is set.
     pub cost: f64,
@@ -214,19 +198,13 @@ pub struct NamespaceWaste {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct TenantWaste {
-    /// The pod.
     pub pod: String,
-    /// The container.
     pub container: String,
-    /// The workload.
     pub workload: String,
-    /// It lives.
     pub live: bool,
-    /// The quota.
     pub memory_limit_bytes: u64,
     /// The highest use in the window.
     pub memory_peak_bytes: u64,
-    /// The share.
     pub cores_millis: u32,
     /// What it wanted on average: got and waited.
     pub wanted_millis: u32,
@@ -234,7 +212,6 @@ pub struct TenantWaste {
     pub idle_seconds: Option<f64>,
     /// Idle for longer than the set time.
     pub idle: bool,
-    /// Hours of whole GPUs that were asked.
     pub asked_gpu_hours: f64,
     /// Hours of whole GPUs that were asked and not used.
     pub wasted_gpu_hours: f64,

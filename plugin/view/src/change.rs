@@ -49,22 +49,18 @@ pub struct Target {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct SetQuotaRequest {
-    /// Whose.
     pub target: Target,
     /// Bytes that all its processes may hold, on each of its GPUs.
     pub memory_limit_bytes: Option<u64>,
     /// Share of GPU time, thousandths of the GPU, 1 to 1000.
     pub cores_millis: Option<u32>,
     /// What that share means: `burst`, `strict` or `none`.
-    #[schemars(with = "Option<String>")]
     pub policy: Option<ComputePolicy>,
     /// Change the memory of this GPU alone, by UUID or index; empty for all that it has.
     pub gpu: String,
     /// Shrink below what is in use: nothing is taken back, everything new is refused until it fits.
     pub force: bool,
-    /// Judge it and change nothing.
     pub dry_run: bool,
-    /// Why, for the audit trail.
     pub reason: String,
 }
 
@@ -72,13 +68,10 @@ pub struct SetQuotaRequest {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ResetQuotaRequest {
-    /// Whose.
     pub target: Target,
     /// As in [`SetQuotaRequest`].
     pub force: bool,
-    /// Judge it and change nothing.
     pub dry_run: bool,
-    /// Why, for the audit trail.
     pub reason: String,
 }
 
@@ -86,13 +79,10 @@ pub struct ResetQuotaRequest {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct QuotaResponse {
-    /// [`crate::API_VERSION`].
     pub api_version: String,
-    /// The allocation.
     pub allocation_id: String,
     /// Its holder; absent while unknown.
     pub holder: Option<Holder>,
-    /// Each of its GPUs.
     pub gpus: Vec<QuotaChange>,
     /// False where it has these limits already.
     pub changed: bool,
@@ -106,11 +96,8 @@ pub struct QuotaResponse {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct QuotaChange {
-    /// The GPU.
     pub gpu_uuid: String,
-    /// Limits before.
     pub before: Limits,
-    /// Limits after.
     pub after: Limits,
     /// Bytes charged and observed; absent where the pages cannot be read.
     pub memory_in_use_bytes: Option<u64>,
@@ -139,7 +126,6 @@ pub struct UncordonRequest {
     pub all: bool,
     /// With `all`: lift also the cordon of each GPU.
     pub each: bool,
-    /// The reason, for the audit trail.
     pub reason: String,
 }
 
@@ -147,7 +133,6 @@ pub struct UncordonRequest {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct CordonResponse {
-    /// [`crate::API_VERSION`].
     pub api_version: String,
     /// GPUs, by UUID, that the request was about; "*" for the whole node.
     pub changed: Vec<String>,
@@ -167,7 +152,6 @@ pub struct StandingCordon {
     pub gpu_uuid: String,
     /// NVML's index; absent for the node, and for a GPU that is gone.
     pub gpu_index: Option<u32>,
-    /// Since when.
     pub since_unix_ms: i64,
     /// The originator: `root`, `uid 1000 (logged in as alice)`.
     pub by: String,
@@ -179,7 +163,6 @@ pub struct StandingCordon {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct PlanRequest {
-    /// TOML.
     pub text: String,
     /// What to call it in errors.
     pub file: String,
@@ -189,7 +172,6 @@ pub struct PlanRequest {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct PlanResponse {
-    /// [`crate::API_VERSION`].
     pub api_version: String,
     /// The file, as the request called it.
     pub file: String,
@@ -237,11 +219,9 @@ pub struct ConfigurationChange {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ShareChange {
-    /// The GPU.
     pub gpu_uuid: String,
     /// NVML's index, where it is known.
     pub gpu_index: Option<u32>,
-    /// The resource.
     pub resource_name: String,
     /// What it is sold as now; absent where it is not.
     pub before: Option<ShareView>,
@@ -262,14 +242,10 @@ pub struct ShareChange {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ShareView {
-    /// How many there are.
     pub replicas: u32,
-    /// Memory of one.
     pub memory_bytes: u64,
     /// Compute of one, thousandths of the GPU.
     pub cores_millis: u32,
-    /// What that means.
-    #[schemars(with = "String")]
     pub policy: ComputePolicy,
 }
 
@@ -277,7 +253,6 @@ pub struct ShareView {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct AllocationChange {
-    /// Its id.
     pub id: String,
     /// Its holder, if known.
     pub holder: Option<Holder>,
@@ -296,9 +271,7 @@ pub struct ReloadRequest {}
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ReloadResponse {
-    /// [`crate::API_VERSION`].
     pub api_version: String,
-    /// The file.
     pub file: String,
     /// Why it was refused, and the configuration before stays in force; empty if it was not.
     pub problems: Vec<ConfigurationProblem>,

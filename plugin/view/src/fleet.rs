@@ -12,11 +12,9 @@ use crate::tenant::Tenant;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Fleet {
-    /// [`crate::API_VERSION`].
     pub api_version: String,
     /// The cluster or context, for a title; empty for a node's own view.
     pub name: String,
-    /// When this was put together.
     pub at_unix_ms: i64,
     /// Every node that should answer, by name.
     pub nodes: Vec<Entry>,
@@ -42,11 +40,8 @@ pub struct Entry {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Gpus {
-    /// [`crate::API_VERSION`].
     pub api_version: String,
-    /// When this was put together.
     pub at_unix_ms: i64,
-    /// All of them.
     pub gpus: Vec<NodeGpu>,
 }
 
@@ -54,9 +49,7 @@ pub struct Gpus {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct NodeGpu {
-    /// The node's name.
     pub node: String,
-    /// The GPU.
     #[serde(flatten)]
     pub gpu: Gpu,
 }
@@ -65,9 +58,7 @@ pub struct NodeGpu {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Tenants {
-    /// [`crate::API_VERSION`].
     pub api_version: String,
-    /// When this was put together.
     pub at_unix_ms: i64,
     /// All that the reader may see.
     pub tenants: Vec<NodeTenant>,
@@ -77,37 +68,29 @@ pub struct Tenants {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct NodeTenant {
-    /// The node's name.
     pub node: String,
-    /// The tenant.
     #[serde(flatten)]
     pub tenant: Tenant,
 }
 
 /// The GPUs of a fleet.
 pub fn gpus(fleet: Fleet) -> Gpus {
-    let of = |(node, gpu)| NodeGpu { node, gpu };
-    let all = fleet.nodes.into_iter().flat_map(|entry| {
-        let gpus = entry.view.map(|view| view.gpus).unwrap_or_default();
-        gpus.into_iter().map(move |gpu| (entry.node.clone(), gpu))
-    });
-    Gpus {
-        api_version: API_VERSION.to_owned(),
-        at_unix_ms: fleet.at_unix_ms,
-        gpus: all.map(of).collect(),
-    }
+    let gpus = listed(fleet.nodes, |view| view.gpus, |node, gpu| NodeGpu { node, gpu });
+    Gpus { api_version: API_VERSION.to_owned(), at_unix_ms: fleet.at_unix_ms, gpus }
 }
 
 /// The tenants of a fleet.
 pub fn tenants(fleet: Fleet) -> Tenants {
-    let of = |(node, tenant)| NodeTenant { node, tenant };
-    let all = fleet.nodes.into_iter().flat_map(|entry| {
-        let tenants = entry.view.map(|view| view.tenants).unwrap_or_default();
-        tenants.into_iter().map(move |tenant| (entry.node.clone(), tenant))
-    });
-    Tenants {
-        api_version: API_VERSION.to_owned(),
-        at_unix_ms: fleet.at_unix_ms,
-        tenants: all.map(of).collect(),
-    }
+    let of = |node, tenant| NodeTenant { node, tenant };
+    let tenants = listed(fleet.nodes, |view| view.tenants, of);
+    Tenants { api_version: API_VERSION.to_owned(), at_unix_ms: fleet.at_unix_ms, tenants }
+}
+
+/// All of one kind, each with its node's name.
+fn listed<T, U>(nodes: Vec<Entry>, of: fn(Node) -> Vec<T>, named: fn(String, T) -> U) -> Vec<U> {
+    let each = |Entry { node, view, .. }: Entry| {
+        let all = view.map(of).unwrap_or_default();
+        all.into_iter().map(move |one| named(node.clone(), one)).collect::<Vec<_>>()
+    };
+    nodes.into_iter().flat_map(each).collect()
 }

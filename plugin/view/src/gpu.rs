@@ -13,9 +13,7 @@ pub struct Gpu {
     pub index: u32,
     /// Product name.
     pub name: String,
-    /// PCI address.
     pub pci_bus_id: String,
-    /// NUMA node, where known.
     pub numa_node: Option<i64>,
     /// `healthy`, `suspect`, `unhealthy` or `recovering`.
     pub state: String,
@@ -33,7 +31,6 @@ pub struct Gpu {
     pub front_end: String,
     /// The other front end still has something of it.
     pub moving: bool,
-    /// Memory on the device.
     pub memory_total_bytes: u64,
     /// In use as the driver says.
     pub memory_used_bytes: u64,
@@ -73,9 +70,7 @@ pub struct Gpu {
 pub struct Lease {
     /// The tenant's id; empty for none, or one that the reader may not see.
     pub holder: String,
-    /// How many wait.
     pub waiting: u32,
-    /// How long a lease lasts now.
     pub quantum_us: u64,
 }
 
@@ -83,17 +78,12 @@ pub struct Lease {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Replicas {
-    /// The resource.
     pub resource_name: String,
-    /// How many there are.
     pub count: u32,
-    /// How many are held.
     pub held: u32,
     /// How many can be handed out now.
     pub free: u32,
-    /// Memory of each.
     pub memory_limit_bytes: u64,
-    /// Share of each.
     pub cores_millis: u32,
 }
 
@@ -103,10 +93,7 @@ pub struct Replicas {
 pub struct Fit {
     /// The resource; empty for a claim.
     pub resource_name: String,
-    /// How many times.
     pub count: u32,
-    /// Memory of each.
     pub memory_bytes: u64,
-    /// Share of each.
     pub cores_millis: u32,
 }

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::explain::{Behind, words};
+use crate::explain::{Behind, because};
 
 /// What is asked.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,23 +27,17 @@ pub struct Query {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Answer {
-    /// [`crate::API_VERSION`].
     pub api_version: String,
-    /// The node.
     pub node: String,
-    /// When this was put together.
     pub at_unix_ms: i64,
-    /// Length of a bucket.
     pub step_seconds: u32,
     /// The oldest bucket of that length; 0 where there is none.
     pub since_unix_ms: i64,
-    /// GPUs.
     pub gpus: Vec<GpuSeries>,
     /// Tenants, also those that are gone.
     pub tenants: Vec<TenantSeries>,
     /// Changes of quota, cordons, health and refusals, oldest first.
     pub events: Vec<Event>,
-    /// What could not be read.
     pub remarks: Vec<String>,
 }
 
@@ -89,7 +83,6 @@ impl Answer {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct GpuSeries {
-    /// The GPU.
     pub gpu_uuid: String,
     /// Its index; absent where it is gone.
     pub index: Option<u32>,
@@ -101,13 +94,10 @@ pub struct GpuSeries {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct GpuPoint {
-    /// The bucket's beginning.
     pub at_unix_ms: i64,
     /// Seconds of the bucket that were observed.
     pub seconds: f64,
-    /// Mean memory in use.
     pub memory_used_bytes: u64,
-    /// Highest memory in use.
     pub memory_peak_bytes: u64,
     /// Mean of the sum of limits.
     pub memory_limits_bytes: u64,
@@ -118,7 +108,6 @@ pub struct GpuPoint {
     pub leased_peak_millis: u32,
     /// Seconds that it was not healthy.
     pub unhealthy_seconds: f64,
-    /// Seconds that it was cordoned.
     pub cordoned_seconds: f64,
 }
 
@@ -126,21 +115,15 @@ pub struct GpuPoint {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct TenantSeries {
-    /// The allocation.
     pub id: String,
     /// Which Allocate of this id.
     pub generation: u64,
-    /// The pod's namespace.
     pub namespace: String,
-    /// The pod.
     pub pod: String,
-    /// The container.
     pub container: String,
     /// See [`crate::workload`].
     pub workload: String,
-    /// The GPU.
     pub gpu_uuid: String,
-    /// It lives.
     pub live: bool,
     /// Oldest first; a bucket without a look is left out.
     pub points: Vec<TenantPoint>,
@@ -150,7 +133,6 @@ pub struct TenantSeries {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct TenantPoint {
-    /// The bucket's beginning.
     pub at_unix_ms: i64,
     /// Seconds of the bucket that were observed.
     pub seconds: f64,
@@ -179,9 +161,7 @@ pub struct TenantPoint {
     pub capped_seconds: f64,
     /// Seconds that it rationed itself because the arbiter was silent.
     pub rationed_seconds: f64,
-    /// Refused requests.
     pub refusals: u64,
-    /// Launches.
     pub launches: u64,
 }
 
@@ -201,7 +181,6 @@ impl TenantPoint {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Event {
-    /// When.
     pub at_unix_ms: i64,
     /// The kind, as in the audit trail.
     pub what: String,
@@ -228,12 +207,8 @@ pub struct Event {
 impl Event {
     /// What [`Event::text`] says of the other fields.
     pub fn sentence(&self) -> String {
-        let because = words::because(&self.reason, self.behind.as_ref());
-        let mut text = match self.happened.as_str() {
-            // Of a plugin that has its words in one field alone.
-            "" => self.what.clone(),
-            happened => happened.to_owned(),
-        };
+        let because = because(&self.reason, self.behind.as_ref());
+        let mut text = self.happened.clone();
         if !because.is_empty() {
             text = format!("{text}: {because}");
         }

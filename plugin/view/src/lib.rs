@@ -35,9 +35,7 @@ pub const API_VERSION: &str = "tessera.dev/v1";
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Problem {
-    /// [`crate::API_VERSION`].
     pub api_version: String,
-    /// A sentence.
     pub error: String,
     /// HTTP's status.
     pub code: u16,

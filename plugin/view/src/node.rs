@@ -11,13 +11,11 @@ pub use crate::warning::Warning;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Node {
-    /// [`crate::API_VERSION`].
     pub api_version: String,
     /// The node's name; empty where the plugin does not know it.
     pub node: String,
     /// When this was put together, by the node's clock.
     pub at_unix_ms: i64,
-    /// The plugin.
     pub plugin: Plugin,
     /// GPUs and MIG instances, by index.
     pub gpus: Vec<Gpu>,
@@ -25,19 +23,16 @@ pub struct Node {
     pub tenants: Vec<Tenant>,
     /// Totals of the tenants that the reader may not see, one for each GPU that has such.
     pub others: Vec<Others>,
-    /// Tenants of which `others` has the totals; one on several GPUs is one. 0 also where an older plugin does not say it.
+    /// Tenants of which `others` has the totals; one on several GPUs is one.
     pub hidden_tenants: u32,
     /// What needs somebody's attention. Empty for a reader without rights on the whole cluster.
     pub warnings: Vec<Warning>,
 }
 
 impl Node {
-    /// Tenants that the reader may not see. Where the node does not count them, each is counted on each of its GPUs.
+    /// Tenants that the reader may not see.
     pub fn hidden(&self) -> u64 {
-        match self.hidden_tenants {
-            0 => self.others.iter().map(|others| u64::from(others.tenants)).sum(),
-            count => u64::from(count),
-        }
+        self.hidden_tenants.into()
     }
 }
 
@@ -45,9 +40,7 @@ impl Node {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Plugin {
-    /// Its version.
     pub version: String,
-    /// When it started.
     pub started_unix_ms: i64,
     /// `waiting`, `accepted` or `live`, as `status` says it.
     pub registration: String,
@@ -55,7 +48,6 @@ pub struct Plugin {
     pub ready: bool,
     /// What keeps it from that, a sentence each.
     pub amiss: Vec<String>,
-    /// The resources that it sells.
     pub resources: Vec<String>,
     /// The DRA driver's name; empty where there is none.
     pub dra_driver: String,
@@ -67,9 +59,7 @@ pub struct Plugin {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Others {
-    /// The GPU.
     pub gpu_uuid: String,
-    /// How many tenants.
     pub tenants: u32,
     /// Sum of their limits.
     pub memory_limit_bytes: u64,

@@ -1,14 +1,11 @@
 //! A node as root sees it: what `tessera status -o json` and `/api/v1/status` say.
 
-use std::fmt;
-
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tessera_model::origin::{ClaimResult, ClaimShare};
-use tessera_model::record;
 
 pub use tessera_model::health::State as GpuState;
-pub use tessera_model::record::State as AllocationState;
+pub use tessera_model::record::{Holder, State as AllocationState};
 
 use crate::gpu::Replicas;
 pub use crate::tenant::ComputePolicy;
@@ -24,7 +21,6 @@ pub const LIVE: &str = "/api/v1/live";
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Status {
-    /// [`crate::API_VERSION`].
     pub api_version: String,
     /// The plugin itself.
     pub plugin: Plugin,
@@ -38,7 +34,6 @@ pub struct Status {
     pub warning_details: Vec<Warning>,
     /// Pods whose claim or container was refused lately, the newest last. The warnings name them, too.
     pub refusals: Vec<Refusal>,
-    /// When this was put together.
     pub at_unix_ms: i64,
 }
 
@@ -55,11 +50,8 @@ impl Status {
 #[schemars(rename = "StatusPlugin")]
 #[serde(default)]
 pub struct Plugin {
-    /// Its version.
     pub version: String,
-    /// Its pid on the host.
     pub pid: u32,
-    /// When it started.
     pub started_unix_ms: i64,
     /// The resources it sells, separated by ", ".
     pub resource_name: String,
@@ -92,7 +84,6 @@ pub struct Plugin {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Dra {
-    /// Its name.
     pub driver: String,
     /// Kubelet has registered it.
     pub registered: bool,
@@ -102,7 +93,6 @@ pub struct Dra {
     pub pool: String,
     /// What the API server has: `starting`, `writing`, `published` or `failing`.
     pub publication: String,
-    /// Devices that should be published.
     pub devices: u32,
     /// ResourceSlices that they take.
     pub slices: u32,
@@ -120,7 +110,6 @@ pub struct Dra {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Resource {
-    /// Its name.
     pub name: String,
     /// The configuration does not sell it any more; it is served while containers hold it.
     pub retired: bool,
@@ -226,11 +215,8 @@ pub struct Refusal {
     pub claim: String,
     /// The reason, in the words that kubelet got.
     pub reason: String,
-    /// The first time.
     pub since_unix_ms: i64,
-    /// The last time.
     pub last_unix_ms: i64,
-    /// How often.
     pub times: u64,
 }
 
@@ -256,9 +242,7 @@ pub struct Gpu {
     pub index: u32,
     /// Product name.
     pub name: String,
-    /// PCI address.
     pub pci_bus_id: String,
-    /// NUMA node, where known.
     pub numa_node: Option<i64>,
     /// Whether its own health, or another seller, keeps it from being handed out. A cordon, which does so too, stands for
     /// itself.
@@ -266,7 +250,6 @@ pub struct Gpu {
     /// Why it is not handed out.
     pub health_reason: String,
     /// `healthy`, `suspect`, `unhealthy` or `recovering`.
-    #[schemars(with = "String")]
     pub state: GpuState,
     /// Why; empty for a GPU without trouble.
     pub state_reason: String,
@@ -286,11 +269,8 @@ pub struct Gpu {
     pub lease_holder: String,
     /// Allocations that drain too late.
     pub lease_late: Vec<String>,
-    /// How many allocations wait for the lease.
     pub lease_waiting: u32,
-    /// How long a lease lasts now.
     pub lease_quantum_us: u64,
-    /// Memory on the device.
     pub memory_total_bytes: u64,
     /// In use as the driver says.
     pub memory_used_bytes: u64,
@@ -351,7 +331,6 @@ impl Gpu {
 pub struct Replica {
     /// `<UUID>::<n>`.
     pub id: String,
-    /// The resource.
     pub resource_name: String,
     /// n, counted for each resource and GPU.
     pub index: u32,
@@ -361,7 +340,6 @@ pub struct Replica {
     pub health_reason: String,
     /// Its part of the memory.
     pub memory_limit_bytes: u64,
-    /// Its share.
     pub cores_millis: u32,
     /// The allocation that holds it; empty for a free one.
     pub allocation_id: String,
@@ -378,22 +356,18 @@ impl Replica {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Allocation {
-    /// Its id.
     pub id: String,
     /// `allocated`, `started` or `parked`.
-    #[schemars(with = "String")]
     pub state: AllocationState,
     /// Which Allocate of this id, from 1.
     pub generation: u64,
     /// The resource; empty for a claim.
     pub resource_name: String,
-    /// The replicas.
     pub replica_ids: Vec<String>,
     /// The container that holds it; absent while unknown.
     pub holder: Option<Holder>,
     /// Further containers that hold it.
     pub other_holders: Vec<Holder>,
-    /// When it was allocated.
     pub allocated_unix_ms: i64,
     /// When a container last started with it; 0 for never.
     pub started_unix_ms: i64,
@@ -407,11 +381,8 @@ pub struct Allocation {
     pub refusals: u64,
     /// Requests within the quota that the driver refused.
     pub driver_refusals: u64,
-    /// Kernel and graph launches.
     pub launches: u64,
-    /// GPU time used.
     pub gpu_time_us: u64,
-    /// Time waited at the gate.
     pub gate_wait_us: u64,
     /// Launches that waited at the gate.
     pub gate_waits: u64,
@@ -438,27 +409,12 @@ impl Allocation {
     }
 }
 
-/// A container.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
-pub struct Holder {
-    /// The pod's namespace.
-    pub namespace: String,
-    /// The pod.
-    pub pod: String,
-    /// The container.
-    pub container: String,
-}
-
 /// One request of a resource claim.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Claim {
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
-    /// Its UID.
     pub uid: String,
     /// The request, with the alternative that was chosen.
     pub request: String,
@@ -482,23 +438,6 @@ pub struct Process {
     pub slot: u32,
     /// What it has charged on all GPUs.
     pub memory_charged_bytes: u64,
-}
-
-impl fmt::Display for Holder {
-    /// As a person would call it.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}, container {}", self.namespace, self.pod, self.container)
-    }
-}
-
-impl From<&record::Holder> for Holder {
-    fn from(holder: &record::Holder) -> Self {
-        Holder {
-            namespace: holder.namespace.clone(),
-            pod: holder.pod.clone(),
-            container: holder.container.clone(),
-        }
-    }
 }
 
 impl From<&ClaimShare> for Claim {

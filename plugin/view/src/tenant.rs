@@ -9,7 +9,6 @@ pub use tessera_model::sharing::Compute as ComputePolicy;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Tenant {
-    /// The allocation's id.
     pub id: String,
     /// Which Allocate of this id, from 1.
     pub generation: u64,
@@ -17,9 +16,7 @@ pub struct Tenant {
     pub state: String,
     /// The pod's namespace; empty while kubelet has not named it.
     pub namespace: String,
-    /// The pod.
     pub pod: String,
-    /// The container.
     pub container: String,
     /// Further containers that hold it, as `namespace/pod/container`.
     pub other_holders: Vec<String>,
@@ -31,13 +28,11 @@ pub struct Tenant {
     pub request: String,
     /// The resource; empty for a claim.
     pub resource_name: String,
-    /// When it was allocated.
     pub allocated_unix_ms: i64,
     /// When a container last started with it; 0 for never.
     pub started_unix_ms: i64,
     /// Quota and use for each of its GPUs.
     pub gpus: Vec<Use>,
-    /// GPU time, where somebody divides it.
     pub compute: Option<Compute>,
     /// Processes that use CUDA now.
     pub processes: u32,
@@ -45,11 +40,8 @@ pub struct Tenant {
     pub refusals: u64,
     /// Requests within the quota that the driver refused.
     pub driver_refusals: u64,
-    /// Kernel and graph launches.
     pub launches: u64,
-    /// GPU time used.
     pub gpu_time_us: u64,
-    /// Time waited at the gate.
     pub gate_wait_us: u64,
     /// Times that memory outside its account was found.
     pub unaccounted: u64,
@@ -59,9 +51,7 @@ pub struct Tenant {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Use {
-    /// The GPU.
     pub gpu_uuid: String,
-    /// What it may hold.
     pub memory_limit_bytes: u64,
     /// Charged: granted, and reserved for calls under way.
     pub memory_charged_bytes: u64,
@@ -73,14 +63,11 @@ pub struct Use {
     pub memory_peak_bytes: u64,
     /// Held beyond what is charged, and taken from the limit.
     pub memory_overhead_bytes: u64,
-    /// Charged for each context.
     pub context_overhead_bytes: u64,
     /// All memory of its processes as the driver says, where it does.
     pub memory_nvml_bytes: Option<u64>,
-    /// Its share.
     pub cores_millis: u32,
     /// `burst`, `strict` or `none`.
-    #[schemars(with = "String")]
     pub policy: ComputePolicy,
     /// Its limits were changed while it runs.
     pub changed: bool,
@@ -95,12 +82,9 @@ pub struct Use {
 #[schemars(rename = "Quota")]
 #[serde(default)]
 pub struct Limits {
-    /// What it may hold.
     pub memory_limit_bytes: u64,
-    /// Its share.
     pub cores_millis: u32,
     /// `burst`, `strict` or `none`.
-    #[schemars(with = "String")]
     pub policy: ComputePolicy,
 }
 
@@ -132,15 +116,12 @@ pub struct Compute {
     pub used_us: u64,
     /// The leased time of which that is known.
     pub measured_us: u64,
-    /// Waited for leases.
     pub waited_us: u64,
     /// Waiting now, for so long.
     pub waiting_us: Option<u64>,
-    /// Leases.
     pub leases: u64,
     /// Drains that passed the deadline.
     pub overlaps: u64,
-    /// Processes at its gate.
     pub processes: u32,
     /// Processes that have yet to drain.
     pub undrained: u32,

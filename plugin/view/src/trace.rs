@@ -23,12 +23,10 @@ const ANOTHER: &str = "another tenant";
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Trace {
-    /// [`crate::API_VERSION`].
     pub api_version: String,
     /// `ms`.
     #[serde(rename = "displayTimeUnit")]
     pub display_time_unit: String,
-    /// About the trace.
     #[serde(rename = "otherData")]
     pub about: About,
     /// Names first.
@@ -42,7 +40,6 @@ pub struct Trace {
 pub struct About {
     /// When it began, by the node's clock.
     pub begun_unix_ms: i64,
-    /// How long it took, microseconds.
     pub duration_us: f64,
     /// Events that the node had no room for. They were the first ones: the trace begins after them.
     pub lost_events: u64,
@@ -57,14 +54,10 @@ pub struct Event {
     /// `wait`, `lease`, `drain`, `late`, `late drained`, `share`, `idle: ` with a cause of
     /// `tessera_gpu_idle_while_wanted_seconds_total`, `health`; of names, `process_name` and `thread_name`.
     pub name: String,
-    /// When it began.
     pub ts: f64,
-    /// How long an interval lasted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dur: Option<f64>,
-    /// The GPU.
     pub pid: u32,
-    /// The tenant.
     pub tid: u32,
     /// What else there is.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -78,10 +71,8 @@ pub struct Args {
     /// The name that a name gives.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// Of a tenant.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub namespace: String,
-    /// Of a tenant.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub allocation: String,
     /// What a lease's gate said first: `solo`, `open` or `yield`.

@@ -54,7 +54,6 @@ impl Warning {
 pub struct Found {
     /// What it is about, which stays the same while its figures change.
     pub key: String,
-    /// A sentence.
     pub text: String,
     /// How often it happened since its subject began; 0 for what stands.
     pub times: u64,

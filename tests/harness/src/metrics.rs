@@ -18,7 +18,7 @@ pub fn settings(rest: &str) -> String {
 
 /// Where the plugin's metrics are.
 pub async fn address(node: &TestNode) -> SocketAddr {
-    until(|| node.sources().metrics_address()).await
+    until(|| node.sources().metrics.get().copied()).await
 }
 
 #[derive(Debug)]

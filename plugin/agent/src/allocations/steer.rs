@@ -78,7 +78,7 @@ impl Allocations {
         let response = QuotaResponse {
             api_version: API_VERSION.to_owned(),
             allocation_id: record.id.to_string(),
-            holder: record.holder.as_ref().map(Into::into),
+            holder: record.holder.clone(),
             gpus: gpus
                 .map(|((before, after), memory_in_use_bytes)| QuotaChange {
                     gpu_uuid: after.uuid.clone(),

@@ -165,7 +165,7 @@ fn allocation(record: &Record, after: &Catalogue, differences: &[Difference]) ->
     }
     AllocationChange {
         id: record.id.to_string(),
-        holder: record.holder.as_ref().map(Into::into),
+        holder: record.holder.clone(),
         resource_name: match record.origin.claim() {
             Some(claim) => claim.to_string(),
             None => record.resource.clone(),

@@ -1,27 +1,24 @@
 //! `tessera explain`: why a pod, an allocation or a GPU is as it is. [`answer`] is pure: it takes what the
 //! plugin knows, and puts together what concerns the subject.
 
-mod lines;
-mod origin;
 mod story;
 mod subject;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-pub(crate) use lines::line;
-use subject::Unknown;
-
 use tessera_agent::Agent;
 use tessera_config::Config;
-use tessera_model::audit::Event;
+use tessera_model::audit::{Behind, Event, What};
+use tessera_model::counted::times;
 use tessera_model::gpu::Gpu;
-use tessera_model::printable;
 use tessera_model::record::Record;
 use tessera_rules::shares;
 use tessera_store::{Filter, Lines};
 use tessera_view::API_VERSION;
-use tessera_view::explain::{Explanation, GpuStory};
+use tessera_view::explain::{self as view, Explanation, GpuStory, Incident, TrailLine};
 use tessera_view::status::{Allocation, Status};
 use tessera_web::SourceError;
 
@@ -39,7 +36,7 @@ pub(crate) fn explanation(view: &StatusView, subject: &str) -> Result<Explanatio
     if subject.trim().is_empty() || subject.len() > LONGEST {
         return Err(SourceError::Invalid("name a pod, an allocation or a GPU".to_owned()));
     }
-    let facts = match view.agent() {
+    let facts = match view.agent.get() {
         Some(agent) => Facts::gathered(view, agent),
         None => Facts {
             status: view.status(),
@@ -51,10 +48,7 @@ pub(crate) fn explanation(view: &StatusView, subject: &str) -> Result<Explanatio
             remarks: vec!["the plugin is still starting".to_owned()],
         },
     };
-    answer(&facts, subject).map_err(|unknown| match unknown {
-        Unknown::Nothing { .. } => SourceError::NotFound(printable::reason(&unknown)),
-        Unknown::Several(_) => SourceError::Invalid(printable::reason(&unknown)),
-    })
+    answer(&facts, subject)
 }
 
 #[derive(Clone, Debug)]
@@ -118,11 +112,11 @@ impl Facts {
 }
 
 /// Everything about what `subject` names.
-fn answer(facts: &Facts, subject: &str) -> Result<Explanation, Unknown> {
+fn answer(facts: &Facts, subject: &str) -> Result<Explanation, SourceError> {
     let refusals = subject::refused(facts, subject);
     let named = match subject::find(facts, subject) {
         // It holds nothing, because it was refused.
-        Err(Unknown::Nothing { .. }) if !refusals.is_empty() => subject::Named::default(),
+        Err(SourceError::NotFound(_)) if !refusals.is_empty() => subject::Named::default(),
         found => found?,
     };
     let stories = named.allocations.iter().take(STORIES);
@@ -145,7 +139,7 @@ fn gpu_story(facts: &Facts, uuid: &str) -> Option<GpuStory> {
     let gpu = facts.status.gpus.iter().find(|gpu| gpu.uuid == uuid)?;
     let device = facts.gpus.iter().find(|gpu| gpu.uuid == uuid);
     let cut = device.map(|device| {
-        let place = origin::table(device, &facts.config);
+        let place = story::table(device, &facts.config);
         let share = |share: shares::Share| {
             format!(
                 "{} × {}: {} and {} {} each ({place})",
@@ -172,9 +166,9 @@ fn gpu_story(facts: &Facts, uuid: &str) -> Option<GpuStory> {
     let concerned: Vec<&Event> = facts.trail.events.iter().filter(concerns).collect();
     let holders = subject::holders(facts);
     let line = |event: &&Event| {
-        let mut line = lines::line(event);
+        let mut line = line(event);
         // Its holder is known by now.
-        line.holder = line.holder.or_else(|| Some(subject::of(&holders, event)?.into()));
+        line.holder = line.holder.or_else(|| subject::of(&holders, event).cloned());
         line
     };
     let trail = concerned[concerned.len().saturating_sub(LINES)..].iter().map(line).collect();
@@ -183,5 +177,74 @@ fn gpu_story(facts: &Facts, uuid: &str) -> Option<GpuStory> {
     Some(GpuStory { gpu: Some(gpu.clone()), cut: cut.unwrap_or_default(), allocations, trail })
 }
 
-#[cfg(test)]
-mod tests;
+/// A line as it is shown.
+pub(crate) fn line(event: &Event) -> TrailLine {
+    TrailLine {
+        at_unix_ms: event.at_unix_ms,
+        what: event.what.name().to_owned(),
+        text: text(event),
+        reason: event.detail().to_owned(),
+        reason_is_own: event.reason_is_own(),
+        behind: behind(event),
+        by: event.by.as_ref().map(ToString::to_string).unwrap_or_default(),
+        gpu_uuid: event.gpu.clone().unwrap_or_default(),
+        allocation_id: event.id.as_ref().map(ToString::to_string).unwrap_or_default(),
+        generation: event.generation,
+        times: event.times,
+        holder: event.holder.clone(),
+    }
+}
+
+/// The allocation that had the GPU meanwhile.
+fn behind(event: &Event) -> Option<view::Behind> {
+    let What::Delayed { behind: Behind::Allocation { id, holder }, .. } = &event.what else {
+        return None;
+    };
+    let holder = holder.as_ref();
+    Some(view::Behind {
+        allocation_id: id.clone(),
+        namespace: holder.map(|holder| holder.namespace.clone()).unwrap_or_default(),
+        pod: holder.map(|holder| holder.pod.clone()).unwrap_or_default(),
+    })
+}
+
+/// The sentence, and how often.
+fn text(event: &Event) -> String {
+    let is_nodes = event.gpu.is_none() && event.id.is_none();
+    let sentence = event.sentence(if is_nodes { "the node" } else { "the GPU" });
+    match event.times {
+        1 => sentence,
+        count => format!("{sentence} ({})", times(count)),
+    }
+}
+
+/// Lines about trouble, by kind, the latest kind first: by their places in the trail, for the clock
+/// may have been set back.
+fn incidents(trail: &[&Event]) -> Vec<Incident> {
+    let mut kinds: BTreeMap<&'static str, (usize, Incident)> = BTreeMap::new();
+    for (at, event) in trail.iter().enumerate().filter(|(_, event)| is_trouble(&event.what)) {
+        let (last, kind) = kinds.entry(event.what.name()).or_insert_with(|| {
+            let what = event.what.name().to_owned();
+            let first_unix_ms = event.at_unix_ms;
+            (at, Incident { what, first_unix_ms, ..Incident::default() })
+        });
+        *last = at;
+        kind.times = kind.times.saturating_add(event.times);
+        kind.last_unix_ms = event.at_unix_ms;
+        let sentence = event.sentence("the GPU");
+        (kind.reason, kind.reason_is_own) = match event.detail() {
+            "" => (sentence, true),
+            detail => (format!("{sentence}: {detail}"), event.reason_is_own()),
+        };
+        event.advice().clone_into(&mut kind.advice);
+        kind.behind = behind(event);
+    }
+    let mut incidents: Vec<(usize, Incident)> = kinds.into_values().collect();
+    incidents.sort_by_key(|(last, _)| std::cmp::Reverse(*last));
+    incidents.into_iter().map(|(_, incident)| incident).collect()
+}
+
+/// Whether a line is about something refused, late or wrong.
+fn is_trouble(what: &What) -> bool {
+    what.is_tenants() && *what != What::Started || matches!(what, What::Restored { .. })
+}

@@ -2,18 +2,22 @@
 
 use std::cmp::Reverse;
 
+use tessera_config::{Config, DeviceListStrategy};
+use tessera_model::audit::{Event, Limits, What};
+use tessera_model::counted::plural;
+use tessera_model::gpu::Gpu as Device;
+use tessera_model::percent::format_cores;
+use tessera_model::quantity::format_bytes;
+use tessera_model::record::{Grant, Record};
+use tessera_rules::front_end::FrontEnd;
+use tessera_rules::shares;
 use tessera_view::explain::{Behind, Enforcement, Limit, Neighbour, Placement, Stand, Story};
 use tessera_view::status::{Allocation, AllocationState, Gpu, GpuState, Health};
 use tessera_view::tenant::Use;
 
 use super::subject::{Key, holder};
-use super::{Facts, LINES, lines, origin};
+use super::{Facts, LINES, incidents, line};
 use crate::admin::left;
-use tessera_config::{Config, DeviceListStrategy};
-use tessera_model::audit::{Event, What};
-use tessera_model::counted::plural;
-use tessera_model::record::Record;
-use tessera_rules::front_end::FrontEnd;
 
 /// All that is known of it.
 pub(super) fn tell(facts: &Facts, key: &Key) -> Story {
@@ -27,17 +31,17 @@ pub(super) fn tell(facts: &Facts, key: &Key) -> Story {
     let record = facts.records.iter().find(|r| same(r.id.as_str(), r.generation));
     let now = facts.status.allocations.iter().find(|a| same(&a.id, a.generation));
     let at = |what: &What| trail.iter().rev().find(|e| e.what == *what).map_or(0, |e| e.at_unix_ms);
-    let lines: Vec<_> = trail.iter().map(|event| lines::line(event)).collect();
+    let lines: Vec<_> = trail.iter().map(|event| line(event)).collect();
     let story = Story {
         id: key.id.clone(),
         generation: key.generation,
-        holder: holder(facts, key).as_ref().map(Into::into),
+        holder: holder(facts, key),
         now: now.cloned(),
         allocated_unix_ms: at(&What::Allocated),
         started_unix_ms: at(&What::Started),
         released_unix_ms: at(&What::Released),
         placement: Some(placement_of_trail(&trail)),
-        incidents: lines::incidents(&trail),
+        incidents: incidents(&trail),
         trail: lines[lines.len().saturating_sub(LINES)..].to_vec(),
         ..Story::default()
     };
@@ -71,7 +75,7 @@ fn living(
             policy: used.map_or(grant.compute, |used| used.policy),
             context_overhead_bytes: grant.context_overhead_bytes,
             memory_overhead_bytes: used.map_or(0, |used| used.memory_overhead_bytes),
-            ..origin::of(facts, record, grant, trail)
+            ..origin_of(facts, record, grant, trail)
         }
     });
     let stands = record.grants.iter().map(|grant| {
@@ -209,4 +213,94 @@ fn injected(config: &Config) -> Vec<String> {
     let file = config.container.inject_file().then_some("/etc/ld.so.preload");
     let env = config.container.inject_env().then_some("LD_PRELOAD");
     file.into_iter().chain(env).map(str::to_owned).collect()
+}
+
+/// Memory and share come from the same.
+fn of_both(text: String) -> Limit {
+    Limit { memory_origin: text.clone(), cores_origin: text, ..Limit::default() }
+}
+
+/// The part of the configuration that cuts a GPU: `share`, or `layout[n]`.
+pub(super) fn table(gpu: &Device, config: &Config) -> String {
+    match shares::layout_of(gpu, config) {
+        Some(n) => format!("layout[{n}]"),
+        None => "share".to_owned(),
+    }
+}
+
+/// A limit with nothing but the origins of `grant`, as it is in force. `trail` is that of its generation.
+fn origin_of(facts: &Facts, record: &Record, grant: &Grant, trail: &[&Event]) -> Limit {
+    let before = record.overridden.as_ref().map(|set| &set.allocated);
+    let is_set = |all: &Vec<Grant>| !all.contains(grant);
+    if let Some((set_unix_ms, set_by)) = set(grant, trail) {
+        let text = Limit::set(set_unix_ms, &set_by);
+        return Limit { set_unix_ms, set_by, ..of_both(text) };
+    }
+    if before.is_some_and(is_set) {
+        return of_both("set; the trail has lost by whom".to_owned());
+    }
+    if let Some(claim) = record.origin.claim() {
+        let asked = |capacity: &str| match claim.asked.get(capacity) {
+            Some(text) => format!("by {claim}, which asks for {text}"),
+            None => format!("by {claim}, which states none: one replica's share"),
+        };
+        let (memory_origin, cores_origin) = (asked("memory"), asked("cores"));
+        return Limit { memory_origin, cores_origin, ..Limit::default() };
+    }
+    let Some(gpu) = facts.gpus.iter().find(|gpu| gpu.uuid == grant.uuid) else {
+        return of_both("as of its Allocate; the GPU is gone".to_owned());
+    };
+    let table = table(gpu, &facts.config);
+    let cut = shares::cut(gpu, &facts.config);
+    let Some((n, share)) = cut.iter().enumerate().find(|(_, s)| s.resource == record.resource)
+    else {
+        let text =
+            format!("as of its Allocate; the configuration sells {} no more", record.resource);
+        return of_both(text);
+    };
+    let on_it = |id: &&String| id.rsplit_once("::").is_some_and(|(uuid, _)| uuid == grant.uuid);
+    let replicas = record.replicas.iter().filter(on_it).count();
+    let key = |name: &str| match table.as_str() {
+        "share" => format!("share.{name}"),
+        layout => format!("{layout}.shares[{n}].{name}"),
+    };
+    let place = |name: &str| {
+        let key = key(name);
+        let source = &facts.config.source;
+        match (&source.file, source.line_set(&key)) {
+            (Some(file), Some(line)) => format!("{key} ({}:{line})", file.display()),
+            (None, Some(line)) => format!("{key} (line {line})"),
+            (_, None) => format!("{key} (default)"),
+        }
+    };
+    let count = u64::try_from(replicas).unwrap_or(u64::MAX);
+    let memory = share.limit.memory_bytes.saturating_mul(count);
+    let cores = u64::from(share.limit.cores_millis).saturating_mul(count);
+    let from = |name: &str, same: bool, today: String| match same {
+        true => format!("{replicas} × {}", place(name)),
+        false => format!("as of its Allocate; {} would give {today} now", place(name)),
+    };
+    let same_cores = cores == u64::from(grant.cores_millis) && share.compute == grant.compute;
+    Limit {
+        memory_origin: from("memory", memory == grant.memory_limit_bytes, format_bytes(memory)),
+        cores_origin: from(
+            "cores",
+            same_cores,
+            format!("{} {}", format_cores(cores), share.compute.name()),
+        ),
+        ..Limit::default()
+    }
+}
+
+/// When the last change of limits was, and its originator, if it is in force.
+fn set(grant: &Grant, trail: &[&Event]) -> Option<(i64, String)> {
+    let (event, after) = trail.iter().rev().find_map(|event| match &event.what {
+        What::QuotaSet { after, .. } => Some((event, Some(after))),
+        What::QuotaReset { .. } => Some((event, None)),
+        _ => None,
+    })?;
+    let mine = |limits: &&Limits| limits.uuid == grant.uuid;
+    after?.iter().find(mine)?;
+    let by = event.by.as_ref().map_or_else(|| "somebody".to_owned(), ToString::to_string);
+    Some((event.at_unix_ms, by))
 }

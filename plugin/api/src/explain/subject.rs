@@ -4,12 +4,13 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use tessera_view::status::Refusal;
-
-use super::Facts;
 use tessera_model::audit::Event;
 use tessera_model::record::{Holder, Record};
-use tessera_model::written_name;
+use tessera_model::{printable, written_name};
+use tessera_view::status::Refusal;
+use tessera_web::SourceError;
+
+use super::Facts;
 
 /// An allocation in one of its generations.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -25,22 +26,7 @@ pub(super) struct Named {
     pub gpus: Vec<String>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unknown {
-    #[error(
-        "nothing is called \"{subject}\": no pod, container, allocation or GPU of this node, now or in the audit trail{}",
-        written_name::there_is(known)
-    )]
-    Nothing {
-        subject: String,
-        /// What is called like it, or else what there is.
-        known: Vec<String>,
-    },
-    #[error(transparent)]
-    Several(#[from] written_name::Several),
-}
-
-pub(super) fn find(facts: &Facts, subject: &str) -> Result<Named, Unknown> {
+pub(super) fn find(facts: &Facts, subject: &str) -> Result<Named, SourceError> {
     let subject = subject.trim();
     let holders = holders(facts);
     let held = |test: &dyn Fn(&Holder) -> bool| -> Vec<Key> {
@@ -83,7 +69,7 @@ pub(super) fn find(facts: &Facts, subject: &str) -> Result<Named, Unknown> {
         };
         let there = holders.iter().filter(|(_, holder)| is_there(holder)).map(|(key, _)| key);
         let ids = there.clone().map(|key| key.id.as_str()).collect();
-        if let Some(id) = written_name::by_beginning(&ids, written)? {
+        if let Some(id) = by_beginning(&ids, written)? {
             found = there.filter(|key| key.id == id).cloned().collect();
         }
     }
@@ -99,7 +85,7 @@ pub(super) fn find(facts: &Facts, subject: &str) -> Result<Named, Unknown> {
     let uuids: BTreeSet<&str> = gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
     let uuid = match by_index {
         Some(gpu) => Some(gpu.uuid.as_str()),
-        None => written_name::by_beginning(&uuids, subject)?,
+        None => by_beginning(&uuids, subject)?,
     };
     match uuid {
         Some(uuid) => Ok(Named { allocations: Vec::new(), gpus: vec![uuid.to_owned()] }),
@@ -176,12 +162,24 @@ pub(super) fn of<'a>(
     holders.get(&key)?.as_ref()
 }
 
+fn by_beginning<'a>(
+    ids: &BTreeSet<&'a str>,
+    written: &str,
+) -> Result<Option<&'a str>, SourceError> {
+    written_name::by_beginning(ids, written)
+        .map_err(|several| SourceError::Invalid(printable::reason(&several)))
+}
+
 fn nothing(
     subject: &str,
     holders: &BTreeMap<Key, Option<Holder>>,
     uuids: &BTreeSet<&str>,
-) -> Unknown {
+) -> SourceError {
     let pods = holders.values().flatten().map(|h| format!("{}/{}", h.namespace, h.pod));
     let all = pods.chain(uuids.iter().map(ToString::to_string)).collect();
-    Unknown::Nothing { subject: subject.to_owned(), known: written_name::proposals(all, subject) }
+    let known = written_name::there_is(&written_name::proposals(all, subject));
+    let text = format!(
+        "nothing is called \"{subject}\": no pod, container, allocation or GPU of this node, now or in the audit trail{known}"
+    );
+    SourceError::NotFound(printable::reason(&text))
 }

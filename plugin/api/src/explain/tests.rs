@@ -90,7 +90,7 @@ fn facts() -> Facts {
             id: record().id.to_string(),
             generation: 7,
             state: AllocationState::Started,
-            holder: Some((&holder("llama-0")).into()),
+            holder: Some(holder("llama-0")),
             gpus: vec![Use {
                 gpu_uuid: "GPU-aaaa".into(),
                 memory_limit_bytes: 8 * GIB,
@@ -171,7 +171,7 @@ fn a_living_pod_is_explained_from_placement_to_refusals() {
     assert_eq!(incident.last_unix_ms - incident.first_unix_ms, 100_000);
     let text = explained.text();
     for part in [
-        "prod/llama-0, container server: started",
+        "prod/llama-0 (server): started",
         "memory 8 GiB, 1 × share.memory",
         "charged 7 GiB",
         "overhead observed 64 MiB",
@@ -194,7 +194,7 @@ fn a_pod_that_is_gone_is_explained_from_the_trail() {
     );
     assert_eq!(story.released_unix_ms, NOW - 80_000_000);
     let text = explained.text();
-    assert!(text.contains("prod/batch-9, container server: released"), "{text}");
+    assert!(text.contains("prod/batch-9 (server): released"), "{text}");
     assert!(text.contains("why there  GPU-aaaa::1 as preferred of 8 free replicas"), "{text}");
 }
 
@@ -278,12 +278,8 @@ fn a_slow_pod_is_told_who_had_its_gpu_and_what_ails_it() {
     let mine = &mut facts.status.allocations[0];
     mine.compute = had(100);
     let theirs = Holder { namespace: "theirs".into(), ..holder("train") };
-    let other = Allocation {
-        id: "b".repeat(32),
-        holder: Some((&theirs).into()),
-        compute: had(800),
-        ..mine.clone()
-    };
+    let other =
+        Allocation { id: "b".repeat(32), holder: Some(theirs), compute: had(800), ..mine.clone() };
     facts.status.allocations.push(other);
     let text = answer(&facts, "llama-0").unwrap().text();
     let ails = "GPU 0 is unhealthy: XID 79. New pods do not get this GPU.";
@@ -296,7 +292,7 @@ fn a_slow_pod_is_told_who_had_its_gpu_and_what_ails_it() {
     assert!(text.contains("another pod 80%") && !text.contains("theirs"), "{text}");
     // Of the GPU, pods and not ids.
     let text = answer(&facts, "0").unwrap().text();
-    assert!(text.contains("theirs/train, container server: 0 B of 8 GiB, 25% burst"), "{text}");
+    assert!(text.contains("theirs/train (server): 0 B of 8 GiB, 25% burst"), "{text}");
     assert!(!text.contains("bbbb"), "{text}");
 }
 

@@ -337,18 +337,18 @@ families! {
         |s| by(s.agent().into_iter().flat_map(|agent| agent.trust().events().all()));
     "tessera_api_listening" "" Gauge NONE,
         "Whether the JSON API is served over TCP; no series where it is not to be",
-        |s| one(s.view.api().and_then(|api| api.listening()));
+        |s| one(s.view.api.get().and_then(|api| api.listening()));
     "tessera_api_requests" "" Counter &["code"],
         "Answers of the JSON API over TCP, by HTTP status",
         |s| {
-            let api = s.view.api().into_iter().filter(|api| api.listening().is_some());
+            let api = s.view.api.get().into_iter().filter(|api| api.listening().is_some());
             let requests = api.flat_map(|api| api.requests());
             requests.map(|(code, count)| Sample::of(vec![code.to_string().into()], count)).collect()
         };
     "tessera_api_reviews" "" Counter &["review", "outcome"],
         "Questions to the API server about a reader's token or access: ok, refused, or unreachable (no answer, or not allowed to ask); no series where it is not asked",
         |s| {
-            let reviews = s.view.api().into_iter().flat_map(|api| api.reviews());
+            let reviews = s.view.api.get().into_iter().flat_map(|api| api.reviews());
             let sample = |(review, outcome, count): (&'static str, &'static str, u64)| {
                 Sample::of(vec![review.into(), outcome.into()], count)
             };
@@ -356,7 +356,7 @@ families! {
         };
     "tessera_history_writing" "" Gauge NONE,
         "Whether the history could last be stored; no series where it is off",
-        |s| one(s.view.board().facts().history_writing);
+        |s| one(s.view.board.facts().history_writing);
     "tessera_config_reloads" "" Counter &["outcome"],
         "Reloads of the configuration: ok, or refused, so that the last good one stayed",
         |s| {
@@ -405,7 +405,7 @@ families! {
         |s| one(s.process.max_fds);
     "process_start_time" "seconds" Gauge NONE,
         "When the plugin started, Unix time",
-        |s| one(unix_seconds(s.view.started_unix_ms()));
+        |s| one(unix_seconds(s.view.started_unix_ms));
 }
 
 #[cfg(test)]

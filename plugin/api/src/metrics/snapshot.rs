@@ -16,9 +16,9 @@ use tessera_tenant::regions::Region;
 use tessera_view::status::{self, Allocation, Configuration, Dra, Gpu, Holder, Status};
 use tessera_view::tenant::{Compute, Use};
 
+use super::Format;
 use super::families::{ALL, Family, MetricKind};
 use super::running_totals::{RunningTotals, Totals};
-use super::text::Format;
 use crate::admin::{StatusView, Survey};
 
 /// One series.
@@ -114,7 +114,7 @@ impl Snapshot {
     pub fn collect(view: &Arc<StatusView>, running_totals: &mut RunningTotals) -> Self {
         let survey = view.survey(&Region::try_snapshot);
         let now = Instant::now();
-        let adopted = view.agent().map_or(0, |agent| agent.allocations().adopted_until());
+        let adopted = view.agent.get().map_or(0, |agent| agent.allocations().adopted_until());
         let allocations = &survey.status.allocations;
         let totals = allocations
             .iter()
@@ -151,7 +151,7 @@ impl Snapshot {
     }
 
     pub fn agent(&self) -> Option<&Arc<Agent>> {
-        self.view.agent()
+        self.view.agent.get()
     }
 
     /// How the arbiter stands; `None` if it does not answer.
@@ -161,7 +161,7 @@ impl Snapshot {
 
     /// How often the configuration was read and found good, and how it stands with it.
     pub fn reloads(&self) -> Option<(u64, Configuration)> {
-        self.agent().and(self.view.reloader()).map(|one| (one.taken(), one.state()))
+        self.agent().and(self.view.reloader.get()).map(|one| (one.taken(), one.state()))
     }
 
     pub fn dra<V>(&self, read: impl Fn(&Dra) -> V) -> Option<V> {
@@ -490,7 +490,7 @@ mod tests {
         let config = fixtures::config(dir.path(), false);
         let view = StatusView::new(config.into(), Arc::new(Driver), Arc::default());
         let view = Arc::new(view);
-        view.set_agent(Arc::clone(&agent));
+        let _ = view.agent.set(Arc::clone(&agent));
         let mut runner = TestRunner::deterministic();
         let steps = prop::collection::vec(any::<u64>().prop_map(Step::of), 200);
         let steps = (0..3).map(|_| steps.new_tree(&mut runner).unwrap().current()).collect();

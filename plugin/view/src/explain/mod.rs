@@ -3,32 +3,29 @@
 //! made of what is left.
 
 mod text;
-pub(crate) mod words;
-
-pub use words::Behind;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use tessera_model::audit::{Event, What};
+use tessera_model::time_format;
 
+use crate::narrow::Rights;
 use crate::status::{Allocation, ComputePolicy, Gpu, GpuState, Holder, Refusal};
 
 /// An explanation by one node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Explanation {
-    /// [`crate::API_VERSION`].
     pub api_version: String,
     /// Allocations: those that live first, then those that are gone, the newest first.
     pub allocations: Vec<Story>,
     /// GPUs. Empty for a reader without rights on the whole cluster.
     pub gpus: Vec<GpuStory>,
-    /// When this was put together.
     pub at_unix_ms: i64,
     /// The oldest line of the audit trail; 0 where it is empty.
     pub trail_since_unix_ms: i64,
     /// Allocations that are meant too, and were left out.
     pub left_out: u32,
-    /// What could not be looked at.
     pub remarks: Vec<String>,
     /// What the pod was refused lately.
     pub refusals: Vec<Refusal>,
@@ -40,7 +37,6 @@ pub struct Explanation {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Story {
-    /// The allocation's id.
     pub id: String,
     /// Which Allocate of this id, from 1.
     pub generation: u64,
@@ -92,7 +88,6 @@ pub struct Placement {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Stand {
-    /// The GPU.
     pub gpu_uuid: String,
     /// Why nothing else is known of it; empty where it is.
     pub missing: String,
@@ -100,12 +95,9 @@ pub struct Stand {
     pub index: u32,
     /// Product name.
     pub name: String,
-    /// NUMA node, where known.
     pub numa_node: Option<i64>,
-    /// PCI address.
     pub pci_bus_id: String,
     /// `healthy`, `suspect`, `unhealthy` or `recovering`.
-    #[schemars(with = "String")]
     pub state: GpuState,
     /// Why; empty for a GPU without trouble.
     pub state_reason: String,
@@ -121,16 +113,12 @@ pub struct Stand {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Limit {
-    /// The GPU.
     pub gpu_uuid: String,
-    /// What it may hold.
     pub memory_limit_bytes: u64,
     /// Where that comes from, in words.
     pub memory_origin: String,
-    /// Its share.
     pub cores_millis: u32,
     /// `burst`, `strict` or `none`.
-    #[schemars(with = "String")]
     pub policy: ComputePolicy,
     /// Where both come from, in words.
     pub cores_origin: String,
@@ -138,7 +126,6 @@ pub struct Limit {
     pub set_unix_ms: i64,
     /// The originator of that, with the command; empty where nobody set them.
     pub set_by: String,
-    /// Charged for each context.
     pub context_overhead_bytes: u64,
     /// Observed beyond all charges, and taken from the limit.
     pub memory_overhead_bytes: u64,
@@ -148,9 +135,7 @@ pub struct Limit {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Neighbour {
-    /// The GPU.
     pub gpu_uuid: String,
-    /// Which.
     pub who: Behind,
     /// Leased in the last ten seconds.
     pub got_10s_millis: u32,
@@ -182,7 +167,6 @@ pub struct Enforcement {
 pub struct Incident {
     /// The kind, as in the audit trail.
     pub what: String,
-    /// How often.
     pub times: u64,
     /// The first of them.
     pub first_unix_ms: i64,
@@ -202,13 +186,10 @@ pub struct Incident {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct TrailLine {
-    /// When.
     pub at_unix_ms: i64,
-    /// The kind.
     pub what: String,
     /// The same for people, with what it has of sizes and lengths.
     pub text: String,
-    /// Why.
     pub reason: String,
     /// As in [`Incident`].
     pub reason_is_own: bool,
@@ -246,9 +227,7 @@ pub struct GpuStory {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Explanations {
-    /// [`crate::API_VERSION`].
     pub api_version: String,
-    /// By name.
     pub nodes: Vec<OnNode>,
 }
 
@@ -256,9 +235,7 @@ pub struct Explanations {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct OnNode {
-    /// The node.
     pub node: String,
-    /// What it says.
     pub explanation: Explanation,
 }
 
@@ -285,5 +262,94 @@ impl Story {
         let holder = self.holder.as_ref().map(|holder| holder.namespace.as_str());
         let now = || self.now.as_ref().map(Allocation::namespace);
         holder.filter(|name| !name.is_empty()).or_else(now).unwrap_or_default()
+    }
+}
+
+/// In place of an operator's name.
+pub(crate) const OPERATOR: &str = "an operator";
+/// Originators that name nobody.
+const PARTS: [&str; 5] = ["kubelet", "configuration", "plugin", "driver", "container"];
+
+/// An allocation that had what another waited for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Behind {
+    /// Its id; empty where the reader may not see it.
+    pub allocation_id: String,
+    /// Its pod's namespace; empty where kubelet has not named the pod, or the reader may not see it.
+    pub namespace: String,
+    /// Its pod, likewise.
+    pub pod: String,
+}
+
+impl Behind {
+    fn name(&self) -> String {
+        match (self.pod.as_str(), self.allocation_id.as_str()) {
+            ("", "") => "another pod".to_owned(),
+            ("", id) => id.to_owned(),
+            (pod, _) => format!("{}/{pod}", self.namespace),
+        }
+    }
+
+    pub(crate) fn narrowed(self, rights: &Rights) -> Self {
+        if rights.may_see(&self.namespace) { self } else { Behind::default() }
+    }
+}
+
+/// A reason, and who had the GPU meanwhile.
+pub(crate) fn because(reason: &str, behind: Option<&Behind>) -> String {
+    match behind {
+        Some(other) if reason.is_empty() => format!("{} had the lease", other.name()),
+        Some(other) => format!("{reason}; {} had the lease", other.name()),
+        None => reason.to_owned(),
+    }
+}
+
+/// An originator, without a name where that is an operator's.
+pub(crate) fn originator(by: &str) -> &str {
+    if by.is_empty() || PARTS.contains(&by) { by } else { OPERATOR }
+}
+
+impl Limit {
+    /// Where limits come from that somebody set.
+    pub fn set(at_unix_ms: i64, by: &str) -> String {
+        format!("set {} by {by}", time_format::utc(at_unix_ms))
+    }
+}
+
+impl Stand {
+    /// In a sentence.
+    pub fn sentence(&self) -> String {
+        if !self.missing.is_empty() {
+            return format!("{}: {}", self.gpu_uuid, self.missing);
+        }
+        let numa = match self.numa_node {
+            Some(node) => format!("NUMA node {node}"),
+            None => "NUMA node unknown".to_owned(),
+        };
+        let health = match (self.cordon.as_str(), self.withheld.as_str()) {
+            ("", "") if self.state_reason.is_empty() => self.state.name().to_owned(),
+            ("", "") => format!("{} ({})", self.state.name(), self.state_reason),
+            ("", withheld) => format!("not given out ({withheld})"),
+            (cordon, _) => cordon.to_owned(),
+        };
+        format!(
+            "GPU {} ({}): {}, {numa}, PCI {}, {health}; {}",
+            self.index, self.gpu_uuid, self.name, self.pci_bus_id, self.free
+        )
+    }
+
+    /// What is wrong with it, and what to do; `None` where nothing is.
+    fn trouble(&self) -> Option<String> {
+        let gpu = format!("GPU {}", self.index);
+        if !self.missing.is_empty() || self.state == GpuState::Healthy {
+            return None;
+        }
+        let what = What::Health { from: GpuState::Suspect, to: self.state };
+        let because = if self.state_reason.is_empty() { "" } else { ": " };
+        let advice = Event::of_node(what, 0).advice();
+        let text =
+            format!("{gpu} is {}{because}{}. {advice}", self.state.name(), self.state_reason);
+        Some(text.trim_end_matches([' ', '.']).to_owned())
     }
 }

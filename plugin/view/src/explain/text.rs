@@ -13,7 +13,7 @@ use tessera_model::replica;
 use crate::gpu::Replicas;
 use crate::status::{Allocation, ComputePolicy, Gpu, Holder, Refusal};
 
-use super::words::because;
+use super::because;
 use super::{
     Explanation, Explanations, GpuStory, Incident, Limit, Neighbour, OnNode, Stand, Story,
     TrailLine,
@@ -431,19 +431,6 @@ mod tests {
                 !["On node", "ann/chat", "forged"].iter().any(|text| line.starts_with(text));
             assert!(is_own && !line.contains(['\r', '\u{85}', '\u{2028}']), "{line:?}");
         }
-    }
-
-    #[test]
-    fn a_gate_that_is_closed_to_a_pod_that_does_not_wait_is_idle() {
-        let of = |gate: &str, waiting_us| {
-            let compute = Some(Compute { gate: gate.to_owned(), waiting_us, ..Compute::default() });
-            let now = Some(Allocation { compute, ..Allocation::default() });
-            let story = Story { now, limits: vec![Limit::default()], ..Story::default() };
-            Explanation { allocations: vec![story], ..Explanation::default() }.text()
-        };
-        assert!(of("closed", None).contains("; gate idle"));
-        assert!(of("closed", Some(9)).contains("; gate closed"));
-        assert!(of("open", None).contains("; gate open"));
     }
 
     #[test]

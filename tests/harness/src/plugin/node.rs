@@ -177,7 +177,7 @@ impl TestNode {
 
     /// The node's state itself.
     pub fn agent(&self) -> Arc<tessera_agent::Agent> {
-        Arc::clone(self.running.as_ref().unwrap().sources.agent().unwrap())
+        Arc::clone(self.running.as_ref().unwrap().sources.agent.get().unwrap())
     }
 
     /// What the plugin says about itself.

@@ -251,7 +251,7 @@ async fn a_reader_is_still_explained_what_is_its_own_and_root_everything() {
     let (status, text) = stage.ask(MINE, &path, "text/plain").await;
     assert_eq!(status, 200, "{text}");
     for says in [
-        "ns-mine/pod-mine, container container-mine",
+        "ns-mine/pod-mine (container-mine)",
         "device memory were in use",
         "waited 9.0 s in 10.0 s for its part of GPU time: it got 0% of the 50% that it asks for",
         "another pod had the lease",

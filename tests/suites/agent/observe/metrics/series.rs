@@ -43,7 +43,7 @@ pub async fn everything() -> (TestNode, Exposition) {
     }
     // As an API that is served in a cluster.
     let view = node.sources();
-    let counts = view.api().unwrap();
+    let counts = view.api.get().unwrap();
     counts.expect_listener();
     counts.expect_reviews();
     let address = address(&node).await;

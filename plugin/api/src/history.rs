@@ -1,0 +1,569 @@
+//! What was: the recorder, which hands looks at everything to `tessera-history`, and answers from it.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use tessera_advice::{Observed, Question};
+use tessera_config::{Advice, Config};
+use tessera_history::{FlushError, Found, History, Key, Options, QueryError, Series};
+use tessera_model::audit::{self, What};
+use tessera_model::clock::monotonic_ns;
+use tessera_model::record::Holder;
+use tessera_model::time_format;
+use tessera_store::{Filter, HISTORY_KEPT, Lines};
+use tessera_tenant::regions::Region;
+use tessera_view::advice::{Recommendations, Waste};
+use tessera_view::history::{Answer, Event, Query, TenantSeries};
+use tessera_view::node::Node;
+use tessera_web::source::{Scope, SourceError};
+
+use crate::admin::StatusView;
+use crate::explain::line;
+
+/// Looks in a row that are left to the next one where the arbiter does not answer.
+const UNHEARD: u32 = 5;
+
+/// Records what the node does. All of it is blocking.
+pub struct Recorder {
+    view: Arc<StatusView>,
+    history: History,
+    /// Looks in a row that the arbiter did not answer.
+    unheard: AtomicU32,
+}
+
+/// Where and how the history of a node with this configuration is kept.
+pub fn options(config: &Config) -> Options {
+    Options {
+        path: tessera_history::beside(&config.paths.ledger),
+        bound: config.history.size_bytes,
+        keep: config.history.keep_seconds(),
+        sync: config.ledger.fsync,
+    }
+}
+
+impl Recorder {
+    /// Of a node. Nothing is opened yet.
+    pub fn new(view: Arc<StatusView>) -> Self {
+        let history = History::new(options(&view.config()));
+        Recorder { view, history, unheard: AtomicU32::new(0) }
+    }
+
+    /// Whether the configuration in force has it.
+    pub fn is_on(&self) -> bool {
+        self.view.config().history.enabled
+    }
+
+    /// Looks at everything once, changes nothing and waits for no tenant. The driver is asked for each GPU's memory in
+    /// use. Where the arbiter does not answer, the next look is of this one's time as well: GPU time is spread over the
+    /// time that it is of. One that stays silent is not waited for: memory goes on without it.
+    pub fn look(&self) {
+        let Some(agent) = self.view.agent.get().filter(|_| self.is_on()) else { return };
+        let survey = self.view.survey(&Region::try_snapshot);
+        let is_silent = survey.arbiter.is_none() && agent.allocations().arbiter().is_some();
+        let unheard = if is_silent { self.unheard.fetch_add(1, Ordering::Relaxed) + 1 } else { 0 };
+        if (1..=UNHEARD).contains(&unheard) {
+            return;
+        }
+        self.unheard.store(0, Ordering::Relaxed);
+        self.history.look(&survey.status, &survey.unread, monotonic_ns() / 1_000_000);
+    }
+
+    /// Stores what was seen, by the configuration in force; where it is off now, lets go of the file.
+    pub fn flush(&self) -> Result<Option<Found>, FlushError> {
+        if !self.is_on() {
+            self.history.stop();
+            return Ok(None);
+        }
+        self.history.set_options(options(&self.view.config()));
+        self.name_gone();
+        self.history.flush(false)
+    }
+
+    /// Stores everything and lets go of the file.
+    pub fn close(&self) -> Result<(), FlushError> {
+        self.name_gone();
+        self.history.close()
+    }
+
+    /// Names tenants that ended before a look could see their names, by the audit trail.
+    fn name_gone(&self) {
+        let nameless = self.history.nameless();
+        let Some(agent) = self.view.agent.get().filter(|_| !nameless.is_empty()) else { return };
+        let filter = Filter::mentioning(nameless.iter().map(|(id, _)| id.as_bytes()));
+        match agent.journal().read_trail(|trail| trail.read(&filter)) {
+            Ok(lines) => self.history.name(&names(&lines, &nameless)),
+            // They stay without names.
+            Err(error) => tracing::debug!(%error, "the audit trail names nobody"),
+        }
+    }
+
+    /// What was, with what happened. `now` is the node at this moment.
+    pub(crate) fn history(&self, now: &Node, query: &Query) -> Result<Answer, SourceError> {
+        let mut answer = self.figures(now, query)?;
+        self.add_events(&mut answer, query);
+        Ok(answer)
+    }
+
+    /// What to ask for instead.
+    pub(crate) fn recommend(
+        &self,
+        now: &Node,
+        scope: &Scope,
+    ) -> Result<Recommendations, SourceError> {
+        let figures = |query: &Query| self.figures(now, query);
+        recommend(&figures, &self.view.config().advice, now, scope)
+    }
+
+    /// What is asked and not used.
+    pub(crate) fn waste(&self, now: &Node, scope: &Scope) -> Result<Waste, SourceError> {
+        let figures = |query: &Query| self.figures(now, query);
+        waste(&figures, &self.view.config().advice, now, scope)
+    }
+
+    /// What was, without what happened.
+    fn figures(&self, now: &Node, query: &Query) -> Result<Answer, SourceError> {
+        if !self.is_on() {
+            return Err(SourceError::Unavailable(
+                "nothing is recorded: history.enabled is false".to_owned(),
+            ));
+        }
+        self.name_gone();
+        self.history.answer(query, now).map_err(|error| match error {
+            QueryError::NotFound(text) => SourceError::NotFound(text),
+            QueryError::Invalid(text) => SourceError::Invalid(text),
+            QueryError::Unavailable(text) => SourceError::Unavailable(text),
+        })
+    }
+
+    /// Adds to an answer what happened meanwhile.
+    fn add_events(&self, answer: &mut Answer, query: &Query) {
+        let Some(agent) = self.view.agent.get() else { return };
+        let filter = filter(answer, query);
+        match agent.journal().read_trail(|trail| trail.read(&filter)) {
+            Ok(mut lines) => {
+                // Happened, and not written yet.
+                lines.events.extend(agent.journal().waiting_events());
+                add(answer, query, &lines);
+            }
+            Err(error) => {
+                answer.remarks.push(format!("the audit trail cannot be read: {error}"));
+            }
+        }
+    }
+}
+
+/// Lengths of the history's longer buckets, seconds.
+const MINUTES_S: u32 = 300;
+const HOUR_S: u32 = 3600;
+
+/// A question to the history, whose answer needs no events: advice is judged by figures alone.
+type Figures<'a> = dyn Fn(&Query) -> Result<Answer, SourceError> + 'a;
+
+/// What to ask for instead.
+fn recommend(
+    figures: &Figures<'_>,
+    settings: &Advice,
+    now: &Node,
+    scope: &Scope,
+) -> Result<Recommendations, SourceError> {
+    let since_unix_ms = since(now, scope, settings);
+    // A workload is judged by all its pods.
+    let history = fine_figures(figures, scope, since_unix_ms)?;
+    let observed = [Observed { node: now, history: &history }];
+    let question = question(now, scope, since_unix_ms);
+    let advice = tessera_advice::recommend(&observed, settings, &question);
+    if advice.workloads.is_empty() && !scope.pod.is_empty() {
+        let since = time_format::utc(since_unix_ms);
+        return Err(SourceError::NotFound(format!(
+            "no pod {} has a share here, and none had one since {since}; without a name, the answer lists every \
+             workload",
+            scope.pod
+        )));
+    }
+    Ok(advice)
+}
+
+/// Figures for advice. Many neighbours make the history answer in hours, in whose means the minutes vanish in
+/// which a pod used much. So those of one pod's namespace are asked for in minutes, too, and have these where
+/// they are still kept.
+fn fine_figures(
+    figures: &Figures<'_>,
+    scope: &Scope,
+    since_unix_ms: i64,
+) -> Result<Answer, SourceError> {
+    let query = window(scope, since_unix_ms);
+    let all = figures(&query)?;
+    if scope.pod.is_empty() || all.step_seconds < HOUR_S {
+        return Ok(all);
+    }
+    // There may be too many for one answer.
+    Ok(match figures(&Query { step_seconds: MINUTES_S, ..query }) {
+        Ok(fine) => finest(all, fine),
+        Err(_) => all,
+    })
+}
+
+/// What is asked and not used.
+fn waste(
+    figures: &Figures<'_>,
+    settings: &Advice,
+    now: &Node,
+    scope: &Scope,
+) -> Result<Waste, SourceError> {
+    let since_unix_ms = since(now, scope, settings);
+    let history = figures(&window(scope, since_unix_ms))?;
+    let observed = [Observed { node: now, history: &history }];
+    Ok(tessera_advice::waste(&observed, settings, &question(now, scope, since_unix_ms)))
+}
+
+fn since(now: &Node, scope: &Scope, settings: &Advice) -> i64 {
+    let window = i64::try_from(settings.window.as_millis()).unwrap_or(i64::MAX);
+    match scope.since_unix_ms {
+        0 => now.at_unix_ms.saturating_sub(window).max(1),
+        since => since,
+    }
+}
+
+/// Hours as far as there is nothing finer, and minutes from then on.
+fn finest(mut hours: Answer, minutes: Answer) -> Answer {
+    let hour_ms = i64::from(HOUR_S) * 1000;
+    let begins =
+        minutes.tenants.iter().filter_map(|series| Some(series.points.first()?.at_unix_ms));
+    let Some(first) = begins.min() else { return hours };
+    // The first whole hour.
+    let from = (first.saturating_add(hour_ms - 1)).div_euclid(hour_ms).saturating_mul(hour_ms);
+    for series in &mut hours.tenants {
+        series.points.retain(|point| point.at_unix_ms < from);
+    }
+    for mut series in minutes.tenants {
+        series.points.retain(|point| point.at_unix_ms >= from);
+        let is_same = |one: &&mut TenantSeries| {
+            (&one.id, one.generation, &one.gpu_uuid)
+                == (&series.id, series.generation, &series.gpu_uuid)
+        };
+        match hours.tenants.iter_mut().find(is_same) {
+            Some(same) => same.points.append(&mut series.points),
+            None => hours.tenants.push(series),
+        }
+    }
+    if hours.tenants.iter().all(|one| one.points.iter().all(|point| point.at_unix_ms >= from)) {
+        hours.step_seconds = MINUTES_S;
+    }
+    hours
+}
+
+fn window(scope: &Scope, since_unix_ms: i64) -> Query {
+    Query { namespace: scope.namespace.clone(), since_unix_ms, ..Query::default() }
+}
+
+fn question<'a>(now: &Node, scope: &'a Scope, since_unix_ms: i64) -> Question<'a> {
+    Question {
+        namespace: &scope.namespace,
+        pod: &scope.pod,
+        since_unix_ms,
+        now_unix_ms: now.at_unix_ms,
+    }
+}
+
+/// Most events of an answer, the newest.
+const MOST: usize = 1000;
+
+/// The lines that [`add`] needs for an answer.
+fn filter(answer: &Answer, query: &Query) -> Filter {
+    let filter = match is_of_all(query) {
+        true => Filter::all(),
+        false => Filter::mentioning(answer.tenants.iter().map(|one| one.id.as_bytes()))
+            .or_without_allocation(),
+    };
+    filter.written(time_of(answer, query))
+}
+
+/// What the lines call these tenants, by id and generation. A later line counts.
+fn names(trail: &Lines, of: &BTreeSet<(String, u64)>) -> Vec<Series> {
+    let named = trail.events.iter().filter_map(|event| {
+        let (id, holder) = (event.id.as_ref()?.to_string(), event.holder.clone()?);
+        let key = Key { id, generation: event.generation, gpu_uuid: String::new() };
+        let is_asked = of.contains(&(key.id.clone(), key.generation));
+        let Holder { namespace, pod, container } = holder;
+        is_asked.then(|| (key.clone(), Series { key, namespace, pod, container }))
+    });
+    named.collect::<BTreeMap<Key, Series>>().into_values().collect()
+}
+
+/// Whether the answer is of everything on the node.
+fn is_of_all(query: &Query) -> bool {
+    query.subject.trim().is_empty() && query.namespace.is_empty()
+}
+
+/// The time that events are of, Unix milliseconds.
+fn time_of(answer: &Answer, query: &Query) -> RangeInclusive<i64> {
+    let since = match query.since_unix_ms {
+        0 => answer.since_unix_ms,
+        since => since,
+    };
+    match query.until_unix_ms {
+        0 => since..=i64::MAX,
+        until => since..=until,
+    }
+}
+
+/// Adds to an answer what happened meanwhile to what is in it: of a tenant its own lines, of a GPU its own and the
+/// node's. `trail` has at least those that [`filter`] takes. That the trail begins later than the answer is remarked.
+fn add(answer: &mut Answer, query: &Query, trail: &Lines) {
+    let pods: HashMap<(&str, u64), (&str, &str)> = answer
+        .tenants
+        .iter()
+        .map(|one| ((one.id.as_str(), one.generation), (one.namespace.as_str(), one.pod.as_str())))
+        .collect();
+    let is_all = is_of_all(query);
+    let window = time_of(answer, query);
+    let mut events = Vec::new();
+    for event in trail.events.iter().filter(|event| window.contains(&event.at_unix_ms)) {
+        let known = match &event.id {
+            Some(id) => match pods.get(&(id.as_str(), event.generation)) {
+                Some(pod) => Some(*pod),
+                None if is_all => None,
+                None => continue,
+            },
+            None => {
+                let on = event.gpu.as_deref();
+                let is_its = match on {
+                    Some(uuid) => answer.gpus.iter().any(|gpu| gpu.gpu_uuid == uuid),
+                    // Of the node: with a GPU's, or everything's.
+                    None => !answer.gpus.is_empty(),
+                };
+                if !is_its && !is_all {
+                    continue;
+                }
+                None
+            }
+        };
+        events.push(described(event, known));
+    }
+    events.drain(..events.len().saturating_sub(MOST));
+    if let Some(first) = trail.since_unix_ms
+        && first > *window.start()
+        && answer.since_unix_ms < first
+        && trail.kept as u64 >= HISTORY_KEPT
+    {
+        let first = tessera_model::time_format::utc(first);
+        answer.remarks.push(format!("events before {first} are no longer in the audit trail"));
+    }
+    answer.events = events;
+}
+
+/// A line in words, as `explain` has it.
+fn described(event: &audit::Event, pod: Option<(&str, &str)>) -> Event {
+    let line = line(event);
+    let holder =
+        event.holder.as_ref().map(|holder| (holder.namespace.as_str(), holder.pod.as_str()));
+    let pod = holder.or(pod.filter(|(_, pod)| !pod.is_empty()));
+    let is_operators = matches!(event.by, Some(audit::Actor::Admin { .. }));
+    let event = Event {
+        at_unix_ms: event.at_unix_ms,
+        what: line.what,
+        tenant: line.allocation_id,
+        pod: pod.map(|(namespace, pod)| format!("{namespace}/{pod}")).unwrap_or_default(),
+        gpu_uuid: match &event.what {
+            What::QuotaSet { after, .. } | What::QuotaReset { after, .. } if after.len() == 1 => {
+                after[0].uuid.clone()
+            }
+            _ => line.gpu_uuid,
+        },
+        text: String::new(),
+        happened: line.text,
+        reason: line.reason,
+        reason_is_own: line.reason_is_own,
+        behind: line.behind,
+        by: if is_operators { line.by } else { String::new() },
+    };
+    Event { text: event.sentence(), ..event }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::time::Duration;
+
+    use tessera_model::allocation_id::AllocationId;
+    use tessera_model::audit::Event as Line;
+    use tessera_store::{Change, Ledger};
+    use tessera_view::history::{GpuSeries, TenantPoint};
+
+    use super::*;
+
+    const HOUR: i64 = 3_600_000;
+
+    fn settings() -> Advice {
+        Advice { window: Duration::from_secs(10 * 3600), ..Advice::default() }
+    }
+
+    /// A pod that had a share for an hour.
+    fn made() -> Answer {
+        let point = TenantPoint {
+            at_unix_ms: 100 * HOUR,
+            seconds: 3600.0,
+            memory_peak_bytes: 1 << 30,
+            memory_limit_bytes: 8 << 30,
+            cores_millis: 250,
+            ..TenantPoint::default()
+        };
+        let series = TenantSeries {
+            namespace: "team".into(),
+            pod: "chat-0".into(),
+            points: vec![point],
+            ..TenantSeries::default()
+        };
+        Answer { tenants: vec![series], ..Answer::default() }
+    }
+
+    fn now() -> Node {
+        Node { at_unix_ms: 101 * HOUR, ..Node::default() }
+    }
+
+    #[test]
+    fn the_window_is_the_settings_where_none_is_asked_for() {
+        let asked = RefCell::<Vec<Query>>::default();
+        let figures = |query: &Query| {
+            asked.borrow_mut().push(query.clone());
+            Ok(made())
+        };
+        let scope = Scope { pod: "chat-0".into(), namespace: "team".into(), ..Scope::default() };
+        let advice = recommend(&figures, &settings(), &now(), &scope).unwrap();
+        assert_eq!(advice.workloads[0].workload, "chat");
+        assert_eq!(advice.workloads[0].since_unix_ms, 91 * HOUR);
+        let scope = Scope { since_unix_ms: 7, ..scope };
+        let waste = waste(&figures, &settings(), &now(), &scope).unwrap();
+        assert_eq!((waste.since_unix_ms, waste.namespaces.len()), (7, 1));
+        let asked = asked.into_inner();
+        let windows: Vec<i64> = asked.iter().map(|query| query.since_unix_ms).collect();
+        assert_eq!(windows, [91 * HOUR, 7]);
+        // Its neighbours of the same workload are looked at, too.
+        assert!(asked.iter().all(|query| query.subject.is_empty() && query.namespace == "team"));
+    }
+
+    #[test]
+    fn hours_give_way_to_minutes_where_these_are_kept_and_no_hour_is_lost() {
+        let series = |id: &str, points: &[(i64, f64)]| {
+            let point = |(at, got): &(i64, f64)| TenantPoint {
+                at_unix_ms: *at,
+                got_seconds: *got,
+                ..TenantPoint::default()
+            };
+            let points = points.iter().map(point).collect();
+            TenantSeries { id: id.into(), points, ..TenantSeries::default() }
+        };
+        let answer = |step_seconds, tenants| Answer { step_seconds, tenants, ..Answer::default() };
+        let minute = HOUR / 60;
+        let hours = answer(3600, vec![series("a", &[(0, 1.0), (HOUR, 2.0), (2 * HOUR, 3.0)])]);
+        // The first hour of minutes is not whole.
+        let late = [(HOUR + 30 * minute, 9.0), (2 * HOUR, 250.0), (2 * HOUR + 5 * minute, 0.0)];
+        let minutes = answer(300, vec![series("a", &late), series("b", &[(2 * HOUR, 7.0)])]);
+        let both = finest(hours.clone(), minutes);
+        let of = |nth: usize| {
+            let points = both.tenants[nth].points.iter();
+            points.map(|point| (point.at_unix_ms, point.got_seconds)).collect::<Vec<_>>()
+        };
+        let answered = [(0, 1.0), (HOUR, 2.0), (2 * HOUR, 250.0), (2 * HOUR + 5 * minute, 0.0)];
+        assert_eq!((of(0), of(1)), (answered.to_vec(), vec![(2 * HOUR, 7.0)]));
+        assert_eq!(both.step_seconds, 3600);
+        assert_eq!(finest(hours.clone(), answer(300, Vec::new())), hours);
+        let whole = answer(300, vec![series("a", &[(0, 1.0), (5 * minute, 4.0)])]);
+        assert_eq!(finest(hours, whole.clone()), whole);
+    }
+
+    #[test]
+    fn a_pod_that_nobody_knows_is_named() {
+        let scope = Scope { pod: "chta-0".into(), ..Scope::default() };
+        let error = recommend(&|_| Ok(made()), &settings(), &now(), &scope).unwrap_err();
+        let SourceError::NotFound(text) = error else { panic!("{error}") };
+        assert!(text.contains("no pod chta-0 has a share here"), "{text}");
+    }
+
+    fn answer() -> Answer {
+        let tenant = TenantSeries {
+            id: "a".repeat(32),
+            generation: 2,
+            namespace: "ns".into(),
+            pod: "p".into(),
+            ..TenantSeries::default()
+        };
+        Answer { tenants: vec![tenant], since_unix_ms: 10, ..Answer::default() }
+    }
+
+    fn line(id: &str, generation: u64, at_unix_ms: i64) -> Line {
+        let id = AllocationId::parse(&id.repeat(32));
+        Line { id, generation, ..Line::of_node(What::Started, at_unix_ms) }
+    }
+
+    /// By the lines of a ledger that the answer needs.
+    fn add_from(answer: &mut Answer, query: &Query, trail: &[Line]) {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut ledger, _) = Ledger::open(&dir.path().join("ledger.redb"), false).unwrap();
+        ledger.commit(&Change { events: trail.to_vec(), ..Change::default() }).unwrap();
+        let lines = ledger.lines(&filter(answer, query)).unwrap();
+        add(answer, query, &lines);
+    }
+
+    fn found(answer: &Answer) -> Vec<(&str, i64, &str)> {
+        let events = answer.events.iter();
+        events.map(|event| (event.what.as_str(), event.at_unix_ms, event.pod.as_str())).collect()
+    }
+
+    #[test]
+    fn a_tenants_answer_has_its_own_lines_of_its_window() {
+        let trail = [
+            line("a", 2, 5),
+            line("a", 1, 20),
+            line("a", 2, 30),
+            line("b", 2, 30),
+            Line::of_node(What::Cordoned, 30),
+        ];
+        let mut one = answer();
+        add_from(&mut one, &Query { subject: "p".into(), ..Query::default() }, &trail);
+        assert_eq!(found(&one), [("started", 30, "ns/p")]);
+        let mut all = answer();
+        add_from(&mut all, &Query::default(), &trail);
+        assert_eq!(all.events.len(), 4);
+        let until = Query { since_unix_ms: 1, until_unix_ms: 9, ..Query::default() };
+        add_from(&mut all, &until, &trail);
+        assert_eq!(found(&all), [("started", 5, "ns/p")]);
+    }
+
+    #[test]
+    fn the_last_line_that_names_a_tenant_names_it() {
+        let named = |id: &str, generation, pod: &str| {
+            let holder =
+                Holder { namespace: "ns".into(), pod: pod.into(), container: "main".into() };
+            Line { holder: Some(holder), ..line(id, generation, 1) }
+        };
+        let events = vec![
+            named("a", 1, "first"),
+            named("a", 2, "other"),
+            line("a", 2, 1),
+            named("a", 2, "job-0"),
+            named("b", 2, "job-1"),
+        ];
+        let trail = Lines { events, ..Lines::default() };
+        let found = names(&trail, &[("a".repeat(32), 2), ("c".repeat(32), 1)].into());
+        let found: Vec<_> = found.iter().map(|one| (&*one.namespace, &*one.pod)).collect();
+        assert_eq!(found, [("ns", "job-0")]);
+    }
+
+    #[test]
+    fn a_gpus_answer_has_the_nodes_lines_and_a_namespaces_has_none_of_others() {
+        let gpu = GpuSeries { gpu_uuid: "GPU-a".into(), ..GpuSeries::default() };
+        let mut one = Answer { gpus: vec![gpu], ..answer() };
+        let sick = |uuid: &str| Line::of_gpu(uuid, What::Cordoned, "XID 79".into(), 40);
+        let trail =
+            [sick("GPU-a"), sick("GPU-b"), Line::of_node(What::Cordoned, 41), line("b", 1, 50)];
+        add_from(&mut one, &Query { subject: "0".into(), ..Query::default() }, &trail);
+        assert_eq!(found(&one), [("cordoned", 40, ""), ("cordoned", 41, "")]);
+        assert!(one.events[0].text.ends_with("do not get it: XID 79"), "{}", one.events[0].text);
+        let mut narrow = answer();
+        add_from(&mut narrow, &Query { namespace: "ns".into(), ..Query::default() }, &trail);
+        assert_eq!(found(&narrow), []);
+    }
+}
