@@ -214,20 +214,6 @@ mod tests {
     }
 
     #[test]
-    fn a_delay_of_an_earlier_version_may_name_another_in_its_reason() {
-        let old = r#"{"at_unix_ms":5,"what":{"delayed":{"waited_ms":1,"within_ms":2}},"reason":"; a/b had the lease"}"#;
-        let event: Event = serde_json::from_str(old).unwrap();
-        assert!(!event.reason_is_own());
-        let What::Delayed { behind, .. } = &event.what else { panic!("{event:?}") };
-        assert_eq!(*behind, Behind::Unsaid);
-        let behind = Behind::Nobody;
-        assert!(
-            Event { what: What::Delayed { waited_ms: 1, within_ms: 2, behind }, ..event }
-                .reason_is_own()
-        );
-    }
-
-    #[test]
     fn what_is_drawn_together_is_added_up() {
         let refused = |bytes, times| {
             let what = What::RefusedMemory { bytes, charged_bytes: 0, limit_bytes: 9 };
@@ -235,10 +221,11 @@ mod tests {
         };
         let both = refused(5, 2).after(&refused(7, 3));
         assert_eq!((both.times, &both.what), (5, &refused(7, 1).what));
+        let other = Behind::Allocation { id: "x".to_owned(), holder: None };
         let delayed = |ms, behind| {
             Event::of_node(What::Delayed { waited_ms: ms, within_ms: 10 * ms, behind }, 0)
         };
-        let both = delayed(5, Behind::Nobody).after(&delayed(7, Behind::Unsaid));
+        let both = delayed(5, Behind::Nobody).after(&delayed(7, other));
         let behind = Behind::Nobody;
         assert_eq!(both.what, What::Delayed { waited_ms: 12, within_ms: 120, behind });
     }

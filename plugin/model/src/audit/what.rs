@@ -40,9 +40,7 @@ impl From<&Grant> for Limits {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Behind {
-    /// Said in the line's reason, if at all: a line of an earlier version.
     #[default]
-    Unsaid,
     Nobody,
     Allocation {
         id: String,
@@ -201,18 +199,12 @@ impl What {
     /// Whether the reason of such a line is about its own allocation alone: the plugin wrote it, and it names no
     /// other. What operators write may name anybody.
     pub(super) fn reason_is_own(&self) -> bool {
-        match self {
-            // An earlier version named the other in the reason.
-            What::Delayed { behind, .. } => *behind != Behind::Unsaid,
-            What::Allocated
-            | What::PagesKept
-            | What::Parked
-            | What::Released
-            | What::Adopted
-            | What::Restored { .. } => true,
-            // What a container does to itself.
-            what => what.is_tenants(),
-        }
+        let is_kubelets = matches!(
+            self,
+            What::Allocated | What::PagesKept | What::Parked | What::Released | What::Adopted
+        );
+        // The last is what a container does to itself.
+        is_kubelets || matches!(self, What::Restored { .. }) || self.is_tenants()
     }
 
     /// The usual originator, for lines that name none.
@@ -391,15 +383,7 @@ impl Event {
     /// What the line has beyond its sentence: why, in the driver's, an operator's or a finding's words. It may name others
     /// unless [`Event::reason_is_own`].
     pub fn detail(&self) -> &str {
-        match self.what {
-            // Earlier versions wrote the sentence's figures once more.
-            What::RefusedMemory { .. }
-            | What::DriverRefused
-            | What::Overlapped
-            | What::Rationed
-            | What::Unlisted => "",
-            _ => self.reason.as_deref().unwrap_or_default(),
-        }
+        self.reason.as_deref().unwrap_or_default()
     }
 }
 
@@ -439,15 +423,5 @@ mod tests {
             of(5 << 30, 7 << 30, 2).starts_with("requests for up to 5 GiB were refused: 3 GiB")
         );
         assert!(of(0, 0, 1).starts_with("a request was refused: "));
-    }
-
-    #[test]
-    fn what_a_sentence_says_is_no_detail_of_it() {
-        for what in What::examples() {
-            let line = Event::of_node(what, 0).because("why");
-            let has_figures =
-                line.sentence("the GPU").contains("refused") || line.detail().is_empty();
-            assert!(has_figures || line.detail() == "why", "{line:?}");
-        }
     }
 }

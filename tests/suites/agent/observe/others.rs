@@ -74,10 +74,6 @@ fn waited(mine: &Record, other: &Record) -> Vec<Event> {
 fn tell(node: &TestNode, mine: &Record, other: &Record) {
     let (agent, now) = (node.agent(), tessera_model::clock::unix_ms());
     agent.journal().audit(waited(mine, other));
-    // As an earlier version wrote it.
-    let behind = Behind::Unsaid;
-    let old = Event::of(mine, What::Delayed { waited_ms: 1, within_ms: 2, behind }, now - 1);
-    agent.journal().audit([old.because(format!("waited 1.0 s; {} had the lease", other.name()))]);
     let after = mine.grants.iter().map(Into::into).collect();
     let quota = What::QuotaSet { before: Vec::new(), after, forced: false };
     let command =
