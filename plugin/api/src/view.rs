@@ -62,8 +62,6 @@ fn tenant(allocation: &Allocation) -> Tenant {
     let holder = allocation.holder.clone().unwrap_or_default();
     let claim = allocation.claim.as_ref();
     Tenant {
-        id: allocation.id.clone(),
-        generation: allocation.generation,
         state: allocation.state.name().to_owned(),
         namespace: allocation.namespace().to_owned(),
         workload: workload::of(&holder.pod).to_owned(),
@@ -72,18 +70,8 @@ fn tenant(allocation: &Allocation) -> Tenant {
         other_holders: allocation.other_holders.iter().map(written).collect(),
         claim: claim.map(|one| format!("{}/{}", one.namespace, one.name)).unwrap_or_default(),
         request: claim.map(|one| one.request.clone()).unwrap_or_default(),
-        resource_name: allocation.resource_name.clone(),
-        allocated_unix_ms: allocation.allocated_unix_ms,
-        started_unix_ms: allocation.started_unix_ms,
-        gpus: allocation.gpus.clone(),
-        compute: allocation.compute.clone(),
         processes: u32::try_from(allocation.processes.len()).unwrap_or(u32::MAX),
-        refusals: allocation.refusals,
-        driver_refusals: allocation.driver_refusals,
-        launches: allocation.launches,
-        gpu_time_us: allocation.gpu_time_us,
-        gate_wait_us: allocation.gate_wait_us,
-        unaccounted: allocation.unaccounted,
+        ..allocation.seen()
     }
 }
 
@@ -96,35 +84,12 @@ fn gpu(gpu: &status::Gpu) -> view::Gpu {
     let is_withheld = gpu.health == Health::Unhealthy && gpu.cordon.is_empty();
     let withheld = if is_withheld { gpu.health_reason.clone() } else { String::new() };
     view::Gpu {
-        uuid: gpu.uuid.clone(),
-        index: gpu.index,
-        name: gpu.name.clone(),
-        pci_bus_id: gpu.pci_bus_id.clone(),
-        numa_node: gpu.numa_node,
         state: gpu.state.name().to_owned(),
-        state_reason: gpu.state_reason.clone(),
-        state_since_unix_ms: gpu.state_since_unix_ms,
-        state_waits_for: gpu.state_waits_for.clone(),
-        cordon: gpu.cordon.clone(),
         withheld,
-        front_end: gpu.front_end.clone(),
-        moving: gpu.moving,
-        memory_total_bytes: gpu.memory_total_bytes,
-        memory_used_bytes: gpu.memory_used_bytes,
-        memory_reserve_bytes: gpu.memory_reserve_bytes,
-        memory_limits_bytes: gpu.memory_limits_bytes,
-        memory_charged_bytes: gpu.memory_charged_bytes,
-        memory_outside_bytes: gpu.memory_outside_bytes,
-        context_overhead_bytes: gpu.context_overhead_bytes,
-        cores_millis: gpu.cores_millis,
-        left_memory_bytes: gpu.left_memory_bytes,
-        left_cores_millis: gpu.left_cores_millis,
-        no_room: gpu.no_room.clone(),
-        default_memory_bytes: gpu.default_memory_bytes,
-        default_cores_millis: gpu.default_cores_millis,
         lease: lease(gpu),
         replicas: gpu.by_resource(),
         fits: fits(gpu),
+        ..gpu.seen()
     }
 }
 

@@ -13,6 +13,35 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+/// Declares what a node's view and root's status both say of a thing, once, and then what each says besides: a new figure
+/// has its place and its words here, and is in both.
+macro_rules! both {
+    (
+        {$($(#[$doc:meta])* $field:ident: $type:ty,)*}
+        $(#[$of_view:meta])* $view:ident {$($view_alone:tt)*}
+        $(#[$of_status:meta])* $status:ident {$($status_alone:tt)*}
+    ) => {
+        $(#[$of_view])*
+        pub struct $view {
+            $($(#[$doc])* pub $field: $type,)*
+            $($view_alone)*
+        }
+
+        $(#[$of_status])*
+        pub struct $status {
+            $($(#[$doc])* pub $field: $type,)*
+            $($status_alone)*
+        }
+
+        impl $status {
+            /// What a view says, too. What it says besides is left at its default.
+            pub fn seen(&self) -> $view {
+                $view { $($field: self.$field.clone(),)* ..$view::default() }
+            }
+        }
+    };
+}
+
 pub mod advice;
 pub mod change;
 pub mod explain;

@@ -8,8 +8,9 @@ pub use tessera_model::health::State as GpuState;
 pub use tessera_model::record::{Holder, State as AllocationState};
 
 use crate::gpu::Replicas;
+pub use crate::gpu::StatusGpu as Gpu;
+pub use crate::tenant::Allocation;
 pub use crate::tenant::ComputePolicy;
-use crate::tenant::{Compute, Use};
 use crate::warning::Warning;
 
 /// Where root asks for [`Status`].
@@ -231,77 +232,6 @@ impl Refusal {
     }
 }
 
-/// A GPU or MIG instance.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[schemars(rename = "StatusGpu")]
-#[serde(default)]
-pub struct Gpu {
-    /// As NVML prints it.
-    pub uuid: String,
-    /// NVML's index.
-    pub index: u32,
-    /// Product name.
-    pub name: String,
-    pub pci_bus_id: String,
-    pub numa_node: Option<i64>,
-    /// Whether its own health, or another seller, keeps it from being handed out. A cordon, which does so too, stands for
-    /// itself.
-    pub health: Health,
-    /// Why it is not handed out.
-    pub health_reason: String,
-    /// `healthy`, `suspect`, `unhealthy` or `recovering`.
-    pub state: GpuState,
-    /// Why; empty for a GPU without trouble.
-    pub state_reason: String,
-    /// Since when; 0 for a GPU without trouble.
-    pub state_since_unix_ms: i64,
-    /// What it takes to be healthy; empty where it is.
-    pub state_waits_for: String,
-    /// The cordon's originator and reason; empty where there is none.
-    pub cordon: String,
-    /// It is cordoned with the whole node, and not by itself.
-    pub cordoned_with_node: bool,
-    /// `device plugin` or `DRA`.
-    pub front_end: String,
-    /// The other front end still has something of it.
-    pub moving: bool,
-    /// The allocation that holds the lease; empty for none.
-    pub lease_holder: String,
-    /// Allocations that drain too late.
-    pub lease_late: Vec<String>,
-    pub lease_waiting: u32,
-    pub lease_quantum_us: u64,
-    pub memory_total_bytes: u64,
-    /// In use as the driver says.
-    pub memory_used_bytes: u64,
-    /// Never sold.
-    pub memory_reserve_bytes: u64,
-    /// Sum of the allocations' limits.
-    pub memory_limits_bytes: u64,
-    /// Sum of what allocations have charged.
-    pub memory_charged_bytes: u64,
-    /// Used by processes of no tenant.
-    pub memory_outside_bytes: u64,
-    /// Charged for each context of pods that come now.
-    pub context_overhead_bytes: u64,
-    /// Where that comes from: `configured`, `measured`, `formula` or `default`.
-    pub context_overhead_source: String,
-    /// Sum of the allocations' shares.
-    pub cores_millis: u32,
-    /// What live shares leave of its memory, where claims sell it; 0 where the device plugin does.
-    pub left_memory_bytes: u64,
-    /// What they leave of its time as the scheduler counts it.
-    pub left_cores_millis: u32,
-    /// Why that is too little for any claim: `memory`, `GPU time` or `memory and GPU time`; empty where it is enough.
-    pub no_room: String,
-    /// Memory that a claim gets which states none.
-    pub default_memory_bytes: u64,
-    /// Time that a claim gets which states none.
-    pub default_cores_millis: u32,
-    /// What it is cut into.
-    pub replicas: Vec<Replica>,
-}
-
 impl Gpu {
     /// Its replicas by resource, in the order of the configuration.
     pub fn by_resource(&self) -> Vec<Replicas> {
@@ -350,54 +280,6 @@ impl Replica {
     pub fn is_free(&self) -> bool {
         self.allocation_id.is_empty() && self.health == Health::Healthy
     }
-}
-
-/// An allocation.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
-pub struct Allocation {
-    pub id: String,
-    /// `allocated`, `started` or `parked`.
-    pub state: AllocationState,
-    /// Which Allocate of this id, from 1.
-    pub generation: u64,
-    /// The resource; empty for a claim.
-    pub resource_name: String,
-    pub replica_ids: Vec<String>,
-    /// The container that holds it; absent while unknown.
-    pub holder: Option<Holder>,
-    /// Further containers that hold it.
-    pub other_holders: Vec<Holder>,
-    pub allocated_unix_ms: i64,
-    /// When a container last started with it; 0 for never.
-    pub started_unix_ms: i64,
-    /// What it is of a resource claim; absent where no claim asked.
-    pub claim: Option<Claim>,
-    /// Quota and use for each of its GPUs.
-    pub gpus: Vec<Use>,
-    /// Processes that use CUDA now.
-    pub processes: Vec<Process>,
-    /// Requests refused because of the quota.
-    pub refusals: u64,
-    /// Requests within the quota that the driver refused.
-    pub driver_refusals: u64,
-    pub launches: u64,
-    pub gpu_time_us: u64,
-    pub gate_wait_us: u64,
-    /// Launches that waited at the gate.
-    pub gate_waits: u64,
-    /// Times that a process rationed itself.
-    pub gate_timeouts: u64,
-    /// Times that the window was full while the gate was open.
-    pub window_waits: u64,
-    /// Its part of GPU time; absent where nobody divides it.
-    pub compute: Option<Compute>,
-    /// Times that its usage page was found tampered with.
-    pub tamperings: u64,
-    /// Times that memory outside its account was found.
-    pub unaccounted: u64,
-    /// Its pages on the host.
-    pub pages_dir: String,
 }
 
 impl Allocation {

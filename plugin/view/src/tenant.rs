@@ -3,48 +3,84 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use tessera_model::record::{Holder, State as AllocationState};
 pub use tessera_model::sharing::Compute as ComputePolicy;
 
-/// A tenant.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
-pub struct Tenant {
-    pub id: String,
-    /// Which Allocate of this id, from 1.
-    pub generation: u64,
-    /// `allocated`, `started` or `parked`.
-    pub state: String,
-    /// The pod's namespace; empty while kubelet has not named it.
-    pub namespace: String,
-    pub pod: String,
-    pub container: String,
-    /// Further containers that hold it, as `namespace/pod/container`.
-    pub other_holders: Vec<String>,
-    /// What the pod is one of; see [`crate::workload`].
-    pub workload: String,
-    /// The claim, as `namespace/name`; empty where no claim asked.
-    pub claim: String,
-    /// The claim's request; empty where no claim asked.
-    pub request: String,
-    /// The resource; empty for a claim.
-    pub resource_name: String,
-    pub allocated_unix_ms: i64,
-    /// When a container last started with it; 0 for never.
-    pub started_unix_ms: i64,
-    /// Quota and use for each of its GPUs.
-    pub gpus: Vec<Use>,
-    pub compute: Option<Compute>,
-    /// Processes that use CUDA now.
-    pub processes: u32,
-    /// Requests refused because of the quota.
-    pub refusals: u64,
-    /// Requests within the quota that the driver refused.
-    pub driver_refusals: u64,
-    pub launches: u64,
-    pub gpu_time_us: u64,
-    pub gate_wait_us: u64,
-    /// Times that memory outside its account was found.
-    pub unaccounted: u64,
+use crate::status::{Claim, Process};
+
+both! {
+    {
+        id: String,
+        /// Which Allocate of this id, from 1.
+        generation: u64,
+        /// The resource; empty for a claim.
+        resource_name: String,
+        allocated_unix_ms: i64,
+        /// When a container last started with it; 0 for never.
+        started_unix_ms: i64,
+        /// Quota and use for each of its GPUs.
+        gpus: Vec<Use>,
+        /// Its part of GPU time; absent where nobody divides it.
+        compute: Option<Compute>,
+        /// Requests refused because of the quota.
+        refusals: u64,
+        /// Requests within the quota that the driver refused.
+        driver_refusals: u64,
+        launches: u64,
+        gpu_time_us: u64,
+        gate_wait_us: u64,
+        /// Times that memory outside its account was found.
+        unaccounted: u64,
+    }
+
+    /// A tenant.
+    #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+    #[serde(default)]
+    Tenant {
+        /// `allocated`, `started` or `parked`.
+        pub state: String,
+        /// The pod's namespace; empty while kubelet has not named it.
+        pub namespace: String,
+        pub pod: String,
+        pub container: String,
+        /// Further containers that hold it, as `namespace/pod/container`.
+        pub other_holders: Vec<String>,
+        /// What the pod is one of; see [`crate::workload`].
+        pub workload: String,
+        /// The claim, as `namespace/name`; empty where no claim asked.
+        pub claim: String,
+        /// The claim's request; empty where no claim asked.
+        pub request: String,
+        /// Processes that use CUDA now.
+        pub processes: u32,
+    }
+
+    /// A tenant, as root's status has it.
+    #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    #[serde(default)]
+    Allocation {
+        /// `allocated`, `started` or `parked`.
+        pub state: AllocationState,
+        pub replica_ids: Vec<String>,
+        /// The container that holds it; absent while unknown.
+        pub holder: Option<Holder>,
+        /// Further containers that hold it.
+        pub other_holders: Vec<Holder>,
+        /// What it is of a resource claim; absent where no claim asked.
+        pub claim: Option<Claim>,
+        /// Processes that use CUDA now.
+        pub processes: Vec<Process>,
+        /// Launches that waited at the gate.
+        pub gate_waits: u64,
+        /// Times that a process rationed itself.
+        pub gate_timeouts: u64,
+        /// Times that the window was full while the gate was open.
+        pub window_waits: u64,
+        /// Times that its usage page was found tampered with.
+        pub tamperings: u64,
+        /// Its pages on the host.
+        pub pages_dir: String,
+    }
 }
 
 /// A tenant's quota and use on one GPU.
