@@ -11,7 +11,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::header::{AUTHORIZATION, HeaderName};
@@ -21,11 +21,12 @@ use lru::LruCache;
 use sha2::{Digest, Sha256};
 use tessera_cluster::Verb;
 use tessera_cluster::reviews::{ReviewClient, User};
+use tessera_system::locks::lock;
 use tessera_view::narrow::Rights;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-use crate::counts::{Counts, Review};
+use crate::counts::{ACCESS, Counts, TOKEN};
 use crate::source::Refusal;
 
 /// For how long answers are kept, and waited for.
@@ -187,7 +188,7 @@ impl Authoriser {
     async fn user_of(&self, token: &str) -> Result<Arc<Known>, Refusal> {
         let asked = self.tokens.get(Sha256::digest(token).into(), async {
             let user = self.reviews.user(token).await;
-            self.counts.reviewed(Review::Token, user.as_ref().map(Option::is_some));
+            self.counts.reviewed(TOKEN, user.as_ref().map(Option::is_some));
             let user = user.map_err(|error| away(&error))?.map(|user| Arc::new(Known::new(user)));
             let time = if user.is_some() { self.times.token } else { self.times.unknown };
             Ok((user, time))
@@ -247,7 +248,7 @@ impl Authoriser {
     async fn may(&self, known: &Known, access: &Access, namespace: &str) -> Result<bool, Refusal> {
         let asked = access.get((known.hash, namespace.to_owned()), async {
             let may = self.reviews.may(&known.user, Verb::Get, namespace).await;
-            self.counts.reviewed(Review::Access, may.as_ref().copied());
+            self.counts.reviewed(ACCESS, may.as_ref().copied());
             let may = may.map_err(|error| away(&error))?;
             Ok((may, if may { self.times.allowed } else { self.times.denied }))
         });
@@ -349,7 +350,7 @@ impl<K: std::hash::Hash + Eq, V: Clone> Cache<K, V> {
 
     /// What is kept, if its time is not over.
     pub fn get(&self, key: &K, now: Instant) -> Option<V> {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = lock(&self.kept);
         match kept.get(key) {
             Some((until, value)) if now < *until => Some(value.clone()),
             Some(_) => {
@@ -362,7 +363,7 @@ impl<K: std::hash::Hash + Eq, V: Clone> Cache<K, V> {
 
     /// Keeps it for so long.
     pub fn put(&self, key: K, value: V, now: Instant, time: Duration) {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = lock(&self.kept);
         kept.put(key, (now + time, value));
         while kept.len() > self.most {
             kept.pop_lru();

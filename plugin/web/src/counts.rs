@@ -1,42 +1,33 @@
 //! What was asked and answered since the start, for metrics.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
+
+use tessera_system::locks::lock;
 
 /// Codes of answers that are counted from 0, so that a rise from none to one is seen.
 const COMMON: [u16; 6] = [200, 400, 401, 403, 404, 503];
 
-/// A question to the API server.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Review {
-    Token,
-    Access,
-}
-
-/// The same as a label's value.
-const REVIEWS: [&str; 2] = ["token", "access"];
-/// How it was answered, likewise: allowed, denied, or not at all.
+/// Questions to the API server, as a label has them.
+pub(crate) const TOKEN: &str = "token";
+pub(crate) const ACCESS: &str = "access";
+/// How they are answered, likewise: allowed, denied, or not at all.
 const OUTCOMES: [&str; 3] = ["ok", "refused", "unreachable"];
 
 /// Counters of one server.
 #[derive(Debug)]
 pub struct Counts {
-    is_expected: AtomicBool,
-    is_listening: AtomicBool,
+    listening: Mutex<Option<bool>>,
     requests: Mutex<BTreeMap<u16, u64>>,
-    is_reviewed: AtomicBool,
-    reviews: [[AtomicU64; OUTCOMES.len()]; REVIEWS.len()],
+    reviews: Mutex<BTreeMap<(&'static str, &'static str), u64>>,
 }
 
 impl Default for Counts {
     fn default() -> Self {
         Counts {
-            is_expected: AtomicBool::default(),
-            is_listening: AtomicBool::default(),
+            listening: Mutex::default(),
             requests: Mutex::new(COMMON.map(|code| (code, 0)).into()),
-            is_reviewed: AtomicBool::default(),
-            reviews: Default::default(),
+            reviews: Mutex::default(),
         }
     }
 }
@@ -44,60 +35,45 @@ impl Default for Counts {
 impl Counts {
     /// TCP is to be served.
     pub fn expect_listener(&self) {
-        self.is_expected.store(true, Ordering::Relaxed);
+        lock(&self.listening).get_or_insert(false);
     }
 
     /// An API server is to be asked.
     pub fn expect_reviews(&self) {
-        self.is_reviewed.store(true, Ordering::Relaxed);
+        let all = [TOKEN, ACCESS].into_iter().flat_map(|review| OUTCOMES.map(|how| (review, how)));
+        lock(&self.reviews).extend(all.map(|one| (one, 0)));
     }
 
     /// TCP is served.
     pub(crate) fn listens(&self) {
-        self.expect_listener();
-        self.is_listening.store(true, Ordering::Relaxed);
+        *lock(&self.listening) = Some(true);
     }
 
     /// Whether TCP is served; `None` where it is not to be.
     pub fn listening(&self) -> Option<bool> {
-        let is_expected = self.is_expected.load(Ordering::Relaxed);
-        is_expected.then(|| self.is_listening.load(Ordering::Relaxed))
+        *lock(&self.listening)
     }
 
     /// An answer over TCP.
     pub(crate) fn answered(&self, code: u16) {
-        let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
-        *requests.entry(code).or_default() += 1;
+        *lock(&self.requests).entry(code).or_default() += 1;
     }
 
     /// Answers over TCP by code.
     pub fn requests(&self) -> Vec<(u16, u64)> {
-        let requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
-        requests.iter().map(|(code, count)| (*code, *count)).collect()
+        lock(&self.requests).iter().map(|(code, count)| (*code, *count)).collect()
     }
 
     /// Questions to the API server by kind and outcome; none where it is never asked.
     pub fn reviews(&self) -> Vec<(&'static str, &'static str, u64)> {
-        if !self.is_reviewed.load(Ordering::Relaxed) {
-            return Vec::new();
-        }
-        let of = |(review, counts): (&'static str, &[AtomicU64; OUTCOMES.len()])| {
-            let count = |(outcome, count): (&'static str, &AtomicU64)| {
-                (review, outcome, count.load(Ordering::Relaxed))
-            };
-            OUTCOMES.into_iter().zip(counts).map(count).collect::<Vec<_>>()
-        };
-        REVIEWS.into_iter().zip(&self.reviews).flat_map(of).collect()
+        lock(&self.reviews).iter().map(|((review, how), count)| (*review, *how, *count)).collect()
     }
 
     /// A question to the API server. One that is given up counts as none: any client may hang up at any time.
-    pub(crate) fn reviewed<E>(&self, review: Review, answer: Result<bool, E>) {
-        let outcome = match answer {
-            Ok(true) => 0,
-            Ok(false) => 1,
-            Err(_) => 2,
-        };
-        self.reviews[review as usize][outcome].fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn reviewed<E>(&self, review: &'static str, answer: Result<bool, E>) {
+        let [ok, refused, unreachable] = OUTCOMES;
+        let how = answer.map_or(unreachable, |is_ok| if is_ok { ok } else { refused });
+        *lock(&self.reviews).entry((review, how)).or_default() += 1;
     }
 }
 

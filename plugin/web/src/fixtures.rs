@@ -1,6 +1,6 @@
 //! A [`Source`] over a made-up fleet, for tests and benches of the server and the page; and a client of any server.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use rustls::client::danger::HandshakeSignatureValid;
@@ -8,6 +8,7 @@ use rustls::client::danger::{ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
+use tessera_system::locks::lock;
 use tessera_view::advice::{Recommendations, Waste};
 use tessera_view::explain::{Explanation, Explanations, Story};
 use tessera_view::fixtures::MadeUp;
@@ -35,13 +36,13 @@ impl Fixture {
 
     /// Its time goes on with the machine's from now.
     pub fn run(&self) {
-        *self.live.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        *lock(&self.live) = Some(Instant::now());
     }
 
     /// The fleet, to look at or to change.
     pub fn made(&self) -> MutexGuard<'_, MadeUp> {
-        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut made = lock(&self.made);
+        let mut live = lock(&self.live);
         if let Some(since) = *live {
             let passed = u32::try_from(since.elapsed().as_millis()).unwrap_or(u32::MAX);
             made.tick(passed);

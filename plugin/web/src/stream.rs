@@ -6,7 +6,7 @@
 use std::collections::hash_map::RandomState;
 use std::convert::Infallible;
 use std::hash::BuildHasher;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
@@ -14,6 +14,7 @@ use axum::http::header::CACHE_CONTROL;
 use axum::http::{HeaderMap, HeaderValue, Response, StatusCode};
 use futures_util::{StreamExt, stream};
 use tessera_system::connections::Connection;
+use tessera_system::locks::lock;
 use tessera_view::fleet::{Entry, Fleet};
 use tessera_view::narrow::{self, Rights};
 use tokio::sync::mpsc;
@@ -46,7 +47,7 @@ struct Turn(Arc<Streams>, String);
 
 impl Streams {
     fn take(self: &Arc<Self>, caller: &str) -> Result<Turn, Refusal> {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.0);
         let own = all.iter().filter(|name| *name == caller).count();
         if all.len() >= STREAMS || own >= STREAMS_OF_ONE {
             let text = "too many streams at once, in all or of this caller: close one, or ask for /api/v1/fleet \
@@ -60,7 +61,7 @@ impl Streams {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        let mut all = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.0.0);
         if let Some(at) = all.iter().position(|name| *name == self.1) {
             all.swap_remove(at);
         }
@@ -293,7 +294,7 @@ impl Encodings {
         node: &str,
     ) -> serde_json::Result<Arc<Encoded>> {
         // Held while it is made: others that want the same wait for it.
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = lock(&self.kept);
         if !Weak::ptr_eq(&kept.of, &Arc::downgrade(fleet)) {
             *kept = Kept { of: Arc::downgrade(fleet), all: Vec::new() };
         }
