@@ -20,9 +20,7 @@ use tessera_region::session::Message;
 
 use super::reactor::{PEER_NUMBERS, Reactor, Token};
 use tessera_peers::TokenBucket;
-use tessera_peers::closer::Closer;
-use tessera_peers::socket;
-use tessera_peers::socket::PACKET;
+use tessera_peers::socket::{self, Closer, PACKET};
 use tessera_peers::tenant::MAX_GARBAGE;
 use tessera_system::descriptors::ListenerKind;
 

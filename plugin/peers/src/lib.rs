@@ -6,10 +6,9 @@
 //! rate by not reading further, so that a flood fills the sender's own queue.
 //!
 //! All of it runs on the runtime's one thread, so nothing here may wait for a container: recovery goes
-//! to a blocking thread, one at a time for each allocation, and so does closing ([`closer`]).
+//! to a blocking thread, one at a time for each allocation, and so does closing ([`socket::Closer`]).
 #![forbid(unsafe_code)]
 
-pub mod closer;
 pub mod socket;
 pub mod tenant;
 pub mod token_bucket;
@@ -20,7 +19,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use closer::{Closer, GuardedSocket};
+use socket::{Closer, GuardedSocket};
 use tenant::Heard;
 use tessera_region::layout::SESSION_SOCKET;
 use tessera_region::session::{EventKind, Message};
