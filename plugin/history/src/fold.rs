@@ -10,9 +10,8 @@ use std::sync::Arc;
 use tessera_view::status::{Allocation, AllocationState, Gpu, Status};
 use tessera_view::tenant::Use;
 
-use super::cell::{COUNTS, Cell, TICK_US, TIMES, gpu, tenant};
-use super::level::Level;
-use super::subject::{Key, Series};
+use super::query::{Key, Series};
+use super::row::{COUNTS, Cell, Level, TICK_US, TIMES, gpu, tenant};
 
 /// Longest time between looks that is spread, milliseconds.
 const LONGEST_MS: u64 = 3_600_000;

@@ -2,18 +2,16 @@
 
 mod adversity;
 mod clocks;
-mod damage;
 mod month;
-mod names;
 
 use std::collections::HashSet;
 use std::path::Path;
 
-use tessera_history::{History, Options, QueryError};
+use tessera_history::{History, Key, Options, QueryError, Series};
 use tessera_view::history::{Answer, Query};
 use tessera_view::node::Node;
 use tessera_view::status::{Allocation, Holder, Status};
-use tessera_view::tenant::{Compute, Use};
+use tessera_view::tenant::{Compute, Tenant, Use};
 
 const T0: i64 = 1_750_032_000;
 const HOUR: i64 = 3600;
@@ -75,4 +73,99 @@ fn now(second: i64) -> Node {
 
 fn ask(history: &History, query: &Query) -> Result<Answer, QueryError> {
     history.answer(query, &now(24 * HOUR))
+}
+
+/// A pod, and its series.
+fn with_series(id: char, name: &str) -> (Allocation, Series) {
+    let id = id.to_string().repeat(32);
+    let key = Key { id: id.clone(), generation: 1, gpu_uuid: "GPU-a".into() };
+    let series = Series { key, namespace: "ns".into(), pod: name.into(), container: "main".into() };
+    (pod(&id, name), series)
+}
+
+#[test]
+fn a_pod_that_was_not_looked_at_yet_is_known_and_an_unknown_one_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let one = history(&dir.path().join("history.redb"));
+    one.flush(false).unwrap();
+    let new = Tenant {
+        id: "b".repeat(32),
+        generation: 1,
+        namespace: "ns".into(),
+        pod: "chat-0".into(),
+        container: "main".into(),
+        gpus: vec![Use { gpu_uuid: "GPU-a".into(), ..Use::default() }],
+        ..Tenant::default()
+    };
+    let now = Node { tenants: vec![new], ..now(60) };
+    let ask = |subject: &str, namespace: &str| {
+        let query =
+            Query { subject: subject.into(), namespace: namespace.into(), ..Query::default() };
+        one.answer(&query, &now)
+    };
+    for subject in ["chat-0", "ns/chat-0", "ns/chat-0/main", "main", "bbbb"] {
+        let answer = ask(subject, "").unwrap();
+        let [series] = answer.tenants.as_slice() else { panic!("{subject}: {answer:?}") };
+        assert!(series.live && series.points.is_empty() && series.pod == "chat-0", "{series:?}");
+        assert!(
+            answer.remarks[0].starts_with("ns/chat-0: nothing was looked at yet"),
+            "{answer:?}"
+        );
+    }
+    // A reader of another namespace learns nothing of it.
+    for (subject, namespace) in [("chat-1", ""), ("chat-0", "other"), ("bbbb", "other")] {
+        let Err(QueryError::NotFound(text)) = ask(subject, namespace) else { panic!("{subject}") };
+        assert!(namespace.is_empty() || !text.contains("chat-0, "), "{text}");
+        assert!(namespace.is_empty() || !text.contains("there is"), "{text}");
+    }
+    assert!(ask("", "").unwrap().tenants.is_empty());
+    // A bucket of it is there: the series has it, and says nothing more.
+    look(&one, 0, vec![]);
+    look(&one, 10, vec![with_series('b', "").0]);
+    let answer = ask("chat-0", "").unwrap();
+    assert_eq!((answer.tenants[0].points.len(), answer.tenants.len()), (1, 1), "{answer:?}");
+    assert!(!answer.remarks.iter().any(|text| text.contains("looked at yet")), "{answer:?}");
+}
+
+#[test]
+fn a_pod_that_lived_for_seconds_is_stored_by_the_name_that_came_later() {
+    let dir = tempfile::tempdir().unwrap();
+    let one = history(&dir.path().join("history.redb"));
+    one.flush(false).unwrap();
+    let (_, named) = with_series('c', "job-0");
+    for (at, allocations) in [(0, vec![]), (10, vec![with_series('c', "").0]), (20, vec![])] {
+        look(&one, at, allocations);
+    }
+    assert_eq!(one.nameless(), [(named.key.id.clone(), 1)].into());
+    // The ledger names no GPUs.
+    let key = Key { gpu_uuid: String::new(), ..named.key.clone() };
+    one.name(&[Series { key, ..named }]);
+    assert!(one.nameless().is_empty());
+    one.flush(true).unwrap();
+    let query = Query { subject: "ns/job-0".into(), ..Query::default() };
+    let answer = one.answer(&query, &now(60)).unwrap();
+    assert_eq!((answer.tenants.len(), &*answer.tenants[0].gpu_uuid), (1, "GPU-a"), "{answer:?}");
+}
+
+/// Dead names would take the place of what is kept, and be found with nothing behind them.
+#[test]
+fn a_name_goes_with_its_last_bucket() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("history.redb");
+    let keep = [3600, 86400, 8 * 86400];
+    let one = History::new(Options { keep, ..options(&path, 4 << 20) });
+    let knows = |hour: i64, subject: &str| {
+        let query = Query { subject: subject.into(), ..Query::default() };
+        one.answer(&query, &now(hour * HOUR)).is_ok()
+    };
+    for hour in 1..60 * 24 {
+        let allocation = if hour < 3 { with_series('a', "old") } else { with_series('b', "new") };
+        look(&one, hour * HOUR, vec![allocation.0]);
+        one.flush(false).unwrap();
+        if hour == 24 {
+            assert!(knows(hour, "old") && knows(hour, "new"));
+        }
+    }
+    assert!(knows(60 * 24, "new"));
+    assert!(!knows(60 * 24, "old"), "its buckets are gone");
 }
