@@ -8,11 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod changes;
-mod confidence;
 pub mod fixtures;
-mod naming;
-mod parts;
-mod percentile;
 mod recommend;
 mod sample;
 mod waste;
@@ -21,10 +17,10 @@ mod workloads;
 #[cfg(test)]
 mod tests;
 
-pub use confidence::Confidence;
-pub use percentile::percentile;
 pub use recommend::recommend;
+pub use sample::percentile;
 pub use waste::{largest_first, waste};
+pub use workloads::Confidence;
 
 use tessera_view::history::Answer;
 use tessera_view::node::Node;

@@ -11,11 +11,8 @@ use tessera_view::advice::{Change, Recommendation, Recommendations, Settings};
 use tessera_view::tenant::ComputePolicy;
 
 use crate::changes::{Target, changes};
-use crate::confidence::Confidence;
-use crate::parts::Part;
-use crate::percentile::percentile;
-use crate::sample::{Sample, WHOLE};
-use crate::workloads::{Key, Workload, workloads};
+use crate::sample::{Sample, WHOLE, percentile};
+use crate::workloads::{Confidence, Key, Part, Workload, workloads};
 use crate::{Observed, Question};
 
 /// Advised memory is whole multiples of this.

@@ -6,9 +6,9 @@ use tessera_config::Advice;
 use tessera_view::advice::{NamespaceWaste, TenantWaste, Waste};
 use tessera_view::workload;
 
-use crate::confidence::{Confidence, Seen};
 use crate::recommend::{millis, remarks};
 use crate::sample::{Sample, WHOLE, ceil};
+use crate::workloads::{Confidence, Seen};
 use crate::{Observed, Question};
 
 const HOUR_MS: f64 = 3_600_000.0;

@@ -1,4 +1,5 @@
-//! Series and live tenants, by workload and container, over all nodes.
+//! Series and live tenants, by workload and container, over all nodes: which of a container's allocations they are, and
+//! how much what was seen is worth.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,8 +7,6 @@ use tessera_view::gpu::Gpu;
 use tessera_view::tenant::Tenant;
 use tessera_view::workload;
 
-use crate::confidence::Seen;
-use crate::parts::{Part, Parts};
 use crate::sample::Sample;
 use crate::{Observed, Question};
 
@@ -110,4 +109,197 @@ fn name<'a>(
 ) -> Option<(&'a str, &'a str, &'a str)> {
     let workload = if workload.is_empty() { workload::of(pod) } else { workload };
     (!pod.is_empty()).then_some((namespace, workload, container))
+}
+
+/// What tells a container's allocations apart. The same for all pods of a workload, where that is possible.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Part<'a> {
+    /// It has one.
+    Whole,
+    /// That of this request of a claim.
+    Request(&'a str),
+    Resource(&'a str),
+    /// This one, where two are called the same.
+    Allocation(&'a str),
+}
+
+impl<'a> Part<'a> {
+    fn of(tenant: &'a Tenant) -> Self {
+        match tenant.claim.is_empty() {
+            true => Part::Resource(&tenant.resource_name),
+            false => Part::Request(&tenant.request),
+        }
+    }
+
+    fn is_named(&self) -> bool {
+        !matches!(self, Part::Request("") | Part::Resource(""))
+    }
+
+    /// What tells this allocation of a container from the others; empty where it has one.
+    pub fn words(&self) -> String {
+        match self {
+            Part::Whole => String::new(),
+            Part::Request(name) => format!("request {name}"),
+            Part::Resource(name) => format!("resource {name}"),
+            Part::Allocation(id) => format!("allocation {id}"),
+        }
+    }
+}
+
+/// Namespace, workload, container.
+type Of<'a> = (&'a str, &'a str, &'a str);
+/// An allocation: the number of its node, its id, its pod.
+type Held<'a> = (usize, &'a str, &'a str);
+
+/// Containers with several allocations, and which part each live one is.
+pub(crate) struct Parts<'a>(BTreeMap<Of<'a>, BTreeMap<Held<'a>, Part<'a>>>);
+
+impl<'a> Parts<'a> {
+    /// By what lives now: the history does not say what an allocation was asked for.
+    pub fn of(observed: &[Observed<'a>]) -> Self {
+        let mut containers: BTreeMap<Of<'a>, BTreeMap<Held<'a>, &'a Tenant>> = BTreeMap::new();
+        for (at, Observed { node, .. }) in observed.iter().enumerate() {
+            for tenant in node.tenants.iter().filter(|one| one.state != "parked") {
+                let Some(of) = container(tenant) else { continue };
+                let held = (at, tenant.id.as_str(), tenant.pod.as_str());
+                containers.entry(of).or_default().insert(held, tenant);
+            }
+        }
+        Parts(
+            containers
+                .into_iter()
+                .filter_map(|(of, tenants)| Some((of, several(tenants)?)))
+                .collect(),
+        )
+    }
+
+    /// Which part of a container an allocation is. `None`: it has several, and nothing says which this one was.
+    pub fn get(&self, of: Of<'_>, held: Held<'_>) -> Option<Part<'a>> {
+        match self.0.get(&of) {
+            None => Some(Part::Whole),
+            Some(parts) => parts.get(&held).copied(),
+        }
+    }
+}
+
+/// `None` where each pod has one.
+fn several<'a>(tenants: BTreeMap<Held<'a>, &'a Tenant>) -> Option<BTreeMap<Held<'a>, Part<'a>>> {
+    let mut pods: BTreeMap<(usize, &str), Vec<Part<'_>>> = BTreeMap::new();
+    for ((at, _, pod), tenant) in &tenants {
+        pods.entry((*at, *pod)).or_default().push(Part::of(tenant));
+    }
+    if pods.values().all(|parts| parts.len() == 1) {
+        return None;
+    }
+    let are_apart = pods.values().all(|parts| {
+        let distinct: BTreeSet<&Part<'_>> = parts.iter().filter(|part| part.is_named()).collect();
+        distinct.len() == parts.len()
+    });
+    let part = |id, tenant| if are_apart { Part::of(tenant) } else { Part::Allocation(id) };
+    Some(tenants.into_iter().map(|(held, tenant)| (held, part(held.1, tenant))).collect())
+}
+
+const HOUR_MS: u64 = 3_600_000;
+const DAY_MS: u64 = 24 * HOUR_MS;
+
+/// How far advice is to be trusted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Confidence {
+    /// Hardly: little was seen.
+    Low,
+    /// Daily or weekly peaks may be missing.
+    Medium,
+    /// A whole day was seen, of several pods or for days.
+    High,
+}
+
+/// What confidence is judged by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Seen {
+    /// Over all pods.
+    pub observed_ms: u64,
+    pub pods: usize,
+    /// The hours of the day that were seen, a bit each.
+    pub hours: u32,
+}
+
+impl Confidence {
+    /// As it is printed.
+    pub fn name(self) -> &'static str {
+        match self {
+            Confidence::Low => "low",
+            Confidence::Medium => "medium",
+            Confidence::High => "high",
+        }
+    }
+
+    pub(crate) fn of(seen: Seen) -> Self {
+        if seen.observed_ms < HOUR_MS {
+            Confidence::Low
+        } else if seen.full_day() && (seen.pods > 1 || seen.observed_ms >= 3 * DAY_MS) {
+            Confidence::High
+        } else {
+            Confidence::Medium
+        }
+    }
+
+    /// One less.
+    pub(crate) fn lowered(self) -> Self {
+        match self {
+            Confidence::High => Confidence::Medium,
+            Confidence::Medium | Confidence::Low => Confidence::Low,
+        }
+    }
+}
+
+impl Seen {
+    /// Notes a stretch of time.
+    pub fn note(&mut self, from_unix_ms: i64, to_unix_ms: i64) {
+        let hour = |unix_ms: i64| unix_ms.div_euclid(HOUR_MS as i64);
+        let (first, last) = (hour(from_unix_ms), hour(to_unix_ms.saturating_sub(1)));
+        // A day has them all.
+        for hour in first..=last.min(first.saturating_add(23)) {
+            self.hours |= 1 << hour.rem_euclid(24);
+        }
+    }
+
+    /// Every hour of the day was seen, at least in part.
+    pub fn full_day(&self) -> bool {
+        self.hours == (1 << 24) - 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn confidence_grows_with_time_pods_and_a_whole_day() {
+        let seen = |hours: u64, pods, day: bool| Seen {
+            observed_ms: hours * HOUR_MS,
+            pods,
+            hours: if day { (1 << 24) - 1 } else { 0b111 },
+        };
+        assert_eq!(Confidence::of(Seen::default()), Confidence::Low);
+        assert_eq!(Confidence::of(seen(5, 3, false)), Confidence::Medium);
+        assert_eq!(Confidence::of(seen(24, 1, true)), Confidence::Medium);
+        assert_eq!(Confidence::of(seen(48, 2, true)), Confidence::High);
+        assert_eq!(Confidence::of(seen(72, 1, true)), Confidence::High);
+    }
+
+    #[test]
+    fn hours_of_the_day_are_noted() {
+        let mut seen = Seen::default();
+        let hour = HOUR_MS as i64;
+        seen.note(0, hour);
+        assert_eq!(seen.hours, 1);
+        seen.note(47 * hour + 1, 48 * hour + 1);
+        assert_eq!(seen.hours, 1 | 1 << 23);
+        seen.note(i64::MIN, i64::MAX);
+        assert!(seen.full_day());
+        // A clock that runs backwards says nothing.
+        let mut backwards = Seen::default();
+        backwards.note(hour, 0);
+        assert_eq!(backwards.hours, 0);
+    }
 }
