@@ -10,8 +10,6 @@
 
 mod gpus;
 mod keeper;
-mod nesting;
-mod observe;
 mod overhead;
 mod pages;
 mod root;
@@ -133,8 +131,8 @@ fn hold(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
         compute: args.policy,
     };
     let mut root = root::Root::open()?;
-    nesting::refuse(&root)?;
-    // Of this run, in the pages and among those of this user ([`nesting`]). Pids come again, and what a killed run has
+    root::refuse(&root)?;
+    // Of this run, in the pages and among those of this user ([`root::refuse`]). Pids come again, and what a killed run has
     // left may still be served.
     let name = format!("run-{}-{:x}", std::process::id(), monotonic_ns());
     let id = AllocationId::of("run", [name.as_str()]);
@@ -159,7 +157,7 @@ fn hold(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
     if let Some(list) = gpus::visible(&all, &gpus, named, has_own) {
         command.env(VISIBLE_DEVICES, list);
     }
-    let mut observer = observe::Observer::default();
+    let mut observer = overhead::Observer::default();
     let discovery = NvmlDiscovery::new(config.paths.nvml.clone());
     // In the order of the pages.
     let mut paged = gpus.clone();
