@@ -4,10 +4,11 @@ use std::process::ExitCode;
 
 use serde_json::json;
 use tessera_api::print::{Page, Paper};
+use tessera_fleet::merge::Answered;
 use tessera_view::explain::Explanation;
 
 use crate::output::{Format, show};
-use crate::source::{Answers, Failure, Source, by_node};
+use crate::source::{Failure, Source, by_node};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -39,7 +40,7 @@ pub(crate) async fn main(args: &Args, source: &Source) -> Result<ExitCode, Failu
 }
 
 /// Long lines are broken.
-fn text((answers, silent): &Answers<Explanation>, paper: Paper) -> String {
+fn text((answers, silent): &Answered<Explanation>, paper: Paper) -> String {
     let mut page = Page::new(paper);
     for (at, (node, explanation)) in answers.iter().enumerate() {
         if at > 0 {

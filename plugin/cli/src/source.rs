@@ -9,7 +9,8 @@ use serde::de::DeserializeOwned;
 use tessera_api::admin::reach::{TIMEOUT, client, get};
 use tessera_api::admin::{EXIT_FORBIDDEN, EXIT_UNAVAILABLE, EXIT_USAGE, ask, call, sentence};
 use tessera_config::Config;
-use tessera_fleet::{AskError, Fleet, Question, Why, answered};
+use tessera_fleet::merge::{Answered, answered};
+use tessera_fleet::{AskError, Fleet, Question, Why};
 use tessera_model::printable;
 use tessera_view::advice::{Recommendations, Waste};
 use tessera_view::change::Call;
@@ -76,9 +77,6 @@ impl From<AskError> for Failure {
     }
 }
 
-/// Answers by node, and a sentence for each node that gave none. A node's own answer has no name before it.
-pub(crate) type Answers<T> = (Vec<(String, T)>, Vec<String>);
-
 /// See the module's text.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
@@ -121,7 +119,7 @@ impl Source {
         }
     }
 
-    pub async fn histories(&self, asked: &Query) -> Result<Answers<Answer>, Failure> {
+    pub async fn histories(&self, asked: &Query) -> Result<Answered<Answer>, Failure> {
         match self {
             Source::Node(config) => own(of_node(config, &Question::history(asked), LONG).await),
             Source::Cluster(fleet, common) => {
@@ -135,7 +133,7 @@ impl Source {
         &self,
         asked: &str,
         namespace: &str,
-    ) -> Result<Answers<Explanation>, Failure> {
+    ) -> Result<Answered<Explanation>, Failure> {
         let subject = subject(asked, namespace);
         match self {
             Source::Node(config) => {
@@ -173,7 +171,7 @@ impl Source {
         }
     }
 
-    pub async fn traces(&self, seconds: u32) -> Result<Answers<Trace>, Failure> {
+    pub async fn traces(&self, seconds: u32) -> Result<Answered<Trace>, Failure> {
         match self {
             Source::Node(config) => {
                 let limit = LONG + Duration::from_secs(seconds.into());
@@ -191,7 +189,8 @@ impl Source {
     }
 }
 
-fn own<T>(answer: Result<T, Failure>) -> Result<Answers<T>, Failure> {
+/// A node's own answer has no name before it.
+fn own<T>(answer: Result<T, Failure>) -> Result<Answered<T>, Failure> {
     Ok((vec![(String::new(), answer?)], Vec::new()))
 }
 
@@ -238,7 +237,7 @@ pub(crate) fn subject(asked: &str, namespace: &str) -> String {
 /// What nodes say, for programs: a node's own answer as it is, others with their nodes under this name.
 pub(crate) fn by_node<T: serde::Serialize>(
     source: &Source,
-    (answers, silent): &Answers<T>,
+    (answers, silent): &Answered<T>,
     entry: impl Fn(&str, &T) -> serde_json::Value,
 ) -> Result<serde_json::Value, Failure> {
     Ok(match (source, answers.as_slice()) {

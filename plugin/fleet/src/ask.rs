@@ -1,17 +1,22 @@
-//! One question to one node, and one question to many.
+//! One question to one node, and one question to many; and what an answer means that came through the proxy: bytes go
+//! in, a value or a sentence comes out.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use tessera_cluster::user::{Proxied, UserClient};
-use tessera_view::history;
-use tessera_web::client;
+use tessera_cluster::ApiError;
+use tessera_cluster::user::{Passed, Proxied, UserClient};
+use tessera_model::printable;
+use tessera_view::fleet::Fleet;
+use tessera_view::node::Node;
+use tessera_view::{API_VERSION, history};
 use tessera_web::source::Scope;
+use tessera_web::{SourceError, client};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-use crate::answer::{self, AskError, Why};
 use crate::places::Place;
 
 /// Most of an answer that is read: a month of 64 tenants has some MiB.
@@ -20,6 +25,8 @@ const LARGEST: usize = 8 << 20;
 pub(crate) const LARGEST_VIEW: usize = 2 << 20;
 /// The port of the plugin's JSON API where its pod names none.
 const PORT: u16 = 9481;
+/// The service account in the plugin's namespace whose token is used where the user has none.
+const VIEWER: &str = "tessera-viewer";
 
 /// A question of the JSON API.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,7 +106,6 @@ impl Question {
 pub(crate) struct Asker {
     pub user: UserClient,
     pub port: Option<u16>,
-    pub viewer: String,
     /// The namespace whose reader the user is, where that is not a reader of all.
     pub namespace: String,
     /// For one question to one node.
@@ -110,31 +116,21 @@ pub(crate) struct Asker {
 
 impl Asker {
     /// The body of a successful answer. A reader without rights on the whole is one of a namespace.
-    pub async fn text(
-        &self,
-        place: &Place,
-        question: &Question,
-        accept: &'static str,
-    ) -> Result<Vec<u8>, AskError> {
-        let answer = self.once(place, question, accept).await;
+    pub async fn text(&self, place: &Place, question: &Question) -> Result<Vec<u8>, AskError> {
+        let answer = self.once(place, question).await;
         let is_narrow = question.query.iter().any(|(name, _)| *name == "namespace");
         match answer {
             Err(AskError { why: Why::NoRights, .. })
                 if !is_narrow && !self.namespace.is_empty() =>
             {
                 let question = question.clone().with("namespace", &self.namespace);
-                self.once(place, &question, accept).await
+                self.once(place, &question).await
             }
             answer => answer,
         }
     }
 
-    async fn once(
-        &self,
-        place: &Place,
-        question: &Question,
-        accept: &'static str,
-    ) -> Result<Vec<u8>, AskError> {
+    async fn once(&self, place: &Place, question: &Question) -> Result<Vec<u8>, AskError> {
         if !place.away.is_empty() {
             return Err(Why::Silent.says(place.away.clone()));
         }
@@ -146,13 +142,12 @@ impl Asker {
             pod: place.pod.clone(),
             port,
             target: question.target(),
-            accept,
+            accept: "application/json",
         };
-        let passed =
-            self.user.through_pod(&proxied, &self.viewer, self.limit, question.largest()).await;
-        let viewer = format!("{}/{}", place.namespace, self.viewer);
-        let passed = passed.map_err(|error| answer::failed(error, &viewer))?;
-        answer::body(place, port, &passed)
+        let passed = self.user.through_pod(&proxied, VIEWER, self.limit, question.largest()).await;
+        let viewer = format!("{}/{VIEWER}", place.namespace);
+        let passed = passed.map_err(|error| failed(error, &viewer))?;
+        body(place, port, &passed)
     }
 
     /// An answer in JSON.
@@ -161,7 +156,7 @@ impl Asker {
         place: &Place,
         question: &Question,
     ) -> Result<T, AskError> {
-        answer::read(&self.text(place, question, "application/json").await?)
+        read(&self.text(place, question).await?)
     }
 
     /// The answers of all of these nodes, in their order. `question` is what each is asked.
@@ -187,8 +182,210 @@ impl Asker {
     }
 }
 
+/// Longest text of a node that is passed on, in characters.
+const LONGEST: usize = 300;
+
+/// Why there is no answer. The text says what to do where a person has to do something.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text}")]
+pub struct AskError {
+    pub why: Why,
+    pub text: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// Nothing is called so there.
+    Unknown,
+    /// The question makes no sense.
+    Invalid,
+    Kubeconfig,
+    /// The API server forbids it to the reader.
+    Forbidden,
+    /// By the node's own judgement, the reader may see nothing of what was asked.
+    NoRights,
+    /// There is no such reader, or not any more.
+    Unauthenticated,
+    /// There is no plugin, or none on a node that was asked for.
+    NoPlugin,
+    /// The node or the API server does not answer, or with nonsense.
+    Silent,
+}
+
+impl Why {
+    /// In words.
+    pub fn says(self, text: String) -> AskError {
+        AskError { why: self, text }
+    }
+}
+
+impl From<AskError> for SourceError {
+    fn from(AskError { why, text }: AskError) -> Self {
+        match why {
+            Why::Unknown | Why::NoPlugin => SourceError::NotFound(text),
+            Why::Invalid => SourceError::Invalid(text),
+            _ => SourceError::Unavailable(text),
+        }
+    }
+}
+
+impl From<ApiError> for AskError {
+    fn from(error: ApiError) -> Self {
+        match error {
+            ApiError::Forbidden { call, message } => Why::Forbidden
+                .says(format!("you may not {call}: {message}; ask for {}", call.rule())),
+            ApiError::Kubeconfig { reason, .. } => Why::Kubeconfig.says(reason),
+            ApiError::Unauthorized { message, .. } => Why::Unauthenticated.says(format!(
+                "the API server does not accept your credentials: {message}; log in again"
+            )),
+            error => Why::Silent.says(error.to_string()),
+        }
+    }
+}
+
+/// What both a node and the API server say when they refuse.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Refusal {
+    /// The node's.
+    api_version: String,
+    error: String,
+    /// The API server's.
+    kind: String,
+    message: String,
+}
+
+/// A stranger's words, in a line and not too many.
+pub(crate) fn quoted(text: &str, most: usize) -> String {
+    printable::line(&printable::brief(text, most)).into_owned()
+}
+
+/// The body of a success.
+pub(crate) fn body(place: &Place, port: u16, passed: &Passed) -> Result<Vec<u8>, AskError> {
+    if passed.status == 200 {
+        return Ok(passed.body.to_vec());
+    }
+    let refusal: Refusal = serde_json::from_slice(&passed.body).unwrap_or_default();
+    let short = |text: &str| quoted(text.trim(), LONGEST);
+    if refusal.api_version.starts_with("tessera.dev/") {
+        let said = short(&refusal.error);
+        return Err(match passed.status {
+            400 => Why::Invalid.says(said),
+            401 => Why::Unauthenticated.says(format!("it does not know you: {said}; log in again")),
+            403 => Why::NoRights.says(said),
+            404 => Why::Unknown.says(said),
+            status => Why::Silent.says(format!("it failed (HTTP {status}): {said}")),
+        });
+    }
+    let said = match refusal.kind.as_str() {
+        "Status" => short(&refusal.message),
+        _ => short(&String::from_utf8_lossy(&passed.body)),
+    };
+    let Place { namespace, pod, .. } = place;
+    Err(match passed.status {
+        401 => Why::Unauthenticated.says(format!(
+            "the API server does not accept your credentials: {said}; log in again"
+        )),
+        403 => Why::Forbidden.says(format!(
+            "the API server forbids its proxy: {said}; ask for `get` on pods/proxy in namespace {namespace} \
+             (docs/views.md, \"Readers\")"
+        )),
+        404 => Why::Silent.says(format!(
+            "the pod {namespace}/{pod} is gone, or serves no JSON API: its plugin may be older than this program"
+        )),
+        502..=504 => Why::Silent.says(format!(
+            "the API server does not reach port {port} of pod {namespace}/{pod}: {said}; api.listen has to be an \
+             address that other nodes reach with this port (else name it: --plugin-port), and no NetworkPolicy may be in the way"
+        )),
+        status => Why::Silent.says(format!("HTTP {status}: {said}")),
+    })
+}
+
+/// An answer of this API's version.
+pub(crate) fn read<T: DeserializeOwned>(text: &[u8]) -> Result<T, AskError> {
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Version {
+        api_version: String,
+    }
+    let nonsense = |error: serde_json::Error| {
+        Why::Silent
+            .says(format!("its answer makes no sense: {}", printable::line(&error.to_string())))
+    };
+    let version: Version = serde_json::from_slice(text).map_err(nonsense)?;
+    if version.api_version.is_empty() {
+        return Err(
+            Why::Silent.says("its answer makes no sense: it is none of this API".to_owned())
+        );
+    }
+    if version.api_version != API_VERSION {
+        return Err(Why::Silent.says(format!(
+            "it speaks \"{}\" and this program {API_VERSION}: use the kubectl-tessera of its version",
+            quoted(&version.api_version, 60)
+        )));
+    }
+    serde_json::from_slice(text).map_err(nonsense)
+}
+
+/// The view of the node of a place, and of no other.
+pub(crate) fn node(place: &Place, text: &[u8]) -> Result<Node, AskError> {
+    let fleet: Fleet = read(text)?;
+    let count = fleet.nodes.len();
+    let mut entries = fleet.nodes.into_iter();
+    let (Some(entry), None) = (entries.next(), entries.next()) else {
+        return Err(Why::Silent.says(format!("it answers for {count} nodes instead of one")));
+    };
+    let Some(mut view) = entry.view else {
+        let why = quoted(&entry.error, LONGEST);
+        return Err(Why::Silent.says(format!("it shows nothing of itself: {why}")));
+    };
+    for name in [&entry.node, &view.node] {
+        if !name.is_empty() && *name != place.node {
+            return Err(Why::Silent.says(format!(
+                "it says that it is node \"{}\": its answer is left out",
+                quoted(name, 80)
+            )));
+        }
+    }
+    view.node.clone_from(&place.node);
+    Ok(view)
+}
+
+/// In the words of a reader: the request is one of many, and which node it was of is said beside it.
+pub(crate) fn failed(error: ApiError, viewer: &str) -> AskError {
+    match error {
+        ApiError::Slow { limit, .. } => {
+            Why::Silent.says(format!("it did not answer within {} s", limit.as_secs()))
+        }
+        ApiError::Unreadable { reason, .. } => {
+            Why::Silent.says(format!("its answer is left out: {reason}"))
+        }
+        error @ ApiError::Unauthorized { .. } => error.into(),
+        ApiError::Forbidden { call, message }
+            if call.kind == tessera_cluster::Kind::ServiceAccountToken =>
+        {
+            Why::Forbidden.says(format!(
+                "your kubeconfig has no token of yours that a plugin could check (it has a client certificate, or \
+                 impersonates a user), and you may make none for {viewer}: {message}; use a kubeconfig with a token, or ask for `create` on \
+                 serviceaccounts/token of {viewer}"
+            ))
+        }
+        ApiError::NotFound { call, .. }
+            if call.kind == tessera_cluster::Kind::ServiceAccountToken =>
+        {
+            Why::Forbidden.says(format!(
+                "your kubeconfig has no token of yours that a plugin could check (it has a client certificate, or \
+                 impersonates a user), and there is no service account {viewer} to have one of: use a kubeconfig with a token, or install the chart's"
+            ))
+        }
+        error => Why::Silent.says(error.to_string()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -206,5 +403,77 @@ mod tests {
         let path = "/api/v1/history?subject=team%2Fa+b&since_unix_ms=5&step_seconds=10";
         assert_eq!(Question::history(&asked).target(), path);
         assert_eq!(Question::explain("0", "").target(), "/api/v1/explain?subject=0", "a GPU");
+    }
+
+    fn place() -> Place {
+        Place {
+            node: "a".into(),
+            namespace: "tessera".into(),
+            pod: "p".into(),
+            port: 0,
+            away: String::new(),
+        }
+    }
+
+    fn passed(status: u16, body: &str) -> Passed {
+        Passed { status, body: body.to_owned().into() }
+    }
+
+    fn fleet(entry: &str, view: &str) -> String {
+        json!({
+            "api_version": "tessera.dev/v1",
+            "nodes": [{ "node": entry, "answers": true, "view": { "node": view, "gpus": [{ "uuid": "GPU-1" }] } }],
+        })
+        .to_string()
+    }
+
+    #[test]
+    fn a_node_is_believed_on_itself_alone() {
+        assert_eq!(node(&place(), fleet("", "").as_bytes()).unwrap().node, "a");
+        assert_eq!(node(&place(), fleet("a", "a").as_bytes()).unwrap().gpus.len(), 1);
+        for lie in [fleet("b", "b"), fleet("a", "b"), fleet("b", "a"), fleet("b\u{1b}[2J", "")] {
+            let error = node(&place(), lie.as_bytes()).unwrap_err().to_string();
+            assert!(error.contains("left out") && !error.contains('\u{1b}'), "{error}");
+        }
+        let two = json!({ "api_version": "tessera.dev/v1", "nodes": [{}, {}] }).to_string();
+        assert!(node(&place(), two.as_bytes()).unwrap_err().to_string().contains("2 nodes"));
+        let none = json!({ "api_version": "tessera.dev/v1" }).to_string();
+        assert!(node(&place(), none.as_bytes()).unwrap_err().to_string().contains("0 nodes"));
+    }
+
+    #[test]
+    fn nonsense_and_other_versions_are_sentences() {
+        for (text, says) in [
+            ("<html>", "makes no sense"),
+            ("[]", "makes no sense"),
+            (r#"{"api_version":"tessera.dev/v2"}"#, "kubectl-tessera of its version"),
+            (r#"{"nodes":7,"api_version":"tessera.dev/v1"}"#, "makes no sense"),
+        ] {
+            let error = node(&place(), text.as_bytes()).unwrap_err();
+            assert!(error.why == Why::Silent && error.text.contains(says), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn refusals_of_the_node_and_of_the_api_server_are_distinguished() {
+        let own = |status| {
+            body(
+                &place(),
+                9481,
+                &passed(status, r#"{"api_version":"tessera.dev/v1","error":"no"}"#),
+            )
+        };
+        assert_eq!(own(404), Err(Why::Unknown.says("no".into())));
+        assert_eq!(own(403), Err(Why::NoRights.says("no".into())));
+        let status = r#"{"kind":"Status","message":"cannot get resource pods/proxy"}"#;
+        let theirs = body(&place(), 9481, &passed(403, status)).unwrap_err().to_string();
+        assert!(theirs.contains("pods/proxy in namespace tessera"), "{theirs}");
+        let refused =
+            r#"{"kind":"Status","message":"error trying to reach service: connection refused"}"#;
+        let away = body(&place(), 9481, &passed(503, refused)).unwrap_err().to_string();
+        assert!(away.contains("--plugin-port"), "{away}");
+        assert!(away.contains("port 9481") && away.contains("connection refused"), "{away}");
+        let long = body(&place(), 9481, &passed(500, &"x".repeat(5000))).unwrap_err().to_string();
+        assert!(long.len() < 400, "{}", long.len());
     }
 }

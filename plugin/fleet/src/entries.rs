@@ -8,7 +8,7 @@ use tessera_view::fleet::Entry;
 use tessera_view::history;
 use tessera_view::node::{Node, Warning};
 
-use crate::answer::{AskError, Why};
+use crate::ask::{AskError, Why};
 use crate::places::Place;
 
 /// Clocks that differ by more than this are spoken of, and taken into account where instants are asked for.

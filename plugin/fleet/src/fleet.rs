@@ -18,11 +18,13 @@ use tessera_web::source::Scope;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-use crate::answer::{self, AskError, Why};
-use crate::ask::{Asker, Question};
+use crate::ask::{self, AskError, Asker, Question, Why};
 use crate::entries::{Entries, by_our_clock};
+use crate::merge;
 use crate::places::{self, Place};
-use crate::{advice, merge, subject};
+
+/// Questions at a time.
+const PARALLEL: usize = 32;
 
 /// Where the cluster is, and where in it the plugin.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,16 +39,12 @@ pub struct Options {
     pub labels: String,
     /// The port of the plugin's JSON API; the one that each of its pods names `api` where it is not given.
     pub port: Option<u16>,
-    /// The service account in the plugin's namespace whose token is used where the user has none.
-    pub viewer: String,
     /// The namespace that is asked about where the user is no reader of all; the context's where it is not given.
     pub namespace: Option<String>,
     /// Only these nodes; empty for all.
     pub nodes: BTreeSet<String>,
     /// For one question to one node.
     pub limit: Duration,
-    /// Questions at a time.
-    pub parallel: usize,
 }
 
 impl Default for Options {
@@ -57,11 +55,9 @@ impl Default for Options {
             plugin_namespace: "tessera".to_owned(),
             labels: "app.kubernetes.io/name=tessera".to_owned(),
             port: None,
-            viewer: "tessera-viewer".to_owned(),
             namespace: None,
             nodes: BTreeSet::new(),
             limit: Duration::from_secs(5),
-            parallel: 32,
         }
     }
 }
@@ -86,15 +82,14 @@ impl Fleet {
     pub fn new(options: Options) -> Result<Self, AskError> {
         let access = Access::of_user(options.kubeconfig.as_deref(), options.context.as_deref());
         let access = access.map_err(|text| Why::Kubeconfig.says(text))?;
-        let user = UserClient::new(access, options.limit * 2, options.parallel);
+        let user = UserClient::new(access, options.limit * 2, PARALLEL);
         let context = user.context().map_err(|text| Why::Kubeconfig.says(text))?;
         let asker = Asker {
             user,
             port: options.port,
-            viewer: options.viewer.clone(),
             namespace: options.namespace.clone().unwrap_or_else(|| context.namespace.clone()),
             limit: options.limit,
-            parallel: Arc::new(Semaphore::new(options.parallel.max(1))),
+            parallel: Arc::new(Semaphore::new(PARALLEL)),
         };
         let (entries, began) = (Mutex::default(), Instant::now());
         Ok(Fleet { inner: Arc::new(Inner { options, context, asker, entries, began }) })
@@ -142,16 +137,8 @@ impl Fleet {
                  --plugin-namespace"
             )));
         }
-        if let Some(unknown) =
-            nodes.iter().find(|node| places.iter().all(|place| place.node != **node))
-        {
-            let known: Vec<&str> =
-                places.iter().take(12).map(|place| place.node.as_str()).collect();
-            let more = if places.len() > known.len() { ", …" } else { "" };
-            return Err(Why::NoPlugin.says(format!(
-                "no plugin is on a node called {unknown}; there is one on {}{more}",
-                known.join(", ")
-            )));
+        for node in nodes {
+            places::on(&places, node)?;
         }
         places.retain(|place| nodes.is_empty() || nodes.contains(&place.node));
         Ok(places)
@@ -210,8 +197,8 @@ impl Fleet {
             let (fleet, place) = (self.clone(), place.clone());
             tasks.spawn(async move {
                 let asker = &fleet.inner.asker;
-                let text = asker.text(&place, &Question::fleet(), "application/json").await;
-                let view = text.and_then(|text| answer::node(&place, &text));
+                let text = asker.text(&place, &Question::fleet()).await;
+                let view = text.and_then(|text| ask::node(&place, &text));
                 if view.as_ref().is_err_and(|error| error.why == Why::Unauthenticated) {
                     // A token that is renewed outside of this process is read again.
                     asker.user.renew().await;
@@ -278,7 +265,7 @@ impl Fleet {
         &self,
         places: &[Place],
         query: &history::Query,
-    ) -> Vec<(String, Result<advice::Seen, AskError>)> {
+    ) -> Vec<(String, Result<merge::Seen, AskError>)> {
         // With the views come the differences of clocks.
         self.round(places, false).join_all().await;
         let mut views: BTreeMap<String, Node> = (self.known().nodes.into_iter())
@@ -327,7 +314,7 @@ impl Fleet {
         let answers = self.all(&places, |place| self.scoped("recommend", place, &all)).await;
         somebody(&answers)?;
         self.entries().set_places(&places);
-        let by_node = advice::ByNode::of(answers, &scope.pod);
+        let by_node = merge::ByNode::of(answers, &scope.pod);
         let (nodes, since_unix_ms) = by_node.needed();
         places.retain(|place| nodes.contains(&place.node));
         let namespace = scope.namespace.clone();
@@ -392,7 +379,7 @@ impl Fleet {
     /// them: their nodes' places and their ids.
     pub async fn allocations(&self, written: &str) -> Result<Vec<(Place, String)>, AskError> {
         let places = self.places().await?;
-        let found = subject::allocations(&self.gathered(&places).await, written).into_iter();
+        let found = places::allocations(&self.gathered(&places).await, written).into_iter();
         let place = |node: &str| places.iter().find(|place| place.node == node).cloned();
         Ok(found.filter_map(|(node, id)| Some((place(&node)?, id))).collect())
     }
@@ -406,16 +393,12 @@ impl Fleet {
     ) -> Result<Vec<Place>, AskError> {
         let mut places = self.places().await?;
         if !node.is_empty() {
-            places.retain(|place| place.node == node);
-            if places.is_empty() {
-                return Err(Why::NoPlugin.says(format!("no plugin is on a node called {node}")));
-            }
-            return Ok(places);
+            return Ok(vec![places::on(&places, node)?.clone()]);
         }
         if asked.is_empty() {
             return Ok(places);
         }
-        let nodes = subject::nodes(&self.gathered(&places).await, namespace, asked);
+        let nodes = places::nodes(&self.gathered(&places).await, namespace, asked);
         // Of what is gone, only the nodes themselves know.
         if !nodes.is_empty() {
             places.retain(|place| nodes.contains(&place.node));

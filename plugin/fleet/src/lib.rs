@@ -8,20 +8,15 @@
 //! sentence beside that node, and changes nothing for the others.
 #![forbid(unsafe_code)]
 
-pub mod advice;
-mod answer;
 mod ask;
 mod entries;
 mod fleet;
 mod live;
 pub mod merge;
 pub mod pending;
-mod places;
-mod subject;
+pub mod places;
 
-pub use answer::{AskError, Why};
-pub use ask::Question;
+pub use ask::{AskError, Question, Why};
 pub use fleet::{Fleet, Options};
 pub use live::Live;
-pub use merge::answered;
 pub use places::Place;

@@ -12,7 +12,7 @@ use tessera_web::Source;
 use tessera_web::source::{Answer, Scope};
 use tokio::sync::watch;
 
-use crate::answer::AskError;
+use crate::ask::AskError;
 use crate::fleet::Fleet;
 use crate::merge::{self, answered};
 use crate::places::Place;

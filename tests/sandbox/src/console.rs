@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
-use tessera_fleet::advice::ByNode;
+use tessera_fleet::merge::ByNode;
 use tessera_fleet::{AskError, Question, Why, merge};
 use tessera_system::locks::lock;
 use tessera_system::terminal;

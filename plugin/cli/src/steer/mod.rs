@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 pub(crate) use cordon::{CordonArgs, UncordonArgs, cordon, uncordon};
 pub(crate) use quota::{QuotaCommand, quota};
-use tessera_fleet::{AskError, Fleet, Place};
+use tessera_fleet::{AskError, Fleet, Place, places};
 use tessera_model::printable;
 use tessera_model::written_name::{BEGINNING, Several};
 use tessera_system::terminal;
@@ -90,6 +90,13 @@ async fn holder(fleet: &Fleet, common: &Common, written: &str) -> Result<(Place,
     }
 }
 
+/// Where the plugin of a node is.
+async fn place(fleet: &Fleet, node: &str) -> Result<Place, Failure> {
+    let places = fleet.places().await?;
+    let place = places::on(&places, node).map_err(|error| Failure::failed(error.text))?;
+    Ok(place.clone())
+}
+
 /// Whether a name may be the beginning of an allocation's id.
 fn may_be_id(written: &str) -> bool {
     written.len() >= BEGINNING
@@ -126,19 +133,6 @@ fn chosen(
             Err(Failure::usage(Several::new(written, ids).to_string()))
         }
     }
-}
-
-/// Where the plugin of a node is.
-async fn place(fleet: &Fleet, node: &str) -> Result<Place, Failure> {
-    let places = fleet.places().await?;
-    let place = places.iter().find(|place| place.node == node);
-    place.cloned().ok_or_else(|| {
-        let known: Vec<&str> = places.iter().take(12).map(|place| place.node.as_str()).collect();
-        Failure::failed(format!(
-            "no plugin is on a node called {node}; there is one on {}",
-            known.join(", ")
-        ))
-    })
 }
 
 #[cfg(test)]
