@@ -18,9 +18,9 @@ use tessera_model::printable;
 use tessera_system::terminal;
 use tessera_view::fleet::Fleet;
 
-use crate::commands::wait;
 use crate::kubectl::{self, Common};
 use crate::source::{Failure, Source};
+use crate::wait;
 
 /// Set by the shell's function when it wants completions.
 const ASKED: &str = "TESSERA_COMPLETE";

@@ -13,7 +13,7 @@ use tessera_fleet::{Fleet, Options};
 
 pub(crate) use console::{Args as ConsoleArgs, main as console};
 
-use crate::commands::{self, Both};
+use crate::Both;
 use crate::completions;
 use crate::source::{Failure, Source};
 
@@ -170,7 +170,7 @@ pub(crate) fn main(args: Vec<OsString>) -> ExitCode {
             common.fleet().and_then(|fleet| command.run(&Source::Cluster(fleet, common)))
         }
         Command::WhyPending(args) => {
-            common.fleet().and_then(|fleet| commands::wait(pending::main(&fleet, &common, &args)))
+            common.fleet().and_then(|fleet| crate::wait(pending::main(&fleet, &common, &args)))
         }
         Command::Console(args) => console(&args, &common),
     };

@@ -1,12 +1,14 @@
 use clap::Parser;
 use proptest::prelude::*;
-use tessera_advice::fixtures::{EIGHTH, Made, busy};
+use tessera_advice::fixtures::{EIGHTH, GIB, HOUR, Hour, Limits, MIDNIGHT, Made, busy};
+use tessera_advice::{Observed, Question};
 use tessera_api::print::Paper;
+use tessera_config::Advice;
 use tessera_view::advice::{
     Change, NamespaceWaste, Recommendation, Recommendations, TenantWaste, Waste, What,
 };
 
-use super::{recommend, waste};
+use super::*;
 use crate::steer::QuotaCommand;
 
 /// The longest that Kubernetes has.
@@ -76,11 +78,11 @@ fn wasted(pod: &str) -> Waste {
 }
 
 fn advised(advice: &Recommendations) -> String {
-    recommend::text(advice, Paper::plain())
+    recommend_text(advice, Paper::plain())
 }
 
 fn wasting(waste: &Waste) -> String {
-    waste::text(waste, Paper::plain())
+    waste_text(waste, Paper::plain())
 }
 
 #[test]
@@ -114,7 +116,7 @@ fn every_line_fits_the_terminal_whatever_the_names() {
     all.namespaces[0].namespace = long("n");
     for width in 40..=120 {
         let paper = Paper { width: Some(width), colour: false };
-        let (advised, wasting) = (recommend::text(&many, paper), waste::text(&all, paper));
+        let (advised, wasting) = (recommend_text(&many, paper), waste_text(&all, paper));
         for line in advised.lines().chain(wasting.lines()) {
             assert!(line.chars().count() <= width, "{width}: {line}");
         }
@@ -123,7 +125,7 @@ fn every_line_fits_the_terminal_whatever_the_names() {
         assert!(wasting.contains(" 10.5"), "{wasting}");
     }
     // A name is no sequence for the terminal.
-    for text in [wasting(&wasted("\u{1b}[2Jchat")), waste::csv(&wasted("\u{1b}[2Jchat\n"))] {
+    for text in [wasting(&wasted("\u{1b}[2Jchat")), waste_csv(&wasted("\u{1b}[2Jchat\n"))] {
         assert!(!text.contains('\u{1b}'), "{text}");
     }
 }
@@ -145,7 +147,7 @@ fn waste_has_its_price_and_says_what_is_idle() {
 
 #[test]
 fn spreadsheets_get_fields_and_no_formulas() {
-    let csv = waste::csv(&wasted("=cmd(),\"x\""));
+    let csv = waste_csv(&wasted("=cmd(),\"x\""));
     let lines: Vec<&str> = csv.split_terminator("\r\n").collect();
     assert_eq!(lines.len(), 2);
     assert!(lines[1].starts_with("team,\"'=cmd(),\"\"x\"\"\",main,,true,42949672960,"), "{csv}");
@@ -202,4 +204,101 @@ proptest! {
             prop_assert!(matches!(parsed, Ok(Quota { command: QuotaCommand::Set(_) })), "{line}: {parsed:?}");
         }
     }
+}
+
+/// 2026-11-16 08:00:00.
+const BEGIN: i64 = 1_794_816_000_000;
+const HOURS: i64 = 6 * 24 + 1;
+const HALF: Limits = Limits { memory_bytes: 40 * GIB, cores_millis: 500, ..EIGHTH };
+
+/// With a pod that holds half a GPU: an hour each of memory in MiB and seconds that it got.
+fn with(made: Made, pod: &str, container: &str, hours: impl Fn(i64) -> Hour) -> Made {
+    let mut made = made.pod(pod, HALF, &(0..HOURS).map(hours).collect::<Vec<_>>());
+    let (tenant, series) = made.last();
+    "tessera.dev/gpu-large".clone_into(&mut tenant.resource_name);
+    container.clone_into(&mut tenant.container);
+    container.clone_into(&mut series.container);
+    made
+}
+
+fn question(pod: &str, hours: i64) -> Question<'_> {
+    let now_unix_ms = BEGIN + HOURS * HOUR;
+    Question { pod, since_unix_ms: now_unix_ms - hours * HOUR, now_unix_ms, ..Question::default() }
+}
+
+/// The page has this command with this output.
+fn assert_documented(command: &str, output: &str) {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/views.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let sample = format!("```\n$ {command}\n{output}```\n");
+    assert!(page.contains(&sample), "docs/views.md has another sample than:\n{sample}");
+}
+
+#[test]
+fn what_a_workload_could_ask_for() {
+    // More work by day, and a little more memory in one hour of all.
+    let hours = |n: i64| match (n, (8 + n) % 24) {
+        (75, _) => busy(4224, 90.0, 0.0),
+        (_, 8..18) => busy(4096, 216.0, 0.0),
+        _ => busy(3584, 90.0, 0.0),
+    };
+    let mut made = Made::new();
+    for pod in ["chat-7c9d8f6b5-hq7wd", "chat-7c9d8f6b5-k4m9s", "chat-7c9d8f6b5-x2v4q"] {
+        made = with(made, pod, "server", hours);
+    }
+    let Made { node, history } = made.later(BEGIN - MIDNIGHT);
+    let observed = [Observed { node: &node, history: &history }];
+    let pod = "chat-7c9d8f6b5-x2v4q";
+    let advice = tessera_advice::recommend(&observed, &Advice::default(), &question(pod, 7 * 24));
+    assert_documented(
+        &format!("tessera recommend {pod}"),
+        &recommend_text(&advice, Paper::plain()),
+    );
+}
+
+#[test]
+fn what_is_wasted() {
+    // Trained for the first hours of the last day, and was left open.
+    let hours = |n: i64| match n < HOURS - 19 {
+        true => busy(38 << 10, 360.0, 0.0),
+        false => Hour { peak_mib: 38 << 10, ..Hour::default() },
+    };
+    let Made { node, history } = with(Made::new(), "nb-0", "main", hours).later(BEGIN - MIDNIGHT);
+    let observed = [Observed { node: &node, history: &history }];
+    let settings =
+        Advice { price_millis_per_gpu_hour: 2000, currency: "EUR".into(), ..Advice::default() };
+    let wasted = tessera_advice::waste(&observed, &settings, &question("", 24));
+    assert_documented("tessera waste --since 24h", &waste_text(&wasted, Paper::plain()));
+}
+
+#[test]
+fn days_and_weeks_are_known() {
+    for (text, seconds) in [
+        ("90m", 5400),
+        ("12h", 12 * 3600),
+        ("7d", 7 * DAY),
+        ("2w", 14 * DAY),
+        ("1h30m", 5400),
+        ("1d12h", 36 * 3600),
+    ] {
+        assert_eq!(text.parse(), Ok(Since(Duration::from_secs(seconds))), "{text}");
+    }
+    for text in [
+        "",
+        "0h",
+        "0d",
+        "d",
+        "-1d",
+        "1.5d",
+        "7 d",
+        "99999999999999999999d",
+        "soon",
+        "1h30",
+        "h1",
+        "1d-1h",
+    ] {
+        assert!(text.parse::<Since>().unwrap_err().contains("7d"), "{text}");
+    }
+    assert_eq!(Since(Duration::from_secs(3600)).before(7_200_000), 3_600_000);
+    assert_eq!(Since(Duration::MAX).before(5), 1);
 }

@@ -1,8 +1,7 @@
-//! A chart in characters: what is full, what is beyond, and a line where a limit is.
+//! A chart in characters: what is full, what is beyond, and a line where a limit is; and buckets drawn together into its
+//! columns.
 
 use tessera_model::printable;
-
-use super::columns::Column;
 
 /// What the terminal takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,5 +146,84 @@ impl Style {
             }
         };
         columns.iter().map(draw).collect()
+    }
+}
+
+/// What a column shows.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Column {
+    /// Seconds that were observed; 0: nothing is known.
+    pub seconds: f64,
+    /// Mean memory, bytes.
+    pub used: f64,
+    /// Highest memory, bytes.
+    pub peak: u64,
+    /// Limit, bytes.
+    pub limit: u64,
+    /// Share, thousandths.
+    pub cores_millis: u32,
+    /// Parts of the observed time: used, or of a GPU leased.
+    pub got: f64,
+    /// Parts of the observed time: waited.
+    pub waited: f64,
+    /// How often refused.
+    pub refusals: u64,
+    /// Some of the time unhealthy, cordoned.
+    pub unhealthy: bool,
+    pub cordoned: bool,
+}
+
+/// What one bucket adds.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Part {
+    pub at_unix_ms: i64,
+    pub column: Column,
+}
+
+/// So many columns from one instant to another. A bucket of `step` seconds is in each column that it reaches; what is
+/// counted of it, in the first.
+pub(super) fn columns(
+    parts: impl Iterator<Item = Part>,
+    (since, until): (i64, i64),
+    step: u32,
+    count: usize,
+) -> Vec<Column> {
+    let mut columns = vec![Column::default(); count];
+    let length = i128::from(until.saturating_sub(since).max(1));
+    // A bucket may begin a little before the window.
+    let place = |at: i64| {
+        let place = i128::from(at.saturating_sub(since)) * count as i128 / length;
+        usize::try_from(place.max(0)).unwrap_or(usize::MAX)
+    };
+    for Part { at_unix_ms, mut column } in parts {
+        let first = place(at_unix_ms);
+        let last = place(at_unix_ms.saturating_add(i64::from(step) * 1000 - 1));
+        for to in columns.iter_mut().take(last.saturating_add(1)).skip(first) {
+            to.add(&column);
+            column.refusals = 0;
+        }
+    }
+    columns
+}
+
+impl Column {
+    fn add(&mut self, part: &Column) {
+        let seconds = self.seconds + part.seconds;
+        let mean = |before: f64, after: f64| match seconds > 0.0 {
+            true => (before * self.seconds + after * part.seconds) / seconds,
+            false => 0.0,
+        };
+        *self = Column {
+            seconds,
+            used: mean(self.used, part.used),
+            peak: self.peak.max(part.peak),
+            limit: part.limit,
+            cores_millis: part.cores_millis,
+            got: mean(self.got, part.got),
+            waited: mean(self.waited, part.waited),
+            refusals: self.refusals.saturating_add(part.refusals),
+            unhealthy: self.unhealthy || part.unhealthy,
+            cordoned: self.cordoned || part.cordoned,
+        };
     }
 }

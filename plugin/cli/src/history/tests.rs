@@ -142,12 +142,12 @@ fn a_plugin_that_does_not_look_leaves_a_gap() {
 
 #[test]
 fn a_bucket_is_as_wide_as_its_time() {
-    let part = |n: i64| columns::Part {
+    let part = |n: i64| chart::Part {
         at_unix_ms: n * 3_600_000,
-        column: columns::Column { seconds: 60.0, got: 0.5, refusals: 1, ..Default::default() },
+        column: chart::Column { seconds: 60.0, got: 0.5, refusals: 1, ..Default::default() },
     };
     let columns =
-        columns::columns([part(0), part(1), part(3)].into_iter(), (0, 4 * 3_600_000), 3600, 80);
+        chart::columns([part(0), part(1), part(3)].into_iter(), (0, 4 * 3_600_000), 3600, 80);
     let known: Vec<usize> = (0..80).filter(|n| columns[*n].seconds > 0.0).collect();
     assert_eq!(known, (0..40).chain(60..80).collect::<Vec<_>>());
     assert_eq!(columns.iter().map(|column| column.refusals).sum::<u64>(), 3);
@@ -177,7 +177,7 @@ fn a_narrow_terminal_has_a_line_for_each() {
 
 #[test]
 fn csv_has_a_line_for_each_bucket_and_no_formula() {
-    let text = csv::csv([&of_gpu("=HYPERLINK(\"x\")")].into_iter());
+    let text = csv([&of_gpu("=HYPERLINK(\"x\")")].into_iter());
     assert_eq!(text.lines().count(), 1 + 69 + 72);
     let commas = |line: &str| line.matches(',').count();
     let header = commas(text.lines().next().unwrap());

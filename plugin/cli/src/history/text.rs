@@ -7,10 +7,8 @@ use tessera_model::quantity::format_bytes;
 use tessera_model::time_format;
 use tessera_view::history::{Answer, GpuSeries, Query, TenantPoint, TenantSeries};
 
-use crate::top::text::bytes;
-
-use super::chart::{AXIS, Bar, Cell, Style, WHOLE, chart};
-use super::columns::{Column as Cells, Part, columns};
+use super::chart::{AXIS, Bar, Cell, Column as Cells, Part, Style, WHOLE, chart, columns};
+use crate::top::bytes;
 
 /// Fewest columns of a chart; on a narrower terminal each tenant has a line.
 const NARROWEST: usize = 24;

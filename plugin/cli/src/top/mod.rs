@@ -1,32 +1,31 @@
 //! `top`: live use of GPUs, of this node or of a cluster's. It asks again and again and computes rates from one answer to
 //! the next.
 //!
-//! [`model`], [`keys`], [`rates`], [`view`] and [`report`] are pure; [`feed`] asks, [`screen`] owns the
-//! terminal.
+//! [`model`] and [`view`] are pure; [`feed`] asks, [`screen`] owns the terminal.
 
 mod feed;
-mod keys;
 mod model;
-mod rates;
-mod report;
 mod screen;
-pub(crate) mod text;
 mod view;
 
+use std::collections::HashMap;
 use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use feed::{Feed, FeedEvent};
 use model::{Model, Sort};
+use serde_json::{Value, json};
 use tessera_model::clock::unix_ms;
 use tessera_model::duration;
 use tessera_system::terminal::{self, Look, is_dumb};
+use tessera_view::API_VERSION;
 use view::Moment;
+pub(crate) use view::bytes;
 
-use crate::commands::wait;
 use crate::output::Format;
 use crate::source::{Failure, Source};
+use crate::wait;
 
 /// Shortest interval: an answer takes the plugin some hundred microseconds for each allocation.
 const LEAST: Duration = Duration::from_millis(100);
@@ -130,12 +129,12 @@ fn print(mut model: Model, feed: &Feed, args: &Args, every: Duration) -> io::Res
 /// Whether there is still a reader.
 fn say(model: &Model, args: &Args, every: Duration) -> io::Result<bool> {
     let text = match args.output {
-        Format::Json => format!("{}\n", report::json(model)),
+        Format::Json => format!("{}\n", json(model)),
         Format::Text | Format::Wide => {
             let width = terminal::size().map(|(width, _)| width).or_else(columns);
-            let width = if model.wide { Some(report::WIDEST) } else { width };
+            let width = if model.wide { Some(WIDEST) } else { width };
             let moment = Moment { now_unix_ms: unix_ms(), every, live: false };
-            let frame = report::plain(model, Look::from_env(), moment, width);
+            let frame = plain(model, Look::from_env(), moment, width);
             let end = if args.once { "" } else { "\n" };
             format!("{frame}{end}")
         }
@@ -145,4 +144,53 @@ fn say(model: &Model, args: &Args, every: Duration) -> io::Result<bool> {
 
 fn columns() -> Option<u16> {
     std::env::var("COLUMNS").ok()?.parse().ok()
+}
+
+/// What a pipe gets: wide enough for every column; of a cluster, with nodes.
+const WIDTH: u16 = 140;
+const WIDTH_OF_CLUSTER: u16 = 170;
+/// As wide as it gets.
+const WIDEST: u16 = 500;
+
+/// All of it without escape sequences, as high as it has to be.
+fn plain(model: &Model, look: Look, moment: Moment, width: Option<u16>) -> String {
+    let usual = if model.is_own() { WIDTH } else { WIDTH_OF_CLUSTER };
+    let width = width.unwrap_or(usual).clamp(20, WIDEST);
+    let look = Look { colour: false, ..look };
+    let lines = view::draw(model, look, moment, (width, u16::MAX));
+    format!("{}\n", lines.join("\n").trim_end())
+}
+
+/// The fleet as the API has it, with the rates of each tenant that is shown, in the view's order.
+fn json(model: &Model) -> Value {
+    let silent = model
+        .silence
+        .as_ref()
+        .map(|silence| json!({ "since_unix_ms": silence.since_unix_ms, "reason": silence.reason }));
+    let mut whole = serde_json::to_value(&model.fleet).unwrap_or_default();
+    let shown = model.shown();
+    let places: HashMap<(&str, &str), usize> = (shown.iter().enumerate())
+        .filter(|(_, row)| row.is_first)
+        .map(|(at, row)| ((row.node, row.tenant.id.as_str()), at))
+        .collect();
+    for entry in whole["nodes"].as_array_mut().into_iter().flatten() {
+        let node = entry["node"].as_str().unwrap_or_default().to_owned();
+        let Some(tenants) = entry["view"]["tenants"].as_array_mut() else { continue };
+        let place = |one: &Value| places.get(&(node.as_str(), one["id"].as_str()?)).copied();
+        tenants.retain(|one| place(one).is_some());
+        tenants.sort_by_key(place);
+        for one in tenants {
+            let rates = place(one).map(|at| shown[at].rates).unwrap_or_default();
+            one["rates"] = json!({
+                "waited": rates.waited,
+                "refusals_per_second": rates.refusals,
+                "driver_refusals_per_second": rates.driver_refusals,
+                "launches_per_second": rates.launches,
+            });
+        }
+    }
+    whole["api_version"] = API_VERSION.into();
+    whole["interval_seconds"] = model.interval.map(|interval| interval.as_secs_f64()).into();
+    whole["plugin_silent"] = silent.into();
+    whole
 }

@@ -1,14 +1,13 @@
-//! What `top` shows: the last answer, its rates, order, filter, and what the keys did. Pure.
+//! What `top` shows: the last answer, its rates, order, filter, and what keys do. Pure.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
+use crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use tessera_view::fleet::Fleet;
 use tessera_view::node::Node;
 use tessera_view::tenant::{Tenant, Use};
-
-use super::rates::{Rates, between, tenants};
 
 /// What rows are sorted by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -204,6 +203,139 @@ impl Row<'_> {
         let below = |got: u32| u64::from(got) * 10 < u64::from(self.used.cores_millis) * 9;
         self.rates.waited.is_some_and(|waited| waited > 0.5)
             && self.got_10s_millis().is_some_and(below)
+    }
+}
+
+/// An allocation's counters over an interval. `None` where they cannot be compared: the first answer, a
+/// new generation, a plugin that started in between.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Rates {
+    /// Part of the time that it waited for a lease, 0 to 1.
+    pub waited: Option<f64>,
+    /// Requests refused because of the quota, a second.
+    pub refusals: Option<f64>,
+    /// Requests refused by the driver, a second.
+    pub driver_refusals: Option<f64>,
+    /// Kernel and graph launches, a second.
+    pub launches: Option<f64>,
+}
+
+/// Rates by node and allocation id, from `before` to `after`, which came `seconds` later by a clock that does not jump.
+pub(super) fn between(
+    before: &Fleet,
+    after: &Fleet,
+    seconds: f64,
+) -> HashMap<(String, String), Rates> {
+    let old: HashMap<(&str, &str), (&Node, &Tenant)> =
+        tenants(before).map(|(name, node, one)| ((name, one.id.as_str()), (node, one))).collect();
+    let rates = |name: &str, node: &Node, new: &Tenant| {
+        let old = old.get(&(name, new.id.as_str())).filter(|_| seconds > 0.0);
+        let Some((old_node, old)) = old.filter(|(_, old)| old.generation == new.generation) else {
+            return Rates::default();
+        };
+        let same_plugin = old_node.plugin.started_unix_ms == node.plugin.started_unix_ms;
+        let count = |of: fn(&Tenant) -> u64| rate(of(old), of(new), seconds);
+        let waited = match (&old.compute, &new.compute) {
+            // The arbiter counts from the plugin's start.
+            (Some(old), Some(new)) if same_plugin => rate(old.waited_us, new.waited_us, seconds),
+            _ => None,
+        };
+        Rates {
+            waited: waited.map(|us| (us / 1e6).min(1.0)),
+            refusals: count(|one| one.refusals),
+            driver_refusals: count(|one| one.driver_refusals),
+            launches: count(|one| one.launches),
+        }
+    };
+    let key = |name: &str, one: &Tenant| (name.to_owned(), one.id.clone());
+    tenants(after).map(|(name, node, one)| (key(name, one), rates(name, node, one))).collect()
+}
+
+/// All tenants with their nodes.
+pub(super) fn tenants(fleet: &Fleet) -> impl Iterator<Item = (&str, &Node, &Tenant)> {
+    let views =
+        fleet.nodes.iter().filter_map(|entry| Some((entry.node.as_str(), entry.view.as_ref()?)));
+    views.flat_map(|(name, node)| node.tenants.iter().map(move |tenant| (name, node, tenant)))
+}
+
+/// A counter that a container may write: one that went back says nothing.
+#[allow(clippy::cast_precision_loss, reason = "a rate for people")]
+fn rate(before: u64, after: u64, seconds: f64) -> Option<f64> {
+    Some(after.checked_sub(before)? as f64 / seconds)
+}
+
+/// Keys and what they do, for the help.
+pub(super) const HELP: &[(&str, &str)] = &[
+    ("m", "sort by memory"),
+    ("c", "sort by share of GPU time used in 10 s"),
+    ("w", "sort by time waited"),
+    ("r", "sort by refusals"),
+    ("n", "sort by name"),
+    ("R", "reverse (or the same key again)"),
+    ("/", "show only what contains a text; Esc: all"),
+    ("space, p", "pause"),
+    ("j k, arrows, PgUp PgDn", "scroll"),
+    ("?, h", "this help"),
+    ("q, Ctrl-C", "quit"),
+];
+
+/// A page of rows, for scrolling; what a small terminal has.
+const PAGE: usize = 10;
+
+impl Model {
+    /// Takes a key.
+    pub fn press(&mut self, key: KeyEvent) {
+        if key.kind == KeyEventKind::Release {
+            return;
+        }
+        if key.modifiers.contains(KeyModifiers::CONTROL) {
+            self.quit |= matches!(key.code, KeyCode::Char('c' | 'd'));
+            return;
+        }
+        if self.editing {
+            return self.edit(key.code);
+        }
+        let help = std::mem::take(&mut self.help);
+        match key.code {
+            KeyCode::Char('q') => self.quit = true,
+            KeyCode::Char('m') => self.sort_by(Sort::Memory),
+            KeyCode::Char('c') => self.sort_by(Sort::Share),
+            KeyCode::Char('w') => self.sort_by(Sort::Waiting),
+            KeyCode::Char('r') => self.sort_by(Sort::Refusals),
+            KeyCode::Char('n') => self.sort_by(Sort::Name),
+            KeyCode::Char('R') => self.reverse = !self.reverse,
+            KeyCode::Char('/') => self.editing = true,
+            KeyCode::Char(' ' | 'p') => self.paused = !self.paused,
+            KeyCode::Char('?' | 'h') => self.help = !help,
+            KeyCode::Esc if !help => self.filter.clear(),
+            KeyCode::Char('j') | KeyCode::Down => self.scroll += 1,
+            KeyCode::Char('k') | KeyCode::Up => self.scroll = self.scroll.saturating_sub(1),
+            KeyCode::PageDown => self.scroll += PAGE,
+            KeyCode::PageUp => self.scroll = self.scroll.saturating_sub(PAGE),
+            KeyCode::Home => self.scroll = 0,
+            _ => {}
+        }
+        self.scroll = self.scroll.min(self.shown().len().saturating_sub(1));
+    }
+
+    fn sort_by(&mut self, sort: Sort) {
+        self.reverse = self.sort == sort && !self.reverse;
+        self.sort = sort;
+        self.scroll = 0;
+    }
+
+    fn edit(&mut self, key: KeyCode) {
+        match key {
+            KeyCode::Enter => self.editing = false,
+            KeyCode::Esc => {
+                self.editing = false;
+                self.filter.clear();
+            }
+            KeyCode::Backspace if self.filter.pop().is_none() => self.editing = false,
+            KeyCode::Char(c) if self.filter.chars().count() < 64 => self.filter.push(c),
+            _ => {}
+        }
+        self.scroll = 0;
     }
 }
 

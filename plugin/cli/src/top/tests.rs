@@ -1,14 +1,12 @@
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use tessera_system::terminal::Look;
 use tessera_view::fleet::Entry;
 use tessera_view::gpu::{Gpu, Lease};
 use tessera_view::node::{Others, Plugin, Warning};
 use tessera_view::tenant::Compute;
 
 use super::*;
-use crate::top::report;
-use crate::top::view;
-use crate::top::view::Moment;
-use tessera_system::terminal::Look;
+use crate::top::view::{self, Moment};
 
 const GIB: u64 = 1 << 30;
 const PLAIN: Look = Look { colour: false, unicode: false };
@@ -269,7 +267,7 @@ fn a_plugin_that_goes_away_is_reported_and_what_it_said_stays() {
     let text = picture(&model, PLAIN, 90, 24);
     assert!(text.contains("no answer since 08:32:01 (9s): Connection refused"), "{text}");
     assert!(text.contains("prod/asr-0/server"), "{text}");
-    assert_eq!(report::json(&model)["plugin_silent"]["since_unix_ms"], 1_795_336_321_000_i64);
+    assert_eq!(crate::top::json(&model)["plugin_silent"]["since_unix_ms"], 1_795_336_321_000_i64);
     model.take(Fleet::default(), Duration::from_secs(9));
     assert!(!picture(&model, PLAIN, 90, 24).contains("no answer"));
 }
@@ -279,7 +277,7 @@ fn a_name_moves_no_cursor() {
     let mut model = model(Sort::Name);
     node(&mut model).gpus[0].name = "A100\x1b[2J".into();
     model.miss("gone\r\x1b[31m".into(), 1_795_336_321_000);
-    for text in [picture(&model, PLAIN, 130, 24), report::plain(&model, PLAIN, MOMENT, None)] {
+    for text in [picture(&model, PLAIN, 130, 24), crate::top::plain(&model, PLAIN, MOMENT, None)] {
         assert!(!text.contains('\x1b') && text.contains("A100\\u001b[2J"), "{text}");
     }
 }
@@ -325,7 +323,7 @@ fn many_rows_scroll_and_the_rest_is_counted() {
 #[test]
 fn a_printed_frame_has_everything_and_no_keys() {
     let moment = Moment { live: false, ..MOMENT };
-    let text = report::plain(&model(Sort::Name), PLAIN, moment, None);
+    let text = crate::top::plain(&model(Sort::Name), PLAIN, moment, None);
     assert!(!text.contains("q quit") && !text.contains('\x1b'), "{text}");
     assert!(text.ends_with("\n! prod/asr-0 (server): floods its gate socket\n"), "{text}");
     assert_eq!(text.matches("prod/").count(), 5, "{text}");
@@ -333,7 +331,7 @@ fn a_printed_frame_has_everything_and_no_keys() {
 
 #[test]
 fn json_has_the_fleet_and_the_rates() {
-    let json = report::json(&model(Sort::Refusals));
+    let json = crate::top::json(&model(Sort::Refusals));
     let view = &json["nodes"][0]["view"];
     assert_eq!(view["tenants"][0]["id"], "id-llama-7d4b9c-x2");
     assert_eq!(view["tenants"][0]["rates"]["refusals_per_second"], 12.0);
@@ -369,7 +367,7 @@ fn tenants_of_all_nodes_stand_in_one_order_with_their_nodes() {
         let mut model = Model::new(Sort::Memory, false);
         model.namespace = namespace.to_owned();
         model.take(cluster(), Duration::from_secs(1));
-        report::plain(&model, PLAIN, Moment { live: false, ..MOMENT }, Some(width))
+        crate::top::plain(&model, PLAIN, Moment { live: false, ..MOMENT }, Some(width))
     };
     let text = shown("", 140);
     let title = "prod: 2 of 3 nodes answer  4 GPUs  3 tenants of all namespaces, and 2 that you may not see";
@@ -390,7 +388,7 @@ fn tenants_of_all_nodes_stand_in_one_order_with_their_nodes() {
     let mut wide = Model::new(Sort::Memory, false);
     wide.wide = true;
     wide.take(cluster(), Duration::from_secs(1));
-    let text = report::plain(&wide, PLAIN, MOMENT, Some(report::WIDEST));
+    let text = crate::top::plain(&wide, PLAIN, MOMENT, Some(crate::top::WIDEST));
     assert!(text.contains(" GPU-0 "), "{text}");
 }
 
@@ -424,7 +422,45 @@ proptest::proptest! {
             model.take(own(view, i64::MAX), Duration::from_nanos(n(i) & 0xffff_ffff));
         }
         picture(&model, PLAIN, width, height);
-        report::json(&model);
-        report::plain(&model, PLAIN, MOMENT, Some(width));
+        crate::top::json(&model);
+        crate::top::plain(&model, PLAIN, MOMENT, Some(width));
     }
+}
+
+fn fleet(started_unix_ms: i64, generation: u64, launches: u64, waited_us: u64) -> Fleet {
+    let tenant = Tenant {
+        id: "a".into(),
+        generation,
+        launches,
+        refusals: launches / 10,
+        compute: Some(Compute { waited_us, ..Compute::default() }),
+        ..Tenant::default()
+    };
+    let plugin = Plugin { started_unix_ms, ..Plugin::default() };
+    let view = Some(Node { plugin, tenants: vec![tenant], ..Node::default() });
+    Fleet { nodes: vec![Entry { view, ..Entry::default() }], ..Fleet::default() }
+}
+
+fn of_a(before: &Fleet, after: &Fleet, seconds: f64) -> Rates {
+    between(before, after, seconds)[&(String::new(), "a".to_owned())]
+}
+
+#[test]
+fn counters_become_rates() {
+    let rates = of_a(&fleet(1, 1, 100, 0), &fleet(1, 1, 300, 500_000), 2.0);
+    assert_eq!(rates.launches, Some(100.0));
+    assert_eq!(rates.refusals, Some(10.0));
+    assert_eq!(rates.waited, Some(0.25));
+}
+
+#[test]
+fn what_cannot_be_compared_has_no_rate() {
+    let none = Rates::default();
+    assert_eq!(of_a(&fleet(1, 1, 9, 9), &fleet(1, 2, 9, 9), 1.0), none, "generation");
+    assert_eq!(of_a(&Fleet::default(), &fleet(1, 1, 9, 9), 1.0), none, "new");
+    assert_eq!(of_a(&fleet(1, 1, 9, 9), &fleet(1, 1, 9, 9), 0.0), none, "no time");
+    let restarted = of_a(&fleet(1, 1, 10, 90), &fleet(2, 1, 20, 95), 1.0);
+    assert_eq!((restarted.waited, restarted.launches), (None, Some(10.0)));
+    let back = of_a(&fleet(1, 1, 100, 90), &fleet(1, 1, 20, 95), 1.0);
+    assert_eq!(back.launches, None, "a counter that went back");
 }
