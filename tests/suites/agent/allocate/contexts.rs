@@ -4,10 +4,10 @@
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::Stdio;
+use std::sync::atomic::Ordering;
 
 use redb::{ReadableDatabase, TableDefinition};
 use serde_json::Value;
-use tessera_gpu::GpuProcess;
 use tessera_harness::Owned;
 use tessera_harness::plugin::*;
 use tessera_region::quota::QuotaReader;
@@ -24,15 +24,13 @@ fn said(bytes: u64, source: &str) -> Said {
 
 /// Two GPUs whose contexts are 400 MiB by the formula.
 async fn start() -> TestNode {
-    let node = TestNode::without_plugin(SETTINGS).await;
-    for gpu in node.gpus.gpus.lock().unwrap().iter_mut() {
-        gpu.context_bytes = Some(400 * MIB);
-    }
-    *node.gpus.driver.lock().unwrap() = Some("570.1".into());
-    start_plugin(node).await
+    start_with(SETTINGS).await
 }
 
-async fn start_plugin(mut node: TestNode) -> TestNode {
+async fn start_with(settings: &str) -> TestNode {
+    let mut node = TestNode::without_plugin(settings).await;
+    node.gpus.gpus.lock().unwrap().iter_mut().for_each(|g| g.context_bytes = Some(400 * MIB));
+    *node.gpus.driver.lock().unwrap() = Some("570.1".into());
     node.start_plugin().await;
     node
 }
@@ -66,18 +64,20 @@ async fn bare(node: &TestNode, name: &str, bytes: u64) -> (Tenant, std::path::Pa
 }
 
 fn show(node: &TestNode, processes: &[(u32, u64)]) {
-    let uses = |(pid, bytes): &(u32, u64)| GpuProcess { pid: *pid, used_bytes: Some(*bytes) };
     for index in [0, 1] {
-        let shown = processes.iter().map(uses).collect();
+        let shown = processes.iter().map(|&(pid, bytes)| uses(pid, bytes)).collect();
         node.gpus.processes.lock().unwrap().insert(gpu(index).uuid, shown);
     }
 }
 
-/// Waits until the plugin has looked at the GPUs so often.
-async fn looks(node: &TestNode, count: u64) {
-    use std::sync::atomic::Ordering;
-    let from = node.gpus.looks.load(Ordering::Relaxed);
-    until(|| (node.gpus.looks.load(Ordering::Relaxed) >= from + count).then_some(())).await;
+/// Waits until the plugin has looked at a process more often than it looks at a bare one. While nothing moves it asks
+/// the driver every ten seconds: each look follows a connection, which is news.
+async fn looks(node: &TestNode, pages: &Path) {
+    for _ in 0..6 {
+        let from = node.gpus.looks.load(Ordering::Relaxed);
+        drop(connect(pages));
+        until(|| (node.gpus.looks.load(Ordering::Relaxed) > from).then_some(())).await;
+    }
 }
 
 fn meta(path: &Path, key: &str) -> Option<u64> {
@@ -108,14 +108,14 @@ async fn a_bare_context_is_measured_and_charged_to_pods_that_come_later() {
     assert_eq!(constant(&second_pages), 450 * MIB);
     until_context(&node, said(430 * MIB, "measured")).await;
     drop(second);
-    let (third, _) = bare(&node, "c", 470 * MIB).await;
-    looks(&node, 8).await;
+    let (third, third_pages) = bare(&node, "c", 470 * MIB).await;
+    looks(&node, &third_pages).await;
     assert_eq!(context(&node, 0).await, said(430 * MIB, "measured"));
 
     // It outlives the plugin, and running pods keep theirs.
     node.stop_plugin().await;
     assert_eq!(meta(&node.ledger(), "context/570.1/Example"), Some(430 * MIB));
-    let node = start_plugin(node).await;
+    node.start_plugin().await;
     assert_eq!(context(&node, 0).await, said(430 * MIB, "measured"));
     assert_eq!((constant(&pages), constant(&second_pages)), (400 * MIB, 450 * MIB));
     drop(third);
@@ -168,8 +168,8 @@ async fn a_damaged_entry_is_not_believed_and_is_replaced() {
 async fn no_container_makes_a_context_look_like_what_it_cannot_be() {
     let node = start().await;
     for (name, bytes) in [("a", 299 * MIB), ("b", 601 * MIB), ("c", 0)] {
-        let (_tenant, _) = bare(&node, name, bytes).await;
-        looks(&node, 8).await;
+        let (_tenant, pages) = bare(&node, name, bytes).await;
+        looks(&node, &pages).await;
         assert_eq!(context(&node, 0).await, said(400 * MIB, "formula"), "{bytes}");
     }
     // As far as it can bring it: others' rest is observed, and counts against their quota as before.
@@ -179,12 +179,9 @@ async fn no_container_makes_a_context_look_like_what_it_cannot_be() {
 
 #[tokio::test]
 async fn what_would_leave_shares_without_room_is_not_charged() {
-    let mut node = TestNode::without_plugin("[share]\nreplicas = 90\nmemory = \"410Mi\"\n").await;
-    node.gpus.gpus.lock().unwrap().iter_mut().for_each(|g| g.context_bytes = Some(400 * MIB));
-    *node.gpus.driver.lock().unwrap() = Some("570.1".into());
-    node.start_plugin().await;
-    let (tenant, _) = bare(&node, "a", 420 * MIB).await;
-    looks(&node, 8).await;
+    let mut node = start_with("[share]\nreplicas = 90\nmemory = \"410Mi\"\n").await;
+    let (tenant, pages) = bare(&node, "a", 420 * MIB).await;
+    looks(&node, &pages).await;
     assert_eq!(context(&node, 0).await, said(400 * MIB, "formula"));
     drop(tenant);
     // Nor does it keep the plugin from starting again.
