@@ -22,10 +22,9 @@ Subcommands
                             serve inference-like requests; a JSON line each second and at the end;
                             SIGUSR1 closes a phase and starts the next
   load    [--kernel-us LIST] [--kernels N] [--graph] [--for S]
-          [--sync-every N] [--shallow-ms N] [--name NAME] [--rate R [--poisson] | --closed | --burst-ms B --pause-ms P]
+          [--sync-every N] [--shallow-ms N] [--name NAME] [--rate R [--poisson] | --closed]
                             kernels of these durations in turn, N times each round, or all as one
-                            graph: without end; as requests that arrive, or follow each other;
-                            or in bursts after pauses
+                            graph: without end, or as requests that arrive, or follow each other
   time    calibrate | marks | turns | steps | exchange [OPTIONS]
                             measurements of tests/gpu/run share; see the source
   churn   [--threads N] [--min Q] [--max Q] [--for S] [--seed N] [--apis LIST]

@@ -1,7 +1,6 @@
 //! Every way in which the driver API gives device memory, behind one pair of calls.
 
 mod array;
-mod graph;
 pub(crate) mod linear;
 mod pool;
 mod vmm;
@@ -93,7 +92,7 @@ enum Place {
     Address(CUdeviceptr),
     Mapped(vmm::Mapped),
     Array(array::Array),
-    Graph(graph::Launched),
+    Graph(pool::Launched),
 }
 
 impl Cuda {
@@ -120,7 +119,7 @@ impl Cuda {
                 let given = array.bytes();
                 (Place::Array(array), given)
             }
-            Api::Graph => (Place::Graph(graph::launch(self, size, stream)?), bytes),
+            Api::Graph => (Place::Graph(pool::launch(self, size, stream)?), bytes),
         };
         Ok(Block { bytes, api, place })
     }
@@ -134,7 +133,7 @@ impl Cuda {
             },
             Place::Mapped(mapped) => vmm::unmap(self, mapped),
             Place::Array(array) => array::destroy(self, array),
-            Place::Graph(launched) => graph::free(self, launched, stream),
+            Place::Graph(launched) => pool::free_graph(self, launched, stream),
         }
     }
 
@@ -159,7 +158,7 @@ impl Cuda {
     /// Has the driver take back what pools and graphs keep for later.
     pub fn trim(&self) -> Result<(), CudaError> {
         pool::trim(self)?;
-        graph::trim(self)
+        pool::trim_graphs(self)
     }
 }
 

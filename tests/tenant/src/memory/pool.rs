@@ -4,12 +4,13 @@
 //! release threshold, which is 0 unless set (cuda.h, `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`).
 
 use std::ffi::c_int;
-use std::ptr::null_mut;
+use std::ptr::{null, null_mut};
 use std::sync::{Mutex, PoisonError};
 
 use tessera_cuda::types::{
     CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_HANDLE_TYPE_NONE, CU_MEM_LOCATION_TYPE_DEVICE,
-    CUdeviceptr, CUmemLocation, CUmemPoolProps, CUmemoryPool,
+    CUDA_MEM_ALLOC_NODE_PARAMS, CUdeviceptr, CUgraph, CUgraphExec, CUmemLocation, CUmemPoolProps,
+    CUmemoryPool,
 };
 
 use crate::cuda::{Cuda, Stream, made};
@@ -90,4 +91,81 @@ pub fn trim(cuda: &Cuda) -> Result<(), CudaError> {
         unsafe { call!(cuda.driver(), mem_pool_trim(pool, 0)) }?;
     }
     Ok(())
+}
+
+// Memory of a graph's allocation node: the driver takes it when the graph is launched, and keeps
+// it for graphs after it is freed, until a trim is requested.
+
+/// A graph of one allocation node, launched once.
+#[derive(Debug)]
+pub struct Launched {
+    graph: CUgraph,
+    exec: CUgraphExec,
+    address: CUdeviceptr,
+}
+// SAFETY: graphs may be used from any thread, though from one at a time (CUDA Driver API, "Graph
+// object thread safety"); each of these has one owner.
+unsafe impl Send for Launched {}
+
+impl Launched {
+    pub fn address(&self) -> CUdeviceptr {
+        self.address
+    }
+}
+
+pub fn launch(cuda: &Cuda, bytes: usize, stream: Stream) -> Result<Launched, CudaError> {
+    let driver = cuda.driver();
+    let mut made = Launched { graph: null_mut(), exec: null_mut(), address: 0 };
+    let mut params = CUDA_MEM_ALLOC_NODE_PARAMS {
+        poolProps: props(cuda.device()),
+        accessDescs: null(),
+        accessDescCount: 0,
+        bytesize: bytes,
+        dptr: 0,
+    };
+    let mut node = null_mut();
+    // SAFETY: a live out-parameter.
+    unsafe { call!(driver, graph_create(&raw mut made.graph, 0)) }?;
+    let mut run = || {
+        // SAFETY: live out-parameters; every field of the node's parameters is set.
+        unsafe {
+            let (node, params) = (&raw mut node, &raw mut params);
+            call!(driver, graph_add_mem_alloc(node, made.graph, null(), 0, params))?;
+            call!(driver, graph_instantiate(&raw mut made.exec, made.graph, 0))?;
+            call!(driver, graph_launch(made.exec, stream.raw()))
+        }
+    };
+    let done = run();
+    made.address = params.dptr;
+    if let Err(error) = done {
+        destroy(cuda, &made)?;
+        return Err(error);
+    }
+    cuda.synchronise(stream)?;
+    Ok(made)
+}
+
+pub fn free_graph(cuda: &Cuda, launched: &Launched, stream: Stream) -> Result<(), CudaError> {
+    free(cuda, launched.address, stream)?;
+    destroy(cuda, launched)?;
+    trim_graphs(cuda)
+}
+
+/// `cuDeviceGraphMemTrim`.
+pub fn trim_graphs(cuda: &Cuda) -> Result<(), CudaError> {
+    if cuda.driver().graph_mem_trim.pointer.is_none() {
+        return Ok(());
+    }
+    // SAFETY: takes a device's ordinal.
+    unsafe { call!(cuda.driver(), graph_mem_trim(cuda.device())) }
+}
+
+fn destroy(cuda: &Cuda, launched: &Launched) -> Result<(), CudaError> {
+    // SAFETY: made by `launch` and destroyed once.
+    unsafe {
+        if !launched.exec.is_null() {
+            call!(cuda.driver(), graph_exec_destroy(launched.exec))?;
+        }
+        call!(cuda.driver(), graph_destroy(launched.graph))
+    }
 }

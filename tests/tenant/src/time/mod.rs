@@ -3,7 +3,7 @@
 //!
 //! - [`marks`]: what an event and a memory write cost as markers, and how soon each is seen;
 //! - [`turns`]: a backlog of equal units of work, counted between two moments;
-//! - [`steps`]: a loop like a decoder's, its steps timed between two moments;
+//! - [`turns::run_steps`]: a loop like a decoder's, its steps timed between two moments;
 //! - [`exchange`]: two processes whose steps wait for one another, as ranks of a collective do.
 //!
 //! What is done when comes as JSON lines on standard input ([`talk`]), so that several processes
@@ -13,7 +13,6 @@ mod exchange;
 mod kernel;
 mod marks;
 mod page;
-mod steps;
 mod talk;
 mod turns;
 
@@ -55,7 +54,7 @@ pub fn run(target: Target, options: &Options) -> Result<(), Exit> {
         Options::Calibrate => kernel::calibrate(Cuda::open(target)?),
         Options::Marks(options) => marks::run(Cuda::open(target)?, options),
         Options::Turns(options) => turns::run(Cuda::open(target)?, options),
-        Options::Steps(rounds) => steps::run(Cuda::open(target)?, *rounds),
+        Options::Steps(rounds) => turns::run_steps(Cuda::open(target)?, *rounds),
         // Forks before the driver is touched.
         Options::Exchange(options) => exchange::run(target, options),
     }

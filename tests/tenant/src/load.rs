@@ -1,20 +1,22 @@
 //! `load`: loads on a GPU's time. What each does to its neighbours, and they to it, is for the judge
 //! to read from the driver's own account; a tenant knows its own clock only.
 //!
-//! - a **backlog** ([`kinds::backlog`]): launches as fast as the driver takes them, without end;
-//! - a **server** ([`kinds::serve`]): requests that arrive whether or not the last one is done;
-//! - a **bursty load** ([`kinds::reclaim`]): idle for a while, then wants the GPU at once.
-
-mod kinds;
+//! - a **backlog** ([`backlog`]): launches as fast as the driver takes them, without end;
+//! - a **server** ([`serve`]): requests that arrive whether or not the last one is done.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-use crate::Target;
+use serde_json::json;
+
 use crate::args::Args;
 use crate::cuda::{Cuda, Graph, Kernel, Stream};
 use crate::exit::{CudaError, Exit};
+use crate::histogram::Histogram;
+use crate::memory::linear;
+use crate::rng::Rng;
 use crate::stop::{self, Asked};
+use crate::{Target, report};
 
 #[derive(Debug)]
 pub struct Options {
@@ -37,8 +39,6 @@ pub struct Options {
     closed: bool,
     /// Whether arrivals are exponentially distributed instead of evenly.
     poisson: bool,
-    /// For a bursty load: how long it is busy, and idle on average.
-    bursts: Option<(Duration, Duration)>,
     limit: Option<Duration>,
     /// What the driver's account is to call this process.
     name: Option<std::ffi::CString>,
@@ -56,7 +56,6 @@ impl Options {
             .collect::<Option<Vec<u64>>>()
             .ok_or_else(|| Exit::usage(format!("--kernel-us: {list:?} is not microseconds")))?;
         let repeat = args.number::<usize>("--kernels", 1)?.max(1);
-        let (burst, pause) = (millis(&mut args, "--burst-ms")?, millis(&mut args, "--pause-ms")?);
         let rate = args.number::<f64>("--rate", 0.0)?;
         let host =
             Some((args.number("--host-ms", 0)?, args.number::<u64>("--host-every", 4)?.max(1)));
@@ -73,20 +72,15 @@ impl Options {
             rate: (rate > 0.0).then_some(rate),
             closed: args.flag("--closed"),
             poisson: args.flag("--poisson"),
-            bursts: burst.zip(pause),
             limit: args.limit()?,
         };
         args.finish()?;
         if !(0.0..=1e6).contains(&rate) {
             return Err(Exit::usage("--rate must be from 0 to 1000000 per second"));
         }
-        if burst.is_some() != pause.is_some() {
-            return Err(Exit::usage("a bursty load needs both --burst-ms and --pause-ms"));
-        }
-        let kinds = [options.bursts.is_some(), options.rate.is_some(), options.closed];
-        if kinds.into_iter().filter(|&is| is).count() > 1 {
+        if options.rate.is_some() && options.closed {
             return Err(Exit::usage(
-                "--rate and --closed are for servers, --burst-ms for a bursty load",
+                "requests either arrive (--rate) or follow each other (--closed)",
             ));
         }
         Ok(options)
@@ -104,11 +98,9 @@ pub fn run(target: Target, options: &Options) -> Result<(), Exit> {
     crate::report::line("ready", serde_json::json!({ "kernels": options.kernels.len() }));
     let clock = Clock::start(options.limit);
     if options.rate.is_some() || options.closed {
-        kinds::serve(&work, options, clock)
-    } else if let Some((burst, pause)) = options.bursts {
-        kinds::reclaim(&work, burst, pause, clock)
+        serve(&work, options, clock)
     } else {
-        kinds::backlog(&work, options, clock)
+        backlog(&work, options, clock)
     }
 }
 
@@ -192,4 +184,106 @@ impl Work {
     fn wait(&self) -> Result<(), CudaError> {
         self.cuda.wait(&self.kernel, self.stream)
     }
+}
+
+// The kinds of load: see [`super`].
+
+/// Launches between two looks whether to stop.
+const LOOK_EVERY: u64 = 16;
+
+/// A tenant that always has more to do: launches until asked to stop. What is queued then is left behind, as by a killed program.
+fn backlog(work: &Work, options: &Options, clock: Clock) -> Result<(), Exit> {
+    let (mut launched, mut is_shallow, mut stuck) = (0u64, true, options.stuck);
+    let copied = vec![1; options.copy];
+    let room = if copied.is_empty() { 0 } else { linear::plain(&work.cuda, copied.len())? };
+    loop {
+        if launched.is_multiple_of(LOOK_EVERY) && clock.asked(Duration::ZERO) == Some(Asked::Stop) {
+            report::line("done", json!({ "seconds": clock.seconds(), "launched": launched }));
+            return Ok(());
+        }
+        is_shallow = is_shallow && clock.start.elapsed() < options.shallow;
+        work.launch()?;
+        launched += 1;
+        let is_due = options.sync_every > 0 && launched.is_multiple_of(options.sync_every);
+        if stuck.is_some_and(|after| clock.start.elapsed() >= after) {
+            stuck = None;
+            is_shallow = false;
+            work.cuda.wait_for_ever(work.stream)?;
+        }
+        if let Some((ms, every)) = options.host
+            && launched.is_multiple_of(every)
+        {
+            work.cuda.sleep_on_host(ms, work.stream)?;
+        }
+        if is_due && !copied.is_empty() {
+            linear::write(&work.cuda, room, &copied)?;
+        }
+        if is_due || is_shallow {
+            work.wait()?;
+        }
+    }
+}
+
+/// A tenant with requests from outside, or steps of its own that follow each other. Latency counts from the arrival by
+/// the tenant's own clock, so that a stall is felt by every request that arrives in it. Serves until asked to stop; a phase ends at SIGUSR1 and at the end, and
+/// what was served is reported every second.
+fn serve(work: &Work, options: &Options, clock: Clock) -> Result<(), Exit> {
+    let mut rng = Rng::new(0x7e55);
+    let mut gap = || {
+        let mean = 1.0 / options.rate.unwrap_or(1.0);
+        if !options.poisson {
+            return Duration::from_secs_f64(mean);
+        }
+        // Uniform in (0, 1], of 53 random bits.
+        #[allow(clippy::cast_precision_loss, reason = "53 bits are exact")]
+        let uniform = ((rng.draw() >> 11) + 1) as f64 / (1u64 << 53) as f64;
+        Duration::from_secs_f64(-uniform.ln() * mean)
+    };
+    let (mut latency, mut begun) = (Histogram::default(), Instant::now());
+    let (mut second, mut second_begun) = (Histogram::default(), Instant::now());
+    let mut arrival = Instant::now();
+    loop {
+        let asked = clock.asked(arrival.saturating_duration_since(Instant::now()));
+        if let Some(asked) = asked {
+            say("phase", &latency, begun, work);
+            if asked == Asked::Stop {
+                return Ok(());
+            }
+            // What arrived before is not of this phase.
+            (latency, begun, arrival) = (Histogram::default(), Instant::now(), Instant::now());
+            continue;
+        }
+        if Instant::now() < arrival {
+            continue;
+        }
+        work.launch_unit()?;
+        work.wait()?;
+        let took = nanos(arrival.elapsed());
+        latency.record(took);
+        second.record(took);
+        if second_begun.elapsed() >= Duration::from_secs(1) {
+            say("progress", &second, second_begun, work);
+            (second, second_begun) = (Histogram::default(), Instant::now());
+        }
+        arrival = if options.closed { Instant::now() } else { arrival + gap() };
+    }
+}
+
+fn say(event: &str, latency: &Histogram, begun: Instant, work: &Work) {
+    let us = |permille| latency.permille(permille) / 1000;
+    report::line(
+        event,
+        json!({
+            "seconds": begun.elapsed().as_secs_f64(),
+            "requests": latency.count(),
+            "work_us": work.unit_ns() / 1000,
+            "p50_us": us(500), "p90_us": us(900), "p99_us": us(990),
+            "p99_at_least_us": latency.p99_at_least() / 1000,
+            "max_us": latency.max() / 1000,
+        }),
+    );
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
