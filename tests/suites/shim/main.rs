@@ -5,7 +5,6 @@ mod api {
     mod arguments;
     mod coverage;
     mod real_libcuda;
-    mod signatures;
 }
 mod clients;
 /// A tenant at its gate, under an arbiter that the test scripts.
@@ -20,14 +19,11 @@ mod host {
     mod closed;
     mod guest;
     mod second_preload;
-    mod upgrade;
 }
 /// The memory quota over every way to obtain memory.
 mod memory {
-    mod arrays;
     mod calls;
     mod graph_memory;
-    mod ipc;
     mod limits;
     mod mig;
     mod overhead;
@@ -38,7 +34,6 @@ mod memory {
 mod processes {
     mod lifecycle;
     mod several_shares;
-    mod teardown;
 }
 
 use tessera_harness::{Conversation, Pages, Preloaded, SimGpu};

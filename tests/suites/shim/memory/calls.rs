@@ -249,22 +249,6 @@ fn without_a_context_calls_fail_as_on_the_bare_driver() {
 }
 
 #[test]
-fn all_views_of_memory_agree() {
-    let (sim, pages) = both(300 * MIB, 200 * MIB);
-    let mut tenant = tenant(&sim, &pages);
-    tenant.must("alloc 104857600");
-    assert_eq!(tenant.ask("info").values, [200 * MIB, 300 * MIB]);
-    assert_eq!(tenant.must("total 0"), 300 * MIB);
-    assert_eq!(tenant.must("total 1"), 200 * MIB);
-    assert_eq!(tenant.ask("nvml 0").values, [300 * MIB, 200 * MIB, 100 * MIB]);
-    assert_eq!(tenant.ask("nvml 1").values, [200 * MIB, 200 * MIB, 0]);
-    let second = tenant.ask("nvml2 0");
-    assert_eq!(second.result, SUCCESS);
-    let [total, reserved, free, used] = second.values[..] else { panic!("{second}") };
-    assert_eq!((total, free, total - reserved - used), (300 * MIB, 200 * MIB, free));
-}
-
-#[test]
 fn nvml_alone_shows_the_quota() {
     let (sim, pages) = both(300 * MIB, 200 * MIB);
     // As `nvidia-smi` does: no driver call before, or at all.

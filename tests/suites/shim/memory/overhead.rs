@@ -123,11 +123,6 @@ uuid = "GPU-7e55e7a0-0000-4000-8000-000000000002"
 memory = "4GiB"
 "#;
 
-/// The same with another figure for modules, or other keys.
-fn with_modules_of(module_overhead: &str) -> SimGpu {
-    SimGpu::start(&HEAVY_MODULES.replace("\"100MiB\"", module_overhead))
-}
-
 /// `calls` under `tessera run`, which observes as the plugin does.
 fn observed(sim: &SimGpu, memory: &str) -> Conversation {
     observed_program("calls", sim, memory)
@@ -203,19 +198,6 @@ fn free_memory_is_the_same_before_and_after_while_the_observer_looks() {
     }
 }
 
-/// What modules, cuBLAS and NCCL take beyond a context's constant is from 0.3 to 1 GiB.
-#[test]
-fn what_libraries_take_is_seen_whatever_it_is() {
-    for (modules, seen) in [(300, 304), (1024, 1024)] {
-        let sim = with_modules_of(&format!("\"{modules}MiB\""));
-        let mut tenant = observed(&sim, "2Gi");
-        tenant.must("launch");
-        until_free(&mut tenant, (2048 - 64 - seen) * MIB);
-        assert_eq!(tenant.ask(&format!("alloc {}", 1960 * MIB)).result, 2);
-        tenant.must(&format!("alloc {}", (2048 - 64 - seen) * MIB));
-    }
-}
-
 /// The driver shows managed memory for no process.
 #[test]
 fn managed_memory_hides_nothing_of_what_modules_take() {
@@ -278,20 +260,14 @@ fn green(what: &str, quota_mib: u64, last_mib: u64) -> (Output, Pages) {
 }
 
 #[test]
-fn four_green_contexts_are_charged_as_one_context() {
+fn green_contexts_are_charged_as_one_context_and_leave_nothing() {
     // Four allocations of 16 MiB and one context fill the quota; afterwards all but a context is free.
-    let (out, pages) = green("many", 128, 64);
-    assert!(out.success(), "{out}");
-    assert_eq!((out.value("used"), out.value("again")), ("128", "0"), "{out}");
-    assert_eq!(pages.charged(0), 0);
-}
-
-#[test]
-fn green_contexts_that_come_and_go_beside_the_primary_one_leave_nothing() {
-    let (out, pages) = green("beside", 128, 64);
-    assert!(out.success(), "{out}");
-    assert_eq!((out.value("used"), out.value("again")), ("128", "0"), "{out}");
-    assert_eq!(pages.charged(0), 0);
+    for what in ["many", "beside"] {
+        let (out, pages) = green(what, 128, 64);
+        assert!(out.success(), "{out}");
+        assert_eq!((out.value("used"), out.value("again")), ("128", "0"), "{out}");
+        assert_eq!(pages.charged(0), 0, "{what}");
+    }
 }
 
 #[test]

@@ -98,18 +98,6 @@ fn a_release_threshold_keeps_chunks_charged_until_it_is_lowered() {
 }
 
 #[test]
-fn all_views_show_what_the_driver_has_given_back() {
-    let (_sim, _pages, mut tenant) = held("pools", 256 * MIB);
-    for _ in 0..3 {
-        let pointer = tenant.must(&format!("async {} 8", 48 * MIB));
-        tenant.must(&format!("free_async {pointer} 8"));
-        tenant.must("sync");
-        assert_eq!(tenant.ask("info").values, [256 * MIB, 256 * MIB]);
-        assert_eq!(tenant.ask("nvml 0").values, [256 * MIB, 256 * MIB, 0]);
-    }
-}
-
-#[test]
 fn unused_chunks_are_asked_back_before_anything_is_refused() {
     let (_sim, pages, mut tenant) = held("pools", 100 * MIB);
     let pool = tenant.must("default 0");
@@ -397,19 +385,6 @@ fn a_capture_takes_no_memory_and_survives_refusals() {
     tenant.must(&format!("free_async {node} 3"));
     tenant.must("captured 3");
     assert_eq!(pages.charged(0), 64 * MIB);
-}
-
-#[test]
-fn racing_threads_settle_to_what_the_driver_reserves() {
-    let (_sim, pages, mut tenant) = held("pools", GIB);
-    let pool = tenant.must("default 0");
-    for bytes in [MIB, 24 * MIB] {
-        let race = tenant.ask(&format!("race 8 200 {bytes}"));
-        assert_eq!((race.result, &race.values[..]), (0, &[1600, 0][..]));
-        tenant.must("sync");
-        let reserved = tenant.must(&format!("reserved {pool}"));
-        assert_eq!((pages.charged(0), reserved), (0, 0));
-    }
 }
 
 #[test]
