@@ -137,19 +137,6 @@ impl<'a> Plugin<'a> {
         })
     }
 
-    /// Waits until the plugin offers `count` free replicas.
-    pub fn wait_for_free(&self, count: usize) -> Result<()> {
-        wait::until(&format!("{count} replicas are free and healthy"), READY, || {
-            let status = self.status()?;
-            let gpus = status["gpus"].as_array().into_iter().flatten();
-            let replicas = gpus.flat_map(|gpu| gpu["replicas"].as_array().into_iter().flatten());
-            let free =
-                |replica: &&Value| replica["health"] == "healthy" && replica["allocation_id"] == "";
-            let now = replicas.filter(free).count();
-            Ok(Look::when(now == count, status["gpus"].to_string()))
-        })
-    }
-
     fn pods(&self) -> Result<Vec<Value>> {
         let list = self.kubectl.get(&["pods", "-n", PLUGIN_NAMESPACE, "-l", SELECTOR])?;
         Ok(list["items"].as_array().cloned().unwrap_or_default())
@@ -182,13 +169,6 @@ impl<'a> Plugin<'a> {
             [pod] => Ok(pod["metadata"]["name"].as_str().unwrap_or_default().to_owned()),
             pods => bail!("{} plugin pods", pods.len()),
         }
-    }
-
-    /// How often the plugin's container restarted.
-    pub fn restarts(&self) -> Result<u64> {
-        let pods = self.pods()?;
-        let pod = pods.first().context("no plugin pod")?;
-        Ok(pod["status"]["containerStatuses"][0]["restartCount"].as_u64().unwrap_or(0))
     }
 
     /// Runs a command in the plugin's container.
@@ -224,29 +204,6 @@ impl<'a> Plugin<'a> {
         self.wait_until_offered()
     }
 
-    /// Kills the plugin's process with SIGKILL and waits until kubelet has restarted it.
-    pub fn kill(&self) -> Result<()> {
-        self.unsupervise()?;
-        let before = self.restarts()?;
-        // The pod shares the host's pid namespace: only processes of this container may be hit.
-        self.exec(&[
-            "sh",
-            "-c",
-            "mine=$(cat /proc/self/cgroup)
-             for p in /proc/[0-9]*; do
-                 [ \"$(cat $p/comm 2>/dev/null)\" = tessera ] || continue
-                 [ \"$(cat $p/cgroup 2>/dev/null)\" = \"$mine\" ] || continue
-                 kill -9 ${p#/proc/} && exit 0
-             done
-             echo no plugin process found >&2; exit 1",
-        ])?;
-        wait::until("the plugin is restarted", READY, || {
-            let now = self.restarts()?;
-            Ok(Look::when(now > before, format!("{now} restarts")))
-        })?;
-        self.wait_until_offered()
-    }
-
     /// Puts a loop around the plugin that starts it again at once whenever it ends, and none while
     /// [`crate::host::HOLD`] is there: so a case can kill it as often as it likes without kubelet's
     /// back-off, have it up while kubelet is down, and give it another configuration.
@@ -262,15 +219,6 @@ impl<'a> Plugin<'a> {
     /// Whether it is in that loop, and may have another configuration than its pod.
     pub fn is_supervised(&self) -> Result<bool> {
         Ok(self.template()?["containers"][0]["command"][0] == "sh")
-    }
-
-    /// Without that loop, as it is deployed: an earlier case may have put it there.
-    pub fn unsupervise(&self) -> Result<()> {
-        if !self.is_supervised()? {
-            return Ok(());
-        }
-        let command = json!(["tessera", "serve"]);
-        self.roll_out(&json!({"containers": [{"name": "tessera", "command": command}]}))
     }
 
     /// [`Plugin::supervise`] without waiting.
@@ -301,12 +249,6 @@ impl<'a> Plugin<'a> {
     pub fn template(&self) -> Result<Value> {
         let set = self.kubectl.get(&["daemonset/tessera", "-n", PLUGIN_NAMESPACE])?;
         Ok(set["spec"]["template"]["spec"].clone())
-    }
-
-    /// Changes the pod template's specification and waits for the rolling update.
-    pub fn roll_out(&self, spec: &Value) -> Result<()> {
-        self.begin_roll_out(spec)?;
-        self.wait_for_roll_out()
     }
 
     /// Changes the pod template; the pod is replaced even if the specification stays the same.

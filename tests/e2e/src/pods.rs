@@ -38,12 +38,6 @@ impl Container {
         Self::new(name, shares, &["sleep", "2147483647"])
     }
 
-    pub fn asking(mut self, resources: &[(&str, u64)]) -> Self {
-        let limit = |(name, count): &(&str, u64)| ((*name).to_owned(), json!(count.to_string()));
-        self.0["resources"]["limits"] = resources.iter().map(limit).collect::<Value>();
-        self
-    }
-
     /// With the shares of the pod's claim `gpu`: those of one request, or all.
     pub fn claiming(mut self, request: Option<&str>) -> Self {
         let claim = request.map_or_else(

@@ -1,10 +1,16 @@
 //! A pod that asks for shares gets what belongs to them.
 
-use anyhow::{Context, Result, ensure};
+use std::env;
 
-use crate::deploy::{CONTEXT_BYTES, SHARE_BYTES};
-use crate::pods::{Container, Pod, Restart};
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+
+use crate::deploy::{CONTEXT_BYTES, RESOURCE, SHARE_BYTES};
+use crate::host::CONFIG;
+use crate::kubectl::Applied;
+use crate::pods::{self, Container, Pod, Restart, manifest};
 use crate::suite::Suite;
+use crate::wait::{self, Look};
 
 /// The one share's, as a shell names it.
 const PAGES: &str = "/usr/local/tessera/pages/*";
@@ -79,4 +85,258 @@ pub fn check_fill(held: u64, limit: u64) -> Result<()> {
     ensure!(held <= most, "{held} bytes held, {most} allowed");
     ensure!(held > most - (8 << 20), "refused at {held} bytes though {most} are allowed");
     Ok(())
+}
+
+// Kubernetes' own means work with shares as with any extended resource: quotas, limits, pod security.
+
+/// An API of Kubernetes 1.23, which also is the first to enforce the namespace's labels (Pod Security
+/// Admission, beta there).
+const SINCE_POD_SECURITY: &str = "autoscaling/v2";
+
+/// In a namespace that admits "restricted" pods only. Clusters before 1.23 admit any; then this shows
+/// that such a pod has its quota.
+pub fn namespace_of_restricted_pods_admits_tenants(suite: &Suite<'_>) -> Result<()> {
+    const RESTRICTED: &str = "tessera-e2e-restricted";
+    let _namespace = Applied::new(
+        suite.kubectl,
+        json!({
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {"name": RESTRICTED, "labels": {
+                "tessera.dev/e2e": "true",
+                "pod-security.kubernetes.io/enforce": "restricted",
+            }},
+        }),
+    )?;
+    // With a root file system that cannot be written, too.
+    let greedy = [Container::new("main", 1, &["tessera-tenant", "greedy"]).restricted()];
+    let mut pod = pods::manifest("tenant", Restart::Never, &[], &greedy);
+    pod["metadata"]["namespace"] = json!(RESTRICTED);
+    let spec = &mut pod["spec"];
+    // A cluster that is old enough to have no pod security may also have no pod network.
+    spec["hostNetwork"] = json!(!suite.kubectl.has_api(SINCE_POD_SECURITY)?);
+    // The namespace's service account takes a moment.
+    wait::until("the pod is admitted", wait::LIMIT, || {
+        Ok(match suite.kubectl.create_pod(&pod) {
+            Ok(()) => Look::Done(()),
+            Err(error) => Look::NotYet(format!("{error:#}")),
+        })
+    })?;
+    let over = wait::until("the tenant is over", wait::LIMIT, || {
+        let status = suite.kubectl.get(&["pod", "tenant", "-n", RESTRICTED])?["status"].clone();
+        let over = matches!(status["phase"].as_str(), Some("Succeeded" | "Failed"));
+        Ok(if over { Look::Done(status) } else { Look::NotYet(status.to_string()) })
+    })?;
+    let log = suite.kubectl.run(&["logs", "tenant", "-n", RESTRICTED])?;
+    ensure!(over["phase"] == "Succeeded", "{over} {log}");
+    check_fill(pods::held(&log, "full")?, SHARE_BYTES)
+}
+
+// Which pods get a share when there are few.
+
+/// Both GPUs are full: a pod waits, one of a higher priority takes the place of another, and the first gets that of one
+/// that is deleted by force and may still be dying. Neither inherits a byte.
+pub fn pods_beyond_the_last_share_wait_and_get_what_is_freed_at_once(
+    suite: &Suite<'_>,
+) -> Result<()> {
+    let _class = Applied::new(
+        suite.kubectl,
+        json!({
+            "apiVersion": "scheduling.k8s.io/v1",
+            "kind": "PriorityClass",
+            "metadata": {"name": "tessera-e2e-urgent"},
+            "value": 1000,
+        }),
+    )?;
+    let hold = [Container::new("main", 4, &["tessera-tenant", "hold", "--bytes", "3Gi"])];
+    let start = |name: &str| Pod::create(suite.kubectl, name, Restart::Always, &[], &hold);
+    let low = [start("low-0")?, start("low-1")?];
+    let mut uuids = Vec::new();
+    for pod in &low {
+        pod.wait_until_running()?;
+        pod.wait_for_event("main", "ready")?;
+        uuids.push(pod.gpu()?.uuid);
+    }
+    ensure!(uuids[0] != uuids[1], "both on one GPU");
+    let idle = [Container::idle("main", 4)];
+    let third = Pod::create(suite.kubectl, "third", Restart::Always, &[], &idle)?;
+    wait::until("the third pod is unschedulable", wait::LIMIT, || {
+        let seen = third.object()?["status"]["conditions"].to_string();
+        Ok(Look::when(seen.contains(&format!("Insufficient {RESOURCE}")), seen))
+    })?;
+
+    let mut urgent = pods::manifest("urgent", Restart::Always, &[], &idle);
+    urgent["spec"]["priorityClassName"] = json!("tessera-e2e-urgent");
+    suite.kubectl.create_pod(&urgent)?;
+    let urgent = Pod::named(suite.kubectl, "urgent");
+    urgent.wait_until_running()?;
+    let stay = low.iter().zip(&uuids).find(|(pod, _)| pod.gpu().is_ok());
+    let (stay, uuid) = stay.context("both pods were preempted")?;
+    ensure!(urgent.gpu()?.uuid != *uuid, "not the GPU that became free");
+    check_fill(urgent.fill(4 * SHARE_BYTES)?, 4 * SHARE_BYTES)?;
+
+    stay.forget()?;
+    third.wait_until_running()?;
+    ensure!(third.gpu()?.uuid == *uuid, "not the GPU that became free");
+    // The driver itself gives the memory back only when the old process is gone.
+    wait::until("the successor gets its whole quota", wait::LIMIT, || {
+        let filled = third.fill(4 * SHARE_BYTES).and_then(|held| check_fill(held, 4 * SHARE_BYTES));
+        Ok(match filled {
+            Ok(()) => Look::Done(()),
+            Err(error) => Look::NotYet(format!("{error:#}")),
+        })
+    })
+}
+
+pub fn more_shares_than_a_gpu_has_are_refused(suite: &Suite<'_>) -> Result<()> {
+    let idle = [Container::idle("main", 5)];
+    let pod = Pod::create(suite.kubectl, "five", Restart::Never, &[], &idle)?;
+    let status = pod.wait_until_over()?["status"].clone();
+    ensure!(status["phase"] == "Failed", "{status}");
+    ensure!(status["reason"] == "UnexpectedAdmissionError", "{status}");
+    let message = status["message"].as_str().unwrap_or_default();
+    ensure!(message.contains("GPU"), "says nothing of the cause: {message}");
+    Ok(())
+}
+
+// `container.device_list_strategy` on a real kubelet and runtime, as far as it needs no toolkit.
+
+/// Below what the plugin's pod has mounted, and [`Suite::on_node`] as well.
+const ROOT: &str = "/var/lib/kubelet/plugins/tessera.dev/driver";
+const INSIDE: &str = "/usr/local/tessera/driver";
+
+/// Runs `then` with the plugin under another configuration.
+fn under(suite: &Suite<'_>, config: &str, then: impl FnOnce() -> Result<()>) -> Result<()> {
+    suite.reconfigure(Some(config))?;
+    let outcome = then();
+    // Its containers would be restarted by what they were given.
+    suite.remove_tenants()?;
+    suite.reconfigure(None)?;
+    outcome
+}
+
+/// One share of the first GPU; the simulated driver shows the others as well where no toolkit hides
+/// them.
+fn tenant(name: &str) -> Container {
+    let until_asked = ["sh", "-c", "until [ -e /end ]; do sleep 0.2; done"];
+    Container::new(name, 1, &until_asked).env("CUDA_VISIBLE_DEVICES", "0")
+}
+
+fn check_quota(pod: &Pod<'_>) -> Result<()> {
+    let gpu = pod.gpu()?;
+    ensure!(gpu.total == SHARE_BYTES, "{gpu:?}");
+    check_fill(pod.fill(SHARE_BYTES)?, SHARE_BYTES)
+}
+
+/// The toolkit is disabled, whatever image and pod say.
+fn check_void(pod: &Pod<'_>) -> Result<()> {
+    let visible = pod.exec(&["sh", "-c", "echo $NVIDIA_VISIBLE_DEVICES"])?;
+    ensure!(visible == "void\n", "NVIDIA_VISIBLE_DEVICES={visible}");
+    Ok(())
+}
+
+pub fn driver_root_and_device_nodes_serve_without_a_toolkit(suite: &Suite<'_>) -> Result<()> {
+    // As a container that installs the driver leaves it: links that are right inside its root.
+    suite.on_node(&format!(
+        "mkdir -p {ROOT}/usr/lib64 {ROOT}/dev
+         for f in libcuda libnvidia-ml; do
+             cp /opt/simgpu/$f.so.1 {ROOT}/usr/lib64/$f.so.1.2.3
+             ln -sf /usr/lib64/$f.so.1.2.3 {ROOT}/usr/lib64/$f.so.1
+         done
+         cd {ROOT}/dev; rm -f nvidia*
+         mknod nvidia0 c 1 3; mknod nvidia1 c 1 3; mknod nvidiactl c 1 5"
+    ))?;
+    let (mounts, env) = CONFIG.split_once("# Where NVIDIA's toolkit").unwrap_or((CONFIG, ""));
+    let hardware = env.split_once("# The simulated hardware").map_or("", |(_, rest)| rest);
+    let config = format!(
+        "{mounts}
+[container]
+device_list_strategy = \"device-nodes\"
+[driver]
+root = \"{ROOT}\"
+device_nodes = [\"/dev/nvidia{{minor}}\", \"/dev/nvidiactl\"]
+#{hardware}"
+    );
+    let outcome = under(suite, &config, || {
+        let pod = Pod::start(suite.kubectl, "bare", tenant("main"))?;
+        let numbers = pod.exec(&["stat", "-c", "%t:%T %F", "/dev/nvidia0", "/dev/nvidiactl"])?;
+        let device = "character special file";
+        ensure!(numbers == format!("1:3 {device}\n1:5 {device}\n"), "{numbers}");
+        let other = pod.try_exec(&["test", "-e", "/dev/nvidia1"])?;
+        ensure!(other.code != Some(0), "another GPU's node is there");
+        let libraries = pod.exec(&["ls", INSIDE])?;
+        let wanted = "libcuda.so.1\nlibcuda.so.1.2.3\nlibnvidia-ml.so.1\nlibnvidia-ml.so.1.2.3\n";
+        ensure!(libraries == wanted, "{libraries}");
+        let toolkits = pod.try_exec(&["test", "-e", "/usr/lib/x86_64-linux-gnu/libcuda.so.1"])?;
+        ensure!(toolkits.code != Some(0), "the driver is there twice");
+        check_void(&pod)?;
+        check_quota(&pod)
+    });
+    suite.on_node(&format!("rm -rf {ROOT}"))?;
+    outcome
+}
+
+/// With a runtime that knows CDI a container gets all by it; with one that does not, nothing: no
+/// pages, no driver, no GPU. Never a GPU without a quota. `TESSERA_E2E_CDI` says that it must.
+pub fn cdi_annotations_give_all_or_nothing(suite: &Suite<'_>) -> Result<()> {
+    let config = CONFIG.replace(
+        "[paths]",
+        "[container]\ndevice_list_strategy = \"cdi-annotations\"\n\
+         [cdi]\ngpu_kind = \"\"\n[driver]\ndevice_nodes = []\n[paths]",
+    );
+    under(suite, &config, || {
+        let pod = Pod::start(suite.kubectl, "by-name", tenant("main"))?;
+        let spec = suite.plugin.exec(&["sh", "-c", "cat /var/run/cdi/tessera.dev-share_*.json"])?;
+        ensure!(spec.contains("\"kind\": \"tessera.dev/share\""), "{spec}");
+        check_void(&pod)?;
+        let has = |path: &str| anyhow::Ok(pod.try_exec(&["test", "-e", path])?.code == Some(0));
+        if !has("/usr/local/tessera/pages")? {
+            ensure!(env::var_os("TESSERA_E2E_CDI").is_none(), "the runtime ignores CDI");
+            println!(
+                "     this runtime knows no CDI: all that can be seen is that it stays closed"
+            );
+            for path in ["/usr/local/tessera", "/usr/lib/x86_64-linux-gnu/libcuda.so.1"] {
+                ensure!(!has(path)?, "{path} is there");
+            }
+            ensure!(pod.gpu().is_err(), "a GPU without a quota");
+            return Ok(());
+        }
+        check_quota(&pod)?;
+        let preload = pod.exec(&["cat", "/etc/ld.so.preload"])?;
+        ensure!(preload == "/usr/local/tessera/libtessera.so\n", "{preload:?}");
+        // Not every shell expands a pattern after `>>`.
+        let append =
+            |page: &str| format!("for f in /usr/local/tessera/pages/*/{page}; do : >> $f; done");
+        let refused = pod.try_exec(&["sh", "-c", &append("quota")])?;
+        ensure!(refused.code != Some(0), "the quota page can be written");
+        pod.exec(&["sh", "-c", &append("usage")])?;
+
+        // As after a reboot: the container starts again from the name that kubelet remembers.
+        suite.plugin.exec(&["sh", "-c", "rm /var/run/cdi/tessera.dev-share_*"])?;
+        let (restarts, _) = pod.incarnation()?;
+        pod.exec(&["touch", "/end"])?;
+        pod.wait_for_restart(restarts)?;
+        check_quota(&pod)?;
+
+        // What a pod mounts over the pages, or says of the variable, is not what counts.
+        let shadowing = shadowing_pod(suite)?;
+        shadowing.wait_until_running()?;
+        let quota = shadowing.exec(&["sh", "-c", "head -c 8 /usr/local/tessera/pages/*/quota"])?;
+        ensure!(quota == "TSRQUOTA", "a pod's volume lies over the pages");
+        check_void(&shadowing)?;
+        check_quota(&shadowing)
+    })
+}
+
+fn shadowing_pod<'a>(suite: &Suite<'a>) -> Result<Pod<'a>> {
+    let mut pod = manifest("shadowing", Restart::Always, &[], &[tenant("main")]);
+    let container = &mut pod["spec"]["containers"][0];
+    container["env"] = json!([
+        {"name": "CUDA_VISIBLE_DEVICES", "value": "0"},
+        {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"},
+    ]);
+    container["volumeMounts"] = json!([{"name": "mine", "mountPath": "/usr/local/tessera/pages"}]);
+    pod["spec"]["volumes"] = json!([{"name": "mine", "emptyDir": {}}]);
+    suite.kubectl.create_pod(&pod)?;
+    Ok(Pod::named(suite.kubectl, "shadowing"))
 }

@@ -8,7 +8,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
-use crate::deploy::{NAMESPACE, PLUGIN_NAMESPACE, REPLICAS, SHARE_BYTES, as_deployed};
+use crate::deploy::{
+    CONTEXT_BYTES, NAMESPACE, PLUGIN_NAMESPACE, REPLICAS, SHARE_BYTES, as_deployed,
+};
 use crate::kubectl::Applied;
 use crate::person::{Desk, Person};
 use crate::pods::{self, Container, Pod, Restart};
@@ -62,6 +64,7 @@ pub fn kubectl_tessera_shows_and_steers_for_an_administrator(suite: &Suite<'_>) 
     let owner = desk.owner(NAMESPACE)?;
     let chat = holder(suite, "chat")?;
     wait_until_named(suite, &["chat"])?;
+    kubelet_tells(suite)?;
     sees(suite, &owner)?;
     let wide = [Container::idle("main", REPLICAS)];
     Pod::create(suite.kubectl, "wide", Restart::Always, &[], &wide)?;
@@ -70,6 +73,39 @@ pub fn kubectl_tessera_shows_and_steers_for_an_administrator(suite: &Suite<'_>) 
     contains(&why, &[&suite.node, "has no room", "largest that fits", "tessera.dev/gpu"])?;
     ensure!(owner.completes(&["explain", "ch"])?.contains(&"chat".to_owned()), "no completion");
     steers(suite, &owner, &chat)
+}
+
+/// What only a real kubelet tells: the pod's name, its process on the host, and which replica it preferred.
+fn kubelet_tells(suite: &Suite<'_>) -> Result<()> {
+    // Kubelet names the holder only after the container has started.
+    let (status, allocation) = wait::until("status names the pod", wait::LIMIT, || {
+        let status = suite.plugin.status()?;
+        let mut all = status["allocations"].as_array().into_iter().flatten();
+        let found = all.find(|allocation| allocation["holder"]["pod"] == "chat").cloned();
+        Ok(match found {
+            Some(allocation) => Look::Done((status, allocation)),
+            None => Look::NotYet(status["allocations"].to_string()),
+        })
+    })?;
+    ensure!(status["plugin"]["registration"] == "live", "{}", status["plugin"]);
+    ensure!(status["plugin"]["sees_host_pids"] == true, "{}", status["plugin"]);
+    ensure!(allocation["state"] == "started", "{allocation}");
+    ensure!(allocation["holder"]["namespace"] == NAMESPACE, "{allocation}");
+    ensure!(allocation["holder"]["container"] == "main", "{allocation}");
+    ensure!(
+        allocation["gpus"][0]["memory_charged_bytes"] == (300 << 20) + CONTEXT_BYTES,
+        "{allocation}"
+    );
+    let processes = allocation["processes"].as_array().context("processes")?;
+    ensure!(processes.len() == 1, "{processes:?}");
+    let host_pid = &processes[0]["host_pid"];
+    let name = suite.plugin.exec(&["cat", &format!("/proc/{host_pid}/comm")])?;
+    ensure!(name.trim() == "tessera-tenant", "host pid {host_pid} is {name}");
+    let answer = suite.plugin.exec(&["tessera", "explain", "chat", "-o", "json"])?;
+    let answer: Value = serde_json::from_str(&answer)?;
+    let placement = &answer["allocations"][0]["placement"];
+    ensure!(placement["as_preferred"] == true, "{placement}");
+    suite.plugin.exec(&["tessera", "status", "--ready"]).map(drop)
 }
 
 /// Each view names the pod, in numbers that are the plugin's own.

@@ -4,9 +4,10 @@ use anyhow::{Result, bail, ensure};
 
 use super::delivery::check_fill;
 use crate::deploy::{REPLICAS, SHARE_BYTES};
+use crate::host;
 use crate::invariants::{Invariants, Refusals, is_unavoidable};
-use crate::pods::{Container, Pod, Restart};
-use crate::suite::Suite;
+use crate::pods::{self, Container, Pod, Restart};
+use crate::suite::{Server, Suite};
 use crate::wait::{self, Look};
 
 /// The plugin is stopped while kubelet waits for its answer, kubelet ends, and each comes back first
@@ -83,29 +84,133 @@ fn admitted_or_refused_for_good_reason(pod: &Pod<'_>) -> Result<()> {
     Ok(())
 }
 
-pub fn plugin_and_kubelet_down_and_up_in_either_order(suite: &Suite<'_>) -> Result<()> {
+// Somebody removes what lies on the host. Containers that start without it are refused CUDA or not
+// started; nothing is handed out before it is whole again. What the plugin makes again by itself,
+// tests/suites/agent shows (`adversity::failures`).
+
+pub fn host_paths_deleted_while_the_plugin_is_away(suite: &Suite<'_>) -> Result<()> {
     suite.plugin.supervise()?;
     let watched = Invariants::watch(suite)?;
-    // The plugin goes first and comes last, then the other way round.
+    let victim = Pod::idle(suite.kubectl, "victim", 1)?;
+    let (before, _) = victim.incarnation()?;
     suite.hold_plugin()?;
-    suite.stop_kubelet()?;
-    suite.start_kubelet()?;
-    suite.release_plugin()?;
-    suite.plugin.wait_for_replicas(REPLICAS)?;
-    let first = Pod::idle(suite.kubectl, "first", 1)?;
-
-    suite.stop_kubelet()?;
-    suite.hold_plugin()?;
-    suite.release_plugin()?;
-    wait::until("the plugin is up and waits for kubelet", wait::LIMIT, || {
-        let pids = suite.host("serving")?;
-        Ok(Look::when(!pids.is_empty(), "no plugin"))
+    suite.host(
+        "rm -rf $pages/* $pages/.spare $state/shim $state/ledger.redb
+         rm -f /var/lib/kubelet/device-plugins/tessera*",
+    )?;
+    // Its container ends, and must not come back with a GPU that nobody limits.
+    suite.host(&format!("kill -9 {}", victim.host_pid(suite)?))?;
+    let unlimited = wait::until("kubelet has tried", wait::LIMIT, || {
+        let status = victim.object()?["status"]["containerStatuses"][0].clone();
+        let restarts = status["restartCount"].as_u64().unwrap_or(0);
+        let running = status["state"]["running"].is_object() && restarts > before;
+        let waits = status["state"]["waiting"]["reason"].is_string();
+        Ok(if running || waits { Look::Done(running) } else { Look::NotYet(status.to_string()) })
     })?;
-    suite.start_kubelet()?;
-    suite.plugin.wait_for_replicas(REPLICAS)?;
-    let second = Pod::idle(suite.kubectl, "second", 1)?;
-    for pod in [first, second] {
-        check_fill(pod.fill(SHARE_BYTES)?, SHARE_BYTES)?;
+    if unlimited {
+        let output = victim.try_exec(&["tessera-tenant", "info"])?;
+        ensure!(output.code != Some(0), "a GPU without a quota: {}", output.stdout);
     }
-    watched.finish(false, Refusals::None).map(drop)
+    suite.release_plugin()?;
+    suite.plugin.wait_for_replicas(REPLICAS)?;
+    if unlimited {
+        victim.restart_container(suite)?;
+    } else {
+        victim.wait_for_restart(before)?;
+    }
+    check_fill(victim.fill(SHARE_BYTES)?, SHARE_BYTES)?;
+    let fresh = Pod::idle(suite.kubectl, "fresh", 1)?;
+    check_fill(fresh.fill(SHARE_BYTES)?, SHARE_BYTES)?;
+    watched.finish(true, Refusals::None).map(drop)
+}
+
+// A node that loses power and comes back.
+
+/// The tmpfs is empty, what kubelet remembers and the ledger are there. Kubelet starts all pods again,
+/// the plugin's among them: once all at a time, and once the plugin so late that containers surely start
+/// without it.
+///
+/// Kubelets differ. Older ones start the containers. Those are refused CUDA; a server ends then, is started
+/// again, and finds its pages. A program that does not use CUDA runs on, and is closed until somebody starts
+/// it again. Newer ones (seen: 1.36) admit every pod again and fail those whose devices have not come back
+/// yet, for good: a controller makes another in its place, which here the case does. Either way what runs
+/// has its quota, and nobody has a GPU without one.
+pub fn node_reboot_keeps_every_pod_and_its_quota(suite: &Suite<'_>) -> Result<()> {
+    suite.plugin.supervise()?;
+    let mut server = Server::start(suite.kubectl, "server")?;
+    let mut quiet = Pod::idle(suite.kubectl, "quiet", 2)?;
+    for late in [false, true] {
+        let gpus = [server.pod.gpu()?.uuid, quiet.gpu()?.uuid];
+        let before = [server.pod.incarnation()?.0, quiet.incarnation()?.0];
+        suite.stop_kubelet()?;
+        if late {
+            suite.host(&format!("touch {}", host::HOLD))?;
+        }
+        suite.power_off()?;
+        suite.start_kubelet()?;
+        let stay = [goes_on(&server.pod, before[0])?, goes_on(&quiet, before[1])?];
+        if late {
+            // Without a plugin: what kubelet starts is refused.
+            if stay[1] {
+                quiet.wait_for_restart(before[1])?;
+                let output = quiet.try_exec(&["tessera-tenant", "info"])?;
+                ensure!(output.code != Some(0), "a GPU without a quota: {}", output.stdout);
+            }
+            if stay[0] {
+                let log = server.pod.log("main", false).unwrap_or_default();
+                ensure!(pods::events(&log, "progress").is_empty(), "without a quota: {log}");
+            }
+            suite.release_plugin()?;
+        }
+        suite.plugin.wait_for_replicas(REPLICAS)?;
+        if !stay[0] {
+            server = Server::start(suite.kubectl, "server")?;
+        }
+        if !stay[1] {
+            quiet = Pod::idle(suite.kubectl, "quiet", 2)?;
+        }
+        wait::until("the server serves again", wait::LIMIT, || {
+            let log = server.pod.log("main", false).unwrap_or_default();
+            Ok(Look::when(!pods::events(&log, "progress").is_empty(), log))
+        })?;
+        if stay[1] {
+            quiet.wait_for_restart(before[1])?;
+            if quiet.try_exec(&["tessera-tenant", "info"])?.code != Some(0) {
+                quiet.restart_container(suite)?;
+            }
+        }
+        let quota = [server.pod.gpu()?, quiet.gpu()?];
+        ensure!(quota[0].total == SHARE_BYTES && quota[1].total == 2 * SHARE_BYTES, "{quota:?}");
+        for ((stays, now), then) in stay.into_iter().zip(&quota).zip(&gpus) {
+            ensure!(!stays || now.uuid == *then, "{quota:?}, not {gpus:?}");
+        }
+        check_fill(quiet.fill(2 * SHARE_BYTES)?, 2 * SHARE_BYTES)?;
+        for pod in [&server.pod, &quiet] {
+            let status = pod.object()?["status"].clone();
+            ensure!(status["phase"] == "Running", "{status}");
+        }
+        println!("     late: {late}; kubelet kept [server, quiet]: {stay:?}");
+    }
+    Ok(())
+}
+
+/// Whether kubelet starts the pod's container again. If it fails the pod instead, for want of the plugin
+/// that is not there yet, the pod is removed, as its controller would do.
+fn goes_on(pod: &Pod<'_>, restarts: u64) -> Result<bool> {
+    let status = wait::until("kubelet decides on a pod of before", wait::LIMIT, || {
+        let status = pod.object()?["status"].clone();
+        let count = status["containerStatuses"][0]["restartCount"].as_u64().unwrap_or(0);
+        let decided = count > restarts || status["phase"] == "Failed";
+        Ok(if decided { Look::Done(status) } else { Look::NotYet(status.to_string()) })
+    })?;
+    if status["phase"] != "Failed" {
+        return Ok(true);
+    }
+    let message = status["message"].as_str().unwrap_or_default();
+    let for_want_of_it = status["reason"] == "UnexpectedAdmissionError"
+        && is_unavoidable(message, Refusals::WhileReplaced);
+    ensure!(for_want_of_it, "failed for another reason: {status}");
+    pod.delete()?;
+    pod.wait_until_gone()?;
+    Ok(false)
 }

@@ -1,21 +1,12 @@
 //! The cases, one function each.
 
-mod capacity;
-mod churn;
 pub mod delivery;
 mod dra;
 mod examples;
-mod host_paths;
-mod kind;
 mod kubectl_tessera;
 mod kubelet;
-mod labels;
-mod means;
 mod memory;
-mod reboot;
 mod rollout;
-mod steer;
-mod strategies;
 mod trust;
 
 use anyhow::Result;
@@ -78,30 +69,24 @@ pub const CASES: &[Case] = cases![
     delivery::containers_of_one_pod_have_quotas_of_their_own,
     memory::over_quota_is_refused_and_the_neighbour_runs_on,
     memory::processes_of_a_container_share_one_quota_whatever_they_do,
-    capacity::pods_beyond_the_last_share_wait_and_get_what_is_freed_at_once,
-    capacity::more_shares_than_a_gpu_has_are_refused,
-    steer::status_shows_a_pod_whose_limits_change_and_a_cordoned_gpu_goes_to_nobody,
+    delivery::pods_beyond_the_last_share_wait_and_get_what_is_freed_at_once,
+    delivery::more_shares_than_a_gpu_has_are_refused,
     kubectl_tessera::kubectl_tessera_shows_and_steers_for_an_administrator,
     kubectl_tessera::kubectl_tessera_shows_readers_what_is_theirs,
     kubectl_tessera::kubectl_tessera_serves_client_certificates,
     memory::ruined_usage_page_hurts_only_its_tenant,
-    means::quotas_and_limit_ranges_count_each_resource,
-    means::namespace_of_restricted_pods_admits_tenants,
+    delivery::namespace_of_restricted_pods_admits_tenants,
     examples::manifests_are_what_the_api_server_takes,
-    kind::kind_example_comes_up_and_serves_a_pod,
+    examples::kind_example_comes_up_and_serves_a_pod,
     trust::plugin_has_no_rights_to_speak_of,
     trust::processes_without_a_share_or_past_it_are_flagged_by_name,
-    rollout::plugin_is_replaced_and_killed_under_running_pods,
     rollout::rolling_update_while_pods_come_and_run restarts_kubelet,
-    labels::labels_lead_a_pod_to_the_strongest_gpu,
-    strategies::driver_root_and_device_nodes_serve_without_a_toolkit,
-    strategies::cdi_annotations_give_all_or_nothing,
-    rollout::configuration_changes_under_a_running_pod restarts_kubelet,
+    examples::labels_lead_a_pod_to_the_strongest_gpu,
+    delivery::driver_root_and_device_nodes_serve_without_a_toolkit,
+    delivery::cdi_annotations_give_all_or_nothing,
     kubelet::kubelet_restarts_in_the_middle_of_allocate restarts_kubelet,
-    kubelet::plugin_and_kubelet_down_and_up_in_either_order restarts_kubelet,
-    host_paths::host_paths_deleted_under_a_running_plugin restarts_kubelet,
-    host_paths::host_paths_deleted_while_the_plugin_is_away restarts_kubelet,
-    reboot::node_reboot_keeps_every_pod_and_its_quota restarts_kubelet,
+    kubelet::host_paths_deleted_while_the_plugin_is_away restarts_kubelet,
+    kubelet::node_reboot_keeps_every_pod_and_its_quota restarts_kubelet,
     dra::dra_gpus_are_published_as_devices_that_claims_share shared_devices,
     dra::dra_claims_of_any_size_are_held_in_their_containers shared_devices,
     dra::dra_claim_that_does_not_fit_waits_for_room shared_devices,
@@ -116,6 +101,6 @@ pub const CASES: &[Case] = cases![
     dra::dra_driver_is_updated_while_claims_come shared_devices,
     dra::dra_node_reboot_gives_every_claim_its_quota_again shared_devices restarts_kubelet,
     dra::dra_nothing_is_left_of_claims shared_devices restarts_kubelet,
-    churn::plugin_is_killed_at_random_moments_of_pod_churn restarts_kubelet,
-    churn::nothing_is_left_behind restarts_kubelet,
+    rollout::plugin_is_killed_at_random_moments_of_pod_churn restarts_kubelet,
+    rollout::nothing_is_left_behind restarts_kubelet,
 ];

@@ -1,16 +1,20 @@
-//! The plugin's pod and process are replaced under running pods, and its configuration changes without a restart.
+//! The plugin is replaced and killed while pods come and go.
 
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+use tessera_harness::Random;
 
 use super::delivery::check_fill;
 use crate::deploy::{NAMESPACE, REPLICAS, SHARE_BYTES};
-use crate::host::{CONFIG, CONFIGURED};
-use crate::invariants::{Invariants, Refusals};
-use crate::pods::{self, Container, Pod, Restart};
-use crate::suite::{Server, Suite};
+use crate::invariants::{self, Invariants, Refusals};
+use crate::number_of;
+use crate::pods::{self, Container, Restart};
+use crate::suite::Suite;
 use crate::wait::{self, Look};
 
 /// `maxUnavailable: 1`, no surge: for some seconds there is no plugin. Pods that come meanwhile wait,
@@ -83,69 +87,158 @@ pub fn filled(pod: &serde_json::Value) -> Result<u64> {
     pods::held(last.as_str().unwrap_or_default(), "full").with_context(|| pod["status"].to_string())
 }
 
-/// The plugin's pod is replaced; then its process is killed, and kubelet starts its container again. On any cluster: where the
-/// node is in reach, the cases of roll-outs, churn and kubelet show more.
-pub fn plugin_is_replaced_and_killed_under_running_pods(suite: &Suite<'_>) -> Result<()> {
-    let server = Server::start(suite.kubectl, "server")?;
-    let quiet = Pod::idle(suite.kubectl, "quiet", 2)?;
-    let before = quiet.incarnation()?;
-    suite.plugin.replace_pod()?;
-    server.check_untouched()?;
-    suite.plugin.kill()?;
-    // A process that first meets CUDA after the restart, in a container from before.
-    check_fill(quiet.fill(2 * SHARE_BYTES)?, 2 * SHARE_BYTES)?;
-    ensure!(quiet.incarnation()? == before, "restarted");
-    let fresh = Pod::idle(suite.kubectl, "fresh", 1)?;
-    check_fill(fresh.fill(SHARE_BYTES)?, SHARE_BYTES)?;
-    server.check_untouched()
+// The plugin killed at any moment while pods come and go, and what is left in the end.
+
+/// Pods in all; `TESSERA_E2E_PODS`. Each kind of moment comes some four times.
+const PODS: usize = 40;
+/// Not over at a time: some wait for a share.
+const AT_A_TIME: usize = 10;
+
+/// When the plugin is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Moment {
+    /// After so many milliseconds.
+    After(u64),
+    /// When its ledger changes: while it commits, or before the pages.
+    Commit,
+    /// When a directory changes: between the pages and the answer.
+    Pages,
 }
 
-/// The configuration changes under a running pod, without a restart of the plugin.
-pub fn configuration_changes_under_a_running_pod(suite: &Suite<'_>) -> Result<()> {
-    suite.reconfigure(Some(CONFIG))?;
-    let rest = Pod::idle(suite.kubectl, "rest", 1)?;
-    let plugin = suite.host("serving")?;
-    let outcome = (|| {
-        // Eight of 450 MiB each: of the 3840 MiB of the one GPU 900 are held, and six of seven fit beside.
-        let eight = CONFIG
-            .replace("replicas = 4", "replicas = 8")
-            .replace("memory = \"900Mi\"", "memory = \"450Mi\"");
-        publish(suite, "1", &eight)?;
-        suite.plugin.wait_for_replicas(15)?;
-        check_fill(rest.fill(SHARE_BYTES)?, SHARE_BYTES)?;
-        let small = Pod::idle(suite.kubectl, "small", 1)?;
-        check_fill(small.fill(450 << 20)?, 450 << 20)?;
-        small.delete()?;
-        // Three of 1200 MiB each: beside what is held, with its limit of before, two fit.
-        let three = CONFIG
-            .replace("replicas = 4", "replicas = 3")
-            .replace("memory = \"900Mi\"", "memory = \"1200Mi\"");
-        publish(suite, "2", &three)?;
-        suite.plugin.wait_for_free(5)?;
-        let large = Pod::idle(suite.kubectl, "large", 1)?;
-        check_fill(large.fill(1200 << 20)?, 1200 << 20)?;
-        check_fill(rest.fill(SHARE_BYTES)?, SHARE_BYTES)?;
-        large.delete()?;
-        ensure!(suite.host("serving")? == plugin, "the plugin started again");
-        rest.delete()
-    })();
-    let dir = directory();
-    suite.host(&format!("rm -rf {dir}/..1 {dir}/..2 {dir}/..data {CONFIGURED}"))?;
-    suite.reconfigure(Some(CONFIG))?;
-    outcome
+impl Moment {
+    /// Each kind once, in any order.
+    fn round(random: &mut Random) -> [Self; 3] {
+        let mut round = [Moment::Commit, Moment::Pages, Moment::After(random.below(1500))];
+        random.shuffle(&mut round);
+        round
+    }
+
+    /// Waits for the moment, some seconds at most, and kills. Prints whether it came.
+    fn script(self) -> String {
+        // A wait without another process: `read` from a pipe that nobody writes to.
+        let wait = "exec {pipe}<> <(:); tick() { read -rt 0.001 -u $pipe || true; }; i=0; came=no";
+        let until = |condition: &str| {
+            format!(
+                "while [ $((i++)) -lt 4000 ]; do {condition} && {{ came=yes; break; }}; tick; done"
+            )
+        };
+        let moment = match self {
+            Moment::After(ms) => format!("sleep {}.{:03}; came=yes", ms / 1000, ms % 1000),
+            Moment::Commit => {
+                format!("touch $sim/.now; {}", until("[ $state/ledger.redb -nt $sim/.now ]"))
+            }
+            // The directory is there from pods before; new files come into it.
+            Moment::Pages => format!(
+                "touch $sim/.now; newer() {{ local d; for d in $pages/*; do [ $d -nt $sim/.now ] && \
+                 return; done; return 1; }}; {}",
+                until("newer")
+            ),
+        };
+        format!(
+            "p=$(serving); {wait}; {moment}; [ -n \"$p\" ] && kill -9 $p; rm -f $sim/.now; echo $came"
+        )
+    }
 }
 
-fn directory() -> &'static str {
-    CONFIGURED.trim_end_matches("/config.toml")
+/// Every pod that is admitted has exactly its quota; those that are not were asked for while there was
+/// no plugin. `TESSERA_E2E_SEED` repeats a run, as far as a machine can be repeated.
+pub fn plugin_is_killed_at_random_moments_of_pod_churn(suite: &Suite<'_>) -> Result<()> {
+    let seed = crate::seed()?;
+    let pods = usize::try_from(number_of("TESSERA_E2E_PODS", PODS as u64)?)?;
+    println!("     TESSERA_E2E_SEED={seed}");
+    suite.plugin.supervise()?;
+    let watched = Invariants::watch(suite)?;
+    let done = AtomicBool::new(false);
+    let (churned, kills) = thread::scope(|scope| {
+        let killer = scope.spawn(|| kill(suite, seed, &done));
+        let churned = churn(suite, pods);
+        done.store(true, Ordering::Relaxed);
+        (churned, killer.join())
+    });
+    let kills = match kills {
+        Ok(kills) => kills?,
+        Err(_) => bail!("the killer panicked"),
+    };
+    let succeeded = churned?;
+    let report = watched.finish(false, Refusals::WhenKilled)?;
+    let mut causes: BTreeMap<&str, usize> = BTreeMap::new();
+    for refusal in &report.refusals {
+        let end = refusal.rsplit("desc = ").next().unwrap_or_default();
+        *causes.entry(end.split(". Requested").next().unwrap_or(end)).or_default() += 1;
+    }
+    println!("     {succeeded} of {pods} pods ran; killed {kills:?}; refused {causes:?}");
+    println!("     {} looks at what is sold", report.samples);
+    ensure!(succeeded + report.refusals.len() == pods, "{succeeded} + {causes:?} of {pods}");
+    ensure!(succeeded * 3 > pods, "hardly any pod ran");
+    let within = |moment: &str| kills.get(moment).copied().unwrap_or(0);
+    ensure!(within("commit") > 0 && within("pages") > 0, "no Allocate was interrupted: {kills:?}");
+    Ok(())
 }
 
-/// As kubelet updates a ConfigMap's volume: a new directory, and a link to it that is renamed over the old.
-fn publish(suite: &Suite<'_>, version: &str, toml: &str) -> Result<()> {
-    let script = format!(
-        "cd {} && mkdir -p ..{version} && cat >..{version}/config.toml <<'END'\n{toml}\nEND\n\
-         ln -sfn ..{version} ..data_tmp && mv -T ..data_tmp ..data\n\
-         [ -L config.toml ] || {{ ln -s ..data/config.toml link && mv -T link config.toml; }}\n",
-        directory()
-    );
-    suite.host(&script).map(drop)
+/// Kills until `done`; how often at which moment.
+fn kill(suite: &Suite<'_>, seed: u64, done: &AtomicBool) -> Result<BTreeMap<&'static str, usize>> {
+    let mut random = Random(seed);
+    let mut kills = BTreeMap::new();
+    let mut round = Vec::new();
+    while !done.load(Ordering::Relaxed) {
+        let moment = match round.pop() {
+            Some(moment) => moment,
+            None => {
+                round.extend(Moment::round(&mut random));
+                continue;
+            }
+        };
+        let came = suite.host(&moment.script())?;
+        let name = match (moment, came.trim()) {
+            (Moment::After(_), _) => "at random",
+            (Moment::Commit, "yes") => "commit",
+            (Moment::Pages, "yes") => "pages",
+            _ => "in vain",
+        };
+        *kills.entry(name).or_default() += 1;
+        // Long enough that pods get in between, too short for the node to settle.
+        thread::sleep(Duration::from_millis(500 + random.below(2500)));
+    }
+    Ok(kills)
+}
+
+/// Lets `pods` pods come and go; how many of them had their quota.
+fn churn(suite: &Suite<'_>, pods: usize) -> Result<usize> {
+    let script = format!("tessera-tenant greedy --at-most {SHARE_BYTES} >/dev/termination-log");
+    let (mut created, mut succeeded) = (0, 0);
+    let mut changed = Instant::now();
+    loop {
+        let all = of(suite, "churn-")?;
+        let over: Vec<&Value> = all.iter().filter(|pod| is_over(pod)).collect();
+        let open = all.len() - over.len();
+        if over.len() == pods {
+            for pod in over {
+                if pod["status"]["phase"] == "Succeeded" {
+                    check_fill(filled(pod)?, SHARE_BYTES)?;
+                    succeeded += 1;
+                } else if pod["status"]["reason"] != "UnexpectedAdmissionError" {
+                    bail!("a pod failed: {}", pod["status"]);
+                }
+            }
+            return Ok(succeeded);
+        }
+        let more = AT_A_TIME.saturating_sub(open).min(pods - created);
+        if more > 0 {
+            changed = Instant::now();
+            let main = [Container::new("main", 1, &["sh", "-c", &script])];
+            let new = (created..created + more)
+                .map(|n| pods::manifest(&format!("churn-{n}"), Restart::Never, &[], &main));
+            suite.kubectl.create_all(new.collect())?;
+            created += more;
+        }
+        ensure!(changed.elapsed() < wait::LIMIT, "{open} pods do not end");
+        ensure!(!wait::interrupted(), "interrupted");
+        thread::sleep(Duration::from_millis(400));
+    }
+}
+
+/// The last case: after all that went before, and its pods' end, nothing is left.
+pub fn nothing_is_left_behind(suite: &Suite<'_>) -> Result<()> {
+    suite.kubectl.delete_pods(NAMESPACE)?;
+    invariants::nothing_is_left(suite)
 }

@@ -3,12 +3,10 @@
 
 mod examples;
 mod outages;
-mod publish;
 mod sharing;
 mod sizes;
 
 pub use examples::*;
 pub use outages::*;
-pub use publish::*;
 pub use sharing::*;
 pub use sizes::*;
