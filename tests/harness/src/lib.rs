@@ -26,18 +26,14 @@ mod alone;
 mod arbiter;
 mod artefacts;
 mod child;
-mod compile;
-mod conversation;
 pub mod corpus;
 pub mod external;
 pub mod foreign;
 pub mod freezer;
 pub mod gate;
-mod own_paths;
 mod pages;
 mod random;
 pub mod routing;
-mod settles;
 mod simgpu;
 
 #[cfg(feature = "plugin")]
@@ -53,16 +49,12 @@ pub mod scripted;
 #[cfg(feature = "plugin")]
 pub use tessera_fake_kubelet::http2;
 
-pub use alone::{Spinners, again, alone, beside, in_own_process};
+pub use alone::{Spinners, again, alone, beside, in_own_process, settles};
 pub use arbiter::{Arbiter, Heard, monotonic_ns};
-pub use artefacts::{Artefacts, artefacts, target_dir, workspace};
-pub use child::{Output, Owned, Preloaded, Running, can_contain, stop};
-pub use compile::{CProgram, compile_c};
-pub use conversation::{Conversation, Reply};
-pub use own_paths::own_paths;
-pub use pages::Pages;
+pub use artefacts::{Artefacts, CProgram, artefacts, compile_c, target_dir, workspace};
+pub use child::{Conversation, Output, Owned, Preloaded, Reply, Running, can_contain, stop};
+pub use pages::{Pages, own_paths};
 pub use random::Random;
-pub use settles::settles;
 pub use simgpu::{SimGpu, Worked};
 
 /// How long a test waits for what must come, also on a machine that is busy with others; what never comes fails then.

@@ -5,13 +5,11 @@ mod adversity {
 
     mod corpus;
     mod failures;
-    mod foreign_plugins;
     mod hostile;
-    mod lost_paths;
+    mod other_plugins;
     mod restarts;
     mod rights;
-    mod second_plugin;
-    pub mod wedged;
+    mod wedged;
 }
 
 mod allocate {
@@ -20,10 +18,8 @@ mod allocate {
     mod allocation;
     mod contexts;
     mod delivery;
-    mod mig;
-    mod placement;
+    mod machines;
     mod shares;
-    mod shims;
 }
 
 mod kubelet {
@@ -31,15 +27,12 @@ mod kubelet {
 
     mod authority;
     mod calls;
-    mod pod_resources;
 }
 
 mod observe {
     //! What the plugin sees of GPUs and tenants, and what it says about them.
 
-    mod advice;
     mod api;
-    mod explain;
     mod health;
     mod history;
     mod metrics {
@@ -47,26 +40,20 @@ mod observe {
         //! said, what it costs, and that everything that is written about it names what there is.
 
         mod autoscale;
-        mod probes;
         mod series;
     }
     mod others;
     mod overhead;
-    mod silent_gpus;
     mod trust;
-    mod used;
 }
 
 mod operate {
     //! What an administrator changes, and the commands for it.
 
     mod command_line;
-    mod path_kinds;
     mod reload;
-    mod reload_process;
     mod steer;
     mod top;
-    mod unreachable;
 }
 
 /// What [`tessera_harness::plugin::Tenant`] starts.

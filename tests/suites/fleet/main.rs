@@ -2,7 +2,6 @@
 //! `kubectl-tessera` makes of them with a kubeconfig.
 
 mod nodes;
-mod views;
 
 /// A process that holds memory, where the harness starts this program again.
 #[test]

@@ -196,8 +196,8 @@ impl Simulated {
         .await;
     }
 
-    /// Where metrics and probes are served, as the log says.
-    pub async fn metrics(&self) -> SocketAddr {
+    /// Where metrics and probes, or the JSON API, are served, as the log says.
+    pub async fn address(&self) -> SocketAddr {
         let log = self.dir.path().join("log");
         until(|| {
             let log = std::fs::read_to_string(&log).unwrap_or_default();

@@ -7,8 +7,6 @@ mod load {
     //! The plugin's process under what a node does to it over the months: the wall clock jumps, quotas are
     //! changed while pods come and go, it is killed. Nothing is lost, and its memory stays what it was.
 
-    mod clock;
-    mod flat;
     mod plugin;
     mod quotas;
 }

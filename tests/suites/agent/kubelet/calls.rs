@@ -1,24 +1,13 @@
 //! Registration and its upkeep, against the stand-in for kubelet.
 
-use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use tessera_fake_kubelet::{Behaviour, Container, Pod, StandinError};
+use tessera_fake_kubelet::{Behaviour, Container, Pod};
 use tessera_harness::scripted::{GPU, Node, bounded};
 use tessera_kubelet::Phase;
-
-#[tokio::test]
-async fn registers_and_offers_its_devices() {
-    let node = Node::new().await;
-    let plugin = node.plugin(4);
-    bounded(node.kubelet.wait_allocatable(GPU, 4)).await;
-    assert!(bounded(plugin.readiness().wait_live()).await);
-    let report = plugin.readiness().report();
-    assert_eq!((report.phase, report.registrations), (Phase::Live, 1));
-    assert_eq!(report.last_error, None);
-    let topology = node.kubelet.devices(GPU)[0].topology.clone().unwrap();
-    assert_eq!(topology.nodes[0].id, 0);
-}
+use tessera_kubelet::pod_resources::{PodResources, PodResourcesError};
+use tessera_model::holding::Holding;
+use tokio::net::UnixListener;
 
 #[tokio::test]
 async fn sends_changes_in_bursts_as_one_message() {
@@ -109,21 +98,6 @@ async fn a_plugin_that_ends_answers_what_it_was_asked_before_its_stream_ends() {
 }
 
 #[tokio::test]
-async fn the_plugins_errors_reach_kubelet_with_their_text() {
-    let node = Node::new().await;
-    let plugin = node.plugin(2);
-    bounded(node.kubelet.wait_allocatable(GPU, 2)).await;
-    plugin.fail.store(true, Ordering::Relaxed);
-    let pod = Pod::new("default", "llm").with(Container::new("server").asking(GPU, 2));
-    let error = bounded(node.kubelet.admit(&pod)).await.unwrap_err();
-    assert!(matches!(error, StandinError::Plugin { call: "Allocate", .. }), "{error}");
-    assert!(error.to_string().contains("as the test wants"), "{error}");
-    // The failed pod holds nothing.
-    plugin.fail.store(false, Ordering::Relaxed);
-    bounded(node.kubelet.admit(&pod)).await.unwrap();
-}
-
-#[tokio::test]
 async fn registers_again_on_a_new_socket_when_kubelet_restarts() {
     let node = Node::new().await;
     let plugin = node.plugin(4);
@@ -158,17 +132,6 @@ async fn makes_a_new_socket_when_its_own_is_wiped() {
     }))
     .await;
     assert!(bounded(plugin.readiness().wait_live()).await);
-}
-
-#[tokio::test]
-async fn registers_again_when_the_stream_ends() {
-    let node = Node::new().await;
-    let _plugin = node.plugin(2);
-    bounded(node.kubelet.wait_allocatable(GPU, 2)).await;
-    node.kubelet.drop_stream(GPU);
-    assert_eq!(node.kubelet.allocatable(GPU), 0);
-    bounded(node.kubelet.wait_allocatable(GPU, 2)).await;
-    assert_eq!(node.kubelet.registrations(), 2);
 }
 
 #[tokio::test]
@@ -264,4 +227,104 @@ async fn stopping_ends_the_stream_and_removes_the_socket() {
     assert_eq!(readiness.report().phase, Phase::Stopped);
     assert_eq!(node.sockets(), [] as [String; 0]);
     bounded(node.kubelet.wait_allocatable(GPU, 0)).await;
+}
+
+// The pod resources client, against the stand-in for kubelet and what else may be at its socket.
+
+fn holding(pod: &str, container: &str, device_ids: &[&str]) -> Holding {
+    Holding {
+        namespace: "default".into(),
+        pod: pod.into(),
+        container: container.into(),
+        resource_name: GPU.into(),
+        device_ids: device_ids.iter().map(ToString::to_string).collect(),
+    }
+}
+
+#[tokio::test]
+async fn tells_who_holds_which_replica_and_what_is_offered() {
+    let node = Node::new().await;
+    let plugin = node.plugin(4);
+    bounded(node.kubelet.wait_allocatable(GPU, 4)).await;
+    let pod_resources = PodResources::new(node.kubelet.pod_resources_socket());
+    assert_eq!(bounded(pod_resources.list(Duration::ZERO)).await.unwrap(), []);
+    let pod = Pod::new("default", "llm")
+        .with_init(Container::new("fetch").asking(GPU, 1))
+        .with(Container::new("server").asking(GPU, 2));
+    bounded(node.kubelet.admit(&pod)).await.unwrap();
+    let other = Pod::new("default", "other").with(Container::new("one").asking(GPU, 1));
+    bounded(node.kubelet.admit(&other)).await.unwrap();
+    assert_eq!(
+        bounded(pod_resources.list(Duration::ZERO)).await.unwrap(),
+        [
+            holding("llm", "server", &["replica-2", "replica-3"]),
+            holding("other", "one", &["replica-1"])
+        ]
+    );
+    plugin.set_healthy(3, 4);
+    bounded(node.kubelet.wait_allocatable(GPU, 3)).await;
+    let offered = bounded(pod_resources.allocatable(GPU)).await.unwrap();
+    assert_eq!(offered.into_iter().collect::<Vec<_>>(), ["replica-0", "replica-1", "replica-2"]);
+    assert!(bounded(pod_resources.allocatable("example.com/none")).await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn asks_kubelet_seldom() {
+    let node = Node::new().await;
+    let _plugin = node.plugin(1);
+    bounded(node.kubelet.wait_allocatable(GPU, 1)).await;
+    let pod_resources = PodResources::new(node.kubelet.pod_resources_socket());
+    let hour = Duration::from_secs(3600);
+    assert_eq!(bounded(pod_resources.list(hour)).await.unwrap(), []);
+    let pod = Pod::new("default", "llm").with(Container::new("server").asking(GPU, 1));
+    bounded(node.kubelet.admit(&pod)).await.unwrap();
+    // An old answer will do, and costs nothing.
+    assert_eq!(bounded(pod_resources.list(hour)).await.unwrap(), []);
+    assert_eq!(node.kubelet.pod_lists(), 1);
+    let started = Instant::now();
+    // A fresh one takes its time; concurrent requests share it.
+    let (one, two) = tokio::join!(
+        bounded(pod_resources.list(Duration::ZERO)),
+        bounded(pod_resources.list(Duration::ZERO)),
+    );
+    assert_eq!(one.unwrap(), [holding("llm", "server", &["replica-0"])]);
+    assert_eq!(two.unwrap(), [holding("llm", "server", &["replica-0"])]);
+    assert_eq!(node.kubelet.pod_lists(), 2);
+    assert!(started.elapsed() > Duration::from_millis(300), "{:?}", started.elapsed());
+}
+
+#[tokio::test]
+async fn goes_on_after_kubelets_restart() {
+    let node = Node::new().await;
+    let _plugin = node.plugin(1);
+    bounded(node.kubelet.wait_allocatable(GPU, 1)).await;
+    let pod_resources = PodResources::new(node.kubelet.pod_resources_socket());
+    bounded(pod_resources.list(Duration::ZERO)).await.unwrap();
+    node.kubelet.restart().await.unwrap();
+    bounded(pod_resources.list(Duration::ZERO)).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_absent_socket_a_dead_one_and_a_strange_one_are_distinguished() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("kubelet.sock");
+    let pod_resources = PodResources::new(&socket);
+    let error = bounded(pod_resources.list(Duration::ZERO)).await.unwrap_err();
+    assert!(matches!(&error, PodResourcesError::Absent(path) if *path == socket), "{error}");
+
+    drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+    let error = bounded(pod_resources.allocatable(GPU)).await.unwrap_err();
+    assert!(matches!(error, PodResourcesError::Unreachable { .. }), "{error}");
+    assert!(error.to_string().contains("refused"), "{error}");
+
+    std::fs::remove_file(&socket).unwrap();
+    let listener = UnixListener::bind(&socket).unwrap();
+    tokio::spawn(async move {
+        loop {
+            // Somebody who hangs up.
+            drop(listener.accept().await.unwrap());
+        }
+    });
+    let error = bounded(pod_resources.allocatable(GPU)).await.unwrap_err();
+    assert!(matches!(error, PodResourcesError::Unreachable { .. }), "{error}");
 }

@@ -1,0 +1,411 @@
+//! What the plugin listens at, under floods, with few descriptors, and beside a second plugin: the plugin as a
+//! process of its own, so that what is counted is its own.
+
+use std::collections::VecDeque;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use tessera_harness::alone;
+use tessera_harness::plugin::{GPU, Simulated, connect, stderr, until};
+
+/// Metrics at a port of their own.
+const METRICS: &str = "replicas = 16\nmemory = \"256Mi\"\n[ledger]\nfsync = false\n[metrics]\n\
+    listen = \"127.0.0.1:0\"\n";
+
+/// A plugin that serves, and where its metrics are.
+async fn serving() -> (Simulated, SocketAddr) {
+    serving_with(None).await
+}
+
+/// The same, with at most so many descriptors.
+async fn serving_with(descriptors: Option<u32>) -> (Simulated, SocketAddr) {
+    let mut node = Simulated::new(METRICS).await;
+    if let Some(most) = descriptors {
+        node.wrap(&format!("ulimit -n {most}; exec"));
+    }
+    node.serve().await;
+    let address = node.address().await;
+    (node, address)
+}
+
+/// CPU time of the plugin so far, in clock ticks (proc_pid_stat(5)).
+fn ticks(node: &Simulated) -> u64 {
+    let pid = node.plugin.as_ref().unwrap().id();
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+/// Descriptors that the plugin has open.
+fn open_descriptors(node: &Simulated) -> usize {
+    let pid = node.plugin.as_ref().unwrap().id();
+    std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
+}
+
+/// Kubelet's probes while others flood the port that they go to. Each is made once: kubelet, too, counts every one.
+const RATE: u64 = 2000;
+
+/// Every probe of `count` is answered beside a flood in which each manner has hundreds of connections at any time, more
+/// than the plugin has room for; and nothing is left of it.
+async fn answers_beside(rate: u64, count: usize) {
+    let (mut node, address) = serving().await;
+    let flood = Flood::start(address, rate, &ALL);
+    flood.reached(rate);
+    let missed: Vec<String> = tokio::task::spawn_blocking(move || {
+        let one =
+            |n: usize| probe(address, if n.is_multiple_of(2) { "/healthz" } else { "/readyz" });
+        (0..count).filter_map(|n| one(n).err()).collect()
+    })
+    .await
+    .unwrap();
+    assert!(missed.is_empty(), "{} of {count} missed: {missed:#?}", missed.len());
+    // Kubelet's own calls go on.
+    node.start_pod("beside", 1).await;
+    drop(flood);
+    assert_eq!(node.terminate().await, Some(0));
+}
+
+#[tokio::test]
+async fn probes_are_answered_beside_every_manner_at_once() {
+    let _alone = alone();
+    answers_beside(RATE, 40).await;
+    answers_beside(3 * RATE, 20).await;
+}
+
+/// A scrape that has begun is not what makes room for others.
+#[tokio::test]
+async fn a_scrape_under_way_is_never_given_up_for_silent_connections() {
+    let _alone = alone();
+    let (node, address) = serving().await;
+    let mut scrape = TcpStream::connect(address).unwrap();
+    scrape.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    // Read is what of the request matters; the answer waits for its reader.
+    thread::sleep(Duration::from_millis(500));
+    let flood = Flood::start(address, RATE, &[Manner::Silent]);
+    flood.reached(2 * RATE);
+    let mut text = String::new();
+    scrape.read_to_string(&mut text).unwrap();
+    assert!(
+        text.starts_with("HTTP/1.1 200") && text.contains("# EOF") | text.contains("tessera_ready")
+    );
+    drop(flood);
+    assert_eq!(node.kubelet.allocatable(GPU), 32);
+}
+
+// Clients that mean no good, from a thread of their own, at a rate; and a request as kubelet makes it beside them: one
+// connection, one answer, a time limit, no second try.
+
+/// What a connection does once it is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Manner {
+    /// Says nothing.
+    Silent,
+    /// Says half a request's head.
+    HalfHead,
+    /// Says a byte of a head each time that it has its turn.
+    Drip,
+    /// Says a head that never ends, as fast as it is read.
+    Endless,
+    /// Asks, and reads nothing.
+    AsksAndStares,
+    /// Asks for a probe's answer and keeps the connection.
+    AsksAndStays,
+    /// Asks for much on one connection, one request behind the other.
+    Pipelines,
+    /// Ends its side at once.
+    HalfClosed,
+    /// Goes at once.
+    Gone,
+    /// Says what is no HTTP.
+    Garbage,
+    /// Begins a body that never comes.
+    NoBody,
+}
+
+pub const ALL: [Manner; 11] = [
+    Manner::Silent,
+    Manner::HalfHead,
+    Manner::Drip,
+    Manner::Endless,
+    Manner::AsksAndStares,
+    Manner::AsksAndStays,
+    Manner::Pipelines,
+    Manner::HalfClosed,
+    Manner::Gone,
+    Manner::Garbage,
+    Manner::NoBody,
+];
+
+/// Connections that one flood keeps open, the newest.
+const KEPT: usize = 3000;
+const TURN: Duration = Duration::from_millis(5);
+
+/// A flood, until it is dropped.
+pub struct Flood {
+    stop: Arc<AtomicBool>,
+    pub connections: Arc<AtomicU64>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Flood {
+    /// So many connections a second, which take these manners in turn.
+    pub fn start(address: SocketAddr, rate: u64, manners: &[Manner]) -> Self {
+        let (stop, connections) = (Arc::new(AtomicBool::new(false)), Arc::default());
+        let (ended, count, manners) =
+            (Arc::clone(&stop), Arc::clone(&connections), manners.to_vec());
+        let thread = std::thread::spawn(move || flood(address, rate, &manners, &ended, &count));
+        Flood { stop, connections, thread: Some(thread) }
+    }
+
+    /// Waits until there have been so many connections.
+    pub fn reached(&self, count: u64) {
+        let began = Instant::now();
+        while self.connections.load(Ordering::Relaxed) < count {
+            assert!(began.elapsed() < Duration::from_secs(120), "nobody can connect");
+            std::thread::sleep(TURN);
+        }
+    }
+}
+
+impl Drop for Flood {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn flood(address: SocketAddr, rate: u64, manners: &[Manner], stop: &AtomicBool, count: &AtomicU64) {
+    let mut open: VecDeque<(Manner, TcpStream)> = VecDeque::new();
+    let began = Instant::now();
+    let mut made = 0u64;
+    while !stop.load(Ordering::Relaxed) {
+        let due = u64::try_from(began.elapsed().as_millis()).unwrap() * rate / 1000;
+        // A client that lags does not catch up with a burst of seconds.
+        made = made.max(due.saturating_sub(rate / 10));
+        while made < due {
+            let manner = manners[usize::try_from(made).unwrap() % manners.len()];
+            made += 1;
+            let Ok(stream) = TcpStream::connect_timeout(&address, Duration::from_secs(1)) else {
+                continue;
+            };
+            count.fetch_add(1, Ordering::Relaxed);
+            if stream.set_nonblocking(true).is_ok() && begin(manner, &stream) {
+                open.push_back((manner, stream));
+            }
+        }
+        while open.len() > KEPT {
+            open.pop_front();
+        }
+        open.retain_mut(|(manner, stream)| go_on(*manner, stream));
+        std::thread::sleep(TURN);
+    }
+}
+
+/// What it says first; whether it stays.
+fn begin(manner: Manner, mut stream: &TcpStream) -> bool {
+    let metrics = "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n";
+    let probe = "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n";
+    let said = match manner {
+        Manner::Silent | Manner::Gone => String::new(),
+        Manner::HalfHead => "GET /metrics HTTP/1.1\r\nHost: x\r\nX-Y: ".to_owned(),
+        Manner::Drip => "G".to_owned(),
+        Manner::Endless => format!("GET / HTTP/1.1\r\nX: {}", "y".repeat(2000)),
+        Manner::AsksAndStares => metrics.to_owned(),
+        Manner::AsksAndStays => probe.to_owned(),
+        Manner::Pipelines => metrics.repeat(20),
+        Manner::HalfClosed => {
+            let _ = stream.shutdown(std::net::Shutdown::Write);
+            String::new()
+        }
+        Manner::Garbage => "\u{16}\u{3}\u{1}\u{2}\0\u{1}\0\r\n\r\n".to_owned(),
+        Manner::NoBody => {
+            "POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n".to_owned()
+        }
+    };
+    let _ = stream.write_all(said.as_bytes());
+    manner != Manner::Gone
+}
+
+/// Its next turn; whether it is still there.
+fn go_on(manner: Manner, stream: &mut TcpStream) -> bool {
+    let bytes: &[u8] = match manner {
+        Manner::Drip => b"E",
+        Manner::Endless => &[b'y'; 2000],
+        Manner::AsksAndStares | Manner::Pipelines => return true,
+        _ => b"",
+    };
+    let gone = |error: &std::io::Error| error.kind() != std::io::ErrorKind::WouldBlock;
+    if !bytes.is_empty() && stream.write(bytes).is_err_and(|error| gone(&error)) {
+        return false;
+    }
+    !matches!(stream.read(&mut [0; 256]), Ok(0) | Err(_)) || still_open(stream)
+}
+
+fn still_open(stream: &TcpStream) -> bool {
+    match stream.peek(&mut [0; 1]) {
+        Ok(0) => false,
+        Ok(_) => true,
+        Err(error) => error.kind() == std::io::ErrorKind::WouldBlock,
+    }
+}
+
+/// Longer than kubelet waits: a busy machine is slow. One that is given up, or waits in vain, is seen all the same.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Whether it is answered with 200.
+pub fn probe(address: SocketAddr, path: &str) -> Result<(), String> {
+    let ask = || -> std::io::Result<String> {
+        let mut stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
+        stream.set_write_timeout(Some(TIMEOUT))?;
+        let request = format!(
+            "GET {path} HTTP/1.1\r\nHost: node\r\nUser-Agent: kube-probe/1.34\r\n\
+            Accept: */*\r\nConnection: close\r\n\r\n"
+        );
+        stream.write_all(request.as_bytes())?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer)
+    };
+    let answer = ask().map_err(|error| format!("{path}: {error}"))?;
+    match answer.starts_with("HTTP/1.1 200 ") {
+        true => Ok(()),
+        false => Err(format!("{path}: {answer:?}")),
+    }
+}
+
+// Few descriptors, and many who want them: nobody's flood takes them from the others, and least of all from
+// kubelet's calls.
+
+/// The issue's: the plugin itself takes about thirty.
+const FEW: u32 = 128;
+
+/// What can be said on a connection of gRPC before there is a request.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+
+fn say_and_stay(socket: &Path, count: usize, bytes: &[u8]) -> Vec<UnixStream> {
+    use std::io::Write;
+    let one = |_| {
+        // A full backlog is refused to a client that does not wait.
+        let mut stream = UnixStream::connect(socket).ok()?;
+        let _ = stream.write_all(bytes);
+        Some(stream)
+    };
+    (0..count).filter_map(one).collect()
+}
+
+/// Pods come, the node says how it is, and no core is spun on.
+async fn all_is_well(node: &Simulated, pods: &str) {
+    for n in 0..4 {
+        node.start_pod(&format!("{pods}-{n}"), 1).await;
+        node.kubelet.remove("default", &format!("{pods}-{n}"));
+    }
+    for command in [&["status", "--live"][..], &["status", "--ready"], &["status"]] {
+        let output = node.run(command);
+        assert!(output.status.success(), "{command:?}: {}", stderr(&output));
+    }
+    // Of 2 s, a quarter is much: 100 ticks are a second. A spin is in each of these windows; the work for
+    // pods that have ended is in one.
+    let mut least = u64::MAX;
+    for _ in 0..3 {
+        let before = ticks(node);
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        least = least.min(ticks(node) - before);
+        if least < 50 {
+            return;
+        }
+    }
+    panic!("{least} ticks of 200 at rest");
+}
+
+/// So many connections each, which are more than there are descriptors, that say nothing, that do not end their
+/// head, and whose body never comes.
+#[tokio::test]
+async fn admin_connections_that_ask_nothing_leave_descriptors_for_allocate() {
+    let _alone = alone();
+    let (node, address) = serving_with(Some(FEW)).await;
+    let manners: [&[u8]; 3] = [
+        b"",
+        b"GET /api/v1/status HTTP/1.1\r\n",
+        b"POST /api/v1/plan HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n",
+    ];
+    let socket = node.dir.path().join("admin.sock");
+    let flood = move || manners.map(|bytes| say_and_stay(&socket, 130, bytes));
+    let held = tokio::task::spawn_blocking(flood).await.unwrap();
+    all_is_well(&node, "admin").await;
+    probe(address, "/healthz").unwrap();
+    let open = open_descriptors(&node);
+    assert!(open <= FEW as usize - 32, "{open} of {FEW} descriptors, and Allocate needs some");
+    drop(held);
+}
+
+#[tokio::test]
+async fn silent_connections_to_kubelets_socket_leave_the_plugin_registered() {
+    let _alone = alone();
+    let (node, address) = serving_with(Some(FEW)).await;
+    let endpoint = node.kubelet.endpoint(tessera_harness::plugin::GPU).unwrap();
+    let socket: PathBuf = node.kubelet.device_plugins_dir().join(endpoint);
+    let flood = move || [&b""[..], PREFACE].map(|bytes| say_and_stay(&socket, 150, bytes));
+    let held = tokio::task::spawn_blocking(flood).await.unwrap();
+    all_is_well(&node, "kubelet").await;
+    probe(address, "/readyz").unwrap();
+    assert_eq!(node.kubelet.registrations(), 1, "its own connection is not what goes");
+    drop(held);
+}
+
+/// Containers open what they can: sessions and the gate of their own allocation.
+#[tokio::test]
+async fn containers_that_connect_without_end_leave_descriptors_for_allocate() {
+    let _alone = alone();
+    let (node, address) = serving_with(Some(FEW)).await;
+    let mut held = Vec::new();
+    let mut streams = Vec::new();
+    for n in 0..8 {
+        let pages = node.start_pod(&format!("bad-{n}"), 1).await.pages;
+        for _ in 0..40 {
+            held.push(connect(&pages));
+            streams.push(gate(&pages));
+        }
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    all_is_well(&node, "good").await;
+    probe(address, "/healthz").unwrap();
+}
+
+fn gate(pages: &Path) -> std::os::fd::OwnedFd {
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+    let (kind, flags) = (SockType::SeqPacket, SockFlag::SOCK_CLOEXEC);
+    let socket = socket(AddressFamily::Unix, kind, flags, None).unwrap();
+    let _ = connect(socket.as_raw_fd(), &UnixAddr::new(&pages.join("gate.sock")).unwrap());
+    socket
+}
+
+#[tokio::test]
+async fn a_flood_at_every_door_at_once_starves_none() {
+    let _alone = alone();
+    let (node, address) = serving_with(Some(FEW)).await;
+    let flood = Flood::start(address, 1000, &ALL);
+    let admin = node.dir.path().join("admin.sock");
+    let held =
+        tokio::task::spawn_blocking(move || say_and_stay(&admin, 300, PREFACE)).await.unwrap();
+    flood.reached(1000);
+    for n in 0..4 {
+        node.start_pod(&format!("p-{n}"), 1).await;
+        let output = node.run(&["status", "--live"]);
+        assert!(output.status.success(), "{}", stderr(&output));
+    }
+    drop((flood, held));
+    // All of it is given back.
+    until(|| probe(address, "/healthz").is_ok().then_some(())).await;
+    until(|| (open_descriptors(&node) < 64).then_some(())).await;
+}
