@@ -2,9 +2,7 @@
 //! demo, the chart, the image and the suite for real GPUs.
 
 mod chart;
-mod demo;
 mod gpu_suite;
-mod image;
 mod run;
 mod sandbox;
 mod steer;
