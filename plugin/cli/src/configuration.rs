@@ -73,17 +73,14 @@ pub(super) fn main(command: ConfigCommand, file: ConfigFile) -> anyhow::Result<E
     match command {
         ConfigCommand::Check { file: other } => check(&match other {
             Some(path) => read(&path)?,
-            None => {
-                file.may_be_read()?;
-                file.judge()
-            }
+            None => file.judge(),
         }),
         ConfigCommand::Plan { file: path, output } => {
-            Ok(plan(&crate::asking(&file)?, &read(&path)?, &path, output)?)
+            Ok(plan(&file.for_asking()?, &read(&path)?, &path, output)?)
         }
-        ConfigCommand::Reload { output } => Ok(reload(&crate::asking(&file)?, output)?),
-        ConfigCommand::Default => print(&keys::commented()),
-        ConfigCommand::Reference => print(&keys::reference()),
+        ConfigCommand::Reload { output } => Ok(reload(&file.for_asking()?, output)?),
+        ConfigCommand::Default => print(keys::COMMENTED),
+        ConfigCommand::Reference => print(keys::REFERENCE),
         ConfigCommand::Schema => print(&format!("{:#}\n", keys::schema())),
     }
 }
@@ -104,9 +101,9 @@ fn read(path: &Path) -> anyhow::Result<Judged> {
             Err(error) => Judged::unread(name, &error),
         });
     }
-    let file = ConfigFile { asked: Some(path.to_owned()) };
-    file.may_be_read()?;
-    Ok(file.judge())
+    let judged = ConfigFile { asked: Some(path.to_owned()) }.judge();
+    let error = ConfigError { file: Some(path.to_owned()), problems: judged.problems.clone() };
+    if error.is_forbidden() { Err(error.into()) } else { Ok(judged) }
 }
 
 fn check(judged: &Judged) -> anyhow::Result<ExitCode> {
@@ -188,9 +185,8 @@ fn moved_directory(config: &Config) -> Option<String> {
 
 fn plan(known: &Config, judged: &Judged, path: &Path, output: Format) -> Result<ExitCode, Failure> {
     let name = judged.config.source.file.as_deref().unwrap_or(path).display().to_string();
-    let unreadable = judged.text.is_empty() && !judged.problems.is_empty();
     let request = PlanRequest { text: judged.text.clone(), file: name.clone() };
-    let response = match unreadable {
+    let response = match judged.is_unread() {
         true => PlanResponse { problems: problems(&judged.problems), ..PlanResponse::default() },
         false => wait(change(known, &request))?,
     };

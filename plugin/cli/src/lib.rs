@@ -35,8 +35,7 @@ use source::{Failure, Source};
 use tessera_agent::labels;
 use tessera_agent::reload::SetFilter;
 use tessera_config::{
-    CannotAsk, Config, ConfigError, ConfigFile, Forbidden, LoadedConfig, Log, LogFormat,
-    log_filter, state_dir,
+    Config, ConfigError, ConfigFile, LoadedConfig, Log, LogFormat, log_filter, state_dir,
 };
 use tessera_daemon::node_config::NodeConfig;
 use tessera_gpu::Discovery;
@@ -211,22 +210,10 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         if let Some(error) = error.downcast_ref::<ConfigError>() {
             // One problem per line, each with file, line and key.
             eprintln!("{}", printable::lines(&error.to_string()));
-            return ExitCode::from(EXIT_USAGE);
+            return ExitCode::from(if error.is_forbidden() { EXIT_FORBIDDEN } else { EXIT_USAGE });
         }
-        let status = match error.downcast_ref::<Failure>() {
-            Some(failure) => failure.status,
-            None if error.is::<Forbidden>() => EXIT_FORBIDDEN,
-            None => 1,
-        };
+        let status = error.downcast_ref::<Failure>().map_or(1, |failure| failure.status);
         Failure { text: format!("{error:#}"), status }.exit("tessera")
-    })
-}
-
-/// By what the plugin is found.
-fn asking(file: &ConfigFile) -> anyhow::Result<Config> {
-    file.for_asking().map_err(|error| match error {
-        CannotAsk::Forbidden(error) => error.into(),
-        CannotAsk::Unread(error) => error.into(),
     })
 }
 
@@ -234,7 +221,7 @@ fn execute(command: Command, file: ConfigFile) -> anyhow::Result<ExitCode> {
     let strict = |file: &ConfigFile| Config::find(file.asked.as_deref());
     match command {
         Command::Serve { config_label } => serve(file, config_label.as_deref()),
-        Command::Both(command) => Ok(command.run(&Source::node(asking(&file)?))?),
+        Command::Both(command) => Ok(command.run(&Source::node(file.for_asking()?))?),
         Command::Run(args) => tessera_run::main(args, &strict(&file)?),
         Command::Sandbox(args) => tessera_sandbox::main(args, file.asked.as_deref()),
         Command::InSandbox { again } => tessera_sandbox::again(again),
@@ -316,7 +303,7 @@ async fn chosen(
 
 fn start_log(config: &Config) -> Result<SetFilter, ConfigError> {
     let Log { filter, format } = &config.log;
-    let targets = log_filter::parse(filter).map_err(|error| ConfigError {
+    let targets = log_filter(filter).map_err(|error| ConfigError {
         file: config.source.file.clone(),
         problems: vec![config.source.problem("log.filter", error)],
     })?;
@@ -329,7 +316,7 @@ fn start_log(config: &Config) -> Result<SetFilter, ConfigError> {
     let (targets, handle) = reload::Layer::new(targets);
     tracing_subscriber::registry().with(lines).with(targets).init();
     Ok(Box::new(move |filter: &str| {
-        let targets = log_filter::parse(filter)?;
+        let targets = log_filter(filter)?;
         handle.reload(targets).map_err(|error| error.to_string())
     }))
 }

@@ -1,17 +1,22 @@
 //! The configuration's file, and the last good configuration, which applies where the file is bad.
 //!
 //! Kubelet restarts a plugin that exits. A plugin that refused a bad file at its start would leave the node
-//! without GPUs, although it ran well until then. So the configuration in force is kept beside the ledger.
+//! without GPUs, although it ran well until then. So the configuration in force is kept beside the ledger, and where the
+//! ledger of a file is, for a start that cannot read the file: in a file beside it, or, where that is not writable (a
+//! ConfigMap), in the state directory.
 
+use std::ffi::OsStr;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
-
-use super::{Config, ConfigError, DEFAULT_FILE, Problem, Source, parse, trace};
 use tessera_model::printable;
 use tessera_system::files;
 use tessera_system::files::{CONFIGURATION, FileError};
+
+use super::parse::{FORBIDDEN, parse};
+use super::{Config, ConfigError, DEFAULT_FILE, Problem, Source};
 
 /// Where the configuration comes from.
 #[derive(Clone, Debug, Default)]
@@ -20,32 +25,10 @@ pub struct ConfigFile {
     pub asked: Option<PathBuf>,
 }
 
-/// The user named a file and may not read it. Commands that meet it exit 77 (`EX_NOPERM`).
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{}: permission denied: this user may not read the file; try again with sudo, or name with --config a copy that \
-     this user may read",
-    .0.display()
-)]
-pub struct Forbidden(PathBuf);
-
-/// Why no plugin is asked.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum CannotAsk {
-    /// See [`Forbidden`].
-    #[error(transparent)]
-    Forbidden(#[from] Forbidden),
-    /// The file cannot be read.
-    #[error(transparent)]
-    Unread(ConfigError),
-}
-
 /// A configuration, and where it is not what the file says, why.
 #[derive(Clone, Debug)]
 pub struct LoadedConfig {
-    /// What holds.
     pub config: Config,
-    /// Its text.
     pub text: String,
     /// What is wrong with the file; `config` is the last good one then.
     pub refused: Option<ConfigError>,
@@ -68,7 +51,6 @@ impl ConfigFile {
         self.asked.as_deref().unwrap_or(Path::new(DEFAULT_FILE))
     }
 
-    /// Reads it.
     pub fn judge(&self) -> Judged {
         let path = self.path();
         match files::text(path, CONFIGURATION) {
@@ -80,26 +62,8 @@ impl ConfigFile {
         }
     }
 
-    /// Whether the user may read the file that the user named.
-    ///
-    /// # Errors
-    /// No.
-    pub fn may_be_read(&self) -> Result<(), Forbidden> {
-        match &self.asked {
-            Some(path) => match files::text(path, CONFIGURATION) {
-                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                    Err(Forbidden(path.clone()))
-                }
-                _ => Ok(()),
-            },
-            None => Ok(()),
-        }
-    }
-
     /// What `serve` and its like begin with: the file; where that is bad, the last good one.
-    ///
-    /// # Errors
-    /// The file is bad, and there is no last good one: all problems at once.
+    /// Errors: The file is bad, and there is no last good one: all problems at once.
     pub fn start(&self) -> Result<LoadedConfig, ConfigError> {
         let Judged { config, text, problems } = self.judge();
         if problems.is_empty() {
@@ -112,42 +76,34 @@ impl ConfigFile {
 
     /// What a program that only asks the plugin needs to find it. Says so on standard error where the file is
     /// bad.
-    ///
-    /// # Errors
-    /// The file that the user named cannot be read, and no plugin ever ran with it: another than the one meant would be
-    /// asked.
-    pub fn for_asking(&self) -> Result<Config, CannotAsk> {
-        self.may_be_read()?;
+    /// Errors: The file that the user named cannot be read, and the user may not, or no plugin ever ran with it:
+    /// another than the one meant would be asked.
+    pub fn for_asking(&self) -> Result<Config, ConfigError> {
         let judged = self.judge();
-        if let Some(path) = &self.asked
-            && files::text(path, CONFIGURATION).is_err()
-            && trace::find(path).is_none()
-        {
-            let file = Some(path.clone());
-            return Err(CannotAsk::Unread(ConfigError { file, problems: judged.problems }));
-        }
         if judged.problems.is_empty() {
             return Ok(judged.config);
         }
-        let file = Some(self.path().to_owned());
+        let is_unread = judged.is_unread();
+        let error = ConfigError { file: Some(self.path().to_owned()), problems: judged.problems };
+        let is_known = || !error.is_forbidden() && traced(self.path()).is_some();
+        if self.asked.is_some() && is_unread && !is_known() {
+            return Err(error);
+        }
         let known = self.last_good(&judged.config);
         let which = match known {
             Some(_) => "the last good configuration says where the plugin is",
             None => "looking for the plugin as far as the file can be read",
         };
-        let error = ConfigError { file, ..judged.error() }.to_string();
-        eprintln!("{}\nthe configuration is bad; {which}", printable::lines(&error));
+        eprintln!("{}\nthe configuration is bad; {which}", printable::lines(&error.to_string()));
         Ok(known.map_or(judged.config, |(config, _)| config))
     }
-}
 
-impl ConfigFile {
     /// The last good configuration, of a file that says `read` as far as it can be read: beside the ledger
     /// that it names, if it does; else where the trace says that it was kept last; else beside the default
     /// ledger.
     fn last_good(&self, read: &Config) -> Option<(Config, String)> {
         let (named, default) = (&read.paths.ledger, Config::default().paths.ledger);
-        let traced = trace::find(self.path());
+        let traced = traced(self.path());
         let ledgers = match *named == default {
             true => [traced, Some(default)],
             false => [Some(named.clone()), traced],
@@ -157,19 +113,16 @@ impl ConfigFile {
 
     /// Keeps `text` as the last good configuration, and a trace of where that is, which a file that cannot
     /// be read does not tell.
-    ///
-    /// # Errors
-    /// What the file system says.
     pub fn keep_last_good(&self, ledger: &Path, text: &str) -> io::Result<()> {
         keep_last_good(ledger, text)?;
-        trace::leave(self.path(), ledger)
+        leave_trace(self.path(), ledger)
     }
 }
 
 impl Judged {
     /// A text that came from `file`.
     pub fn of(text: String, file: &Path) -> Self {
-        let (config, problems) = parse::parse(&text, Some(file));
+        let (config, problems) = parse(&text, Some(file));
         Judged { config, text, problems }
     }
 
@@ -186,8 +139,9 @@ impl Judged {
         !self.problems.iter().any(|problem| others.contains(&problem.key.as_str()))
     }
 
-    fn error(&self) -> ConfigError {
-        ConfigError { file: None, problems: self.problems.clone() }
+    /// Whether the file could not be read at all.
+    pub fn is_unread(&self) -> bool {
+        self.text.is_empty() && !self.problems.is_empty()
     }
 }
 
@@ -197,9 +151,7 @@ fn unread(error: &FileError) -> String {
         io::ErrorKind::NotFound => {
             "there is no such file; `tessera config default` prints one to begin with".to_owned()
         }
-        io::ErrorKind::PermissionDenied => {
-            "permission denied: the file cannot be read by this user".to_owned()
-        }
+        io::ErrorKind::PermissionDenied => FORBIDDEN.to_owned(),
         _ => format!("cannot read the file: {error}"),
     }
 }
@@ -231,6 +183,63 @@ fn keep_last_good(ledger: &Path, text: &str) -> io::Result<()> {
     files::in_time(&path, move || files::put(&own, text.as_bytes(), 0o644, true))?.map(drop)
 }
 
+/// The state directory of a plugin that has another than the default one.
+const STATE_DIR_ENV: &str = "TESSERA_STATE_DIR";
+/// No path is longer (`PATH_MAX`).
+const LONGEST_PATH: u64 = 4096;
+
+/// Where the plugin keeps what outlives it, if the configuration does not say so: beside the default ledger.
+pub fn state_dir() -> PathBuf {
+    let default = || Config::default().paths.ledger.with_file_name("");
+    std::env::var_os(STATE_DIR_ENV).map_or_else(default, PathBuf::from)
+}
+
+/// The files that say where the ledger is, in the order in which they are written and looked for.
+fn traces(config: &Path) -> Vec<PathBuf> {
+    let absolute = std::path::absolute(config).unwrap_or_else(|_| config.to_owned());
+    let name = absolute.file_name().unwrap_or(OsStr::new("config.toml"));
+    let beside = absolute.with_file_name([name, OsStr::new(".ledger")].join(OsStr::new("")));
+    let in_state = match absolute == Path::new(DEFAULT_FILE) {
+        true => "config.ledger".to_owned(),
+        // Several plugins may keep their state there.
+        false => format!("config-{}.ledger", hash(&absolute.to_string_lossy())),
+    };
+    vec![beside, state_dir().join(in_state)]
+}
+
+/// Writes down that the file's ledger is `ledger`.
+/// Errors: It can be written nowhere; only where the ledger is not the default one.
+fn leave_trace(config: &Path, ledger: &Path) -> io::Result<()> {
+    let mut failed = None;
+    for file in traces(config) {
+        match write_trace(&file, ledger) {
+            Ok(()) => return Ok(()),
+            Err(error) => failed = Some(error),
+        }
+    }
+    match failed {
+        Some(error) if ledger != Config::default().paths.ledger => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn write_trace(file: &Path, ledger: &Path) -> io::Result<()> {
+    let line = [ledger.as_os_str().as_bytes(), b"\n"].concat();
+    let own = file.to_owned();
+    files::in_time(file, move || files::put(&own, &line, 0o644, true))?.map(drop)
+}
+
+/// The ledger that was written down last.
+fn traced(config: &Path) -> Option<PathBuf> {
+    traces(config).iter().find_map(|file| read_trace(file))
+}
+
+fn read_trace(file: &Path) -> Option<PathBuf> {
+    let bytes = files::read(file, LONGEST_PATH).ok()?;
+    let path = PathBuf::from(OsStr::from_bytes(bytes.strip_suffix(b"\n")?));
+    path.is_absolute().then_some(path)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -253,7 +262,7 @@ mod tests {
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o000)).unwrap();
         let file = ConfigFile { asked: Some(path.clone()) };
         let error = as_nobody(move || file.for_asking()).unwrap_err();
-        assert!(matches!(&error, CannotAsk::Forbidden(Forbidden(of)) if *of == path), "{error}");
+        assert!(error.is_forbidden() && error.file.as_ref() == Some(&path), "{error}");
         assert!(error.to_string().contains("sudo"), "{error}");
     }
 
@@ -263,7 +272,7 @@ mod tests {
         let (path, ledger) = (dir.path().join("config.toml"), dir.path().join("ledger.redb"));
         let file = ConfigFile { asked: Some(path.clone()) };
         let ask = |what: &str| match file.for_asking() {
-            Err(CannotAsk::Unread(error)) => error.to_string(),
+            Err(error) if !error.is_forbidden() => error.to_string(),
             other => panic!("{what}: {other:?}"),
         };
         assert!(ask("it is not there").contains("there is no such file"));
@@ -275,5 +284,24 @@ mod tests {
         file.keep_last_good(&ledger, &format!("[paths]\nledger = {ledger:?}\n")).unwrap();
         std::fs::remove_file(&path).unwrap();
         assert_eq!(file.for_asking().unwrap().paths.ledger, ledger);
+    }
+
+    #[test]
+    fn what_is_left_is_found_and_nothing_else_is_believed() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = dir.path().join("config.toml");
+        assert_eq!(traced(&config), None);
+        for ledger in ["/srv/a/ledger.redb", "/srv/b/ledger.redb"] {
+            leave_trace(&config, Path::new(ledger)).unwrap();
+            assert_eq!(traced(&config).as_deref(), Some(Path::new(ledger)));
+        }
+        let beside = dir.path().join("config.toml.ledger");
+        for text in ["", "relative\n", "/cut/off"] {
+            std::fs::write(&beside, text).unwrap();
+            assert_eq!(traced(&config), None, "{text:?}");
+        }
+        std::fs::remove_file(&beside).unwrap();
+        nix::unistd::mkfifo(&beside, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        assert_eq!(traced(&config), None, "and does not wait");
     }
 }

@@ -8,18 +8,12 @@
 
 pub mod file;
 mod form;
+mod grammar;
 pub mod keys;
-mod listen;
-pub mod log_filter;
-mod name;
 mod parse;
-mod pattern;
-mod problem;
 mod table;
 mod tables;
-mod trace;
 mod words;
-pub mod xids;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -28,24 +22,22 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use parse::{Checks, line_of};
-use table::table;
+use table::{section, table};
 
-pub use file::{CannotAsk, ConfigFile, Forbidden, Judged, LoadedConfig};
+pub use file::{ConfigFile, Judged, LoadedConfig, state_dir};
 pub use form::Amount;
-pub use listen::parse as addresses;
-pub use problem::{ConfigError, MOST_PROBLEMS, Problem, first, together};
+pub use grammar::{addresses, log_filter};
+pub use parse::{ConfigError, MOST_PROBLEMS, Problem, shown};
 pub use tables::{
     Advice, Api, CONTAINER_DRIVER_DIR, Cdi, Container, Dra, Driver, Gpus, Health, History,
     Kubernetes, Labels, Layout, LayoutShare, Leases, Ledger, Log, Metrics, Mount, Pages, Paths,
     Resource, Share,
 };
 pub use tessera_model::sharing::{Compute, Placement, Split};
-pub use trace::state_dir;
 pub use words::{
     ApiAuthorisation, DeviceListStrategy, Events, GpuNames, Inject, LogFormat, NoExecute,
-    SoldByOthers, TmpfsPolicy,
+    SoldByOthers, TmpfsPolicy, XidAction,
 };
-pub use xids::XidAction;
 
 /// Where `tessera` looks when `--config` is not given. May be absent: the defaults hold then.
 pub const DEFAULT_FILE: &str = "/etc/tessera/config.toml";
@@ -56,47 +48,47 @@ table! {
     /// The whole configuration.
     pub struct Config: check {
         /// The extended resource that pods ask for.
-        resource: Resource = Resource::default(), form::section();
+        resource: Resource = Resource::default(), section();
         /// Which GPUs are shared, and how much of each is reserved.
-        gpus: Gpus = Gpus::default(), form::section();
+        gpus: Gpus = Gpus::default(), section();
         /// What one replica is.
-        share: Share = Share::default(), form::section();
+        share: Share = Share::default(), section();
         /// GPUs that are divided into unequal shares, each with its own resource name.
-        layouts as "layout": Vec<Layout> = Vec::new(), form::tables(None);
+        layouts as "layout": Vec<Layout> = Vec::new(), table::tables(None);
         /// Dynamic Resource Allocation: pods claim a part of a GPU of any size. [dra.md](dra.md) says which of the
         /// two ways suits which cluster.
-        dra: Dra = Dra::default(), form::section();
+        dra: Dra = Dra::default(), section();
         /// How GPU time is divided where `share.compute` is not `none`: one tenant at a time has a lease of the GPU.
         /// [compute.md](internals/compute.md) has the reasons.
-        compute: Leases = Leases::default(), form::section();
+        compute: Leases = Leases::default(), section();
         /// When a GPU is no longer sold, and when it is again.
-        health: Health = Health::default(), form::section();
+        health: Health = Health::default(), section();
         /// How the shim and the GPU get into a container.
-        container: Container = Container::default(), form::section();
+        container: Container = Container::default(), section();
         /// Where driver libraries and device nodes come from, beyond NVIDIA's own toolkit.
-        driver: Driver = Driver::default(), form::section();
+        driver: Driver = Driver::default(), section();
         /// Specs for container runtimes, where `container.device_list_strategy` asks for them.
-        cdi: Cdi = Cdi::default(), form::section();
+        cdi: Cdi = Cdi::default(), section();
         /// Files, directories and sockets on the host.
-        paths: Paths = Paths::default(), form::section();
+        paths: Paths = Paths::default(), section();
         /// The file system that holds the pages.
-        pages: Pages = Pages::default(), form::section();
+        pages: Pages = Pages::default(), section();
         /// The durable record.
-        ledger: Ledger = Ledger::default(), form::section();
+        ledger: Ledger = Ledger::default(), section();
         /// What pods and GPUs used and waited for, in buckets of time.
-        history: History = History::default(), form::section();
+        history: History = History::default(), section();
         /// What the plugin reports to Kubernetes, beyond what kubelet asks.
-        kubernetes: Kubernetes = Kubernetes::default(), form::section();
+        kubernetes: Kubernetes = Kubernetes::default(), section();
         /// What `tessera recommend` and `tessera waste` judge by. [views.md](views.md#advice) says how.
-        advice: Advice = Advice::default(), form::section();
+        advice: Advice = Advice::default(), section();
         /// Where metrics and probes are served.
-        metrics: Metrics = Metrics::default(), form::section();
+        metrics: Metrics = Metrics::default(), section();
         /// The JSON API and the page of this node.
-        api: Api = Api::default(), form::section();
+        api: Api = Api::default(), section();
         /// Node labels, with which pods choose among different nodes.
-        labels: Labels = Labels::default(), form::section();
+        labels: Labels = Labels::default(), section();
         /// Which messages are logged, and how.
-        log: Log = Log::default(), form::section();
+        log: Log = Log::default(), section();
         + /// Where each key was set, for errors that are found later.
         source: Source;
     }
@@ -112,7 +104,6 @@ fn check(config: &Config, checks: &mut Checks<'_>) {
 /// Where each key was set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Source {
-    /// The file, if one was read.
     pub file: Option<PathBuf>,
     lines: BTreeMap<String, usize>,
 }
@@ -121,17 +112,12 @@ pub struct Source {
 
 impl Config {
     /// Reads `text` as TOML over the defaults.
-    ///
-    /// # Errors
-    /// All problems at once, each with key and line.
+    /// Errors: All problems at once, each with key and line.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
         accept(parse::parse(text, None), None)
     }
 
     /// The file that was asked for, or [`DEFAULT_FILE`] where it exists, or the defaults.
-    ///
-    /// # Errors
-    /// An unreadable file, or all problems at once, each with key and line.
     pub fn find(asked: Option<&Path>) -> Result<Self, ConfigError> {
         let file = ConfigFile { asked: asked.map(Path::to_owned) };
         let Judged { config, problems, .. } = file.judge();

@@ -4,14 +4,15 @@
 //! that could be read. Where the text is no TOML, that alone is said: an error may change the meaning of what follows.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::fmt;
+use std::path::{Path, PathBuf};
 
+use tessera_model::printable;
 use toml::Spanned;
 use toml::de::{DeTable, Error};
 
-use super::problem::Problems;
 use super::table::{join, read};
-use super::{Config, MOST_PROBLEMS, Problem, Source};
+use super::{Config, Source};
 
 /// Most bytes of a text of which every syntax error is looked for: it may have one at each byte, and the parser
 /// keeps them all.
@@ -31,9 +32,10 @@ pub(super) fn parse(text: &str, file: Option<&Path>) -> (Config, Vec<Problem>) {
             }
         }
     }
-    let Report { problems, lines, .. } = report;
+    let Report { mut problems, lines, .. } = report;
+    problems.sort_by_key(Problem::place);
     let source = Source { file: file.map(Path::to_owned), lines };
-    (Config { source, ..config }, problems.finish())
+    (Config { source, ..config }, problems)
 }
 
 /// The text's root, or its syntax errors; of a large text one.
@@ -49,7 +51,7 @@ fn root(text: &str) -> Result<Spanned<DeTable<'_>>, Vec<Error>> {
 pub(super) struct Report {
     /// Where lines end.
     ends: Vec<usize>,
-    pub(super) problems: Problems,
+    problems: Vec<Problem>,
     pub(super) lines: BTreeMap<String, usize>,
     /// Keys with a problem in them, of those that are declared.
     bad: BTreeSet<String>,
@@ -59,7 +61,7 @@ impl Report {
     fn new(text: &str) -> Self {
         Report {
             ends: text.match_indices('\n').map(|(end, _)| end).collect(),
-            problems: Problems::default(),
+            problems: Vec::new(),
             lines: BTreeMap::new(),
             bad: BTreeSet::new(),
         }
@@ -71,21 +73,21 @@ impl Report {
 
     /// Notes a problem with a value that begins at `offset`.
     pub(super) fn fault(&mut self, key: &str, offset: usize, message: &str) {
-        self.problems.push(key, Some(self.line(offset)), message);
+        self.problems.push(Problem::new(key, Some(self.line(offset)), message));
     }
 
     /// Notes a problem with a key: at its line, or where its table begins.
     pub(super) fn problem(&mut self, key: &str, message: &str) {
-        self.problems.push(key, line_of(&self.lines, key), message);
+        self.problems.push(Problem::new(key, line_of(&self.lines, key), message));
     }
 
     /// Reads a declared key, whose value begins at `offset`, with `read`.
     pub(super) fn within(&mut self, key: &str, offset: usize, read: impl FnOnce(&mut Self)) {
         let line = self.line(offset);
         self.lines.insert(key.to_owned(), line);
-        let before = self.problems.count();
+        let before = self.problems.len();
         read(self);
-        if self.problems.count() > before {
+        if self.problems.len() > before {
             self.bad.insert(key.to_owned());
         }
     }
@@ -97,15 +99,13 @@ impl Report {
             .map(|(key, _)| (key.span().start, key.get_ref().as_ref()))
             .filter(|(_, name)| !known.contains(name))
             .collect();
-        // Only those are looked at that can be said.
-        if unknown.len() > MOST_PROBLEMS {
-            unknown.select_nth_unstable(MOST_PROBLEMS);
-            self.problems.and_more(unknown.len() - MOST_PROBLEMS);
-            unknown.truncate(MOST_PROBLEMS);
-        }
-        for (start, name) in unknown {
-            let message = match nearest(name, known) {
+        unknown.sort_unstable();
+        for (i, (start, name)) in unknown.into_iter().enumerate() {
+            // What is meant by one takes a look at all that are known; more are not shown.
+            let meant = if i < MOST_PROBLEMS { nearest(name, known) } else { None };
+            let message = match meant {
                 Some(known) => format!("unknown key; did you mean `{known}`?"),
+                None if i >= MOST_PROBLEMS => "unknown key".to_owned(),
                 None => {
                     let known = known.iter().copied().collect::<Vec<_>>().join(", ");
                     format!("unknown key; known here: {known}")
@@ -166,6 +166,91 @@ fn distance(a: &str, b: &str) -> usize {
         }
     }
     row[b.len()]
+}
+
+/// Most problems of one configuration that an error lists; it gives the number of the others.
+pub const MOST_PROBLEMS: usize = 50;
+/// What is wrong with a file that this user may not read.
+pub(super) const FORBIDDEN: &str = "permission denied: this user may not read the file; try again with sudo, or name with \
+                                    --config a copy that this user may read";
+/// Most bytes of a key, and of a message, in an error.
+const KEY: usize = 160;
+const MESSAGE: usize = 1200;
+
+/// One thing wrong with the configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// Dotted key; empty for a syntax error.
+    pub key: String,
+    /// Line in the file, from 1; `None` where the default is at fault.
+    pub line: Option<usize>,
+    /// What is wrong and what to do.
+    pub message: String,
+}
+
+/// Everything that is wrong with a configuration. Commands that meet it exit 64 (`EX_USAGE`), but see
+/// [`ConfigError::is_forbidden`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct ConfigError {
+    pub file: Option<PathBuf>,
+    pub problems: Vec<Problem>,
+}
+
+impl Problem {
+    /// A problem with `key`; of what is too long to be read, the beginning and the end.
+    pub fn new(key: &str, line: Option<usize>, message: &str) -> Self {
+        let key = printable::brief(key, KEY).into_owned();
+        let message = printable::brief(message, MESSAGE).into_owned();
+        Problem { key, line, message }
+    }
+
+    /// By which they are listed: syntax errors, which have no key, before all others.
+    pub fn place(&self) -> (bool, Option<usize>) {
+        (!self.key.is_empty(), self.line)
+    }
+}
+
+/// What a person is shown of problems: the first by line, and how many others there are.
+pub fn shown(problems: &[Problem]) -> Vec<Problem> {
+    let mut first: Vec<&Problem> = problems.iter().collect();
+    first.sort_by_key(|problem| problem.place());
+    let mut shown: Vec<Problem> = first.into_iter().take(MOST_PROBLEMS).cloned().collect();
+    if let Some(more @ 1..) = problems.len().checked_sub(MOST_PROBLEMS) {
+        let problems = if more == 1 { "problem" } else { "problems" };
+        shown.push(Problem::new("", None, &format!("and {more} more {problems}")));
+    }
+    shown
+}
+
+impl ConfigError {
+    /// Whether the file is there and this user may not read it. Commands that meet it exit 77 (`EX_NOPERM`).
+    pub fn is_forbidden(&self) -> bool {
+        self.problems.iter().any(|problem| problem.message == FORBIDDEN)
+    }
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let file = self
+            .file
+            .as_deref()
+            .map_or_else(|| "built-in configuration".to_owned(), |file| file.display().to_string());
+        for (i, problem) in shown(&self.problems).iter().enumerate() {
+            if i > 0 {
+                writeln!(f)?;
+            }
+            write!(f, "{file}")?;
+            if let Some(line) = problem.line {
+                write!(f, ":{line}")?;
+            }
+            write!(f, ": ")?;
+            if !problem.key.is_empty() {
+                write!(f, "{}: ", printable::line(&problem.key))?;
+            }
+            write!(f, "{}", printable::line(&problem.message))?;
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]

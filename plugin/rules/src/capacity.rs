@@ -19,7 +19,7 @@
 
 use std::collections::BTreeSet;
 
-use tessera_config::{Config, Judged, MOST_PROBLEMS, Problem, TmpfsPolicy, first, together};
+use tessera_config::{Config, Judged, MOST_PROBLEMS, Problem, TmpfsPolicy};
 use tessera_model::gpu::Gpu;
 use tessera_model::quantity::{format_bytes, format_compared};
 use tessera_region::layout;
@@ -137,7 +137,7 @@ pub fn check(gpus: &[Gpu], config: &Config) -> Vec<Problem> {
             }
         }
     }
-    first(problems)
+    problems
 }
 
 /// GPUs of which the same is to be said, in the order of the first of each.
@@ -191,7 +191,9 @@ pub fn check_all(gpus: &[Gpu], judged: &Judged) -> Vec<Problem> {
         found.extend(check_reserve(gpus, &config));
         found.retain(|found| !judged.problems.iter().any(|bad| explains(bad, found)));
     }
-    together(judged.problems.clone(), found)
+    found.extend_from_slice(&judged.problems);
+    found.sort_by_key(Problem::place);
+    found
 }
 
 /// A reserve that somebody chose and that the driver alone takes more than. A start goes on with the driver's: it may have

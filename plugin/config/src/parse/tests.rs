@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::name::check_resource;
+use crate::grammar::check_resource;
 use crate::tables::EXAMPLE;
 use crate::{Amount, Dra, History, Layout, LayoutShare, Leases, NoExecute, Problem};
 use tessera_model::sharing::{Compute, Placement, Split};
@@ -416,5 +416,30 @@ fn line_numbers_are_those_of_the_text_wherever_a_key_is() {
     }
     let (_, problems) = parse(&text, None);
     let shown: Vec<_> = problems.iter().filter_map(|problem| problem.line).collect();
-    assert_eq!(shown, lines[..crate::MOST_PROBLEMS]);
+    assert_eq!(shown, lines);
+}
+
+#[test]
+fn of_many_the_first_by_line_are_shown_and_the_others_counted() {
+    let at = |line: usize| Problem::new("key", Some(line), "is wrong");
+    for all in [(1..=1000).collect::<Vec<_>>(), (1..=1000).rev().collect()] {
+        let all: Vec<_> = all.into_iter().map(at).collect();
+        let lines: Vec<_> = shown(&all).iter().filter_map(|problem| problem.line).collect();
+        assert!((1..=MOST_PROBLEMS).eq(lines));
+        let error = ConfigError { file: None, problems: all }.to_string();
+        assert_eq!(error.lines().count(), MOST_PROBLEMS + 1);
+        assert!(error.ends_with(": and 950 more problems"), "{error}");
+    }
+    let all: Vec<_> = (1..=51).map(at).collect();
+    assert_eq!(shown(&all[..50]).len(), 50);
+    assert_eq!(shown(&all)[50].message, "and 1 more problem");
+}
+
+#[test]
+fn names_and_messages_are_bounded_and_keep_their_ends() {
+    let long = "x".repeat(1 << 20);
+    let problem = Problem::new(&long, None, &format!("\"{long}\" is not good; do better"));
+    assert!(problem.key.len() <= KEY && problem.message.len() <= MESSAGE);
+    assert!(problem.message.starts_with("\"xx"), "{}", problem.message);
+    assert!(problem.message.ends_with("\" is not good; do better"), "{}", problem.message);
 }

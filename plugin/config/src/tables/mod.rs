@@ -1,33 +1,23 @@
 //! The declarations of all keys; [`super::table`] says what follows from one.
 
-mod advice;
-mod api;
-mod compute;
-mod delivery;
-mod dra;
-mod health;
-mod history;
-mod host;
-mod layout;
-mod sharing;
+mod node;
+mod rules;
+mod shares;
 
 use super::parse::Checks;
 use super::{Amount, Config};
 
-pub use advice::Advice;
-pub use api::Api;
-pub use compute::Leases;
-pub use delivery::{CONTAINER_DRIVER_DIR, Cdi, Container, Driver, Mount};
-pub use dra::Dra;
-pub use health::Health;
-pub use history::History;
-pub use host::{Kubernetes, Labels, Ledger, Log, Metrics, Pages, Paths};
-pub use layout::{Layout, LayoutShare};
-pub use sharing::{Gpus, Resource, Share};
+pub use node::{
+    Api, CONTAINER_DRIVER_DIR, Cdi, Container, Driver, Kubernetes, Labels, Ledger, Log, Metrics,
+    Mount, Pages, Paths,
+};
+pub use rules::{Advice, Health, History, Leases};
+pub use shares::{Dra, Gpus, Layout, LayoutShare, Resource, Share};
 
-pub(super) use api::check_api;
-pub(super) use dra::check_step;
-pub(super) use layout::{EXAMPLE, check_terms};
+pub(super) use node::check_api;
+#[cfg(test)]
+pub(super) use shares::EXAMPLE;
+pub(super) use shares::{check_step, check_terms};
 
 /// What must hold between memory and what a context takes, whatever GPUs there are.
 pub(super) fn check_memory(config: &Config, checks: &mut Checks<'_>) {
@@ -40,7 +30,7 @@ pub(super) fn check_memory(config: &Config, checks: &mut Checks<'_>) {
         })
     });
     for (key, bytes) in share.into_iter().chain(layouts) {
-        if let Some(message) = sharing::too_little(bytes, &config.gpus)
+        if let Some(message) = shares::too_little(bytes, &config.gpus)
             && checks.are_sound(&[&key, "gpus.context_overhead"])
         {
             checks.problem(&key, &message);

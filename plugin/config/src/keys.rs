@@ -1,16 +1,13 @@
 //! What follows from the declarations of all keys: the reference in `docs/configuration.md`, `config.toml`, the
 //! schema, and what differs between two configurations and when that takes effect.
 
-mod document;
-
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde_json::Value;
 
-use super::Config;
-use super::table::{self, Table};
-pub use document::{commented, reference};
+use crate::table::Table;
+use crate::{Config, table};
 
 /// When a change of a key takes effect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,7 +23,6 @@ pub enum Takes {
 }
 
 impl Takes {
-    /// In words.
     pub fn text(self) -> &'static str {
         match self {
             Takes::AtOnce => "at once",
@@ -45,9 +41,7 @@ pub struct Row {
     pub accepts: String,
     /// The default as TOML; `None` where there is none.
     pub default: Option<String>,
-    /// Whether its table must have it.
     pub required: bool,
-    /// When a change takes effect.
     pub takes: Takes,
     /// What it means, in Markdown.
     pub doc: String,
@@ -75,9 +69,7 @@ pub struct Difference {
     pub key: String,
     /// Its values as TOML; `None` where there is no such entry.
     pub before: Option<String>,
-    /// See `before`.
     pub after: Option<String>,
-    /// When the change takes effect.
     pub takes: Takes,
 }
 
@@ -127,6 +119,11 @@ pub fn differences(before: &Config, after: &Config) -> Vec<Difference> {
 pub fn keep(config: &mut Config, running: &Config) {
     table::keep(config, running);
 }
+
+/// `config.toml`: every key with its default and what it means. A test writes it, and holds it to the declarations.
+pub const COMMENTED: &str = include_str!("../../../config.toml");
+/// `docs/configuration.md`, the reference of all keys, likewise.
+pub const REFERENCE: &str = include_str!("../../../docs/configuration.md");
 
 #[cfg(test)]
 mod tests;

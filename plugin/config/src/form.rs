@@ -1,18 +1,94 @@
-//! Numbers: counts, times, quantities and shares.
+//! What may be written for a key of one value, and what it is then; [`super::table`] has tables and lists of values, and
+//! says what follows from a form.
 
 use std::ops::RangeInclusive;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use toml::de::DeValue;
-
-use super::text::write_string;
-use super::{Leaf, string, wrong_type};
-use crate::MIB;
-use crate::pattern;
 use tessera_model::duration;
 use tessera_model::percent::{format_cores, format_percent};
 use tessera_model::quantity::{Quantity, QuantityError};
+use toml::Spanned;
+use toml::de::DeValue;
+
+use crate::keys::{Row, Shown, Takes};
+use crate::parse::Report;
+use crate::{MIB, grammar};
+
+/// A value in the file, with its dotted key.
+#[derive(Clone, Copy)]
+pub struct Place<'a, 'i> {
+    pub(super) key: &'a str,
+    pub(super) value: &'a Spanned<DeValue<'i>>,
+}
+
+/// What may be written for a key, and what it is then.
+pub struct Form<T> {
+    /// What may be written, in Markdown.
+    pub(super) accepts: String,
+    /// The same as JSON Schema (draft 7).
+    pub(super) schema: Box<dyn Fn() -> Value>,
+    /// Reads what stands at a place; what is wrong there is noted, and the value stays as far as that goes.
+    pub(super) read: Box<dyn Fn(Place<'_, '_>, &mut T, &mut Report)>,
+    /// The values to compare and their keys: one, unless the value is a table.
+    pub(super) values: Box<dyn Fn(&T, &str, Takes, &mut Vec<Shown>)>,
+    /// What [`super::keys::keep`] does with a table of declared keys.
+    pub(super) keep: Option<fn(&mut T, &T)>,
+    /// The rows of the reference of such a table, or of a list of them.
+    pub(super) rows: Option<fn(&str, &mut Vec<Row>)>,
+}
+
+/// A value of one piece: it is right or wrong as a whole.
+pub struct Leaf<T> {
+    accepts: String,
+    pub(super) schema: Box<dyn Fn() -> Value>,
+    /// The value, or what is wrong and what to do.
+    pub(super) parse: Box<dyn Fn(&DeValue<'_>) -> Result<T, String>>,
+    /// The value as TOML; `None` for one that is not written.
+    pub(super) show: Box<dyn Fn(&T) -> Option<String>>,
+}
+
+impl<T: 'static> Leaf<T> {
+    fn new(
+        accepts: impl Into<String>,
+        schema: impl Fn() -> Value + 'static,
+        parse: impl Fn(&DeValue<'_>) -> Result<T, String> + 'static,
+        show: impl Fn(&T) -> String + 'static,
+    ) -> Self {
+        Leaf {
+            accepts: accepts.into(),
+            schema: Box::new(schema),
+            parse: Box::new(parse),
+            show: Box::new(move |value| Some(show(value))),
+        }
+    }
+}
+
+impl<T: 'static> From<Leaf<T>> for Form<T> {
+    fn from(leaf: Leaf<T>) -> Self {
+        let Leaf { accepts, schema, parse, show } = leaf;
+        let read = move |at: Place<'_, '_>, to: &mut T, report: &mut Report| match parse(
+            at.value.get_ref(),
+        ) {
+            Ok(value) => *to = value,
+            Err(message) => report.fault(at.key, at.value.span().start, &message),
+        };
+        let values = move |value: &T, key: &str, takes, found: &mut Vec<Shown>| {
+            found.extend(show(value).map(|text| Shown { key: key.to_owned(), text, takes }));
+        };
+        let (read, values) = (Box::new(read), Box::new(values));
+        Form { accepts, schema, read, values, keep: None, rows: None }
+    }
+}
+
+pub(crate) fn wrong_type(want: &str, found: &DeValue<'_>) -> String {
+    format!("must be {want}, not {}", found.type_str())
+}
+
+fn string<'v>(value: &'v DeValue<'_>) -> Result<&'v str, String> {
+    value.as_str().ok_or_else(|| wrong_type("a string", value))
+}
 
 /// Thousandths of a percent in a whole.
 pub const WHOLE_PERCENT: u32 = 100_000;
@@ -79,9 +155,9 @@ pub(crate) fn time(least: Duration, most: Duration) -> Leaf<Duration> {
         let (least, most) = (millis(least), millis(most));
         let units = duration::UNITS.iter().filter(|(_, unit)| *unit <= most);
         let alternatives: Vec<String> = units
-            .map(|(name, unit)| pattern::range(least.div_ceil(*unit).max(1), most / unit) + name)
+            .map(|(name, unit)| grammar::range(least.div_ceil(*unit).max(1), most / unit) + name)
             .collect();
-        let pattern = pattern::whole(&format!(r"\+?({})", alternatives.join("|")));
+        let pattern = grammar::whole(&format!(r"\+?({})", alternatives.join("|")));
         json!({ "type": "string", "pattern": pattern })
     };
     Leaf::new(accepts, schema, parse, |length| write_string(&duration::format(*length)))
@@ -138,7 +214,7 @@ fn read_bytes(value: &DeValue<'_>, least: u64, less: &str) -> Result<u64, String
 /// A share of a GPU's time, thousandths.
 pub(crate) fn cores() -> Leaf<u32> {
     let accepts = "percentage; or quantity, GPUs, more than 0 and at most 1";
-    let schema = || quantity_or(cores_pattern(), &format!("|{}", pattern::percent()));
+    let schema = || quantity_or(cores_pattern(), &format!("|{}", grammar::percent()));
     Leaf::new(accepts, schema, read_cores, |millis| write_cores((*millis).into()))
 }
 
@@ -221,7 +297,7 @@ fn part(
     };
     let schema = move || {
         let (pattern, bound) = pattern();
-        quantity_or((format!("auto|{pattern}"), bound), &format!("|{}", pattern::percent()))
+        quantity_or((format!("auto|{pattern}"), bound), &format!("|{}", grammar::percent()))
     };
     let show = move |amount: &Amount| match *amount {
         Amount::Auto => write_string("auto"),
@@ -234,20 +310,20 @@ fn part(
 /// The schema of a quantity, a string of this pattern or a number within this bound, or another string.
 fn quantity_or((pattern, mut schema): (String, Value), other: &str) -> Value {
     schema["type"] = json!(["string", "number"]);
-    schema["pattern"] = pattern::whole(&format!("{pattern}{other}")).into();
+    schema["pattern"] = grammar::whole(&format!("{pattern}{other}")).into();
     schema
 }
 
 fn bytes_pattern(least: u64) -> (String, Value) {
     let (number, bound) = match least.checked_sub(1) {
-        None => (format!(r"(\+?{}|-(0+\.?0*|\.0+))", pattern::NUMBER), json!({ "minimum": 0 })),
-        Some(less) => (format!(r"\+?{}", pattern::POSITIVE), json!({ "exclusiveMinimum": less })),
+        None => (format!(r"(\+?{}|-(0+\.?0*|\.0+))", grammar::NUMBER), json!({ "minimum": 0 })),
+        Some(less) => (format!(r"\+?{}", grammar::POSITIVE), json!({ "exclusiveMinimum": less })),
     };
-    (number + pattern::SUFFIX, bound)
+    (number + grammar::SUFFIX, bound)
 }
 
 fn cores_pattern() -> (String, Value) {
-    (pattern::part(1), json!({ "exclusiveMinimum": 0, "maximum": 1 }))
+    (grammar::part(1), json!({ "exclusiveMinimum": 0, "maximum": 1 }))
 }
 
 fn quantity(
@@ -292,4 +368,89 @@ fn write_bytes(bytes: u64) -> String {
 /// A share of a GPU's time, of thousandths.
 fn write_cores(millis: u64) -> String {
     write_string(&format_cores(millis))
+}
+
+/// A value for which the file has a few words.
+pub trait Words: Copy + PartialEq + 'static {
+    /// Each with its word.
+    const WORDS: &'static [(&'static str, Self)];
+}
+
+/// The words in quotation marks.
+pub(crate) fn quoted<T: Words>() -> String {
+    let words = T::WORDS.iter().map(|(word, _)| format!("\"{word}\""));
+    words.collect::<Vec<_>>().join(", ")
+}
+
+/// One of the words.
+pub(crate) fn word<T: Words>() -> Leaf<T> {
+    let parse = |value: &DeValue<'_>| {
+        let text = string(value)?;
+        let found = T::WORDS.iter().find(|(word, _)| *word == text);
+        let found = found.map(|(_, value)| *value);
+        found.ok_or_else(|| format!("\"{text}\" is none of {}", quoted::<T>()))
+    };
+    let schema = || {
+        let words: Vec<&str> = T::WORDS.iter().map(|(word, _)| *word).collect();
+        json!({ "enum": words })
+    };
+    let show = |value: &T| {
+        let found = T::WORDS.iter().find(|(_, known)| known == value);
+        found.map(|(word, _)| write_string(word)).unwrap_or_default()
+    };
+    Leaf::new(quoted::<T>().replace('"', "`"), schema, parse, show)
+}
+
+/// What may be left out, and is `None` then.
+pub(crate) fn given<T: 'static>(leaf: Leaf<T>) -> Leaf<Option<T>> {
+    let Leaf { accepts, schema, parse, show } = leaf;
+    Leaf {
+        accepts,
+        schema,
+        parse: Box::new(move |value| parse(value).map(Some)),
+        show: Box::new(move |value| show(value.as_ref()?)),
+    }
+}
+
+/// A string: what `read` makes of it, what makes a string of that again, what it may be in words and as schema.
+pub(crate) fn parsed<T: 'static>(
+    read: fn(&str) -> Result<T, String>,
+    show: fn(&T) -> String,
+    accepts: &str,
+    schema: fn() -> Value,
+) -> Leaf<T> {
+    let schema = move || {
+        let mut schema = schema();
+        schema["type"] = "string".into();
+        schema
+    };
+    let parse = move |value: &DeValue<'_>| read(string(value)?);
+    Leaf::new(accepts, schema, parse, move |value| write_string(&show(value)))
+}
+
+/// A path that does not depend on where the plugin was started.
+pub(crate) fn absolute(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    let message = || format!("\"{text}\" must be an absolute path");
+    path.is_absolute().then_some(path).ok_or_else(message)
+}
+
+pub(crate) fn path() -> Leaf<PathBuf> {
+    let show = |path: &PathBuf| path.display().to_string();
+    parsed(absolute, show, "absolute path", || json!({ "pattern": "^/" }))
+}
+
+/// An absolute path; an empty string is `None`.
+pub(crate) fn optional_path() -> Leaf<Option<PathBuf>> {
+    parsed(
+        |text| if text.is_empty() { Ok(None) } else { absolute(text).map(Some) },
+        |path| path.as_ref().map(|path| path.display().to_string()).unwrap_or_default(),
+        "absolute path, or empty",
+        || json!({ "pattern": "^$|^/" }),
+    )
+}
+
+/// A string as TOML.
+pub(crate) fn write_string(text: &str) -> String {
+    toml::Value::String(text.to_owned()).to_string()
 }

@@ -1,0 +1,276 @@
+//! `[resource]`, `[gpus]`, `[share]`, `[[layout]]` and `[dra]`: what is shared, and what a share is.
+
+use std::collections::BTreeMap;
+
+use tessera_model::percent::{format_cores, format_percent};
+use tessera_model::quantity::format_compared;
+use tessera_model::replica::MAX_PER_GPU;
+use tessera_model::sharing::{Compute, Placement, Split};
+
+use crate::form::{
+    Amount, WHOLE_PERCENT, auto, boolean, bytes, cores, given, part_of_memory, part_of_time, whole,
+    whole_mib, word,
+};
+use crate::grammar::{any_name, gpu_name, resource_name};
+use crate::parse::Checks;
+use crate::table::{filled, list, table, tables};
+use crate::{Config, MIB, NoExecute, SoldByOthers};
+
+table! {
+    /// The extended resource that pods ask for.
+    pub struct Resource {
+        /// Its name in `resources.limits`. An earlier one is served as long as a container holds some of it.
+        name: String = "tessera.dev/gpu".into(),
+            resource_name("`domain/name`, an extended resource's name");
+    }
+}
+
+table! {
+    /// Which GPUs are shared, and how much of each is reserved.
+    pub struct Gpus {
+        /// GPUs that are shared. A product name may have `*`. A GPU in MIG mode means all its instances; `0:1`
+        /// is instance 1 of GPU 0.
+        include: Vec<String> = vec!["*".into()],
+            list(any_name(), "list of UUIDs, NVML indexes, PCI addresses, product names");
+        /// GPUs that are not shared, although `gpus.include` has them. Running containers on such a GPU go on.
+        exclude: Vec<String> = Vec::new(), list(any_name(), "list, as `gpus.include`");
+        /// Memory of each GPU that is not sold. Where the driver keeps more than 384 MiB for itself (551 MiB of
+        /// an H100), it is that and 128 MiB.
+        reserve_bytes as "reserve": u64 = 512 * MIB, bytes(0, "");
+        /// Memory charged for each CUDA context; less than a replica's memory. `auto` is what a bare context
+        /// took with this GPU and driver, until then a formula (174 MiB on an L4, 462 MiB on an H100), or 512
+        /// MiB where NVML does not tell. [Observed overhead](internals/plugin.md#memory-that-no-hook-sees) covers the
+        /// difference.
+        context_overhead_bytes as "context_overhead": Option<u64> = None, auto(bytes(0, "")), NewPods;
+        /// A container that holds more than this beyond its charges on a GPU is reported: a program may bypass
+        /// the shim. Nothing is stopped.
+        audit_slack_bytes as "audit_slack": u64 = 1024 * MIB, bytes(1, NO_SLACK);
+        /// A GPU that another device plugin of this node sells too: `refuse` gives out no more of it, `warn`
+        /// sells it and warns, `allow` does not check.
+        sold_by_others: SoldByOthers = SoldByOthers::Refuse, word();
+    }
+}
+
+const NO_SLACK: &str = "would flag every container; use what your applications may take beyond \
+                        gpus.context_overhead, 1Gi for instance";
+
+/// What is wrong with a memory of 0.
+pub(super) const NO_MEMORY: &str = "is not more than 0: not one CUDA context would fit";
+
+table! {
+    /// What one replica is.
+    pub struct Share: check_share {
+        /// Replicas of each GPU. With fewer, the highest ones are retired; with more, new ones appear as far as
+        /// there is room.
+        replicas: u32 = 4, whole(1..=MAX_PER_GPU);
+        /// Memory of one replica, more than `gpus.context_overhead`. `auto` divides what the reserve leaves. A
+        /// container with several of a GPU gets their sum.
+        memory_bytes as "memory": Option<u64> = None, auto(bytes(1, NO_MEMORY)), NewPods;
+        /// Compute of one replica: a part of the GPU's time, at most 100% together. `auto` divides evenly.
+        cores_millis as "cores": Option<u32> = None, auto(cores()), NewPods;
+        /// What that part means: `burst` is a weight (idle time is anybody's), `strict` also a cap, `none` no
+        /// limit.
+        compute: Compute = Compute::Burst, word(), NewPods;
+        /// Which GPU is preferred: the fullest with room, so that whole GPUs stay free, or the emptiest.
+        placement: Placement = Placement::Packed, word();
+        /// Where the replicas of one container lie: `reject`: on one GPU, or it is refused; `spread`: on as few
+        /// as have room; `distinct`: each on another GPU, or it is refused, as by
+        /// [claims](dra.md#ask-for-a-share).
+        split: Split = Split::Reject, word(), NewPods;
+    }
+}
+
+fn check_share(share: &Share, checks: &mut Checks<'_>) {
+    if let Some(cores) = share.cores_millis.map(u64::from)
+        && cores * u64::from(share.replicas) > 1000
+        && checks.are_sound(&["cores", "replicas"])
+    {
+        let message = format!(
+            "{} replicas of {} are more than one GPU; lower cores or replicas",
+            share.replicas,
+            format_cores(cores),
+        );
+        checks.problem("cores", &message);
+    }
+}
+
+/// Why no replica can have so little `memory`, whatever GPUs there are.
+pub(super) fn too_little(memory: u64, gpus: &Gpus) -> Option<String> {
+    let overhead = gpus.context_overhead_bytes.filter(|overhead| memory <= *overhead)?;
+    let [memory, overhead] = format_compared(memory, overhead);
+    Some(format!(
+        "{memory} is not more than gpus.context_overhead ({overhead}): not one CUDA context would fit; \
+         raise the memory, or lower context_overhead if your GPUs need less"
+    ))
+}
+
+/// Two layouts as they stand in a file, for `config.toml`.
+#[cfg(test)]
+pub(crate) const EXAMPLE: &str = r#"[[layout]]
+gpus = ["GPU-49aa2e6a-33f3-99dd-e08b-ea4beb0e0d28", "0"]
+shares = [{ resource = "tessera.dev/gpu-whole" }]
+
+[[layout]]
+gpus = ["NVIDIA A100*"]
+shares = [
+  { resource = "tessera.dev/gpu-large", count = 1, memory = "50%", cores = "50%" },
+  { resource = "tessera.dev/gpu-small", count = 2, memory = "25%", cores = "25%",
+    compute = "strict", placement = "distributed", split = "spread" },
+]
+"#;
+
+const NO_GPUS: &str = "must name GPUs: UUIDs, indexes, or product names such as \"NVIDIA A100*\"";
+const NO_SHARES: &str = "must list at least one { resource = \"tessera.dev/gpu-large\", count = 1, \
+                         memory = \"50%\", cores = \"50%\" }; use gpus.exclude for a GPU that is \
+                         not to be shared";
+
+table! {
+    /// Unequal shares of the GPUs that it names. The first layout that names a GPU applies to it.
+    pub struct Layout: check_sums {
+        /// GPUs that are divided so. The first layout that names a GPU applies to it, `[share]` to all others.
+        gpus: Vec<String> = Vec::new(), filled(gpu_name(),
+            "list, as `gpus.include`", NO_GPUS), AtOnce, required NO_GPUS;
+        /// The shares of each of these GPUs; each resource appears once.
+        shares: Vec<LayoutShare> = Vec::new(), tables(Some(NO_SHARES)), AtOnce, required NO_SHARES;
+    }
+}
+
+table! {
+    /// Equal replicas of each GPU of a layout.
+    pub struct LayoutShare {
+        /// What pods ask for; once in a layout.
+        resource: String = String::new(),
+            resource_name("`domain/name`"), AtOnce,
+            required "is missing: the name that pods ask for";
+        /// Number of replicas on each GPU.
+        count: u32 = 1, whole(1..=MAX_PER_GPU);
+        /// Memory of one replica: bytes, or a part of what the reserve leaves. `auto` divides what the other
+        /// shares leave.
+        memory: Amount = Amount::Auto, part_of_memory(NO_MEMORY), NewPods;
+        /// Compute of one replica: a part of the GPU's time, rounded down to 0.1%. `auto` divides what the
+        /// other shares leave.
+        cores: Amount = Amount::Auto, part_of_time(), NewPods;
+        /// As `share.compute`, which it is where left out.
+        compute: Option<Compute> = None, given(word()), NewPods;
+        /// As `share.placement`, likewise; the same wherever the resource is sold.
+        placement: Option<Placement> = None, given(word());
+        /// As `share.split`, likewise; the same wherever the resource is sold.
+        split: Option<Split> = None, given(word()), NewPods;
+    }
+}
+
+/// What must hold between the shares of a layout, whatever GPUs there are; the rest is
+/// `tessera_rules::capacity`'s.
+fn check_sums(layout: &Layout, checks: &mut Checks<'_>) {
+    let shares = &layout.shares;
+    let mut seen = BTreeMap::new();
+    for (i, share) in shares.iter().enumerate().filter(|(_, share)| !share.resource.is_empty()) {
+        if let Some(first) = seen.insert(&share.resource, i) {
+            let message = format!(
+                "\"{}\" is shares[{first}] of this layout already; give each its own name, or \
+                 raise count",
+                share.resource
+            );
+            checks.problem(&format!("shares[{i}].resource"), &message);
+        }
+    }
+    // A share that is wrong counts with nothing: what is too much is so without it, what is left is not known.
+    let is_complete = checks.are_sound(&["shares"]);
+    let sum = |part: &dyn Fn(&LayoutShare) -> u64| -> u64 {
+        shares.iter().map(|share| part(share).saturating_mul(share.count.into())).sum()
+    };
+    let whole = u64::from(WHOLE_PERCENT);
+    let memory = sum(&|share| match share.memory {
+        Amount::Percent(part) => part.into(),
+        Amount::Auto | Amount::Exact(_) => 0,
+    });
+    if memory > whole {
+        let message = format!(
+            "the memory of all shares is {} of each GPU; lower memory or count to 100% or less \
+             together",
+            format_percent(memory)
+        );
+        checks.problem("shares", &message);
+    } else if is_complete
+        && memory == whole
+        && shares.iter().any(|share| share.memory == Amount::Auto)
+    {
+        let message = "memory = \"auto\" divides what the others leave, and they leave nothing; \
+                       lower theirs";
+        checks.problem("shares", message);
+    }
+    let cores = sum(&|share| share.cores.of(1000).unwrap_or(0));
+    let autos = sum(&|share| u64::from(share.cores == Amount::Auto));
+    if cores > 1000 {
+        let message = format!(
+            "the cores of all shares are {}, more than one GPU; lower cores or count",
+            format_cores(cores)
+        );
+        checks.problem("shares", &message);
+    } else if is_complete && 1000 - cores < autos {
+        let message = format!(
+            "cores = \"auto\" divides what the others leave, and {} are too little for {autos}; \
+             lower the others' cores",
+            format_cores(1000 - cores)
+        );
+        checks.problem("shares", &message);
+    }
+}
+
+/// What must hold between layouts: how kubelet is answered about a resource does not depend on the GPU.
+pub(crate) fn check_terms(layouts: &[Layout], checks: &mut Checks<'_>) {
+    let mut seen: BTreeMap<&str, (&LayoutShare, String)> = BTreeMap::new();
+    let all = layouts.iter().enumerate().flat_map(|(i, layout)| {
+        layout.shares.iter().enumerate().map(move |(j, share)| (i, j, share))
+    });
+    for (i, j, share) in all.filter(|(_, _, share)| !share.resource.is_empty()) {
+        let at = format!("layout[{i}].shares[{j}]");
+        let Some((before, first)) = seen.get(share.resource.as_str()) else {
+            seen.insert(&share.resource, (share, at));
+            continue;
+        };
+        let placement = ("placement", before.placement != share.placement);
+        for (key, differs) in [placement, ("split", before.split != share.split)] {
+            let (here, there) = (format!("{at}.{key}"), format!("{first}.{key}"));
+            if differs && checks.are_sound(&[&here, &there]) {
+                let message = format!(
+                    "{} has another one in {first}; it must be the same in all layouts",
+                    share.resource
+                );
+                checks.problem(&here, &message);
+            }
+        }
+    }
+}
+
+/// What is wrong with a step of 0.
+const NO_STEP: &str = "must be at least 1Mi; 64Mi is the default";
+
+table! {
+    /// Dynamic Resource Allocation: pods claim a part of a GPU of any size. See [dra.md](dra.md).
+    pub struct Dra {
+        /// Whether this node has a DRA driver, `gpu.tessera.dev`, beside the device plugin.
+        enabled: bool = false, boolean(), Restart;
+        /// GPUs that the DRA driver sells and the device plugin does not. No layout may name one of them. One
+        /// that moves is withdrawn at once, and sold by the other when its last container has ended.
+        gpus: Vec<String> = vec!["*".into()], list(gpu_name(), "list, as `gpus.include`");
+        /// Memory is claimed in multiples of this, rounded up. Not more than one replica's share of a GPU.
+        memory_step_bytes as "memory_step": u64 = 64 * MIB, whole_mib(MIB, NO_STEP);
+        /// What makes Kubernetes evict pods from a GPU. Else a GPU that is not sold gets no new pods, and those
+        /// that it has go on.
+        no_execute: Vec<NoExecute> = Vec::new(), list(word(), "list of `unhealthy`, `cordoned`");
+    }
+}
+
+/// What must hold between the step and a replica whose memory is written in bytes.
+pub(crate) fn check_step(config: &Config, checks: &mut Checks<'_>) {
+    let step = config.dra.memory_step_bytes;
+    let Some(share) = config.share.memory_bytes.filter(|share| *share < step) else { return };
+    if config.dra.enabled && checks.are_sound(&["dra.memory_step", "share.memory"]) {
+        let [step, share] = format_compared(step, share);
+        let message = format!(
+            "{step} is more than share.memory ({share}); lower the step, or raise the share"
+        );
+        checks.problem("dra.memory_step", &message);
+    }
+}
