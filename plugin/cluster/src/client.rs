@@ -17,14 +17,14 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 use kube::client::{Body, ConfigExt};
 use kube::core::{WatchEvent, request};
 use serde::de::DeserializeOwned;
+use tessera_model::printable::causes;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 use tower::{BoxError, ServiceBuilder};
 use tracing::debug;
 
-use crate::access::{self, Access, NoConnection};
-use crate::answer::{self, Bytes};
-use crate::error::{ApiError, Call};
+use crate::access::{self, Access};
+use crate::error::{self, ApiError, Bytes, Call};
 
 /// Most of an answer that is read: a page of 500 pods, of some 40 KiB each.
 const LARGEST: usize = 24 << 20;
@@ -68,9 +68,9 @@ impl Connection {
     /// What came of a request. The address is what a person has to look at where it came to nothing on its way.
     fn failed(&self, call: &Call, error: kube::Error) -> ApiError {
         match error {
-            kube::Error::Api(status) => answer::refused(call, *status, None),
+            kube::Error::Api(status) => error::refused(call, *status, None),
             error => {
-                let reason = format!("{}: {}", self.server, chain(&error));
+                let reason = format!("{}: {}", self.server, causes(&error));
                 ApiError::Unreachable { call: call.clone(), reason }
             }
         }
@@ -112,9 +112,6 @@ impl Client {
 
     /// Status and body of an answer, whatever it is, of which at most `largest` bytes are read and which is
     /// waited for as long as `limit`. Connections stay: a slow answer is one of what is behind the server.
-    ///
-    /// # Errors
-    /// [`ApiError::Unreachable`], [`ApiError::Slow`]; [`ApiError::Unreadable`] for an answer that is too large.
     pub(crate) async fn exchange(
         &self,
         call: &Call,
@@ -148,7 +145,7 @@ impl Client {
     ) -> Result<T, ApiError> {
         let begun = Instant::now();
         let answer = self.exchange(call, request, self.limit, LARGEST).await;
-        let said = answer.and_then(|(head, body)| answer::read(call, &head, &body));
+        let said = answer.and_then(|(head, body)| error::read(call, &head, &body));
         debug!(%call, took = ?begun.elapsed(), error = said.as_ref().err().map(tracing::field::display));
         self.settle(said).await
     }
@@ -193,10 +190,10 @@ impl Client {
             return Ok(connection.clone());
         }
         let (access, limit, idle) = (Arc::clone(&self.access), self.limit, self.idle);
-        let connecting = tokio::task::spawn_blocking(move || connect(&access, limit, idle)).await;
-        let connected =
-            connecting.unwrap_or_else(|error| Err(NoConnection::Unreachable(error.to_string())));
-        let connection = connected.map_err(|error| error.of(call))?;
+        let asked = call.clone();
+        let connecting = move || connect(&access, limit, idle, &asked);
+        let connected = tokio::task::spawn_blocking(connecting).await;
+        let connection = connected.unwrap_or_else(|error| Err(unreachable(call, &error)))?;
         *current = Some(connection.clone());
         Ok(connection)
     }
@@ -219,21 +216,27 @@ pub(crate) fn body(object: &impl serde::Serialize) -> Vec<u8> {
 
 /// `kube`'s client without its layers for tracing and retrying: failures are the caller's to say and to repeat.
 /// Blocking, on a thread of a runtime: reads files, and may run a kubeconfig's credential plugin.
-fn connect(access: &Access, limit: Duration, idle: usize) -> Result<Connection, NoConnection> {
-    let mut config = access.config()?;
-    let until = access::log_in(access, &mut config.auth_info)?;
+fn connect(
+    access: &Access,
+    limit: Duration,
+    idle: usize,
+    call: &Call,
+) -> Result<Connection, ApiError> {
+    let mut config = access.config(call)?;
+    let until = access::log_in(access, &mut config.auth_info, call)?;
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
     tcp.set_connect_timeout(Some(limit));
     let tls = config.rustls_https_connector_with_connector(tcp);
-    let tls = tls.map_err(|error| access.wrong(&chain(&error)))?;
+    let tls = tls.map_err(|error| access.wrong(call, &causes(&error)))?;
     let mut builder = Builder::new(TokioExecutor::new());
     builder.pool_timer(TokioTimer::new()).pool_idle_timeout(IDLE).pool_max_idle_per_host(idle);
     // `kube` ends the thread by a panic on a token that is not a word.
     let auth = catch_unwind(AssertUnwindSafe(|| config.auth_layer()));
-    let auth = auth.map_err(|_| access.wrong("the user's token is no token, which is one word"))?;
-    let auth = auth.map_err(|error| access.wrong(&chain(&error)))?;
+    let auth =
+        auth.map_err(|_| access.wrong(call, "the user's token is no token, which is one word"))?;
+    let auth = auth.map_err(|error| access.wrong(call, &causes(&error)))?;
     let of_user = &config.auth_info;
     let has_token = auth.is_some() && of_user.username.is_none() && of_user.impersonate.is_none();
     let headers = config.extra_headers_layer();
@@ -241,7 +244,7 @@ fn connect(access: &Access, limit: Duration, idle: usize) -> Result<Connection, 
         .layer(config.base_uri_layer())
         .option_layer(auth)
         .map_request(complete)
-        .layer(headers.map_err(|error| access.wrong(&chain(&error)))?)
+        .layer(headers.map_err(|error| access.wrong(call, &causes(&error)))?)
         .map_err(BoxError::from)
         .service(builder.build(tls));
     let server = config.cluster_url.to_string();
@@ -265,19 +268,5 @@ fn complete<B>(mut request: http::Request<B>) -> http::Request<B> {
 }
 
 fn unreachable(call: &Call, error: &(dyn Error + 'static)) -> ApiError {
-    ApiError::Unreachable { call: call.clone(), reason: chain(error) }
-}
-
-/// An error with its causes: the outer ones say little.
-pub(crate) fn chain(error: &(dyn Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let said = cause.to_string();
-        if !text.ends_with(&said) {
-            text = format!("{text}: {said}");
-        }
-        next = cause.source();
-    }
-    text
+    ApiError::Unreachable { call: call.clone(), reason: causes(error) }
 }

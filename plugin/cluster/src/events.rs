@@ -68,9 +68,7 @@ impl EventClient {
     }
 
     /// Says that the event of this name happened again.
-    ///
-    /// # Errors
-    /// See [`ApiError`]; [`ApiError::NotFound`] if Kubernetes has forgotten it.
+    /// Errors: See [`ApiError`]; [`ApiError::NotFound`] if Kubernetes has forgotten it.
     pub async fn update(&self, event: &PodEvent<'_>, name: &str) -> Result<(), ApiError> {
         let call = Call::of(Verb::Patch, Kind::Events, event.namespace, name);
         let patch = Patch::Merge(json!({

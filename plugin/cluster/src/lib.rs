@@ -7,7 +7,6 @@
 #![forbid(unsafe_code)]
 
 mod access;
-mod answer;
 mod client;
 pub mod error;
 pub mod events;

@@ -17,7 +17,6 @@ use crate::error::{ApiError, Call, Kind, Verb};
 /// A node's labels at one time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Labels {
-    /// All of them, by name.
     pub labels: BTreeMap<String, String>,
     /// `metadata.resourceVersion`: where a watch goes on.
     version: String,

@@ -37,9 +37,7 @@ impl ReviewClient {
     }
 
     /// The user of a token for the API server's own audience; `None` if it is not accepted.
-    ///
-    /// # Errors
-    /// See [`ApiError`]. None has the token in it.
+    /// Errors: See [`ApiError`]. None has the token in it.
     pub async fn user(&self, token: &str) -> Result<Option<User>, ApiError> {
         let call = &Call::new(Verb::Create, Kind::TokenReviews, "");
         let spec = TokenReviewSpec { token: token.to_owned(), audiences: None };

@@ -80,6 +80,20 @@ pub fn reason(error: &impl std::fmt::Display) -> String {
     brief(&line(&error.to_string()), REASON).into_owned()
 }
 
+/// An error with its causes: the outer ones say little.
+pub fn causes(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let said = cause.to_string();
+        if !text.ends_with(&said) {
+            text = format!("{text}: {said}");
+        }
+        next = cause.source();
+    }
+    text
+}
+
 /// The beginning and the end of a text that is longer than `most` bytes.
 fn ends(text: &str, most: usize) -> Cow<'_, str> {
     if text.len() <= most {

@@ -5,23 +5,6 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-/// A list, or a part of one.
-#[derive(Debug, Deserialize)]
-#[serde(bound = "T: Deserialize<'de>")]
-pub(super) struct List<T> {
-    #[serde(default)]
-    pub metadata: ListMeta,
-    #[serde(default)]
-    pub items: Option<Vec<T>>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct ListMeta {
-    #[serde(rename = "continue")]
-    pub next: Option<String>,
-}
-
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Meta {
