@@ -456,7 +456,7 @@ def examples_of_dra_name_what_there_is():
     made = set(classes(objects({"dra": {"enabled": True}})))
     files = sorted((ROOT / "deploy/examples/dra").glob("*.yaml"))
     assert len(files) >= 8, files
-    known = re.findall(r'put\("([A-Za-z]+)"', (ROOT / "plugin/dra/src/publish/attributes.rs").read_text())
+    known = re.findall(r'put\("([A-Za-z]+)"', (ROOT / "plugin/dra/src/publish/device.rs").read_text())
     assert {"productName", "profile", "cudaComputeCapability"} <= set(known), known
     for file in files:
         documents = [d for d in engine.load_all(file.read_text()) if d]

@@ -27,13 +27,10 @@ const DEBOUNCE: Duration = Duration::from_millis(50);
 /// Bytes that a message is cut to. Kubelet shows 1024; what is cut says so in some more bytes.
 const LONGEST: usize = 960;
 
-/// What is said of one device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     pub pool: String,
-    /// Its name.
     pub device: String,
-    /// Whether it works.
     pub is_healthy: bool,
     /// Why not, or what else is to be known; empty if nothing is.
     pub message: String,

@@ -29,7 +29,6 @@ pub use serve::{Rejected, Serving, Settings, serve};
 /// The driver as kubelet meets it: sockets, a stand-in kubelet, an API server in memory, and the agent.
 #[cfg(test)]
 mod tests {
-    mod agent;
     mod claims;
     mod lifecycle;
     mod quota;

@@ -1,6 +1,6 @@
 //! Names that the cluster knows: the driver, its devices, the kind of its parameters.
 
-use sha2::{Digest, Sha256};
+use tessera_model::short_name;
 
 /// The driver's name, in slices, claims and at registration.
 pub const DRIVER: &str = "gpu.tessera.dev";
@@ -31,10 +31,7 @@ pub fn device(uuid: &str) -> String {
         return label.to_owned();
     }
     // Not a UUID of NVML's; the hash keeps those apart that look alike as labels.
-    let hash: String = Sha256::digest(uuid)[..8].iter().map(|byte| format!("{byte:02x}")).collect();
-    let room = LONGEST - "gpu--".len() - hash.len();
-    let label = label.get(..room).unwrap_or(label).trim_matches('-');
-    format!("gpu-{label}-{hash}")
+    format!("gpu-{}", short_name::with_hash(label, LONGEST - "gpu-".len(), uuid))
 }
 
 #[cfg(test)]

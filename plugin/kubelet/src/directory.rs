@@ -1,14 +1,79 @@
-//! Notices when kubelet restarts or wipes sockets: by news of the device plugin directory, and by a periodic check of the
-//! files in case these miss something (overflow, no watch left, a file system without events).
+//! Kubelet's device plugin directory: names of the plugin's sockets there, and news of kubelet's restarts and of sockets
+//! that are wiped, by inotify and by a periodic check of the files in case this misses something (overflow, no watch left,
+//! a file system without events).
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use tessera_model::short_name;
+use tessera_system::files;
 use tokio::time::Instant;
 
 use super::news::{self, News};
 use super::registration::Event;
-use super::socket::Identity;
+
+/// Characters of the resource's name in a socket's name, so that this fits into kubelet's directory.
+const MAX_SLUG: usize = 32;
+
+/// Makes socket names that no other start of the plugin makes: `tessera-<resource>-<pid>-<start>-<n>.sock`.
+/// The start time is needed because in a container of its own the plugin's pid is always the same.
+#[derive(Debug)]
+pub(super) struct Names {
+    prefix: String,
+    start_ms: u128,
+}
+
+impl Names {
+    pub(super) fn new(resource_name: &str) -> Self {
+        let slug: String = resource_name
+            .chars()
+            .map(|c| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' })
+            .collect();
+        // Kubernetes allows names that would not fit into a socket's path.
+        let slug = match slug.len() > MAX_SLUG {
+            true => short_name::with_hash(&slug, MAX_SLUG, resource_name),
+            false => slug,
+        };
+        let start_ms =
+            SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis());
+        Self { prefix: format!("tessera-{slug}-"), start_ms }
+    }
+
+    pub(super) fn next(&self) -> String {
+        // Resources may differ in a character that the name does not show.
+        static COUNT: AtomicU32 = AtomicU32::new(1);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let (prefix, pid) = (&self.prefix, std::process::id());
+        format!("{prefix}{pid}-{:x}-{count}.sock", self.start_ms)
+    }
+
+    /// Whether a plugin for the same resource may have made this name.
+    pub(super) fn is_ours(&self, name: &str) -> bool {
+        name.strip_prefix(&self.prefix).and_then(|rest| rest.strip_suffix(".sock")).is_some_and(
+            |rest| {
+                let mut parts = rest.split('-');
+                let mut hex =
+                    || parts.next().is_some_and(|part| part.chars().all(|c| c.is_ascii_hexdigit()));
+                hex() && hex() && hex() && parts.next().is_none()
+            },
+        )
+    }
+}
+
+/// What distinguishes one file from another that has taken its name; where the file system knows no birth, by its last
+/// change, too. The birth, unlike the change, survives chmod and relabelling.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Identity(files::Identity, Option<(i64, i64)>);
+
+impl Identity {
+    fn of(path: &Path) -> Option<Self> {
+        let meta = std::fs::symlink_metadata(path).ok()?;
+        let changed = meta.created().is_err().then(|| (meta.ctime(), meta.ctime_nsec()));
+        Some(Identity(files::Identity::of(&meta), changed))
+    }
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Snapshot {
@@ -66,7 +131,49 @@ impl Watcher {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
+    use crate::sockets::MAX_PATH;
+
+    #[test]
+    fn names_are_unique_and_recognised_only_for_the_same_resource() {
+        let names = Names::new("tessera.dev/gpu");
+        let (first, second) = (names.next(), names.next());
+        assert_ne!(first, second);
+        assert!(first.starts_with("tessera-tessera.dev-gpu-"));
+        assert!(names.is_ours(&first));
+        // A resource whose name begins like ours is another one.
+        assert!(!names.is_ours(&Names::new("tessera.dev/gpu-large").next()));
+        assert!(!names.is_ours("kubelet.sock"));
+        assert!(!names.is_ours("tessera-tessera.dev-gpu-notes.sock"));
+    }
+
+    #[test]
+    fn names_of_any_resource_fit_into_kubelets_directory_and_differ() {
+        let long =
+            |leaf: &str| format!("shares.gpu.platform.example.com/{}-{leaf}", "x".repeat(60));
+        let (a, b) = (Names::new(&long("a")), Names::new(&long("b")));
+        let (name, other) = (a.next(), b.next());
+        // Larger pids and counts take up to six digits more.
+        assert!("/var/lib/kubelet/device-plugins/".len() + name.len() + 8 <= MAX_PATH, "{name}");
+        assert!(a.is_ours(&name) && !a.is_ours(&other), "{name} {other}");
+        // Names that look alike get sockets of their own.
+        assert_ne!(Names::new("a.b/c_d").next(), Names::new("a.b/c-d").next());
+    }
+
+    #[test]
+    fn a_file_stays_the_same_when_its_mode_changes() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("kubelet.sock");
+        std::fs::write(&path, "").unwrap();
+        if std::fs::metadata(&path).unwrap().created().is_err() {
+            return;
+        }
+        let before = Identity::of(&path);
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
+        assert_eq!(Identity::of(&path), before);
+    }
 
     fn snapshot(dir: &Path) -> Snapshot {
         Snapshot::take(&dir.join("kubelet.sock"), &dir.join("own.sock"))

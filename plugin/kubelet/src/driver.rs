@@ -15,27 +15,23 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tonic::transport::{Channel, Endpoint};
 
-use super::directory::{Snapshot, Watcher};
+use super::directory::{Names, Snapshot, Watcher};
 use super::pod_resources::PodResources;
-use super::registration::{Action, Delays, Event, Machine};
+use super::registration::{Action, Event, Machine};
 use super::service::{Events, Service};
-use super::socket::{Names, Socket, SocketError, remove_stale};
+use super::sockets::{Server, Socket, SocketError, remove_stale};
 use super::{DevicePlugin, Options, Phase, Report};
-use tessera_rpc::incoming::{SILENCE, incoming};
+use tessera_model::printable::causes;
+use tessera_rpc::incoming::SILENCE;
 use tessera_system::connections::Limits;
 
-/// Streams that one connection may have open; kubelet uses a handful.
-const MAX_STREAMS: u32 = 64;
+/// Kubelet has it compiled in (`DevicePluginPath` of its device plugin API), so it does not move with --root-dir, as
+/// pod-resources, plugins and `plugins_registry` do.
+const DIRECTORY: &str = "/var/lib/kubelet/device-plugins";
 /// Its device stream is one answer, for days.
 const LIMITS: Limits = Limits { silence: SILENCE, answer: None, idle: None };
 /// Longest pause between two looks whether kubelet offers the resource.
 const VERIFY_PAUSE: Duration = Duration::from_secs(2);
-
-struct Server {
-    socket: Socket,
-    stop: watch::Sender<bool>,
-    task: JoinHandle<Result<(), tonic::transport::Error>>,
-}
 
 pub(super) struct Driver<P> {
     resource_name: String,
@@ -95,20 +91,23 @@ impl<P: DevicePlugin> Driver<P> {
 
     /// Keeps the plugin registered until `shutdown` is done.
     pub(super) async fn run(mut self, shutdown: impl Future<Output = ()> + Send) {
-        let timing = self.options.timing.clone();
-        let delays = Delays {
-            min_backoff: timing.min_backoff,
-            max_backoff: timing.max_backoff,
-            live: timing.live_timeout,
-        };
-        let mut machine = Machine::new(delays);
+        let mut machine = Machine::new(self.options.timing.clone());
         // The first socket has been made in `new`.
         let mut todo: VecDeque<Action> = machine.on(self.listening()).into();
         let mut wake: Option<Instant> = None;
-        let own = self.server.as_ref().map(|server| server.socket.name.clone());
         let mut housekeeping = Box::pin({
             let (dir, names) = (self.dir.clone(), Names::new(&self.resource_name));
-            async move { remove_stale(&dir, &names, &own.unwrap_or_default()) }
+            let own = self.endpoint();
+            async move {
+                // Two plugins for one resource are a mistake, but not one that silence would mend.
+                for socket in remove_stale(&dir, |name| names.is_ours(name) && name != own) {
+                    tracing::warn!(
+                        socket,
+                        "another running plugin serves this resource on this node; each will keep taking it from the \
+                         other: stop one"
+                    );
+                }
+            }
         });
         let mut cleaned = false;
         let mut shutdown = std::pin::pin!(shutdown);
@@ -164,26 +163,33 @@ impl<P: DevicePlugin> Driver<P> {
     }
 
     fn listen(&mut self) -> Result<(), SocketError> {
-        let (socket, listener) = Socket::listen(&self.dir, self.names.next())?;
+        if !self.dir.is_dir() {
+            return Err(SocketError(format!(
+                "kubelet's device plugin directory {} does not exist: kubelet makes {DIRECTORY} at its start, whatever \
+                 its --root-dir; set paths.kubelet to that, and mount it into this container",
+                self.dir.display()
+            )));
+        }
+        let socket = Socket::listen(&self.dir.join(self.names.next()), "end it first")?;
         self.generation += 1;
-        self.snapshot = Snapshot::take(&self.kubelet, &socket.path);
-        let (stop, stopped) = watch::channel(false);
-        let service = DevicePluginServer::new(Service {
-            plugin: Arc::clone(&self.plugin),
-            debounce: self.options.timing.debounce,
-            generation: self.generation,
-            events: self.sender.clone(),
-            stop: stopped.clone(),
-            calls: watch::Sender::new(0),
-        });
-        let mut signal = stopped;
-        let serving = tonic::transport::Server::builder()
-            .max_concurrent_streams(MAX_STREAMS)
-            .serve_with_incoming_shutdown(service, incoming(listener, LIMITS), async move {
-                let _ = signal.wait_for(|stop| *stop).await;
-            });
-        self.server = Some(Server { socket, stop, task: tokio::spawn(serving) });
+        self.snapshot = Snapshot::take(&self.kubelet, &socket.0.path);
+        self.server = Some(Server::start(socket, LIMITS, |stop| {
+            DevicePluginServer::new(Service {
+                plugin: Arc::clone(&self.plugin),
+                debounce: self.options.timing.debounce,
+                generation: self.generation,
+                events: self.sender.clone(),
+                stop,
+                calls: watch::Sender::new(0),
+            })
+        }));
         Ok(())
+    }
+
+    /// The file name of the socket, by which kubelet knows it.
+    fn endpoint(&self) -> String {
+        let path = self.server.as_ref().and_then(|server| server.socket.path.file_name());
+        path.map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
     }
 
     fn listening(&self) -> Event {
@@ -203,12 +209,8 @@ impl<P: DevicePlugin> Driver<P> {
         }
         // From here on, events of this server are void.
         self.generation += 1;
-        let Some(Server { socket, stop, mut task }) = self.server.take() else { return };
-        drop(socket);
-        stop.send_replace(true);
-        if tokio::time::timeout(self.options.timing.drain_timeout, &mut task).await.is_err() {
-            tracing::warn!("calls on the old socket did not end in time; leaving them");
-            task.abort();
+        if let Some(server) = self.server.take() {
+            server.end(self.options.timing.drain_timeout).await;
         }
     }
 
@@ -232,8 +234,7 @@ impl<P: DevicePlugin> Driver<P> {
     }
 
     fn register(&mut self) {
-        let Some(server) = &self.server else { return };
-        let (kubelet, endpoint) = (self.kubelet.clone(), server.socket.name.clone());
+        let (kubelet, endpoint) = (self.kubelet.clone(), self.endpoint());
         let (resource_name, timeout) =
             (self.resource_name.clone(), self.options.timing.register_timeout);
         let (generation, events) = (self.generation, self.sender.clone());
@@ -364,18 +365,4 @@ async fn register(
 /// Connects to a gRPC server's Unix socket.
 pub(super) async fn connect(path: &Path) -> Result<Channel, tonic::transport::Error> {
     Endpoint::from_shared(format!("unix://{}", path.display()))?.connect().await
-}
-
-/// An error with all its causes; tonic's own text is only "transport error".
-pub(super) fn causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.ends_with(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        source = cause.source();
-    }
-    text
 }

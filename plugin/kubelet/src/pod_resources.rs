@@ -15,12 +15,13 @@ use tessera_kubelet_api::podresources::pod_resources_lister_client::PodResources
 use tessera_kubelet_api::podresources::{
     AllocatableResourcesRequest, DynamicResource, ListPodResourcesRequest,
 };
+use tessera_model::printable::causes;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-use super::driver::{causes, connect};
+use super::driver::connect;
 use crate::foreign_plugins::Offer;
 
 type Client = PodResourcesListerClient<Channel>;
@@ -60,7 +61,6 @@ pub struct PodResources {
 
 #[derive(Debug, Default)]
 struct State {
-    channel: Option<Channel>,
     asked: Option<Instant>,
     /// The last good answer and when it was given.
     answer: Option<(Instant, Arc<Census>)>,
@@ -95,7 +95,7 @@ impl PodResources {
         state.asked = Some(asked);
         let call =
             |mut client: Client| async move { client.list(ListPodResourcesRequest {}).await };
-        let answer = self.call(&mut state, call).await?;
+        let answer = self.call(call).await?;
         let pods = answer.pod_resources.len();
         let mut holdings: Vec<_> = answer
             .pod_resources
@@ -137,11 +137,10 @@ impl PodResources {
 
     /// What every connected plugin offers, used or not.
     pub async fn offers(&self) -> Result<Vec<Offer>, PodResourcesError> {
-        let mut state = self.state.lock().await;
         let call = |mut client: Client| async move {
             client.get_allocatable_resources(AllocatableResourcesRequest {}).await
         };
-        let answer = self.call(&mut state, call).await?;
+        let answer = self.call(call).await?;
         let offers = by_resource(&answer.devices).into_iter().map(|(resource, ids)| Offer {
             resource,
             device_ids: ids.into_iter().collect(),
@@ -150,66 +149,33 @@ impl PodResources {
         Ok(offers.collect())
     }
 
+    /// Over a connection of its own: calls are rare, and kubelet restarts.
     async fn call<T, F: Future<Output = Result<tonic::Response<T>, Status>>>(
         &self,
-        state: &mut State,
-        call: impl Fn(Client) -> F,
+        call: impl FnOnce(Client) -> F,
     ) -> Result<T, PodResourcesError> {
-        // A connection from before kubelet's restart may fail at its first use.
-        let reused = state.channel.is_some();
-        let answer = self.call_once(state, &call).await;
-        match answer {
-            Err(PodResourcesError::Unreachable { .. }) if reused => {
-                self.call_once(state, &call).await
-            }
-            answer => answer,
-        }
-    }
-
-    async fn call_once<T, F: Future<Output = Result<tonic::Response<T>, Status>>>(
-        &self,
-        state: &mut State,
-        call: impl Fn(Client) -> F,
-    ) -> Result<T, PodResourcesError> {
-        let client = self.client(state).await?;
-        let error = match tokio::time::timeout(TIMEOUT, call(client)).await {
-            Ok(Ok(answer)) => return Ok(answer.into_inner()),
-            Ok(Err(status)) if status.code() == Code::Unimplemented => {
-                return Err(PodResourcesError::Unsupported);
-            }
-            // Kubelets from 1.21 to 1.22, and later ones with KubeletPodResourcesGetAllocatable=false:
-            // "Pod Resources API GetAllocatableResources disabled".
-            Ok(Err(status)) if status.message().ends_with(" disabled") => {
-                return Err(PodResourcesError::Unsupported);
-            }
-            // Only what tonic itself says has a source.
-            Ok(Err(status)) if std::error::Error::source(&status).is_some() => {
-                self.unreachable(&status)
-            }
-            Ok(Err(status)) => return Err(PodResourcesError::Failed(status.message().to_owned())),
-            Err(_) => PodResourcesError::Slow(TIMEOUT),
-        };
-        state.channel = None;
-        Err(error)
-    }
-
-    async fn client(&self, state: &mut State) -> Result<Client, PodResourcesError> {
         if !self.socket.exists() {
-            state.channel = None;
             return Err(PodResourcesError::Absent(self.socket.clone()));
         }
-        let channel = if let Some(channel) = &state.channel {
-            channel.clone()
-        } else {
-            let connecting = tokio::time::timeout(TIMEOUT, connect(&self.socket)).await;
-            let connected = connecting.map_err(|_| PodResourcesError::Slow(TIMEOUT))?;
-            let channel = connected.map_err(|error| self.unreachable(&error))?;
-            state.channel.insert(channel).clone()
+        let asked = async {
+            let channel = connect(&self.socket).await.map_err(|error| self.unreachable(&error))?;
+            let answer = call(Client::new(channel).max_decoding_message_size(MAX_MESSAGE)).await;
+            let answer = answer.map_err(|status| match status.code() {
+                Code::Unimplemented => PodResourcesError::Unsupported,
+                // Kubelets from 1.21 to 1.22, and later ones with KubeletPodResourcesGetAllocatable=false:
+                // "Pod Resources API GetAllocatableResources disabled".
+                _ if status.message().ends_with(" disabled") => PodResourcesError::Unsupported,
+                // Only what tonic itself says has a source.
+                _ if std::error::Error::source(&status).is_some() => self.unreachable(&status),
+                _ => PodResourcesError::Failed(status.message().to_owned()),
+            })?;
+            Ok(answer.into_inner())
         };
-        Ok(Client::new(channel).max_decoding_message_size(MAX_MESSAGE))
+        let answer = tokio::time::timeout(TIMEOUT, asked).await;
+        answer.unwrap_or(Err(PodResourcesError::Slow(TIMEOUT)))
     }
 
-    fn unreachable(&self, error: &dyn std::error::Error) -> PodResourcesError {
+    fn unreachable(&self, error: &(dyn std::error::Error + 'static)) -> PodResourcesError {
         PodResourcesError::Unreachable { path: self.socket.clone(), reason: causes(error) }
     }
 }

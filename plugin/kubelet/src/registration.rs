@@ -16,7 +16,7 @@
 
 use std::time::Duration;
 
-use super::Phase;
+use super::{Phase, Timing};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Event {
@@ -81,21 +81,10 @@ enum State {
     Backoff,
 }
 
-/// Waiting times of the machine.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Delays {
-    /// First wait after a failure; doubles.
-    pub(super) min_backoff: Duration,
-    /// Longest wait after a failure; also how long a registration must live to count as a good one.
-    pub(super) max_backoff: Duration,
-    /// How long kubelet may take to open ListAndWatch.
-    pub(super) live: Duration,
-}
-
 #[derive(Debug)]
 pub(super) struct Machine {
     state: State,
-    delays: Delays,
+    timing: Timing,
     kubelet: bool,
     streams: usize,
     failures: u32,
@@ -103,8 +92,8 @@ pub(super) struct Machine {
 
 impl Machine {
     /// A machine that awaits its first `Listening`.
-    pub(super) fn new(delays: Delays) -> Self {
-        Self { state: State::Starting, delays, kubelet: false, streams: 0, failures: 0 }
+    pub(super) fn new(timing: Timing) -> Self {
+        Self { state: State::Starting, timing, kubelet: false, streams: 0, failures: 0 }
     }
 
     pub(super) fn on(&mut self, event: Event) -> Vec<Action> {
@@ -131,7 +120,7 @@ impl Machine {
                 State::Registering if self.streams > 0 => self.live(),
                 State::Registering => {
                     self.state = State::Accepted;
-                    vec![Action::Report(Phase::Accepted), Action::Wake(self.delays.live)]
+                    vec![Action::Report(Phase::Accepted), Action::Wake(self.timing.live_timeout)]
                 }
                 _ => vec![],
             },
@@ -184,7 +173,7 @@ impl Machine {
 
     fn live(&mut self) -> Vec<Action> {
         self.state = State::Live;
-        vec![Action::Report(Phase::Live), Action::Wake(self.delays.max_backoff), Action::Verify]
+        vec![Action::Report(Phase::Live), Action::Wake(self.timing.max_backoff), Action::Verify]
     }
 
     /// A failure: wait, each time longer. Forgiven after a while of living (see `timer`), so that two
@@ -192,10 +181,10 @@ impl Machine {
     fn back_off(&mut self, state: State) -> Vec<Action> {
         self.state = state;
         let wait = self
-            .delays
+            .timing
             .min_backoff
             .saturating_mul(2_u32.saturating_pow(self.failures))
-            .min(self.delays.max_backoff);
+            .min(self.timing.max_backoff);
         self.failures = self.failures.saturating_add(1);
         vec![Action::Report(Phase::Waiting), Action::Wake(wait)]
     }
@@ -220,20 +209,21 @@ impl Machine {
 mod tests {
     use super::*;
 
-    const DELAYS: Delays = Delays {
-        min_backoff: Duration::from_millis(100),
-        max_backoff: Duration::from_secs(1),
-        live: Duration::from_secs(10),
-    };
+    const FIRST: Duration = Duration::from_millis(100);
+
+    fn new() -> Machine {
+        let max_backoff = Duration::from_secs(1);
+        Machine::new(Timing { min_backoff: FIRST, max_backoff, ..Timing::default() })
+    }
 
     const LISTENING: Event = Event::Listening { kubelet: true };
 
     fn live() -> Machine {
-        let mut machine = Machine::new(DELAYS);
+        let mut machine = new();
         assert_eq!(machine.on(LISTENING), [Action::CancelWake, Action::Register]);
         assert_eq!(
             machine.on(Event::Accepted),
-            [Action::Report(Phase::Accepted), Action::Wake(DELAYS.live)]
+            [Action::Report(Phase::Accepted), Action::Wake(Duration::from_secs(10))]
         );
         assert!(machine.on(Event::Opened).contains(&Action::Report(Phase::Live)));
         machine
@@ -241,7 +231,7 @@ mod tests {
 
     #[test]
     fn a_stream_opened_before_register_returns_counts() {
-        let mut machine = Machine::new(DELAYS);
+        let mut machine = new();
         machine.on(LISTENING);
         assert_eq!(machine.on(Event::Opened), []);
         assert!(machine.on(Event::Accepted).contains(&Action::Report(Phase::Live)));
@@ -249,7 +239,7 @@ mod tests {
 
     #[test]
     fn without_kubelet_it_waits_and_registers_when_one_appears() {
-        let mut machine = Machine::new(DELAYS);
+        let mut machine = new();
         assert_eq!(
             machine.on(Event::Listening { kubelet: false }),
             [Action::CancelWake, Action::Report(Phase::Waiting)]
@@ -268,12 +258,12 @@ mod tests {
                 machine
             },
             || {
-                let mut machine = Machine::new(DELAYS);
+                let mut machine = new();
                 machine.on(LISTENING);
                 machine
             },
             || {
-                let mut machine = Machine::new(DELAYS);
+                let mut machine = new();
                 machine.on(LISTENING);
                 machine.on(Event::Refused);
                 machine
@@ -287,7 +277,7 @@ mod tests {
 
     #[test]
     fn refusals_are_retried_on_the_same_socket_ever_more_slowly() {
-        let mut machine = Machine::new(DELAYS);
+        let mut machine = new();
         machine.on(LISTENING);
         let mut waits = vec![];
         for _ in 0..6 {
@@ -303,16 +293,16 @@ mod tests {
 
     #[test]
     fn a_stream_that_never_opens_or_ends_brings_a_new_socket() {
-        let mut machine = Machine::new(DELAYS);
+        let mut machine = new();
         machine.on(LISTENING);
         machine.on(Event::Accepted);
-        assert!(machine.on(Event::Timer).contains(&Action::Wake(DELAYS.min_backoff)));
+        assert!(machine.on(Event::Timer).contains(&Action::Wake(FIRST)));
         assert!(machine.on(Event::Timer).contains(&Action::Listen));
 
         let mut machine = live();
         assert_eq!(
             machine.on(Event::Closed),
-            [Action::Report(Phase::Waiting), Action::Wake(DELAYS.min_backoff)]
+            [Action::Report(Phase::Waiting), Action::Wake(FIRST)]
         );
         assert!(machine.on(Event::Timer).contains(&Action::Listen));
     }
@@ -334,16 +324,16 @@ mod tests {
                 _ => None,
             })
         };
-        assert_eq!(wait(machine.on(Event::Closed)), Some(DELAYS.min_backoff));
+        assert_eq!(wait(machine.on(Event::Closed)), Some(FIRST));
         for event in [Event::Timer, LISTENING, Event::Accepted, Event::Opened] {
             machine.on(event);
         }
-        assert_eq!(wait(machine.on(Event::Closed)), Some(DELAYS.min_backoff * 2));
+        assert_eq!(wait(machine.on(Event::Closed)), Some(FIRST * 2));
         for event in [Event::Timer, LISTENING, Event::Accepted, Event::Opened] {
             machine.on(event);
         }
         machine.on(Event::Timer);
-        assert_eq!(wait(machine.on(Event::Closed)), Some(DELAYS.min_backoff));
+        assert_eq!(wait(machine.on(Event::Closed)), Some(FIRST));
     }
 
     #[test]

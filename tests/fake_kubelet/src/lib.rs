@@ -2,24 +2,6 @@
 //! with the plugin, in the order and manner of the real one (Kubernetes `pkg/kubelet/cm/devicemanager`),
 //! and runs no containers.
 //!
-//! ```ignore
-//! # async fn example(root: &std::path::Path) -> Result<(), Box<dyn std::error::Error>> {
-//! use tessera_fake_kubelet::{Container, Kubelet, Pod};
-//!
-//! let kubelet = Kubelet::start(root).await?;
-//! // … serve the plugin in kubelet.device_plugins_dir() …
-//! kubelet.wait_allocatable("tessera.dev/gpu", 4).await;
-//! let pod = Pod::new("default", "llm").with(Container::new("server").asking("tessera.dev/gpu", 2));
-//! let admitted = kubelet.admit(&pod).await?;          // GetPreferredAllocation, Allocate
-//! let options = kubelet.start_container(&pod, "server").await?; // PreStartContainer
-//! assert_eq!(admitted[0].device_ids.len(), 2);
-//! println!("{:?}", options.mounts);
-//! kubelet.remove("default", "llm");                  // no call: there is no Deallocate
-//! kubelet.restart().await?;                          // sockets wiped, assignments kept
-//! # Ok(())
-//! # }
-//! ```
-//!
 //! As the real one:
 //! - Register dials the plugin back before it is answered, asks for its options and then opens
 //!   ListAndWatch; a second plugin for the same resource replaces the first.
@@ -36,16 +18,14 @@
 //! [`Behaviour`] makes it refuse, dawdle or neglect the stream. It dials as kubelet 1.26 and later do;
 //! what older ones send is tried with a raw client in `tests/suites/agent/kubelet/authority.rs`.
 //!
-//! [`dra`] is a stand-in for kubelet's DRA manager beside it, and [`http2`] the client that sends what no sound
-//! library would.
+//! [`dra`] is a stand-in for kubelet's DRA manager beside it.
 #![forbid(unsafe_code)]
 
 pub mod dra;
-pub mod http2;
 mod manager;
-mod pods;
 mod servers;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -61,8 +41,8 @@ use tessera_kubelet_api::podresources::{CdiDevice, ClaimResource, DynamicResourc
 use tokio::sync::watch;
 use tonic::transport::Channel;
 
-use manager::{Choice, Manager};
-pub use pods::{Admitted, Container, Pod, RunOptions};
+pub use manager::{Admitted, Container, Pod, RunOptions};
+use manager::{Assignment, Choice, Key, Manager, settle};
 
 /// Longest PreStartContainer, as kubelet has it.
 const PRE_START_TIMEOUT: Duration = Duration::from_secs(30);
@@ -148,9 +128,9 @@ struct State {
     lists: u64,
     pod_lists: u64,
     /// Pods without devices, by namespace and name.
-    others: std::collections::BTreeSet<(String, String)>,
+    others: BTreeSet<(String, String)>,
     /// Pods with claims: the container, and what it has of them.
-    claiming: std::collections::BTreeMap<(String, String), (String, Vec<DynamicResource>)>,
+    claiming: BTreeMap<(String, String), (String, Vec<DynamicResource>)>,
     running: Option<servers::Running>,
 }
 
@@ -249,9 +229,9 @@ impl Kubelet {
     }
 
     /// Devices of a resource that containers hold.
-    pub fn held(&self, resource_name: &str) -> std::collections::BTreeSet<String> {
+    pub fn held(&self, resource_name: &str) -> BTreeSet<String> {
         let state = self.0.state();
-        let of_it = |key: &&pods::Key| key.resource_name == resource_name;
+        let of_it = |key: &&Key| key.resource_name == resource_name;
         let assignments = state.manager.assignments().filter(|(key, _)| of_it(key));
         assignments.flat_map(|(_, assignment)| assignment.device_ids.iter().cloned()).collect()
     }
@@ -308,12 +288,12 @@ impl Kubelet {
     }
 
     async fn admit_containers(&self, pod: &Pod) -> Result<Vec<Admitted>, StandinError> {
-        let mut reusable = std::collections::BTreeMap::new();
+        let mut reusable = BTreeMap::new();
         let mut admitted = vec![];
         for (init, container) in pod.containers() {
             for (resource_name, &count) in &container.requests {
-                let key = pods::Key::new(pod, &container.name, resource_name);
-                let spare: &mut std::collections::BTreeSet<String> =
+                let key = Key::new(pod, &container.name, resource_name);
+                let spare: &mut BTreeSet<String> =
                     reusable.entry(resource_name.clone()).or_default();
                 let choice = self.0.state().manager.choose(&key, count, spare)?;
                 let assignment = match choice {
@@ -321,7 +301,7 @@ impl Kubelet {
                     Choice::Settled(ids) => self.allocate(&key, init, ids).await?,
                     Choice::Ask { available, must_include } => {
                         let preferred = self.prefer(&key, &available, &must_include, count).await?;
-                        let ids = manager::settle(&preferred, &available, must_include, count);
+                        let ids = settle(&preferred, &available, must_include, count);
                         self.allocate(&key, init, ids).await?
                     }
                 };
@@ -343,9 +323,9 @@ impl Kubelet {
 
     async fn prefer(
         &self,
-        key: &pods::Key,
-        available: &std::collections::BTreeSet<String>,
-        must_include: &std::collections::BTreeSet<String>,
+        key: &Key,
+        available: &BTreeSet<String>,
+        must_include: &BTreeSet<String>,
         count: usize,
     ) -> Result<Vec<String>, StandinError> {
         let Some((mut client, options)) = self.plugin(&key.resource_name) else {
@@ -370,10 +350,10 @@ impl Kubelet {
 
     async fn allocate(
         &self,
-        key: &pods::Key,
+        key: &Key,
         init: bool,
-        ids: std::collections::BTreeSet<String>,
-    ) -> Result<manager::Assignment, StandinError> {
+        ids: BTreeSet<String>,
+    ) -> Result<Assignment, StandinError> {
         let device_ids: Vec<String> = ids.into_iter().collect();
         let (mut client, _) = self.plugin(&key.resource_name).ok_or_else(|| {
             key.failed("Allocate", tonic::Status::unavailable("the plugin is not registered"))
@@ -387,7 +367,7 @@ impl Kubelet {
             answer.into_inner().container_responses.into_iter().next().ok_or_else(|| {
                 key.failed("Allocate", tonic::Status::internal("the answer is empty"))
             })?;
-        let assignment = manager::Assignment { device_ids, response, init };
+        let assignment = Assignment { device_ids, response, init };
         self.0.state().manager.assign(key.clone(), assignment.clone());
         Ok(assignment)
     }
@@ -444,14 +424,12 @@ impl Kubelet {
         devices: &[dra::PreparedDevice],
     ) {
         let of = |device: &dra::PreparedDevice| ClaimResource {
-            cdi_devices: device
-                .cdi_devices
-                .iter()
+            cdi_devices: (device.cdi_device_ids.iter())
                 .map(|name| CdiDevice { name: name.clone() })
                 .collect(),
             driver_name: "gpu.tessera.dev".to_owned(),
-            pool_name: device.pool.clone(),
-            device_name: device.device.clone(),
+            pool_name: device.pool_name.clone(),
+            device_name: device.device_name.clone(),
             ..ClaimResource::default()
         };
         let resource = DynamicResource {

@@ -290,14 +290,8 @@ impl PodResourcesLister for Service {
 
     async fn get(
         &self,
-        request: Request<GetPodResourcesRequest>,
+        _: Request<GetPodResourcesRequest>,
     ) -> Result<Response<GetPodResourcesResponse>, Status> {
-        let request = request.into_inner();
-        let pods = self.inner()?.pod_resources();
-        let pod = pods
-            .into_iter()
-            .find(|pod| pod.name == request.pod_name && pod.namespace == request.pod_namespace)
-            .ok_or_else(|| Status::not_found("no such pod"))?;
-        Ok(Response::new(GetPodResourcesResponse { pod_resources: Some(pod) }))
+        Err(Status::unimplemented("the stand-in lists pods"))
     }
 }

@@ -47,7 +47,7 @@ pub mod plugin;
 #[cfg(feature = "plugin")]
 pub mod scripted;
 #[cfg(feature = "plugin")]
-pub use tessera_fake_kubelet::http2;
+pub mod http2;
 
 pub use alone::{Spinners, again, alone, beside, in_own_process, settles};
 pub use arbiter::{Arbiter, Heard, monotonic_ns};

@@ -24,7 +24,7 @@ use tessera_web::server::{Options, Server};
 use tessera_web::source::{Answer, Scope};
 use tokio::task::JoinSet;
 
-use super::live::Ends;
+use super::control::Ends;
 use super::node::Node;
 use super::start::Layout;
 

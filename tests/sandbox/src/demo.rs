@@ -18,16 +18,16 @@ use tessera_system::terminal;
 use tokio::process::{Child, Command};
 use toml::Table;
 
-use super::account::{Account, Group, micros};
 use super::command;
 use super::container::{Means, Surroundings};
+use super::control::{Ends, INTERRUPTED};
 use super::judge::{self, Facts, Phase, Said, Tenant, Way, millis};
-use super::keeper::MARK;
-use super::live::{Ends, INTERRUPTED};
-use super::load::Load;
+use super::judge::{Account, Group, micros};
 use super::machine::Machine;
+use super::pod::Load;
 use super::pod::{Pod, State};
 use super::sandbox::{Sandbox, overhead};
+use super::scratch::MARK;
 use super::scratch::{PREFIX, Scratch};
 use super::start::{self, Plan};
 

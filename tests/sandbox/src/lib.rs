@@ -3,7 +3,7 @@
 //! Each node is a kubelet that runs no containers (`tests/fake_kubelet`), a simulated machine (`tests/sim`) and a
 //! plugin, `tessera serve`, as a process of its own. Pods are placed by command; the container of each is a real
 //! process under the shim, in the surroundings that Allocate's answer describes ([`container`]). Everything lives in
-//! one directory ([`scratch`]), and nothing outlives the sandbox ([`keeper`]). `tessera demo` is a script in one
+//! one directory, and nothing outlives the sandbox ([`scratch`]). `tessera demo` is a script in one
 //! ([`demo`]).
 //!
 //! **May use**: what an operator's program may: `tessera_api`'s clients, the fake kubelet. **Must not**: know the
@@ -13,28 +13,19 @@
 #![cfg_attr(not(test), deny(clippy::print_stdout))]
 #![forbid(unsafe_code)]
 
-mod account;
-pub mod claim;
-pub mod command;
-pub mod completions;
+mod command;
 mod console;
-pub mod container;
+mod container;
 mod control;
 pub mod demo;
-pub mod dra;
-mod greeting;
+mod dra;
 mod judge;
-pub mod keeper;
-mod list;
-mod live;
-pub mod load;
-pub mod machine;
-pub mod node;
-pub mod placement;
+mod machine;
+mod node;
 mod pod;
+mod print;
 mod sandbox;
-pub mod scratch;
-pub mod settings;
+mod scratch;
 mod start;
 
 use std::ffi::OsString;
@@ -43,6 +34,7 @@ use std::process::ExitCode;
 use tessera_system::terminal;
 
 use command::Command;
+pub use command::with_names;
 use machine::Mig;
 use start::Layout;
 
@@ -138,8 +130,8 @@ pub fn again(again: Again) -> anyhow::Result<ExitCode> {
         Again::EnterContainer { surroundings, command } => {
             container::enter(&surroundings, &command)?;
         }
-        Again::Account { library, gpus } => account::main(&library, &gpus)?,
-        Again::Keep { directory, temporary } => keeper::main(&directory, temporary),
+        Again::Account { library, gpus } => judge::account(&library, &gpus)?,
+        Again::Keep { directory, temporary } => scratch::keep(&directory, temporary),
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -170,15 +162,15 @@ pub fn main(args: Args, config: Option<&Path>) -> anyhow::Result<ExitCode> {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let outcome = runtime.block_on(async {
-        let ends = live::Ends::listen()?;
+        let ends = control::Ends::listen()?;
         if args.made_up {
             return console::made_up(args.layout, &ends).await;
         }
         let sandbox = tokio::select! {
             started = start::start(&args, config) => started?,
-            () = ends.wait() => return Ok(ExitCode::from(live::INTERRUPTED)),
+            () = ends.wait() => return Ok(ExitCode::from(control::INTERRUPTED)),
         };
-        live::live(sandbox, &args.run, &ends).await
+        control::live(sandbox, &args.run, &ends).await
     });
     match outcome {
         Err(error) if error.is::<node::BadConfiguration>() => {

@@ -17,13 +17,13 @@ use tessera_fake_kubelet::Kubelet;
 use tokio::process::{Child, Command};
 use toml::Table;
 
-use super::claim::Size;
 use super::container::Surroundings;
 use super::dra::Dra;
-use super::keeper::MARK;
+use super::dra::Size;
 use super::machine::Simulation;
-use super::placement::Placement;
-use super::settings::{self, Places};
+use super::machine::{self, Places};
+use super::pod::Placement;
+use super::scratch::MARK;
 
 /// How long the plugin may take to register; NVML on a cold machine takes seconds.
 const REGISTRATION: Duration = Duration::from_secs(20);
@@ -37,7 +37,6 @@ const STEP: Duration = Duration::from_millis(50);
 #[derive(Clone, Debug)]
 pub struct NodeSpec {
     pub name: String,
-    /// Where everything of it is; exists.
     pub dir: PathBuf,
     /// The sandbox's directory, which its processes carry.
     pub mark: PathBuf,
@@ -67,7 +66,6 @@ pub struct Node {
 /// How `tessera` finds a node's plugin.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Asked {
-    /// The node's name.
     pub node: String,
     config: PathBuf,
     envs: BTreeMap<String, String>,
@@ -92,9 +90,6 @@ pub struct BadConfiguration(pub String);
 
 impl Node {
     /// Starts a kubelet, and writes the plugin's configuration. No plugin runs yet.
-    ///
-    /// # Errors
-    /// No sockets; [`BadConfiguration`].
     pub async fn prepare(spec: NodeSpec) -> anyhow::Result<Self> {
         let kubelet = Kubelet::start(&spec.dir.join("k")).await?;
         // A kubelet that lists no pods at all has just started, and is not believed.
@@ -103,7 +98,7 @@ impl Node {
             true => free_ports()?.map(Some),
             false => [None, None],
         };
-        let dra = match settings::serves_claims(&spec.user) {
+        let dra = match machine::serves_claims(&spec.user) {
             true => Some(Dra::start(&spec.dir, &spec.dir.join("k"), &spec.name)?),
             false => None,
         };
@@ -116,14 +111,13 @@ impl Node {
             metrics,
             api,
         };
-        let text = settings::text(spec.user.clone(), &places);
+        let text = machine::configuration(spec.user.clone(), &places);
         let file = spec.dir.join("config.toml");
         fs::write(&file, &text).with_context(|| format!("cannot write {}", file.display()))?;
         let config = Config::find(Some(&file)).map_err(|e| BadConfiguration(e.to_string()))?;
         Ok(Self { spec, kubelet, config, dra, metrics, api, plugin: None })
     }
 
-    /// The plugin's configuration file.
     pub fn file(&self) -> PathBuf {
         self.spec.dir.join("config.toml")
     }
@@ -179,9 +173,6 @@ impl Node {
     }
 
     /// Runs `config check` on what the plugin would be started with.
-    ///
-    /// # Errors
-    /// [`BadConfiguration`], or the check cannot be run.
     pub fn check(&self) -> anyhow::Result<()> {
         let output = self.command(&["config", "check"])?.output().context("cannot check")?;
         if output.status.success() {
@@ -248,9 +239,7 @@ impl Node {
     }
 
     /// Places a pod with a claim of this size.
-    ///
-    /// # Errors
-    /// The node serves no claims; it does not fit; what the driver says. Nothing is left of it then.
+    /// Errors: The node serves no claims; it does not fit; what the driver says. Nothing is left of it then.
     pub async fn claim(
         &mut self,
         pod: (&str, &str),

@@ -1,25 +1,118 @@
-//! A pod of the sandbox: a placement, and the process that is its container.
+//! A pod: what kubelet admitted it with, what its container does, and the process that is its container.
 
-use std::fs::{self, OpenOptions};
+use std::fs;
+use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use clap::ValueEnum;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tessera_fake_kubelet::Kubelet;
+use tessera_fake_kubelet::{Container, Kubelet, Pod as Admission};
+use tessera_region::quota::QuotaReader;
 use tessera_system::locks::lock;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, Command};
 
-use super::container::Means;
-use super::keeper::MARK;
-use super::load::Load;
+use super::container::{Means, Surroundings};
+use super::dra::Claimed;
 use super::node::last_lines;
-use super::placement::Placement;
+use super::scratch::MARK;
+
+/// The name of a pod's only container.
+pub const CONTAINER: &str = "main";
+
+/// A pod with one container.
+#[derive(Debug)]
+pub struct Placement {
+    pod: Admission,
+    /// The devices that kubelet chose.
+    pub device_ids: Vec<String>,
+    /// What its container runs in.
+    pub surroundings: Surroundings,
+    /// Its quota, as the shim reads it.
+    pub quota: QuotaReader,
+    is_claim: bool,
+}
+
+impl Placement {
+    /// Admits a pod that asks for `count` of `resource`, and starts its container, as kubelet would. `scratch` is
+    /// an empty directory.
+    /// Errors: What the plugin answered, or an answer that no container could use; the pod is gone then.
+    pub async fn of(
+        kubelet: &Kubelet,
+        (namespace, name): (&str, &str),
+        (resource, count): (&str, usize),
+        scratch: PathBuf,
+    ) -> anyhow::Result<Self> {
+        let container = Container::new(CONTAINER).asking(resource, count);
+        let pod = Admission::new(namespace, name).with(container);
+        let admitted = kubelet.admit(&pod).await.with_context(|| format!("pod {name}"))?;
+        let device_ids = admitted.first().map(|a| a.device_ids.clone()).unwrap_or_default();
+        let placed = match kubelet.start_container(&pod, CONTAINER).await {
+            Ok(options) => {
+                Self::attached(pod, device_ids, Surroundings::of(options, scratch), false)
+            }
+            Err(error) => Err(error.into()),
+        };
+        if placed.is_err() {
+            kubelet.remove(namespace, name);
+        }
+        placed
+    }
+
+    /// A pod whose container has what a claim was allocated. `scratch` is an empty directory.
+    /// Errors: An answer that no container could use; the pod is gone then.
+    pub fn of_claim(
+        kubelet: &Kubelet,
+        (namespace, name): (&str, &str),
+        claimed: Claimed,
+        scratch: PathBuf,
+    ) -> anyhow::Result<Self> {
+        let pod = Admission::new(namespace, name).with(Container::new(CONTAINER));
+        let Claimed { claim, devices, options } = claimed;
+        let device_ids = devices.iter().map(|device| device.device_name.clone()).collect();
+        let placed = Self::attached(pod, device_ids, Surroundings::of(options, scratch), true)?;
+        kubelet.run_claiming((namespace, name), CONTAINER, &claim, &devices);
+        Ok(placed)
+    }
+
+    fn attached(
+        pod: Admission,
+        device_ids: Vec<String>,
+        surroundings: Surroundings,
+        is_claim: bool,
+    ) -> anyhow::Result<Self> {
+        let pages = surroundings.pages().context("no pages come with what the plugin answered")?;
+        let quota = QuotaReader::attach(pages)
+            .map_err(|error| anyhow::anyhow!("the quota page of {}: {error}", pod.name))?;
+        Ok(Self { pod, device_ids, surroundings, quota, is_claim })
+    }
+
+    /// Starts the container again, as kubelet does after a crash: PreStartContainer, no Allocate.
+    pub async fn restart(&mut self, kubelet: &Kubelet, scratch: PathBuf) -> anyhow::Result<()> {
+        // What a claim was prepared for stays as it is while the pod is there.
+        if !self.is_claim {
+            let options = kubelet.start_container(&self.pod, CONTAINER).await?;
+            self.surroundings = Surroundings::of(options, scratch);
+        }
+        Ok(())
+    }
+
+    /// Bytes that it may hold of its first GPU.
+    pub fn memory(&self) -> u64 {
+        self.quota.memory_limit(0)
+    }
+
+    pub fn uuids(&self) -> Vec<String> {
+        (0..self.quota.gpu_count()).map(|gpu| self.quota.uuid(gpu).to_owned()).collect()
+    }
+}
 
 /// How long a load may take until it is at work.
 const READY: Duration = Duration::from_secs(20);
@@ -57,12 +150,10 @@ pub enum State {
 pub struct Pod {
     pub namespace: String,
     pub name: String,
-    /// Its node's index.
     pub node: usize,
     pub resource: String,
     pub placement: Placement,
     pub work: Work,
-    /// What its container writes.
     pub log: PathBuf,
     state: State,
     child: Option<Child>,
@@ -72,7 +163,6 @@ pub struct Pod {
 /// What a pod's process needs besides its placement.
 #[derive(Clone, Copy, Debug)]
 pub struct Ways<'a> {
-    /// How containers are made.
     pub means: Means,
     /// `tessera-tenant`.
     pub program: &'a Path,
@@ -152,7 +242,6 @@ impl Pod {
         Ok(())
     }
 
-    /// How it is now.
     pub fn look(&mut self) -> State {
         if let Some(child) = &mut self.child
             && let Ok(Some(status)) = child.try_wait()
@@ -228,5 +317,116 @@ fn hear(heard: &mut Heard, line: &str) {
         Some("ready" | "full") => heard.ready += 1,
         Some("progress") => heard.progress = Some(value),
         _ => {}
+    }
+}
+
+const MIB: u64 = 1 << 20;
+/// Times the quota's memory that a greedy one would take where nothing held it.
+const GREED: u64 = 256 * MIB;
+/// Processes of a greedy one, and of one that floods.
+const PROCESSES: u64 = 3;
+/// GPU time of one kernel of those that need no memory, microseconds.
+const KERNEL_US: u32 = 500;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+pub enum Load {
+    /// Serves requests, 50 a second, and checks every byte that it reads back
+    Serve,
+    /// One step after the other without a pause, on weights that fill half of its quota
+    Train,
+    /// Holds memory and computes nothing
+    Idle,
+    /// Asks for more than its quota by every API from three processes, again and again
+    Greedy,
+    /// Steps of 4 ms (8 kernels), each after the last: the tokens of an answer
+    Steps,
+    /// Launches without end from three processes
+    Flood,
+}
+
+/// A number of bytes as devices have it: whole chunks of 2 MiB.
+fn whole(bytes: u64) -> u64 {
+    bytes / (2 * MIB) * (2 * MIB)
+}
+
+impl Load {
+    /// Processes that say that they are at work.
+    pub fn processes(self) -> u64 {
+        if matches!(self, Self::Greedy | Self::Flood) { PROCESSES } else { 1 }
+    }
+
+    /// Arguments of `tessera-tenant` under a quota of `quota` bytes on the GPU `device`, of which each context is
+    /// charged `overhead`. `memory` is what it takes, contexts aside, where that is not left to it.
+    pub fn arguments(
+        self,
+        quota: u64,
+        overhead: u64,
+        device: &str,
+        memory: Option<u64>,
+    ) -> Vec<String> {
+        let usable = quota.saturating_sub(overhead);
+        let activations = whole((usable / 32).clamp(2 * MIB, 64 * MIB));
+        let takes = |part: u64| memory.map_or(whole(part), whole);
+        let infer = |weights: u64, rate: u32, kernel_us: u32| {
+            vec![
+                "infer".to_owned(),
+                format!("--weights={weights}"),
+                format!("--activations={activations}"),
+                format!("--rate={rate}"),
+                format!("--kernel-us={kernel_us}"),
+            ]
+        };
+        let own = match self {
+            Self::Serve => infer(takes(usable / 4), 50, 2000),
+            Self::Train => infer(takes(usable / 2), 0, 5000),
+            Self::Idle => vec!["hold".into(), format!("--bytes={}", takes(usable / 2))],
+            Self::Greedy => vec![
+                format!("--processes={PROCESSES}"),
+                "greedy".into(),
+                format!("--chunk={}", whole((quota / 64).max(2 * MIB))),
+                format!("--min-chunk={}", 2 * MIB),
+                "--retry-ms=50".into(),
+                "--for=0".into(),
+                // Where nothing holds it, it must not take a machine's whole GPU.
+                format!("--at-most={}", quota + GREED),
+            ],
+            Self::Steps => vec![
+                "load".into(),
+                "--closed".into(),
+                format!("--kernel-us={KERNEL_US}"),
+                "--kernels=8".into(),
+            ],
+            Self::Flood => vec![
+                format!("--processes={PROCESSES}"),
+                "load".into(),
+                format!("--kernel-us={KERNEL_US}"),
+            ],
+        };
+        [vec![format!("--device={device}")], own].concat()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_load_fits_its_quota_but_the_greedy_one() {
+        let (quota, overhead) = (4 << 30, 128 << 20);
+        for load in [Load::Serve, Load::Train, Load::Idle] {
+            let arguments = load.arguments(quota, overhead, "GPU-0", None);
+            let takes = |name: &str| {
+                let found = arguments.iter().find_map(|a| a.strip_prefix(name));
+                found.map_or(0, |bytes| bytes.parse::<u64>().unwrap())
+            };
+            let sum = takes("--weights=") + takes("--activations=") + takes("--bytes=");
+            assert!(sum > 0 && sum + overhead < quota, "{load:?}: {sum}");
+        }
+    }
+
+    #[test]
+    fn what_it_takes_can_be_said() {
+        let arguments = Load::Idle.arguments(4 << 30, 0, "GPU-0", Some(1 << 30));
+        assert!(arguments.contains(&format!("--bytes={}", 1 << 30)), "{arguments:?}");
     }
 }

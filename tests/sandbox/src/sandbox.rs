@@ -12,11 +12,10 @@ use tessera_run::SIM_CONTEXT_OVERHEAD;
 use super::command::{Command, RunArgs, What};
 use super::console::Console;
 use super::container::Means;
-use super::greeting;
-use super::list;
 use super::node::{Node, last_lines};
-use super::placement::Placement;
+use super::pod::Placement;
 use super::pod::{Pod, State, Ways, Work};
+use super::print;
 use super::scratch::Scratch;
 
 /// More than a bare context takes on any GPU, bytes.
@@ -51,7 +50,6 @@ pub struct Sandbox {
     pub nodes: Vec<Node>,
     /// Its pods, the oldest first.
     pub pods: Vec<Pod>,
-    /// How containers are made.
     pub means: Means,
     /// `tessera-tenant`.
     pub program: PathBuf,
@@ -78,7 +76,6 @@ impl Sandbox {
         Self { nodes, pods, means, program, described, console, reported, scratch }
     }
 
-    /// Does what was asked.
     pub async fn obey(&mut self, command: Command) -> Reply {
         let reply = self.try_to(command).await;
         reply.unwrap_or_else(|error| Reply::failed(format!("{error:#}"))).printable()
@@ -94,8 +91,8 @@ impl Sandbox {
                 self.nodes[node].unprepare(&full).await;
                 Ok(Reply::done(format!("{full}: removed")))
             }
-            Command::List => Ok(Reply::done(list::text(self))),
-            Command::Names => Ok(Reply::done(list::names(self))),
+            Command::List => Ok(Reply::done(print::list(self))),
+            Command::Names => Ok(Reply::done(print::names(self))),
             Command::Logs { what, namespace, node, lines } => {
                 let file = match what.as_str() {
                     "plugin" => self.node(node.as_deref())?.log(),
@@ -153,7 +150,7 @@ impl Sandbox {
                      says what it is now"
                 )))
             }
-            Command::Where => Ok(Reply::done(greeting::text(self, false))),
+            Command::Where => Ok(Reply::done(print::greeting(self, false))),
             Command::Exit => Ok(Reply { ends: true, ..Reply::default() }),
             Command::Tessera(asked) => self.relayed(asked.words()),
         }
@@ -221,7 +218,7 @@ impl Sandbox {
             self.nodes[at].unprepare(&full).await;
             return Err(error.context(full));
         }
-        let text = list::placed(&pod, node);
+        let text = print::placed(&pod, node);
         self.nodes[at].await_named(&pod.namespace, &pod.name).await;
         self.pods.push(pod);
         Ok(text)

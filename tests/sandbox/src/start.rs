@@ -12,12 +12,11 @@ use toml::Table;
 use super::Args;
 use super::console::Console;
 use super::container::Means;
-use super::greeting;
-use super::machine::{MOST_GPUS, Machine, Mig, Simulation};
+use super::machine::{self, MOST_GPUS, Machine, Mig, Simulation};
 use super::node::{BadConfiguration, Node, NodeSpec};
+use super::print;
 use super::sandbox::Sandbox;
 use super::scratch::{PREFIX, Scratch};
-use super::settings;
 
 /// Most nodes that have plugins of their own.
 const MOST_NODES: u32 = 8;
@@ -80,9 +79,6 @@ pub struct Plan {
 }
 
 /// Starts everything but pods.
-///
-/// # Errors
-/// No artefacts, no directory, a plugin that does not register; [`BadConfiguration`].
 pub async fn start(args: &Args, file: Option<&Path>) -> anyhow::Result<Sandbox> {
     let Layout { nodes, gpus } = args.layout;
     // Profiles are named by the memory that an A100 or H100 has for them.
@@ -105,7 +101,7 @@ pub async fn stand(plan: Plan, mut scratch: Scratch) -> anyhow::Result<Sandbox> 
     let shim = find_artefact(Artefact::Shim, None)?;
     let program = find_artefact(Artefact::Tenant, None)?;
     scratch.occupy()?;
-    if let (Some(file), aside @ [_, ..]) = (file, settings::set_aside(&user).as_slice()) {
+    if let (Some(file), aside @ [_, ..]) = (file, machine::set_aside(&user).as_slice()) {
         eprintln!("note: {} describes a host; not used here: {}", file.display(), aside.join(", "));
     }
     let of =
@@ -136,7 +132,7 @@ pub async fn stand(plan: Plan, mut scratch: Scratch) -> anyhow::Result<Sandbox> 
         node.start_plugin().await?;
         nodes.push(node);
     }
-    greeting::write_prometheus(&nodes, scratch.path())?;
+    print::write_prometheus(&nodes, scratch.path())?;
     let means = Means::probe(&scratch.dir("probe")?);
     let console = match nodes.len() {
         1 => None,

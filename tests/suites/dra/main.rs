@@ -3,8 +3,5 @@
 
 mod moving;
 mod node;
-mod operate;
-mod repair;
-mod restarts;
 mod shares;
-mod turning_off;
+mod trouble;

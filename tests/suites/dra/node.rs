@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::net::SocketAddr;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -12,7 +13,7 @@ use tempfile::TempDir;
 use tessera_cluster::fixtures::ApiServer;
 use tessera_fake_kubelet::Kubelet;
 pub use tessera_fake_kubelet::dra::AllocatedClaim as Claim;
-use tessera_fake_kubelet::dra::{ClaimName, DraError, DraKubelet, PreparedDevice};
+use tessera_fake_kubelet::dra::{ClaimName, DraError, DraKubelet, PreparedDevice, run_options};
 use tessera_harness::plugin::{bounded, until};
 use tessera_harness::{
     Conversation, Owned, Preloaded, SimGpu, artefacts, can_contain, compile_c, external, own_paths,
@@ -224,21 +225,11 @@ impl Node {
     pub fn container(&self, devices: &[PreparedDevice]) -> Container {
         let view = tempfile::tempdir().unwrap();
         let mut shares = Vec::new();
-        let named = devices.iter().flat_map(|device| &device.cdi_devices);
-        for id in named.filter_map(|name| name.strip_prefix("tessera.dev/share=")) {
-            let spec = self.cdi().join(format!("tessera.dev-share_{id}.json"));
-            let spec: Value = serde_json::from_slice(&fs::read(spec).unwrap()).unwrap();
-            let device =
-                spec["devices"].as_array().unwrap().iter().find(|device| device["name"] == id);
-            let mounts = device.unwrap()["containerEdits"]["mounts"].as_array().unwrap();
-            for mount in mounts {
-                let at = Path::new(mount["containerPath"].as_str().unwrap());
-                if at.parent() == Some(Path::new(PAGES)) {
-                    let host = PathBuf::from(mount["hostPath"].as_str().unwrap());
-                    let link = view.path().join(at.file_name().unwrap());
-                    std::os::unix::fs::symlink(&host, link).unwrap();
-                    shares.push(host);
-                }
+        for mount in run_options(&self.cdi(), devices).unwrap().mounts {
+            let (at, host) = (Path::new(&mount.container_path), PathBuf::from(mount.host_path));
+            if at.parent() == Some(Path::new(PAGES)) {
+                symlink(&host, view.path().join(at.file_name().unwrap())).unwrap();
+                shares.push(host);
             }
         }
         Container { view, shares }
@@ -281,7 +272,7 @@ impl Container {
     pub fn and(self, other: Container) -> Self {
         for host in &other.shares {
             let link = self.view.path().join(host.file_name().unwrap());
-            std::os::unix::fs::symlink(host, link).unwrap();
+            symlink(host, link).unwrap();
         }
         let shares = [self.shares, other.shares].concat();
         Self { view: self.view, shares }

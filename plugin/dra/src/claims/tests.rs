@@ -45,7 +45,7 @@ fn decided_on(
     records: &[Arc<Record>],
 ) -> Result<Decision, String> {
     let node = Node { pool: "node", catalogue, records, is_on: true };
-    decide(&asked(), Some(claim), node).map_err(|fault| fault.to_string())
+    decide(&asked(), Some(claim), node)
 }
 
 fn new(decision: &Decision, at: usize) -> &ShareAsk {
@@ -132,7 +132,7 @@ fn claims_that_are_not_what_kubelet_asked_for_are_distinguished() {
     let good = claim(vec![share("gpu", "gpu-a", "s", "1Gi", "10")]);
     let catalogue = catalogue(&[]);
     let node = Node { pool: "node", catalogue: &catalogue, records: &[], is_on: true };
-    let error = decide(&asked(), None, node).unwrap_err().to_string();
+    let error = decide(&asked(), None, node).unwrap_err();
     assert!(error.contains("not exist"), "{error}");
     let (mut again, mut free, mut deleting) = (good.clone(), good.clone(), good);
     again.metadata.uid = Some("v".into());
@@ -291,7 +291,6 @@ proptest! {
         });
         let all: Vec<_> = made.collect();
         let is_class = |one: &&DeviceAllocationConfiguration| one.source == "FromClass";
-        let is_for = parameters::is_for;
         let classes = all.iter().filter(is_class).cloned().collect();
         let granted = computes(node, classes).unwrap();
         let of_class = |request: &str| all.iter().filter(is_class).any(|one| is_for(one, request));

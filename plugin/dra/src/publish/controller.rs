@@ -13,16 +13,14 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use tessera_cluster::error::ApiError;
+use tessera_cluster::error::{ApiError, Retry};
 use tessera_cluster::k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use tessera_cluster::k8s_openapi::jiff::Timestamp;
-use tessera_cluster::resource::SliceEvent;
+use tessera_cluster::resource::{ResourceClient, SliceEvent};
 
+use super::device::Since;
 use super::offer::Offer;
-use super::pace::Pace;
-use super::plan::Standing;
-use super::pool::{self, Node};
-use super::taints::Since;
+use super::slices::{Node, Standing, cut};
 
 /// How long devices that the server refused, or kept unshared, are not sent again, unless others are wanted.
 const REFUSED_FOR: Duration = Duration::from_secs(600);
@@ -60,6 +58,20 @@ pub enum Answer {
     Kept(Box<ResourceSlice>),
     /// To [`Step::Delete`].
     Deleted,
+}
+
+impl Step {
+    /// Does it.
+    pub async fn take(&self, api: &ResourceClient) -> Result<Answer, ApiError> {
+        match self {
+            Step::NodeUid => api.node_uid().await.map(Answer::NodeUid),
+            Step::List => api.own_slices().await.map(Answer::Listed),
+            Step::Create(slice) => api.create_slice(slice).await.map(Box::new).map(Answer::Kept),
+            Step::Update(slice) => api.update_slice(slice).await.map(Box::new).map(Answer::Kept),
+            Step::Delete(name) => api.delete_slice(name).await.map(|()| Answer::Deleted),
+            Step::Wait(_) => Ok(Answer::Deleted),
+        }
+    }
 }
 
 /// See the module's text.
@@ -266,7 +278,7 @@ impl Controller {
         if self.refused_until(now).is_some() {
             return None;
         }
-        let parts = pool::cut(&devices).len();
+        let parts = cut(&devices).len();
         let standing = Standing::of(observed.values(), node, parts);
         let is_in_sync = |there: &ResourceSlice, wanted: &ResourceSlice| {
             there.spec == wanted.spec || self.is_what_was_written(there, wanted)
@@ -379,6 +391,105 @@ impl Status {
             error.map(|error| format!("the ResourceSlices are not as they should be: {error}"));
         error.chain(self.problems.iter().cloned()).collect()
     }
+}
+
+/// Writes that may follow each other at once.
+const BURST: u32 = 10;
+/// Then one in this time.
+const REFILL: Duration = Duration::from_millis(500);
+/// Pause after a first failure that passes by itself; it doubles …
+const SHORTEST: Duration = Duration::from_millis(250);
+/// … up to this.
+const LONGEST: Duration = Duration::from_secs(30);
+/// Pause after a failure that a person must mend.
+const LATER: Duration = Duration::from_secs(60);
+/// So many failures in a row a 403 counts as one that passes by itself: some 16 s.
+const EARLY: u32 = 6;
+/// Pause after slices were removed by another; it doubles with each time …
+const WIPED: Duration = Duration::from_secs(1);
+/// … that comes within this of the one before.
+const WIPED_WITHIN: Duration = Duration::from_secs(60);
+
+/// How fast writes follow each other, and how long a failure is waited out.
+#[derive(Clone, Debug, Default)]
+struct Pace {
+    /// Writes in advance, and since when that counts.
+    spent: u32,
+    refilled: Option<Instant>,
+    failures: u32,
+    /// Nothing is asked before.
+    asks_at: Option<Instant>,
+    wipes: u32,
+    wiped: Option<Instant>,
+    /// Nothing is made before.
+    makes_at: Option<Instant>,
+}
+
+impl Pace {
+    /// How long to wait before anything is asked of the API server.
+    fn before_asking(&self, now: Instant) -> Option<Duration> {
+        left(self.asks_at, now)
+    }
+
+    /// How long to wait before slices are written.
+    fn before_writing(&self, now: Instant) -> Option<Duration> {
+        let rate = match (self.spent >= BURST, self.refilled) {
+            (true, Some(then)) => left(Some(then + REFILL), now),
+            _ => None,
+        };
+        rate.max(left(self.makes_at, now))
+    }
+
+    /// A write was made.
+    fn wrote(&mut self, now: Instant) {
+        let since = *self.refilled.get_or_insert(now);
+        let back = now.saturating_duration_since(since).as_millis() / REFILL.as_millis();
+        let back = u32::try_from(back).unwrap_or(u32::MAX);
+        if back > 0 {
+            self.refilled = Some(now);
+        }
+        self.spent = self.spent.saturating_sub(back).min(BURST) + 1;
+    }
+
+    /// The server answered.
+    fn succeeded(&mut self) {
+        (self.failures, self.asks_at) = (0, None);
+    }
+
+    /// The server did not, or refused.
+    fn failed(&mut self, error: &ApiError, now: Instant) {
+        let doubled = SHORTEST.saturating_mul(1 << self.failures.min(10)).min(LONGEST);
+        let is_early = self.failures < EARLY;
+        let pause = match error.retry() {
+            // An API server that has just started denies everything for some seconds.
+            Retry::Later if is_early && matches!(error, ApiError::Forbidden { .. }) => doubled,
+            Retry::Soon | Retry::Reread | Retry::Never => doubled,
+            Retry::Later => LATER,
+        };
+        let asked = match error {
+            ApiError::Busy { after, .. } => after.unwrap_or_default().min(LATER),
+            _ => Duration::ZERO,
+        };
+        self.failures = self.failures.saturating_add(1);
+        self.asks_at = Some(now + pause.max(asked));
+    }
+
+    /// Somebody removed slices. Several removals in one pause are one.
+    fn wiped(&mut self, now: Instant) -> bool {
+        if left(self.makes_at, now).is_some() {
+            return false;
+        }
+        let again =
+            self.wiped.is_some_and(|then| now.saturating_duration_since(then) < WIPED_WITHIN);
+        self.wipes = if again { self.wipes.saturating_add(1) } else { 0 };
+        self.wiped = Some(now);
+        self.makes_at = Some(now + WIPED.saturating_mul(1 << self.wipes.min(10)).min(LONGEST));
+        true
+    }
+}
+
+fn left(until: Option<Instant>, now: Instant) -> Option<Duration> {
+    until?.checked_duration_since(now).filter(|left| !left.is_zero())
 }
 
 #[cfg(test)]

@@ -12,9 +12,7 @@ use tessera_rules::capacity::Capacity;
 use tessera_rules::front_end::FrontEnd;
 use tessera_rules::room::Left;
 
-use super::attributes::attributes;
-use super::policy::{Policy, Unit};
-use super::taints::taints;
+use super::device::{Policy, attributes, taints};
 use crate::names;
 
 /// A GPU that is sold by claims, with what the slices say beside what is sold of it.
@@ -107,8 +105,8 @@ impl Offer {
                 attributes: Some(attributes(published)),
                 allow_multiple_allocations: Some(true),
                 capacity: Some(BTreeMap::from([
-                    (names::MEMORY.to_owned(), memory.capacity(Unit::Bytes)),
-                    (names::CORES.to_owned(), cores.capacity(Unit::Hundredths)),
+                    (names::MEMORY.to_owned(), memory.capacity()),
+                    (names::CORES.to_owned(), cores.capacity()),
                 ])),
                 taints,
                 ..Device::default()

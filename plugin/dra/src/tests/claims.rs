@@ -1,9 +1,12 @@
-//! Claims through kubelet's calls: what is enforced, refused, repeated and forgotten.
+//! Claims through kubelet's calls: what is enforced, refused, repeated and forgotten, and what is on disk: ledger, pages and
+//! CDI files.
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
 use tessera_cluster::fixtures::Temper;
+use tessera_cluster::k8s_openapi::api::resource::v1::DeviceRequestAllocationResult as DeviceResult;
 use tessera_fake_kubelet::dra::ClaimName;
 
 use super::support::{Node, bounded, cordon, fall_ill, named, recover};
@@ -26,15 +29,17 @@ async fn a_claim_gets_its_shares_and_containers_their_devices() {
     let devices = bounded(node.kubelet.prepare("pod", &[named(&pair)])).await.unwrap().remove(0);
     let of: Vec<_> = devices
         .iter()
-        .map(|d| (d.requests[0].as_str(), d.device.as_str(), d.share_id.as_deref().unwrap()))
+        .map(|d| {
+            (d.request_names[0].as_str(), d.device_name.as_str(), d.share_id.as_deref().unwrap())
+        })
         .collect();
     // Requests as pods name them.
     assert_eq!(of, [("chat", "gpu-a", "s1"), ("draft", "gpu-a", "s2"), ("chat", "gpu-b", "s3")]);
-    assert!(devices.iter().all(|device| device.pool == "node"));
+    assert!(devices.iter().all(|device| device.pool_name == "node"));
     // Each share is a tenant with a CDI device of its own, named once.
-    let cdi: Vec<usize> = devices.iter().map(|device| device.cdi_devices.len()).collect();
+    let cdi: Vec<usize> = devices.iter().map(|device| device.cdi_device_ids.len()).collect();
     assert_eq!(cdi, [3, 2, 0], "the share, and its GPUs");
-    assert_ne!(devices[0].cdi_devices, devices[1].cdi_devices);
+    assert_ne!(devices[0].cdi_device_ids, devices[1].cdi_device_ids);
     let recorded = [
         ("pair".into(), "chat".into(), 12 * GIB, 600),
         ("pair".into(), "draft/small".into(), 2 * GIB, 100),
@@ -273,4 +278,102 @@ async fn sixteen_claims_are_one_call_and_the_api_server_is_asked_for_all_at_once
     assert_eq!(devices.len(), 16);
     assert!(began.elapsed() < Duration::from_millis(16 * 300), "{:?}", began.elapsed());
     assert_eq!(node.cluster.server.count(GET_CLAIM), 16);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_has_pages_a_cdi_file_and_a_record_from_prepare_to_unprepare() {
+    let node = Node::new();
+    let plugin = node.plugin().await;
+    let results = vec![
+        share("chat", "gpu-a", "s1", "6Gi", "30"),
+        share("draft", "gpu-a", "s2", "2560Mi", "10"),
+    ];
+    let pair = claim("pair", "u1", results);
+    node.cluster.put(&[&pair]);
+    let devices = bounded(node.kubelet.prepare("pod", &[named(&pair)])).await.unwrap().remove(0);
+    let records = node.agent.claims();
+    assert_eq!(records.len(), 2);
+    for (device, request, bytes, cores) in
+        [(&devices[0], "chat", 6 * GIB, 300), (&devices[1], "draft", 5 * GIB / 2, 100)]
+    {
+        let record = records
+            .iter()
+            .find(|record| record.origin.claim().is_some_and(|claim| claim.request == request));
+        let record = record.unwrap();
+        assert_eq!(record.grants[0].memory_limit_bytes, bytes);
+        assert_eq!(record.grants[0].cores_millis, cores);
+        // The share's own name first: kubelet shows it in the pod's status.
+        let share = format!("tessera.dev/share={}", record.id);
+        assert_eq!(device.cdi_device_ids, [share, "nvidia.com/gpu=GPU-a".to_owned()]);
+        let spec = node.files("cdi").into_iter().find(|path| {
+            path.file_name().is_some_and(|name| name.to_string_lossy().contains(record.id.as_str()))
+        });
+        let spec = std::fs::read_to_string(spec.unwrap()).unwrap();
+        assert!(spec.contains(&format!("pages/{}", record.id)), "{spec}");
+        assert!(node.root.path().join("pages").join(record.id.as_str()).join("quota").exists());
+    }
+    // A full GPU says with which numbers.
+    let large = claim("large", "u2", vec![share("gpu", "gpu-a", "s3", "14Gi", "10")]);
+    node.cluster.put(&[&large]);
+    let answer = bounded(node.kubelet.call_prepare(&[named(&large)])).await.unwrap();
+    let error = answer["u2"].as_ref().unwrap_err();
+    assert!(error.contains("claim team/large") && error.contains("14 GiB"), "{error}");
+    // The plugin starts again after its node: CDI files are gone, and are there before the socket is.
+    plugin.stop().await;
+    std::fs::remove_dir_all(node.root.path().join("cdi")).unwrap();
+    let node = node.reboot();
+    let _plugin = node.plugin().await;
+    assert_eq!(node.files("cdi").len(), 2);
+    let again = bounded(node.kubelet.call_prepare(&[named(&pair)])).await.unwrap();
+    assert_eq!(again["u1"].as_ref().unwrap(), &devices);
+    bounded(node.kubelet.unprepare("pod")).await.unwrap();
+    assert!(node.agent.claims().is_empty());
+    assert_eq!(node.files("cdi"), Vec::<PathBuf>::new());
+    assert_eq!(node.pages(), Vec::<PathBuf>::new());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_monitor_is_shown_gpus_without_a_quota_and_keeps_them_over_a_restart() {
+    let node = Node::new();
+    let plugin = node.plugin().await;
+    let view = |device| DeviceResult {
+        admin_access: Some(true),
+        ..share("all", device, "", "16Gi", "100")
+    };
+    let monitor = claim("monitor", "u1", vec![view("gpu-a"), view("gpu-b")]);
+    node.cluster.put(&[&monitor]);
+    let devices = bounded(node.kubelet.prepare("pod", &[named(&monitor)])).await.unwrap().remove(0);
+    assert_eq!(devices[1].cdi_device_ids[1], "nvidia.com/gpu=GPU-b");
+    assert!(node.agent.claims().is_empty() && node.pages().is_empty());
+    let specs = node.files("cdi");
+    assert_eq!(specs.len(), 2);
+    for spec in &specs {
+        let spec = std::fs::read_to_string(spec).unwrap();
+        assert!(!spec.contains("pages") && !spec.contains("ld.so.preload"), "{spec}");
+    }
+    plugin.stop().await;
+    assert_eq!(node.reboot().files("cdi"), specs, "its pod may start again");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cdi_directory_that_cannot_be_written_is_named_and_nothing_stays() {
+    let node = Node::new();
+    let _plugin = node.plugin().await;
+    let cdi = node.root.path().join("cdi");
+    let _ = std::fs::remove_dir_all(&cdi);
+    std::fs::write(&cdi, "in the way").unwrap();
+    let chat = claim("chat", "u1", vec![share("gpu", "gpu-a", "s", "6Gi", "30")]);
+    node.cluster.put(&[&chat]);
+    let answer = bounded(node.kubelet.call_prepare(&[named(&chat)])).await.unwrap();
+    let error = answer["u1"].as_ref().unwrap_err();
+    assert!(error.contains("claim team/chat") && error.contains("cdi"), "{error}");
+    assert!(node.agent.claims().is_empty());
+    std::fs::remove_file(&cdi).unwrap();
+    bounded(node.kubelet.call_prepare(&[named(&chat)]))
+        .await
+        .unwrap()
+        .remove("u1")
+        .unwrap()
+        .unwrap();
+    assert_eq!(node.agent.claims().len(), 1);
 }

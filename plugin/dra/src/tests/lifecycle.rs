@@ -3,9 +3,6 @@
 use std::time::{Duration, Instant};
 
 use tessera_fake_kubelet::dra::{DeviceState, DraBehaviour};
-use tessera_fake_kubelet::http2::{Answer, Client};
-use tessera_kubelet_api::dra::v1::NodePrepareResourcesResponse;
-use tessera_kubelet_api::pluginregistration::{InfoRequest, PluginInfo};
 
 use super::support::{Node, bounded, fall_ill, named, recover, sockets};
 use crate::fixtures::{claim, share};
@@ -19,30 +16,6 @@ async fn kubelet_finds_the_driver_and_forgets_one_that_has_ended() {
     assert_eq!(registration.borrow().registrations, 1);
     plugin.stop().await;
     bounded(node.kubelet.wait_until(|kubelet| kubelet.plugins().is_empty())).await;
-}
-
-#[tokio::test]
-async fn every_client_is_answered_whatever_authority_it_sends() {
-    let node = Node::new();
-    let _plugin = node.plugin().await;
-    let registrar = node.kubelet.plugins()[0].clone();
-    let raw = registrar.display().to_string();
-    for authority in [raw.as_bytes(), b"localhost", b""] {
-        let mut client = bounded(Client::connect(&registrar, authority)).await;
-        let path = "/pluginregistration.Registration/GetInfo";
-        let answer: Answer<PluginInfo> = bounded(client.call(path, &InfoRequest {}, 7)).await;
-        let Answer::Ok(info) = answer else { panic!("{answer:?}") };
-        let versions = ["v1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"];
-        assert_eq!(info.supported_versions, versions);
-        assert_eq!((info.r#type.as_str(), info.name.as_str()), ("DRAPlugin", "gpu.tessera.dev"));
-    }
-    // What nobody serves is refused, not reset.
-    let dra = node.kubelet.endpoint().unwrap();
-    let mut client = bounded(Client::connect(&dra, b"localhost")).await;
-    let path = "/k8s.io.kubelet.pkg.apis.dra.v9.DRAPlugin/NodePrepareResources";
-    let answer: Answer<NodePrepareResourcesResponse> =
-        bounded(client.call(path, &InfoRequest {}, 4096)).await;
-    assert!(matches!(&answer, Answer::Status(code, _) if code == "12"), "{answer:?}");
 }
 
 #[tokio::test]
@@ -98,20 +71,6 @@ async fn removed_sockets_are_made_again() {
     let chat = claim("chat", "u1", vec![share("gpu", "gpu-a", "s", "6Gi", "30")]);
     node.cluster.put(&[&chat]);
     bounded(node.kubelet.prepare("pod", &[named(&chat)])).await.unwrap();
-}
-
-#[tokio::test]
-async fn a_connection_that_asks_nothing_stays_open() {
-    // Kubelet connects when it registers the driver, and takes the end for the driver's.
-    let node = Node::new();
-    let _plugin = node.plugin().await;
-    let dra = node.kubelet.endpoint().unwrap();
-    let mut client = bounded(Client::connect(&dra, b"localhost")).await;
-    tokio::time::sleep(Duration::from_secs(11)).await;
-    let path = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources";
-    let answer: Answer<NodePrepareResourcesResponse> =
-        bounded(client.call(path, &InfoRequest {}, 4096)).await;
-    assert!(matches!(answer, Answer::Ok(_)), "{answer:?}");
 }
 
 #[tokio::test]

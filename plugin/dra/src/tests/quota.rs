@@ -98,7 +98,7 @@ impl World {
         let asked = ClaimRef { namespace: "team".into(), name: uid.clone(), uid };
         let catalogue = self.agent.inventory().catalogue();
         let node = Node { pool: "node", catalogue: &catalogue, records: &[], is_on: true };
-        let decision = decide(&asked, Some(&object), node).map_err(|fault| fault.to_string())?;
+        let decision = decide(&asked, Some(&object), node)?;
         self.agent.grant(&decision.asks).map_err(|error| error.to_string())?;
         let Ask::Share(ask) = &decision.asks[0] else { panic!("{decision:?}") };
         self.claims[at].id = Some(ask.id.clone());

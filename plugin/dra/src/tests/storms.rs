@@ -181,7 +181,8 @@ impl Storm {
             Step::Everything => {
                 // Only for claims that a pod has: kubelet would not know of others.
                 let known = self.pods.values().flatten().map(named);
-                let batch: Vec<_> = known.collect::<BTreeSet<_>>().into_iter().collect();
+                let known: BTreeMap<_, _> = known.map(|claim| (claim.uid.clone(), claim)).collect();
+                let batch: Vec<_> = known.into_values().collect();
                 let answer = bounded(kubelet.call_prepare(&batch)).await.unwrap();
                 assert_eq!(answer.len(), batch.len());
                 for (uid, devices) in answer {

@@ -103,7 +103,6 @@ pub fn cordon(agent: &Agent, uuid: &str, is_cordoned: bool) {
     assert!(changed.is_ok() || !is_cordoned);
 }
 
-/// See the module.
 pub struct Node {
     pub root: tempfile::TempDir,
     pub kubelet: DraKubelet,
@@ -226,7 +225,6 @@ impl Node {
     }
 }
 
-/// A driver that runs.
 pub struct Plugin {
     pub serving: Option<Serving>,
     stop: Option<oneshot::Sender<()>>,

@@ -3,7 +3,6 @@
 //! `pkg/kubelet/cm/dra`, `pkg/kubelet/pluginmanager`; 1.36).
 //!
 //! As the real one:
-//! - The registrar is dialled with the socket's path as `:authority`, the driver's own socket with `localhost`.
 //! - A plugin whose sockets are gone is forgotten; of several plugins of one driver, the newest that is connected is
 //!   called, in DRA v1.
 //! - All claims of a pod that are not prepared go to the driver in one call. The pod fails at the first claim's
@@ -13,44 +12,29 @@
 //!   while the old one is known.
 //! - The health stream is opened for each plugin, again 5 s after it ended; then all devices are unknown.
 
-mod calls;
-mod claim;
-mod health;
-mod registry;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use serde_json::{Value, json};
+use tessera_kubelet_api::deviceplugin::{ContainerAllocateResponse, Mount};
+use tessera_kubelet_api::dra::v1;
+use tessera_kubelet_api::dra::v1::dra_plugin_client::DraPluginClient;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tonic::transport::Channel;
 
-use calls::{prepare, unprepare};
-pub use claim::AllocatedClaim;
-pub use health::{DeviceState, Reported};
+use super::RunOptions;
+
+pub use registry::{DeviceState, Reported};
+pub use tessera_kubelet_api::dra::v1::{Claim as ClaimName, Device as PreparedDevice};
+
+mod registry;
 
 /// Longest call, as kubelet has it.
 const CALL: Duration = Duration::from_secs(45);
-
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ClaimName {
-    pub namespace: String,
-    pub name: String,
-    pub uid: String,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PreparedDevice {
-    pub requests: Vec<String>,
-    pub pool: String,
-    pub device: String,
-    /// What containers get.
-    pub cdi_devices: Vec<String>,
-    pub share_id: Option<String>,
-}
 
 /// Why a pod's claims are not prepared, or not unprepared.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -119,7 +103,7 @@ struct State {
     registrations: u64,
     /// By namespace and name.
     claims: BTreeMap<(String, String), ClaimInfo>,
-    health: health::Cache,
+    health: registry::Health,
     watching: Option<JoinHandle<()>>,
 }
 
@@ -191,7 +175,6 @@ impl DraKubelet {
         self.0.tick();
     }
 
-    /// Starts again after [`DraKubelet::stop`].
     pub fn resume(&self) {
         let watching = tokio::spawn(registry::watch(Arc::downgrade(&self.0)));
         if let Some(before) = self.0.state().watching.replace(watching) {
@@ -256,9 +239,7 @@ impl DraKubelet {
     }
 
     /// Prepares the claims of a pod, those that are not prepared in one call. The devices of each claim.
-    ///
-    /// # Errors
-    /// See [`DraError`]; the pod stays noted at its claims, and may be removed or tried again.
+    /// Errors: See [`DraError`]; the pod stays noted at its claims, and may be removed or tried again.
     pub async fn prepare(
         &self,
         pod: &str,
@@ -268,11 +249,7 @@ impl DraKubelet {
         let channel = self.0.channel().ok_or_else(|| self.0.not_registered())?;
         let batch = self.0.note(pod, claims)?;
         if !batch.is_empty() {
-            let call = prepare(channel, batch.clone());
-            let answer = tokio::time::timeout(CALL, call).await;
-            let answer = answer
-                .unwrap_or_else(|_| Err(tonic::Status::deadline_exceeded("no answer in 45 s")));
-            let answer = answer.map_err(|status| failed("NodePrepareResources", &status))?;
+            let answer = in_time("NodePrepareResources", prepare(channel, batch.clone())).await?;
             self.0.take_prepared(&batch, answer)?;
         }
         let state = self.0.state();
@@ -284,9 +261,7 @@ impl DraKubelet {
     }
 
     /// A pod has ended: claims that no other pod uses are unprepared, in one call.
-    ///
-    /// # Errors
-    /// See [`DraError`]; the pod stays noted, and this may be tried again.
+    /// Errors: See [`DraError`]; the pod stays noted, and this may be tried again.
     pub async fn unprepare(&self, pod: &str) -> Result<(), DraError> {
         let _one = self.0.calls.lock().await;
         let batch = self.0.last_of(pod);
@@ -294,11 +269,8 @@ impl DraKubelet {
             return Ok(());
         }
         let channel = self.0.channel().ok_or_else(|| self.0.not_registered())?;
-        let answer = tokio::time::timeout(CALL, unprepare(channel, batch.clone())).await;
-        let answer =
-            answer.unwrap_or_else(|_| Err(tonic::Status::deadline_exceeded("no answer in 45 s")));
-        let answer = answer.map_err(|status| failed("NodeUnprepareResources", &status))?;
         let call = "NodeUnprepareResources";
+        let answer = in_time(call, unprepare(channel, batch.clone())).await?;
         same_claims(call, &batch, answer.keys())?;
         for claim in &batch {
             match answer.get(&claim.uid).map(String::as_str) {
@@ -322,8 +294,7 @@ impl DraKubelet {
         claims: &[ClaimName],
     ) -> Result<BTreeMap<String, Result<Vec<PreparedDevice>, String>>, DraError> {
         let channel = self.0.channel().ok_or_else(|| self.0.not_registered())?;
-        let answer = prepare(channel, claims.to_vec()).await;
-        answer.map_err(|status| failed("NodePrepareResources", &status))
+        in_time("NodePrepareResources", prepare(channel, claims.to_vec())).await
     }
 
     /// One call of NodeUnprepareResources with exactly these claims: the errors by UID.
@@ -332,8 +303,7 @@ impl DraKubelet {
         claims: &[ClaimName],
     ) -> Result<BTreeMap<String, String>, DraError> {
         let channel = self.0.channel().ok_or_else(|| self.0.not_registered())?;
-        let answer = unprepare(channel, claims.to_vec()).await;
-        answer.map_err(|status| failed("NodeUnprepareResources", &status))
+        in_time("NodeUnprepareResources", unprepare(channel, claims.to_vec())).await
     }
 }
 
@@ -341,8 +311,15 @@ fn key(claim: &ClaimName) -> (String, String) {
     (claim.namespace.clone(), claim.name.clone())
 }
 
-fn failed(call: &'static str, status: &tonic::Status) -> DraError {
-    DraError::Call { call, message: status.message().to_owned() }
+/// What a call answers, in the time that kubelet gives it.
+async fn in_time<T>(
+    call: &'static str,
+    work: impl Future<Output = Result<T, tonic::Status>>,
+) -> Result<T, DraError> {
+    let answer = tokio::time::timeout(CALL, work).await;
+    let answer =
+        answer.unwrap_or_else(|_| Err(tonic::Status::deadline_exceeded("no answer in 45 s")));
+    answer.map_err(|status| DraError::Call { call, message: status.message().to_owned() })
 }
 
 fn same_claims<'a>(
@@ -436,5 +413,129 @@ impl Inner {
             batch.push(ClaimName { namespace, name, uid });
         }
         batch
+    }
+}
+
+// === Kubelet's calls, DRA v1 ===
+
+/// By UID: the devices, or the driver's words.
+type PrepareAnswer = BTreeMap<String, Result<Vec<PreparedDevice>, String>>;
+
+async fn prepare(channel: Channel, names: Vec<ClaimName>) -> Result<PrepareAnswer, tonic::Status> {
+    let request = v1::NodePrepareResourcesRequest { claims: names };
+    let answer = DraPluginClient::new(channel).node_prepare_resources(request).await?.into_inner();
+    let one = |answer: v1::NodePrepareResourceResponse| match answer.error.is_empty() {
+        true => Ok(answer.devices),
+        false => Err(answer.error),
+    };
+    Ok(answer.claims.into_iter().map(|(uid, answer)| (uid, one(answer))).collect())
+}
+
+/// NodeUnprepareResources; the errors by UID.
+async fn unprepare(
+    channel: Channel,
+    names: Vec<ClaimName>,
+) -> Result<BTreeMap<String, String>, tonic::Status> {
+    let request = v1::NodeUnprepareResourcesRequest { claims: names };
+    let answer =
+        DraPluginClient::new(channel).node_unprepare_resources(request).await?.into_inner();
+    Ok(answer.claims.into_iter().map(|(uid, answer)| (uid, answer.error)).collect())
+}
+
+/// A claim as the scheduler leaves it, being put together.
+#[derive(Clone, Debug)]
+pub struct AllocatedClaim {
+    name: ClaimName,
+    driver: &'static str,
+    node: String,
+    requests: Vec<Value>,
+    results: Vec<Value>,
+}
+
+impl AllocatedClaim {
+    /// Without a request, of devices of this driver on this node.
+    pub fn new(name: ClaimName, driver: &'static str, node: &str) -> Self {
+        Self { name, driver, node: node.to_owned(), requests: Vec::new(), results: Vec::new() }
+    }
+
+    #[must_use]
+    pub fn asking(mut self, request: &str, device: &str, memory: &str, cores: &str) -> Self {
+        let capacity = json!({ "memory": memory, "cores": cores });
+        self.requests.push(json!({
+            "name": request,
+            "exactly": {
+                "deviceClassName": self.driver, "count": 1, "capacity": { "requests": capacity },
+            },
+        }));
+        let share = format!("{}-{}", self.name.uid, self.results.len());
+        self.results.push(json!({
+            "request": request, "driver": self.driver, "pool": self.node, "device": device,
+            "shareID": share, "consumedCapacity": capacity,
+        }));
+        self
+    }
+
+    /// As kubelet names it.
+    pub fn name(&self) -> ClaimName {
+        self.name.clone()
+    }
+
+    /// As the API server has it, reserved for this pod.
+    pub fn object(&self, pod: &str) -> Value {
+        let ClaimName { namespace, name, uid } = &self.name;
+        json!({
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaim",
+            "metadata": { "namespace": namespace, "name": name, "uid": uid },
+            "spec": { "devices": { "requests": self.requests } },
+            "status": {
+                "reservedFor": [{ "resource": "pods", "name": pod, "uid": format!("pod-{uid}") }],
+                "allocation": { "devices": { "results": self.results } },
+            },
+        })
+    }
+}
+
+/// What a container runtime makes of these devices: the edits of their CDI specs, which are in `dir`.
+pub fn run_options(dir: &Path, devices: &[PreparedDevice]) -> io::Result<RunOptions> {
+    let mut options = RunOptions::default();
+    let named: Vec<&String> = devices.iter().flat_map(|device| &device.cdi_device_ids).collect();
+    for entry in std::fs::read_dir(dir)? {
+        let file = entry?.path();
+        if file.extension().is_none_or(|extension| extension != "json") {
+            continue;
+        }
+        let spec: Value = serde_json::from_slice(&std::fs::read(&file)?)?;
+        let kind = spec["kind"].as_str().unwrap_or_default();
+        let is_named = |device: &&Value| {
+            let name = device["name"].as_str().unwrap_or_default();
+            named.iter().any(|named| **named == format!("{kind}={name}"))
+        };
+        let devices: Vec<_> =
+            spec["devices"].as_array().into_iter().flatten().filter(is_named).collect();
+        let whole = (!devices.is_empty()).then_some(&spec);
+        for edited in devices.into_iter().chain(whole) {
+            options.merge(&edits(&edited["containerEdits"]));
+        }
+    }
+    Ok(options)
+}
+
+fn edits(edits: &Value) -> ContainerAllocateResponse {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let all = |of: &str| edits[of].as_array().cloned().unwrap_or_default();
+    let pair = |pair: Value| {
+        let (name, value) = pair.as_str()?.split_once('=')?;
+        Some((name.to_owned(), value.to_owned()))
+    };
+    let mount = |mount: Value| Mount {
+        host_path: text(&mount["hostPath"]),
+        container_path: text(&mount["containerPath"]),
+        read_only: mount["options"].as_array().into_iter().flatten().any(|one| one == "ro"),
+    };
+    ContainerAllocateResponse {
+        envs: all("env").into_iter().filter_map(pair).collect(),
+        mounts: all("mounts").into_iter().map(mount).collect(),
+        ..ContainerAllocateResponse::default()
     }
 }

@@ -1,26 +1,25 @@
-//! The plugin registry: registration sockets come and go.
+//! The plugin registry: registration sockets come and go, and drivers say how their devices are.
 
 use std::collections::BTreeMap;
+use std::error::Error;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
-use tessera_kubelet_api::pluginregistration::{
-    InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse,
-};
-use tonic::transport::Endpoint;
+use tessera_kubelet_api::dra_health::{v1, v1alpha1};
+use tessera_kubelet_api::pluginregistration::registration_client::RegistrationClient;
+use tessera_kubelet_api::pluginregistration::{InfoRequest, PluginInfo, RegistrationStatus};
+use tokio_stream::StreamExt;
+use tonic::transport::{Channel, Endpoint};
 use tracing::warn;
 
-use super::{Inner, Plugin, health};
-use crate::http2::{Answer, Client};
+use super::{Inner, Plugin};
 
 /// How often the directory is read; the real one is woken by inotify.
 const LOOK: Duration = Duration::from_millis(10);
 /// Longest call. Kubelet has a second; the machines of tests are busier.
 const INFO: Duration = Duration::from_secs(5);
-const GET_INFO: &str = "/pluginregistration.Registration/GetInfo";
-const NOTIFY: &str = "/pluginregistration.Registration/NotifyRegistrationStatus";
 
 /// Distinguishes a socket from another of its name.
 pub(super) type Identity = (u64, u64, Option<SystemTime>);
@@ -77,41 +76,29 @@ fn sockets(registry: &Path) -> BTreeMap<PathBuf, Identity> {
     entries.filter_map(identity).collect()
 }
 
-/// As `operation_generator.go`: GetInfo, then what the DRA manager says, each over a connection of its own. The inner
+/// As `operation_generator.go`: GetInfo, then what the DRA manager says. The inner
 /// error is the DRA manager's; the outer says that nobody answered.
 async fn register(
     inner: &Arc<Inner>,
     socket: &Path,
     identity: Identity,
 ) -> Result<Result<(), String>, String> {
-    let info: PluginInfo = call(socket, GET_INFO, &InfoRequest {}).await?;
-    let taken = take(inner, socket, identity, info);
-    let status = RegistrationStatus {
-        plugin_registered: taken.is_ok(),
-        error: taken.clone().err().unwrap_or_default(),
+    let asked = async {
+        let address = Endpoint::try_from(format!("unix:{}", socket.display()))?;
+        let mut client = RegistrationClient::new(address.connect().await?);
+        let info = client.get_info(InfoRequest {}).await?.into_inner();
+        let taken = take(inner, socket, identity, info);
+        let status = RegistrationStatus {
+            plugin_registered: taken.is_ok(),
+            error: taken.clone().err().unwrap_or_default(),
+        };
+        // It hears of it or not: the real one does not care.
+        let _ = client.notify_registration_status(status).await;
+        Ok(taken)
     };
-    let _: Result<RegistrationStatusResponse, String> = call(socket, NOTIFY, &status).await;
-    Ok(taken)
-}
-
-/// A call with the percent-encoded path as `:authority`, as grpc-go dials a path.
-async fn call<T: prost::Message + Default>(
-    socket: &Path,
-    path: &str,
-    message: &impl prost::Message,
-) -> Result<T, String> {
-    let authority = socket.display().to_string().replace('/', "%2F");
-    let asking = async {
-        let mut client = Client::try_connect(socket, authority.as_bytes()).await?;
-        client.try_call(path, message, 4096).await
-    };
-    match tokio::time::timeout(INFO, asking).await {
-        Ok(Ok(Answer::Ok(answer))) => Ok(answer),
-        Ok(Ok(Answer::Status(code, message))) => Err(format!("status {code}: {message}")),
-        Ok(Ok(Answer::Reset(code))) => Err(format!("the stream was reset ({code})")),
-        Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => Err("no answer in time".to_owned()),
-    }
+    let asked: Result<_, Box<dyn Error + Send + Sync>> =
+        tokio::time::timeout(INFO, asked).await.unwrap_or_else(|_| Err("no answer in time".into()));
+    asked.map_err(|error| error.to_string())
 }
 
 fn take(
@@ -139,8 +126,7 @@ fn take(
     let channel = Endpoint::try_from(address).map_err(|error| error.to_string())?.connect_lazy();
     let health = behaviour.health.filter(|name| info.supported_versions.iter().any(|v| v == name));
     let health = health.map(|name| {
-        let watching =
-            health::follow(Arc::downgrade(inner), name, channel.clone(), behaviour.health_retry);
+        let watching = follow(Arc::downgrade(inner), name, channel.clone(), behaviour.health_retry);
         tokio::spawn(watching)
     });
     state.registrations += 1;
@@ -149,3 +135,98 @@ fn take(
     state.plugins.insert(socket.to_owned(), plugin);
     Ok(())
 }
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceState {
+    /// The stream ended, or never spoke of it.
+    Unknown,
+    Healthy,
+    Unhealthy,
+}
+
+/// What was last said of a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reported {
+    pub state: DeviceState,
+    pub message: String,
+}
+
+// === What drivers say of their devices' health ===
+
+/// By pool and name.
+#[derive(Debug, Default)]
+pub(super) struct Health {
+    devices: BTreeMap<(String, String), Reported>,
+    messages: u64,
+}
+
+impl Health {
+    pub(super) fn all(&self) -> BTreeMap<(String, String), Reported> {
+        self.devices.clone()
+    }
+
+    pub(super) fn messages(&self) -> u64 {
+        self.messages
+    }
+
+    pub(super) fn all_unknown(&mut self) {
+        self.devices.values_mut().for_each(|reported| reported.state = DeviceState::Unknown);
+    }
+
+    /// A message is the whole list: the real one lets what is missing expire, this one at once.
+    fn take(&mut self, devices: Vec<((String, String), Reported)>) {
+        self.devices = devices.into_iter().collect();
+        self.messages += 1;
+    }
+}
+
+/// Follows one plugin's stream, and opens it again.
+async fn follow(kubelet: Weak<Inner>, service: &str, channel: Channel, retry: Duration) {
+    loop {
+        // How it ended makes no difference.
+        let _ = match service {
+            "v1.DRAResourceHealth" => follow_v1(&kubelet, channel.clone()).await,
+            _ => follow_v1alpha1(&kubelet, channel.clone()).await,
+        };
+        let Some(inner) = kubelet.upgrade() else { return };
+        inner.state().health.all_unknown();
+        inner.tick();
+        drop(inner);
+        tokio::time::sleep(retry).await;
+    }
+}
+
+fn state(number: i32) -> DeviceState {
+    match number {
+        1 => DeviceState::Healthy,
+        2 => DeviceState::Unhealthy,
+        _ => DeviceState::Unknown,
+    }
+}
+
+/// One stream, to its end; the messages of both versions are the same, and types of their own.
+macro_rules! follow {
+    ($name:ident, $version:ident) => {
+        async fn $name(kubelet: &Weak<Inner>, channel: Channel) -> Result<(), tonic::Status> {
+            let mut client =
+                $version::dra_resource_health_client::DraResourceHealthClient::new(channel);
+            let request = $version::NodeWatchResourcesRequest {};
+            let mut stream = client.node_watch_resources(request).await?.into_inner();
+            while let Some(list) = stream.next().await {
+                let device = |device: $version::DeviceHealth| {
+                    let id = device.device.unwrap_or_default();
+                    let reported =
+                        Reported { state: state(device.health), message: device.message };
+                    ((id.pool_name, id.device_name), reported)
+                };
+                let Some(inner) = kubelet.upgrade() else { return Ok(()) };
+                inner.state().health.take(list?.devices.into_iter().map(device).collect());
+                inner.tick();
+            }
+            Ok(())
+        }
+    };
+}
+
+follow!(follow_v1, v1);
+follow!(follow_v1alpha1, v1alpha1);

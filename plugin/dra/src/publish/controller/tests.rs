@@ -8,7 +8,7 @@ use tessera_cluster::fixtures::Temper;
 use tessera_cluster::resource::ResourceClient;
 use tessera_config::Config;
 
-use super::super::{Published, taints};
+use super::super::{Published, device};
 use super::*;
 use crate::fixtures::{Cluster, fails, forbids, gpu, mig};
 
@@ -126,18 +126,10 @@ impl World {
     fn step(&mut self, i: usize) -> Option<Step> {
         self.tell(i);
         let step = self.instances[i].controller.next(self.now);
-        let answer = match &step {
-            Step::Wait(_) => return None,
-            Step::NodeUid => block(self.client.node_uid()).map(Answer::NodeUid),
-            Step::List => block(self.client.own_slices()).map(Answer::Listed),
-            Step::Create(slice) => {
-                block(self.client.create_slice(slice)).map(Box::new).map(Answer::Kept)
-            }
-            Step::Update(slice) => {
-                block(self.client.update_slice(slice)).map(Box::new).map(Answer::Kept)
-            }
-            Step::Delete(name) => block(self.client.delete_slice(name)).map(|()| Answer::Deleted),
-        };
+        if matches!(step, Step::Wait(_)) {
+            return None;
+        }
+        let answer = block(step.take(&self.client));
         self.instances[i].controller.done(&step, answer, self.now);
         Some(step)
     }
@@ -291,21 +283,6 @@ fn without_consumable_capacity_the_slice_goes_at_once_and_the_version_is_said() 
     assert_eq!(short(&world.settle()), ["C1:2"]);
     world.check_settled();
     assert_eq!(world.status().sentences(), Vec::<String>::new());
-}
-
-#[test]
-fn shares_of_one_size_that_an_older_driver_published_are_removed() {
-    let mut world = World::new(offer(&[gpu("GPU-a", 0)]));
-    world.settle();
-    let mut slice = world.read().remove(0);
-    let device = &mut slice.spec.devices.as_mut().unwrap()[0];
-    device.name = "gpu-a-share-0".to_owned();
-    device.allow_multiple_allocations = None;
-    device.capacity.as_mut().unwrap().values_mut().for_each(|one| one.request_policy = None);
-    slice.metadata.resource_version = None;
-    block(world.client.update_slice(&slice)).unwrap();
-    assert_eq!(short(&world.settle()), ["L", "D", "C1:1"]);
-    world.check_settled();
 }
 
 #[test]
@@ -635,8 +612,73 @@ proptest! {
         prop_assert_eq!(world.api.server.count(""), calls);
         let sick = world.offer.devices.iter().filter(|device| device.taints.is_some()).count();
         let tainted = world.read().iter().flat_map(devices)
-            .filter(|device| device.taints.iter().flatten().any(|taint| taint.key == taints::CORDONED))
+            .filter(|device| device.taints.iter().flatten().any(|taint| taint.key == device::CORDONED))
             .count();
         prop_assert_eq!(tainted, sick);
     }
+}
+
+const MILLI: Duration = Duration::from_millis(1);
+
+#[test]
+fn a_burst_goes_through_and_then_one_at_a_time() {
+    let (mut pace, begin) = (Pace::default(), Instant::now());
+    for _ in 0..BURST {
+        assert_eq!(pace.before_writing(begin), None);
+        pace.wrote(begin);
+    }
+    assert_eq!(pace.before_writing(begin), Some(REFILL));
+    let mut now = begin + REFILL;
+    for _ in 0..5 {
+        assert_eq!(pace.before_writing(now), None);
+        pace.wrote(now);
+        assert!(pace.before_writing(now + MILLI).is_some());
+        now += REFILL;
+    }
+    now += REFILL * 20;
+    pace.wrote(now);
+    assert_eq!(pace.before_writing(now), None);
+}
+
+#[test]
+fn failures_are_waited_out_longer_each_time() {
+    let call = Call::new(Verb::List, Kind::Slices, "");
+    let error = ApiError::Unreachable { call: call.clone(), reason: "x".to_owned() };
+    let (mut pace, now) = (Pace::default(), Instant::now());
+    let mut pauses = Vec::new();
+    for _ in 0..10 {
+        pace.failed(&error, now);
+        pauses.push(pace.before_asking(now).unwrap());
+    }
+    assert_eq!(pauses[..3], [SHORTEST, SHORTEST * 2, SHORTEST * 4]);
+    assert_eq!(pauses[9], LONGEST);
+    pace.succeeded();
+    assert_eq!(pace.before_asking(now), None);
+    let forbidden = ApiError::Forbidden { call: call.clone(), message: String::new() };
+    let pauses: Vec<_> = (0..EARLY + 2)
+        .map(|_| {
+            pace.failed(&forbidden, now);
+            pace.before_asking(now).unwrap()
+        })
+        .collect();
+    assert_eq!(pauses[..2], [SHORTEST, SHORTEST * 2], "the server may have just started");
+    assert_eq!(pauses[6..], [LATER, LATER], "a right that lacks is asked for once a minute");
+    pace.succeeded();
+    let after = Some(Duration::from_secs(7));
+    pace.failed(&ApiError::Busy { call, status: 429, after, message: String::new() }, now);
+    assert_eq!(pace.before_asking(now), after);
+}
+
+#[test]
+fn whoever_removes_slices_over_and_over_is_given_more_time() {
+    let (mut pace, mut now) = (Pace::default(), Instant::now());
+    for seconds in [1, 2, 4, 8, 16, 30, 30] {
+        assert!(pace.wiped(now));
+        assert!(!pace.wiped(now + MILLI), "the same wipe");
+        let pause = pace.before_writing(now).unwrap();
+        assert_eq!(pause, Duration::from_secs(seconds));
+        now += pause;
+    }
+    assert!(pace.wiped(now + WIPED_WITHIN * 2));
+    assert_eq!(pace.before_writing(now + WIPED_WITHIN * 2), Some(WIPED));
 }

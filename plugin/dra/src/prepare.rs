@@ -3,42 +3,41 @@
 //! What is known of a claim is in the agent's records alone, so that a restart, or a second instance, goes on where
 //! this one was.
 
-mod asked;
-mod orphans;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use tessera_agent::Agent;
 use tessera_agent::front_end::{AllocateError, ContainerAllocateResponse};
-use tessera_agent::meters::{self, Call};
-use tessera_agent::status_board;
+use tessera_agent::meters::Call;
+use tessera_agent::{Agent, meters, status_board};
 use tessera_cluster::k8s_openapi::api::resource::v1::ResourceClaim;
 use tessera_cluster::resource::{ClaimRef, ResourceClient};
+use tessera_kubelet_api::dra::v1;
 use tessera_kubelet_api::dra::v1::dra_plugin_server::DraPlugin;
 use tessera_kubelet_api::dra::v1::{
-    self, Device, NodePrepareResourceResponse, NodePrepareResourcesRequest,
-    NodePrepareResourcesResponse, NodeUnprepareResourceResponse, NodeUnprepareResourcesRequest,
-    NodeUnprepareResourcesResponse,
+    Device, NodePrepareResourceResponse, NodePrepareResourcesRequest, NodePrepareResourcesResponse,
+    NodeUnprepareResourceResponse, NodeUnprepareResourcesRequest, NodeUnprepareResourcesResponse,
 };
 use tessera_model::allocation_id::AllocationId;
-use tessera_model::cdi_name;
 use tessera_model::clock::unix_ms;
-use tessera_model::printable;
+use tessera_model::{cdi_name, printable};
 use tessera_rules::ask::Ask;
 use tessera_rules::refusal::Refusal;
+use tessera_system::files;
+use tessera_system::files::Dir;
 use tessera_system::locks::lock;
 use tokio::sync::{Notify, watch};
 use tonic::{Request, Response, Status};
 use tracing::{debug, info, warn};
 
-use crate::claims::{self, Gives, Node};
-use crate::names;
-use asked::Asked;
+use crate::claims::{Gives, Node};
+use crate::{claims, names};
+
 pub use orphans::Sweeping;
+
+mod orphans;
 
 /// In the driver's directory: claims that hold nothing.
 const ASKED: &str = "asked";
@@ -51,11 +50,8 @@ fn failed(claim: &ClaimRef, why: impl Display) -> String {
     printable::reason(&format!("claim {}/{}: {why}", claim.namespace, claim.name))
 }
 
-/// A claim, and what is known of it.
+/// A claim, and what is known or became of it; errors as kubelet shows them.
 type Of<T> = (ClaimRef, Result<T, String>);
-
-/// What became of each claim of a call, by UID; errors as kubelet shows them.
-pub type Outcome<T> = BTreeMap<String, Result<T, String>>;
 
 /// Prepares claims, and takes that back.
 #[derive(Clone, Debug)]
@@ -83,25 +79,26 @@ impl DraPlugin for Preparer {
         &self,
         request: Request<NodePrepareResourcesRequest>,
     ) -> Result<Response<NodePrepareResourcesResponse>, Status> {
-        let outcome = self.prepare(once_each(request.into_inner().claims)).await?.into_iter();
-        let answer = |prepared: Result<Vec<Device>, String>| match prepared {
-            Ok(devices) => NodePrepareResourceResponse { devices, error: String::new() },
-            Err(error) => NodePrepareResourceResponse { devices: Vec::new(), error },
+        let prepared = self.prepare(once_each(request.into_inner().claims)).await?.into_iter();
+        let answer = |(claim, prepared): Of<Vec<Device>>| {
+            let (devices, error) = match prepared {
+                Ok(devices) => (devices, String::new()),
+                Err(error) => (Vec::new(), error),
+            };
+            (claim.uid, NodePrepareResourceResponse { devices, error })
         };
-        let claims = outcome.map(|(uid, prepared)| (uid, answer(prepared))).collect();
-        Ok(Response::new(NodePrepareResourcesResponse { claims }))
+        Ok(Response::new(NodePrepareResourcesResponse { claims: prepared.map(answer).collect() }))
     }
 
     async fn node_unprepare_resources(
         &self,
         request: Request<NodeUnprepareResourcesRequest>,
     ) -> Result<Response<NodeUnprepareResourcesResponse>, Status> {
-        let outcome = self.unprepare(once_each(request.into_inner().claims)).await?.into_iter();
-        let answer = |unprepared: Result<(), String>| NodeUnprepareResourceResponse {
-            error: unprepared.err().unwrap_or_default(),
+        let ended = self.unprepare(once_each(request.into_inner().claims)).await?.into_iter();
+        let answer = |(claim, ended): Of<()>| {
+            (claim.uid, NodeUnprepareResourceResponse { error: ended.err().unwrap_or_default() })
         };
-        let claims = outcome.map(|(uid, unprepared)| (uid, answer(unprepared))).collect();
-        Ok(Response::new(NodeUnprepareResourcesResponse { claims }))
+        Ok(Response::new(NodeUnprepareResourcesResponse { claims: ended.map(answer).collect() }))
     }
 }
 
@@ -125,21 +122,19 @@ impl Preparer {
     }
 
     /// Makes claims usable: exactly one answer a claim. A claim that is prepared already is answered as before.
-    async fn prepare(&self, claims: Vec<ClaimRef>) -> Result<Outcome<Vec<Device>>, Status> {
+    async fn prepare(&self, claims: Vec<ClaimRef>) -> Result<Vec<Of<Vec<Device>>>, Status> {
         let began = Instant::now();
-        let read = self.read(&claims).await;
-        let pods = read.iter().map(|(claim, read)| (claim.uid.clone(), pods(read)));
-        let pods: BTreeMap<String, Vec<String>> = pods.collect();
+        let read = self.read(claims).await;
+        let pods: Vec<Vec<String>> = read.iter().map(|(_, read)| pods(read)).collect();
         let inner = Arc::clone(&self.inner);
-        let outcome = blocking(move || inner.prepare_all(read)).await?;
-        self.inner.count(Call::Prepare, &outcome, began);
-        for claim in &claims {
-            let reason = outcome.get(&claim.uid).and_then(|answer| answer.as_ref().err());
-            let pods = pods.get(&claim.uid).map(Vec::as_slice).unwrap_or_default();
+        let prepared = blocking(move || inner.prepare_all(read)).await?;
+        self.inner.count(Call::Prepare, &prepared, began);
+        for ((claim, answer), pods) in prepared.iter().zip(&pods) {
+            let reason = answer.as_ref().err();
             let is_news = self.inner.note_refused(claim, pods, reason);
             report("prepared", claim, is_news, reason, began);
         }
-        if outcome.values().any(Result::is_ok) {
+        if prepared.iter().any(|(_, answer)| answer.is_ok()) {
             // An agent that ends meanwhile is not held up.
             let agent = Arc::downgrade(&self.inner.agent);
             tokio::spawn(async move {
@@ -149,23 +144,21 @@ impl Preparer {
                 }
             });
         }
-        Ok(outcome)
+        Ok(prepared)
     }
 
     /// Takes back what [`Preparer::prepare`] did. Claims that are unknown are unprepared already. Needs no API
     /// server: the claims may be gone.
-    async fn unprepare(&self, claims: Vec<ClaimRef>) -> Result<Outcome<()>, Status> {
+    async fn unprepare(&self, claims: Vec<ClaimRef>) -> Result<Vec<Of<()>>, Status> {
         let began = Instant::now();
         let inner = Arc::clone(&self.inner);
-        let all = claims.clone();
-        let outcome = blocking(move || inner.unprepare_all(all)).await?;
-        self.inner.count(Call::Unprepare, &outcome, began);
-        for claim in &claims {
+        let ended = blocking(move || inner.unprepare_all(claims)).await?;
+        self.inner.count(Call::Unprepare, &ended, began);
+        for (claim, answer) in &ended {
             self.inner.note_refused(claim, &[], None);
-            let reason = outcome.get(&claim.uid).and_then(|answer| answer.as_ref().err());
-            report("unprepared", claim, true, reason, began);
+            report("unprepared", claim, true, answer.as_ref().err(), began);
         }
-        Ok(outcome)
+        Ok(ended)
     }
 
     /// Releases what claims hold that are gone, for as long as it is polled.
@@ -174,7 +167,7 @@ impl Preparer {
     }
 
     /// The claims as the API server has them, all asked for at once, in kubelet's order.
-    async fn read(&self, claims: &[ClaimRef]) -> Vec<Of<Option<ResourceClaim>>> {
+    async fn read(&self, claims: Vec<ClaimRef>) -> Vec<Of<Option<ResourceClaim>>> {
         let ask = |claim: ClaimRef| {
             let api = self.inner.api.clone();
             tokio::spawn(async move {
@@ -184,7 +177,7 @@ impl Preparer {
                 (claim, answer)
             })
         };
-        let asking: Vec<_> = claims.iter().cloned().map(ask).collect();
+        let asking: Vec<_> = claims.into_iter().map(ask).collect();
         let mut read = Vec::with_capacity(asking.len());
         for asked in asking {
             // One that panics has been reported, and has no answer.
@@ -197,12 +190,11 @@ impl Preparer {
 /// Runs `work` on a blocking thread.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Vec<Of<T>> + Send + 'static,
-) -> Result<Outcome<T>, Status> {
-    let answers = tokio::task::spawn_blocking(work).await.map_err(|error| {
+) -> Result<Vec<Of<T>>, Status> {
+    tokio::task::spawn_blocking(work).await.map_err(|error| {
         warn!(%error, "a call of kubelet's failed");
         Status::internal("the plugin failed while it worked on the claims; its log says how")
-    })?;
-    Ok(answers.into_iter().map(|(claim, answer)| (claim.uid, answer)).collect())
+    })
 }
 
 /// [`Preparer::left`] before there is one; `dir` is the driver's.
@@ -254,8 +246,8 @@ fn once_each(claims: Vec<v1::Claim>) -> Vec<ClaimRef> {
 
 impl Inner {
     /// Counts what became of each claim of a batch, all of them with the batch's length.
-    fn count<T>(&self, call: Call, outcome: &Outcome<T>, began: Instant) {
-        for answer in outcome.values() {
+    fn count<T>(&self, call: Call, all: &[Of<T>], began: Instant) {
+        for (_, answer) in all {
             let ended = if answer.is_ok() { meters::Outcome::Ok } else { meters::Outcome::Refused };
             self.agent.meters().observe(call, &names::DRIVER.into(), ended, began.elapsed());
         }
@@ -367,5 +359,134 @@ impl Inner {
         }
         self.asked.forget(uid);
         Ok(())
+    }
+}
+
+/// Most of them; kubelet has no more pods on a node.
+const MOST: usize = 4096;
+/// Longest UID; Kubernetes' have 36 bytes.
+const LONGEST_UID: usize = 64;
+
+/// Claims that kubelet asked for and that hold nothing: refused ones, and those of monitors. Kubelet wants each of them
+/// unprepared before its pod can end, so the driver may not leave before that; a file each says so to the next start.
+#[derive(Debug)]
+struct Asked {
+    dir: PathBuf,
+    /// By UID.
+    claims: Mutex<BTreeMap<String, ClaimRef>>,
+    /// How many there are.
+    count: watch::Sender<usize>,
+}
+
+impl Asked {
+    /// Those that the directory names; it need not be there.
+    pub(super) fn open(dir: &Path) -> Self {
+        let claims = read(dir);
+        let count = watch::Sender::new(claims.len());
+        Asked { dir: dir.to_owned(), claims: Mutex::new(claims), count }
+    }
+
+    /// In the order of their UIDs.
+    pub(super) fn all(&self) -> Vec<ClaimRef> {
+        lock(&self.claims).values().cloned().collect()
+    }
+
+    /// How many there are, now and after each change.
+    pub(super) fn count(&self) -> watch::Receiver<usize> {
+        self.count.subscribe()
+    }
+
+    /// Kubelet has asked for it, and it holds nothing.
+    pub(super) fn note(&self, claim: &ClaimRef) {
+        let mut claims = lock(&self.claims);
+        if claims.contains_key(&claim.uid) || claims.len() >= MOST {
+            return;
+        }
+        // What is no file's name is remembered until the next start.
+        if is_name(&claim.uid) {
+            let text = format!("{}/{}\n", claim.namespace, claim.name);
+            let written = Dir::make(&self.dir)
+                .and_then(|dir| dir.replace(claim.uid.as_ref(), text.as_bytes(), 0o600, false));
+            if let Err(error) = written {
+                warn!(dir = %self.dir.display(), %error, "a claim that was asked for is not noted");
+            }
+        }
+        claims.insert(claim.uid.clone(), claim.clone());
+        self.count.send_replace(claims.len());
+    }
+
+    /// It holds something by now, is unprepared, or is no more.
+    pub(super) fn forget(&self, uid: &str) {
+        let mut claims = lock(&self.claims);
+        if claims.remove(uid).is_none() {
+            return;
+        }
+        if is_name(uid)
+            && let Err(error) = Dir::open_trusted(&self.dir).and_then(|dir| dir.remove(uid))
+        {
+            warn!(dir = %self.dir.display(), %error, "a claim that has ended stays noted");
+        }
+        self.count.send_replace(claims.len());
+    }
+}
+
+/// What the directory names; nothing where it cannot be read.
+fn read(path: &Path) -> BTreeMap<String, ClaimRef> {
+    let Ok(dir) = Dir::open_trusted(path) else { return BTreeMap::new() };
+    let names = dir.names().unwrap_or_default();
+    let uids = names.iter().filter_map(|name| name.to_str()).filter(|name| is_name(name));
+    let claim = |uid: &str| {
+        let text = files::read(&path.join(uid), files::SMALL).ok()?;
+        let text = String::from_utf8(text).ok()?;
+        let (namespace, name) = text.trim_end().split_once('/')?;
+        let (namespace, name) = (namespace.to_owned(), name.to_owned());
+        Some((uid.to_owned(), ClaimRef { namespace, name, uid: uid.to_owned() }))
+    };
+    uids.take(MOST).filter_map(claim).collect()
+}
+
+fn is_name(uid: &str) -> bool {
+    (1..=LONGEST_UID).contains(&uid.len())
+        && uid.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn claim(uid: &str) -> ClaimRef {
+        ClaimRef { namespace: "team".into(), name: "chat".into(), uid: uid.into() }
+    }
+
+    #[test]
+    fn what_kubelet_asked_for_is_known_after_a_restart_until_it_is_unprepared() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("asked");
+        let asked = Asked::open(&path);
+        let mut count = asked.count();
+        asked.note(&claim("u-1"));
+        asked.note(&claim("u-1"));
+        // No path leads out of the directory.
+        asked.note(&claim("../u-2"));
+        assert_eq!(*count.borrow_and_update(), 2);
+        assert_eq!(Asked::open(&path).all(), [claim("u-1")]);
+        asked.forget("u-1");
+        asked.forget("../u-2");
+        asked.forget("never");
+        assert_eq!(*count.borrow_and_update(), 0);
+        assert_eq!(Asked::open(&path).all(), []);
+    }
+
+    #[test]
+    fn what_is_no_note_is_left_out() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("u-1"), "no claim").unwrap();
+        std::fs::write(dir.path().join(".u-2"), "team/chat").unwrap();
+        std::fs::create_dir(dir.path().join("u-3")).unwrap();
+        assert_eq!(Asked::open(dir.path()).all(), []);
+        // Where nothing can be kept, it is known until the end.
+        let nowhere = Asked::open(&dir.path().join("u-1"));
+        nowhere.note(&claim("u-4"));
+        assert_eq!(nowhere.all(), [claim("u-4")]);
     }
 }

@@ -1,15 +1,13 @@
 //! What an allocated claim comes to on this node. Pure.
 
-mod fault;
-mod parameters;
-#[cfg(test)]
-mod tests;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use serde::Deserialize;
+use serde_json::Value;
 use tessera_cluster::k8s_openapi::api::resource::v1::{
-    DeviceAllocationResult, DeviceRequestAllocationResult as DeviceResult, ResourceClaim,
+    DeviceAllocationConfiguration, DeviceAllocationResult,
+    DeviceRequestAllocationResult as DeviceResult, ResourceClaim,
     ResourceClaimConsumerReference as Consumer,
 };
 use tessera_cluster::k8s_openapi::apimachinery::pkg::api::resource::Quantity as Amount;
@@ -20,12 +18,12 @@ use tessera_model::origin::{ClaimResult, ClaimShare, Origin, base_request};
 use tessera_model::printable;
 use tessera_model::quantity::Quantity;
 use tessera_model::record::Record;
+use tessera_model::sharing::Compute;
 use tessera_rules::allocate::{AdvertisedGpu, Catalogue};
 use tessera_rules::ask::{Ask, ShareAsk, SharePart};
 use tessera_rules::front_end::FrontEnd;
 
 use crate::names;
-pub use fault::Fault;
 
 /// Thousandths of a GPU in one unit of the capacity `cores`.
 const MILLIS: u64 = 10;
@@ -72,28 +70,35 @@ pub enum Gives {
 }
 
 /// What `claim`, as the API server has it now, comes to.
-///
-/// # Errors
-/// [`Fault`] names the request and field at fault.
+/// Errors: Names the request and field at fault, and says what to do: the text reaches the pod's events.
 pub fn decide(
     asked: &ClaimRef,
     claim: Option<&ResourceClaim>,
     node: Node<'_>,
-) -> Result<Decision, Fault> {
-    let claim = claim.ok_or(Fault::Gone)?;
+) -> Result<Decision, String> {
+    let claim =
+        claim.ok_or("it does not exist any more; the pod that used it can only be deleted")?;
     let found = claim.metadata.uid.as_deref().unwrap_or_default();
     if found != asked.uid {
-        return Err(Fault::MadeAgain { found: found.to_owned() });
+        return Err(format!(
+            "it was deleted and made again: the pod was scheduled with another claim of that name (the UID is {found} \
+             now); delete the pod, so that it is scheduled with this one"
+        ));
     }
     if claim.metadata.deletion_timestamp.is_some() && reserved_for(claim).is_empty() {
-        return Err(Fault::Deleting);
+        return Err("it is being deleted and no pod may use it any more; delete the pod".to_owned());
     }
-    let allocated = allocated(claim).ok_or(Fault::NotAllocated)?;
+    let allocated = allocated(claim).ok_or(
+        "it is not allocated (any more): status.allocation is missing; the pod can run when it is scheduled again",
+    )?;
     let results = allocated.results.iter().flatten();
     let ours: Vec<&DeviceResult> =
         results.filter(|result| result.driver == names::DRIVER).collect();
     if ours.is_empty() {
-        return Err(Fault::NothingOfOurs);
+        return Err(format!(
+            "its allocation has no device of {}; the pod can run when it is scheduled again",
+            names::DRIVER
+        ));
     }
     let mut asks: Vec<Ask> = Vec::new();
     let mut current: Vec<AllocationId> = Vec::new();
@@ -102,7 +107,13 @@ pub fn decide(
     let mut seen: Vec<(&str, &str)> = Vec::new();
     for &result in &ours {
         if result.pool != node.pool {
-            return Err(Fault::OtherPool { result: named(result), own: node.pool.to_owned() });
+            return Err(format!(
+                "{} is of pool {}, and this node's is {}; the pod runs on another node than its claim was allocated \
+                 for: delete the pod",
+                named(result),
+                result.pool,
+                node.pool
+            ));
         }
         let gives = if result.admin_access == Some(true) {
             let gpu = find(node, result)?;
@@ -147,7 +158,7 @@ fn share(
     (named, claim, allocated): (&ClaimRef, &ResourceClaim, &DeviceAllocationResult),
     results: &[&DeviceResult],
     node: Node<'_>,
-) -> Result<(AllocationId, Ask), Fault> {
+) -> Result<(AllocationId, Ask), String> {
     let request = &results[0].request;
     let share = ClaimShare {
         uid: named.uid.clone(),
@@ -168,7 +179,7 @@ fn share(
     if node.records.iter().any(|record| record.id == id) {
         return Ok((id.clone(), Ask::Recorded(id)));
     }
-    let said = parameters::compute(allocated.config.as_deref().unwrap_or_default(), request)?;
+    let said = said(allocated.config.as_deref().unwrap_or_default(), request)?;
     let mut parts: Vec<SharePart> = Vec::with_capacity(results.len());
     for result in results {
         let gpu = find(node, result)?;
@@ -177,31 +188,36 @@ fn share(
             uuid: gpu.gpu.uuid.clone(),
             memory_bytes,
             cores_millis,
-            compute: said
-                .effective(gpu.default_share.compute)
-                .map_err(|looser| Fault::looser(claim, result, looser))?,
+            compute: said.effective(claim, result, gpu.default_share.compute)?,
         });
     }
     let origin = Origin::Claim(Box::new(share));
     Ok((id.clone(), Ask::Share(ShareAsk { id, origin, parts })))
 }
 
-fn find<'a>(node: Node<'a>, result: &DeviceResult) -> Result<&'a AdvertisedGpu, Fault> {
+fn find<'a>(node: Node<'a>, result: &DeviceResult) -> Result<&'a AdvertisedGpu, String> {
     if !node.is_on {
-        return Err(Fault::TurnedOff { result: named(result) });
+        // The driver is there for what it has prepared.
+        return Err(format!(
+            "{}: DRA is turned off on this node (dra.enabled is false); claims that are prepared go on until they end, and \
+             no other is prepared. Delete the pod, so that it is scheduled again",
+            named(result)
+        ));
     }
     let is_it = |sold: &&AdvertisedGpu| {
         sold.seller == FrontEnd::Dra && names::device(&sold.gpu.uuid) == result.device
     };
-    node.catalogue
-        .gpus
-        .values()
-        .find(is_it)
-        .ok_or_else(|| Fault::UnknownDevice { result: named(result) })
+    node.catalogue.gpus.values().find(is_it).ok_or_else(|| {
+        format!(
+            "{} is not on this node; was the GPU replaced, or does the configuration give it to the device plugin \
+             (dra.gpus)? Delete the pod, so that it is scheduled again",
+            named(result)
+        )
+    })
 }
 
 /// Bytes, and thousandths of a GPU's time, from what the scheduler counts: never from what was asked for.
-fn limits(result: &DeviceResult) -> Result<(u64, u32), Fault> {
+fn limits(result: &DeviceResult) -> Result<(u64, u32), String> {
     let memory = amount(result, names::MEMORY)?;
     let memory_bytes = memory.units().map_err(|why| bad(result, names::MEMORY, &why))?;
     let cores = amount(result, names::CORES)?;
@@ -217,22 +233,28 @@ fn limits(result: &DeviceResult) -> Result<(u64, u32), Fault> {
     }
 }
 
-fn amount(result: &DeviceResult, name: &'static str) -> Result<Quantity, Fault> {
+fn amount(result: &DeviceResult, name: &str) -> Result<Quantity, String> {
     let value = result.consumed_capacity.as_ref().and_then(|all| all.get(name));
-    let value = value.ok_or_else(|| Fault::NotDivided { result: named(result), name })?;
+    let value = value.ok_or_else(|| {
+        format!(
+            "{} was allocated whole: consumedCapacity.{name} is missing, because the cluster does not divide devices: it \
+             needs Kubernetes 1.36 (DRAConsumableCapacity); delete the pod, so that it is scheduled again",
+            named(result)
+        )
+    })?;
     Quantity::parse(&value.0).map_err(|why| bad(result, name, &why))
 }
 
-fn bad(result: &DeviceResult, name: &'static str, why: &dyn std::fmt::Display) -> Fault {
+fn bad(result: &DeviceResult, name: &str, why: &dyn std::fmt::Display) -> String {
     let value = result.consumed_capacity.as_ref().and_then(|all| all.get(name));
     let value = value.map(|value| value.0.as_str()).unwrap_or_default();
-    let value = printable::brief(value, LONGEST).into_owned();
-    Fault::Capacity { result: named(result), name, value, why: why.to_string() }
+    let value = printable::brief(value, LONGEST);
+    format!("{}: consumedCapacity.{name} is \"{value}\": {why}", named(result))
 }
 
 /// As an error names it.
-fn named(result: &DeviceResult) -> Box<DeviceResult> {
-    Box::new(result.clone())
+fn named(result: &DeviceResult) -> String {
+    format!("request {}: device {}", result.request, result.device)
 }
 
 /// What was allocated to a claim, of every driver; `None` before the allocation.
@@ -274,3 +296,104 @@ fn asked(claim: &ResourceClaim, request: &str) -> Option<(String, BTreeMap<Strin
 pub fn uid(record: &Record) -> Option<&str> {
     record.origin.claim().map(|claim| claim.uid.as_str())
 }
+
+// === The driver's opaque parameters: `gpu.tessera.dev/v1`, kind `ShareConfig` ===
+
+/// Most bytes of what is said of malformed parameters, which quotes them.
+const LONGEST_PARAMETERS: usize = 160;
+
+/// What parameters say of a request's share of time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Said {
+    /// Those of its DeviceClass.
+    class: Option<Compute>,
+    /// Those of the claim.
+    claim: Option<Compute>,
+}
+
+impl Said {
+    /// The limit of `result` on a node that says `node` of its GPU. Who grants a limit, by class or node, may loosen it; a
+    /// claim's author may only make it stricter.
+    /// Errors: The claim is looser than its class, or than the node where its class does not say.
+    fn effective(
+        self,
+        claim: &ResourceClaim,
+        result: &DeviceResult,
+        node: Compute,
+    ) -> Result<Compute, String> {
+        let (granted, request) = (self.class.unwrap_or(node), &result.request);
+        let Some(looser) = self.claim.filter(|asked| *asked < granted) else {
+            return Ok(self.claim.unwrap_or(granted));
+        };
+        let by = match asked(claim, request) {
+            _ if self.class.is_none() => format!(
+                "the configuration of node {} (share.compute, or its layout's)",
+                result.pool
+            ),
+            Some((class, _)) => format!("DeviceClass {class}"),
+            None => "its DeviceClass".to_owned(),
+        };
+        Err(format!(
+            "request {request}: the claim says compute: {}, and {by} says {}: a claim may be as strict or stricter, never \
+             looser; write {} in the claim, or leave compute out",
+            looser.name(),
+            granted.name(),
+            granted.or_stricter()
+        ))
+    }
+}
+
+/// What parameters say of a request. Of one source, later ones take precedence.
+fn said(config: &[DeviceAllocationConfiguration], request: &str) -> Result<Said, String> {
+    let mut said = Said::default();
+    for (index, config) in config.iter().enumerate() {
+        let ours = config.opaque.as_ref().filter(|opaque| opaque.driver == names::DRIVER);
+        let Some(opaque) = ours.filter(|_| is_for(config, request)) else { continue };
+        let from_class = config.source == "FromClass";
+        let read = read(&opaque.parameters.0);
+        let read = read.map_err(|why| {
+            let of = if from_class { "DeviceClass" } else { "claim" };
+            format!("parameters of the {of}, status.allocation.devices.config[{index}].opaque.parameters: {why}")
+        })?;
+        let of_source = if from_class { &mut said.class } else { &mut said.claim };
+        *of_source = read.or(*of_source);
+    }
+    Ok(said)
+}
+
+/// Whether it is for this request, `request` or `request/alternative`: a request's name stands for its alternatives too.
+fn is_for(config: &DeviceAllocationConfiguration, request: &str) -> bool {
+    let named = config.requests.as_deref().unwrap_or_default();
+    named.is_empty() || named.iter().any(|name| name == request || name == base_request(request))
+}
+
+/// `gpu.tessera.dev/v1`, `ShareConfig`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct ShareConfig {
+    api_version: String,
+    kind: String,
+    compute: Option<Compute>,
+}
+
+fn read(parameters: &Value) -> Result<Option<Compute>, String> {
+    let read = ShareConfig::deserialize(parameters);
+    let brief = |error: serde_json::Error| {
+        printable::brief(&error.to_string(), LONGEST_PARAMETERS).into_owned()
+    };
+    let ShareConfig { api_version, kind, compute } = read.map_err(brief)?;
+    if (api_version.as_str(), kind.as_str()) == (names::PARAMETERS_VERSION, names::PARAMETERS_KIND)
+    {
+        return Ok(compute);
+    }
+    let found = format!("{api_version} {kind}");
+    Err(format!(
+        "{} is not {} {}",
+        printable::brief(&found, LONGEST),
+        names::PARAMETERS_VERSION,
+        names::PARAMETERS_KIND
+    ))
+}
+
+#[cfg(test)]
+mod tests;

@@ -9,7 +9,6 @@ use tessera_config::Config;
 use tessera_gpu::nvml::NvmlDiscovery;
 use tessera_model::topology::Topology;
 
-use super::super::State;
 use super::*;
 use crate::fixtures::Cluster;
 use crate::tests::support::{self, fall_ill, gpus, open, recover, until};

@@ -1,0 +1,484 @@
+//! The sockets: kubelet finds the registrar in its plugin registry, learns there where the driver serves, and
+//! connects.
+//!
+//! Two instances may serve side by side during a rolling update; the pod's UID keeps their sockets apart. An
+//! instance removes its own sockets, and those of instances that are dead.
+
+use std::convert::Infallible;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tessera_agent::Agent;
+use tessera_cluster::resource::ResourceClient;
+use tessera_kubelet::sockets::{MAX_PATH, Server, Socket, remove_stale};
+use tessera_kubelet_api::dra::v1::dra_plugin_server::DraPluginServer;
+use tessera_kubelet_api::dra_health::v1::dra_resource_health_server::DraResourceHealthServer as HealthV1;
+use tessera_kubelet_api::dra_health::v1alpha1::dra_resource_health_server::DraResourceHealthServer as HealthV1alpha1;
+use tessera_kubelet_api::pluginregistration::registration_server::{
+    Registration as Rpcs, RegistrationServer,
+};
+use tessera_kubelet_api::pluginregistration::{
+    InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse,
+};
+use tessera_model::clock::unix_ms;
+use tessera_model::{printable, short_name};
+use tessera_rpc::incoming::SILENCE;
+use tessera_system::connections::Limits;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tonic::body::Body;
+use tonic::codegen::{BoxFuture, Service, http};
+use tonic::server::NamedService;
+use tonic::{Request, Response, Status};
+use tracing::{error, info, warn};
+
+use crate::health::Health;
+use crate::names;
+use crate::prepare::{Preparer, Sweeping};
+
+pub use tessera_kubelet::sockets::SocketError;
+
+/// Kubelet connects as soon as the driver is registered, and asks when there is a pod; the health stream is one
+/// answer, for days.
+const LIMITS: Limits = Limits { silence: None, answer: None, idle: None };
+/// Kubelet connects to the registrar for each of its two calls.
+const REGISTRAR_LIMITS: Limits =
+    Limits { silence: SILENCE, answer: Some(Duration::from_secs(30)), idle: None };
+
+/// What to do where another instance listens.
+const TAKEN: &str = "another instance of the DRA driver; end it first, or give each the UID of its pod (POD_UID), so that they \
+                     can run side by side";
+
+/// Where and as what to serve.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The node's name, which is its pool's.
+    pub node: String,
+    /// Kubelet's plugin registry, `/var/lib/kubelet/plugins_registry` by default.
+    pub registry: PathBuf,
+    /// The driver's own directory, `/var/lib/kubelet/plugins/gpu.tessera.dev` by default; made if it is missing.
+    /// Kubelet must see it at the same path.
+    pub dir: PathBuf,
+    /// The UID of the pod that the driver runs in: allows two instances side by side.
+    pub pod_uid: Option<String>,
+    /// When shares of claims that are gone are released.
+    pub sweeping: Sweeping,
+    pub timing: Timing,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Timing {
+    /// Between two messages of the health services without a change; kubelet forgets after 30 s.
+    pub heartbeat: Duration,
+    /// How often it is seen to that the sockets are still there, and how long to wait after a failure.
+    pub look: Duration,
+    /// How long open calls may take at the end.
+    pub drain: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Timing {
+            heartbeat: Duration::from_secs(10),
+            look: Duration::from_secs(5),
+            drain: Duration::from_secs(5),
+        }
+    }
+}
+
+/// Kubelet does not take the driver.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("kubelet refuses the DRA driver: {0}; see kubelet's log for what it wants")]
+pub struct Rejected(pub String);
+
+#[derive(Debug)]
+pub struct Serving {
+    registration: watch::Receiver<Registration>,
+    preparer: Preparer,
+    task: JoinHandle<Result<(), Rejected>>,
+    paths: Paths,
+}
+
+impl Serving {
+    pub fn registration(&self) -> watch::Receiver<Registration> {
+        self.registration.clone()
+    }
+
+    pub fn preparer(&self) -> &Preparer {
+        &self.preparer
+    }
+
+    /// Where it serves: the registrar, and the driver itself.
+    pub fn sockets(&self) -> [&Path; 2] {
+        [&self.paths.registrar, &self.paths.dra]
+    }
+
+    /// Waits for the end: the shutdown future is done, and the sockets are removed.
+    /// Errors: [`Rejected`]: kubelet said that it does not take the driver. The process should end, so that this is
+    /// seen.
+    pub async fn finished(self) -> Result<(), Rejected> {
+        // The task can only be cancelled by the runtime's own end, and a panic has been reported.
+        self.task.await.unwrap_or(Ok(()))
+    }
+}
+
+/// Serves the driver to kubelet until `shutdown` is done. The DRA socket listens before the registrar does. Call it
+/// when all that claims hold is whole again: kubelet may ask at once.
+pub fn serve(
+    settings: Settings,
+    agent: Arc<Agent>,
+    api: ResourceClient,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+) -> Result<Serving, SocketError> {
+    let paths = Paths::new(&settings.registry, &settings.dir, settings.pod_uid.as_deref());
+    paths.prepare()?;
+    let preparer = Preparer::new(Arc::clone(&agent), api, &settings.node, &settings.dir);
+    let (standing, registration) = watch::channel(Registration::default());
+    let driver =
+        Driver { settings, agent, preparer: preparer.clone(), paths: paths.clone(), standing };
+    let first = driver.listen()?;
+    let task = tokio::spawn(driver.run(first, shutdown));
+    Ok(Serving { registration, preparer, task, paths })
+}
+
+struct Driver {
+    settings: Settings,
+    agent: Arc<Agent>,
+    preparer: Preparer,
+    paths: Paths,
+    standing: watch::Sender<Registration>,
+}
+
+/// Both sockets and their servers.
+struct Servers {
+    registrar: Server,
+    dra: Server,
+}
+
+/// Why the servers are to begin again.
+enum Turn {
+    End,
+    Rejected(Rejected),
+    Lost,
+}
+
+impl Driver {
+    /// The DRA socket first: as soon as the registrar is there, kubelet may ask.
+    fn listen(&self) -> Result<Servers, SocketError> {
+        let Settings { node, timing, .. } = &self.settings;
+        let socket = Socket::listen(&self.paths.dra, TAKEN)?;
+        let dra = Server::start(socket, LIMITS, |stop| {
+            let health = Health::new(Arc::clone(&self.agent), node, timing.heartbeat, stop);
+            Routes::new(self.preparer.clone(), health)
+        });
+        let socket = Socket::listen(&self.paths.registrar, TAKEN)?;
+        let (endpoint, standing) = (self.paths.dra.display().to_string(), self.standing.clone());
+        let registrar = Server::start(socket, REGISTRAR_LIMITS, |_| {
+            RegistrationServer::new(Registrar { endpoint, standing })
+        });
+        Ok(Servers { registrar, dra })
+    }
+
+    async fn run(
+        self,
+        first: Servers,
+        shutdown: impl Future<Output = ()> + Send,
+    ) -> Result<(), Rejected> {
+        info!(
+            registrar = %self.paths.registrar.display(),
+            dra = %self.paths.dra.display(),
+            "serving DRA; waiting for kubelet to register it"
+        );
+        let sweep = self.preparer.sweep_orphans(self.settings.sweeping);
+        let mut sweep = std::pin::pin!(sweep);
+        let mut shutdown = std::pin::pin!(shutdown);
+        let mut servers = Some(first);
+        loop {
+            let turn = tokio::select! {
+                () = &mut shutdown => Turn::End,
+                turn = self.watch(servers.as_mut()) => turn,
+                () = &mut sweep => Turn::End,
+            };
+            if let Some(servers) = servers.take() {
+                servers.end(self.settings.timing.drain).await;
+            }
+            match turn {
+                Turn::End => return Ok(()),
+                Turn::Rejected(rejected) => return Err(rejected),
+                Turn::Lost => match self.listen() {
+                    Ok(again) => servers = Some(again),
+                    Err(error) => {
+                        warn!("cannot serve DRA again yet: {error}");
+                        self.standing.send_modify(|standing| standing.failed(&error.to_string()));
+                    }
+                },
+            }
+        }
+    }
+
+    /// Waits until kubelet refuses the driver or the servers have to begin again.
+    async fn watch(&self, servers: Option<&mut Servers>) -> Turn {
+        let mut standing = self.standing.subscribe();
+        let rejected = async {
+            let waited = standing.wait_for(|standing| standing.rejected.is_some()).await;
+            // The sender lives as long as self.
+            waited.ok().and_then(|standing| standing.rejected.clone()).unwrap_or_default()
+        };
+        let lost = async {
+            let Some(servers) = servers else {
+                return tokio::time::sleep(self.settings.timing.look).await;
+            };
+            let Servers { registrar, dra } = servers;
+            let gone = async {
+                while !registrar.socket.is_gone() && !dra.socket.is_gone() {
+                    tokio::time::sleep(self.settings.timing.look).await;
+                }
+                "a socket was removed"
+            };
+            let what = tokio::select! {
+                what = gone => what,
+                _ = &mut registrar.task => "the registrar's server ended",
+                _ = &mut dra.task => "the server ended",
+            };
+            warn!("{what}; serving DRA on new sockets");
+        };
+        tokio::select! {
+            why = rejected => Turn::Rejected(Rejected(why)),
+            () = lost => Turn::Lost,
+        }
+    }
+}
+
+impl Servers {
+    /// The registrar first: kubelet sends nothing new from then on. Then open calls, then the streams.
+    async fn end(self, drain: Duration) {
+        self.registrar.end(drain).await;
+        self.dra.end(drain).await;
+    }
+}
+
+/// What is served. Kubelet 1.36 asks for health in v1alpha1.
+const SERVICES: [&str; 3] = ["v1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"];
+/// Most bytes of kubelet's reason that are kept.
+const LONGEST: usize = 1000;
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Registration {
+    pub is_registered: bool,
+    /// When it last did so, Unix milliseconds; 0 for never.
+    pub registered_unix_ms: i64,
+    pub registrations: u64,
+    /// Why kubelet refuses the driver, if it does.
+    pub rejected: Option<String>,
+    /// Why the driver is not served, if it is not.
+    pub last_error: Option<String>,
+}
+
+impl Registration {
+    fn failed(&mut self, why: &str) {
+        self.is_registered = false;
+        self.last_error = Some(why.to_owned());
+    }
+}
+
+#[derive(Debug)]
+struct Registrar {
+    endpoint: String,
+    standing: watch::Sender<Registration>,
+}
+
+#[tonic::async_trait]
+impl Rpcs for Registrar {
+    async fn get_info(&self, _: Request<InfoRequest>) -> Result<Response<PluginInfo>, Status> {
+        Ok(Response::new(PluginInfo {
+            r#type: "DRAPlugin".to_owned(),
+            name: names::DRIVER.to_owned(),
+            endpoint: self.endpoint.clone(),
+            supported_versions: SERVICES.map(str::to_owned).to_vec(),
+        }))
+    }
+
+    async fn notify_registration_status(
+        &self,
+        request: Request<RegistrationStatus>,
+    ) -> Result<Response<RegistrationStatusResponse>, Status> {
+        let RegistrationStatus { plugin_registered, error } = request.into_inner();
+        self.standing.send_modify(|standing| {
+            if plugin_registered {
+                standing.is_registered = true;
+                standing.registered_unix_ms = unix_ms();
+                standing.registrations += 1;
+                standing.rejected = None;
+                standing.last_error = None;
+            } else {
+                let why = if error.is_empty() { "it gives no reason" } else { error.as_str() };
+                let why = printable::brief(why, LONGEST).into_owned();
+                standing.is_registered = false;
+                standing.rejected = Some(why);
+            }
+        });
+        if plugin_registered {
+            info!(driver = names::DRIVER, "kubelet has registered the DRA driver");
+        } else {
+            error!(driver = names::DRIVER, "kubelet refuses the DRA driver: {error}");
+        }
+        Ok(Response::new(RegistrationStatusResponse {}))
+    }
+}
+
+/// Which service a call is for, by its path: a router's crates would be four times the driver.
+#[derive(Clone, Debug)]
+struct Routes {
+    dra: DraPluginServer<Preparer>,
+    health_v1: HealthV1<Health>,
+    health_v1alpha1: HealthV1alpha1<Health>,
+}
+
+impl Routes {
+    fn new(preparer: Preparer, health: Health) -> Self {
+        Routes {
+            dra: DraPluginServer::new(preparer),
+            health_v1: HealthV1::new(health.clone()),
+            health_v1alpha1: HealthV1alpha1::new(health),
+        }
+    }
+}
+
+/// Whether a request's path is one of this service's.
+fn is_of<S: NamedService>(path: &str) -> bool {
+    path.strip_prefix('/')
+        .and_then(|rest| rest.strip_prefix(S::NAME))
+        .is_some_and(|rest| rest.starts_with('/'))
+}
+
+impl Service<http::Request<Body>> for Routes {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<Self::Response, Self::Error>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        let path = request.uri().path();
+        if is_of::<DraPluginServer<Preparer>>(path) {
+            self.dra.call(request)
+        } else if is_of::<HealthV1<Health>>(path) {
+            self.health_v1.call(request)
+        } else if is_of::<HealthV1alpha1<Health>>(path) {
+            self.health_v1alpha1.call(request)
+        } else {
+            let unknown = tonic::Status::unimplemented("the driver has no such service");
+            Box::pin(std::future::ready(Ok(unknown.into_http())))
+        }
+    }
+}
+
+/// Where an instance of the driver listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Paths {
+    registrar: PathBuf,
+    dra: PathBuf,
+}
+
+impl Paths {
+    /// Of the instance in the pod of this UID; of the only one, where it is not known.
+    fn new(registry: &Path, dir: &Path, pod_uid: Option<&str>) -> Self {
+        let driver = names::DRIVER;
+        let pod_uid = pod_uid.filter(|uid| !uid.is_empty());
+        let Some(uid) = pod_uid else {
+            return Paths {
+                registrar: registry.join(format!("{driver}-reg.sock")),
+                dra: dir.join("dra.sock"),
+            };
+        };
+        let plain = uid.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+        let named = |make: &dyn Fn(&str) -> PathBuf| {
+            let path = make(uid);
+            if plain && path.as_os_str().len() <= MAX_PATH {
+                path
+            } else {
+                make(&short_name::with_hash("", 0, uid))
+            }
+        };
+        Paths {
+            registrar: named(&|uid| registry.join(format!("{driver}-{uid}-reg.sock"))),
+            dra: named(&|uid| dir.join(format!("dra-{uid}.sock"))),
+        }
+    }
+
+    /// Makes the driver's directory, and removes what dead instances left.
+    fn prepare(&self) -> Result<(), SocketError> {
+        let (Some(registry), Some(dir)) = (self.registrar.parent(), self.dra.parent()) else {
+            return Err(SocketError(format!("{}: no path of a socket", self.registrar.display())));
+        };
+        if !registry.is_dir() {
+            return Err(SocketError(format!(
+                "kubelet's plugin registry {} does not exist: is kubelet's root directory another one (--root-dir), or is \
+                 the directory not mounted into this container?",
+                registry.display()
+            )));
+        }
+        let made = std::fs::DirBuilder::new().recursive(true).mode(0o750).create(dir);
+        made.map_err(|error| {
+            SocketError(format!(
+                "cannot make the DRA driver's directory {}: {error}",
+                dir.display()
+            ))
+        })?;
+        remove_stale(registry, |name| {
+            name.starts_with(names::DRIVER) && name.ends_with("-reg.sock")
+        });
+        remove_stale(dir, |name| name.starts_with("dra") && name.ends_with(".sock"));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn paths(registry: &str, dir: &str, uid: Option<&str>) -> [String; 2] {
+        let Paths { registrar, dra } = Paths::new(Path::new(registry), Path::new(dir), uid);
+        [registrar, dra].map(|path| path.display().to_string())
+    }
+
+    #[test]
+    fn instances_have_sockets_of_their_own_where_their_pods_are_known() {
+        let (registry, dir) = ("/k/plugins_registry", "/k/plugins/gpu.tessera.dev");
+        assert_eq!(
+            paths(registry, dir, None),
+            ["/k/plugins_registry/gpu.tessera.dev-reg.sock", "/k/plugins/gpu.tessera.dev/dra.sock"]
+        );
+        assert_eq!(paths(registry, dir, Some("")), paths(registry, dir, None));
+        let uid = "7d5b3c1e-0f2a-4b6c-8d9e-aabbccddeeff";
+        let [registrar, dra] = paths(registry, dir, Some(uid));
+        assert_eq!(registrar, format!("/k/plugins_registry/gpu.tessera.dev-{uid}-reg.sock"));
+        assert_eq!(dra, format!("/k/plugins/gpu.tessera.dev/dra-{uid}.sock"));
+    }
+
+    #[test]
+    fn names_that_would_be_too_long_are_hashed() {
+        let uid = "7d5b3c1e-0f2a-4b6c-8d9e-aabbccddeeff";
+        let registry = format!("/{}", "r".repeat(60));
+        let [one, _] = paths(&registry, "/d", Some(uid));
+        let [other, _] = paths(&registry, "/d", Some("another-uid-of-the-same-length-as-that"));
+        assert!(one.len() <= MAX_PATH && other.len() <= MAX_PATH && one != other, "{one} {other}");
+        assert!(one.ends_with("-reg.sock") && one.contains("gpu.tessera.dev-"));
+        // No UID is a path.
+        let [escaped, _] = paths("/r", "/d", Some("../x"));
+        assert!(!escaped.contains(".."), "{escaped}");
+    }
+
+    #[test]
+    fn a_registry_that_is_missing_says_what_to_look_for() {
+        let base = tempfile::tempdir().unwrap();
+        let paths = Paths::new(&base.path().join("none"), base.path(), None);
+        let error = paths.prepare().unwrap_err().to_string();
+        assert!(error.contains("--root-dir"), "{error}");
+    }
+}
