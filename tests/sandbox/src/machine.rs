@@ -11,6 +11,7 @@ use tessera_run::{Artefact, SIM_CONTEXT_OVERHEAD, find_artefact};
 use toml::{Table, Value};
 
 use super::dra::Dra;
+use super::node::NodeSpec;
 
 /// What is not sold of each GPU, bytes: what its driver keeps, and `tessera_model::gpu::DRIVER_MARGIN`.
 pub const RESERVE: u64 = (551 << 20) + tessera_model::gpu::DRIVER_MARGIN;
@@ -147,24 +148,15 @@ const OF_THE_HOST_TOO: [(&str, &str); 7] = [
     ("labels", "nfd_file"),
 ];
 
-/// Where everything of a node is.
-#[derive(Clone, Copy, Debug)]
-pub struct Places<'a> {
-    pub dir: &'a Path,
-    pub kubelet: &'a Kubelet,
-    pub shim: &'a Path,
-    /// The simulated driver; without one, the machine's own.
-    pub simulation: Option<&'a Simulation>,
-    /// Where DRA drivers register, where claims are served.
-    pub dra: Option<&'a Path>,
-    /// Where metrics are served; nowhere without.
-    pub metrics: Option<SocketAddr>,
-    /// Where the API and the page are served; nowhere without.
-    pub api: Option<SocketAddr>,
-}
-
-/// The configuration's text: what `user` says, but for what describes a host.
-pub fn configuration(mut user: Table, places: &Places<'_>) -> String {
+/// The configuration's text: what the user's says, but for what describes a host. `registry` is where DRA drivers register,
+/// where claims are served; metrics and API are served nowhere without an address.
+pub fn configuration(
+    node: &NodeSpec,
+    kubelet: &Kubelet,
+    registry: Option<&Path>,
+    [metrics, api]: [Option<SocketAddr>; 2],
+) -> String {
+    let mut user = node.user.clone();
     // What a real machine's GPUs are reached by is its own.
     let nvml = user.get("paths").and_then(|paths| paths.get("nvml")).cloned();
     for section in OF_THE_HOST {
@@ -177,29 +169,29 @@ pub fn configuration(mut user: Table, places: &Places<'_>) -> String {
     }
     let path = |path: &Path| Value::from(path.to_string_lossy().into_owned());
     let address = |at: Option<SocketAddr>| at.map_or_else(String::new, |at| at.to_string());
-    let at = |name: &str| path(&places.dir.join(name));
-    let nvml = match places.simulation {
+    let at = |name: &str| path(&node.dir.join(name));
+    let nvml = match &node.simulation {
         Some(simulation) => path(&simulation.nvml()),
         None => nvml.unwrap_or_else(|| "".into()),
     };
     let mut ours = vec![
-        ("paths", "kubelet", path(places.kubelet.device_plugins_dir())),
-        ("paths", "pod_resources", path(places.kubelet.pod_resources_socket())),
-        ("paths", "plugins_registry", places.dra.map_or_else(|| at("registry"), path)),
+        ("paths", "kubelet", path(kubelet.device_plugins_dir())),
+        ("paths", "pod_resources", path(kubelet.pod_resources_socket())),
+        ("paths", "plugins_registry", registry.map_or_else(|| at("registry"), path)),
         ("paths", "dra", at("dra")),
         ("paths", "container_logs", at("logs")),
         ("paths", "pages", at("pages")),
         ("paths", "shim", at("shim")),
-        ("paths", "shim_source", path(places.shim)),
+        ("paths", "shim_source", path(&node.shim)),
         ("paths", "ledger", at("ledger.redb")),
         ("paths", "admin", at("admin.sock")),
         ("paths", "nvml", nvml),
         // The plugin removes specs there that are of no allocation of its own: never those of a real one.
-        ("cdi", "directory", path(&Dra::cdi(places.dir))),
+        ("cdi", "directory", path(&Dra::cdi(&node.dir))),
         // Root alone may mount one, and nothing here fills a disk.
         ("pages", "tmpfs", "off".into()),
-        ("metrics", "listen", address(places.metrics).into()),
-        ("api", "listen", address(places.api).into()),
+        ("metrics", "listen", address(metrics).into()),
+        ("api", "listen", address(api).into()),
         // One's own machine, and nobody there to ask for rights.
         ("api", "authorisation", "none".into()),
         // Device nodes and driver are the host's own; a process needs neither handed to it.
@@ -210,7 +202,7 @@ pub fn configuration(mut user: Table, places: &Places<'_>) -> String {
         ("ledger", "release_after", Value::from("2s")),
         ("health", "recovery", Value::from("5s")),
     ];
-    if let Some(simulation) = places.simulation {
+    if let Some(simulation) = &node.simulation {
         let envs = simulation.envs().map(|(name, file)| (name.to_owned(), path(file)));
         ours.push(("driver", "libraries", path(&simulation.libraries)));
         ours.push(("driver", "env", envs.into_iter().collect::<Table>().into()));
@@ -329,17 +321,18 @@ mod tests {
                 .parse()
                 .unwrap();
         assert_eq!(set_aside(&user), ["[paths]", "[driver]", "metrics.listen"]);
-        for simulation in [None, Some(&simulation)] {
-            let places = Places {
-                dir: tmp.path(),
-                kubelet: &kubelet,
-                shim: Path::new("/shim.so"),
+        let listens = ["127.0.0.1:4711", "127.0.0.1:4712"].map(|at| at.parse().ok());
+        for simulation in [None, Some(simulation)] {
+            let node = NodeSpec {
+                name: "n".to_owned(),
+                dir: tmp.path().to_owned(),
+                mark: tmp.path().to_owned(),
+                shim: "/shim.so".into(),
                 simulation,
-                dra: None,
-                metrics: Some("127.0.0.1:4711".parse().unwrap()),
-                api: Some("127.0.0.1:4712".parse().unwrap()),
+                user: user.clone(),
+                listens: true,
             };
-            let text = configuration(user.clone(), &places);
+            let text = configuration(&node, &kubelet, None, listens);
             let config = Config::parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
             assert_eq!(config.share.replicas, 3);
             assert_eq!(config.ledger.release_after, std::time::Duration::from_secs(9));
@@ -347,7 +340,7 @@ mod tests {
                 assert!(own.starts_with(tmp.path()), "{}", own.display());
             }
             assert_eq!(config.paths.shim_source.as_deref(), Some(Path::new("/shim.so")));
-            assert_eq!(config.driver.libraries.is_some(), simulation.is_some());
+            assert_eq!(config.driver.libraries.is_some(), node.simulation.is_some());
             assert_eq!(config.driver.root, Config::default().driver.root);
             assert_eq!(config.metrics.listen, ["127.0.0.1:4711".parse().unwrap()]);
             assert_eq!(config.api.listen, ["127.0.0.1:4712".parse().unwrap()]);

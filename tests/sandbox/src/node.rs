@@ -18,10 +18,8 @@ use tokio::process::{Child, Command};
 use toml::Table;
 
 use super::container::Surroundings;
-use super::dra::Dra;
-use super::dra::Size;
-use super::machine::Simulation;
-use super::machine::{self, Places};
+use super::dra::{Dra, Size};
+use super::machine::{self, Simulation};
 use super::pod::Placement;
 use super::scratch::MARK;
 
@@ -102,16 +100,8 @@ impl Node {
             true => Some(Dra::start(&spec.dir, &spec.dir.join("k"), &spec.name)?),
             false => None,
         };
-        let places = Places {
-            dir: &spec.dir,
-            kubelet: &kubelet,
-            shim: &spec.shim,
-            simulation: spec.simulation.as_ref(),
-            dra: dra.as_ref().map(Dra::registry),
-            metrics,
-            api,
-        };
-        let text = machine::configuration(spec.user.clone(), &places);
+        let registry = dra.as_ref().map(Dra::registry);
+        let text = machine::configuration(&spec, &kubelet, registry, [metrics, api]);
         let file = spec.dir.join("config.toml");
         fs::write(&file, &text).with_context(|| format!("cannot write {}", file.display()))?;
         let config = Config::find(Some(&file)).map_err(|e| BadConfiguration(e.to_string()))?;
