@@ -41,13 +41,13 @@ pub mod exposition;
 #[cfg(feature = "plugin")]
 pub mod gate_tenants;
 #[cfg(feature = "plugin")]
+pub mod http2;
+#[cfg(feature = "plugin")]
 pub mod metrics;
 #[cfg(feature = "plugin")]
 pub mod plugin;
 #[cfg(feature = "plugin")]
 pub mod scripted;
-#[cfg(feature = "plugin")]
-pub mod http2;
 
 pub use alone::{Spinners, again, alone, beside, in_own_process, settles};
 pub use arbiter::{Arbiter, Heard, monotonic_ns};
