@@ -37,6 +37,8 @@ pub struct Options {
     rate: Option<f64>,
     /// A request follows the last at once, as steps of one answer do.
     closed: bool,
+    /// After a pause of half as much to one and a half.
+    pause: Duration,
     /// Whether arrivals are exponentially distributed instead of evenly.
     poisson: bool,
     limit: Option<Duration>,
@@ -71,6 +73,7 @@ impl Options {
             shallow: Duration::from_millis(args.number("--shallow-ms", 0)?),
             rate: (rate > 0.0).then_some(rate),
             closed: args.flag("--closed"),
+            pause: Duration::from_millis(args.number("--pause-ms", 0)?),
             poisson: args.flag("--poisson"),
             limit: args.limit()?,
         };
@@ -229,16 +232,9 @@ fn backlog(work: &Work, options: &Options, clock: Clock) -> Result<(), Exit> {
 /// what was served is reported every second.
 fn serve(work: &Work, options: &Options, clock: Clock) -> Result<(), Exit> {
     let mut rng = Rng::new(0x7e55);
-    let mut gap = || {
-        let mean = 1.0 / options.rate.unwrap_or(1.0);
-        if !options.poisson {
-            return Duration::from_secs_f64(mean);
-        }
-        // Uniform in (0, 1], of 53 random bits.
-        #[allow(clippy::cast_precision_loss, reason = "53 bits are exact")]
-        let uniform = ((rng.draw() >> 11) + 1) as f64 / (1u64 << 53) as f64;
-        Duration::from_secs_f64(-uniform.ln() * mean)
-    };
+    // Uniform in (0, 1], of 53 random bits.
+    #[allow(clippy::cast_precision_loss, reason = "53 bits are exact")]
+    let mut uniform = || ((rng.draw() >> 11) + 1) as f64 / (1u64 << 53) as f64;
     let (mut latency, mut begun) = (Histogram::default(), Instant::now());
     let (mut second, mut second_begun) = (Histogram::default(), Instant::now());
     let mut arrival = Instant::now();
@@ -265,7 +261,12 @@ fn serve(work: &Work, options: &Options, clock: Clock) -> Result<(), Exit> {
             say("progress", &second, second_begun, work);
             (second, second_begun) = (Histogram::default(), Instant::now());
         }
-        arrival = if options.closed { Instant::now() } else { arrival + gap() };
+        let mean = 1.0 / options.rate.unwrap_or(1.0);
+        arrival = match (options.closed, options.poisson) {
+            (true, _) => Instant::now() + options.pause.mul_f64(0.5 + uniform()),
+            (_, true) => arrival + Duration::from_secs_f64(-uniform().ln() * mean),
+            _ => arrival + Duration::from_secs_f64(mean),
+        };
     }
 }
 

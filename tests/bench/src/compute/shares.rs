@@ -220,10 +220,10 @@ struct Pattern {
 
 /// The table of GPU time's design.
 fn patterns() -> Vec<Pattern> {
-    let bursts = |cores, us, burst, pause| {
-        let [us, burst, pause] = [("kernel-us", us), ("burst-ms", burst), ("pause-ms", pause)]
-            .map(|(name, number): (&str, u32)| format!("--{name}={number}"));
-        Spec::new(cores, &[&us, &burst, &pause])
+    let bursts = |cores, us: u32, kernels: u32, pause: u32| {
+        let [us, kernels, pause] = [("kernel-us", us), ("kernels", kernels), ("pause-ms", pause)]
+            .map(|(name, number)| format!("--{name}={number}"));
+        Spec::new(cores, &["--closed", &us, &kernels, &pause])
     };
     let copies = || Spec::new(50.0, &["--kernel-us=1000", "--sync-every=10", "--copy-mib=16"]);
     let copy = Spec::new(50.0, &["--kernel-us=200", "--sync-every=1", "--copy-mib=16"]);
@@ -238,25 +238,25 @@ fn patterns() -> Vec<Pattern> {
             "decoders_busy_ratio",
             "busy, to bare: twice 8 ms of work, 1 ms pause",
             0.98,
-            vec![bursts(50.0, 250, 8, 1); 2],
+            vec![bursts(50.0, 200, 40, 1); 2],
         ),
         wall(
             "pauses_8_4_busy",
             "busy: twice 8 ms of work, 4 ms pause",
             0.95,
-            vec![bursts(50.0, 250, 8, 4); 2],
+            vec![bursts(50.0, 200, 40, 4); 2],
         ),
         wall(
             "pauses_2_2_busy",
             "busy: twice 2 ms of work, 2 ms pause",
             0.95,
-            vec![bursts(50.0, 62, 2, 2); 2],
+            vec![bursts(50.0, 200, 10, 2); 2],
         ),
         wall(
             "pauses_2_2_four_busy",
             "busy: four times 2 ms of work, 2 ms pause",
             0.95,
-            vec![bursts(25.0, 62, 2, 2); 4],
+            vec![bursts(25.0, 200, 10, 2); 4],
         ),
         bare(
             "periodic_busy_ratio",
@@ -274,7 +274,7 @@ fn patterns() -> Vec<Pattern> {
             "half_busy_ratio",
             "busy, to bare: 1 ms of work, 1 ms pause and a backlog, 80/20",
             0.95,
-            vec![bursts(80.0, 31, 1, 1), backlog(20.0, "200")],
+            vec![bursts(80.0, 200, 5, 1), backlog(20.0, "200")],
         ),
         bare("copy_busy_ratio", "busy, to bare: two that copy", 0.95, vec![copies(), copies()]),
         bare(
