@@ -1,7 +1,6 @@
 //! Opening pages on the tenant's side. Only people tell apart why that fails, so it is said in words.
 
 use alloc::ffi::CString;
-use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::ffi::{CStr, c_int};
@@ -57,7 +56,7 @@ pub(crate) fn page<T>(
     attach: impl FnOnce(&CStr) -> Result<T, String>,
 ) -> Result<T, AttachError> {
     let path = in_dir(dir, name);
-    attach(&path).map_err(|why| AttachError(format!("{}: {why}", path.to_string_lossy())))
+    attach(&path).map_err(|why| AttachError(text!("{}: {why}", path.to_string_lossy())))
 }
 
 /// Opens a page that is at least as long as it must be.
@@ -70,7 +69,7 @@ pub(crate) fn open(path: &CStr, access: c_int, bytes: usize) -> Result<(Fd, Stat
     let expected = u64::try_from(bytes).unwrap_or(u64::MAX);
     // A mapping past the end of the file is SIGBUS on first touch.
     if stat.size < expected {
-        return Err(format!("{} bytes long instead of {expected}", stat.size));
+        return Err(text!("{} bytes long instead of {expected}", stat.size));
     }
     Ok((fd, stat))
 }
@@ -83,9 +82,9 @@ pub(crate) fn why_not(errno: i32) -> String {
     match errno {
         libc::ENOENT | libc::ENOTDIR => "absent".into(),
         libc::EISDIR | libc::ELOOP | libc::ENXIO | libc::ENODEV => NOT_REGULAR.into(),
-        libc::EACCES | libc::EPERM | libc::EROFS => format!("not accessible: {error}"),
+        libc::EACCES | libc::EPERM | libc::EROFS => text!("not accessible: {error}"),
         libc::EMFILE | libc::ENFILE => {
-            format!("no file descriptor left to open it with: {error}")
+            text!("no file descriptor left to open it with: {error}")
         }
         libc::EWOULDBLOCK => "a process holds a lease on it".into(),
         _ => error.to_string(),
@@ -96,10 +95,10 @@ pub(crate) fn why_not(errno: i32) -> String {
 pub(crate) fn check(magic: u64, expected: u64, abi: u32) -> Result<(), String> {
     let own = crate::abi::version();
     if magic != expected {
-        return Err(format!("not a Tessera page (magic {magic:#018x})"));
+        return Err(text!("not a Tessera page (magic {magic:#018x})"));
     }
     match abi == own {
         true => Ok(()),
-        false => Err(format!("page ABI {abi}, this library speaks {own}")),
+        false => Err(text!("page ABI {abi}, this library speaks {own}")),
     }
 }

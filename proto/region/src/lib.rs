@@ -19,6 +19,15 @@ extern crate alloc;
 
 pub mod abi;
 pub mod account;
+/// `alloc::format!` is compiled with unwinding, which the shim has nobody to do for it.
+macro_rules! text {
+    ($($part:tt)*) => {{
+        let mut text = alloc::string::String::new();
+        let _ = core::fmt::Write::write_fmt(&mut text, format_args!($($part)*));
+        text
+    }};
+}
+
 mod attach;
 #[cfg(feature = "std")]
 pub mod error;

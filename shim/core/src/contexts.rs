@@ -96,8 +96,8 @@ impl Drop for Promise<'_> {
     }
 }
 
-impl Contexts {
-    pub fn new() -> Self {
+impl Default for Contexts {
+    fn default() -> Self {
         Self {
             list: Spin::default(),
             last_serial: AtomicU32::new(0),
@@ -105,7 +105,9 @@ impl Contexts {
             frames: Frames::new(),
         }
     }
+}
 
+impl Contexts {
     /// The current epoch; see [`Contexts::find`].
     #[inline]
     pub fn epoch(&self) -> u64 {
@@ -481,7 +483,7 @@ mod tests {
 
     #[test]
     fn a_handle_made_again_gets_a_new_serial_and_hands_back_a_context_that_is_still_known() {
-        let contexts = Contexts::new();
+        let contexts = Contexts::default();
         let first = made(&contexts, context(0x10, 0));
         assert_eq!(contexts.leaving(0x10).map(|(context, _)| context), Some(first));
         assert_eq!(contexts.find(0x10), None);
@@ -494,7 +496,7 @@ mod tests {
 
     #[test]
     fn the_epoch_moves_when_a_context_goes() {
-        let contexts = Contexts::new();
+        let contexts = Contexts::default();
         made(&contexts, Context { primary_of: Some(0), ..context(0x10, 0) });
         let before = contexts.epoch();
         assert!(contexts.take_primary(0).is_some());
@@ -504,7 +506,7 @@ mod tests {
 
     #[test]
     fn a_failed_destroy_keeps_the_context() {
-        let contexts = Contexts::new();
+        let contexts = Contexts::default();
         let made = made(&contexts, context(0x10, 2));
         let (context, place) = contexts.leaving(0x10).expect("known");
         assert!(!contexts.any_on(2));
@@ -515,7 +517,7 @@ mod tests {
 
     #[test]
     fn users_are_counted() {
-        let contexts = Contexts::new();
+        let contexts = Contexts::default();
         made(&contexts, context(0x10, 0));
         assert_eq!(contexts.adjust_users(0x10, 1), Some(2));
         assert_eq!(contexts.adjust_users(0x10, -1), Some(1));

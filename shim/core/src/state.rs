@@ -245,7 +245,7 @@ fn arm(again: bool) -> Standing {
         sessions: pages.sockets.iter().map(|_| Session::default()).collect(),
         sockets: pages.sockets,
         gpus: Gpus::new(),
-        contexts: Contexts::new(),
+        contexts: Contexts::default(),
         allocations: Allocations::default(),
         pools: Pools::new(),
         arrays: Arrays::default(),

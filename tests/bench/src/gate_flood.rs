@@ -52,7 +52,7 @@ pub fn run(report: &mut Report) -> anyhow::Result<()> {
         }
         let lost = Sample::new(losses).median();
         worst = worst.max(lost);
-        detail.insert(kind.name().into(), lost.into());
+        detail.insert(format!("{kind:?}").to_lowercase(), lost.into());
     }
     let what = "neighbours' time at an open gate, lost to a flood of the worst kind";
     report.figure("flood_neighbour_loss_pct", what, "%", worst, 2.0);

@@ -111,7 +111,7 @@ fn no_kind_of_message_grows_the_arbiter_or_stops_the_others() {
                     let first = first << 40 | first;
                     scope.spawn(move || say_without_end(flooder, kind, first, said, stop));
                 }
-                let name = kind.name();
+                let name = format!("{kind:?}");
                 until(&format!("so many of {name}"), || said.load(Ordering::Relaxed) > 10_000);
                 let leases = || [&a, &b].map(|tenant| tenant.share(&arbiter).totals.leases);
                 let before = leases();
@@ -123,7 +123,7 @@ fn no_kind_of_message_grows_the_arbiter_or_stops_the_others() {
                 arbiter.release("flooder");
             });
             let shares = [&a, &b].map(|tenant| tenant.share(&arbiter).share.millis);
-            assert_eq!(shares, [500, 250], "{}", kind.name());
+            assert_eq!(shares, [500, 250], "{kind:?}");
         }
         seen.push((round, rss_kib()));
     }

@@ -5,7 +5,7 @@ use super::Policy;
 use super::fair::contends;
 use super::journal::Why;
 use super::tenant::{Phase, Slot, Tenant};
-use super::types::{GateState, MS, TenantId, Watch};
+use super::types::{GateState, TenantId, Watch};
 
 /// How often words should be read while somebody awake waits, or something drains, nanoseconds.
 const LOOK_SOON: u64 = 60_000;
@@ -13,13 +13,9 @@ const LOOK_SOON: u64 = 60_000;
 const LOOK: u64 = 500_000;
 /// A holder that does nothing is waited for so long by whoever is awake, nanoseconds.
 const QUIET: u64 = 50_000;
-/// A holder that has not launched since it was given the GPU may have been woken by that alone, nanoseconds.
-const FIRST: u64 = 1_000_000;
-/// A thread is woken again after so long at the earliest, nanoseconds.
-const AGAIN: u64 = 5 * MS;
-/// Whoever has slept for so long has its turn all the same: it may have been awake unseen. A throttled container sleeps for no
-/// longer: it is the usual period of a CPU limit.
-const SLEEPS: u64 = 100 * MS;
+/// And so long before somebody is woken who could have the GPU instead: a thread of the holder that was woken is there by
+/// then.
+const ASLEEP: u64 = 1_000_000;
 
 impl Policy {
     /// A thread of the tenant polls at the closed gate: it launches as soon as the gate opens. That stays true until
@@ -30,8 +26,7 @@ impl Policy {
         let Some(tenant) = &mut self.tenants[slot] else { return };
         if tenant.lease().is_none() {
             tenant.awake = true;
-            tenant.wakes(now);
-            if tenant.slept_at.take().is_some() {
+            if std::mem::take(&mut tenant.slept) {
                 self.come_back(slot);
             }
             self.settle(now, self.mask_of(slot));
@@ -59,26 +54,18 @@ impl Policy {
             return;
         }
         tenant.stood.see(since, now);
-        let (competes, launched) = (self.competes(slot), since > lease.since);
-        let drain = self.gpus_of(slot).map(|gpu| self.gpus[gpu].drain).max().unwrap_or(0);
-        let Some(tenant) = &self.tenants[slot] else { return };
-        // A thread of the holder that was woken is there by then.
-        let wakes = tenant.wakes_within(drain);
-        if !launched && now - since < wakes.max(FIRST) {
-            return;
-        }
+        let competes = self.competes(slot);
         if !self.is_awaited(slot) {
-            if now - since < wakes.max(lease.idle_ns) {
+            if now - since < ASLEEP.max(lease.idle_ns) {
                 return;
             }
             if competes {
-                self.rouse_next(now, slot);
-                return self.settle(now, self.mask_of(slot));
+                return self.rouse_next(slot);
             }
         }
         // Alone, and under a cap: it pays for no more of this.
         let Some(tenant) = &mut self.tenants[slot] else { return };
-        tenant.slept_at = (since == lease.since).then_some(now);
+        tenant.slept = since == lease.since;
         tenant.pauses.idle(None, since);
         self.close(now, slot, Why::Idle);
         self.settle(now, self.mask_of(slot));
@@ -117,7 +104,7 @@ impl Policy {
         let of = |(id, watch): (TenantId, Watch)| {
             let slot = self.ids.get(&id).copied()?;
             match watch {
-                Watch::Quiet if self.is_awaited(slot) || self.has_roused(slot) => Some(LOOK_SOON),
+                Watch::Quiet if self.is_awaited(slot) => Some(LOOK_SOON),
                 Watch::Quiet => Some(LOOK),
                 Watch::Drained => Some(LOOK_SOON),
                 Watch::Awake => None,
@@ -137,34 +124,26 @@ impl Policy {
             .any(|gpu| self.gpus[gpu].entities.iter().any(|entity| waits(entity.slot)))
     }
 
-    /// Whether somebody has been woken for one of `slot`'s GPUs, and may yet show it.
-    fn has_roused(&self, slot: Slot) -> bool {
-        self.gpus_of(slot).any(|gpu| self.gpus[gpu].awaited(&self.tenants).is_some())
-    }
-
     /// Has those woken who slept through their turns and want `slot`'s GPUs.
-    pub(super) fn rouse_sleepers(&mut self, now: u64, slot: Slot) {
+    pub(super) fn rouse_sleepers(&mut self, slot: Slot) {
         for gpu in super::each(self.mask_of(slot)) {
             for i in 0..self.gpus[gpu].entities.len() {
                 let other = self.gpus[gpu].entities[i].slot;
-                let sleeps = |other: &Tenant| other.slept_at.is_some() && other.contends;
+                let sleeps = |other: &Tenant| other.slept && other.contends;
                 if self.tenants[other].as_ref().is_some_and(sleeps) {
-                    self.rouse(now, other);
+                    self.rouse(other);
                 }
             }
         }
     }
 
     /// Has those woken who come after `slot`, one on each of its GPUs.
-    fn rouse_next(&mut self, now: u64, slot: Slot) {
-        super::each(self.mask_of(slot)).for_each(|gpu| self.rouse_best(now, gpu));
-    }
-
-    fn rouse_best(&mut self, now: u64, gpu: usize) {
-        let quantum =
-            self.gpus[gpu].quantum(self.gpus[gpu].contenders(&self.tenants), &self.settings);
-        if let Some(next) = self.gpus[gpu].best_single(quantum, &self.tenants) {
-            self.rouse(now, next.slot());
+    fn rouse_next(&mut self, slot: Slot) {
+        let quantum = self.quantum_of(slot);
+        for gpu in super::each(self.mask_of(slot)) {
+            if let Some(next) = self.gpus[gpu].best_single(quantum, &self.tenants) {
+                self.rouse(next.slot());
+            }
         }
     }
 
@@ -186,28 +165,10 @@ impl Policy {
     }
 
     /// Has `slot` woken.
-    pub(super) fn rouse(&mut self, now: u64, slot: Slot) {
-        let Some(tenant) = &mut self.tenants[slot] else { return };
-        if !tenant.awake && tenant.roused_at.is_none_or(|at| at + AGAIN <= now) {
-            tenant.roused_at = Some(now);
+    pub(super) fn rouse(&mut self, slot: Slot) {
+        let Some(tenant) = &self.tenants[slot] else { return };
+        if !tenant.awake && !self.rouses.contains(&tenant.id) {
             self.rouses.push_back(tenant.id);
-        }
-    }
-
-    /// Who was woken for its turn on this GPU and does not show it comes after the others, of whom the first is woken.
-    pub(super) fn pass_over(&mut self, now: u64, gpu: usize) {
-        for entity in &self.gpus[gpu].entities {
-            let Some(tenant) = &mut self.tenants[entity.slot] else { continue };
-            if tenant.slept_at.is_some_and(|at| at.saturating_add(SLEEPS) <= now) {
-                (tenant.slept_at, tenant.roused_at) = (None, None);
-            }
-        }
-        while let Some((by, slot)) = self.gpus[gpu].awaited(&self.tenants)
-            && by <= now
-        {
-            let Some(tenant) = &mut self.tenants[slot] else { return };
-            tenant.slept_at = Some(now);
-            self.rouse_best(now, gpu);
         }
     }
 }

@@ -194,17 +194,9 @@ impl Gpu {
         let single = |entity: &SchedEntity| {
             let tenant = tenants[entity.slot].as_ref()?;
             let counts = tenant.contends && !tenant.gang();
-            counts.then(|| (tenant.slept_at.is_some(), self.key_of(entity, tenant, quantum)))
+            counts.then(|| (tenant.slept, self.key_of(entity, tenant, quantum)))
         };
         self.entities.iter().filter_map(single).min().map(|(_, key)| key)
-    }
-
-    /// Who has been woken for its turn and is to show that it is awake, and by when: the earliest.
-    pub(super) fn awaited(&self, tenants: &[Option<Tenant>]) -> Option<(u64, Slot)> {
-        let of = |entity: &SchedEntity| {
-            Some((tenants[entity.slot].as_ref()?.shows_by(self.drain)?, entity.slot))
-        };
-        self.entities.iter().filter_map(of).min()
     }
 
     /// Whether a tenant holds the lease, or drains it within its deadline: then no other may have it.

@@ -122,7 +122,6 @@ impl Policy {
         tenant.contends = false;
         tenant.wanting = false;
         tenant.awake = false;
-        tenant.roused_at = None;
         tenant.late_leases += u32::from(matches!(tenant.phase, Phase::Late { .. }));
         tenant.pauses.granted();
         tenant.lease_ns = 0;
@@ -156,7 +155,7 @@ impl Policy {
 
     /// Gives a holder that is still first another quantum.
     pub(super) fn renew(&mut self, now: u64, slot: Slot) {
-        self.rouse_sleepers(now, slot);
+        self.rouse_sleepers(slot);
         let quantum = self.quantum_of(slot);
         let Some(tenant) = &mut self.tenants[slot] else { return };
         if let Phase::Held(lease) = &mut tenant.phase {
@@ -183,7 +182,7 @@ impl Policy {
         self.say_closed(id);
         self.note(now, slot, Note::Closed(why));
         let next = self.successor_of(slot);
-        next.into_iter().for_each(|next| self.rouse(now, next));
+        next.into_iter().for_each(|next| self.rouse(next));
     }
 
     /// The drain has passed its deadline: the lease has ended for others, and is still charged.

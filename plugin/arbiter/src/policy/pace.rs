@@ -26,9 +26,6 @@ const LONG_AGAIN: i32 = 1000;
 /// Leases in a row without an idle report after which pauses are measured again.
 const LOOK_AGAIN: u32 = 32;
 
-/// A hand-over takes so long at least, nanoseconds.
-const HANDOVER: u64 = 100_000;
-
 /// A tenant with nothing in flight drains faster than this, nanoseconds.
 const CROSSED: u64 = 250_000;
 
@@ -96,8 +93,8 @@ impl PausePattern {
     }
 
     /// How long its next pause is worth waiting for.
-    fn patience(&self, worth: u64, set: &Settings) -> u64 {
-        let expected = self.short >= ENOUGH && self.pause <= self.work / 2 && self.pause <= worth;
+    fn patience(&self, set: &Settings) -> u64 {
+        let expected = self.short >= ENOUGH && self.pause <= self.work / 2;
         if !expected || self.leases >= LOOK_AGAIN {
             return self.least(set);
         }
@@ -110,7 +107,7 @@ impl Policy {
     pub(super) fn pace(&self, now: u64, slot: Slot, state: GateState) -> Pace {
         let idle_ns = match (&self.tenants[slot], state) {
             (Some(tenant), GateState::Yield) if self.competes(slot) && !self.is_ahead(slot) => {
-                tenant.pauses.patience(self.there_and_back(slot), &self.settings)
+                tenant.pauses.patience(&self.settings)
             }
             (Some(tenant), GateState::Yield) if self.competes(slot) => {
                 tenant.pauses.least(&self.settings)
@@ -120,13 +117,6 @@ impl Policy {
         let is_narrow =
             matches!(state, GateState::Open | GateState::Yield) && self.may_be_woken(now, slot);
         Pace { idle_ns, is_narrow }
-    }
-
-    /// What the GPU loses, nanoseconds, where a pause of `slot` has it handed to another and back.
-    fn there_and_back(&self, slot: Slot) -> u64 {
-        let handovers = self.gpus_of(slot).map(|gpu| self.gpus[gpu].handover);
-        let once = handovers.fold(HANDOVER, u64::max) + self.settings.switch;
-        self.settings.idle + 2 * once
     }
 
     /// Whether it has had more than its share, on any of its GPUs.

@@ -27,7 +27,6 @@ impl Policy {
             self.gpus[gpu].update(now, &self.tenants);
         }
         for gpu in each(mask) {
-            self.pass_over(now, gpu);
             self.admit(now, gpu);
             self.gpus[gpu].update(now, &self.tenants);
         }
@@ -164,9 +163,8 @@ impl Policy {
     /// Whether another tenant comes before this holder, on any of its GPUs.
     fn yields(&self, slot: Slot) -> bool {
         let quantum = self.quantum_of(slot);
-        let is_there = |key: &Key| {
-            self.tenants[key.slot()].as_ref().is_some_and(|tenant| tenant.slept_at.is_none())
-        };
+        let is_there =
+            |key: &Key| self.tenants[key.slot()].as_ref().is_some_and(|tenant| !tenant.slept);
         self.gpus_of(slot).any(|at| {
             let gpu = &self.gpus[at];
             let key = gpu.key(slot, quantum, &self.tenants);
@@ -236,8 +234,7 @@ impl Policy {
             saves.then(|| tenant.ready_at(&self.settings))
         };
         let leases = gpu.leases.iter().filter_map(lease);
-        let shows = gpu.awaited(&self.tenants).map(|(by, _)| by);
-        leases.chain(gpu.entities.iter().filter_map(saving)).chain(shows).min()
+        leases.chain(gpu.entities.iter().filter_map(saving)).min()
     }
 
     fn next_of_holder(&self, slot: Slot) -> Option<u64> {

@@ -66,12 +66,7 @@ const AGAIN: u64 = 50 * MS;
 const AGAIN_WORKS: u64 = 1000 * MS;
 const AGAIN_DOUBLED: u32 = 4;
 
-/// A thread that is woken shows within so long that it is there, nanoseconds, if it has a CPU; or within twice what it took of
-/// late, on a host that wakes threads late, but no longer than this.
-const WAKES: u64 = 400_000;
-const WAKES_MOST: u64 = 2 * MS;
-
-/// How far back drains and wake-ups count: each new one weighs the old longest at 7/8.
+/// How far back drains count: each new one weighs the old longest at 7/8.
 const MEMORY: u64 = 8;
 
 /// Time in which a holder had nothing in flight, nanoseconds.
@@ -108,13 +103,8 @@ pub(super) struct Tenant {
     pub(super) wanting: bool,
     /// A thread of it polls at the closed gate.
     pub(super) awake: bool,
-    /// Since when it has slept through its turns: it launched nothing in its last lease, or was woken and did not show.
-    /// Others go first.
-    pub(super) slept_at: Option<u64>,
-    /// When it was woken for its turn; `None` once it has been awake.
-    pub(super) roused_at: Option<u64>,
-    /// The longest that a thread of it has lately taken to wake, nanoseconds.
-    pub(super) wakes_ns: u64,
+    /// It launched nothing in its last lease, and has not been seen awake since: others go first.
+    pub(super) slept: bool,
     /// Since when it wants.
     pub(super) since: u64,
     /// Takes part in the competition: it wants, neither holds nor drains in time, and has tokens.
@@ -172,9 +162,7 @@ impl Tenant {
             phase: Phase::Out,
             wanting: false,
             awake: false,
-            slept_at: None,
-            roused_at: None,
-            wakes_ns: WAKES,
+            slept: false,
             since: now,
             contends: false,
             overdue_at: u64::MAX,
@@ -349,27 +337,6 @@ impl Tenant {
             DrainNotice::Works { .. } => AGAIN_WORKS,
         };
         since.saturating_add(once << self.late_leases.min(AGAIN_DOUBLED))
-    }
-
-    /// By when it must have shown that it is awake, where it has been woken for its turn; `drain` as for
-    /// [`Self::wakes_within`].
-    pub(super) fn shows_by(&self, drain: u64) -> Option<u64> {
-        let waits = self.contends && !self.gang() && self.slept_at.is_none();
-        self.roused_at.filter(|_| waits).map(|at| at.saturating_add(self.wakes_within(drain)))
-    }
-
-    /// How long a thread of it may take to wake. Whoever has the GPU instead gives it back after `drain` at the earliest:
-    /// where that is long it is waited for longer.
-    pub(super) fn wakes_within(&self, drain: u64) -> u64 {
-        drain.max(2 * self.wakes_ns).clamp(WAKES, WAKES_MOST)
-    }
-
-    /// A thread of it is awake.
-    pub(super) fn wakes(&mut self, now: u64) {
-        let took = self.roused_at.take().map_or(u64::MAX, |at| now - at);
-        if took <= 2 * WAKES_MOST {
-            self.wakes_ns = (self.wakes_ns - self.wakes_ns / MEMORY).max(took);
-        }
     }
 
     /// Lately it could not drain until waiting launches were let pass.

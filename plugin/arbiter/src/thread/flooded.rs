@@ -302,7 +302,7 @@ fn harms_nobody(connections: usize, manner: Manner) {
         let same = if takes_leases { &honest } else { &quiet };
         let mut check = |what: &str, holds: bool| {
             if !holds {
-                faults.push(format!("{}: {what}: {seen:?} beside {same:?}", kind.name()));
+                faults.push(format!("{kind:?}: {what}: {seen:?} beside {same:?}"));
             }
         };
         check("state", seen.state <= quiet.state + (connections + 1) * ENTRY);
@@ -362,6 +362,6 @@ fn the_work_for_a_message_is_bounded_by_its_connection() {
             seen.push(all);
             all[1] <= 2 * all[0] && all[2] <= 2 * all[0]
         });
-        assert!(is_bounded, "{}: alone, with many tenants, many processes: {seen:?}", kind.name());
+        assert!(is_bounded, "{kind:?}: alone, with many tenants, many processes: {seen:?}");
     }
 }

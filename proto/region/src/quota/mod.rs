@@ -13,7 +13,6 @@ mod writer;
 #[cfg(feature = "std")]
 pub use writer::{GpuQuota, QuotaSpec, QuotaWriter, abi_in, create, create_from};
 
-use alloc::format;
 use alloc::string::String;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -100,12 +99,12 @@ impl QuotaReader {
         let count = map.gpu_count.load(Ordering::Relaxed);
         let gpus = match usize::try_from(count) {
             Ok(gpus) if (1..=MAX_GPUS).contains(&gpus) => gpus,
-            _ => return Err(format!("impossible count {count}")),
+            _ => return Err(text!("impossible count {count}")),
         };
         let mut uuids = [[0; UUID_LEN]; MAX_GPUS];
         for (index, gpu) in map.gpus[..gpus].iter().enumerate() {
             if name_in(&gpu.uuid).is_none() || uuids[..index].contains(&gpu.uuid) {
-                return Err(format!("impossible UUID of GPU {index}"));
+                return Err(text!("impossible UUID of GPU {index}"));
             }
             uuids[index] = gpu.uuid;
         }

@@ -1,7 +1,6 @@
 //! The tenant's side of the usage page: attach, claim a slot, recover dead owners' slots.
 
 use alloc::ffi::CString;
-use alloc::format;
 use alloc::string::String;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -58,7 +57,7 @@ impl UsageMap {
         attach::check(magic, USAGE_MAGIC, page.header.abi.load(Ordering::Relaxed))?;
         let slots = page.header.slot_count.load(Ordering::Relaxed);
         if usize::try_from(slots) != Ok(SLOTS) {
-            return Err(format!("impossible count {slots}"));
+            return Err(text!("impossible count {slots}"));
         }
         Ok(Self { page, path: path.into(), inode: stat.inode })
     }
@@ -194,7 +193,7 @@ impl UsageMap {
     fn try_claim(&self, departure_ns: u64) -> Result<OwnedSlot, String> {
         let fd = self.reopen().map_err(|errno| match errno {
             libc::EMFILE | libc::ENFILE => {
-                format!("no file descriptor left to claim a slot with: {}", Errno(errno))
+                text!("no file descriptor left to claim a slot with: {}", Errno(errno))
             }
             libc::ESTALE => "the usage page's path leads to another file now".into(),
             _ => unclaimed("open", errno),
@@ -221,7 +220,7 @@ impl UsageMap {
             }
             round += 1;
         }
-        Err(format!("{SLOTS} processes of this container use CUDA already"))
+        Err(text!("{SLOTS} processes of this container use CUDA already"))
     }
 
     /// Makes the slot whose lock `fd` holds this process's.
@@ -275,7 +274,7 @@ impl UsageMap {
 }
 
 fn unclaimed(call: &str, errno: i32) -> String {
-    format!("claiming a slot: {call}: {}", Errno(errno))
+    text!("claiming a slot: {call}: {}", Errno(errno))
 }
 
 /// What became of a dead owner's slot.

@@ -108,8 +108,8 @@ fn a_cap_is_reached_although_turns_are_seconds_apart() {
         (110, &[Late::Long(175), Late::Long(257)]),
         (113, &[Late::Endless, Late::Long(1303), Late::Long(12)]),
     ] {
-        // One turn more or less at the end is 0.4 %.
-        let off = beside(millis, late, 482, 1);
+        // Of one turn more or less at the end one seed in ten has 1.5 %.
+        let off = (1..5).map(|seed| beside(millis, late, 122, seed)).sum::<f64>() / 4.0;
         assert!(off.abs() <= 1.0, "{millis} {late:?}: {off} %");
     }
 }

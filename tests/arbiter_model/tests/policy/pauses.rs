@@ -28,7 +28,7 @@ fn used(figures: &Figures) -> (Vec<f64>, f64) {
 
 #[test]
 fn two_loops_that_pause_get_their_shares() {
-    for (work, pause) in [(MS, 200 * US), (500 * US, 150 * US), (5 * MS, 300 * US)] {
+    for (work, pause) in [(MS, 200 * US), (500 * US, 150 * US), (5 * MS, 500 * US)] {
         let (parts, first) =
             used(&watch(vec![steps(800, work, pause), steps(200, work, pause)], 5 * SECOND));
         assert!((first - 0.8).abs() < 0.02, "{work} {pause}: {first} of {parts:?}");
@@ -36,14 +36,6 @@ fn two_loops_that_pause_get_their_shares() {
         let busy = float(work) / float(work + pause);
         assert!(parts.iter().sum::<f64>() > busy - 0.02, "{work} {pause}: {parts:?}");
     }
-}
-
-#[test]
-fn pauses_longer_than_a_change_there_and_back_are_the_others() {
-    let (parts, _) =
-        used(&watch(vec![steps(800, 5 * MS, 500 * US), steps(200, 5 * MS, 500 * US)], 5 * SECOND));
-    // It had 0.73 of a GPU that worked for 0.91 where it was waited for.
-    assert!(parts[0] > 0.70 && parts.iter().sum::<f64>() > 0.94, "{parts:?}");
 }
 
 #[test]

@@ -52,37 +52,6 @@ proptest! {
     }
 }
 
-/// On a host where every thread waits for a CPU.
-const SLOW: [(u64, u64); 3] = [(100 * US, 300 * US), (200 * US, 500 * US), (400 * US, 900 * US)];
-
-#[test]
-fn shares_are_kept_where_every_thread_wakes_late() {
-    for delay in SLOW {
-        let loads = [750, 250].map(|millis| backlog(burst(millis)));
-        let scenario = scenario(loads.to_vec(), 20 * SECOND);
-        let figures = simulate(&Scenario { delay, switch: SWITCH, ..scenario });
-        let (second, ten) = (figures.share_error_pp(1), figures.share_error_pp(10));
-        println!("{delay:?}: {second} and {ten} pp, busy {}", busy(&figures));
-        assert!(second <= 2.5 && ten <= 1.5, "{delay:?}: {second} and {ten} pp");
-    }
-}
-
-#[test]
-fn a_server_has_its_turn_soon_where_every_thread_wakes_late() {
-    for delay in SLOW {
-        let server = Load::backlogged(burst(800), (500 * US, 500 * US));
-        let server = server.pausing(4, (5 * MS, 40 * MS));
-        let scenario = scenario(vec![server, backlog(burst(200))], 20 * SECOND);
-        let figures = simulate(&Scenario { delay, switch: SWITCH, ..scenario });
-        let mut took = figures.tenants[0].batches.clone();
-        took.sort_unstable();
-        let [half, most] = [took[took.len() / 2], took[took.len() * 99 / 100]];
-        println!("{delay:?}: {half} and {most} ns");
-        // 2 ms of work, what is in flight of the other, and four ways.
-        assert!(most <= 3_500 * US + 6 * delay.1, "{delay:?}: {most} ns");
-    }
-}
-
 #[test]
 fn on_a_prompt_host_hand_overs_lengthen_no_lease() {
     let leases = |handovers| {
@@ -162,7 +131,7 @@ fn holder_and_sleeper() -> Policy {
 #[test]
 fn a_holder_that_does_nothing_loses_the_gpu_to_whoever_can_be_woken() {
     let (mut policy, one, other) = (holder_and_sleeper(), TenantId(1), TenantId(2));
-    policy.quiet(350 * US, one, 100 * US);
+    policy.quiet(MS / 2, one, 100 * US);
     assert_eq!((policy.rouses().count(), said(&mut policy).len()), (0, 0), "it may come back");
     policy.quiet(2 * MS, one, 100 * US);
     assert_eq!(policy.rouses().collect::<Vec<_>>(), [other]);
@@ -171,31 +140,6 @@ fn a_holder_that_does_nothing_loses_the_gpu_to_whoever_can_be_woken() {
     policy.awake(2 * MS + 80 * US, other);
     policy.quiet(2 * MS + 100 * US, one, 100 * US);
     assert_eq!(said(&mut policy), [(1, GateState::Closed)]);
-}
-
-#[test]
-fn whoever_does_not_wake_for_its_turn_lets_the_next_have_it_and_keeps_it() {
-    let mut policy = holder_and_sleeper();
-    let [one, other, third] = [1, 2, 3].map(TenantId);
-    policy.join(0, third, &[0], burst(100));
-    policy.drained(0, third, None);
-    policy.want(0, third);
-    policy.quiet(2 * MS, one, MS);
-    assert_eq!(policy.rouses().collect::<Vec<_>>(), [other]);
-    policy.tick(3 * MS);
-    assert_eq!(policy.rouses().collect::<Vec<_>>(), [third], "the first has no CPU");
-    said(&mut policy);
-    policy.awake(3 * MS + 50 * US, third);
-    policy.quiet(3 * MS + 60 * US, one, MS);
-    policy.drained(3 * MS + 60 * US, one, None);
-    assert_eq!(said(&mut policy), [(1, GateState::Closed), (3, GateState::Yield)]);
-    policy.awake(4 * MS, other);
-    policy.tick(5 * MS);
-    assert_eq!(
-        said(&mut policy),
-        [(3, GateState::Closed)],
-        "what it is owed it has as soon as it is there"
-    );
 }
 
 #[test]

@@ -8,7 +8,7 @@ use tessera_cuda::types::*;
 macro_rules! refuse {
     ($d:tt $($name:ident)+) => {
         macro_rules! refused {
-            ($d($d class:ident $d body:ident { $d($d export:ident @ $d since:literal $d flavour:ident),+ $d(,)? } $d args:tt;)*) => {
+            ($d($d class:ident $d body:ident $d(($d($d taken:ident),*))? { $d($d export:ident @ $d since:literal $d flavour:ident),+ $d(,)? } $d args:tt;)*) => {
                 $d($d(refused!(@one $d export $d args);)+)*
             };
             $((@one $name ($d($d arg:ident: $d ty:ty),* $d(,)?)) => {

@@ -30,7 +30,10 @@ fn whoever_alternates_between_streams_marks_hardly_more_often() {
     let one = marks(&stage, &mut tenant, "turns 1000 kernel 1 1 5");
     let two = marks(&stage, &mut tenant, "turns 1000 kernel 0 1 5");
     println!("{one} and {two} markers");
-    assert!(two <= 2 * one + 16, "{two} markers for 1,000 launches into two streams, {one} into one");
+    assert!(
+        two <= 2 * one + 16,
+        "{two} markers for 1,000 launches into two streams, {one} into one"
+    );
 }
 
 /// CUDA Programming Guide, "Programmatic Dependent Launch and Synchronization": what is between the two parts them.

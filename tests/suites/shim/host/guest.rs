@@ -6,8 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, ChildStdout, Command};
 
 use tessera_harness::{
-    CProgram, MIB, Pages, Preloaded, Running, SimGpu, artefacts, can_contain,
-    compile_c, external,
+    CProgram, MIB, Pages, Preloaded, Running, SimGpu, artefacts, can_contain, compile_c, external,
 };
 
 use crate::{held, quota, ready};

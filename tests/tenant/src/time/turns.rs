@@ -147,20 +147,6 @@ fn longest_wait_ms(log: &Log, window: Window) -> f64 {
     inside.map(|two| two[1].0 - two[0].0).max().unwrap_or(0) as f64 / 1e6
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn counts_between_two_looks_are_in_proportion() {
-        let log = vec![(100, 0), (200, 10), (300, 20)];
-        assert!((done_at(&log, 150) - 5.0).abs() < 1e-9);
-        assert!((done_at(&log, 200) - 10.0).abs() < 1e-9);
-        assert!((done_at(&log, 999) - 20.0).abs() < 1e-9);
-        assert!(done_at(&log, 50).abs() < 1e-9);
-    }
-}
-
 // A loop like a decoder's: every step launches the kernels of its layers, one by one or as a graph,
 // and waits for its result; the next follows at once.
 //
@@ -247,4 +233,18 @@ fn measure(step: &Step, requests: u64, window: Window) -> Result<(), Exit> {
         }),
     );
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_between_two_looks_are_in_proportion() {
+        let log = vec![(100, 0), (200, 10), (300, 20)];
+        assert!((done_at(&log, 150) - 5.0).abs() < 1e-9);
+        assert!((done_at(&log, 200) - 10.0).abs() < 1e-9);
+        assert!((done_at(&log, 999) - 20.0).abs() < 1e-9);
+        assert!(done_at(&log, 50).abs() < 1e-9);
+    }
 }

@@ -468,7 +468,7 @@ exports! {
         if flags != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        Ok(create(driver, size as u64, &get(prop)?)?)
+        create(driver, size as u64, &get(prop)?)
     }
     fn cuMemRelease(handle: CUmemGenericAllocationHandle) {
         vmm().release(driver()?, handle)
