@@ -167,7 +167,7 @@ static int work(const char *what, CUstream s, unsigned long long ns) {
                            .width = 64, .height = 2, .depth = 2};
     const struct config config = {{1, 1, 1}, {1, 1, 1}, 0, s, NULL, 0};
     /* CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, and 1. */
-    _Alignas(8) const int serialization[18] = {6, 0, 1};
+    _Alignas(8) int serialization[18] = {6, 0, 1};
     const struct config chained = {{1, 1, 1}, {1, 1, 1}, 0, s, serialization, 1};
     void *params[] = {&ns};
 #define IS(name) !strcmp(what, name)

@@ -2,7 +2,7 @@ use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use tessera_system::terminal::Look;
 use tessera_view::fleet::Entry;
 use tessera_view::gpu::{Gpu, Lease};
-use tessera_view::node::{Others, Plugin, Warning};
+use tessera_view::node::{Plugin, Warning};
 use tessera_view::tenant::Compute;
 
 use super::*;
@@ -356,8 +356,7 @@ fn cluster() -> Fleet {
         entry("n2", vec![of("large", 9 * GIB)]),
         Entry { node: "n3".into(), error: "it stalls".into(), ..Entry::default() },
     ];
-    let others = Others { tenants: 2, ..Others::default() };
-    nodes[1].view.as_mut().unwrap().others.push(others);
+    nodes[1].view.as_mut().unwrap().hidden_tenants = 2;
     Fleet { name: "prod".into(), nodes, ..Fleet::default() }
 }
 

@@ -143,7 +143,7 @@ unhooked! {
     5050:
         cuCtxGetStreamPriorityRange cuLinkAddData cuLinkComplete cuLinkCreate cuLinkDestroy
         cuStreamCreateWithPriority;
-    6000: cuGetErrorName;
+    6000: cuGetErrorName cuGetErrorString;
     6050:
         cuLinkAddData_v2 cuLinkCreate_v2 cuMemHostRegister_v2
         cuOccupancyMaxActiveBlocksPerMultiprocessor;

@@ -94,19 +94,30 @@ fn copy_into(copy: &'static Graph, original: &Graph) -> Result<()> {
     Ok(())
 }
 
-/// The work of a child graph node of `parent` over a clone of `of`.
-fn child(parent: &'static Graph, of: CUgraph) -> Result<Kind> {
+/// The work of a child graph node of `parent` over `of`: a clone of it, or itself if moved.
+fn child(parent: &'static Graph, of: CUgraph, ownership: c_int) -> Result<Kind> {
     let of: &'static Graph = resolve(of)?;
     if std::ptr::eq(of, parent) || of.has_conditional_nodes() {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    // "memory allocation/free nodes can't be present in the child graph"
-    if of.has_memory_nodes() {
-        return Err(CUDA_ERROR_NOT_SUPPORTED);
+    match ownership {
+        // "memory allocation/free nodes can't be present in the child graph"
+        0 if of.has_memory_nodes() => Err(CUDA_ERROR_NOT_SUPPORTED),
+        0 => {
+            let own = Graph::create_owned();
+            copy_into(own, of)?;
+            Ok(Kind::Child(own))
+        }
+        1 => {
+            let mut state = of.lock();
+            if state.owned {
+                return Err(CUDA_ERROR_INVALID_VALUE);
+            }
+            state.owned = true;
+            Ok(Kind::Child(of))
+        }
+        _ => Err(CUDA_ERROR_INVALID_VALUE),
     }
-    let own = Graph::create_owned();
-    copy_into(own, of)?;
-    Ok(Kind::Child(own))
 }
 
 fn conditional(params: *mut c_void) -> Result<Kind> {
@@ -130,10 +141,10 @@ fn conditional(params: *mut c_void) -> Result<Kind> {
 fn of_any_kind(graph: &'static Graph, params: *mut c_void) -> Result<Kind> {
     match get(params.cast::<c_int>())? {
         4 => {
-            // `CUDA_CHILD_GRAPH_NODE_PARAMS`: a graph, and 0 for a clone of it.
+            // `CUDA_CHILD_GRAPH_NODE_PARAMS`: a graph, and 0 for a clone of it, 1 for itself.
             let of: CUgraph = get(member(params))?;
             let ownership: c_int = get(member::<c_int>(params).wrapping_add(2))?;
-            if ownership == 0 { child(graph, of) } else { Err(CUDA_ERROR_NOT_SUPPORTED) }
+            child(graph, of, ownership)
         }
         10 => alloc(graph, member(params)),
         11 => free(graph, get(member(params))?),
