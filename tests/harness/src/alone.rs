@@ -3,7 +3,8 @@
 use std::ffi::OsString;
 use std::ops::RangeInclusive;
 use std::process::Command;
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, mpsc};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::PATIENCE;
@@ -76,6 +77,45 @@ impl Drop for Spinners {
             let _ = child.kill();
             let _ = child.wait();
         }
+    }
+}
+
+/// A CPU limit stops what has used its part, for the rest of each of these (kernel documentation, "CFS Bandwidth
+/// Control").
+const PERIOD: Duration = Duration::from_millis(100);
+
+/// Lets a process run for a part of each period and stops it for the rest, until dropped.
+#[derive(Debug)]
+pub struct Throttled {
+    end: Option<mpsc::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Throttled {
+    /// Of a process that its owner waits for after this is dropped; a negative number is a group's, as for kill(2).
+    pub fn new(pid: i32, part: f64) -> Self {
+        let (end, ended) = mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            for (signal, part) in
+                [(libc::SIGSTOP, 1.0 - part), (libc::SIGCONT, part)].into_iter().cycle()
+            {
+                // SAFETY: kill has no memory effects; the process was not waited for, so the pid is its.
+                unsafe { libc::kill(pid, signal) };
+                if ended.recv_timeout(PERIOD.mul_f64(part)) != Err(mpsc::RecvTimeoutError::Timeout)
+                {
+                    return;
+                }
+            }
+        });
+        Self { end: Some(end), thread: Some(thread) }
+    }
+}
+
+impl Drop for Throttled {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        let thread = self.thread.take();
+        thread.into_iter().for_each(|thread| thread.join().expect("it ends"));
     }
 }
 

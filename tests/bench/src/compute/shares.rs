@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
+use tessera_harness::Spinners;
 
 use super::scenario::{self, Seen, Stage};
 use super::{Artefacts, Gate, Report, Spec, Timeouts, backlog, graphs};
@@ -178,23 +179,12 @@ fn loaded(
     timeouts: &mut Timeouts,
 ) -> anyhow::Result<()> {
     crate::note("on busy CPUs");
-    let stop = std::sync::atomic::AtomicBool::new(false);
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let (seen, cap, more) = std::thread::scope(|scope| {
-        for _ in 0..2 * cores {
-            scope.spawn(|| {
-                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
-                    std::hint::spin_loop();
-                }
-            });
-        }
-        let seen = scenario::watch(artefacts, &SETS[0].tenants(), Gate::Tessera, LENGTH);
-        let strict = [backlog(25.0, "200").strict()];
-        let cap = scenario::watch(artefacts, &strict, Gate::Tessera, BUSY);
-        let more = interference(artefacts);
-        stop.store(true, std::sync::atomic::Ordering::Relaxed);
-        anyhow::Ok((seen?, cap?, more?))
-    })?;
+    let spinners = Spinners::start(2 * std::thread::available_parallelism().map_or(1, usize::from));
+    let seen = scenario::watch(artefacts, &SETS[0].tenants(), Gate::Tessera, LENGTH)?;
+    let strict = [backlog(25.0, "200").strict()];
+    let cap = scenario::watch(artefacts, &strict, Gate::Tessera, BUSY)?;
+    let more = interference(artefacts)?;
+    drop(spinners);
     timeouts.0 += seen.timeouts + cap.timeouts;
     let keys = ["handoff_loaded_us", "handoff_loaded_p99_us"];
     handover(report, &seen, keys, [150.0, 600.0]);
@@ -230,9 +220,9 @@ fn patterns() -> Vec<Pattern> {
     let periodic = |cores| Spec::new(cores, &["--rate=333", "--kernel-us=200"]);
     let many = Spec { processes: 16, ..backlog(50.0, "200") };
     let limited = |cpus| vec![backlog(50.0, "200").limited(cpus), backlog(50.0, "200")];
-    let of = |of_bare, key, what, least, tenants| Pattern { key, what, least, of_bare, tenants };
-    let [bare, wall] = [true, false]
-        .map(|of_bare| move |key, what, least, tenants| of(of_bare, key, what, least, tenants));
+    let bare = |key, what, least, tenants| Pattern { key, what, least, of_bare: true, tenants };
+    let wall =
+        |key, what, least, tenants| Pattern { of_bare: false, ..bare(key, what, least, tenants) };
     vec![
         bare(
             "decoders_busy_ratio",

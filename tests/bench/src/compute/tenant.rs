@@ -4,14 +4,13 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{RecvTimeoutError, Sender};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use serde_json::Value;
 
+use tessera_harness::Throttled;
 use tessera_region::layout::PAGES_DIR_ENV;
 
 use super::machine::Machine;
@@ -56,9 +55,6 @@ impl Spec {
 
 /// What two threads use that spin.
 const CPUS: f64 = 2.0;
-/// In each of these a CPU limit lets a container's threads run for their part, and stops them for the rest (kernel
-/// documentation, "CFS Bandwidth Control").
-const PERIOD: Duration = Duration::from_millis(100);
 
 /// How long a tenant may take to start or to end.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -68,8 +64,8 @@ pub struct Tenant {
     pub spec: Spec,
     /// The process group that all its processes are in.
     pub group: i32,
-    /// Ends when it has heard of it.
-    throttle: Option<(Sender<()>, JoinHandle<()>)>,
+    /// Ends before the child does.
+    throttled: Option<Throttled>,
     child: Child,
     said: Arc<(Mutex<Vec<Value>>, Condvar)>,
 }
@@ -115,8 +111,8 @@ impl Tenant {
             }
         });
         let group = i32::try_from(child.id())?;
-        let throttle = (spec.cpus < CPUS).then(|| throttled(group, spec.cpus / CPUS));
-        Ok(Self { spec: spec.clone(), group, throttle, child, said })
+        let throttled = (spec.cpus < CPUS).then(|| Throttled::new(-group, spec.cpus / CPUS));
+        Ok(Self { spec: spec.clone(), group, throttled, child, said })
     }
 
     /// Waits until `count` lines of this event were said, and gives them.
@@ -162,28 +158,9 @@ impl Tenant {
     }
 }
 
-/// Stops the group for what of each period is not this part of it.
-fn throttled(group: i32, part: f64) -> (Sender<()>, JoinHandle<()>) {
-    let (end, ended) = std::sync::mpsc::channel::<()>();
-    let thread = std::thread::spawn(move || {
-        let turns = [(libc::SIGCONT, part), (libc::SIGSTOP, 1.0 - part)];
-        for (signal, part) in turns.into_iter().cycle() {
-            // SAFETY: kill has no memory effects; the group's child is waited for after this thread has ended.
-            unsafe { libc::killpg(group, signal) };
-            if ended.recv_timeout(PERIOD.mul_f64(part)) != Err(RecvTimeoutError::Timeout) {
-                return;
-            }
-        }
-    });
-    (end, thread)
-}
-
 impl Drop for Tenant {
     fn drop(&mut self) {
-        if let Some((end, thread)) = self.throttle.take() {
-            drop(end);
-            let _ = thread.join();
-        }
+        self.throttled = None;
         // SAFETY: as in `signal`; the group is the child's own.
         unsafe { libc::killpg(self.group, libc::SIGKILL) };
         let _ = self.child.wait();

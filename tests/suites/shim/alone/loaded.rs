@@ -4,13 +4,10 @@
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
-use tessera_harness::{CProgram, Owned, SimGpu, Spinners, alone, artefacts};
+use tessera_harness::{CProgram, Owned, SimGpu, Spinners, Throttled, alone, artefacts};
 
 /// Four for each CPU of a small machine.
 const SPINNERS: usize = 8;
@@ -80,35 +77,6 @@ impl Drop for Backlog {
     }
 }
 
-/// Runs for 25 of each 100 ms until dropped, as in a container whose CPU limit is half a core and whose two threads spin.
-struct Throttled(Option<(Arc<AtomicBool>, JoinHandle<()>)>);
-
-impl Throttled {
-    fn new(tenant: &Backlog) -> Self {
-        let pid = i32::try_from(tenant.pid).expect("a pid");
-        let is_over = Arc::new(AtomicBool::new(false));
-        let ends = Arc::clone(&is_over);
-        let thread = std::thread::spawn(move || {
-            while !ends.load(Ordering::Relaxed) {
-                for (signal, ms) in [(libc::SIGSTOP, 75), (libc::SIGCONT, 25)] {
-                    // SAFETY: it launches for ten minutes: the pid is still its own.
-                    unsafe { libc::kill(pid, signal) };
-                    std::thread::sleep(Duration::from_millis(ms));
-                }
-            }
-        });
-        Self(Some((is_over, thread)))
-    }
-}
-
-impl Drop for Throttled {
-    fn drop(&mut self) {
-        let (is_over, thread) = self.0.take().expect("dropped once");
-        is_over.store(true, Ordering::Relaxed);
-        thread.join().expect("it ends");
-    }
-}
-
 /// A strict 30 %, alone: never more, and some of it. How much such a host lets it use is for the bench: it waits for a CPU
 /// between two windows of work. With markers that somebody had to find a CPU for it was a thousandth.
 fn a_cap(spinners: usize, wakes_late: bool) {
@@ -165,7 +133,8 @@ fn a_throttled_tenant_leaves_the_gpu_to_its_neighbour_and_gets_what_it_can_use()
     let stage = Stage::new();
     let limited = stage.backlog("50", "burst", false);
     let other = stage.backlog("50", "burst", false);
-    let _throttled = Throttled::new(&limited);
+    // As in a container whose CPU limit is half a core and whose two threads spin.
+    let _throttled = Throttled::new(i32::try_from(limited.pid).expect("a pid"), 0.25);
     let got = stage.got([&limited, &other]);
     println!("{got:?} thousandths");
     // Bare it gets 139 of 988.
