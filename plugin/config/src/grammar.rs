@@ -59,7 +59,7 @@ pub(super) fn addresses_schema() -> Value {
 pub(super) const LONGEST_FILTER: usize = 4096;
 
 /// Reads `info,tessera_arbiter=debug` and the like. Without a level of all nothing else is logged.
-/// Errors: A text that is too long; a word that is no level, and a module without a name. `Targets` alone takes such a
+/// Errors: a text that is too long, a word that names no level, a module without a name. `Targets` alone takes such a
 /// word for a module's name: after a misspelt `info` no error would be logged ever again.
 pub fn log_filter(text: &str) -> Result<Targets, String> {
     if text.len() > LONGEST_FILTER {

@@ -17,8 +17,6 @@
 
 extern crate alloc;
 
-pub mod abi;
-pub mod account;
 /// `alloc::format!` is compiled with unwinding, which the shim has nobody to do for it.
 macro_rules! text {
     ($($part:tt)*) => {{
@@ -28,6 +26,8 @@ macro_rules! text {
     }};
 }
 
+pub mod abi;
+pub mod account;
 mod attach;
 #[cfg(feature = "std")]
 pub mod error;

@@ -156,7 +156,7 @@ impl Turns {
     }
 }
 
-/// Larger ones are no configuration.
+/// A configuration file of more bytes is refused.
 const LARGEST: usize = 1 << 20;
 
 fn reloader(view: &StatusView) -> Result<Arc<Reloader>, SourceError> {
