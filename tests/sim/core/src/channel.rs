@@ -1,9 +1,10 @@
-//! Submitting work to a GPU and waiting for it; and words that the GPU writes when a queue gets there.
+//! Submitting work to a GPU and waiting for it; and words that the GPU writes, or waits for, when a queue gets there.
 //!
 //! On hardware nobody's thread writes those (CUDA Driver API, "Stream memory operations"), so a process
-//! that is throttled, stopped or asleep finds its words written. Here a machine's *GPU thread* does it for all processes ([`Session::serve`]), from outside of them
-//! (process_vm_writev(2)). Where none serves, each process does its own when it calls the driver, and a
-//! thread of its own for those who only watch the memory.
+//! that is throttled, stopped or asleep finds its words written, and its queue goes on when another process has
+//! written what it waits for. Here a machine's *GPU thread* does it for all processes ([`Session::serve`]), from outside
+//! of them (process_vm_readv(2)). Where none serves, each process writes its own when it calls the driver, and threads of
+//! its own watch the memory.
 
 use crate::engine::{NONE, Op, QUEUES};
 use crate::layout::{MAX_CHANNELS, RING, WRITES, WriteWord, Writes, kind};
@@ -123,6 +124,10 @@ impl Session {
 
 /// The GPU thread has ended if it gave no sign for so long.
 const SILENT_NS: u64 = 100_000_000;
+/// How often it looks at a word that a queue waits for, nanoseconds: while the GPU works for others, at least so often …
+const LOOK_BUSY_NS: u64 = 500_000;
+/// … and while it is idle; less often the longer it is, because this thread takes a CPU from everybody else.
+const LOOK_IDLE_NS: (u64, u64) = (20_000, POLL_NS);
 /// How long it sleeps at most.
 const NAP: Duration = Duration::from_millis(20);
 
@@ -137,12 +142,71 @@ pub enum Word {
     Long(u64),
 }
 
+/// How a wait compares: `CUstreamWaitValue_flags`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Comparison {
+    Geq = 0,
+    Eq = 1,
+    And = 2,
+    Nor = 3,
+}
+
+impl Comparison {
+    pub fn of(flags: u32) -> Option<Self> {
+        [Self::Geq, Self::Eq, Self::And, Self::Nor].into_iter().find(|how| *how as u32 == flags)
+    }
+}
+
 impl Word {
     pub fn bytes(self) -> u64 {
         match self {
             Self::Short(_) => 4,
             Self::Long(_) => 8,
         }
+    }
+
+    /// Whether a wait for it is over when memory says `now`. Comparisons are cyclic.
+    fn is_met_by(self, how: Comparison, now: u64) -> bool {
+        #[allow(clippy::cast_possible_truncation, reason = "the word is that short")]
+        let (wanted, all, negative) = match self {
+            Self::Short(v) => {
+                (v.into(), u32::MAX.into(), (now as u32).wrapping_sub(v).cast_signed() < 0)
+            }
+            Self::Long(v) => (v, u64::MAX, now.wrapping_sub(v).cast_signed() < 0),
+        };
+        match how {
+            Comparison::Geq => !negative,
+            Comparison::Eq => now == wanted,
+            Comparison::And => now & wanted != 0,
+            Comparison::Nor => !(now | wanted) & all != 0,
+        }
+    }
+
+    /// Whether a wait for it, at `address` of this process, is over.
+    ///
+    /// # Safety
+    /// `address` is mapped and aligned for the word.
+    pub unsafe fn is_met(self, how: Comparison, address: u64) -> bool {
+        // SAFETY: the caller's word.
+        let now = unsafe {
+            match self {
+                Self::Short(_) => (*(address as *const AtomicU32)).load(Ordering::Acquire).into(),
+                Self::Long(_) => (*(address as *const AtomicU64)).load(Ordering::Acquire),
+            }
+        };
+        self.is_met_by(how, now)
+    }
+
+    /// The same in another process; never, where nothing is mapped any more.
+    fn is_met_in(self, how: Comparison, pid: i32, address: u64) -> bool {
+        let mut bytes = [0; 8];
+        let length = if self.bytes() == 4 { 4 } else { 8 };
+        let to = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: length };
+        let from = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: length };
+        // SAFETY: one range of this process that is written, and one of another.
+        let read = unsafe { libc::process_vm_readv(pid, &raw const to, 1, &raw const from, 1, 0) };
+        usize::try_from(read) == Ok(length) && self.is_met_by(how, u64::from_le_bytes(bytes))
     }
 
     /// Writes it in this process.
@@ -223,6 +287,16 @@ impl Session {
     /// Has `word` written at `address` of this process once operation `seq`, its channel's last, is
     /// complete. One thread at a time for each channel.
     pub fn write_after(&self, channel: u32, seq: u64, address: u64, word: Word) {
+        self.add_word(channel, seq, address, word, 0);
+    }
+
+    /// Has operation `seq`, an [`Op::Host`] and its channel's last, end when the word at `address` of this process is as
+    /// wanted, from when its queue gets there on. One thread at a time for each channel; the machine has a GPU thread.
+    pub fn wait_for(&self, channel: u32, seq: u64, address: u64, word: Word, how: Comparison) {
+        self.add_word(channel, seq, address, word, 1 + how as u64);
+    }
+
+    fn add_word(&self, channel: u32, seq: u64, address: u64, word: Word, wait: u64) {
         let writes = &self.shared().rings[channel as usize].writes;
         let next = writes.next.load(Ordering::Relaxed);
         while next - writes.first.load(Ordering::Acquire) >= WRITES as u64 {
@@ -237,6 +311,7 @@ impl Session {
         let entry = writes.word(next);
         entry.seq.store(seq, Ordering::Relaxed);
         entry.value.store(value, Ordering::Relaxed);
+        entry.wait.store(wait, Ordering::Relaxed);
         entry.address.store(address | short, Ordering::Relaxed);
         // Release: pairs with Acquire in `land`.
         writes.next.store(next + 1, Ordering::Release);
@@ -276,77 +351,159 @@ impl Session {
             shared.served_ns.store(clock::now_ns(), Ordering::Release);
             shared.gpu_bell.store(0, Ordering::Release);
             match self.land_all() {
-                Some(until) => clock::sleep_until(until),
+                Some(Next { at, is_exact }) => {
+                    // What is added meanwhile may be due before.
+                    let left = at.saturating_sub(clock::now_ns());
+                    let nap = left.saturating_sub(if is_exact { clock::YIELD_BELOW_NS } else { 0 });
+                    if nap > 0 {
+                        lock::wait(&shared.gpu_bell, 0, Duration::from_nanos(nap));
+                    }
+                    if is_exact && shared.gpu_bell.load(Ordering::Acquire) == 0 {
+                        clock::sleep_until(at);
+                    }
+                }
                 None => lock::wait(&shared.gpu_bell, 0, NAP),
             }
         }
         shared.served_ns.store(0, Ordering::Release);
     }
 
-    /// Writes what is due of all; when the next will be, where some wait.
-    fn land_all(&self) -> Option<u64> {
+    /// Writes what is due of all, and ends waits that are over; when the next will be, where some wait.
+    fn land_all(&self) -> Option<Next> {
         let mut locked = self.lock();
         locked.recover_dead(false);
-        let now = locked.advance();
-        let mut next: Option<u64> = None;
-        for channel in 0..MAX_CHANNELS {
-            let writes = &self.shared().rings[channel].writes;
-            if !writes.wait() {
-                continue;
+        loop {
+            let now = locked.advance();
+            let (mut next, mut is_over) = (None::<Next>, false);
+            for channel in 0..MAX_CHANNELS {
+                let writes = &self.shared().rings[channel].writes;
+                if !writes.wait() {
+                    continue;
+                }
+                let channel = u32::try_from(channel).unwrap_or(NONE);
+                let found = match locked.land(channel) {
+                    Left::Nothing => continue,
+                    Left::Over => {
+                        is_over = true;
+                        continue;
+                    }
+                    Left::Write(seq) => locked.predict(channel, seq, now + POLL_NS),
+                    Left::Wait => None,
+                };
+                let mut after = || locked.look_after(channel, now);
+                let found = match found {
+                    Some(at) => Next { at, is_exact: true },
+                    None => Next { at: now + after(), is_exact: false },
+                };
+                next = Some(next.map_or(found, |next| next.min(found)));
             }
-            let channel = u32::try_from(channel).unwrap_or(NONE);
-            if let Some(seq) = locked.land(channel) {
-                let at = locked.predict(channel, seq, now + POLL_NS).unwrap_or(now + POLL_NS);
-                next = Some(next.map_or(at, |next| next.min(at)));
+            // What went on is to be predicted.
+            if !is_over {
+                return next;
             }
         }
-        next
     }
 }
 
+/// When the GPU thread is to look again, and whether something is due then.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Next {
+    at: u64,
+    is_exact: bool,
+}
+
+/// What is left of a channel's words.
+enum Left {
+    Nothing,
+    /// A wait is over: the queue goes on.
+    Over,
+    /// The first operation that a word waits for.
+    Write(u64),
+    /// A queue waits for a word.
+    Wait,
+}
+
 impl Locked<'_> {
-    /// Writes what is due of a channel; the first operation that a word waits for.
-    fn land(&mut self, channel: u32) -> Option<u64> {
+    /// Writes what is due of a channel, and ends waits that are over.
+    fn land(&mut self, channel: u32) -> Left {
         let shared = self.shared();
         let writes = &shared.rings[channel as usize].writes;
         let slot = match self.state().channels.get(channel as usize) {
             Some(open) if open.gpu != NONE => open.slot as usize,
             _ => {
                 writes.forget();
-                return None;
+                return Left::Nothing;
             }
         };
-        let is_own = self.slot() == Some(slot);
-        let (mut first, mut is_first) = (None, true);
-        // Acquire: pairs with Release in `write_after`.
+        // In this process; else in another.
+        let pid = shared.slots[slot].pid.load(Ordering::Relaxed);
+        let pid = (self.slot() != Some(slot)).then_some(pid);
+        let (mut left, mut is_first) = (Left::Nothing, true);
+        // Acquire: pairs with Release in `add_word`.
         for at in writes.first.load(Ordering::Relaxed)..writes.next.load(Ordering::Acquire) {
-            let entry = writes.word(at);
-            let address = entry.address.load(Ordering::Relaxed);
-            let seq = entry.seq.load(Ordering::Relaxed);
-            if address != 0 && self.is_complete(channel, seq) {
-                let value = entry.value.load(Ordering::Relaxed);
-                let word = match address & SHORT {
-                    SHORT => Word::Short(u32::try_from(value).unwrap_or(u32::MAX)),
-                    _ => Word::Long(value),
-                };
-                match is_own {
-                    // SAFETY: when it was submitted the address lay in memory that the driver knows,
-                    // aligned; the caller promises to keep it until the operation is complete.
-                    true => unsafe { word.store(address & !SHORT) },
-                    false => {
-                        let pid = shared.slots[slot].pid.load(Ordering::Relaxed);
-                        word.store_in(pid, address & !SHORT);
+            let place = writes.word(at);
+            let address = place.address.load(Ordering::Relaxed);
+            let seq = place.seq.load(Ordering::Relaxed);
+            let value = place.value.load(Ordering::Relaxed);
+            let word = match address & SHORT {
+                SHORT => Word::Short(u32::try_from(value).unwrap_or(u32::MAX)),
+                _ => Word::Long(value),
+            };
+            let how = place.wait.load(Ordering::Relaxed).checked_sub(1);
+            let how = how.and_then(|how| Comparison::of(u32::try_from(how).unwrap_or(u32::MAX)));
+            let is_done = address == 0
+                || match how {
+                    None if self.is_complete(channel, seq) => {
+                        match pid {
+                            // SAFETY: when it was submitted the address lay in memory that the driver knows, aligned;
+                            // the caller promises to keep it until the operation is complete.
+                            None => unsafe { word.store(address & !SHORT) },
+                            Some(pid) => word.store_in(pid, address & !SHORT),
+                        }
+                        true
                     }
-                }
-                entry.address.store(0, Ordering::Relaxed);
-            } else if address != 0 {
-                is_first = false;
-                first = first.or(Some(seq));
+                    None => {
+                        if !matches!(left, Left::Over | Left::Wait) {
+                            left = Left::Write(seq);
+                        }
+                        false
+                    }
+                    Some(how) if self.state().waits_for_host(channel, seq) => {
+                        let is_met = match pid {
+                            // SAFETY: as above.
+                            None => unsafe { word.is_met(how, address & !SHORT) },
+                            Some(pid) => word.is_met_in(how, pid, address & !SHORT),
+                        };
+                        left = match (is_met, left) {
+                            (true, _) | (_, Left::Over) => Left::Over,
+                            _ => Left::Wait,
+                        };
+                        if is_met {
+                            entry(shared, channel, seq).value.store(1, Ordering::Release);
+                        }
+                        is_met
+                    }
+                    Some(_) => self.is_complete(channel, seq),
+                };
+            if is_done {
+                place.address.store(0, Ordering::Relaxed);
             }
+            is_first &= is_done;
             if is_first {
                 writes.first.store(at + 1, Ordering::Release);
             }
         }
-        first
+        left
+    }
+
+    /// After how long a word that a queue of the channel waits for is to be looked at again.
+    fn look_after(&mut self, channel: u32, now: u64) -> u64 {
+        let state = self.state();
+        let Some(gpu) = state.channels.get(channel as usize).map(|c| c.gpu) else { return POLL_NS };
+        if state.channels.iter().any(|c| c.gpu == gpu && c.is_runnable()) {
+            return LOOK_BUSY_NS;
+        }
+        let ran_until = state.gpus.get(gpu as usize).map_or(now, |gpu| gpu.ran_until);
+        (now.saturating_sub(ran_until) / 4).clamp(LOOK_IDLE_NS.0, LOOK_IDLE_NS.1)
     }
 }

@@ -22,7 +22,7 @@ pub fn sleep_out(deadline_ns: u64) {
 }
 
 /// A sleep overshoots (timer slack is 50 µs), so the last stretch is spent yielding.
-const YIELD_BELOW_NS: u64 = 60_000;
+pub(crate) const YIELD_BELOW_NS: u64 = 60_000;
 
 /// Waits until `deadline_ns`. May return early on a signal: callers re-evaluate.
 pub fn sleep_until(deadline_ns: u64) {

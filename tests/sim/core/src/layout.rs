@@ -37,7 +37,7 @@ pub const MAX_CONFIG: usize = 64 * 1024;
 /// "SIMGPU" and two bytes of the layout's family.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"SIMGPU\x01\x00");
 /// Version of everything below.
-pub const VERSION: u32 = 15;
+pub const VERSION: u32 = 16;
 
 /// Bytes of the file (beyond its end) that are locked, never read.
 pub mod lock_bytes {
@@ -210,11 +210,13 @@ pub struct Writes {
 
 #[repr(C)]
 pub struct WriteWord {
-    /// The operation after which it is written.
+    /// The operation after which it is written, or the one that is a wait for it.
     pub seq: AtomicU64,
-    /// Where, with 1 added for a word of 4 bytes; 0: it is written.
+    /// Where, with 1 added for a word of 4 bytes; 0: it is written, or as wanted.
     pub address: AtomicU64,
     pub value: AtomicU64,
+    /// How a wait compares, and 1; 0: it is to be written.
+    pub wait: AtomicU64,
 }
 
 #[repr(C)]

@@ -2,8 +2,8 @@
 //!
 //! A write takes effect when the queue gets there ([`simgpu::channel`]): the machine's GPU thread does it. Where there
 //! is none, a caller that then waits for or asks about the queue does, and a thread for those who only watch the
-//! memory. A wait is a host function that watches the word: the queue goes on when somebody has written it. Streams
-//! may share a queue, so a wait that only a later operation of another stream would end may never end, as the manual
+//! memory. A queue that waits goes on when somebody, perhaps another process, has written the word: the GPU thread sees
+//! it, or a host function that watches it. Streams may share a queue, so a wait that only a later operation of another stream would end may never end, as the manual
 //! warns ("may deadlock the application").
 //!
 //! Semaphores of other APIs (CUDA Driver API, "External Resource Interoperability") are such words, too. No other API runs
@@ -19,10 +19,9 @@ use crate::driver::{Device, driver, lock};
 use crate::graph::Kind;
 use crate::stream::Stream;
 use crate::work::{after, later, until};
-use simgpu::channel::Word;
+use simgpu::channel::{Comparison, Word};
 use simgpu::engine::Op;
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 use tessera_cuda::types::{
     CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUdeviceptr,
@@ -38,39 +37,8 @@ pub(crate) struct MemOp {
     wait: Option<c_uint>,
 }
 
-/// `CU_STREAM_WAIT_VALUE_*`; the simulated GPUs can't flush remote writes.
-mod wait {
-    pub(super) const GEQ: u32 = 0;
-    pub(super) const EQ: u32 = 1;
-    pub(super) const AND: u32 = 2;
-    pub(super) const NOR: u32 = 3;
-    pub(super) const FLUSH: u32 = 1 << 30;
-}
-
-/// Whether a wait for `word` at `address` is over: comparisons are cyclic.
-fn is_met(word: Word, address: u64, flags: c_uint) -> bool {
-    // SAFETY: when it was submitted the address lay in memory that the driver knows, aligned;
-    // the caller promises to keep it until the operation is complete.
-    let (now, wanted, negative) = unsafe {
-        match word {
-            Word::Short(v) => {
-                let now = (*(address as *const AtomicU32)).load(Ordering::Acquire);
-                (u64::from(now), u64::from(v), now.wrapping_sub(v).cast_signed() < 0)
-            }
-            Word::Long(v) => {
-                let now = (*(address as *const AtomicU64)).load(Ordering::Acquire);
-                (now, v, now.wrapping_sub(v).cast_signed() < 0)
-            }
-        }
-    };
-    let all = if word.bytes() == 4 { u64::from(u32::MAX) } else { u64::MAX };
-    match flags {
-        wait::GEQ => !negative,
-        wait::EQ => now == wanted,
-        wait::AND => now & wanted != 0,
-        _ => !(now | wanted) & all != 0,
-    }
-}
+/// `CU_STREAM_WAIT_VALUE_FLUSH`: the simulated GPUs can't flush remote writes.
+const FLUSH: u32 = 1 << 30;
 
 impl Device {
     /// Does the writes that the queue has reached.
@@ -90,8 +58,8 @@ impl MemOp {
     /// With its flags: `CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER` is the only one of a write.
     fn check(&self, flags: c_uint) -> Result<()> {
         match self.wait {
-            Some(_) if flags & wait::FLUSH != 0 => return Err(CUDA_ERROR_NOT_SUPPORTED),
-            Some(_) if flags <= wait::NOR => {}
+            Some(_) if flags & FLUSH != 0 => return Err(CUDA_ERROR_NOT_SUPPORTED),
+            Some(_) if Comparison::of(flags).is_some() => {}
             None if flags <= 1 => {}
             _ => return Err(CUDA_ERROR_INVALID_VALUE),
         }
@@ -105,9 +73,9 @@ impl MemOp {
 
     pub(crate) fn run(self, s: &'static Stream) -> Result<()> {
         let MemOp { address, word, wait } = self;
-        match wait {
+        match wait.and_then(Comparison::of) {
             None => write(s, address, word),
-            Some(flags) => later(s, Box::new(move || watch(address, word, flags))),
+            Some(how) => wait_for(s, address, word, how),
         }
     }
 }
@@ -117,14 +85,17 @@ impl MemOp {
 pub(crate) fn run_until(s: &'static Stream, address: u64, value: u64) -> Result<()> {
     let [a, b, c, d, ..] = value.to_le_bytes();
     let word = Word::Short(u32::from_le_bytes([a, b, c, d]));
-    MemOp { address, word, wait: Some(wait::GEQ) }.check(wait::GEQ)?;
-    until(s, Box::new(move || watch(address, word, wait::GEQ)))
+    let how = Comparison::Geq;
+    MemOp { address, word, wait: Some(how as u32) }.check(how as u32)?;
+    until(s, Box::new(move || watch(address, word, how)))
 }
 
 /// Waits until a word is as wanted, or the process ends.
-fn watch(address: u64, value: Word, flags: c_uint) {
+fn watch(address: u64, value: Word, how: Comparison) {
     let mut pause = Duration::from_micros(10);
-    while !is_met(value, address, flags) && driver().is_ok() {
+    // SAFETY: when it was submitted the address lay in memory that the driver knows, aligned; the caller promises to keep
+    // it until the operation is complete.
+    while !unsafe { value.is_met(how, address) } && driver().is_ok() {
         std::thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(1));
     }
@@ -140,6 +111,21 @@ fn write(s: &'static Stream, address: u64, value: Word) -> Result<()> {
         session.write_after(s.device().lane.channel(), seq, address, value);
         Ok(seq)
     })
+}
+
+/// Has the queue wait until the word is as wanted.
+fn wait_for(s: &'static Stream, address: u64, word: Word, how: Comparison) -> Result<()> {
+    let session = &driver()?.session;
+    if !session.is_served() {
+        return later(s, Box::new(move || watch(address, word, how)));
+    }
+    let lane = &s.device().lane;
+    let _alone = s.context().owner().calls.alone();
+    let _writer = lock(&lane.writer);
+    let seq = s.submit_held(Op::Host, None)?;
+    lane.host_function(s.queue(), seq);
+    session.wait_for(lane.channel(), seq, address, word, how);
+    Ok(())
 }
 
 fn submit(s: &'static Stream, op: MemOp, flags: c_uint) -> Result<()> {
@@ -274,7 +260,7 @@ exports_both! {
     fn cuWaitExternalSemaphoresAsync, cuWaitExternalSemaphoresAsync_ptsz(semaphores: *const CUexternalSemaphore, params: *const c_void, count: c_uint, s: CUstream) |s| {
         let list = listed(semaphores, params, count)?;
         let s = able(s)?;
-        let wait = |(at, value)| later(s, Box::new(move || watch(at, Word::Long(value), wait::GEQ)));
+        let wait = |(at, value)| wait_for(s, at, Word::Long(value), Comparison::Geq);
         list.into_iter().try_for_each(wait)
     }
 }

@@ -237,7 +237,7 @@ impl Channel {
     }
 
     /// Whether anything in it needs the GPU.
-    fn is_runnable(&self) -> bool {
+    pub(crate) fn is_runnable(&self) -> bool {
         self.queues.iter().any(|q| q.head == Head::Compute)
     }
 
@@ -327,6 +327,12 @@ impl State {
                 || c.completed > seq
                 || c.queues.get(queues.queue(channel, seq)).is_some_and(|q| q.pending() > seq)
         })
+    }
+
+    /// Whether a queue of `channel` is at operation `seq`, which the process ends.
+    pub(crate) fn waits_for_host(&self, channel: u32, seq: u64) -> bool {
+        let at_head = |q: &Queue| q.head == Head::Host && q.seq == seq;
+        self.channels.get(channel as usize).is_some_and(|c| c.queues.iter().any(at_head))
     }
 
     /// `is_valid` of every invariant that does not depend on the queues.

@@ -52,6 +52,28 @@ scenarios! {
         ok(cuda!(cuStreamSynchronize(s)));
     }
 
+    /// Nor does one wait.
+    fn the_gpu_waits_without_a_thread_of_the_process() {
+        let _gpu = simgpu::channel::GpuThread::start(simgpu::Session::open().unwrap()).unwrap();
+        retain(0);
+        let (s, (at, words)) = (new_stream(), pinned());
+        for n in 1..=300u32 {
+            ok(wait(s, at, n, [GEQ, EQ][n as usize % 2]));
+            ok(cuda!(cuStreamWriteValue32_v2(s, at + 4, n, 0)));
+            assert_eq!(words[1].load(Ordering::Acquire), n - 1, "it waits");
+            words[0].store(n, Ordering::Release);
+            let begun = std::time::Instant::now();
+            while words[1].load(Ordering::Acquire) != n {
+                assert!(begun.elapsed() < Duration::from_secs(60), "{n}");
+                std::thread::yield_now();
+            }
+        }
+        let threads = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+        let names = threads.map(|task| std::fs::read_to_string(task.path().join("comm")).unwrap());
+        let names: Vec<String> = names.collect();
+        assert!(!names.iter().any(|name| name.trim() == "simgpu-host"), "{names:?}");
+    }
+
     fn a_stream_waits_until_the_host_writes() {
         retain(0);
         let (s, (at, words)) = (new_stream(), pinned());
