@@ -1,10 +1,12 @@
-//! A simulated machine of one scenario, and the judge's seat in it: the simulator's own account.
+//! A simulated machine of one scenario, with a GPU that writes its words itself; and the judge's seat in it: the
+//! simulator's own account.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use simgpu::Session;
 use simgpu::account::Account;
+use simgpu::channel::GpuThread;
 use tempfile::TempDir;
 
 use crate::world::Artefacts;
@@ -26,6 +28,7 @@ pub struct Machine {
     /// The files under measurement.
     pub artefacts: Artefacts,
     session: Session,
+    _gpu: GpuThread,
     dir: TempDir,
 }
 
@@ -33,9 +36,12 @@ impl Machine {
     pub fn new(artefacts: &Artefacts) -> anyhow::Result<Self> {
         let dir = tempfile::Builder::new().prefix("tessera-bench.").tempdir_in("/dev/shm")?;
         std::fs::write(dir.path().join("simgpu.toml"), CONFIG)?;
-        let session = Session::open_at(&dir.path().join("simgpu.state"), Some(CONFIG))
-            .context("the simulated GPU does not start")?;
-        Ok(Self { artefacts: artefacts.clone(), session, dir })
+        let open = || {
+            Session::open_at(&dir.path().join("simgpu.state"), Some(CONFIG))
+                .context("the simulated GPU does not start")
+        };
+        let (session, _gpu) = (open()?, GpuThread::start(open()?)?);
+        Ok(Self { artefacts: artefacts.clone(), session, _gpu, dir })
     }
 
     /// What a process needs of the environment to be on this machine.
