@@ -29,8 +29,6 @@ const BEAT_NS: u64 = 20_000_000;
 const IDLE_BEAT_NS: u64 = 400_000_000;
 /// The part of the time, as a divisor, that reading words may take: of each tenant's, and of all.
 const LOOKING: u64 = 32;
-/// A look that took longer was interrupted.
-const LOOK_MOST_NS: u64 = 100_000;
 
 /// Orders to the thread.
 #[derive(Debug)]
@@ -235,7 +233,7 @@ impl Thread {
         self.looked_ns = now.ns;
         self.has_news = true;
         let watches: Vec<(TenantId, Watch)> = self.policy.watches().collect();
-        let mut can_tell = false;
+        let (mut can_tell, mut cost_ns) = (false, 0);
         for (id, watch) in watches {
             let key = u32::try_from(id.0).unwrap_or(u32::MAX);
             let Some(tenant) = self.tenants.get_mut(&key) else { continue };
@@ -270,12 +268,15 @@ impl Thread {
             {
                 self.policy.want(now.ns, id);
             }
-            tenant.looks_ns = now.ns.saturating_add(tenant.flights.cost_ns() * LOOKING);
+            let own_ns = tenant.flights.cost_ns();
+            tenant.looks_ns = now.ns.saturating_add(own_ns * LOOKING);
+            cost_ns += own_ns;
         }
         self.carry_out(now);
         // Of those that have no pages nothing is seen, however often.
         self.look_after = self.look_after.filter(|_| can_tell);
-        self.look_ns = monotonic_ns().saturating_sub(now.ns).min(LOOK_MOST_NS);
+        // Not as measured: one that was interrupted would put the next off for milliseconds.
+        self.look_ns = cost_ns;
     }
 
     /// Notes when a tenant is due next.
