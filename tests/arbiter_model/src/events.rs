@@ -42,7 +42,7 @@ impl World {
             Event::Gate(i, epoch, word, pace) => self.gate(i, epoch, word, pace),
             Event::Want(i) if self.speaks(i) => {
                 self.tell(|policy, now| policy.want(now, id(i)));
-                if self.polls(i) {
+                if self.is_ready(i) {
                     self.tell(|policy, now| policy.awake(now, id(i)));
                 }
             }
@@ -174,12 +174,14 @@ impl World {
                 let player = &mut self.players[i];
                 (player.alive, player.possesses) = (false, false);
                 player.flight.clear();
+                player.ahead.clear();
                 self.tell(|policy, now| policy.gone(now, id(i)));
             }
             Change::Leave(i) => {
                 let player = &mut self.players[i];
                 (player.there, player.possesses) = (false, false);
                 player.flight.clear();
+                player.ahead.clear();
                 self.tell(|policy, now| policy.leave(now, id(i)));
             }
             Change::Stop(i) => self.players[i].stopped = true,
@@ -221,7 +223,7 @@ impl World {
     /// Has a thread woken. One that nobody can read counts as awake.
     fn rouse(&mut self, id: TenantId) {
         let Ok(i) = usize::try_from(id.0) else { return };
-        if self.players[i].load.never_drains || self.polls(i) {
+        if self.players[i].load.never_drains || self.is_ready(i) {
             self.policy.awake(self.now, id);
         }
         self.later(Event::Roused(i, self.players[i].said));
@@ -241,6 +243,7 @@ impl World {
                 self.judge_grant(i, closed_at);
             }
             self.players[i].possesses = true;
+            self.begin_ahead(i);
         }
         self.players[i].said += 1;
         let epoch = self.players[i].said;

@@ -30,7 +30,13 @@ impl World {
         player.roused = player.stands().then_some(epoch);
         if player.roused.is_none() {
             player.polls_until = now + ROUSED_POLLS;
+            self.queue_ahead(i);
         }
+    }
+
+    /// It launches as soon as its gate opens: a thread polls there, or the launches wait on the GPU.
+    pub(crate) fn is_ready(&self, i: usize) -> bool {
+        self.polls(i) || !self.players[i].ahead.is_empty()
     }
 
     /// A thread of it polls at the gate as it is.
@@ -71,7 +77,7 @@ impl World {
                         self.tell(|policy, now| policy.quiet(now, id, since));
                     }
                 }
-                Watch::Awake if self.polls(i) => self.tell(|policy, now| policy.awake(now, id)),
+                Watch::Awake if self.is_ready(i) => self.tell(|policy, now| policy.awake(now, id)),
                 Watch::Awake => self.tell(|policy, now| policy.asleep(now, id)),
             }
             let player = &self.players[i];
@@ -92,6 +98,8 @@ impl World {
 
     /// Nothing of it is in flight any more since its gate was closed; what it reports of its lease.
     pub(crate) fn take_back(&mut self, i: usize) -> Used {
+        // One thread that waits is woken, to queue work ahead.
+        self.later(Event::Roused(i, self.players[i].said));
         let player = &mut self.players[i];
         player.possesses = false;
         let used = player.flown.take().map_or(0, |(begun, ended)| ended - begun);

@@ -69,6 +69,8 @@ pub(crate) struct Player {
     pub(crate) said: u64,
     /// Remaining nanoseconds of what is in flight.
     pub(crate) flight: VecDeque<Op>,
+    /// What waits on the GPU for the gate to open.
+    pub(crate) ahead: VecDeque<Op>,
     /// Whether its last report was that the GPU works for it.
     pub(crate) works_said: Option<bool>,
     /// Whether the policy has heard that the GPU does not work for it.
@@ -403,6 +405,7 @@ impl World {
                     let epoch = player.seen;
                     self.later(Event::Drained(i, epoch));
                 }
+                self.queue_ahead(i);
             }
             GateState::Solo | GateState::Open | GateState::Yield => self.launch(i),
         }
@@ -425,21 +428,8 @@ impl World {
             return;
         }
         loop {
-            let player = &mut self.players[i];
-            let lasts = player.overslept.div_ceil(player.load.window_ns.max(1));
-            let windows = usize::try_from(lasts.clamp(1, MOST_WINDOWS)).unwrap_or(1);
-            let room = if player.gate == GateState::Solo { SOLO_WINDOWS } else { windows };
-            let processes = usize::try_from(player.load.slices()).unwrap_or(1);
-            let most = player.load.window.max(1) * room * processes;
-            let window_ns = match player.pace.is_narrow {
-                true => player.load.window_ns.min(NARROW),
-                false => player.load.window_ns,
-            };
-            #[allow(clippy::cast_precision_loss, reason = "short")]
-            let most_ns = (window_ns * (room * processes) as u64) as f64;
-            let queued: f64 = player.flight.iter().filter(|op| !op.on_host).map(|op| op.left).sum();
-            let full = player.flight.len() >= most
-                || (player.flight.len() >= 2 * processes && queued >= most_ns);
+            let player = &self.players[i];
+            let (full, queued) = player.is_full(&player.flight);
             // An operation that waits for this very launch makes no room for it.
             let full = full && !player.is_stuck();
             if full && self.late_wakes.is_some() {
@@ -449,29 +439,69 @@ impl World {
                 return;
             }
             if player.flight.is_empty() {
-                player.flown.get_or_insert((self.now, self.now));
-                let gpus = player.load.gpus.iter().map(|&gpu| usize::from(gpu));
-                let other = gpus.fold(false, |other, gpu| {
-                    other | self.ran[gpu].replace(i).is_some_and(|ran| ran != i)
-                });
-                #[allow(clippy::cast_precision_loss, reason = "short")]
-                let switching = if other { self.switch as f64 } else { player.switching };
-                player.switching = switching;
+                self.begin(i);
             }
-            let length = self.random.within(player.load.op);
+            let ops = self.next_ops(i);
+            self.players[i].flight.extend(ops);
+        }
+    }
+
+    /// The GPU begins its work.
+    fn begin(&mut self, i: usize) {
+        let player = &mut self.players[i];
+        player.flown.get_or_insert((self.now, self.now));
+        let gpus = player.load.gpus.iter().map(|&gpu| usize::from(gpu));
+        let other = gpus
+            .fold(false, |other, gpu| other | self.ran[gpu].replace(i).is_some_and(|ran| ran != i));
+        #[allow(clippy::cast_precision_loss, reason = "short")]
+        let switching = if other { self.switch as f64 } else { player.switching };
+        player.switching = switching;
+    }
+
+    /// Launches once: the operation, and a host function where one follows.
+    fn next_ops(&mut self, i: usize) -> Vec<Op> {
+        let player = &mut self.players[i];
+        let length = self.random.within(player.load.op);
+        #[allow(clippy::cast_precision_loss, reason = "short")]
+        let left = length.max(1) as f64;
+        let process = player.least_busy();
+        let mut ops = vec![Op { left, on_host: false, process }];
+        player.launches += 1;
+        if let Some(host) = player.load.host
+            && player.launches.is_multiple_of(host.every.max(1))
+        {
+            let length = self.random.within(host.ns);
             #[allow(clippy::cast_precision_loss, reason = "short")]
-            let left = length.max(1) as f64;
-            let process = player.least_busy();
-            player.flight.push_back(Op { left, on_host: false, process });
-            player.launches += 1;
-            if let Some(host) = player.load.host
-                && player.launches.is_multiple_of(host.every.max(1))
+            ops.push(Op { left: length.max(1) as f64, on_host: true, process });
+        }
+        player.left = player.left.saturating_sub(1);
+        ops
+    }
+
+    /// At a closed gate with nothing in flight, as the policy knows: launches a window that waits on the GPU.
+    pub(crate) fn queue_ahead(&mut self, i: usize) {
+        loop {
+            let player = &self.players[i];
+            let is_invited = player.gate == GateState::Closed
+                && player.seen == player.said
+                && !player.possesses
+                && player.flight.is_empty()
+                && !player.load.never_drains;
+            if !is_invited || !player.has_work() || player.sleeps || player.is_full(&player.ahead).0
             {
-                let length = self.random.within(host.ns);
-                #[allow(clippy::cast_precision_loss, reason = "short")]
-                player.flight.push_back(Op { left: length.max(1) as f64, on_host: true, process });
+                return;
             }
-            player.left = player.left.saturating_sub(1);
+            let ops = self.next_ops(i);
+            self.players[i].ahead.extend(ops);
+        }
+    }
+
+    /// The gate has opened: what waits on the GPU begins.
+    pub(crate) fn begin_ahead(&mut self, i: usize) {
+        let ahead = std::mem::take(&mut self.players[i].ahead);
+        if !ahead.is_empty() {
+            self.begin(i);
+            self.players[i].flight.extend(ahead);
         }
     }
 }
@@ -494,6 +524,7 @@ impl Player {
             seen: 0,
             said: 0,
             flight: VecDeque::new(),
+            ahead: VecDeque::new(),
             launches: 0,
             completed: 0,
             want_said: false,
@@ -514,9 +545,27 @@ impl Player {
         }
     }
 
+    /// Whether the window has no room beside what is `queued`, and for how long that lasts, nanoseconds.
+    fn is_full(&self, queued: &VecDeque<Op>) -> (bool, f64) {
+        let lasts = self.overslept.div_ceil(self.load.window_ns.max(1));
+        let windows = usize::try_from(lasts.clamp(1, MOST_WINDOWS)).unwrap_or(1);
+        let room = if self.gate == GateState::Solo { SOLO_WINDOWS } else { windows };
+        let processes = usize::try_from(self.load.slices()).unwrap_or(1);
+        let most = self.load.window.max(1) * room * processes;
+        let window_ns = match self.pace.is_narrow {
+            true => self.load.window_ns.min(NARROW),
+            false => self.load.window_ns,
+        };
+        #[allow(clippy::cast_precision_loss, reason = "short")]
+        let most_ns = (window_ns * (room * processes) as u64) as f64;
+        let ns = queued.iter().filter(|op| !op.on_host).map(|op| op.left).sum();
+        (queued.len() >= most || (queued.len() >= 2 * processes && ns >= most_ns), ns)
+    }
+
     /// The process with the least in flight.
     fn least_busy(&self) -> u32 {
-        let flying = |process| self.flight.iter().filter(|op| op.process == process).count();
+        let all = || self.flight.iter().chain(&self.ahead);
+        let flying = |process| all().filter(|op| op.process == process).count();
         (0..self.load.slices()).min_by_key(|&process| flying(process)).unwrap_or(0)
     }
 

@@ -89,7 +89,9 @@ proptest! {
         world.run();
         let (lost, events) = world.policy.notes_since(until, number);
         let first = events.first().map_or(0, |event| event.at);
-        prop_assert!(events.len() <= 64 + again.loads.len() && (lost == 0 || events.len() >= 64));
+        // Of each tenant what it has and that it waits, since before.
+        let most = 64 + 2 * again.loads.len();
+        prop_assert!(events.len() <= most && (lost == 0 || events.len() >= 64));
         let end = cut(&events, first, until);
         for gpu in 0..2 {
             follow(&end, gpu, is_leased)?;
