@@ -208,7 +208,7 @@ impl ArbitratedTenant {
         now: Instant,
     ) -> Self {
         let OpenedPages { id, uuids, page, file, in_use, .. } = opened;
-        let epoch = set(&page, GATE_CLOSED);
+        let epoch = set(&page, GATE_CLOSED, &Flights::default());
         page.set_takes_flight(true);
         let mut drains = DrainTracker::new(epoch);
         if in_use > 0 {
@@ -254,12 +254,12 @@ impl ArbitratedTenant {
             return;
         }
         if is_closed {
-            self.flights.opened(now_ns);
+            self.flights.opens(now_ns);
         }
         if state == GateState::Solo {
             self.flights.solo();
         }
-        let epoch = set(&self.page, word);
+        let epoch = set(&self.page, word, &self.flights);
         match state {
             GateState::Closed => {
                 self.drains.close(epoch);
@@ -284,15 +284,32 @@ impl ArbitratedTenant {
         self.flights.len() > 0 && self.flights.len() == self.drains.len()
     }
 
-    /// Whether a thread of it polls at its closed gate, as its pages show.
+    /// Whether it launches as soon as its closed gate opens, as its pages show: a thread polls there, or the launches are
+    /// on the GPU.
     pub fn is_awake(&self, now_ns: u64) -> bool {
-        self.state == GateState::Closed && self.flights.is_awake(now_ns, self.page.gate(0))
+        let word = self.page.gate(0);
+        self.state == GateState::Closed
+            && (self.flights.is_awake(now_ns, word) || self.flights.is_ahead(word))
+    }
+
+    /// Whether a launch waits for its closed gate to open.
+    pub fn waits(&self) -> bool {
+        self.state == GateState::Closed
+            && (self.flights.waits() || self.flights.is_ahead(self.page.gate(0)))
+    }
+
+    /// Lets its processes queue work ahead of its turn, if all have drained, and wakes one that waits to launch.
+    pub fn invite(&self) {
+        let has_drained = self.state == GateState::Closed && self.settled;
+        if has_drained && self.flights.invite(self.page.gate(0)) && self.flights.waits() {
+            self.rouse();
+        }
     }
 
     /// Closes the closed gate in a new epoch: each process that has drained lets one waiting launch pass,
     /// and all drain again.
     pub fn close_again(&mut self) {
-        let epoch = set(&self.page, GATE_CLOSED);
+        let epoch = set(&self.page, GATE_CLOSED, &self.flights);
         self.drains.close(epoch);
         self.settled = false;
     }
@@ -336,15 +353,19 @@ impl ArbitratedTenant {
 
     /// Ends arbitration: the page is as at its beginning.
     pub fn set_free(&self) {
-        Self::free(&self.page);
+        Self::free_with(&self.page, &self.flights);
     }
 
     /// As [`ArbitratedTenant::set_free`], for a page of no arbitrated tenant.
     pub fn free(page: &QuotaWriter) {
+        Self::free_with(page, &Flights::default());
+    }
+
+    fn free_with(page: &QuotaWriter, flights: &Flights) {
         page.set_arbiter(0);
         page.set_takes_flight(false);
         if gate_state(page.gate(0)) != GATE_SOLO {
-            set(page, GATE_SOLO);
+            set(page, GATE_SOLO, flights);
         }
     }
 
@@ -396,13 +417,12 @@ impl ArbitratedTenant {
     }
 }
 
-/// Writes the first GPU's gate first, because the shim reads that one; returns its epoch.
-fn set(page: &QuotaWriter, word: u32) -> u32 {
-    let epoch = page.set_gate(0, word);
+/// Sets all gates of a page, the first one, which the shim reads, last; returns its epoch.
+fn set(page: &QuotaWriter, word: u32, flights: &Flights) -> u32 {
     for gpu in 1..page.gpus() {
         let _ = page.set_gate(gpu, word);
     }
-    epoch
+    page.set_gate_and(0, word, || flights.release())
 }
 
 #[cfg(test)]

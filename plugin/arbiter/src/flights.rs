@@ -76,6 +76,8 @@ impl<P> Default for Flights<P> {
 impl<P: std::ops::Deref<Target = FlightPage>> Flights<P> {
     /// A process has sent its page.
     pub fn insert(&mut self, now_ns: u64, process: u64, page: P) {
+        // An earlier arbiter may have invited it.
+        page.release();
         let seen = Words::of(&page, page.in_flight());
         let flight = Flight {
             page,
@@ -98,13 +100,48 @@ impl<P: std::ops::Deref<Target = FlightPage>> Flights<P> {
         self.0.len()
     }
 
-    /// The closed gate opens.
-    pub fn opened(&mut self, now_ns: u64) {
+    /// The closed gate is about to open.
+    pub fn opens(&mut self, now_ns: u64) {
         for flight in self.0.values_mut() {
+            let complete = flight.page.complete();
             flight.seen.admitted = flight.page.admitted.load(Ordering::Relaxed);
-            (flight.opened_ns, flight.opened) = (now_ns, flight.seen.admitted);
-            flight.quiet_ns = Some(now_ns);
+            // What was queued ahead is of this lease.
+            (flight.opened_ns, flight.opened) = (now_ns, complete);
+            flight.quiet_ns = (complete == flight.seen.admitted).then_some(now_ns);
+            flight.page.opened_us.store(us(now_ns).max(1), Ordering::Relaxed);
         }
+    }
+
+    /// The gate has another word.
+    pub fn release(&self) {
+        self.0.values().for_each(|flight| flight.page.release());
+    }
+
+    /// Nothing of the tenant is in flight at the gate that was closed with this word: its processes may queue work ahead
+    /// of its turn, where their pages show the same. Whether one was not invited before.
+    pub fn invite(&self, word: u32) -> bool {
+        let mut is_new = false;
+        for page in self.uninvited(word) {
+            // SeqCst: see `tessera_region::flight`.
+            page.invited.store(word, Ordering::SeqCst);
+            is_new = true;
+        }
+        is_new
+    }
+
+    fn uninvited(&self, word: u32) -> impl Iterator<Item = &FlightPage> {
+        let pages = self.0.values().map(|flight| &*flight.page);
+        pages.filter(move |page| {
+            page.invited.load(Ordering::Relaxed) != word && page.in_flight().operations == 0
+        })
+    }
+
+    /// Whether work waits on the GPU for the gate that was closed with this word to open.
+    pub fn is_ahead(&self, word: u32) -> bool {
+        self.0.values().any(|flight| {
+            flight.page.invited.load(Ordering::Relaxed) == word
+                && flight.page.in_flight().operations != 0
+        })
     }
 
     /// The gate says SOLO: launches are not counted.
@@ -245,7 +282,7 @@ mod tests {
         let mut flights = Flights::default();
         flights.insert(0, 1, page);
         flights.drained(1);
-        flights.opened(10 * MS);
+        flights.opens(10 * MS);
         flights
     }
 
@@ -262,13 +299,13 @@ mod tests {
         assert_eq!(flights.landed(20 * MS, WORD), [], "three are in flight");
         page.settled.store(3, Ordering::SeqCst);
         assert_eq!(flights.landed(21 * MS, WORD), [(1, 9 * MS)]);
-        flights.opened(30 * MS);
+        flights.opens(30 * MS);
         assert_eq!(flights.landed(35 * MS, WORD), [(1, 0)], "it launched nothing");
-        flights.opened(40 * MS);
+        flights.opens(40 * MS);
         launch(&page, 1, 39 * MS);
         page.settled.store(4, Ordering::SeqCst);
         assert_eq!(flights.landed(45 * MS, WORD), [(1, 5 * MS)], "not before the opening");
-        flights.opened(50 * MS);
+        flights.opens(50 * MS);
         page.admitted.fetch_add(1, Ordering::SeqCst);
         page.begun_us.store(0, Ordering::SeqCst);
         page.settled.store(5, Ordering::SeqCst);
@@ -323,6 +360,23 @@ mod tests {
         page.used_lanes[0].store(1, Ordering::SeqCst);
         assert_eq!(flights.quiet_since(20 * MS), None);
         assert_eq!(flights.quiet_since(22 * MS), Some(22 * MS), "nobody marks its launch");
+    }
+
+    #[test]
+    fn who_has_nothing_in_flight_is_invited_and_is_ahead_with_what_it_queues() {
+        let page = Box::new(FlightPage::unseen());
+        let mut flights = counting(&page);
+        launch(&page, 1, 11 * MS);
+        assert!(!flights.invite(WORD), "something is in flight");
+        page.settled.store(1, Ordering::SeqCst);
+        assert!(flights.invite(WORD) && !flights.invite(WORD), "once");
+        assert!(!flights.is_ahead(WORD));
+        launch(&page, 2, 12 * MS);
+        assert!(flights.is_ahead(WORD) && !flights.is_ahead(WORD + 8));
+        flights.opens(20 * MS);
+        assert_eq!(flights.quiet_since(20 * MS), None, "it is at work from the beginning");
+        page.settled.store(3, Ordering::SeqCst);
+        assert_eq!(flights.landed(23 * MS, WORD), [(1, 3 * MS)], "not before the opening");
     }
 
     #[test]

@@ -113,6 +113,8 @@ pub(super) struct Thread {
     /// Whether the policy may wait for other words than it did when it was asked last.
     has_news: bool,
     events: Vec<GateEvent>,
+    /// Tenants that have drained, and were not invited yet.
+    settled: Vec<u32>,
     turns: Latencies,
     commands: u64,
     /// Those that trace.
@@ -147,6 +149,7 @@ impl Thread {
             look_after: None,
             has_news: false,
             events: Vec::with_capacity(16),
+            settled: Vec::new(),
             turns: Latencies::default(),
             commands: 0,
             askers: None,
@@ -248,6 +251,7 @@ impl Thread {
                 Watch::Drained => {
                     tenant.look_at_flight(now.ns);
                     if tenant.has_settled() {
+                        self.settled.push(key);
                         self.policy.drained(now.ns, id, tenant.drains.used());
                     }
                 }
@@ -256,16 +260,18 @@ impl Thread {
                         self.policy.quiet(now.ns, id, since);
                     }
                 }
-                Watch::Awake if tenant.is_seen() => match tenant.is_awake(now.ns) {
-                    true => self.policy.awake(now.ns, id),
-                    false => self.policy.asleep(now.ns, id),
-                },
+                Watch::Awake if tenant.is_seen() => {
+                    tenant.invite();
+                    match tenant.is_awake(now.ns) {
+                        true => self.policy.awake(now.ns, id),
+                        false => self.policy.asleep(now.ns, id),
+                    }
+                }
                 Watch::Quiet | Watch::Awake => {}
             }
             let Some(tenant) = self.tenants.get_mut(&key) else { continue };
             // Of a launch whose thread has no CPU to say that it waits.
-            if tenant.state == GateState::Closed && tenant.flights.waits() && !self.policy.wants(id)
-            {
+            if tenant.waits() && !self.policy.wants(id) {
                 self.policy.want(now.ns, id);
             }
             let own_ns = tenant.flights.cost_ns();
@@ -417,6 +423,7 @@ impl Thread {
             self.policy.helped(id(key));
         }
         if tenant.has_settled() {
+            self.settled.push(key);
             self.policy.drained(now.ns, id(key), tenant.drains.used());
         }
         self.carry_out(now);
@@ -438,6 +445,7 @@ impl Thread {
                 self.has_news = true;
                 // A tenant without bound processes, or with nothing in flight, has drained when it is closed.
                 if tenant.has_settled() {
+                    self.settled.push(key);
                     self.policy.drained(now.ns, command.tenant, tenant.drains.used());
                     commands.extend(self.policy.commands());
                 }
@@ -455,9 +463,16 @@ impl Thread {
             }
             commands.extend(self.policy.commands());
             if commands.is_empty() {
-                return self.plan_looks();
+                break;
             }
         }
+        // After the GPU has gone to the next: who is woken may take this thread's processor.
+        for key in self.settled.drain(..) {
+            if let Some(tenant) = self.tenants.get(&key) {
+                tenant.invite();
+            }
+        }
+        self.plan_looks();
     }
 
     /// Carries orders out.

@@ -3,8 +3,7 @@
 //! has something in flight reads memory: no driver call, no lock, no thread of that process.
 //!
 //! A memfd, sealed against shrinking, that the process sends to the arbiter with its hello. The arbiter
-//! maps it read-only and believes it as it believes the process's messages: it moves that tenant's own
-//! lease. All counts wrap.
+//! believes it as it believes the process's messages: it moves that tenant's own lease. All counts wrap.
 //!
 //! - A launch adds 1 to `admitted` *before* it looks at the gate the last time (a locked instruction, so a
 //!   full barrier), and takes it back where the gate is closed by then. The arbiter closes the gate, passes
@@ -15,6 +14,12 @@
 //!   the lane are complete with it. `marked` is the sum of what markers in flight and complete ones cover.
 //! - Operations of whose end the process learns otherwise (an event, a call that synchronised, a context
 //!   that went) are added to `settled`.
+//!
+//! - Work may be queued *ahead* of its turn: at a closed gate to which the arbiter has `invited` the process, because
+//!   nothing of the tenant is in flight, a stream is made to wait (`cuStreamWaitValue64`) until the *turn* of its context
+//!   is one more, and launches go behind that wait. They are admitted like others. The arbiter writes the gate, then the
+//!   turns; a launching thread reads the turn, admits, and looks at the gate again. So a wait that is put while the gate
+//!   says what it said ends with the gate's next word.
 //!
 //! Launches at a gate that says SOLO are not counted. The process's own closer ([`FlightPage::closed`])
 //! admits and marks an operation for each stream that was launched into meanwhile.
@@ -34,12 +39,15 @@ use crate::os::{self, Map};
 pub const FLIGHT_MAGIC: u64 = u64::from_le_bytes(*b"TSFLIGHT");
 /// Contexts of a process with lanes of their own; streams of further ones are marked by events.
 pub const CONTEXTS: usize = 15;
-/// Lanes of a context: streams with markers that are words.
+/// Lanes of a context: streams with markers that are words, and its turn.
 pub const LANES: usize = 512;
+/// Where a context has its turn.
+pub const TURN: usize = LANES - 1;
 /// Bytes of the memfd.
 pub const FLIGHT_BYTES: usize = 4096 * (1 + CONTEXTS);
 
-/// The page. The process writes the first 4096 bytes, the GPU the lanes; each context registers its own
+/// The page. The process writes the first 4096 bytes but for the arbiter's words, the GPU the lanes, and the arbiter the
+/// turns; each context registers its own
 /// 4096 bytes with the driver, and has them until it ends.
 #[repr(C, align(4096))]
 #[derive(Debug)]
@@ -72,7 +80,14 @@ pub struct FlightPage {
     /// When the thread that polls last looked at the gate, `CLOCK_MONOTONIC` microseconds, which wrap: one that has no
     /// processor any more is not awake.
     pub awake_us: AtomicU32,
-    tail: [AtomicU32; 994],
+    /// Contexts whose streams may wait for a turn: a bit for each.
+    pub ahead: AtomicU32,
+    /// The arbiter's: the closed gate word at which work may be queued ahead of the next turn.
+    pub invited: AtomicU32,
+    /// The arbiter's: when the gate opened last, `CLOCK_MONOTONIC` microseconds, which wrap: before that nothing that was
+    /// queued ahead ran.
+    pub opened_us: AtomicU32,
+    tail: [AtomicU32; 991],
     /// How many operations of each lane are complete: written by the GPU.
     pub lanes: [[AtomicU64; LANES]; CONTEXTS],
 }
@@ -83,6 +98,7 @@ const _: () = {
     assert!(offset_of!(FlightPage, closed) == 32);
     assert!(offset_of!(FlightPage, used_lanes) == 56);
     assert!(offset_of!(FlightPage, awake_us) == 116);
+    assert!(offset_of!(FlightPage, ahead) == 120);
     assert!(offset_of!(FlightPage, lanes) == 4096);
 };
 
@@ -133,6 +149,17 @@ impl FlightPage {
         landed
     }
 
+    /// The gate has another word: what waits for a turn goes.
+    pub fn release(&self) {
+        let ahead = self.ahead.load(Ordering::Acquire);
+        for (at, lanes) in self.lanes.iter().enumerate() {
+            if ahead >> at & 1 == 1 {
+                // Release: the gate's word is to be seen before.
+                lanes[TURN].fetch_add(1, Ordering::Release);
+            }
+        }
+    }
+
     /// A new page, mapped for as long as the process lives, and its memfd, which is the caller's to close.
     ///
     /// # Errors
@@ -156,10 +183,11 @@ impl FlightPage {
         // Release: who sees the sum sees no lane that is part of it. Who reads in between takes too much to be in flight.
         self.settled.fetch_add(queued, Ordering::Release);
         self.used_lanes[context].store(0, Ordering::Release);
+        self.ahead.fetch_and(!(1 << context), Ordering::Relaxed);
     }
 }
 
-/// Another process's page, mapped read-only by the arbiter. What stands in it is that process's word.
+/// Another process's page, mapped by the arbiter. What stands in it is that process's word.
 #[cfg(feature = "std")]
 #[derive(Debug)]
 pub struct FlightReader(Map<FlightPage>);
@@ -183,7 +211,7 @@ impl FlightReader {
         }
         // SAFETY: as long as the page, for good by its seal; atomics only, for which all bits are valid, aligned to a
         // page.
-        let map = unsafe { Map::<FlightPage>::new(fd, false) };
+        let map = unsafe { Map::<FlightPage>::new(fd, true) };
         let map = map.map_err(|errno| PageFault::os("mmap", errno))?;
         match map.magic.load(Ordering::Acquire) {
             FLIGHT_MAGIC => Ok(Self(map)),
@@ -232,6 +260,21 @@ mod tests {
         assert_eq!(page.in_flight(), InFlight { operations: 5, unmarked: 1 });
         page.leave_context(0, 5);
         assert_eq!(page.in_flight(), InFlight { operations: 3, unmarked: 1 });
+    }
+
+    #[test]
+    fn the_turn_comes_in_contexts_that_wait_for_it_and_in_no_other() {
+        let page = Box::new(FlightPage::unseen());
+        let turns = || [0, 1, 2].map(|at: usize| page.lanes[at][TURN].load(Ordering::Relaxed));
+        page.release();
+        assert_eq!(turns(), [0; 3], "one that knows no turns has another word there");
+        page.ahead.store(0b101, Ordering::Relaxed);
+        page.release();
+        page.release();
+        assert_eq!(turns(), [2, 0, 2]);
+        page.leave_context(2, 0);
+        page.release();
+        assert_eq!(turns(), [3, 0, 0]);
     }
 
     #[test]

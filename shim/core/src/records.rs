@@ -74,6 +74,8 @@ pub(crate) struct Flown {
     /// all the same. The owner's.
     pub(crate) chained: AtomicU32,
     pub(crate) is_overdue: AtomicU32,
+    /// The closed gate word at which the stream was made to wait for the next turn. The owner's.
+    pub(crate) held: AtomicU32,
 }
 
 impl Flown {

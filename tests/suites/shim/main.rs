@@ -9,6 +9,7 @@ mod api {
 mod clients;
 /// A tenant at its gate, under an arbiter that the test scripts.
 mod gate {
+    mod ahead;
     mod costs;
     mod failing;
     mod turns;

@@ -7,8 +7,10 @@ use super::journal::Why;
 use super::tenant::{Phase, Slot, Tenant};
 use super::types::{GateState, TenantId, Watch};
 
-/// How often words should be read while somebody awake waits, or something drains, nanoseconds.
+/// How often words should be read while something drains, nanoseconds.
 const LOOK_SOON: u64 = 60_000;
+/// While somebody awake waits for a holder to have nothing in flight: its helper says so, too, unless it has no processor.
+const LOOK_QUIET: u64 = 200_000;
 /// And while those who wait sleep.
 const LOOK: u64 = 500_000;
 /// A holder that does nothing is waited for so long by whoever is awake, nanoseconds.
@@ -50,7 +52,10 @@ impl Policy {
         let Some(tenant) = &mut self.tenants[slot] else { return };
         let Some(lease) = tenant.lease() else { return };
         let since = since.clamp(lease.since, now);
-        if lease.state == GateState::Solo || now - since < QUIET {
+        // Short pauses of one within its share are waited for.
+        let is_waited_for = lease.idle_ns > self.settings.idle;
+        let quiet = if is_waited_for { lease.idle_ns } else { QUIET };
+        if lease.state == GateState::Solo || now - since < quiet {
             return;
         }
         tenant.stood.see(since, now);
@@ -104,7 +109,7 @@ impl Policy {
         let of = |(id, watch): (TenantId, Watch)| {
             let slot = self.ids.get(&id).copied()?;
             match watch {
-                Watch::Quiet if self.is_awaited(slot) => Some(LOOK_SOON),
+                Watch::Quiet if self.is_awaited(slot) => Some(LOOK_QUIET),
                 Watch::Quiet => Some(LOOK),
                 Watch::Drained => Some(LOOK_SOON),
                 Watch::Awake => None,

@@ -258,10 +258,16 @@ impl QuotaWriter {
     /// Sets the gate (`GATE_*`) of a GPU in a new epoch, which is returned, and wakes who waits for
     /// it. Only one thread may call it for a page.
     pub fn set_gate(&self, gpu: usize, state: u32) -> u32 {
+        self.set_gate_and(gpu, state, || {})
+    }
+
+    /// The same, and does `before` before anybody is woken, who may take this thread's processor.
+    pub fn set_gate_and(&self, gpu: usize, state: u32, before: impl FnOnce()) -> u32 {
         let gate = &self.gpu(gpu).gate;
         let epoch = gate_epoch(gate.load(Ordering::Relaxed)).wrapping_add(1);
         let word = gate_word(epoch, state);
         gate.store(word, Ordering::Release);
+        before();
         wake(gate, i32::MAX);
         gate_epoch(word)
     }

@@ -199,11 +199,14 @@ impl Drain {
             return; // a stream was marked that ends
         }
         let flight = gate.flight();
-        let left = flight.admitted.load(Ordering::SeqCst).wrapping_sub(flight.complete());
-        // As long as the gate is closed nothing is admitted.
-        if gate.gate().load(Ordering::SeqCst) == word && left.cast_signed() >= 0 {
+        let admitted = flight.admitted.load(Ordering::SeqCst);
+        let left = admitted.wrapping_sub(flight.complete());
+        // As long as the gate is closed, and nobody was invited, nothing is admitted.
+        let is_still = gate.gate().load(Ordering::SeqCst) == word
+            && flight.invited.load(Ordering::SeqCst) != word;
+        if is_still && left.cast_signed() >= 0 {
             flight.settled.fetch_add(left, Ordering::Release);
-            gate.make_room();
+            gate.make_room(admitted);
         }
     }
 

@@ -1,6 +1,7 @@
 //! Rationing without an arbiter: the process opens and closes a gate of its own, by the clock that all
 //! tenants of the machine share. The quota page has each tenant's part of the cycle.
 
+use super::ahead;
 use super::closing::Drain;
 use super::futex;
 use super::helper::Helper;
@@ -64,6 +65,7 @@ pub(super) fn run(process: &Process, helper: &mut Helper) {
     process.account.count_gate_timeout();
     set(&gate.own, GATE_CLOSED);
     gate.look_at(process, &gate.own);
+    ahead::release(gate);
     // A thread that sleeps at the page's word is to look at ours.
     futex::wake(gate.page());
     let (mut was_open, mut drained) = (false, false);
@@ -107,10 +109,11 @@ pub(super) fn drain(
     let relief = Relief::new(process);
     relief.pass(due);
     let goes_on = || {
-        if relief.look() {
+        let is_still = still();
+        if is_still && relief.look() {
             stuck();
         }
-        still()
+        is_still
     };
     loop {
         let begun = Drain::begin(process, || {

@@ -1,6 +1,7 @@
 //! Work in flight of an open lease: counted when it is admitted, marked by the launching thread, and landed
 //! by the thread that finds the markers complete.
 
+use super::ahead;
 use super::local::Local;
 use super::streams::{Marker, Streams};
 use super::window::Sighting;
@@ -127,7 +128,7 @@ pub(super) fn launched(process: &Process, flown: &'static Flown, kind: Kind) {
     flown.sent.store(flown.sent.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
     let unmarked = flown.unmarked();
     let batch = process.gate.batch.load(Ordering::Relaxed);
-    let is_due = is_graph || unmarked >= batch || {
+    let is_due = is_graph || unmarked >= batch || ahead::is_due(&process.gate, flown) || {
         let looks = unmarked == 1 || unmarked.is_multiple_of(CLOCK_EVERY);
         looks && {
             let now_us = now_us();
@@ -353,7 +354,7 @@ pub(super) fn land(process: &Process, streams: &mut Streams, awaited: bool) -> b
         is_tainted |= marker.is_tainted != 0;
         first_us = first_us.or(Some(marker.since_us));
     }
-    let Some(since_us) = first_us else { return false };
+    let Some(since_us) = first_us.map(|us| gate.since_opened(us)) else { return false };
     gate.graphs_completed.fetch_add(graphs, Ordering::Relaxed);
     gate.complete(operations, settled);
     let mut estimate = gate.estimate.lock();
@@ -460,7 +461,7 @@ fn await_room(process: &Process, word: u32, stream: Stream) -> Room {
             }
             if streams.flying.is_empty() && process.records.busy_from(0).is_none() {
                 // What ended threads had been counted for.
-                gate.make_room();
+                gate.make_room(gate.flight().admitted.load(Ordering::Relaxed));
                 return Room::Look;
             }
             let still_us = gate.progress.still_for_us(now_us());

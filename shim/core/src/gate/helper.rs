@@ -5,6 +5,7 @@
 //! a call, relaxed towards captures, and out of the driver before the driver is torn down ([`super::bind`]).
 //! It never synchronises: it polls, and sleeps in between.
 
+use super::ahead;
 use super::bind;
 use super::closing::{self, Drain};
 use super::cycle;
@@ -176,7 +177,8 @@ impl Helper {
                 if self.drained != Some(word) {
                     self.close(process, word);
                 }
-                if gate.flight().waiting.load(Ordering::Relaxed) != 0 {
+                let waits = gate.flight().waiting.load(Ordering::Relaxed) != 0;
+                if waits || ahead::is_waiting(gate, word) {
                     want(process, word);
                 }
             }
@@ -193,7 +195,13 @@ impl Helper {
     /// Drains, and says so.
     fn close(&mut self, process: &Process, word: u32) {
         let page = process.gate.page();
-        let still = || page.load(Ordering::Acquire) == word && !cycle::is_silent(process, now_ns());
+        // Who is invited has drained: the arbiter has seen it.
+        let is_invited = || process.gate.flight().invited.load(Ordering::Acquire) == word;
+        let still = || {
+            page.load(Ordering::Acquire) == word
+                && !is_invited()
+                && !cycle::is_silent(process, now_ns())
+        };
         // Closed again with nothing in between: what another process has in flight may wait for launches
         // that wait here; how many of them, nobody knows.
         let is_next = |before: u32| gate_epoch(before).wrapping_add(1) & EPOCHS == gate_epoch(word);
@@ -215,7 +223,7 @@ impl Helper {
         let late = |waits| notice.set(notice.get().tell(process, word, waits));
         let drained = cycle::drain(process, due, still, stuck, late);
         self.stuck = is_stuck.get().then_some(word);
-        let Some(passes) = drained else { return };
+        let Some(passes) = drained.or_else(|| is_invited().then_some(0)) else { return };
         let opened_ns = self.opened_ns.take();
         let open_ns = opened_ns.map_or(0, |opened_ns| now_ns().saturating_sub(opened_ns));
         process.account.add_gpu_time(open_ns);

@@ -18,7 +18,7 @@ use core::ffi::c_int;
 use core::ptr;
 use core::sync::atomic::{AtomicU64, Ordering};
 use tessera_cuda::types::*;
-use tessera_region::flight::{CONTEXTS, FlightPage, LANES};
+use tessera_region::flight::{CONTEXTS, FlightPage, TURN};
 
 /// Complete when all that was in a stream before it is: a value of a lane, or an event of ours. All zero: not put yet.
 #[derive(Clone, Copy, Debug, Default)]
@@ -144,6 +144,17 @@ impl Lanes {
         Some(Signal { word: Some(&page.lanes[context][at]), value, event: 0 })
     }
 
+    /// Where the device sees the turn of the current context, `ctx`, and which it is.
+    pub(super) fn turn(&mut self, ctx: usize) -> Option<(CUdeviceptr, u64)> {
+        let page = self.page?;
+        let at = self.context(page, ctx)?;
+        // Before a wait is put: whoever moves the gate is to end it.
+        page.ahead.fetch_or(1 << at, Ordering::SeqCst);
+        let address = self.contexts[at].address + (TURN * size_of::<u64>()) as CUdeviceptr;
+        // Acquire: pairs with the Release in `FlightPage::release`.
+        Some((address, page.lanes[at][TURN].load(Ordering::Acquire)))
+    }
+
     /// Which of the contexts the current one is, if it can have lanes.
     fn context(&mut self, page: &'static FlightPage, ctx: usize) -> Option<usize> {
         let known = self.contexts.iter().position(|context| context.ctx == ctx);
@@ -186,10 +197,10 @@ impl Lanes {
             return Some(lane);
         }
         let Context { counting, ordering, .. } = self.contexts[context];
-        if counting + ordering >= LANES {
+        if counting + ordering >= TURN {
             return None;
         }
-        let at = if counts == 1 { counting } else { LANES - 1 - ordering };
+        let at = if counts == 1 { counting } else { TURN - 1 - ordering };
         let lane = Lane { context, at, stream: stream.0, owner, value: 0, counts };
         self.lanes.push(lane).ok()?;
         if counts == 1 {
@@ -253,13 +264,13 @@ fn own_stream() -> Option<usize> {
 }
 
 /// Registers a context's lanes with the current one; where the device has them.
-fn register(lanes: &'static [AtomicU64; LANES]) -> Option<CUdeviceptr> {
+fn register(lanes: &'static [AtomicU64]) -> Option<CUdeviceptr> {
     /// `CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS`
     const CAN_USE_64_BIT: c_int = 122;
     /// `CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP`
     const MAPPED: u32 = 1 | 2;
     let (mut device, mut can) = (0, 0);
-    let lanes = ptr::from_ref(lanes).cast_mut();
+    let (bytes, lanes) = (size_of_val(lanes), lanes.as_ptr().cast_mut());
     let mut address = 0;
     // SAFETY: valid places for answers; whole pages of this process, aligned, which are never unmapped.
     unsafe {
@@ -268,11 +279,7 @@ fn register(lanes: &'static [AtomicU64; LANES]) -> Option<CUdeviceptr> {
                 == CUDA_SUCCESS
             && can != 0;
         let is_there = is_able
-            && real::cuMemHostRegister_v2.get()?(
-                lanes.cast(),
-                size_of::<[AtomicU64; LANES]>(),
-                MAPPED,
-            ) == CUDA_SUCCESS
+            && real::cuMemHostRegister_v2.get()?(lanes.cast(), bytes, MAPPED) == CUDA_SUCCESS
             && real::cuMemHostGetDevicePointer_v2.get()?(&raw mut address, lanes.cast(), 0)
                 == CUDA_SUCCESS;
         is_there.then_some(address)

@@ -50,6 +50,8 @@ pub struct Local {
     pub(super) awake: Spin<()>,
     /// The closed gate word for which `want` was said.
     pub(super) wanted: AtomicU32,
+    /// The closed gate word at which nothing can be queued ahead.
+    pub(super) not_ahead: AtomicU32,
     /// The process is ending: the helper calls the driver no more.
     pub(super) parked: AtomicBool,
     /// Times that the application waited for the GPU while others waited for the tenant. Wraps.
@@ -117,6 +119,7 @@ impl Local {
             progress: Progress::default(),
             awake: Spin::new(()),
             wanted: AtomicU32::new(0),
+            not_ahead: AtomicU32::new(0),
             parked: AtomicBool::new(false),
             synchronised: AtomicU32::new(0),
             completed: AtomicU64::new(0),
@@ -197,11 +200,19 @@ impl Local {
         match self.begun_us.swap(0, Ordering::Relaxed) {
             0 => 0,
             begun => {
+                let begun = self.since_opened(begun);
                 let used_us = self.ended_us.load(Ordering::Relaxed).wrapping_sub(begun);
                 // The end may have been guessed to lie before the beginning.
                 if used_us > u32::MAX / 2 { 0 } else { u64::from(used_us) * 1_000 }
             }
         }
+    }
+
+    /// `us`, or when the gate opened, if that was later: what was queued ahead did not run before.
+    pub(super) fn since_opened(&self, us: u32) -> u32 {
+        let opened_us = self.flight().opened_us.load(Ordering::Relaxed);
+        let is_later = opened_us.wrapping_sub(us).cast_signed() > 0;
+        if opened_us != 0 && is_later { opened_us } else { us }
     }
 
     pub(super) fn set_limits(&self, limits: Limits) {
@@ -241,10 +252,9 @@ impl Local {
         }
     }
 
-    /// All the window has room for is there again.
-    pub(super) fn make_room(&self) {
+    /// So many operations were admitted, and all are complete.
+    pub(super) fn make_room(&self, admitted: u64) {
         let graphs = self.graphs_issued.load(Ordering::Relaxed);
-        let admitted = self.flight().admitted.load(Ordering::Relaxed);
         self.graphs_completed.store(graphs, Ordering::Relaxed);
         self.completed.store(admitted, Ordering::Relaxed);
     }

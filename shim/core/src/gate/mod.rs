@@ -18,10 +18,11 @@
 //! together, and a launch reads the first.
 //!
 //! [`closing`] is the closer's side, which the [`helper`] thread takes; [`streams`] knows what is to be
-//! drained; [`flight`] and [`window`] bound what is in flight while the gate is open; [`cycle`] opens and
-//! closes a gate of the process's own while the arbiter is silent; [`bind`] starts all of it when there is
-//! an arbiter. docs/internals/compute.md is the contract.
+//! drained; [`flight`] and [`window`] bound what is in flight while the gate is open; [`ahead`] has work
+//! queued behind a closed one; [`cycle`] opens and closes a gate of the process's own while the arbiter is silent;
+//! [`bind`] starts all of it when there is an arbiter. docs/internals/compute.md is the contract.
 
+mod ahead;
 mod bind;
 pub mod capture;
 mod closing;
@@ -54,6 +55,7 @@ use crate::records::{Flown, Record};
 use crate::state::{self, Process, Standing};
 use core::hint::spin_loop;
 use core::sync::atomic::{AtomicU32, Ordering, compiler_fence};
+use local::Local;
 use tessera_cuda::types::{CUDA_ERROR_SYSTEM_NOT_READY, CUresult};
 use tessera_region::layout::{GATE_CLOSED, GATE_OPEN, GATE_SOLO, GATE_YIELD, gate_state};
 use tessera_region::session::Message;
@@ -232,7 +234,7 @@ pub fn admit(kind: Kind, stream: Stream) -> Result<Pass, CUresult> {
         solo::bound(process, record);
         set_errno(errno);
     }
-    let (mut may_wait, mut ticket, mut has_room) = (true, 0, false);
+    let (mut may_wait, mut ticket, mut has_room, mut tried) = (true, 0, false, 0);
     loop {
         bind::if_due(process);
         let is_hot = record.is_hot();
@@ -252,9 +254,15 @@ pub fn admit(kind: Kind, stream: Stream) -> Result<Pass, CUresult> {
             || process.gate.captures.is_of(stream);
         let is_open = matches!(state, GATE_OPEN | GATE_YIELD);
         let is_graph = kind == Kind::Graph;
+        let mut is_ahead = false;
         let is_counted = !is_free
             && match is_open {
                 true => flight::take_room(&process.gate, is_graph, has_room),
+                false if tried != word && ahead::is_invited(&process.gate, word) => {
+                    tried = word;
+                    is_ahead = ahead::take_room(process, is_graph);
+                    is_ahead
+                }
                 false => {
                     let has_ticket = process.gate.tickets.take(ticket);
                     if has_ticket && is_graph {
@@ -279,6 +287,10 @@ pub fn admit(kind: Kind, stream: Stream) -> Result<Pass, CUresult> {
                 true => flight::flown(process, record, stream, kind),
                 false => None,
             };
+            if is_ahead && !flown.is_some_and(|flown| ahead::hold(process, flown, word)) {
+                flight::returned(&process.gate, is_graph);
+                continue;
+            }
             if flown.is_none() && !is_own {
                 note(process, record, stream);
             }
@@ -306,7 +318,7 @@ pub fn admit(kind: Kind, stream: Stream) -> Result<Pass, CUresult> {
         if is_open {
             has_room = flight::wait_for_room(process, word, stream) == flight::Room::Given;
         } else {
-            (may_wait, ticket) = wait_at(process, stream);
+            (may_wait, ticket) = wait_at(process, stream, Some(tried));
         }
         set_errno(errno);
     }
@@ -371,7 +383,7 @@ fn admit_to_crowd(process: &'static Process, stream: Stream) -> Pass {
             return pass;
         }
         drop(pass);
-        (may_wait, ticket) = wait_at(process, stream);
+        (may_wait, ticket) = wait_at(process, stream, None);
     }
 }
 
@@ -435,10 +447,10 @@ const NAP_NS: u64 = 100_000_000;
 
 /// Waits while the gate is closed, or until a ticket is offered, which is returned. False where the
 /// launch may pass whatever the gate says: nobody can be asked, and there is no helper that would know
-/// when.
+/// when. `tried`: the closed gate word at which the launch could not be queued ahead; `None` where it never can.
 #[cold]
 #[inline(never)]
-fn wait_at(process: &Process, stream: Stream) -> (bool, u32) {
+fn wait_at(process: &Process, stream: Stream, tried: Option<u32>) -> (bool, u32) {
     let gate = &process.gate;
     let begun_ns = now_ns();
     let mut may_wait = true;
@@ -446,19 +458,25 @@ fn wait_at(process: &Process, stream: Stream) -> (bool, u32) {
     // The same one to the end of this: binding changes it.
     let flight = gate.flight();
     flight.waiting.fetch_add(1, Ordering::Relaxed);
-    let mut awake_us = NEW_US;
+    let (mut awake_us, mut marked) = (NEW_US, 0);
     loop {
         let word = gate.gate();
         let seen = word.load(Ordering::Acquire);
-        if gate_state(seen) != GATE_CLOSED || gate.tickets.is_offered(ticket) {
+        let goes = || {
+            gate.tickets.is_offered(ticket)
+                || tried.is_some_and(|tried| tried != seen) && ahead::is_invited(gate, seen)
+        };
+        if gate_state(seen) != GATE_CLOSED || goes() {
             break;
         }
         if !gate.is_own() {
-            if want(process, seen) {
-                // The first that comes does what the helper may get no processor for.
+            if want(process, seen) || marked != seen && ahead::is_waiting(gate, seen) {
+                // The first that comes does what the helper may get no processor for, and each for what is queued ahead.
                 closing::mark(process, seen);
             }
-            if awake_us != 0 && stay_awake(process, seen, ticket, awake_us) {
+            marked = seen;
+            let may_sleep = awake_us == 0 || ahead::is_able(gate, seen);
+            if !may_sleep && stay_awake(gate, seen, goes, awake_us) {
                 continue;
             }
         }
@@ -482,8 +500,8 @@ fn wait_at(process: &Process, stream: Stream) -> (bool, u32) {
 
 /// Waits without a sleep for the gate to open, so that the launch follows at once, and shows that. One thread of a
 /// process does. False when nothing happened for so long.
-fn stay_awake(process: &Process, seen: u32, ticket: u32, awake_us: u32) -> bool {
-    let (gate, flight) = (&process.gate, process.gate.flight());
+fn stay_awake(gate: &Local, seen: u32, goes: impl Fn() -> bool, awake_us: u32) -> bool {
+    let flight = gate.flight();
     let Some(_only) = gate.awake.try_lock() else { return false };
     let begun_us = flight::now_us();
     let mut now_us = begun_us;
@@ -492,7 +510,7 @@ fn stay_awake(process: &Process, seen: u32, ticket: u32, awake_us: u32) -> bool 
         flight.awake_us.store(now_us, Ordering::Relaxed);
         flight.awake.store(seen, Ordering::Release);
         spin_loop();
-        is_over = gate.gate().load(Ordering::Relaxed) != seen || gate.tickets.is_offered(ticket);
+        is_over = gate.gate().load(Ordering::Relaxed) != seen || goes();
         now_us = flight::now_us();
     }
     flight.awake.store(0, Ordering::Relaxed);

@@ -1,0 +1,130 @@
+//! Work that a tenant queues ahead of its turn, at a closed gate to which it is invited.
+
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tessera_harness::gate::Stage;
+use tessera_harness::{Arbiter, Conversation, Pages, SimGpu};
+use tessera_region::flight::FlightReader;
+use tessera_region::layout::{GATE_CLOSED, GATE_OPEN, gate_word};
+use tessera_region::session::Message;
+
+/// Nothing happens for so long.
+const QUIET: Duration = Duration::from_millis(100);
+
+/// The flight page of a tenant's process, as its arbiter has it.
+fn flight_of(tenant: &Conversation) -> FlightReader {
+    let fds = std::fs::read_dir(format!("/proc/{}/fd", tenant.pid())).expect("it lives");
+    let is_flight = |fd: &std::path::PathBuf| {
+        std::fs::read_link(fd).is_ok_and(|to| to.to_string_lossy().contains("tessera-flight"))
+    };
+    let found = fds.flatten().map(|fd| fd.path()).find(is_flight).expect("it has a page");
+    let file = std::fs::File::options().read(true).write(true).open(found).expect("ours to open");
+    FlightReader::map(file.as_fd()).expect("a flight page")
+}
+
+/// A tenant at a gate that is closed, with nothing in flight, to which it is invited; and the closed gate's epoch.
+fn invited(sim: &SimGpu, pages: &Pages) -> (Arbiter, Conversation, FlightReader, u32) {
+    let arbiter = Arbiter::take_on(pages);
+    arbiter.quota().set_takes_flight(true);
+    let mut tenant = Conversation::with_context("gated", sim, pages);
+    arbiter.set(GATE_OPEN);
+    tenant.must("launch 1 1000 0");
+    tenant.must("sync 0");
+    let epoch = arbiter.close();
+    let flight = flight_of(&tenant);
+    flight.invited.store(gate_word(epoch, GATE_CLOSED), Ordering::SeqCst);
+    (arbiter, tenant, flight, epoch)
+}
+
+fn signal(tenant: &Conversation, signal: libc::c_int) {
+    // SAFETY: kill has no memory effects; the tenant was not waited for.
+    unsafe { libc::kill(i32::try_from(tenant.pid()).expect("a pid"), signal) };
+}
+
+fn is_want(message: &Message) -> bool {
+    matches!(message, Message::Want { .. })
+}
+
+#[test]
+fn it_runs_when_the_gate_opens_though_every_thread_of_the_tenant_is_stopped() {
+    let Stage { sim, pages } = Stage::new();
+    let (arbiter, mut tenant, flight, _) = invited(&sim, &pages);
+    let worked = |tenant: &Conversation| sim.worked(0, tenant.pid()).ns;
+    let before = worked(&tenant);
+    for _ in 0..2 {
+        tenant.must("launch 1 2000000 0");
+    }
+    arbiter.hears_in_time(is_want);
+    std::thread::sleep(QUIET);
+    assert_eq!(worked(&tenant), before, "the gate is closed");
+    assert_eq!(flight.in_flight().operations, 2);
+    signal(&tenant, libc::SIGSTOP);
+    arbiter.open();
+    flight.release();
+    std::thread::sleep(QUIET);
+    assert!(worked(&tenant) >= before + 4_000_000, "{} ns", worked(&tenant) - before);
+    assert_eq!(flight.in_flight().operations, 0, "words show it");
+    signal(&tenant, libc::SIGCONT);
+    arbiter.close();
+    assert!(tenant.finish().success());
+}
+
+#[test]
+fn no_more_than_a_window_is_queued_ahead_and_the_rest_waits_at_the_gate() {
+    let Stage { sim, pages } = Stage::new();
+    let (arbiter, mut tenant, flight, _) = invited(&sim, &pages);
+    tenant.send("launch 40 1000000 0");
+    arbiter.hears_in_time(is_want);
+    std::thread::sleep(QUIET);
+    let ahead = flight.in_flight().operations;
+    assert!((1..=16).contains(&ahead), "{ahead} operations, in a window of 16");
+    assert_eq!(flight.waiting.load(Ordering::SeqCst), 1);
+    arbiter.open();
+    flight.release();
+    assert_eq!(tenant.reply("launch").result, 0);
+    arbiter.close();
+    assert!(sim.worked(0, tenant.pid()).ns >= 40_000_000);
+    assert!(tenant.finish().success());
+}
+
+#[test]
+fn who_is_not_invited_at_this_closing_waits_at_the_gate() {
+    let Stage { sim, pages } = Stage::new();
+    let (arbiter, mut tenant, flight, _) = invited(&sim, &pages);
+    arbiter.open();
+    flight.release();
+    arbiter.close();
+    tenant.send("launch 1 1000 0");
+    arbiter.hears_in_time(is_want);
+    std::thread::sleep(QUIET);
+    assert_eq!(flight.in_flight().operations, 0);
+    arbiter.open();
+    assert_eq!(tenant.reply("launch").result, 0);
+    assert!(tenant.finish().success());
+}
+
+#[test]
+fn it_runs_in_the_tenants_part_of_the_cycle_when_the_arbiter_is_dead() {
+    let Stage { sim, pages } = Stage::new();
+    let (arbiter, mut tenant, _, _) = invited(&sim, &pages);
+    tenant.must("launch 1 1000000 0");
+    arbiter.dies();
+    // It ends only when it has run.
+    tenant.must("sync 0");
+    assert!(tenant.finish().success());
+}
+
+#[test]
+fn a_gate_that_is_closed_again_is_drained_of_it() {
+    let Stage { sim, pages } = Stage::new();
+    let (arbiter, mut tenant, flight, _) = invited(&sim, &pages);
+    tenant.must("launch 1 1000000 0");
+    let again = arbiter.shut();
+    flight.release();
+    arbiter.hears_in_time(|m| matches!(m, Message::Drained { epoch, .. } if *epoch == again));
+    assert!(sim.worked(0, tenant.pid()).ns >= 1_000_000, "not before it has run");
+    tenant.must("sync 0");
+    assert!(tenant.finish().success());
+}
