@@ -89,97 +89,91 @@ pub const DEPARTING_SOME: u32 = 2;
 /// After so many nanoseconds without a heartbeat the plugin's word of what departs is an old one.
 pub const HEARTBEAT_STALE_NS: u64 = 5_000_000_000;
 
-/// One GPU's limits, 192 bytes.
-#[repr(C, align(64))]
-#[derive(Debug)]
-pub struct QuotaGpu {
-    /// The GPU's or MIG instance's UUID as NVML prints it, NUL-padded.
-    pub uuid: [u8; UUID_LEN],
-    /// Bytes that all processes of the tenant may hold on this GPU.
-    pub memory_limit_bytes: AtomicU64,
-    /// Bytes charged for each context (model constant).
-    pub context_overhead_bytes: AtomicU64,
-    /// Bytes that NVML shows for the tenant's processes beyond everything charged (model constants
-    /// included), as the plugin observed; 0 before the first look. Charges may reach the limit less
-    /// these.
-    pub observed_overhead_bytes: AtomicU64,
-    /// Share of GPU time in thousandths of a GPU.
-    pub cores_millis: AtomicU32,
-    /// `POLICY_*`.
-    pub policy: AtomicU32,
-    /// `GATE_*` and an epoch, see [`gate_word`]; a futex word.
-    pub gate: AtomicU32,
-    /// Where this tenant's part of the cycle begins when there is no arbiter, in thousandths of
-    /// [`CYCLE_NS`].
-    pub phase_millis: AtomicU32,
-    /// Operations that may be in flight while OPEN; 0 counts as 1.
-    pub window: AtomicU32,
-    /// Microseconds of predicted work that may be in flight while OPEN; two operations always may.
-    pub window_us: AtomicU32,
-    /// Microseconds that a tenant may be idle while YIELD before it says so; 0 counts as 100.
-    pub idle_us: AtomicU32,
-    /// `DEPARTING_*`: whether the driver has memory of dead processes on this GPU, whosever they were.
-    pub departing: AtomicU32,
-    reserved: [u8; 64],
+/// A structure of the pages: its bytes, and before each field the offset that it must have.
+macro_rules! laid_out {
+    ($(#[$about:meta])* pub struct $name:ident: $bytes:tt {
+        $($(#[$doc:meta])* $offset:literal => $visible:vis $field:ident: $type:ty,)*
+    }) => {
+        $(#[$about])*
+        #[derive(Debug)]
+        pub struct $name {
+            $($(#[$doc])* $visible $field: $type,)*
+        }
+        const _: () = {
+            assert!(size_of::<$name>() == $bytes);
+            $(assert!(offset_of!($name, $field) == $offset);)*
+        };
+    };
 }
 
-/// The quota page, 4096 bytes.
-#[repr(C, align(4096))]
-#[derive(Debug)]
-pub struct QuotaPage {
-    /// [`QUOTA_MAGIC`], published last.
-    pub magic: AtomicU64,
-    /// [`ABI_VERSION`].
-    pub abi: AtomicU32,
-    /// Entries of `gpus` in use.
-    pub gpu_count: AtomicU32,
-    /// Grows with every Allocate of this id.
-    pub generation: AtomicU64,
-    /// The plugin's last sign of life, `CLOCK_MONOTONIC` nanoseconds; 0 where no plugin serves.
-    pub heartbeat_ns: AtomicU64,
-    /// Hash of resource and sorted replica ids, hex, NUL-padded.
-    pub allocation: [u8; ALLOCATION_LEN],
-    /// The arbiter's last progress, `CLOCK_MONOTONIC` nanoseconds. 0: there was none, and gates stay
-    /// SOLO; [`ARBITER_GONE`]: it has ended.
-    pub arbiter_ns: AtomicU64,
-    /// Microseconds that a dead process's bytes stay charged where nobody sees that the driver has
-    /// given them back; 0 counts as [`DEPARTURE_NS`].
-    pub departure_us: AtomicU32,
-    /// 1: the arbiter takes the descriptor of a [flight page](crate::flight) with a hello.
-    pub takes_flight: AtomicU32,
-    reserved: [u8; 144],
-    /// Limits per GPU; a tenant's ordinal in both pages is the index here.
-    pub gpus: [QuotaGpu; MAX_GPUS],
-    tail: [u8; 768],
+laid_out! {
+    /// One GPU's limits, 192 bytes.
+    #[repr(C, align(64))]
+    pub struct QuotaGpu: 192 {
+        /// The GPU's or MIG instance's UUID as NVML prints it, NUL-padded.
+        0 => pub uuid: [u8; UUID_LEN],
+        /// Bytes that all processes of the tenant may hold on this GPU.
+        64 => pub memory_limit_bytes: AtomicU64,
+        /// Bytes charged for each context (model constant).
+        72 => pub context_overhead_bytes: AtomicU64,
+        /// Bytes that NVML shows for the tenant's processes beyond everything charged (model constants
+        /// included), as the plugin observed; 0 before the first look. Charges may reach the limit less
+        /// these.
+        80 => pub observed_overhead_bytes: AtomicU64,
+        /// Share of GPU time in thousandths of a GPU.
+        88 => pub cores_millis: AtomicU32,
+        /// `POLICY_*`.
+        92 => pub policy: AtomicU32,
+        /// `GATE_*` and an epoch, see [`gate_word`]; a futex word.
+        96 => pub gate: AtomicU32,
+        /// Where this tenant's part of the cycle begins when there is no arbiter, in thousandths of
+        /// [`CYCLE_NS`].
+        100 => pub phase_millis: AtomicU32,
+        /// Operations that may be in flight while OPEN; 0 counts as 1.
+        104 => pub window: AtomicU32,
+        /// Microseconds of predicted work that may be in flight while OPEN; two operations always may.
+        108 => pub window_us: AtomicU32,
+        /// Microseconds that a tenant may be idle while YIELD before it says so; 0 counts as 100.
+        112 => pub idle_us: AtomicU32,
+        /// `DEPARTING_*`: whether the driver has memory of dead processes on this GPU, whosever they were.
+        116 => pub departing: AtomicU32,
+        120 => reserved: [u8; 64],
+    }
+}
+
+laid_out! {
+    /// The quota page, 4096 bytes.
+    #[repr(C, align(4096))]
+    pub struct QuotaPage: QUOTA_BYTES {
+        /// [`QUOTA_MAGIC`], published last.
+        0 => pub magic: AtomicU64,
+        /// [`ABI_VERSION`].
+        8 => pub abi: AtomicU32,
+        /// Entries of `gpus` in use.
+        12 => pub gpu_count: AtomicU32,
+        /// Grows with every Allocate of this id.
+        16 => pub generation: AtomicU64,
+        /// The plugin's last sign of life, `CLOCK_MONOTONIC` nanoseconds; 0 where no plugin serves.
+        24 => pub heartbeat_ns: AtomicU64,
+        /// Hash of resource and sorted replica ids, hex, NUL-padded.
+        32 => pub allocation: [u8; ALLOCATION_LEN],
+        /// The arbiter's last progress, `CLOCK_MONOTONIC` nanoseconds. 0: there was none, and gates stay
+        /// SOLO; [`ARBITER_GONE`]: it has ended.
+        96 => pub arbiter_ns: AtomicU64,
+        /// Microseconds that a dead process's bytes stay charged where nobody sees that the driver has
+        /// given them back; 0 counts as [`DEPARTURE_NS`].
+        104 => pub departure_us: AtomicU32,
+        /// 1: the arbiter takes the descriptor of a [flight page](crate::flight) with a hello.
+        108 => pub takes_flight: AtomicU32,
+        112 => reserved: [u8; 144],
+        /// Limits per GPU; a tenant's ordinal in both pages is the index here.
+        256 => pub gpus: [QuotaGpu; MAX_GPUS],
+        3328 => tail: [u8; 768],
+    }
 }
 
 /// Bytes of the quota file.
 pub const QUOTA_BYTES: usize = 4096;
-
-const _: () = {
-    assert!(size_of::<QuotaGpu>() == 192);
-    assert!(offset_of!(QuotaGpu, memory_limit_bytes) == 64);
-    assert!(offset_of!(QuotaGpu, context_overhead_bytes) == 72);
-    assert!(offset_of!(QuotaGpu, observed_overhead_bytes) == 80);
-    assert!(offset_of!(QuotaGpu, cores_millis) == 88);
-    assert!(offset_of!(QuotaGpu, policy) == 92);
-    assert!(offset_of!(QuotaGpu, gate) == 96);
-    assert!(offset_of!(QuotaGpu, phase_millis) == 100);
-    assert!(offset_of!(QuotaGpu, window) == 104);
-    assert!(offset_of!(QuotaGpu, window_us) == 108);
-    assert!(offset_of!(QuotaGpu, idle_us) == 112);
-    assert!(offset_of!(QuotaGpu, departing) == 116);
-    assert!(size_of::<QuotaPage>() == QUOTA_BYTES);
-    assert!(offset_of!(QuotaPage, abi) == 8);
-    assert!(offset_of!(QuotaPage, gpu_count) == 12);
-    assert!(offset_of!(QuotaPage, generation) == 16);
-    assert!(offset_of!(QuotaPage, heartbeat_ns) == 24);
-    assert!(offset_of!(QuotaPage, allocation) == 32);
-    assert!(offset_of!(QuotaPage, arbiter_ns) == 96);
-    assert!(offset_of!(QuotaPage, departure_us) == 104);
-    assert!(offset_of!(QuotaPage, takes_flight) == 108);
-    assert!(offset_of!(QuotaPage, gpus) == 256);
-};
 
 /// What device memory was obtained by; indexes [`Slot::kinds`]. Statistics only.
 #[repr(usize)]
@@ -212,83 +206,85 @@ pub const IMPORTS: usize = 40;
 /// Shards of the launch counter, so that threads seldom share a cache line's atomic.
 pub const LAUNCH_SHARDS: usize = 8;
 
-/// One process's entry, 1024 bytes. Only the holder of the slot's lock byte writes it, except that
-/// the process that takes a dead owner's lock zeroes it.
-#[repr(C, align(64))]
-#[derive(Debug)]
-pub struct Slot {
-    /// Per GPU: granted plus reserved bytes. This word decides.
-    pub charged: [AtomicU64; MAX_GPUS],
-    /// Per GPU: bytes whose driver call has succeeded. A refusal is decided by these.
-    pub granted: [AtomicU64; MAX_GPUS],
-    /// Per GPU: highest `granted` of this process.
-    pub peak: [AtomicU64; MAX_GPUS],
-    /// Granted bytes by [`Kind`], over all GPUs.
-    pub kinds: [AtomicU64; KINDS],
-    /// Requests refused because of the quota.
-    pub refusals: AtomicU64,
-    /// Allocations granted.
-    pub allocations: AtomicU64,
-    /// Allocations released.
-    pub frees: AtomicU64,
-    /// Requests within the quota that the driver refused.
-    pub driver_refusals: AtomicU64,
-    /// Kernel and graph launches, sharded by thread.
-    pub launches: [AtomicU64; LAUNCH_SHARDS],
-    /// Nanoseconds waited at the gate.
-    pub gate_wait_ns: AtomicU64,
-    /// Nanoseconds of GPU time used.
-    pub gpu_time_ns: AtomicU64,
-    /// Bytes asked for by the last refused request.
-    pub last_refused_bytes: AtomicU64,
-    /// When, `CLOCK_MONOTONIC` nanoseconds.
-    pub last_refused_ns: AtomicU64,
-    /// When the slot was claimed, `CLOCK_MONOTONIC` nanoseconds.
-    pub claimed_ns: AtomicU64,
-    /// The owner's pid in its own pid namespace: a hint for people, never trusted.
-    pub pid: AtomicU32,
-    /// Imports that found no room in `imports`.
-    pub more_imports: AtomicU32,
-    /// Marks of memory of other processes that the owner has imported; 0 is none. What a mark says
-    /// is the tenants' affair: see [`crate::account::Account::mark_import`].
-    pub imports: [AtomicU64; IMPORTS],
-    /// Launches that had to wait at the gate.
-    pub gate_waits: AtomicU64,
-    /// Times that the process rationed itself because the arbiter was silent.
-    pub gate_timeouts: AtomicU64,
-    /// Times that the window was full while the gate was open.
-    pub window_waits: AtomicU64,
-    pub(crate) reserved: [AtomicU8; 16],
+laid_out! {
+    /// One process's entry, 1024 bytes. Only the holder of the slot's lock byte writes it, except that
+    /// the process that takes a dead owner's lock zeroes it.
+    #[repr(C, align(64))]
+    pub struct Slot: 1024 {
+        /// Per GPU: granted plus reserved bytes. This word decides.
+        0 => pub charged: [AtomicU64; MAX_GPUS],
+        /// Per GPU: bytes whose driver call has succeeded. A refusal is decided by these.
+        128 => pub granted: [AtomicU64; MAX_GPUS],
+        /// Per GPU: highest `granted` of this process.
+        256 => pub peak: [AtomicU64; MAX_GPUS],
+        /// Granted bytes by [`Kind`], over all GPUs.
+        384 => pub kinds: [AtomicU64; KINDS],
+        /// Requests refused because of the quota.
+        480 => pub refusals: AtomicU64,
+        /// Allocations granted.
+        488 => pub allocations: AtomicU64,
+        /// Allocations released.
+        496 => pub frees: AtomicU64,
+        /// Requests within the quota that the driver refused.
+        504 => pub driver_refusals: AtomicU64,
+        /// Kernel and graph launches, sharded by thread.
+        512 => pub launches: [AtomicU64; LAUNCH_SHARDS],
+        /// Nanoseconds waited at the gate.
+        576 => pub gate_wait_ns: AtomicU64,
+        /// Nanoseconds of GPU time used.
+        584 => pub gpu_time_ns: AtomicU64,
+        /// Bytes asked for by the last refused request.
+        592 => pub last_refused_bytes: AtomicU64,
+        /// When, `CLOCK_MONOTONIC` nanoseconds.
+        600 => pub last_refused_ns: AtomicU64,
+        /// When the slot was claimed, `CLOCK_MONOTONIC` nanoseconds.
+        608 => pub claimed_ns: AtomicU64,
+        /// The owner's pid in its own pid namespace: a hint for people, never trusted.
+        616 => pub pid: AtomicU32,
+        /// Imports that found no room in `imports`.
+        620 => pub more_imports: AtomicU32,
+        /// Marks of memory of other processes that the owner has imported; 0 is none. What a mark says
+        /// is the tenants' affair: see [`crate::account::Account::mark_import`].
+        624 => pub imports: [AtomicU64; IMPORTS],
+        /// Launches that had to wait at the gate.
+        944 => pub gate_waits: AtomicU64,
+        /// Times that the process rationed itself because the arbiter was silent.
+        952 => pub gate_timeouts: AtomicU64,
+        /// Times that the window was full while the gate was open.
+        960 => pub window_waits: AtomicU64,
+        968 => pub(crate) reserved: [AtomicU8; 16],
+    }
 }
 
-/// The usage page's header, 4096 bytes.
-#[repr(C, align(4096))]
-#[derive(Debug)]
-pub struct UsageHeader {
-    /// [`USAGE_MAGIC`], published last.
-    pub magic: AtomicU64,
-    /// [`ABI_VERSION`].
-    pub abi: AtomicU32,
-    /// [`SLOTS`].
-    pub slot_count: AtomicU32,
-    /// The quota page's generation when the file was made.
-    pub generation: AtomicU64,
-    line: [AtomicU8; 40],
-    /// One more than the highest slot ever claimed: how far sums must look.
-    pub high_water: AtomicU32,
-    pad: [AtomicU8; 4],
-    /// When a dead owner's bytes were last taken back, `CLOCK_MONOTONIC` nanoseconds; 0 is never.
-    /// The driver tears a killed process down later than that: its refusals may pass.
-    pub recovered_ns: AtomicU64,
-    gap: [AtomicU8; 48],
-    /// What those had counted whose slots a process of the tenant took over.
-    pub past: Past,
-    gap2: [AtomicU8; 1728],
-    /// Per slot: when its dead owner's bytes were last known to be with the driver still,
-    /// `CLOCK_MONOTONIC` nanoseconds. Says nothing where it is before [`Slot::claimed_ns`]: it was an
-    /// earlier owner's. See [`is_departing`].
-    pub departing_ns: [AtomicU64; SLOTS],
-    tail: [AtomicU8; 1024],
+laid_out! {
+    /// The usage page's header, 4096 bytes.
+    #[repr(C, align(4096))]
+    pub struct UsageHeader: 4096 {
+        /// [`USAGE_MAGIC`], published last.
+        0 => pub magic: AtomicU64,
+        /// [`ABI_VERSION`].
+        8 => pub abi: AtomicU32,
+        /// [`SLOTS`].
+        12 => pub slot_count: AtomicU32,
+        /// The quota page's generation when the file was made.
+        16 => pub generation: AtomicU64,
+        24 => line: [AtomicU8; 40],
+        /// One more than the highest slot ever claimed: how far sums must look.
+        64 => pub high_water: AtomicU32,
+        68 => pad: [AtomicU8; 4],
+        /// When a dead owner's bytes were last taken back, `CLOCK_MONOTONIC` nanoseconds; 0 is never.
+        /// The driver tears a killed process down later than that: its refusals may pass.
+        72 => pub recovered_ns: AtomicU64,
+        80 => gap: [AtomicU8; 48],
+        /// What those had counted whose slots a process of the tenant took over.
+        128 => pub past: Past,
+        320 => gap2: [AtomicU8; 1728],
+        /// Per slot: when its dead owner's bytes were last known to be with the driver still,
+        /// `CLOCK_MONOTONIC` nanoseconds. Says nothing where it is before [`Slot::claimed_ns`]: it was an
+        /// earlier owner's. See [`is_departing`].
+        2048 => pub departing_ns: [AtomicU64; SLOTS],
+        3072 => tail: [AtomicU8; 1024],
+    }
 }
 
 /// How long a dead process's bytes stay charged where nobody sees that the driver has given them
@@ -301,24 +297,25 @@ pub const fn is_departing(claimed_ns: u64, departing_ns: u64) -> bool {
     claimed_ns != 0 && departing_ns >= claimed_ns
 }
 
-/// What dead owners' slots said before a process of the tenant zeroed them; 192 bytes. The holder of such
-/// a slot's lock adds to these words, so they are added to atomically, and never written otherwise while
-/// the generation lasts.
-#[repr(C, align(64))]
-#[derive(Debug)]
-#[allow(missing_docs, reason = "named as the slots' words, which `Slot` explains")]
-pub struct Past {
-    /// Per GPU: the highest of [`Slot::peak`].
-    pub peak: [AtomicU64; MAX_GPUS],
-    // Sums of the slots' words of the same names, of launches those of all shards.
-    pub refusals: AtomicU64,
-    pub driver_refusals: AtomicU64,
-    pub launches: AtomicU64,
-    pub gate_wait_ns: AtomicU64,
-    pub gpu_time_ns: AtomicU64,
-    pub gate_waits: AtomicU64,
-    pub gate_timeouts: AtomicU64,
-    pub window_waits: AtomicU64,
+laid_out! {
+    /// What dead owners' slots said before a process of the tenant zeroed them; 192 bytes. The holder of such
+    /// a slot's lock adds to these words, so they are added to atomically, and never written otherwise while
+    /// the generation lasts.
+    #[repr(C, align(64))]
+    #[allow(missing_docs, reason = "named as the slots' words, which `Slot` explains")]
+    pub struct Past: 192 {
+        /// Per GPU: the highest of [`Slot::peak`].
+        0 => pub peak: [AtomicU64; MAX_GPUS],
+        // Sums of the slots' words of the same names, of launches those of all shards.
+        128 => pub refusals: AtomicU64,
+        136 => pub driver_refusals: AtomicU64,
+        144 => pub launches: AtomicU64,
+        152 => pub gate_wait_ns: AtomicU64,
+        160 => pub gpu_time_ns: AtomicU64,
+        168 => pub gate_waits: AtomicU64,
+        176 => pub gate_timeouts: AtomicU64,
+        184 => pub window_waits: AtomicU64,
+    }
 }
 
 /// Bytes of the usage file.
@@ -343,26 +340,4 @@ pub struct UsagePage {
     pub slots: [Slot; SLOTS],
 }
 
-const _: () = {
-    assert!(size_of::<Slot>() == 1024);
-    assert!(offset_of!(Slot, granted) == 128);
-    assert!(offset_of!(Slot, peak) == 256);
-    assert!(offset_of!(Slot, kinds) == 384);
-    assert!(offset_of!(Slot, refusals) == 480);
-    assert!(offset_of!(Slot, launches) == 512);
-    assert!(offset_of!(Slot, gate_wait_ns) == 576);
-    assert!(offset_of!(Slot, pid) == 616);
-    assert!(offset_of!(Slot, more_imports) == 620);
-    assert!(offset_of!(Slot, imports) == 624);
-    assert!(offset_of!(Slot, gate_waits) == 944);
-    assert!(offset_of!(Slot, reserved) == 968);
-    assert!(size_of::<UsageHeader>() == 4096);
-    assert!(offset_of!(UsageHeader, generation) == 16);
-    assert!(offset_of!(UsageHeader, high_water) == 64);
-    assert!(offset_of!(UsageHeader, recovered_ns) == 72);
-    assert!(offset_of!(UsageHeader, past) == 128);
-    assert!(offset_of!(Past, refusals) == 128);
-    assert!(size_of::<Past>() == 192);
-    assert!(offset_of!(UsageHeader, departing_ns) == 2048);
-    assert!(size_of::<UsagePage>() == USAGE_BYTES);
-};
+const _: () = assert!(size_of::<UsagePage>() == USAGE_BYTES);
