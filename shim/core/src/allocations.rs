@@ -1,4 +1,4 @@
-//! The bytes behind each device pointer, and their owner.
+//! The bytes behind each device pointer and each array, and their owner.
 //!
 //! A sharded hash table of this process's charged allocations. Frees look up here what to give
 //! back; pointers that are not here were never charged and pass through. Shards keep threads apart;
@@ -15,7 +15,7 @@ const SHARDS: usize = 32;
 /// Entries of a shard's first table; a power of two.
 const FIRST: usize = 128;
 
-/// What one device pointer was charged.
+/// What one device pointer, or the handle of one array, was charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allocation {
     /// Bytes charged; of pool memory the bytes asked for, as the pool is what is charged.

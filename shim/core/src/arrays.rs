@@ -6,15 +6,14 @@
 //! So a twin with that flag is made first, asked, and destroyed; the answer is reserved, and the
 //! array itself made. Answers are kept, because programs make arrays of few shapes. Where there is
 //! no answer (an older driver, or a combination of flags that can't be deferred), what the shape
-//! may take at most is charged.
+//! may take at most is charged. Arrays are kept among the allocations: a handle is a host address, which
+//! no device pointer is.
 #![allow(non_snake_case, reason = "hooks carry the driver's own names")]
 
-use crate::allocations::Allocations;
 use crate::memory::{Ask, Made, Width, charge};
 use crate::place::{self, current_device};
 use crate::quota;
 use crate::real::{self, Real};
-use crate::spin::Spin;
 use crate::state::Process;
 use crate::thread::{Answer, Call, entered, tenant};
 use core::ffi::c_uint;
@@ -24,23 +23,9 @@ use tessera_region::layout::Kind;
 
 const REMEMBERED: usize = 32;
 
-#[derive(Debug, Default)]
-pub struct Arrays {
-    /// By handle.
-    live: Allocations,
-    sizes: Spin<Sizes>,
-}
-
-impl Arrays {
-    /// Gives back the arrays of a context that the driver has destroyed.
-    pub(crate) fn context_ended(&self, process: &'static Process, serial: u32) {
-        self.live.drain(|array| array.context == serial, |array| quota::give_back(process, array));
-    }
-}
-
 /// The last shapes asked for, oldest replaced first.
 #[derive(Debug, Default)]
-struct Sizes {
+pub struct Sizes {
     known: [Option<(u8, Shape, Size)>; REMEMBERED],
     next: usize,
 }
@@ -59,7 +44,7 @@ impl Sizes {
 
 /// How many bytes an array of `shape` takes in the current context, which is on `gpu`.
 fn size_of(process: &'static Process, gpu: u8, shape: &Shape) -> Size {
-    if let Some(size) = process.arrays.sizes.lock().find(gpu, shape) {
+    if let Some(size) = process.array_sizes.lock().find(gpu, shape) {
         return size;
     }
     let (size, lasting) = match ask(shape) {
@@ -69,7 +54,7 @@ fn size_of(process: &'static Process, gpu: u8, shape: &Shape) -> Size {
         Err(_) => (shape.estimate(), false),
     };
     if lasting {
-        process.arrays.sizes.lock().remember(gpu, *shape, size);
+        process.array_sizes.lock().remember(gpu, *shape, size);
     }
     size
 }
@@ -155,7 +140,7 @@ unsafe fn create<N: Width>(
         None => &real::cuArrayDestroy,
         Some(_) => &real::cuMipmappedArrayDestroy,
     };
-    charge(process, place, &process.arrays.live, &ask, call, made, |_| destroy(end, array()))
+    charge(process, place, &ask, call, made, |_| destroy(end, array()))
 }
 
 /// One or two dimensions.
@@ -192,16 +177,14 @@ pub unsafe fn cuMipmappedArrayCreate(
 pub unsafe fn cuArrayDestroy(call: Call<'_>, array: CUarray) -> Answer {
     let Some((process, _depth)) = entered() else { return call() };
     let handle = array.addr() as u64;
-    let allocation = process.arrays.live.remove(handle);
+    let allocation = process.allocations.remove(handle);
     let answer = call();
     if answer.is_ok() {
         process.vmm.array_ended(process, array);
     }
     match (allocation, answer) {
         (Some(allocation), Ok(())) => quota::give_back(process, allocation),
-        (Some(allocation), Err(_)) => {
-            quota::keep(process, &process.arrays.live, handle, allocation)
-        }
+        (Some(allocation), Err(_)) => quota::keep(process, handle, allocation),
         (None, _) => {}
     }
     answer

@@ -337,7 +337,6 @@ fn give_back_allocations(process: &'static Process, serial: u32) {
         |allocation| allocation.context == serial && allocation.kind != Kind::Async,
         |allocation| quota::give_back(process, allocation),
     );
-    process.arrays.context_ended(process, serial);
     process.vmm.context_ended(process, serial);
     process.shares.look_again(process);
 }

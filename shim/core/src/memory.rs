@@ -8,7 +8,7 @@
 //! pool goes back to the pool, whose charge follows the driver ([`crate::pools`]).
 #![allow(non_snake_case, reason = "hooks carry the driver's own names")]
 
-use crate::allocations::{Allocation, Allocations};
+use crate::allocations::Allocation;
 use crate::contexts::Place;
 use crate::place;
 use crate::quota::{self, Asked};
@@ -76,13 +76,12 @@ pub(crate) const fn footprint(bytes: u64) -> u64 {
     }
 }
 
-/// Charges what `call` makes at a place, and remembers it in `map`: `call` runs the driver's function (again,
+/// Charges what `call` makes at a place, and remembers it: `call` runs the driver's function (again,
 /// if a refusal may pass), `made` reads its result, for which so many bytes were reserved, `undo` frees it.
 #[inline]
 pub(crate) fn charge(
     process: &'static Process,
     Place { serial, gpu }: Place,
-    map: &Allocations,
     ask: &Ask,
     call: &(impl Fn() -> Answer + ?Sized),
     made: impl FnOnce(u64) -> Made,
@@ -105,7 +104,7 @@ pub(crate) fn charge(
         return Err(quota::refuse(process, ask.name, asked, &refused));
     }
     let allocation = Allocation { bytes, context: serial, gpu, kind: ask.kind };
-    quota::remember(process, map, made.pointer, allocation).map_err(|_full| {
+    quota::remember(process, made.pointer, allocation).map_err(|_full| {
         undo(made.pointer);
         quota::give_back(process, allocation);
         quota::refuse_unnoted(ask.name)
@@ -120,7 +119,6 @@ fn allocate(ask: &Ask, call: &impl Fn() -> Answer, made: impl FnOnce() -> Made) 
     charge(
         process,
         place,
-        &process.allocations,
         ask,
         call,
         |_| made(),
@@ -203,7 +201,7 @@ fn release(pointer: u64, waited: bool, call: &impl Fn() -> Answer) -> Answer {
     let Some(allocation) = process.allocations.remove(pointer) else { return call() };
     let answer = call();
     if answer.is_err() {
-        quota::keep(process, &process.allocations, pointer, allocation);
+        quota::keep(process, pointer, allocation);
     } else if allocation.kind != Kind::Async {
         process.shares.freed(process, pointer, allocation);
     } else if let Some(pool) = process.pools.numbered(allocation.context) {

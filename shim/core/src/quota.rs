@@ -1,7 +1,7 @@
 //! The one place where hooks meet the account: reserve, release, refuse, insist, and what the
 //! tenant is shown.
 
-use crate::allocations::{Allocation, Allocations};
+use crate::allocations::Allocation;
 use crate::log::{Reason, Throttle, now_ns};
 use crate::pages::Full;
 use crate::place;
@@ -156,33 +156,27 @@ pub(crate) fn give_back(process: &'static Process, allocation: Allocation) {
     }
 }
 
-/// Remembers `allocation` in `map`. What was there is gone, though we saw no free: the driver gave the address
+/// Remembers `allocation`. What was there is gone, though we saw no free: the driver gave the address
 /// again.
 #[inline]
 pub(crate) fn remember(
     process: &'static Process,
-    map: &Allocations,
     pointer: u64,
     allocation: Allocation,
 ) -> Result<(), Full> {
-    if let Some(stale) = map.insert(pointer, allocation)? {
+    if let Some(stale) = process.allocations.insert(pointer, allocation)? {
         give_back(process, stale);
     }
     Ok(())
 }
 
-/// Remembers `allocation` in `map` again, because the driver refused to free it.
+/// Remembers `allocation` again, because the driver refused to free it.
 #[cold]
-pub(crate) fn keep(
-    process: &'static Process,
-    map: &Allocations,
-    pointer: u64,
-    allocation: Allocation,
-) {
+pub(crate) fn keep(process: &'static Process, pointer: u64, allocation: Allocation) {
     // Without memory for the map it stays charged, which is the safe side.
-    if let Ok(Some(newer)) = map.insert(pointer, allocation) {
+    if let Ok(Some(newer)) = process.allocations.insert(pointer, allocation) {
         // Another thread got the address meanwhile, so the old allocation is gone after all.
-        let _ = remember(process, map, pointer, newer);
+        let _ = remember(process, pointer, newer);
     }
 }
 

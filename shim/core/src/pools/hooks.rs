@@ -364,7 +364,7 @@ impl Order<'_> {
             gpu: self.gpu,
             kind: Kind::Async,
         };
-        let noted = quota::remember(self.process, &self.process.allocations, pointer, allocation);
+        let noted = quota::remember(self.process, pointer, allocation);
         if noted.is_err() {
             self.give_up(pointer);
             return Err(quota::refuse_unnoted(self.name));
