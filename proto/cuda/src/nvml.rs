@@ -147,7 +147,7 @@ macro_rules! for_each_nvml_hook {
                  count: *mut c_uint, since_us: c_ulonglong);
             query nvmlDeviceGetProcessesUtilizationInfo { nvmlDeviceGetProcessesUtilizationInfo }
                 (device: nvmlDevice_t, info: *mut nvmlProcessesUtilizationInfo_v1_t);
-            query nvmlDeviceGetAccountingPids { nvmlDeviceGetAccountingPids }
+            query nvmlOtherProcesses { nvmlDeviceGetAccountingPids }
                 (device: nvmlDevice_t, count: *mut c_uint, pids: *mut c_uint);
         }
     };

@@ -223,27 +223,17 @@ const UTILIZATION_V1: c_uint = 24 | 1 << 24;
 
 type List<T> = dyn Fn(nvmlDevice_t, *mut c_uint, *mut T) -> Answer;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry {
-    pid: u32,
-    bytes: u64,
-    gpu_instance: c_uint,
-    compute_instance: c_uint,
-}
-
-impl Entry {
-    const NONE: Self = Self {
-        pid: 0,
-        bytes: 0,
-        gpu_instance: NVML_NO_INSTANCE,
-        compute_instance: NVML_NO_INSTANCE,
-    };
-}
+const NO_PROCESS: nvmlProcessInfo_t = nvmlProcessInfo_t {
+    pid: 0,
+    usedGpuMemory: 0,
+    gpuInstanceId: NVML_NO_INSTANCE,
+    computeInstanceId: NVML_NO_INSTANCE,
+};
 
 /// A tenant's processes on what a handle stands for. A process is on one MIG instance at most, so there
 /// are no more than slots.
 struct Own {
-    entries: [Entry; SLOTS],
+    entries: [nvmlProcessInfo_t; SLOTS],
     count: usize,
 }
 
@@ -256,12 +246,12 @@ impl Own {
             let gpu = usize::from(part.gpu);
             let mut holders = [(0, 0); SLOTS];
             let count = tenant.shares().holders(gpu, &mut holders);
-            let (gpu_instance, compute_instance) = part.instance_ids();
-            let entries = holders[..count].iter().map(|&(pid, bytes)| Entry {
+            let (gpuInstanceId, computeInstanceId) = part.instance_ids();
+            let entries = holders[..count].iter().map(|&(pid, usedGpuMemory)| nvmlProcessInfo_t {
                 pid,
-                bytes,
-                gpu_instance,
-                compute_instance,
+                usedGpuMemory,
+                gpuInstanceId,
+                computeInstanceId,
             });
             own.add(entries, tenant.shares().observed_overhead(gpu));
         }
@@ -269,10 +259,10 @@ impl Own {
     }
 
     /// Nobody, for lists of other kinds of processes.
-    const NOBODY: Self = Self { entries: [Entry::NONE; SLOTS], count: 0 };
+    const NOBODY: Self = Self { entries: [NO_PROCESS; SLOTS], count: 0 };
 
     /// Adds those of one GPU, each with an even share of its `overhead`.
-    fn add(&mut self, entries: impl Iterator<Item = Entry>, overhead: u64) {
+    fn add(&mut self, entries: impl Iterator<Item = nvmlProcessInfo_t>, overhead: u64) {
         let first = self.count;
         for (place, entry) in self.entries[first..].iter_mut().zip(entries) {
             *place = entry;
@@ -283,7 +273,7 @@ impl Own {
         for (at, entry) in (0..).zip(added) {
             // What does not divide is the first one's.
             let rest = if at == 0 { overhead % count } else { 0 };
-            entry.bytes = entry.bytes.saturating_add(overhead / count + rest);
+            entry.usedGpuMemory = entry.usedGpuMemory.saturating_add(overhead / count + rest);
         }
     }
 
@@ -337,13 +327,13 @@ unsafe fn list<T: Listed>(
 pub trait Listed {
     /// # Safety
     /// `to` is valid for a write.
-    unsafe fn put(to: *mut Self, own: Entry);
+    unsafe fn put(to: *mut Self, own: nvmlProcessInfo_t);
 }
 
 macro_rules! listed {
     (|$own:ident| $($info:ty { $($member:ident: $value:expr),+ $(,)? })+) => {
         $(impl Listed for $info {
-            unsafe fn put(to: *mut Self, $own: Entry) {
+            unsafe fn put(to: *mut Self, $own: nvmlProcessInfo_t) {
                 // SAFETY: the caller's promise.
                 unsafe { $((&raw mut (*to).$member).write($value);)+ }
             }
@@ -352,24 +342,24 @@ macro_rules! listed {
 }
 listed! {
     |own|
-    nvmlProcessInfo_v1_t { pid: own.pid, usedGpuMemory: own.bytes }
+    nvmlProcessInfo_v1_t { pid: own.pid, usedGpuMemory: own.usedGpuMemory }
     nvmlProcessInfo_t {
         pid: own.pid,
-        usedGpuMemory: own.bytes,
-        gpuInstanceId: own.gpu_instance,
-        computeInstanceId: own.compute_instance,
+        usedGpuMemory: own.usedGpuMemory,
+        gpuInstanceId: own.gpuInstanceId,
+        computeInstanceId: own.computeInstanceId,
     }
     nvmlProcessDetail_v1_t {
         pid: own.pid,
-        usedGpuMemory: own.bytes,
-        gpuInstanceId: own.gpu_instance,
-        computeInstanceId: own.compute_instance,
+        usedGpuMemory: own.usedGpuMemory,
+        gpuInstanceId: own.gpuInstanceId,
+        computeInstanceId: own.computeInstanceId,
         usedGpuCcProtectedMemory: 0,
     }
 }
 
 impl Listed for c_uint {
-    unsafe fn put(to: *mut Self, own: Entry) {
+    unsafe fn put(to: *mut Self, own: nvmlProcessInfo_t) {
         // SAFETY: the caller's promise.
         unsafe { to.write(own.pid) };
     }
@@ -386,7 +376,8 @@ pub unsafe fn nvmlComputeProcesses<T: Listed>(
     unsafe { list(real, device, count, infos, Own::on) }
 }
 
-/// NVML API, "Device Queries": graphics and MPS processes, of which a tenant has none to show.
+/// NVML API, "Device Queries": graphics and MPS processes, of which a tenant has none to show. And "Accounting
+/// Statistics": pids of every tenant since accounting was switched on, of which it is shown none.
 pub unsafe fn nvmlOtherProcesses<T: Listed>(
     real: &List<T>,
     device: nvmlDevice_t,
@@ -395,18 +386,6 @@ pub unsafe fn nvmlOtherProcesses<T: Listed>(
 ) -> Answer {
     // SAFETY: the caller's own arguments.
     unsafe { list(real, device, count, infos, |_| Own::NOBODY) }
-}
-
-/// NVML API, "Accounting Statistics": pids of every tenant since accounting was switched on. A
-/// tenant is shown none.
-pub unsafe fn nvmlDeviceGetAccountingPids(
-    real: &List<c_uint>,
-    device: nvmlDevice_t,
-    count: *mut c_uint,
-    pids: *mut c_uint,
-) -> Answer {
-    // SAFETY: the caller's own arguments.
-    unsafe { list(real, device, count, pids, |_| Own::NOBODY) }
 }
 
 pub unsafe fn nvmlDeviceGetRunningProcessDetailList(
@@ -483,23 +462,18 @@ pub unsafe fn nvmlDeviceGetProcessesUtilizationInfo(
 mod tests {
     use super::*;
 
-    fn entries(list: &[(u32, u64)]) -> impl Iterator<Item = Entry> {
-        list.iter().map(|&(pid, bytes)| Entry { pid, bytes, ..Entry::NONE })
+    fn info(pid: u32, bytes: u64) -> nvmlProcessInfo_t {
+        nvmlProcessInfo_t { pid, usedGpuMemory: bytes, ..NO_PROCESS }
+    }
+
+    fn entries(list: &[(u32, u64)]) -> impl Iterator<Item = nvmlProcessInfo_t> {
+        list.iter().map(|&(pid, bytes)| info(pid, bytes))
     }
 
     fn own(list: &[(u32, u64)], overhead: u64) -> Own {
         let mut own = Own::NOBODY;
         own.add(entries(list), overhead);
         own
-    }
-
-    fn info(pid: u32, bytes: u64) -> nvmlProcessInfo_t {
-        nvmlProcessInfo_t {
-            pid,
-            usedGpuMemory: bytes,
-            gpuInstanceId: NVML_NO_INSTANCE,
-            computeInstanceId: NVML_NO_INSTANCE,
-        }
     }
 
     #[test]
@@ -537,7 +511,7 @@ mod tests {
         // Of another instance.
         own.add(entries(&[(4, 40)]), 7);
         own.add(entries(&[]), 11);
-        let bytes: Vec<_> = own.entries[..own.count].iter().map(|own| own.bytes).collect();
+        let bytes: Vec<_> = own.entries[..own.count].iter().map(|own| own.usedGpuMemory).collect();
         assert_eq!(bytes, [15, 23, 33, 47]);
     }
 }
