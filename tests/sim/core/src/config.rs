@@ -79,124 +79,125 @@ pub struct Unit {
     pub memory: Range<usize>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct MemoryConfig {
-    /// Memory of each GPU that the driver keeps for itself; `None`: [`GpuConfig::reserved_bytes`].
-    #[serde(rename = "reserved", deserialize_with = "bytes_or_auto")]
-    pub reserved_bytes: Option<u64>,
-    /// Charged per context; `None`: [`GpuConfig::context_bytes`].
-    #[serde(rename = "context_overhead", deserialize_with = "bytes_or_auto")]
-    pub context_overhead_bytes: Option<u64>,
-    /// Charged per loaded module or library.
-    #[serde(rename = "module_overhead", deserialize_with = "bytes")]
-    pub module_overhead_bytes: u64,
-    /// Whether a module whose image is larger takes as much as its image, with its first function.
-    #[serde(rename = "code", deserialize_with = "is_image")]
-    pub code_is_as_large_as_its_image: bool,
-    /// Charged per function when it is first used.
-    #[serde(rename = "function_overhead", deserialize_with = "bytes")]
-    pub function_overhead_bytes: u64,
-    /// Device memory is handed out in chunks of this size; small allocations share one.
-    #[serde(rename = "granularity", deserialize_with = "bytes")]
-    pub granularity_bytes: u64,
-    /// Memory pools take device memory in chunks of this.
-    #[serde(rename = "pool_chunk", deserialize_with = "bytes")]
-    pub pool_chunk_bytes: u64,
-    /// How long a dead process's memory stays in use after its death was seen: at least this long,
-    #[serde(rename = "teardown_ms", deserialize_with = "millis")]
-    pub teardown_ns: u64,
-    /// and for each GiB of device memory that it had so much longer,
-    #[serde(rename = "teardown_ms_per_gib", deserialize_with = "millis")]
-    pub teardown_ns_per_gib: u64,
-    /// and for each GiB of host memory that it had pinned.
-    #[serde(rename = "teardown_ms_per_pinned_gib", deserialize_with = "millis")]
-    pub teardown_ns_per_pinned_gib: u64,
-    /// Whether NVML counts managed memory for its process.
-    #[serde(rename = "managed", deserialize_with = "is_process")]
-    pub managed_is_its_processes: bool,
-    /// Whether a descriptor of exported memory keeps it, when nobody else has it.
-    #[serde(rename = "descriptors", deserialize_with = "is_keep")]
-    pub descriptors_keep: bool,
-    /// Whether NVML counts imported memory for its importers, too.
-    #[serde(rename = "imports", deserialize_with = "is_both")]
-    pub imports_are_both_processes: bool,
+/// A table of the configuration: a setting's type, its default and, where they are not those of the
+/// field, its key and its reader.
+macro_rules! settings {
+    (pub struct $name:ident {
+        $($(#[$about:meta])* $field:ident: $type:ty = $default:expr $(, $key:literal by $reader:literal)?;)*
+    }) => {
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+        #[serde(deny_unknown_fields, default)]
+        pub struct $name {
+            $(
+                $(#[$about])*
+                $(#[serde(rename = $key, deserialize_with = $reader)])?
+                pub $field: $type,
+            )*
+        }
+        impl Default for $name {
+            fn default() -> Self {
+                Self { $($field: $default,)* }
+            }
+        }
+    };
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct DriverConfig {
-    /// Calls of a context exclude each other.
-    pub context_lock: bool,
-    /// Loading code waits for the context's work.
-    pub loads_drain: bool,
-    /// Queues that the streams of a process share on a GPU: `CUDA_DEVICE_MAX_CONNECTIONS` may say fewer.
-    pub queues: u32,
-    /// Creating a stream takes the lock of its context's calls.
-    pub creations_lock: bool,
-    /// Giving pinned host memory back waits for its context's work, under that lock.
-    pub host_frees_drain: bool,
-    /// Kernels of a process run at once where the GPU has room.
-    pub concurrent_kernels: bool,
-    /// A kernel may begin before the one before it in its stream has ended, if both say so.
-    pub chained_kernels: bool,
-    /// A kernel's code is loaded at its first launch, where `CUDA_MODULE_LOADING` does not say.
-    pub lazy_loading: bool,
+settings! {
+    pub struct MemoryConfig {
+        /// Memory of each GPU that the driver keeps for itself; `None`: [`GpuConfig::reserved_bytes`].
+        reserved_bytes: Option<u64> = None, "reserved" by "bytes_or_auto";
+        /// Charged per context; `None`: [`GpuConfig::context_bytes`].
+        context_overhead_bytes: Option<u64> = Some(128 * MIB), "context_overhead" by "bytes_or_auto";
+        /// Charged per loaded module or library.
+        module_overhead_bytes: u64 = 2 * MIB, "module_overhead" by "bytes";
+        /// Whether a module whose image is larger takes as much as its image, with its first function.
+        code_is_as_large_as_its_image: bool = true, "code" by "is_image";
+        /// Charged per function when it is first used.
+        function_overhead_bytes: u64 = 0, "function_overhead" by "bytes";
+        /// Device memory is handed out in chunks of this size; small allocations share one.
+        granularity_bytes: u64 = 2 * MIB, "granularity" by "bytes";
+        /// Memory pools take device memory in chunks of this.
+        pool_chunk_bytes: u64 = 32 * MIB, "pool_chunk" by "bytes";
+        /// How long a dead process's memory stays in use after its death was seen: at least this long,
+        teardown_ns: u64 = 10_000_000, "teardown_ms" by "millis";
+        /// and for each GiB of device memory that it had so much longer,
+        teardown_ns_per_gib: u64 = 8_000_000, "teardown_ms_per_gib" by "millis";
+        /// and for each GiB of host memory that it had pinned.
+        teardown_ns_per_pinned_gib: u64 = 110_000_000, "teardown_ms_per_pinned_gib" by "millis";
+        /// Whether NVML counts managed memory for its process.
+        managed_is_its_processes: bool = false, "managed" by "is_process";
+        /// Whether a descriptor of exported memory keeps it, when nobody else has it.
+        descriptors_keep: bool = true, "descriptors" by "is_keep";
+        /// Whether NVML counts imported memory for its importers, too.
+        imports_are_both_processes: bool = false, "imports" by "is_both";
+    }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Costs {
-    /// GPU time added to every kernel.
-    pub launch_ns: u64,
-    /// CPU time that every launch call spends, busy.
-    pub launch_cpu_ns: u64,
-    /// CPU time that recording an event takes at least, busy.
-    pub record_cpu_ns: u64,
-    /// CPU time that asking about an event or a stream takes at least, busy.
-    pub query_cpu_ns: u64,
-    /// CPU time that asking what a pointer is takes at least, busy.
-    pub pointer_query_cpu_ns: u64,
-    /// How long pinning a GiB of host memory holds the driver's lock; see [`crate::session::Session::pin`].
-    #[serde(rename = "pin_ms_per_gib", deserialize_with = "millis")]
-    pub pin_ns_per_gib: u64,
-    /// How long loading a kernel's code takes.
-    #[serde(rename = "load_us", deserialize_with = "micros")]
-    pub load_ns: u64,
-    /// GPU time of recording an event.
-    pub event_ns: u64,
-    /// GPU time of a memory write by a stream (`cuStreamWriteValue`).
-    pub marker_ns: u64,
-    /// GPU time lost at a switch between processes.
-    #[serde(rename = "context_switch_us", deserialize_with = "micros")]
-    pub context_switch_ns: u64,
-    /// For so long after it kernels run at half their speed.
-    #[serde(rename = "cold_us", deserialize_with = "micros")]
-    pub cold_ns: u64,
-    /// How long a process runs while others wait.
-    #[serde(rename = "time_slice_us", deserialize_with = "micros")]
-    pub time_slice_ns: u64,
-    /// Fixed time of a copy.
-    pub copy_ns: u64,
-    /// Host ↔ device bandwidth: a thousand of them are a GB/s.
-    #[serde(rename = "pcie_gb_per_s", deserialize_with = "micros")]
-    pub pcie_bytes_per_us: u64,
-    /// Device memory bandwidth (device-to-device copies, memset).
-    #[serde(rename = "device_gb_per_s", deserialize_with = "micros")]
-    pub device_bytes_per_us: u64,
+settings! {
+    pub struct DriverConfig {
+        /// Calls of a context exclude each other.
+        context_lock: bool = true;
+        /// Loading code waits for the context's work.
+        loads_drain: bool = true;
+        /// Queues that the streams of a process share on a GPU: `CUDA_DEVICE_MAX_CONNECTIONS` may say fewer.
+        queues: u32 = 8;
+        /// Creating a stream takes the lock of its context's calls.
+        creations_lock: bool = true;
+        /// Giving pinned host memory back waits for its context's work, under that lock.
+        host_frees_drain: bool = true;
+        /// Kernels of a process run at once where the GPU has room.
+        concurrent_kernels: bool = true;
+        /// A kernel may begin before the one before it in its stream has ended, if both say so.
+        chained_kernels: bool = true;
+        /// A kernel's code is loaded at its first launch, where `CUDA_MODULE_LOADING` does not say.
+        lazy_loading: bool = true;
+    }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct NvmlCosts {
-    /// How long a list of a GPU's processes holds the driver's lock; see [`crate::session::Session::occupy`].
-    #[serde(rename = "process_list_us", deserialize_with = "micros")]
-    pub process_list_ns: u64,
-    /// How much longer for each physical allocation that a process has a handle of.
-    pub handle_ns: u64,
-    /// How long a question for a GPU's memory takes. It needs no lock.
-    #[serde(rename = "memory_info_us", deserialize_with = "micros")]
-    pub memory_info_ns: u64,
+settings! {
+    pub struct Costs {
+        /// GPU time added to every kernel.
+        launch_ns: u64 = 1_000;
+        /// CPU time that every launch call spends, busy.
+        launch_cpu_ns: u64 = 0;
+        /// CPU time that recording an event takes at least, busy.
+        record_cpu_ns: u64 = 450;
+        /// CPU time that asking about an event or a stream takes at least, busy.
+        query_cpu_ns: u64 = 200;
+        /// CPU time that asking what a pointer is takes at least, busy.
+        pointer_query_cpu_ns: u64 = 300;
+        /// How long pinning a GiB of host memory holds the driver's lock; see [`crate::session::Session::pin`].
+        pin_ns_per_gib: u64 = 100_000_000, "pin_ms_per_gib" by "millis";
+        /// How long loading a kernel's code takes.
+        load_ns: u64 = 100_000, "load_us" by "micros";
+        /// GPU time of recording an event.
+        event_ns: u64 = 500;
+        /// GPU time of a memory write by a stream (`cuStreamWriteValue`).
+        marker_ns: u64 = 500;
+        /// GPU time lost at a switch between processes.
+        context_switch_ns: u64 = 50_000, "context_switch_us" by "micros";
+        /// For so long after it kernels run at half their speed.
+        cold_ns: u64 = 100_000, "cold_us" by "micros";
+        /// How long a process runs while others wait.
+        time_slice_ns: u64 = 2_000_000, "time_slice_us" by "micros";
+        /// Fixed time of a copy.
+        copy_ns: u64 = 1_500;
+        /// Host ↔ device bandwidth: a thousand of them are a GB/s.
+        pcie_bytes_per_us: u64 = 25_000, "pcie_gb_per_s" by "micros";
+        /// Device memory bandwidth (device-to-device copies, memset).
+        device_bytes_per_us: u64 = 2_000_000, "device_gb_per_s" by "micros";
+    }
+}
+
+settings! {
+    pub struct NvmlCosts {
+        /// How long a list of a GPU's processes holds the driver's lock; see [`crate::session::Session::occupy`].
+        process_list_ns: u64 = 4_500_000, "process_list_us" by "micros";
+        /// How much longer for each physical allocation that a process has a handle of.
+        handle_ns: u64 = 200;
+        /// How long a question for a GPU's memory takes. It needs no lock.
+        memory_info_ns: u64 = 12_000, "memory_info_us" by "micros";
+    }
 }
 
 /// `[[kernel]]`: which kernels, and how long they take.

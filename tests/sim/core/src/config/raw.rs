@@ -74,69 +74,6 @@ impl Default for Raw {
     }
 }
 
-impl Default for MemoryConfig {
-    fn default() -> Self {
-        MemoryConfig {
-            reserved_bytes: None,
-            context_overhead_bytes: Some(128 * MIB),
-            module_overhead_bytes: 2 * MIB,
-            code_is_as_large_as_its_image: true,
-            function_overhead_bytes: 0,
-            granularity_bytes: 2 * MIB,
-            pool_chunk_bytes: 32 * MIB,
-            teardown_ns: 10_000_000,
-            teardown_ns_per_gib: 8_000_000,
-            teardown_ns_per_pinned_gib: 110_000_000,
-            managed_is_its_processes: false,
-            descriptors_keep: true,
-            imports_are_both_processes: false,
-        }
-    }
-}
-
-impl Default for DriverConfig {
-    fn default() -> Self {
-        DriverConfig {
-            context_lock: true,
-            loads_drain: true,
-            creations_lock: true,
-            host_frees_drain: true,
-            concurrent_kernels: true,
-            chained_kernels: true,
-            lazy_loading: true,
-            queues: 8,
-        }
-    }
-}
-
-impl Default for Costs {
-    fn default() -> Self {
-        Costs {
-            launch_ns: 1_000,
-            launch_cpu_ns: 0,
-            record_cpu_ns: 450,
-            query_cpu_ns: 200,
-            pointer_query_cpu_ns: 300,
-            pin_ns_per_gib: 100_000_000,
-            load_ns: 100_000,
-            event_ns: 500,
-            marker_ns: 500,
-            context_switch_ns: 50_000,
-            cold_ns: 100_000,
-            time_slice_ns: 2_000_000,
-            copy_ns: 1_500,
-            pcie_bytes_per_us: 25_000,
-            device_bytes_per_us: 2_000_000,
-        }
-    }
-}
-
-impl Default for NvmlCosts {
-    fn default() -> Self {
-        NvmlCosts { process_list_ns: 4_500_000, handle_ns: 200, memory_info_ns: 12_000 }
-    }
-}
-
 /// A time in a unit of `unit_ns` nanoseconds; at most an hour, never negative.
 fn nanos<'de, D: Deserializer<'de>>(d: D, unit_ns: f64) -> Result<u64, D::Error> {
     let value = f64::deserialize(d)?;
