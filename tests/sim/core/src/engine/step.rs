@@ -3,8 +3,12 @@
 use super::{Head, NONE, Op, Params, QUEUES, Queue, Queues, State, Switch, WHOLE};
 use crate::layout::MAX_CHANNELS;
 
-struct Members {
+/// A GPU that is moved on, and how.
+struct Turn<'a> {
     gpu: u32,
+    params: &'a Params,
+    waits: Waits,
+    /// Its channels.
     ids: [u32; MAX_CHANNELS],
     len: usize,
 }
@@ -17,19 +21,19 @@ enum Waits {
     Hold,
 }
 
-impl Members {
-    fn of(state: &State, gpu: u32) -> Members {
-        let mut m = Members { gpu, ids: [0; MAX_CHANNELS], len: 0 };
+impl<'a> Turn<'a> {
+    fn of(state: &State, gpu: u32, params: &'a Params, waits: Waits) -> Self {
+        let mut turn = Turn { gpu, params, waits, ids: [0; MAX_CHANNELS], len: 0 };
         for (id, c) in (0u32..).zip(&state.channels[..state.channels_used as usize]) {
             if c.gpu == gpu {
-                m.ids[m.len] = id;
-                m.len += 1;
+                turn.ids[turn.len] = id;
+                turn.len += 1;
             }
         }
-        m
+        turn
     }
 
-    fn iter(&self) -> impl Iterator<Item = u32> + '_ {
+    fn channels(&self) -> impl Iterator<Item = u32> + '_ {
         self.ids[..self.len].iter().copied()
     }
 }
@@ -84,8 +88,8 @@ impl State {
             self.advance_together(queues, params, to);
         } else {
             for gpu in 0..self.gpu_count {
-                let members = Members::of(self, gpu);
-                while self.step(queues, params, &members, to, Waits::Release) {}
+                let turn = Turn::of(self, gpu, params, Waits::Release);
+                while self.step(queues, &turn, to) {}
             }
         }
     }
@@ -95,22 +99,22 @@ impl State {
         loop {
             let mut next = to;
             for gpu in 0..self.gpu_count {
-                let members = Members::of(self, gpu);
-                next = next.min(self.next_event(queues, params, &members, to, Waits::Hold));
+                let turn = Turn::of(self, gpu, params, Waits::Hold);
+                next = next.min(self.next_event(queues, &turn, to));
             }
             for gpu in 0..self.gpu_count {
-                let members = Members::of(self, gpu);
-                while self.step(queues, params, &members, next, Waits::Hold) {}
+                let turn = Turn::of(self, gpu, params, Waits::Hold);
+                while self.step(queues, &turn, next) {}
             }
             // An operation that completed on one GPU may release one on another, now.
             let mut released = true;
             while released {
                 released = false;
                 for gpu in 0..self.gpu_count {
-                    let members = Members::of(self, gpu);
-                    for id in members.iter() {
-                        released |=
-                            self.settle(queues, id, self.gpus[gpu as usize].now, Waits::Release);
+                    let turn = Turn::of(self, gpu, params, Waits::Release);
+                    let now = self.gpus[gpu as usize].now;
+                    for id in turn.channels() {
+                        released |= self.settle(queues, id, now, Waits::Release);
                     }
                 }
             }
@@ -132,14 +136,12 @@ impl State {
         horizon: u64,
     ) -> Option<u64> {
         let gpu = self.channels.get(channel as usize).map(|c| c.gpu).filter(|&g| g != NONE)?;
-        let members = Members::of(self, gpu);
+        let turn = Turn::of(self, gpu, params, Waits::Release);
         let mut watch = Watch { queues, channel, seq, at: None };
         if self.is_complete(queues, channel, seq) {
             return Some(self.gpus[gpu as usize].now);
         }
-        while watch.at.is_none() && self.step(&mut watch, params, &members, horizon, Waits::Release)
-        {
-        }
+        while watch.at.is_none() && self.step(&mut watch, &turn, horizon) {}
         let outside = |q: &Queue| match q.head {
             Head::Wait => q.dependency != channel,
             Head::Host => true,
@@ -150,40 +152,26 @@ impl State {
     }
 
     /// The next moment, at most `to`, at which anything changes on the GPU.
-    fn next_event<Q: Queues>(
-        &mut self,
-        queues: &mut Q,
-        params: &Params,
-        members: &Members,
-        to: u64,
-        waits: Waits,
-    ) -> u64 {
-        let plan = self.plan(queues, params, members, to, waits);
-        let g = &self.gpus[members.gpu as usize];
+    fn next_event<Q: Queues>(&mut self, queues: &mut Q, turn: &Turn<'_>, to: u64) -> u64 {
+        let plan = self.plan(queues, turn, to);
+        let g = &self.gpus[turn.gpu as usize];
         if !plan.running {
             return plan.limit;
         }
         let c = &self.channels[g.current as usize];
         let Some(left) = c.running().map(|k| c.queues[k].left).min() else { return plan.limit };
-        plan.limit.min(g.end(params.cold_ns, g.now.max(g.run_from), left))
+        plan.limit.min(g.end(turn.params.cold_ns, g.now.max(g.run_from), left))
     }
 
     /// One event: false when the GPU reached `to`.
-    fn step<Q: Queues>(
-        &mut self,
-        queues: &mut Q,
-        params: &Params,
-        members: &Members,
-        to: u64,
-        waits: Waits,
-    ) -> bool {
-        let plan = self.plan(queues, params, members, to, waits);
-        let g = members.gpu as usize;
+    fn step<Q: Queues>(&mut self, queues: &mut Q, turn: &Turn<'_>, to: u64) -> bool {
+        let plan = self.plan(queues, turn, to);
+        let g = turn.gpu as usize;
         if self.gpus[g].now >= to {
             return false;
         }
         if plan.running {
-            self.run_current(queues, params, g, plan.limit);
+            self.run_current(queues, turn.params, g, plan.limit);
         } else {
             self.gpus[g].now = plan.limit;
         }
@@ -191,17 +179,10 @@ impl State {
     }
 
     /// Settles what is complete now, chooses what runs, and finds the next event of the others.
-    fn plan<Q: Queues>(
-        &mut self,
-        queues: &mut Q,
-        params: &Params,
-        members: &Members,
-        to: u64,
-        waits: Waits,
-    ) -> Plan {
-        let plan = self.plan_channel(queues, params, members, to, waits);
+    fn plan<Q: Queues>(&mut self, queues: &mut Q, turn: &Turn<'_>, to: u64) -> Plan {
+        let plan = self.plan_channel(queues, turn, to);
         if plan.running {
-            self.choose(self.gpus[members.gpu as usize].current);
+            self.choose(self.gpus[turn.gpu as usize].current);
         }
         plan
     }
@@ -232,19 +213,12 @@ impl State {
     }
 
     /// The same without the choice among a channel's queues.
-    fn plan_channel<Q: Queues>(
-        &mut self,
-        queues: &mut Q,
-        params: &Params,
-        members: &Members,
-        to: u64,
-        waits: Waits,
-    ) -> Plan {
-        let g = members.gpu as usize;
+    fn plan_channel<Q: Queues>(&mut self, queues: &mut Q, turn: &Turn<'_>, to: u64) -> Plan {
+        let (g, params) = (turn.gpu as usize, turn.params);
         let now = self.gpus[g].now;
         let mut limit = to.max(now);
-        for id in members.iter() {
-            self.settle(queues, id, now, waits);
+        for id in turn.channels() {
+            self.settle(queues, id, now, turn.waits);
             for q in &self.channels[id as usize].queues {
                 match q.head {
                     // Its own next one: `settle` looked at all others.
@@ -259,8 +233,8 @@ impl State {
         let current = self.gpus[g].current;
         let runnable = |id: u32| self.channels[id as usize].is_runnable();
         // Round robin: the first runnable channel after the current one, wrapping.
-        let other = members
-            .iter()
+        let other = turn
+            .channels()
             .filter(|&id| id != current && runnable(id))
             .min_by_key(|&id| (id <= current && current != NONE, id));
         let current_runs = current != NONE && runnable(current);
@@ -286,7 +260,7 @@ impl State {
                         at: now,
                         run_from: state.run_from,
                     };
-                    queues.switched(members.gpu, state.switches, switch);
+                    queues.switched(turn.gpu, state.switches, switch);
                     state.switches = state.switches.wrapping_add(1);
                     state.cold_from = state.run_from;
                 }
@@ -294,8 +268,8 @@ impl State {
                 state.slice_end = state.run_from + params.slice_ns;
                 // Somebody waits still: the one that was preempted, or a third.
                 let waiting = current_runs
-                    || members
-                        .iter()
+                    || turn
+                        .channels()
                         .any(|id| id != next && self.channels[id as usize].is_runnable());
                 if waiting {
                     limit = limit.min(self.gpus[g].slice_end);
