@@ -20,6 +20,7 @@ use tessera_cuda::types::{
 };
 
 const CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED: CUresult = 712;
+const CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED: CUresult = 713;
 /// `cuMemAllocPitch`: rows begin at multiples of this (texture pitch alignment is less).
 const PITCH: usize = 512;
 
@@ -389,12 +390,12 @@ fn allocate_host(size: usize, flags: c_uint) -> Result<*mut c_void> {
     Ok(at)
 }
 
-/// Gives host memory back when its context's work is done: NVIDIA/nccl#48.
-fn free_host(start: u64) -> Result<()> {
+/// Gives back host memory of this `kind` when its context's work is done: NVIDIA/nccl#48. Where none begins at
+/// `start`, the answer is `unknown`.
+fn unpin_host(start: u64, kind: Kind, unknown: CUresult) -> Result<()> {
     let driver = driver()?;
-    let own =
-        driver.memory().by_start.get(&start).filter(|a| a.kind == Kind::Host).map(|a| a.context);
-    let own = own.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    let own = driver.memory().by_start.get(&start).filter(|a| a.kind == kind).map(|a| a.context);
+    let own = own.ok_or(unknown)?;
     let drains = driver.session.config().driver.host_frees_drain.then(|| own.owner());
     let _alone = drains.and_then(|context| context.calls.alone());
     if let Some(context) = drains {
@@ -494,7 +495,9 @@ exports! {
         }
         allocate_host(bytes, flags)
     }
-    fn cuMemFreeHost(start: *mut c_void) { free_host(start as u64) }
+    fn cuMemFreeHost(start: *mut c_void) {
+        unpin_host(start as u64, Kind::Host, CUDA_ERROR_INVALID_VALUE)
+    }
     fn cuMemHostRegister_v2, cuMemHostRegister(start: *mut c_void, len: usize, flags: c_uint) {
         capture::permit()?;
         let context = current()?;
@@ -512,6 +515,11 @@ exports! {
         drop(memory);
         driver.session.pin(len as u64);
         Ok(())
+    }
+    fn cuMemHostUnregister(start: *mut c_void) {
+        capture::permit()?;
+        current()?;
+        unpin_host(start as u64, Kind::Registered, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED)
     }
     fn cuMemHostGetDevicePointer_v2(host: *mut c_void, _flags: c_uint) -> CUdeviceptr {
         host_pointer(host)

@@ -137,7 +137,7 @@ unhooked! {
         cuMemcpyDtoHAsync_v2 cuMemcpyDtoH_v2 cuMemcpyHtoDAsync_v2 cuMemcpyHtoD_v2;
     4000:
         cuCtxGetCurrent cuCtxPopCurrent_v2 cuCtxPushCurrent_v2 cuCtxSetCurrent cuEventDestroy_v2
-        cuMemHostRegister cuPointerGetAttribute;
+        cuMemHostRegister cuMemHostUnregister cuPointerGetAttribute;
     4010: cuIpcGetEventHandle cuIpcOpenEventHandle;
     5000: cuMipmappedArrayGetLevel;
     5050:
