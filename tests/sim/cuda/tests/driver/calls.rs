@@ -1,7 +1,7 @@
 //! The driver's calls, each scenario in a process of its own.
 
 use crate::harness::*;
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -219,31 +219,26 @@ scenarios! {
         retain(0);
         let (s, from, to) = (new_stream(), new_event(), new_event());
         let spin = kernel("spin");
-        let timed = |n: u32, function: Handle, blocks: c_uint, params: *mut Handle| {
+        let timed = |n: u32, launch: &dyn Fn() -> Result| {
             keep_busy(spin, s);
             record(from, s);
-            for _ in 0..n {
-                ok(launch(function, blocks, s, params));
-            }
+            (0..n).for_each(|_| ok(launch()));
             record(to, s);
             synchronize(s);
             (elapsed_us(from, to) - 1.0).round()
         };
-        assert_eq!(timed(1000, kernel("plain"), 1, std::ptr::null_mut()), 20_000.0);
+        let [plain, wave] = ["plain", "wave"].map(kernel);
+        assert_eq!(timed(1000, &|| launch(plain, 1, s, std::ptr::null_mut())), 20_000.0);
         // 300 blocks on 132 SMs are three waves.
-        assert_eq!(timed(5, kernel("wave"), 300, std::ptr::null_mut()), 45.0);
-        let (mut other, mut ns) = (0u64, 123_000u64);
-        let mut params = [(&raw mut other).cast::<c_void>(), (&raw mut ns).cast()];
-        assert_eq!(timed(1, kernel("spin"), 1, params.as_mut_ptr()), 123.0);
+        assert_eq!(timed(5, &|| launch(wave, 300, s, std::ptr::null_mut())), 45.0);
+        assert_eq!(timed(1, &|| launch_with(spin, s, [0, 123_000])), 123.0);
     }
 
     fn an_event_of_another_gpu_is_waited_for() {
         retain(0);
         let (s0, e0) = (new_stream(), new_event());
         let slow = kernel("spin");
-        let (mut other, mut ns) = (0u64, 30_000_000u64);
-        let mut params = [(&raw mut other).cast::<c_void>(), (&raw mut ns).cast()];
-        ok(launch(slow, 1, s0, params.as_mut_ptr()));
+        ok(launch_with(slow, s0, [0, 30_000_000]));
         record(e0, s0);
         retain(1);
         let (s1, e1) = (new_stream(), new_event());
@@ -332,6 +327,23 @@ scenarios! {
         ok(cuda!(cuPointerGetAttribute((&raw mut kind).cast(), 2, host as u64)));
         assert_eq!(kind, 1);
         ok(cuda!(cuMemFreeHost(host)));
+    }
+
+    fn memory_is_registered_until_it_is_unregistered() {
+        let start = word() as Handle;
+        assert_eq!(cuda!(cuMemHostUnregister(start)), 3, "before cuInit");
+        retain(0);
+        assert_eq!(cuda!(cuMemHostUnregister(start)), 713);
+        for _ in 0..2 {
+            ok(register_the_word());
+            assert_eq!(register_the_word(), 712);
+            let kind = must(|to: *mut u32| cuda!(cuPointerGetAttribute(to.cast(), 2, word())));
+            assert_eq!(kind, 1);
+            ok(cuda!(cuMemHostUnregister(start)));
+            assert_eq!(cuda!(cuMemHostUnregister(start)), 713);
+        }
+        let pinned = must(|to| cuda!(cuMemHostAlloc(to, 64, 0)));
+        assert_eq!(cuda!(cuMemHostUnregister(pinned)), 713, "allocated, not registered");
     }
 
     fn a_stream_writes_memory_when_it_gets_there() {

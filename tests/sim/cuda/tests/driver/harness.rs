@@ -4,6 +4,7 @@ use std::ffi::{CString, c_int, c_uint, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::process::Command;
+use std::sync::atomic::AtomicU32;
 use tessera_cuda::types::CUipcMemHandle;
 
 pub const CONFIG: &str = r#"
@@ -82,7 +83,11 @@ macro_rules! cuda {
 
 /// The answer that a call puts where it is told to.
 pub fn made<T: Default>(call: impl FnOnce(*mut T) -> Result) -> Outcome<T> {
-    let mut answer = T::default();
+    put_over(T::default(), call)
+}
+
+/// The same, over what is there.
+pub fn put_over<T>(mut answer: T, call: impl FnOnce(*mut T) -> Result) -> Outcome<T> {
     match call(&raw mut answer) {
         0 => Ok(answer),
         e => Err(e),
@@ -126,10 +131,21 @@ pub fn free(at: u64) -> Result {
     cuda!(cuMemFree_v2(at))
 }
 
-pub fn free_bytes() -> usize {
+/// Free and total.
+fn info() -> (usize, usize) {
     let (mut free, mut total) = (0usize, 0usize);
     ok(cuda!(cuMemGetInfo_v2(&raw mut free, &raw mut total)));
-    free
+    (free, total)
+}
+
+pub fn free_bytes() -> usize {
+    info().0
+}
+
+/// Device memory in use beyond `contexts` contexts.
+pub fn used(contexts: usize) -> usize {
+    let (free, total) = info();
+    total - free - contexts * 64 * MIB
 }
 
 /// A kernel that is loaded: the first launch of another waits for the context's work.
@@ -164,6 +180,28 @@ pub fn launch(function: Handle, blocks: c_uint, stream: Handle, params: *mut Han
     ))
 }
 
+/// One block of a kernel that takes two numbers.
+pub fn launch_with(function: Handle, stream: Handle, mut numbers: [u64; 2]) -> Result {
+    let mut params = numbers.each_mut().map(|number| std::ptr::from_mut(number).cast());
+    launch(function, 1, stream, params.as_mut_ptr())
+}
+
+/// A word that the host registers, and that the kernel `until` waits for.
+pub static WORD: AtomicU32 = AtomicU32::new(0);
+
+pub fn word() -> u64 {
+    (&raw const WORD).addr() as u64
+}
+
+pub fn register_the_word() -> Result {
+    cuda!(cuMemHostRegister_v2(word() as Handle, 4, 0))
+}
+
+/// Launches a kernel with the word and 1: `until` runs until they are equal.
+pub fn run(function: Handle, stream: Handle) {
+    ok(launch_with(function, stream, [word(), 1]));
+}
+
 pub fn new_stream() -> Handle {
     must(|to| cuda!(cuStreamCreate(to, 1)))
 }
@@ -187,9 +225,7 @@ pub fn elapsed_us(from: Handle, to: Handle) -> f32 {
 
 /// Occupies the GPU while what is measured is submitted, so that it then runs back to back.
 pub fn keep_busy(spin: Handle, stream: Handle) {
-    let (mut unused, mut ns) = (0u64, 100_000_000u64);
-    let mut params = [(&raw mut unused).cast::<c_void>(), (&raw mut ns).cast()];
-    ok(launch(spin, 1, stream, params.as_mut_ptr()));
+    ok(launch_with(spin, stream, [0, 100_000_000]));
 }
 
 pub fn read<const N: usize>(at: u64) -> [u8; N] {

@@ -7,11 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 fn name(at: u64) -> Outcome<Name> {
-    let mut name = named([0; 64]);
-    match cuda!(cuIpcGetMemHandle(&raw mut name, at)) {
-        0 => Ok(name),
-        e => Err(e),
-    }
+    put_over(named([0; 64]), |name| cuda!(cuIpcGetMemHandle(name, at)))
 }
 
 fn open(name: Name, flags: c_uint) -> Outcome<u64> {
@@ -24,13 +20,6 @@ fn close(at: u64) -> Result {
 
 fn fill(at: u64, value: u8, len: usize) {
     ok(cuda!(cuMemsetD8_v2(at, value, len)));
-}
-
-/// Device memory that this process and its pair use beyond `contexts` contexts.
-fn used(contexts: usize) -> usize {
-    let (mut free, mut total) = (0usize, 0usize);
-    ok(cuda!(cuMemGetInfo_v2(&raw mut free, &raw mut total)));
-    total - free - contexts * 64 * MIB
 }
 
 // Events of one process in another: `cuIpcGetEventHandle`, `cuIpcOpenEventHandle`. Work is held by host functions, so
@@ -49,11 +38,7 @@ fn shared_event() -> Handle {
 }
 
 fn event_name(event: Handle) -> Outcome<Name> {
-    let mut name = named([0; 64]);
-    match cuda!(cuIpcGetEventHandle(&raw mut name, event)) {
-        0 => Ok(name),
-        e => Err(e),
-    }
+    put_over(named([0; 64]), |name| cuda!(cuIpcGetEventHandle(name, event)))
 }
 
 fn open_event(name: Name) -> Outcome<Handle> {

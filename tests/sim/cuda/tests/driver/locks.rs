@@ -2,7 +2,7 @@
 
 use crate::harness::*;
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 fn is_loaded(function: Handle) -> bool {
@@ -13,13 +13,6 @@ fn is_loaded(function: Handle) -> bool {
 fn mode() -> c_int {
     must(|to| cuda!(cuModuleGetLoadingMode(to)))
 }
-
-fn query(event: Handle) -> Result {
-    cuda!(cuEventQuery(event))
-}
-
-/// The word that ends the GPU's work.
-static WORD: AtomicU32 = AtomicU32::new(0);
 
 /// Whether `others` return while a second thread is in `call` of this context, which waits for work
 /// that goes on until they return, or for `patience`.
@@ -55,15 +48,15 @@ fn pass(patience: Duration, call: impl FnOnce() + Send, others: impl FnOnce()) -
 const SHORT: Duration = Duration::from_millis(100);
 const LONG: Duration = Duration::from_secs(60);
 
-/// What `cuPointerGetAttribute` says of registered memory.
-fn is_host(at: u64) {
-    let kind = must(|to: *mut u32| cuda!(cuPointerGetAttribute(to.cast(), 2, at)));
+/// What `cuPointerGetAttribute` says of the registered word.
+fn is_host() {
+    let kind = must(|to: *mut u32| cuda!(cuPointerGetAttribute(to.cast(), 2, word())));
     assert_eq!(kind, 1);
 }
 
 /// What the driver's callers do all the time.
 fn ask(event: Handle) {
-    let _ = query(event);
+    let _ = cuda!(cuEventQuery(event));
 }
 
 struct Work {
@@ -80,7 +73,7 @@ fn work() -> Work {
     retain(0);
     let (until, cold) = (kernel("until"), unloaded("plain"));
     let (busy, other, event) = (new_stream(), new_stream(), new_event());
-    ok(cuda!(cuMemHostRegister_v2((&raw const WORD).cast_mut().cast(), 4, 0)));
+    ok(register_the_word());
     record(event, other);
     synchronize(other);
     Work { until, busy, other, event, cold }
@@ -88,9 +81,7 @@ fn work() -> Work {
 
 fn keep_it_busy(work: &Work) {
     WORD.store(0, Ordering::SeqCst);
-    let (mut address, mut value) = ((&raw const WORD).addr() as u64, 1u64);
-    let mut params = [(&raw mut address).cast(), (&raw mut value).cast()];
-    ok(launch(work.until, 1, work.busy, params.as_mut_ptr()));
+    run(work.until, work.busy);
 }
 
 fn is_busy(work: &Work) -> bool {
@@ -198,7 +189,7 @@ scenarios! {
             |work| ask(work.event),
             |work| record(work.event, work.other),
             |_| assert_eq!(free(alloc(64).unwrap()), 0),
-            |_| is_host((&raw const WORD).addr() as u64),
+            |_| is_host(),
         ];
         for others in others {
             let memory = alloc(1 << 20).unwrap();
@@ -241,7 +232,7 @@ scenarios! {
         assert!(recorded >= Duration::from_micros(45) && asked >= Duration::from_micros(20));
         work();
         let since = Instant::now();
-        (0..100).for_each(|_| is_host((&raw const WORD).addr() as u64));
+        (0..100).for_each(|_| is_host());
         assert!(since.elapsed() >= Duration::from_micros(30));
     }
 }

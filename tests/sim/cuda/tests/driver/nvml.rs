@@ -139,11 +139,9 @@ scenarios! {
     fn utilisation_is_a_process_s_part_of_the_time_since_the_question_before() {
         retain(0);
         let (device, stream, spin) = (device(), new_stream(), kernel("spin"));
-        let (mut unused, mut ns) = (0u64, 30_000_000u64);
-        let mut params = [(&raw mut unused).cast(), (&raw mut ns).cast()];
-        let mut work = |times| {
+        let work = |times| {
             for _ in 0..times {
-                ok(launch(spin, 1, stream, params.as_mut_ptr()));
+                ok(launch_with(spin, stream, [0, 30_000_000]));
                 synchronize(stream);
                 std::thread::sleep(Duration::from_millis(100));
             }

@@ -3,19 +3,13 @@
 
 use crate::harness::*;
 use std::ffi::{CString, c_uint, c_void};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tessera_cuda::types::CUlaunchConfig;
 
 const NOT_READY: Result = 600;
 const BLOCKING: c_uint = 0;
 const NON_BLOCKING: c_uint = 1;
-
-static WORD: AtomicU32 = AtomicU32::new(0);
-
-fn at() -> u64 {
-    (&raw const WORD).addr() as u64
-}
 
 fn stream(flags: c_uint) -> Handle {
     must(|to| cuda!(cuStreamCreate(to, flags)))
@@ -45,18 +39,12 @@ fn is_held(s: Handle) -> bool {
 /// A kernel that runs until the word is written, and one that takes its time.
 fn begin() -> (Handle, Handle) {
     retain(0);
-    ok(cuda!(cuMemHostRegister_v2((&raw const WORD).cast_mut().cast(), 4, 0)));
+    ok(register_the_word());
     (kernel("until"), kernel("plain"))
 }
 
-fn run(function: Handle, s: Handle) {
-    let (mut address, mut value) = (at(), 1u64);
-    let mut params = [(&raw mut address).cast(), (&raw mut value).cast()];
-    ok(launch(function, 1, s, params.as_mut_ptr()));
-}
-
 fn wait_for_the_word(s: Handle) {
-    ok(cuda!(cuStreamWaitValue32_v2(s, at(), 1, 0)));
+    ok(cuda!(cuStreamWaitValue32_v2(s, word(), 1, 0)));
 }
 
 fn let_go(all: &[Handle]) {

@@ -93,11 +93,7 @@ scenarios! {
     fn a_kernel_runs_until_the_host_writes() {
         retain(0);
         let (s, (at, words)) = (new_stream(), pinned());
-        let run = |address: u64| {
-            let (mut address, mut value) = (address, 2u64);
-            let mut params = [(&raw mut address).cast(), (&raw mut value).cast()];
-            launch(kernel("until"), 1, s, params.as_mut_ptr())
-        };
+        let run = |address: u64| launch_with(kernel("until"), s, [address, 2]);
         assert_eq!((run(0), run(at + 2)), (1, 1), "no word, and none that is aligned");
         let (before, after) = (new_event(), new_event());
         record(before, s);
