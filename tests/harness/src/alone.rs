@@ -7,7 +7,7 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::PATIENCE;
+use crate::{Owned, PATIENCE};
 
 /// A test that failed has left nothing behind that others use: poison means nothing.
 static MACHINE: RwLock<()> = RwLock::new(());
@@ -62,21 +62,14 @@ pub fn in_own_process(test: &str) -> bool {
 
 /// Processes that use all the CPU that they get; ended when dropped.
 #[derive(Debug)]
-pub struct Spinners(Vec<std::process::Child>);
+pub struct Spinners {
+    _all: Vec<Owned>,
+}
 
 impl Spinners {
     pub fn start(count: usize) -> Self {
         let spin = || Command::new("sh").args(["-c", "while :; do :; done"]).spawn();
-        Self((0..count).map(|_| spin().expect("there is a shell")).collect())
-    }
-}
-
-impl Drop for Spinners {
-    fn drop(&mut self) {
-        for child in &mut self.0 {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+        Self { _all: (0..count).map(|_| Owned(spin().expect("there is a shell"))).collect() }
     }
 }
 

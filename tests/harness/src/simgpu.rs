@@ -3,18 +3,19 @@
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use tempfile::TempDir;
 
-use crate::artefacts;
+use crate::{Owned, artefacts};
 
 /// A configuration of the simulator and its state, removed with this value.
 #[derive(Debug)]
 pub struct SimGpu {
+    /// Ends before its state goes.
+    gpu: Option<Owned>,
     dir: TempDir,
     uuids: Vec<String>,
-    gpu: Option<Child>,
 }
 
 /// See [`SimGpu::worked`].
@@ -55,7 +56,7 @@ impl SimGpu {
         let mut said = String::new();
         let _ = BufReader::new(gpu.stdout.take().expect("piped")).read_line(&mut said);
         assert_eq!(said, "serving\n");
-        self.gpu = Some(gpu);
+        self.gpu = Some(Owned(gpu));
         self
     }
 
@@ -117,15 +118,6 @@ impl SimGpu {
             ("SIMGPU_CONFIG".to_owned(), text(self.config())),
             ("SIMGPU_STATE".to_owned(), text(self.state())),
         ]
-    }
-}
-
-impl Drop for SimGpu {
-    fn drop(&mut self) {
-        if let Some(mut gpu) = self.gpu.take() {
-            let _ = gpu.kill();
-            let _ = gpu.wait();
-        }
     }
 }
 

@@ -3,14 +3,14 @@
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 use tessera_fake_kubelet::Kubelet;
 
 use super::node::unlisted;
 use super::{GPU, Held, bounded, id_of, pod, until};
-use crate::{artefacts, own_paths};
+use crate::{Owned, artefacts, own_paths};
 
 /// A command of the program under test. What a plugin of this machine has left is not this test's.
 pub fn tessera() -> Command {
@@ -26,10 +26,11 @@ pub fn stderr(output: &Output) -> String {
 
 /// A node with simulated GPUs and the plugin as a process.
 pub struct Simulated {
+    /// Ends before what it works on goes.
+    pub plugin: Option<Owned>,
     /// What it writes is below this.
     pub dir: tempfile::TempDir,
     pub kubelet: Kubelet,
-    pub plugin: Option<Child>,
     /// What is run; a copy of another version in tests of upgrades.
     pub program: PathBuf,
     /// What the plugin itself has in its environment besides.
@@ -154,7 +155,7 @@ impl Simulated {
         let mut command = self.command();
         command.arg("serve").envs(self.envs.iter().cloned()).stderr(log).stdin(Stdio::null());
         let plugin = command.spawn().unwrap();
-        self.plugin = Some(plugin);
+        self.plugin = Some(Owned(plugin));
     }
 
     /// Lets the plugin, and nothing else, be started by this command of a shell.
@@ -208,9 +209,7 @@ impl Simulated {
     }
 
     pub fn kill(&mut self) {
-        let mut plugin = self.plugin.take().unwrap();
-        plugin.kill().unwrap();
-        plugin.wait().unwrap();
+        drop(self.plugin.take().unwrap());
     }
 
     /// Asks it to end (SIGTERM), and gives its exit status.
@@ -219,14 +218,5 @@ impl Simulated {
         let pid = nix::unistd::Pid::from_raw(i32::try_from(plugin.id()).unwrap());
         nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
         until(|| plugin.try_wait().unwrap()).await.code()
-    }
-}
-
-impl Drop for Simulated {
-    fn drop(&mut self) {
-        if let Some(plugin) = &mut self.plugin {
-            let _ = plugin.kill();
-            let _ = plugin.wait();
-        }
     }
 }

@@ -271,7 +271,7 @@ async fn a_plugin_that_starts_while_the_one_before_ends_takes_over() {
     let log = std::fs::File::create(node.dir.path().join("second")).unwrap();
     command.arg("--config").arg(file).arg("serve").stderr(log).stdin(Stdio::null());
     let pid = nix::unistd::Pid::from_raw(i32::try_from(before.id()).unwrap());
-    node.plugin = Some(command.spawn().unwrap());
+    node.plugin = Some(tessera_harness::Owned(command.spawn().unwrap()));
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
     let mut before = before;
     until(|| before.try_wait().unwrap()).await;
