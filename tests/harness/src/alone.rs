@@ -112,6 +112,15 @@ impl Drop for Throttled {
     }
 }
 
+/// Awaits a condition that follows from an event elsewhere; the deadline only ends a failing test.
+pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !condition() {
+        assert!(begin.elapsed() < PATIENCE, "not in time: {what}");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
 // Shares of time, judged on a machine that has other things to do.
 
 /// Looks per judgement.

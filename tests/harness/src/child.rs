@@ -94,6 +94,10 @@ impl Preloaded {
         self
     }
 
+    pub fn args(self, args: impl IntoIterator<Item: AsRef<OsStr>>) -> Self {
+        args.into_iter().fold(self, Self::arg)
+    }
+
     /// One more environment variable; the later of two with one name counts.
     pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
         self.envs.push((name.as_ref().to_owned(), value.as_ref().to_owned()));
@@ -436,9 +440,14 @@ impl Conversation {
         Self { running, stdin, stdout }
     }
 
-    /// `tests/programs/<name>.c` as a tenant of `pages`, with device 0's primary context retained.
+    /// `tests/programs/<name>.c` as a tenant of `pages`.
+    pub fn tenant(name: &str, sim: &SimGpu, pages: &Pages) -> Self {
+        Self::start(Preloaded::new(compile_c(name)).sim(sim).pages(pages))
+    }
+
+    /// The same, with device 0's primary context retained.
     pub fn with_context(name: &str, sim: &SimGpu, pages: &Pages) -> Self {
-        let mut tenant = Self::start(Preloaded::new(compile_c(name)).sim(sim).pages(pages));
+        let mut tenant = Self::tenant(name, sim, pages);
         tenant.must("init");
         tenant.must("retain 0");
         tenant

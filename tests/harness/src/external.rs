@@ -14,6 +14,11 @@ pub fn skip(test: &str, reason: &str) {
     let _ = writeln!(std::io::stderr(), "\n*** SKIPPED {test}: {reason}\n");
 }
 
+/// What a test needs, if it is there; else the test is skipped.
+pub fn or_skip<T>(found: Result<T, String>, test: &str) -> Option<T> {
+    found.map_err(|reason| skip(test, &reason)).ok()
+}
+
 /// Whether a test may go without what must be fetched: anywhere but on CI.
 #[must_use]
 pub fn may_skip() -> bool {

@@ -22,7 +22,7 @@ use tessera_region::layout::{
 use tessera_region::quota::{GpuQuota, Policy, QuotaReader, QuotaWriter};
 use tessera_region::session::Message;
 
-use crate::{PATIENCE, Pages, settles};
+use crate::{Pages, settles, until};
 
 /// What a process says first.
 pub const HELLO: Message = Message::Hello { slot: 0, pid: 1, generation: 1 };
@@ -32,15 +32,6 @@ pub const OPEN: [u32; 3] = [GATE_SOLO, GATE_OPEN, GATE_YIELD];
 /// An arbiter with the default settings.
 pub fn arbiter() -> Arbiter {
     Arbiter::start(&Leases::default()).unwrap()
-}
-
-/// Waits for `condition`.
-pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    let begin = Instant::now();
-    while !condition() {
-        assert!(begin.elapsed() < PATIENCE, "{what}");
-        std::thread::sleep(Duration::from_micros(200));
-    }
 }
 
 pub struct Tenant {

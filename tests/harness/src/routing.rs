@@ -48,11 +48,8 @@ impl Answers {
     }
 
     /// Asks in `program`'s environment; `program` must be `routing`.
-    pub fn of(mut program: Preloaded) -> Self {
-        for version in VERSIONS {
-            program = program.arg(version.to_string());
-        }
-        let mut running = program.spawn();
+    pub fn of(program: Preloaded) -> Self {
+        let mut running = program.args(VERSIONS.iter().map(u32::to_string)).spawn();
         let mut stdin = running.take_stdin().expect("piped");
         let asking = std::thread::spawn(move || {
             for name in names() {

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use tessera_arbiter::Arbiter;
-use tessera_harness::gate_tenants::{Peer, Tenant, Worker, arbiter, until};
+use tessera_harness::gate_tenants::{Peer, Tenant, Worker, arbiter};
+use tessera_harness::until;
 use tessera_region::layout::{ARBITER_GONE, ARBITER_STALE_NS, GATE_CLOSED};
 use tessera_region::session::Message;
 use tessera_region::usage::UsageMap;

@@ -5,8 +5,8 @@ use tessera_region::quota::Policy;
 
 use std::time::Duration;
 
-use tessera_harness::gate_tenants::{Peer, Tenant, Worker, arbiter, first_gets, until};
-use tessera_harness::settles;
+use tessera_harness::gate_tenants::{Peer, Tenant, Worker, arbiter, first_gets};
+use tessera_harness::{settles, until};
 
 #[test]
 fn a_tenant_is_closed_until_it_wants_and_alone_it_is_solo() {

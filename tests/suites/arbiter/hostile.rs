@@ -6,8 +6,8 @@ use std::time::Duration;
 use tessera_region::layout::GATE_CLOSED;
 use tessera_region::session::{Kind, Message};
 
-use tessera_harness::gate_tenants::{Peer, Tenant, Worker, arbiter, until};
-use tessera_harness::in_own_process;
+use tessera_harness::gate_tenants::{Peer, Tenant, Worker, arbiter};
+use tessera_harness::{in_own_process, until};
 
 #[test]
 fn a_lie_about_draining_ends_nothing() {

@@ -4,7 +4,8 @@ use tessera_arbiter::Arbiter;
 use tessera_region::quota::Policy;
 use tessera_region::session::Message;
 
-use tessera_harness::gate_tenants::{Peer, Tenant, Worker, arbiter, first_gets, until};
+use tessera_harness::gate_tenants::{Peer, Tenant, Worker, arbiter, first_gets};
+use tessera_harness::until;
 
 /// A process of that token joins these gates, and keeps to the first, where it says hello.
 fn joined(token: u64, tenants: &[&Tenant]) -> Vec<Peer> {

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use rustix::thread::futex;
 use tessera_arbiter::Arbiter;
-use tessera_harness::gate_tenants::{HELLO, Peer, Tenant, arbiter, until};
+use tessera_harness::gate_tenants::{HELLO, Peer, Tenant, arbiter};
+use tessera_harness::until;
 use tessera_region::flight::{self, FLIGHT_BYTES, FlightPage};
 use tessera_region::layout::{GATE_CLOSED, GATE_OPEN, GATE_SOLO};
 use tessera_region::session::Message;

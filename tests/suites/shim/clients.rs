@@ -17,13 +17,7 @@ fn pages(uuids: &[&str]) -> Pages {
 
 /// `tests/python/<script>` on this machine, whose GPUs are `uuids`; nothing where Python is not there.
 fn python(sim: &SimGpu, script: &str, uuids: &[&str], pages: Option<&Pages>) -> Option<Preloaded> {
-    let python = match external::python_of("clients") {
-        Ok(python) => python,
-        Err(reason) => {
-            external::skip(script, &reason);
-            return None;
-        }
-    };
+    let python = external::or_skip(external::python_of("clients"), script)?;
     let program = match pages {
         None => Preloaded::bare(python),
         Some(pages) => Preloaded::new(python).pages(pages).env("TEST_LIMIT", LIMIT.to_string()),

@@ -37,7 +37,9 @@ mod processes {
     mod several_shares;
 }
 
-use tessera_harness::{Conversation, Pages, Preloaded, SimGpu};
+use std::time::{Duration, Instant};
+
+use tessera_harness::{Conversation, PATIENCE, Pages, Preloaded, SimGpu, artefacts, compile_c};
 
 const SUCCESS: i64 = 0;
 const OUT_OF_MEMORY: i64 = 2;
@@ -61,6 +63,25 @@ fn held(name: &str, bytes: u64) -> (SimGpu, Pages, Conversation) {
     let (sim, pages) = quota(bytes);
     let tenant = Conversation::with_context(name, &sim, &pages);
     (sim, pages, tenant)
+}
+
+/// `tests/programs/<name>.c` with a context under `tessera run` with these options, which observes as the plugin does:
+/// 600 MiB of which a context takes 64.
+fn observed(name: &str, sim: &SimGpu, options: &[&str]) -> Conversation {
+    let run = Preloaded::bare(artefacts().tessera()).sim(sim).arg("run").args(options);
+    let run = run.args(["--memory", "600Mi", "--context-overhead", "64Mi", "--shim"]);
+    ready(run.arg(artefacts().shim()).arg("--").arg(compile_c(name)))
+}
+
+/// Asks NVML for free memory, which takes no context, until it is `bytes`.
+fn until_free(tenant: &mut Conversation, bytes: u64) {
+    let mut free = 0;
+    let begin = Instant::now();
+    while free != bytes {
+        free = tenant.ask("nvml 0").values[1];
+        assert!(begin.elapsed() < PATIENCE, "{free} bytes free, not {bytes}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// A program with a context on its first GPU.

@@ -206,17 +206,11 @@ fn the_shim_takes_little_of_what_a_process_has_little_of() {
 /// What the stub driver calls its GPU.
 const STUB_GPU: &str = "GPU-57ab0000-0000-4000-8000-000000000000";
 
-/// A suite's C library, or none with a word about it.
-fn available(libc: Result<ForeignLibc, String>, test: &str) -> Option<ForeignLibc> {
-    libc.map_err(|reason| external::skip(test, &reason)).ok()
-}
-
 /// Runs with and without the shim; what the program sees must be the same.
 fn unnoticed(program: &Path, args: &[&str]) -> Output {
-    let run = |preloaded: Preloaded| args.iter().fold(preloaded, |p, arg| p.arg(arg)).run();
-    let bare = run(Preloaded::bare(program));
+    let bare = Preloaded::bare(program).args(args).run();
     assert!(bare.success(), "{bare}");
-    let shim = run(Preloaded::new(program));
+    let shim = Preloaded::new(program).args(args).run();
     assert_eq!((shim.status, &shim.stdout), (bare.status, &bare.stdout), "{shim}");
     assert_eq!(shim.stderr, "");
     shim
@@ -270,7 +264,9 @@ fn stub_driver(libc: &ForeignLibc) -> tempfile::TempDir {
 fn musl_programs_do_not_notice_the_shim() {
     // 1.2.3 and 1.2.5: in between, the names that glibc gives to large files became aliases.
     for thing in ["musl", "musl-next"] {
-        let Some(musl) = available(ForeignLibc::musl(thing), "the shim under musl") else { return };
+        let Some(musl) = external::or_skip(ForeignLibc::musl(thing), "the shim under musl") else {
+            return;
+        };
         is_out_of_the_way(&musl);
     }
 }
@@ -278,7 +274,7 @@ fn musl_programs_do_not_notice_the_shim() {
 #[test]
 fn even_under_musl_a_driver_would_be_held_to_the_quota() {
     // There is no CUDA for musl. But what gives a program glibc's functions there may bring one.
-    let Some(musl) = available(ForeignLibc::musl("musl"), "the quota under musl") else {
+    let Some(musl) = external::or_skip(ForeignLibc::musl("musl"), "the quota under musl") else {
         return;
     };
     holds_the_quota(&musl);
@@ -287,7 +283,8 @@ fn even_under_musl_a_driver_would_be_held_to_the_quota() {
 #[test]
 fn under_an_old_glibc_programs_do_not_notice_the_shim_and_the_quota_holds() {
     // 2.31: `dlopen` is libdl's.
-    let Some(glibc) = available(ForeignLibc::old_glibc(), "the shim under an old glibc") else {
+    let Some(glibc) = external::or_skip(ForeignLibc::old_glibc(), "the shim under an old glibc")
+    else {
         return;
     };
     is_out_of_the_way(&glibc);
@@ -296,7 +293,7 @@ fn under_an_old_glibc_programs_do_not_notice_the_shim_and_the_quota_holds() {
 
 #[test]
 fn a_program_that_gets_libdl_late_finds_its_dlsym() {
-    let Some(glibc) = available(ForeignLibc::old_glibc(), "libdl loaded late") else {
+    let Some(glibc) = external::or_skip(ForeignLibc::old_glibc(), "libdl loaded late") else {
         return;
     };
     let program = glibc.compile(CProgram::new("late_libdl").flag("-Wl,--as-needed"));

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use tessera_harness::{
     Conversation, MIB, Pages, Preloaded, Random, Running, SimGpu, alone, artefacts, compile_c,
+    until,
 };
 
 const LIMIT: u64 = 512 * MIB;
@@ -37,14 +38,6 @@ fn driver_holds(sim: &SimGpu) -> u64 {
         text.lines().find(|line| line.starts_with("GPU 0")).unwrap_or_else(|| panic!("{text}"));
     let before = line.split(" of ").next().expect("a part");
     before.rsplit(' ').next().and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("{line}"))
-}
-
-fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(180);
-    while !condition() {
-        assert!(Instant::now() < deadline, "not in time: {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 fn signal(process: &Running, signal: i32) {
@@ -138,8 +131,8 @@ impl World {
     }
 
     fn nothing_is_left(&mut self) {
-        eventually("no byte is charged", || self.pages.charged(0) == 0);
-        eventually("the driver holds none", || driver_holds(&self.sim) == 0);
+        until("no byte is charged", || self.pages.charged(0) == 0);
+        until("the driver holds none", || driver_holds(&self.sim) == 0);
         let program = Preloaded::new(compile_c("calls")).sim(&self.sim).pages(&self.pages);
         let mut last = Conversation::start(program);
         last.must("init");
@@ -148,7 +141,7 @@ impl World {
         last.must(&format!("alloc {}", LIMIT - CONTEXT));
         assert_eq!(driver_holds(&self.sim), LIMIT / MIB);
         drop(last);
-        eventually("the last one's bytes are back", || {
+        until("the last one's bytes are back", || {
             self.pages.charged(0) == 0 && driver_holds(&self.sim) == 0
         });
     }

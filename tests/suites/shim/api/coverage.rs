@@ -10,15 +10,17 @@ use tessera_cuda::coverage::{accounted_for, base_name, inert, nvml_accounted_for
 use tessera_cuda::hooks::HOOKS;
 use tessera_harness::external;
 
+/// What the headers of this name say, of each CUDA generation.
+fn texts(name: &str, test: &str) -> Option<Vec<String>> {
+    let include = external::or_skip(external::headers(), test)?;
+    let text = |dir: &PathBuf| std::fs::read(dir.join(name)).ok();
+    let texts = include.iter().filter_map(text);
+    Some(texts.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).collect())
+}
+
 /// The functions that headers with this `prefix` in their file name declare, as `MARK name(`.
 fn declared(mark: &str, prefix: &str) -> Option<BTreeSet<String>> {
-    let include = match external::headers() {
-        Ok(include) => include,
-        Err(reason) => {
-            external::skip("the coverage test", &reason);
-            return None;
-        }
-    };
+    let include = external::or_skip(external::headers(), "the coverage test")?;
     let is_header = |path: &PathBuf| {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         name.ends_with(".h") && name.starts_with(prefix)
@@ -47,17 +49,8 @@ struct Documented {
 
 /// Every documented function of cuda.h of both generations.
 fn documented() -> Option<Vec<Documented>> {
-    let include = match external::headers() {
-        Ok(include) => include,
-        Err(reason) => {
-            external::skip("the classification test", &reason);
-            return None;
-        }
-    };
-    let headers = include.iter().filter_map(|dir| {
-        Some(String::from_utf8_lossy(&std::fs::read(dir.join("cuda.h")).ok()?).into_owned())
-    });
-    Some(headers.flat_map(|header| comments(&header)).collect())
+    let headers = texts("cuda.h", "the classification test")?;
+    Some(headers.iter().flat_map(|header| comments(header)).collect())
 }
 
 fn comments(header: &str) -> Vec<Documented> {
@@ -302,18 +295,8 @@ fn every_exception_is_needed() {
 
 /// `PFN_…` without the prefix → the argument types in C, of every cudaTypedefs.h there is.
 fn function_pointer_types() -> Option<Vec<BTreeMap<String, Vec<String>>>> {
-    let include = match external::headers() {
-        Ok(include) => include,
-        Err(reason) => {
-            external::skip("the signature test", &reason);
-            return None;
-        }
-    };
-    let headers = include.iter().filter_map(|dir| {
-        let text = std::fs::read_to_string(dir.join("cudaTypedefs.h")).ok()?;
-        Some(typedefs(&text))
-    });
-    Some(headers.collect())
+    let headers = texts("cudaTypedefs.h", "the signature test")?;
+    Some(headers.iter().map(|header| typedefs(header)).collect())
 }
 
 fn typedefs(header: &str) -> BTreeMap<String, Vec<String>> {

@@ -20,7 +20,7 @@ use tessera_tenant::delivery::driver::LIBRARIES;
 const CUDA_VERSION: u32 = 12_040;
 
 fn real_driver(test: &str) -> Option<PathBuf> {
-    external::real_driver().map_err(|reason| external::skip(test, &reason)).ok()
+    external::or_skip(external::real_driver(), test)
 }
 
 /// The hooks that driver 550 has.

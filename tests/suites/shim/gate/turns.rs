@@ -4,9 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use tessera_harness::{
-    Arbiter, Conversation, MIB, Pages, Preloaded, SimGpu, compile_c, monotonic_ns,
-};
+use tessera_harness::{Arbiter, Conversation, MIB, Pages, SimGpu, monotonic_ns};
 use tessera_region::layout::{ARBITER_GONE, GATE_CLOSED, GATE_OPEN, GATE_SOLO, GATE_YIELD};
 use tessera_region::quota::Policy;
 use tessera_region::session::Message;
@@ -254,8 +252,7 @@ fn a_forked_child_is_bound_by_itself() {
     let (sim, pages) = machine();
     let arbiter = Arbiter::take_on(&pages);
     arbiter.set(GATE_OPEN);
-    let mut tenant =
-        Conversation::start(Preloaded::new(compile_c("gated")).sim(&sim).pages(&pages));
+    let mut tenant = Conversation::tenant("gated", &sim, &pages);
     // Of a parent that has not used the driver, and of one that is bound: there the driver refuses.
     for result in [0, 3] {
         tenant.send("fork 50 1000");

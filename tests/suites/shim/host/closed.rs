@@ -97,8 +97,7 @@ fn pages_that_are_absent_or_damaged_close_the_gpu() {
 fn the_line_names_the_file_and_what_is_wrong_with_it() {
     let (sim, pages) = quota(64 * MIB);
     patch(&pages.quota_file(), 8, &[0xff, 0xff, 0, 0]);
-    let mut tenant =
-        Conversation::start(Preloaded::new(compile_c("calls")).sim(&sim).pages(&pages));
+    let mut tenant = Conversation::tenant("calls", &sim, &pages);
     // CUDA_ERROR_SYSTEM_NOT_READY: frameworks print it, and it is not what a missing GPU gives.
     assert_eq!(tenant.ask("init").result, 802);
     let said = tenant.finish().stderr;
@@ -135,14 +134,9 @@ fn a_grown_usage_page_still_holds() {
     tenant.must("alloc 67108864");
 }
 
-/// Whether mount namespaces can be had; says so if not.
-fn contained(test: &str) -> bool {
-    can_contain().map_err(|reason| external::skip(test, &reason)).is_ok()
-}
-
 #[test]
 fn in_a_container_the_mounted_pages_count_and_the_environment_does_not() {
-    if !contained("pages at their place in a container") {
+    if external::or_skip(can_contain(), "pages at their place in a container").is_none() {
         return;
     }
     let sim = SimGpu::start_default();
@@ -163,7 +157,7 @@ fn in_a_container_the_mounted_pages_count_and_the_environment_does_not() {
 
 #[test]
 fn a_tenants_own_preload_does_not_displace_the_shim() {
-    if !contained("a tenant's own LD_PRELOAD in a container") {
+    if external::or_skip(can_contain(), "a tenant's own LD_PRELOAD in a container").is_none() {
         return;
     }
     let (sim, pages) = quota(64 * MIB);
@@ -175,7 +169,7 @@ fn a_tenants_own_preload_does_not_displace_the_shim() {
 
 #[test]
 fn an_empty_mount_point_closes_the_gpu() {
-    if !contained("an empty mount point in a container") {
+    if external::or_skip(can_contain(), "an empty mount point in a container").is_none() {
         return;
     }
     // What containerd makes of a mount source that is missing.

@@ -37,11 +37,8 @@ fn a_process_that_never_uses_cuda_notices_nothing() {
         ("/bin/echo", &["hello"][..]),
         ("/bin/sh", &["-c", "echo a | cat; exit 7"][..]),
     ] {
-        let with_args = |mut preloaded: Preloaded| {
-            for arg in args {
-                preloaded = preloaded.arg(arg);
-            }
-            preloaded.current_dir(here.path()).env("TMPDIR", here.path()).run()
+        let with_args = |preloaded: Preloaded| {
+            preloaded.args(args).current_dir(here.path()).env("TMPDIR", here.path()).run()
         };
         let bare = with_args(Preloaded::bare(program).sim(&sim));
         let shim = with_args(Preloaded::new(program).sim(&sim).pages(&pages));
@@ -55,10 +52,8 @@ fn a_process_that_never_uses_cuda_notices_nothing() {
 
 #[test]
 fn python_runs_unharmed() {
-    let python = match external::python_of("clients") {
-        Ok(python) => python,
-        Err(reason) => return external::skip("Python under the shim", &reason),
-    };
+    let python = external::or_skip(external::python_of("clients"), "Python under the shim");
+    let Some(python) = python else { return };
     let (sim, pages) = quota(64 * MIB);
     // Threads, a subprocess, ctypes look-ups of libc and of nothing.
     let code = "import ctypes, subprocess, threading\n\
@@ -78,14 +73,8 @@ fn a_process_that_uses_cuda_keeps_its_settings() {
     let (sim, pages) = quota(64 * MIB);
     let program = compile_c("guest_state");
     for args in [&[][..], &["cuda"][..]] {
-        let with_args = |mut preloaded: Preloaded| {
-            for arg in args {
-                preloaded = preloaded.arg(arg);
-            }
-            preloaded.run()
-        };
-        let bare = with_args(Preloaded::bare(&program).sim(&sim));
-        let shim = with_args(Preloaded::new(&program).sim(&sim).pages(&pages));
+        let bare = Preloaded::bare(&program).sim(&sim).args(args).run();
+        let shim = Preloaded::new(&program).sim(&sim).pages(&pages).args(args).run();
         assert!(bare.success(), "{bare}");
         assert!(shim.success(), "{shim}");
         assert_eq!(shim.stdout, bare.stdout);
@@ -217,8 +206,8 @@ impl Shell {
 
 #[test]
 fn running_containers_keep_the_old_shim_and_new_ones_get_the_new() {
-    if let Err(reason) = can_contain() {
-        return external::skip("an upgrade under running containers", &reason);
+    if external::or_skip(can_contain(), "an upgrade under running containers").is_none() {
+        return;
     }
     let (sim, host) = (SimGpu::start_default(), Host::new());
     let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);

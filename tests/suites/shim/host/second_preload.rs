@@ -46,12 +46,10 @@ fn serves_with(other: &Path) {
 
 #[test]
 fn allocators_of_others_serve_before_and_behind_the_shim() {
-    let root = match external::fetched("allocators") {
-        Ok(root) => root.join("usr/lib/x86_64-linux-gnu"),
-        Err(reason) => return external::skip("preloaded allocators", &reason),
-    };
+    let root = external::or_skip(external::fetched("allocators"), "preloaded allocators");
+    let Some(root) = root else { return };
     for library in ["libjemalloc.so.2", "libmimalloc.so.2.0", "libtcmalloc_minimal.so.4"] {
-        serves_with(&root.join(library));
+        serves_with(&root.join("usr/lib/x86_64-linux-gnu").join(library));
     }
 }
 
@@ -81,8 +79,9 @@ fn behind_the_shim_a_dlsym_of_somebody_else_changes_nothing() {
 
 #[test]
 fn an_empty_environment_does_not_shake_the_shim_off() {
-    if let Err(reason) = can_contain() {
-        return external::skip("a container's program in an empty environment", &reason);
+    let test = "a container's program in an empty environment";
+    if external::or_skip(can_contain(), test).is_none() {
+        return;
     }
     let (sim, pages) = quota(64 * MIB);
     let mut program = Preloaded::new("/usr/bin/env").in_container(pages.dir()).arg("-i");

@@ -278,8 +278,7 @@ fn gpus_are_matched_by_uuid_and_limited_each() {
 #[test]
 fn a_visible_gpu_that_the_page_does_not_name_has_no_memory() {
     let (sim, pages) = quota(64 * MIB);
-    let mut tenant =
-        Conversation::start(Preloaded::new(compile_c("calls")).sim(&sim).pages(&pages));
+    let mut tenant = Conversation::tenant("calls", &sim, &pages);
     tenant.must("init");
     assert_eq!(tenant.must("total 1"), 0);
     // Refused with the context or, at the latest, with the allocation.
@@ -356,8 +355,7 @@ fn contexts_are_charged_and_give_back() {
     let sim = SimGpu::start_default();
     let overhead = 64 * MIB;
     let pages = Pages::with_overhead(&[(sim.uuid(0), 512 * MIB)], overhead);
-    let mut tenant =
-        Conversation::start(Preloaded::new(compile_c("calls")).sim(&sim).pages(&pages));
+    let mut tenant = Conversation::tenant("calls", &sim, &pages);
     tenant.must("init");
     assert_eq!(pages.charged(0), 0, "no context, no charge");
 
@@ -398,8 +396,7 @@ fn a_context_that_does_not_fit_is_refused() {
     let sim = SimGpu::start_default();
     let pages = Pages::with_overhead(&[(sim.uuid(0), 100 * MIB)], 64 * MIB);
     let mut first = tenant(&sim, &pages);
-    let mut second =
-        Conversation::start(Preloaded::new(compile_c("calls")).sim(&sim).pages(&pages));
+    let mut second = Conversation::tenant("calls", &sim, &pages);
     second.must("init");
     assert_eq!(second.ask("retain 0").result, OUT_OF_MEMORY);
     assert_eq!(second.ask("ctx 0").result, OUT_OF_MEMORY);

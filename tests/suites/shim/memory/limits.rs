@@ -2,7 +2,7 @@
 //! `cuCtxSetLimit`), under the quota.
 
 use crate::{OUT_OF_MEMORY, ready};
-use tessera_harness::{Conversation, GIB, MIB, Pages, Preloaded, SimGpu, compile_c};
+use tessera_harness::{Conversation, GIB, MIB, Pages, Preloaded, Random, SimGpu, compile_c};
 
 const STACK: u64 = 0;
 const PRINTF: u64 = 1;
@@ -223,30 +223,23 @@ fn what_limits_take_is_charged_whatever_comes_in_what_order() {
     let limit = 3 * GIB;
     let (sim, pages, mut witness) = machine(limit);
     let before = witness.must("info");
-    let mut tenant =
-        Conversation::start(Preloaded::new(compile_c("limits")).sim(&sim).pages(&pages));
+    let mut tenant = Conversation::tenant("limits", &sim, &pages);
     tenant.must("init");
     let mut contexts = vec![tenant.must("retain 0")];
-    let mut state = 7u64;
-    let mut random = |below: u64| {
-        state =
-            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) % below
-    };
+    let mut random = Random(7);
     // Of the current context.
     let mut functions = Vec::new();
     let (mut refused, mut done) = (0, 0);
     for step in 0..400 {
-        let command = match random(12) {
-            0..3 => format!("limit {STACK} {}", random(9) * 768),
-            3 => format!("limit {HEAP} {}", random(1200) * MIB),
-            4 => format!("limit {PRINTF} {}", random(200) * MIB),
-            5 => format!("limit {PENDING} {}", random(60_000)),
-            6 => format!("{} {}", if random(2) == 0 { "kernel" } else { "library" }, random(7000)),
+        let command = match random.below(12) {
+            0..3 => format!("limit {STACK} {}", random.below(9) * 768),
+            3 => format!("limit {HEAP} {}", random.below(1200) * MIB),
+            4 => format!("limit {PRINTF} {}", random.below(200) * MIB),
+            5 => format!("limit {PENDING} {}", random.below(60_000)),
+            6 => format!("{} {}", random.one(&["kernel", "library"]), random.below(7000)),
             7 if !functions.is_empty() => {
-                let function: u64 =
-                    functions[usize::try_from(random(functions.len() as u64)).unwrap()];
-                let how = random(3);
+                let function: u64 = functions[random.index(functions.len())];
+                let how = random.below(3);
                 if how < 2 {
                     format!("launch {function} {}", how * 8)
                 } else {
@@ -261,7 +254,7 @@ fn what_limits_take_is_charged_whatever_comes_in_what_order() {
                 tenant.must(&format!("destroy {gone}"));
                 format!("current {last}")
             }
-            _ => format!("alloc {}", (1 + random(30)) * 2 * MIB),
+            _ => format!("alloc {}", (1 + random.below(30)) * 2 * MIB),
         };
         let reply = tenant.ask(&command);
         match (reply.result, command.split(' ').next()) {

@@ -1,11 +1,8 @@
 //! MIG instances as GPUs: what NVML and CUDA say of them, and tenants held to quotas on them.
 
-use crate::{OUT_OF_MEMORY, ready};
-use std::time::{Duration, Instant};
+use crate::{OUT_OF_MEMORY, observed, ready, until_free};
 
-use tessera_harness::{
-    Conversation, GIB, MIB, Output, Pages, Preloaded, SimGpu, artefacts, compile_c,
-};
+use tessera_harness::{Conversation, GIB, MIB, Output, Pages, Preloaded, SimGpu, compile_c};
 
 const NOT_SUPPORTED: &str = "3";
 
@@ -239,26 +236,12 @@ fn an_instance_that_was_not_given_is_refused() {
 #[test]
 fn what_modules_take_is_seen_on_the_instance_and_counts_there() {
     let sim = machine();
-    let tessera =
-        Preloaded::bare(artefacts().tessera()).sim(&sim).arg("run").arg("--gpu").arg("0:1");
-    let (shim, program) = (artefacts().shim(), compile_c("calls"));
-    let mut tenant = ready(
-        ["--memory", "600Mi", "--context-overhead", "64Mi", "--shim"]
-            .iter()
-            .fold(tessera, |run, argument| run.arg(argument))
-            .arg(shim)
-            .arg("--")
-            .arg(program),
-    );
+    let mut tenant = observed("calls", &sim, &["--gpu", "0:1"]);
     assert_eq!(tenant.ask("info").values, [(600 - 64) * MIB, 600 * MIB]);
     tenant.must("launch");
     tenant.must("sync");
     // 100 MiB of a module beyond the charges, in steps of 16. NVML's device 0 is the GPU.
-    let deadline = Instant::now() + Duration::from_secs(180);
-    while tenant.ask("nvml 0").values[1] != (600 - 64 - 112) * MIB {
-        assert!(Instant::now() < deadline, "{:?}", tenant.ask("nvml 0").values);
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until_free(&mut tenant, (600 - 64 - 112) * MIB);
     assert_eq!(tenant.ask(&format!("alloc {}", 425 * MIB)).result, OUT_OF_MEMORY);
     tenant.must(&format!("alloc {}", 424 * MIB));
     let out = nvml(bare().sim(&sim));

@@ -1,10 +1,10 @@
 //! Memory that no hook sees: published by the plugin, it counts against the quota and shows in
 //! every view.
 
-use crate::{OUT_OF_MEMORY, held, ready};
+use crate::{OUT_OF_MEMORY, held, observed, until_free};
 use std::time::{Duration, Instant};
 
-use tessera_harness::{Conversation, MIB, Output, Pages, Preloaded, SimGpu, artefacts, compile_c};
+use tessera_harness::{Conversation, MIB, Output, Pages, Preloaded, SimGpu, compile_c};
 
 fn tenant(sim: &SimGpu, pages: &Pages) -> Conversation {
     Conversation::with_context("calls", sim, pages)
@@ -123,42 +123,10 @@ uuid = "GPU-7e55e7a0-0000-4000-8000-000000000002"
 memory = "4GiB"
 "#;
 
-/// `calls` under `tessera run`, which observes as the plugin does.
-fn observed(sim: &SimGpu, memory: &str) -> Conversation {
-    observed_program("calls", sim, memory)
-}
-
-/// The same of another program.
-fn observed_program(name: &str, sim: &SimGpu, memory: &str) -> Conversation {
-    let tessera = Preloaded::bare(artefacts().tessera()).sim(sim);
-    let shim = artefacts().shim();
-    ready(
-        ["run", "--memory", memory, "--context-overhead", "64Mi", "--shim"]
-            .iter()
-            .fold(tessera, |run, argument| run.arg(argument))
-            .arg(&shim)
-            .arg("--")
-            .arg(compile_c(name)),
-    )
-}
-
-/// Asks NVML for free memory, which takes no context, until it is `bytes`.
-fn until_free(tenant: &mut Conversation, bytes: u64) {
-    let deadline = Instant::now() + Duration::from_secs(180);
-    loop {
-        let free = tenant.ask("nvml 0").values[1];
-        if free == bytes {
-            return;
-        }
-        assert!(Instant::now() < deadline, "{free} bytes free, not {bytes}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
 #[test]
 fn a_quota_holds_with_what_modules_take_once_that_is_seen() {
     let sim = SimGpu::start(HEAVY_MODULES);
-    let mut tenant = observed(&sim, "600Mi");
+    let mut tenant = observed("calls", &sim, &[]);
     assert_eq!(tenant.must("info"), (600 - 64) * MIB, "the context's constant is charged at once");
     tenant.must("launch");
     tenant.must("sync");
@@ -181,7 +149,7 @@ fn a_quota_holds_with_what_modules_take_once_that_is_seen() {
 #[test]
 fn free_memory_is_the_same_before_and_after_while_the_observer_looks() {
     let sim = SimGpu::start(HEAVY_MODULES);
-    let mut tenant = observed(&sim, "600Mi");
+    let mut tenant = observed("calls", &sim, &[]);
     tenant.must("launch");
     tenant.must("sync");
     until_free(&mut tenant, 424 * MIB);
@@ -202,7 +170,7 @@ fn free_memory_is_the_same_before_and_after_while_the_observer_looks() {
 #[test]
 fn managed_memory_hides_nothing_of_what_modules_take() {
     let sim = SimGpu::start(HEAVY_MODULES);
-    let mut tenant = observed(&sim, "600Mi");
+    let mut tenant = observed("calls", &sim, &[]);
     tenant.must("managed 209715200 1");
     tenant.must("launch");
     until_free(&mut tenant, (600 - 64 - 200 - 112) * MIB);
@@ -215,7 +183,7 @@ fn what_is_imported_is_no_overhead_whoever_it_counts_for() {
         let keys = format!("teardown_ms = 1.0\nimports = {imports:?}");
         let heavy = HEAVY_MODULES.replace("64MiB", "164MiB").replace("teardown_ms = 1.0", &keys);
         let sim = SimGpu::start(&heavy);
-        let [mut exporter, mut importer] = [(); 2].map(|()| observed_program("vmm", &sim, "600Mi"));
+        let [mut exporter, mut importer] = [(); 2].map(|()| observed("vmm", &sim, &[]));
         let pointer = exporter.must("alloc 314572800");
         let name = exporter.ask(&format!("getipc {pointer}"));
         let words: Vec<String> = name.values.iter().map(u64::to_string).collect();
@@ -239,7 +207,7 @@ fn what_is_imported_is_no_overhead_whoever_it_counts_for() {
 #[test]
 fn overhead_ends_with_the_context_that_had_it() {
     let sim = SimGpu::start(HEAVY_MODULES);
-    let mut tenant = observed(&sim, "600Mi");
+    let mut tenant = observed("calls", &sim, &[]);
     tenant.must("launch");
     until_free(&mut tenant, 424 * MIB);
     // The context goes, and its modules with it.

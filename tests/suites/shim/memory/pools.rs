@@ -2,7 +2,7 @@
 //! Programming Guide, "Stream-Ordered Memory Allocator". The simulated pools grow by 32 MiB.
 
 use crate::{OUT_OF_MEMORY, both, held, quota, ready};
-use tessera_harness::{Conversation, GIB, MIB, Pages, Preloaded, SimGpu, compile_c};
+use tessera_harness::{Conversation, GIB, MIB, Pages, Preloaded, Random, SimGpu, compile_c, until};
 use tessera_region::layout::Kind;
 
 const CHUNK: u64 = 32 * MIB;
@@ -197,10 +197,7 @@ fn a_debt_is_everybodys_until_the_next_synchronisation_and_no_longer() {
         assert_eq!(tenant.must("info"), 0);
         tenant.must("unblock");
         // What the stream has passed is known soon after.
-        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(180);
-        while tenant.ask(&format!("query {BLOCKED}")).result != 0 {
-            assert!(std::time::Instant::now() < deadline);
-        }
+        until("it has passed", || tenant.ask(&format!("query {BLOCKED}")).result == 0);
         tenant.must(synchronise);
         assert_eq!((before - witness.must("info"), pages.charged(0)), (0, 0), "{synchronise}");
         other.must(&format!("alloc {}", 48 * MIB));
@@ -216,25 +213,18 @@ fn whatever_a_pool_took_too_much_is_gone_after_one_synchronisation() {
     let before = witness.must("info");
     let pool = tenant.must("default 0");
     tenant.must(&format!("threshold {pool} {}", u64::MAX));
-    // Linear congruence: the same every time.
-    let mut state = 1u64;
-    let mut random = |below: u64| {
-        state =
-            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) % below
-    };
+    let mut random = Random(1);
     let mut live: Vec<(u64, u64)> = Vec::new();
     let mut refused = 0;
     for round in 0..40 {
         tenant.must(&format!("block {BLOCKED}"));
         for _ in 0..12 {
-            let stream = 1 + random(3);
-            if random(2) == 0 && !live.is_empty() {
-                let (pointer, _) =
-                    live.swap_remove(usize::try_from(random(live.len() as u64)).unwrap());
+            let stream = 1 + random.below(3);
+            if random.below(2) == 0 && !live.is_empty() {
+                let (pointer, _) = live.swap_remove(random.index(live.len()));
                 tenant.must(&format!("free_async {pointer} {stream}"));
             } else {
-                let bytes = (1 + random(1000)) * MIB;
+                let bytes = (1 + random.below(1000)) * MIB;
                 let reply = tenant.ask(&format!("async {bytes} {stream}"));
                 match reply.result {
                     0 => live.push((reply.values[0], bytes)),
