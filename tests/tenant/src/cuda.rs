@@ -1,10 +1,11 @@
 //! The driver with a context: the few calls a tenant needs, with checked results.
 
 use std::ffi::{CStr, c_char, c_uint, c_void};
-use std::ptr::{null, null_mut};
+use std::ptr::null_mut;
 
 use tessera_cuda::types::{
-    CUDA_SUCCESS, CUcontext, CUdevice, CUevent, CUfunction, CUgraphExec, CUresult, CUstream, CUuuid,
+    CUDA_ERROR_NOT_READY, CUDA_SUCCESS, CUcontext, CUdevice, CUevent, CUfunction, CUgraphExec,
+    CUresult, CUstream, CUuuid,
 };
 
 use crate::driver::{Driver, call};
@@ -40,24 +41,20 @@ const EVENT_WAIT: c_uint = 1 | 2;
 
 /// A stream of the context that made it, or the legacy default stream.
 #[derive(Clone, Copy, Debug)]
-pub struct Stream(CUstream);
+pub struct Stream(pub(crate) CUstream);
 
 impl Stream {
     /// `CU_STREAM_LEGACY` by its usual spelling, null.
     pub const LEGACY: Self = Self(null_mut());
-
-    pub(crate) fn raw(self) -> CUstream {
-        self.0
-    }
 }
 
 /// A device with its primary context retained, current in the thread that opened it.
 #[derive(Clone, Copy)]
 pub struct Cuda {
     /// For the life of the process, so that this can be copied to every thread.
-    driver: &'static Driver,
-    own_pool: &'static OwnPool,
-    device: CUdevice,
+    pub(crate) driver: &'static Driver,
+    pub(crate) own_pool: &'static OwnPool,
+    pub(crate) device: CUdevice,
     context: CUcontext,
 }
 
@@ -114,18 +111,6 @@ impl Cuda {
         Ok(cuda)
     }
 
-    pub(crate) fn driver(&self) -> &'static Driver {
-        self.driver
-    }
-
-    pub(crate) fn device(&self) -> CUdevice {
-        self.device
-    }
-
-    pub(crate) fn own_pool(&self) -> &'static OwnPool {
-        self.own_pool
-    }
-
     pub fn bind(&self) -> Result<(), CudaError> {
         // SAFETY: the context was retained and is released by nobody but `close`.
         unsafe { call!(self.driver, ctx_set_current(self.context)) }
@@ -155,51 +140,93 @@ impl Cuda {
         made(|at| unsafe { call!(self.driver, stream_create(at, STREAM_NON_BLOCKING)) }).map(Stream)
     }
 
-    pub fn kernel(&self) -> Result<Kernel, CudaError> {
-        let mut module = null_mut();
-        let mut function = null_mut();
-        let mut done = null_mut();
-        // SAFETY: NUL-terminated PTX and name; live out-parameters.
+    /// Functions of a module of their own.
+    pub(crate) fn functions<const N: usize>(
+        &self,
+        ptx: &CStr,
+        names: [&CStr; N],
+    ) -> Result<[CUfunction; N], CudaError> {
+        let (mut module, mut functions) = (null_mut(), [null_mut(); N]);
+        // SAFETY: NUL-terminated PTX and names; live out-parameters.
         unsafe {
-            call!(self.driver, module_load_data(&raw mut module, PTX.as_ptr().cast()))?;
-            call!(
-                self.driver,
-                module_get_function(&raw mut function, module, c"spin_ns".as_ptr())
-            )?;
-            call!(self.driver, event_create(&raw mut done, EVENT_WAIT))?;
+            call!(self.driver, module_load_data(&raw mut module, ptx.as_ptr().cast()))?;
+            for (function, name) in functions.iter_mut().zip(names) {
+                call!(self.driver, module_get_function(function, module, name.as_ptr()))?;
+            }
         }
-        Ok(Kernel { function, done })
+        Ok(functions)
     }
 
-    pub fn launch(&self, kernel: &Kernel, ns: u64, stream: Stream) -> Result<(), CudaError> {
-        let mut duration = ns;
-        let mut params = [(&raw mut duration).cast::<c_void>()];
-        // SAFETY: one parameter, an u64, as the PTX declares; the driver copies it before return.
+    /// Launches so many blocks of so many threads of a function, all of whose parameters are numbers of eight bytes.
+    pub(crate) fn launch_with<const N: usize>(
+        &self,
+        function: CUfunction,
+        (blocks, threads): (u32, u32),
+        mut numbers: [u64; N],
+        stream: Stream,
+    ) -> Result<(), CudaError> {
+        let mut params = numbers.each_mut().map(|number| std::ptr::from_mut(number).cast());
+        let (params, extra) = (params.as_mut_ptr(), null_mut());
+        // SAFETY: as many parameters of eight bytes as the PTX declares; the driver copies them before it returns.
         unsafe {
             call!(
                 self.driver,
-                launch_kernel(
-                    kernel.function,
-                    1,
-                    1,
-                    1,
-                    32,
-                    1,
-                    1,
-                    0,
-                    stream.0,
-                    params.as_mut_ptr(),
-                    null::<*mut c_void>().cast_mut(),
-                )
+                launch_kernel(function, blocks, 1, 1, threads, 1, 1, 0, stream.0, params, extra)
             )
         }
     }
 
+    pub fn kernel(&self) -> Result<Kernel, CudaError> {
+        let [function] = self.functions(PTX, [c"spin_ns"])?;
+        Ok(Kernel { function, done: Event::new(*self)? })
+    }
+
+    pub fn launch(&self, kernel: &Kernel, ns: u64, stream: Stream) -> Result<(), CudaError> {
+        self.launch_with(kernel.function, (1, 32), [ns], stream)
+    }
+
     pub fn wait(&self, kernel: &Kernel, stream: Stream) -> Result<(), CudaError> {
-        // SAFETY: event and stream were made by this context and live as long as it.
-        unsafe {
-            call!(self.driver, event_record(kernel.done, stream.0))?;
-            call!(self.driver, event_synchronize(kernel.done))
+        kernel.done.record(stream)?;
+        kernel.done.wait()
+    }
+}
+
+/// An event of the context.
+#[derive(Clone, Copy)]
+pub(crate) struct Event {
+    cuda: Cuda,
+    event: CUevent,
+}
+
+impl Event {
+    /// One without timing, whose waiters sleep.
+    pub fn new(cuda: Cuda) -> Result<Self, CudaError> {
+        Self::with_flags(cuda, EVENT_WAIT)
+    }
+
+    /// `CU_EVENT_…` flags.
+    pub fn with_flags(cuda: Cuda, flags: c_uint) -> Result<Self, CudaError> {
+        // SAFETY: a live out-parameter.
+        let event = made(|at| unsafe { call!(cuda.driver, event_create(at, flags)) })?;
+        Ok(Self { cuda, event })
+    }
+
+    pub fn record(&self, stream: Stream) -> Result<(), CudaError> {
+        // SAFETY: event and stream are of this context and live as long as the process.
+        unsafe { call!(self.cuda.driver, event_record(self.event, stream.0)) }
+    }
+
+    pub fn wait(&self) -> Result<(), CudaError> {
+        // SAFETY: as above.
+        unsafe { call!(self.cuda.driver, event_synchronize(self.event)) }
+    }
+
+    pub fn is_done(&self) -> Result<bool, CudaError> {
+        // SAFETY: as above.
+        match unsafe { call!(self.cuda.driver, event_query(self.event)) } {
+            Ok(()) => Ok(true),
+            Err(error) if error.code == CUDA_ERROR_NOT_READY => Ok(false),
+            Err(error) => Err(error),
         }
     }
 }
@@ -279,10 +306,9 @@ impl Cuda {
 }
 
 /// The busy kernel, with the event its waiter sleeps on.
-#[derive(Debug)]
 pub struct Kernel {
     function: CUfunction,
-    done: CUevent,
+    done: Event,
 }
 
 /// The ordinal of the device with this UUID.

@@ -37,35 +37,26 @@ impl Options {
 /// Holds until asked to stop, then checks that the data is what was written.
 pub fn run(target: Target, options: &Options) -> Result<(), Exit> {
     let cuda = Cuda::open(target)?;
-    if options.bytes == 0 {
-        return hold_a_context(cuda, options.limit);
-    }
-    let block = cuda.allocate(Api::Plain, options.bytes, Stream::LEGACY)?;
+    let hold = |bytes| cuda.allocate(Api::Plain, bytes, Stream::LEGACY);
+    let block = (options.bytes > 0).then(|| hold(options.bytes)).transpose()?;
     let pattern = [0xa5u8; PROBE];
-    let ends = [0, options.bytes - PROBE as u64];
-    for offset in ends {
-        cuda.write(&block, offset, &pattern)?;
+    let ends = [0, options.bytes.saturating_sub(PROBE as u64)];
+    if let Some(block) = &block {
+        ends.iter().try_for_each(|&offset| cuda.write(block, offset, &pattern))?;
     }
     let (free, total) = cuda.mem_info()?;
-    report::line("ready", json!({ "held": block.bytes, "free": free, "total": total }));
+    report::line("ready", json!({ "held": options.bytes, "free": free, "total": total }));
     stop::until_stopped(options.limit);
     let mut intact = true;
-    for offset in ends {
-        let mut back = [0u8; PROBE];
-        cuda.read(&block, offset, &mut back)?;
-        intact &= back == pattern;
+    if let Some(block) = &block {
+        for offset in ends {
+            let mut back = [0u8; PROBE];
+            cuda.read(block, offset, &mut back)?;
+            intact &= back == pattern;
+        }
+        cuda.free(block, Stream::LEGACY)?;
     }
-    cuda.free(&block, Stream::LEGACY)?;
     cuda.close()?;
     report::line("done", json!({ "intact": intact }));
     if intact { Ok(()) } else { Err(Exit::new(exit::CORRUPTED, "held data changed")) }
-}
-
-fn hold_a_context(cuda: Cuda, limit: Option<Duration>) -> Result<(), Exit> {
-    let (free, total) = cuda.mem_info()?;
-    report::line("ready", json!({ "held": 0, "free": free, "total": total }));
-    stop::until_stopped(limit);
-    cuda.close()?;
-    report::line("done", json!({ "intact": true }));
-    Ok(())
 }

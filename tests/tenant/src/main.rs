@@ -54,6 +54,16 @@ fn main() {
     std::process::exit(code);
 }
 
+type Work = Box<dyn FnOnce() -> Result<(), Exit>>;
+
+fn prepared<O: 'static>(
+    target: Target,
+    options: O,
+    run: fn(Target, &O) -> Result<(), Exit>,
+) -> Work {
+    Box::new(move || run(target, &options))
+}
+
 fn run() -> Result<(), Exit> {
     let mut args = Args::from_env();
     if args.flag("--help") || args.flag("-h") {
@@ -69,35 +79,17 @@ fn run() -> Result<(), Exit> {
         return Err(Exit::usage(format!("no subcommand\n\n{USAGE}")));
     };
     // Parsed before any fork, so that a mistake is reported once.
-    let work: Box<dyn FnOnce() -> Result<(), Exit>> = match subcommand.as_str() {
+    let work: Work = match subcommand.as_str() {
         "info" => {
             args.finish()?;
             Box::new(move || info::run(target))
         }
-        "hold" => {
-            let options = hold::Options::parse(args)?;
-            Box::new(move || hold::run(target, &options))
-        }
-        "greedy" => {
-            let options = greedy::Options::parse(args)?;
-            Box::new(move || greedy::run(target, &options))
-        }
-        "infer" => {
-            let options = infer::Options::parse(args)?;
-            Box::new(move || infer::run(target, &options))
-        }
-        "load" => {
-            let options = load::Options::parse(args)?;
-            Box::new(move || load::run(target, &options))
-        }
-        "time" => {
-            let options = time::Options::parse(args)?;
-            Box::new(move || time::run(target, &options))
-        }
-        "churn" => {
-            let options = churn::Options::parse(args)?;
-            Box::new(move || churn::run(target, &options))
-        }
+        "hold" => prepared(target, hold::Options::parse(args)?, hold::run),
+        "greedy" => prepared(target, greedy::Options::parse(args)?, greedy::run),
+        "infer" => prepared(target, infer::Options::parse(args)?, infer::run),
+        "load" => prepared(target, load::Options::parse(args)?, load::run),
+        "time" => prepared(target, time::Options::parse(args)?, time::run),
+        "churn" => prepared(target, churn::Options::parse(args)?, churn::run),
         other => return Err(Exit::usage(format!("unknown subcommand {other}\n\n{USAGE}"))),
     };
     if copies <= 1 { work() } else { processes::run(copies, work) }

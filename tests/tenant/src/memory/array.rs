@@ -44,17 +44,11 @@ const COPY: CUDA_MEMCPY2D = CUDA_MEMCPY2D {
 pub struct Array {
     array: CUarray,
     mipmapped: CUmipmappedArray,
-    rows: usize,
+    pub bytes: u64,
 }
 // SAFETY: arrays may be used from any thread in which their context is current (CUDA C
 // Programming Guide, "Driver API").
 unsafe impl Send for Array {}
-
-impl Array {
-    pub fn bytes(&self) -> u64 {
-        (self.rows * ROW) as u64
-    }
-}
 
 pub fn create(cuda: &Cuda, mipmapped: bool, bytes: usize) -> Result<Array, CudaError> {
     let rows = bytes.div_ceil(ROW).max(1);
@@ -66,14 +60,14 @@ pub fn create(cuda: &Cuda, mipmapped: bool, bytes: usize) -> Result<Array, CudaE
         NumChannels: 4,
         Flags: 0,
     };
-    let mut made = Array { array: null_mut(), mipmapped: null_mut(), rows };
+    let mut made = Array { array: null_mut(), mipmapped: null_mut(), bytes: (rows * ROW) as u64 };
     // SAFETY: live out-parameters and descriptor.
     unsafe {
         if mipmapped {
-            call!(cuda.driver(), mipmap_create(&raw mut made.mipmapped, &raw const shape, 1))?;
-            call!(cuda.driver(), mipmap_level(&raw mut made.array, made.mipmapped, 0))?;
+            call!(cuda.driver, mipmap_create(&raw mut made.mipmapped, &raw const shape, 1))?;
+            call!(cuda.driver, mipmap_level(&raw mut made.array, made.mipmapped, 0))?;
         } else {
-            call!(cuda.driver(), array_create(&raw mut made.array, &raw const shape))?;
+            call!(cuda.driver, array_create(&raw mut made.array, &raw const shape))?;
         }
     }
     Ok(made)
@@ -83,9 +77,9 @@ pub fn destroy(cuda: &Cuda, array: &Array) -> Result<(), CudaError> {
     // SAFETY: made by `create` and destroyed once by its owner; a level goes with its array.
     unsafe {
         if array.mipmapped.is_null() {
-            call!(cuda.driver(), array_destroy(array.array))
+            call!(cuda.driver, array_destroy(array.array))
         } else {
-            call!(cuda.driver(), mipmap_destroy(array.mipmapped))
+            call!(cuda.driver, mipmap_destroy(array.mipmapped))
         }
     }
 }
@@ -104,7 +98,7 @@ pub fn write(cuda: &Cuda, array: &Array, offset: u64, data: &[u8]) -> Result<(),
         ..COPY
     };
     // SAFETY: the host's end is a live slice of this length.
-    unsafe { call!(cuda.driver(), copy_2d(&raw const copy)) }
+    unsafe { call!(cuda.driver, copy_2d(&raw const copy)) }
 }
 
 /// Within one row.
@@ -121,7 +115,7 @@ pub fn read(cuda: &Cuda, array: &Array, offset: u64, data: &mut [u8]) -> Result<
         ..COPY
     };
     // SAFETY: the host's end is a live, exclusive slice of this length.
-    unsafe { call!(cuda.driver(), copy_2d(&raw const copy)) }
+    unsafe { call!(cuda.driver, copy_2d(&raw const copy)) }
 }
 
 fn place(offset: u64) -> (usize, usize) {

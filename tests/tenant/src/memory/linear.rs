@@ -17,12 +17,12 @@ const PAGE: usize = 2 << 20;
 
 pub fn plain(cuda: &Cuda, bytes: usize) -> Result<CUdeviceptr, CudaError> {
     // SAFETY: a live out-parameter.
-    made(|at| unsafe { call!(cuda.driver(), mem_alloc(at, bytes)) })
+    made(|at| unsafe { call!(cuda.driver, mem_alloc(at, bytes)) })
 }
 
 pub fn managed(cuda: &Cuda, bytes: usize) -> Result<CUdeviceptr, CudaError> {
     // SAFETY: a live out-parameter.
-    made(|at| unsafe { call!(cuda.driver(), mem_alloc_managed(at, bytes, ATTACH_GLOBAL)) })
+    made(|at| unsafe { call!(cuda.driver, mem_alloc_managed(at, bytes, ATTACH_GLOBAL)) })
 }
 
 /// The address, and the bytes of all rows with their padding.
@@ -35,24 +35,24 @@ pub fn pitched(cuda: &Cuda, bytes: usize) -> Result<(CUdeviceptr, u64), CudaErro
     let (mut address, mut pitch) = (0, 0);
     // SAFETY: live out-parameters.
     unsafe {
-        call!(cuda.driver(), mem_alloc_pitch(&raw mut address, &raw mut pitch, width, height, 4))
+        call!(cuda.driver, mem_alloc_pitch(&raw mut address, &raw mut pitch, width, height, 4))
     }?;
     Ok((address, pitch as u64 * height as u64))
 }
 
 pub fn free(cuda: &Cuda, address: CUdeviceptr) -> Result<(), CudaError> {
     // SAFETY: made by this module and freed once by its owner.
-    unsafe { call!(cuda.driver(), mem_free(address)) }
+    unsafe { call!(cuda.driver, mem_free(address)) }
 }
 
 pub fn write(cuda: &Cuda, to: CUdeviceptr, data: &[u8]) -> Result<(), CudaError> {
     // SAFETY: source and length are a live slice's; the driver checks the destination.
-    unsafe { call!(cuda.driver(), copy_to_device(to, data.as_ptr().cast(), data.len())) }
+    unsafe { call!(cuda.driver, copy_to_device(to, data.as_ptr().cast(), data.len())) }
 }
 
 pub fn read(cuda: &Cuda, from: CUdeviceptr, data: &mut [u8]) -> Result<(), CudaError> {
     // SAFETY: destination and length are a live, exclusive slice's.
-    unsafe { call!(cuda.driver(), copy_to_host(data.as_mut_ptr().cast(), from, data.len())) }
+    unsafe { call!(cuda.driver, copy_to_host(data.as_mut_ptr().cast(), from, data.len())) }
 }
 
 // === what benches time: bare calls, without the waiting that makes `allocate` and `free` exact ===
@@ -95,10 +95,7 @@ impl Cuda {
             let (count, attributes) = (to.len(), attributes.as_mut_ptr().cast());
             let (to, from, sizes) = (to.as_mut_ptr(), from.as_mut_ptr(), sizes.as_mut_ptr());
             let first = &raw mut first;
-            call!(
-                self.driver(),
-                copy_batch(to, from, sizes, count, attributes, first, 1, stream.raw())
-            )
+            call!(self.driver, copy_batch(to, from, sizes, count, attributes, first, 1, stream.0))
         }
     }
 
@@ -107,8 +104,8 @@ impl Cuda {
         let mut address = 0;
         // SAFETY: a live out-parameter; the address is freed once, in the order of its stream.
         unsafe {
-            call!(self.driver(), mem_alloc_async(&raw mut address, bytes, stream.raw()))?;
-            call!(self.driver(), mem_free_async(address, stream.raw()))
+            call!(self.driver, mem_alloc_async(&raw mut address, bytes, stream.0))?;
+            call!(self.driver, mem_free_async(address, stream.0))
         }
     }
 }

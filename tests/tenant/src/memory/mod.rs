@@ -111,12 +111,12 @@ impl Cuda {
             Api::Pool => (Place::Address(pool::from_own(self, size, stream)?), bytes),
             Api::Vmm => {
                 let mapped = vmm::map(self, size)?;
-                let given = mapped.bytes();
+                let given = mapped.size as u64;
                 (Place::Mapped(mapped), given)
             }
             Api::Array | Api::Mipmap => {
                 let array = array::create(self, api == Api::Mipmap, size)?;
-                let given = array.bytes();
+                let given = array.bytes;
                 (Place::Array(array), given)
             }
             Api::Graph => (Place::Graph(pool::launch(self, size, stream)?), bytes),
@@ -165,8 +165,8 @@ impl Cuda {
 fn address(place: &Place) -> CUdeviceptr {
     match place {
         Place::Address(address) => *address,
-        Place::Mapped(mapped) => mapped.address(),
-        Place::Graph(launched) => launched.address(),
+        Place::Mapped(mapped) => mapped.address,
+        Place::Graph(launched) => launched.address,
         Place::Array(_) => 0,
     }
 }

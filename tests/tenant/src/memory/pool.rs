@@ -38,14 +38,14 @@ pub fn props(device: c_int) -> CUmemPoolProps {
 pub type OwnPool = Mutex<Option<usize>>;
 
 fn own(cuda: &Cuda) -> Result<CUmemoryPool, CudaError> {
-    let mut pool = cuda.own_pool().lock().unwrap_or_else(PoisonError::into_inner);
+    let mut pool = cuda.own_pool.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(pool) = *pool {
         return Ok(pool as CUmemoryPool);
     }
-    let props = props(cuda.device());
+    let props = props(cuda.device);
     let new: CUmemoryPool = made(|at| {
         // SAFETY: a live out-parameter; every field of the properties is set.
-        unsafe { call!(cuda.driver(), mem_pool_create(at, &raw const props)) }
+        unsafe { call!(cuda.driver, mem_pool_create(at, &raw const props)) }
     })?;
     *pool = Some(new as usize);
     Ok(new)
@@ -54,7 +54,7 @@ fn own(cuda: &Cuda) -> Result<CUmemoryPool, CudaError> {
 pub fn from_default(cuda: &Cuda, bytes: usize, stream: Stream) -> Result<CUdeviceptr, CudaError> {
     let address = made(|at| {
         // SAFETY: a live out-parameter; a `Stream` is null or made by the driver.
-        unsafe { call!(cuda.driver(), mem_alloc_async(at, bytes, stream.raw())) }
+        unsafe { call!(cuda.driver, mem_alloc_async(at, bytes, stream.0)) }
     })?;
     cuda.synchronise(stream)?;
     Ok(address)
@@ -64,7 +64,7 @@ pub fn from_own(cuda: &Cuda, bytes: usize, stream: Stream) -> Result<CUdeviceptr
     let pool = own(cuda)?;
     let address = made(|at| {
         // SAFETY: a live out-parameter; the pool lives as long as the process.
-        unsafe { call!(cuda.driver(), mem_alloc_from_pool(at, bytes, pool, stream.raw())) }
+        unsafe { call!(cuda.driver, mem_alloc_from_pool(at, bytes, pool, stream.0)) }
     })?;
     cuda.synchronise(stream)?;
     Ok(address)
@@ -72,23 +72,23 @@ pub fn from_own(cuda: &Cuda, bytes: usize, stream: Stream) -> Result<CUdeviceptr
 
 pub fn free(cuda: &Cuda, address: CUdeviceptr, stream: Stream) -> Result<(), CudaError> {
     // SAFETY: made by this module and freed once by its owner.
-    unsafe { call!(cuda.driver(), mem_free_async(address, stream.raw())) }?;
+    unsafe { call!(cuda.driver, mem_free_async(address, stream.0)) }?;
     cuda.synchronise(stream)
 }
 
 /// `cuMemPoolTrimTo(…, 0)` for both pools.
 pub fn trim(cuda: &Cuda) -> Result<(), CudaError> {
-    if cuda.driver().mem_pool_trim.pointer.is_none() {
+    if cuda.driver.mem_pool_trim.pointer.is_none() {
         return Ok(());
     }
     let default = made(|at| {
         // SAFETY: a live out-parameter.
-        unsafe { call!(cuda.driver(), default_mem_pool(at, cuda.device())) }
+        unsafe { call!(cuda.driver, default_mem_pool(at, cuda.device)) }
     })?;
-    let own = *cuda.own_pool().lock().unwrap_or_else(PoisonError::into_inner);
+    let own = *cuda.own_pool.lock().unwrap_or_else(PoisonError::into_inner);
     for pool in [Some(default), own.map(|pool| pool as CUmemoryPool)].into_iter().flatten() {
         // SAFETY: a pool that the driver named, or that was made here and is never destroyed.
-        unsafe { call!(cuda.driver(), mem_pool_trim(pool, 0)) }?;
+        unsafe { call!(cuda.driver, mem_pool_trim(pool, 0)) }?;
     }
     Ok(())
 }
@@ -101,23 +101,17 @@ pub fn trim(cuda: &Cuda) -> Result<(), CudaError> {
 pub struct Launched {
     graph: CUgraph,
     exec: CUgraphExec,
-    address: CUdeviceptr,
+    pub address: CUdeviceptr,
 }
 // SAFETY: graphs may be used from any thread, though from one at a time (CUDA Driver API, "Graph
 // object thread safety"); each of these has one owner.
 unsafe impl Send for Launched {}
 
-impl Launched {
-    pub fn address(&self) -> CUdeviceptr {
-        self.address
-    }
-}
-
 pub fn launch(cuda: &Cuda, bytes: usize, stream: Stream) -> Result<Launched, CudaError> {
-    let driver = cuda.driver();
+    let driver = cuda.driver;
     let mut made = Launched { graph: null_mut(), exec: null_mut(), address: 0 };
     let mut params = CUDA_MEM_ALLOC_NODE_PARAMS {
-        poolProps: props(cuda.device()),
+        poolProps: props(cuda.device),
         accessDescs: null(),
         accessDescCount: 0,
         bytesize: bytes,
@@ -132,7 +126,7 @@ pub fn launch(cuda: &Cuda, bytes: usize, stream: Stream) -> Result<Launched, Cud
             let (node, params) = (&raw mut node, &raw mut params);
             call!(driver, graph_add_mem_alloc(node, made.graph, null(), 0, params))?;
             call!(driver, graph_instantiate(&raw mut made.exec, made.graph, 0))?;
-            call!(driver, graph_launch(made.exec, stream.raw()))
+            call!(driver, graph_launch(made.exec, stream.0))
         }
     };
     let done = run();
@@ -153,19 +147,19 @@ pub fn free_graph(cuda: &Cuda, launched: &Launched, stream: Stream) -> Result<()
 
 /// `cuDeviceGraphMemTrim`.
 pub fn trim_graphs(cuda: &Cuda) -> Result<(), CudaError> {
-    if cuda.driver().graph_mem_trim.pointer.is_none() {
+    if cuda.driver.graph_mem_trim.pointer.is_none() {
         return Ok(());
     }
     // SAFETY: takes a device's ordinal.
-    unsafe { call!(cuda.driver(), graph_mem_trim(cuda.device())) }
+    unsafe { call!(cuda.driver, graph_mem_trim(cuda.device)) }
 }
 
 fn destroy(cuda: &Cuda, launched: &Launched) -> Result<(), CudaError> {
     // SAFETY: made by `launch` and destroyed once.
     unsafe {
         if !launched.exec.is_null() {
-            call!(cuda.driver(), graph_exec_destroy(launched.exec))?;
+            call!(cuda.driver, graph_exec_destroy(launched.exec))?;
         }
-        call!(cuda.driver(), graph_destroy(launched.graph))
+        call!(cuda.driver, graph_destroy(launched.graph))
     }
 }

@@ -10,13 +10,13 @@ use std::time::Duration;
 use serde_json::json;
 use tessera_cuda::types::CUdeviceptr;
 
-use super::kernel::{Amount, Event, Kernels};
+use super::kernel::{Amount, Kernels};
 use super::page::{SharedPage, Words};
 use super::talk::{self, Window};
 use super::turns::{Log, done_at};
 use crate::Target;
 use crate::args::Args;
-use crate::cuda::{Cuda, Stream};
+use crate::cuda::{Cuda, Event, Stream};
 use crate::driver::call;
 use crate::exit::{CudaError, Exit};
 use crate::report;
@@ -196,11 +196,11 @@ impl Rank {
         if self.way == Way::Kernel {
             return self.kernels.exchange([mine, peer], step, self.stream);
         }
-        let driver = self.kernels.cuda.driver();
+        let driver = self.kernels.cuda.driver;
         // SAFETY: aligned words of pinned memory, which stays mapped; 0: until it is as large or larger.
         unsafe {
-            call!(driver, write_value(self.stream.raw(), mine, step, 0))?;
-            call!(driver, wait_value(self.stream.raw(), peer, step, 0))
+            call!(driver, write_value(self.stream.0, mine, step, 0))?;
+            call!(driver, wait_value(self.stream.0, peer, step, 0))
         }
     }
 }

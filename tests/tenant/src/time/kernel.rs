@@ -4,14 +4,13 @@
 //! would say that sharing costs nothing. This one counts. The simulated driver gives a kernel of its
 //! name the nanoseconds of its first parameter, which the kernel itself ignores.
 
-use std::ffi::{CStr, c_int, c_uint, c_void};
-use std::ptr::{null, null_mut};
+use std::ffi::{CStr, c_int};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use tessera_cuda::types::{CUDA_ERROR_NOT_READY, CUdeviceptr, CUevent, CUfunction};
+use tessera_cuda::types::{CUdeviceptr, CUfunction};
 
-use crate::cuda::{Cuda, Graph, Stream, made};
+use crate::cuda::{Cuda, Event, Graph, Stream, made};
 use crate::driver::call;
 use crate::exit::{CudaError, Exit};
 use crate::report;
@@ -94,8 +93,6 @@ const THREADS: u32 = 256;
 /// `CU_DEVICE_ATTRIBUTE_…`.
 const MULTIPROCESSORS: c_int = 16;
 const THREADS_EACH: c_int = 39;
-/// `CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING`.
-const ASLEEP: c_uint = 1 | 2;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Amount {
@@ -123,20 +120,13 @@ pub(super) struct Kernels {
 /// An attribute of the device; 0 where the driver does not know it.
 fn attribute(cuda: &Cuda, which: c_int) -> u32 {
     // SAFETY: a live out-parameter.
-    made(|at| unsafe { call!(cuda.driver(), device_attribute(at, which, cuda.device())) })
+    made(|at| unsafe { call!(cuda.driver, device_attribute(at, which, cuda.device)) })
         .map_or(0, |value: c_int| u32::try_from(value).unwrap_or(0))
 }
 
 impl Kernels {
     pub fn load(cuda: Cuda) -> Result<Self, CudaError> {
-        let (driver, mut module) = (cuda.driver(), null_mut());
-        let (mut work, mut exchange) = (null_mut(), null_mut());
-        // SAFETY: NUL-terminated PTX and names; live out-parameters.
-        unsafe {
-            call!(driver, module_load_data(&raw mut module, PTX.as_ptr().cast()))?;
-            call!(driver, module_get_function(&raw mut work, module, c"fixed_work".as_ptr()))?;
-            call!(driver, module_get_function(&raw mut exchange, module, c"exchange".as_ptr()))?;
-        }
+        let [work, exchange] = cuda.functions(PTX, [c"fixed_work", c"exchange"])?;
         let full = attribute(&cuda, MULTIPROCESSORS) * attribute(&cuda, THREADS_EACH) / THREADS;
         Ok(Self { cuda, work, exchange, blocks: full.max(1) })
     }
@@ -144,104 +134,26 @@ impl Kernels {
     /// Launches the work; the stamps' address, or 0.
     pub fn launch(
         &self,
-        amount: Amount,
+        Amount { ns, rounds }: Amount,
         stamps: CUdeviceptr,
         stream: Stream,
     ) -> Result<(), CudaError> {
-        let (mut ns, mut rounds, mut stamps) = (amount.ns, amount.rounds, stamps);
-        let params = [(&raw mut ns).cast(), (&raw mut rounds).cast(), (&raw mut stamps).cast()];
-        self.launch_one(self.work, self.blocks, THREADS, params, stream)
+        let shape = (self.blocks, THREADS);
+        self.cuda.launch_with(self.work, shape, [ns, rounds, stamps], stream)
     }
 
     pub fn exchange(
         &self,
-        words: [CUdeviceptr; 2],
+        [mine, peer]: [CUdeviceptr; 2],
         step: u64,
         stream: Stream,
     ) -> Result<(), CudaError> {
-        let (mut ns, mut mine, mut peer, mut step) = (0u64, words[0], words[1], step);
-        let params = [
-            (&raw mut ns).cast(),
-            (&raw mut mine).cast(),
-            (&raw mut peer).cast(),
-            (&raw mut step).cast(),
-        ];
-        self.launch_one(self.exchange, 1, 1, params, stream)
-    }
-
-    fn launch_one<const N: usize>(
-        &self,
-        function: CUfunction,
-        blocks: u32,
-        threads: u32,
-        mut params: [*mut c_void; N],
-        stream: Stream,
-    ) -> Result<(), CudaError> {
-        // SAFETY: as many parameters of eight bytes as the PTX declares, alive in the caller; the
-        // driver copies them before it returns.
-        unsafe {
-            call!(
-                self.cuda.driver(),
-                launch_kernel(
-                    function,
-                    blocks,
-                    1,
-                    1,
-                    threads,
-                    1,
-                    1,
-                    0,
-                    stream.raw(),
-                    params.as_mut_ptr(),
-                    null::<*mut c_void>().cast_mut(),
-                )
-            )
-        }
+        self.cuda.launch_with(self.exchange, (1, 1), [0, mine, peer, step], stream)
     }
 
     pub fn graph(&self, amount: Amount, count: usize, stream: Stream) -> Result<Graph, CudaError> {
         self.cuda
             .capture_with(stream, || (0..count).try_for_each(|_| self.launch(amount, 0, stream)))
-    }
-}
-
-/// An event without timing.
-#[derive(Clone, Copy)]
-pub(super) struct Event {
-    cuda: Cuda,
-    event: CUevent,
-}
-
-impl Event {
-    /// One whose waiters sleep.
-    pub fn new(cuda: Cuda) -> Result<Self, CudaError> {
-        Self::with_flags(cuda, ASLEEP)
-    }
-
-    /// `CU_EVENT_…` flags.
-    pub fn with_flags(cuda: Cuda, flags: c_uint) -> Result<Self, CudaError> {
-        // SAFETY: a live out-parameter.
-        let event = made(|at| unsafe { call!(cuda.driver(), event_create(at, flags)) })?;
-        Ok(Self { cuda, event })
-    }
-
-    pub fn record(&self, stream: Stream) -> Result<(), CudaError> {
-        // SAFETY: event and stream are of this context and live as long as the process.
-        unsafe { call!(self.cuda.driver(), event_record(self.event, stream.raw())) }
-    }
-
-    pub fn wait(&self) -> Result<(), CudaError> {
-        // SAFETY: as above.
-        unsafe { call!(self.cuda.driver(), event_synchronize(self.event)) }
-    }
-
-    pub fn is_done(&self) -> Result<bool, CudaError> {
-        // SAFETY: as above.
-        match unsafe { call!(self.cuda.driver(), event_query(self.event)) } {
-            Ok(()) => Ok(true),
-            Err(error) if error.code == CUDA_ERROR_NOT_READY => Ok(false),
-            Err(error) => Err(error),
-        }
     }
 }
 

@@ -9,18 +9,17 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use super::kernel::{Amount, Event, Kernels};
+use super::kernel::{Amount, Kernels};
 use super::page::Words;
 use super::talk::percentile_us;
 use crate::args::Args;
-use crate::cuda::{Cuda, Stream};
+use crate::cuda::{Cuda, Event, Stream};
 use crate::driver::call;
 use crate::exit::{CudaError, Exit};
 use crate::report;
 
 /// `CU_EVENT_…`.
 const SPINNING: u32 = 2;
-const ASLEEP: u32 = 1 | 2;
 const TIMED: u32 = 0;
 /// Host costs are means of so many calls; the driver has room for them without waiting.
 const BATCH: u32 = 64;
@@ -105,10 +104,7 @@ impl Bench {
         self.written += 1;
         // SAFETY: an aligned word of pinned memory, which lives as long as the process.
         unsafe {
-            call!(
-                self.cuda.driver(),
-                write_value(self.stream.raw(), self.words.at(0), self.written, 0)
-            )
+            call!(self.cuda.driver, write_value(self.stream.0, self.words.at(0), self.written, 0))
         }?;
         Ok(self.written)
     }
@@ -224,8 +220,7 @@ impl Bench {
     /// From a launch until the host knows that the kernel is over, by each way of looking. The kernel
     /// is the same, so the ways differ by how soon they see it.
     fn seen(&mut self) -> Result<(), CudaError> {
-        let (spinning, asleep) =
-            (Event::with_flags(self.cuda, SPINNING)?, Event::with_flags(self.cuda, ASLEEP)?);
+        let (spinning, asleep) = (Event::with_flags(self.cuda, SPINNING)?, Event::new(self.cuda)?);
         let by_word = self.trial(|b| {
             let value = b.write()?;
             spin_until(|| Ok(b.word() >= value))
@@ -272,9 +267,7 @@ impl Bench {
             let go = self.words.host[8].load(Ordering::Acquire) + 1;
             // SAFETY: an aligned word of pinned memory, which lives as long as the process; 0: until
             // it is as large or larger.
-            unsafe {
-                call!(self.cuda.driver(), wait_value(self.stream.raw(), self.words.at(8), go, 0))
-            }?;
+            unsafe { call!(self.cuda.driver, wait_value(self.stream.0, self.words.at(8), go, 0)) }?;
             let value = self.write()?;
             // The stream gets to its wait first.
             std::thread::sleep(Duration::from_micros(100));

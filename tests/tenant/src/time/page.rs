@@ -28,7 +28,7 @@ impl Words {
     pub fn allocate(cuda: Cuda, count: usize) -> Result<Self, CudaError> {
         let host: *mut c_void = made(|at| {
             // SAFETY: a live out-parameter.
-            unsafe { call!(cuda.driver(), host_alloc(at, count * 8, MAPPED)) }
+            unsafe { call!(cuda.driver, host_alloc(at, count * 8, MAPPED)) }
         })?;
         // SAFETY: as many bytes, of this process, page-aligned and never freed; zeroed before
         // anything refers to them as words.
@@ -46,7 +46,7 @@ impl Words {
 
 fn device_pointer(cuda: Cuda, host: *mut c_void) -> Result<CUdeviceptr, CudaError> {
     // SAFETY: a live out-parameter; the memory is pinned and mapped.
-    made(|at| unsafe { call!(cuda.driver(), host_device_pointer(at, host, 0)) })
+    made(|at| unsafe { call!(cuda.driver, host_device_pointer(at, host, 0)) })
 }
 
 /// A page of a file, which other processes map, too.
@@ -80,7 +80,7 @@ impl SharedPage {
     pub fn register(&self, cuda: Cuda) -> Result<Words, CudaError> {
         let host: *mut c_void = self.0.as_ptr().cast_mut().cast();
         // SAFETY: a whole page of this process, which stays mapped.
-        unsafe { call!(cuda.driver(), host_register(host, PAGE, MAPPED)) }?;
+        unsafe { call!(cuda.driver, host_register(host, PAGE, MAPPED)) }?;
         Ok(Words { host: self.0, address: device_pointer(cuda, host)? })
     }
 }

@@ -3,11 +3,11 @@
 
 use serde_json::json;
 
-use super::kernel::{Amount, Event, Kernels};
+use super::kernel::{Amount, Kernels};
 use super::page::Stamps;
 use super::talk::{self, Window, percentile_us};
 use crate::args::Args;
-use crate::cuda::{Cuda, Graph, Stream};
+use crate::cuda::{Cuda, Event, Graph, Stream};
 use crate::exit::{CudaError, Exit};
 use crate::report;
 
