@@ -13,10 +13,10 @@ pub fn http2(data: &[u8]) {
 
 fn check(input: &[u8]) {
     let mut whole = Vec::new();
-    let end = Rewriter::new().feed(input, &mut whole);
+    let end = Rewriter::default().feed(input, &mut whole);
 
     let mut cut = Vec::new();
-    let mut rewriter = Rewriter::new();
+    let mut rewriter = Rewriter::default();
     let mut pieces = (1..8).cycle();
     let mut rest = input;
     let mut cut_end = Ok(());
@@ -33,7 +33,7 @@ fn check(input: &[u8]) {
     assert!(whole.len() <= 2 * input.len() + blocks * (40 << 10), "{} bytes", whole.len());
 
     let mut again = Vec::new();
-    let second = Rewriter::new().feed(&whole, &mut again);
+    let second = Rewriter::default().feed(&whole, &mut again);
     if second.is_ok() {
         assert_eq!(whole, again);
     } else {

@@ -12,8 +12,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
 use tonic::transport::server::{Connected, UdsConnectInfo};
 
-use super::authority::Requests;
-use super::authority::frames::Answers;
+use super::authority::{Answers, Requests};
 use tessera_system::connections::{Busy, Connections, Limits, Permit};
 use tessera_system::descriptors::ListenerKind;
 

@@ -2,14 +2,10 @@
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
-use std::io;
 
-use loona_hpack::Decoder;
 use proptest::prelude::*;
-use tokio::io::ReadBuf;
 
-use super::frames::{MAX_LIST, PREFACE, put_literal};
-use super::{Error, Requests, Rewriter};
+use super::*;
 
 const END_STREAM: u8 = 0x1;
 const END_HEADERS: u8 = 0x4;
@@ -37,7 +33,7 @@ fn preface() -> Vec<u8> {
 
 /// Feeds `input` in pieces of the given sizes, over and over.
 fn rewrite(input: &[u8], pieces: &[usize]) -> Result<Vec<u8>, Error> {
-    let mut rewriter = Rewriter::new();
+    let mut rewriter = Rewriter::default();
     let (mut rest, mut out) = (input, vec![]);
     for piece in pieces.iter().cycle() {
         let (now, later) = rest.split_at((*piece).min(rest.len()));
@@ -328,6 +324,40 @@ async fn what_came_before_an_error_is_handed_on() {
     }
 }
 
+#[test]
+fn a_request_is_open_from_its_last_byte_to_the_answers() {
+    let mut calls = Calls::default();
+    let client = |calls: &mut Calls, kind, flags, stream: u32| {
+        calls.client(Frame { length: 0, kind, flags, stream: stream.to_be_bytes() });
+    };
+    client(&mut calls, HEADERS, END_HEADERS, 1);
+    assert!(!calls.has_asked() && !calls.is_open(), "the body is to come");
+    client(&mut calls, DATA, END_STREAM, 1);
+    client(&mut calls, HEADERS, END_STREAM | END_HEADERS, 3);
+    assert!(calls.has_asked() && calls.is_open());
+    let settings = frame(SETTINGS, 0x1, 0, &[]);
+    let answer = [
+        settings,
+        frame(HEADERS, END_HEADERS, 1, &[0xff; 30]),
+        frame(DATA, 0, 1, &[0xff; 70_000]),
+        frame(HEADERS, END_STREAM | END_HEADERS, 1, &[0xff; 7]),
+    ]
+    .concat();
+    for piece in [1, 8, 1000, answer.len()] {
+        let (mut calls, mut answers) = (Calls::default(), Answers::default());
+        client(&mut calls, DATA, END_STREAM, 1);
+        for (n, bytes) in answer.chunks(piece).enumerate() {
+            assert!(calls.is_open(), "piece {n} of {piece}");
+            answers.feed(bytes, &mut calls);
+        }
+        assert!(!calls.is_open() && calls.has_asked());
+    }
+    // Given up by either side.
+    client(&mut calls, TYPE_RST_STREAM, 0, 1);
+    Answers::default().feed(&frame(TYPE_RST_STREAM, 0, 3, &[0xff; 4]), &mut calls);
+    assert!(!calls.is_open());
+}
+
 /// A frame of an imagined client.
 #[derive(Clone, Debug)]
 enum Sent {
@@ -431,10 +461,10 @@ proptest! {
         kind in prop_oneof![Just(HEADERS), Just(CONTINUATION), any::<u8>()],
         flags in any::<u8>(),
     ) {
-        let mut rewriter = Rewriter::new();
+        let mut rewriter = Rewriter::default();
         let mut out = vec![];
         let _ = rewriter.feed(&garbage, &mut out);
-        let mut rewriter = Rewriter::new();
+        let mut rewriter = Rewriter::default();
         let input = [preface(), frame(kind, flags, 1, &garbage), garbage.clone()].concat();
         let mut out = vec![];
         let _ = rewriter.feed(&input, &mut out);

@@ -1,16 +1,45 @@
-//! HTTP/2 framing (RFC 9113 §4) as far as needed to find the header blocks in what a client sends, which are decoded and
-//! encoded again, and to tell by the frames of both sides which requests have no answer yet.
+//! Makes the requests of clients that send a socket path as `:authority` acceptable to Rust's HTTP/2.
+//!
+//! Clients on gRPC's C core (Python's grpcio among them) send the percent-encoded path, too.
+//! Kubelets before 1.26 send the percent-encoded path of the plugin's socket as `:authority`
+//! (`%2Fvar%2Flib%2Fkubelet…`), and all versions read do so on plugin registration sockets. `http`
+//! and `h2` hold that for malformed (RFC 3986 §3.2.2 allows no such host) and reset the stream with
+//! PROTOCOL_ERROR, before any code of ours could answer. Patching those crates is no option, so
+//! [`Requests`] stands between socket and server and rewrites what the client sends:
+//!
+//! - The preface and every frame other than HEADERS and CONTINUATION pass byte by byte, DATA and
+//!   WINDOW_UPDATE among them: flow control stays between client and server.
+//! - A header block is gathered, decoded with a decoder that follows the client's dynamic table, and
+//!   encoded again with `:authority: localhost`, every field as a *literal without indexing*
+//!   (RFC 7541 §6.2.2). The server's dynamic table therefore stays empty, no index of the client's
+//!   can go astray, and no table size update needs to be passed on: the server never announces
+//!   another SETTINGS_HEADER_TABLE_SIZE than the initial 4096, which bounds the client's updates.
+//! - What the server sends passes untouched; its dynamic table is the other direction's.
+//!
+//! Memory is bounded, whatever arrives: see [`Error`] for what ends the connection.
+//!
+//! For decoding, `loona-hpack` is used. It is kept (releases to 0.4.3, which removed the last known
+//! panic on truncated input), bounds the dynamic table and passes fields to a callback, so that a
+//! small block cannot be inflated in memory. `httlib-hpack` indexes past the end of truncated input,
+//! `hpack` is abandoned (RUSTSEC-2023-0084/0085), `fluke-hpack` is loona's former name.
 
 use std::collections::BTreeSet;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
 
 use loona_hpack::Decoder;
+use tokio::io::{AsyncRead, ReadBuf};
+
+// === HTTP/2 framing (RFC 9113 §4), as far as needed to find the header blocks in what a client sends, and to tell by the
+// frames of both sides which requests have no answer yet ===
 
 /// What every client sends first, RFC 9113 §3.4.
-pub(super) const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-pub(crate) const HEADER: usize = 9;
-pub(crate) const TYPE_HEADERS: u8 = 1;
+const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+const HEADER: usize = 9;
+const TYPE_HEADERS: u8 = 1;
 const TYPE_CONTINUATION: u8 = 9;
-pub(crate) const FLAG_END_STREAM: u8 = 0x1;
+const FLAG_END_STREAM: u8 = 0x1;
 const FLAG_END_HEADERS: u8 = 0x4;
 const FLAG_PADDED: u8 = 0x8;
 const FLAG_PRIORITY: u8 = 0x20;
@@ -44,15 +73,15 @@ pub enum Error {
 
 /// A frame's type, flags, stream and payload length.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Frame {
-    pub(crate) length: usize,
-    pub(crate) kind: u8,
-    pub(crate) flags: u8,
-    pub(crate) stream: [u8; 4],
+struct Frame {
+    length: usize,
+    kind: u8,
+    flags: u8,
+    stream: [u8; 4],
 }
 
 impl Frame {
-    pub(crate) fn parse(bytes: [u8; HEADER]) -> Self {
+    fn parse(bytes: [u8; HEADER]) -> Self {
         let [l0, l1, l2, kind, flags, s0, s1, s2, s3] = bytes;
         let length = (usize::from(l0) << 16) | (usize::from(l1) << 8) | usize::from(l2);
         Self { length, kind, flags, stream: [s0, s1, s2, s3] }
@@ -64,12 +93,12 @@ impl Frame {
         out.extend_from_slice(&self.stream);
     }
 
-    pub(crate) fn has(&self, flag: u8) -> bool {
+    fn has(&self, flag: u8) -> bool {
         self.flags & flag != 0
     }
 
     /// Of the stream field, the highest bit is reserved and must be ignored.
-    pub(crate) fn stream_id(&self) -> u32 {
+    fn stream_id(&self) -> u32 {
         u32::from_be_bytes(self.stream) & 0x7fff_ffff
     }
 }
@@ -98,30 +127,20 @@ pub struct Rewriter {
     state: State,
     block: Option<Block>,
     calls: Calls,
+    /// Follows the client's dynamic table over the life of the connection.
     decoder: Decoder<'static>,
 }
 
 impl Default for Rewriter {
+    /// For a fresh connection.
     fn default() -> Self {
-        Self::new()
+        let mut decoder = Decoder::new();
+        decoder.set_max_allowed_table_size(TABLE_SIZE);
+        Self { state: State::Preface(0), block: None, calls: Calls::default(), decoder }
     }
 }
 
 impl Rewriter {
-    /// For a fresh connection.
-    pub fn new() -> Self {
-        Self {
-            state: State::Preface(0),
-            block: None,
-            calls: Calls::default(),
-            decoder: new_decoder(),
-        }
-    }
-
-    pub(super) fn calls(&mut self) -> &mut Calls {
-        &mut self.calls
-    }
-
     /// Takes the next bytes from the client and appends to `out` what the server is to read. How the
     /// stream is cut into calls makes no difference.
     /// Where it fails, the connection must end, after what was appended to `out`.
@@ -294,14 +313,7 @@ const AUTHORITY: &[u8] = b"localhost";
 const TABLE_SIZE: usize = 4096;
 /// Most bytes of a decoded header list, counted as SETTINGS_MAX_HEADER_LIST_SIZE is: 32 more a field.
 /// The server itself takes 16 KiB.
-pub(super) const MAX_LIST: usize = 32 * 1024;
-
-/// Follows the client's dynamic table over the life of a connection.
-fn new_decoder() -> Decoder<'static> {
-    let mut decoder = Decoder::new();
-    decoder.set_max_allowed_table_size(TABLE_SIZE);
-    decoder
-}
+const MAX_LIST: usize = 32 * 1024;
 
 /// Appends the translation of `block` to `out`.
 fn translate(decoder: &mut Decoder<'_>, block: &[u8], out: &mut Vec<u8>) -> Result<(), Error> {
@@ -320,7 +332,7 @@ fn translate(decoder: &mut Decoder<'_>, block: &[u8], out: &mut Vec<u8>) -> Resu
 }
 
 /// A literal header field without indexing and with a new name, RFC 7541 §6.2.2, not Huffman coded.
-pub(super) fn put_literal(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
+fn put_literal(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
     out.push(0);
     put_string(out, name);
     put_string(out, value);
@@ -422,49 +434,77 @@ impl Answers {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+// === A connection ===
 
-    fn frame(kind: u8, flags: u8, stream: u32, payload: usize) -> Vec<u8> {
-        let [_, l0, l1, l2] = u32::try_from(payload).unwrap().to_be_bytes();
-        let mut bytes = vec![l0, l1, l2, kind, flags];
-        bytes.extend_from_slice(&stream.to_be_bytes());
-        bytes.resize(HEADER + payload, 0xff);
-        bytes
+const CHUNK: usize = 4096;
+/// An output buffer that has grown beyond this is given back once it is empty.
+const KEEP: usize = 16 * 1024;
+
+/// What the client of a connection sends, with `:authority: localhost` in its header blocks.
+pub(crate) struct Requests {
+    rewriter: Rewriter,
+    chunk: Box<[u8]>,
+    /// Rewritten bytes, handed out from `taken` on.
+    out: Vec<u8>,
+    taken: usize,
+    failed: Option<Error>,
+}
+
+impl Requests {
+    pub(crate) fn new() -> Self {
+        let (rewriter, chunk) = (Rewriter::default(), vec![0; CHUNK].into_boxed_slice());
+        Self { rewriter, chunk, out: Vec::new(), taken: 0, failed: None }
     }
 
-    #[test]
-    fn a_request_is_open_from_its_last_byte_to_the_answers() {
-        let mut calls = Calls::default();
-        let client = |calls: &mut Calls, kind, flags, stream: u32| {
-            calls.client(Frame { length: 0, kind, flags, stream: stream.to_be_bytes() });
-        };
-        client(&mut calls, TYPE_HEADERS, 0x4, 1);
-        assert!(!calls.has_asked() && !calls.is_open(), "the body is to come");
-        client(&mut calls, TYPE_DATA, FLAG_END_STREAM, 1);
-        client(&mut calls, TYPE_HEADERS, FLAG_END_STREAM | 0x4, 3);
-        assert!(calls.has_asked() && calls.is_open());
-        let settings = frame(4, 0x1, 0, 0);
-        let answer = [
-            settings,
-            frame(TYPE_HEADERS, 0x4, 1, 30),
-            frame(TYPE_DATA, 0, 1, 70_000),
-            frame(TYPE_HEADERS, 0x5, 1, 7),
-        ]
-        .concat();
-        for piece in [1, 8, 1000, answer.len()] {
-            let (mut calls, mut answers) = (Calls::default(), Answers::default());
-            client(&mut calls, TYPE_DATA, FLAG_END_STREAM, 1);
-            for (n, bytes) in answer.chunks(piece).enumerate() {
-                assert!(calls.is_open(), "piece {n} of {piece}");
-                answers.feed(bytes, &mut calls);
+    pub(crate) fn calls(&mut self) -> &mut Calls {
+        &mut self.rewriter.calls
+    }
+
+    pub(crate) fn poll_read(
+        &mut self,
+        stream: &mut (impl AsyncRead + Unpin),
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        loop {
+            // What was rewritten before an error still reaches the server.
+            if self.hand_out(buf) {
+                return Poll::Ready(Ok(()));
             }
-            assert!(!calls.is_open() && calls.has_asked());
+            if let Some(error) = &self.failed {
+                return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, error.clone())));
+            }
+            let mut chunk = ReadBuf::new(&mut self.chunk);
+            ready!(Pin::new(&mut *stream).poll_read(cx, &mut chunk))?;
+            if chunk.filled().is_empty() {
+                return Poll::Ready(Ok(()));
+            }
+            if let Err(error) = self.rewriter.feed(chunk.filled(), &mut self.out) {
+                tracing::warn!(%error, "closing a connection to a socket of the plugin");
+                self.failed = Some(error);
+            }
         }
-        // Given up by either side.
-        client(&mut calls, TYPE_RST_STREAM, 0, 1);
-        Answers::default().feed(&frame(TYPE_RST_STREAM, 0, 3, 4), &mut calls);
-        assert!(!calls.is_open());
+    }
+
+    /// Moves rewritten bytes into `buf`; false if there are none.
+    fn hand_out(&mut self, buf: &mut ReadBuf<'_>) -> bool {
+        let waiting = &self.out[self.taken..];
+        if waiting.is_empty() {
+            return false;
+        }
+        let count = waiting.len().min(buf.remaining());
+        buf.put_slice(&waiting[..count]);
+        self.taken += count;
+        if self.taken == self.out.len() {
+            self.taken = 0;
+            self.out.clear();
+            if self.out.capacity() > KEEP {
+                self.out = Vec::new();
+            }
+        }
+        true
     }
 }
+
+#[cfg(test)]
+mod tests;
