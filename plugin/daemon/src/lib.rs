@@ -252,7 +252,7 @@ async fn run(
 
     let mut stop_serving = stopped.clone();
     let (served, asked) = (Arc::clone(&agent), Arc::clone(&pod_resources));
-    let serving = kubelet::serve_all(
+    let serving = kubelet::serve(
         agent.advertised().resources(),
         &kubelet_dir,
         move |resource| Arc::new(Service::new(Arc::clone(&served), resource, Arc::clone(&asked))),
@@ -265,7 +265,7 @@ async fn run(
             pod_resources: Some(pod_resources_socket),
         },
     )?;
-    let _ = view.registration.set(serving.status());
+    let _ = view.registration.set(serving.reports());
 
     let driver = dra::start(reloader.current(), &agent, &discovery, stopped.clone())?;
     let rejected = async {

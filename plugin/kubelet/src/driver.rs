@@ -1,6 +1,6 @@
 //! Runs the registration machine: servers, the Register call, timers, the watch on the directory.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -39,7 +39,8 @@ pub(super) struct Driver<P> {
     kubelet: PathBuf,
     plugin: Arc<P>,
     options: Options,
-    reports: watch::Sender<Report>,
+    /// Of all resources; this one's is there.
+    reports: watch::Sender<BTreeMap<String, Report>>,
     names: Names,
     watcher: Watcher,
     snapshot: Snapshot,
@@ -52,7 +53,6 @@ pub(super) struct Driver<P> {
     verification: Option<JoinHandle<()>>,
     /// Failed Registers in a row, for a log that neither hides nor floods.
     refusals: u64,
-    errors: watch::Sender<String>,
 }
 
 impl<P: DevicePlugin> Driver<P> {
@@ -62,7 +62,7 @@ impl<P: DevicePlugin> Driver<P> {
         dir: &Path,
         plugin: Arc<P>,
         options: Options,
-        reports: watch::Sender<Report>,
+        reports: watch::Sender<BTreeMap<String, Report>>,
     ) -> Result<Self, SocketError> {
         let (sender, receiver) = mpsc::unbounded_channel();
         let watcher = Watcher::new(dir, options.timing.poll_interval);
@@ -83,9 +83,10 @@ impl<P: DevicePlugin> Driver<P> {
             call: None,
             verification: None,
             refusals: 0,
-            errors: watch::Sender::new(String::new()),
         };
         driver.listen()?;
+        let report = (resource_name.to_owned(), Report::default());
+        driver.reports.send_modify(|reports| reports.extend([report]));
         Ok(driver)
     }
 
@@ -148,7 +149,7 @@ impl<P: DevicePlugin> Driver<P> {
                 }
                 Some((generation, event)) = self.receiver.recv() => {
                     if generation == self.generation {
-                        self.tell(event);
+                        self.tell(&event);
                         todo.extend(machine.on(event));
                     }
                 }
@@ -238,14 +239,10 @@ impl<P: DevicePlugin> Driver<P> {
         let (resource_name, timeout) =
             (self.resource_name.clone(), self.options.timing.register_timeout);
         let (generation, events) = (self.generation, self.sender.clone());
-        let errors = self.errors.clone();
         self.call = Some(tokio::spawn(async move {
             let event = match register(&kubelet, endpoint, resource_name, timeout).await {
                 Ok(()) => Event::Accepted,
-                Err(error) => {
-                    errors.send_replace(error);
-                    Event::Refused
-                }
+                Err(error) => Event::Refused(error),
             };
             let _ = events.send((generation, event));
         }));
@@ -282,29 +279,37 @@ impl<P: DevicePlugin> Driver<P> {
                 "registered; kubelet watches the devices"
             );
         }
-        self.reports
-            .send_if_modified(|report| std::mem::replace(&mut report.phase, phase) != phase);
+        self.change_report(|report| std::mem::replace(&mut report.phase, phase) != phase);
+    }
+
+    /// Changes the report; `change` says whether it did.
+    fn change_report(&self, change: impl FnOnce(&mut Report) -> bool) {
+        let own = |reports: &mut BTreeMap<_, Report>| {
+            reports.get_mut(&self.resource_name).is_some_and(change)
+        };
+        self.reports.send_if_modified(own);
     }
 
     fn failed(&self, error: &str) {
-        self.reports.send_modify(|report| report.last_error = Some(error.to_owned()));
+        self.change_report(|report| {
+            report.last_error = Some(error.to_owned());
+            true
+        });
     }
 
     /// Logs what happened to the current registration.
-    fn tell(&mut self, event: Event) {
+    fn tell(&mut self, event: &Event) {
         match event {
             Event::Accepted => {
                 self.refusals = 0;
-                self.reports.send_modify(|report| {
+                self.change_report(|report| {
                     report.registered_at = Some(SystemTime::now());
                     report.registrations += 1;
                     report.last_error = None;
+                    true
                 });
             }
-            Event::Refused => {
-                let error = self.errors.borrow().clone();
-                self.complain(&error);
-            }
+            Event::Refused(error) => self.complain(error),
             Event::Closed => tracing::info!(
                 "kubelet has closed the device stream: it stops or restarts, or another plugin \
                  registered the same resource"

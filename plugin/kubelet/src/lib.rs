@@ -2,12 +2,11 @@
 //! resources client.
 //!
 //! The seam is [`DevicePlugin`]: the plugin's decisions. Everything specific to kubelet's protocol stays
-//! here: [`serve_with`] listens, registers, and re-registers whenever kubelet restarts, wipes the socket or
+//! here: [`serve`] listens, registers, and re-registers whenever kubelet restarts, wipes the socket or
 //! drops the device stream. [`Report`] has the state.
 //!
 //! - `service`: the five RPCs over the seam
 //! - `registration`: the pure state machine; `driver` feeds it and does its I/O
-//! - [`serve_all`]: several resources, each served so
 //! - [`sockets`]: services on sockets; `directory`: names there, and kubelet's restarts; [`news`]: of directories
 //! - [`pod_resources`]: the holder of each replica
 #![forbid(unsafe_code)]
@@ -80,7 +79,7 @@ pub trait DevicePlugin: Send + Sync + 'static {
     -> impl Future<Output = Result<(), tonic::Status>> + Send;
 }
 
-/// Time limits and intervals of [`serve_with`].
+/// Time limits and intervals of [`serve`].
 #[derive(Clone, Debug)]
 pub struct Timing {
     /// How long device changes are gathered before they are sent.
@@ -138,17 +137,20 @@ pub struct Report {
     pub last_error: Option<String>,
 }
 
-/// A plugin being served; see [`serve_with`].
+/// The registration of each resource that is served, now and after every change.
+pub type Reports = watch::Receiver<BTreeMap<String, Report>>;
+
+/// Resources being served; see [`serve`].
 #[derive(Debug)]
 pub struct Serving {
-    report: watch::Receiver<Report>,
+    reports: Reports,
     task: JoinHandle<()>,
 }
 
 impl Serving {
-    /// How it stands with kubelet. Clones may outlive this.
-    pub fn report(&self) -> watch::Receiver<Report> {
-        self.report.clone()
+    /// How each resource stands with kubelet. Clones may outlive this.
+    pub fn reports(&self) -> Reports {
+        self.reports.clone()
     }
 
     /// Waits until everything has stopped: the shutdown future is done, the sockets are removed and
@@ -168,107 +170,44 @@ pub struct Options {
     pub pod_resources: Option<PathBuf>,
 }
 
-/// Serves `plugin` as `resource_name` to the kubelet whose device plugin directory is `dir`, until
-/// `shutdown` is done. Returns as soon as the socket listens; registration and its upkeep go on in a
-/// task.
-///
-/// A missing kubelet is no error: it is waited for. Sockets of earlier instances that nobody listens
-/// on any more are removed.
-///
-/// Errors: [`SocketError`] if no socket can be made in `dir`; its message says what to do.
-pub fn serve_with<P: DevicePlugin>(
-    resource_name: &str,
-    dir: &Path,
-    plugin: Arc<P>,
-    shutdown: impl Future<Output = ()> + Send + 'static,
-    options: Options,
-) -> Result<Serving, SocketError> {
-    let (reports, report) = watch::channel(Report::default());
-    let driver = driver::Driver::new(resource_name, dir, plugin, options, reports)?;
-    let task = tokio::spawn(driver.run(shutdown));
-    Ok(Serving { report, task })
-}
-
-/// Plugins being served; see [`serve_all`].
-#[derive(Debug)]
-pub struct ResourceServers {
-    status: RegistrationStatus,
-    task: JoinHandle<()>,
-}
-
-impl ResourceServers {
-    /// The registration of each resource. Clones may outlive this.
-    pub fn status(&self) -> RegistrationStatus {
-        self.status.clone()
-    }
-
-    pub async fn finished(self) {
-        // The task can only be cancelled by the runtime's own end, and a panic has been reported.
-        let _ = self.task.await;
-    }
-}
-
-/// The registration of each resource that is served; cheap to clone.
-#[derive(Clone, Debug)]
-pub struct RegistrationStatus(watch::Receiver<BTreeMap<String, watch::Receiver<Report>>>);
-
-impl RegistrationStatus {
-    pub fn reports(&self) -> BTreeMap<String, Report> {
-        let members = self.0.borrow();
-        members.iter().map(|(name, report)| (name.clone(), report.borrow().clone())).collect()
-    }
-}
-
-struct ResourceServer {
-    // Dropping it stops the server too.
-    stop: watch::Sender<bool>,
-    serving: Serving,
-}
-
-impl ResourceServer {
-    async fn end(self) {
-        self.stop.send_replace(true);
-        self.serving.finished().await;
-    }
-}
-
 struct Servers<F> {
     dir: PathBuf,
     make: F,
     options: Options,
-    members: BTreeMap<String, ResourceServer>,
-    status: watch::Sender<BTreeMap<String, watch::Receiver<Report>>>,
+    /// What stops each, which its drop does too, and its task.
+    members: BTreeMap<String, (watch::Sender<bool>, JoinHandle<()>)>,
+    reports: watch::Sender<BTreeMap<String, Report>>,
 }
 
-/// Serves each of `resources` to the kubelet whose device plugin directory is `dir`, as
-/// [`serve_with`] does, with the plugin that `make` gives for it, until `shutdown` is done. Follows
-/// `resources` when they change.
+/// Serves each of `resources`, with the plugin that `make` gives for it, to the kubelet whose device plugin directory is
+/// `dir`, until `shutdown` is done. Follows `resources` when they change. Returns as soon as the sockets listen;
+/// registration and its upkeep go on in a task.
+///
+/// A missing kubelet is no error: it is waited for. Sockets of earlier instances that nobody listens
+/// on any more are removed.
 ///
 /// Errors: [`SocketError`] if one of the first resources has no socket; its message says what to do. Later ones
 /// are tried again.
-pub fn serve_all<P, F>(
-    resources: watch::Receiver<BTreeSet<String>>,
+pub fn serve<P, F>(
+    mut resources: watch::Receiver<BTreeSet<String>>,
     dir: &Path,
     make: F,
     shutdown: impl Future<Output = ()> + Send + 'static,
     options: Options,
-) -> Result<ResourceServers, SocketError>
+) -> Result<Serving, SocketError>
 where
     P: DevicePlugin,
     F: Fn(&str) -> Arc<P> + Send + 'static,
 {
-    let status = watch::Sender::new(BTreeMap::new());
-    let readiness = RegistrationStatus(status.subscribe());
+    let (reports, reported) = watch::channel(BTreeMap::new());
     let mut servers =
-        Servers { dir: dir.to_owned(), make, options, members: BTreeMap::new(), status };
-    let mut resources = resources;
+        Servers { dir: dir.to_owned(), make, options, members: BTreeMap::new(), reports };
     let first = resources.borrow_and_update().clone();
     for resource in &first {
         servers.join(resource)?;
     }
-    servers.publish();
     let task = tokio::spawn(servers.run(resources, shutdown));
-    Ok(ResourceServers { status: readiness, task })
+    Ok(Serving { reports: reported, task })
 }
 
 impl<P: DevicePlugin, F: Fn(&str) -> Arc<P> + Send + 'static> Servers<F> {
@@ -278,16 +217,11 @@ impl<P: DevicePlugin, F: Fn(&str) -> Arc<P> + Send + 'static> Servers<F> {
             // An error means that the member has been dropped.
             let _ = stopped.wait_for(|stop| *stop).await;
         };
-        let plugin = (self.make)(resource);
-        let serving = serve_with(resource, &self.dir, plugin, until, self.options.clone())?;
-        self.members.insert(resource.to_owned(), ResourceServer { stop, serving });
+        let (plugin, reports) = ((self.make)(resource), self.reports.clone());
+        let driver =
+            driver::Driver::new(resource, &self.dir, plugin, self.options.clone(), reports)?;
+        self.members.insert(resource.to_owned(), (stop, tokio::spawn(driver.run(until))));
         Ok(())
-    }
-
-    fn publish(&self) {
-        let members = self.members.iter();
-        let members = members.map(|(name, member)| (name.clone(), member.serving.report()));
-        self.status.send_replace(members.collect());
     }
 
     async fn run(
@@ -317,11 +251,12 @@ impl<P: DevicePlugin, F: Fn(&str) -> Arc<P> + Send + 'static> Servers<F> {
             missing = self.follow(&wanted).await;
         }
         let members = std::mem::take(&mut self.members);
-        for member in members.values() {
-            member.stop.send_replace(true);
+        for (stop, _) in members.values() {
+            stop.send_replace(true);
         }
-        for member in members.into_values() {
-            member.end().await;
+        for (_, task) in members.into_values() {
+            // A panic has been reported.
+            let _ = task.await;
         }
     }
 
@@ -343,12 +278,13 @@ impl<P: DevicePlugin, F: Fn(&str) -> Arc<P> + Send + 'static> Servers<F> {
         let gone: Vec<String> =
             self.members.keys().filter(|name| !wanted.contains(*name)).cloned().collect();
         for resource in gone {
-            if let Some(member) = self.members.remove(&resource) {
-                member.end().await;
+            if let Some((stop, task)) = self.members.remove(&resource) {
+                stop.send_replace(true);
+                let _ = task.await;
+                self.reports.send_modify(|reports| drop(reports.remove(&resource)));
                 info!(resource, "no longer serving a retired resource: nobody holds it");
             }
         }
-        self.publish();
         missing
     }
 }

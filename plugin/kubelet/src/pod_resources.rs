@@ -41,15 +41,12 @@ pub enum PodResourcesError {
          another one, or the socket's directory not mounted into this container?"
     )]
     Absent(PathBuf),
-    #[error("cannot reach kubelet's pod resources at {path}: {reason}")]
-    Unreachable { path: PathBuf, reason: String },
-    #[error("kubelet's pod resources did not answer within {0:?}")]
-    Slow(Duration),
     /// This kubelet has no such call (GetAllocatableResources: Kubernetes 1.21 and later), or has it
     /// switched off (the default before 1.23).
     #[error("this kubelet's pod resources service does not support the call")]
     Unsupported,
-    #[error("kubelet's pod resources: {0}")]
+    /// It cannot be reached, is too slow, or refuses.
+    #[error("{0}")]
     Failed(String),
 }
 
@@ -167,16 +164,25 @@ impl PodResources {
                 _ if status.message().ends_with(" disabled") => PodResourcesError::Unsupported,
                 // Only what tonic itself says has a source.
                 _ if std::error::Error::source(&status).is_some() => self.unreachable(&status),
-                _ => PodResourcesError::Failed(status.message().to_owned()),
+                _ => PodResourcesError::Failed(format!(
+                    "kubelet's pod resources: {}",
+                    status.message()
+                )),
             })?;
             Ok(answer.into_inner())
         };
         let answer = tokio::time::timeout(TIMEOUT, asked).await;
-        answer.unwrap_or(Err(PodResourcesError::Slow(TIMEOUT)))
+        answer.unwrap_or_else(|_| {
+            let text = format!("kubelet's pod resources did not answer within {TIMEOUT:?}");
+            Err(PodResourcesError::Failed(text))
+        })
     }
 
     fn unreachable(&self, error: &(dyn std::error::Error + 'static)) -> PodResourcesError {
-        PodResourcesError::Unreachable { path: self.socket.clone(), reason: causes(error) }
+        let (path, reason) = (self.socket.display(), causes(error));
+        PodResourcesError::Failed(format!(
+            "cannot reach kubelet's pod resources at {path}: {reason}"
+        ))
     }
 }
 

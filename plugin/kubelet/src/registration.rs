@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use super::{Phase, Timing};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Event {
     /// A new socket listens. `kubelet`: whether `kubelet.sock` was there at that moment.
     Listening {
@@ -33,8 +33,8 @@ pub(super) enum Event {
     SocketLost,
     /// Kubelet accepted Register.
     Accepted,
-    /// Kubelet refused Register, could not be reached, or was too slow.
-    Refused,
+    /// Kubelet refused Register, could not be reached, or was too slow; in words.
+    Refused(String),
     /// Kubelet opened ListAndWatch.
     Opened,
     /// A ListAndWatch stream ended, and not by us.
@@ -124,7 +124,7 @@ impl Machine {
                 }
                 _ => vec![],
             },
-            Event::Refused => match self.state {
+            Event::Refused(_) => match self.state {
                 State::Registering => self.back_off(State::Retry),
                 _ => vec![],
             },
@@ -265,7 +265,7 @@ mod tests {
             || {
                 let mut machine = new();
                 machine.on(LISTENING);
-                machine.on(Event::Refused);
+                machine.on(Event::Refused(String::new()));
                 machine
             },
         ];
@@ -281,7 +281,7 @@ mod tests {
         machine.on(LISTENING);
         let mut waits = vec![];
         for _ in 0..6 {
-            for action in machine.on(Event::Refused) {
+            for action in machine.on(Event::Refused(String::new())) {
                 if let Action::Wake(wait) = action {
                     waits.push(wait.as_millis());
                 }
@@ -364,7 +364,7 @@ mod tests {
     fn late_answers_of_an_abandoned_register_are_ignored() {
         let mut machine = live();
         assert_eq!(machine.on(Event::Accepted), []);
-        assert_eq!(machine.on(Event::Refused), []);
+        assert_eq!(machine.on(Event::Refused(String::new())), []);
         machine.on(Event::Closed);
         assert_eq!(machine.on(Event::Accepted), []);
     }

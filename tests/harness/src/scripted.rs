@@ -1,13 +1,14 @@
 //! What the kubelet tests share: a node with a fake kubelet, and a plugin that writes down its
 //! calls.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tessera_fake_kubelet::Kubelet;
 use tessera_kubelet::{
-    ContainerAllocateResponse, Device, DevicePlugin, Options, Phase, Report, Serving, Timing,
-    serve_with,
+    ContainerAllocateResponse, Device, DevicePlugin, Options, Phase, Report, Reports, Serving,
+    Timing, serve,
 };
 use tokio::sync::{oneshot, watch};
 use tonic::Status;
@@ -92,6 +93,11 @@ impl DevicePlugin for FakePlugin {
     }
 }
 
+/// One resource, for good.
+pub fn only(resource: &str) -> watch::Receiver<BTreeSet<String>> {
+    watch::channel(BTreeSet::from([resource.to_owned()])).1
+}
+
 /// A plugin being served.
 pub struct Plugin {
     plugin: Arc<FakePlugin>,
@@ -109,7 +115,7 @@ impl std::ops::Deref for Plugin {
 impl Plugin {
     /// Whether kubelet knows it.
     pub fn readiness(&self) -> Readiness {
-        Readiness(self.serving.report())
+        Readiness(self.serving.reports())
     }
 
     /// What it was asked so far.
@@ -130,17 +136,17 @@ impl Plugin {
 }
 
 /// How a plugin stands with kubelet.
-pub struct Readiness(watch::Receiver<Report>);
+pub struct Readiness(Reports);
 
 impl Readiness {
     /// Now.
     pub fn report(&self) -> Report {
-        self.0.borrow().clone()
+        self.0.borrow()[GPU].clone()
     }
 
     /// The first report for which `condition` holds; `None` if the server stopped before.
-    pub async fn wait_for(&self, condition: impl FnMut(&Report) -> bool) -> Option<Report> {
-        Some(self.0.clone().wait_for(condition).await.ok()?.clone())
+    pub async fn wait_for(&self, mut condition: impl FnMut(&Report) -> bool) -> Option<Report> {
+        Some(self.0.clone().wait_for(|all| condition(&all[GPU])).await.ok()?[GPU].clone())
     }
 
     /// Waits until the node offers the resource; false if the server stopped first.
@@ -190,7 +196,9 @@ impl Node {
             }
         };
         let dir = self.kubelet.device_plugins_dir();
-        let serving = serve_with(GPU, dir, Arc::clone(&plugin), shutdown, options).unwrap();
+        let (served, resources) = (Arc::clone(&plugin), only(GPU));
+        let serving =
+            serve(resources, dir, move |_| Arc::clone(&served), shutdown, options).unwrap();
         Plugin { plugin, serving, stop }
     }
 

@@ -15,7 +15,7 @@ use tessera_agent::status_board::StatusBoard;
 use tessera_arbiter::{Arbiter, TenantShare, View};
 use tessera_config::{Config, Current};
 use tessera_gpu::{Discovery, SilentGpu};
-use tessera_kubelet::{Device, Phase, RegistrationStatus, Report};
+use tessera_kubelet::{Device, Phase, Report, Reports};
 use tessera_model::audit::{Event, What};
 use tessera_model::clock::unix_ms;
 use tessera_model::record::Record;
@@ -42,7 +42,7 @@ pub struct StatusView {
     pids: PidView,
     pub agent: OnceLock<Arc<Agent>>,
     pub reloader: OnceLock<Arc<Reloader>>,
-    pub registration: OnceLock<RegistrationStatus>,
+    pub registration: OnceLock<Reports>,
     pub board: Arc<StatusBoard>,
     /// Where metrics are served.
     pub metrics: OnceLock<SocketAddr>,
@@ -109,7 +109,7 @@ impl StatusView {
         let mut amiss = Vec::new();
         match (self.agent.get(), self.registration.get()) {
             (Some(agent), Some(registration)) => {
-                let reports = registration.reports();
+                let reports = registration.borrow().clone();
                 let sold = agent.inventory().catalogue().resources.clone();
                 let dra = self.board.facts().dra;
                 if sold.is_empty() && dra.is_none() {
@@ -219,7 +219,7 @@ impl StatusView {
 
     fn plugin(&self, books: Option<&NodeSnapshot>) -> Plugin {
         let config = self.config.get();
-        let reports = self.registration.get().map(RegistrationStatus::reports).unwrap_or_default();
+        let reports = self.registration.get().map(|all| all.borrow().clone()).unwrap_or_default();
         let devices = |name: &str| books.and_then(|books| books.advertised.get(name));
         let is_sold =
             |name: &str| books.is_some_and(|books| books.catalogue.resources.contains_key(name));

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 
 use crate::foreign_plugins::Offer;
 use tessera_model::allocation_id::AllocationId;
@@ -21,27 +21,36 @@ const MAX_BYTES: u64 = 16 << 20;
 
 /// Each of its parts is read by itself, whatever kubelet wrote the rest.
 #[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
 struct Checkpoint<T> {
+    #[serde(rename = "Data")]
     data: T,
 }
 
 #[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
 struct Registered {
     /// `null` before the first plugin.
-    #[serde(default)]
-    registered_devices: Option<BTreeMap<String, Option<Vec<String>>>>,
+    #[serde(default, rename = "RegisteredDevices")]
+    devices: Option<BTreeMap<String, Option<Vec<String>>>>,
+}
+
+#[derive(Deserialize)]
+struct Held {
+    #[serde(default, rename = "PodDeviceEntries")]
+    entries: Option<Vec<Entry>>,
 }
 
 /// A container's devices of one resource, with the one thing that PodResources leaves out.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Entry {
     /// The pod's UID; of a static pod the hash of its manifest.
+    #[serde(rename = "PodUID")]
     pub pod_uid: String,
+    #[serde(rename = "ContainerName")]
     pub container: String,
+    #[serde(rename = "ResourceName")]
     pub resource: String,
     /// Device ids, sorted.
+    #[serde(default, rename = "DeviceIDs", deserialize_with = "ids")]
     pub device_ids: Vec<String>,
 }
 
@@ -52,30 +61,22 @@ impl Entry {
     }
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct Held {
-    #[serde(default)]
-    pod_device_entries: Option<Vec<HeldEntry>>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct HeldEntry {
-    #[serde(rename = "PodUID")]
-    pod_uid: String,
-    container_name: String,
-    resource_name: String,
-    #[serde(rename = "DeviceIDs")]
-    device_ids: Option<Ids>,
-}
-
 /// By NUMA node, from kubelet 1.20 on.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Ids {
     ByNode(BTreeMap<String, Option<Vec<String>>>),
     Flat(Vec<String>),
+}
+
+fn ids<'de, D: Deserializer<'de>>(read: D) -> Result<Vec<String>, D::Error> {
+    let mut ids: Vec<String> = match Option::deserialize(read)? {
+        Some(Ids::ByNode(nodes)) => nodes.into_values().flatten().flatten().collect(),
+        Some(Ids::Flat(ids)) => ids,
+        None => Vec::new(),
+    };
+    ids.sort();
+    Ok(ids)
 }
 
 /// The devices that kubelet wrote down as healthy. Blocking.
@@ -97,34 +98,18 @@ fn read<T>(dir: &Path, parse: fn(&str) -> Result<T, serde_json::Error>) -> Resul
 
 fn parse_entries(text: &str) -> Result<Vec<Entry>, serde_json::Error> {
     let held: Checkpoint<Held> = serde_json::from_str(text)?;
-    let entry = |entry: HeldEntry| {
-        let mut device_ids: Vec<String> = match entry.device_ids {
-            Some(Ids::ByNode(nodes)) => nodes.into_values().flatten().flatten().collect(),
-            Some(Ids::Flat(ids)) => ids,
-            None => Vec::new(),
-        };
-        device_ids.sort();
-        Entry {
-            pod_uid: entry.pod_uid,
-            container: entry.container_name,
-            resource: entry.resource_name,
-            device_ids,
-        }
-    };
-    Ok(held.data.pod_device_entries.unwrap_or_default().into_iter().map(entry).collect())
+    Ok(held.data.entries.unwrap_or_default())
 }
 
 fn parse(text: &str) -> Result<Vec<Offer>, serde_json::Error> {
     let checkpoint: Checkpoint<Registered> = serde_json::from_str(text)?;
-    let devices = checkpoint.data.registered_devices.unwrap_or_default();
-    Ok(devices
-        .into_iter()
-        .map(|(resource, ids)| Offer {
-            resource,
-            device_ids: ids.unwrap_or_default(),
-            holder: None,
-        })
-        .collect())
+    let devices = checkpoint.data.devices.unwrap_or_default().into_iter();
+    let offer = |(resource, ids): (_, Option<_>)| Offer {
+        resource,
+        device_ids: ids.unwrap_or_default(),
+        holder: None,
+    };
+    Ok(devices.map(offer).collect())
 }
 
 #[cfg(test)]

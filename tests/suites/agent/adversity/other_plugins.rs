@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tessera_fake_kubelet::{Allocatable, Behaviour, Container, Pod};
 use tessera_harness::plugin::{GPU, Simulated, bounded, stderr, until, *};
-use tessera_harness::scripted::FakePlugin;
+use tessera_harness::scripted::{FakePlugin, only};
 use tessera_kubelet::Device;
 use tessera_model::audit::{Event, What};
 use tessera_store::{Filter, Ledger};
@@ -32,7 +32,8 @@ impl Foreign {
             let _ = stopped.await;
         };
         let options = tessera_kubelet::Options::default();
-        let serving = tessera_kubelet::serve_with(resource, &dir, devices, until, options).unwrap();
+        let make = move |_: &str| std::sync::Arc::clone(&devices);
+        let serving = tessera_kubelet::serve(only(resource), &dir, make, until, options).unwrap();
         bounded(node.kubelet.wait_allocatable(resource, ids.len())).await;
         Self { stop, task: tokio::spawn(serving.finished()) }
     }

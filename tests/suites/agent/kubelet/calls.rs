@@ -314,8 +314,8 @@ async fn an_absent_socket_a_dead_one_and_a_strange_one_are_distinguished() {
 
     drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
     let error = bounded(pod_resources.allocatable(GPU)).await.unwrap_err();
-    assert!(matches!(error, PodResourcesError::Unreachable { .. }), "{error}");
-    assert!(error.to_string().contains("refused"), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("cannot reach kubelet") && text.contains("refused"), "{text}");
 
     std::fs::remove_file(&socket).unwrap();
     let listener = UnixListener::bind(&socket).unwrap();
@@ -326,5 +326,5 @@ async fn an_absent_socket_a_dead_one_and_a_strange_one_are_distinguished() {
         }
     });
     let error = bounded(pod_resources.allocatable(GPU)).await.unwrap_err();
-    assert!(matches!(error, PodResourcesError::Unreachable { .. }), "{error}");
+    assert!(error.to_string().contains("cannot reach kubelet"), "{error}");
 }
