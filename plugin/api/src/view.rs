@@ -12,7 +12,7 @@ use std::time::Duration;
 use tessera_arbiter::policy::{GateState, GpuIndex, ShareKind, TenantId, Why};
 use tessera_arbiter::trace::{Kind, Recording, Tracing};
 use tessera_model::clock::unix_ms;
-use tessera_rules::front_end::FrontEnd;
+use tessera_rules::shares::FrontEnd;
 use tessera_tenant::regions::Region;
 use tessera_view::advice::{Recommendations, Waste};
 use tessera_view::explain::Explanations;

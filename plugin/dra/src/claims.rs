@@ -17,11 +17,10 @@ use tessera_model::allocation_id::AllocationId;
 use tessera_model::origin::{ClaimResult, ClaimShare, Origin, base_request};
 use tessera_model::printable;
 use tessera_model::quantity::Quantity;
-use tessera_model::record::Record;
+use tessera_model::record::{Grant, Record};
 use tessera_model::sharing::Compute;
-use tessera_rules::allocate::{AdvertisedGpu, Catalogue};
-use tessera_rules::ask::{Ask, ShareAsk, SharePart};
-use tessera_rules::front_end::FrontEnd;
+use tessera_rules::allocate::{AdvertisedGpu, Ask, Catalogue};
+use tessera_rules::shares::FrontEnd;
 
 use crate::names;
 
@@ -180,19 +179,21 @@ fn share(
         return Ok((id.clone(), Ask::Recorded(id)));
     }
     let said = said(allocated.config.as_deref().unwrap_or_default(), request)?;
-    let mut parts: Vec<SharePart> = Vec::with_capacity(results.len());
+    let mut grants: Vec<Grant> = Vec::with_capacity(results.len());
     for result in results {
         let gpu = find(node, result)?;
-        let (memory_bytes, cores_millis) = limits(result)?;
-        parts.push(SharePart {
+        let (memory_limit_bytes, cores_millis) = limits(result)?;
+        grants.push(Grant {
             uuid: gpu.gpu.uuid.clone(),
-            memory_bytes,
+            memory_limit_bytes,
+            context_overhead_bytes: gpu.context_overhead_bytes,
             cores_millis,
             compute: said.effective(claim, result, gpu.default_share.compute)?,
         });
     }
     let origin = Origin::Claim(Box::new(share));
-    Ok((id.clone(), Ask::Share(ShareAsk { id, origin, parts })))
+    let record = Record { origin, ..Record::new(id.clone(), 0, grants) };
+    Ok((id, Ask::Share(Box::new(record))))
 }
 
 fn find<'a>(node: Node<'a>, result: &DeviceResult) -> Result<&'a AdvertisedGpu, String> {

@@ -14,7 +14,7 @@ use tessera_model::clock::unix_ms;
 use tessera_model::printable;
 use tessera_model::record::Record;
 use tessera_rules::allocate::Catalogue;
-use tessera_rules::front_end::FrontEnd;
+use tessera_rules::shares::FrontEnd;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};

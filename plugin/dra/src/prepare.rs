@@ -23,8 +23,7 @@ use tessera_kubelet_api::dra::v1::{
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::clock::unix_ms;
 use tessera_model::{cdi_name, printable};
-use tessera_rules::ask::Ask;
-use tessera_rules::refusal::Refusal;
+use tessera_rules::allocate::{Ask, Refusal};
 use tessera_system::files;
 use tessera_system::files::Dir;
 use tessera_system::locks::lock;

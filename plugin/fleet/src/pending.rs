@@ -9,7 +9,7 @@ use tessera_cluster::ApiError;
 use tessera_cluster::user::objects::{Container, Event, Pod};
 use tessera_model::percent::format_cores;
 use tessera_model::quantity::format_bytes;
-use tessera_rules::front_end::FrontEnd;
+use tessera_rules::shares::FrontEnd;
 use tessera_view::API_VERSION;
 use tessera_view::fleet::{self, Entry};
 use tessera_view::gpu::{Fit, Gpu, Replicas};

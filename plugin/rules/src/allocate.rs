@@ -1,21 +1,18 @@
-//! `Allocate`: what replica ids come to. Pure.
+//! What is asked for comes to a record of no generation, which is not stored yet, or to a refusal. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
-use tessera_model::allocation_id::AllocationId;
 
-use tessera_region::layout;
-
-use crate::front_end::{FrontEnd, front_end_of};
-pub use crate::refusal::Refusal;
-use crate::shares;
-use crate::shares::{Share, Terms};
 use tessera_config::Config;
-use tessera_model::gpu::ContextSource;
-use tessera_model::gpu::Gpu;
+use tessera_model::allocation_id::AllocationId;
+use tessera_model::gpu::{ContextSource, Gpu};
 use tessera_model::printable;
+use tessera_model::quantity::{format_bytes, format_compared};
 use tessera_model::record::{Grant, Record};
 use tessera_model::replica::Replica;
 use tessera_model::sharing::Split;
+use tessera_region::layout;
+
+use crate::shares::{self, FrontEnd, Share, Terms, front_end_of};
 
 #[derive(Clone, Debug)]
 pub struct AdvertisedGpu {
@@ -34,6 +31,12 @@ impl AdvertisedGpu {
     pub fn share(&self, resource: &str) -> Option<&Share> {
         self.shares.iter().find(|share| share.resource == resource)
     }
+
+    pub fn take_gpu(&mut self, gpu: Gpu, config: &Config) {
+        (self.context_overhead_bytes, self.context_source) =
+            gpu.context_constant(config.gpus.context_overhead_bytes);
+        self.gpu = gpu;
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -43,14 +46,6 @@ pub struct Catalogue {
     pub edition: u64,
     pub reserve_bytes: u64,
     pub gpus: BTreeMap<String, AdvertisedGpu>,
-}
-
-impl AdvertisedGpu {
-    pub fn take_gpu(&mut self, gpu: Gpu, config: &Config) {
-        (self.context_overhead_bytes, self.context_source) =
-            gpu.context_constant(config.gpus.context_overhead_bytes);
-        self.gpu = gpu;
-    }
 }
 
 impl Catalogue {
@@ -82,13 +77,34 @@ impl Catalogue {
         gpus
     }
 
-    pub(crate) fn check_health(&self, plan: &Record) -> Result<(), Refusal> {
+    fn check_health(&self, plan: &Record) -> Result<(), Refusal> {
         for Grant { uuid, .. } in &plan.grants {
             if let Some(reason) = self.gpus.get(uuid).and_then(|sold| sold.sick.clone()) {
                 return Err(Refusal::Dead { uuid: uuid.clone(), reason });
             }
         }
         Ok(())
+    }
+}
+
+/// What a front end asks for: one tenant's part of the node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ask {
+    Replicas {
+        resource: String,
+        ids: Vec<String>,
+    },
+    /// So much of each of some GPUs, in any order, for whom the origin says; see [`plan_share`].
+    Share(Box<Record>),
+    /// What is recorded already, as it is: for a front end that is asked again for it.
+    Recorded(AllocationId),
+}
+
+impl Ask {
+    /// The claim's request that it is for, if it is for a new share of one.
+    pub fn request(&self) -> Option<&str> {
+        let Ask::Share(share) = self else { return None };
+        Some(share.origin.claim()?.request.as_str())
     }
 }
 
@@ -140,11 +156,7 @@ pub fn plan_for_running(
         };
         shares.entry(uuid).or_insert((sold, share, 0)).2 += 1;
     }
-    match shares.len() {
-        0 => return Err(Refusal::Empty),
-        gpus if gpus > layout::MAX_GPUS => return Err(Refusal::TooManyGpus(gpus)),
-        _ => {}
-    }
+    check_count(shares.len())?;
     let grants = shares.iter().map(|(uuid, (sold, share, count))| Grant {
         uuid: (*uuid).to_owned(),
         memory_limit_bytes: share.limit.memory_bytes.saturating_mul(u64::from(*count)),
@@ -158,6 +170,160 @@ pub fn plan_for_running(
         replicas: replicas.into_iter().cloned().collect(),
         ..Record::new(id, 0, grants.collect())
     })
+}
+
+fn check_count(gpus: usize) -> Result<(), Refusal> {
+    match gpus {
+        0 => Err(Refusal::Empty),
+        gpus if gpus > layout::MAX_GPUS => Err(Refusal::TooManyGpus(gpus)),
+        _ => Ok(()),
+    }
+}
+
+/// What a share comes to, as a claim or `tessera run` asks for it. Grants of one GPU add up; what a context takes of each
+/// is the catalogue's to say.
+pub fn plan_share(catalogue: &Catalogue, asked: &Record) -> Result<Record, Refusal> {
+    let mut grants: BTreeMap<&str, Grant> = BTreeMap::new();
+    for grant in &asked.grants {
+        let Grant { uuid, memory_limit_bytes, cores_millis, .. } = grant;
+        let Some(sold) = catalogue.gpus.get(uuid) else {
+            return Err(Refusal::UnknownGpu(uuid.clone()));
+        };
+        if !(1..=1000).contains(cores_millis) {
+            return Err(Refusal::BadCores { uuid: uuid.clone(), cores_millis: *cores_millis });
+        }
+        let context_overhead_bytes = sold.context_overhead_bytes;
+        grants
+            .entry(uuid)
+            .and_modify(|sum| {
+                sum.memory_limit_bytes = sum.memory_limit_bytes.saturating_add(*memory_limit_bytes);
+                sum.cores_millis = sum.cores_millis.saturating_add(*cores_millis).min(1000);
+            })
+            .or_insert_with(|| Grant { context_overhead_bytes, ..grant.clone() });
+    }
+    check_count(grants.len())?;
+    for Grant { uuid, memory_limit_bytes, context_overhead_bytes, .. } in grants.values() {
+        if memory_limit_bytes <= context_overhead_bytes {
+            return Err(Refusal::TooSmall {
+                uuid: uuid.clone(),
+                asked_bytes: *memory_limit_bytes,
+                context_bytes: *context_overhead_bytes,
+            });
+        }
+    }
+    let plan = Record { grants: grants.into_values().collect(), ..asked.clone() };
+    catalogue.check_health(&plan)?;
+    Ok(plan)
+}
+
+/// Why a front end is refused. The message reaches a pod's events, so it says what to do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    #[error("no replicas were asked for")]
+    Empty,
+    #[error(
+        "unknown replica {0}: no GPU of this node has it; was the GPU replaced, or does another \
+         plugin serve this resource name?"
+    )]
+    Unknown(String),
+    #[error(
+        "replica {id} of {resource} is retired: the configuration gives that GPU {replicas} of them \
+         now; delete the pod, so that it is scheduled again"
+    )]
+    Retired { id: String, resource: String, replicas: u32 },
+    #[error("GPU {uuid} is unhealthy ({reason}); the pod can run when another GPU has room")]
+    Dead { uuid: String, reason: String },
+    #[error("GPU {uuid} is {reason}; the pod can run when another GPU has room")]
+    Cordoned { uuid: String, reason: String },
+    #[error(
+        "GPU {uuid} has no room for this allocation beside the limits of those that live there: \
+         kubelet had not yet heard of a change; the pod can run when it is scheduled again"
+    )]
+    NoRoom { uuid: String },
+    /// The capacity rule, for a container that starts with what others were given meanwhile.
+    #[error(
+        "the limits of others on GPU {uuid} have taken the room of this container since it was allocated: it starts \
+         when one of them ends, or is lowered (`tessera status` lists them, `tessera quota set` changes one)"
+    )]
+    RoomTaken { uuid: String },
+    #[error(
+        "the {count} replicas of {resource} lie on {gpus} GPUs and share.split = \"reject\": no \
+         single GPU had that many free; ask for fewer, or set share.split = \"spread\" (or split \
+         in the resource's [[layout]]) if the program can use several GPUs"
+    )]
+    Split { resource: String, count: usize, gpus: usize },
+    #[error(
+        "the {count} replicas of {resource} lie on {gpus} of this node's GPUs and share.split = \"distinct\": there were \
+         no {count} GPUs with one free; ask for fewer, or set share.split = \"spread\" (or split in the \
+         resource's [[layout]]) if several shares of one GPU will do"
+    )]
+    NotDistinct { resource: String, count: usize, gpus: usize },
+    #[error("{0} GPUs in one container; at most {max} are possible", max = layout::MAX_GPUS)]
+    TooManyGpus(usize),
+    #[error("allocation {0} has ended meanwhile; the pod can run when it is scheduled again")]
+    Ended(AllocationId),
+    #[error(
+        "GPU {0} is not shared on this node; was it replaced, or does the configuration leave it out \
+         (gpus.include, gpus.exclude)?"
+    )]
+    UnknownGpu(String),
+    #[error(
+        "{} of GPU {uuid} is not more than one CUDA context takes there ({}): nothing could run; ask for \
+         more memory",
+        format_compared(*.asked_bytes, *.context_bytes)[0],
+        format_compared(*.asked_bytes, *.context_bytes)[1]
+    )]
+    TooSmall { uuid: String, asked_bytes: u64, context_bytes: u64 },
+    #[error(
+        "{} % of the time of GPU {uuid} is no share of a GPU: ask for 0.1 to 100 percent",
+        f64::from(*.cores_millis) / 10.0
+    )]
+    BadCores { uuid: String, cores_millis: u32 },
+    #[error(
+        "GPU {uuid} has {} to share, of which others hold {}{}: {} do not fit; the pod can run when \
+         something of it ends, or on another GPU",
+        format_bytes(*.sellable_bytes),
+        format_bytes(*.held_bytes),
+        by_quota(*.grown_bytes),
+        format_bytes(*.asked_bytes)
+    )]
+    MemoryOversold {
+        uuid: String,
+        asked_bytes: u64,
+        held_bytes: u64,
+        grown_bytes: u64,
+        sellable_bytes: u64,
+    },
+    #[error(
+        "{} % of the time of GPU {uuid} are allocated to others: {} % do not fit; the pod can run when \
+         something of it ends, or on another GPU",
+        f64::from(*.held_millis) / 10.0,
+        f64::from(*.asked_millis) / 10.0
+    )]
+    CoresOversold { uuid: String, asked_millis: u32, held_millis: u32 },
+    #[error(
+        "GPU {uuid} is sold by {seller} on this node, as the configuration says (dra.gpus); the pod can \
+         run when it asks there"
+    )]
+    OtherFrontEnd { uuid: String, seller: &'static str },
+    #[error(
+        "GPU {uuid} is moving from {from} to another front end, and {from} still has {live} of it \
+         allocated; the pod can run when these have ended"
+    )]
+    Moving { uuid: String, from: &'static str, live: String },
+}
+
+/// What of the memory that others hold was not allocated to them.
+fn by_quota(grown_bytes: u64) -> String {
+    match grown_bytes {
+        0 => String::new(),
+        bytes => {
+            format!(
+                " ({} of it by `tessera quota set`, which `tessera quota reset` takes back)",
+                format_bytes(bytes)
+            )
+        }
+    }
 }
 
 #[cfg(test)]
@@ -176,6 +342,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use tessera_model::sharing::Compute;
 
     const GPU: &str = "tessera.dev/gpu";
 
@@ -308,6 +475,69 @@ mod tests {
             // Who runs keeps its quota.
             prop_assert!(plan_for_running(&catalogue, GPU, &ids).is_ok());
         }
+    }
 
+    const GIB: u64 = 1 << 30;
+
+    fn part(uuid: &str, gib: u64, cores_millis: u32) -> Grant {
+        Grant {
+            uuid: uuid.to_owned(),
+            memory_limit_bytes: gib * GIB,
+            context_overhead_bytes: 0,
+            cores_millis,
+            compute: Compute::Strict,
+        }
+    }
+
+    fn ask(parts: Vec<Grant>) -> Record {
+        Record::new(AllocationId::of("claim:u", ["r"]), 0, parts)
+    }
+
+    #[test]
+    fn a_share_is_what_was_asked_and_not_a_multiple_of_replicas() {
+        let plan = plan_share(&Catalogue::example(), &ask(vec![part("GPU-b", 3, 123)])).unwrap();
+        let granted: Vec<_> = plan
+            .grants
+            .iter()
+            .map(|g| (g.uuid.as_str(), g.memory_limit_bytes / GIB, g.cores_millis, g.compute))
+            .collect();
+        assert_eq!(granted, [("GPU-b", 3, 123, Compute::Strict)]);
+        assert_eq!((plan.replicas.len(), plan.resource.as_str()), (0, ""));
+        assert_eq!(plan.grants[0].context_overhead_bytes, 256 << 20);
+    }
+
+    #[test]
+    fn parts_of_one_gpu_add_up_and_gpus_stay_apart() {
+        let parts = vec![part("GPU-b", 3, 700), part("GPU-a", 1, 100), part("GPU-b", 2, 400)];
+        let plan = plan_share(&Catalogue::example(), &ask(parts)).unwrap();
+        let granted: Vec<_> = plan
+            .grants
+            .iter()
+            .map(|g| (g.uuid.as_str(), g.memory_limit_bytes / GIB, g.cores_millis))
+            .collect();
+        assert_eq!(granted, [("GPU-a", 1, 100), ("GPU-b", 5, 1000)]);
+    }
+
+    #[test]
+    fn what_cannot_run_is_refused_by_name() {
+        let catalogue = Catalogue::example();
+        let refused = |parts| plan_share(&catalogue, &ask(parts)).unwrap_err();
+        assert_eq!(refused(vec![]), Refusal::Empty);
+        assert_eq!(refused(vec![part("GPU-z", 1, 1)]), Refusal::UnknownGpu("GPU-z".into()));
+        let small = Grant { memory_limit_bytes: 256 << 20, ..part("GPU-a", 0, 100) };
+        let text = refused(vec![small]).to_string();
+        assert!(text.contains("256 MiB") && text.contains("GPU-a"), "{text}");
+        for cores in [0, 1001] {
+            let refusal = refused(vec![part("GPU-a", 1, cores)]);
+            assert!(matches!(refusal, Refusal::BadCores { .. }), "{refusal}");
+        }
+    }
+
+    #[test]
+    fn a_sick_gpu_gives_nothing() {
+        let mut catalogue = Catalogue::example();
+        catalogue.gpus.get_mut("GPU-a").unwrap().sick = Some("XID 79".into());
+        let wanted = ask(vec![part("GPU-a", 1, 100)]);
+        assert!(matches!(plan_share(&catalogue, &wanted), Err(Refusal::Dead { .. })));
     }
 }

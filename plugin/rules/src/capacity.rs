@@ -18,14 +18,15 @@
 //! flap while a GPU empties.
 
 use std::collections::BTreeSet;
+use std::fmt;
 
 use tessera_config::{Config, Judged, MOST_PROBLEMS, Problem, TmpfsPolicy};
 use tessera_model::gpu::Gpu;
 use tessera_model::quantity::{format_bytes, format_compared};
+use tessera_model::record::Record;
 use tessera_region::layout;
 
-use crate::front_end::{FrontEnd, front_end_of};
-use crate::shares::{self, Share};
+use crate::shares::{self, FrontEnd, Share, front_end_of};
 
 /// What one replica of a GPU gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,6 +104,76 @@ pub fn judge(sellable: u64, held: &[Held], free: &[u64]) -> Verdict {
     let free = keep(free.to_vec());
     Verdict { held, free }
 }
+
+// === Room for claims on a GPU: memory and time ===
+
+/// All of a GPU's time, in thousandths.
+pub const WHOLE_MILLIS: u32 = 1000;
+/// The least that a scheduler counts of a GPU's time, in thousandths.
+pub const LEAST_MILLIS: u32 = 10;
+
+/// A share needs both, so a GPU without one of them has no room, however much there is of the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Left {
+    pub memory_bytes: u64,
+    /// Thousandths of its time.
+    pub cores_millis: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lack {
+    Memory,
+    Time,
+    Both,
+}
+
+impl Left {
+    /// Beside these records, which are live. Memory counts as it is held; time as the scheduler counts it: by what was
+    /// allocated, whatever it was changed to since.
+    pub fn beside<'a>(
+        capacity: Capacity,
+        uuid: &str,
+        live: impl Iterator<Item = &'a Record>,
+    ) -> Self {
+        let all = Left { memory_bytes: capacity.sellable(), cores_millis: WHOLE_MILLIS };
+        live.fold(all, |left, record| Left {
+            memory_bytes: left.memory_bytes.saturating_sub(record.counted_bytes(uuid).unwrap_or(0)),
+            cores_millis: left.cores_millis.saturating_sub(allocated_millis(record, uuid)),
+        })
+    }
+
+    /// What is missing for a share of this size.
+    pub fn lack(self, memory_bytes: u64, cores_millis: u32) -> Option<Lack> {
+        match (memory_bytes > self.memory_bytes, cores_millis > self.cores_millis) {
+            (true, true) => Some(Lack::Both),
+            (true, false) => Some(Lack::Memory),
+            (false, true) => Some(Lack::Time),
+            (false, false) => None,
+        }
+    }
+
+    /// What is missing for any share at all: one in which a context fits, with some of the GPU's time.
+    pub fn lack_of_any(self, context_bytes: u64) -> Option<Lack> {
+        self.lack(context_bytes.saturating_add(1), LEAST_MILLIS)
+    }
+}
+
+impl fmt::Display for Lack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Lack::Memory => "memory",
+            Lack::Time => "GPU time",
+            Lack::Both => "memory and GPU time",
+        })
+    }
+}
+
+fn allocated_millis(record: &Record, uuid: &str) -> u32 {
+    let granted = record.allocated().iter().filter(|grant| grant.uuid == uuid);
+    granted.map(|grant| grant.cores_millis).fold(0, u32::saturating_add)
+}
+
+// === Whether a configuration is possible on these GPUs ===
 
 const MIB: u64 = 1 << 20;
 /// What directories and the spare pages take of the pages' tmpfs, about.

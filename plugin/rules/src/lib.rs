@@ -8,12 +8,8 @@
 #![forbid(unsafe_code)]
 
 pub mod allocate;
-pub mod ask;
 pub mod capacity;
-pub mod front_end;
 pub mod multi_resource;
 pub mod preferred;
 pub mod reconcile;
-pub mod refusal;
-pub mod room;
 pub mod shares;

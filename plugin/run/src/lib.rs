@@ -32,12 +32,11 @@ use tessera_model::gpu::Gpu;
 use tessera_model::origin::Origin;
 use tessera_model::percent::parse_cores;
 use tessera_model::quantity::{format_bytes, parse_bytes};
-use tessera_model::record::Record;
+use tessera_model::record::{Grant, Record};
 use tessera_model::sharing::Compute;
 use tessera_region::layout::PAGES_DIR_ENV;
 use tessera_region::quota::QuotaSpec;
-use tessera_rules::allocate::Catalogue;
-use tessera_rules::ask::{self, ShareAsk, SharePart};
+use tessera_rules::allocate::{Catalogue, plan_share};
 use tessera_tenant::regions;
 
 pub use shim::{Artefact, find as find_artefact};
@@ -124,9 +123,10 @@ fn hold(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
     for gpu in &gpus {
         gpus::check(gpu, args.memory, gpu.context_overhead(of_gpus.context_overhead_bytes))?;
     }
-    let part = |gpu: &Gpu| SharePart {
+    let grant = |gpu: &Gpu| Grant {
         uuid: gpu.uuid.clone(),
-        memory_bytes: args.memory,
+        memory_limit_bytes: args.memory,
+        context_overhead_bytes: 0,
         cores_millis: args.cores,
         compute: args.policy,
     };
@@ -136,9 +136,9 @@ fn hold(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
     // left may still be served.
     let name = format!("run-{}-{:x}", std::process::id(), monotonic_ns());
     let id = AllocationId::of("run", [name.as_str()]);
-    let share = ShareAsk { id, origin: Origin::Run, parts: gpus.iter().map(part).collect() };
+    let asked = Record::new(id, 1, gpus.iter().map(grant).collect());
     let catalogue = Catalogue::new(&all, &Config { gpus: of_gpus, ..config.clone() });
-    let record = Record { generation: 1, ..ask::plan(&catalogue, &share)? };
+    let record = plan_share(&catalogue, &Record { origin: Origin::Run, ..asked })?;
     pages::sweep(&root);
     let spec = QuotaSpec { allocation: name, ..regions::spec(&record) };
     let pages = pages::Pages::create(&mut root, &spec).context("cannot make the pages")?;

@@ -20,7 +20,7 @@ use tessera_model::holding::Census;
 use tessera_model::placement_reason::PlacementReason;
 use tessera_model::record::Record;
 use tessera_model::steered::Cordon;
-use tessera_rules::ask::Ask;
+use tessera_rules::allocate::Ask;
 use tessera_rules::preferred::{PlacementContext, preferred};
 use tessera_store::{Ledger, OpenError, Opened};
 use tessera_tenant::delivery::Delivery;

@@ -8,10 +8,9 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 
 use tessera_model::origin::{ClaimResult, ClaimShare, Origin};
-use tessera_model::record::Record;
+use tessera_model::record::{Grant, Record};
 use tessera_model::replica::Replica;
 use tessera_model::sharing::Compute;
-use tessera_rules::ask::{ShareAsk, SharePart};
 use tessera_tenant::regions::{Mode, Outcome};
 use tessera_view::warning::GRAVE;
 
@@ -116,7 +115,7 @@ impl Node {
     }
 }
 
-fn claim(uid: &str, gib: u64, cores_millis: u32) -> ShareAsk {
+fn claim(uid: &str, gib: u64, cores_millis: u32) -> Ask {
     let result = ClaimResult { device: "gpu-a".to_owned(), share_id: Some("s".to_owned()) };
     let share = ClaimShare {
         uid: uid.to_owned(),
@@ -127,10 +126,15 @@ fn claim(uid: &str, gib: u64, cores_millis: u32) -> ShareAsk {
         results: vec![result],
         asked: BTreeMap::new(),
     };
-    let (uuid, memory_bytes) = (GPU.to_owned(), gib * GIB);
-    let part = SharePart { uuid, memory_bytes, cores_millis, compute: Compute::Strict };
-    let (id, origin) = (share.allocation_id(), Origin::Claim(Box::new(share)));
-    ShareAsk { id, origin, parts: vec![part] }
+    let grant = Grant {
+        uuid: GPU.to_owned(),
+        memory_limit_bytes: gib * GIB,
+        context_overhead_bytes: 0,
+        cores_millis,
+        compute: Compute::Strict,
+    };
+    let record = Record::new(share.allocation_id(), 0, vec![grant]);
+    Ask::Share(Box::new(Record { origin: Origin::Claim(Box::new(share)), ..record }))
 }
 
 fn replicas(indexes: &[u32]) -> Ask {
@@ -162,7 +166,7 @@ fn each_engine_is_asked_through_a_tenants_life() {
 #[test]
 fn a_tenant_that_one_engine_cannot_hold_leaves_nothing_with_the_others() {
     let node = node(true);
-    let error = node.grant(&Ask::Share(claim("u", 3, 100))).unwrap_err();
+    let error = node.grant(&claim("u", 3, 100)).unwrap_err();
     assert!(error.to_string().contains("odd"), "{error}");
     assert_eq!(node.engine.take(), ["admit 3 Fresh", "release unrecorded"]);
     assert_eq!((node.pages(), node.specs()), (0, 0));
@@ -189,7 +193,7 @@ fn containers_are_all_granted_what_they_ask_for_or_none_is() {
 #[test]
 fn a_claim_that_is_prepared_again_keeps_its_pages_and_its_record() {
     let mut node = node(true);
-    let ask = Ask::Share(claim("u", 2, 100));
+    let ask = claim("u", 2, 100);
     let first = node.grant(&ask).unwrap();
     assert_eq!(first[0].cdi_devices.len(), 2, "{first:?}");
     let record = node.agent.allocations().records().pop().unwrap();
@@ -206,15 +210,15 @@ fn a_claim_that_is_prepared_again_keeps_its_pages_and_its_record() {
 #[test]
 fn shares_of_claims_are_judged_beside_each_other_with_numbers() {
     let node = node(true);
-    node.grant(&Ask::Share(claim("a", 10, 600))).unwrap();
-    let error = node.grant(&Ask::Share(claim("b", 8, 100))).unwrap_err().to_string();
+    node.grant(&claim("a", 10, 600)).unwrap();
+    let error = node.grant(&claim("b", 8, 100)).unwrap_err().to_string();
     assert!(
         error.contains("16 GiB") && error.contains("10 GiB") && error.contains("8 GiB"),
         "{error}"
     );
-    let error = node.grant(&Ask::Share(claim("b", 4, 500))).unwrap_err().to_string();
+    let error = node.grant(&claim("b", 4, 500)).unwrap_err().to_string();
     assert!(error.contains("60 %") && error.contains("50 %"), "{error}");
-    node.grant(&Ask::Share(claim("b", 6, 400))).unwrap();
+    node.grant(&claim("b", 6, 400)).unwrap();
 }
 
 #[test]
@@ -222,12 +226,12 @@ fn every_change_of_what_is_live_is_an_event() {
     let node = node(true);
     let mut events = node.agent.advertised().events();
     events.mark_unchanged();
-    node.grant(&Ask::Share(claim("u", 2, 100))).unwrap();
+    node.grant(&claim("u", 2, 100)).unwrap();
     assert!(events.has_changed().unwrap());
     events.mark_unchanged();
     node.agent.cordon(None, None, Actor::Plugin).unwrap();
     assert!(events.has_changed().unwrap());
-    let error = node.grant(&Ask::Share(claim("v", 2, 100))).unwrap_err().to_string();
+    let error = node.grant(&claim("v", 2, 100)).unwrap_err().to_string();
     assert!(error.contains("cordoned"), "{error}");
 }
 
@@ -240,7 +244,7 @@ fn is_warned_of(node: &Node) -> bool {
 #[test]
 fn what_cannot_be_held_is_a_warning_until_it_can_or_is_gone() {
     let mut node = node(true);
-    let ask = Ask::Share(claim("u", 2, 100));
+    let ask = claim("u", 2, 100);
     node.grant(&ask).unwrap();
     assert!(!is_warned_of(&node));
     node.engine.refuses.store(true, Ordering::Relaxed);
@@ -271,26 +275,26 @@ fn a_gpu_that_moves_is_sold_by_nobody_until_the_last_of_the_other_has_ended() {
         node.agent.allocations().is_moving(&catalogue.gpus[GPU])
     };
     assert_eq!(offered(&node), 4);
-    let error = node.grant(&Ask::Share(claim("u", 2, 100))).unwrap_err().to_string();
+    let error = node.grant(&claim("u", 2, 100)).unwrap_err().to_string();
     assert!(error.contains("sold by device plugin"), "{error}");
     node.grant(&replicas(&[1])).unwrap();
     // To claims.
     let node = node.restart(true);
     assert_eq!(offered(&node), 0);
     assert!(is_moving(&node));
-    let error = node.grant(&Ask::Share(claim("u", 2, 100))).unwrap_err().to_string();
+    let error = node.grant(&claim("u", 2, 100)).unwrap_err().to_string();
     assert!(error.contains("moving from device plugin") && error.contains("1 share"), "{error}");
     let id = node.agent.allocations().records()[0].id.clone();
     node.agent.release(&[id]).unwrap();
     assert!(!is_moving(&node));
-    node.grant(&Ask::Share(claim("u", 2, 100))).unwrap();
+    node.grant(&claim("u", 2, 100)).unwrap();
     // And back.
     let node = node.restart(false);
     assert_eq!(offered(&node), 0, "the claim is live");
     let error = node.grant(&replicas(&[1])).unwrap_err().to_string();
     assert!(error.contains("moving from DRA"), "{error}");
     // What was prepared is prepared again, also if another plugin sells the GPU by now.
-    node.grant(&Ask::Share(claim("u", 2, 100))).unwrap();
+    node.grant(&claim("u", 2, 100)).unwrap();
     let id = node.agent.allocations().records()[0].id.clone();
     node.agent.release(&[id]).unwrap();
     assert_eq!(offered(&node), 4);

@@ -15,10 +15,8 @@ use tessera_model::placement_reason::PlacementReason;
 use tessera_model::quantity::format_bytes;
 use tessera_model::record::{Record, State};
 use tessera_model::replica;
-use tessera_rules::allocate::{self, Catalogue};
-use tessera_rules::ask::{self, Ask, ShareAsk};
+use tessera_rules::allocate::{self, Ask, Catalogue, Refusal};
 use tessera_rules::reconcile::{self, Round};
-use tessera_rules::refusal::Refusal;
 use tessera_store::Change;
 use tessera_tenant::regions::Mode;
 use tessera_tenant::shim_install;
@@ -228,7 +226,7 @@ impl Allocations {
     ) -> Result<Record, Refusal> {
         let planned = match ask {
             Ask::Replicas { resource, ids } => allocate::plan(catalogue, resource, ids)?,
-            Ask::Share(share) => ask::plan(catalogue, share)?,
+            Ask::Share(share) => allocate::plan_share(catalogue, share)?,
             Ask::Recorded(id) => return Err(Refusal::Ended(id.clone())),
         };
         self.inventory.check_cordons(&planned)?;
@@ -241,9 +239,7 @@ impl Allocations {
     /// from its pages alone, because its record was lost, becomes the claim's: nothing else has such an id.
     fn known(&self, ask: &Ask, change: &mut Change) -> Option<AllocationId> {
         let (id, origin) = match ask {
-            Ask::Share(ShareAsk { id, origin, .. }) if origin.claim().is_some() => {
-                (id, Some(origin))
-            }
+            Ask::Share(share) if share.origin.claim().is_some() => (&share.id, Some(&share.origin)),
             Ask::Recorded(id) => (id, None),
             Ask::Share(_) | Ask::Replicas { .. } => return None,
         };

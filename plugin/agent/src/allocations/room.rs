@@ -15,11 +15,9 @@ use tessera_model::clock::unix_ms;
 use tessera_model::origin::Origin;
 use tessera_model::record::{Record, State};
 use tessera_model::replica::Replica;
-use tessera_rules::allocate::{AdvertisedGpu, Catalogue};
-use tessera_rules::capacity::{Capacity, Held, judge};
-use tessera_rules::front_end::FrontEnd;
-use tessera_rules::refusal::Refusal;
-use tessera_rules::room::{Lack, Left, WHOLE_MILLIS};
+use tessera_rules::allocate::{AdvertisedGpu, Catalogue, Refusal};
+use tessera_rules::capacity::{Capacity, Held, Lack, Left, WHOLE_MILLIS, judge};
+use tessera_rules::shares::FrontEnd;
 use tessera_store::Change;
 
 use super::Allocations;

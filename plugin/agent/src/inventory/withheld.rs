@@ -14,7 +14,7 @@ use tessera_model::audit::{Actor, Event, What};
 use tessera_model::clock::unix_ms;
 use tessera_model::record::Record;
 use tessera_model::steered::Cordon;
-use tessera_rules::refusal::Refusal;
+use tessera_rules::allocate::Refusal;
 use tessera_store::Change;
 use tessera_view::API_VERSION;
 use tessera_view::change::{CordonResponse, StandingCordon};

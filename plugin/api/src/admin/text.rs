@@ -9,7 +9,7 @@ use tessera_model::counted::plural;
 use tessera_model::percent::{format_cores, format_used};
 use tessera_model::quantity::format_bytes;
 use tessera_model::time_format;
-use tessera_rules::front_end::FrontEnd;
+use tessera_rules::shares::FrontEnd;
 use tessera_view::gpu::Replicas;
 use tessera_view::status::{Allocation, Dra, Gpu, GpuState, Health, Registration, Status};
 use tessera_view::tenant::Use;

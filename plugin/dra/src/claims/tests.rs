@@ -7,7 +7,6 @@ use tessera_cluster::k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tessera_cluster::k8s_openapi::jiff::Timestamp;
 use tessera_model::record::Record;
 use tessera_model::sharing::Compute;
-use tessera_rules::ask::ShareAsk;
 
 use super::*;
 use crate::fixtures::{catalogue, claim_record, compute, configured, parameters, share};
@@ -48,18 +47,15 @@ fn decided_on(
     decide(&asked(), Some(claim), node)
 }
 
-fn new(decision: &Decision, at: usize) -> &ShareAsk {
+fn new(decision: &Decision, at: usize) -> &Record {
     let Ask::Share(ask) = &decision.asks[at] else { panic!("{decision:?}") };
     ask
 }
 
-fn limits(ask: &ShareAsk) -> Vec<(&str, u64, u32, Compute)> {
-    let limits = |part: &SharePart| (part.memory_bytes, part.cores_millis, part.compute);
-    let part = |part| {
-        let (memory, cores, compute) = limits(part);
-        (part.uuid.as_str(), memory, cores, compute)
-    };
-    ask.parts.iter().map(part).collect()
+fn limits(ask: &Record) -> Vec<(&str, u64, u32, Compute)> {
+    let rows = ask.grants.iter();
+    rows.map(|one| (one.uuid.as_str(), one.memory_limit_bytes, one.cores_millis, one.compute))
+        .collect()
 }
 
 #[test]
@@ -222,7 +218,7 @@ fn computes(
     let mut catalogue = catalogue(&["GPU-a"]);
     catalogue.gpus.get_mut("GPU-a").unwrap().default_share.compute = node;
     let decision = decided_on(&catalogue, &claim, &[])?;
-    Ok([0, 1].map(|at| new(&decision, at).parts[0].compute))
+    Ok([0, 1].map(|at| new(&decision, at).grants[0].compute))
 }
 
 #[test]
@@ -403,13 +399,13 @@ proptest! {
         prop_assert_eq!(given, decision.asks.len());
         // What is enforced is what the scheduler counted.
         let counted = ours.iter().filter(|r| r.admin_access != Some(true)).count();
-        let parts: Vec<_> = (0..given).flat_map(|at| new(&decision, at).parts.clone()).collect();
+        let parts: Vec<_> = (0..given).flat_map(|at| new(&decision, at).grants.clone()).collect();
         prop_assert_eq!(parts.len(), counted);
         let memory = |result: &&&DeviceResult| {
             crate::fixtures::units(&result.consumed_capacity.as_ref().unwrap()["memory"])
         };
         let wanted: u64 = ours.iter().filter(|r| r.admin_access != Some(true)).map(|r| memory(&r)).sum();
-        prop_assert_eq!(parts.iter().map(|part| part.memory_bytes).sum::<u64>(), wanted);
+        prop_assert_eq!(parts.iter().map(|part| part.memory_limit_bytes).sum::<u64>(), wanted);
         prop_assert!(parts.iter().all(|part| (1..=1000).contains(&part.cores_millis)));
         // The same again is the same allocation; it would be found in the ledger.
         let again = decided(&claim, &[]).unwrap();

@@ -8,9 +8,8 @@ use tessera_cluster::k8s_openapi::api::resource::v1::Device;
 use tessera_config::{Config, Placement};
 use tessera_gpu::Facts;
 use tessera_rules::allocate::AdvertisedGpu;
-use tessera_rules::capacity::Capacity;
-use tessera_rules::front_end::FrontEnd;
-use tessera_rules::room::Left;
+use tessera_rules::capacity::{Capacity, Left};
+use tessera_rules::shares::FrontEnd;
 
 use super::device::{Policy, attributes, taints};
 use crate::names;

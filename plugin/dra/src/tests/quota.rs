@@ -10,7 +10,7 @@ use tessera_config::Config;
 use tessera_gpu::Facts;
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::audit::Actor;
-use tessera_rules::ask::Ask;
+use tessera_rules::allocate::Ask;
 
 use super::support::{config, open};
 use crate::claims::{Node, decide};

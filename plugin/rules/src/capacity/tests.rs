@@ -1,7 +1,11 @@
 use proptest::prelude::*;
 
 use super::*;
+use std::collections::BTreeMap;
 use tessera_config::Judged;
+use tessera_model::allocation_id::AllocationId;
+use tessera_model::record::Grant;
+use tessera_model::sharing::Compute;
 
 const GIB: u64 = 1 << 30;
 
@@ -277,4 +281,42 @@ fn a_step_that_is_larger_than_a_share_is_refused() {
     // What is wrong with the share itself comes first.
     let config = Config::parse(&text.replace("= 8", "= 64")).unwrap();
     assert_eq!(check(&[gpu(16 * GIB)], &config)[0].key, "share.replicas");
+}
+
+fn share(gib: u64, cores_millis: u32) -> Record {
+    let grant = Grant {
+        uuid: "GPU-a".to_owned(),
+        memory_limit_bytes: gib * GIB,
+        context_overhead_bytes: GIB / 4,
+        cores_millis,
+        compute: Compute::Strict,
+    };
+    Record::new(AllocationId::of("claim:u", ["r"]), 1, vec![grant])
+}
+
+fn left(shares: &[Record]) -> Left {
+    let capacity = Capacity { memory_bytes: 5 * GIB, reserve_bytes: GIB };
+    Left::beside(capacity, "GPU-a", shares.iter())
+}
+
+#[test]
+fn a_gpu_without_time_or_without_memory_has_no_room_and_says_which() {
+    let lack = |shares: &[Record]| left(shares).lack_of_any(GIB / 4);
+    assert_eq!(lack(&[]), None);
+    assert_eq!(lack(&[share(1, 1000)]), Some(Lack::Time));
+    assert_eq!(lack(&[share(1, 995)]), Some(Lack::Time), "no scheduler counts so little");
+    assert_eq!(lack(&[share(4, 100)]), Some(Lack::Memory));
+    assert_eq!(lack(&[share(2, 500), share(2, 500)]), Some(Lack::Both));
+    assert_eq!(lack(&[share(1, 400), share(1, 500)]), None);
+    assert_eq!(left(&[share(1, 400)]).lack(3 * GIB, 600), None);
+    assert_eq!(left(&[share(1, 400)]).lack(3 * GIB + 1, 600), Some(Lack::Memory));
+    assert_eq!(left(&[share(9, 2000)]), Left { memory_bytes: 0, cores_millis: 0 });
+}
+
+#[test]
+fn memory_counts_as_it_is_held_and_time_as_it_was_allocated() {
+    let share = share(1, 300);
+    let less = Grant { memory_limit_bytes: 2 * GIB, cores_millis: 100, ..share.grants[0].clone() };
+    let changed = share.with_limits(vec![less], BTreeMap::new());
+    assert_eq!(left(&[changed]), Left { memory_bytes: 2 * GIB, cores_millis: 700 });
 }
