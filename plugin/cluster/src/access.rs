@@ -252,7 +252,7 @@ fn config(whole: Kubeconfig, context: Option<&str>) -> Result<Config, String> {
     let url = &config.cluster_url;
     // `kube` ends the process by a panic on others.
     if !matches!(url.scheme_str(), Some("http" | "https")) || url.host().is_none_or(str::is_empty) {
-        return Err(format!("server: {url} is no address: write https://HOST:PORT"));
+        return Err(format!("server: {url} is not an address: write https://HOST:PORT"));
     }
     config.root_cert = config.root_cert.map(useful);
     take_line_end(&mut config.auth_info).map_err(|why| format!("tokenFile: {why}"))?;

@@ -235,7 +235,7 @@ fn connect(
     // `kube` ends the thread by a panic on a token that is not a word.
     let auth = catch_unwind(AssertUnwindSafe(|| config.auth_layer()));
     let auth =
-        auth.map_err(|_| access.wrong(call, "the user's token is no token, which is one word"))?;
+        auth.map_err(|_| access.wrong(call, "the user's token is not a token, which is one word"))?;
     let auth = auth.map_err(|error| access.wrong(call, &causes(&error)))?;
     let of_user = &config.auth_info;
     let has_token = auth.is_some() && of_user.username.is_none() && of_user.impersonate.is_none();
