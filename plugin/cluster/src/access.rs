@@ -21,7 +21,7 @@ use tessera_system::child::ChildError;
 use tessera_system::{child, files};
 use tokio::runtime::Handle;
 
-use crate::error::{ApiError, Call};
+use crate::error::{ApiError, Call, Failure};
 
 /// Where Kubernetes puts a pod's credentials ("Accessing the Kubernetes API from a Pod").
 pub(crate) const CREDENTIALS: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -123,20 +123,21 @@ impl Access {
     /// What `kube` needs to connect. Blocking, on a thread of a runtime: reads files.
     pub(crate) fn config(&self, call: &Call) -> Result<Config, ApiError> {
         match self {
-            Access::Server(server) => of_server(server)
-                .map_err(|reason| ApiError::Unreachable { call: call.clone(), reason }),
-            Access::Kubeconfig(files, context) => read_kubeconfig(files, context.as_deref())
-                .map_err(|reason| ApiError::Kubeconfig { call: call.clone(), reason }),
+            Access::Server(server) => {
+                of_server(server).map_err(|why| call.failed(Failure::Unreachable, why))
+            }
+            Access::Kubeconfig(files, context) => merged(files)
+                .and_then(|whole| of_kubeconfig(whole, context.as_deref(), files))
+                .map_err(|why| call.failed(Failure::Kubeconfig, why)),
         }
     }
 
     /// What is wrong is wrong in the kubeconfig, where there is one.
     pub(crate) fn wrong(&self, call: &Call, what: &str) -> ApiError {
-        let call = call.clone();
         match self {
-            Access::Server(_) => ApiError::Unreachable { call, reason: what.to_owned() },
+            Access::Server(_) => call.failed(Failure::Unreachable, what),
             Access::Kubeconfig(files, _) => {
-                ApiError::Kubeconfig { call, reason: format!("{}: {what}", names(files)) }
+                call.failed(Failure::Kubeconfig, format!("{}: {what}", names(files)))
             }
         }
     }
@@ -230,9 +231,11 @@ pub(crate) fn in_use<'a>(
     Ok((name, context))
 }
 
-/// What `kube` needs to connect. Blocking, on a thread of a runtime: reads files.
-fn read_kubeconfig(files: &[PathBuf], context: Option<&str>) -> Result<Config, String> {
-    let whole = merged(files)?;
+fn of_kubeconfig(
+    whole: Kubeconfig,
+    context: Option<&str>,
+    files: &[PathBuf],
+) -> Result<Config, String> {
     config(whole, context).map_err(|error| format!("{}: {error}", names(files)))
 }
 
@@ -326,10 +329,9 @@ fn credential(
         return Err(access.wrong(call, &AuthError::MissingCommand.to_string()));
     };
     // The plugin runs, so the kubeconfig is right: a login may have to be done, or its server is away.
-    let failed = |what: &str| ApiError::Login {
-        call: call.clone(),
-        command: name.to_owned(),
-        reason: format!("it {what}; run the command by itself to see why"),
+    let failed = |what: &str| {
+        let message = format!("it {what}; run the command by itself to see why");
+        call.failed(Failure::Login(name.to_owned()), message)
     };
     let terminal = child::has_terminal();
     let interactive = match &exec.interactive_mode {
@@ -410,22 +412,22 @@ mod tests {
             "command": "sh", "args": ["-c", script],
         });
         let access = Access::Kubeconfig(vec!["config".into()], None);
-        let call = Call::new(crate::Verb::List, crate::Kind::Pods, "");
+        let call = Call::new(crate::Verb::List, crate::Kind::PODS, "");
         credential(&access, &serde_json::from_value(exec).unwrap(), Some(limit), &call)
     }
 
     #[test]
     fn a_plugin_that_hangs_or_floods_is_ended_and_blamed() {
-        let of = |script: &str, limit| match of(script, Duration::from_secs(limit)) {
-            Err(ApiError::Login { command, reason, .. }) => (command, reason),
-            other => panic!("{:?}", other.map(|_| script)),
+        let of = |script: &str, limit| {
+            let error = of(script, Duration::from_secs(limit)).err().unwrap();
+            assert_eq!(error.failure, Failure::Login("sh".to_owned()));
+            error.message
         };
-        let (command, reason) = of("sleep 4000 & wait", 1);
-        assert_eq!(command, "sh");
+        let reason = of("sleep 4000 & wait", 1);
         assert!(reason.starts_with("it did not end within 1s"), "{reason}");
-        let (_, reason) = of("yes", 3600);
+        let reason = of("yes", 3600);
         assert!(reason.starts_with("it printed more than 1048576 bytes"), "{reason}");
-        let (_, reason) = of("echo one >&2; printf 'two\\033[2J\\n' >&2; exit 3", 3600);
+        let reason = of("echo one >&2; printf 'two\\033[2J\\n' >&2; exit 3", 3600);
         assert!(reason.starts_with("it failed with exit status: 3: two\u{1b}[2J;"), "{reason}");
     }
 
@@ -439,6 +441,6 @@ mod tests {
         let status = of("echo 'status: {token: t}'", Duration::from_secs(3600)).unwrap();
         assert_eq!(status.token.as_deref(), Some("t"));
         let none = of("echo 'status: {}'", Duration::from_secs(3600)).err().unwrap();
-        assert!(matches!(none, ApiError::Kubeconfig { .. }));
+        assert_eq!(none.failure, Failure::Kubeconfig);
     }
 }

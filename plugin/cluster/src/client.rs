@@ -24,7 +24,7 @@ use tower::{BoxError, ServiceBuilder};
 use tracing::debug;
 
 use crate::access::{self, Access};
-use crate::error::{self, ApiError, Bytes, Call};
+use crate::error::{self, ApiError, Bytes, Call, Failure};
 
 /// Most of an answer that is read: a page of 500 pods, of some 40 KiB each.
 const LARGEST: usize = 24 << 20;
@@ -71,7 +71,7 @@ impl Connection {
             kube::Error::Api(status) => error::refused(call, *status, None),
             error => {
                 let reason = format!("{}: {}", self.server, causes(&error));
-                ApiError::Unreachable { call: call.clone(), reason }
+                call.failed(Failure::Unreachable, reason)
             }
         }
     }
@@ -127,8 +127,7 @@ impl Client {
             let whole = Limited::new(body, largest).collect().await;
             let whole = whole.map_err(|error| match error.is::<LengthLimitError>() {
                 true => {
-                    let reason = format!("it has more than {largest} bytes");
-                    ApiError::Unreadable { call: call.clone(), reason }
+                    call.failed(Failure::Unreadable, format!("it has more than {largest} bytes"))
                 }
                 false => unreachable(call, &*error),
             });
@@ -169,8 +168,9 @@ impl Client {
 
     /// After a failure that another connection may not have, the next request connects, with what the files say then.
     async fn settle<T>(&self, result: Result<T, ApiError>) -> Result<T, ApiError> {
-        use ApiError::{Slow, Unauthorized, Unreachable};
-        if let Err(Slow { .. } | Unreachable { .. } | Unauthorized { .. }) = &result {
+        use Failure::{Slow, Unauthorized, Unreachable};
+        let failure = result.as_ref().err().map(|error| &error.failure);
+        if let Some(Slow(_) | Unreachable | Unauthorized) = failure {
             self.rest().await;
         }
         result
@@ -199,13 +199,12 @@ impl Client {
     }
 }
 
-async fn in_time<T>(
+pub(crate) async fn in_time<T>(
     call: &Call,
     limit: Duration,
     work: impl Future<Output = Result<T, ApiError>>,
 ) -> Result<T, ApiError> {
-    let slow = || ApiError::Slow { call: call.clone(), limit };
-    timeout(limit, work).await.unwrap_or_else(|_| Err(slow()))
+    timeout(limit, work).await.unwrap_or_else(|_| Err(call.failed(Failure::Slow(limit), "")))
 }
 
 /// An object as a request's body.
@@ -268,5 +267,5 @@ fn complete<B>(mut request: http::Request<B>) -> http::Request<B> {
 }
 
 fn unreachable(call: &Call, error: &(dyn Error + 'static)) -> ApiError {
-    ApiError::Unreachable { call: call.clone(), reason: causes(error) }
+    call.failed(Failure::Unreachable, causes(error))
 }

@@ -12,7 +12,7 @@ use tessera_model::printable;
 pub(crate) use hyper::body::Bytes;
 
 /// What a request does, as RBAC names it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     Get,
     /// Reads all objects of a selector.
@@ -39,51 +39,33 @@ impl Verb {
     }
 }
 
-/// The kinds of object that this crate asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Kind {
-    Events,
-    Nodes,
-    Claims,
-    ClaimStatus,
-    Slices,
-    TokenReviews,
-    AccessReviews,
-    Classes,
-    Pods,
-    /// `pods/proxy`: what a pod serves over HTTP, through the API server.
-    PodProxy,
-    /// `pods/exec`: a command in a pod's container.
-    PodExec,
-    /// `serviceaccounts/token`: a token in the name of a service account.
-    ServiceAccountToken,
+/// A kind of object that this crate asks for, as a rule of RBAC names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kind {
+    /// The API group; empty for the core group.
+    pub group: &'static str,
+    pub resource: &'static str,
 }
 
 impl Kind {
-    /// The API group, empty for the core group, and the resource, as in a rule of RBAC.
-    fn named(self) -> (&'static str, &'static str) {
-        match self {
-            Kind::Events => ("", "events"),
-            Kind::Nodes => ("", "nodes"),
-            Kind::Claims => ("resource.k8s.io", "resourceclaims"),
-            Kind::ClaimStatus => ("resource.k8s.io", "resourceclaims/status"),
-            Kind::Slices => ("resource.k8s.io", "resourceslices"),
-            Kind::TokenReviews => ("authentication.k8s.io", "tokenreviews"),
-            Kind::AccessReviews => ("authorization.k8s.io", "subjectaccessreviews"),
-            Kind::Classes => ("resource.k8s.io", "deviceclasses"),
-            Kind::Pods => ("", "pods"),
-            Kind::PodProxy => ("", "pods/proxy"),
-            Kind::PodExec => ("", "pods/exec"),
-            Kind::ServiceAccountToken => ("", "serviceaccounts/token"),
-        }
-    }
+    pub const EVENTS: Kind = Kind::of("", "events");
+    pub const NODES: Kind = Kind::of("", "nodes");
+    pub const CLAIMS: Kind = Kind::of("resource.k8s.io", "resourceclaims");
+    pub const CLAIM_STATUS: Kind = Kind::of("resource.k8s.io", "resourceclaims/status");
+    pub const SLICES: Kind = Kind::of("resource.k8s.io", "resourceslices");
+    pub const CLASSES: Kind = Kind::of("resource.k8s.io", "deviceclasses");
+    pub const TOKEN_REVIEWS: Kind = Kind::of("authentication.k8s.io", "tokenreviews");
+    pub const ACCESS_REVIEWS: Kind = Kind::of("authorization.k8s.io", "subjectaccessreviews");
+    pub const PODS: Kind = Kind::of("", "pods");
+    /// What a pod serves over HTTP, through the API server.
+    pub const POD_PROXY: Kind = Kind::of("", "pods/proxy");
+    /// A command in a pod's container.
+    pub const POD_EXEC: Kind = Kind::of("", "pods/exec");
+    /// A token in the name of a service account.
+    pub const SERVICE_ACCOUNT_TOKEN: Kind = Kind::of("", "serviceaccounts/token");
 
-    pub fn group(self) -> &'static str {
-        self.named().0
-    }
-
-    pub fn resource(self) -> &'static str {
-        self.named().1
+    const fn of(group: &'static str, resource: &'static str) -> Self {
+        Kind { group, resource }
     }
 }
 
@@ -111,22 +93,26 @@ impl Call {
     pub fn rule(&self) -> String {
         let verbs = match self.kind {
             // Which of both is asked depends on the API server's version: the request is GET, and begins a command.
-            Kind::PodExec => "\"get\", \"create\"".to_owned(),
+            Kind::POD_EXEC => "\"get\", \"create\"".to_owned(),
             _ => format!("\"{}\"", self.verb.name()),
         };
         format!(
             "{{apiGroups: [\"{}\"], resources: [\"{}\"], verbs: [{verbs}]}}",
-            self.kind.group(),
-            self.kind.resource(),
+            self.kind.group, self.kind.resource,
         )
+    }
+
+    /// It came to nothing.
+    pub fn failed(&self, failure: Failure, message: impl Into<String>) -> ApiError {
+        ApiError { call: self.clone(), failure, message: message.into() }
     }
 }
 
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.verb.name(), self.kind.resource())?;
-        if !self.kind.group().is_empty() {
-            write!(f, ".{}", self.kind.group())?;
+        write!(f, "{} {}", self.verb.name(), self.kind.resource)?;
+        if !self.kind.group.is_empty() {
+            write!(f, ".{}", self.kind.group)?;
         }
         if !self.object.is_empty() {
             write!(f, " {}", self.object)?;
@@ -137,59 +123,50 @@ impl fmt::Display for Call {
 
 /// Why a request came to nothing. The text says what to do where a person has to do something.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ApiError {
+pub struct ApiError {
+    pub call: Call,
+    pub failure: Failure,
+    /// What happened, or what the server said.
+    pub message: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failure {
     /// No connection, one that broke, or credentials that cannot be read.
-    Unreachable { call: Call, reason: String },
-    /// The kubeconfig is wrong, and nothing was asked.
-    Kubeconfig {
-        call: Call,
-        /// The file, the field, and what to do.
-        reason: String,
-    },
-    /// The credential plugin of the kubeconfig came to nothing, and nothing was asked.
-    Login {
-        call: Call,
-        command: String,
-        /// What it did, and what to do.
-        reason: String,
-    },
-    /// No answer in time. The request may have been served nevertheless.
-    Slow { call: Call, limit: Duration },
+    Unreachable,
+    /// The kubeconfig is wrong, and nothing was asked. The message names the file and the field, and says what to do.
+    Kubeconfig,
+    /// This credential plugin of the kubeconfig came to nothing, and nothing was asked.
+    Login(String),
+    /// No answer in this time. The request may have been served nevertheless.
+    Slow(Duration),
     /// 408, 429, 5xx: the server can not now.
     Busy {
-        call: Call,
         status: u16,
         /// When to ask again, if the server says so.
         after: Option<Duration>,
-        message: String,
     },
     /// 410: the server has forgotten the state from which the request goes on.
-    Expired { call: Call, message: String },
+    Expired,
     /// 401: it does not know us.
-    Unauthorized { call: Call, message: String },
-    /// 403: it knows us, and RBAC or an admission policy says no.
-    Forbidden {
-        call: Call,
-        /// The server's words. They distinguish a missing RBAC rule from an admission policy.
-        message: String,
-    },
+    Unauthorized,
+    /// 403: it knows us, and RBAC or an admission policy says no, which the server's words alone distinguish.
+    Forbidden,
     /// There is no such object (any more).
-    NotFound { call: Call, message: String },
+    NotFound,
     /// The API server does not serve the group or any version of it that we know.
-    NotServed { call: Call, message: String },
+    NotServed,
     /// Somebody changed the object in between: read it and try again.
-    Conflict { call: Call, message: String },
+    Conflict,
     /// There is an object of this name already.
-    Exists { call: Call, message: String },
-    /// The object is not valid to the server: the same object will never be accepted.
-    Invalid {
-        call: Call,
-        /// The first field at fault, if it is named.
-        field: Option<String>,
-        message: String,
-    },
+    Exists,
+    /// The object is not valid to the server: the same object will never be accepted. The first field at fault, if it is
+    /// named.
+    Invalid(Option<String>),
     /// An answer that we cannot read.
-    Unreadable { call: Call, reason: String },
+    Unreadable,
+    /// A command was not started, or the connection broke while it ran.
+    Broken,
 }
 
 impl std::error::Error for ApiError {}
@@ -197,52 +174,41 @@ impl std::error::Error for ApiError {}
 /// In one line: credential plugins, servers and what answers in their place have words in it.
 impl fmt::Display for ApiError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let said = match self {
-            ApiError::Unreachable { call, reason } => {
-                format!("{call}: the API server cannot be reached: {reason}")
+        let ApiError { call, failure, message } = self;
+        let said = match failure {
+            Failure::Unreachable => format!("the API server cannot be reached: {message}"),
+            Failure::Kubeconfig => format!("the kubeconfig is wrong: {message}"),
+            Failure::Login(command) => {
+                format!("the credential plugin {command:?} gave no login: {message}")
             }
-            ApiError::Kubeconfig { call, reason } => {
-                format!("{call}: the kubeconfig is wrong: {reason}")
+            Failure::Slow(limit) => format!("the API server did not answer within {limit:?}"),
+            Failure::Busy { status, .. } => {
+                format!("the API server is busy or failing (HTTP {status}): {message}")
             }
-            ApiError::Login { call, command, reason } => {
-                format!("{call}: the credential plugin {command:?} gave no login: {reason}")
-            }
-            ApiError::Slow { call, limit } => {
-                format!("{call}: the API server did not answer within {limit:?}")
-            }
-            ApiError::Busy { call, status, message, .. } => {
-                format!("{call}: the API server is busy or failing (HTTP {status}): {message}")
-            }
-            ApiError::Expired { call, message } => format!(
-                "{call}: the API server has forgotten the state from which the request goes on (HTTP 410): {message}; \
-                 ask again"
+            Failure::Expired => format!(
+                "the API server has forgotten the state from which the request goes on (HTTP 410): {message}; ask again"
             ),
-            ApiError::Unauthorized { call, message } => format!(
-                "{call}: the API server does not accept the credentials: {message}; see to the service account's token"
+            Failure::Unauthorized => format!(
+                "the API server does not accept the credentials: {message}; see to the service account's token"
             ),
-            ApiError::Forbidden { call, message } => {
-                format!("{call}: the API server answered 403: {message}; grant it: {}", call.rule())
+            Failure::Forbidden => {
+                format!("the API server answered 403: {message}; grant it: {}", call.rule())
             }
-            ApiError::NotFound { call, message } => {
-                format!("{call}: there is no such object: {message}")
-            }
-            ApiError::NotServed { call, message } => format!(
-                "{call}: the API server does not serve {}/v1: {message}; DRA needs Kubernetes 1.36",
-                call.kind.group()
+            Failure::NotFound => format!("there is no such object: {message}"),
+            Failure::NotServed => format!(
+                "the API server does not serve {}/v1: {message}; DRA needs Kubernetes 1.36",
+                call.kind.group
             ),
-            ApiError::Conflict { call, message } => {
-                format!("{call}: it was changed in between: {message}")
+            Failure::Conflict => format!("it was changed in between: {message}"),
+            Failure::Exists => format!("it exists already: {message}"),
+            Failure::Invalid(None) => format!("the API server refuses the object: {message}"),
+            Failure::Invalid(Some(field)) => {
+                format!("the API server refuses the object because of {field}: {message}")
             }
-            ApiError::Exists { call, message } => format!("{call}: it exists already: {message}"),
-            ApiError::Invalid { call, field, message } => format!(
-                "{call}: the API server refuses the object{}: {message}",
-                field.as_deref().map(|field| format!(" because of {field}")).unwrap_or_default()
-            ),
-            ApiError::Unreadable { call, reason } => {
-                format!("{call}: the API server's answer makes no sense: {reason}")
-            }
+            Failure::Unreadable => format!("the API server's answer makes no sense: {message}"),
+            Failure::Broken => format!("the command did not run to its end: {message}"),
         };
-        f.write_str(&printable::line(&said))
+        f.write_str(&printable::line(&format!("{call}: {said}")))
     }
 }
 
@@ -260,42 +226,31 @@ pub enum Retry {
 }
 
 impl ApiError {
-    /// The request that failed.
-    pub fn call(&self) -> &Call {
-        match self {
-            ApiError::Unreachable { call, .. }
-            | ApiError::Kubeconfig { call, .. }
-            | ApiError::Login { call, .. }
-            | ApiError::Expired { call, .. }
-            | ApiError::Slow { call, .. }
-            | ApiError::Busy { call, .. }
-            | ApiError::Unauthorized { call, .. }
-            | ApiError::Forbidden { call, .. }
-            | ApiError::NotFound { call, .. }
-            | ApiError::NotServed { call, .. }
-            | ApiError::Conflict { call, .. }
-            | ApiError::Exists { call, .. }
-            | ApiError::Invalid { call, .. }
-            | ApiError::Unreadable { call, .. } => call,
-        }
-    }
-
     /// Whether and when to try again.
     pub fn retry(&self) -> Retry {
-        match self {
-            ApiError::Unreachable { .. }
-            | ApiError::Slow { .. }
-            | ApiError::Busy { .. }
-            | ApiError::Expired { .. } => Retry::Soon,
-            ApiError::Kubeconfig { .. }
-            | ApiError::Login { .. }
-            | ApiError::Unauthorized { .. }
-            | ApiError::Forbidden { .. }
-            | ApiError::NotServed { .. }
-            | ApiError::Unreadable { .. } => Retry::Later,
-            ApiError::Conflict { .. } | ApiError::NotFound { .. } => Retry::Reread,
-            ApiError::Exists { .. } | ApiError::Invalid { .. } => Retry::Never,
+        match self.failure {
+            Failure::Unreachable
+            | Failure::Slow(_)
+            | Failure::Busy { .. }
+            | Failure::Expired
+            | Failure::Broken => Retry::Soon,
+            Failure::Kubeconfig
+            | Failure::Login(_)
+            | Failure::Unauthorized
+            | Failure::Forbidden
+            | Failure::NotServed
+            | Failure::Unreadable => Retry::Later,
+            Failure::Conflict | Failure::NotFound => Retry::Reread,
+            Failure::Exists | Failure::Invalid(_) => Retry::Never,
         }
+    }
+}
+
+/// What was found; `None` where there is no such object.
+pub(crate) fn found<T>(answer: Result<T, ApiError>) -> Result<Option<T>, ApiError> {
+    match answer {
+        Err(error) if error.failure == Failure::NotFound => Ok(None),
+        answer => answer.map(Some),
     }
 }
 
@@ -313,7 +268,7 @@ pub(crate) fn read<T: DeserializeOwned>(
     body: &[u8],
 ) -> Result<T, ApiError> {
     let header = |name| head.headers.get(name).and_then(|value| value.to_str().ok());
-    let unreadable = |reason: String| ApiError::Unreadable { call: call.clone(), reason };
+    let unreadable = |reason: String| call.failed(Failure::Unreadable, reason);
     if head.status.is_success() {
         return serde_json::from_slice(body).map_err(|error| {
             let is_page = header(CONTENT_TYPE).is_some_and(|kind| kind.starts_with("text/html"));
@@ -351,33 +306,33 @@ fn cut(text: &str) -> String {
 
 /// The error that an answer is; `after`: when to ask again, in seconds, where a header says so.
 pub(crate) fn refused(call: &Call, said: Status, after: Option<u32>) -> ApiError {
-    let (call, message, status) = (call.clone(), cut(&said.message), said.code);
     let details = said.details.as_ref();
-    match status {
-        401 => ApiError::Unauthorized { call, message },
-        403 => ApiError::Forbidden { call, message },
+    let failure = match said.code {
+        401 => Failure::Unauthorized,
+        403 => Failure::Forbidden,
         // An API server without the group or version knows no objects of it either.
         404 | 406
             if details.is_none_or(|details| details.kind.is_empty())
-                && !call.kind.group().is_empty() =>
+                && !call.kind.group.is_empty() =>
         {
-            ApiError::NotServed { call, message }
+            Failure::NotServed
         }
-        404 => ApiError::NotFound { call, message },
-        409 if said.reason == "AlreadyExists" => ApiError::Exists { call, message },
-        409 => ApiError::Conflict { call, message },
-        410 => ApiError::Expired { call, message },
-        408 | 429 | 500.. => {
+        404 => Failure::NotFound,
+        409 if said.reason == "AlreadyExists" => Failure::Exists,
+        409 => Failure::Conflict,
+        410 => Failure::Expired,
+        status @ (408 | 429 | 500..) => {
             let said = details.map(|details| details.retry_after_seconds).filter(|s| *s > 0);
             let after = after.or(said).map(|seconds| Duration::from_secs(seconds.into()));
-            ApiError::Busy { call, status, after, message }
+            Failure::Busy { status, after }
         }
         _ => {
             let fields = details.iter().flat_map(|details| &details.causes);
-            let field = fields.map(|cause| cut(&cause.field)).find(|field| !field.is_empty());
-            ApiError::Invalid { call, field, message }
+            let mut fields = fields.map(|cause| cut(&cause.field));
+            Failure::Invalid(fields.find(|field| !field.is_empty()))
         }
-    }
+    };
+    call.failed(failure, cut(&said.message))
 }
 
 #[cfg(test)]
@@ -385,31 +340,30 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::error::{Kind, Retry, Verb};
 
     #[test]
     fn no_error_moves_a_cursor_or_begins_a_line() {
         let odd = || "a\u{1b}[2J\r\nb\u{9b}\u{202e}".to_owned();
-        let call = || Call::new(Verb::Get, Kind::Pods, &odd());
-        let (limit, status, after) = (Duration::from_secs(1), 503, None);
+        let call = Call::new(Verb::Get, Kind::PODS, &odd());
         let all = [
-            ApiError::Unreachable { call: call(), reason: odd() },
-            ApiError::Kubeconfig { call: call(), reason: odd() },
-            ApiError::Login { call: call(), command: odd(), reason: odd() },
-            ApiError::Slow { call: call(), limit },
-            ApiError::Busy { call: call(), status, after, message: odd() },
-            ApiError::Expired { call: call(), message: odd() },
-            ApiError::Unauthorized { call: call(), message: odd() },
-            ApiError::Forbidden { call: call(), message: odd() },
-            ApiError::NotFound { call: call(), message: odd() },
-            ApiError::NotServed { call: call(), message: odd() },
-            ApiError::Conflict { call: call(), message: odd() },
-            ApiError::Exists { call: call(), message: odd() },
-            ApiError::Invalid { call: call(), field: Some(odd()), message: odd() },
-            ApiError::Unreadable { call: call(), reason: odd() },
+            Failure::Unreachable,
+            Failure::Kubeconfig,
+            Failure::Login(odd()),
+            Failure::Slow(Duration::from_secs(1)),
+            Failure::Busy { status: 503, after: None },
+            Failure::Expired,
+            Failure::Unauthorized,
+            Failure::Forbidden,
+            Failure::NotFound,
+            Failure::NotServed,
+            Failure::Conflict,
+            Failure::Exists,
+            Failure::Invalid(Some(odd())),
+            Failure::Unreadable,
+            Failure::Broken,
         ];
-        for error in all {
-            let said = error.to_string();
+        for failure in all {
+            let said = call.failed(failure, odd()).to_string();
             assert_eq!(printable::line(&said), said);
             assert!(said.contains("\\u001b[2J\\r\\nb\\u009b\\u202e"), "{said}");
         }
@@ -417,22 +371,22 @@ mod tests {
 
     #[test]
     fn what_is_forbidden_names_verb_object_and_the_rule_that_is_missing() {
-        let call = Call::of(Verb::Patch, Kind::ClaimStatus, "team", "chat");
-        let error = ApiError::Forbidden { call, message: "no".into() };
+        let call = Call::of(Verb::Patch, Kind::CLAIM_STATUS, "team", "chat");
+        let error = call.failed(Failure::Forbidden, "no");
         assert_eq!(
             error.to_string(),
             "patch resourceclaims/status.resource.k8s.io team/chat: the API server answered 403: no; grant it: \
              {apiGroups: [\"resource.k8s.io\"], resources: [\"resourceclaims/status\"], verbs: [\"patch\"]}"
         );
         assert_eq!(error.retry(), Retry::Later);
-        let exec = Call::of(Verb::Create, Kind::PodExec, "tessera", "tessera-x").rule();
+        let exec = Call::of(Verb::Create, Kind::POD_EXEC, "tessera", "tessera-x").rule();
         assert!(
             exec.ends_with("resources: [\"pods/exec\"], verbs: [\"get\", \"create\"]}"),
             "{exec}"
         );
-        let call = Call::new(Verb::Create, Kind::Slices, "");
         let field = Some("spec.devices[3].name".to_owned());
-        let error = ApiError::Invalid { call, field, message: "bad".into() };
+        let error =
+            Call::new(Verb::Create, Kind::SLICES, "").failed(Failure::Invalid(field), "bad");
         assert_eq!(
             error.to_string(),
             "create resourceslices.resource.k8s.io: the API server refuses the object because of \
@@ -450,30 +404,34 @@ mod tests {
     }
 
     fn answer(status: u16, body: &Value) -> ApiError {
-        said(Kind::Slices, status, &[], body.to_string().as_bytes())
+        said(Kind::SLICES, status, &[], body.to_string().as_bytes())
     }
 
     #[test]
     fn answers_are_distinguished_by_status_and_reason() {
         let details = json!({ "name": "s", "kind": "resourceslices" });
-        let gone =
-            answer(404, &json!({ "reason": "NotFound", "message": "m", "details": details }));
-        assert!(matches!(gone, ApiError::NotFound { .. }));
-        assert!(matches!(answer(404, &json!("404 page not found")), ApiError::NotServed { .. }));
-        let conflict = answer(409, &json!({ "reason": "Conflict", "message": "m" }));
-        assert!(matches!(conflict, ApiError::Conflict { .. }));
-        let exists = answer(409, &json!({ "reason": "AlreadyExists" }));
-        assert!(matches!(exists, ApiError::Exists { .. }));
-        assert!(matches!(answer(401, &json!({})), ApiError::Unauthorized { .. }));
-        let busy = answer(429, &json!({ "details": { "retryAfterSeconds": 7 } }));
-        assert!(matches!(busy, ApiError::Busy { after: Some(after), .. } if after.as_secs() == 7));
+        let after = |seconds| Some(Duration::from_secs(seconds));
+        for (status, said, failure) in [
+            (404, json!({ "reason": "NotFound", "details": details }), Failure::NotFound),
+            (404, json!("404 page not found"), Failure::NotServed),
+            (409, json!({ "reason": "Conflict", "message": "m" }), Failure::Conflict),
+            (409, json!({ "reason": "AlreadyExists" }), Failure::Exists),
+            (401, json!({}), Failure::Unauthorized),
+            (410, json!({ "reason": "Expired", "message": "too old" }), Failure::Expired),
+            (
+                429,
+                json!({ "details": { "retryAfterSeconds": 7 } }),
+                Failure::Busy { status: 429, after: after(7) },
+            ),
+        ] {
+            assert_eq!(answer(status, &said).failure, failure);
+        }
         assert_eq!(answer(503, &json!({})).retry(), Retry::Soon);
-        let gone = answer(410, &json!({ "reason": "Expired", "message": "too old" }));
-        assert!(matches!(gone, ApiError::Expired { .. }) && gone.retry() == Retry::Soon);
+        assert_eq!(answer(410, &json!({})).retry(), Retry::Soon);
         // What is no status is passed on, and a header says when to ask again.
-        let busy = said(Kind::Slices, 502, &[("retry-after", "3")], b"bad gateway\n");
-        let ApiError::Busy { after, message, .. } = busy else { panic!("{busy}") };
-        assert_eq!((after, message.as_str()), (Some(Duration::from_secs(3)), "bad gateway"));
+        let busy = said(Kind::SLICES, 502, &[("retry-after", "3")], b"bad gateway\n");
+        assert_eq!(busy.failure, Failure::Busy { status: 502, after: after(3) });
+        assert_eq!(busy.message, "bad gateway");
     }
 
     #[test]
@@ -481,9 +439,8 @@ mod tests {
         let causes = json!([{ "field": "spec.devices[0].name" }, { "field": "spec.pool" }]);
         let text = "ä".repeat(2000);
         let invalid = answer(422, &json!({ "message": text, "details": { "causes": causes } }));
-        let ApiError::Invalid { field, message, .. } = invalid else { panic!("{invalid}") };
-        assert_eq!(field.as_deref(), Some("spec.devices[0].name"));
-        assert_eq!(message.chars().count(), LONGEST);
+        assert_eq!(invalid.failure, Failure::Invalid(Some("spec.devices[0].name".to_owned())));
+        assert_eq!(invalid.message.chars().count(), LONGEST);
     }
 
     #[test]
@@ -492,7 +449,7 @@ mod tests {
         let body = json!({ "message": text, "details": { "causes": [{ "field": text }] } });
         for status in [200, 302, 401, 403, 404, 409, 410, 422, 429, 503] {
             for body in [body.to_string().as_bytes(), text.as_bytes()] {
-                let said = said(Kind::Pods, status, &[("location", "a\u{9b}b")], body).to_string();
+                let said = said(Kind::PODS, status, &[("location", "a\u{9b}b")], body).to_string();
                 assert_eq!(printable::line(&said), said, "{status}");
             }
         }
@@ -501,16 +458,16 @@ mod tests {
     #[test]
     fn a_redirection_or_a_page_is_no_api_servers_answer_and_says_where_it_leads() {
         for status in [301, 302, 303, 307, 308] {
-            let text = said(Kind::Pods, status, &[], b"").to_string();
+            let text = said(Kind::PODS, status, &[], b"").to_string();
             assert!(text.contains(&format!("HTTP {status}: a proxy or a login page")), "{text}");
         }
         let to = [("location", "https://sso.example/login")];
-        let error = said(Kind::Pods, 302, &to, b"<html>");
+        let error = said(Kind::PODS, 302, &to, b"<html>");
         let text = error.to_string();
         assert!(text.contains("HTTP 302 to https://sso.example/login: a proxy"), "{text}");
         assert_eq!(error.retry(), Retry::Later);
         let page = [("content-type", "text/html; charset=utf-8")];
-        let text = said(Kind::Pods, 200, &page, b"<html>").to_string();
+        let text = said(Kind::PODS, 200, &page, b"<html>").to_string();
         assert!(text.contains("a page in HTML: a proxy or a login page"), "{text}");
     }
 }

@@ -9,7 +9,7 @@ use tessera_model::printable;
 use tessera_model::time_format::rfc3339;
 
 use crate::client::{Client, body};
-use crate::error::{ApiError, Call, Kind, Verb};
+use crate::error::{ApiError, Call, Failure, Kind, Verb};
 
 /// What reports.
 const COMPONENT: &str = "tessera";
@@ -57,20 +57,20 @@ impl EventClient {
     /// Makes an event. Gives its name.
     pub async fn create(&self, event: &PodEvent<'_>) -> Result<String, ApiError> {
         let name = name(event);
-        let call = Call::of(Verb::Create, Kind::Events, event.namespace, &name);
+        let call = Call::of(Verb::Create, Kind::EVENTS, event.namespace, &name);
         let body = body(&object(event, &name, &self.node));
         let request = events(event.namespace).create(&PostParams::default(), body);
         match self.client.ask(&call, request).await {
             // Ours: it was made, and the answer came too late.
-            Ok(IgnoredAny) | Err(ApiError::Exists { .. } | ApiError::Conflict { .. }) => Ok(name),
-            Err(error) => Err(error),
+            Err(error) if matches!(error.failure, Failure::Exists | Failure::Conflict) => Ok(name),
+            answer => answer.map(|IgnoredAny| name),
         }
     }
 
     /// Says that the event of this name happened again.
-    /// Errors: See [`ApiError`]; [`ApiError::NotFound`] if Kubernetes has forgotten it.
+    /// Errors: See [`ApiError`]; [`Failure::NotFound`] if Kubernetes has forgotten it.
     pub async fn update(&self, event: &PodEvent<'_>, name: &str) -> Result<(), ApiError> {
-        let call = Call::of(Verb::Patch, Kind::Events, event.namespace, name);
+        let call = Call::of(Verb::Patch, Kind::EVENTS, event.namespace, name);
         let patch = Patch::Merge(json!({
             "count": count(event),
             "lastTimestamp": rfc3339(event.last_unix_ms),

@@ -18,6 +18,6 @@ pub mod user;
 
 pub use access::{Access, Server};
 pub use client::Client;
-pub use error::{ApiError, Call, Kind, Retry, Verb};
+pub use error::{ApiError, Call, Failure, Kind, Retry, Verb};
 /// The field's own types, of which this crate's interface is made: users need no version of their own.
 pub use k8s_openapi;

@@ -12,7 +12,7 @@ use kube::core::{ObjectMeta, PartialObjectMeta, Request};
 use tokio::time::timeout;
 
 use crate::client::Client;
-use crate::error::{ApiError, Call, Kind, Verb};
+use crate::error::{ApiError, Call, Failure, Kind, Verb};
 
 /// A node's labels at one time.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ impl NodeLabels {
 
     /// The node's labels now.
     pub async fn get(&self) -> Result<Labels, ApiError> {
-        let call = Call::new(Verb::Get, Kind::Nodes, &self.node);
+        let call = Call::new(Verb::Get, Kind::NODES, &self.node);
         let request = nodes().get_metadata(&self.node, &GetParams::default());
         let node: PartialObjectMeta<Node> = self.client.ask(&call, request).await?;
         let ObjectMeta { labels, resource_version, .. } = node.metadata;
@@ -57,7 +57,7 @@ impl NodeLabels {
 
     /// Returns when the node may have changed since `seen`: something came, or the watch ended.
     pub async fn changed(&self, seen: &Labels) -> Result<(), ApiError> {
-        let call = &Call::new(Verb::Watch, Kind::Nodes, &self.node);
+        let call = &Call::new(Verb::Watch, Kind::NODES, &self.node);
         let seconds = u32::try_from(self.watch.as_secs()).unwrap_or(u32::MAX).max(1);
         let fields = format!("metadata.name={}", self.node);
         let params = WatchParams::default().fields(&fields).timeout(seconds).disable_bookmarks();
@@ -65,7 +65,7 @@ impl NodeLabels {
         let events = match self.client.watch::<PartialObjectMeta<Node>>(call, request).await {
             Ok(events) => events,
             // The server remembers no more as far back.
-            Err(ApiError::Expired { .. }) => return Ok(()),
+            Err(error) if error.failure == Failure::Expired => return Ok(()),
             Err(error) => return Err(error),
         };
         // What is said does not matter: the labels are read again. A server that is gone ends no watch.

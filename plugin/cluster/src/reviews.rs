@@ -39,7 +39,7 @@ impl ReviewClient {
     /// The user of a token for the API server's own audience; `None` if it is not accepted.
     /// Errors: See [`ApiError`]. None has the token in it.
     pub async fn user(&self, token: &str) -> Result<Option<User>, ApiError> {
-        let call = &Call::new(Verb::Create, Kind::TokenReviews, "");
+        let call = &Call::new(Verb::Create, Kind::TOKEN_REVIEWS, "");
         let spec = TokenReviewSpec { token: token.to_owned(), audiences: None };
         let review = TokenReview { spec, ..TokenReview::default() };
         let status = self.create(call, &review).await?.status.unwrap_or_default();
@@ -49,7 +49,7 @@ impl ReviewClient {
 
     /// Whether a user may do this with the pods of a namespace; of all where it is empty.
     pub async fn may(&self, user: &User, verb: Verb, namespace: &str) -> Result<bool, ApiError> {
-        let call = &Call::new(Verb::Create, Kind::AccessReviews, "");
+        let call = &Call::new(Verb::Create, Kind::ACCESS_REVIEWS, "");
         let attributes = ResourceAttributes {
             verb: Some(verb.name().to_owned()),
             resource: Some("pods".to_owned()),
@@ -74,7 +74,7 @@ impl ReviewClient {
         call: &Call,
         review: &T,
     ) -> Result<T, ApiError> {
-        let path = format!("/apis/{}/v1/{}", call.kind.group(), call.kind.resource());
+        let path = format!("/apis/{}/v1/{}", call.kind.group, call.kind.resource);
         let request = Request::new(path).create(&PostParams::default(), body(review));
         self.client.ask(call, request).await
     }

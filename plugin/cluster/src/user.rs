@@ -14,6 +14,7 @@ use kube::api::{Api, AttachParams, GetParams, ListParams, PostParams};
 use kube::core::request::Error::BuildRequest;
 use kube::core::{ObjectList, Request};
 use objects::{Event, Pod};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tessera_model::printable::causes;
@@ -22,8 +23,8 @@ use tokio::sync::Mutex;
 
 use crate::access;
 use crate::access::Access;
-use crate::client::{Client, PASS_ON, PASSED_ON, body};
-use crate::error::{ApiError, Bytes, Call, Kind, Verb, refused};
+use crate::client::{Client, PASS_ON, PASSED_ON, body, in_time};
+use crate::error::{ApiError, Bytes, Call, Failure, Kind, Verb, found, refused};
 
 /// Most of a list that is asked for at once.
 const PAGE: u32 = 500;
@@ -87,13 +88,13 @@ impl UserClient {
     /// Reads the kubeconfig and what it names, as the first request does, and may run its credential plugin. Sends
     /// nothing.
     pub async fn prepare(&self) -> Result<(), ApiError> {
-        let call = Call::new(Verb::List, Kind::Pods, "");
+        let call = Call::new(Verb::List, Kind::PODS, "");
         self.client.has_token(&call).await.map(|_| ())
     }
 
     /// Pods of a namespace (empty: all) with these labels (empty: any).
     pub async fn pods(&self, namespace: &str, labels: &str) -> Result<Vec<Pod>, ApiError> {
-        let call = Call::new(Verb::List, Kind::Pods, namespace);
+        let call = Call::new(Verb::List, Kind::PODS, namespace);
         let asked = ListParams::default();
         let asked = if labels.is_empty() { asked } else { asked.labels(labels) };
         self.list(&call, &core(namespace, "pods"), asked).await
@@ -101,7 +102,7 @@ impl UserClient {
 
     /// A pod; `None` where there is none of that name.
     pub async fn pod(&self, namespace: &str, name: &str) -> Result<Option<Pod>, ApiError> {
-        let call = Call::of(Verb::Get, Kind::Pods, namespace, name);
+        let call = Call::of(Verb::Get, Kind::PODS, namespace, name);
         self.get(&call, &core(namespace, "pods"), name).await
     }
 
@@ -110,7 +111,7 @@ impl UserClient {
     pub async fn unscheduled(&self, namespace: &str, pod: &str) -> Result<Option<Event>, ApiError> {
         let fields =
             format!("involvedObject.kind=Pod,involvedObject.name={pod},reason=FailedScheduling");
-        let call = Call::new(Verb::List, Kind::Events, namespace);
+        let call = Call::new(Verb::List, Kind::EVENTS, namespace);
         let asked = ListParams::default().fields(&fields);
         let events: Vec<Event> = self.list(&call, &core(namespace, "events"), asked).await?;
         Ok(events.into_iter().max_by(|a, b| a.last_at().cmp(b.last_at())))
@@ -118,7 +119,7 @@ impl UserClient {
 
     /// A claim as the API server has it; `None` where there is none.
     pub async fn claim(&self, namespace: &str, name: &str) -> Result<Option<Value>, ApiError> {
-        let call = Call::of(Verb::Get, Kind::Claims, namespace, name);
+        let call = Call::of(Verb::Get, Kind::CLAIMS, namespace, name);
         let path =
             format!("/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims", escaped(namespace));
         self.get(&call, &Request::new(path), name).await
@@ -126,7 +127,7 @@ impl UserClient {
 
     /// A device class; `None` where there is none.
     pub async fn device_class(&self, name: &str) -> Result<Option<Value>, ApiError> {
-        let call = Call::new(Verb::Get, Kind::Classes, name);
+        let call = Call::new(Verb::Get, Kind::CLASSES, name);
         self.get(&call, &Request::new("/apis/resource.k8s.io/v1/deviceclasses"), name).await
     }
 
@@ -136,10 +137,7 @@ impl UserClient {
         of: &Request,
         name: &str,
     ) -> Result<Option<T>, ApiError> {
-        match self.client.ask(call, of.get(&escaped(name), &GetParams::default())).await {
-            Err(ApiError::NotFound { .. }) => Ok(None),
-            answer => answer.map(Some),
-        }
+        found(self.client.ask(call, of.get(&escaped(name), &GetParams::default())).await)
     }
 
     async fn list<T: Clone + DeserializeOwned>(
@@ -150,7 +148,6 @@ impl UserClient {
     ) -> Result<Vec<T>, ApiError> {
         // A person may have to log in, which has a limit of its own.
         self.client.has_token(call).await?;
-        let limit = self.limit * WHOLE;
         let parts = async {
             let (mut all, mut asked) = (Vec::new(), asked.limit(PAGE));
             loop {
@@ -162,8 +159,7 @@ impl UserClient {
                 }
             }
         };
-        let slow = || ApiError::Slow { call: call.clone(), limit };
-        tokio::time::timeout(limit, parts).await.unwrap_or_else(|_| Err(slow()))
+        in_time(call, self.limit * WHOLE, parts).await
     }
 }
 
@@ -175,18 +171,12 @@ fn core(namespace: &str, plural: &str) -> Request {
     })
 }
 
-/// A part of a path or of a query: everything but letters, digits and `-._~` is encoded.
-pub fn escaped(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
-                out.push(byte.into())
-            }
-            byte => out.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    out
+/// What stands in a path as it is.
+const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+
+/// A part of a path.
+fn escaped(text: &str) -> String {
+    utf8_percent_encode(text, PLAIN).to_string()
 }
 
 /// Most that is read of what a command prints, of each stream.
@@ -200,40 +190,24 @@ pub struct Finished {
     pub stderr: Vec<u8>,
 }
 
-/// Why a command did not run to its end.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ExecError {
-    /// The API server.
-    #[error(transparent)]
-    Api(#[from] ApiError),
-    /// It was not started, or the connection broke while it ran.
-    #[error("{pod}: the command did not run to its end: {reason}")]
-    Broken {
-        /// The pod, as `namespace/name`.
-        pod: String,
-        reason: String,
-    },
-}
-
 impl UserClient {
     /// Runs a command and waits for its end. No limit of time holds but the connection's own.
-    /// Errors: See [`ExecError`]. A command that fails is none.
+    /// Errors: See [`ApiError`]. A command that fails is none.
     pub async fn exec(
         &self,
         namespace: &str,
         pod: &str,
         container: &str,
         command: &[String],
-    ) -> Result<Finished, ExecError> {
-        let call = Call::of(Verb::Create, Kind::PodExec, namespace, pod);
+    ) -> Result<Finished, ApiError> {
+        let call = Call::of(Verb::Create, Kind::POD_EXEC, namespace, pod);
         let client = self.client.kube(&call).await?;
         let pods: Api<k8s_openapi::api::core::v1::Pod> = Api::namespaced(client, namespace);
         let how = AttachParams::default().container(container).stdin(false);
-        let broken =
-            |reason: String| ExecError::Broken { pod: format!("{namespace}/{pod}"), reason };
+        let broken = |reason: String| call.failed(Failure::Broken, reason);
         let begun = pods.exec(pod, command.iter().map(String::as_str), &how).await;
         let mut process = begun.map_err(|error| match error {
-            kube::Error::Api(status) => ExecError::Api(refused(&call, *status, None)),
+            kube::Error::Api(status) => refused(&call, *status, None),
             error => broken(causes(&error)),
         })?;
         let (out, err) = (process.stdout(), process.stderr());
@@ -337,7 +311,7 @@ impl UserClient {
         largest: usize,
     ) -> Result<Passed, ApiError> {
         let Proxied { namespace, pod, port, target, accept } = place;
-        let call = Call::of(Verb::Get, Kind::PodProxy, namespace, pod);
+        let call = Call::of(Verb::Get, Kind::POD_PROXY, namespace, pod);
         let token = match self.client.has_token(&call).await? {
             true => HeaderValue::from_static(PASS_ON),
             false => self.viewers_token(namespace, viewer).await?,
@@ -377,7 +351,7 @@ impl UserClient {
         namespace: &str,
         account: &str,
     ) -> Result<HeaderValue, ApiError> {
-        let call = Call::of(Verb::Create, Kind::ServiceAccountToken, namespace, account);
+        let call = Call::of(Verb::Create, Kind::SERVICE_ACCOUNT_TOKEN, namespace, account);
         let seconds = i64::try_from(LIFE.as_secs()).ok();
         let spec = TokenRequestSpec { expiration_seconds: seconds, ..Default::default() };
         let asked = TokenRequest { spec: Some(spec), ..TokenRequest::default() };
@@ -391,10 +365,8 @@ impl UserClient {
         let made: TokenRequest = self.client.ask(&call, request).await?;
         let token = made.status.and_then(|status| status.token).unwrap_or_default();
         let token = HeaderValue::try_from(format!("Bearer {token}"));
-        let mut token = token.map_err(|_| ApiError::Unreadable {
-            call: call.clone(),
-            reason: "the token is no word".to_owned(),
-        })?;
+        let no_word = |_| call.failed(Failure::Unreadable, "the token is not one word");
+        let mut token = token.map_err(no_word)?;
         token.set_sensitive(true);
         Ok(token)
     }

@@ -172,7 +172,7 @@ async fn is_set(mut signal: watch::Receiver<bool>) {
 
 async fn withdraw(api: &ResourceClient) {
     let removing = async {
-        for slice in api.own_slices().await? {
+        for slice in api.own_slices().await?.0 {
             if let Some(name) = slice.metadata.name {
                 api.delete_slice(&name).await?;
             }

@@ -17,6 +17,7 @@ use tessera_cluster::k8s_openapi::api::resource::v1::AllocatedDeviceStatus;
 use tessera_cluster::k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use tessera_cluster::k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 use tessera_cluster::k8s_openapi::jiff::Timestamp;
+use tessera_cluster::{ApiError, Failure, Retry};
 use tessera_cluster::resource::{ClaimRef, ResourceClient};
 use tessera_model::clock::unix_ms;
 use tessera_model::origin::{ClaimResult, ClaimShare};
@@ -205,7 +206,7 @@ impl Reporter {
             let answer = self.api.set_device_status(claim, devices).await;
             if let Err(error) = &answer
                 && written.failures == 0
-                && !matches!(error, ApiError::NotFound { .. })
+                && error.failure != Failure::NotFound
             {
                 let name = format!("{}/{}", claim.namespace, claim.name);
                 warn!(claim = name, %error, "the claim's device status is not written; nothing depends on it");
@@ -226,7 +227,7 @@ impl Reporter {
 fn pause(error: &ApiError, failures: u32) -> Option<Duration> {
     match error.retry() {
         // A claim that is gone, or not allocated any more, needs none.
-        _ if matches!(error, ApiError::NotFound { .. }) => None,
+        _ if error.failure == Failure::NotFound => None,
         // The same will never be taken: the next change is tried again.
         Retry::Never => None,
         Retry::Later => Some(LATER),
@@ -385,14 +386,13 @@ mod tests {
 
     #[test]
     fn a_failure_is_waited_out_unless_nothing_would_come_of_it() {
-        let call = || Call::of(Verb::Patch, Kind::ClaimStatus, "team", "a");
-        let away = ApiError::Unreachable { call: call(), reason: String::new() };
-        assert_eq!([0, 1, 20].map(|n| pause(&away, n).unwrap()), [SHORTEST, SHORTEST * 2, LONGEST]);
-        let forbidden = ApiError::Forbidden { call: call(), message: String::new() };
-        assert_eq!(pause(&forbidden, 0), Some(LATER));
-        let gone = ApiError::NotFound { call: call(), message: String::new() };
-        let invalid = ApiError::Invalid { call: call(), field: None, message: String::new() };
-        assert_eq!([gone, invalid].map(|error| pause(&error, 0)), [None, None]);
+        let call = Call::of(Verb::Patch, Kind::CLAIM_STATUS, "team", "a");
+        let pause = |failure, n| pause(&call.failed(failure, ""), n);
+        let away = [0, 1, 20].map(|n| pause(Failure::Unreachable, n).unwrap());
+        assert_eq!(away, [SHORTEST, SHORTEST * 2, LONGEST]);
+        assert_eq!(pause(Failure::Forbidden, 0), Some(LATER));
+        assert_eq!(pause(Failure::NotFound, 0), None);
+        assert_eq!(pause(Failure::Invalid(None), 0), None);
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -48,7 +48,6 @@ impl Cluster {
         let timing = Timing {
             // More than a busy machine needs to answer.
             limit: Duration::from_secs(3),
-            pause: [Duration::from_millis(10), Duration::from_millis(80)],
             ..Timing::default()
         };
         ResourceClient::new(self.server.access(), names::DRIVER, &self.node, timing)

@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tessera_cluster::ApiError;
+use tessera_cluster::{ApiError, Failure, Kind};
 use tessera_cluster::user::{Passed, Proxied, UserClient};
 use tessera_model::printable;
 use tessera_view::fleet::Fleet;
@@ -231,11 +232,12 @@ impl From<AskError> for SourceError {
 
 impl From<ApiError> for AskError {
     fn from(error: ApiError) -> Self {
-        match error {
-            ApiError::Forbidden { call, message } => Why::Forbidden
+        let ApiError { call, failure, message } = &error;
+        match failure {
+            Failure::Forbidden => Why::Forbidden
                 .says(format!("you may not {call}: {message}; ask for {}", call.rule())),
-            ApiError::Kubeconfig { reason, .. } => Why::Kubeconfig.says(reason),
-            ApiError::Unauthorized { message, .. } => Why::Unauthenticated.says(format!(
+            Failure::Kubeconfig => Why::Kubeconfig.says(error.message),
+            Failure::Unauthorized => Why::Unauthenticated.says(format!(
                 "the API server does not accept your credentials: {message}; log in again"
             )),
             error => Why::Silent.says(error.to_string()),
@@ -353,32 +355,25 @@ pub(crate) fn node(place: &Place, text: &[u8]) -> Result<Node, AskError> {
 
 /// In the words of a reader: the request is one of many, and which node it was of is said beside it.
 pub(crate) fn failed(error: ApiError, viewer: &str) -> AskError {
-    match error {
-        ApiError::Slow { limit, .. } => {
+    const NO_TOKEN: &str = "your kubeconfig has no token of yours that a plugin could check (it has a client \
+                            certificate, or impersonates a user), and";
+    let ApiError { call, failure, message } = &error;
+    let is_token = call.kind == Kind::SERVICE_ACCOUNT_TOKEN;
+    match failure {
+        Failure::Slow(limit) => {
             Why::Silent.says(format!("it did not answer within {} s", limit.as_secs()))
         }
-        ApiError::Unreadable { reason, .. } => {
-            Why::Silent.says(format!("its answer is left out: {reason}"))
-        }
-        error @ ApiError::Unauthorized { .. } => error.into(),
-        ApiError::Forbidden { call, message }
-            if call.kind == tessera_cluster::Kind::ServiceAccountToken =>
-        {
-            Why::Forbidden.says(format!(
-                "your kubeconfig has no token of yours that a plugin could check (it has a client certificate, or \
-                 impersonates a user), and you may make none for {viewer}: {message}; use a kubeconfig with a token, or ask for `create` on \
-                 serviceaccounts/token of {viewer}"
-            ))
-        }
-        ApiError::NotFound { call, .. }
-            if call.kind == tessera_cluster::Kind::ServiceAccountToken =>
-        {
-            Why::Forbidden.says(format!(
-                "your kubeconfig has no token of yours that a plugin could check (it has a client certificate, or \
-                 impersonates a user), and there is no service account {viewer} to have one of: use a kubeconfig with a token, or install the chart's"
-            ))
-        }
-        error => Why::Silent.says(error.to_string()),
+        Failure::Unreadable => Why::Silent.says(format!("its answer is left out: {message}")),
+        Failure::Unauthorized => error.into(),
+        Failure::Forbidden if is_token => Why::Forbidden.says(format!(
+            "{NO_TOKEN} you may make none for {viewer}: {message}; use a kubeconfig with a token, or ask for `create` on \
+             serviceaccounts/token of {viewer}"
+        )),
+        Failure::NotFound if is_token => Why::Forbidden.says(format!(
+            "{NO_TOKEN} there is no service account {viewer} to have one of: use a kubeconfig with a token, or install \
+             the chart's"
+        )),
+        _ => Why::Silent.says(error.to_string()),
     }
 }
 

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
-use tessera_cluster::user::{Context, ExecError, Finished, UserClient};
-use tessera_cluster::{Access, ApiError};
+use tessera_cluster::user::{Context, Finished, UserClient};
+use tessera_cluster::{Access, ApiError, Failure};
 use tessera_model::clock::unix_ms;
 use tessera_view::advice::{Recommendations, Waste};
 use tessera_view::explain::Explanation;
@@ -124,7 +124,7 @@ impl Fleet {
         let pods = match self.user().pods(namespace, labels).await {
             Ok(pods) => pods,
             Err(error) => {
-                if matches!(error, ApiError::Unauthorized { .. } | ApiError::Unreachable { .. }) {
+                if matches!(error.failure, Failure::Unauthorized | Failure::Unreachable) {
                     self.user().renew().await;
                 }
                 return Err(explained(error, namespace));
@@ -345,11 +345,7 @@ impl Fleet {
         }
         let mut command = vec!["tessera".to_owned()];
         command.extend_from_slice(args);
-        let done = self.user().exec(&place.namespace, &place.pod, "tessera", &command).await;
-        done.map_err(|error| match error {
-            ExecError::Api(error) => error.into(),
-            error @ ExecError::Broken { .. } => Why::Silent.says(error.to_string()),
-        })
+        Ok(self.user().exec(&place.namespace, &place.pod, "tessera", &command).await?)
     }
 
     /// The answers of all of these nodes, in their order. One that did not answer a moment ago is not waited for
@@ -425,11 +421,12 @@ fn somebody<T>(answers: &[(String, Result<T, AskError>)]) -> Result<(), AskError
 
 /// Why the plugin's pods cannot be listed.
 fn explained(error: ApiError, namespace: &str) -> AskError {
-    match error {
-        ApiError::Forbidden { message, .. } => Why::Forbidden.says(format!(
-            "you may not see the plugin's pods: {message}; ask for `list` on pods and `get` on pods/proxy in namespace \
-             {namespace} (docs/views.md, \"Readers\"), or name another with --plugin-namespace"
+    match error.failure {
+        Failure::Forbidden => Why::Forbidden.says(format!(
+            "you may not see the plugin's pods: {}; ask for `list` on pods and `get` on pods/proxy in namespace \
+             {namespace} (docs/views.md, \"Readers\"), or name another with --plugin-namespace",
+            error.message
         )),
-        error => error.into(),
+        _ => error.into(),
     }
 }

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 use serde_json::Value;
-use tessera_cluster::ApiError;
 use tessera_cluster::user::objects::{Container, Event, Pod};
+use tessera_cluster::{ApiError, Failure};
 use tessera_model::percent::format_cores;
 use tessera_model::quantity::format_bytes;
 use tessera_rules::shares::FrontEnd;
@@ -200,9 +200,9 @@ fn state(pod: &Pod, asks_nothing: bool) -> String {
 }
 
 fn words(error: &ApiError) -> String {
-    match error {
-        ApiError::Forbidden { call, .. } => format!("you may not {call}"),
-        error => error.to_string(),
+    match error.failure {
+        Failure::Forbidden => format!("you may not {}", error.call),
+        _ => error.to_string(),
     }
 }
 

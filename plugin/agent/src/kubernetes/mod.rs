@@ -21,7 +21,7 @@ use crate::status_board::StatusBoard;
 use events::{Events, Series, Subject, words};
 pub use tessera_cluster::Server;
 use tessera_cluster::events::{EventClient, PodEvent};
-use tessera_cluster::{ApiError, Client, Retry};
+use tessera_cluster::{ApiError, Client, Failure, Retry};
 use tessera_config::{Config, Events as Wanted};
 use tessera_kubelet::foreign_plugins::checkpoint;
 use tessera_model::audit::Event;
@@ -205,11 +205,12 @@ fn event(series: &Series) -> PodEvent<'_> {
 }
 
 fn retry(failure: &ApiError) -> Retry {
-    match failure {
-        // A namespace that is gone, or is being deleted, takes nothing new.
-        ApiError::Forbidden { message, .. } if message.contains("being terminated") => Retry::Never,
-        ApiError::NotFound { message, .. } if message.contains("namespaces") => Retry::Never,
-        failure => failure.retry(),
+    // A namespace that is gone, or is being deleted, takes nothing new.
+    let says = |word| failure.message.contains(word);
+    match failure.failure {
+        Failure::Forbidden if says("being terminated") => Retry::Never,
+        Failure::NotFound if says("namespaces") => Retry::Never,
+        _ => failure.retry(),
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use tessera_cluster::reviews::ReviewClient;
-use tessera_cluster::{Access, ApiError, Client};
+use tessera_cluster::{Access, Client};
 use tessera_fleet::Live;
 use tessera_web::{Authorisation, Options, Server, Tls};
 
@@ -110,8 +110,10 @@ pub(crate) fn main(args: &Args, common: &Common) -> Result<ExitCode, Failure> {
     let runtime = runtime.map_err(|error| Failure::failed(error.to_string()))?;
     let done = runtime.block_on(async {
         // What is wrong in the kubeconfig stays wrong; a server that does not answer may answer later.
-        if let Err(ApiError::Kubeconfig { reason, .. }) = fleet.user().prepare().await {
-            return Err(Failure::usage(reason));
+        if let Err(error) = fleet.user().prepare().await
+            && error.failure == tessera_cluster::Failure::Kubeconfig
+        {
+            return Err(Failure::usage(error.message));
         }
         use tokio::signal::unix::{SignalKind, signal};
         let listen = |kind| signal(kind).map_err(|error| Failure::failed(error.to_string()));

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tessera_cluster::ApiError;
+use tessera_cluster::Failure;
 use tessera_cluster::k8s_openapi::api::resource::v1::ResourceClaim;
 use tessera_cluster::resource::ClaimRef;
 use tessera_model::allocation_id::AllocationId;
@@ -125,7 +125,7 @@ async fn sweep(inner: &Arc<Inner>, absences: &mut Absences, grace: Duration) {
         let found = match inner.api.claim(&claim.namespace, &claim.name).await {
             Ok(found) => found,
             // One claim that cannot be read says nothing of the others.
-            Err(error @ ApiError::Unreadable { .. }) => {
+            Err(error) if error.failure == Failure::Unreadable => {
                 warn!(%error, "whether a claim is gone is not known");
                 continue;
             }

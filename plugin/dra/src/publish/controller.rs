@@ -13,10 +13,10 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use tessera_cluster::error::{ApiError, Retry};
 use tessera_cluster::k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use tessera_cluster::k8s_openapi::jiff::Timestamp;
 use tessera_cluster::resource::{ResourceClient, SliceEvent};
+use tessera_cluster::{ApiError, Failure, Retry};
 
 use super::device::Since;
 use super::offer::Offer;
@@ -52,8 +52,8 @@ pub enum Step {
 pub enum Answer {
     /// To [`Step::NodeUid`].
     NodeUid(String),
-    /// To [`Step::List`].
-    Listed(Vec<ResourceSlice>),
+    /// To [`Step::List`], with the version from which a watch goes on.
+    Listed(Vec<ResourceSlice>, String),
     /// To [`Step::Create`] and [`Step::Update`]: what it kept.
     Kept(Box<ResourceSlice>),
     /// To [`Step::Delete`].
@@ -65,7 +65,9 @@ impl Step {
     pub async fn take(&self, api: &ResourceClient) -> Result<Answer, ApiError> {
         match self {
             Step::NodeUid => api.node_uid().await.map(Answer::NodeUid),
-            Step::List => api.own_slices().await.map(Answer::Listed),
+            Step::List => {
+                api.own_slices().await.map(|(slices, version)| Answer::Listed(slices, version))
+            }
             Step::Create(slice) => api.create_slice(slice).await.map(Box::new).map(Answer::Kept),
             Step::Update(slice) => api.update_slice(slice).await.map(Box::new).map(Answer::Kept),
             Step::Delete(name) => api.delete_slice(name).await.map(|()| Answer::Deleted),
@@ -83,19 +85,21 @@ pub struct Controller {
     since: Since,
     /// What there is, by name; `None` before the first list.
     observed: Option<BTreeMap<String, ResourceSlice>>,
-    stale: bool,
+    /// What there is may be something else.
+    pub(super) stale: bool,
     /// What was written under a name, and the resource version that it got.
     written: BTreeMap<String, (String, ResourceSlice)>,
     /// The devices that are being published, and under which generation.
     aim: Option<(Vec<Device>, i64)>,
     /// Devices that the server refused, when, and in which words.
     refused: Option<(Vec<Device>, Instant, String)>,
-    watches: bool,
+    /// Whether a watch goes on from the last list; without one, a list is made now and then.
+    pub(super) watches: bool,
     listed: Option<Instant>,
     pace: Pace,
     /// Whether a write is due, now or after a pause.
     is_due: bool,
-    status: Status,
+    pub(super) status: Status,
 }
 
 impl Controller {
@@ -119,10 +123,6 @@ impl Controller {
         }
     }
 
-    pub fn status(&self) -> &Status {
-        &self.status
-    }
-
     /// From now on this is to be published. `at`: when its new taints were added.
     pub fn want(&mut self, mut offer: Offer, at: Timestamp) {
         self.since.stamp(&mut offer.devices, at);
@@ -133,8 +133,6 @@ impl Controller {
     /// The watch says that something happened.
     pub fn heard(&mut self, event: &SliceEvent, now: Instant) {
         match event {
-            SliceEvent::Restarted => (self.stale, self.watches) = (true, true),
-            SliceEvent::Failed(_) => self.watches = false,
             SliceEvent::Changed { name, resource_version } => {
                 let own = self.written.get(name).map(|(version, _)| version);
                 self.stale |= own != Some(resource_version);
@@ -209,7 +207,7 @@ impl Controller {
     fn take(&mut self, step: &Step, answer: Answer, now: Instant) {
         match (step, answer) {
             (_, Answer::NodeUid(uid)) => self.node = Some(Node { name: self.name.clone(), uid }),
-            (_, Answer::Listed(slices)) => self.take_list(slices, now),
+            (_, Answer::Listed(slices, _)) => self.take_list(slices, now),
             (Step::Create(sent) | Step::Update(sent), Answer::Kept(kept)) => {
                 self.take_kept(sent, *kept, now)
             }
@@ -251,14 +249,14 @@ impl Controller {
 
     fn fail(&mut self, step: &Step, error: &ApiError, now: Instant) {
         self.pace.failed(error, now);
-        let is_race = matches!(error, ApiError::Conflict { .. } | ApiError::NotFound { .. });
+        let is_race = matches!(error.failure, Failure::Conflict | Failure::NotFound);
         self.stale |= !matches!(step, Step::NodeUid);
-        match error {
-            ApiError::Invalid { .. } => {
+        match error.failure {
+            Failure::Invalid(_) => {
                 self.refused = Some((self.wanted().to_vec(), now, error.to_string()))
             }
             // Of a node that was made again.
-            ApiError::NotFound { .. } if *step == Step::NodeUid => {}
+            Failure::NotFound if *step == Step::NodeUid => {}
             _ if is_race => return,
             _ => {}
         }
@@ -462,12 +460,12 @@ impl Pace {
         let is_early = self.failures < EARLY;
         let pause = match error.retry() {
             // An API server that has just started denies everything for some seconds.
-            Retry::Later if is_early && matches!(error, ApiError::Forbidden { .. }) => doubled,
+            Retry::Later if is_early && error.failure == Failure::Forbidden => doubled,
             Retry::Soon | Retry::Reread | Retry::Never => doubled,
             Retry::Later => LATER,
         };
-        let asked = match error {
-            ApiError::Busy { after, .. } => after.unwrap_or_default().min(LATER),
+        let asked = match error.failure {
+            Failure::Busy { after, .. } => after.unwrap_or_default().min(LATER),
             _ => Duration::ZERO,
         };
         self.failures = self.failures.saturating_add(1);

@@ -24,10 +24,11 @@ pub use offer::{Offer, Published};
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use controller::{Controller, Step};
+use controller::{Answer, Controller, Step};
 use tessera_agent::Agent;
 use tessera_cluster::k8s_openapi::jiff::Timestamp;
 use tessera_cluster::resource::{ResourceClient, SliceEvent};
@@ -35,13 +36,19 @@ use tessera_config::Current;
 use tessera_gpu::{Discovery, Facts};
 use tessera_model::clock::unix_ms;
 use tessera_model::gpu::Gpu;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
+use tokio_stream::{Stream, StreamExt};
 use tracing::{debug, info, warn};
+
+use crate::sleep;
 
 /// Where Linux lists PCI devices.
 const PCI_DEVICES: &str = "/sys/bus/pci/devices";
-/// How long to wait before a watch is begun again that has ended.
+/// How long to wait before a watch is begun again that has ended: a server may end each at once.
 const WATCH_AGAIN: Duration = Duration::from_secs(5);
+
+/// What happens to the slices from a list on; it ends a while after the watch has ended.
+type Told = Pin<Box<dyn Stream<Item = SliceEvent> + Send>>;
 
 /// Keeps the node's ResourceSlices as they should be. See the module's text.
 pub struct Publisher {
@@ -98,7 +105,7 @@ impl Publisher {
     pub async fn run(self) {
         let mut controller = Controller::new(&self.node);
         let (mut events, mut changes) = (self.agent.advertised().events(), self.config.changes());
-        let mut heard = self.api.watch_own_slices();
+        let mut told: Option<Told> = None;
         let mut known = Known::default();
         let mut offered = None;
         loop {
@@ -110,15 +117,18 @@ impl Publisher {
                 offered = Some(offer.clone());
                 controller.want(offer, now());
             }
-            while let Ok(event) = heard.try_recv() {
-                controller.heard(&event, Instant::now());
-            }
             let step = controller.next(Instant::now());
-            self.tell(controller.status());
+            self.tell(&controller.status);
             let Step::Wait(pause) = step else {
                 let answer = step.take(&self.api).await;
                 if let Err(error) = &answer {
                     debug!(%error, "a step of the publication failed");
+                }
+                if let Ok(Answer::Listed(_, version)) = &answer
+                    && told.is_none()
+                {
+                    told = self.follow(version).await;
+                    controller.watches = told.is_some();
                 }
                 controller.done(&step, answer, Instant::now());
                 continue;
@@ -126,13 +136,21 @@ impl Publisher {
             tokio::select! {
                 changed = events.changed() => if changed.is_err() { return },
                 changed = changes.changed() => if changed.is_err() { return },
-                event = hear(&mut heard) => match event {
+                event = next(&mut told) => match event {
                     Some(event) => controller.heard(&event, Instant::now()),
-                    None => heard = self.api.watch_own_slices(),
+                    // What happened since is listed.
+                    None => (told, controller.stale) = (None, true),
                 },
                 () = sleep(pause) => {}
             }
         }
+    }
+
+    async fn follow(&self, version: &str) -> Option<Told> {
+        let told = self.api.watch_own_slices(version).await;
+        let told = told.inspect_err(|error| debug!(%error, "the slices are not watched")).ok()?;
+        let pause = tokio_stream::once(()).then(|()| tokio::time::sleep(WATCH_AGAIN));
+        Some(Box::pin(told.map_while(Result::ok).chain(pause.filter_map(|()| None))))
     }
 
     async fn offer(&self, known: &mut Known) -> Option<Offer> {
@@ -185,18 +203,10 @@ fn now() -> Timestamp {
     Timestamp::from_millisecond(unix_ms()).unwrap_or(Timestamp::UNIX_EPOCH)
 }
 
-/// The next event; `None` a while after the watch has ended.
-async fn hear(heard: &mut mpsc::Receiver<SliceEvent>) -> Option<SliceEvent> {
-    let event = heard.recv().await;
-    if event.is_none() {
-        tokio::time::sleep(WATCH_AGAIN).await;
-    }
-    event
-}
-
-async fn sleep(pause: Option<Duration>) {
-    match pause {
-        Some(pause) => tokio::time::sleep(pause).await,
+/// The next event; `None` at the end.
+async fn next(told: &mut Option<Told>) -> Option<SliceEvent> {
+    match told {
+        Some(told) => told.next().await,
         None => std::future::pending().await,
     }
 }

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
-use tessera_cluster::error::{Call, Kind, Verb};
 use tessera_cluster::fixtures::Temper;
 use tessera_cluster::resource::ResourceClient;
+use tessera_cluster::{Call, Kind, Verb};
 use tessera_config::Config;
 
 use super::super::{Published, device};
@@ -168,7 +168,7 @@ impl World {
     }
 
     fn status(&self) -> &Status {
-        self.instances[0].controller.status()
+        &self.instances[0].controller.status
     }
 
     /// The slices that a scheduler reads, in its order.
@@ -217,7 +217,7 @@ impl World {
         }
         assert!(read.iter().flat_map(devices).all(is_shared));
         let controller = &self.instances[0].controller;
-        let status = controller.status();
+        let status = &controller.status;
         if status.error.as_ref().is_some_and(|error| error.contains("DRAConsumableCapacity")) {
             assert_eq!((status.state, slices.len()), (State::Failing, 0));
             return;
@@ -360,7 +360,7 @@ fn what_kubelet_wipes_comes_back() {
     world.settle();
     world.pass(120);
     let name = world.read()[1].metadata.name.clone().unwrap();
-    world.instances[0].controller.heard(&SliceEvent::Restarted, world.now);
+    world.instances[0].controller.stale = true;
     world.instances[0].seen.clear();
     world.remove(&name);
     assert_eq!(short(&world.settle()), ["L", "C2:2"]);
@@ -411,10 +411,8 @@ fn trouble_with_the_server_is_said_and_waited_out() {
     world.forbid("POST", false);
     world.settle();
     world.check_settled();
-    // A watch that is forbidden: a list now and then.
-    let call = Call::new(Verb::Watch, Kind::Slices, "");
-    let error = ApiError::Forbidden { call, message: String::new() };
-    world.instances[0].controller.heard(&SliceEvent::Failed(error), world.now);
+    // Without a watch: a list now and then.
+    world.instances[0].controller.watches = false;
     world.api.wipe_slices();
     world.instances[0].seen.clear();
     assert_eq!(world.instances[0].controller.next(world.now), Step::Wait(Some(WITHOUT_WATCH)));
@@ -433,9 +431,8 @@ fn slices_that_the_server_refuses_are_not_sent_again_until_they_change() {
         world.tell(0);
         world.instances[0].controller.next(world.now)
     };
-    let call = Call::new(Verb::Update, Kind::Slices, "x");
     let field = Some("spec.devices[1].name".to_owned());
-    let refused = ApiError::Invalid { call, field, message: "no".to_owned() };
+    let refused = Call::new(Verb::Update, Kind::SLICES, "x").failed(Failure::Invalid(field), "no");
     world.instances[0].controller.done(&step, Err(refused), world.now);
     world.pass(60);
     assert_eq!(world.step(0), Some(Step::List));
@@ -642,8 +639,8 @@ fn a_burst_goes_through_and_then_one_at_a_time() {
 
 #[test]
 fn failures_are_waited_out_longer_each_time() {
-    let call = Call::new(Verb::List, Kind::Slices, "");
-    let error = ApiError::Unreachable { call: call.clone(), reason: "x".to_owned() };
+    let call = Call::new(Verb::List, Kind::SLICES, "");
+    let error = call.failed(Failure::Unreachable, "x");
     let (mut pace, now) = (Pace::default(), Instant::now());
     let mut pauses = Vec::new();
     for _ in 0..10 {
@@ -654,7 +651,7 @@ fn failures_are_waited_out_longer_each_time() {
     assert_eq!(pauses[9], LONGEST);
     pace.succeeded();
     assert_eq!(pace.before_asking(now), None);
-    let forbidden = ApiError::Forbidden { call: call.clone(), message: String::new() };
+    let forbidden = call.failed(Failure::Forbidden, "");
     let pauses: Vec<_> = (0..EARLY + 2)
         .map(|_| {
             pace.failed(&forbidden, now);
@@ -665,7 +662,7 @@ fn failures_are_waited_out_longer_each_time() {
     assert_eq!(pauses[6..], [LATER, LATER], "a right that lacks is asked for once a minute");
     pace.succeeded();
     let after = Some(Duration::from_secs(7));
-    pace.failed(&ApiError::Busy { call, status: 429, after, message: String::new() }, now);
+    pace.failed(&call.failed(Failure::Busy { status: 429, after }, ""), now);
     assert_eq!(pace.before_asking(now), after);
 }
 
