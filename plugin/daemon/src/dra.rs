@@ -139,8 +139,8 @@ fn serve_claims(
     });
     let sources = (Arc::clone(agent), Arc::clone(discovery));
     let publisher = Publisher::new(api.clone(), sources, current.clone(), &node);
-    let registration = serving.registration();
-    let left = Left { preparer: serving.preparer().clone(), is_ending };
+    let registration = serving.registration.clone();
+    let left = Left { preparer: serving.preparer.clone(), is_ending };
     let mut tasks = JoinSet::new();
     let (shown, published) = (registration.clone(), publisher.status());
     let changes = agent.advertised().events();

@@ -24,7 +24,7 @@ use tessera_model::origin::{ClaimResult, ClaimShare};
 use tessera_model::record::{Grant, Record};
 use tracing::warn;
 
-use crate::names;
+use crate::{names, sleep};
 
 /// What enforces a share's limits.
 const ENGINE: &str = "shim";
@@ -256,13 +256,6 @@ fn keep_times(before: &Statuses, now: &mut Statuses, unix_ms: i64) {
                 };
             }
         }
-    }
-}
-
-async fn sleep(pause: Option<Duration>) {
-    match pause {
-        Some(pause) => tokio::time::sleep(pause).await,
-        None => std::future::pending().await,
     }
 }
 

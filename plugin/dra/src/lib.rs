@@ -26,6 +26,14 @@ pub mod publish;
 pub mod serve;
 pub use serve::{Rejected, Serving, Settings, serve};
 
+/// Sleeps so long; for ever without a time.
+async fn sleep(pause: Option<std::time::Duration>) {
+    match pause {
+        Some(pause) => tokio::time::sleep(pause).await,
+        None => std::future::pending().await,
+    }
+}
+
 /// The driver as kubelet meets it: sockets, a stand-in kubelet, an API server in memory, and the agent.
 #[cfg(test)]
 mod tests {

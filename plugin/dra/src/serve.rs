@@ -4,11 +4,9 @@
 //! Two instances may serve side by side during a rolling update; the pod's UID keeps their sockets apart. An
 //! instance removes its own sockets, and those of instances that are dead.
 
-use std::convert::Infallible;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tessera_agent::Agent;
@@ -29,9 +27,7 @@ use tessera_rpc::incoming::SILENCE;
 use tessera_system::connections::Limits;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tonic::body::Body;
-use tonic::codegen::{BoxFuture, Service, http};
-use tonic::server::NamedService;
+use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 use tracing::{error, info, warn};
 
@@ -96,26 +92,14 @@ pub struct Rejected(pub String);
 
 #[derive(Debug)]
 pub struct Serving {
-    registration: watch::Receiver<Registration>,
-    preparer: Preparer,
+    pub registration: watch::Receiver<Registration>,
+    pub preparer: Preparer,
+    /// Where it serves: the registrar, and the driver itself.
+    pub sockets: [PathBuf; 2],
     task: JoinHandle<Result<(), Rejected>>,
-    paths: Paths,
 }
 
 impl Serving {
-    pub fn registration(&self) -> watch::Receiver<Registration> {
-        self.registration.clone()
-    }
-
-    pub fn preparer(&self) -> &Preparer {
-        &self.preparer
-    }
-
-    /// Where it serves: the registrar, and the driver itself.
-    pub fn sockets(&self) -> [&Path; 2] {
-        [&self.paths.registrar, &self.paths.dra]
-    }
-
     /// Waits for the end: the shutdown future is done, and the sockets are removed.
     /// Errors: [`Rejected`]: kubelet said that it does not take the driver. The process should end, so that this is
     /// seen.
@@ -137,11 +121,11 @@ pub fn serve(
     paths.prepare()?;
     let preparer = Preparer::new(Arc::clone(&agent), api, &settings.node, &settings.dir);
     let (standing, registration) = watch::channel(Registration::default());
-    let driver =
-        Driver { settings, agent, preparer: preparer.clone(), paths: paths.clone(), standing };
+    let sockets = [paths.registrar.clone(), paths.dra.clone()];
+    let driver = Driver { settings, agent, preparer: preparer.clone(), paths, standing };
     let first = driver.listen()?;
     let task = tokio::spawn(driver.run(first, shutdown));
-    Ok(Serving { registration, preparer, task, paths })
+    Ok(Serving { registration, preparer, sockets, task })
 }
 
 struct Driver {
@@ -158,13 +142,6 @@ struct Servers {
     dra: Server,
 }
 
-/// Why the servers are to begin again.
-enum Turn {
-    End,
-    Rejected(Rejected),
-    Lost,
-}
-
 impl Driver {
     /// The DRA socket first: as soon as the registrar is there, kubelet may ask.
     fn listen(&self) -> Result<Servers, SocketError> {
@@ -172,7 +149,9 @@ impl Driver {
         let socket = Socket::listen(&self.paths.dra, TAKEN)?;
         let dra = Server::start(socket, LIMITS, |stop| {
             let health = Health::new(Arc::clone(&self.agent), node, timing.heartbeat, stop);
-            Routes::new(self.preparer.clone(), health)
+            Routes::new(DraPluginServer::new(self.preparer.clone()))
+                .add_service(HealthV1::new(health.clone()))
+                .add_service(HealthV1alpha1::new(health))
         });
         let socket = Socket::listen(&self.paths.registrar, TAKEN)?;
         let (endpoint, standing) = (self.paths.dra.display().to_string(), self.standing.clone());
@@ -197,58 +176,57 @@ impl Driver {
         let mut shutdown = std::pin::pin!(shutdown);
         let mut servers = Some(first);
         loop {
-            let turn = tokio::select! {
-                () = &mut shutdown => Turn::End,
-                turn = self.watch(servers.as_mut()) => turn,
-                () = &mut sweep => Turn::End,
+            // Without an end, the servers are to begin again.
+            let end = tokio::select! {
+                () = &mut shutdown => Some(Ok(())),
+                () = &mut sweep => Some(Ok(())),
+                rejected = self.rejected() => Some(Err(rejected)),
+                () = self.lost(servers.as_mut()) => None,
             };
             if let Some(servers) = servers.take() {
                 servers.end(self.settings.timing.drain).await;
             }
-            match turn {
-                Turn::End => return Ok(()),
-                Turn::Rejected(rejected) => return Err(rejected),
-                Turn::Lost => match self.listen() {
-                    Ok(again) => servers = Some(again),
-                    Err(error) => {
-                        warn!("cannot serve DRA again yet: {error}");
-                        self.standing.send_modify(|standing| standing.failed(&error.to_string()));
-                    }
-                },
+            if let Some(end) = end {
+                return end;
+            }
+            match self.listen() {
+                Ok(again) => servers = Some(again),
+                Err(error) => {
+                    warn!("cannot serve DRA again yet: {error}");
+                    self.standing.send_modify(|standing| {
+                        standing.is_registered = false;
+                        standing.last_error = Some(error.to_string());
+                    });
+                }
             }
         }
     }
 
-    /// Waits until kubelet refuses the driver or the servers have to begin again.
-    async fn watch(&self, servers: Option<&mut Servers>) -> Turn {
+    /// Waits until kubelet refuses the driver.
+    async fn rejected(&self) -> Rejected {
         let mut standing = self.standing.subscribe();
-        let rejected = async {
-            let waited = standing.wait_for(|standing| standing.rejected.is_some()).await;
-            // The sender lives as long as self.
-            waited.ok().and_then(|standing| standing.rejected.clone()).unwrap_or_default()
+        let waited = standing.wait_for(|standing| standing.rejected.is_some()).await;
+        // The sender lives as long as self.
+        Rejected(waited.ok().and_then(|standing| standing.rejected.clone()).unwrap_or_default())
+    }
+
+    /// Waits until a socket or a server is gone; without servers, until it is time to try again.
+    async fn lost(&self, servers: Option<&mut Servers>) {
+        let Some(Servers { registrar, dra }) = servers else {
+            return tokio::time::sleep(self.settings.timing.look).await;
         };
-        let lost = async {
-            let Some(servers) = servers else {
-                return tokio::time::sleep(self.settings.timing.look).await;
-            };
-            let Servers { registrar, dra } = servers;
-            let gone = async {
-                while !registrar.socket.is_gone() && !dra.socket.is_gone() {
-                    tokio::time::sleep(self.settings.timing.look).await;
-                }
-                "a socket was removed"
-            };
-            let what = tokio::select! {
-                what = gone => what,
-                _ = &mut registrar.task => "the registrar's server ended",
-                _ = &mut dra.task => "the server ended",
-            };
-            warn!("{what}; serving DRA on new sockets");
+        let gone = async {
+            while !registrar.socket.is_gone() && !dra.socket.is_gone() {
+                tokio::time::sleep(self.settings.timing.look).await;
+            }
+            "a socket was removed"
         };
-        tokio::select! {
-            why = rejected => Turn::Rejected(Rejected(why)),
-            () = lost => Turn::Lost,
-        }
+        let what = tokio::select! {
+            what = gone => what,
+            _ = &mut registrar.task => "the registrar's server ended",
+            _ = &mut dra.task => "the server ended",
+        };
+        warn!("{what}; serving DRA on new sockets");
     }
 }
 
@@ -275,13 +253,6 @@ pub struct Registration {
     pub rejected: Option<String>,
     /// Why the driver is not served, if it is not.
     pub last_error: Option<String>,
-}
-
-impl Registration {
-    fn failed(&mut self, why: &str) {
-        self.is_registered = false;
-        self.last_error = Some(why.to_owned());
-    }
 }
 
 #[derive(Debug)]
@@ -326,55 +297,6 @@ impl Rpcs for Registrar {
             error!(driver = names::DRIVER, "kubelet refuses the DRA driver: {error}");
         }
         Ok(Response::new(RegistrationStatusResponse {}))
-    }
-}
-
-/// Which service a call is for, by its path: a router's crates would be four times the driver.
-#[derive(Clone, Debug)]
-struct Routes {
-    dra: DraPluginServer<Preparer>,
-    health_v1: HealthV1<Health>,
-    health_v1alpha1: HealthV1alpha1<Health>,
-}
-
-impl Routes {
-    fn new(preparer: Preparer, health: Health) -> Self {
-        Routes {
-            dra: DraPluginServer::new(preparer),
-            health_v1: HealthV1::new(health.clone()),
-            health_v1alpha1: HealthV1alpha1::new(health),
-        }
-    }
-}
-
-/// Whether a request's path is one of this service's.
-fn is_of<S: NamedService>(path: &str) -> bool {
-    path.strip_prefix('/')
-        .and_then(|rest| rest.strip_prefix(S::NAME))
-        .is_some_and(|rest| rest.starts_with('/'))
-}
-
-impl Service<http::Request<Body>> for Routes {
-    type Response = http::Response<Body>;
-    type Error = Infallible;
-    type Future = BoxFuture<Self::Response, Self::Error>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        let path = request.uri().path();
-        if is_of::<DraPluginServer<Preparer>>(path) {
-            self.dra.call(request)
-        } else if is_of::<HealthV1<Health>>(path) {
-            self.health_v1.call(request)
-        } else if is_of::<HealthV1alpha1<Health>>(path) {
-            self.health_v1alpha1.call(request)
-        } else {
-            let unknown = tonic::Status::unimplemented("the driver has no such service");
-            Box::pin(std::future::ready(Ok(unknown.into_http())))
-        }
     }
 }
 

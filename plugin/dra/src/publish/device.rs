@@ -203,7 +203,7 @@ fn architecture((major, minor): (u32, u32)) -> Option<&'static str> {
     })
 }
 
-/// NVML writes `00000000:65:00.0`, the standard attribute `0000:65:00.0`; `None` for what is no address.
+/// NVML writes `00000000:65:00.0`, the standard attribute `0000:65:00.0`; `None` where it is not an address.
 fn pci_bus_id(address: &str) -> Option<String> {
     let address = address.to_ascii_lowercase();
     let mut parts = address.split([':', '.']);

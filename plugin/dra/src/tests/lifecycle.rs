@@ -9,9 +9,8 @@ use crate::fixtures::{claim, share};
 
 #[tokio::test]
 async fn kubelet_finds_the_driver_and_forgets_one_that_has_ended() {
-    let node = Node::new();
-    let plugin = node.plugin().await;
-    let mut registration = plugin.serving.as_ref().unwrap().registration();
+    let (node, plugin) = Node::served().await;
+    let mut registration = plugin.serving.as_ref().unwrap().registration.clone();
     bounded(registration.wait_for(|standing| standing.is_registered)).await.unwrap();
     assert_eq!(registration.borrow().registrations, 1);
     plugin.stop().await;

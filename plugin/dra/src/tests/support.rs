@@ -178,7 +178,7 @@ impl Node {
                 return Err(error);
             }
         };
-        let sockets = serving.sockets().map(Path::to_owned);
+        let sockets = serving.sockets.clone();
         Ok(Plugin { serving: Some(serving), stop: Some(stop), runtime: Some(runtime), sockets })
     }
 
