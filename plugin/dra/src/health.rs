@@ -10,6 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tessera_agent::Agent;
+use tessera_kubelet_api::dra_health::v1::{DeviceHealth, DeviceIdentifier, HealthStatus};
+use tessera_kubelet_api::dra_health::{v1, v1alpha1};
 use tessera_model::clock::unix_ms;
 use tessera_model::printable;
 use tessera_model::record::Record;
@@ -26,17 +28,6 @@ use crate::names;
 const DEBOUNCE: Duration = Duration::from_millis(50);
 /// Bytes that a message is cut to. Kubelet shows 1024; what is cut says so in some more bytes.
 const LONGEST: usize = 960;
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Report {
-    pub pool: String,
-    pub device: String,
-    pub is_healthy: bool,
-    /// Why not, or what else is to be known; empty if nothing is.
-    pub message: String,
-    /// When that was found out, Unix seconds.
-    pub unix_seconds: i64,
-}
 
 /// The services of both versions.
 #[derive(Clone, Debug)]
@@ -61,7 +52,7 @@ impl Health {
     }
 
     /// The list now, after each change, and as a heartbeat.
-    fn watch(&self) -> ReceiverStream<Vec<Report>> {
+    fn watch(&self) -> ReceiverStream<Vec<DeviceHealth>> {
         let (sender, receiver) = mpsc::channel(1);
         let health = self.clone();
         tokio::spawn(async move {
@@ -75,7 +66,7 @@ impl Health {
         ReceiverStream::new(receiver)
     }
 
-    async fn send(&self, sender: &mpsc::Sender<Vec<Report>>) {
+    async fn send(&self, sender: &mpsc::Sender<Vec<DeviceHealth>>) {
         let mut events = self.agent.advertised().events();
         loop {
             events.borrow_and_update();
@@ -93,7 +84,7 @@ impl Health {
         }
     }
 
-    fn list(&self) -> Vec<Report> {
+    fn list(&self) -> Vec<DeviceHealth> {
         let inventory = self.agent.inventory();
         let is_cordoned = |uuid: &str| inventory.cordon_of(uuid).is_some();
         let node = (&*inventory.catalogue(), &is_cordoned as &dyn Fn(&str) -> bool);
@@ -107,7 +98,7 @@ fn reports(
     claims: &[Arc<Record>],
     pool: &str,
     unix_seconds: i64,
-) -> Vec<Report> {
+) -> Vec<DeviceHealth> {
     let held = claims.iter().filter_map(|record| record.origin.claim());
     let held = held.flat_map(|claim| &claim.results).map(|result| result.device.clone());
     let mut devices: BTreeSet<String> = held.collect();
@@ -115,70 +106,59 @@ fn reports(
     devices.extend(sold().map(|sold| names::device(&sold.gpu.uuid)));
     let report = |device: String| {
         let found = sold().find(|sold| names::device(&sold.gpu.uuid) == device);
-        let (is_healthy, message) = match found.map(|sold| (&sold.sick, &sold.gpu.uuid)) {
-            None => (false, "the GPU is not shared on this node any more".to_owned()),
-            Some((Some(reason), _)) => (false, reason.clone()),
+        // The message says why not, or what else is to be known.
+        let (health, message) = match found.map(|sold| (sold.sick.as_deref(), &sold.gpu.uuid)) {
+            None => (HealthStatus::Unhealthy, "the GPU is not shared on this node any more"),
+            Some((Some(reason), _)) => (HealthStatus::Unhealthy, reason),
             // Pods' statuses are not only the operators': by whom and why it is cordoned is.
-            Some((None, uuid)) if is_cordoned(uuid) => (true, "cordoned".to_owned()),
-            Some(_) => (true, String::new()),
+            Some((None, uuid)) if is_cordoned(uuid) => (HealthStatus::Healthy, "cordoned"),
+            Some(_) => (HealthStatus::Healthy, ""),
         };
-        let message = printable::brief(&printable::line(&message), LONGEST).into_owned();
-        Report { pool: pool.to_owned(), device, is_healthy, message, unix_seconds }
+        DeviceHealth {
+            device: Some(DeviceIdentifier { pool_name: pool.to_owned(), device_name: device }),
+            health: health.into(),
+            last_updated_time: unix_seconds,
+            health_check_timeout_seconds: 0,
+            message: printable::brief(&printable::line(message), LONGEST).into_owned(),
+        }
     };
     devices.into_iter().map(report).collect()
 }
 
-/// The service of one version; their messages are the same, and types of their own.
+/// Of versions whose messages are the same, and types of their own.
 macro_rules! serve {
-    ($version:ident) => {
-        mod $version {
-            use tessera_kubelet_api::dra_health::$version::dra_resource_health_server::DraResourceHealth;
-            use tessera_kubelet_api::dra_health::$version::{
-                DeviceHealth, DeviceIdentifier, HealthStatus, NodeWatchResourcesRequest,
-                NodeWatchResourcesResponse,
-            };
+    ($version:ident, $device:expr) => {
+        #[tonic::async_trait]
+        impl $version::dra_resource_health_server::DraResourceHealth for Health {
+            type NodeWatchResourcesStream = Pin<
+                Box<dyn Stream<Item = Result<$version::NodeWatchResourcesResponse, Status>> + Send>,
+            >;
 
-            use super::*;
-
-            #[tonic::async_trait]
-            impl DraResourceHealth for Health {
-                type NodeWatchResourcesStream = Pin<
-                    Box<dyn Stream<Item = Result<NodeWatchResourcesResponse, Status>> + Send + 'static>,
-                >;
-
-                async fn node_watch_resources(
-                    &self,
-                    _: Request<NodeWatchResourcesRequest>,
-                ) -> Result<Response<Self::NodeWatchResourcesStream>, Status> {
-                    let answer = |reports: Vec<Report>| {
-                        Ok(NodeWatchResourcesResponse {
-                            devices: reports.into_iter().map(device).collect(),
-                        })
-                    };
-                    Ok(Response::new(Box::pin(self.watch().map(answer))))
-                }
-            }
-
-            fn device(report: Report) -> DeviceHealth {
-                let Report { pool: pool_name, device: device_name, .. } = report;
-                let health = match report.is_healthy {
-                    true => HealthStatus::Healthy,
-                    false => HealthStatus::Unhealthy,
+            async fn node_watch_resources(
+                &self,
+                _: Request<$version::NodeWatchResourcesRequest>,
+            ) -> Result<Response<Self::NodeWatchResourcesStream>, Status> {
+                let answer = |devices: Vec<DeviceHealth>| {
+                    let devices = devices.into_iter().map($device).collect();
+                    Ok($version::NodeWatchResourcesResponse { devices })
                 };
-                DeviceHealth {
-                    device: Some(DeviceIdentifier { pool_name, device_name }),
-                    health: health.into(),
-                    last_updated_time: report.unix_seconds,
-                    health_check_timeout_seconds: 0,
-                    message: report.message,
-                }
+                Ok(Response::new(Box::pin(self.watch().map(answer))))
             }
         }
     };
 }
 
-serve!(v1);
-serve!(v1alpha1);
+serve!(v1, |device| device);
+serve!(v1alpha1, |device| {
+    let DeviceIdentifier { pool_name, device_name } = device.device.unwrap_or_default();
+    v1alpha1::DeviceHealth {
+        device: Some(v1alpha1::DeviceIdentifier { pool_name, device_name }),
+        health: device.health,
+        last_updated_time: device.last_updated_time,
+        health_check_timeout_seconds: device.health_check_timeout_seconds,
+        message: device.message,
+    }
+});
 
 #[cfg(test)]
 mod tests {
@@ -199,8 +179,10 @@ mod tests {
         let said: Vec<_> = reports((&catalogue, &|uuid| uuid == "GPU-c"), &records, "node", 7)
             .into_iter()
             .map(|report| {
-                assert_eq!((report.pool.as_str(), report.unix_seconds), ("node", 7));
-                (report.device, report.is_healthy, report.message)
+                let device = report.device.clone().unwrap();
+                assert_eq!((device.pool_name.as_str(), report.last_updated_time), ("node", 7));
+                let is_healthy = report.health() == HealthStatus::Healthy;
+                (device.device_name, is_healthy, report.message)
             })
             .collect();
         let all = [
