@@ -6,9 +6,8 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use tessera_cluster::ApiError;
-use tessera_cluster::{ApiError, Failure, Kind};
 use tessera_cluster::user::{Passed, Proxied, UserClient};
+use tessera_cluster::{ApiError, Failure, Kind};
 use tessera_model::printable;
 use tessera_view::fleet::Fleet;
 use tessera_view::node::Node;
@@ -34,60 +33,53 @@ const VIEWER: &str = "tessera-viewer";
 pub struct Question {
     /// The path below `/api/v1/`.
     path: &'static str,
-    /// Its parameters; those that are empty or 0 are left out.
+    /// Its parameters; those that are empty are left out.
     query: Vec<(&'static str, String)>,
 }
 
 impl Question {
+    fn new(path: &'static str, query: impl IntoIterator<Item = (&'static str, String)>) -> Self {
+        let query = query.into_iter().filter(|(_, value)| !value.is_empty()).collect();
+        Question { path, query }
+    }
+
     /// Everything at this moment.
     pub fn fleet() -> Self {
-        Question { path: "fleet", query: Vec::new() }
+        Question::new("fleet", [])
     }
 
     /// What was.
     pub fn history(asked: &history::Query) -> Self {
-        Question { path: "history", query: Vec::new() }
-            .with("subject", &asked.subject)
-            .with("namespace", &asked.namespace)
-            .number("since_unix_ms", asked.since_unix_ms)
-            .number("until_unix_ms", asked.until_unix_ms)
-            .number("step_seconds", asked.step_seconds)
+        let query = [
+            ("subject", asked.subject.clone()),
+            ("namespace", asked.namespace.clone()),
+            ("since_unix_ms", number(asked.since_unix_ms)),
+            ("until_unix_ms", number(asked.until_unix_ms)),
+            ("step_seconds", number(asked.step_seconds)),
+        ];
+        Question::new("history", query)
     }
 
     /// Why a subject is as it is, for a reader of this namespace, or of all where it is empty.
     pub fn explain(subject: &str, namespace: &str) -> Self {
-        Question { path: "explain", query: Vec::new() }
-            .with("subject", subject)
-            .with("namespace", namespace)
+        let query = [("subject", subject.to_owned()), ("namespace", namespace.to_owned())];
+        Question::new("explain", query)
     }
 
     /// `recommend` or `waste`.
     pub fn of_scope(path: &'static str, scope: &Scope) -> Self {
-        Question { path, query: Vec::new() }
-            .with("namespace", &scope.namespace)
-            .with("pod", &scope.pod)
-            .number("since_unix_ms", scope.since_unix_ms)
+        let query = [
+            ("namespace", scope.namespace.clone()),
+            ("pod", scope.pod.clone()),
+            ("since_unix_ms", number(scope.since_unix_ms)),
+        ];
+        Question::new(path, query)
     }
 
     /// What the arbiter does for so many seconds, of tenants of this namespace, or of all where it is empty.
     pub fn trace(namespace: &str, seconds: u32) -> Self {
-        Question { path: "trace", query: Vec::new() }
-            .with("namespace", namespace)
-            .number("seconds", seconds)
-    }
-
-    fn with(mut self, name: &'static str, value: &str) -> Self {
-        if !value.is_empty() {
-            self.query.push((name, value.to_owned()));
-        }
-        self
-    }
-
-    fn number(self, name: &'static str, value: impl Into<i64>) -> Self {
-        match value.into() {
-            0 => self,
-            value => self.with(name, &value.to_string()),
-        }
+        let query = [("namespace", namespace.to_owned()), ("seconds", number(seconds))];
+        Question::new("trace", query)
     }
 
     fn largest(&self) -> usize {
@@ -99,6 +91,14 @@ impl Question {
         let query: Vec<(&str, &str)> =
             self.query.iter().map(|(name, value)| (*name, value.as_str())).collect();
         format!("/api/v1/{}{}", self.path, client::query(&query))
+    }
+}
+
+/// 0 stands for none.
+fn number(value: impl Into<i64>) -> String {
+    match value.into() {
+        0 => String::new(),
+        value => value.to_string(),
     }
 }
 
@@ -124,7 +124,8 @@ impl Asker {
             Err(AskError { why: Why::NoRights, .. })
                 if !is_narrow && !self.namespace.is_empty() =>
             {
-                let question = question.clone().with("namespace", &self.namespace);
+                let mut question = question.clone();
+                question.query.push(("namespace", self.namespace.clone()));
                 self.once(place, &question).await
             }
             answer => answer,
@@ -240,7 +241,7 @@ impl From<ApiError> for AskError {
             Failure::Unauthorized => Why::Unauthenticated.says(format!(
                 "the API server does not accept your credentials: {message}; log in again"
             )),
-            error => Why::Silent.says(error.to_string()),
+            _ => Why::Silent.says(error.to_string()),
         }
     }
 }

@@ -27,14 +27,10 @@ pub(crate) struct Entries {
 #[derive(Clone, Debug, Default)]
 struct Known {
     entry: Entry,
-    /// How far the node's clock is ahead of ours.
-    ahead_ms: i64,
     /// Why it did not answer the last time.
     error: Option<AskError>,
     /// Failures since the last answer.
     failures: u32,
-    /// The last failure was that nothing came.
-    is_silent: bool,
     /// Not asked before, in milliseconds of the asker's steady clock.
     not_before_ms: u64,
 }
@@ -44,10 +40,7 @@ impl Entries {
     pub fn set_places(&mut self, places: &[Place]) {
         let names: BTreeSet<&str> = places.iter().map(|place| place.node.as_str()).collect();
         self.nodes.retain(|name, _| names.contains(name.as_str()));
-        for name in names {
-            let known = self.nodes.entry(name.to_owned()).or_default();
-            name.clone_into(&mut known.entry.node);
-        }
+        self.add_places(places);
     }
 
     /// Begins to ask a node; false where it is being asked, or has failed so often that it is to wait. Without
@@ -70,21 +63,16 @@ impl Entries {
         let Some(known) = self.nodes.get_mut(node) else { return };
         match answer {
             Ok(mut view) => {
-                known.ahead_ms = match view.at_unix_ms {
-                    0 => 0,
-                    at => at.saturating_sub(now_unix_ms),
-                };
-                view.warnings.extend(skew(known.ahead_ms));
+                view.warnings.extend(skew(ahead(view.at_unix_ms, now_unix_ms)));
                 known.entry.answers = true;
                 known.entry.answered_unix_ms = now_unix_ms;
                 known.entry.error.clear();
                 known.error = None;
                 known.entry.view = Some(view);
-                (known.failures, known.is_silent, known.not_before_ms) = (0, false, 0);
+                (known.failures, known.not_before_ms) = (0, 0);
             }
             Err(error) => {
                 known.entry.answers = false;
-                known.is_silent = error.why == Why::Silent;
                 known.entry.error = error.to_string();
                 known.error = Some(error);
                 known.failures = known.failures.saturating_add(1);
@@ -107,8 +95,11 @@ impl Entries {
     pub fn silent(&self, steady_ms: u64) -> BTreeMap<String, String> {
         let moment = u64::try_from(LONGEST_PAUSE.as_millis()).unwrap_or(u64::MAX);
         let is_recent = |known: &Known| steady_ms < known.not_before_ms.saturating_add(moment);
-        let silent = self.nodes.iter().filter(|(_, known)| known.is_silent && is_recent(known));
-        silent.map(|(node, known)| (node.clone(), known.entry.error.clone())).collect()
+        let silent = self.nodes.iter().filter_map(|(node, known)| {
+            let error = known.error.as_ref().filter(|error| error.why == Why::Silent)?;
+            is_recent(known).then(|| (node.clone(), error.text.clone()))
+        });
+        silent.collect()
     }
 
     /// These are nodes as well.
@@ -141,8 +132,11 @@ impl Entries {
 
     /// How far a node's clock is ahead of ours, where that is more than the way of an answer explains.
     pub fn ahead_ms(&self, node: &str) -> i64 {
-        let ahead = self.nodes.get(node).map_or(0, |known| known.ahead_ms);
-        if differs(ahead) { ahead } else { 0 }
+        let entry = self.nodes.get(node).map(|known| &known.entry);
+        entry.map_or(0, |entry| {
+            let at = entry.view.as_ref().map_or(0, |view| view.at_unix_ms);
+            ahead(at, entry.answered_unix_ms)
+        })
     }
 }
 
@@ -153,7 +147,8 @@ pub(crate) fn ahead(at_unix_ms: i64, now_unix_ms: i64) -> i64 {
         0 => 0,
         at => at.saturating_sub(now_unix_ms),
     };
-    if differs(ahead) { ahead } else { 0 }
+    let differs = u128::from(ahead.unsigned_abs()) > SKEW.as_millis();
+    if differs { ahead } else { 0 }
 }
 
 /// Moves a node's history to our clock.
@@ -171,13 +166,9 @@ pub(crate) fn by_our_clock(history: &mut history::Answer, now_unix_ms: i64) {
     history.at_unix_ms = now_unix_ms;
 }
 
-/// Whether clocks differ by more than the way of an answer explains.
-pub(crate) fn differs(ahead_ms: i64) -> bool {
-    u128::from(ahead_ms.unsigned_abs()) > SKEW.as_millis()
-}
-
+/// `ahead_ms`: see [`ahead`].
 fn skew(ahead_ms: i64) -> Option<Warning> {
-    if !differs(ahead_ms) {
+    if ahead_ms == 0 {
         return None;
     }
     let by = time_format::ago(0, i64::try_from(ahead_ms.unsigned_abs()).unwrap_or(i64::MAX));

@@ -1,7 +1,5 @@
 //! A fleet that is asked again and again while somebody looks: what the console shows, as a source of the web server.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tessera_view::advice::{Recommendations, Waste};
@@ -25,21 +23,13 @@ const PLACES: Duration = Duration::from_secs(15);
 /// See the module's text. Asking ends with its drop.
 #[derive(Debug)]
 pub struct Live {
-    pub(crate) fleet: Fleet,
-    attention: Arc<Attention>,
+    fleet: Fleet,
+    every: Duration,
+    /// When somebody looked last.
+    looks: watch::Sender<Option<Instant>>,
     /// Counts rounds; the last failure of all.
     rounds: watch::Receiver<(u64, Option<AskError>)>,
     task: tokio::task::JoinHandle<()>,
-}
-
-/// Whether somebody looks.
-#[derive(Debug)]
-struct Attention {
-    every: Duration,
-    began: Instant,
-    /// The last look, in milliseconds since the beginning.
-    looked_ms: AtomicU64,
-    wake: tokio::sync::Notify,
 }
 
 impl Drop for Live {
@@ -52,27 +42,18 @@ impl Live {
     /// Asks each node `every` so often. To be called within a runtime.
     pub fn start(fleet: Fleet, every: Duration) -> Self {
         let (round, rounds) = watch::channel((0, None));
-        let attention = Arc::new(Attention {
-            every,
-            began: Instant::now(),
-            looked_ms: AtomicU64::new(0),
-            wake: tokio::sync::Notify::new(),
-        });
-        let task = tokio::spawn(ask(fleet.clone(), Arc::clone(&attention), round));
-        Live { fleet, attention, rounds, task }
+        let (looks, looked) = watch::channel(None);
+        let task = tokio::spawn(ask(fleet.clone(), every, looked, round));
+        Live { fleet, every, looks, rounds, task }
     }
 
     /// What is known, not much older than `every`. The first look waits for the first answers.
     pub async fn look(&self) -> Result<fleet::Fleet, AskError> {
-        let Attention { every, began, looked_ms, wake } = &*self.attention;
-        let now = millis(began.elapsed());
-        let before = looked_ms.swap(now.max(1), Ordering::SeqCst);
-        wake.notify_one();
-        let is_stale = before == 0 || Duration::from_millis(now.saturating_sub(before)) > ATTENTION;
+        let before = self.looks.send_replace(Some(Instant::now()));
         let mut rounds = self.rounds.clone();
-        if is_stale {
+        if !is_recent(before) {
             let at = rounds.borrow_and_update().0;
-            let limit = self.fleet.options().limit + *every;
+            let limit = self.fleet.options().limit + self.every;
             // A node that stalls is not waited for: it is shown as it is.
             let _ = tokio::time::timeout(limit, rounds.wait_for(|(round, _)| *round > at)).await;
         }
@@ -83,6 +64,11 @@ impl Live {
             _ => Ok(known),
         }
     }
+}
+
+/// Whether somebody looks.
+fn is_recent(look: Option<Instant>) -> bool {
+    look.is_some_and(|at| at.elapsed() <= ATTENTION)
 }
 
 impl Source for Live {
@@ -116,26 +102,17 @@ impl Source for Live {
     }
 }
 
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
-}
-
 /// Asks as long as somebody looks.
 async fn ask(
     fleet: Fleet,
-    attention: Arc<Attention>,
+    every: Duration,
+    mut looked: watch::Receiver<Option<Instant>>,
     round: watch::Sender<(u64, Option<AskError>)>,
 ) {
-    let Attention { every, began, looked_ms, wake } = &*attention;
     let mut places: Vec<Place> = Vec::new();
     let mut read: Option<Instant> = None;
-    loop {
-        let looked = looked_ms.load(Ordering::SeqCst);
-        let idle = Duration::from_millis(millis(began.elapsed()).saturating_sub(looked));
-        if looked == 0 || idle > ATTENTION {
-            wake.notified().await;
-            continue;
-        }
+    // Nobody can look any more where it is an error.
+    while looked.wait_for(|look| is_recent(*look)).await.is_ok() {
         let mut failure = None;
         if read.is_none_or(|at| at.elapsed() >= PLACES) {
             match fleet.places().await {
@@ -152,7 +129,7 @@ async fn ask(
         if failure.is_none() {
             let mut tasks = fleet.round(&places, true);
             let all = async { while tasks.join_next().await.is_some() {} };
-            let _ = tokio::time::timeout(*every, all).await;
+            let _ = tokio::time::timeout(every, all).await;
             // Those that have not answered go on; their nodes are not asked twice.
             tasks.detach_all();
         }
@@ -160,6 +137,6 @@ async fn ask(
             *round += 1;
             *last = failure;
         });
-        tokio::time::sleep(*every).await;
+        tokio::time::sleep(every).await;
     }
 }
