@@ -107,7 +107,7 @@ fn hold(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
     if args.sim {
         enter_simulation()?;
     }
-    let shim = shim::find(Artefact::Shim, args.shim.as_deref())?;
+    let shim = shim::find(Artefact::SHIM, args.shim.as_deref())?;
     let mut of_gpus = config.gpus.clone();
     of_gpus.context_overhead_bytes = match args.context_overhead {
         None if args.sim => Some(SIM_CONTEXT_OVERHEAD),
@@ -205,7 +205,7 @@ fn preload(shim: &OsStr, inherited: Option<OsString>) -> OsString {
 /// Puts the simulated libraries first on the loader's path, which takes a fresh start of this
 /// program: the loader reads `LD_LIBRARY_PATH` once. Returns where that has been done already.
 fn enter_simulation() -> anyhow::Result<()> {
-    let sim = shim::find(Artefact::Simulation, None)?;
+    let sim = shim::find(Artefact::SIMULATION, None)?;
     let path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     let first = std::env::split_paths(&path).next();
     if first.as_deref() == Some(sim.as_path()) {

@@ -105,7 +105,7 @@ impl Simulation {
     /// Where they are for a node in `dir`.
     pub fn of(dir: &Path) -> anyhow::Result<Self> {
         Ok(Self {
-            libraries: find_artefact(Artefact::Simulation, None)?,
+            libraries: find_artefact(Artefact::SIMULATION, None)?,
             config: dir.join("simgpu.toml"),
             state: dir.join("simgpu.state"),
         })

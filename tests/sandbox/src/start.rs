@@ -98,8 +98,8 @@ pub async fn start(args: &Args, file: Option<&Path>) -> anyhow::Result<Sandbox> 
 pub async fn stand(plan: Plan, mut scratch: Scratch) -> anyhow::Result<Sandbox> {
     let Plan { nodes: count, machine, user, file, listens } = plan;
     let file = file.as_deref();
-    let shim = find_artefact(Artefact::Shim, None)?;
-    let program = find_artefact(Artefact::Tenant, None)?;
+    let shim = find_artefact(Artefact::SHIM, None)?;
+    let program = find_artefact(Artefact::TENANT, None)?;
     scratch.occupy()?;
     if let (Some(file), aside @ [_, ..]) = (file, machine::set_aside(&user).as_slice()) {
         eprintln!("note: {} describes a host; not used here: {}", file.display(), aside.join(", "));
