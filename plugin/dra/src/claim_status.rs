@@ -12,13 +12,12 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tessera_agent::Agent;
-use tessera_cluster::error::{ApiError, Retry};
 use tessera_cluster::k8s_openapi::api::resource::v1::AllocatedDeviceStatus;
 use tessera_cluster::k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use tessera_cluster::k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 use tessera_cluster::k8s_openapi::jiff::Timestamp;
-use tessera_cluster::{ApiError, Failure, Retry};
 use tessera_cluster::resource::{ClaimRef, ResourceClient};
+use tessera_cluster::{ApiError, Failure, Retry};
 use tessera_model::clock::unix_ms;
 use tessera_model::origin::{ClaimResult, ClaimShare};
 use tessera_model::record::{Grant, Record};
@@ -262,15 +261,15 @@ fn keep_times(before: &Statuses, now: &mut Statuses, unix_ms: i64) {
 #[cfg(test)]
 mod tests {
     use tessera_agent::allocations::steer::{SetQuotaRequest, Target};
-    use tessera_cluster::error::{Call, Kind, Verb};
     use tessera_cluster::fixtures::Temper;
+    use tessera_cluster::{Call, Kind, Verb};
     use tessera_model::audit::Actor;
     use tessera_model::steered::Override;
 
     use super::*;
     use crate::fixtures;
     use crate::fixtures::{claim, share};
-    use crate::tests::support::{Node, named, until};
+    use crate::tests::support::{Node, until};
 
     const SHARE: &str = "5c4f1f0c-7f57-4f51-8a5b-3a2c7a0f8a11";
 
@@ -390,15 +389,14 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_claim_shows_its_limits_and_follows_their_changes() {
-        let node = Node::new();
-        let _plugin = node.plugin().await;
+        let (node, _plugin) = Node::served().await;
         let api = &node.cluster;
         let chat = claim("chat", "u1", vec![share("gpu", "gpu-a", "s", "6Gi", "30")]);
         let gone = claim("gone", "u2", vec![share("gpu", "gpu-b", "t", "1Gi", "10")]);
         api.put(&[&chat, &gone]);
         let task = tokio::spawn(Reporter::new(api.client(), Arc::clone(&node.agent)).run());
         let memory = || api.device_status("chat")[0]["data"]["limits"]["memory"].clone();
-        node.kubelet.call_prepare(&[named(&chat)]).await.unwrap();
+        node.ask(&chat).await.unwrap();
         until("the first status", || memory() == "6144Mi").await;
         let calls = || api.server.count(PATCH);
         assert_eq!(calls(), 1);
@@ -417,7 +415,7 @@ mod tests {
         // A claim that is gone is left alone.
         node.agent.uncordon(tessera_agent::Lift::Gpu("GPU-b"), None, Actor::Plugin).unwrap();
         task.abort();
-        node.kubelet.call_prepare(&[named(&gone)]).await.unwrap();
+        node.ask(&gone).await.unwrap();
         api.remove_claim("gone");
         let before = calls();
         let task = tokio::spawn(Reporter::new(api.client(), Arc::clone(&node.agent)).run());

@@ -17,8 +17,7 @@ const GIB: u64 = 1 << 30;
 
 #[tokio::test]
 async fn a_claim_gets_its_shares_and_containers_their_devices() {
-    let node = Node::new();
-    let _plugin = node.plugin().await;
+    let (node, _plugin) = Node::served().await;
     let results = vec![
         share("chat", "gpu-a", "s1", "6Gi", "30"),
         share("draft/small", "gpu-a", "s2", "2Gi", "10"),
@@ -26,7 +25,7 @@ async fn a_claim_gets_its_shares_and_containers_their_devices() {
     ];
     let pair = claim("pair", "u1", results);
     node.cluster.put(&[&pair]);
-    let devices = bounded(node.kubelet.prepare("pod", &[named(&pair)])).await.unwrap().remove(0);
+    let devices = node.run("pod", &[&pair]).await.remove(0);
     let of: Vec<_> = devices
         .iter()
         .map(|d| {
@@ -45,29 +44,26 @@ async fn a_claim_gets_its_shares_and_containers_their_devices() {
         ("pair".into(), "draft/small".into(), 2 * GIB, 100),
     ];
     assert_eq!(node.recorded(), recorded);
-    bounded(node.kubelet.unprepare("pod")).await.unwrap();
+    node.end("pod").await;
     assert!(node.agent.claims().is_empty() && node.pages().is_empty());
 }
 
 #[tokio::test]
 async fn pods_that_share_a_claim_share_its_share() {
-    let node = Node::new();
-    let _plugin = node.plugin().await;
-    let chat = claim("chat", "u1", vec![share("gpu", "gpu-a", "s", "6Gi", "30")]);
-    node.cluster.put(&[&chat]);
-    let one = bounded(node.kubelet.prepare("one", &[named(&chat)])).await.unwrap();
-    let two = bounded(node.kubelet.prepare("two", &[named(&chat)])).await.unwrap();
+    let (node, _plugin) = Node::served().await;
+    let chat = node.claim("chat", "u1", "6Gi", "30");
+    let one = node.run("one", &[&chat]).await;
+    let two = node.run("two", &[&chat]).await;
     assert_eq!(one, two);
-    bounded(node.kubelet.unprepare("one")).await.unwrap();
+    node.end("one").await;
     assert_eq!(node.recorded().len(), 1);
-    bounded(node.kubelet.unprepare("two")).await.unwrap();
+    node.end("two").await;
     assert_eq!(node.recorded().len(), 0);
 }
 
 #[tokio::test]
 async fn one_bad_claim_of_a_batch_is_the_only_one_that_fails() {
-    let node = Node::new();
-    let _plugin = node.plugin().await;
+    let (node, _plugin) = Node::served().await;
     let good = claim("good", "u1", vec![share("gpu", "gpu-a", "s1", "6Gi", "30")]);
     let large = claim("large", "u2", vec![share("gpu", "gpu-a", "s2", "12Gi", "10")]);
     let gone = claim("gone", "u3", vec![]);
@@ -111,48 +107,38 @@ async fn one_bad_claim_of_a_batch_is_the_only_one_that_fails() {
 
 #[tokio::test]
 async fn a_claim_that_was_made_again_is_another() {
-    let node = Node::new();
-    let _plugin = node.plugin().await;
-    let old = claim("chat", "u1", vec![share("gpu", "gpu-a", "s", "10Gi", "30")]);
-    node.cluster.put(&[&old]);
-    bounded(node.kubelet.prepare("old", &[named(&old)])).await.unwrap();
-    let new = claim("chat", "u2", vec![share("gpu", "gpu-a", "t", "10Gi", "30")]);
-    node.cluster.put(&[&new]);
+    let (node, _plugin) = Node::served().await;
+    let old = node.claim("chat", "u1", "10Gi", "30");
+    node.run("old", &[&old]).await;
+    let new = node.claim("chat", "u2", "10Gi", "30");
     // The old pod runs on; kubelet keeps the name for it, and there is no room for both.
     let error = bounded(node.kubelet.prepare("new", &[named(&new)])).await.unwrap_err();
     assert!(error.to_string().contains("different UID"), "{error}");
-    let answer = bounded(node.kubelet.call_prepare(&[named(&new)])).await.unwrap();
-    assert!(answer["u2"].as_ref().unwrap_err().contains("do not fit"), "{answer:?}");
-    let answer = bounded(node.kubelet.call_prepare(&[named(&old)])).await.unwrap();
-    assert!(answer["u1"].as_ref().unwrap_err().contains("made again"), "{answer:?}");
-    bounded(node.kubelet.unprepare("old")).await.unwrap();
-    bounded(node.kubelet.prepare("new", &[named(&new)])).await.unwrap();
+    let error = node.ask(&new).await.unwrap_err();
+    assert!(error.contains("do not fit"), "{error}");
+    let error = node.ask(&old).await.unwrap_err();
+    assert!(error.contains("made again"), "{error}");
+    node.end("old").await;
+    node.run("new", &[&new]).await;
     assert_eq!(node.recorded(), [("chat".into(), "gpu".into(), 10 * GIB, 300)]);
 }
 
 #[tokio::test]
 async fn a_claim_that_is_allocated_again_has_what_it_was_given_last() {
-    let node = Node::new();
-    let _plugin = node.plugin().await;
-    let first = claim("chat", "u1", vec![share("gpu", "gpu-a", "s", "10Gi", "30")]);
-    node.cluster.put(&[&first]);
-    bounded(node.kubelet.call_prepare(&[named(&first)])).await.unwrap()["u1"].clone().unwrap();
+    let (node, _plugin) = Node::served().await;
+    let first = node.claim("chat", "u1", "10Gi", "30");
+    node.ask(&first).await.unwrap();
     // Kubelet never unprepared it.
     let again = claim("chat", "u1", vec![share("gpu", "gpu-a", "t", "12Gi", "40")]);
     node.cluster.put(&[&again]);
-    bounded(node.kubelet.call_prepare(&[named(&again)])).await.unwrap()["u1"].clone().unwrap();
+    node.ask(&again).await.unwrap();
     assert_eq!(node.recorded(), [("chat".into(), "gpu".into(), 12 * GIB, 400)]);
 }
 
 #[tokio::test]
 async fn an_api_server_that_does_not_answer_keeps_pods_from_starting_and_not_from_ending() {
-    let node = Node::new();
-    let _plugin = node.plugin().await;
-    let chat = claim("chat", "u1", vec![share("gpu", "gpu-a", "s", "6Gi", "30")]);
-    node.cluster.put(&[&chat]);
-    let ask = || async {
-        bounded(node.kubelet.call_prepare(&[named(&chat)])).await.unwrap().remove("u1").unwrap()
-    };
+    let (node, _plugin) = Node::served().await;
+    let chat = node.claim("chat", "u1", "6Gi", "30");
     for (temper, words) in [
         (Temper::Away, "cannot be reached"),
         (fails(), "busy or failing"),
@@ -160,12 +146,12 @@ async fn an_api_server_that_does_not_answer_keeps_pods_from_starting_and_not_fro
         (Temper::Silent, "did not answer"),
     ] {
         node.cluster.server.set_temper(temper.clone());
-        let error = ask().await.unwrap_err();
+        let error = node.ask(&chat).await.unwrap_err();
         assert!(error.contains("claim team/chat") && error.contains(words), "{temper:?}: {error}");
     }
     assert!(node.agent.claims().is_empty());
     node.cluster.server.set_temper(Temper::Slow(Duration::from_millis(100)));
-    ask().await.unwrap();
+    node.ask(&chat).await.unwrap();
     node.cluster.server.set_temper(Temper::Away);
     let before = node.cluster.server.count("");
     let answer = bounded(node.kubelet.call_unprepare(&[named(&chat)])).await.unwrap();
@@ -176,30 +162,22 @@ async fn an_api_server_that_does_not_answer_keeps_pods_from_starting_and_not_fro
 
 #[tokio::test]
 async fn gpus_that_are_sick_or_cordoned_take_nothing_new_and_keep_what_they_have() {
-    let node = Node::new();
-    let _plugin = node.plugin().await;
+    let (node, _plugin) = Node::served().await;
     let old = claim("old", "u1", vec![share("gpu", "gpu-a", "s", "1Gi", "10")]);
     let new = claim("new", "u2", vec![share("gpu", "gpu-a", "t", "1Gi", "10")]);
     node.cluster.put(&[&old, &new]);
-    let ask = |claim: ClaimName| {
-        let kubelet = &node.kubelet;
-        async move {
-            let uid = claim.uid.clone();
-            bounded(kubelet.call_prepare(&[claim])).await.unwrap().remove(&uid).unwrap()
-        }
-    };
-    let before = ask(named(&old)).await.unwrap();
+    let before = node.ask(&old).await.unwrap();
     fall_ill(&node.agent, "GPU-a");
-    let error = ask(named(&new)).await.unwrap_err();
+    let error = node.ask(&new).await.unwrap_err();
     assert!(error.contains("claim team/new") && error.contains("XID 79"), "{error}");
-    assert_eq!(ask(named(&old)).await.unwrap(), before);
+    assert_eq!(node.ask(&old).await.unwrap(), before);
     bounded(recover(&node.agent, "GPU-a")).await;
     cordon(&node.agent, "GPU-a", true);
-    let error = ask(named(&new)).await.unwrap_err();
+    let error = node.ask(&new).await.unwrap_err();
     assert!(error.contains("request gpu: ") && error.contains("a new fan"), "{error}");
-    assert_eq!(ask(named(&old)).await.unwrap(), before);
+    assert_eq!(node.ask(&old).await.unwrap(), before);
     cordon(&node.agent, "GPU-a", false);
-    ask(named(&new)).await.unwrap();
+    node.ask(&new).await.unwrap();
 }
 
 #[tokio::test]
@@ -211,7 +189,7 @@ async fn shares_of_claims_that_are_gone_end_and_those_that_may_live_stay() {
     let gone = claim("gone", "u1", vec![share("gpu", "gpu-a", "s", "6Gi", "30")]);
     let kept = claim("kept", "u2", vec![share("gpu", "gpu-b", "t", "6Gi", "30")]);
     node.cluster.put(&[&gone, &kept]);
-    bounded(node.kubelet.prepare("pod", &[named(&gone), named(&kept)])).await.unwrap();
+    node.run("pod", &[&gone, &kept]).await;
     // Kubelet loses its state, and the pods' claims end without it. The API server is away first.
     node.kubelet.forget();
     let server = &node.cluster.server;
@@ -242,14 +220,12 @@ async fn a_claim_that_finds_no_room_makes_the_driver_look_for_the_dead() {
         Sweeping { interval: Duration::from_secs(900), grace: Duration::from_millis(50) };
     let node = Node { sweeping, ..Node::new() };
     let _plugin = node.plugin().await;
-    let gone = claim("gone", "u1", vec![share("gpu", "gpu-a", "s", "12Gi", "30")]);
-    node.cluster.put(&[&gone]);
-    bounded(node.kubelet.prepare("gone", &[named(&gone)])).await.unwrap();
+    let gone = node.claim("gone", "u1", "12Gi", "30");
+    node.run("gone", &[&gone]).await;
     tokio::time::sleep(Duration::from_millis(200)).await;
     node.kubelet.forget();
     node.cluster.remove_claim("gone");
-    let new = claim("new", "u2", vec![share("gpu", "gpu-a", "t", "12Gi", "30")]);
-    node.cluster.put(&[&new]);
+    let new = node.claim("new", "u2", "12Gi", "30");
     // Kubelet tries again until it works.
     let prepared = async {
         while node.kubelet.prepare("new", &[named(&new)]).await.is_err() {
@@ -262,8 +238,7 @@ async fn a_claim_that_finds_no_room_makes_the_driver_look_for_the_dead() {
 
 #[tokio::test]
 async fn sixteen_claims_are_one_call_and_the_api_server_is_asked_for_all_at_once() {
-    let node = Node::new();
-    let _plugin = node.plugin().await;
+    let (node, _plugin) = Node::served().await;
     let claims: Vec<_> = (0..16)
         .map(|n| {
             let results = vec![share("gpu", "gpu-a", &format!("s{n}"), "1Gi", "5")];
@@ -282,15 +257,14 @@ async fn sixteen_claims_are_one_call_and_the_api_server_is_asked_for_all_at_once
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_has_pages_a_cdi_file_and_a_record_from_prepare_to_unprepare() {
-    let node = Node::new();
-    let plugin = node.plugin().await;
+    let (node, plugin) = Node::served().await;
     let results = vec![
         share("chat", "gpu-a", "s1", "6Gi", "30"),
         share("draft", "gpu-a", "s2", "2560Mi", "10"),
     ];
     let pair = claim("pair", "u1", results);
     node.cluster.put(&[&pair]);
-    let devices = bounded(node.kubelet.prepare("pod", &[named(&pair)])).await.unwrap().remove(0);
+    let devices = node.run("pod", &[&pair]).await.remove(0);
     let records = node.agent.claims();
     assert_eq!(records.len(), 2);
     for (device, request, bytes, cores) in
@@ -313,10 +287,8 @@ async fn a_claim_has_pages_a_cdi_file_and_a_record_from_prepare_to_unprepare() {
         assert!(node.root.path().join("pages").join(record.id.as_str()).join("quota").exists());
     }
     // A full GPU says with which numbers.
-    let large = claim("large", "u2", vec![share("gpu", "gpu-a", "s3", "14Gi", "10")]);
-    node.cluster.put(&[&large]);
-    let answer = bounded(node.kubelet.call_prepare(&[named(&large)])).await.unwrap();
-    let error = answer["u2"].as_ref().unwrap_err();
+    let large = node.claim("large", "u2", "14Gi", "10");
+    let error = node.ask(&large).await.unwrap_err();
     assert!(error.contains("claim team/large") && error.contains("14 GiB"), "{error}");
     // The plugin starts again after its node: CDI files are gone, and are there before the socket is.
     plugin.stop().await;
@@ -324,9 +296,8 @@ async fn a_claim_has_pages_a_cdi_file_and_a_record_from_prepare_to_unprepare() {
     let node = node.reboot();
     let _plugin = node.plugin().await;
     assert_eq!(node.files("cdi").len(), 2);
-    let again = bounded(node.kubelet.call_prepare(&[named(&pair)])).await.unwrap();
-    assert_eq!(again["u1"].as_ref().unwrap(), &devices);
-    bounded(node.kubelet.unprepare("pod")).await.unwrap();
+    assert_eq!(node.ask(&pair).await.unwrap(), devices);
+    node.end("pod").await;
     assert!(node.agent.claims().is_empty());
     assert_eq!(node.files("cdi"), Vec::<PathBuf>::new());
     assert_eq!(node.pages(), Vec::<PathBuf>::new());
@@ -334,15 +305,14 @@ async fn a_claim_has_pages_a_cdi_file_and_a_record_from_prepare_to_unprepare() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_monitor_is_shown_gpus_without_a_quota_and_keeps_them_over_a_restart() {
-    let node = Node::new();
-    let plugin = node.plugin().await;
+    let (node, plugin) = Node::served().await;
     let view = |device| DeviceResult {
         admin_access: Some(true),
         ..share("all", device, "", "16Gi", "100")
     };
     let monitor = claim("monitor", "u1", vec![view("gpu-a"), view("gpu-b")]);
     node.cluster.put(&[&monitor]);
-    let devices = bounded(node.kubelet.prepare("pod", &[named(&monitor)])).await.unwrap().remove(0);
+    let devices = node.run("pod", &[&monitor]).await.remove(0);
     assert_eq!(devices[1].cdi_device_ids[1], "nvidia.com/gpu=GPU-b");
     assert!(node.agent.claims().is_empty() && node.pages().is_empty());
     let specs = node.files("cdi");
@@ -357,23 +327,15 @@ async fn a_monitor_is_shown_gpus_without_a_quota_and_keeps_them_over_a_restart()
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cdi_directory_that_cannot_be_written_is_named_and_nothing_stays() {
-    let node = Node::new();
-    let _plugin = node.plugin().await;
+    let (node, _plugin) = Node::served().await;
     let cdi = node.root.path().join("cdi");
     let _ = std::fs::remove_dir_all(&cdi);
     std::fs::write(&cdi, "in the way").unwrap();
-    let chat = claim("chat", "u1", vec![share("gpu", "gpu-a", "s", "6Gi", "30")]);
-    node.cluster.put(&[&chat]);
-    let answer = bounded(node.kubelet.call_prepare(&[named(&chat)])).await.unwrap();
-    let error = answer["u1"].as_ref().unwrap_err();
+    let chat = node.claim("chat", "u1", "6Gi", "30");
+    let error = node.ask(&chat).await.unwrap_err();
     assert!(error.contains("claim team/chat") && error.contains("cdi"), "{error}");
     assert!(node.agent.claims().is_empty());
     std::fs::remove_file(&cdi).unwrap();
-    bounded(node.kubelet.call_prepare(&[named(&chat)]))
-        .await
-        .unwrap()
-        .remove("u1")
-        .unwrap()
-        .unwrap();
+    node.ask(&chat).await.unwrap();
     assert_eq!(node.agent.claims().len(), 1);
 }

@@ -4,8 +4,7 @@ use std::time::{Duration, Instant};
 
 use tessera_fake_kubelet::dra::{DeviceState, DraBehaviour};
 
-use super::support::{Node, bounded, fall_ill, named, recover, sockets};
-use crate::fixtures::{claim, share};
+use super::support::{Node, bounded, fall_ill, recover, sockets};
 
 #[tokio::test]
 async fn kubelet_finds_the_driver_and_forgets_one_that_has_ended() {
@@ -34,18 +33,16 @@ async fn a_rolling_update_has_two_instances_for_a_while() {
     let node = Node::new();
     let old = node.try_plugin(Some("0f2a-old")).unwrap();
     node.registered(1).await;
-    let chat = claim("chat", "u1", vec![share("gpu", "gpu-a", "s", "6Gi", "30")]);
-    node.cluster.put(&[&chat]);
-    let first = bounded(node.kubelet.prepare("pod", &[named(&chat)])).await.unwrap();
+    let chat = node.claim("chat", "u1", "6Gi", "30");
+    let first = node.run("pod", &[&chat]).await;
     let new = node.try_plugin(Some("7d5b-new")).unwrap();
     node.registered(2).await;
     assert_eq!(node.kubelet.plugins().len(), 2);
     // The new one goes on where the old one was; both answer the same.
-    let answer = bounded(node.kubelet.call_prepare(&[named(&chat)])).await.unwrap();
-    assert_eq!(answer["u1"].as_ref().unwrap(), &first[0]);
+    assert_eq!(node.ask(&chat).await.unwrap(), first[0]);
     old.stop().await;
     bounded(node.kubelet.wait_until(|kubelet| kubelet.plugins().len() == 1)).await;
-    bounded(node.kubelet.unprepare("pod")).await.unwrap();
+    node.end("pod").await;
     assert!(node.agent.claims().is_empty());
     new.stop().await;
     assert_eq!(sockets(node.kubelet.registry()), 0);
@@ -53,23 +50,20 @@ async fn a_rolling_update_has_two_instances_for_a_while() {
 
 #[tokio::test]
 async fn without_pod_uids_a_second_instance_says_what_is_in_its_way() {
-    let node = Node::new();
-    let _first = node.plugin().await;
+    let (node, _first) = Node::served().await;
     let error = node.try_plugin(None).err().unwrap().to_string();
     assert!(error.contains("another instance") && error.contains("POD_UID"), "{error}");
 }
 
 #[tokio::test]
 async fn removed_sockets_are_made_again() {
-    let node = Node::new();
-    let _plugin = node.plugin().await;
+    let (node, _plugin) = Node::served().await;
     std::fs::remove_file(&node.kubelet.plugins()[0]).unwrap();
     node.registered(2).await;
     std::fs::remove_file(node.kubelet.endpoint().unwrap()).unwrap();
     node.registered(3).await;
-    let chat = claim("chat", "u1", vec![share("gpu", "gpu-a", "s", "6Gi", "30")]);
-    node.cluster.put(&[&chat]);
-    bounded(node.kubelet.prepare("pod", &[named(&chat)])).await.unwrap();
+    let chat = node.claim("chat", "u1", "6Gi", "30");
+    node.run("pod", &[&chat]).await;
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@ use tessera_agent::{Agent, Lift};
 use tessera_cluster::k8s_openapi::api::resource::v1::ResourceClaim;
 use tessera_cluster::k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tessera_config::{Config, Current};
-use tessera_fake_kubelet::dra::{ClaimName, DraBehaviour, DraKubelet};
+use tessera_fake_kubelet::dra::{ClaimName, DraBehaviour, DraKubelet, PreparedDevice};
 use tessera_gpu::health::{Observation, Silence};
 use tessera_model::audit::Actor;
 use tessera_model::gpu::Gpu;
@@ -18,7 +18,7 @@ use tessera_tenant::shim_install::{PRELOAD, SHIM};
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 
-use crate::fixtures::Cluster;
+use crate::fixtures::{Cluster, claim, share};
 use crate::names;
 use crate::prepare::Sweeping;
 use crate::serve::{Serving, Settings, SocketError, Timing, serve};
@@ -131,6 +131,39 @@ impl Node {
             },
             root,
         }
+    }
+
+    /// With a driver that kubelet has registered.
+    pub async fn served() -> (Self, Plugin) {
+        let node = Node::new();
+        let plugin = node.plugin().await;
+        (node, plugin)
+    }
+
+    /// A claim of one share of `gpu-a`, as the API server has it.
+    pub fn claim(&self, name: &str, uid: &str, memory: &str, cores: &str) -> ResourceClaim {
+        let results = vec![share("gpu", "gpu-a", &format!("s-{uid}"), memory, cores)];
+        let claim = claim(name, uid, results);
+        self.cluster.put(&[&claim]);
+        claim
+    }
+
+    /// What the driver answers for a claim.
+    pub async fn ask(&self, claim: &ResourceClaim) -> Result<Vec<PreparedDevice>, String> {
+        let name = named(claim);
+        let call = self.kubelet.call_prepare(std::slice::from_ref(&name));
+        bounded(call).await.unwrap().remove(&name.uid).unwrap()
+    }
+
+    /// Kubelet prepares a pod's claims; the devices of each.
+    pub async fn run(&self, pod: &str, claims: &[&ResourceClaim]) -> Vec<Vec<PreparedDevice>> {
+        let names: Vec<_> = claims.iter().map(|claim| named(claim)).collect();
+        bounded(self.kubelet.prepare(pod, &names)).await.unwrap()
+    }
+
+    /// The pod ends.
+    pub async fn end(&self, pod: &str) {
+        bounded(self.kubelet.unprepare(pod)).await.unwrap();
     }
 
     pub fn settings(&self, pod_uid: Option<&str>) -> Settings {
