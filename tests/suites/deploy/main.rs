@@ -21,6 +21,15 @@ fn said(output: &Output) -> String {
     text(&output.stdout) + &text(&output.stderr)
 }
 
+/// That a command ended with this exit status, and said all of this.
+fn ends(output: &Output, code: i32, says: &[&str]) {
+    let said = said(output);
+    assert_eq!(output.status.code(), Some(code), "{said}");
+    for part in says {
+        assert!(said.contains(part), "without \"{part}\": {said}");
+    }
+}
+
 /// Looks again and again until something is found.
 fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + PATIENCE;

@@ -11,7 +11,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tessera_harness::{GIB, Owned, artefacts, external, workspace};
 
-use crate::{said, until};
+use crate::{ends, said, until};
 
 fn temporary() -> TempDir {
     tempfile::tempdir().expect("a writable temporary directory")
@@ -214,8 +214,7 @@ fn two_sandboxes_stand_side_by_side_and_a_named_directory_stays() {
     assert!(listed.contains("default/b") && !listed.contains("default/a"), "{listed}");
     // Nobody takes a directory in which one lives.
     let output = command(&second.tmp, &["sandbox", "--dir", &name]).output().unwrap();
-    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
-    assert!(said(&output).contains("another sandbox lives in"), "{}", said(&output));
+    ends(&output, 1, &["another sandbox lives in"]);
     assert_eq!(second.interrupt(), Some(0));
     assert!(kept.path().join("kept/n0/plugin.log").exists());
     assert!(processes(&kept.path().join("kept")).is_empty());
@@ -237,16 +236,13 @@ fn what_runs_in_a_sandbox_asks_it_by_name_and_ends_it_with_its_status() {
                 tessera sandbox run c -- true\ntessera sandbox wait c\ntessera sandbox explain a\n\
                 sleep 1000 &\n";
     let output = run(good);
-    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
-    assert!(said(&output).contains("do not fit: n0 has 6 free"), "{}", said(&output));
-    assert!(said(&output).contains("default/a"), "{}", said(&output));
+    ends(&output, 0, &["do not fit: n0 has 6 free", "default/a"]);
     let output = run("tessera sandbox list; exit 7");
-    assert_eq!(output.status.code(), Some(7), "{}", said(&output));
+    ends(&output, 7, &[]);
     let output = run("kill -KILL $$");
-    assert_eq!(output.status.code(), Some(137), "{}", said(&output));
+    ends(&output, 137, &[]);
     let output = command(&tmp, &["sandbox", "--", "/none/such"]).output().unwrap();
-    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
-    assert!(said(&output).contains("cannot run /none/such"), "{}", said(&output));
+    ends(&output, 1, &["cannot run /none/such"]);
     let left = std::fs::read_dir(other.tmp.path()).unwrap().count();
     assert_eq!(left, 1, "only the other one is left");
 }
@@ -256,9 +252,7 @@ fn a_word_that_is_no_command_is_answered_by_the_sandbox() {
     let tmp = temporary();
     for word in ["frobnicate", "serve", "demo"] {
         let output = command(&tmp, &["sandbox", word]).output().unwrap();
-        assert_eq!(output.status.code(), Some(64), "{}", said(&output));
-        assert!(said(&output).contains(word), "{}", said(&output));
-        assert!(said(&output).contains("Usage: tessera sandbox "), "{}", said(&output));
+        ends(&output, 64, &[word, "Usage: tessera sandbox "]);
     }
     let help = said(&command(&tmp, &["sandbox", "help"]).output().unwrap());
     for one in ["run", "restore", "where", "exit", "explain", "top", "quota"] {
@@ -273,16 +267,14 @@ fn gpus_that_cannot_be_are_an_error_of_the_command_line() {
     for memory in ["1", "256Mi"] {
         let args = ["sandbox", "--memory", memory, "--", "true"];
         let output = command(&tmp, &args).output().unwrap();
-        assert_eq!(output.status.code(), Some(64), "{memory}: {}", said(&output));
-        assert!(said(&output).contains("--memory"), "{memory}: {}", said(&output));
+        ends(&output, 64, &["--memory"]);
     }
     let output = command(&tmp, &["sandbox", "--mig", "9=1g.10gb", "--", "true"]).output().unwrap();
-    assert_eq!(output.status.code(), Some(64), "{}", said(&output));
-    assert!(said(&output).contains("GPUs 0 to 1"), "{}", said(&output));
+    ends(&output, 64, &["GPUs 0 to 1"]);
     // As docs/sandbox.md has it.
     for mig in ["1g.10gb+me,2g.20gb", "0=1g.10gb"] {
         let output = command(&tmp, &["sandbox", "--mig", mig, "--", "true"]).output().unwrap();
-        assert_eq!(output.status.code(), Some(0), "{mig}: {}", said(&output));
+        ends(&output, 0, &[]);
     }
 }
 
@@ -297,20 +289,15 @@ fn a_bad_configuration_says_what_is_wrong_with_it() {
         command(&tmp, &args).output().unwrap()
     };
     let output = try_with("[share]\nreplicas = 4\nmemery = \"1Gi\"\n");
-    assert_eq!(output.status.code(), Some(64), "{}", said(&output));
-    assert!(said(&output).contains("mine.toml:3: share.memery"), "{}", said(&output));
-    assert!(said(&output).contains("did you mean `memory`?"), "{}", said(&output));
+    ends(&output, 64, &["mine.toml:3: share.memery", "did you mean `memory`?"]);
     // What depends on GPUs, in the words of `config check`, of the user's file.
     let output = try_with("[share]\nreplicas = 4\nmemory = \"12Gi\"\n");
-    assert_eq!(output.status.code(), Some(64), "{}", said(&output));
-    assert!(said(&output).contains("mine.toml: share.memory: "), "{}", said(&output));
-    assert!(said(&output).contains("2 GPUs"), "{}", said(&output));
+    ends(&output, 64, &["mine.toml: share.memory: ", "2 GPUs"]);
     // A good one is tried with its own shares, whatever host it is for.
     let good = "[paths]\nledger = \"/var/lib/elsewhere/l.redb\"\n[metrics]\nlisten = \":9464\"\n\
                 [resource]\nname = \"example.com/slice\"\n[share]\nreplicas = 2\n";
     let output = try_with(good);
-    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
-    assert!(said(&output).contains("not used here: [paths], metrics.listen"), "{}", said(&output));
+    ends(&output, 0, &["not used here: [paths], metrics.listen"]);
     assert!(!Path::new("/var/lib/elsewhere").exists());
     let files = std::fs::read_dir(tmp.path()).unwrap().count();
     assert_eq!(files, 1, "only the configuration is left");
@@ -329,12 +316,7 @@ fn a_pod_is_held_to_its_claim_of_any_size() {
     let refused = || sandbox.status()["allocations"][0]["refusals"].as_u64() > Some(0);
     until("nothing is refused", || refused().then_some(()));
     let output = sandbox.ask(&["run", "large", "--claim", "memory=13Gi"]);
-    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
-    assert!(
-        said(&output).contains("does not fit") && said(&output).contains("70 % left"),
-        "{}",
-        said(&output)
-    );
+    ends(&output, 1, &["does not fit", "70 % left"]);
     let output = sandbox.ask(&["run", "other"]);
     assert!(said(&output).contains("--claim memory=4Gi"), "{}", said(&output));
     let output = sandbox.ask(&["run", "other", "--claim", "cores=101"]);
@@ -350,8 +332,7 @@ fn a_pod_is_held_to_its_claim_of_any_size() {
 fn without_a_node_that_serves_claims_the_error_says_how_to_have_one() {
     let sandbox = Sandbox::start(&[]);
     let output = sandbox.ask(&["run", "chat", "--claim", "memory=1Gi"]);
-    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
-    assert!(said(&output).contains("--dra"), "{}", said(&output));
+    ends(&output, 1, &["--dra"]);
 }
 
 #[test]
@@ -446,13 +427,12 @@ fn trouble_shows_and_goes() {
     sandbox.must(&["restore", "1"]);
     health("healthy");
     let output = sandbox.ask(&["xid", "9", "79"]);
-    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
-    assert!(said(&output).contains("expected 0 to 1"), "{}", said(&output));
+    ends(&output, 1, &["expected 0 to 1"]);
     for gpu in ["0", "1"] {
         sandbox.must(&["cordon", gpu, "--reason", "try"]);
     }
     let output = sandbox.ask(&["run", "late"]);
-    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    ends(&output, 1, &[]);
     for gpu in ["0", "1"] {
         sandbox.must(&["uncordon", gpu]);
     }

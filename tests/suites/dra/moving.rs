@@ -1,10 +1,8 @@
 //! Device plugin and DRA driver on one node, a GPU that moves from one to the other, and DRA that is turned off.
 
-use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use tessera_fake_kubelet::dra::DraError;
 use tessera_fake_kubelet::{Container, Pod};
 use tessera_harness::plugin::{GPU, bounded, until};
 use tessera_harness::{GIB, PATIENCE, Random};
@@ -16,17 +14,6 @@ const BOTH: &str = "[dra]\nenabled = true\ngpus = [\"0\", \"1\"]\n";
 
 fn pod(name: &str) -> Pod {
     Pod::new("team", name).with(Container::new("main").asking(GPU, 1))
-}
-
-/// What is sold of each GPU, by status: bytes, and by whom.
-fn sold(node: &Node) -> Vec<(String, u64)> {
-    let status = node.status();
-    let gpus = status["gpus"].as_array().unwrap();
-    let one = |gpu: &Value| {
-        let front_end = gpu["front_end"].as_str().unwrap_or_default().to_owned();
-        (front_end, gpu["memory_limits_bytes"].as_u64().unwrap())
-    };
-    gpus.iter().map(one).collect()
 }
 
 /// No GPU has sold more than it has, and none by both.
@@ -60,14 +47,12 @@ async fn each_front_end_sells_gpus_of_its_own() {
     let all = one("all", &node.device(1), "7Gi", "100");
     node.prepare(&all).await.unwrap();
     assert!(bounded(node.kubelet.run(&pod("e"))).await.is_err(), "a fifth of four");
-    let Err(error) = node.prepare(&one("other", &node.device(0), "1Gi", "10")).await else {
-        panic!("a GPU of the device plugin's")
-    };
-    assert!(error.to_string().contains("dra.gpus"), "{error}");
+    let error = node.refusal(&one("other", &node.device(0), "1Gi", "10")).await;
+    assert!(error.contains("dra.gpus"), "{error}");
     nothing_is_oversold(&node);
-    let sold = sold(&node);
-    assert_eq!(sold[1].1, 7 * GIB);
-    assert!(sold[0].1 > 7 * GIB, "{sold:?}");
+    let sold = limits(&node);
+    assert_eq!(sold[1], 7 * GIB);
+    assert!(sold[0] > 7 * GIB, "{sold:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -81,16 +66,16 @@ async fn a_gpu_moves_over_when_its_last_pod_has_ended_and_is_never_sold_twice() 
     bounded(node.kubelet.wait_allocatable(GPU, 0)).await;
     let early = one("early", &node.device(0), "1Gi", "10");
     // Load from both sides while it moves: nothing gets in before the pods have ended.
-    let refused = |error: Option<String>| {
-        let text = error.expect("sold before it was free");
+    let refused = async || {
+        let text = node.refusal(&early).await;
         assert!(text.contains("early"), "{text}");
     };
-    refused(node.prepare(&early).await.err().map(|error| error.to_string()));
+    refused().await;
     assert!(bounded(node.kubelet.run(&pod("late"))).await.is_err());
     node.kubelet.remove("team", "ends");
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_secs(2) {
-        refused(node.prepare(&early).await.err().map(|error| error.to_string()));
+        refused().await;
         nothing_is_oversold(&node);
         let devices = node.devices();
         let tainted = devices.get(&node.device(0)).is_none_or(|device| device["taints"].is_array());
@@ -145,7 +130,7 @@ async fn gone(node: &Node) {
 async fn ended(node: &Node, claim: &Claim) {
     let ending = async {
         while node.dra.unprepare(&claim.name().name).await.is_err() {
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
     let waited = tokio::time::timeout(PATIENCE, ending).await;
@@ -179,7 +164,7 @@ async fn a_driver_that_is_turned_off_ends_its_claims_and_then_goes() {
     bounded(node.dra.wait_registered()).await;
     node.prepare(&chat).await.unwrap();
     let late = one("late", &node.device(0), "1Gi", "10");
-    let Err(DraError::Claim { error, .. }) = node.prepare(&late).await else { panic!("prepared") };
+    let error = node.refusal(&late).await;
     assert!(error.contains("team/late") && error.contains("dra.enabled is false"), "{error}");
     tenant.must("retain 0");
     tenant.must(&format!("alloc {GIB}"));
@@ -194,8 +179,7 @@ async fn a_driver_that_is_turned_off_ends_its_claims_and_then_goes() {
     until(|| node.slices().is_empty().then_some(())).await;
     until(|| (warnings(&node) == "[]").then_some(())).await;
     assert_eq!(node.status()["plugin"]["dra"], Value::Null);
-    let pod = Pod::new("team", "next").with(Container::new("main").asking(GPU, 1));
-    bounded(node.kubelet.run(&pod)).await.unwrap();
+    bounded(node.kubelet.run(&pod("next"))).await.unwrap();
 }
 
 /// Turned off and on, killed, restarted, with pods that come, are refused, end, and are deleted by force while nobody
@@ -243,18 +227,9 @@ async fn whenever_dra_is_turned_off_no_pod_waits_for_ever_and_nothing_stays_sold
         }
         let holding = pods.iter().filter(|(_, holds)| *holds).count() as u64;
         assert_eq!(limits(&node).iter().sum::<u64>(), holding * 2 * GIB, "step {step}");
-        let gpus = node.status()["gpus"].clone();
-        let claimed: BTreeSet<usize> = gpus
-            .as_array()
-            .unwrap()
-            .iter()
-            .enumerate()
-            .filter(|(_, gpu)| gpu["memory_limits_bytes"] != 0)
-            .map(|(at, _)| at)
-            .collect();
         // What has claims is sold by nobody else.
         if !is_on {
-            let free = (2 - claimed.len()) * 4;
+            let free = limits(&node).iter().filter(|sold| **sold == 0).count() * 4;
             bounded(node.kubelet.wait_allocatable(GPU, free)).await;
         }
     }

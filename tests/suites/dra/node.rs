@@ -216,6 +216,12 @@ impl Node {
         Ok(self.container(&devices))
     }
 
+    /// Why a claim is not prepared.
+    pub async fn refusal(&self, claim: &Claim) -> String {
+        let prepared = self.prepare(claim).await;
+        prepared.err().unwrap_or_else(|| panic!("{} was prepared", claim.name().name)).to_string()
+    }
+
     /// The pod of that claim ends.
     pub async fn unprepare(&self, claim: &Claim) {
         bounded(self.dra.unprepare(&claim.name().name)).await.unwrap();

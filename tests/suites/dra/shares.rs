@@ -128,10 +128,7 @@ async fn what_does_not_fit_is_refused_with_numbers_and_takes_nothing() {
     for (name, memory, cores, part) in
         [("memory", "2Gi", "10", "GiB"), ("cores", "1Gi", "50", "%"), ("gpu", "80Gi", "10", "80")]
     {
-        let Err(error) = node.prepare(&one(name, &device, memory, cores)).await else {
-            panic!("{name} was prepared")
-        };
-        let text = error.to_string();
+        let text = node.refusal(&one(name, &device, memory, cores)).await;
         assert!(text.contains(part) && text.contains(name), "{text}");
     }
     // The pod that was refused is known by name, with what kubelet was told.
@@ -140,10 +137,8 @@ async fn what_does_not_fit_is_refused_with_numbers_and_takes_nothing() {
     let refused = node.status()["refusals"].as_array().unwrap().clone();
     let pods: Vec<&Value> = refused.iter().map(|one| &one["pods"][0]).collect();
     assert_eq!(pods, ["memory", "cores", "gpu"]);
-    let Err(error) = node.prepare(&one("nowhere", "gpu-none", "1Gi", "10")).await else {
-        panic!("there is no such device")
-    };
-    assert!(error.to_string().contains("gpu-none"), "{error}");
+    let error = node.refusal(&one("nowhere", "gpu-none", "1Gi", "10")).await;
+    assert!(error.contains("gpu-none"), "{error}");
     assert_eq!(node.delivered(), [1, 1]);
     // The same fits when the other has ended.
     node.unprepare(&fits).await;
@@ -215,10 +210,7 @@ async fn a_shares_quota_is_changed_by_its_claims_name_under_its_tenant() {
     assert_eq!(refused.status.code(), Some(1), "{text}");
     assert!(text.contains("GiB"), "{text}");
     // A claim that the scheduler places into what the quota took is refused, not oversold.
-    let Err(error) = node.prepare(&one("next", &node.device(0), "5Gi", "10")).await else {
-        panic!("sold twice")
-    };
-    let error = error.to_string();
+    let error = node.refusal(&one("next", &node.device(0), "5Gi", "10")).await;
     assert!(
         error.contains("next") && error.contains("1 GiB of it by `tessera quota set`"),
         "{error}"
@@ -269,8 +261,7 @@ async fn a_cordon_is_a_taint_and_a_refusal_until_it_is_lifted() {
     assert!(!said.to_string().contains("replaced"), "{said}");
     assert!(node.devices()[&node.device(1)].get("taints").is_none());
     let late = one("late", &device, "1Gi", "10");
-    let Err(error) = node.prepare(&late).await else { panic!("prepared on a cordoned GPU") };
-    let text = error.to_string();
+    let text = node.refusal(&late).await;
     assert!(text.contains("cordon") && text.contains("late"), "{text}");
     // What runs there goes on; another pod of its claim too.
     let mut tenant = node.tenant(&before);

@@ -308,16 +308,13 @@ async fn a_mounted_directory_that_was_removed_on_the_node_is_named_with_what_to_
     };
     until(|| said(&node.status()["warnings"].to_string()).then_some(())).await;
     assert!(said(&ready(503).await));
-    let Err(DraError::Claim { error, .. }) =
-        node.prepare(&one("chat", &node.device(0), "2Gi", "30")).await
-    else {
-        panic!("prepared without a spec")
-    };
+    let chat = one("chat", &node.device(0), "2Gi", "30");
+    let error = node.refusal(&chat).await;
     assert!(said(&error), "{error}");
     // The next pod has a directory again.
     fs::remove_file(node.cdi()).unwrap();
     ready(200).await;
-    node.prepare(&one("chat", &node.device(0), "2Gi", "30")).await.unwrap();
+    node.prepare(&chat).await.unwrap();
 }
 
 // === Connections ===
