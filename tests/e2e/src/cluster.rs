@@ -139,28 +139,27 @@ impl Cluster {
         !matches!(self.provider, Provider::Other)
     }
 
+    /// A program on `node`: the script with its own words, or another inside kind's container.
+    fn on(&self, node: &str, own: &[&str], inside: &[&str]) -> Result<Command> {
+        let mut command = match &self.provider {
+            Provider::Script(script) => Command::new(script),
+            Provider::Kind(_) => Command::new("docker"),
+            Provider::Other => bail!("this cluster's node cannot be reached from here"),
+        };
+        match &self.provider {
+            Provider::Kind(_) => command.args(["exec", node]).args(inside),
+            _ => command.args(own),
+        };
+        Ok(command)
+    }
+
     /// Stops or starts the kubelet of `node`.
     pub fn kubelet(&self, node: &str, what: Kubelet) -> Result<()> {
-        let mut command = match &self.provider {
-            Provider::Script(script) => {
-                let mut command = Command::new(script);
-                command.arg(match what {
-                    Kubelet::Stop => "kubelet-stop",
-                    Kubelet::Start => "kubelet-start",
-                });
-                command
-            }
-            Provider::Kind(_) => {
-                let verb = match what {
-                    Kubelet::Stop => "stop",
-                    Kubelet::Start => "start",
-                };
-                let mut command = Command::new("docker");
-                command.args(["exec", node, "systemctl", verb, "kubelet"]);
-                command
-            }
-            Provider::Other => bail!("this cluster's kubelet cannot be restarted from here"),
+        let (own, verb) = match what {
+            Kubelet::Stop => ("kubelet-stop", "stop"),
+            Kubelet::Start => ("kubelet-start", "start"),
         };
+        let mut command = self.on(node, &[own], &["systemctl", verb, "kubelet"])?;
         process::run(&mut command, None, STEP)?.success("restarting kubelet").map(drop)
     }
 
@@ -168,12 +167,7 @@ impl Cluster {
     pub fn on_host(&self, node: &str, script: &str) -> Result<String> {
         let mut command = match &self.provider {
             Provider::Script(_) => Command::new("bash"),
-            Provider::Kind(_) => {
-                let mut command = Command::new("docker");
-                command.args(["exec", node, "bash"]);
-                command
-            }
-            Provider::Other => bail!("this cluster's node cannot be reached from here"),
+            _ => self.on(node, &[], &["bash"])?,
         };
         command.args(["-ec", script]);
         process::run(&mut command, None, STEP)?.success("a script on the node")
@@ -181,20 +175,9 @@ impl Cluster {
 
     /// The last lines of kubelet's log, or why they cannot be had.
     pub fn kubelet_log(&self, node: &str) -> String {
-        let mut command = match &self.provider {
-            Provider::Script(script) => {
-                let mut command = Command::new(script);
-                command.args(["log", "kubelet", "100"]);
-                command
-            }
-            Provider::Kind(_) => {
-                let mut command = Command::new("docker");
-                command.args(["exec", node, "journalctl", "-u", "kubelet", "-n", "100"]);
-                command
-            }
-            Provider::Other => return "(kubelet's log is out of reach)".to_owned(),
-        };
-        match process::run(&mut command, None, STEP) {
+        let inside = ["journalctl", "-u", "kubelet", "-n", "100"];
+        let log = self.on(node, &["log", "kubelet", "100"], &inside);
+        match log.and_then(|mut command| process::run(&mut command, None, STEP)) {
             Ok(output) => output.stdout + &output.stderr,
             Err(error) => format!("({error:#})"),
         }

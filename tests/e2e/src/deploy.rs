@@ -13,6 +13,7 @@ use crate::dra::mode::{self, NVIDIA_ON_NODE, SIMULATED};
 use crate::host::CONFIG;
 use crate::images;
 use crate::kubectl::Kubectl;
+use crate::pods::{self, Container, Restart};
 use crate::process::Output;
 use crate::wait::{self, Look};
 
@@ -73,7 +74,7 @@ impl<'a> Plugin<'a> {
     /// Applies a manifest of `deploy/` on simulated GPUs, with this configuration; `change` sees the DaemonSet's pod.
     /// What is there already is rolled out again where it differs.
     pub fn apply(&self, manifest: &Path, config: &str, change: impl Fn(&mut Value)) -> Result<()> {
-        for mut object in self.kubectl.read_manifest(&manifest.display().to_string())? {
+        for mut object in self.kubectl.read_manifest(manifest)? {
             match object["kind"].as_str() {
                 Some("Namespace") => mark_as_ours(&mut object),
                 Some("ConfigMap") => object["data"]["config.toml"] = json!(config),
@@ -138,8 +139,7 @@ impl<'a> Plugin<'a> {
     }
 
     fn pods(&self) -> Result<Vec<Value>> {
-        let list = self.kubectl.get(&["pods", "-n", PLUGIN_NAMESPACE, "-l", SELECTOR])?;
-        Ok(list["items"].as_array().cloned().unwrap_or_default())
+        self.kubectl.items(&["pods", "-n", PLUGIN_NAMESPACE, "-l", SELECTOR])
     }
 
     /// The plugin's pods, without those that are to go and whose containers have ended: kubelets before
@@ -178,9 +178,7 @@ impl<'a> Plugin<'a> {
 
     /// The output of a command in the plugin's container, whatever its exit status.
     pub fn try_exec(&self, command: &[&str]) -> Result<Output> {
-        let pod = self.pod()?;
-        let head = ["exec", "-n", PLUGIN_NAMESPACE, &pod, "-c", "tessera", "--"];
-        self.kubectl.try_run(&[&head[..], command].concat(), None)
+        self.kubectl.try_exec([PLUGIN_NAMESPACE, &self.pod()?, "tessera"], command)
     }
 
     /// What `tessera status -o json` says.
@@ -258,32 +256,26 @@ impl<'a> Plugin<'a> {
             "metadata": {"annotations": {"tessera.dev/e2e-roll-out": now.as_nanos().to_string()}},
             "spec": spec,
         }}});
+        self.patch("daemonset/tessera", &patch)
+    }
+
+    fn patch(&self, what: &str, patch: &Value) -> Result<()> {
         let patch = patch.to_string();
-        self.kubectl
-            .run(&["patch", "-n", PLUGIN_NAMESPACE, "daemonset/tessera", "-p", &patch])
-            .map(drop)
+        self.kubectl.run(&["patch", "-n", PLUGIN_NAMESPACE, what, "-p", &patch]).map(drop)
     }
 
     /// Waits until the DaemonSet's one pod is of the newest template and ready.
     pub fn wait_for_roll_out(&self) -> Result<()> {
         wait::until("the rolling update is done", READY, || {
             let pods = self.pods_that_stay()?.len();
-            let set = self.kubectl.get(&["daemonset/tessera", "-n", PLUGIN_NAMESPACE])?;
-            let status = &set["status"];
-            let done = status["observedGeneration"] == set["metadata"]["generation"]
-                && status["updatedNumberScheduled"] == 1
-                && status["numberReady"] == 1
-                && pods == 1;
-            Ok(Look::when(done, status.to_string()))
+            let (done, status) = rolled_out(self.kubectl, PLUGIN_NAMESPACE, "tessera")?;
+            Ok(Look::when(done && pods == 1, status))
         })
     }
 
     /// Replaces the plugin's configuration; it takes effect with the next roll-out.
     pub fn configure(&self, toml: &str) -> Result<()> {
-        let patch = json!({"data": {"config.toml": toml}}).to_string();
-        self.kubectl
-            .run(&["patch", "-n", PLUGIN_NAMESPACE, "configmap/tessera", "-p", &patch])
-            .map(drop)
+        self.patch("configmap/tessera", &json!({"data": {"config.toml": toml}}))
     }
 
     /// What the plugin's containers wrote, and what its process wrote before its last restart.
@@ -307,6 +299,16 @@ impl<'a> Plugin<'a> {
     }
 }
 
+/// Whether a DaemonSet's one pod is of the newest template and ready, and its status.
+pub fn rolled_out(kubectl: &Kubectl, namespace: &str, name: &str) -> Result<(bool, String)> {
+    let set = kubectl.get(&["daemonset", name, "-n", namespace])?;
+    let status = &set["status"];
+    let done = status["observedGeneration"] == set["metadata"]["generation"]
+        && status["updatedNumberScheduled"] == 1
+        && status["numberReady"] == 1;
+    Ok((done, status.to_string()))
+}
+
 /// Whether a pod is being deleted and none of its containers runs any more.
 fn has_ended(pod: &Value) -> bool {
     let containers = pod["status"]["containerStatuses"].as_array();
@@ -323,8 +325,7 @@ pub fn remove(kubectl: &Kubectl, repo: &Path, node: &str) -> Result<()> {
     let ours = ["delete", "namespace", "-l", "tessera.dev/e2e=true", "--timeout=50s"];
     kubectl.run(&ours)?;
     mode::remove(kubectl, repo)?;
-    let manifest = repo.join("deploy/cleanup.yaml");
-    for mut object in kubectl.read_manifest(&manifest.display().to_string())? {
+    for mut object in kubectl.read_manifest(&repo.join("deploy/cleanup.yaml"))? {
         if object["kind"] == "Namespace" {
             mark_as_ours(&mut object);
         } else {
@@ -348,8 +349,8 @@ pub fn remove(kubectl: &Kubectl, repo: &Path, node: &str) -> Result<()> {
         kubectl.apply(&object)?;
     }
     let cleaned = wait::until("the node is clean", READY, || {
-        let pods = kubectl.get(&["pods", "-n", "tessera-cleanup"])?;
-        let pod = &pods["items"][0]["status"];
+        let pods = kubectl.items(&["pods", "-n", "tessera-cleanup"])?;
+        let pod = pods.first().map_or(&Value::Null, |pod| &pod["status"]);
         let ready = pod["containerStatuses"][0]["ready"] == true;
         Ok(Look::when(ready, pod["initContainerStatuses"].to_string()))
     });
@@ -389,24 +390,13 @@ fn push(array: &mut Value, item: Value) {
 /// A pod that does nothing but keep both images on the node: kubelets whose disk is rather full remove
 /// those that no container uses, and during a roll-out none does.
 fn images_in_use(node: &str) -> Value {
-    let container = |name: &str, image: &str| {
-        json!({
-            "name": name, "image": image, "imagePullPolicy": "Never",
-            "command": ["sh", "-c", "trap 'exit 0' TERM; sleep 2147483647 & wait"],
-        })
-    };
-    json!({
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "images-in-use", "namespace": PLUGIN_NAMESPACE},
-        "spec": {
-            "hostNetwork": true,
-            "automountServiceAccountToken": false,
-            "terminationGracePeriodSeconds": 1,
-            "nodeSelector": {"kubernetes.io/hostname": node},
-            "containers": [container("plugin", images::PLUGIN), container("tenant", images::TENANT)],
-        },
-    })
+    let command = ["sh", "-c", "trap 'exit 0' TERM; sleep 2147483647 & wait"];
+    let containers = ["plugin", "tenant"].map(|name| Container::new(name, 0, &command));
+    let mut pod = pods::manifest("images-in-use", Restart::Always, &[], &containers);
+    pod["metadata"]["namespace"] = json!(PLUGIN_NAMESPACE);
+    pod["spec"]["nodeSelector"] = json!({"kubernetes.io/hostname": node});
+    pod["spec"]["containers"][0]["image"] = json!(images::PLUGIN);
+    pod
 }
 
 fn sim_volume() -> Value {

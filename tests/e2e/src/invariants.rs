@@ -68,14 +68,12 @@ impl<'a> Invariants<'a> {
     pub fn finish(self, paths_lost: bool, allowed: Refusals) -> Result<Report> {
         let report = Report {
             samples: self.sampler.stop()?,
-            refusals: refusals(&self.suite.kubectl.get(&["pods", "-n", NAMESPACE])?),
+            refusals: refusals(&self.suite.kubectl.items(&["pods", "-n", NAMESPACE])?),
         };
         self.server.check_untouched()?;
-        let now = self.quiet.incarnation()?;
-        ensure!(now == self.quiet_before, "restarted: {:?} became {now:?}", self.quiet_before);
+        self.quiet.check_incarnation(&self.quiet_before)?;
         if paths_lost {
-            let output = self.quiet.try_exec(&["tessera-tenant", "info"])?;
-            ensure!(output.code != Some(0), "a GPU without a quota: {}", output.stdout);
+            self.quiet.check_refused()?;
         } else {
             // A process that first meets CUDA now, in a container from before.
             check_fill(self.quiet.fill(SHARE_BYTES)?, SHARE_BYTES)?;
@@ -109,8 +107,8 @@ pub fn nothing_is_left(suite: &Suite<'_>) -> Result<()> {
 }
 
 /// What kubelet said of the pods that it did not admit.
-pub fn refusals(pods: &Value) -> Vec<String> {
-    let pods = pods["items"].as_array().into_iter().flatten();
+fn refusals(pods: &[Value]) -> Vec<String> {
+    let pods = pods.iter();
     pods.filter(|pod| pod["status"]["reason"] == "UnexpectedAdmissionError")
         .map(|pod| pod["status"]["message"].as_str().unwrap_or_default().to_owned())
         .collect()
@@ -181,13 +179,11 @@ impl Sampler {
         let stopping = Arc::clone(&stop);
         let thread = thread::spawn(move || {
             let mut samples = 0;
-            let name = "daemonset/tessera";
-            let look = ["exec", "-n", PLUGIN_NAMESPACE, name, "-c", "tessera", "--"];
-            let look = [&look[..], &["tessera", "status", "-o", "json"]].concat();
+            let place = [PLUGIN_NAMESPACE, "daemonset/tessera", "tessera"];
             while !stopping.load(Ordering::Relaxed) {
                 // Often there is no plugin: that is what these cases are about.
                 // Nor is what it says whole when kubelet, which passes it on, ends meanwhile.
-                if let Ok(output) = kubectl.try_run(&look, None)
+                if let Ok(output) = kubectl.try_exec(place, &["tessera", "status", "-o", "json"])
                     && output.code == Some(0)
                     && let Ok(status) = serde_json::from_str::<Value>(&output.stdout)
                 {

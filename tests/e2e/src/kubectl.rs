@@ -1,12 +1,12 @@
 //! kubectl, the one client that every cluster has.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
-use serde_json::Value;
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
 
 use crate::process::{self, Output};
 use crate::wait::{self, Look};
@@ -70,6 +70,27 @@ impl Kubectl {
         serde_json::from_str(&text).context("kubectl get -o json")
     }
 
+    /// The objects of a list.
+    pub fn items(&self, args: &[&str]) -> Result<Vec<Value>> {
+        match self.get(args)?["items"].take() {
+            Value::Array(items) => Ok(items),
+            other => bail!("no list: {other}"),
+        }
+    }
+
+    /// Standard output of a command that is fed an object and has to succeed.
+    pub fn feed(&self, args: &[&str], object: &Value) -> Result<String> {
+        let output = self.try_run(args, Some(&object.to_string()))?;
+        output.success(&format!("kubectl {}", args.join(" ")))
+    }
+
+    /// The output of a command in a container, whatever its exit status.
+    pub fn try_exec(&self, place: [&str; 3], command: &[&str]) -> Result<Output> {
+        let [namespace, pod, container] = place;
+        let head = ["exec", "-n", namespace, pod, "-c", container, "--"];
+        self.try_run(&[&head[..], command].concat(), None)
+    }
+
     /// An object, or `None` where it does not exist.
     pub fn find(&self, args: &[&str]) -> Result<Option<Value>> {
         let text = self.run(&[&["get", "-o", "json", "--ignore-not-found"], args].concat())?;
@@ -84,13 +105,13 @@ impl Kubectl {
         self.run(&["delete", "pods", "--all", "-n", namespace, "--wait=false"])?;
         wait::until("no container runs", wait::LIMIT, || {
             // A busy API server may let a question time out.
-            let pods = match self.get(&["pods", "-n", namespace]) {
+            let pods = match self.items(&["pods", "-n", namespace]) {
                 Ok(pods) => pods,
                 Err(error) => return Ok(Look::NotYet(format!("{error:#}"))),
             };
-            let containers = pods["items"].as_array().into_iter().flatten().flat_map(|pod| {
-                pod["status"]["containerStatuses"].as_array().into_iter().flatten()
-            });
+            let statuses =
+                pods.iter().flat_map(|pod| pod["status"]["containerStatuses"].as_array());
+            let containers = statuses.flatten();
             let running = containers.filter(|c| c["state"]["running"].is_object()).count();
             Ok(Look::when(running == 0, format!("{running} containers run")))
         })?;
@@ -101,18 +122,14 @@ impl Kubectl {
 
     /// Creates or updates objects.
     pub fn apply(&self, object: &Value) -> Result<()> {
-        self.try_run(&["apply", "-f", "-"], Some(&object.to_string()))?
-            .success("kubectl apply")
-            .map(drop)
+        self.feed(&["apply", "-f", "-"], object).map(drop)
     }
 
     /// Creates a pod, without asking first what a pod is: a third of the processor time.
     pub fn create_pod(&self, pod: &Value) -> Result<()> {
         let namespace = pod["metadata"]["namespace"].as_str().unwrap_or("default");
         let path = format!("/api/v1/namespaces/{namespace}/pods");
-        self.try_run(&["create", "--raw", &path, "-f", "-"], Some(&pod.to_string()))?
-            .success("kubectl create pod")
-            .map(drop)
+        self.feed(&["create", "--raw", &path, "-f", "-"], pod).map(drop)
     }
 
     /// Removes every pod of a namespace from the API at once; kubelet ends what runs.
@@ -123,15 +140,20 @@ impl Kubectl {
 
     /// Creates several objects by one request of the command line.
     pub fn create_all(&self, objects: Vec<Value>) -> Result<()> {
-        let list = serde_json::json!({"apiVersion": "v1", "kind": "List", "items": objects});
-        self.try_run(&["create", "-f", "-"], Some(&list.to_string()))?
-            .success("kubectl create")
-            .map(drop)
+        let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
+        self.feed(&["create", "-f", "-"], &list).map(drop)
+    }
+
+    /// Deletes what this describes, if it is there.
+    pub fn delete(&self, object: &Value) -> Result<()> {
+        let delete = ["delete", "-f", "-", "--ignore-not-found", "--timeout=50s"];
+        self.feed(&delete, object).map(drop)
     }
 
     /// The objects of a YAML file, as kubectl itself reads it.
-    pub fn read_manifest(&self, file: &str) -> Result<Vec<Value>> {
-        let text = self.run(&["create", "--dry-run=client", "-o", "json", "-f", file])?;
+    pub fn read_manifest(&self, file: &Path) -> Result<Vec<Value>> {
+        let file = file.display().to_string();
+        let text = self.run(&["create", "--dry-run=client", "-o", "json", "-f", &file])?;
         let mut objects = Vec::new();
         for object in serde_json::Deserializer::from_str(&text).into_iter::<Value>() {
             let object = object.context("kubectl create --dry-run -o json")?;
@@ -157,13 +179,27 @@ impl<'a> Applied<'a> {
         kubectl.apply(&object)?;
         Ok(Self { kubectl, object })
     }
+
+    /// A namespace with this label.
+    pub fn namespace(kubectl: &'a Kubectl, name: &str, label: (&str, &str)) -> Result<Self> {
+        let mut namespace = namespace(name);
+        namespace["metadata"]["labels"][label.0] = json!(label.1);
+        Self::new(kubectl, namespace)
+    }
+}
+
+/// A namespace that these tests may remove.
+pub fn namespace(name: &str) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Namespace",
+        "metadata": {"name": name, "labels": {"tessera.dev/e2e": "true"}},
+    })
 }
 
 impl Drop for Applied<'_> {
     fn drop(&mut self) {
-        let text = self.object.to_string();
-        let delete = ["delete", "-f", "-", "--ignore-not-found", "--timeout=50s"];
-        if let Err(error) = self.kubectl.try_run(&delete, Some(&text)) {
+        if let Err(error) = self.kubectl.delete(&self.object) {
             println!("     {} stays: {error:#}", self.object["metadata"]["name"]);
         }
     }

@@ -206,19 +206,13 @@ fn cases(suite: &Suite<'_>, claims: Claims, options: &Options, started: Instant)
 
 /// A ready node that takes ordinary pods.
 fn pick_node(cluster: &Cluster) -> Result<String> {
-    let nodes = cluster.kubectl.get(&["nodes"])?;
+    let nodes = cluster.kubectl.items(&["nodes"])?;
     let usable = |node: &&serde_json::Value| {
-        let ready = node["status"]["conditions"]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .any(|c| c["type"] == "Ready" && c["status"] == "True");
         let taints = node["spec"]["taints"].as_array();
         let tainted =
             taints.into_iter().flatten().any(|taint| taint["effect"] != "PreferNoSchedule");
-        ready && !tainted && node["spec"]["unschedulable"] != true
+        pods::is_ready(&node["status"]) && !tainted && node["spec"]["unschedulable"] != true
     };
-    let items = nodes["items"].as_array().context("nodes")?;
-    let node = items.iter().find(usable).context("no node is ready and untainted")?;
+    let node = nodes.iter().find(usable).context("no node is ready and untainted")?;
     Ok(node["metadata"]["name"].as_str().unwrap_or_default().to_owned())
 }

@@ -55,9 +55,8 @@ impl Desk {
         let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token");
         let asked =
             json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}});
-        let create = ["create", "--raw", &path, "-f", "-"];
-        let made = suite.kubectl.try_run(&create, Some(&asked.to_string()))?;
-        let made: Value = serde_json::from_str(&made.success("a token")?)?;
+        let made = suite.kubectl.feed(&["create", "--raw", &path, "-f", "-"], &asked)?;
+        let made: Value = serde_json::from_str(&made)?;
         self.person(name, namespace, json!({"token": made["status"]["token"]}))
     }
 

@@ -13,6 +13,8 @@ use crate::suite::Suite;
 use crate::wait::{self, Look};
 
 const START: Duration = wait::LIMIT;
+/// Waits for commands.
+const IDLE: [&str; 2] = ["sleep", "2147483647"];
 
 /// A container of a pod that is being described.
 #[derive(Clone, Debug)]
@@ -35,7 +37,13 @@ impl Container {
 
     /// A container that waits for commands by [`Pod::exec`].
     pub fn idle(name: &str, shares: u64) -> Self {
-        Self::new(name, shares, &["sleep", "2147483647"])
+        Self::new(name, shares, &IDLE)
+    }
+
+    /// A container that takes so much memory, says so as its last word, and ends.
+    pub fn greedy_once(shares: u64, at_most: &str) -> Self {
+        let script = format!("tessera-tenant greedy --at-most {at_most} >/dev/termination-log");
+        Self::new("main", shares, &["sh", "-c", &script])
     }
 
     /// With the shares of the pod's claim `gpu`: those of one request, or all.
@@ -93,6 +101,12 @@ impl<'a> Pod<'a> {
         Self { kubectl, name: name.to_owned() }
     }
 
+    /// Creates a pod of the tenants' namespace and does not wait for it.
+    pub fn put(kubectl: &'a Kubectl, pod: &Value) -> Result<Self> {
+        kubectl.create_pod(pod)?;
+        Ok(Self::named(kubectl, pod["metadata"]["name"].as_str().context("a name")?))
+    }
+
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -105,8 +119,7 @@ impl<'a> Pod<'a> {
         init: &[Container],
         containers: &[Container],
     ) -> Result<Self> {
-        kubectl.create_pod(&manifest(name, restart, init, containers))?;
-        Ok(Self::named(kubectl, name))
+        Self::put(kubectl, &manifest(name, restart, init, containers))
     }
 
     /// One container named `main`, running when this returns.
@@ -125,51 +138,64 @@ impl<'a> Pod<'a> {
         self.kubectl.get(&["pod", "-n", NAMESPACE, &self.name])
     }
 
-    /// Waits until every container runs.
-    pub fn wait_until_running(&self) -> Result<()> {
-        wait::until(&format!("pod {} runs", self.name), START, || {
-            let pod = self.object()?;
-            let status = &pod["status"];
-            if status["phase"] == "Failed" {
-                bail!("pod {} failed: {} {}", self.name, status["reason"], status["message"]);
-            }
-            let running = status["conditions"]
-                .as_array()
-                .into_iter()
-                .flatten()
-                .any(|c| c["type"] == "Ready" && c["status"] == "True");
-            Ok(Look::when(running, status.to_string()))
+    pub fn status(&self) -> Result<Value> {
+        Ok(self.object()?["status"].take())
+    }
+
+    /// Waits until its status is as `wanted`; that status.
+    pub fn wait_for_status(&self, what: &str, wanted: impl Fn(&Value) -> bool) -> Result<Value> {
+        wait::until(&format!("pod {}: {what}", self.name), START, || {
+            let status = self.status()?;
+            let seen = status.to_string();
+            Ok(Look::found(Some(status).filter(&wanted), seen))
         })
     }
 
-    /// Waits until the pod is over; its phase.
-    pub fn wait_until_over(&self) -> Result<Value> {
-        wait::until(&format!("pod {} is over", self.name), START, || {
-            let pod = self.object()?;
-            Ok(match pod["status"]["phase"].as_str() {
-                Some("Succeeded" | "Failed") => Look::Done(pod),
-                phase => Look::NotYet(format!("phase {phase:?}")),
-            })
+    /// Waits until every container runs.
+    pub fn wait_until_running(&self) -> Result<()> {
+        wait::until(&format!("pod {} runs", self.name), START, || {
+            let status = self.status()?;
+            if status["phase"] == "Failed" {
+                bail!("pod {} failed: {} {}", self.name, status["reason"], status["message"]);
+            }
+            Ok(Look::when(is_ready(&status), status.to_string()))
         })
+    }
+
+    /// Waits until the pod is over; its status.
+    pub fn wait_until_over(&self) -> Result<Value> {
+        self.wait_for_status("is over", is_over)
+    }
+
+    /// Checks that its first container was not started again since.
+    pub fn check_incarnation(&self, before: &(u64, String)) -> Result<()> {
+        let now = self.incarnation()?;
+        ensure!(now == *before, "restarted: {before:?} became {now:?}");
+        Ok(())
+    }
+
+    /// Checks that a process which first meets CUDA now is refused.
+    pub fn check_refused(&self) -> Result<()> {
+        let output = self.try_exec(&["tessera-tenant", "info"])?;
+        ensure!(output.code != Some(0), "a GPU without a quota: {}", output.stdout);
+        Ok(())
     }
 
     /// Restarts of the first container, and its id.
     pub fn incarnation(&self) -> Result<(u64, String)> {
-        let pod = self.object()?;
-        let status = &pod["status"]["containerStatuses"][0];
-        let id = status["containerID"].as_str().unwrap_or_default();
-        Ok((status["restartCount"].as_u64().unwrap_or(0), id.to_owned()))
+        let status = self.status()?;
+        let first = &status["containerStatuses"][0];
+        let id = first["containerID"].as_str().unwrap_or_default();
+        Ok((first["restartCount"].as_u64().unwrap_or(0), id.to_owned()))
     }
 
     /// Waits until the first container has been restarted more than `count` times and runs.
     pub fn wait_for_restart(&self, count: u64) -> Result<()> {
-        wait::until(&format!("pod {} restarts", self.name), wait::LIMIT, || {
-            let pod = self.object()?;
-            let status = &pod["status"]["containerStatuses"][0];
-            let restarts = status["restartCount"].as_u64().unwrap_or(0);
-            let running = status["state"]["running"].is_object();
-            Ok(Look::when(restarts > count && running, status.to_string()))
-        })
+        let restarted = |status: &Value| {
+            let first = &status["containerStatuses"][0];
+            first["restartCount"].as_u64() > Some(count) && first["state"]["running"].is_object()
+        };
+        self.wait_for_status("restarts", restarted).map(drop)
     }
 
     /// The pid on the node of the first container's first process; the node must be in reach.
@@ -193,8 +219,7 @@ impl<'a> Pod<'a> {
 
     /// The output of a command in a container, whatever its exit status.
     pub fn try_exec_in(&self, container: &str, command: &[&str]) -> Result<Output> {
-        let head = ["exec", "-n", NAMESPACE, &self.name, "-c", container, "--"];
-        self.kubectl.try_run(&[&head[..], command].concat(), None)
+        self.kubectl.try_exec([NAMESPACE, &self.name, container], command)
     }
 
     /// The output of a command in `main`, whatever its exit status.
@@ -217,10 +242,7 @@ impl<'a> Pod<'a> {
     pub fn wait_for_event(&self, container: &str, event: &str) -> Result<Value> {
         wait::until(&format!("{} reports {event}", self.name), START, || {
             let log = self.log(container, false)?;
-            Ok(match events(&log, event).pop() {
-                Some(found) => Look::Done(found),
-                None => Look::NotYet(log),
-            })
+            Ok(Look::found(events(&log, event).pop(), log))
         })
     }
 
@@ -235,6 +257,12 @@ impl<'a> Pod<'a> {
             let pod = self.kubectl.find(&["pod", "-n", NAMESPACE, &self.name])?;
             Ok(pod.map_or(Look::Done(()), |pod| Look::NotYet(pod["status"].to_string())))
         })
+    }
+
+    /// Deletes it and waits until it is gone.
+    pub fn end(&self) -> Result<()> {
+        self.delete()?;
+        self.wait_until_gone()
     }
 
     /// Removes it from the API at once.
@@ -272,7 +300,7 @@ pub fn manifest(
     containers: &[Container],
 ) -> Value {
     let values = |list: &[Container]| list.iter().map(|c| c.0.clone()).collect::<Vec<_>>();
-    json!({
+    let mut pod = json!({
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": name, "namespace": NAMESPACE},
@@ -281,13 +309,41 @@ pub fn manifest(
                 Restart::Always => "Always",
                 Restart::Never => "Never",
             },
-            "hostNetwork": true, // needs no pod network
-            "automountServiceAccountToken": false,
-            "terminationGracePeriodSeconds": 1,
             "initContainers": values(init),
             "containers": values(containers),
         },
-    })
+    });
+    adapt(&mut pod["spec"]);
+    pod
+}
+
+/// Makes a pod need no pod network and no token, and end soon.
+fn adapt(spec: &mut Value) {
+    spec["hostNetwork"] = json!(true);
+    spec["automountServiceAccountToken"] = json!(false);
+    spec["terminationGracePeriodSeconds"] = json!(1);
+}
+
+/// Makes an example's pod one of the tests', whose containers wait for commands.
+pub fn adapt_example(spec: &mut Value) {
+    adapt(spec);
+    for container in spec["containers"].as_array_mut().into_iter().flatten() {
+        container["image"] = json!(images::TENANT);
+        container["imagePullPolicy"] = json!("Never");
+        container["command"] = json!(IDLE);
+        container["args"] = json!([]);
+    }
+}
+
+/// Whether a pod, or a node, of this status is ready.
+pub fn is_ready(status: &Value) -> bool {
+    let mut conditions = status["conditions"].as_array().into_iter().flatten();
+    conditions.any(|c| c["type"] == "Ready" && c["status"] == "True")
+}
+
+/// Whether a pod of this status has ended and is not restarted.
+pub fn is_over(status: &Value) -> bool {
+    status["phase"] == "Succeeded" || status["phase"] == "Failed"
 }
 
 /// What one process sees of one GPU.

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::cluster::{Cluster, Kubelet};
 use crate::deploy::{NAMESPACE, Plugin};
 use crate::dra::mode;
-use crate::kubectl::Kubectl;
+use crate::kubectl::{self, Kubectl};
 use crate::pods::{self, Container, Pod, Restart};
 use crate::wait::{self, Look};
 
@@ -36,11 +36,7 @@ impl<'a> Suite<'a> {
         plugin: Plugin<'a>,
     ) -> Result<Self> {
         let kubectl = &cluster.kubectl;
-        kubectl.apply(&json!({
-            "apiVersion": "v1",
-            "kind": "Namespace",
-            "metadata": {"name": NAMESPACE, "labels": {"tessera.dev/e2e": "true"}},
-        }))?;
+        kubectl.apply(&kubectl::namespace(NAMESPACE))?;
         Ok(Self { cluster, kubectl, repo, artefacts, node, plugin })
     }
 
@@ -74,12 +70,10 @@ impl<'a> Suite<'a> {
         if !self.cluster.controls_kubelet() {
             return self.kubectl.delete_pods(NAMESPACE);
         }
-        let pods = self.kubectl.get(&["pods", "-n", NAMESPACE])?;
-        let pods = pods["items"].as_array().into_iter().flatten();
-        let uids = pods.filter_map(|pod| pod["metadata"]["uid"].as_str());
+        let uids = uids(&self.kubectl.get(&["pods", "-n", NAMESPACE])?);
         // Of cgroups whose names are systemd's, or kubelet's.
-        let cgroups =
-            uids.flat_map(|uid| [format!("-e {uid}"), format!("-e {}", uid.replace('-', "_"))]);
+        let both = |uid: &String| [format!("-e {uid}"), format!("-e {}", uid.replace('-', "_"))];
+        let cgroups = uids.iter().flat_map(both);
         let cgroups = cgroups.collect::<Vec<_>>().join(" ");
         if cgroups.is_empty() {
             return Ok(());
@@ -112,7 +106,7 @@ impl<'a> Suite<'a> {
             // What it serves them by may come up after the heartbeat.
             let known = match self.kubelets_pods() {
                 Ok(known) => known,
-                Err(error) => return Ok(Look::NotYet(format!("{error:#}"))),
+                Err(error) => return Ok(Look::worked(Err(error))),
             };
             let bound = self.bound_pods()?;
             let missing: Vec<_> = bound.difference(&known).collect();
@@ -154,10 +148,9 @@ impl<'a> Suite<'a> {
         container["volumeMounts"] = json!([
             {"name": "plugins", "mountPath": plugins, "mountPropagation": "Bidirectional"},
         ]);
-        self.kubectl.create_pod(&pod)?;
-        let pod = Pod::named(self.kubectl, "on-node");
+        let pod = Pod::put(self.kubectl, &pod)?;
         let over = pod.wait_until_over()?;
-        ensure!(over["status"]["phase"] == "Succeeded", "{script}: {}", pod.log("main", false)?);
+        ensure!(over["phase"] == "Succeeded", "{script}: {}", pod.log("main", false)?);
         pod.forget()
     }
 
@@ -174,8 +167,7 @@ impl<'a> Suite<'a> {
 
     pub fn events_of(&self, pod: &str) -> Result<Vec<Value>> {
         let field = format!("involvedObject.name={pod}");
-        let list = self.kubectl.get(&["events", "-n", NAMESPACE, "--field-selector", &field])?;
-        Ok(list["items"].as_array().cloned().unwrap_or_default())
+        self.kubectl.items(&["events", "-n", NAMESPACE, "--field-selector", &field])
     }
 
     /// Prints what helps to understand a failure.
@@ -194,12 +186,10 @@ impl<'a> Suite<'a> {
             Err(error) => section(title, &format!("{error:#}")),
         };
         show("tenants", &["describe", "pods", "-n", NAMESPACE]);
-        if let Ok(list) = self.kubectl.get(&["pods", "-n", NAMESPACE]) {
-            for pod in list["items"].as_array().into_iter().flatten() {
-                let name = pod["metadata"]["name"].as_str().unwrap_or_default();
-                let args = ["logs", "-n", NAMESPACE, name, "--all-containers", "--tail=15"];
-                show(&format!("log of {name}"), &args);
-            }
+        for pod in self.kubectl.items(&["pods", "-n", NAMESPACE]).unwrap_or_default() {
+            let name = pod["metadata"]["name"].as_str().unwrap_or_default();
+            let args = ["logs", "-n", NAMESPACE, name, "--all-containers", "--tail=15"];
+            show(&format!("log of {name}"), &args);
         }
         show("plugin", &["get", "pods", "-n", "tessera", "-o", "wide"]);
         section("plugin's log", &self.plugin.log());
@@ -238,6 +228,14 @@ impl<'a> Server<'a> {
         Ok(Self { pod, incarnation })
     }
 
+    /// Waits until its container, which was started again, serves.
+    pub fn wait_until_serving(&self) -> Result<()> {
+        wait::until("the server serves again", wait::LIMIT, || {
+            let log = self.pod.log("main", false).unwrap_or_default();
+            Ok(Look::when(!pods::events(&log, "progress").is_empty(), log))
+        })
+    }
+
     /// Checks that it was never restarted, no request ever failed, and it goes on serving.
     pub fn check_untouched(&self) -> Result<()> {
         let reports = || anyhow::Ok(pods::events(&self.pod.log("main", false)?, "progress"));
@@ -254,8 +252,6 @@ impl<'a> Server<'a> {
                 bail!("a second without requests: {report}");
             }
         }
-        let now = self.pod.incarnation()?;
-        ensure!(now == self.incarnation, "restarted: {:?} became {now:?}", self.incarnation);
-        Ok(())
+        self.pod.check_incarnation(&self.incarnation)
     }
 }

@@ -29,6 +29,18 @@ impl Look<()> {
     }
 }
 
+impl<T> Look<T> {
+    /// [`Look::Done`] with what was found.
+    pub fn found(found: Option<T>, seen: impl Into<String>) -> Self {
+        found.map_or_else(|| Look::NotYet(seen.into()), Look::Done)
+    }
+
+    /// [`Look::Done`] where it worked: it is tried again where it did not.
+    pub fn worked(result: Result<T>) -> Self {
+        result.map_or_else(|error| Look::NotYet(format!("{error:#}")), Look::Done)
+    }
+}
+
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 /// Makes SIGINT and SIGTERM end the current wait, so that the cluster is left as it was found.

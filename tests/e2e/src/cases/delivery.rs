@@ -97,17 +97,8 @@ const SINCE_POD_SECURITY: &str = "autoscaling/v2";
 /// that such a pod has its quota.
 pub fn namespace_of_restricted_pods_admits_tenants(suite: &Suite<'_>) -> Result<()> {
     const RESTRICTED: &str = "tessera-e2e-restricted";
-    let _namespace = Applied::new(
-        suite.kubectl,
-        json!({
-            "apiVersion": "v1",
-            "kind": "Namespace",
-            "metadata": {"name": RESTRICTED, "labels": {
-                "tessera.dev/e2e": "true",
-                "pod-security.kubernetes.io/enforce": "restricted",
-            }},
-        }),
-    )?;
+    let label = ("pod-security.kubernetes.io/enforce", "restricted");
+    let _namespace = Applied::namespace(suite.kubectl, RESTRICTED, label)?;
     // With a root file system that cannot be written, too.
     let greedy = [Container::new("main", 1, &["tessera-tenant", "greedy"]).restricted()];
     let mut pod = pods::manifest("tenant", Restart::Never, &[], &greedy);
@@ -117,15 +108,12 @@ pub fn namespace_of_restricted_pods_admits_tenants(suite: &Suite<'_>) -> Result<
     spec["hostNetwork"] = json!(!suite.kubectl.has_api(SINCE_POD_SECURITY)?);
     // The namespace's service account takes a moment.
     wait::until("the pod is admitted", wait::LIMIT, || {
-        Ok(match suite.kubectl.create_pod(&pod) {
-            Ok(()) => Look::Done(()),
-            Err(error) => Look::NotYet(format!("{error:#}")),
-        })
+        Ok(Look::worked(suite.kubectl.create_pod(&pod)))
     })?;
     let over = wait::until("the tenant is over", wait::LIMIT, || {
         let status = suite.kubectl.get(&["pod", "tenant", "-n", RESTRICTED])?["status"].clone();
-        let over = matches!(status["phase"].as_str(), Some("Succeeded" | "Failed"));
-        Ok(if over { Look::Done(status) } else { Look::NotYet(status.to_string()) })
+        let seen = status.to_string();
+        Ok(Look::found(Some(status).filter(pods::is_over), seen))
     })?;
     let log = suite.kubectl.run(&["logs", "tenant", "-n", RESTRICTED])?;
     ensure!(over["phase"] == "Succeeded", "{over} {log}");
@@ -160,15 +148,14 @@ pub fn pods_beyond_the_last_share_wait_and_get_what_is_freed_at_once(
     ensure!(uuids[0] != uuids[1], "both on one GPU");
     let idle = [Container::idle("main", 4)];
     let third = Pod::create(suite.kubectl, "third", Restart::Always, &[], &idle)?;
-    wait::until("the third pod is unschedulable", wait::LIMIT, || {
-        let seen = third.object()?["status"]["conditions"].to_string();
-        Ok(Look::when(seen.contains(&format!("Insufficient {RESOURCE}")), seen))
+    let insufficient = format!("Insufficient {RESOURCE}");
+    third.wait_for_status("is unschedulable", |status| {
+        status["conditions"].to_string().contains(&insufficient)
     })?;
 
     let mut urgent = pods::manifest("urgent", Restart::Always, &[], &idle);
     urgent["spec"]["priorityClassName"] = json!("tessera-e2e-urgent");
-    suite.kubectl.create_pod(&urgent)?;
-    let urgent = Pod::named(suite.kubectl, "urgent");
+    let urgent = Pod::put(suite.kubectl, &urgent)?;
     urgent.wait_until_running()?;
     let stay = low.iter().zip(&uuids).find(|(pod, _)| pod.gpu().is_ok());
     let (stay, uuid) = stay.context("both pods were preempted")?;
@@ -181,17 +168,14 @@ pub fn pods_beyond_the_last_share_wait_and_get_what_is_freed_at_once(
     // The driver itself gives the memory back only when the old process is gone.
     wait::until("the successor gets its whole quota", wait::LIMIT, || {
         let filled = third.fill(4 * SHARE_BYTES).and_then(|held| check_fill(held, 4 * SHARE_BYTES));
-        Ok(match filled {
-            Ok(()) => Look::Done(()),
-            Err(error) => Look::NotYet(format!("{error:#}")),
-        })
+        Ok(Look::worked(filled))
     })
 }
 
 pub fn more_shares_than_a_gpu_has_are_refused(suite: &Suite<'_>) -> Result<()> {
     let idle = [Container::idle("main", 5)];
     let pod = Pod::create(suite.kubectl, "five", Restart::Never, &[], &idle)?;
-    let status = pod.wait_until_over()?["status"].clone();
+    let status = pod.wait_until_over()?;
     ensure!(status["phase"] == "Failed", "{status}");
     ensure!(status["reason"] == "UnexpectedAdmissionError", "{status}");
     let message = status["message"].as_str().unwrap_or_default();
@@ -337,6 +321,5 @@ fn shadowing_pod<'a>(suite: &Suite<'a>) -> Result<Pod<'a>> {
     ]);
     container["volumeMounts"] = json!([{"name": "mine", "mountPath": "/usr/local/tessera/pages"}]);
     pod["spec"]["volumes"] = json!([{"name": "mine", "emptyDir": {}}]);
-    suite.kubectl.create_pod(&pod)?;
-    Ok(Pod::named(suite.kubectl, "shadowing"))
+    Pod::put(suite.kubectl, &pod)
 }

@@ -87,15 +87,12 @@ pub fn labels_lead_a_pod_to_the_strongest_gpu(suite: &Suite<'_>) -> Result<()> {
 
 fn strongest(suite: &Suite<'_>) -> Result<()> {
     let file = suite.repo.join("deploy/examples/strongest-gpu.yaml");
-    let mut pods = suite.kubectl.read_manifest(&file.display().to_string())?;
-    let pod = pods.first_mut().context("a pod")?;
-    overlay(pod);
-    suite.kubectl.create_pod(pod)?;
-    let pod = Pod::named(suite.kubectl, "strongest");
-    wait::until("the pod finds no node", wait::LIMIT, || {
-        let status = pod.object()?["status"].clone();
-        Ok(Look::when(status.to_string().contains("Unschedulable"), status.to_string()))
-    })?;
+    let mut objects = suite.kubectl.read_manifest(&file)?;
+    let pod = objects.first_mut().context("a pod")?;
+    pod["metadata"]["namespace"] = json!(NAMESPACE);
+    pods::adapt_example(&mut pod["spec"]);
+    let pod = Pod::put(suite.kubectl, pod)?;
+    pod.wait_for_status("finds no node", |status| status.to_string().contains("Unschedulable"))?;
     let lines = suite.plugin.exec(&["tessera", "labels"])?;
     println!("     {}", lines.lines().collect::<Vec<_>>().join(" "));
     // What nfd-worker and nfd-master do with it; the API server judges each key and value.
@@ -112,23 +109,9 @@ fn unlabel(suite: &Suite<'_>) -> Result<()> {
     if remove.is_empty() {
         return Ok(());
     }
-    let args: Vec<&str> = ["label", "node", &suite.node]
-        .into_iter()
-        .chain(remove.iter().map(String::as_str))
-        .collect();
+    let mut args = vec!["label", "node", &suite.node];
+    args.extend(remove.iter().map(String::as_str));
     suite.kubectl.run(&args).map(drop)
-}
-
-fn overlay(pod: &mut Value) {
-    pod["metadata"]["namespace"] = json!(NAMESPACE);
-    let spec = &mut pod["spec"];
-    spec["hostNetwork"] = json!(true);
-    spec["automountServiceAccountToken"] = json!(false);
-    spec["terminationGracePeriodSeconds"] = json!(1);
-    let container = &mut spec["containers"][0];
-    container["image"] = json!(images::TENANT);
-    container["imagePullPolicy"] = json!("Never");
-    container["command"] = json!(["sleep", "2147483647"]);
 }
 
 // `deploy/examples/kind` as its README says, on this cluster: its images, its simulated driver, the chart with its
@@ -154,17 +137,10 @@ pub fn kind_example_comes_up_and_serves_a_pod(suite: &Suite<'_>) -> Result<()> {
 
 fn serves(suite: &Suite<'_>) -> Result<()> {
     apply(suite, "deploy/examples/kind/simulator.yaml")?;
-    let roll_out = |namespace: &str, name: &str| {
-        wait::until(&format!("{name} is rolled out"), wait::LIMIT, || {
-            let set = suite.kubectl.get(&["daemonset", name, "-n", namespace])?;
-            let status = &set["status"];
-            let is_ready = status["observedGeneration"] == set["metadata"]["generation"]
-                && status["updatedNumberScheduled"] == 1
-                && status["numberReady"] == 1;
-            Ok(Look::when(is_ready, status.to_string()))
-        })
-    };
-    roll_out(SIMULATOR, "simulator")?;
+    wait::until("the simulator is rolled out", wait::LIMIT, || {
+        let (done, status) = deploy::rolled_out(suite.kubectl, SIMULATOR, "simulator")?;
+        Ok(Look::when(done, status))
+    })?;
     apply(suite, "tests/deploy/cases/kind.yaml")?;
     suite.plugin.wait_for_roll_out()?;
     ensure!(suite.plugin.offers() == REPLICAS, "the example has as many replicas as these tests");
@@ -176,8 +152,7 @@ fn serves(suite: &Suite<'_>) -> Result<()> {
     pod["metadata"]["namespace"] = json!(NAMESPACE);
     pod["spec"]["hostNetwork"] = json!(true);
     pod["spec"]["automountServiceAccountToken"] = json!(false);
-    suite.kubectl.create_pod(&pod)?;
-    let chat = Pod::named(suite.kubectl, "chat");
+    let chat = Pod::put(suite.kubectl, &pod)?;
     chat.wait_until_running()?;
     wait::until("it serves requests", wait::LIMIT, || {
         let log = chat.log("server", false)?;
@@ -205,7 +180,7 @@ fn serves(suite: &Suite<'_>) -> Result<()> {
 }
 
 fn objects_of(suite: &Suite<'_>, file: &str) -> Result<Vec<Value>> {
-    suite.kubectl.read_manifest(&suite.repo.join(file).display().to_string())
+    suite.kubectl.read_manifest(&suite.repo.join(file))
 }
 
 /// As it is there, on the node of these tests and without a pod network.
@@ -219,9 +194,8 @@ fn apply(suite: &Suite<'_>, file: &str) -> Result<()> {
                 pod["nodeSelector"] = json!({"kubernetes.io/hostname": suite.node});
                 // The root of kind's nodes is a shared mount, which what follows later mounts needs; of others it may
                 // be private.
-                for mount in
-                    pod["containers"][0]["volumeMounts"].as_array_mut().into_iter().flatten()
-                {
+                let mounts = pod["containers"][0]["volumeMounts"].as_array_mut();
+                for mount in mounts.into_iter().flatten() {
                     let path = mount["mountPath"].as_str().unwrap_or_default();
                     let is_driver = path.starts_with(ON_NODE);
                     if let Some(mount) = mount.as_object_mut().filter(|_| is_driver) {

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::deploy::{
     CONTEXT_BYTES, NAMESPACE, PLUGIN_NAMESPACE, REPLICAS, SHARE_BYTES, as_deployed,
 };
-use crate::kubectl::Applied;
+use crate::kubectl::{Applied, namespace};
 use crate::person::{Desk, Person};
 use crate::pods::{self, Container, Pod, Restart};
 use crate::process;
@@ -82,10 +82,8 @@ fn kubelet_tells(suite: &Suite<'_>) -> Result<()> {
         let status = suite.plugin.status()?;
         let mut all = status["allocations"].as_array().into_iter().flatten();
         let found = all.find(|allocation| allocation["holder"]["pod"] == "chat").cloned();
-        Ok(match found {
-            Some(allocation) => Look::Done((status, allocation)),
-            None => Look::NotYet(status["allocations"].to_string()),
-        })
+        let seen = status["allocations"].to_string();
+        Ok(Look::found(found.map(|allocation| (status, allocation)), seen))
     })?;
     ensure!(status["plugin"]["registration"] == "live", "{}", status["plugin"]);
     ensure!(status["plugin"]["sees_host_pids"] == true, "{}", status["plugin"]);
@@ -201,11 +199,7 @@ fn reading() -> Value {
 pub fn kubectl_tessera_shows_readers_what_is_theirs(suite: &Suite<'_>) -> Result<()> {
     served(suite)?;
     let kubectl = suite.kubectl;
-    let namespace = json!({
-        "apiVersion": "v1", "kind": "Namespace",
-        "metadata": {"name": TEAM, "labels": {"tessera.dev/e2e": "true"}},
-    });
-    let _namespace = Applied::new(kubectl, namespace)?;
+    let _namespace = Applied::new(kubectl, namespace(TEAM))?;
     let account = |name: &str| object("ServiceAccount", "v1", TEAM, name, json!({}));
     let subject = json!({"kind": "ServiceAccount", "name": "reader", "namespace": TEAM});
     let mut objects = vec![account("reader"), account("stranger")];
@@ -319,10 +313,8 @@ fn certified(suite: &Suite<'_>, desk: &Desk, name: &str) -> Result<Option<Person
         if status["conditions"].to_string().contains("\"Failed\"") {
             bail!("{status}");
         }
-        Ok(match status["certificate"].as_str() {
-            Some(made) => Look::Done(made.to_owned()),
-            None => Look::NotYet(status.to_string()),
-        })
+        let made = status["certificate"].as_str().map(str::to_owned);
+        Ok(Look::found(made, status.to_string()))
     })?;
     let credentials = json!({
         "client-certificate-data": certificate,
@@ -366,7 +358,7 @@ pub fn kubectl_tessera_serves_client_certificates(suite: &Suite<'_>) -> Result<(
         let words = said.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
         let all = ["client certificate", "tessera/tessera-viewer", "serviceaccounts/token"];
         let is_said = said.code == Some(FORBIDDEN) && all.iter().all(|word| words.contains(word));
-        Ok(if is_said { Look::Done(()) } else { Look::NotYet(format!("{said:?}")) })
+        Ok(Look::when(is_said, format!("{said:?}")))
     })?;
 
     let token = json!([{

@@ -1,6 +1,7 @@
 //! Kubelet and the plugin, down and up at awkward moments.
 
 use anyhow::{Result, bail, ensure};
+use serde_json::Value;
 
 use super::delivery::check_fill;
 use crate::deploy::{REPLICAS, SHARE_BYTES};
@@ -65,11 +66,9 @@ fn wait_until_asked(suite: &Suite<'_>, pod: &Pod<'_>) -> Result<()> {
 }
 
 fn admitted_or_refused_for_good_reason(pod: &Pod<'_>) -> Result<()> {
-    let over = wait::until("kubelet decides", wait::LIMIT, || {
-        let status = pod.object()?["status"].clone();
-        let decided = status["phase"] == "Failed"
-            || status["containerStatuses"][0]["state"]["running"].is_object();
-        Ok(if decided { Look::Done(status) } else { Look::NotYet(status.to_string()) })
+    let over = pod.wait_for_status("kubelet decides", |status| {
+        status["phase"] == "Failed"
+            || status["containerStatuses"][0]["state"]["running"].is_object()
     })?;
     if over["phase"] == "Failed" {
         let message = over["message"].as_str().unwrap_or_default();
@@ -100,16 +99,17 @@ pub fn host_paths_deleted_while_the_plugin_is_away(suite: &Suite<'_>) -> Result<
     )?;
     // Its container ends, and must not come back with a GPU that nobody limits.
     suite.host(&format!("kill -9 {}", victim.host_pid(suite)?))?;
-    let unlimited = wait::until("kubelet has tried", wait::LIMIT, || {
-        let status = victim.object()?["status"]["containerStatuses"][0].clone();
-        let restarts = status["restartCount"].as_u64().unwrap_or(0);
-        let running = status["state"]["running"].is_object() && restarts > before;
-        let waits = status["state"]["waiting"]["reason"].is_string();
-        Ok(if running || waits { Look::Done(running) } else { Look::NotYet(status.to_string()) })
+    let runs = |status: &Value| {
+        let first = &status["containerStatuses"][0];
+        first["restartCount"].as_u64() > Some(before) && first["state"]["running"].is_object()
+    };
+    let tried = victim.wait_for_status("kubelet has tried", |status| {
+        let waits = &status["containerStatuses"][0]["state"]["waiting"]["reason"];
+        runs(status) || waits.is_string()
     })?;
+    let unlimited = runs(&tried);
     if unlimited {
-        let output = victim.try_exec(&["tessera-tenant", "info"])?;
-        ensure!(output.code != Some(0), "a GPU without a quota: {}", output.stdout);
+        victim.check_refused()?;
     }
     suite.release_plugin()?;
     suite.plugin.wait_for_replicas(REPLICAS)?;
@@ -153,8 +153,7 @@ pub fn node_reboot_keeps_every_pod_and_its_quota(suite: &Suite<'_>) -> Result<()
             // Without a plugin: what kubelet starts is refused.
             if stay[1] {
                 quiet.wait_for_restart(before[1])?;
-                let output = quiet.try_exec(&["tessera-tenant", "info"])?;
-                ensure!(output.code != Some(0), "a GPU without a quota: {}", output.stdout);
+                quiet.check_refused()?;
             }
             if stay[0] {
                 let log = server.pod.log("main", false).unwrap_or_default();
@@ -169,10 +168,7 @@ pub fn node_reboot_keeps_every_pod_and_its_quota(suite: &Suite<'_>) -> Result<()
         if !stay[1] {
             quiet = Pod::idle(suite.kubectl, "quiet", 2)?;
         }
-        wait::until("the server serves again", wait::LIMIT, || {
-            let log = server.pod.log("main", false).unwrap_or_default();
-            Ok(Look::when(!pods::events(&log, "progress").is_empty(), log))
-        })?;
+        server.wait_until_serving()?;
         if stay[1] {
             quiet.wait_for_restart(before[1])?;
             if quiet.try_exec(&["tessera-tenant", "info"])?.code != Some(0) {
@@ -186,7 +182,7 @@ pub fn node_reboot_keeps_every_pod_and_its_quota(suite: &Suite<'_>) -> Result<()
         }
         check_fill(quiet.fill(2 * SHARE_BYTES)?, 2 * SHARE_BYTES)?;
         for pod in [&server.pod, &quiet] {
-            let status = pod.object()?["status"].clone();
+            let status = pod.status()?;
             ensure!(status["phase"] == "Running", "{status}");
         }
         println!("     late: {late}; kubelet kept [server, quiet]: {stay:?}");
@@ -197,11 +193,9 @@ pub fn node_reboot_keeps_every_pod_and_its_quota(suite: &Suite<'_>) -> Result<()
 /// Whether kubelet starts the pod's container again. If it fails the pod instead, for want of the plugin
 /// that is not there yet, the pod is removed, as its controller would do.
 fn goes_on(pod: &Pod<'_>, restarts: u64) -> Result<bool> {
-    let status = wait::until("kubelet decides on a pod of before", wait::LIMIT, || {
-        let status = pod.object()?["status"].clone();
-        let count = status["containerStatuses"][0]["restartCount"].as_u64().unwrap_or(0);
-        let decided = count > restarts || status["phase"] == "Failed";
-        Ok(if decided { Look::Done(status) } else { Look::NotYet(status.to_string()) })
+    let status = pod.wait_for_status("kubelet decides on a pod of before", |status| {
+        let count = status["containerStatuses"][0]["restartCount"].as_u64();
+        count > Some(restarts) || status["phase"] == "Failed"
     })?;
     if status["phase"] != "Failed" {
         return Ok(true);
@@ -210,7 +204,6 @@ fn goes_on(pod: &Pod<'_>, restarts: u64) -> Result<bool> {
     let for_want_of_it = status["reason"] == "UnexpectedAdmissionError"
         && is_unavoidable(message, Refusals::WhileReplaced);
     ensure!(for_want_of_it, "failed for another reason: {status}");
-    pod.delete()?;
-    pod.wait_until_gone()?;
+    pod.end()?;
     Ok(false)
 }

@@ -23,18 +23,15 @@ pub fn rolling_update_while_pods_come_and_run(suite: &Suite<'_>) -> Result<()> {
     let watched = Invariants::watch(suite)?;
     // What the cases after this one need anyway is as good an update as any.
     suite.plugin.begin_supervision()?;
-    let script = format!("tessera-tenant greedy --at-most {SHARE_BYTES} >/dev/termination-log");
-    let mut names = Vec::new();
+    let main = [Container::greedy_once(1, &SHARE_BYTES.to_string())];
     for n in 0..12 {
-        let name = format!("coming-{n}");
-        let main = [Container::new("main", 1, &["sh", "-c", &script])];
-        suite.kubectl.create_all(vec![pods::manifest(&name, Restart::Never, &[], &main)])?;
-        names.push(name);
+        let pod = pods::manifest(&format!("coming-{n}"), Restart::Never, &[], &main);
+        suite.kubectl.create_all(vec![pod])?;
         thread::sleep(Duration::from_millis(700));
     }
     suite.plugin.wait_for_roll_out()?;
     suite.plugin.wait_for_replicas(REPLICAS)?;
-    let pods = wait_until_over(suite, "coming-", names.len())?;
+    let pods = wait_until_over(suite, "coming-", 12)?;
     let mut succeeded = 0;
     for pod in &pods {
         let status = &pod["status"];
@@ -53,36 +50,26 @@ pub fn rolling_update_while_pods_come_and_run(suite: &Suite<'_>) -> Result<()> {
 }
 
 /// Waits until all pods whose names begin so are over.
-pub fn wait_until_over(
-    suite: &Suite<'_>,
-    prefix: &str,
-    count: usize,
-) -> Result<Vec<serde_json::Value>> {
+pub fn wait_until_over(suite: &Suite<'_>, prefix: &str, count: usize) -> Result<Vec<Value>> {
     wait::until(&format!("{count} pods are over"), wait::LIMIT, || {
         let pods = of(suite, prefix)?;
-        let over = pods.iter().filter(|pod| is_over(pod)).count();
+        let over = pods.iter().filter(|pod| pods::is_over(&pod["status"])).count();
         let seen = format!("{over} of {}", pods.len());
-        Ok(if over == count { Look::Done(pods) } else { Look::NotYet(seen) })
+        Ok(Look::found(Some(pods).filter(|_| over == count), seen))
     })
 }
 
 /// The pods whose names begin so.
-pub fn of(suite: &Suite<'_>, prefix: &str) -> Result<Vec<serde_json::Value>> {
-    let list = suite.kubectl.get(&["pods", "-n", NAMESPACE])?;
-    let pods = list["items"].as_array().cloned().unwrap_or_default();
-    let named = |pod: &serde_json::Value| {
+fn of(suite: &Suite<'_>, prefix: &str) -> Result<Vec<Value>> {
+    let mut pods = suite.kubectl.items(&["pods", "-n", NAMESPACE])?;
+    pods.retain(|pod| {
         pod["metadata"]["name"].as_str().is_some_and(|name| name.starts_with(prefix))
-    };
-    Ok(pods.into_iter().filter(named).collect())
-}
-
-/// Whether a pod that is not restarted has ended.
-pub fn is_over(pod: &serde_json::Value) -> bool {
-    pod["status"]["phase"] == "Succeeded" || pod["status"]["phase"] == "Failed"
+    });
+    Ok(pods)
 }
 
 /// What a pod that filled its quota wrote as its last word.
-pub fn filled(pod: &serde_json::Value) -> Result<u64> {
+pub fn filled(pod: &Value) -> Result<u64> {
     let last = &pod["status"]["containerStatuses"][0]["state"]["terminated"]["message"];
     pods::held(last.as_str().unwrap_or_default(), "full").with_context(|| pod["status"].to_string())
 }
@@ -204,12 +191,13 @@ fn kill(suite: &Suite<'_>, seed: u64, done: &AtomicBool) -> Result<BTreeMap<&'st
 
 /// Lets `pods` pods come and go; how many of them had their quota.
 fn churn(suite: &Suite<'_>, pods: usize) -> Result<usize> {
-    let script = format!("tessera-tenant greedy --at-most {SHARE_BYTES} >/dev/termination-log");
+    let main = [Container::greedy_once(1, &SHARE_BYTES.to_string())];
     let (mut created, mut succeeded) = (0, 0);
     let mut changed = Instant::now();
     loop {
         let all = of(suite, "churn-")?;
-        let over: Vec<&Value> = all.iter().filter(|pod| is_over(pod)).collect();
+        let is_over = |pod: &&Value| pods::is_over(&pod["status"]);
+        let over: Vec<&Value> = all.iter().filter(is_over).collect();
         let open = all.len() - over.len();
         if over.len() == pods {
             for pod in over {
@@ -225,7 +213,6 @@ fn churn(suite: &Suite<'_>, pods: usize) -> Result<usize> {
         let more = AT_A_TIME.saturating_sub(open).min(pods - created);
         if more > 0 {
             changed = Instant::now();
-            let main = [Container::new("main", 1, &["sh", "-c", &script])];
             let new = (created..created + more)
                 .map(|n| pods::manifest(&format!("churn-{n}"), Restart::Never, &[], &main));
             suite.kubectl.create_all(new.collect())?;

@@ -25,8 +25,7 @@ fn start_stranger<'a>(suite: &Suite<'a>) -> Result<Pod<'a>> {
         env("SIMGPU_STATE", "/state"),
     ]);
     container["volumeMounts"] = json!([{"name": "sim", "mountPath": SIM_ON_NODE}]);
-    suite.kubectl.create_pod(&pod)?;
-    Ok(Pod::named(suite.kubectl, "stranger"))
+    Pod::put(suite.kubectl, &pod)
 }
 
 const PRELOAD: &str = "/etc/ld.so.preload";
@@ -44,8 +43,7 @@ fn start_greedy<'a>(suite: &Suite<'a>) -> Result<Pod<'a>> {
     pod["spec"]["volumes"] = json!([{"name": "empty", "configMap": {"name": "empty"}}]);
     pod["spec"]["containers"][1]["volumeMounts"] =
         json!([{"name": "empty", "mountPath": PRELOAD, "subPath": "file"}]);
-    suite.kubectl.create_pod(&pod)?;
-    Ok(Pod::named(suite.kubectl, "greedy"))
+    Pod::put(suite.kubectl, &pod)
 }
 
 /// In status and log, and for the pod that has a share in its description.

@@ -9,8 +9,6 @@ use crate::pods::{self, Container, Pod, Restart};
 use crate::suite::Suite;
 use crate::wait::{self, Look};
 
-const API: &str = "resource.k8s.io/v1";
-
 #[derive(Clone, Debug)]
 pub struct Request {
     name: String,
@@ -94,23 +92,22 @@ impl Claim {
 
     /// [`Claim::create_template`] in another namespace.
     pub fn create_template_in(&self, suite: &Suite<'_>, ns: &str, name: &str) -> Result<()> {
-        suite.kubectl.create_all(vec![json!({
-            "apiVersion": API,
-            "kind": "ResourceClaimTemplate",
-            "metadata": {"name": name, "namespace": ns},
-            "spec": {"spec": self.0},
-        })])
+        put(suite, "ResourceClaimTemplate", [ns, name], &json!({"spec": self.0}))
     }
 
     /// Creates a claim of this name, for several pods.
     pub fn create(&self, suite: &Suite<'_>, name: &str) -> Result<()> {
-        suite.kubectl.create_all(vec![json!({
-            "apiVersion": API,
-            "kind": "ResourceClaim",
-            "metadata": {"name": name, "namespace": NAMESPACE},
-            "spec": self.0,
-        })])
+        put(suite, "ResourceClaim", [NAMESPACE, name], &self.0)
     }
+}
+
+fn put(suite: &Suite<'_>, kind: &str, [namespace, name]: [&str; 2], spec: &Value) -> Result<()> {
+    suite.kubectl.create_all(vec![json!({
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": kind,
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": spec,
+    })])
 }
 
 /// Where a pod's claim comes from.
@@ -145,13 +142,12 @@ pub fn create<'a>(
     source: Source<'_>,
     containers: &[Container],
 ) -> Result<Pod<'a>> {
-    suite.kubectl.create_pod(&manifest(name, Restart::Always, source, containers))?;
-    Ok(Pod::named(suite.kubectl, name))
+    Pod::put(suite.kubectl, &manifest(name, Restart::Always, source, containers))
 }
 
 /// An idle pod whose container `main` has all shares of a claim from `source`; running when this returns.
 pub fn idle<'a>(suite: &Suite<'a>, name: &str, source: Source<'_>) -> Result<Pod<'a>> {
-    let pod = create(suite, name, source, &[Container::idle("main", 0).claiming(None)])?;
+    let pod = idle_waiting(suite, name, source)?;
     pod.wait_until_running()?;
     Ok(pod)
 }
@@ -165,13 +161,12 @@ pub fn pod<'a>(suite: &Suite<'a>, name: &str, claim: &Claim) -> Result<Pod<'a>> 
 /// As [`pod`], without waiting.
 pub fn waiting<'a>(suite: &Suite<'a>, name: &str, claim: &Claim) -> Result<Pod<'a>> {
     claim.create_template(suite, name)?;
-    idle_waiting(suite, name, name)
+    idle_waiting(suite, name, Source::Template(name))
 }
 
-/// An idle pod of a template that is there, without waiting.
-pub fn idle_waiting<'a>(suite: &Suite<'a>, name: &str, template: &str) -> Result<Pod<'a>> {
-    let main = [Container::idle("main", 0).claiming(None)];
-    create(suite, name, Source::Template(template), &main)
+/// As [`idle`], without waiting.
+fn idle_waiting<'a>(suite: &Suite<'a>, name: &str, source: Source<'_>) -> Result<Pod<'a>> {
+    create(suite, name, source, &[Container::idle("main", 0).claiming(None)])
 }
 
 /// The claim `gpu` of a pod, or the one that the scheduler wrote for its extended resources.
@@ -213,8 +208,7 @@ pub fn remove_all(suite: &Suite<'_>) -> Result<()> {
     const BOTH: &str = "resourceclaimtemplates,resourceclaims";
     suite.kubectl.run(&["delete", BOTH, "--all", "-n", NAMESPACE, "--wait=false"])?;
     wait::until("no claim is left", wait::LIMIT, || {
-        let left = suite.kubectl.get(&[BOTH, "-n", NAMESPACE])?;
-        let count = left["items"].as_array().map_or(0, Vec::len);
-        Ok(Look::when(count == 0, left.to_string()))
+        let left = suite.kubectl.items(&[BOTH, "-n", NAMESPACE])?;
+        Ok(Look::when(left.is_empty(), format!("{left:?}")))
     })
 }

@@ -44,7 +44,7 @@ impl Claims {
             },
         });
         let create = ["create", "--dry-run=server", "-o", "json", "-f", "-"];
-        let kept = kubectl.try_run(&create, Some(&slice.to_string()))?.success("a probe slice")?;
+        let kept = kubectl.feed(&create, &slice)?;
         let kept: Value = serde_json::from_str(&kept).context("a probe slice")?;
         let is_kept = kept["spec"]["devices"][0]["allowMultipleAllocations"] == true;
         Ok(if is_kept { Self::Shared } else { Self::Absent })
@@ -121,13 +121,12 @@ pub fn remove(kubectl: &Kubectl, repo: &Path) -> Result<()> {
     if Claims::of(kubectl)? == Claims::Absent {
         return Ok(());
     }
-    let objects = |file: &str| kubectl.read_manifest(&repo.join(file).display().to_string());
+    let objects = |file: &str| kubectl.read_manifest(&repo.join(file));
     let name =
         |object: &Value| (object["kind"].to_string(), object["metadata"]["name"].to_string());
     let stay: BTreeSet<_> = objects(WITHOUT)?.iter().map(name).collect();
     for object in objects(MANIFEST)?.iter().filter(|object| !stay.contains(&name(object))) {
-        let delete = ["delete", "-f", "-", "--ignore-not-found", "--timeout=50s"];
-        kubectl.try_run(&delete, Some(&object.to_string()))?.success("kubectl delete")?;
+        kubectl.delete(object)?;
     }
     Ok(())
 }

@@ -63,8 +63,7 @@ pub fn bytes(quantity: &Value) -> Result<u64> {
 
 /// The driver's slices of the node, as the scheduler orders them.
 pub fn slices(suite: &Suite<'_>) -> Result<Vec<Value>> {
-    let list = suite.kubectl.get(&["resourceslices"])?;
-    let mut slices = list["items"].as_array().cloned().unwrap_or_default();
+    let mut slices = suite.kubectl.items(&["resourceslices"])?;
     slices.retain(|slice| {
         slice["spec"]["driver"] == DRIVER && slice["spec"]["nodeName"] == suite.node.as_str()
     });
@@ -87,11 +86,8 @@ pub fn wait_for(
 ) -> Result<Vec<Device>> {
     wait::until(what, wait::LIMIT, || {
         let devices = devices(suite)?;
-        Ok(if wanted(&devices) {
-            Look::Done(devices)
-        } else {
-            Look::NotYet(format!("{devices:?}"))
-        })
+        let seen = format!("{devices:?}");
+        Ok(Look::found(Some(devices).filter(|devices| wanted(devices)), seen))
     })
 }
 

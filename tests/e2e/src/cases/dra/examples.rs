@@ -6,8 +6,7 @@ use serde_json::{Value, json};
 use crate::deploy::{NAMESPACE, RESOURCE};
 use crate::dra::slices::bytes;
 use crate::dra::{claims, mode};
-use crate::images;
-use crate::pods::Pod;
+use crate::pods::{self, Pod};
 use crate::suite::Suite;
 use crate::wait::{self, Look};
 
@@ -34,19 +33,15 @@ pub fn dra_examples_run_as_they_are_written(suite: &Suite<'_>) -> Result<()> {
 
 fn run(suite: &Suite<'_>, file: &str, count: usize, want: &[(&str, u64)]) -> Result<()> {
     let path = suite.repo.join(format!("deploy/examples/dra/{file}.yaml"));
-    let mut objects = suite.kubectl.read_manifest(&path.display().to_string())?;
+    let mut objects = suite.kubectl.read_manifest(&path)?;
     objects.iter_mut().try_for_each(overlay)?;
     suite.kubectl.create_all(objects)?;
     let pods = wait::until("the example's pods are there", wait::LIMIT, || {
-        let list = suite.kubectl.get(&["pods", "-n", NAMESPACE])?;
-        let items = list["items"].as_array().cloned().unwrap_or_default();
+        let items = suite.kubectl.items(&["pods", "-n", NAMESPACE])?;
         let names = items.iter().filter_map(|pod| pod["metadata"]["name"].as_str());
         let names: Vec<String> = names.map(str::to_owned).collect();
-        Ok(if names.len() == count {
-            Look::Done(names)
-        } else {
-            Look::NotYet(format!("{names:?}"))
-        })
+        let seen = format!("{names:?}");
+        Ok(Look::found(Some(names).filter(|names| names.len() == count), seen))
     })?;
     for name in pods {
         let pod = Pod::named(suite.kubectl, &name);
@@ -59,8 +54,7 @@ fn run(suite: &Suite<'_>, file: &str, count: usize, want: &[(&str, u64)]) -> Res
     let delete = ["delete", "deployments,pods", "--all", "-n", NAMESPACE, "--wait=false"];
     suite.kubectl.run(&delete)?;
     wait::until("the example's pods are gone", wait::LIMIT, || {
-        let left = suite.kubectl.get(&["pods", "-n", NAMESPACE])?;
-        let count = left["items"].as_array().map_or(0, Vec::len);
+        let count = suite.kubectl.items(&["pods", "-n", NAMESPACE])?.len();
         Ok(Look::when(count == 0, format!("{count} pods")))
     })?;
     claims::remove_all(suite)
@@ -79,16 +73,7 @@ fn overlay(object: &mut Value) -> Result<()> {
     }
     let is_pod = object["kind"] == "Pod";
     let place = if is_pod { "/spec" } else { "/spec/template/spec" };
-    let spec = object.pointer_mut(place).context("no pod")?;
-    spec["hostNetwork"] = json!(true);
-    spec["automountServiceAccountToken"] = json!(false);
-    spec["terminationGracePeriodSeconds"] = json!(1);
-    for container in spec["containers"].as_array_mut().context("no container")? {
-        container["image"] = json!(images::TENANT);
-        container["imagePullPolicy"] = json!("Never");
-        container["command"] = json!(["sleep", "2147483647"]);
-        container["args"] = json!([]);
-    }
+    pods::adapt_example(object.pointer_mut(place).context("no pod")?);
     Ok(())
 }
 

@@ -8,11 +8,11 @@ use serde_json::{Value, json};
 
 use crate::cases::delivery::check_fill;
 use crate::cases::rollout::{filled, wait_until_over};
-use crate::deploy::CONTEXT_BYTES;
+use crate::deploy::{CONTEXT_BYTES, NAMESPACE};
 use crate::dra::claims::{self, Claim, Source};
 use crate::dra::{mode, slices};
 use crate::host;
-use crate::pods::{self, Container, Pod, Restart};
+use crate::pods::{Container, Pod, Restart};
 use crate::suite::{Server, Suite};
 use crate::wait::{self, Look};
 
@@ -40,8 +40,7 @@ impl<'a> Running<'a> {
 
     fn check_untouched(&self) -> Result<()> {
         self.server.check_untouched()?;
-        let now = self.quiet.incarnation()?;
-        ensure!(now == self.quiet_before, "restarted: {:?} became {now:?}", self.quiet_before);
+        self.quiet.check_incarnation(&self.quiet_before)?;
         // A process that first meets CUDA now, in a container from before.
         check_fill(self.quiet.fill(1536 << 20)?, 1536 << 20)
     }
@@ -54,8 +53,7 @@ impl<'a> Running<'a> {
         let sold = sold(suite)?;
         let want = (768 + 1536 + 512) << 20;
         ensure!(sold == want, "{sold} bytes are sold, {want} are claimed");
-        pod.delete()?;
-        pod.wait_until_gone()
+        pod.end()
     }
 }
 
@@ -69,6 +67,22 @@ fn published_names(suite: &Suite<'_>) -> Result<Vec<String>> {
     let mut names: Vec<_> = mode::published(suite)?.into_iter().map(|device| device.name).collect();
     names.sort();
     Ok(names)
+}
+
+/// Creates the pod of a number that takes all of a claim of this template, and ends.
+fn create_brief(suite: &Suite<'_>, template: &str, n: usize, memory: &str) -> Result<()> {
+    let main = [Container::greedy_once(0, memory).claiming(None)];
+    let (name, source) = (format!("{template}-{n}"), Source::Template(template));
+    suite.kubectl.create_pod(&claims::manifest(&name, Restart::Never, source, &main))
+}
+
+/// Waits until so many of them are over, and checks that each had its quota.
+fn check_brief(suite: &Suite<'_>, template: &str, count: usize, bytes: u64) -> Result<()> {
+    for pod in wait_until_over(suite, &format!("{template}-"), count)? {
+        ensure!(pod["status"]["phase"] == "Succeeded", "{}", pod["status"]);
+        check_fill(filled(&pod)?, bytes)?;
+    }
+    Ok(())
 }
 
 /// A pod whose claim kubelet asks for while there is no driver waits, and one that ends does so when it is back.
@@ -91,8 +105,7 @@ pub fn dra_driver_is_away_while_pods_come_and_go(suite: &Suite<'_>) -> Result<()
     coming.wait_until_running()?;
     check_fill(coming.fill(512 << 20)?, 512 << 20)?;
     going.wait_until_gone()?;
-    coming.delete()?;
-    coming.wait_until_gone()?;
+    coming.end()?;
     running.check_served(suite, "after")
 }
 
@@ -120,20 +133,12 @@ pub fn dra_driver_is_updated_while_claims_come(suite: &Suite<'_>) -> Result<()> 
     let template = Claim::share("256Mi", 5);
     template.create_template(suite, "coming")?;
     suite.plugin.begin_roll_out(&json!({}))?;
-    let script = "tessera-tenant greedy --at-most 256Mi >/dev/termination-log";
-    let count = 8;
-    for n in 0..count {
-        let main = [Container::new("main", 0, &["sh", "-c", script]).claiming(None)];
-        let source = Source::Template("coming");
-        let pod = claims::manifest(&format!("coming-{n}"), Restart::Never, source, &main);
-        suite.kubectl.create_pod(&pod)?;
+    for n in 0..8 {
+        create_brief(suite, "coming", n, "256Mi")?;
         thread::sleep(Duration::from_millis(700));
     }
     suite.plugin.wait_for_roll_out()?;
-    for pod in wait_until_over(suite, "coming-", count)? {
-        ensure!(pod["status"]["phase"] == "Succeeded", "{}", pod["status"]);
-        check_fill(filled(&pod)?, 256 << 20)?;
-    }
+    check_brief(suite, "coming", 8, 256 << 20)?;
     mode::published(suite)?;
     running.check_served(suite, "after")
 }
@@ -165,10 +170,7 @@ pub fn dra_node_reboot_gives_every_claim_its_quota_again(suite: &Suite<'_>) -> R
                 let text = Value::from(suite.events_of("quiet")?).to_string();
                 Ok(Look::when(text.contains("is not registered"), text))
             })?;
-            for pod in pods {
-                let output = pod.try_exec(&["tessera-tenant", "info"])?;
-                ensure!(output.code != Some(0), "a GPU without a quota: {}", output.stdout);
-            }
+            pods.iter().try_for_each(|pod| pod.check_refused())?;
             suite.release_plugin()?;
         }
         for ((pod, (restarts, uuid)), want) in pods.iter().zip(&before).zip(want) {
@@ -179,10 +181,7 @@ pub fn dra_node_reboot_gives_every_claim_its_quota_again(suite: &Suite<'_>) -> R
                 "late: {late}: {gpu:?}, not {uuid} with {want}"
             );
         }
-        wait::until("the server serves again", wait::LIMIT, || {
-            let log = running.server.pod.log("main", false).unwrap_or_default();
-            Ok(Look::when(!pods::events(&log, "progress").is_empty(), log))
-        })?;
+        running.server.wait_until_serving()?;
         check_fill(running.quiet.fill(1536 << 20)?, 1536 << 20)?;
         check_fill(a.fill(512 << 20)?, 512 << 20)?;
         let sold = sold(suite)?;
@@ -198,27 +197,10 @@ pub fn dra_node_reboot_gives_every_claim_its_quota_again(suite: &Suite<'_>) -> R
 pub fn dra_nothing_is_left_of_claims(suite: &Suite<'_>) -> Result<()> {
     mode::published(suite)?;
     Claim::share("512Mi", 10).create_template(suite, "brief")?;
-    let script = "tessera-tenant greedy --at-most 512Mi >/dev/termination-log";
-    let count = 10;
-    for n in 0..count {
-        let main = [Container::new("main", 0, &["sh", "-c", script]).claiming(None)];
-        let source = Source::Template("brief");
-        let pod = claims::manifest(&format!("brief-{n}"), Restart::Never, source, &main);
-        suite.kubectl.create_pod(&pod)?;
-    }
-    for pod in wait_until_over(suite, "brief-", count)? {
-        ensure!(pod["status"]["phase"] == "Succeeded", "{}", pod["status"]);
-        check_fill(filled(&pod)?, 512 << 20)?;
-    }
+    (0..10).try_for_each(|n| create_brief(suite, "brief", n, "512Mi"))?;
+    check_brief(suite, "brief", 10, 512 << 20)?;
     // In an orderly way, through kubelet.
-    suite.kubectl.run(&[
-        "delete",
-        "pods",
-        "--all",
-        "-n",
-        crate::deploy::NAMESPACE,
-        "--wait=false",
-    ])?;
+    suite.kubectl.run(&["delete", "pods", "--all", "-n", NAMESPACE, "--wait=false"])?;
     claims::remove_all(suite)?;
     crate::invariants::nothing_is_left(suite)?;
     let files = suite.host(&format!("grep -ls 'tessera.dev/share' {CDI}/* || true"))?;

@@ -63,15 +63,12 @@ pub fn dra_claim_is_shared_by_pods(suite: &Suite<'_>) -> Result<()> {
     ensure!(gpu.total == GIB && gpu.free == GIB - HELD - 2 * CONTEXT_BYTES, "{gpu:?}");
     check_fill(second.fill(GIB)? + HELD + CONTEXT_BYTES, GIB)?;
 
-    second.delete()?;
-    second.wait_until_gone()?;
+    second.end()?;
     ensure!(first.incarnation()? == before && first.gpu()?.total == GIB);
     let third = claims::idle(suite, "third", Source::Shared("common"))?;
     check_fill(third.fill(GIB)? + HELD + CONTEXT_BYTES, GIB)?;
-    for pod in [first, third] {
-        pod.delete()?;
-        pod.wait_until_gone()?;
-    }
+    first.end()?;
+    third.end()?;
     wait::until("the share is given back", wait::LIMIT, || {
         let left = suite.plugin.status()?["allocations"].clone();
         Ok(Look::when(left.as_array().is_some_and(Vec::is_empty), left.to_string()))
@@ -82,17 +79,8 @@ pub fn dra_claim_is_shared_by_pods(suite: &Suite<'_>) -> Result<()> {
 pub fn dra_admin_sees_gpus_and_holds_no_share(suite: &Suite<'_>) -> Result<()> {
     const ADMINS: &str = "tessera-e2e-admins";
     let all = mode::published(suite)?;
-    let _namespace = Applied::new(
-        suite.kubectl,
-        json!({
-            "apiVersion": "v1",
-            "kind": "Namespace",
-            "metadata": {"name": ADMINS, "labels": {
-                "tessera.dev/e2e": "true",
-                "resource.kubernetes.io/admin-access": "true",
-            }},
-        }),
-    )?;
+    let label = ("resource.kubernetes.io/admin-access", "true");
+    let _namespace = Applied::namespace(suite.kubectl, ADMINS, label)?;
     let watch = Claim::of(&[Request::new("gpu").of_gpu(&all[0].uuid).admin()]);
     watch.create_template_in(suite, ADMINS, "watch")?;
     let main = [Container::idle("main", 0).claiming(None)];
@@ -100,10 +88,7 @@ pub fn dra_admin_sees_gpus_and_holds_no_share(suite: &Suite<'_>) -> Result<()> {
         claims::manifest("monitor", Restart::Always, Source::Template("watch"), &main);
     monitor["metadata"]["namespace"] = json!(ADMINS);
     wait::until("the namespace's service account is there", wait::LIMIT, || {
-        Ok(match suite.kubectl.create_pod(&monitor) {
-            Ok(()) => Look::Done(()),
-            Err(error) => Look::NotYet(format!("{error:#}")),
-        })
+        Ok(Look::worked(suite.kubectl.create_pod(&monitor)))
     })?;
     wait::until("the monitor runs", wait::LIMIT, || {
         let status = suite.kubectl.get(&["pod", "monitor", "-n", ADMINS])?["status"].clone();
@@ -113,8 +98,8 @@ pub fn dra_admin_sees_gpus_and_holds_no_share(suite: &Suite<'_>) -> Result<()> {
     let whole = Request::share("gpu", &all[0].memory.to_string(), 100).of_gpu(&all[0].uuid);
     let whole = claims::pod(suite, "whole", &Claim::of(&[whole]))?;
     check_fill(whole.fill(all[0].memory)?, all[0].memory)?;
-    let look = ["exec", "-n", ADMINS, "monitor", "-c", "main", "--"];
-    let info = suite.kubectl.run(&[&look[..], &["tessera-tenant", "info"]].concat())?;
+    let look = ["tessera-tenant", "info"];
+    let info = suite.kubectl.try_exec([ADMINS, "monitor", "main"], &look)?.success("info")?;
     let info: serde_json::Value = serde_json::from_str(&info).context("tessera-tenant info")?;
     let devices = info["devices"].as_array().context("devices")?;
     ensure!(devices.len() == 1 && devices[0]["uuid"] == all[0].uuid.as_str(), "{info}");

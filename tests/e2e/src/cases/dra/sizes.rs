@@ -72,8 +72,7 @@ pub fn dra_claim_that_does_not_fit_waits_for_room(suite: &Suite<'_>) -> Result<(
     busy.wait_until_running()?;
     check_fill(first.fill(3 << 30)?, 3 << 30)?;
     // All that is published of a GPU can be had by one claim.
-    first.delete()?;
-    first.wait_until_gone()?;
+    first.end()?;
     let rest = all[0].memory.to_string();
     let whole = claims::pod(suite, "whole", &Claim::share(&rest, 50))?;
     ensure!(whole.gpu()?.total == all[0].memory, "{:?}", whole.gpu()?);
@@ -93,8 +92,7 @@ pub fn dra_claims_fill_one_gpu_before_the_next(suite: &Suite<'_>) -> Result<()> 
     let fourth = of("d")?;
     ensure!(fourth != packed[0], "4 GiB of a GPU that has less");
     // A hole in the fuller one is filled first.
-    Pod::named(suite.kubectl, "b").delete()?;
-    Pod::named(suite.kubectl, "b").wait_until_gone()?;
+    Pod::named(suite.kubectl, "b").end()?;
     wait_until_first(suite, &packed[0])?;
     ensure!(of("e")? == packed[0], "the emptier GPU was taken");
     Ok(())
@@ -121,8 +119,7 @@ pub fn dra_first_alternative_that_fits_is_taken(suite: &Suite<'_>) -> Result<()>
     {
         // Two of 3 GiB leave less than 1 GiB of either GPU.
         if name == "c" {
-            Pod::named(suite.kubectl, "b").delete()?;
-            Pod::named(suite.kubectl, "b").wait_until_gone()?;
+            Pod::named(suite.kubectl, "b").end()?;
             let most = claims::pod(suite, "most", &Claim::share("2Gi", 20))?;
             ensure!(most.gpu()?.total == 2 << 30);
         }
