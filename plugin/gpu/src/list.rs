@@ -68,7 +68,7 @@ fn may_be_wanted(silent: &SilentGpu, wanted: &config::Gpus, known: &[&Gpu]) -> b
 
 impl Found {
     fn look_at(&mut self, nvml: &Nvml, index: u32, wanted: &config::Gpus) {
-        let device = match nvml.device_by_index(index).asked("handle") {
+        let device = match nvml.device_by_index(index).map_err(asked("handle")) {
             Ok(device) => device,
             Err(why) => return self.leave_out(&nameless(index), &why),
         };
@@ -122,16 +122,18 @@ impl Found {
             Ok(Ok(instances)) => instances,
         };
         for (instance, answer) in instances {
-            let nameless = Gpu { mig: Some(instance), ..nameless_of(whole) };
+            let mig = Some(instance);
             let device = match answer {
                 Ok(device) => device,
                 Err(why) => {
-                    self.leave_out(&nameless, &why);
+                    let Gpu { index, minor, pci_bus_id, numa_node, .. } = whole.clone();
+                    let known = Gpu { index, minor, pci_bus_id, numa_node, mig, ..Gpu::default() };
+                    self.leave_out(&known, &why);
                     continue;
                 }
             };
             let (gpu, missing) = names(&device, Some(whole), whole.index);
-            let mut gpu = Gpu { mig: nameless.mig, ..gpu };
+            let mut gpu = Gpu { mig, ..gpu };
             match missing {
                 Some(why) => self.leave_out(&gpu, &why),
                 None if is_wanted(&gpu) => {
@@ -159,24 +161,7 @@ impl Found {
 }
 
 fn nameless(index: u32) -> Gpu {
-    Gpu {
-        uuid: String::new(),
-        index,
-        minor: index,
-        name: String::new(),
-        pci_bus_id: String::new(),
-        numa_node: None,
-        memory_bytes: 0,
-        driver_bytes: 0,
-        context_bytes: None,
-        context_measured_bytes: None,
-        mig: None,
-    }
-}
-
-fn nameless_of(whole: &Gpu) -> Gpu {
-    let Gpu { minor, pci_bus_id, numa_node, .. } = whole.clone();
-    Gpu { minor, pci_bus_id, numa_node, ..nameless(whole.index) }
+    Gpu { index, minor: index, ..Gpu::default() }
 }
 
 /// A device's names, and the first question for one that had no answer. An instance has its GPU's PCI address.
@@ -188,13 +173,13 @@ fn names(device: &Device<'_>, parent: Option<&Gpu>, index: u32) -> (Gpu, Option<
             String::new()
         })
     };
-    let address = device.pci_info().map(|pci| pci.bus_id).asked("PCI address");
+    let address = device.pci_info().map(|pci| pci.bus_id).map_err(asked("PCI address"));
     let pci_bus_id = known(match parent {
         Some(parent) => address.or_else(|_| Ok(parent.pci_bus_id.clone())),
         None => address,
     });
-    let uuid = known(device.uuid().asked("UUID"));
-    let name = known(device.name().asked("name"));
+    let uuid = known(device.uuid().map_err(asked("UUID")));
+    let name = known(device.name().map_err(asked("name")));
     (Gpu { uuid, name, pci_bus_id, ..nameless(index) }, missing)
 }
 
@@ -209,9 +194,9 @@ fn describe(device: &Device<'_>, gpu: Gpu, parent: Option<&Gpu>) -> Result<Gpu, 
         // Where nothing is known of minor numbers they are the indexes. Else another GPU's device node might be
         // given to a container.
         (Err(NvmlError::NotSupported | NvmlError::FailedToLoadSymbol(_)), None) => gpu.index,
-        (Err(error), None) => return Err(Unanswered { asked: "minor number", error }),
+        (Err(error), None) => return Err(asked("minor number")(error)),
     };
-    let memory = device.memory_info().asked(MEMORY)?;
+    let memory = device.memory_info().map_err(asked(MEMORY))?;
     let (memory_bytes, driver_bytes) = (memory.total, memory.reserved);
     Ok(Gpu { minor, numa_node, memory_bytes, driver_bytes, ..gpu })
 }
@@ -222,11 +207,11 @@ fn is_mig_on(device: &Device<'_>) -> Result<bool, Unanswered> {
         // Of GPUs and drivers before MIG. Instances are in the way of that.
         Err(error @ (NvmlError::NotSupported | NvmlError::FailedToLoadSymbol(_))) => {
             match device.mig_device_count() {
-                Ok(1..) => Err(Unanswered { asked: "MIG mode", error }),
+                Ok(1..) => Err(asked("MIG mode")(error)),
                 _ => Ok(false),
             }
         }
-        Err(error) => Err(Unanswered { asked: "MIG mode", error }),
+        Err(error) => Err(asked("MIG mode")(error)),
     }
 }
 
@@ -240,7 +225,7 @@ fn instances<'n>(
     whole: &Gpu,
 ) -> Result<Result<Vec<Instance<'n>>, String>, Unanswered> {
     let mut found = Vec::new();
-    for index in 0..device.mig_device_count().asked("number of MIG instances")? {
+    for index in 0..device.mig_device_count().map_err(asked("number of MIG instances"))? {
         let mut instance = MigInstance {
             parent_uuid: whole.uuid.clone(),
             parent_index: whole.index,
@@ -254,11 +239,11 @@ fn instances<'n>(
             // As many as there could be; "if no valid MIG device was found at index".
             Err(NvmlError::NotFound | NvmlError::InvalidArg) => continue,
             Err(error) => {
-                found.push((instance, Err(Unanswered { asked: "handle", error })));
+                found.push((instance, Err(asked("handle")(error))));
                 continue;
             }
         };
-        match tessera_nvml::instance_ids(nvml, &mig).asked("instance ids") {
+        match tessera_nvml::instance_ids(nvml, &mig).map_err(asked("instance ids")) {
             Ok(ids) => (instance.gpu_instance, instance.compute_instance) = ids,
             Err(why) => {
                 found.push((instance, Err(why)));
@@ -366,14 +351,8 @@ struct Unanswered {
 }
 
 /// Names what was asked for in an error.
-trait Asked<T> {
-    fn asked(self, what: &'static str) -> Result<T, Unanswered>;
-}
-
-impl<T> Asked<T> for Result<T, NvmlError> {
-    fn asked(self, what: &'static str) -> Result<T, Unanswered> {
-        self.map_err(|error| Unanswered { asked: what, error })
-    }
+fn asked(asked: &'static str) -> impl FnOnce(NvmlError) -> Unanswered {
+    move |error| Unanswered { asked, error }
 }
 
 /// A CUDA context keeps a stack for every thread that the GPU can have resident, of 1 KiB by default, and about 1.5 MiB for

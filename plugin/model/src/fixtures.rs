@@ -12,12 +12,8 @@ impl Gpu {
             minor: index,
             name: "Example".into(),
             pci_bus_id: format!("00000000:{index:02x}:00.0"),
-            numa_node: None,
             memory_bytes: 80 << 30,
-            driver_bytes: 0,
-            context_bytes: None,
-            context_measured_bytes: None,
-            mig: None,
+            ..Gpu::default()
         }
     }
 }

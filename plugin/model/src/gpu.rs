@@ -5,7 +5,7 @@ use std::fmt;
 use super::mig::MigInstance;
 
 /// A GPU, or a MIG instance, which is a GPU here.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Gpu {
     /// As NVML prints it.
     pub uuid: String,
