@@ -16,35 +16,23 @@ use super::sample::Sample;
 use super::{Observer, TELL};
 use crate::Agent;
 use crate::trust::container::{Mounts, PodContainer, Source};
-use crate::trust::strangers::{self, Stranger};
+use crate::trust::strangers::{self, Confirmed, Stranger};
 use crate::trust::{FindingKind, Outside, mapped};
 
+/// A bypass: a process of the container holds memory and is in no slot of the usage page, because it does not load the
+/// shim, or the page was emptied under it. Or memory that is not accounted for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Finding {
-    /// A process of the container holds memory and is in no slot of the usage page: it does not load
-    /// the shim, or the page was emptied under it.
-    NoSlot { pid: u32, bytes: u64 },
-    Beyond {
-        bytes: u64,
-        /// The process that holds most beyond its own slot, by its pid on the host; 0 if none is known.
-        pid: u32,
-    },
-}
-
-impl Finding {
-    pub fn kind(self) -> FindingKind {
-        match self {
-            Finding::NoSlot { .. } => FindingKind::Bypass,
-            Finding::Beyond { .. } => FindingKind::Unaccounted,
-        }
-    }
+pub struct Finding {
+    pub kind: FindingKind,
+    /// The process, or the one that holds most beyond its own slot, by its pid on the host; 0 if none is known.
+    pub pid: u32,
+    pub bytes: u64,
 }
 
 #[derive(Clone, Debug, Default)]
 pub struct Audit {
-    /// Processes without a slot, pid and start, at the look before.
-    strays: Vec<(u32, u64)>,
-    reported: Vec<(u32, u64)>,
+    /// Processes without a slot.
+    strays: Confirmed,
     beyond: u32,
 }
 
@@ -52,26 +40,19 @@ impl Audit {
     /// Takes a look; what it confirms of the look before. `slack`: bytes beyond the charges that are nothing unusual.
     pub fn see(&mut self, sample: &Sample, slack: u64) -> Vec<Finding> {
         let mut findings = Vec::new();
-        let mut strays = Vec::new();
-        for (member, _) in &sample.members {
-            let Some(bytes) = member.used_bytes.filter(|bytes| *bytes > 0) else { continue };
-            if member.slot.is_some() {
-                continue;
-            }
-            let who = (member.pid, member.start);
-            if self.strays.contains(&who) && !self.reported.contains(&who) {
-                self.reported.push(who);
-                findings.push(Finding::NoSlot { pid: member.pid, bytes });
-            }
-            strays.push(who);
+        let members = sample.members.iter().map(|(member, _)| member);
+        let strays = members.filter(|member| member.slot.is_none());
+        let strays: Vec<_> = strays.filter(|member| member.used_bytes > Some(0)).collect();
+        for at in self.strays.see(strays.iter().map(|member| (member.pid, member.start))) {
+            let (pid, bytes) = (strays[at].pid, strays[at].used_bytes.unwrap_or(0));
+            findings.push(Finding { kind: FindingKind::Bypass, pid, bytes });
         }
-        self.reported.retain(|who| strays.contains(who));
-        self.strays = strays;
         if let Some(bytes) = sample.overhead() {
             if bytes > slack {
                 self.beyond = self.beyond.saturating_add(1);
                 if self.beyond == 2 {
-                    findings.push(Finding::Beyond { bytes, pid: sample.most_beyond() });
+                    let (kind, pid) = (FindingKind::Unaccounted, sample.most_beyond());
+                    findings.push(Finding { kind, pid, bytes });
                 }
             } else if bytes <= slack / 2 || self.beyond < 2 {
                 // Reported again only after it was clearly over.
@@ -82,11 +63,11 @@ impl Audit {
     }
 
     pub fn is_open(&self) -> bool {
-        self.beyond == 1 || self.strays.iter().any(|who| !self.reported.contains(who))
+        self.beyond == 1 || self.strays.waits()
     }
 
     pub fn stands(&self) -> bool {
-        self.beyond >= 2 || !self.reported.is_empty()
+        self.beyond >= 2 || self.strays.any()
     }
 }
 
@@ -172,12 +153,13 @@ impl Observer {
 
     /// Says what the audit found: to the log, and to the audit trail.
     pub(super) fn report(&self, record: &Record, uuid: &str, finding: Finding) {
-        let (what, why) = match finding {
-            Finding::NoSlot { pid, bytes } => (
+        let Finding { kind, pid, bytes } = finding;
+        let (what, why) = match kind {
+            FindingKind::Bypass => (
                 What::Bypassed { pid, bytes },
                 format!("it is in no slot of its usage page: {}", self.cause(pid)),
             ),
-            Finding::Beyond { bytes, pid } => (
+            _ => (
                 What::Unaccounted,
                 format!(
                     "{} beyond what is charged, contexts included, process {pid} most of it",
@@ -186,12 +168,12 @@ impl Observer {
             ),
         };
         let event = Event::of(record, what, unix_ms()).because(why);
-        self.agent.found(finding.kind(), event.on_gpu(uuid));
+        self.agent.found(kind, event.on_gpu(uuid));
     }
 
     fn cause(&self, pid: u32) -> String {
         match mapped(self.procs.root(), pid) {
-            Some(mapped) => mapped.why().to_owned(),
+            Some(why) => why.to_owned(),
             None => {
                 "a static program, another linker namespace, a preload removed, or the page was \
                      emptied (what it has mapped may not be read: docs/trust.md)"
@@ -250,7 +232,7 @@ mod tests {
         assert_eq!(audit.see(&look(SLACK + 1, &[]), SLACK), []);
         assert_eq!(
             audit.see(&look(SLACK + 9, &[]), SLACK),
-            [Finding::Beyond { bytes: SLACK + 9, pid: 1 }]
+            [Finding { kind: FindingKind::Unaccounted, pid: 1, bytes: SLACK + 9 }]
         );
         for overhead in [SLACK + 5, SLACK, SLACK - 1, SLACK + 5, SLACK + 5] {
             assert_eq!(audit.see(&look(overhead, &[]), SLACK), [], "{overhead}");
@@ -273,10 +255,11 @@ mod tests {
     #[test]
     fn a_process_without_a_slot_is_reported_once() {
         let mut audit = Audit::default();
+        let bypass = |pid| Finding { kind: FindingKind::Bypass, pid, bytes: 5 };
         assert_eq!(audit.see(&look(0, &[7]), SLACK), [], "it may be taking one");
-        assert_eq!(audit.see(&look(0, &[7]), SLACK), [Finding::NoSlot { pid: 7, bytes: 5 }]);
+        assert_eq!(audit.see(&look(0, &[7]), SLACK), [bypass(7)]);
         assert_eq!(audit.see(&look(0, &[7, 8]), SLACK), []);
-        assert_eq!(audit.see(&look(0, &[8]), SLACK), [Finding::NoSlot { pid: 8, bytes: 5 }]);
+        assert_eq!(audit.see(&look(0, &[8]), SLACK), [bypass(8)]);
         assert!(audit.stands());
         audit.see(&look(0, &[]), SLACK);
         assert!(!audit.stands());

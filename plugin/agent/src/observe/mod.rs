@@ -34,7 +34,7 @@ use self::departed::{ListedProcess, ProcessOwner};
 use self::overhead::{CONFIRM, OverheadEstimator, Verdict};
 use self::procs::Procs;
 use self::sample::{Member, compose, divide, join, slot_of};
-use self::schedule::{Figure, LookSchedule, Outcome, SLOW};
+use self::schedule::{Figure, LookSchedule, SLOW};
 use self::used::UseMeter;
 use crate::Agent;
 use crate::trust::strangers::{Stranger, Strangers};
@@ -213,8 +213,7 @@ impl Observer {
             let look = self.look(uuid, &allocations);
             if let Some(schedule) = self.gpus.get_mut(uuid) {
                 let now = Instant::now();
-                let outcome = Outcome { busy: look.busy, open: look.open };
-                schedule.looked(now, figure, &look.verdicts, outcome);
+                schedule.looked(now, figure, &look.verdicts, look.busy, look.open);
                 if let Some(within) = look.watch {
                     schedule.watch(now, within);
                 }
@@ -426,7 +425,7 @@ impl Observer {
             let stands = tenant.gpus.iter().any(|figures| figures.audit.stands());
             region.observed().found(u64::try_from(findings.len()).unwrap_or(0), stands);
             for finding in &findings {
-                self.agent.trust().count(finding.kind(), 1);
+                self.agent.trust().count(finding.kind, 1);
             }
             let tells = tenant.reported.is_none_or(|reported| now.duration_since(reported) >= TELL);
             if let Some(finding) = findings.first().filter(|_| tells) {

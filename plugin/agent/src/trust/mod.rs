@@ -169,45 +169,31 @@ const LONGEST: u64 = 8 << 20;
 /// How long to wait: a process that holds its own map's lock blocks readers.
 const LIMIT: Duration = Duration::from_millis(250);
 
-/// What matters of what a process has mapped: why one goes past the shim.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Mapped {
-    pub shim: bool,
-    pub cuda: bool,
-    pub opencl: bool,
-}
-
-impl Mapped {
-    pub fn why(self) -> &'static str {
-        match (self.shim, self.cuda) {
-            _ if self.opencl => {
-                "libnvidia-opencl is mapped in it: OpenCL is a driver of its own, which the shim does not limit"
-            }
-            (true, _) => "the shim is mapped in it, and was gone around or its page was emptied",
-            (false, true) => "libcuda is mapped in it and the shim is not: it was not preloaded",
-            (false, false) => {
-                "neither shim nor libcuda is mapped in it: a static program, or the driver by another name"
-            }
-        }
-    }
-}
-
-fn judge(maps: &str) -> Mapped {
+/// Why a process that has this mapped goes past the shim.
+fn judge(maps: &str) -> &'static str {
     let paths = || maps.lines().filter_map(|line| line.splitn(6, ' ').nth(5)).map(str::trim_start);
     let is_mapped = |library: &str| {
         paths().any(|path| path.rsplit('/').next().is_some_and(|file| file.starts_with(library)))
     };
-    Mapped {
-        shim: paths().any(|path| path == CONTAINER_SHIM),
-        cuda: is_mapped("libcuda.so"),
-        opencl: is_mapped("libnvidia-opencl.so"),
+    match paths().any(|path| path == CONTAINER_SHIM) {
+        _ if is_mapped("libnvidia-opencl.so") => {
+            "libnvidia-opencl is mapped in it: OpenCL is a driver of its own, which the shim does not limit"
+        }
+        true => "the shim is mapped in it, and was gone around or its page was emptied",
+        false if is_mapped("libcuda.so") => {
+            "libcuda is mapped in it and the shim is not: it was not preloaded"
+        }
+        false => {
+            "neither shim nor libcuda is mapped in it: a static program, or the driver by another name"
+        }
     }
 }
 
-/// Reads what a process has mapped (proc_pid_maps(5)). Kernels let the plugin, root without capabilities, read it of processes
-/// that are root without capabilities, too; see docs/trust.md for all of them. `None` where that may not be done, and where it takes too long: then by a thread that goes on
-/// by itself, of which there is one at most.
-pub fn mapped(proc: &Path, pid: u32) -> Option<Mapped> {
+/// Reads what a process has mapped (proc_pid_maps(5)), and says why it goes past the shim. Kernels let the plugin, root
+/// without capabilities, read it of processes that are root without capabilities, too; see docs/trust.md for all of
+/// them. `None` where that may not be done, and where it takes too long: then by a thread that goes on by itself, of
+/// which there is one at most.
+pub fn mapped(proc: &Path, pid: u32) -> Option<&'static str> {
     static BUSY: OnceLock<Arc<AtomicBool>> = OnceLock::new();
     let path = proc.join(pid.to_string()).join("maps");
     let file = File::open(path).ok()?;
@@ -255,23 +241,25 @@ mod tests {
         };
         let shim = line(CONTAINER_SHIM);
         let cuda = line("/usr/lib/x86_64-linux-gnu/libcuda.so.550.54");
-        let with = |text: &str| judge(text);
-        assert_eq!(
-            with(&format!("{shim}{cuda}")),
-            Mapped { shim: true, cuda: true, opencl: false }
-        );
-        assert_eq!(with(&cuda), Mapped { cuda: true, ..Mapped::default() });
         let opencl = line("/usr/lib/x86_64-linux-gnu/libnvidia-opencl.so.580.82.07");
-        let with_opencl = with(&format!("{shim}{opencl}"));
-        assert!(with_opencl.opencl && with_opencl.why().contains("OpenCL"), "{with_opencl:?}");
-        assert_eq!(with(&line("/tmp/libtessera.so")), Mapped::default(), "another file");
-        assert_eq!(with("7f02-7f03 rw-p 00000000 00:00 0 \n"), Mapped::default());
-        assert!(Mapped { cuda: true, ..Mapped::default() }.why().contains("not preloaded"));
+        for (maps, why) in [
+            (format!("{shim}{cuda}"), "was gone around"),
+            (cuda, "not preloaded"),
+            (format!("{shim}{opencl}"), "OpenCL"),
+            // Another file.
+            (line("/tmp/libtessera.so"), NEITHER),
+            ("7f02-7f03 rw-p 00000000 00:00 0 \n".to_owned(), NEITHER),
+        ] {
+            assert!(judge(&maps).contains(why), "{maps}: {}", judge(&maps));
+        }
     }
+
+    const NEITHER: &str = "neither shim nor libcuda is mapped";
 
     #[test]
     fn of_this_process_it_may_be_read_and_of_no_process_not() {
-        assert_eq!(mapped(Path::new("/proc"), std::process::id()), Some(Mapped::default()));
+        let own = mapped(Path::new("/proc"), std::process::id());
+        assert!(own.is_some_and(|why| why.contains(NEITHER)), "{own:?}");
         assert_eq!(mapped(Path::new("/nonexistent"), 1), None);
     }
 }

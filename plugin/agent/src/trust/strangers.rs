@@ -78,10 +78,42 @@ impl fmt::Display for Stranger {
     }
 }
 
-#[derive(Debug, Default)]
-pub struct Strangers {
+/// Processes, pid and start, that two looks in a row saw.
+#[derive(Clone, Debug, Default)]
+pub struct Confirmed {
     before: Vec<(u32, u64)>,
     known: Vec<(u32, u64)>,
+}
+
+impl Confirmed {
+    /// Takes a look: the places of those that it confirms of the look before, each once.
+    pub fn see(&mut self, all: impl Iterator<Item = (u32, u64)>) -> Vec<usize> {
+        let mut new = Vec::new();
+        let all: Vec<_> = all.collect();
+        for (at, who) in all.iter().enumerate() {
+            if self.before.contains(who) && !self.known.contains(who) {
+                self.known.push(*who);
+                new.push(at);
+            }
+        }
+        self.known.retain(|who| all.contains(who));
+        self.before = all;
+        new
+    }
+
+    /// Whether one was seen once.
+    pub fn waits(&self) -> bool {
+        self.before.iter().any(|who| !self.known.contains(who))
+    }
+
+    pub fn any(&self) -> bool {
+        !self.known.is_empty()
+    }
+}
+
+#[derive(Debug, Default)]
+pub struct Strangers {
+    confirmed: Confirmed,
     reported: BTreeMap<String, Instant>,
 }
 
@@ -89,25 +121,16 @@ impl Strangers {
     /// Takes a look: the places in `list` of those that it confirms of the look before, and whether each
     /// is to be reported.
     pub fn see(&mut self, list: &[Stranger], now: Instant) -> Vec<(usize, bool)> {
-        let mut found = Vec::new();
-        let all: Vec<(u32, u64)> = list.iter().map(|s| (s.pid, s.start)).collect();
-        for (at, who) in all.iter().enumerate() {
-            if self.before.contains(who) && !self.known.contains(who) {
-                self.known.push(*who);
-                found.push((at, self.is_due(&list[at], now)));
-            }
-        }
-        self.known.retain(|who| all.contains(who));
-        self.before = all;
-        found
+        let new = self.confirmed.see(list.iter().map(|s| (s.pid, s.start)));
+        new.into_iter().map(|at| (at, self.is_due(&list[at], now))).collect()
     }
 
     pub fn waits(&self) -> bool {
-        self.before.len() > self.known.len()
+        self.confirmed.waits()
     }
 
     pub fn knows(&self, stranger: &Stranger) -> bool {
-        self.known.contains(&(stranger.pid, stranger.start))
+        self.confirmed.known.contains(&(stranger.pid, stranger.start))
     }
 
     fn is_due(&mut self, stranger: &Stranger, now: Instant) -> bool {
