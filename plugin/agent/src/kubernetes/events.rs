@@ -43,7 +43,6 @@ pub struct Subject {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Series {
-    pub name: Option<String>,
     pub subject: Subject,
     pub words: Words,
     pub count: u64,
@@ -51,7 +50,15 @@ pub struct Series {
     pub first_unix_ms: i64,
     pub last_unix_ms: i64,
     began: Instant,
-    sent: Option<(Instant, u64)>,
+    pub sent: Option<Sent>,
+}
+
+/// An event as the API server has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sent {
+    pub name: String,
+    pub at: Instant,
+    pub count: u64,
 }
 
 #[derive(Debug, Default)]
@@ -91,7 +98,6 @@ impl Events {
             given_up += u64::from(self.list.remove(at).is_some_and(|series| series.waits()));
         }
         self.list.push_back(Series {
-            name: None,
             subject,
             words,
             count: times,
@@ -112,7 +118,7 @@ impl Events {
     /// nobody has seen yet goes first, then what was sent longest ago: none starves.
     pub fn take_due(&mut self, now: Instant) -> Option<usize> {
         let due = (0..self.list.len()).filter(|at| self.list[*at].due(now));
-        let first = due.min_by_key(|at| self.list[*at].sent.map(|(at, _)| at))?;
+        let first = due.min_by_key(|at| self.list[*at].sent.as_ref().map(|sent| sent.at))?;
         let (size, interval) = NODE;
         let node = self.node.get_or_insert_with(|| TokenBucket::every(size, interval, now));
         match node.take(now) {
@@ -126,7 +132,8 @@ impl Events {
 
     pub fn next(&self) -> Option<Instant> {
         let waiting = self.list.iter().filter(|series| series.waits());
-        let at = |series: &Series| series.sent.map_or(series.began, |(at, _)| at + UPDATE);
+        let at =
+            |series: &Series| series.sent.as_ref().map_or(series.began, |sent| sent.at + UPDATE);
         let next = waiting.map(at).min()?;
         Some(self.held_until.map_or(next, |held| next.max(held)))
     }
@@ -137,15 +144,13 @@ impl Events {
 
     pub fn sent(&mut self, at: usize, name: String, now: Instant) {
         if let Some(series) = self.list.get_mut(at) {
-            series.name = Some(name);
-            series.sent = Some((now, series.count));
+            series.sent = Some(Sent { name, at: now, count: series.count });
         }
     }
 
     /// The API server does not know its name any more: it is made again.
     pub fn lost(&mut self, at: usize) {
         if let Some(series) = self.list.get_mut(at) {
-            series.name = None;
             series.sent = None;
         }
     }
@@ -158,14 +163,11 @@ impl Events {
 
 impl Series {
     fn waits(&self) -> bool {
-        self.sent.is_none_or(|(_, count)| count < self.count)
+        self.sent.as_ref().is_none_or(|sent| sent.count < self.count)
     }
 
     fn due(&self, now: Instant) -> bool {
-        match self.sent {
-            None => true,
-            Some((at, count)) => count < self.count && now.duration_since(at) >= UPDATE,
-        }
+        self.waits() && self.sent.as_ref().is_none_or(|sent| now.duration_since(sent.at) >= UPDATE)
     }
 }
 
@@ -282,7 +284,7 @@ mod tests {
         assert_eq!(events.due(begin + UPDATE), Some(0));
         let series = events.get(0).unwrap();
         assert_eq!((series.count, series.first_unix_ms, series.last_unix_ms), (19, 1, 7));
-        assert_eq!(series.name.as_deref(), Some("a.1"));
+        assert_eq!(series.sent.as_ref().unwrap().name, "a.1");
         // After a while another event is made of it.
         events.sent(0, "a.1".into(), begin);
         events.add(subject("a"), words("R"), 1, 9, begin + LASTS);

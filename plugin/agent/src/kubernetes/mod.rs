@@ -180,9 +180,11 @@ fn say(board: &StatusBoard, failure: &ApiError, hint: &str) {
 
 async fn send(client: &EventClient, events: &mut Events, at: usize) -> Result<(), ApiError> {
     let Some(series) = events.get(at) else { return Ok(()) };
-    let name = match &series.name {
+    let name = match &series.sent {
         None => client.create(&event(series)).await?,
-        Some(name) => client.update(&event(series), name).await.map(|()| name.clone())?,
+        Some(sent) => {
+            client.update(&event(series), &sent.name).await.map(|()| sent.name.clone())?
+        }
     };
     events.sent(at, name, Instant::now());
     Ok(())
@@ -299,10 +301,7 @@ fn subjects(agent: &Agent, line: &Event) -> Vec<Subject> {
 /// The node's name in the cluster: as the pod is given it, or else the host's, which kubelet takes by default.
 pub fn node_name() -> Option<String> {
     let named = std::env::var("NODE_NAME").ok().filter(|name| !name.is_empty());
-    named.or_else(|| Some(hostname()?.to_lowercase())).filter(|name| !name.is_empty())
-}
-
-fn hostname() -> Option<String> {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
-    Some(name.trim().to_owned())
+    let host = || std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
+    let named = named.or_else(|| Some(host()?.trim().to_lowercase()));
+    named.filter(|name| !name.is_empty())
 }
