@@ -82,15 +82,9 @@ impl Default for Whole {
 }
 
 impl Whole {
-    pub(super) fn note(&self, path: &Path) {
-        self.put(path, Stamp::of(path));
-    }
-
-    fn note_living(&self, path: &Path) {
-        self.put(path, Stamp::of_living(path));
-    }
-
-    fn put(&self, path: &Path, stamp: Option<Stamp>) {
+    /// Takes down how something is now that is whole.
+    fn note(&self, path: &Path, stamp: fn(&Path) -> Option<Stamp>) {
+        let stamp = stamp(path);
         let mut known = self.0.lock();
         known.remove(path);
         known.extend(stamp.map(|stamp| (path.to_owned(), stamp)));
@@ -149,7 +143,7 @@ impl Allocations {
             let _writer = self.journal.writer();
             // What cannot be done is said in `status`.
             let Ok(is_restored) = self.restore_shim(&name) else { continue };
-            files.iter().for_each(|file| self.whole.note(file));
+            files.iter().for_each(|file| self.whole.note(file, Stamp::of));
             if is_restored {
                 restored.insert(name);
             }
@@ -171,7 +165,7 @@ impl Allocations {
         if lacks_spec() {
             // What cannot be done is said in `status`.
             if let Ok(put) = self.ensure_delivered(&record) {
-                self.whole.note(&spec);
+                self.whole.note(&spec, Stamp::of);
                 if put != Put::Unchanged {
                     mended.push(SPEC);
                 }
@@ -203,7 +197,7 @@ impl Allocations {
     }
 
     pub(super) fn note_pages(&self, record: &Record) {
-        self.page_files(record).iter().for_each(|path| self.whole.note_living(path));
+        self.page_files(record).iter().for_each(|path| self.whole.note(path, Stamp::of_living));
     }
 
     fn mend_views(&self) {
@@ -477,7 +471,7 @@ impl Allocations {
         if put == Put::Replaced {
             warn!(id = %plan.id, "something else lay where the CDI spec belongs; replaced");
         }
-        self.whole.note(&self.specs().path(plan.id));
+        self.whole.note(&self.specs().path(plan.id), Stamp::of);
         Ok(put)
     }
 
@@ -520,7 +514,7 @@ impl Allocations {
         let parts = driver::parts(&config, &[gpu], true)?;
         let (specs, id) = (self.specs(), cdi::view_id(gpu));
         let put = specs.put(&id, &cdi::view_spec(gpu, &parts, &config))?;
-        self.whole.note(&specs.path(&id));
+        self.whole.note(&specs.path(&id), Stamp::of);
         Ok(put)
     }
 
