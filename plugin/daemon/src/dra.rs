@@ -18,6 +18,7 @@ use tessera_dra::prepare::Preparer;
 use tessera_dra::publish::{Publisher, Status};
 use tessera_dra::serve::{self, Registration, Rejected, Settings};
 use tessera_gpu::Discovery;
+use tessera_model::counted::plural;
 use tessera_tenant::regions::root::DirectoryLock;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
@@ -102,11 +103,7 @@ fn without_sockets(left: &[String], error: &anyhow::Error) -> String {
 
 /// So many claims, and of which the first ones are called how.
 fn claims(left: &[String]) -> String {
-    let count = match left.len() {
-        1 => "1 claim".to_owned(),
-        several => format!("{several} claims"),
-    };
-    format!("{count} ({})", tessera_agent::list(left))
+    format!("{} ({})", plural(left.len(), "claim"), tessera_agent::list(left))
 }
 
 fn serve_claims(

@@ -9,6 +9,7 @@ mod nvml_watch;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
+use tessera_model::counted;
 use tessera_model::gpu::Gpu;
 use tessera_model::topology;
 
@@ -60,10 +61,7 @@ fn none_left(found: &[Gpu]) -> String {
     if found.is_empty() {
         return "the driver finds no GPU on this node".to_owned();
     }
-    let mut all: Vec<String> = found.iter().take(LISTED).map(ToString::to_string).collect();
-    if found.len() > LISTED {
-        all.push(format!("and {} more", found.len() - LISTED));
-    }
+    let all = counted::first(found.iter().map(ToString::to_string), LISTED);
     format!("gpus.include and gpus.exclude leave none of this node's GPUs: {}", all.join(", "))
 }
 

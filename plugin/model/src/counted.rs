@@ -14,6 +14,17 @@ pub fn plural(count: usize, one: &str) -> String {
     if count == 1 { format!("1 {one}") } else { format!("{count} {one}s") }
 }
 
+/// Of many names the first ones, and how many more there are.
+pub fn first(names: impl IntoIterator<Item = String>, most: usize) -> Vec<String> {
+    let mut names: Vec<String> = names.into_iter().collect();
+    let more = names.len().saturating_sub(most);
+    names.truncate(most);
+    if more > 0 {
+        names.push(format!("and {more} more"));
+    }
+    names
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use super::counted;
+
 /// Fewest characters of a beginning.
 pub const BEGINNING: usize = 4;
 /// Most names that are proposed.
@@ -60,13 +62,7 @@ pub fn proposals(all: BTreeSet<String>, written: &str) -> Vec<String> {
     let last = written.rsplit('/').next().unwrap_or(written).to_lowercase();
     let is_alike = |name: &&String| name.to_lowercase().contains(&last);
     let alike: Vec<String> = all.iter().filter(is_alike).cloned().collect();
-    let mut known = if alike.is_empty() { all.into_iter().collect() } else { alike };
-    let more = known.len().saturating_sub(PROPOSED);
-    known.truncate(PROPOSED);
-    if more > 0 {
-        known.push(format!("and {more} more"));
-    }
-    known
+    counted::first(if alike.is_empty() { all.into_iter().collect() } else { alike }, PROPOSED)
 }
 
 /// The end of a sentence that says that nothing is called so.

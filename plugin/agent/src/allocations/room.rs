@@ -12,6 +12,7 @@ use tessera_kubelet::Device;
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::audit::What;
 use tessera_model::clock::unix_ms;
+use tessera_model::counted::{self, plural};
 use tessera_model::origin::Origin;
 use tessera_model::record::{Record, State};
 use tessera_model::replica::Replica;
@@ -39,11 +40,8 @@ impl Allocations {
                 return Err(Refusal::OtherFrontEnd { uuid, seller });
             }
             if let Some((from, count)) = left_by_other(&records, &grant.uuid, sold.seller) {
-                let live = match count {
-                    1 => "1 share".to_owned(),
-                    several => format!("{several} shares"),
-                };
-                let (uuid, from) = (grant.uuid.clone(), from.as_str());
+                let (uuid, from, live) =
+                    (grant.uuid.clone(), from.as_str(), plural(count, "share"));
                 return Err(Refusal::Moving { uuid, from, live });
             }
         }
@@ -133,7 +131,8 @@ impl Allocations {
     }
 }
 
-fn limits<'a>(records: impl Iterator<Item = &'a Record>, uuid: &str) -> u64 {
+/// Bytes of a GPU that count as theirs by the capacity rule.
+pub(super) fn limits<'a>(records: impl Iterator<Item = &'a Record>, uuid: &str) -> u64 {
     records.filter_map(|record| record.counted_bytes(uuid)).fold(0, u64::saturating_add)
 }
 
@@ -194,11 +193,7 @@ pub fn kept_by_other<'r>(
 
 /// Names as a sentence has them: of many the first.
 pub fn list(names: &[String]) -> String {
-    let shown = names[..names.len().min(MOST_NAMES)].join(", ");
-    match names.len().saturating_sub(MOST_NAMES) {
-        0 => shown,
-        more => format!("{shown}, and {more} more"),
-    }
+    counted::first(names.iter().cloned(), MOST_NAMES).join(", ")
 }
 
 pub(crate) fn is_moving(records: &Records, sold: &AdvertisedGpu) -> bool {
@@ -246,24 +241,19 @@ impl Offers {
         withheld: &dyn Fn(&str) -> Withheld,
     ) -> bool {
         let mut changed = false;
-        for (uuid, sold) in &catalogue.gpus {
+        // GPUs that are gone, or that the configuration leaves out now, have records alone.
+        let uuids: BTreeSet<&str> =
+            catalogue.gpus.keys().map(String::as_str).chain(records.gpus()).collect();
+        for uuid in uuids {
+            let sold = catalogue.gpus.get(uuid);
             let basis = Basis {
                 edition: catalogue.edition,
                 records: records.version(uuid),
-                sick: sold.sick.is_some(),
-                withheld: withheld(uuid),
+                sick: sold.is_none_or(|sold| sold.sick.is_some()),
+                withheld: sold.map(|_| withheld(uuid)).unwrap_or_default(),
             };
-            changed |= self.renew_gpu(uuid, basis, Some((sold, catalogue.reserve_bytes)), records);
-        }
-        // Of GPUs that are gone, or that the configuration leaves out now.
-        for uuid in records.gpus().filter(|uuid| !catalogue.gpus.contains_key(*uuid)) {
-            let basis = Basis {
-                edition: catalogue.edition,
-                records: records.version(uuid),
-                sick: true,
-                withheld: Withheld::Nothing,
-            };
-            changed |= self.renew_gpu(uuid, basis, None, records);
+            let sold = sold.map(|sold| (sold, catalogue.reserve_bytes));
+            changed |= self.renew_gpu(uuid, basis, sold, records);
         }
         let before = self.gpus.len();
         self.gpus.retain(|uuid, _| {
@@ -521,10 +511,27 @@ mod tests {
     }
 
     #[test]
-    fn limits_granted_before_a_change_of_configuration_take_free_replicas_away() {
-        // One replica still holds the 40 GiB it was sold with.
-        assert_eq!(equal(&held(&["GPU-a::0"], 40 * GIB), 0), "HHHu");
-        assert_eq!(equal(&held(&["GPU-a::1"], 40 * GIB), GIB), "HHuu");
+    fn each_limit_counts_as_long_as_it_is_live() {
+        type Change = fn(&mut Record);
+        let same: Change = |_| {};
+        let cases: [(&[&str], u64, Change, u64, &str); 6] = [
+            // Replicas that hold the 40 GiB that they were sold with before a change of configuration.
+            (&["GPU-a::0"], 40, same, 0, "HHHu"),
+            (&["GPU-a::1"], 40, same, GIB, "HHuu"),
+            // Retired ones are listed while they are held, also of a GPU that is left out now.
+            (&["GPU-a::7"], 20, same, 0, "HHHuu"),
+            (&["GPU-gone::2"], 20, |r| r.grants[0].uuid = "GPU-gone".into(), 0, "HHHHu"),
+            // Pages whose replicas are not known yet.
+            (&[], 30, |r| r.resource.clear(), 0, "HHuu"),
+            (&["GPU-a::0"], 80, |r| r.state = State::Parked, 0, "HHHH"),
+        ];
+        for (replicas, gib, change, reserve, health) in cases {
+            let mut records = held(replicas, gib * GIB);
+            records.values_mut().for_each(|record| change(Arc::make_mut(record)));
+            assert_eq!(equal(&records, reserve), health, "{replicas:?}");
+        }
+        let all = advertise(&catalogue(EQUAL), 0, &held(&["GPU-a::7"], 20 * GIB));
+        assert_eq!(all["x.dev/r"][4].id, "GPU-a::7");
     }
 
     #[test]
@@ -559,13 +566,6 @@ mod tests {
     }
 
     #[test]
-    fn a_retired_replica_is_listed_while_it_is_held() {
-        let all = advertise(&catalogue(EQUAL), 0, &held(&["GPU-a::7"], 20 * GIB));
-        assert_eq!(health(&all, "x.dev/r"), "HHHuu");
-        assert_eq!(all["x.dev/r"][4].id, "GPU-a::7");
-    }
-
-    #[test]
     fn a_retired_resource_is_served_while_it_has_records_and_lists_only_what_is_held() {
         let mut records: BTreeMap<_, _> = [record("x.dev/old", &["GPU-a::1"], 20 * GIB)].into();
         let all = advertise(&catalogue(EQUAL), 0, &records);
@@ -579,28 +579,6 @@ mod tests {
         assert_eq!(all["x.dev/old"], []);
         assert_eq!(health(&all, "x.dev/r"), "HHHH");
         assert!(!advertise(&catalogue(EQUAL), 0, &BTreeMap::new()).contains_key("x.dev/old"));
-    }
-
-    #[test]
-    fn a_replica_of_a_gpu_that_is_left_out_now_is_listed_while_it_is_held() {
-        let mut records = held(&["GPU-gone::2"], 20 * GIB);
-        records.values_mut().for_each(|r| Arc::make_mut(r).grants[0].uuid = "GPU-gone".into());
-        let all = advertise(&catalogue(EQUAL), 0, &records);
-        assert_eq!(health(&all, "x.dev/r"), "HHHHu");
-    }
-
-    #[test]
-    fn pages_whose_replicas_are_not_known_yet_count() {
-        let mut records = held(&[], 30 * GIB);
-        records.values_mut().for_each(|r| Arc::make_mut(r).resource.clear());
-        assert_eq!(equal(&records, 0), "HHuu");
-    }
-
-    #[test]
-    fn parked_limits_are_not_counted() {
-        let mut records = held(&["GPU-a::0"], 80 * GIB);
-        records.values_mut().for_each(|record| Arc::make_mut(record).state = State::Parked);
-        assert_eq!(equal(&records, 0), "HHHH");
     }
 
     proptest! {

@@ -17,9 +17,11 @@ use std::sync::atomic::{Ordering, fence};
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::audit::{Actor, Event, Limits, What};
 use tessera_model::clock::unix_ms;
+use tessera_model::counted::plural;
 use tessera_model::quantity::{format_bytes, format_compared};
 use tessera_model::record::{Grant, Record};
 use tessera_model::sharing::Compute;
+use tessera_model::written_name::written_so;
 use tessera_rules::allocate::{AdvertisedGpu, Refusal};
 use tessera_rules::capacity::{Capacity, Left};
 use tessera_rules::shares::FrontEnd;
@@ -184,11 +186,9 @@ impl Allocations {
             )));
         };
         let records = self.records.lock();
-        let counted = |own: bool| {
-            let on = records.on(&new.uuid).filter(|other| own || other.id != record.id);
-            on.filter_map(|other| other.counted_bytes(&new.uuid)).fold(0, u64::saturating_add)
-        };
-        let (before, others) = (counted(true), counted(false));
+        let live = || records.on(&new.uuid).map(AsRef::as_ref);
+        let before = room::limits(live(), &new.uuid);
+        let others = room::limits(live().filter(|other| other.id != record.id), &new.uuid);
         drop(records);
         let capacity = Capacity::of(&sold.gpu, &self.config.get());
         if capacity.grants(before, others, new.memory_limit_bytes) {
@@ -219,13 +219,11 @@ impl Allocations {
             false => Arc::clone(record),
         };
         let now = offered(records.iter().map(|(id, record)| with(id, record)).collect());
-        let replicas =
-            |n: usize| if n == 1 { "1 replica".to_owned() } else { format!("{n} replicas") };
+        let changed = plural(was.abs_diff(now), "replica");
         if now < was {
-            let text = "given out no more while the limits are so large";
-            notes.push(format!("{} {text}", replicas(was - now)));
+            notes.push(format!("{changed} given out no more while the limits are so large"));
         } else if now > was {
-            notes.push(format!("{} given out again", replicas(now - was)));
+            notes.push(format!("{changed} given out again"));
         }
         for grant in after.grants.iter().filter(|grant| grant.compute != Compute::None) {
             let others = records.values().filter(|other| other.is_live() && other.id != after.id);
@@ -492,16 +490,18 @@ fn choose(records: &[Arc<Record>], target: &Target) -> Result<Arc<Record>, Steer
             false => {}
         }
     }
+    let live: Vec<&Arc<Record>> = records.iter().filter(|record| record.is_live()).collect();
     match (found.as_slice(), parked) {
         ([one], _) => Ok(Arc::clone(one)),
         ([], Some(record)) => Err(SteerError::Refused(format!(
             "{} holds nothing any more: its replicas went to another allocation",
             describe(record)
         ))),
-        ([], None) => match beginning(records, target).as_slice() {
-            [] => Err(SteerError::NotFound(nothing(records, target))),
+        // By the beginning of an id, where nothing is called so.
+        ([], None) => match written_so(live.iter().copied(), |r| r.id.as_str(), &target.name)[..] {
+            [] => Err(SteerError::NotFound(nothing(&live, target))),
             [one] => Ok(Arc::clone(one)),
-            several => Err(SteerError::Invalid(format!(
+            ref several => Err(SteerError::Invalid(format!(
                 "{} begins several ids; write more of it: {}",
                 target.name,
                 list(several)
@@ -517,18 +517,8 @@ fn choose(records: &[Arc<Record>], target: &Target) -> Result<Arc<Record>, Steer
     }
 }
 
-const BEGINNING: usize = 4;
-
-/// Live allocations whose ids begin so, where nothing is called so.
-fn beginning<'r>(records: &'r [Arc<Record>], target: &Target) -> Vec<&'r Arc<Record>> {
-    let begins = |record: &&Arc<Record>| {
-        target.name.len() >= BEGINNING && record.id.as_str().starts_with(&target.name)
-    };
-    records.iter().filter(|record| record.is_live()).filter(begins).collect()
-}
-
-fn nothing(records: &[Arc<Record>], target: &Target) -> String {
-    let live: Vec<&Arc<Record>> = records.iter().filter(|record| record.is_live()).collect();
+/// Why nothing is called so, of the live allocations.
+fn nothing(live: &[&Arc<Record>], target: &Target) -> String {
     if AllocationId::parse(&target.name).is_some() {
         return format!("no allocation {}; `tessera status` lists what there is", target.name);
     }

@@ -28,6 +28,7 @@ use tessera_gpu::{Discovery, DiscoveryError, selected};
 use tessera_kubelet::news::{self, News};
 use tessera_model::audit::{Actor, What};
 use tessera_model::clock::unix_ms;
+use tessera_model::counted;
 use tessera_model::gpu::Gpu;
 use tessera_model::printable;
 use tessera_rules::capacity;
@@ -442,13 +443,9 @@ fn mark(judged: &Judged) -> String {
 
 /// Differences as they are logged and kept: of many the first.
 fn texts(differences: &[Difference]) -> Vec<String> {
-    let shown = differences.iter().take(MOST_DIFFERENCES);
-    let mut texts: Vec<String> =
-        shown.map(|one| printable::brief(&one.to_string(), LONGEST_DIFFERENCE).into()).collect();
-    if let Some(more @ 1..) = differences.len().checked_sub(MOST_DIFFERENCES) {
-        texts.push(format!("and {more} more"));
-    }
-    texts
+    let brief =
+        |one: &Difference| printable::brief(&one.to_string(), LONGEST_DIFFERENCE).into_owned();
+    counted::first(differences.iter().map(brief), MOST_DIFFERENCES)
 }
 
 fn described(changes: &[Difference], waiting: &[Difference]) -> Vec<String> {
