@@ -117,26 +117,22 @@ impl Scale {
 
     /// `whole.fraction` × this scale in 10⁻⁹, rounded up.
     fn nanos(self, whole: &str, fraction: &str) -> Result<i128, QuantityError> {
-        let whole = whole.trim_start_matches('0');
+        /// Digits that count: 38 fit an i128, and the largest binary factor needs 19 of them.
+        const KEPT: usize = 19;
         let fraction = fraction.trim_end_matches('0');
-        // Digits d with value d × 10^-fraction.len(); then × scale × 10^9.
-        let digits = whole.len() + fraction.len();
-        if digits == 0 {
+        let digits = format!("{whole}{fraction}");
+        let digits = digits.trim_start_matches('0');
+        if digits.is_empty() {
             return Ok(0);
         }
         let (binary, decimal) = match self {
             Scale::Binary(bits) => (bits, 0),
             Scale::Decimal(exponent) => (0, exponent),
         };
-        let shift = i64::from(decimal) + 9 - i64::try_from(fraction.len()).unwrap_or(i64::MAX);
-        // The position of the leading digit bounds the value without big integers.
-        let leading_zeros = if whole.is_empty() {
-            fraction.len() - fraction.trim_start_matches('0').len()
-        } else {
-            0
-        };
-        let significant = digits - leading_zeros;
-        let top = i64::try_from(significant).unwrap_or(i64::MAX).saturating_add(shift);
+        let length = |digits: &str| i64::try_from(digits.len()).unwrap_or(i64::MAX);
+        // The amount is `digits` × 10^shift × 2^binary. The place of the first digit bounds it.
+        let shift = i64::from(decimal) + 9 - length(fraction);
+        let top = length(digits).saturating_add(shift);
         if top > 29 {
             return Err(QuantityError::Range);
         }
@@ -144,38 +140,24 @@ impl Scale {
             // Below 10^-9 even with the largest binary suffix: rounds up to the smallest amount.
             return Ok(1);
         }
-        // 38 digits fit an i128; the binary factor below needs 19 of them.
-        const KEPT: usize = 19;
-        let mut value: i128 = 0;
-        let mut inexact = false;
-        let all = whole.bytes().chain(fraction.bytes()).skip(leading_zeros);
-        for (i, digit) in all.enumerate() {
-            if i < KEPT {
-                value = value * 10 + i128::from(digit - b'0');
-            } else {
-                inexact |= digit != b'0';
+        let (kept, rest) = digits.split_at(digits.len().min(KEPT));
+        let value = kept.parse::<i128>().map_err(|_| QuantityError::Number)? << binary;
+        let mut inexact = rest.bytes().any(|digit| digit != b'0');
+        let shift = shift + length(rest);
+        let power = u32::try_from(shift.unsigned_abs()).map_err(|_| QuantityError::Range)?;
+        let value = match 10i128.checked_pow(power) {
+            Some(power) if shift >= 0 => value.checked_mul(power).ok_or(QuantityError::Range)?,
+            Some(power) => {
+                inexact |= value % power != 0;
+                value / power
             }
-        }
-        let dropped = i64::try_from(significant.saturating_sub(KEPT)).unwrap_or(i64::MAX);
-        let shift = shift + dropped;
-        value <<= binary;
-        let value = match u32::try_from(shift) {
-            Ok(up) => 10i128.checked_pow(up).and_then(|factor| value.checked_mul(factor)),
-            Err(_) => {
-                let down = u32::try_from(-shift).map_err(|_| QuantityError::Range)?;
-                Some(match 10i128.checked_pow(down) {
-                    Some(divisor) => {
-                        inexact |= value % divisor != 0;
-                        value / divisor
-                    }
-                    None => {
-                        inexact = true;
-                        0
-                    }
-                })
+            None if shift >= 0 => return Err(QuantityError::Range),
+            None => {
+                inexact = true;
+                0
             }
         };
-        let value = value.ok_or(QuantityError::Range)? + i128::from(inexact);
+        let value = value + i128::from(inexact);
         if value > MAX_NANOS { Err(QuantityError::Range) } else { Ok(value) }
     }
 }
