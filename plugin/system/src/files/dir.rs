@@ -69,15 +69,13 @@ impl Dir {
 
     /// The directory that holds `path`, which is made if it is not there, and the name of `path` in it.
     pub fn of(path: &Path) -> io::Result<(Self, &OsStr)> {
-        let name = path.file_name().ok_or(io::ErrorKind::InvalidFilename)?;
-        let parent = path.parent().filter(|dir| !dir.as_os_str().is_empty());
-        Ok((Self::make(parent.unwrap_or(Path::new(".")))?, name))
+        let (parent, name) = split(path)?;
+        Ok((Self::make(parent)?, name))
     }
 
     pub fn holding(path: &Path) -> io::Result<(Self, &OsStr)> {
-        let name = path.file_name().ok_or(io::ErrorKind::InvalidFilename)?;
-        let parent = path.parent().filter(|dir| !dir.as_os_str().is_empty());
-        Ok((Self::open_trusted(parent.unwrap_or(Path::new(".")))?, name))
+        let (parent, name) = split(path)?;
+        Ok((Self::open_trusted(parent)?, name))
     }
 
     pub fn sub(&self, name: &OsStr) -> io::Result<Self> {
@@ -248,6 +246,12 @@ pub fn put(path: &Path, content: &[u8], mode: u32, durable: bool) -> io::Result<
     dir.clear(name)?;
     dir.replace(name, content, mode, durable)?;
     Ok(true)
+}
+
+fn split(path: &Path) -> io::Result<(&Path, &OsStr)> {
+    let name = path.file_name().ok_or(io::ErrorKind::InvalidFilename)?;
+    let parent = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+    Ok((parent.unwrap_or(Path::new(".")), name))
 }
 
 /// Opens a directory, to lock it or to have its names on disk. Links are followed.
