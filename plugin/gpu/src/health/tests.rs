@@ -148,17 +148,6 @@ fn until_reset_outlasts_any_quiet() {
 }
 
 #[test]
-fn a_gpu_that_was_gone_and_answers_again_was_reset() {
-    let mut bench = Bench::new();
-    bench.xid(79);
-    bench.silent(false);
-    assert_eq!(bench.minutes(10), [], "a time without an answer is no reset");
-    bench.silent(true);
-    assert_eq!(bench.view().waits_for, "NVML to find the GPU again");
-    assert_eq!(bench.minutes(6), [Recovering, Healthy]);
-}
-
-#[test]
 fn a_counter_that_starts_again_shows_a_reset() {
     let mut bench = Bench::new();
     let errors = |n| Condition { uncorrectable: Some(n), ..Condition::default() };
@@ -180,35 +169,6 @@ fn uncorrectable_errors_without_an_event_are_suspicions() {
     bench.condition(errors(2));
     assert_eq!(bench.condition(errors(4)), [Unhealthy]);
     assert_eq!(bench.health.reason("GPU-a"), Some("uncorrectable ECC errors, number 3 within 10m"));
-}
-
-#[test]
-fn what_nvml_says_against_a_gpu_keeps_it_out_while_it_stands() {
-    let mut bench = Bench::new();
-    let says = |recovery| Condition { recovery: Some(recovery), ..Condition::default() };
-    assert_eq!(bench.condition(says(0)), []);
-    assert_eq!(bench.condition(says(1)), [Unhealthy]);
-    assert_eq!(bench.health.reason("GPU-a"), Some("NVML: it takes a reset of the GPU"));
-    assert_eq!(bench.minutes(60), []);
-    assert!(bench.view().waits_for.starts_with("NVML to say otherwise"));
-    bench.xid(119);
-    // The administrator has reset it: the driver no longer asks for it, and the lock ends as well.
-    bench.condition(says(0));
-    assert_eq!(bench.minutes(6), [Recovering, Healthy]);
-    let failed = Condition { remap_failed: Some(true), ..Condition::default() };
-    assert_eq!(bench.condition(failed), [Unhealthy]);
-    assert_eq!(bench.minutes(60), []);
-}
-
-#[test]
-fn a_driver_that_is_away_takes_all_gpus_with_it() {
-    let mut bench = Bench::new();
-    let away = Observation::Driver(Silence { why: "driver not loaded".into(), gone: true });
-    assert_eq!(bench.tell(&away), [Suspect, Suspect]);
-    bench.tell(&away);
-    assert_eq!(bench.tell(&away), [Unhealthy, Unhealthy]);
-    assert_eq!(bench.health.reason("GPU-b"), Some("NVML: driver not loaded"));
-    assert_eq!(bench.minutes(6), [Recovering, Healthy]);
 }
 
 #[test]
