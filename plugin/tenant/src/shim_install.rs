@@ -247,27 +247,35 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn installing_again_touches_nothing() {
+    fn installing_again_makes_whole_what_is_not_and_touches_nothing_else() {
         use std::os::unix::fs::MetadataExt;
         let dir = tempfile::tempdir().unwrap();
         let source = library(dir.path(), "one");
-        let inode = |d: &Delivery| std::fs::metadata(&d.shim).unwrap().ino();
-        let first = install(&source, dir.path()).unwrap();
-        let before = inode(&first);
-        assert_eq!(inode(&install(&source, dir.path()).unwrap()), before);
-    }
-
-    #[test]
-    fn a_directory_made_by_the_runtime_is_replaced() {
-        let dir = tempfile::tempdir().unwrap();
-        let source = library(dir.path(), "one");
-        let delivery = install(&source, dir.path()).unwrap();
-        for path in [&delivery.shim, &delivery.preload] {
+        let Delivery { shim, preload } = install(&source, dir.path()).unwrap();
+        let inode = || std::fs::metadata(&shim).unwrap().ino();
+        let (before, mapped) = (inode(), std::fs::File::open(&shim).unwrap());
+        install(&source, dir.path()).unwrap();
+        assert_eq!(inode(), before);
+        let as_a_directory = |path: &Path| {
             std::fs::remove_file(path).unwrap();
             std::fs::create_dir(path).unwrap();
+        };
+        let damages: [&dyn Fn(); 3] = [
+            // Half of it, as after a power cut.
+            &|| std::fs::write(&shim, b"\x7fEL").unwrap(),
+            // A dynamic linker that may not read it goes on without.
+            &|| std::fs::set_permissions(&shim, std::fs::Permissions::from_mode(0o600)).unwrap(),
+            // As a container runtime leaves what was missing.
+            &|| [&shim, &preload].into_iter().for_each(|path| as_a_directory(path)),
+        ];
+        for damage in damages {
+            damage();
+            install(&source, dir.path()).unwrap();
+            assert_eq!(std::fs::read(&shim).unwrap(), b"\x7fELFone");
+            assert_eq!(std::fs::metadata(&shim).unwrap().permissions().mode() & 0o777, 0o755);
+            assert!(preload.is_file());
         }
-        install(&source, dir.path()).unwrap();
-        assert!(delivery.shim.is_file() && delivery.preload.is_file());
+        assert_eq!(mapped.metadata().unwrap().len(), 3, "what was there was not written to");
     }
 
     #[test]
@@ -296,23 +304,6 @@ pub(crate) mod tests {
         let error = install(&source, target.path()).unwrap_err();
         assert!(matches!(error, ShimError::NoExec(_)), "{error}");
         assert_eq!(std::fs::read_dir(target.path()).unwrap().count(), 0, "something was made");
-    }
-
-    #[test]
-    fn a_damaged_or_unreadable_shim_is_put_right_by_installing_again() {
-        let dir = tempfile::tempdir().unwrap();
-        let source = library(dir.path(), "one");
-        let shim = install(&source, dir.path()).unwrap().shim;
-        let mapped = std::fs::File::open(&shim).unwrap();
-        // Half of it, as after a power cut.
-        std::fs::write(&shim, b"\x7fEL").unwrap();
-        install(&source, dir.path()).unwrap();
-        assert_eq!(std::fs::read(&shim).unwrap(), b"\x7fELFone");
-        assert_eq!(mapped.metadata().unwrap().len(), 3, "what was there was not written to");
-        // A dynamic linker that may not read it goes on without.
-        std::fs::set_permissions(&shim, std::fs::Permissions::from_mode(0o600)).unwrap();
-        install(&source, dir.path()).unwrap();
-        assert_eq!(std::fs::metadata(&shim).unwrap().permissions().mode() & 0o777, 0o755);
     }
 
     #[test]
@@ -410,8 +401,6 @@ pub(crate) mod tests {
         assert!(matches!(error, ShimError::ReadOnly(_)), "{error}");
     }
 
-    const GRACE: Duration = Duration::from_secs(3600);
-
     fn record(shim: Option<&str>) -> Record {
         Record {
             resource: "r".into(),
@@ -421,55 +410,42 @@ pub(crate) mod tests {
         }
     }
 
-    struct World {
-        unused: Unused,
-        start: Instant,
+    const GRACE: Duration = Duration::from_secs(3600);
+
+    fn look(names: &[Option<&str>], unused: &mut Unused, now: Instant) -> Vec<String> {
+        let records: Vec<Record> = names.iter().map(|name| record(*name)).collect();
+        unneeded(&["new", "old", "older"].map(String::from), "new", &records, unused, GRACE, now)
     }
 
-    impl World {
-        fn new() -> Self {
-            World { unused: Unused::default(), start: Instant::now() }
-        }
-
-        fn at(&mut self, after: Duration, records: &[Record]) -> Vec<String> {
-            let installed = ["new", "old", "older"].map(String::from);
-            unneeded(&installed, "new", records, &mut self.unused, GRACE, self.start + after)
-        }
+    /// Looks one after the other, each half a grace after the one before, at what records name; what goes at the last.
+    fn goes(looks: &[&[Option<&str>]]) -> Vec<String> {
+        let (mut unused, mut now) = (Unused::default(), Instant::now());
+        let look = |names: &&[Option<&str>]| {
+            now += GRACE / 2;
+            look(names, &mut unused, now)
+        };
+        looks.iter().map(look).last().unwrap_or_default()
     }
 
     #[test]
     fn what_no_allocation_names_goes_after_the_grace() {
-        let mut world = World::new();
-        let records = [record(Some("old")), record(Some("new"))];
-        assert_eq!(world.at(Duration::ZERO, &records), [""; 0]);
-        assert_eq!(world.at(GRACE / 2, &records), [""; 0]);
-        assert_eq!(world.at(GRACE, &records), ["older"]);
-        assert_eq!(world.at(GRACE * 9, &records), ["older"], "never one in use");
-    }
-
-    #[test]
-    fn the_current_one_stays_without_any_allocation() {
-        let mut world = World::new();
-        world.at(Duration::ZERO, &[]);
-        assert_eq!(world.at(GRACE, &[]), ["old", "older"]);
-    }
-
-    #[test]
-    fn what_was_used_in_between_gets_a_new_grace() {
-        let mut world = World::new();
-        world.at(Duration::ZERO, &[]);
-        world.at(GRACE / 2, &[record(Some("old"))]);
-        assert_eq!(world.at(GRACE, &[]), ["older"]);
-        world.unused.forget("older");
-        assert_eq!(world.at(GRACE * 2, &[]), ["old"]);
-    }
-
-    #[test]
-    fn while_an_allocation_does_not_say_which_it_has_none_goes() {
-        let mut world = World::new();
-        world.at(Duration::ZERO, &[]);
-        assert_eq!(world.at(GRACE, &[record(None)]), [""; 0]);
-        assert_eq!(world.at(GRACE * 2, &[]), [""; 0], "the grace starts again");
+        let named: &[_] = &[Some("old"), Some("new")];
+        assert_eq!(goes(&[named]), [""; 0]);
+        assert_eq!(goes(&[named; 2]), [""; 0]);
+        assert_eq!(goes(&[named; 3]), ["older"]);
+        assert_eq!(goes(&[named; 20]), ["older"], "never one in use");
+        let none: &[_] = &[];
+        assert_eq!(goes(&[none; 3]), ["old", "older"], "the current one stays");
+        let again: &[_] = &[Some("old")];
+        assert_eq!(goes(&[none, again, none]), ["older"], "a new grace");
+        assert_eq!(goes(&[none, again, none, none, none]), ["old", "older"]);
+        // While an allocation does not say which it has, none goes, and the grace starts again.
+        assert_eq!(goes(&[none, none, &[None], none, none]), [""; 0]);
+        // Nor does one that could not be removed a moment ago.
+        let start = Instant::now();
+        let mut unused = Unused(["old", "older"].map(|name| (name.to_owned(), start)).into());
+        unused.forget("older");
+        assert_eq!(look(none, &mut unused, start + GRACE), ["old"]);
     }
 
     #[test]
