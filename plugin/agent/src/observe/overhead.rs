@@ -252,33 +252,20 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_exits_takes_its_overhead_along() {
-        let mut bench = Bench::new();
-        assert_eq!(bench.settle(&look(320 * MIB, &[1, 2])), 320 * MIB);
-        assert_eq!(bench.see(&look(160 * MIB, &[2])), Verdict::Confirm);
-        assert_eq!(bench.see(&look(160 * MIB, &[2])), Verdict::Publish(160 * MIB));
-        assert_eq!(bench.see(&look(0, &[])), Verdict::Confirm);
-        assert_eq!(bench.see(&look(0, &[])), Verdict::Publish(0));
-    }
-
-    #[test]
-    fn a_context_that_is_destroyed_takes_its_overhead_along() {
-        let mut bench = Bench::new();
-        assert_eq!(bench.settle(&look(320 * MIB, &[1])), 320 * MIB);
-        let mut fewer = look(160 * MIB, &[1]);
+    fn whoever_goes_takes_its_overhead_along_at_the_second_look() {
+        let mut fewer = look(160 * MIB, &[1, 2]);
         fewer.members[0].1 -= 1;
-        bench.see(&fewer);
-        assert_eq!(bench.see(&fewer), Verdict::Publish(160 * MIB));
-    }
-
-    #[test]
-    fn a_namesake_of_a_dead_process_is_somebody_else() {
-        let mut bench = Bench::new();
-        bench.settle(&look(320 * MIB, &[1]));
-        let mut namesake = look(0, &[1]);
+        let mut namesake = look(160 * MIB, &[1, 2]);
         namesake.members[0].0.start = 2;
-        bench.see(&namesake);
-        assert_eq!(bench.see(&namesake), Verdict::Publish(0));
+        // A process that exits, a context that is destroyed, and a namesake of a dead process, who is somebody else.
+        for after in [look(160 * MIB, &[2]), fewer, namesake] {
+            let mut bench = Bench::new();
+            assert_eq!(bench.settle(&look(320 * MIB, &[1, 2])), 320 * MIB);
+            assert_eq!(bench.see(&after), Verdict::Confirm, "{after:?}");
+            assert_eq!(bench.see(&after), Verdict::Publish(160 * MIB));
+            assert_eq!(bench.see(&look(0, &[])), Verdict::Confirm);
+            assert_eq!(bench.see(&look(0, &[])), Verdict::Publish(0));
+        }
     }
 
     /// Looks that come when the rhythm says, from when the overhead has gone; for how long it is published.
