@@ -34,7 +34,7 @@ use self::departed::{ListedProcess, ProcessOwner};
 use self::overhead::{CONFIRM, OverheadEstimator, Verdict};
 use self::procs::Procs;
 use self::sample::{Member, compose, divide, join, slot_of};
-use self::schedule::{Figure, LookSchedule, SLOW};
+use self::schedule::{Figure, LookSchedule, Outcome, SLOW};
 use self::used::UseMeter;
 use crate::Agent;
 use crate::trust::strangers::{Stranger, Strangers};
@@ -213,7 +213,8 @@ impl Observer {
             let look = self.look(uuid, &allocations);
             if let Some(schedule) = self.gpus.get_mut(uuid) {
                 let now = Instant::now();
-                schedule.looked(now, figure, &look.verdicts, look.busy, look.open);
+                let outcome = Outcome { busy: look.busy, open: look.open };
+                schedule.looked(now, figure, &look.verdicts, outcome);
                 if let Some(within) = look.watch {
                     schedule.watch(now, within);
                 }

@@ -43,6 +43,14 @@ pub struct LookSchedule {
 /// A GPU's memory in use beyond what its tenants' ledgers say, bytes; `None` where the driver does not tell.
 pub type Figure = Option<i128>;
 
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Outcome {
+    /// A tenant has launched something since the look before.
+    pub busy: bool,
+    /// A second look must confirm what this one saw.
+    pub open: bool,
+}
+
 impl LookSchedule {
     pub fn new(now: Instant) -> Self {
         LookSchedule {
@@ -108,18 +116,11 @@ impl LookSchedule {
         self.pause = (self.pause * 2).min(SLOW);
     }
 
-    /// A look with lists is over, and came to these verdicts for the tenants there. `busy`: one of them has launched
-    /// something since the look before. `open`: a second look must confirm what this one saw.
-    pub fn looked(
-        &mut self,
-        now: Instant,
-        figure: Figure,
-        verdicts: &[Verdict],
-        busy: bool,
-        open: bool,
-    ) {
+    /// A look with lists is over, and came to these verdicts for the tenants there.
+    pub fn looked(&mut self, now: Instant, figure: Figure, verdicts: &[Verdict], outcome: Outcome) {
         (self.looked, self.figure) = (Some(now), figure);
         (self.listed, self.watched) = (Some((now, figure)), SLOW);
+        let Outcome { busy, open } = outcome;
         self.open = open || verdicts.iter().any(|verdict| *verdict != Verdict::Steady);
         let any = |wanted: fn(&Verdict) -> bool| verdicts.iter().any(wanted);
         if any(|v| matches!(v, Verdict::Confirm)) {
@@ -147,7 +148,7 @@ mod tests {
         let mut count = 0;
         while schedule.due() <= start + within {
             let now = schedule.due();
-            schedule.looked(now, None, &[verdict], busy, false);
+            schedule.looked(now, None, &[verdict], Outcome { busy, open: false });
             count += 1;
         }
         count
@@ -180,7 +181,7 @@ mod tests {
         let start = Instant::now();
         let mut schedule = LookSchedule::new(start);
         for _ in 0..20 {
-            schedule.looked(schedule.due(), None, &[], false, false);
+            schedule.looked(schedule.due(), None, &[], Outcome::default());
         }
         let looked = schedule.looked.unwrap();
         schedule.watch(looked, Duration::from_millis(350));
@@ -194,15 +195,15 @@ mod tests {
         let start = Instant::now();
         let mut schedule = LookSchedule::new(start);
         for _ in 0..20 {
-            schedule.looked(schedule.due(), None, &[], false, false);
+            schedule.looked(schedule.due(), None, &[], Outcome::default());
         }
         let later = schedule.due() - Duration::from_secs(5);
         schedule.news(later, None);
         assert_eq!(schedule.due(), later);
-        schedule.looked(later, None, &[], false, false);
+        schedule.looked(later, None, &[], Outcome::default());
         assert_eq!(schedule.due(), later + FIRST);
         for _ in 0..20 {
-            schedule.looked(schedule.due(), None, &[], false, false);
+            schedule.looked(schedule.due(), None, &[], Outcome::default());
         }
         let before = schedule;
         let later = schedule.due() - Duration::from_secs(5);
@@ -223,7 +224,12 @@ mod tests {
             let figure = Some(figure(ms));
             if schedule.wants_lists(now, figure, hurries) {
                 all.push(ms);
-                schedule.looked(now, figure, &[Verdict::Steady], true, false);
+                schedule.looked(
+                    now,
+                    figure,
+                    &[Verdict::Steady],
+                    Outcome { busy: true, open: false },
+                );
             } else {
                 schedule.polled(now, figure);
             }
