@@ -56,6 +56,21 @@ mod operate {
     mod top;
 }
 
+/// All lines of the audit trail of a ledger that no plugin has open.
+fn trail(ledger: &std::path::Path) -> Vec<tessera_model::audit::Event> {
+    let (mut ledger, _) = tessera_store::Ledger::open(ledger, false).unwrap();
+    ledger.lines(&tessera_store::Filter::all()).unwrap().events
+}
+
+/// Says that a request over the quota was refused, as the shim does.
+fn refused(session: &impl std::os::fd::AsRawFd, bytes: u64) {
+    use tessera_region::session::{EVENT_UUID_LEN, Event, EventKind, Message};
+    let kind = EventKind::OverQuota;
+    let event = Event { kind, gpu: Some(0), bytes, uuid: [0; EVENT_UUID_LEN] };
+    let (message, none) = (Message::Event(event).encode(), nix::sys::socket::MsgFlags::empty());
+    nix::sys::socket::send(session.as_raw_fd(), &message, none).unwrap();
+}
+
 /// What [`tessera_harness::plugin::Tenant`] starts.
 #[test]
 fn tenant_process() {

@@ -8,7 +8,6 @@ use tessera_harness::plugin::{GPU, Simulated, bounded, stderr, until, *};
 use tessera_harness::scripted::{FakePlugin, only};
 use tessera_kubelet::Device;
 use tessera_model::audit::{Event, What};
-use tessera_store::{Filter, Ledger};
 use tessera_view::status::{self, Health};
 use tokio::sync::oneshot;
 
@@ -49,11 +48,6 @@ fn unhealthy(status: &status::Status, gpu_index: u32) -> bool {
     status.gpus.iter().any(|gpu| gpu.uuid == uuid && gpu.health == Health::Unhealthy)
 }
 
-fn history(node: &TestNode) -> Vec<Event> {
-    let (mut ledger, _) = Ledger::open(&node.ledger(), true).unwrap();
-    ledger.lines(&Filter::all()).unwrap().events
-}
-
 #[tokio::test]
 async fn a_gpu_that_others_sell_is_given_out_no_more_until_they_have_gone() {
     let mut node = TestNode::start().await;
@@ -90,7 +84,8 @@ async fn a_gpu_that_others_sell_is_given_out_no_more_until_they_have_gone() {
     assert_eq!(node.status().await.warnings, Vec::<String>::new());
     drop(tenant);
     node.stop_plugin().await;
-    let events: Vec<Event> = history(&node).into_iter().filter(|e| e.gpu.is_some()).collect();
+    let events: Vec<Event> =
+        crate::trail(&node.ledger()).into_iter().filter(|e| e.gpu.is_some()).collect();
     let whats: Vec<What> = events.iter().map(|event| event.what.clone()).collect();
     assert_eq!(whats, [What::SoldByOthers, What::SoldAlone]);
     assert_eq!(events[0].gpu, Some(gpu(1).uuid));

@@ -8,7 +8,7 @@ use tessera_harness::plugin::*;
 use tessera_model::audit::What;
 use tessera_region::layout::{SESSION_SOCKET, USAGE_FILE};
 use tessera_region::quota::QuotaReader;
-use tessera_store::{Filter, Ledger};
+use tessera_store::Ledger;
 use tessera_view::status::{Allocation, AllocationState};
 
 #[tokio::test]
@@ -172,9 +172,8 @@ async fn pages_are_kept_while_a_process_of_the_tenant_before_still_holds_memory(
     lingering.kill();
     node.allocation_until(&ids, |one| one.gpus[0].memory_charged_bytes == 0).await;
     node.stop_plugin().await;
-    let (mut ledger, _) = Ledger::open(&node.ledger(), true).unwrap();
-    let events: Vec<What> =
-        ledger.lines(&Filter::all()).unwrap().events.into_iter().map(|event| event.what).collect();
+    let events = crate::trail(&node.ledger()).into_iter().map(|event| event.what);
+    let events: Vec<What> = events.collect();
     assert_eq!(events, [What::Allocated, What::Started, What::Allocated, What::PagesKept]);
 }
 

@@ -9,7 +9,7 @@ use serde_json::Value;
 use tessera_harness::artefacts;
 use tessera_harness::plugin::{GPU, Simulated, bounded, pod, stderr, until};
 use tessera_model::audit::{Event, What};
-use tessera_store::{Change, Filter, Ledger};
+use tessera_store::{Change, Ledger};
 
 const FAST: &str = "replicas = 4\n[health]\nprobe_interval = \"100ms\"\nprobes_failed = 2\n\
                     probes_passed = 2\nrecovery = \"300ms\"\nrecovery_max = \"1s\"\n\
@@ -65,8 +65,7 @@ impl Node {
     /// The transitions that the history has of a GPU, "from>to", after the plugin's end.
     async fn history(&mut self, gpu: &str) -> String {
         assert_eq!(self.0.terminate().await, Some(0));
-        let (mut ledger, _) = Ledger::open(&self.0.dir.path().join("ledger.redb"), false).unwrap();
-        let events = ledger.lines(&Filter::all()).unwrap().events;
+        let events = crate::trail(&self.0.dir.path().join("ledger.redb"));
         let transition = |event: &Event| match event.what {
             What::Health { from, to } => Some(format!("{}>{}", from.name(), to.name())),
             _ => None,

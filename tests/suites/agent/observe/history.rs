@@ -1,10 +1,8 @@
 //! What was, of a running plugin: pods that are gone, plugins that were replaced, what happened meanwhile.
 
 use std::collections::HashSet;
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use nix::sys::socket::{MsgFlags, send};
 use serde_json::Value;
 use tessera_api::history::options;
 use tessera_config::ConfigFile;
@@ -16,7 +14,6 @@ use tessera_history::History;
 use tessera_region::account::Account;
 use tessera_region::layout::Kind;
 use tessera_region::quota::QuotaReader;
-use tessera_region::session::{EVENT_UUID_LEN, Event, EventKind, Message};
 use tessera_region::usage::UsageMap;
 use tessera_store::Filter;
 use tessera_view::change::{CordonRequest, SetQuotaRequest};
@@ -25,6 +22,8 @@ use tessera_view::history::Answer;
 use tessera_view::status::{Allocation, Holder, Status};
 use tessera_view::tenant::{Compute, Use};
 use tessera_web::client::{ClientError, query};
+
+use crate::refused;
 
 async fn ask(node: &TestNode, subject: &str) -> Result<Answer, ClientError> {
     let path = format!("/api/v1/history{}", query(&[("subject", subject)]));
@@ -157,13 +156,6 @@ async fn story_until(node: &TestNode, subject: &str, enough: impl Fn(&Story) -> 
         enough.then(|| answer.allocations.remove(0))
     })
     .await
-}
-
-/// Says that a request over the quota was refused, as the shim does.
-fn refused(session: &OwnedFd, bytes: u64) {
-    let kind = EventKind::OverQuota;
-    let event = Event { kind, gpu: Some(0), bytes, uuid: [0; EVENT_UUID_LEN] };
-    send(session.as_raw_fd(), &Message::Event(event).encode(), MsgFlags::empty()).unwrap();
 }
 
 #[tokio::test]

@@ -1,12 +1,11 @@
 //! What a reader of one namespace learns of a node that others share: of all that is another's, no name and no reason,
 //! on any route.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use http_body_util::BodyExt;
-use nix::sys::socket::{MsgFlags, send};
 use tessera_agent::incidents::{Incidents, Seen, Time};
 use tessera_cluster::fixtures::ApiServer;
 use tessera_cluster::reviews::ReviewClient;
@@ -16,7 +15,6 @@ use tessera_harness::plugin::{
 };
 use tessera_model::audit::{Actor, Behind, Event, What};
 use tessera_model::record::Record;
-use tessera_region::session::{self, EVENT_UUID_LEN, EventKind, Message};
 use tessera_store::{Filter, Trail};
 use tessera_view::change::{CordonRequest, SetQuotaRequest};
 use tessera_web::client::{Client, Endpoint, query};
@@ -42,12 +40,6 @@ struct Stage {
 fn pod(mark: &str, name: &str) -> Pod {
     let container = Container::new(&format!("container-{mark}")).asking(GPU, 1);
     Pod::new(&format!("ns-{mark}"), name).with(container)
-}
-
-fn refused(session: &OwnedFd) {
-    let kind = EventKind::OverQuota;
-    let event = session::Event { kind, gpu: Some(0), bytes: 9 * GIB, uuid: [0; EVENT_UUID_LEN] };
-    send(session.as_raw_fd(), &Message::Event(event).encode(), MsgFlags::empty()).unwrap();
 }
 
 fn operator(command: &str) -> Actor {
@@ -91,7 +83,7 @@ impl Stage {
             let replicas = bounded(node.kubelet.run(&pod)).await.unwrap().remove(0).device_ids;
             ids.push(id_of(&replicas).to_string());
             let session = connect(&node.pages(&replicas));
-            refused(&session);
+            crate::refused(&session, 9 * GIB);
             sessions.push(session);
         }
         node.all_named().await;

@@ -70,15 +70,12 @@ fn a_plugin_of_another_user_is_not_asked() {
     }
     let asked = [&["status"][..], &["history", "a"]].map(|words| {
         let output = tessera().arg("-c").arg(&file).args(words).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stdout).into_owned() + &stderr(&output);
-        (output.status.code(), said)
+        (output.status.code(), said(&output))
     });
     other.kill().unwrap();
     other.wait().unwrap();
     for (code, said) in asked {
         assert_eq!(code, Some(69), "{said}");
-        // In lines of a terminal's width.
-        let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(said.contains("the other end is uid 65534's"), "{said}");
     }
 }

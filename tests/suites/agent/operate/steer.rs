@@ -4,7 +4,6 @@
 use tessera_harness::plugin::*;
 use tessera_model::audit::{Actor, Event, What};
 use tessera_region::quota::{Policy, QuotaReader};
-use tessera_store::{Filter, Ledger};
 use tessera_view::change::{
     Call, CordonRequest, PlanRequest, QuotaResponse, ResetQuotaRequest, SetQuotaRequest,
     UncordonRequest,
@@ -42,21 +41,9 @@ async fn cordon(node: &TestNode, gpu: &str, again: bool) -> Result<Vec<String>, 
 
 /// A container that runs: its replicas. Waits until it can be named.
 async fn running(node: &TestNode, name: &str, replicas: usize) -> Vec<String> {
-    let admitted = node.kubelet.run(&pod(name, replicas)).await.unwrap().remove(0);
-    named(node, name).await;
-    admitted.device_ids
-}
-
-async fn named(node: &TestNode, pod: &str) {
-    node.status_until(|status| {
-        let mut holders = status.allocations.iter().filter_map(|a| a.holder.as_ref());
-        holders.any(|holder| holder.pod == pod).then_some(())
-    })
-    .await;
-}
-
-fn history(node: &TestNode) -> Vec<Event> {
-    Ledger::open(&node.ledger(), false).unwrap().0.lines(&Filter::all()).unwrap().events
+    let ids = node.start_pod(name, replicas).await.ids;
+    node.all_named().await;
+    ids
 }
 
 #[tokio::test]
@@ -111,13 +98,13 @@ async fn limits_change_under_a_running_container_and_last_as_long_as_its_allocat
     holds(&pages, 12, 400, Policy::Strict);
 
     // Another pod gets what is configured.
-    named(&node, "llm").await;
+    node.all_named().await;
     node.allocate(&ids).await.unwrap();
     holds(&pages, 8, 250, Policy::Burst);
     assert_eq!(node.allocation(&ids).await.unwrap().gpus[0].allocated, None);
 
     node.stop_plugin().await;
-    let events = history(&node);
+    let events = crate::trail(&node.ledger());
     let sets: Vec<&Event> = events.iter().filter(|e| e.what.name() == "quota-set").collect();
     let [event] = sets[..] else { panic!("{events:?}") };
     let What::QuotaSet { before, after, forced: false } = &event.what else { panic!("{event:?}") };
@@ -295,7 +282,7 @@ async fn a_cordoned_gpu_goes_to_nobody_else_and_its_containers_go_on() {
     assert_eq!(cordon(&node, &uuid, true).await.unwrap(), Vec::<String>::new());
     bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
     node.stop_plugin().await;
-    let events = history(&node);
+    let events = crate::trail(&node.ledger());
     let cordons = events.iter().filter(|event| event.gpu.is_some());
     let lines: Vec<_> = cordons.map(|e| (e.what.name(), e.reason.clone().unwrap())).collect();
     let fans = || "fans".to_owned();
