@@ -57,7 +57,7 @@ const RATE: u64 = 2000;
 /// than the plugin has room for; and nothing is left of it.
 async fn answers_beside(rate: u64, count: usize) {
     let (mut node, address) = serving().await;
-    let flood = Flood::start(address, rate, &ALL);
+    let flood = Flood::start(address, rate, manners());
     flood.reached(rate);
     let missed: Vec<String> = tokio::task::spawn_blocking(move || {
         let one =
@@ -89,7 +89,7 @@ async fn a_scrape_under_way_is_never_given_up_for_silent_connections() {
     scrape.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
     // Read is what of the request matters; the answer waits for its reader.
     thread::sleep(Duration::from_millis(500));
-    let flood = Flood::start(address, RATE, &[Manner::Silent]);
+    let flood = Flood::start(address, RATE, manners()[..1].to_vec());
     flood.reached(2 * RATE);
     let mut text = String::new();
     scrape.read_to_string(&mut text).unwrap();
@@ -104,69 +104,78 @@ async fn a_scrape_under_way_is_never_given_up_for_silent_connections() {
 // connection, one answer, a time limit, no second try.
 
 /// What a connection does once it is there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Manner {
-    /// Says nothing.
-    Silent,
-    /// Says half a request's head.
-    HalfHead,
-    /// Says a byte of a head each time that it has its turn.
-    Drip,
-    /// Says a head that never ends, as fast as it is read.
-    Endless,
-    /// Asks, and reads nothing.
-    AsksAndStares,
-    /// Asks for a probe's answer and keeps the connection.
-    AsksAndStays,
-    /// Asks for much on one connection, one request behind the other.
-    Pipelines,
-    /// Ends its side at once.
-    HalfClosed,
-    /// Goes at once.
-    Gone,
-    /// Says what is no HTTP.
-    Garbage,
-    /// Begins a body that never comes.
-    NoBody,
+#[derive(Clone)]
+struct Manner {
+    /// What it says first.
+    said: String,
+    /// And each time that it has its turn.
+    more: String,
+    then: Then,
 }
 
-pub const ALL: [Manner; 11] = [
-    Manner::Silent,
-    Manner::HalfHead,
-    Manner::Drip,
-    Manner::Endless,
-    Manner::AsksAndStares,
-    Manner::AsksAndStays,
-    Manner::Pipelines,
-    Manner::HalfClosed,
-    Manner::Gone,
-    Manner::Garbage,
-    Manner::NoBody,
-];
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Then {
+    Reads,
+    /// Asks, and reads nothing.
+    Stares,
+    /// Ends its side at once.
+    HalfClosed,
+    Gone,
+}
+
+/// Every manner; the first says nothing.
+fn manners() -> Vec<Manner> {
+    let request = |path: &str| format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n");
+    let metrics = request("/metrics");
+    let y = "y".repeat(2000);
+    let body = "POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n";
+    let all: [(&str, &str, Then); 11] = [
+        ("", "", Then::Reads),
+        // Half a request's head; a byte of one each time; one that never ends, as fast as it is read.
+        ("GET /metrics HTTP/1.1\r\nHost: x\r\nX-Y: ", "", Then::Reads),
+        ("G", "E", Then::Reads),
+        (&format!("GET / HTTP/1.1\r\nX: {y}"), &y, Then::Reads),
+        (&metrics, "", Then::Stares),
+        // Keeps the connection.
+        (&request("/healthz"), "", Then::Reads),
+        // Much on one connection, one request behind the other.
+        (&metrics.repeat(20), "", Then::Stares),
+        ("", "", Then::HalfClosed),
+        ("", "", Then::Gone),
+        // No HTTP; and a body that never comes.
+        ("\u{16}\u{3}\u{1}\u{2}\0\u{1}\0\r\n\r\n", "", Then::Reads),
+        (body, "", Then::Reads),
+    ];
+    let manner = |(said, more, then): (&str, &str, Then)| Manner {
+        said: said.to_owned(),
+        more: more.to_owned(),
+        then,
+    };
+    all.map(manner).to_vec()
+}
 
 /// Connections that one flood keeps open, the newest.
 const KEPT: usize = 3000;
 const TURN: Duration = Duration::from_millis(5);
 
 /// A flood, until it is dropped.
-pub struct Flood {
+struct Flood {
     stop: Arc<AtomicBool>,
-    pub connections: Arc<AtomicU64>,
+    connections: Arc<AtomicU64>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Flood {
     /// So many connections a second, which take these manners in turn.
-    pub fn start(address: SocketAddr, rate: u64, manners: &[Manner]) -> Self {
+    fn start(address: SocketAddr, rate: u64, manners: Vec<Manner>) -> Self {
         let (stop, connections) = (Arc::new(AtomicBool::new(false)), Arc::default());
-        let (ended, count, manners) =
-            (Arc::clone(&stop), Arc::clone(&connections), manners.to_vec());
+        let (ended, count) = (Arc::clone(&stop), Arc::clone(&connections));
         let thread = std::thread::spawn(move || flood(address, rate, &manners, &ended, &count));
         Flood { stop, connections, thread: Some(thread) }
     }
 
     /// Waits until there have been so many connections.
-    pub fn reached(&self, count: u64) {
+    fn reached(&self, count: u64) {
         let began = Instant::now();
         while self.connections.load(Ordering::Relaxed) < count {
             assert!(began.elapsed() < Duration::from_secs(120), "nobody can connect");
@@ -185,7 +194,7 @@ impl Drop for Flood {
 }
 
 fn flood(address: SocketAddr, rate: u64, manners: &[Manner], stop: &AtomicBool, count: &AtomicU64) {
-    let mut open: VecDeque<(Manner, TcpStream)> = VecDeque::new();
+    let mut open: VecDeque<(&Manner, TcpStream)> = VecDeque::new();
     let began = Instant::now();
     let mut made = 0u64;
     while !stop.load(Ordering::Relaxed) {
@@ -193,7 +202,7 @@ fn flood(address: SocketAddr, rate: u64, manners: &[Manner], stop: &AtomicBool, 
         // A client that lags does not catch up with a burst of seconds.
         made = made.max(due.saturating_sub(rate / 10));
         while made < due {
-            let manner = manners[usize::try_from(made).unwrap() % manners.len()];
+            let manner = &manners[usize::try_from(made).unwrap() % manners.len()];
             made += 1;
             let Ok(stream) = TcpStream::connect_timeout(&address, Duration::from_secs(1)) else {
                 continue;
@@ -206,46 +215,28 @@ fn flood(address: SocketAddr, rate: u64, manners: &[Manner], stop: &AtomicBool, 
         while open.len() > KEPT {
             open.pop_front();
         }
-        open.retain_mut(|(manner, stream)| go_on(*manner, stream));
+        open.retain_mut(|(manner, stream)| go_on(manner, stream));
         std::thread::sleep(TURN);
     }
 }
 
 /// What it says first; whether it stays.
-fn begin(manner: Manner, mut stream: &TcpStream) -> bool {
-    let metrics = "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n";
-    let probe = "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n";
-    let said = match manner {
-        Manner::Silent | Manner::Gone => String::new(),
-        Manner::HalfHead => "GET /metrics HTTP/1.1\r\nHost: x\r\nX-Y: ".to_owned(),
-        Manner::Drip => "G".to_owned(),
-        Manner::Endless => format!("GET / HTTP/1.1\r\nX: {}", "y".repeat(2000)),
-        Manner::AsksAndStares => metrics.to_owned(),
-        Manner::AsksAndStays => probe.to_owned(),
-        Manner::Pipelines => metrics.repeat(20),
-        Manner::HalfClosed => {
-            let _ = stream.shutdown(std::net::Shutdown::Write);
-            String::new()
-        }
-        Manner::Garbage => "\u{16}\u{3}\u{1}\u{2}\0\u{1}\0\r\n\r\n".to_owned(),
-        Manner::NoBody => {
-            "POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n".to_owned()
-        }
-    };
-    let _ = stream.write_all(said.as_bytes());
-    manner != Manner::Gone
+fn begin(manner: &Manner, mut stream: &TcpStream) -> bool {
+    if manner.then == Then::HalfClosed {
+        let _ = stream.shutdown(std::net::Shutdown::Write);
+    }
+    let _ = stream.write_all(manner.said.as_bytes());
+    manner.then != Then::Gone
 }
 
 /// Its next turn; whether it is still there.
-fn go_on(manner: Manner, stream: &mut TcpStream) -> bool {
-    let bytes: &[u8] = match manner {
-        Manner::Drip => b"E",
-        Manner::Endless => &[b'y'; 2000],
-        Manner::AsksAndStares | Manner::Pipelines => return true,
-        _ => b"",
-    };
+fn go_on(manner: &Manner, stream: &mut TcpStream) -> bool {
+    if manner.then == Then::Stares {
+        return true;
+    }
     let gone = |error: &std::io::Error| error.kind() != std::io::ErrorKind::WouldBlock;
-    if !bytes.is_empty() && stream.write(bytes).is_err_and(|error| gone(&error)) {
+    let more = manner.more.as_bytes();
+    if !more.is_empty() && stream.write(more).is_err_and(|error| gone(&error)) {
         return false;
     }
     !matches!(stream.read(&mut [0; 256]), Ok(0) | Err(_)) || still_open(stream)
@@ -263,7 +254,7 @@ fn still_open(stream: &TcpStream) -> bool {
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Whether it is answered with 200.
-pub fn probe(address: SocketAddr, path: &str) -> Result<(), String> {
+fn probe(address: SocketAddr, path: &str) -> Result<(), String> {
     let ask = || -> std::io::Result<String> {
         let mut stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
         stream.set_read_timeout(Some(TIMEOUT))?;
@@ -394,7 +385,7 @@ fn gate(pages: &Path) -> std::os::fd::OwnedFd {
 async fn a_flood_at_every_door_at_once_starves_none() {
     let _alone = alone();
     let (node, address) = serving_with(Some(FEW)).await;
-    let flood = Flood::start(address, 1000, &ALL);
+    let flood = Flood::start(address, 1000, manners());
     let admin = node.dir.path().join("admin.sock");
     let held =
         tokio::task::spawn_blocking(move || say_and_stay(&admin, 300, PREFACE)).await.unwrap();
