@@ -217,42 +217,30 @@ async fn a_second_plugin_on_the_same_pages_ends_and_names_the_first() {
     let link = node.dir.path().join("link");
     std::os::unix::fs::symlink(&pages, &link).unwrap();
     let dotted = node.dir.path().join("kubelet/../pages");
-    for path in [&pages, &link, &dotted] {
+    let is_refused = |path: &std::path::Path| {
         let output = second(&node, &path.display().to_string());
         let text = stderr(&output);
         assert_eq!(output.status.code(), Some(1), "{text}");
         assert!(text.contains("paths.pages") && text.contains("another Tessera plugin"), "{text}");
         assert!(text.contains(&format!("pid {pid}")), "{text}");
         assert!(text.contains("tessera") && text.contains("stop it"), "{text}");
-    }
+    };
+    [&pages, &link, &dotted].into_iter().for_each(|path| is_refused(path));
     assert_eq!(node.kubelet.registrations(), registrations, "the second takes nothing");
-    // The first goes on.
+    // Pages that are removed as a whole are made again, and the second is kept out of the new ones as well.
+    std::fs::remove_dir_all(&pages).unwrap();
     node.start_pod("b", 1).await;
+    until(|| {
+        // Held by a lock on the directory: nobody else gets it.
+        let file = std::fs::File::open(&pages).ok()?;
+        file.try_lock().is_err().then_some(())
+    })
+    .await;
+    is_refused(&pages);
     let status = node.json();
     let warnings = status["warnings"].as_array().unwrap();
     let flagged = |text: &serde_json::Value| text.as_str().unwrap().contains("outside");
     assert!(!warnings.iter().any(flagged), "{status:#}");
-}
-
-/// Killed or terminated: the next one starts at once, and running pods are not touched.
-#[tokio::test]
-async fn the_next_plugin_has_the_pages_as_soon_as_the_one_before_is_gone() {
-    let mut node = Simulated::new("replicas = 4").await;
-    node.serve().await;
-    let ids = node.start_pod("a", 1).await.ids;
-    for round in 0..6 {
-        match round % 2 {
-            0 => node.kill(),
-            _ => assert_eq!(node.terminate().await, Some(0)),
-        }
-        let lists = node.kubelet.lists();
-        node.launch();
-        bounded(node.kubelet.wait_until(|kubelet| kubelet.lists() > lists)).await;
-        let id = tessera_harness::plugin::id_of(&ids).to_string();
-        let status = node.json();
-        assert!(status["allocations"].as_array().unwrap().iter().any(|a| a["id"] == id.as_str()));
-    }
-    assert_eq!(node.kubelet.allocatable(GPU), 8);
 }
 
 /// One that starts while the other still ends waits a moment instead of giving up.
@@ -272,22 +260,4 @@ async fn a_plugin_that_starts_while_the_one_before_ends_takes_over() {
     let mut before = before;
     until(|| before.try_wait().unwrap()).await;
     bounded(node.kubelet.wait_until(|kubelet| kubelet.lists() > lists)).await;
-}
-
-/// Pages that are removed as a whole are made again; the second is kept out of the new ones as well.
-#[tokio::test]
-async fn a_pages_directory_that_was_removed_and_made_again_is_still_the_firsts() {
-    let mut node = Simulated::new("replicas = 4").await;
-    node.serve().await;
-    let pages = node.dir.path().join("pages");
-    std::fs::remove_dir_all(&pages).unwrap();
-    node.start_pod("a", 1).await;
-    until(|| {
-        // Held by a lock on the directory: nobody else gets it.
-        let file = std::fs::File::open(&pages).ok()?;
-        file.try_lock().is_err().then_some(())
-    })
-    .await;
-    let output = second(&node, &pages.display().to_string());
-    assert!(stderr(&output).contains("another Tessera plugin"), "{}", stderr(&output));
 }

@@ -266,6 +266,9 @@ async fn tells_who_holds_which_replica_and_what_is_offered() {
     let offered = bounded(pod_resources.allocatable(GPU)).await.unwrap();
     assert_eq!(offered.into_iter().collect::<Vec<_>>(), ["replica-0", "replica-1", "replica-2"]);
     assert!(bounded(pod_resources.allocatable("example.com/none")).await.unwrap().is_empty());
+    // It goes on after kubelet's restart.
+    node.kubelet.restart().await.unwrap();
+    bounded(pod_resources.list(Duration::ZERO)).await.unwrap();
 }
 
 #[tokio::test]
@@ -291,17 +294,6 @@ async fn asks_kubelet_seldom() {
     assert_eq!(two.unwrap(), [holding("llm", "server", &["replica-0"])]);
     assert_eq!(node.kubelet.pod_lists(), 2);
     assert!(started.elapsed() > Duration::from_millis(300), "{:?}", started.elapsed());
-}
-
-#[tokio::test]
-async fn goes_on_after_kubelets_restart() {
-    let node = Node::new().await;
-    let _plugin = node.plugin(1);
-    bounded(node.kubelet.wait_allocatable(GPU, 1)).await;
-    let pod_resources = PodResources::new(node.kubelet.pod_resources_socket());
-    bounded(pod_resources.list(Duration::ZERO)).await.unwrap();
-    node.kubelet.restart().await.unwrap();
-    bounded(pod_resources.list(Duration::ZERO)).await.unwrap();
 }
 
 #[tokio::test]

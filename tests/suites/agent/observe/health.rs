@@ -163,6 +163,7 @@ async fn a_driver_that_is_loaded_again_brings_its_gpus_back() {
 #[tokio::test]
 async fn a_restart_of_the_plugin_forgets_no_sick_gpu() {
     let mut node = Node::start().await;
+    let held = node.0.start_pod("a", 1).await.ids.remove(0);
     node.0.control(&["ecc", "1", "3"]);
     node.stands(1, "suspect", "without trouble").await;
     for (gpu, xid) in [("0", "74"), ("1", "48")] {
@@ -178,6 +179,7 @@ async fn a_restart_of_the_plugin_forgets_no_sick_gpu() {
             assert_eq!(gpu["health_reason"], xid, "after it was {end}");
         }
         assert_eq!(node.0.kubelet.allocatable(GPU), 0);
+        assert_eq!(node.0.json()["allocations"][0]["replica_ids"][0], held.as_str(), "{end}");
         let text = String::from_utf8(node.0.run(&["status"]).stdout).unwrap();
         assert!(text.contains("XID 74") && text.contains("XID 48"), "{text}");
     }
@@ -213,16 +215,6 @@ async fn a_reboot_lifts_what_a_reset_lifts() {
     ledger.close();
     node.0.launch();
     node.offers(8).await;
-}
-
-#[tokio::test]
-async fn a_gpu_that_is_lost_when_the_plugin_starts_is_left_out_and_said_so() {
-    let mut node = Node(Simulated::new(FAST).await);
-    node.0.control(&["lose", "0"]);
-    node.0.serve().await;
-    node.offers(4).await;
-    let warnings = node.0.json()["warnings"].to_string();
-    assert!(warnings.contains("GPU 0 is lost"), "{warnings}");
 }
 
 // One GPU of four does not answer a question that the plugin's start asks: the others are sold, it is named with the
@@ -352,6 +344,7 @@ async fn a_gpu_that_does_not_answer_at_the_start_is_named_and_sold_when_it_does(
         assert_eq!(known == uuid(2), asked == "memory", "{gpu}");
         let warnings = status["warnings"].to_string();
         assert!(warnings.contains("GPU 2 ") && warnings.contains(asked), "{warnings}");
+        assert_eq!(warnings.contains(" is lost and not sold"), error == "lost", "{warnings}");
         let text = String::from_utf8(node.run(&["status"]).stdout).unwrap();
         assert!(text.contains("ATTENTION: 1 thing") && text.contains("GPU 2 "), "{text}");
 
@@ -404,6 +397,10 @@ async fn filters_come_before_questions() {
         let (sold, notes) = offered(&node);
         (sold.len(), notes)
     };
+    // One without memory of its own is called so.
+    node.control(&["fail", "2", "nvmlDeviceGetMemoryInfo", "not-supported"]);
+    let (count, notes) = with("");
+    assert!(count == 3 && notes.contains("GB10"), "{notes}");
     node.control(&["fail", "2", "nvmlDeviceGetMemoryInfo", "unknown"]);
     for name in ["2", &uuid(2), "0000:22:00.0", "00000000:22:00.0"] {
         assert_eq!(with(&format!("exclude = [\"{name}\"]")), (3, String::new()), "{name}");
@@ -488,14 +485,6 @@ async fn a_virtual_gpu_is_sold_only_by_name() {
         let (sold, notes) = offered(&node);
         assert_eq!((sold.len(), notes), (count, String::new()), "{include}");
     }
-}
-
-#[tokio::test]
-async fn a_gpu_without_memory_of_its_own_is_called_so() {
-    let node = four().await;
-    node.control(&["fail", "2", "nvmlDeviceGetMemoryInfo", "not-supported"]);
-    let (sold, notes) = offered(&node);
-    assert!(sold.len() == 3 && notes.contains("GB10"), "{notes}");
 }
 
 #[tokio::test]

@@ -217,11 +217,40 @@ fn configuration(node: &Simulated) -> Value {
     node.json()["plugin"]["configuration"].clone()
 }
 
+/// What `config plan` says of a file that it reads from standard input.
+fn plan(node: &Simulated, output: &str, text: &str) -> (Option<i32>, String) {
+    let mut command = node.command();
+    command.args(["config", "plan", "-", "-o", output]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    (output.status.code(), String::from_utf8(output.stdout).unwrap())
+}
+
 #[tokio::test]
 async fn a_plugin_that_starts_with_a_bad_file_goes_on_with_the_last_good_one() {
     let mut node = Simulated::serving().await;
     node.start_pod("a", 1).await;
     let good = configuration(&node)["hash"].clone();
+    // The file cannot be read, and so does not say where the ledger is, which is not where it is by default.
+    let (file, aside) = (node.file(), node.dir.path().join("aside"));
+    let breaks: [&dyn Fn(); 4] = [
+        &|| std::fs::rename(&file, &aside).unwrap(),
+        &|| std::fs::create_dir(&file).unwrap(),
+        &|| std::fs::write(&file, b"\xff\xfe").unwrap(),
+        &|| std::fs::write(&file, "[paths\nledger").unwrap(),
+    ];
+    for (n, damage) in breaks.into_iter().enumerate() {
+        assert_eq!(node.terminate().await, Some(0));
+        if file.is_dir() {
+            std::fs::remove_dir(&file).unwrap();
+        }
+        damage();
+        node.serve().await;
+        bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
+        assert_eq!(configuration(&node)["hash"], good, "{n}");
+    }
+    std::fs::rename(&aside, &file).unwrap();
     // A fraction of a GPU too many, and then not even TOML: as kubelet restarts it with both.
     for (from, to) in [("replicas = 4", "replicas = 4\nmemory = \"70Gi\""), ("[share]", "[share")] {
         node.configure(from, to);
@@ -242,31 +271,6 @@ async fn a_plugin_that_starts_with_a_bad_file_goes_on_with_the_last_good_one() {
     let refused = node.run(&["serve"]);
     assert_eq!(refused.status.code(), Some(64));
     assert!(stderr(&refused).contains("config.toml:1: "), "{}", stderr(&refused));
-}
-
-/// Whose ledger is not the default one, so that the file has to say where it is.
-#[tokio::test]
-async fn a_plugin_whose_file_cannot_be_read_goes_on_with_the_last_good_one() {
-    let mut node = Simulated::serving().await;
-    let good = configuration(&node)["hash"].clone();
-    let file = node.file();
-    let aside = node.dir.path().join("aside");
-    let breaks: [&dyn Fn(); 4] = [
-        &|| std::fs::rename(&file, &aside).unwrap(),
-        &|| std::fs::create_dir(&file).unwrap(),
-        &|| std::fs::write(&file, b"\xff\xfe").unwrap(),
-        &|| std::fs::write(&file, "[paths\nledger").unwrap(),
-    ];
-    for (n, damage) in breaks.into_iter().enumerate() {
-        assert_eq!(node.terminate().await, Some(0));
-        if file.is_dir() {
-            std::fs::remove_dir(&file).unwrap();
-        }
-        damage();
-        node.serve().await;
-        bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
-        assert_eq!(configuration(&node)["hash"], good, "{n}");
-    }
 }
 
 #[tokio::test]
@@ -321,13 +325,8 @@ async fn a_plan_tells_what_would_change_and_changes_nothing() {
     assert_eq!(node.kubelet.allocatable(GPU), 8);
 
     // A bad one, from standard input.
-    let mut command = node.command();
-    command.args(["config", "plan", "-"]).stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut child = command.spawn().unwrap();
-    child.stdin.take().unwrap().write_all(b"[share]\nreplicas = 999\n").unwrap();
-    let refused = child.wait_with_output().unwrap();
-    assert_eq!(refused.status.code(), Some(64));
-    let shown = String::from_utf8_lossy(&refused.stdout).into_owned();
+    let (status, shown) = plan(&node, "text", "[share]\nreplicas = 999\n");
+    assert_eq!(status, Some(64));
     assert!(shown.contains("(standard input):2: share.replicas: must be from 1"), "{shown}");
 
     node.terminate().await;
@@ -338,16 +337,7 @@ async fn a_plan_tells_what_would_change_and_changes_nothing() {
 #[tokio::test]
 async fn a_part_of_a_file_is_planned_with_what_it_says_and_the_rest_by_name() {
     let node = Simulated::serving().await;
-    let plan = |output: &str| {
-        let mut command = node.command();
-        command
-            .args(["config", "plan", "-", "-o", output])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        child.stdin.take().unwrap().write_all(b"[share]\nreplicas = 2\n").unwrap();
-        String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap()
-    };
+    let plan = |output: &str| plan(&node, output, "[share]\nreplicas = 2\n").1;
     let text = plan("text");
     let said = text.split("NOT IN THE FILE").next().unwrap();
     assert!(said.contains("share.replicas") && !said.contains("paths."), "{text}");
@@ -357,15 +347,8 @@ async fn a_part_of_a_file_is_planned_with_what_it_says_and_the_rest_by_name() {
     assert!(rest.len() < 9, "names, and no line for each: {text}");
     // Its values are in the JSON.
     let json: Value = serde_json::from_str(&plan("json")).unwrap();
-    let change = |key: &str| {
-        json["changes"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .find(|change| change["key"] == key)
-            .unwrap()
-            .clone()
-    };
+    let changes = json["changes"].as_array().unwrap();
+    let change = |key: &str| changes.iter().find(|change| change["key"] == key).unwrap();
     assert_eq!(change("share.replicas")["absent"], false);
     assert_eq!(change("paths.admin")["absent"], true);
     assert!(change("paths.admin")["before"].is_string());

@@ -106,7 +106,14 @@ impl Terminal {
     }
 
     fn ends(&mut self) -> bool {
-        ends(&mut self.child)
+        let deadline = Instant::now() + BOUND;
+        while Instant::now() < deadline {
+            if self.child.try_wait().unwrap().is_some() {
+                return true;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        false
     }
 }
 
@@ -116,17 +123,6 @@ impl Drop for Terminal {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-fn ends(child: &mut Child) -> bool {
-    let deadline = Instant::now() + BOUND;
-    while Instant::now() < deadline {
-        if child.try_wait().unwrap().is_some() {
-            return true;
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    false
 }
 
 /// It went on for ever, with a CPU of its own: the terminal's library reads what has hung up again and again.
@@ -139,21 +135,16 @@ fn top_ends_with_its_terminal() {
 }
 
 #[test]
-fn top_ends_when_asked_to() {
-    let mut terminal = top();
-    terminal.drawn();
-    terminal.master.as_mut().unwrap().write_all(b"q").unwrap();
-    terminal.is_given_back();
-    assert!(terminal.ends());
-}
-
-#[test]
 fn whoever_ends_top_finds_the_terminal_as_it_was() {
-    for signal in [Signal::SIGTERM, Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT] {
+    let signals = [Signal::SIGTERM, Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT];
+    for signal in signals.map(Some).into_iter().chain([None]) {
         let mut terminal = top();
         terminal.drawn();
-        terminal.send(signal);
-        assert!(terminal.ends(), "{signal}");
+        match signal {
+            Some(signal) => terminal.send(signal),
+            None => terminal.master.as_mut().unwrap().write_all(b"q").unwrap(),
+        }
+        assert!(terminal.ends(), "{signal:?}");
         terminal.is_given_back();
     }
 }
