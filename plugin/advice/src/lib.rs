@@ -33,29 +33,3 @@ pub struct Observed<'a> {
     /// Series of tenants over the window. Any bucket length will do; a finer one sees more of bursts.
     pub history: &'a Answer,
 }
-
-/// What is asked.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Question<'a> {
-    /// Only this namespace; empty for all.
-    pub namespace: &'a str,
-    /// Only the workload of this pod, as `pod` or `namespace/pod`; empty for all.
-    pub pod: &'a str,
-    /// The window's beginning, Unix milliseconds. Earlier buckets are not looked at.
-    pub since_unix_ms: i64,
-    /// When it is asked.
-    pub now_unix_ms: i64,
-}
-
-impl Question<'_> {
-    fn wants_namespace(&self, namespace: &str) -> bool {
-        self.namespace.is_empty() || self.namespace == namespace
-    }
-
-    fn wants_pod(&self, namespace: &str, pod: &str) -> bool {
-        match self.pod.split_once('/') {
-            Some((of, name)) => of == namespace && name == pod,
-            None => self.pod.is_empty() || self.pod == pod,
-        }
-    }
-}

@@ -7,13 +7,13 @@ use tessera_config::Advice;
 use tessera_model::percent::format_cores;
 use tessera_model::quantity::format_bytes;
 use tessera_model::time_format;
-use tessera_view::advice::{Change, Recommendation, Recommendations, Settings};
+use tessera_view::advice::{Change, Recommendation, Recommendations, Scope, Settings};
 use tessera_view::tenant::ComputePolicy;
 
+use crate::Observed;
 use crate::changes::{Target, changes};
 use crate::sample::{Sample, WHOLE, percentile};
 use crate::workloads::{Confidence, Key, Part, Workload, workloads};
-use crate::{Observed, Question};
 
 /// Advised memory is whole multiples of this.
 pub(crate) const MEMORY_STEP: u64 = 64 << 20;
@@ -28,15 +28,11 @@ const REFUSED_MARGIN: u64 = 10;
 
 /// Advice for every workload and container in question, in order of names. An empty list means that nothing of
 /// what was asked for was seen or lives.
-pub fn recommend(
-    observed: &[Observed<'_>],
-    settings: &Advice,
-    question: &Question<'_>,
-) -> Recommendations {
-    let advised = workloads(observed, question);
+pub fn recommend(observed: &[Observed<'_>], settings: &Advice, scope: &Scope) -> Recommendations {
+    let advised = workloads(observed, scope);
     Recommendations {
         api_version: tessera_view::API_VERSION.to_owned(),
-        at_unix_ms: question.now_unix_ms,
+        at_unix_ms: asked_at(observed),
         settings: Some(Settings {
             memory_percentile: settings.memory_percentile,
             memory_margin: settings.memory_margin,
@@ -45,7 +41,7 @@ pub fn recommend(
         }),
         workloads: advised
             .iter()
-            .map(|(key, workload)| one(*key, workload, observed, settings, question))
+            .map(|(key, workload)| one(*key, workload, observed, settings, scope))
             .collect(),
         remarks: remarks(observed),
     }
@@ -64,12 +60,17 @@ pub(crate) fn remarks(observed: &[Observed<'_>]) -> Vec<String> {
     observed.iter().flat_map(of).collect()
 }
 
+/// The latest instant of all nodes.
+pub(crate) fn asked_at(observed: &[Observed<'_>]) -> i64 {
+    observed.iter().map(|one| one.node.at_unix_ms).max().unwrap_or(0)
+}
+
 fn one(
     (namespace, name, container, part): Key<'_>,
     workload: &Workload<'_>,
     observed: &[Observed<'_>],
     settings: &Advice,
-    question: &Question<'_>,
+    scope: &Scope,
 ) -> Recommendation {
     let now = Now::of(workload);
     let mut advice = Recommendation {
@@ -84,7 +85,7 @@ fn one(
         recommended_cores_millis: now.cores_millis,
         confidence: Confidence::Low.name().to_owned(),
         observed_seconds: workload.seen.observed_ms as f64 / 1000.0,
-        since_unix_ms: question.since_unix_ms,
+        since_unix_ms: scope.since_unix_ms,
         ..Recommendation::default()
     };
     if workload.samples.is_empty() {

@@ -5,19 +5,19 @@ mod recommending;
 
 use proptest::prelude::*;
 use tessera_config::Advice;
-use tessera_view::advice::{Recommendation, Recommendations, Waste};
+use tessera_view::advice::{Recommendation, Recommendations, Scope, Waste};
 use tessera_view::history::TenantPoint;
 use tessera_view::tenant::ComputePolicy;
 
+use crate::Observed;
 use crate::fixtures::{GIB, HOUR, Hour, Limits, MIDNIGHT, Made, busy};
-use crate::{Observed, Question};
 
 fn observed(made: &[Made]) -> Vec<Observed<'_>> {
     made.iter().map(|one| Observed { node: &one.node, history: &one.history }).collect()
 }
 
 fn recommend(made: &[Made]) -> Recommendations {
-    crate::recommend(&observed(made), &Advice::default(), &Question::default())
+    crate::recommend(&observed(made), &Advice::default(), &Scope::default())
 }
 
 /// Of the only workload there is.
@@ -28,7 +28,7 @@ fn only(made: &[Made]) -> Recommendation {
 }
 
 fn waste(made: &[Made], settings: &Advice) -> Waste {
-    crate::waste(&observed(made), settings, &Question::default())
+    crate::waste(&observed(made), settings, &Scope::default())
 }
 
 #[track_caller]
@@ -159,7 +159,7 @@ fn told_in(got: &[u8], step: usize) -> Made {
 fn wasted_since(made: &Made, since_unix_ms: i64) -> Waste {
     let observed = [Observed { node: &made.node, history: &made.history }];
     let settings = Advice { price_millis_per_gpu_hour: 2000, ..Advice::default() };
-    crate::waste(&observed, &settings, &Question { since_unix_ms, ..Question::default() })
+    crate::waste(&observed, &settings, &Scope { since_unix_ms, ..Scope::default() })
 }
 
 /// A pod that is seen from the `from`-th ten seconds on, and works in those that say so; in buckets of `step` seconds.

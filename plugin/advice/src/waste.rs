@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use tessera_config::Advice;
-use tessera_view::advice::{NamespaceWaste, TenantWaste, Waste};
+use tessera_view::advice::{NamespaceWaste, Scope, TenantWaste, Waste};
 use tessera_view::workload;
 
-use crate::recommend::{millis, remarks};
+use crate::Observed;
+use crate::recommend::{asked_at, millis, remarks};
 use crate::sample::{Sample, WHOLE, ceil};
 use crate::workloads::{Confidence, Seen};
-use crate::{Observed, Question};
 
 const HOUR_MS: f64 = 3_600_000.0;
 const HOUR: i64 = 3_600_000;
@@ -58,8 +58,8 @@ struct Bucket {
 /// highest memory in the window and of the GPU time wanted within the hour, and nothing while the container was
 /// idle: without work on a GPU for longer than `idle_after`. What it did on the CPU does not matter. Buckets of any
 /// length give the same, because an hour is compared with an hour.
-pub fn waste(observed: &[Observed<'_>], settings: &Advice, question: &Question<'_>) -> Waste {
-    let mut holders = holders(observed, question);
+pub fn waste(observed: &[Observed<'_>], settings: &Advice, scope: &Scope) -> Waste {
+    let mut holders = holders(observed, scope);
     let price = settings.price_per_gpu_hour();
     let mut namespaces: BTreeMap<&str, NamespaceWaste> = BTreeMap::new();
     for ((namespace, pod, container, _), holder) in &mut holders {
@@ -76,8 +76,8 @@ pub fn waste(observed: &[Observed<'_>], settings: &Advice, question: &Question<'
     }
     let mut waste = Waste {
         api_version: tessera_view::API_VERSION.to_owned(),
-        at_unix_ms: question.now_unix_ms,
-        since_unix_ms: question.since_unix_ms,
+        at_unix_ms: asked_at(observed),
+        since_unix_ms: scope.since_unix_ms,
         price_per_gpu_hour: price,
         currency: settings.currency.clone(),
         namespaces: namespaces.into_values().collect(),
@@ -102,21 +102,18 @@ pub fn largest_first(waste: &mut Waste) {
     });
 }
 
-fn holders<'a>(
-    observed: &[Observed<'a>],
-    question: &Question<'_>,
-) -> BTreeMap<Key<'a>, Holder<'a>> {
+fn holders<'a>(observed: &[Observed<'a>], scope: &Scope) -> BTreeMap<Key<'a>, Holder<'a>> {
     let mut holders: BTreeMap<Key<'a>, Holder<'a>> = BTreeMap::new();
     for Observed { node, history } in observed {
         for series in &history.tenants {
-            if !question.wants_namespace(&series.namespace)
-                || !question.wants_pod(&series.namespace, &series.pod)
+            if !scope.wants_namespace(&series.namespace)
+                || !scope.wants_pod(&series.namespace, &series.pod)
             {
                 continue;
             }
             let samples = series.points.iter().filter_map(Sample::of);
             let samples: Vec<Sample> = samples
-                .filter_map(|one| one.since(question.since_unix_ms, history.step_seconds))
+                .filter_map(|one| one.since(scope.since_unix_ms, history.step_seconds))
                 .collect();
             if samples.is_empty() {
                 continue;
@@ -131,7 +128,6 @@ fn holders<'a>(
             holder.live |= series.live;
             // The node's own clock: buckets are of it.
             holder.now_unix_ms = match (history.at_unix_ms, node.at_unix_ms) {
-                (0, 0) => question.now_unix_ms,
                 (0, at) | (at, _) => at,
             };
             for sample in &samples {

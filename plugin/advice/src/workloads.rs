@@ -3,12 +3,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use tessera_view::advice::Scope;
 use tessera_view::gpu::Gpu;
 use tessera_view::tenant::Tenant;
 use tessera_view::workload;
 
+use crate::Observed;
 use crate::sample::Sample;
-use crate::{Observed, Question};
 
 /// Namespace, workload, container, and which of the container's allocations.
 pub(crate) type Key<'a> = (&'a str, &'a str, &'a str, Part<'a>);
@@ -33,7 +34,7 @@ pub(crate) struct Workload<'a> {
 /// By workload and container, in order of names. Tenants that nobody named are in no workload.
 pub(crate) fn workloads<'a>(
     observed: &[Observed<'a>],
-    question: &Question<'_>,
+    scope: &Scope,
 ) -> BTreeMap<Key<'a>, Workload<'a>> {
     let mut found: BTreeMap<Key<'a>, Workload<'a>> = BTreeMap::new();
     let parts = Parts::of(observed);
@@ -42,7 +43,7 @@ pub(crate) fn workloads<'a>(
         let gpus: BTreeMap<&str, &'a Gpu> =
             node.gpus.iter().map(|gpu| (gpu.uuid.as_str(), gpu)).collect();
         for tenant in node.tenants.iter().filter(|one| one.state != "parked") {
-            let Some(of) = container(tenant).filter(|of| question.wants_namespace(of.0)) else {
+            let Some(of) = container(tenant).filter(|of| scope.wants_namespace(of.0)) else {
                 continue;
             };
             let part = parts.get(of, (at, &tenant.id, &tenant.pod)).unwrap_or(Part::Whole);
@@ -57,12 +58,12 @@ pub(crate) fn workloads<'a>(
         let mut observed_ms: BTreeMap<(&str, u64, i64), (Key<'a>, u64)> = BTreeMap::new();
         for series in &history.tenants {
             let named = name(&series.namespace, &series.workload, &series.pod, &series.container);
-            let Some(of) = named.filter(|of| question.wants_namespace(of.0)) else { continue };
+            let Some(of) = named.filter(|of| scope.wants_namespace(of.0)) else { continue };
             let samples: Vec<Sample> = series
                 .points
                 .iter()
                 .filter_map(Sample::of)
-                .filter_map(|sample| sample.since(question.since_unix_ms, history.step_seconds))
+                .filter_map(|sample| sample.since(scope.since_unix_ms, history.step_seconds))
                 .collect();
             if samples.is_empty() {
                 continue;
@@ -92,7 +93,7 @@ pub(crate) fn workloads<'a>(
         workload.seen.pods = workload.pods.len();
         workload.has_unattributed = unattributed.contains(&(key.0, key.1, key.2));
     }
-    found.retain(|key, workload| workload.pods.iter().any(|pod| question.wants_pod(key.0, pod)));
+    found.retain(|key, workload| workload.pods.iter().any(|pod| scope.wants_pod(key.0, pod)));
     found
 }
 

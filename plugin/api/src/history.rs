@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use tessera_advice::{Observed, Question};
+use tessera_advice::Observed;
 use tessera_config::{Advice, Config};
 use tessera_history::{FlushError, Found, History, Key, Options, QueryError, Series};
 use tessera_model::audit::{self, What};
@@ -14,10 +14,10 @@ use tessera_model::record::Holder;
 use tessera_model::time_format;
 use tessera_store::{Filter, HISTORY_KEPT, Lines};
 use tessera_tenant::regions::Region;
-use tessera_view::advice::{Recommendations, Waste};
+use tessera_view::advice::{Recommendations, Scope, Waste};
 use tessera_view::history::{Answer, Event, Query, TenantSeries};
 use tessera_view::node::Node;
-use tessera_web::source::{Scope, SourceError};
+use tessera_web::SourceError;
 
 use crate::admin::StatusView;
 use crate::explain::line;
@@ -168,14 +168,13 @@ fn recommend(
     now: &Node,
     scope: &Scope,
 ) -> Result<Recommendations, SourceError> {
-    let since_unix_ms = since(now, scope, settings);
+    let scope = &since(now, scope, settings);
     // A workload is judged by all its pods.
-    let history = fine_figures(figures, scope, since_unix_ms)?;
+    let history = fine_figures(figures, scope)?;
     let observed = [Observed { node: now, history: &history }];
-    let question = question(now, scope, since_unix_ms);
-    let advice = tessera_advice::recommend(&observed, settings, &question);
+    let advice = tessera_advice::recommend(&observed, settings, scope);
     if advice.workloads.is_empty() && !scope.pod.is_empty() {
-        let since = time_format::utc(since_unix_ms);
+        let since = time_format::utc(scope.since_unix_ms);
         return Err(SourceError::NotFound(format!(
             "no pod {} has a share here, and none had one since {since}; without a name, the answer lists every \
              workload",
@@ -188,12 +187,8 @@ fn recommend(
 /// Figures for advice. Many neighbours make the history answer in hours, in whose means the minutes vanish in
 /// which a pod used much. So those of one pod's namespace are asked for in minutes, too, and have these where
 /// they are still kept.
-fn fine_figures(
-    figures: &Figures<'_>,
-    scope: &Scope,
-    since_unix_ms: i64,
-) -> Result<Answer, SourceError> {
-    let query = window(scope, since_unix_ms);
+fn fine_figures(figures: &Figures<'_>, scope: &Scope) -> Result<Answer, SourceError> {
+    let query = window(scope);
     let all = figures(&query)?;
     if scope.pod.is_empty() || all.step_seconds < HOUR_S {
         return Ok(all);
@@ -212,18 +207,20 @@ fn waste(
     now: &Node,
     scope: &Scope,
 ) -> Result<Waste, SourceError> {
-    let since_unix_ms = since(now, scope, settings);
-    let history = figures(&window(scope, since_unix_ms))?;
+    let scope = &since(now, scope, settings);
+    let history = figures(&window(scope))?;
     let observed = [Observed { node: now, history: &history }];
-    Ok(tessera_advice::waste(&observed, settings, &question(now, scope, since_unix_ms)))
+    Ok(tessera_advice::waste(&observed, settings, scope))
 }
 
-fn since(now: &Node, scope: &Scope, settings: &Advice) -> i64 {
+/// With the beginning of the window that is meant.
+fn since(now: &Node, scope: &Scope, settings: &Advice) -> Scope {
     let window = i64::try_from(settings.window.as_millis()).unwrap_or(i64::MAX);
-    match scope.since_unix_ms {
+    let since_unix_ms = match scope.since_unix_ms {
         0 => now.at_unix_ms.saturating_sub(window).max(1),
         since => since,
-    }
+    };
+    Scope { since_unix_ms, ..scope.clone() }
 }
 
 /// Hours as far as there is nothing finer, and minutes from then on.
@@ -254,17 +251,9 @@ fn finest(mut hours: Answer, minutes: Answer) -> Answer {
     hours
 }
 
-fn window(scope: &Scope, since_unix_ms: i64) -> Query {
-    Query { namespace: scope.namespace.clone(), since_unix_ms, ..Query::default() }
-}
-
-fn question<'a>(now: &Node, scope: &'a Scope, since_unix_ms: i64) -> Question<'a> {
-    Question {
-        namespace: &scope.namespace,
-        pod: &scope.pod,
-        since_unix_ms,
-        now_unix_ms: now.at_unix_ms,
-    }
+fn window(scope: &Scope) -> Query {
+    let Scope { namespace, since_unix_ms, .. } = scope.clone();
+    Query { namespace, since_unix_ms, ..Query::default() }
 }
 
 /// Most events of an answer, the newest.

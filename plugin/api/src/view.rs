@@ -14,7 +14,7 @@ use tessera_arbiter::trace::{Kind, Recording, Tracing};
 use tessera_model::clock::unix_ms;
 use tessera_rules::shares::FrontEnd;
 use tessera_tenant::regions::Region;
-use tessera_view::advice::{Recommendations, Waste};
+use tessera_view::advice::{Recommendations, Scope, Waste};
 use tessera_view::explain::Explanations;
 use tessera_view::fleet::{Entry, Fleet};
 use tessera_view::node::{Node, Plugin};
@@ -22,7 +22,7 @@ use tessera_view::status::{self, Allocation, Health, Holder, Status};
 use tessera_view::tenant::Tenant;
 use tessera_view::trace::{Args, Event, Trace, name};
 use tessera_view::{API_VERSION, gpu as view, history, workload};
-use tessera_web::source::{Answer, Scope, Source, SourceError};
+use tessera_web::source::{Answer, Source, SourceError};
 
 use crate::admin::{StatusView, Turns};
 use crate::explain;

@@ -12,7 +12,7 @@ use tessera_config::Config;
 use tessera_fleet::merge::{Answered, answered};
 use tessera_fleet::{AskError, Fleet, Question, Why};
 use tessera_model::printable;
-use tessera_view::advice::{Recommendations, Waste};
+use tessera_view::advice::{Recommendations, Scope, Waste};
 use tessera_view::change::Call;
 use tessera_view::explain::Explanation;
 use tessera_view::history::{Answer, Query};
@@ -20,7 +20,6 @@ use tessera_view::status::Status;
 use tessera_view::trace::Trace;
 use tessera_view::{API_VERSION, fleet};
 use tessera_web::client::ClientError;
-use tessera_web::source::Scope;
 
 use crate::kubectl::Common;
 

@@ -9,12 +9,11 @@ use serde::de::DeserializeOwned;
 use tessera_cluster::user::{Context, Finished, UserClient};
 use tessera_cluster::{Access, ApiError, Failure};
 use tessera_model::clock::unix_ms;
-use tessera_view::advice::{Recommendations, Waste};
+use tessera_view::advice::{Recommendations, Scope, Waste};
 use tessera_view::explain::Explanation;
 use tessera_view::node::Node;
 use tessera_view::trace::Trace;
 use tessera_view::{API_VERSION, fleet, history};
-use tessera_web::source::Scope;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 

@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use tessera_view::advice::{Recommendations, Waste};
+use tessera_view::advice::{Recommendations, Scope, Waste};
 use tessera_view::explain::Explanations;
 use tessera_view::trace::Trace;
 use tessera_view::{fleet, history};
 use tessera_web::Source;
-use tessera_web::source::{Answer, Scope};
+use tessera_web::source::Answer;
 use tokio::sync::watch;
 
 use crate::ask::AskError;

@@ -2,15 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tessera_advice::{Observed, Question};
+use tessera_advice::Observed;
 use tessera_config::Advice;
 use tessera_view::advice::{
-    Change, NamespaceWaste, Recommendation, Recommendations, Settings, Waste,
+    Change, NamespaceWaste, Recommendation, Recommendations, Scope, Settings, Waste,
 };
 use tessera_view::explain::{Explanation, Explanations};
 use tessera_view::node::Node;
 use tessera_view::{API_VERSION, history};
-use tessera_web::source::Scope;
 
 use crate::ask::{AskError, Why};
 use crate::entries::ahead;
@@ -241,9 +240,8 @@ impl ByNode {
         let observed: Vec<Observed<'_>> =
             seen.iter().map(|(_, (node, history))| Observed { node, history }).collect();
         // Its pod is not asked for: which workloads are is known, and a node need not know that pod.
-        let question =
-            Question { namespace: &scope.namespace, pod: "", since_unix_ms, now_unix_ms };
-        let judged = tessera_advice::recommend(&observed, &careful, &question);
+        let all = Scope { pod: String::new(), since_unix_ms, ..scope.clone() };
+        let judged = tessera_advice::recommend(&observed, &careful, &all);
         let wanted = judged.workloads.into_iter().map(|one| (key(&one), one));
         let wanted = wanted.filter(|(key, _)| self.spread.contains_key(key));
         self.single.extend(wanted);
@@ -381,12 +379,8 @@ mod tests {
     /// As a node's own plugin answers.
     fn advised(seen: &Seen, settings: &Advice) -> Recommendations {
         let observed = [Observed { node: &seen.0, history: &seen.1 }];
-        let question = Question {
-            since_unix_ms: MIDNIGHT,
-            now_unix_ms: MIDNIGHT + 24 * HOUR,
-            ..Question::default()
-        };
-        tessera_advice::recommend(&observed, settings, &question)
+        let scope = Scope { since_unix_ms: MIDNIGHT, ..Scope::default() };
+        tessera_advice::recommend(&observed, settings, &scope)
     }
 
     /// Two nodes, each with a quiet and a busy replica; one is seen before noon, the other after.

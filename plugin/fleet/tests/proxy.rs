@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tessera_cluster::fixtures::{ApiServer, Behind};
 use tessera_fleet::{Fleet, Live, Options, Why, pending};
+use tessera_view::advice::Scope;
 use tessera_view::fleet::Entry;
 use tessera_web::Source;
-use tessera_web::source::Scope;
 
 const LIMIT: Duration = Duration::from_secs(3);
 

@@ -4,6 +4,30 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tessera_model::printable;
 
+/// What advice or waste is asked of.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Scope {
+    /// Only this namespace; empty for all.
+    pub namespace: String,
+    /// Only this pod, of advice its workload, as `pod` or `namespace/pod`; empty for all.
+    pub pod: String,
+    /// The window's beginning, Unix milliseconds: earlier buckets are not looked at. 0 for as early as there is.
+    pub since_unix_ms: i64,
+}
+
+impl Scope {
+    pub fn wants_namespace(&self, namespace: &str) -> bool {
+        self.namespace.is_empty() || self.namespace == namespace
+    }
+
+    pub fn wants_pod(&self, namespace: &str, pod: &str) -> bool {
+        match self.pod.split_once('/') {
+            Some((of, name)) => of == namespace && name == pod,
+            None => self.pod.is_empty() || self.pod == pod,
+        }
+    }
+}
+
 /// Advice for workloads.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]

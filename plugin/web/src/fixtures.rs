@@ -9,7 +9,7 @@ use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
 use tessera_system::locks::lock;
-use tessera_view::advice::{Recommendations, Waste};
+use tessera_view::advice::{Recommendations, Scope, Waste};
 use tessera_view::explain::{Explanation, Explanations, Story};
 use tessera_view::fixtures::MadeUp;
 use tessera_view::fleet::Fleet;
@@ -18,7 +18,7 @@ use tessera_view::tenant::Tenant;
 use tessera_view::trace::Trace;
 use tessera_view::{API_VERSION, history};
 
-use crate::source::{Answer, Scope, Source, SourceError};
+use crate::source::{Answer, Source, SourceError};
 
 /// A made-up fleet that is served.
 #[derive(Clone, Debug)]

@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 
 use axum::http::{StatusCode, Uri};
 use serde::Deserialize;
+use tessera_view::advice::Scope;
 use tessera_view::{history, trace};
 
 use crate::authorise::is_name;
 use crate::source::Refusal;
-use crate::source::Scope;
 
 /// Longest name.
 const LONGEST: usize = 1024;

@@ -9,7 +9,7 @@ use axum::body::Body;
 use axum::http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, Response, StatusCode};
 use axum::response::IntoResponse;
-use tessera_view::advice::{Recommendations, Waste};
+use tessera_view::advice::{Recommendations, Scope, Waste};
 use tessera_view::explain::Explanations;
 use tessera_view::fleet::Fleet;
 use tessera_view::trace::Trace;
@@ -38,17 +38,6 @@ pub enum SourceError {
 
 /// An answer that may take time.
 pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, SourceError>> + Send + 'a>>;
-
-/// What advice or waste is asked of.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Scope {
-    /// Only this namespace; empty for all.
-    pub namespace: String,
-    /// Only this pod; empty for all.
-    pub pod: String,
-    /// The window's beginning; 0 for as early as there is.
-    pub since_unix_ms: i64,
-}
 
 /// A node, or a fleet of them. It answers in full: what a reader may see is left to the server.
 pub trait Source: Send + Sync + 'static {

@@ -2,11 +2,10 @@
 
 use proptest::prelude::*;
 use tessera_config::Advice;
-use tessera_view::advice::Recommendation;
+use tessera_view::advice::{Recommendation, Scope};
 use tessera_view::tenant::ComputePolicy;
 
 use super::{lines, observed, only, waste};
-use crate::Question;
 use crate::fixtures::{GIB, Hour, Limits, Made};
 use crate::recommend::{CORES_STEP, MEMORY_STEP};
 
@@ -53,7 +52,7 @@ fn settings() -> impl Strategy<Value = Advice> {
 
 fn advised(settings: &Advice, limits: Limits, hours: &[Hour]) -> Recommendation {
     let made = [Made::new().pod("chat-0", limits, hours)];
-    crate::recommend(&observed(&made), settings, &Question::default()).workloads.remove(0)
+    crate::recommend(&observed(&made), settings, &Scope::default()).workloads.remove(0)
 }
 
 fn without_refusals(hours: &[Hour]) -> Vec<Hour> {
@@ -202,11 +201,11 @@ proptest! {
         }
         made.history.at_unix_ms = limit as i64;
         let made = [made.clone(), made];
-        let question = Question { since_unix_ms: i64::MIN, ..Question::default() };
+        let scope = Scope { since_unix_ms: i64::MIN, ..Scope::default() };
         let settings = Advice { price_millis_per_gpu_hour: u64::MAX, ..Advice::default() };
-        let advice = crate::recommend(&observed(&made), &settings, &question);
+        let advice = crate::recommend(&observed(&made), &settings, &scope);
         prop_assert_eq!(advice.workloads.len(), 1);
-        let waste = crate::waste(&observed(&made), &settings, &question);
+        let waste = crate::waste(&observed(&made), &settings, &scope);
         for namespace in waste.namespaces {
             prop_assert!(namespace.asked_gpu_hours.is_finite() && namespace.cost.is_finite());
         }

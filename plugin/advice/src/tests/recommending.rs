@@ -2,11 +2,11 @@
 
 use proptest::prelude::*;
 use tessera_config::Advice;
+use tessera_view::advice::Scope;
 use tessera_view::history::Answer;
 use tessera_view::tenant::{ComputePolicy, Tenant};
 
 use super::{lines, only, recommend, says, waste};
-use crate::Question;
 use crate::fixtures::{EIGHTH, GIB, Hour, Limits, MIDNIGHT, Made, busy};
 
 const HALF: Limits =
@@ -218,26 +218,21 @@ fn a_question_narrows() {
         .pod("chat-0", EIGHTH, &[busy(2048, 36.0, 0.0); 3])
         .pod("chat-1", EIGHTH, &[busy(3072, 36.0, 0.0); 3])
         .pod("train-x2v4q", EIGHTH, &[busy(2048, 36.0, 0.0); 3]);
-    let ask = |question: Question<'_>| {
-        let made = [made.clone()];
-        let all = crate::recommend(
-            &super::observed(&made),
-            &tessera_config::Advice::default(),
-            &question,
-        );
-        all.workloads.into_iter().map(|one| (one.workload, one.pods.len())).collect::<Vec<_>>()
+    let all = [made];
+    let advised = |scope| crate::recommend(&super::observed(&all), &Advice::default(), &scope);
+    let ask = |namespace: &str, pod: &str| {
+        let (namespace, pod) = (namespace.to_owned(), pod.to_owned());
+        let workloads = advised(Scope { namespace, pod, since_unix_ms: 0 }).workloads;
+        workloads.into_iter().map(|one| (one.workload, one.pods.len())).collect::<Vec<_>>()
     };
     let chat = vec![("chat".to_owned(), 2)];
     for pod in ["chat-0", "team/chat-1"] {
-        assert_eq!(ask(Question { pod, ..Question::default() }), chat, "{pod}");
+        assert_eq!(ask("", pod), chat, "{pod}");
     }
-    assert!(ask(Question { pod: "other/chat-0", ..Question::default() }).is_empty());
-    assert!(ask(Question { namespace: "other", ..Question::default() }).is_empty());
-    assert_eq!(ask(Question { namespace: "team", ..Question::default() }).len(), 2);
+    assert!(ask("", "other/chat-0").is_empty() && ask("other", "").is_empty());
+    assert_eq!(ask("team", "").len(), 2);
     // What was before the window is not looked at.
-    let late = Question { since_unix_ms: MIDNIGHT + (100 << 32), ..Question::default() };
-    let all = [made.clone()];
-    let late = crate::recommend(&super::observed(&all), &tessera_config::Advice::default(), &late);
+    let late = advised(Scope { since_unix_ms: MIDNIGHT + (100 << 32), ..Scope::default() });
     says(&late.workloads[0].evidence, "nothing was observed yet");
 }
 

@@ -13,8 +13,9 @@ use tessera_model::clock::unix_ms;
 use tessera_model::percent::format_cores;
 use tessera_model::quantity::format_bytes;
 use tessera_model::{duration, printable, time_format};
-use tessera_view::advice::{NamespaceWaste, Recommendation, Recommendations, TenantWaste, Waste};
-use tessera_web::source::Scope;
+use tessera_view::advice::{
+    NamespaceWaste, Recommendation, Recommendations, Scope, TenantWaste, Waste,
+};
 
 use crate::output::{Format, TableFormat, quoted, show, show_table};
 use crate::source::{Failure, Source};

@@ -1,7 +1,7 @@
 use clap::Parser;
 use proptest::prelude::*;
+use tessera_advice::Observed;
 use tessera_advice::fixtures::{EIGHTH, GIB, HOUR, Hour, Limits, MIDNIGHT, Made, busy};
-use tessera_advice::{Observed, Question};
 use tessera_api::print::Paper;
 use tessera_config::Advice;
 use tessera_view::advice::{
@@ -194,8 +194,8 @@ proptest! {
             }
         }
         let Made { node, history } = made;
-        let observed = [tessera_advice::Observed { node: &node, history: &history }];
-        let advice = tessera_advice::recommend(&observed, &tessera_config::Advice::default(), &tessera_advice::Question::default());
+        let observed = [Observed { node: &node, history: &history }];
+        let advice = tessera_advice::recommend(&observed, &Advice::default(), &Scope::default());
         let changes = advice.workloads.iter().flat_map(|one| &one.changes);
         for line in changes.map(|one| &one.text).filter(|line| line.starts_with("tessera ")) {
             let words = words(line);
@@ -221,9 +221,9 @@ fn with(made: Made, pod: &str, container: &str, hours: impl Fn(i64) -> Hour) -> 
     made
 }
 
-fn question(pod: &str, hours: i64) -> Question<'_> {
-    let now_unix_ms = BEGIN + HOURS * HOUR;
-    Question { pod, since_unix_ms: now_unix_ms - hours * HOUR, now_unix_ms, ..Question::default() }
+fn scope(pod: &str, hours: i64) -> Scope {
+    let since_unix_ms = BEGIN + (HOURS - hours) * HOUR;
+    Scope { pod: pod.to_owned(), since_unix_ms, ..Scope::default() }
 }
 
 /// The page has this command with this output.
@@ -249,7 +249,7 @@ fn what_a_workload_could_ask_for() {
     let Made { node, history } = made.later(BEGIN - MIDNIGHT);
     let observed = [Observed { node: &node, history: &history }];
     let pod = "chat-7c9d8f6b5-x2v4q";
-    let advice = tessera_advice::recommend(&observed, &Advice::default(), &question(pod, 7 * 24));
+    let advice = tessera_advice::recommend(&observed, &Advice::default(), &scope(pod, 7 * 24));
     assert_documented(
         &format!("tessera recommend {pod}"),
         &recommend_text(&advice, Paper::plain()),
@@ -267,7 +267,7 @@ fn what_is_wasted() {
     let observed = [Observed { node: &node, history: &history }];
     let settings =
         Advice { price_millis_per_gpu_hour: 2000, currency: "EUR".into(), ..Advice::default() };
-    let wasted = tessera_advice::waste(&observed, &settings, &question("", 24));
+    let wasted = tessera_advice::waste(&observed, &settings, &scope("", 24));
     assert_documented("tessera waste --since 24h", &waste_text(&wasted, Paper::plain()));
 }
 

@@ -3,14 +3,14 @@
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
-use tessera_view::advice::{Recommendation, Recommendations, Waste};
+use tessera_view::advice::{Recommendation, Recommendations, Scope, Waste};
 use tessera_view::explain::Explanations;
 use tessera_view::fleet::{Entry, Fleet};
 use tessera_view::history;
 use tessera_view::node::Node;
 use tessera_view::tenant::Tenant;
 use tessera_view::trace::Trace;
-use tessera_web::source::{Answer, Scope};
+use tessera_web::source::Answer;
 use tessera_web::{Authorisation, Counts, Options, Server, Source, SourceError, Tls};
 
 /// What a source says.
