@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use tessera_advice::Observed;
 use tessera_config::{Advice, Config};
-use tessera_history::{FlushError, Found, History, Key, Options, QueryError, Series};
+use tessera_history::{FlushError, Found, History, Key, Options, Series};
 use tessera_model::audit::{self, What};
 use tessera_model::clock::monotonic_ns;
 use tessera_model::record::Holder;
@@ -130,11 +130,7 @@ impl Recorder {
             ));
         }
         self.name_gone();
-        self.history.answer(query, now).map_err(|error| match error {
-            QueryError::NotFound(text) => SourceError::NotFound(text),
-            QueryError::Invalid(text) => SourceError::Invalid(text),
-            QueryError::Unavailable(text) => SourceError::Unavailable(text),
-        })
+        self.history.answer(query, now)
     }
 
     /// Adds to an answer what happened meanwhile.

@@ -21,8 +21,8 @@ use tessera_view::node::{Node, Plugin};
 use tessera_view::status::{self, Allocation, Health, Holder, Status};
 use tessera_view::tenant::Tenant;
 use tessera_view::trace::{Args, Event, Trace, name};
-use tessera_view::{API_VERSION, gpu as view, history, workload};
-use tessera_web::source::{Answer, Source, SourceError};
+use tessera_view::{API_VERSION, SourceError, gpu as view, history, workload};
+use tessera_web::source::{Answer, Source};
 
 use crate::admin::{StatusView, Turns};
 use crate::explain;

@@ -20,11 +20,12 @@ use redb::Database;
 use row::Cell;
 use store::{Bucket, Store};
 use tessera_system::panics;
+use tessera_view::SourceError;
 use tessera_view::history::{Answer, Query};
 use tessera_view::node::Node;
 use tessera_view::status::Status;
 
-pub use query::{Key, QueryError, Series};
+pub use query::{Key, Series};
 pub use store::{FlushError, Found, Options};
 
 /// The history's file, beside the ledger.
@@ -159,7 +160,7 @@ impl History {
     }
 
     /// What was, and is now on the node as it looks. Events are not in it: they are the audit trail's.
-    pub fn answer(&self, query: &Query, now: &Node) -> Result<Answer, QueryError> {
+    pub fn answer(&self, query: &Query, now: &Node) -> Result<Answer, SourceError> {
         let db = self.db.read().unwrap_or_else(PoisonError::into_inner).clone();
         let mut remarks = Vec::new();
         let reader = match db.as_deref().map(store::read) {

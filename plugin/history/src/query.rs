@@ -10,7 +10,7 @@ use tessera_view::gpu::Gpu;
 use tessera_view::history::{Answer, GpuPoint, GpuSeries, Query, TenantPoint, TenantSeries};
 use tessera_view::node::Node;
 use tessera_view::tenant::Tenant;
-use tessera_view::{API_VERSION, workload};
+use tessera_view::{API_VERSION, SourceError, workload};
 
 use super::fold::Folder;
 use super::row::{Cell, Level, TICK_US, gpu, tenant};
@@ -20,26 +20,6 @@ use super::store::{Cells as Stored, Reader};
 const MOST: usize = 20_000;
 /// Most where the step was asked for.
 const MOST_ASKED: usize = 100_000;
-
-/// Why there is no answer.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum QueryError {
-    /// Nothing is called so.
-    #[error("{0}")]
-    NotFound(String),
-    /// It makes no sense.
-    #[error("{0}")]
-    Invalid(String),
-    /// The file cannot be read.
-    #[error("{0}")]
-    Unavailable(String),
-}
-
-impl From<redb::Error> for QueryError {
-    fn from(error: redb::Error) -> Self {
-        QueryError::Unavailable(format!("the history cannot be read: {error}"))
-    }
-}
 
 /// Where answers come from.
 pub(crate) struct Known<'a> {
@@ -56,22 +36,15 @@ pub(crate) fn answer(
     now: &Node,
     known: &Known<'_>,
     mut remarks: Vec<String>,
-) -> Result<Answer, QueryError> {
-    let asked = match query.step_seconds {
-        0 => None,
-        seconds => Some(Level::of_step(seconds).ok_or_else(|| {
-            QueryError::Invalid(format!(
-                "there are no buckets of {seconds} s: ask for 10, 300 or 3600, or leave it out"
-            ))
-        })?),
-    };
+) -> Result<Answer, SourceError> {
+    let asked = Level::of_step(query.step_seconds);
     let until_ms = if query.until_unix_ms == 0 { now.at_unix_ms } else { query.until_unix_ms };
     if query.since_unix_ms > until_ms {
-        return Err(QueryError::Invalid(
+        return Err(SourceError::Invalid(
             "the window ends before it begins: since is later than until".to_owned(),
         ));
     }
-    let (mut names, numbers) = names(known)?;
+    let (mut names, numbers) = names(known).map_err(unread)?;
     // What has no name in the history has its name from here, and is found before the first look at it.
     let there: Vec<Series> = now.tenants.iter().flat_map(series).collect();
     let is_new = |series: &&Series| !names.contains_key(&series.key);
@@ -81,7 +54,7 @@ pub(crate) fn answer(
     let wanted: BTreeSet<&Key> =
         names.keys().filter(|key| subject.wants(key, &names[*key], &query.namespace)).collect();
     let (since, until) = (second(query.since_unix_ms), second(until_ms));
-    let oldest = oldest(known)?;
+    let oldest = oldest(known).map_err(unread)?;
     let wants: BTreeMap<u32, &Key> =
         numbers.iter().filter_map(|(number, key)| Some((*number, *wanted.get(key)?))).collect();
     let (level, cells) =
@@ -173,6 +146,10 @@ pub(crate) fn answer(
     })
 }
 
+fn unread(error: impl std::fmt::Display) -> SourceError {
+    SourceError::Unavailable(format!("the history cannot be read: {error}"))
+}
+
 /// A tenant's series, on each of its GPUs.
 fn series(tenant: &Tenant) -> impl Iterator<Item = Series> {
     let Tenant { id, generation, namespace, pod, container, gpus, .. } = tenant;
@@ -209,7 +186,7 @@ fn add<'k>(
 /// Series by what they are of, and what the file's numbers mean.
 type Names = (BTreeMap<Key, Series>, BTreeMap<u32, Key>);
 
-fn names(known: &Known<'_>) -> Result<Names, QueryError> {
+fn names(known: &Known<'_>) -> Result<Names, redb::Error> {
     let (mut names, mut numbers) = (BTreeMap::new(), BTreeMap::new());
     if let Some(reader) = known.reader {
         reader.names(|number, series| {
@@ -230,7 +207,7 @@ fn name(names: &mut BTreeMap<Key, Series>, series: Series) {
 }
 
 /// The oldest bucket of each level.
-fn oldest(known: &Known<'_>) -> Result<[Option<u32>; 3], QueryError> {
+fn oldest(known: &Known<'_>) -> Result<[Option<u32>; 3], redb::Error> {
     let mut oldest = [None; 3];
     let pending = known.folder.pending().keys().next().copied();
     for (level, oldest) in Level::ALL.into_iter().zip(&mut oldest) {
@@ -251,7 +228,7 @@ fn read(
     (since, until): (u32, u32),
     oldest: &[Option<u32>; 3],
     wanted: impl Fn(u32) -> bool,
-) -> Result<(Level, Stored), QueryError> {
+) -> Result<(Level, Stored), SourceError> {
     let earliest = oldest.iter().flatten().min().copied().unwrap_or(until);
     // The coarsest begin up to an hour before what they are of.
     let whole = |level: &Level| {
@@ -271,11 +248,11 @@ fn read(
         let from = since - since % level.step_seconds();
         // The coarsest may be asked of thousands of pods.
         let most = if asked.is_none() && level == Level::Coarse { MOST_ASKED } else { most };
-        if let Some(cells) = reader.cells(level, (from, until), most, &wanted)? {
+        if let Some(cells) = reader.cells(level, (from, until), most, &wanted).map_err(unread)? {
             return Ok((level, cells));
         }
     }
-    Err(QueryError::Invalid(format!(
+    Err(SourceError::Invalid(format!(
         "more than {MOST_ASKED} buckets are too many for one answer: name a pod or GPU, ask for a shorter window or \
          a longer step"
     )))
@@ -380,7 +357,7 @@ pub(crate) fn find(
     namespace: &str,
     names: &BTreeMap<Key, Series>,
     gpus: &[Gpu],
-) -> Result<Subject, QueryError> {
+) -> Result<Subject, SourceError> {
     let subject = subject.trim();
     if subject.is_empty() {
         return Ok(Subject::All);
@@ -425,17 +402,17 @@ pub(crate) fn find(
     }
 }
 
-fn beginning<'a>(ids: &BTreeSet<&'a str>, subject: &str) -> Result<Option<&'a str>, QueryError> {
+fn beginning<'a>(ids: &BTreeSet<&'a str>, subject: &str) -> Result<Option<&'a str>, SourceError> {
     written_name::by_beginning(ids, subject)
-        .map_err(|several| QueryError::NotFound(several.to_string()))
+        .map_err(|several| SourceError::NotFound(several.to_string()))
 }
 
-fn nothing(subject: &str, tenants: &[&Series], uuids: &BTreeSet<&str>) -> QueryError {
+fn nothing(subject: &str, tenants: &[&Series], uuids: &BTreeSet<&str>) -> SourceError {
     let pods = tenants.iter().filter(|series| !series.pod.is_empty());
     let pods = pods.map(|series| format!("{}/{}", series.namespace, series.pod));
     let all = pods.chain(uuids.iter().map(ToString::to_string)).collect();
     let there_is = written_name::there_is(&written_name::proposals(all, subject));
-    QueryError::NotFound(format!(
+    SourceError::NotFound(format!(
         "nothing is called \"{subject}\": no pod, container, allocation or GPU of this node, now or in its \
          history{there_is}"
     ))

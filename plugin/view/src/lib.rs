@@ -69,3 +69,23 @@ pub struct Problem {
     /// HTTP's status.
     pub code: u16,
 }
+
+/// Why something cannot be shown, or done.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SourceError {
+    /// Nothing is called so. The text names it and says what there is to choose from.
+    #[error("{0}")]
+    NotFound(String),
+    /// The question makes no sense. The text says what to ask instead.
+    #[error("{0}")]
+    Invalid(String),
+    /// It cannot be done as things stand. The text says what stands against it.
+    #[error("{0}")]
+    Conflict(String),
+    /// There is no room for it. The text says how much there is.
+    #[error("{0}")]
+    NoRoom(String),
+    /// It is not known now: the node, the ledger or the history does not answer.
+    #[error("{0}")]
+    Unavailable(String),
+}

@@ -16,12 +16,12 @@ use tessera_view::explain::{Explanation, Explanations};
 use tessera_view::fleet::Fleet;
 use tessera_view::narrow::{self, Rights};
 use tessera_view::tenant::Tenant;
-use tessera_view::{fleet, history};
+use tessera_view::{SourceError, fleet, history};
 
 use crate::caller::Caller;
 use crate::query::{Parameters, namespace_of};
 use crate::routes::{App, Route};
-use crate::source::{FleetCache, Refusal, Source, SourceError};
+use crate::source::{FleetCache, Refusal, Source};
 
 /// For how long a look at everything serves all that ask.
 const FRESH: Duration = Duration::from_millis(250);

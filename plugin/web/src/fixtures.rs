@@ -16,9 +16,9 @@ use tessera_view::fleet::Fleet;
 use tessera_view::status::Holder;
 use tessera_view::tenant::Tenant;
 use tessera_view::trace::Trace;
-use tessera_view::{API_VERSION, history};
+use tessera_view::{API_VERSION, SourceError, history};
 
-use crate::source::{Answer, Source, SourceError};
+use crate::source::{Answer, Source};
 
 /// A made-up fleet that is served.
 #[derive(Clone, Debug)]

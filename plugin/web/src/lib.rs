@@ -30,5 +30,6 @@ pub use caller::Peer;
 pub use counts::Counts;
 pub use routes::{Route, SCHEMA};
 pub use server::{Listener, Options, Report, RootSocket, Server};
-pub use source::{Source, SourceError};
+pub use source::{Refusal, Source};
+pub use tessera_view::SourceError;
 pub use tls::{SelfSigned, Tls, self_signed};

@@ -13,28 +13,8 @@ use tessera_view::advice::{Recommendations, Scope, Waste};
 use tessera_view::explain::Explanations;
 use tessera_view::fleet::Fleet;
 use tessera_view::trace::Trace;
-use tessera_view::{API_VERSION, Problem, history};
+use tessera_view::{API_VERSION, Problem, SourceError, history};
 use tokio::sync::Mutex;
-
-/// Why something cannot be shown.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SourceError {
-    /// Nothing is called so. The text names it and says what there is to choose from.
-    #[error("{0}")]
-    NotFound(String),
-    /// The question makes no sense. The text says what to ask instead.
-    #[error("{0}")]
-    Invalid(String),
-    /// It cannot be done as things stand. The text says what stands against it.
-    #[error("{0}")]
-    Conflict(String),
-    /// There is no room for it. The text says how much there is.
-    #[error("{0}")]
-    NoRoom(String),
-    /// It is not known now: the node, the ledger or the history does not answer.
-    #[error("{0}")]
-    Unavailable(String),
-}
 
 /// An answer that may take time.
 pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, SourceError>> + Send + 'a>>;
@@ -86,7 +66,7 @@ impl FleetCache {
 
 /// A problem on its way to a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Refusal(pub Problem);
+pub struct Refusal(pub(crate) Problem);
 
 impl Refusal {
     pub(crate) fn new(status: StatusCode, error: impl Into<String>) -> Self {
@@ -130,8 +110,8 @@ impl From<SourceError> for Refusal {
     }
 }
 
-impl IntoResponse for SourceError {
+impl IntoResponse for Refusal {
     fn into_response(self) -> Response<Body> {
-        Refusal::from(self).response()
+        self.response()
     }
 }

@@ -30,7 +30,7 @@ use tessera_view::change::{
     ReloadResponse, ResetQuotaRequest, SetQuotaRequest, Target, UncordonRequest,
 };
 use tessera_view::status::{LIVE, STATUS};
-use tessera_web::{Peer, SourceError};
+use tessera_web::{Peer, Refusal, SourceError};
 pub(crate) use text::left;
 pub use text::{Names, text as status_text};
 use tokio::runtime::Handle;
@@ -64,7 +64,9 @@ pub fn routes(view: Arc<StatusView>) -> Router {
             LIVE,
             get(|State(service): State<Service>| async move {
                 let turned = service.turns.main.spawn(async {}).await;
-                turned.map(|()| Json(serde_json::json!({}))).map_err(failed)
+                turned
+                    .map(|()| Json(serde_json::json!({})))
+                    .map_err(|error| Refusal::from(failed(error)))
             }),
         )
         .route(
@@ -74,7 +76,7 @@ pub fn routes(view: Arc<StatusView>) -> Router {
                 let status = |view: Arc<StatusView>| async move {
                     tokio::task::spawn_blocking(move || view.status()).await.map_err(failed)
                 };
-                service.at_work(status).await.map(Json)
+                service.at_work(status).await
             }),
         );
     let router = with(router, plan);
@@ -99,7 +101,7 @@ where
             let answer = answer.clone();
             async move {
                 let request: C = read(&body)?;
-                service.at_work(move |view| answer(view, request, peer)).await.map(Json)
+                service.at_work(move |view| answer(view, request, peer)).await
             }
         };
     router.route(C::PATH, post(handler))
@@ -117,14 +119,17 @@ fn failed(error: impl std::fmt::Display) -> SourceError {
 }
 
 impl Service {
-    async fn at_work<T, F>(&self, call: impl FnOnce(Arc<StatusView>) -> F) -> Result<T, SourceError>
+    async fn at_work<T, F>(
+        &self,
+        call: impl FnOnce(Arc<StatusView>) -> F,
+    ) -> Result<Json<T>, Refusal>
     where
         T: Send + 'static,
         F: Future<Output = Result<T, SourceError>> + Send + 'static,
     {
         let late = |_| SourceError::Unavailable("it takes longer; ask again".to_owned());
         let call = self.turns.take(call(Arc::clone(&self.view)));
-        tokio::time::timeout(LONGEST, call).await.map_err(late)?
+        Ok(Json(tokio::time::timeout(LONGEST, call).await.map_err(late)??))
     }
 }
 

@@ -8,7 +8,8 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use tessera_history::{FlushError, Found, History, Options, QueryError};
+use tessera_history::{FlushError, Found, History, Options};
+use tessera_view::SourceError;
 use tessera_view::gpu::Gpu;
 use tessera_view::history::{Answer, Query};
 use tessera_view::node::Node;
@@ -215,11 +216,10 @@ fn subjects_are_taken_as_explain_takes_them() {
         ("0000", "begins several ids"),
         ("a/b/c/d", "nothing is called"),
     ] {
-        let Err(QueryError::NotFound(text)) = ask(subject) else { panic!("{subject}") };
+        let Err(SourceError::NotFound(text)) = ask(subject) else { panic!("{subject}") };
         assert!(text.contains(part), "{text}");
     }
-    let invalid = |query: Query| matches!(one.answer(&query, &now), Err(QueryError::Invalid(_)));
-    assert!(invalid(Query { step_seconds: 7, ..Query::default() }));
+    let invalid = |query: Query| matches!(one.answer(&query, &now), Err(SourceError::Invalid(_)));
     assert!(invalid(Query { since_unix_ms: i64::MAX, ..Query::default() }));
     assert!(!invalid(Query { since_unix_ms: i64::MIN, ..Query::default() }));
 }

@@ -7,7 +7,8 @@ mod month;
 use std::collections::HashSet;
 use std::path::Path;
 
-use tessera_history::{History, Key, Options, QueryError, Series};
+use tessera_history::{History, Key, Options, Series};
+use tessera_view::SourceError;
 use tessera_view::history::{Answer, Query};
 use tessera_view::node::Node;
 use tessera_view::status::{Allocation, Holder, Status};
@@ -71,7 +72,7 @@ fn now(second: i64) -> Node {
     Node { at_unix_ms: (T0 + second) * 1000, ..Node::default() }
 }
 
-fn ask(history: &History, query: &Query) -> Result<Answer, QueryError> {
+fn ask(history: &History, query: &Query) -> Result<Answer, SourceError> {
     history.answer(query, &now(24 * HOUR))
 }
 
@@ -114,7 +115,7 @@ fn a_pod_that_was_not_looked_at_yet_is_known_and_an_unknown_one_is_not() {
     }
     // A reader of another namespace learns nothing of it.
     for (subject, namespace) in [("chat-1", ""), ("chat-0", "other"), ("bbbb", "other")] {
-        let Err(QueryError::NotFound(text)) = ask(subject, namespace) else { panic!("{subject}") };
+        let Err(SourceError::NotFound(text)) = ask(subject, namespace) else { panic!("{subject}") };
         assert!(namespace.is_empty() || !text.contains("chat-0, "), "{text}");
         assert!(namespace.is_empty() || !text.contains("there is"), "{text}");
     }
