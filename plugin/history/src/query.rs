@@ -5,7 +5,7 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
-use tessera_model::written_name;
+use tessera_model::subject::{self, Called, Meant};
 use tessera_view::gpu::Gpu;
 use tessera_view::history::{Answer, GpuPoint, GpuSeries, Query, TenantPoint, TenantSeries};
 use tessera_view::node::Node;
@@ -50,9 +50,9 @@ pub(crate) fn answer(
     let is_new = |series: &&Series| !names.contains_key(&series.key);
     let new: BTreeSet<Key> = there.iter().filter(is_new).map(|series| series.key.clone()).collect();
     there.into_iter().for_each(|series| name(&mut names, series));
-    let subject = find(&query.subject, &query.namespace, &names, &now.gpus)?;
-    let wanted: BTreeSet<&Key> =
-        names.keys().filter(|key| subject.wants(key, &names[*key], &query.namespace)).collect();
+    let subject = meant(query, &names, &now.gpus)?;
+    let is_wanted = |one: &&Series| wants(subject.as_ref(), one, &query.namespace);
+    let wanted: BTreeSet<&Key> = names.values().filter(is_wanted).map(|one| &one.key).collect();
     let (since, until) = (second(query.since_unix_ms), second(until_ms));
     let oldest = oldest(known).map_err(unread)?;
     let wants: BTreeMap<u32, &Key> =
@@ -96,7 +96,7 @@ pub(crate) fn answer(
         ));
     }
     // A pod that was asked for is there, whether it was looked at yet or not.
-    if matches!(subject, Subject::Tenants(_)) {
+    if matches!(subject, Some(Meant::Allocations(_))) {
         for key in new.iter().filter(|key| wanted.contains(key)) {
             found.entry(key).or_default();
             let remark = not_looked_at(&names[key]);
@@ -301,16 +301,46 @@ fn gpu_point(second: u32, cell: &Cell) -> GpuPoint {
     }
 }
 
-impl Subject {
-    /// A GPU's own history comes with that of all that were on it.
-    fn wants(&self, key: &Key, series: &Series, namespace: &str) -> bool {
-        let in_namespace = namespace.is_empty() || series.namespace == namespace;
-        match self {
-            Subject::All => series.is_gpu() || in_namespace,
-            Subject::Gpu(uuid) => key.gpu_uuid == *uuid && (series.is_gpu() || in_namespace),
-            Subject::Tenants(ids) => ids.contains(&(key.id.clone(), key.generation)),
+/// A GPU's own history comes with that of all that were on it.
+fn wants(subject: Option<&Meant>, series: &Series, namespace: &str) -> bool {
+    let Key { id, generation, gpu_uuid } = &series.key;
+    let is_there = series.is_gpu() || namespace.is_empty() || series.namespace == namespace;
+    match subject {
+        None => is_there,
+        Some(Meant::Gpu(uuid)) => gpu_uuid == uuid && is_there,
+        Some(Meant::Allocations(all)) => {
+            all.contains(&subject::Key { id: id.clone(), generation: *generation })
         }
     }
+}
+
+/// What is meant of what there is and was; `None` for everything.
+fn meant(
+    query: &Query,
+    names: &BTreeMap<Key, Series>,
+    gpus: &[Gpu],
+) -> Result<Option<Meant>, SourceError> {
+    if query.subject.trim().is_empty() {
+        return Ok(None);
+    }
+    let Query { namespace, .. } = query;
+    let is_asked =
+        |one: &&Series| !one.is_gpu() && (namespace.is_empty() || one.namespace == *namespace);
+    let tenants = names.values().filter(is_asked).map(|one| Called {
+        id: &one.key.id,
+        generation: one.key.generation,
+        namespace: &one.namespace,
+        pod: &one.pod,
+        container: &one.container,
+        claim: "",
+    });
+    let tenants: Vec<Called<'_>> = tenants.collect();
+    let now = gpus.iter().map(|gpu| (Some(gpu.index), gpu.uuid.as_str()));
+    let gone =
+        names.values().filter(|one| one.is_gpu()).map(|one| (None, one.key.gpu_uuid.as_str()));
+    let gpus: Vec<_> = now.chain(gone).collect();
+    let found = subject::find(&query.subject, &tenants, &gpus, "its history");
+    found.map(Some).map_err(|unmeant| SourceError::NotFound(unmeant.to_string()))
 }
 
 /// A tenant on one GPU, or a GPU.
@@ -338,82 +368,4 @@ impl Series {
     pub fn is_gpu(&self) -> bool {
         self.key.id.is_empty()
     }
-}
-
-/// What is asked about.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Subject {
-    /// Everything.
-    All,
-    /// A GPU, by its UUID.
-    Gpu(String),
-    /// Tenants, by id and generation.
-    Tenants(BTreeSet<(String, u64)>),
-}
-
-/// Pods first, then claims' ids, containers, ids, GPUs.
-pub(crate) fn find(
-    subject: &str,
-    namespace: &str,
-    names: &BTreeMap<Key, Series>,
-    gpus: &[Gpu],
-) -> Result<Subject, SourceError> {
-    let subject = subject.trim();
-    if subject.is_empty() {
-        return Ok(Subject::All);
-    }
-    let in_namespace = |series: &&Series| namespace.is_empty() || series.namespace == namespace;
-    let tenants: Vec<&Series> =
-        names.values().filter(|series| !series.is_gpu()).filter(in_namespace).collect();
-    let held = |test: &dyn Fn(&Series) -> bool| -> BTreeSet<(String, u64)> {
-        let held = tenants.iter().filter(|series| test(series));
-        held.map(|series| (series.key.id.clone(), series.key.generation)).collect()
-    };
-    let parts: Vec<&str> = subject.split('/').collect();
-    let mut found = match parts.as_slice() {
-        [pod] => held(&|series| series.pod == *pod),
-        [namespace, pod] => held(&|series| series.namespace == *namespace && series.pod == *pod),
-        [namespace, pod, container] => held(&|series| {
-            series.namespace == *namespace && series.pod == *pod && series.container == *container
-        }),
-        _ => BTreeSet::new(),
-    };
-    if found.is_empty() {
-        found = held(&|series| series.container == subject);
-    }
-    if found.is_empty() {
-        let ids: BTreeSet<&str> = tenants.iter().map(|series| series.key.id.as_str()).collect();
-        if let Some(id) = beginning(&ids, subject)? {
-            found = held(&|series| series.key.id == id);
-        }
-    }
-    if !found.is_empty() {
-        return Ok(Subject::Tenants(found));
-    }
-    if let Some(gpu) = gpus.iter().find(|gpu| gpu.index.to_string() == subject) {
-        return Ok(Subject::Gpu(gpu.uuid.clone()));
-    }
-    let gone = names.values().filter(|series| series.is_gpu()).map(|series| &series.key.gpu_uuid);
-    let uuids: BTreeSet<&str> =
-        gpus.iter().map(|gpu| &gpu.uuid).chain(gone).map(String::as_str).collect();
-    match beginning(&uuids, subject)? {
-        Some(uuid) => Ok(Subject::Gpu(uuid.to_owned())),
-        None => Err(nothing(subject, &tenants, &uuids)),
-    }
-}
-
-fn beginning<'a>(ids: &BTreeSet<&'a str>, subject: &str) -> Result<Option<&'a str>, SourceError> {
-    written_name::by_beginning(ids, subject)
-        .map_err(|several| SourceError::NotFound(several.to_string()))
-}
-
-fn nothing(subject: &str, tenants: &[&Series], uuids: &BTreeSet<&str>) -> SourceError {
-    let pods = tenants.iter().filter(|series| !series.pod.is_empty());
-    let pods = pods.map(|series| format!("{}/{}", series.namespace, series.pod));
-    let all = pods.chain(uuids.iter().map(ToString::to_string)).collect();
-    let there_is = written_name::there_is(&written_name::proposals(all, subject));
-    SourceError::NotFound(format!(
-        "nothing is called \"{subject}\": no pod, container, allocation or GPU of this node, now or in its \
-         history{there_is}"
-    ))
 }

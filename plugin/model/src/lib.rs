@@ -28,6 +28,7 @@ pub mod replica;
 pub mod sharing;
 pub mod short_name;
 pub mod steered;
+pub mod subject;
 pub mod time_format;
 pub mod topology;
 pub mod written_name;

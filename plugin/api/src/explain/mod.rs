@@ -120,7 +120,7 @@ fn answer(facts: &Facts, subject: &str) -> Result<Explanation, SourceError> {
         found => found?,
     };
     let stories = named.allocations.iter().take(STORIES);
-    let gpus = named.gpus.iter().filter_map(|uuid| gpu_story(facts, uuid));
+    let gpus = named.gpu.iter().filter_map(|uuid| gpu_story(facts, uuid));
     Ok(Explanation {
         api_version: API_VERSION.to_owned(),
         allocations: stories.map(|key| story::tell(facts, key)).collect(),

@@ -9,13 +9,14 @@ use tessera_model::gpu::Gpu as Device;
 use tessera_model::percent::format_cores;
 use tessera_model::quantity::format_bytes;
 use tessera_model::record::{Grant, Record};
+use tessera_model::subject::Key;
 use tessera_rules::shares;
 use tessera_rules::shares::FrontEnd;
 use tessera_view::explain::{Behind, Enforcement, Limit, Neighbour, Placement, Stand, Story};
 use tessera_view::status::{Allocation, AllocationState, Gpu, GpuState, Health};
 use tessera_view::tenant::Use;
 
-use super::subject::{Key, holder};
+use super::subject::holder;
 use super::{Facts, LINES, incidents, line};
 use crate::admin::left;
 
