@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use tessera_api::admin::reach::{TIMEOUT, client, get};
-use tessera_api::admin::{EXIT_FORBIDDEN, EXIT_UNAVAILABLE, EXIT_USAGE, ask, call, sentence};
+use tessera_api::admin::{EXIT_FORBIDDEN, EXIT_UNAVAILABLE, EXIT_USAGE, ask, sentence};
 use tessera_config::Config;
 use tessera_fleet::merge::{Answered, answered};
 use tessera_fleet::{AskError, Fleet, Question, Why};
@@ -209,7 +209,7 @@ pub(crate) async fn status(config: &Config) -> Result<Status, Failure> {
 
 /// Asks the plugin of this node for a change.
 pub(crate) async fn change<C: Call>(config: &Config, request: &C) -> Result<C::Answer, Failure> {
-    call(&config.paths.admin, request).await.map_err(|error| {
+    client(&config.paths.admin, TIMEOUT).call(request).await.map_err(|error| {
         let Failure { mut text, status } = failed(&error, config);
         if matches!(error, ClientError::Late { .. }) {
             text.push_str("; what was asked may still be done");

@@ -7,7 +7,6 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use tessera_config::Config;
 use tessera_model::printable;
-use tessera_view::change::Call;
 use tessera_view::status::{STATUS, Status};
 use tessera_web::client::{Client, ClientError, IN_POD};
 
@@ -77,11 +76,6 @@ const BETWEEN: Duration = Duration::from_millis(100);
 /// A client of the plugin at `socket`, `paths.admin`.
 pub fn client(socket: &Path, limit: Duration) -> Client {
     Client::at(socket).with_limit(limit)
-}
-
-/// Asks the plugin for a change, or to judge one.
-pub async fn call<C: Call>(socket: &Path, request: &C) -> Result<C::Answer, ClientError> {
-    client(socket, TIMEOUT).call(request).await
 }
 
 /// What may be asked twice: again, where the connection broke. A plugin whose socket is flooded makes room by closing
