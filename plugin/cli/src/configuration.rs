@@ -308,9 +308,7 @@ fn name(allocation: &AllocationChange) -> String {
         resource => format!(", {resource}"),
     };
     match &allocation.holder {
-        Some(holder) => {
-            format!("{}/{} ({}){resource}", holder.namespace, holder.pod, holder.container)
-        }
+        Some(holder) => format!("{holder}{resource}"),
         None => format!("allocation {id}{resource}"),
     }
 }

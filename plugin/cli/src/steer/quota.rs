@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
-use serde::Serialize;
+use serde_json::json;
 use tessera_api::admin::Names;
 use tessera_api::print::{Cell, Column, Page, Paper, Sheet, Tone};
 use tessera_config::Config;
@@ -189,7 +189,12 @@ async fn of_node(command: QuotaCommand, config: &Config) -> Result<ExitCode, Fai
             let all = of_namespace(&status.allocations, namespace.as_deref());
             let allocations = meant(&all, name.as_deref())?;
             let status = Status { allocations, ..status };
-            show(&Shown::of(&status), output, |paper| show_text(&status, paper))?;
+            // As `status -o json` has them.
+            let Status { api_version, allocations, at_unix_ms, .. } = &status;
+            let shown = json!({
+                "api_version": api_version, "allocations": allocations, "at_unix_ms": at_unix_ms,
+            });
+            show(&shown, output, |paper| show_text(&status, paper))?;
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -317,21 +322,6 @@ fn show_text(status: &Status, paper: Paper) -> String {
     }
     sheet.lay(&mut page);
     page.finish()
-}
-
-/// What JSON has: the allocations as `status -o json` has them.
-#[derive(Serialize)]
-struct Shown<'a> {
-    api_version: &'a str,
-    allocations: &'a [Allocation],
-    at_unix_ms: i64,
-}
-
-impl<'a> Shown<'a> {
-    fn of(status: &'a Status) -> Self {
-        let Status { api_version, allocations, at_unix_ms, .. } = status;
-        Shown { api_version, allocations, at_unix_ms: *at_unix_ms }
-    }
 }
 
 #[cfg(test)]
