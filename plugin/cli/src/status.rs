@@ -104,7 +104,9 @@ fn text(fleet: &Fleet, paper: Paper) -> String {
     let views = || fleet.nodes.iter().filter_map(|entry| entry.view.as_ref());
     let gpus: usize = views().map(|view| view.gpus.len()).sum();
     let tenants: usize = views()
-        .map(|view| view.tenants.len().saturating_add(usize::try_from(view.hidden()).unwrap_or(0)))
+        .map(|view| {
+            view.tenants.len().saturating_add(usize::try_from(view.hidden_tenants).unwrap_or(0))
+        })
         .fold(0, usize::saturating_add);
     let title = format!(
         "{}: {answering} of {} nodes answer, {}, {}",

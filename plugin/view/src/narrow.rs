@@ -241,7 +241,7 @@ mod tests {
         let node = Node { tenants: vec![spread, tenant("theirs", "2")], ..Node::default() };
         let narrowed = super::node(node, &Rights::Namespaces(["mine".to_owned()].into()));
         let by_gpu: Vec<u32> = narrowed.others.iter().map(|other| other.tenants).collect();
-        assert_eq!((by_gpu, narrowed.hidden()), (vec![2, 1], 2));
+        assert_eq!((by_gpu, narrowed.hidden_tenants), (vec![2, 1], 2));
     }
 
     #[test]

@@ -29,13 +29,6 @@ pub struct Node {
     pub warnings: Vec<Warning>,
 }
 
-impl Node {
-    /// Tenants that the reader may not see.
-    pub fn hidden(&self) -> u64 {
-        self.hidden_tenants.into()
-    }
-}
-
 /// The plugin on a node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]

@@ -9,7 +9,6 @@ use tessera_model::{duration, printable, time_format};
 use tessera_system::terminal::Look;
 use tessera_view::fleet::Entry;
 use tessera_view::gpu::Gpu;
-use tessera_view::node::Node;
 use tessera_view::tenant::Tenant;
 
 use super::model::{HELP, Model, Row, Sort};
@@ -152,7 +151,7 @@ impl View<'_> {
             "" => " of all namespaces".to_owned(),
             name => format!(" of namespace {name}"),
         };
-        let hidden = match views().map(Node::hidden).sum::<u64>() {
+        let hidden = match views().map(|view| u64::from(view.hidden_tenants)).sum::<u64>() {
             hidden if hidden > 0 && model.namespace.is_empty() => {
                 format!(", and {hidden} that you may not see")
             }
