@@ -2,7 +2,6 @@
 //! `docs/metrics.md` is held to it by a test.
 
 use std::borrow::Cow;
-use std::fmt;
 
 use tessera_agent::meters::Call;
 use tessera_arbiter::View;
@@ -49,7 +48,7 @@ impl MetricKind {
 }
 
 /// A metric.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct Family {
     /// Its name without unit and suffix.
     pub base: &'static str,
@@ -63,12 +62,6 @@ pub struct Family {
     pub help: &'static str,
     /// Its series.
     pub(super) read: fn(&Snapshot) -> Vec<Sample<'_>>,
-}
-
-impl fmt::Debug for Family {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.base)
-    }
 }
 
 impl Family {
