@@ -262,20 +262,12 @@ fn array(items: Value, empty: Option<&str>) -> Value {
     json!({ "type": "array", "minItems": usize::from(empty.is_some()), "items": items })
 }
 
-pub(crate) fn list<T: 'static>(entry: Leaf<T>, accepts: &str) -> Form<Vec<T>> {
-    list_of(entry, accepts, None)
-}
-
-/// A list that must not be empty, and what is wrong with one that is.
-pub(crate) fn filled<T: 'static>(
+/// A list of values; `empty`: what is wrong with one without any, if anything is.
+pub(crate) fn list<T: 'static>(
     entry: Leaf<T>,
     accepts: &str,
-    empty: &'static str,
+    empty: Option<&'static str>,
 ) -> Form<Vec<T>> {
-    list_of(entry, accepts, Some(empty))
-}
-
-fn list_of<T: 'static>(entry: Leaf<T>, accepts: &str, empty: Option<&'static str>) -> Form<Vec<T>> {
     let Leaf { schema, parse, show, .. } = entry;
     let read = move |at: Place<'_, '_>, to: &mut Vec<T>, report: &mut Report| {
         let Some(entries) = entries(at, "an array of strings", empty, report) else { return };

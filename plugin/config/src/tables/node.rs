@@ -15,7 +15,7 @@ use crate::grammar::{
     filter_pattern, log_filter, show_addresses,
 };
 use crate::parse::Checks;
-use crate::table::{filled, inline, list, mapping, table};
+use crate::table::{inline, list, mapping, table};
 use crate::{
     ApiAuthorisation, Config, DeviceListStrategy, Events, GpuNames, Inject, LogFormat, MIB,
     TmpfsPolicy,
@@ -122,8 +122,8 @@ table! {
         /// How the shim gets into every process. `file` mounts a read-only `/etc/ld.so.preload`. `env` sets
         /// `LD_PRELOAD`, which replaces the image's own; only images whose glibc reads another file (Nix) need
         /// it.
-        inject: Vec<Inject> = vec![Inject::File], filled(word(), "list of `file`, `env`; not empty",
-            "without the shim no quota would hold; name \"file\", \"env\" or both"), NewPods;
+        inject: Vec<Inject> = vec![Inject::File], list(word(), "list of `file`, `env`; not empty",
+            Some("without the shim no quota would hold; name \"file\", \"env\" or both")), NewPods;
         /// How a container gets its GPUs: [shares.md](shares.md#ways-into-the-container) compares the
         /// strategies.
         device_list_strategy: DeviceListStrategy = DeviceListStrategy::Envvar, word(), NewPods;
@@ -163,7 +163,8 @@ table! {
         /// GPU's minor number. Those of MIG instances are added.
         device_nodes: Vec<String> = ["/dev/nvidia{minor}", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"]
             .map(String::from).to_vec(),
-            list(parsed(node, String::clone, "absolute path", || json!({ "pattern": "^/" })), "list of absolute paths"),
+            list(parsed(node, String::clone, "absolute path", || json!({ "pattern": "^/" })), "list of absolute paths",
+                None),
             NewPods;
         /// Additional mounts for every container; `read_only` defaults to true.
         mounts: Vec<Mount> = Vec::new(), inline(), NewPods;

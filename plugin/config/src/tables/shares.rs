@@ -13,7 +13,7 @@ use crate::form::{
 };
 use crate::grammar::{any_name, gpu_name, resource_name};
 use crate::parse::Checks;
-use crate::table::{filled, list, table, tables};
+use crate::table::{list, table, tables};
 use crate::{Config, MIB, NoExecute, SoldByOthers};
 
 table! {
@@ -31,9 +31,9 @@ table! {
         /// GPUs that are shared. A product name may have `*`. A GPU in MIG mode means all its instances; `0:1`
         /// is instance 1 of GPU 0.
         include: Vec<String> = vec!["*".into()],
-            list(any_name(), "list of UUIDs, NVML indexes, PCI addresses, product names");
+            list(any_name(), "list of UUIDs, NVML indexes, PCI addresses, product names", None);
         /// GPUs that are not shared, although `gpus.include` has them. Running containers on such a GPU go on.
-        exclude: Vec<String> = Vec::new(), list(any_name(), "list, as `gpus.include`");
+        exclude: Vec<String> = Vec::new(), list(any_name(), "list, as `gpus.include`", None);
         /// Memory of each GPU that is not sold. Where the driver keeps more than 384 MiB for itself (551 MiB of
         /// an H100), it is that and 128 MiB.
         reserve_bytes as "reserve": u64 = 512 * MIB, bytes(0, "");
@@ -128,8 +128,8 @@ table! {
     /// Unequal shares of the GPUs that it names. The first layout that names a GPU applies to it.
     pub struct Layout: check_sums {
         /// GPUs that are divided so. The first layout that names a GPU applies to it, `[share]` to all others.
-        gpus: Vec<String> = Vec::new(), filled(gpu_name(),
-            "list, as `gpus.include`", NO_GPUS), AtOnce, required NO_GPUS;
+        gpus: Vec<String> = Vec::new(), list(gpu_name(),
+            "list, as `gpus.include`", Some(NO_GPUS)), AtOnce, required NO_GPUS;
         /// The shares of each of these GPUs; each resource appears once.
         shares: Vec<LayoutShare> = Vec::new(), tables(Some(NO_SHARES)), AtOnce, required NO_SHARES;
     }
@@ -253,12 +253,12 @@ table! {
         enabled: bool = false, boolean(), Restart;
         /// GPUs that the DRA driver sells and the device plugin does not. No layout may name one of them. One
         /// that moves is withdrawn at once, and sold by the other when its last container has ended.
-        gpus: Vec<String> = vec!["*".into()], list(gpu_name(), "list, as `gpus.include`");
+        gpus: Vec<String> = vec!["*".into()], list(gpu_name(), "list, as `gpus.include`", None);
         /// Memory is claimed in multiples of this, rounded up. Not more than one replica's share of a GPU.
         memory_step_bytes as "memory_step": u64 = 64 * MIB, whole_mib(MIB, NO_STEP);
         /// What makes Kubernetes evict pods from a GPU. Else a GPU that is not sold gets no new pods, and those
         /// that it has go on.
-        no_execute: Vec<NoExecute> = Vec::new(), list(word(), "list of `unhealthy`, `cordoned`");
+        no_execute: Vec<NoExecute> = Vec::new(), list(word(), "list of `unhealthy`, `cordoned`", None);
     }
 }
 
