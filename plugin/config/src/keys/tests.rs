@@ -2,7 +2,7 @@
 //! [`crate::table`] says.
 
 use std::cell::RefCell;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::fmt::Write;
 
 use proptest::prelude::*;
@@ -15,39 +15,6 @@ use serde_json::{Map, Value, json};
 use super::*;
 use crate::table::{Key, plain};
 use crate::tables::EXAMPLE;
-
-/// Keys of a parsed file as the table names them.
-fn names(prefix: &str, value: &toml::Value, found: &mut BTreeSet<String>) {
-    let join =
-        |key: &str| if prefix.is_empty() { key.to_owned() } else { format!("{prefix}.{key}") };
-    match value {
-        toml::Value::Table(table) if !rows().iter().any(|row| row.key == prefix) => {
-            for (key, value) in table {
-                names(&join(key), value, found);
-            }
-        }
-        toml::Value::Array(entries) if entries.iter().any(toml::Value::is_table) => {
-            for entry in entries {
-                names(&format!("{prefix}[]"), entry, found);
-            }
-        }
-        _ => {
-            found.insert(prefix.to_owned());
-        }
-    }
-}
-
-#[test]
-fn the_commented_file_and_the_table_have_the_same_keys() {
-    let mut file = BTreeSet::new();
-    for text in [include_str!("../../../../config.toml"), EXAMPLE] {
-        names("", &toml::from_str(text).unwrap(), &mut file);
-    }
-    let table: BTreeSet<String> = rows().into_iter().map(|row| row.key).collect();
-    let missing: Vec<_> = table.symmetric_difference(&file).collect();
-    assert!(missing.is_empty(), "in one of config.toml and config/keys only: {missing:?}");
-    assert_eq!(table.len(), rows().len(), "each once");
-}
 
 #[test]
 fn every_default_can_be_written_into_a_file() {
