@@ -310,7 +310,7 @@ async fn without_a_plugin_or_a_node_of_that_name_the_error_says_what_to_give() {
         ..Options::default()
     };
     let error = Fleet::new(missing).unwrap_err().to_string();
-    assert!(error.contains("no context \"other\"; it has c"), "{error}");
+    assert!(error.contains("no context \"other\"; it has sandbox"), "{error}");
     assert!(error.contains("/config: "), "{error}");
     let file = world.dir.path().join("config");
     let config = world.server.kubeconfig();

@@ -136,7 +136,7 @@ pub async fn stand(plan: Plan, mut scratch: Scratch) -> anyhow::Result<Sandbox> 
     let means = Means::probe(&scratch.dir("probe")?);
     let console = match nodes.len() {
         1 => None,
-        _ => Some(Console::over(&nodes).await?),
+        _ => Some(Console::over(&nodes, &scratch.dir("cluster")?).await?),
     };
     Ok(Sandbox::new(nodes, means, program, described, (console, scratch)))
 }

@@ -179,7 +179,7 @@ async fn numbers_are_those_of_each_node_and_a_killed_one_hides_no_other() {
     })
     .await;
     let text = cluster.text(&["status"]);
-    assert!(text.starts_with("c: 3 of 3 nodes answer, 6 GPUs, 3 tenants\n"), "{text}");
+    assert!(text.starts_with("sandbox: 3 of 3 nodes answer, 6 GPUs, 3 tenants\n"), "{text}");
     let top = cluster.text(&["top", "--once", "-A", "--sort", "name"]);
     let pods: Vec<&str> = top.lines().filter(|line| line.contains("chat-")).collect();
     assert_eq!(pods.len(), 3, "{top}");
@@ -203,7 +203,9 @@ async fn numbers_are_those_of_each_node_and_a_killed_one_hides_no_other() {
     }
     let text = cluster.text(&["status"]);
     assert!(
-        text.starts_with("c: 2 of 3 nodes answer, 4 GPUs, 2 tenants\n! n1: does not answer: "),
+        text.starts_with(
+            "sandbox: 2 of 3 nodes answer, 4 GPUs, 2 tenants\n! n1: does not answer: "
+        ),
         "{text}"
     );
     // A pod of a node that answers is found, and one of the other is not said to be nowhere.
