@@ -108,33 +108,6 @@ pub enum Command {
     Tessera(Tessera),
 }
 
-/// Commands of `tessera` by which the plugin of a pod's node is asked, or that of `--node`.
-#[derive(Clone, Debug, PartialEq, Eq, Subcommand, Serialize, Deserialize)]
-pub enum Tessera {
-    /// `tessera status`, of each node
-    Status(Words),
-    /// `tessera explain`
-    Explain(Words),
-    /// `tessera top`
-    Top(Words),
-    /// `tessera history`
-    History(Words),
-    /// `tessera trace`
-    Trace(Words),
-    /// `tessera recommend`, of each node
-    Recommend(Words),
-    /// `tessera waste`, of each node
-    Waste(Words),
-    /// `tessera quota`
-    Quota(Words),
-    /// `tessera cordon`
-    Cordon(Words),
-    /// `tessera uncordon`
-    Uncordon(Words),
-    /// `tessera config`, of each node
-    Config(Words),
-}
-
 /// All that follows.
 #[derive(Args, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Words {
@@ -143,24 +116,41 @@ pub struct Words {
     words: Vec<String>,
 }
 
-impl Tessera {
-    /// With its own name.
-    pub fn words(self) -> Vec<String> {
-        let (name, Words { words }) = match self {
-            Self::Status(words) => ("status", words),
-            Self::Explain(words) => ("explain", words),
-            Self::Top(words) => ("top", words),
-            Self::History(words) => ("history", words),
-            Self::Trace(words) => ("trace", words),
-            Self::Recommend(words) => ("recommend", words),
-            Self::Waste(words) => ("waste", words),
-            Self::Quota(words) => ("quota", words),
-            Self::Cordon(words) => ("cordon", words),
-            Self::Uncordon(words) => ("uncordon", words),
-            Self::Config(words) => ("config", words),
-        };
-        [vec![name.to_owned()], words].concat()
-    }
+macro_rules! tessera {
+    ($($Name:ident $name:literal $(, $more:literal)?;)*) => {
+        /// Commands of `tessera` by which the plugin of a pod's node is asked, or that of `--node`.
+        #[derive(Clone, Debug, PartialEq, Eq, Subcommand, Serialize, Deserialize)]
+        pub enum Tessera {
+            $(
+                #[command(about = concat!("`tessera ", $name, "`" $(, $more)?))]
+                $Name(Words),
+            )*
+        }
+
+        impl Tessera {
+            /// With its own name.
+            pub fn words(self) -> Vec<String> {
+                let (name, Words { words }) = match self {
+                    $(Self::$Name(words) => ($name, words),)*
+                };
+                [vec![name.to_owned()], words].concat()
+            }
+        }
+    };
+}
+
+tessera! {
+    Status "status", ", of each node";
+    Explain "explain";
+    Top "top";
+    History "history";
+    Trace "trace";
+    Recommend "recommend", ", of each node";
+    Waste "waste", ", of each node";
+    Quota "quota";
+    Cordon "cordon";
+    Uncordon "uncordon";
+    Config "config", ", of each node";
 }
 
 /// What is started, restarted or killed.
