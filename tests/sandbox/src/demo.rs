@@ -198,9 +198,9 @@ impl Demo {
 
     /// Ends a phase of a serving process; which it was.
     async fn close_phase(&self, group: Option<Pid>, log: &Path) -> anyhow::Result<usize> {
-        let before = Said::of(log).phases.len();
+        let before = Said::of(log, 0).phases.len();
         kill(group.context("it does not serve any more")?, Signal::SIGUSR1)?;
-        until("a phase did not end", || Said::of(log).phases.len() > before).await?;
+        until("a phase did not end", || Said::of(log, 0).phases.len() > before).await?;
         Ok(before)
     }
 
@@ -241,7 +241,7 @@ impl Demo {
             State::Running => None,
         };
         let (asked, quota) = (pod.placement.device_ids.len(), pod.placement.memory());
-        let said = Said::of(&pod.log);
+        let said = Said::of(&pod.log, 0);
         let peak = group.map(|group| self.peak(group)).transpose()?.unwrap_or(0);
         let peak = peak.max(self.facts.before.filter(|_| name == "crash").unwrap_or(0));
         self.facts.tenants.push(Tenant { name, asked, quota, one, peak, exit, said });
@@ -299,7 +299,7 @@ impl Demo {
             (groups.map(busy), seen.late_us())
         };
         self.close_phase(groups[0], log).await?;
-        let steps: Phase = Said::of(log).phases.get(phase + 1).cloned().unwrap_or_default();
+        let steps: Phase = Said::of(log, 0).phases.get(phase + 1).cloned().unwrap_or_default();
         self.facts.ways.push(Way { name, asked, got, steps, late_us });
         Ok(())
     }
@@ -317,7 +317,7 @@ impl Demo {
         command.env(MARK, scratch.path()).stdin(Stdio::null()).stderr(Stdio::null());
         command.stdout(std::fs::File::create(&log)?);
         let child = Command::from(command).kill_on_drop(true).spawn()?;
-        until("a program did not start", || Said::of(&log).ready >= load.processes()).await?;
+        until("a program did not start", || Said::of(&log, 0).ready >= load.processes()).await?;
         Ok((child, log))
     }
 }

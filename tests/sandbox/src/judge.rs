@@ -5,7 +5,8 @@
 //! shim's pages have no say here.
 
 use std::collections::BTreeMap;
-use std::io::Write;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -58,12 +59,18 @@ pub struct Said {
     pub apis: BTreeMap<String, (u64, u64)>,
     /// Bytes that they hold, overheads aside.
     pub held: u64,
+    /// The last line of how a load goes on.
+    pub progress: Value,
 }
 
 impl Said {
-    /// Of lines of `tessera-tenant`; what is not one is passed over.
-    pub fn of(log: &Path) -> Self {
-        Self::read(&std::fs::read_to_string(log).unwrap_or_default())
+    /// Of lines of `tessera-tenant` from this byte of the log on; what is not one is passed over.
+    pub fn of(log: &Path, begun: u64) -> Self {
+        let mut text = Vec::new();
+        if let Ok(mut file) = File::open(log) {
+            let _ = file.seek(SeekFrom::Start(begun)).and_then(|_| file.read_to_end(&mut text));
+        }
+        Self::read(&String::from_utf8_lossy(&text))
     }
 
     fn read(text: &str) -> Self {
@@ -80,6 +87,7 @@ impl Said {
             }
             match line["event"].as_str() {
                 Some("ready" | "full") => said.ready += 1,
+                Some("progress") => said.progress = line,
                 Some("phase") => said.phases.extend(serde_json::from_value::<Phase>(line).ok()),
                 _ => {}
             }

@@ -2,9 +2,9 @@
 
 use std::fs;
 use std::fs::OpenOptions;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
-use std::sync::{Arc, Mutex};
+use std::process::{ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -12,15 +12,13 @@ use clap::ValueEnum;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use tessera_fake_kubelet::{Container, Kubelet, Pod as Admission};
 use tessera_region::quota::QuotaReader;
-use tessera_system::locks::lock;
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, Command};
 
 use super::container::{Means, Surroundings};
 use super::dra::Claimed;
+use super::judge::Said;
 use super::node::last_lines;
 use super::scratch::MARK;
 
@@ -119,6 +117,8 @@ const READY: Duration = Duration::from_secs(20);
 /// How long a container may take to end when its pod is removed; kubelet gives 30 s.
 const GRACE: Duration = Duration::from_secs(5);
 const STEP: Duration = Duration::from_millis(10);
+/// Bytes of a log's end in which a load's last figures are.
+const LATEST: u64 = 64 << 10;
 
 /// What runs in a pod's container.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -126,15 +126,6 @@ pub enum Work {
     /// A load, and the bytes that it takes where that is not left to it.
     Load(Load, Option<u64>),
     Command(Vec<String>),
-}
-
-/// What the process has said.
-#[derive(Clone, Debug, Default)]
-struct Heard {
-    /// Processes at work.
-    ready: u64,
-    /// The last line of each kind that has figures.
-    progress: Option<Value>,
 }
 
 /// How a pod is.
@@ -157,7 +148,8 @@ pub struct Pod {
     pub log: PathBuf,
     state: State,
     child: Option<Child>,
-    heard: Arc<Mutex<Heard>>,
+    /// Where in the log its container's words begin, bytes.
+    begun: u64,
 }
 
 /// What a pod's process needs besides its placement.
@@ -181,8 +173,8 @@ impl Pod {
         work: Work,
         log: PathBuf,
     ) -> Self {
-        let (state, heard) = (State::Ended(0), Arc::default());
-        Self { namespace, name, node, resource, placement, work, log, state, child: None, heard }
+        let (state, child, begun) = (State::Ended(0), None, 0);
+        Self { namespace, name, node, resource, placement, work, log, state, child, begun }
     }
 
     /// `namespace/name`.
@@ -207,31 +199,19 @@ impl Pod {
         let mut command =
             means.means.command(&self.placement.surroundings, &program, &arguments)?;
         let log = OpenOptions::new().create(true).append(true).open(&self.log)?;
-        let mut copy = tokio::fs::File::from_std(log.try_clone()?);
+        self.begun = log.metadata()?.len();
         command.env(MARK, means.mark);
         // A container has only the device nodes of its own GPUs; a process of this machine sees all.
         command.env("CUDA_VISIBLE_DEVICES", self.placement.uuids().join(","));
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
-        let mut child = Command::from(command).kill_on_drop(true).spawn()?;
-        let out = child.stdout.take().context("a container without output")?;
-        self.heard = Arc::default();
-        let heard = Arc::clone(&self.heard);
-        tokio::spawn(async move {
-            let mut lines = BufReader::new(out).lines();
-            while let Ok(Some(line)) = lines.next_line().await {
-                hear(&mut lock(&heard), &line);
-                let _ = copy.write_all(format!("{line}\n").as_bytes()).await;
-                let _ = copy.flush().await;
-            }
-        });
-        self.child = Some(child);
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        self.child = Some(Command::from(command).kill_on_drop(true).spawn()?);
         self.state = State::Running;
         self.await_ready(ready).await
     }
 
     async fn await_ready(&mut self, wanted: u64) -> anyhow::Result<()> {
         let end = Instant::now() + READY;
-        while lock(&self.heard).ready < wanted {
+        while Said::of(&self.log, self.begun).ready < wanted {
             if let State::Ended(code) = self.look() {
                 let said = last_lines(&self.log, 3);
                 anyhow::bail!("its container ended with exit code {code}: {said}");
@@ -246,9 +226,7 @@ impl Pod {
         if let Some(child) = &mut self.child
             && let Ok(Some(status)) = child.try_wait()
         {
-            use std::os::unix::process::ExitStatusExt;
-            let code = status.code().or(status.signal().map(|signal| 128 + signal));
-            self.state = State::Ended(code.unwrap_or(-1));
+            self.state = State::Ended(exit_code(status));
             self.child = None;
         }
         self.state
@@ -256,9 +234,9 @@ impl Pod {
 
     /// What it does, for people, as far as it says so.
     pub fn says(&self) -> String {
-        let heard = lock(&self.heard);
-        let number = |key: &str| heard.progress.as_ref()?.get(key)?.as_u64();
-        match (number("requests"), number("p99_us")) {
+        let end = fs::metadata(&self.log).map_or(0, |log| log.len());
+        let said = Said::of(&self.log, end.saturating_sub(LATEST).max(self.begun)).progress;
+        match (said["requests"].as_u64(), said["p99_us"].as_u64()) {
             (Some(requests), Some(p99)) => {
                 format!("{requests} requests/s, p99 {}.{} ms", p99 / 1000, p99 % 1000 / 100)
             }
@@ -311,13 +289,9 @@ impl Pod {
     }
 }
 
-fn hear(heard: &mut Heard, line: &str) {
-    let Ok(value) = serde_json::from_str::<Value>(line) else { return };
-    match value.get("event").and_then(Value::as_str) {
-        Some("ready" | "full") => heard.ready += 1,
-        Some("progress") => heard.progress = Some(value),
-        _ => {}
-    }
+/// An exit code, or 128 and the signal.
+pub fn exit_code(status: ExitStatus) -> i32 {
+    status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(-1)
 }
 
 const MIB: u64 = 1 << 20;
