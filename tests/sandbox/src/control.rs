@@ -23,6 +23,7 @@ use tokio::time::timeout;
 
 use super::command::Command;
 use super::node::Asked;
+use super::pod::exit_code;
 use super::print;
 use super::sandbox::{Reply, Sandbox};
 use super::scratch::MARK;
@@ -155,18 +156,10 @@ fn only() -> anyhow::Result<Stream> {
 }
 
 /// `tessera sandbox top` is `tessera top` of the node that it is about, in the terminal where it was typed.
-/// Asks the sandbox whom, and becomes the command; of several nodes, one after the other.
-pub fn relay(dir: Option<&Path>, command: &Command) -> anyhow::Result<ExitCode> {
-    let reply = match ask(dir, command) {
-        Ok(reply) => reply,
-        Err(error) => return Ok(super::no_sandbox(&error)),
-    };
-    if reply.code != 0 {
-        eprintln!("{}", reply.text);
-        return Ok(ExitCode::from(reply.code));
-    }
-    let (asked, words): (Vec<Asked>, Vec<String>) = serde_json::from_str(&reply.text)
-        .context("the sandbox is of another version of tessera")?;
+/// The sandbox has said of whom; this becomes the command; of several nodes, one after the other.
+pub fn relay(said: &str) -> anyhow::Result<ExitCode> {
+    let (asked, words): (Vec<Asked>, Vec<String>) =
+        serde_json::from_str(said).context("the sandbox is of another version of tessera")?;
     let mut code = 0;
     for one in &asked {
         let mut command = process::Command::new(std::env::current_exe()?);
@@ -285,11 +278,9 @@ fn inside(program: &std::ffi::OsStr, dir: &Path) -> tokio::process::Command {
 
 /// Its exit status, or 128 and the signal; without a child, never.
 async fn ended(child: &mut Option<Child>) -> u8 {
-    use std::os::unix::process::ExitStatusExt;
     let Some(child) = child else { return std::future::pending().await };
     let Ok(status) = child.wait().await else { return 1 };
-    let code = status.code().or(status.signal().map(|signal| 128 + signal));
-    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
+    u8::try_from(exit_code(status)).unwrap_or(1)
 }
 
 fn say(text: &str) {

@@ -145,10 +145,17 @@ pub fn main(args: Args, config: Option<&Path>) -> anyhow::Result<ExitCode> {
             );
             return Ok(ExitCode::from(USAGE));
         }
-        return match command {
-            Command::Tessera(_) => control::relay(args.dir.as_deref(), command),
-            command => Ok(asked(args.dir.as_deref(), command)),
+        let text = match asked(args.dir.as_deref(), command) {
+            Ok(text) => text,
+            Err(code) => return Ok(code),
         };
+        if let Command::Tessera(_) = command {
+            return control::relay(&text);
+        }
+        if !text.is_empty() {
+            let _ = terminal::print(&format!("{text}\n"));
+        }
+        return Ok(ExitCode::SUCCESS);
     }
     let wrong = |text: String| {
         eprintln!("{text}");
@@ -181,23 +188,17 @@ pub fn main(args: Args, config: Option<&Path>) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn asked(dir: Option<&Path>, command: &Command) -> ExitCode {
+/// What the sandbox answers, or how to end where it does not, or says no.
+fn asked(dir: Option<&Path>, command: &Command) -> Result<String, ExitCode> {
     match control::ask(dir, command) {
-        Ok(reply) if reply.code == 0 => {
-            if !reply.text.is_empty() {
-                let _ = terminal::print(&format!("{}\n", reply.text));
-            }
-            ExitCode::SUCCESS
-        }
+        Ok(reply) if reply.code == 0 => Ok(reply.text),
         Ok(reply) => {
             eprintln!("{}", reply.text);
-            ExitCode::from(reply.code)
+            Err(ExitCode::from(reply.code))
         }
-        Err(error) => no_sandbox(&error),
+        Err(error) => {
+            eprintln!("tessera: {error:#}");
+            Err(ExitCode::from(UNAVAILABLE))
+        }
     }
-}
-
-fn no_sandbox(error: &anyhow::Error) -> ExitCode {
-    eprintln!("tessera: {error:#}");
-    ExitCode::from(UNAVAILABLE)
 }

@@ -81,7 +81,7 @@ fn work(work: &Work) -> String {
 }
 
 /// The file that Prometheus takes.
-pub const PROMETHEUS: &str = "prometheus.yml";
+const PROMETHEUS: &str = "prometheus.yml";
 
 /// A command of `tessera` that asks this node's plugin.
 fn command(node: &Node, words: &[&str]) -> String {
@@ -144,8 +144,8 @@ pub fn greeting(sandbox: &Sandbox, has_shell: bool) -> String {
     out
 }
 
-/// Prometheus' configuration for all nodes.
-pub fn prometheus(nodes: &[Node]) -> String {
+/// Writes Prometheus' configuration for all nodes where [`greeting`] says.
+pub fn write_prometheus(nodes: &[Node], dir: &Path) -> std::io::Result<()> {
     let mut text = String::from(
         "# Written by `tessera sandbox`.\nglobal:\n  scrape_interval: 5s\nscrape_configs:\n- job_name: tessera\n  \
          static_configs:\n",
@@ -157,10 +157,5 @@ pub fn prometheus(nodes: &[Node]) -> String {
                 writeln!(text, "  - targets: [\"{address}\"]\n    labels: {{node: \"{name}\"}}");
         }
     }
-    text
-}
-
-/// Writes it where [`greeting`] says.
-pub fn write_prometheus(nodes: &[Node], dir: &Path) -> std::io::Result<()> {
-    std::fs::write(dir.join(PROMETHEUS), prometheus(nodes))
+    std::fs::write(dir.join(PROMETHEUS), text)
 }
