@@ -125,6 +125,8 @@ pub(super) struct ArbitratedTenant {
     /// Where its part of the cycle begins.
     pub phase: u32,
     pub state: GateState,
+    /// Whether work of it was seen to wait for this closed gate to open: it does until then.
+    pub is_ahead: bool,
     /// Messages of another epoch, repeated ones, and those of a process with too many shares.
     pub ignored: u64,
     page: QuotaWriter,
@@ -229,6 +231,7 @@ impl ArbitratedTenant {
             looks_ns: 0,
             phase: page.phase(0),
             state: GateState::Closed,
+            is_ahead: false,
             ignored: 0,
             page,
             pace: None,
@@ -260,6 +263,7 @@ impl ArbitratedTenant {
             self.flights.solo();
         }
         let epoch = set(&self.page, word, &self.flights);
+        self.is_ahead = false;
         match state {
             GateState::Closed => {
                 self.drains.close(epoch);
@@ -286,10 +290,10 @@ impl ArbitratedTenant {
 
     /// Whether it launches as soon as its closed gate opens, as its pages show: a thread polls there, or the launches are
     /// on the GPU.
-    pub fn is_awake(&self, now_ns: u64) -> bool {
+    pub fn is_awake(&mut self, now_ns: u64) -> bool {
         let word = self.page.gate(0);
-        self.state == GateState::Closed
-            && (self.flights.is_awake(now_ns, word) || self.flights.is_ahead(word))
+        self.is_ahead = self.state == GateState::Closed && self.flights.is_ahead(word);
+        self.is_ahead || self.state == GateState::Closed && self.flights.is_awake(now_ns, word)
     }
 
     /// Whether a launch waits for its closed gate to open.
@@ -310,6 +314,7 @@ impl ArbitratedTenant {
     /// and all drain again.
     pub fn close_again(&mut self) {
         let epoch = set(&self.page, GATE_CLOSED, &self.flights);
+        self.is_ahead = false;
         self.drains.close(epoch);
         self.settled = false;
     }

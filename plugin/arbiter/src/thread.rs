@@ -244,7 +244,7 @@ impl Thread {
                 continue;
             }
             can_tell = true;
-            if tenant.looks_ns > now.ns {
+            if tenant.looks_ns > now.ns || watch == Watch::Awake && tenant.is_ahead {
                 continue;
             }
             match watch {
@@ -454,7 +454,7 @@ impl Thread {
             self.has_news |= !rouses.is_empty();
             for id in rouses {
                 let key = u32::try_from(id.0).unwrap_or(u32::MAX);
-                let Some(tenant) = self.tenants.get(&key) else { continue };
+                let Some(tenant) = self.tenants.get_mut(&key) else { continue };
                 // One whose threads cannot say that they are awake counts as awake.
                 if !tenant.is_seen() || tenant.is_awake(now.ns) {
                     self.policy.awake(now.ns, id);

@@ -10,11 +10,13 @@ use super::types::{GateState, TenantId, Watch};
 /// How often words should be read while something drains, nanoseconds.
 const LOOK_SOON: u64 = 60_000;
 /// While somebody awake waits for a holder to have nothing in flight: its helper says so, too, unless it has no processor.
-const LOOK_QUIET: u64 = 200_000;
+const LOOK_QUIET: u64 = 100_000;
 /// And while those who wait sleep.
 const LOOK: u64 = 500_000;
 /// A holder that does nothing is waited for so long by whoever is awake, nanoseconds.
 const QUIET: u64 = 50_000;
+/// Or as long as hand-overs take of late, up to this: sooner, two would cost more than the wait.
+const QUIET_MOST: u64 = 300_000;
 /// And so long before somebody is woken who could have the GPU instead: a thread of the holder that was woken is there by
 /// then.
 const ASLEEP: u64 = 1_000_000;
@@ -49,15 +51,20 @@ impl Policy {
     /// counted.
     pub fn quiet(&mut self, now: u64, id: TenantId, since: u64) {
         let Some((now, slot)) = self.event(now, id) else { return };
-        let Some(tenant) = &mut self.tenants[slot] else { return };
+        let Some(tenant) = &self.tenants[slot] else { return };
         let Some(lease) = tenant.lease() else { return };
         let since = since.clamp(lease.since, now);
-        // Short pauses of one within its share are waited for.
+        // Short pauses of one within its share are waited for, and others' as long as a hand-over takes.
         let is_waited_for = lease.idle_ns > self.settings.idle;
-        let quiet = if is_waited_for { lease.idle_ns } else { QUIET };
+        let handover = self.gpus_of(slot).map(|gpu| self.gpus[gpu].handover).max().unwrap_or(0);
+        let quiet = match is_waited_for {
+            true => lease.idle_ns,
+            false => handover.clamp(QUIET, QUIET_MOST),
+        };
         if lease.state == GateState::Solo || now - since < quiet {
             return;
         }
+        let Some(tenant) = &mut self.tenants[slot] else { return };
         tenant.stood.see(since, now);
         let competes = self.competes(slot);
         if !self.is_awaited(slot) {
