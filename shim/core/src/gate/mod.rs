@@ -189,7 +189,8 @@ pub fn admit_work(stream: Stream) -> Result<Pass, CUresult> {
 
 /// As [`admit`], for one launch into several streams.
 pub fn admit_several(mut streams: impl Iterator<Item = Stream>) -> Result<Pass, CUresult> {
-    let pass = admit(Kind::Launch, streams.next().unwrap_or(Stream::LEGACY))?;
+    // Not ahead of its turn: the other streams would not wait.
+    let pass = admit_when(Kind::Launch, streams.next().unwrap_or(Stream::LEGACY), false)?;
     if let (Pass::Flag(_) | Pass::Counted(_), Some(process)) = (&pass, state::armed()) {
         // With the flag up: what closes sees either the flag or the streams.
         streams.for_each(|stream| streams::note(&process.gate.noted, stream, || {}));
@@ -202,8 +203,13 @@ pub fn admit_several(mut streams: impl Iterator<Item = Stream>) -> Result<Pass, 
 ///
 /// # Errors
 /// `CUDA_ERROR_SYSTEM_NOT_READY` where the quota cannot be read (absence closes).
-#[inline(never)]
 pub fn admit(kind: Kind, stream: Stream) -> Result<Pass, CUresult> {
+    admit_when(kind, stream, true)
+}
+
+/// As [`admit`]. `may_queue`: it may be queued ahead of its turn.
+#[inline(never)]
+fn admit_when(kind: Kind, stream: Stream, may_queue: bool) -> Result<Pass, CUresult> {
     // SAFETY: records are never unmapped; in a forked child they read as zero.
     let mut record = unsafe { record().as_ref() };
     if record.is_none_or(|record| record.process.load(Ordering::Relaxed).is_null()) {
@@ -258,7 +264,7 @@ pub fn admit(kind: Kind, stream: Stream) -> Result<Pass, CUresult> {
         let is_counted = !is_free
             && match is_open {
                 true => flight::take_room(&process.gate, is_graph, has_room),
-                false if tried != word && ahead::is_invited(&process.gate, word) => {
+                false if may_queue && tried != word && ahead::is_invited(&process.gate, word) => {
                     tried = word;
                     is_ahead = ahead::take_room(process, is_graph);
                     is_ahead
@@ -318,7 +324,7 @@ pub fn admit(kind: Kind, stream: Stream) -> Result<Pass, CUresult> {
         if is_open {
             has_room = flight::wait_for_room(process, word, stream) == flight::Room::Given;
         } else {
-            (may_wait, ticket) = wait_at(process, stream, Some(tried));
+            (may_wait, ticket) = wait_at(process, stream, may_queue.then_some(tried));
         }
         set_errno(errno);
     }

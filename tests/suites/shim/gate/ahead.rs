@@ -106,6 +106,31 @@ fn who_is_not_invited_at_this_closing_waits_at_the_gate() {
 }
 
 #[test]
+fn a_launch_into_several_streams_waits_at_the_gate_and_one_into_the_legacy_stream_does_not() {
+    let Stage { sim, pages } = Stage::new();
+    let arbiter = Arbiter::take_on(&pages);
+    arbiter.quota().set_takes_flight(true);
+    let mut tenant = Conversation::with_context("limits", &sim, &pages);
+    let kernel = tenant.must("kernel 0");
+    arbiter.set(GATE_OPEN);
+    tenant.must(&format!("launch {kernel}"));
+    tenant.must("sync");
+    let epoch = arbiter.close();
+    let flight = flight_of(&tenant);
+    flight.invited.store(gate_word(epoch, GATE_CLOSED), Ordering::SeqCst);
+    tenant.must(&format!("launch {kernel}"));
+    assert_eq!(flight.in_flight().operations, 1);
+    // `cuLaunchCooperativeKernelMultiDevice`: the other streams would not wait.
+    tenant.send(&format!("launch {kernel} 3"));
+    std::thread::sleep(QUIET);
+    assert_eq!((flight.in_flight().operations, flight.waiting.load(Ordering::SeqCst)), (1, 1));
+    arbiter.open();
+    flight.release();
+    assert_eq!(tenant.reply("launch").result, 0);
+    assert!(tenant.finish().success());
+}
+
+#[test]
 fn it_runs_in_the_tenants_part_of_the_cycle_when_the_arbiter_is_dead() {
     let Stage { sim, pages } = Stage::new();
     let (arbiter, mut tenant, _, _) = invited(&sim, &pages);
