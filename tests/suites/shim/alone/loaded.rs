@@ -124,7 +124,8 @@ fn of_two_tenants_on_a_loaded_host_the_larger_has_the_larger_part_and_both_work(
 #[test]
 fn a_tenant_whose_threads_wake_late_and_one_beside_it_both_work() {
     let got = shares(0, true);
-    assert!(got.iter().all(|&got| got >= 30), "{got:?}, of 750 and 250");
+    // Before work was queued ahead, 110 and 240 at best; bare the first gets 486.
+    assert!(got[0] >= 150 && got[1] >= 30, "{got:?}, of 750 and 250");
 }
 
 #[test]
