@@ -10,7 +10,7 @@ use super::types::{GateState, TenantId, Watch};
 /// How often words should be read while something drains, nanoseconds.
 const LOOK_SOON: u64 = 60_000;
 /// While somebody awake waits for a holder to have nothing in flight: its helper says so, too, unless it has no processor.
-const LOOK_QUIET: u64 = 100_000;
+const LOOK_QUIET: u64 = 250_000;
 /// And while those who wait sleep.
 const LOOK: u64 = 500_000;
 /// A holder that does nothing is waited for so long by whoever is awake, nanoseconds.
