@@ -292,14 +292,9 @@ impl ArbitratedTenant {
     /// on the GPU.
     pub fn is_awake(&mut self, now_ns: u64) -> bool {
         let word = self.page.gate(0);
-        self.is_ahead = self.state == GateState::Closed && self.flights.is_ahead(word);
-        self.is_ahead || self.state == GateState::Closed && self.flights.is_awake(now_ns, word)
-    }
-
-    /// Whether a launch waits for its closed gate to open.
-    pub fn waits(&self) -> bool {
-        self.state == GateState::Closed
-            && (self.flights.waits() || self.flights.is_ahead(self.page.gate(0)))
+        let is_closed = self.state == GateState::Closed;
+        self.is_ahead = is_closed && self.flights.is_ahead(word);
+        self.is_ahead || is_closed && self.flights.is_awake(now_ns, word)
     }
 
     /// Lets its processes queue work ahead of its turn, if all have drained, and wakes one that waits to launch.

@@ -271,7 +271,8 @@ impl Thread {
             }
             let Some(tenant) = self.tenants.get_mut(&key) else { continue };
             // Of a launch whose thread has no CPU to say that it waits.
-            if tenant.waits() && !self.policy.wants(id) {
+            if tenant.state == GateState::Closed && tenant.flights.waits() && !self.policy.wants(id)
+            {
                 self.policy.want(now.ns, id);
             }
             let own_ns = tenant.flights.cost_ns();
