@@ -183,7 +183,7 @@ struct Servers<F> {
 /// `dir`, until `shutdown` is done. Follows `resources` when they change. Returns as soon as the sockets listen;
 /// registration and its upkeep go on in a task.
 ///
-/// A missing kubelet is no error: it is waited for. Sockets of earlier instances that nobody listens
+/// A missing kubelet is not an error: it is waited for. Sockets of earlier instances that nobody listens
 /// on any more are removed.
 ///
 /// Errors: [`SocketError`] if one of the first resources has no socket; its message says what to do. Later ones

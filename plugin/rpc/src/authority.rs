@@ -4,7 +4,7 @@
 //! Kubelets before 1.26 send the percent-encoded path of the plugin's socket as `:authority`
 //! (`%2Fvar%2Flib%2Fkubelet…`), and all versions read do so on plugin registration sockets. `http`
 //! and `h2` hold that for malformed (RFC 3986 §3.2.2 allows no such host) and reset the stream with
-//! PROTOCOL_ERROR, before any code of ours could answer. Patching those crates is no option, so
+//! PROTOCOL_ERROR, before any code of ours could answer. Patching those crates is not an option, so
 //! [`Requests`] stands between socket and server and rewrites what the client sends:
 //!
 //! - The preface and every frame other than HEADERS and CONTINUATION pass byte by byte, DATA and

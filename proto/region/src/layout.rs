@@ -126,7 +126,7 @@ laid_out! {
         92 => pub policy: AtomicU32,
         /// `GATE_*` and an epoch, see [`gate_word`]; a futex word.
         96 => pub gate: AtomicU32,
-        /// Where this tenant's part of the cycle begins when there is no arbiter, in thousandths of
+        /// The beginning of this tenant's part of the cycle when there is no arbiter, in thousandths of
         /// [`CYCLE_NS`].
         100 => pub phase_millis: AtomicU32,
         /// Operations that may be in flight while OPEN; 0 counts as 1.

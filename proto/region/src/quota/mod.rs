@@ -205,7 +205,7 @@ impl QuotaReader {
         }
     }
 
-    /// Where this tenant's part of the cycle begins without an arbiter, in thousandths of
+    /// The beginning of this tenant's part of the cycle without an arbiter, in thousandths of
     /// [`CYCLE_NS`](crate::layout::CYCLE_NS); below 1000.
     pub fn phase_millis(&self, gpu: usize) -> u32 {
         self.gpu(gpu).phase_millis.load(Ordering::Relaxed) % 1000

@@ -293,7 +293,7 @@ impl QuotaWriter {
         self.map.takes_flight.store(u32::from(takes), Ordering::Relaxed);
     }
 
-    /// Where this tenant's part of the cycle begins without an arbiter, in thousandths.
+    /// The beginning of this tenant's part of the cycle without an arbiter, in thousandths.
     pub fn set_phase(&self, gpu: usize, millis: u32) {
         self.gpu(gpu).phase_millis.store(millis, Ordering::Relaxed);
     }
