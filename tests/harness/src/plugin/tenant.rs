@@ -5,6 +5,7 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
+use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, send, socket};
 use tessera_region::account::Account;
 use tessera_region::layout::Kind;
@@ -106,6 +107,16 @@ pub fn connect(dir: &Path) -> std::os::fd::OwnedFd {
     let address = UnixAddr::new(&dir.join("session.sock")).unwrap();
     nix::sys::socket::connect(socket.as_raw_fd(), &address).unwrap();
     socket
+}
+
+/// Takes pages away in one step, because the plugin may mend them at any moment. Instead of them come a directory and
+/// these in it; nothing where there are none.
+pub fn lose(pages: &Path, left: &[&str]) {
+    let aside = tempfile::tempdir_in(pages.ancestors().nth(2).unwrap()).unwrap();
+    let new = aside.path().join("new");
+    left.iter().for_each(|name| std::fs::create_dir_all(new.join(name)).unwrap());
+    let both = if left.is_empty() { RenameFlags::empty() } else { RenameFlags::RENAME_EXCHANGE };
+    renameat2(AT_FDCWD, pages, AT_FDCWD, &new, both).unwrap();
 }
 
 /// The limit of the first GPU as a tenant reads it.

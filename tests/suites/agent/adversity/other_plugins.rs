@@ -228,7 +228,7 @@ async fn a_second_plugin_on_the_same_pages_ends_and_names_the_first() {
     [&pages, &link, &dotted].into_iter().for_each(|path| is_refused(path));
     assert_eq!(node.kubelet.registrations(), registrations, "the second takes nothing");
     // Pages that are removed as a whole are made again, and the second is kept out of the new ones as well.
-    std::fs::remove_dir_all(&pages).unwrap();
+    lose(&pages, &[]);
     node.start_pod("b", 1).await;
     until(|| {
         // Held by a lock on the directory: nobody else gets it.

@@ -198,14 +198,12 @@ async fn a_container_that_starts_again_finds_its_pages_whatever_happened_to_them
     let admitted = node.kubelet.run(&pod).await.unwrap().remove(0);
     let pages = node.pages(&admitted.device_ids);
 
-    std::fs::remove_dir_all(&pages).unwrap();
+    lose(&pages, &[]);
     node.kubelet.start_container(&pod, "main").await.unwrap();
     assert_eq!(limit(&pages), 8 * GIB);
 
     // As containerd leaves missing mount sources.
-    std::fs::remove_dir_all(&pages).unwrap();
-    std::fs::create_dir_all(pages.join(USAGE_FILE)).unwrap();
-    std::fs::create_dir(pages.join(SESSION_SOCKET)).unwrap();
+    lose(&pages, &[USAGE_FILE, SESSION_SOCKET]);
     node.kubelet.start_container(&pod, "main").await.unwrap();
     Tenant::hold(&pages, GIB);
 
