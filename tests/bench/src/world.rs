@@ -29,9 +29,6 @@ launch_ns = 0
 event_ns = 0
 marker_ns = 0
 context_switch_us = 0.0
-[[kernel]]
-name = "spin_ns"
-parameter = 0
 "#;
 /// The only GPU of the simulator's default machine.
 pub const GPU: &str = "GPU-5e55e4a0-0000-4000-8000-000000000000";

@@ -85,8 +85,7 @@ impl Machine {
             }
             text += "\n";
         }
-        // The kernel of tessera-tenant takes its duration as an argument.
-        text + "[[kernel]]\nname = \"spin_ns\"\nparameter = 0\n"
+        text
     }
 }
 

@@ -18,9 +18,6 @@ memory = "64GiB"
 [memory]
 context_overhead = "32MiB"
 teardown_ms = 0.0
-[[kernel]]
-name = "spin_ns"
-parameter = 0
 "#;
 
 /// The machine, nobody on it yet.

@@ -159,9 +159,6 @@ async fn of_a_gpu_that_has_left_the_node_the_driver_need_not_tell() {
 
 // What a lone tenant uses: the plugin asks the simulated driver, and the simulator has its own account of it.
 
-/// The tenant program's, which takes its duration as an argument.
-const KERNEL: &str = "[[kernel]]\nname = \"spin_ns\"\nparameter = 0\n";
-
 /// A pod alone on this GPU whose process works for a tenth of the time.
 struct Lone {
     node: Simulated,
@@ -170,7 +167,7 @@ struct Lone {
 
 impl Lone {
     async fn on(gpu: &str, settings: &str) -> Self {
-        let mut node = Simulated::on(&format!("[[gpu]]\n{gpu}\n{KERNEL}"), settings).await;
+        let mut node = Simulated::on(&format!("[[gpu]]\n{gpu}\n"), settings).await;
         node.launch();
         bounded(node.kubelet.wait_allocatable(GPU, 2)).await;
         let admitted = node.kubelet.run(&pod("alone", 1)).await.unwrap().remove(0);
