@@ -14,7 +14,7 @@ const NARROW: u64 = 250_000;
 /// fades with each, as a divisor; and how many windows may last for one.
 const ROOM: (u64, u64) = (10_000, 1_000_000);
 const FADES: u64 = 32;
-const MOST_WINDOWS: u64 = 4;
+const LASTS_MOST: u64 = 4_000_000;
 /// Operations in flight while SOLO, in windows.
 const SOLO_WINDOWS: usize = 4;
 const SECOND: u64 = 1_000_000_000;
@@ -547,17 +547,17 @@ impl Player {
 
     /// Whether the window has no room beside what is `queued`, and for how long that lasts, nanoseconds.
     fn is_full(&self, queued: &VecDeque<Op>) -> (bool, f64) {
-        let lasts = self.overslept.div_ceil(self.load.window_ns.max(1));
-        let windows = usize::try_from(lasts.clamp(1, MOST_WINDOWS)).unwrap_or(1);
-        let room = if self.gate == GateState::Solo { SOLO_WINDOWS } else { windows };
-        let processes = usize::try_from(self.load.slices()).unwrap_or(1);
-        let most = self.load.window.max(1) * room * processes;
         let window_ns = match self.pace.is_narrow {
             true => self.load.window_ns.min(NARROW),
             false => self.load.window_ns,
         };
+        let lasts_ns = window_ns.max(self.overslept.min(LASTS_MOST));
+        let windows = usize::try_from(lasts_ns.div_ceil(window_ns.max(1))).unwrap_or(1);
+        let room = if self.gate == GateState::Solo { SOLO_WINDOWS } else { 1 };
+        let processes = usize::try_from(self.load.slices()).unwrap_or(1);
+        let most = self.load.window.max(1) * windows.max(room) * processes;
         #[allow(clippy::cast_precision_loss, reason = "short")]
-        let most_ns = (window_ns * (room * processes) as u64) as f64;
+        let most_ns = (lasts_ns.max(window_ns * room as u64) * processes as u64) as f64;
         let ns = queued.iter().filter(|op| !op.on_host).map(|op| op.left).sum();
         (queued.len() >= most || (queued.len() >= 2 * processes && ns >= most_ns), ns)
     }

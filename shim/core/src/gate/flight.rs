@@ -371,9 +371,9 @@ pub(super) fn land(process: &Process, streams: &mut Streams, awaited: bool) -> b
     gate.flight().usual_us.store(estimate.usual_us(), Ordering::Relaxed);
     let gpus = contexts.min(u32::try_from(process.account.shares().gpu_count()).unwrap_or(1));
     let (window, window_us) = (quota.window(0), quota.window_us(0));
-    let windows = gate.overslept.windows(window_us);
-    let (window, window_us) = (window.saturating_mul(windows), window_us.saturating_mul(windows));
-    gate.set_limits(estimate.limits(window, window_us, gpus, gate.progress.proofs()));
+    let lasts_us = gate.overslept.lasts_us(window_us);
+    let window = window.saturating_mul(lasts_us.div_ceil(window_us.max(1)));
+    gate.set_limits(estimate.limits(window, lasts_us, gpus, gate.progress.proofs()));
     true
 }
 

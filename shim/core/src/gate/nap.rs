@@ -73,8 +73,8 @@ impl Overslept {
     /// From so much on a host counts as one that wakes threads late, microseconds. The GPU waits for who sleeps for long
     /// on a prompt one.
     const LATE_US: u32 = 500;
-    /// What is in flight meanwhile grows to so many windows at most: whoever comes next waits for it.
-    const MOST_WINDOWS: u32 = 4;
+    /// What is in flight meanwhile lasts no longer, microseconds: whoever comes next waits for it.
+    const MOST_US: u32 = 4_000;
 
     pub(super) const fn new() -> Self {
         Self(AtomicU32::new(0))
@@ -86,10 +86,10 @@ impl Overslept {
         self.0.store((before - before / Self::FADES).max(late_us), Ordering::Relaxed);
     }
 
-    /// How many windows of so many microseconds last for a sleep that ends late.
-    pub(super) fn windows(&self, window_us: u32) -> u32 {
-        let lasts = self.0.load(Ordering::Relaxed).div_ceil(window_us.max(1));
-        lasts.clamp(1, Self::MOST_WINDOWS)
+    /// For how long what is in flight is to last where the page asks for a window of so many microseconds: as long as sleeps
+    /// end late, however narrow that is.
+    pub(super) fn lasts_us(&self, window_us: u32) -> u32 {
+        window_us.max(self.0.load(Ordering::Relaxed).min(Self::MOST_US))
     }
 
     /// Sleeps as briefly as can be; where sleeps end late, until half of what is in flight is complete, if it is known how
@@ -197,13 +197,18 @@ mod tests {
     #[test]
     fn a_window_lasts_for_sleeps_that_end_late_and_not_for_a_stop() {
         let overslept = Overslept::new();
-        assert_eq!(overslept.windows(500), 1);
+        assert_eq!(overslept.lasts_us(500), 500);
         overslept.note(75_000);
-        assert_eq!(overslept.windows(500), 1);
+        assert_eq!(overslept.lasts_us(500), 500);
         overslept.note(800);
-        assert_eq!((overslept.windows(500), overslept.windows(250)), (2, 4));
+        assert_eq!(
+            [250, 500, 1_000].map(|window_us| overslept.lasts_us(window_us)),
+            [800, 800, 1_000]
+        );
         (0..64).for_each(|_| overslept.note(0));
-        assert_eq!(overslept.windows(500), 1);
+        assert_eq!(overslept.lasts_us(500), 500);
+        overslept.note(9_000);
+        assert_eq!(overslept.lasts_us(500), 4_000);
     }
 
     proptest! {
