@@ -96,6 +96,8 @@ impl Session {
             if self.shared().rings[channel as usize].completed.load(Ordering::Acquire) > seq {
                 return;
             }
+            // Acquire: whoever goes on after this wakes this thread.
+            let went_on = self.shared().went_on.load(Ordering::Acquire);
             let until = {
                 let mut locked = self.lock();
                 locked.recover_dead(false);
@@ -103,9 +105,12 @@ impl Session {
                 if locked.is_complete(channel, seq) {
                     return;
                 }
-                locked.predict(channel, seq, now + LOOK_AGAIN_NS).unwrap_or(now + POLL_NS)
+                locked.predict(channel, seq, now + LOOK_AGAIN_NS)
             };
-            clock::sleep_until(until);
+            match until {
+                Some(at) => clock::sleep_until(at),
+                None => lock::wait(&self.shared().went_on, went_on, Duration::from_nanos(POLL_NS)),
+            }
         }
     }
 
@@ -119,15 +124,21 @@ impl Session {
     /// Declares operation `seq`, a host function or a kernel that the host ends, finished.
     pub fn host_done(&self, channel: u32, seq: u64) {
         entry(self.shared(), channel, seq).value.store(1, Ordering::Release);
+        self.goes_on();
+    }
+
+    /// A queue goes on that waited for a host: whoever waits for its end can reckon with it now.
+    fn goes_on(&self) {
+        self.shared().went_on.fetch_add(1, Ordering::Release);
+        lock::wake_all(&self.shared().went_on);
     }
 }
 
 /// The GPU thread has ended if it gave no sign for so long.
 const SILENT_NS: u64 = 100_000_000;
-/// How often it looks at a word that a queue waits for, nanoseconds: while the GPU works for others, at least so often …
-const LOOK_BUSY_NS: u64 = 500_000;
-/// … and while it is idle; less often the longer it is, because this thread takes a CPU from everybody else.
-const LOOK_IDLE_NS: (u64, u64) = (20_000, POLL_NS);
+/// How often it looks at a word that a queue of an idle GPU waits for and a host may write, nanoseconds: less often the
+/// longer it is idle, because this thread takes a CPU from everybody else, and else each [`POLL_NS`].
+const LOOK_NS: (u64, u64) = (20_000, POLL_NS);
 /// How long it sleeps at most.
 const NAP: Duration = Duration::from_millis(20);
 
@@ -374,22 +385,23 @@ impl Session {
         locked.recover_dead(false);
         loop {
             let now = locked.advance();
-            let (mut next, mut is_over) = (None::<Next>, false);
+            let (mut next, mut waits) = (None::<Next>, false);
+            let (mut is_over, mut is_written) = (false, false);
             for channel in 0..MAX_CHANNELS {
                 let writes = &self.shared().rings[channel].writes;
                 if !writes.wait() {
                     continue;
                 }
                 let channel = u32::try_from(channel).unwrap_or(NONE);
-                let found = match locked.land(channel) {
+                let landed = locked.land(channel);
+                is_over |= landed.is_over;
+                is_written |= landed.is_written;
+                let found = match landed.left {
                     Left::Nothing => continue,
-                    Left::Over => {
-                        is_over = true;
-                        continue;
-                    }
                     Left::Write(seq) => locked.predict(channel, seq, now + POLL_NS),
                     Left::Wait => None,
                 };
+                waits |= landed.left == Left::Wait;
                 let mut after = || locked.look_after(channel, now);
                 let found = match found {
                     Some(at) => Next { at, is_exact: true },
@@ -397,8 +409,11 @@ impl Session {
                 };
                 next = Some(next.map_or(found, |next| next.min(found)));
             }
-            // What went on is to be predicted.
-            if !is_over {
+            if is_over {
+                self.goes_on();
+            }
+            // What went on is to be predicted, and a queue of any GPU may wait for a word that was just written.
+            if !(is_over || is_written && waits) {
                 return next;
             }
         }
@@ -412,11 +427,18 @@ struct Next {
     is_exact: bool,
 }
 
+/// What a look at a channel's words has done.
+struct Landed {
+    left: Left,
+    /// A wait is over: its queue goes on.
+    is_over: bool,
+    is_written: bool,
+}
+
 /// What is left of a channel's words.
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Left {
     Nothing,
-    /// A wait is over: the queue goes on.
-    Over,
     /// The first operation that a word waits for.
     Write(u64),
     /// A queue waits for a word.
@@ -425,20 +447,21 @@ enum Left {
 
 impl Locked<'_> {
     /// Writes what is due of a channel, and ends waits that are over.
-    fn land(&mut self, channel: u32) -> Left {
+    fn land(&mut self, channel: u32) -> Landed {
         let shared = self.shared();
         let writes = &shared.rings[channel as usize].writes;
+        let mut landed = Landed { left: Left::Nothing, is_over: false, is_written: false };
         let slot = match self.state().channels.get(channel as usize) {
             Some(open) if open.gpu != NONE => open.slot as usize,
             _ => {
                 writes.forget();
-                return Left::Nothing;
+                return landed;
             }
         };
         // In this process; else in another.
         let pid = shared.slots[slot].pid.load(Ordering::Relaxed);
         let pid = (self.slot() != Some(slot)).then_some(pid);
-        let (mut left, mut is_first) = (Left::Nothing, true);
+        let mut is_first = true;
         // Acquire: pairs with Release in `add_word`.
         for at in writes.first.load(Ordering::Relaxed)..writes.next.load(Ordering::Acquire) {
             let place = writes.word(at);
@@ -460,11 +483,12 @@ impl Locked<'_> {
                             None => unsafe { word.store(address & !SHORT) },
                             Some(pid) => word.store_in(pid, address & !SHORT),
                         }
+                        landed.is_written = true;
                         true
                     }
                     None => {
-                        if !matches!(left, Left::Over | Left::Wait) {
-                            left = Left::Write(seq);
+                        if landed.left == Left::Nothing {
+                            landed.left = Left::Write(seq);
                         }
                         false
                     }
@@ -474,12 +498,11 @@ impl Locked<'_> {
                             None => unsafe { word.is_met(how, address & !SHORT) },
                             Some(pid) => word.is_met_in(how, pid, address & !SHORT),
                         };
-                        left = match (is_met, left) {
-                            (true, _) | (_, Left::Over) => Left::Over,
-                            _ => Left::Wait,
-                        };
                         if is_met {
                             entry(shared, channel, seq).value.store(1, Ordering::Release);
+                            landed.is_over = true;
+                        } else {
+                            landed.left = Left::Wait;
                         }
                         is_met
                     }
@@ -493,7 +516,7 @@ impl Locked<'_> {
                 writes.first.store(at + 1, Ordering::Release);
             }
         }
-        left
+        landed
     }
 
     /// After how long a word that a queue of the channel waits for is to be looked at again.
@@ -501,9 +524,9 @@ impl Locked<'_> {
         let state = self.state();
         let Some(gpu) = state.channels.get(channel as usize).map(|c| c.gpu) else { return POLL_NS };
         if state.channels.iter().any(|c| c.gpu == gpu && c.is_runnable()) {
-            return LOOK_BUSY_NS;
+            return POLL_NS;
         }
         let ran_until = state.gpus.get(gpu as usize).map_or(now, |gpu| gpu.ran_until);
-        (now.saturating_sub(ran_until) / 4).clamp(LOOK_IDLE_NS.0, LOOK_IDLE_NS.1)
+        (now.saturating_sub(ran_until) / 4).clamp(LOOK_NS.0, LOOK_NS.1)
     }
 }

@@ -37,7 +37,7 @@ pub const MAX_CONFIG: usize = 64 * 1024;
 /// "SIMGPU" and two bytes of the layout's family.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"SIMGPU\x01\x00");
 /// Version of everything below.
-pub const VERSION: u32 = 16;
+pub const VERSION: u32 = 17;
 
 /// Bytes of the file (beyond its end) that are locked, never read.
 pub mod lock_bytes {
@@ -84,6 +84,8 @@ pub struct Shared {
     pub served_ns: AtomicU64,
     /// 1 once there is something for it, a futex.
     pub gpu_bell: AtomicU32,
+    /// How often somebody other than a GPU's own work has let a queue go on, a futex.
+    pub went_on: AtomicU32,
     /// The low half of `xids_written`, a futex.
     pub xid_bell: AtomicU32,
     pub xids_written: AtomicU64,
