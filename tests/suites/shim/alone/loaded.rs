@@ -77,8 +77,8 @@ impl Drop for Backlog {
     }
 }
 
-/// A strict 30 %, alone: never more, and some of it. How much such a host lets it use is for the bench: it waits for a CPU
-/// between two windows of work. With markers that somebody had to find a CPU for it was a thousandth.
+/// A strict 30 %, alone: never more, and some of it: 250 to 285 thousandths on two CPUs. How much such a host lets it use is
+/// for the bench: it waits for a CPU between two windows of work.
 fn a_cap(spinners: usize, wakes_late: bool) {
     let _alone = alone();
     let stage = Stage::new();
@@ -86,7 +86,7 @@ fn a_cap(spinners: usize, wakes_late: bool) {
     let tenant = stage.backlog("30", "strict", wakes_late);
     let [got] = stage.got([&tenant]);
     println!("{got} thousandths");
-    assert!((10..=310).contains(&got), "{got} thousandths of the time, capped at 300");
+    assert!((100..=310).contains(&got), "{got} thousandths of the time, capped at 300");
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn of_two_tenants_on_a_loaded_host_the_larger_has_the_larger_part_and_both_work(
     let [large, small] = shares(SPINNERS, false);
     let part = large * 1000 / (large + small).max(1);
     assert!(
-        large + small >= 40 && (600..=920).contains(&part),
+        large + small >= 300 && (600..=920).contains(&part),
         "{large} and {small}, of 750 and 250"
     );
 }
@@ -124,8 +124,8 @@ fn of_two_tenants_on_a_loaded_host_the_larger_has_the_larger_part_and_both_work(
 #[test]
 fn a_tenant_whose_threads_wake_late_and_one_beside_it_both_work() {
     let got = shares(0, true);
-    // Before work was queued ahead, 110 and 240 at best; bare the first gets 486.
-    assert!(got[0] >= 150 && got[1] >= 30, "{got:?}, of 750 and 250");
+    // 650 and 280 on two CPUs; without work queued ahead the first has 380 to 610.
+    assert!(got[0] >= 300 && got[1] >= 100, "{got:?}, of 750 and 250");
 }
 
 #[test]
@@ -138,6 +138,6 @@ fn a_throttled_tenant_leaves_the_gpu_to_its_neighbour_and_gets_what_it_can_use()
     let _throttled = Throttled::new(i32::try_from(limited.pid).expect("a pid"), 0.25);
     let got = stage.got([&limited, &other]);
     println!("{got:?} thousandths");
-    // Bare it gets 139 of 988.
-    assert!(got[0] >= 80 && got[0] + got[1] >= 800, "{got:?}");
+    // 240 and 745 on two CPUs.
+    assert!(got[0] >= 100 && got[0] + got[1] >= 800, "{got:?}");
 }
