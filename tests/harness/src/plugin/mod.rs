@@ -17,7 +17,7 @@ use crate::PATIENCE;
 pub use gpus::{FakeGpus, gpu, replica, uses};
 pub use node::{HELD, Held, SETTINGS, TestNode, id_of, pod};
 pub use process::{Simulated, stderr, tessera};
-pub use tenant::{Tenant, connect, generation, limit, tenant_process};
+pub use tenant::{Tenant, connect, generation, limit, lose, tenant_process};
 
 /// The resource of the tests.
 pub const GPU: &str = "tessera.dev/gpu";
