@@ -21,7 +21,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
-use tessera_harness::Random;
+use tessera_harness::Rng;
 
 use crate::cases::{CASES, Case};
 use crate::cluster::Cluster;
@@ -140,7 +140,7 @@ fn chosen(options: &Options) -> Result<Vec<&'static Case>> {
     if options.shuffle {
         let seed = seed()?;
         println!("shuffled: TESSERA_E2E_SEED={seed}");
-        Random(seed).shuffle(&mut chosen);
+        Rng::with_seed(seed).shuffle(&mut chosen);
         let first = chosen.first().map(|case| case.takes_claims());
         chosen.sort_by_key(|case| Some(case.takes_claims()) != first);
     }

@@ -32,7 +32,6 @@ pub mod foreign;
 pub mod freezer;
 pub mod gate;
 mod pages;
-mod random;
 pub mod routing;
 mod simgpu;
 
@@ -53,8 +52,8 @@ pub use alone::{Spinners, Throttled, again, alone, beside, in_own_process, settl
 pub use arbiter::{Arbiter, Heard, monotonic_ns};
 pub use artefacts::{Artefacts, CProgram, artefacts, compile_c, target_dir, workspace};
 pub use child::{Conversation, Output, Owned, Preloaded, Reply, Running, can_contain, stop};
+pub use fastrand::Rng;
 pub use pages::{Pages, own_paths};
-pub use random::Random;
 pub use simgpu::{SimGpu, Worked};
 
 /// How long a test waits for what must come, also on a machine that is busy with others; what never comes fails then.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tessera_fake_kubelet::{Container, Pod};
 use tessera_harness::plugin::{GPU, bounded, until};
-use tessera_harness::{GIB, PATIENCE, Random};
+use tessera_harness::{GIB, PATIENCE, Rng};
 
 use super::node::{Claim, Node, one};
 
@@ -187,10 +187,10 @@ async fn a_driver_that_is_turned_off_ends_its_claims_and_then_goes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whenever_dra_is_turned_off_no_pod_waits_for_ever_and_nothing_stays_sold() {
     let mut node = Node::start_with(ON).await;
-    let (mut random, mut is_on, mut made) = (Random(18), true, 0);
+    let (mut random, mut is_on, mut made) = (Rng::with_seed(18), true, 0);
     let mut pods: Vec<(Claim, bool)> = Vec::new();
     for step in 0..30 {
-        match random.below(10) {
+        match random.u64(..10) {
             0 | 1 => {
                 is_on = !is_on;
                 node.configure(if is_on { ON } else { OFF });
@@ -209,7 +209,7 @@ async fn whenever_dra_is_turned_off_no_pod_waits_for_ever_and_nothing_stays_sold
                     bounded(node.dra.wait_registered()).await;
                 }
                 made += 1;
-                let claim = one(&format!("c{made}"), &node.device(random.index(2)), "2Gi", "10");
+                let claim = one(&format!("c{made}"), &node.device(random.usize(..2)), "2Gi", "10");
                 let prepared = node.prepare(&claim).await.map(drop);
                 let text = prepared.as_ref().err().map(ToString::to_string).unwrap_or_default();
                 assert!(is_on || prepared.is_err(), "step {step}: prepared although it is off");
@@ -220,7 +220,7 @@ async fn whenever_dra_is_turned_off_no_pod_waits_for_ever_and_nothing_stays_sold
                 pods.push((claim, prepared.is_ok()));
             }
             _ if !pods.is_empty() => {
-                let (claim, _) = pods.remove(random.index(pods.len()));
+                let (claim, _) = pods.remove(random.usize(..pods.len()));
                 ended(&node, &claim).await;
             }
             _ => {}

@@ -12,7 +12,7 @@ use tessera_fake_kubelet::dra::DraError;
 use tessera_harness::http2::{Answer, Client};
 use tessera_harness::metrics::get;
 use tessera_harness::plugin::{bounded, until};
-use tessera_harness::{GIB, MIB, PATIENCE, Random};
+use tessera_harness::{GIB, MIB, PATIENCE, Rng};
 use tessera_kubelet_api::dra::v1::NodePrepareResourcesResponse;
 use tessera_kubelet_api::pluginregistration::{InfoRequest, PluginInfo};
 
@@ -41,7 +41,7 @@ async fn a_plugin_killed_at_any_moment_loses_no_claim_and_oversells_none() {
     let mut tenant = node.tenant(&stays_in);
     tenant.must("retain 0");
     let held = tenant.must(&format!("alloc {GIB}"));
-    let mut random = Random(7);
+    let mut random = Rng::with_seed(7);
     for round in 0..KILLS {
         let claims: Vec<Claim> = (0..CLAIMS)
             .map(|n| one(&format!("c{round}-{n}"), &node.device(1), "1Gi", "10"))
@@ -54,7 +54,7 @@ async fn a_plugin_killed_at_any_moment_loses_no_claim_and_oversells_none() {
         let calling = node.dra.clone();
         let batch = names.clone();
         let call = tokio::spawn(async move { calling.prepare("pod", &batch).await });
-        tokio::time::sleep(Duration::from_micros(random.below(8000))).await;
+        tokio::time::sleep(Duration::from_micros(random.u64(..8000))).await;
         node.kill();
         let _ = bounded(call).await.unwrap();
         node.serve().await;
@@ -70,7 +70,7 @@ async fn a_plugin_killed_at_any_moment_loses_no_claim_and_oversells_none() {
         // Killed while it unprepares them.
         let calling = node.dra.clone();
         let call = tokio::spawn(async move { calling.unprepare("pod").await });
-        tokio::time::sleep(Duration::from_micros(random.below(8000))).await;
+        tokio::time::sleep(Duration::from_micros(random.u64(..8000))).await;
         node.kill();
         let _ = bounded(call).await.unwrap();
         node.serve().await;

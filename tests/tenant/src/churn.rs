@@ -7,6 +7,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use fastrand::Rng;
 use serde_json::json;
 
 use crate::Target;
@@ -16,7 +17,6 @@ use crate::exit::{self, CudaError, Exit};
 use crate::memory::{Api, Block};
 use crate::processes;
 use crate::report;
-use crate::rng::Rng;
 use crate::stop::{self, Asked};
 
 /// Bytes of the pattern at the start of every block.
@@ -144,15 +144,15 @@ fn worker(
     cuda.bind()?;
     let stream = cuda.stream()?;
     let (max, apis) = (options.max, &options.apis);
-    let mut rng = Rng::new(seed);
+    let mut rng = Rng::with_seed(seed);
     let mut held: Vec<Held> = Vec::new();
     let mut bytes = 0;
     while !stop_now.load(Relaxed) {
-        let grow = held.is_empty() || bytes < max && rng.below(2) == 0;
+        let grow = held.is_empty() || bytes < max && rng.u64(..2) == 0;
         if grow {
-            let want = (rng.below(max - bytes.min(max - 4096)) + 1).max(options.min);
+            let want = (rng.u64(..max - bytes.min(max - 4096)) + 1).max(options.min);
             // The dispersion of APIs is by draw, so that their accounting meets in one limit.
-            let api = *rng.pick(apis);
+            let api = apis[rng.usize(..apis.len())];
             match cuda.allocate(api, want, stream) {
                 Ok(block) => {
                     let mut pattern = [0; PATTERN];
@@ -170,7 +170,7 @@ fn worker(
                 Err(error) => return Err(error),
             }
         } else {
-            let index = usize::try_from(rng.below(held.len() as u64)).unwrap_or(0);
+            let index = rng.usize(..held.len());
             bytes -= release(cuda, held.swap_remove(index), stream, counters)?;
         }
     }

@@ -7,6 +7,7 @@
 
 use std::time::{Duration, Instant};
 
+use fastrand::Rng;
 use serde_json::json;
 
 use crate::Target;
@@ -16,7 +17,6 @@ use crate::exit::{self, Exit};
 use crate::histogram::Histogram;
 use crate::memory::{Api, Block};
 use crate::report;
-use crate::rng::Rng;
 use crate::stop::{self, Asked};
 
 /// Bytes written to and read from the device per request.
@@ -136,7 +136,7 @@ impl<'a> Server<'a> {
 
     fn probe(&self, index: usize) -> [u8; PROBE] {
         let mut probe = [0; PROBE];
-        Rng::new(self.seed ^ index as u64).fill(&mut probe);
+        Rng::with_seed(self.seed ^ index as u64).fill(&mut probe);
         probe
     }
 
@@ -170,7 +170,7 @@ impl<'a> Server<'a> {
     fn compute(&mut self, block: &Block, number: u64) -> Result<(u64, bool), exit::CudaError> {
         let cuda = self.cuda;
         let last = self.options.activations - PAYLOAD as u64;
-        Rng::new(self.seed ^ number.rotate_left(17)).fill(&mut self.sent);
+        Rng::with_seed(self.seed ^ number.rotate_left(17)).fill(&mut self.sent);
         cuda.write(block, 0, &self.sent)?;
         cuda.write(block, last, &self.sent)?;
         cuda.launch(&self.kernel, self.options.kernel_ns, self.stream)?;

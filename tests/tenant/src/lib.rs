@@ -21,7 +21,6 @@ pub mod load;
 pub mod memory;
 pub mod processes;
 pub mod report;
-pub mod rng;
 pub mod stop;
 pub mod time;
 

@@ -7,6 +7,7 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
+use fastrand::Rng;
 use serde_json::json;
 
 use crate::args::Args;
@@ -14,7 +15,6 @@ use crate::cuda::{Cuda, Graph, Kernel, Stream};
 use crate::exit::{CudaError, Exit};
 use crate::histogram::Histogram;
 use crate::memory::linear;
-use crate::rng::Rng;
 use crate::stop::{self, Asked};
 use crate::{Target, report};
 
@@ -231,10 +231,10 @@ fn backlog(work: &Work, options: &Options, clock: Clock) -> Result<(), Exit> {
 /// the tenant's own clock, so that a stall is felt by every request that arrives in it. Serves until asked to stop; a phase ends at SIGUSR1 and at the end, and
 /// what was served is reported every second.
 fn serve(work: &Work, options: &Options, clock: Clock) -> Result<(), Exit> {
-    let mut rng = Rng::new(0x7e55);
+    let mut rng = Rng::with_seed(0x7e55);
     // Uniform in (0, 1], of 53 random bits.
     #[allow(clippy::cast_precision_loss, reason = "53 bits are exact")]
-    let mut uniform = || ((rng.draw() >> 11) + 1) as f64 / (1u64 << 53) as f64;
+    let mut uniform = || 1.0 - rng.f64();
     let (mut latency, mut begun) = (Histogram::default(), Instant::now());
     let (mut second, mut second_begun) = (Histogram::default(), Instant::now());
     let mut arrival = Instant::now();

@@ -13,28 +13,13 @@ use tessera_view::history::{Answer, Query};
 use tessera_view::status::{Allocation, Gpu, GpuState, Holder, Status};
 use tessera_view::tenant::{Compute, Use};
 
+use fastrand::Rng;
+
 use crate::{HOUR, KEEP, T0};
 
 const TENANTS: u64 = 64;
 const GPUS: u64 = 8;
 const GIB: u64 = 1 << 30;
-
-/// SplitMix64: the same month every time.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-}
 
 /// What was handed over, of one generation of a tenant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -72,8 +57,8 @@ struct Tenant {
 }
 
 impl Tenant {
-    fn new(slot: u64, generation: u64, now: i64, random: &mut Random) -> Self {
-        let lives = HOUR * (1 + random.below(72).cast_signed());
+    fn new(slot: u64, generation: u64, now: i64, random: &mut Rng) -> Self {
+        let lives = HOUR * (1 + random.u64(..72).cast_signed());
         let used = Use {
             gpu_uuid: format!("GPU-{:08}-0000-0000-0000-000000000000", slot % GPUS),
             memory_limit_bytes: 10 * GIB,
@@ -97,20 +82,20 @@ impl Tenant {
     }
 
     /// Goes on for so long; what it did.
-    fn live(&mut self, seconds: i64, random: &mut Random) -> Sum {
+    fn live(&mut self, seconds: i64, random: &mut Rng) -> Sum {
         let us = seconds.cast_unsigned() * 1_000_000;
         let mut did = Sum { ms: us / 1000, ..Sum::default() };
         // A third of them has little to do.
-        if !self.slot.is_multiple_of(3) || random.below(50) == 0 {
-            did.got_us = random.below(us / 6);
-            did.waited_us = random.below(us / 3);
-            did.launches = random.below(100_000);
-            did.refusals = u64::from(random.below(100) == 0);
+        if !self.slot.is_multiple_of(3) || random.u64(..50) == 0 {
+            did.got_us = random.u64(..us / 6);
+            did.waited_us = random.u64(..us / 3);
+            did.launches = random.u64(..100_000);
+            did.refusals = u64::from(random.u64(..100) == 0);
         }
         let one = &mut self.allocation;
         let used = &mut one.gpus[0];
-        if random.below(4) == 0 {
-            used.memory_used_bytes = GIB + random.below(8 * GIB);
+        if random.u64(..4) == 0 {
+            used.memory_used_bytes = GIB + random.u64(..8 * GIB);
         }
         did.peak = used.memory_used_bytes;
         if let Some(compute) = &mut one.compute {
@@ -129,7 +114,7 @@ struct Node {
     options: Options,
     history: History,
     tenants: Vec<Tenant>,
-    random: Random,
+    random: Rng,
     /// Handed over since the last flush, and what the file should have.
     waits: Sums,
     stored: Sums,
@@ -140,7 +125,7 @@ struct Node {
 impl Node {
     fn new(dir: &Path, bound: u64, keep: [u32; 3]) -> Self {
         let options = Options { path: dir.join("history.redb"), bound, keep, sync: false };
-        let mut random = Random(7);
+        let mut random = Rng::with_seed(7);
         let tenants = (0..TENANTS).map(|slot| Tenant::new(slot, 1, T0, &mut random)).collect();
         let history = History::new(options.clone());
         assert_eq!(history.flush(false), Ok(Some(Found::Created)));
@@ -314,8 +299,8 @@ fn a_month_of_64_tenants_is_known_and_bounded() {
             if now % flush == 0 {
                 node.flush(now, false);
             }
-            if node.random.below(800) == 0 {
-                let kill = node.random.below(2) == 0;
+            if node.random.u64(..800) == 0 {
+                let kill = node.random.u64(..2) == 0;
                 node.restart(now, kill);
             }
         }

@@ -5,9 +5,9 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use tessera_harness::Rng;
 use tessera_tenant_program::cuda::{Cuda, Stream};
 use tessera_tenant_program::memory::{Api, Block};
-use tessera_tenant_program::rng::Rng;
 
 use super::{failed, open, say};
 use crate::machine;
@@ -118,12 +118,12 @@ fn churn(
     end: Instant,
 ) -> anyhow::Result<u64> {
     cuda.bind().map_err(failed)?;
-    let mut rng = Rng::new(u64::from(std::process::id()) << 8 | index);
+    let mut rng = Rng::with_seed(u64::from(std::process::id()) << 8 | index);
     let mut refused = 0;
     while Instant::now() < end {
         if slot.is_some() {
             give_back(cuda, slot)?;
-        } else if !ask(cuda, slot, *rng.pick(apis)).context("while churning")? {
+        } else if !ask(cuda, slot, apis[rng.usize(..apis.len())]).context("while churning")? {
             refused += 1;
         }
     }

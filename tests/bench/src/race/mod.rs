@@ -21,8 +21,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use tessera_harness::Rng;
 use tessera_tenant_program::memory::Api;
-use tessera_tenant_program::rng::Rng;
 
 use crate::machine;
 use crate::report::Report;
@@ -135,15 +135,15 @@ fn contended(
     let limit = CONTEXTS + FIT * CHUNK;
     let pages = world.pages(limit);
     let mut team = Team::start(world, &pages)?;
-    let mut rng = Rng::new(1);
+    let mut rng = Rng::with_seed(1);
     for round in 0..ROUNDS {
         let kill = round % KILL_EVERY == KILL_EVERY - 1;
         let at = machine::now_ns() + u64::try_from(MUSTER.as_nanos())?;
         team.order(|place| format!("round {at} {}", list(apis, place + round)))?;
         if kill {
-            std::thread::sleep(MUSTER + Duration::from_micros(rng.below(1500)));
+            std::thread::sleep(MUSTER + Duration::from_micros(rng.u64(..1500)));
             for _ in 0..VICTIMS {
-                let place = usize::try_from(rng.below(PROCESSES as u64))?;
+                let place = rng.usize(..PROCESSES);
                 tally.kills += u64::from(team.kill(place));
             }
         }
@@ -179,13 +179,13 @@ fn room_for_all(
     let limit = CONTEXTS + (PROCESSES * THREADS) as u64 * CHUNK;
     let pages = world.pages(limit);
     let mut team = Team::start(world, &pages)?;
-    let mut rng = Rng::new(2);
+    let mut rng = Rng::with_seed(2);
     for _ in 0..CHURNS {
         team.order(|place| format!("churn {CHURN_MS} {}", list(apis, place)))?;
         for _ in 0..VICTIMS {
-            let pause = Duration::from_millis(50 + rng.below(CHURN_MS / 4));
+            let pause = Duration::from_millis(50 + rng.u64(..CHURN_MS / 4));
             watch(account, limit, tally, pause)?;
-            tally.kills += u64::from(team.kill(usize::try_from(rng.below(PROCESSES as u64))?));
+            tally.kills += u64::from(team.kill(rng.usize(..PROCESSES)));
             // In the middle of the others' churning, with the dead one's bytes just returned.
             team.refill()?;
         }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
-use tessera_harness::Random;
+use tessera_harness::Rng;
 
 use super::delivery::check_fill;
 use crate::deploy::{NAMESPACE, REPLICAS, SHARE_BYTES};
@@ -94,8 +94,8 @@ enum Moment {
 
 impl Moment {
     /// Each kind once, in any order.
-    fn round(random: &mut Random) -> [Self; 3] {
-        let mut round = [Moment::Commit, Moment::Pages, Moment::After(random.below(1500))];
+    fn round(random: &mut Rng) -> [Self; 3] {
+        let mut round = [Moment::Commit, Moment::Pages, Moment::After(random.u64(..1500))];
         random.shuffle(&mut round);
         round
     }
@@ -164,7 +164,7 @@ pub fn plugin_is_killed_at_random_moments_of_pod_churn(suite: &Suite<'_>) -> Res
 
 /// Kills until `done`; how often at which moment.
 fn kill(suite: &Suite<'_>, seed: u64, done: &AtomicBool) -> Result<BTreeMap<&'static str, usize>> {
-    let mut random = Random(seed);
+    let mut random = Rng::with_seed(seed);
     let mut kills = BTreeMap::new();
     let mut round = Vec::new();
     while !done.load(Ordering::Relaxed) {
@@ -184,7 +184,7 @@ fn kill(suite: &Suite<'_>, seed: u64, done: &AtomicBool) -> Result<BTreeMap<&'st
         };
         *kills.entry(name).or_default() += 1;
         // Long enough that pods get in between, too short for the node to settle.
-        thread::sleep(Duration::from_millis(500 + random.below(2500)));
+        thread::sleep(Duration::from_millis(500 + random.u64(..2500)));
     }
     Ok(kills)
 }

@@ -11,8 +11,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use tessera_harness::{
-    Conversation, MIB, Pages, Preloaded, Random, Running, SimGpu, alone, artefacts, compile_c,
-    until,
+    Conversation, MIB, Pages, Preloaded, Rng, Running, SimGpu, alone, artefacts, compile_c, until,
 };
 
 const LIMIT: u64 = 512 * MIB;
@@ -60,7 +59,7 @@ struct Figures {
 struct World {
     sim: SimGpu,
     pages: Pages,
-    random: Random,
+    random: Rng,
     figures: Figures,
 }
 
@@ -68,14 +67,14 @@ impl World {
     fn new(seed: u64) -> Self {
         let sim = SimGpu::start(MACHINE);
         let pages = Pages::with_overhead(&[(sim.uuid(0), LIMIT)], CONTEXT);
-        World { sim, pages, random: Random(seed), figures: Figures::default() }
+        World { sim, pages, random: Rng::with_seed(seed), figures: Figures::default() }
     }
 
     /// A process of the container: the tenant, which draws from every API that the shim accounts for and
     /// checks what it stored, or the program that knows every way out.
     fn process(&mut self) -> Running {
-        let seed = self.random.below(1 << 31).to_string();
-        let program = match self.random.below(2) {
+        let seed = self.random.u64(..1 << 31).to_string();
+        let program = match self.random.u64(..2) {
             0 => Preloaded::new(artefacts().tenant())
                 .arg("churn")
                 .arg("--threads=3")
@@ -88,10 +87,10 @@ impl World {
 
     fn round(&mut self) {
         let mut living: Vec<Running> = (0..PROCESSES).map(|_| self.process()).collect();
-        for _ in 0..4 + self.random.below(8) {
-            std::thread::sleep(Duration::from_micros(self.random.below(20_000)));
-            let victim = self.random.index(living.len());
-            match self.random.below(5) {
+        for _ in 0..4 + self.random.u64(..8) {
+            std::thread::sleep(Duration::from_micros(self.random.u64(..20_000)));
+            let victim = self.random.usize(..living.len());
+            match self.random.u64(..5) {
                 0 => {
                     signal(&living[victim], libc::SIGSTOP);
                     self.figures.stopped += 1;

@@ -2,7 +2,7 @@
 //! `cuCtxSetLimit`), under the quota.
 
 use crate::{OUT_OF_MEMORY, ready};
-use tessera_harness::{Conversation, GIB, MIB, Pages, Preloaded, Random, SimGpu, compile_c};
+use tessera_harness::{Conversation, GIB, MIB, Pages, Preloaded, Rng, SimGpu, compile_c};
 
 const STACK: u64 = 0;
 const PRINTF: u64 = 1;
@@ -226,20 +226,20 @@ fn what_limits_take_is_charged_whatever_comes_in_what_order() {
     let mut tenant = Conversation::tenant("limits", &sim, &pages);
     tenant.must("init");
     let mut contexts = vec![tenant.must("retain 0")];
-    let mut random = Random(7);
+    let mut random = Rng::with_seed(7);
     // Of the current context.
     let mut functions = Vec::new();
     let (mut refused, mut done) = (0, 0);
     for step in 0..400 {
-        let command = match random.below(12) {
-            0..3 => format!("limit {STACK} {}", random.below(9) * 768),
-            3 => format!("limit {HEAP} {}", random.below(1200) * MIB),
-            4 => format!("limit {PRINTF} {}", random.below(200) * MIB),
-            5 => format!("limit {PENDING} {}", random.below(60_000)),
-            6 => format!("{} {}", random.one(&["kernel", "library"]), random.below(7000)),
+        let command = match random.u64(..12) {
+            0..3 => format!("limit {STACK} {}", random.u64(..9) * 768),
+            3 => format!("limit {HEAP} {}", random.u64(..1200) * MIB),
+            4 => format!("limit {PRINTF} {}", random.u64(..200) * MIB),
+            5 => format!("limit {PENDING} {}", random.u64(..60_000)),
+            6 => format!("{} {}", ["kernel", "library"][random.usize(..2)], random.u64(..7000)),
             7 if !functions.is_empty() => {
-                let function: u64 = functions[random.index(functions.len())];
-                let how = random.below(3);
+                let function: u64 = functions[random.usize(..functions.len())];
+                let how = random.u64(..3);
                 if how < 2 {
                     format!("launch {function} {}", how * 8)
                 } else {
@@ -254,7 +254,7 @@ fn what_limits_take_is_charged_whatever_comes_in_what_order() {
                 tenant.must(&format!("destroy {gone}"));
                 format!("current {last}")
             }
-            _ => format!("alloc {}", (1 + random.below(30)) * 2 * MIB),
+            _ => format!("alloc {}", (1 + random.u64(..30)) * 2 * MIB),
         };
         let reply = tenant.ask(&command);
         match (reply.result, command.split(' ').next()) {

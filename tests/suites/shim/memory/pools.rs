@@ -2,7 +2,7 @@
 //! Programming Guide, "Stream-Ordered Memory Allocator". The simulated pools grow by 32 MiB.
 
 use crate::{OUT_OF_MEMORY, both, held, quota, ready};
-use tessera_harness::{Conversation, GIB, MIB, Pages, Preloaded, Random, SimGpu, compile_c, until};
+use tessera_harness::{Conversation, GIB, MIB, Pages, Preloaded, Rng, SimGpu, compile_c, until};
 use tessera_region::layout::Kind;
 
 const CHUNK: u64 = 32 * MIB;
@@ -213,18 +213,18 @@ fn whatever_a_pool_took_too_much_is_gone_after_one_synchronisation() {
     let before = witness.must("info");
     let pool = tenant.must("default 0");
     tenant.must(&format!("threshold {pool} {}", u64::MAX));
-    let mut random = Random(1);
+    let mut random = Rng::with_seed(1);
     let mut live: Vec<(u64, u64)> = Vec::new();
     let mut refused = 0;
     for round in 0..40 {
         tenant.must(&format!("block {BLOCKED}"));
         for _ in 0..12 {
-            let stream = 1 + random.below(3);
-            if random.below(2) == 0 && !live.is_empty() {
-                let (pointer, _) = live.swap_remove(random.index(live.len()));
+            let stream = 1 + random.u64(..3);
+            if random.u64(..2) == 0 && !live.is_empty() {
+                let (pointer, _) = live.swap_remove(random.usize(..live.len()));
                 tenant.must(&format!("free_async {pointer} {stream}"));
             } else {
-                let bytes = (1 + random.below(1000)) * MIB;
+                let bytes = (1 + random.u64(..1000)) * MIB;
                 let reply = tenant.ask(&format!("async {bytes} {stream}"));
                 match reply.result {
                     0 => live.push((reply.values[0], bytes)),

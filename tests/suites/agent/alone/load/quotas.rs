@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use tessera_harness::{Random, alone};
+use tessera_harness::{Rng, alone};
 
 use serde_json::Value;
 use tessera_fake_kubelet::Kubelet;
@@ -144,17 +144,17 @@ async fn rest(race: &Race, times: u64) {
 
 /// Three who set and reset, two who run pods, one who has the file read.
 async fn start(plugin: &Plugin, race: &Arc<Race>, seed: u64) -> Vec<JoinHandle<()>> {
-    let mut random = Random(seed);
+    let mut random = Rng::with_seed(seed);
     let mut tasks = Vec::new();
     for _ in 0..3 {
         let (admin, race) = (admin(plugin.node.dir.path()), Arc::clone(race));
-        let random = Random(random.number());
+        let random = Rng::with_seed(random.u64(..));
         let pages = plugin.node.dir.path().join("pages");
         tasks.push(tokio::spawn(async move { steer(admin, &race, random, &pages).await }));
     }
     for n in 0..2 {
         let (kubelet, race) = (plugin.node.kubelet.clone(), Arc::clone(race));
-        let random = Random(random.number());
+        let random = Rng::with_seed(random.u64(..));
         tasks.push(tokio::spawn(async move { churn(kubelet, &race, random, n).await }));
     }
     let file = plugin.node.file();
@@ -177,21 +177,21 @@ async fn start(plugin: &Plugin, race: &Arc<Race>, seed: u64) -> Vec<JoinHandle<(
     tasks
 }
 
-async fn steer(admin: Client, race: &Race, mut random: Random, pages: &Path) {
+async fn steer(admin: Client, race: &Race, mut random: Rng, pages: &Path) {
     while race.goes_on() {
         let ids: Vec<String> = limits(pages).into_keys().collect();
         if ids.is_empty() {
             tokio::task::yield_now().await;
             continue;
         }
-        let id = &ids[random.index(ids.len())];
+        let id = &ids[random.usize(..ids.len())];
         let n = race.count.fetch_add(1, Ordering::Relaxed);
         let reason = format!("change-{n}");
-        let answer = match random.below(4) {
+        let answer = match random.u64(..4) {
             0 => admin.call(&reset(id, &reason)).await,
             // Mostly small, and sometimes nearly all there is.
-            1 => admin.call(&memory(id, (1 + random.below(12)) * 1024 * MIB, &reason)).await,
-            _ => admin.call(&memory(id, (100 + random.below(900)) * MIB, &reason)).await,
+            1 => admin.call(&memory(id, (1 + random.u64(..12)) * 1024 * MIB, &reason)).await,
+            _ => admin.call(&memory(id, (100 + random.u64(..900)) * MIB, &reason)).await,
         };
         let mut changes = race.changes.lock().unwrap();
         match answer.map(|answer| answer.changed) {
@@ -214,7 +214,7 @@ async fn steer(admin: Client, race: &Race, mut random: Random, pages: &Path) {
 }
 
 /// Pods of one or two shares, a few at a time.
-async fn churn(kubelet: Kubelet, race: &Race, mut random: Random, who: u64) {
+async fn churn(kubelet: Kubelet, race: &Race, mut random: Rng, who: u64) {
     let mut run = Vec::new();
     for n in 0.. {
         if !race.goes_on() {
@@ -222,14 +222,14 @@ async fn churn(kubelet: Kubelet, race: &Race, mut random: Random, who: u64) {
         }
         let name = format!("guest-{who}-{n}");
         // What does not fit is refused, as it should be.
-        if kubelet.run(&pod(&name, 1 + random.index(2))).await.is_ok() {
+        if kubelet.run(&pod(&name, 1 + random.usize(..2))).await.is_ok() {
             run.push(name);
         }
         race.line(4);
         if run.len() > 6 {
-            kubelet.remove("default", &run.swap_remove(random.index(7)));
+            kubelet.remove("default", &run.swap_remove(random.usize(..7)));
         }
-        tokio::time::sleep(Duration::from_millis(random.below(10))).await;
+        tokio::time::sleep(Duration::from_millis(random.u64(..10))).await;
     }
     run.iter().for_each(|name| kubelet.remove("default", name));
 }
