@@ -18,6 +18,7 @@ use super::flights::Flights;
 use super::gate_connections::GateConnections;
 use super::policy::{GateState, GpuIndex, Pace, Share, ShareKind, TenantTotals};
 use tessera_config::Leases;
+use tessera_model::clock::monotonic_ns;
 
 /// How long the arbiter waits for processes that an earlier arbiter served: they read the gate at least
 /// every 100 ms.
@@ -26,6 +27,8 @@ const INHERITED_WAIT: Duration = Duration::from_millis(250);
 const INHERITED_DRAIN: Duration = Duration::from_secs(1);
 /// Predicted work in flight where another tenant may wake that must not wait for a whole window.
 const NARROW: Duration = Duration::from_micros(250);
+/// A sleep of the arbiter's may end so late, nanoseconds.
+const WATCHED_NS: u64 = 60_000;
 /// How far back GPU time is remembered, and how finely. Of a tenant that is alone it is measured every ten seconds or
 /// so; two such times have one in any case.
 const REMEMBERED_NS: u64 = 20_000_000_000;
@@ -283,6 +286,19 @@ impl ArbitratedTenant {
         }
     }
 
+    /// Reads on without a sleep where what is left of a drain lasts no longer than a sleep: the GPU is about to be idle.
+    /// Returns when that ended.
+    pub fn watch_landing(&mut self, now_ns: u64) -> u64 {
+        let is_near = (1..=WATCHED_NS).contains(&self.flights.lasts_ns());
+        let mut at_ns = now_ns;
+        while is_near && at_ns < now_ns + WATCHED_NS && self.drains.owing() > 0 {
+            std::hint::spin_loop();
+            at_ns = monotonic_ns();
+            self.look_at_flight(at_ns);
+        }
+        at_ns
+    }
+
     /// Whether all its processes show in their pages what they do.
     pub fn is_seen(&self) -> bool {
         self.flights.len() > 0 && self.flights.len() == self.drains.len()
@@ -353,15 +369,11 @@ impl ArbitratedTenant {
 
     /// Ends arbitration: the page is as at its beginning.
     pub fn set_free(&self) {
-        Self::free_with(&self.page, &self.flights);
+        Self::free(&self.page, &self.flights);
     }
 
-    /// As [`ArbitratedTenant::set_free`], for a page of no arbitrated tenant.
-    pub fn free(page: &QuotaWriter) {
-        Self::free_with(page, &Flights::default());
-    }
-
-    fn free_with(page: &QuotaWriter, flights: &Flights) {
+    /// The same of a page.
+    pub fn free(page: &QuotaWriter, flights: &Flights) {
         page.set_arbiter(0);
         page.set_takes_flight(false);
         if gate_state(page.gate(0)) != GATE_SOLO {

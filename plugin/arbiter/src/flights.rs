@@ -120,20 +120,12 @@ impl<P: std::ops::Deref<Target = FlightPage>> Flights<P> {
     /// Nothing of the tenant is in flight at the gate that was closed with this word: its processes may queue work ahead
     /// of its turn, where their pages show the same. Whether one was not invited before.
     pub fn invite(&self, word: u32) -> bool {
-        let mut is_new = false;
-        for page in self.uninvited(word) {
-            // SeqCst: see `tessera_region::flight`.
-            page.invited.store(word, Ordering::SeqCst);
-            is_new = true;
-        }
-        is_new
-    }
-
-    fn uninvited(&self, word: u32) -> impl Iterator<Item = &FlightPage> {
         let pages = self.0.values().map(|flight| &*flight.page);
-        pages.filter(move |page| {
+        let is_due = |page: &&FlightPage| {
             page.invited.load(Ordering::Relaxed) != word && page.in_flight().operations == 0
-        })
+        };
+        // SeqCst: see `tessera_region::flight`.
+        pages.filter(is_due).map(|page| page.invited.store(word, Ordering::SeqCst)).count() != 0
     }
 
     /// Whether work waits on the GPU for the gate that was closed with this word to open.
@@ -198,6 +190,15 @@ impl<P: std::ops::Deref<Target = FlightPage>> Flights<P> {
     /// Whether a launch waits at the closed gate.
     pub fn waits(&self) -> bool {
         self.0.values().any(|flight| flight.page.waiting.load(Ordering::Relaxed) != 0)
+    }
+
+    /// About how long what was in flight at the last look takes from then on, nanoseconds; 0 where that is not known.
+    pub fn lasts_ns(&self) -> u64 {
+        let lasts = |flight: &Flight<P>| {
+            let usual_us = u64::from(flight.page.usual_us.load(Ordering::Relaxed));
+            flight.seen.operations.saturating_mul(usual_us * 1000)
+        };
+        self.0.values().map(lasts).max().unwrap_or(0)
     }
 
     /// About what a look at all of it takes, nanoseconds: a tenant with many words is looked at less often.

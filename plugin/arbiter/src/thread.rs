@@ -11,12 +11,11 @@ use tracing::{debug, warn};
 use super::arbitrated_tenant::{ArbitratedTenant, OpenedPages};
 use super::drain_tracker::{Drain, Still};
 use super::fallback_schedule::{self, Part};
+use super::flights::Flights;
 use super::gate_connections::{GateConnections, GateEvent};
 use super::latency::Latencies;
 use super::linked_shares::{LinkedShares, OwnShare};
-use super::policy::{
-    GateState, GpuIndex, IdleTotals, MAX_GPUS, Pace, Policy, Share, TenantId, Watch,
-};
+use super::policy::{GateState, GpuIndex, IdleTotals, MAX_GPUS, Pace, Policy, Share, TenantId};
 use super::reactor::{Reactor, Ready, Token};
 use super::trace::{ASKERS, Askers, Begun, EndAnswer, Noted, TraceAnswer, TraceError, Tracing};
 use super::view::{GpuShare, TenantShare, View};
@@ -27,8 +26,6 @@ use tessera_model::clock::monotonic_ns;
 /// node should cost nothing, and a new process must not find an old time.
 const BEAT_NS: u64 = 20_000_000;
 const IDLE_BEAT_NS: u64 = 400_000_000;
-/// The part of the time, as a divisor, that reading words may take: of each tenant's, and of all.
-const LOOKING: u64 = 32;
 
 /// Orders to the thread.
 #[derive(Debug)]
@@ -110,6 +107,8 @@ pub(super) struct Thread {
     looked_ns: u64,
     look_ns: u64,
     look_after: Option<u64>,
+    /// When the end of a drain may be watched again.
+    watches_ns: u64,
     /// Whether the policy may wait for other words than it did when it was asked last.
     has_news: bool,
     events: Vec<GateEvent>,
@@ -147,6 +146,7 @@ impl Thread {
             looked_ns: 0,
             look_ns: 0,
             look_after: None,
+            watches_ns: 0,
             has_news: false,
             events: Vec::with_capacity(16),
             settled: Vec::new(),
@@ -218,74 +218,6 @@ impl Thread {
         first.into_iter().chain(self.policy.deadline()).chain(self.look_due()).chain(beat).min()
     }
 
-    /// When words are to be read next.
-    fn look_due(&self) -> Option<u64> {
-        let after = self.look_after?.max(self.look_ns * LOOKING);
-        Some(self.looked_ns.saturating_add(after))
-    }
-
-    /// Asks the policy how often to read words, where that may have changed: it costs a look at all tenants.
-    fn plan_looks(&mut self) {
-        if std::mem::take(&mut self.has_news) {
-            self.look_after = self.policy.look_after();
-        }
-    }
-
-    /// Reads the words that the policy waits for.
-    fn look(&mut self, now: Now) {
-        self.looked_ns = now.ns;
-        self.has_news = true;
-        let watches: Vec<(TenantId, Watch)> = self.policy.watches().collect();
-        let (mut can_tell, mut cost_ns) = (false, 0);
-        for (id, watch) in watches {
-            let key = u32::try_from(id.0).unwrap_or(u32::MAX);
-            let Some(tenant) = self.tenants.get_mut(&key) else { continue };
-            if tenant.flights.len() == 0 {
-                continue;
-            }
-            can_tell = true;
-            if tenant.looks_ns > now.ns || watch == Watch::Awake && tenant.is_ahead {
-                continue;
-            }
-            match watch {
-                Watch::Drained => {
-                    tenant.look_at_flight(now.ns);
-                    if tenant.has_settled() {
-                        self.settled.push(key);
-                        self.policy.drained(now.ns, id, tenant.drains.used());
-                    }
-                }
-                Watch::Quiet if tenant.is_seen() => {
-                    if let Some(since) = tenant.flights.quiet_since(now.ns) {
-                        self.policy.quiet(now.ns, id, since);
-                    }
-                }
-                Watch::Awake if tenant.is_seen() => {
-                    tenant.invite();
-                    match tenant.is_awake(now.ns) {
-                        true => self.policy.awake(now.ns, id),
-                        false => self.policy.asleep(now.ns, id),
-                    }
-                }
-                Watch::Quiet | Watch::Awake => {}
-            }
-            let Some(tenant) = self.tenants.get_mut(&key) else { continue };
-            // Of a launch whose thread has no CPU to say that it waits.
-            if tenant.state == GateState::Closed && tenant.flights.waits() && !self.policy.wants(id)
-            {
-                self.policy.want(now.ns, id);
-            }
-            let own_ns = tenant.flights.cost_ns();
-            tenant.looks_ns = now.ns.saturating_add(own_ns * LOOKING);
-            cost_ns += own_ns;
-        }
-        self.carry_out(now);
-        // Of those that have no pages nothing is seen, however often.
-        self.look_after = self.look_after.filter(|_| can_tell);
-        // Not as measured: one that was interrupted would put the next off for milliseconds.
-        self.look_ns = cost_ns;
-    }
-
     /// Notes when a tenant is due next.
     fn note_due(&mut self, key: u32) {
         let Some(tenant) = self.tenants.get_mut(&key) else { return };
@@ -331,7 +263,7 @@ impl Thread {
             // The GPU time of a tenant without processes does not change.
             if tenant.drains.len() > 0
                 && tenant.wants_sample(now.ns)
-                && let Some(view) = self.policy.tenant(now.ns, id(*key))
+                && let Some(view) = self.policy.tenant(now.ns, TenantId(*key))
             {
                 tenant.sample(now.ns, &view.totals);
             }
@@ -362,17 +294,17 @@ impl Thread {
                     tenant.flights.remove(process);
                     tenant.drains.process_left(process);
                     if tenant.drains.len() == 0 {
-                        self.policy.gone(now.ns, id(key));
+                        self.policy.gone(now.ns, TenantId(key));
                     }
                 }
                 GateEvent::Message(_, Message::Want { .. }) => {
                     // A want that crossed the opening has been answered by it.
                     if tenant.state == GateState::Closed {
-                        self.policy.want(now.ns, id(key));
+                        self.policy.want(now.ns, TenantId(key));
                         self.has_news = true;
                         // Who says so has a CPU, and is about to poll. Without pages nobody would see when that is over.
                         if tenant.is_seen() {
-                            self.policy.awake(now.ns, id(key));
+                            self.policy.awake(now.ns, TenantId(key));
                         }
                     }
                 }
@@ -387,16 +319,16 @@ impl Thread {
                     GateState::Closed
                         if tenant.drains.stands_still(process, epoch) == Still::Drained =>
                     {
-                        self.policy.helped(id(key));
+                        self.policy.helped(TenantId(key));
                     }
                     GateState::Yield if tenant.drains.idle(process, epoch) => {
-                        self.policy.idle(now.ns, id(key));
+                        self.policy.idle(now.ns, TenantId(key));
                     }
                     _ => {}
                 },
                 GateEvent::Message(process, Message::Late { epoch, works, .. }) => {
                     if let Some(works) = tenant.drains.late(process, epoch, works) {
-                        self.policy.works(now.ns, id(key), works);
+                        self.policy.works(now.ns, TenantId(key), works);
                     }
                 }
                 // Not a message for the gate.
@@ -418,14 +350,14 @@ impl Thread {
         if tenant.state == GateState::Closed
             && tenant.drains.len() > 1
             && tenant.drains.is_stuck()
-            && self.policy.wants(id(key))
+            && self.policy.wants(TenantId(key))
         {
             tenant.close_again();
-            self.policy.helped(id(key));
+            self.policy.helped(TenantId(key));
         }
         if tenant.has_settled() {
             self.settled.push(key);
-            self.policy.drained(now.ns, id(key), tenant.drains.used());
+            self.policy.drained(now.ns, TenantId(key), tenant.drains.used());
         }
         self.carry_out(now);
         self.note_due(key);
@@ -436,7 +368,7 @@ impl Thread {
         let mut commands: VecDeque<_> = self.policy.commands().collect();
         loop {
             while let Some(command) = commands.pop_front() {
-                let key = u32::try_from(command.tenant.0).unwrap_or(u32::MAX);
+                let key = command.tenant.0;
                 let Some(tenant) = self.tenants.get_mut(&key) else { continue };
                 if command.state != GateState::Closed {
                     tenant.set_pace(&self.leases, command.pace);
@@ -454,8 +386,7 @@ impl Thread {
             let rouses: Vec<TenantId> = self.policy.rouses().collect();
             self.has_news |= !rouses.is_empty();
             for id in rouses {
-                let key = u32::try_from(id.0).unwrap_or(u32::MAX);
-                let Some(tenant) = self.tenants.get_mut(&key) else { continue };
+                let Some(tenant) = self.tenants.get_mut(&id.0) else { continue };
                 // One whose threads cannot say that they are awake counts as awake.
                 if !tenant.is_seen() || tenant.is_awake(now.ns) {
                     self.policy.awake(now.ns, id);
@@ -489,7 +420,7 @@ impl Thread {
                 Ok(Order::Configure(leases)) => self.configure(leases),
                 Ok(Order::Measured(allocation, busy_ns)) => {
                     if let Some(key) = self.key(&allocation) {
-                        self.policy.measured(now.ns, id(key), busy_ns);
+                        self.policy.measured(now.ns, TenantId(key), busy_ns);
                     }
                 }
                 // The asking thread may have given up.
@@ -509,7 +440,7 @@ impl Thread {
             drop(answer.try_send(Err(TraceError::Busy)));
             return;
         }
-        let tenants = self.tenants.iter().map(|(key, tenant)| (id(*key), tenant.id.clone()));
+        let tenants = self.tenants.iter().map(|(key, tenant)| (TenantId(*key), tenant.id.clone()));
         let gpus = self.gpus.iter().zip(0..).filter_map(|(gpu, at)| Some((at, gpu.clone()?)));
         let askers = self.askers.get_or_insert_with(|| Askers {
             count: 0,
@@ -549,7 +480,7 @@ impl Thread {
         let Some(share) = opened.share else {
             return match known {
                 Some(key) => self.release(key, now),
-                None => ArbitratedTenant::free(&opened.page),
+                None => ArbitratedTenant::free(&opened.page, &Flights::default()),
             };
         };
         if let Some(key) = known {
@@ -597,12 +528,12 @@ impl Thread {
         tenant.set_pace(&self.leases, Pace { idle_ns, is_narrow: false });
         tenant.beat(now.ns);
         if let Some(askers) = &mut self.askers {
-            askers.tenants.insert(id(key), tenant.id.clone());
+            askers.tenants.insert(TenantId(key), tenant.id.clone());
         }
         self.tenants.insert(key, tenant);
-        self.policy.join(now.ns, id(key), &gpus, share);
+        self.policy.join(now.ns, TenantId(key), &gpus, share);
         if adopted {
-            self.policy.adopt(now.ns, id(key));
+            self.policy.adopt(now.ns, TenantId(key));
         }
         self.carry_out(now);
         self.note_due(key);
@@ -610,7 +541,7 @@ impl Thread {
 
     fn release(&mut self, key: u32, now: Now) {
         let Some(mut tenant) = self.tenants.remove(&key) else { return };
-        self.policy.leave(now.ns, id(key));
+        self.policy.leave(now.ns, TenantId(key));
         if let Some(at) = tenant.due {
             self.dues.remove(&(at, key));
         }
@@ -657,18 +588,18 @@ impl Thread {
             debug!(allocation = tenant.id, ?gpus, ?share, "its processes' shares");
             tenant.share = share;
             if tenant.gpus == gpus {
-                self.policy.set_share(now.ns, id(key), share);
+                self.policy.set_share(now.ns, TenantId(key), share);
             } else {
                 // Another gang: it joins again, and drains what it has in flight before anything else.
                 tenant.gpus.clone_from(&gpus);
-                let wanted = self.policy.wants(id(key));
+                let wanted = self.policy.wants(TenantId(key));
                 tenant.set(now.ns, GateState::Closed);
-                self.policy.join(now.ns, id(key), &gpus, share);
+                self.policy.join(now.ns, TenantId(key), &gpus, share);
                 if tenant.drains.owing() > 0 {
-                    self.policy.adopt(now.ns, id(key));
+                    self.policy.adopt(now.ns, TenantId(key));
                 }
                 if wanted {
-                    self.policy.want(now.ns, id(key));
+                    self.policy.want(now.ns, TenantId(key));
                 }
             }
             self.carry_out(now);
@@ -746,10 +677,7 @@ impl Thread {
     }
 
     fn view(&self, now: Now) -> View {
-        let name = |id: TenantId| {
-            let key = u32::try_from(id.0).unwrap_or(u32::MAX);
-            self.tenants.get(&key).map(|tenant| tenant.id.clone())
-        };
+        let name = |id: TenantId| self.tenants.get(&id.0).map(|tenant| tenant.id.clone());
         let gpu = |(index, uuid): (usize, &Option<String>)| {
             let view = self.policy.gpu(now.ns, GpuIndex::try_from(index).ok()?)?;
             Some(GpuShare {
@@ -761,7 +689,7 @@ impl Thread {
             })
         };
         let share = |(key, tenant): (&u32, &ArbitratedTenant)| {
-            let view = self.policy.tenant(now.ns, id(*key))?;
+            let view = self.policy.tenant(now.ns, TenantId(*key))?;
             let got = |length: Duration| {
                 let ns = u64::try_from(length.as_nanos()).unwrap_or(u64::MAX);
                 tenant.got_millis(now.ns, view.totals.leased_ns, ns)
@@ -802,9 +730,6 @@ impl Thread {
     }
 }
 
-fn id(key: u32) -> TenantId {
-    TenantId(u64::from(key))
-}
-
 #[cfg(test)]
 mod flooded;
+mod looks;

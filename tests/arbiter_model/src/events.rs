@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crate::Change;
 use crate::words::POLLED;
-use crate::world::{Event, World, id};
+use crate::world::{Event, World, id, within};
 use tessera_arbiter::policy::Policy;
 use tessera_arbiter::policy::{Command, GateState, Pace, TenantId};
 
@@ -30,7 +30,7 @@ impl World {
             Event::Preempted(i) => {
                 if let Some(cpu) = self.players[i].load.cpu {
                     self.players[i].preempted = true;
-                    let stands = self.random.within(cpu.stands);
+                    let stands = self.random.u64(within(cpu.stands));
                     self.at(self.now + stands, Event::Runs(i));
                 }
             }
@@ -102,7 +102,7 @@ impl World {
     /// Its threads have a CPU for a while.
     fn runs(&mut self, i: usize) {
         if let Some(cpu) = self.players[i].load.cpu {
-            let runs = self.random.within(cpu.runs);
+            let runs = self.random.u64(within(cpu.runs));
             self.at(self.now + runs, Event::Preempted(i));
         }
     }

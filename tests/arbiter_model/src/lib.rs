@@ -9,13 +9,11 @@
 mod events;
 mod figures;
 mod op;
-mod random;
 mod words;
 mod world;
 
 pub use figures::{Figures, TenantFigures};
 pub use op::HostFunctions;
-pub use random::Random;
 pub use world::World;
 
 use tessera_arbiter::policy::{GpuIndex, Settings, Share};

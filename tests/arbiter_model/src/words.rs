@@ -2,7 +2,7 @@
 
 use tessera_arbiter::policy::{GateState, TenantId, Used, Watch};
 
-use crate::world::{Event, World, id};
+use crate::world::{Event, World, id, lasts};
 
 /// A thread that comes to wait polls for so long, and one that is woken, nanoseconds.
 const POLLS: u64 = 300_000;
@@ -49,7 +49,9 @@ impl World {
 
     /// When words are read next.
     pub(crate) fn plan_reading(&mut self) {
-        let due = self.policy.look_after().map(|after| self.read_at + after);
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "short")]
+        let of = |id: TenantId| lasts(&self.players[id.0 as usize].flight) as u64;
+        let due = self.policy.look_after(of).map(|after| self.read_at + after);
         if due == self.reading.0 {
             return;
         }

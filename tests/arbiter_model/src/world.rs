@@ -2,9 +2,11 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
+use std::ops::RangeInclusive;
 
 use crate::op::{Op, Slices, Turn};
-use crate::{Change, Figures, LateWakes, Load, Random, Scenario, TenantFigures};
+use crate::{Change, Figures, LateWakes, Load, Scenario, TenantFigures};
+use fastrand::Rng;
 use tessera_arbiter::policy::Policy;
 use tessera_arbiter::policy::{GateState, Pace, TenantId};
 
@@ -112,7 +114,7 @@ pub struct World {
     pub(crate) order: u64,
     pub(crate) players: Vec<Player>,
     pub(crate) changes: Vec<(u64, Change)>,
-    pub(crate) random: Random,
+    pub(crate) random: Rng,
     delay: (u64, u64),
     late_wakes: Option<LateWakes>,
     switch: u64,
@@ -143,7 +145,7 @@ impl World {
             order: 0,
             players: scenario.loads.iter().cloned().map(Player::new).collect(),
             changes: scenario.changes.clone(),
-            random: Random(scenario.seed),
+            random: Rng::with_seed(scenario.seed),
             delay: scenario.delay,
             late_wakes: scenario.late_wakes,
             switch: scenario.switch,
@@ -224,11 +226,11 @@ impl World {
 
     /// How long it takes until a thread acts on a message, a command or a timer, nanoseconds.
     pub(crate) fn wake(&mut self) -> u64 {
-        let delay = self.random.within(self.delay);
+        let delay = self.random.u64(within(self.delay));
         let is_late = |late: &LateWakes, n: u64| n.is_multiple_of(late.one_in.max(1));
         match self.late_wakes {
-            Some(late) if is_late(&late, self.random.next_u64()) => {
-                delay + self.random.within(late.ns)
+            Some(late) if is_late(&late, self.random.u64(..)) => {
+                delay + self.random.u64(within(late.ns))
             }
             _ => delay,
         }
@@ -369,7 +371,7 @@ impl World {
             player.left = player.load.batch;
             let took = self.now - player.resumed_at;
             self.figures.tenants[i].batches.push(took);
-            let think = self.random.within(self.players[i].load.think);
+            let think = self.random.u64(within(self.players[i].load.think));
             self.at(self.now + think, Event::Resume(i));
             self.watch_idle(i);
         }
@@ -461,7 +463,7 @@ impl World {
     /// Launches once: the operation, and a host function where one follows.
     fn next_ops(&mut self, i: usize) -> Vec<Op> {
         let player = &mut self.players[i];
-        let length = self.random.within(player.load.op);
+        let length = self.random.u64(within(player.load.op));
         #[allow(clippy::cast_precision_loss, reason = "short")]
         let left = length.max(1) as f64;
         let process = player.least_busy();
@@ -470,7 +472,7 @@ impl World {
         if let Some(host) = player.load.host
             && player.launches.is_multiple_of(host.every.max(1))
         {
-            let length = self.random.within(host.ns);
+            let length = self.random.u64(within(host.ns));
             #[allow(clippy::cast_precision_loss, reason = "short")]
             ops.push(Op { left: length.max(1) as f64, on_host: true, process });
         }
@@ -558,7 +560,7 @@ impl Player {
         let most = self.load.window.max(1) * windows.max(room) * processes;
         #[allow(clippy::cast_precision_loss, reason = "short")]
         let most_ns = (lasts_ns.max(window_ns * room as u64) * processes as u64) as f64;
-        let ns = queued.iter().filter(|op| !op.on_host).map(|op| op.left).sum();
+        let ns = lasts(queued);
         (queued.len() >= most || (queued.len() >= 2 * processes && ns >= most_ns), ns)
     }
 
@@ -611,6 +613,16 @@ impl Player {
     }
 }
 
+/// How long the GPU works for these, nanoseconds.
+pub(crate) fn lasts(queued: &VecDeque<Op>) -> f64 {
+    queued.iter().filter(|op| !op.on_host).map(|op| op.left).sum()
+}
+
+/// Any of these, both ends included.
+pub(crate) fn within((from, to): (u64, u64)) -> RangeInclusive<u64> {
+    from..=to.max(from)
+}
+
 pub(crate) fn id(i: usize) -> TenantId {
-    TenantId(i as u64)
+    TenantId(u32::try_from(i).unwrap_or(u32::MAX))
 }

@@ -13,6 +13,8 @@ const LOOK_SOON: u64 = 60_000;
 const LOOK_QUIET: u64 = 250_000;
 /// And while those who wait sleep.
 const LOOK: u64 = 500_000;
+/// What is in flight is not looked at before it can have landed, but this often, whatever is said of it.
+const LOOK_MOST: u64 = 1_000_000;
 /// A holder that does nothing is waited for so long by whoever is awake, nanoseconds.
 const QUIET: u64 = 50_000;
 /// Or as long as hand-overs take of late, up to this: sooner, two would cost more than the wait.
@@ -110,17 +112,19 @@ impl Policy {
     }
 
     /// How long after the last look the next is due, nanoseconds; `None` where nobody waits for anything that words
-    /// can tell.
+    /// can tell. `lasts`: about how long what a tenant has in flight takes, 0 where that is not known.
     #[must_use]
-    pub fn look_after(&self) -> Option<u64> {
+    pub fn look_after(&self, lasts: impl Fn(TenantId) -> u64) -> Option<u64> {
         let of = |(id, watch): (TenantId, Watch)| {
             let slot = self.ids.get(&id).copied()?;
-            match watch {
-                Watch::Quiet if self.is_awaited(slot) => Some(LOOK_QUIET),
-                Watch::Quiet => Some(LOOK),
-                Watch::Drained => Some(LOOK_SOON),
-                Watch::Awake => None,
-            }
+            let often = match watch {
+                Watch::Quiet if self.is_awaited(slot) => LOOK_QUIET,
+                Watch::Quiet => LOOK,
+                Watch::Drained => LOOK_SOON,
+                Watch::Awake => return None,
+            };
+            // Sooner than said, because looks come late.
+            Some(often.max((lasts(id) / 4 * 3).min(LOOK_MOST)))
         };
         self.watches().filter_map(of).min()
     }

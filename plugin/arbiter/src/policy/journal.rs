@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     fn event(at: u64) -> Event {
-        Event { at, tenant: Some(TenantId(at)), gpus: 1, note: Note::Waits }
+        Event { at, tenant: Some(TenantId(1)), gpus: 1, note: Note::Waits }
     }
 
     proptest! {

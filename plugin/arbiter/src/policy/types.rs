@@ -5,7 +5,7 @@ pub const MAX_GPUS: usize = 128;
 
 /// Identifies a tenant; the caller chooses the numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct TenantId(pub u64);
+pub struct TenantId(pub u32);
 
 /// A GPU's (or MIG instance's) index on the node, below [`MAX_GPUS`].
 pub type GpuIndex = u8;

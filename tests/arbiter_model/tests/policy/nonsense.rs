@@ -9,19 +9,19 @@ use super::*;
 
 #[derive(Clone, Debug)]
 enum Event {
-    Join(u64, Vec<u8>, Share),
-    Adopt(u64),
-    Leave(u64),
-    Share(u64, Share),
-    Want(u64),
-    Idle(u64),
-    Drained(u64),
-    Gone(u64),
+    Join(u32, Vec<u8>, Share),
+    Adopt(u32),
+    Leave(u32),
+    Share(u32, Share),
+    Want(u32),
+    Idle(u32),
+    Drained(u32),
+    Gone(u32),
     Tick,
 }
 
 fn event() -> impl Strategy<Value = Event> {
-    let who = 0_u64..6;
+    let who = 0_u32..6;
     let share = (0_u32..1200, any::<bool>())
         .prop_map(|(millis, capped)| if capped { strict(millis) } else { burst(millis) });
     prop_oneof![

@@ -17,7 +17,7 @@ fn traced(loads: Vec<Load>, until: u64) -> (Vec<Item>, Policy, Figures) {
     (cut(&events, 0, until), world.policy.clone(), world.figures())
 }
 
-fn sum(items: &[Item], gpu: u8, tenant: u64, of: fn(&Kind) -> bool) -> u64 {
+fn sum(items: &[Item], gpu: u8, tenant: u32, of: fn(&Kind) -> bool) -> u64 {
     let its = |item: &&Item| item.gpu == gpu && item.tenant == Some(TenantId(tenant));
     items.iter().filter(its).filter(|item| of(&item.kind)).filter_map(|item| item.ns).sum()
 }
@@ -99,7 +99,7 @@ proptest! {
         prop_assert!(end.iter().all(|item| item.from >= first
             && item.from + item.ns.unwrap_or(0) <= until));
         prop_assert!(events.is_empty() || ended(&items, until) == ended(&end, until));
-        for (tenant, gpus) in (0_u64..).zip(gpus) {
+        for (tenant, gpus) in (0_u32..).zip(gpus) {
             let totals = policy.tenant(until, TenantId(tenant)).map(|view| view.totals);
             let totals = totals.unwrap_or_default();
             for gpu in gpus {
