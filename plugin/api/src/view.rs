@@ -324,7 +324,7 @@ fn us(ns: u64) -> f64 {
 }
 
 fn tid(tenant: TenantId) -> u32 {
-    u32::try_from(tenant.0).unwrap_or(u32::MAX).saturating_add(1)
+    tenant.0.saturating_add(1)
 }
 
 fn pid(recording: &Recording, node: &Node, gpu: GpuIndex) -> u32 {
