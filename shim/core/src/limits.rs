@@ -27,7 +27,7 @@
 use crate::contexts::Place;
 use crate::gate::Stream;
 use crate::launch;
-use crate::memory::footprint;
+use crate::memory::CHUNK;
 use crate::place::{self, Pushed, context_of, current_device};
 use crate::quota::{self, Asked};
 use crate::real;
@@ -69,7 +69,7 @@ pub struct Local {
 
 impl Local {
     /// What the context is due to be charged with these limits, and functions of such frames, where
-    /// `threads` are resident. What is lowered below the base pays for nothing else.
+    /// `threads` are resident. What is lowered below the base pays for nothing else, and each has pages of its own.
     fn due(&self, limits: &[u64; LIMITS], frame: u32, threads: u64) -> u64 {
         let mut limits = *limits;
         let stack = u64::from(frame.max(self.frame));
@@ -77,10 +77,9 @@ impl Local {
         for ((limit, base), floor) in limits.iter_mut().zip(self.base).zip(floors) {
             *limit = (*limit).max(base).max(floor);
         }
-        match needed(&limits, threads).saturating_sub(needed(&self.base, threads)) {
-            0 => 0,
-            beyond => footprint(beyond),
-        }
+        let beyond = needed(&limits, threads).into_iter().zip(needed(&self.base, threads));
+        let pages = beyond.map(|(needed, base)| (needed - base).checked_next_multiple_of(CHUNK));
+        pages.fold(0, |sum, bytes| sum.saturating_add(bytes.unwrap_or(u64::MAX)))
     }
 }
 
@@ -178,13 +177,11 @@ impl Frames {
 }
 
 /// What limits need on a GPU with so many `threads` resident.
-fn needed(limits: &[u64; LIMITS], threads: u64) -> u64 {
+fn needed(limits: &[u64; LIMITS], threads: u64) -> [u64; LIMITS] {
     let [stack, printf, heap, depth, pending] = *limits;
-    let each = stack.saturating_add(depth.saturating_mul(DEPTH_BYTES));
-    each.saturating_mul(threads)
-        .saturating_add(printf)
-        .saturating_add(heap)
-        .saturating_add(pending.saturating_mul(PENDING_BYTES))
+    let depth = depth.saturating_mul(DEPTH_BYTES);
+    let [stack, depth] = [stack, depth].map(|bytes| bytes.saturating_mul(threads));
+    [stack, printf, heap, depth, pending.saturating_mul(PENDING_BYTES)]
 }
 
 struct Current {

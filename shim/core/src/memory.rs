@@ -60,7 +60,7 @@ pub(crate) struct Made {
 
 /// Device memory is handed out in pages of this size (`cuMemGetAllocationGranularity` of every GPU
 /// so far), and larger allocations take whole ones.
-const CHUNK: u64 = 2 << 20;
+pub(crate) const CHUNK: u64 = 2 << 20;
 /// Smaller allocations share a page, aligned to this.
 const ALIGN: u64 = 512;
 

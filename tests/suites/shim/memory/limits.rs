@@ -220,13 +220,18 @@ fn what_is_not_remembered_is_charged_at_the_look_up() {
 /// is charged, and that no more than the quota.
 #[test]
 fn what_limits_take_is_charged_whatever_comes_in_what_order() {
+    // What these came to was 2 MiB more than was charged: one sum was rounded, and each has pages of its own.
+    [7, 9, 10, 21, 38].into_iter().chain(0..6).for_each(is_charged);
+}
+
+fn is_charged(seed: u64) {
     let limit = 3 * GIB;
     let (sim, pages, mut witness) = machine(limit);
     let before = witness.must("info");
     let mut tenant = Conversation::tenant("limits", &sim, &pages);
     tenant.must("init");
     let mut contexts = vec![tenant.must("retain 0")];
-    let mut random = Rng::with_seed(7);
+    let mut random = Rng::with_seed(seed);
     // Of the current context.
     let mut functions = Vec::new();
     let (mut refused, mut done) = (0, 0);
@@ -269,7 +274,10 @@ fn what_limits_take_is_charged_whatever_comes_in_what_order() {
         }
         done += i32::from(reply.result == 0);
         let (held, charged) = (before - witness.must("info"), pages.charged(0));
-        assert!(held <= charged && charged <= limit, "step {step}: {command}: {held} of {charged}");
+        assert!(
+            held <= charged && charged <= limit,
+            "{seed}, {step}: {command}: {held} of {charged}"
+        );
     }
     assert!(refused > 30 && done > 100, "{refused} refused, {done} done");
     while contexts.len() > 1 {
