@@ -127,7 +127,7 @@ async fn a_spec_is_put_right_before_a_container_starts_or_it_does_not_start() {
     std::fs::write(&path, &whole[..100]).unwrap();
     node.kubelet.start_container(&pod, "main").await.unwrap();
     assert_eq!(std::fs::read(&path).unwrap(), whole);
-    std::fs::remove_dir_all(node.dir.path().join("cdi")).unwrap();
+    lose(&node.dir.path().join("cdi"), &[]);
     node.kubelet.start_container(&pod, "main").await.unwrap();
     assert_eq!(std::fs::read(&path).unwrap(), whole);
 
