@@ -77,12 +77,10 @@ enum Unopened {
 
 /// Opens the file, or makes it. Blocking.
 pub(crate) fn open(options: &Options) -> Result<(Store, Found), FlushError> {
-    let path = &options.path;
+    let path = options.path.clone();
     find(options).map_err(|unopened| match unopened {
-        Unopened::InUse => FlushError::InUse(path.clone()),
-        Unopened::Content(_, error) | Unopened::Disk(error) => {
-            FlushError::Unopened { path: path.clone(), error }
-        }
+        Unopened::InUse => FlushError::InUse(path),
+        Unopened::Content(_, error) | Unopened::Disk(error) => FlushError::Unopened { path, error },
     })
 }
 
@@ -165,11 +163,15 @@ impl StorageBackend for Backend {
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         self.file.write_all_at(data, offset)
     }
+
+    fn close(&self) -> io::Result<()> {
+        // A child that has not yet begun its program has the descriptor still.
+        self.file.unlock()
+    }
 }
 
 fn database(options: &Options) -> Result<(Database, File), Unopened> {
     let file = files::open_private(&options.path)?;
-    // As long as any of its descriptors is open.
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => return Err(Unopened::InUse),
