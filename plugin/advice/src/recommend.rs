@@ -83,7 +83,7 @@ fn one(
         memory_bytes: now.memory_bytes,
         cores_millis: now.cores_millis,
         recommended_cores_millis: now.cores_millis,
-        confidence: Confidence::Low.name().to_owned(),
+        confidence: Confidence::Low.into_str().to_owned(),
         observed_seconds: workload.seen.observed_ms as f64 / 1000.0,
         since_unix_ms: scope.since_unix_ms,
         ..Recommendation::default()
@@ -107,7 +107,7 @@ fn one(
     if !workload.seen.full_day() {
         evidence.push("less than a whole day was seen: a daily peak may be missing".to_owned());
     }
-    advice.confidence = confidence.name().to_owned();
+    advice.confidence = confidence.into_str().to_owned();
 
     for used in workload.live.iter().flat_map(|tenant| &tenant.gpus) {
         let bytes = i128::from(used.memory_limit_bytes) - i128::from(memory);

@@ -245,7 +245,7 @@ fn judge(
     let confidence = Confidence::of(seen);
     // An idle tenant was seen idle for as long as it takes to say so.
     let short = idle && seen.observed_ms < millis(settings.idle_after).saturating_mul(2);
-    tenant.confidence = if short { confidence.lowered() } else { confidence }.name().to_owned();
+    tenant.confidence = if short { confidence.lowered() } else { confidence }.into_str().to_owned();
     tenant
 }
 

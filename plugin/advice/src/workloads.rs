@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use strum::IntoStaticStr;
 use tessera_view::advice::Scope;
 use tessera_view::gpu::Gpu;
 use tessera_view::tenant::Tenant;
@@ -204,7 +205,8 @@ const HOUR_MS: u64 = 3_600_000;
 const DAY_MS: u64 = 24 * HOUR_MS;
 
 /// How far advice is to be trusted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, IntoStaticStr)]
+#[strum(serialize_all = "kebab-case", const_into_str)]
 pub enum Confidence {
     /// Hardly: little was seen.
     Low,
@@ -225,15 +227,6 @@ pub(crate) struct Seen {
 }
 
 impl Confidence {
-    /// As it is printed.
-    pub fn name(self) -> &'static str {
-        match self {
-            Confidence::Low => "low",
-            Confidence::Medium => "medium",
-            Confidence::High => "high",
-        }
-    }
-
     pub(crate) fn of(seen: Seen) -> Self {
         if seen.observed_ms < HOUR_MS {
             Confidence::Low

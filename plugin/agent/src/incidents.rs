@@ -392,7 +392,7 @@ mod tests {
         (all.refused, all.driver_refused, all.rationed, all.unlisted) = (1, 2, 3, 4);
         all.time.as_mut().unwrap().overlaps = 5;
         let events = last_events(&record(2), &[&waiting(0, 0), &all]);
-        let names: Vec<(&str, u64)> = events.iter().map(|e| (e.what.name(), e.times)).collect();
+        let names: Vec<(&str, u64)> = events.iter().map(|e| (e.what.into_str(), e.times)).collect();
         let kinds = [
             ("refused-memory", 1),
             ("driver-refused", 2),

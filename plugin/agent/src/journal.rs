@@ -60,7 +60,7 @@ impl Pending {
         }
         let id = event.id.as_ref().map(ToString::to_string);
         let about = id.or_else(|| event.gpu.clone()).unwrap_or_default();
-        let key = (about, event.generation, event.what.name());
+        let key = (about, event.generation, event.what.into_str());
         match self.0.get_mut(&key) {
             Some((written, waiting)) => {
                 let event = match waiting.take() {

@@ -65,7 +65,7 @@ pub fn labels(gpus: &[Gpu], facts: &Facts, config: &Config) -> BTreeMap<String, 
     if let Some(millis) = all().map(|share| share.limit.cores_millis).min() {
         set("share.cores", millis.to_string());
     }
-    set("policy", common(all().map(|share| share.compute.name().to_owned())));
+    set("policy", common(all().map(|share| share.compute.into_str().to_owned())));
     // Of a GPU that does not tell, nothing can be promised.
     let capabilities: Option<Vec<(u32, u32)>> =
         gpus.iter().map(|gpu| facts.compute_capability.get(&gpu.uuid).copied()).collect();

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use strum::IntoStaticStr;
 use tessera_system::locks::lock;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -16,24 +17,13 @@ pub enum Call {
     Unprepare,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, IntoStaticStr)]
+#[strum(serialize_all = "kebab-case", const_into_str)]
 pub enum Outcome {
     Ok,
     /// Refused, because of what was asked for.
     Refused,
     Failed,
-}
-
-impl Outcome {
-    pub const ALL: [Outcome; 3] = [Outcome::Ok, Outcome::Refused, Outcome::Failed];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Outcome::Ok => "ok",
-            Outcome::Refused => "refused",
-            Outcome::Failed => "failed",
-        }
-    }
 }
 
 type Key = (Call, Arc<str>, Outcome);

@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use tessera_arbiter::policy::{GateState, GpuIndex, ShareKind, TenantId, Why};
+use tessera_arbiter::policy::{GpuIndex, TenantId};
 use tessera_arbiter::trace::{Kind, Recording, Tracing};
 use tessera_model::clock::unix_ms;
 use tessera_rules::shares::FrontEnd;
@@ -49,7 +49,7 @@ fn plugin(status: &Status, amiss: Vec<String>) -> Plugin {
     Plugin {
         version: plugin.version.clone(),
         started_unix_ms: plugin.started_unix_ms,
-        registration: plugin.registration.name().to_owned(),
+        registration: plugin.registration.into_str().to_owned(),
         ready: amiss.is_empty(),
         amiss,
         resources: plugin.resources.iter().map(|resource| resource.name.clone()).collect(),
@@ -62,7 +62,7 @@ fn tenant(allocation: &Allocation) -> Tenant {
     let holder = allocation.holder.clone().unwrap_or_default();
     let claim = allocation.claim.as_ref();
     Tenant {
-        state: allocation.state.name().to_owned(),
+        state: allocation.state.into_str().to_owned(),
         namespace: allocation.namespace().to_owned(),
         workload: workload::of(&holder.pod).to_owned(),
         pod: holder.pod,
@@ -84,7 +84,7 @@ fn gpu(gpu: &status::Gpu) -> view::Gpu {
     let is_withheld = gpu.health == Health::Unhealthy && gpu.cordon.is_empty();
     let withheld = if is_withheld { gpu.health_reason.clone() } else { String::new() };
     view::Gpu {
-        state: gpu.state.name().to_owned(),
+        state: gpu.state.into_str().to_owned(),
         withheld,
         lease: lease(gpu),
         replicas: gpu.by_resource(),
@@ -104,7 +104,7 @@ fn lease(gpu: &status::Gpu) -> Option<view::Lease> {
 
 /// What can be handed out now: free replicas, or for claims what is left.
 fn fits(gpu: &status::Gpu) -> Vec<view::Fit> {
-    if gpu.front_end == FrontEnd::Dra.as_str() {
+    if gpu.front_end == FrontEnd::Dra.into_str() {
         return left(gpu).into_iter().collect();
     }
     let fit = |of: view::Replicas| view::Fit {
@@ -354,36 +354,22 @@ fn kind(kind: Kind) -> String {
         Kind::Late => "late".to_owned(),
         Kind::LateDrained => "late drained".to_owned(),
         Kind::Share(_) => "share".to_owned(),
-        Kind::Idle(cause) => format!("idle: {}", cause.name()),
+        Kind::Idle(cause) => format!("idle: {}", cause.into_str()),
     }
 }
 
 fn args(kind: Kind) -> Option<Args> {
     match kind {
         Kind::Lease(gate, why) => Some(Args {
-            gate: gate.map_or("", GateState::name).to_owned(),
-            closed: why.map_or("", reason).to_owned(),
+            gate: gate.map_or("", Into::into).to_owned(),
+            closed: why.map_or("", Into::into).to_owned(),
             ..Args::default()
         }),
         Kind::Share(share) => {
-            let kind = match share.kind {
-                ShareKind::Burst => "burst",
-                ShareKind::Strict => "strict",
-            };
+            let kind = share.kind.into_str();
             Some(Args { share: format!("{} {kind}", share.millis), ..Args::default() })
         }
         _ => None,
-    }
-}
-
-fn reason(why: Why) -> &'static str {
-    match why {
-        Why::Idle => "idle",
-        Why::Quantum => "quantum",
-        Why::Owed => "owed",
-        Why::Cap => "cap",
-        Why::Newcomer => "newcomer",
-        Why::Found => "found",
     }
 }
 
@@ -437,7 +423,7 @@ mod tests {
                 replica("large", 40, "", Health::Unhealthy),
                 replica("large", 40, "", Health::Healthy),
             ],
-            front_end: FrontEnd::DevicePlugin.as_str().to_owned(),
+            front_end: FrontEnd::DevicePlugin.into_str().to_owned(),
             ..Gpu::default()
         };
         let seen = super::gpu(&gpu);
@@ -453,7 +439,7 @@ mod tests {
     #[test]
     fn of_a_gpu_for_claims_fits_what_is_left_while_it_is_sold() {
         let gpu = Gpu {
-            front_end: FrontEnd::Dra.as_str().to_owned(),
+            front_end: FrontEnd::Dra.into_str().to_owned(),
             health: Health::Healthy,
             left_memory_bytes: 59 << 30,
             left_cores_millis: 750,

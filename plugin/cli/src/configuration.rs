@@ -160,7 +160,7 @@ fn offers(gpus: &[Gpu], config: &Config) -> String {
                 share.resource,
                 share.count.to_string(),
                 format_bytes(share.limit.memory_bytes),
-                format!("{} {}", format_cores(share.limit.cores_millis), share.compute.name()),
+                format!("{} {}", format_cores(share.limit.cores_millis), share.compute.into_str()),
             ]
         })
     });
@@ -340,7 +340,7 @@ fn share_row(change: &ShareChange) -> Vec<String> {
         change.resource_name.clone(),
         both(&|view| view.replicas.to_string()),
         both(&|view| format_bytes(view.memory_bytes)),
-        both(&|view| format!("{} {}", format_cores(view.cores_millis), view.policy.name())),
+        both(&|view| format!("{} {}", format_cores(view.cores_millis), view.policy.into_str())),
         words.join(", "),
     ]
 }

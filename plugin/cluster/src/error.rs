@@ -7,12 +7,14 @@ use http::header::{CONTENT_TYPE, LOCATION, RETRY_AFTER};
 use http::response::Parts;
 use kube::core::Status;
 use serde::de::DeserializeOwned;
+use strum::IntoStaticStr;
 use tessera_model::printable;
 
 pub(crate) use hyper::body::Bytes;
 
 /// What a request does, as RBAC names it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "kebab-case", const_into_str)]
 pub enum Verb {
     Get,
     /// Reads all objects of a selector.
@@ -22,21 +24,6 @@ pub enum Verb {
     Update,
     Patch,
     Delete,
-}
-
-impl Verb {
-    /// As in a rule of RBAC.
-    pub fn name(self) -> &'static str {
-        match self {
-            Verb::Get => "get",
-            Verb::List => "list",
-            Verb::Watch => "watch",
-            Verb::Create => "create",
-            Verb::Update => "update",
-            Verb::Patch => "patch",
-            Verb::Delete => "delete",
-        }
-    }
 }
 
 /// A kind of object that this crate asks for, as a rule of RBAC names it.
@@ -94,7 +81,7 @@ impl Call {
         let verbs = match self.kind {
             // Which of both is asked depends on the API server's version: the request is GET, and begins a command.
             Kind::POD_EXEC => "\"get\", \"create\"".to_owned(),
-            _ => format!("\"{}\"", self.verb.name()),
+            _ => format!("\"{}\"", self.verb.into_str()),
         };
         format!(
             "{{apiGroups: [\"{}\"], resources: [\"{}\"], verbs: [{verbs}]}}",
@@ -110,7 +97,7 @@ impl Call {
 
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.verb.name(), self.kind.resource)?;
+        write!(f, "{} {}", self.verb.into_str(), self.kind.resource)?;
         if !self.kind.group.is_empty() {
             write!(f, ".{}", self.kind.group)?;
         }

@@ -51,7 +51,7 @@ impl ReviewClient {
     pub async fn may(&self, user: &User, verb: Verb, namespace: &str) -> Result<bool, ApiError> {
         let call = &Call::new(Verb::Create, Kind::ACCESS_REVIEWS, "");
         let attributes = ResourceAttributes {
-            verb: Some(verb.name().to_owned()),
+            verb: Some(verb.into_str().to_owned()),
             resource: Some("pods".to_owned()),
             namespace: (!namespace.is_empty()).then(|| namespace.to_owned()),
             ..ResourceAttributes::default()

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use strum::VariantArray;
 use tessera_model::duration;
 use tessera_model::percent::{format_cores, format_percent};
 use tessera_model::quantity::{Quantity, QuantityError};
@@ -371,14 +372,17 @@ fn write_cores(millis: u64) -> String {
 }
 
 /// A value for which the file has a few words.
-pub trait Words: Copy + PartialEq + 'static {
-    /// Each with its word.
-    const WORDS: &'static [(&'static str, Self)];
+pub trait Words: VariantArray + Into<&'static str> + Copy {}
+
+impl<T: VariantArray + Into<&'static str> + Copy> Words for T {}
+
+fn words<T: Words>() -> impl Iterator<Item = (&'static str, T)> {
+    T::VARIANTS.iter().map(|value| ((*value).into(), *value))
 }
 
 /// The words in quotation marks.
 pub(crate) fn quoted<T: Words>() -> String {
-    let words = T::WORDS.iter().map(|(word, _)| format!("\"{word}\""));
+    let words = words::<T>().map(|(word, _)| format!("\"{word}\""));
     words.collect::<Vec<_>>().join(", ")
 }
 
@@ -386,18 +390,14 @@ pub(crate) fn quoted<T: Words>() -> String {
 pub(crate) fn word<T: Words>() -> Leaf<T> {
     let parse = |value: &DeValue<'_>| {
         let text = string(value)?;
-        let found = T::WORDS.iter().find(|(word, _)| *word == text);
-        let found = found.map(|(_, value)| *value);
+        let found = words::<T>().find(|(word, _)| *word == text).map(|(_, value)| value);
         found.ok_or_else(|| format!("\"{text}\" is none of {}", quoted::<T>()))
     };
     let schema = || {
-        let words: Vec<&str> = T::WORDS.iter().map(|(word, _)| *word).collect();
+        let words: Vec<&str> = words::<T>().map(|(word, _)| word).collect();
         json!({ "enum": words })
     };
-    let show = |value: &T| {
-        let found = T::WORDS.iter().find(|(_, known)| known == value);
-        found.map(|(word, _)| write_string(word)).unwrap_or_default()
-    };
+    let show = |value: &T| write_string((*value).into());
     Leaf::new(quoted::<T>().replace('"', "`"), schema, parse, show)
 }
 

@@ -1,119 +1,109 @@
 //! The values of keys with a fixed set of words, in the order of the documentation, and the meaning of each XID.
 
-use super::{Compute, Placement, Split};
+use strum::{IntoStaticStr, VariantArray};
 
-/// Declares types, each value with its word; after `for`, a type that is declared elsewhere.
-macro_rules! words {
-    ($($(#[doc = $about:literal])+ $Type:ident {
-        $($(#[doc = $doc:literal])+ $Value:ident = $word:literal,)+
-    })+) => {$(
-        $(#[doc = $about])+
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum $Type {
-            $($(#[doc = $doc])+ $Value,)+
-        }
-
-        words! { for $Type { $($Value = $word,)+ } }
-    )+};
-    ($(for $Type:ident { $($Value:ident = $word:literal,)+ })+) => {$(
-        impl $crate::form::Words for $Type {
-            const WORDS: &'static [(&'static str, Self)] = &[$(($word, $Type::$Value)),+];
-        }
-    )+};
+/// What to do about GPUs that another plugin sells too: `gpus.sold_by_others`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "kebab-case")]
+pub enum SoldByOthers {
+    /// Nothing more of them is given out.
+    Refuse,
+    /// They are sold, and `status` warns.
+    Warn,
+    /// They are sold, and nobody looks.
+    Allow,
 }
 
-words! {
-    for Compute { Burst = "burst", Strict = "strict", None = "none", }
-    for Placement { Packed = "packed", Distributed = "distributed", }
-    for Split { Reject = "reject", Spread = "spread", Distinct = "distinct", }
+/// What makes a GPU's taint evict the pods that have claimed it: `dra.no_execute`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "kebab-case")]
+pub enum NoExecute {
+    /// Its health keeps it from being sold.
+    Unhealthy,
+    /// It is cordoned.
+    Cordoned,
 }
 
-words! {
-    /// What to do about GPUs that another plugin sells too: `gpus.sold_by_others`.
-    SoldByOthers {
-        /// Nothing more of them is given out.
-        Refuse = "refuse",
-        /// They are sold, and `status` warns.
-        Warn = "warn",
-        /// They are sold, and nobody looks.
-        Allow = "allow",
-    }
+/// How the shim gets into a container's processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "kebab-case")]
+pub enum Inject {
+    /// `/etc/ld.so.preload`.
+    File,
+    /// `LD_PRELOAD`.
+    Env,
+}
 
-    /// What makes a GPU's taint evict the pods that have claimed it: `dra.no_execute`.
-    NoExecute {
-        /// Its health keeps it from being sold.
-        Unhealthy = "unhealthy",
-        /// It is cordoned.
-        Cordoned = "cordoned",
-    }
+/// What a GPU is called in NVIDIA's spec, as `nvidia-ctk cdi generate --device-name-strategy`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "kebab-case")]
+pub enum GpuNames {
+    /// By UUID.
+    Uuid,
+    /// By NVML's index.
+    Index,
+}
 
-    /// How the shim gets into a container's processes.
-    Inject {
-        /// `/etc/ld.so.preload`.
-        File = "file",
-        /// `LD_PRELOAD`.
-        Env = "env",
-    }
+/// How a container gets its GPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "kebab-case", const_into_str)]
+pub enum DeviceListStrategy {
+    /// `NVIDIA_VISIBLE_DEVICES`, read by NVIDIA's container toolkit.
+    Envvar,
+    /// `/dev/null` mounted once per GPU, which NVIDIA's container toolkit reads as the list.
+    VolumeMounts,
+    /// Names of CDI devices in the CRI's own field: Kubernetes 1.28 and later.
+    CdiCri,
+    /// Names of CDI devices in the container's annotations, read by the runtime.
+    CdiAnnotations,
+    /// Device nodes, as `driver.device_nodes` lists them.
+    DeviceNodes,
+    /// Nothing: the simulated GPU needs none.
+    None,
+}
 
-    /// What a GPU is called in NVIDIA's spec, as `nvidia-ctk cdi generate --device-name-strategy`.
-    GpuNames {
-        /// By UUID.
-        Uuid = "uuid",
-        /// By NVML's index.
-        Index = "index",
-    }
+/// What to do when `paths.pages` is not a tmpfs of its own and none can be mounted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "kebab-case")]
+pub enum TmpfsPolicy {
+    /// Do not start.
+    Require,
+    /// Start, warn and say so in `tessera status`.
+    Prefer,
+    /// Use the directory as it is.
+    Off,
+}
 
-    /// How a container gets its GPUs.
-    DeviceListStrategy {
-        /// `NVIDIA_VISIBLE_DEVICES`, read by NVIDIA's container toolkit.
-        Envvar = "envvar",
-        /// `/dev/null` mounted once per GPU, which NVIDIA's container toolkit reads as the list.
-        VolumeMounts = "volume-mounts",
-        /// Names of CDI devices in the CRI's own field: Kubernetes 1.28 and later.
-        CdiCri = "cdi-cri",
-        /// Names of CDI devices in the container's annotations, read by the runtime.
-        CdiAnnotations = "cdi-annotations",
-        /// Device nodes, as `driver.device_nodes` lists them.
-        DeviceNodes = "device-nodes",
-        /// Nothing: the simulated GPU needs none.
-        None = "none",
-    }
+/// Whether events are sent to the API server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "kebab-case")]
+pub enum Events {
+    /// Where the pod has a service account's token.
+    Auto,
+    /// Never.
+    Off,
+}
 
-    /// What to do when `paths.pages` is not a tmpfs of its own and none can be mounted.
-    TmpfsPolicy {
-        /// Do not start.
-        Require = "require",
-        /// Start, warn and say so in `tessera status`.
-        Prefer = "prefer",
-        /// Use the directory as it is.
-        Off = "off",
-    }
+/// What a caller of the JSON API must show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "kebab-case")]
+pub enum ApiAuthorisation {
+    /// A token where the pod has a service account's token, else nothing.
+    Auto,
+    /// Nothing: on loopback alone.
+    None,
+    /// A token that the API server accepts.
+    Kubernetes,
+}
 
-    /// Whether events are sent to the API server.
-    Events {
-        /// Where the pod has a service account's token.
-        Auto = "auto",
-        /// Never.
-        Off = "off",
-    }
-
-    /// What a caller of the JSON API must show.
-    ApiAuthorisation {
-        /// A token where the pod has a service account's token, else nothing.
-        Auto = "auto",
-        /// Nothing: on loopback alone.
-        None = "none",
-        /// A token that the API server accepts.
-        Kubernetes = "kubernetes",
-    }
-
-    /// Line format of the log.
-    LogFormat {
-        /// For people.
-        Text = "text",
-        /// One JSON object per line.
-        Json = "json",
-    }
+/// Line format of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "kebab-case")]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object per line.
+    Json,
 }
 
 impl DeviceListStrategy {
@@ -123,18 +113,18 @@ impl DeviceListStrategy {
     }
 }
 
-words! {
-    /// What an XID means for the GPU that reports it.
-    XidAction {
-        /// Nothing: a program's own fault.
-        Ignore = "ignore",
-        /// One is a warning, several within a time are not.
-        Suspect = "suspect",
-        /// Out of service until it has been quiet.
-        Unhealthy = "unhealthy",
-        /// Out of service until the driver shows that it was reset.
-        UntilReset = "until-reset",
-    }
+/// What an XID means for the GPU that reports it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "kebab-case", const_into_str)]
+pub enum XidAction {
+    /// Nothing: a program's own fault.
+    Ignore,
+    /// One is a warning, several within a time are not.
+    Suspect,
+    /// Out of service until it has been quiet.
+    Unhealthy,
+    /// Out of service until the driver shows that it was reset.
+    UntilReset,
 }
 
 use XidAction::{Ignore, Suspect, Unhealthy, UntilReset};
@@ -186,15 +176,12 @@ pub const XIDS: &[(u32, XidAction, &str)] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::form::Words;
 
     #[test]
     fn the_documentation_has_the_table() {
         let text = include_str!("../../../docs/health.md");
         for (xid, action, reason) in XIDS {
-            let (word, _) =
-                <XidAction as Words>::WORDS.iter().find(|(_, known)| known == action).unwrap();
-            let row = format!("| {xid} | {word} | {reason} |");
+            let row = format!("| {xid} | {} | {reason} |", action.into_str());
             assert!(text.contains(&row), "docs/health.md lacks: {row}");
         }
     }

@@ -251,7 +251,7 @@ async fn show(
             let status = facts.dra.get_or_insert_default();
             status.registered = kubelet.is_registered;
             status.registration_error = error.clone().unwrap_or_default();
-            slices.state.as_str().clone_into(&mut status.publication);
+            slices.state.into_str().clone_into(&mut status.publication);
             status.devices = count(slices.devices);
             status.slices = count(slices.slices);
             status.generation = slices.generation;

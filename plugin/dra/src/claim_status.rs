@@ -95,7 +95,7 @@ fn limits(grant: &Grant) -> Value {
     let memory = if mib { format!("{}Mi", bytes >> 20) } else { bytes.to_string() };
     let (whole, rest) = (grant.cores_millis / 10, grant.cores_millis % 10);
     let cores = if rest == 0 { whole.to_string() } else { format!("{whole}.{rest}") };
-    json!({ "memory": memory, "cores": cores, "compute": grant.compute.name() })
+    json!({ "memory": memory, "cores": cores, "compute": grant.compute.into_str() })
 }
 
 fn ready(

@@ -337,8 +337,8 @@ impl Said {
         Err(format!(
             "request {request}: the claim says compute: {}, and {by} says {}: a claim may be as strict or stricter, never \
              looser; write {} in the claim, or leave compute out",
-            looser.name(),
-            granted.name(),
+            looser.into_str(),
+            granted.into_str(),
             granted.or_stricter()
         ))
     }

@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
 use tessera_cluster::user::{Context, Finished, UserClient};
 use tessera_cluster::{Access, ApiError, Failure};
 use tessera_model::clock::unix_ms;
+use tessera_system::locks::lock;
 use tessera_view::advice::{Recommendations, Scope, Waste};
 use tessera_view::explain::Explanation;
 use tessera_view::node::Node;
@@ -110,7 +111,7 @@ impl Fleet {
     }
 
     fn entries(&self) -> MutexGuard<'_, Entries> {
-        self.inner.entries.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.inner.entries)
     }
 
     fn steady_ms(&self) -> u64 {

@@ -312,7 +312,7 @@ fn room(entry: &Entry, asks: &[Ask]) -> NodeRoom {
 
 /// GPUs that claims sell and that could give something.
 fn in_service(view: &View) -> impl Iterator<Item = &Gpu> {
-    let claimed = view.gpus.iter().filter(|gpu| gpu.front_end == FrontEnd::Dra.as_str());
+    let claimed = view.gpus.iter().filter(|gpu| gpu.front_end == FrontEnd::Dra.into_str());
     claimed.filter(|gpu| gives(gpu))
 }
 
@@ -441,7 +441,7 @@ mod tests {
         Gpu {
             index,
             state: "healthy".into(),
-            front_end: FrontEnd::Dra.as_str().into(),
+            front_end: FrontEnd::Dra.into_str().into(),
             no_room: if is_full { "GPU time".into() } else { String::new() },
             fits: if is_full { Vec::new() } else { vec![fit] },
             ..Gpu::default()

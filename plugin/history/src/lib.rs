@@ -12,13 +12,14 @@ mod store;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex};
 
 use fold::{Folder, Pending};
 use query::Known;
 use redb::Database;
 use row::Cell;
 use store::{Bucket, Store};
+use tessera_system::locks::lock;
 use tessera_system::panics;
 use tessera_view::SourceError;
 use tessera_view::history::{Answer, Query};
@@ -40,7 +41,7 @@ pub struct History {
     /// Held while it writes.
     writer: Mutex<Writer>,
     /// To read from, while there is a file.
-    db: RwLock<Option<Arc<Database>>>,
+    db: Mutex<Option<Arc<Database>>>,
 }
 
 #[derive(Default)]
@@ -50,10 +51,6 @@ struct Writer {
     closed: bool,
 }
 
-fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl History {
     /// Of a file that [`History::flush`] opens.
     pub fn new(options: Options) -> Self {
@@ -61,44 +58,44 @@ impl History {
             options: Mutex::new(options),
             folder: Mutex::default(),
             writer: Mutex::default(),
-            db: RwLock::new(None),
+            db: Mutex::default(),
         }
     }
 
     /// From the next flush on.
     pub fn set_options(&self, options: Options) {
-        *held(&self.options) = options;
+        *lock(&self.options) = options;
     }
 
     /// Adds what happened since the look before. It does not wait for the disk.
     /// The usage pages of `unread` could not be read; `monotonic_ms` is of a clock that is never set.
     pub fn look(&self, status: &Status, unread: &HashSet<String>, monotonic_ms: u64) {
-        held(&self.folder).look(status, unread, monotonic_ms);
+        lock(&self.folder).look(status, unread, monotonic_ms);
     }
 
     /// Tenants by id and generation that are gone, wait to be stored, and were never named: a pod that lives for a few
     /// seconds is named after the last look at it, if at all.
     pub fn nameless(&self) -> BTreeSet<(String, u64)> {
-        held(&self.folder).nameless()
+        lock(&self.folder).nameless()
     }
 
     /// Names such tenants. GPUs of the keys do not matter.
     pub fn name(&self, named: &[Series]) {
-        let mut folder = held(&self.folder);
+        let mut folder = lock(&self.folder);
         named.iter().for_each(|series| folder.name(series));
     }
 
     /// Stores every bucket that is full; with `all`, also the one that is being filled. How the file was found is
     /// returned where it had to be opened.
     pub fn flush(&self, all: bool) -> Result<Option<Found>, FlushError> {
-        let mut writer = held(&self.writer);
+        let mut writer = lock(&self.writer);
         if writer.closed {
             return Ok(None);
         }
         let found = self.opened(&mut writer)?;
         let Some((store, options)) = &mut writer.store else { return Ok(found) };
         let (pending, buckets, now) = {
-            let mut folder = held(&self.folder);
+            let mut folder = lock(&self.folder);
             let pending = folder.take(all);
             let buckets = buckets(&folder, &pending);
             (pending, buckets, folder.looked())
@@ -109,11 +106,11 @@ impl History {
         });
         match written {
             Ok(()) => {
-                held(&self.folder).forget();
+                lock(&self.folder).forget();
                 Ok(found)
             }
             Err(error) => {
-                held(&self.folder).give_back(pending);
+                lock(&self.folder).give_back(pending);
                 self.let_go(&mut writer);
                 Err(FlushError::Unwritten { path, error })
             }
@@ -121,7 +118,7 @@ impl History {
     }
 
     fn opened(&self, writer: &mut Writer) -> Result<Option<Found>, FlushError> {
-        let options = held(&self.options).clone();
+        let options = lock(&self.options).clone();
         if let Some((store, opened)) = &writer.store
             && *opened == options
             // Without its name, nobody would ever find what is written.
@@ -131,13 +128,13 @@ impl History {
         }
         self.let_go(writer);
         let (store, found) = store::open(&options)?;
-        *self.db.write().unwrap_or_else(PoisonError::into_inner) = Some(store.db());
+        *lock(&self.db) = Some(store.db());
         writer.store = Some((store, options));
         Ok(Some(found))
     }
 
     fn let_go(&self, writer: &mut Writer) {
-        let db = self.db.write().unwrap_or_else(PoisonError::into_inner).take();
+        let db = lock(&self.db).take();
         let store = writer.store.take();
         // Closing writes to the file, too.
         let _ = panics::caught(|| drop((db, store)));
@@ -146,7 +143,7 @@ impl History {
     /// Stores all, and lets go of the file for the next plugin. Nothing is stored after that.
     pub fn close(&self) -> Result<(), FlushError> {
         let stored = self.flush(true).map(|_| ());
-        let mut writer = held(&self.writer);
+        let mut writer = lock(&self.writer);
         writer.closed = true;
         self.let_go(&mut writer);
         stored
@@ -154,14 +151,14 @@ impl History {
 
     /// Lets go of the file and of all that waits; what is asked is answered from nothing.
     pub fn stop(&self) {
-        let mut writer = held(&self.writer);
+        let mut writer = lock(&self.writer);
         self.let_go(&mut writer);
-        *held(&self.folder) = Folder::default();
+        *lock(&self.folder) = Folder::default();
     }
 
     /// What was, and is now on the node as it looks. Events are not in it: they are the audit trail's.
     pub fn answer(&self, query: &Query, now: &Node) -> Result<Answer, SourceError> {
-        let db = self.db.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let db = lock(&self.db).clone();
         let mut remarks = Vec::new();
         let reader = match db.as_deref().map(store::read) {
             Some(Ok(reader)) => Some(reader),
@@ -177,7 +174,7 @@ impl History {
                 None
             }
         };
-        let folder = held(&self.folder);
+        let folder = lock(&self.folder);
         let known = Known { reader: reader.as_ref(), folder: &folder };
         query::answer(query, now, &known, remarks)
     }

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::mig::MigInstance;
+use strum::IntoStaticStr;
 
 /// A GPU, or a MIG instance, which is a GPU here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -89,7 +90,8 @@ fn fits(pattern: &str, text: &str) -> bool {
 /// Where the GPU does not tell how many multiprocessors it has: enough for most.
 const UNKNOWN_BYTES: u64 = 512 << 20;
 /// Where a context's constant comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "kebab-case", const_into_str)]
 pub enum ContextSource {
     /// `gpus.context_overhead` says it.
     Configured,
@@ -99,18 +101,6 @@ pub enum ContextSource {
     Formula,
     /// For GPUs whose multiprocessors nobody tells.
     Default,
-}
-
-impl ContextSource {
-    /// As `status`, `explain` and metrics call it.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            ContextSource::Configured => "configured",
-            ContextSource::Measured => "measured",
-            ContextSource::Formula => "formula",
-            ContextSource::Default => "default",
-        }
-    }
 }
 
 impl Gpu {

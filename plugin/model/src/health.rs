@@ -4,11 +4,15 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use strum::IntoStaticStr;
 
 /// Whether a GPU is given out; `tessera_gpu::health` draws the transitions.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, IntoStaticStr,
+)]
 #[schemars(rename = "GpuState")]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "kebab-case", const_into_str)]
 pub enum State {
     #[default]
     Healthy,
@@ -23,15 +27,6 @@ impl State {
     /// Whether kubelet may hand it out.
     pub fn is_sold(self) -> bool {
         matches!(self, State::Healthy | State::Suspect)
-    }
-
-    pub fn name(self) -> &'static str {
-        match self {
-            State::Healthy => "healthy",
-            State::Suspect => "suspect",
-            State::Unhealthy => "unhealthy",
-            State::Recovering => "recovering",
-        }
     }
 }
 

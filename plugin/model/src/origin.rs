@@ -6,10 +6,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::allocation_id::AllocationId;
 use crate::quantity::{format_bytes, parse_bytes};
+use strum::IntoStaticStr;
 
 /// The front end that asked for an allocation, and what it calls it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, IntoStaticStr)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case", const_into_str)]
 pub enum Origin {
     /// The device plugin: kubelet assigned replicas of a resource.
     #[default]
@@ -20,15 +22,6 @@ pub enum Origin {
 }
 
 impl Origin {
-    /// As views and the audit trail call it.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Origin::DevicePlugin => "device-plugin",
-            Origin::Claim(_) => "claim",
-            Origin::Run => "run",
-        }
-    }
-
     /// The claim's share, where a claim asked.
     pub fn claim(&self) -> Option<&ClaimShare> {
         match self {

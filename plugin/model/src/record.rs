@@ -9,6 +9,7 @@ use crate::allocation_id::AllocationId;
 use crate::origin::Origin;
 use crate::sharing::Compute;
 use crate::steered::Override;
+use strum::IntoStaticStr;
 
 /// Limits on one GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,9 +26,12 @@ pub struct Grant {
 }
 
 /// Where an allocation is in its life. A released one is in the history only.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, IntoStaticStr,
+)]
 #[schemars(rename = "AllocationState")]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "kebab-case", const_into_str)]
 pub enum State {
     /// Allocated; no container has started with it.
     #[default]
@@ -36,16 +40,6 @@ pub enum State {
     Started,
     /// Its replicas went to a newer allocation: no longer counted, kept until nothing uses its pages.
     Parked,
-}
-
-impl State {
-    pub fn name(self) -> &'static str {
-        match self {
-            State::Allocated => "allocated",
-            State::Started => "started",
-            State::Parked => "parked",
-        }
-    }
 }
 
 /// The container that holds an allocation, as PodResources says.

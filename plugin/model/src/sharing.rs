@@ -2,13 +2,28 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use strum::{EnumString, IntoStaticStr, VariantArray};
 
 /// What the compute share means. From the loosest to the strictest, which is also their order.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    JsonSchema,
+    EnumString,
+    IntoStaticStr,
+    VariantArray,
 )]
 #[schemars(rename = "Policy")]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "kebab-case", const_into_str)]
 pub enum Compute {
     None,
     /// A weight: any tenant may use idle GPU time.
@@ -19,14 +34,6 @@ pub enum Compute {
 }
 
 impl Compute {
-    pub fn name(self) -> &'static str {
-        match self {
-            Compute::Burst => "burst",
-            Compute::Strict => "strict",
-            Compute::None => "none",
-        }
-    }
-
     /// This one and the stricter ones, as a person may write them: `burst or strict`.
     pub fn or_stricter(self) -> &'static str {
         match self {
@@ -38,7 +45,8 @@ impl Compute {
 }
 
 /// Which GPU `GetPreferredAllocation` prefers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "kebab-case", const_into_str)]
 pub enum Placement {
     /// The fullest GPU that has room: leaves whole GPUs free.
     Packed,
@@ -47,7 +55,8 @@ pub enum Placement {
 }
 
 /// Whether the replicas of a container may, or must, lie on several GPUs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "kebab-case", const_into_str)]
 pub enum Split {
     /// All on one GPU; else `Allocate` fails.
     Reject,

@@ -2,6 +2,7 @@
 //! to a GPU. Pure.
 
 use crate::capacity::{Capacity, ReplicaLimit};
+use strum::IntoStaticStr;
 use tessera_config::{Amount, Config};
 use tessera_model::gpu::Gpu;
 use tessera_model::sharing::{Compute, Placement, Split};
@@ -13,20 +14,13 @@ const GRAIN_BYTES: u64 = 1 << 20;
 const WHOLE_MILLIS: u64 = 1000;
 
 /// What sells a GPU: exactly one does, by configuration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr)]
+#[strum(const_into_str)]
 pub enum FrontEnd {
+    #[strum(to_string = "device plugin")]
     DevicePlugin,
+    #[strum(to_string = "DRA")]
     Dra,
-}
-
-impl FrontEnd {
-    /// As `status` and `explain` call it.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            FrontEnd::DevicePlugin => "device plugin",
-            FrontEnd::Dra => "DRA",
-        }
-    }
 }
 
 /// Which one the configuration wants to sell this GPU. What it sold before may not have ended yet.

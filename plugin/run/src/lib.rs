@@ -24,6 +24,7 @@ use std::process::{Command, ExitCode};
 use anyhow::Context;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
+use strum::VariantArray;
 use tessera_config::Config;
 use tessera_gpu::nvml::NvmlDiscovery;
 use tessera_model::allocation_id::AllocationId;
@@ -80,9 +81,8 @@ pub struct Args {
 
 /// What `--cores` means, in a word.
 pub fn policy() -> impl TypedValueParser<Value = Compute> {
-    const ALL: [Compute; 3] = [Compute::Burst, Compute::Strict, Compute::None];
-    PossibleValuesParser::new(ALL.map(Compute::name))
-        .map(|name| ALL.into_iter().find(|policy| policy.name() == name).unwrap_or(Compute::Burst))
+    PossibleValuesParser::new(Compute::VARIANTS.iter().map(|policy| policy.into_str()))
+        .map(|name| name.parse().unwrap_or_default())
 }
 
 /// Which GPUs CUDA shows a process.

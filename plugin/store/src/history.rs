@@ -65,7 +65,7 @@ fn append_incident(
     line: &[u8],
 ) -> Result<(), redb::Error> {
     let mut incidents = write.open_table(INCIDENTS)?;
-    let (generation, kind) = (event.generation, event.what.name());
+    let (generation, kind) = (event.generation, event.what.into_str());
     incidents.insert((generation, kind, sequence), line)?;
     let of_its_kind = (generation, kind, 0)..=(generation, kind, u64::MAX);
     let mut kept: Vec<u64> = Vec::new();

@@ -357,7 +357,7 @@ fn all(ledger: &mut Ledger) -> Vec<Event> {
 }
 
 fn whats(events: &[Event]) -> Vec<&'static str> {
-    events.iter().map(|event| event.what.name()).collect()
+    events.iter().map(|event| event.what.into_str()).collect()
 }
 
 #[test]

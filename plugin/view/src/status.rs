@@ -2,6 +2,7 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use strum::IntoStaticStr;
 use tessera_model::origin::{ClaimResult, ClaimShare};
 
 pub use tessera_model::health::State as GpuState;
@@ -150,9 +151,21 @@ pub struct Configuration {
 
 /// How the plugin stands with kubelet.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    JsonSchema,
+    IntoStaticStr,
 )]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "kebab-case", const_into_str)]
 pub enum Registration {
     /// Not registered: no kubelet, or it refused.
     #[default]
@@ -164,15 +177,6 @@ pub enum Registration {
 }
 
 impl Registration {
-    /// For programs.
-    pub fn name(self) -> &'static str {
-        match self {
-            Registration::Waiting => "waiting",
-            Registration::Accepted => "accepted",
-            Registration::Live => "live",
-        }
-    }
-
     /// For people.
     pub fn text(self) -> &'static str {
         match self {

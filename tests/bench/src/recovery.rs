@@ -6,6 +6,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use strum::VariantArray;
 use tessera_tenant_program::memory::Api;
 
 use crate::machine;
@@ -23,11 +24,11 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub fn run(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let mut by_api = serde_json::Map::new();
     let mut worst = 0.0f64;
-    for api in Api::ALL {
+    for api in Api::VARIANTS.iter().copied() {
         let most = after_driver(world, api)
-            .with_context(|| format!("where {} memory was held", api.name()))?
+            .with_context(|| format!("where {} memory was held", api.into_str()))?
             .max();
-        by_api.insert(api.name().into(), most.into());
+        by_api.insert(api.into_str().into(), most.into());
         worst = worst.max(most);
     }
     report.figure("recovery_ms", "bytes back after the driver's", "ms", worst, 10.0);
@@ -55,8 +56,10 @@ fn after_driver(world: &World, api: Api) -> anyhow::Result<Sample> {
 
     let mut values = Vec::new();
     for _ in 0..KILLS {
-        let mut holder =
-            world.hooked(&["hold", api.name(), &bytes], &pages)?.stdout(Stdio::piped()).spawn()?;
+        let mut holder = world
+            .hooked(&["hold", api.into_str(), &bytes], &pages)?
+            .stdout(Stdio::piped())
+            .spawn()?;
         let pid = holder.id();
         let mut said = BufReader::new(holder.stdout.take().context("piped")?);
         line.clear();

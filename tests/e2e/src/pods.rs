@@ -80,7 +80,7 @@ impl Container {
     }
 }
 
-/// What becomes of a container that ends.
+/// What becomes of a container that ends, in Kubernetes' words.
 #[derive(Clone, Copy, Debug)]
 pub enum Restart {
     /// It is started again.
@@ -305,10 +305,7 @@ pub fn manifest(
         "kind": "Pod",
         "metadata": {"name": name, "namespace": NAMESPACE},
         "spec": {
-            "restartPolicy": match restart {
-                Restart::Always => "Always",
-                Restart::Never => "Never",
-            },
+            "restartPolicy": format!("{restart:?}"),
             "initContainers": values(init),
             "containers": values(containers),
         },

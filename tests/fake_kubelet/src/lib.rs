@@ -38,6 +38,7 @@ use tessera_kubelet_api::deviceplugin::{
     PreStartContainerRequest, PreferredAllocationRequest,
 };
 use tessera_kubelet_api::podresources::{CdiDevice, ClaimResource, DynamicResource};
+use tessera_system::locks::lock;
 use tokio::sync::watch;
 use tonic::transport::Channel;
 
@@ -70,39 +71,29 @@ pub enum StandinError {
 }
 
 /// How the stand-in treats plugins; the default is as a sound kubelet does.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Behaviour {
     /// Register fails with this message.
     pub refuse: Option<String>,
     /// Register is answered only after this time.
     pub delay: Duration,
-    /// ListAndWatch is opened after Register.
-    pub open_stream: bool,
+    /// ListAndWatch is not opened after Register.
+    pub no_stream: bool,
     /// What becomes of GetAllocatableResources.
     pub allocatable: Allocatable,
 }
 
 /// What becomes of GetAllocatableResources. Where it is not served, healthy devices can be read from the
 /// device checkpoint only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Allocatable {
     /// Answered: Kubernetes 1.23 and later.
+    #[default]
     Served,
     /// Known and switched off: 1.21 and 1.22.
     Disabled,
     /// Unknown: 1.20.
     Unimplemented,
-}
-
-impl Default for Behaviour {
-    fn default() -> Self {
-        Self {
-            refuse: None,
-            delay: Duration::ZERO,
-            open_stream: true,
-            allocatable: Allocatable::Served,
-        }
-    }
 }
 
 /// The stand-in; clones are handles on the same one. The last handle's end stops it.
@@ -460,8 +451,7 @@ impl Kubelet {
 
 impl Inner {
     fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing that runs under this lock panics; a poisoned state would still be consistent.
-        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn tick(&self) {

@@ -154,11 +154,11 @@ impl Registration for Service {
 
         let mut state = inner.state();
         let id = state.manager.next_id();
-        let stream = if behaviour.open_stream {
+        let stream = if behaviour.no_stream {
+            tokio::spawn(std::future::pending())
+        } else {
             let (inner, resource_name) = (Arc::downgrade(&inner), request.resource_name.clone());
             tokio::spawn(watch_devices(inner, client.clone(), resource_name, id))
-        } else {
-            tokio::spawn(std::future::pending())
         };
         let endpoint = Endpoint { client, options, stream, socket: request.endpoint };
         state.manager.connect(&request.resource_name, id, endpoint);

@@ -41,33 +41,22 @@ pub struct Mount {
 }
 
 /// How tenants get their surroundings.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
 pub enum Means {
-    /// A mount namespace each.
+    #[strum(to_string = "a mount namespace each")]
     Namespace,
-    /// `TESSERA_DIR` and `LD_PRELOAD`.
+    #[strum(to_string = "TESSERA_DIR and LD_PRELOAD")]
     Environment,
 }
 
 impl Means {
-    pub fn describe(self) -> &'static str {
-        match self {
-            Self::Namespace => "a mount namespace each",
-            Self::Environment => "TESSERA_DIR and LD_PRELOAD",
-        }
-    }
-
     /// Tries what this user may do, with a command that does nothing.
     pub fn probe(scratch: &Path) -> Self {
         let surroundings = Surroundings { scratch: scratch.to_owned(), ..Default::default() };
         let entered = Self::Namespace
             .command(&surroundings, Path::new("/bin/true"), &[])
-            .and_then(|mut c| {
-                Ok(c.stdout(std::process::Stdio::null())
-                    .stderr(std::process::Stdio::null())
-                    .status()?)
-            })
-            .is_ok_and(|status| status.success());
+            .and_then(|mut command| Ok(command.output()?))
+            .is_ok_and(|output| output.status.success());
         if entered { Self::Namespace } else { Self::Environment }
     }
 

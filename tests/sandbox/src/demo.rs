@@ -129,8 +129,7 @@ impl Demo {
     async fn play(&mut self) -> anyhow::Result<()> {
         say(&format!(
             "{}; the plugin and a stand-in for kubelet over gRPC; Allocate's answer reaches tenants by {}",
-            self.sandbox.described,
-            self.sandbox.means.describe()
+            self.sandbox.described, self.sandbox.means
         ))?;
         let begun = Instant::now();
         let at = |part: f64| begun + self.first.mul_f64(part);

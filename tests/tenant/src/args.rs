@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::exit::Exit;
 use crate::memory::Api;
+use strum::VariantArray;
 
 /// Arguments not yet consumed.
 #[derive(Debug)]
@@ -70,7 +71,7 @@ impl Args {
     /// `--apis`: all, unless it says which.
     pub fn apis(&mut self) -> Result<Vec<Api>, Exit> {
         match self.value("--apis")? {
-            None => Ok(Api::ALL.to_vec()),
+            None => Ok(Api::VARIANTS.to_vec()),
             Some(list) => Api::list(&list).map_err(|e| Exit::usage(format!("--apis: {e}"))),
         }
     }

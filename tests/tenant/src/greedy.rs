@@ -75,7 +75,7 @@ impl Greed<'_> {
                 format!("{} bytes held and still no refusal", self.held),
             ));
         }
-        let tally = self.tally.entry(api.name()).or_default();
+        let tally = self.tally.entry(api.into_str()).or_default();
         tally.attempts += 1;
         match self.cuda.allocate(api, bytes, self.stream) {
             Ok(block) => {

@@ -36,12 +36,12 @@ impl Allocations {
         for grant in &planned.grants {
             let Some(sold) = catalogue.gpus.get(&grant.uuid) else { continue };
             if sold.seller != asks {
-                let (uuid, seller) = (grant.uuid.clone(), sold.seller.as_str());
+                let (uuid, seller) = (grant.uuid.clone(), sold.seller.into_str());
                 return Err(Refusal::OtherFrontEnd { uuid, seller });
             }
             if let Some((from, count)) = left_by_other(&records, &grant.uuid, sold.seller) {
                 let (uuid, from, live) =
-                    (grant.uuid.clone(), from.as_str(), plural(count, "share"));
+                    (grant.uuid.clone(), from.into_str(), plural(count, "share"));
                 return Err(Refusal::Moving { uuid, from, live });
             }
         }
@@ -169,7 +169,7 @@ pub fn kept_by_other<'r>(
             if seller.map_or(from == FrontEnd::Dra, |seller| seller != from) {
                 let asked = record.origin.claim().map(|claim| claim.uid.as_str());
                 let who = asked.unwrap_or_else(|| record.id.as_str());
-                kept.entry((&grant.uuid, from.as_str())).or_default().insert(who, record.name());
+                kept.entry((&grant.uuid, from.into_str())).or_default().insert(who, record.name());
             }
         }
     }
@@ -177,13 +177,13 @@ pub fn kept_by_other<'r>(
         let names: Vec<String> = names.into_values().collect();
         let sold = catalogue.gpus.get(uuid);
         let gpu = sold.map_or_else(|| format!("GPU {uuid}"), |sold| sold.gpu.to_string());
-        let what = if from == FrontEnd::Dra.as_str() { "claim" } else { "allocation" };
+        let what = if from == FrontEnd::Dra.into_str() { "claim" } else { "allocation" };
         let (who, until) = match names.len() {
             1 => (format!("1 {what} keeps"), "it ends"),
             several => (format!("{several} {what}s keep"), "they end"),
         };
         let then = match sold {
-            Some(sold) => format!("the {} sells it then", sold.seller.as_str()),
+            Some(sold) => format!("the {} sells it then", sold.seller.into_str()),
             None => "the configuration leaves it out, and nobody sells it then".to_owned(),
         };
         format!("{gpu}: {who} it with {from} until {until} ({}); {then}", list(&names))

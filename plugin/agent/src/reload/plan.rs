@@ -125,7 +125,7 @@ fn moves(before: &Catalogue, after: &Catalogue, records: &[Arc<Record>]) -> Vec<
     let at_once = before.gpus.iter().filter_map(|(uuid, sold)| {
         let to = after.gpus.get(uuid)?.seller;
         (to != sold.seller && is_free(uuid)).then(|| {
-            let (from, to) = (sold.seller.as_str(), to.as_str());
+            let (from, to) = (sold.seller.into_str(), to.into_str());
             format!("{} moves from {from} to {to} at once: nothing of it is allocated", sold.gpu)
         })
     });
@@ -202,9 +202,8 @@ fn successor(record: &Record, grant: &Grant, after: &Catalogue) -> Option<String
 
 pub fn limits(memory_bytes: u64, cores_millis: u32, compute: Compute) -> String {
     let word = match compute {
-        Compute::Burst => "burst",
-        Compute::Strict => "strict",
         Compute::None => "compute not limited",
+        policy => policy.into_str(),
     };
     let cores = format_cores(cores_millis);
     format!("{}, {cores} {word}", format_bytes(memory_bytes))

@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::time::Duration;
 
+use strum::{IntoStaticStr, VariantArray};
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::audit::{Event, What};
 use tessera_region::layout::CONTAINER_SHIM;
@@ -28,8 +29,9 @@ use crate::kubernetes::Counts;
 
 const PODS: usize = 512;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
 #[repr(usize)]
+#[strum(serialize_all = "snake_case", const_into_str)]
 pub enum FindingKind {
     /// A process of a container that holds device memory and is in no slot.
     Bypass,
@@ -39,24 +41,6 @@ pub enum FindingKind {
     Stranger,
     /// A usage page that cannot be true, was resized, or is held up.
     UsagePage,
-}
-
-impl FindingKind {
-    pub const ALL: [FindingKind; 4] = [
-        FindingKind::Bypass,
-        FindingKind::Unaccounted,
-        FindingKind::Stranger,
-        FindingKind::UsagePage,
-    ];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            FindingKind::Bypass => "bypass",
-            FindingKind::Unaccounted => "unaccounted",
-            FindingKind::Stranger => "stranger",
-            FindingKind::UsagePage => "usage_page",
-        }
-    }
 }
 
 /// Processes on one GPU that hold no share of it.
@@ -72,7 +56,7 @@ pub struct Outside {
 /// What was found on this node, for `status`, metrics and Kubernetes' events.
 #[derive(Debug, Default)]
 pub struct Trust {
-    counts: [AtomicU64; FindingKind::ALL.len()],
+    counts: [AtomicU64; FindingKind::VARIANTS.len()],
     outside: Mutex<BTreeMap<String, Outside>>,
     uids: Mutex<BTreeMap<(String, String), String>>,
     events: Arc<Counts>,
@@ -83,8 +67,9 @@ impl Trust {
         self.counts[kind as usize].fetch_add(times, Ordering::Relaxed);
     }
 
-    pub fn counts(&self) -> [(FindingKind, u64); FindingKind::ALL.len()] {
-        FindingKind::ALL.map(|kind| (kind, self.counts[kind as usize].load(Ordering::Relaxed)))
+    pub fn counts(&self) -> impl Iterator<Item = (FindingKind, u64)> {
+        let counted = |kind: &FindingKind| self.counts[*kind as usize].load(Ordering::Relaxed);
+        FindingKind::VARIANTS.iter().map(move |kind| (*kind, counted(kind)))
     }
 
     /// Processes that hold no share of a GPU that is shared, as of the last look at it; `None` where nobody looks.
@@ -137,7 +122,7 @@ impl Agent {
             pod,
             container,
             gpu = event.gpu,
-            finding = kind.name(),
+            finding = kind.into_str(),
             "{}: {why}. {}",
             event.sentence("the GPU"),
             event.advice()

@@ -355,7 +355,7 @@ fn set_command(request: &SetQuotaRequest) -> String {
         text.push_str(&format!(" --cores {}", percent.trim_end_matches('%')));
     }
     if let Some(policy) = request.policy {
-        text.push_str(&format!(" --policy {}", policy.name()));
+        text.push_str(&format!(" --policy {}", policy.into_str()));
     }
     if request.force {
         text.push_str(" --force");

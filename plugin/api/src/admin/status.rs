@@ -330,7 +330,7 @@ impl StatusView {
                         .outside(&sold.gpu.uuid)
                         .map_or(0, |outside| outside.bytes),
                     context_overhead_bytes: sold.context_overhead_bytes,
-                    context_overhead_source: sold.context_source.as_str().to_owned(),
+                    context_overhead_source: sold.context_source.into_str().to_owned(),
                     state: view.state,
                     state_reason: view.reason,
                     state_since_unix_ms: view.since.map_or(0, |since| {
@@ -340,7 +340,7 @@ impl StatusView {
                     state_waits_for: view.waits_for,
                     cordoned_with_node: cordon.is_some() && !has_own_cordon,
                     cordon: cordon.unwrap_or_default(),
-                    front_end: sold.seller.as_str().to_owned(),
+                    front_end: sold.seller.into_str().to_owned(),
                     moving: books.moving.contains(&sold.gpu.uuid),
                     left_memory_bytes: claimed.map_or(0, |left| left.memory_bytes),
                     left_cores_millis: claimed.map_or(0, |left| left.cores_millis),
@@ -475,7 +475,7 @@ pub(crate) fn allocated(record: &Record, gpu: usize) -> Option<Limits> {
 fn compute_of(share: &TenantShare) -> tenant::Compute {
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     tenant::Compute {
-        gate: share.state.name().to_owned(),
+        gate: share.state.into_str().to_owned(),
         got_1s_millis: share.got_1s_millis,
         got_10s_millis: share.got_10s_millis,
         leased_us: share.totals.leased_ns / 1000,

@@ -144,7 +144,8 @@ fn trouble(gpu: &Gpu, status: &Status, names: &Names) -> Option<(Tone, String)> 
         return held.then(|| (Tone::Warn, text + advice + &runbook("TesseraGpuWithheld")));
     }
     let ago = time_format::ago(gpu.state_since_unix_ms, status.at_unix_ms);
-    let mut text = format!("GPU {name} is {} since {ago}: {}", gpu.state.name(), gpu.state_reason);
+    let mut text =
+        format!("GPU {name} is {} since {ago}: {}", gpu.state.into_str(), gpu.state_reason);
     if !gpu.state_waits_for.is_empty() {
         text.push_str(&format!("; waits for {}", gpu.state_waits_for));
     }
@@ -227,7 +228,7 @@ fn lay_gpus(page: &mut Page, status: &Status, names: &Names) {
     }
     sheet.lay(page);
     let moves =
-        |to: FrontEnd| status.gpus.iter().any(|gpu| gpu.moving && gpu.front_end == to.as_str());
+        |to: FrontEnd| status.gpus.iter().any(|gpu| gpu.moving && gpu.front_end == to.into_str());
     if moves(FrontEnd::Dra) {
         let text = "FREE, moving: for claims, once the device plugin's pods there have ended";
         page.say(2, Tone::Plain, text);
@@ -242,11 +243,13 @@ fn lay_gpus(page: &mut Page, status: &Status, names: &Names) {
 /// In a word; the sentence stands above.
 fn health(gpu: &Gpu) -> Cell {
     match (gpu.state, gpu.health) {
-        (GpuState::Unhealthy, _) => Cell::toned(gpu.state.name(), Tone::Bad),
-        (GpuState::Suspect | GpuState::Recovering, _) => Cell::toned(gpu.state.name(), Tone::Warn),
+        (GpuState::Unhealthy, _) => Cell::toned(gpu.state.into_str(), Tone::Bad),
+        (GpuState::Suspect | GpuState::Recovering, _) => {
+            Cell::toned(gpu.state.into_str(), Tone::Warn)
+        }
         _ if !gpu.cordon.is_empty() => Cell::toned("cordoned", Tone::Warn),
         (_, Health::Unhealthy) => Cell::toned("withheld", Tone::Warn),
-        (state, _) => state.name().into(),
+        (state, _) => state.into_str().into(),
     }
 }
 
@@ -255,7 +258,7 @@ fn free(gpu: &Gpu) -> String {
     if gpu.moving {
         return "moving".to_owned();
     }
-    if gpu.front_end == FrontEnd::Dra.as_str() {
+    if gpu.front_end == FrontEnd::Dra.into_str() {
         return match gpu.no_room.as_str() {
             "" => left_of(gpu).join(", "),
             lack => format!("no {lack}"),
@@ -355,7 +358,7 @@ fn lay_pods(page: &mut Page, status: &Status, names: &Names) {
             sheet = sheet.without(title);
         }
         // What all have in common tells nothing.
-        let state = same(|a| a.state.name().to_owned());
+        let state = same(|a| a.state.into_str().to_owned());
         if state.is_some_and(|state| state == "started") {
             sheet = sheet.without(STATE);
         }
@@ -387,7 +390,7 @@ fn row(allocation: &Allocation, used: &Use, i: usize, gpu: String, id: &str) -> 
     let [used_time, leased, gate] = compute(allocation).map(|text| once(text).into());
     vec![
         once(name(allocation)).into(),
-        once(allocation.state.name().to_owned()).into(),
+        once(allocation.state.into_str().to_owned()).into(),
         once(resource(allocation)).into(),
         match &allocation.claim {
             Some(claim) => once(claim.request.clone()),
@@ -437,7 +440,7 @@ fn memory(used: &Use) -> Cell {
 }
 
 fn share(used: &Use) -> String {
-    changed(format!("{} {}", format_cores(used.cores_millis), used.policy.name()), used)
+    changed(format!("{} {}", format_cores(used.cores_millis), used.policy.into_str()), used)
 }
 
 /// Marks a limit that was changed while the allocation ran.

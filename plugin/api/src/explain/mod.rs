@@ -147,7 +147,7 @@ fn gpu_story(facts: &Facts, uuid: &str) -> Option<GpuStory> {
                 share.resource,
                 tessera_model::quantity::format_bytes(share.limit.memory_bytes),
                 tessera_model::percent::format_cores(share.limit.cores_millis),
-                share.compute.name()
+                share.compute.into_str()
             )
         };
         shares::cut(device, &facts.config).into_iter().map(share).collect()
@@ -181,7 +181,7 @@ fn gpu_story(facts: &Facts, uuid: &str) -> Option<GpuStory> {
 pub(crate) fn line(event: &Event) -> TrailLine {
     TrailLine {
         at_unix_ms: event.at_unix_ms,
-        what: event.what.name().to_owned(),
+        what: event.what.into_str().to_owned(),
         text: text(event),
         reason: event.detail().to_owned(),
         reason_is_own: event.reason_is_own(),
@@ -223,8 +223,8 @@ fn text(event: &Event) -> String {
 fn incidents(trail: &[&Event]) -> Vec<Incident> {
     let mut kinds: BTreeMap<&'static str, (usize, Incident)> = BTreeMap::new();
     for (at, event) in trail.iter().enumerate().filter(|(_, event)| is_trouble(&event.what)) {
-        let (last, kind) = kinds.entry(event.what.name()).or_insert_with(|| {
-            let what = event.what.name().to_owned();
+        let (last, kind) = kinds.entry(event.what.into_str()).or_insert_with(|| {
+            let what = event.what.into_str().to_owned();
             let first_unix_ms = event.at_unix_ms;
             (at, Incident { what, first_unix_ms, ..Incident::default() })
         });

@@ -132,7 +132,7 @@ fn neighbours(facts: &Facts, now: &Allocation) -> Vec<Neighbour> {
 
 fn stand(gpu: &Gpu) -> Stand {
     let free = gpu.replicas.iter().filter(|replica| replica.is_free()).count();
-    let free = match (gpu.front_end == FrontEnd::Dra.as_str(), gpu.no_room.as_str()) {
+    let free = match (gpu.front_end == FrontEnd::Dra.into_str(), gpu.no_room.as_str()) {
         (true, "") => format!("for claims {} free now", left(gpu)),
         (true, lack) => format!("for claims nothing free now: too little {lack}"),
         (false, _) => format!("{free} of {} free now", plural(gpu.replicas.len(), "replica")),
@@ -199,14 +199,9 @@ fn strategy(record: &Record, config: &Config) -> &'static str {
     match config.container.device_list_strategy {
         // Kubelet's DRA manager knows nothing else.
         _ if record.origin.claim().is_some() => "cdi",
-        DeviceListStrategy::Envvar => "envvar",
-        DeviceListStrategy::VolumeMounts => "volume-mounts",
-        DeviceListStrategy::CdiAnnotations => "cdi-annotations",
-        DeviceListStrategy::CdiCri => "cdi-cri",
         // The strategy was another when it was allocated.
-        _ if record.cdi => "cdi",
-        DeviceListStrategy::DeviceNodes => "device-nodes",
-        DeviceListStrategy::None => "none",
+        DeviceListStrategy::DeviceNodes | DeviceListStrategy::None if record.cdi => "cdi",
+        strategy => strategy.into_str(),
     }
 }
 
@@ -287,7 +282,7 @@ fn origin_of(facts: &Facts, record: &Record, grant: &Grant, trail: &[&Event]) ->
         cores_origin: from(
             "cores",
             same_cores,
-            format!("{} {}", format_cores(cores), share.compute.name()),
+            format!("{} {}", format_cores(cores), share.compute.into_str()),
         ),
         ..Limit::default()
     }

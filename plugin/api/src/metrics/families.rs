@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 
+use strum::{IntoStaticStr, VariantArray};
 use tessera_agent::meters::Call;
 use tessera_arbiter::View;
 use tessera_arbiter::policy::Cause;
@@ -15,7 +16,8 @@ use super::running_totals::Figure::*;
 use super::snapshot::{Sample, Snapshot, Value, by, one, replicas};
 
 /// What kind of metric.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "kebab-case", const_into_str)]
 pub enum MetricKind {
     /// Only grows, from 0 at the start of the plugin or of its subject.
     Counter,
@@ -28,16 +30,6 @@ pub enum MetricKind {
 }
 
 impl MetricKind {
-    /// As OpenMetrics calls it.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            MetricKind::Counter => "counter",
-            MetricKind::Gauge => "gauge",
-            MetricKind::Histogram => "histogram",
-            MetricKind::Info => "info",
-        }
-    }
-
     fn suffix(self) -> &'static str {
         match self {
             MetricKind::Counter => "_total",
@@ -104,7 +96,7 @@ families! {
         &["namespace", "pod", "container", "gpu", "uuid", "allocation", "resource", "policy", "claim"],
         "Which allocation a container has, of which resource or by which claim, and what its share of GPU time means",
         |s| s.containers_with(|one| {
-            let policy = one.allocation.gpus.first().map_or("", |used| used.policy.name());
+            let policy = one.allocation.gpus.first().map_or("", |used| used.policy.into_str());
             let claim = one.allocation.claim.as_ref().map_or("", |claim| &claim.name);
             let labels = [one.allocation.resource_name.as_str(), policy, claim];
             (labels.map(Cow::Borrowed).into(), 1u64.into())
@@ -218,7 +210,7 @@ families! {
     "tessera_gpu_health" "" Gauge &["gpu", "uuid", "state"],
         "1 for the state that the GPU is in, 0 for the others: healthy, suspect, unhealthy, recovering. A GPU that is left out because it does not answer is unhealthy, its uuid empty if NVML does not tell it",
         |s| s.all_gpus(|gpu| {
-            let is = |state: State| (vec![state.name().into()], (gpu.state == state).into());
+            let is = |state: State| (vec![state.into_str().into()], (gpu.state == state).into());
             [State::Healthy, State::Suspect, State::Unhealthy, State::Recovering].map(is).into()
         });
     "tessera_gpu_available" "" Gauge GPU,
@@ -246,8 +238,8 @@ families! {
         "Time that the GPU was idle while a container waited for it: hand_over, idle_report, no_cpu, drain, bucket or gang (docs/internals/compute.md)",
         |s| s.gpus_with(|gpu| {
             let idle = s.arbiter().and_then(|arbiter| arbiter.idle.get(&gpu.uuid));
-            let causes = Cause::ALL.into_iter().zip(idle.into_iter().flatten());
-            causes.map(|(cause, ns)| (vec![cause.name().into()], (*ns as f64 / 1e9).into())).collect()
+            let causes = Cause::VARIANTS.iter().zip(idle.into_iter().flatten());
+            causes.map(|(cause, ns)| (vec![cause.into_str().into()], (*ns as f64 / 1e9).into())).collect()
         });
 
     "tessera_build" "" Info &["version", "page_abi"],
@@ -299,7 +291,7 @@ families! {
         "Allocations: allocated (no container has started yet), started, or parked (its replicas went to a newer one)",
         |s| {
             let count = |state: Life| s.status().allocations.iter().filter(|one| one.state == state).count();
-            by([Life::Allocated, Life::Started, Life::Parked].map(|state| (state.name(), count(state))))
+            by([Life::Allocated, Life::Started, Life::Parked].map(|state| (state.into_str(), count(state))))
         };
     "tessera_allocations_unnamed" "" Gauge NONE,
         "Allocations, not parked, whose pod kubelet has not named yet; they have no container series",
@@ -317,7 +309,7 @@ families! {
         "Findings about the use of the GPUs: bypass, unaccounted, stranger, usage_page, mount (docs/trust.md)",
         |s| {
             let findings = s.agent().into_iter().flat_map(|agent| agent.trust().counts());
-            by(findings.map(|(kind, count)| (kind.name(), count)))
+            by(findings.map(|(kind, count)| (kind.into_str(), count)))
         };
     "tessera_ledger_commits" "" Counter &["outcome"],
         "Transactions of the durable record: ok or failed",

@@ -183,7 +183,7 @@ impl Snapshot {
     pub fn calls(&self, call: Call) -> Vec<Sample<'_>> {
         let calls = self.agent().into_iter().flat_map(|agent| agent.meters().calls(call));
         let sample = |(resource, outcome, counts): (Arc<str>, Outcome, Counts)| {
-            let labels = vec![resource.to_string().into(), outcome.name().into()];
+            let labels = vec![resource.to_string().into(), outcome.into_str().into()];
             Sample::of(labels, Value::Histogram(counts.buckets, counts.sum))
         };
         calls.map(sample).collect()
@@ -305,9 +305,9 @@ pub(super) fn replicas(gpu: &Gpu) -> Vec<Labelled<'_>> {
 fn write(out: &mut String, format: Format, family: &Family, samples: &[Sample<'_>]) {
     let (subject, name) = (family.subject(), family.name());
     let (described, kind) = match (format, family.kind) {
-        (Format::Open, kind) => (&subject, kind.name()),
+        (Format::Open, kind) => (&subject, kind.into_str()),
         (Format::Classic, MetricKind::Info) => (&name, "gauge"),
-        (Format::Classic, kind) => (&name, kind.name()),
+        (Format::Classic, kind) => (&name, kind.into_str()),
     };
     // Writing to a string does not fail.
     let _ = writeln!(out, "# HELP {described} {}\n# TYPE {described} {kind}", family.help);

@@ -6,9 +6,11 @@ use super::journal::Note;
 use super::lease::HANDOVER_MOST;
 use super::tenant::{DrainNotice, Phase, Slot};
 use super::types::{GpuIndex, ShareKind, Used};
+use strum::{IntoStaticStr, VariantArray};
 
 /// Why a GPU was idle while somebody wanted it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case", const_into_str)]
 pub enum Cause {
     /// A lease that others ended: until its first launch, and from its last completion until that was reported.
     HandOver,
@@ -25,33 +27,8 @@ pub enum Cause {
     Gang,
 }
 
-impl Cause {
-    /// All, in the order of [`IdleTotals`].
-    pub const ALL: [Cause; 6] = [
-        Cause::HandOver,
-        Cause::IdleReport,
-        Cause::NoCpu,
-        Cause::Drain,
-        Cause::Bucket,
-        Cause::Gang,
-    ];
-
-    /// As metrics and traces have it.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Cause::HandOver => "hand_over",
-            Cause::IdleReport => "idle_report",
-            Cause::NoCpu => "no_cpu",
-            Cause::Drain => "drain",
-            Cause::Bucket => "bucket",
-            Cause::Gang => "gang",
-        }
-    }
-}
-
-/// Nanoseconds for each of [`Cause::ALL`].
-pub type IdleTotals = [u64; Cause::ALL.len()];
+/// Nanoseconds for each of [`Cause::VARIANTS`].
+pub type IdleTotals = [u64; Cause::VARIANTS.len()];
 
 /// One GPU's account.
 #[derive(Clone, Debug, Default)]

@@ -5,12 +5,14 @@ use super::idle::Cause;
 use super::settle::Mask;
 use super::tenant::{Phase, Slot};
 use super::types::{GateState, Share, TenantId};
+use strum::IntoStaticStr;
 
 /// Events that the ring of a trace holds: some 4 MiB, and 10 s of three GPUs with 400 hand-overs a second.
 pub const RING: usize = 1 << 16;
 
 /// Why a gate was closed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "kebab-case", const_into_str)]
 pub enum Why {
     /// The holder said that it was idle.
     Idle,

@@ -1,4 +1,5 @@
 //! What goes into the policy and what comes out.
+use strum::IntoStaticStr;
 
 /// Most GPUs (MIG instances count) on one node.
 pub const MAX_GPUS: usize = 128;
@@ -11,7 +12,8 @@ pub struct TenantId(pub u32);
 pub type GpuIndex = u8;
 
 /// What a share means. Tenants of the policy `none` are not arbitrated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "kebab-case", const_into_str)]
 pub enum ShareKind {
     /// A weight: any tenant may use idle time.
     Burst,
@@ -29,7 +31,8 @@ pub struct Share {
 }
 
 /// The state of a tenant's gate; see `docs/internals/compute.md`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, IntoStaticStr)]
+#[strum(serialize_all = "kebab-case", const_into_str)]
 pub enum GateState {
     /// The tenant is alone and not capped: launches pass, and what is in flight is not bounded.
     Solo,
@@ -39,19 +42,6 @@ pub enum GateState {
     Yield,
     /// The tenant holds no lease, or must give it back.
     Closed,
-}
-
-impl GateState {
-    /// For programs.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            GateState::Solo => "solo",
-            GateState::Open => "open",
-            GateState::Yield => "yield",
-            GateState::Closed => "closed",
-        }
-    }
 }
 
 /// What a tenant reports of a lease when it has drained. It counts within bounds.

@@ -143,7 +143,7 @@ impl QuotaCommand {
                 let options = [
                     ("memory", memory.map(|bytes| bytes.to_string())),
                     ("cores", cores),
-                    ("policy", policy.map(|policy| policy.name().to_owned())),
+                    ("policy", policy.map(|policy| policy.into_str().to_owned())),
                     ("gpu", given(gpu)),
                     ("container", target.container.clone()),
                     ("reason", given(&how.reason)),
@@ -203,7 +203,7 @@ async fn of_node(command: QuotaCommand, config: &Config) -> Result<ExitCode, Fai
 fn limits_cells(limits: &Limits) -> [String; 2] {
     [
         format_bytes(limits.memory_limit_bytes),
-        format!("{} {}", format_cores(limits.cores_millis), limits.policy.name()),
+        format!("{} {}", format_cores(limits.cores_millis), limits.policy.into_str()),
     ]
 }
 

@@ -5,12 +5,14 @@ use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use strum::IntoStaticStr;
 use tessera_view::fleet::Fleet;
 use tessera_view::node::Node;
 use tessera_view::tenant::{Tenant, Use};
 
 /// What rows are sorted by.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, IntoStaticStr)]
+#[strum(serialize_all = "kebab-case", const_into_str)]
 pub enum Sort {
     /// Memory charged, the most first.
     #[default]

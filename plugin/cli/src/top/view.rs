@@ -11,7 +11,7 @@ use tessera_view::fleet::Entry;
 use tessera_view::gpu::Gpu;
 use tessera_view::tenant::Tenant;
 
-use super::model::{HELP, Model, Row, Sort};
+use super::model::{HELP, Model, Row};
 
 /// What there is besides the model.
 #[derive(Clone, Copy)]
@@ -282,7 +282,7 @@ impl View<'_> {
             Cell::toned(once(dash(rates.waited.map(percent))), short),
             Cell::toned(once(refused), is_refused),
             once(dash(rates.launches.map(per_second))).into(),
-            used.policy.name().into(),
+            used.policy.into_str().into(),
             once(if gate.is_empty() { "-" } else { gate }.to_owned()).into(),
             tenant.state.as_str().into(),
         ]
@@ -355,13 +355,7 @@ fn footer(model: &Model) -> String {
     if model.editing {
         return format!("/{}_   Enter: keep   Esc: all", model.filter);
     }
-    let by = match model.sort {
-        Sort::Memory => "memory",
-        Sort::Share => "share",
-        Sort::Waiting => "waiting",
-        Sort::Refusals => "refusals",
-        Sort::Name => "name",
-    };
+    let by = model.sort.into_str();
     let reverse = if model.reverse { " reversed" } else { "" };
     let filter = match model.filter.as_str() {
         "" => String::new(),

@@ -283,7 +283,7 @@ proptest! {
         };
         let made = configs.iter().map(|(said, from_class, request)| {
             let requests = if request.is_empty() { vec![] } else { vec![request.as_str()] };
-            parameters(compute(said.name()), *from_class, &requests)
+            parameters(compute(said.into_str()), *from_class, &requests)
         });
         let all: Vec<_> = made.collect();
         let is_class = |one: &&DeviceAllocationConfiguration| one.source == "FromClass";

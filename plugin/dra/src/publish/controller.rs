@@ -13,6 +13,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use strum::IntoStaticStr;
 use tessera_cluster::k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use tessera_cluster::k8s_openapi::jiff::Timestamp;
 use tessera_cluster::resource::{ResourceClient, SliceEvent};
@@ -336,7 +337,8 @@ fn devices(slice: &ResourceSlice) -> impl Iterator<Item = &Device> {
 }
 
 /// Whether the API server has what it should.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "kebab-case", const_into_str)]
 pub enum State {
     /// Nothing is known of the API server yet.
     #[default]
@@ -347,17 +349,6 @@ pub enum State {
     Published,
     /// It does not answer, or refuses; [`Status::error`] says why.
     Failing,
-}
-
-impl State {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            State::Starting => "starting",
-            State::Writing => "writing",
-            State::Published => "published",
-            State::Failing => "failing",
-        }
-    }
 }
 
 /// How the publication stands.

@@ -187,7 +187,7 @@ impl Publisher {
             }
             if shown.state != status.state {
                 info!(
-                    state = status.state.as_str(),
+                    state = status.state.into_str(),
                     devices = status.devices,
                     slices = status.slices,
                     "ResourceSlices"

@@ -296,10 +296,9 @@ fn a_kill_at_any_moment_loses_no_more_than_was_not_stored() {
     for round in 0..12 {
         let before = read();
         let mut child = Command::new(std::env::current_exe().unwrap());
-        child.args(["--exact", "adversity::process", "--nocapture"]);
+        child.args(["--exact", "adversity::process", "--nocapture"]).stdout(Stdio::null());
         child.env(ROLE, &path).env(ROUND, round.to_string());
-        let child = child.stdout(Stdio::null()).spawn().unwrap();
-        let mut child = Killed(child);
+        let mut child = Killed(child.spawn().unwrap());
         // Some rounds end while the file is made or opened, most amid commits.
         let wait = Duration::from_millis(rng.u64(..64));
         let begun = Instant::now();

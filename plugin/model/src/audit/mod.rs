@@ -210,7 +210,7 @@ mod tests {
         assert_eq!((event.what, event.by, event.times), (What::Started, None, 1));
         let old = r#"{"at_unix_ms":5,"what":{"health":{"from":"healthy","to":"unhealthy"}},"gpu":"GPU-a","reason":"XID 79"}"#;
         let event: Event = serde_json::from_str(old).unwrap();
-        assert_eq!((event.gpu.as_deref(), event.what.name()), (Some("GPU-a"), "health"));
+        assert_eq!((event.gpu.as_deref(), event.what.into_str()), (Some("GPU-a"), "health"));
     }
 
     #[test]

@@ -12,6 +12,7 @@ use crate::percent::format_cores;
 use crate::quantity::format_bytes;
 use crate::record::{Grant, Holder};
 use crate::sharing::Compute;
+use strum::IntoStaticStr;
 
 /// Limits on one GPU, as the trail tells them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,8 +53,9 @@ pub enum Behind {
 
 /// What happened. Those that [`What::is_tenants`] a container can cause itself; what they say of it is
 /// the container's word or was seen from outside, and they have room of their own in the trail.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, IntoStaticStr)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case", const_into_str)]
 pub enum What {
     Allocated,
     /// Kubelet allocated it while a process of the generation before still used its pages.
@@ -149,36 +151,6 @@ pub enum What {
 }
 
 impl What {
-    pub fn name(&self) -> &'static str {
-        match self {
-            What::Allocated => "allocated",
-            What::PagesKept => "pages-kept",
-            What::Started => "started",
-            What::Parked => "parked",
-            What::Released => "released",
-            What::Adopted => "adopted",
-            What::Unaccounted => "unaccounted",
-            What::SoldByOthers => "sold-by-others",
-            What::SoldAlone => "sold-alone",
-            What::Health { .. } => "health",
-            What::QuotaSet { .. } => "quota-set",
-            What::QuotaReset { .. } => "quota-reset",
-            What::Cordoned => "cordoned",
-            What::Uncordoned => "uncordoned",
-            What::ConfigurationReloaded { .. } => "configuration-reloaded",
-            What::ConfigurationRefused { .. } => "configuration-refused",
-            What::RefusedMemory { .. } => "refused-memory",
-            What::Delayed { .. } => "delayed",
-            What::DriverRefused => "driver-refused",
-            What::Overlapped => "overlapped",
-            What::Rationed => "rationed",
-            What::Unlisted => "unlisted",
-            What::Tampered { .. } => "tampered",
-            What::Bypassed { .. } => "bypassed",
-            What::Restored { .. } => "restored",
-        }
-    }
-
     /// Whether a container can cause it, as often as it likes.
     pub fn is_tenants(&self) -> bool {
         matches!(
@@ -255,7 +227,7 @@ impl Event {
                 .to_owned(),
             What::SoldByOthers => format!("another device plugin sells {gpu}, too"),
             What::SoldAlone => format!("nobody else sells {gpu} any more"),
-            What::Health { from, to } => format!("{gpu} is {} (was {})", to.name(), from.name()),
+            What::Health { from, to } => format!("{gpu} is {} (was {})", to.into_str(), from.into_str()),
             What::QuotaSet { before, after, forced } => {
                 let forced = if *forced { ", below what was in use" } else { "" };
                 format!("limits set from {} to {}{forced}", limits(before), limits(after))
@@ -392,7 +364,7 @@ fn limits(limits: &[Limits]) -> String {
     let one = |l: &Limits| {
         let (memory, cores) = (format_bytes(l.memory_limit_bytes), format_cores(l.cores_millis));
         let on = if limits.len() > 1 { format!(" on {}", l.uuid) } else { String::new() };
-        format!("{memory}, {cores} {}{on}", l.compute.name())
+        format!("{memory}, {cores} {}{on}", l.compute.into_str())
     };
     limits.iter().map(one).collect::<Vec<_>>().join("; ")
 }
@@ -406,7 +378,7 @@ mod tests {
         for what in What::examples() {
             let json = serde_json::to_value(&what).unwrap();
             let name = json.as_str().or_else(|| Some(json.as_object()?.keys().next()?));
-            assert_eq!(name, Some(what.name()));
+            assert_eq!(name, Some(what.into_str()));
             assert_eq!(serde_json::from_value::<What>(json).unwrap(), what);
         }
     }

@@ -328,8 +328,8 @@ impl Stand {
             None => "NUMA node unknown".to_owned(),
         };
         let health = match (self.cordon.as_str(), self.withheld.as_str()) {
-            ("", "") if self.state_reason.is_empty() => self.state.name().to_owned(),
-            ("", "") => format!("{} ({})", self.state.name(), self.state_reason),
+            ("", "") if self.state_reason.is_empty() => self.state.into_str().to_owned(),
+            ("", "") => format!("{} ({})", self.state.into_str(), self.state_reason),
             ("", withheld) => format!("not given out ({withheld})"),
             (cordon, _) => cordon.to_owned(),
         };
@@ -349,7 +349,7 @@ impl Stand {
         let because = if self.state_reason.is_empty() { "" } else { ": " };
         let advice = Event::of_node(what, 0).advice();
         let text =
-            format!("{gpu} is {}{because}{}. {advice}", self.state.name(), self.state_reason);
+            format!("{gpu} is {}{because}{}. {advice}", self.state.into_str(), self.state_reason);
         Some(text.trim_end_matches([' ', '.']).to_owned())
     }
 }

@@ -71,7 +71,7 @@ fn lines(out: &mut String, title: &str, texts: impl IntoIterator<Item = String>)
 fn allocation(story: &Story, now_unix_ms: i64) -> String {
     let ago = |at: i64| ago(at, now_unix_ms);
     let state = match (&story.now, story.released_unix_ms) {
-        (Some(now), _) => now.state.name().to_owned(),
+        (Some(now), _) => now.state.into_str().to_owned(),
         (None, 0) if story.enforcement.is_some() => "recorded".to_owned(),
         (None, 0) => "gone".to_owned(),
         (None, at) => format!("released {}", ago(at)),
@@ -184,7 +184,7 @@ fn ago(at_unix_ms: i64, now_unix_ms: i64) -> String {
 fn limit_lines(story: &Story, limit: &Limit) -> Vec<String> {
     let memory = format_bytes(limit.memory_limit_bytes);
     let cores = format_cores(limit.cores_millis);
-    let policy = limit.policy.name();
+    let policy = limit.policy.into_str();
     let what = match limit.policy {
         ComputePolicy::Strict => "a hard cap",
         ComputePolicy::Burst => "its part while others want the GPU, more while they do not",
@@ -228,7 +228,7 @@ fn limit_lines(story: &Story, limit: &Limit) -> Vec<String> {
 
 fn gpu(story: &GpuStory, now_unix_ms: i64) -> String {
     let gpu = story.gpu.clone().unwrap_or_default();
-    let title = format!("GPU {}, {}, {}: {}", gpu.index, gpu.uuid, gpu.name, gpu.state.name());
+    let title = format!("GPU {}, {}, {}: {}", gpu.index, gpu.uuid, gpu.name, gpu.state.into_str());
     let out = &mut heading(&title);
     if !gpu.state_reason.is_empty() {
         let ago = time_format::ago(gpu.state_since_unix_ms, now_unix_ms);
@@ -294,7 +294,7 @@ fn on_gpu(one: &Allocation, uuid: &str) -> String {
         format_bytes(used.memory_used_bytes),
         format_bytes(used.memory_limit_bytes),
         format_cores(used.cores_millis),
-        used.policy.name()
+        used.policy.into_str()
     )
 }
 

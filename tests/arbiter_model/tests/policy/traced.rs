@@ -1,6 +1,7 @@
 //! Traces, and the account of idle time, against the policy's own account and the simulated GPU's.
 
 use proptest::prelude::*;
+use strum::VariantArray;
 use tessera_arbiter::policy::{Cause, Used};
 use tessera_arbiter::trace::{Item, Kind, items as cut};
 use tessera_arbiter_model::World;
@@ -77,7 +78,7 @@ proptest! {
             let idle = follow(&items, gpu, |kind| matches!(kind, Kind::Idle(_)))?;
             let totals = policy.idle_totals(until, gpu);
             prop_assert_eq!(idle, totals.iter().sum::<u64>());
-            for cause in Cause::ALL {
+            for cause in Cause::VARIANTS.iter().copied() {
                 let of = |item: &&Item| item.gpu == gpu && item.kind == Kind::Idle(cause);
                 let drawn: u64 = items.iter().filter(of).filter_map(|item| item.ns).sum();
                 prop_assert_eq!(drawn, totals[cause as usize], "{:?}", cause);

@@ -7,7 +7,6 @@ use std::io::Write;
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
 use tessera_tenant_program::cuda::{Cuda, Stream};
 use tessera_tenant_program::driver::Resolve;
 use tessera_tenant_program::memory::Api;
@@ -39,7 +38,7 @@ pub fn main(task: &[String]) -> anyhow::Result<()> {
         ["mem-get-info"] => mem_get_info(),
         ["offload"] => offload(),
         ["race", threads] => race::run(threads.parse()?),
-        ["hold", api, bytes] => hold(Api::named(api).context("unknown API")?, bytes.parse()?),
+        ["hold", api, bytes] => hold(api.parse()?, bytes.parse()?),
         ["take", bytes] => take(bytes.parse()?),
         ["sessions"] => sessions::run(),
         _ => anyhow::bail!("unknown task {task:?}"),

@@ -21,6 +21,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use strum::VariantArray;
 use tessera_harness::Rng;
 use tessera_tenant_program::memory::Api;
 
@@ -102,13 +103,13 @@ impl Outcome {
 pub fn run(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let mut outcome = Outcome::default();
     let account = Account::open(world)?;
-    for api in Api::ALL {
-        let tally = outcome.0.entry(api.name()).or_default();
+    for api in Api::VARIANTS.iter().copied() {
+        let tally = outcome.0.entry(api.into_str()).or_default();
         contended(world, &account, &[api], tally)?;
     }
     let tally = outcome.0.entry(MIXED).or_default();
-    contended(world, &account, &Api::ALL, tally)?;
-    room_for_all(world, &account, &Api::ALL, tally)?;
+    contended(world, &account, Api::VARIANTS, tally)?;
+    room_for_all(world, &account, Api::VARIANTS, tally)?;
     let over = outcome.overshoot_bytes() as f64;
     report.figure("overshoot_bytes", "granted over the limit", "bytes", over, 0.0);
     let refusals = outcome.false_refusals() as f64;
@@ -121,7 +122,7 @@ const CONTEXTS: u64 = PROCESSES as u64 * CONTEXT;
 
 /// The APIs' names, from another one on for each place, as orders have them.
 fn list(apis: &[Api], place: usize) -> String {
-    let mut names: Vec<&str> = apis.iter().map(|api| api.name()).collect();
+    let mut names: Vec<&str> = apis.iter().map(|api| api.into_str()).collect();
     names.rotate_left(place % apis.len());
     names.join(",")
 }

@@ -15,13 +15,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use tessera_kubelet_api::deviceplugin::{ContainerAllocateResponse, Mount};
 use tessera_kubelet_api::dra::v1;
 use tessera_kubelet_api::dra::v1::dra_plugin_client::DraPluginClient;
+use tessera_system::locks::lock;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tonic::transport::Channel;
@@ -334,7 +335,7 @@ fn same_claims<'a>(
 
 impl Inner {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn tick(&self) {

@@ -77,7 +77,7 @@ async fn a_gpu_is_sold_as_unequal_shares_under_their_own_names() {
     let mut held: Vec<_> = status
         .allocations
         .iter()
-        .map(|a| (a.resource_name.as_str(), a.gpus[0].memory_limit_bytes / GIB, a.state.name()))
+        .map(|a| (a.resource_name.as_str(), a.gpus[0].memory_limit_bytes / GIB, a.state.into_str()))
         .collect();
     held.sort_unstable();
     // Equal ids have parked nobody.

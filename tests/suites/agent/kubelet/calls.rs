@@ -137,7 +137,7 @@ async fn makes_a_new_socket_when_its_own_is_wiped() {
 #[tokio::test]
 async fn registers_again_when_the_stream_is_never_opened() {
     let node = Node::new().await;
-    node.kubelet.set_behaviour(Behaviour { open_stream: false, ..Behaviour::default() });
+    node.kubelet.set_behaviour(Behaviour { no_stream: true, ..Behaviour::default() });
     let plugin = node.plugin(2);
     bounded(plugin.readiness().wait_for(|report| report.registrations > 0)).await.unwrap();
     assert_eq!(plugin.readiness().report().phase, Phase::Accepted);

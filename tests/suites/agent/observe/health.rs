@@ -67,7 +67,7 @@ impl Node {
         assert_eq!(self.0.terminate().await, Some(0));
         let events = crate::trail(&self.0.dir.path().join("ledger.redb"));
         let transition = |event: &Event| match event.what {
-            What::Health { from, to } => Some(format!("{}>{}", from.name(), to.name())),
+            What::Health { from, to } => Some(format!("{}>{}", from.into_str(), to.into_str())),
             _ => None,
         };
         let of_gpu = events.iter().filter(|event| event.gpu.as_deref() == Some(gpu));

@@ -263,7 +263,7 @@ async fn allocate_does_not_wait_for_who_reads_the_audit_trail() {
     let before = before.read(&Filter::all()).unwrap();
     assert!(before.events.is_empty(), "it is of the moment before");
     let after = node.agent().journal().read_trail(|trail| trail.read(&Filter::all())).unwrap();
-    assert!(after.events.iter().filter(|event| event.what.name() == "allocated").count() >= 2);
+    assert!(after.events.iter().filter(|event| event.what.into_str() == "allocated").count() >= 2);
 }
 
 // Advice of a running plugin by what was: the change that it proposes can be made as it stands there, and then

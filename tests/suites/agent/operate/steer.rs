@@ -105,7 +105,7 @@ async fn limits_change_under_a_running_container_and_last_as_long_as_its_allocat
 
     node.stop_plugin().await;
     let events = crate::trail(&node.ledger());
-    let sets: Vec<&Event> = events.iter().filter(|e| e.what.name() == "quota-set").collect();
+    let sets: Vec<&Event> = events.iter().filter(|e| e.what.into_str() == "quota-set").collect();
     let [event] = sets[..] else { panic!("{events:?}") };
     let What::QuotaSet { before, after, forced: false } = &event.what else { panic!("{event:?}") };
     assert_eq!((before[0].cores_millis, after[0].cores_millis), (250, 400));
@@ -284,7 +284,7 @@ async fn a_cordoned_gpu_goes_to_nobody_else_and_its_containers_go_on() {
     node.stop_plugin().await;
     let events = crate::trail(&node.ledger());
     let cordons = events.iter().filter(|event| event.gpu.is_some());
-    let lines: Vec<_> = cordons.map(|e| (e.what.name(), e.reason.clone().unwrap())).collect();
+    let lines: Vec<_> = cordons.map(|e| (e.what.into_str(), e.reason.clone().unwrap())).collect();
     let fans = || "fans".to_owned();
     assert_eq!(lines, [("cordoned", fans()), ("uncordoned", fans())]);
 }

@@ -7,13 +7,15 @@ mod vmm;
 
 pub use pool::OwnPool;
 
+use strum::{EnumString, IntoStaticStr, VariantArray};
 use tessera_cuda::types::CUdeviceptr;
 
 use crate::cuda::{Cuda, Stream};
 use crate::exit::CudaError;
 
 /// A way to obtain device memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray, EnumString)]
+#[strum(serialize_all = "kebab-case", const_into_str)]
 pub enum Api {
     /// `cuMemAlloc`.
     Plain,
@@ -36,43 +38,11 @@ pub enum Api {
 }
 
 impl Api {
-    pub const ALL: [Self; 9] = [
-        Self::Plain,
-        Self::Pitched,
-        Self::Managed,
-        Self::Async,
-        Self::Pool,
-        Self::Vmm,
-        Self::Array,
-        Self::Mipmap,
-        Self::Graph,
-    ];
-
-    /// As on the command line and in reports.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Plain => "plain",
-            Self::Pitched => "pitched",
-            Self::Managed => "managed",
-            Self::Async => "async",
-            Self::Pool => "pool",
-            Self::Vmm => "vmm",
-            Self::Array => "array",
-            Self::Mipmap => "mipmap",
-            Self::Graph => "graph",
-        }
-    }
-
-    /// The one of that name.
-    pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|api| api.name() == name)
-    }
-
     /// A comma-separated list of names; the error names what is none.
     pub fn list(names: &str) -> Result<Vec<Self>, String> {
-        let all: Vec<&str> = Self::ALL.into_iter().map(Self::name).collect();
-        let parse = |name| {
-            Self::named(name).ok_or_else(|| format!("{name:?} is none of {}", all.join(", ")))
+        let all: Vec<&str> = Self::VARIANTS.iter().map(Into::into).collect();
+        let parse = |name: &str| {
+            name.parse().map_err(|_| format!("{name:?} is none of {}", all.join(", ")))
         };
         names.split(',').map(parse).collect()
     }
@@ -176,10 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_api_is_found_by_its_name() {
-        for api in Api::ALL {
-            assert_eq!(Api::named(api.name()), Some(api));
-        }
+    fn apis_are_listed_by_their_names() {
         assert_eq!(Api::list("vmm,graph"), Ok(vec![Api::Vmm, Api::Graph]));
         assert!(Api::list("plain,vram").unwrap_err().contains("vram"));
     }

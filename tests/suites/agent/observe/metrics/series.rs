@@ -308,7 +308,7 @@ async fn a_successor_of_the_same_name_has_series_of_its_own_and_no_twins() {
 #[tokio::test]
 async fn ready_means_registered_and_watched() {
     let mut node = TestNode::without_plugin(&settings(SETTINGS)).await;
-    node.kubelet.set_behaviour(Behaviour { open_stream: false, ..Behaviour::default() });
+    node.kubelet.set_behaviour(Behaviour { no_stream: true, ..Behaviour::default() });
     node.launch_plugin();
     let address = address(&node).await;
     // It lives, but kubelet does not look.
