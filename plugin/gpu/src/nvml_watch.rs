@@ -68,7 +68,7 @@ pub(super) fn watch(
         prober
             .spawn_scoped(scope, || watch.probes(interval))
             .map_err(|error| format!("no thread: {error}"))?;
-        watch.events();
+        watch.events(interval);
         Ok(())
     })
 }
@@ -85,7 +85,7 @@ impl Watch<'_> {
 
     // === events ===
 
-    fn events(&self) {
+    fn events(&self, interval: Duration) {
         let mut reported = BTreeSet::new();
         while !(self.stop)() {
             let epoch = self.epoch();
@@ -94,10 +94,15 @@ impl Watch<'_> {
                 thread::sleep(WAIT);
                 continue;
             };
-            let events = subscribe(&nvml, self.gpus, &mut reported);
+            let (mut events, mut is_whole) = subscribe(&nvml, self.gpus, &mut reported);
+            let mut asked = Instant::now();
             while !(self.stop)() && self.epoch() == epoch {
                 self.next_event(&nvml, events.as_ref());
                 self.report_hanging();
+                if !is_whole && asked.elapsed() >= interval {
+                    (events, is_whole) = subscribe(&nvml, self.gpus, &mut reported);
+                    asked = Instant::now();
+                }
             }
         }
     }
@@ -207,9 +212,7 @@ impl Watch<'_> {
         };
         let mut silences = Vec::new();
         for (index, gpu) in self.gpus.iter().enumerate() {
-            let set = |asking| {
-                *lock(&self.asking) = asking;
-            };
+            let set = |asking| *lock(&self.asking) = asking;
             set(Some((index, Instant::now())));
             let answer = nvml
                 .device_by_uuid(&*gpu.uuid)
@@ -299,12 +302,13 @@ fn whose(said: Option<String>, identity: usize, devices: &[(usize, String)]) -> 
     said.or_else(|| known().map(|(_, uuid)| uuid.clone()))
 }
 
-/// XID events of every GPU that has them; `None` if none has. Those without are reported once.
+/// XID events of every GPU that has them; `None` if none has. Those without are reported once. And whether all have them
+/// that ever will, as far as NVML says.
 fn subscribe<'n>(
     nvml: &'n Nvml,
     gpus: &[Gpu],
     reported: &mut BTreeSet<String>,
-) -> Option<Subscription<'n>> {
+) -> (Option<Subscription<'n>>, bool) {
     let mut devices: Vec<(&Gpu, Device<'n>)> = Vec::new();
     for gpu in gpus {
         // Events of a MIG instance come from the whole GPU.
@@ -322,42 +326,46 @@ fn subscribe<'n>(
             devices.push((gpu, device));
         }
     }
-    let mut without = |gpu: &Gpu, why: &dyn std::fmt::Display| {
+    let mut is_whole = true;
+    let mut without = |gpu: &Gpu, why: NvmlError| {
+        is_whole &= matches!(why, NvmlError::NotSupported);
         if reported.insert(gpu.uuid.clone()) {
             warn!(%gpu, %why, "NVML has no XID events for this GPU; only probes show its health");
         }
     };
-    devices.retain(|(gpu, device)| match device.supported_event_types() {
-        Ok(types) if types.contains(EventTypes::CRITICAL_XID_ERROR) => true,
-        Ok(_) => {
-            without(gpu, &"not supported");
-            false
-        }
-        Err(error) => {
-            without(gpu, &error);
-            false
-        }
+    devices.retain(|(gpu, device)| {
+        let why = match device.supported_event_types() {
+            Ok(types) if types.contains(EventTypes::CRITICAL_XID_ERROR) => return true,
+            Ok(_) => NvmlError::NotSupported,
+            Err(error) => error,
+        };
+        without(gpu, why);
+        false
     });
     // A failed registration takes the whole set with it: start again without that device.
     'again: while !devices.is_empty() {
-        let mut set = nvml.create_event_set().ok()?;
+        let Ok(mut set) = nvml.create_event_set() else { return (None, false) };
         for i in 0..devices.len() {
             set = match devices[i].1.register_events(EventTypes::CRITICAL_XID_ERROR, set) {
                 Ok(set) => set,
                 Err(error) => {
-                    without(devices.remove(i).0, &error);
+                    without(devices.remove(i).0, error.error);
                     continue 'again;
                 }
             };
         }
-        let whole = |gpu: &Gpu| match &gpu.mig {
-            None => gpu.uuid.clone(),
-            Some(mig) => mig.parent_uuid.clone(),
+        let of = |(gpu, device): &(&Gpu, Device<'_>)| {
+            if reported.remove(&gpu.uuid) {
+                info!(%gpu, "NVML has XID events for this GPU now");
+            }
+            let mig = gpu.mig.as_ref();
+            let whole = mig.map_or_else(|| gpu.uuid.clone(), |mig| mig.parent_uuid.clone());
+            (tessera_nvml::identity(device), whole)
         };
-        let of = |(gpu, device): &(&Gpu, Device<'_>)| (tessera_nvml::identity(device), whole(gpu));
-        return Some(Subscription { set, devices: devices.iter().map(of).collect() });
+        let devices = devices.iter().map(of).collect();
+        return (Some(Subscription { set, devices }), is_whole);
     }
-    None
+    (None, is_whole)
 }
 
 /// Those of `gpus` that an event on `device` is about: the GPU itself; of one in MIG mode, what lies in the
