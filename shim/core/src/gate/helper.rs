@@ -115,10 +115,34 @@ pub(super) struct Helper {
     idle: Option<u32>,
     /// Since when the gate has been open.
     opened_ns: Option<u64>,
-    connected: bool,
-    /// When there was a connection last.
-    connected_ns: u64,
-    checked_ns: u64,
+    contact: Contact,
+}
+
+/// The connection, as it was found last.
+struct Contact {
+    is_there: Cell<bool>,
+    /// When there was one last.
+    there_ns: Cell<u64>,
+    checked_ns: Cell<u64>,
+}
+
+impl Contact {
+    /// Looks at it now and then, and connects again. Whether there is a new one: what was said before was said to nobody.
+    fn keep(&self, process: &Process, now_ns: u64) -> bool {
+        if now_ns.saturating_sub(self.checked_ns.get()) < CHECK_NS {
+            return false;
+        }
+        self.checked_ns.set(now_ns);
+        let found = link::connect(process);
+        self.is_there.set(found != Connection::None);
+        if found != Connection::None {
+            self.there_ns.set(now_ns);
+        }
+        if found == Connection::New {
+            process.gate.wanted.store(0, Ordering::Relaxed);
+        }
+        found == Connection::New
+    }
 }
 
 impl Helper {
@@ -129,32 +153,23 @@ impl Helper {
             closings: 0,
             idle: None,
             opened_ns: None,
-            connected: false,
-            connected_ns: now_ns,
-            checked_ns: 0,
+            contact: Contact {
+                is_there: Cell::new(false),
+                there_ns: Cell::new(now_ns),
+                checked_ns: Cell::new(0),
+            },
         }
     }
 
     pub(super) fn is_connected(&self) -> bool {
-        self.connected
+        self.contact.is_there.get()
     }
 
     /// Looks at the connection now and then, and connects again.
     pub(super) fn keep_connected(&mut self, process: &Process, now_ns: u64) {
-        if now_ns.saturating_sub(self.checked_ns) < CHECK_NS {
-            return;
-        }
-        self.checked_ns = now_ns;
-        let connection = link::connect(process);
-        self.connected = connection != Connection::None;
-        if self.connected {
-            self.connected_ns = now_ns;
-        }
-        if connection == Connection::New {
-            // Said to nobody.
+        if self.contact.keep(process, now_ns) {
             self.drained = None;
             self.idle = None;
-            process.gate.wanted.store(0, Ordering::Relaxed);
         }
     }
 
@@ -162,7 +177,7 @@ impl Helper {
         let gate = &process.gate;
         let now_ns = now_ns();
         self.keep_connected(process, now_ns);
-        let unheard = now_ns.saturating_sub(self.connected_ns) > ARBITER_STALE_NS
+        let unheard = now_ns.saturating_sub(self.contact.there_ns.get()) > ARBITER_STALE_NS
             && gate.flight().waiting.load(Ordering::Relaxed) != 0;
         if cycle::is_silent(process, now_ns) || unheard {
             cycle::run(process, self);
@@ -197,10 +212,14 @@ impl Helper {
         let page = process.gate.page();
         // Who is invited has drained: the arbiter has seen it.
         let is_invited = || process.gate.flight().invited.load(Ordering::Acquire) == word;
+        let contact = &self.contact;
         let still = || {
+            let now_ns = now_ns();
+            // What waits for the turn of an arbiter that died goes when the next one has the page that comes with the hello.
+            contact.keep(process, now_ns);
             page.load(Ordering::Acquire) == word
                 && !is_invited()
-                && !cycle::is_silent(process, now_ns())
+                && !cycle::is_silent(process, now_ns)
         };
         // Closed again with nothing in between: what another process has in flight may wait for launches
         // that wait here; how many of them, nobody knows.
@@ -237,7 +256,7 @@ impl Helper {
                 stuck();
             }
         } else {
-            self.checked_ns = 0;
+            self.contact.checked_ns.set(0);
         }
     }
 

@@ -141,6 +141,23 @@ fn it_runs_in_the_tenants_part_of_the_cycle_when_the_arbiter_is_dead() {
     assert!(tenant.finish().success());
 }
 
+/// That one closes the gate before it has the page in which it ends the wait.
+#[test]
+fn the_next_arbiter_hears_of_whoever_waits_for_the_turn_of_the_last() {
+    let Stage { sim, pages } = Stage::new();
+    let (arbiter, mut tenant, flight, _) = invited(&sim, &pages);
+    tenant.must("launch 1 1000000 0");
+    arbiter.dies();
+    let next = Arbiter::take_on(&pages);
+    next.quota().set_takes_flight(true);
+    let epoch = next.shut();
+    next.hears_in_time(|m| matches!(m, Message::Hello { .. }));
+    flight.release();
+    next.hears_in_time(|m| matches!(m, Message::Drained { epoch: of, .. } if *of == epoch));
+    tenant.must("sync 0");
+    assert!(tenant.finish().success());
+}
+
 #[test]
 fn a_gate_that_is_closed_again_is_drained_of_it() {
     let Stage { sim, pages } = Stage::new();
