@@ -129,7 +129,7 @@ impl Advertised {
             .map(|(name, sender)| (name.clone(), sender.borrow().clone()))
             .collect();
         drop(devices);
-        let regions = self.allocations.pages().lock();
+        let regions = self.allocations.pages.lock();
         let open = |record: &Arc<Record>| (Arc::clone(record), regions.get(&record.id).cloned());
         let allocations = records.values().map(open).collect();
         NodeSnapshot { allocations, catalogue, standings, moving, advertised }

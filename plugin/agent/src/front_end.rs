@@ -101,7 +101,7 @@ impl Service {
             *holding.resource_name == *self.resource && AllocationId::of(&self.resource, ids) == id
         };
         let Some(holding) = census.holdings.iter().find(is_it) else { return };
-        self.agent.board().refuse(status_board::Refusal {
+        self.agent.board.refuse(status_board::Refusal {
             subject: id.to_string(),
             namespace: holding.namespace.clone(),
             pods: vec![holding.pod.clone()],
@@ -122,7 +122,7 @@ impl Service {
             Ok(Err(AllocateError::Refused(_))) => Outcome::Refused,
             Ok(Err(_)) | Err(_) => Outcome::Failed,
         };
-        self.agent.meters().observe(call, &self.resource, outcome, began.elapsed());
+        self.agent.meters.observe(call, &self.resource, outcome, began.elapsed());
         let result = result.map_err(|error| Status::internal(printable::reason(&error)))?;
         result.map_err(|error| {
             warn!(%error, "kubelet's request failed");
@@ -152,7 +152,7 @@ fn status(error: &AllocateError) -> Status {
 
 impl DevicePlugin for Service {
     fn devices(&self) -> watch::Receiver<Vec<Device>> {
-        self.agent.advertised().devices(&self.resource)
+        self.agent.advertised.devices(&self.resource)
     }
 
     fn preferred(
@@ -178,7 +178,7 @@ impl DevicePlugin for Service {
         let started = match self.refuse_double(&ids).await {
             Err(refused) => {
                 let (call, outcome) = (Call::PreStart, Outcome::Refused);
-                self.agent.meters().observe(call, &self.resource, outcome, began.elapsed());
+                self.agent.meters.observe(call, &self.resource, outcome, began.elapsed());
                 Err(refused)
             }
             Ok(()) => {
@@ -187,7 +187,7 @@ impl DevicePlugin for Service {
             }
         };
         match &started {
-            Ok(()) => self.agent.board().grant(id.as_str()),
+            Ok(()) => self.agent.board.grant(id.as_str()),
             // Kubelet does not wait for it.
             Err(refused) => {
                 drop(tokio::spawn(self.clone().note_refused(id, refused.message().to_owned())));

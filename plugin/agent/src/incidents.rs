@@ -213,7 +213,7 @@ impl Agent {
     pub fn note_incidents(&self) {
         // A look and its comparison are one: an older look that came later would count twice.
         let mut reported = lock(&self.incidents);
-        let seen = self.allocations.pages().inspect();
+        let seen = self.allocations.pages.inspect();
         let view = self.allocations.arbiter().and_then(Arbiter::view).unwrap_or_default();
         let records = self.allocations.all().all();
         let holder = |id: &str| records.get(&AllocationId::parse(id)?)?.holder.clone();
@@ -227,7 +227,7 @@ impl Agent {
         let (looked, incidents) = &mut *reported;
         let passed = looked.elapsed();
         *looked = Instant::now();
-        let events = incidents.update(seen, self.allocations.adopted_until(), passed, unix_ms());
+        let events = incidents.update(seen, self.allocations.adopted_until, passed, unix_ms());
         drop(reported);
         self.journal.audit(events);
     }

@@ -21,7 +21,7 @@ use tessera_system::locks::{Ranked, RankedGuard};
 pub struct Journal {
     writer: Ranked<Writer>,
     pending: Ranked<Pending>,
-    commits: Arc<Commits>,
+    pub commits: Arc<Commits>,
 }
 
 #[derive(Debug)]
@@ -117,10 +117,6 @@ impl Journal {
     /// The writer. Its holder may wait for the disk: only on blocking threads.
     pub(crate) fn writer(&self) -> RankedGuard<'_, Writer> {
         self.writer.lock()
-    }
-
-    pub fn commits(&self) -> &Commits {
-        &self.commits
     }
 
     /// From now on `listener` is given each line of the audit trail that is written. Blocking.

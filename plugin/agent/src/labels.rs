@@ -146,14 +146,14 @@ impl Keeper {
             let keeper = Arc::clone(self);
             let outcome = tokio::task::spawn_blocking(move || keeper.refresh()).await;
             let problem = outcome.unwrap_or_else(|error| Err(error.to_string())).err();
-            self.agent.board().set_condition("labels", problem);
+            self.agent.board.set_condition("labels", problem);
             tokio::time::sleep(LOOK).await;
         }
     }
 
     /// Makes the file what the configuration wants, of the GPUs that are included now. Blocking: asks the driver.
     fn refresh(&self) -> Result<(), String> {
-        let gpus = self.agent.inventory().catalogue().devices();
+        let gpus = self.agent.inventory.catalogue().devices();
         let config = self.agent.config();
         lock(&self.state).refresh(&config, gpus, |gpus| self.discovery.facts(gpus))
     }

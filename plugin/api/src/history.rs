@@ -61,7 +61,7 @@ impl Recorder {
     pub fn look(&self) {
         let Some(agent) = self.view.agent.get().filter(|_| self.is_on()) else { return };
         let survey = self.view.survey(&Region::try_snapshot);
-        let is_silent = survey.arbiter.is_none() && agent.allocations().arbiter().is_some();
+        let is_silent = survey.arbiter.is_none() && agent.allocations.arbiter().is_some();
         let unheard = if is_silent { self.unheard.fetch_add(1, Ordering::Relaxed) + 1 } else { 0 };
         if (1..=UNHEARD).contains(&unheard) {
             return;
@@ -92,7 +92,7 @@ impl Recorder {
         let nameless = self.history.nameless();
         let Some(agent) = self.view.agent.get().filter(|_| !nameless.is_empty()) else { return };
         let filter = Filter::mentioning(nameless.iter().map(|(id, _)| id.as_bytes()));
-        match agent.journal().read_trail(|trail| trail.read(&filter)) {
+        match agent.journal.read_trail(|trail| trail.read(&filter)) {
             Ok(lines) => self.history.name(&names(&lines, &nameless)),
             // They stay without names.
             Err(error) => tracing::debug!(%error, "the audit trail names nobody"),
@@ -137,10 +137,10 @@ impl Recorder {
     fn add_events(&self, answer: &mut Answer, query: &Query) {
         let Some(agent) = self.view.agent.get() else { return };
         let filter = filter(answer, query);
-        match agent.journal().read_trail(|trail| trail.read(&filter)) {
+        match agent.journal.read_trail(|trail| trail.read(&filter)) {
             Ok(mut lines) => {
                 // Happened, and not written yet.
-                lines.events.extend(agent.journal().waiting_events());
+                lines.events.extend(agent.journal.waiting_events());
                 add(answer, query, &lines);
             }
             Err(error) => {

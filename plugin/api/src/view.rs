@@ -197,7 +197,7 @@ impl Shared {
     fn tracing(&self) -> Result<Tracing, SourceError> {
         let unavailable = |text: String| SourceError::Unavailable(text);
         let agent = self.view.agent.get().ok_or_else(|| unavailable(STARTS.to_owned()))?;
-        let arbiter = agent.allocations().arbiter();
+        let arbiter = agent.allocations.arbiter();
         let arbiter = arbiter.ok_or_else(|| unavailable(NO_ARBITER.to_owned()))?;
         arbiter.trace().map_err(|error| unavailable(error.to_string()))
     }

@@ -59,7 +59,7 @@ pub(super) fn start(
             served => return served.map(Some),
         },
     };
-    lack(agent.board(), &lacks);
+    lack(&agent.board, &lacks);
     Ok(None)
 }
 
@@ -113,7 +113,7 @@ fn serve_claims(
     discovery: &Arc<dyn Discovery>,
     stopped: watch::Receiver<bool>,
 ) -> anyhow::Result<Driver> {
-    let board = Arc::clone(agent.board());
+    let board = Arc::clone(&agent.board);
     let node =
         kubernetes::node_name().context("dra.enabled needs the node's name: set NODE_NAME")?;
     let events = OwnEvents::of_pod(&access, &node);
@@ -140,7 +140,7 @@ fn serve_claims(
     let left = Left { preparer: serving.preparer.clone(), is_ending };
     let mut tasks = JoinSet::new();
     let (shown, published) = (registration.clone(), publisher.status());
-    let changes = agent.advertised().events();
+    let changes = agent.advertised.events();
     tasks.spawn(show(Arc::clone(&board), left, (shown, published, changes), end));
     if let Some(events) = events {
         tasks.spawn(events.report(Arc::clone(&board)));

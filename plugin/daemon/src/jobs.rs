@@ -31,7 +31,7 @@ pub(super) struct Watcher {
 }
 
 fn settings(agent: &Agent) -> (Vec<Gpu>, Duration) {
-    (agent.inventory().catalogue().devices(), agent.config().health.probe_interval)
+    (agent.inventory.catalogue().devices(), agent.config().health.probe_interval)
 }
 
 impl Watcher {
@@ -45,7 +45,7 @@ impl Watcher {
                 let sink = |observation| {
                     // A program can make as many of its own errors as it likes; none gets further. Of
                     // the others none is lost: this thread may wait. An error is the plugin's end.
-                    if !watched.inventory().ignores(&observation) {
+                    if !watched.inventory.ignores(&observation) {
                         let _ = sender.blocking_send(observation);
                     }
                 };
@@ -60,7 +60,7 @@ impl Watcher {
         let recorder = Arc::clone(&agent);
         tokio::spawn(async move {
             while let Some(events) = events.recv().await {
-                let inventory = Arc::clone(recorder.inventory());
+                let inventory = Arc::clone(&recorder.inventory);
                 // One after the other, so that they are in order.
                 let save = move || inventory.save_health(events, false);
                 let _ = tokio::task::spawn_blocking(save).await;
@@ -70,7 +70,7 @@ impl Watcher {
             while let Some(observation) = receiver.recv().await {
                 debug!(?observation, "health");
                 let events = agent.observe(&observation);
-                if events.is_empty() && !agent.inventory().has_unsaved_health() {
+                if events.is_empty() && !agent.inventory.has_unsaved_health() {
                     continue;
                 }
                 let is_line = !events.is_empty();
@@ -95,10 +95,10 @@ fn watch(
     stopped: &(dyn Fn() -> bool + Sync),
     sink: &(dyn Fn(Observation) + Sync),
 ) {
-    let edition = agent.inventory().catalogue().edition;
+    let edition = agent.inventory.catalogue().edition;
     let (gpus, interval) = settings(agent);
     let changed = || {
-        agent.inventory().catalogue().edition != edition
+        agent.inventory.catalogue().edition != edition
             && settings(agent) != (gpus.clone(), interval)
     };
     let over = || stopped() || changed();
@@ -107,9 +107,9 @@ fn watch(
         gpus => discovery.watch(gpus, interval, &over, sink),
     };
     if let Err(reason) = &watched {
-        agent.board().set_condition("health", Some(format!("GPU health is not watched: {reason}")));
+        agent.board.set_condition("health", Some(format!("GPU health is not watched: {reason}")));
     } else if !gpus.is_empty() {
-        agent.board().set_condition("health", None);
+        agent.board.set_condition("health", None);
     }
     while !over() && (watched.is_err() || gpus.is_empty()) {
         std::thread::sleep(IDLE);

@@ -86,7 +86,7 @@ pub use dra::stand_by;
 
 #[derive(Debug)]
 pub struct App {
-    view: Arc<StatusView>,
+    pub view: Arc<StatusView>,
     main: JoinHandle<anyhow::Result<()>>,
     stop: watch::Sender<bool>,
     _metrics: Option<tessera_web::Server>,
@@ -181,10 +181,6 @@ async fn choose(node_config: Option<NodeConfig>, board: Arc<StatusBoard>) {
 }
 
 impl App {
-    pub fn view(&self) -> &Arc<StatusView> {
-        &self.view
-    }
-
     /// What the JSON API shows: it has a history once kubelet is served.
     pub fn source(&self) -> &NodeSource {
         &self.api.source
@@ -232,7 +228,7 @@ async fn run(
     let published = Arc::clone(&board);
     let agent = tokio::task::spawn_blocking(move || {
         let agent = attached.attach(|current| Agent::open(current, &gpus, delivery, published))?;
-        agent.inventory().set_topology(asked.topology(&gpus));
+        agent.inventory.set_topology(asked.topology(&gpus));
         agent.set_driver(asked.facts(&[]).driver_version.as_deref());
         Ok::<_, OpenError>(agent)
     })
@@ -253,7 +249,7 @@ async fn run(
     let mut stop_serving = stopped.clone();
     let (served, asked) = (Arc::clone(&agent), Arc::clone(&pod_resources));
     let serving = kubelet::serve(
-        agent.advertised().resources(),
+        agent.advertised.resources(),
         &kubelet_dir,
         move |resource| Arc::new(Service::new(Arc::clone(&served), resource, Arc::clone(&asked))),
         async move {
@@ -347,7 +343,7 @@ async fn beat(agent: &Agent, interval: Duration) {
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        agent.allocations().pages().heartbeat(monotonic_ns());
+        agent.allocations.pages.heartbeat(monotonic_ns());
     }
 }
 
@@ -361,7 +357,7 @@ async fn housekeeping(agent: &Arc<Agent>, pod_resources: &PodResources, timing: 
         let soon = tokio::select! {
             biased;
             () = tokio::time::sleep_until(due) => false,
-            () = agent.allocations().container_started() => true,
+            () = agent.allocations.container_started() => true,
         };
         let began = Instant::now();
         if !soon {
@@ -369,10 +365,10 @@ async fn housekeeping(agent: &Arc<Agent>, pod_resources: &PodResources, timing: 
             let inspected = Arc::clone(agent);
             if let Err(error) = tokio::task::spawn_blocking(move || {
                 inspected.note_incidents();
-                inspected.allocations().pages().keep_spares();
-                inspected.allocations().reopen();
+                inspected.allocations.pages.keep_spares();
+                inspected.allocations.reopen();
                 inspected.settle_owed();
-                inspected.journal().flush_audit(false);
+                inspected.journal.flush_audit(false);
             })
             .await
             {
@@ -385,14 +381,14 @@ async fn housekeeping(agent: &Arc<Agent>, pod_resources: &PodResources, timing: 
         let began = Instant::now();
         match pod_resources.census(max_age).await {
             Ok(census) => {
-                agent.board().set_condition("pod-resources", None);
+                agent.board.set_condition("pod-resources", None);
                 let asked = began.elapsed();
                 let began = Instant::now();
                 let (agent, grace) = (Arc::clone(agent), grace());
                 let shim_grace = timing.shim_grace;
                 let round = tokio::task::spawn_blocking(move || {
                     agent.reconcile(&census, grace);
-                    agent.allocations().sweep_shims(shim_grace);
+                    agent.allocations.sweep_shims(shim_grace);
                 });
                 if let Err(error) = round.await {
                     error!(%error, "housekeeping");
@@ -407,7 +403,7 @@ async fn housekeeping(agent: &Arc<Agent>, pod_resources: &PodResources, timing: 
             }
             Err(error) => {
                 let text = format!("pods' names are unknown and nothing is released: {error}");
-                agent.board().set_condition("pod-resources", Some(text));
+                agent.board.set_condition("pod-resources", Some(text));
             }
         }
     }

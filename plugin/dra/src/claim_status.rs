@@ -165,12 +165,12 @@ impl Reporter {
     /// Writes until it is dropped.
     pub async fn run(self) {
         let (mut wanted, mut written) = (Statuses::new(), Written::default());
-        let mut events = self.agent.advertised().events();
+        let mut events = self.agent.advertised.events();
         loop {
             events.mark_unchanged();
             let agent = Arc::clone(&self.agent);
             let ask = move || {
-                let catalogue = agent.inventory().catalogue();
+                let catalogue = agent.inventory.catalogue();
                 let gpus = catalogue.gpus.iter();
                 let sick = gpus.filter_map(|(uuid, sold)| Some((uuid.clone(), sold.sick.clone()?)));
                 of(&agent.claims(), &sick.collect())

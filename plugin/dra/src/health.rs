@@ -67,7 +67,7 @@ impl Health {
     }
 
     async fn send(&self, sender: &mpsc::Sender<Vec<DeviceHealth>>) {
-        let mut events = self.agent.advertised().events();
+        let mut events = self.agent.advertised.events();
         loop {
             events.borrow_and_update();
             if sender.send(self.list()).await.is_err() {
@@ -85,7 +85,7 @@ impl Health {
     }
 
     fn list(&self) -> Vec<DeviceHealth> {
-        let inventory = self.agent.inventory();
+        let inventory = &self.agent.inventory;
         let is_cordoned = |uuid: &str| inventory.cordon_of(uuid).is_some();
         let node = (&*inventory.catalogue(), &is_cordoned as &dyn Fn(&str) -> bool);
         reports(node, &self.agent.claims(), &self.pool, unix_ms() / 1000)

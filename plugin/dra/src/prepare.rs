@@ -139,7 +139,7 @@ impl Preparer {
             tokio::spawn(async move {
                 tokio::time::sleep(LISTED).await;
                 if let Some(agent) = agent.upgrade() {
-                    agent.allocations().expect_start();
+                    agent.allocations.expect_start();
                 }
             });
         }
@@ -248,14 +248,14 @@ impl Inner {
     fn count<T>(&self, call: Call, all: &[Of<T>], began: Instant) {
         for (_, answer) in all {
             let ended = if answer.is_ok() { meters::Outcome::Ok } else { meters::Outcome::Refused };
-            self.agent.meters().observe(call, &names::DRIVER.into(), ended, began.elapsed());
+            self.agent.meters.observe(call, &names::DRIVER.into(), ended, began.elapsed());
         }
     }
 
     /// Notes for `status` that the pods of a claim were refused, or with a reason of `None` that the refusal is over.
     /// Whether it was not refused for this reason before.
     fn note_refused(&self, claim: &ClaimRef, pods: &[String], reason: Option<&String>) -> bool {
-        let board = self.agent.board();
+        let board = &self.agent.board;
         let Some(reason) = reason else {
             board.grant(&claim.uid);
             return false;
@@ -297,7 +297,7 @@ impl Inner {
         asked: &ClaimRef,
         found: Option<&ResourceClaim>,
     ) -> Result<Vec<Device>, String> {
-        let (catalogue, records) = (self.agent.inventory().catalogue(), self.agent.claims());
+        let (catalogue, records) = (self.agent.inventory.catalogue(), self.agent.claims());
         let is_on = self.agent.config().dra.enabled;
         let node = Node { pool: &self.pool, catalogue: &catalogue, records: &records, is_on };
         let decision = claims::decide(asked, found, node).map_err(|fault| failed(asked, fault))?;

@@ -61,7 +61,8 @@ pub trait Pages: Send + Sync + 'static {
 /// A listening socket; closes with all its sessions when dropped.
 #[derive(Debug)]
 pub struct Listener {
-    tenant: Arc<TenantSessions>,
+    /// What the sessions said.
+    pub tenant: Arc<TenantSessions>,
     task: Option<JoinHandle<()>>,
 }
 
@@ -89,11 +90,6 @@ impl Listener {
     /// One that listens nowhere.
     pub fn closed() -> Self {
         Listener { tenant: Arc::default(), task: None }
-    }
-
-    /// What the sessions said.
-    pub fn tenant(&self) -> &Arc<TenantSessions> {
-        &self.tenant
     }
 }
 

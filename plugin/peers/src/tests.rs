@@ -56,7 +56,7 @@ impl Fixture {
     }
 
     fn counters(&self) -> Counters {
-        self.listener.tenant().counters()
+        self.listener.tenant.counters()
     }
 }
 
@@ -65,7 +65,7 @@ impl Fixture {
     async fn is_served(&self) {
         let peer = self.connect();
         socket::send(peer.get_ref(), &hello()).unwrap();
-        let heard = || self.listener.tenant().peers().iter().any(|peer| peer.hello.is_some());
+        let heard = || self.listener.tenant.peers().iter().any(|peer| peer.hello.is_some());
         until(heard).await;
     }
 }
@@ -119,7 +119,7 @@ async fn a_hello_is_welcomed_and_the_kernel_names_the_peer() {
         peer.async_io(tokio::io::Interest::READABLE, |fd| socket::receive(fd, &mut packet));
     let length = tokio::time::timeout(Duration::from_secs(10), receive).await.unwrap().unwrap();
     assert_eq!(Message::decode(&packet[..length]), Ok(Message::Welcome { generation: 7 }));
-    let peers = fixture.listener.tenant().peers();
+    let peers = fixture.listener.tenant.peers();
     assert_eq!(peers, [Peer { host_pid: Some(std::process::id()), hello: Some((42, 3)) }]);
 }
 
@@ -150,7 +150,7 @@ async fn garbage_is_counted_and_then_the_session_is_closed() {
     until(|| socket::send(peer.get_ref(), &junk).is_err()).await;
     let other = fixture.connect();
     socket::send(other.get_ref(), &hello()).unwrap();
-    until(|| fixture.listener.tenant().peers().iter().any(|peer| peer.hello.is_some())).await;
+    until(|| fixture.listener.tenant.peers().iter().any(|peer| peer.hello.is_some())).await;
 }
 
 /// Of every kind that the protocol has, each with other values: what is kept does not grow with them, and who says
@@ -159,7 +159,7 @@ async fn garbage_is_counted_and_then_the_session_is_closed() {
 async fn no_kind_of_message_grows_what_is_kept() {
     for &kind in Kind::ALL {
         let fixture = fixture();
-        let state = || format!("{:?}", fixture.listener.tenant()).len();
+        let state = || format!("{:?}", fixture.listener.tenant).len();
         let quiet = state();
         let peer = fixture.connect();
         let makes_sense = kind == Kind::Event;
@@ -207,11 +207,11 @@ async fn closing_the_socket_alone_is_not_death() {
     let fixture = fixture();
     let peer = fixture.connect();
     socket::send(peer.get_ref(), &hello()).unwrap();
-    until(|| fixture.listener.tenant().peers().iter().any(|peer| peer.hello.is_some())).await;
+    until(|| fixture.listener.tenant.peers().iter().any(|peer| peer.hello.is_some())).await;
     drop(peer);
     until(|| fixture.pages.recovered.load(Ordering::SeqCst) >= 2).await;
     // Slots were looked at, and the process is still known: it lives.
-    assert_eq!(fixture.listener.tenant().peers().len(), 1);
+    assert_eq!(fixture.listener.tenant.peers().len(), 1);
 }
 
 #[tokio::test]
@@ -240,7 +240,7 @@ os.kill(os.getpid(), 9)
     let pid = child.id();
     tokio::task::spawn_blocking(move || child.wait()).await.unwrap().unwrap();
     until(|| fixture.pages.recovered.load(Ordering::SeqCst) >= 1).await;
-    until(|| fixture.listener.tenant().peers().is_empty()).await;
+    until(|| fixture.listener.tenant.peers().is_empty()).await;
     let group = nix::unistd::Pid::from_raw(i32::try_from(pid).unwrap());
     nix::sys::signal::killpg(group, nix::sys::signal::Signal::SIGKILL).unwrap();
 }
@@ -261,9 +261,9 @@ async fn thousands_of_listeners_are_served_by_one_thread() {
         socket::send(peer.get_ref(), &hello()).unwrap();
     }
     until(|| {
-        fixtures.iter().all(|fixture| {
-            fixture.listener.tenant().peers().iter().any(|peer| peer.hello.is_some())
-        })
+        fixtures
+            .iter()
+            .all(|fixture| fixture.listener.tenant.peers().iter().any(|peer| peer.hello.is_some()))
     })
     .await;
 }
@@ -281,7 +281,7 @@ async fn a_message_with_descriptors_is_refused_or_ends_the_session() {
     let peer = old.connect();
     send_with(&peer, std::fs::File::open("/dev/null").unwrap().into()).unwrap();
     until(|| old.counters().dropped == 1).await;
-    assert!(old.listener.tenant().peers().iter().all(|peer| peer.hello.is_none()));
+    assert!(old.listener.tenant.peers().iter().all(|peer| peer.hello.is_none()));
 }
 
 #[tokio::test]
@@ -359,5 +359,5 @@ async fn a_storm_of_connections_and_deaths_does_not_delay_a_neighbour() {
     stop.store(true, Ordering::SeqCst);
     let connections: u32 = storms.into_iter().map(|storm| storm.join().unwrap()).sum();
     assert!(connections > 200, "{connections}");
-    assert!(bad.listener.tenant().peers().len() <= MAX_SESSIONS);
+    assert!(bad.listener.tenant.peers().len() <= MAX_SESSIONS);
 }

@@ -104,7 +104,7 @@ fn wait_for_lock(root: &Root) -> Option<File> {
 fn lead(root: &Root, held: File, state: &Mutex<State>, leases: &Leases) {
     let Ok(news) = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK) else { return };
     let flags = AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_DELETE;
-    if news.add_watch(root.dir(), flags).is_err() {
+    if news.add_watch(&root.dir, flags).is_err() {
         return;
     }
     {

@@ -144,13 +144,13 @@ fn hold(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
     let pages = pages::Pages::create(&mut root, &spec).context("cannot make the pages")?;
     let keeper = keeper::Keeper::start(root, &config.compute);
     if args.policy != Compute::None {
-        keeper.wait_for(pages.dir());
+        keeper.wait_for(&pages.dir);
     }
 
     let mut command = Command::new(&args.command[0]);
     command
         .args(&args.command[1..])
-        .env(PAGES_DIR_ENV, pages.dir())
+        .env(PAGES_DIR_ENV, &pages.dir)
         .env("LD_PRELOAD", preload(shim.as_os_str(), std::env::var_os("LD_PRELOAD")));
     let named = gpus::are_named(&args.gpu, config, &silent);
     let has_own = std::env::var_os(VISIBLE_DEVICES).is_some();
@@ -163,17 +163,17 @@ fn hold(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
     let mut paged = gpus.clone();
     paged.sort_by(|a, b| a.uuid.cmp(&b.uuid));
     let uuids = paged.iter().map(|gpu| gpu.uuid.clone());
-    let mut overhead = overhead::Overhead::new(Box::new(discovery), pages.dir(), uuids)?;
+    let mut overhead = overhead::Overhead::new(Box::new(discovery), &pages.dir, uuids)?;
     let outcome = supervise::run(command, || {
-        if let Ok(snapshot) = pages.usage().snapshot() {
+        if let Ok(snapshot) = pages.usage.snapshot() {
             observer.see(&snapshot, overhead.ended());
-            return overhead.tick(&snapshot, pages.quota(), pages.usage());
+            return overhead.tick(&snapshot, &pages.quota, &pages.usage);
         }
         supervise::Pace::Idle
     });
     if args.verbose {
         // The last look: the processes are gone, what they wrote is not, wherever it is by now.
-        if let Ok(snapshot) = pages.usage().snapshot() {
+        if let Ok(snapshot) = pages.usage.snapshot() {
             observer.see(&snapshot, overhead.ended());
         }
         for (gpu, line) in paged.iter().zip(observer.lines()) {

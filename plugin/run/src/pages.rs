@@ -23,9 +23,12 @@ const SETTLED: Duration = Duration::from_secs(60);
 /// A directory with quota and usage page, mode 0700, removed when dropped.
 #[derive(Debug)]
 pub(super) struct Pages {
-    dir: PathBuf,
-    usage: UsageFile,
-    quota: QuotaWriter,
+    /// What `TESSERA_DIR` is set to.
+    pub dir: PathBuf,
+    /// What the command's processes wrote.
+    pub usage: UsageFile,
+    /// Their limits.
+    pub quota: QuotaWriter,
     /// Held while the command runs; see [`sweep`].
     _lock: File,
 }
@@ -52,21 +55,6 @@ impl Pages {
         fs::rename(&making, &dir)?;
         Ok(Self { dir, usage, quota, _lock: lock })
     }
-
-    /// What `TESSERA_DIR` is set to.
-    pub fn dir(&self) -> &Path {
-        &self.dir
-    }
-
-    /// Their limits.
-    pub fn quota(&self) -> &QuotaWriter {
-        &self.quota
-    }
-
-    /// What the command's processes wrote.
-    pub fn usage(&self) -> &UsageFile {
-        &self.usage
-    }
 }
 
 impl Drop for Pages {
@@ -80,7 +68,7 @@ impl Drop for Pages {
 /// whose usage page no process holds a slot of.
 pub(super) fn sweep(root: &Root) {
     // A directory that cannot be read or removed is no reason not to run.
-    let _ = root.handle().and_then(|dir| sweep_in(&dir, root.dir(), SETTLED));
+    let _ = root.handle().and_then(|dir| sweep_in(&dir, &root.dir, SETTLED));
 }
 
 fn sweep_in(root: &Dir, path: &Path, settled: Duration) -> io::Result<()> {
@@ -147,10 +135,10 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let mut root = Root::open_in(base.path(), "").unwrap();
         let pages = Pages::create(&mut root, &spec()).unwrap();
-        let dir = pages.dir().to_owned();
+        let dir = pages.dir.to_owned();
         assert!(is_in_use(&dir));
         assert_eq!(fs::metadata(&dir).unwrap().mode() & 0o777, 0o700);
-        assert!(pages.usage().snapshot().is_ok());
+        assert!(pages.usage.snapshot().is_ok());
         drop(pages);
         assert!(!dir.exists());
     }
@@ -174,6 +162,6 @@ mod tests {
         assert!(left_dir.exists(), "too young to be judged");
         sweep_in(&root, base.path(), Duration::ZERO).unwrap();
         assert!(!left_dir.exists());
-        assert!(used.dir().exists());
+        assert!(used.dir.exists());
     }
 }

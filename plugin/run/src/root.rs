@@ -37,7 +37,7 @@ pub(super) struct Root {
     base: PathBuf,
     /// What the directory is called, or begins with.
     name: String,
-    dir: PathBuf,
+    pub dir: PathBuf,
 }
 
 impl Root {
@@ -58,10 +58,6 @@ impl Root {
         let mut root = Root { base: base.to_owned(), dir: base.join(&name), name };
         root.ensure()?;
         Ok(root)
-    }
-
-    pub fn dir(&self) -> &Path {
-        &self.dir
     }
 
     /// The directory itself.
@@ -252,14 +248,14 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let mut root = Root::open_in(base.path(), "").unwrap();
         let other = Root::open_in(base.path(), "/dev/shm/x").unwrap();
-        assert_ne!(root.dir(), other.dir());
+        assert_ne!(root.dir, other.dir);
         let run = root.make(PREFIX).unwrap();
         let lock = root.lock_file().unwrap();
         root.remove_if_empty();
         assert!(root.is_lock(&lock) && run.exists());
         fs::remove_dir(&run).unwrap();
         root.remove_if_empty();
-        assert!(!root.is_lock(&lock) && !root.dir().exists());
+        assert!(!root.is_lock(&lock) && !root.dir.exists());
         // The next run makes it again.
         assert!(root.make(PREFIX).unwrap().exists());
     }
@@ -284,18 +280,18 @@ mod tests {
             put();
             let before = fs::symlink_metadata(&taken).unwrap().ino();
             let mut root = Root::open_in(base.path(), "").unwrap();
-            assert!(root.dir() != taken && root.dir().starts_with(base.path()));
-            let mode = fs::symlink_metadata(root.dir()).unwrap().mode();
+            assert!(root.dir != taken && root.dir.starts_with(base.path()));
+            let mode = fs::symlink_metadata(&root.dir).unwrap().mode();
             assert_eq!(mode & 0o7777, 0o700);
             // All of this user's find the same.
             let again = Root::open_in(base.path(), "").unwrap();
-            assert_eq!(again.dir(), root.dir());
+            assert_eq!(again.dir, root.dir);
             let run = root.make(PREFIX).unwrap();
             assert_eq!(again.runs(), std::slice::from_ref(&run));
             fs::remove_dir(run).unwrap();
             drop(root.lock_file().unwrap());
             root.remove_if_empty();
-            assert!(!root.dir().exists());
+            assert!(!root.dir.exists());
             assert_eq!(fs::symlink_metadata(&taken).unwrap().ino(), before, "left alone");
             match fs::symlink_metadata(&taken).unwrap().is_dir() {
                 true => fs::remove_dir(&taken).unwrap(),
@@ -311,8 +307,8 @@ mod tests {
         let victim = tempfile::tempdir().unwrap();
         fs::create_dir(victim.path().join("run.victim")).unwrap();
         let root = Root::open_in(base.path(), "").unwrap();
-        fs::rename(root.dir(), base.path().join("aside")).unwrap();
-        std::os::unix::fs::symlink(victim.path(), root.dir()).unwrap();
+        fs::rename(&root.dir, base.path().join("aside")).unwrap();
+        std::os::unix::fs::symlink(victim.path(), &root.dir).unwrap();
         assert!(root.runs().is_empty() && root.lock_file().is_err() && root.handle().is_err());
         root.remove_if_empty();
         assert_eq!(fs::read_dir(victim.path()).unwrap().count(), 1);

@@ -78,15 +78,11 @@ impl Shared {
 #[derive(Clone, Debug)]
 pub struct Connection {
     shared: Arc<Shared>,
-    client: u128,
+    /// The client that opened it, as the caller named it to [`Connections::accept`].
+    pub client: u128,
 }
 
 impl Connection {
-    /// The client that opened it, as the caller named it to [`Connections::accept`].
-    pub fn client(&self) -> u128 {
-        self.client
-    }
-
     /// Its answer has no end.
     pub fn streams(&self) {
         self.shared.set(None);
@@ -102,7 +98,7 @@ impl Connection {
 #[derive(Debug)]
 pub struct Permit {
     connections: Arc<Connections>,
-    connection: Connection,
+    pub connection: Connection,
     waits: Mutex<Option<u64>>,
 }
 
@@ -214,10 +210,6 @@ impl State {
 }
 
 impl Permit {
-    pub fn connection(&self) -> &Connection {
-        &self.connection
-    }
-
     /// A request has come: it is not closed for another connection until that is answered.
     pub fn begin(self: &Arc<Self>) -> Busy {
         let waits = lock(&self.waits).take();

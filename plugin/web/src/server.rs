@@ -434,7 +434,7 @@ async fn converse<S>(
             let mut response = match request {
                 Ok(mut request) => {
                     let extensions = request.extensions_mut();
-                    extensions.insert(permit.connection().clone());
+                    extensions.insert(permit.connection.clone());
                     extensions.insert(origin);
                     if let Some(peer) = peer {
                         extensions.insert(peer);

@@ -137,8 +137,8 @@ impl World {
     pub fn pages(&self, limit: u64) -> Pages {
         let pages = tessera_harness::Pages::with_overhead(&[(GPU, limit)], CONTEXT);
         // The simulated driver gives a dead process's memory back at once.
-        pages.quota().set_departure(std::time::Duration::from_micros(1));
-        Pages { path: pages.dir().to_owned(), _kept: Kept::Own(pages) }
+        pages.quota.set_departure(std::time::Duration::from_micros(1));
+        Pages { path: pages.dir.to_owned(), _kept: Kept::Own(pages) }
     }
 
     /// The same, of a `tessera run` that looks at the driver as long as the pages are kept.

@@ -27,7 +27,7 @@ pub enum Heard {
 /// The arbiter of one page. Its gate is CLOSED until the test opens it. Dropping it is an orderly end.
 #[derive(Debug)]
 pub struct Arbiter {
-    quota: QuotaWriter,
+    pub quota: QuotaWriter,
     /// By the peer's pid as the kernel gives it.
     heard: mpsc::Receiver<(u32, Heard)>,
     kept: Vec<(u32, Heard)>,
@@ -40,17 +40,17 @@ impl Arbiter {
     /// Takes the tenant of `pages` on, with half of GPU 0 and a window of 16 operations or 500 µs;
     /// its gate is closed.
     pub fn take_on(pages: &Pages) -> Self {
-        pages.quota().set_cores(0, 500, Policy::Burst);
-        pages.quota().set_window(0, 16, 500);
-        Self::again(pages.dir())
+        pages.quota.set_cores(0, 500, Policy::Burst);
+        pages.quota.set_window(0, 16, 500);
+        Self::again(&pages.dir)
     }
 
     /// The same, with the whole GPU and a window that is in nobody's way: share and phase of the whole GPU, policy burst, gate CLOSED.
     pub fn start(pages: &Pages) -> Self {
-        pages.quota().set_cores(0, 1000, Policy::Burst);
-        pages.quota().set_phase(0, 0);
-        pages.quota().set_window(0, 64, 100_000);
-        Self::again(pages.dir())
+        pages.quota.set_cores(0, 1000, Policy::Burst);
+        pages.quota.set_phase(0, 0);
+        pages.quota.set_window(0, 64, 100_000);
+        Self::again(&pages.dir)
     }
 
     /// As an arbiter that comes back, with the page as it is.
@@ -80,10 +80,6 @@ impl Arbiter {
     /// Closes; the epoch.
     pub fn shut(&self) -> u32 {
         self.quota.set_gate(0, GATE_CLOSED)
-    }
-
-    pub fn quota(&self) -> &QuotaWriter {
-        &self.quota
     }
 
     /// Sets the gate in a new epoch, which is returned.

@@ -8,15 +8,11 @@ use std::process::Command;
 /// The files that `make debug` leaves behind, checked to exist.
 #[derive(Clone, Debug)]
 pub struct Artefacts {
-    dir: PathBuf,
+    /// The directory that holds all of them.
+    pub dir: PathBuf,
 }
 
 impl Artefacts {
-    /// The directory that holds all of them.
-    pub fn dir(&self) -> &Path {
-        &self.dir
-    }
-
     /// The plugin and command line tool.
     pub fn tessera(&self) -> PathBuf {
         self.existing("tessera")
@@ -188,4 +184,10 @@ impl CProgram {
 /// Compiles `tests/programs/<name>.c` to an executable that finds the driver with `dlopen`.
 pub fn compile_c(name: &str) -> PathBuf {
     CProgram::new(name).build()
+}
+
+/// Copies a program, by another: while this process wrote it, children that are being started would have it open (ETXTBSY).
+pub fn copy(program: &Path, to: &Path) {
+    let copied = std::process::Command::new("cp").arg(program).arg(to).status();
+    assert!(copied.expect("cp starts").success());
 }

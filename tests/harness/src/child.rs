@@ -86,7 +86,7 @@ impl Preloaded {
 
     /// Under the quota of these pages.
     pub fn pages(self, pages: &Pages) -> Self {
-        self.env(tessera_region::layout::PAGES_DIR_ENV, pages.dir())
+        self.env(tessera_region::layout::PAGES_DIR_ENV, &pages.dir)
     }
 
     pub fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {

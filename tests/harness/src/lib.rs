@@ -50,7 +50,7 @@ pub mod scripted;
 
 pub use alone::{Spinners, Throttled, again, alone, beside, in_own_process, settles, until};
 pub use arbiter::{Arbiter, Heard, monotonic_ns};
-pub use artefacts::{Artefacts, CProgram, artefacts, compile_c, target_dir, workspace};
+pub use artefacts::{Artefacts, CProgram, artefacts, compile_c, copy, target_dir, workspace};
 pub use child::{Conversation, Output, Owned, Preloaded, Reply, Running, can_contain, stop};
 pub use fastrand::Rng;
 pub use pages::{Pages, own_paths};

@@ -14,8 +14,10 @@ const DEPARTURE: Duration = Duration::from_millis(20);
 /// A pages directory for one test, removed with this value.
 #[derive(Debug)]
 pub struct Pages {
-    dir: PathBuf,
-    pub(crate) quota: QuotaWriter,
+    /// What `TESSERA_DIR` is set to.
+    pub dir: PathBuf,
+    /// The plugin's handle on the quota page, to change limits while tenants run.
+    pub quota: QuotaWriter,
     _temporary: Option<TempDir>,
 }
 
@@ -54,22 +56,12 @@ impl Pages {
         Self { dir: dir.to_owned(), quota, _temporary: None }
     }
 
-    /// What `TESSERA_DIR` is set to.
-    pub fn dir(&self) -> &Path {
-        &self.dir
-    }
-
     pub fn quota_file(&self) -> PathBuf {
-        self.dir().join(tessera_region::layout::QUOTA_FILE)
+        self.dir.join(tessera_region::layout::QUOTA_FILE)
     }
 
     pub fn usage_file(&self) -> PathBuf {
-        self.dir().join(tessera_region::layout::USAGE_FILE)
-    }
-
-    /// The plugin's handle on the quota page, to change limits while tenants run.
-    pub fn quota(&self) -> &QuotaWriter {
-        &self.quota
+        self.dir.join(tessera_region::layout::USAGE_FILE)
     }
 
     /// What the plugin sees in the usage page now.
@@ -86,7 +78,7 @@ impl Pages {
 
     /// The plugin's handle on the usage page.
     pub fn usage(&self) -> UsageFile {
-        UsageFile::open(self.dir()).expect("a usage page")
+        UsageFile::open(&self.dir).expect("a usage page")
     }
 }
 

@@ -33,7 +33,8 @@ fn names() -> BTreeSet<String> {
 /// What a driver answered to every question.
 #[derive(Debug)]
 pub struct Answers {
-    output: Output,
+    /// All that the program said.
+    pub output: Output,
 }
 
 impl Answers {
@@ -61,11 +62,6 @@ impl Answers {
         asking.join().expect("it only writes");
         assert!(output.success(), "{}", output.stderr);
         Self { output }
-    }
-
-    /// All that the program said.
-    pub fn output(&self) -> &Output {
-        &self.output
     }
 
     /// Question (with the result and status that came back) → where the pointer leads.

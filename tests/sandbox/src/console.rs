@@ -29,7 +29,7 @@ const BOUND: Duration = Duration::from_secs(5);
 /// A page that is served.
 #[derive(Debug)]
 pub struct Console {
-    address: SocketAddr,
+    pub address: SocketAddr,
     _server: Server,
     /// Passes the questions on to the nodes; none for nodes that are made up.
     _cluster: Option<ApiServer>,
@@ -67,10 +67,6 @@ impl Console {
         let address = bound.context("the page has no port")?;
         Ok(Self { address, _server: server, _cluster: None })
     }
-
-    pub fn address(&self) -> SocketAddr {
-        self.address
-    }
 }
 
 /// As `docs/benchmarks.md` measures it: most nodes, and GPUs of each.
@@ -101,8 +97,7 @@ pub async fn made_up(layout: Layout, ends: &Ends) -> anyhow::Result<ExitCode> {
     terminal::print(&format!(
         "a made-up fleet of {layout}: nothing of it exists\n\npage  http://{}/\nAPI   curl -s http://{}/api/v1/fleet\n\n\
          Ctrl-C ends it.\n",
-        console.address(),
-        console.address()
+        console.address, console.address
     ))?;
     ends.wait().await;
     Ok(ExitCode::SUCCESS)

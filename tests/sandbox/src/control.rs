@@ -207,16 +207,16 @@ pub async fn live(
     let at_terminal = io::stdin().is_terminal() && io::stdout().is_terminal();
     let shell = std::env::var_os("SHELL").unwrap_or_else(|| "/bin/sh".into());
     let shell = (command.is_empty() && at_terminal).then_some(vec![shell]);
-    let started = serve(sandbox.scratch.path()).and_then(|requests| {
+    let started = serve(&sandbox.scratch.path).and_then(|requests| {
         if command.is_empty() {
             say(&print::greeting(&sandbox, shell.is_some()));
         }
         let run = shell.as_deref().unwrap_or(command);
         let child = run.split_first().map(|(program, arguments)| {
-            let mut inner = inside(program, sandbox.scratch.path());
+            let mut inner = inside(program, &sandbox.scratch.path);
             if shell.is_none() {
                 // What it leaves ends with the sandbox.
-                inner.env(MARK, sandbox.scratch.path());
+                inner.env(MARK, &sandbox.scratch.path);
             }
             let child = inner.args(arguments).spawn();
             child.with_context(|| format!("cannot run {}", Path::new(program).display()))

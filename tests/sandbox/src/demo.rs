@@ -104,7 +104,7 @@ impl Demo {
         let mut scratch = Scratch::temporary(PREFIX)?;
         if args.keep {
             scratch.keep();
-            eprintln!("tessera: everything is kept in {}", scratch.path().display());
+            eprintln!("tessera: everything is kept in {}", scratch.path.display());
         }
         let machine = (!args.real).then(Machine::default);
         // A port of the machine is not the demo's to take.
@@ -313,7 +313,7 @@ impl Demo {
             command.envs(simulation.envs()).env("LD_LIBRARY_PATH", &simulation.libraries);
         }
         let log = scratch.dir("logs")?.join(format!("bare.{load:?}"));
-        command.env(MARK, scratch.path()).stdin(Stdio::null()).stderr(Stdio::null());
+        command.env(MARK, &scratch.path).stdin(Stdio::null()).stderr(Stdio::null());
         command.stdout(std::fs::File::create(&log)?);
         let child = Command::from(command).kill_on_drop(true).spawn()?;
         until("a program did not start", || Said::of(&log, 0).ready >= load.processes()).await?;

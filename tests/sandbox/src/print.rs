@@ -95,7 +95,7 @@ fn program() -> String {
 /// Exact lines for everything that can look at the sandbox. `has_shell`: a shell runs in it.
 pub fn greeting(sandbox: &Sandbox, has_shell: bool) -> String {
     let mut out = String::new();
-    let dir = sandbox.scratch.path();
+    let dir = &sandbox.scratch.path;
     let _ = writeln!(out, "{}, in {}\n", sandbox.described, dir.display());
     for node in &sandbox.nodes {
         let title = match sandbox.nodes.len() {
@@ -111,7 +111,7 @@ pub fn greeting(sandbox: &Sandbox, has_shell: bool) -> String {
     }
     out.push('\n');
     if let Some(console) = &sandbox.console {
-        let _ = writeln!(out, "page of all nodes   http://{}/", console.address());
+        let _ = writeln!(out, "page of all nodes   http://{}/", console.address);
     }
     for node in &sandbox.nodes {
         let name = &node.spec.name;

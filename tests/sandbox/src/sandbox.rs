@@ -212,7 +212,7 @@ impl Sandbox {
         let work =
             if command.is_empty() { Work::Load(load, memory) } else { Work::Command(command) };
         let mut pod = Pod::new((namespace, name), (at, resource), placement, work, log);
-        let ways = ways(&self.means, &self.program, self.scratch.path(), node);
+        let ways = ways(&self.means, &self.program, &self.scratch.path, node);
         if let Err(error) = pod.start(&ways).await {
             pod.remove(&node.kubelet).await;
             self.nodes[at].unprepare(&full).await;
@@ -311,7 +311,7 @@ impl Sandbox {
         // Mounts of the old container went with its processes.
         let scratch = pod.placement.surroundings.scratch.clone();
         pod.placement.restart(&node.kubelet, scratch).await?;
-        let ways = ways(&self.means, &self.program, self.scratch.path(), node);
+        let ways = ways(&self.means, &self.program, &self.scratch.path, node);
         pod.start(&ways).await.with_context(|| full.clone())?;
         Ok(format!("{full}: its container runs again"))
     }
@@ -406,7 +406,7 @@ impl Sandbox {
         }
         let sockets = ["control.sock", "pods"];
         for name in sockets {
-            let path = scratch.path().join(name);
+            let path = scratch.path.join(name);
             let _ = fs::remove_file(&path).or_else(|_| fs::remove_dir_all(&path));
         }
         drop(scratch);

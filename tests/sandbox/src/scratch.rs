@@ -32,7 +32,7 @@ const LONGEST: usize = 31;
 /// A directory of our own. A temporary one goes with this value, whatever becomes of this process.
 #[derive(Debug)]
 pub struct Scratch {
-    path: PathBuf,
+    pub path: PathBuf,
     keep: bool,
     keeper: Option<Keeper>,
     /// Held as long as the directory is in use.
@@ -100,10 +100,6 @@ impl Scratch {
     /// Whether it stays at the end.
     pub fn is_kept(&self) -> bool {
         self.keep
-    }
-
-    pub fn path(&self) -> &Path {
-        &self.path
     }
 
     /// A directory in it, made where there is none.

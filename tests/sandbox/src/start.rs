@@ -124,7 +124,7 @@ pub async fn stand(plan: Plan, mut scratch: Scratch) -> anyhow::Result<Sandbox> 
             std::fs::write(&simulation.config, machine.toml(index))?;
             simulation.control(&["config"]).map_err(no_such_gpus)?;
         }
-        let (mark, shim, user) = (scratch.path().to_owned(), shim.clone(), user.clone());
+        let (mark, shim, user) = (scratch.path.to_owned(), shim.clone(), user.clone());
         let spec = NodeSpec { name, dir, mark, shim, simulation, user, listens };
         let mut node = Node::prepare(spec).await?;
         let checked = if index == 0 { node.check() } else { Ok(()) };
@@ -132,7 +132,7 @@ pub async fn stand(plan: Plan, mut scratch: Scratch) -> anyhow::Result<Sandbox> 
         node.start_plugin().await?;
         nodes.push(node);
     }
-    print::write_prometheus(&nodes, scratch.path())?;
+    print::write_prometheus(&nodes, &scratch.path)?;
     let means = Means::probe(&scratch.dir("probe")?);
     let console = match nodes.len() {
         1 => None,

@@ -12,7 +12,7 @@ use crate::{said, until};
 
 fn command(dir: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(workspace().join("tests/gpu/run"));
-    command.arg("--artefacts").arg(artefacts().dir()).arg("--out").arg(dir.join("report.md"));
+    command.arg("--artefacts").arg(artefacts().dir).arg("--out").arg(dir.join("report.md"));
     command.args(args);
     command
 }

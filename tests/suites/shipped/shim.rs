@@ -28,7 +28,7 @@ fn glibc_version(symbol_version: &str) -> Option<Vec<u32>> {
 
 /// Whether the shim is linked for this machine alone; on CI it may not be.
 fn is_local() -> bool {
-    let local = artefacts().dir().join("libtessera.so.local").exists();
+    let local = artefacts().dir.join("libtessera.so.local").exists();
     if local {
         let reason = "shim/release had no zig, so the shim is linked for this machine alone";
         external::skip("the check of glibc versions", reason);
@@ -105,7 +105,7 @@ fn the_shim_asks_for_no_symbol_that_glibc_2_17_lacks() {
 /// The plugin reads it there, to make pages that the shim can read.
 #[test]
 fn the_shim_and_the_plugin_tell_which_pages_they_speak_once() {
-    for program in [artefacts().shim(), artefacts().dir().join("tessera")] {
+    for program in [artefacts().shim(), artefacts().dir.join("tessera")] {
         let bytes = std::fs::read(&program).unwrap();
         assert_eq!(abi::of_program(&bytes), abi::version(), "{}", program.display());
         let marks = bytes.windows(16).filter(|found| found == b"tessera page abi").count();

@@ -41,12 +41,12 @@ use crate::trust::Trust;
 #[derive(Debug)]
 pub struct Agent {
     pub(crate) config: Current,
-    pub(crate) journal: Arc<Journal>,
-    pub(crate) inventory: Arc<Inventory>,
-    pub(crate) allocations: Arc<Allocations>,
-    advertised: Advertised,
-    board: Arc<StatusBoard>,
-    meters: Meters,
+    pub journal: Arc<Journal>,
+    pub inventory: Arc<Inventory>,
+    pub allocations: Arc<Allocations>,
+    pub advertised: Advertised,
+    pub board: Arc<StatusBoard>,
+    pub meters: Meters,
     /// What containers were refused, as of the last look, and when that was. Held from a look to its comparison, and before
     /// any lock of the order.
     pub(crate) incidents: Mutex<(Instant, Incidents)>,
@@ -122,30 +122,6 @@ impl Agent {
     /// The configuration in force. It may be another at the next call.
     pub fn config(&self) -> Arc<Config> {
         self.config.get()
-    }
-
-    pub fn journal(&self) -> &Arc<Journal> {
-        &self.journal
-    }
-
-    pub fn inventory(&self) -> &Arc<Inventory> {
-        &self.inventory
-    }
-
-    pub fn allocations(&self) -> &Arc<Allocations> {
-        &self.allocations
-    }
-
-    pub fn advertised(&self) -> &Advertised {
-        &self.advertised
-    }
-
-    pub fn board(&self) -> &Arc<StatusBoard> {
-        &self.board
-    }
-
-    pub fn meters(&self) -> &Meters {
-        &self.meters
     }
 
     /// `Allocate` of a resource: all containers of the request or none. Blocking.
@@ -376,7 +352,7 @@ impl Agent {
     /// wait for the ledger. Blocking.
     pub fn close(&self) {
         self.inventory.save_health(Vec::new(), true);
-        self.allocations.pages().heartbeat(0);
+        self.allocations.pages.heartbeat(0);
         if let Some(arbiter) = self.allocations.arbiter() {
             arbiter.stop();
         }

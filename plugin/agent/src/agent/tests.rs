@@ -58,7 +58,7 @@ impl Engine for FakeEngine {
 
     fn release(&self, id: &AllocationId) {
         let agent = self.agent.lock().unwrap().upgrade();
-        let is_recorded = agent.is_some_and(|agent| agent.allocations().record(id).is_some());
+        let is_recorded = agent.is_some_and(|agent| agent.allocations.record(id).is_some());
         self.note(if is_recorded { "release" } else { "release unrecorded" }.to_owned());
     }
 }
@@ -147,7 +147,7 @@ fn each_engine_is_asked_through_a_tenants_life() {
     let node = node(false);
     node.grant(&replicas(&[1])).unwrap();
     assert_eq!(node.engine.take(), ["admit 4 Fresh"]);
-    let record = node.agent.allocations().records().pop().unwrap();
+    let record = node.agent.allocations.records().pop().unwrap();
     assert!(record.origin.is_device_plugin() && node.pages() == 1);
     let target = Target { name: record.id.to_string(), ..Target::default() };
     let memory_limit_bytes = Some(2 * GIB);
@@ -157,7 +157,7 @@ fn each_engine_is_asked_through_a_tenants_life() {
     node.agent.release(std::slice::from_ref(&record.id)).unwrap();
     // First while the ledger has it: a plugin that is killed in between leaves no pages without a record.
     assert_eq!(node.engine.take(), ["release"]);
-    assert_eq!((node.pages(), node.agent.allocations().records().len()), (0, 0));
+    assert_eq!((node.pages(), node.agent.allocations.records().len()), (0, 0));
     // What has ended already may be released again.
     node.agent.release(std::slice::from_ref(&record.id)).unwrap();
     assert!(node.engine.take().is_empty());
@@ -170,9 +170,9 @@ fn a_tenant_that_one_engine_cannot_hold_leaves_nothing_with_the_others() {
     assert!(error.to_string().contains("odd"), "{error}");
     assert_eq!(node.engine.take(), ["admit 3 Fresh", "release unrecorded"]);
     assert_eq!((node.pages(), node.specs()), (0, 0));
-    assert!(node.agent.allocations().records().is_empty());
+    assert!(node.agent.allocations.records().is_empty());
     let again = node.restart(true);
-    assert!(again.agent.allocations().records().is_empty());
+    assert!(again.agent.allocations.records().is_empty());
 }
 
 #[test]
@@ -185,7 +185,7 @@ fn containers_are_all_granted_what_they_ask_for_or_none_is() {
     // The second has pages and is refused by the last engine.
     node.engine.refuses.store(true, Ordering::Relaxed);
     node.agent.grant(&[replicas(&[0]), replicas(&[1])]).unwrap_err();
-    assert_eq!((node.pages(), node.agent.allocations().records().len()), (0, 0));
+    assert_eq!((node.pages(), node.agent.allocations.records().len()), (0, 0));
     node.engine.refuses.store(false, Ordering::Relaxed);
     assert_eq!(node.agent.grant(&[replicas(&[0]), replicas(&[1])]).unwrap().len(), 2);
 }
@@ -196,12 +196,12 @@ fn a_claim_that_is_prepared_again_keeps_its_pages_and_its_record() {
     let ask = claim("u", 2, 100);
     let first = node.grant(&ask).unwrap();
     assert_eq!(first[0].cdi_devices.len(), 2, "{first:?}");
-    let record = node.agent.allocations().records().pop().unwrap();
+    let record = node.agent.allocations.records().pop().unwrap();
     for round in 0..3 {
         node.engine.take();
         assert_eq!(node.grant(&ask).unwrap(), first, "round {round}");
         assert_eq!(node.engine.take(), ["admit 2 Adopt"]);
-        assert_eq!(node.agent.allocations().records(), [Arc::clone(&record)]);
+        assert_eq!(node.agent.allocations.records(), [Arc::clone(&record)]);
         node = node.restart(true);
     }
     assert_eq!((node.pages(), node.specs()), (1, 1));
@@ -224,7 +224,7 @@ fn shares_of_claims_are_judged_beside_each_other_with_numbers() {
 #[test]
 fn every_change_of_what_is_live_is_an_event() {
     let node = node(true);
-    let mut events = node.agent.advertised().events();
+    let mut events = node.agent.advertised.events();
     events.mark_unchanged();
     node.grant(&claim("u", 2, 100)).unwrap();
     assert!(events.has_changed().unwrap());
@@ -237,7 +237,7 @@ fn every_change_of_what_is_live_is_an_event() {
 
 /// Whether `status` says long after the start that an allocation is not held.
 fn is_warned_of(node: &Node) -> bool {
-    let warnings = node.agent.board().warnings(unix_ms() + 30 * GRAVE);
+    let warnings = node.agent.board.warnings(unix_ms() + 30 * GRAVE);
     warnings.iter().any(|one| one.text.contains("has no pages") && one.times == 0)
 }
 
@@ -256,14 +256,14 @@ fn what_cannot_be_held_is_a_warning_until_it_can_or_is_gone() {
     node.engine.refuses.store(true, Ordering::Relaxed);
     node = node.restart(true);
     assert!(is_warned_of(&node));
-    let record = node.agent.allocations().records().pop().unwrap();
+    let record = node.agent.allocations.records().pop().unwrap();
     node.agent.release(std::slice::from_ref(&record.id)).unwrap();
     assert!(!is_warned_of(&node));
 }
 
 fn offered(node: &Node) -> usize {
-    node.agent.advertised().refresh();
-    let devices = node.agent.advertised().devices(RESOURCE);
+    node.agent.advertised.refresh();
+    let devices = node.agent.advertised.devices(RESOURCE);
     devices.borrow().iter().filter(|device| device.healthy).count()
 }
 
@@ -271,8 +271,8 @@ fn offered(node: &Node) -> usize {
 fn a_gpu_that_moves_is_sold_by_nobody_until_the_last_of_the_other_has_ended() {
     let node = node(false);
     let is_moving = |node: &Node| {
-        let catalogue = node.agent.inventory().catalogue();
-        node.agent.allocations().is_moving(&catalogue.gpus[GPU])
+        let catalogue = node.agent.inventory.catalogue();
+        node.agent.allocations.is_moving(&catalogue.gpus[GPU])
     };
     assert_eq!(offered(&node), 4);
     let error = node.grant(&claim("u", 2, 100)).unwrap_err().to_string();
@@ -284,7 +284,7 @@ fn a_gpu_that_moves_is_sold_by_nobody_until_the_last_of_the_other_has_ended() {
     assert!(is_moving(&node));
     let error = node.grant(&claim("u", 2, 100)).unwrap_err().to_string();
     assert!(error.contains("moving from device plugin") && error.contains("1 share"), "{error}");
-    let id = node.agent.allocations().records()[0].id.clone();
+    let id = node.agent.allocations.records()[0].id.clone();
     node.agent.release(&[id]).unwrap();
     assert!(!is_moving(&node));
     node.grant(&claim("u", 2, 100)).unwrap();
@@ -295,7 +295,7 @@ fn a_gpu_that_moves_is_sold_by_nobody_until_the_last_of_the_other_has_ended() {
     assert!(error.contains("moving from DRA"), "{error}");
     // What was prepared is prepared again, also if another plugin sells the GPU by now.
     node.grant(&claim("u", 2, 100)).unwrap();
-    let id = node.agent.allocations().records()[0].id.clone();
+    let id = node.agent.allocations.records()[0].id.clone();
     node.agent.release(&[id]).unwrap();
     assert_eq!(offered(&node), 4);
     node.grant(&replicas(&[1])).unwrap();
@@ -310,7 +310,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 /// What is sold, and what kubelet may give away beside it.
 fn sold(agent: &Agent) -> (u64, u64) {
-    let books = agent.advertised().books();
+    let books = agent.advertised.books();
     let live = |record: &&Arc<Record>| record.is_live();
     let records = books.allocations.iter().map(|(record, _)| record).filter(live);
     let sold = records.map(|record| record.grants[0].memory_limit_bytes).sum();

@@ -377,7 +377,7 @@ pub async fn keep(agent: Arc<Agent>) {
     loop {
         let (asked, pages) = (Arc::clone(&agent), agent.config().paths.pages.clone());
         // First: what happens during the look is news.
-        news.follow(&pages, move || asked.allocations().directories()).await;
+        news.follow(&pages, move || asked.allocations.directories()).await;
         let looking = Arc::clone(&agent);
         let is_mended = match tokio::task::spawn_blocking(move || looking.mend()).await {
             Ok(is_mended) => is_mended,

@@ -41,12 +41,13 @@ pub(crate) use room::is_moving;
 #[derive(Debug)]
 pub struct Allocations {
     config: Current,
-    paths: Paths,
-    delivery: Delivery,
+    /// Where things are on this node; that stays for as long as the plugin runs.
+    pub paths: Paths,
+    pub delivery: Delivery,
     journal: Arc<Journal>,
     inventory: Arc<Inventory>,
     board: Arc<StatusBoard>,
-    pages: Arc<Pages>,
+    pub pages: Arc<Pages>,
     leases: Arc<Leases>,
     /// All that hold tenants, in the order in which they are asked.
     engines: Vec<Arc<dyn Engine>>,
@@ -62,8 +63,9 @@ pub struct Allocations {
     preferences: Ranked<BTreeMap<String, PlacementReason>>,
     started: Notify,
     /// The last generation of the plugin before this one.
-    adopted_until: u64,
-    adopted: usize,
+    pub adopted_until: u64,
+    /// How many allocations the start found by their pages alone, because their records were lost.
+    pub adopted: usize,
 }
 
 /// The start of an allocation's first container, in generations.
@@ -204,19 +206,6 @@ impl Allocations {
         self.leases.arbiter()
     }
 
-    /// Where things are on this node; that stays for as long as the plugin runs.
-    pub fn paths(&self) -> &Paths {
-        &self.paths
-    }
-
-    pub fn delivery(&self) -> &Delivery {
-        &self.delivery
-    }
-
-    pub fn pages(&self) -> &Pages {
-        &self.pages
-    }
-
     pub(crate) fn all(&self) -> RankedGuard<'_, Records> {
         self.records.lock()
     }
@@ -299,14 +288,5 @@ impl Allocations {
     /// Done when a container has started since the last time: its holder may be known now.
     pub async fn container_started(&self) {
         self.started.notified().await;
-    }
-
-    pub fn adopted_until(&self) -> u64 {
-        self.adopted_until
-    }
-
-    /// How many allocations the start found by their pages alone, because their records were lost.
-    pub fn adopted(&self) -> usize {
-        self.adopted
     }
 }

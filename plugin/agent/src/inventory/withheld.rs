@@ -211,8 +211,8 @@ impl ForeignWatch {
 
     async fn look(&mut self) {
         if self.agent.config().gpus.sold_by_others == SoldByOthers::Allow {
-            self.agent.board().set_condition(LOOKING, None);
-            self.agent.board().publish(|facts| facts.others_seen_by = "");
+            self.agent.board.set_condition(LOOKING, None);
+            self.agent.board.publish(|facts| facts.others_seen_by = "");
             return self.tell(BTreeMap::new()).await;
         }
         let (mut offers, how) = match self.offers().await {
@@ -221,7 +221,7 @@ impl ForeignWatch {
                 // No look: what was found stands. Housekeeping reports a missing socket.
                 let text = format!("it is not known what other plugins sell: {error}");
                 let text = (!matches!(error, PodResourcesError::Absent(_))).then_some(text);
-                self.agent.board().set_condition(LOOKING, text);
+                self.agent.board.set_condition(LOOKING, text);
                 return;
             }
         };
@@ -235,18 +235,18 @@ impl ForeignWatch {
             }
             (Ok(_), _) => None,
         };
-        self.agent.board().set_condition(LOOKING, lacking);
+        self.agent.board.set_condition(LOOKING, lacking);
         let how = how.unwrap_or("what pods hold");
-        self.agent.board().publish(|facts| facts.others_seen_by = how);
+        self.agent.board.publish(|facts| facts.others_seen_by = how);
         let held = held.unwrap_or_default().into_iter();
-        let foreign = held.filter(|holding| !self.agent.allocations().knows(holding));
+        let foreign = held.filter(|holding| !self.agent.allocations.knows(holding));
         offers.extend(foreign.map(|holding| Offer {
             holder: Some(format!("{}/{}", holding.namespace, holding.pod)),
             resource: holding.resource_name,
             device_ids: holding.device_ids,
         }));
-        let gpus = self.agent.inventory().catalogue().devices();
-        let findings = judge(&offers, &self.agent.allocations().own_resources(), &gpus);
+        let gpus = self.agent.inventory.catalogue().devices();
+        let findings = judge(&offers, &self.agent.allocations.own_resources(), &gpus);
         self.others.observe(findings, Instant::now());
         self.tell(self.others.current()).await;
     }
@@ -270,7 +270,7 @@ impl ForeignWatch {
     }
 
     async fn tell(&self, findings: BTreeMap<String, ForeignSale>) {
-        if self.agent.inventory().sold_by_others() == findings {
+        if self.agent.inventory.sold_by_others() == findings {
             return;
         }
         let agent = Arc::clone(&self.agent);
@@ -279,7 +279,7 @@ impl ForeignWatch {
         if let Err(error) = result {
             warn!(%error, "what other plugins sell");
         }
-        if self.agent.inventory().sold_by_others().is_empty() {
+        if self.agent.inventory.sold_by_others().is_empty() {
             info!("no other plugin sells a GPU of ours");
         }
     }

@@ -81,8 +81,8 @@ pub fn report(agent: Arc<Agent>, timing: Timing) -> impl Future<Output = ()> + S
     let server = timing.server.clone().or_else(Server::of_pod);
     let (queue, lines) = mpsc::channel(QUEUE);
     if server.is_some() {
-        let (current, counts) = (agent.config.clone(), Arc::clone(agent.trust().events()));
-        agent.journal().set_listener(Box::new(move |line: &Event| {
+        let (current, counts) = (agent.config.clone(), Arc::clone(&agent.trust().events));
+        agent.journal.set_listener(Box::new(move |line: &Event| {
             let is_wanted = are_wanted(&current.get()) && events::concerns_pods(&line.what);
             if is_wanted && queue.try_send(line.clone()).is_err() {
                 counts.dropped.fetch_add(1, Ordering::Relaxed);
@@ -98,7 +98,7 @@ pub fn report(agent: Arc<Agent>, timing: Timing) -> impl Future<Output = ()> + S
 }
 
 async fn run(agent: Arc<Agent>, server: Server, mut lines: mpsc::Receiver<Event>, timing: Timing) {
-    let (board, counts) = (agent.board(), agent.trust().events());
+    let (board, counts) = (&agent.board, &agent.trust().events);
     let mut changes = agent.config.changes();
     let name = node_name().unwrap_or_default();
     let client = EventClient::new(Client::new(server, timing.limit), name);
@@ -240,7 +240,7 @@ async fn take(agent: &Arc<Agent>, events: &mut Events, line: Event, counts: &Cou
 
 /// Whom a line concerns: the container that it names, or all pods on its GPU (on any where it names none). Blocking.
 fn subjects(agent: &Agent, line: &Event) -> Vec<Subject> {
-    let entries = checkpoint::entries(&agent.allocations().paths().kubelet).unwrap_or_default();
+    let entries = checkpoint::entries(&agent.allocations.paths.kubelet).unwrap_or_default();
     let uid = |record: &Record, holder: &Holder| {
         // What kubelet gave this container; two of one name are two generations.
         let ids = entries.iter().filter(|entry| {
@@ -263,7 +263,7 @@ fn subjects(agent: &Agent, line: &Event) -> Vec<Subject> {
     };
     match (&line.id, &line.holder) {
         (Some(id), named) => {
-            let record = agent.allocations().record(id);
+            let record = agent.allocations.record(id);
             let current = record.as_ref().filter(|record| record.generation == line.generation);
             let holder = named.clone().or_else(|| current.and_then(|r| r.holder.clone()));
             let Some(holder) = holder else { return Vec::new() };
@@ -284,7 +284,7 @@ fn subjects(agent: &Agent, line: &Event) -> Vec<Subject> {
             let on = |record: &Record| {
                 record.is_live() && record.grants.iter().any(|grant| is_it(&grant.uuid))
             };
-            let records = agent.allocations().with_regions().into_iter().map(|(record, _)| record);
+            let records = agent.allocations.with_regions().into_iter().map(|(record, _)| record);
             records
                 .filter(|record| on(record))
                 .filter_map(|record| {

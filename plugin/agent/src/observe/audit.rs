@@ -86,14 +86,14 @@ impl<'a> Kubelet<'a> {
 
     fn entries(&self) -> &[Entry] {
         self.entries.get_or_init(|| {
-            checkpoint::entries(&self.agent.allocations().paths().kubelet).unwrap_or_default()
+            checkpoint::entries(&self.agent.allocations.paths.kubelet).unwrap_or_default()
         })
     }
 
     pub(super) fn given(&self, place: &PodContainer, container: &str) -> Option<AllocationId> {
         let is_its = |e: &&Entry| e.pod_uid == place.pod_uid && e.container == container;
         let mut ids = self.entries().iter().filter(is_its).map(Entry::allocation);
-        ids.find(|id| self.agent.allocations().record(id).is_some())
+        ids.find(|id| self.agent.allocations.record(id).is_some())
     }
 }
 
@@ -119,7 +119,7 @@ impl Observer {
         let known = list.iter().filter(|stranger| seen.knows(stranger)).count();
         outside.strangers = Some(u64::try_from(known).unwrap_or(u64::MAX));
         let agent = &self.agent;
-        let logs = &agent.allocations().paths().container_logs;
+        let logs = &agent.allocations.paths.container_logs;
         list.truncate(NAMED.max(found.iter().map(|(at, _)| at + 1).max().unwrap_or(0)));
         for stranger in list.iter_mut().filter(|stranger| seen.knows(stranger)) {
             if let (None, Some(place)) = (&stranger.holder, &stranger.place) {
@@ -172,7 +172,7 @@ impl Observer {
     }
 
     fn cause(&self, pid: u32) -> String {
-        match mapped(self.procs.root(), pid) {
+        match mapped(&self.procs.root, pid) {
             Some(why) => why.to_owned(),
             None => {
                 "a static program, another linker namespace, a preload removed, or the page was \
@@ -204,7 +204,7 @@ impl Observer {
     pub(super) fn pages_source(&self) -> Option<Source> {
         let text = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
         // As the kernel names it, whatever links lead there.
-        let pages = self.agent.allocations().paths().pages.canonicalize().ok()?;
+        let pages = self.agent.allocations.paths.pages.canonicalize().ok()?;
         Source::of(&Mounts::parse(&text), pages.to_str()?)
     }
 }

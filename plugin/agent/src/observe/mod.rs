@@ -71,7 +71,7 @@ pub struct Watch {
 impl Watch {
     pub fn start(agent: Arc<Agent>, discovery: Arc<dyn Discovery>) -> std::io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
-        let bell = Arc::clone(agent.allocations().pages().bell());
+        let bell = Arc::clone(agent.allocations.pages.bell());
         let watch = Watch { stop: Arc::clone(&stop), bell: Arc::clone(&bell) };
         let mut observer = Observer::new(agent, discovery);
         std::thread::Builder::new().name("observe".into()).stack_size(256 << 10).spawn(
@@ -165,7 +165,7 @@ impl Observer {
     fn round(&mut self) {
         let allocations: Vec<Found> = self
             .agent
-            .allocations()
+            .allocations
             .with_regions()
             .into_iter()
             .filter_map(|(record, region)| Some((record, region?)))
@@ -305,7 +305,7 @@ impl Observer {
             Ok(processes) => processes,
             Err(error) => {
                 // Of a GPU that has left the node the driver knows nothing.
-                match self.agent.inventory().catalogue().gpus.contains_key(uuid) {
+                match self.agent.inventory.catalogue().gpus.contains_key(uuid) {
                     true => self.silent.insert(uuid.to_owned(), error),
                     false => self.silent.remove(uuid),
                 };
@@ -406,7 +406,7 @@ impl Observer {
             let Some(figures) = tenant.gpus.get_mut(*gpu) else { continue };
             let Figures { estimator, audit, context } = figures;
             let constant = record.grants[*gpu].context_overhead_bytes;
-            let wants = |bytes: u64| self.agent.inventory().wants_context(uuid, bytes);
+            let wants = |bytes: u64| self.agent.inventory.wants_context(uuid, bytes);
             let shown = context.see(&sample, &after, (*gpu, constant), wants);
             let again = shown.pending.then_some(CONFIRM);
             if let Some(bytes) = shown.bytes
@@ -575,7 +575,7 @@ impl Observer {
             };
             return Owner::ObservedTenants(owners.into_iter().map(member).collect());
         }
-        let record = elsewhere.as_ref().and_then(|id| self.agent.allocations().record(id));
+        let record = elsewhere.as_ref().and_then(|id| self.agent.allocations.record(id));
         Owner::Nobody(Stranger {
             pid: process.pid,
             start: identity.start,
@@ -596,7 +596,7 @@ impl Observer {
                 plural(self.silent.len(), "GPU")
             )
         });
-        self.agent.board().set_condition("observation", text);
+        self.agent.board.set_condition("observation", text);
     }
 }
 

@@ -31,7 +31,7 @@ pub struct Identity {
 
 #[derive(Debug)]
 pub struct Procs {
-    root: PathBuf,
+    pub root: PathBuf,
     /// Where the pages lie; `None`: not known.
     pages: Option<Source>,
     known: HashMap<u32, Identity>,
@@ -78,10 +78,6 @@ impl Procs {
 
     pub fn keep(&mut self, pids: impl Fn(u32) -> bool) {
         self.known.retain(|pid, _| pids(*pid));
-    }
-
-    pub fn root(&self) -> &Path {
-        &self.root
     }
 
     fn file(&self, pid: u32, name: &str) -> Option<Vec<u8>> {

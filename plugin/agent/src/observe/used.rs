@@ -37,7 +37,7 @@ impl Observer {
         }
         self.uses.due = now + SLOW;
         let agent = std::sync::Arc::clone(&self.agent);
-        let Some(arbiter) = agent.allocations().arbiter() else { return };
+        let Some(arbiter) = agent.allocations.arbiter() else { return };
         let Some(view) = Arbiter::view(arbiter) else { return };
         let is_unmeasured = |share: &&TenantShare| share.totals.alone_ns > 0;
         let before = std::mem::take(&mut self.uses.alone);

@@ -233,7 +233,7 @@ impl Reloader {
                 let agent = self.agent.get();
                 let here = |selection: &GpuSelection| selection.gpus.clone();
                 agent.map(|agent| {
-                    let known = || agent.inventory().catalogue().devices();
+                    let known = || agent.inventory.catalogue().devices();
                     selection.as_ref().map_or_else(known, here)
                 })
             }
@@ -408,7 +408,7 @@ impl Reloader {
         );
         agent.reload((*now).clone(), Some(selection));
         for gpu in lost {
-            agent.inventory().was_gone(&gpu.uuid);
+            agent.inventory.was_gone(&gpu.uuid);
         }
         for gpu in new {
             info!(%gpu, "a GPU answers again and is sold");
@@ -430,7 +430,7 @@ impl Reloader {
     }
 
     fn sold(&self) -> Vec<Gpu> {
-        self.agent.get().map_or_else(Vec::new, |agent| agent.inventory().catalogue().devices())
+        self.agent.get().map_or_else(Vec::new, |agent| agent.inventory.catalogue().devices())
     }
 }
 

@@ -40,7 +40,7 @@ impl Reloader {
         let _still = lock(&self.seen);
         let before = self.current.get();
         let mut notes = Vec::new();
-        let sold = node.inventory().catalogue();
+        let sold = node.inventory.catalogue();
         let mut gpus = sold.devices();
         if judged.names_gpus() {
             match self.select_gpus(&config) {
@@ -58,7 +58,7 @@ impl Reloader {
         }
         let differences = keys::differences(&before, &config);
         notes.extend(remarks(&gpus, &config));
-        let records = node.allocations().records();
+        let records = node.allocations.records();
         notes.extend(moves(&sold, &Catalogue::new(&gpus, &config), &records));
         notes.extend(driver_stays(&config, &records));
         keys::keep(&mut config, &before);
@@ -66,7 +66,7 @@ impl Reloader {
         let live = records.iter().filter(|record| record.is_live());
         PlanResponse {
             changes: planned(&differences, &config),
-            shares: node.advertised().forecast(&after),
+            shares: node.advertised.forecast(&after),
             allocations: live.map(|record| allocation(record, &after, &differences)).collect(),
             notes,
             ..PlanResponse::default()

@@ -59,7 +59,7 @@ pub struct Trust {
     counts: [AtomicU64; FindingKind::VARIANTS.len()],
     outside: Mutex<BTreeMap<String, Outside>>,
     uids: Mutex<BTreeMap<(String, String), String>>,
-    events: Arc<Counts>,
+    pub events: Arc<Counts>,
 }
 
 impl Trust {
@@ -97,10 +97,6 @@ impl Trust {
 
     pub fn uid(&self, namespace: &str, pod: &str) -> Option<String> {
         lock(&self.uids).get(&(namespace.to_owned(), pod.to_owned())).cloned()
-    }
-
-    pub fn events(&self) -> &Arc<Counts> {
-        &self.events
     }
 }
 

@@ -109,7 +109,7 @@ impl StatusView {
         match (self.agent.get(), self.registration.get()) {
             (Some(agent), Some(registration)) => {
                 let reports = registration.borrow().clone();
-                let sold = agent.inventory().catalogue().resources.clone();
+                let sold = agent.inventory.catalogue().resources.clone();
                 let dra = self.board.facts().dra;
                 if sold.is_empty() && dra.is_none() {
                     amiss.push("nothing is sold".to_owned());
@@ -153,7 +153,7 @@ impl StatusView {
     /// As [`StatusView::status`], looking at pages in another way.
     pub(crate) fn survey(&self, look: &Look) -> Survey {
         let mut unread = HashSet::new();
-        let books = self.agent.get().map(|agent| agent.advertised().books());
+        let books = self.agent.get().map(|agent| agent.advertised.books());
         let mut status = Status {
             api_version: API_VERSION.to_owned(),
             plugin: self.plugin(books.as_ref()),
@@ -168,11 +168,11 @@ impl StatusView {
             status.set_warnings(warnings);
             return Survey { status, ..Survey::default() };
         };
-        let others = agent.inventory().others_warnings().into_iter().chain(agent.trust_warnings());
+        let others = agent.inventory.others_warnings().into_iter().chain(agent.trust_warnings());
         let records = books.allocations.iter().map(|(record, _)| record);
         let kept = tessera_agent::kept_by_other(&books.catalogue, records);
         let mut found: Vec<Found> = others.chain(kept).map(standing).collect();
-        let arbiter = agent.allocations().arbiter().and_then(Arbiter::view);
+        let arbiter = agent.allocations.arbiter().and_then(Arbiter::view);
         let no_view = View::default();
         let compute = arbiter.as_ref().unwrap_or(&no_view);
         let (mut hidden, mut seen) = (false, false);
@@ -210,7 +210,7 @@ impl StatusView {
         warnings.extend(lock(&self.ages).update(found, status.at_unix_ms));
         status.set_warnings(warnings);
         status.plugin.sees_host_pids = !hidden;
-        status.plugin.shim_path = agent.allocations().delivery().shim.display().to_string();
+        status.plugin.shim_path = agent.allocations.delivery.shim.display().to_string();
         status.gpus = self.gpus(agent, &books, &status.allocations, at);
         status.gpus.iter_mut().for_each(|gpu| add_lease(gpu, compute));
         Survey { status, unread, arbiter, books: Some(books) }

@@ -79,13 +79,13 @@ impl Facts {
             books.allocations.iter().map(|(record, _)| Arc::clone(record)).collect()
         });
         let page_versions = records.iter().filter_map(|record| {
-            let pages = agent.allocations().pages_of(&record.id);
+            let pages = agent.allocations.pages_of(&record.id);
             Some((record.id.to_string(), tessera_region::quota::abi_in(&pages)?))
         });
         let gpus = books.map_or_else(Vec::new, |books| {
             books.catalogue.gpus.values().map(|sold| sold.gpu.clone()).collect()
         });
-        let journal = agent.journal();
+        let journal = &agent.journal;
         let mut remarks = Vec::new();
         let trail = journal.read_trail(|trail| {
             // Asked after the trail was begun: no line is in both.

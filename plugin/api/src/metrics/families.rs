@@ -301,7 +301,7 @@ families! {
         };
     "tessera_allocations_adopted" "" Gauge NONE,
         "Allocations that the plugin's start found by their pages alone, because their records were lost",
-        |s| one(s.agent().map(|agent| agent.allocations().adopted()));
+        |s| one(s.agent().map(|agent| agent.allocations.adopted));
     "tessera_warnings" "" Gauge NONE,
         "Warnings that `tessera status` shows",
         |s| one(s.status().warnings.len());
@@ -314,12 +314,12 @@ families! {
     "tessera_ledger_commits" "" Counter &["outcome"],
         "Transactions of the durable record: ok or failed",
         |s| {
-            let commits = s.agent().map(|agent| agent.journal().commits().counts());
+            let commits = s.agent().map(|agent| agent.journal.commits.counts());
             by(commits.into_iter().flat_map(|(ok, failed)| [("ok", ok), ("failed", failed)]))
         };
     "tessera_kubernetes_events" "" Counter &["outcome"],
         "Kubernetes events on pods: requests that the API server accepted (sent) or not (failed), and events given up (dropped)",
-        |s| by(s.agent().into_iter().flat_map(|agent| agent.trust().events().all()));
+        |s| by(s.agent().into_iter().flat_map(|agent| agent.trust().events.all()));
     "tessera_api_listening" "" Gauge NONE,
         "Whether the JSON API is served over TCP; no series where it is not to be",
         |s| one(s.view.api.get().and_then(|api| api.listening()));

@@ -122,7 +122,7 @@ async fn metrics(
     Extension(connection): Extension<Connection>,
     headers: HeaderMap,
 ) -> Response {
-    let Some(scrape) = answers.scrapes.begin(connection.client()) else {
+    let Some(scrape) = answers.scrapes.begin(connection.client) else {
         let text = "too many scrapes at once, in all or of this address\n";
         return (StatusCode::TOO_MANY_REQUESTS, [(RETRY_AFTER, "1")], text).into_response();
     };

@@ -114,7 +114,7 @@ impl Snapshot {
     pub fn collect(view: &Arc<StatusView>, running_totals: &mut RunningTotals) -> Self {
         let survey = view.survey(&Region::try_snapshot);
         let now = Instant::now();
-        let adopted = view.agent.get().map_or(0, |agent| agent.allocations().adopted_until());
+        let adopted = view.agent.get().map_or(0, |agent| agent.allocations.adopted_until);
         let allocations = &survey.status.allocations;
         let totals = allocations
             .iter()
@@ -181,7 +181,7 @@ impl Snapshot {
     }
 
     pub fn calls(&self, call: Call) -> Vec<Sample<'_>> {
-        let calls = self.agent().into_iter().flat_map(|agent| agent.meters().calls(call));
+        let calls = self.agent().into_iter().flat_map(|agent| agent.meters.calls(call));
         let sample = |(resource, outcome, counts): (Arc<str>, Outcome, Counts)| {
             let labels = vec![resource.to_string().into(), outcome.into_str().into()];
             Sample::of(labels, Value::Histogram(counts.buckets, counts.sum))

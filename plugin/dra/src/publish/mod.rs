@@ -104,7 +104,7 @@ impl Publisher {
     /// Publishes until it is dropped. The slices stay: another instance takes them over, or kubelet removes them.
     pub async fn run(self) {
         let mut controller = Controller::new(&self.node);
-        let (mut events, mut changes) = (self.agent.advertised().events(), self.config.changes());
+        let (mut events, mut changes) = (self.agent.advertised.events(), self.config.changes());
         let mut told: Option<Told> = None;
         let mut known = Known::default();
         let mut offered = None;
@@ -157,7 +157,7 @@ impl Publisher {
         let (agent, discovery) = (Arc::clone(&self.agent), Arc::clone(&self.discovery));
         let (pci_devices, mut asked) = (self.pci_devices.clone(), std::mem::take(known));
         let ask = move || {
-            let devices = agent.inventory().catalogue().devices();
+            let devices = agent.inventory.catalogue().devices();
             // A driver that did not answer may by now.
             if asked.gpus != devices || asked.facts.driver_version.is_none() {
                 (asked.facts, asked.gpus) = (discovery.facts(&devices), devices);

@@ -44,9 +44,9 @@ impl Published {
         facts: &Facts,
         root: &mut dyn FnMut(&str) -> Option<String>,
     ) -> Vec<Self> {
-        let (catalogue, config) = (agent.inventory().catalogue(), agent.config());
+        let (catalogue, config) = (agent.inventory.catalogue(), agent.config());
         // All of one moment.
-        let mut records = agent.allocations().records();
+        let mut records = agent.allocations.records();
         records.retain(|record| record.is_live());
         let live = || records.iter().map(AsRef::as_ref);
         let published = |sold: &AdvertisedGpu| {
@@ -60,8 +60,8 @@ impl Published {
                 memory_bytes: capacity.sellable(),
                 grown_bytes: live().map(|one| one.grown_bytes(uuid)).fold(0, u64::saturating_add),
                 free_bytes: Left::beside(capacity, uuid, live()).memory_bytes,
-                is_cordoned: agent.inventory().cordon_of(uuid).is_some(),
-                is_moving: agent.allocations().is_moving(sold),
+                is_cordoned: agent.inventory.cordon_of(uuid).is_some(),
+                is_moving: agent.allocations.is_moving(sold),
             }
         };
         catalogue.gpus.values().filter(|sold| sold.seller == FrontEnd::Dra).map(published).collect()

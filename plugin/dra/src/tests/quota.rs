@@ -96,7 +96,7 @@ impl World {
         let results = vec![share("gpu", &claim.device, &format!("s-{uid}"), &bytes, "1")];
         let object = crate::fixtures::claim(&uid, &uid, results);
         let asked = ClaimRef { namespace: "team".into(), name: uid.clone(), uid };
-        let catalogue = self.agent.inventory().catalogue();
+        let catalogue = self.agent.inventory.catalogue();
         let node = Node { pool: "node", catalogue: &catalogue, records: &[], is_on: true };
         let decision = decide(&asked, Some(&object), node)?;
         self.agent.grant(&decision.asks).map_err(|error| error.to_string())?;
@@ -151,7 +151,7 @@ impl World {
             Step::End(_) => {}
         }
         for (at, gpu) in GPUS.iter().enumerate() {
-            let records = self.agent.allocations().records();
+            let records = self.agent.allocations.records();
             let counted: u64 = records.iter().filter_map(|record| record.counted_bytes(gpu)).sum();
             let free = ([16u64, 24][at] << 30).saturating_sub(counted);
             let offered = self.offered(at);

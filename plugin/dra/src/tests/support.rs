@@ -88,7 +88,7 @@ pub fn fall_ill(agent: &Agent, uuid: &str) {
 pub async fn recover(agent: &Agent, uuid: &str) {
     let probe = |answer| agent.observe(&Observation::Probe { uuid: uuid.into(), answer });
     probe(Err(Silence { why: "it is reset".into(), gone: true }));
-    while agent.inventory().catalogue().gpus[uuid].sick.is_some() {
+    while agent.inventory.catalogue().gpus[uuid].sick.is_some() {
         tokio::time::sleep(Duration::from_millis(20)).await;
         probe(Ok(()));
     }

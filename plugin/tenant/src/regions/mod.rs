@@ -196,7 +196,7 @@ impl Region {
         if new_tenant || !had_socket {
             let pages: Arc<dyn session::Pages> = Arc::new(Weak(Arc::downgrade(self)));
             let tenant =
-                if new_tenant { Arc::default() } else { Arc::clone(open.listener.tenant()) };
+                if new_tenant { Arc::default() } else { Arc::clone(&open.listener.tenant) };
             open.listener = Listener::bind(&self.dir, pages, tenant)
                 .map_err(|error| RegionError::Socket { path: self.dir.clone(), error })?;
         }
@@ -225,7 +225,7 @@ impl Region {
     }
 
     pub fn tenant(&self) -> Arc<TenantSessions> {
-        Arc::clone(self.open().listener.tenant())
+        Arc::clone(&self.open().listener.tenant)
     }
 
     /// Times the usage page was found impossible, its file wrong, or changing it held up.

@@ -24,7 +24,7 @@ pub fn run(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let dir = tempfile::Builder::new().prefix("tessera-bench-open.").tempdir()?;
     make_pages(dir.path(), &backlog(100.0, "0"));
     let arbiter = tessera_harness::Arbiter::again(dir.path());
-    arbiter.quota().set_window(0, WINDOW.0, WINDOW.1);
+    arbiter.quota.set_window(0, WINDOW.0, WINDOW.1);
     arbiter.open();
     let (median, mean) = alternate(world, dir.path())?;
     report.pair("launch_open_overhead_ns", "hooked launch, open gate", "ns", &median, 60.0);

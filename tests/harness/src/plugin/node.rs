@@ -153,7 +153,7 @@ impl TestNode {
     }
 
     fn keep(&mut self, app: App) {
-        let (sources, api) = (Arc::clone(app.view()), app.source().clone());
+        let (sources, api) = (Arc::clone(&app.view), app.source().clone());
         let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(app.run_until(async {
             let _ = stopped.await;

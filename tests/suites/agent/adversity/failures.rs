@@ -108,7 +108,7 @@ async fn a_lost_ledger_is_a_warning_and_its_pages_are_adopted() {
         for says in says.iter().chain(&[adopted]) {
             assert!(warnings.contains(says), "{says}: {warnings}");
         }
-        assert_eq!(node.agent().allocations().adopted(), 1);
+        assert_eq!(node.agent().allocations.adopted, 1);
         assert_eq!((limit(&pages), generation(&pages)), (16 * GIB, before));
         // Kubelet says whose they are.
         let allocation = node.allocation_until(&ids, |one| one.holder.is_some()).await;

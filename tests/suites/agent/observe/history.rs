@@ -220,7 +220,7 @@ async fn a_refusal_is_remembered_with_what_was_in_use_then_although_the_job_is_g
     job.reserve(0, 5 * GIB).unwrap().commit(5 * GIB, Kind::Plain).unwrap();
     refused(&connect(&pages), 9 * GIB);
     let region = || {
-        let all = node.agent().allocations().with_regions();
+        let all = node.agent().allocations.with_regions();
         all.into_iter().find_map(|(_, region)| region).unwrap()
     };
     until(|| (region().tenant().counters().over_quota >= 1).then_some(())).await;
@@ -241,7 +241,7 @@ async fn what_is_counted_is_explained_at_once() {
         refused(&session, GIB);
         // As soon as it is counted, before housekeeping had its turn.
         let counted = || {
-            let all = node.agent().allocations().with_regions();
+            let all = node.agent().allocations.with_regions();
             let greedy = all.iter().find(|(record, _)| record.replicas == ids);
             let region = greedy.and_then(|(_, region)| region.as_ref());
             region.map_or(0, |region| region.tenant().counters().over_quota)
@@ -257,12 +257,12 @@ async fn what_is_counted_is_explained_at_once() {
 #[tokio::test]
 async fn allocate_does_not_wait_for_who_reads_the_audit_trail() {
     let node = TestNode::start().await;
-    let before = node.agent().journal().trail().unwrap();
+    let before = node.agent().journal.trail().unwrap();
     node.start_pod("llm", 1).await;
     node.start_pod("web", 1).await;
     let before = before.read(&Filter::all()).unwrap();
     assert!(before.events.is_empty(), "it is of the moment before");
-    let after = node.agent().journal().read_trail(|trail| trail.read(&Filter::all())).unwrap();
+    let after = node.agent().journal.read_trail(|trail| trail.read(&Filter::all())).unwrap();
     assert!(after.events.iter().filter(|event| event.what.into_str() == "allocated").count() >= 2);
 }
 

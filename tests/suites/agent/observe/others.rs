@@ -65,13 +65,13 @@ fn waited(mine: &Record, other: &Record) -> Vec<Event> {
 /// Lines of the trail that concern one, and in which another or an operator is named.
 fn tell(node: &TestNode, mine: &Record, other: &Record) {
     let (agent, now) = (node.agent(), tessera_model::clock::unix_ms());
-    agent.journal().audit(waited(mine, other));
+    agent.journal.audit(waited(mine, other));
     let after = mine.grants.iter().map(Into::into).collect();
     let quota = What::QuotaSet { before: Vec::new(), after, forced: false };
     let command =
         format!("quota set {} --reason \"{OPERATORS}: room for {}\"", mine.name(), other.name());
     let said = format!("{OPERATORS}: room for {}", other.name());
-    agent.journal().audit([Event::of(mine, quota, now).by(operator(&command)).because(said)]);
+    agent.journal.audit([Event::of(mine, quota, now).by(operator(&command)).because(said)]);
 }
 
 impl Stage {
@@ -90,12 +90,12 @@ impl Stage {
         until(|| {
             node.agent().note_incidents();
             let all = |trail: &Trail| trail.read(&Filter::all());
-            let lines = node.agent().journal().read_trail(all).unwrap();
+            let lines = node.agent().journal.read_trail(all).unwrap();
             let is_refusal = |event: &&Event| matches!(event.what, What::RefusedMemory { .. });
             (lines.events.iter().filter(is_refusal).count() >= 2).then_some(())
         })
         .await;
-        let records = node.agent().allocations().records();
+        let records = node.agent().allocations.records();
         let of = |mark: &str| records.iter().find(|record| record.name().contains(mark)).unwrap();
         tell(&node, of(MINE), of(THEIRS));
         tell(&node, of(THEIRS), of(MINE));

@@ -218,8 +218,8 @@ async fn happens(node: &TestNode, ids: &[String], what: What) {
     let inner = node.agent();
     let id = id_of(ids);
     tokio::task::spawn_blocking(move || {
-        let record = inner.allocations().record(&id).unwrap();
-        inner.journal().audit([Event::of(&record, what, 1_795_340_700_000).because("for a test")]);
+        let record = inner.allocations.record(&id).unwrap();
+        inner.journal.audit([Event::of(&record, what, 1_795_340_700_000).because("for a test")]);
     })
     .await
     .unwrap();
@@ -279,14 +279,14 @@ async fn what_a_stranger_does_is_no_event_on_its_neighbours() {
     node.all_named().await;
     let agent = node.agent();
     tokio::task::spawn_blocking(move || {
-        let uuid = agent.inventory().catalogue().gpus.keys().next().unwrap().clone();
+        let uuid = agent.inventory.catalogue().gpus.keys().next().unwrap().clone();
         for what in What::examples() {
             let because = "process 1 (theirs) of pod theirs/train".to_owned();
-            agent.journal().audit([Event::of_gpu(&uuid, what, because, 1_795_340_700_000)]);
+            agent.journal.audit([Event::of_gpu(&uuid, what, because, 1_795_340_700_000)]);
         }
         // The last: what comes before it has been sent.
         let of_node = Event::of_node(What::Uncordoned, 1_795_340_700_001);
-        agent.journal().audit([of_node]);
+        agent.journal.audit([of_node]);
     })
     .await
     .unwrap();
@@ -343,7 +343,7 @@ async fn a_server_that_answers_is_no_longer_said_to_be_silent_even_if_it_takes_n
     happens(&node, &admitted.ids, refused(1)).await;
     node.warned("Kubernetes events").await;
     api.server.set_temper(answers(404, "namespaces \"default\" not found"));
-    until(|| (node.agent().trust().events().all()[2].1 == 1).then_some(())).await;
+    until(|| (node.agent().trust().events.all()[2].1 == 1).then_some(())).await;
     assert!(node.status().await.warnings.is_empty());
 }
 
@@ -356,8 +356,8 @@ async fn without_a_server_events_cost_a_counter() {
     let mut node = node_of(timing).await;
     let admitted = node.start_pod("a", 1).await;
     happens(&node, &admitted.ids, refused(1)).await;
-    until(|| (node.agent().trust().events().all()[1].1 >= 2).then_some(())).await;
-    assert_eq!(node.agent().trust().events().all()[0].1, 0);
+    until(|| (node.agent().trust().events.all()[1].1 >= 2).then_some(())).await;
+    assert_eq!(node.agent().trust().events.all()[0].1, 0);
     assert_eq!(api.server.connections(), 0);
     node.stop_plugin().await;
     // Switched off, no event is sent.

@@ -349,7 +349,7 @@ fn a_user_that_may_not_ask_is_refused_with_77() {
     open(&dir.path().join("run"), 0o700);
     // The program lies where another user may not go.
     let program = dir.path().join("tessera");
-    std::fs::copy(tessera_harness::artefacts().tessera(), &program).unwrap();
+    tessera_harness::copy(&tessera_harness::artefacts().tessera(), &program);
     for args in ASKING {
         let mut command = std::process::Command::new(&program);
         std::os::unix::process::CommandExt::uid(&mut command, 1000);

@@ -71,8 +71,8 @@ fn the_tables_versions_and_flavours_are_the_real_drivers() {
 fn the_real_driver_initialises_as_without_the_shim() {
     let Some(driver) = real_driver("cuInit of the real libcuda") else { return };
     let (bare, shim) = (Answers::bare(&driver), Answers::through_shim(&driver));
-    assert_eq!(shim.output().number("cuInit"), bare.output().number("cuInit"));
-    assert_eq!(shim.output().stderr, bare.output().stderr);
+    assert_eq!(shim.output.number("cuInit"), bare.output.number("cuInit"));
+    assert_eq!(shim.output.stderr, bare.output.stderr);
 }
 
 #[test]

@@ -27,7 +27,7 @@ fn flight_of(tenant: &Conversation) -> FlightReader {
 /// A tenant at a gate that is closed, with nothing in flight, to which it is invited; and the closed gate's epoch.
 fn invited(sim: &SimGpu, pages: &Pages) -> (Arbiter, Conversation, FlightReader, u32) {
     let arbiter = Arbiter::take_on(pages);
-    arbiter.quota().set_takes_flight(true);
+    arbiter.quota.set_takes_flight(true);
     let mut tenant = Conversation::with_context("gated", sim, pages);
     arbiter.set(GATE_OPEN);
     tenant.must("launch 1 1000 0");
@@ -109,7 +109,7 @@ fn who_is_not_invited_at_this_closing_waits_at_the_gate() {
 fn a_launch_into_several_streams_waits_at_the_gate_and_one_into_the_legacy_stream_does_not() {
     let Stage { sim, pages } = Stage::new();
     let arbiter = Arbiter::take_on(&pages);
-    arbiter.quota().set_takes_flight(true);
+    arbiter.quota.set_takes_flight(true);
     let mut tenant = Conversation::with_context("limits", &sim, &pages);
     let kernel = tenant.must("kernel 0");
     arbiter.set(GATE_OPEN);
@@ -149,7 +149,7 @@ fn the_next_arbiter_hears_of_whoever_waits_for_the_turn_of_the_last() {
     tenant.must("launch 1 1000000 0");
     arbiter.dies();
     let next = Arbiter::take_on(&pages);
-    next.quota().set_takes_flight(true);
+    next.quota.set_takes_flight(true);
     let epoch = next.shut();
     next.hears_in_time(|m| matches!(m, Message::Hello { .. }));
     flight.release();

@@ -205,8 +205,8 @@ fn thousands_of_short_threads_launch_through_a_gate_that_opens_and_closes() {
 fn without_an_arbiter_work_goes_on_by_the_cycle_and_with_it_again_by_the_gate() {
     let stage = Stage::new();
     let mut arbiter = stage.arbiter();
-    stage.pages.quota().set_cores(0, 300, tessera_region::quota::Policy::Burst);
-    stage.pages.quota().set_window(0, 16, 1000);
+    stage.pages.quota.set_cores(0, 300, tessera_region::quota::Policy::Burst);
+    stage.pages.quota.set_window(0, 16, 1000);
     let mut tenant = stage.tenant();
     tenant.must("start 0 kernel 1 1000");
     arbiter.await_want(tenant.pid());
@@ -221,7 +221,7 @@ fn without_an_arbiter_work_goes_on_by_the_cycle_and_with_it_again_by_the_gate() 
     assert!((0.05..0.6).contains(&share), "{share} of a GPU, of which it has three tenths");
 
     // Back again, and closed: it drains and waits.
-    let mut arbiter = Arbiter::again(stage.pages.dir());
+    let mut arbiter = Arbiter::again(&stage.pages.dir);
     let epoch = arbiter.shut();
     arbiter.await_drained(tenant.pid(), epoch);
     tenant.must("start 0 kernel 1 1000");
@@ -239,7 +239,7 @@ fn without_an_arbiter_work_goes_on_by_the_cycle_and_with_it_again_by_the_gate() 
     let begun = Instant::now();
     assert_eq!(tenant.ask("join 0").result, 0);
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
-    let mut arbiter = Arbiter::again(stage.pages.dir());
+    let mut arbiter = Arbiter::again(&stage.pages.dir);
     arbiter.await_hello(tenant.pid());
     arbiter.open();
     tenant.must("do kernel 1 1000");

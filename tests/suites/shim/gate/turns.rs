@@ -57,7 +57,7 @@ fn where_compute_is_not_limited_there_is_neither_thread_nor_connection() {
     tenant.must("sync 0");
     assert_eq!(tenant.must("threads"), before);
     // Nor beside an arbiter.
-    pages.quota().set_arbiter(monotonic_ns());
+    pages.quota.set_arbiter(monotonic_ns());
     tenant.must("launch 100 1000 1");
     assert_eq!(tenant.must("threads"), before);
     assert!(tenant.finish().success());
@@ -66,7 +66,7 @@ fn where_compute_is_not_limited_there_is_neither_thread_nor_connection() {
 #[test]
 fn who_launched_before_there_was_an_arbiter_is_awaited_at_its_first_closing() {
     let (sim, pages) = machine();
-    pages.quota().set_cores(0, 500, Policy::Burst);
+    pages.quota.set_cores(0, 500, Policy::Burst);
     let mut tenant = tenant(&sim, &pages);
     tenant.must("launch 1 300000000 0");
     // The two run at once: this one is over last.
@@ -209,7 +209,7 @@ fn share_of(tenant: &mut Conversation, kernels: u32) -> f64 {
 fn without_a_sign_of_the_arbiter_a_tenant_keeps_to_its_part_of_the_cycle() {
     let (sim, pages) = machine();
     let arbiter = Arbiter::take_on(&pages);
-    arbiter.quota().set_cores(0, 300, Policy::Burst);
+    arbiter.quota.set_cores(0, 300, Policy::Burst);
     let mut tenant = tenant(&sim, &pages);
     arbiter.set(GATE_SOLO);
     tenant.must("launch 10 1000 0");
@@ -221,7 +221,7 @@ fn without_a_sign_of_the_arbiter_a_tenant_keeps_to_its_part_of_the_cycle() {
     assert!(share < 0.36, "{share} of the GPU instead of 0.3");
     assert_eq!(counters(&pages).2, 1, "an episode is counted once");
     // Closed for ever is no different: a launch at a closed gate goes on, too.
-    pages.quota().set_gate(0, GATE_CLOSED);
+    pages.quota.set_gate(0, GATE_CLOSED);
     tenant.must("launch 500 100000 0");
     // Back: bound again, and held.
     let arbiter = Arbiter::take_on(&pages);
@@ -238,9 +238,9 @@ fn without_a_sign_of_the_arbiter_a_tenant_keeps_to_its_part_of_the_cycle() {
 #[test]
 fn an_arbiter_that_has_gone_holds_nobody_up() {
     let (sim, pages) = machine();
-    pages.quota().set_cores(0, 1000, Policy::Burst);
-    pages.quota().set_gate(0, GATE_CLOSED);
-    pages.quota().set_arbiter(ARBITER_GONE);
+    pages.quota.set_cores(0, 1000, Policy::Burst);
+    pages.quota.set_gate(0, GATE_CLOSED);
+    pages.quota.set_arbiter(ARBITER_GONE);
     let mut tenant = tenant(&sim, &pages);
     let took_us = tenant.must("launch 100 1000 0");
     assert!(took_us < 1_000_000, "{took_us} µs");
@@ -298,7 +298,7 @@ fn a_program_may_end_while_it_is_drained_and_launch_from_its_exit_handlers() {
 fn a_tenant_without_a_connection_rations_itself_alone() {
     let (sim, pages) = machine();
     let arbiter = Arbiter::take_on(&pages);
-    let socket = pages.dir().join(tessera_region::layout::GATE_SOCKET);
+    let socket = pages.dir.join(tessera_region::layout::GATE_SOCKET);
     std::fs::remove_file(socket).expect("the socket");
     let mut tenant = tenant(&sim, &pages);
     let took_us = tenant.must("launch 20 1000 0");

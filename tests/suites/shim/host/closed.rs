@@ -117,7 +117,7 @@ fn a_session_socket_is_not_needed() {
     let sim = SimGpu::start_default();
     for make in [|_: &Path| (), |path: &Path| fs::write(path, "no socket").unwrap(), fifo] {
         let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
-        make(&pages.dir().join(tessera_region::layout::SESSION_SOCKET));
+        make(&pages.dir.join(tessera_region::layout::SESSION_SOCKET));
         let mut tenant = Conversation::with_context("calls", &sim, &pages);
         tenant.must("alloc 67108864");
         assert_eq!(tenant.ask("alloc 1").result, 2);
@@ -142,8 +142,8 @@ fn in_a_container_the_mounted_pages_count_and_the_environment_does_not() {
     let sim = SimGpu::start_default();
     let mounted = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
     let generous = Pages::create(&[(sim.uuid(0), 4096 * MIB)]);
-    for other in [None, Some(generous.dir()), Some(Path::new("/nonexistent"))] {
-        let mut program = Preloaded::new(compile_c("calls")).sim(&sim).in_container(mounted.dir());
+    for other in [None, Some(&*generous.dir), Some(Path::new("/nonexistent"))] {
+        let mut program = Preloaded::new(compile_c("calls")).sim(&sim).in_container(&mounted.dir);
         if let Some(other) = other {
             program = program.env("TESSERA_DIR", other);
         }
@@ -162,7 +162,7 @@ fn a_tenants_own_preload_does_not_displace_the_shim() {
     }
     let (sim, pages) = quota(64 * MIB);
     let wrapper = tessera_harness::CProgram::new("wrapper").shared().build();
-    let program = Preloaded::new(compile_c("calls")).sim(&sim).in_container(pages.dir());
+    let program = Preloaded::new(compile_c("calls")).sim(&sim).in_container(pages.dir);
     let mut tenant = ready(program.env("LD_PRELOAD", wrapper));
     assert_eq!(tenant.ask("alloc 67108865").result, 2);
 }

@@ -31,7 +31,7 @@ fn contents(dir: &Path) -> Vec<(String, i64, i64, Vec<u8>)> {
 fn a_process_that_never_uses_cuda_notices_nothing() {
     let (sim, pages) = quota(64 * MIB);
     let here = tempfile::tempdir().expect("a temporary directory");
-    let before = contents(pages.dir());
+    let before = contents(&pages.dir);
     for (program, args) in [
         ("/bin/true", &[][..]),
         ("/bin/echo", &["hello"][..]),
@@ -45,7 +45,7 @@ fn a_process_that_never_uses_cuda_notices_nothing() {
         assert_eq!(shim.status, bare.status, "{program}");
         assert_eq!((&shim.stdout, &shim.stderr), (&bare.stdout, &bare.stderr), "{program}");
     }
-    assert_eq!(contents(pages.dir()), before, "the pages were touched");
+    assert_eq!(contents(&pages.dir), before, "the pages were touched");
     assert_eq!(contents(here.path()), [], "a file was made");
     assert!(!sim.state().exists(), "the driver was touched");
 }
@@ -212,7 +212,7 @@ fn running_containers_keep_the_old_shim_and_new_ones_get_the_new() {
     let (sim, host) = (SimGpu::start_default(), Host::new());
     let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
     let contained = |program: &Path, shim: &Path| {
-        Preloaded::new(program).sim(&sim).shim(shim).in_container(pages.dir())
+        Preloaded::new(program).sim(&sim).shim(shim).in_container(&pages.dir)
     };
     let (shell, calls) = (Path::new("/bin/sh"), compile_c("calls"));
 

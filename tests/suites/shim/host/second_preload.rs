@@ -84,7 +84,7 @@ fn an_empty_environment_does_not_shake_the_shim_off() {
         return;
     }
     let (sim, pages) = quota(64 * MIB);
-    let mut program = Preloaded::new("/usr/bin/env").in_container(pages.dir()).arg("-i");
+    let mut program = Preloaded::new("/usr/bin/env").in_container(pages.dir).arg("-i");
     // The simulated driver is found by its path; an image's would be in the loader's cache.
     for (name, value) in sim.envs() {
         program = program.arg(format!("{name}={value}"));

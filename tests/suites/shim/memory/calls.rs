@@ -321,13 +321,13 @@ fn two_tenants_do_not_see_each_other() {
 fn a_limit_that_changes_counts_at_once() {
     let (_sim, pages, mut tenant) = held("calls", 256 * MIB);
     let held = tenant.must("alloc 134217728");
-    pages.quota().set_memory_limit(0, 64 * MIB);
+    pages.quota.set_memory_limit(0, 64 * MIB);
     // Below what is held: nothing is taken away, nothing more is given, nothing wraps round.
     assert_eq!(tenant.ask("info").values, [0, 64 * MIB]);
     assert_eq!(tenant.ask("nvml 0").values[1], 0);
     assert_eq!(tenant.ask("alloc 1").result, OUT_OF_MEMORY);
     tenant.must(&format!("fill {held} 1048576 7"));
-    pages.quota().set_memory_limit(0, GIB);
+    pages.quota.set_memory_limit(0, GIB);
     tenant.must("alloc 536870912");
     assert_eq!(free_bytes(&mut tenant), 384 * MIB);
 }

@@ -15,7 +15,7 @@ fn observed_overhead_shows_in_every_view_and_leaves_the_total_alone() {
     let (_sim, pages, mut tenant) = held("calls", 300 * MIB);
     tenant.must("alloc 104857600");
     for overhead in [0, 60 * MIB, 20 * MIB, 250 * MIB] {
-        pages.quota().set_observed_overhead(0, overhead);
+        pages.quota.set_observed_overhead(0, overhead);
         let free = (200 * MIB).saturating_sub(overhead);
         assert_eq!(tenant.ask("info").values, [free, 300 * MIB]);
         assert_eq!(tenant.must("total 0"), 300 * MIB);
@@ -28,7 +28,7 @@ fn observed_overhead_shows_in_every_view_and_leaves_the_total_alone() {
 fn observed_overhead_counts_against_the_quota_and_the_refusal_says_so() {
     let (_sim, pages, mut tenant) = held("calls", 300 * MIB);
     tenant.must("alloc 104857600");
-    pages.quota().set_observed_overhead(0, 50 * MIB);
+    pages.quota.set_observed_overhead(0, 50 * MIB);
     assert_eq!(tenant.ask("alloc 157286401").result, OUT_OF_MEMORY);
     tenant.must("alloc 157286400");
     assert_eq!(tenant.must("info"), 0);
@@ -66,7 +66,7 @@ fn nvml_lists_the_tenants_own_processes_and_nobody_elses() {
     first.must("alloc 104857600");
     neighbour.must("alloc 209715200");
     // An even share each of what is seen beyond the charges.
-    one.quota().set_observed_overhead(0, 20 * MIB);
+    one.quota.set_observed_overhead(0, 20 * MIB);
     let mut own = vec![
         (u64::from(first.pid()), (64 + 100 + 10) * MIB),
         (u64::from(second.pid()), (64 + 10) * MIB),

@@ -299,9 +299,9 @@ fn full(teardown_ms: u32, dies: bool) -> (SimGpu, Pages, Conversation, Conversat
     if dies {
         neighbour.kill();
     }
-    pages.quota().set_departing(0, dies);
+    pages.quota.set_departing(0, dies);
     // It lives for longer than the test.
-    pages.quota().set_heartbeat(monotonic_ns() + 3_600_000_000_000);
+    pages.quota.set_heartbeat(monotonic_ns() + 3_600_000_000_000);
     (sim, pages, late, neighbour)
 }
 
@@ -329,7 +329,7 @@ fn where_nobody_looks_a_successor_waits_as_long_as_the_page_says() {
     let sim = gpu(4, 400);
     let pages = Pages::create(&[(sim.uuid(0), 900 * MIB)]);
     let departure = Duration::from_secs(3);
-    pages.quota().set_departure(departure);
+    pages.quota.set_departure(departure);
     let mut victim = start(&sim, &pages);
     victim.must("alloc 629145600");
     victim.kill();

@@ -177,11 +177,11 @@ fn a_limit_of_one_share_moves_while_it_is_used() {
     let (sim, container) = twins(20);
     let mut tenant = container.tenant(&sim);
     alloc(&mut tenant, 30);
-    container.shares[1].quota().set_memory_limit(0, 40 * MIB);
+    container.shares[1].quota.set_memory_limit(0, 40 * MIB);
     assert_eq!(tenant.ask("info").values, [30 * MIB, 60 * MIB]);
     let more = alloc(&mut tenant, 30);
     is_refused(&mut tenant, 2);
-    container.shares[0].quota().set_memory_limit(0, 10 * MIB);
+    container.shares[0].quota.set_memory_limit(0, 10 * MIB);
     assert_eq!(tenant.ask("info").values, [0, 50 * MIB]);
     tenant.must(&format!("free {more}"));
     // The first share has twice what it may; that takes nothing from the second.
@@ -221,7 +221,7 @@ fn shares_that_are_broken_or_foreign_or_too_many_close_the_gpu() {
     std::fs::remove_file(missing.shares[1].usage_file()).unwrap();
     closed(&missing, "1/usage: absent");
     let renamed = Container::of(&[gpu, gpu]);
-    std::fs::rename(renamed.shares[1].dir(), renamed.dir.path().join(id(7))).unwrap();
+    std::fs::rename(&renamed.shares[1].dir, renamed.dir.path().join(id(7))).unwrap();
     closed(&renamed, "another allocation");
     let littered = Container::of(&[gpu]);
     std::fs::create_dir(littered.dir.path().join("x")).unwrap();
@@ -293,7 +293,7 @@ fn a_container_without_any_share_is_closed_and_one_of_an_older_plugin_is_not() {
     let container = Container::of(&[gpu]);
     // The one share's pages at the mount point itself.
     let program = Preloaded::new(compile_c("calls")).sim(&sim);
-    let mut old = ready(program.in_container(container.shares[0].dir()));
+    let mut old = ready(program.in_container(&container.shares[0].dir));
     alloc(&mut old, 20);
     is_refused(&mut old, 2);
     // Both at once have one quota: a container that was not restarted beside one that was.
@@ -316,7 +316,7 @@ fn a_process_keeps_to_its_first_shares_gate_and_joins_the_others() {
     let container = Container::of(&[gpu, gpu, gpu]);
     let [first, second, free] = &container.shares[..] else { unreachable!() };
     let [mut lead, mut other] = [first, second].map(Arbiter::start);
-    assert_eq!(free.quota().spec().gpus[0].policy, Policy::None);
+    assert_eq!(free.quota.spec().gpus[0].policy, Policy::None);
     let mut tenant = container.tenant(&sim);
     let pid = tenant.pid();
     tenant.send("launch");

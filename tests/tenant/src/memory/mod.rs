@@ -140,14 +140,3 @@ fn address(place: &Place) -> CUdeviceptr {
         Place::Array(_) => 0,
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn apis_are_listed_by_their_names() {
-        assert_eq!(Api::list("vmm,graph"), Ok(vec![Api::Vmm, Api::Graph]));
-        assert!(Api::list("plain,vram").unwrap_err().contains("vram"));
-    }
-}

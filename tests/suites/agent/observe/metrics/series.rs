@@ -35,10 +35,10 @@ pub async fn everything() -> (TestNode, Exposition) {
     node.allocate(&["GPU-nobody::0".to_owned()]).await.unwrap_err();
     // As a DRA driver would that serves beside it; `suites/dra` has a real one.
     let agent = node.agent();
-    agent.board().publish(|facts| facts.dra.get_or_insert_default().registered = true);
+    agent.board.publish(|facts| facts.dra.get_or_insert_default().registered = true);
     for call in [Call::Prepare, Call::Unprepare] {
         let driver = Arc::from("gpu.tessera.dev");
-        agent.meters().observe(call, &driver, Outcome::Ok, Duration::from_millis(1));
+        agent.meters.observe(call, &driver, Outcome::Ok, Duration::from_millis(1));
     }
     // As an API that is served in a cluster.
     let view = node.sources();
