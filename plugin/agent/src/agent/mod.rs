@@ -50,7 +50,7 @@ pub struct Agent {
     /// What containers were refused, as of the last look, and when that was. Held from a look to its comparison, and before
     /// any lock of the order.
     pub(crate) incidents: Mutex<(Instant, Incidents)>,
-    pub(crate) trust: Trust,
+    pub trust: Trust,
 }
 
 impl Agent {

@@ -81,7 +81,7 @@ pub fn report(agent: Arc<Agent>, timing: Timing) -> impl Future<Output = ()> + S
     let server = timing.server.clone().or_else(Server::of_pod);
     let (queue, lines) = mpsc::channel(QUEUE);
     if server.is_some() {
-        let (current, counts) = (agent.config.clone(), Arc::clone(&agent.trust().events));
+        let (current, counts) = (agent.config.clone(), Arc::clone(&agent.trust.events));
         agent.journal.set_listener(Box::new(move |line: &Event| {
             let is_wanted = are_wanted(&current.get()) && events::concerns_pods(&line.what);
             if is_wanted && queue.try_send(line.clone()).is_err() {
@@ -98,7 +98,7 @@ pub fn report(agent: Arc<Agent>, timing: Timing) -> impl Future<Output = ()> + S
 }
 
 async fn run(agent: Arc<Agent>, server: Server, mut lines: mpsc::Receiver<Event>, timing: Timing) {
-    let (board, counts) = (&agent.board, &agent.trust().events);
+    let (board, counts) = (&agent.board, &agent.trust.events);
     let mut changes = agent.config.changes();
     let name = node_name().unwrap_or_default();
     let client = EventClient::new(Client::new(server, timing.limit), name);
@@ -251,7 +251,7 @@ fn subjects(agent: &Agent, line: &Event) -> Vec<Subject> {
         let uids: BTreeSet<&str> = ids.map(|entry| entry.pod_uid.as_str()).collect();
         match uids.len() {
             1 => uids.first().map(|uid| (*uid).to_owned()),
-            _ => agent.trust().uid(&holder.namespace, &holder.pod),
+            _ => agent.trust.uid(&holder.namespace, &holder.pod),
         }
     };
     let subject = |holder: &Holder, uid: Option<String>, container: &str| Subject {
@@ -269,12 +269,12 @@ fn subjects(agent: &Agent, line: &Event) -> Vec<Subject> {
             let Some(holder) = holder else { return Vec::new() };
             let uid = match current {
                 Some(record) => uid(record, &holder),
-                None => agent.trust().uid(&holder.namespace, &holder.pod),
+                None => agent.trust.uid(&holder.namespace, &holder.pod),
             };
             vec![subject(&holder, uid, &holder.container)]
         }
         (None, Some(holder)) => {
-            let uid = agent.trust().uid(&holder.namespace, &holder.pod);
+            let uid = agent.trust.uid(&holder.namespace, &holder.pod);
             vec![subject(holder, uid, &holder.container)]
         }
         (None, None) if events::concerns_neighbours(&line.what) => {

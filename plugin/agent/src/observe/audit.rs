@@ -111,7 +111,7 @@ impl Observer {
         list.retain(|stranger| stranger.bytes != Some(0));
         let mut outside = Outside { strangers: None, bytes, who: Vec::new() };
         if hidden {
-            self.agent.trust().set_outside(uuid, outside);
+            self.agent.trust.set_outside(uuid, outside);
             return false;
         }
         let seen = self.strangers.entry(uuid.to_owned()).or_default();
@@ -125,19 +125,19 @@ impl Observer {
             if let (None, Some(place)) = (&stranger.holder, &stranger.place) {
                 stranger.holder = strangers::by_log(logs, &place.container_id);
                 if let Some(holder) = &stranger.holder {
-                    agent.trust().learn(&holder.namespace, &holder.pod, &place.pod_uid);
+                    agent.trust.learn(&holder.namespace, &holder.pod, &place.pod_uid);
                 }
             }
             if outside.who.len() < NAMED {
                 outside.who.push(stranger.to_string());
             }
         }
-        agent.trust().set_outside(uuid, outside);
+        agent.trust.set_outside(uuid, outside);
         let reported =
             self.reported_stranger.is_none_or(|reported| now.duration_since(reported) >= TELL);
         let mut tells = reported;
         for (at, tell) in &found {
-            agent.trust().count(FindingKind::Stranger, 1);
+            agent.trust.count(FindingKind::Stranger, 1);
             if *tell && tells {
                 let stranger = &list[*at];
                 let what = What::Bypassed { pid: stranger.pid, bytes: stranger.bytes.unwrap_or(0) };
@@ -193,7 +193,7 @@ impl Observer {
         }
         tenant.tamperings = seen;
         tenant.reported = Some(now);
-        self.agent.trust().count(FindingKind::UsagePage, new);
+        self.agent.trust.count(FindingKind::UsagePage, new);
         let why = "it was resized, cannot be true, or is kept from being changed; it was put right where that was \
                    possible, and the driver's figures count against the quota meanwhile";
         let what = What::Tampered { what: "usage page".to_owned() };

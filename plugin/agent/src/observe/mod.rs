@@ -178,7 +178,7 @@ impl Observer {
         self.listed.retain(|uuid, _| sold(uuid));
         self.ending.retain(sold);
         self.strangers.retain(|uuid, _| sold(uuid));
-        self.agent.trust().keep_outside(|uuid| sold(&uuid.to_owned()));
+        self.agent.trust.keep_outside(|uuid| sold(&uuid.to_owned()));
         let silent = self.silent.len();
         self.silent.retain(|uuid, _| sold(uuid));
         let now = Instant::now();
@@ -310,7 +310,7 @@ impl Observer {
                     false => self.silent.remove(uuid),
                 };
                 tenants.iter().for_each(|((_, r), gpu)| r.observed().set_used(*gpu, None));
-                self.agent.trust().keep_outside(|looked_at| looked_at != uuid);
+                self.agent.trust.keep_outside(|looked_at| looked_at != uuid);
                 return Look::default();
             }
         };
@@ -426,7 +426,7 @@ impl Observer {
             let stands = tenant.gpus.iter().any(|figures| figures.audit.stands());
             region.observed().found(u64::try_from(findings.len()).unwrap_or(0), stands);
             for finding in &findings {
-                self.agent.trust().count(finding.kind, 1);
+                self.agent.trust.count(finding.kind, 1);
             }
             let tells = tenant.reported.is_none_or(|reported| now.duration_since(reported) >= TELL);
             if let Some(finding) = findings.first().filter(|_| tells) {

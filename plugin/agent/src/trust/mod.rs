@@ -101,10 +101,6 @@ impl Trust {
 }
 
 impl Agent {
-    pub fn trust(&self) -> &Trust {
-        &self.trust
-    }
-
     /// What was found, to the log and to the audit trail. Blocking.
     pub fn found(&self, kind: FindingKind, event: Event) {
         let [namespace, pod, container] = match &event.holder {

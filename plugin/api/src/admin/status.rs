@@ -326,7 +326,7 @@ impl StatusView {
                     cores_millis: uses().map(|u| u.cores_millis).fold(0, u32::saturating_add),
                     replicas: replicas.remove(&sold.gpu.uuid).unwrap_or_default(),
                     memory_outside_bytes: agent
-                        .trust()
+                        .trust
                         .outside(&sold.gpu.uuid)
                         .map_or(0, |outside| outside.bytes),
                     context_overhead_bytes: sold.context_overhead_bytes,

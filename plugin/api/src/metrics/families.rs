@@ -308,7 +308,7 @@ families! {
     "tessera_findings" "" Counter &["finding"],
         "Findings about the use of the GPUs: bypass, unaccounted, stranger, usage_page, mount (docs/trust.md)",
         |s| {
-            let findings = s.agent().into_iter().flat_map(|agent| agent.trust().counts());
+            let findings = s.agent().into_iter().flat_map(|agent| agent.trust.counts());
             by(findings.map(|(kind, count)| (kind.into_str(), count)))
         };
     "tessera_ledger_commits" "" Counter &["outcome"],
@@ -319,7 +319,7 @@ families! {
         };
     "tessera_kubernetes_events" "" Counter &["outcome"],
         "Kubernetes events on pods: requests that the API server accepted (sent) or not (failed), and events given up (dropped)",
-        |s| by(s.agent().into_iter().flat_map(|agent| agent.trust().events.all()));
+        |s| by(s.agent().into_iter().flat_map(|agent| agent.trust.events.all()));
     "tessera_api_listening" "" Gauge NONE,
         "Whether the JSON API is served over TCP; no series where it is not to be",
         |s| one(s.view.api.get().and_then(|api| api.listening()));

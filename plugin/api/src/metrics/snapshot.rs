@@ -170,7 +170,7 @@ impl Snapshot {
 
     /// Use of a GPU beside containers with shares. Without a look the series is left out: 0 would be a guess.
     pub fn outside(&self, gpu: &Gpu) -> Option<Outside> {
-        self.agent()?.trust().outside(&gpu.uuid)
+        self.agent()?.trust.outside(&gpu.uuid)
     }
 
     pub fn resources<V: Into<Value>>(

@@ -135,16 +135,18 @@ async fn a_lost_gpu_comes_back_and_one_that_needs_a_reset_only_after_it() {
 
 #[tokio::test]
 async fn a_gpu_whose_events_fail_at_first_has_them_once_they_do_not() {
-    let mut node = Node(Simulated::new(FAST).await);
-    node.0.control(&["fail", "1", "nvmlDeviceRegisterEvents", "unknown"]);
-    node.0.serve().await;
-    node.offers(8).await;
-    node.0.control(&["xid", "1", "95"]);
-    node.0.control(&["xid", "0", "94"]);
-    node.stands(0, "suspect", "without trouble").await;
-    node.stands(1, "healthy", "").await;
-    node.0.control(&["fail", "1", "nvmlDeviceRegisterEvents", "ok"]);
-    node.taken_out_by_95("1").await;
+    for function in ["nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"] {
+        let mut node = Node(Simulated::new(FAST).await);
+        node.0.control(&["fail", "1", function, "unknown"]);
+        node.0.serve().await;
+        node.offers(8).await;
+        node.0.control(&["xid", "1", "95"]);
+        node.0.control(&["xid", "0", "94"]);
+        node.stands(0, "suspect", "without trouble").await;
+        node.stands(1, "healthy", "").await;
+        node.0.control(&["fail", "1", function, "ok"]);
+        node.taken_out_by_95("1").await;
+    }
 }
 
 #[tokio::test]

@@ -343,7 +343,7 @@ async fn a_server_that_answers_is_no_longer_said_to_be_silent_even_if_it_takes_n
     happens(&node, &admitted.ids, refused(1)).await;
     node.warned("Kubernetes events").await;
     api.server.set_temper(answers(404, "namespaces \"default\" not found"));
-    until(|| (node.agent().trust().events.all()[2].1 == 1).then_some(())).await;
+    until(|| (node.agent().trust.events.all()[2].1 == 1).then_some(())).await;
     assert!(node.status().await.warnings.is_empty());
 }
 
@@ -356,8 +356,8 @@ async fn without_a_server_events_cost_a_counter() {
     let mut node = node_of(timing).await;
     let admitted = node.start_pod("a", 1).await;
     happens(&node, &admitted.ids, refused(1)).await;
-    until(|| (node.agent().trust().events.all()[1].1 >= 2).then_some(())).await;
-    assert_eq!(node.agent().trust().events.all()[0].1, 0);
+    until(|| (node.agent().trust.events.all()[1].1 >= 2).then_some(())).await;
+    assert_eq!(node.agent().trust.events.all()[0].1, 0);
     assert_eq!(api.server.connections(), 0);
     node.stop_plugin().await;
     // Switched off, no event is sent.

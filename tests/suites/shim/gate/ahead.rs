@@ -2,12 +2,12 @@
 
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tessera_harness::gate::Stage;
 use tessera_harness::{Arbiter, Conversation, Pages, SimGpu};
 use tessera_region::flight::FlightReader;
-use tessera_region::layout::{GATE_CLOSED, GATE_OPEN, gate_word};
+use tessera_region::layout::{GATE_CLOSED, GATE_OPEN, GATE_SOLO, GATE_YIELD, gate_word};
 use tessera_region::session::Message;
 
 /// Nothing happens for so long.
@@ -141,21 +141,32 @@ fn it_runs_in_the_tenants_part_of_the_cycle_when_the_arbiter_is_dead() {
     assert!(tenant.finish().success());
 }
 
-/// That one closes the gate before it has the page in which it ends the wait.
+/// That one closes the gate before it has the page in which it ends a wait for the turn.
 #[test]
-fn the_next_arbiter_hears_of_whoever_waits_for_the_turn_of_the_last() {
-    let Stage { sim, pages } = Stage::new();
-    let (arbiter, mut tenant, flight, _) = invited(&sim, &pages);
-    tenant.must("launch 1 1000000 0");
-    arbiter.dies();
-    let next = Arbiter::take_on(&pages);
-    next.quota.set_takes_flight(true);
-    let epoch = next.shut();
-    next.hears_in_time(|m| matches!(m, Message::Hello { .. }));
-    flight.release();
-    next.hears_in_time(|m| matches!(m, Message::Drained { epoch: of, .. } if *of == epoch));
-    tenant.must("sync 0");
-    assert!(tenant.finish().success());
+fn the_next_arbiter_hears_of_a_process_at_whatever_the_last_one_left_it() {
+    const WORK: Duration = Duration::from_secs(2);
+    for left_at in [None, Some(GATE_CLOSED), Some(GATE_OPEN), Some(GATE_YIELD), Some(GATE_SOLO)] {
+        let Stage { sim, pages } = Stage::new();
+        let (arbiter, mut tenant, flight, _) = invited(&sim, &pages);
+        if left_at.is_some() {
+            arbiter.open();
+            flight.release();
+        }
+        // Behind a wait for the turn, or running.
+        tenant.must(&format!("launch 1 {} 0", WORK.as_nanos()));
+        left_at.map(|state| arbiter.set(state));
+        let begun = Instant::now();
+        arbiter.dies();
+        let next = Arbiter::take_on(&pages);
+        next.quota.set_takes_flight(true);
+        let epoch = next.shut();
+        next.hears_in_time(|m| matches!(m, Message::Hello { .. }));
+        assert!(begun.elapsed() < WORK / 2, "{left_at:?}: after {:?}", begun.elapsed());
+        flight.release();
+        next.hears_in_time(|m| matches!(m, Message::Drained { epoch: of, .. } if *of == epoch));
+        tenant.must("sync 0");
+        assert!(tenant.finish().success());
+    }
 }
 
 #[test]
