@@ -1,7 +1,9 @@
-//! A compact histogram of durations; a bucket is an eighth of its value wide.
+//! A compact histogram of durations; a bucket is a sixteenth of its value wide.
 
-/// Nanoseconds up to 2^40; the last bucket has all that is longer.
-const BUCKETS: usize = 320;
+use hdrhistogram::Histogram;
+
+/// The longest duration that is told from longer ones, nanoseconds.
+const MOST_NS: u64 = 1 << 40;
 
 /// Bounds of the exported buckets: powers of two, from 2^12 ns (4 µs) to 2^27 (134 ms).
 const POWERS: std::ops::RangeInclusive<u32> = 12..=27;
@@ -25,74 +27,43 @@ impl TurnHistogram {
 
 #[derive(Clone, Debug)]
 pub(super) struct Latencies {
-    counts: Box<[u64; BUCKETS]>,
+    counts: Histogram<u64>,
     sum_ns: u64,
 }
 
 impl Default for Latencies {
     fn default() -> Self {
-        Latencies { counts: Box::new([0; BUCKETS]), sum_ns: 0 }
+        let counts = Histogram::new_with_max(MOST_NS, 1).expect("a digit, and room for two");
+        Latencies { counts, sum_ns: 0 }
     }
-}
-
-fn bucket(ns: u64) -> usize {
-    // Eight buckets for each power of two, and one for each value below eight.
-    let power = u64::from(ns.max(8).ilog2());
-    let eighth = (ns >> (power - 3)) & 7;
-    let index = if ns < 8 { ns } else { (power - 2) * 8 + eighth };
-    usize::try_from(index).unwrap_or(BUCKETS).min(BUCKETS - 1)
-}
-
-/// The smallest value beyond the bucket.
-fn end(bucket: usize) -> u64 {
-    let next = u64::try_from(bucket).unwrap_or(0) + 1;
-    if next < 8 { next } else { (8 + next % 8) << (next / 8 - 1) }
 }
 
 impl Latencies {
     pub fn add(&mut self, ns: u64) {
-        self.counts[bucket(ns)] += 1;
+        self.counts.saturating_record(ns);
         self.sum_ns = self.sum_ns.saturating_add(ns);
     }
 
     /// The exported histogram.
     pub fn turns(&self) -> TurnHistogram {
         let mut turns = TurnHistogram { sum_ns: self.sum_ns, ..TurnHistogram::default() };
-        for (index, count) in self.counts.iter().enumerate() {
-            let fits = |power: &u32| end(index) <= 1 << power;
+        for bucket in self.counts.iter_recorded() {
+            let fits = |power: &u32| bucket.value_iterated_to() < 1 << power;
             let place = POWERS.into_iter().position(|power| fits(&power));
-            turns.counts[place.unwrap_or(turns.counts.len() - 1)] += count;
+            turns.counts[place.unwrap_or(turns.counts.len() - 1)] += bucket.count_at_value();
         }
         turns
     }
 
     /// The value that `millis` thousandths of all durations do not exceed, nanoseconds; 0 without any.
-    pub fn quantile(&self, millis: u64) -> u64 {
-        let sum: u64 = self.counts.iter().sum();
-        let rank = (sum * millis).div_ceil(1000).max(1);
-        let mut seen = 0;
-        for (index, count) in self.counts.iter().enumerate() {
-            seen += count;
-            if seen >= rank {
-                return end(index);
-            }
-        }
-        0
+    pub fn quantile(&self, millis: u32) -> u64 {
+        self.counts.value_at_quantile(f64::from(millis) / 1000.0)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_bucket_is_an_eighth_wide() {
-        for ns in (0..5000).chain((13..40).map(|power| 1 << power)) {
-            let end = end(bucket(ns));
-            assert!(ns < end && end - ns <= (ns / 8).max(1), "{ns} {end}");
-        }
-        assert_eq!(bucket(u64::MAX), BUCKETS - 1);
-    }
 
     #[test]
     fn what_is_shown_has_all_of_them_below_their_bounds() {
