@@ -277,24 +277,30 @@ impl ArbitratedTenant {
         }
     }
 
-    /// Takes those of its processes to have drained whose pages show it.
-    pub fn look_at_flight(&mut self, now_ns: u64) {
-        if self.state == GateState::Closed && self.drains.owing() > 0 {
+    /// Takes those of its processes to have drained whose pages show it. Whether something is in flight.
+    pub fn look_at_flight(&mut self, now_ns: u64) -> bool {
+        if self.state != GateState::Closed {
+            return self.flights.quiet_since(now_ns).is_none();
+        }
+        if self.drains.owing() > 0 {
             for (process, used_ns) in self.flights.landed(now_ns, self.page.gate(0)) {
                 self.drains.landed(process, used_ns);
             }
         }
+        self.drains.owing() > 0
     }
 
-    /// Reads on without a sleep where what is left of a drain lasts no longer than a sleep: the GPU is about to be idle.
+    /// Reads on without a sleep where what is in flight lands within one, or should have: the GPU is about to be idle.
     /// Returns when that ended.
     pub fn watch_landing(&mut self, now_ns: u64) -> u64 {
-        let is_near = (1..=WATCHED_NS).contains(&self.flights.lasts_ns());
+        let is_near = |at: u64| at.abs_diff(now_ns) <= WATCHED_NS;
         let mut at_ns = now_ns;
-        while is_near && at_ns < now_ns + WATCHED_NS && self.drains.owing() > 0 {
+        while is_near(at_ns)
+            && self.look_at_flight(at_ns)
+            && self.flights.lands_ns().is_some_and(is_near)
+        {
             std::hint::spin_loop();
             at_ns = monotonic_ns();
-            self.look_at_flight(at_ns);
         }
         at_ns
     }

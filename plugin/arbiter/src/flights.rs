@@ -34,6 +34,8 @@ struct Flight<P> {
     /// Since when its words are as they are, and since when nothing is in flight and nothing was admitted.
     still_ns: u64,
     quiet_ns: Option<u64>,
+    /// When what is in flight should have landed, where that is known.
+    lands_ns: Option<u64>,
     /// When the gate opened last, and what had been admitted by then.
     opened_ns: u64,
     opened: u64,
@@ -84,6 +86,7 @@ impl<P: std::ops::Deref<Target = FlightPage>> Flights<P> {
             seen,
             still_ns: now_ns,
             quiet_ns: None,
+            lands_ns: None,
             opened_ns: now_ns,
             opened: seen.admitted,
             uncounted: true,
@@ -192,13 +195,9 @@ impl<P: std::ops::Deref<Target = FlightPage>> Flights<P> {
         self.0.values().any(|flight| flight.page.waiting.load(Ordering::Relaxed) != 0)
     }
 
-    /// About how long what was in flight at the last look takes from then on, nanoseconds; 0 where that is not known.
-    pub fn lasts_ns(&self) -> u64 {
-        let lasts = |flight: &Flight<P>| {
-            let usual_us = u64::from(flight.page.usual_us.load(Ordering::Relaxed));
-            flight.seen.operations.saturating_mul(usual_us * 1000)
-        };
-        self.0.values().map(lasts).max().unwrap_or(0)
+    /// When what was in flight at the last look should have landed; `None` where that is not known.
+    pub fn lands_ns(&self) -> Option<u64> {
+        self.0.values().filter_map(|flight| flight.lands_ns).max()
     }
 
     /// About what a look at all of it takes, nanoseconds: a tenant with many words is looked at less often.
@@ -217,8 +216,13 @@ impl<P: std::ops::Deref<Target = FlightPage>> Flight<P> {
         let flight = self.page.in_flight();
         let words = Words::of(&self.page, flight);
         if words.admitted != self.seen.admitted {
-            self.quiet_ns = None;
+            (self.quiet_ns, self.lands_ns) = (None, None);
         }
+        let usual_us = u64::from(self.page.usual_us.load(Ordering::Relaxed));
+        let lasts_ns = flight.operations.saturating_mul(usual_us * 1000);
+        // As was known before: the first of them may have begun long ago.
+        let lands_ns = (lasts_ns > 0).then(|| now_ns.saturating_add(lasts_ns));
+        self.lands_ns = lands_ns.map(|ns| self.lands_ns.map_or(ns, |before| before.min(ns)));
         if words != self.seen {
             (self.seen, self.still_ns) = (words, now_ns);
         }
@@ -335,6 +339,27 @@ mod tests {
         page.lanes[3][0].store(3, Ordering::SeqCst);
         assert_eq!(flights.landed(60 * MS, WORD), []);
         assert_eq!(flights.landed(64 * MS, WORD).len(), 1);
+    }
+
+    #[test]
+    fn what_is_in_flight_lands_when_it_was_first_expected_to() {
+        let page = Box::new(FlightPage::unseen());
+        let mut flights = counting(&page);
+        launch(&page, 2, 11 * MS);
+        flights.landed(12 * MS, WORD);
+        assert_eq!(flights.lands_ns(), None, "nobody knows how long it takes");
+        page.usual_us.store(1000, Ordering::SeqCst);
+        for ms in [12, 13, 15] {
+            flights.landed(ms * MS, WORD);
+            assert_eq!(flights.lands_ns(), Some(14 * MS), "at {ms}");
+        }
+        page.settled.store(1, Ordering::SeqCst);
+        launch(&page, 1, 15 * MS);
+        flights.quiet_since(16 * MS);
+        assert_eq!(flights.lands_ns(), Some(18 * MS), "another came");
+        page.settled.store(3, Ordering::SeqCst);
+        flights.quiet_since(17 * MS);
+        assert_eq!(flights.lands_ns(), None, "it has landed");
     }
 
     #[test]

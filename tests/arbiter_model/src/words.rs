@@ -74,7 +74,7 @@ impl World {
             }
             match watch {
                 Watch::Drained => self.read_landed(i),
-                Watch::Quiet => {
+                Watch::Quiet | Watch::Pauses => {
                     if let Some(since) = self.quiet_since(i) {
                         self.tell(|policy, now| policy.quiet(now, id, since));
                     }

@@ -61,6 +61,8 @@ impl Policy {
         let handover = self.gpus_of(slot).map(|gpu| self.gpus[gpu].handover).max().unwrap_or(0);
         let quiet = match is_waited_for {
             true => lease.idle_ns,
+            // It has come to the end of its work.
+            false if tenant.pauses.are_long() && since > lease.since => 0,
             false => handover.clamp(QUIET, QUIET_MOST),
         };
         if lease.state == GateState::Solo || now - since < quiet {
@@ -80,7 +82,7 @@ impl Policy {
         // Alone, and under a cap: it pays for no more of this.
         let Some(tenant) = &mut self.tenants[slot] else { return };
         tenant.slept = since == lease.since;
-        tenant.pauses.idle(None, since);
+        tenant.pauses.idle(since, tenant.lease_ns, is_waited_for);
         self.close(now, slot, Why::Idle);
         self.settle(now, self.mask_of(slot));
     }
@@ -100,7 +102,10 @@ impl Policy {
                     if lease.state != GateState::Solo
                         && (tenant.strict() || self.competes(slot)) =>
                 {
-                    Watch::Quiet
+                    match tenant.pauses.are_long() && self.is_awaited(slot) {
+                        true => Watch::Pauses,
+                        false => Watch::Quiet,
+                    }
                 }
                 Phase::Draining { .. } => Watch::Drained,
                 Phase::Out | Phase::Late { .. } if tenant.wanting => Watch::Awake,
@@ -120,11 +125,12 @@ impl Policy {
             let often = match watch {
                 Watch::Quiet if self.is_awaited(slot) => LOOK_QUIET,
                 Watch::Quiet => LOOK,
-                Watch::Drained => LOOK_SOON,
+                Watch::Drained | Watch::Pauses => LOOK_SOON,
                 Watch::Awake => return None,
             };
             // Sooner than said, because looks come late.
-            Some(often.max((lasts(id) / 4 * 3).min(LOOK_MOST)))
+            let before = lasts(id) / 4 * if watch == Watch::Pauses { 2 } else { 3 };
+            Some(often.max(before.min(LOOK_MOST)))
         };
         self.watches().filter_map(of).min()
     }

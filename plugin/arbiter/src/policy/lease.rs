@@ -178,6 +178,9 @@ impl Policy {
         tenant.phase = Phase::Draining { since: now, deadline };
         tenant.word = DrainNotice::None;
         tenant.overlap_noted = false;
+        if why != Why::Idle {
+            tenant.pauses.interrupted(tenant.lease_ns);
+        }
         let id = tenant.id;
         self.say_closed(id);
         self.note(now, slot, Note::Closed(why));
@@ -340,7 +343,8 @@ impl Policy {
     pub(super) fn quantum_of(&self, slot: Slot) -> u64 {
         let Some(tenant) = &self.tenants[slot] else { return self.settings.quantum };
         // Closing a tenant that cannot drain by itself costs more than closing others.
-        let least = if tenant.is_tied() { self.settings.quantum_most } else { 0 };
+        let whole = tenant.pauses.whole_burst(&self.settings);
+        let least = if tenant.is_tied() { self.settings.quantum_most } else { whole };
         let quantum = |&gpu: &u8| {
             let gpu = &self.gpus[usize::from(gpu)];
             gpu.quantum_of(least, gpu.contenders(&self.tenants), &self.settings)

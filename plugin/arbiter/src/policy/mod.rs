@@ -246,8 +246,9 @@ impl Policy {
         if let Some(lease) = tenant.lease()
             && lease.state == GateState::Yield
         {
-            let begun = (lease.idle_ns <= self.settings.idle).then_some(lease.since);
-            tenant.pauses.idle(begun, now.saturating_sub(lease.idle_ns));
+            let is_waited_for = lease.idle_ns > self.settings.idle;
+            let since = now.saturating_sub(lease.idle_ns);
+            tenant.pauses.idle(since, tenant.lease_ns, is_waited_for);
             self.close(now, slot, Why::Idle);
             self.settle(now, self.mask_of(slot));
         }

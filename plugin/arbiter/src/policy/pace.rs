@@ -3,14 +3,18 @@
 //! **Pauses.** An idle tenant gives its lease back, and waits at least until the next one has had its
 //! minimum: a loop that pauses after every step would never get more than every other turn. So a tenant
 //! whose pauses have been short keeps its lease over them, as anticipatory disk schedulers do (Iyer and
-//! Druschel, 2001). It pays for them; the GPU loses no more than the pauses, where handing it over and back
-//! would have cost a good part of them, too. This excludes tenants whose pauses are long beside the work
-//! between them, and those ahead of their share. A tenant whose pauses are all long counts as idle sooner,
-//! because the GPU is idle with it.
+//! Druschel, 2001), and pays for them: where a hand-over and one back would take as long, or where it is owed
+//! time. This excludes tenants whose pauses are long beside the work between them, and those ahead of their
+//! share. A tenant whose pauses are all longer than that hands over as soon as nothing of it is in flight.
+//!
+//! **Whole bursts.** Tenants that come to their pauses one after the other leave the GPU to each other; those
+//! that take turns in the middle of their work end together, and the GPU is idle. So a lease lasts as long as
+//! what a tenant does between two pauses, where that is not much more than a quantum.
 //!
 //! **Narrow windows.** A tenant that wakes waits for what the holder has in flight. Where a tenant with as
 //! large a share has worked lately and may return at any time, holders keep less in flight.
 
+use super::fair::{Virtual, cost};
 use super::tenant::{Slot, Tenant};
 use super::types::{GateState, Pace, Settings};
 use super::{Policy, moving_mean};
@@ -22,7 +26,7 @@ const MOST: u32 = 8;
 /// Long pauses in a row after which the next is expected to be long, and how many more after a short one: a
 /// tenant taken for idle in the middle of its work waits for its next lease.
 const LONG: i32 = 8;
-const LONG_AGAIN: i32 = 1000;
+const LONG_AGAIN: i32 = 16;
 /// Leases in a row without an idle report after which pauses are measured again.
 const LOOK_AGAIN: u32 = 32;
 
@@ -34,9 +38,11 @@ const CROSSED: u64 = 250_000;
 pub(super) struct PausePattern {
     /// Since when it has been idle; `None` once it wants again.
     idle: Option<u64>,
-    /// The longest recent short pause, and the work before one, nanoseconds.
+    /// The longest recent short pause, and the leased time between two pauses, nanoseconds.
     pause: u64,
-    work: u64,
+    burst: u64,
+    /// What it has been leased since the last one, up to this lease.
+    done: u64,
     short: u32,
     /// Long pauses in a row.
     long: i32,
@@ -45,14 +51,19 @@ pub(super) struct PausePattern {
 }
 
 impl PausePattern {
-    /// It has been idle since `since`. `begun`: when its work began, where that is known; pauses that were
-    /// waited for are not.
-    pub(super) fn idle(&mut self, begun: Option<u64>, since: u64) {
+    /// It has been idle since `since`, after so much of this lease. Where pauses are waited for, there were some before.
+    pub(super) fn idle(&mut self, since: u64, lease_ns: u64, are_waited_for: bool) {
         self.idle = Some(since);
         self.leases = 0;
-        if let Some(work) = begun.map(|begun| since.saturating_sub(begun)) {
-            self.work = if self.work == 0 { work } else { moving_mean(self.work, work, 4) };
+        let burst = std::mem::take(&mut self.done) + lease_ns;
+        if !are_waited_for {
+            self.burst = if self.burst == 0 { burst } else { moving_mean(self.burst, burst, 4) };
         }
+    }
+
+    /// Its lease is closed in the middle of its work.
+    pub(super) fn interrupted(&mut self, lease_ns: u64) {
+        self.done = self.done.saturating_add(lease_ns);
     }
 
     /// Whether its lease was closed because it was idle, and it has not wanted since.
@@ -72,12 +83,11 @@ impl PausePattern {
     pub(super) fn back(&mut self, now: u64, set: &Settings) {
         let Some(since) = self.idle.take() else { return };
         let pause = now.saturating_sub(since);
+        self.long = if pause > set.idle_worth { (self.long + 1).min(LONG) } else { -LONG_AGAIN };
         if pause > set.idle_most {
             self.short /= 2;
-            self.long = (self.long + 1).min(LONG);
             return;
         }
-        self.long = -LONG_AGAIN;
         self.short = (self.short + 1).min(MOST);
         self.pause = pause.max(self.pause - self.pause / 8);
     }
@@ -89,13 +99,25 @@ impl PausePattern {
 
     /// After how long without work it counts as idle, where others wait and its pauses are not waited for.
     fn least(&self, set: &Settings) -> u64 {
-        if self.long >= LONG { set.idle_least.min(set.idle) } else { set.idle }
+        if self.are_long() { set.idle_least.min(set.idle) } else { set.idle }
+    }
+
+    /// Whether its next pause is expected to be worth a hand-over.
+    pub(super) fn are_long(&self) -> bool {
+        self.long >= LONG
+    }
+
+    /// How long a lease takes in which it comes to a pause, where that is known and not much longer than others.
+    pub(super) fn whole_burst(&self, set: &Settings) -> u64 {
+        let is_known = self.leases <= ENOUGH && self.burst <= 2 * set.quantum;
+        if is_known { self.burst + self.burst / 4 } else { 0 }
     }
 
     /// How long its next pause is worth waiting for.
-    fn patience(&self, set: &Settings) -> u64 {
-        let expected = self.short >= ENOUGH && self.pause <= self.work / 2;
-        if !expected || self.leases >= LOOK_AGAIN {
+    fn patience(&self, is_owed: bool, set: &Settings) -> u64 {
+        let expected = self.short >= ENOUGH && self.pause <= self.burst / 2;
+        let is_worth_it = is_owed || self.pause <= set.idle_worth;
+        if !expected || !is_worth_it || self.leases >= LOOK_AGAIN {
             return self.least(set);
         }
         (self.pause + self.pause / 2).clamp(set.idle, set.idle_most.max(set.idle))
@@ -105,26 +127,27 @@ impl PausePattern {
 impl Policy {
     /// How `slot` uses a lease in this state.
     pub(super) fn pace(&self, now: u64, slot: Slot, state: GateState) -> Pace {
-        let idle_ns = match (&self.tenants[slot], state) {
-            (Some(tenant), GateState::Yield) if self.competes(slot) && !self.is_ahead(slot) => {
-                tenant.pauses.patience(&self.settings)
+        let set = &self.settings;
+        let idle_ns = match &self.tenants[slot] {
+            Some(tenant) if state == GateState::Yield && self.competes(slot) => {
+                let owed = self.owed(slot);
+                let is_owed = owed > cost(set.credit / 2, tenant.share.millis);
+                match owed < 0 {
+                    true => tenant.pauses.least(set),
+                    false => tenant.pauses.patience(is_owed, set),
+                }
             }
-            (Some(tenant), GateState::Yield) if self.competes(slot) => {
-                tenant.pauses.least(&self.settings)
-            }
-            _ => self.settings.idle,
+            _ => set.idle,
         };
         let is_narrow =
             matches!(state, GateState::Open | GateState::Yield) && self.may_be_woken(now, slot);
         Pace { idle_ns, is_narrow }
     }
 
-    /// Whether it has had more than its share, on any of its GPUs.
-    fn is_ahead(&self, slot: Slot) -> bool {
-        self.gpus_of(slot).any(|gpu| {
-            let gpu = &self.gpus[gpu];
-            gpu.entity(slot).is_some_and(|entity| entity.v > gpu.v)
-        })
+    /// By how much it has had less than its share, on the GPU where that is least.
+    fn owed(&self, slot: Slot) -> Virtual {
+        let owed = |gpu: usize| Some(self.gpus[gpu].v - self.gpus[gpu].entity(slot)?.v);
+        self.gpus_of(slot).filter_map(owed).min().unwrap_or(0)
     }
 
     /// Whether a tenant with as large a share wants nothing now, but has lately.

@@ -115,7 +115,7 @@ impl Policy {
     /// quantum. Half a quantum is the threshold, so that small differences cost no hand-over.
     fn preempts(&self, slot: Slot, holder: Slot, gpu: usize) -> bool {
         let (Some(tenant), gpu) = (&self.tenants[slot], &self.gpus[gpu]) else { return false };
-        let quantum = gpu.quantum(gpu.contenders(&self.tenants), &self.settings);
+        let quantum = self.quantum_of(slot);
         let key = gpu.key(slot, quantum, &self.tenants);
         let held = gpu.entity(holder).map(|entity| entity.deadline);
         let margin = cost(quantum / 2, tenant.share.millis);

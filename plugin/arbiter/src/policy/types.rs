@@ -105,6 +105,8 @@ pub enum Watch {
     Awake,
     /// It holds a lease that another waits for, and has nothing in flight: [`super::Policy::quiet`].
     Quiet,
+    /// The same of one that then is expected to pause for long, while somebody awake waits.
+    Pauses,
     /// It was closed, and has nothing in flight any more: [`super::Policy::drained`].
     Drained,
 }
@@ -151,6 +153,8 @@ pub struct Settings {
     pub idle_most: u64,
     /// The shortest, for a tenant that never does.
     pub idle_least: u64,
+    /// A longer pause is worth a hand-over and one back: only tenants that are owed time are waited for.
+    pub idle_worth: u64,
 }
 
 impl Default for Settings {
@@ -173,6 +177,7 @@ impl Default for Settings {
             idle: 100_000,
             idle_most: 1_500_000,
             idle_least: 30_000,
+            idle_worth: 300_000,
         }
     }
 }

@@ -17,18 +17,32 @@ impl Thread {
     pub(super) fn plan_looks(&mut self) {
         if std::mem::take(&mut self.has_news) {
             let lasts = |id: TenantId| {
-                self.tenants.get(&id.0).map_or(0, |tenant| tenant.flights.lasts_ns())
+                let tenant = self.tenants.get(&id.0);
+                let lands_ns = tenant.and_then(|tenant| tenant.flights.lands_ns());
+                lands_ns.map_or(0, |lands_ns| lands_ns.saturating_sub(self.looked_ns))
             };
             self.look_after = self.policy.look_after(lasts);
         }
     }
 
-    /// Reads the words that the policy waits for.
+    /// Reads the words that the policy waits for: first those of who waits, for whom an idle holder is closed.
     pub(super) fn look(&mut self, now: Now) {
-        self.looked_ns = now.ns;
-        self.has_news = true;
-        let watches: Vec<(TenantId, Watch)> = self.policy.watches().collect();
-        let (mut can_tell, mut cost_ns) = (false, 0);
+        (self.looked_ns, self.look_ns) = (now.ns, 0);
+        let mut can_tell = false;
+        for is_first in [true, false] {
+            can_tell |= self.look_for(now, |watch| (watch == Watch::Awake) == is_first);
+            self.has_news = true;
+            self.carry_out(now);
+        }
+        // Of those that have no pages nothing is seen, however often.
+        self.look_after = self.look_after.filter(|_| can_tell);
+    }
+
+    /// Whether there is anything to read.
+    fn look_for(&mut self, now: Now, wanted: impl Fn(Watch) -> bool) -> bool {
+        let watches = self.policy.watches().filter(|(_, watch)| wanted(*watch));
+        let watches: Vec<(TenantId, Watch)> = watches.collect();
+        let mut can_tell = false;
         for (id, watch) in watches {
             let Some(tenant) = self.tenants.get_mut(&id.0) else { continue };
             if tenant.flights.len() == 0 {
@@ -38,22 +52,22 @@ impl Thread {
             if tenant.looks_ns > now.ns || watch == Watch::Awake && tenant.is_ahead {
                 continue;
             }
-            match watch {
-                Watch::Drained => {
-                    tenant.look_at_flight(now.ns);
-                    let mut at_ns = now.ns;
-                    if self.watches_ns <= now.ns {
-                        at_ns = tenant.watch_landing(now.ns);
-                        self.watches_ns = at_ns + (at_ns - now.ns) * LOOKING;
-                    }
-                    if tenant.has_settled() {
-                        self.settled.push(id.0);
-                        self.policy.drained(at_ns, id, tenant.drains.used());
-                    }
+            let mut at_ns = now.ns;
+            if matches!(watch, Watch::Drained | Watch::Pauses) {
+                tenant.look_at_flight(now.ns);
+                if self.watches_ns <= now.ns {
+                    at_ns = tenant.watch_landing(now.ns);
+                    self.watches_ns = at_ns + (at_ns - now.ns) * LOOKING;
                 }
-                Watch::Quiet if tenant.is_seen() => {
-                    if let Some(since) = tenant.flights.quiet_since(now.ns) {
-                        self.policy.quiet(now.ns, id, since);
+            }
+            match watch {
+                Watch::Drained if tenant.has_settled() => {
+                    self.settled.push(id.0);
+                    self.policy.drained(at_ns, id, tenant.drains.used());
+                }
+                Watch::Quiet | Watch::Pauses if tenant.is_seen() => {
+                    if let Some(since) = tenant.flights.quiet_since(at_ns) {
+                        self.policy.quiet(at_ns, id, since);
                     }
                 }
                 Watch::Awake if tenant.is_seen() => {
@@ -63,7 +77,7 @@ impl Thread {
                         false => self.policy.asleep(now.ns, id),
                     }
                 }
-                Watch::Quiet | Watch::Awake => {}
+                _ => {}
             }
             let Some(tenant) = self.tenants.get_mut(&id.0) else { continue };
             // Of a launch whose thread has no CPU to say that it waits.
@@ -73,12 +87,9 @@ impl Thread {
             }
             let own_ns = tenant.flights.cost_ns();
             tenant.looks_ns = now.ns.saturating_add(own_ns * LOOKING);
-            cost_ns += own_ns;
+            // Not as measured: one that was interrupted would put the next off for milliseconds.
+            self.look_ns += own_ns;
         }
-        self.carry_out(now);
-        // Of those that have no pages nothing is seen, however often.
-        self.look_after = self.look_after.filter(|_| can_tell);
-        // Not as measured: one that was interrupted would put the next off for milliseconds.
-        self.look_ns = cost_ns;
+        can_tell
     }
 }
