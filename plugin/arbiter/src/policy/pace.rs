@@ -24,9 +24,9 @@ const ENOUGH: u32 = 4;
 /// Short pauses count no further: two long pauses end what many short ones began.
 const MOST: u32 = 8;
 /// Long pauses in a row after which the next is expected to be long, and how many more after a short one: a
-/// tenant taken for idle in the middle of its work waits for its next lease.
+/// tenant taken for idle in the middle of its work waits for its next lease, and that should be rare among its requests.
 const LONG: i32 = 8;
-const LONG_AGAIN: i32 = 16;
+const LONG_AGAIN: i32 = 256;
 /// Leases in a row without an idle report after which pauses are measured again.
 const LOOK_AGAIN: u32 = 32;
 

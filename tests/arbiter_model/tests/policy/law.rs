@@ -82,7 +82,7 @@ fn decoders_and_periodic_work() {
     reaches(vec![periodic(500, 8_000, 1_000); 2], 980, 880, true);
     reaches(vec![periodic(500, 8_000, 4_000); 2], 980, 850, true);
     reaches(vec![periodic(500, 2_000, 2_000); 2], 945, 790, true);
-    reaches(vec![periodic(250, 2_000, 2_000); 4], 950, 870, true);
+    reaches(vec![periodic(250, 2_000, 2_000); 4], 950, 855, true);
     // Who is owed time is waited for.
     reaches(vec![periodic(800, 8_000, 1_000), backlog(200)], 975, 840, true);
     // Where nobody knows how long the next pause is, both pause at once now and then. One after the other, whole bursts and

@@ -129,8 +129,7 @@ fn whose_pauses_are_all_long_is_idle_sooner_until_one_is_short() {
     assert!(patience[..8].iter().all(|&idle_ns| idle_ns == 100 * US), "{patience:?}");
     assert!(patience[12..40].iter().all(|&idle_ns| idle_ns == 30 * US), "{patience:?}");
     // In the middle of its work, perhaps: it had to wait for its next lease.
-    assert!(patience[42..60].iter().all(|&idle_ns| idle_ns == 100 * US), "{patience:?}");
-    assert!(patience[70..].iter().all(|&idle_ns| idle_ns == 30 * US), "{patience:?}");
+    assert!(patience[42..].iter().all(|&idle_ns| idle_ns == 100 * US), "{patience:?}");
 }
 
 proptest! {
