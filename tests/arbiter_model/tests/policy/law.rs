@@ -89,7 +89,7 @@ fn decoders_and_periodic_work() {
     // nothing in between would be busy for 915 of the last.
     reaches(vec![uneven(500, 8_000, 1_000); 2], 980, 880, true);
     reaches(vec![uneven(500, 8_000, 4_000); 2], 980, 850, true);
-    reaches(vec![uneven(500, 2_000, 2_000); 2], 855, 760, true);
+    reaches(vec![uneven(500, 2_000, 2_000); 2], 835, 750, true);
 }
 
 #[test]
