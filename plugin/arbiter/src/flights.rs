@@ -220,7 +220,7 @@ impl<P: std::ops::Deref<Target = FlightPage>> Flight<P> {
         }
         let usual_us = u64::from(self.page.usual_us.load(Ordering::Relaxed));
         let lasts_ns = flight.operations.saturating_mul(usual_us * 1000);
-        // As was known before: the first of them may have begun long ago.
+        // The first of them may have begun long ago: an earlier look knows better.
         let lands_ns = (lasts_ns > 0).then(|| now_ns.saturating_add(lasts_ns));
         self.lands_ns = lands_ns.map(|ns| self.lands_ns.map_or(ns, |before| before.min(ns)));
         if words != self.seen {

@@ -2,7 +2,7 @@
 
 use hdrhistogram::Histogram;
 
-/// The longest duration that is told from longer ones, nanoseconds.
+/// Longer durations count as this, nanoseconds.
 const MOST_NS: u64 = 1 << 40;
 
 /// Bounds of the exported buckets: powers of two, from 2^12 ns (4 µs) to 2^27 (134 ms).

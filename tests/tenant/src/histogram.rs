@@ -26,7 +26,7 @@ impl Histogram {
         self.0.len()
     }
 
-    /// The highest value, as exactly.
+    /// The highest value, within 0.1 %.
     pub fn max(&self) -> u64 {
         self.0.max()
     }

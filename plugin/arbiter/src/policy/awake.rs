@@ -3,7 +3,6 @@
 
 use super::Policy;
 use super::fair::contends;
-use super::journal::Why;
 use super::tenant::{Phase, Slot, Tenant};
 use super::types::{GateState, TenantId, Watch};
 
@@ -57,9 +56,8 @@ impl Policy {
         let Some(lease) = tenant.lease() else { return };
         let since = since.clamp(lease.since, now);
         // Short pauses of one within its share are waited for, and others' as long as a hand-over takes.
-        let is_waited_for = lease.idle_ns > self.settings.idle;
         let handover = self.gpus_of(slot).map(|gpu| self.gpus[gpu].handover).max().unwrap_or(0);
-        let quiet = match is_waited_for {
+        let quiet = match lease.waits_for_pauses(&self.settings) {
             true => lease.idle_ns,
             // It has come to the end of its work.
             false if tenant.pauses.are_long() && since > lease.since => 0,
@@ -82,9 +80,7 @@ impl Policy {
         // Alone, and under a cap: it pays for no more of this.
         let Some(tenant) = &mut self.tenants[slot] else { return };
         tenant.slept = since == lease.since;
-        tenant.pauses.idle(since, tenant.lease_ns, is_waited_for);
-        self.close(now, slot, Why::Idle);
-        self.settle(now, self.mask_of(slot));
+        self.close_idle(now, slot, lease, since);
     }
 
     /// Tenants of which a thread should be woken, without a change of the gate word: each is returned once for each

@@ -188,6 +188,16 @@ impl Policy {
         next.into_iter().for_each(|next| self.rouse(next));
     }
 
+    /// Closes the gate of a tenant that has been idle since `since`.
+    pub(super) fn close_idle(&mut self, now: u64, slot: Slot, lease: Lease, since: u64) {
+        if let Some(tenant) = &mut self.tenants[slot] {
+            let are_waited_for = lease.waits_for_pauses(&self.settings);
+            tenant.pauses.idle(since, tenant.lease_ns, are_waited_for);
+        }
+        self.close(now, slot, Why::Idle);
+        self.settle(now, self.mask_of(slot));
+    }
+
     /// The drain has passed its deadline: the lease has ended for others, and is still charged.
     pub(super) fn give_up(&mut self, now: u64, slot: Slot) {
         let Some(tenant) = &mut self.tenants[slot] else { return };

@@ -242,15 +242,9 @@ impl Policy {
     /// The tenant had nothing in flight and no launch for a while, while its gate said YIELD.
     pub fn idle(&mut self, now: u64, id: TenantId) {
         let Some((now, slot)) = self.event(now, id) else { return };
-        let Some(tenant) = &mut self.tenants[slot] else { return };
-        if let Some(lease) = tenant.lease()
-            && lease.state == GateState::Yield
-        {
-            let is_waited_for = lease.idle_ns > self.settings.idle;
-            let since = now.saturating_sub(lease.idle_ns);
-            tenant.pauses.idle(since, tenant.lease_ns, is_waited_for);
-            self.close(now, slot, Why::Idle);
-            self.settle(now, self.mask_of(slot));
+        let lease = self.tenants[slot].as_ref().and_then(Tenant::lease);
+        if let Some(lease) = lease.filter(|lease| lease.state == GateState::Yield) {
+            self.close_idle(now, slot, lease, now.saturating_sub(lease.idle_ns));
         }
     }
 

@@ -24,7 +24,7 @@ const ENOUGH: u32 = 4;
 /// Short pauses count no further: two long pauses end what many short ones began.
 const MOST: u32 = 8;
 /// Long pauses in a row after which the next is expected to be long, and how many more after a short one: a
-/// tenant taken for idle in the middle of its work waits for its next lease, and that should be rare among its requests.
+/// tenant taken for idle in the middle of its work waits for its next lease, which few of its requests should do.
 const LONG: i32 = 8;
 const LONG_AGAIN: i32 = 256;
 /// Leases in a row without an idle report after which pauses are measured again.
@@ -63,7 +63,7 @@ impl PausePattern {
 
     /// Its lease is closed in the middle of its work.
     pub(super) fn interrupted(&mut self, lease_ns: u64) {
-        self.done = self.done.saturating_add(lease_ns);
+        self.done += lease_ns;
     }
 
     /// Whether its lease was closed because it was idle, and it has not wanted since.
@@ -97,11 +97,6 @@ impl PausePattern {
         self.leases = if self.leases < LOOK_AGAIN { self.leases + 1 } else { 0 };
     }
 
-    /// After how long without work it counts as idle, where others wait and its pauses are not waited for.
-    fn least(&self, set: &Settings) -> u64 {
-        if self.are_long() { set.idle_least.min(set.idle) } else { set.idle }
-    }
-
     /// Whether its next pause is expected to be worth a hand-over.
     pub(super) fn are_long(&self) -> bool {
         self.long >= LONG
@@ -113,12 +108,12 @@ impl PausePattern {
         if is_known { self.burst + self.burst / 4 } else { 0 }
     }
 
-    /// How long its next pause is worth waiting for.
-    fn patience(&self, is_owed: bool, set: &Settings) -> u64 {
+    /// After how long without work it counts as idle, where others wait and it is `owed` so much.
+    fn patience(&self, owed: Virtual, much: Virtual, set: &Settings) -> u64 {
         let expected = self.short >= ENOUGH && self.pause <= self.burst / 2;
-        let is_worth_it = is_owed || self.pause <= set.idle_worth;
+        let is_worth_it = owed >= 0 && (owed > much || self.pause <= set.idle_worth);
         if !expected || !is_worth_it || self.leases >= LOOK_AGAIN {
-            return self.least(set);
+            return if self.are_long() { set.idle_least.min(set.idle) } else { set.idle };
         }
         (self.pause + self.pause / 2).clamp(set.idle, set.idle_most.max(set.idle))
     }
@@ -130,12 +125,8 @@ impl Policy {
         let set = &self.settings;
         let idle_ns = match &self.tenants[slot] {
             Some(tenant) if state == GateState::Yield && self.competes(slot) => {
-                let owed = self.owed(slot);
-                let is_owed = owed > cost(set.credit / 2, tenant.share.millis);
-                match owed < 0 {
-                    true => tenant.pauses.least(set),
-                    false => tenant.pauses.patience(is_owed, set),
-                }
+                let much = cost(set.credit / 2, tenant.share.millis);
+                tenant.pauses.patience(self.owed(slot), much, set)
             }
             _ => set.idle,
         };

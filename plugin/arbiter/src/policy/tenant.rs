@@ -45,6 +45,13 @@ pub(super) struct Lease {
     pub(super) idle_ns: u64,
 }
 
+impl Lease {
+    /// Whether its tenant's pauses are waited for.
+    pub(super) fn waits_for_pauses(self, set: &Settings) -> bool {
+        self.idle_ns > set.idle
+    }
+}
+
 /// What a closed tenant that has not drained reports about the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DrainNotice {

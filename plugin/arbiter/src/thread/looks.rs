@@ -25,15 +25,14 @@ impl Thread {
         }
     }
 
-    /// Reads the words that the policy waits for: first those of who waits, for whom an idle holder is closed.
+    /// Reads the words that the policy waits for: first of tenants that wait, for whom an idle holder is closed.
     pub(super) fn look(&mut self, now: Now) {
         (self.looked_ns, self.look_ns) = (now.ns, 0);
-        let mut can_tell = false;
-        for is_first in [true, false] {
-            can_tell |= self.look_for(now, |watch| (watch == Watch::Awake) == is_first);
-            self.has_news = true;
-            self.carry_out(now);
-        }
+        let mut can_tell = self.look_for(now, |watch| watch == Watch::Awake);
+        self.carry_out(now);
+        can_tell |= self.look_for(now, |watch| watch != Watch::Awake);
+        self.has_news = true;
+        self.carry_out(now);
         // Of those that have no pages nothing is seen, however often.
         self.look_after = self.look_after.filter(|_| can_tell);
     }
@@ -53,17 +52,17 @@ impl Thread {
                 continue;
             }
             let mut at_ns = now.ns;
-            if matches!(watch, Watch::Drained | Watch::Pauses) {
-                tenant.look_at_flight(now.ns);
-                if self.watches_ns <= now.ns {
-                    at_ns = tenant.watch_landing(now.ns);
-                    self.watches_ns = at_ns + (at_ns - now.ns) * LOOKING;
-                }
+            if matches!(watch, Watch::Drained | Watch::Pauses) && self.watches_ns <= now.ns {
+                at_ns = tenant.watch_landing(now.ns);
+                self.watches_ns = at_ns + (at_ns - now.ns) * LOOKING;
             }
             match watch {
-                Watch::Drained if tenant.has_settled() => {
-                    self.settled.push(id.0);
-                    self.policy.drained(at_ns, id, tenant.drains.used());
+                Watch::Drained => {
+                    tenant.look_at_flight(at_ns);
+                    if tenant.has_settled() {
+                        self.settled.push(id.0);
+                        self.policy.drained(at_ns, id, tenant.drains.used());
+                    }
                 }
                 Watch::Quiet | Watch::Pauses if tenant.is_seen() => {
                     if let Some(since) = tenant.flights.quiet_since(at_ns) {
@@ -77,7 +76,7 @@ impl Thread {
                         false => self.policy.asleep(now.ns, id),
                     }
                 }
-                _ => {}
+                Watch::Quiet | Watch::Pauses | Watch::Awake => {}
             }
             let Some(tenant) = self.tenants.get_mut(&id.0) else { continue };
             // Of a launch whose thread has no CPU to say that it waits.

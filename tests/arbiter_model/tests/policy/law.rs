@@ -94,11 +94,11 @@ fn decoders_and_periodic_work() {
 
 #[test]
 fn short_work_beside_a_backlog() {
-    // Of each 3 ms the GPU changes over for 0.1. On a late host 810 should be had beside work of 1 ms.
+    // Of each 3 ms the GPU changes over for 0.1. On a late host 830 should be had, and 810 beside work of 1 ms.
     reaches(vec![periodic(500, 200, 2_800), backlog(500)], 940, 800, false);
-    reaches(vec![periodic(200, 200, 2_800), backlog(800)], 950, 800, false);
+    reaches(vec![periodic(200, 200, 2_800), backlog(800)], 950, 815, false);
     reaches(vec![periodic(800, 1_000, 1_000), backlog(200)], 930, 590, true);
-    reaches(vec![limited(periodic(500, 1_000, 1_000), 45), backlog(500)], 945, 725, false);
+    reaches(vec![limited(periodic(500, 1_000, 1_000), 45), backlog(500)], 945, 730, false);
 }
 
 fn any_load() -> impl Strategy<Value = Load> {
