@@ -252,7 +252,7 @@ def _():
         while nvml.memory().used > idle and time.monotonic() < ended + 40:
             time.sleep(0.0005)
         return (time.monotonic() - ended) * 1e3
-    small, large = after(256 * MIB), after(LARGE)
+    small, large = min(after(256 * MIB) for _ in range(3)), after(LARGE)
     return large > 2 * small, f"{mib(256 * MIB)} {small:.0f} ms, {mib(LARGE)} {large:.0f} ms after the end"
 
 
@@ -290,10 +290,10 @@ def _():
     idle = timed(on.cuda.stream)
     on.launch(on.spin, 100_000_000, stream)
     beside = timed(on.cuda.stream)
-    loader = on.here(lambda: on.launch(other, 1000, second))
-    time.sleep(0.01)
-    took = timed(on.cuda.stream)
-    loader.join()
+    loader, took = on.here(lambda: on.launch(other, 1000, second)), 0.0
+    while loader.is_alive():
+        time.sleep(0.005)
+        took = max(took, timed(on.cuda.stream))
     on.cuda.synchronise(stream)
     return took > 20_000, f"{idle:.0f} us idle, {beside / 1e3:.1f} ms beside a kernel of 100 ms, {took / 1e3:.1f} ms beside a first launch"
 
@@ -384,10 +384,13 @@ def _():
     on = Spinner()
     host = on.pinned(4096)
     first, second, device = on.cuda.stream(), on.cuda.stream(), c_ulonglong(on.cuda.alloc(4096))
-    on.launch(on.spin, 100_000_000, first)
-    on.cuda.call("cuMemcpyHtoDAsync_v2", device, host, c_size_t(4096), second)
-    took = timed(lambda: on.cuda.synchronise(second))
-    on.cuda.synchronise(first)
+    def beside():
+        on.launch(on.spin, 100_000_000, first)
+        on.cuda.call("cuMemcpyHtoDAsync_v2", device, host, c_size_t(4096), second)
+        took = timed(lambda: on.cuda.synchronise(second))
+        on.cuda.synchronise(first)
+        return took
+    took = min(beside() for _ in range(3))
     return took < 50_000, f"4 KiB behind another stream's 100 ms: {took / 1e3:.1f} ms"
 
 
@@ -401,7 +404,7 @@ def _():
             on.launch(on.spin, 20_000_000, stream)
         for stream in streams:
             on.cuda.synchronise(stream)
-    took = timed(together)
+    took = least(3, together)
     return took < 60_000, f"four kernels of 20 ms in four streams: {took / 1e3:.0f} ms"
 
 
@@ -427,9 +430,10 @@ def _():
             call()
             on.chained(on.spin, 40_000_000, stream)
             on.cuda.synchronise(stream)
-        # Held, a stream's first pair has a marker between: nobody has said yet that there will be pairs.
+        # Held, a stream's first pair has a marker between: nobody has said yet that there will be pairs. Under a cap
+        # some wait in the middle for their turn.
         pair()
-        took[what] = least(3, pair) / 1e3
+        took[what] = least(10, pair) / 1e3
     figures = "; ".join(f"with {what} between {ms:.0f} ms" for what, ms in took.items())
     return took["nothing"] < 65 and took["an event"] > 75, f"two kernels of 40 ms, {figures}"
 
