@@ -171,7 +171,7 @@ impl Policy {
             if let Some(holder) = self.gpus[gpu].holder(&self.tenants)
                 && self.comes_before(slot, holder, gpu)
             {
-                self.take_soon(holder);
+                self.take_soon(holder, slot);
             }
         }
     }

@@ -140,15 +140,16 @@ impl Policy {
             }
             for gpu in each(self.mask_of(slot)) {
                 if let Some(holder) = self.gpus[gpu].holder(&self.tenants) {
-                    self.take_soon(holder);
+                    self.take_soon(holder, slot);
                 }
             }
         }
     }
 
-    /// Ends `holder`'s lease as soon as it has lasted its minimum.
-    pub(super) fn take_soon(&mut self, holder: Slot) {
-        let least = self.settings.min_hold;
+    /// Ends `holder`'s lease for `slot` as soon as it has lasted its minimum.
+    pub(super) fn take_soon(&mut self, holder: Slot, slot: Slot) {
+        let Some(tenant) = &self.tenants[slot] else { return };
+        let least = tenant.pauses.lent(&self.settings);
         if let Some(tenant) = &mut self.tenants[holder]
             && let Phase::Held(lease) = &mut tenant.phase
         {

@@ -3,9 +3,9 @@
 //! **Pauses.** An idle tenant gives its lease back, and waits at least until the next one has had its
 //! minimum: a loop that pauses after every step would never get more than every other turn. So a tenant
 //! whose pauses have been short keeps its lease over them, as anticipatory disk schedulers do (Iyer and
-//! Druschel, 2001), and pays for them: where a hand-over and one back would take as long, or where it is owed
-//! time. This excludes tenants whose pauses are long beside the work between them, and those ahead of their
-//! share. A tenant whose pauses are all longer than that hands over as soon as nothing of it is in flight.
+//! Druschel, 2001), and pays for them, where a hand-over and one back would take as long. This excludes tenants
+//! whose pauses are long beside the work between them, and those ahead of their share. A tenant whose pauses are
+//! all longer than that hands over as soon as nothing of it is in flight, and takes the GPU back when it returns.
 //!
 //! **Whole bursts.** Tenants that come to their pauses one after the other leave the GPU to each other; those
 //! that take turns in the middle of their work end together, and the GPU is idle. So a lease lasts as long as
@@ -14,7 +14,6 @@
 //! **Narrow windows.** A tenant that wakes waits for what the holder has in flight. Where a tenant with as
 //! large a share has worked lately and may return at any time, holders keep less in flight.
 
-use super::fair::{Virtual, cost};
 use super::tenant::{Slot, Tenant};
 use super::types::{GateState, Pace, Settings};
 use super::{Policy, moving_mean};
@@ -84,7 +83,7 @@ impl PausePattern {
         let Some(since) = self.idle.take() else { return };
         let pause = now.saturating_sub(since);
         self.long = if pause > set.idle_worth { (self.long + 1).min(LONG) } else { -LONG_AGAIN };
-        if pause > set.idle_most {
+        if pause > set.min_hold {
             self.short /= 2;
             return;
         }
@@ -108,14 +107,18 @@ impl PausePattern {
         if is_known { self.burst + self.burst / 4 } else { 0 }
     }
 
-    /// After how long without work it counts as idle, where others wait and it is `owed` so much.
-    fn patience(&self, owed: Virtual, much: Virtual, set: &Settings) -> u64 {
-        let expected = self.short >= ENOUGH && self.pause <= self.burst / 2;
-        let is_worth_it = owed >= 0 && (owed > much || self.pause <= set.idle_worth);
-        if !expected || !is_worth_it || self.leases >= LOOK_AGAIN {
+    /// How long others at least keep what it leaves in a pause.
+    pub(super) fn lent(&self, set: &Settings) -> u64 {
+        if self.short >= ENOUGH { self.pause.min(set.min_hold) } else { set.min_hold }
+    }
+
+    /// After how long without work it counts as idle, where others wait.
+    fn patience(&self, is_ahead: bool, set: &Settings) -> u64 {
+        let is_short = self.short >= ENOUGH && self.pause <= set.idle_worth.min(self.burst / 2);
+        if !is_short || is_ahead || self.leases >= LOOK_AGAIN {
             return if self.are_long() { set.idle_least.min(set.idle) } else { set.idle };
         }
-        (self.pause + self.pause / 2).clamp(set.idle, set.idle_most.max(set.idle))
+        set.idle.max(self.pause + self.pause / 2)
     }
 }
 
@@ -125,8 +128,7 @@ impl Policy {
         let set = &self.settings;
         let idle_ns = match &self.tenants[slot] {
             Some(tenant) if state == GateState::Yield && self.competes(slot) => {
-                let much = cost(set.credit / 2, tenant.share.millis);
-                tenant.pauses.patience(self.owed(slot), much, set)
+                tenant.pauses.patience(self.is_ahead(slot), set)
             }
             _ => set.idle,
         };
@@ -135,10 +137,12 @@ impl Policy {
         Pace { idle_ns, is_narrow }
     }
 
-    /// By how much it has had less than its share, on the GPU where that is least.
-    fn owed(&self, slot: Slot) -> Virtual {
-        let owed = |gpu: usize| Some(self.gpus[gpu].v - self.gpus[gpu].entity(slot)?.v);
-        self.gpus_of(slot).filter_map(owed).min().unwrap_or(0)
+    /// Whether it has had more than its share, on any of its GPUs.
+    fn is_ahead(&self, slot: Slot) -> bool {
+        self.gpus_of(slot).any(|gpu| {
+            let gpu = &self.gpus[gpu];
+            gpu.entity(slot).is_some_and(|entity| entity.v > gpu.v)
+        })
     }
 
     /// Whether a tenant with as large a share wants nothing now, but has lately.

@@ -107,7 +107,7 @@ impl Policy {
         if let Some(holder) = self.gpus[gpu].holder(&self.tenants)
             && self.preempts(slot, holder, gpu)
         {
-            self.take_soon(holder);
+            self.take_soon(holder, slot);
         }
     }
 

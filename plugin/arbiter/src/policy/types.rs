@@ -128,7 +128,7 @@ pub struct Settings {
     pub drains: u64,
     /// And so many mean hand-overs: on a host that wakes threads late, they would consume it, too.
     pub handovers: u64,
-    /// A lease is not taken away sooner, even by a tenant that is owed time.
+    /// A lease is not taken away sooner, even by a tenant that is owed time, unless that one's pauses are shorter.
     pub min_hold: u64,
     /// Most GPU time that is owed to a tenant when it begins to want.
     pub credit: u64,
@@ -149,11 +149,9 @@ pub struct Settings {
     pub slack: u64,
     /// How long a tenant pauses before it counts as idle.
     pub idle: u64,
-    /// The longest such time, for a tenant that usually returns soon: the lease is kept for it.
-    pub idle_most: u64,
     /// The shortest, for a tenant that never does.
     pub idle_least: u64,
-    /// A longer pause is worth a hand-over and one back: only tenants that are owed time are waited for.
+    /// A longer pause is worth a hand-over and one back.
     pub idle_worth: u64,
 }
 
@@ -175,7 +173,6 @@ impl Default for Settings {
             slice: 2 * MS,
             slack: 5 * MS,
             idle: 100_000,
-            idle_most: 1_500_000,
             idle_least: 30_000,
             idle_worth: 300_000,
         }

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 
 const SWITCH: u64 = 50 * US;
-/// A hand-over takes less: two reads of words, each of which may be late by a wake-up.
+/// A hand-over takes less: two reads of words, each of which may be late by a wake-up. Pauses of less are waited for.
 const HAND_OVER: u64 = 300 * US;
 /// A host that wakes threads late, the arbiter's as well.
 const LATE: LateWakes = LateWakes { one_in: 10, ns: (MS, 8 * MS) };
@@ -83,8 +83,12 @@ fn decoders_and_periodic_work() {
     reaches(vec![periodic(500, 8_000, 4_000); 2], 980, 850, true);
     reaches(vec![periodic(500, 2_000, 2_000); 2], 945, 790, true);
     reaches(vec![periodic(250, 2_000, 2_000); 4], 950, 855, true);
-    // Who is owed time is waited for.
-    reaches(vec![periodic(800, 8_000, 1_000), backlog(200)], 975, 840, true);
+    // Who is owed time has it when it returns, and is not waited for.
+    reaches(vec![periodic(800, 8_000, 1_000), backlog(200)], 975, 920, true);
+    reaches(vec![periodic(800, 4_000, 1_000), backlog(200)], 965, 920, true);
+    reaches(vec![periodic(800, 2_000, 1_000), backlog(200)], 945, 895, true);
+    reaches(vec![periodic(800, 2_000, 500), backlog(200)], 945, 900, true);
+    reaches(vec![periodic(800, 1_000, 400), backlog(200)], 925, 875, true);
     // Where nobody knows how long the next pause is, both pause at once now and then. One after the other, whole bursts and
     // nothing in between would be busy for 915 of the last.
     reaches(vec![uneven(500, 8_000, 1_000); 2], 980, 880, true);
@@ -120,14 +124,14 @@ fn any_load() -> impl Strategy<Value = Load> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
     fn in_no_mixture_is_the_gpu_idle_for_long_while_a_launch_waits(
         loads in proptest::collection::vec(any_load(), 2..6), seed: u64,
     ) {
         let held = judged(&Scenario { switch: SWITCH, seed, ..scenario(loads, 4 * SECOND) });
-        // It should be 40.
-        prop_assert!(held.idle <= 150, "{held:?}");
+        // In one of 3,000 it is more than 40.
+        prop_assert!(held.idle <= 50, "{held:?}");
     }
 }
