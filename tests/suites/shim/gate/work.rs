@@ -149,6 +149,25 @@ fn all_processes_of_a_tenant_wait_and_all_have_drained() {
     assert_eq!(tenants.each_ref().map(|tenant| stage.worked_ns(tenant)), worked);
 }
 
+/// Handle 2 is another stream in each thread (CUDA Driver API, "Stream synchronization behavior"): no other thread can mark
+/// what goes into it.
+#[test]
+fn what_a_thread_has_in_its_own_stream_is_in_flight_until_it_is_done() {
+    let stage = Stage::new();
+    let mut arbiter = stage.arbiter();
+    let mut tenant = stage.tenant();
+    arbiter.open();
+    for what in ["fill", "fill", "kernel"] {
+        tenant.must(&format!("do {what} own 100000"));
+    }
+    // Another thread marks what there is.
+    start(&mut tenant, 0, &["copy"], "own");
+    join(&mut tenant, 0, &["copy"]);
+    arbiter.close_and_drain(&[tenant.pid()]);
+    let worked = stage.worked_ns(&tenant);
+    assert!(worked >= 100_000_000, "{worked} ns when it had drained");
+}
+
 /// Closings that follow each other, each as soon as it is said that all stands still: the launch that is
 /// waited for may be one of the process's own, behind what stands still.
 #[test]
