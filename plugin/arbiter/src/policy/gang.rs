@@ -22,7 +22,7 @@
 use super::Policy;
 use super::fair::{Key, Virtual, contends};
 use super::settle::each;
-use super::tenant::{Phase, Slot, Tenant};
+use super::tenant::{Slot, Tenant};
 
 /// The one order of all gangs: overdue ones first, the oldest of them; then those that are not ahead
 /// anywhere, and of these the nearest deadline on the GPU where it is furthest off, from that GPU's virtual
@@ -143,18 +143,6 @@ impl Policy {
                     self.take_soon(holder, slot);
                 }
             }
-        }
-    }
-
-    /// Ends `holder`'s lease for `slot` as soon as it has lasted its minimum.
-    pub(super) fn take_soon(&mut self, holder: Slot, slot: Slot) {
-        let Some(tenant) = &self.tenants[slot] else { return };
-        let least = tenant.pauses.lent(&self.settings);
-        if let Some(tenant) = &mut self.tenants[holder]
-            && let Phase::Held(lease) = &mut tenant.phase
-        {
-            let soon = lease.since.saturating_add(least);
-            lease.preempt = Some(lease.preempt.map_or(soon, |at| at.min(soon)));
         }
     }
 }

@@ -100,14 +100,16 @@ impl Policy {
         tenant.contends = true;
         if tenant.gang() {
             self.promise(now, slot);
-            return;
         }
-        let gpu = usize::from(tenant.gpus[0]);
-        self.gpus[gpu].update(now, &self.tenants);
-        if let Some(holder) = self.gpus[gpu].holder(&self.tenants)
-            && self.preempts(slot, holder, gpu)
-        {
-            self.take_soon(holder, slot);
+        for gpu in each(self.mask_of(slot)) {
+            self.gpus[gpu].update(now, &self.tenants);
+        }
+        let holder = |policy: &Self, gpu: usize| policy.gpus[gpu].holder(&policy.tenants);
+        let yields = |gpu| holder(self, gpu).is_none_or(|held| self.preempts(slot, held, gpu));
+        if self.gpus_of(slot).all(yields) {
+            for gpu in each(self.mask_of(slot)) {
+                holder(self, gpu).into_iter().for_each(|holder| self.take_soon(holder, slot));
+            }
         }
     }
 
@@ -120,6 +122,18 @@ impl Policy {
         let held = gpu.entity(holder).map(|entity| entity.deadline);
         let margin = cost(quantum / 2, tenant.share.millis);
         matches!((key, held), (Some(key), Some(held)) if !key.ahead() && key.deadline() + margin < held)
+    }
+
+    /// Ends `holder`'s lease for `slot` as soon as it has lasted its minimum.
+    pub(super) fn take_soon(&mut self, holder: Slot, slot: Slot) {
+        let Some(tenant) = &self.tenants[slot] else { return };
+        let least = tenant.pauses.lent(&self.settings);
+        if let Some(tenant) = &mut self.tenants[holder]
+            && let Phase::Held(lease) = &mut tenant.phase
+        {
+            let soon = lease.since.saturating_add(least);
+            lease.preempt = Some(lease.preempt.map_or(soon, |at| at.min(soon)));
+        }
     }
 
     /// Whether a lease goes on, and what its gate says.

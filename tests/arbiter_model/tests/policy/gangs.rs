@@ -44,6 +44,24 @@ fn gangs_of_the_same_gpus_get_their_weights() {
     assert!((part - 0.8).abs() < 0.02, "{part}");
 }
 
+#[test]
+fn a_gang_that_returns_has_its_gpus_as_soon_as_who_has_one() {
+    for (millis, pause) in [(500, 200 * US), (500, 400 * US), (500, 2 * MS), (800, MS)] {
+        let parts = |gpus: &[u8], backlogs: &[&[u8]]| {
+            let pauses = on(gpus, millis).pausing(4, (pause, pause));
+            let backlogs = backlogs.iter().map(|gpus| on(gpus, 1000 - millis));
+            let figures = play(std::iter::once(pauses).chain(backlogs).collect(), 5 * SECOND);
+            [0, 1].map(|i: usize| figures.tenants[i].used_ns / (5 * MS))
+        };
+        let alone = parts(&[0], &[&[0]]);
+        for (parts, lost) in [(parts(&[0, 1], &[&[0, 1]]), 2), (parts(&[0, 1], &[&[0], &[1]]), 25)]
+        {
+            let near = parts.iter().zip(alone).all(|(part, alone)| part.abs_diff(alone) <= lost);
+            assert!(near, "{millis}, {pause}: {parts:?}, on one GPU {alone:?}");
+        }
+    }
+}
+
 fn any_gpus() -> impl Strategy<Value = Load> {
     (1_u8..16, 50_u32..500).prop_map(|(mask, millis)| {
         let gpus: Vec<u8> = (0..4).filter(|gpu| mask >> gpu & 1 == 1).collect();
