@@ -1,7 +1,5 @@
 //! The events of the simulation.
 
-use std::time::Instant;
-
 use crate::Change;
 use crate::words::POLLED;
 use crate::world::{Event, World, id, within};
@@ -194,10 +192,7 @@ impl World {
 
     /// Passes an event to the policy and carries its commands out.
     pub(crate) fn tell(&mut self, event: impl FnOnce(&mut Policy, u64)) {
-        let begun = Instant::now();
         event(&mut self.policy, self.now);
-        self.figures.policy_ns += u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        self.figures.events += 1;
         loop {
             let commands: Vec<Command> = self.policy.commands().collect();
             let rouses: Vec<TenantId> = self.policy.rouses().collect();

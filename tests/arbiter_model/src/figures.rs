@@ -40,10 +40,6 @@ pub struct Figures {
     pub busy_ns: Vec<u64>,
     /// Grants of a GPU that another still held within its drain deadline.
     pub double_grants: u64,
-    /// Events given to the policy.
-    pub events: u64,
-    /// Time that the policy took for all of them, nanoseconds of this machine's clock.
-    pub policy_ns: u64,
 }
 
 impl Figures {
@@ -65,15 +61,6 @@ impl Figures {
             }
         }
         worst
-    }
-
-    /// Jain's index of time got over share: 1 is fair.
-    #[must_use]
-    pub fn jain(&self) -> f64 {
-        let each: Vec<f64> = self.tenants.iter().map(|t| float(t.used_ns) / millis(t)).collect();
-        let (sum, squares) =
-            each.iter().fold((0.0, 0.0), |(sum, squares), x| (sum + x, squares + x * x));
-        sum * sum / (float(each.len() as u64) * squares)
     }
 }
 

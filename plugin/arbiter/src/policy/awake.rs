@@ -32,7 +32,7 @@ impl Policy {
         if tenant.lease().is_none() {
             tenant.awake = true;
             if std::mem::take(&mut tenant.slept) {
-                self.come_back(slot);
+                self.take_soon(slot, Self::comes_before);
             }
             self.settle(now, self.mask_of(slot));
         }
@@ -157,22 +157,8 @@ impl Policy {
 
     /// Has those woken who come after `slot`, one on each of its GPUs.
     fn rouse_next(&mut self, slot: Slot) {
-        let quantum = self.quantum_of(slot);
         for gpu in super::each(self.mask_of(slot)) {
-            if let Some(next) = self.gpus[gpu].best_single(quantum, &self.tenants) {
-                self.rouse(next.slot());
-            }
-        }
-    }
-
-    /// A tenant that slept through its turn is there: it has it now, if it still comes first.
-    fn come_back(&mut self, slot: Slot) {
-        for gpu in super::each(self.mask_of(slot)) {
-            if let Some(holder) = self.gpus[gpu].holder(&self.tenants)
-                && self.comes_before(slot, holder, gpu)
-            {
-                self.take_soon(holder, slot);
-            }
+            self.next_on(gpu).into_iter().for_each(|next| self.rouse(next));
         }
     }
 

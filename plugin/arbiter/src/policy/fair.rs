@@ -114,7 +114,7 @@ impl Gpu {
         tenants: &[Option<Tenant>],
         set: &Settings,
     ) -> u64 {
-        let quantum = self.quantum(self.contenders(tenants), set);
+        let quantum = self.quantum(tenants, set);
         let Some(key) = self.key(slot, quantum, tenants) else { return 0 };
         let weights: i128 =
             self.competing(now, tenants).map(|(_, t)| i128::from(t.share.millis)).sum();
@@ -157,16 +157,16 @@ impl Gpu {
 
     /// The quantum on this GPU: longer where drains or hand-overs are long, so that they do not consume it;
     /// shorter where many tenants wait, so that a round stays short.
-    pub(super) fn quantum(&self, contenders: usize, set: &Settings) -> u64 {
-        self.quantum_of(0, contenders, set)
+    pub(super) fn quantum(&self, tenants: &[Option<Tenant>], set: &Settings) -> u64 {
+        self.quantum_of(0, tenants, set)
     }
 
     /// The same with `least` as the lower limit, unless many wait.
-    pub(super) fn quantum_of(&self, least: u64, contenders: usize, set: &Settings) -> u64 {
+    pub(super) fn quantum_of(&self, least: u64, tenants: &[Option<Tenant>], set: &Settings) -> u64 {
         let drains = self.drain.saturating_mul(set.drains);
         let handovers = self.handover.saturating_mul(set.handovers);
         let long = set.quantum.max(drains).max(handovers).max(least).min(set.quantum_most);
-        let round = set.quantum.saturating_mul(32) / (contenders as u64 + 1);
+        let round = set.quantum.saturating_mul(32) / (self.contenders(tenants) as u64 + 1);
         long.min(round).max(set.quantum_least)
     }
 
@@ -193,7 +193,7 @@ impl Gpu {
     pub(super) fn best_single(&self, quantum: u64, tenants: &[Option<Tenant>]) -> Option<Key> {
         let single = |entity: &SchedEntity| {
             let tenant = tenants[entity.slot].as_ref()?;
-            let counts = tenant.contends && !tenant.gang();
+            let counts = tenant.contends && !tenant.is_mixed;
             counts.then(|| (tenant.slept, self.key_of(entity, tenant, quantum)))
         };
         self.entities.iter().filter_map(single).min().map(|(_, key)| key)

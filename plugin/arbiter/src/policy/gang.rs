@@ -1,4 +1,5 @@
-//! Tenants with several GPUs: all or none.
+//! Tenants with several GPUs: all or none. Those whose GPUs nobody else has, or only tenants with the same ones, share
+//! them as one GPU is shared. The rest of this is about others.
 //!
 //! A gang holds nothing while it waits, and others may use its GPUs, until it is *due* on all of
 //! them at once: on each it comes before every tenant that has that GPU alone and waits for it or
@@ -22,7 +23,7 @@
 use super::Policy;
 use super::fair::{Key, Virtual, contends};
 use super::settle::each;
-use super::tenant::{Slot, Tenant};
+use super::tenant::Slot;
 
 /// The one order of all gangs: overdue ones first, the oldest of them; then those that are not ahead
 /// anywhere, and of these the nearest deadline on the GPU where it is furthest off, from that GPU's virtual
@@ -37,12 +38,26 @@ struct Rank {
 }
 
 impl Policy {
+    /// Finds out who shares GPUs with tenants of others, after one has come or left.
+    pub(super) fn find_mixed(&mut self) {
+        for i in 0..self.gangs.len() {
+            let slot = self.gangs[i];
+            let own = self.mask_of(slot);
+            let others = |gpu: usize| self.gpus[gpu].entities.iter().map(|entity| entity.slot);
+            let is_mixed = each(own).flat_map(others).any(|other| self.mask_of(other) != own);
+            if let Some(tenant) = &mut self.tenants[slot] {
+                tenant.is_mixed = is_mixed;
+            }
+        }
+    }
+
     /// Reserves the GPUs of gangs that are due.
     pub(super) fn reserve(&mut self) {
         let mut waiting: Vec<(Rank, Slot)> = Vec::new();
         for i in 0..self.gangs.len() {
             let slot = self.gangs[i];
-            if contends(&self.tenants, slot) && !self.has_reservation(slot) && self.due(slot) {
+            let waits = self.is_mixed(slot) && contends(&self.tenants, slot);
+            if waits && !self.has_reservation(slot) && self.due(slot) {
                 waiting.extend(self.rank(slot).map(|rank| (rank, slot)));
             }
         }
@@ -90,9 +105,9 @@ impl Policy {
         self.is_overdue(slot)
             || self.gpus_of(slot).all(|at| {
                 let (gpu, tenants) = (&self.gpus[at], &self.tenants);
-                let quantum = gpu.quantum(gpu.contenders(tenants), &self.settings);
+                let quantum = gpu.quantum(tenants, &self.settings);
                 let Some(key) = gpu.key(slot, quantum, tenants) else { return false };
-                let holder = gpu.holder(tenants).filter(|&holder| !self.is_gang(holder));
+                let holder = gpu.holder(tenants).filter(|&holder| !self.is_mixed(holder));
                 let holder = holder.and_then(|holder| gpu.key(holder, quantum, tenants));
                 let precedes = |other: Option<Key>| other.is_none_or(|other| key < other);
                 precedes(gpu.best_single(quantum, tenants)) && precedes(holder)
@@ -103,7 +118,7 @@ impl Policy {
     fn before_holding_gangs(&self, slot: Slot, rank: Rank) -> bool {
         self.gpus_of(slot).all(|gpu| {
             let holder = self.gpus[gpu].holder(&self.tenants);
-            let holder = holder.filter(|&holder| self.is_gang(holder));
+            let holder = holder.filter(|&holder| self.is_mixed(holder));
             holder.and_then(|holder| self.rank(holder)).is_none_or(|holder| rank < holder)
         })
     }
@@ -115,7 +130,7 @@ impl Policy {
             Rank { timely, ahead: false, distance: Virtual::MIN, since: tenant.since, slot };
         for at in self.gpus_of(slot).filter(|_| timely) {
             let gpu = &self.gpus[at];
-            let quantum = gpu.quantum(gpu.contenders(&self.tenants), &self.settings);
+            let quantum = gpu.quantum(&self.tenants, &self.settings);
             let key = gpu.key(slot, quantum, &self.tenants)?;
             rank.ahead |= key.ahead();
             rank.distance = rank.distance.max(key.deadline() - gpu.v);
@@ -123,8 +138,8 @@ impl Policy {
         Some(rank)
     }
 
-    fn is_gang(&self, slot: Slot) -> bool {
-        self.tenants[slot].as_ref().is_some_and(Tenant::gang)
+    fn is_mixed(&self, slot: Slot) -> bool {
+        self.tenants[slot].as_ref().is_some_and(|tenant| tenant.is_mixed)
     }
 
     /// Where a gang with a reservation has a free GPU already, the leases on its other GPUs end soon.
@@ -138,11 +153,7 @@ impl Policy {
             if self.gpus_of(slot).all(|gpu| held(gpu).is_some()) {
                 continue;
             }
-            for gpu in each(self.mask_of(slot)) {
-                if let Some(holder) = self.gpus[gpu].holder(&self.tenants) {
-                    self.take_soon(holder, slot);
-                }
-            }
+            self.take_soon(slot, |_, _, _, _| true);
         }
     }
 }

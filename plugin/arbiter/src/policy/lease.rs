@@ -334,7 +334,7 @@ impl Policy {
             let gpu = &mut self.gpus[usize::from(gpu)];
             gpu.leases.retain(|&other| other != slot);
         }
-        if tenant.gang() {
+        if tenant.is_mixed {
             self.forget_lag(now, slot);
         }
     }
@@ -356,8 +356,7 @@ impl Policy {
         let whole = tenant.pauses.whole_burst(&self.settings);
         let least = if tenant.is_tied() { self.settings.quantum_most } else { whole };
         let quantum = |&gpu: &u8| {
-            let gpu = &self.gpus[usize::from(gpu)];
-            gpu.quantum_of(least, gpu.contenders(&self.tenants), &self.settings)
+            self.gpus[usize::from(gpu)].quantum_of(least, &self.tenants, &self.settings)
         };
         tenant.gpus.iter().map(quantum).min().unwrap_or(self.settings.quantum)
     }

@@ -135,6 +135,7 @@ impl Policy {
             Some((before, _)) => tenant.after(before),
             None => tenant,
         });
+        self.find_mixed();
         self.say_closed(id);
     }
 
@@ -185,6 +186,7 @@ impl Policy {
         }
         self.gangs.retain(|&gang| gang != slot);
         self.tenants[slot] = None;
+        self.find_mixed();
         self.ids.remove(&id);
         self.commands.retain(|command| command.tenant != id);
         self.rouses.retain(|&rouse| rouse != id);

@@ -98,19 +98,13 @@ impl Policy {
         }
         let Some(tenant) = &mut self.tenants[slot] else { return };
         tenant.contends = true;
-        if tenant.gang() {
+        if tenant.gpus.len() > 1 {
             self.promise(now, slot);
         }
         for gpu in each(self.mask_of(slot)) {
             self.gpus[gpu].update(now, &self.tenants);
         }
-        let holder = |policy: &Self, gpu: usize| policy.gpus[gpu].holder(&policy.tenants);
-        let yields = |gpu| holder(self, gpu).is_none_or(|held| self.preempts(slot, held, gpu));
-        if self.gpus_of(slot).all(yields) {
-            for gpu in each(self.mask_of(slot)) {
-                holder(self, gpu).into_iter().for_each(|holder| self.take_soon(holder, slot));
-            }
-        }
+        self.take_soon(slot, Self::preempts);
     }
 
     /// Whether `slot`, which has just begun to want, is owed so much that the holder must not finish its
@@ -124,15 +118,20 @@ impl Policy {
         matches!((key, held), (Some(key), Some(held)) if !key.ahead() && key.deadline() + margin < held)
     }
 
-    /// Ends `holder`'s lease for `slot` as soon as it has lasted its minimum.
-    pub(super) fn take_soon(&mut self, holder: Slot, slot: Slot) {
+    /// Ends the leases of those who hold `slot`'s GPUs as soon as they have lasted their minimum, if all of them `yield`.
+    pub(super) fn take_soon(&mut self, slot: Slot, yields: fn(&Self, Slot, Slot, usize) -> bool) {
         let Some(tenant) = &self.tenants[slot] else { return };
         let least = tenant.pauses.lent(&self.settings);
-        if let Some(tenant) = &mut self.tenants[holder]
-            && let Phase::Held(lease) = &mut tenant.phase
-        {
-            let soon = lease.since.saturating_add(least);
-            lease.preempt = Some(lease.preempt.map_or(soon, |at| at.min(soon)));
+        let held = |gpu: usize| Some((gpu, self.gpus[gpu].holder(&self.tenants)?));
+        let held: Vec<(usize, Slot)> = self.gpus_of(slot).filter_map(held).collect();
+        let all_yield = held.iter().all(|&(gpu, holder)| yields(self, slot, holder, gpu));
+        for (_, holder) in held.into_iter().filter(|_| all_yield) {
+            if let Some(Phase::Held(lease)) =
+                self.tenants[holder].as_mut().map(|held| &mut held.phase)
+            {
+                let soon = lease.since.saturating_add(least);
+                lease.preempt = Some(lease.preempt.map_or(soon, |at| at.min(soon)));
+            }
         }
     }
 
@@ -221,17 +220,18 @@ impl Policy {
         if self.gpus[gpu].blocked(&self.tenants) {
             return;
         }
-        if let Some(gang) = self.gpus[gpu].reserved {
-            if self.gpus_of(gang).all(|gpu| !self.gpus[gpu].blocked(&self.tenants)) {
-                self.grant(now, gang);
-            }
-            return;
+        if let Some(next) = self.next_on(gpu)
+            && self.gpus_of(next).all(|gpu| !self.gpus[gpu].blocked(&self.tenants))
+        {
+            self.grant(now, next);
         }
-        let contenders = self.gpus[gpu].contenders(&self.tenants);
-        let quantum = self.gpus[gpu].quantum(contenders, &self.settings);
-        if let Some(best) = self.gpus[gpu].best_single(quantum, &self.tenants) {
-            self.grant(now, best.slot());
-        }
+    }
+
+    /// The tenant that gets this GPU next, as things stand.
+    pub(super) fn next_on(&self, gpu: usize) -> Option<Slot> {
+        let gpu = &self.gpus[gpu];
+        let quantum = gpu.quantum(&self.tenants, &self.settings);
+        gpu.reserved.or_else(|| Some(gpu.best_single(quantum, &self.tenants)?.slot()))
     }
 
     /// When something on this GPU falls due by time alone.

@@ -116,6 +116,8 @@ pub(super) struct Tenant {
     pub(super) since: u64,
     /// Takes part in the competition: it wants, neither holds nor drains in time, and has tokens.
     pub(super) contends: bool,
+    /// It has several GPUs, and shares one with a tenant of others: see [`super::gang`].
+    pub(super) is_mixed: bool,
     /// When a gang that contends becomes overdue.
     pub(super) overdue_at: u64,
     /// When it last wanted or held; for SOLO.
@@ -172,6 +174,7 @@ impl Tenant {
             slept: false,
             since: now,
             contends: false,
+            is_mixed: false,
             overdue_at: u64::MAX,
             last_active: None,
             counts_until: 0,
@@ -220,10 +223,6 @@ impl Tenant {
     pub(super) fn is_alone(&self) -> bool {
         let lease = self.lease();
         lease.is_some_and(|lease| matches!(lease.state, GateState::Solo | GateState::Open))
-    }
-
-    pub(super) fn gang(&self) -> bool {
-        self.gpus.len() > 1
     }
 
     pub(super) fn strict(&self) -> bool {

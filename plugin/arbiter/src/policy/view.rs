@@ -44,13 +44,12 @@ impl Policy {
         let phase = |slot: Slot| self.tenants[slot].as_ref().map(|tenant| tenant.phase);
         let late = |slot: &Slot| matches!(phase(*slot), Some(Phase::Late { .. }));
         let id = |slot: Slot| self.tenants[slot].as_ref().map(|tenant| tenant.id);
-        let contenders = at.contenders(&self.tenants);
         Some(GpuView {
             gpu,
             holder: at.leases.iter().find(|slot| !late(slot)).and_then(|&slot| id(slot)),
             late: at.leases.iter().filter(|slot| late(slot)).filter_map(|&slot| id(slot)).collect(),
-            waiting: contenders,
-            quantum: at.quantum(contenders, &self.settings),
+            waiting: at.contenders(&self.tenants),
+            quantum: at.quantum(&self.tenants, &self.settings),
         })
     }
 
@@ -82,10 +81,7 @@ impl Policy {
         if !matches!(tenant.phase, Phase::Draining { .. }) {
             return None;
         }
-        let gpu = &self.gpus[usize::from(*tenant.gpus.first()?)];
-        let quantum = gpu.quantum(gpu.contenders(&self.tenants), &self.settings);
-        let best = || Some(gpu.best_single(quantum, &self.tenants)?.slot());
-        gpu.reserved.or_else(best).filter(|&next| next != slot)
+        self.next_on(usize::from(*tenant.gpus.first()?)).filter(|&next| next != slot)
     }
 
     /// All tenants, in the order of their ids.

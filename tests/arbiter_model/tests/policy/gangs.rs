@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 
+use super::nonsense::{self, Event};
 use super::*;
 
 fn on(gpus: &[u8], millis: u32) -> Load {
@@ -38,13 +39,6 @@ fn a_gang_held_back_by_a_full_gpu_does_not_hold_back_another() {
 }
 
 #[test]
-fn gangs_of_the_same_gpus_get_their_weights() {
-    let figures = play(vec![on(&[0, 1], 800), on(&[0, 1], 200)], 2 * SECOND);
-    let part = float(figures.tenants[0].used_ns) / float(2 * SECOND);
-    assert!((part - 0.8).abs() < 0.02, "{part}");
-}
-
-#[test]
 fn a_gang_that_returns_has_its_gpus_as_soon_as_who_has_one() {
     for (millis, pause) in [(500, 200 * US), (500, 400 * US), (500, 2 * MS), (800, MS)] {
         let parts = |gpus: &[u8], backlogs: &[&[u8]]| {
@@ -54,11 +48,9 @@ fn a_gang_that_returns_has_its_gpus_as_soon_as_who_has_one() {
             [0, 1].map(|i: usize| figures.tenants[i].used_ns / (5 * MS))
         };
         let alone = parts(&[0], &[&[0]]);
-        for (parts, lost) in [(parts(&[0, 1], &[&[0, 1]]), 2), (parts(&[0, 1], &[&[0], &[1]]), 25)]
-        {
-            let near = parts.iter().zip(alone).all(|(part, alone)| part.abs_diff(alone) <= lost);
-            assert!(near, "{millis}, {pause}: {parts:?}, on one GPU {alone:?}");
-        }
+        let gang = parts(&[0, 1], &[&[0], &[1]]);
+        let near = gang.iter().zip(alone).all(|(part, alone)| part.abs_diff(alone) <= 25);
+        assert!(near, "{millis}, {pause}: {gang:?}, on one GPU {alone:?}");
     }
 }
 
@@ -84,6 +76,36 @@ proptest! {
             let round = 2 * 8 * MS * all / u64::from(load.share.millis);
             let bound = round + 4 * 8 * MS * loads.len() as u64;
             prop_assert!(tenant.starved_ns <= bound, "{load:?} {tenant:?}");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn tenants_with_the_same_gpus_are_served_as_on_one_gpu(
+        events in prop::collection::vec((nonsense::event(), 1..3 * MS), 1..200),
+    ) {
+        let on = |gpus: &'static [u8]| (gpus, Policy::new(Settings::default()));
+        let mut policies = [on(&[0]), on(&[0, 1]), on(&[0, 1, 2])];
+        let mut now = 0;
+        for (event, passed) in events {
+            let until = now + passed;
+            while now < until {
+                now = policies[0].1.deadline().map_or(until, |at| at.clamp(now + 1, until));
+                let said = policies.each_mut().map(|(gpus, policy)| {
+                    match &event {
+                        _ if now < until => policy.tick(now),
+                        Event::Join(who, _, share) => policy.join(now, TenantId(*who), gpus, *share),
+                        event => event.happen(policy, now),
+                    }
+                    let commands: Vec<_> = policy.commands().collect();
+                    (commands, policy.rouses().collect::<Vec<_>>())
+                });
+                prop_assert_eq!(&said[0], &said[1], "at {}", now);
+                prop_assert_eq!(&said[0], &said[2], "at {}", now);
+            }
         }
     }
 }

@@ -8,7 +8,7 @@ use tessera_arbiter::policy::TenantView;
 use super::*;
 
 #[derive(Clone, Debug)]
-enum Event {
+pub enum Event {
     Join(u32, Vec<u8>, Share),
     Adopt(u32),
     Leave(u32),
@@ -18,9 +18,33 @@ enum Event {
     Drained(u32),
     Gone(u32),
     Tick,
+    Quiet(u32, u64),
+    Works(u32, bool),
+    Awake(u32, bool),
 }
 
-fn event() -> impl Strategy<Value = Event> {
+impl Event {
+    /// Tells the policy.
+    pub fn happen(&self, policy: &mut Policy, now: u64) {
+        match *self {
+            Self::Join(who, ref gpus, share) => policy.join(now, TenantId(who), gpus, share),
+            Self::Adopt(who) => policy.adopt(now, TenantId(who)),
+            Self::Leave(who) => policy.leave(now, TenantId(who)),
+            Self::Share(who, share) => policy.set_share(now, TenantId(who), share),
+            Self::Want(who) => policy.want(now, TenantId(who)),
+            Self::Idle(who) => policy.idle(now, TenantId(who)),
+            Self::Drained(who) => policy.drained(now, TenantId(who), None),
+            Self::Gone(who) => policy.gone(now, TenantId(who)),
+            Self::Tick => policy.tick(now),
+            Self::Quiet(who, ns) => policy.quiet(now, TenantId(who), now.saturating_sub(ns)),
+            Self::Works(who, works) => policy.works(now, TenantId(who), works),
+            Self::Awake(who, true) => policy.awake(now, TenantId(who)),
+            Self::Awake(who, false) => policy.asleep(now, TenantId(who)),
+        }
+    }
+}
+
+pub fn event() -> impl Strategy<Value = Event> {
     let who = 0_u32..6;
     let share = (0_u32..1200, any::<bool>())
         .prop_map(|(millis, capped)| if capped { strict(millis) } else { burst(millis) });
@@ -33,8 +57,11 @@ fn event() -> impl Strategy<Value = Event> {
         8 => who.clone().prop_map(Event::Want),
         3 => who.clone().prop_map(Event::Idle),
         6 => who.clone().prop_map(Event::Drained),
-        1 => who.prop_map(Event::Gone),
+        1 => who.clone().prop_map(Event::Gone),
         8 => Just(Event::Tick),
+        1 => (who.clone(), 0..2 * MS).prop_map(|(who, ns)| Event::Quiet(who, ns)),
+        1 => (who.clone(), any::<bool>()).prop_map(|(who, works)| Event::Works(who, works)),
+        2 => (who, any::<bool>()).prop_map(|(who, is_awake)| Event::Awake(who, is_awake)),
     ]
 }
 
@@ -104,17 +131,7 @@ proptest! {
             // Back, too: the caller's clock is not trusted.
             now = if passed % 7 == 0 { now / 2 } else { now + passed };
             let before = policy.tenants(now);
-            match event {
-                Event::Join(who, gpus, share) => policy.join(now, TenantId(who), &gpus, share),
-                Event::Adopt(who) => policy.adopt(now, TenantId(who)),
-                Event::Leave(who) => policy.leave(now, TenantId(who)),
-                Event::Share(who, share) => policy.set_share(now, TenantId(who), share),
-                Event::Want(who) => policy.want(now, TenantId(who)),
-                Event::Idle(who) => policy.idle(now, TenantId(who)),
-                Event::Drained(who) => policy.drained(now, TenantId(who), None),
-                Event::Gone(who) => policy.gone(now, TenantId(who)),
-                Event::Tick => policy.tick(now),
-            }
+            event.happen(&mut policy, now);
             gates.carry_out(&mut policy, now)?;
             blames_none_without_a_neighbour(&before, &policy.tenants(now))?;
         }
