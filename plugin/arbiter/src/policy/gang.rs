@@ -8,7 +8,7 @@
 //!
 //! **No circular wait.** The holder of a lease waits for nobody: its lease ends by its quantum and its drain
 //! deadline. A reservation is made for all GPUs of a gang in one step, and only where none of them is
-//! reserved; so a gang with a reservation waits for leases, never for a reservation.
+//! reserved; so a gang with a reservation waits for leases, never for a reservation. It stands once a GPU is free.
 //!
 //! **No starvation.** A waiting tenant does not move in virtual time, and a served one does. So a waiting
 //! gang becomes due on each GPU, and its lease moves it behind the tenants that waited for it. But the
@@ -56,6 +56,12 @@ impl Policy {
         let mut waiting: Vec<(Rank, Slot)> = Vec::new();
         for i in 0..self.gangs.len() {
             let slot = self.gangs[i];
+            // Until a GPU is kept for it, who comes first is decided anew.
+            let blocked = |gpu: usize| self.gpus[gpu].blocked(&self.tenants);
+            let all = |is: bool| self.gpus_of(slot).all(|gpu| blocked(gpu) == is);
+            if all(true) || all(false) {
+                self.unreserve(slot);
+            }
             let waits = self.is_mixed(slot) && contends(&self.tenants, slot);
             if waits && !self.has_reservation(slot) && self.due(slot) {
                 waiting.extend(self.rank(slot).map(|rank| (rank, slot)));

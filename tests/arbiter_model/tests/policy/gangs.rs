@@ -40,17 +40,23 @@ fn a_gang_held_back_by_a_full_gpu_does_not_hold_back_another() {
 
 #[test]
 fn a_gang_that_returns_has_its_gpus_as_soon_as_who_has_one() {
-    for (millis, pause) in [(500, 200 * US), (500, 400 * US), (500, 2 * MS), (800, MS)] {
-        let parts = |gpus: &[u8], backlogs: &[&[u8]]| {
-            let pauses = on(gpus, millis).pausing(4, (pause, pause));
-            let backlogs = backlogs.iter().map(|gpus| on(gpus, 1000 - millis));
-            let figures = play(std::iter::once(pauses).chain(backlogs).collect(), 5 * SECOND);
+    for pause in [200 * US, 400 * US, MS, 2 * MS] {
+        let parts = |tenants: &[(&[u8], u32)]| {
+            let load = |&(gpus, millis): &(&[u8], u32)| on(gpus, millis);
+            let mut loads: Vec<Load> = tenants.iter().map(load).collect();
+            loads[0] = loads[0].clone().pausing(4, (pause / 2, pause));
+            let figures = play(loads, 5 * SECOND);
             [0, 1].map(|i: usize| figures.tenants[i].used_ns / (5 * MS))
         };
-        let alone = parts(&[0], &[&[0]]);
-        let gang = parts(&[0, 1], &[&[0], &[1]]);
-        let near = gang.iter().zip(alone).all(|(part, alone)| part.abs_diff(alone) <= 25);
-        assert!(near, "{millis}, {pause}: {gang:?}, on one GPU {alone:?}");
+        let beside_one = parts(&[(&[0], 500), (&[0], 500)]);
+        let beside_two = parts(&[(&[0], 500), (&[0], 300), (&[0], 200)]);
+        for (alone, gang) in [
+            (beside_one, parts(&[(&[0, 1], 500), (&[0], 500), (&[1], 500)])),
+            (beside_two, parts(&[(&[0, 1], 500), (&[0, 1], 300), (&[1], 200)])),
+        ] {
+            let near = gang.iter().zip(alone).all(|(part, alone)| part.abs_diff(alone) <= 25);
+            assert!(near, "{pause}: {gang:?}, on one GPU {alone:?}");
+        }
     }
 }
 
