@@ -2,20 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tessera_region::layout::ARBITER_GONE;
 use tessera_region::session::Message;
-use tracing::{debug, warn};
+use tracing::warn;
 
 use super::arbitrated_tenant::{ArbitratedTenant, OpenedPages};
 use super::drain_tracker::{Drain, Still};
-use super::fallback_schedule::{self, Part};
-use super::flights::Flights;
-use super::gate_connections::{GateConnections, GateEvent};
+use super::gate_connections::GateEvent;
 use super::latency::Latencies;
-use super::linked_shares::{LinkedShares, OwnShare};
-use super::policy::{GateState, GpuIndex, IdleTotals, MAX_GPUS, Pace, Policy, Share, TenantId};
+use super::linked_shares::LinkedShares;
+use super::policy::{GateState, GpuIndex, IdleTotals, MS, Policy, TenantId};
 use super::reactor::{Reactor, Ready, Token};
 use super::trace::{ASKERS, Askers, Begun, EndAnswer, Noted, TraceAnswer, TraceError, Tracing};
 use super::view::{GpuShare, TenantShare, View};
@@ -475,211 +473,10 @@ impl Thread {
         self.tenants.iter().find(|(_, tenant)| tenant.id == allocation).map(|(key, _)| *key)
     }
 
-    fn admit(&mut self, mut opened: OpenedPages, now: Now) {
-        let known = self.key(&opened.id);
-        let Some(share) = opened.share else {
-            return match known {
-                Some(key) => self.release(key, now),
-                None => ArbitratedTenant::free(&opened.page, &Flights::default()),
-            };
-        };
-        if let Some(key) = known {
-            let tenant = self.tenants.get_mut(&key).filter(|tenant| tenant.file == opened.file);
-            if let Some(tenant) = tenant {
-                let listening = opened.listening.take();
-                if let Some(Err(error)) =
-                    listening.map(|new| tenant.connections.replace_listener(new, &self.reactor))
-                {
-                    warn!(allocation = opened.id, %error, "gate.sock");
-                }
-                if tenant.own_share != share {
-                    tenant.own_share = share;
-                    self.moved.insert(key);
-                    self.relink(now);
-                }
-                return;
-            }
-            // Another page: another tenant, whatever its name.
-            self.release(key, now);
-        }
-        let Some(listening) = opened.listening.take() else {
-            return warn!(allocation = opened.id, "no gate.sock; its compute is not limited");
-        };
-        let key = self.next_key;
-        self.next_key = self.next_key.wrapping_add(1);
-        let mut gpus: Vec<GpuIndex> = opened.uuids.iter().filter_map(|u| self.gpu(u)).collect();
-        gpus.sort_unstable();
-        let connections = match GateConnections::open(
-            listening,
-            key,
-            self.max_processes,
-            &self.reactor,
-            now.instant,
-        ) {
-            Ok(connections) if !gpus.is_empty() => connections,
-            Ok(_) => return warn!(allocation = opened.id, "more than {MAX_GPUS} GPUs"),
-            Err(error) => return warn!(allocation = opened.id, %error, "gate.sock"),
-        };
-        debug!(allocation = opened.id, ?gpus, ?share, "arbitrated");
-        let adopted = opened.in_use > 0;
-        let mut tenant =
-            ArbitratedTenant::new(opened, gpus.clone(), share, connections, now.instant);
-        let idle_ns = self.policy.settings().idle;
-        tenant.set_pace(&self.leases, Pace { idle_ns, is_narrow: false });
-        tenant.beat(now.ns);
-        if let Some(askers) = &mut self.askers {
-            askers.tenants.insert(TenantId(key), tenant.id.clone());
-        }
-        self.tenants.insert(key, tenant);
-        self.policy.join(now.ns, TenantId(key), &gpus, share);
-        if adopted {
-            self.policy.adopt(now.ns, TenantId(key));
-        }
-        self.carry_out(now);
-        self.note_due(key);
-    }
-
-    fn release(&mut self, key: u32, now: Now) {
-        let Some(mut tenant) = self.tenants.remove(&key) else { return };
-        self.policy.leave(now.ns, TenantId(key));
-        if let Some(at) = tenant.due {
-            self.dues.remove(&(at, key));
-        }
-        self.links.released(key, &mut self.moved);
-        tenant.connections.close(&self.reactor);
-        tenant.set_free();
-        self.relink(now);
-        for (index, uuid) in self.gpus.iter_mut().enumerate() {
-            let used = |tenant: &ArbitratedTenant| {
-                tenant.gpus.iter().any(|gpu| usize::from(*gpu) == index)
-            };
-            if !self.tenants.values().any(used)
-                && let Some(uuid) = uuid.take()
-                && let Ok(index) = GpuIndex::try_from(index)
-            {
-                self.idle_before.insert(uuid, self.policy.idle_totals(now.ns, index));
-            }
-        }
-        self.carry_out(now);
-    }
-
-    /// Gives the tenants whose links have changed, and those that are linked to them, what they have now of their
-    /// own and others' shares.
-    fn relink(&mut self, now: Now) {
-        while let Some(first) = self.moved.pop_first() {
-            let linked = self.links.with(first);
-            self.moved.retain(|key| !linked.contains(key));
-            let own = |key: u32| {
-                let tenant = self.tenants.get(&key)?;
-                let (gpus, share) = (tenant.own_gpus.clone(), tenant.own_share);
-                Some((key, OwnShare { gpus, share, is_used: tenant.drains.len() > 0 }))
-            };
-            let own = linked.into_iter().filter_map(own).collect();
-            self.regroup(self.links.divide(&own), now);
-        }
-    }
-
-    fn regroup(&mut self, parts: BTreeMap<u32, (Vec<GpuIndex>, Share)>, now: Now) {
-        for (key, (gpus, share)) in parts {
-            let Some(tenant) = self.tenants.get_mut(&key) else { continue };
-            if tenant.gpus == gpus && tenant.share == share {
-                continue;
-            }
-            debug!(allocation = tenant.id, ?gpus, ?share, "its processes' shares");
-            tenant.share = share;
-            if tenant.gpus == gpus {
-                self.policy.set_share(now.ns, TenantId(key), share);
-            } else {
-                // Another gang: it joins again, and drains what it has in flight before anything else.
-                tenant.gpus.clone_from(&gpus);
-                let wanted = self.policy.wants(TenantId(key));
-                tenant.set(now.ns, GateState::Closed);
-                self.policy.join(now.ns, TenantId(key), &gpus, share);
-                if tenant.drains.owing() > 0 {
-                    self.policy.adopt(now.ns, TenantId(key));
-                }
-                if wanted {
-                    self.policy.want(now.ns, TenantId(key));
-                }
-            }
-            self.carry_out(now);
-            self.unplaced.insert(key);
-        }
-    }
-
-    /// The index of a GPU in the policy; assigns one if necessary.
-    fn gpu(&mut self, uuid: &str) -> Option<GpuIndex> {
-        let known = self.gpus.iter().position(|gpu| gpu.as_deref() == Some(uuid));
-        let index = known.or_else(|| self.gpus.iter().position(Option::is_none));
-        let index = index.unwrap_or(self.gpus.len());
-        if index >= MAX_GPUS {
-            return None;
-        }
-        if index == self.gpus.len() {
-            self.gpus.push(None);
-        }
-        let gpu = GpuIndex::try_from(index).ok()?;
-        if self.gpus[index].replace(uuid.to_owned()).is_none() {
-            let idle = self.idle_before.remove(uuid).unwrap_or_default();
-            self.policy.set_idle_totals(gpu, idle);
-        }
-        if let Some(askers) = &mut self.askers {
-            askers.gpus.insert(gpu, uuid.to_owned());
-        }
-        Some(gpu)
-    }
-
-    /// Assigns parts of the fallback cycle to tenants that need one and those that share GPUs with them. Tenants
-    /// without processes need none.
-    fn place(&mut self) {
-        while let Some(key) = self.unplaced.pop_first() {
-            let near = self.place_around(key);
-            self.unplaced.retain(|other| !near.contains(other));
-        }
-    }
-
-    /// All whose parts have been looked at.
-    fn place_around(&mut self, key: u32) -> Vec<u32> {
-        let mut near = vec![key];
-        let mut gpus: Vec<GpuIndex> =
-            self.tenants.get(&key).map(|tenant| tenant.gpus.clone()).unwrap_or_default();
-        // Gangs are neighbours of all neighbours of their GPUs.
-        loop {
-            let reached = near.len();
-            for (other, tenant) in self.tenants.iter().filter(|(_, tenant)| tenant.drains.len() > 0)
-            {
-                if !near.contains(other) && tenant.gpus.iter().any(|gpu| gpus.contains(gpu)) {
-                    near.push(*other);
-                    gpus.extend(&tenant.gpus);
-                }
-            }
-            if near.len() == reached {
-                break;
-            }
-        }
-        near.sort_unstable();
-        let parts: Vec<Part<'_>> = near
-            .iter()
-            .filter_map(|key| self.tenants.get(key))
-            .map(|tenant| Part {
-                gpus: &tenant.gpus,
-                millis: tenant.share.millis,
-                phase: tenant.phase,
-            })
-            .collect();
-        let phases = fallback_schedule::place(&parts);
-        for (key, phase) in near.iter().zip(phases) {
-            if let Some(tenant) = self.tenants.get_mut(key).filter(|tenant| tenant.phase != phase) {
-                tenant.set_phase(phase);
-            }
-        }
-        near
-    }
-
     fn view(&self, now: Now) -> View {
         let name = |id: TenantId| self.tenants.get(&id.0).map(|tenant| tenant.id.clone());
-        let gpu = |(index, uuid): (usize, &Option<String>)| {
-            let view = self.policy.gpu(now.ns, GpuIndex::try_from(index).ok()?)?;
+        let gpu = |(index, uuid): (GpuIndex, &Option<String>)| {
+            let view = self.policy.gpu(index)?;
             Some(GpuShare {
                 uuid: uuid.clone()?,
                 holder: view.holder.and_then(name),
@@ -690,10 +487,7 @@ impl Thread {
         };
         let share = |(key, tenant): (&u32, &ArbitratedTenant)| {
             let view = self.policy.tenant(now.ns, TenantId(*key))?;
-            let got = |length: Duration| {
-                let ns = u64::try_from(length.as_nanos()).unwrap_or(u64::MAX);
-                tenant.got_millis(now.ns, view.totals.leased_ns, ns)
-            };
+            let got = |ns: u64| tenant.got_millis(now.ns, view.totals.leased_ns, ns);
             Some(TenantShare {
                 id: tenant.id.clone(),
                 uuids: tenant.uuids.clone(),
@@ -702,17 +496,17 @@ impl Thread {
                 processes: tenant.drains.len(),
                 owing: tenant.drains.owing(),
                 waiting_ns: view.waiting_since.map(|since| now.ns.saturating_sub(since)),
-                got_1s_millis: got(Duration::from_secs(1)),
-                got_10s_millis: got(Duration::from_secs(10)),
+                got_1s_millis: got(1000 * MS),
+                got_10s_millis: got(10_000 * MS),
                 used_10s_millis: tenant.used_millis(now.ns, &view.totals),
                 totals: view.totals,
                 ignored: tenant.ignored,
                 violations: tenant.connections.violations(),
             })
         };
-        let mut shares: Vec<TenantShare> = self.tenants.iter().filter_map(share).collect();
-        shares.sort_by(|a, b| a.id.cmp(&b.id));
-        let mut gpus: Vec<GpuShare> = self.gpus.iter().enumerate().filter_map(gpu).collect();
+        let mut tenants: Vec<TenantShare> = self.tenants.iter().filter_map(share).collect();
+        tenants.sort_by(|a, b| a.id.cmp(&b.id));
+        let mut gpus: Vec<GpuShare> = (0..).zip(&self.gpus).filter_map(gpu).collect();
         gpus.sort_by(|a, b| a.uuid.cmp(&b.uuid));
         let mut idle = self.idle_before.clone();
         idle.extend(self.gpus.iter().zip(0..).filter_map(|(uuid, gpu)| {
@@ -720,7 +514,7 @@ impl Thread {
         }));
         View {
             gpus,
-            tenants: shares,
+            tenants,
             commands: self.commands,
             turn_p50_ns: self.turns.quantile(500),
             turn_p99_ns: self.turns.quantile(990),
@@ -733,3 +527,4 @@ impl Thread {
 #[cfg(test)]
 mod flooded;
 mod looks;
+mod members;

@@ -37,9 +37,9 @@ pub struct TenantView {
 }
 
 impl Policy {
-    /// One GPU as it is at `now`; `None` for one that no tenant has.
+    /// One GPU; `None` for one that no tenant has.
     #[must_use]
-    pub fn gpu(&self, _now: u64, gpu: GpuIndex) -> Option<GpuView> {
+    pub fn gpu(&self, gpu: GpuIndex) -> Option<GpuView> {
         let at = self.gpus.get(usize::from(gpu)).filter(|at| !at.entities.is_empty())?;
         let phase = |slot: Slot| self.tenants[slot].as_ref().map(|tenant| tenant.phase);
         let late = |slot: &Slot| matches!(phase(*slot), Some(Phase::Late { .. }));

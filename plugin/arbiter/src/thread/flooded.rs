@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
 
 use nix::sys::eventfd::EventFd;
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr};
