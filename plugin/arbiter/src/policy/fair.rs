@@ -189,8 +189,8 @@ impl Gpu {
         }
     }
 
-    /// The first of the tenants that have this GPU alone. One that slept through its turn comes after all others.
-    pub(super) fn best_single(&self, quantum: u64, tenants: &[Option<Tenant>]) -> Option<Key> {
+    /// The first of the tenants that need no reservation: see [`super::gang`]. One that slept through its turn comes after all others.
+    pub(super) fn best_unmixed(&self, quantum: u64, tenants: &[Option<Tenant>]) -> Option<Key> {
         let single = |entity: &SchedEntity| {
             let tenant = tenants[entity.slot].as_ref()?;
             let counts = tenant.contends && !tenant.is_mixed;

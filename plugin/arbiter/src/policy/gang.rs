@@ -8,7 +8,7 @@
 //!
 //! **No circular wait.** The holder of a lease waits for nobody: its lease ends by its quantum and its drain
 //! deadline. A reservation is made for all GPUs of a gang in one step, and only where none of them is
-//! reserved; so a gang with a reservation waits for leases, never for a reservation. It stands once a GPU is free.
+//! reserved; so a gang with a reservation waits for leases, never for a reservation. The first free GPU makes it firm.
 //!
 //! **No starvation.** A waiting tenant does not move in virtual time, and a served one does. So a waiting
 //! gang becomes due on each GPU, and its lease moves it behind the tenants that waited for it. But the
@@ -38,7 +38,7 @@ struct Rank {
 }
 
 impl Policy {
-    /// Finds out who shares GPUs with tenants of others, after one has come or left.
+    /// Notes which tenants share a GPU with a tenant of other GPUs, after one has come or left.
     pub(super) fn find_mixed(&mut self) {
         for i in 0..self.gangs.len() {
             let slot = self.gangs[i];
@@ -56,7 +56,7 @@ impl Policy {
         let mut waiting: Vec<(Rank, Slot)> = Vec::new();
         for i in 0..self.gangs.len() {
             let slot = self.gangs[i];
-            // Until a GPU is kept for it, who comes first is decided anew.
+            // As long as no GPU is kept for it, the order decides anew.
             let blocked = |gpu: usize| self.gpus[gpu].blocked(&self.tenants);
             let all = |is: bool| self.gpus_of(slot).all(|gpu| blocked(gpu) == is);
             if all(true) || all(false) {
@@ -116,7 +116,7 @@ impl Policy {
                 let holder = gpu.holder(tenants).filter(|&holder| !self.is_mixed(holder));
                 let holder = holder.and_then(|holder| gpu.key(holder, quantum, tenants));
                 let precedes = |other: Option<Key>| other.is_none_or(|other| key < other);
-                precedes(gpu.best_single(quantum, tenants)) && precedes(holder)
+                precedes(gpu.best_unmixed(quantum, tenants)) && precedes(holder)
             })
     }
 

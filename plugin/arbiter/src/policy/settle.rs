@@ -118,7 +118,7 @@ impl Policy {
         matches!((key, held), (Some(key), Some(held)) if !key.ahead() && key.deadline() + margin < held)
     }
 
-    /// Ends the leases of those who hold `slot`'s GPUs as soon as they have lasted their minimum, if all of them `yield`.
+    /// Ends the leases on `slot`'s GPUs when they have lasted their minimum, if `yields` says so of all holders.
     pub(super) fn take_soon(&mut self, slot: Slot, yields: fn(&Self, Slot, Slot, usize) -> bool) {
         let Some(tenant) = &self.tenants[slot] else { return };
         let least = tenant.pauses.lent(&self.settings);
@@ -181,7 +181,7 @@ impl Policy {
         self.gpus_of(slot).any(|at| {
             let gpu = &self.gpus[at];
             let key = gpu.key(slot, quantum, &self.tenants);
-            let best = gpu.best_single(quantum, &self.tenants).filter(is_there);
+            let best = gpu.best_unmixed(quantum, &self.tenants).filter(is_there);
             gpu.reserved.is_some() || matches!((key, best), (Some(key), Some(best)) if best < key)
         })
     }
@@ -231,7 +231,7 @@ impl Policy {
     pub(super) fn next_on(&self, gpu: usize) -> Option<Slot> {
         let gpu = &self.gpus[gpu];
         let quantum = gpu.quantum(&self.tenants, &self.settings);
-        gpu.reserved.or_else(|| Some(gpu.best_single(quantum, &self.tenants)?.slot()))
+        gpu.reserved.or_else(|| Some(gpu.best_unmixed(quantum, &self.tenants)?.slot()))
     }
 
     /// When something on this GPU falls due by time alone.

@@ -116,7 +116,7 @@ pub(super) struct Tenant {
     pub(super) since: u64,
     /// Takes part in the competition: it wants, neither holds nor drains in time, and has tokens.
     pub(super) contends: bool,
-    /// It has several GPUs, and shares one with a tenant of others: see [`super::gang`].
+    /// It has several GPUs, and shares one with a tenant of other GPUs: see [`super::gang`].
     pub(super) is_mixed: bool,
     /// When a gang that contends becomes overdue.
     pub(super) overdue_at: u64,

@@ -1,4 +1,4 @@
-//! Who is arbitrated: tenants that come and go, their GPUs, links and parts of the fallback cycle.
+//! Tenants come and go: their GPUs, links and parts of the fallback cycle.
 
 use std::collections::BTreeMap;
 

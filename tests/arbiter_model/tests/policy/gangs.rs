@@ -39,7 +39,7 @@ fn a_gang_held_back_by_a_full_gpu_does_not_hold_back_another() {
 }
 
 #[test]
-fn a_gang_that_returns_has_its_gpus_as_soon_as_who_has_one() {
+fn a_gang_that_returns_has_its_gpus_as_soon_as_a_tenant_of_one_gpu() {
     for pause in [200 * US, 400 * US, MS, 2 * MS] {
         let parts = |tenants: &[(&[u8], u32)]| {
             let load = |&(gpus, millis): &(&[u8], u32)| on(gpus, millis);
