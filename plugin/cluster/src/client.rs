@@ -1,11 +1,9 @@
-//! One request to the API server: credentials, connection, a limit of time on everything and of size on what is
-//! read. The connection is `kube`'s, HTTP/1.1, and ends some seconds after its last use.
+//! One request to the API server: credentials, connection, a limit of time on everything. The connection is `kube`'s, HTTP/1.1, and ends some seconds after its last use.
 
 use std::error::Error;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use futures_util::{Stream, StreamExt};
 use http::header::{AUTHORIZATION, HeaderValue, USER_AGENT};
@@ -14,6 +12,7 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper_util::client::legacy::Builder;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
+use kube::Config;
 use kube::client::{Body, ConfigExt};
 use kube::core::{WatchEvent, request};
 use serde::de::DeserializeOwned;
@@ -23,17 +22,11 @@ use tokio::time::timeout;
 use tower::{BoxError, ServiceBuilder};
 use tracing::debug;
 
-use crate::access::{self, Access};
+use crate::access::Access;
 use crate::error::{self, ApiError, Bytes, Call, Failure};
 
-/// Most of an answer that is read: a page of 500 pods, of some 40 KiB each.
-const LARGEST: usize = 24 << 20;
-/// How long before credentials end they are asked for again.
-const EARLY: Duration = Duration::from_secs(60);
 /// How long a connection waits for its next request.
 const IDLE: Duration = Duration::from_secs(10);
-/// Connections that wait.
-const IDLE_CONNECTIONS: usize = 2;
 
 /// The header that a plugin reads a token from, behind the API server's proxy.
 pub(crate) const PASSED_ON: &str = "tessera-authorization";
@@ -48,7 +41,6 @@ pub(crate) type Request = Result<http::Request<Vec<u8>>, request::Error>;
 pub struct Client {
     access: Arc<Access>,
     limit: Duration,
-    idle: usize,
     connection: Arc<Mutex<Option<Connection>>>,
 }
 
@@ -60,15 +52,13 @@ struct Connection {
     has_token: bool,
     /// Where the API server is, as configured.
     server: String,
-    /// When the credentials end, where that is known.
-    until: Option<SystemTime>,
 }
 
 impl Connection {
     /// What came of a request. The address is what a person has to look at where it came to nothing on its way.
     fn failed(&self, call: &Call, error: kube::Error) -> ApiError {
         match error {
-            kube::Error::Api(status) => error::refused(call, *status, None),
+            kube::Error::Api(status) => error::refused(call, &status),
             error => {
                 let reason = format!("{}: {}", self.server, causes(&error));
                 call.failed(Failure::Unreachable, reason)
@@ -87,12 +77,7 @@ impl Client {
     /// For requests that may take `limit` each, connecting included.
     pub fn new(access: impl Into<Access>, limit: Duration) -> Self {
         let (access, connection) = (Arc::new(access.into()), Arc::default());
-        Client { access, limit, idle: IDLE_CONNECTIONS, connection }
-    }
-
-    /// Keeps so many connections for the next requests, for one that asks much at once.
-    pub(crate) fn keeping(self, idle: usize) -> Self {
-        Client { idle, ..self }
+        Client { access, limit, connection }
     }
 
     pub(crate) fn access(&self) -> &Access {
@@ -143,8 +128,14 @@ impl Client {
         request: Request,
     ) -> Result<T, ApiError> {
         let begun = Instant::now();
-        let answer = self.exchange(call, request, self.limit, LARGEST).await;
-        let said = answer.and_then(|(head, body)| error::read(call, &head, &body));
+        let connection = self.connection(call).await?;
+        let asking = async {
+            let request = request.map_err(|error| unreachable(call, &error))?;
+            let text = connection.kube.request_text(request).await;
+            text.map_err(|error| connection.failed(call, error))
+        };
+        let said = in_time(call, self.limit, asking).await;
+        let said = said.and_then(|text| error::read(call, &text));
         debug!(%call, took = ?begun.elapsed(), error = said.as_ref().err().map(tracing::field::display));
         self.settle(said).await
     }
@@ -181,17 +172,16 @@ impl Client {
         *self.connection.lock().await = None;
     }
 
-    /// What a request is sent with. It is outside of the request's limit: a login has one of its own.
+    /// What a request is sent with. It is outside of the request's limit: a person may have to log in.
     async fn connection(&self, call: &Call) -> Result<Connection, ApiError> {
         let mut current = self.connection.lock().await;
-        let now = SystemTime::now();
-        let is_good = |until: SystemTime| until.duration_since(now).is_ok_and(|left| left > EARLY);
-        if let Some(connection) = current.as_ref().filter(|one| one.until.is_none_or(is_good)) {
+        if let Some(connection) = &*current {
             return Ok(connection.clone());
         }
-        let (access, limit, idle) = (Arc::clone(&self.access), self.limit, self.idle);
-        let asked = call.clone();
-        let connecting = move || connect(&access, limit, idle, &asked);
+        let config = self.access.config(call).await?;
+        let (access, limit, asked) = (Arc::clone(&self.access), self.limit, call.clone());
+        let connecting =
+            move || connect(config, limit).map_err(|error| access.wrong(&asked, &causes(&error)));
         let connected = tokio::task::spawn_blocking(connecting).await;
         let connection = connected.unwrap_or_else(|error| Err(unreachable(call, &error)))?;
         *current = Some(connection.clone());
@@ -215,40 +205,27 @@ pub(crate) fn body(object: &impl serde::Serialize) -> Vec<u8> {
 
 /// `kube`'s client without its layers for tracing and retrying: failures are the caller's to say and to repeat.
 /// Blocking, on a thread of a runtime: reads files, and may run a kubeconfig's credential plugin.
-fn connect(
-    access: &Access,
-    limit: Duration,
-    idle: usize,
-    call: &Call,
-) -> Result<Connection, ApiError> {
-    let mut config = access.config(call)?;
-    let until = access::log_in(access, &mut config.auth_info, call)?;
+fn connect(config: Config, limit: Duration) -> Result<Connection, kube::Error> {
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
     tcp.set_connect_timeout(Some(limit));
-    let tls = config.rustls_https_connector_with_connector(tcp);
-    let tls = tls.map_err(|error| access.wrong(call, &causes(&error)))?;
+    let tls = config.rustls_https_connector_with_connector(tcp)?;
     let mut builder = Builder::new(TokioExecutor::new());
-    builder.pool_timer(TokioTimer::new()).pool_idle_timeout(IDLE).pool_max_idle_per_host(idle);
-    // `kube` ends the thread by a panic on a token that is not a word.
-    let auth = catch_unwind(AssertUnwindSafe(|| config.auth_layer()));
-    let auth =
-        auth.map_err(|_| access.wrong(call, "the user's token is not a token, which is one word"))?;
-    let auth = auth.map_err(|error| access.wrong(call, &causes(&error)))?;
+    builder.pool_timer(TokioTimer::new()).pool_idle_timeout(IDLE);
+    let auth = config.auth_layer()?;
     let of_user = &config.auth_info;
     let has_token = auth.is_some() && of_user.username.is_none() && of_user.impersonate.is_none();
-    let headers = config.extra_headers_layer();
     let service = ServiceBuilder::new()
         .layer(config.base_uri_layer())
         .option_layer(auth)
         .map_request(complete)
-        .layer(headers.map_err(|error| access.wrong(call, &causes(&error)))?)
+        .layer(config.extra_headers_layer()?)
         .map_err(BoxError::from)
         .service(builder.build(tls));
     let server = config.cluster_url.to_string();
     let kube = kube::Client::new(service, config.default_namespace);
-    Ok(Connection { kube, has_token, server, until })
+    Ok(Connection { kube, has_token, server })
 }
 
 /// Says who asks, and carries the token in a header of ours as well, where the request says [`PASS_ON`]: the API server

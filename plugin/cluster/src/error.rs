@@ -3,8 +3,6 @@
 use std::fmt;
 use std::time::Duration;
 
-use http::header::{CONTENT_TYPE, LOCATION, RETRY_AFTER};
-use http::response::Parts;
 use kube::core::Status;
 use serde::de::DeserializeOwned;
 use strum::IntoStaticStr;
@@ -121,10 +119,8 @@ pub struct ApiError {
 pub enum Failure {
     /// No connection, one that broke, or credentials that cannot be read.
     Unreachable,
-    /// The kubeconfig is wrong, and nothing was asked. The message names the file and the field, and says what to do.
+    /// The kubeconfig is wrong, or its credential plugin came to nothing, and nothing was asked. The message names the file.
     Kubeconfig,
-    /// This credential plugin of the kubeconfig came to nothing, and nothing was asked.
-    Login(String),
     /// No answer in this time. The request may have been served nevertheless.
     Slow(Duration),
     /// 408, 429, 5xx: the server can not now.
@@ -165,9 +161,6 @@ impl fmt::Display for ApiError {
         let said = match failure {
             Failure::Unreachable => format!("the API server cannot be reached: {message}"),
             Failure::Kubeconfig => format!("the kubeconfig is wrong: {message}"),
-            Failure::Login(command) => {
-                format!("the credential plugin {command:?} gave no login: {message}")
-            }
             Failure::Slow(limit) => format!("the API server did not answer within {limit:?}"),
             Failure::Busy { status, .. } => {
                 format!("the API server is busy or failing (HTTP {status}): {message}")
@@ -222,7 +215,6 @@ impl ApiError {
             | Failure::Expired
             | Failure::Broken => Retry::Soon,
             Failure::Kubeconfig
-            | Failure::Login(_)
             | Failure::Unauthorized
             | Failure::Forbidden
             | Failure::NotServed
@@ -244,46 +236,17 @@ pub(crate) fn found<T>(answer: Result<T, ApiError>) -> Result<Option<T>, ApiErro
 /// Longest message of a server that is passed on, in characters.
 const LONGEST: usize = 400;
 
-/// What redirects, or answers with a page, is no API server.
-const IN_ITS_PLACE: &str = "a proxy or a login page answers in the API server's place; log in there, or correct the \
-                            address of the server";
-
 /// What a successful answer says.
-pub(crate) fn read<T: DeserializeOwned>(
-    call: &Call,
-    head: &Parts,
-    body: &[u8],
-) -> Result<T, ApiError> {
-    let header = |name| head.headers.get(name).and_then(|value| value.to_str().ok());
-    let unreadable = |reason: String| call.failed(Failure::Unreadable, reason);
-    if head.status.is_success() {
-        return serde_json::from_slice(body).map_err(|error| {
-            let is_page = header(CONTENT_TYPE).is_some_and(|kind| kind.starts_with("text/html"));
-            unreadable(match is_page {
-                true => format!("it is a page in HTML: {IN_ITS_PLACE}"),
-                // Without the value at fault, which may be a token.
-                false => format!(
-                    "{:?} error at line {} column {}",
-                    error.classify(),
-                    error.line(),
-                    error.column()
-                ),
-            })
-        });
-    }
-    if head.status.is_redirection() {
-        let to = head.headers.get(LOCATION).map(|to| cut(&String::from_utf8_lossy(to.as_bytes())));
-        let to = to.map(|to| format!(" to {to}")).unwrap_or_default();
-        return Err(unreadable(format!("HTTP {}{to}: {IN_ITS_PLACE}", head.status.as_u16())));
-    }
-    // A proxy's answer may be no Status.
-    let mut status: Status = serde_json::from_slice(body).unwrap_or_else(|_| Status {
-        message: String::from_utf8_lossy(body).trim().to_owned(),
-        ..Status::default()
-    });
-    status.code = head.status.as_u16();
-    let after = header(RETRY_AFTER).and_then(|value| value.parse().ok());
-    Err(refused(call, status, after))
+pub(crate) fn read<T: DeserializeOwned>(call: &Call, text: &str) -> Result<T, ApiError> {
+    serde_json::from_str(text).map_err(|error| {
+        // Without the value at fault, which may be a token.
+        let (kind, line, column) = (error.classify(), error.line(), error.column());
+        let message = format!(
+            "{kind:?} error at line {line} column {column}; if a proxy or a login page answers in the API server's \
+             place, log in there, or correct the address of the server"
+        );
+        call.failed(Failure::Unreadable, message)
+    })
 }
 
 /// What a stranger says: a line that is not too long, and moves no cursor in a log or at a terminal.
@@ -291,10 +254,12 @@ fn cut(text: &str) -> String {
     printable::line(text).chars().take(LONGEST).collect()
 }
 
-/// The error that an answer is; `after`: when to ask again, in seconds, where a header says so.
-pub(crate) fn refused(call: &Call, said: Status, after: Option<u32>) -> ApiError {
+/// The error that an answer is.
+pub(crate) fn refused(call: &Call, said: &Status) -> ApiError {
     let details = said.details.as_ref();
     let failure = match said.code {
+        // A proxy's own object.
+        0 => Failure::Unreadable,
         401 => Failure::Unauthorized,
         403 => Failure::Forbidden,
         // An API server without the group or version knows no objects of it either.
@@ -309,8 +274,8 @@ pub(crate) fn refused(call: &Call, said: Status, after: Option<u32>) -> ApiError
         409 => Failure::Conflict,
         410 => Failure::Expired,
         status @ (408 | 429 | 500..) => {
-            let said = details.map(|details| details.retry_after_seconds).filter(|s| *s > 0);
-            let after = after.or(said).map(|seconds| Duration::from_secs(seconds.into()));
+            let after = details.map(|details| details.retry_after_seconds).filter(|s| *s > 0);
+            let after = after.map(|seconds| Duration::from_secs(seconds.into()));
             Failure::Busy { status, after }
         }
         _ => {
@@ -335,7 +300,6 @@ mod tests {
         let all = [
             Failure::Unreachable,
             Failure::Kubeconfig,
-            Failure::Login(odd()),
             Failure::Slow(Duration::from_secs(1)),
             Failure::Busy { status: 503, after: None },
             Failure::Expired,
@@ -381,17 +345,10 @@ mod tests {
         );
     }
 
-    fn said(kind: Kind, status: u16, headers: &[(&str, &str)], body: &[u8]) -> ApiError {
-        let mut response = http::Response::builder().status(status);
-        for (name, value) in headers {
-            response = response.header(*name, value.as_bytes());
-        }
-        let (head, ()) = response.body(()).unwrap().into_parts();
-        read::<Vec<u8>>(&Call::new(Verb::Update, kind, "s"), &head, body).unwrap_err()
-    }
-
     fn answer(status: u16, body: &Value) -> ApiError {
-        said(Kind::SLICES, status, &[], body.to_string().as_bytes())
+        let said = serde_json::from_value(body.clone()).unwrap_or_default();
+        let call = Call::new(Verb::Update, Kind::SLICES, "s");
+        refused(&call, &Status { code: status, ..said })
     }
 
     #[test]
@@ -415,10 +372,6 @@ mod tests {
         }
         assert_eq!(answer(503, &json!({})).retry(), Retry::Soon);
         assert_eq!(answer(410, &json!({})).retry(), Retry::Soon);
-        // What is no status is passed on, and a header says when to ask again.
-        let busy = said(Kind::SLICES, 502, &[("retry-after", "3")], b"bad gateway\n");
-        assert_eq!(busy.failure, Failure::Busy { status: 502, after: after(3) });
-        assert_eq!(busy.message, "bad gateway");
     }
 
     #[test]
@@ -428,33 +381,5 @@ mod tests {
         let invalid = answer(422, &json!({ "message": text, "details": { "causes": causes } }));
         assert_eq!(invalid.failure, Failure::Invalid(Some("spec.devices[0].name".to_owned())));
         assert_eq!(invalid.message.chars().count(), LONGEST);
-    }
-
-    #[test]
-    fn no_answer_moves_a_cursor_or_begins_a_line() {
-        let text = "a\u{1b}[2J\r\nb\u{9b}\u{202e}";
-        let body = json!({ "message": text, "details": { "causes": [{ "field": text }] } });
-        for status in [200, 302, 401, 403, 404, 409, 410, 422, 429, 503] {
-            for body in [body.to_string().as_bytes(), text.as_bytes()] {
-                let said = said(Kind::PODS, status, &[("location", "a\u{9b}b")], body).to_string();
-                assert_eq!(printable::line(&said), said, "{status}");
-            }
-        }
-    }
-
-    #[test]
-    fn a_redirection_or_a_page_is_no_api_servers_answer_and_says_where_it_leads() {
-        for status in [301, 302, 303, 307, 308] {
-            let text = said(Kind::PODS, status, &[], b"").to_string();
-            assert!(text.contains(&format!("HTTP {status}: a proxy or a login page")), "{text}");
-        }
-        let to = [("location", "https://sso.example/login")];
-        let error = said(Kind::PODS, 302, &to, b"<html>");
-        let text = error.to_string();
-        assert!(text.contains("HTTP 302 to https://sso.example/login: a proxy"), "{text}");
-        assert_eq!(error.retry(), Retry::Later);
-        let page = [("content-type", "text/html; charset=utf-8")];
-        let text = said(Kind::PODS, 200, &page, b"<html>").to_string();
-        assert!(text.contains("a page in HTML: a proxy or a login page"), "{text}");
     }
 }

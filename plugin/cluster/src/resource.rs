@@ -197,7 +197,7 @@ impl ResourceClient {
                         }
                         Some(WatchEvent::Bookmark(_)) => continue,
                         Some(WatchEvent::Error(status)) => {
-                            return Err(refused(&call, *status, None));
+                            return Err(refused(&call, &status));
                         }
                     };
                     return Ok(Some((event, (told, call))));

@@ -14,10 +14,10 @@ use kube::api::{Api, AttachParams, GetParams, ListParams, PostParams};
 use kube::core::request::Error::BuildRequest;
 use kube::core::{ObjectList, Request};
 use objects::{Event, Pod};
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tessera_model::printable::causes;
+use tessera_system::files;
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::sync::Mutex;
 
@@ -49,30 +49,32 @@ pub struct Context {
 }
 
 impl UserClient {
-    /// Each request may take `limit`; up to `parallel` connections wait for the next one.
-    pub fn new(access: Access, limit: Duration, parallel: usize) -> Self {
-        let client = Client::new(access, limit).keeping(parallel);
-        UserClient { client, limit, viewer: Arc::default() }
+    /// Each request may take `limit`.
+    pub fn new(access: Access, limit: Duration) -> Self {
+        UserClient { client: Client::new(access, limit), limit, viewer: Arc::default() }
     }
 
     /// What the kubeconfig says. Reads files.
     pub fn context(&self) -> Result<Context, String> {
-        let (files, asked) = match self.client.access() {
+        let (names, asked) = match self.client.access() {
             Access::Server(_) => {
                 let file = Path::new(access::CREDENTIALS).join("namespace");
-                let namespace = access::read(&file).unwrap_or_default().trim().to_owned();
+                let namespace = files::text(&file, files::SMALL).unwrap_or_default();
+                let namespace = namespace.trim().to_owned();
                 return Ok(Context { name: "in-cluster".to_owned(), namespace });
             }
-            Access::Kubeconfig(files, context) => (files, context),
+            Access::Kubeconfig(names, context) => (names, context),
         };
-        let whole = access::merged(files)?;
-        let (name, context) = access::in_use(&whole, asked.as_deref())
-            .map_err(|error| format!("{}: {error}", access::names(files)))?;
-        let namespace = context.namespace.clone();
-        Ok(Context {
-            name: name.to_owned(),
-            namespace: namespace.unwrap_or_else(|| "default".to_owned()),
-        })
+        let whole = access::merged(names)?;
+        let name = asked.clone().or(whole.current_context).unwrap_or_default();
+        let there: Vec<&str> = whole.contexts.iter().map(|one| one.name.as_str()).collect();
+        if !there.contains(&name.as_str()) {
+            let (names, there) = (access::names(names), there.join(", "));
+            return Err(format!("{names}: there is no context \"{name}\"; it has {there}"));
+        }
+        let used = whole.contexts.into_iter().find(|one| one.name == name);
+        let namespace = used.and_then(|one| one.context?.namespace);
+        Ok(Context { name, namespace: namespace.unwrap_or_else(|| "default".to_owned()) })
     }
 
     /// Names of the contexts, for completion. Reads files.
@@ -83,13 +85,6 @@ impl UserClient {
                 Ok(access::merged(files)?.contexts.into_iter().map(|one| one.name).collect())
             }
         }
-    }
-
-    /// Reads the kubeconfig and what it names, as the first request does, and may run its credential plugin. Sends
-    /// nothing.
-    pub async fn prepare(&self) -> Result<(), ApiError> {
-        let call = Call::new(Verb::List, Kind::PODS, "");
-        self.client.has_token(&call).await.map(|_| ())
     }
 
     /// Pods of a namespace (empty: all) with these labels (empty: any).
@@ -120,8 +115,7 @@ impl UserClient {
     /// A claim as the API server has it; `None` where there is none.
     pub async fn claim(&self, namespace: &str, name: &str) -> Result<Option<Value>, ApiError> {
         let call = Call::of(Verb::Get, Kind::CLAIMS, namespace, name);
-        let path =
-            format!("/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims", escaped(namespace));
+        let path = format!("/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims");
         self.get(&call, &Request::new(path), name).await
     }
 
@@ -137,7 +131,7 @@ impl UserClient {
         of: &Request,
         name: &str,
     ) -> Result<Option<T>, ApiError> {
-        found(self.client.ask(call, of.get(&escaped(name), &GetParams::default())).await)
+        found(self.client.ask(call, of.get(name, &GetParams::default())).await)
     }
 
     async fn list<T: Clone + DeserializeOwned>(
@@ -167,16 +161,8 @@ impl UserClient {
 fn core(namespace: &str, plural: &str) -> Request {
     Request::new(match namespace {
         "" => format!("/api/v1/{plural}"),
-        namespace => format!("/api/v1/namespaces/{}/{plural}", escaped(namespace)),
+        namespace => format!("/api/v1/namespaces/{namespace}/{plural}"),
     })
-}
-
-/// What stands in a path as it is.
-const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
-
-/// A part of a path.
-fn escaped(text: &str) -> String {
-    utf8_percent_encode(text, PLAIN).to_string()
 }
 
 /// Most that is read of what a command prints, of each stream.
@@ -207,7 +193,7 @@ impl UserClient {
         let broken = |reason: String| call.failed(Failure::Broken, reason);
         let begun = pods.exec(pod, command.iter().map(String::as_str), &how).await;
         let mut process = begun.map_err(|error| match error {
-            kube::Error::Api(status) => refused(&call, *status, None),
+            kube::Error::Api(status) => refused(&call, &status),
             error => broken(causes(&error)),
         })?;
         let (out, err) = (process.stdout(), process.stderr());
@@ -316,11 +302,7 @@ impl UserClient {
             true => HeaderValue::from_static(PASS_ON),
             false => self.viewers_token(namespace, viewer).await?,
         };
-        let path = format!(
-            "/api/v1/namespaces/{}/pods/https:{}:{port}/proxy{target}",
-            escaped(namespace),
-            escaped(pod),
-        );
+        let path = format!("/api/v1/namespaces/{namespace}/pods/https:{pod}:{port}/proxy{target}");
         let request = http::Request::get(path).header(PASSED_ON, token).header("accept", *accept);
         let request = request.body(Vec::new()).map_err(BuildRequest);
         let (head, body) = self.client.exchange(&call, request, limit, largest).await?;
@@ -356,12 +338,8 @@ impl UserClient {
         let spec = TokenRequestSpec { expiration_seconds: seconds, ..Default::default() };
         let asked = TokenRequest { spec: Some(spec), ..TokenRequest::default() };
         let accounts = core(namespace, "serviceaccounts");
-        let request = accounts.create_subresource(
-            "token",
-            &escaped(account),
-            &PostParams::default(),
-            body(&asked),
-        );
+        let request =
+            accounts.create_subresource("token", account, &PostParams::default(), body(&asked));
         let made: TokenRequest = self.client.ask(&call, request).await?;
         let token = made.status.and_then(|status| status.token).unwrap_or_default();
         let token = HeaderValue::try_from(format!("Bearer {token}"));

@@ -82,7 +82,7 @@ impl Fleet {
     pub fn new(options: Options) -> Result<Self, AskError> {
         let access = Access::of_user(options.kubeconfig.as_deref(), options.context.as_deref());
         let access = access.map_err(|text| Why::Kubeconfig.says(text))?;
-        let user = UserClient::new(access, options.limit * 2, PARALLEL);
+        let user = UserClient::new(access, options.limit * 2);
         let context = user.context().map_err(|text| Why::Kubeconfig.says(text))?;
         let asker = Asker {
             user,

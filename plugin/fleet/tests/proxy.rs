@@ -317,7 +317,9 @@ async fn without_a_plugin_or_a_node_of_that_name_the_error_says_what_to_give() {
     std::fs::write(&file, config.replace("token: secret", "tokenFile: absent")).unwrap();
     let error = world.fleet().places().await.unwrap_err();
     assert!(
-        error.why == Why::Kubeconfig && error.text.contains("/config: tokenFile: "),
+        error.why == Why::Kubeconfig
+            && error.text.contains("/config: ")
+            && error.text.contains("/absent"),
         "{error:?}"
     );
 }

@@ -109,12 +109,6 @@ pub(crate) fn main(args: &Args, common: &Common) -> Result<ExitCode, Failure> {
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.map_err(|error| Failure::failed(error.to_string()))?;
     let done = runtime.block_on(async {
-        // What is wrong in the kubeconfig stays wrong; a server that does not answer may answer later.
-        if let Err(error) = fleet.user().prepare().await
-            && error.failure == tessera_cluster::Failure::Kubeconfig
-        {
-            return Err(Failure::usage(error.message));
-        }
         use tokio::signal::unix::{SignalKind, signal};
         let listen = |kind| signal(kind).map_err(|error| Failure::failed(error.to_string()));
         let (mut end, mut stop) =

@@ -11,20 +11,6 @@ use tessera_cluster::{Access, Client, Failure, Retry, Server};
 
 use super::{DRIVER, World, timing, until};
 
-/// Of nobody: its key was never kept.
-const AUTHORITY: &str = "\
------BEGIN CERTIFICATE-----
-MIIBeDCCAR+gAwIBAgIUZOBYAbU5hRK+IL5DKeZ8/l9FCGYwCgYIKoZIzj0EAwIw
-ETEPMA0GA1UEAwwGbm9ib2R5MCAXDTI2MTEyNjA2MDgwNVoYDzIxMjYxMTAyMDYw
-ODA1WjARMQ8wDQYDVQQDDAZub2JvZHkwWTATBgcqhkjOPQIBBggqhkjOPQMBBwNC
-AAROVgVuAKncBgcH9nqdHSENmGYWsAjEFvS8Dalk6Wr1YvDOtY4Lm4Ncp2VLJuib
-m7jOajjwRKTjd4nHxJeDMMrIo1MwUTAdBgNVHQ4EFgQUXAMVSmetkLXNlttWslvm
-1oPmzGQwHwYDVR0jBBgwFoAUXAMVSmetkLXNlttWslvm1oPmzGQwDwYDVR0TAQH/
-BAUwAwEB/zAKBggqhkjOPQQDAgNHADBEAiAr/+LhdlwsWdfjDV6HtoVB0AvfFLs/
-HLA3Z2zyWt08wgIgLzBIJkULyW0/nnfvQsrV1W/RSne4lnaH6TRh0utntoQ=
------END CERTIFICATE-----
-";
-
 #[tokio::test]
 async fn a_token_that_the_server_does_not_take_is_read_again() {
     let world = World::new();
@@ -141,33 +127,11 @@ async fn a_kubeconfig_serves_as_well_and_one_that_is_absent_is_named() {
     assert!(error.contains("/absent: "), "{error}");
 }
 
-#[tokio::test]
-async fn a_certificate_of_no_use_leaves_the_others_and_no_certificate_is_an_error_that_names_the_file()
- {
-    let world = World::new();
-    let authority = world.dir.path().join("ca.crt");
-    std::fs::write(
-        &authority,
-        "-----BEGIN CERTIFICATE-----\nnot base64!\n-----END CERTIFICATE-----\n",
-    )
-    .unwrap();
-    let server = Server { authority: Some(authority.clone()), ..world.server.access() };
-    let client = ResourceClient::new(server.clone(), DRIVER, "n1", timing());
-    let error = client.node_uid().await.unwrap_err().to_string();
-    assert!(error.contains("ca.crt"), "{error}");
-    // A server that does not speak TLS: no connection, and nothing was sent.
-    let useless = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
-    std::fs::write(&authority, format!("{useless}{AUTHORITY}")).unwrap();
-    let error = ResourceClient::new(server, DRIVER, "n1", timing()).node_uid().await.unwrap_err();
-    assert_eq!(error.failure, Failure::Unreachable);
-    assert!(world.server.asked().is_empty());
-}
-
 /// A user of this kubeconfig, whose requests may take a second.
 fn user(world: &World, kubeconfig: &str) -> UserClient {
     let file = world.dir.path().join("user");
     std::fs::write(&file, kubeconfig).unwrap();
-    UserClient::new(Access::Kubeconfig(vec![file], None), Duration::from_secs(1), 4)
+    UserClient::new(Access::Kubeconfig(vec![file], None), Duration::from_secs(1))
 }
 
 #[tokio::test]
@@ -180,7 +144,7 @@ async fn a_list_in_parts_is_whole() {
             store.pods.insert(("team".to_owned(), name), pod);
         }
     });
-    let user = UserClient::new(world.server.access().into(), Duration::from_secs(60), 4);
+    let user = UserClient::new(world.server.access().into(), Duration::from_secs(60));
     let pods = user.pods("team", "").await.unwrap();
     let names: Vec<String> = pods.into_iter().map(|pod| pod.metadata.name).collect();
     assert_eq!((names.len(), names[1199].as_str()), (1200, "p1199"));
