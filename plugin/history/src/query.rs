@@ -1,7 +1,6 @@
 //! What is asked of the history, from what is stored and what waits; what a series is of, and what a subject names, as
 //! `tessera explain` takes it.
 
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
@@ -46,10 +45,7 @@ pub(crate) fn answer(
     }
     let (mut names, numbers) = names(known).map_err(unread)?;
     // What has no name in the history has its name from here, and is found before the first look at it.
-    let there: Vec<Series> = now.tenants.iter().flat_map(series).collect();
-    let is_new = |series: &&Series| !names.contains_key(&series.key);
-    let new: BTreeSet<Key> = there.iter().filter(is_new).map(|series| series.key.clone()).collect();
-    there.into_iter().for_each(|series| name(&mut names, series));
+    now.tenants.iter().flat_map(series).for_each(|series| name(&mut names, series));
     let subject = meant(query, &names, &now.gpus)?;
     let is_wanted = |one: &&Series| wants(subject.as_ref(), one, &query.namespace);
     let wanted: BTreeSet<&Key> = names.values().filter(is_wanted).map(|one| &one.key).collect();
@@ -63,16 +59,8 @@ pub(crate) fn answer(
     let mut found: BTreeMap<&Key, Cells> = BTreeMap::new();
     for (number, cells) in cells {
         let Some(key) = wants.get(&number) else { continue };
-        match found.entry(key) {
-            Entry::Vacant(vacant) => {
-                vacant.insert(cells);
-            }
-            // A series whose number was forgotten has a second one.
-            Entry::Occupied(_) => {
-                let mut add = |(second, cell)| add(&mut found, level, (key, second), &cell);
-                cells.into_iter().for_each(&mut add);
-            }
-        }
+        // A series whose number was forgotten has a second one.
+        cells.iter().for_each(|(second, cell)| add(&mut found, level, (key, *second), cell));
     }
     for (second, cells) in known.folder.pending() {
         let start = second - second % level.step_seconds();
@@ -95,16 +83,6 @@ pub(crate) fn answer(
             level.step_seconds()
         ));
     }
-    // A pod that was asked for is there, whether it was looked at yet or not.
-    if matches!(subject, Some(Meant::Allocations(_))) {
-        for key in new.iter().filter(|key| wanted.contains(key)) {
-            found.entry(key).or_default();
-            let remark = not_looked_at(&names[key]);
-            if !remarks.contains(&remark) {
-                remarks.push(remark);
-            }
-        }
-    }
     let (mut gpus, mut tenants) = (Vec::new(), Vec::new());
     for (key, cells) in found {
         let series = &names[key];
@@ -124,7 +102,7 @@ pub(crate) fn answer(
                 container: series.container.clone(),
                 workload: workload::of(&series.pod).to_owned(),
                 gpu_uuid: key.gpu_uuid.clone(),
-                live: new.contains(key) || known.folder.is_live(&key.id, key.generation),
+                live: known.folder.is_live(&key.id, key.generation),
                 points: points(&cells, level, tenant_point),
             });
         }
@@ -159,14 +137,6 @@ fn series(tenant: &Tenant) -> impl Iterator<Item = Series> {
         pod: pod.clone(),
         container: container.clone(),
     })
-}
-
-/// What is said of a tenant before the first look at it.
-fn not_looked_at(series: &Series) -> String {
-    let Series { key, namespace, pod, .. } = series;
-    let of = if pod.is_empty() { key.id.clone() } else { format!("{namespace}/{pod}") };
-    let seconds = Level::Fine.step_seconds();
-    format!("{of}: nothing was looked at yet; the plugin looks every {seconds} s")
 }
 
 fn second(unix_ms: i64) -> u32 {

@@ -1,6 +1,5 @@
-//! The lengths of buckets, the figures of one series in one bucket, and some buckets of a series as bytes: of each only
-//! what differs from a quiet bucket, one that was observed from beginning to end with the memory of the one before, where
-//! nothing was counted.
+//! The lengths of buckets, the figures of one series in one bucket, and some buckets of a series as bytes: of each, what
+//! was counted, and what else differs from the one before.
 
 use std::collections::BTreeMap;
 
@@ -173,74 +172,42 @@ impl Cell {
 pub(crate) type Buckets = BTreeMap<u32, Cell>;
 
 /// Figures of a cell: those that seldom differ last, so that a busy one's flags take two bytes.
-const FIELDS: usize = COUNTS + 7;
-const PEAK: usize = COUNTS;
-/// By how much the mean is below the peak.
-const BELOW: usize = COUNTS + 1;
-const BUSIEST: usize = COUNTS + 2;
-const LIMIT: usize = COUNTS + 3;
-const OVERHEAD: usize = COUNTS + 4;
-const CORES: usize = COUNTS + 5;
-const MS: usize = COUNTS + 6;
-/// What a quiet bucket has of the one before.
-const CARRIED: [usize; 4] = [PEAK, LIMIT, OVERHEAD, CORES];
+const FIGURES: usize = COUNTS + 7;
 
-type Fields = [u64; FIELDS];
-
-fn fields(level: Level, cell: &Cell) -> Fields {
-    let mut fields = [0; FIELDS];
-    fields[..COUNTS].copy_from_slice(&cell.counts);
-    fields[PEAK] = cell.peak_kib;
-    fields[BELOW] = cell.peak_kib.saturating_sub(cell.mean_kib);
-    // Ten seconds are their own busiest.
-    fields[BUSIEST] = if level == Level::Fine { 0 } else { cell.busiest_millis.into() };
-    fields[LIMIT] = cell.limit_kib;
-    fields[OVERHEAD] = cell.overhead_kib;
-    fields[CORES] = cell.cores_millis.into();
-    fields[MS] = cell.ms;
-    fields
+/// By how much the mean of memory is below its peak, and the busiest ten seconds above the rest, is mostly nothing.
+fn figures(cell: &Cell) -> [u64; FIGURES] {
+    let [a, b, c, d, e, f, g, h] = cell.counts;
+    let Cell { ms, peak_kib, limit_kib, overhead_kib, .. } = *cell;
+    let below = peak_kib.wrapping_sub(cell.mean_kib);
+    let above = cell.busiest_millis.wrapping_sub(cell.share_millis());
+    let (above, cores) = (above.into(), cell.cores_millis.into());
+    [a, b, c, d, e, f, g, h, peak_kib, below, above, limit_kib, overhead_kib, cores, ms]
 }
 
-fn cell(level: Level, fields: &Fields) -> Option<Cell> {
-    let mut counts = [0; COUNTS];
-    counts.copy_from_slice(&fields[..COUNTS]);
-    let mut cell = Cell {
-        ms: fields[MS],
-        mean_kib: fields[PEAK].checked_sub(fields[BELOW])?,
-        peak_kib: fields[PEAK],
-        limit_kib: fields[LIMIT],
-        overhead_kib: fields[OVERHEAD],
-        cores_millis: u32::try_from(fields[CORES]).ok()?,
-        busiest_millis: u32::try_from(fields[BUSIEST]).ok()?,
-        counts,
-    };
-    if level == Level::Fine {
-        cell.busiest_millis = cell.share_millis();
-    }
+fn cell(figures: [u64; FIGURES]) -> Option<Cell> {
+    let [counts @ .., peak_kib, below, above, limit_kib, overhead_kib, cores, ms] = figures;
+    let mut cell = Cell { ms, peak_kib, limit_kib, overhead_kib, counts, ..Cell::default() };
+    cell.mean_kib = peak_kib.wrapping_sub(below);
+    cell.cores_millis = u32::try_from(cores).ok()?;
+    cell.busiest_millis = u32::try_from(above).ok()?.wrapping_add(cell.share_millis());
     Some(cell)
 }
 
-fn quiet(level: Level, before: &Fields) -> Fields {
-    let mut quiet = [0; FIELDS];
-    CARRIED.iter().for_each(|at| quiet[*at] = before[*at]);
-    quiet[MS] = u64::from(level.step_seconds()) * 1000;
-    quiet
-}
-
-pub(crate) fn encode(level: Level, buckets: &Buckets) -> Vec<u8> {
+pub(crate) fn encode(buckets: &Buckets) -> Vec<u8> {
     let mut out = Vec::new();
     put(&mut out, buckets.keys().fold(0, |bits, at| bits | 1 << at));
-    let mut before = [0; FIELDS];
+    let mut before = [0; FIGURES];
     for cell in buckets.values() {
-        let (now, quiet) = (fields(level, cell), quiet(level, &before));
-        let differs = |at: &usize| now[*at] != quiet[*at];
-        put(&mut out, (0..FIELDS).filter(differs).fold(0, |bits, at| bits | 1 << at));
-        for at in (0..FIELDS).filter(differs) {
+        let now = figures(cell);
+        let differs = |at: &usize| now[*at] != before[*at];
+        put(&mut out, (0..FIGURES).filter(differs).fold(0, |bits, at| bits | 1 << at));
+        for at in (0..FIGURES).filter(differs) {
             // Up and down alike in few bytes.
-            let step = now[at].wrapping_sub(quiet[at]).cast_signed();
+            let step = now[at].wrapping_sub(before[at]).cast_signed();
             put(&mut out, ((step << 1) ^ (step >> 63)).cast_unsigned());
         }
         before = now;
+        before[..COUNTS].fill(0);
     }
     out
 }
@@ -251,17 +218,16 @@ pub(crate) fn decode(level: Level, mut row: &[u8]) -> Option<Buckets> {
     if present >> level.buckets() != 0 {
         return None;
     }
-    let (mut buckets, mut before) = (Buckets::new(), [0; FIELDS]);
+    let (mut buckets, mut now) = (Buckets::new(), [0u64; FIGURES]);
     for at in (0..level.buckets()).filter(|at| present >> at & 1 != 0) {
         let flags = take(&mut row)?;
-        let mut now = quiet(level, &before);
+        now[..COUNTS].fill(0);
         for (_, figure) in now.iter_mut().enumerate().filter(|(at, _)| flags >> at & 1 != 0) {
             let coded = take(&mut row)?;
             let step = (coded >> 1).cast_signed() ^ -(coded & 1).cast_signed();
             *figure = figure.wrapping_add(step.cast_unsigned());
         }
-        buckets.insert(at, cell(level, &now)?);
-        before = now;
+        buckets.insert(at, cell(now)?);
     }
     Some(buckets)
 }
@@ -377,13 +343,9 @@ mod tests {
         #[test]
         fn what_is_stored_is_what_is_read(
             level in level(),
-            mut buckets in prop::collection::btree_map(0..12u32, cell(), 1..12),
+            buckets in prop::collection::btree_map(0..12u32, cell(), 1..12),
         ) {
-            // Ten seconds are their own busiest.
-            for cell in buckets.values_mut().filter(|_| level == Level::Fine) {
-                cell.busiest_millis = cell.share_millis();
-            }
-            prop_assert_eq!(decode(level, &encode(level, &buckets)), Some(buckets));
+            prop_assert_eq!(decode(level, &encode(&buckets)), Some(buckets));
         }
 
         #[test]
@@ -395,7 +357,7 @@ mod tests {
     #[test]
     fn a_quiet_tenant_takes_a_byte_a_bucket() {
         let quiet = Cell { ms: 10_000, mean_kib: 1 << 22, peak_kib: 1 << 22, ..Cell::default() };
-        let row = encode(Level::Fine, &(0..30).map(|at| (at, quiet)).collect());
+        let row = encode(&(0..30).map(|at| (at, quiet)).collect());
         assert!(row.len() < 45, "{}", row.len());
     }
 }

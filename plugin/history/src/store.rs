@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use redb::{
-    Database, ReadTransaction, ReadableDatabase, ReadableTable, StorageBackend, Table,
-    TableDefinition, TableError, WriteTransaction,
+    Database, ReadTransaction, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition,
+    TableError,
 };
 use tessera_system::files::{self, Identity};
 use tessera_system::panics;
@@ -236,7 +236,7 @@ impl<E: Into<redb::Error>> From<E> for Unopened {
 }
 
 /// Version of what the tables hold.
-pub(crate) const SCHEMA: u64 = 4;
+pub(crate) const SCHEMA: u64 = 5;
 /// Numbers by name.
 pub(crate) const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
 /// In [`META`]: [`SCHEMA`].
@@ -250,8 +250,6 @@ type RowKey = (u8, u32, u32);
 /// The [`Buckets`] of a series in a chunk.
 const ROWS: TableDefinition<RowKey, &[u8]> = TableDefinition::new("rows");
 
-/// Chunks of a level that age takes as one begins.
-const AGED: usize = 2;
 /// Chunks that go for their size at a time, more than come meanwhile: somebody who reads keeps their pages in use.
 const TOO_MANY: usize = 4;
 const PAGE: u64 = 4096;
@@ -341,10 +339,11 @@ impl Store {
         now: u32,
     ) -> Result<(), redb::Error> {
         let Some(newest) = buckets.keys().next_back().copied() else { return Ok(()) };
-        let begins = |level: &Level| level.chunk(newest) != level.chunk(self.newest);
-        let begun: Vec<Level> = Level::ALL.into_iter().filter(begins).collect();
-        if !begun.is_empty() {
-            self.drop_old(&begun, now)?;
+        let begins = |level: Level| level.chunk(newest) != level.chunk(self.newest);
+        let (is_due, is_due_for_names) = (begins(Level::Fine), begins(Level::Coarse));
+        let mut left = if is_due { TOO_MANY } else { 0 };
+        while left > 0 && self.drop_one(now)? {
+            left -= 1;
         }
         let mut known: HashMap<Key, (u32, Series)> = HashMap::new();
         let mut added: BTreeMap<(Level, u32, u32), Buckets> = BTreeMap::new();
@@ -385,7 +384,21 @@ impl Store {
                 let before = rows.get(key)?.and_then(|row| row::decode(level, row.value()));
                 let mut all = before.unwrap_or_default();
                 added.iter().for_each(|(at, cell)| add(&mut all, level, *at, cell));
-                rows.insert(key, row::encode(level, &all).as_slice())?;
+                rows.insert(key, row::encode(&all).as_slice())?;
+            }
+            for level in Level::ALL.into_iter().filter(|_| is_due) {
+                let kept = self.keep[level as usize].saturating_add(level.chunk_seconds());
+                let until = now.saturating_sub(kept);
+                rows.retain_in(keys(level, 0, until), |_, _| false)?;
+            }
+            if is_due_for_names {
+                // A name goes with its last bucket: dead ones would take the place of what is kept. Each series that has
+                // any bucket has one of the coarsest.
+                let mut held: HashSet<u32> = known.values().map(|(number, _)| *number).collect();
+                for row in rows.range(keys(Level::Coarse, 0, u32::MAX))? {
+                    held.insert(row?.0.value().2);
+                }
+                names.retain(|number, _| held.contains(&number))?;
             }
         }
         write.commit()?;
@@ -394,88 +407,31 @@ impl Store {
         Ok(())
     }
 
-    /// Drops chunks of these levels that are older than what is kept, then the oldest that have no room. No more than a
-    /// few go as one begins, so that a clock that is ahead for a while takes little.
-    fn drop_old(&mut self, begun: &[Level], now: u32) -> Result<(), redb::Error> {
-        let mut dropped = Vec::new();
-        let write = self.db.begin_write()?;
-        {
-            let mut rows = write.open_table(ROWS)?;
-            for level in begun {
-                let keep = self.keep[*level as usize];
-                let until = now.saturating_sub(keep).saturating_sub(level.chunk_seconds());
-                for _ in 0..AGED {
-                    let oldest = oldest(&rows, *level)?.filter(|first| *first <= until);
-                    let Some(first) = oldest else { break };
-                    drop_chunk(&mut rows, *level, first)?;
-                    dropped.push(*level);
-                }
-            }
-        }
-        write.commit()?;
-        if dropped.contains(&Level::Coarse) {
-            self.drop_names()?;
-        }
-        for _ in 0..TOO_MANY {
-            if !self.drop_one(now)? {
-                break;
-            }
-        }
-        Ok(())
-    }
-
     /// If more is in use than may be, drops the oldest chunk of the finest level that has more than its floor; where none
     /// has, of the coarsest that there is.
     fn drop_one(&mut self, now: u32) -> Result<bool, redb::Error> {
         let write = self.db.begin_write()?;
-        let Some((level, first)) = self.excess(&write, now)? else {
+        let mut oldest_chunk = None;
+        // What a transaction changes is written to new pages: with some to spare the file need not grow for it.
+        if write.stats()?.allocated_pages() > (self.bound - self.bound / 16) / PAGE {
+            let rows = write.open_table(ROWS)?;
+            for level in Level::ALL {
+                let Some(first) = oldest(&rows, level)? else { continue };
+                oldest_chunk = Some(keys(level, first, first));
+                if now.saturating_sub(first) >= level.floor_seconds() {
+                    break;
+                }
+            }
+        }
+        let Some(chunk) = oldest_chunk else {
             write.abort()?;
             return Ok(false);
         };
-        drop_chunk(&mut write.open_table(ROWS)?, level, first)?;
+        write.open_table(ROWS)?.retain_in(chunk, |_, _| false)?;
         write.commit()?;
-        if level == Level::Coarse {
-            self.drop_names()?;
-        }
         // Pages of a transaction are free after the next one.
         self.db.begin_write()?.commit()?;
         Ok(true)
-    }
-
-    fn excess(
-        &self,
-        write: &WriteTransaction,
-        now: u32,
-    ) -> Result<Option<(Level, u32)>, redb::Error> {
-        // What a transaction changes is written to new pages: with some to spare the file need not grow for it.
-        let most = (self.bound - self.bound / 16) / PAGE;
-        if write.stats()?.allocated_pages() <= most {
-            return Ok(None);
-        }
-        let (rows, mut coarsest) = (write.open_table(ROWS)?, None);
-        for level in Level::ALL {
-            let Some(first) = oldest(&rows, level)? else { continue };
-            coarsest = Some((level, first));
-            if now.saturating_sub(first) >= level.floor_seconds() {
-                break;
-            }
-        }
-        Ok(coarsest)
-    }
-
-    /// A name goes with its last bucket: dead ones would take the place of what is kept. Each series that has any bucket
-    /// has one of the coarsest.
-    fn drop_names(&self) -> Result<(), redb::Error> {
-        let write = self.db.begin_write()?;
-        {
-            let mut held: HashSet<u32> = self.known.values().map(|(number, _)| *number).collect();
-            for row in write.open_table(ROWS)?.range(keys(Level::Coarse, 0, u32::MAX))? {
-                held.insert(row?.0.value().2);
-            }
-            write.open_table(NAMES)?.retain(|number, _| held.contains(&number))?;
-        }
-        write.commit()?;
-        Ok(())
     }
 }
 
@@ -495,14 +451,6 @@ fn oldest(
 ) -> Result<Option<u32>, redb::Error> {
     let first = rows.range(keys(level, 0, u32::MAX))?.next().transpose()?;
     Ok(first.map(|row| row.0.value().1))
-}
-
-fn drop_chunk(
-    rows: &mut Table<'_, RowKey, &'static [u8]>,
-    level: Level,
-    start: u32,
-) -> Result<(), redb::Error> {
-    Ok(rows.retain_in(keys(level, start, start), |_, _| false)?)
 }
 
 /// The file as it was at one moment.

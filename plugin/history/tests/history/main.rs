@@ -1,7 +1,6 @@
-//! A history as the plugin uses it: its file, clocks, names, and months of use.
+//! A history as the plugin uses it: its file, names, and months of use.
 
 mod adversity;
-mod clocks;
 mod month;
 
 use std::collections::HashSet;
@@ -105,13 +104,7 @@ fn a_pod_that_was_not_looked_at_yet_is_known_and_an_unknown_one_is_not() {
         one.answer(&query, &now)
     };
     for subject in ["chat-0", "ns/chat-0", "ns/chat-0/main", "main", "bbbb"] {
-        let answer = ask(subject, "").unwrap();
-        let [series] = answer.tenants.as_slice() else { panic!("{subject}: {answer:?}") };
-        assert!(series.live && series.points.is_empty() && series.pod == "chat-0", "{series:?}");
-        assert!(
-            answer.remarks[0].starts_with("ns/chat-0: nothing was looked at yet"),
-            "{answer:?}"
-        );
+        assert!(ask(subject, "").unwrap().tenants.is_empty(), "{subject}");
     }
     // A reader of another namespace learns nothing of it.
     for (subject, namespace) in [("chat-1", ""), ("chat-0", "other"), ("bbbb", "other")] {
@@ -119,13 +112,11 @@ fn a_pod_that_was_not_looked_at_yet_is_known_and_an_unknown_one_is_not() {
         assert!(namespace.is_empty() || !text.contains("chat-0, "), "{text}");
         assert!(namespace.is_empty() || !text.contains("there is"), "{text}");
     }
-    assert!(ask("", "").unwrap().tenants.is_empty());
     // A bucket of it is there: the series has it, and says nothing more.
     look(&one, 0, vec![]);
     look(&one, 10, vec![with_series('b', "").0]);
     let answer = ask("chat-0", "").unwrap();
     assert_eq!((answer.tenants[0].points.len(), answer.tenants.len()), (1, 1), "{answer:?}");
-    assert!(!answer.remarks.iter().any(|text| text.contains("looked at yet")), "{answer:?}");
 }
 
 #[test]
@@ -169,4 +160,34 @@ fn a_name_goes_with_its_last_bucket() {
     }
     assert!(knows(60 * 24, "new"));
     assert!(!knows(60 * 24, "old"), "its buckets are gone");
+}
+
+#[test]
+fn what_is_older_than_is_kept_goes_as_new_comes() {
+    let dir = tempfile::tempdir().unwrap();
+    let one = History::new(options(&dir.path().join("history.redb"), 8 << 20));
+    let live = |hours: std::ops::Range<i64>| {
+        for second in (hours.start * HOUR..hours.end * HOUR).step_by(60) {
+            look(&one, second, pods(second, 1));
+            one.flush(false).unwrap();
+        }
+    };
+    // Seconds of the first eight hours that each level knows.
+    let known = || {
+        [10, 300, 3600].map(|step_seconds| {
+            let until_unix_ms = (T0 + 8 * HOUR) * 1000 - 1;
+            let query = Query { step_seconds, until_unix_ms, ..Query::default() };
+            let answer = ask(&one, &query).unwrap();
+            let points = answer.tenants.iter().flat_map(|series| &series.points);
+            points.map(|point| point.seconds).sum::<f64>()
+        })
+    };
+    live(0..8);
+    assert!(known().iter().all(|seconds| *seconds > 0.0), "{:?}", known());
+    // The node was off for so long.
+    live(8 * 24..8 * 24 + 1);
+    let [fine, middle, coarse] = known();
+    assert!(fine == 0.0 && middle == 0.0 && coarse > 7.0 * 3600.0, "{fine} {middle} {coarse}");
+    live(100 * 24..100 * 24 + 1);
+    assert_eq!(known(), [0.0; 3]);
 }
