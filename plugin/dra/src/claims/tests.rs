@@ -11,8 +11,6 @@ use tessera_model::sharing::Compute;
 use super::*;
 use crate::fixtures::{catalogue, claim_record, compute, configured, parameters, share};
 
-const GIB: u64 = 1 << 30;
-
 /// One that counts these capacities.
 fn result(capacity: &[(&str, &str)]) -> DeviceResult {
     let amount = |(name, value): &(&str, &str)| ((*name).into(), Amount((*value).into()));
@@ -81,46 +79,6 @@ fn a_share_is_what_the_scheduler_counts() {
         share_id: Some("s".into()),
     };
     assert_eq!((decision.devices, decision.stale), (vec![(device, Gives::Share(0))], vec![]));
-}
-
-#[test]
-fn requests_are_tenants_and_devices_of_one_request_are_one() {
-    let results = vec![
-        share("a", "gpu-a", "1", "1Gi", "10"),
-        share("b/small", "gpu-a", "2", "2Gi", "20"),
-        share("a", "gpu-b", "3", "3Gi", "30"),
-        share("b/small", "gpu-a", "4", "4Gi", "40"),
-    ];
-    let decision = decided(&claim(results), &[]).unwrap();
-    assert_eq!(decision.asks.len(), 2);
-    assert_eq!(
-        limits(new(&decision, 0)),
-        [("GPU-a", GIB, 100, Compute::Burst), ("GPU-b", 3 * GIB, 300, Compute::Burst)]
-    );
-    let devices: Vec<_> = decision
-        .devices
-        .iter()
-        .map(|(d, gives)| (d.request_names[0].as_str(), gives.clone()))
-        .collect();
-    // Kubelet hands all devices of a request to a container: the CDI device is named once.
-    let expected = [
-        ("a", Gives::Share(0)),
-        ("b", Gives::Share(1)),
-        ("a", Gives::Nothing),
-        ("b", Gives::Nothing),
-    ];
-    assert_eq!(devices, expected);
-}
-
-#[test]
-fn what_other_drivers_have_is_theirs() {
-    let mut nic = share("nic", "eth0", "", "1", "1");
-    nic.driver = "nic.example".into();
-    let results = vec![nic.clone(), share("gpu", "gpu-a", "s", "1Gi", "1")];
-    let decision = decided(&claim(results), &[]).unwrap();
-    assert_eq!((decision.asks.len(), decision.devices.len()), (1, 1));
-    let error = decided(&claim(vec![nic]), &[]).unwrap_err();
-    assert!(error.contains("no device of gpu.tessera.dev"), "{error}");
 }
 
 #[test]

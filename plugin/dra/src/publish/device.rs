@@ -311,7 +311,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::fixtures::{MIB, consumed, gpu, gpu_of, mig};
+    use crate::fixtures::{MIB, consumed, gpu, gpu_of, mig, units};
 
     fn text(capacity: &DeviceCapacity) -> [String; 5] {
         let policy = capacity.request_policy.as_ref().unwrap();
@@ -394,6 +394,13 @@ mod tests {
             };
             let capacity = policy.capacity();
             prop_assert!(policy.value <= memory);
+            // As the API server wants a range.
+            if let Some(range) = &capacity.request_policy.as_ref().unwrap().valid_range {
+                let [min, max] = [&range.min, range.max.as_ref().unwrap()].map(units);
+                let default = consumed(&capacity, None).unwrap();
+                prop_assert!(min <= default && default <= max && max <= policy.value);
+                prop_assert!([default - min, max - min].iter().all(|part| part % (step * MIB) == 0));
+            }
             let mut free = policy.value;
             for ask in asks {
                 let Some(bytes) = consumed(&capacity, ask) else {
@@ -404,6 +411,24 @@ mod tests {
                 prop_assert_eq!(bytes % (step * MIB), 0);
                 free = free.checked_sub(bytes).unwrap_or(free);
             }
+        }
+    }
+
+    proptest! {
+        /// The API server takes strings of 64 bytes, versions of three numbers, and labels as a taint's value.
+        #[test]
+        fn words_of_a_driver_fit_into_attributes_and_taints(text in r"\PC{0,90}|[0-9.]{0,20}") {
+            let attribute = string(&text).and_then(|attribute| attribute.string).unwrap_or_default();
+            prop_assert!(attribute.len() <= 64, "{}", attribute);
+            if let Some(version) = semver(&text) {
+                let numbers: Vec<&str> = version.split('.').collect();
+                let is_plain = |number: &&str| *number == "0" || !number.starts_with('0');
+                prop_assert!(numbers.len() == 3 && numbers.iter().all(is_plain), "{}", version);
+            }
+            let value = label_value(&text);
+            let is_edge = |c: Option<char>| c.is_none_or(|c| c.is_ascii_alphanumeric());
+            prop_assert!(value.len() <= 63 && is_edge(value.chars().next()) && is_edge(value.chars().last()));
+            prop_assert!(value.chars().all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c)), "{}", value);
         }
     }
 

@@ -13,10 +13,8 @@ use tessera_cluster::k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta
 use super::controller::Step;
 use crate::names::DRIVER;
 
-/// Most devices of a slice.
-pub const MOST: usize = 128;
-/// Most devices of a slice in which one has a taint.
-pub const MOST_TAINTED: usize = 64;
+/// Most devices of a slice in which one may have a taint.
+pub const MOST: usize = 64;
 /// Longest name from which the API server makes another, less a dash.
 const LONGEST: usize = 57;
 
@@ -31,20 +29,10 @@ pub struct Node {
 
 /// Devices by slice, in order; one slice without any where there are none, which says that the driver is up.
 pub fn cut(devices: &[Device]) -> Vec<&[Device]> {
-    let mut slices = Vec::new();
-    let (mut begin, mut tainted) = (0, false);
-    for (i, device) in devices.iter().enumerate() {
-        let now = tainted || device.taints.as_ref().is_some_and(|taints| !taints.is_empty());
-        let most = if now { MOST_TAINTED } else { MOST };
-        tainted = now;
-        if i - begin >= most {
-            slices.push(&devices[begin..i]);
-            begin = i;
-            tainted = device.taints.as_ref().is_some_and(|taints| !taints.is_empty());
-        }
+    match devices {
+        [] => vec![devices],
+        _ => devices.chunks(MOST).collect(),
     }
-    slices.push(&devices[begin..]);
-    slices
 }
 
 /// The slice of a pool of `count` slices that has these devices. Its name begins with its index, so that the
@@ -207,44 +195,7 @@ fn rank(slice: &ResourceSlice) -> (i64, std::cmp::Reverse<&str>) {
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-    use tessera_cluster::fixtures::Store;
-    use tessera_cluster::k8s_openapi::api::resource::v1::DeviceTaint;
-    use tessera_config::Config;
-
-    use super::super::{Offer, Published};
     use super::*;
-    use crate::fixtures::{gpu, mig};
-
-    fn devices(count: usize, tainted: &[usize]) -> Vec<Device> {
-        let device = |i| Device {
-            name: format!("gpu-{i}"),
-            taints: tainted.contains(&i).then(|| vec![DeviceTaint::default()]),
-            ..Device::default()
-        };
-        (0..count).map(device).collect()
-    }
-
-    fn sizes(count: usize, tainted: &[usize]) -> Vec<usize> {
-        let devices = devices(count, tainted);
-        let slices = cut(&devices);
-        assert_eq!(slices.concat(), devices);
-        slices.iter().map(|slice| slice.len()).collect()
-    }
-
-    #[test]
-    fn a_slice_has_128_devices_and_64_where_one_is_tainted() {
-        assert_eq!(sizes(0, &[]), [0]);
-        assert_eq!(sizes(1, &[0]), [1]);
-        assert_eq!(sizes(128, &[]), [128]);
-        assert_eq!(sizes(129, &[]), [128, 1]);
-        assert_eq!(sizes(128, &[5]), [64, 64]);
-        assert_eq!(sizes(200, &[5]), [64, 128, 8]);
-        assert_eq!(sizes(64, &[63]), [64]);
-        // The one that is tainted would be the hundredth.
-        assert_eq!(sizes(128, &[99]), [99, 29]);
-        assert_eq!(sizes(300, &[150, 299]), [128, 64, 107, 1]);
-    }
 
     #[test]
     fn names_sort_by_index_whatever_the_node_is_called() {
@@ -274,60 +225,5 @@ mod tests {
         let mut other = own.clone();
         other.spec.pool.name = "n1/more".to_owned();
         assert!(!is_of(&other, &node));
-    }
-
-    fn any_gpu() -> impl Strategy<Value = Published> {
-        let text = || prop_oneof![r"[A-Za-z0-9 _.:/-]{0,80}", r"\PC{0,30}"];
-        let ids = (
-            prop_oneof![r"(GPU|MIG)-[0-9a-f]{8}-[0-9a-f]{4}", r"\PC{1,90}"],
-            0u32..20,
-            any::<bool>(),
-        );
-        let words = (text(), text(), prop_oneof![r"[0-9]{1,3}(\.[0-9]{1,3}){0,3}", r"\PC{0,20}"]);
-        let sizes = (0u64..200 << 30, 0u64..200 << 30, 0u32..=1000, 0u64..8 << 30);
-        let troubles =
-            (prop::option::of(text()), any::<bool>(), prop::option::of(text()), any::<bool>());
-        (ids, words, sizes, troubles).prop_map(|(ids, words, sizes, troubles)| {
-            let mut one = if ids.2 { mig(&ids.0, ids.1) } else { gpu(&ids.0, ids.1) };
-            (one.sold.gpu.name, one.sold.gpu.pci_bus_id) = (words.0, words.1);
-            one.driver_version = Some(words.2);
-            one.sold.context_overhead_bytes = sizes.3;
-            one.memory_bytes = sizes.0;
-            let limit = &mut one.sold.default_share.limit;
-            (limit.memory_bytes, limit.cores_millis) = (sizes.1, sizes.2);
-            one.sold.sick = troubles.0;
-            one.is_cordoned = troubles.1;
-            one.is_moving = troubles.3;
-            one.free_bytes = sizes.0 / 2;
-            one.grown_bytes = sizes.1 / 2;
-            one.pcie_root = troubles.2;
-            one
-        })
-    }
-
-    proptest! {
-        /// Whatever GPUs and configurations there are, the API server takes what is published of them.
-        #[test]
-        fn what_is_published_is_valid(
-            gpus in prop::collection::vec(any_gpu(), 0..40),
-            step in 1u64..4096, replicas in 1u32..=256, packed in any::<bool>(), evict in any::<bool>(),
-            node in r"[a-z0-9]([-a-z0-9]{0,20}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,40}[a-z0-9])?){0,3}",
-        ) {
-            let placement = if packed { "packed" } else { "distributed" };
-            let evict = if evict { "\"unhealthy\", \"cordoned\"" } else { "" };
-            let config = Config::parse(&format!(
-                "[share]\nreplicas = {replicas}\nplacement = \"{placement}\"\n[dra]\nmemory_step = \"{step}Mi\"\n\
-                 no_execute = [{evict}]\n"
-            )).unwrap();
-            let mut api = Store::default();
-            let node = Node { name: node, uid: "u".to_owned() };
-            let devices = Offer::new(&gpus, &config).devices;
-            let parts = cut(&devices);
-            for (i, part) in parts.iter().enumerate() {
-                let slice = slice(&node, part, i, parts.len(), 1);
-                let taken = api.create_slice(serde_json::to_value(slice).unwrap());
-                prop_assert!(taken.is_ok(), "{:?}", taken);
-            }
-        }
     }
 }

@@ -49,19 +49,6 @@ async fn a_claim_gets_its_shares_and_containers_their_devices() {
 }
 
 #[tokio::test]
-async fn pods_that_share_a_claim_share_its_share() {
-    let (node, _plugin) = Node::served().await;
-    let chat = node.claim("chat", "u1", "6Gi", "30");
-    let one = node.run("one", &[&chat]).await;
-    let two = node.run("two", &[&chat]).await;
-    assert_eq!(one, two);
-    node.end("one").await;
-    assert_eq!(node.recorded().len(), 1);
-    node.end("two").await;
-    assert_eq!(node.recorded().len(), 0);
-}
-
-#[tokio::test]
 async fn one_bad_claim_of_a_batch_is_the_only_one_that_fails() {
     let (node, _plugin) = Node::served().await;
     let good = claim("good", "u1", vec![share("gpu", "gpu-a", "s1", "6Gi", "30")]);
