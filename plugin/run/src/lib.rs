@@ -130,7 +130,7 @@ fn hold(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
         cores_millis: args.cores,
         compute: args.policy,
     };
-    let mut root = root::Root::open()?;
+    let root = root::Root::open()?;
     root::refuse(&root)?;
     // Of this run, in the pages and among those of this user ([`root::refuse`]). Pids come again, and what a killed run has
     // left may still be served.
@@ -141,7 +141,7 @@ fn hold(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
     let record = plan_share(&catalogue, &Record { origin: Origin::Run, ..asked })?;
     pages::sweep(&root);
     let spec = QuotaSpec { allocation: name, ..regions::spec(&record) };
-    let pages = pages::Pages::create(&mut root, &spec).context("cannot make the pages")?;
+    let pages = pages::Pages::create(&root, &spec).context("cannot make the pages")?;
     let keeper = keeper::Keeper::start(root, &config.compute);
     if args.policy != Compute::None {
         keeper.wait_for(&pages.dir);

@@ -35,7 +35,7 @@ pub(super) struct Pages {
 
 impl Pages {
     /// Makes the pages in a fresh directory under `root`, where it appears whole.
-    pub fn create(root: &mut Root, spec: &QuotaSpec) -> anyhow::Result<Self> {
+    pub fn create(root: &Root, spec: &QuotaSpec) -> anyhow::Result<Self> {
         let making = root.make(MAKING)?;
         let made = Self::fill(making.clone(), spec);
         if made.is_err() {
@@ -133,8 +133,8 @@ mod tests {
     #[test]
     fn pages_are_private_and_go_when_dropped() {
         let base = tempfile::tempdir().unwrap();
-        let mut root = Root::open_in(base.path(), "").unwrap();
-        let pages = Pages::create(&mut root, &spec()).unwrap();
+        let root = Root::open_in(base.path(), "").unwrap();
+        let pages = Pages::create(&root, &spec()).unwrap();
         let dir = pages.dir.to_owned();
         assert!(is_in_use(&dir));
         assert_eq!(fs::metadata(&dir).unwrap().mode() & 0o777, 0o700);

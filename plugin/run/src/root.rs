@@ -5,8 +5,7 @@
 //! Runs on another simulated machine (`SIMGPU_STATE`) have another, because its GPUs are others although
 //! they may be called the same.
 //!
-//! Every user may write to the temporary directory, so another user may have the name already. Another name is
-//! taken then, which this user's runs find by its beginning and its owner.
+//! Every user may write to the temporary directory, so another user may have the name already: then there are no runs.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -33,10 +32,6 @@ const TRIES: usize = 8;
 /// See the module's documentation.
 #[derive(Clone, Debug)]
 pub(super) struct Root {
-    /// Where `name` is.
-    base: PathBuf,
-    /// What the directory is called, or begins with.
-    name: String,
     pub dir: PathBuf,
 }
 
@@ -55,7 +50,7 @@ impl Root {
             name.extend(hash.iter().take(4).map(|byte| format!("{byte:02x}")));
             name.insert(name.len() - 8, '-');
         }
-        let mut root = Root { base: base.to_owned(), dir: base.join(&name), name };
+        let root = Root { dir: base.join(name) };
         root.ensure()?;
         Ok(root)
     }
@@ -72,53 +67,25 @@ impl Root {
         }
     }
 
-    fn ensure(&mut self) -> anyhow::Result<()> {
-        let failed = || format!("cannot make a directory of your own in {}", self.base.display());
-        let base = Dir::open(&self.base).with_context(failed)?;
-        if let Some(name) = self.own_names(&base).into_iter().next() {
-            self.dir = self.base.join(name);
-            return Ok(());
-        }
-        let taken = match base.make_dir(&self.name, 0o700) {
-            Ok(()) => None,
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                let name = format!("{}.{}", self.name, unique());
-                base.make_dir(&name, 0o700).with_context(failed)?;
-                Some(name)
+    fn ensure(&self) -> anyhow::Result<()> {
+        let dir = self.dir.display();
+        match Dir::holding(&self.dir).and_then(|(base, name)| base.make_dir(name, 0o700)) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(error).with_context(|| format!("cannot make {dir}"));
             }
-            Err(error) => return Err(error).with_context(failed),
-        };
-        // Others of this user may have come at the same time: all take the first.
-        let names = self.own_names(&base);
-        let first = names.first().with_context(failed)?;
-        if let Some(made) = taken.filter(|made| made != first) {
-            // Somebody else of ours may be in it already.
-            let _ = base.remove_dir(made);
+            _ => {}
         }
-        self.dir = self.base.join(first);
-        Ok(())
-    }
-
-    /// This user's directories of the name, and of those that begin with it and a dot; the shortest first.
-    fn own_names(&self, base: &Dir) -> Vec<String> {
-        let is_own = |name: &str| base.stat(name).is_ok_and(|stat| is_own(&stat));
-        if is_own(&self.name) {
-            return vec![self.name.clone()];
+        match self.handle() {
+            // Another run was the last and has removed it: it is made again when something is put there.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            own => own
+                .map(drop)
+                .with_context(|| format!("{dir} is not yours alone: set XDG_RUNTIME_DIR")),
         }
-        if base.stat(&self.name).is_err() {
-            return Vec::new();
-        }
-        let begins = format!("{}.", self.name);
-        let all = base.names().unwrap_or_default().into_iter();
-        let all = all.filter_map(|name| name.into_string().ok());
-        let mut own: Vec<String> =
-            all.filter(|name| name.starts_with(&begins) && is_own(name)).collect();
-        own.sort();
-        own
     }
 
     /// A new directory, mode 0700, whose name begins with `prefix`.
-    pub fn make(&mut self, prefix: &str) -> anyhow::Result<PathBuf> {
+    pub fn make(&self, prefix: &str) -> anyhow::Result<PathBuf> {
         for _ in 0..TRIES {
             let name = format!("{prefix}{}", unique());
             match self.handle().and_then(|dir| dir.make_dir(&name, 0o700)) {
@@ -246,7 +213,7 @@ mod tests {
     #[test]
     fn machines_have_directories_of_their_own_which_go_when_they_are_empty() {
         let base = tempfile::tempdir().unwrap();
-        let mut root = Root::open_in(base.path(), "").unwrap();
+        let root = Root::open_in(base.path(), "").unwrap();
         let other = Root::open_in(base.path(), "/dev/shm/x").unwrap();
         assert_ne!(root.dir, other.dir);
         let run = root.make(PREFIX).unwrap();
@@ -261,12 +228,10 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_else_has_put_in_its_place_is_left_alone_and_passed_by() {
+    fn what_somebody_else_has_put_in_its_place_is_left_alone_and_named() {
         let base = tempfile::tempdir().unwrap();
         let victim = tempfile::tempdir().unwrap();
-        fs::write(victim.path().join("run.victim"), "precious").unwrap();
-        let name = format!("tessera-run-{}", nix::unistd::geteuid());
-        let taken = base.path().join(&name);
+        let taken = base.path().join(format!("tessera-run-{}", nix::unistd::geteuid()));
         let hostile: [&dyn Fn(); 4] = [
             &|| std::os::unix::fs::symlink(victim.path(), &taken).unwrap(),
             &|| fs::write(&taken, "").unwrap(),
@@ -278,27 +243,16 @@ mod tests {
         ];
         for put in hostile {
             put();
-            let before = fs::symlink_metadata(&taken).unwrap().ino();
-            let mut root = Root::open_in(base.path(), "").unwrap();
-            assert!(root.dir != taken && root.dir.starts_with(base.path()));
-            let mode = fs::symlink_metadata(&root.dir).unwrap().mode();
-            assert_eq!(mode & 0o7777, 0o700);
-            // All of this user's find the same.
-            let again = Root::open_in(base.path(), "").unwrap();
-            assert_eq!(again.dir, root.dir);
-            let run = root.make(PREFIX).unwrap();
-            assert_eq!(again.runs(), std::slice::from_ref(&run));
-            fs::remove_dir(run).unwrap();
-            drop(root.lock_file().unwrap());
-            root.remove_if_empty();
-            assert!(!root.dir.exists());
-            assert_eq!(fs::symlink_metadata(&taken).unwrap().ino(), before, "left alone");
-            match fs::symlink_metadata(&taken).unwrap().is_dir() {
+            let before = fs::symlink_metadata(&taken).unwrap();
+            let error = Root::open_in(base.path(), "").unwrap_err().to_string();
+            assert!(error.contains("not yours alone: set XDG_RUNTIME_DIR"), "{error}");
+            assert_eq!(fs::symlink_metadata(&taken).unwrap().ino(), before.ino(), "left alone");
+            match before.is_dir() {
                 true => fs::remove_dir(&taken).unwrap(),
                 false => fs::remove_file(&taken).unwrap(),
             }
         }
-        assert!(victim.path().join("run.victim").exists());
+        assert_eq!(fs::read_dir(victim.path()).unwrap().count(), 0);
     }
 
     #[test]

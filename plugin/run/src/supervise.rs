@@ -156,24 +156,6 @@ mod tests {
     }
 
     #[test]
-    fn the_commands_exit_code_is_passed_on() {
-        assert_eq!(run(shell("exit 7"), || Pace::Idle).unwrap(), 7);
-        assert_eq!(run(shell("true"), || Pace::Idle).unwrap(), 0);
-    }
-
-    #[test]
-    fn a_signal_is_128_and_its_number() {
-        assert_eq!(run(shell("kill -KILL $$"), || Pace::Idle).unwrap(), 137);
-        assert_eq!(run(shell("kill -TERM $$"), || Pace::Idle).unwrap(), 143);
-    }
-
-    #[test]
-    fn a_command_that_is_not_there_is_127() {
-        assert_eq!(run(Command::new("/nonexistent/x"), || Pace::Idle).unwrap(), 127);
-        assert_eq!(run(Command::new("/etc/passwd"), || Pace::Idle).unwrap(), 126);
-    }
-
-    #[test]
     fn the_usage_is_looked_at_while_the_command_runs() {
         let mut looks = 0;
         run(shell("sleep 0.2"), || {
