@@ -107,7 +107,6 @@ impl Frame {
 #[derive(Debug)]
 struct Block {
     first: Frame,
-    priority: Option<[u8; PRIORITY]>,
     fragments: Vec<u8>,
     frames: u32,
 }
@@ -267,42 +266,30 @@ impl Block {
         } else {
             0
         };
-        let priority = if first.has(FLAG_PRIORITY) {
-            let (fields, rest) = payload.split_first_chunk::<PRIORITY>().ok_or(Error::Short)?;
-            payload = rest;
-            Some(*fields)
-        } else {
-            None
-        };
+        if first.has(FLAG_PRIORITY) {
+            // Deprecated, and of no use to a server.
+            payload = payload.get(PRIORITY..).ok_or(Error::Short)?;
+        }
         let fragment = payload.len().checked_sub(padding).ok_or(Error::Short)?;
-        Ok(Self { first, priority, fragments: payload[..fragment].to_vec(), frames: 1 })
+        Ok(Self { first, fragments: payload[..fragment].to_vec(), frames: 1 })
     }
 
     /// Writes HEADERS with `translated`, and CONTINUATION where it does not fit into one frame.
     fn put(&self, translated: &[u8], out: &mut Vec<u8>) {
-        let priority = self.priority.as_ref().map_or(&[][..], |fields| &fields[..]);
-        let room = MAX_FRAME - priority.len();
-        let (mut fragment, mut rest) = translated.split_at(room.min(translated.len()));
-        let mut frame = Frame {
-            length: priority.len() + fragment.len(),
-            flags: self.first.flags & (FLAG_END_STREAM | FLAG_PRIORITY),
-            ..self.first
-        };
-        let mut fields = priority;
+        let (mut kind, mut flags) = (TYPE_HEADERS, self.first.flags & FLAG_END_STREAM);
+        let mut rest = translated;
         loop {
+            let (fragment, more) = rest.split_at(MAX_FRAME.min(rest.len()));
+            rest = more;
             if rest.is_empty() {
-                frame.flags |= FLAG_END_HEADERS;
+                flags |= FLAG_END_HEADERS;
             }
-            frame.put(out);
-            out.extend_from_slice(fields);
+            Frame { length: fragment.len(), kind, flags, ..self.first }.put(out);
             out.extend_from_slice(fragment);
             if rest.is_empty() {
                 return;
             }
-            (fragment, rest) = rest.split_at(MAX_FRAME.min(rest.len()));
-            fields = &[];
-            frame =
-                Frame { length: fragment.len(), kind: TYPE_CONTINUATION, flags: 0, ..self.first };
+            (kind, flags) = (TYPE_CONTINUATION, 0);
         }
     }
 }
