@@ -167,47 +167,4 @@ proptest! {
         }
         prop_assert_eq!(tenants, pods.len());
     }
-
-    /// A node may say anything.
-    #[test]
-    fn numbers_of_a_liar_break_nothing(
-        points in prop::collection::vec(
-            (any::<i64>(), any::<f64>(), any::<u64>(), any::<u64>(), any::<u32>(), any::<f64>(), any::<f64>()), 0..20,
-        ),
-        total in any::<u64>(), reserve in any::<u64>(), limit in any::<u64>(), cores in any::<u32>(), replica in any::<u64>(),
-    ) {
-        let limits = Limits { memory_bytes: limit, cores_millis: cores, policy: ComputePolicy::Strict };
-        let mut made = Made::new().pod("chat-0", limits, &[]);
-        made.node.gpus[0].memory_total_bytes = total;
-        made.node.gpus[0].memory_reserve_bytes = reserve;
-        made.node.gpus[0].context_overhead_bytes = reserve;
-        made.node.gpus[0].replicas[0].memory_limit_bytes = replica;
-        made.node.gpus[0].replicas[0].count = cores;
-        for (at_unix_ms, seconds, peak, bytes, millis, got, waited) in points {
-            made.history.tenants[0].points.push(tessera_view::history::TenantPoint {
-                at_unix_ms,
-                seconds,
-                memory_peak_bytes: peak,
-                memory_limit_bytes: bytes,
-                cores_millis: millis,
-                got_seconds: got,
-                used_seconds: got,
-                measured_seconds: got,
-                used_peak_millis: cores,
-                waited_seconds: waited,
-                refusals: bytes,
-                ..Default::default()
-            });
-        }
-        made.history.at_unix_ms = limit as i64;
-        let made = [made.clone(), made];
-        let scope = Scope { since_unix_ms: i64::MIN, ..Scope::default() };
-        let settings = Advice { price_millis_per_gpu_hour: u64::MAX, ..Advice::default() };
-        let advice = crate::recommend(&observed(&made), &settings, &scope);
-        prop_assert_eq!(advice.workloads.len(), 1);
-        let waste = crate::waste(&observed(&made), &settings, &scope);
-        for namespace in waste.namespaces {
-            prop_assert!(namespace.asked_gpu_hours.is_finite() && namespace.cost.is_finite());
-        }
-    }
 }

@@ -57,15 +57,6 @@ fn shares_that_bring_more_memory_than_is_advised_say_so() {
 }
 
 #[test]
-fn the_peak_counts_even_where_it_is_rare() {
-    let mut hours = vec![busy(2048, 36.0, 0.0); 1000];
-    hours[500].peak_mib = 7000;
-    let advice = only(&[Made::new().pod("chat-0", EIGHTH, &hours)]);
-    assert!(advice.memory_bytes >= 7000 << 20, "{advice:?}");
-    says(&advice.evidence, "99% of the time no more than 2 GiB");
-}
-
-#[test]
 fn what_fits_stays_and_says_so() {
     let advice = only(&[Made::new().pod("chat-0", EIGHTH, &[busy(7000, 375.0, 0.0); 30])]);
     assert_eq!((advice.memory_bytes, advice.recommended_cores_millis), (8 * GIB, 125));
@@ -311,48 +302,21 @@ fn add(made: Made, called: &Called, hours: &[Hour]) -> Made {
 }
 
 #[test]
-fn two_requests_of_a_container_are_judged_apart() {
+fn allocations_of_one_container_are_judged_apart_and_those_of_pods_that_are_gone_are_left_out() {
     let made = Made::new();
     let made = add(made, &claim("0c1d2e3f", "small", "x"), &[busy(1024, 36.0, 0.0); 30]);
-    let made = add(made, &claim("abcd2e3f", "large", "x"), &[busy(6500, 1800.0, 900.0); 30]);
+    let mut made = add(made, &claim("abcd2e3f", "large", "x"), &[busy(6500, 1800.0, 900.0); 30]);
+    made.gone("chat-2", EIGHTH, &[busy(7000, 36.0, 0.0); 30]);
     let all = recommend(&[made]).workloads;
-    let [large, small] = all.as_slice() else { panic!("{all:#?}") };
-    assert_eq!((&*large.container, &*large.part), ("main", "request large"));
-    assert_eq!(small.container_and_part(), "main, request small");
+    let [small, large] = all.as_slice() else { panic!("{all:#?}") };
+    let part = format!("allocation {}", "abcd2e3f".repeat(4));
+    assert_eq!((&*large.container, &large.part), ("main", &part));
     assert!(small.memory_bytes < 2 << 30 && large.memory_bytes >= 6500 << 20, "{all:#?}");
     says(&lines(small), "tessera quota set 0c1d2e3f0c1d --memory 1216MiB --cores 2");
     says(&lines(large), "tessera quota set abcd2e3fabcd --cores ");
     says(&small.evidence, "the container holds several allocations");
+    says(&small.evidence, "pods that have ended are left out");
     assert!(lines(small).iter().all(|line| !line.contains("request large")), "{small:?}");
-}
-
-#[test]
-fn requests_of_one_name_are_distinguished_by_their_ids() {
-    let made = Made::new();
-    let made = add(made, &claim("0c1d2e3f", "gpu", "x"), &[busy(1024, 36.0, 0.0); 30]);
-    let made = add(made, &claim("0c1d2e3e", "gpu", "y"), &[busy(2048, 36.0, 0.0); 30]);
-    let all = recommend(&[made]).workloads;
-    let containers: Vec<_> = all.iter().map(|one| one.container_and_part()).collect();
-    let ids = ["0c1d2e3e", "0c1d2e3f"].map(|id| format!("main, allocation {}", id.repeat(4)));
-    assert_eq!(containers, ids);
-    says(&lines(&all[1]), "tessera quota set 0c1d2e3f0c1d --memory");
-}
-
-#[test]
-fn pods_of_a_workload_are_judged_together_and_those_that_are_gone_are_left_out() {
-    let mut made = Made::new();
-    for (pod, ids) in [("chat-0", ["0a", "0b"]), ("chat-1", ["0c", "0d"])] {
-        for (id, (request, mib)) in ids.into_iter().zip([("a", 1024), ("b", 3000)]) {
-            let called = Called { pod, id: id.repeat(16), ..claim("", request, pod) };
-            made = add(made, &called, &[busy(mib, 36.0, 0.0); 30]);
-        }
-    }
-    made.gone("chat-2", EIGHTH, &[busy(7000, 36.0, 0.0); 30]);
-    let all = recommend(&[made]).workloads;
-    let [a, b] = all.as_slice() else { panic!("{all:#?}") };
-    assert_eq!((a.pods.len(), b.pods.len(), &*a.part), (2, 2, "request a"));
-    assert!(b.memory_bytes < 4 << 30, "{b:?}");
-    says(&b.evidence, "pods that have ended are left out");
 }
 
 #[test]
