@@ -17,7 +17,7 @@ use tessera_view::advice::{
     NamespaceWaste, Recommendation, Recommendations, Scope, TenantWaste, Waste,
 };
 
-use crate::output::{Format, TableFormat, quoted, show, show_table};
+use crate::output::{Format, show};
 use crate::source::{Failure, Source};
 
 #[derive(Debug, Args)]
@@ -49,7 +49,7 @@ pub(crate) struct WasteArgs {
     since: Since,
     /// Output format
     #[arg(long, short, value_enum, default_value = "text")]
-    output: TableFormat,
+    output: Format,
 }
 
 pub(crate) async fn recommend(args: &RecommendArgs, source: &Source) -> Result<ExitCode, Failure> {
@@ -75,8 +75,7 @@ pub(crate) async fn waste(args: &WasteArgs, source: &Source) -> Result<ExitCode,
         since_unix_ms: args.since.before(unix_ms()),
     };
     let waste = source.waste(&scope).await?;
-    let text = |paper| waste_text(&waste, paper);
-    show_table(&waste, args.output, text, || waste_csv(&waste))?;
+    show(&waste, args.output, |paper| waste_text(&waste, paper))?;
     Ok(known(waste.namespaces.is_empty(), &waste.remarks))
 }
 
@@ -311,37 +310,4 @@ fn tenant_row(namespace: &str, tenant: &TenantWaste) -> [String; 7] {
         format!("{:.1}", tenant.wasted_gpu_hours),
         tenant.confidence.clone(),
     ]
-}
-
-/// RFC 4180, a line for each container.
-fn waste_csv(waste: &Waste) -> String {
-    let mut out = String::from(
-        "namespace,pod,container,workload,live,memory_limit_bytes,memory_peak_bytes,cores_millis,wanted_millis,\
-         idle_seconds,idle,asked_gpu_hours,wasted_gpu_hours,cost,currency,confidence\r\n",
-    );
-    for of in &waste.namespaces {
-        for tenant in &of.tenants {
-            let fields = [
-                quoted(&of.namespace),
-                quoted(&tenant.pod),
-                quoted(&tenant.container),
-                quoted(&tenant.workload),
-                tenant.live.to_string(),
-                tenant.memory_limit_bytes.to_string(),
-                tenant.memory_peak_bytes.to_string(),
-                tenant.cores_millis.to_string(),
-                tenant.wanted_millis.to_string(),
-                tenant.idle_seconds.map_or_else(String::new, |seconds| format!("{seconds:.0}")),
-                tenant.idle.to_string(),
-                format!("{:.6}", tenant.asked_gpu_hours),
-                format!("{:.6}", tenant.wasted_gpu_hours),
-                format!("{:.6}", tenant.cost),
-                quoted(&waste.currency),
-                quoted(&tenant.confidence),
-            ];
-            out.push_str(&fields.join(","));
-            out.push_str("\r\n");
-        }
-    }
-    out
 }

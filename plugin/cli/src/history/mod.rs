@@ -1,4 +1,4 @@
-//! `history`: what was, as a chart in the terminal, or for programs.
+//! `history`: what was, as lines of bars in the terminal, or for programs.
 
 mod chart;
 mod text;
@@ -8,17 +8,16 @@ use std::process::ExitCode;
 use chart::Style;
 use tessera_api::print::{Page, Paper};
 use tessera_model::clock::unix_ms;
-use tessera_model::time_format;
 use tessera_system::terminal;
-use tessera_view::history::{Answer, Query};
+use tessera_view::history::Query;
 
 use crate::advice::Since;
-use crate::output::{TableFormat, quoted, show_table};
+use crate::output::{Format, show};
 use crate::source::{Failure, Source, by_node, subject};
 
 /// Columns where standard output is no terminal.
 const COLUMNS: usize = 100;
-/// Tenants with charts of their own.
+/// Tenants with bars of their own.
 const CHARTS: usize = 4;
 
 #[derive(Debug, clap::Args)]
@@ -41,7 +40,7 @@ pub(crate) struct Args {
     step: Option<Step>,
     /// Output format
     #[arg(long, short, value_enum, default_value = "text")]
-    output: TableFormat,
+    output: Format,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -88,13 +87,8 @@ pub(crate) async fn main(args: &Args, source: &Source) -> Result<ExitCode, Failu
     let asked = args.query(source, unix_ms());
     let answers = source.histories(&asked).await?;
     let json = by_node(source, &answers, |_, answer| serde_json::json!(answer))?;
-    let size = terminal::size();
-    let look = terminal::Look::from_env();
-    let style = Style {
-        width: size.map_or(COLUMNS, |(columns, _)| usize::from(columns)),
-        unicode: look.unicode,
-        colour: look.colour && size.is_some(),
-    };
+    let width = terminal::size().map_or(COLUMNS, |(columns, _)| usize::from(columns));
+    let style = Style { width, unicode: terminal::Look::from_env().unicode };
     // Of a whole namespace on many nodes, a line for each.
     let charts = match source {
         Source::Cluster(..) if asked.subject.is_empty() => 0,
@@ -112,72 +106,8 @@ pub(crate) async fn main(args: &Args, source: &Source) -> Result<ExitCode, Failu
         page.notes(&silent);
         page.finish()
     };
-    show_table(&json, args.output, text, || csv(answers.iter().map(|(_, answer)| answer)))?;
+    show(&json, args.output, text)?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// Tenants' buckets, then GPUs'; what does not apply is empty.
-fn csv<'a>(answers: impl Iterator<Item = &'a Answer>) -> String {
-    let mut out = String::from(
-        "of,node,gpu_uuid,namespace,pod,container,workload,id,generation,live,at,step_seconds,seconds,\
-         memory_used_bytes,memory_peak_bytes,memory_limit_bytes,memory_overhead_bytes,cores_millis,got_seconds,\
-         waited_seconds,capped_seconds,rationed_seconds,refusals,launches,unhealthy_seconds,cordoned_seconds,\
-         used_peak_millis,used_seconds,measured_seconds\r\n",
-    );
-    answers.for_each(|answer| rows(&mut out, answer));
-    out
-}
-
-fn rows(out: &mut String, answer: &Answer) {
-    let step = answer.step_seconds;
-    for one in &answer.tenants {
-        let names =
-            [&one.gpu_uuid, &one.namespace, &one.pod, &one.container, &one.workload, &one.id]
-                .map(|name| quoted(name))
-                .join(",");
-        for point in &one.points {
-            out.push_str(&format!(
-                "tenant,{},{names},{},{},{},{step},{:.3},{},{},{},{},{},{:.4},{:.4},{:.4},{:.4},{},{},,,{},{:.4},{:.4}\r\n",
-                quoted(&answer.node),
-                one.generation,
-                one.live,
-                time_format::rfc3339(point.at_unix_ms),
-                point.seconds,
-                point.memory_used_bytes,
-                point.memory_peak_bytes,
-                point.memory_limit_bytes,
-                point.memory_overhead_bytes,
-                point.cores_millis,
-                point.got_seconds,
-                point.waited_seconds,
-                point.capped_seconds,
-                point.rationed_seconds,
-                point.refusals,
-                point.launches,
-                point.used_peak_millis,
-                point.used_seconds,
-                point.measured_seconds,
-            ));
-        }
-    }
-    for one in &answer.gpus {
-        for point in &one.points {
-            out.push_str(&format!(
-                "gpu,{},{},,,,,,,,{},{step},{:.3},{},{},{},,,{:.4},,,,,,{:.3},{:.3},{},,\r\n",
-                quoted(&answer.node),
-                quoted(&one.gpu_uuid),
-                time_format::rfc3339(point.at_unix_ms),
-                point.seconds,
-                point.memory_used_bytes,
-                point.memory_peak_bytes,
-                point.memory_limits_bytes,
-                point.leased_seconds,
-                point.unhealthy_seconds,
-                point.cordoned_seconds,
-                point.leased_peak_millis,
-            ));
-        }
-    }
 }
 
 #[cfg(test)]

@@ -7,12 +7,11 @@ use tessera_model::quantity::format_bytes;
 use tessera_model::time_format;
 use tessera_view::history::{Answer, GpuSeries, Query, TenantPoint, TenantSeries};
 
-use super::chart::{AXIS, Bar, Cell, Column as Cells, Part, Style, WHOLE, chart, columns};
-use crate::top::bytes;
+use super::chart::{Column as Cells, LABEL, Part, Style, columns};
 
-/// Fewest columns of a chart; on a narrower terminal each tenant has a line.
+/// Fewest columns of a line of bars; on a narrower terminal each tenant has a line.
 const NARROWEST: usize = 24;
-/// Most columns of a chart.
+/// Most columns of a line of bars.
 const WIDEST: usize = 160;
 /// Events that are shown; JSON has all.
 const EVENTS: usize = 20;
@@ -23,7 +22,7 @@ const UNFINISHED_MS: i64 = 20_000;
 const SHORT: usize = 88;
 
 /// All of it, in lines of at most the style's width, but for single words that are longer.
-/// Of the first tenants there are so many charts, of the others lines.
+/// So many of the first tenants have bars of their own, the others a line each.
 pub(super) fn text(answer: &Answer, asked: &Query, style: Style, charts: usize) -> String {
     let until = if asked.until_unix_ms == 0 { seen_until(answer) } else { asked.until_unix_ms };
     let since = asked.since_unix_ms.max(first(answer).unwrap_or(until));
@@ -98,7 +97,7 @@ impl Report<'_> {
     }
 
     fn width(&self) -> Option<usize> {
-        let width = self.style.width.saturating_sub(AXIS + 1).min(WIDEST);
+        let width = self.style.width.saturating_sub(LABEL + 1).min(WIDEST);
         (width >= NARROWEST).then_some(width)
     }
 
@@ -110,25 +109,18 @@ impl Report<'_> {
         };
         let lives = if one.live { "lives" } else { "gone" };
         self.wrapped("", &format!("{name}, on {}: {lives}", one.gpu_uuid));
-        if one.points.is_empty() {
-            return self.wrapped("  ", "nothing was looked at yet: ask again in ten seconds");
-        }
         let Some(width) = self.width() else { return self.short(&[one]) };
         let columns =
             columns(one.points.iter().map(part), self.window, self.answer.step_seconds, width);
         let peak = one.points.iter().map(|point| point.memory_peak_bytes).max().unwrap_or(0);
-        let limit = one.points.iter().map(|point| point.memory_limit_bytes).max().unwrap_or(0);
-        let (style, top) = (self.style, peak.max(limit).max(1));
-        let full = style.sample(WHOLE);
-        let (beyond, line) = (style.sample(Cell::Beyond), style.sample(Cell::Limit));
         let quota = one.points.last().map_or(0, |point| point.memory_limit_bytes);
-        let heading = format!(
-            "memory: {full} mean, {beyond} peak ({}), {line} quota ({})",
-            format_bytes(peak),
-            format_bytes(quota)
-        );
-        self.wrapped("  ", &heading);
-        self.memory(&columns, top);
+        self.memory(&columns, peak.max(quota));
+        let used = self.style.spark(&columns, |column| column.got);
+        let wanted = self.style.spark(&columns, |column| column.got + column.waited);
+        self.marks("used", &used);
+        self.marks("wanted", &wanted);
+        self.refusals(&columns);
+        self.axis(width);
         let (got, waited, seconds) = totals(&one.points);
         let share = one.points.last().map_or(0, |point| point.cores_millis);
         let observed: f64 = one.points.iter().map(|point| point.seconds).sum();
@@ -136,39 +128,23 @@ impl Report<'_> {
             true => format!(", unknown for {} of the time", percent(observed - seconds, observed)),
             false => String::new(),
         };
-        let heading = format!(
-            "GPU time: {full} used ({}), {beyond} wanted ({}), {line} share ({}){unknown}",
+        let memory = format!("memory: peak {} of {}", format_bytes(peak), format_bytes(quota));
+        let time = format!(
+            "GPU time: used {}, wanted {}, share {}{unknown}",
             percent(got, seconds),
             percent(got + waited, seconds),
             format_cores(share)
         );
-        self.wrapped("  ", &heading);
-        let bars: Vec<Bar> = columns
-            .iter()
-            .map(|column| Bar {
-                known: column.seconds > 0.0,
-                full: column.got,
-                beyond: column.got + column.waited,
-                limit: f64::from(column.cores_millis) / 1000.0,
-            })
-            .collect();
-        self.page.push(&chart(&bars, "100%", style));
-        self.refusals(&columns);
-        self.axis(width);
+        self.wrapped("  ", &memory);
+        self.wrapped("  ", &time);
         self.unknown(&columns);
     }
 
-    /// Bars of memory, of which `top` bytes are a whole one.
-    fn memory(&mut self, columns: &[Cells], top: u64) {
-        let part = |bytes: f64| bytes / top as f64;
-        let bar = |column: &Cells| Bar {
-            known: column.seconds > 0.0,
-            full: part(column.used),
-            beyond: part(column.peak as f64),
-            limit: part(column.limit as f64),
-        };
-        let bars: Vec<Bar> = columns.iter().map(bar).collect();
-        self.page.push(&chart(&bars, &bytes(top), self.style));
+    /// Bars of the highest memory, of which `whole` bytes are a full one.
+    fn memory(&mut self, columns: &[Cells], whole: u64) {
+        let part = |column: &Cells| column.peak as f64 / whole.max(1) as f64;
+        let bars = self.style.spark(columns, part);
+        self.marks("memory", &bars);
     }
 
     /// Marks where it was refused memory.
@@ -199,9 +175,7 @@ impl Report<'_> {
                 |seconds: f64| if point.seconds > 0.0 { seconds / point.seconds } else { 0.0 };
             let column = Cells {
                 seconds: point.seconds,
-                used: point.memory_used_bytes as f64,
                 peak: point.memory_peak_bytes,
-                limit: point.memory_limits_bytes,
                 got: share(point.leased_seconds),
                 unhealthy: point.unhealthy_seconds > 0.0,
                 cordoned: point.cordoned_seconds > 0.0,
@@ -213,14 +187,10 @@ impl Report<'_> {
             self.answer.tenants.iter().filter(|tenant| tenant.gpu_uuid == one.gpu_uuid).collect();
         let Some(width) = self.width() else { return self.short(&on) };
         let columns = columns(parts, self.window, self.answer.step_seconds, width);
-        let style = self.style;
-        let top =
-            columns.iter().map(|column| column.peak.max(column.limit)).max().unwrap_or(0).max(1);
-        let (full, line) = (style.sample(WHOLE), style.sample(Cell::Limit));
-        let heading = format!("memory: {full} in use, {line} quotas of its tenants together");
-        self.wrapped("  ", &heading);
-        self.memory(&columns, top);
-        let spark = style.spark(&columns, |column| column.got);
+        let peak = one.points.iter().map(|point| point.memory_peak_bytes).max().unwrap_or(0);
+        let quotas = one.points.last().map_or(0, |point| point.memory_limits_bytes);
+        self.memory(&columns, peak.max(quotas));
+        let spark = self.style.spark(&columns, |column| column.got);
         self.marks("leased", &spark);
         if columns.iter().any(|column| column.unhealthy || column.cordoned) {
             let mark = |column: &Cells| match (column.unhealthy, column.cordoned) {
@@ -233,6 +203,9 @@ impl Report<'_> {
             self.wrapped("  ", "u not healthy, c cordoned");
         }
         self.axis(width);
+        let (peak, quotas) = (format_bytes(peak), format_bytes(quotas));
+        let memory = format!("memory: peak {peak}, quotas of its tenants together {quotas}");
+        self.wrapped("  ", &memory);
         self.unknown(&columns);
         if !on.is_empty() {
             self.wrapped("  ", "its tenants:");
@@ -278,13 +251,13 @@ impl Report<'_> {
         sheet.lay(&mut self.page);
     }
 
-    /// A line of marks below a chart.
+    /// A line of bars or marks.
     fn marks(&mut self, of: &str, marks: &str) {
-        let width = AXIS - 1;
+        let width = LABEL - 1;
         self.page.push(&format!("{of:>width$} {}\n", marks.trim_end()));
     }
 
-    /// Instants below a chart: its beginning, its middle and its end.
+    /// Instants below the bars: their beginning, middle and end.
     fn axis(&mut self, width: usize) {
         let (since, until) = self.window;
         let at = |unix_ms: i64| {
@@ -302,13 +275,13 @@ impl Report<'_> {
         let half = width / 2 + middle.len() / 2;
         let left = format!("{begin}{middle:>pad$}", pad = half.saturating_sub(begin.len()));
         let pad = width.saturating_sub(left.chars().count());
-        self.page.push(&format!("{:AXIS$}{left}{end:>pad$}\n", ""));
+        self.page.push(&format!("{:LABEL$}{left}{end:>pad$}\n", ""));
     }
 
     fn unknown(&mut self, columns: &[Cells]) {
         let unknown = columns.iter().filter(|column| column.seconds <= 0.0).count();
         if unknown > 0 {
-            let sample = self.style.sample(Cell::Unknown);
+            let sample = self.style.unknown();
             self.wrapped("  ", &format!("{sample} nothing was seen then"));
         }
     }
@@ -348,10 +321,7 @@ fn part(point: &TenantPoint) -> Part {
     let share = |seconds: f64| if point.seconds > 0.0 { seconds / point.seconds } else { 0.0 };
     let column = Cells {
         seconds: point.seconds,
-        used: point.memory_used_bytes as f64,
         peak: point.memory_peak_bytes,
-        limit: point.memory_limit_bytes,
-        cores_millis: point.cores_millis,
         got: share(point.used().unwrap_or(0.0)),
         waited: share(point.waited_seconds),
         refusals: point.refusals,
