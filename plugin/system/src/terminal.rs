@@ -31,16 +31,12 @@ pub fn is_dumb() -> bool {
 
 /// Prints text on standard output. A reader that has gone, like `head`, wants no more: that is no error.
 pub fn print(text: &str) -> io::Result<()> {
-    print_while_read(text).map(drop)
-}
-
-/// As [`print`]; whether the reader is still there.
-pub fn print_while_read(text: &str) -> io::Result<bool> {
     let mut out = stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
-        Err(error) => Err(io::Error::new(error.kind(), format!("standard output: {error}"))),
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(io::Error::new(error.kind(), format!("standard output: {error}")))
+        }
+        _ => Ok(()),
     }
 }
 

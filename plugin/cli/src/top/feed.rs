@@ -33,15 +33,14 @@ pub(super) struct Feed {
 }
 
 impl Feed {
-    /// Starts asking once in `interval`. It reports a stop to the owner of the terminal: all others may be stopped as
-    /// ever.
-    pub fn start(source: Source, interval: Duration, has_terminal: bool) -> io::Result<Self> {
+    /// Starts asking once in `interval`. It reports a stop to the owner of the terminal.
+    pub fn start(source: Source, interval: Duration) -> io::Result<Self> {
         let (sender, news) = channel();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         // From here on no signal ends the process with the terminal taken.
         let signals = {
             let _entered = runtime.enter();
-            Signals::new(has_terminal)?
+            Signals::new()?
         };
         std::thread::Builder::new().name("feed".into()).spawn(move || {
             runtime.block_on(async {
@@ -95,19 +94,16 @@ async fn ask(source: Source, interval: Duration, sender: Sender<FeedEvent>) {
 struct Signals(Vec<(Signal, fn() -> FeedEvent)>);
 
 impl Signals {
-    fn new(has_terminal: bool) -> io::Result<Self> {
-        let end = [
-            SignalKind::terminate(),
-            SignalKind::interrupt(),
-            SignalKind::hangup(),
-            SignalKind::quit(),
+    fn new() -> io::Result<Self> {
+        let end: fn() -> FeedEvent = || FeedEvent::End;
+        let kinds: [(SignalKind, fn() -> FeedEvent); 6] = [
+            (SignalKind::terminate(), end),
+            (SignalKind::interrupt(), end),
+            (SignalKind::hangup(), end),
+            (SignalKind::quit(), end),
+            (SignalKind::from_raw(SIGTSTP), || FeedEvent::Stop),
+            (SignalKind::from_raw(SIGCONT), || FeedEvent::Again),
         ];
-        let mut kinds: Vec<(SignalKind, fn() -> FeedEvent)> =
-            end.into_iter().map(|kind| (kind, (|| FeedEvent::End) as fn() -> FeedEvent)).collect();
-        if has_terminal {
-            kinds.push((SignalKind::from_raw(SIGTSTP), || FeedEvent::Stop));
-            kinds.push((SignalKind::from_raw(SIGCONT), || FeedEvent::Again));
-        }
         let signals = kinds.into_iter().map(|(kind, news)| Ok((signal(kind)?, news)));
         signals.collect::<io::Result<_>>().map(Signals)
     }

@@ -13,7 +13,7 @@ use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use feed::{Feed, FeedEvent};
+use feed::Feed;
 use model::{Model, Sort};
 use serde_json::{Value, json};
 use tessera_model::clock::unix_ms;
@@ -21,7 +21,6 @@ use tessera_model::duration;
 use tessera_system::terminal::{self, Look, is_dumb};
 use tessera_view::API_VERSION;
 use view::Moment;
-pub(crate) use view::bytes;
 
 use crate::output::Format;
 use crate::source::{Failure, Source};
@@ -40,7 +39,7 @@ pub(crate) struct Args {
     /// Print one frame as plain text and end; rates are those of one interval
     #[arg(long)]
     once: bool,
-    /// Output format; json is an object per refresh, each in a line of its own
+    /// Output format; json is one frame
     #[arg(long, short, value_enum, default_value = "text")]
     output: Format,
     /// What to sort by
@@ -81,17 +80,12 @@ pub(crate) fn main(args: &Args, source: &Source) -> Result<ExitCode, Failure> {
     model.namespace = source.namespace(args.namespace.as_deref());
     model.wide = args.output == Format::Wide;
     let drawn = args.output != Format::Json && io::stdout().is_terminal() && !is_dumb();
-    // A pipe from a cluster takes one frame, as of `kubectl get`.
-    if args.once || matches!(source, Source::Cluster(..)) && !drawn {
+    // A pipe takes one frame, as of `kubectl get`.
+    if args.once || !drawn {
         return once(model, args, every, source);
     }
-    let feed = Feed::start(source.clone(), every, drawn)?;
-    match drawn {
-        true => {
-            screen::run(model, &feed, every).map_err(|error| Failure::failed(format!("{error:#}")))
-        }
-        false => Ok(print(model, &feed, args, every)?),
-    }
+    let feed = Feed::start(source.clone(), every)?;
+    screen::run(model, &feed, every).map_err(|error| Failure::failed(format!("{error:#}")))
 }
 
 /// One frame.
@@ -108,38 +102,17 @@ fn once(
         model.take(source.fleet().await?, began.elapsed());
         Ok(())
     })?;
-    say(&model, args, every)?;
-    Ok(source.exit(&model.fleet))
-}
-
-/// Frame after frame, for a pipe or a terminal that can do no more.
-fn print(mut model: Model, feed: &Feed, args: &Args, every: Duration) -> io::Result<ExitCode> {
-    loop {
-        match feed.next(Duration::MAX) {
-            Some(FeedEvent::End) => return Ok(ExitCode::SUCCESS),
-            Some(news) => feed::apply(&mut model, news),
-            None => continue,
-        }
-        if !say(&model, args, every)? {
-            return Ok(ExitCode::SUCCESS);
-        }
-    }
-}
-
-/// Whether there is still a reader.
-fn say(model: &Model, args: &Args, every: Duration) -> io::Result<bool> {
     let text = match args.output {
-        Format::Json => format!("{}\n", json(model)),
+        Format::Json => format!("{}\n", json(&model)),
         Format::Text | Format::Wide => {
             let width = terminal::size().map(|(width, _)| width).or_else(columns);
             let width = if model.wide { Some(WIDEST) } else { width };
             let moment = Moment { now_unix_ms: unix_ms(), every, live: false };
-            let frame = plain(model, Look::from_env(), moment, width);
-            let end = if args.once { "" } else { "\n" };
-            format!("{frame}{end}")
+            plain(&model, Look::from_env(), moment, width)
         }
     };
-    terminal::print_while_read(&text)
+    terminal::print(&text)?;
+    Ok(source.exit(&model.fleet))
 }
 
 fn columns() -> Option<u16> {
@@ -163,10 +136,6 @@ fn plain(model: &Model, look: Look, moment: Moment, width: Option<u16>) -> Strin
 
 /// The fleet as the API has it, with the rates of each tenant that is shown, in the view's order.
 fn json(model: &Model) -> Value {
-    let silent = model
-        .silence
-        .as_ref()
-        .map(|silence| json!({ "since_unix_ms": silence.since_unix_ms, "reason": silence.reason }));
     let mut whole = serde_json::to_value(&model.fleet).unwrap_or_default();
     let shown = model.shown();
     let places: HashMap<(&str, &str), usize> = (shown.iter().enumerate())
@@ -191,6 +160,5 @@ fn json(model: &Model) -> Value {
     }
     whole["api_version"] = API_VERSION.into();
     whole["interval_seconds"] = model.interval.map(|interval| interval.as_secs_f64()).into();
-    whole["plugin_silent"] = silent.into();
     whole
 }

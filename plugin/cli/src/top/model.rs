@@ -67,8 +67,6 @@ pub(super) struct Model {
     pub wide: bool,
     /// The filter is being typed.
     pub editing: bool,
-    pub paused: bool,
-    pub help: bool,
     pub quit: bool,
     /// Rows that are scrolled past.
     pub scroll: usize,
@@ -93,9 +91,6 @@ impl Model {
     /// Takes an answer that came at `at`.
     pub fn take(&mut self, fleet: Fleet, at: Duration) {
         self.silence = None;
-        if self.paused {
-            return;
-        }
         self.interval = self.at.and_then(|before| at.checked_sub(before)).filter(|d| !d.is_zero());
         self.rates = match self.interval {
             Some(interval) => between(&self.fleet, &fleet, interval.as_secs_f64()),
@@ -266,21 +261,6 @@ fn rate(before: u64, after: u64, seconds: f64) -> Option<f64> {
     Some(after.checked_sub(before)? as f64 / seconds)
 }
 
-/// Keys and what they do, for the help.
-pub(super) const HELP: &[(&str, &str)] = &[
-    ("m", "sort by memory"),
-    ("c", "sort by share of GPU time used in 10 s"),
-    ("w", "sort by time waited"),
-    ("r", "sort by refusals"),
-    ("n", "sort by name"),
-    ("R", "reverse (or the same key again)"),
-    ("/", "show only what contains a text; Esc: all"),
-    ("space, p", "pause"),
-    ("j k, arrows, PgUp PgDn", "scroll"),
-    ("?, h", "this help"),
-    ("q, Ctrl-C", "quit"),
-];
-
 /// A page of rows, for scrolling; what a small terminal has.
 const PAGE: usize = 10;
 
@@ -297,7 +277,6 @@ impl Model {
         if self.editing {
             return self.edit(key.code);
         }
-        let help = std::mem::take(&mut self.help);
         match key.code {
             KeyCode::Char('q') => self.quit = true,
             KeyCode::Char('m') => self.sort_by(Sort::Memory),
@@ -307,9 +286,7 @@ impl Model {
             KeyCode::Char('n') => self.sort_by(Sort::Name),
             KeyCode::Char('R') => self.reverse = !self.reverse,
             KeyCode::Char('/') => self.editing = true,
-            KeyCode::Char(' ' | 'p') => self.paused = !self.paused,
-            KeyCode::Char('?' | 'h') => self.help = !help,
-            KeyCode::Esc if !help => self.filter.clear(),
+            KeyCode::Esc => self.filter.clear(),
             KeyCode::Char('j') | KeyCode::Down => self.scroll += 1,
             KeyCode::Char('k') | KeyCode::Up => self.scroll = self.scroll.saturating_sub(1),
             KeyCode::PageDown => self.scroll += PAGE,

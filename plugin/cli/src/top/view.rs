@@ -11,7 +11,7 @@ use tessera_view::fleet::Entry;
 use tessera_view::gpu::Gpu;
 use tessera_view::tenant::Tenant;
 
-use super::model::{HELP, Model, Row};
+use super::model::{Model, Row};
 
 /// What there is besides the model.
 #[derive(Clone, Copy)]
@@ -70,7 +70,7 @@ pub(super) fn draw(
     };
     let mut lines = view.laid(|page| view.head(page));
     let height = usize::from(height);
-    if model.has_answer() && !model.help {
+    if model.has_answer() {
         let left = |lines: &[String]| height.saturating_sub(lines.len());
         lines.extend(view.laid(|page| view.gpus(page, left(&lines) / 3)));
         let foot = view.laid(|page| view.foot(page, left(&lines)));
@@ -120,9 +120,7 @@ impl View<'_> {
             );
             page.say(0, Tone::Bad, &text);
         }
-        if model.help {
-            help(page);
-        } else if !model.has_answer() && model.silence.is_none() {
+        if !model.has_answer() && model.silence.is_none() {
             page.say(0, Tone::Plain, "waiting for the first answer");
         }
     }
@@ -157,15 +155,10 @@ impl View<'_> {
             }
             _ => String::new(),
         };
-        let tone = match (is_well, model.paused) {
-            (false, _) => Tone::Bad,
-            (true, true) => Tone::Warn,
-            (true, false) => Tone::Head,
-        };
+        let tone = if is_well { Tone::Head } else { Tone::Bad };
         let title = format!(
-            "tessera top  {}  {}{state}  {}  {}{of}{hidden}  every {}",
+            "tessera top  {}  {state}  {}  {}{of}{hidden}  every {}",
             time_format::clock(model.fleet.at_unix_ms),
-            if model.paused { "PAUSED  " } else { "" },
             plural(views().map(|view| view.gpus.len()).sum(), "GPU"),
             plural(model.tenants(), "tenant"),
             duration::format(self.moment.every),
@@ -361,27 +354,11 @@ fn footer(model: &Model) -> String {
         "" => String::new(),
         text => format!("  only \"{text}\""),
     };
-    format!("q quit  ? help  m c w r n sort: {by}{reverse}  / filter{filter}  p pause")
-}
-
-fn help(page: &mut Page) {
-    page.gap();
-    for (keys, what) in HELP {
-        page.say(2, Tone::Plain, &format!("{keys:<24}{what}"));
-    }
-    page.gap();
-    for text in [
-        "USED/QUOTA  charged and overhead, of what the container may hold",
-        "ASK USED LEASED  parts of ten seconds: its share, what it used (?: unknown) and what it had leased",
-        "WAIT  part of the time that it wanted the GPU and had no lease",
-        "REFUSED  requests over the quota in all, and how many a second",
-    ] {
-        page.say(2, Tone::Plain, text);
-    }
+    format!("q quit  m c w r n sort: {by}{reverse}  R reverse  / filter{filter}")
 }
 
 /// A size in at most five characters: `512M`, `9.8G`, `39.7G`, `1.5T`.
-pub(crate) fn bytes(bytes: u64) -> String {
+fn bytes(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["B", "K", "M", "G", "T", "P"];
     let mut unit = 0;
     let mut value = u128::from(bytes) * 10;
