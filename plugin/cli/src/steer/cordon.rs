@@ -4,11 +4,9 @@ use std::process::ExitCode;
 
 use clap::Args;
 use tessera_api::print::{Page, Paper, Tone};
-use tessera_model::clock::unix_ms;
 use tessera_model::counted::plural;
 use tessera_model::steered::Cordon;
-use tessera_model::time_format;
-use tessera_view::change::{CordonRequest, CordonResponse, StandingCordon, UncordonRequest};
+use tessera_view::change::{CordonRequest, CordonResponse, UncordonRequest};
 
 use super::{given, place, run, words};
 use crate::kubectl::Common;
@@ -66,7 +64,7 @@ async fn steer(args: CordonArgs, lift: Option<bool>, source: &Source) -> Result<
         None => change(config, &CordonRequest { gpu, all, reason }).await?,
         Some(each) => change(config, &UncordonRequest { gpu, all, each, reason }).await?,
     };
-    show(&answer, output, |paper| text(&answer, lift.is_some(), unix_ms(), paper))?;
+    show(&answer, output, |paper| text(&answer, lift.is_some(), paper))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -104,7 +102,7 @@ impl CordonArgs {
     }
 }
 
-fn text(answer: &CordonResponse, again: bool, now_unix_ms: i64, paper: Paper) -> String {
+fn text(answer: &CordonResponse, again: bool, paper: Paper) -> String {
     let words = |list: &[String]| {
         let words = list.iter().map(|uuid| match uuid.as_str() {
             Cordon::NODE => "the node",
@@ -127,31 +125,15 @@ fn text(answer: &CordonResponse, again: bool, now_unix_ms: i64, paper: Paper) ->
         }
     };
     page.say(0, Tone::Plain, &done);
-    if answer.standing.is_empty() {
-        page.say(0, Tone::Plain, "nothing is cordoned");
-        return page.finish();
-    }
-    page.say(0, Tone::Plain, if again { "still cordoned:" } else { "cordoned now:" });
-    for one in &answer.standing {
-        page.say(2, Tone::Plain, &standing(one, now_unix_ms));
-    }
-    let gpus = answer.standing.iter().filter(|one| one.gpu_uuid != Cordon::NODE).count();
-    if again && gpus > 1 {
-        page.say(0, Tone::Plain, "`tessera uncordon --all --each` lifts all of them");
-    }
-    page.finish()
-}
-
-/// A cordon, by whom, and how it is lifted.
-fn standing(one: &StandingCordon, now_unix_ms: i64) -> String {
-    let (name, lift) = match (one.gpu_uuid.as_str(), one.gpu_index) {
-        (Cordon::NODE, _) => ("the node".to_owned(), "--all".to_owned()),
-        (uuid, Some(index)) => (format!("GPU {index} ({uuid})"), uuid.to_owned()),
-        (uuid, None) => (uuid.to_owned(), uuid.to_owned()),
+    let standing = match (answer.cordoned.as_slice(), again) {
+        ([], _) => "nothing is cordoned".to_owned(),
+        (standing, true) => {
+            format!("still cordoned: {}; `tessera status` says why", words(standing))
+        }
+        (standing, false) => format!("cordoned now: {}", words(standing)),
     };
-    let ago = time_format::ago(one.since_unix_ms, now_unix_ms);
-    let reason = if one.reason.is_empty() { String::new() } else { format!(": {}", one.reason) };
-    format!("{name}, since {ago} by {}{reason}; `tessera uncordon {lift}` lifts it", one.by)
+    page.say(0, Tone::Plain, &standing);
+    page.finish()
 }
 
 #[cfg(test)]
@@ -160,56 +142,29 @@ mod tests {
 
     use super::*;
 
-    fn standing_on(uuid: &str, gpu_index: Option<u32>, reason: &str) -> StandingCordon {
-        StandingCordon {
-            gpu_uuid: uuid.into(),
-            gpu_index,
-            since_unix_ms: 1,
-            by: "root (logged in as alice)".into(),
-            reason: reason.into(),
-        }
-    }
-
     #[test]
-    fn a_cordon_tells_what_goes_on_and_what_stands_by_whom() {
-        let answer = CordonResponse {
-            changed: vec!["GPU-a".into()],
-            cordoned: vec!["*".into(), "GPU-a".into()],
+    fn a_cordon_tells_what_goes_on_and_what_stands() {
+        let of = |changed: &[&str], cordoned: &[&str]| CordonResponse {
+            changed: changed.iter().map(ToString::to_string).collect(),
+            cordoned: cordoned.iter().map(ToString::to_string).collect(),
             running: 1,
-            standing: vec![standing_on("*", None, ""), standing_on("GPU-a", Some(3), "fans")],
             ..CordonResponse::default()
         };
-        let said = text(&answer, false, 60_001, Paper::plain());
-        let lines: Vec<&str> = said.lines().collect();
-        assert_eq!(
-            lines,
-            [
-                "GPU-a: cordoned; nothing more is given out, 1 running allocation goes on",
-                "cordoned now:",
-                "  the node, since 1m 0s by root (logged in as alice); `tessera uncordon --all` lifts it",
-                "  GPU 3 (GPU-a), since 1m 0s by root (logged in as alice): fans; `tessera uncordon GPU-a` lifts it",
-            ]
-        );
-        let none = CordonResponse::default();
-        assert_eq!(text(&none, true, 0, Paper::plain()), "nothing to do\nnothing is cordoned\n");
-    }
-
-    #[test]
-    fn what_remains_cordoned_is_named_with_the_way_to_lift_it() {
-        let answer = CordonResponse {
-            changed: vec!["*".into()],
-            standing: vec![standing_on("GPU-a", Some(0), ""), standing_on("GPU-gone", None, "")],
-            ..CordonResponse::default()
-        };
-        let said = text(&answer, true, 1, Paper::plain());
-        for part in [
-            "the node: no longer cordoned",
-            "still cordoned:",
-            "GPU 0 (GPU-a), since 0s",
-            "`tessera uncordon GPU-gone`",
-            "`tessera uncordon --all --each` lifts all of them",
+        for (answer, again, said) in [
+            (
+                of(&["GPU-a"], &["*", "GPU-a"]),
+                false,
+                "GPU-a: cordoned; nothing more is given out, 1 running allocation goes on\n\
+                 cordoned now: the node, GPU-a\n",
+            ),
+            (
+                of(&["*"], &["GPU-a"]),
+                true,
+                "the node: no longer cordoned\nstill cordoned: GPU-a; `tessera status` says why\n",
+            ),
+            (of(&[], &[]), true, "nothing to do\nnothing is cordoned\n"),
         ] {
-            assert!(said.contains(part), "{part}: {said}");
+            assert_eq!(text(&answer, again, Paper::plain()), said);
         }
     }
 
