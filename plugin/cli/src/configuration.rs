@@ -121,7 +121,7 @@ fn check(judged: &Judged) -> anyhow::Result<ExitCode> {
     match gpus {
         Ok(gpus) => {
             let silent = discovery.silent().into_iter().map(|gpu| gpu.to_string());
-            let notes = capacity::remarks(&gpus, config).into_iter().chain(moved_directory(config));
+            let notes = capacity::remarks(&gpus, config);
             for text in discovery.unsold().into_iter().chain(silent).chain(notes) {
                 eprintln!("note: {}", printable::line(&text));
             }
@@ -167,20 +167,6 @@ fn offers(gpus: &[Gpu], config: &Config) -> String {
     let mut out = String::new();
     table(&mut out, &header, rows.collect());
     out
-}
-
-/// Said of a device plugin directory that only a kubelet of one's own build has, or a stand-in.
-fn moved_directory(config: &Config) -> Option<String> {
-    let usual = Config::default().paths.kubelet;
-    if config.paths.kubelet == usual {
-        return None;
-    }
-    let message = format!(
-        "kubelet's directory for device plugins is {}, whatever its --root-dir: leave the key out unless yours was \
-         built with another",
-        usual.display()
-    );
-    Some(config.source.remark("paths.kubelet", message))
 }
 
 fn plan(known: &Config, judged: &Judged, path: &Path, output: Format) -> Result<ExitCode, Failure> {
@@ -365,22 +351,4 @@ pub(super) fn reload_text(answer: &ReloadResponse) -> String {
         change_table(&mut out, &answer.waiting);
     }
     out
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_device_plugin_directory_that_was_moved_with_kubelets_root_is_remarked_on() {
-        let of = |text: &str| moved_directory(&Config::parse(text).unwrap());
-        let remark = of("[paths]\nkubelet = \"/var/lib/k0s/kubelet/device-plugins\"\n").unwrap();
-        assert!(remark.contains("paths.kubelet") && remark.contains("--root-dir"), "{remark}");
-        assert!(remark.contains(" /var/lib/kubelet/device-plugins,"), "{remark}");
-        for text in
-            ["", "[paths]\npod_resources = \"/var/lib/k0s/kubelet/pod-resources/kubelet.sock\"\n"]
-        {
-            assert_eq!(of(text), None, "{text}");
-        }
-    }
 }
