@@ -5,10 +5,8 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::allocations::Allocations;
-use crate::allocations::is_moving;
-use crate::allocations::records::Records;
-use crate::allocations::room::Offers;
+use crate::allocations::room::{Offers, offers};
+use crate::allocations::{Allocations, Records, is_moving};
 use crate::inventory::{Inventory, Standing, Withheld};
 use crate::lock_order::ADVERTISED;
 use tessera_kubelet::Device;
@@ -31,20 +29,16 @@ pub struct NodeSnapshot {
     pub catalogue: Arc<Catalogue>,
     pub standings: BTreeMap<String, Standing>,
     pub moving: BTreeSet<String>,
-    pub advertised: BTreeMap<String, Vec<Device>>,
+    pub advertised: Offers,
 }
 
-#[derive(Debug, Default)]
-struct Devices {
-    offers: Offers,
-    senders: BTreeMap<String, watch::Sender<Vec<Device>>>,
-}
+type Senders = BTreeMap<String, watch::Sender<Vec<Device>>>;
 
 #[derive(Debug)]
 pub struct Advertised {
     inventory: Arc<Inventory>,
     allocations: Arc<Allocations>,
-    devices: Ranked<Devices>,
+    devices: Ranked<Senders>,
     resources: watch::Sender<BTreeSet<String>>,
     /// Another number after each look: every change of what is sold, withheld or live ends in one.
     looks: watch::Sender<u64>,
@@ -52,7 +46,7 @@ pub struct Advertised {
 
 impl Advertised {
     pub(crate) fn new(inventory: Arc<Inventory>, allocations: Arc<Allocations>) -> Self {
-        let devices = Ranked::new(ADVERTISED, Devices::default());
+        let devices = Ranked::new(ADVERTISED, Senders::new());
         let (resources, looks) = (watch::Sender::default(), watch::Sender::default());
         Advertised { inventory, allocations, devices, resources, looks }
     }
@@ -63,7 +57,8 @@ impl Advertised {
         let mut devices = self.devices.lock();
         let catalogue = self.inventory.catalogue();
         let withheld = |uuid: &str| self.inventory.withheld_of(uuid);
-        self.tell_devices(&mut devices, &catalogue, &self.allocations.all(), &withheld);
+        let offers = offers(&catalogue, &self.allocations.all(), &withheld);
+        self.tell_devices(&mut devices, &offers);
         drop(devices);
         self.looks.send_modify(|number| *number = number.wrapping_add(1));
     }
@@ -73,37 +68,25 @@ impl Advertised {
         self.looks.subscribe()
     }
 
-    fn tell_devices(
-        &self,
-        devices: &mut Devices,
-        catalogue: &Catalogue,
-        records: &Records,
-        withheld: &dyn Fn(&str) -> Withheld,
-    ) {
-        let Devices { offers, senders } = devices;
-        if !offers.renew(catalogue, records, withheld) {
-            return;
-        }
-        let all = offers.devices(catalogue);
-        senders.retain(|resource, _| all.contains_key(resource));
-        let names: BTreeSet<String> = all.keys().cloned().collect();
-        for (resource, devices) in all {
-            let sender = senders.entry(resource).or_default();
+    fn tell_devices(&self, senders: &mut Senders, offers: &Offers) {
+        senders.retain(|resource, _| offers.contains_key(resource));
+        for (resource, devices) in offers {
+            let sender = senders.entry(resource.clone()).or_default();
             sender.send_if_modified(|current| {
-                let changed = *current != devices;
-                *current = devices;
+                let changed = current != devices;
+                current.clone_from(devices);
                 changed
             });
         }
         self.resources.send_if_modified(|current| {
-            let changed = *current != names;
-            *current = names;
+            let changed = !current.iter().eq(offers.keys());
+            *current = offers.keys().cloned().collect();
             changed
         });
     }
 
     pub fn devices(&self, resource: &str) -> watch::Receiver<Vec<Device>> {
-        self.devices.lock().senders.entry(resource.to_owned()).or_default().subscribe()
+        self.devices.lock().entry(resource.to_owned()).or_default().subscribe()
     }
 
     /// Resources to serve to kubelet, now and after every change: those that the configuration sells,
@@ -119,15 +102,11 @@ impl Advertised {
         let withheld =
             |uuid: &str| standings.get(uuid).map(Standing::keeps_back).unwrap_or_default();
         // The thread that changed a record is about to do it.
-        self.tell_devices(&mut devices, &catalogue, &records, &withheld);
+        let advertised = offers(&catalogue, &records, &withheld);
+        self.tell_devices(&mut devices, &advertised);
         let moving = |sold: &&AdvertisedGpu| is_moving(&records, sold);
         let moving = catalogue.gpus.values().filter(moving);
         let moving = moving.map(|sold| sold.gpu.uuid.clone()).collect();
-        let advertised = devices
-            .senders
-            .iter()
-            .map(|(name, sender)| (name.clone(), sender.borrow().clone()))
-            .collect();
         drop(devices);
         let regions = self.allocations.pages.lock();
         let open = |record: &Arc<Record>| (Arc::clone(record), regions.get(&record.id).cloned());
@@ -139,7 +118,7 @@ impl Advertised {
     /// cut otherwise.
     pub(crate) fn forecast(&self, after: &Catalogue) -> Vec<ShareChange> {
         let (before, after) = (self.inventory.catalogue(), self.inventory.with_health(after));
-        let records: Records = self.allocations.records().into_iter().collect();
+        let records = self.allocations.all().clone();
         let withheld = |uuid: &str| self.inventory.withheld_of(uuid);
         let old = listed(&before, &records, &withheld);
         let new = listed(&after, &records, &withheld);
@@ -187,10 +166,8 @@ impl Advertised {
 type Listed = BTreeMap<(String, String), BTreeMap<u32, bool>>;
 
 fn listed(catalogue: &Catalogue, records: &Records, withheld: &dyn Fn(&str) -> Withheld) -> Listed {
-    let mut offers = Offers::default();
-    offers.renew(catalogue, records, withheld);
     let mut listed = Listed::new();
-    for (resource, devices) in offers.devices(catalogue) {
+    for (resource, devices) in offers(catalogue, records, withheld) {
         for device in devices {
             let Some((uuid, index)) = Replica::split(&device.id) else { continue };
             let replicas = listed.entry((uuid.to_owned(), resource.clone())).or_default();

@@ -215,7 +215,7 @@ impl Agent {
         let mut reported = lock(&self.incidents);
         let seen = self.allocations.pages.inspect();
         let view = self.allocations.arbiter().and_then(Arbiter::view).unwrap_or_default();
-        let records = self.allocations.all().all();
+        let records = self.allocations.all().clone();
         let holder = |id: &str| records.get(&AllocationId::parse(id)?)?.holder.clone();
         let seen = seen.into_iter().filter_map(|(id, seen)| {
             let record = records.get(&id)?.as_ref();

@@ -86,7 +86,7 @@ impl Allocations {
     /// holds. True if that changed records.
     pub(crate) fn reconcile(&self, kubelet: &Census, grace: Duration) -> bool {
         let mut writer = self.journal.writer();
-        let records = self.records.lock().all();
+        let records = self.records.lock().clone();
         let in_use = |id: &AllocationId| self.pages.is_used(id);
         let mut absences = self.absences.lock();
         let Round { named, released } =
@@ -351,16 +351,13 @@ impl Allocations {
         }
     }
 
-    /// Takes a committed change over into memory; its records as they are kept there.
-    pub(super) fn store(&self, change: &Change) -> Vec<Arc<Record>> {
+    /// Takes a committed change over into memory.
+    pub(super) fn store(&self, change: &Change) {
         let mut records = self.records.lock();
         for id in &change.remove {
             records.remove(id);
         }
-        let put: Vec<Arc<Record>> = change.put.iter().cloned().map(Arc::new).collect();
-        for record in &put {
-            records.insert(Arc::clone(record));
-        }
-        put
+        let put = change.put.iter().cloned();
+        records.extend(put.map(|record| (record.id.clone(), Arc::new(record))));
     }
 }

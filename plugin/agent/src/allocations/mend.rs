@@ -287,7 +287,7 @@ impl Allocations {
     pub fn sweep_shims(&self, grace: Duration) {
         let dir = &self.paths.shim;
         let Some(current) = shim_install::name_of(&self.delivery) else { return };
-        let records = self.records.lock().all();
+        let records = self.records.lock().clone();
         let mut since = self.unused.lock();
         let now = Instant::now();
         let installed = shim_install::installed(dir);
@@ -483,7 +483,7 @@ impl Allocations {
 
     /// At the start: no spec is there that is nobody's.
     pub(super) fn sweep_specs(&self) {
-        let (records, catalogue) = (self.records.lock().all(), self.inventory.catalogue());
+        let (records, catalogue) = (self.records.lock().clone(), self.inventory.catalogue());
         // Nobody records who was handed a view.
         let views: BTreeSet<_> =
             catalogue.gpus.values().map(|sold| cdi::view_id(&sold.gpu)).collect();

@@ -3,7 +3,6 @@
 
 mod life;
 pub mod mend;
-pub(crate) mod records;
 pub(crate) mod room;
 pub mod steer;
 
@@ -35,8 +34,9 @@ use crate::inventory::Inventory;
 use crate::journal::Journal;
 use crate::lock_order::{HOUSEKEEPING, LEAF, RECORDS};
 use crate::status_board::StatusBoard;
-use records::Records;
 pub(crate) use room::is_moving;
+
+pub(crate) type Records = BTreeMap<AllocationId, Arc<Record>>;
 
 #[derive(Debug)]
 pub struct Allocations {
@@ -89,8 +89,8 @@ impl Found {
         config: &Config,
         board: &StatusBoard,
     ) -> Self {
-        let mut found =
-            Found { records: list.into_iter().map(Arc::new).collect(), adopted: 0, generation };
+        let records = list.into_iter().map(|record| (record.id.clone(), Arc::new(record)));
+        let mut found = Found { records: records.collect(), adopted: 0, generation };
         let mut change = Change::default();
         for id in regions::existing(&config.paths.pages) {
             let Some(spec) = regions::read_spec(&config.paths.pages, &id) else { continue };
@@ -106,7 +106,7 @@ impl Found {
                 ..Record::new(id.clone(), spec.generation, regions::grants(&spec))
             };
             change.put(record.clone(), What::Adopted, unix_ms());
-            found.records.insert(Arc::new(record));
+            found.records.insert(id, Arc::new(record));
         }
         found.adopted = change.put.len();
         if found.adopted > 0 {
@@ -262,7 +262,8 @@ impl Allocations {
         let Some(record) = records.get(&id) else { return Vec::new() };
         let mut starts = self.starts.lock();
         starts.retain(|id, _| records.contains_key(id));
-        let start = Start { generation: record.generation, latest: records.latest() };
+        let latest = records.values().map(|record| record.generation).max().unwrap_or(0);
+        let start = Start { generation: record.generation, latest };
         let known = starts.entry(id).or_insert(start);
         if known.generation != record.generation {
             *known = start;

@@ -2,8 +2,7 @@
 //! GPU is sold by one front end at a time: by the one that the configuration names, once nothing of the other is live
 //! there any more.
 //!
-//! What is offered of each GPU, by the capacity rule. Kept GPU by GPU: an Allocate, which concerns one,
-//! costs what one costs.
+//! What is offered of each GPU, by the capacity rule.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -21,8 +20,7 @@ use tessera_rules::capacity::{Capacity, Held, Lack, Left, WHOLE_MILLIS, judge};
 use tessera_rules::shares::FrontEnd;
 use tessera_store::Change;
 
-use super::Allocations;
-use super::records::Records;
+use super::{Allocations, Records};
 use crate::inventory::Withheld;
 
 impl Allocations {
@@ -67,8 +65,7 @@ impl Allocations {
         for grant in &planned.grants {
             let Some(sold) = catalogue.gpus.get(&grant.uuid) else { continue };
             let live = || {
-                let known = records.on(&grant.uuid).map(AsRef::as_ref);
-                let known = known.filter(|record| !newer(&record.id));
+                let known = on(&records, &grant.uuid).filter(|record| !newer(&record.id));
                 known.chain(change.put.iter().filter(|record| record.is_live()))
             };
             let stays = |record: &&Record| {
@@ -120,9 +117,10 @@ impl Allocations {
     /// Parks every other live allocation that holds a replica of `record`.
     pub(super) fn supersede(&self, record: &Record, change: &mut Change) {
         let records = self.records.lock();
-        // A replica of one lies on a GPU of the other.
-        let overlapping = records.beside(record).filter(|other| {
-            other.id != record.id && other.overlaps(&record.resource, &record.replicas)
+        let overlapping = records.values().filter(|other| {
+            other.is_live()
+                && other.id != record.id
+                && other.overlaps(&record.resource, &record.replicas)
         });
         for other in overlapping {
             let parked = Record { state: State::Parked, ..Record::clone(other) };
@@ -148,7 +146,7 @@ fn of_origin(origin: &Origin) -> FrontEnd {
 
 /// How many allocations the other front end still has on a GPU, and which one that is; `None` where there are none.
 fn left_by_other(records: &Records, uuid: &str, seller: FrontEnd) -> Option<(FrontEnd, usize)> {
-    let others = records.on(uuid).map(|record| of_origin(&record.origin));
+    let others = on(records, uuid).map(|record| of_origin(&record.origin));
     let mut others = others.filter(|front_end| *front_end != seller);
     let other = others.next()?;
     Some((other, 1 + others.count()))
@@ -200,25 +198,52 @@ pub(crate) fn is_moving(records: &Records, sold: &AdvertisedGpu) -> bool {
     left_by_other(records, &sold.gpu.uuid, sold.seller).is_some()
 }
 
+/// Live records with a limit on a GPU, in the order of ids.
+pub(super) fn on<'r>(records: &'r Records, uuid: &'r str) -> impl Iterator<Item = &'r Record> {
+    let is_on = move |record: &&Record| {
+        record.is_live() && record.grants.iter().any(|grant| grant.uuid == uuid)
+    };
+    records.values().map(|record| &**record).filter(is_on)
+}
+
 /// Devices by resource: all that the configuration sells, and retired ones while they have records.
-pub(crate) type Advertised = BTreeMap<String, Vec<Device>>;
+pub(crate) type Offers = BTreeMap<String, Vec<Device>>;
 
 /// Every replica with its health: those of sick GPUs, those for which there is no room by the
 /// capacity rule, and held ones that are retired, are unhealthy.
-#[derive(Debug, Default)]
-pub(crate) struct Offers {
-    gpus: BTreeMap<String, (Basis, Offer)>,
-    resources: BTreeSet<String>,
-}
-
-/// All that an offer depends on, beside the GPU, which stays.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Basis {
-    /// Of the catalogue, which the configuration makes.
-    edition: u64,
-    records: u64,
-    sick: bool,
-    withheld: Withheld,
+pub(crate) fn offers(
+    catalogue: &Catalogue,
+    records: &Records,
+    withheld: &dyn Fn(&str) -> Withheld,
+) -> Offers {
+    let mut stakes: BTreeMap<&str, Vec<Stake>> = BTreeMap::new();
+    for record in records.values().filter(|record| record.is_live()) {
+        let uuids: BTreeSet<&str> = record.grants.iter().map(|grant| grant.uuid.as_str()).collect();
+        for uuid in uuids {
+            stakes.entry(uuid).or_default().extend(stake(record, uuid));
+        }
+    }
+    let held = records.values().map(|record| &record.resource).filter(|name| !name.is_empty());
+    let names: BTreeSet<&String> = catalogue.resources.keys().chain(held).collect();
+    let mut all: Offers = names.into_iter().map(|name| (name.clone(), Vec::new())).collect();
+    // GPUs that are gone, or that the configuration leaves out now, have records alone.
+    let gone = stakes.keys().copied().filter(|uuid| !catalogue.gpus.contains_key(*uuid));
+    for uuid in catalogue.gpus.keys().map(String::as_str).chain(gone) {
+        let sold = catalogue.gpus.get(uuid);
+        let numa_node = sold.and_then(|sold| sold.gpu.numa_node);
+        let withheld = sold.map(|_| withheld(uuid)).unwrap_or_default();
+        let sold = sold.map(|sold| (sold, catalogue.reserve_bytes));
+        let stakes = stakes.get(uuid).map(Vec::as_slice).unwrap_or_default();
+        for (resource, replicas) in offer(sold, withheld, stakes) {
+            let Some(devices) = all.get_mut(&resource) else { continue };
+            devices.extend(replicas.into_iter().map(|(index, healthy)| Device {
+                id: Replica::id(uuid, index),
+                healthy,
+                numa_node,
+            }));
+        }
+    }
+    all
 }
 
 /// Replicas of a GPU by resource, in the configuration's order: index, and whether it is healthy.
@@ -231,85 +256,6 @@ struct Stake<'a> {
     is_foreign: bool,
 }
 
-impl Offers {
-    /// Computes again what may have changed since the last time; true if anything has. Always with the
-    /// same records, and with a catalogue that has another edition if more than health differs.
-    pub(crate) fn renew(
-        &mut self,
-        catalogue: &Catalogue,
-        records: &Records,
-        withheld: &dyn Fn(&str) -> Withheld,
-    ) -> bool {
-        let mut changed = false;
-        // GPUs that are gone, or that the configuration leaves out now, have records alone.
-        let uuids: BTreeSet<&str> =
-            catalogue.gpus.keys().map(String::as_str).chain(records.gpus()).collect();
-        for uuid in uuids {
-            let sold = catalogue.gpus.get(uuid);
-            let basis = Basis {
-                edition: catalogue.edition,
-                records: records.version(uuid),
-                sick: sold.is_none_or(|sold| sold.sick.is_some()),
-                withheld: sold.map(|_| withheld(uuid)).unwrap_or_default(),
-            };
-            let sold = sold.map(|sold| (sold, catalogue.reserve_bytes));
-            changed |= self.renew_gpu(uuid, basis, sold, records);
-        }
-        let before = self.gpus.len();
-        self.gpus.retain(|uuid, _| {
-            catalogue.gpus.contains_key(uuid) || records.on(uuid).next().is_some()
-        });
-        changed |= self.gpus.len() != before;
-        if !self.resources.iter().eq(names(catalogue, records)) {
-            self.resources = names(catalogue, records).cloned().collect();
-            changed = true;
-        }
-        changed
-    }
-
-    fn renew_gpu(
-        &mut self,
-        uuid: &str,
-        basis: Basis,
-        sold: Option<(&AdvertisedGpu, u64)>,
-        records: &Records,
-    ) -> bool {
-        if self.gpus.get(uuid).is_some_and(|(before, _)| *before == basis) {
-            return false;
-        }
-        let stakes: Vec<Stake> =
-            records.on(uuid).filter_map(|record| stake(record, uuid)).collect();
-        let offer = offer(sold, basis, &stakes);
-        let changed = self.gpus.get(uuid).is_none_or(|(_, before)| *before != offer);
-        self.gpus.insert(uuid.to_owned(), (basis, offer));
-        changed
-    }
-
-    pub(crate) fn devices(&self, catalogue: &Catalogue) -> Advertised {
-        let mut all: Advertised =
-            self.resources.iter().map(|resource| (resource.clone(), Vec::new())).collect();
-        let is_sold = |uuid: &&String| catalogue.gpus.contains_key(*uuid);
-        let (sold, gone): (Vec<_>, Vec<_>) = self.gpus.keys().partition(is_sold);
-        for uuid in sold.into_iter().chain(gone) {
-            let numa_node = catalogue.gpus.get(uuid).and_then(|sold| sold.gpu.numa_node);
-            for (resource, replicas) in &self.gpus[uuid].1 {
-                let Some(devices) = all.get_mut(resource) else { continue };
-                devices.extend(replicas.iter().map(|(index, healthy)| Device {
-                    id: Replica::id(uuid, *index),
-                    healthy: *healthy,
-                    numa_node,
-                }));
-            }
-        }
-        all
-    }
-}
-
-fn names<'a>(catalogue: &'a Catalogue, records: &'a Records) -> impl Iterator<Item = &'a String> {
-    let names: BTreeSet<_> = catalogue.resources.keys().chain(records.resources()).collect();
-    names.into_iter()
-}
-
 /// `None` where only a limit counts, and the record has none on this GPU.
 fn stake<'a>(record: &'a Record, uuid: &str) -> Option<Stake<'a>> {
     let granted_bytes = record.counted_bytes(uuid)?;
@@ -320,7 +266,7 @@ fn stake<'a>(record: &'a Record, uuid: &str) -> Option<Stake<'a>> {
 }
 
 /// `sold`: with `gpus.reserve`, where the configuration has it.
-fn offer(sold: Option<(&AdvertisedGpu, u64)>, basis: Basis, stakes: &[Stake<'_>]) -> Offer {
+fn offer(sold: Option<(&AdvertisedGpu, u64)>, withheld: Withheld, stakes: &[Stake<'_>]) -> Offer {
     let shares = sold.map(|(sold, _)| sold.shares.as_slice()).unwrap_or_default();
     // The holder of each replica.
     let mut holders: Vec<Vec<Option<usize>>> =
@@ -354,7 +300,8 @@ fn offer(sold: Option<(&AdvertisedGpu, u64)>, basis: Basis, stakes: &[Stake<'_>]
     let mut free = verdict.free.into_iter();
     // A GPU is sold by one front end at a time.
     let is_moving = stakes.iter().any(|stake| stake.is_foreign);
-    let offers_free = basis.withheld == Withheld::Nothing && !is_moving;
+    let offers_free = withheld == Withheld::Nothing && !is_moving;
+    let is_sick = sold.is_none_or(|(sold, _)| sold.sick.is_some());
     let mut all = Offer::new();
     for (share, holders) in shares.iter().zip(holders) {
         let mut health = |holder: Option<usize>| {
@@ -362,7 +309,7 @@ fn offer(sold: Option<(&AdvertisedGpu, u64)>, basis: Basis, stakes: &[Stake<'_>]
                 Some(holder) => verdict.held[holder],
                 None => free.next().unwrap_or(false) && offers_free,
             };
-            room && !basis.sick && basis.withheld != Withheld::All
+            room && !is_sick && withheld != Withheld::All
         };
         let replicas = (0..share.count).zip(holders).map(|(index, holder)| (index, health(holder)));
         all.push((share.resource.clone(), replicas.collect()));
@@ -380,11 +327,6 @@ fn to_usize(n: u32) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use proptest::prelude::*;
-
-    use super::super::records::tests::steps;
     use super::*;
     use tessera_config::Config;
     use tessera_model::allocation_id::AllocationId;
@@ -425,36 +367,29 @@ mod tests {
         (id, Arc::new(record))
     }
 
-    fn held(replicas: &[&str], memory: u64) -> BTreeMap<AllocationId, Arc<Record>> {
+    fn held(replicas: &[&str], memory: u64) -> Records {
         [record("x.dev/r", replicas, memory)].into()
     }
 
     fn advertise_beside(
         catalogue: &Catalogue,
         reserve_bytes: u64,
-        records: &BTreeMap<AllocationId, Arc<Record>>,
+        records: &Records,
         withheld: &dyn Fn(&str) -> Withheld,
-    ) -> Advertised {
-        let mut offers = Offers::default();
-        let catalogue = Catalogue { reserve_bytes, ..catalogue.clone() };
-        assert!(offers.renew(&catalogue, &records.values().cloned().collect(), withheld));
-        offers.devices(&catalogue)
+    ) -> Offers {
+        offers(&Catalogue { reserve_bytes, ..catalogue.clone() }, records, withheld)
     }
 
     /// No GPU is sold by others.
-    fn advertise(
-        catalogue: &Catalogue,
-        reserve_bytes: u64,
-        records: &BTreeMap<AllocationId, Arc<Record>>,
-    ) -> Advertised {
+    fn advertise(catalogue: &Catalogue, reserve_bytes: u64, records: &Records) -> Offers {
         advertise_beside(catalogue, reserve_bytes, records, &|_| Withheld::Nothing)
     }
 
-    fn health(all: &Advertised, resource: &str) -> String {
+    fn health(all: &Offers, resource: &str) -> String {
         all[resource].iter().map(|device| if device.healthy { 'H' } else { 'u' }).collect()
     }
 
-    fn equal(records: &BTreeMap<AllocationId, Arc<Record>>, reserve: u64) -> String {
+    fn equal(records: &Records, reserve: u64) -> String {
         health(&advertise(&catalogue(EQUAL), reserve, records), "x.dev/r")
     }
 
@@ -579,53 +514,5 @@ mod tests {
         assert_eq!(all["x.dev/old"], []);
         assert_eq!(health(&all, "x.dev/r"), "HHHH");
         assert!(!advertise(&catalogue(EQUAL), 0, &BTreeMap::new()).contains_key("x.dev/old"));
-    }
-
-    proptest! {
-        // Each is forty steps.
-        #![proptest_config(ProptestConfig::with_cases(64))]
-        #[test]
-        fn what_is_kept_is_what_would_be_worked_out_again(
-            steps in steps(),
-            sick in prop::collection::vec(0usize..7, 40),
-            cuts in prop::collection::vec(0usize..12, 40),
-        ) {
-            // Other configurations, which a reload has take the place of this one.
-            let others = [
-                "[gpus]\nreserve = \"1Gi\"\n[resource]\nname = \"x.dev/r\"\n",
-                "[share]\nreplicas = 9\n[resource]\nname = \"x.dev/r\"\n",
-                "[gpus]\nreserve = \"40Gi\"\n[share]\nreplicas = 2\n[resource]\nname = \"x.dev/r\"\n",
-                UNEQUAL,
-            ];
-            let catalogue_of = |text: &str, count: usize| {
-                let gpus = [Gpu::example("GPU-a", 0), Gpu::example("GPU-b", 1)];
-                Catalogue::new(&gpus[..count], &Config::parse(text).unwrap())
-            };
-            let mut catalogue = catalogue_of(others[0], 2);
-            let (mut offers, mut records) = (Offers::default(), Records::default());
-            let mut sent = Advertised::new();
-            for ((step, sick), cut) in steps.into_iter().zip(sick).zip(cuts) {
-                records.take(step);
-                if let Some(text) = others.get(cut) {
-                    let edition = catalogue.edition + 1;
-                    catalogue = Catalogue { edition, ..catalogue_of(text, 1 + sick % 2) };
-                }
-                let refused = |uuid: &str| match sick {
-                    5 if uuid == "GPU-b" => Withheld::Free,
-                    6 if uuid == "GPU-b" => Withheld::All,
-                    _ => Withheld::Nothing,
-                };
-                let gpu = catalogue.gpus.get_mut("GPU-a").unwrap();
-                gpu.sick = (sick == 4).then(|| "XID 79".to_owned());
-                let changed = offers.renew(&catalogue, &records, &refused);
-                let mut fresh = Offers::default();
-                fresh.renew(&catalogue, &records, &refused);
-                let fresh = fresh.devices(&catalogue);
-                prop_assert_eq!(&offers.devices(&catalogue), &fresh);
-                prop_assert!(changed || sent == fresh, "a change that is not reported");
-                prop_assert!(!offers.renew(&catalogue, &records, &refused), "reported twice");
-                sent = fresh;
-            }
-        }
     }
 }

@@ -31,9 +31,8 @@ use tessera_view::API_VERSION;
 use tessera_view::change::{QuotaChange, QuotaResponse};
 use tracing::{info, warn};
 
-use super::records::Records;
-use super::room::Offers;
-use super::{Allocations, room};
+use super::room::{offers, on};
+use super::{Allocations, Records, room};
 pub use tessera_view::change::{ResetQuotaRequest, SetQuotaRequest, Target};
 
 /// Why something stays as it is. The text says what to do.
@@ -186,7 +185,7 @@ impl Allocations {
             )));
         };
         let records = self.records.lock();
-        let live = || records.on(&new.uuid).map(AsRef::as_ref);
+        let live = || on(&records, &new.uuid);
         let before = room::limits(live(), &new.uuid);
         let others = room::limits(live().filter(|other| other.id != record.id), &new.uuid);
         drop(records);
@@ -205,20 +204,15 @@ impl Allocations {
     }
 
     fn remark(&self, before: &Record, after: &Arc<Record>, notes: &mut Vec<String>) {
-        let records = self.records.lock().all();
+        let records = self.records.lock().clone();
         let catalogue = self.inventory.catalogue();
-        let offered = |records: Records| {
-            let mut offers = Offers::default();
-            offers.renew(&catalogue, &records, &|uuid| self.inventory.withheld_of(uuid));
-            let devices = offers.devices(&catalogue);
+        let offered = |records: &Records| {
+            let devices = offers(&catalogue, records, &|uuid| self.inventory.withheld_of(uuid));
             devices.values().flatten().filter(|device| device.healthy).count()
         };
-        let was = offered(records.values().cloned().collect());
-        let with = |id: &AllocationId, record: &Arc<Record>| match *id == after.id {
-            true => Arc::clone(after),
-            false => Arc::clone(record),
-        };
-        let now = offered(records.iter().map(|(id, record)| with(id, record)).collect());
+        let mut changed = records.clone();
+        changed.insert(after.id.clone(), Arc::clone(after));
+        let (was, now) = (offered(&records), offered(&changed));
         let changed = plural(was.abs_diff(now), "replica");
         if now < was {
             notes.push(format!("{changed} given out no more while the limits are so large"));
@@ -315,8 +309,7 @@ impl Allocations {
         let sentence = |sold: &AdvertisedGpu| {
             let capacity = Capacity::of(&sold.gpu, &config);
             let uuid = &sold.gpu.uuid;
-            let others =
-                || records.on(uuid).map(AsRef::as_ref).filter(|other| other.id != after.id);
+            let others = || on(&records, uuid).filter(|other| other.id != after.id);
             let free = |own| Left::beside(capacity, uuid, others().chain([own])).memory_bytes;
             let published = |own| {
                 let grown = others().chain([own]).map(|record| record.grown_bytes(uuid));
