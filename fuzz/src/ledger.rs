@@ -7,7 +7,7 @@ use tessera_model::allocation_id::AllocationId;
 use tessera_model::audit::What;
 use tessera_model::record::{Grant, Record};
 use tessera_model::sharing::Compute;
-use tessera_store::{Change, Filter, Ledger};
+use tessera_store::{Change, Ledger};
 
 use super::patch::scribble;
 
@@ -27,7 +27,7 @@ pub fn ledger(data: &[u8]) {
     for found in &records {
         assert!(found.generation <= generation || generation == 0, "{found:?}");
     }
-    let _ = ledger.lines(&Filter::all()).expect("what was checked can be read");
+    let _ = ledger.lines().expect("what was checked can be read");
     let mut change = Change::default();
     change.put(record(9), What::Allocated, 1);
     ledger.commit(&change).expect("it can be written");

@@ -12,7 +12,7 @@ use tessera_model::audit::{self, What};
 use tessera_model::clock::monotonic_ns;
 use tessera_model::record::Holder;
 use tessera_model::time_format;
-use tessera_store::{Filter, HISTORY_KEPT, Lines};
+use tessera_store::{HISTORY_KEPT, Lines, Trail};
 use tessera_tenant::regions::Region;
 use tessera_view::advice::{Recommendations, Scope, Waste};
 use tessera_view::history::{Answer, Event, Query, TenantSeries};
@@ -91,8 +91,7 @@ impl Recorder {
     fn name_gone(&self) {
         let nameless = self.history.nameless();
         let Some(agent) = self.view.agent.get().filter(|_| !nameless.is_empty()) else { return };
-        let filter = Filter::mentioning(nameless.iter().map(|(id, _)| id.as_bytes()));
-        match agent.journal.read_trail(|trail| trail.read(&filter)) {
+        match agent.journal.read_trail(Trail::read) {
             Ok(lines) => self.history.name(&names(&lines, &nameless)),
             // They stay without names.
             Err(error) => tracing::debug!(%error, "the audit trail names nobody"),
@@ -136,8 +135,7 @@ impl Recorder {
     /// Adds to an answer what happened meanwhile.
     fn add_events(&self, answer: &mut Answer, query: &Query) {
         let Some(agent) = self.view.agent.get() else { return };
-        let filter = filter(answer, query);
-        match agent.journal.read_trail(|trail| trail.read(&filter)) {
+        match agent.journal.read_trail(Trail::read) {
             Ok(mut lines) => {
                 // Happened, and not written yet.
                 lines.events.extend(agent.journal.waiting_events());
@@ -255,16 +253,6 @@ fn window(scope: &Scope) -> Query {
 /// Most events of an answer, the newest.
 const MOST: usize = 1000;
 
-/// The lines that [`add`] needs for an answer.
-fn filter(answer: &Answer, query: &Query) -> Filter {
-    let filter = match is_of_all(query) {
-        true => Filter::all(),
-        false => Filter::mentioning(answer.tenants.iter().map(|one| one.id.as_bytes()))
-            .or_without_allocation(),
-    };
-    filter.written(time_of(answer, query))
-}
-
 /// What the lines call these tenants, by id and generation. A later line counts.
 fn names(trail: &Lines, of: &BTreeSet<(String, u64)>) -> Vec<Series> {
     let named = trail.events.iter().filter_map(|event| {
@@ -295,7 +283,7 @@ fn time_of(answer: &Answer, query: &Query) -> RangeInclusive<i64> {
 }
 
 /// Adds to an answer what happened meanwhile to what is in it: of a tenant its own lines, of a GPU its own and the
-/// node's. `trail` has at least those that [`filter`] takes. That the trail begins later than the answer is remarked.
+/// node's. `trail` has all lines. That the trail begins later than the answer is remarked.
 fn add(answer: &mut Answer, query: &Query, trail: &Lines) {
     let pods: HashMap<(&str, u64), (&str, &str)> = answer
         .tenants
@@ -374,7 +362,6 @@ mod tests {
 
     use tessera_model::allocation_id::AllocationId;
     use tessera_model::audit::Event as Line;
-    use tessera_store::{Change, Ledger};
     use tessera_view::history::{GpuSeries, TenantPoint};
 
     use super::*;
@@ -483,13 +470,8 @@ mod tests {
         Line { id, generation, ..Line::of_node(What::Started, at_unix_ms) }
     }
 
-    /// By the lines of a ledger that the answer needs.
     fn add_from(answer: &mut Answer, query: &Query, trail: &[Line]) {
-        let dir = tempfile::tempdir().unwrap();
-        let (mut ledger, _) = Ledger::open(&dir.path().join("ledger.redb"), false).unwrap();
-        ledger.commit(&Change { events: trail.to_vec(), ..Change::default() }).unwrap();
-        let lines = ledger.lines(&filter(answer, query)).unwrap();
-        add(answer, query, &lines);
+        add(answer, query, &Lines { events: trail.to_vec(), ..Lines::default() });
     }
 
     fn found(answer: &Answer) -> Vec<(&str, i64, &str)> {

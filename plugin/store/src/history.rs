@@ -1,14 +1,5 @@
 //! The audit trail in the ledger's file: appending to it, what is dropped, and reading it back.
-//!
-//! Which lines of the audit trail a reader needs, judged by their bytes: a search takes a tenth of what decoding does.
-//!
-//! A filter may take a line too many, and never takes one too few. Lines are written by serde_json without spaces,
-//! beginning with the time and the allocation; a string without escapes stands in its line as it is. A line that
-//! begins otherwise, or has an escape anywhere, is taken whatever it says.
 
-use std::ops::RangeInclusive;
-
-use aho_corasick::AhoCorasick;
 use redb::{ReadTransaction, ReadableTable, ReadableTableMetadata, TableError, WriteTransaction};
 use tessera_model::audit::Event;
 
@@ -23,12 +14,10 @@ pub struct Trail(pub(super) ReadTransaction);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lines {
     pub events: Vec<Event>,
-    /// When the oldest line that is kept was written, Unix milliseconds; taken or not.
+    /// When the oldest line was written, Unix milliseconds.
     pub since_unix_ms: Option<i64>,
-    /// Lines that are kept, taken or not.
+    /// Lines that are kept, readable or not.
     pub kept: usize,
-    /// Lines that had to be decoded: the work that this took.
-    pub decoded: usize,
 }
 
 /// Writes lines behind those that there are, and drops the oldest beyond what is kept.
@@ -90,27 +79,18 @@ fn append_incident(
 }
 
 impl Trail {
-    /// The lines that `filter` takes, and perhaps others. Decodes no others. A line that another version wrote and this
-    /// one cannot read is left out. Blocking.
-    pub fn read(&self, filter: &Filter) -> Result<Lines, redb::Error> {
-        let mut lines = Lines::default();
-        let mut taken: Vec<(u64, Event)> = Vec::new();
-        let mut oldest: Option<u64> = None;
+    /// All lines, in the order in which they were written. One that another version wrote and this one cannot read is
+    /// left out. Blocking.
+    pub fn read(&self) -> Result<Lines, redb::Error> {
+        let mut kept = 0;
+        let mut found: Vec<(u64, Event)> = Vec::new();
         walk(&self.0, |sequence, line| {
-            lines.kept += 1;
-            if oldest.is_none_or(|oldest| sequence < oldest)
-                && let Some(at_unix_ms) = at_unix_ms(line)
-            {
-                (oldest, lines.since_unix_ms) = (Some(sequence), Some(at_unix_ms));
-            }
-            if filter.takes(line) {
-                lines.decoded += 1;
-                taken.extend(serde_json::from_slice(line).ok().map(|event| (sequence, event)));
-            }
+            kept += 1;
+            found.extend(serde_json::from_slice(line).ok().map(|event| (sequence, event)));
         })?;
-        taken.sort_by_key(|(sequence, _)| *sequence);
-        lines.events = taken.into_iter().map(|(_, event)| event).collect();
-        Ok(lines)
+        found.sort_by_key(|(sequence, _)| *sequence);
+        let events: Vec<Event> = found.into_iter().map(|(_, event)| event).collect();
+        Ok(Lines { since_unix_ms: events.first().map(|event| event.at_unix_ms), events, kept })
     }
 
     /// Reads every line and makes nothing of it: what is damaged shows.
@@ -134,64 +114,4 @@ fn walk(read: &ReadTransaction, mut visit: impl FnMut(u64, &[u8])) -> Result<(),
         visit(key.value().2, line.value());
     }
     Ok(())
-}
-
-#[derive(Clone, Debug)]
-pub struct Filter {
-    /// `None`: whatever a line says.
-    words: Option<AhoCorasick>,
-    without_allocation: bool,
-    /// Unix milliseconds.
-    written: RangeInclusive<i64>,
-}
-
-impl Filter {
-    pub fn all() -> Self {
-        Filter { words: None, without_allocation: false, written: i64::MIN..=i64::MAX }
-    }
-
-    /// Lines with any of these in a string of theirs; a word may begin and end with the string's quotation marks.
-    pub fn mentioning<W: AsRef<[u8]>>(words: impl IntoIterator<Item = W>) -> Self {
-        Filter { words: AhoCorasick::new(words).ok(), ..Filter::all() }
-    }
-
-    /// Also those that are of no allocation, but of a GPU or the node.
-    pub fn or_without_allocation(self) -> Self {
-        Filter { without_allocation: true, ..self }
-    }
-
-    /// Of these alone those that say that they are of this time, Unix milliseconds.
-    pub fn written(self, written: RangeInclusive<i64>) -> Self {
-        Filter { written, ..self }
-    }
-
-    pub(super) fn takes(&self, line: &[u8]) -> bool {
-        let Some(words) = &self.words else { return self.is_of_its_time(line) };
-        self.is_of_its_time(line)
-            && (words.is_match(line)
-                || line.contains(&b'\\')
-                || self.without_allocation && head(line).is_none_or(|head| !head.has_allocation))
-    }
-
-    fn is_of_its_time(&self, line: &[u8]) -> bool {
-        head(line).is_none_or(|head| self.written.contains(&head.at_unix_ms))
-    }
-}
-
-struct Head {
-    at_unix_ms: i64,
-    has_allocation: bool,
-}
-
-fn head(line: &[u8]) -> Option<Head> {
-    let rest = line.strip_prefix(br#"{"at_unix_ms":"#)?;
-    let end = rest.iter().position(|&byte| byte == b',')?;
-    let (number, rest) = rest.split_at(end);
-    let at_unix_ms = std::str::from_utf8(number).ok()?.parse().ok()?;
-    Some(Head { at_unix_ms, has_allocation: rest.starts_with(br#","id":""#) })
-}
-
-/// When a line was written, where it says so as every version does.
-pub(super) fn at_unix_ms(line: &[u8]) -> Option<i64> {
-    head(line).map(|head| head.at_unix_ms)
 }

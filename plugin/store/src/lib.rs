@@ -12,7 +12,7 @@ use tessera_model::health::Remembered;
 use tessera_model::record::Record;
 use tessera_model::steered::Cordon;
 
-pub use history::{Filter, Lines, Trail};
+pub use history::{Lines, Trail};
 pub use store::{CommitError, Commits, Ledger, Listener, OpenError, Opened};
 pub use tessera_system::noted::Lost;
 

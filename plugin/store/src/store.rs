@@ -22,7 +22,7 @@ use tessera_system::noted::{Lost, Noted};
 use tessera_system::{files, panics};
 
 use super::{
-    ALLOCATIONS, CORDONS, Change, Filter, HEALTH, HISTORY, INCIDENTS, Lines, META, META_COMMITS,
+    ALLOCATIONS, CORDONS, Change, HEALTH, HISTORY, INCIDENTS, Lines, META, META_COMMITS,
     META_GENERATION, META_SCHEMA, META_UNTIL, MeasuredContext, SCHEMA, Trail, history,
 };
 
@@ -212,8 +212,8 @@ impl Ledger {
         self.reading(|db| contexts(db, driver))
     }
 
-    pub fn lines(&mut self, filter: &Filter) -> Result<Lines, CommitError> {
-        self.reading(|db| trail(db)?.read(filter))
+    pub fn lines(&mut self) -> Result<Lines, CommitError> {
+        self.reading(|db| trail(db)?.read())
     }
 
     /// The history as it is now, to be read while others write. What is read of it after

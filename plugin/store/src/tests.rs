@@ -1,7 +1,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use proptest::prelude::*;
 use redb::backends::InMemoryBackend;
 
 use super::*;
@@ -9,7 +8,6 @@ use crate::{HISTORY_KEPT, INCIDENTS_KEPT, INCIDENTS_KEPT_EACH};
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::audit::What;
 use tessera_model::health::Moment;
-use tessera_model::record::Holder;
 
 fn place() -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
@@ -50,7 +48,7 @@ fn what_was_committed_is_there_after_reopening() {
     assert_eq!(records, [record("a", 1)]);
     assert_eq!(generation, 2, "a released generation does not come back");
     assert!(broken.is_empty());
-    assert_eq!(ledger.lines(&Filter::all()).unwrap().events.len(), 2);
+    assert_eq!(ledger.lines().unwrap().events.len(), 2);
 }
 
 #[test]
@@ -353,7 +351,7 @@ fn write(ledger: &mut Ledger, events: Vec<Event>) {
 }
 
 fn all(ledger: &mut Ledger) -> Vec<Event> {
-    ledger.lines(&Filter::all()).unwrap().events
+    ledger.lines().unwrap().events
 }
 
 fn whats(events: &[Event]) -> Vec<&'static str> {
@@ -406,7 +404,7 @@ fn who_reads_the_trail_sees_one_moment_and_holds_up_nobody() {
     write(&mut ledger, vec![of("a", 1, What::Allocated)]);
     let trail = ledger.trail().unwrap();
     write(&mut ledger, vec![of("a", 1, What::Started), of("a", 1, What::Released)]);
-    assert_eq!(whats(&trail.read(&Filter::all()).unwrap().events), ["allocated"]);
+    assert_eq!(whats(&trail.read().unwrap().events), ["allocated"]);
     assert_eq!(whats(&all(&mut ledger)), ["allocated", "started", "released"]);
     // Nor does a reader keep the file from the next plugin.
     ledger.close();
@@ -446,65 +444,4 @@ fn what_people_did_is_bounded_by_itself() {
         write(&mut ledger, vec![Event::of_node(What::Cordoned, 0); 3000]);
     }
     assert_eq!(all(&mut ledger).len() as u64, HISTORY_KEPT);
-}
-
-#[test]
-fn lines_that_a_filter_leaves_out_are_not_decoded() {
-    let (_dir, mut ledger) = ledger();
-    let others = (0..3000).flat_map(|n| [of("b", n, What::Allocated), of("c", n, refused(n))]);
-    write(&mut ledger, others.collect());
-    write(&mut ledger, vec![of("a", 9000, What::Allocated), of("a", 9000, refused(1))]);
-    write(&mut ledger, vec![Event::of_node(What::Cordoned, 7)]);
-    let id = format!("\"{}\"", id("a"));
-    let lines = ledger.lines(&Filter::mentioning([&id])).unwrap();
-    assert_eq!((whats(&lines.events), lines.decoded), (vec!["allocated", "refused-memory"], 2));
-    assert_eq!((lines.kept, lines.since_unix_ms), (all(&mut ledger).len(), Some(1)));
-    let with_nodes = ledger.lines(&Filter::mentioning([&id]).or_without_allocation()).unwrap();
-    assert_eq!((with_nodes.events.len(), with_nodes.decoded), (3, 3));
-    let then = ledger.lines(&Filter::all().written(7..=7)).unwrap();
-    assert_eq!((whats(&then.events), then.decoded), (vec!["cordoned"], 1));
-}
-
-proptest! {
-    /// Whatever names are made of: what a filter leaves out does not mention the word.
-    #[test]
-    fn a_filter_misses_no_line(
-        pod in "(?s).{0,12}",
-        reason in "(?s).{0,12}",
-        word in "(?s)[a-cA-C\"\\\\é]{1,3}",
-        at in any::<i64>(),
-        since in any::<i64>(),
-        is_of_node in any::<bool>(),
-    ) {
-        let holder = Holder { namespace: "n".into(), pod: pod.clone(), container: word.clone() };
-        let mut event = Event { at_unix_ms: at, holder: Some(holder), ..of("a", 1, What::Started) };
-        if is_of_node {
-            event.id = None;
-        }
-        let event = event.because(reason.clone());
-        let line = encode(&event).unwrap();
-        for text in [&pod, &reason, &word] {
-            prop_assert!(Filter::mentioning([text]).takes(&line));
-        }
-        for text in [&pod, &word] {
-            let (whole, beginning) = (format!("\"{text}\""), format!("\"{text}"));
-            prop_assert!(Filter::mentioning([whole]).takes(&line));
-            prop_assert!(Filter::mentioning([beginning]).takes(&line));
-        }
-        let nothing: [&str; 0] = [];
-        let without = Filter::mentioning(nothing).or_without_allocation().takes(&line);
-        prop_assert!(without || !is_of_node);
-        let escaped = line.contains(&b'\\');
-        prop_assert_eq!(without, is_of_node || escaped);
-        prop_assert_eq!(Filter::all().written(since..=i64::MAX).takes(&line), at >= since);
-    }
-
-    /// As no version writes them, but a person or another program might: taken, whatever they say.
-    #[test]
-    fn lines_in_another_form_are_taken(before in "[ a-z]{1,5}", at in any::<i64>()) {
-        let line = format!("{{{before}\"at_unix_ms\": {at}, \"id\": \"a\"}}");
-        let nothing: [&str; 0] = [];
-        prop_assert!(Filter::mentioning(nothing).or_without_allocation().takes(line.as_bytes()));
-        prop_assert!(Filter::all().written(i64::MAX..=i64::MAX).takes(line.as_bytes()));
-    }
 }

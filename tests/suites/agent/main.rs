@@ -59,7 +59,7 @@ mod operate {
 /// All lines of the audit trail of a ledger that no plugin has open.
 fn trail(ledger: &std::path::Path) -> Vec<tessera_model::audit::Event> {
     let (mut ledger, _) = tessera_store::Ledger::open(ledger, false).unwrap();
-    ledger.lines(&tessera_store::Filter::all()).unwrap().events
+    ledger.lines().unwrap().events
 }
 
 /// Says that a request over the quota was refused, as the shim does.

@@ -16,7 +16,7 @@ use tessera_model::counted::times;
 use tessera_model::gpu::Gpu;
 use tessera_model::record::Record;
 use tessera_rules::shares;
-use tessera_store::{Filter, Lines};
+use tessera_store::Lines;
 use tessera_view::API_VERSION;
 use tessera_view::explain::{self as view, Explanation, GpuStory, Incident, TrailLine};
 use tessera_view::status::{Allocation, Status};
@@ -90,7 +90,7 @@ impl Facts {
         let trail = journal.read_trail(|trail| {
             // Asked after the trail was begun: no line is in both.
             let waiting = journal.waiting_events();
-            trail.read(&Filter::all()).map(|mut lines| {
+            trail.read().map(|mut lines| {
                 lines.events.extend(waiting);
                 lines
             })

@@ -15,7 +15,7 @@ use tessera_region::account::Account;
 use tessera_region::layout::Kind;
 use tessera_region::quota::QuotaReader;
 use tessera_region::usage::UsageMap;
-use tessera_store::Filter;
+use tessera_store::Trail;
 use tessera_view::change::{CordonRequest, SetQuotaRequest};
 use tessera_view::explain::{Explanation, Story};
 use tessera_view::history::Answer;
@@ -260,9 +260,9 @@ async fn allocate_does_not_wait_for_who_reads_the_audit_trail() {
     let before = node.agent().journal.trail().unwrap();
     node.start_pod("llm", 1).await;
     node.start_pod("web", 1).await;
-    let before = before.read(&Filter::all()).unwrap();
+    let before = before.read().unwrap();
     assert!(before.events.is_empty(), "it is of the moment before");
-    let after = node.agent().journal.read_trail(|trail| trail.read(&Filter::all())).unwrap();
+    let after = node.agent().journal.read_trail(Trail::read).unwrap();
     assert!(after.events.iter().filter(|event| event.what.into_str() == "allocated").count() >= 2);
 }
 

@@ -15,7 +15,7 @@ use tessera_harness::plugin::{
 };
 use tessera_model::audit::{Actor, Behind, Event, What};
 use tessera_model::record::Record;
-use tessera_store::{Filter, Trail};
+use tessera_store::Trail;
 use tessera_view::change::{CordonRequest, SetQuotaRequest};
 use tessera_web::client::{Client, Endpoint, query};
 use tessera_web::{Authorisation, Options, Route, Server};
@@ -89,8 +89,7 @@ impl Stage {
         node.all_named().await;
         until(|| {
             node.agent().note_incidents();
-            let all = |trail: &Trail| trail.read(&Filter::all());
-            let lines = node.agent().journal.read_trail(all).unwrap();
+            let lines = node.agent().journal.read_trail(Trail::read).unwrap();
             let is_refusal = |event: &&Event| matches!(event.what, What::RefusedMemory { .. });
             (lines.events.iter().filter(is_refusal).count() >= 2).then_some(())
         })

@@ -16,7 +16,7 @@ use tessera_harness::plugin::{GPU, Simulated, admin, bounded, pod, stderr, targe
 use tessera_harness::{CProgram, alone};
 use tessera_model::audit::{Event, What};
 use tessera_region::quota::QuotaReader;
-use tessera_store::{Change, Filter, HISTORY_KEPT, Ledger};
+use tessera_store::{Change, HISTORY_KEPT, Ledger};
 use tessera_view::change::{QuotaResponse, ResetQuotaRequest, SetQuotaRequest};
 use tessera_web::client::{Client, ClientError};
 use tokio::task::JoinSet;
@@ -292,7 +292,7 @@ async fn a_clock_that_jumps_by_hours_stops_nothing_and_loses_nothing() {
     bounded(plugin.node.kubelet.run(&pod("late", 1))).await.unwrap();
     assert_eq!(plugin.node.terminate().await, Some(0));
     let (mut ledger, _) = Ledger::open(&plugin.node.dir.path().join("ledger.redb"), false).unwrap();
-    let trail = ledger.lines(&Filter::all()).unwrap().events;
+    let trail = ledger.lines().unwrap().events;
     let of_jumps = |e: &&Event| e.reason.as_ref().is_some_and(|r| r.starts_with("jump-"));
     let sets = trail.iter().filter(of_jumps);
     let hours: Vec<i64> = sets

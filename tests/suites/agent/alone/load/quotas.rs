@@ -13,7 +13,7 @@ use tessera_fake_kubelet::Kubelet;
 use tessera_model::audit::{Event, Limits, What};
 use tessera_model::record::Record;
 use tessera_region::quota::QuotaReader;
-use tessera_store::{Filter, Ledger};
+use tessera_store::Ledger;
 use tessera_view::change::ReloadRequest;
 use tessera_web::client::Client;
 use tokio::task::JoinHandle;
@@ -285,7 +285,7 @@ fn assert_pages(plugin: &Plugin) -> Value {
 
 fn recorded(file: &Path) -> (Vec<Record>, Vec<Event>) {
     let (mut ledger, _) = Ledger::open(file, false).unwrap();
-    (ledger.load().unwrap().0, ledger.lines(&Filter::all()).unwrap().events)
+    (ledger.load().unwrap().0, ledger.lines().unwrap().events)
 }
 
 fn number(event: &Event) -> Option<u64> {
