@@ -29,13 +29,12 @@ use super::{
 /// The ledger is a few hundred KiB at most; redb's default cache would be a gigabyte.
 const CACHE_BYTES: usize = 256 << 10;
 
-/// Makes a database: of a file, which is told as well, or of a test's storage.
-type Opener = Box<dyn FnMut() -> Result<(Database, Option<File>), DatabaseError> + Send>;
-
 /// The open ledger. Blocking: call it where that is allowed.
 pub struct Ledger {
     path: PathBuf,
-    open: Opener,
+    fsync: bool,
+    /// For good: the file is the next plugin's.
+    is_closed: bool,
     /// `None` after a failed commit, until the next one opens it again.
     db: Option<Database>,
     noted: (Noted, Option<File>),
@@ -132,20 +131,15 @@ impl Ledger {
         files::file_or_nothing(path).map_err(|error| io_error(error.to_string()))?;
         let existed = path.exists();
         let lost = lost(path);
-        let file = path.to_owned();
-        let open: Opener = Box::new(move || {
-            let file = files::open_private(&file)?;
-            file.try_lock().map_err(|error| match error {
-                TryLockError::WouldBlock => DatabaseError::DatabaseAlreadyOpen,
-                TryLockError::Error(error) => error.into(),
-            })?;
-            let backend = Backend { file: file.try_clone()?, fsync };
-            Ok((builder().create_with_backend(backend)?, Some(file)))
-        });
-        let commits = Arc::default();
-        let noted = Default::default();
-        let mut ledger =
-            Ledger { path: path.to_owned(), open, db: None, noted, listener: None, commits };
+        let mut ledger = Ledger {
+            path: path.to_owned(),
+            fsync,
+            is_closed: false,
+            db: None,
+            noted: Default::default(),
+            listener: None,
+            commits: Arc::default(),
+        };
         let unreadable = match ledger.try_read() {
             Ok(Some(older)) => return Ok((ledger, Opened::Older(older))),
             Ok(None) if lost.is_some() => {
@@ -162,24 +156,6 @@ impl Ledger {
         })?;
         ledger.try_open().map_err(|error| io_error(error.to_string()))?;
         Ok((ledger, Opened::Rebuilt { kept_as, reason: unreadable }))
-    }
-
-    /// A ledger over storage that `open` makes, for tests of failing disks.
-    #[cfg(test)]
-    fn with_opener(
-        mut open: impl FnMut() -> Result<Database, DatabaseError> + Send + 'static,
-    ) -> Result<Self, OpenError> {
-        let path = PathBuf::from("(test storage)");
-        let mut ledger = Ledger {
-            path: path.clone(),
-            open: Box::new(move || Ok((open()?, None))),
-            db: None,
-            noted: Default::default(),
-            listener: None,
-            commits: Arc::default(),
-        };
-        ledger.try_open().map_err(|error| OpenError::Io { path, error: error.to_string() })?;
-        Ok(ledger)
     }
 
     /// All records, and the highest generation ever given out. A record that cannot be decoded is
@@ -255,8 +231,7 @@ impl Ledger {
 
     /// Lets go of the file, for the next plugin. Nothing can be read or written any more.
     pub fn close(&mut self) {
-        (self.db, self.noted.1) = (None, None);
-        self.open = Box::new(|| Err(DatabaseError::DatabaseAlreadyOpen));
+        (self.db, self.noted.1, self.is_closed) = (None, None, true);
     }
 
     pub fn failed(&mut self, error: &dyn fmt::Display) -> CommitError {
@@ -303,16 +278,29 @@ impl Ledger {
 
     /// Says what is lost of what was committed.
     fn try_open(&mut self) -> Result<Option<Lost>, Unopened> {
-        let (mut db, file) = (self.open)()?;
+        let (mut db, file) = self.open_file()?;
         // Checks every page against its checksum now: a damaged one would end the process later. Its answer says
         // nothing of what redb has gone back by when it was opened; the note does.
         let _is_unharmed: bool = db.check_integrity()?;
         prepare(&db)?;
         let found = committed(&db)?;
-        let lost = file.as_ref().and_then(|file| found.lost(Noted::read(file)));
+        let lost = found.lost(Noted::read(&file));
         self.db = Some(db);
-        self.noted = (found, file);
+        self.noted = (found, Some(file));
         Ok(lost)
+    }
+
+    fn open_file(&self) -> Result<(Database, File), DatabaseError> {
+        if self.is_closed {
+            return Err(DatabaseError::DatabaseAlreadyOpen);
+        }
+        let file = files::open_private(&self.path)?;
+        file.try_lock().map_err(|error| match error {
+            TryLockError::WouldBlock => DatabaseError::DatabaseAlreadyOpen,
+            TryLockError::Error(error) => error.into(),
+        })?;
+        let backend = Backend { file: file.try_clone()?, fsync: self.fsync };
+        Ok((builder().create_with_backend(backend)?, file))
     }
 
     /// Without it, a repair would not be noticed; what is committed is committed.

@@ -1,8 +1,3 @@
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-
-use redb::backends::InMemoryBackend;
-
 use super::*;
 use crate::{HISTORY_KEPT, INCIDENTS_KEPT, INCIDENTS_KEPT_EACH};
 use tessera_model::allocation_id::AllocationId;
@@ -208,67 +203,6 @@ fn a_newer_schema_is_kept_aside() {
     let (_, opened) = Ledger::open(&path, true).unwrap();
     let Opened::Rebuilt { reason, .. } = opened else { panic!("{opened:?}") };
     assert!(reason.contains("schema 2"), "{reason}");
-}
-
-/// Storage that is full while the flag is up.
-#[derive(Clone, Debug)]
-struct Disk {
-    storage: Arc<InMemoryBackend>,
-    full: Arc<AtomicBool>,
-}
-
-impl Disk {
-    fn check(&self) -> io::Result<()> {
-        if self.full.load(Ordering::SeqCst) {
-            return Err(io::Error::from(io::ErrorKind::StorageFull));
-        }
-        Ok(())
-    }
-}
-
-impl StorageBackend for Disk {
-    fn len(&self) -> io::Result<u64> {
-        self.storage.len()
-    }
-
-    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        self.storage.read(offset, out)
-    }
-
-    fn set_len(&self, len: u64) -> io::Result<()> {
-        self.check()?;
-        self.storage.set_len(len)
-    }
-
-    fn sync_data(&self) -> io::Result<()> {
-        self.check()?;
-        self.storage.sync_data()
-    }
-
-    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.check()?;
-        self.storage.write(offset, data)
-    }
-}
-
-#[test]
-fn a_full_disk_refuses_a_commit_and_the_next_one_recovers() {
-    let full = Arc::new(AtomicBool::new(false));
-    let disk = Disk { storage: Arc::new(InMemoryBackend::new()), full: Arc::clone(&full) };
-    let mut ledger =
-        Ledger::with_opener(move || builder().create_with_backend(disk.clone())).unwrap();
-    ledger.commit(&put("a", 1)).unwrap();
-
-    full.store(true, Ordering::SeqCst);
-    for _ in 0..3 {
-        let error = ledger.commit(&put("b", 2)).unwrap_err();
-        assert!(error.to_string().contains("free space on its disk"), "{error}");
-    }
-
-    full.store(false, Ordering::SeqCst);
-    assert_eq!(ledger.load().unwrap().0, [record("a", 1)], "nothing lost, nothing half written");
-    ledger.commit(&put("c", 3)).unwrap();
-    assert_eq!(ledger.load().unwrap().0.len(), 2);
 }
 
 #[test]
