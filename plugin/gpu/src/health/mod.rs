@@ -13,7 +13,7 @@
 //! replicas, of every resource, go together. Pure: time comes from the caller, XIDs mean what the
 //! configuration says ([`tessera_config::Health`]).
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use tessera_config::{self as config, XidAction};
@@ -111,9 +111,8 @@ impl Health {
         self.policy = policy;
         for uuid in gpus {
             if !self.gpus.contains_key(uuid) {
-                let known = self.remembered.remove(uuid);
-                let machine = known.map(|known| Machine::recall(&known, at.0, at.1));
-                self.gpus.insert(uuid.clone(), machine.unwrap_or_default());
+                let known = self.remembered.remove(uuid).unwrap_or_default();
+                self.gpus.insert(uuid.clone(), Machine::recall(known, at.0, at.1));
             }
         }
     }
@@ -121,15 +120,17 @@ impl Health {
     /// The driver had no such GPU before it was watched: one that answers now was initialised again.
     pub fn was_gone(&mut self, uuid: &str) {
         if let Some(gpu) = self.gpus.get_mut(uuid) {
-            gpu.gone = true;
+            gpu.known.gone = true;
         }
     }
 
     /// What a later plugin has to know of the GPUs, by UUID: nothing of one that never had trouble.
     pub fn remember(&self, at: &Moment, now: Instant) -> BTreeMap<String, Remembered> {
         let of = |(uuid, gpu): (&String, &Machine)| {
-            let known = gpu.remember(now)?;
-            Some((uuid.clone(), Remembered { at: at.clone(), ..known }))
+            let known = gpu.at(now).known;
+            // One that never had trouble, and does not count errors, has nothing to say.
+            let says = known.since_ms.is_some() || known.uncorrectable.is_some();
+            says.then(|| (uuid.clone(), Remembered { at: at.clone(), ..known }))
         };
         self.gpus.iter().filter_map(of).collect()
     }
@@ -154,15 +155,15 @@ impl Health {
 
     pub fn reason(&self, uuid: &str) -> Option<&str> {
         let gpu = self.gpus.get(uuid)?;
-        (!gpu.state.is_sold()).then_some(gpu.reason.as_str())
+        (!gpu.known.state.is_sold()).then_some(gpu.known.reason.as_str())
     }
 
     pub fn is_suspect(&self, uuid: &str) -> bool {
-        self.gpus.get(uuid).is_some_and(|gpu| gpu.state != State::Healthy)
+        self.gpus.get(uuid).is_some_and(|gpu| gpu.known.state != State::Healthy)
     }
 
     pub fn view(&self, uuid: &str, now: Instant) -> View {
-        self.gpus.get(uuid).map(|gpu| gpu.view(&self.policy, now)).unwrap_or_default()
+        self.gpus.get(uuid).map(|gpu| gpu.at(now).view(&self.policy, now)).unwrap_or_default()
     }
 
     fn apply(
@@ -172,115 +173,126 @@ impl Health {
         now: Instant,
     ) -> Option<Transition> {
         let (policy, gpu) = (&self.policy, self.gpus.get_mut(&uuid)?);
-        let from = gpu.state;
+        *gpu = gpu.at(now);
+        let from = gpu.known.state;
         match observation {
-            Observation::Xid { xid, .. } => gpu.xid(*xid, policy, now),
-            Observation::Probe { answer: Ok(()), .. } => gpu.passed(policy, now),
+            Observation::Xid { xid, .. } => gpu.xid(*xid, policy),
+            Observation::Probe { answer: Ok(()), .. } => gpu.passed(policy),
             Observation::Probe { answer: Err(silence), .. } | Observation::Driver(silence) => {
-                gpu.failed(silence, policy, now);
+                gpu.failed(silence, policy);
             }
-            Observation::Condition { condition, .. } => gpu.condition(*condition, policy, now),
+            Observation::Condition { condition, .. } => gpu.condition(*condition, policy),
         }
-        let to = gpu.state;
-        (from != to).then(|| Transition { uuid, from, to, reason: gpu.reason.clone() })
+        let to = gpu.known.state;
+        (from != to).then(|| Transition { uuid, from, to, reason: gpu.known.reason.clone() })
     }
 }
 
 /// One GPU's. The state changes at most once per call.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 struct Machine {
-    state: State,
-    reason: String,
-    since: Option<Instant>,
-    disturbed: Option<Instant>,
-    /// Suspicions within the window, the oldest first; never more than count.
-    suspicions: VecDeque<Instant>,
+    /// All that a later start has to know. Its ages are of the moment `seen`; suspicions are those within the window,
+    /// and never more than count.
+    known: Remembered,
+    seen: Instant,
     /// Probes in a row.
     failed: u32,
     passed: u32,
-    /// Only a reset ends this: why.
-    locked: Option<String>,
-    /// The driver had no such GPU; one that answers now was initialised again.
-    gone: bool,
-    /// What NVML says stands against it now.
-    stands: Option<String>,
-    needed_recovery: bool,
-    uncorrectable: Option<u64>,
-    energy_mj: Option<u64>,
-    /// When it was last sold again, and how often it has fallen ill soon after that.
-    recovered: Option<Instant>,
-    relapses: u32,
 }
 
 impl Machine {
-    fn xid(&mut self, xid: u64, policy: &config::Health, now: Instant) {
+    /// Goes on with what was so at an earlier moment, `at` being now. A reboot is a reset.
+    fn recall(mut known: Remembered, at: &Moment, now: Instant) -> Self {
+        let passed = known.at.until(at);
+        age(&mut known, passed);
+        if known.at.is_before_boot_of(at) {
+            (known.locked, known.uncorrectable, known.energy_mj) = (None, None, None);
+            // NVML says anew what stands against it.
+            (known.stands, known.needed_recovery, known.gone) = (None, false, false);
+        }
+        Machine { known, seen: now, failed: 0, passed: 0 }
+    }
+
+    /// It as it is at a later moment.
+    fn at(&self, now: Instant) -> Self {
+        let mut later = self.clone();
+        let passed = now.saturating_duration_since(self.seen);
+        // What is less than a millisecond counts the next time.
+        later.seen =
+            self.seen.max(now) - Duration::from_nanos(u64::from(passed.subsec_nanos() % 1_000_000));
+        age(&mut later.known, passed);
+        later
+    }
+
+    fn xid(&mut self, xid: u64, policy: &config::Health) {
         let reason = format!("XID {xid}");
         match policy.action(xid) {
             XidAction::Ignore => {}
-            XidAction::Suspect => self.suspect(reason, policy, now),
-            XidAction::Unhealthy => self.fall(reason, policy, now),
+            XidAction::Suspect => self.suspect(reason, policy),
+            XidAction::Unhealthy => self.fall(reason, policy),
             XidAction::UntilReset => {
                 // The first one tells what happened, the others follow from it.
-                self.locked.get_or_insert_with(|| reason.clone());
-                self.fall(reason, policy, now);
+                self.known.locked.get_or_insert_with(|| reason.clone());
+                self.fall(reason, policy);
             }
         }
     }
 
-    fn failed(&mut self, silence: &Silence, policy: &config::Health, now: Instant) {
+    fn failed(&mut self, silence: &Silence, policy: &config::Health) {
         self.failed = self.failed.saturating_add(1);
-        self.gone |= silence.gone;
+        self.known.gone |= silence.gone;
         let reason = format!("NVML: {}", silence.why);
-        if self.failed >= policy.probes_failed || !self.state.is_sold() {
-            self.fall(reason, policy, now);
+        if self.failed >= policy.probes_failed || !self.known.state.is_sold() {
+            self.fall(reason, policy);
         } else {
-            self.disturb(now);
-            if self.state == State::Healthy {
-                self.enter(State::Suspect, reason, now);
+            self.disturb();
+            if self.known.state == State::Healthy {
+                self.enter(State::Suspect, reason);
             }
         }
     }
 
-    fn passed(&mut self, policy: &config::Health, now: Instant) {
+    fn passed(&mut self, policy: &config::Health) {
         self.failed = 0;
         self.passed = self.passed.saturating_add(1);
-        if std::mem::take(&mut self.gone) {
-            self.was_reset();
+        if std::mem::take(&mut self.known.gone) {
+            self.known.locked = None;
             // What they have reached is to be read still.
-            (self.uncorrectable, self.energy_mj) = (None, None);
+            (self.known.uncorrectable, self.known.energy_mj) = (None, None);
         }
         if self.passed < policy.probes_passed {
             return;
         }
-        match self.state {
+        match self.known.state {
             State::Healthy => {}
             State::Suspect => {
-                if self.quiet(now) >= policy.suspect_window {
-                    self.suspicions.clear();
+                if self.quiet() >= policy.suspect_window {
+                    self.known.suspicions_ms.clear();
                     let reason = format!("quiet for {}", duration::format(policy.suspect_window));
-                    self.enter(State::Healthy, reason, now);
+                    self.enter(State::Healthy, reason);
                 }
             }
             State::Unhealthy => {
-                if self.locked.is_none() && self.stands.is_none() {
-                    self.enter(State::Recovering, self.reason.clone(), now);
+                if self.known.locked.is_none() && self.known.stands.is_none() {
+                    self.enter(State::Recovering, self.known.reason.clone());
                 }
             }
             State::Recovering => {
                 let needed = self.recovery(policy);
-                if self.quiet(now) >= needed {
-                    self.suspicions.clear();
-                    self.recovered = Some(now);
+                if self.quiet() >= needed {
+                    self.known.suspicions_ms.clear();
+                    self.known.recovered_ms = Some(0);
                     let reason = format!("quiet for {}", duration::format(needed));
-                    self.enter(State::Healthy, reason, now);
+                    self.enter(State::Healthy, reason);
                 }
             }
         }
     }
 
-    fn condition(&mut self, condition: Condition, policy: &config::Health, now: Instant) {
+    fn condition(&mut self, condition: Condition, policy: &config::Health) {
+        let known = &mut self.known;
         let needs = condition.recovery.filter(|action| *action != 0);
-        self.stands = match needs {
+        known.stands = match needs {
             Some(action) => Some(format!("NVML: it takes {}", repair(action))),
             None if condition.remap_failed == Some(true) => {
                 Some("NVML: a row of its memory cannot be remapped".to_owned())
@@ -288,53 +300,54 @@ impl Machine {
             None => None,
         };
         // The driver asked for a repair and no longer does.
-        let repaired = self.needed_recovery && condition.recovery == Some(0);
+        let repaired = known.needed_recovery && condition.recovery == Some(0);
         if condition.recovery.is_some() {
-            self.needed_recovery = needs.is_some();
+            known.needed_recovery = needs.is_some();
         }
-        let before = self.uncorrectable;
-        self.uncorrectable = condition.uncorrectable.or(before);
+        let before = known.uncorrectable;
+        known.uncorrectable = condition.uncorrectable.or(before);
         let fewer = matches!((before, condition.uncorrectable), (Some(b), Some(n)) if n < b);
         let more = matches!((before, condition.uncorrectable), (Some(b), Some(n)) if n > b);
-        let energy = self.energy_mj;
-        self.energy_mj = condition.energy_mj.or(energy);
+        let energy = known.energy_mj;
+        known.energy_mj = condition.energy_mj.or(energy);
         let anew = matches!((energy, condition.energy_mj), (Some(b), Some(n)) if n < b);
         // Counters restart with the GPU.
         if repaired || fewer || anew {
-            self.was_reset();
+            known.locked = None;
             // Of those that were not read now nothing is known any more.
-            (self.uncorrectable, self.energy_mj) = (condition.uncorrectable, condition.energy_mj);
+            (known.uncorrectable, known.energy_mj) = (condition.uncorrectable, condition.energy_mj);
         }
-        if let Some(reason) = self.stands.clone() {
-            self.fall(reason, policy, now);
+        if let Some(reason) = known.stands.clone() {
+            self.fall(reason, policy);
         } else if more {
-            self.suspect("uncorrectable ECC errors".to_owned(), policy, now);
+            self.suspect("uncorrectable ECC errors".to_owned(), policy);
         }
     }
 
-    fn view(&self, policy: &config::Health, now: Instant) -> View {
+    fn view(self, policy: &config::Health, now: Instant) -> View {
+        let since = |ago_ms| now.checked_sub(Duration::from_millis(ago_ms)).unwrap_or(now);
         View {
-            state: self.state,
-            reason: self.reason.clone(),
-            since: self.since,
-            waits_for: self.waits_for(policy, now),
+            waits_for: self.waits_for(policy),
+            state: self.known.state,
+            since: self.known.since_ms.map(since),
+            reason: self.known.reason,
         }
     }
 
-    fn waits_for(&self, policy: &config::Health, now: Instant) -> String {
+    fn waits_for(&self, policy: &config::Health) -> String {
         let quiet_for = |needed: Duration| {
-            let left = needed.saturating_sub(self.quiet(now));
+            let left = needed.saturating_sub(self.quiet());
             if left.is_zero() {
                 "the next probe".to_owned()
             } else {
                 format!("{} without trouble", duration::format(left))
             }
         };
-        match self.state {
+        match self.known.state {
             State::Healthy => String::new(),
             State::Suspect => quiet_for(policy.suspect_window),
-            State::Unhealthy if self.gone => "NVML to find the GPU again".to_owned(),
-            State::Unhealthy => match (&self.stands, &self.locked) {
+            State::Unhealthy if self.known.gone => "NVML to find the GPU again".to_owned(),
+            State::Unhealthy => match (&self.known.stands, &self.known.locked) {
                 (Some(reason), _) => format!("NVML to say otherwise ({reason})"),
                 (None, Some(reason)) => format!("a reset of the GPU, because of {reason}"),
                 (None, None) => format!("{} answered probes in a row", policy.probes_passed),
@@ -344,120 +357,65 @@ impl Machine {
     }
 
     fn recovery(&self, policy: &config::Health) -> Duration {
-        let factor = 2u32.checked_pow(self.relapses).unwrap_or(u32::MAX);
+        let factor = 2u32.checked_pow(self.known.relapses).unwrap_or(u32::MAX);
         policy.recovery.saturating_mul(factor).min(policy.recovery_max)
     }
 
-    fn quiet(&self, now: Instant) -> Duration {
-        self.disturbed.map_or(Duration::MAX, |then| now.saturating_duration_since(then))
+    fn quiet(&self) -> Duration {
+        self.known.disturbed_ms.map_or(Duration::MAX, Duration::from_millis)
     }
 
-    /// What a later start has to know; `None` of one that never had trouble and does not count errors.
-    fn remember(&self, now: Instant) -> Option<Remembered> {
-        self.since.map(drop).or(self.uncorrectable.map(drop))?;
-        let ago = |then: Instant| {
-            u64::try_from(now.saturating_duration_since(then).as_millis()).unwrap_or(u64::MAX)
-        };
-        Some(Remembered {
-            at: Moment::default(),
-            state: self.state,
-            reason: self.reason.clone(),
-            since_ms: self.since.map(ago),
-            disturbed_ms: self.disturbed.map(ago),
-            suspicions_ms: self.suspicions.iter().copied().map(ago).collect(),
-            locked: self.locked.clone(),
-            gone: self.gone,
-            stands: self.stands.clone(),
-            needed_recovery: self.needed_recovery,
-            uncorrectable: self.uncorrectable,
-            energy_mj: self.energy_mj,
-            recovered_ms: self.recovered.map(ago),
-            relapses: self.relapses,
-        })
-    }
-
-    /// Goes on with what was so at an earlier moment, `at` being now. A reboot is a reset.
-    fn recall(known: &Remembered, at: &Moment, now: Instant) -> Self {
-        let elapsed = known.at.until(at);
-        let then = |ago_ms: u64| {
-            let ago = Duration::from_millis(ago_ms).saturating_add(elapsed);
-            // A machine that has not run for so long: the time counts from here.
-            now.checked_sub(ago).unwrap_or(now)
-        };
-        let mut machine = Machine {
-            state: known.state,
-            reason: known.reason.clone(),
-            since: known.since_ms.map(then),
-            disturbed: known.disturbed_ms.map(then),
-            suspicions: known.suspicions_ms.iter().copied().map(then).collect(),
-            failed: 0,
-            passed: 0,
-            locked: known.locked.clone(),
-            gone: known.gone,
-            stands: known.stands.clone(),
-            needed_recovery: known.needed_recovery,
-            uncorrectable: known.uncorrectable,
-            energy_mj: known.energy_mj,
-            recovered: known.recovered_ms.map(then),
-            relapses: known.relapses,
-        };
-        if known.at.is_before_boot_of(at) {
-            machine.was_reset();
-            (machine.uncorrectable, machine.energy_mj) = (None, None);
-            // NVML says anew what stands against it.
-            (machine.stands, machine.needed_recovery, machine.gone) = (None, false, false);
-        }
-        machine
-    }
-
-    fn was_reset(&mut self) {
-        self.locked = None;
-    }
-
-    fn disturb(&mut self, now: Instant) {
-        self.disturbed = Some(now);
+    fn disturb(&mut self) {
+        self.known.disturbed_ms = Some(0);
         self.passed = 0;
     }
 
-    fn suspect(&mut self, reason: String, policy: &config::Health, now: Instant) {
+    fn suspect(&mut self, reason: String, policy: &config::Health) {
         let window = policy.suspect_window;
-        self.suspicions.retain(|then| now.saturating_duration_since(*then) < window);
-        self.suspicions.push_back(now);
-        let count = self.suspicions.len();
+        self.known.suspicions_ms.retain(|ago_ms| Duration::from_millis(*ago_ms) < window);
+        self.known.suspicions_ms.push(0);
+        let count = self.known.suspicions_ms.len();
         if count >= policy.suspect_count as usize {
-            self.suspicions.pop_front();
+            self.known.suspicions_ms.remove(0);
             let within = duration::format(window);
-            self.fall(format!("{reason}, number {count} within {within}"), policy, now);
-        } else if self.state == State::Recovering {
-            self.fall(reason, policy, now);
+            self.fall(format!("{reason}, number {count} within {within}"), policy);
+        } else if self.known.state == State::Recovering {
+            self.fall(reason, policy);
         } else {
-            self.disturb(now);
-            if self.state == State::Healthy {
-                self.enter(State::Suspect, reason, now);
+            self.disturb();
+            if self.known.state == State::Healthy {
+                self.enter(State::Suspect, reason);
             }
         }
     }
 
-    fn fall(&mut self, reason: String, policy: &config::Health, now: Instant) {
-        self.disturb(now);
-        if self.state.is_sold() {
-            let soon = |then| now.saturating_duration_since(then) < policy.recovery_max;
-            self.relapses =
-                if self.recovered.is_some_and(soon) { self.relapses.saturating_add(1) } else { 0 };
+    fn fall(&mut self, reason: String, policy: &config::Health) {
+        self.disturb();
+        if self.known.state.is_sold() {
+            let recovered = self.known.recovered_ms.map(Duration::from_millis);
+            let soon = recovered.is_some_and(|ago| ago < policy.recovery_max);
+            self.known.relapses = if soon { self.known.relapses.saturating_add(1) } else { 0 };
         }
         // What keeps it out tells more than what follows from that.
-        let reason = self.locked.clone().unwrap_or(reason);
-        if self.state == State::Unhealthy {
-            self.reason = reason;
+        let reason = self.known.locked.clone().unwrap_or(reason);
+        if self.known.state == State::Unhealthy {
+            self.known.reason = reason;
         } else {
-            self.enter(State::Unhealthy, reason, now);
+            self.enter(State::Unhealthy, reason);
         }
     }
 
-    fn enter(&mut self, state: State, reason: String, now: Instant) {
-        self.state = state;
-        self.reason = reason;
-        self.since = Some(now);
+    fn enter(&mut self, state: State, reason: String) {
+        (self.known.state, self.known.reason) = (state, reason);
+        self.known.since_ms = Some(0);
+    }
+}
+
+fn age(known: &mut Remembered, by: Duration) {
+    let by_ms = u64::try_from(by.as_millis()).unwrap_or(u64::MAX);
+    let ages = [&mut known.since_ms, &mut known.disturbed_ms, &mut known.recovered_ms];
+    for ago_ms in ages.into_iter().flatten().chain(&mut known.suspicions_ms) {
+        *ago_ms = ago_ms.saturating_add(by_ms);
     }
 }
 
