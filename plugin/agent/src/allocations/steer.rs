@@ -19,9 +19,9 @@ use tessera_model::audit::{Actor, Event, Limits, What};
 use tessera_model::clock::unix_ms;
 use tessera_model::counted::plural;
 use tessera_model::quantity::{format_bytes, format_compared};
-use tessera_model::record::{Grant, Record};
+use tessera_model::record::{Grant, Holder, Record};
 use tessera_model::sharing::Compute;
-use tessera_model::written_name::written_so;
+use tessera_model::subject::{self, Called, Meant, Unmeant};
 use tessera_rules::allocate::{AdvertisedGpu, Refusal};
 use tessera_rules::capacity::{Capacity, Left};
 use tessera_rules::shares::FrontEnd;
@@ -433,95 +433,70 @@ fn in_use(region: &Region, gpus: usize) -> Vec<u64> {
     (0..gpus).map(|gpu| snapshot.charged(gpu).saturating_add(region.overhead(gpu))).collect()
 }
 
-/// The namespace and the pod that it means, unless it names an allocation.
-fn pod(target: &Target) -> Result<(&str, &str), SteerError> {
-    let (namespace, pod) = target.name.split_once('/').unwrap_or(("", &target.name));
-    let other = target.namespace.as_str();
-    let invalid = |text: String| Err(SteerError::Invalid(text));
-    if pod.is_empty() || target.name.starts_with('/') {
-        return invalid("name a pod (`name` or `namespace/name`) or an allocation".to_owned());
-    }
-    match (namespace, other) {
-        ("", other) => Ok((other, pod)),
-        (one, other) if other.is_empty() || one == other => Ok((one, pod)),
-        (_, other) => {
-            invalid(format!("{} is not in the namespace {other}; name one of them", target.name))
-        }
-    }
-}
-
-fn matches(target: &Target, record: &Record) -> Result<bool, SteerError> {
-    if record.id.as_str() == target.name {
-        return Ok(true);
-    }
-    let (namespace, pod) = pod(target)?;
-    let namespace = Some(namespace).filter(|namespace| !namespace.is_empty());
-    let container = target.container.as_str();
-    let is_claim = record.origin.claim().is_some_and(|claim| {
-        claim.name == pod && namespace.is_none_or(|name| name == claim.namespace)
-    });
-    Ok(is_claim && container.is_empty()
-        || record.holders().any(|holder| {
-            holder.is_of(namespace, pod) && (container.is_empty() || container == holder.container)
-        }))
-}
-
 impl Allocations {
     pub fn find(&self, target: &Target) -> Result<Arc<Record>, SteerError> {
-        let records: Vec<Arc<Record>> = self.records.lock().values().cloned().collect();
-        choose(&records, target)
+        choose(&self.records(), target)
     }
+}
+
+/// All that an allocation is called: by each container that has it, by its claim, by its id.
+fn called(record: &Record) -> impl Iterator<Item = Called<'_>> {
+    let of = Called { id: record.id.as_str(), generation: record.generation, ..Called::default() };
+    let holders = record.holders().map(move |Holder { namespace, pod, container }| Called {
+        namespace,
+        pod,
+        container,
+        ..of
+    });
+    let claim = record.origin.claim();
+    let claim = claim.map(|claim| Called { namespace: &claim.namespace, claim: &claim.name, ..of });
+    holders.chain(claim).chain([of])
 }
 
 fn choose(records: &[Arc<Record>], target: &Target) -> Result<Arc<Record>, SteerError> {
-    let mut found = Vec::new();
-    let mut parked = None;
-    for record in records {
-        match matches(target, record)? {
-            true if record.is_live() => found.push(record),
-            true => parked = Some(record),
-            false => {}
+    let Target { name, namespace, container } = target;
+    let is_so = |asked: &str, named: &str| asked.is_empty() || asked == named;
+    let may_be = |one: &Called<'_>| {
+        one.namespace.is_empty()
+            || is_so(namespace, one.namespace) && is_so(container, one.container)
+    };
+    let all: Vec<_> = records.iter().flat_map(|record| called(record)).filter(may_be).collect();
+    let found = match subject::find(name, &all, &[], "") {
+        Ok(Meant::Allocations(found)) => found,
+        Err(Unmeant::Several(several)) => return Err(SteerError::Invalid(several.to_string())),
+        Ok(Meant::Gpu(_)) | Err(Unmeant::Nothing(_)) => {
+            return Err(SteerError::NotFound(nothing(records, target)));
         }
-    }
-    let live: Vec<&Arc<Record>> = records.iter().filter(|record| record.is_live()).collect();
-    match (found.as_slice(), parked) {
+    };
+    let is_it = |record: &&Arc<Record>| found.iter().any(|key| key.id == record.id.as_str());
+    let (live, parked): (Vec<_>, Vec<_>) =
+        records.iter().filter(is_it).partition(|record| record.is_live());
+    match (live.as_slice(), parked.as_slice()) {
         ([one], _) => Ok(Arc::clone(one)),
-        ([], Some(record)) => Err(SteerError::Refused(format!(
+        ([], []) => Err(SteerError::NotFound(nothing(records, target))),
+        ([], [record, ..]) => Err(SteerError::Refused(format!(
             "{} holds nothing any more: its replicas went to another allocation",
             describe(record)
         ))),
-        // By the beginning of an id, where nothing is called so.
-        ([], None) => match written_so(live.iter().copied(), |r| r.id.as_str(), &target.name)[..] {
-            [] => Err(SteerError::NotFound(nothing(&live, target))),
-            [one] => Ok(Arc::clone(one)),
-            ref several => Err(SteerError::Invalid(format!(
-                "{} begins several ids; write more of it: {}",
-                target.name,
-                list(several)
-            ))),
-        },
-        (several, _) => {
-            let list = list(several);
-            let name = &target.name;
-            Err(SteerError::Invalid(format!(
-                "{name} may be any of {list}; add --container or --namespace, or name the allocation"
-            )))
-        }
+        (several, _) => Err(SteerError::Invalid(format!(
+            "{name} may be any of {}; add --container or --namespace, or name the allocation",
+            list(several)
+        ))),
     }
 }
 
 /// Why nothing is called so, of the live allocations.
-fn nothing(live: &[&Arc<Record>], target: &Target) -> String {
+fn nothing(records: &[Arc<Record>], target: &Target) -> String {
     if AllocationId::parse(&target.name).is_some() {
         return format!("no allocation {}; `tessera status` lists what there is", target.name);
     }
-    let named: Vec<&Arc<Record>> =
-        live.iter().copied().filter(|record| record.holder.is_some()).collect();
+    let live = records.iter().filter(|record| record.is_live());
+    let (named, nameless): (Vec<_>, Vec<_>) = live.partition(|record| record.holder.is_some());
     let mut text = format!("no container of a pod {} holds a GPU on this node", target.name);
     if !named.is_empty() {
         text.push_str(&format!("; these do: {}", list(&named)));
     }
-    match live.len() - named.len() {
+    match nameless.len() {
         0 => {}
         n => text.push_str(&format!(
             "; of {n} allocations kubelet has not said who holds them: name them by their ids, as \
@@ -548,7 +523,7 @@ fn describe(record: &Record) -> String {
 #[cfg(test)]
 mod select_tests {
     use super::*;
-    use tessera_model::record::{Holder, State};
+    use tessera_model::record::State;
 
     fn record(replica: &str, holder: Option<[&str; 3]>) -> Arc<Record> {
         let holder = holder.map(|[namespace, pod, container]| Holder {
@@ -575,61 +550,43 @@ mod select_tests {
         ]
     }
 
-    fn find(
-        name: &str,
-        namespace: Option<&str>,
-        container: Option<&str>,
-    ) -> Result<String, String> {
-        let target = Target {
-            name: name.into(),
-            namespace: namespace.unwrap_or_default().into(),
-            container: container.unwrap_or_default().into(),
-        };
-        let found = choose(&records(), &target).map_err(|error| error.to_string())?;
-        Ok(found.replicas[0].clone())
+    fn find(name: &str, namespace: &str, container: &str) -> Result<String, String> {
+        let [name, namespace, container] = [name, namespace, container].map(str::to_owned);
+        let found = choose(&records(), &Target { name, namespace, container });
+        found.map(|one| one.replicas[0].clone()).map_err(|error| error.to_string())
     }
 
     #[test]
     fn a_pod_is_named_as_exactly_as_it_must_be() {
-        assert_eq!(find("web", None, None), Ok("3".into()));
-        assert_eq!(find("two/llm", None, None), Ok("2".into()));
-        assert_eq!(find("llm", Some("two"), None), Ok("2".into()));
-        assert_eq!(find("one/llm", None, Some("side")), Ok("1".into()));
-        let id = AllocationId::of("r", ["4"]);
-        assert_eq!(find(id.as_str(), None, None), Ok("4".into()));
-    }
-
-    #[test]
-    fn a_short_id_as_status_shows_it_is_enough_and_a_pods_name_goes_before() {
+        assert_eq!(find("web", "", ""), Ok("3".into()));
+        assert_eq!(find("two/llm", "", ""), Ok("2".into()));
+        assert_eq!(find("llm", "two", ""), Ok("2".into()));
+        assert_eq!(find("one/llm", "", "side"), Ok("1".into()));
         let id = AllocationId::of("r", ["4"]).to_string();
-        assert_eq!(find(&id[..8], None, None), Ok("4".into()));
-        assert!(find(&id[..3], None, None).is_err());
-        let ids: Vec<_> = (0..40).map(|n| record(&n.to_string(), None)).collect();
-        let target = Target { name: ids[0].id.as_str()[..4].to_owned(), ..Target::default() };
-        let mut named = vec![record("pod", Some(["ns", &target.name, "main"]))];
-        named.extend(ids);
-        assert_eq!(choose(&named, &target).unwrap().replicas, ["pod"]);
+        assert_eq!(find(&id, "one", ""), Ok("4".into()));
+        assert_eq!(find(&id[..8], "", ""), Ok("4".into()), "as status shows it");
+        assert!(find(&id[..3], "", "").is_err());
     }
 
     #[test]
     fn what_several_match_is_refused_with_their_names() {
-        let error = find("llm", None, None).unwrap_err();
+        let error = find("llm", "", "").unwrap_err();
         for name in ["one/llm container main", "one/llm container side", "two/llm container main"] {
             assert!(error.contains(name), "{error}");
         }
         assert!(error.contains("--container or --namespace"), "{error}");
         assert!(!error.contains("web"), "{error}");
-        assert!(find("llm", None, Some("side")).is_ok());
     }
 
     #[test]
     fn what_nothing_matches_is_refused_with_what_there_is() {
-        let error = find("lllm", None, None).unwrap_err();
+        let error = find("lllm", "", "").unwrap_err();
         assert!(error.contains("these do: one/llm container main"), "{error}");
         assert!(error.contains("of 1 allocations kubelet has not said"), "{error}");
-        assert!(find("three/llm", None, None).unwrap_err().starts_with("no container of a pod"));
-        assert!(find(&"0".repeat(32), None, None).unwrap_err().starts_with("no allocation 000"));
-        assert!(find("", None, None).unwrap_err().contains("name a pod"));
-        assert!(find("one/llm", Some("two"), None).unwrap_err().contains("not in the namespace"));
+        for (name, namespace) in [("three/llm", ""), ("one/llm", "two"), ("", "")] {
+            let error = find(name, namespace, "").unwrap_err();
+            assert!(error.starts_with("no container of a pod"), "{error}");
+        }
+        assert!(find(&"0".repeat(32), "", "").unwrap_err().starts_with("no allocation 000"));
     }
 }
