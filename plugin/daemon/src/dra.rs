@@ -25,7 +25,6 @@ use tokio::task::{JoinHandle, JoinSet};
 use tracing::{debug, info};
 
 use crate::api;
-use crate::jobs::OwnEvents;
 
 const TOPIC: &str = "dra";
 
@@ -116,7 +115,6 @@ fn serve_claims(
     let board = Arc::clone(&agent.board);
     let node =
         kubernetes::node_name().context("dra.enabled needs the node's name: set NODE_NAME")?;
-    let events = OwnEvents::of_pod(&access, &node);
     let api = ResourceClient::new(access, names::DRIVER, &node, Timing::default());
     let is_ending = !config.dra.enabled;
     let (end, ended) = watch::channel(false);
@@ -142,9 +140,6 @@ fn serve_claims(
     let (shown, published) = (registration.clone(), publisher.status());
     let changes = agent.advertised.events();
     tasks.spawn(show(Arc::clone(&board), left, (shown, published, changes), end));
-    if let Some(events) = events {
-        tasks.spawn(events.report(Arc::clone(&board)));
-    }
     tasks.spawn(publisher.run());
     tasks.spawn(Reporter::new(api.clone(), Arc::clone(agent)).run());
     let task = async move {

@@ -1,6 +1,5 @@
-//! What goes on beside kubelet's calls: the thread that waits for GPU events; recording the history, which never delays
-//! kubelet, and on which nothing depends; and events on the plugin's own pod about directories that were removed under it,
-//! which no owner of a pod can mend.
+//! What goes on beside kubelet's calls: the thread that waits for GPU events; and recording the history, which never delays
+//! kubelet, and on which nothing depends.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,14 +8,10 @@ use std::time::Duration;
 use tessera_agent::Agent;
 use tessera_agent::status_board::StatusBoard;
 use tessera_api::history::Recorder;
-use tessera_cluster::events::{EventClient, LONGEST_MESSAGE, PodEvent};
-use tessera_cluster::{Access, Client};
 use tessera_gpu::Discovery;
 use tessera_gpu::health::Observation;
 use tessera_history::{FlushError, Found};
-use tessera_model::clock::unix_ms;
 use tessera_model::gpu::Gpu;
-use tessera_model::printable;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::MissedTickBehavior;
@@ -181,75 +176,4 @@ fn say(board: &StatusBoard, stored: Result<Option<Found>, FlushError>) {
         Ok(Some(Found::Existing) | None) | Err(_) => {}
     }
     board.set_condition("history", stored.err().map(|error| error.to_string()));
-}
-
-const LIMIT: Duration = Duration::from_secs(10);
-const AGAIN: Duration = Duration::from_secs(60);
-const LOOK: Duration = Duration::from_secs(10);
-
-pub(super) struct OwnEvents {
-    client: EventClient,
-    namespace: String,
-    pod: String,
-    uid: Option<String>,
-}
-
-impl OwnEvents {
-    /// On the pod that the environment names (POD_NAME, POD_NAMESPACE, POD_UID); `None` outside of pods.
-    pub(super) fn of_pod(access: &Access, node: &str) -> Option<Self> {
-        let named = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-        Some(OwnEvents {
-            client: EventClient::new(Client::new(access.clone(), LIMIT), node.to_owned()),
-            namespace: named("POD_NAMESPACE")?,
-            pod: named("POD_NAME")?,
-            uid: named("POD_UID"),
-        })
-    }
-
-    /// Makes an event of what there is to say, once for each state of it, for as long as
-    /// it is polled.
-    pub(super) async fn report(self, board: Arc<StatusBoard>) {
-        let mut reported = Vec::new();
-        loop {
-            let found = board.removed();
-            let is_said = found == reported || self.create("DirectoryRemoved", &found).await;
-            if is_said {
-                reported = found;
-            }
-            tokio::time::sleep(if is_said { LOOK } else { AGAIN }).await;
-        }
-    }
-
-    async fn create(&self, reason: &str, lacks: &[String]) -> bool {
-        if lacks.is_empty() {
-            return true;
-        }
-        let mut message = lacks.join("; ");
-        printable::cut(&mut message, LONGEST_MESSAGE);
-        let now = unix_ms();
-        let event = PodEvent {
-            namespace: &self.namespace,
-            pod: &self.pod,
-            uid: self.uid.as_deref(),
-            container: "",
-            reason,
-            message: &message,
-            warning: true,
-            count: 1,
-            first_unix_ms: now,
-            last_unix_ms: now,
-        };
-        let made = self.client.create(&event).await;
-        self.client.rest().await;
-        match made {
-            Ok(name) => {
-                debug!(name, reason, "an event on the own pod");
-                true
-            }
-            Err(error) => {
-                warn!(%error, reason, "no event on the own pod");
-                false
-            }
-        }
-    }
 }
