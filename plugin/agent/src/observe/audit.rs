@@ -115,13 +115,14 @@ impl Observer {
             return false;
         }
         let seen = self.strangers.entry(uuid.to_owned()).or_default();
-        let found = seen.see(&list, now);
-        let known = list.iter().filter(|stranger| seen.knows(stranger)).count();
+        let who = |stranger: &Stranger| (stranger.pid, stranger.start);
+        let found = seen.see(list.iter().map(who));
+        let known = list.iter().filter(|stranger| seen.knows(who(stranger))).count();
         outside.strangers = Some(u64::try_from(known).unwrap_or(u64::MAX));
         let agent = &self.agent;
         let logs = &agent.allocations.paths.container_logs;
-        list.truncate(NAMED.max(found.iter().map(|(at, _)| at + 1).max().unwrap_or(0)));
-        for stranger in list.iter_mut().filter(|stranger| seen.knows(stranger)) {
+        list.truncate(NAMED.max(found.iter().map(|at| at + 1).max().unwrap_or(0)));
+        for stranger in list.iter_mut().filter(|stranger| seen.knows(who(stranger))) {
             if let (None, Some(place)) = (&stranger.holder, &stranger.place) {
                 stranger.holder = strangers::by_log(logs, &place.container_id);
                 if let Some(holder) = &stranger.holder {
@@ -133,20 +134,16 @@ impl Observer {
             }
         }
         agent.trust.set_outside(uuid, outside);
-        let reported =
+        let tells =
             self.reported_stranger.is_none_or(|reported| now.duration_since(reported) >= TELL);
-        let mut tells = reported;
-        for (at, tell) in &found {
-            agent.trust.count(FindingKind::Stranger, 1);
-            if *tell && tells {
-                let stranger = &list[*at];
-                let what = What::Bypassed { pid: stranger.pid, bytes: stranger.bytes.unwrap_or(0) };
-                let event = Event::of_gpu(uuid, what, stranger.to_string(), unix_ms());
-                let event = Event { holder: stranger.holder.clone(), ..event.by(Actor::Plugin) };
-                agent.found(FindingKind::Stranger, event);
-                self.reported_stranger = Some(now);
-                tells = false;
-            }
+        agent.trust.count(FindingKind::Stranger, u64::try_from(found.len()).unwrap_or(u64::MAX));
+        if let Some(at) = found.first().filter(|_| tells) {
+            let stranger = &list[*at];
+            let what = What::Bypassed { pid: stranger.pid, bytes: stranger.bytes.unwrap_or(0) };
+            let event = Event::of_gpu(uuid, what, stranger.to_string(), unix_ms());
+            let event = Event { holder: stranger.holder.clone(), ..event.by(Actor::Plugin) };
+            agent.found(FindingKind::Stranger, event);
+            self.reported_stranger = Some(now);
         }
         seen.waits()
     }

@@ -37,7 +37,7 @@ use self::sample::{Member, compose, divide, join, slot_of};
 use self::schedule::{Figure, LookSchedule, Outcome, SLOW};
 use self::used::UseMeter;
 use crate::Agent;
-use crate::trust::strangers::{Stranger, Strangers};
+use crate::trust::strangers::{Confirmed, Stranger};
 use tessera_gpu::{Discovery, GpuProcess};
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::counted::plural;
@@ -132,7 +132,7 @@ struct Observer {
     /// Pids that the driver listed at the last look, by GPU.
     listed: BTreeMap<String, Vec<u32>>,
     ending: BTreeSet<String>,
-    strangers: BTreeMap<String, Strangers>,
+    strangers: BTreeMap<String, Confirmed>,
     reported_stranger: Option<Instant>,
     uses: UseMeter,
 }

@@ -5,18 +5,12 @@
 //! only names are read: the links lead to where the plugin's container has nothing mounted. What a process says itself (its
 //! hostname, its environment) is the tenant's to choose and is not asked.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use super::container::PodContainer;
 use tessera_model::quantity::format_bytes;
 use tessera_model::record::Holder;
-
-/// How long a reported stranger is not reported again: a container's processes may come and go.
-const QUIET: Duration = Duration::from_secs(3600);
-const REMEMBERED: usize = 256;
 
 /// As much as `comm` holds of `nvidia-cuda-mps-server` and `nvidia-cuda-mps-control`.
 const MPS: &str = "nvidia-cuda-mps";
@@ -109,42 +103,9 @@ impl Confirmed {
     pub fn any(&self) -> bool {
         !self.known.is_empty()
     }
-}
 
-#[derive(Debug, Default)]
-pub struct Strangers {
-    confirmed: Confirmed,
-    reported: BTreeMap<String, Instant>,
-}
-
-impl Strangers {
-    /// Takes a look: the places in `list` of those that it confirms of the look before, and whether each
-    /// is to be reported.
-    pub fn see(&mut self, list: &[Stranger], now: Instant) -> Vec<(usize, bool)> {
-        let new = self.confirmed.see(list.iter().map(|s| (s.pid, s.start)));
-        new.into_iter().map(|at| (at, self.is_due(&list[at], now))).collect()
-    }
-
-    pub fn waits(&self) -> bool {
-        self.confirmed.waits()
-    }
-
-    pub fn knows(&self, stranger: &Stranger) -> bool {
-        self.confirmed.known.contains(&(stranger.pid, stranger.start))
-    }
-
-    fn is_due(&mut self, stranger: &Stranger, now: Instant) -> bool {
-        let key = match &stranger.place {
-            Some(place) => format!("{} {}", place.pod_uid, place.container_id),
-            // All of the host's are one: what they are called is their own choice.
-            None => String::new(),
-        };
-        self.reported.retain(|_, at| now.saturating_duration_since(*at) < QUIET);
-        if self.reported.contains_key(&key) || self.reported.len() >= REMEMBERED {
-            return false;
-        }
-        self.reported.insert(key, now);
-        true
+    pub fn knows(&self, who: (u32, u64)) -> bool {
+        self.known.contains(&who)
     }
 }
 
@@ -202,45 +163,6 @@ mod tests {
             holder: None,
             tenant: false,
         }
-    }
-
-    #[test]
-    fn one_is_reported_when_a_second_look_confirms_it() {
-        let mut strangers = Strangers::default();
-        let now = Instant::now();
-        assert_eq!(strangers.see(&[stranger(1, "c")], now), []);
-        assert!(strangers.waits() && !strangers.knows(&stranger(1, "c")));
-        assert_eq!(strangers.see(&[stranger(1, "c")], now), [(0, true)]);
-        assert!(!strangers.waits() && strangers.knows(&stranger(1, "c")));
-        assert_eq!(strangers.see(&[stranger(1, "c")], now), []);
-        strangers.see(&[], now);
-        assert!(!strangers.knows(&stranger(1, "c")));
-    }
-
-    #[test]
-    fn processes_that_come_and_go_are_counted_and_not_reported_again() {
-        let mut strangers = Strangers::default();
-        let begin = Instant::now();
-        let mut reported = 0;
-        for pid in 0..100 {
-            for _ in 0..2 {
-                let list = [stranger(pid, "c"), stranger(1000 + pid, "")];
-                let found = strangers.see(&list, begin);
-                reported += found.iter().filter(|(_, tell)| *tell).count();
-            }
-        }
-        assert_eq!(reported, 2, "the container, and the host");
-        let later = begin + QUIET;
-        strangers.see(&[stranger(1, "c")], later);
-        assert_eq!(strangers.see(&[stranger(1, "c")], later), [(0, true)]);
-        // Containers without end are not remembered without end.
-        for n in 0..2 * REMEMBERED {
-            let one = [stranger(7, &format!("c{n}"))];
-            strangers.see(&[], later);
-            strangers.see(&one, later);
-            strangers.see(&one, later);
-        }
-        assert!(strangers.reported.len() <= REMEMBERED);
     }
 
     #[test]
