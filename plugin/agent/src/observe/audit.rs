@@ -10,6 +10,7 @@ use tessera_model::audit::{Actor, Event, What};
 use tessera_model::clock::unix_ms;
 use tessera_model::quantity::format_bytes;
 use tessera_model::record::Record;
+use tessera_system::files;
 use tessera_tenant::regions::Region;
 
 use super::sample::Sample;
@@ -200,9 +201,8 @@ impl Observer {
     /// Where the pages lie, by the plugin's own mounts: they may be mounted again at any time.
     pub(super) fn pages_source(&self) -> Option<Source> {
         let text = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
-        // As the kernel names it, whatever links lead there.
-        let pages = self.agent.allocations.paths.pages.canonicalize().ok()?;
-        Source::of(&Mounts::parse(&text), pages.to_str()?)
+        let pages = files::open_directory(&self.agent.allocations.paths.pages).ok()?;
+        Source::of(&Mounts::parse(&text), &pages)
     }
 }
 

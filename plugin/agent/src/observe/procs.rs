@@ -213,8 +213,8 @@ mod tests {
     fn mounts(id: &str) -> String {
         format!(
             "22 1 0:21 / / rw - overlay overlay rw\n\
-             23 22 0:30 /{id}/usage /usr/local/tessera/pages/usage rw - tmpfs tmpfs rw\n\
-             24 22 0:30 /{id} /usr/local/tessera/pages ro,nosuid - tmpfs tmpfs rw\n"
+             23 22 0:30 /{id}/usage /usr/local/tessera/pages/{id}/usage rw - tmpfs tmpfs rw\n\
+             24 22 0:30 /{id} /usr/local/tessera/pages/{id} ro,nosuid - tmpfs tmpfs rw\n"
         )
     }
 

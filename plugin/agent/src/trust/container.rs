@@ -19,6 +19,10 @@
 //!
 //! A reader in a cgroup namespace of its own sees them relative to its own cgroup, `/../../…`.
 
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+
 use tessera_model::allocation_id::AllocationId;
 use tessera_region::layout::CONTAINER_PAGES_DIR;
 
@@ -30,8 +34,17 @@ pub struct Source {
 }
 
 impl Source {
-    pub fn of(own: &Mounts<'_>, directory: &str) -> Option<Self> {
-        let mount = own.leads_to(directory)?;
+    /// The directory that is open as `directory`, by this process's own `mounts` (`/proc/self/mountinfo`).
+    pub fn of(mounts: &Mounts<'_>, directory: &File) -> Option<Self> {
+        let fd = directory.as_raw_fd();
+        let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).ok()?;
+        let id = info.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim().parse().ok()?;
+        let path = std::fs::read_link(format!("/proc/self/fd/{fd}")).ok()?;
+        Source::on(mounts, id, path.to_str()?)
+    }
+
+    fn on(mounts: &Mounts<'_>, id: u64, directory: &str) -> Option<Self> {
+        let mount = mounts.list.iter().find(|mount| mount.id == id)?;
         let below = directory.strip_prefix(mount.point.trim_end_matches('/'))?;
         let root = format!("{}{below}", mount.root.trim_end_matches('/'));
         Some(Source { device: mount.device.to_owned(), root })
@@ -47,7 +60,6 @@ impl Source {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Mount<'a> {
     id: u64,
-    parent: u64,
     device: &'a str,
     root: &'a str,
     point: &'a str,
@@ -65,31 +77,17 @@ impl<'a> Mounts<'a> {
 
     /// The allocations whose directories are mounted in the pages' place, sorted, whatever lies over them or
     /// under: a runtime may mount a pod's volume of the same place before ours or after. With `pages`, where
-    /// the plugin's own lie, only what is of there counts: a volume can have a directory of any name. None
-    /// also if several are mounted where one of an older plugin belongs, which only a pod with the host's
-    /// directories can have.
+    /// the plugin's own lie, only what is of there counts: a volume can have a directory of any name.
     pub fn allocations(&self, pages: Option<&Source>) -> Vec<AllocationId> {
         let of = |mount: &Mount<'a>| {
-            AllocationId::parse(match pages {
+            let shown = match pages {
                 Some(pages) => pages.below(mount)?,
-                None => last(mount.root),
-            })
+                None => mount.root.rsplit('/').next()?,
+            };
+            AllocationId::parse(child(mount.point)?).filter(|id| id.as_str() == shown)
         };
-        let in_place = self.list.iter().filter_map(|mount| Some((child(mount.point)?, of(mount)?)));
-        let mut ids: Vec<_> =
-            in_place.filter(|(name, id)| *name == id.as_str()).map(|(_, id)| id).collect();
-        ids.sort_unstable();
-        ids.dedup();
-        if ids.is_empty() {
-            let itself = self.list.iter().filter(|mount| mount.point == CONTAINER_PAGES_DIR);
-            ids = itself.filter_map(of).collect();
-            ids.dedup();
-            if pages.is_some() && ids.len() > 1 {
-                ids.clear();
-            }
-            ids.truncate(1);
-        }
-        ids
+        let ids: BTreeSet<_> = self.list.iter().filter_map(of).collect();
+        ids.into_iter().collect()
     }
 
     /// The pod's UID and the container's name, by what kubelet mounts into every container: the file for
@@ -104,60 +102,22 @@ impl<'a> Mounts<'a> {
             (kind == "containers" && is_message).then_some((uid, name))
         })
     }
-
-    /// The mount that a path lies in, as the kernel walks there (path_resolution(7)): from the root, at
-    /// each step into what is mounted upon the mount one is in.
-    fn leads_to(&self, path: &str) -> Option<&Mount<'a>> {
-        let is_known = |id: u64| self.list.iter().any(|mount| mount.id == id);
-        let mut here: Option<&Mount<'a>> = None;
-        // Each step goes to another mount; a list that goes in circles is nobody's.
-        for _ in 0..=self.list.len() {
-            let is_next = |mount: &&Mount<'a>| {
-                lies_in(path, mount.point)
-                    && match here {
-                        Some(here) => {
-                            mount.parent == here.id
-                                && mount.id != here.id
-                                && lies_in(mount.point, here.point)
-                        }
-                        None => mount.parent == mount.id || !is_known(mount.parent),
-                    }
-            };
-            // The nearest to the root is met first; of several on one spot the last was laid over all.
-            let next = self.list.iter().enumerate().filter(|(_, mount)| is_next(mount));
-            let next = next.min_by_key(|(at, mount)| (mount.point.len(), std::cmp::Reverse(*at)));
-            match next {
-                Some((_, mount)) => here = Some(mount),
-                None => return here,
-            }
-        }
-        None
-    }
 }
 
 /// Id, parent, device, root, mount point, options, …
 fn line(text: &str) -> Option<Mount<'_>> {
     let mut fields = text.split(' ');
-    let (id, parent) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+    let (id, _parent) = (fields.next()?.parse().ok()?, fields.next()?);
     let (device, root, point) = (fields.next()?, fields.next()?, fields.next()?);
     fields.next()?;
     // As the kernel writes it once somebody has removed the file.
     let root = root.strip_suffix("//deleted").unwrap_or(root);
-    Some(Mount { id, parent, device, root, point })
-}
-
-fn lies_in(path: &str, directory: &str) -> bool {
-    let rest = path.strip_prefix(directory.trim_end_matches('/'));
-    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    Some(Mount { id, device, root, point })
 }
 
 fn child(path: &str) -> Option<&str> {
     let name = path.strip_prefix(CONTAINER_PAGES_DIR)?.strip_prefix('/')?;
     (!name.contains('/')).then_some(name)
-}
-
-fn last(path: &str) -> &str {
-    path.rsplit('/').next().unwrap_or_default()
 }
 
 fn is_digits8(part: &str) -> bool {
@@ -240,8 +200,8 @@ mod tests {
 ";
 
     fn pages() -> Source {
-        let pages =
-            Source::of(&Mounts::parse(OWN), "/var/lib/kubelet/plugins/tessera.dev/pages").unwrap();
+        let place = "/var/lib/kubelet/plugins/tessera.dev/pages";
+        let pages = Source::on(&Mounts::parse(OWN), 3, place).unwrap();
         assert_eq!(pages, Source { device: "0:99".into(), root: String::new() });
         pages
     }
@@ -266,11 +226,6 @@ mod tests {
         text
     }
 
-    /// The same as a plugin made them that knew one share for each container.
-    fn old(text: &str) -> String {
-        text.replace(&format!("pages/{ID}"), "pages")
-    }
-
     /// Another share of the container, mounted at this name.
     fn beside(device: &str, root: &str, name: &str) -> String {
         format!("110 100 {device} {root} /usr/local/tessera/pages/{name} ro - tmpfs tessera rw")
@@ -286,7 +241,6 @@ mod tests {
         let text = container(&[]);
         assert_eq!(allocations(&text), [ID]);
         assert_eq!(Mounts::parse(&text).container(), Some((UID, "main")));
-        assert_eq!(allocations(&old(&text)), [ID], "of an older plugin");
         assert_eq!(
             allocations(&container(&[&beside("0:99", &format!("/{OTHER}"), OTHER)])),
             [ID, OTHER]
@@ -325,9 +279,10 @@ mod tests {
     #[test]
     fn this_processes_own_mounts_lead_somewhere() {
         let text = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
-        let own = Mounts::parse(&text);
-        assert!(Source::of(&own, "/").is_some());
-        assert!(Source::of(&own, "/proc").is_some());
+        let of = |path: &str| Source::of(&Mounts::parse(&text), &File::open(path).unwrap());
+        assert_eq!(of("/proc").unwrap().root, "");
+        let inside = of("/proc/self/task").unwrap().root;
+        assert_eq!(inside, format!("/{}/task", std::process::id()));
     }
 
     #[test]
@@ -349,8 +304,6 @@ mod tests {
             &format!("/{OTHER}"),
         )]);
         assert_eq!(Mounts::parse(&both).allocations(Some(pages))[0].as_str(), ID);
-        // Nor where there was one share for each container.
-        assert_eq!(Mounts::parse(&old(&both)).allocations(Some(pages)), []);
     }
 
     proptest! {
@@ -364,7 +317,7 @@ mod tests {
             let text = lines.join("\n");
             let mounts = Mounts::parse(&text);
             prop_assert_eq!(mounts.allocations(Some(&pages())), []);
-            let _ = Source::of(&mounts, "/usr/local/tessera/pages");
+            let _ = Source::on(&mounts, 1, "/usr/local/tessera/pages");
         }
     }
 
