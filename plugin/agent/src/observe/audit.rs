@@ -18,7 +18,7 @@ use super::{Observer, TELL};
 use crate::Agent;
 use crate::trust::container::{Mounts, PodContainer, Source};
 use crate::trust::strangers::{self, Confirmed, Stranger};
-use crate::trust::{FindingKind, Outside, mapped};
+use crate::trust::{FindingKind, Outside};
 
 /// A bypass: a process of the container holds memory and is in no slot of the usage page, because it does not load the
 /// shim, or the page was emptied under it. Or memory that is not accounted for.
@@ -73,6 +73,9 @@ impl Audit {
 }
 
 const NAMED: usize = 8;
+/// Why a process that holds memory is in no slot.
+const BYPASSES: &str = "it is in no slot of its usage page: a static program, OpenCL (a driver of its own), another linker \
+                        namespace, a preload removed, or the page was emptied (docs/trust.md)";
 
 /// What kubelet has written down, read when it is first needed and no more than once a round.
 pub(super) struct Kubelet<'a> {
@@ -153,10 +156,7 @@ impl Observer {
     pub(super) fn report(&self, record: &Record, uuid: &str, finding: Finding) {
         let Finding { kind, pid, bytes } = finding;
         let (what, why) = match kind {
-            FindingKind::Bypass => (
-                What::Bypassed { pid, bytes },
-                format!("it is in no slot of its usage page: {}", self.cause(pid)),
-            ),
+            FindingKind::Bypass => (What::Bypassed { pid, bytes }, BYPASSES.to_owned()),
             _ => (
                 What::Unaccounted,
                 format!(
@@ -167,17 +167,6 @@ impl Observer {
         };
         let event = Event::of(record, what, unix_ms()).because(why);
         self.agent.found(kind, event.on_gpu(uuid));
-    }
-
-    fn cause(&self, pid: u32) -> String {
-        match mapped(&self.procs.root, pid) {
-            Some(why) => why.to_owned(),
-            None => {
-                "a static program, another linker namespace, a preload removed, or the page was \
-                     emptied (what it has mapped may not be read: docs/trust.md)"
-                    .to_owned()
-            }
-        }
     }
 
     pub(super) fn hear_of_tampering(&mut self, record: &Record, region: &Region, now: Instant) {

@@ -31,7 +31,7 @@ pub struct Identity {
 
 #[derive(Debug)]
 pub struct Procs {
-    pub root: PathBuf,
+    root: PathBuf,
     /// Where the pages lie; `None`: not known.
     pages: Option<Source>,
     known: HashMap<u32, Identity>,

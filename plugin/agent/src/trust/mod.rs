@@ -2,25 +2,20 @@
 //! nothing here touches a pod. `docs/trust.md` says how certain each finding is, and what is not seen.
 //!
 //! [`crate::observe`] compares the driver's figures with the ledger and finds processes that are in no
-//! session. This module finds their owners ([`container`]), processes that use a shared GPU without a share
-//! ([`strangers`]), and why a process goes past the shim ([`mapped`]). All of it is read from `/proc` of the host, with no
-//! capability but where [`mapped`] says so, and nothing below `/proc/<pid>/root` is touched.
+//! session. This module finds their owners ([`container`]), and processes that use a shared GPU without a share
+//! ([`strangers`]). All of it is read from `/proc` of the host, with no capability, and nothing below `/proc/<pid>/root`
+//! is touched.
 
 pub mod container;
 pub mod strangers;
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::Read;
-use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, mpsc};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use strum::{IntoStaticStr, VariantArray};
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::audit::{Event, What};
-use tessera_region::layout::CONTAINER_SHIM;
 use tessera_system::locks::lock;
 use tracing::warn;
 
@@ -141,61 +136,6 @@ impl Agent {
     }
 }
 
-/// Longest text that is read; `vm.max_map_count` allows 65,530 lines by default.
-const LONGEST: u64 = 8 << 20;
-/// How long to wait: a process that holds its own map's lock blocks readers.
-const LIMIT: Duration = Duration::from_millis(250);
-
-/// Why a process that has this mapped goes past the shim.
-fn judge(maps: &str) -> &'static str {
-    let paths = || maps.lines().filter_map(|line| line.splitn(6, ' ').nth(5)).map(str::trim_start);
-    let is_mapped = |library: &str| {
-        paths().any(|path| path.rsplit('/').next().is_some_and(|file| file.starts_with(library)))
-    };
-    match paths().any(|path| path == CONTAINER_SHIM) {
-        _ if is_mapped("libnvidia-opencl.so") => {
-            "libnvidia-opencl is mapped in it: OpenCL is a driver of its own, which the shim does not limit"
-        }
-        true => "the shim is mapped in it, and was gone around or its page was emptied",
-        false if is_mapped("libcuda.so") => {
-            "libcuda is mapped in it and the shim is not: it was not preloaded"
-        }
-        false => {
-            "neither shim nor libcuda is mapped in it: a static program, or the driver by another name"
-        }
-    }
-}
-
-/// Reads what a process has mapped (proc_pid_maps(5)), and says why it goes past the shim. Kernels let the plugin, root
-/// without capabilities, read it of processes that are root without capabilities, too; see docs/trust.md for all of
-/// them. `None` where that may not be done, and where it takes too long: then by a thread that goes on by itself, of
-/// which there is one at most.
-pub fn mapped(proc: &Path, pid: u32) -> Option<&'static str> {
-    static BUSY: OnceLock<Arc<AtomicBool>> = OnceLock::new();
-    let path = proc.join(pid.to_string()).join("maps");
-    let file = File::open(path).ok()?;
-    let busy = Arc::clone(BUSY.get_or_init(Arc::default));
-    if busy.swap(true, Ordering::AcqRel) {
-        return None;
-    }
-    let (done, result) = mpsc::sync_channel(1);
-    let read = {
-        let busy = Arc::clone(&busy);
-        move || {
-            let mut text = Vec::new();
-            let outcome = file.take(LONGEST).read_to_end(&mut text);
-            busy.store(false, Ordering::Release);
-            let _ = done.send(outcome.ok().map(|_| judge(&String::from_utf8_lossy(&text))));
-        }
-    };
-    let thread = std::thread::Builder::new().name("maps".into()).stack_size(128 << 10);
-    if thread.spawn(read).is_err() {
-        busy.store(false, Ordering::Release);
-        return None;
-    }
-    result.recv_timeout(LIMIT).ok().flatten()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -209,34 +149,5 @@ mod tests {
         assert_eq!(lock(&trust.uids).len(), PODS);
         assert_eq!(trust.uid("team", &format!("{:04}", 2 * PODS - 1)).as_deref(), Some("u"));
         assert_eq!(trust.uid("team", "other"), None);
-    }
-
-    #[test]
-    fn a_shim_that_is_not_mapped_beside_libcuda_was_not_preloaded() {
-        let line = |path: &str| {
-            format!("7f00-7f01 r-xp 00000000 fe:01 4711                       {path}\n")
-        };
-        let shim = line(CONTAINER_SHIM);
-        let cuda = line("/usr/lib/x86_64-linux-gnu/libcuda.so.550.54");
-        let opencl = line("/usr/lib/x86_64-linux-gnu/libnvidia-opencl.so.580.82.07");
-        for (maps, why) in [
-            (format!("{shim}{cuda}"), "was gone around"),
-            (cuda, "not preloaded"),
-            (format!("{shim}{opencl}"), "OpenCL"),
-            // Another file.
-            (line("/tmp/libtessera.so"), NEITHER),
-            ("7f02-7f03 rw-p 00000000 00:00 0 \n".to_owned(), NEITHER),
-        ] {
-            assert!(judge(&maps).contains(why), "{maps}: {}", judge(&maps));
-        }
-    }
-
-    const NEITHER: &str = "neither shim nor libcuda is mapped";
-
-    #[test]
-    fn of_this_process_it_may_be_read_and_of_no_process_not() {
-        let own = mapped(Path::new("/proc"), std::process::id());
-        assert!(own.is_some_and(|why| why.contains(NEITHER)), "{own:?}");
-        assert_eq!(mapped(Path::new("/nonexistent"), 1), None);
     }
 }
