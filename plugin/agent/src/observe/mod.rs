@@ -34,7 +34,7 @@ use self::departed::{ListedProcess, ProcessOwner};
 use self::overhead::{CONFIRM, OverheadEstimator, Verdict};
 use self::procs::Procs;
 use self::sample::{Member, compose, divide, join, slot_of};
-use self::schedule::{Figure, LookSchedule, Outcome, SLOW};
+use self::schedule::{Figure, Look, LookSchedule, SLOW};
 use self::used::UseMeter;
 use crate::Agent;
 use crate::trust::strangers::{Confirmed, Stranger};
@@ -211,20 +211,12 @@ impl Observer {
                 continue;
             }
             let look = self.look(uuid, &allocations);
+            match look.ending {
+                true => self.ending.insert(uuid.clone()),
+                false => self.ending.remove(uuid),
+            };
             if let Some(schedule) = self.gpus.get_mut(uuid) {
-                let now = Instant::now();
-                let outcome = Outcome { busy: look.busy, open: look.open };
-                schedule.looked(now, figure, &look.verdicts, outcome);
-                if let Some(within) = look.watch {
-                    schedule.watch(now, within);
-                }
-                if look.departing || look.ending {
-                    schedule.hurry(now);
-                }
-                match look.ending {
-                    true => self.ending.insert(uuid.clone()),
-                    false => self.ending.remove(uuid),
-                };
+                schedule.looked(Instant::now(), figure, &look);
             }
         }
         if !due.is_empty() || silent != self.silent.len() {
@@ -598,19 +590,6 @@ impl Observer {
         });
         self.agent.board.set_condition("observation", text);
     }
-}
-
-#[derive(Debug, Default)]
-struct Look {
-    verdicts: Vec<Verdict>,
-    /// Somebody has launched something since the look before, or is to be looked at again.
-    busy: bool,
-    open: bool,
-    watch: Option<Duration>,
-    /// The driver may have memory of dead processes of tenants that are there.
-    departing: bool,
-    /// It lists dead processes, whosever they were.
-    ending: bool,
 }
 
 /// Processes with a session, by their pids on the host: the tenants, by their places in the round, each with

@@ -43,12 +43,21 @@ pub struct LookSchedule {
 /// A GPU's memory in use beyond what its tenants' ledgers say, bytes; `None` where the driver does not tell.
 pub type Figure = Option<i128>;
 
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Outcome {
-    /// A tenant has launched something since the look before.
+/// What a look with lists came to.
+#[derive(Clone, Debug, Default)]
+pub struct Look {
+    /// Of the tenants there.
+    pub verdicts: Vec<Verdict>,
+    /// Somebody has launched something since the look before, or is to be looked at again.
     pub busy: bool,
     /// A second look must confirm what this one saw.
     pub open: bool,
+    /// The next looks are to be no later than this after each other.
+    pub watch: Option<Duration>,
+    /// The driver may have memory of dead processes of tenants that are there.
+    pub departing: bool,
+    /// It lists dead processes, whosever they were.
+    pub ending: bool,
 }
 
 impl LookSchedule {
@@ -89,7 +98,7 @@ impl LookSchedule {
     }
 
     /// The next looks are to be no later than this after each other, until the next with lists.
-    pub fn watch(&mut self, now: Instant, within: Duration) {
+    fn watch(&mut self, now: Instant, within: Duration) {
         self.watched = within;
         self.due = self.due.min(now + within);
     }
@@ -116,24 +125,28 @@ impl LookSchedule {
         self.pause = (self.pause * 2).min(SLOW);
     }
 
-    /// A look with lists is over, and came to these verdicts for the tenants there.
-    pub fn looked(&mut self, now: Instant, figure: Figure, verdicts: &[Verdict], outcome: Outcome) {
+    /// A look with lists is over.
+    pub fn looked(&mut self, now: Instant, figure: Figure, look: &Look) {
         (self.looked, self.figure) = (Some(now), figure);
         (self.listed, self.watched) = (Some((now, figure)), SLOW);
-        let Outcome { busy, open } = outcome;
-        self.open = open || verdicts.iter().any(|verdict| *verdict != Verdict::Steady);
-        let any = |wanted: fn(&Verdict) -> bool| verdicts.iter().any(wanted);
+        let any = |wanted: fn(&Verdict) -> bool| look.verdicts.iter().any(wanted);
+        self.open = look.open || any(|verdict| *verdict != Verdict::Steady);
         if any(|v| matches!(v, Verdict::Confirm)) {
-            self.due = now + 2 * CONFIRM;
             // A figure that never agrees with itself costs no more than the rest.
             self.pause = (self.pause * 2).min(SLOW);
-            self.due = self.due.max(now + self.pause / 16);
-            return;
+            self.due = now + (2 * CONFIRM).max(self.pause / 16);
+        } else {
+            let restless = look.busy || any(|v| matches!(v, Verdict::Unclear));
+            let most = if restless { RESTLESS } else { SLOW };
+            self.due = now + self.pause.min(most);
+            self.pause = (self.pause * 2).min(SLOW);
         }
-        let restless = busy || any(|v| matches!(v, Verdict::Unclear));
-        let most = if restless { RESTLESS } else { SLOW };
-        self.due = now + self.pause.min(most);
-        self.pause = (self.pause * 2).min(SLOW);
+        if let Some(within) = look.watch {
+            self.watch(now, within);
+        }
+        if look.departing || look.ending {
+            self.hurry(now);
+        }
     }
 }
 
@@ -148,7 +161,7 @@ mod tests {
         let mut count = 0;
         while schedule.due() <= start + within {
             let now = schedule.due();
-            schedule.looked(now, None, &[verdict], Outcome { busy, open: false });
+            schedule.looked(now, None, &Look { verdicts: vec![verdict], busy, ..Look::default() });
             count += 1;
         }
         count
@@ -181,7 +194,7 @@ mod tests {
         let start = Instant::now();
         let mut schedule = LookSchedule::new(start);
         for _ in 0..20 {
-            schedule.looked(schedule.due(), None, &[], Outcome::default());
+            schedule.looked(schedule.due(), None, &Look::default());
         }
         let looked = schedule.looked.unwrap();
         schedule.watch(looked, Duration::from_millis(350));
@@ -195,15 +208,15 @@ mod tests {
         let start = Instant::now();
         let mut schedule = LookSchedule::new(start);
         for _ in 0..20 {
-            schedule.looked(schedule.due(), None, &[], Outcome::default());
+            schedule.looked(schedule.due(), None, &Look::default());
         }
         let later = schedule.due() - Duration::from_secs(5);
         schedule.news(later, None);
         assert_eq!(schedule.due(), later);
-        schedule.looked(later, None, &[], Outcome::default());
+        schedule.looked(later, None, &Look::default());
         assert_eq!(schedule.due(), later + FIRST);
         for _ in 0..20 {
-            schedule.looked(schedule.due(), None, &[], Outcome::default());
+            schedule.looked(schedule.due(), None, &Look::default());
         }
         let before = schedule;
         let later = schedule.due() - Duration::from_secs(5);
@@ -224,12 +237,7 @@ mod tests {
             let figure = Some(figure(ms));
             if schedule.wants_lists(now, figure, hurries) {
                 all.push(ms);
-                schedule.looked(
-                    now,
-                    figure,
-                    &[Verdict::Steady],
-                    Outcome { busy: true, open: false },
-                );
+                schedule.looked(now, figure, &Look { busy: true, ..Look::default() });
             } else {
                 schedule.polled(now, figure);
             }
