@@ -7,31 +7,30 @@
 //!
 //! GPUs that are not sold although the configuration includes them are named, and those that do not answer are asked again.
 //!
-//! It is read again at SIGHUP, and at news of the file. The directory is watched, not the file: a ConfigMap's update renames the link `..data` beside it, and
-//! editors rename a new file over the old one. Where the file is a link, so are the directories that it
-//! leads through. News only triggers a read: the text shows whether it is another.
-//! It is also read periodically: a node may have run out of inotify watches.
+//! It is read again at SIGHUP, and when the file is another, wherever links lead to it: a ConfigMap's update renames the
+//! link `..data` beside it, and editors rename a new file over the old one.
 
 pub mod plan;
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tessera_config::keys::{Difference, Takes};
 use tessera_config::{
     Config, ConfigError, ConfigFile, Current, Gpus, Judged, LoadedConfig, Problem, file, keys,
 };
 use tessera_gpu::{Discovery, DiscoveryError, selected};
-use tessera_kubelet::news::{self, News};
 use tessera_model::audit::{Actor, What};
 use tessera_model::clock::unix_ms;
 use tessera_model::counted;
 use tessera_model::gpu::Gpu;
 use tessera_model::printable;
 use tessera_rules::capacity;
+use tessera_system::files;
 use tessera_system::locks::lock;
 use tessera_view::API_VERSION;
 use tessera_view::change::ReloadResponse;
@@ -454,17 +453,13 @@ fn described(changes: &[Difference], waiting: &[Difference]) -> Vec<String> {
     lines
 }
 
-/// How long the file must rest before it is read: it may be written in pieces.
-pub const DEBOUNCE: Duration = Duration::from_millis(250);
-/// However long that goes on, it is read after so many times that.
-const PATIENCE: u32 = 8;
-/// How often it is looked at without news, and where there are none to be had.
+/// How often it is looked whether the file is another. It must rest as long before it is read: it may be written in pieces.
+pub const DEBOUNCE: Duration = Duration::from_secs(1);
+/// How often it is read although it looks the same.
 const SELDOM: Duration = Duration::from_secs(60);
-const OFTEN: Duration = Duration::from_secs(10);
-const LINKS: usize = 16;
 
 /// Reads the file again whenever that is due. Never ends.
-pub async fn watch(reloader: Arc<Reloader>, debounce: Duration) {
+pub async fn watch(reloader: Arc<Reloader>, rest: Duration) {
     let Some(path) = reloader.file().map(|file| file.path().to_owned()) else {
         return std::future::pending().await;
     };
@@ -475,15 +470,8 @@ pub async fn watch(reloader: Arc<Reloader>, debounce: Duration) {
             None
         }
     };
-    let mut news = News::default();
+    let (mut seen, mut is_read, mut read_at) = (None, false, Instant::now());
     loop {
-        let file = path.clone();
-        let wanted =
-            move || directories(&file).into_iter().map(|dir| (dir, news::WRITES)).collect();
-        if news.follow(&path, wanted).await {
-            // What came before the watch was there has no news.
-            read(&reloader, ReloadCause::Change).await;
-        }
         let hung_up = async {
             match &mut hangup {
                 Some(hangup) => hangup.recv().await,
@@ -492,68 +480,31 @@ pub async fn watch(reloader: Arc<Reloader>, debounce: Duration) {
         };
         let why = tokio::select! {
             _ = hung_up => ReloadCause::Signal,
-            () = come(&mut news) => {
-                news.settle(debounce, PATIENCE).await;
+            () = tokio::time::sleep(rest) => {
+                let now = stamp(&path).await;
+                let rests = std::mem::replace(&mut seen, now) == now;
+                is_read &= rests;
+                if !rests || is_read && read_at.elapsed() < SELDOM {
+                    continue;
+                }
                 ReloadCause::Change
             }
         };
-        read(&reloader, why).await;
-    }
-}
-
-async fn read(reloader: &Arc<Reloader>, why: ReloadCause) {
-    let reloader = Arc::clone(reloader);
-    if let Err(error) = tokio::task::spawn_blocking(move || reloader.reload(&why)).await {
-        error!(%error, "reading the configuration");
-    }
-}
-
-async fn come(news: &mut News) {
-    let seldom = if news.is_heard() { SELDOM } else { OFTEN };
-    let _ = tokio::time::timeout(seldom, news.more()).await;
-}
-
-fn directories(file: &Path) -> Vec<PathBuf> {
-    let mut found: Vec<PathBuf> = Vec::new();
-    let mut at = file.to_owned();
-    for _ in 0..LINKS {
-        let dir = at.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let dir = dir.to_owned();
-        let Ok(target) = std::fs::read_link(&at) else {
-            found.push(dir);
-            break;
-        };
-        at = dir.join(target);
-        found.push(dir);
-    }
-    found.extend(file.canonicalize().ok().and_then(|real| Some(real.parent()?.to_owned())));
-    found.sort();
-    found.dedup();
-    found
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use tessera_kubelet::news::identity;
-
-    #[test]
-    fn a_files_directories_are_those_of_its_links_too() {
-        let dir = tempfile::tempdir().unwrap();
-        let root = dir.path().canonicalize().unwrap();
-        std::fs::create_dir_all(root.join("etc/..2026")).unwrap();
-        std::fs::write(root.join("etc/..2026/config.toml"), "").unwrap();
-        let link = |target: &str, at: &str| {
-            std::os::unix::fs::symlink(target, root.join(at)).unwrap();
-        };
-        link("..2026", "etc/..data");
-        link("..data/config.toml", "etc/config.toml");
-        link("etc/config.toml", "link.toml");
-        let found = directories(&root.join("link.toml"));
-        let want = ["", "etc", "etc/..2026", "etc/..data"].map(|dir| root.join(dir));
-        for dir in want {
-            assert!(found.iter().any(|found| identity(found) == identity(&dir)), "{found:?}");
+        (is_read, read_at) = (true, Instant::now());
+        let reading = Arc::clone(&reloader);
+        if let Err(error) = tokio::task::spawn_blocking(move || reading.reload(&why)).await {
+            error!(%error, "reading the configuration");
         }
-        assert_eq!(directories(&root.join("absent/config.toml")), [root.join("absent")]);
     }
+}
+
+/// What tells one state of a file from another, wherever links lead to it: device, inode, size, and when it was written.
+type Stamp = (u64, u64, u64, (i64, i64));
+
+/// `None` where there is none.
+async fn stamp(path: &Path) -> Option<Stamp> {
+    let path = path.to_owned();
+    let look = move || files::in_time(&path.clone(), move || std::fs::metadata(path));
+    let meta = tokio::task::spawn_blocking(look).await.ok()?.ok()?.ok()?;
+    Some((meta.dev(), meta.ino(), meta.size(), (meta.mtime(), meta.mtime_nsec())))
 }
