@@ -1,7 +1,6 @@
-//! What repeats is one event with a count, as `kubectl describe` shows it ("x7 over 3m"), and the node's requests are
-//! limited: a container decides how often something is refused, and must not decide how often the API server is asked. The
-//! journal draws a container's lines of one kind together for a minute, and what nobody has seen yet goes first, so that no
-//! pod has the limit to itself. What has to wait goes on being counted. Pure.
+//! What repeats is one event with a count, as `kubectl describe` shows it ("x7 over 3m"). A container decides how often
+//! something is refused, and must not decide how often the API server is asked: the journal draws a container's lines of
+//! one kind together for a minute. Pure.
 //!
 //! A line of the audit trail is worded as an event on a pod.
 //! An owner has rights in one namespace: no other tenant is named. What a line gives as its reason may name neighbours
@@ -11,22 +10,18 @@
 //! Reasons are words in CamelCase that people filter by (`kubectl get events --field-selector reason=…`);
 //! they stay as they are.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use tessera_cluster::events::LONGEST_MESSAGE as LONGEST;
 use tessera_model::audit::{Event, What};
 use tessera_model::health::State;
 use tessera_model::printable;
-use tessera_peers::token_bucket::TokenBucket;
 
 /// How long an event goes on being counted; after that another is made. Kubernetes forgets an event after an
 /// hour (`--event-ttl`).
 const LASTS: Duration = Duration::from_secs(1800);
-pub const UPDATE: Duration = Duration::from_secs(30);
-pub const REMEMBERED: usize = 256;
-/// Requests of the node at once, and how often there may be another.
-pub const NODE: (u32, Duration) = (60, Duration::from_secs(1));
+const REMEMBERED: usize = 256;
 
 /// On which pod's container, and about which of its GPUs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -41,133 +36,34 @@ pub struct Subject {
     pub gpu: String,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Series {
-    pub subject: Subject,
-    pub words: Words,
-    pub count: u64,
-    /// When first and last, Unix milliseconds.
-    pub first_unix_ms: i64,
-    pub last_unix_ms: i64,
-    began: Instant,
-    pub sent: Option<Sent>,
-}
-
 /// An event as the API server has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sent {
     pub name: String,
-    pub at: Instant,
     pub count: u64,
+    pub first_unix_ms: i64,
+    pub began: Instant,
 }
 
+type Key = (Subject, &'static str);
+
+/// Events that are counted on, by subject and reason.
 #[derive(Debug, Default)]
-pub struct Events {
-    list: VecDeque<Series>,
-    node: Option<TokenBucket>,
-    /// The node has had its requests: none before then.
-    held_until: Option<Instant>,
-}
+pub struct Events(BTreeMap<Key, Sent>);
 
 impl Events {
-    /// Takes something that happened `times` times; how many events had to be given up for it, unsent.
-    pub fn add(
-        &mut self,
-        subject: Subject,
-        words: Words,
-        times: u64,
-        at_unix_ms: i64,
-        now: Instant,
-    ) -> u64 {
-        self.list.retain(|series| series.waits() || now.duration_since(series.began) < LASTS);
-        let is_same = |s: &&mut Series| {
-            s.subject == subject
-                && s.words.reason == words.reason
-                && now.duration_since(s.began) < LASTS
-        };
-        if let Some(series) = self.list.iter_mut().find(is_same) {
-            series.count = series.count.saturating_add(times);
-            series.last_unix_ms = at_unix_ms;
-            series.words = words;
-            return 0;
+    pub fn get(&mut self, key: &Key, now: Instant) -> Option<Sent> {
+        self.0.retain(|_, sent| now.duration_since(sent.began) < LASTS);
+        self.0.get(key).cloned()
+    }
+
+    pub fn put(&mut self, key: Key, sent: Sent) {
+        self.0.insert(key, sent);
+        let oldest = self.0.iter().min_by_key(|(_, sent)| sent.began);
+        let oldest = oldest.map(|(key, _)| key.clone());
+        if let Some(oldest) = oldest.filter(|_| self.0.len() > REMEMBERED) {
+            self.0.remove(&oldest);
         }
-        let mut given_up = 0;
-        while self.list.len() >= REMEMBERED {
-            // Those already sent go first.
-            let at = self.list.iter().position(|series| !series.waits()).unwrap_or(0);
-            given_up += u64::from(self.list.remove(at).is_some_and(|series| series.waits()));
-        }
-        self.list.push_back(Series {
-            subject,
-            words,
-            count: times,
-            first_unix_ms: at_unix_ms,
-            last_unix_ms: at_unix_ms,
-            began: now,
-            sent: None,
-        });
-        given_up
-    }
-
-    /// The next to send: new ones at once, counts now and then.
-    pub fn due(&self, now: Instant) -> Option<usize> {
-        self.list.iter().position(|series| series.due(now))
-    }
-
-    /// As [`Events::due`], and counts the request that follows. `None` also where the node has had its requests. What
-    /// nobody has seen yet goes first, then what was sent longest ago: none starves.
-    pub fn take_due(&mut self, now: Instant) -> Option<usize> {
-        let due = (0..self.list.len()).filter(|at| self.list[*at].due(now));
-        let first = due.min_by_key(|at| self.list[*at].sent.as_ref().map(|sent| sent.at))?;
-        let (size, interval) = NODE;
-        let node = self.node.get_or_insert_with(|| TokenBucket::every(size, interval, now));
-        match node.take(now) {
-            Ok(()) => Some(first),
-            Err(wait) => {
-                self.held_until = Some(now + wait);
-                None
-            }
-        }
-    }
-
-    pub fn next(&self) -> Option<Instant> {
-        let waiting = self.list.iter().filter(|series| series.waits());
-        let at =
-            |series: &Series| series.sent.as_ref().map_or(series.began, |sent| sent.at + UPDATE);
-        let next = waiting.map(at).min()?;
-        Some(self.held_until.map_or(next, |held| next.max(held)))
-    }
-
-    pub fn get(&self, at: usize) -> Option<&Series> {
-        self.list.get(at)
-    }
-
-    pub fn sent(&mut self, at: usize, name: String, now: Instant) {
-        if let Some(series) = self.list.get_mut(at) {
-            series.sent = Some(Sent { name, at: now, count: series.count });
-        }
-    }
-
-    /// The API server does not know its name any more: it is made again.
-    pub fn lost(&mut self, at: usize) {
-        if let Some(series) = self.list.get_mut(at) {
-            series.sent = None;
-        }
-    }
-
-    /// The API server will not have it, however often it is asked.
-    pub fn give_up(&mut self, at: usize) {
-        self.list.remove(at);
-    }
-}
-
-impl Series {
-    fn waits(&self) -> bool {
-        self.sent.as_ref().is_none_or(|sent| sent.count < self.count)
-    }
-
-    fn due(&self, now: Instant) -> bool {
-        self.waits() && self.sent.as_ref().is_none_or(|sent| now.duration_since(sent.at) >= UPDATE)
     }
 }
 
@@ -250,126 +146,32 @@ fn cut(text: String, longest: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::*;
 
-    impl Events {
-        fn waiting(&self) -> usize {
-            self.list.iter().filter(|series| series.waits()).count()
-        }
-    }
-
-    fn subject(pod: &str) -> Subject {
+    fn key(pod: &str, reason: &'static str) -> Key {
         let (namespace, container) = ("team".into(), "main".into());
-        Subject { namespace, pod: pod.into(), uid: None, container, gpu: String::new() }
-    }
-
-    fn words(reason: &'static str) -> Words {
-        Words { reason, warning: true, message: "m".into() }
+        let gpu = String::new();
+        (Subject { namespace, pod: pod.into(), uid: None, container, gpu }, reason)
     }
 
     #[test]
-    fn what_repeats_is_counted_and_sent_now_and_then() {
-        let mut events = Events::default();
-        let begin = Instant::now();
-        events.add(subject("a"), words("R"), 1, 1, begin);
-        assert_eq!(events.due(begin), Some(0));
-        events.sent(0, "a.1".into(), begin);
-        assert_eq!((events.due(begin), events.next(), events.waiting()), (None, None, 0));
-        for _ in 0..9 {
-            events.add(subject("a"), words("R"), 2, 7, begin);
+    fn an_event_is_counted_on_for_half_an_hour_and_the_oldest_are_forgotten() {
+        let (mut events, began) = (Events::default(), Instant::now());
+        let sent = Sent { name: "a.1".into(), count: 1, first_unix_ms: 1, began };
+        events.put(key("a", "R"), sent.clone());
+        let gpu = "GPU-1".to_owned();
+        let other = (Subject { gpu, ..key("a", "R").0 }, "R");
+        for unknown in [key("a", "S"), key("b", "R"), other] {
+            assert_eq!(events.get(&unknown, began), None);
         }
-        assert_eq!((events.due(begin), events.next()), (None, Some(begin + UPDATE)));
-        assert_eq!(events.due(begin + UPDATE), Some(0));
-        let series = events.get(0).unwrap();
-        assert_eq!((series.count, series.first_unix_ms, series.last_unix_ms), (19, 1, 7));
-        assert_eq!(series.sent.as_ref().unwrap().name, "a.1");
-        // After a while another event is made of it.
-        events.sent(0, "a.1".into(), begin);
-        events.add(subject("a"), words("R"), 1, 9, begin + LASTS);
-        assert_eq!(events.get(0).unwrap().count, 1);
-    }
-
-    #[test]
-    fn pods_reasons_and_gpus_have_events_of_their_own() {
-        let mut events = Events::default();
-        let now = Instant::now();
-        events.add(subject("a"), words("R"), 1, 1, now);
-        events.add(subject("a"), words("S"), 1, 1, now);
-        events.add(subject("b"), words("R"), 1, 1, now);
-        for gpu in ["GPU-1", "GPU-2"] {
-            events.add(Subject { gpu: gpu.into(), ..subject("c") }, words("R"), 1, 1, now);
+        assert_eq!(events.get(&key("a", "R"), began), Some(sent.clone()));
+        for n in 0..REMEMBERED {
+            let began = began + Duration::from_secs(1);
+            events.put(key(&n.to_string(), "R"), Sent { began, ..sent.clone() });
         }
-        assert_eq!(events.waiting(), 5);
-        events.sent(0, "x".into(), now);
-        events.lost(0);
-        assert_eq!(events.waiting(), 5);
-        events.give_up(0);
-        assert_eq!(events.waiting(), 4);
-    }
-
-    /// Sends all that may be sent for so many seconds, while every second something more happens to each pod.
-    fn requests(pods: usize, reasons: &[&'static str], seconds: u64) -> BTreeMap<String, u64> {
-        let (mut events, begin) = (Events::default(), Instant::now());
-        let mut requests = BTreeMap::new();
-        for second in 0..seconds {
-            let now = begin + Duration::from_secs(second);
-            for pod in 0..pods {
-                for reason in reasons {
-                    events.add(subject(&pod.to_string()), words(reason), 3, 1, now);
-                }
-            }
-            while let Some(at) = events.take_due(now) {
-                *requests.entry(events.get(at).unwrap().subject.pod.clone()).or_default() += 1;
-                events.sent(at, "x".into(), now);
-            }
-        }
-        requests
-    }
-
-    #[test]
-    fn many_pods_that_flood_cost_the_nodes_requests_and_each_is_heard() {
-        let requests = requests(60, &["A", "B"], 120);
-        let all: u64 = requests.values().sum();
-        assert!(all <= u64::from(NODE.0) + 120 / NODE.1.as_secs(), "{all}");
-        assert_eq!(requests.len(), 60, "{requests:?}");
-    }
-
-    #[test]
-    fn what_has_to_wait_is_counted_and_sent_when_it_may() {
-        let (mut events, begin) = (Events::default(), Instant::now());
-        for n in 0..=NODE.0 {
-            let reason: &'static str = Box::leak(format!("R{n}").into_boxed_str());
-            events.add(subject("a"), words(reason), 1, 1, begin);
-        }
-        while let Some(at) = events.take_due(begin) {
-            events.sent(at, "x".into(), begin);
-        }
-        assert_eq!(events.waiting(), 1);
-        let next = events.next().unwrap();
-        assert!(next > begin && next <= begin + NODE.1);
-        events.add(subject("a"), words("R60"), 4, 9, begin);
-        assert_eq!(events.take_due(next - Duration::from_millis(1)), None);
-        let at = events.take_due(next).expect("its time has come");
-        assert_eq!(events.get(at).unwrap().count, 5);
-    }
-
-    #[test]
-    fn without_an_end_of_pods_there_is_an_end_of_memory() {
-        let mut events = Events::default();
-        let now = Instant::now();
-        let mut dropped = 0;
-        for n in 0..3 * REMEMBERED {
-            dropped += events.add(subject(&n.to_string()), words("R"), 1, 1, now);
-        }
-        assert_eq!((events.waiting(), dropped), (REMEMBERED, 2 * REMEMBERED as u64));
-        events.sent(0, "x".into(), now);
-        assert_eq!(
-            events.add(subject("new"), words("R"), 1, 1, now),
-            0,
-            "what was sent goes first"
-        );
+        assert_eq!((events.0.len(), events.get(&key("a", "R"), began)), (REMEMBERED, None));
+        let later = began + Duration::from_secs(1) + LASTS;
+        assert_eq!(events.get(&key("7", "R"), later), None);
     }
 }
 
@@ -457,6 +259,11 @@ mod words_tests {
         for line in lines_that_name_neighbours() {
             let Some(sent) = words(&line) else { continue };
             assert!(!sent.message.contains("theirs"), "{:?}: {}", line.what, sent.message);
+            let is_persons = matches!(
+                line.what,
+                What::QuotaSet { .. } | What::QuotaReset { .. } | What::Cordoned | What::Uncordoned
+            );
+            assert_eq!(sent.message.contains(", by root"), is_persons, "{}", sent.message);
             let sentences = sent.message.split(". ").count();
             assert!(!sent.warning || sentences >= 2, "{:?}: {}", line.what, sent.message);
             let hint = "`kubectl tessera explain chat -n team` has more";
@@ -467,21 +274,6 @@ mod words_tests {
                 sent.message
             );
             assert!(sent.message.len() < LONGEST, "{}", sent.message);
-        }
-    }
-
-    #[test]
-    fn who_changed_a_quota_is_said_without_the_command() {
-        let command = "quota set chat --reason \"room for theirs/train\"".to_owned();
-        let user = Some("root".to_owned());
-        let by = Actor::Admin { uid: 0, pid: 7, login_uid: None, user, login: None, command };
-        for what in [
-            What::QuotaSet { before: Vec::new(), after: Vec::new(), forced: false },
-            What::QuotaReset { before: Vec::new(), after: Vec::new() },
-        ] {
-            let sent = words(&line(what).by(by.clone()).because("for theirs")).unwrap();
-            assert!(sent.message.ends_with(", by root"), "{}", sent.message);
-            assert!(!sent.message.contains("theirs"), "{}", sent.message);
         }
     }
 

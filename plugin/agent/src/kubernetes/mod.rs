@@ -2,9 +2,10 @@
 //! happens is in the audit trail, and every path here ends in a counter.
 //!
 //! Lines of the audit trail go into a bounded queue ([`report`]), without waiting. A task of its own makes
-//! events of them ([`events`], pure), adds up what repeats, and sends them over one
+//! events of them ([`events`], pure), counts what repeats, and sends them one after the other over one
 //! connection that lives no longer than there is something to send ([`tessera_cluster::events`]). A server that
-//! is away, slow or hanging costs a timeout and then a pause that doubles; one that forbids it, five minutes.
+//! is away, slow or hanging costs a timeout and then a pause that doubles; one that forbids it, five minutes. What the
+//! queue has no room for is dropped, and counted.
 
 mod events;
 
@@ -13,12 +14,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tracing::debug;
 
 use crate::Agent;
 use crate::status_board::StatusBoard;
-use events::{Events, Series, Subject, words};
+use events::{Events, Sent, Subject, Words, words};
 pub use tessera_cluster::Server;
 use tessera_cluster::events::{EventClient, PodEvent};
 use tessera_cluster::{ApiError, Client, Failure, Retry};
@@ -26,6 +27,7 @@ use tessera_config::{Config, Events as Wanted};
 use tessera_kubelet::foreign_plugins::checkpoint;
 use tessera_model::audit::Event;
 use tessera_model::record::{Holder, Record};
+use tessera_peers::TokenBucket;
 
 const TOPIC: &str = "kubernetes";
 
@@ -52,6 +54,8 @@ impl Default for Timing {
 }
 
 const QUEUE: usize = 128;
+/// Requests of the node at once, and how often there may be another.
+const NODE: (u32, Duration) = (60, Duration::from_secs(1));
 
 #[derive(Debug, Default)]
 pub struct Counts {
@@ -102,108 +106,124 @@ async fn run(agent: Arc<Agent>, server: Server, mut lines: mpsc::Receiver<Event>
     let mut changes = agent.config.changes();
     let name = node_name().unwrap_or_default();
     let client = EventClient::new(Client::new(server, timing.limit), name);
-    let mut events = Events::default();
-    let mut rest = Instant::now();
-    let mut pause = timing.pause[0];
-    loop {
-        let wake = events.next().map(|next| next.max(rest));
-        let sleep = async {
-            match wake {
-                Some(wake) => tokio::time::sleep_until(wake.into()).await,
-                None => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            line = lines.recv() => {
-                let Some(line) = line else { return };
-                take(&agent, &mut events, line, counts).await;
-                continue;
-            }
-            () = sleep => {}
-            // Its end is the plugin's.
-            _ = changes.changed() => {}
-        }
-        let now = Instant::now();
-        if !are_wanted(&changes.borrow_and_update()) {
-            // What was not sent when events are switched off is not sent.
-            (events, rest, pause) = (Events::default(), now, timing.pause[0]);
-            board.set_condition(TOPIC, None);
-            continue;
-        }
-        if now < rest {
-            continue;
-        }
-        let Some(at) = events.take_due(now) else { continue };
-        rest = now + timing.pace;
-        match send(&client, &mut events, at).await {
-            Ok(()) => {
-                counts.sent.fetch_add(1, Ordering::Relaxed);
-                pause = timing.pause[0];
-                board.set_condition(TOPIC, None);
-            }
-            Err(failure) => {
-                counts.failed.fetch_add(1, Ordering::Relaxed);
-                debug!(%failure, "an event");
-                match retry(&failure) {
-                    // Kubernetes has forgotten it: it is made once more.
-                    Retry::Reread => events.lost(at),
-                    Retry::Never => {
-                        events.give_up(at);
-                        // The server answers, so an earlier warning about it ends.
-                        pause = timing.pause[0];
-                        board.set_condition(TOPIC, None);
-                        counts.dropped.fetch_add(1, Ordering::Relaxed);
-                    }
-                    Retry::Soon => {
-                        rest = Instant::now() + pause;
-                        pause = (pause * 2).min(timing.pause[1]);
-                        say(board, &failure, "");
-                    }
-                    Retry::Later => {
-                        rest = Instant::now() + timing.pause[1];
-                        let hint = " (docs/trust.md), or set kubernetes.events = \"off\"";
-                        say(board, &failure, hint);
-                    }
+    let bucket = TokenBucket::every(NODE.0, NODE.1, Instant::now());
+    let mut sender = Sender { client, bucket, events: Events::default(), timing };
+    while let Some(line) = lines.recv().await {
+        let Some((line, told)) = told(&agent, line, counts).await else { continue };
+        for (subject, words) in told {
+            tokio::select! {
+                () = sender.deliver(&subject, &words, &line, (board, counts)) => {}
+                () = switched_off(&mut changes) => {
+                    // What was not sent when events are switched off is not sent.
+                    while lines.try_recv().is_ok() {}
+                    board.set_condition(TOPIC, None);
+                    break;
                 }
             }
         }
-        if events.due(Instant::now()).is_none() {
-            client.rest().await;
+        if lines.is_empty() {
+            sender.client.rest().await;
         }
+    }
+}
+
+async fn switched_off(changes: &mut watch::Receiver<Arc<Config>>) {
+    // An error is the plugin's end.
+    if changes.wait_for(|config| !are_wanted(config)).await.is_err() {
+        std::future::pending().await
+    }
+}
+
+struct Sender {
+    client: EventClient,
+    bucket: TokenBucket,
+    events: Events,
+    timing: Timing,
+}
+
+impl Sender {
+    /// Sends an event, however often that has to be tried.
+    async fn deliver(
+        &mut self,
+        subject: &Subject,
+        words: &Words,
+        line: &Event,
+        (board, counts): (&StatusBoard, &Counts),
+    ) {
+        let [mut pause, longest] = self.timing.pause;
+        loop {
+            while let Err(wait) = self.bucket.take(Instant::now()) {
+                tokio::time::sleep(wait).await;
+            }
+            let sent = self.send(subject, words, line).await;
+            let counter = if sent.is_ok() { &counts.sent } else { &counts.failed };
+            counter.fetch_add(1, Ordering::Relaxed);
+            let Err(failure) = sent else { break };
+            debug!(%failure, "an event");
+            match retry(&failure) {
+                Retry::Never => {
+                    counts.dropped.fetch_add(1, Ordering::Relaxed);
+                    break;
+                }
+                Retry::Soon | Retry::Reread => {
+                    say(board, &failure, "");
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(longest);
+                }
+                Retry::Later => {
+                    let hint = " (docs/trust.md), or set kubernetes.events = \"off\"";
+                    say(board, &failure, hint);
+                    tokio::time::sleep(longest).await;
+                }
+            }
+        }
+        // The server answers.
+        board.set_condition(TOPIC, None);
+        tokio::time::sleep(self.timing.pace).await;
+    }
+
+    /// Makes an event, or counts it with the one of before.
+    async fn send(
+        &mut self,
+        subject: &Subject,
+        words: &Words,
+        line: &Event,
+    ) -> Result<(), ApiError> {
+        let (key, now) = ((subject.clone(), words.reason), Instant::now());
+        let new =
+            Sent { name: String::new(), count: 0, first_unix_ms: line.at_unix_ms, began: now };
+        let before = self.events.get(&key, now);
+        let mut sent = before.clone().unwrap_or(new);
+        sent.count = sent.count.saturating_add(line.times);
+        let event = PodEvent {
+            namespace: &subject.namespace,
+            pod: &subject.pod,
+            uid: subject.uid.as_deref(),
+            container: &subject.container,
+            reason: words.reason,
+            message: &words.message,
+            warning: words.warning,
+            count: sent.count,
+            first_unix_ms: sent.first_unix_ms,
+            last_unix_ms: line.at_unix_ms,
+        };
+        let updated = match before {
+            Some(before) => self.client.update(&event, &before.name).await.map(|()| before.name),
+            None => self.client.create(&event).await,
+        };
+        sent.name = match updated {
+            // Kubernetes has forgotten it: it is made once more.
+            Err(failure) if retry(&failure) == Retry::Reread => self.client.create(&event).await?,
+            name => name?,
+        };
+        self.events.put(key, sent);
+        Ok(())
     }
 }
 
 fn say(board: &StatusBoard, failure: &ApiError, hint: &str) {
     let text = format!("pods get no Kubernetes events: {failure}{hint}");
     board.set_condition(TOPIC, Some(text));
-}
-
-async fn send(client: &EventClient, events: &mut Events, at: usize) -> Result<(), ApiError> {
-    let Some(series) = events.get(at) else { return Ok(()) };
-    let name = match &series.sent {
-        None => client.create(&event(series)).await?,
-        Some(sent) => {
-            client.update(&event(series), &sent.name).await.map(|()| sent.name.clone())?
-        }
-    };
-    events.sent(at, name, Instant::now());
-    Ok(())
-}
-
-fn event(series: &Series) -> PodEvent<'_> {
-    let Series { subject, words, .. } = series;
-    PodEvent {
-        namespace: &subject.namespace,
-        pod: &subject.pod,
-        uid: subject.uid.as_deref(),
-        container: &subject.container,
-        reason: words.reason,
-        message: &words.message,
-        warning: words.warning,
-        count: series.count,
-        first_unix_ms: series.first_unix_ms,
-        last_unix_ms: series.last_unix_ms,
-    }
 }
 
 fn retry(failure: &ApiError) -> Retry {
@@ -216,26 +236,28 @@ fn retry(failure: &ApiError) -> Retry {
     }
 }
 
-/// Makes events of a line, for every pod that it concerns.
-async fn take(agent: &Arc<Agent>, events: &mut Events, line: Event, counts: &Counts) {
+/// The events of a line, one for every pod that it concerns.
+async fn told(
+    agent: &Arc<Agent>,
+    line: Event,
+    counts: &Counts,
+) -> Option<(Event, Vec<(Subject, Words)>)> {
     let asked = Arc::clone(agent);
     let looked = tokio::task::spawn_blocking(move || {
         let subjects = subjects(&asked, &line);
         (line, subjects)
     });
-    let Ok((mut line, subjects)) = looked.await else { return };
-    let mut lost = u64::from(subjects.is_empty() && line.id.is_some());
-    for subject in subjects {
-        // What is said to a pod is said of this pod.
-        line.holder = Some(Holder {
-            namespace: subject.namespace.clone(),
-            pod: subject.pod.clone(),
-            container: subject.container.clone(),
-        });
-        let Some(words) = words(&line) else { continue };
-        lost += events.add(subject, words, line.times, line.at_unix_ms, Instant::now());
-    }
+    let (line, subjects) = looked.await.ok()?;
+    let lost = u64::from(subjects.is_empty() && line.id.is_some());
     counts.dropped.fetch_add(lost, Ordering::Relaxed);
+    let told = |subject: Subject| {
+        let Subject { namespace, pod, container, .. } = subject.clone();
+        // What is said to a pod is said of this pod.
+        let line = Event { holder: Some(Holder { namespace, pod, container }), ..line.clone() };
+        Some((subject, words(&line)?))
+    };
+    let told = subjects.into_iter().filter_map(told).collect();
+    Some((line, told))
 }
 
 /// Whom a line concerns: the container that it names, or all pods on its GPU (on any where it names none). Blocking.
